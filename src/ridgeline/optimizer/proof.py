@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.bench.verdict import FEW_FLOOR, MAX_FLOOR, RMS_FLOOR, TIMES_EAGER, Error, error_of
+from ridgeline.kernels.tensorfloat import products_in
 from ridgeline.optimizer.inputs import Before, Inputs, State, leaves
 
 Call = Callable[..., Any]
@@ -375,7 +376,7 @@ def _badness(verdict: Verdict) -> tuple[bool, float]:
 
 def widened(subject: Subject, inputs: Inputs, dtype: torch.dtype) -> list[Leaf]:
     """What the model leaves behind when its parameters, buffers and inputs are in a wider type."""
-    with _Exact(), _autocast_off(), Widened(subject.model, dtype) as wide:
+    with products_in("ieee"), _autocast_off(), Widened(subject.model, dtype) as wide:
         parameters = {name: wide.of(tensor) for name, tensor in wide.parameters}
 
         def changed() -> list[tuple[str, Tensor]]:
@@ -420,17 +421,6 @@ class Widened:
     def __exit__(self, *_: Any) -> None:
         for held, found in reversed(self.kept):
             held.update(found)
-
-
-class _Exact:
-    """Products in full float32 inside: no TF32."""
-
-    def __enter__(self) -> None:
-        self.kept = (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-
-    def __exit__(self, *_: Any) -> None:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = self.kept
 
 
 class _autocast_off:

@@ -20,6 +20,7 @@ from ridgeline.kernels.convolution.links import POOLS
 from ridgeline.kernels.convolution.op import CONVOLUTION, Sizes, link_, planned, turn
 from ridgeline.kernels.convolution.reference import convolved
 from ridgeline.kernels.convolution.reference import forward as meant
+from ridgeline.kernels.tensorfloat import convolutions_round
 from ridgeline.optimizer.contest import Contest, may_time, prepared
 from ridgeline.optimizer.rewrites.layers import CONVOLUTIONS, Ints, Settings, settings_of
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
@@ -230,7 +231,7 @@ def _(
     needs_kernels=True,
 )
 def convolution_chain(scene: Scene) -> list[Match]:
-    if scene.training or scene.autocast or not torch.backends.cudnn.allow_tf32 or not torch.backends.cudnn.enabled:
+    if scene.training or scene.autocast or not convolutions_round() or not torch.backends.cudnn.enabled:
         return []
     every = [read for node in scene.nodes if (read := call(node)) is not None and read.op in CONVOLUTIONS]
     shapes = {(scene.shape(read["input"]), scene.shape(read["weight"])) for read in every}
