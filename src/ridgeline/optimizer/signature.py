@@ -90,7 +90,8 @@ def difference(a: Signature, b: Signature) -> str:
         if ours is None or theirs is None:
             return "there is more in one of the calls than in the other"
         where = _where((theirs if len(theirs[0]) > len(ours[0]) else ours)[0])
-        return f"{where} is {told(theirs[1])}, not {told(ours[1])}"
+        now, before = told(theirs[1]), told(ours[1])
+        return f"{where} is {now}, not {before}" if now != before else f"{where} is another than it was: {now}"
     return ""
 
 
