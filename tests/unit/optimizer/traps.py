@@ -105,7 +105,7 @@ def _arithmetic(m: Any, small: Tensor, half: Tensor, whole: Tensor, one: Tensor)
         small + small, small - 1, -small, whole // 3, whole % -4, whole / 2, whole**2, flags + flags, flags.sum(),
         half * 2.5, half + one, half + torch.full((1,), 1.0), whole + 0.5, whole * one, small.float().mean() + half,
         torch.cat([whole, flags], 1), torch.where(flags, half, one), whole >> 1, small & 7, ~flags,
-        half.sum(dtype=torch.float64), torch.bucketize(half.float(), torch.tensor([-1.0, 0.0])), flags.float().cumsum(1),
+        half.sum(dtype=torch.float64), torch.bucketize(half.float(), torch.ones(1)), flags.float().cumsum(1),
         small.bool(), torch.result_type(half, one), whole.clamp(min=0.5), half.pow(2).mean().item(),
     )  # fmt: skip
 
@@ -122,7 +122,7 @@ def _not_finite(m: Any, x: Tensor) -> Any:
         x.max(1).values, x.amin(1), F.relu(x), x.clamp(1, -1), F.softmax(x, 1), F.log_softmax(x, -1),
         torch.nan_to_num(x), x.sum(1), F.gelu(x), F.silu(x), torch.sigmoid(x), F.softplus(x), torch.tanh(x),
         F.leaky_relu(x), F.hardtanh(x), tied.argmax(1), tied.max(1).indices, x.logsumexp(1), torch.fmax(x, tied),
-        x.minimum(tied), torch.sign(-tied), 1 / -tied, x.sort(1).values, x.isnan(), F.normalize(x), F.layer_norm(x, (8,)),
+        x.minimum(tied), torch.sign(-tied), 1 / -tied, x.sort(1).values, x.isnan(), F.layer_norm(x, (8,)),
     )  # fmt: skip
 
 
