@@ -213,6 +213,11 @@ def _draws(owner: Any) -> bool:
     return isinstance(owner, random.Random) or type(owner).__module__.startswith("numpy.random")
 
 
+def _seeds(method: Any) -> bool:
+    """Whether a generator of PyTorch's is begun anew, which is always done through PyTorch's own functions."""
+    return isinstance(getattr(method, "__self__", None), torch.Generator) and method.__name__ in ("manual_seed", "seed")
+
+
 @contextmanager
 def _profiled(seen: Observation) -> Iterator[None]:
     """Notes which code runs and what it does that PyTorch does not see."""
@@ -229,7 +234,9 @@ def _profiled(seen: Observation) -> Iterator[None]:
                 what = f"calls {arg.__module__}.{arg.__name__}"
             if what is None and _draws(getattr(arg, "__self__", None)):
                 what = "draws random numbers on the host"
-            if what is not None and not library(frame.f_code.co_filename):
+            seeds = _seeds(arg)
+            what = "seeds random numbers" if seeds else what
+            if what is not None and (seeds or not library(frame.f_code.co_filename)):
                 seen.acts.append(f"{what} ({frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno})")
 
     before, collecting = sys.getprofile(), gc.isenabled()

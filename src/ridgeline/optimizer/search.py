@@ -54,6 +54,7 @@ from ridgeline.optimizer.regions import (
     unlike_frac,
 )
 from ridgeline.optimizer.sensitivity import Choice
+from ridgeline.optimizer.shortcut import Shortcut
 from ridgeline.optimizer.signature import Signature
 from ridgeline.optimizer.still import stilled
 from ridgeline.optimizer.studio import uncached_casts
@@ -392,7 +393,7 @@ class Search:
             self._note(built, LARGE, self._why_large(built), **shown)
             return self._drop(built)
         simpler = built.candidate.complexity < self.best.candidate.complexity and not against.slower
-        if against.faster or simpler:
+        if against.faster or simpler or self._leaner(built, against):
             verdict = self._proved(built)
             if not verdict:
                 self._note(built, WRONG, verdict.reason, verdict=verdict, **shown)
@@ -403,6 +404,11 @@ class Search:
         self._note(built, status, f"{word} {self.best.candidate.name} ({against.speedup:.3f}×)", **shown)
         self._keep_or_drop(built)
         return None
+
+    def _leaner(self, built: Built, against: Comparison) -> bool:
+        """Whether it does what torch.compile does, no later, past its guards: our look at a call comes in their place
+        there, and on top of them where torch.compile itself is handed over."""
+        return self.best.candidate.name == STOCK and built.call.__class__ is Shortcut and against.speedup >= 1.0
 
     def _is_eager(self, built: Built) -> bool:
         """Whether it was made to be rewritten and nothing was: then it is eager code behind a tracer."""
