@@ -21,7 +21,7 @@ from ridgeline.optimizer.candidate import Built, Candidate, Layout, Traces, buil
 from ridgeline.optimizer.explanation import explanations, remaining
 from ridgeline.optimizer.forecast import Forecast, forecast, known_device
 from ridgeline.optimizer.inputs import Inputs, RandomState, leaves
-from ridgeline.optimizer.ladder import CAPTURE_S, PLAIN, STOCK, Facts, Ladder, Rung
+from ridgeline.optimizer.ladder import CAPTURE_S, COMPILING_S, PLAIN, STOCK, Facts, Ladder, Rung
 from ridgeline.optimizer.measure import LAST_ROUNDS, Comparison, Timed, Track, compare, held_bytes, reserved_bytes
 from ridgeline.optimizer.narrowing import FIRST_FRAC, MOST_TRIES, Study, study
 from ridgeline.optimizer.optimized import Optimized, Plan
@@ -81,8 +81,6 @@ PRICED_FRAC = 0.6
 """Of the budget, what must be left for a model to be priced: on a slow host the first calls may take seconds."""
 FROZEN_BY_PYTHON = 1000
 """Python 3.12 starts with 375 objects that are never collected."""
-COMPILING_S = 45.0
-"""A budget in which something will be compiled, so that the compiler may as well be imported before all else."""
 MEMORY_SLACK = 1.01
 """The allocator rounds: a hundredth more is not more."""
 GRAPH_SLACK, WORKSPACE_BYTES = 1.05, 64 << 20
@@ -308,7 +306,7 @@ class Search:
         if first:
             spare_s = max(spare_s, LENIENCY * self.left_s())
         elif rung.candidate.name == STOCK:  # the guarantee rests on it: all but the last race and a few steps may wait
-            spare_s = max(spare_s, self.left_s() - self._least_s())
+            spare_s = max(spare_s, LENIENCY * self.left_s() - self._least_s())
         if rung.cost_s > spare_s and not self._records_best(rung.candidate):
             why = f"needs about {rung.cost_s:.0f} s, {max(0.0, spare_s):.0f} s are left of the budget"
             self._note(Built(rung.candidate, self.problem.model, Report()), SKIPPED, why, predicted=rung.predicted_s)
