@@ -58,6 +58,8 @@ from ridgeline.optimizer.still import stilled
 from ridgeline.optimizer.studio import uncached_casts
 from ridgeline.optimizer.tracking import LEAST_STEPS, STEPS, track
 
+MOST_SEEDS, SEEDS_S = 32, 1.0
+"""Seeds after which random numbers that never showed are taken for unused, and the seconds for trying them."""
 RACE_FRAC, LAST_RACE_FRAC = 0.02, 0.06
 """Shares of the budget for one candidate's race and for the last one."""
 LEAST_RACE_S, MOST_RACE_S = 0.3, 4.0
@@ -185,22 +187,31 @@ class Search:
 
     def _draws_random(self, before: RandomState) -> bool:
         before.restore()
-        self.track.turn_s(self.problem.model, 1)
-        moved = before.moved()
+        self.track.run(self.problem.model, self.problem.inputs.copied())
+        moved = before.moved()  # asked before anything is put back: a model's state is, generators included
+        self.track.restore()
         before.restore()
         return moved
 
     def _results_vary(self, before: RandomState) -> bool:
-        """Whether the numbers drawn show in the results; layers dropped with probability zero draw them too."""
-        found = []
-        for seed in (1, 2):
-            torch.manual_seed(seed)
-            ready = self.problem.inputs.copied()
-            with torch.no_grad():
-                found.append([t.detach().clone() for _, t in leaves(self.problem.model(*ready.args, **ready.kwargs))])
-            self.track.restore()
+        """Whether the numbers drawn show in the results; layers dropped with probability zero draw them too.
+
+        Of few samples none may be dropped in most runs, so several are looked at, as long as they are quick.
+        """
+        first = self._seeded(1)
+        seeds = range(2, 2 + max(1, min(MOST_SEEDS, int(SEEDS_S / max(self.eager_s, 1e-6)))))
+        varies = any(not _equal(first, self._seeded(seed)) for seed in seeds)
         before.restore()
-        return len(found[0]) != len(found[1]) or not all(map(torch.equal, *found))
+        return varies
+
+    def _seeded(self, seed: int) -> list[torch.Tensor]:
+        """What a call returns after this seed."""
+        torch.manual_seed(seed)
+        ready = self.problem.inputs.copied()
+        with torch.no_grad():
+            found = [t.detach().clone() for _, t in leaves(self.problem.model(*ready.args, **ready.kwargs))]
+        self.track.restore()
+        return found
 
     def _price(self) -> None:
         device = known_device(self.problem.device)
@@ -749,6 +760,10 @@ class Search:
             error_budget=problem.error_budget, narrowed=self._narrow_rows(),
             notes=(*self.notes, *(self._prover.notes if self._prover else ())),
         )  # fmt: skip
+
+
+def _equal(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
+    return len(a) == len(b) and all(map(torch.equal, a, b))
 
 
 def _ahead_by(against: Comparison) -> str:
