@@ -133,7 +133,7 @@ class Search:
         self.forecast: Forecast | None = None
         self.eager_s = 0.0
         self.eager_bytes: int | None = None
-        self.base_bytes = self.base_reserved = 0
+        self.base_bytes = self.base_reserved = self.eager_reserved = 0
         self.limit_bytes = problem.memory_limit_bytes
         self.study: Study | None = None
         self.narrowing = False
@@ -338,7 +338,7 @@ class Search:
 
     def _records_best(self, candidate: Candidate) -> bool:
         """Whether it is the best so far, recorded: a second's work that takes the host out, whatever time is left."""
-        bare = replace(candidate, name=self.best.candidate.name, graphed=False, tries_convolutions=False)
+        bare = replace(candidate, name=self.best.candidate.name, graphed=False, tries_convolutions=False, grows=False)
         return candidate.graphed and bare == replace(self.best.candidate, tries_convolutions=False)
 
     def _capture_again(self, built: Built) -> None:
@@ -352,7 +352,7 @@ class Search:
 
     def _built(self, candidate: Candidate) -> Built:
         """Made on top of what was compiled before, if only the graph differs; what is compiled is kept for that."""
-        family = replace(candidate, name="", graphed=False, tries_convolutions=False)
+        family = replace(candidate, name="", graphed=False, tries_convolutions=False, grows=False)
         if candidate.layout != "keep" and self.layout is None:
             self.layout = Layout(self.problem.model)
         if candidate.compiles and family not in self.families:
@@ -364,6 +364,12 @@ class Search:
         return built
 
     def _made(self, candidate: Candidate, base: Built | None) -> Built:
+        built = self._weighed(candidate, base)
+        compiles_again = candidate.compiles and base is None
+        return built if compiles_again or not self._outgrows(built) else self._regrown(built, base)
+
+    def _weighed(self, candidate: Candidate, base: Built | None) -> Built:
+        """A candidate made, and what it keeps of the device's memory."""
         problem = self.problem
         before, before_reserved = held_bytes(problem.device), reserved_bytes(problem.device)
         built = build(candidate, problem.model, problem.inputs, problem.mode, layout=self.layout, base=base,
@@ -375,6 +381,26 @@ class Search:
             kept, built.reserved_bytes = max(kept, grown), self.base_reserved + grown
         built.kept_bytes = max(0, kept) + (base.kept_bytes if base else 0)
         return built
+
+    def _outgrows(self, built: Built) -> bool:
+        """Whether a training step's recording reserves more than eager's steps do, gaps included."""
+        own_limit = self.problem.memory_limit_bytes is None and self.problem.mode == "train"
+        recorded = built.candidate.graphed and not built.candidate.grows
+        return own_limit and recorded and built.reserved_bytes > self.eager_reserved > 0
+
+    def _regrown(self, built: Built, base: Built | None) -> Built:
+        """Recorded once more, into ranges that grow, which have no gaps between segments of other sizes."""
+        first = built.reserved_bytes
+        built.release()
+        try:
+            again = self._weighed(replace(built.candidate, grows=True), base)
+        except Exception as error:  # an allocator that cannot: as it was
+            self.notes.append(f"{built.candidate.name}: no memory that grows: {why_failed(error)}")
+            self.track.restore()
+            return self._weighed(built.candidate, base)
+        told = f"{first / 1e9:.2f} GB, {again.reserved_bytes / 1e9:.2f} in ranges that grow"
+        self.notes.append(f"{built.candidate.name}: recorded once more for its memory: {told}")
+        return again
 
     def _judge(self, built: Built, rung: Rung) -> None:
         """Memory, then time, then (only if it is faster) whether it is right."""
