@@ -41,6 +41,11 @@ class Moments:
         return float(self.variance.sum())
 
     @property
+    def energy(self) -> float:
+        """The mean of the squared length."""
+        return self.spread + float(self.mean.square().sum())
+
+    @property
     def spread_noise(self) -> float:
         """The deviation of the spread itself."""
         return self.spread * self.unevenness / math.sqrt(self.num)

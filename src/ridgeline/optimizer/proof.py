@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ridgeline.bench.verdict import FEW_FLOOR, MAX_FLOOR, RMS_FLOOR, TIMES_EAGER, Error, error_of
 from ridgeline.optimizer.chance import EXCESS, SPREAD, WIDE_STEP, Moments, Runs, beyond_chance
 from ridgeline.optimizer.inputs import Before, Inputs, State, leaves
+from ridgeline.optimizer.tracking import nudged
 
 Call = Callable[..., Any]
 MAX_ELEMENTS = 1 << 26
@@ -154,6 +155,7 @@ class Prover:
     ) -> None:
         self.subject, self.random, self.num_draws = subject, random, num_draws
         self._eager_moments: dict[int, tuple[dict[str, Moments], dict[str, Moments]]] = {}
+        self._noise: frozenset[str] | None = None
         self.notes: list[str] = []
         self.cases: list[tuple[Inputs, list[Leaf], list[Leaf]]] = []
         self.reference = ""
@@ -281,6 +283,10 @@ class Prover:
             return self._wrong("other results than eager"), math.inf
         worst: tuple[float, str, tuple[float, float, float, float]] = (0.0, "", (0.0, 1.0, EXCESS, SPREAD))
         for name, moments in eager.items():
+            if name in self._rounded():
+                badness = math.sqrt(found[name].energy / max(moments.energy, again[name].energy, 1e-300)) / TIMES_NOISE
+                worst = max(worst, (badness, f"{name}, noise", (badness * TIMES_NOISE, 1.0, TIMES_NOISE, SPREAD)))
+                continue
             shown = beyond_chance(moments, again[name], found[name], self.subject.step)
             badness = max(shown[0] / shown[2], max(shown[1], 1 / shown[1]) / shown[3])
             worst = max(worst, (badness, name, shown))
@@ -291,6 +297,29 @@ class Prover:
         )  # fmt: skip
         return Verdict(badness <= 1, where, len(eager), excess, 1.0, allowed_excess, ratio, 1.0, allowed_ratio,
                        f"the mean of {num} eager runs", reason, tuple(self.notes)), badness  # fmt: skip
+
+    def _rounded(self) -> frozenset[str]:
+        """Gradients that are nothing but rounding: they have not a digit left when weights are one rounding away."""
+        if self._noise is None:
+            self._noise = self._found_noise() if self.subject.mode == "train" else frozenset()
+        return self._noise
+
+    def _found_noise(self) -> frozenset[str]:
+        asking = [p for p in self.subject.model.parameters() if p.requires_grad]
+        try:
+            first = self._gradients()
+            with nudged(asking):
+                again = self._gradients()
+        except torch.OutOfMemoryError:  # no room for a second set of weights: everything is held to its digits
+            return frozenset()
+        return frozenset(name for name, grad in first.items() if name in again and grad.shape == again[name].shape
+                         and float((grad - again[name]).norm()) > NO_DIGIT * float(grad.norm()))  # fmt: skip
+
+    def _gradients(self) -> dict[str, Tensor]:
+        """Eager's, always with the same random numbers."""
+        torch.manual_seed(1234)
+        found = self.subject.observe(self.subject.model, self.cases[0][0].copied())
+        return {leaf.name: leaf.values.double() for leaf in found if leaf.name.startswith("gradient")}
 
     def _moments(self, call: Call, inputs: Inputs, first: int, num: int) -> dict[str, Moments]:
         """Mean and variance of every floating-point result over runs with different random numbers."""

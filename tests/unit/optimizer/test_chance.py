@@ -87,6 +87,37 @@ def test_elements_that_move_together_are_counted_as_few() -> None:
         kinds[1], kinds[1], kinds[1], 1e-7)[2]  # fmt: skip
 
 
+class Normed(nn.Module):
+    """A bias in front of batch norm has no effect: its gradient is rounding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.norm = nn.Linear(8, 16), nn.BatchNorm1d(16)
+        self.drop, self.last = nn.Dropout(0.3), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor, noise: float = 1.0, scale: float = 1.0) -> torch.Tensor:
+        weight, bias = self.layer.weight, self.layer.bias
+        y = self.norm(torch.nn.functional.linear(x, weight, _scaled(bias, noise)))
+        return self.last(_scaled(self.drop(y.relu()), scale))
+
+
+def _scaled(x: torch.Tensor, times: float) -> torch.Tensor:
+    """The same, with another gradient."""
+    return x.detach() + times * (x - x.detach())
+
+
+def test_a_gradient_that_is_rounding_may_be_other_rounding_and_nothing_else_may() -> None:
+    model = Normed().train()
+    torch.manual_seed(3)
+    subject = Subject(model, Inputs((torch.randn(32, 8),)), "train", Loss(None), State(model))
+    prover = Prover(subject, random=True, num_draws=16)
+    assert prover._rounded() == {"gradient of layer.bias"}
+    assert prover.judge(lambda x: model(x, noise=5.0)), "another kernel's rounding"
+    assert not prover.judge(lambda x: model(x, noise=1e3)), "more than rounding"
+    assert not prover.judge(lambda x: model(x, scale=3.0)), "a mistake"
+
+
 def _is_random(model: nn.Module, x: torch.Tensor) -> bool:
     search = Search(Problem(model=model, inputs=Inputs((x,)), mode="train", device=torch.device("cpu"), budget_s=5.0))
     search._prepare()
