@@ -352,7 +352,7 @@ class Search:
 
     def _built(self, candidate: Candidate) -> Built:
         """Made on top of what was compiled before, if only the graph differs; what is compiled is kept for that."""
-        family = replace(candidate, name="", graphed=False, tries_convolutions=False, grows=False)
+        family = _family(candidate)
         if candidate.layout != "keep" and self.layout is None:
             self.layout = Layout(self.problem.model)
         if candidate.compiles and family not in self.families:
@@ -364,11 +364,6 @@ class Search:
         return built
 
     def _made(self, candidate: Candidate, base: Built | None) -> Built:
-        built = self._weighed(candidate, base)
-        compiles_again = candidate.compiles and base is None
-        return built if compiles_again or not self._outgrows(built) else self._regrown(built, base)
-
-    def _weighed(self, candidate: Candidate, base: Built | None) -> Built:
         """A candidate made, and what it keeps of the device's memory."""
         problem = self.problem
         before, before_reserved = held_bytes(problem.device), reserved_bytes(problem.device)
@@ -388,19 +383,33 @@ class Search:
         recorded = built.candidate.graphed and not built.candidate.grows
         return own_limit and recorded and built.reserved_bytes > self.eager_reserved > 0
 
-    def _regrown(self, built: Built, base: Built | None) -> Built:
+    def _regrown(self, built: Built) -> Built:
         """Recorded once more, into ranges that grow, which have no gaps between segments of other sizes."""
-        first = built.reserved_bytes
+        first, base = built.reserved_bytes, self.families.get(_family(built.candidate))
         built.release()
         try:
-            again = self._weighed(replace(built.candidate, grows=True), base)
+            again = self._made(replace(built.candidate, grows=True), base)
         except Exception as error:  # an allocator that cannot: as it was
             self.notes.append(f"{built.candidate.name}: no memory that grows: {why_failed(error)}")
             self.track.restore()
-            return self._weighed(built.candidate, base)
-        told = f"{first / 1e9:.2f} GB, {again.reserved_bytes / 1e9:.2f} in ranges that grow"
-        self.notes.append(f"{built.candidate.name}: recorded once more for its memory: {told}")
+            again = self._made(built.candidate, base)
+        else:
+            told = f"{first / 1e9:.2f} GB, {again.reserved_bytes / 1e9:.2f} in ranges that grow"
+            self.notes.append(f"{built.candidate.name}: recorded once more for its memory: {told}")
+        again.build_s = built.build_s
         return again
+
+    def _slim(self) -> None:
+        """A winner whose recording has gaps beyond what eager reserves is recorded once more, without them."""
+        if not self._outgrows(self.best):
+            return
+        name = self.best.candidate.name
+        try:
+            self.best = self._regrown(self.best)
+            self.entries[name] = replace(self.entries[name], peak_bytes=self._peak_bytes(self.best))
+        except Exception as error:
+            self.track.restore()
+            self._unseat(self.best, f"could not be captured again: {why_failed(error)}")
 
     def _judge(self, built: Built, rung: Rung) -> None:
         """Memory, then time, then (only if it is faster) whether it is right."""
@@ -410,6 +419,10 @@ class Search:
         try:
             peak = self._peak_bytes(built)
             fits = self._fits(built, peak)
+            if not fits and self._outgrows(built):
+                built = self._regrown(built)
+                peak = self._peak_bytes(built)
+                fits = self._fits(built, peak)
             if not fits and built.candidate.name != STOCK:
                 self._note(built, LARGE, self._why_large(built), peak=peak)
                 return self._drop(built)
@@ -565,6 +578,7 @@ class Search:
     # The end: the last race, and what it says.
 
     def _finish(self) -> Outcome:
+        self._slim()
         self._stilled()
         self._tracked()
         timed, stock = self._last_race()
@@ -786,6 +800,11 @@ class Search:
             error_budget=problem.error_budget, narrowed=self._narrow_rows(),
             notes=(*self.notes, *(self._prover.notes if self._prover else ())),
         )  # fmt: skip
+
+
+def _family(candidate: Candidate) -> Candidate:
+    """What was compiled for a candidate: all of it but its recording."""
+    return replace(candidate, name="", graphed=False, tries_convolutions=False, grows=False)
 
 
 def _equal(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
