@@ -26,6 +26,10 @@ def _shaped_by_values(func: Any, args: Any) -> bool:
 class Tape(TorchDispatchMode):
     """Every call with its arguments and the tensors it returned."""
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True  # what was compiled is recorded as compiled
+
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[tuple[Any, Any, Any, list[Tensor]]] = []
