@@ -9,6 +9,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import Any, Protocol
 
 import torch
@@ -18,10 +19,9 @@ from ridgeline.errors import NotGraphable
 
 _CAPTURING = threading.Lock()
 """One capture at a time in a process."""
-GROWS = False
+_GROWS: ContextVar[bool] = ContextVar("grows", default=False)
 """Whether a recording's memory is one range that grows page by page (PyTorch's expandable segments), without gaps
-between segments of different sizes. Off: not compared on a device yet (``benchmarks/optimize_train.py --only memory``).
-"""
+between segments of different sizes."""
 
 
 class Recording(Protocol):
@@ -153,11 +153,21 @@ def _rehearsing() -> AbstractContextManager[None]:
 
 
 @contextmanager
+def growing(wanted: bool = True) -> Iterator[None]:
+    """What is recorded inside gets memory that grows: segments are simpler, and are tried first."""
+    token = _GROWS.set(wanted)
+    try:
+        yield
+    finally:
+        _GROWS.reset(token)
+
+
+@contextmanager
 def _growing() -> Iterator[None]:
     """What is allocated meanwhile lies in ranges that grow, where nobody has said how the allocator has to do it."""
     change = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
     given = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
-    if not GROWS or change is None or given:
+    if not _GROWS.get() or change is None or given:
         yield
         return
     change("expandable_segments:True")

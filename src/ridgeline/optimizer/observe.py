@@ -45,6 +45,10 @@ class Observation:
 class Journal(TorchDispatchMode):
     """Notes every write to memory that existed before, after saving what was there."""
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True  # else the tracer gives up code that it first meets here, for good
+
     def __init__(self, seen: Observation) -> None:
         super().__init__()
         self.seen = seen

@@ -28,7 +28,7 @@ class Tape(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        return True  # as a capture, which no compiled code notices
+        return True  # what was compiled is recorded as compiled
 
     def __init__(self) -> None:
         super().__init__()
