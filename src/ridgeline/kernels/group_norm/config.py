@@ -47,7 +47,7 @@ def streamed(num_bytes: int, num_inputs: int) -> Images | None:
     """
     if num_bytes < STREAMED_BYTES:
         return None
-    return Images(8, 4, 3, 4) if num_inputs == 1 else Images(4, 8, 3, 2)
+    return Images(8, 4, 3, 4) if num_inputs == 1 else Images(4, 4, 3, 4)
 
 
 def piece(positions: int, vector: int, accesses: int = 1) -> int:

@@ -82,7 +82,8 @@ def streamed_forward(cols: int, itemsize: int) -> Streamed | None:
 
 def streamed_backward(cols: int, itemsize: int) -> Streamed | None:
     """Shares of 32 KB of both inputs: 196 to 199 µs for 2¹⁷ KB at every length, 203 to 320 held or read twice. Where
-    shares do not fill their place two programs of eight warps: 4096×50257 351 µs, 390 with one of sixteen."""
+    shares do not fill their place four programs of four warps: 4096×50257 315 µs, 348 with two of eight, 390 with one
+    of sixteen."""
     if cols * itemsize <= HELD_BACKWARD_BYTES:
         return None
-    return Streamed(4, 16, 3, 1) if power_of_two(cols) == cols else Streamed(4, 8, 3, 2)
+    return Streamed(4, 16, 3, 1) if power_of_two(cols) == cols else Streamed(4, 4, 3, 4)
