@@ -1,0 +1,260 @@
+"""Launch configurations of row kernels side by side: each is first compared with the reference, then timed in turns.
+
+    python benchmarks/sweep_rows.py --out results --budget-s 60 --parts four_warps,quantizing
+
+Every configuration of a case sees the same inputs and the same gradients of its results, and memory full of NaN where
+its results go. Times are taken in turns with a cold L2, a bare copy that moves as many bytes among them; a
+configuration that is not right is not timed. One file, written again after every case.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+BEGAN = time.perf_counter()
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "src"))
+FILE = "sweep_rows.json.gz"
+ROUNDS = 11
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """A kernel of a function in one phase of a case, and the configurations to try beside its default."""
+
+    kernel: str
+    name: str
+    phase: str
+    of: Any
+    configs: tuple[Any, ...]
+
+
+def four_warps() -> Iterator[Sweep]:
+    """Backward passes on programs of four warps, the default since they were timed, and on eight."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.group_norm.config import Images as Im
+    from ridgeline.kernels.rms_norm.config import Backward
+    from ridgeline.kernels.shares import Streamed as T
+
+    for rows, cols in ((4096, 50257), (2048, 151936)):
+        of = case("bfloat16", rows=rows, cols=cols)
+        yield Sweep("softmax.backward", "softmax", "bwd", of, (T(4, 4, 3, 4), T(4, 8, 3, 2)))
+    wide = case("float32", rows=16384, cols=4099)
+    kept = (Backward(1, 8, 512, 4, 3, 2, True, True), Backward(1, 3, 2048, 8, 3, 1, False))
+    yield Sweep("layer_norm.backward", "layer_norm", "bwd", wide, kept)
+    for batch, channels, side in ((4, 512, 128), (16, 512, 128), (32, 320, 56), (16, 640, 64), (16, 320, 96)):
+        of = case("bfloat16", batch=batch, channels=channels, side=side, groups=32)
+        tried = (Im(4, 4, 3, 4), Im(4, 8, 3, 2), Im(8, 4, 3, 2), Im(2, 4, 3, 8))
+        yield Sweep("group_norm.backward_streamed", "group_norm_silu", "bwd", of, tried)
+        if (channels, side) in ((320, 56), (640, 64)):
+            ahead = (Im(8, 4, 3, 4), Im(4, 4, 3, 8), Im(4, 8, 3, 4))
+            yield Sweep("group_norm.streamed", "group_norm_silu", "fwd", of, ahead)
+    of = case("bfloat16", batch=16, channels=512, side=128, groups=32)
+    yield Sweep("group_norm.backward_streamed", "group_norm", "bwd", of, (Im(4, 4, 3, 4), Im(4, 8, 3, 2)))
+
+
+def quantizing() -> Iterator[Sweep]:
+    """Norms with 8-bit results: a program a row or walking over rows, in pieces of 1024 and of 2048 columns."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.rms_norm_quant.config import Tile
+
+    four = (Tile(1, 4, 1024, 4), Tile(1, 4, 1024, 4, 3, 4), Tile(1, 4, 1024, 4, 3, 5), Tile(1, 2, 2048, 8),
+            Tile(2, 4, 1024, 8), Tile(1, 4, 1024, 4, 4, 3))  # fmt: skip
+    five = (Tile(1, 5, 1024, 4, 3, 3), Tile(1, 5, 1024, 4, 3, 4), Tile(1, 5, 1024, 4))
+    eight = (Tile(1, 4, 2048, 8, 3, 2), Tile(1, 8, 1024, 4, 3, 3), Tile(1, 8, 1024, 4, 3, 2), Tile(1, 4, 2048, 8))
+    for name in ("rms_norm_quant", "layer_norm_quant"):
+        for kind, group in (("float8_e4m3fn", 0), ("float8_e4m3fn", 128), ("int8", 0)):
+            for rows, cols, tried in ((16384, 4096, four), (16384, 5120, five), (8192, 8192, eight)):
+                of = case("bfloat16", rows=rows, cols=cols, kind=kind, block=group)
+                yield Sweep(name, name, "fwd", of, tried)
+
+
+PARTS: dict[str, Callable[[], Iterator[Sweep]]] = {"four_warps": four_warps, "quantizing": quantizing}
+
+
+def wanted_variants(parts: list[str]) -> list[Any]:
+    """What a pack must hold for these parts."""
+    from ridgeline.kernels import tuning
+    from ridgeline.kernels.variants import variants_of
+
+    found: list[Any] = []
+    for part in parts:
+        for sweep in PARTS[part]():
+            found += variants_of(sweep.name, [sweep.of])
+            for config in sweep.configs:
+                with tuning.forced(sweep.kernel, config):
+                    found += variants_of(sweep.name, [sweep.of])
+    return list(dict.fromkeys(found))
+
+
+def bits(value: Any) -> Any:
+    import torch
+
+    return value.reshape(-1).view(torch.uint8)
+
+
+def checked(sweep: Sweep, configs: list[Any], device: Any) -> dict[Any, list[str]]:
+    """What is wrong with the results of each configuration: nothing, in an empty list."""
+    import torch
+
+    from ridgeline.bench.check import _is_float, poison, results
+    from ridgeline.bench.verdict import judge
+    from ridgeline.kernels import tuning
+    from ridgeline.kernels.contract import trials
+
+    trial = trials()[sweep.name][1]
+    args = trial.make(sweep.of, device, torch.Generator(device).manual_seed(1))
+    wide = tuple(value.double() if _is_float(value) else value for value in args)
+    meant = results(trial.reference, wide, 1, trial.constants)
+    eager = results(trial.eager, args, 1, trial.constants)
+    found: dict[Any, list[str]] = {}
+    for config in configs:
+        found[config] = []
+        try:
+            with tuning.forced(sweep.kernel, config):
+                poison(device)
+                ours = results(trial.call, args, 1, trial.constants)
+                poison(device)
+                again = results(trial.call, args, 1, trial.constants)
+            for (what, mine), (_, second), (_, theirs), (_, right) in zip(ours, again, eager, meant, strict=True):
+                verdict = judge(mine, theirs, right, trial.times_eager)
+                if not verdict:
+                    found[config].append(f"{what}: {verdict}")
+                if trial.deterministic and not torch.equal(bits(mine), bits(second)):
+                    found[config].append(f"{what}: not the same twice")
+        except Exception as error:
+            found[config].append(f"{type(error).__name__}: {str(error)[:300]}")
+    return found
+
+
+def timed(sweep: Sweep, configs: list[Any], flush: Any, device: Any) -> tuple[dict[Any, list[float]], int]:
+    """Seconds of every round of every configuration, and of a copy of as many bytes (None); and those bytes."""
+    import torch
+
+    from ridgeline.bench.race import HEAD_START_CYCLES, moved_bytes, runner
+    from ridgeline.kernels import tuning
+    from ridgeline.kernels.contract import trials
+
+    trial = trials()[sweep.name][1]
+    args = trial.make(sweep.of, device, torch.Generator(device).manual_seed(0))
+    torch.manual_seed(0)
+    run = runner(trial.timed or trial.call, args, sweep.phase, trial.constants)
+    num_bytes = moved_bytes(trial, args, sweep.phase)
+    source = torch.empty(num_bytes // 8, dtype=torch.int32, device=device)
+    target = torch.empty_like(source)
+    marks: dict[Any, list[Any]] = {config: [] for config in [*configs, None]}
+
+    def turn(config: Any, call: Callable[[], Any]) -> None:
+        call()
+        flush.zero_()
+        torch.cuda._sleep(HEAD_START_CYCLES)
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        call()
+        end.record()
+        marks[config].append((start, end))
+
+    order = list(marks)
+    for i in range(ROUNDS):
+        for config in order[i % len(order) :] + order[: i % len(order)]:
+            if config is None:
+                turn(None, lambda: target.copy_(source))
+                continue
+            with tuning.forced(sweep.kernel, config):
+                turn(config, run)
+        torch.cuda.synchronize(device)
+    return {config: [a.elapsed_time(b) * 1e-3 for a, b in pairs] for config, pairs in marks.items()}, num_bytes
+
+
+def default_of(sweep: Sweep, device: Any) -> Any:
+    """The configuration that the library takes by itself."""
+    import torch
+
+    from ridgeline.bench.race import runner
+    from ridgeline.kernels import tuning
+    from ridgeline.kernels.contract import trials
+
+    trial = trials()[sweep.name][1]
+    args = trial.make(sweep.of, device, torch.Generator(device).manual_seed(0))
+    run = runner(trial.timed or trial.call, args, sweep.phase, trial.constants)
+    with tuning.asked() as choices:
+        run()
+    return next((found[2] for found in choices if found[0] == sweep.kernel), None)
+
+
+def swept(sweep: Sweep, flush: Any, device: Any) -> list[dict[str, Any]]:
+    """Rows of one sweep: configuration, whether it is right, seconds."""
+    import torch
+
+    default = default_of(sweep, device)
+    configs = [config for config in dict.fromkeys([default, *sweep.configs]) if config is not None]
+    wrong = checked(sweep, configs, device)
+    torch.cuda.empty_cache()
+    times, num_bytes = timed(sweep, [config for config in configs if not wrong[config]], flush, device)
+    torch.cuda.empty_cache()
+    base = {"kernel": sweep.kernel, "primitive": sweep.name, "phase": sweep.phase, "case": str(sweep.of),
+            "num_bytes": num_bytes}  # fmt: skip
+    rows = []
+    for config in [*configs, None]:
+        samples = sorted(times.get(config, []))
+        rows.append(base | {
+            "config": None if config is None else asdict(config), "default": config is not None and config == default,
+            "wrong": wrong.get(config, []), "s": statistics.median(samples) if samples else None,
+            "low_s": samples[1] if samples else None,
+        })  # fmt: skip
+    return rows
+
+
+def shown(row: dict[str, Any]) -> str:
+    config = "copy" if row["config"] is None else " ".join(f"{k}={v}" for k, v in row["config"].items())
+    mark = "*" if row["default"] else " "
+    took = f"{1e6 * row['s']:8.1f} us {row['num_bytes'] / row['s'] / 1e12:5.2f}" if row["s"] else "not timed"
+    return f"{row['kernel']:28s} {row['case']:64s} {mark}{config:90s} {took} {' '.join(row['wrong'])[:200]}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--budget-s", type=float, default=60.0)
+    parser.add_argument("--parts", default=",".join(PARTS))
+    asked = parser.parse_args()
+    import torch
+
+    import ridgeline.kernels  # noqa: F401
+    from ridgeline.bench.clock import FLUSH_BYTES
+    from ridgeline.bench.race import Course, copy_bandwidth
+
+    asked.out.mkdir(parents=True, exist_ok=True)
+    device = torch.device("cuda")
+    found: dict[str, Any] = {"copy_bytes_per_s": copy_bandwidth(Course(device)), "rows": [], "errors": []}
+    print(f"copy {found['copy_bytes_per_s'] / 1e12:.2f} TB/s", flush=True)
+    flush = torch.empty(FLUSH_BYTES // 4, dtype=torch.int32, device=device)
+    for sweep in (sweep for part in asked.parts.split(",") for sweep in PARTS[part]()):
+        if time.perf_counter() - BEGAN > asked.budget_s:
+            found["errors"].append({"case": f"{sweep.kernel} {sweep.of}", "error": "no time left"})
+            continue
+        try:
+            rows = swept(sweep, flush, device)
+            found["rows"] += rows
+            print("\n".join(map(shown, rows)), flush=True)
+        except Exception as error:
+            text = f"{type(error).__name__}: {str(error)[:400]}"
+            found["errors"].append({"case": f"{sweep.kernel} {sweep.of}", "error": text,
+                                    "trace": traceback.format_exc()[-1500:]})  # fmt: skip
+            print("FAILED", sweep.kernel, sweep.of, text, flush=True)
+        (asked.out / FILE).write_bytes(gzip.compress(json.dumps(found, default=str).encode()))
+    (asked.out / FILE).write_bytes(gzip.compress(json.dumps(found, default=str).encode()))
+
+
+if __name__ == "__main__":
+    main()
