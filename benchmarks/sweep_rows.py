@@ -79,7 +79,32 @@ def quantizing() -> Iterator[Sweep]:
                 yield Sweep(name, name, "fwd", of, tried)
 
 
-PARTS: dict[str, Callable[[], Iterator[Sweep]]] = {"four_warps": four_warps, "quantizing": quantizing}
+def losses() -> Iterator[Sweep]:
+    """Cross-entropy of short and middling rows: pieces, warps, rows a program and programs."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.cross_entropy.config import Forward, Short
+
+    held = {
+        (65536, 1000): (Short(8, 8, 128, 4, 1, 16), Short(8, 8, 128, 4, 1, 8), Short(2, 8, 128, 1, 1, 32),
+                        Short(16, 16, 64, 4, 1, 16), Short(4, 4, 256, 4, 1, 16)),
+        (65536, 2048): (Short(4, 8, 256, 4, 1, 16), Short(4, 8, 256, 4, 1, 8), Short(1, 8, 256, 1, 1, 32)),
+    }  # fmt: skip
+    for (rows, cols), tried in held.items():
+        yield Sweep("cross_entropy.short", "cross_entropy", "fwd", case("bfloat16", rows=rows, cols=cols), tried)
+    read = {
+        (32768, 4096): (Forward(4096, 8, 1, 1), Forward(2048, 4, 1, 1), Forward(2048, 2, 1, 1), Forward(1024, 1, 1, 1)),
+        (16384, 8192): (Forward(4096, 4, 1, 1), Forward(8192, 4, 1, 1), Forward(2048, 4, 1, 1)),
+        (8192, 16384): (Forward(4096, 4, 1, 1), Forward(8192, 4, 1, 1), Forward(2048, 4, 1, 1)),
+    }
+    for (rows, cols), steps in read.items():
+        yield Sweep("cross_entropy.forward", "cross_entropy", "fwd", case("bfloat16", rows=rows, cols=cols), steps)
+
+
+PARTS: dict[str, Callable[[], Iterator[Sweep]]] = {
+    "four_warps": four_warps,
+    "quantizing": quantizing,
+    "losses": losses,
+}
 
 
 def wanted_variants(parts: list[str]) -> list[Any]:
@@ -176,6 +201,30 @@ def timed(sweep: Sweep, configs: list[Any], flush: Any, device: Any) -> tuple[di
     return {config: [a.elapsed_time(b) * 1e-3 for a, b in pairs] for config, pairs in marks.items()}, num_bytes
 
 
+def kernels_in(sweep: Sweep, flush: Any, device: Any) -> dict[str, float]:
+    """Seconds of each kernel of a call by the profiler, with a cold L2: launches and gaps are not in them."""
+    import torch
+
+    from ridgeline.bench.clock import kernels_of
+    from ridgeline.bench.race import runner
+    from ridgeline.kernels.contract import trials
+
+    trial = trials()[sweep.name][1]
+    args = trial.make(sweep.of, device, torch.Generator(device).manual_seed(0))
+    run = runner(trial.timed or trial.call, args, sweep.phase, trial.constants)
+    run()
+
+    def cold() -> Iterator[Any]:
+        for _ in range(3):
+            flush.zero_()
+            torch.cuda.synchronize()
+            yield run
+
+    found = kernels_of(cold())
+    kinds = dict.fromkeys(kind for stretch in found for kind, _ in stretch)
+    return {kind: statistics.median(sum(s for k, s in stretch if k == kind) for stretch in found) for kind in kinds}
+
+
 def default_of(sweep: Sweep, device: Any) -> Any:
     """The configuration that the library takes by itself."""
     import torch
@@ -226,6 +275,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--budget-s", type=float, default=60.0)
+    parser.add_argument("--split", default="", help="parts whose kernels are timed one by one as well")
     parser.add_argument("--parts", default=",".join(PARTS))
     asked = parser.parse_args()
     import torch
@@ -236,10 +286,10 @@ def main() -> None:
 
     asked.out.mkdir(parents=True, exist_ok=True)
     device = torch.device("cuda")
-    found: dict[str, Any] = {"copy_bytes_per_s": copy_bandwidth(Course(device)), "rows": [], "errors": []}
+    found: dict[str, Any] = {"copy_bytes_per_s": copy_bandwidth(Course(device)), "rows": [], "split": [], "errors": []}
     print(f"copy {found['copy_bytes_per_s'] / 1e12:.2f} TB/s", flush=True)
     flush = torch.empty(FLUSH_BYTES // 4, dtype=torch.int32, device=device)
-    for sweep in (sweep for part in asked.parts.split(",") for sweep in PARTS[part]()):
+    for part, sweep in ((name, sweep) for name in asked.parts.split(",") for sweep in PARTS[name]()):
         if time.perf_counter() - BEGAN > asked.budget_s:
             found["errors"].append({"case": f"{sweep.kernel} {sweep.of}", "error": "no time left"})
             continue
@@ -247,6 +297,10 @@ def main() -> None:
             rows = swept(sweep, flush, device)
             found["rows"] += rows
             print("\n".join(map(shown, rows)), flush=True)
+            if part in asked.split.split(","):
+                kernels = kernels_in(sweep, flush, device)
+                found["split"].append({"kernel": sweep.kernel, "case": str(sweep.of), "kernels_s": kernels})
+                print("split", sweep.kernel, sweep.of, {k: round(1e6 * s, 1) for k, s in kernels.items()}, flush=True)
         except Exception as error:
             text = f"{type(error).__name__}: {str(error)[:400]}"
             found["errors"].append({"case": f"{sweep.kernel} {sweep.of}", "error": text,
