@@ -100,10 +100,29 @@ def losses() -> Iterator[Sweep]:
         yield Sweep("cross_entropy.forward", "cross_entropy", "fwd", case("bfloat16", rows=rows, cols=cols), steps)
 
 
+def powers() -> Iterator[Sweep]:
+    """Softmax's powers computed once, in shares that registers hold; two sigmoids an inverse."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.group_norm.config import Images as Im
+    from ridgeline.kernels.softmax.config import Shares as T
+
+    kept = (T(4, 4, 4, 4, kept=True), T(4, 4, 6, 4, kept=True), T(8, 4, 6, 2, kept=True), T(8, 4, 4, 3, kept=True),
+            T(4, 8, 6, 2, kept=True))  # fmt: skip
+    for rows, cols in ((2048, 65536), (4096, 50257), (512, 262144), (4096, 32768), (2048, 128256), (8192, 32000)):
+        of = case("bfloat16", rows=rows, cols=cols)
+        yield Sweep("softmax.forward", "softmax", "fwd", of, (T(8, 4, 3, 4), *kept))
+    for batch, channels, side in ((4, 512, 128), (16, 512, 128), (32, 320, 56)):
+        of = case("bfloat16", batch=batch, channels=channels, side=side, groups=32)
+        ahead, back = Im(8, 4, 3, 4, paired=True), Im(4, 4, 3, 4, paired=True)
+        yield Sweep("group_norm.streamed", "group_norm_silu", "fwd", of, (ahead,))
+        yield Sweep("group_norm.backward_streamed", "group_norm_silu", "bwd", of, (back,))
+
+
 PARTS: dict[str, Callable[[], Iterator[Sweep]]] = {
     "four_warps": four_warps,
     "quantizing": quantizing,
     "losses": losses,
+    "powers": powers,
 }
 
 

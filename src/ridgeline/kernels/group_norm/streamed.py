@@ -31,9 +31,9 @@ def channel_numbers(pointer, channel, GIVEN: gl.constexpr, OTHER: gl.constexpr):
 
 
 @gluon.jit
-def through_silu(dy, z):
+def through_silu(dy, z, PAIRED: gl.constexpr):
     """The gradient before the activation: its slope is s + zs·(1 − s)."""
-    s = sigmoid(z)
+    s = sigmoid(z, PAIRED)
     t = z * s
     return dy * (s + (t - t * s))
 
@@ -66,6 +66,7 @@ def group_norm_streamed(
     HAS_WEIGHT: gl.constexpr,
     HAS_BIAS: gl.constexpr,
     SILU: gl.constexpr,
+    PAIRED: gl.constexpr,  # two sigmoids an inverse
     EVEN: gl.constexpr,  # every share fills its place
     MEET: gl.constexpr,
     LAG: gl.constexpr,
@@ -130,7 +131,7 @@ def group_norm_streamed(
         shift = b - mean * scale
         y = x * scale[:, None] + shift[:, None]
         if SILU:
-            y *= sigmoid(y)
+            y *= sigmoid(y, PAIRED)
         gl.store(y_ptr + at + done * step, y.to(y_ptr.dtype.element_ty), mask=c < gl.where(done >= 0, left, 0))
         ahead = done + SLOTS
         there = c < gl.where(ahead < num_turns, left, 0)
@@ -160,6 +161,7 @@ def group_norm_backward_streamed(
     HAS_WEIGHT: gl.constexpr,
     HAS_BIAS: gl.constexpr,
     SILU: gl.constexpr,
+    PAIRED: gl.constexpr,
     KEPT: gl.constexpr,  # the gradient before the activation takes dy's place, in dy's type, as PyTorch has it
     MEET: gl.constexpr,
     LAG: gl.constexpr,
@@ -222,7 +224,7 @@ def group_norm_backward_streamed(
         dy = widened(dy_smem.index(turn % SLOTS).load(L))
         normed = x * rstd - mean * rstd
         if SILU:
-            dy = through_silu(dy, normed * w[:, None] + b[:, None])
+            dy = through_silu(dy, normed * w[:, None] + b[:, None], PAIRED)
         along = gl.sum(dy * normed, axis=1)
         level = gl.sum(dy, axis=1)
         if turn < num_turns:
@@ -248,7 +250,7 @@ def group_norm_backward_streamed(
             if SILU and not KEPT:
                 scale = w_done * rstd_done
                 offset = b_done - mean_done * scale
-                dy = through_silu(dy, x * scale[:, None] + offset[:, None])
+                dy = through_silu(dy, x * scale[:, None] + offset[:, None], PAIRED)
         else:
             w_done = w
             mean_done = mean
