@@ -69,9 +69,9 @@ def quantizing() -> Iterator[Sweep]:
     from ridgeline.kernels.rms_norm_quant.config import Tile
 
     four = (Tile(1, 4, 1024, 4), Tile(1, 4, 1024, 4, 3, 4), Tile(1, 4, 1024, 4, 3, 5), Tile(1, 2, 2048, 8),
-            Tile(2, 4, 1024, 8), Tile(1, 4, 1024, 4, 4, 3))  # fmt: skip
+            Tile(1, 1, 4096, 4, 3, 4), Tile(1, 1, 4096, 8, 3, 4), Tile(1, 4, 1024, 4, 4, 3))  # fmt: skip
     five = (Tile(1, 5, 1024, 4, 3, 3), Tile(1, 5, 1024, 4, 3, 4), Tile(1, 5, 1024, 4))
-    eight = (Tile(1, 4, 2048, 8, 3, 2), Tile(1, 8, 1024, 4, 3, 3), Tile(1, 8, 1024, 4, 3, 2), Tile(1, 4, 2048, 8))
+    eight = (Tile(1, 4, 2048, 8, 3, 2), Tile(1, 8, 1024, 4, 3, 3), Tile(1, 1, 8192, 8, 3, 2), Tile(1, 4, 2048, 8))
     for name in ("rms_norm_quant", "layer_norm_quant"):
         for kind, group in (("float8_e4m3fn", 0), ("float8_e4m3fn", 128), ("int8", 0)):
             for rows, cols, tried in ((16384, 4096, four), (16384, 5120, five), (8192, 8192, eight)):
