@@ -118,11 +118,25 @@ def powers() -> Iterator[Sweep]:
         yield Sweep("group_norm.backward_streamed", "group_norm_silu", "bwd", of, (back,))
 
 
+def heads() -> Iterator[Sweep]:
+    """Head norms with rotary embedding: a token at a time, or so many heads, whatever tokens they belong to."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.qk_norm_rope.config import Heads
+
+    ahead = (Heads(4, 1, 16), Heads(4, 1, 32), Heads(8, 1, 32), Heads(2, 1, 8))
+    back = (Heads(8, 2, 32), Heads(8, 3, 32), Heads(4, 5, 16), Heads(4, 6, 16), Heads(2, 12, 8))
+    for batch, seq, num, keys in ((4, 4096, 32, 8), (2, 8192, 64, 8), (4, 4096, 40, 8)):
+        of = case("bfloat16", batch=batch, seq=seq, heads=num, keys=keys, dim=128)
+        yield Sweep("qk_norm_rope.forward", "qk_norm_rope", "fwd", of, ahead)
+        yield Sweep("qk_norm_rope.backward", "qk_norm_rope", "bwd", of, back)
+
+
 PARTS: dict[str, Callable[[], Iterator[Sweep]]] = {
     "four_warps": four_warps,
     "quantizing": quantizing,
     "losses": losses,
     "powers": powers,
+    "heads": heads,
 }
 
 

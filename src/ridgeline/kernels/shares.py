@@ -20,7 +20,7 @@ REGISTERS, MOST_REGISTERS = 65536, 255
 
 
 def registers_of(num_warps: int, programs_per_sm: int) -> int:
-    """Registers a thread may have where so many programs are to be on a multiprocessor at once: warps get them by 256."""
+    """Registers a thread may have where so many programs are to be on a multiprocessor at once; they come by eight."""
     return min(MOST_REGISTERS, REGISTERS // (32 * num_warps * programs_per_sm) // 8 * 8)
 
 
