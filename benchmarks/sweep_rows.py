@@ -132,6 +132,16 @@ def powers() -> Iterator[Sweep]:
         yield Sweep("group_norm.backward_streamed", "group_norm_silu", "bwd", of, (back,))
 
 
+def wide() -> Iterator[Sweep]:
+    """Softmax of long float32 rows."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.softmax.config import Shares as T
+
+    for rows, cols in ((2048, 50257), (2048, 32000), (4096, 16384)):
+        of = case("float32", rows=rows, cols=cols)
+        yield Sweep("softmax.forward", "softmax", "fwd", of, (T(8, 4, 3, 4), T(8, 8, 3, 2), T(4, 4, 3, 8)))
+
+
 def heads() -> Iterator[Sweep]:
     """Head norms with rotary embedding: a token at a time, or so many heads, whatever tokens they belong to."""
     from ridgeline.kernels.contract import case
@@ -150,6 +160,7 @@ PARTS: dict[str, Callable[[], Iterator[Sweep]]] = {
     "quantizing": quantizing,
     "losses": losses,
     "powers": powers,
+    "wide": wide,
     "heads": heads,
     "long_backward": long_backward,
 }

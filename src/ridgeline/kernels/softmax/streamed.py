@@ -33,7 +33,19 @@ def base_of(top, NARROW: gl.constexpr):
 @gluon.jit
 def power(x, top, scale, base, NARROW: gl.constexpr):
     """exp(x − top), but for a factor; for 16-bit numbers the power of two, which is as right as they are."""
-    return gl.exp2(x * scale - base) if NARROW else gl.exp(x - top)
+    return gl.exp2(x * scale - base) if NARROW else gl.exp2((x - top) * LOG2_E)
+
+
+@gluon.jit
+def quotient(e, total):
+    """e / total as if divided: a product with the inverse rounds twice, what is left of it puts that right.
+
+    Three instructions; a division has branches besides, for numbers that powers and their sums cannot be.
+    """
+    total = total + gl.zeros_like(e)
+    inverse = 1.0 / total
+    q = e * inverse
+    return gl.fma(gl.fma(-q, total, e), inverse, q)
 
 
 @gluon.jit
@@ -172,14 +184,14 @@ def softmax_forward_streamed(
             factor *= gl.exp(mine - top) / total
             y = e * factor
         else:
-            y = gl.div_rn(e, total + gl.zeros_like(e))  # a product with the inverse would round twice
+            y = quotient(e, total)
         there = inside(access, low, gl.where(done >= 0, left, 0), SHIFTED)
         if SHIFTED:
             if KEPT:
                 scale, base, factor = base_of(top, NARROW)
                 factor = factor / total
             at_edge = power(edge_before if LAG else edge_now, top, scale, base, NARROW)
-            at_edge = at_edge * factor if NARROW else gl.div_rn(at_edge, total + gl.zeros_like(at_edge))
+            at_edge = at_edge * factor if NARROW else quotient(at_edge, total)
             gl.store(y_edge + done * y_step, at_edge.to(y_ptr.dtype.element_ty), mask=own & (done >= 0))
             edge_before = edge_now
             edge_now = edge_next
