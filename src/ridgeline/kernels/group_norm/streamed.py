@@ -32,10 +32,15 @@ def channel_numbers(pointer, channel, GIVEN: gl.constexpr, OTHER: gl.constexpr):
 
 @gluon.jit
 def through_silu(dy, z, PAIRED: gl.constexpr):
-    """The gradient before the activation: its slope is s + zs·(1 − s)."""
+    """The gradient before the activation: its slope is s + s·(z − zs)."""
     s = sigmoid(z, PAIRED)
-    t = z * s
-    return dy * (s + (t - t * s))
+    return dy * (s + s * (z - z * s))
+
+
+@gluon.jit
+def both_added(a, b, more_a, more_b):
+    """Two sums at once: warps meet once for both."""
+    return a + more_a, b + more_b
 
 
 @gluon.jit
@@ -232,8 +237,7 @@ def group_norm_backward_streamed(
             gl.store(to, along, mask=real)
             gl.store(to + all_sums, level, mask=real)
         sample += leap + (member_next < member).to(gl.int32)
-        slope = gl.sum(along * w, axis=0)
-        shift = gl.sum(level * w, axis=0)
+        slope, shift = gl.reduce((along * w, level * w), 0, both_added)
         done = turn - LAG
         if MEET:
             if turn < num_turns:
