@@ -86,9 +86,10 @@ def word_of(high, low):
 def words_when_there(word_ptr, num, SHARES: gl.constexpr, NUM_WARPS: gl.constexpr):
     """The words of all shares of a row, once the last of them is written: (which share, first numbers, second).
 
-    The bit that says so is taken off again: a sum of nothing is zero, not the smallest number there is.
+    The bit that says so is taken off again: a sum of nothing is zero, not the smallest number there is. Every warp has
+    all words, so that none waits for another.
     """
-    k = gl.arange(0, SHARES, gl.BlockedLayout([1], [32], [NUM_WARPS], [0]))
+    k = gl.arange(0, SHARES, gl.BlockedLayout([SHARES // 32], [32], [NUM_WARPS], [0]))
     words = gl.load(word_ptr + k, mask=k < num, other=1, volatile=True)
     while gl.min((words != 0).to(gl.int32), axis=0) == 0:
         words = gl.load(word_ptr + k, mask=k < num, other=1, volatile=True)
