@@ -1,6 +1,6 @@
 """Paged decoding from 64 to 512 MB of cache: every configuration in turns with a bare read of as many bytes.
 
-    python benchmarks/race_paged.py --out DIR [--budget-s 90] [--parts cases host graphs latent pieces]
+    python benchmarks/race_paged.py --out DIR [--budget-s 90] [--parts cases cross latent graphs host pieces]
 
 Every case is checked first, against PyTorch in its own precision and for the same bits three times over. Rows are
 written after every case. ``--write-pack FOLDER`` compiles what is launched, without a GPU; ``--show FILE`` prints a
@@ -24,15 +24,11 @@ from typing import Any
 
 from race_attention import clean_course, instead, timed
 
-PARTS = ("cases", "host", "graphs", "latent", "pieces")
-SHARES = {"cases": 0.6, "graphs": 0.8}
+PARTS = ("cases", "cross", "latent", "graphs", "host", "pieces")
+SHARES = {"cases": 0.32, "cross": 0.62, "latent": 0.72, "graphs": 0.82}
 """Of the time there is, by when a part ends; the others may take the rest."""
 
-OVER: dict[str, dict[str, Any]] = {
-    "default": {},
-    "joins at once": {"early": 1},
-    "stays in the L2": {"leaves": False},
-}
+OVER: dict[str, dict[str, Any]] = {"default": {}}
 """What is changed of the analytical default, by name."""
 
 CASES = (
@@ -97,6 +93,7 @@ def latent_case(b: int, h: int, s: int, page: int, uneven: bool) -> Any:
 def wanted_variants() -> list[Any]:
     """Everything that is launched, all configurations included."""
     import host_calls
+    import race_cross
 
     from ridgeline.kernels.variants import variants_of
 
@@ -106,7 +103,7 @@ def wanted_variants() -> list[Any]:
             with way():
                 found += variants_of("paged_attention", [paged_case(*of)])
     found += variants_of("paged_latent_attention", [latent_case(*of) for of in LATENT])
-    return list(dict.fromkeys([*found, *host_calls.wanted_variants()]))
+    return list(dict.fromkeys([*found, *host_calls.wanted_variants(), *race_cross.variants()]))
 
 
 def planned(args: tuple[Any, ...]) -> Callable[[], Any]:
@@ -163,6 +160,15 @@ def bare(num_bytes: int) -> Callable[[], None]:
     return reading.run(data, 8, 4096, 1, "evict_first")
 
 
+def copied(num_bytes: int) -> Callable[[], Any]:
+    """A copy that moves so many bytes, half of them read and half of them written."""
+    import torch
+
+    source = torch.randint(0, 99, (num_bytes // 8,), dtype=torch.int32, device="cuda")
+    target = torch.empty_like(source)
+    return lambda: target.copy_(source)
+
+
 def part_cases(end: float, track: Track) -> Iterator[dict[str, Any]]:
     """Every configuration of every case, checked, then in turns with a bare read."""
     import torch
@@ -184,7 +190,7 @@ def part_cases(end: float, track: Track) -> Iterator[dict[str, Any]]:
             if not found["ok"]:
                 del runs[name]
             yield found
-        runs["bare read"] = bare(num_bytes)
+        runs |= {"bare read": bare(num_bytes), "copy": copied(num_bytes)}
         yield from track.rows(runs, num_bytes, case=str(of))
 
 
@@ -205,7 +211,7 @@ def part_latent(end: float, track: Track) -> Iterator[dict[str, Any]]:
             if not found["ok"]:
                 del runs[name]
             yield found
-        runs["bare read"] = bare(num_bytes)
+        runs |= {"bare read": bare(num_bytes), "copy": copied(num_bytes)}
         yield from track.rows(runs, num_bytes, case=f"latent {of}")
 
 
@@ -249,9 +255,17 @@ def part_graphs(end: float, track: Track) -> Iterator[dict[str, Any]]:
             with way():
                 runs[name] = recorded([planned(args) for args in sets])
         runs["bare read"] = recorded([bare(num_bytes) for _ in sets])
+        runs["copy"] = recorded([copied(num_bytes) for _ in sets])
         yield from track.rows(runs, num_bytes * IN_A_GRAPH, case=f"{IN_A_GRAPH} in a graph: {of}")
         del sets, runs
         torch.cuda.empty_cache()
+
+
+def part_cross(end: float, track: Track) -> Iterator[dict[str, Any]]:
+    """The cross layer; its rows have no bytes."""
+    import race_cross
+
+    yield from race_cross.measured(end, 11)
 
 
 def part_host(end: float, track: Track) -> Iterator[dict[str, Any]]:
@@ -313,7 +327,7 @@ def shown(recording: dict[str, Any]) -> Iterator[str]:
         yield f"\n## {part}: {sum('ok' in row for row in rows)} checks, {len(wrong)} wrong"
         yield from (f"WRONG {row}" for row in wrong)
         yield from (f"- {json.dumps(row)}" for row in rows if "call" in row)
-        timed_rows = [row for row in rows if "median_s" in row]
+        timed_rows = [row for row in rows if "lines" in row and "median_s" in row]
         for lines in dict.fromkeys(row["lines"] for row in timed_rows):
             yield from _table(lines, [row for row in timed_rows if row["lines"] == lines])
 
@@ -389,7 +403,7 @@ def main() -> None:
 
 def line_of(row: dict[str, Any]) -> str:
     """A row in a line."""
-    if "call" in row:
+    if "call" in row or "errors" in row or "phase" in row:
         return json.dumps(row)
     if "median_s" not in row:
         return " ".join(str(row.get(key, "")) for key in ("case", "what", "contender", "ok", "note"))

@@ -1,0 +1,214 @@
+"""The cross layer and what it is made of, in turns with PyTorch: forward, and the gradient alone.
+
+    python benchmarks/race_cross.py --out DIR [--budget-s 20]
+    python benchmarks/race_cross.py --show FILE
+
+Beside ours and eager: the matrix products alone (what nobody can do without) and a copy of the fewest bytes that the
+layer must move. ``halves`` is float32 with its products made of halves on the tensor cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import statistics
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+CASES = (
+    ("bfloat16", 16384, 512, 0), ("bfloat16", 65536, 256, 0), ("bfloat16", 16384, 1024, 0), ("bfloat16", 4096, 1024, 0),
+    ("float32", 16384, 512, 0), ("float32", 16384, 1024, 0), ("bfloat16", 16384, 3456, 256), ("bfloat16", 65536, 512, 0),
+    ("float32", 16384, 3456, 256), ("bfloat16", 8192, 2048, 0), ("float32", 8192, 2048, 0), ("bfloat16", 16384, 1024, 64),
+    ("float32", 65536, 256, 0), ("bfloat16", 16384, 3456, 0), ("bfloat16", 4096, 4096, 512), ("float32", 4096, 1024, 0),
+    ("bfloat16", 32768, 768, 192), ("bfloat16", 16384, 768, 0), ("float32", 4096, 256, 0), ("bfloat16", 4096, 256, 0),
+)  # fmt: skip
+"""Type, batch, columns, rank (0: the full matrix)."""
+
+
+def named(of: tuple[Any, ...]) -> Any:
+    from ridgeline.kernels.contract import case
+
+    dtype, batch, dim, rank = of
+    return case(dtype, batch=batch, dim=dim, rank=rank)
+
+
+def variants() -> list[Any]:
+    """Everything of ours that is launched."""
+    import torch
+
+    from ridgeline.kernels.contract import trials
+    from ridgeline.kernels.launcher import collecting
+    from ridgeline.kernels.variants import variants_of
+
+    found = variants_of("cross_layer", [named(of) for of in CASES])
+    trial = trials()["cross_layer"][1]
+    with collecting() as more:
+        for of in CASES:
+            if of[0] == "float32":
+                args = trial.make(named(of), torch.device("meta"), None)  # type: ignore[arg-type]
+                halves_forward(*args)
+                halves_backward(args, args[0], args[0])
+    return list(dict.fromkeys([*found, *more]))
+
+
+def halves_forward(x0: Any, x: Any, weight: Any, bias: Any, down: Any = None) -> Any:
+    """Forward in float32 by our own products."""
+    from ridgeline.kernels.cross_layer.op import pointwise
+    from ridgeline.kernels.matmul.op import MATMUL
+
+    inner = x if down is None else MATMUL(x, down.mT, None)
+    return pointwise(MATMUL(inner, weight.mT, bias), x0, x)
+
+
+def halves_backward(args: tuple[Any, ...], u: Any, dy: Any) -> tuple[Any, ...]:
+    """All gradients in float32 by our own products; the low-rank form projects once more."""
+    from ridgeline.kernels.cross_layer.op import CROSS_LAYER_BACKWARD
+    from ridgeline.kernels.matmul.op import MATMUL
+
+    x0, x, weight, _, down = (*args, None)[:5]
+    du, dx0, db = CROSS_LAYER_BACKWARD(dy, u, x0, True)
+    if down is None:
+        return dx0, MATMUL(du, weight, None).add_(dy), MATMUL(du.mT, x, None), db
+    d_inner, inner = MATMUL(du, weight, None), MATMUL(x, down.mT, None)
+    dx = MATMUL(d_inner, down, None).add_(dy)
+    return dx0, dx, MATMUL(du.mT, inner, None), db, MATMUL(d_inner.mT, x, None)
+
+
+def forward_runs(args: tuple[Any, ...], trial: Any) -> dict[str, Callable[[], Any]]:
+    import torch
+
+    x0, x, weight, bias, down = (*args, None)[:5]
+
+    def products() -> Any:
+        return torch.addmm(bias, x if down is None else x @ down.mT, weight.mT)
+
+    target = torch.empty(trial.forward_bytes(args) // 2, dtype=torch.uint8, device=x.device)
+    source = torch.zeros_like(target)
+    runs = {"eager": partial(trial.eager, *args), "ridgeline": partial(trial.call, *args), "products": products,
+            "copy": lambda: target.copy_(source)}  # fmt: skip
+    if x.dtype == torch.float32:
+        runs["halves"] = partial(halves_forward, *args)
+    return {name: without_gradient(run) for name, run in runs.items()}
+
+
+def without_gradient(run: Callable[[], Any]) -> Callable[[], Any]:
+    import torch
+
+    def inner() -> Any:
+        with torch.no_grad():
+            return run()
+
+    return inner
+
+
+def backward_runs(args: tuple[Any, ...], trial: Any) -> dict[str, Callable[[], Any]]:
+    import torch
+
+    from ridgeline.bench.race import runner
+
+    x0, x, weight, bias, down = (*args, None)[:5]
+    runs = {"eager": runner(trial.eager, args, "bwd"), "ridgeline": runner(trial.call, args, "bwd")}
+    dy = torch.randn_like(x)
+
+    def products() -> Any:
+        if down is None:
+            return dy @ weight, dy.mT @ x
+        inner = dy @ weight
+        return inner, inner @ down, dy.mT @ inner, inner.mT @ x
+
+    target = torch.empty(3 * x.nbytes, dtype=torch.uint8, device=x.device)
+    source = torch.zeros_like(target)
+    runs |= {"products": without_gradient(products), "copy": without_gradient(lambda: target.copy_(source))}
+    if x.dtype == torch.float32:
+        with torch.no_grad():
+            u = torch.addmm(bias, x if down is None else x @ down.mT, weight.mT)
+        runs["halves"] = without_gradient(partial(halves_backward, args, u, dy))
+    return runs
+
+
+def errors(args: tuple[Any, ...], trial: Any) -> dict[str, float]:
+    """Largest miss of each against float64, as a share of the largest result."""
+    import torch
+
+    with torch.no_grad():
+        meant = trial.reference(*(x[:512].double() if x.shape[0] == args[0].shape[0] and i < 2 else x.double()
+                                  for i, x in enumerate(args)))  # fmt: skip
+        runs = {"eager": trial.eager, "ridgeline": trial.call}
+        if args[0].dtype == torch.float32:
+            runs["halves"] = halves_forward
+        found = {name: run(*args)[:512].double() for name, run in runs.items()}
+    return {name: float((y - meant).abs().max() / meant.abs().max()) for name, y in found.items()}
+
+
+def rows_of(of: tuple[Any, ...], course: Any) -> Iterator[dict[str, Any]]:
+    import torch
+
+    from ridgeline.kernels.contract import trials
+
+    trial = trials()["cross_layer"][1]
+    args = trial.make(named(of), torch.device("cuda"), torch.Generator("cuda").manual_seed(1))
+    yield {"case": str(of), "errors": errors(args, trial)}
+    for phase, make in (("fwd", forward_runs), ("bwd", backward_runs)):
+        runs = make(args, trial)
+        for who, samples in course.turns(runs).items():
+            yield {"case": str(of), "phase": phase, "contender": who, "num": len(samples),
+                   "median_s": statistics.median(samples), "low_s": min(samples)}  # fmt: skip
+
+
+def measured(end: float, rounds: int, cases: tuple[Any, ...] = CASES) -> Iterator[dict[str, Any]]:
+    """Rows of every case until the time is up; a case that fails says so."""
+    import torch
+
+    from ridgeline.bench.race import Course
+
+    course = Course(torch.device("cuda"), rounds=rounds)
+    for of in cases:
+        if time.perf_counter() > end:
+            return
+        try:
+            yield from rows_of(of, course)
+        except Exception:
+            yield {"case": str(of), "note": traceback.format_exc()[-1500:]}
+
+
+def shown(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Microseconds, and eager's over ours and over the best of ours."""
+    names = ("eager", "ridgeline", "halves", "products", "copy")
+    yield f"| case | phase | {' | '.join(names)} | eager / ours |\n|{'---|' * 8}"
+    timed = [row for row in rows if "median_s" in row]
+    for key in dict.fromkeys((row["case"], row["phase"]) for row in timed):
+        mine = {row["contender"]: 1e6 * row["median_s"] for row in timed if (row["case"], row["phase"]) == key}
+        cells = [f"{mine[name]:.1f}" if name in mine else "–" for name in names]
+        best = mine["eager"] / min(mine[name] for name in ("ridgeline", "halves") if name in mine)
+        yield f"| {key[0]} | {key[1]} | {' | '.join(cells)} | {mine['eager'] / mine['ridgeline']:.2f} ({best:.2f}) |"
+    yield from (f"- {row['case']}: {row.get('errors') or row.get('note')}" for row in rows if "median_s" not in row)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--budget-s", type=float, default=20.0)
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--show", type=Path)
+    options = parser.parse_args()
+    if options.show:
+        with gzip.open(options.show, "rt") as file:
+            found = json.load(file)
+        print("\n".join(shown(found.get("parts", {}).get("cross") or found["rows"])))
+        return
+    options.out.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for row in measured(time.perf_counter() + options.budget_s, options.rounds):
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+    with gzip.open(options.out / "cross.json.gz", "wt") as file:
+        json.dump({"rows": rows}, file)
+
+
+if __name__ == "__main__":
+    main()
