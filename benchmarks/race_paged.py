@@ -1,6 +1,6 @@
 """Paged decoding from 64 to 512 MB of cache: every configuration in turns with a bare read of as many bytes.
 
-    python benchmarks/race_paged.py --out DIR [--budget-s 90] [--parts cases cross latent graphs host pieces]
+    python benchmarks/race_paged.py --out DIR [--budget-s 90] [--parts cases cross pieces latent graphs host]
 
 Every case is checked first, against PyTorch in its own precision and for the same bits three times over. Rows are
 written after every case. ``--write-pack FOLDER`` compiles what is launched, without a GPU; ``--show FILE`` prints a
@@ -24,8 +24,8 @@ from typing import Any
 
 from race_attention import clean_course, instead, timed
 
-PARTS = ("cases", "cross", "latent", "graphs", "host", "pieces")
-SHARES = {"cases": 0.32, "cross": 0.62, "latent": 0.72, "graphs": 0.82}
+PARTS = ("cases", "cross", "pieces", "latent", "graphs", "host")
+SHARES = {"cases": 0.3, "cross": 0.55, "pieces": 0.68, "latent": 0.76, "graphs": 0.84}
 """Of the time there is, by when a part ends; the others may take the rest."""
 
 OVER: dict[str, dict[str, Any]] = {"default": {}}
@@ -50,6 +50,10 @@ LATENT = (
 
 GRAPHS = ((1, 32, 8, 16400, 128, 16, False), (4, 32, 8, 8000, 128, 16, False), (16, 32, 8, 3000, 128, 16, False))
 IN_A_GRAPH = 8
+PIECES = (
+    (64, 16, 1, 2050, 128, 64, False), (100, 64, 8, 1200, 128, 16, True), (1, 32, 8, 16400, 128, 16, False),
+    (64, 32, 8, 1000, 128, 16, False),
+)  # fmt: skip
 
 
 def changed(over: dict[str, Any]) -> Any:
@@ -102,6 +106,7 @@ def wanted_variants() -> list[Any]:
         for way in ways(of).values():
             with way():
                 found += variants_of("paged_attention", [paged_case(*of)])
+    found += variants_of("paged_attention", [paged_case(*of) for of in PIECES])
     found += variants_of("paged_latent_attention", [latent_case(*of) for of in LATENT])
     return list(dict.fromkeys([*found, *host_calls.wanted_variants(), *race_cross.variants()]))
 
@@ -279,28 +284,35 @@ def part_host(end: float, track: Track) -> Iterator[dict[str, Any]]:
 
 
 def part_pieces(end: float, track: Track) -> Iterator[dict[str, Any]]:
-    """Where the microseconds go: the reading kernel alone, the joining one alone, no key at all, a block a program."""
+    """Where the microseconds go: the reading kernel alone, the joining one alone, both; and of one sequence with no key
+    at all, or a block a program."""
     import torch
 
     from ridgeline.kernels.contract import trials
     from ridgeline.kernels.paged_attention import op
 
     trial = trials()["paged_attention"][1]
-    args = trial.make(paged_case(1, 32, 8, 32768, 128, 16, False), torch.device("cuda"), torch.Generator("cuda"))
-    out, scale, runs = torch.empty_like(args[0]), 128**-0.5, {}
-    lengths = {keys: torch.full_like(args[4], keys) for keys in (0, 2112, 16384, 32768)}
-    for name, way in ways((1, 32)).items():
-        with way():
-            plan = op._Plan(args, out, scale)
-        room = plan._room(out)
-        for keys, lens in lengths.items():
-            given = (*args[:4], lens)
-            runs[f"{name}: reading {keys}"] = partial(plan.share, *given, out, *room, scale * op.LOG2_E, *plan.rest)
-            runs[f"{name}: whole {keys}"] = partial(plan.run, given, out, scale)
-        runs[f"{name}: joining"] = partial(plan.parts.join, *room, args[4], out)
-    word = torch.zeros(1, device="cuda")
-    runs["a kernel of PyTorch's"] = lambda: word.fill_(1.0)
-    yield from track.rows(runs, 0, case="pieces")
+    for of in PIECES:
+        if time.perf_counter() > end:
+            return
+        args = trial.make(paged_case(*of), torch.device("cuda"), torch.Generator("cuda").manual_seed(2))
+        num_bytes, out, scale = trial.forward_bytes(args), torch.empty_like(args[0]), of[4] ** -0.5
+        lengths = {"": args[4]}
+        if of[0] == 1:
+            lengths |= {f" {keys}": torch.full_like(args[4], keys) for keys in (0, 2112)}
+        runs: dict[str, Callable[[], Any]] = {}
+        for name, way in ways(of).items():
+            with way():
+                plan = op._Plan(args, out, scale)
+            room = plan._room(out)
+            for keys, lens in lengths.items():
+                given = (*args[:4], lens)
+                runs[f"{name}: reading{keys}"] = partial(plan.share, *given, out, *room, scale * op.LOG2_E, *plan.rest)
+                runs[f"{name}: whole{keys}"] = partial(plan.run, given, out, scale)
+            runs[f"{name}: joining"] = partial(plan.parts.join, *room, args[4], out)
+        word = torch.zeros(1, device="cuda")
+        runs["a kernel of PyTorch's"] = partial(word.fill_, 1.0)
+        yield from track.rows(runs, num_bytes, case=f"pieces: {of}")
 
 
 def write_pack(folder: Path, jobs: int) -> None:
