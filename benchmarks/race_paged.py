@@ -28,7 +28,7 @@ PARTS = ("cases", "cross", "pieces", "latent", "graphs", "host")
 SHARES = {"cases": 0.3, "cross": 0.55, "pieces": 0.68, "latent": 0.76, "graphs": 0.84}
 """Of the time there is, by when a part ends; the others may take the rest."""
 
-OVER: dict[str, dict[str, Any]] = {"default": {}}
+OVER: dict[str, dict[str, Any]] = {"default": {}, "joins at borders": {"borders": True}}
 """What is changed of the analytical default, by name."""
 
 CASES = (
