@@ -313,7 +313,7 @@ def paged_border(
         tl.store(out_ptr + head[:, None] * d + col[None, :], out.to(out_ptr.dtype.element_ty), mask=inside)
     for empty in range(pid, batch, programs):
         if tl.load(lens_ptr + empty) == 0:
-            for one in range(0, key_heads):
+            for one in range(key_heads):
                 head = ((empty * key_heads + one) * R + row).to(tl.int64)
                 zeros = tl.zeros([ROWS, D], out_ptr.dtype.element_ty)
                 tl.store(out_ptr + head[:, None] * d + col[None, :], zeros, mask=inside)
