@@ -177,6 +177,98 @@ def measured(end: float, rounds: int, cases: tuple[Any, ...] = CASES) -> Iterato
             yield {"case": str(of), "note": traceback.format_exc()[-1500:]}
 
 
+RESIDENT = {
+    (512, 0): ((1, 4, 1), (1, 2, 2)), (256, 0): ((2, 4, 1), (2, 2, 2), (1, 4, 2)),
+    (3456, 256): ((1, 2, 2), (1, 6, 1)), (1024, 64): ((2, 2, 2), (1, 4, 2)),
+}  # fmt: skip
+"""Buffers, stages and ends of products whose rows stay in shared memory, by columns and rank."""
+RESIDENT_CASES = (("bfloat16", 16384, 512, 0), ("bfloat16", 65536, 256, 0), ("bfloat16", 16384, 3456, 256),
+                  ("bfloat16", 16384, 1024, 64), ("bfloat16", 1000, 512, 0))  # fmt: skip
+
+
+def product_plans(of: tuple[Any, ...], args: tuple[Any, ...], kind: str) -> dict[str, Any]:
+    """Plans of one product of the layer, by configuration; each fills the tensors it is given."""
+    from race_attention import instead
+
+    from ridgeline.kernels.cross_layer import config, op
+
+    x0, x, weight, bias, down = (*args, None)[:5]
+    a = x if down is None else x.new_empty((x.shape[0], down.shape[0]))
+    found = {}
+    for ways in ((0, 0, 0), *RESIDENT[of[2:]]):
+        with instead(config, "resident", partial(_given, config.Resident(*ways))):
+            if kind == "add":
+                found[str(ways)] = op._plan_product(
+                    a, weight if down is None else x.new_empty((a.shape[1], x.shape[1])), x, x, None,
+                    cross=False, save=False, turned=True,
+                )  # fmt: skip
+            else:
+                found[str(ways)] = op._plan_product(
+                    a, weight, x0, x, bias, cross=True, save=kind == "saved", turned=False
+                )
+    return found
+
+
+def miss(found: Any, meant: Any) -> float:
+    return float((found.float() - meant.float()).norm() / meant.float().norm())
+
+
+def _given(value: Any, **_: Any) -> Any:
+    return value
+
+
+def resident_variants() -> list[Any]:
+    import torch
+
+    from ridgeline.kernels.contract import trials
+    from ridgeline.kernels.launcher import collecting
+
+    trial = trials()["cross_layer"][1]
+    with collecting() as found:
+        for of in RESIDENT_CASES:
+            args = trial.make(named(of), torch.device("meta"), None)  # type: ignore[arg-type]
+            for kind in ("plain", "saved", "add"):
+                product_plans(of, args, kind)
+    return list(dict.fromkeys(found))
+
+
+def resident_rows(end: float, rounds: int) -> Iterator[dict[str, Any]]:
+    """Products whose rows stay in shared memory beside those in tiles: the same bits asked for, then timed."""
+    import torch
+
+    from ridgeline.bench.race import Course
+    from ridgeline.kernels.contract import trials
+
+    course, trial = Course(torch.device("cuda"), rounds=rounds), trials()["cross_layer"][1]
+    for of in RESIDENT_CASES:
+        args = trial.make(named(of), torch.device("cuda"), torch.Generator("cuda").manual_seed(1))
+        x0, x, weight, bias, down = (*args, None)[:5]
+        a = x if down is None else x @ down.mT
+        turned = weight if down is None else torch.randn(a.shape[1], x.shape[1], device="cuda").to(x.dtype)
+        for kind in ("plain", "saved", "add"):
+            if time.perf_counter() > end:
+                return
+            given = (a, turned, x, x, None) if kind == "add" else (a, weight, x0, x, bias)
+            runs = {}
+            for name, plan in product_plans(of, args, kind).items():
+                y, u = torch.full_like(x, float("nan")), torch.full_like(x, float("nan"))
+                runs[name] = partial(plan, *given, y, u if kind == "saved" else y)
+                runs[name]()
+                torch.cuda.synchronize()
+                again = (y.clone(), u.clone())
+                runs[name]()
+                if name == "(0, 0, 0)":
+                    meant = again
+                same = torch.equal(y, again[0]) and (kind != "saved" or torch.equal(u, again[1]))
+                off = miss(y, meant[0])
+                off_u = miss(u, meant[1]) if kind == "saved" else 0.0
+                yield {"case": f"{of} {kind}", "what": name, "ok": same and off < 2e-3 and off_u < 2e-3,
+                       "note": f"off by {off:.1e} and {off_u:.1e}, same bits {same}"}  # fmt: skip
+            for who, samples in course.turns(runs).items():
+                yield {"case": str(of), "phase": kind, "contender": who, "num": len(samples),
+                       "median_s": statistics.median(samples), "low_s": min(samples)}  # fmt: skip
+
+
 def shown(rows: list[dict[str, Any]]) -> Iterator[str]:
     """Microseconds, and eager's over ours and over the best of ours."""
     names = ("eager", "ridgeline", "halves", "products", "copy")

@@ -1,6 +1,6 @@
 """Paged decoding from 64 to 512 MB of cache: every configuration in turns with a bare read of as many bytes.
 
-    python benchmarks/race_paged.py --out DIR [--budget-s 90] [--parts cases cross pieces latent graphs host]
+    python benchmarks/race_paged.py --out DIR [--budget-s 90] [--parts cases cross pieces latent graphs host resident]
 
 Every case is checked first, against PyTorch in its own precision and for the same bits three times over. Rows are
 written after every case. ``--write-pack FOLDER`` compiles what is launched, without a GPU; ``--show FILE`` prints a
@@ -24,8 +24,8 @@ from typing import Any
 
 from race_attention import clean_course, instead, timed
 
-PARTS = ("cases", "cross", "pieces", "latent", "graphs", "host")
-SHARES = {"cases": 0.3, "cross": 0.55, "pieces": 0.68, "latent": 0.76, "graphs": 0.84}
+PARTS = ("cases", "cross", "pieces", "latent", "graphs", "host", "resident")
+SHARES = {"cases": 0.3, "cross": 0.55, "pieces": 0.68, "latent": 0.76, "graphs": 0.82, "host": 0.93}
 """Of the time there is, by when a part ends; the others may take the rest."""
 
 OVER: dict[str, dict[str, Any]] = {"default": {}, "joins at borders": {"borders": True}}
@@ -108,7 +108,8 @@ def wanted_variants() -> list[Any]:
                 found += variants_of("paged_attention", [paged_case(*of)])
     found += variants_of("paged_attention", [paged_case(*of) for of in PIECES])
     found += variants_of("paged_latent_attention", [latent_case(*of) for of in LATENT])
-    return list(dict.fromkeys([*found, *host_calls.wanted_variants(), *race_cross.variants()]))
+    found += [*host_calls.wanted_variants(), *race_cross.variants(), *race_cross.resident_variants()]
+    return list(dict.fromkeys(found))
 
 
 def planned(args: tuple[Any, ...]) -> Callable[[], Any]:
@@ -271,6 +272,13 @@ def part_cross(end: float, track: Track) -> Iterator[dict[str, Any]]:
     import race_cross
 
     yield from race_cross.measured(end, 11)
+
+
+def part_resident(end: float, track: Track) -> Iterator[dict[str, Any]]:
+    """Products of the cross layer whose rows stay in shared memory."""
+    import race_cross
+
+    yield from race_cross.resident_rows(end, 11)
 
 
 def part_host(end: float, track: Track) -> Iterator[dict[str, Any]]:

@@ -23,6 +23,16 @@ class Product:
 
 
 @dataclass(frozen=True, slots=True)
+class Resident:
+    """Buffers of 128 rows of the left factor, chunks of the weight on their way, tiles that are ended at once; no
+    buffer: tiles of their own."""
+
+    buffers: int
+    stages: int = 0
+    ends: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Pass:
     """Rows and columns of a tile of the backward pass, its warps, and programs a multiprocessor."""
 
@@ -43,6 +53,28 @@ def product(m: int, n: int, k: int, itemsize: int) -> Product:
     if cdiv(m, 128) * cdiv(n, 128) < 132:
         return Product(64, 64, 64, 4, 4)
     return Product(128, 128, 64, 8, 3)
+
+
+SHARED_BYTES = 232448 - 1024
+"""Of a program, less its barriers."""
+
+CHUNK_BYTES = 128 * 64 * 2
+
+
+def chunks(k: int) -> int:
+    """Chunks of 64 of the inner dim, an even number: what ends a tile is two of them."""
+    return 2 * cdiv(k, 128)
+
+
+def fits(chosen: Resident, k: int, apart: bool) -> bool:
+    """Whether a program has room for all that."""
+    ends = chosen.ends * (2 if apart else 1) * 2
+    return (chosen.buffers * chunks(k) + chosen.stages + ends) * CHUNK_BYTES <= SHARED_BYTES
+
+
+def resident(m: int, n: int, k: int, itemsize: int, apart: bool) -> Resident:
+    """No size yet for which rows stay in shared memory."""
+    return Resident(0)
 
 
 def backward(n: int) -> Pass:

@@ -10,16 +10,19 @@ from torch import Tensor
 from ridgeline.kernels import tuning
 from ridgeline.kernels.autocast import narrowed
 from ridgeline.kernels.contract import DTYPES, Case, Primitive, Trial, case, declare, elementwise_cost
-from ridgeline.kernels.cross_layer import config, kernel, reference
-from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms, vector_of
+from ridgeline.kernels.cross_layer import config, kernel, reference, streamed
+from ridgeline.kernels.launcher import INTERPRETING, Blocks, Kernel, Plans, launchable, num_sms, vector_of
 from ridgeline.kernels.rms_norm.op import plan_reduce
 from ridgeline.kernels.rows import cdiv, clamp, float_reason, template
 
 _PRODUCT = Kernel(kernel.cross_product, vectors=("n", "k"))
+_RESIDENT = Kernel(streamed.cross_resident, loose=("bias_ptr",))
 _POINTWISE = Kernel(kernel.cross_pointwise)
 _BACKWARD = Kernel(kernel.cross_backward, vectors=("n",))
 _product_plans, _pointwise_plans, _backward_plans = Plans(), Plans(), Plans()
 POINTWISE_BLOCK = 2048
+MAX_REGISTERS = 168
+"""Of a thread when twelve warps start; the two computing groups take more from there."""
 
 
 def cross_layer(
@@ -58,7 +61,7 @@ def _infer(x0: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, down: Ten
 def _cross(x0: Tensor, x: Tensor, a: Tensor, weight: Tensor, bias: Tensor | None, save: bool) -> tuple[Tensor, Tensor]:
     """The product with its epilogue, or cuBLAS and one pass."""
     bias = None if bias is None else bias.contiguous()
-    key = (x.shape, a.shape, weight.shape, x.dtype, x0.dtype, weight.dtype, bias is None, save, x.get_device(),
+    key = (x.shape, a.shape, a is x, weight.shape, x.dtype, x0.dtype, weight.dtype, bias is None, save, x.get_device(),
            weight.is_contiguous(), (x0.data_ptr() | x.data_ptr() | a.data_ptr() | weight.data_ptr()) & 15)  # fmt: skip
     if key not in _product_plans:
         CROSS_LAYER.check(x0, x, weight, bias, None if a is x else a.new_empty(a.shape[1], x.shape[1], device="meta"))
@@ -96,6 +99,9 @@ def _plan_product(
     same = {a.dtype, weight.dtype, x0.dtype, x.dtype} | (set() if bias is None else {bias.dtype})
     if not chosen.bm or len(same) > 1 or not weight.is_contiguous():
         return None
+    stays = _plan_resident(a, weight, x0, x, bias, cross=cross, save=save, turned=turned)
+    if stays is not None:
+        return stays
     pointers = a.data_ptr() | weight.data_ptr() | x0.data_ptr() | x.data_ptr()
     run = _PRODUCT.bind(
         (a, weight, x0, x, x if bias is None else bias, x, x, m, n, k),
@@ -111,6 +117,38 @@ def _plan_product(
 
     def plan(a: Tensor, weight: Tensor, x0: Tensor, x: Tensor, bias: Tensor | None, y: Tensor, u: Tensor) -> None:
         run(a, weight, x0, x, x if bias is None else bias, y, u, m, n, k)
+
+    return plan
+
+
+def _plan_resident(
+    a: Tensor, weight: Tensor, x0: Tensor, x: Tensor, bias: Tensor | None, *, cross: bool, save: bool, turned: bool
+) -> Any:
+    """The product whose rows stay in shared memory; None where tiles of their own are faster, or the copy engine cannot
+    reach what it has to."""
+    (m, k), n, apart = a.shape, x.shape[1], cross and a is not x
+    sizes = {"m": m, "n": n, "k": k, "itemsize": x.element_size(), "apart": apart}
+    chosen = tuning.choose("cross_layer.resident", sizes, config.resident(**sizes))
+    pointers = a.data_ptr() | weight.data_ptr() | x0.data_ptr() | x.data_ptr()
+    if not chosen.buffers or INTERPRETING or vector_of(2, pointers, n, k) < 8 or not m:
+        return None
+    wide = [Blocks(t, tuple(t.shape), (t.shape[1], 1), (128, 128)) for t in (x0 if cross else x, x, x, x)]
+    rows = Blocks(a, tuple(a.shape), (k, 1), (128, 64))
+    held = Blocks(weight, tuple(weight.shape), (weight.shape[1], 1), (64, 128) if turned else (128, 64))
+    rest = (n, cdiv(m, 128), cdiv(n, 128))
+    run = _RESIDENT.bind(
+        (rows, held, *wide, x if bias is None else bias, *rest),
+        grid=(min(num_sms(x.get_device()), rest[1]),),
+        constants={"CHUNKS": config.chunks(k), "BUFFERS": chosen.buffers, "STAGES": chosen.stages, "ENDS": chosen.ends,
+                   "TURNED": turned, "APART": apart, "CROSS": cross, "HAS_BIAS": bias is not None, "SAVE": save},
+        num_warps=4,
+        max_registers=MAX_REGISTERS,
+        device=x.get_device(),
+        vector=8,
+    )  # fmt: skip
+
+    def plan(a: Tensor, weight: Tensor, x0: Tensor, x: Tensor, bias: Tensor | None, y: Tensor, u: Tensor) -> None:
+        run(a, weight, x0 if cross else x, x, y, u, x if bias is None else bias, *rest)
 
     return plan
 
