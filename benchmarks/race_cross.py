@@ -4,7 +4,7 @@
     python benchmarks/race_cross.py --show FILE
 
 Beside ours and eager: the matrix products alone (what nobody can do without) and a copy of the fewest bytes that the
-layer must move. ``halves`` is float32 with its products made of halves on the tensor cores.
+layer must move. (A first recording has ``halves`` apart: float32 with its products made of halves.)
 """
 
 from __future__ import annotations
@@ -40,44 +40,9 @@ def named(of: tuple[Any, ...]) -> Any:
 
 def variants() -> list[Any]:
     """Everything of ours that is launched."""
-    import torch
-
-    from ridgeline.kernels.contract import trials
-    from ridgeline.kernels.launcher import collecting
     from ridgeline.kernels.variants import variants_of
 
-    found = variants_of("cross_layer", [named(of) for of in CASES])
-    trial = trials()["cross_layer"][1]
-    with collecting() as more:
-        for of in CASES:
-            if of[0] == "float32":
-                args = trial.make(named(of), torch.device("meta"), None)  # type: ignore[arg-type]
-                halves_forward(*args)
-                halves_backward(args, args[0], args[0])
-    return list(dict.fromkeys([*found, *more]))
-
-
-def halves_forward(x0: Any, x: Any, weight: Any, bias: Any, down: Any = None) -> Any:
-    """Forward in float32 by our own products."""
-    from ridgeline.kernels.cross_layer.op import pointwise
-    from ridgeline.kernels.matmul.op import MATMUL
-
-    inner = x if down is None else MATMUL(x, down.mT, None)
-    return pointwise(MATMUL(inner, weight.mT, bias), x0, x)
-
-
-def halves_backward(args: tuple[Any, ...], u: Any, dy: Any) -> tuple[Any, ...]:
-    """All gradients in float32 by our own products; the low-rank form projects once more."""
-    from ridgeline.kernels.cross_layer.op import CROSS_LAYER_BACKWARD
-    from ridgeline.kernels.matmul.op import MATMUL
-
-    x0, x, weight, _, down = (*args, None)[:5]
-    du, dx0, db = CROSS_LAYER_BACKWARD(dy, u, x0, True)
-    if down is None:
-        return dx0, MATMUL(du, weight, None).add_(dy), MATMUL(du.mT, x, None), db
-    d_inner, inner = MATMUL(du, weight, None), MATMUL(x, down.mT, None)
-    dx = MATMUL(d_inner, down, None).add_(dy)
-    return dx0, dx, MATMUL(du.mT, inner, None), db, MATMUL(d_inner.mT, x, None)
+    return variants_of("cross_layer", [named(of) for of in CASES])
 
 
 def forward_runs(args: tuple[Any, ...], trial: Any) -> dict[str, Callable[[], Any]]:
@@ -92,8 +57,6 @@ def forward_runs(args: tuple[Any, ...], trial: Any) -> dict[str, Callable[[], An
     source = torch.zeros_like(target)
     runs = {"eager": partial(trial.eager, *args), "ridgeline": partial(trial.call, *args), "products": products,
             "copy": lambda: target.copy_(source)}  # fmt: skip
-    if x.dtype == torch.float32:
-        runs["halves"] = partial(halves_forward, *args)
     return {name: without_gradient(run) for name, run in runs.items()}
 
 
@@ -112,7 +75,7 @@ def backward_runs(args: tuple[Any, ...], trial: Any) -> dict[str, Callable[[], A
 
     from ridgeline.bench.race import runner
 
-    _, x, weight, bias, down = (*args, None)[:5]
+    _, x, weight, _, down = (*args, None)[:5]
     runs = {"eager": runner(trial.eager, args, "bwd"), "ridgeline": runner(trial.call, args, "bwd")}
     dy = torch.randn_like(x)
 
@@ -125,10 +88,6 @@ def backward_runs(args: tuple[Any, ...], trial: Any) -> dict[str, Callable[[], A
     target = torch.empty(3 * x.nbytes, dtype=torch.uint8, device=x.device)
     source = torch.zeros_like(target)
     runs |= {"products": without_gradient(products), "copy": without_gradient(lambda: target.copy_(source))}
-    if x.dtype == torch.float32:
-        with torch.no_grad():
-            u = torch.addmm(bias, x if down is None else x @ down.mT, weight.mT)
-        runs["halves"] = without_gradient(partial(halves_backward, args, u, dy))
     return runs
 
 
@@ -140,10 +99,26 @@ def errors(args: tuple[Any, ...], trial: Any) -> dict[str, float]:
         meant = trial.reference(*(x[:512].double() if x.shape[0] == args[0].shape[0] and i < 2 else x.double()
                                   for i, x in enumerate(args)))  # fmt: skip
         runs = {"eager": trial.eager, "ridgeline": trial.call}
-        if args[0].dtype == torch.float32:
-            runs["halves"] = halves_forward
         found = {name: run(*args)[:512].double() for name, run in runs.items()}
     return {name: float((y - meant).abs().max() / meant.abs().max()) for name, y in found.items()}
+
+
+def gradient_errors(args: tuple[Any, ...], trial: Any) -> dict[str, list[float]]:
+    """The same for every gradient, of the first 4,096 rows."""
+    import torch
+
+    few = [x[:4096] if i < 2 else x for i, x in enumerate(args)]
+
+    def gradients(call: Any, wide: bool) -> list[Any]:
+        leaves = [(x.double() if wide else x).detach().clone().requires_grad_() for x in few]
+        out = call(*leaves)
+        seed = torch.randn(out.shape, device=out.device, generator=torch.Generator(out.device).manual_seed(5))
+        return list(torch.autograd.grad(out, leaves, seed.to(few[0].dtype).to(out.dtype)))
+
+    meant = gradients(trial.reference, True)
+    return {name: [float((a.double() - b).abs().max() / b.abs().max())
+                   for a, b in zip(gradients(call, False), meant, strict=True)]
+            for name, call in (("eager", trial.eager), ("ridgeline", trial.call))}  # fmt: skip
 
 
 def rows_of(of: tuple[Any, ...], course: Any) -> Iterator[dict[str, Any]]:
@@ -154,6 +129,8 @@ def rows_of(of: tuple[Any, ...], course: Any) -> Iterator[dict[str, Any]]:
     trial = trials()["cross_layer"][1]
     args = trial.make(named(of), torch.device("cuda"), torch.Generator("cuda").manual_seed(1))
     yield {"case": str(of), "errors": errors(args, trial)}
+    if of[0] == "float32":
+        yield {"case": f"{of} gradients", "errors": gradient_errors(args, trial)}
     for phase, make in (("fwd", forward_runs), ("bwd", backward_runs)):
         runs = make(args, trial)
         for who, samples in course.turns(runs).items():

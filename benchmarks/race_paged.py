@@ -43,8 +43,8 @@ CASES = (
 """Batch, heads, key heads, keys, head dim, page, uneven lengths."""
 
 LATENT = (
-    (16, 16, 3700, 64, False), (64, 16, 1800, 64, False), (128, 16, 1300, 64, False), (64, 128, 1800, 64, False),
-    (32, 128, 7000, 64, False),
+    (16, 16, 3700, 64, False), (64, 16, 1800, 64, False), (100, 16, 2000, 64, True), (128, 16, 1300, 64, False),
+    (5, 16, 11000, 64, False), (1, 16, 65536, 64, False), (40, 8, 3001, 16, False),
 )  # fmt: skip
 """Batch, heads, keys, page, uneven lengths."""
 
@@ -74,6 +74,36 @@ def by_sequence() -> Any:
     from ridgeline.kernels.paged_attention import config
 
     return instead(config, "MAX_FED_LINED", 128)
+
+
+def latent_borders(wanted: bool) -> Any:
+    """Inside, parts of latent decoding of few heads are joined by borders, or by heads."""
+    from ridgeline.kernels.latent_attention import config
+
+    before = config.choose_few
+
+    def choose(*sizes: Any, **named: Any) -> Any:
+        return dataclasses.replace(before(*sizes, **named), borders=wanted)
+
+    return instead(config, "choose_few", choose)
+
+
+def planned_latent(args: tuple[Any, ...]) -> Callable[[], Any]:
+    """A call of latent decoding as it is configured now."""
+    import torch
+
+    from ridgeline.kernels.latent_attention import op
+
+    query, cache, table, lens = args[:4]
+    out, scale = torch.empty(*query.shape[:2], 512, dtype=query.dtype, device=query.device), query.shape[2] ** -0.5
+    few = op.config.takes_few(query.shape[0], query.shape[1], table.shape[1] * cache.shape[1], True)
+    plan = (op._FewPlan if few else op._Plan)(args[:4], out, scale)
+
+    def run() -> Any:
+        plan.run(args[:4], out, scale)
+        return out
+
+    return run
 
 
 def ways(of: tuple[Any, ...]) -> dict[str, Any]:
@@ -107,7 +137,9 @@ def wanted_variants() -> list[Any]:
             with way():
                 found += variants_of("paged_attention", [paged_case(*of)])
     found += variants_of("paged_attention", [paged_case(*of) for of in PIECES])
-    found += variants_of("paged_latent_attention", [latent_case(*of) for of in LATENT])
+    for borders in (False, True):
+        with latent_borders(borders):
+            found += variants_of("paged_latent_attention", [latent_case(*of) for of in LATENT])
     found += [*host_calls.wanted_variants(), *race_cross.variants(), *race_cross.resident_variants()]
     return list(dict.fromkeys(found))
 
@@ -211,7 +243,10 @@ def part_latent(end: float, track: Track) -> Iterator[dict[str, Any]]:
             return
         args = trial.make(latent_case(*of), torch.device("cuda"), torch.Generator("cuda").manual_seed(2))
         num_bytes, meant = trial.forward_bytes(args), trial.eager(*args).float()
-        runs: dict[str, Callable[[], Any]] = {"default": partial(trial.call, *args)}
+        runs: dict[str, Callable[[], Any]] = {}
+        for name, wanted in (("by heads", False), ("by borders", True)):
+            with latent_borders(wanted):
+                runs[name] = planned_latent(args)
         for name, run in list(runs.items()):
             found = right(run, meant, what=name, case=f"latent {of}")
             if not found["ok"]:

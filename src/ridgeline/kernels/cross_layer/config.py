@@ -77,6 +77,25 @@ def resident(m: int, n: int, k: int, itemsize: int, apart: bool) -> Resident:
     return Resident(0)
 
 
+LEAST_FLOPS, LEAST_INNER = 4e9, 256
+"""Of float32 products that are made of halves on the tensor cores: 16384×1024² 314 µs with the rest of the layer (770
+by cuBLAS), 4096×1024² 90 (198), 65536×256² 251 (272), but 4096×256² 28 (27)."""
+
+
+def by_halves(m: int, n: int, k: int) -> bool:
+    """Whether a float32 product of [m, k] and [k, n] is large enough to be taken apart first."""
+    return 2.0 * m * n * k >= LEAST_FLOPS and k >= LEAST_INNER
+
+
+def cuts(m: int, n: int, k: int, num_sms: int) -> int:
+    """Stretches of a long inner dim that are multiplied side by side, so that all processors have tiles of 128×128;
+    a power of two that divides it into at least 512 each."""
+    num = 1
+    while num * cdiv(m, 128) * cdiv(n, 128) < 2 * num_sms and k % (2 * num) == 0 and k // (2 * num) >= 512:
+        num *= 2
+    return num
+
+
 def backward(n: int) -> Pass:
     """Sixteen bytes a lane; eight rows, so that few programs share a column's sum: 78.5 µs, 82.8 with four programs."""
     block = clamp(power_of_two(n), 64, 512)

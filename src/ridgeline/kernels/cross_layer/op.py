@@ -12,6 +12,7 @@ from ridgeline.kernels.autocast import narrowed
 from ridgeline.kernels.contract import DTYPES, Case, Primitive, Trial, case, declare, elementwise_cost
 from ridgeline.kernels.cross_layer import config, kernel, reference, streamed
 from ridgeline.kernels.launcher import INTERPRETING, Blocks, Kernel, Plans, launchable, num_sms, vector_of
+from ridgeline.kernels.matmul.op import MATMUL
 from ridgeline.kernels.rms_norm.op import plan_reduce
 from ridgeline.kernels.rows import cdiv, clamp, float_reason, template
 
@@ -30,7 +31,9 @@ def cross_layer(
 ) -> Tensor:
     """``x0 * (x @ weight.T + bias) + x``, all [B, D]; with ``down`` [r, D] and ``weight`` [D, r] the low-rank form.
 
-    The first layer of a cross network has ``x0`` for both; gradients of the two add up as autograd adds them.
+    The first layer of a cross network has ``x0`` for both; gradients of the two add up as autograd adds them. Large
+    products in float32 are made of halves (see ``matmul``), unless TensorFloat-32 is allowed: as accurate as float32,
+    but an infinity makes its row NaN.
     """
     x0, x, weight = narrowed(x0, x, weight)
     bias, down = (None if each is None else narrowed(each)[0] for each in (bias, down))
@@ -46,7 +49,7 @@ def _forward(
     if not launchable(x):
         return CROSS_LAYER.on_host(x0, x, weight, bias, down)
     x0, x = x0.contiguous(), x.contiguous()
-    inner = x if down is None else x @ down.mT
+    inner = x if down is None else _product(x, down.mT)
     y, u = _cross(x0, x, inner, weight, bias, save=True)
     return y, u, x.new_empty(0) if down is None else inner
 
@@ -55,7 +58,7 @@ def _infer(x0: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, down: Ten
     if not launchable(x):
         return CROSS_LAYER.on_host(x0, x, weight, bias, down)[0]
     x0, x = x0.contiguous(), x.contiguous()
-    return _cross(x0, x, x if down is None else x @ down.mT, weight, bias, save=False)[0]
+    return _cross(x0, x, x if down is None else _product(x, down.mT), weight, bias, save=False)[0]
 
 
 def _cross(x0: Tensor, x: Tensor, a: Tensor, weight: Tensor, bias: Tensor | None, save: bool) -> tuple[Tensor, Tensor]:
@@ -68,7 +71,7 @@ def _cross(x0: Tensor, x: Tensor, a: Tensor, weight: Tensor, bias: Tensor | None
         _product_plans[key] = _plan_product(a, weight, x0, x, bias, cross=True, save=save, turned=False)
     run = _product_plans[key]
     if run is None:
-        u = a @ weight.mT if bias is None else torch.addmm(bias, a, weight.mT)
+        u = _product(a, weight.mT, bias)
         return pointwise(u, x0, x), u
     y = torch.empty_like(x)
     u = torch.empty_like(x) if save else y
@@ -84,10 +87,32 @@ def add_product(a: Tensor, weight: Tensor, x: Tensor) -> Tensor:
         _product_plans[key] = _plan_product(a, weight, x, x, None, cross=False, save=False, turned=True)
     run = _product_plans[key]
     if run is None:
-        return torch.addmm(x, a, weight)
+        return _product(a, weight).add_(x) if _halved(a, weight) else torch.addmm(x, a, weight)
     y = torch.empty_like(x)
     run(a, weight, x, x, None, y, y)
     return y
+
+
+def _halved(a: Tensor, b: Tensor) -> bool:
+    """Whether a product in float32 is made of halves: as accurate, and twice as fast or more. Not while tracing, where
+    the compiler has products of its own, nor where TensorFloat-32 was asked for."""
+    plain = type(a) in (Tensor, torch.nn.Parameter) and a.dtype == b.dtype == torch.float32 and not INTERPRETING
+    if not plain or not launchable(a) or torch.backends.cuda.matmul.allow_tf32:
+        return False
+    return config.by_halves(a.shape[0], b.shape[1], a.shape[1])
+
+
+def _product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``a @ b`` (+ ``bias``), by cuBLAS or by halves; a long inner dim in stretches that are added up."""
+    if not _halved(a, b):
+        return a @ b if bias is None else torch.addmm(bias, a, b)
+    inner = a.shape[1]
+    cuts = 1 if bias is not None else config.cuts(a.shape[0], b.shape[1], inner, num_sms(a.get_device()))
+    if cuts == 1:
+        whole: Tensor = MATMUL(a, b, bias)
+        return whole
+    stretches: Tensor = MATMUL(a.unflatten(1, (cuts, inner // cuts)).transpose(0, 1), b.unflatten(0, (cuts, -1)), None)
+    return stretches.sum(0)
 
 
 def _plan_product(
@@ -250,14 +275,14 @@ def _grads(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Any, ...]:
     x0, x, weight, down, u, inner = ctx.saved_tensors
     du, dx0, db = CROSS_LAYER_BACKWARD(dy, u, x0, ctx.want_bias)
     want_x, want_weight, want_down = ctx.wants
-    dw = du.mT @ (x if down is None else inner) if want_weight else None
+    dw = _product(du.mT, x if down is None else inner) if want_weight else None
     dx = d_down = None
     if down is None:
         dx = ADD_PRODUCT(du, weight, dy) if want_x else None
     elif want_x or want_down:
-        d_inner = du @ weight
+        d_inner = _product(du, weight)
         dx = ADD_PRODUCT(d_inner, down, dy) if want_x else None
-        d_down = d_inner.mT @ x if want_down else None
+        d_down = _product(d_inner.mT, x) if want_down else None
     return dx0, dx, dw, db if ctx.want_bias else None, d_down
 
 

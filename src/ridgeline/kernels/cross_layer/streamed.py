@@ -93,10 +93,10 @@ def _tile_product(
             acc = warpgroup_mma_wait(0, [on_its_way])
         if c > 0:
             mbarrier.arrive(w_empty.index((q - 1) % STAGES), count=1)
-            kept = KEEPS and (c - 1) // 2 == j
+            kept = KEEPS and j == (c - 1) // 2
             mbarrier.arrive(a_empty.index(first + c - 1), count=1, pred=last and not kept)
     mbarrier.arrive(w_empty.index((tile * CHUNKS + CHUNKS - 1) % STAGES), count=1)
-    kept = KEEPS and (CHUNKS - 1) // 2 == j
+    kept = KEEPS and j == (CHUNKS - 1) // 2
     mbarrier.arrive(a_empty.index(first + CHUNKS - 1), count=1, pred=last and not kept)
     return acc
 
