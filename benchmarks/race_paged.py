@@ -94,7 +94,7 @@ def planned_latent(args: tuple[Any, ...]) -> Callable[[], Any]:
 
     from ridgeline.kernels.latent_attention import op
 
-    query, cache, table, lens = args[:4]
+    query, cache, table = args[:3]
     out, scale = torch.empty(*query.shape[:2], 512, dtype=query.dtype, device=query.device), query.shape[2] ** -0.5
     few = op.config.takes_few(query.shape[0], query.shape[1], table.shape[1] * cache.shape[1], True)
     plan = (op._FewPlan if few else op._Plan)(args[:4], out, scale)

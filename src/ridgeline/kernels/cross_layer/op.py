@@ -155,7 +155,8 @@ def _plan_resident(
     sizes = {"m": m, "n": n, "k": k, "itemsize": x.element_size(), "apart": apart}
     chosen = tuning.choose("cross_layer.resident", sizes, config.resident(**sizes))
     pointers = a.data_ptr() | weight.data_ptr() | x0.data_ptr() | x.data_ptr()
-    if not chosen.buffers or INTERPRETING or vector_of(2, pointers, n, k) < 8 or not m:
+    reachable = not INTERPRETING and m > 0 and vector_of(x.element_size(), pointers, n, k) == 8
+    if not chosen.buffers or not reachable or not config.fits(chosen, k, apart):
         return None
     wide = [Blocks(t, tuple(t.shape), (t.shape[1], 1), (128, 128)) for t in (x0 if cross else x, x, x, x)]
     rows = Blocks(a, tuple(a.shape), (k, 1), (128, 64))

@@ -142,9 +142,10 @@ def _cross_tiles(
     for block in range(gl.program_id(0), blocks, gl.num_programs(0)):
         first, parity = (r % BUFFERS) * CHUNKS, (r // BUFFERS) & 1
         begin = (r * tiles + G) % 2
-        mbarrier.wait(a_full.index(first), parity)
-        for c in gl.static_range(CHUNKS):
-            mbarrier.arrive(a_empty.index(first + c), count=1, pred=begin >= tiles)
+        if begin >= tiles:  # nothing to do in this block, of which both have to let go
+            for c in range(CHUNKS):
+                mbarrier.wait(a_full.index(first + c), parity)
+                mbarrier.arrive(a_empty.index(first + c), count=1)
         for j in range(begin, tiles, 2):
             tile, last = r * tiles + j, j + 2 >= tiles
             acc = _tile_product(G, j, tile, mine, first, parity, last, a_smem, w_smem, bars, CHUNKS, STAGES, TURNED,
