@@ -11,6 +11,7 @@ from ridgeline.kernels import tuning
 from ridgeline.kernels.autocast import narrowed
 from ridgeline.kernels.contract import DTYPES, Case, Primitive, Trial, case, declare, elementwise_cost
 from ridgeline.kernels.cross_layer import config, kernel, reference, streamed
+from ridgeline.kernels.direct import noting
 from ridgeline.kernels.launcher import INTERPRETING, Blocks, Kernel, Plans, launchable, num_sms, vector_of
 from ridgeline.kernels.matmul.op import MATMUL
 from ridgeline.kernels.rms_norm.op import plan_reduce
@@ -95,9 +96,10 @@ def add_product(a: Tensor, weight: Tensor, x: Tensor) -> Tensor:
 
 def _halved(a: Tensor, b: Tensor) -> bool:
     """Whether a product in float32 is made of halves: as accurate, and twice as fast or more. Not while tracing, where
-    the compiler has products of its own, nor where TensorFloat-32 was asked for."""
+    the compiler has products of its own, nor where TensorFloat-32 was asked for; nor while a call is noted, so that it
+    is not repeated without asking again."""
     plain = type(a) in (Tensor, torch.nn.Parameter) and a.dtype == b.dtype == torch.float32 and not INTERPRETING
-    if not plain or not launchable(a) or torch.backends.cuda.matmul.allow_tf32:
+    if not plain or not launchable(a) or noting() or torch.backends.cuda.matmul.allow_tf32:
         return False
     return config.by_halves(a.shape[0], b.shape[1], a.shape[1])
 
@@ -329,6 +331,7 @@ CROSS_LAYER_BACKWARD = declare(
     support=lambda dy, u, x0, *_: float_reason(dy=dy, u=u, x0=x0),
     cost=elementwise_cost(3.0),
     num_results=3,
+    repeats=True,
 )
 ADD_PRODUCT: Primitive = declare(
     name="add_product",
@@ -344,6 +347,7 @@ ADD_PRODUCT: Primitive = declare(
         "flops": 2.0 * inputs[0].numel * inputs[1].shape[1],
         "matrix_flops": 2.0 * inputs[0].numel * inputs[1].shape[1],
     },
+    repeats=True,
 )
 CROSS_LAYER = declare(
     name="cross_layer",
@@ -369,4 +373,5 @@ CROSS_LAYER = declare(
         forward_bytes=lambda args: 3 * args[0].nbytes + sum(t.nbytes for t in args[2:]),
         backward_bytes=lambda args: 6 * args[0].nbytes + 2 * sum(t.nbytes for t in args[2:]),
     ),
+    repeats=True,
 )
