@@ -192,7 +192,10 @@ CASES["cross_layer"] = [
     case("float32", batch=9, dim=24, rank=0),
     case("float16", batch=17, dim=40, rank=18),
 ]
-FORCED["paged_attention"] = [{"paged_attention": paged.Paged(16, num, 1, 1)} for num in (0, 3)]
+FORCED["paged_attention"] = [
+    {"paged_attention": paged.Paged(16, num, 1, 1, borders=borders)}
+    for num, borders in ((0, False), (3, False), (5, True))
+]
 CASES["decode_attention"] = [
     case("float32", b=2, h=8, k=2, s=77, d=24, hide="lengths"),
     case("float16", b=1, h=4, k=4, s=150, d=16, hide="mask"),
@@ -265,7 +268,8 @@ CASES["paged_latent_attention"] = [
     case("float16", b=1, h=4, s=50, d=16, e=16, page=32, uneven=False),
 ]
 FORCED["paged_latent_attention"] = [
-    {"latent_attention": latent.Latent(16, 16, num, 1, 1), "latent_attention.few": latent.Few(16, num, 1, 1)}
+    {"latent_attention": latent.Latent(16, 16, num, 1, 1),
+     "latent_attention.few": latent.Few(16, num, 1, 1, borders=num > 1)}
     for num in (1, 3)
 ]
 CASES["selective_scan"] = [
