@@ -98,9 +98,22 @@ SIXTH_REST = (
     "again_tables_zeroed again_healthy_graph_decode again_adam_tensor_by_tensor again_norms_one_by_one"
 ).split()
 """Of the sixth, what its first run had no time for, and what it left to ask."""
+SEVENTH = (
+    "healthy_graph_convolutions healthy_recurrence healthy_adapters healthy_two_towers healthy_painter_and_critic "
+    "healthy_guided_sampler healthy_picture_server healthy_choosing_experts healthy_half_precision healthy_mixer "
+    "healthy_perplexity healthy_waves pictures_changed_one_by_one losses_summed_on_host nodes_masked_in_each_layer "
+    "stock_layers_in_fp32 upscaler_channels_first lion_one_by_one latents_attend_by_einsum smoothed_in_fp32 "
+    "adapters_under_autocast skipgrams_dense features_of_1433 mish_in_steps mixer_in_segments "
+    "confusion_counted_on_host requests_one_by_one texts_read_in_the_loop batches_never_pinned healthy_streamed_text"
+).split()
+LEFT = (
+    "again_padded_in_order again_pictures_in_graph again_tables_zeroed healthy_compiled_training "
+    "again_adam_tensor_by_tensor again_healthy_graph_decode"
+).split()
+"""What the runs of the sixth suite had no time for."""
 SUITES = {
     "first": ORDER, "fresh": FRESH, "third": THIRD, "fourth": FOURTH, "rest": REST, "fifth": FIFTH, "sixth": SIXTH,
-    "sixth-rest": SIXTH_REST,
+    "sixth-rest": SIXTH_REST, "seventh": SEVENTH, "left": LEFT,
 }  # fmt: skip
 
 

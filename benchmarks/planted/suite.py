@@ -7,8 +7,9 @@ import fifth
 import fourth
 import fresh
 import healthy
+import seventh
 import sixth
 import third
 from cases import CASES
 
-__all__ = ["CASES", "again", "fifth", "fourth", "fresh", "healthy", "sixth", "third"]
+__all__ = ["CASES", "again", "fifth", "fourth", "fresh", "healthy", "seventh", "sixth", "third"]
