@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import again
+import eighth
 import fifth
 import fourth
 import fresh
@@ -12,4 +13,4 @@ import sixth
 import third
 from cases import CASES
 
-__all__ = ["CASES", "again", "fifth", "fourth", "fresh", "healthy", "seventh", "sixth", "third"]
+__all__ = ["CASES", "again", "eighth", "fifth", "fourth", "fresh", "healthy", "seventh", "sixth", "third"]
