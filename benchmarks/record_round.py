@@ -5,7 +5,7 @@
 
 ``blind`` draws every kind that ``validate`` promises (``bench/surveys.py``), and convolutions of all sorts once more,
 since a hundred of them say little; single precision there is as PyTorch leaves it, rounded to tf32. Nothing is fitted
-on it. ``convs`` are many convolutions, mostly of the sorts that are told badly, with the time from the first kernel's
+on it. Convolutions are run once more for the time between their first kernel's start and the last end. ``convs`` are many convolutions, mostly of the sorts that are told badly, with the time from the first kernel's
 start to the last one's end: groups run beside each other. ``products`` are those of ``record_products.py``. Everything
 comes back as one file.
 """
@@ -166,7 +166,9 @@ def record(part: str, out: Path, seed: int, seconds: float, scale: float) -> Non
     show = functools.partial(print, flush=True)
     path = out / f"{part}.jsonl.gz"
     if part == "blind":
-        record_operators(path, seed, 45.0, 1.0, show, blind_points(seed, scale))
+        todo = blind_points(seed, scale)
+        record_operators(path, seed, 45.0, 1.0, show, todo)
+        record_convs(out / "spans.jsonl.gz", [point for point in todo if point.kind == "conv2d"], seed, 12.0)
     elif part == "compiled":
         record_operators(path, seed, 12.0, 1.0, show, sampling.points(seed, compiled=True))
     elif part == "convs":
@@ -204,9 +206,23 @@ def file_away(source: Path, device: str, seed: int) -> None:
             if f"{part}.jsonl.gz" not in tar.getnames():
                 continue
             text = _whole(tar.extractfile(f"{part}.jsonl.gz"))
+            if part == "blind" and "spans.jsonl.gz" in tar.getnames():
+                text = _with_spans(text, _whole(tar.extractfile("spans.jsonl.gz")))
             with gzip.GzipFile(folder / f"{pattern.format(seed, seed + 1, seed + 2)}.jsonl.gz", "wb", mtime=0) as out:
                 out.write(text)
             print(part, text.count(b"\n"), "lines")
+
+
+def _with_spans(text: bytes, spans: bytes) -> bytes:
+    """Convolutions with the time from their first kernel's start to the last end, host ahead."""
+
+    def key(row: dict[str, Any]) -> str:
+        return json.dumps([row.get(name) for name in ("kind", "dtype", "phase", "shape")], sort_keys=True)
+
+    known = {key(row): row["span_s"] for row in map(json.loads, spans.splitlines()) if "span_s" in row}
+    rows = [json.loads(line) for line in text.splitlines()]
+    rows = [{**row, "span_s": known[key(row)]} if key(row) in known else row for row in rows]
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
 
 
 def _whole(packed: Any) -> bytes:
