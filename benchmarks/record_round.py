@@ -5,9 +5,9 @@
 
 ``blind`` draws every kind that ``validate`` promises (``bench/surveys.py``), and convolutions of all sorts once more,
 since a hundred of them say little; single precision there is as PyTorch leaves it, rounded to tf32. Nothing is fitted
-on it. Convolutions are run once more for the time between their first kernel's start and the last end. ``convs`` are many convolutions, mostly of the sorts that are told badly, with the time from the first kernel's
-start to the last one's end: groups run beside each other. ``products`` are those of ``record_products.py``. Everything
-comes back as one file.
+on it. ``convs`` are many convolutions, mostly of the sorts that are told badly. Convolutions of both parts are run for
+the time from the first kernel's start to the last one's end as well: groups run beside each other. ``products`` are
+those of ``record_products.py``. Everything comes back as one file.
 """
 
 from __future__ import annotations
