@@ -20,8 +20,8 @@ VECTOR_J_PER_FLOP = {
 70 W hold them at half of their peaks, and on a V100, which reaches its own; in between by the process (12, 7 to 8, 4
 nm)."""
 MATRIX_J_PER_FLOP = {"cdna2": 2.1e-12, "cdna3": 1.65e-12, "cdna4": 1.2e-12}
-"""The same of a 16-bit matrix operation where no product was fitted. CDNA 3 from the best published products of an MI300X
-(51 % of its peak under 750 W) and an MI325X (60 % under 1000 W): the exponent of the power cap explains both."""
+"""The same of a 16-bit matrix operation where no product was fitted. CDNA 3 from the best published products of an
+MI300X (51 % of its peak under 750 W) and an MI325X (60 % under 1000 W): the exponent of the power cap explains both."""
 
 
 def borrowed(families: Mapping[str, Mapping[str, Any]], donor: Device, device: Device) -> dict[str, Mapping[str, Any]]:
