@@ -27,8 +27,8 @@ def test_shares_of_a_peak_carry_over_as_they_are() -> None:
     assert adapted(COEF, device("b200"), device("b300"))["tensor_frac"] == 0.9
 
 
-def test_blackwell_ultra_computes_twice_the_exponentials() -> None:
-    assert adapted(COEF, device("b200"), device("b300"))["exp_per_clock"] == pytest.approx(24.0)
+def test_blackwell_ultra_gains_half_of_its_further_exponentials() -> None:
+    assert adapted(COEF, device("b200"), device("b300"))["exp_per_clock"] == pytest.approx(18.0)
 
 
 def test_a_device_borrows_nothing_from_itself() -> None:
