@@ -10,8 +10,8 @@ from ridgeline.hardware import Device
 PACED = frozenset({"launch_s", "fanout_s", "gap_s", "split_s", "splitk_s"})
 """Latencies of so many clocks: a launch of a product is 3,500 to 4,900 of them on four architectures, 4.3 to 1.6 µs."""
 EXPONENTIAL_RATE = {"b300": 1.5, "gb300": 1.5}
-"""Exponentials an SM computes per clock, over its kin. The vendor says twice for Blackwell Ultra's special units; kernels
-that already compute some of them on the other units are assumed to gain half of that (nobody measured here)."""
+"""Exponentials an SM computes per clock, over its kin. The vendor says twice for Blackwell Ultra's special units;
+kernels that compute some of them on other units already are assumed to gain half of that (nobody measured here)."""
 FAMILIES = ("gemm", "attention")
 VECTOR_J_PER_FLOP = {
     "pascal": 2.4e-11, "volta": 1.9e-11, "turing": 2.5e-11, "ampere": 1.5e-11, "ampere-ga10x": 1.7e-11, "ada": 1.6e-11,

@@ -1590,6 +1590,20 @@ def model(call: Call, chip: Chip, coef: Coef, warm_frac: float) -> Time:
     transposed = bool(d.get("transposed", 0))
     if transposed:
         conv = _swapped(conv)
-    if call.phase == "fwd":
+    time = _run(site, conv, call.phase, d, transposed)
+    if 1 < conv.groups < conv.c and time.num_kernels > conv.groups:
+        apart = _run(replace(site, coef=_one_stream(coef, "")), conv, call.phase, d, transposed)
+        return replace(time, beside=max(1.0, apart.busy_s / time.busy_s))
+    return time
+
+
+@selection
+def _one_stream(coef: Coef, _: str) -> dict[str, float]:
+    """The same kernels, none beside another."""
+    return {**coef, "streams": 1.0}
+
+
+def _run(site: Site, conv: Conv, phase: str, d: dict[str, int], transposed: bool) -> Time:
+    if phase == "fwd":
         return _time(site, conv, _forward_parts(site, conv, transposed))
     return _time(site, conv, _backward_parts(site, conv, transposed, bool(d.get("dgrad", 1)), bool(d.get("wgrad", 1))))
