@@ -56,8 +56,7 @@ def gelu_of(x, KIND: tl.constexpr):
         slope = share + x * density
     else:
         # (1 + tanh(u)) / 2 is the sigmoid of 2u, and as that it loses nothing where it is small
-        u = 1.5957691216057308 * (x + 0.044715 * x * x * x)
-        s = 1.0 / (1.0 + tl.exp(-u))
+        s = _inverse(1.0 + _power(x * (-2.302208198144325 - 0.1029432395800235 * (x * x))))
         y = x * s
         slope = s + y * (1.0 - s) * 1.5957691216057308 * (1.0 + 0.134145 * x * x)
     return y, slope
