@@ -20,7 +20,8 @@ DIRECT = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")
 
 
 @triton.jit
-def _inverse(x):
+def inverse(x):
+    """1 / x to float32's last digit but one; zero of what is infinite."""
     if DIRECT:
         x = tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
     else:
@@ -29,7 +30,8 @@ def _inverse(x):
 
 
 @triton.jit
-def _power(x):
+def power_of_two(x):
+    """2ˣ to float32's last digit but one; nothing smaller than its normal numbers."""
     if DIRECT:
         x = tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
     else:
@@ -40,8 +42,8 @@ def _power(x):
 @triton.jit
 def tail(x):
     """Φ(−|x|) and φ(x), both as float32 has them but for 7.5e-8; zero where x is infinite."""
-    t = _inverse(1.0 + 0.2316419 * tl.abs(x))
-    power = _power(-0.7213475204444817 * (x * x))
+    t = inverse(1.0 + 0.2316419 * tl.abs(x))
+    power = power_of_two(-0.7213475204444817 * (x * x))
     series = 0.7107068706716199 + t * (-0.7265760130580615 + t * 0.5307027142649737)
     return power * (t * (0.1274147958962986 + t * (-0.14224836829963933 + t * series))), 0.3989422804014327 * power
 
@@ -56,7 +58,7 @@ def gelu_of(x, KIND: tl.constexpr):
         slope = share + x * density
     else:
         # (1 + tanh(u)) / 2 is the sigmoid of 2u, and as that it loses nothing where it is small
-        s = _inverse(1.0 + _power(x * (-2.302208198144325 - 0.1029432395800235 * (x * x))))
+        s = inverse(1.0 + power_of_two(x * (-2.302208198144325 - 0.1029432395800235 * (x * x))))
         y = x * s
         slope = s + y * (1.0 - s) * 1.5957691216057308 * (1.0 + 0.134145 * x * x)
     return y, slope
