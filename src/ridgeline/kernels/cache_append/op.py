@@ -126,8 +126,8 @@ def rope_append(
 
 
 def _fetchable(ahead: Tensor) -> bool:
-    """Whether a weight lies in one piece, from a multiple of 16 bytes on."""
-    return ahead.is_contiguous() and ahead.nbytes >= 1 << 16 and ahead.data_ptr() % 16 == 0
+    """Whether a weight lies in one piece, from a multiple of 16 bytes on, and any of it is wanted."""
+    return AHEAD_BYTES > 0 and ahead.is_contiguous() and ahead.nbytes >= 1 << 16 and ahead.data_ptr() % 16 == 0
 
 
 def _turning(
