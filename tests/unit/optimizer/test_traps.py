@@ -127,6 +127,15 @@ def _serves_threads(fast: Any, eager: nn.Module, x: Any) -> None:
         assert all(torch.allclose(found[i], eager(x + i), atol=1e-5) for i in range(8))
 
 
+def test_what_was_optimized_may_be_optimized_again() -> None:
+    x = torch.ones(2, 8)
+    fast = rl.optimize(_net(), (x,), budget_s=3, use_cache=False)
+    again = rl.optimize(fast, (x[:1],), budget_s=3, use_cache=False)
+    assert again.original is fast.original and type(again.original) is nn.Sequential
+    with torch.no_grad():
+        assert torch.allclose(again(x[:1]), fast.original(x[:1]), atol=1e-6)
+
+
 def test_a_search_puts_back_the_dice_it_was_given_and_takes_no_iterator() -> None:
     model, generator = nn.Linear(4, 4), torch.Generator().manual_seed(3)
     model.forward = lambda x, g: nn.functional.linear(x, model.weight) + torch.rand(4, generator=g)
