@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import warnings
 from itertools import pairwise
 from pathlib import Path
@@ -121,6 +122,28 @@ def test_nothing_of_a_search_stays_in_the_allocator() -> None:
     for _ in range(3):
         plain_step(fast, torch.optim.SGD(model.parameters(), lr=0.0), None, (), kwargs)
     assert torch.cuda.max_memory_reserved() <= GRAPH_SLACK * eager_bytes + 2 * WORKSPACE_BYTES, str(fast.receipt)
+
+
+def test_a_recording_in_memory_that_grows_takes_eager_steps_and_gives_its_memory_back() -> None:
+    model, kwargs = _gpt(**_still())
+    eager = copy.deepcopy(model)
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    built = build(Candidate(name="graph", graphed=True, grows=True), model, Inputs((), kwargs), "train")
+    losses = []
+    for call, of in ((eager, eager), (built.call, model)):
+        optimizer = torch.optim.SGD(of.parameters(), lr=1e-2)
+        losses.append([float(plain_step(call, optimizer, None, (), kwargs)) for _ in range(4)])
+        others = [torch.full((1 << 20,), 7.0, device="cuda") for _ in range(64)]  # beside the recording, not in it
+        assert all(float(other[0]) == 7.0 for other in others)
+        model.zero_grad(set_to_none=True)
+        eager.zero_grad(set_to_none=True)
+    assert losses[0] == pytest.approx(losses[1], rel=2e-2) and losses[1][-1] < losses[1][0]
+    assert built.call.replays >= 4, built.call.misses
+    del built, call, others, optimizer
+    gc.collect()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() <= before + WORKSPACE_BYTES
 
 
 def test_a_whole_model_compiled_in_pieces_has_gradients_as_right_as_eagers() -> None:

@@ -8,6 +8,7 @@ import importlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from ridgeline.optimizer.candidate import Built, Candidate, Layout, Traces, buil
 from ridgeline.optimizer.explanation import explanations, remaining
 from ridgeline.optimizer.forecast import Forecast, forecast, known_device
 from ridgeline.optimizer.inputs import Inputs, RandomState, leaves
-from ridgeline.optimizer.ladder import CAPTURE_S, PLAIN, STOCK, Facts, Ladder, Rung
+from ridgeline.optimizer.ladder import CAPTURE_S, COMPILING_S, PLAIN, STOCK, Facts, Ladder, Rung
 from ridgeline.optimizer.measure import LAST_ROUNDS, Comparison, Timed, Track, compare, held_bytes, reserved_bytes
 from ridgeline.optimizer.narrowing import FIRST_FRAC, MOST_TRIES, Study, study
 from ridgeline.optimizer.optimized import Optimized, Plan
@@ -59,6 +60,8 @@ from ridgeline.optimizer.still import stilled
 from ridgeline.optimizer.studio import uncached_casts
 from ridgeline.optimizer.tracking import LEAST_STEPS, STEPS, track
 
+MOST_SEEDS, SEEDS_S = 32, 1.0
+"""Seeds after which random numbers that never showed are taken for unused, and the seconds for trying them."""
 RACE_FRAC, LAST_RACE_FRAC = 0.02, 0.06
 """Shares of the budget for one candidate's race and for the last one."""
 LEAST_RACE_S, MOST_RACE_S = 0.3, 4.0
@@ -84,8 +87,6 @@ PRICED_FRAC = 0.6
 """Of the budget, what must be left for a model to be priced: on a slow host the first calls may take seconds."""
 FROZEN_BY_PYTHON = 1000
 """Python 3.12 starts with 375 objects that are never collected."""
-COMPILING_S = 45.0
-"""A budget in which something will be compiled, so that the compiler may as well be imported before all else."""
 MEMORY_SLACK = 1.01
 """The allocator rounds: a hundredth more is not more."""
 GRAPH_SLACK, WORKSPACE_BYTES = 1.05, 64 << 20
@@ -136,7 +137,7 @@ class Search:
         self.forecast: Forecast | None = None
         self.eager_s = 0.0
         self.eager_bytes: int | None = None
-        self.base_bytes = self.base_reserved = 0
+        self.base_bytes = self.base_reserved = self.eager_reserved = 0
         self.limit_bytes = problem.memory_limit_bytes
         self.study: Study | None = None
         self.narrowing = False
@@ -190,22 +191,31 @@ class Search:
 
     def _draws_random(self, before: RandomState) -> bool:
         before.restore()
-        self.track.turn_s(self.problem.model, 1)
-        moved = before.moved()
+        self.track.run(self.problem.model, self.problem.inputs.copied())
+        moved = before.moved()  # asked before anything is put back: a model's state is, generators included
+        self.track.restore()
         before.restore()
         return moved
 
     def _results_vary(self, before: RandomState) -> bool:
-        """Whether the numbers drawn show in the results; layers dropped with probability zero draw them too."""
-        found = []
-        for seed in (1, 2):
-            torch.manual_seed(seed)
-            ready = self.problem.inputs.copied()
-            with torch.no_grad():
-                found.append([t.detach().clone() for _, t in leaves(self.problem.model(*ready.args, **ready.kwargs))])
-            self.track.restore()
+        """Whether the numbers drawn show in the results; layers dropped with probability zero draw them too.
+
+        Of few samples none may be dropped in most runs, so several are looked at, as long as they are quick.
+        """
+        first = self._seeded(1)
+        seeds = range(2, 2 + max(1, min(MOST_SEEDS, int(SEEDS_S / max(self.eager_s, 1e-6)))))
+        varies = any(not _equal(first, self._seeded(seed)) for seed in seeds)
         before.restore()
-        return len(found[0]) != len(found[1]) or not all(map(torch.equal, *found))
+        return varies
+
+    def _seeded(self, seed: int) -> list[torch.Tensor]:
+        """What a call returns after this seed."""
+        torch.manual_seed(seed)
+        ready = self.problem.inputs.copied()
+        with torch.no_grad():
+            found = [t.detach().clone() for _, t in leaves(self.problem.model(*ready.args, **ready.kwargs))]
+        self.track.restore()
+        return found
 
     def _price(self) -> None:
         device = known_device(self.problem.device)
@@ -311,7 +321,7 @@ class Search:
         if first:
             spare_s = max(spare_s, LENIENCY * self.left_s())
         elif rung.candidate.name == STOCK:  # the guarantee rests on it: all but the last race and a few steps may wait
-            spare_s = max(spare_s, self.left_s() - self._least_s())
+            spare_s = max(spare_s, LENIENCY * self.left_s() - self._least_s())
         if rung.cost_s > spare_s and not self._records_best(rung.candidate):
             why = f"needs about {rung.cost_s:.0f} s, {max(0.0, spare_s):.0f} s are left of the budget"
             self._note(Built(rung.candidate, self.problem.model, Report()), SKIPPED, why, predicted=rung.predicted_s)
@@ -332,7 +342,7 @@ class Search:
 
     def _records_best(self, candidate: Candidate) -> bool:
         """Whether it is the best so far, recorded: a second's work that takes the host out, whatever time is left."""
-        bare = replace(candidate, name=self.best.candidate.name, graphed=False, tries_convolutions=False)
+        bare = replace(candidate, name=self.best.candidate.name, graphed=False, tries_convolutions=False, grows=False)
         return candidate.graphed and bare == replace(self.best.candidate, tries_convolutions=False)
 
     def _capture_again(self, built: Built) -> None:
@@ -346,7 +356,7 @@ class Search:
 
     def _built(self, candidate: Candidate) -> Built:
         """Made on top of what was compiled before, if only the graph differs; what is compiled is kept for that."""
-        family = replace(candidate, name="", graphed=False, tries_convolutions=False)
+        family = _family(candidate)
         if candidate.layout != "keep" and self.layout is None:
             self.layout = Layout(self.problem.model)
         if candidate.compiles and family not in self.families:
@@ -358,6 +368,7 @@ class Search:
         return built
 
     def _made(self, candidate: Candidate, base: Built | None) -> Built:
+        """A candidate made, and what it keeps of the device's memory."""
         problem = self.problem
         before, before_reserved = held_bytes(problem.device), reserved_bytes(problem.device)
         built = build(candidate, problem.model, problem.inputs, problem.mode, layout=self.layout, base=base,
@@ -370,6 +381,40 @@ class Search:
         built.kept_bytes = max(0, kept) + (base.kept_bytes if base else 0)
         return built
 
+    def _outgrows(self, built: Built) -> bool:
+        """Whether a training step's recording reserves more than eager's steps do, gaps included."""
+        own_limit = self.problem.memory_limit_bytes is None and self.problem.mode == "train"
+        recorded = built.candidate.graphed and not built.candidate.grows
+        return own_limit and recorded and built.reserved_bytes > self.eager_reserved > 0
+
+    def _regrown(self, built: Built) -> Built:
+        """Recorded once more, into ranges that grow, which have no gaps between segments of other sizes."""
+        first, base = built.reserved_bytes, self.families.get(_family(built.candidate))
+        built.release()
+        try:
+            again = self._made(replace(built.candidate, grows=True), base)
+        except Exception as error:  # an allocator that cannot: as it was
+            self.notes.append(f"{built.candidate.name}: no memory that grows: {why_failed(error)}")
+            self.track.restore()
+            again = self._made(built.candidate, base)
+        else:
+            told = f"{first / 1e9:.2f} GB, {again.reserved_bytes / 1e9:.2f} in ranges that grow"
+            self.notes.append(f"{built.candidate.name}: recorded once more for its memory: {told}")
+        again.build_s = built.build_s
+        return again
+
+    def _slim(self) -> None:
+        """A winner whose recording has gaps beyond what eager reserves is recorded once more, without them."""
+        if not self._outgrows(self.best):
+            return
+        name = self.best.candidate.name
+        try:
+            self.best = self._regrown(self.best)
+            self.entries[name] = replace(self.entries[name], peak_bytes=self._peak_bytes(self.best))
+        except Exception as error:
+            self.track.restore()
+            self._unseat(self.best, f"could not be captured again: {why_failed(error)}")
+
     def _judge(self, built: Built, rung: Rung) -> None:
         """Memory, then time, then (only if it is faster) whether it is right."""
         if self._is_eager(built):
@@ -378,6 +423,10 @@ class Search:
         try:
             peak = self._peak_bytes(built)
             fits = self._fits(built, peak)
+            if not fits and self._outgrows(built):
+                built = self._regrown(built)
+                peak = self._peak_bytes(built)
+                fits = self._fits(built, peak)
             if not fits and built.candidate.name != STOCK:
                 self._note(built, LARGE, self._why_large(built), peak=peak)
                 return self._drop(built)
@@ -539,6 +588,7 @@ class Search:
     # The end: the last race, and what it says.
 
     def _finish(self) -> Outcome:
+        self._slim()
         self._stilled()
         self._tracked()
         timed, stock = self._last_race()
@@ -769,6 +819,15 @@ def _allowing(verdict: Verdict) -> str:
     return f"; within error_budget={1.5 * verdict.rms_frac:.0e} it would be"
 
 
+def _family(candidate: Candidate) -> Candidate:
+    """What was compiled for a candidate: all of it but its recording."""
+    return replace(candidate, name="", graphed=False, tries_convolutions=False, grows=False)
+
+
+def _equal(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
+    return len(a) == len(b) and all(map(torch.equal, a, b))
+
+
 def _ahead_by(against: Comparison) -> str:
     if against.speedup >= against.undisturbed:
         return f"{against.speedup:.2f}× as fast"
@@ -868,7 +927,17 @@ def why_failed(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
     if len(lines) > 1 and lines[0].endswith("raised:"):
         return lines[1][:240]
-    return f"{type(error).__name__}: {lines[0][:240]}" if lines else type(error).__name__
+    found = f"{type(error).__name__}: {lines[0][:240]}" if lines else type(error).__name__
+    unclear = isinstance(error, (TypeError, AttributeError, AssertionError, LookupError))
+    return found + _raised_in(error) if unclear else found
+
+
+def _raised_in(error: BaseException) -> str:
+    """The line that raised an error whose text says nothing to whoever does not see the code."""
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    return "" if at is None else f" ({'/'.join(Path(at.tb_frame.f_code.co_filename).parts[-3:])}:{at.tb_lineno})"
 
 
 def search(problem: Problem) -> Outcome:
