@@ -80,6 +80,8 @@ RESERVE_FRAC = 0.5
 LENIENCY = 1.2
 NARROW_FRAC = 0.35
 """Of the time, what is kept for fewer bits where they are allowed: measuring layers, building and proving a choice."""
+MOST_ROUNDING = 2e-3
+"""An error up to which products in TensorFloat-32 explain it."""
 COMPILERS = ("torch._dynamo", "torch._inductor.compile_fx", "torch._inductor.select_algorithm")
 PRICED_FRAC = 0.6
 """Of the budget, what must be left for a model to be priced: on a slow host the first calls may take seconds."""
@@ -512,7 +514,8 @@ class Search:
         try:
             prover = self.prover
             with built.switched() as call:
-                return prover.judge(call, (self.problem.error_budget or 0.0) if built.candidate.narrow else 0.0)
+                rounds = built.candidate.narrow or built.candidate.compiler.startswith("stock")
+                return prover.judge(call, (self.problem.error_budget or 0.0) if rounds else 0.0)
         except Exception as error:  # whatever keeps it from being proved keeps it from being returned
             return unproved(f"could not be proved: {why_failed(error)}")
         finally:
@@ -704,7 +707,7 @@ class Search:
         if not self._fits(built, self.entries[built.candidate.name].peak_bytes):
             return f"it needs too much memory: {self._why_large(built)}"
         verdict = self._proved(built)
-        return "" if verdict else verdict.reason or "it could not be proved"
+        return "" if verdict else f"{verdict.reason or 'it could not be proved'}{_allowing(verdict)}"
 
     def _fits(self, built: Built, peak: int | None) -> bool:
         """Within the limit; a graph's pool has gaps, and may be what eager's own pool grows to."""
@@ -807,6 +810,13 @@ class Search:
             error_budget=problem.error_budget, narrowed=self._narrow_rows(),
             notes=(*self.notes, *(self._prover.notes if self._prover else ())),
         )  # fmt: skip
+
+
+def _allowing(verdict: Verdict) -> str:
+    """The budget within which a result that is less accurate than eager's would be returned; none for a wrong one."""
+    if not verdict.allowed_rms_frac < verdict.rms_frac < MOST_ROUNDING:
+        return ""
+    return f"; within error_budget={1.5 * verdict.rms_frac:.0e} it would be"
 
 
 def _family(candidate: Candidate) -> Candidate:

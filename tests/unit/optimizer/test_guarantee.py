@@ -181,3 +181,24 @@ def test_the_fastest_rounds_show_what_medians_of_few_rounds_do_not() -> None:
     found = compare(ours, rival)
     assert found.speedup < 1.0 and found.undisturbed == pytest.approx(1.1) and found.ahead
     assert not compare(rival, rival).ahead
+
+
+def _judged(error: float, error_budget: float | None) -> tuple[bool, str]:
+    """Whether torch.compile may be returned where its results are off by a share, and what is said if not."""
+    model = nn.Linear(4, 4).eval()
+    problem = Problem(model=model, inputs=Inputs((torch.randn(64, 4),)), mode="infer", device=torch.device("cpu"),
+                      error_budget=error_budget)  # fmt: skip
+    search = Search(problem)
+    search.random, search.eager_s = False, 1e-3
+    stock = Built(Candidate(name="torch.compile", compiler="stock"), lambda x: model(x) * (1 + error), Report())
+    search._note(stock, "equal", "")
+    return bool(search._proved(stock)), search._barred(stock)
+
+
+def test_torch_compile_may_round_more_than_eager_only_within_a_stated_budget() -> None:
+    assert _judged(0.0, None) == (True, "")
+    fine, why = _judged(2e-4, None)
+    assert not fine and "error_budget=3e-04" in why
+    assert _judged(2e-4, 3e-4) == (True, "")
+    fine, why = _judged(0.1, 1e-3)
+    assert not fine and "error_budget" not in why

@@ -23,13 +23,19 @@ from ridgeline.kernels.convolution.reference import forward as meant
 from ridgeline.kernels.tensorfloat import convolutions_round
 from ridgeline.optimizer.contest import Contest, may_time, prepared
 from ridgeline.optimizer.rewrites.algebra import pooled_to_one
-from ridgeline.optimizer.rewrites.layers import CONVOLUTIONS, Ints, Settings, settings_of
+from ridgeline.optimizer.rewrites.layers import (
+    CONVOLUTIONS,
+    MOST_KINDS,
+    Ints,
+    Settings,
+    convolutions,
+    num_kinds,
+    settings_of,
+)
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
 from ridgeline.optimizer.rewrites.scene import Scene
 from ridgeline.optimizer.rewrites.words import Call, call
 
-MOST_SHAPES = 4
-"""Different convolutions in a graph: each is a kernel to compile and a race, which networks have no time for."""
 LEAST_ELEMENTS = 1 << 18
 LEAST_LAST = 16
 """Channels from which laying them last pays."""
@@ -37,8 +43,6 @@ _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 AGREED = 1e-5
 """The difference from the library's result, over its largest element, that sums in another order explain."""
 CONTEST = Contest()
-MOST_EXACT = 128 * 128
-"""Elements of a tile whose sums are carried twice."""
 _accuracy: dict[Any, Accuracy] = {}
 _decided: dict[Any, Any] = {}
 _active_modes = torch._C._len_torch_dispatch_stack
@@ -104,7 +108,8 @@ def _ways(
     found |= {name: way for name, way in others.items() if name in accuracy.agreeing}
     if depthwise:
         return found | {"ours": partial(_ours, settings, chain, None)}
-    fitting = [tile for tile in tiles if accuracy.rounding != "exact" or tile.pixels * tile.channels <= MOST_EXACT]
+    most = config.MOST_EXACT if accuracy.rounding == "exact" else math.inf
+    fitting = [tile for tile in tiles if tile.pixels * tile.channels <= most]
     rounded = {str(tile): replace(tile, rounding=accuracy.rounding) for tile in fitting}
     if unknown:
         _prepare(given, settings, chain, rounded.values())
@@ -244,9 +249,8 @@ def _(
 def convolution_chain(scene: Scene) -> list[Match]:
     if scene.training or scene.autocast or not convolutions_round() or not torch.backends.cudnn.enabled:
         return []
-    every = [read for node in scene.nodes if (read := call(node)) is not None and read.op in CONVOLUTIONS]
-    shapes = {(scene.shape(read["input"]), scene.shape(read["weight"])) for read in every}
-    if len(shapes) > MOST_SHAPES:
+    every = convolutions(scene)
+    if num_kinds(scene, every) > MOST_KINDS:
         return []
     nodes = [read.node for read in every]  # read again in turn: what one is made from may just have been replaced
     layers = (read for node in nodes if (read := _layer(scene, node)) is not None)
