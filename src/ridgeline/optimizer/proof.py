@@ -380,6 +380,9 @@ def widened(subject: Subject, inputs: Inputs, dtype: torch.dtype) -> list[Leaf]:
         return subject.observe(subject.model, inputs.converted(dtype), parameters, changed)
 
 
+_LISTS = ("_flat_weights", "_flat_weight_refs")
+
+
 class Widened:
     """A model whose tensors are in a wider type inside; afterwards every module holds what it held."""
 
@@ -400,9 +403,10 @@ class Widened:
         for module in self.model.modules():
             for held in (module._parameters, module._buffers, vars(module)):
                 self._swap(held)
-            weights = vars(module).get("_flat_weights")  # recurrent modules keep a list of their own
+            weights = vars(module).get("_flat_weights")  # recurrent modules keep lists of their own, and make new ones
             if isinstance(weights, list):
-                self.kept.append((vars(module), {"_flat_weights": weights}))
+                kept = {name: vars(module)[name] for name in _LISTS if name in vars(module)}
+                self.kept.append((vars(module), kept))
                 vars(module)["_flat_weights"] = [self.of(w) if isinstance(w, Tensor) else w for w in weights]
         return self
 

@@ -16,6 +16,7 @@ from ridgeline.optimizer import proof
 from ridgeline.optimizer.inputs import Inputs, State
 from ridgeline.optimizer.loss import Loss
 from ridgeline.optimizer.proof import Prover, Subject
+from ridgeline.optimizer.watch import Watch
 
 
 class Net(nn.Module):
@@ -223,3 +224,13 @@ def test_an_input_without_the_reference_of_the_others_is_left_out(monkeypatch: A
     rounded = lambda x: model[2](model[1](model[0](x).float()).to(torch.bfloat16))  # as right, with other roundings
     verdict = prover.judge(rounded)
     assert verdict and verdict.eager_rms_frac > 0
+
+
+def test_recurrent_layers_are_afterwards_what_they_were() -> None:
+    """They make their lists of weights anew when they meet others, and a recording watches those lists."""
+    model = nn.LSTM(8, 8, num_layers=2)
+    watch = Watch(model)
+    prover = _prover(model, torch.randn(5, 3, 8), mode="train")
+    assert prover.judge(model) and prover.reference == "float64"
+    model(torch.randn(5, 3, 8))
+    assert watch.same(), watch.changes()
