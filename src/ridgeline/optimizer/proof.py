@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -369,7 +370,8 @@ def _badness(verdict: Verdict) -> tuple[bool, float]:
 
 def widened(subject: Subject, inputs: Inputs, dtype: torch.dtype) -> list[Leaf]:
     """What the model leaves behind when its parameters, buffers and inputs are in a wider type."""
-    with _Exact(), _autocast_off(), Widened(subject.model, dtype) as wide:
+    experts = plain_experts(subject.model) if dtype is torch.float64 else nullcontext()
+    with _Exact(), _autocast_off(), experts, Widened(subject.model, dtype) as wide:
         parameters = {name: wide.of(tensor) for name, tensor in wide.parameters}
 
         def changed() -> list[tuple[str, Tensor]]:
@@ -378,6 +380,21 @@ def widened(subject: Subject, inputs: Inputs, dtype: torch.dtype) -> list[Leaf]:
                     if now is not None and not torch.equal(now, kept.to(now.dtype))]  # fmt: skip
 
         return subject.observe(subject.model, inputs.converted(dtype), parameters, changed)
+
+
+@contextmanager
+def plain_experts(model: nn.Module) -> Iterator[None]:
+    """Experts of transformers' one after another: products of groups have no float64."""
+    configs = {id(config): config for part in model.modules() if (config := vars(part).get("config")) is not None}
+    kept = [(config, name) for config in configs.values()
+            if isinstance(name := getattr(config, "_experts_implementation", None), str)]  # fmt: skip
+    try:
+        for config, _ in kept:
+            config._experts_implementation = "eager"
+        yield
+    finally:
+        for config, name in kept:
+            config._experts_implementation = name
 
 
 _LISTS = ("_flat_weights", "_flat_weight_refs")
