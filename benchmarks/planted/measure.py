@@ -205,6 +205,8 @@ def traces(setting: Setting, case: Case, folder: Path) -> dict[str, Any]:
                 found["stack"] = _profile(setting, program, folder / f"{case.name}.stack.json", active=1, stack=True)
                 if case.name == "fp32_logits":
                     _memory_history(setting, program, folder / "memory_snapshot.pickle")
+            if variant == "fixed" and case.plain:
+                found["plain"] = _profile_plainly(setting, program, folder / f"{case.name}.plain.json")
             found[variant]["facts"] = program.facts | _host_facts() | _memory_facts(setting)
         del program
         _forget(setting)
@@ -233,6 +235,19 @@ def _profile(setting: Setting, program: Program, path: Path, active: int, stack:
                 wall_s = time.perf_counter() - began
             recorder.step()
     return {"file": path.name, "profiled_mean_s": wall_s / active}
+
+
+def _profile_plainly(setting: Setting, program: Program, path: Path, num: int = 3) -> dict[str, Any]:
+    """As most people record: a few steps inside of a profiler, and nothing else asked of it."""
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if setting.cuda else [])
+    with profile(activities=activities) as recorder:
+        began = time.perf_counter()
+        for _ in range(num):
+            program.step()
+        setting.synchronize()
+        wall_s = time.perf_counter() - began
+    _saved(path)(recorder)
+    return {"file": path.name, "profiled_mean_s": wall_s / num}
 
 
 def _saved(path: Path) -> Callable[[Any], None]:

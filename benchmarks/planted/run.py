@@ -98,9 +98,29 @@ SIXTH_REST = (
     "again_tables_zeroed again_healthy_graph_decode again_adam_tensor_by_tensor again_norms_one_by_one"
 ).split()
 """Of the sixth, what its first run had no time for, and what it left to ask."""
+SEVENTH = (
+    "healthy_graph_convolutions healthy_recurrence healthy_adapters healthy_two_towers healthy_painter_and_critic "
+    "healthy_guided_sampler healthy_picture_server healthy_choosing_experts healthy_half_precision healthy_mixer "
+    "healthy_perplexity healthy_waves pictures_changed_one_by_one losses_summed_on_host nodes_masked_in_each_layer "
+    "stock_layers_in_fp32 upscaler_channels_first lion_one_by_one latents_attend_by_einsum smoothed_in_fp32 "
+    "adapters_under_autocast skipgrams_dense features_of_1433 mish_in_steps mixer_in_segments "
+    "confusion_counted_on_host requests_one_by_one texts_read_in_the_loop batches_never_pinned healthy_streamed_text"
+).split()
+EIGHTH = (
+    "again_losses_summed_on_host again_requests_one_by_one again_confusion_counted_on_host "
+    "healthy_windows healthy_autoencoder healthy_points healthy_rays healthy_gates healthy_least_squares "
+    "healthy_search healthy_masked_words healthy_long_context healthy_value_learning probe_under_autocast "
+    "buyers_and_goods_dense boxes_cut_one_by_one slopes_added_by_hand rmsprop_tensor_by_tensor "
+    "losses_asked_if_finite healthy_graphed_parts again_healthy_recurrence"
+).split()
+LEFT = (
+    "again_padded_in_order again_pictures_in_graph again_tables_zeroed healthy_compiled_training "
+    "again_adam_tensor_by_tensor again_healthy_graph_decode"
+).split()
+"""What the runs of the sixth suite had no time for."""
 SUITES = {
     "first": ORDER, "fresh": FRESH, "third": THIRD, "fourth": FOURTH, "rest": REST, "fifth": FIFTH, "sixth": SIXTH,
-    "sixth-rest": SIXTH_REST,
+    "sixth-rest": SIXTH_REST, "seventh": SEVENTH, "eighth": EIGHTH, "left": LEFT,
 }  # fmt: skip
 
 
@@ -255,9 +275,9 @@ def _shrink_jobs(
     if fact["event"] != "done":
         return []
     jobs = []
-    for variant in (name for name in ("planted", "fixed", "stack") if name in fact):
+    for variant in (name for name in ("planted", "fixed", "stack", "plain") if name in fact):
         source = folder / fact[variant]["file"]
-        of = "planted" if variant == "stack" else variant
+        of = {"stack": "planted", "plain": "fixed"}.get(variant, variant)
         facts = {
             "unprofiled_step_s": timed[fact["case"]][of]["median_s"],
             "unprofiled_spread_s": (timed[fact["case"]][of]["high_s"] - timed[fact["case"]][of]["low_s"]) / 2,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import again
+import eighth
 import fifth
 import fourth
 import fresh
 import healthy
+import seventh
 import sixth
 import third
 from cases import CASES
 
-__all__ = ["CASES", "again", "fifth", "fourth", "fresh", "healthy", "sixth", "third"]
+__all__ = ["CASES", "again", "eighth", "fifth", "fourth", "fresh", "healthy", "seventh", "sixth", "third"]

@@ -15,7 +15,7 @@ from ridgeline.findings.calibration import DEVICE_SLACK, HOST_SLACK
 from ridgeline.findings.score import GENERAL, NAMES, WEIGHTY_FRAC, Score, found_in, score
 from ridgeline.profiler.recordings import healthy_programs, planted_cases, planted_folder, second_fixes
 
-SUITES = ("planted", "fresh", "third", "fourth", "fifth", "sixth")
+SUITES = ("planted", "fresh", "third", "fourth", "fifth", "sixth", "seventh")
 NO_CAUSE = {"messages_indexed"}
 """Planted, but the fix made it slower (few indices are the same): rules must stay silent."""
 TRUE = {
@@ -57,6 +57,7 @@ MISSED = {
     "again_weights_cast_for_each_piece",  # compiling brought 5.85 ms, 4.71 at most were promised
     "again_policy_compiled",  # 0.49 where 0.39 at most were promised
     "again_pictures_embedded_under_autocast",  # 0.28 of 8.16 from a graph, where the device decides
+    "again_padded_in_order",  # 9.6 of 70.8 ms by sorted data, and nothing was said
 }
 """True, but for the first; the interval did not hold."""
 

@@ -13,12 +13,13 @@ def error(found, meant):
     return float((found.double() - meant).norm() / meant.norm())
 
 
+@pytest.mark.parametrize("pool", ["", "mean"])
 @pytest.mark.parametrize(
     ("transposed", "inputs", "outputs"),
     [(False, 32, 48), (False, 3, 20), (True, 32, 16)],
     ids=["plain", "thin", "turned"],
 )
-def test_every_way_to_convolve_is_as_accurate_as_the_library(transposed, inputs, outputs):
+def test_every_way_to_convolve_is_as_accurate_as_the_library(transposed, inputs, outputs, pool):
     torch.manual_seed(0)
     x = torch.rand(3, inputs, 33, 30, device="cuda")
     weight = torch.randn(*((inputs, outputs) if transposed else (outputs, inputs)), 3, 3, device="cuda")
@@ -27,8 +28,9 @@ def test_every_way_to_convolve_is_as_accurate_as_the_library(transposed, inputs,
     wide = [each.double() for each in (x, weight, bias)]
     call = F.conv_transpose2d if transposed else F.conv2d
     meant = F.gelu(call(*wide, settings[0], 1)) * vectors.double().view(1, -1, 1, 1)
-    args = (x, weight, bias, vectors, settings, "gelu scales@0")
-    ways = chains._ways(("test", transposed, inputs, x.device), *args)
+    meant = meant.mean((2, 3), keepdim=True) if pool else meant
+    args = (x, weight, bias, vectors, settings, f"gelu scales@0{'|' if pool else ''}{pool}")
+    ways = chains._ways(("test", transposed, inputs, pool, x.device), *args)
     own = error(ways["library"](*args[:4]), meant)
     assert own < 2e-3 and len(ways) >= 2
     for name, way in ways.items():

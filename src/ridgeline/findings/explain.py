@@ -76,8 +76,10 @@ def _summed(scene: Scene, weighed: list[_Weighed]) -> list[Finding]:
         in_turn_s = max(0.0, before_s - after_s)
         finding = _finding(scene, found, in_turn_s)
         later = in_turn_s >= max(LATER_FRAC * before_s, LATER_STEP_FRAC * scene.step_s)
-        worth = finding.expected_ms >= found.candidate.least_frac * scene.unrecorded_step_s * 1e3
-        if (worth or later) and len(made) < MAX_FINDINGS:
+        step_ms = scene.unrecorded_step_s * 1e3
+        worth = finding.expected_ms >= found.candidate.least_frac * step_ms
+        sure = finding.low_ms >= found.candidate.sure_frac * step_ms
+        if (worth or later) and sure and len(made) < MAX_FINDINGS:
             made.append(finding)
             so_far, before_s = so_far | found.best, min(before_s, after_s)
     return sorted(_fitted(made, scene.unrecorded_step_s * 1e3), key=lambda finding: -finding.expected_ms)
@@ -109,7 +111,7 @@ def _finding(scene: Scene, found: _Weighed, in_turn_s: float) -> Finding:
     trusted = trust(found.rule.name)
     step_s = scene.unrecorded_step_s
     most_s = min(step_s, scene.most_s(found.candidate.cure))
-    most_s = most_s if scene.is_timed else max(found.best_s, most_s)
+    most_s = most_s if scene.is_timed else min(step_s, max(found.best_s, most_s))
     best_s = min(trusted.high * found.best_s * scene.pace, most_s)
     worst_s = min(best_s, trusted.low * found.worst_s * scene.pace)
     noise_s = min(scene.noise_s, max(best_s, UNMEASURED_FRAC * step_s))

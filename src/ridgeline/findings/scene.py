@@ -17,7 +17,7 @@ from ridgeline.findings.fact import positive
 from ridgeline.findings.finding import Where
 from ridgeline.findings.kernelname import KernelName, kernel_name
 from ridgeline.findings.loop import Loop, loop_of
-from ridgeline.findings.overhead import Hosts, unrecorded, usual
+from ridgeline.findings.overhead import BARE_FRACS, PLAIN_FRACS, UNTIMED_FRACS, Hosts, unrecorded, usual
 from ridgeline.findings.program import BACK_TO_BACK_S, Wiring, wire
 from ridgeline.findings.replay import Edit, Index, Mask, Schedule, Seconds, edited, no_edit, run
 from ridgeline.findings.window import Window, window_of
@@ -45,6 +45,9 @@ LOSS_BACKWARD = (
 )
 PASS_WORKS = 10
 """Launches between the gradients of two losses from which on they are of two passes."""
+SURE_FRAC = 0.02
+"""Of the step: what every eager program has some of (launches, pointwise kernels, odd sizes) is told from here on at
+worst; a mistake that somebody made is told by what it brings at best."""
 LONG_GAP_S = 2e-3
 """No op, and no fused optimizer over hundreds of tensors, needs this long between two launches: the host does
 something else."""
@@ -79,7 +82,12 @@ class Scene:
         self.rows = self.wiring.work_rows
         self.loop: Loop = loop_of(self.wiring, self.window)
         self.hosts: Hosts = unrecorded(
-            self.wiring.program, self._recorded_ops(), self._unrecorded_step_s(), self.loop, LONG_GAP_S
+            self.wiring.program,
+            self._recorded_ops(),
+            self._unrecorded_step_s(),
+            self.loop,
+            LONG_GAP_S,
+            self._untimed_fracs(),
         )
         self.program = self.hosts.program
         self.base: Schedule = run(self.program)
@@ -104,6 +112,15 @@ class Scene:
         clock = self.clock
         first, last = np.searchsorted(starts, clock.gap_start_ns), np.searchsorted(starts, clock.start_ns)
         return np.asarray(last - first, dtype=np.float64)
+
+    def _untimed_fracs(self) -> tuple[float, ...]:
+        """What the recording leaves of the host's time, by what it recorded."""
+        ops = self.trace.of_kind(Kind.OP)
+        if not ops.any() or not self.trace.of_kind(Kind.RUNTIME).any():
+            return BARE_FRACS
+        shapes = self.trace.extra.get("shapes")
+        thorough = self.trace.of_kind(Kind.PYTHON).any() or (shapes is not None and bool(np.any(shapes[ops] > 0)))
+        return UNTIMED_FRACS if thorough else PLAIN_FRACS
 
     @property
     def recorded_step_s(self) -> float:
@@ -781,3 +798,4 @@ class Candidate:
     spans: tuple[int, ...] = ()
     unchecked: tuple[str, ...] = ()
     least_frac: float = 0.02  # of the step, from which on it is worth a sentence
+    sure_frac: float = 0.0  # of the step, what it must bring at worst: for what every eager program has some of

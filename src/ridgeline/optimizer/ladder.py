@@ -52,6 +52,9 @@ HOST_FRAC = 0.3
 KEPT_FRAC = 0.5
 MOST_GROUPED_FRAC = 0.9
 """Where fewer layers than this are in equal blocks, compiling those leaves too much as it is."""
+QUICK_FRAC = 0.15
+"""A trace of the whole that takes less of the budget is rewritten before torch.compile is measured, and may be what
+wins: wav2vec2's first and largest layers are in no block, and were left as they are for want of seven seconds."""
 STOCK = "torch.compile"
 OWED_TIMES = 2.0
 """Where the budget is so many times its compilation, torch.compile's share of it is kept from all others."""
@@ -140,8 +143,9 @@ class Ladder:
             yield from self._rewritten(search, layout)
         if self.facts.groups:  # most of what compiling the whole would bring, for a fraction of its time
             yield from self._block_rungs(search, layout, whole)
-            outside = not training and self.facts.grouped_frac < MOST_GROUPED_FRAC  # Swin's large images, say
-            if outside or self._blocks_failed(search):  # seconds, and before compilers of the whole
+            outside = self.facts.grouped_frac < MOST_GROUPED_FRAC  # Swin's large images, say
+            quick = self._trace_s("model") <= QUICK_FRAC * self.facts.budget_s
+            if (not training and (outside or quick)) or self._blocks_failed(search):  # before compilers of the whole
                 yield from self._rewritten(search, layout)
             if self.facts.has_cache and self.facts.cuda:  # masks that become lengths, places counted together
                 yield from self._rewritten(search)
@@ -159,8 +163,10 @@ class Ladder:
         if training:
             yield from self._ablations(search, "blocks")
         else:
+            if self.facts.groups and self.facts.grouped_frac < MOST_GROUPED_FRAC:  # torch.compile's share is kept
+                yield from self._family(search, self._as_tuned(whole, search), self._whole_s())
             yield from self._stock(search)
-        if not training and self.facts.groups and not self._at_the_floor(search):
+        if not training and self.facts.groups and not self._at_the_floor(search) and not self._is_made(search, whole):
             yield from self._family(search, self._as_tuned(whole, search), self._whole_s())
         if not convnet and not self.facts.has_cache and not (training and self.facts.groups):
             yield from self._rewritten(search, layout)  # across blocks, what a compiler was tried on too
@@ -286,6 +292,11 @@ class Ladder:
         """Whether a candidate was timed, recorded or not."""
         entries = [search.entries.get(name) for name in (candidate.name, candidate.name + GRAPHED)]
         return any(entry is not None and entry.status in MEASURED for entry in entries)
+
+    def _is_made(self, search: Climber, candidate: Candidate) -> bool:
+        """Whether a candidate was built, or could not be."""
+        entries = [search.entries.get(name) for name in (candidate.name, candidate.name + GRAPHED)]
+        return any(entry is not None and entry.status != SKIPPED for entry in entries)
 
     def _kernels_in_place(self, search: Climber) -> Iterator[Rung]:
         kernels = Candidate(name="kernels", substituted=self.facts.substitutable)

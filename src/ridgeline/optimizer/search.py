@@ -8,6 +8,7 @@ import importlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -53,6 +54,7 @@ from ridgeline.optimizer.regions import (
     unlike_frac,
 )
 from ridgeline.optimizer.sensitivity import Choice
+from ridgeline.optimizer.shortcut import Shortcut
 from ridgeline.optimizer.signature import Signature
 from ridgeline.optimizer.still import stilled
 from ridgeline.optimizer.studio import uncached_casts
@@ -439,7 +441,7 @@ class Search:
             self._note(built, LARGE, self._why_large(built), **shown)
             return self._drop(built)
         simpler = built.candidate.complexity < self.best.candidate.complexity and not against.slower
-        if against.faster or simpler:
+        if against.faster or simpler or self._leaner(built, against):
             verdict = self._proved(built)
             if not verdict:
                 self._note(built, WRONG, verdict.reason, verdict=verdict, **shown)
@@ -450,6 +452,11 @@ class Search:
         self._note(built, status, f"{word} {self.best.candidate.name} ({against.speedup:.3f}×)", **shown)
         self._keep_or_drop(built)
         return None
+
+    def _leaner(self, built: Built, against: Comparison) -> bool:
+        """Whether it does what torch.compile does, no later, past its guards: our look at a call comes in their place
+        there, and on top of them where torch.compile itself is handed over."""
+        return self.best.candidate.name == STOCK and built.call.__class__ is Shortcut and against.speedup >= 1.0
 
     def _is_eager(self, built: Built) -> bool:
         """Whether it was made to be rewritten and nothing was: then it is eager code behind a tracer."""
@@ -910,7 +917,17 @@ def why_failed(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
     if len(lines) > 1 and lines[0].endswith("raised:"):
         return lines[1][:240]
-    return f"{type(error).__name__}: {lines[0][:240]}" if lines else type(error).__name__
+    found = f"{type(error).__name__}: {lines[0][:240]}" if lines else type(error).__name__
+    unclear = isinstance(error, (TypeError, AttributeError, AssertionError, LookupError))
+    return found + _raised_in(error) if unclear else found
+
+
+def _raised_in(error: BaseException) -> str:
+    """The line that raised an error whose text says nothing to whoever does not see the code."""
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    return "" if at is None else f" ({'/'.join(Path(at.tb_frame.f_code.co_filename).parts[-3:])}:{at.tb_lineno})"
 
 
 def search(problem: Problem) -> Outcome:

@@ -107,3 +107,17 @@ def test_time_that_the_recording_took_is_waited_for_workers_without_it():
     finding = _steps(3, host_us=60.0, kernel_us=10.0, loader_us=4000.0, facts=facts).findings()[0]
     assert finding.rule == "data-loader"
     assert finding.high_ms > 4.0 * 1.02  # more than was waited while recording
+
+
+@pytest.mark.parametrize(("shapes", "frac"), [([[64, 64]] * 2, 0.5), (None, 0.7)])
+def test_an_untimed_step_has_the_host_that_such_recordings_leave(shapes, frac):
+    stage = Stage()
+    for _ in range(3):
+        with stage.step():
+            for _ in range(30):
+                stage.kernel("nvjet_tst_64x8", 5.0, op="aten::mm", host_us=60.0, shapes=shapes)
+    scene = stage.scene()
+    assert scene.recorded_frac == frac and not scene.is_timed
+    assert scene.step_s == pytest.approx(30 * frac * 60e-6, rel=0.02)
+    assert scene.recorded_step_s == pytest.approx(30 * 60e-6, rel=0.02)
+    assert len(scene.hosts.others) == 2

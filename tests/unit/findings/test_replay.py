@@ -27,8 +27,8 @@ def _mixed(*, loader: bool = True, waits: bool = True, kernel_us: float = 100.0)
 def test_the_unchanged_replay_is_the_recorded_run():
     scene = _mixed().scene()
     recorded_s = (scene.start_ns[scene.rows] - scene.window.start_ns) / 1e9
-    assert np.abs(scene.base.work_start_s - recorded_s).max() < 1e-9
-    assert scene.base.end_s == pytest.approx(scene.window.duration_s, abs=1e-9)
+    assert np.abs(scene.recorded.work_start_s - recorded_s).max() < 1e-9
+    assert scene.recorded.end_s == pytest.approx(scene.window.duration_s, abs=1e-9)
 
 
 def test_removing_the_loader_replays_to_the_run_without_it():
@@ -82,7 +82,7 @@ def test_a_delay_nothing_explains_is_counted_and_kept():
         healthy(stage, 3, 100.0)
     scene = stage.scene()
     assert scene.wiring.unexplained_s == pytest.approx(5e-3, rel=0.05)
-    assert scene.base.end_s == pytest.approx(scene.window.duration_s, abs=1e-9)
+    assert scene.recorded.end_s == pytest.approx(scene.window.duration_s, abs=1e-9)
 
 
 def test_work_of_another_stream_that_was_waited_for_is_found():

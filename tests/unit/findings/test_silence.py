@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from stage import Stage, healthy, rules_of
 
@@ -47,7 +49,7 @@ def test_what_a_compiler_made_is_not_told_to_be_compiled():
 
 @pytest.mark.parametrize(
     ("power_w", "clock_hz", "named"),
-    [(742.0, 1.29e9, False), (690.0, 1.45e9, False), (500.0, 1.29e9, True), (690.0, 0.9e9, True)],
+    [(742.0, 1.29e9, False), (642.0, 1.455e9, False), (500.0, 1.29e9, True), (690.0, 0.9e9, True)],
 )
 def test_a_device_that_draws_the_power_it_is_built_for_is_not_throttled(power_w, clock_hz, named):
     def play(stage: Stage) -> None:
@@ -69,7 +71,7 @@ def test_an_optimizer_with_products_of_its_own_has_no_fused_form():
 
     assert rules_of(_twice(lambda stage: play(stage, "Muon", True)).findings()) == []
     plain = _twice(lambda stage: play(stage, "RMSprop", False)).findings()[0]
-    assert plain.rule == "unfused-optimizer" and plain.change.startswith("torch.compile(optimizer.step)")
+    assert plain.rule == "unfused-optimizer" and "torch.compile(optimizer.step)" in plain.change
     assert "fused=True" in _twice(lambda stage: play(stage, "AdamW", False)).findings()[0].change
 
 
@@ -195,3 +197,72 @@ def test_sums_of_gradients_in_a_replayed_graph_are_no_chain():
 
     assert "pointwise-chains" not in rules_of(_twice(lambda s: play(s, "vectorized<CUDAFunctor_add>")).findings())
     assert "pointwise-chains" in rules_of(_twice(lambda s: play(s, "vectorized<TanhFunctor>")).findings())
+
+
+@pytest.mark.parametrize(("by_lists", "named"), [(False, True), (True, False)])
+def test_an_optimizer_without_a_fused_form_is_well_over_lists_of_weights(by_lists, named):
+    kernel = "multi_tensor_apply_kernel<TernaryOpScalarFunctor>" if by_lists else "vectorized_elementwise_kernel<Mul>"
+
+    def play(stage: Stage) -> None:
+        healthy(stage, 6)
+        with stage.span("Optimizer.step#Lion.step", Kind.ANNOTATION):
+            for _ in range(60):
+                stage.kernel(kernel, 20.0, op="aten::_foreach_lerp_" if by_lists else "aten::mul_", host_us=20.0)
+
+    assert ("unfused-optimizer" in rules_of(_twice(play).findings())) is named
+
+
+@pytest.mark.parametrize(("before", "named"), [("aten::bmm", True), ("aten::mm", False)])
+def test_a_softmax_between_a_linear_layer_and_batched_experts_is_no_attention(before, named):
+    def play(stage: Stage) -> None:
+        for _ in range(4):
+            healthy(stage, 1)
+            stage.kernel("nvjet_tst_64x8", 60.0, op=before)
+            stage.kernel("softmax_warp_forward", 60.0, op="aten::_softmax")
+            stage.kernel("nvjet_tst_256x128", 200.0, op="aten::bmm")
+
+    assert ("unfused-attention" in rules_of(_twice(play).findings())) is named
+
+
+def _adapted(stage: Stage, learned: bool) -> None:
+    """A pass under autocast; the backward pass of a cast is there for weights that learn."""
+    shapes, dtypes = [[4096, 4096]] * 2, ["c10::BFloat16", "float"]
+    for _ in range(6):
+        with stage.span("aten::linear"):
+            stage.kernel("bfloat16_copy_kernel_cuda", 60.0, op="aten::copy_", shapes=shapes, dtypes=dtypes)
+        healthy(stage, 2)
+    with stage.span("autograd::engine::evaluate_function: MseLossBackward0"):
+        healthy(stage, 1)
+    words = {"shapes": json.dumps([[4096, 4096]] if learned else [[4096, 8]])}
+    stage.host("ToCopyBackward0", 10.0, extra=words)
+    healthy(stage, 10)
+
+
+def test_casts_of_frozen_weights_are_told_and_of_learned_ones_not():
+    frozen, learned = (_twice(lambda stage, v=v: _adapted(stage, v)).findings() for v in (False, True))
+    assert "weight-casts" not in rules_of(learned)
+    assert "frozen" in next(found.change for found in frozen if found.rule == "weight-casts")
+
+
+@pytest.mark.parametrize(("rows", "named"), [(128_256, False), (1_000_000, True)])
+def test_a_table_of_entities_is_no_vocabulary(rows, named):
+    def play(stage: Stage) -> None:
+        stage.kernel("embedding_kernel", 20.0, op="aten::embedding", shapes=[[rows, 1024], [8192]])
+        healthy(stage, 4)
+        with stage.span("aten::embedding_dense_backward"):
+            stage.kernel("FillFunctor", 300.0, op="aten::zeros")
+        with stage.span("Optimizer.step#SGD.step", Kind.ANNOTATION):
+            stage.kernel("multi_tensor_apply_kernel", 300.0, op="aten::_foreach_add_")
+
+    assert ("dense-embedding-gradient" in rules_of(_twice(play).findings())) is named
+
+
+def test_launches_that_only_the_recording_makes_slow_are_not_told():
+    """Shapes were recorded and nobody timed the step: at half of the recorded host time the device is busy."""
+
+    def play(stage: Stage, host_us: float) -> None:
+        for _ in range(40):
+            stage.kernel("nvjet_tst_64x8", 30.0, op="aten::mm", host_us=host_us, shapes=[[64, 64]] * 2)
+
+    assert rules_of(_twice(lambda stage: play(stage, 38.0)).findings()) == []
+    assert rules_of(_twice(lambda stage: play(stage, 200.0)).findings()) == ["launch-bound"]

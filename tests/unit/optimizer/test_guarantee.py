@@ -80,6 +80,10 @@ class Contestant:
         return self.model(*args)
 
 
+class Past(Contestant):
+    """One that is called past its compiler's guards."""
+
+
 def _chosen(monkeypatch: Any, noise: Noise, true_s: dict[str, float], budget_s: float) -> str:
     """The winner's name of a search over candidates of these true times."""
     clock, model = [0.0], nn.Linear(4, 4).eval()
@@ -91,7 +95,8 @@ def _chosen(monkeypatch: Any, noise: Noise, true_s: dict[str, float], budget_s: 
         return spent_s
 
     def built(candidate: Candidate, *_: Any, **__: Any) -> Built:
-        return Built(candidate, Contestant(model, true_s[candidate.name]), Report(), build_s=0.01)
+        kind = Past if candidate.name == "lean" else Contestant
+        return Built(candidate, kind(model, true_s[candidate.name]), Report(), build_s=0.01)
 
     names = [name for name in true_s if name != "eager"]
     rungs = [Rung(Candidate(name=name, options=(("n", i),)), 0.1) for i, name in enumerate(names)]
@@ -141,6 +146,15 @@ def test_what_is_a_tenth_faster_than_both_is_returned_by_a_search_that_has_time(
     case = {"eager": 8e-3, "ours": 4.5e-3, "torch.compile": 5e-3}
     with monkeypatch.context() as patched:
         assert _chosen(patched, NOISES[noise](random.Random(3)), case, 120.0) == "ours"
+
+
+@pytest.mark.parametrize(("lean_s", "winner"), [(5e-3, "lean"), (5.4e-3, "torch.compile")])
+def test_of_two_that_are_as_fast_the_one_past_the_guards_is_handed_over(
+    monkeypatch: Any, lean_s: float, winner: str
+) -> None:
+    monkeypatch.setattr(searching, "Shortcut", Past)
+    case = {"eager": 8e-3, "torch.compile": 5e-3, "lean": lean_s}
+    assert _chosen(monkeypatch, itertools.repeat(1.0), case, 60.0) == winner
 
 
 def _overlooked(rounds: int, frac: float, slowed: Callable[[random.Random], Noise]) -> float:

@@ -9,12 +9,13 @@ import numpy as np
 from ridgeline.findings.cure import Cure
 from ridgeline.findings.replay import Index, Mask, Seconds
 from ridgeline.findings.rule import rule
-from ridgeline.findings.scene import Candidate, Scene
+from ridgeline.findings.scene import SURE_FRAC, Candidate, Scene
 from ridgeline.findings.shapes import dtype_named, first_dtype, first_shape, is_shape, parsed, shaped_ops
 from ridgeline.trace.kind import Kind
 
 AROUND = 8
 """Kernels between a product and the softmax that still belong to the same attention: scale, mask, dropout, casts."""
+BATCHED = frozenset({"aten::bmm", "aten::baddbmm", "aten::matmul", "aten::einsum"})
 SCORES_S = 12e-6
 OPERANDS = 3
 CHAIN = 4
@@ -25,6 +26,8 @@ CHAIN_UNKNOWN = 6
 after it are no chain."""
 LOOP, SMALL_S = 48, 30e-6
 """Small kernels in a row from which on they are a loop over tensors, and what small means."""
+FROZEN_FRAC = 0.01
+"""Of the step, for casts of weights that never change: what is cast and computed in fp32 around them comes on top."""
 LIGHT = ("pointwise", "reduce", "dropout", "copy", "fill", "random", "other")
 
 
@@ -38,16 +41,17 @@ def _runs(mask: Mask, stream: Index) -> tuple[Index, Index]:
     return starts, ends
 
 
-@rule("unfused-attention", version=2, order=44)
+@rule("unfused-attention", version=3, order=44)
 def unfused_attention(scene: Scene) -> Candidate | None:
     order = np.lexsort((scene.base.work_start_s, scene.program.stream))
     product, softmax = scene.family("gemm")[order], scene.family("softmax")[order]
+    batched = _may_be_batched(scene)[order]
     light = (scene.family(*LIGHT, "softmax", "index") | scene.is_on_device_copy)[order]
     copied = scene.family("copy")[order]
     chosen = np.zeros(len(order), dtype=bool)
     for at in np.flatnonzero(softmax).tolist():
         before, after = _reach(product, light, at, -1), _reach(product, light, at, +1)
-        if before is not None and after is not None:
+        if before is not None and after is not None and batched[before] and batched[after]:
             first, last = _further(product, before, -1), _further(product, after, +1)
             chosen[_along(copied, first, -1) : _along(copied, last, +1) + 1] = True
     works = np.sort(order[chosen])
@@ -102,6 +106,15 @@ def _reach(product: Mask, light: Mask, at: int, step: int) -> int | None:
     return None
 
 
+def _may_be_batched(scene: Scene) -> Mask:
+    """Works whose op multiplies batches, or is not known: scores come from one such product and go into another. A
+    router's softmax has a linear layer on one side, whatever experts have on the other."""
+    words = scene.trace.words
+    known = {int(word): words[int(word)] for word in np.unique(scene.trace.op[scene.rows])}
+    fitting = [word for word, name in known.items() if not name or name in BATCHED]
+    return np.isin(scene.trace.op[scene.rows], fitting)
+
+
 def _is_batched(scene: Scene, works: Index) -> bool:
     """Attention multiplies batches; a classifier's softmax after a linear layer does not. Where ops are unknown, as in
     a replayed graph, softmaxes of a few microseconds are not over scores."""
@@ -112,7 +125,7 @@ def _is_batched(scene: Scene, works: Index) -> bool:
     names -= {""}
     if not names:
         return float(np.median(scene.work_s[works[scene.family("softmax")[works]]])) > SCORES_S
-    return bool(names & {"aten::bmm", "aten::baddbmm", "aten::matmul", "aten::einsum"})
+    return bool(names & BATCHED)
 
 
 @rule("masked-attention", version=2, order=45)
@@ -150,14 +163,14 @@ def _dense_mask(shapes: str) -> bool:
     )
 
 
-@rule("weight-casts", version=3, order=46)
+@rule("weight-casts", version=4, order=46)
 def weight_casts(scene: Scene) -> Candidate | None:
     """The same tensors are converted to another dtype again and again."""
     works = _weight_casts(scene)
-    if len(works) < 4 or scene.frac(scene.per_step_s(works)) < 0.02:
-        return None
     passes = scene.num_passes / scene.num_steps
     if scene.trains and passes < 2:  # an optimizer wants them in fp32, and once a step they must be cast
+        return _frozen_casts(scene, works[_are_frozen(scene, works)])
+    if len(works) < 4 or scene.frac(scene.per_step_s(works)) < 0.02:
         return None
     change = "one autocast region around all passes of a step: within it a weight is cast once"
     return Candidate(
@@ -169,6 +182,31 @@ def weight_casts(scene: Scene) -> Candidate | None:
         evidence=scene.evidence(works),
         spans=tuple(scene.rows[works[:200]].tolist()),
     )
+
+
+def _frozen_casts(scene: Scene, works: Index) -> Candidate | None:
+    if len(works) < 4 or scene.frac(scene.per_step_s(works)) < FROZEN_FRAC:
+        return None
+    return Candidate(
+        what=f"{len(works) / scene.num_steps:.3g} casts of frozen weights a step",
+        cause="autocast converts fp32 weights that never change to the compute dtype, again in every pass",
+        change="keep the frozen weights in bf16 (module.to(torch.bfloat16)): no optimizer wants them in fp32",
+        where=scene.where(works),
+        cure=_weights_kept(scene, works),
+        evidence=scene.evidence(works),
+        spans=tuple(scene.rows[works[:200]].tolist()),
+    )
+
+
+def _are_frozen(scene: Scene, casts: Index) -> Mask:
+    """Casts of weights that get no gradient: a cast of one that does has its own backward, of the same shape."""
+    shapes, words = scene.trace.optional("shapes"), scene.trace.words
+    learned = {
+        tuple(first_shape(words[int(shapes[span])])) for span in scene.host_spans(r"^ToCopyBackward\d*$").tolist()
+    }
+    ops = shaped_ops(scene.trace, scene.rows[casts])
+    seen = [op >= 0 and tuple(first_shape(words[int(shapes[op])])) not in learned for op in ops.tolist()]
+    return np.array(seen, dtype=bool) & bool(learned)
 
 
 def _weight_casts(scene: Scene) -> Index:
@@ -220,11 +258,11 @@ def _is_weight_cast(scene: Scene, op: int, shapes: np.ndarray, dtypes: np.ndarra
     return len(shape) in (1, 2, 4) and converted and under_autocast
 
 
-@rule("tensor-loop", version=2, order=18)
+@rule("tensor-loop", version=3, order=18)
 def tensor_loop(scene: Scene) -> Candidate | None:
     """The same small op again and again, tensor by tensor: averages of weights, norms of gradients, schedules."""
     order = np.lexsort((scene.base.work_start_s, scene.program.stream))
-    light = scene.family("pointwise", "reduce", "copy", "fill") | (scene.work_kind == int(Kind.MEMSET))
+    light = scene.family("pointwise", "reduce", "copy", "fill", "index") | (scene.work_kind == int(Kind.MEMSET))
     small = light[order] & (scene.work_s[order] < SMALL_S)
     outside = ~scene.launched_in(scene.time_of(scene.host_spans(r"^Optimizer\.")))[order]
     starts, ends = _runs(small & outside, scene.program.stream[order])
@@ -236,8 +274,8 @@ def tensor_loop(scene: Scene) -> Candidate | None:
     return Candidate(
         what=f"A loop over tensors launches {len(works) / scene.num_steps:,.0f} small kernels a step",
         cause="host-bound loop over tensors: one launch and a few microseconds for every tensor",
-        change="torch._foreach_mul_, _foreach_add_, _foreach_lerp_, _foreach_norm over the whole list; "
-        "torch.optim.swa_utils for averages",
+        change="torch._foreach_mul_, _foreach_add_, _foreach_lerp_, _foreach_norm over the whole list; one op over the "
+        "stacked batch where the loop is over samples; torch.optim.swa_utils for averages",
         where=scene.where(works),
         cure=Cure(
             works=works, keep_best=0.05, keep_worst=0.5, host=scene.op_time(works), host_best=0.02, host_worst=0.15,
@@ -256,7 +294,7 @@ def _compilable(scene: Scene) -> Mask:
     return ~outside
 
 
-@rule("pointwise-chains", version=4, order=50)
+@rule("pointwise-chains", version=5, order=50)
 def pointwise_chains(scene: Scene) -> Candidate | None:
     order = np.lexsort((scene.base.work_start_s, scene.program.stream))
     light = scene.family("pointwise", "reduce", "dropout", "copy", "random") & _compilable(scene)
@@ -284,4 +322,5 @@ def pointwise_chains(scene: Scene) -> Candidate | None:
         ),
         evidence=scene.evidence(works),
         spans=tuple(scene.rows[works[:200]].tolist()),
+        sure_frac=SURE_FRAC,
     )

@@ -10,13 +10,13 @@ from ridgeline.findings.finding import Where
 from ridgeline.findings.program import ALLOCATES, NOT_ALLOCATING, runtime_named
 from ridgeline.findings.replay import Index
 from ridgeline.findings.rule import rule
-from ridgeline.findings.scene import Candidate, Scene
+from ridgeline.findings.scene import SURE_FRAC, Candidate, Scene
 from ridgeline.trace.intervals import Intervals, covered_within
 from ridgeline.trace.kind import Kind
 
 TINY_S = 10e-6
 MANY_PASSES = 6
-RECORDED = ("the recording itself slows the host: the share without it may be smaller",)
+RECORDED = ("how fast the host is unrecorded: taken from what such recordings usually cost; time a step without one",)
 MORE_WORKERS = (
     "raise num_workers and prefetch_factor, move decoding or augmentation to the GPU, or cache decoded samples"
 )
@@ -197,7 +197,7 @@ def graph_breaks(scene: Scene) -> Candidate | None:
     )
 
 
-@rule("launch-bound", version=2, order=90)
+@rule("launch-bound", version=3, order=90)
 def launch_bound(scene: Scene) -> Candidate | None:
     kernels = np.flatnonzero(scene.work_kind == int(Kind.KERNEL))
     if len(kernels) < 8 or not scene.linked.any():
@@ -212,24 +212,35 @@ def launch_bound(scene: Scene) -> Candidate | None:
         what=f"The host launches {per_step:,.0f} kernels a step, {host_s * 1e6:.3g} µs each; half take under "
         f"{typical_s * 1e6:.3g} µs",
         cause=f"host launch-bound: the device finishes before the next kernel is launched ({tiny:.0%} of kernels "
-        "under 10 µs)",
+        "under 10 µs)" + ("; the batch is small: products fill less than half of the SMs" if _is_small(scene) else ""),
         change="CUDA graphs (torch.compile(mode='reduce-overhead') or torch.cuda.graph), torch.compile to fuse, or "
         "a larger batch",
         where=scene.where(kernels),
         cure=Cure(
             host=scene.launching,
-            host_best=GRAPH_HOST_FRAC if scene.is_timed else RECORDED_FRAC,
+            host_best=GRAPH_HOST_FRAC if scene.is_timed or scene.recorded_frac < 1.0 else RECORDED_FRAC,
             host_worst=0.5,
             closed=scene.launched_late,  # in a graph they follow each other at once
         ),
         evidence=scene.evidence(kernels),
         spans=tuple(scene.rows[kernels[:200]].tolist()),
-        unchecked=RECORDED if scene.of_kind(Kind.RUNTIME).any() and scene.recorded_frac == 1.0 else (),
+        unchecked=() if scene.is_timed or not len(scene.of_kind(Kind.RUNTIME)) else RECORDED,
         least_frac=GENERAL_FRAC,
+        sure_frac=SURE_FRAC,
     )
 
 
-@rule("host-code", version=2, order=80)
+def _is_small(scene: Scene) -> bool:
+    """Whether most of the products' time is spent in kernels of fewer blocks than half of the SMs."""
+    grid, products = scene.trace.extra.get("grid"), np.flatnonzero(scene.family("gemm", "conv"))
+    if grid is None or scene.device is None or not len(products):
+        return False
+    blocks = np.prod(np.maximum(grid[scene.rows[products]], 1).astype(np.float64), axis=1)
+    small = products[blocks < 0.5 * scene.device.num_cores]
+    return scene.per_step_s(small) > 0.5 * scene.per_step_s(products)
+
+
+@rule("host-code", version=3, order=80)
 def host_code(scene: Scene) -> Candidate | None:
     """Long stretches in which the host neither launches nor waits, and no other rule knows why. An op that now and then
     takes many times as long as it does is the machine's, not the program's."""
@@ -252,6 +263,7 @@ def host_code(scene: Scene) -> Candidate | None:
         spans=tuple(held[:200].tolist()),
         unchecked=() if len(held) else ("what the host did: the trace has no span there; record with stacks",),
         least_frac=GENERAL_FRAC,
+        sure_frac=0.0 if scene.is_timed else GENERAL_FRAC,  # how far the host is ahead of the device is then a guess
     )
 
 
@@ -316,7 +328,7 @@ def small_batch(scene: Scene) -> Candidate | None:
     )
 
 
-@rule("host-contention", version=2, order=70)
+@rule("host-contention", version=3, order=70)
 def host_contention(scene: Scene) -> Candidate | None:
     """The same op now and then takes many times its usual host time: the thread was not running. Between ops it was not
     running either: long gaps go along."""
@@ -336,6 +348,7 @@ def host_contention(scene: Scene) -> Candidate | None:
         evidence=scene.host_evidence(stalls),
         spans=tuple(stalls[:200].tolist()),
         unchecked=("which process took the cores: a trace holds one process",),
+        sure_frac=SURE_FRAC,
     )
 
 

@@ -11,6 +11,8 @@ from ridgeline.findings.shapes import first_dtype, first_shape, is_shape, parsed
 
 TABLE = 5e8
 """Values of a lookup table from which on its dense gradient matters; vocabularies of language models stay below."""
+ENTITIES, ENTITY_TABLE = 500_000, 1e8
+"""Rows that no vocabulary of a language model has, and values from which on a table of so many rows matters."""
 LARGE_VOCAB = 8192
 WIDE_FRAC = 0.3
 """Of the step, from which on the loss is worth fusing although it has no needless copies."""
@@ -119,7 +121,7 @@ def _least_frac(scene: Scene, works: np.ndarray) -> float:
     return moved_bytes / scene.device.dram.bandwidth_bytes_per_s / taken_s if taken_s > 0 else 0.0
 
 
-@rule("dense-embedding-gradient", version=2, order=8)
+@rule("dense-embedding-gradient", version=3, order=8)
 def dense_embedding_gradient(scene: Scene) -> Candidate | None:
     """A table far larger than the rows a step touches gets a dense gradient that is filled, added and applied in
     full."""
@@ -127,7 +129,7 @@ def dense_embedding_gradient(scene: Scene) -> Candidate | None:
         scene.family("pointwise", "fill", "foreach", "optimizer", "copy", "embedding") | (scene.work_kind == 4)
     )
     largest = _table_elements(scene)
-    if largest < TABLE or len(scene.host_spans(r"embedding(_bag)?_sparse_backward$")):
+    if not largest or len(scene.host_spans(r"embedding(_bag)?_sparse_backward$")):
         return None
     tables = scene.under(r"embedding|EmbeddingBag") | scene.launched_in(
         scene.time_of(scene.host_spans(r"^Optimizer\."))
@@ -148,11 +150,14 @@ def dense_embedding_gradient(scene: Scene) -> Candidate | None:
 
 
 def _table_elements(scene: Scene) -> float:
+    """Values of the largest table whose dense gradient matters; 0 if there is none."""
     shapes = scene.trace.optional("shapes")
     found = 0.0
     for span in scene.host_spans(r"aten::(embedding|_embedding_bag|embedding_bag)$").tolist()[:50]:
         shape = first_shape(scene.trace.words[int(shapes[span])])
-        found = max(found, float(np.prod(shape)) if len(shape) == 2 else 0.0)
+        values = float(np.prod(shape)) if len(shape) == 2 else 0.0
+        matters = values >= TABLE or (values >= ENTITY_TABLE and shape[0] >= ENTITIES)
+        found = max(found, values if matters else 0.0)
     return found
 
 

@@ -15,10 +15,10 @@ MANY = 32
 HAS_FUSED = r"^Optimizer\.step#(Adam|AdamW|SGD|Adagrad)\.step|^Optimizer\.step$"
 FUSED = "torch.optim.AdamW(…, fused=True) (SGD and Adam have it too); foreach=True where fused is missing"
 SPARSE = r"^aten::(_?coalesce|sparse_mask|_nnz|sparse_dim)$"
-COMPILED = "torch.compile(optimizer.step): this optimizer has no fused form"
+COMPILED = "torch._foreach_… over lists of weights, or torch.compile(optimizer.step): this optimizer has no fused form"
 
 
-@rule("unfused-optimizer", version=3, order=15)
+@rule("unfused-optimizer", version=4, order=15)
 def unfused_optimizer(scene: Scene) -> Candidate | None:
     """Updates tensor by tensor, or pass by pass over all of them."""
     spans = scene.host_spans(r"^Optimizer\.step", Kind.ANNOTATION, Kind.OP)
@@ -28,12 +28,15 @@ def unfused_optimizer(scene: Scene) -> Candidate | None:
     if not len(works) or len(works) / scene.num_steps < MANY:
         return None
     foreach = scene.per_step_s(works[scene.family("foreach")[works]]) > 0.5 * scene.per_step_s(works)
+    fusible = bool(scene.words_like(HAS_FUSED)[scene.trace.name[spans]].any())
+    if foreach and not fusible:  # over lists of weights: there is nothing better to be had by a setting
+        return None
     how = "foreach: several passes over all weights" if foreach else "one tensor after another"
     return Candidate(
         what=f"The optimizer runs {len(works) / scene.num_steps:,.0f} kernels a step, "
         f"{scene.per_step_s(works) * 1e3:.3g} ms",
         cause=f"unfused optimizer: {how}",
-        change=FUSED if scene.words_like(HAS_FUSED)[scene.trace.name[spans]].any() else COMPILED,
+        change=FUSED if fusible else COMPILED,
         where=scene.where_host(spans),
         cure=Cure(
             works=works,

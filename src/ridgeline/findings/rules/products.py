@@ -12,7 +12,7 @@ from ridgeline.findings.fact import positive
 from ridgeline.findings.pricing import alignment_ratio, product_ratio
 from ridgeline.findings.replay import Index, Mask, Seconds
 from ridgeline.findings.rule import rule
-from ridgeline.findings.scene import Candidate, Scene
+from ridgeline.findings.scene import SURE_FRAC, Candidate, Scene
 from ridgeline.findings.shapes import Product, first_dtype, is_shape, parsed, product_of, shaped_ops
 
 NO_TENSOR_CORES = ("pascal", "maxwell", "kepler")
@@ -112,7 +112,7 @@ def _whole_convolutions(scene: Scene, mask: Mask) -> Mask:
     return np.asarray(mask | (convolution & (op >= 0) & np.isin(op, op[mask & convolution])), dtype=bool)
 
 
-@rule("misaligned-sizes", order=41)
+@rule("misaligned-sizes", version=2, order=41)
 def misaligned_sizes(scene: Scene) -> Candidate | None:
     """Products on Tensor Cores whose sizes are not multiples of 8, by name (align1, align2) or by shape."""
     works = np.flatnonzero(scene.family("gemm", "conv") & scene.precision("half", "tf32", "fp8", ""))
@@ -147,6 +147,7 @@ def misaligned_sizes(scene: Scene) -> Candidate | None:
         cure=Cure(works=works, keep_best=best, keep_worst=np.minimum(1.0, np.sqrt(best))),
         evidence=scene.evidence(works),
         spans=tuple(scene.rows[works[:200]].tolist()),
+        sure_frac=SURE_FRAC,
     )
 
 

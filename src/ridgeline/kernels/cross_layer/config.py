@@ -23,6 +23,16 @@ class Product:
 
 
 @dataclass(frozen=True, slots=True)
+class Resident:
+    """Buffers of 128 rows of the left factor, chunks of the weight on their way, tiles that are ended at once; no
+    buffer: tiles of their own."""
+
+    buffers: int
+    stages: int = 0
+    ends: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Pass:
     """Rows and columns of a tile of the backward pass, its warps, and programs a multiprocessor."""
 
@@ -43,6 +53,47 @@ def product(m: int, n: int, k: int, itemsize: int) -> Product:
     if cdiv(m, 128) * cdiv(n, 128) < 132:
         return Product(64, 64, 64, 4, 4)
     return Product(128, 128, 64, 8, 3)
+
+
+SHARED_BYTES = 232448 - 1024
+"""Of a program, less its barriers."""
+
+CHUNK_BYTES = 128 * 64 * 2
+
+
+def chunks(k: int) -> int:
+    """Chunks of 64 of the inner dim, an even number: what ends a tile is two of them."""
+    return 2 * cdiv(k, 128)
+
+
+def fits(chosen: Resident, k: int, apart: bool) -> bool:
+    """Whether a program has room for all that."""
+    ends = chosen.ends * (2 if apart else 1) * 2
+    return (chosen.buffers * chunks(k) + chosen.stages + ends) * CHUNK_BYTES <= SHARED_BYTES
+
+
+def resident(m: int, n: int, k: int, itemsize: int, apart: bool) -> Resident:
+    """No size yet for which rows stay in shared memory."""
+    return Resident(0)
+
+
+LEAST_FLOPS, LEAST_INNER = 4e9, 256
+"""Of float32 products that are made of halves on the tensor cores: 16384×1024² 314 µs with the rest of the layer (770
+by cuBLAS), 4096×1024² 90 (198), 65536×256² 251 (272), but 4096×256² 28 (27)."""
+
+
+def by_halves(m: int, n: int, k: int) -> bool:
+    """Whether a float32 product of [m, k] and [k, n] is large enough to be taken apart first."""
+    return 2.0 * m * n * k >= LEAST_FLOPS and k >= LEAST_INNER
+
+
+def cuts(m: int, n: int, k: int, num_sms: int) -> int:
+    """Stretches of a long inner dim that are multiplied side by side, so that all processors have tiles of 128×128;
+    a power of two that divides it into at least 512 each."""
+    num = 1
+    while num * cdiv(m, 128) * cdiv(n, 128) < 2 * num_sms and k % (2 * num) == 0 and k // (2 * num) >= 512:
+        num *= 2
+    return num
 
 
 def backward(n: int) -> Pass:

@@ -33,10 +33,11 @@ def default(groups: int, length: int, positions: int, sms: int) -> Groups:
 @dataclass(frozen=True, slots=True)
 class Images(Streamed):
     """A piece of a channel is at most so many accesses of a lane long, and sums are made a piece; whether the gradient
-    before the activation is kept in shared memory or computed twice."""
+    before the activation is kept in shared memory or computed twice; whether two sigmoids share an inverse."""
 
     accesses: int = 8
     kept: bool = True
+    paired: bool = False
 
 
 def streamed(num_bytes: int, num_inputs: int) -> Images | None:
@@ -47,7 +48,7 @@ def streamed(num_bytes: int, num_inputs: int) -> Images | None:
     """
     if num_bytes < STREAMED_BYTES:
         return None
-    return Images(8, 4, 3, 4) if num_inputs == 1 else Images(4, 8, 3, 2)
+    return Images(8, 4, 3, 4) if num_inputs == 1 else Images(4, 4, 3, 4)
 
 
 def piece(positions: int, vector: int, accesses: int = 1) -> int:

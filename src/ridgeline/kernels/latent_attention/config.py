@@ -34,7 +34,8 @@ FEW_HEADS = 16
 @dataclass(frozen=True, slots=True)
 class Few:
     """Keys of a block, programs, warps, stages, when the joining kernel starts, the fewest blocks of a program; ``fed``
-    through the copy engine, where the cache may leave the L2 first."""
+    through the copy engine, where the cache may leave the L2 first; ``borders``: parts are joined by borders between
+    programs, not by heads."""
 
     keys: int
     programs: int
@@ -44,6 +45,7 @@ class Few:
     least: int = LEAST_BLOCKS
     fed: bool = False
     leaves: bool = False
+    borders: bool = False
 
 
 MOST_COLUMNS_KEYS = 220_000

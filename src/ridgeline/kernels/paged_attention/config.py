@@ -47,7 +47,7 @@ LEAST_BLOCKS = 2
 class Paged:
     """Keys of a block, programs (0: one a sequence and key head), warps, stages, when the joining kernel starts, the
     fewest blocks of a program. ``fed``: through the copy engine, where the cache may leave the L2 first and threads
-    start with so many registers."""
+    start with so many registers. ``borders``: parts are joined by borders between programs, not by heads."""
 
     keys: int
     programs: int
@@ -58,6 +58,7 @@ class Paged:
     fed: bool = False
     leaves: bool = False
     max_registers: int = 0
+    borders: bool = False
 
 
 def takes_columns(batch: int, ratio: int, head_dim: int, page: int) -> bool:
@@ -107,6 +108,14 @@ finding that out takes a microsecond."""
 def joined_columns(heads: int) -> int:
     """Columns of a head that a joining program takes: few where there are few heads, so that more programs join."""
     return 32 if heads <= 64 else 128
+
+
+def border_tile(programs: int, sequences: int, rows: int) -> tuple[int, int]:
+    """Parts and columns of a border that are joined at once: two parts are the rule where there are more sequences
+    than programs; where there are fewer, there are more parts and fewer borders to join."""
+    if sequences >= programs:
+        return (4, 128) if rows <= 8 else (2, 128)
+    return (8, 32) if rows > 4 else (8, 64)
 
 
 def shares_of(sequences: int, longest: int, keys: int, slots: int) -> int:

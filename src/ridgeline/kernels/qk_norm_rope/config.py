@@ -9,10 +9,12 @@ from ridgeline.kernels.rows import clamp, power_of_two
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Warps that work on one token's heads, and programs a multiprocessor holds of the backward pass."""
+    """Warps of a program, and programs a multiprocessor holds of the backward pass; ``rows`` heads at a time, whatever
+    tokens they belong to, or all heads of a token where none are given."""
 
     num_warps: int
     programs_per_sm: int
+    rows: int = 0
 
 
 def forward(heads: int, head_dim: int) -> Heads:
