@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
@@ -27,6 +28,8 @@ hides the order of summation, and eager's own order may happen to be a lucky one
 NO_DIGIT, TIMES_NOISE = 0.5, 8.0
 """Where eager has not one digit right (the gradient of a key's bias, which is zero but for rounding), what it returns
 is noise, and the noise of another kernel may be so many times as large."""
+TIMES_MOVED, LEAST_NOISE = 1000.0, 0.02
+"""Where weights one rounding away move most gradients by a millionth, one that moves by a fiftieth is noise too."""
 BUDGET_LARGEST = 4.0
 """Times a stated budget that a single element may be off, relative to the largest of its tensor."""
 LEAST_DRAWS, MOST_DRAWS = 8, 32
@@ -302,7 +305,7 @@ class Prover:
                        f"the mean of {num} eager runs", reason, tuple(self.notes)), badness  # fmt: skip
 
     def _rounded(self) -> frozenset[str]:
-        """Gradients that are nothing but rounding: they have not a digit left when weights are one rounding away."""
+        """Gradients that are nothing but rounding: weights one rounding away make others of them."""
         if self._noise is None:
             self._noise = self._found_noise() if self.subject.mode == "train" else frozenset()
         return self._noise
@@ -315,8 +318,12 @@ class Prover:
                 again = self._gradients()
         except torch.OutOfMemoryError:  # no room for a second set of weights: everything is held to its digits
             return frozenset()
-        return frozenset(name for name, grad in first.items() if name in again and grad.shape == again[name].shape
-                         and float((grad - again[name]).norm()) > NO_DIGIT * float(grad.norm()))  # fmt: skip
+        moved = {name: float((grad - again[name]).norm() / grad.norm()) for name, grad in first.items()
+                 if name in again and grad.shape == again[name].shape and grad.any()}  # fmt: skip
+        if not moved:
+            return frozenset()
+        most = min(NO_DIGIT, max(LEAST_NOISE, TIMES_MOVED * statistics.median(moved.values())))
+        return frozenset(name for name, frac in moved.items() if frac > most)
 
     def _gradients(self) -> dict[str, Tensor]:
         """Eager's, always with the same random numbers."""
