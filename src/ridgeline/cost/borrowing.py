@@ -9,8 +9,9 @@ from ridgeline.hardware import Device
 
 PACED = frozenset({"launch_s", "fanout_s", "gap_s", "split_s", "splitk_s"})
 """Latencies of so many clocks: a launch of a product is 3,500 to 4,900 of them on four architectures, 4.3 to 1.6 µs."""
-EXPONENTIAL_RATE = {"b300": 2.0, "gb300": 2.0}
-"""Exponentials an SM computes per clock, over its kin (vendor's description of Blackwell Ultra's special units)."""
+EXPONENTIAL_RATE = {"b300": 1.5, "gb300": 1.5}
+"""Exponentials an SM computes per clock, over its kin. The vendor says twice for Blackwell Ultra's special units;
+kernels that compute some of them on other units already are assumed to gain half of that (nobody measured here)."""
 FAMILIES = ("gemm", "attention")
 VECTOR_J_PER_FLOP = {
     "pascal": 2.4e-11, "volta": 1.9e-11, "turing": 2.5e-11, "ampere": 1.5e-11, "ampere-ga10x": 1.7e-11, "ada": 1.6e-11,
@@ -20,8 +21,8 @@ VECTOR_J_PER_FLOP = {
 70 W hold them at half of their peaks, and on a V100, which reaches its own; in between by the process (12, 7 to 8, 4
 nm)."""
 MATRIX_J_PER_FLOP = {"cdna2": 2.1e-12, "cdna3": 1.65e-12, "cdna4": 1.2e-12}
-"""The same of a 16-bit matrix operation where no product was fitted. CDNA 3 from the best published products of an MI300X
-(51 % of its peak under 750 W) and an MI325X (60 % under 1000 W): the exponent of the power cap explains both."""
+"""The same of a 16-bit matrix operation where no product was fitted. CDNA 3 from the best published products of an
+MI300X (51 % of its peak under 750 W) and an MI325X (60 % under 1000 W): the exponent of the power cap explains both."""
 
 
 def borrowed(families: Mapping[str, Mapping[str, Any]], donor: Device, device: Device) -> dict[str, Mapping[str, Any]]:

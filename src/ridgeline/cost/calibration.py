@@ -18,7 +18,6 @@ from ridgeline.hardware import Device
 from ridgeline.hardware import device as device_named
 from ridgeline.resources import data_dir
 
-
 TWINS = {"fp16": ("bf16",), "bf16": ("fp16",)}
 """Types that run on the same units at the same rate: one speaks for the other where that was not measured."""
 
