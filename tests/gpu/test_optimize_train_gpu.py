@@ -24,10 +24,12 @@ from ridgeline.optimizer.optimized import Optimized, Plan, RunsEagerly, plain_st
 from ridgeline.optimizer.padding import padded_linear
 from ridgeline.optimizer.proof import Prover, Subject
 from ridgeline.optimizer.rewrites import recommended
-from ridgeline.optimizer.search import GRAPH_SLACK, WORKSPACE_BYTES
+from ridgeline.optimizer.search import GRAPH_SLACK, WORKSPACE_BYTES, Problem, Search
 from ridgeline.optimizer.steps import GraphedUpdate
 from ridgeline.optimizer.studio import uncached_casts
 from ridgeline.optimizer.training import graph_training
+
+DEVICE = "cuda"
 
 
 @pytest.fixture(autouse=True)
@@ -244,6 +246,38 @@ def test_convolutions_recorded_with_timed_algorithms_have_eager_gradients() -> N
     errors = [[float((a - b).norm() / b.norm()) for a, b in zip(gradients(call, model, x), expected, strict=True)]
               for call in (model, built.call)]  # fmt: skip
     assert all(ours <= 1.5 * theirs + 1e-3 for theirs, ours in zip(*errors, strict=True)), errors
+
+
+class Dropped(nn.Module):
+    """Convolutions with biases in front of batch norm, whose gradients are rounding, and paths dropped at random."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 32, 3)
+        self.paths = nn.ModuleList(nn.Sequential(nn.Conv2d(32, 32, 3, padding=1), nn.BatchNorm2d(32)) for _ in range(2))
+        self.last = nn.Sequential(nn.Dropout(0.2), nn.Linear(32, 10))
+
+    def forward(self, x: Any) -> Any:
+        x = self.stem(x)
+        for path in self.paths:
+            x = x + path(x).relu() * x.new_empty((len(x), 1, 1, 1)).bernoulli_(0.8) / 0.8
+        return self.last(x.mean((2, 3)))
+
+
+def test_what_is_compiled_of_a_random_model_with_batch_norm_is_right() -> None:
+    """Compilers draw other numbers: whoever takes such a model for a plain one calls torch.compile wrong."""
+    torch.manual_seed(0)
+    model = Dropped().to(DEVICE).train()
+    inputs = Inputs((torch.randn(32, 3, 24, 24, device=DEVICE),))
+    search = Search(Problem(model=model, inputs=inputs, mode="train", device=torch.device(DEVICE), budget_s=60.0))
+    search._prepare()
+    assert search.random
+    built = build(Candidate(name="torch.compile", compiler="stock"), model, inputs, "train")
+    assert search._proved(built), search._proved(built).reason
+    assert "gradient of paths.0.0.bias" in search.prover._rounded()
+    built.call = lambda x: 2.0 * model(x)
+    assert not search._proved(built)
+    search.track.hand_back()
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), [(50257, 256), (1024, 479)])

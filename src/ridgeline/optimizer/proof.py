@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -26,6 +28,8 @@ hides the order of summation, and eager's own order may happen to be a lucky one
 NO_DIGIT, TIMES_NOISE = 0.5, 8.0
 """Where eager has not one digit right (the gradient of a key's bias, which is zero but for rounding), what it returns
 is noise, and the noise of another kernel may be so many times as large."""
+TIMES_MOVED, LEAST_NOISE = 1000.0, 0.02
+"""Where weights one rounding away move most gradients by a millionth, one that moves by a fiftieth is noise too."""
 BUDGET_LARGEST = 4.0
 """Times a stated budget that a single element may be off, relative to the largest of its tensor."""
 LEAST_DRAWS, MOST_DRAWS = 8, 32
@@ -301,7 +305,7 @@ class Prover:
                        f"the mean of {num} eager runs", reason, tuple(self.notes)), badness  # fmt: skip
 
     def _rounded(self) -> frozenset[str]:
-        """Gradients that are nothing but rounding: they have not a digit left when weights are one rounding away."""
+        """Gradients that are nothing but rounding: weights one rounding away make others of them."""
         if self._noise is None:
             self._noise = self._found_noise() if self.subject.mode == "train" else frozenset()
         return self._noise
@@ -314,8 +318,12 @@ class Prover:
                 again = self._gradients()
         except torch.OutOfMemoryError:  # no room for a second set of weights: everything is held to its digits
             return frozenset()
-        return frozenset(name for name, grad in first.items() if name in again and grad.shape == again[name].shape
-                         and float((grad - again[name]).norm()) > NO_DIGIT * float(grad.norm()))  # fmt: skip
+        moved = {name: float((grad - again[name]).norm() / grad.norm()) for name, grad in first.items()
+                 if name in again and grad.shape == again[name].shape and grad.any()}  # fmt: skip
+        if not moved:
+            return frozenset()
+        most = min(NO_DIGIT, max(LEAST_NOISE, TIMES_MOVED * statistics.median(moved.values())))
+        return frozenset(name for name, frac in moved.items() if frac > most)
 
     def _gradients(self) -> dict[str, Tensor]:
         """Eager's, always with the same random numbers."""
@@ -371,7 +379,8 @@ def _badness(verdict: Verdict) -> tuple[bool, float]:
 
 def widened(subject: Subject, inputs: Inputs, dtype: torch.dtype) -> list[Leaf]:
     """What the model leaves behind when its parameters, buffers and inputs are in a wider type."""
-    with products_in("ieee"), _autocast_off(), Widened(subject.model, dtype) as wide:
+    experts = plain_experts(subject.model) if dtype is torch.float64 else nullcontext()
+    with products_in("ieee"), _autocast_off(), experts, Widened(subject.model, dtype) as wide:
         parameters = {name: wide.of(tensor) for name, tensor in wide.parameters}
 
         def changed() -> list[tuple[str, Tensor]]:
@@ -380,6 +389,24 @@ def widened(subject: Subject, inputs: Inputs, dtype: torch.dtype) -> list[Leaf]:
                     if now is not None and not torch.equal(now, kept.to(now.dtype))]  # fmt: skip
 
         return subject.observe(subject.model, inputs.converted(dtype), parameters, changed)
+
+
+@contextmanager
+def plain_experts(model: nn.Module) -> Iterator[None]:
+    """Experts of transformers' one after another: products of groups have no float64."""
+    configs = {id(config): config for part in model.modules() if (config := vars(part).get("config")) is not None}
+    kept = [(config, name) for config in configs.values()
+            if isinstance(name := getattr(config, "_experts_implementation", None), str)]  # fmt: skip
+    try:
+        for config, _ in kept:
+            config._experts_implementation = "eager"
+        yield
+    finally:
+        for config, name in kept:
+            config._experts_implementation = name
+
+
+_LISTS = ("_flat_weights", "_flat_weight_refs")
 
 
 class Widened:
@@ -402,9 +429,10 @@ class Widened:
         for module in self.model.modules():
             for held in (module._parameters, module._buffers, vars(module)):
                 self._swap(held)
-            weights = vars(module).get("_flat_weights")  # recurrent modules keep a list of their own
+            weights = vars(module).get("_flat_weights")  # recurrent modules keep lists of their own, and make new ones
             if isinstance(weights, list):
-                self.kept.append((vars(module), {"_flat_weights": weights}))
+                kept = {name: vars(module)[name] for name in _LISTS if name in vars(module)}
+                self.kept.append((vars(module), kept))
                 vars(module)["_flat_weights"] = [self.of(w) if isinstance(w, Tensor) else w for w in weights]
         return self
 

@@ -127,6 +127,7 @@ class Search:
         self.eager = Built(Candidate(name="eager"), problem.model, Report())
         self.best = self.eager
         self.stock: Built | None = None
+        self.plain: Candidate | None = None  # eager's own kernels recorded, once that was right and faster
         self.entries: dict[str, Entry] = {}
         self.steps: list[Step] = []
         self.families: dict[Any, Built] = {}
@@ -470,6 +471,8 @@ class Search:
         reason = f"{built.candidate.name} is {against.speedup:.2f}× as fast"
         self.entries[before.candidate.name] = replace(entry, status=BEATEN, reason=reason)
         self.best = built
+        if built.candidate.name == PLAIN:
+            self.plain = built.candidate
         self._note(built, WINNER, "", verdict=verdict, **shown)
         self.steps.append(Step(built.candidate.name, self.eager_s / shown["comparison"].speedup))
         self._keep_or_drop(before)
@@ -672,12 +675,25 @@ class Search:
             self._strike(f"without dropout {verdict.reason}", verdict)
 
     def _strike(self, why: str, verdict: Verdict | None = None) -> None:
-        """The winner is wrong: eager takes its place."""
+        """The winner is wrong: eager takes its place, recorded where that was right and faster."""
         entry = self.entries[self.best.candidate.name]
         shown = verdict.to_dict() if verdict else entry.verdict
         self.entries[self.best.candidate.name] = replace(entry, status=WRONG, reason=why, verdict=shown)
+        self.best.release()
         self.best = self.eager
         self.entries["eager"] = replace(self.entries["eager"], status=WINNER, reason="")
+        if self.plain is not None and self.entries[PLAIN].status == BEATEN:
+            self._record_eager(self.plain)
+
+    def _record_eager(self, plain: Candidate) -> None:
+        try:
+            self.best = self._made(plain, None)
+        except Exception as error:  # it was recorded before, and need not be
+            self.track.restore()
+            self.notes.append(f"{plain.name} could not be recorded again: {why_failed(error)}")
+            return
+        for name, status in (("eager", BEATEN), (PLAIN, WINNER)):
+            self.entries[name] = replace(self.entries[name], status=status, reason="")
 
     def _tracked(self) -> None:
         """In training, a run of steps beside eager's, if the time allows; whoever strays is not returned."""

@@ -25,6 +25,7 @@ from ridgeline.optimizer.receipt import Receipt
 from ridgeline.optimizer.regions import Group, grouped_frac, groups, has_head, kind_of
 from ridgeline.optimizer.search import Problem, Search
 from ridgeline.optimizer.studio import uncached_casts
+from ridgeline.optimizer.tracking import Tracked
 
 
 class Slow(nn.Module):
@@ -675,6 +676,19 @@ def test_torch_compile_may_take_all_but_the_last_race(monkeypatch: Any) -> None:
     costs["torch.compile"] = 23.0
     receipt, _ = _searched(monkeypatch, dict.fromkeys(costs, layer), costs=costs, mode="train")
     assert _status(receipt)["torch.compile"] == "skipped" and "was not measured" in receipt.guarantee
+
+
+def test_where_a_winner_strays_eager_recorded_is_better_than_eager(monkeypatch: Any) -> None:
+    def strays(model: nn.Module, call: Any, *rest: Any) -> Tracked:
+        return Tracked((3.0, 2.0, 1.0), (3.0, 3.0, 3.0))
+
+    monkeypatch.setattr(searching, "track", strays)
+    calls = {"graph": lambda m: lambda x: (time.sleep(1e-3), m.layer(x))[1], "ours": lambda m: m.layer}
+    receipt, built = _searched(monkeypatch, calls, mode="train", budget_s=60.0)
+    assert receipt.winner == built.candidate.name == "graph" and built.call is not None
+    assert _status(receipt) == {"eager": "beaten", "graph": "winner", "ours": "wrong"}
+    receipt, _ = _searched(monkeypatch, {"ours": lambda m: m.layer}, mode="train", budget_s=60.0)
+    assert receipt.winner == "eager"
 
 
 def test_a_run_of_steps_is_made_even_where_candidates_took_all_the_time(monkeypatch: Any) -> None:
