@@ -1,6 +1,7 @@
 """Launch configurations of row kernels side by side: each is first compared with the reference, then timed in turns.
 
     python benchmarks/sweep_rows.py --out results --budget-s 60 --parts four_warps,quantizing
+    python benchmarks/sweep_rows.py --table data/recordings/h200/rows_sweep1.json.gz
 
 Every configuration of a case sees the same inputs and the same gradients of its results, and memory full of NaN where
 its results go. Times are taken in turns with a cold L2, a bare copy that moves as many bytes among them; a
@@ -101,6 +102,8 @@ def losses() -> Iterator[Sweep]:
     for (rows, cols), configs in tried.items():
         kernel = "cross_entropy.short" if cols <= 2048 else "cross_entropy.forward"
         yield Sweep(kernel, "cross_entropy", "fwd", case("bfloat16", rows=rows, cols=cols), configs)
+    full = (Forward(4096, 4, 1, 1), W(1, 8, 512, 4, 3, 4), W(1, 8, 512, 4, 3, 6))
+    yield Sweep("cross_entropy.forward", "cross_entropy", "fwd", case("float32", rows=16384, cols=4096), full)
 
 
 def long_backward() -> Iterator[Sweep]:
@@ -331,13 +334,37 @@ def shown(row: dict[str, Any]) -> str:
     return f"{row['kernel']:28s} {row['case']:64s} {mark}{config:90s} {took} {' '.join(row['wrong'])[:200]}"
 
 
+def table(found: dict[str, Any]) -> Iterator[str]:
+    """The rows of a recording for a note, in Markdown; a copy of as many bytes ends each case."""
+    copy = found["copy_bytes_per_s"]
+    yield f"Copy of 1 GiB in the same run: {copy / 1e12:.2f} TB/s."
+    yield ""
+    yield "| kernel | case | configuration | µs | TB/s | of the copy | as large |"
+    yield "|---|---|---|---|---|---|---|"
+    large = {(row["kernel"], row["case"]): row["s"] for row in found["rows"] if row["config"] is None}
+    for row in found["rows"]:
+        config = "a bare copy" if row["config"] is None else " ".join(f"{k}={v}" for k, v in row["config"].items())
+        config += " (default)" if row["default"] else ""
+        case = row["case"].replace("bfloat16", "bf16")
+        if row["s"] is None:
+            yield f"| {row['kernel']} | {case} | {config} | {'; '.join(row['wrong'])[:120]} | | | |"
+            continue
+        rate, bare = row["num_bytes"] / row["s"], large[row["kernel"], row["case"]] / row["s"]
+        cells = f"{1e6 * row['s']:.1f} | {rate / 1e12:.2f} | {rate / copy:.0%} | {bare:.0%}"
+        yield f"| {row['kernel']} | {case} | {config} | {cells} |"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=Path("results"))
+    parser.add_argument("--table", type=Path, help="a recording to print for a note")
     parser.add_argument("--budget-s", type=float, default=60.0)
     parser.add_argument("--split", default="", help="parts whose kernels are timed one by one as well")
     parser.add_argument("--parts", default=",".join(PARTS))
     asked = parser.parse_args()
+    if asked.table:
+        print("\n".join(table(json.loads(gzip.decompress(asked.table.read_bytes())))))
+        return
     import torch
 
     import ridgeline.kernels  # noqa: F401
