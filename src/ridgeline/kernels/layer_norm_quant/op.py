@@ -73,7 +73,7 @@ def _plan(
     rows = shape.numel() // cols
     scales = cols // group if group else 1
     chosen = tuning.choose("layer_norm_quant", {"rows": rows, "cols": cols, "dtype": x.dtype, "group": group},
-                           config.default(rows, cols, x.element_size(), group))  # fmt: skip
+                           config.default(rows, cols, x.element_size(), group, centered=True))  # fmt: skip
     if not chosen.chunks:
         raise KernelError(f"layer_norm_quant: rows of {cols} columns do not fit in registers; normalize, then quantize")
     q = template(shape, getattr(torch, kind), x.device)
