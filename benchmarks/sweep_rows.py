@@ -145,12 +145,36 @@ def wide() -> Iterator[Sweep]:
         yield Sweep("softmax.forward", "softmax", "fwd", of, (T(8, 4, 3, 4), T(8, 8, 3, 2), T(4, 4, 3, 8)))
 
 
+def last() -> Iterator[Sweep]:
+    """What has changed since it was last on a device."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.cross_entropy.config import Forward
+    from ridgeline.kernels.cross_entropy.config import Short as W
+    from ridgeline.kernels.qk_norm_rope.config import Heads
+    from ridgeline.kernels.rms_norm_quant.config import Tile
+
+    for name in ("layer_norm_quant", "rms_norm_quant"):
+        for rows, cols, tried in ((16384, 5120, ()), (16384, 4096, (Tile(1, 4, 1024, 4, 3, 4),)), (8192, 6144, ())):
+            of = case("bfloat16", rows=rows, cols=cols, kind="float8_e4m3fn", block=128)
+            yield Sweep(name, name, "fwd", of, tried)
+    for batch, seq, num, keys in ((4, 4096, 32, 8), (4, 4096, 28, 4)):
+        of = case("bfloat16", batch=batch, seq=seq, heads=num, keys=keys, dim=128)
+        yield Sweep("qk_norm_rope.forward", "qk_norm_rope", "fwd", of, (Heads(1, 1, 4), Heads(4, 1, 16)))
+        back = (Heads(4, 4, 16), Heads(2, 10, 8), Heads(2, 8, 8), Heads(4, 3, 16))
+        yield Sweep("qk_norm_rope.backward", "qk_norm_rope", "bwd", of, back)
+    full = (Forward(4096, 4, 1, 1), W(1, 8, 512, 4, 3, 4), W(1, 8, 512, 4, 3, 6))
+    yield Sweep("cross_entropy.forward", "cross_entropy", "fwd", case("float32", rows=16384, cols=4096), full)
+    for rows, cols, steps in ((8192, 12000, (Forward(8192, 8, 1, 1),)), (16384, 10000, (Forward(4096, 4, 1, 1),)),
+                              (32768, 3000, (Forward(4096, 4, 1, 1),))):  # fmt: skip
+        yield Sweep("cross_entropy.forward", "cross_entropy", "fwd", case("bfloat16", rows=rows, cols=cols), steps)
+
+
 def heads() -> Iterator[Sweep]:
     """Head norms with rotary embedding: a token at a time, or so many heads, whatever tokens they belong to."""
     from ridgeline.kernels.contract import case
     from ridgeline.kernels.qk_norm_rope.config import Heads
 
-    ahead = (Heads(4, 1, 16), Heads(4, 1, 32), Heads(8, 1, 32), Heads(2, 1, 8))
+    ahead = (Heads(4, 1, 16), Heads(4, 1, 32), Heads(8, 1, 32), Heads(2, 1, 8))  # a token at a time: gone since
     back = (Heads(8, 2, 32), Heads(8, 3, 32), Heads(4, 5, 16), Heads(4, 6, 16), Heads(2, 12, 8))
     for batch, seq, num, keys in ((4, 4096, 32, 8), (2, 8192, 64, 8), (4, 4096, 40, 8)):
         of = case("bfloat16", batch=batch, seq=seq, heads=num, keys=keys, dim=128)
@@ -165,6 +189,7 @@ PARTS: dict[str, Callable[[], Iterator[Sweep]]] = {
     "powers": powers,
     "wide": wide,
     "heads": heads,
+    "last": last,
     "long_backward": long_backward,
 }
 
