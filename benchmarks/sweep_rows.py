@@ -1,6 +1,7 @@
 """Launch configurations of row kernels side by side: each is first compared with the reference, then timed in turns.
 
     python benchmarks/sweep_rows.py --out results --budget-s 60 --parts four_warps,quantizing
+    python benchmarks/sweep_rows.py --table data/recordings/h200/rows_sweep1.json.gz
 
 Every configuration of a case sees the same inputs and the same gradients of its results, and memory full of NaN where
 its results go. Times are taken in turns with a cold L2, a bare copy that moves as many bytes among them; a
@@ -101,6 +102,8 @@ def losses() -> Iterator[Sweep]:
     for (rows, cols), configs in tried.items():
         kernel = "cross_entropy.short" if cols <= 2048 else "cross_entropy.forward"
         yield Sweep(kernel, "cross_entropy", "fwd", case("bfloat16", rows=rows, cols=cols), configs)
+    full = (Forward(4096, 4, 1, 1), W(1, 8, 512, 4, 3, 4), W(1, 8, 512, 4, 3, 6))
+    yield Sweep("cross_entropy.forward", "cross_entropy", "fwd", case("float32", rows=16384, cols=4096), full)
 
 
 def long_backward() -> Iterator[Sweep]:
@@ -142,12 +145,36 @@ def wide() -> Iterator[Sweep]:
         yield Sweep("softmax.forward", "softmax", "fwd", of, (T(8, 4, 3, 4), T(8, 8, 3, 2), T(4, 4, 3, 8)))
 
 
+def last() -> Iterator[Sweep]:
+    """What has changed since it was last on a device."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.cross_entropy.config import Forward
+    from ridgeline.kernels.cross_entropy.config import Short as W
+    from ridgeline.kernels.qk_norm_rope.config import Heads
+    from ridgeline.kernels.rms_norm_quant.config import Tile
+
+    for name in ("layer_norm_quant", "rms_norm_quant"):
+        for rows, cols, tried in ((16384, 5120, ()), (16384, 4096, (Tile(1, 4, 1024, 4, 3, 4),)), (8192, 6144, ())):
+            of = case("bfloat16", rows=rows, cols=cols, kind="float8_e4m3fn", block=128)
+            yield Sweep(name, name, "fwd", of, tried)
+    for batch, seq, num, keys in ((4, 4096, 32, 8), (4, 4096, 28, 4)):
+        of = case("bfloat16", batch=batch, seq=seq, heads=num, keys=keys, dim=128)
+        yield Sweep("qk_norm_rope.forward", "qk_norm_rope", "fwd", of, (Heads(1, 1, 4), Heads(4, 1, 16)))
+        back = (Heads(4, 4, 16), Heads(2, 10, 8), Heads(2, 8, 8), Heads(4, 3, 16))
+        yield Sweep("qk_norm_rope.backward", "qk_norm_rope", "bwd", of, back)
+    full = (Forward(4096, 4, 1, 1), W(1, 8, 512, 4, 3, 4), W(1, 8, 512, 4, 3, 6))
+    yield Sweep("cross_entropy.forward", "cross_entropy", "fwd", case("float32", rows=16384, cols=4096), full)
+    for rows, cols, steps in ((8192, 12000, (Forward(8192, 8, 1, 1),)), (16384, 10000, (Forward(4096, 4, 1, 1),)),
+                              (32768, 3000, (Forward(4096, 4, 1, 1),))):  # fmt: skip
+        yield Sweep("cross_entropy.forward", "cross_entropy", "fwd", case("bfloat16", rows=rows, cols=cols), steps)
+
+
 def heads() -> Iterator[Sweep]:
     """Head norms with rotary embedding: a token at a time, or so many heads, whatever tokens they belong to."""
     from ridgeline.kernels.contract import case
     from ridgeline.kernels.qk_norm_rope.config import Heads
 
-    ahead = (Heads(4, 1, 16), Heads(4, 1, 32), Heads(8, 1, 32), Heads(2, 1, 8))
+    ahead = (Heads(4, 1, 16), Heads(4, 1, 32), Heads(8, 1, 32), Heads(2, 1, 8))  # a token at a time: gone since
     back = (Heads(8, 2, 32), Heads(8, 3, 32), Heads(4, 5, 16), Heads(4, 6, 16), Heads(2, 12, 8))
     for batch, seq, num, keys in ((4, 4096, 32, 8), (2, 8192, 64, 8), (4, 4096, 40, 8)):
         of = case("bfloat16", batch=batch, seq=seq, heads=num, keys=keys, dim=128)
@@ -162,6 +189,7 @@ PARTS: dict[str, Callable[[], Iterator[Sweep]]] = {
     "powers": powers,
     "wide": wide,
     "heads": heads,
+    "last": last,
     "long_backward": long_backward,
 }
 
@@ -331,13 +359,37 @@ def shown(row: dict[str, Any]) -> str:
     return f"{row['kernel']:28s} {row['case']:64s} {mark}{config:90s} {took} {' '.join(row['wrong'])[:200]}"
 
 
+def table(found: dict[str, Any]) -> Iterator[str]:
+    """The rows of a recording for a note, in Markdown; a copy of as many bytes ends each case."""
+    copy = found["copy_bytes_per_s"]
+    yield f"Copy of 1 GiB in the same run: {copy / 1e12:.2f} TB/s."
+    yield ""
+    yield "| kernel | case | configuration | µs | TB/s | of the copy | as large |"
+    yield "|---|---|---|---|---|---|---|"
+    large = {(row["kernel"], row["case"]): row["s"] for row in found["rows"] if row["config"] is None}
+    for row in found["rows"]:
+        config = "a bare copy" if row["config"] is None else " ".join(f"{k}={v}" for k, v in row["config"].items())
+        config += " (default)" if row["default"] else ""
+        case = row["case"].replace("bfloat16", "bf16")
+        if row["s"] is None:
+            yield f"| {row['kernel']} | {case} | {config} | {'; '.join(row['wrong'])[:120]} | | | |"
+            continue
+        rate, bare = row["num_bytes"] / row["s"], large[row["kernel"], row["case"]] / row["s"]
+        cells = f"{1e6 * row['s']:.1f} | {rate / 1e12:.2f} | {rate / copy:.0%} | {bare:.0%}"
+        yield f"| {row['kernel']} | {case} | {config} | {cells} |"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=Path("results"))
+    parser.add_argument("--table", type=Path, help="a recording to print for a note")
     parser.add_argument("--budget-s", type=float, default=60.0)
     parser.add_argument("--split", default="", help="parts whose kernels are timed one by one as well")
     parser.add_argument("--parts", default=",".join(PARTS))
     asked = parser.parse_args()
+    if asked.table:
+        print("\n".join(table(json.loads(gzip.decompress(asked.table.read_bytes())))))
+        return
     import torch
 
     import ridgeline.kernels  # noqa: F401

@@ -82,14 +82,20 @@ def word_of(high, low):
     return (high.to(gl.int32, bitcast=True).to(gl.int64) << 32) | low | 1
 
 
+@gluon.constexpr_function
+def words_layout(SHARES, NUM_WARPS):
+    """At most four words a lane, the same in every warp."""
+    return gl.BlockedLayout([min(SHARES // 32, 4)], [32], [NUM_WARPS], [0])
+
+
 @gluon.jit
 def words_when_there(word_ptr, num, SHARES: gl.constexpr, NUM_WARPS: gl.constexpr):
     """The words of all shares of a row, once the last of them is written: (which share, first numbers, second).
 
     The bit that says so is taken off again: a sum of nothing is zero, not the smallest number there is. Every warp has
-    all words, so that none waits for another.
+    all words, so that none waits for another, unless they are more than 128.
     """
-    k = gl.arange(0, SHARES, gl.BlockedLayout([SHARES // 32], [32], [NUM_WARPS], [0]))
+    k = gl.arange(0, SHARES, words_layout(SHARES, NUM_WARPS))
     words = gl.load(word_ptr + k, mask=k < num, other=1, volatile=True)
     while gl.min((words != 0).to(gl.int32), axis=0) == 0:
         words = gl.load(word_ptr + k, mask=k < num, other=1, volatile=True)

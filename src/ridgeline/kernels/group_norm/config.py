@@ -40,15 +40,16 @@ class Images(Streamed):
     paired: bool = False
 
 
-def streamed(num_bytes: int, num_inputs: int) -> Images | None:
-    """Three shares of 64 KB a multiprocessor; None where the image is small.
+def streamed(num_bytes: int, num_inputs: int, itemsize: int) -> Images | None:
+    """Three shares of 64 KB a multiprocessor, four programs of four warps; None where the image is small.
 
-    4×512×128×128: 42 µs with four programs of four warps, 45 with two of eight, 49 with one of sixteen, 60 in two
-    reads; backward 63. With SiLU 49 and 72; in pieces of one access 56 and 78, with its slope computed twice 81.
+    4×512×128×128: 42 µs, 45 with two programs of eight warps, 49 with one of sixteen, 60 in two reads; backward 63.
+    With SiLU 47 (48 with an inverse an element) and 67 (backward nothing is gained by pairs); 16×512×128×128 162 (168)
+    and 220, with two programs of eight warps 243; in pieces of one access 56 and 78, with its slope computed twice 81.
     """
     if num_bytes < STREAMED_BYTES:
         return None
-    return Images(8, 4, 3, 4) if num_inputs == 1 else Images(4, 4, 3, 4)
+    return Images(8, 4, 3, 4, paired=itemsize == 2) if num_inputs == 1 else Images(4, 4, 3, 4)
 
 
 def piece(positions: int, vector: int, accesses: int = 1) -> int:

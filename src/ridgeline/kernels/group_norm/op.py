@@ -127,7 +127,7 @@ def _streaming(
         pointers |= tensor.data_ptr()
     narrow = min(tensor.element_size() for tensor in tensors)
     streamable = is_widest(vector_of(narrow, pointers, positions), narrow)
-    default = config.streamed(tensors[0].nbytes, len(tensors)) if streamable else None
+    default = config.streamed(tensors[0].nbytes, len(tensors), wide) if streamable else None
     if default is None or INTERPRETING or not rows:
         return None, None
     sizes = {"groups": rows, "positions": positions, "dtype": tensors[0].dtype}

@@ -80,12 +80,17 @@ def twice(itemsize: int) -> Softmax:
 
 
 def streamed_forward(cols: int, itemsize: int) -> Shares | None:
-    """A row of 64 KB in one program (4096×32768: 142 to 146 µs); longer ones in shares of 16 KB, four programs of four
-    warps a multiprocessor: 2048×65536 148 µs, 151 to 164 with two of eight, 169 to 173 with one of sixteen; 4096×50257
-    260, 316. None where a row fits in registers."""
+    """A row of 64 KB in one program (4096×32768: 145 µs); longer ones in shares of 16 KB. None where a row fits in
+    registers.
+
+    16-bit rows on three programs of four warps, powers kept: 2048×65536 146 µs, 512×262144 145, 4096×50257 250;
+    computed again on four programs 148, 152, 261; kept in shares of 8 KB 152, 158, 263. Float32 2048×50257 227.
+    """
     if cols * itemsize <= HELD_FORWARD_BYTES:
         return None
-    return Shares(8, 16, 3, 1) if cols * itemsize <= 65536 else Shares(8, 4, 3, 4)
+    if cols * itemsize <= 65536:
+        return Shares(8, 16, 3, 1)
+    return Shares(8, 4, 4, 3, kept=True) if itemsize == 2 else Shares(8, 4, 3, 4)
 
 
 def streamed_backward(cols: int, itemsize: int) -> Streamed | None:
