@@ -16,6 +16,7 @@ from ridgeline.kernels.launcher import INTERPRETING, Blocks, Kernel, Plans, laun
 from ridgeline.kernels.matmul.op import MATMUL
 from ridgeline.kernels.rms_norm.op import plan_reduce
 from ridgeline.kernels.rows import cdiv, clamp, float_reason, template
+from ridgeline.kernels.tensorfloat import products_round
 
 _PRODUCT = Kernel(kernel.cross_product, vectors=("n", "k"))
 _RESIDENT = Kernel(streamed.cross_resident, loose=("bias_ptr",))
@@ -99,7 +100,7 @@ def _halved(a: Tensor, b: Tensor) -> bool:
     the compiler has products of its own, nor where TensorFloat-32 was asked for; nor while a call is noted, so that it
     is not repeated without asking again."""
     plain = type(a) in (Tensor, torch.nn.Parameter) and a.dtype == b.dtype == torch.float32 and not INTERPRETING
-    if not plain or not launchable(a) or noting() or torch.backends.cuda.matmul.allow_tf32:
+    if not plain or not launchable(a) or noting() or products_round():
         return False
     return config.by_halves(a.shape[0], b.shape[1], a.shape[1])
 
