@@ -32,14 +32,14 @@ LATENT = tuple(
     for b, h, s, page in ((40, 16, 900, 64), (5, 5, 3000, 64), (100, 12, 300, 64), (20, 16, 400, 16))
 )
 RESIDENT = (
-    (cross.Resident(1, 4, 1), case("bfloat16", batch=1000, dim=512, rank=0)),
-    (cross.Resident(1, 2, 2), case("float16", batch=20001, dim=512, rank=0)),
-    (cross.Resident(2, 4, 1), case("bfloat16", batch=34000, dim=256, rank=0)),
-    (cross.Resident(2, 2, 2), case("bfloat16", batch=129, dim=200, rank=0)),
-    (cross.Resident(1, 3, 2), case("float16", batch=18000, dim=328, rank=0)),
-    (cross.Resident(1, 4, 2), case("bfloat16", batch=40000, dim=96, rank=0)),
-    (cross.Resident(1, 2, 2), case("bfloat16", batch=17000, dim=1000, rank=256)),
-    (cross.Resident(2, 2, 2), case("float16", batch=3000, dim=640, rank=64)),
+    (cross.Resident(4, 1), case("bfloat16", batch=1000, dim=512, rank=0)),
+    (cross.Resident(2, 2), case("float16", batch=20001, dim=512, rank=0)),
+    (cross.Resident(4, 2), case("bfloat16", batch=34000, dim=256, rank=0)),
+    (cross.Resident(6, 2), case("bfloat16", batch=129, dim=200, rank=0)),
+    (cross.Resident(3, 2), case("float16", batch=18000, dim=328, rank=0)),
+    (cross.Resident(4, 2), case("bfloat16", batch=40000, dim=96, rank=0)),
+    (cross.Resident(6, 1), case("bfloat16", batch=17000, dim=1000, rank=256)),
+    (cross.Resident(4, 2), case("float16", batch=3000, dim=640, rank=64)),
 )
 HALVES = tuple(
     case("float32", batch=batch, dim=dim, rank=rank)
