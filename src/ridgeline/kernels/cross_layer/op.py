@@ -91,7 +91,7 @@ def add_product(a: Tensor, weight: Tensor, x: Tensor) -> Tensor:
         _product_plans[key] = _plan_resident(a, weight, x) or tiles()
     run = _product_plans[key]
     if run is None:
-        return _product(a, weight).add_(x) if _halved(a, weight) else torch.addmm(x, a, weight)
+        return torch.addmm(x, a, weight)
     y = torch.empty_like(x)
     run(a, weight, x, x, None, y, y)
     return y
@@ -268,6 +268,14 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> Non
     ctx.save_for_backward(x0, x, weight, down, output[1], output[2])
 
 
+def _added(a: Tensor, weight: Tensor, x: Tensor) -> Tensor:
+    """``a @ weight + x``: our own kernels have 16 bits."""
+    if a.dtype != torch.float32:
+        found: Tensor = ADD_PRODUCT(a, weight, x)
+        return found
+    return _product(a, weight).add_(x) if _halved(a, weight) else torch.addmm(x, a, weight)
+
+
 def _grads(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Any, ...]:
     if dy is None:
         return (None,) * 5
@@ -277,10 +285,10 @@ def _grads(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Any, ...]:
     dw = _product(du.mT, x if down is None else inner) if want_weight else None
     dx = d_down = None
     if down is None:
-        dx = ADD_PRODUCT(du, weight, dy) if want_x else None
+        dx = _added(du, weight, dy) if want_x else None
     elif want_x or want_down:
         d_inner = _product(du, weight)
-        dx = ADD_PRODUCT(d_inner, down, dy) if want_x else None
+        dx = _added(d_inner, down, dy) if want_x else None
         d_down = _product(d_inner.mT, x) if want_down else None
     return dx0, dx, dw, db if ctx.want_bias else None, d_down
 
