@@ -154,35 +154,21 @@ def measured(end: float, rounds: int, cases: tuple[Any, ...] = CASES) -> Iterato
             yield {"case": str(of), "note": traceback.format_exc()[-1500:]}
 
 
-RESIDENT = {
-    (512, 0): ((1, 4, 1), (1, 2, 2)), (256, 0): ((2, 4, 1), (2, 2, 2), (1, 4, 2)),
-    (3456, 256): ((1, 2, 2), (1, 6, 1)), (1024, 64): ((2, 2, 2), (1, 4, 2)),
-}  # fmt: skip
-"""Buffers, stages and ends of products whose rows stay in shared memory, by columns and rank."""
-RESIDENT_CASES = (("bfloat16", 16384, 512, 0), ("bfloat16", 65536, 256, 0), ("bfloat16", 16384, 3456, 256),
-                  ("bfloat16", 16384, 1024, 64), ("bfloat16", 1000, 512, 0))  # fmt: skip
+RESIDENT = {(256, 0): ((4, 2), (6, 2)), (3456, 256): ((6, 1), (6, 2)), (1024, 64): ((4, 2),)}
+"""Stages and ends of products whose rows stay in shared memory, by columns and rank."""
+RESIDENT_CASES = (("bfloat16", 65536, 256, 0), ("bfloat16", 16384, 3456, 256), ("bfloat16", 16384, 1024, 64))
 
 
-def product_plans(of: tuple[Any, ...], args: tuple[Any, ...], kind: str) -> dict[str, Any]:
-    """Plans of one product of the layer, by configuration; each fills the tensors it is given."""
+def add_plans(of: tuple[Any, ...], a: Any, weight: Any, x: Any) -> dict[str, Any]:
+    """Plans of ``a @ weight + x`` by configuration; each fills the tensors it is given."""
     from race_attention import instead
 
     from ridgeline.kernels.cross_layer import config, op
 
-    x0, x, weight, bias, down = (*args, None)[:5]
-    a = x if down is None else x.new_empty((x.shape[0], down.shape[0]))
-    found = {}
-    for ways in ((0, 0, 0), *RESIDENT[of[2:]]):
+    found = {"tiles": op._plan_product(a, weight, x, x, None, cross=False, save=False, turned=True)}
+    for ways in RESIDENT[of[2:]]:
         with instead(config, "resident", partial(_given, config.Resident(*ways))):
-            if kind == "add":
-                found[str(ways)] = op._plan_product(
-                    a, weight if down is None else x.new_empty((a.shape[1], x.shape[1])), x, x, None,
-                    cross=False, save=False, turned=True,
-                )  # fmt: skip
-            else:
-                found[str(ways)] = op._plan_product(
-                    a, weight, x0, x, bias, cross=True, save=kind == "saved", turned=False
-                )
+            found[str(ways)] = op._plan_resident(a, weight, x)
     return found
 
 
@@ -194,56 +180,49 @@ def _given(value: Any, **_: Any) -> Any:
     return value
 
 
-def resident_variants() -> list[Any]:
+def added(of: tuple[Any, ...], on: str) -> tuple[Any, Any, Any]:
+    """What the last step of the gradients is given."""
     import torch
 
-    from ridgeline.kernels.contract import trials
+    _, batch, dim, rank = of
+    shapes = (batch, rank or dim), (rank or dim, dim), (batch, dim)
+    a, weight, x = (torch.randn(*shape, device=on).bfloat16() for shape in shapes)
+    return a, weight, x
+
+
+def resident_variants() -> list[Any]:
     from ridgeline.kernels.launcher import collecting
 
-    trial = trials()["cross_layer"][1]
     with collecting() as found:
         for of in RESIDENT_CASES:
-            args = trial.make(named(of), torch.device("meta"), None)  # type: ignore[arg-type]
-            for kind in ("plain", "saved", "add"):
-                product_plans(of, args, kind)
+            add_plans(of, *added(of, "meta"))
     return list(dict.fromkeys(found))
 
 
 def resident_rows(end: float, rounds: int) -> Iterator[dict[str, Any]]:
-    """Products whose rows stay in shared memory beside those in tiles: the same bits asked for, then timed."""
+    """Products whose rows stay in shared memory beside those in tiles: the same results asked for, then timed."""
     import torch
 
     from ridgeline.bench.race import Course
-    from ridgeline.kernels.contract import trials
 
-    course, trial = Course(torch.device("cuda"), rounds=rounds), trials()["cross_layer"][1]
+    course = Course(torch.device("cuda"), rounds=rounds)
     for of in RESIDENT_CASES:
-        args = trial.make(named(of), torch.device("cuda"), torch.Generator("cuda").manual_seed(1))
-        x0, x, weight, bias, down = (*args, None)[:5]
-        a = x if down is None else x @ down.mT
-        turned = weight if down is None else torch.randn(a.shape[1], x.shape[1], device="cuda").to(x.dtype)
-        for kind in ("plain", "saved", "add"):
-            if time.perf_counter() > end:
-                return
-            given = (a, turned, x, x, None) if kind == "add" else (a, weight, x0, x, bias)
-            runs = {}
-            for name, plan in product_plans(of, args, kind).items():
-                y, u = torch.full_like(x, float("nan")), torch.full_like(x, float("nan"))
-                runs[name] = partial(plan, *given, y, u if kind == "saved" else y)
-                runs[name]()
-                torch.cuda.synchronize()
-                again = (y.clone(), u.clone())
-                runs[name]()
-                if name == "(0, 0, 0)":
-                    meant = again
-                same = torch.equal(y, again[0]) and (kind != "saved" or torch.equal(u, again[1]))
-                off = miss(y, meant[0])
-                off_u = miss(u, meant[1]) if kind == "saved" else 0.0
-                yield {"case": f"{of} {kind}", "what": name, "ok": same and off < 2e-3 and off_u < 2e-3,
-                       "note": f"off by {off:.1e} and {off_u:.1e}, same bits {same}"}  # fmt: skip
-            for who, samples in course.turns(runs).items():
-                yield {"case": str(of), "phase": kind, "contender": who, "num": len(samples),
-                       "median_s": statistics.median(samples), "low_s": min(samples)}  # fmt: skip
+        if time.perf_counter() > end:
+            return
+        a, weight, x = added(of, "cuda")
+        meant, runs = torch.addmm(x, a, weight), {}
+        for name, plan in add_plans(of, a, weight, x).items():
+            y = torch.full_like(x, float("nan"))
+            runs[name] = partial(plan, a, weight, x, x, None, y, y)
+            runs[name]()
+            again = y.clone()
+            runs[name]()
+            same, off = torch.equal(y, again), miss(y, meant)
+            yield {"case": f"{of} add", "what": name, "ok": same and off < 2e-3,
+                   "note": f"off by {off:.1e}, same bits {same}"}  # fmt: skip
+        for who, samples in course.turns(runs).items():
+            yield {"case": str(of), "phase": "add", "contender": who, "num": len(samples),
+                   "median_s": statistics.median(samples), "low_s": min(samples)}  # fmt: skip
 
 
 def shown(rows: list[dict[str, Any]]) -> Iterator[str]:

@@ -28,7 +28,7 @@ PARTS = ("cases", "latent", "pieces", "cross", "resident", "graphs", "host")
 SHARES = {"cases": 0.35, "latent": 0.47, "pieces": 0.53, "cross": 0.77}
 """Of the time there is, by when a part ends; the others may take the rest."""
 
-OVER: dict[str, dict[str, Any]] = {"default": {}, "joins at borders": {"borders": True}}
+OVER: dict[str, dict[str, Any]] = {"by heads": {"borders": False}, "by borders": {"borders": True}}
 """What is changed of the analytical default, by name."""
 
 CASES = (

@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from ridgeline.kernels import launcher, tuning
+from ridgeline.kernels import launcher
 from ridgeline.kernels.compiler import facts_of
 from ridgeline.kernels.contract import case
 from ridgeline.kernels.cross_layer import config
@@ -17,18 +17,22 @@ op = sys.modules["ridgeline.kernels.cross_layer.op"]
 
 
 def test_rows_that_stay_leave_room_for_everything_else():
-    assert config.fits(config.Resident(1, 4, 1), 512, False) and not config.fits(config.Resident(1, 4, 2), 512, False)
-    assert config.fits(config.Resident(1, 2, 2), 256, True) and not config.fits(config.Resident(2, 2, 2), 256, True)
-    for k in range(16, 513, 8):
+    assert config.fits(config.Resident(4, 1), 512) and not config.fits(config.Resident(4, 2), 512)
+    for k in range(16, config.LONGEST_RESIDENT + 1, 8):
         assert config.chunks(k) % 2 == 0 and config.chunks(k) * 64 >= k
+        assert all(config.fits(config.resident(1 << 16, n, k, 2), k) for n in (64, 256, 1024, 4096))
 
 
-def test_rows_stay_and_two_groups_take_turns_at_the_tensor_cores():
-    with tuning.forced("cross_layer.resident", config.Resident(1, 4, 1)):
-        found = variants_of("cross_layer", [case("bfloat16", batch=2048, dim=512, rank=0)])
-    (variant,) = (v for v in found if v.kernel == "cross_resident" and dict(v.constants)["TURNED"])
+def test_rows_stay_where_they_are_many_and_sums_are_short():
+    assert config.resident(65536, 256, 256, 2).stages and not config.resident(1000, 256, 256, 2).stages
+    assert not config.resident(65536, 512, 512, 2).stages and not config.resident(65536, 256, 256, 4).stages
+
+
+def test_two_groups_take_turns_at_the_tensor_cores():
+    found = variants_of("cross_layer", [case("bfloat16", batch=65536, dim=256, rank=0)])
+    (variant,) = (v for v in found if v.kernel == "cross_resident")
     facts = facts_of(launcher.kernel(variant.kernel).function, variant)
-    assert facts.num("HGMMA") == 2 * 8 * 8, "two groups, eight chunks of two halves of rows and 64 terms"
+    assert facts.num("HGMMA") == 2 * 4 * 8, "two groups, four chunks of two halves of rows and 64 terms"
     assert facts.num("UTMASTG") and facts.num("USETMAXREG") and facts.shared_bytes <= 232448
 
 
@@ -42,6 +46,7 @@ def test_a_long_inner_dim_is_cut_into_equal_stretches(m, n, k):
 
 def test_small_products_and_those_of_other_types_are_left_to_cublas():
     assert config.by_halves(16384, 1024, 1024) and not config.by_halves(4096, 256, 256)
+    assert not config.by_halves(256, 256, 65536), "each number that is taken apart meets too few others"
     assert not config.by_halves(1 << 20, 4096, 64), "short sums are not worth taking apart"
     on_host = torch.empty(16384, 1024)
     assert not op._halved(on_host, on_host.mT) and not op._halved(on_host.bfloat16(), on_host.bfloat16().mT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,9 +17,10 @@ from ridgeline.kernels.launcher import INTERPRETING, Blocks, Kernel, Plans, laun
 from ridgeline.kernels.matmul.op import MATMUL
 from ridgeline.kernels.rms_norm.op import plan_reduce
 from ridgeline.kernels.rows import cdiv, clamp, float_reason, template
+from ridgeline.kernels.tensorfloat import products_round
 
 _PRODUCT = Kernel(kernel.cross_product, vectors=("n", "k"))
-_RESIDENT = Kernel(streamed.cross_resident, loose=("bias_ptr",))
+_RESIDENT = Kernel(streamed.cross_resident)
 _POINTWISE = Kernel(kernel.cross_pointwise)
 _BACKWARD = Kernel(kernel.cross_backward, vectors=("n",))
 _product_plans, _pointwise_plans, _backward_plans = Plans(), Plans(), Plans()
@@ -65,7 +67,7 @@ def _infer(x0: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, down: Ten
 def _cross(x0: Tensor, x: Tensor, a: Tensor, weight: Tensor, bias: Tensor | None, save: bool) -> tuple[Tensor, Tensor]:
     """The product with its epilogue, or cuBLAS and one pass."""
     bias = None if bias is None else bias.contiguous()
-    key = (x.shape, a.shape, a is x, weight.shape, x.dtype, x0.dtype, weight.dtype, bias is None, save, x.get_device(),
+    key = (x.shape, a.shape, weight.shape, x.dtype, x0.dtype, weight.dtype, bias is None, save, x.get_device(),
            weight.is_contiguous(), (x0.data_ptr() | x.data_ptr() | a.data_ptr() | weight.data_ptr()) & 15)  # fmt: skip
     if key not in _product_plans:
         CROSS_LAYER.check(x0, x, weight, bias, None if a is x else a.new_empty(a.shape[1], x.shape[1], device="meta"))
@@ -85,10 +87,11 @@ def add_product(a: Tensor, weight: Tensor, x: Tensor) -> Tensor:
     key = (x.shape, a.shape, weight.shape, x.dtype, weight.dtype, "add", x.get_device(),
            weight.is_contiguous(), (x.data_ptr() | a.data_ptr() | weight.data_ptr()) & 15)  # fmt: skip
     if key not in _product_plans:
-        _product_plans[key] = _plan_product(a, weight, x, x, None, cross=False, save=False, turned=True)
+        tiles = partial(_plan_product, a, weight, x, x, None, cross=False, save=False, turned=True)
+        _product_plans[key] = _plan_resident(a, weight, x) or tiles()
     run = _product_plans[key]
     if run is None:
-        return _product(a, weight).add_(x) if _halved(a, weight) else torch.addmm(x, a, weight)
+        return torch.addmm(x, a, weight)
     y = torch.empty_like(x)
     run(a, weight, x, x, None, y, y)
     return y
@@ -99,7 +102,7 @@ def _halved(a: Tensor, b: Tensor) -> bool:
     the compiler has products of its own, nor where TensorFloat-32 was asked for; nor while a call is noted, so that it
     is not repeated without asking again."""
     plain = type(a) in (Tensor, torch.nn.Parameter) and a.dtype == b.dtype == torch.float32 and not INTERPRETING
-    if not plain or not launchable(a) or noting() or torch.backends.cuda.matmul.allow_tf32:
+    if not plain or not launchable(a) or noting() or products_round():
         return False
     return config.by_halves(a.shape[0], b.shape[1], a.shape[1])
 
@@ -126,9 +129,6 @@ def _plan_product(
     same = {a.dtype, weight.dtype, x0.dtype, x.dtype} | (set() if bias is None else {bias.dtype})
     if not chosen.bm or len(same) > 1 or not weight.is_contiguous():
         return None
-    stays = _plan_resident(a, weight, x0, x, bias, cross=cross, save=save, turned=turned)
-    if stays is not None:
-        return stays
     pointers = a.data_ptr() | weight.data_ptr() | x0.data_ptr() | x.data_ptr()
     run = _PRODUCT.bind(
         (a, weight, x0, x, x if bias is None else bias, x, x, m, n, k),
@@ -148,35 +148,31 @@ def _plan_product(
     return plan
 
 
-def _plan_resident(
-    a: Tensor, weight: Tensor, x0: Tensor, x: Tensor, bias: Tensor | None, *, cross: bool, save: bool, turned: bool
-) -> Any:
-    """The product whose rows stay in shared memory; None where tiles of their own are faster, or the copy engine cannot
-    reach what it has to."""
-    (m, k), n, apart = a.shape, x.shape[1], cross and a is not x
-    sizes = {"m": m, "n": n, "k": k, "itemsize": x.element_size(), "apart": apart}
+def _plan_resident(a: Tensor, weight: Tensor, x: Tensor) -> Any:
+    """``a @ weight + x`` whose rows stay in shared memory; None where tiles of their own are faster, or the copy engine
+    cannot reach what it has to."""
+    (m, k), n = a.shape, x.shape[1]
+    sizes = {"m": m, "n": n, "k": k, "itemsize": x.element_size()}
     chosen = tuning.choose("cross_layer.resident", sizes, config.resident(**sizes))
-    pointers = a.data_ptr() | weight.data_ptr() | x0.data_ptr() | x.data_ptr()
-    reachable = not INTERPRETING and m > 0 and vector_of(x.element_size(), pointers, n, k) == 8
-    if not chosen.buffers or not reachable or not config.fits(chosen, k, apart):
+    pointers = a.data_ptr() | weight.data_ptr() | x.data_ptr()
+    alike = {a.dtype, weight.dtype, x.dtype} == {x.dtype} and x.element_size() == 2 and weight.is_contiguous()
+    reachable = alike and a.is_contiguous() and m > 0 and vector_of(2, pointers, n, k) == 8 and not INTERPRETING
+    if not chosen.stages or not reachable or not config.fits(chosen, k):
         return None
-    wide = [Blocks(t, tuple(t.shape), (t.shape[1], 1), (128, 128)) for t in (x0 if cross else x, x, x, x)]
-    rows = Blocks(a, tuple(a.shape), (k, 1), (128, 64))
-    held = Blocks(weight, tuple(weight.shape), (weight.shape[1], 1), (64, 128) if turned else (128, 64))
-    rest = (n, cdiv(m, 128), cdiv(n, 128))
+    rows, held = Blocks(a, (m, k), (k, 1), (128, 64)), Blocks(weight, (k, n), (n, 1), (64, 128))
+    tiles, rest = Blocks(x, (m, n), (n, 1), (128, 128)), (cdiv(m, 128), cdiv(n, 128))
     run = _RESIDENT.bind(
-        (rows, held, *wide, x if bias is None else bias, *rest),
-        grid=(min(num_sms(x.get_device()), rest[1]),),
-        constants={"CHUNKS": config.chunks(k), "BUFFERS": chosen.buffers, "STAGES": chosen.stages, "ENDS": chosen.ends,
-                   "TURNED": turned, "APART": apart, "CROSS": cross, "HAS_BIAS": bias is not None, "SAVE": save},
+        (rows, held, tiles, tiles, *rest),
+        grid=(min(num_sms(x.get_device()), rest[0]),),
+        constants={"CHUNKS": config.chunks(k), "STAGES": chosen.stages, "ENDS": chosen.ends},
         num_warps=4,
         max_registers=MAX_REGISTERS,
         device=x.get_device(),
         vector=8,
-    )  # fmt: skip
+    )
 
     def plan(a: Tensor, weight: Tensor, x0: Tensor, x: Tensor, bias: Tensor | None, y: Tensor, u: Tensor) -> None:
-        run(a, weight, x0 if cross else x, x, y, u, x if bias is None else bias, *rest)
+        run(a, weight, x, y, *rest)
 
     return plan
 
@@ -272,6 +268,14 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> Non
     ctx.save_for_backward(x0, x, weight, down, output[1], output[2])
 
 
+def _added(a: Tensor, weight: Tensor, x: Tensor) -> Tensor:
+    """``a @ weight + x``: our own kernels have 16 bits."""
+    if a.dtype != torch.float32:
+        found: Tensor = ADD_PRODUCT(a, weight, x)
+        return found
+    return _product(a, weight).add_(x) if _halved(a, weight) else torch.addmm(x, a, weight)
+
+
 def _grads(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Any, ...]:
     if dy is None:
         return (None,) * 5
@@ -281,10 +285,10 @@ def _grads(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Any, ...]:
     dw = _product(du.mT, x if down is None else inner) if want_weight else None
     dx = d_down = None
     if down is None:
-        dx = ADD_PRODUCT(du, weight, dy) if want_x else None
+        dx = _added(du, weight, dy) if want_x else None
     elif want_x or want_down:
         d_inner = _product(du, weight)
-        dx = ADD_PRODUCT(d_inner, down, dy) if want_x else None
+        dx = _added(d_inner, down, dy) if want_x else None
         d_down = _product(d_inner.mT, x) if want_down else None
     return dx0, dx, dw, db if ctx.want_bias else None, d_down
 
@@ -338,7 +342,7 @@ ADD_PRODUCT: Primitive = declare(
     summary="a product added to a tensor: the last step of cross_layer's gradients",
     schema="(Tensor a, Tensor weight, Tensor x) -> Tensor",
     forward=lambda a, weight, x: (
-        add_product(a, weight, x.contiguous()) if launchable(x) else ADD_PRODUCT.on_host(a, weight, x)
+        add_product(a.contiguous(), weight, x.contiguous()) if launchable(x) else ADD_PRODUCT.on_host(a, weight, x)
     ),
     fake=lambda a, weight, x: torch.empty_like(x, memory_format=torch.contiguous_format),
     reference=lambda a, weight, x: a @ weight + x,
