@@ -12,8 +12,13 @@ import pytest
 
 from ridgeline.errors import InputError
 from ridgeline.findings.calibration import DEVICE_SLACK, HOST_SLACK
+from ridgeline.findings.explain import findings_of
+from ridgeline.findings.finding import Finding
+from ridgeline.findings.scene import Scene
 from ridgeline.findings.score import GENERAL, NAMES, WEIGHTY_FRAC, Score, found_in, score
+from ridgeline.profiler.floors import device_of
 from ridgeline.profiler.recordings import healthy_programs, planted_cases, planted_folder, second_fixes
+from ridgeline.trace import Trace, read
 
 SUITES = ("planted", "fresh", "third", "fourth", "fifth", "sixth", "seventh")
 NO_CAUSE = {"messages_indexed"}
@@ -159,3 +164,28 @@ def test_a_cause_that_costs_nothing_is_not_found():
     cases = planted_cases(planted_folder(suite="fresh"))
     for case in (case for case in cases if case.name in NO_CAUSE):
         assert case.gain_s < 0 and score(case).place is None
+
+
+def test_a_training_loop_at_the_power_its_board_is_built_for_is_told_nothing():
+    """Recorded by ``ridgeline profile benchmarks/planted/heavy.py``, with clocks and power beside the kernels."""
+    trace = read(planted_folder(suite="seventh") / "heavy.json.gz", cache=False)
+    assert {"clock_hz", "power_w"} <= trace.counters.keys()
+    assert findings_of(Scene(trace, device_of(trace))) == []
+
+
+PLAIN = ("fp32_matmul", "nchw_conv", "hidden_2731", "zero_grad_memset")
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_of_a_recording_nobody_timed_the_cause_is_named_and_the_fixed_program_is_told_nothing(name):
+    """The device decides these fixed steps; under the profiler their hosts were slower than it."""
+    case = next(case for case in planted_cases(planted_folder(suite="planted")) if case.name == name)
+    planted, fixed = (_untimed(case.trace(variant)) for variant in ("planted", "fixed"))
+    assert any(finding.rule in NAMES[case.cause] for finding in planted[:2])
+    assert [finding.rule for finding in fixed if finding.step_frac > WEIGHTY_FRAC] == []
+
+
+def _untimed(trace: Trace) -> list[Finding]:
+    """Findings of a trace without anything that Ridgeline's own recorder wrote into it."""
+    bare = replace(trace, meta={key: value for key, value in trace.meta.items() if key != "ridgeline"})
+    return findings_of(Scene(bare, device_of(bare)))

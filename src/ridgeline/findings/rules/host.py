@@ -328,7 +328,7 @@ def small_batch(scene: Scene) -> Candidate | None:
     )
 
 
-@rule("host-contention", version=3, order=70)
+@rule("host-contention", version=2, order=70)
 def host_contention(scene: Scene) -> Candidate | None:
     """The same op now and then takes many times its usual host time: the thread was not running. Between ops it was not
     running either: long gaps go along."""
@@ -348,7 +348,6 @@ def host_contention(scene: Scene) -> Candidate | None:
         evidence=scene.host_evidence(stalls),
         spans=tuple(stalls[:200].tolist()),
         unchecked=("which process took the cores: a trace holds one process",),
-        sure_frac=SURE_FRAC,
     )
 
 
