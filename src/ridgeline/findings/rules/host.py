@@ -267,10 +267,10 @@ def host_code(scene: Scene) -> Candidate | None:
     )
 
 
-@rule("micro-batches", order=17)
+@rule("micro-batches", version=2, order=17)
 def micro_batches(scene: Scene) -> Candidate | None:
     """Gradients accumulated over batches too small for the device: the same few kernels, many times a step."""
-    passes = scene.num_passes / scene.num_steps
+    passes = scene.passes_a_step
     kernels = np.flatnonzero(scene.work_kind == int(Kind.KERNEL))
     if passes < MANY_PASSES or not len(kernels):
         return None
@@ -328,7 +328,7 @@ def small_batch(scene: Scene) -> Candidate | None:
     )
 
 
-@rule("host-contention", version=2, order=70)
+@rule("host-contention", version=3, order=70)
 def host_contention(scene: Scene) -> Candidate | None:
     """The same op now and then takes many times its usual host time: the thread was not running. Between ops it was not
     running either: long gaps go along."""
@@ -348,6 +348,7 @@ def host_contention(scene: Scene) -> Candidate | None:
         evidence=scene.host_evidence(stalls),
         spans=tuple(stalls[:200].tolist()),
         unchecked=("which process took the cores: a trace holds one process",),
+        sure_frac=SURE_FRAC,
     )
 
 
