@@ -520,8 +520,8 @@ class Scene:
         return edit_of(cure, self.program, self.clock, best=best)
 
     def most_s(self, cure: Cure) -> float:
-        """What no cure of this kind can exceed: the step less the work that it does not touch, of the busiest stream, or
-        of all kernels since those of several streams share one device."""
+        """What no cure of this kind can exceed: the step less the work that it does not touch, of the busiest stream or
+        of all kernels, since those of several streams share one device."""
         left = np.ones(len(self.work_s), dtype=bool)
         left[cure.works] = False
         left[cure.aside] = False
