@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 
 import again
 import fresh
 import seventhnets as seventh
 import torch
 import torch.nn.functional as F
-from cases import CASES, Program, Setting, case, graphed, precision
+from cases import CASES, Program, Setting, Step, case, compiler, graphed, precision
 from cases import training as train
 from healthy import HEALTHY
 from sixth import _replayed
@@ -157,11 +158,19 @@ def healthy_autoencoder(s: Setting, fixed: bool) -> Program:
 @healthy
 def healthy_points(s: Setting, fixed: bool) -> Program:
     """Clouds of points: the same layers for every point, and the largest answer of all."""
+    return _points(s, _largest)
+
+
+def _largest(z_CNK: Tensor) -> Tensor:
+    return torch.relu(z_CNK).amax(1)
+
+
+def _points(s: Setting, largest: Callable[[Tensor], Tensor]) -> Program:
     sizes = s.pick((64, 128, 1024, 1024), (8, 16))
     make = lambda: [
         part for i, o in itertools.pairwise((8, *sizes)) for part in (nn.Linear(i, o), nn.BatchNorm1d(o), nn.ReLU(True))
     ]
-    each = s.place(lambda: nn.Sequential(*make()), torch.float32)
+    each = s.place(lambda: nn.Sequential(*make()[:-1]), torch.float32)
     whole = s.place(lambda: nn.Sequential(nn.Linear(sizes[-1], 512), nn.ReLU(), nn.Linear(512, 40)), torch.float32)
     clouds, num = s.pick(128, 2), s.pick(2048, 8)
     x = torch.randn(clouds * num, 8, device=s.device)
@@ -169,7 +178,7 @@ def healthy_points(s: Setting, fixed: bool) -> Program:
     optimizer = fresh.adamw(s, nn.ModuleList([each, whole]))
 
     def step() -> None:
-        seen = each(x).view(clouds, num, -1).amax(1)
+        seen = largest(each(x).view(clouds, num, -1))
         F.cross_entropy(whole(seen), labels).backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -377,8 +386,12 @@ def probe_under_autocast(s: Setting, fixed: bool) -> Program:
 @case("dense embedding gradient", "nn.Embedding(..., sparse=True)", stack=False, plain=True)
 def buyers_and_goods_dense(s: Setting, fixed: bool) -> Program:
     """A matrix of purchases in two factors."""
-    sizes, width, batch = s.pick((3_000_000, 600_000), (90, 60)), s.pick(96, 8), s.pick(65536, 8)
-    make = lambda: nn.ModuleList(nn.Embedding(num, width, sparse=fixed) for num in sizes)
+    return Program(_purchases(s, fixed, s.pick(65536, 8)))
+
+
+def _purchases(s: Setting, sparse: bool, batch: int) -> Step:
+    sizes, width = s.pick((3_000_000, 600_000), (90, 60)), s.pick(96, 8)
+    make = lambda: nn.ModuleList(nn.Embedding(num, width, sparse=sparse) for num in sizes)
     tables = s.place(make, torch.float32)
     optimizer = torch.optim.SGD(tables.parameters(), lr=0.1)
     who, what = (torch.randint(0, num, (batch,), device=s.device) for num in sizes)
@@ -390,7 +403,7 @@ def buyers_and_goods_dense(s: Setting, fixed: bool) -> Program:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    return Program(step)
+    return step
 
 
 @case("host-bound", "cut all boxes out at once", stack=False, plain=True)
@@ -469,5 +482,28 @@ def losses_asked_if_finite(s: Setting, fixed: bool) -> Program:
                 loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+
+    return Program(step)
+
+
+# ---------------------------------------------------------------- what is found in the programs above, done
+
+
+@case(
+    "unfused pointwise chain", "torch.compile the largest of all points", compiles=True, rounds=1, steps=12, stack=False
+)
+def again_healthy_points(s: Setting, fixed: bool) -> Program:
+    return _points(s, torch.compile(_largest, backend=compiler(s), dynamic=False) if fixed else _largest)
+
+
+@case("host-bound", "one batch in place of four", stack=False)
+def again_buyers_and_goods_dense(s: Setting, fixed: bool) -> Program:
+    """The same purchases a step."""
+    num = 1 if fixed else 4
+    once = _purchases(s, True, s.pick(65536, 8) * 4 // num)
+
+    def step() -> None:
+        for _ in range(num):
+            once()
 
     return Program(step)

@@ -12,12 +12,18 @@ import pytest
 
 from ridgeline.errors import InputError
 from ridgeline.findings.calibration import DEVICE_SLACK, HOST_SLACK
+from ridgeline.findings.explain import findings_of
+from ridgeline.findings.finding import Finding
+from ridgeline.findings.scene import Scene
 from ridgeline.findings.score import GENERAL, NAMES, WEIGHTY_FRAC, Score, found_in, score
+from ridgeline.profiler.floors import device_of
 from ridgeline.profiler.recordings import healthy_programs, planted_cases, planted_folder, second_fixes
+from ridgeline.trace import Trace, read
 
-SUITES = ("planted", "fresh", "third", "fourth", "fifth", "sixth", "seventh")
-NO_CAUSE = {"messages_indexed"}
-"""Planted, but the fix made it slower (few indices are the same): rules must stay silent."""
+SUITES = ("planted", "fresh", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
+NO_CAUSE = {"messages_indexed", "losses_asked_if_finite"}
+"""Planted, but the fix made it no faster (few indices are the same; the device hides the question): rules must stay
+silent."""
 TRUE = {
     ("pageable_copy", "exposed-copies"),  # the batch is copied on the compute stream
     ("small_copies", "exposed-copies"),
@@ -49,6 +55,8 @@ TRUE = {
     ("gradients_scaled_for_bf16", "pointwise-chains"),  # brought 4.61 of 24.2 ms
     ("norms_one_by_one", "pointwise-chains"),  # gates over channels; not tried
     ("weights_cast_for_each_piece", "pointwise-chains"),  # brought 5.85 of 34.6 ms
+    ("confusion_counted_on_host", "misaligned-sizes"),  # 21 classes; brought 0.22 of 4.26 ms
+    ("healthy_points", "pointwise-chains"),  # the largest of 2,048 points, backward in three passes; not tried
 }
 """What is found in programs without a planted cause and is so: `benchmarks/2026-11-15-findings.md` says how we know."""
 
@@ -58,6 +66,7 @@ MISSED = {
     "again_policy_compiled",  # 0.49 where 0.39 at most were promised
     "again_pictures_embedded_under_autocast",  # 0.28 of 8.16 from a graph, where the device decides
     "again_padded_in_order",  # 9.6 of 70.8 ms by sorted data, and nothing was said
+    "again_losses_summed_on_host",  # 5.0 of 38.0 ms; found where the host was slower, in the run before
 }
 """True, but for the first; the interval did not hold."""
 
@@ -73,7 +82,7 @@ def scores(request) -> list[Score]:
 
 def test_nine_of_ten_causes_are_named_first_or_second(scores):
     missed = [found.case for found in scores if not found.named]
-    assert len(scores) >= 8 and len(missed) <= len(scores) // 10, missed
+    assert len(scores) >= 5 and len(missed) <= len(scores) // 10, missed
 
 
 def test_four_of_five_intervals_hold_the_realized_gain(scores):
@@ -156,6 +165,42 @@ def _calibration():
 
 
 def test_a_cause_that_costs_nothing_is_not_found():
-    cases = planted_cases(planted_folder(suite="fresh"))
+    cases = [case for suite in ("fresh", "eighth") for case in planted_cases(planted_folder(suite=suite))]
     for case in (case for case in cases if case.name in NO_CAUSE):
         assert case.gain_s < 0 and score(case).place is None
+
+
+def test_a_training_loop_at_the_power_its_board_is_built_for_is_told_nothing():
+    """Recorded by ``ridgeline profile benchmarks/planted/heavy.py``, with clocks and power beside the kernels."""
+    trace = read(planted_folder(suite="seventh") / "heavy.json.gz", cache=False)
+    assert {"clock_hz", "power_w"} <= trace.counters.keys()
+    assert findings_of(Scene(trace, device_of(trace))) == []
+
+
+PLAIN = ("fp32_matmul", "nchw_conv", "hidden_2731", "zero_grad_memset")
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_of_a_recording_nobody_timed_the_cause_is_named_and_the_fixed_program_is_told_nothing(name):
+    """The device decides these fixed steps; under the profiler their hosts were slower than it."""
+    case = next(case for case in planted_cases(planted_folder(suite="planted")) if case.name == name)
+    planted, fixed = (_untimed(case.trace(variant)) for variant in ("planted", "fixed"))
+    assert any(finding.rule in NAMES[case.cause] for finding in planted[:2])
+    assert [finding.rule for finding in fixed if finding.step_frac > WEIGHTY_FRAC] == []
+
+
+def _untimed(trace: Trace) -> list[Finding]:
+    """Findings of a trace without anything that Ridgeline's own recorder wrote into it."""
+    bare = replace(trace, meta={key: value for key, value in trace.meta.items() if key != "ridgeline"})
+    return findings_of(Scene(bare, device_of(bare)))
+
+
+PLAINLY = sorted(planted_folder(suite="eighth").glob("*.plain.json.xz"))
+
+
+@pytest.mark.parametrize("file", PLAINLY, ids=lambda file: file.name.split(".")[0])
+def test_well_written_programs_recorded_as_most_people_do_are_told_nothing_that_is_not_so(file):
+    """No shapes, no schedule, no marks of steps, nobody timed them."""
+    name = file.name.removesuffix(".plain.json.xz")
+    found = {(name, finding.rule) for finding in _untimed(read(file, cache=False)) if finding.step_frac > WEIGHTY_FRAC}
+    assert found <= TRUE | {("buyers_and_goods_dense", "launch-bound")}  # 0.9 ms, of which the device is busy a third

@@ -64,7 +64,7 @@ RUNS = st.builds(_played, MOVES, st.integers(1, 3))
 def test_the_unchanged_replay_is_what_was_recorded(stage):
     scene = stage.scene()
     recorded_s = (scene.start_ns[scene.rows] - scene.window.start_ns) / 1e9
-    assert np.abs(scene.base.work_start_s - recorded_s).max(initial=0.0) < 2e-9
+    assert np.abs(scene.recorded.work_start_s - recorded_s).max(initial=0.0) < 2e-9
 
 
 @given(RUNS, st.floats(0.0, 1.0), st.floats(0.0, 1.0))

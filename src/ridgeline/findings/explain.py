@@ -111,7 +111,6 @@ def _finding(scene: Scene, found: _Weighed, in_turn_s: float) -> Finding:
     trusted = trust(found.rule.name)
     step_s = scene.unrecorded_step_s
     most_s = min(step_s, scene.most_s(found.candidate.cure))
-    most_s = most_s if scene.is_timed else min(step_s, max(found.best_s, most_s))
     best_s = min(trusted.high * found.best_s * scene.pace, most_s)
     worst_s = min(best_s, trusted.low * found.worst_s * scene.pace)
     noise_s = min(scene.noise_s, max(best_s, UNMEASURED_FRAC * step_s))

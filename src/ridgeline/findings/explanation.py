@@ -253,6 +253,12 @@ def verdict_of(scene: Scene, findings: Sequence[Finding], whole: Mapping[str, Ma
         return f"No known mistake. The device waits {lost:.0%} of the time and the trace does not say for what."
     if busy >= HEALTHY_FRAC:
         return f"Healthy: the device is busy {busy:.0%} of the time and no known mistake was found."
+    if not scene.is_timed and scene.recorded_frac < 1.0:
+        alone = min(1.0, busy * scene.recorded_step_s / scene.unrecorded_step_s)
+        return (
+            f"No known mistake was found; the device is busy {busy:.0%} of the recording, which slows the host, and "
+            f"about {alone:.0%} of the time without it."
+        )
     return f"No known mistake was found; the device is busy {busy:.0%} of the time."
 
 

@@ -17,7 +17,7 @@ from ridgeline.findings.fact import positive
 from ridgeline.findings.finding import Where
 from ridgeline.findings.kernelname import KernelName, kernel_name
 from ridgeline.findings.loop import Loop, loop_of
-from ridgeline.findings.overhead import BARE_FRACS, PLAIN_FRACS, UNTIMED_FRACS, Hosts, unrecorded, usual
+from ridgeline.findings.overhead import BARE_FRACS, UNTIMED_FRACS, Hosts, unrecorded, usual
 from ridgeline.findings.program import BACK_TO_BACK_S, Wiring, wire
 from ridgeline.findings.replay import Edit, Index, Mask, Schedule, Seconds, edited, no_edit, run
 from ridgeline.findings.window import Window, window_of
@@ -114,13 +114,9 @@ class Scene:
         return np.asarray(last - first, dtype=np.float64)
 
     def _untimed_fracs(self) -> tuple[float, ...]:
-        """What the recording leaves of the host's time, by what it recorded."""
-        ops = self.trace.of_kind(Kind.OP)
-        if not ops.any() or not self.trace.of_kind(Kind.RUNTIME).any():
-            return BARE_FRACS
-        shapes = self.trace.extra.get("shapes")
-        thorough = self.trace.of_kind(Kind.PYTHON).any() or (shapes is not None and bool(np.any(shapes[ops] > 0)))
-        return UNTIMED_FRACS if thorough else PLAIN_FRACS
+        """What the recording leaves of the host's time: it is the ops that cost."""
+        recorded = self.trace.of_kind(Kind.OP).any() and self.trace.of_kind(Kind.RUNTIME).any()
+        return UNTIMED_FRACS if recorded else BARE_FRACS
 
     @property
     def recorded_step_s(self) -> float:
@@ -524,12 +520,25 @@ class Scene:
         return edit_of(cure, self.program, self.clock, best=best)
 
     def most_s(self, cure: Cure) -> float:
-        """What no cure of this kind can exceed: the step less the work of the busiest stream that it does not touch."""
-        untouched = self.work_s.copy()
-        untouched[cure.works] = 0.0
-        untouched[cure.aside] = 0.0
-        streams = np.bincount(self.program.stream, weights=untouched) if len(untouched) else np.zeros(1)
-        return max(0.0, self.unrecorded_step_s - float(streams.max()) / self.num_steps)
+        """What no cure of this kind can exceed: the step less the work that it does not touch, of the busiest stream or
+        of all kernels, since those of several streams share one device."""
+        left = np.ones(len(self.work_s), dtype=bool)
+        left[cure.works] = False
+        left[cure.aside] = False
+        streams = np.bincount(self.program.stream, weights=self.work_s * left) if len(left) else np.zeros(1)
+        busy_s = max(float(streams.max()), self._kernels_s(left)) / self.num_steps
+        return max(0.0, self._longest_step_s - busy_s)
+
+    def _kernels_s(self, chosen: Mask) -> float:
+        """Seconds in which one of the chosen kernels runs."""
+        kernels = chosen & (self.work_kind == int(Kind.KERNEL))
+        return self.time_of(self.rows[kernels]).total / 1e9
+
+    @property
+    def _longest_step_s(self) -> float:
+        """A step without the recording, by the slowest host that is thought possible where nobody timed one."""
+        others = () if self.is_timed else (step_s for _, step_s in self._other_hosts)
+        return max(self.unrecorded_step_s, *others, 0.0)
 
     def touched_s(self, cure: Cure) -> float:
         """Device and host time a step that a cure is applied to."""
@@ -647,6 +656,12 @@ class Scene:
             return len(starts)
         between = np.diff(np.searchsorted(np.sort(self.launch_ns), starts))
         return 1 + int((between >= PASS_WORKS).sum())
+
+    @property
+    def passes_a_step(self) -> float:
+        """Backward passes of an optimizer step, also where nobody marked the steps of a recording."""
+        updates = len(self.host_spans(r"^Optimizer\.step", Kind.ANNOTATION, Kind.OP))
+        return self.num_passes / max(self.num_steps, updates)
 
     @cached_property
     def recomputed(self) -> Mask:

@@ -47,11 +47,11 @@ def test_the_wait_with_which_a_recording_ends_is_not_the_programs():
 
 
 def test_a_value_read_at_the_end_of_every_step_is_the_programs():
-    scene = _steps(2, read=True, host_us=40.0, kernel_us=45.0).scene()
+    scene = _steps(2, read=True, host_us=80.0, kernel_us=45.0).scene()
     assert len(scene.loop.last_waits) == 0
     calls = np.array([wait.call for wait in scene.waits])
     freed_s = scene.step_after_s(scene.edit(Cure(freed=calls), best=True))
-    assert freed_s == pytest.approx(_steps(2, host_us=40.0, kernel_us=45.0).scene().step_s, rel=0.02)
+    assert freed_s == pytest.approx(_steps(2, host_us=80.0, kernel_us=45.0).scene().step_s, rel=0.02)
     assert freed_s < 0.98 * scene.step_s
 
 
@@ -109,9 +109,9 @@ def test_time_that_the_recording_took_is_waited_for_workers_without_it():
     assert finding.high_ms > 4.0 * 1.02  # more than was waited while recording
 
 
-@pytest.mark.parametrize(("shapes", "frac"), [([[64, 64]] * 2, 0.5), (None, 0.7)])
-def test_an_untimed_step_has_the_host_that_such_recordings_leave(shapes, frac):
-    stage = Stage()
+@pytest.mark.parametrize("shapes", [[[64, 64]] * 2, None])
+def test_an_untimed_step_has_the_host_that_recordings_leave(shapes):
+    stage, frac = Stage(), 0.5
     for _ in range(3):
         with stage.step():
             for _ in range(30):

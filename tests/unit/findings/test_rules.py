@@ -112,7 +112,7 @@ def _host_code(stage: Stage, wrong: bool) -> None:
 @plays("launch-bound")
 def _launches(stage: Stage, wrong: bool) -> None:
     for _ in range(60):
-        stage.kernel("nvjet_tst_64x8", 4.0 if wrong else 60.0, op="aten::mm", host_us=20.0)
+        stage.kernel("nvjet_tst_64x8", 4.0 if wrong else 60.0, op="aten::mm", host_us=40.0)
 
 
 @plays("small-batch")
@@ -134,7 +134,7 @@ def _affinity(stage: Stage, wrong: bool) -> None:
 def _contention(stage: Stage, wrong: bool) -> None:
     for i in range(60):
         stage.kernel("nvjet_tst_64x8", 25.0, op="aten::mm", host_us=10.0)
-        stage.host("aten::empty", 400.0 if wrong and i % 10 == 0 else 2.0)
+        stage.host("aten::empty", 1500.0 if wrong and i % 10 == 0 else 2.0)
 
 
 @plays("graph-breaks")
@@ -350,9 +350,9 @@ def _throttle(stage: Stage, wrong: bool) -> None:
 def _accumulation(stage: Stage, wrong: bool) -> None:
     for _ in range(8 if wrong else 1):
         for _ in range(10):
-            stage.kernel("nvjet_tst_64x8", 8.0 if wrong else 60.0, op="aten::mm", host_us=20.0)
+            stage.kernel("nvjet_tst_64x8", 8.0 if wrong else 60.0, op="aten::mm", host_us=40.0)
         with stage.span("autograd::engine::evaluate_function: NllLossBackward0"):
-            stage.kernel("nvjet_tst_64x8", 8.0 if wrong else 60.0, op="aten::mm", host_us=20.0)
+            stage.kernel("nvjet_tst_64x8", 8.0 if wrong else 60.0, op="aten::mm", host_us=40.0)
 
 
 @plays("tensor-loop")

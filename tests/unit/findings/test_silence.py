@@ -129,8 +129,13 @@ def test_a_pause_of_a_millisecond_in_a_short_step_is_no_launching():
             stage.kernel("nvjet_tst_64x8", 50.0, op="aten::mm", host_us=15.0)
         stage.work(pause_us)
 
-    assert rules_of(_twice(lambda stage: play(stage, 1200.0)).findings())[0] == "host-code"
-    assert rules_of(_twice(lambda stage: play(stage, 20.0)).findings()) == []
+    def timed(pause_us: float) -> list[str]:
+        stage = _twice(lambda stage: play(stage, pause_us))
+        stage.facts["unprofiled_step_s"] = stage.now_s / 2
+        return rules_of(stage.findings())
+
+    assert timed(1200.0)[0] == "host-code"
+    assert timed(20.0) == []
 
 
 def _losses(stage: Stage, wide_op: str, wide: int) -> None:
@@ -266,3 +271,33 @@ def test_launches_that_only_the_recording_makes_slow_are_not_told():
 
     assert rules_of(_twice(lambda stage: play(stage, 38.0)).findings()) == []
     assert rules_of(_twice(lambda stage: play(stage, 200.0)).findings()) == ["launch-bound"]
+
+
+def test_kernels_of_several_streams_share_one_device():
+    """Every stream runs dry before its next kernel is launched, and the device never does."""
+
+    def play(stage: Stage, us: float) -> None:
+        for i in range(60):
+            stage.kernel("nvjet_tst_64x8", us, op="aten::_cudnn_rnn", stream=7 + i % 4, host_us=50.0)
+
+    def timed(us: float) -> list[str]:
+        stage = _twice(lambda stage: play(stage, us))
+        stage.facts["unprofiled_step_s"] = stage.now_s / 2
+        return rules_of(stage.findings())
+
+    assert timed(55.0) == []
+    assert timed(5.0) == ["launch-bound"]
+
+
+@pytest.mark.parametrize(("updates", "named"), [(1, True), (8, False)])
+def test_backward_passes_are_counted_by_optimizer_step_where_steps_are_not_marked(updates, named):
+    stage = Stage()
+    for i in range(8):
+        for _ in range(10):
+            stage.kernel("nvjet_tst_64x8", 8.0, op="aten::mm", host_us=40.0)
+        with stage.span("autograd::engine::evaluate_function: NllLossBackward0"):
+            stage.kernel("nvjet_tst_64x8", 8.0, op="aten::mm", host_us=40.0)
+        if i >= 8 - updates:
+            with stage.span("Optimizer.step#AdamW.step", Kind.ANNOTATION):
+                stage.kernel("multi_tensor_apply_kernel<FusedAdam>", 8.0, op="aten::_fused_adamw_", host_us=40.0)
+    assert ("micro-batches" in rules_of(stage.findings())) is named

@@ -17,7 +17,9 @@ AROUND = 8
 """Kernels between a product and the softmax that still belong to the same attention: scale, mask, dropout, casts."""
 BATCHED = frozenset({"aten::bmm", "aten::baddbmm", "aten::matmul", "aten::einsum"})
 SCORES_S = 12e-6
-OPERANDS = 3
+OPERANDS = 6
+"""Of attention: what may be laid out anew right beside a product (queries, keys, values, a bias, what the product is
+added to, and a memset of its workspace)."""
 CHAIN = 4
 """Pointwise kernels in a row from which on a compiler pays; eager PyTorch has two or three between products by
 nature."""
@@ -47,7 +49,7 @@ def unfused_attention(scene: Scene) -> Candidate | None:
     product, softmax = scene.family("gemm")[order], scene.family("softmax")[order]
     batched = _may_be_batched(scene)[order]
     light = (scene.family(*LIGHT, "softmax", "index") | scene.is_on_device_copy)[order]
-    copied = scene.family("copy")[order]
+    copied = (scene.family("copy") | scene.is_on_device_copy | (scene.work_kind == int(Kind.MEMSET)))[order]
     chosen = np.zeros(len(order), dtype=bool)
     for at in np.flatnonzero(softmax).tolist():
         before, after = _reach(product, light, at, -1), _reach(product, light, at, +1)
@@ -167,7 +169,7 @@ def _dense_mask(shapes: str) -> bool:
 def weight_casts(scene: Scene) -> Candidate | None:
     """The same tensors are converted to another dtype again and again."""
     works = _weight_casts(scene)
-    passes = scene.num_passes / scene.num_steps
+    passes = scene.passes_a_step
     if scene.trains and passes < 2:  # an optimizer wants them in fp32, and once a step they must be cast
         return _frozen_casts(scene, works[_are_frozen(scene, works)])
     if len(works) < 4 or scene.frac(scene.per_step_s(works)) < 0.02:

@@ -267,10 +267,10 @@ def host_code(scene: Scene) -> Candidate | None:
     )
 
 
-@rule("micro-batches", order=17)
+@rule("micro-batches", version=2, order=17)
 def micro_batches(scene: Scene) -> Candidate | None:
     """Gradients accumulated over batches too small for the device: the same few kernels, many times a step."""
-    passes = scene.num_passes / scene.num_steps
+    passes = scene.passes_a_step
     kernels = np.flatnonzero(scene.work_kind == int(Kind.KERNEL))
     if passes < MANY_PASSES or not len(kernels):
         return None
