@@ -216,7 +216,8 @@ def _model(row: Row, stack: str) -> tuple[str, Decoder | None]:
     plain = ffn == 4 * hidden and experts is None
     unfused = row.text("flash_attn").lower() == "no"
     made = Decoder(layers=layers, hidden=hidden, heads=heads, kv_heads=kv, ffn=ffn, vocab=vocab, experts=experts,
-                   core="unfused" if unfused else "sdpa", lora=16 if "lora" in name.lower() else 0, lora_out=stack.startswith("mlperf"),
+                   core="unfused" if unfused else "sdpa", lora=16 if "lora" in name.lower() else 0,
+                   lora_out=stack.startswith("mlperf"),  # NeMo and Megatron-Bridge adapt queries, keys, values alone
                    head_dim=128 if "qwen3" in name.lower() else 0, qk_norm="qwen3" in name.lower(),
                    fused=True)  # fmt: skip
     if not plain:
