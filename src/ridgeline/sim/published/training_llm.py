@@ -308,7 +308,8 @@ def _dispatch(row: Row, cluster: Cluster) -> tuple[str, bool]:
     if release is None:
         return said or "all-to-all", beside
     words = f"{release[1]} {cluster.device.name} {row.text('model').lower()}"
-    usual, hidden = next((found for pattern, *found in RECIPES if re.match(pattern, words)), ("all-to-all", False))
+    usual, hidden = next(((how, over) for pattern, how, over in RECIPES if re.match(pattern, words)),
+                         ("all-to-all", False))  # fmt: skip
     if said == "drop":
         return said, beside
     if "recipe " in notes and "perf_recipes/" not in notes:  # since v0.6.0 recipes are calls that set these elsewhere
