@@ -71,8 +71,11 @@ class Biases:
 
     ways: tuple[str, ...]
     rows: list[tuple[str, int, tuple[float, ...]]]
+    listed: bool = True
 
     def words(self) -> str:
+        if not self.listed:
+            return f"\nBy file:\n\n{self._counts()}"
         head = f"\n| source | rows | {' | '.join(self.ways)} |\n|---|---|{'---|' * len(self.ways)}\n"
         each = (f"| {name} | {num} | {' | '.join(f'{b:+.1%}' for b in found)} |" for name, num, found in self.rows)
         return head + "\n".join(each) + f"\n\n{self._counts()}"
@@ -102,13 +105,14 @@ def training(options: argparse.Namespace) -> Iterator[Found | Biases]:
         yield Found("training, step time", "10 %, median 6 %", title, found)
     for how in ("source", "publisher"):
         yield _biases(data.names(how), errors)
+    yield _biases(data.names("file"), errors, listed=False)
 
 
-def _biases(names: Sequence[str], errors: Mapping[str, Floats]) -> Biases:
+def _biases(names: Sequence[str], errors: Mapping[str, Floats], *, listed: bool = True) -> Biases:
     given = np.array(names)
     told = [(name, int((given == name).sum()), tuple(float(found[given == name].mean()) for found in errors.values()))
             for name in sorted(set(names))]  # fmt: skip
-    return Biases(tuple(errors), sorted(told, key=lambda item: -item[1]))
+    return Biases(tuple(errors), sorted(told, key=lambda item: -item[1]), listed)
 
 
 def static(options: argparse.Namespace) -> Iterator[Found]:
