@@ -337,8 +337,8 @@ def write(data: Data, joint: Joint, x: Floats, stack: str, found: Floats) -> Non
 
 
 def relatives(data: Data) -> Iterator[Group]:
-    """Every generation on every architecture, for devices nobody published."""
-    seen = {group.arch for group in data.groups}
+    """Every generation on every architecture, for devices nobody published; AMD's ran in single precision alone."""
+    seen = {group.arch for group in data.groups} - {"cdna"}
     for stack in sorted({group.stack for group in data.groups}):
         yield from (Group(stack, "", arch) for arch in sorted(seen))
 

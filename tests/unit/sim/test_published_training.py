@@ -74,7 +74,7 @@ def test_a_generation_on_an_unseen_device_takes_its_architectures_coefficients()
 
 @pytest.mark.parametrize("name", stacks()[1:])
 def test_coefficients_stay_where_they_are_possible(name):
-    for where in ("h100-sxm", "b200", "a100-sxm-80gb"):
+    for where in ("h100-sxm", "b200", "a100-sxm-80gb", "mi300x", "l40s"):
         coef = stack_of(name, device(where)).coef
         assert 0.6 < coef["matrix"] < 1.7, where
         assert coef["step_s"] < 0.1, where
