@@ -137,8 +137,7 @@ class Data:
         stack = Stack(name=case.stack, title="", device=case.cluster.device.name, basis=Basis.FITTED, source="",
                       coef={**NEUTRAL, **unpack(x)})  # fmt: skip
         step = simulate_step(published.graph_of(case), case.plan, case.cluster, stack, prices=self.prices)
-        outside = step.parts["optimizer"] if "optimizer step" in row.text("unit") else 0.0
-        return math.log((step.step_s - outside) / measured)
+        return math.log((step.step_s - published.outside_s(row, step)) / measured)
 
 
 def publisher(source: str) -> str:

@@ -67,7 +67,7 @@ def _judged(row: Row) -> Judged:
     else:
         step = run(case)
         measured, unit = measured_s(row, case), "s"
-        outside = step.parts["optimizer"] if "optimizer step" in row.text("unit") else 0.0
+        outside = outside_s(row, step)
         predicted = step.step_s - outside
         low, high = (s - outside for s in step.interval_s)
     return Judged(row=row.line, key=f"{row.text('config_id')}:{metric}", source=source_of(row), what=case.words(),
@@ -420,6 +420,11 @@ def flops_per_token(row: Row, case: Case) -> float:
         return 96.0 * layers * h * h * (1 + seq / (6 * h) + vocab / (16 * layers * h))
     kv, wide = c.hkv / c.heads, c.ffn / h * (1.5 if c.gated else 1.0)
     return 12.0 * layers * h * h * (1 + kv + seq / h + wide + vocab / (2 * layers * h))
+
+
+def outside_s(row: Row, step: Step) -> float:
+    """Seconds of a simulated step that the row did not time: around forward and backward passes alone, the rest."""
+    return step.parts["optimizer"] + step.parts["other"] if "optimizer step" in row.text("unit") else 0.0
 
 
 def _memory(row: Row, case: Case, metric: str) -> tuple[float, float, str]:
