@@ -173,14 +173,14 @@ def test_long_float32_rows_of_softmax_have_no_branch_an_element():
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_head_norms_read_sixteen_bytes_at_a_time_and_five_programs_share_a_multiprocessor(dtype):
+def test_head_norms_read_sixteen_bytes_at_a_time_and_twenty_warps_share_a_multiprocessor(dtype):
     of = case(dtype, batch=4, seq=512, heads=40, keys=8, dim=128)
     found = {variant.kernel: variant for variant in variants_of("qk_norm_rope", [of])}
     for name in ("qk_norm_rope_forward", "qk_norm_rope_backward"):
         made = facts(found[name])
         assert made.num_spills == 0
         assert made.num("LDG.E.128") >= 8 and made.num("STG.E.128") >= 4, "both halves of queries and of keys"
-        assert made.num_registers * 32 * found[name].num_warps * 5 <= 65536
+        assert made.num_registers * 32 * 20 <= 65536
         assert dict(found[name].constants)["Q_HEADS"] == 40, "no tile is filled up with heads that are not there"
 
 

@@ -86,7 +86,8 @@ def walking(cols: int) -> Short:
     """A row at a time, two more on their way, 64 to 80 elements a thread: what follows the sums costs each warp as much
     for few as for many.
 
-    32768×4096: 78 µs on two warps, 92 on four, 89 with a program a row; 16384×8192 79 and 90; 16384×5000 59 and 85.
+    32768×4096: 78 µs on two warps, 92 on four, 89 with a program a row; 32768×3000 67 and 88, 16384×8192 79 and 90,
+    16384×5000 59 and 85, 16384×10000 104 both ways. Float32 rows gain nothing: 16384×4096 79 and 78.
     """
     if cols <= 5120:
         return Short(1, cdiv(cols, 512), 512, 2, 3, 12 if cols <= 4096 else 8)

@@ -28,6 +28,7 @@ def forward(head_dim: int) -> Heads:
 
 
 def backward(head_dim: int) -> Heads:
-    """Five programs of four warps: 142 µs for 32 and 8 heads, 157 with two of eight, 175 with six, which have fewer
-    registers, 169 a token at a time; for 64 and 8 heads 237, 253, 253 and 313; for 40 and 8 165, 253, 199 and 279."""
-    return Heads(4, 5, rows(4, head_dim))
+    """Ten programs of two warps: 140 µs for 32 and 8 heads, 117 for 28 and 4; five of four warps 139 and 131. Two of
+    eight 157, six of four, which have fewer registers, 175, a token at a time 169. For 64 and 8 heads five of four 237,
+    a token at a time 313; for 40 and 8 165 and 279."""
+    return Heads(2, 10, rows(2, head_dim))
