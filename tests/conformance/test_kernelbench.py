@@ -60,17 +60,17 @@ def test_no_result_of_a_search_is_slower_than_eager():
 
 
 APART, AGAIN = results("kernelbench_apart1.json.gz"), results("kernelbench_apart2.json.gz")
-MORE = results("kernelbench_apart3.json.gz")
+MORE, MENDED = results("kernelbench_apart3.json.gz"), results("kernelbench_apart4.json.gz")
 
 
-@pytest.mark.parametrize("found", [*APART, *AGAIN, *MORE], ids=lambda found: found["name"])
+@pytest.mark.parametrize("found", [*APART, *AGAIN, *MORE, *MENDED], ids=lambda found: found["name"])
 def test_a_problem_timed_apart_stands_in_the_note_and_was_right(found):
     times = ["" if found[key] is None else f"{1e3 * found[key]:.2f}" for key in ("eager_s", "compiled_s", "ours_s")]
     assert f"| {found['name']} | {' | '.join(times)} |" in NOTE
     assert found["right"]
 
 
-@pytest.mark.parametrize("run", [APART, AGAIN, MORE], ids=["first", "again", "more"])
+@pytest.mark.parametrize("run", [APART, AGAIN, MORE, MENDED], ids=["first", "again", "more", "mended"])
 def test_the_note_counts_what_was_timed_apart(run):
     words = ("faster", "even", "slower", "no rival")
     num = {word: sum(found["verdict"] == word for found in run) for word in words}
