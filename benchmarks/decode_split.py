@@ -86,6 +86,7 @@ def look(book: Any, model: Any, fast: Any, kwargs: dict[str, Any]) -> None:
         book.add("same cache", lambda: calls(fast, graphed, lambda: kwargs, restore))
         book.add("new containers", lambda: calls(fast, graphed, lambda: dict(inputs.reused().kwargs), restore))
         book.add("in a row", lambda: in_a_row(fast, kwargs, restore))
+        book.add("each waited for, nothing between", lambda: one_by_one(fast, kwargs, restore))
         book.add("numbers", lambda: numbers(model, fast, inputs, restore))
         book.add("misses", lambda: {"replays": graphed.replays, "misses": graphed.misses, "eager": fast.fallbacks})
 
@@ -154,10 +155,13 @@ def graph_alone(recording: Any, restore: Callable[[], None]) -> dict[str, Any]:
     for _, name, each_s in events:
         seconds[name[:60]] += each_s
     num = Counter(name[:60] for _, name, _ in events)
-    row = [(name[:24], round(each_s * 1e6, 2)) for _, name, each_s in sorted(events)]
+    events = sorted(events)
+    row = [
+        (name[:24], round((at - events[0][0]) * 1e-3, 2), round(each_s * 1e6, 2)) for at, name, each_s in events
+    ]
     return {"s": statistics.median(times), "least_s": min(times), "num_kernels": len(events),
             "kernels": [(name, num[name], total_s) for name, total_s in seconds.most_common()],
-            "in order, microseconds": row[:40] + row[-8:]}  # fmt: skip
+            "in order, start and microseconds": row[:40] + row[-8:]}  # fmt: skip
 
 
 def calls(
@@ -197,6 +201,21 @@ def in_a_row(fast: Any, kwargs: dict[str, Any], restore: Callable[[], None], num
             fast(**kwargs)
         torch.cuda.synchronize()
         times.append((time.perf_counter() - began) / num)
+    restore()
+    return {"s": statistics.median(times), "least_s": min(times)}
+
+
+def one_by_one(fast: Any, kwargs: dict[str, Any], restore: Callable[[], None], num: int = 32) -> dict[str, float]:
+    """Seconds a token when each is waited for before the next is asked for, as whoever samples on the host does."""
+    times = []
+    for _ in range(3):
+        restore()
+        torch.cuda.synchronize()
+        for _ in range(num):
+            began = time.perf_counter()
+            fast(**kwargs)
+            torch.cuda.synchronize()
+            times.append(time.perf_counter() - began)
     restore()
     return {"s": statistics.median(times), "least_s": min(times)}
 

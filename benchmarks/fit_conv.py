@@ -148,7 +148,8 @@ STAGES: list[tuple[str, str, Callable[[Point], bool]]] = [
      "direct_forward_per_s direct_forward_point_per_s direct_forward_last_per_s "
      "direct_forward_last_point_per_s direct_input_per_s direct_input_point_per_s direct_input_last_per_s "
      "direct_input_last_point_per_s direct_input_strided_per_s direct_weight_per_s direct_weight_point_per_s "
-     "direct_weight_last_per_s direct_weight_last_point_per_s packed_fwd packed_dgrad packed_wgrad streams "
+     "direct_weight_last_per_s direct_weight_last_point_per_s packed_fwd_tma packed_fwd_warp packed_dgrad_tma "
+     "packed_dgrad_warp packed_dgrad_warp_strided packed_wgrad_tma packed_wgrad_warp packed_tall streams "
      "direct_weight_held_per_s direct_weight_held_last_per_s",
      lambda p: p.sort == "grouped"),
 ]  # fmt: skip

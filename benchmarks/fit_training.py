@@ -1,10 +1,13 @@
-"""Fit what each software generation reaches on each device, from published training runs, and check by leaving out.
+"""Fit what each software generation reaches on each device, from all published training runs together.
 
-    python benchmarks/fit_training.py [--shared FOLDER] [--write] [--only STACK,…] [--left-out]
+    python benchmarks/fit_training.py [--shared FOLDER] [--write] [--left-out] [--rounds 4]
 
-One set of coefficients a device and generation, none a row or a model. Priors pull every coefficient toward the cost
-model (1.0), so that a generation with three rows stays near physics. ``--left-out`` leaves each configuration and each
-source out in turn and reports the error on what was left out.
+One set of coefficients a device and generation, none a row or a model. The logarithm of a coefficient is a sum of
+effects, each with a bell around nothing: what all share, then frameworks, families and generations, architectures and
+devices, and their pairs. A generation with three rows, or a device with one, stays near its relatives. A document's
+and a configuration's own effects are estimated beside them and forgotten. Rows are linearized around the current
+fit (a step is nearly linear in its coefficients), everything is solved at once, and again around what was found.
+``--left-out`` solves without the rows it then simulates: random thirds, whole sources, publishers, generations.
 """
 
 from __future__ import annotations
@@ -14,32 +17,67 @@ import csv
 import json
 import math
 import os
+import re
 import statistics
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from scipy.optimize import least_squares
+from numpy.typing import NDArray
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
 from ridgeline.basis import Basis
+from ridgeline.hardware import device as device_named
 from ridgeline.resources import data_dir
-from ridgeline.sim.generation import NEUTRAL, Stack
+from ridgeline.sim.generation import NEUTRAL, Stack, family_of
 from ridgeline.sim.published import training_llm as published
 from ridgeline.sim.published.verdict import Row
 from ridgeline.sim.step import Prices, simulate_step
 
-# name, prior's standard deviation in log space (multipliers) or its scale (seconds and shares, never negative)
-MULTIPLIERS = {"matrix": 0.15, "fp8": 0.25, "fp4": 0.25, "grouped": 0.35, "attention": 0.35, "memory": 0.35,
-               "up": 0.25, "out": 0.25}  # fmt: skip
-AMOUNTS = {"layer_s": 5e-5, "micro_s": 2e-3, "step_s": 2e-2, "straggle": 0.004, "route_s": 2e-4,
-           "expert_s": 1e-4}  # fmt: skip
-NAMES = (*MULTIPLIERS, *AMOUNTS)
-ROW_SPREAD = 0.05
+Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Prior:
+    """Where a coefficient is expected (a rate at the cost model's, an amount where it is plausible), how far in
+    logarithms an effect of 1 goes, and which column of ``EFFECTS`` it takes."""
+
+    center: float
+    reach: float
+    kind: int
+
+
+RATE, AMOUNT = 0, 1
+PRIORS = {
+    "matrix": Prior(1.0, 0.15, RATE), "fp8": Prior(1.0, 0.18, RATE), "fp4": Prior(1.0, 0.21, RATE),
+    "grouped": Prior(1.0, 0.25, RATE), "attention": Prior(1.0, 0.25, RATE), "memory": Prior(1.0, 0.25, RATE),
+    "up": Prior(1.0, 0.34, RATE), "out": Prior(1.0, 0.18, RATE), "layer_s": Prior(3e-5, 0.46, AMOUNT),
+    "micro_s": Prior(1e-3, 0.31, AMOUNT), "step_s": Prior(15e-3, 0.39, AMOUNT), "straggle": Prior(1e-3, 0.46, AMOUNT),
+    "route_s": Prior(3e-5, 0.54, AMOUNT), "expert_s": Prior(1e-4, 0.54, AMOUNT),
+}  # fmt: skip
+NAMES = tuple(PRIORS)
+CENTER = np.array([math.log(prior.center) for prior in PRIORS.values()])
+EFFECTS = {  # how far each goes, of rates and of amounts
+    "all": (0.48, 0.6), "framework": (0.32, 0.3), "family": (0.28, 0.9), "architecture": (0.72, 0.3),
+    "device": (0.36, 0.3), "generation": (0.84, 0.4), "generation, architecture": (0.4, 0.2), "pair": (0.24, 0.2),
+}  # fmt: skip
+ROW_SPREAD, DOCUMENT_SPREAD, CONFIGURATION_SPREAD, STRAY = 0.036, 0.02, 0.03, 3.0
+"""Of a row's logarithm: noise, what its document and its configuration share; and from how many noises on a row
+counts as a stray."""
+FAMILIES = {
+    "llm-foundry": "eager", "neusight": "eager", "maxtext": "xla", "megatron-2021": "old", "megatron-2022": "old",
+    "megatron-2023": "middle", "megascale": "middle", "megatron-core-2024": "middle",
+    "megatron-bridge-2025a": "bridge", "megatron-bridge-2025": "bridge", "megatron-bridge": "bridge",
+    "megatron-bridge-2026b": "bridge", "mlperf-2023": "mlperf", "mlperf-2024": "mlperf", "mlperf-2025": "mlperf",
+    "mlperf-2025b": "mlperf",
+}  # fmt: skip
 TITLES = {
     "llm-foundry": ("llm-foundry and Composer with FSDP, 2023", 2023, "eager"),
     "neusight": ("PyTorch 2.1 eager, Hugging Face models", 2023, "eager"),
@@ -49,22 +87,24 @@ TITLES = {
     "megascale": ("MegaScale 2024", 2024, "compiled"),
     "megatron-2023": ("Megatron-LM 2023", 2023, "compiled"),
     "megatron-core-2024": ("Megatron-Core 0.8 and NeMo 24.x", 2024, "compiled"),
+    "megatron-bridge-2025a": ("NeMo 25.04, the first for Blackwell", 2025, "compiled"),
     "megatron-bridge-2025": ("NeMo 25.x and Megatron-Bridge 25.x", 2025, "compiled"),
     "megatron-bridge": ("Megatron-Bridge 26.02 to 26.04", 2026, "compiled"),
     "megatron-bridge-2026b": ("Megatron-Bridge 26.06 and later", 2027, "compiled"),
     "mlperf-2023": ("NVIDIA's MLPerf 3.0", 2023, "compiled"),
     "mlperf-2024": ("NVIDIA's MLPerf 3.1 to 4.1", 2024, "compiled"),
-    "mlperf-2025": ("NVIDIA's MLPerf 5.x", 2025, "compiled"),
+    "mlperf-2025": ("NVIDIA's MLPerf 5.0", 2025, "compiled"),
+    "mlperf-2025b": ("NVIDIA's MLPerf 5.1", 2026, "compiled"),
 }
 
 
-BRIDGES = ("megatron-bridge-2025", "megatron-bridge", "megatron-bridge-2026b")
+BRIDGES = ("megatron-bridge-2025a", "megatron-bridge-2025", "megatron-bridge", "megatron-bridge-2026b")
 CHOICES = (
-    ("attention", "cudnn", (*BRIDGES, "mlperf-2023", "mlperf-2024", "mlperf-2025")),
+    ("attention", "cudnn", (*BRIDGES, "mlperf-2023", "mlperf-2024", "mlperf-2025", "mlperf-2025b")),
     ("attention", "fa2", ("llm-foundry", "megatron-core-2024", "megascale", "megatron-2023", "maxtext")),
     ("dispatch", "hybrid", BRIDGES),
 )
-SPECIAL = ("mlperf-2023", "mlperf-2024", "mlperf-2025", "neusight", "maxtext")
+SPECIAL = ("mlperf-2023", "mlperf-2024", "mlperf-2025", "mlperf-2025b", "megatron-bridge-2025a", "neusight", "maxtext")
 """Tuned for one benchmark, or seen too little: used when asked for, never by default."""
 
 
@@ -76,225 +116,254 @@ class Data:
             rows = [Row(i + 2, {k.lower(): v for k, v in r.items()}) for i, r in enumerate(csv.DictReader(file))]
         self.prices = Prices(max_kept=4096)
         self.cases = [(row, case, published.measured_s(row, case)) for row, case in published.cases(rows)]
+        self.groups = [self._group(case) for _, case, _ in self.cases]
+        self.sources = [published.source_of(row) for row, _, _ in self.cases]
 
-    def predict(self, at: int, coef: dict[str, float]) -> float:
-        row, case, _ = self.cases[at]
+    @staticmethod
+    def _group(case: published.Case) -> Group:
+        device = case.cluster.device
+        return Group.of(case.stack, device.parent or device.name)
+
+    def names(self, how: str) -> list[str]:
+        """What rows are left out by."""
+        if how in ("generation", "pair"):
+            return [g.stack if how == "generation" else f"{g.stack} {g.device}" for g in self.groups]
+        if how == "file":
+            return [row.text("source") for row, _, _ in self.cases]
+        return [publisher(source) if how == "publisher" else source for source in self.sources]
+
+    def residual(self, at: int, x: Floats) -> float:
+        row, case, measured = self.cases[at]
         stack = Stack(name=case.stack, title="", device=case.cluster.device.name, basis=Basis.FITTED, source="",
-                      coef={**NEUTRAL, **coef})  # fmt: skip
+                      coef={**NEUTRAL, **unpack(x)})  # fmt: skip
         step = simulate_step(published.graph_of(case), case.plan, case.cluster, stack, prices=self.prices)
-        return step.step_s - (step.parts["optimizer"] if "optimizer step" in row.text("unit") else 0.0)
-
-    def residual(self, at: int, coef: dict[str, float]) -> float:
-        return math.log(self.predict(at, coef) / self.cases[at][2])
-
-    def device(self, at: int) -> str:
-        device = self.cases[at][1].cluster.device
-        return device.parent or device.name
+        return math.log((step.step_s - published.outside_s(row, step)) / measured)
 
 
-def unpack(x: np.ndarray) -> dict[str, float]:
-    found = {name: math.exp(x[i]) for i, name in enumerate(MULTIPLIERS)}
-    shift = len(MULTIPLIERS)
-    return found | {name: max(0.0, x[shift + i]) * scale for i, (name, scale) in enumerate(AMOUNTS.items())}
+def publisher(source: str) -> str:
+    """Who stands behind a source: a repository, whatever the release; of MLPerf the submitter, whatever the round."""
+    found = re.match(r"github:mlcommons/training_results_v[\d.]+/([^/]+)", source)
+    if found:
+        return f"MLPerf, {found[1]}"
+    found = re.match(r"github:([^/]+/[^/@ ]+)", source)
+    return found[1] if found else source
 
 
-def fit(data: Data, members: list[int], center: np.ndarray, tight: float = 1.0, nfev: int = 7) -> np.ndarray:
-    """Coefficients of one group of rows; ``center`` is where the priors pull."""
-    if not members:
-        return center
-    scales = np.array([*MULTIPLIERS.values(), *[1.0] * len(AMOUNTS)]) * tight
+@dataclass(frozen=True)
+class Group:
+    """A generation on a device; without a device's name on any of its architecture."""
 
-    def residuals(x: np.ndarray) -> np.ndarray:
-        coef = unpack(x)
-        rows = [data.residual(at, coef) / ROW_SPREAD for at in members]
-        return np.array([*np.arctan(np.array(rows) / 4.0) * 4.0, *((x - center) / scales)])
+    stack: str
+    device: str
+    arch: str
 
-    low = np.array([-0.9] * len(MULTIPLIERS) + [0.0] * len(AMOUNTS))
-    high = np.array([1.3] * len(MULTIPLIERS) + [60.0] * len(AMOUNTS))
-    start = np.clip(center, low + 1e-6, high - 1e-6)
-    return least_squares(residuals, start, bounds=(low, high), max_nfev=nfev, diff_step=0.02).x
+    @classmethod
+    def of(cls, stack: str, device: str) -> Group:
+        return cls(stack, device, family_of(device_named(device)))
 
-
-def groups(data: Data) -> dict[str, dict[str, list[int]]]:
-    found: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for at, (_, case, _) in enumerate(data.cases):
-        found[case.stack][data.device(at)].append(at)
-    return found
+    def keys(self) -> dict[str, str]:
+        """Whom the group shares each effect with."""
+        family, own = FAMILIES[self.stack], self.device or f"any {self.arch} {self.stack}"
+        return {
+            "all": "", "framework": str(family in ("eager", "xla")), "family": family, "architecture": self.arch,
+            "device": own, "generation": self.stack, "generation, architecture": f"{self.stack} {self.arch}",
+            "pair": f"{self.stack} {own}",
+        }  # fmt: skip
 
 
-NOTHING = np.array([0.0] * len(MULTIPLIERS) + [0.05] * (len(AMOUNTS) - 1) + [0.3])
+def unpack(x: Floats) -> dict[str, float]:
+    return {name: math.exp(value) for name, value in zip(NAMES, x, strict=True)}
 
 
-def fit_stack(data: Data, devices: dict[str, list[int]], left_out: frozenset[int] = frozenset(),
-              nfev: int = 7) -> dict[str, np.ndarray]:  # fmt: skip
-    """A generation: first all its devices together, then each on its own, pulled toward the common fit."""
-    kept = {d: [at for at in members if at not in left_out] for d, members in devices.items()}
-    everyone = [at for members in kept.values() for at in members]
-    common = fit(data, everyone, NOTHING, nfev=nfev)
-    if len([d for d in kept if kept[d]]) == 1:
-        return dict.fromkeys(devices, common)
-    return {d: fit(data, members, common, 0.7, nfev) if members else common for d, members in kept.items()}
+class Surrogate:
+    """Every row as a step that is linear in its coefficients, around a point for each group."""
+
+    def __init__(self, data: Data, points: Mapping[Group, Floats]) -> None:
+        self.around = np.exp([points[group] for group in data.groups])
+        self.residuals = np.zeros(len(data.cases))
+        self.slopes = np.zeros_like(self.around)
+        typical = np.exp(CENTER)
+        for at, group in enumerate(data.groups):
+            point = points[group]
+            self.residuals[at] = data.residual(at, point)
+            for j in range(len(NAMES)):
+                far = max(0.03 * self.around[at, j], 0.3 * typical[j] if PRIORS[NAMES[j]].kind != RATE else 0.0)
+                moved = point.copy()
+                moved[j] = math.log(self.around[at, j] + far)
+                self.slopes[at, j] = math.expm1(data.residual(at, moved) - self.residuals[at]) / far
+
+    def at(self, x: Floats) -> tuple[Floats, Floats]:
+        """Logarithms of predicted over measured, and their slopes, where row i has coefficients exp(x[i])."""
+        coef = np.exp(x)
+        grown = np.maximum(1.0 + (self.slopes * (coef - self.around)).sum(1), 0.05)
+        return self.residuals + np.log(grown), self.slopes * coef / grown[:, None]
 
 
-def score(errors: list[float]) -> str:
-    apes = [abs(e) for e in errors]
-    mean, median, bias = (100 * f for f in (statistics.fmean(apes), statistics.median(apes), statistics.fmean(errors)))
-    return f"n {len(errors):3d}  mean {mean:5.1f} %  median {median:5.1f} %  bias {bias:+5.1f} %"
+class Joint:
+    """Effects of all groups, solved from any subset of the rows."""
+
+    def __init__(self, data: Data, more: Sequence[Group] = ()) -> None:
+        self.groups = list(dict.fromkeys([*data.groups, *more]))
+        numbers = {group: number for number, group in enumerate(self.groups)}
+        self.of = np.array([numbers[group] for group in data.groups])
+        self.center = np.tile(CENTER, (len(self.groups), 1))
+        self.between = np.zeros((len(NAMES), len(self.groups), len(self.groups)))
+        keys = [group.keys() for group in self.groups]
+        for effect, spreads in EFFECTS.items():
+            same = _same([key[effect] for key in keys])
+            for j, prior in enumerate(PRIORS.values()):
+                self.between[j] += same * (spreads[prior.kind] * prior.reach) ** 2
+        configurations = [_configuration(row, case) for row, case, _ in data.cases]
+        self.beside = DOCUMENT_SPREAD**2 * _same(data.sources) + CONFIGURATION_SPREAD**2 * _same(configurations)
+
+    def solve(self, rows: Surrogate, kept: Mask, iterations: int = 12) -> Floats:
+        """Coefficients' logarithms of every group from the kept rows alone, strays counting less, from the centers."""
+        x, at = self.center.copy(), np.flatnonzero(kept)
+        of, weight = self.of[at], np.ones(len(at))
+        between = self.between[:, of][:, :, of]
+        for turn in range(iterations):
+            residuals, slopes = (found[at] for found in rows.at(x[self.of]))
+            wanted = (slopes * (x - self.center)[of]).sum(1) - residuals
+            noise = np.diag(ROW_SPREAD**2 / weight)
+            spread = np.einsum("aj,jab,bj->ab", slopes, between, slopes) + self.beside[np.ix_(at, at)] + noise
+            pull = np.linalg.solve(spread, wanted)
+            step = self.center + np.einsum("jgb,bj,b->gj", self.between[:, :, of], slopes, pull) - x
+            x = x + np.clip(step, -0.5, 0.5) * (1.0 if turn < 4 else 0.8)
+            weight = 1.0 / (1.0 + (ROW_SPREAD / weight * pull / STRAY) ** 2)
+        return x
 
 
-def error(data: Data, at: int, x: np.ndarray) -> float:
-    return math.exp(data.residual(at, unpack(x))) - 1.0
-
-
-class Linear:
-    """A generation's rows linearized around its fit, so that leaving rows out costs a small solve, not simulations.
-
-    Unknowns are one vector common to the devices and one for each device, tied by the same priors as the fit itself.
-    """
-
-    def __init__(self, data: Data, devices: dict[str, list[int]], found: dict[str, np.ndarray]) -> None:
-        self.order = list(devices)
-        self.rows = [(at, self.order.index(d)) for d, members in devices.items() for at in members]
-        self.size = len(NAMES)
-        self.at = np.array([found[d] for d in self.order])
-        self.residuals, self.slopes = np.zeros(len(self.rows)), np.zeros((len(self.rows), self.size))
-        for i, (at, k) in enumerate(self.rows):
-            self.residuals[i] = data.residual(at, unpack(self.at[k]))
-            for j in range(self.size):
-                moved = self.at[k].copy()
-                moved[j] += 0.03 if j < len(MULTIPLIERS) else 0.3
-                self.slopes[i, j] = (data.residual(at, unpack(moved)) - self.residuals[i]) / (moved[j] - self.at[k][j])
-
-    def solved(self, kept: np.ndarray) -> np.ndarray:
-        """Coefficients of each device from the kept rows alone."""
-        num = len(self.order)
-        scales = np.array([*MULTIPLIERS.values(), *[1.0] * len(AMOUNTS)])
-        x = np.concatenate([NOTHING, np.tile(NOTHING, num)])
-        for _ in range(12):  # robust weights, as the fit's loss has them
-            matrix, wanted = [], []
-            for i in np.flatnonzero(kept):
-                k = self.rows[i][1]
-                own = x[(k + 1) * self.size : (k + 2) * self.size]
-                r = (self.residuals[i] + self.slopes[i] @ (own - self.at[k])) / ROW_SPREAD
-                weight = 1.0 / math.sqrt(1.0 + (r / 4.0) ** 2)
-                line = np.zeros(len(x))
-                line[(k + 1) * self.size : (k + 2) * self.size] = self.slopes[i] * weight / ROW_SPREAD
-                matrix.append(line)
-                wanted.append((self.slopes[i] @ self.at[k] - self.residuals[i]) * weight / ROW_SPREAD)
-            for j in range(self.size):
-                line = np.zeros(len(x))
-                line[j] = 1.0 / scales[j]
-                matrix.append(line)
-                wanted.append(NOTHING[j] / scales[j])
-                for k in range(num):
-                    tie = np.zeros(len(x))
-                    tie[j], tie[(k + 1) * self.size + j] = -1.0 / (0.7 * scales[j]), 1.0 / (0.7 * scales[j])
-                    matrix.append(tie)
-                    wanted.append(0.0)
-            x = np.linalg.lstsq(np.array(matrix), np.array(wanted), rcond=None)[0]
-            amounts = np.tile([False] * len(MULTIPLIERS) + [True] * len(AMOUNTS), num + 1)
-            x = np.where(amounts, np.clip(x, 0.0, 60.0), np.clip(x, -0.9, 1.3))
-        return x[self.size :].reshape(num, self.size)
-
-    def errors(self, left_out: np.ndarray) -> list[float]:
-        """Relative errors of the rows that were left out."""
-        solved = self.solved(~left_out)
-        found = []
-        for i in np.flatnonzero(left_out):
-            k = self.rows[i][1]
-            found.append(math.exp(self.residuals[i] + self.slopes[i] @ (solved[k] - self.at[k])) - 1.0)
-        return found
-
-
-def cross_validate(data: Data, fits: dict[str, dict[str, np.ndarray]], only: str) -> None:
-    """Leave each configuration out (all its releases together), then each source, and predict it from the rest."""
-    kinds = (("configuration", _configuration), ("source", lambda row, case: row.text("source")))
-    errors: dict[str, list[float]] = {title: [] for title, _ in kinds}
-    for stack, devices in groups(data).items():
-        if only and stack not in only.split(","):
-            continue
-        linear = Linear(data, devices, fits[stack])
-        for title, key in kinds:
-            names = np.array([key(*data.cases[at][:2]) for at, _ in linear.rows])
-            if len(set(names)) < 2:
-                continue
-            each = {name: linear.errors(names == name) for name in sorted(set(names))}
-            fresh = [e for found in each.values() for e in found]
-            if title == "source":
-                print("".join(f"    {score(found)}  {name[-90:]}\n" for name, found in each.items()), end="")
-            print(f"  {stack}, each {title} left out: {score(fresh)}", flush=True)
-            errors[title] += fresh
-    for title, found in errors.items():
-        print(f"every {title} left out once: {score(found)}")
+def _same(names: Sequence[str]) -> Mask:
+    numbers = np.unique(names, return_inverse=True)[1]
+    return numbers[:, None] == numbers[None, :]
 
 
 def _configuration(row: Row, case: published.Case) -> str:
     return f"{case.name}|{case.seq}|{case.cluster.name}|{case.plan.words()}"
 
 
-def _precisions(data: Data, members: list[int]) -> dict[str, int]:
+def fit(data: Data, rounds: int = 4, kept: Mask | None = None, joint: Joint | None = None) -> tuple[Floats, Surrogate]:
+    """From the priors' centers: solve, linearize around what was found, and again."""
+    joint = joint or Joint(data)
+    x, chosen = joint.center, np.ones(len(data.cases), bool) if kept is None else kept
+    for _ in range(rounds):
+        rows = Surrogate(data, dict(zip(joint.groups, x, strict=True)))
+        x = joint.solve(rows, chosen)
+    return x, rows
+
+
+def errors(data: Data, joint: Joint, x: Floats, chosen: Mask) -> Floats:
+    """Relative errors of the chosen rows, simulated."""
+    return np.array([math.expm1(data.residual(at, x[joint.of[at]])) for at in np.flatnonzero(chosen)])
+
+
+def left_out(data: Data, joint: Joint, rows: Surrogate, names: Sequence[str]) -> Floats:
+    """Relative errors of all rows, each simulated under coefficients solved without the rows that share its name."""
+    found, given = np.zeros(len(data.cases)), np.array(names)
+    for name in sorted(set(names)):
+        out = given == name
+        found[out] = errors(data, joint, joint.solve(rows, ~out), out)
+    return found
+
+
+def thirds(num: int, seed: int) -> list[str]:
+    return [str(part) for part in np.random.default_rng(seed).permutation(num) % 3]
+
+
+def biases(sources: Sequence[str], found: Floats, at_least: int = 1) -> list[tuple[str, int, float]]:
+    """(source, rows, bias) of those with enough rows, the largest first."""
+    each: dict[str, list[float]] = defaultdict(list)
+    for source, error in zip(sources, found, strict=True):
+        each[source].append(error)
+    told = [(name, len(es), statistics.fmean(es)) for name, es in each.items() if len(es) >= at_least]
+    return sorted(told, key=lambda item: -abs(item[2]))
+
+
+def score(found: Floats) -> str:
+    apes = 100 * np.abs(found)
+    mean, median, bias = apes.mean(), np.median(apes), 100 * found.mean()
+    return f"n {len(found):3d}  mean {mean:5.1f} %  median {median:5.1f} %  bias {bias:+5.1f} %"
+
+
+def cross_validate(data: Data, rounds: int) -> None:
+    joint = Joint(data)
+    _, rows = fit(data, rounds, joint=joint)
+    schemes: list[tuple[str, Callable[[], list[str]]]] = [
+        *((f"third {seed}", lambda seed=seed: thirds(len(data.cases), seed)) for seed in range(4)),
+        *((how, lambda how=how: data.names(how)) for how in ("source", "file", "publisher", "generation")),
+    ]
+    for title, names in schemes:
+        found = left_out(data, joint, rows, names())
+        print(f"each {title} left out: {score(found)}")
+        for source, num, bias in biases(data.sources, found, 3):
+            if abs(bias) > 0.08:
+                print(f"    {100 * bias:+6.1f} % {num:3d} rows  {source[-100:]}", flush=True)
+
+
+def _precisions(data: Data, members: Sequence[int]) -> dict[str, int]:
     found: dict[str, int] = defaultdict(int)
     for at in members:
         found[data.cases[at][1].plan.precision] += 1
     return dict(sorted(found.items()))
 
 
-def write(data: Data, stack: str, found: dict[str, np.ndarray], errors: dict[str, list[float]],
-          devices_of: dict[str, list[int]]) -> None:  # fmt: skip
+def _told(x: Floats) -> dict[str, float]:
+    return {name: float(f"{value:.4g}") for name, value in unpack(x).items()}
+
+
+def _spread(found: Floats) -> float:
+    """Log half-width of a 90 % interval from the errors of a group."""
+    apes = sorted(np.abs(found))
+    wide = apes[min(len(apes) - 1, math.ceil(0.9 * len(apes)) - 1)] if len(apes) >= 5 else 0.15
+    return float(f"{max(0.04, 1.15 * wide):.3g}")
+
+
+def write(data: Data, joint: Joint, x: Floats, stack: str, found: Floats) -> None:
+    """A generation's file: coefficients of the devices it was seen on, and what its relatives say of architectures."""
     title, year, execution = TITLES[stack]
     plan = {"execution": execution, **{word: value for word, value, stacks in CHOICES if stack in stacks}}
-    folder = data_dir() / "generations"
-    folder.mkdir(exist_ok=True)
-    devices = {}
-    for device, x in sorted(found.items()):
-        coef = {name: float(f"{value:.4g}") for name, value in unpack(x).items()}
-        apes = sorted(abs(e) for e in errors[device])
-        spread = apes[min(len(apes) - 1, math.ceil(0.9 * len(apes)) - 1)] if len(apes) >= 5 else 0.15
-        devices[device] = {**coef, "spread": float(f"{max(0.04, 1.15 * spread):.3g}")}
+    own = [group for group in joint.groups if group.stack == stack]
+    members = {g.device: [at for at, other in enumerate(data.groups) if other == g] for g in own if g.device}
+    at = {group: x[number] for number, group in enumerate(joint.groups)}
     made = {"title": title, "year": year, "basis": "fitted", "plan": plan, "default": stack not in SPECIAL,
             "source": "fitted by benchmarks/fit_training.py to published runs; see benchmarks/2026-11-15-training.md",
-            "rows": {d: _precisions(data, members) for d, members in sorted(devices_of.items())},
-            "devices": devices}  # fmt: skip
-    (folder / f"{stack}.json").write_text(json.dumps(made, indent=1) + "\n")
+            "rows": {d: _precisions(data, members[d]) for d in sorted(members)},
+            "devices": {g.device: {**_told(at[g]), "spread": _spread(found[members[g.device]])}
+                        for g in sorted(own, key=lambda g: g.device) if g.device},
+            "architectures": {g.arch: {**_told(at[g]), "spread": 0.25}
+                              for g in sorted(own, key=lambda g: g.arch) if not g.device}}  # fmt: skip
+    (data_dir() / "generations" / f"{stack}.json").write_text(json.dumps(made, indent=1) + "\n")
 
 
-def kept_fits() -> dict[str, dict[str, np.ndarray]]:
-    """The coefficients as they are kept, as vectors."""
-    found = {}
-    for path in sorted((data_dir() / "generations").glob("*.json")):
-        devices = json.loads(path.read_text())["devices"]
-        found[path.stem] = {
-            d: np.array([*(math.log(c[n]) for n in MULTIPLIERS), *(c[n] / scale for n, scale in AMOUNTS.items())])
-            for d, c in devices.items()
-        }
-    return found
+def relatives(data: Data) -> Iterator[Group]:
+    """Every generation on every architecture, for devices nobody published; AMD's ran in single precision alone."""
+    seen = {group.arch for group in data.groups} - {"cdna"}
+    for stack in sorted({group.stack for group in data.groups}):
+        yield from (Group(stack, "", arch) for arch in sorted(seen))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shared", default=os.environ.get("RIDGELINE_SHARED", ""))
     parser.add_argument("--write", action="store_true")
-    parser.add_argument("--only", default="")
-    parser.add_argument("--left-out", action="store_true", help="check the kept fits by leaving rows out")
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--left-out", action="store_true", help="check by leaving rows out")
     args = parser.parse_args()
     shared = next(p for p in (Path(args.shared or "."), ROOT.parent / "shared", ROOT.parent.parent / "shared")
                   if (p / "published" / "training_llm.csv").is_file())  # fmt: skip
-    data = Data(shared / "published" / "training_llm.csv")
-    started, total = time.perf_counter(), []
+    data, started = Data(shared / "published" / "training_llm.csv"), time.perf_counter()
     if args.left_out:
-        return cross_validate(data, kept_fits(), args.only)
-    for stack, devices in groups(data).items():
-        if args.only and stack not in args.only.split(","):
-            continue
-        found = fit_stack(data, devices)
-        errors = {d: [error(data, at, found[d]) for at in members] for d, members in devices.items()}
-        for device in devices:
-            shown = " ".join(f"{k}={v:.3g}" for k, v in unpack(found[device]).items() if v)
-            print(f"{stack:22s} {device:16s} {score(errors[device])}  {shown}", flush=True)
-            total += errors[device]
-        if args.write:
-            write(data, stack, found, errors, devices)
-    print(f"all: {score(total)} ({time.perf_counter() - started:.0f} s)")
+        return cross_validate(data, args.rounds)
+    joint = Joint(data, list(relatives(data)))
+    x, _ = fit(data, args.rounds, joint=joint)
+    found = errors(data, joint, x, np.ones(len(data.cases), bool))
+    for number, group in enumerate(joint.groups):
+        if (members := joint.of == number).any():
+            shown = " ".join(f"{k}={v:.3g}" for k, v in unpack(x[number]).items())
+            print(f"{group.stack:22s} {group.device:16s} {score(found[members])}  {shown}", flush=True)
+    for stack in sorted({group.stack for group in data.groups}) if args.write else ():
+        write(data, joint, x, stack, found)
+    print(f"all: {score(found)} ({time.perf_counter() - started:.0f} s)")
     return None
 
 

@@ -65,6 +65,15 @@ def calls(on: str) -> dict[str, tuple[Callable[[], Any], Callable[[], Any] | Non
             lambda a=leaves, s=seed: torch.autograd.grad(kernels.attention(*a, True), a, s),
             lambda a=leaves, s=seed: torch.autograd.grad(F.scaled_dot_product_attention(*a, is_causal=True), a, s),
         )
+    small, scale, shift = drawn(64, 1024), drawn(1024), drawn(1024)
+    found["rms_norm 64×1024"] = (
+        no_grad(lambda: kernels.rms_norm(small, scale)), no_grad(lambda: F.rms_norm(small, (1024,), scale))
+    )
+    found["layer_norm 64×1024"] = (
+        no_grad(lambda: kernels.layer_norm(small, scale, shift)),
+        no_grad(lambda: F.layer_norm(small, (1024,), scale, shift)),
+    )
+    found["softmax 64×1024"] = no_grad(lambda: kernels.softmax(small)), no_grad(lambda: torch.softmax(small, -1))
     cache, row = [drawn(2, 8, 512, 128) for _ in range(2)], drawn(2, 32, 1, 128)
     found["decode 2×32 over 8×512×128"] = (
         no_grad(lambda: kernels.decode_attention(row, *cache)),

@@ -3,18 +3,19 @@
     python benchmarks/left_out.py ../shared/published [--only training static collectives other serving]
                                   [--derivatives d.npz] [--linear]
 
-Every line is fitted again without the rows it is then judged on: language-model training and compiled engines by rows
-linearized around the fit that ships, networks other than language models and serving from scratch, collectives by
-fitting each network without the source. Serving simulates what was left out; ``--linear`` takes its times by
+Every line is fitted again without the rows it is then judged on: language-model training and compiled engines on rows
+linearized around the fit to all of them, the solution beginning at the priors (training then simulates what was left
+out), networks other than language models and serving from scratch, collectives by fitting each network without the
+source. Serving simulates what was left out; ``--linear`` takes its times by
 derivatives instead, which is a hundred times faster and within half a point. Sources are those `ridgeline validate`
-groups by, or finer. Prints one table.
+groups by, or finer. Prints one table, and for training one of biases by source and by publisher.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,19 +65,54 @@ def thirds(num: int, seed: int = 0) -> list[str]:
     return [str(part) for part in np.random.default_rng(seed).permutation(num) % DRAWS]
 
 
-def training(options: argparse.Namespace) -> Iterator[Found]:
-    """Steps of language models: thirds, configurations and sources of every generation."""
+@dataclass(frozen=True)
+class Biases:
+    """A second table: the bias of every source, and its rows, under each way of leaving out."""
+
+    ways: tuple[str, ...]
+    rows: list[tuple[str, int, tuple[float, ...]]]
+    listed: bool = True
+
+    def words(self) -> str:
+        if not self.listed:
+            return f"\nBy file:\n\n{self._counts()}"
+        head = f"\n| source | rows | {' | '.join(self.ways)} |\n|---|---|{'---|' * len(self.ways)}\n"
+        each = (f"| {name} | {num} | {' | '.join(f'{b:+.1%}' for b in found)} |" for name, num, found in self.rows)
+        return head + "\n".join(each) + f"\n\n{self._counts()}"
+
+    def _counts(self) -> str:
+        told = []
+        for at, way in enumerate(self.ways):
+            for least in (5, 3, 1):
+                found = [abs(bias[at]) for _, num, bias in self.rows if num >= least]
+                told.append(f"- {way}: {sum(b > 0.08 for b in found)} of {len(found)} sources of {least} rows or more "
+                            "biased by over 8 %")  # fmt: skip
+        return "\n".join(told) + "\n"
+
+
+def training(options: argparse.Namespace) -> Iterator[Found | Biases]:
+    """Steps of language models: thirds, sources, publishers and whole generations; then biases by source."""
     data = fit_training.Data(options.published / "training_llm.csv")
-    fits, errors = fit_training.kept_fits(), {name: [] for name in ("nothing", "thirds", "sources")}
-    for stack, devices in fit_training.groups(data).items():
-        linear = fit_training.Linear(data, devices, fits[stack])
-        sources = [data.cases[at][0].text("source") for at, _ in linear.rows]
-        errors["nothing"].append(np.expm1(linear.residuals))
-        for title, names in (("thirds", thirds(len(linear.rows))), ("sources", sources)):
-            if len(set(names)) > 1:  # the only source of its software has no relatives to be predicted by
-                errors[title] += [np.array(linear.errors(out)) for out in masks(names)]
+    joint = fit_training.Joint(data)
+    x, rows = fit_training.fit(data, joint=joint)
+    everything = np.ones(len(data.cases), bool)
+    errors = {"nothing": fit_training.errors(data, joint, x, everything)}
+    for seed in range(options.seeds):
+        errors[f"thirds, draw {seed + 1}"] = fit_training.left_out(data, joint, rows, thirds(len(data.cases), seed))
+    for how in ("source", "file", "publisher", "generation"):
+        errors[f"each {how}"] = fit_training.left_out(data, joint, rows, data.names(how))
     for title, found in errors.items():
-        yield Found("training, step time", "10 %, median 6 %", title, np.concatenate(found))
+        yield Found("training, step time", "10 %, median 6 %", title, found)
+    for how in ("source", "publisher"):
+        yield _biases(data.names(how), errors)
+    yield _biases(data.names("file"), errors, listed=False)
+
+
+def _biases(names: Sequence[str], errors: Mapping[str, Floats], *, listed: bool = True) -> Biases:
+    given = np.array(names)
+    told = [(name, int((given == name).sum()), tuple(float(found[given == name].mean()) for found in errors.values()))
+            for name in sorted(set(names))]  # fmt: skip
+    return Biases(tuple(errors), sorted(told, key=lambda item: -item[1]), listed)
 
 
 def static(options: argparse.Namespace) -> Iterator[Found]:
@@ -148,7 +184,7 @@ def serving(options: argparse.Namespace) -> Iterator[Found]:
         yield Found("serving, each token", "12 %", title, found[:, 1])
 
 
-LINES: dict[str, Callable[[argparse.Namespace], Iterator[Found]]] = {
+LINES: dict[str, Callable[[argparse.Namespace], Iterator[Found | Biases]]] = {
     "training": training, "static": static, "collectives": collectives, "other": other, "serving": serving,
 }  # fmt: skip
 
@@ -159,6 +195,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=LINES, default=list(LINES))
     parser.add_argument("--derivatives", type=Path, help="those of serving, kept by fit_engines.py")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--seeds", type=int, default=4, help="draws of random thirds, for training")
     parser.add_argument("--linear", action="store_true", help="serving by derivatives, without simulations")
     options = parser.parse_args()
     print("| line | asked | left out | rows | mean | median | bias |\n|---|---|---|---|---|---|---|")

@@ -329,9 +329,31 @@ def _with_rivals(asked: argparse.Namespace, found: dict[str, Any], track: Any, f
         contenders[who] = (other, call)
         turn.take()
         loop, median = _turns(contenders)
+        tables = {name: _kernels(*contenders[name]) for name in (who, "ridgeline")}
         turn.give()
         found = found | {"loop": loop, "median": median, f"{who} compile_s": time.perf_counter() - began}
+        found["kernels"] = found.get("kernels", {}) | tables
         yield found
+
+
+def _kernels(track: Any, call: Any, num: int = 40) -> list[tuple[str, int, float]] | str:
+    """Kernels of one call: name, how many, microseconds together; the longest first."""
+    import torch
+
+    from ridgeline.bench.clock import device_events
+
+    if track.device.type != "cuda":
+        return "no device"
+    try:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            track.turn_s(call, 1)
+        total_s: dict[str, list[float]] = {}
+        for _, name, seconds in device_events(profile):
+            total_s.setdefault(name[:140], []).append(seconds)
+    except Exception as error:  # a table that fails leaves the timings
+        return f"{type(error).__name__}: {error}"[:200]
+    ordered = sorted(total_s.items(), key=lambda item: -sum(item[1]))[:num]
+    return [(name, len(each), round(1e6 * sum(each), 2)) for name, each in ordered]
 
 
 def _turns(contenders: dict[str, tuple[Any, Any]]) -> tuple[dict[str, float], dict[str, float]]:

@@ -794,9 +794,8 @@ def _memory(asked: argparse.Namespace) -> None:
         work = _built(name, asked.device)
         found[name] = {"eager": _reserved(work, work["model"])}
         for way in (False, True):
-            executor.GROWS = way
-            found[name]["growing" if way else "segments"] = _recorded(work)
-            executor.GROWS = False
+            with executor.growing(way):
+                found[name]["growing" if way else "segments"] = _recorded(work)
         _tell({"reserved_bytes": found})
         del work
         _freed()

@@ -2,9 +2,10 @@
 
     python benchmarks/race_compiled.py --out results --budget-s 300 --go results/go
 
-Compiling needs a minute and more of many cores and hardly the GPU, racing needs the GPU alone and seconds: every
-process compiles its cases, says so, and waits until the file ``--go`` is there (no ``--go``: until all are ready, or
-only ``--race-s`` seconds are left). Then they race one after the other; who is not ready by then takes no part.
+Compiling needs a minute and more of many cores and hardly the GPU, racing needs the GPU alone and seconds: every case
+has a process, ``--jobs`` of them compile at a time, say so, and wait until the file ``--go`` is there (no ``--go``:
+until all are ready, or only ``--race-s`` seconds are left). Then they race one after the other; who is not ready by
+then takes no part.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import time
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +27,37 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]
 FILE = "compiled.json.gz"
 CASES: dict[str, tuple[int, ...]] = {
-    "rms_norm": (0, 6, 8),
-    "layer_norm": (0, 5),
+    "rms_norm": (0, 4, 1, 5, 12, 7, 3, 9),
+    "cross_entropy": (0, 4, 1, 5, 7, 8),
+    "layer_norm": (0, 4, 5, 2, 8, 6),
+    "qk_norm_rope": (0, 1),
     "softmax": (0, 3, 5),
-    "cross_entropy": (0, 4),
     "swiglu": (0,),
     "group_norm": (1,),
-    "qk_norm_rope": (0,),
     "rms_norm_quant": (0,),
     "dropout_add": (0,),
     "dot_interaction": (0,),
     "cross_layer": (0,),
 }
-"""Which of a function's races; a process takes one function."""
+"""Which of a function's races, those that matter most first: each has a process of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One case of the race, and the files in which its process says how far it is."""
+
+    name: str
+    index: int
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}-{self.index}"
+
+
+def entries(names: list[str], most: int) -> list[Entry]:
+    """First cases of all functions, then second ones: what is compiled in time is spread over functions."""
+    ranks = [[Entry(name, CASES[name][i]) for name in names if i < len(CASES[name])] for i in range(most)]
+    return [entry for rank in ranks for entry in rank]
 
 
 def told(out: Path, name: str, **what: Any) -> None:
@@ -55,61 +75,102 @@ def prepared(name: str, trial: Any, of: Any, device: Any) -> Any:
 
     callers = contenders(name, trial, compiled=True, liger=True)
     args = trial.make(of, device, torch.Generator(device).manual_seed(0))
-    for phase in trial.phases:
-        runner(callers["compiled"], args, phase, trial.constants)()
+    for who, caller in callers.items():
+        for phase in trial.phases:
+            try:
+                runner(caller, args, phase, trial.constants)()
+            except Exception:
+                if who == "compiled":
+                    raise
     torch.cuda.synchronize()
     return callers
 
 
-def child(out: Path, name: str, indices: list[int], go: Path, until_s: float) -> None:
+def child(out: Path, entry: Entry, go: Path, until_s: float) -> None:
     import torch
 
     import ridgeline.kernels  # noqa: F401
     from ridgeline.bench.race import Course, race
     from ridgeline.kernels.contract import trials
 
-    trial, device, ready = trials()[name][1], torch.device("cuda"), []
-    torch._dynamo.config.recompile_limit = 64
-    for index in indices:
-        began = time.perf_counter()
-        of = trial.races[index]
-        try:
-            ready.append((of, prepared(name, trial, of, device)))
-            told(out, name, compiled=str(of), took_s=time.perf_counter() - began)
-        except Exception as error:
-            told(out, name, failed=str(of), error=f"{type(error).__name__}: {str(error)[:300]}",
-                 trace=traceback.format_exc()[-1200:])  # fmt: skip
-        torch.cuda.empty_cache()
+    began = time.perf_counter()
+    trial, device = trials()[entry.name][1], torch.device("cuda")
+    of = trial.races[entry.index]
+    try:
+        callers = prepared(entry.name, trial, of, device)
+        told(out, entry.label, compiled=str(of), took_s=time.perf_counter() - began)
+    except Exception as error:
+        return told(out, entry.label, failed=str(of), error=f"{type(error).__name__}: {str(error)[:300]}",
+                    trace=traceback.format_exc()[-1200:])  # fmt: skip
+    torch.cuda.empty_cache()
     if go.exists():
-        return told(out, name, failed="all", error="compiled after the race had begun")
-    (out / f"{name}.ready").touch()
+        return told(out, entry.label, failed=str(of), error="compiled after the race had begun")
+    (out / f"{entry.label}.ready").touch()
     while not go.exists() and time.time() < until_s:
         time.sleep(0.1)
     with (out / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        course = Course(device)
-        for of, callers in ready:
-            if time.time() > until_s:
-                break
-            try:
-                for row in race(name, of, course, phases=trial.phases, compiled=True, callers=callers):
-                    told(out, name, row=row.to_dict())
-            except Exception as error:
-                told(out, name, failed=str(of), error=f"race: {type(error).__name__}: {str(error)[:300]}")
-            torch.cuda.empty_cache()
+        if time.time() > until_s:
+            return told(out, entry.label, failed=str(of), error="no time left for its race")
+        try:
+            course = Course(device, rounds=12, budget_s=0.25)
+            for row in race(entry.name, of, course, phases=trial.phases, compiled=True, callers=callers):
+                told(out, entry.label, row=row.to_dict())
+        except Exception as error:
+            told(out, entry.label, failed=str(of), error=f"race: {type(error).__name__}: {str(error)[:300]}")
 
 
-def gathered(out: Path, names: list[str]) -> dict[str, Any]:
+def gathered(out: Path, work: list[Entry]) -> dict[str, Any]:
     found: dict[str, Any] = {"race": [], "compiled": [], "errors": []}
-    for name in names:
-        path = out / f"{name}.jsonl"
+    for entry in work:
+        path = out / f"{entry.label}.jsonl"
         for line in path.read_text().splitlines() if path.exists() else []:
-            entry = json.loads(line)
-            if "row" in entry:
-                found["race"].append(entry["row"])
+            told_of = json.loads(line)
+            if "row" in told_of:
+                found["race"].append(told_of["row"])
             else:
-                found["errors" if "failed" in entry else "compiled"].append({"primitive": name, **entry})
+                found["errors" if "failed" in told_of else "compiled"].append({"primitive": entry.name, **told_of})
     return found
+
+
+class Field:
+    """Processes of the race: a few compile at a time, all of them wait for the start."""
+
+    def __init__(self, out: Path, work: list[Entry], jobs: int, command: list[str]) -> None:
+        self.out, self.waiting, self.jobs, self.command = out, list(work), jobs, command
+        self.running: list[tuple[Entry, subprocess.Popen[bytes]]] = []
+        self.env = dict(os.environ) | {"TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        self.env.setdefault("TORCHINDUCTOR_CACHE_DIR", str(out / "inductor"))
+
+    def ready(self, entry: Entry) -> bool:
+        return (self.out / f"{entry.label}.ready").exists()
+
+    def compiling(self) -> list[tuple[Entry, subprocess.Popen[bytes]]]:
+        return [(entry, run) for entry, run in self.running if not self.ready(entry) and run.poll() is None]
+
+    def fill(self) -> bool:
+        """Starts what may start; False once nothing is left to compile."""
+        while self.waiting and len(self.compiling()) < self.jobs:
+            entry = self.waiting.pop(0)
+            with (self.out / f"{entry.label}.log").open("w") as log:
+                command = [*self.command, "--child", entry.name, "--index", str(entry.index)]
+                self.running.append((entry, subprocess.Popen(command, env=self.env, stdout=log, stderr=log)))
+        return bool(self.waiting or self.compiling())
+
+    def start(self) -> None:
+        """Who still compiles would disturb the others, and goes."""
+        for entry, run in self.compiling():
+            run.kill()
+            told(self.out, entry.label, failed="all", error="not compiled in time")
+        for entry in self.waiting:
+            told(self.out, entry.label, failed="all", error="not begun in time")
+
+    def finish(self, until_s: float) -> None:
+        for _, run in self.running:
+            try:
+                run.wait(max(1.0, until_s - time.time()))
+            except subprocess.TimeoutExpired:
+                run.kill()
 
 
 def main() -> None:
@@ -117,11 +178,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--budget-s", type=float, default=300.0)
     parser.add_argument("--go", type=Path, help="races begin when this file is there")
-    parser.add_argument("--race-s", type=float, default=30.0, help="seconds the races may take")
+    parser.add_argument("--race-s", type=float, default=60.0, help="seconds the races may take")
     parser.add_argument("--most", type=int, default=9, help="cases of a function")
+    parser.add_argument("--jobs", type=int, default=12, help="processes that compile at a time")
     parser.add_argument("--names", default=",".join(CASES))
     parser.add_argument("--path", action="append", default=[], help="folder for the import path, for Liger")
     parser.add_argument("--child", default="")
+    parser.add_argument("--index", type=int, default=0)
     parser.add_argument("--until-s", type=float, default=0.0)
     parser.add_argument("--work", type=Path, default=None, help="where processes leave notes; a folder beside --out")
     asked = parser.parse_args()
@@ -130,38 +193,27 @@ def main() -> None:
     work.mkdir(parents=True, exist_ok=True)
     go = asked.go or work / "go"
     if asked.child:
-        return child(work, asked.child, list(CASES[asked.child])[: asked.most], go, asked.until_s)
+        return child(work, Entry(asked.child, asked.index), go, asked.until_s)
     until_s = time.time() + asked.budget_s
-    names = asked.names.split(",")
-    env = dict(os.environ) | {"TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    env.setdefault("TORCHINDUCTOR_CACHE_DIR", str(work / "inductor"))
     command = [sys.executable, __file__, "--out", str(asked.out), "--work", str(work), "--go", str(go)]
-    command += [f"--path={folder}" for folder in asked.path] + ["--until-s", str(until_s), "--most", str(asked.most)]
-    logs = [(work / f"{name}.log").open("w") for name in names]
-    runs = [
-        subprocess.Popen([*command, "--child", name], env=env, stdout=log, stderr=log)
-        for name, log in zip(names, logs, strict=True)
-    ]
-    pairs = list(zip(names, runs, strict=True))
+    command += [f"--path={folder}" for folder in asked.path] + ["--until-s", str(until_s)]
+    listed = entries(asked.names.split(","), asked.most)
+    field = Field(work, listed, asked.jobs, command)
     while not go.exists() and time.time() < until_s - asked.race_s:
-        if asked.go is None and all((work / f"{name}.ready").exists() or run.poll() is not None for name, run in pairs):
+        if not field.fill() and asked.go is None:
             break
         time.sleep(0.2)
-    for name, run in pairs:  # still compiling: it would disturb the others
-        if not (work / f"{name}.ready").exists() and run.poll() is None:
-            run.kill()
-            told(work, name, failed="all", error="not compiled in time")
+    field.start()
     go.touch()
-    for run in runs:
-        try:
-            run.wait(max(1.0, until_s + 20 - time.time()))
-        except subprocess.TimeoutExpired:
-            run.kill()
+    began = time.time()
+    field.finish(min(until_s, began + asked.race_s) + 5)
     asked.out.mkdir(parents=True, exist_ok=True)
-    found = gathered(work, names)
+    found = gathered(work, listed) | {"race_s": time.time() - began}
     (asked.out / FILE).write_bytes(gzip.compress(json.dumps(found).encode()))
     print(
-        f"{len(found['race'])} rows, {len(found['compiled'])} cases compiled, {len(found['errors'])} failed", flush=True
+        f"{len(found['race'])} rows in {found['race_s']:.0f} s, {len(found['compiled'])} cases compiled,"
+        f" {len(found['errors'])} failed",
+        flush=True,
     )
 
 

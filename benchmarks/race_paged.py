@@ -1,6 +1,6 @@
 """Paged decoding from 64 to 512 MB of cache: every configuration in turns with a bare read of as many bytes.
 
-    python benchmarks/race_paged.py --out DIR [--budget-s 90] [--parts cases host graphs latent pieces]
+    python benchmarks/race_paged.py --out DIR [--budget-s 90] [--parts cases latent pieces cross resident graphs host]
 
 Every case is checked first, against PyTorch in its own precision and for the same bits three times over. Rows are
 written after every case. ``--write-pack FOLDER`` compiles what is launched, without a GPU; ``--show FILE`` prints a
@@ -24,15 +24,11 @@ from typing import Any
 
 from race_attention import clean_course, instead, timed
 
-PARTS = ("cases", "host", "graphs", "latent", "pieces")
-SHARES = {"cases": 0.6, "graphs": 0.8}
+PARTS = ("cases", "latent", "pieces", "cross", "resident", "graphs", "host")
+SHARES = {"cases": 0.35, "latent": 0.47, "pieces": 0.53, "cross": 0.77}
 """Of the time there is, by when a part ends; the others may take the rest."""
 
-OVER: dict[str, dict[str, Any]] = {
-    "default": {},
-    "joins at once": {"early": 1},
-    "stays in the L2": {"leaves": False},
-}
+OVER: dict[str, dict[str, Any]] = {"by heads": {"borders": False}, "by borders": {"borders": True}}
 """What is changed of the analytical default, by name."""
 
 CASES = (
@@ -47,13 +43,17 @@ CASES = (
 """Batch, heads, key heads, keys, head dim, page, uneven lengths."""
 
 LATENT = (
-    (16, 16, 3700, 64, False), (64, 16, 1800, 64, False), (128, 16, 1300, 64, False), (64, 128, 1800, 64, False),
-    (32, 128, 7000, 64, False),
+    (16, 16, 3700, 64, False), (64, 16, 1800, 64, False), (100, 16, 2000, 64, True), (128, 16, 1300, 64, False),
+    (5, 16, 11000, 64, False), (1, 16, 65536, 64, False), (40, 8, 3001, 16, False),
 )  # fmt: skip
 """Batch, heads, keys, page, uneven lengths."""
 
 GRAPHS = ((1, 32, 8, 16400, 128, 16, False), (4, 32, 8, 8000, 128, 16, False), (16, 32, 8, 3000, 128, 16, False))
 IN_A_GRAPH = 8
+PIECES = (
+    (64, 16, 1, 2050, 128, 64, False), (100, 64, 8, 1200, 128, 16, True), (1, 32, 8, 16400, 128, 16, False),
+    (64, 32, 8, 1000, 128, 16, False),
+)  # fmt: skip
 
 
 def changed(over: dict[str, Any]) -> Any:
@@ -74,6 +74,49 @@ def by_sequence() -> Any:
     from ridgeline.kernels.paged_attention import config
 
     return instead(config, "MAX_FED_LINED", 128)
+
+
+def latent_borders(wanted: bool) -> Any:
+    """Inside, parts of latent decoding of few heads are joined by borders, or by heads."""
+    from ridgeline.kernels.latent_attention import config
+
+    before = config.choose_few
+
+    def choose(*sizes: Any, **named: Any) -> Any:
+        return dataclasses.replace(before(*sizes, **named), borders=wanted)
+
+    return instead(config, "choose_few", choose)
+
+
+def planned_latent(args: tuple[Any, ...]) -> Callable[[], Any]:
+    """A call of latent decoding as it is configured now."""
+    import torch
+
+    from ridgeline.kernels.latent_attention import op
+
+    query, cache, table = args[:3]
+    out, scale = torch.empty(*query.shape[:2], 512, dtype=query.dtype, device=query.device), query.shape[2] ** -0.5
+    few = op.config.takes_few(query.shape[0], query.shape[1], table.shape[1] * cache.shape[1], True)
+    plan = (op._FewPlan if few else op._Plan)(args[:4], out, scale)
+
+    def run() -> Any:
+        plan.run(args[:4], out, scale)
+        return out
+
+    return run
+
+
+def latent_reading(args: tuple[Any, ...]) -> Callable[[], Any]:
+    """The first of the two kernels of latent decoding of few heads alone."""
+    import torch
+
+    from ridgeline.kernels.latent_attention import op
+
+    query, cache, table, lens = args[:4]
+    out, scale = torch.empty(*query.shape[:2], 512, dtype=query.dtype, device=query.device), query.shape[2] ** -0.5
+    plan = op._FewPlan(args[:4], out, scale)
+    given = (query, query, cache, cache, table, lens) if plan.fed else args[:4]
+    return partial(plan.share, *given, out, *plan.parts.room(out), scale * op.LOG2_E, *plan.rest)
 
 
 def ways(of: tuple[Any, ...]) -> dict[str, Any]:
@@ -97,6 +140,7 @@ def latent_case(b: int, h: int, s: int, page: int, uneven: bool) -> Any:
 def wanted_variants() -> list[Any]:
     """Everything that is launched, all configurations included."""
     import host_calls
+    import race_cross
 
     from ridgeline.kernels.variants import variants_of
 
@@ -105,8 +149,12 @@ def wanted_variants() -> list[Any]:
         for way in ways(of).values():
             with way():
                 found += variants_of("paged_attention", [paged_case(*of)])
-    found += variants_of("paged_latent_attention", [latent_case(*of) for of in LATENT])
-    return list(dict.fromkeys([*found, *host_calls.wanted_variants()]))
+    found += variants_of("paged_attention", [paged_case(*of) for of in PIECES])
+    for borders in (False, True):
+        with latent_borders(borders):
+            found += variants_of("paged_latent_attention", [latent_case(*of) for of in LATENT])
+    found += [*host_calls.wanted_variants(), *race_cross.variants(), *race_cross.resident_variants()]
+    return list(dict.fromkeys(found))
 
 
 def planned(args: tuple[Any, ...]) -> Callable[[], Any]:
@@ -163,6 +211,15 @@ def bare(num_bytes: int) -> Callable[[], None]:
     return reading.run(data, 8, 4096, 1, "evict_first")
 
 
+def copied(num_bytes: int) -> Callable[[], Any]:
+    """A copy that moves so many bytes, half of them read and half of them written."""
+    import torch
+
+    source = torch.randint(0, 99, (num_bytes // 8,), dtype=torch.int32, device="cuda")
+    target = torch.empty_like(source)
+    return lambda: target.copy_(source)
+
+
 def part_cases(end: float, track: Track) -> Iterator[dict[str, Any]]:
     """Every configuration of every case, checked, then in turns with a bare read."""
     import torch
@@ -184,7 +241,7 @@ def part_cases(end: float, track: Track) -> Iterator[dict[str, Any]]:
             if not found["ok"]:
                 del runs[name]
             yield found
-        runs["bare read"] = bare(num_bytes)
+        runs |= {"bare read": bare(num_bytes), "copy": copied(num_bytes)}
         yield from track.rows(runs, num_bytes, case=str(of))
 
 
@@ -199,13 +256,16 @@ def part_latent(end: float, track: Track) -> Iterator[dict[str, Any]]:
             return
         args = trial.make(latent_case(*of), torch.device("cuda"), torch.Generator("cuda").manual_seed(2))
         num_bytes, meant = trial.forward_bytes(args), trial.eager(*args).float()
-        runs: dict[str, Callable[[], Any]] = {"default": partial(trial.call, *args)}
+        runs: dict[str, Callable[[], Any]] = {}
+        for name, wanted in (("by heads", False), ("by borders", True)):
+            with latent_borders(wanted):
+                runs[name] = planned_latent(args)
         for name, run in list(runs.items()):
             found = right(run, meant, what=name, case=f"latent {of}")
             if not found["ok"]:
                 del runs[name]
             yield found
-        runs["bare read"] = bare(num_bytes)
+        runs |= {"reading": latent_reading(args), "bare read": bare(num_bytes), "copy": copied(num_bytes)}
         yield from track.rows(runs, num_bytes, case=f"latent {of}")
 
 
@@ -249,9 +309,24 @@ def part_graphs(end: float, track: Track) -> Iterator[dict[str, Any]]:
             with way():
                 runs[name] = recorded([planned(args) for args in sets])
         runs["bare read"] = recorded([bare(num_bytes) for _ in sets])
+        runs["copy"] = recorded([copied(num_bytes) for _ in sets])
         yield from track.rows(runs, num_bytes * IN_A_GRAPH, case=f"{IN_A_GRAPH} in a graph: {of}")
         del sets, runs
         torch.cuda.empty_cache()
+
+
+def part_cross(end: float, track: Track) -> Iterator[dict[str, Any]]:
+    """The cross layer; its rows have no bytes."""
+    import race_cross
+
+    yield from race_cross.measured(end, 11)
+
+
+def part_resident(end: float, track: Track) -> Iterator[dict[str, Any]]:
+    """Products of the cross layer whose rows stay in shared memory."""
+    import race_cross
+
+    yield from race_cross.resident_rows(end, 11)
 
 
 def part_host(end: float, track: Track) -> Iterator[dict[str, Any]]:
@@ -265,28 +340,35 @@ def part_host(end: float, track: Track) -> Iterator[dict[str, Any]]:
 
 
 def part_pieces(end: float, track: Track) -> Iterator[dict[str, Any]]:
-    """Where the microseconds go: the reading kernel alone, the joining one alone, no key at all, a block a program."""
+    """Where the microseconds go: the reading kernel alone, the joining one alone, both; and of one sequence with no key
+    at all, or a block a program."""
     import torch
 
     from ridgeline.kernels.contract import trials
     from ridgeline.kernels.paged_attention import op
 
     trial = trials()["paged_attention"][1]
-    args = trial.make(paged_case(1, 32, 8, 32768, 128, 16, False), torch.device("cuda"), torch.Generator("cuda"))
-    out, scale, runs = torch.empty_like(args[0]), 128**-0.5, {}
-    lengths = {keys: torch.full_like(args[4], keys) for keys in (0, 2112, 16384, 32768)}
-    for name, way in ways((1, 32)).items():
-        with way():
-            plan = op._Plan(args, out, scale)
-        room = plan._room(out)
-        for keys, lens in lengths.items():
-            given = (*args[:4], lens)
-            runs[f"{name}: reading {keys}"] = partial(plan.share, *given, out, *room, scale * op.LOG2_E, *plan.rest)
-            runs[f"{name}: whole {keys}"] = partial(plan.run, given, out, scale)
-        runs[f"{name}: joining"] = partial(plan.parts.join, *room, args[4], out)
-    word = torch.zeros(1, device="cuda")
-    runs["a kernel of PyTorch's"] = lambda: word.fill_(1.0)
-    yield from track.rows(runs, 0, case="pieces")
+    for of in PIECES:
+        if time.perf_counter() > end:
+            return
+        args = trial.make(paged_case(*of), torch.device("cuda"), torch.Generator("cuda").manual_seed(2))
+        num_bytes, out, scale = trial.forward_bytes(args), torch.empty_like(args[0]), of[4] ** -0.5
+        lengths = {"": args[4]}
+        if of[0] == 1:
+            lengths |= {f" {keys}": torch.full_like(args[4], keys) for keys in (0, 2112)}
+        runs: dict[str, Callable[[], Any]] = {}
+        for name, way in ways(of).items():
+            with way():
+                plan = op._Plan(args, out, scale)
+            room = plan._room(out)
+            for keys, lens in lengths.items():
+                given = (*args[:4], lens)
+                runs[f"{name}: reading{keys}"] = partial(plan.share, *given, out, *room, scale * op.LOG2_E, *plan.rest)
+                runs[f"{name}: whole{keys}"] = partial(plan.run, given, out, scale)
+            runs[f"{name}: joining"] = partial(plan.parts.join, *room, args[4], out)
+        word = torch.zeros(1, device="cuda")
+        runs["a kernel of PyTorch's"] = partial(word.fill_, 1.0)
+        yield from track.rows(runs, num_bytes, case=f"pieces: {of}")
 
 
 def write_pack(folder: Path, jobs: int) -> None:
@@ -313,7 +395,7 @@ def shown(recording: dict[str, Any]) -> Iterator[str]:
         yield f"\n## {part}: {sum('ok' in row for row in rows)} checks, {len(wrong)} wrong"
         yield from (f"WRONG {row}" for row in wrong)
         yield from (f"- {json.dumps(row)}" for row in rows if "call" in row)
-        timed_rows = [row for row in rows if "median_s" in row]
+        timed_rows = [row for row in rows if "lines" in row and "median_s" in row]
         for lines in dict.fromkeys(row["lines"] for row in timed_rows):
             yield from _table(lines, [row for row in timed_rows if row["lines"] == lines])
 
@@ -389,7 +471,7 @@ def main() -> None:
 
 def line_of(row: dict[str, Any]) -> str:
     """A row in a line."""
-    if "call" in row:
+    if "call" in row or "errors" in row or "phase" in row:
         return json.dumps(row)
     if "median_s" not in row:
         return " ".join(str(row.get(key, "")) for key in ("case", "what", "contender", "ok", "note"))

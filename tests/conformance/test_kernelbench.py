@@ -60,16 +60,17 @@ def test_no_result_of_a_search_is_slower_than_eager():
 
 
 APART, AGAIN = results("kernelbench_apart1.json.gz"), results("kernelbench_apart2.json.gz")
+MORE = results("kernelbench_apart3.json.gz")
 
 
-@pytest.mark.parametrize("found", [*APART, *AGAIN], ids=lambda found: found["name"])
+@pytest.mark.parametrize("found", [*APART, *AGAIN, *MORE], ids=lambda found: found["name"])
 def test_a_problem_timed_apart_stands_in_the_note_and_was_right(found):
     times = ["" if found[key] is None else f"{1e3 * found[key]:.2f}" for key in ("eager_s", "compiled_s", "ours_s")]
     assert f"| {found['name']} | {' | '.join(times)} |" in NOTE
     assert found["right"]
 
 
-@pytest.mark.parametrize("run", [APART, AGAIN], ids=["first", "again"])
+@pytest.mark.parametrize("run", [APART, AGAIN, MORE], ids=["first", "again", "more"])
 def test_the_note_counts_what_was_timed_apart(run):
     words = ("faster", "even", "slower", "no rival")
     num = {word: sum(found["verdict"] == word for found in run) for word in words}
@@ -78,8 +79,9 @@ def test_the_note_counts_what_was_timed_apart(run):
     assert sum(num.values()) == len(run)
 
 
-def test_half_of_what_was_timed_apart_is_faster_than_both():
-    rivaled = [found for found in APART if found["verdict"] != "no rival"]
+@pytest.mark.parametrize("run", [APART, MORE], ids=["first", "more"])
+def test_half_of_what_was_timed_apart_is_faster_than_both(run):
+    rivaled = [found for found in run if found["verdict"] != "no rival"]
     assert sum(found["verdict"] == "faster" for found in rivaled) >= len(rivaled) / 2
 
 
@@ -94,3 +96,8 @@ def test_nothing_timed_apart_is_slower_than_eager_and_what_is_slower_is_named():
     assert all(found["over_eager"] > 0.98 for found in APART)
     causes = NOTE[NOTE.index("The causes:") : NOTE.index("- 2/23 was called wrong")]
     assert all(found["name"] in causes for found in APART if found["verdict"] == "slower")
+
+
+def test_what_is_slower_than_torch_compile_after_the_mends_is_torch_compile_itself():
+    slower = [found for found in MORE if found["verdict"] == "slower"]
+    assert all(found["winner"] == "torch.compile" and found["over_compiled"] > 0.97 for found in slower)

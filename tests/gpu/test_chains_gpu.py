@@ -6,19 +6,20 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton")
 
-from ridgeline.optimizer.rewrites import chains, halves, vectors
+from ridgeline.optimizer.rewrites import averages, chains, halves, vectors
 
 
 def error(found, meant):
     return float((found.double() - meant).norm() / meant.norm())
 
 
+@pytest.mark.parametrize("pool", ["", "mean"])
 @pytest.mark.parametrize(
     ("transposed", "inputs", "outputs"),
     [(False, 32, 48), (False, 3, 20), (True, 32, 16)],
     ids=["plain", "thin", "turned"],
 )
-def test_every_way_to_convolve_is_as_accurate_as_the_library(transposed, inputs, outputs):
+def test_every_way_to_convolve_is_as_accurate_as_the_library(transposed, inputs, outputs, pool):
     torch.manual_seed(0)
     x = torch.rand(3, inputs, 33, 30, device="cuda")
     weight = torch.randn(*((inputs, outputs) if transposed else (outputs, inputs)), 3, 3, device="cuda")
@@ -27,12 +28,29 @@ def test_every_way_to_convolve_is_as_accurate_as_the_library(transposed, inputs,
     wide = [each.double() for each in (x, weight, bias)]
     call = F.conv_transpose2d if transposed else F.conv2d
     meant = F.gelu(call(*wide, settings[0], 1)) * vectors.double().view(1, -1, 1, 1)
-    args = (x, weight, bias, vectors, settings, "gelu scales@0")
-    ways = chains._ways(("test", transposed, inputs, x.device), *args)
+    meant = meant.mean((2, 3), keepdim=True) if pool else meant
+    args = (x, weight, bias, vectors, settings, f"gelu scales@0{'|' if pool else ''}{pool}")
+    ways = chains._ways(("test", transposed, inputs, pool, x.device), *args)
     own = error(ways["library"](*args[:4]), meant)
     assert own < 2e-3 and len(ways) >= 2
     for name, way in ways.items():
         assert error(way(*args[:4]), meant) <= 2 * own + 1e-6, name
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "window", "step"), [(8, 64, 4, 4), (32, 48, 2, 2), (3, 20, 3, 2)]
+)
+def test_a_convolution_averaged_at_once_is_as_accurate_as_the_two_apart(inputs, outputs, window, step):
+    torch.manual_seed(0)
+    x, weight = torch.rand(3, inputs, 66, 61, device="cuda"), torch.randn(outputs, inputs, 3, 3, device="cuda")
+    bias, rest = torch.randn(outputs, device="cuda"), ([1, 0], [window] * 2, [step] * 2)
+    meant = F.avg_pool2d(F.conv2d(x.double(), weight.double(), bias.double(), 1, (1, 0)), window, step)
+    own = error(F.avg_pool2d(F.conv2d(x, weight, bias, 1, (1, 0)), window, step), meant)
+    tiles = averages._tiles(x, weight, bias, *rest)
+    assert tiles and own < 2e-3
+    for tile in tiles:
+        assert error(averages._ours(tile, x, weight, bias, *rest), meant) <= 2 * own + 5e-7, tile
+    assert error(averages.averaged_convolution(x, weight, bias, *rest), meant) <= 2 * own + 5e-7
 
 
 @pytest.mark.parametrize(

@@ -88,4 +88,5 @@ def test_a_call_costs_the_host_less_than_pytorchs(recorded):
         (lambda: softmax(x), lambda: torch.softmax(x, -1)),
     ):
         ours(), ours(), ours()
-        assert host_time(ours) <= host_time(theirs)
+        turns = [(host_time(ours), host_time(theirs)) for _ in range(5)]  # a busy host slows both, but not at once
+        assert min(mine for mine, _ in turns) <= min(other for _, other in turns)

@@ -13,6 +13,8 @@ from ridgeline.kernels import launcher, tuning
 from ridgeline.kernels.cache_append.op import append
 from ridgeline.kernels.contract import trials
 from ridgeline.kernels.linear.config import Linear
+from ridgeline.optimizer.graphed import graph_inference
+from ridgeline.optimizer.rewrites.decoding import attended
 from ridgeline.optimizer.rewrites.products import product
 
 DEVICE = torch.device("cuda")
@@ -70,6 +72,57 @@ def test_kernels_that_start_early_compute_the_same_bits_every_time():
     for _ in range(50):
         graph.replay()
         assert torch.equal(found, before)
+
+
+def test_kernels_that_start_early_may_follow_copies_and_fills_in_a_recording():
+    """In a graph those are no kernels, and nothing can start before they have ended."""
+    w, x, q = drawn(1024, 1024), drawn(1, 1024), drawn(1, 8, 1, 128)
+    keys, values = drawn(2, 1, 2, 300, 128).unbind(0)
+    lengths = torch.tensor([200], device=DEVICE)
+
+    def run():
+        moved = x.clone()
+        found = product(moved, w, None, None, None, 1e-6, 0.0, "none", False, True)
+        room = torch.zeros(1, 8, 1, 128, device=DEVICE, dtype=torch.bfloat16)
+        room.copy_(q)
+        return found, attended(room, keys, values, None, None, False, lengths)
+
+    meant = run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = run()
+    for _ in range(20):
+        graph.replay()
+    for a, b in zip(found, meant, strict=True):
+        assert (a.double() - b.double()).norm() <= 0.01 * b.double().norm()
+
+
+class Chain(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weights = torch.nn.ParameterList(drawn(1024, 1024) for _ in range(4))
+
+    def forward(self, x):
+        return chained(x, self.weights)
+
+
+def test_a_recorded_call_starts_its_kernels_early_whatever_the_model_is_told_of_the_capture(monkeypatch):
+    started, bound = [], launcher._bound
+
+    def noted(handle, device, grid_x, grid_y, dependent, maps):
+        started.append(dependent)
+        return bound(handle, device, grid_x, grid_y, dependent, maps)
+
+    launcher.forget_plans()
+    monkeypatch.setattr(launcher, "_bound", noted)
+    model, x = Chain(), drawn(1, 1024)
+    with torch.no_grad():
+        meant = model(x)
+        assert started and not any(started)
+        graphed = graph_inference(model, (x,), {}, model)
+        assert any(started)
+        found = graphed(x)
+    assert graphed.replays == 1 and (found - meant).abs().max() < 1e-2 * meant.abs().max()
 
 
 def test_new_keys_and_values_land_where_index_copy_puts_them():

@@ -16,6 +16,8 @@ from ridgeline.kernels.selective_scan.config import Chunk
 from ridgeline.optimizer.candidate import Candidate, build
 from ridgeline.optimizer.inputs import Inputs, leaves
 from ridgeline.optimizer.rewrites import recommended
+from ridgeline.optimizer.rewrites.decoding import attended
+from ridgeline.optimizer.rewrites.products import product
 
 DEVICE = torch.device("cuda")
 TRIAL = trials()["selective_scan"][1]
@@ -98,3 +100,51 @@ def test_keys_turned_into_a_cache_are_those_turned_first_and_written_then(dtype,
     torch.testing.assert_close(found_q, meant_q, rtol=1e-2, atol=1e-2)
     torch.testing.assert_close(caches[2], caches[0], rtol=1e-2, atol=1e-2)
     assert torch.equal(caches[3], caches[1])
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("layout", ["heads first", "positions first"])
+def test_a_recorded_step_that_fetches_what_comes_next_computes_what_one_step_after_the_other_does(batch, layout):
+    """Layers of products, keys turned into a cache, attention and the product behind it, started early and not."""
+
+    def draw(*shape):
+        return torch.randn(*shape, device=DEVICE).bfloat16() * shape[-1] ** -0.5
+
+    torch.manual_seed(0)
+    weights = [(draw(1536, 1024), draw(1024, 1024), draw(1024, 1024)) for _ in range(6)]
+    first = layout == "heads first"
+    caches = [draw(2, batch, 2, 700, 128) if first else draw(2, batch, 700, 2, 128).transpose(2, 3) for _ in range(6)]
+    kept = [cache.clone() for cache in caches]
+    cos, sin = torch.randn(2, 1, 1, 128, device=DEVICE).bfloat16().unbind(0)
+    place, seen, start = torch.tensor([0], device=DEVICE), torch.tensor([1], device=DEVICE), draw(batch, 1, 1024) * 32
+
+    def step(ahead):
+        x = start
+        for at, ((qkv, out, more), (keys, values)) in enumerate(zip(weights, caches, strict=True)):
+            wide = product(x, qkv, None, None, None, 0.0, 0.0, "none", False, at > 0)
+            q, k, v = wide.view(batch, 1, 12, 128).transpose(1, 2).split([8, 2, 2], 1)
+            q = rope_append(keys, values, place, q, k, v, cos, sin, False, out if ahead else None)
+            found = attended(q, keys, values, None, None, False, seen).transpose(1, 2).reshape(batch, 1, 1024)
+            x = product(found, out, None, None, x, 0.0, 0.0, "none", False, True)
+            x = product(x, more, None, None, x, 0.0, 0.0, "none", False, True)
+        return x
+
+    with torch.no_grad():
+        step(True)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            result = step(True)
+        for length in (0, 1, 211, 699):
+            place.fill_(length)
+            seen.fill_(length + 1)
+            outcomes = []
+            for run in (lambda: step(False), graph.replay):
+                for cache, was in zip(caches, kept, strict=True):
+                    cache.copy_(was)
+                found = run()
+                torch.cuda.synchronize()
+                outcomes.append([(result if found is None else found).clone(), *(cache.clone() for cache in caches)])
+            for mine, meant in zip(outcomes[1], outcomes[0], strict=True):
+                assert meant.isfinite().all()
+                assert (mine.double() - meant.double()).norm() <= 0.01 * meant.double().norm()

@@ -98,7 +98,8 @@ def test_everything_is_in_its_bounds(case, batch: int, execution: str) -> None:
 def check_bounds(p: Prediction) -> None:
     for value in (p.expected_s, p.busy_s, p.floor_s, p.energy_j, p.power_w, p.usd, *p.interval_s):
         assert (math.isfinite(value) and value > 0) or value == p.usd == 0.0
-    assert p.floor_s <= p.busy_s * EXACT <= p.expected_s * EXACT**2
+    beside_s = sum(line.busy_s * line.stretch * (line.beside - 1) * line.times for line in p.lines)  # counted twice
+    assert p.floor_s <= p.busy_s * EXACT and p.busy_s - beside_s <= p.expected_s * EXACT
     assert p.interval_s[0] <= p.expected_s <= p.interval_s[1]
     assert p.busy_interval_s[0] <= p.busy_s <= p.busy_interval_s[1]
     assert p.energy_j <= p.device.tdp_w * p.expected_s * EXACT

@@ -19,6 +19,11 @@ def general_points(seed: int, scale: float = 1.0) -> Iterator[Point]:
     return drawn(_GENERAL, seed, scale)
 
 
+def convolution_points(seed: int, scale: float = 1.0) -> Iterator[Point]:
+    """Convolutions of every sort to judge by, single precision as PyTorch leaves it: rounded to tf32."""
+    return drawn(_CONVOLUTIONS, seed, scale)
+
+
 def choice_points(seed: int, scale: float = 1.0) -> Iterator[Point]:
     """Convolutions of every sort and odd products, many, to tell which kernel a library takes for which shape."""
     return drawn(_CHOICES, seed, scale)
@@ -306,6 +311,15 @@ _GENERAL: Sequence[tuple[Draw, int]] = [
     (_topk, 30),
     (_line("sort"), 25),
     (_line("cumsum"), 25),
+]
+
+_CONVOLUTIONS: Sequence[tuple[Draw, int]] = [
+    (_any_conv("fwd", "dense", (60, 12, 0, 28)), 60),
+    (_any_conv("bwd", "dense", (60, 12, 0, 28)), 35),
+    (_any_conv("fwd", "depthwise", (60, 12, 0, 28)), 15),
+    (_any_conv("bwd", "depthwise", (60, 12, 0, 28)), 10),
+    (_any_conv("fwd", "grouped", (60, 12, 0, 28), 1e11), 40),
+    (_any_conv("bwd", "grouped", (60, 12, 0, 28), 1e11), 25),
 ]
 
 _CHOICES: Sequence[tuple[Draw, int]] = [

@@ -326,7 +326,8 @@ def simulate(
     optimizer: Annotated[str, typer.Option(help="adamw, sgd or adamw-8bit.")] = "adamw",
     attention: Annotated[str, typer.Option(help="Attention library: cudnn, fa2 or fa3.")] = "",
     execution: Annotated[str | None, typer.Option(help="eager, compiled (fused kernels) or cudagraph.")] = None,
-    dispatch: Annotated[str, typer.Option(help="Tokens to experts: all-to-all, drop, deep or hybrid.")] = "all-to-all",
+    dispatch: Annotated[str | None, typer.Option(help="Tokens to experts: all-to-all, drop, deep, hybrid.")] = None,
+    replayed: Annotated[bool, typer.Option("--replayed", help="Whole steps are one recorded graph.")] = False,
     imbalance: Annotated[float, typer.Option(help="Rows of the busiest expert rank over the mean.")] = 1.0,
     stack: Annotated[str, typer.Option(help="Software generation; the newest fitted on the device unless told.")] = "",
     tokens: Annotated[str | None, typer.Option(help="Whole run of so many tokens: 15T.")] = None,
@@ -346,7 +347,7 @@ def simulate(
         recompute_layers=recompute_layers,
         precision=precision, overlap_grads=overlap_grads, overlap_params=overlap_params, overlap_ep=overlap_ep,
         optimizer=optimizer, attention=attention, expert_imbalance=imbalance, schedule=schedule, dispatch=dispatch,
-        global_batch=global_batch, overlap_tp=overlap_tp, execution=execution,
+        global_batch=global_batch, overlap_tp=overlap_tp, execution=execution, replayed=replayed,
     )  # fmt: skip
     simulate_and_show(Wish(model, on, choices, seq, stack, tokens, straggler, slow_link, at_stage, json, html, trace))
 

@@ -18,6 +18,9 @@ from ridgeline.hardware import Device
 from ridgeline.hardware import device as device_named
 from ridgeline.resources import data_dir
 
+TWINS = {"fp16": ("bf16",), "bf16": ("fp16",)}
+"""Types that run on the same units at the same rate: one speaks for the other where that was not measured."""
+
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
@@ -33,10 +36,10 @@ class Calibration:
 
     def coef(self, family: Family, call: Call) -> tuple[Coef, Basis]:
         """Coefficients for a call: the family's defaults, replaced where this device was fitted."""
-        found = self.entry(family.name, call.dtype)
+        found, basis = self.entry(family.name, call.dtype), self.basis
         if found is None:
-            return family.defaults, max(self.basis, Basis.DATASHEET)
-        return {**family.defaults, **found["coef"]}, self.basis
+            found, basis = self.entry(family.name, *TWINS.get(call.dtype, ())), max(basis, Basis.DATASHEET)
+        return (family.defaults if found is None else {**family.defaults, **found["coef"]}), basis
 
     def entry(self, family: str, *keys: str) -> Mapping[str, Any] | None:
         """What was fitted for a family: under the first of ``keys`` that is known, else for all of its calls."""

@@ -49,14 +49,16 @@ def call(kind: str, dtype: str, phase: str = "fwd", library: str = "aten", **sha
 class Time:
     """What a call takes on a device.
 
-    ``busy_s`` is the sum of its kernels' durations, ``floor_s`` the speed of light (never above a measurement),
-    ``bound`` what limits it: compute, memory, cache, latency, or an instruction unit by name.
+    ``busy_s`` is how long its kernels keep the device, ``floor_s`` the speed of light (never above a measurement),
+    ``bound`` what limits it: compute, memory, cache, latency, or an instruction unit by name. Kernels that run beside
+    each other have durations that add up to ``beside`` times as much.
     """
 
     busy_s: float
     floor_s: float
     bound: str
     num_kernels: int = 1
+    beside: float = 1.0
 
 
 Selection = Callable[[Coef, str], dict[str, float]]

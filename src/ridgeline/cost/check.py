@@ -107,7 +107,12 @@ def predict_call(
     ``cache`` is cold or warm; None is the state in which the device's calibration was measured (cold, or the loop of a
     serving framework).
     """
-    found, pricer = call_of(kind, dtype, phase, library, shape), pricer_of(device_named(device))
+    return time_of(device, call_of(kind, dtype, phase, library, shape), cache)
+
+
+def time_of(device: str | Device, found: Call, cache: str | None = None) -> CallTime:
+    """The same for a call that was read already."""
+    pricer = pricer_of(device_named(device))
     if found.kind == "attention" and found.library in ("aten", "inductor"):  # whatever PyTorch takes there
         dims = found.dims()
         backend = default_backend(pricer.chip.arch, found.dtype, dims["d"], masked=bool(dims.get("mask")))
@@ -116,8 +121,8 @@ def predict_call(
     flushed = (cache or "").strip().lower() != "warm"
     price = pricer.price(found, _warm_frac(found, pricer, cache, looped), flushed=flushed)
     coef = {**host.DEFAULTS, **pricer.calibration.host}
-    more_s = coef["event_s"] + max(0, price.time.num_kernels - 1) * coef["event_gap_s"]
-    expected_s = price.time.busy_s + (0.0 if looped else more_s)
+    time = price.time
+    expected_s = time.busy_s if looped else host.between_events_s(found.kind, time.busy_s, time.num_kernels, coef)
     low, high = interval.factors(price.width)
     return CallTime(expected_s, max(price.time.floor_s, expected_s * low), expected_s * high, price.time.floor_s)
 
@@ -139,11 +144,17 @@ def call_of(kind: str, dtype: str, phase: str, library: str, shape: Mapping[str,
         name = "bmm"
     return Call(
         name,
-        dtype_named(dtype.strip()).name,
+        _computed(name, dtype_named(dtype.strip()).name, dims),
         _word("phase", phase, _PHASE_WORDS),
         _word("library", library, _LIBRARY_WORDS),
         tuple(dims.items()),
     )
+
+
+def _computed(kind: str, dtype: str, dims: dict[str, Any]) -> str:
+    """The type a call computes in: PyTorch rounds convolutions of fp32 tensors to tf32 unless told ``tf32=0``."""
+    rounded = dims.pop("tf32", 1)
+    return "tf32" if kind.startswith("conv") and dtype == "fp32" and rounded else dtype
 
 
 def _squashed(word: str) -> str:
@@ -354,13 +365,13 @@ def _checked(device: Device, line: int, record: Mapping[str, str]) -> CheckedRow
     cache = (record.get("cache") or "").strip().lower()
     call = call_of(record["kind"], record["dtype"], record["phase"], record["library"], shape)
     try:
-        time = predict_call(device, call.kind, call.dtype, call.phase, call.library, call.dims(), cache or None)
+        time = time_of(device, call, cache or None)
     except KeyError as error:
         raise InputError(f"{call.kind} needs {error.args[0]} in its shape") from None
     return CheckedRow(
         line,
         call.kind,
-        call.dtype,
+        dtype_named(record["dtype"].strip()).name,
         call.phase,
         call.library,
         record["shape"].strip(),

@@ -55,6 +55,7 @@ class Line:
     stretch: float = 1.0
     members: tuple[Node, ...] = ()
     width: float = 0.0
+    beside: float = 1.0  # durations of its kernels over the time they take, where some run beside each other
     block: int = 0  # lines of one block repeat together; 0 is outside blocks
     unmade: frozenset[int] = frozenset()  # values a fused kernel keeps to itself
     kept: Mapping[int, int] = NOTHING  # bytes kept in place of a value's own
@@ -220,7 +221,8 @@ def priced(
         price = pricer.price(calls[0], warm_frac, flushed=False)
         time = price.time
         return Line(node, times, work, tuple(calls), time.busy_s, time.floor_s, time.bound, price.basis, price.family,
-                    time.num_kernels, spent_s, 1.0 - warm_frac, width=price.width if time.busy_s else 0.0)  # fmt: skip
+                    time.num_kernels, spent_s, 1.0 - warm_frac, width=price.width if time.busy_s else 0.0,
+                    beside=time.beside)  # fmt: skip
     prices = [pricer.price(call, warm_frac, flushed=False) for call in calls]
     longest = max(prices, key=lambda p: p.time.busy_s)
     busy_s = sum(p.time.busy_s for p in prices)
@@ -239,6 +241,7 @@ def priced(
         spent_s,
         1.0 - warm_frac,
         width=width,
+        beside=sum(p.time.busy_s * p.time.beside for p in prices) / busy_s if busy_s else 1.0,
     )
 
 
@@ -290,7 +293,7 @@ def _summed(
         times = line.times
         if line.bound == "compute" and line.work.matrix_flops:
             line.stretch = stretch
-        busy_s += line.busy_s * line.stretch * times
+        busy_s += line.busy_s * line.stretch * line.beside * times
         floor_s += line.floor_s * times
         wanted_j += line.energy_j
         num_kernels += line.num_kernels * times

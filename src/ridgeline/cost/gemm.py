@@ -32,7 +32,7 @@ MAX_TILE = 128 * 256  # accumulators of a CTA
 REDUCTION_L2_FRAC = 0.8  # share of L2 bandwidth the split-k reduction reaches
 POWER_EXPONENT = 0.6  # slowdown = (power wanted / power allowed) ** this: frequency and voltage fall together
 WARM_EDGE = 0.5  # relative width of the fall from cached to uncached as a footprint outgrows its share of L2
-WHOLE_K_ARCHS = ("ada",)  # cuBLAS leaves k whole there for little work and for few columns
+WHOLE_K_ARCHS = ("ada", "blackwell-consumer")  # cuBLAS leaves k whole there for little work and for few columns
 WHOLE_K, WHOLE_WORK, THIN_COLS, TALL_OUTPUT = 8192, 2.0**21, 64, 72_000
 SCALED_BYTES = {"fp4": 0.5625}  # a nibble and its share of the block scale
 

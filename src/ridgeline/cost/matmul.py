@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
+from ridgeline.cost.borrowing import wanted_power_frac
 from ridgeline.cost.call import ITEMSIZE, Call, Coef, Time, family, selection
 from ridgeline.cost.chip import BOUND_NAMES, Chip, Timing, chip_of
 from ridgeline.cost.classic import classic_timing, vector_timing
@@ -18,10 +19,17 @@ from ridgeline.hardware import device
 Problem = tuple[int, int, int, int, str]  # b, m, n, k, layout: nt reads both operands along k, as F.linear does
 LEGACY = "ampere"
 """Whose tiles full-precision products take where no older kernels were fitted."""
+VECTOR_FRAC = 0.85
+"""Share of the vector peak that a full-precision main loop reaches, where none was fitted (published products)."""
 WIDE = ("fp32", "tf32")
 """Element types whose products the library has no favorite kernels for."""
 THIN_ROWS = 16
 """Full-precision products of up to so many rows or columns run on kernels of their own."""
+
+TMA_ARCHS = ("hopper", "blackwell")
+_ALIGNED_FRACS = {2: 0.9, 4: 0.95}
+"""Tensor rate of rows on 4 and 8 bytes over that on 16, where no operand goes through TMA: copies that are narrower, in
+kernels that are otherwise the same (published products on a V100 and a T4)."""
 
 DEFAULTS: Coef = {
     "grouped_ratio": 1.24,  # a grouped product over one batched call of the same size: groups of unequal tiles
@@ -122,8 +130,19 @@ def _newest(problem: Problem, dtype: str, chip: Chip, coef: Coef, warm_frac: flo
     measured = len(coef) > len(DEFAULTS)
     if dtype == "fp32" or (measured and alignment(problem, dtype) == 8):
         used = {**used, "unaligned_frac": 1.0}  # the coefficients speak of this alignment already
+    elif chip.arch not in TMA_ARCHS and (slower := _ALIGNED_FRACS.get(alignment(problem, dtype))):
+        used = {**used, "unaligned_frac": slower}
+    if not measured:
+        used = {**used, **_hunger(chip, dtype)}
     seen = replace(chip, arch=LEGACY) if dtype == "fp32" and measured else chip
     return gemm_timing(seen, used, b=b, m=m, n=n, k=k, dtype=dtype, warm_frac=warm_frac)
+
+
+def _hunger(chip: Chip, dtype: str) -> dict[str, float]:
+    """What power the product would draw, where only its architecture tells."""
+    found = wanted_power_frac(chip.arch, dtype, chip.peak_flops_per_s(dtype), chip.tdp_w)
+    vector = {"tensor_frac": VECTOR_FRAC} if dtype == "fp32" else {}
+    return vector if found is None else {**vector, "power_frac": found}
 
 
 def _computed(dtype: str, chip: Chip) -> str:
@@ -187,6 +206,8 @@ def many(calls: Sequence[Call], chip: Chip, coef: Coef, warm_fracs: Sequence[flo
     used = _split(coef, "")
     if len(coef) > len(DEFAULTS):
         used = {**used, "unaligned_frac": 1.0}
+    else:
+        used = {**used, **_hunger(chip, dtype)}
     seen = replace(chip, arch=LEGACY) if dtype == "fp32" and len(coef) > len(DEFAULTS) else chip
     b, m, n, k = (list(column) for column in zip(*(p[:4] for p in problems), strict=True))
     timing = gemm_timing(seen, used, b=b, m=m, n=n, k=k, dtype=dtype, warm_frac=list(warm_fracs))

@@ -41,6 +41,8 @@ STREAMING_FRAC = 0.2
 """Share of a product's DRAM ramp that remains between the kernels of a model (fitted on whole models)."""
 SERVING = ("fa3", "flashinfer", "trtllm")
 """Attention libraries that serving frameworks bring along; PyTorch's own are fitted apart."""
+FRAMEWORK_ARCHS = ("hopper",)
+"""Where PyTorch's own attention was measured on a sibling: FlashAttention-2 and cuDNN are not priced as what serves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,8 @@ class Pricer:
             entry = self.calibration.entry("gemm", call.dtype)
             return entry if entry is not None and entry.get("library") == "cutlass" else None
         entries = self.calibration.families.get("attention", {})
-        if call.kind != "attention" or not entries or ("all" in entries and call.library not in SERVING):
+        own = "all" in entries or self.chip.arch in FRAMEWORK_ARCHS
+        if call.kind != "attention" or not entries or (own and call.library not in SERVING):
             return None
         return serving.entry_of(entries, call)
 

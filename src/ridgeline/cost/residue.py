@@ -91,8 +91,11 @@ def boosted(feature: NDArray[np.intp], limit: NDArray[np.float64], leaf: NDArray
 def _pools() -> dict[str, Boosted]:
     with np.load(data_dir() / FILE, allow_pickle=False) as file:
         places = json.loads(str(file["index"]))
-        feature, limit, leaf = file["feature"], file["limit"], file["leaf"]
-        return {name: boosted(feature[at:end], limit[at:end], leaf[at:end]) for name, (at, end) in places}
+        parts = {
+            depth: [file[f"{part}{depth}"] for part in ("feature", "limit", "leaf")]
+            for depth in {depth for _, (depth, _, _) in places}
+        }
+        return {name: boosted(*(part[at:end] for part in parts[depth])) for name, (depth, at, end) in places}
 
 
 @cache

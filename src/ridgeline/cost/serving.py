@@ -22,7 +22,8 @@ Entry = Mapping[str, Any]
 
 DECODE_ROWS = 16  # queries of a sequence up to which a call is a decoding step
 WEIGHT_COPIES = 6  # weights a timing loop rotates through
-ONE_L2 = ("ada",)  # elsewhere the L2 has two halves, each with its own copy of what both read
+ONE_L2 = ("ampere-ga10x", "ada", "blackwell-consumer")
+"""Elsewhere the L2 has two halves, each with its own copy of what both read."""
 CACHE_LAUNCH_S = 2.5e-6  # the kernel that copies new keys and values into the cache
 SCAN_WIDTH, SCAN_MAX_BATCH = 31, 992  # sequences a scheduler warp looks through at once, and up to how many it does
 

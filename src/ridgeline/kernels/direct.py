@@ -292,7 +292,7 @@ def _tuple(value: Any) -> tuple[Any, ...]:
 def _notable(args: tuple[Any, ...]) -> bool:
     """Whether a call may be run once more to note it: on a device, and not into a graph that would keep the second."""
     on_device = all(value.is_cuda for value in args if isinstance(value, Tensor))
-    return on_device and not torch.cuda.is_current_stream_capturing()
+    return on_device and not torch._C._cuda_isCurrentStreamCapturing()
 
 
 # --- the extension -----------------------------------------------------------------------------------------------

@@ -62,6 +62,7 @@ _collect_aligned = True
 _once_there: list[Callable[[], None]] = []
 _when_forgotten: list[Callable[[], None]] = []
 _overlapping = False
+_rehearsing = False
 
 
 class Plans(dict[Any, Any]):
@@ -116,8 +117,22 @@ def overlapped(allowed: bool = True) -> Iterator[None]:
 
 
 def recording() -> bool:
-    """Whether what is launched now goes into a CUDA graph instead of running."""
-    return torch.backends.cuda.is_built() and torch.cuda.is_current_stream_capturing()
+    """Whether what is launched now goes into a CUDA graph instead of running, or is run to get ready for one.
+
+    The device itself is asked: what PyTorch's function answers may be what a model is to believe while it is recorded.
+    """
+    return _rehearsing or (torch.backends.cuda.is_built() and torch._C._cuda_isCurrentStreamCapturing())
+
+
+@contextmanager
+def rehearsing() -> Iterator[None]:
+    """Inside, ops launch what they will launch into a graph: kernels are compiled and loaded before it is recorded."""
+    global _rehearsing
+    before, _rehearsing = _rehearsing, True
+    try:
+        yield
+    finally:
+        _rehearsing = before
 
 
 def launchable(x: torch.Tensor) -> bool:

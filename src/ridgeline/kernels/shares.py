@@ -20,8 +20,8 @@ REGISTERS, MOST_REGISTERS = 65536, 255
 
 
 def registers_of(num_warps: int, programs_per_sm: int) -> int:
-    """Registers a thread may have where so many programs are to be on a multiprocessor at once."""
-    return min(MOST_REGISTERS, REGISTERS // (32 * num_warps * programs_per_sm))
+    """Registers a thread may have where so many programs are to be on a multiprocessor at once; they come by eight."""
+    return min(MOST_REGISTERS, REGISTERS // (32 * num_warps * programs_per_sm) // 8 * 8)
 
 
 @dataclass(frozen=True, slots=True)

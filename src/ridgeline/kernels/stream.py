@@ -44,10 +44,23 @@ def widened(x):
 
 
 @gluon.jit
-def sigmoid(x):
-    """1 / (1 + exp(−x)) in a product, a power of two, a sum and an inverse, each of them one instruction."""
+def sigmoid(x, PAIRED: gl.constexpr):
+    """1 / (1 + exp(−x)) in a product, a power of two, a sum and an inverse, each of them one instruction.
+
+    Powers and inverses are an eighth as fast as sums: paired, two sums have one inverse, that of their product, and
+    numbers below −43 the share of −43, so that no product is too large.
+    """
     inverse: gl.constexpr = "rcp.approx.ftz.f32 $0, $1;"
-    return gl.inline_asm_elementwise(inverse, "=f,f", [1.0 + gl.exp2(x * MINUS_LOG2_E)], gl.float32, True, 1)
+    two: gl.constexpr = """{ .reg .f32 %a, %b, %r;
+        ex2.approx.ftz.f32 %a, $2; ex2.approx.ftz.f32 %b, $3;
+        add.f32 %a, %a, 0f3F800000; add.f32 %b, %b, 0f3F800000;
+        mul.f32 %r, %a, %b; rcp.approx.ftz.f32 %r, %r;
+        mul.f32 $0, %r, %b; mul.f32 $1, %r, %a; }"""
+    if PAIRED:
+        low = gl.minimum(x * MINUS_LOG2_E, 62.0)
+        return gl.inline_asm_elementwise(two, "=f,=f,f,f", [low], gl.float32, True, 2)
+    else:
+        return gl.inline_asm_elementwise(inverse, "=f,f", [1.0 + gl.exp2(x * MINUS_LOG2_E)], gl.float32, True, 1)
 
 
 @gluon.jit
@@ -69,13 +82,20 @@ def word_of(high, low):
     return (high.to(gl.int32, bitcast=True).to(gl.int64) << 32) | low | 1
 
 
+@gluon.constexpr_function
+def words_layout(SHARES, NUM_WARPS):
+    """At most four words a lane, the same in every warp."""
+    return gl.BlockedLayout([min(SHARES // 32, 4)], [32], [NUM_WARPS], [0])
+
+
 @gluon.jit
 def words_when_there(word_ptr, num, SHARES: gl.constexpr, NUM_WARPS: gl.constexpr):
     """The words of all shares of a row, once the last of them is written: (which share, first numbers, second).
 
-    The bit that says so is taken off again: a sum of nothing is zero, not the smallest number there is.
+    The bit that says so is taken off again: a sum of nothing is zero, not the smallest number there is. Every warp has
+    all words, so that none waits for another, unless they are more than 128.
     """
-    k = gl.arange(0, SHARES, gl.BlockedLayout([1], [32], [NUM_WARPS], [0]))
+    k = gl.arange(0, SHARES, words_layout(SHARES, NUM_WARPS))
     words = gl.load(word_ptr + k, mask=k < num, other=1, volatile=True)
     while gl.min((words != 0).to(gl.int32), axis=0) == 0:
         words = gl.load(word_ptr + k, mask=k < num, other=1, volatile=True)

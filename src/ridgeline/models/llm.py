@@ -55,7 +55,9 @@ class Decoder:
     latent: Latent | None = None
     core: str = "sdpa"  # or unfused: scores and probabilities in memory, as before fused attention
     dropout: bool = False  # on probabilities and behind attention and feed-forward
+    score_dropout: bool = True  # on probabilities too, where there is dropout
     lora: int = 0  # rank of the adapters beside the attention's projections; everything else is frozen
+    lora_out: bool = True  # adapters also behind the attention, not beside queries, keys and values alone
 
     @property
     def d(self) -> int:
@@ -181,14 +183,15 @@ class _Writer:
         out = self.sdpa(q, k, v, window)
         name = "c_proj" if c.conv1d else "o_proj"
         flat = net.unheads(out)
-        return self.adapted(flat, net.linear(flat, c.hidden, name, bias=c.o_bias), name)
+        out = net.linear(flat, c.hidden, name, bias=c.o_bias)
+        return self.adapted(flat, out, name) if c.lora_out else out
 
     def unfused(self, q: int, k: int, v: int) -> int:
         """Scores, masked softmax in one kernel, dropout, weighted sum: four passes over [b, h, s, s]."""
         net = self.net
         scores = net.bmm(q, k, trans_b=True)
-        probabilities = self.dropped(net.softmax(scores))
-        return net.bmm(probabilities, v)
+        probabilities = net.softmax(scores)
+        return net.bmm(self.dropped(probabilities) if self.c.score_dropout else probabilities, v)
 
     def sdpa(self, q: int, k: int, v: int, window: int) -> int:
         if self.c.core == "unfused" and self.c.hkv == self.c.heads:

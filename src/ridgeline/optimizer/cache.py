@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.kernels.files import write_atomically
+from ridgeline.kernels.tensorfloat import settings
 from ridgeline.optimizer.candidate import Candidate
 from ridgeline.optimizer.inputs import Inputs, leaves
 from ridgeline.optimizer.receipt import Receipt
@@ -109,7 +110,7 @@ def _environment_lines() -> Iterator[str]:
     if torch.cuda.is_available():
         yield f"{torch.cuda.get_device_name()} cuda {torch.version.cuda} cudnn {torch.backends.cudnn.version()}"
     autocast = [torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) for kind in ("cuda", "cpu")]
-    yield f"{torch.get_float32_matmul_precision()} {torch.backends.cudnn.allow_tf32} {autocast}"
+    yield f"{settings()} {autocast}"
 
 
 @cache

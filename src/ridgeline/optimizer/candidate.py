@@ -21,6 +21,7 @@ from ridgeline.errors import NotGraphable, OptimizeError
 from ridgeline.optimizer.arguments import simplified
 from ridgeline.optimizer.backend import Report, Traced
 from ridgeline.optimizer.bank import Bank, Narrowed
+from ridgeline.optimizer.executor import growing
 from ridgeline.optimizer.graphed import Graphed, graph_inference
 from ridgeline.optimizer.inputs import Inputs, leaves
 from ridgeline.optimizer.labels import in_block
@@ -57,6 +58,7 @@ class Candidate:
     tries_convolutions: bool = False  # cuDNN times its algorithms before one is recorded
     narrow: tuple[tuple[str, str], ...] = ()  # linear layers in fewer bits, and their formats
     straight: bool = False  # the compiled graph is called without its guards, where it is one
+    grows: bool = False  # recorded into memory that grows, which has no gaps between segments
 
     @property
     def compiles(self) -> bool:
@@ -214,7 +216,8 @@ def build(
         with _quiet():
             _make(built, model, given, mode, base, traces or Traces())
             if candidate.graphed:
-                _capture(built, model, given, mode, loss)
+                with growing(candidate.grows):
+                    _capture(built, model, given, mode, loss)
             elif candidate.straight:
                 _straighten(built, model, given)
     except BaseException:

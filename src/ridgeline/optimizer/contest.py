@@ -55,8 +55,8 @@ def prepared(plans: Iterable[Callable[[], Any]]) -> None:
 
 
 def may_time(device: torch.device) -> bool:
-    """Whether kernels can be started and waited for here and now."""
-    return device.type == "cuda" and not torch.cuda.is_current_stream_capturing()
+    """Whether kernels can be started and waited for here and now: the device is asked, not what a model is told."""
+    return device.type == "cuda" and not torch._C._cuda_isCurrentStreamCapturing()
 
 
 def timed(ways: Mapping[str, Way], device: torch.device) -> dict[str, float]:

@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from ridgeline.optimizer.observe import as_written
+
 _aten = torch.ops.aten
 _COMPARISONS = tuple(getattr(getattr(_aten, name), kind) for name in ("lt", "le", "gt", "ge")
                      for kind in ("Scalar", "Tensor"))  # fmt: skip
@@ -59,6 +61,10 @@ class Dice:
 class _Course(TorchDispatchMode):
     """What is computed, and whether a thrown number goes anywhere but into a comparison."""
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True  # as observing does
+
     def __init__(self, dice: Dice) -> None:
         super().__init__()
         self.dice, self.compared = dice, True
@@ -89,7 +95,7 @@ def indifferent(call: Callable[[], Any], moved: Callable[[], bool]) -> int | Non
         dice = Dice()
         course = _Course(dice)
         moved()
-        with dice.showing(value), course:
+        with dice.showing(value), as_written(), course:
             call()
         if moved() or not course.compared or not dice.num:
             return None

@@ -8,7 +8,8 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import Any, Protocol
 
 import torch
@@ -18,10 +19,9 @@ from ridgeline.errors import NotGraphable
 
 _CAPTURING = threading.Lock()
 """One capture at a time in a process."""
-GROWS = False
+_GROWS: ContextVar[bool] = ContextVar("grows", default=False)
 """Whether a recording's memory is one range that grows page by page (PyTorch's expandable segments), without gaps
-between segments of different sizes. Off: not compared on a device yet (``benchmarks/optimize_train.py --only memory``).
-"""
+between segments of different sizes."""
 
 
 class Recording(Protocol):
@@ -76,7 +76,7 @@ class CudaExecutor:
         with torch.cuda.device(self.device):
             stream, current = _side_stream(self.device), torch.cuda.current_stream()
             stream.wait_stream(current)
-            with torch.cuda.stream(stream):
+            with torch.cuda.stream(stream), _rehearsing():
                 run()
             current.wait_stream(stream)
             torch.cuda.synchronize()
@@ -87,7 +87,7 @@ class CudaExecutor:
         torch.cuda.synchronize(self.device)
         torch.cuda.set_sync_debug_mode("error")
         try:
-            with torch.cuda.stream(_side_stream(self.device)), _answering(told):
+            with torch.cuda.stream(_side_stream(self.device)), _answering(told), _rehearsing():
                 run()
         except Exception as error:
             raise NotGraphable(reason_of(error)) from error
@@ -146,12 +146,28 @@ class CudaExecutor:
         self._last, self._raw = stream, raw
 
 
+def _rehearsing() -> AbstractContextManager[None]:
+    """Kernels of ours run as they will be recorded, if any were loaded."""
+    launcher: Any = sys.modules.get("ridgeline.kernels.launcher")
+    return nullcontext() if launcher is None else launcher.rehearsing()
+
+
+@contextmanager
+def growing(wanted: bool = True) -> Iterator[None]:
+    """What is recorded inside gets memory that grows: segments are simpler, and are tried first."""
+    token = _GROWS.set(wanted)
+    try:
+        yield
+    finally:
+        _GROWS.reset(token)
+
+
 @contextmanager
 def _growing() -> Iterator[None]:
     """What is allocated meanwhile lies in ranges that grow, where nobody has said how the allocator has to do it."""
     change = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
     given = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
-    if not GROWS or change is None or given:
+    if not _GROWS.get() or change is None or given:
         yield
         return
     change("expandable_segments:True")

@@ -21,6 +21,7 @@ from torch import Tensor
 from ridgeline.kernels import narrow, narrow_linear, quantize
 from ridgeline.kernels.narrow_linear.config import GROUP, MAX_ROWS
 from ridgeline.kernels.quantize import reference
+from ridgeline.kernels.tensorfloat import products_in, products_round
 
 LEAST_WEIGHT = 1 << 16
 """Elements of a weight below which its format is not what a product costs."""
@@ -63,7 +64,7 @@ def options(shape: Shape) -> list[Format]:
 
 
 def _takes_tf32(shape: Shape) -> bool:
-    return shape.dtype == torch.float32 and shape.device == "cuda" and not torch.backends.cuda.matmul.allow_tf32
+    return shape.dtype == torch.float32 and shape.device == "cuda" and not products_round()
 
 
 def _takes_bf16(shape: Shape) -> bool:
@@ -87,12 +88,8 @@ def _takes_int4(shape: Shape) -> bool:
 def _tf32(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if x.device.type != "cuda":
         return F.linear(_rounded(x), _rounded(weight), bias)
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = True
-    try:
+    with products_in("tf32"):
         return F.linear(x, weight, bias)
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 @_tf32.register_fake

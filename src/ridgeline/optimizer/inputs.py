@@ -219,7 +219,7 @@ class Before:
 
     def written(self) -> list[int]:
         """Places of the tensors whose values are others now."""
-        return [i for i, (tensor, kept) in enumerate(self.kept) if not _same(tensor, kept)]
+        return [i for i, (tensor, kept) in enumerate(self.kept) if not same(tensor, kept)]
 
     def changed(self) -> list[tuple[str, Tensor]]:
         """Tensors that were written to, and those that are new, with their paths."""
@@ -228,7 +228,8 @@ class Before:
         return [(name, t) for name, t in self.inputs.named() if id(t) not in known or id(t) in written]
 
 
-def _same(tensor: Tensor, kept: Tensor) -> bool:
+def same(tensor: Tensor, kept: Tensor) -> bool:
+    """Whether two tensors hold the same numbers, what is not a number included."""
     if tensor.shape != kept.shape:
         return False
     return torch.equal(tensor, kept) or bool(((tensor == kept) | (tensor != tensor) & (kept != kept)).all())
@@ -242,6 +243,7 @@ class State:
         self.rebinds = False  # whether calls change more than values: names, lists, counters
         self.random = RandomState()
         self.moving = [each for module in model.modules() for each in _moving(vars(module))]
+        self.given: list[Callable[[], Any]] = []  # the same for what calls are given
         self.tensors = [(name, tensor, tensor.detach().clone()) for name, tensor in self.watch.tensors.values()
                         if not isinstance(tensor, nn.Parameter) and not tensor.is_meta]  # fmt: skip
 
@@ -249,22 +251,31 @@ class State:
         """Everything as it was: values in place and, where calls change them, names bound as they were."""
         if self.rebinds:
             self.watch.restore()
-        for put_back in self.moving:
+        for put_back in (*self.moving, *self.given):
             put_back()
         for _, tensor, kept in self.tensors:
-            if tensor.shape == kept.shape and not _same(tensor, kept):
+            if tensor.shape == kept.shape and not same(tensor, kept):
                 with torch.no_grad(), writable(tensor):
                     tensor.detach().copy_(kept)
         self.random.restore()
 
     def changed(self) -> list[tuple[str, Tensor]]:
         """Tensors that are no longer what they were, by the names they are held under."""
-        return [(f"state {name}", tensor) for name, tensor, kept in self.tensors if not _same(tensor, kept)]
+        return [(f"state {name}", tensor) for name, tensor, kept in self.tensors if not same(tensor, kept)]
 
 
 def writable(tensor: Tensor) -> AbstractContextManager[Any]:
     """Tensors made in inference mode are written to in it."""
     return torch.inference_mode() if tensor.is_inference() else nullcontext()
+
+
+def given_dice(inputs: Inputs) -> list[Callable[[], Any]]:
+    """How to put back generators that a call is given; an iterator cannot be, and the first call would use it up."""
+    held = {f"args[{i}]": value for i, value in enumerate(inputs.args)} | dict(inputs.kwargs)
+    for name, value in held.items():
+        if isinstance(value, Iterator) and not isinstance(value, nn.Module):
+            raise OptimizeError(f"{name} is an iterator, which one call uses up: give a list instead")
+    return list(_moving(held))
 
 
 def _moving(held: dict[str, Any]) -> Iterator[Callable[[], Any]]:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ridgeline.optimizer.inputs import Before, Inputs, State, writable
+from ridgeline.optimizer.inputs import Before, Inputs, State, given_dice, writable
 from ridgeline.optimizer.loss import Loss
 from ridgeline.optimizer.tree import TooLarge, flatten
 
@@ -128,6 +128,7 @@ class Track:
         for parameter in self.parameters:
             parameter.grad = None
         self.state = State(model)
+        self.state.given = given_dice(inputs)
         self.mutates = self.appends = False
         self.copies = [inputs]
         self._turns = 0
@@ -165,7 +166,7 @@ class Track:
         if again.watch.changes():
             self.state.rebinds = self.mutates = True
         else:
-            again.random, self.state = self.state.random, again
+            again.random, again.given, self.state = self.state.random, self.state.given, again
 
     def restore(self) -> None:
         """The model's state and the inputs it writes to as they were."""

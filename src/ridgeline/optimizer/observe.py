@@ -7,7 +7,7 @@ import random
 import sys
 import types
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,6 +44,10 @@ class Observation:
 
 class Journal(TorchDispatchMode):
     """Notes every write to memory that existed before, after saving what was there."""
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True  # else the tracer gives up code that it first meets here, for good
 
     def __init__(self, seen: Observation) -> None:
         super().__init__()
@@ -149,7 +153,7 @@ def observe(call: Callable[[], Any], given: list[Tensor], watch: Watch, *, profi
     compare = journal.notice([*given, *watch.buffers()])
     with restored_random() as drawn:
         try:
-            with _profiled(seen) if profiled else nullcontext(), journal if journaled else nullcontext():
+            with as_written(), _profiled(seen) if profiled else nullcontext(), journal if journaled else nullcontext():
                 call()
         finally:
             compare()
@@ -159,6 +163,15 @@ def observe(call: Callable[[], Any], given: list[Tensor], watch: Watch, *, profi
         if tensor.layout is torch.strided and tensor.device.type != "meta":
             seen.externals.pop(_storage(tensor), None)
     return seen
+
+
+def as_written() -> AbstractContextManager[Any]:
+    """Inside, what was compiled runs as it was written: a dispatch mode sees all of it.
+
+    PyTorch's tracer does not run compiled code under such modes either, but then leaves that very code alone for good:
+    the model's own, and that of every model of its class.
+    """
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo.eval_frame" in sys.modules else nullcontext()
 
 
 @contextmanager
@@ -204,6 +217,11 @@ def _draws(owner: Any) -> bool:
     return isinstance(owner, random.Random) or type(owner).__module__.startswith("numpy.random")
 
 
+def _seeds(method: Any) -> bool:
+    """Whether a generator of PyTorch's is begun anew, which is always done through PyTorch's own functions."""
+    return isinstance(getattr(method, "__self__", None), torch.Generator) and method.__name__ in ("manual_seed", "seed")
+
+
 @contextmanager
 def _profiled(seen: Observation) -> Iterator[None]:
     """Notes which code runs and what it does that PyTorch does not see."""
@@ -220,7 +238,9 @@ def _profiled(seen: Observation) -> Iterator[None]:
                 what = f"calls {arg.__module__}.{arg.__name__}"
             if what is None and _draws(getattr(arg, "__self__", None)):
                 what = "draws random numbers on the host"
-            if what is not None and not library(frame.f_code.co_filename):
+            seeds = _seeds(arg)
+            what = "seeds random numbers" if seeds else what
+            if what is not None and (seeds or not library(frame.f_code.co_filename)):
                 seen.acts.append(f"{what} ({frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno})")
 
     before, collecting = sys.getprofile(), gc.isenabled()

@@ -8,6 +8,7 @@ planned; all others run the model itself, and say so once.
 from __future__ import annotations
 
 import copy
+import operator
 import threading
 import warnings
 from collections.abc import Callable, Iterable
@@ -26,6 +27,8 @@ from ridgeline.optimizer.tree import Flat
 from ridgeline.optimizer.watch import Watch
 
 _STATE = "_ridgeline_state"
+_transforms = torch._C._functorch.maybe_current_level
+"""Inside of ``vmap`` and the like, tensors have no memory to look at: the model itself is what is transformed."""
 _MOST_MATCHERS = 4
 _MOST_REASONS = 8
 _REPLAYED = (Graphed, GraphedTraining, Shortcut)
@@ -177,7 +180,7 @@ class Optimized:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         state = _state(self)
-        if not state.plans or torch.compiler.is_compiling():
+        if not state.plans or torch.compiler.is_compiling() or _transforms() is not None:
             return state.model(*args, **kwargs)
         guarded = state.guarded
         if guarded is not None and not kwargs and guarded.takes(args):
@@ -241,8 +244,8 @@ class Optimized:
         return copy.copy(_state(self).model)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Saved as the model itself: plans are for this process."""
-        return _state(self).model.__reduce_ex__(protocol)
+        """Saved as the model itself, and loaded without us: plans are for this process."""
+        return operator.getitem, ((_state(self).model,), 0)
 
 
 class _OptimizedCallable(Optimized):

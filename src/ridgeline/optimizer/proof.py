@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -11,31 +13,30 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.bench.verdict import FEW_FLOOR, MAX_FLOOR, RMS_FLOOR, TIMES_EAGER, Error, error_of
-from ridgeline.optimizer.inputs import Before, Inputs, State, leaves
+from ridgeline.kernels.tensorfloat import products_in
+from ridgeline.optimizer.chance import EXCESS, SPREAD, WIDE_STEP, Moments, Runs, beyond_chance
+from ridgeline.optimizer.inputs import Before, Inputs, State, leaves, same
+from ridgeline.optimizer.tracking import nudged
 
 Call = Callable[..., Any]
-Moments = dict[str, tuple[Tensor, Tensor]]
 MAX_ELEMENTS = 1 << 26
 """Elements kept of everything observed; larger tensors are judged by elements at a regular, odd distance."""
 LEAST_ELEMENTS = 1 << 16
-WIDE_STEP = 1e-6
 WIDE_RMS_FLOOR, WIDE_MAX_FLOOR = 4.0, 16.0
 """Rounding steps of float32 and float64 that are forgiven: their sums are not rounded to a half type at the end, which
 hides the order of summation, and eager's own order may happen to be a lucky one."""
 NO_DIGIT, TIMES_NOISE = 0.5, 8.0
 """Where eager has not one digit right (the gradient of a key's bias, which is zero but for rounding), what it returns
 is noise, and the noise of another kernel may be so many times as large."""
+TIMES_MOVED, LEAST_NOISE = 1000.0, 0.02
+"""Where weights one rounding away move most gradients by a millionth, one that moves by a fiftieth is noise too."""
 BUDGET_LARGEST = 4.0
 """Times a stated budget that a single element may be off, relative to the largest of its tensor."""
 LEAST_DRAWS, MOST_DRAWS = 8, 32
 """Calls a random model is judged by: the means of as many runs must agree."""
-EXCESS, SPREAD = 1.3, 1.25
-"""Squared distance of two means over what chance explains, and ratio of spreads, that many elements may show."""
 MARGIN, MORE_DRAWS = 2.0, 3
 """A result this far beyond what is allowed may be chance (elements that move together are fewer than they seem): it is
 judged again by so many times the runs. What chance does stays what it is; a mistake stands out as many times as far."""
-FEW_EXCESS, FEW_SPREAD = 12.0, 3.0
-"""What a single number may show beyond that (1 in 1,000 of the F distributions with 8 runs); fades as 1/√n."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +159,8 @@ class Prover:
         self, subject: Subject, *, num_inputs: int = 2, random: bool = False, num_draws: int = LEAST_DRAWS
     ) -> None:
         self.subject, self.random, self.num_draws = subject, random, num_draws
-        self._eager_moments: dict[int, tuple[Moments, Moments]] = {}
+        self._eager_moments: dict[int, tuple[dict[str, Moments], dict[str, Moments]]] = {}
+        self._noise: frozenset[str] | None = None
         self.notes: list[str] = []
         self.cases: list[tuple[Inputs, list[Leaf], list[Leaf]]] = []
         self.reference = ""
@@ -253,6 +255,7 @@ class Prover:
             allowed_rms, allowed_largest = max(allowed_rms, within[0]), max(allowed_largest, within[1])
         ok = error.num_misplaced <= eager.num_misplaced
         ok = ok and error.rms_frac <= allowed_rms and error.largest <= allowed_largest
+        ok = ok or same(ours.values, theirs.values)  # what eager returns, number by number, is as right as eager is
         reason = "" if ok else (
             f"{ours.name}: rms {error.rms_frac:.2e} of {allowed_rms:.2e} allowed (eager {eager.rms_frac:.2e}), "
             f"largest {error.largest:.2e} of {allowed_largest:.2e}, {error.num_misplaced} not finite where eager is"
@@ -282,11 +285,15 @@ class Prover:
                                         self._moments(model, inputs, first + num, num))  # fmt: skip
         eager, again = self._eager_moments[num]
         found = self._moments(call, inputs, first + 2 * num, num)
-        if eager.keys() != found.keys() or any(eager[name][0].shape != found[name][0].shape for name in eager):
+        if eager.keys() != found.keys() or any(eager[name].mean.shape != found[name].mean.shape for name in eager):
             return self._wrong("other results than eager"), math.inf
         worst: tuple[float, str, tuple[float, float, float, float]] = (0.0, "", (0.0, 1.0, EXCESS, SPREAD))
         for name, moments in eager.items():
-            shown = _beyond_chance(moments, again[name], found[name], num, self.subject.step)
+            if name in self._rounded():
+                badness = math.sqrt(found[name].energy / max(moments.energy, again[name].energy, 1e-300)) / TIMES_NOISE
+                worst = max(worst, (badness, f"{name}, noise", (badness * TIMES_NOISE, 1.0, TIMES_NOISE, SPREAD)))
+                continue
+            shown = beyond_chance(moments, again[name], found[name], self.subject.step)
             badness = max(shown[0] / shown[2], max(shown[1], 1 / shown[1]) / shown[3])
             worst = max(worst, (badness, name, shown))
         badness, where, (excess, ratio, allowed_excess, allowed_ratio) = worst
@@ -297,22 +304,42 @@ class Prover:
         return Verdict(badness <= 1, where, len(eager), excess, 1.0, allowed_excess, ratio, 1.0, allowed_ratio,
                        f"the mean of {num} eager runs", reason, tuple(self.notes)), badness  # fmt: skip
 
-    def _moments(self, call: Call, inputs: Inputs, first: int, num: int) -> Moments:
+    def _rounded(self) -> frozenset[str]:
+        """Gradients that are nothing but rounding: weights one rounding away make others of them."""
+        if self._noise is None:
+            self._noise = self._found_noise() if self.subject.mode == "train" else frozenset()
+        return self._noise
+
+    def _found_noise(self) -> frozenset[str]:
+        asking = [p for p in self.subject.model.parameters() if p.requires_grad]
+        try:
+            first = self._gradients()
+            with nudged(asking):
+                again = self._gradients()
+        except torch.OutOfMemoryError:  # no room for a second set of weights: everything is held to its digits
+            return frozenset()
+        moved = {name: float((grad - again[name]).norm() / grad.norm()) for name, grad in first.items()
+                 if name in again and grad.shape == again[name].shape and grad.any()}  # fmt: skip
+        if not moved:
+            return frozenset()
+        most = min(NO_DIGIT, max(LEAST_NOISE, TIMES_MOVED * statistics.median(moved.values())))
+        return frozenset(name for name, frac in moved.items() if frac > most)
+
+    def _gradients(self) -> dict[str, Tensor]:
+        """Eager's, always with the same random numbers."""
+        torch.manual_seed(1234)
+        found = self.subject.observe(self.subject.model, self.cases[0][0].copied())
+        return {leaf.name: leaf.values.double() for leaf in found if leaf.name.startswith("gradient")}
+
+    def _moments(self, call: Call, inputs: Inputs, first: int, num: int) -> dict[str, Moments]:
         """Mean and variance of every floating-point result over runs with different random numbers."""
-        sums: dict[str, tuple[Tensor, Tensor]] = {}
+        runs: dict[str, Runs] = {}
         for draw in range(first, first + num):
             torch.manual_seed(1234 + 977 * draw)
             for leaf in self.subject.observe(call, inputs.copied()):
                 if leaf.dtype.is_floating_point:
-                    value = leaf.values[: 1 << 20].double()
-                    total, squares = sums.setdefault(leaf.name, (torch.zeros_like(value), torch.zeros_like(value)))
-                    total += value
-                    squares += value.square()
-        found = {}
-        for name, (total, squares) in sums.items():
-            mean = total / num
-            found[name] = (mean, (squares / num - mean.square()).clamp(min=0) * num / (num - 1))
-        return found
+                    runs.setdefault(leaf.name, Runs()).add(leaf.values)
+        return {name: found.moments() for name, found in runs.items()}
 
 
 def unproved(reason: str, reference: str = "", notes: tuple[str, ...] = ()) -> Verdict:
@@ -322,8 +349,8 @@ def unproved(reason: str, reference: str = "", notes: tuple[str, ...] = ()) -> V
 
 def allowed(eager: Error, reference: Tensor, step: float) -> tuple[float, float]:
     """Twice eager's own error, and what rounding in the model's type explains where eager happens to be exact."""
-    finite = reference[reference.isfinite()] if reference.is_floating_point() else reference
-    scale = float(finite.abs().max()) if finite.numel() else 0.0
+    finite = reference[reference.isfinite()] if reference.is_floating_point() or reference.is_complex() else reference
+    scale = float(finite.abs().max()) if step and finite.numel() else 0.0
     rms_floor, max_floor = (RMS_FLOOR, MAX_FLOOR) if step > WIDE_STEP else (WIDE_RMS_FLOOR, WIDE_MAX_FLOOR)
     times = TIMES_EAGER if eager.rms_frac < NO_DIGIT else TIMES_NOISE
     rms = times * eager.rms_frac + (rms_floor + FEW_FLOOR / max(1, reference.numel()) ** 0.5) * step
@@ -345,29 +372,6 @@ def _mismatch(found: Tensor, reference: Tensor) -> Error:
     return Error(float(differing) / max(1, reference.numel()), float(differing > 0), 0)
 
 
-def _beyond_chance(
-    eager: tuple[Tensor, Tensor], again: tuple[Tensor, Tensor], found: tuple[Tensor, Tensor], num: int, step: float
-) -> tuple[float, float, float, float]:
-    """(excess, ratio of spreads) of a result, and what is allowed of each given what eager's own runs show."""
-    few = eager[0].numel() ** -0.5
-    excess, ratio = _distance(eager, found, num, step)
-    own_excess, own_ratio = _distance(eager, again, num, step)
-    allowed_ratio = SPREAD * max(own_ratio, 1 / own_ratio) + FEW_SPREAD * few
-    return excess, ratio, EXCESS * max(1.0, own_excess) + FEW_EXCESS * few, allowed_ratio
-
-
-def _distance(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], num: int, step: float) -> tuple[float, float]:
-    """Squared distance of two means over what chance explains, and the ratio of the spreads."""
-    (mean_a, var_a), (mean_b, var_b) = a, b
-    spread_a, spread_b = float(var_a.sum()), float(var_b.sum())
-    apart = float((mean_a - mean_b).square().sum())
-    rounding = (4 * step) ** 2 * float(mean_a.square().sum())  # two ways to round the same number
-    if spread_a <= rounding and spread_b <= rounding:  # nothing random about this one
-        return (apart / max(rounding, 1e-30) if apart > rounding else 0.0), 1.0
-    ratio = math.sqrt((spread_b + rounding) / (spread_a + rounding))
-    return apart / ((spread_a + spread_b) / num + rounding), ratio
-
-
 def _badness(verdict: Verdict) -> tuple[bool, float]:
     share = verdict.rms_frac / verdict.allowed_rms_frac if verdict.allowed_rms_frac else 0.0
     return not verdict.ok, share
@@ -375,7 +379,8 @@ def _badness(verdict: Verdict) -> tuple[bool, float]:
 
 def widened(subject: Subject, inputs: Inputs, dtype: torch.dtype) -> list[Leaf]:
     """What the model leaves behind when its parameters, buffers and inputs are in a wider type."""
-    with _Exact(), _autocast_off(), Widened(subject.model, dtype) as wide:
+    experts = plain_experts(subject.model) if dtype is torch.float64 else nullcontext()
+    with products_in("ieee"), _autocast_off(), experts, Widened(subject.model, dtype) as wide:
         parameters = {name: wide.of(tensor) for name, tensor in wide.parameters}
 
         def changed() -> list[tuple[str, Tensor]]:
@@ -384,6 +389,24 @@ def widened(subject: Subject, inputs: Inputs, dtype: torch.dtype) -> list[Leaf]:
                     if now is not None and not torch.equal(now, kept.to(now.dtype))]  # fmt: skip
 
         return subject.observe(subject.model, inputs.converted(dtype), parameters, changed)
+
+
+@contextmanager
+def plain_experts(model: nn.Module) -> Iterator[None]:
+    """Experts of transformers' one after another: products of groups have no float64."""
+    configs = {id(config): config for part in model.modules() if (config := vars(part).get("config")) is not None}
+    kept = [(config, name) for config in configs.values()
+            if isinstance(name := getattr(config, "_experts_implementation", None), str)]  # fmt: skip
+    try:
+        for config, _ in kept:
+            config._experts_implementation = "eager"
+        yield
+    finally:
+        for config, name in kept:
+            config._experts_implementation = name
+
+
+_LISTS = ("_flat_weights", "_flat_weight_refs")
 
 
 class Widened:
@@ -406,9 +429,10 @@ class Widened:
         for module in self.model.modules():
             for held in (module._parameters, module._buffers, vars(module)):
                 self._swap(held)
-            weights = vars(module).get("_flat_weights")  # recurrent modules keep a list of their own
+            weights = vars(module).get("_flat_weights")  # recurrent modules keep lists of their own, and make new ones
             if isinstance(weights, list):
-                self.kept.append((vars(module), {"_flat_weights": weights}))
+                kept = {name: vars(module)[name] for name in _LISTS if name in vars(module)}
+                self.kept.append((vars(module), kept))
                 vars(module)["_flat_weights"] = [self.of(w) if isinstance(w, Tensor) else w for w in weights]
         return self
 
@@ -420,17 +444,6 @@ class Widened:
     def __exit__(self, *_: Any) -> None:
         for held, found in reversed(self.kept):
             held.update(found)
-
-
-class _Exact:
-    """Products in full float32 inside: no TF32."""
-
-    def __enter__(self) -> None:
-        self.kept = (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-
-    def __exit__(self, *_: Any) -> None:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = self.kept
 
 
 class _autocast_off:

@@ -124,7 +124,7 @@ def _problem(
         raise OptimizeError(f"budget_s is {budget_s}: give the search some seconds")
     inputs = Inputs(tuple(args), dict(kwargs or {}))
     limit = int(parse_quantity(memory_limit)) if isinstance(memory_limit, str) else memory_limit
-    own = unwrapped(model)
+    own = unwrapped(model.original if isinstance(model, Optimized) else model)
     return Problem(model=own, inputs=inputs, mode=mode, device=_device(own, inputs), loss=loss,
                    budget_s=float(budget_s), memory_limit_bytes=limit, error_budget=error_budget,
                    say=say or (lambda text: None))  # fmt: skip

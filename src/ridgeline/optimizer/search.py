@@ -8,6 +8,7 @@ import importlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from ridgeline.optimizer.candidate import Built, Candidate, Layout, Traces, buil
 from ridgeline.optimizer.explanation import explanations, remaining
 from ridgeline.optimizer.forecast import Forecast, forecast, known_device
 from ridgeline.optimizer.inputs import Inputs, RandomState, leaves
-from ridgeline.optimizer.ladder import CAPTURE_S, PLAIN, STOCK, Facts, Ladder, Rung
+from ridgeline.optimizer.ladder import CAPTURE_S, COMPILING_S, PLAIN, STOCK, Facts, Ladder, Rung
 from ridgeline.optimizer.measure import LAST_ROUNDS, Comparison, Timed, Track, compare, held_bytes, reserved_bytes
 from ridgeline.optimizer.narrowing import FIRST_FRAC, MOST_TRIES, Study, study
 from ridgeline.optimizer.optimized import Optimized, Plan
@@ -53,11 +54,14 @@ from ridgeline.optimizer.regions import (
     unlike_frac,
 )
 from ridgeline.optimizer.sensitivity import Choice
+from ridgeline.optimizer.shortcut import Shortcut
 from ridgeline.optimizer.signature import Signature
 from ridgeline.optimizer.still import stilled
 from ridgeline.optimizer.studio import uncached_casts
 from ridgeline.optimizer.tracking import LEAST_STEPS, STEPS, track
 
+MOST_SEEDS, SEEDS_S = 32, 1.0
+"""Seeds after which random numbers that never showed are taken for unused, and the seconds for trying them."""
 RACE_FRAC, LAST_RACE_FRAC = 0.02, 0.06
 """Shares of the budget for one candidate's race and for the last one."""
 LEAST_RACE_S, MOST_RACE_S = 0.3, 4.0
@@ -76,13 +80,13 @@ RESERVE_FRAC = 0.5
 LENIENCY = 1.2
 NARROW_FRAC = 0.35
 """Of the time, what is kept for fewer bits where they are allowed: measuring layers, building and proving a choice."""
+MOST_ROUNDING = 2e-3
+"""An error up to which products in TensorFloat-32 explain it."""
 COMPILERS = ("torch._dynamo", "torch._inductor.compile_fx", "torch._inductor.select_algorithm")
 PRICED_FRAC = 0.6
 """Of the budget, what must be left for a model to be priced: on a slow host the first calls may take seconds."""
 FROZEN_BY_PYTHON = 1000
 """Python 3.12 starts with 375 objects that are never collected."""
-COMPILING_S = 45.0
-"""A budget in which something will be compiled, so that the compiler may as well be imported before all else."""
 MEMORY_SLACK = 1.01
 """The allocator rounds: a hundredth more is not more."""
 GRAPH_SLACK, WORKSPACE_BYTES = 1.05, 64 << 20
@@ -123,6 +127,7 @@ class Search:
         self.eager = Built(Candidate(name="eager"), problem.model, Report())
         self.best = self.eager
         self.stock: Built | None = None
+        self.plain: Candidate | None = None  # eager's own kernels recorded, once that was right and faster
         self.entries: dict[str, Entry] = {}
         self.steps: list[Step] = []
         self.families: dict[Any, Built] = {}
@@ -133,7 +138,7 @@ class Search:
         self.forecast: Forecast | None = None
         self.eager_s = 0.0
         self.eager_bytes: int | None = None
-        self.base_bytes = self.base_reserved = 0
+        self.base_bytes = self.base_reserved = self.eager_reserved = 0
         self.limit_bytes = problem.memory_limit_bytes
         self.study: Study | None = None
         self.narrowing = False
@@ -187,22 +192,31 @@ class Search:
 
     def _draws_random(self, before: RandomState) -> bool:
         before.restore()
-        self.track.turn_s(self.problem.model, 1)
-        moved = before.moved()
+        self.track.run(self.problem.model, self.problem.inputs.copied())
+        moved = before.moved()  # asked before anything is put back: a model's state is, generators included
+        self.track.restore()
         before.restore()
         return moved
 
     def _results_vary(self, before: RandomState) -> bool:
-        """Whether the numbers drawn show in the results; layers dropped with probability zero draw them too."""
-        found = []
-        for seed in (1, 2):
-            torch.manual_seed(seed)
-            ready = self.problem.inputs.copied()
-            with torch.no_grad():
-                found.append([t.detach().clone() for _, t in leaves(self.problem.model(*ready.args, **ready.kwargs))])
-            self.track.restore()
+        """Whether the numbers drawn show in the results; layers dropped with probability zero draw them too.
+
+        Of few samples none may be dropped in most runs, so several are looked at, as long as they are quick.
+        """
+        first = self._seeded(1)
+        seeds = range(2, 2 + max(1, min(MOST_SEEDS, int(SEEDS_S / max(self.eager_s, 1e-6)))))
+        varies = any(not _equal(first, self._seeded(seed)) for seed in seeds)
         before.restore()
-        return len(found[0]) != len(found[1]) or not all(map(torch.equal, *found))
+        return varies
+
+    def _seeded(self, seed: int) -> list[torch.Tensor]:
+        """What a call returns after this seed."""
+        torch.manual_seed(seed)
+        ready = self.problem.inputs.copied()
+        with torch.no_grad():
+            found = [t.detach().clone() for _, t in leaves(self.problem.model(*ready.args, **ready.kwargs))]
+        self.track.restore()
+        return found
 
     def _price(self) -> None:
         device = known_device(self.problem.device)
@@ -308,7 +322,7 @@ class Search:
         if first:
             spare_s = max(spare_s, LENIENCY * self.left_s())
         elif rung.candidate.name == STOCK:  # the guarantee rests on it: all but the last race and a few steps may wait
-            spare_s = max(spare_s, self.left_s() - self._least_s())
+            spare_s = max(spare_s, LENIENCY * self.left_s() - self._least_s())
         if rung.cost_s > spare_s and not self._records_best(rung.candidate):
             why = f"needs about {rung.cost_s:.0f} s, {max(0.0, spare_s):.0f} s are left of the budget"
             self._note(Built(rung.candidate, self.problem.model, Report()), SKIPPED, why, predicted=rung.predicted_s)
@@ -329,7 +343,7 @@ class Search:
 
     def _records_best(self, candidate: Candidate) -> bool:
         """Whether it is the best so far, recorded: a second's work that takes the host out, whatever time is left."""
-        bare = replace(candidate, name=self.best.candidate.name, graphed=False, tries_convolutions=False)
+        bare = replace(candidate, name=self.best.candidate.name, graphed=False, tries_convolutions=False, grows=False)
         return candidate.graphed and bare == replace(self.best.candidate, tries_convolutions=False)
 
     def _capture_again(self, built: Built) -> None:
@@ -343,7 +357,7 @@ class Search:
 
     def _built(self, candidate: Candidate) -> Built:
         """Made on top of what was compiled before, if only the graph differs; what is compiled is kept for that."""
-        family = replace(candidate, name="", graphed=False, tries_convolutions=False)
+        family = _family(candidate)
         if candidate.layout != "keep" and self.layout is None:
             self.layout = Layout(self.problem.model)
         if candidate.compiles and family not in self.families:
@@ -355,6 +369,7 @@ class Search:
         return built
 
     def _made(self, candidate: Candidate, base: Built | None) -> Built:
+        """A candidate made, and what it keeps of the device's memory."""
         problem = self.problem
         before, before_reserved = held_bytes(problem.device), reserved_bytes(problem.device)
         built = build(candidate, problem.model, problem.inputs, problem.mode, layout=self.layout, base=base,
@@ -367,6 +382,40 @@ class Search:
         built.kept_bytes = max(0, kept) + (base.kept_bytes if base else 0)
         return built
 
+    def _outgrows(self, built: Built) -> bool:
+        """Whether a training step's recording reserves more than eager's steps do, gaps included."""
+        own_limit = self.problem.memory_limit_bytes is None and self.problem.mode == "train"
+        recorded = built.candidate.graphed and not built.candidate.grows
+        return own_limit and recorded and built.reserved_bytes > self.eager_reserved > 0
+
+    def _regrown(self, built: Built) -> Built:
+        """Recorded once more, into ranges that grow, which have no gaps between segments of other sizes."""
+        first, base = built.reserved_bytes, self.families.get(_family(built.candidate))
+        built.release()
+        try:
+            again = self._made(replace(built.candidate, grows=True), base)
+        except Exception as error:  # an allocator that cannot: as it was
+            self.notes.append(f"{built.candidate.name}: no memory that grows: {why_failed(error)}")
+            self.track.restore()
+            again = self._made(built.candidate, base)
+        else:
+            told = f"{first / 1e9:.2f} GB, {again.reserved_bytes / 1e9:.2f} in ranges that grow"
+            self.notes.append(f"{built.candidate.name}: recorded once more for its memory: {told}")
+        again.build_s = built.build_s
+        return again
+
+    def _slim(self) -> None:
+        """A winner whose recording has gaps beyond what eager reserves is recorded once more, without them."""
+        if not self._outgrows(self.best):
+            return
+        name = self.best.candidate.name
+        try:
+            self.best = self._regrown(self.best)
+            self.entries[name] = replace(self.entries[name], peak_bytes=self._peak_bytes(self.best))
+        except Exception as error:
+            self.track.restore()
+            self._unseat(self.best, f"could not be captured again: {why_failed(error)}")
+
     def _judge(self, built: Built, rung: Rung) -> None:
         """Memory, then time, then (only if it is faster) whether it is right."""
         if self._is_eager(built):
@@ -375,6 +424,10 @@ class Search:
         try:
             peak = self._peak_bytes(built)
             fits = self._fits(built, peak)
+            if not fits and self._outgrows(built):
+                built = self._regrown(built)
+                peak = self._peak_bytes(built)
+                fits = self._fits(built, peak)
             if not fits and built.candidate.name != STOCK:
                 self._note(built, LARGE, self._why_large(built), peak=peak)
                 return self._drop(built)
@@ -391,7 +444,7 @@ class Search:
             self._note(built, LARGE, self._why_large(built), **shown)
             return self._drop(built)
         simpler = built.candidate.complexity < self.best.candidate.complexity and not against.slower
-        if against.faster or simpler:
+        if against.faster or simpler or self._leaner(built, against):
             verdict = self._proved(built)
             if not verdict:
                 self._note(built, WRONG, verdict.reason, verdict=verdict, **shown)
@@ -403,6 +456,11 @@ class Search:
         self._keep_or_drop(built)
         return None
 
+    def _leaner(self, built: Built, against: Comparison) -> bool:
+        """Whether it does what torch.compile does, no later, past its guards: our look at a call comes in their place
+        there, and on top of them where torch.compile itself is handed over."""
+        return self.best.candidate.name == STOCK and built.call.__class__ is Shortcut and against.speedup >= 1.0
+
     def _is_eager(self, built: Built) -> bool:
         """Whether it was made to be rewritten and nothing was: then it is eager code behind a tracer."""
         return bool(built.candidate.rewrites) and built.candidate.compiler == "none" and not built.report.matches
@@ -413,6 +471,8 @@ class Search:
         reason = f"{built.candidate.name} is {against.speedup:.2f}× as fast"
         self.entries[before.candidate.name] = replace(entry, status=BEATEN, reason=reason)
         self.best = built
+        if built.candidate.name == PLAIN:
+            self.plain = built.candidate
         self._note(built, WINNER, "", verdict=verdict, **shown)
         self.steps.append(Step(built.candidate.name, self.eager_s / shown["comparison"].speedup))
         self._keep_or_drop(before)
@@ -457,7 +517,8 @@ class Search:
         try:
             prover = self.prover
             with built.switched() as call:
-                return prover.judge(call, (self.problem.error_budget or 0.0) if built.candidate.narrow else 0.0)
+                rounds = built.candidate.narrow or built.candidate.compiler.startswith("stock")
+                return prover.judge(call, (self.problem.error_budget or 0.0) if rounds else 0.0)
         except Exception as error:  # whatever keeps it from being proved keeps it from being returned
             return unproved(f"could not be proved: {why_failed(error)}")
         finally:
@@ -530,6 +591,7 @@ class Search:
     # The end: the last race, and what it says.
 
     def _finish(self) -> Outcome:
+        self._slim()
         self._stilled()
         self._tracked()
         timed, stock = self._last_race()
@@ -613,12 +675,25 @@ class Search:
             self._strike(f"without dropout {verdict.reason}", verdict)
 
     def _strike(self, why: str, verdict: Verdict | None = None) -> None:
-        """The winner is wrong: eager takes its place."""
+        """The winner is wrong: eager takes its place, recorded where that was right and faster."""
         entry = self.entries[self.best.candidate.name]
         shown = verdict.to_dict() if verdict else entry.verdict
         self.entries[self.best.candidate.name] = replace(entry, status=WRONG, reason=why, verdict=shown)
+        self.best.release()
         self.best = self.eager
         self.entries["eager"] = replace(self.entries["eager"], status=WINNER, reason="")
+        if self.plain is not None and self.entries[PLAIN].status == BEATEN:
+            self._record_eager(self.plain)
+
+    def _record_eager(self, plain: Candidate) -> None:
+        try:
+            self.best = self._made(plain, None)
+        except Exception as error:  # it was recorded before, and need not be
+            self.track.restore()
+            self.notes.append(f"{plain.name} could not be recorded again: {why_failed(error)}")
+            return
+        for name, status in (("eager", BEATEN), (PLAIN, WINNER)):
+            self.entries[name] = replace(self.entries[name], status=status, reason="")
 
     def _tracked(self) -> None:
         """In training, a run of steps beside eager's, if the time allows; whoever strays is not returned."""
@@ -648,7 +723,7 @@ class Search:
         if not self._fits(built, self.entries[built.candidate.name].peak_bytes):
             return f"it needs too much memory: {self._why_large(built)}"
         verdict = self._proved(built)
-        return "" if verdict else verdict.reason or "it could not be proved"
+        return "" if verdict else f"{verdict.reason or 'it could not be proved'}{_allowing(verdict)}"
 
     def _fits(self, built: Built, peak: int | None) -> bool:
         """Within the limit; a graph's pool has gaps, and may be what eager's own pool grows to."""
@@ -753,6 +828,22 @@ class Search:
         )  # fmt: skip
 
 
+def _allowing(verdict: Verdict) -> str:
+    """The budget within which a result that is less accurate than eager's would be returned; none for a wrong one."""
+    if not verdict.allowed_rms_frac < verdict.rms_frac < MOST_ROUNDING:
+        return ""
+    return f"; within error_budget={1.5 * verdict.rms_frac:.0e} it would be"
+
+
+def _family(candidate: Candidate) -> Candidate:
+    """What was compiled for a candidate: all of it but its recording."""
+    return replace(candidate, name="", graphed=False, tries_convolutions=False, grows=False)
+
+
+def _equal(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
+    return len(a) == len(b) and all(map(torch.equal, a, b))
+
+
 def _ahead_by(against: Comparison) -> str:
     if against.speedup >= against.undisturbed:
         return f"{against.speedup:.2f}× as fast"
@@ -852,7 +943,17 @@ def why_failed(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
     if len(lines) > 1 and lines[0].endswith("raised:"):
         return lines[1][:240]
-    return f"{type(error).__name__}: {lines[0][:240]}" if lines else type(error).__name__
+    found = f"{type(error).__name__}: {lines[0][:240]}" if lines else type(error).__name__
+    unclear = isinstance(error, (TypeError, AttributeError, AssertionError, LookupError))
+    return found + _raised_in(error) if unclear else found
+
+
+def _raised_in(error: BaseException) -> str:
+    """The line that raised an error whose text says nothing to whoever does not see the code."""
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    return "" if at is None else f" ({'/'.join(Path(at.tb_frame.f_code.co_filename).parts[-3:])}:{at.tb_lineno})"
 
 
 def search(problem: Problem) -> Outcome:

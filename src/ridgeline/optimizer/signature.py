@@ -9,15 +9,15 @@ from typing import Any
 import torch
 
 from ridgeline.errors import NotGraphable
+from ridgeline.kernels.tensorfloat import settings
 from ridgeline.optimizer.tree import Flat, Token, TooLarge, flatten, paths, told
 
 _NAMES = (
     "gradients recorded", "model.training", "inference mode", "autocast", "deterministic algorithms", "default dtype",
-    "float32 matmul precision", "flash attention", "memory-efficient attention", "math attention", "cuDNN attention",
+    "float32 precision", "flash attention", "memory-efficient attention", "math attention", "cuDNN attention",
     "cuDNN", "dispatch modes", "function modes", "function transforms",
 )  # fmt: skip
 _any_autocast = torch._C._is_any_autocast_enabled
-_matmul_precision = torch._C._get_float32_matmul_precision
 _flash, _efficient = torch._C._get_flash_sdp_enabled, torch._C._get_mem_efficient_sdp_enabled
 _math, _cudnn_attention = torch._C._get_math_sdp_enabled, torch._C._get_cudnn_sdp_enabled
 _cudnn = torch._C._get_cudnn_enabled
@@ -60,7 +60,7 @@ def ambient(model: Any, grad: bool) -> tuple[Any, ...]:
     return (
         grad, getattr(model, "training", None), grad and torch.is_inference_mode_enabled(),
         _any_autocast() and _autocast(), torch.are_deterministic_algorithms_enabled(), torch.get_default_dtype(),
-        _matmul_precision(), _flash(), _efficient(), _math(), _cudnn_attention(), _cudnn(), _dispatch_modes(),
+        settings(), _flash(), _efficient(), _math(), _cudnn_attention(), _cudnn(), _dispatch_modes(),
         _function_modes() and str(torch.get_default_device()), _transforms(),
     )  # fmt: skip
 
@@ -90,7 +90,8 @@ def difference(a: Signature, b: Signature) -> str:
         if ours is None or theirs is None:
             return "there is more in one of the calls than in the other"
         where = _where((theirs if len(theirs[0]) > len(ours[0]) else ours)[0])
-        return f"{where} is {told(theirs[1])}, not {told(ours[1])}"
+        now, before = told(theirs[1]), told(ours[1])
+        return f"{where} is {now}, not {before}" if now != before else f"{where} is another than it was: {now}"
     return ""
 
 

@@ -34,5 +34,6 @@ def _owners(model: nn.Module) -> list[Any]:
 
 
 def _is_rate(owner: Any, name: str, value: Any) -> bool:
-    named = name == "p" if isinstance(owner, nn.modules.dropout._DropoutNd) else "drop" in name.lower()
+    drops = isinstance(owner, nn.modules.dropout._DropoutNd) or type(owner).__name__ == "StochasticDepth"  # torchvision
+    named = name == "p" if drops else "drop" in name.lower()
     return named and isinstance(value, float) and 0 < value < 1

@@ -111,7 +111,10 @@ class Studio:
                        journaled=False)  # fmt: skip
 
     def throw(self, seen: Observation, flat: Flat, statics: Statics) -> None:
-        """Numbers drawn on the host that decide nothing are answered while recording, and drawn by every replay."""
+        """Numbers drawn on the host that decide nothing are answered while recording, and drawn by every replay.
+
+        A compiled call draws them itself, whatever they are: answered, it would be compiled anew for every answer.
+        """
         if seen.drawn - {self.executor.generator} != {"cpu"}:
             return
         kept = Values(self.watch.buffers())
@@ -126,7 +129,7 @@ class Studio:
             num = indifferent(run, lambda: "cpu" in drawn())
         kept.put_back()
         if num:
-            self.host_draws, self.call = num, served(self.call)
+            self.host_draws, self.call = num, served(self.call) if self._uncompiled else self.call
             seen.drawn -= {"cpu"}
 
     def judge(self, seen: Observation, statics: Statics) -> None:

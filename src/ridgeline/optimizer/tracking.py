@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -129,6 +130,19 @@ def _stepping(call: Call, optimizer: torch.optim.Optimizer, inputs: Inputs, loss
         return value.detach().clone()
 
     return step
+
+
+@contextmanager
+def nudged(parameters: list[nn.Parameter]) -> Iterator[None]:
+    """Weights one rounding away, for as long as it takes to see what that does."""
+    kept = [p.detach().clone() for p in parameters]
+    _nudge(parameters)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, was in zip(parameters, kept, strict=True):
+                parameter.copy_(was)
 
 
 def _nudge(parameters: list[nn.Parameter]) -> None:

@@ -197,7 +197,8 @@ class Watch:
         elif isinstance(value, _CLOSED) or depth > _DEPTH or _foreign(value) or len(self._seen) > _MOST:
             return
         elif (read := _reader(value)) is not None:
-            self._probes.append(_Probe(path, value, read, read()))
+            was = read()
+            self._probes.append(_Probe(path, value, read, set(was) if was is value else was))
         elif isinstance(value, dict):
             self.known.add(id(value))
             self._dicts.append(_Held(path, value, raw(value)))
@@ -449,7 +450,7 @@ def _foreign(value: Any) -> bool:
 def _reader(value: Any) -> Callable[[], Any] | None:
     """How to read what has no version number, as something that can be compared; None for what is seen otherwise."""
     if isinstance(value, set | frozenset):
-        return lambda: set(value) if len(value) < _LONG else len(value)
+        return lambda: value if len(value) < _LONG else len(value)  # compared in place: no copy at every call
     if type(value).__module__ == "numpy" and hasattr(value, "tobytes"):
         return value.tobytes if value.nbytes < 64 * _LONG else lambda: (value.shape, str(value.dtype))
     if isinstance(value, random.Random):

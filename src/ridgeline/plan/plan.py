@@ -52,6 +52,7 @@ class Plan:
     narrow_activations: bool = False  # inputs of elementwise gradients kept in eight bits
     attention: str = ""  # library of the attention kernels: cudnn, fa2, fa3; empty is the framework's choice
     execution: str = "compiled"  # how kernels are made and launched: eager, compiled (fused), cudagraph
+    replayed: bool = False  # whole steps are recorded once as a graph: the host launches nothing
     dispatch: str = "all-to-all"  # how tokens reach experts: all-to-all, drop, deep, hybrid
     expert_imbalance: float = 1.0  # rows of the busiest expert rank over the mean
 

@@ -91,8 +91,9 @@ class Setting:
 def pass_of(load: Load, priced: Priced, setting: Setting) -> Timed:
     """One pass of one piece: compute, what communication stays exposed beside it, and what sharing SMs costs."""
     plan, stack = setting.plan, setting.stack
-    waits = plan.dispatch in ("all-to-all", "deep")
-    compute = load.compute_s(stack, setting.stretch, priced.execution, waits=waits) * setting.factor
+    waits = plan.dispatch in ("all-to-all", "deep") and not plan.replayed
+    execution = "cudagraph" if plan.replayed else priced.execution
+    compute = load.compute_s(stack, setting.stretch, execution, waits=waits) * setting.factor
     weight = load.weight_s(stack, setting.stretch) * setting.factor
     exposed = {"tp": 0.0, "cp": 0.0, "ep": 0.0}
     later = load.comm_s(stack, "tp", later=True)
@@ -134,8 +135,9 @@ def _position(priced: Priced, parts: Sequence[Part], passes: Mapping[tuple[int, 
     pieces = priced.partition.pieces
     held = _held(priced, parts)
     num_layers = sum(share * pieces[n].layers for n, share in parts)
-    forward = _added([(passes.get((n, FORWARD)), share) for n, share in parts], num_layers * stack["layer_s"])
-    backward = _added([(passes.get((n, BACKWARD)), share) for n, share in parts], num_layers * stack["layer_s"])
+    launched_s = 0.0 if plan.replayed else num_layers * stack["layer_s"]
+    forward = _added([(passes.get((n, FORWARD)), share) for n, share in parts], launched_s)
+    backward = _added([(passes.get((n, BACKWARD)), share) for n, share in parts], launched_s)
     if plan.zero >= 2 and plan.sharders > 1:
         forward, backward = _fully_sharded(forward, backward, held, num_layers, setting)
     spent = energy.Activity(0.0, 0.0, 0.0)

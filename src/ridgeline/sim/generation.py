@@ -69,7 +69,11 @@ def stacks() -> list[str]:
 
 
 def stack_of(name: str, device: Device) -> Stack:
-    """The generation ``name`` on ``device``; a device it was never fitted on borrows the nearest, as assumed."""
+    """The generation ``name`` on ``device``.
+
+    A device it was never seen on takes what the fit says of its architecture, from the generation's relatives there
+    and its own rows elsewhere; one of an unknown architecture borrows the nearest device. Both are assumed.
+    """
     if name == PLAIN:
         return Stack(name=PLAIN, title="the cost model as it is", device=device.name, basis=Basis.MEASURED,
                      source="no software beyond PyTorch's own kernels", coef=NEUTRAL)  # fmt: skip
@@ -79,11 +83,17 @@ def stack_of(name: str, device: Device) -> Stack:
     entry = files[name]
     fitted: Mapping[str, Mapping[str, float]] = entry["devices"]
     own = device.parent or device.name
-    key = own if own in fitted else _kin(device, fitted)
     basis = Basis.FITTED if own in fitted and device.parent is None else Basis.ASSUMED
-    coef = {**NEUTRAL, **entry.get("shared", {}), **fitted.get(key, {})}
+    relatives: Mapping[str, float] | None = entry.get("architectures", {}).get(family_of(device))
+    key = own if own in fitted or relatives else _kin(device, fitted)
+    coef = {**NEUTRAL, **(fitted.get(key) or relatives or {})}
     return Stack(name=name, title=entry["title"], device=key, basis=basis, source=entry["source"],
                  coef=coef, choices=_choices(entry, device))  # fmt: skip
+
+
+def family_of(device: Device) -> str:
+    """The architectures that coefficients are shared by: NVIDIA's each for itself, AMD's for computing together."""
+    return "cdna" if device.arch.startswith("cdna") else device.arch
 
 
 def _choices(entry: Mapping[str, Any], device: Device) -> dict[str, str]:

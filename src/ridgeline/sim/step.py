@@ -239,7 +239,9 @@ class StepRun:
 
     def _micro_s(self, at: int) -> float:
         """Entering the model and bookkeeping, at the position that starts a micro-batch."""
-        return (self.priced.entry_s + self.stack["micro_s"]) if at == 0 else 0.0
+        if at or self.plan.replayed:
+            return 0.0
+        return self.priced.entry_s + self.stack["micro_s"]
 
     def _passes(self) -> list[Pass]:
         plan, kappa = self.plan, self.stack["interference"]

@@ -212,3 +212,21 @@ def test_the_tables_fit_the_terminal(ridgeline, all_kinds, width):
     out = ridgeline("validate", str(all_kinds), width=width).out
     assert max(len(line) for line in out.splitlines()) <= width
     assert "Worst" in out and "inside 90 %" in out
+
+
+def test_a_convolution_of_fp32_tensors_is_what_pytorch_runs_unless_told_otherwise() -> None:
+    shape = _shape(SHAPES["conv2d"][1])
+    rounded, full, said = (
+        call_of("conv2d", dtype, "fwd", "cudnn", {**shape, **more}).dtype
+        for dtype, more in (("fp32", {}), ("fp32", {"tf32": 0}), ("tf32", {}))
+    )
+    assert (rounded, full, said) == ("tf32", "fp32", "tf32")
+    assert call_of("gemm", "fp32", "fwd", "cublas", {"m": 2, "n": 3, "k": 5}).dtype == "fp32"
+
+
+def test_flash_attention_2_on_an_h100_is_not_priced_as_what_serving_frameworks_run() -> None:
+    shape = {"b": 4, "h": 16, "hkv": 16, "s": 4096, "skv": 4096, "d": 128, "causal": 0}
+    work = 4 * 4 * 16 * 4096**2 * 128
+    old, new = (predict_call("h100-sxm", "attention", "fp16", "fwd", library, shape) for library in ("fa2", "fa3"))
+    assert work / old.expected_s == pytest.approx(368e12, rel=0.08)  # FlashAttention's own figure
+    assert new.expected_s < 0.75 * old.expected_s

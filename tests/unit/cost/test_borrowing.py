@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ridgeline.cost.borrowing import adapted
+from ridgeline.cost.borrowing import adapted, wanted_power_frac
 from ridgeline.cost.calibration import calibration_of
+from ridgeline.cost.check import predict_call
 from ridgeline.hardware import device
 
 COEF = {"launch_s": 2e-6, "tensor_frac": 0.9, "power_frac": 1.5, "exp_per_clock": 12.0}
@@ -26,8 +27,8 @@ def test_shares_of_a_peak_carry_over_as_they_are() -> None:
     assert adapted(COEF, device("b200"), device("b300"))["tensor_frac"] == 0.9
 
 
-def test_blackwell_ultra_computes_twice_the_exponentials() -> None:
-    assert adapted(COEF, device("b200"), device("b300"))["exp_per_clock"] == pytest.approx(24.0)
+def test_blackwell_ultra_gains_half_of_its_further_exponentials() -> None:
+    assert adapted(COEF, device("b200"), device("b300"))["exp_per_clock"] == pytest.approx(18.0)
 
 
 def test_a_device_borrows_nothing_from_itself() -> None:
@@ -37,3 +38,40 @@ def test_a_device_borrows_nothing_from_itself() -> None:
 
 def test_an_older_generation_borrows_from_the_oldest_that_was_measured() -> None:
     assert calibration_of(device("v100-sxm2-32gb")).device == "a100-sxm-80gb"
+
+
+def test_a_card_of_seventy_watts_wants_more_than_its_limit_in_full_precision() -> None:
+    t4, v100 = device("t4"), device("v100-sxm2-16gb")
+    wanted = [wanted_power_frac(d.arch, "fp32", d.peak_flops_per_s("vector", "fp32"), d.tdp_w) for d in (t4, v100)]
+    assert wanted[0] > 2.0 > 1.1 > wanted[1]
+
+
+def test_an_architecture_nobody_told_of_wants_no_power_of_its_own() -> None:
+    assert wanted_power_frac("tpu-v4", "fp32", 1e13, 200.0) is None
+    assert wanted_power_frac("hopper", "bf16", 1e15, 700.0) is None  # fitted products say
+
+
+def test_narrower_matrix_operands_want_less_power_for_an_operation() -> None:
+    wide, narrow = (wanted_power_frac("cdna3", dtype, 1.3e15, 750.0) for dtype in ("bf16", "fp8"))
+    assert narrow == pytest.approx(wide / 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "mnk", "published_s"),
+    [
+        ("v100-sxm2-16gb", "fp16", (24000, 6144, 2048), 5687e-6),  # DeepBench, cuBLAS of CUDA 10.1
+        ("v100-sxm2-16gb", "fp16", (24000, 512, 1530), 402e-6),  # rows on 4 bytes
+        ("mi300x", "bf16", (10240, 15360, 8192), 2 * 10240 * 15360 * 8192 / 668.4e12),  # stas00/ml-engineering
+        ("mi325x", "bf16", (13312, 10240, 8192), 2 * 13312 * 10240 * 8192 / 784.9e12),
+        ("t4", "fp32", (8192, 2048, 8192), 66.98e-3),  # NeuSight, PyTorch 2.1
+    ],
+)
+def test_products_of_devices_known_by_their_datasheet_take_what_was_published(name, dtype, mnk, published_s) -> None:
+    told = predict_call(name, "gemm", dtype, "fwd", "cublas", dict(zip("mnk", mnk, strict=True)))
+    assert told.expected_s == pytest.approx(published_s, rel=0.2)
+
+
+def test_half_precision_of_either_kind_is_priced_alike_where_one_was_measured() -> None:
+    shape = {"m": 4096, "n": 4096, "k": 4096}
+    brain, ieee = (predict_call("a100-sxm-80gb", "gemm", dtype, "fwd", "cublas", shape) for dtype in ("bf16", "fp16"))
+    assert brain.expected_s == pytest.approx(ieee.expected_s, rel=0.05)

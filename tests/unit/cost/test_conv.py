@@ -135,6 +135,18 @@ def test_groups_one_after_another_run_beside_each_other_where_there_is_room():
     assert time(made(**few)).num_kernels == alone.num_kernels
 
 
+def test_durations_of_groups_beside_each_other_add_up_to_more_than_they_take():
+    looped = time(made(n=8, c=512, o=512, h=14, w=14, k=3, groups=8, nhwc=1))
+    assert looped.num_kernels > 8 and 1.3 < looped.beside <= 1.2 * DEFAULTS["streams"] + 1e-9
+    assert time(made()).beside == 1.0
+
+
+def test_groups_in_one_kernel_are_padded_to_one_power_of_two():
+    shape = {"n": 72, "c": 128, "h": 81, "w": 81, "k": 1, "stride": 2, "groups": 4, "nhwc": 1}
+    padded = time(made(o=192, **shape))  # images of 32 and 48 channels a group are rewritten
+    assert padded.busy_s == pytest.approx(853e-6, rel=0.25)
+
+
 def test_a_channels_first_image_of_eight_channels_is_convolved_where_it_lies():
     assert time(made(n=23, c=8, o=128, h=16, w=16, nhwc=0)).num_kernels == 1  # as recorded
     assert time(made(n=23, c=32, o=128, h=16, w=16, nhwc=0)).num_kernels > 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ridgeline.cost.host import DEFAULTS, host_s
+from ridgeline.cost.host import DEFAULTS, between_events_s, host_s
 from ridgeline.graph import Node, Phase, ops
 
 
@@ -49,3 +49,14 @@ def test_the_autograd_engine_costs_on_every_backward_op() -> None:
 def test_a_convolution_s_gradients_look_for_their_plans() -> None:
     plain, gradient = (spent("conv", Phase.BACKWARD, which=which) for which in ("fwd", "bwd"))
     assert gradient - plain == pytest.approx(DEFAULTS["conv_grad_s"])
+
+
+def test_groups_launched_one_by_one_are_as_slow_as_the_host() -> None:
+    coef = DEFAULTS
+    alone = between_events_s("conv2d", 1e-4, 1, coef)
+    assert alone == pytest.approx(1e-4 + coef["event_s"])
+    fed = between_events_s("conv2d", 1e-4, 128, coef)
+    assert fed == pytest.approx(128 * coef["group_launch_s"] - coef["event_lead_s"])
+    assert between_events_s("sort", 1e-4, 128, coef) == pytest.approx(
+        1e-4 + coef["event_s"] + 127 * coef["event_gap_s"]
+    )

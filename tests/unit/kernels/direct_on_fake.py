@@ -260,4 +260,20 @@ with torch.no_grad():
     with pytest.raises(KernelError, match="int32"):
         rk.paged_attention(row, cache[0], cache[1], table.long(), lens)
 
+# A cross layer: its forward pass with and without a gradient; backward its own kernels, around two products of cuBLAS.
+sys.modules["ridgeline.kernels.cross_layer.op"].launchable = lambda x: True
+x0, x1, wide = (torch.randn(*shape).bfloat16() for shape in ((96, 64), (96, 64), (64, 64)))
+with torch.no_grad():
+    settle(lambda: rk.cross_layer(x0, x1, wide))
+    y, seen = launches(lambda: rk.cross_layer(x0, x1, wide), python=False)
+    assert [row[:4] for row in seen] == [[x1.data_ptr(), wide.data_ptr(), x0.data_ptr(), x1.data_ptr()]]
+leaves = [value.detach().requires_grad_() for value in (x0, x1, wide)]
+for _ in range(4):
+    torch.autograd.grad(rk.cross_layer(*leaves), leaves, torch.ones_like(x0))
+y, seen = launches(lambda: rk.cross_layer(*leaves), python=False)
+asked.clear()
+grads = torch.autograd.grad(y, leaves, torch.ones_like(x0))
+assert not asked, "both primitives of the backward pass are repeated, though Python calls them"
+assert [g.shape for g in grads] == [value.shape for value in leaves]
+
 print("repeated")

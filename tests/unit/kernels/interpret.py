@@ -40,6 +40,7 @@ from ridgeline.kernels.long_norm.op import SMALL as LONG
 from ridgeline.kernels.matmul import config as matmul
 from ridgeline.kernels.paged_attention import config as paged
 from ridgeline.kernels.pooling import op as pooling
+from ridgeline.kernels.qk_norm_rope import config as heads
 from ridgeline.kernels.quantize import config as quantize
 from ridgeline.kernels.rms_norm import config as norm
 from ridgeline.kernels.rms_norm_quant import config as narrow
@@ -124,6 +125,10 @@ FORCED["group_norm"] = [{"group_norm": groups.Groups(16, 1, num, 8, 1)} for num 
 NARROW = [case("float32", rows=5, cols=96, kind=kind, block=b) for kind in ("int8",) for b in (0, 32)]
 for name in ("rms_norm_quant", "layer_norm_quant"):
     FORCED[name] = [{name: narrow.Tile(2, 3, 32, 1)}, {name: narrow.Tile(1, 3, 32, 1, 2, 2)}]
+FORCED["qk_norm_rope"] = [
+    {"qk_norm_rope.forward": heads.Heads(1, 1, rows), "qk_norm_rope.backward": heads.Heads(1, 2, rows)}
+    for rows in (2, 8)
+]
 CASES = {
     "dropout_add": [case("float32", rows=3, cols=50, p=0.3), case("float32", rows=3, cols=1500, p=0.5)],
     "rms_norm_quant": NARROW,
@@ -187,7 +192,10 @@ CASES["cross_layer"] = [
     case("float32", batch=9, dim=24, rank=0),
     case("float16", batch=17, dim=40, rank=18),
 ]
-FORCED["paged_attention"] = [{"paged_attention": paged.Paged(16, num, 1, 1)} for num in (0, 3)]
+FORCED["paged_attention"] = [
+    {"paged_attention": paged.Paged(16, num, 1, 1, borders=borders)}
+    for num, borders in ((0, False), (3, False), (5, True))
+]
 CASES["decode_attention"] = [
     case("float32", b=2, h=8, k=2, s=77, d=24, hide="lengths"),
     case("float16", b=1, h=4, k=4, s=150, d=16, hide="mask"),
@@ -260,7 +268,8 @@ CASES["paged_latent_attention"] = [
     case("float16", b=1, h=4, s=50, d=16, e=16, page=32, uneven=False),
 ]
 FORCED["paged_latent_attention"] = [
-    {"latent_attention": latent.Latent(16, 16, num, 1, 1), "latent_attention.few": latent.Few(16, num, 1, 1)}
+    {"latent_attention": latent.Latent(16, 16, num, 1, 1),
+     "latent_attention.few": latent.Few(16, num, 1, 1, borders=num > 1)}
     for num in (1, 3)
 ]
 CASES["selective_scan"] = [

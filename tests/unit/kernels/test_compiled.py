@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from ridgeline import kernels
-from ridgeline.kernels import launcher
+from ridgeline.kernels import launcher, tuning
 from ridgeline.kernels.compiler import facts_of, triton_kernel
 from ridgeline.kernels.contract import case, trials
+from ridgeline.kernels.softmax.config import Shares
 from ridgeline.kernels.variants import variants_of
 
 
@@ -137,11 +138,58 @@ def test_group_norm_of_large_images_reads_them_once():
 def test_silu_behind_group_norm_is_computed_once_an_element_and_without_divisions():
     weight = torch.ones(512, dtype=torch.bfloat16, device="meta")
     found = variants(lambda x: kernels.group_norm(x, 32, weight, weight, silu=True), (4, 512, 128, 128))
-    for name, elements in (("group_norm_streamed", 64), ("group_norm_backward_streamed", 32)):
+    for name, elements, inverses in (("group_norm_streamed", 64, 32), ("group_norm_backward_streamed", 32, 32)):
         made = facts(found[name])
         assert made.num_spills == 0
-        assert 2 * elements <= made.num("MUFU") <= 2 * elements + 12, "a power of two and an inverse an element"
+        least = elements + inverses
+        assert least <= made.num("MUFU") <= least + 12, "a power an element; an inverse an element, or for two of them"
         assert made.num("FSETP") <= 16, "nothing asks whether a number is out of range"
+
+
+def test_warps_read_the_words_of_other_programs_without_waiting_for_each_other():
+    weight = torch.ones(512, dtype=torch.bfloat16, device="meta")
+    found = variants(lambda x: kernels.group_norm(x, 32, weight, weight, silu=True), (16, 512, 128, 128))
+    constants = dict(found["group_norm_backward_streamed"].constants)
+    assert constants["SHARES"] == 64, "more words than a warp has lanes"
+    assert facts(found["group_norm_backward_streamed"]).num("BAR") <= 8, "one meeting for both sums of a share"
+
+
+def test_powers_that_wait_for_their_row_in_registers_are_computed_once():
+    for kept, most in ((False, 136), (True, 72)):
+        with tuning.forced("softmax.forward", Shares(8, 4, 4, 3, kept=kept)):
+            found = variants(kernels.softmax, (2048, 65536), grad=False)["softmax_forward_streamed"]
+        made = facts(found)
+        assert made.num_spills == 0 and made.num("MUFU.EX2") <= most
+        assert dict(found.constants)["KEPT"] is kept
+    default = variants(kernels.softmax, (2048, 65536), grad=False)["softmax_forward_streamed"]
+    assert default == found, "what is faster is what is taken"
+
+
+def test_long_float32_rows_of_softmax_have_no_branch_an_element():
+    made = facts(variants(kernels.softmax, (2048, 65536), dtype=torch.float32, grad=False)["softmax_forward_streamed"])
+    assert made.num_spills == 0
+    assert made.num("CALL") == made.num("FCHK") == 0, "quotients are products, put right"
+    assert made.num("BRA") <= 24
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_head_norms_read_sixteen_bytes_at_a_time_and_five_programs_share_a_multiprocessor(dtype):
+    of = case(dtype, batch=4, seq=512, heads=40, keys=8, dim=128)
+    found = {variant.kernel: variant for variant in variants_of("qk_norm_rope", [of])}
+    for name in ("qk_norm_rope_forward", "qk_norm_rope_backward"):
+        made = facts(found[name])
+        assert made.num_spills == 0
+        assert made.num("LDG.E.128") >= 8 and made.num("STG.E.128") >= 4, "both halves of queries and of keys"
+        assert made.num_registers * 32 * found[name].num_warps * 5 <= 65536
+        assert dict(found[name].constants)["Q_HEADS"] == 40, "no tile is filled up with heads that are not there"
+
+
+@pytest.mark.parametrize("name", ["rms_norm_quant", "layer_norm_quant"])
+def test_scales_of_a_rows_pieces_are_stored_together(name):
+    of = case("bfloat16", rows=16384, cols=5120, kind="float8_e4m3fn", block=128)
+    made = facts(variants_of(name, [of])[0])
+    assert made.num_spills == 0 and made.num("LDGSTS.E.BYPASS.128") > 0
+    assert made.num("BAR") <= 12, "five pieces, one rearrangement"
 
 
 def test_cross_entropy_keeps_a_number_a_thread_not_a_block():
@@ -150,6 +198,17 @@ def test_cross_entropy_keeps_a_number_a_thread_not_a_block():
     made = facts(found["cross_entropy_stretches"])
     assert made.num_spills == 0
     assert made.num_registers <= 48, "ten programs and more share a multiprocessor"
+
+
+@pytest.mark.parametrize("cols", [4096, 5000, 8192])
+def test_middling_cross_entropy_rows_are_on_their_way_while_others_are_summed(cols):
+    target = torch.zeros(16384, dtype=torch.long, device="meta")
+    found = variants(lambda x: kernels.cross_entropy(x, target), (16384, cols), grad=False)
+    short = found["cross_entropy_short"]
+    made = facts(short)
+    assert made.num_spills == 0 and made.num("LDGSTS.E.BYPASS.128") >= 2 * dict(short.constants)["CHUNKS"]
+    assert made.num("MUFU.EX2") <= 8 * dict(short.constants)["CHUNKS"] + 4, "one exponential an element"
+    assert dict(found["cross_entropy_finish"].constants)["BLOCK"] < 16384, "programs leave sums of their rows"
 
 
 def test_short_cross_entropy_rows_leave_one_number_a_program():

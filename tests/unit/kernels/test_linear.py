@@ -11,6 +11,7 @@ from ridgeline.errors import KernelError
 from ridgeline.kernels import launcher, linear, supports
 from ridgeline.kernels.compiler import facts_of, triton_kernel
 from ridgeline.kernels.linear import config
+from ridgeline.optimizer import executor
 
 
 def drawn(*shape):
@@ -125,6 +126,23 @@ def test_permission_to_start_early_ends_with_its_context():
         with launcher.overlapped(False):
             assert not launcher.overlapping()
     assert not launcher.overlapping() and not launcher.recording()
+
+
+def test_what_gets_ready_for_a_recording_runs_as_it_will_be_recorded(monkeypatch):
+    """A recorded model may be told that none is under way: kernels are not, or they would never start early."""
+    with launcher.rehearsing():
+        assert launcher.recording()
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    monkeypatch.setattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: True, raising=False)
+    with executor._answering(False):
+        assert not torch.cuda.is_current_stream_capturing() and launcher.recording()
+
+
+def test_a_norms_weight_is_shared_by_several_rows_of_a_product():
+    assert config.choose(1, 4096, 6144, 2, False, False, 132).outputs == 1
+    assert config.choose(1, 4096, 6144, 2, False, False, 132, normed=True).outputs == 4
+    (variant,) = collected(1, 6144, 4096, norm_weight=torch.empty(4096, dtype=torch.bfloat16, device="meta"))
+    assert dict(variant.constants)["BN"] == 4
 
 
 def test_steps_fit_short_rows():

@@ -128,3 +128,17 @@ def test_the_race_counts_the_cache_once():
     args = made(uneven=False)
     assert TRIAL.forward_bytes(args) == 2 * 100 * 2 * 16 * 4 + 2 * args[0].nbytes
     torch.testing.assert_close(reference.eager(*args), reference.public(*args))
+
+
+@pytest.mark.parametrize(("b", "h", "k", "kernel"), [(1, 32, 8, "paged_join"), (64, 32, 8, "paged_border"),
+                                                    (64, 16, 1, "paged_border"), (8, 32, 8, "paged_join")])  # fmt: skip
+def test_parts_of_many_sequences_are_joined_by_borders_and_of_few_by_heads(b, h, k, kernel):
+    of = case("bfloat16", b=b, h=h, k=k, s=2048, d=128, page=16, uneven=False)
+    assert {v.kernel for v in variants_of("paged_attention", [of])} == {"paged_columns", kernel}
+
+
+def test_a_border_is_joined_without_spills_whatever_shares_its_keys():
+    of = case("bfloat16", b=64, h=16, k=1, s=2048, d=128, page=64, uneven=False)
+    (variant,) = (v for v in variants_of("paged_attention", [of]) if v.kernel == "paged_border")
+    facts = facts_of(launcher.kernel(variant.kernel).function, variant)
+    assert facts.num_spills == 0 and facts.num_registers <= 128 and facts.num("ACQBULK") == 1

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from adversarial import Case
 from torch import Tensor, nn
@@ -154,6 +155,8 @@ def alike(a: Any, b: Any, *, exact: bool, seen: set[tuple[int, int]] | None = No
     seen.add((id(a), id(b)))
     if isinstance(a, Tensor):
         return isinstance(b, Tensor) and _same_tensor(a, b, exact)
+    if isinstance(a, np.ndarray | torch.Generator):
+        return type(a) is type(b) and _same_contents(a, b)
     if type(a) is not type(b) and not (isinstance(a, Optimized) or isinstance(b, Optimized)):
         return False
     if isinstance(a, dict):
@@ -166,6 +169,12 @@ def alike(a: Any, b: Any, *, exact: bool, seen: set[tuple[int, int]] | None = No
         return a == b or a != a
     held, others = attributes(a) or {}, attributes(b) or {}
     return list(held) == list(others) and all(alike(held[k], others[k], exact=exact, seen=seen) for k in held)
+
+
+def _same_contents(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Generator):
+        return torch.equal(a.get_state(), b.get_state())
+    return a.dtype == b.dtype and np.array_equal(a, b, equal_nan=True)
 
 
 def _same_tensor(a: Tensor, b: Tensor, exact: bool) -> bool:

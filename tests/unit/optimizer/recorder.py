@@ -26,6 +26,10 @@ def _shaped_by_values(func: Any, args: Any) -> bool:
 class Tape(TorchDispatchMode):
     """Every call with its arguments and the tensors it returned."""
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True  # what was compiled is recorded as compiled
+
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[tuple[Any, Any, Any, list[Tensor]]] = []
@@ -52,6 +56,14 @@ class Tape(TorchDispatchMode):
                         mine.copy_(fresh)
 
 
+class _Quiet(Journal):
+    """Notes writes of compiled code that runs as compiled."""
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+
 class TapeExecutor:
     """Records on the CPU what a CUDA graph would: fixed addresses, Python run once, contents with a replay."""
 
@@ -72,7 +84,7 @@ class TapeExecutor:
     def record(self, run: Any, *, told: bool) -> tuple[Tape, Any]:
         """Nothing that is written while recording stays, as nothing runs while a graph is captured."""
         self.recorded += 1
-        journal, tape = Journal(Observation()), Tape()
+        journal, tape = _Quiet(Observation()), Tape()
         with journal, tape:
             result = run()
         journal.put_back()

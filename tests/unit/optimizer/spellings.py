@@ -902,6 +902,20 @@ def the_mean_of_a_convolution_over_its_pixels() -> Any:
     )
 
 
+@spelled("mean-of-convolution")
+def a_convolution_pooled_to_one_pixel() -> Any:
+    return Of(lambda self, x: F.adaptive_avg_pool2d(F.conv2d(x, self.w), 1), w=torch.randn(4, 3, 3, 3)), (
+        _x(2, 3, 9, 8),
+    )
+
+
+@missed("mean-of-convolution")
+def a_convolution_pooled_to_two_pixels() -> Any:
+    return Of(lambda self, x: F.adaptive_avg_pool2d(F.conv2d(x, self.w), (1, 2)), w=torch.randn(4, 3, 3, 3)), (
+        _x(2, 3, 9, 8),
+    )
+
+
 @missed("mean-of-convolution")
 def the_mean_of_a_convolution_over_its_rows() -> Any:
     return Of(lambda self, x: F.conv2d(x, self.w).mean((2,)), w=torch.randn(4, 3, 3, 3)), (_x(2, 3, 9, 8),)

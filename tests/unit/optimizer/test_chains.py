@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 
 from ridgeline.kernels.convolution.reference import convolved
 from ridgeline.optimizer.backend import Report, compiled
-from ridgeline.optimizer.rewrites import chains, extremes, halves, lengths, windows
+from ridgeline.optimizer.rewrites import averages, chains, extremes, halves, lengths, windows
 from ridgeline.optimizer.rewrites.algebra import mean_convolved
 
 
@@ -22,7 +22,7 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)  # what PyTorch begins with
     monkeypatch.setattr(torch.backends.cudnn, "enabled", True)
-    for module in (chains, extremes, lengths, windows):
+    for module in (averages, chains, extremes, lengths, windows):
         monkeypatch.setattr(module, "LEAST_ELEMENTS", 1)
     monkeypatch.setattr(lengths, "LEAST_COLS", 1)
 
@@ -65,6 +65,11 @@ CONV = lambda: nn.Conv2d(3, 6, 3)
         (CONV, lambda y, by: y.max(dim=1)[0], "|max"),
         (CONV, lambda y, by: torch.logsumexp(F.relu(y), dim=1, keepdim=True), "relu|logsumexp"),
         (CONV, lambda y, by: torch.sigmoid(torch.softmax(y, 1)), "|softmax"),
+        (CONV, lambda y, by: F.adaptive_avg_pool2d(F.gelu(y), 1).squeeze(-1), "gelu|mean"),
+        (CONV, lambda y, by: (F.relu(y) * by).mean((-1, 2)), "relu scales@0|mean"),
+        (CONV, lambda y, by: F.relu(y).mean([2, 3], keepdim=True) + by, "relu|mean"),
+        (CONV, lambda y, by: F.adaptive_avg_pool2d(y, (1, 2)), ""),
+        (CONV, lambda y, by: y.mean(2), ""),
         (CONV, lambda y, by: y.max(dim=1), ""),
         (CONV, lambda y, by: torch.softmax(y, 2), ""),
         (CONV, lambda y, by: y + y.clone(), ""),
@@ -246,3 +251,32 @@ def test_a_convolution_is_as_accurate_as_pytorchs_and_so_are_its_rivals(
     tile = chains.config.Tile(128, 128)
     found = chains._accuracy_of(("key", torch.device("cpu")), (1, 2, 3, 4), (), "", tile, others)  # type: ignore[arg-type]
     assert found == chains.Accuracy(rounding, frozenset(agreeing))
+
+
+@pytest.mark.parametrize(
+    ("layer", "pool", "shape", "num"),
+    [
+        (nn.Conv2d(3, 6, 3), nn.AvgPool2d(4), (2, 3, 19, 18), 1),
+        (nn.Conv2d(3, 6, (3, 2), padding=(2, 1)), nn.AvgPool2d((2, 3), (1, 2)), (2, 3, 11, 12), 1),
+        (nn.Conv1d(3, 6, 5, bias=False), nn.AvgPool1d(3, 2), (2, 3, 20), 1),
+        (nn.Conv3d(3, 6, 2), nn.AvgPool3d(2), (1, 3, 6, 7, 8), 1),
+        (nn.Conv2d(3, 6, 3, stride=2), nn.AvgPool2d(2), (2, 3, 19, 18), 0),
+        (nn.Conv2d(3, 6, 3, dilation=2), nn.AvgPool2d(2), (2, 3, 19, 18), 0),
+        (nn.Conv2d(3, 6, 3, groups=3), nn.AvgPool2d(2), (2, 3, 19, 18), 0),
+        (nn.Conv2d(3, 6, 3), nn.AvgPool2d(3, padding=1), (2, 3, 19, 18), 0),
+        (nn.Conv2d(3, 6, 3), nn.AvgPool2d(4, ceil_mode=True), (2, 3, 19, 18), 0),
+        (nn.Conv2d(3, 6, 3), nn.AvgPool2d(2, divisor_override=3), (2, 3, 19, 18), 0),
+        (nn.Conv2d(3, 6, 3), nn.MaxPool2d(4), (2, 3, 19, 18), 0),
+        (nn.ConvTranspose2d(3, 6, 3), nn.AvgPool2d(2), (2, 3, 9, 8), 0),
+    ],
+)
+def test_means_over_windows_of_a_convolution_are_one_convolution(layer: Any, pool: Any, shape: Any, num: int) -> None:
+    model = nn.Sequential(layer, pool, nn.Sigmoid())
+    found, meant, whats = ran(model, (torch.randn(shape),), "averaged-convolution")
+    torch.testing.assert_close(found, meant, rtol=1e-5, atol=1e-5)
+    assert len(whats) == num
+
+
+def test_a_convolution_that_is_read_twice_is_not_averaged_away() -> None:
+    model = Behind(CONV(), lambda y, by: F.avg_pool2d(y, 2).sum() + y.sum())
+    assert not ran(model, (torch.randn(2, 3, 12, 12),), "averaged-convolution")[2]

@@ -20,8 +20,10 @@ from torch import nn
 
 from ridgeline.errors import NotGraphable
 from ridgeline.optimizer import executor
+from ridgeline.optimizer.dice import indifferent
 from ridgeline.optimizer.executor import executor_for
 from ridgeline.optimizer.graphed import Graphed, graph_inference, graph_training
+from ridgeline.optimizer.signature import recordable
 from ridgeline.optimizer.statics import Statics
 from ridgeline.optimizer.studio import Studio
 from ridgeline.optimizer.tree import flatten
@@ -192,6 +194,42 @@ def test_compiled_code_is_not_compiled_anew_to_be_recorded(training: bool) -> No
         other = torch.randn(4, 8)
         assert torch.equal(graphed(other), model(other)) and graphed.replays == 1
     assert len(compiled) == 1
+
+
+class _Holder(nn.Module):
+    """A model that has compiled a part of itself."""
+
+    def __init__(self, size: int, compiler: Any) -> None:
+        super().__init__()
+        self.part = torch.compile(nn.Sequential(nn.Linear(size, size), nn.GELU()), backend=compiler, dynamic=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.part(x) + 1
+
+
+def test_looking_at_compiled_code_keeps_neither_it_nor_its_kin_from_being_compiled() -> None:
+    made: list[Any] = []
+    ran: list[Any] = []
+
+    def backend(gm: Any, inputs: Any) -> Any:
+        made.append(gm)
+        return lambda *given: ran.append(gm) or gm.forward(*given)
+
+    torch._dynamo.reset()
+    first, second = _Holder(8, backend), _Holder(12, backend)
+    x, y = torch.randn(4, 8), torch.randn(4, 12)
+    with torch.no_grad():
+        first(x)
+        studio = Studio(first, first, Watch(first), TapeExecutor())
+        flat = recordable((x,), {}, first, grad=False).flat
+        studio.group(flat)
+        seen = studio.observe(flat, Statics(flat.tensors, studio.groups))
+        indifferent(lambda: first(x), lambda: False)
+        assert not seen.written and len(made) == len(ran) == 1
+        first(x)
+        assert len(ran) == 2, "it still runs as compiled"
+        second(y)
+    assert len(made) == 2 and len(ran) == 3, "and another of its kind is compiled"
 
 
 def test_who_asks_for_a_capture_hears_what_is_told_and_asks_the_same_function() -> None:

@@ -80,6 +80,10 @@ class Contestant:
         return self.model(*args)
 
 
+class Past(Contestant):
+    """One that is called past its compiler's guards."""
+
+
 def _chosen(monkeypatch: Any, noise: Noise, true_s: dict[str, float], budget_s: float) -> str:
     """The winner's name of a search over candidates of these true times."""
     clock, model = [0.0], nn.Linear(4, 4).eval()
@@ -91,7 +95,8 @@ def _chosen(monkeypatch: Any, noise: Noise, true_s: dict[str, float], budget_s: 
         return spent_s
 
     def built(candidate: Candidate, *_: Any, **__: Any) -> Built:
-        return Built(candidate, Contestant(model, true_s[candidate.name]), Report(), build_s=0.01)
+        kind = Past if candidate.name == "lean" else Contestant
+        return Built(candidate, kind(model, true_s[candidate.name]), Report(), build_s=0.01)
 
     names = [name for name in true_s if name != "eager"]
     rungs = [Rung(Candidate(name=name, options=(("n", i),)), 0.1) for i, name in enumerate(names)]
@@ -143,6 +148,15 @@ def test_what_is_a_tenth_faster_than_both_is_returned_by_a_search_that_has_time(
         assert _chosen(patched, NOISES[noise](random.Random(3)), case, 120.0) == "ours"
 
 
+@pytest.mark.parametrize(("lean_s", "winner"), [(5e-3, "lean"), (5.4e-3, "torch.compile")])
+def test_of_two_that_are_as_fast_the_one_past_the_guards_is_handed_over(
+    monkeypatch: Any, lean_s: float, winner: str
+) -> None:
+    monkeypatch.setattr(searching, "Shortcut", Past)
+    case = {"eager": 8e-3, "torch.compile": 5e-3, "lean": lean_s}
+    assert _chosen(monkeypatch, itertools.repeat(1.0), case, 60.0) == winner
+
+
 def _overlooked(rounds: int, frac: float, slowed: Callable[[random.Random], Noise]) -> float:
     """How often a rival that is ahead by a share is not seen to be."""
     missed = 0
@@ -167,3 +181,24 @@ def test_the_fastest_rounds_show_what_medians_of_few_rounds_do_not() -> None:
     found = compare(ours, rival)
     assert found.speedup < 1.0 and found.undisturbed == pytest.approx(1.1) and found.ahead
     assert not compare(rival, rival).ahead
+
+
+def _judged(error: float, error_budget: float | None) -> tuple[bool, str]:
+    """Whether torch.compile may be returned where its results are off by a share, and what is said if not."""
+    model = nn.Linear(4, 4).eval()
+    problem = Problem(model=model, inputs=Inputs((torch.randn(64, 4),)), mode="infer", device=torch.device("cpu"),
+                      error_budget=error_budget)  # fmt: skip
+    search = Search(problem)
+    search.random, search.eager_s = False, 1e-3
+    stock = Built(Candidate(name="torch.compile", compiler="stock"), lambda x: model(x) * (1 + error), Report())
+    search._note(stock, "equal", "")
+    return bool(search._proved(stock)), search._barred(stock)
+
+
+def test_torch_compile_may_round_more_than_eager_only_within_a_stated_budget() -> None:
+    assert _judged(0.0, None) == (True, "")
+    fine, why = _judged(2e-4, None)
+    assert not fine and "error_budget=3e-04" in why
+    assert _judged(2e-4, 3e-4) == (True, "")
+    fine, why = _judged(0.1, 1e-3)
+    assert not fine and "error_budget" not in why

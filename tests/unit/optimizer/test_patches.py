@@ -23,12 +23,6 @@ from ridgeline.optimizer.substitution import apply, revert
 SHAPES = [((2, 3, 37, 32), (8, 3, 16, 16)), ((3, 4, 10), (5, 4, 5)), ((2, 2, 4, 6, 6), (6, 2, 2, 3, 3))]
 
 
-@pytest.fixture(autouse=True)
-def _code_to_compile() -> None:
-    """Compiled code that is called under a dispatch mode, as recording does, is not compiled again until a reset."""
-    torch._dynamo.reset()
-
-
 @pytest.mark.parametrize(("image", "filters"), SHAPES)
 @pytest.mark.parametrize("last", [False, True])
 def test_patches_multiplied_are_the_convolution(image: Any, filters: Any, last: bool) -> None:

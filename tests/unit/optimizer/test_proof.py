@@ -16,6 +16,7 @@ from ridgeline.optimizer import proof
 from ridgeline.optimizer.inputs import Inputs, State
 from ridgeline.optimizer.loss import Loss
 from ridgeline.optimizer.proof import Prover, Subject
+from ridgeline.optimizer.watch import Watch
 
 
 class Net(nn.Module):
@@ -223,3 +224,28 @@ def test_an_input_without_the_reference_of_the_others_is_left_out(monkeypatch: A
     rounded = lambda x: model[2](model[1](model[0](x).float()).to(torch.bfloat16))  # as right, with other roundings
     verdict = prover.judge(rounded)
     assert verdict and verdict.eager_rms_frac > 0
+
+
+def test_recurrent_layers_are_afterwards_what_they_were() -> None:
+    """They make their lists of weights anew when they meet others, and a recording watches those lists."""
+    model = nn.LSTM(8, 8, num_layers=2)
+    watch = Watch(model)
+    prover = _prover(model, torch.randn(5, 3, 8), mode="train")
+    assert prover.judge(model) and prover.reference == "float64"
+    model(torch.randn(5, 3, 8))
+    assert watch.same(), watch.changes()
+
+
+def test_experts_have_a_float64_reference_too() -> None:
+    """Products of groups have none, and eager's own results in its place would call every other rounding wrong."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.MixtralConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, vocab_size=31,
+                                        num_key_value_heads=2, intermediate_size=32, num_local_experts=4)  # fmt: skip
+    model = transformers.MixtralForCausalLM(config).train()
+    before = model.config._experts_implementation
+    ids = torch.randint(0, 31, (2, 8))
+    inputs = Inputs((), {"input_ids": ids, "labels": ids, "use_cache": False})
+    prover = Prover(Subject(model, inputs, "train", Loss(None), State(model)), num_inputs=1)
+    assert prover.reference == "float64" and prover.judge(model)
+    assert model.config._experts_implementation == before != "eager"

@@ -8,6 +8,8 @@ LEAST_CHANNELS = 16
 """The fewest channels a tile of the tensor cores has; a convolution with fewer fills it up with zeros."""
 MOST_POOLED = 128
 """Channels of the widest tile: all of a pixel's are in one where something becomes of them together."""
+MOST_EXACT = 128 * 128
+"""Elements of a tile whose sums are carried twice."""
 SHORT_SUM = 160
 """Terms up to which a tile is done after a few blocks of them, and waits for memory before and behind: several smaller
 ones on a processor hide it from each other. One tile of 256 pixels at a time against two to four of 128 on an H200: 72

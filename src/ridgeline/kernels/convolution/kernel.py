@@ -90,7 +90,7 @@ def convolution_tile(
     EXACT: tl.constexpr,  # float32's own accuracy, from three products: high·high + high·low + low·high
     BIAS: tl.constexpr,
     LINKS: tl.constexpr,
-    POOL: tl.constexpr,  # what becomes of a pixel's channels, all of which are in the tile: see ``links.POOLS``
+    POOL: tl.constexpr,  # what becomes of a pixel's channels, all in the tile, or of its pixels: see ``links.POOLS``
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
@@ -197,6 +197,11 @@ def convolution_tile(
         acc += tl.load(bias_ptr + group * CO + col, mask=col < CO, other=0.0)[None, :]
     acc = linked(acc, vectors_ptr, (group * CO + col)[None, :], (col < CO)[None, :], GROUPS * CO, LINKS)
     out_at = (od * OH + oh) * OW + ow
+    if POOL == 5:  # out [images, CO, tiles of an image]: sums of a tile's pixels, which are summed up behind
+        parts = tl.num_programs(0) // WIDE
+        part = tl.sum(tl.where(real[:, None], acc, 0.0), 0)
+        tl.store(out_ptr + (image * CO + col) * parts + rest, part, mask=col < CO)
+        return
     if POOL == 4:
         acc = softmax_of(acc, (col < CO)[None, :])
     if POOL > 0 and POOL < 4:

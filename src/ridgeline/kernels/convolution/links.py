@@ -45,8 +45,10 @@ POOLS: dict[str, Callable[[Tensor], Tensor]] = {
     "max": lambda x: x.amax(1, keepdim=True),
     "logsumexp": lambda x: torch.logsumexp(x, 1, keepdim=True),
     "softmax": lambda x: torch.softmax(x, 1),
+    "mean": lambda x: x.mean(tuple(range(2, x.dim())), keepdim=True),
 }
-"""What may become of a pixel's channels at the end of a chain, after a bar: ``"relu|min"``; the code is its place."""
+"""What may become of a pixel's channels, or of a channel's pixels (``mean``), at the end of a chain, after a bar:
+``"relu|min"``; the code is its place."""
 Link = tuple[str, float | int | None]
 
 

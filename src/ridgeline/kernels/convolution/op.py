@@ -33,6 +33,8 @@ MOST_IMAGES = 65535
 """The grid's second dimension."""
 SINGLE = ("min", "max", "logsumexp")
 """Pools that leave a number a pixel."""
+MEAN = "mean"
+"""The pool that leaves a number a channel: of pixels, which any tile has some of."""
 Ints = Sequence[int]
 
 
@@ -203,12 +205,17 @@ class _Tiled:
     ) -> None:  # fmt: skip
         self.sizes, device = sizes, x.get_device()
         links, _, pool = chain.partition("|")
-        self.shape = (sizes.num, 1 if pool in SINGLE else sizes.shape[1], *sizes.shape[2:])
+        self.shape: tuple[int, ...] = (sizes.num, 1 if pool in SINGLE else sizes.shape[1], *sizes.shape[2:])
         named = {"channels": sizes.outputs, "pixels": sizes.phase_pixels}
-        chosen = tile or tuning.choose("convolution", named, config.tiles(**named, pooled=bool(pool))[0])
-        if pool and chosen.channels < sizes.outputs:
+        together = pool not in ("", MEAN)
+        chosen = tile or tuning.choose("convolution", named, config.tiles(**named, pooled=together)[0])
+        if together and chosen.channels < sizes.outputs:
             raise KernelError(f"convolution: {pool} over {sizes.outputs} channels needs a tile with all of them")
         self.cut, self.exact = chosen.rounding == "cut", chosen.rounding == "exact"
+        tiles = cdiv(sizes.phase_pixels, chosen.pixels) * sizes.num_phases
+        self.means = (*sizes.shape[:2], *([1] * (len(sizes.shape) - 2))) if pool == MEAN else None
+        self.pixels = math.prod(sizes.shape[2:])
+        self.shape = (*sizes.shape[:2], tiles) if pool == MEAN else self.shape
         laid = torch.empty(4, dtype=torch.float32, device=x.device)
         self.counts = (sizes.outputs, sizes.inputs, sizes.num_taps, weight.numel())
         self.lay = _WEIGHTS.bind(
@@ -220,10 +227,7 @@ class _Tiled:
         )
         self.launch = _TILE.bind(
             (x, laid, *_there(laid, bias, vectors), laid),
-            grid=(
-                cdiv(sizes.outputs, chosen.channels) * cdiv(sizes.phase_pixels, chosen.pixels) * sizes.num_phases,
-                sizes.num * sizes.groups,
-            ),
+            grid=(cdiv(sizes.outputs, chosen.channels) * tiles, sizes.num * sizes.groups),
             constants=sizes.constants()
             | {"GROUPS": sizes.groups, "TURNED": sizes.transposed, "PADDED": sizes.padded, "BIAS": bias is not None}
             | {
@@ -246,7 +250,7 @@ class _Tiled:
         laid = torch.empty(weight.numel() * (2 if self.exact else 1), dtype=torch.float32, device=x.device)
         self.lay(weight.contiguous(), laid, *self.counts)
         self.launch(x.contiguous(), laid, *_there(laid, bias, vectors), out)
-        return out
+        return out if self.means is None else out.sum(2).div_(self.pixels).view(self.means)
 
 
 class _Depthwise:
@@ -341,7 +345,7 @@ def _support(
     except ValueError as error:
         return str(error)
     outputs = weight.shape[1] if transposed else weight.shape[0]
-    if pool not in POOLS or (pool and (groups != 1 or outputs > config.MOST_POOLED)):
+    if pool not in POOLS or (pool and (groups != 1 or (pool != MEAN and outputs > config.MOST_POOLED))):
         return f"no {pool!r} over channels, or too many of them for one tile"
     if any(name in ("scales", "shifts") for name, _ in links) and vectors is None:
         return "the chain reads vectors, and none are given"
@@ -352,7 +356,8 @@ def _fake(x: Tensor, weight: Tensor, bias: Any, vectors: Any, *rest: Any) -> Ten
     stride, padding, dilation, output_padding, groups, transposed, chain = rest
     sizes = out_sizes(x.shape[2:], weight.shape[2:], stride, padding, dilation, output_padding, transposed)
     outputs = weight.shape[1] * groups if transposed else weight.shape[0]
-    return x.new_empty((x.shape[0], 1 if chain.partition("|")[2] in SINGLE else outputs, *sizes))
+    pool = chain.partition("|")[2]
+    return x.new_empty((x.shape[0], 1 if pool in SINGLE else outputs, *([1] * len(sizes) if pool == MEAN else sizes)))
 
 
 def _cost(inputs: tuple[Any, ...], outputs: tuple[Any, ...], **kwargs: Any) -> dict[str, Any]:
@@ -400,6 +405,9 @@ SMALL = (
     case("float32", images=1, inputs=32, outputs=17, image=(3, 4), taps=(3, 3), stride=(2, 2), turned=True,
          chain="scale=0.1|logsumexp"),
     case("float32", **_SMALL, image=(7, 6), taps=(2, 2), chain="scale=0.1|softmax"),
+    case("float32", images=3, inputs=8, outputs=20, image=(19, 17), taps=(3, 3), bias=True, chain="gelu|mean"),
+    case("float32", images=2, inputs=32, outputs=17, image=(3, 4, 5), taps=(3, 2, 3), stride=(2, 1, 2), turned=True,
+         chain="relu scales@0|mean"),
     case("float32", images=2, inputs=8, outputs=12, image=(4, 5), taps=(3, 3), stride=(2, 2), groups=2, turned=True),
     case("float32", images=2, inputs=6, outputs=6, image=(9, 8), taps=(3, 5), padding=(1, 2), groups=6, bias=True,
          chain="hardswish"),
@@ -409,6 +417,7 @@ CHECKS = (
     case("float32", images=3, inputs=64, outputs=128, image=(61, 47), taps=(3, 3), bias=True, chain="gelu"),
     case("float32", images=2, inputs=3, outputs=64, image=(20, 33, 31), taps=(3, 5, 3), chain="sigmoid shift=0.5"),
     case("float32", images=2, inputs=96, outputs=200, image=(1000,), taps=(5,), padding=(2,), chain="leaky=0.1"),
+    case("float32", images=3, inputs=8, outputs=200, image=(70, 61), taps=(3, 3), bias=True, chain="gelu|mean"),
     case("float32", images=2, inputs=32, outputs=48, image=(24, 24, 24), taps=(3, 3, 3), stride=(2, 2, 2),
          padding=(1, 1, 1), output_padding=(1, 1, 1), turned=True, chain="least=-1.0 most=1.0 hardsigmoid"),
     case("float32", images=2, inputs=128, outputs=128, image=(64, 64), taps=(3, 3), groups=128, chain="softplus silu"),
@@ -416,6 +425,7 @@ CHECKS = (
 RACES = (
     case("float32", images=64, inputs=64, outputs=128, image=(128, 128), taps=(3, 3), bias=True, chain="mish mish"),
     case("float32", images=64, inputs=8, outputs=64, image=(256, 256), taps=(3, 3), bias=True, chain="relu"),
+    case("float32", images=64, inputs=8, outputs=64, image=(256, 256), taps=(3, 3), bias=True, chain="gelu|mean"),
     case("float32", images=16, inputs=64, outputs=64, image=(256, 256), taps=(3, 3), groups=64),
     case("float32", images=16, inputs=64, outputs=64, image=(256, 256), taps=(3, 3), turned=True),
 )

@@ -42,6 +42,8 @@ LONGEST_TILED, LONGEST_TILED_SHIFTED = 512, 2048
 """Columns up to which several rows are a program's work backward; and where rows start inside accesses."""
 MAX_STRETCHES = 64
 SHORTEST_STRETCHED = 2048
+MANY_ROWS, LONGEST_WALKED = 4096, 10240
+"""From so many rows on each is work enough for a program; those of so many columns at most are walked over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +57,40 @@ class Rows:
     ends: bool = False
 
 
-def forward(rows: int, cols: int, itemsize: int, sms: int, shifted: bool = False) -> Forward:
-    """Thirty-two elements a thread, asked for at once; few rows are cut until there are eight waves of programs.
+def forward(rows: int, cols: int, itemsize: int, sms: int, shifted: bool = False) -> Forward | Short:
+    """Thirty-two elements a thread, asked for at once; few rows are cut until there are eight waves of programs. Many
+    16-bit rows that are not long are walked over.
 
     One wave and a bit is the worst: 2048 rows of 151936 took 189 µs whole, 170 in larger blocks, 160 in four stretches.
     Rows that start inside accesses pay for their first and last block: 8192×50257 206 µs in blocks of 2048, 209 of
     4096, 220 of 8192.
     """
-    block = min(power_of_two(cols), 2048 if shifted else 8192)
+    enough = 8 * 8 * sms // max(rows, 1) if rows < MANY_ROWS else 1
     if shifted:
-        enough = 8 * 8 * sms // max(rows, 1) if rows < 4096 else 1
+        block = min(power_of_two(cols), 2048)
         return Forward(block, 4, 1, clamp(enough, 1, min(MAX_STRETCHES, cdiv(cols, 8 * block))))
-    enough = 8 * 8 * sms // max(rows, 1) if rows < 4096 else 1
+    if itemsize == 2 and rows >= MANY_ROWS and cols <= LONGEST_WALKED:
+        return walking(cols)
+    block = fitting(cols)
     stretches = clamp(enough, 1, min(MAX_STRETCHES, cdiv(cols, 2 * block)))
     return Forward(block, clamp(block // 1024, 1, 8), 1, stretches)
+
+
+def fitting(cols: int) -> int:
+    """Blocks of 8192, or of 4096 where those would read a tenth and more past the end of a row."""
+    block = min(power_of_two(cols), 8192)
+    return block if cdiv(cols, block) * block * 10 <= cols * 11 else block // 2
+
+
+def walking(cols: int) -> Short:
+    """A row at a time, two more on their way, 64 to 80 elements a thread: what follows the sums costs each warp as much
+    for few as for many.
+
+    32768×4096: 78 µs on two warps, 92 on four, 89 with a program a row; 16384×8192 79 and 90; 16384×5000 59 and 85.
+    """
+    if cols <= 5120:
+        return Short(1, cdiv(cols, 512), 512, 2, 3, 12 if cols <= 4096 else 8)
+    return Short(1, cdiv(cols, 1024), 1024, 4, 3, 6 if cols <= 8192 else 4)
 
 
 def short(cols: int, itemsize: int) -> Short:

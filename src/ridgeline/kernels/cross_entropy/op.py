@@ -153,12 +153,16 @@ def _plan_rows(x: Tensor, target: Tensor, stride: int, smooth: bool, summed: boo
     vector, shifted = access_of(x.element_size(), x.data_ptr(), cols, stride)
     numbers, lse = template((rows,), torch.float32, x.device), template((2, rows), torch.float32, x.device)
     if cols <= config.SHORTEST_STRETCHED:
-        return _plan_short(x, target, stride, smooth, summed, numbers, lse, vector, shifted)
-    chosen = tuning.choose(
+        sizes = {"rows": rows, "cols": cols, "dtype": x.dtype}
+        held = tuning.choose("cross_entropy.short", sizes, config.short(cols, x.element_size()))
+        return _plan_short(x, target, stride, smooth, summed, numbers, lse, vector, shifted, held)
+    chosen: config.Forward | config.Short = tuning.choose(
         "cross_entropy.forward",
         {"rows": rows, "cols": cols, "dtype": x.dtype},
         config.forward(rows, cols, x.element_size(), num_sms(on), shifted),
     )
+    if isinstance(chosen, config.Short):
+        return _plan_short(x, target, stride, smooth, summed, numbers, lse, vector, shifted, chosen)
     most = cols + vector - 1 if shifted else cols
     length = cdiv(cdiv(most, chosen.num_stretches), chosen.block) * chosen.block
     num = cdiv(most, length)
@@ -212,11 +216,9 @@ def row_losses(
 
 def _plan_short(
     x: Tensor, target: Tensor, stride: int, smooth: bool, summed: bool, numbers: Tensor, lse: Tensor, vector: int,
-    shifted: bool,
+    shifted: bool, chosen: config.Short,
 ) -> tuple[Any, int]:  # fmt: skip
     rows, cols = x.shape
-    sizes = {"rows": rows, "cols": cols, "dtype": x.dtype}
-    chosen = tuning.choose("cross_entropy.short", sizes, config.short(cols, x.element_size()))
     most = cols + vector - 1 if shifted else cols
     programs = min(cdiv(rows, chosen.rows), chosen.programs_per_sm * num_sms(x.get_device()))
     run = _SHORT.bind(

@@ -23,6 +23,14 @@ class Product:
 
 
 @dataclass(frozen=True, slots=True)
+class Resident:
+    """Chunks of the weight on their way and tiles that are ended at once; no stages: every tile reads its own rows."""
+
+    stages: int
+    ends: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Pass:
     """Rows and columns of a tile of the backward pass, its warps, and programs a multiprocessor."""
 
@@ -43,6 +51,56 @@ def product(m: int, n: int, k: int, itemsize: int) -> Product:
     if cdiv(m, 128) * cdiv(n, 128) < 132:
         return Product(64, 64, 64, 4, 4)
     return Product(128, 128, 64, 8, 3)
+
+
+SHARED_BYTES = 232448 - 1024
+"""Of a program, less its barriers."""
+
+CHUNK_BYTES = 128 * 64 * 2
+LEAST_ROWS, LONGEST_RESIDENT = 16384, 256
+"""Rows stay in shared memory from so many on (1,000 rows of 512 take 22 µs, in tiles 8) and for sums up to so long
+(16384×512² takes 29 µs, in tiles 26)."""
+
+
+def chunks(k: int) -> int:
+    """Chunks of 64 of the inner dim, an even number."""
+    return 2 * cdiv(k, 128)
+
+
+def fits(chosen: Resident, k: int) -> bool:
+    """Whether a program has room for all that."""
+    return (chunks(k) + chosen.stages + 2 * chosen.ends) * CHUNK_BYTES <= SHARED_BYTES
+
+
+def resident(m: int, n: int, k: int, itemsize: int) -> Resident:
+    """For ``a w + x``: 65536×256² 31 µs (38 in tiles), 16384×1024 of 64 terms 26 (30), 16384×3456 of 256 94 (112).
+
+    The layer's forward pass lost by it, 41 µs against 30 for 16384×512²: what its end reads besides waits for room.
+    """
+    if itemsize != 2 or m < LEAST_ROWS or k > LONGEST_RESIDENT:
+        return Resident(0)
+    return Resident(6, 1) if n > 512 and k > 128 else Resident(4, 2)
+
+
+LEAST_FLOPS, LEAST_INNER, LEAST_OUTER = 4e9, 256, 200
+"""Of float32 products that are made of halves on the tensor cores: 16384×1024² 314 µs with the rest of the layer (770
+by cuBLAS), 4096×1024² 90 (198), 65536×256² 251 (272), but 4096×256² 28 (27), and the gradients of 65536×256² 542 (528),
+whose weight's is 256×256."""
+
+
+def by_halves(m: int, n: int, k: int) -> bool:
+    """Whether a float32 product of [m, k] and [k, n] is large enough to be taken apart first: each factor is read
+    for as many products as the other has rows or columns."""
+    return 2.0 * m * n * k >= LEAST_FLOPS and k >= LEAST_INNER and m * n >= LEAST_OUTER * (m + n)
+
+
+def cuts(m: int, n: int, k: int, num_sms: int) -> int:
+    """Stretches of a long inner dim that are multiplied side by side, so that all processors have tiles of 128×128;
+    a power of two that divides it into at least 512 each."""
+    num = 1
+    while num * cdiv(m, 128) * cdiv(n, 128) < 2 * num_sms and k % (2 * num) == 0 and k // (2 * num) >= 512:
+        num *= 2
+    return num
 
 
 def backward(n: int) -> Pass:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,16 +11,22 @@ from torch import Tensor
 from ridgeline.kernels import tuning
 from ridgeline.kernels.autocast import narrowed
 from ridgeline.kernels.contract import DTYPES, Case, Primitive, Trial, case, declare, elementwise_cost
-from ridgeline.kernels.cross_layer import config, kernel, reference
-from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms, vector_of
+from ridgeline.kernels.cross_layer import config, kernel, reference, streamed
+from ridgeline.kernels.direct import noting
+from ridgeline.kernels.launcher import INTERPRETING, Blocks, Kernel, Plans, launchable, num_sms, vector_of
+from ridgeline.kernels.matmul.op import MATMUL
 from ridgeline.kernels.rms_norm.op import plan_reduce
 from ridgeline.kernels.rows import cdiv, clamp, float_reason, template
+from ridgeline.kernels.tensorfloat import products_round
 
 _PRODUCT = Kernel(kernel.cross_product, vectors=("n", "k"))
+_RESIDENT = Kernel(streamed.cross_resident)
 _POINTWISE = Kernel(kernel.cross_pointwise)
 _BACKWARD = Kernel(kernel.cross_backward, vectors=("n",))
 _product_plans, _pointwise_plans, _backward_plans = Plans(), Plans(), Plans()
 POINTWISE_BLOCK = 2048
+MAX_REGISTERS = 168
+"""Of a thread when twelve warps start; the two computing groups take more from there."""
 
 
 def cross_layer(
@@ -27,7 +34,9 @@ def cross_layer(
 ) -> Tensor:
     """``x0 * (x @ weight.T + bias) + x``, all [B, D]; with ``down`` [r, D] and ``weight`` [D, r] the low-rank form.
 
-    The first layer of a cross network has ``x0`` for both; gradients of the two add up as autograd adds them.
+    The first layer of a cross network has ``x0`` for both; gradients of the two add up as autograd adds them. Large
+    products in float32 are made of halves (see ``matmul``), unless TensorFloat-32 is allowed: as accurate as float32,
+    but an infinity makes its row NaN.
     """
     x0, x, weight = narrowed(x0, x, weight)
     bias, down = (None if each is None else narrowed(each)[0] for each in (bias, down))
@@ -43,7 +52,7 @@ def _forward(
     if not launchable(x):
         return CROSS_LAYER.on_host(x0, x, weight, bias, down)
     x0, x = x0.contiguous(), x.contiguous()
-    inner = x if down is None else x @ down.mT
+    inner = x if down is None else _product(x, down.mT)
     y, u = _cross(x0, x, inner, weight, bias, save=True)
     return y, u, x.new_empty(0) if down is None else inner
 
@@ -52,7 +61,7 @@ def _infer(x0: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, down: Ten
     if not launchable(x):
         return CROSS_LAYER.on_host(x0, x, weight, bias, down)[0]
     x0, x = x0.contiguous(), x.contiguous()
-    return _cross(x0, x, x if down is None else x @ down.mT, weight, bias, save=False)[0]
+    return _cross(x0, x, x if down is None else _product(x, down.mT), weight, bias, save=False)[0]
 
 
 def _cross(x0: Tensor, x: Tensor, a: Tensor, weight: Tensor, bias: Tensor | None, save: bool) -> tuple[Tensor, Tensor]:
@@ -65,7 +74,7 @@ def _cross(x0: Tensor, x: Tensor, a: Tensor, weight: Tensor, bias: Tensor | None
         _product_plans[key] = _plan_product(a, weight, x0, x, bias, cross=True, save=save, turned=False)
     run = _product_plans[key]
     if run is None:
-        u = a @ weight.mT if bias is None else torch.addmm(bias, a, weight.mT)
+        u = _product(a, weight.mT, bias)
         return pointwise(u, x0, x), u
     y = torch.empty_like(x)
     u = torch.empty_like(x) if save else y
@@ -78,13 +87,37 @@ def add_product(a: Tensor, weight: Tensor, x: Tensor) -> Tensor:
     key = (x.shape, a.shape, weight.shape, x.dtype, weight.dtype, "add", x.get_device(),
            weight.is_contiguous(), (x.data_ptr() | a.data_ptr() | weight.data_ptr()) & 15)  # fmt: skip
     if key not in _product_plans:
-        _product_plans[key] = _plan_product(a, weight, x, x, None, cross=False, save=False, turned=True)
+        tiles = partial(_plan_product, a, weight, x, x, None, cross=False, save=False, turned=True)
+        _product_plans[key] = _plan_resident(a, weight, x) or tiles()
     run = _product_plans[key]
     if run is None:
         return torch.addmm(x, a, weight)
     y = torch.empty_like(x)
     run(a, weight, x, x, None, y, y)
     return y
+
+
+def _halved(a: Tensor, b: Tensor) -> bool:
+    """Whether a product in float32 is made of halves: as accurate, and twice as fast or more. Not while tracing, where
+    the compiler has products of its own, nor where TensorFloat-32 was asked for; nor while a call is noted, so that it
+    is not repeated without asking again."""
+    plain = type(a) in (Tensor, torch.nn.Parameter) and a.dtype == b.dtype == torch.float32 and not INTERPRETING
+    if not plain or not launchable(a) or noting() or products_round():
+        return False
+    return config.by_halves(a.shape[0], b.shape[1], a.shape[1])
+
+
+def _product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``a @ b`` (+ ``bias``), by cuBLAS or by halves; a long inner dim in stretches that are added up."""
+    if not _halved(a, b):
+        return a @ b if bias is None else torch.addmm(bias, a, b)
+    inner = a.shape[1]
+    cuts = 1 if bias is not None else config.cuts(a.shape[0], b.shape[1], inner, num_sms(a.get_device()))
+    if cuts == 1:
+        whole: Tensor = MATMUL(a, b, bias)
+        return whole
+    stretches: Tensor = MATMUL(a.unflatten(1, (cuts, inner // cuts)).transpose(0, 1), b.unflatten(0, (cuts, -1)), None)
+    return stretches.sum(0)
 
 
 def _plan_product(
@@ -111,6 +144,35 @@ def _plan_product(
 
     def plan(a: Tensor, weight: Tensor, x0: Tensor, x: Tensor, bias: Tensor | None, y: Tensor, u: Tensor) -> None:
         run(a, weight, x0, x, x if bias is None else bias, y, u, m, n, k)
+
+    return plan
+
+
+def _plan_resident(a: Tensor, weight: Tensor, x: Tensor) -> Any:
+    """``a @ weight + x`` whose rows stay in shared memory; None where tiles of their own are faster, or the copy engine
+    cannot reach what it has to."""
+    (m, k), n = a.shape, x.shape[1]
+    sizes = {"m": m, "n": n, "k": k, "itemsize": x.element_size()}
+    chosen = tuning.choose("cross_layer.resident", sizes, config.resident(**sizes))
+    pointers = a.data_ptr() | weight.data_ptr() | x.data_ptr()
+    alike = {a.dtype, weight.dtype, x.dtype} == {x.dtype} and x.element_size() == 2 and weight.is_contiguous()
+    reachable = alike and a.is_contiguous() and m > 0 and vector_of(2, pointers, n, k) == 8 and not INTERPRETING
+    if not chosen.stages or not reachable or not config.fits(chosen, k):
+        return None
+    rows, held = Blocks(a, (m, k), (k, 1), (128, 64)), Blocks(weight, (k, n), (n, 1), (64, 128))
+    tiles, rest = Blocks(x, (m, n), (n, 1), (128, 128)), (cdiv(m, 128), cdiv(n, 128))
+    run = _RESIDENT.bind(
+        (rows, held, tiles, tiles, *rest),
+        grid=(min(num_sms(x.get_device()), rest[0]),),
+        constants={"CHUNKS": config.chunks(k), "STAGES": chosen.stages, "ENDS": chosen.ends},
+        num_warps=4,
+        max_registers=MAX_REGISTERS,
+        device=x.get_device(),
+        vector=8,
+    )
+
+    def plan(a: Tensor, weight: Tensor, x0: Tensor, x: Tensor, bias: Tensor | None, y: Tensor, u: Tensor) -> None:
+        run(a, weight, x, y, *rest)
 
     return plan
 
@@ -206,20 +268,28 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> Non
     ctx.save_for_backward(x0, x, weight, down, output[1], output[2])
 
 
+def _added(a: Tensor, weight: Tensor, x: Tensor) -> Tensor:
+    """``a @ weight + x``: our own kernels have 16 bits."""
+    if a.dtype != torch.float32:
+        found: Tensor = ADD_PRODUCT(a, weight, x)
+        return found
+    return _product(a, weight).add_(x) if _halved(a, weight) else torch.addmm(x, a, weight)
+
+
 def _grads(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Any, ...]:
     if dy is None:
         return (None,) * 5
     x0, x, weight, down, u, inner = ctx.saved_tensors
     du, dx0, db = CROSS_LAYER_BACKWARD(dy, u, x0, ctx.want_bias)
     want_x, want_weight, want_down = ctx.wants
-    dw = du.mT @ (x if down is None else inner) if want_weight else None
+    dw = _product(du.mT, x if down is None else inner) if want_weight else None
     dx = d_down = None
     if down is None:
-        dx = ADD_PRODUCT(du, weight, dy) if want_x else None
+        dx = _added(du, weight, dy) if want_x else None
     elif want_x or want_down:
-        d_inner = du @ weight
-        dx = ADD_PRODUCT(d_inner, down, dy) if want_x else None
-        d_down = d_inner.mT @ x if want_down else None
+        d_inner = _product(du, weight)
+        dx = _added(d_inner, down, dy) if want_x else None
+        d_down = _product(d_inner.mT, x) if want_down else None
     return dx0, dx, dw, db if ctx.want_bias else None, d_down
 
 
@@ -265,13 +335,14 @@ CROSS_LAYER_BACKWARD = declare(
     support=lambda dy, u, x0, *_: float_reason(dy=dy, u=u, x0=x0),
     cost=elementwise_cost(3.0),
     num_results=3,
+    repeats=True,
 )
 ADD_PRODUCT: Primitive = declare(
     name="add_product",
     summary="a product added to a tensor: the last step of cross_layer's gradients",
     schema="(Tensor a, Tensor weight, Tensor x) -> Tensor",
     forward=lambda a, weight, x: (
-        add_product(a, weight, x.contiguous()) if launchable(x) else ADD_PRODUCT.on_host(a, weight, x)
+        add_product(a.contiguous(), weight, x.contiguous()) if launchable(x) else ADD_PRODUCT.on_host(a, weight, x)
     ),
     fake=lambda a, weight, x: torch.empty_like(x, memory_format=torch.contiguous_format),
     reference=lambda a, weight, x: a @ weight + x,
@@ -280,6 +351,7 @@ ADD_PRODUCT: Primitive = declare(
         "flops": 2.0 * inputs[0].numel * inputs[1].shape[1],
         "matrix_flops": 2.0 * inputs[0].numel * inputs[1].shape[1],
     },
+    repeats=True,
 )
 CROSS_LAYER = declare(
     name="cross_layer",
@@ -305,4 +377,5 @@ CROSS_LAYER = declare(
         forward_bytes=lambda args: 3 * args[0].nbytes + sum(t.nbytes for t in args[2:]),
         backward_bytes=lambda args: 6 * args[0].nbytes + 2 * sum(t.nbytes for t in args[2:]),
     ),
+    repeats=True,
 )

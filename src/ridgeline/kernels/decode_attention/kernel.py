@@ -35,11 +35,15 @@ def decode_share(
     WHOLE: tl.constexpr,
     EARLY: tl.constexpr,
     STAGED: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Online softmax over this program's keys; the whole answer where one program has them all.
 
-    EARLY and STAGED are those of paged attention.
+    EARLY and STAGED are those of paged attention. A DEPENDENT one is there before the kernel ahead of it has ended, and
+    waits before it reads anything.
     """
+    if DEPENDENT:
+        gdc_wait()
     if EARLY == 1:
         gdc_launch_dependents()
     b = (tl.program_id(0) // key_heads).to(tl.int64)
@@ -97,9 +101,12 @@ def decode_share(
 
 @triton.jit
 def decode_join(
-    part_ptr, lse_ptr, out_ptr, shares, d, SHARES: tl.constexpr, D: tl.constexpr, DEPENDENT: tl.constexpr
+    part_ptr, lse_ptr, out_ptr, shares, d, SHARES: tl.constexpr, D: tl.constexpr, DEPENDENT: tl.constexpr,
+    FOLLOWED: tl.constexpr,
 ):  # fmt: skip
-    """The shares of one head, weighted by what each saw."""
+    """The shares of one head, weighted by what each saw; what is FOLLOWED lets its successor get ready."""
+    if FOLLOWED:
+        gdc_launch_dependents()
     if DEPENDENT:
         gdc_wait()
     place = tl.program_id(0).to(tl.int64)

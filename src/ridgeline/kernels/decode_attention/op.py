@@ -12,7 +12,7 @@ from ridgeline.kernels import tuning
 from ridgeline.kernels.autocast import narrowed
 from ridgeline.kernels.contract import Case, Trial, case, declare
 from ridgeline.kernels.decode_attention import config, kernel, reference
-from ridgeline.kernels.launcher import INTERPRETING, Kernel, Plans, launchable, num_sms, vector_of
+from ridgeline.kernels.launcher import INTERPRETING, Kernel, Plans, launchable, num_sms, overlapping, vector_of
 from ridgeline.kernels.rows import float_reason, power_of_two
 
 LOG2_E = math.log2(math.e)
@@ -45,7 +45,8 @@ def decode_attention(
     query, key, value = narrowed(query, key, value)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     if out is None or not launchable(query):
-        found: Tensor = DECODE_ATTENTION(query, key, value, attn_mask, lengths, scale)
+        call = DECODE_ATTENTION.slow if overlapping() else DECODE_ATTENTION  # repeated calls are as they first were
+        found: Tensor = call(query, key, value, attn_mask, lengths, scale)
         return found if out is None else out.copy_(found)
     DECODE_ATTENTION.check_out(out, query, key, value, attn_mask, lengths, scale)
     return _forward(query, key, value, attn_mask, lengths, scale, out)
@@ -68,7 +69,7 @@ def _forward(
         value.stride(), query.get_device(),
         None if mask is None else (mask.dtype, mask.shape, mask.stride()),
         None if lengths is None else (lengths.dtype, lengths.shape, lengths.stride()),
-        (query.data_ptr() | key.data_ptr() | value.data_ptr()) & 15,
+        (query.data_ptr() | key.data_ptr() | value.data_ptr()) & 15, overlapping(),
     )  # fmt: skip
     plan = _plans.get(known)
     if plan is None:
@@ -101,6 +102,7 @@ class _Plan:
         part, lse = self._partial(out)
         wide, ratio = max(16, power_of_two(dim)), heads // key_heads
         early = chosen.early if chosen.shares > 1 and not INTERPRETING else 0
+        overlaps = overlapping() and chosen.shares > 1
         self.share = _SHARE.bind(
             (query, keys, values, *_present(query, mask, lengths), part, lse, scale * LOG2_E, *self.rest),
             grid=(batch * key_heads, chosen.shares),
@@ -108,6 +110,7 @@ class _Plan:
                 "R": ratio, "ROWS": max(16, power_of_two(ratio)), "D": wide, "KEYS": chosen.keys,
                 "MASK": 0 if mask is None else 1 if mask.dtype == torch.bool else 2, "LENS": lengths is not None,
                 "WHOLE": chosen.shares == 1, "EARLY": early, "STAGED": chosen.num_stages > 1,
+                "DEPENDENT": overlaps,
             },
             num_warps=chosen.num_warps,
             num_stages=chosen.num_stages,
@@ -121,11 +124,13 @@ class _Plan:
             self.join = _JOIN.bind(
                 (part, lse, out, chosen.shares, dim),
                 grid=(batch * heads,),
-                constants={"SHARES": power_of_two(chosen.shares), "D": wide, "DEPENDENT": early > 0},
+                constants={
+                    "SHARES": power_of_two(chosen.shares), "D": wide, "DEPENDENT": early > 0, "FOLLOWED": overlaps,
+                },
                 num_warps=4,
                 device=device,
                 vector=vector_of(query.element_size(), 0, dim),
-            )
+            )  # fmt: skip
 
     def _partial(self, out: Tensor) -> tuple[Tensor, Tensor]:
         if self.shares == 1:

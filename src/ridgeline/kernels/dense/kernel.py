@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ridgeline.kernels.gelu.kernel import gelu_of
+from ridgeline.kernels.gelu.kernel import gelu_of, inverse, power_of_two
 
 NONE = tl.constexpr(0)
 RELU = tl.constexpr(1)
@@ -29,7 +29,7 @@ def activated(y, ACT: tl.constexpr):
     if ACT == RELU:
         y = tl.where(y < 0.0, 0.0, y)
     elif ACT == SILU:
-        y = y / (1.0 + tl.exp(-y))
+        y = y * inverse(1.0 + power_of_two(-1.4426950408889634 * y))
     elif ACT == GELU:
         y, _ = gelu_of(y, 0)
     elif ACT == GELU_TANH:

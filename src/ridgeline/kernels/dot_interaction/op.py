@@ -13,6 +13,7 @@ from ridgeline.kernels.contract import DTYPES, Case, Trial, case, declare
 from ridgeline.kernels.dot_interaction import config, kernel, reference
 from ridgeline.kernels.launcher import Kernel, Plans, launchable, vector_of
 from ridgeline.kernels.rows import float_reason, power_of_two, template
+from ridgeline.kernels.tensorfloat import products_round
 
 _FORWARD = Kernel(kernel.dot_interaction_forward, vectors=("dim",), loose=("out_ptr",))
 _BACKWARD = Kernel(kernel.dot_interaction_backward, vectors=("dim",), loose=("grad_ptr",))
@@ -31,7 +32,7 @@ def dot_interaction(dense: Tensor, sparse: Tensor) -> Tensor:
 
 def _precision(x: Tensor) -> str:
     """Three products of tf32 parts are as good as float32; one where PyTorch's own products may use it."""
-    return "tf32" if x.dtype != torch.float32 or torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
+    return "tf32" if x.dtype != torch.float32 or products_round() else "tf32x3"
 
 
 def _forward(dense: Tensor, sparse: Tensor) -> Tensor:

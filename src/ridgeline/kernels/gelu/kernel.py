@@ -8,36 +8,57 @@ p·a), within 7.5e-8 of the truth (Abramowitz and Stegun, 26.2.17). Taken from t
 
 from __future__ import annotations
 
+import os
+
 import triton
 import triton.language as tl
 
 ERF = tl.constexpr(0)
 TANH = tl.constexpr(1)
-FAR = tl.constexpr(13.0)
-"""From here on Φ is one to float32."""
+DIRECT = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")
+"""Inverses and powers of two as the one instruction that each is on a GPU; compilers put checks around them."""
 
 
 @triton.jit
-def tail(a):
-    """Φ(−a) and φ(a) for a ≥ 0, both as float32 has them but for 7.5e-8."""
-    t = 1.0 / (1.0 + 0.2316419 * a)
-    density = 0.3989422804014327 * tl.exp2(-0.7213475204444817 * a * a)
-    series = 1.781477937 + t * (-1.821255978 + t * 1.330274429)
-    return density * (t * (0.319381530 + t * (-0.356563782 + t * series))), density
+def inverse(x):
+    """1 / x to float32's last digit but one; zero of what is infinite."""
+    if DIRECT:
+        x = tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    else:
+        x = 1.0 / x
+    return x
+
+
+@triton.jit
+def power_of_two(x):
+    """2ˣ to float32's last digit but one; nothing smaller than its normal numbers."""
+    if DIRECT:
+        x = tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    else:
+        x = tl.exp2(x)
+    return x
+
+
+@triton.jit
+def tail(x):
+    """Φ(−|x|) and φ(x), both as float32 has them but for 7.5e-8; zero where x is infinite."""
+    t = inverse(1.0 + 0.2316419 * tl.abs(x))
+    power = power_of_two(-0.7213475204444817 * (x * x))
+    series = 0.7107068706716199 + t * (-0.7265760130580615 + t * 0.5307027142649737)
+    return power * (t * (0.1274147958962986 + t * (-0.14224836829963933 + t * series))), 0.3989422804014327 * power
 
 
 @triton.jit
 def gelu_of(x, KIND: tl.constexpr):
     """x · Φ(x) and its derivative."""
     if KIND == ERF:
-        a = tl.abs(x)
-        small, density = tail(a)
-        y = tl.where(x > FAR, x, tl.where(x < 0.0, 0.0, x) - a * small)  # NaN stays one, and infinity infinite
-        slope = tl.where(x < 0.0, small, 1.0 - small) + x * density
+        small, density = tail(x)
+        share = tl.where(x < 0.0, small, 1.0 - small)
+        y = x * share  # NaN stays one, and minus infinity becomes one, as in PyTorch
+        slope = share + x * density
     else:
         # (1 + tanh(u)) / 2 is the sigmoid of 2u, and as that it loses nothing where it is small
-        u = 1.5957691216057308 * (x + 0.044715 * x * x * x)
-        s = 1.0 / (1.0 + tl.exp(-u))
+        s = inverse(1.0 + power_of_two(x * (-2.302208198144325 - 0.1029432395800235 * (x * x))))
         y = x * s
         slope = s + y * (1.0 - s) * 1.5957691216057308 * (1.0 + 0.134145 * x * x)
     return y, slope

@@ -33,21 +33,23 @@ def default(groups: int, length: int, positions: int, sms: int) -> Groups:
 @dataclass(frozen=True, slots=True)
 class Images(Streamed):
     """A piece of a channel is at most so many accesses of a lane long, and sums are made a piece; whether the gradient
-    before the activation is kept in shared memory or computed twice."""
+    before the activation is kept in shared memory or computed twice; whether two sigmoids share an inverse."""
 
     accesses: int = 8
     kept: bool = True
+    paired: bool = False
 
 
-def streamed(num_bytes: int, num_inputs: int) -> Images | None:
-    """Three shares of 64 KB a multiprocessor; None where the image is small.
+def streamed(num_bytes: int, num_inputs: int, itemsize: int) -> Images | None:
+    """Three shares of 64 KB a multiprocessor, four programs of four warps; None where the image is small.
 
-    4×512×128×128: 42 µs with four programs of four warps, 45 with two of eight, 49 with one of sixteen, 60 in two
-    reads; backward 63. With SiLU 49 and 72; in pieces of one access 56 and 78, with its slope computed twice 81.
+    4×512×128×128: 42 µs, 45 with two programs of eight warps, 49 with one of sixteen, 60 in two reads; backward 63.
+    With SiLU 47 (48 with an inverse an element) and 67 (backward nothing is gained by pairs); 16×512×128×128 162 (168)
+    and 220, with two programs of eight warps 243; in pieces of one access 56 and 78, with its slope computed twice 81.
     """
     if num_bytes < STREAMED_BYTES:
         return None
-    return Images(8, 4, 3, 4) if num_inputs == 1 else Images(4, 8, 3, 2)
+    return Images(8, 4, 3, 4, paired=itemsize == 2) if num_inputs == 1 else Images(4, 4, 3, 4)
 
 
 def piece(positions: int, vector: int, accesses: int = 1) -> int:

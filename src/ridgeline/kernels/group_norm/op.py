@@ -127,7 +127,7 @@ def _streaming(
         pointers |= tensor.data_ptr()
     narrow = min(tensor.element_size() for tensor in tensors)
     streamable = is_widest(vector_of(narrow, pointers, positions), narrow)
-    default = config.streamed(tensors[0].nbytes, len(tensors)) if streamable else None
+    default = config.streamed(tensors[0].nbytes, len(tensors), wide) if streamable else None
     if default is None or INTERPRETING or not rows:
         return None, None
     sizes = {"groups": rows, "positions": positions, "dtype": tensors[0].dtype}
@@ -155,7 +155,8 @@ def _plan_streamed(
     numbers = (groups, x.shape[1] // groups, positions)
     run = shares.bind(
         _STREAMED, chosen, found, (x, w, b, x, stats, stats), rows, length, (*numbers, 0.0),
-        {"HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None, "SILU": silu},
+        {"HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None, "SILU": silu,
+         "PAIRED": silu and chosen.paired},
         {"device": x.get_device(), "vector": found.vector},
     )  # fmt: skip
 
@@ -186,7 +187,8 @@ def _plan_backward_streamed(
     numbers = (groups, channels // groups, positions)
     run = shares.bind(
         _BACKWARD_STREAMED, chosen, found, (dy, x, w, b, stats, stats, x, sums), samples * groups, length, numbers,
-        {"HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None, "SILU": silu, "KEPT": silu and chosen.kept},
+        {"HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None, "SILU": silu,
+         "PAIRED": silu and chosen.paired, "KEPT": silu and chosen.kept},
         {"device": on, "vector": found.vector},
     )  # fmt: skip
     reduce = plan_reduce(sums, column, samples * pieces, channels, on, second=column)

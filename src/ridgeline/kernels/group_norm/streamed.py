@@ -31,11 +31,16 @@ def channel_numbers(pointer, channel, GIVEN: gl.constexpr, OTHER: gl.constexpr):
 
 
 @gluon.jit
-def through_silu(dy, z):
-    """The gradient before the activation: its slope is s + zs·(1 − s)."""
-    s = sigmoid(z)
-    t = z * s
-    return dy * (s + (t - t * s))
+def through_silu(dy, z, PAIRED: gl.constexpr):
+    """The gradient before the activation: its slope is s + s·(z − zs)."""
+    s = sigmoid(z, PAIRED)
+    return dy * (s + s * (z - z * s))
+
+
+@gluon.jit
+def both_added(a, b, more_a, more_b):
+    """Two sums at once: warps meet once for both."""
+    return a + more_a, b + more_b
 
 
 @gluon.jit
@@ -66,6 +71,7 @@ def group_norm_streamed(
     HAS_WEIGHT: gl.constexpr,
     HAS_BIAS: gl.constexpr,
     SILU: gl.constexpr,
+    PAIRED: gl.constexpr,  # two sigmoids an inverse
     EVEN: gl.constexpr,  # every share fills its place
     MEET: gl.constexpr,
     LAG: gl.constexpr,
@@ -130,7 +136,7 @@ def group_norm_streamed(
         shift = b - mean * scale
         y = x * scale[:, None] + shift[:, None]
         if SILU:
-            y *= sigmoid(y)
+            y *= sigmoid(y, PAIRED)
         gl.store(y_ptr + at + done * step, y.to(y_ptr.dtype.element_ty), mask=c < gl.where(done >= 0, left, 0))
         ahead = done + SLOTS
         there = c < gl.where(ahead < num_turns, left, 0)
@@ -160,6 +166,7 @@ def group_norm_backward_streamed(
     HAS_WEIGHT: gl.constexpr,
     HAS_BIAS: gl.constexpr,
     SILU: gl.constexpr,
+    PAIRED: gl.constexpr,
     KEPT: gl.constexpr,  # the gradient before the activation takes dy's place, in dy's type, as PyTorch has it
     MEET: gl.constexpr,
     LAG: gl.constexpr,
@@ -222,7 +229,7 @@ def group_norm_backward_streamed(
         dy = widened(dy_smem.index(turn % SLOTS).load(L))
         normed = x * rstd - mean * rstd
         if SILU:
-            dy = through_silu(dy, normed * w[:, None] + b[:, None])
+            dy = through_silu(dy, normed * w[:, None] + b[:, None], PAIRED)
         along = gl.sum(dy * normed, axis=1)
         level = gl.sum(dy, axis=1)
         if turn < num_turns:
@@ -230,8 +237,7 @@ def group_norm_backward_streamed(
             gl.store(to, along, mask=real)
             gl.store(to + all_sums, level, mask=real)
         sample += leap + (member_next < member).to(gl.int32)
-        slope = gl.sum(along * w, axis=0)
-        shift = gl.sum(level * w, axis=0)
+        slope, shift = gl.reduce((along * w, level * w), 0, both_added)
         done = turn - LAG
         if MEET:
             if turn < num_turns:
@@ -248,7 +254,7 @@ def group_norm_backward_streamed(
             if SILU and not KEPT:
                 scale = w_done * rstd_done
                 offset = b_done - mean_done * scale
-                dy = through_silu(dy, x * scale[:, None] + offset[:, None])
+                dy = through_silu(dy, x * scale[:, None] + offset[:, None], PAIRED)
         else:
             w_done = w
             mean_done = mean

@@ -192,7 +192,8 @@ class _FewPlan:
         fed = _fed(query, cache, dim, config.columns_fit)
         default = config.choose_few(**sizes, num_sms=num_sms(query.get_device()), fed=fed)
         chosen = tuning.choose("latent_attention.few", sizes, default)
-        self.parts, self.fed = Parts(chosen.keys, chosen.programs, chosen.least, 1, out, lens), chosen.fed
+        self.parts = Parts(chosen.keys, chosen.programs, chosen.least, 1, out, lens, chosen.borders)
+        self.fed = chosen.fed
         bind = self._bind_columns if chosen.fed else self._bind
         bind(chosen, args, out, scale)
 

@@ -13,6 +13,7 @@ from ridgeline.kernels.contract import DTYPES, Case, Trial, case, declare, eleme
 from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms, vector_of
 from ridgeline.kernels.layer_norm_quant import config, kernel, reference
 from ridgeline.kernels.rows import as_rows, cdiv, float_reason, template
+from ridgeline.kernels.shares import registers_of
 
 _QUANTIZED = Kernel(kernel.layer_norm_quantized, vectors=("cols", "x_stride"))
 _plans = Plans()
@@ -72,7 +73,7 @@ def _plan(
     rows = shape.numel() // cols
     scales = cols // group if group else 1
     chosen = tuning.choose("layer_norm_quant", {"rows": rows, "cols": cols, "dtype": x.dtype, "group": group},
-                           config.default(rows, cols, x.element_size(), group))  # fmt: skip
+                           config.default(rows, cols, x.element_size(), group, centered=True))  # fmt: skip
     if not chosen.chunks:
         raise KernelError(f"layer_norm_quant: rows of {cols} columns do not fit in registers; normalize, then quantize")
     q = template(shape, getattr(torch, kind), x.device)
@@ -92,6 +93,7 @@ def _plan(
                    "EVEN": cols == chosen.chunks * chosen.block, "STAGES": chosen.num_stages, "KEEP": walking > 0},
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
+        max_registers=registers_of(chosen.num_warps, chosen.programs_per_sm) if walking else 0,
         device=x.get_device(),
         vector=vector_of(x.element_size(), pointers, cols, stride),
     )  # fmt: skip

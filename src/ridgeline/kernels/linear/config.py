@@ -31,10 +31,15 @@ class Linear:
     shares: int = 1
 
 
-def choose(rows: int, k: int, n: int, itemsize: int, gated: bool, early: bool, num_sms: int) -> Linear:
-    """The row kernel for one row and for float32; the tensor cores for the rest (benchmarks/2026-11-15-decode.md)."""
+def choose(
+    rows: int, k: int, n: int, itemsize: int, gated: bool, early: bool, num_sms: int, normed: bool = False
+) -> Linear:
+    """The row kernel for one row and for float32; the tensor cores for the rest (benchmarks/2026-11-15-decode.md).
+
+    A norm's weight is read beside every row of the product's: four rows share it, one alone takes 22 µs for 14.
+    """
     if itemsize == 4 or rows == 1 or (rows == 2 and n <= FEW_OUTPUTS and not gated):
-        return _fitted(_row(rows, k, n, itemsize, gated, early), k, itemsize)
+        return _fitted(_row(rows, k, n, itemsize, gated, early or normed), k, itemsize)
     return _tile(k, n, gated, early, num_sms)
 
 

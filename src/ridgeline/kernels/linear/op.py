@@ -99,7 +99,8 @@ class _Plan:
             "rows": self.rows, "k": self.k, "n": self.n, "itemsize": x.element_size(), "gated": gated,
             "early": self.early,
         }  # fmt: skip
-        self.chosen = tuning.choose("linear", sizes, config.choose(**sizes, num_sms=num_sms(self.device)))
+        default = config.choose(**sizes, num_sms=num_sms(self.device), normed=self.has_norm)
+        self.chosen = tuning.choose("linear", sizes, default)
         self.flags = {
             "BIAS": bias is not None, "RESIDUAL": residual is not None, "GATED": gated,
             "ACT": ACTIVATIONS[activation],

@@ -264,6 +264,62 @@ def paged_join(
 
 
 @triton.jit
+def paged_border(
+    part_ptr, seen_ptr, lens_ptr, out_ptr, batch, key_heads, d, keys, programs,
+    R: tl.constexpr, ROWS: tl.constexpr, BATCH: tl.constexpr, LEAST: tl.constexpr, PARTS: tl.constexpr,
+    D: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """``paged_join`` by borders between stretches instead of by heads: where there are more heads than borders, most
+    would find nothing to join. Joins the sequence that begins in a program's stretch and goes on past its end, all R
+    heads that share its keys at once; and writes zeros for every sequence without a key.
+    """
+    pid = tl.program_id(0)
+    row = tl.arange(0, ROWS)
+    col = tl.program_id(1) * D + tl.arange(0, D)
+    inside = (row < R)[:, None] & (col < d)[None, :]
+    i, blocks, ends = _line(lens_ptr, batch, key_heads, keys, BATCH)
+    num, each, longer = _stretches(blocks, programs, LEAST)
+    border = (pid + 1) * each + tl.minimum(pid + 1, longer)
+    b = tl.minimum(tl.sum((ends <= border).to(tl.int32), 0), batch - 1)
+    within = border - tl.sum(tl.where(ends <= border, blocks, 0), 0)
+    of_head = tl.maximum(tl.cdiv(tl.load(lens_ptr + b), keys), 1)
+    kh = within // of_head
+    start = border - within % of_head
+    last = _program_of(start + of_head - 1, each, longer)
+    if EARLY:
+        gdc_wait()
+    if (pid + 1 < num) & (start < border) & (_program_of(start, each, longer) == pid):
+        top = tl.full([ROWS], float("-inf"), tl.float32)
+        whole = tl.zeros([ROWS], tl.float32)
+        acc = tl.zeros([ROWS, D], tl.float32)
+        for one in range(pid, last + 1, PARTS):
+            part = one + tl.arange(0, PARTS)
+            at = part * 2 + (part == pid).to(tl.int32)
+            there = (row < R)[:, None] & (part <= last)[None, :]
+            m = tl.load(seen_ptr + (at * 2 * R)[None, :] + row[:, None], mask=there, other=float("-inf"))
+            total = tl.load(seen_ptr + ((at * 2 + 1) * R)[None, :] + row[:, None], mask=there, other=0.0)
+            place = (at * R)[None, :] + row[:, None]
+            sums = tl.load(part_ptr + place[:, :, None] * d + col[None, None, :],
+                           mask=there[:, :, None] & (col < d)[None, None, :], other=0.0)  # fmt: skip
+            raised = tl.maximum(top, tl.max(m, 1))
+            shift = tl.where(raised == float("-inf"), 0.0, raised)
+            weight = tl.exp2(m - shift[:, None])
+            alpha = tl.exp2(top - shift)
+            acc = acc * alpha[:, None] + tl.sum(sums * weight[:, :, None], 1)
+            whole = whole * alpha + tl.sum(total * weight, 1)
+            top = raised
+        out = acc / tl.where(whole == 0.0, 1.0, whole)[:, None]
+        head = (b.to(tl.int64) * key_heads + kh) * R + row
+        tl.store(out_ptr + head[:, None] * d + col[None, :], out.to(out_ptr.dtype.element_ty), mask=inside)
+    for empty in range(pid, batch, programs):
+        if tl.load(lens_ptr + empty) == 0:
+            for one in range(key_heads):
+                head = ((empty * key_heads + one) * R + row).to(tl.int64)
+                zeros = tl.zeros([ROWS, D], out_ptr.dtype.element_ty)
+                tl.store(out_ptr + head[:, None] * d + col[None, :], zeros, mask=inside)
+
+
+@triton.jit
 def shares_join(
     part_ptr, lse_ptr, out_ptr, shares, d, SHARES: tl.constexpr, D: tl.constexpr, EARLY: tl.constexpr
 ):  # fmt: skip

@@ -27,6 +27,7 @@ _SHARE = Kernel(
 )
 _COLUMNS = Kernel(kernel.paged_columns, vectors=("d",), loose=("table_ptr", "lens_ptr"))
 _JOIN = Kernel(kernel.paged_join, vectors=("d",), loose=("lens_ptr",), dependent=True)
+_BORDER = Kernel(kernel.paged_border, vectors=("d",), loose=("lens_ptr",), dependent=True)
 _SHARES = Kernel(kernel.shares_join, vectors=("d",), dependent=True)
 _plans = Plans()
 
@@ -103,24 +104,44 @@ def dense(x: Tensor) -> Tensor:
 class Parts:
     """Room for the parts of sequences that lie in several programs' stretches, and the launch that joins them."""
 
-    def __init__(self, keys: int, programs: int, least: int, key_heads: int, out: Tensor, lens: Tensor) -> None:
+    def __init__(
+        self, keys: int, programs: int, least: int, key_heads: int, out: Tensor, lens: Tensor, borders: bool = False
+    ) -> None:
         batch, heads, dim = out.shape
         ratio = heads // key_heads
         self.shape, self.seen_shape = (programs, 2, ratio, dim), (programs, 2, 2, ratio)
         self.sizes = (batch, key_heads, dim, keys, programs)
+        self.fixed = {"R": ratio, "BATCH": config.lined(batch), "LEAST": least, "EARLY": not INTERPRETING}
+        bind = self._bind_borders if borders else self._bind_heads
+        self.launch = bind(out, lens)
+
+    def _bind_heads(self, out: Tensor, lens: Tensor) -> Any:
+        batch, heads, dim = out.shape
+        key_heads, programs = self.sizes[1], self.sizes[4]
         wide = min(config.joined_columns(batch * heads), max(16, power_of_two(dim)))
-        together = ratio if batch * heads > config.MANY_HEADS else 1
-        self.launch = _JOIN.bind(
+        together = heads // key_heads if batch * heads > config.MANY_HEADS else 1
+        parts = config.parts_of(programs, batch * key_heads)
+        grid = (batch * heads // together, cdiv(dim, wide))
+        return self._bind(_JOIN, out, lens, grid, {"HEADS": together, "PARTS": parts, "D": wide})
+
+    def _bind_borders(self, out: Tensor, lens: Tensor) -> Any:
+        batch, heads, dim = out.shape
+        key_heads, programs = self.sizes[1], self.sizes[4]
+        rows = power_of_two(heads // key_heads)
+        parts, wide = config.border_tile(programs, batch * key_heads, rows)
+        wide = min(wide, max(16, power_of_two(dim)))
+        constants = {"ROWS": rows, "PARTS": parts, "D": wide}
+        return self._bind(_BORDER, out, lens, (programs, cdiv(dim, wide)), constants)
+
+    def _bind(self, kernel: Kernel, out: Tensor, lens: Tensor, grid: tuple[int, int], constants: dict[str, Any]) -> Any:
+        return kernel.bind(
             (*self.room(out), lens, out, *self.sizes),
-            grid=(batch * heads // together, cdiv(dim, wide)),
-            constants={
-                "R": ratio, "HEADS": together, "BATCH": config.lined(batch), "LEAST": least,
-                "PARTS": config.parts_of(programs, batch * key_heads), "D": wide, "EARLY": not INTERPRETING,
-            },
+            grid=grid,
+            constants=self.fixed | constants,
             num_warps=4,
             device=out.get_device(),
-            vector=vector_of(out.element_size(), 0, dim),
-        )  # fmt: skip
+            vector=vector_of(out.element_size(), 0, out.shape[2]),
+        )
 
     def room(self, out: Tensor) -> tuple[Tensor, Tensor]:
         part, seen = (torch.empty(x, dtype=torch.float32, device=out.device) for x in (self.shape, self.seen_shape))
@@ -162,7 +183,7 @@ class _Plan:
         default = config.choose(**sizes, num_sms=num_sms(query.get_device()), **rest)
         chosen = tuning.choose("paged_attention", sizes, default)
         num = chosen.programs
-        self.parts = Parts(chosen.keys, num, chosen.least, key_heads, out, lens) if num else None
+        self.parts = Parts(chosen.keys, num, chosen.least, key_heads, out, lens, chosen.borders) if num else None
         bind = self._bind_columns if chosen.fed else self._bind
         bind(chosen, args, out, scale)
 

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ridgeline.kernels.rows import clamp, power_of_two
+from ridgeline.kernels.rows import clamp
 
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Warps that work on one token's heads, and programs a multiprocessor holds of the backward pass."""
+    """Warps of a program, programs a multiprocessor holds of the backward pass, heads that are worked on at once."""
 
     num_warps: int
     programs_per_sm: int
+    rows: int
 
 
-def forward(heads: int, head_dim: int) -> Heads:
-    """At most four warps, whatever they hold: 92 µs, 101 with eight, for 32 heads; 163, 180 with eight, for 64."""
-    return Heads(clamp(power_of_two(heads) * head_dim // 1024, 1, 4), 1)
+def rows(num_warps: int, head_dim: int) -> int:
+    """Heads of 16-bit numbers whose halves a program reads with one access a lane each."""
+    return clamp(num_warps * 512 // head_dim, 1, 64)
 
 
-def backward(heads: int, head_dim: int) -> Heads:
-    """At most eight warps: 309 µs for 64 heads, 362 with one program of sixteen. Reading ahead lost: 257, not 166."""
-    num_warps = clamp(power_of_two(heads) * head_dim // 512, 1, 8)
-    return Heads(num_warps, clamp(16 // num_warps, 1, 8))
+def forward(head_dim: int) -> Heads:
+    """Two warps: 16384 tokens of 32 and 8 heads 89 µs, 91 on four warps, 95 on eight, 93 a token at a time; of 64 and 8
+    heads 156, 160, 169 and 165; of 40 and 8 105, 108, 113 and 127."""
+    return Heads(2, 1, rows(2, head_dim))
+
+
+def backward(head_dim: int) -> Heads:
+    """Five programs of four warps: 142 µs for 32 and 8 heads, 157 with two of eight, 175 with six, which have fewer
+    registers, 169 a token at a time; for 64 and 8 heads 237, 253, 253 and 313; for 40 and 8 165, 253, 199 and 279."""
+    return Heads(4, 5, rows(4, head_dim))

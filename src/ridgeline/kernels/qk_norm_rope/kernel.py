@@ -1,7 +1,9 @@
 """Head-wise RMSNorm and rotary embedding in one pass over queries and keys, forward and backward.
 
 Shapes: B batches, S positions, H query heads, K key heads, D head dim (a power of two), W = D / 2, P programs.
-y = rotate(x · rstd · weight): the gradient is rotated back first, then it is that of the norm.
+y = rotate(x · rstd · weight): the gradient is rotated back first, then it is that of the norm. Heads lie one after the
+other, token by token, and a tile is ROWS of them, whatever tokens they belong to: eight key heads fill it as thirty-two
+query heads do.
 """
 
 from __future__ import annotations
@@ -11,33 +13,43 @@ import triton.language as tl
 
 
 @triton.jit
-def factors(w_ptr, cos_ptr, sin_ptr, offset, HEADS: tl.constexpr, HALF: tl.constexpr):
-    """Both halves of the weight, and the angles, in the layout of the heads: in their own they would be rearranged
-    through shared memory for every token."""
-    i = tl.arange(0, HALF)[None, :] + tl.zeros([HEADS, HALF], tl.int32)
-    low = tl.load(w_ptr + i).to(tl.float32) + offset
-    high = tl.load(w_ptr + HALF + i).to(tl.float32) + offset
-    return low, high, tl.load(cos_ptr + i).to(tl.float32), tl.load(sin_ptr + i).to(tl.float32)
+def places(tile, tokens, seq, HEADS: tl.constexpr, ROWS: tl.constexpr):
+    """Heads of a tile one after the other, token by token: which there are, and their tokens, batches and positions."""
+    row = tile * ROWS + tl.arange(0, ROWS)[:, None]
+    token = row // HEADS
+    b = token // seq
+    head, s = (row - token * HEADS).to(tl.int64), (token - b * seq).to(tl.int64)
+    return row, row < tokens * HEADS, token, head, b.to(tl.int64), s
 
 
 @triton.jit
-def norm_rotate_heads(
-    x_ptr, y_ptr, rstd_ptr, w_ptr, cos_ptr, sin_ptr, heads, x_head, y_head, eps, offset, HEADS: tl.constexpr,
-    HALF: tl.constexpr, SAVE: tl.constexpr,
+def halves(pointer, i, inside, HALF: tl.constexpr):
+    """Both halves of heads."""
+    low = tl.load(pointer + i, mask=inside, other=0.0).to(tl.float32)
+    return low, tl.load(pointer + HALF + i, mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def norm_rotate_rows(
+    x_ptr, y_ptr, rstd_ptr, w_ptr, cos_ptr, sin_ptr, tile, tokens, seq, all_heads, x_batch, x_seq, x_head, cos_batch,
+    cos_seq, eps, offset, HEADS: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr, SAVE: tl.constexpr,
 ):  # fmt: skip
-    head = tl.arange(0, HEADS)[:, None]
-    i = tl.arange(0, HALF)[None, :]
-    inside = head < heads
-    a = tl.load(x_ptr + head * x_head + i, mask=inside, other=0.0).to(tl.float32)
-    b = tl.load(x_ptr + head * x_head + HALF + i, mask=inside, other=0.0).to(tl.float32)
-    w_low, w_high, cos, sin = factors(w_ptr, cos_ptr, sin_ptr, offset, HEADS, HALF)
+    """One tile of heads, each with the angles of its own position."""
+    i = tl.arange(0, HALF)[None, :] + tl.zeros([ROWS, HALF], tl.int32)
+    row, inside, token, head, batch, s = places(tile, tokens, seq, HEADS, ROWS)
+    a, b = halves(x_ptr + batch * x_batch + s * x_seq + head * x_head, i, inside, HALF)
+    angle = batch * cos_batch + s * cos_seq + i
+    cos = tl.load(cos_ptr + angle, mask=inside, other=0.0).to(tl.float32)
+    sin = tl.load(sin_ptr + angle, mask=inside, other=0.0).to(tl.float32)
+    w_low, w_high = halves(w_ptr, i, True, HALF)
     rstd = tl.rsqrt(tl.sum(a * a + b * b, axis=1, keep_dims=True) / (2 * HALF) + eps)
     if SAVE:
-        tl.store(rstd_ptr + head, rstd, mask=inside)
-    a = a * rstd * w_low
-    b = b * rstd * w_high
-    tl.store(y_ptr + head * y_head + i, (a * cos - b * sin).to(y_ptr.dtype.element_ty), mask=inside)
-    tl.store(y_ptr + head * y_head + HALF + i, (b * cos + a * sin).to(y_ptr.dtype.element_ty), mask=inside)
+        tl.store(rstd_ptr + token.to(tl.int64) * all_heads + head, rstd, mask=inside)
+    a = a * rstd * (w_low + offset)
+    b = b * rstd * (w_high + offset)
+    to = y_ptr + row.to(tl.int64) * (2 * HALF) + i
+    tl.store(to, (a * cos - b * sin).to(y_ptr.dtype.element_ty), mask=inside)
+    tl.store(to + HALF, (b * cos + a * sin).to(y_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -68,50 +80,60 @@ def qk_norm_rope_forward(
     Q_HEADS: tl.constexpr,
     K_HEADS: tl.constexpr,
     HALF: tl.constexpr,
+    ROWS: tl.constexpr,
     SAVE: tl.constexpr,
 ):
-    token = tl.program_id(0).to(tl.int64)
-    b = token // seq
-    s = token % seq
-    cos = cos_ptr + b * cos_batch + s * cos_seq
-    sin = sin_ptr + b * cos_batch + s * cos_seq
-    rstd = rstd_ptr + token * (q_heads + k_heads)
-    norm_rotate_heads(
-        q_ptr + b * q_batch + s * q_seq, q_out_ptr + token * q_heads * 2 * HALF, rstd, qw_ptr, cos, sin, q_heads,
-        q_head, 2 * HALF, eps, offset, Q_HEADS, HALF, SAVE,
-    )  # fmt: skip
-    norm_rotate_heads(
-        k_ptr + b * k_batch + s * k_seq, k_out_ptr + token * k_heads * 2 * HALF, rstd + q_heads, kw_ptr, cos, sin,
-        k_heads, k_head, 2 * HALF, eps, offset, K_HEADS, HALF, SAVE,
-    )  # fmt: skip
+    """A program takes ROWS heads, of queries or of keys, whatever tokens they belong to."""
+    tile = tl.program_id(0)
+    q_tiles = tl.cdiv(tokens * Q_HEADS, ROWS)
+    if tile < q_tiles:
+        norm_rotate_rows(
+            q_ptr, q_out_ptr, rstd_ptr, qw_ptr, cos_ptr, sin_ptr, tile, tokens, seq, q_heads + k_heads, q_batch, q_seq,
+            q_head, cos_batch, cos_seq, eps, offset, Q_HEADS, HALF, ROWS, SAVE,
+        )  # fmt: skip
+    else:
+        norm_rotate_rows(
+            k_ptr, k_out_ptr, rstd_ptr + q_heads, kw_ptr, cos_ptr, sin_ptr, tile - q_tiles, tokens, seq,
+            q_heads + k_heads, k_batch, k_seq, k_head, cos_batch, cos_seq, eps, offset, K_HEADS, HALF, ROWS, SAVE,
+        )  # fmt: skip
 
 
 @triton.jit
-def heads_gradient(
-    dy_ptr, x_ptr, dx_ptr, rstd_ptr, w_ptr, cos_ptr, sin_ptr, heads, dy_head, x_head, offset, HEADS: tl.constexpr,
-    HALF: tl.constexpr,
+def rows_gradient(
+    dy_ptr, x_ptr, dx_ptr, rstd_ptr, w_ptr, cos_ptr, sin_ptr, share_ptr, tokens, seq, all_heads, dy_batch, dy_seq,
+    dy_head, x_batch, x_seq, x_head, cos_batch, cos_seq, offset, HEADS: tl.constexpr, HALF: tl.constexpr,
+    ROWS: tl.constexpr,
 ):  # fmt: skip
-    """dx of all heads of one token; returns what they add to the weight's gradient."""
-    head = tl.arange(0, HEADS)[:, None]
-    i = tl.arange(0, HALF)[None, :]
-    inside = head < heads
-    rstd = tl.load(rstd_ptr + head, mask=inside, other=0.0)
-    a = tl.load(x_ptr + head * x_head + i, mask=inside, other=0.0).to(tl.float32) * rstd
-    b = tl.load(x_ptr + head * x_head + HALF + i, mask=inside, other=0.0).to(tl.float32) * rstd
-    da = tl.load(dy_ptr + head * dy_head + i, mask=inside, other=0.0).to(tl.float32)
-    db = tl.load(dy_ptr + head * dy_head + HALF + i, mask=inside, other=0.0).to(tl.float32)
-    w_low, w_high, cos, sin = factors(w_ptr, cos_ptr, sin_ptr, offset, HEADS, HALF)
-    ga = da * cos + db * sin
-    gb = db * cos - da * sin
-    low = ga * a
-    high = gb * b
-    ga *= w_low
-    gb *= w_high
-    mean = tl.sum(ga * a + gb * b, axis=1, keep_dims=True) / (2 * HALF)
-    at = dx_ptr + head * 2 * HALF + i
-    tl.store(at, ((ga - a * mean) * rstd).to(dx_ptr.dtype.element_ty), mask=inside)
-    tl.store(at + HALF, ((gb - b * mean) * rstd).to(dx_ptr.dtype.element_ty), mask=inside)
-    return low, high
+    """dx of every P-th tile of heads, and what they add to the weight's gradient."""
+    i = tl.arange(0, HALF)[None, :] + tl.zeros([ROWS, HALF], tl.int32)
+    w_low, w_high = halves(w_ptr, i, True, HALF)
+    w_low += offset
+    w_high += offset
+    low = tl.zeros([ROWS, HALF], tl.float32)
+    high = tl.zeros([ROWS, HALF], tl.float32)
+    for tile in tl.range(tl.program_id(0), tl.cdiv(tokens * HEADS, ROWS), tl.num_programs(0)):
+        row, inside, token, head, batch, s = places(tile, tokens, seq, HEADS, ROWS)
+        a, b = halves(x_ptr + batch * x_batch + s * x_seq + head * x_head, i, inside, HALF)
+        da, db = halves(dy_ptr + batch * dy_batch + s * dy_seq + head * dy_head, i, inside, HALF)
+        angle = batch * cos_batch + s * cos_seq + i
+        cos = tl.load(cos_ptr + angle, mask=inside, other=0.0).to(tl.float32)
+        sin = tl.load(sin_ptr + angle, mask=inside, other=0.0).to(tl.float32)
+        rstd = tl.load(rstd_ptr + token.to(tl.int64) * all_heads + head, mask=inside, other=0.0)
+        a *= rstd
+        b *= rstd
+        ga = da * cos + db * sin
+        gb = db * cos - da * sin
+        low += ga * a
+        high += gb * b
+        ga *= w_low
+        gb *= w_high
+        mean = tl.sum(ga * a + gb * b, axis=1, keep_dims=True) / (2 * HALF)
+        to = dx_ptr + row.to(tl.int64) * (2 * HALF) + i
+        tl.store(to, ((ga - a * mean) * rstd).to(dx_ptr.dtype.element_ty), mask=inside)
+        tl.store(to + HALF, ((gb - b * mean) * rstd).to(dx_ptr.dtype.element_ty), mask=inside)
+    to = share_ptr + tl.program_id(0).to(tl.int64) * 2 * HALF + tl.arange(0, HALF)
+    tl.store(to, tl.sum(low, axis=0))
+    tl.store(to + HALF, tl.sum(high, axis=0))
 
 
 @triton.jit
@@ -150,35 +172,15 @@ def qk_norm_rope_backward(
     Q_HEADS: tl.constexpr,
     K_HEADS: tl.constexpr,
     HALF: tl.constexpr,
+    ROWS: tl.constexpr,
 ):
-    """A program takes every P-th token and adds up its share of the weights' gradients."""
-    q_low = tl.zeros([Q_HEADS, HALF], tl.float32)
-    q_high = tl.zeros([Q_HEADS, HALF], tl.float32)
-    k_low = tl.zeros([K_HEADS, HALF], tl.float32)
-    k_high = tl.zeros([K_HEADS, HALF], tl.float32)
-    wide_zero = tl.program_id(0).to(tl.int64) * 0
-    for at in tl.range(tl.program_id(0), tokens, tl.num_programs(0)):
-        token = at + wide_zero
-        b = token // seq
-        s = token % seq
-        cos = cos_ptr + b * cos_batch + s * cos_seq
-        sin = sin_ptr + b * cos_batch + s * cos_seq
-        rstd = rstd_ptr + token * (q_heads + k_heads)
-        low, high = heads_gradient(
-            dq_ptr + b * dq_batch + s * dq_seq, q_ptr + b * q_batch + s * q_seq, q_out_ptr + token * q_heads * 2 * HALF,
-            rstd, qw_ptr, cos, sin, q_heads, dq_head, q_head, offset, Q_HEADS, HALF,
-        )  # fmt: skip
-        q_low += low
-        q_high += high
-        low, high = heads_gradient(
-            dk_ptr + b * dk_batch + s * dk_seq, k_ptr + b * k_batch + s * k_seq, k_out_ptr + token * k_heads * 2 * HALF,
-            rstd + q_heads, kw_ptr, cos, sin, k_heads, dk_head, k_head, offset, K_HEADS, HALF,
-        )  # fmt: skip
-        k_low += low
-        k_high += high
-    to = share_ptr + tl.program_id(0).to(tl.int64) * 2 * HALF + tl.arange(0, HALF)
-    tl.store(to, tl.sum(q_low, axis=0))
-    tl.store(to + HALF, tl.sum(q_high, axis=0))
-    to += tl.num_programs(0).to(tl.int64) * 2 * HALF
-    tl.store(to, tl.sum(k_low, axis=0))
-    tl.store(to + HALF, tl.sum(k_high, axis=0))
+    """A program takes every P-th tile of ROWS heads of queries, then of keys."""
+    rows_gradient(
+        dq_ptr, q_ptr, q_out_ptr, rstd_ptr, qw_ptr, cos_ptr, sin_ptr, share_ptr, tokens, seq, q_heads + k_heads,
+        dq_batch, dq_seq, dq_head, q_batch, q_seq, q_head, cos_batch, cos_seq, offset, Q_HEADS, HALF, ROWS,
+    )  # fmt: skip
+    rows_gradient(
+        dk_ptr, k_ptr, k_out_ptr, rstd_ptr + q_heads, kw_ptr, cos_ptr, sin_ptr,
+        share_ptr + tl.num_programs(0).to(tl.int64) * 2 * HALF, tokens, seq, q_heads + k_heads, dk_batch, dk_seq,
+        dk_head, k_batch, k_seq, k_head, cos_batch, cos_seq, offset, K_HEADS, HALF, ROWS,
+    )  # fmt: skip

@@ -14,7 +14,8 @@ from ridgeline.kernels.qk_norm_rope import config, kernel, reference
 from ridgeline.kernels.rms_norm.op import plan_reduce
 from ridgeline.kernels.rope.op import ROPE
 from ridgeline.kernels.rope.tables import rope_tables
-from ridgeline.kernels.rows import float_reason, power_of_two, template
+from ridgeline.kernels.rows import cdiv, float_reason, template
+from ridgeline.kernels.shares import registers_of
 
 _STRIDES = tuple("q_batch q_seq q_head k_batch k_seq k_head cos_batch cos_seq".split())
 _GRADIENTS = tuple("dq_batch dq_seq dq_head dk_batch dk_seq dk_head".split())
@@ -96,12 +97,13 @@ def _plan_forward(
     numbers = _numbers(q, k, cos, sequence_dim)
     rstd = template((q.shape[0], numbers[1], numbers[2] + numbers[3]), torch.float32, q.device)
     sizes = {"heads": numbers[2], "dim": q.shape[-1]}
-    chosen = tuning.choose("qk_norm_rope.forward", sizes, config.forward(numbers[2], q.shape[-1]))
+    chosen = tuning.choose("qk_norm_rope.forward", sizes, config.forward(q.shape[-1]))
+    tiles = sum(cdiv(numbers[0] * t.shape[heads], chosen.rows) for t in (q, k))
     run = _FORWARD.bind(
         (q, k, q_weight, k_weight, cos, sin, q, k, rstd, *numbers, 0.0, 0.0),
-        grid=(numbers[0],),
-        constants={"Q_HEADS": power_of_two(q.shape[heads]), "K_HEADS": power_of_two(k.shape[heads]),
-                   "HALF": q.shape[-1] // 2, "SAVE": True},
+        grid=(tiles,),
+        constants={"Q_HEADS": q.shape[heads], "K_HEADS": k.shape[heads], "HALF": q.shape[-1] // 2, "ROWS": chosen.rows,
+                   "SAVE": True},
         num_warps=chosen.num_warps,
         device=q.get_device(),
         vector=vector_of(q.element_size(), _pointers(q, k, q_weight, k_weight, cos, sin), *numbers[4:]),
@@ -142,14 +144,16 @@ def _plan_backward(
     heads, dim, on = 3 - sequence_dim, q.shape[-1], q.get_device()
     numbers = _numbers(q, k, cos, sequence_dim, dq, dk)
     sizes = {"heads": numbers[2], "dim": dim}
-    chosen = tuning.choose("qk_norm_rope.backward", sizes, config.backward(numbers[2], dim))
-    programs = max(1, min(numbers[0], chosen.programs_per_sm * num_sms(on)))
+    chosen = tuning.choose("qk_norm_rope.backward", sizes, config.backward(dim))
+    tiles = cdiv(numbers[0] * max(numbers[2:4]), chosen.rows)
+    programs = max(1, min(tiles, chosen.programs_per_sm * num_sms(on)))
     shares = template((2, programs, dim), torch.float32, q.device)
     run = _BACKWARD.bind(
         (dq, dk, q, k, q_weight, k_weight, cos, sin, rstd, q, k, shares, *numbers, 0.0),
         grid=(programs,),
-        constants={"Q_HEADS": power_of_two(q.shape[heads]), "K_HEADS": power_of_two(k.shape[heads]), "HALF": dim // 2},
+        constants={"Q_HEADS": q.shape[heads], "K_HEADS": k.shape[heads], "HALF": dim // 2, "ROWS": chosen.rows},
         num_warps=chosen.num_warps,
+        max_registers=registers_of(chosen.num_warps, chosen.programs_per_sm),
         device=on,
         vector=vector_of(q.element_size(), _pointers(dq, dk, q, k, q_weight, k_weight, cos, sin), *numbers[4:]),
     )

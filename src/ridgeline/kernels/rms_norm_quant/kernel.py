@@ -12,6 +12,29 @@ from ridgeline.kernels.quantize.kernel import rounded
 
 
 @triton.jit
+def write_scales(tops, scale_ptr, row, rows, scales, largest, PARTS: tl.constexpr, CHUNKS: tl.constexpr):
+    """Scales of all pieces of a row at once: each store is rearranged through shared memory, behind barriers."""
+    if CHUNKS == 1 or CHUNKS > 8:
+        for i in tl.static_range(CHUNKS):
+            part = i * PARTS + tl.arange(0, PARTS)[None, :]
+            to = scale_ptr + row.to(tl.int64) * scales + part
+            tl.store(to, tops[i] / largest, mask=(row < rows) & (part < scales))
+    else:
+        LAST: tl.constexpr = CHUNKS - 1
+        ab = tl.join(tops[0], tops[1])
+        cd = tl.join(tops[min(2, LAST)], tops[min(3, LAST)])
+        ef = tl.join(tops[min(4, LAST)], tops[min(5, LAST)])
+        gh = tl.join(tops[min(6, LAST)], tops[min(7, LAST)])
+        eight = tl.join(tl.join(ab, cd), tl.join(ef, gh))
+        k = tl.arange(0, 8)[None, None, :]
+        chunk = k // 4 + (k // 2) % 2 * 2 + k % 2 * 4
+        part = chunk * PARTS + tl.arange(0, PARTS)[None, :, None]
+        there = (row[:, :, None] < rows) & (chunk < CHUNKS) & (part < scales)
+        at = scale_ptr + row[:, :, None].to(tl.int64) * scales + part
+        tl.store(at, tl.reshape(eight, [tops[0].shape[0], PARTS, 8]) / largest, mask=there)
+
+
+@triton.jit
 def write_quantized(
     normed,  # CHUNKS tiles [ROWS, BLOCK]
     factor,  # [ROWS, 1]: what they are still to be multiplied with
@@ -43,14 +66,17 @@ def write_quantized(
         else:
             tl.store(scale_ptr + row, most / largest, mask=row < rows)
         times = largest / most * factor  # one division a row: a multiplication's last bit does not show in eight
+    tops = ()
+    for i in tl.static_range(CHUNKS if GROUP > 0 else 0):
+        blocks = tl.max(tl.reshape(tl.abs(normed[i]), [ROWS, PARTS, GROUP]), axis=2)
+        tops = tops + (tl.maximum(blocks * factor, 1e-12),)
+    if GROUP > 0:
+        write_scales(tops, scale_ptr, row, rows, scales, largest, PARTS, CHUNKS)
     for i in tl.static_range(CHUNKS):
         inside = (row < rows) & (i * BLOCK + col < cols)
         y = normed[i]
         if GROUP > 0:
-            blocks = tl.max(tl.reshape(tl.abs(y), [ROWS, PARTS, GROUP]), axis=2)
-            most = tl.maximum(blocks * factor, 1e-12)
-            part = i * PARTS + tl.arange(0, PARTS)[None, :]
-            tl.store(scale_ptr + row.to(tl.int64) * scales + part, most / largest, mask=(row < rows) & (part < scales))
+            most = tops[i]
             wide = tl.broadcast_to(tl.expand_dims(largest / most * factor, 2), [ROWS, PARTS, GROUP])
             y = y * tl.reshape(wide, [ROWS, BLOCK])
         else:

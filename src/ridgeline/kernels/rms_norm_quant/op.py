@@ -14,6 +14,7 @@ from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms, vecto
 from ridgeline.kernels.rms_norm.op import EPS
 from ridgeline.kernels.rms_norm_quant import config, kernel, reference
 from ridgeline.kernels.rows import as_rows, cdiv, float_reason, template
+from ridgeline.kernels.shares import registers_of
 
 _QUANTIZED = Kernel(kernel.rms_norm_quantized, vectors=("cols", "x_stride"))
 _plans = Plans()
@@ -88,6 +89,7 @@ def _plan(
                    "STAGES": chosen.num_stages, "KEEP": walking > 0},
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
+        max_registers=registers_of(chosen.num_warps, chosen.programs_per_sm) if walking else 0,
         device=x.get_device(),
         vector=vector_of(x.element_size(), x.data_ptr() | r.data_ptr() | weight.data_ptr(), cols, stride),
     )  # fmt: skip

@@ -24,6 +24,14 @@ class Softmax:
     ends: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Shares(Streamed):
+    """``kept``: powers of a share of 16-bit numbers wait in registers for the sum of their row; else they are computed
+    again from shared memory."""
+
+    kept: bool = False
+
+
 TWICE_FORWARD = 32768
 """From here on a row is read twice forward: 182 µs for 4096×32768, 191 held."""
 
@@ -71,18 +79,24 @@ def twice(itemsize: int) -> Softmax:
     return Softmax(1, 0, 16384 // itemsize, 16, 1)
 
 
-def streamed_forward(cols: int, itemsize: int) -> Streamed | None:
-    """A row of 64 KB in one program (4096×32768: 142 to 146 µs); longer ones in shares of 16 KB, four programs of four
-    warps a multiprocessor: 2048×65536 148 µs, 151 to 164 with two of eight, 169 to 173 with one of sixteen; 4096×50257
-    260, 316. None where a row fits in registers."""
+def streamed_forward(cols: int, itemsize: int) -> Shares | None:
+    """A row of 64 KB in one program (4096×32768: 145 µs); longer ones in shares of 16 KB. None where a row fits in
+    registers.
+
+    16-bit rows on three programs of four warps, powers kept: 2048×65536 146 µs, 512×262144 145, 4096×50257 250;
+    computed again on four programs 148, 152, 261; kept in shares of 8 KB 152, 158, 263. Float32 2048×50257 227.
+    """
     if cols * itemsize <= HELD_FORWARD_BYTES:
         return None
-    return Streamed(8, 16, 3, 1) if cols * itemsize <= 65536 else Streamed(8, 4, 3, 4)
+    if cols * itemsize <= 65536:
+        return Shares(8, 16, 3, 1)
+    return Shares(8, 4, 4, 3, kept=True) if itemsize == 2 else Shares(8, 4, 3, 4)
 
 
 def streamed_backward(cols: int, itemsize: int) -> Streamed | None:
     """Shares of 32 KB of both inputs: 196 to 199 µs for 2¹⁷ KB at every length, 203 to 320 held or read twice. Where
-    shares do not fill their place two programs of eight warps: 4096×50257 351 µs, 390 with one of sixteen."""
+    shares do not fill their place four programs of four warps: 4096×50257 315 µs, 348 with two of eight, 390 with one
+    of sixteen."""
     if cols * itemsize <= HELD_BACKWARD_BYTES:
         return None
-    return Streamed(4, 16, 3, 1) if power_of_two(cols) == cols else Streamed(4, 8, 3, 2)
+    return Streamed(4, 16, 3, 1) if power_of_two(cols) == cols else Streamed(4, 4, 3, 4)

@@ -89,7 +89,7 @@ def _plan_forward(x: Tensor, y: Tensor, stride: int) -> Any:
     if isinstance(chosen, Streamed):
         found = shares.cut(chosen, rows, cols, x.get_device(), vector=vector, shifted=shifted)
         if found is not None:
-            flags = {"SHIFTED": shifted}
+            flags = {"SHIFTED": shifted, "KEPT": _kept(chosen, found, size)}
             run = shares.bind(_FORWARD_STREAMED, chosen, found, (x, y), rows, cols, (stride,), flags, common)
             return lambda x, y: run(x, y, stride)
         chosen = _held(config.forward, rows, cols, size, vector, shifted)
@@ -109,6 +109,11 @@ def _plan_forward(x: Tensor, y: Tensor, stride: int) -> Any:
         **common,
     )
     return lambda x, y: run(x, y, rows, cols, stride)
+
+
+def _kept(chosen: Any, found: shares.Cut, itemsize: int) -> bool:
+    """Whether powers wait in registers: of 16-bit rows that several programs share."""
+    return bool(getattr(chosen, "kept", False)) and itemsize == 2 and found.shares > 1 and chosen.lag == 1
 
 
 def _held(choose: Any, rows: int, cols: int, itemsize: int, vector: int, shifted: bool) -> config.Softmax:

@@ -33,7 +33,19 @@ def base_of(top, NARROW: gl.constexpr):
 @gluon.jit
 def power(x, top, scale, base, NARROW: gl.constexpr):
     """exp(x − top), but for a factor; for 16-bit numbers the power of two, which is as right as they are."""
-    return gl.exp2(x * scale - base) if NARROW else gl.exp(x - top)
+    return gl.exp2(x * scale - base) if NARROW else gl.exp2((x - top) * LOG2_E)
+
+
+@gluon.jit
+def quotient(e, total):
+    """e / total as if divided: a product with the inverse rounds twice, what is left of it puts that right.
+
+    Three instructions; a division has branches besides, for numbers that powers and their sums cannot be.
+    """
+    total = total + gl.zeros_like(e)
+    inverse = 1.0 / total
+    q = e * inverse
+    return gl.fma(gl.fma(-q, total, e), inverse, q)
 
 
 @gluon.jit
@@ -76,8 +88,10 @@ def softmax_forward_streamed(
     SLOTS: gl.constexpr,
     VECTOR: gl.constexpr,
     SHIFTED: gl.constexpr,  # rows start inside accesses; all rows of a program at the same place
+    KEPT: gl.constexpr,  # powers wait for the row's sum in registers; else they are computed again
 ):
     """A share's maximum and sum of powers, then, one turn later where rows are shared, its results."""
+    WAIT: gl.constexpr = 0 if KEPT else LAG  # turns that a place is needed for after its share has come
     NUM_WARPS: gl.constexpr = gl.num_warps()
     NARROW: gl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth == 16
     L: gl.constexpr = spread(VECTOR, NUM_WARPS)
@@ -116,18 +130,22 @@ def softmax_forward_streamed(
         x_step = x_step // VECTOR * VECTOR
         y_step = y_step // VECTOR * VECTOR
     word_step = num_groups.to(gl.int64) * num_shares
-    for turn in gl.static_range(SLOTS - LAG):
+    for turn in gl.static_range(SLOTS - WAIT):
         there = inside(access, low, gl.where(turn < num_turns, left, 0), SHIFTED)
         async_copy.async_copy_global_to_shared(smem.index(turn), x_at + turn * x_step, mask=there)
         async_copy.commit_group()
     if SHIFTED:
         edge_now = gl.load(x_edge, mask=own, other=float("-inf")).to(gl.float32)
         edge_before = edge_now + 0.0  # not the same value: see stream.py
+    if KEPT:
+        e_before = gl.zeros([CHUNKS, BLOCK], gl.float32, L)
+        mine_before = (share * 0).to(gl.float32)
+        factor_before = (group * 0).to(gl.float32)
     for turn in range(num_turns + LAG):
         if SHIFTED:
             edge_next = x_edge + (turn + 1) * x_step
             edge_next = gl.load(edge_next, mask=own & (turn + 1 < num_turns), other=float("-inf")).to(gl.float32)
-        async_copy.wait_group(SLOTS - LAG - 1)
+        async_copy.wait_group(SLOTS - WAIT - 1)
         x = widened(smem.index(turn % SLOTS).load(L))
         if not EVEN:
             x = gl.where(inside(access, low, left, SHIFTED), x, float("-inf"))
@@ -150,7 +168,14 @@ def softmax_forward_streamed(
                 top = gl.max(gl.where(k < num_shares, tops, LOWEST), axis=0)
                 total = gl.sum(gl.where(k < num_shares, totals * gl.exp(tops - top), 0.0), axis=0)
                 total = gl.where(total < 0.5, 0.0, total)  # nothing but −inf: what is left is the words' lowest bits
-            if LAG or not NARROW:
+            if KEPT:
+                e_now = e
+                mine_now = mine
+                factor_now = factor
+                e = e_before
+                mine = mine_before
+                factor = factor_before
+            elif LAG or not NARROW:
                 scale, base, factor = base_of(top, NARROW)
                 before = widened(smem.index((turn + SLOTS - LAG) % SLOTS).load(L))
                 e = power(before, top, scale, base, NARROW)
@@ -159,16 +184,23 @@ def softmax_forward_streamed(
             factor *= gl.exp(mine - top) / total
             y = e * factor
         else:
-            y = gl.div_rn(e, total + gl.zeros_like(e))  # a product with the inverse would round twice
+            y = quotient(e, total)
         there = inside(access, low, gl.where(done >= 0, left, 0), SHIFTED)
         if SHIFTED:
+            if KEPT:
+                scale, base, factor = base_of(top, NARROW)
+                factor = factor / total
             at_edge = power(edge_before if LAG else edge_now, top, scale, base, NARROW)
-            at_edge = at_edge * factor if NARROW else gl.div_rn(at_edge, total + gl.zeros_like(at_edge))
+            at_edge = at_edge * factor if NARROW else quotient(at_edge, total)
             gl.store(y_edge + done * y_step, at_edge.to(y_ptr.dtype.element_ty), mask=own & (done >= 0))
             edge_before = edge_now
             edge_now = edge_next
         gl.store(y_at + done * y_step, y.to(y_ptr.dtype.element_ty), mask=there)
-        ahead = done + SLOTS
+        if KEPT:
+            e_before = e_now
+            mine_before = mine_now
+            factor_before = factor_now
+        ahead = turn - WAIT + SLOTS
         there = inside(access, low, gl.where(ahead < num_turns, left, 0), SHIFTED)
         async_copy.async_copy_global_to_shared(smem.index(ahead % SLOTS), x_at + ahead * x_step, mask=there)
         async_copy.commit_group()

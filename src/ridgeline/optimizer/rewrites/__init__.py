@@ -1,12 +1,12 @@
 """Named rewrites of torch-level graphs, one module a family; imported in the order in which they run."""
 
 from ridgeline.optimizer.rewrites import cleanup  # noqa: F401, I001
-from ridgeline.optimizer.rewrites import algebra, patches, positions, streams, fold, lengths, heads  # noqa: F401
+from ridgeline.optimizer.rewrites import algebra, patches, positions, streams, fold, affines, lengths, heads  # noqa: F401
 from ridgeline.optimizer.rewrites import shifted, attention, biases, gate, norm  # noqa: F401
 from ridgeline.optimizer.rewrites import rotary, loss, rows  # noqa: F401
 from ridgeline.optimizer.rewrites import narrow, recommender, dropout  # noqa: F401
 from ridgeline.optimizer.rewrites import horizontal, decoding, products, caches, vectors, halves  # noqa: F401
-from ridgeline.optimizer.rewrites import chains, windows, pointwise, stems, extremes  # noqa: F401
+from ridgeline.optimizer.rewrites import averages, chains, windows, pointwise, stems, extremes  # noqa: F401
 from ridgeline.optimizer.rewrites import epilogue, convolution  # noqa: F401
 from ridgeline.optimizer.rewrites.registry import (
     Match,

@@ -184,12 +184,14 @@ def mean_of_convolution(scene: Scene) -> list[Match]:
     found = []
     for node in scene.nodes:
         read = call(node)
-        if read is None or read.op not in ("sum", "mean") or read.given.get("dtype") is not None or scene.autocast:
+        averaged = read is not None and pooled_to_one(read)
+        if read is None or not (averaged or read.op in ("sum", "mean")) or read.given.get("dtype") or scene.autocast:
             continue
         source, scale = _scaled_source(read["input"])
         layer = call(source)
         settings = None if layer is None or layer.op not in CONVOLUTIONS else settings_of(layer)
-        shape, dims = scene.shape(source), read.given.get("dim")
+        shape = scene.shape(source)
+        dims = list(range(2, len(shape or ()))) if averaged else read.given.get("dim")
         if layer is None or settings is None or shape is None or not isinstance(dims, (tuple, list)):
             continue
         pixels = sorted(dim % len(shape) for dim in dims) == list(range(2, len(shape)))
@@ -199,11 +201,18 @@ def mean_of_convolution(scene: Scene) -> list[Match]:
         if scene.dtype(node) is not torch.float32 or not scene.unchanged(leaves, (source, node), node):
             continue
         new = scene.emit(node, mean_convolved, *leaves, *settings[:3], settings[5], list(shape[2:]), scale,
-                         read.op == "mean", bool(read.get("keepdim", False)))  # fmt: skip
+                         averaged or read.op == "mean", averaged or bool(read.get("keepdim", False)))  # fmt: skip
         if scene.replace(node, new):
             scene.discard(node)
-            found.append(scene.match(new, f"{read.op} of {layer.op} over its pixels"))
+            found.append(scene.match(new, f"{'mean' if averaged else read.op} of {layer.op} over its pixels"))
     return found
+
+
+def pooled_to_one(read: Call) -> bool:
+    """Whether it is the mean over all pixels, as a layer says it."""
+    size = read.given.get("output_size")
+    ones = all(each == 1 for each in size) if isinstance(size, (tuple, list)) else size == 1
+    return read.op == "adaptive_avg_pool" and ones
 
 
 def _scaled_source(node: Any) -> tuple[Any, float]:

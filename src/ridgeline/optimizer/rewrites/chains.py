@@ -17,17 +17,25 @@ from torch import Tensor, fx
 
 from ridgeline.kernels.convolution import config
 from ridgeline.kernels.convolution.links import POOLS
-from ridgeline.kernels.convolution.op import CONVOLUTION, Sizes, link_, planned, turn
+from ridgeline.kernels.convolution.op import CONVOLUTION, MEAN, Sizes, link_, planned, turn
 from ridgeline.kernels.convolution.reference import convolved
 from ridgeline.kernels.convolution.reference import forward as meant
+from ridgeline.kernels.tensorfloat import convolutions_round
 from ridgeline.optimizer.contest import Contest, may_time, prepared
-from ridgeline.optimizer.rewrites.layers import CONVOLUTIONS, Ints, Settings, settings_of
+from ridgeline.optimizer.rewrites.algebra import pooled_to_one
+from ridgeline.optimizer.rewrites.layers import (
+    CONVOLUTIONS,
+    MOST_KINDS,
+    Ints,
+    Settings,
+    convolutions,
+    num_kinds,
+    settings_of,
+)
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
 from ridgeline.optimizer.rewrites.scene import Scene
 from ridgeline.optimizer.rewrites.words import Call, call
 
-MOST_SHAPES = 4
-"""Different convolutions in a graph: each is a kernel to compile and a race, which networks have no time for."""
 LEAST_ELEMENTS = 1 << 18
 LEAST_LAST = 16
 """Channels from which laying them last pays."""
@@ -35,8 +43,6 @@ _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 AGREED = 1e-5
 """The difference from the library's result, over its largest element, that sums in another order explain."""
 CONTEST = Contest()
-MOST_EXACT = 128 * 128
-"""Elements of a tile whose sums are carried twice."""
 _accuracy: dict[Any, Accuracy] = {}
 _decided: dict[Any, Any] = {}
 _active_modes = torch._C._len_torch_dispatch_stack
@@ -87,24 +93,35 @@ def _ways(
 ) -> dict[str, Way]:
     """The library's way and others that are as accurate, ours with every tile worth trying: called with the tensors."""
     found: dict[str, Way] = {"library": partial(_library, settings, chain)}
-    others: dict[str, Way] = {"library, timed": partial(_timed, settings, chain)}
     sizes = Sizes(x, weight, *settings)
-    if x.dim() in _LAST and sizes.groups == 1 and min(sizes.inputs, sizes.outputs) >= LEAST_LAST:
-        others["channels last"] = partial(_channels_last, settings, chain)
+    others = _others(sizes, settings, chain)
     depthwise, given = sizes.is_depthwise, (x, weight, bias, vectors)
-    tiles = () if depthwise else config.tiles(sizes.outputs, sizes.phase_pixels, "|" in chain, sizes.num_terms)
+    links, _, pool = chain.partition("|")
+    shown = links if pool == MEAN else chain  # a mean hides what becomes of single pixels
+    together = pool not in ("", MEAN)
+    tiles = () if depthwise else config.tiles(sizes.outputs, sizes.phase_pixels, together, sizes.num_terms)
     unknown = bool(tiles) and key not in CONTEST.won and may_time(key[-1])
     if unknown:
-        _prepare(given, settings, chain, _expected(sizes, tiles))
-    accuracy = _accuracy_of(key, given, settings, chain, tiles[0] if tiles else None, others)
+        _prepare(given, settings, shown, _expected(sizes, tiles[:1] if pool == MEAN else tiles))
+    first = tiles[0] if tiles else None
+    accuracy = _accuracy_of(key, given, settings, shown, first, _others(sizes, settings, shown))
     found |= {name: way for name, way in others.items() if name in accuracy.agreeing}
     if depthwise:
         return found | {"ours": partial(_ours, settings, chain, None)}
-    fitting = [tile for tile in tiles if accuracy.rounding != "exact" or tile.pixels * tile.channels <= MOST_EXACT]
+    most = config.MOST_EXACT if accuracy.rounding == "exact" else math.inf
+    fitting = [tile for tile in tiles if tile.pixels * tile.channels <= most]
     rounded = {str(tile): replace(tile, rounding=accuracy.rounding) for tile in fitting}
     if unknown:
         _prepare(given, settings, chain, rounded.values())
     return found | {name: partial(_ours, settings, chain, tile) for name, tile in rounded.items()}
+
+
+def _others(sizes: Sizes, settings: Settings, chain: str) -> dict[str, Way]:
+    """The library's other ways, which need not be as accurate."""
+    found: dict[str, Way] = {"library, timed": partial(_timed, settings, chain)}
+    if len(sizes.shape) in _LAST and sizes.groups == 1 and min(sizes.inputs, sizes.outputs) >= LEAST_LAST:
+        found["channels last"] = partial(_channels_last, settings, chain)
+    return found
 
 
 def _expected(sizes: Sizes, tiles: Iterable[config.Tile]) -> list[config.Tile]:
@@ -230,11 +247,10 @@ def _(
     needs_kernels=True,
 )
 def convolution_chain(scene: Scene) -> list[Match]:
-    if scene.training or scene.autocast or not torch.backends.cudnn.allow_tf32 or not torch.backends.cudnn.enabled:
+    if scene.training or scene.autocast or not convolutions_round() or not torch.backends.cudnn.enabled:
         return []
-    every = [read for node in scene.nodes if (read := call(node)) is not None and read.op in CONVOLUTIONS]
-    shapes = {(scene.shape(read["input"]), scene.shape(read["weight"])) for read in every}
-    if len(shapes) > MOST_SHAPES:
+    every = convolutions(scene)
+    if num_kinds(scene, every) > MOST_KINDS:
         return []
     nodes = [read.node for read in every]  # read again in turn: what one is made from may just have been replaced
     layers = (read for node in nodes if (read := _layer(scene, node)) is not None)
@@ -270,7 +286,8 @@ def _put(scene: Scene, read: Call) -> Match | None:
         return None
     stacked = _stacked(scene, last, vectors, _num_channels(scene, read))
     new = scene.emit(last, chained_convolution, *leaves, stacked, *settings, chain)
-    new = new if kept else scene.emit(last, torch.squeeze, new, 1)
+    gone = list(range(2, values[0].dim())) if pool == MEAN else [1]
+    new = new if kept else scene.emit(last, torch.squeeze, new, gone)
     if not scene.replace(last, new):
         return None
     scene.discard(last)
@@ -339,14 +356,18 @@ def chain_behind(scene: Scene, node: fx.Node) -> tuple[fx.Node, list[str], tuple
 
 
 def pool_behind(scene: Scene, node: fx.Node, settings: Settings) -> tuple[fx.Node, str, bool]:
-    """(last node, pool, whether the channels' dim is kept) where a chain ends in something over all channels."""
+    """(last node, pool, whether dims are kept) where a chain ends in something over all channels or all pixels."""
     nothing, shape = (node, "", True), scene.shape(node) or ()
     users = list(node.users)
     read = call(users[0]) if len(users) == 1 else None
-    if read is None or read.given.get("input") is not node or settings[4] != 1 or shape[1] > config.MOST_POOLED:
+    if read is None or read.given.get("input") is not node or settings[4] != 1:
         return nothing
     dim = read.given.get("dim")
     dims = tuple(dim) if isinstance(dim, (tuple, list)) else (dim,)
+    if _averages(read, dims, len(shape)):
+        return users[0], MEAN, read.op != "mean" or bool(read.get("keepdim", False))
+    if shape[1] > config.MOST_POOLED:
+        return nothing
     if len(dims) != 1 or not isinstance(dims[0], int) or dims[0] % len(shape) != 1 or read.given.get("dtype"):
         return nothing
     if read.op in ("softmax", "logsumexp"):
@@ -356,6 +377,12 @@ def pool_behind(scene: Scene, node: fx.Node, settings: Settings) -> tuple[fx.Nod
     if read.op in ("min", "max") and values is not None and values.op == "getitem" and values["index"] == 0:
         return picked[0], read.op, bool(read.get("keepdim", False))
     return nothing
+
+
+def _averages(read: Call, dims: tuple[Any, ...], num: int) -> bool:
+    """Whether it is the mean over all pixels."""
+    whole = all(isinstance(dim, int) for dim in dims) and sorted(dim % num for dim in dims) == list(range(2, num))
+    return pooled_to_one(read) or (read.op == "mean" and whole and read.given.get("dtype") is None)
 
 
 _PLAIN = {name: name for name in ("relu", "sigmoid", "tanh", "silu", "mish", "hardswish", "hardsigmoid")}

@@ -11,6 +11,7 @@ from torch import Tensor, fx
 from ridgeline.kernels import attention as ridgeline_attention
 from ridgeline.kernels import decode_attention
 from ridgeline.kernels.decode_attention.op import DECODE_ATTENTION
+from ridgeline.kernels.launcher import overlapped, recording
 from ridgeline.optimizer.rewrites.attention import _repeated, attention_call, cudnn_first, key_mask
 from ridgeline.optimizer.rewrites.masks import Constants, conjuncts
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
@@ -41,9 +42,13 @@ def attended(
     is_key_mask: bool,
     lengths: Tensor | None = None,
 ) -> Tensor:
-    """Our kernel; a mask of keys is given the dims of heads and queries."""
+    """Our kernel; a mask of keys is given the dims of heads and queries.
+
+    While a graph is recorded it gets ready before the kernel ahead of it has ended, and reads nothing until then.
+    """
     mask = mask[:, None, None, :] if is_key_mask and mask is not None else mask
-    return decode_attention(query, key, value, mask, lengths, scale)
+    with overlapped(recording()):
+        return decode_attention(query, key, value, mask, lengths, scale)
 
 
 def num_seen(last: Tensor, more: int, keys: int) -> Tensor:

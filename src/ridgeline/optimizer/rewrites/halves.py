@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from ridgeline.kernels.matmul.op import MATMUL, is_thin, planned, thin_fits
+from ridgeline.kernels.tensorfloat import products_round
 from ridgeline.optimizer.contest import Contest, may_time, prepared
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
 from ridgeline.optimizer.rewrites.scene import Scene
@@ -110,7 +111,7 @@ def _(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     needs_kernels=True,
 )
 def halves(scene: Scene) -> list[Match]:
-    if scene.training or scene.autocast or torch.backends.cuda.matmul.allow_tf32:
+    if scene.training or scene.autocast or products_round():
         return []
     found = []
     for node in scene.nodes:
@@ -187,7 +188,7 @@ WIDEST_FUSED = 256
     needs_kernels=True,
 )
 def wide_attention(scene: Scene) -> list[Match]:
-    if scene.training or scene.autocast or torch.backends.cuda.matmul.allow_tf32:
+    if scene.training or scene.autocast or products_round():
         return []
     found = []
     for node in scene.nodes:

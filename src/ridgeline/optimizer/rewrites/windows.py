@@ -13,6 +13,7 @@ from ridgeline.kernels.pooling.reference import forward as pooled
 from ridgeline.kernels.scan.op import SCAN, scan
 from ridgeline.kernels.scan.reference import forward as scanned
 from ridgeline.optimizer.contest import Contest
+from ridgeline.optimizer.rewrites.layers import Ints, ints
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
 from ridgeline.optimizer.rewrites.scene import Scene
 from ridgeline.optimizer.rewrites.words import Call, call
@@ -20,7 +21,6 @@ from ridgeline.optimizer.rewrites.words import Call, call
 LEAST_ELEMENTS = 1 << 20
 CONTEST = Contest()
 _active_modes = torch._C._len_torch_dispatch_stack
-Ints = list[int]
 
 
 def raced_pool(x: Tensor, window: Ints, stride: Ints, padding: Ints, dilation: Ints, mean: bool) -> Tensor:
@@ -102,17 +102,10 @@ def _pool_args(scene: Scene, read: Call) -> tuple[Any, ...] | None:
     if x.dim() not in (3, 4, 5):
         return None
     num = x.dim() - 2
-    window = _ints(read.get("kernel_size"), num)
-    sizes = (window, _ints(read.get("stride") or window, num), _ints(read.get("padding", 0), num),
-             _ints(read.get("dilation", 1), num))  # fmt: skip
+    window = ints(read.get("kernel_size"), num)
+    sizes = (window, ints(read.get("stride") or window, num), ints(read.get("padding", 0), num),
+             ints(read.get("dilation", 1), num))  # fmt: skip
     return None if any(each is None for each in sizes) else (read["input"], *sizes, mean)
-
-
-def _ints(value: Any, num: int) -> Ints | None:
-    each = [value] if isinstance(value, int) else list(value) if isinstance(value, (tuple, list)) else []
-    if len(each) not in (1, num) or not all(isinstance(size, int) for size in each):
-        return None
-    return each * (num if len(each) == 1 else 1)
 
 
 @rewrite(

@@ -180,6 +180,8 @@ _spell(
 )  # fmt: skip
 _spell("avg_pool", "input kernel_size stride padding ceil_mode count_include_pad divisor_override",
        F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)  # fmt: skip
+_spell("adaptive_avg_pool", "input output_size", F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d,
+       torch.adaptive_avg_pool1d)  # fmt: skip
 _spell("flip", "input *dims", torch.flip, "flip")
 for _name in "minimum maximum remainder floor_divide fmod logical_xor bitwise_xor".split():
     _both(_name, "input other")

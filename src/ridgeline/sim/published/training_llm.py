@@ -34,7 +34,8 @@ STACKS = (
     ("megatron-2022", r"megatron-lm.*2022"), ("megatron-2021", r"megatron-lm.*202[01]"), ("megascale", r"megascale"),
     ("megatron-2023", r"megatron-lm baseline"), ("megatron-core-2024", r"megatron-core|^nemo 24"),
     ("megatron-bridge-2026b", r"bridge nemo 26\.0[6-9]|bridge nemo 26\.1"),
-    ("megatron-bridge-2025", r"bridge nemo 25|^nemo 25"), ("megatron-bridge", r"bridge"),
+    ("megatron-bridge-2025a", r"^nemo 25\.0[1-7]"), ("megatron-bridge-2025", r"bridge nemo 25|^nemo 25"),
+    ("megatron-bridge", r"bridge"), ("mlperf-2025b", r"(nemo framework|pytorch nvidia) release 25\.(0[7-9]|1)"),
     ("mlperf-2025", r"(nemo framework|pytorch nvidia) release 25"), ("mlperf-2023", r"nemo framework 12\.1"),
     ("mlperf-2024", r"nemo framework|nvidia|ngc"),
     ("maxtext", r"maxtext|jax"), ("megatron-core-2024", r"meta internal|hai-llm|nemo|megatron"),
@@ -51,10 +52,10 @@ def judge(rows: Sequence[Row]) -> Iterable[Judged | Unused]:
             if row.number("peak_mem_gib"):
                 yield _peak(row)
         except RidgelineError as error:
-            yield Unused(row=row.line, source=_source(row), why=str(error))
+            yield Unused(row=row.line, source=source_of(row), why=str(error))
         except (ArithmeticError, LookupError, ValueError, AssertionError) as error:
             why = f"its configuration cannot be simulated ({type(error).__name__}: {error})"
-            yield Unused(row=row.line, source=_source(row), why=why)
+            yield Unused(row=row.line, source=source_of(row), why=why)
 
 
 def _judged(row: Row) -> Judged:
@@ -66,10 +67,10 @@ def _judged(row: Row) -> Judged:
     else:
         step = run(case)
         measured, unit = measured_s(row, case), "s"
-        outside = step.parts["optimizer"] if "optimizer step" in row.text("unit") else 0.0
+        outside = outside_s(row, step)
         predicted = step.step_s - outside
         low, high = (s - outside for s in step.interval_s)
-    return Judged(row=row.line, key=f"{row.text('config_id')}:{metric}", source=_source(row), what=case.words(),
+    return Judged(row=row.line, key=f"{row.text('config_id')}:{metric}", source=source_of(row), what=case.words(),
                   metric=metric, unit=unit, measured=measured, predicted=predicted, low=low, high=high)  # fmt: skip
 
 
@@ -77,7 +78,7 @@ def _peak(row: Row) -> Judged:
     """A row that also publishes what its allocator handed out at most."""
     case, measured = case_of(row), row.number("peak_mem_gib")
     predicted = max(f.allocated_bytes for f in run(case).footprints) / GIB
-    return Judged(row=row.line, key=f"{row.text('config_id')}:peak_mem_gib", source=_source(row),
+    return Judged(row=row.line, key=f"{row.text('config_id')}:peak_mem_gib", source=source_of(row),
                   what=case.words(), metric="peak_mem_gib", unit="GiB", measured=measured or 0.0, predicted=predicted,
                   low=predicted * 0.85, high=predicted * 1.15)  # fmt: skip
 
@@ -132,8 +133,12 @@ def run(case: Case) -> Step:
 # Reading a row.
 
 
-def _source(row: Row) -> str:
-    """Who published: of repositories with a file a result, the repository and the submitter."""
+def source_of(row: Row) -> str:
+    """What `validate` groups by: a document (of one that grows with releases, its section for a release).
+
+    Of repositories that keep a file for every result (MLPerf's rounds, NeuSight, Calculon) it is the repository, and
+    for MLPerf the submitter: a source of one file would be a source of one row.
+    """
     text = row.text("source")
     found = re.match(r"github:(mlcommons/training_results_v[\d.]+/[^/]+|sitar-lab/NeuSight|calculon-ai/calculon)", text)
     return f"github:{found[1]}" if found else text
@@ -212,16 +217,18 @@ def _model(row: Row, stack: str) -> tuple[str, Decoder | None]:
     unfused = row.text("flash_attn").lower() == "no"
     made = Decoder(layers=layers, hidden=hidden, heads=heads, kv_heads=kv, ffn=ffn, vocab=vocab, experts=experts,
                    core="unfused" if unfused else "sdpa", lora=16 if "lora" in name.lower() else 0,
+                   lora_out=stack.startswith("mlperf"),  # NeMo and Megatron-Bridge adapt queries, keys, values alone
                    head_dim=128 if "qwen3" in name.lower() else 0, qk_norm="qwen3" in name.lower(),
                    fused=True)  # fmt: skip
     if not plain:
         return name, made
-    rotary = "nemotron" in name.lower()
-    act = "gelu_new" if "gpt2" in name.lower() and stack == "neusight" else "gelu"
+    rotary = "nemotron" in name.lower()  # no biases either (NeMo-Framework-Launcher's conf/training/nemotron)
+    opt = name.lower().startswith("opt")  # ReLU, and no dropout on probabilities, by its published configuration
+    act = "gelu_new" if "gpt2" in name.lower() and stack == "neusight" else "relu" if opt else "gelu"
     return name, replace(made, act=act, gated=False, norm="layer_norm", conv1d=not rotary, tied=not rotary,
-                         fused=True, qkv_bias=True, o_bias=True, mlp_bias=True,
+                         fused=True, qkv_bias=not rotary, o_bias=not rotary, mlp_bias=not rotary,
                          positions=0 if rotary else _whole(row, "seq"),
-                         dropout=unfused)  # fmt: skip
+                         dropout=unfused, score_dropout=not opt)  # fmt: skip
 
 
 def _zoo(name: str) -> str | None:
@@ -247,7 +254,7 @@ def _plan(row: Row, config: Decoder | None, cluster: Cluster, stack: str) -> tup
     dp = _whole(row, "dp", max(1, cluster.num_devices // (tp * pp * cp)))
     sharding = row.text("optimizer_sharding").lower()
     zero, group = _zero(sharding)
-    notes = row.text("notes").lower()
+    dispatch, beside = _dispatch(row, cluster)
     gbs = _whole(row, "gbs")
     mbs = _whole(row, "mbs", 0) or (max(1, gbs // dp) if stack == "neusight" else _likely_micro_batch(gbs, dp, pp))
     lora = config is not None and config.lora > 0
@@ -259,9 +266,9 @@ def _plan(row: Row, config: Decoder | None, cluster: Cluster, stack: str) -> tup
         precision=_precision(row), recompute=_recompute(row), recompute_layers=_recompute_layers(row),
         overlap_tp=tuned and tp > 1,
         overlap_grads=stack not in BEFORE_OVERLAP, overlap_params=stack not in BEFORE_OVERLAP,
-        overlap_ep=_overlaps_experts(notes, stack), execution=_execution(stack),
-        attention=_attention(stack, cluster, config), dispatch=_dispatch(notes, stack),
-        reduce_dtype="bf16" if stack.startswith(("llm-foundry", "mlperf")) else "fp32",
+        overlap_ep=beside, execution=_execution(stack), replayed=_replayed(row, cluster),
+        attention=_attention(stack, cluster, config), dispatch=dispatch,
+        reduce_dtype="bf16" if stack.startswith(("llm-foundry", "mlperf", "megatron-bridge")) else "fp32",
         narrow_params=stack.startswith("mlperf"), narrow_activations=stack.startswith("mlperf") and lora,
         gather_dtype="fp32" if "mixed_precision=default" in sharding else "",
     )  # fmt: skip
@@ -276,18 +283,47 @@ def _execution(stack: str) -> str:
     return {"llm-foundry": "eager", "neusight": "eager"}.get(stack, "compiled")
 
 
-def _dispatch(notes: str, stack: str) -> str:
-    """How tokens reach their experts: as the recipe says; where none was found, as the generation usually does."""
-    for word, name in (("tokendrop", "drop"), ("hybridep", "hybrid"), ("deepep", "deep")):
-        if word in notes:
-            return name
-    usual = stack in ("megatron-bridge", "megatron-bridge-2026b") and "recipe " not in notes
-    return "hybrid" if usual else "all-to-all"
+RECIPES = (
+    (r"25\.\d+ gb\d+ (qwen3|deepseek|kimi)", "hybrid", False), (r"25\.\d+ h100\S* deepseek", "deep", True),
+    (r"25\.\d+ (\S+ qwen3.235b|h100\S* qwen3)", "all-to-all", True), (r"25\.", "all-to-all", False),
+    (r"26\.0\d\S* h100\S* qwen3.235b|26\.02\S* b300 qwen3.235b", "all-to-all", True),
+    (r"26\.0\d\S* b200 qwen3.235b|26\.02 b200 qwen3.30b", "all-to-all", False),
+    (r"26\.0\d\S* (b200|h100\S*) kimi|26\.0[2-5]\S* \S+ gpt.oss", "all-to-all", False),
+    (r"26\.0[6-9]\S* gb", "hybrid", True), (r"26\.", "hybrid", False),
+)  # fmt: skip
+"""How Megatron-Bridge's performance recipes of a release send tokens to experts, and whether beside other work.
+
+By release, system and model, where a row's own recipe was not found. Read in scripts/performance/configs of
+NVIDIA-NeMo/Megatron-Bridge at v0.2.2 (25.11), v0.3.0 (26.02), v0.4.0, v0.4.2 (26.04) and v0.5.0 (26.06).
+"""
 
 
-def _overlaps_experts(notes: str, stack: str) -> bool:
-    """Said by the recipe; recipes of the newest generation leave it out, with the same results as when it was on."""
-    return "moe_a2a_overlap=true" in notes or (stack == "megatron-bridge-2026b" and "hybridep" in notes)
+def _dispatch(row: Row, cluster: Cluster) -> tuple[str, bool]:
+    """How tokens reach their experts and whether overlapped: as the row's recipe says, else as its release's do."""
+    notes = row.text("notes").lower()
+    said = next((name for word, name in (("tokendrop", "drop"), ("hybridep", "hybrid"), ("deepep", "deep"))
+                 if word in notes), "")  # fmt: skip
+    beside = "moe_a2a_overlap=true" in notes
+    release = re.search(r"bridge nemo (\d+\.\d+\S*)", row.text("software").lower())
+    if release is None:
+        return said or "all-to-all", beside
+    words = f"{release[1]} {cluster.device.name} {row.text('model').lower()}"
+    usual, hidden = next(((how, over) for pattern, how, over in RECIPES if re.match(pattern, words)),
+                         ("all-to-all", False))  # fmt: skip
+    if said == "drop":
+        return said, beside
+    if "recipe " in notes and "perf_recipes/" not in notes:  # since v0.6.0 recipes are calls that set these elsewhere
+        return said or "all-to-all", beside
+    return said or usual, beside or hidden
+
+
+def _replayed(row: Row, cluster: Cluster) -> bool:
+    """Whole steps as one graph: said by the recipe; since v0.6.0 of Megatron-Bridge set out of its sight."""
+    notes = row.text("notes").lower()
+    if re.search(r"cuda_graph_impl=full_iteration|cuda_graph_impl=local, cuda_graph_scope=full_iteration", notes):
+        return True
+    words = f"{cluster.device.name} {row.text('precision')} {row.text('model')}".lower()
+    return "perf_recipes/" in notes and bool(re.match(r"(gb|b300).*(mx|nvfp4).*(qwen3|deepseek|gpt.oss)", words))
 
 
 def _attention(stack: str, cluster: Cluster, config: Decoder | None) -> str:
@@ -384,6 +420,11 @@ def flops_per_token(row: Row, case: Case) -> float:
         return 96.0 * layers * h * h * (1 + seq / (6 * h) + vocab / (16 * layers * h))
     kv, wide = c.hkv / c.heads, c.ffn / h * (1.5 if c.gated else 1.0)
     return 12.0 * layers * h * h * (1 + kv + seq / h + wide + vocab / (2 * layers * h))
+
+
+def outside_s(row: Row, step: Step) -> float:
+    """Seconds of a simulated step that the row did not time: around forward and backward passes alone, the rest."""
+    return step.parts["optimizer"] + step.parts["other"] if "optimizer step" in row.text("unit") else 0.0
 
 
 def _memory(row: Row, case: Case, metric: str) -> tuple[float, float, str]:

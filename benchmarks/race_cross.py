@@ -1,0 +1,263 @@
+"""The cross layer and what it is made of, in turns with PyTorch: forward, and the gradient alone.
+
+    python benchmarks/race_cross.py --out DIR [--budget-s 20]
+    python benchmarks/race_cross.py --show FILE
+
+Beside ours and eager: the matrix products alone (what nobody can do without) and a copy of the fewest bytes that the
+layer must move. (A first recording has ``halves`` apart: float32 with its products made of halves.)
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import statistics
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+CASES = (
+    ("bfloat16", 16384, 512, 0), ("bfloat16", 65536, 256, 0), ("bfloat16", 16384, 1024, 0), ("float32", 16384, 1024, 0),
+    ("bfloat16", 4096, 1024, 0), ("float32", 16384, 512, 0), ("bfloat16", 16384, 3456, 256),
+    ("float32", 16384, 3456, 256), ("bfloat16", 65536, 512, 0), ("bfloat16", 8192, 2048, 0), ("float32", 8192, 2048, 0),
+    ("bfloat16", 16384, 1024, 64), ("float32", 65536, 256, 0), ("bfloat16", 16384, 3456, 0),
+    ("bfloat16", 4096, 4096, 512), ("float32", 4096, 1024, 0), ("bfloat16", 32768, 768, 192),
+    ("bfloat16", 16384, 768, 0), ("float32", 4096, 256, 0), ("bfloat16", 4096, 256, 0),
+)  # fmt: skip
+"""Type, batch, columns, rank (0: the full matrix)."""
+
+
+def named(of: tuple[Any, ...]) -> Any:
+    from ridgeline.kernels.contract import case
+
+    dtype, batch, dim, rank = of
+    return case(dtype, batch=batch, dim=dim, rank=rank)
+
+
+def variants() -> list[Any]:
+    """Everything of ours that is launched."""
+    from ridgeline.kernels.variants import variants_of
+
+    return variants_of("cross_layer", [named(of) for of in CASES])
+
+
+def forward_runs(args: tuple[Any, ...], trial: Any) -> dict[str, Callable[[], Any]]:
+    import torch
+
+    _, x, weight, bias, down = (*args, None)[:5]
+
+    def products() -> Any:
+        return torch.addmm(bias, x if down is None else x @ down.mT, weight.mT)
+
+    target = torch.empty(trial.forward_bytes(args) // 2, dtype=torch.uint8, device=x.device)
+    source = torch.zeros_like(target)
+    runs = {"eager": partial(trial.eager, *args), "ridgeline": partial(trial.call, *args), "products": products,
+            "copy": lambda: target.copy_(source)}  # fmt: skip
+    return {name: without_gradient(run) for name, run in runs.items()}
+
+
+def without_gradient(run: Callable[[], Any]) -> Callable[[], Any]:
+    import torch
+
+    def inner() -> Any:
+        with torch.no_grad():
+            return run()
+
+    return inner
+
+
+def backward_runs(args: tuple[Any, ...], trial: Any) -> dict[str, Callable[[], Any]]:
+    import torch
+
+    from ridgeline.bench.race import runner
+
+    _, x, weight, _, down = (*args, None)[:5]
+    runs = {"eager": runner(trial.eager, args, "bwd"), "ridgeline": runner(trial.call, args, "bwd")}
+    dy = torch.randn_like(x)
+
+    def products() -> Any:
+        if down is None:
+            return dy @ weight, dy.mT @ x
+        inner = dy @ weight
+        return inner, inner @ down, dy.mT @ inner, inner.mT @ x
+
+    target = torch.empty(3 * x.nbytes, dtype=torch.uint8, device=x.device)
+    source = torch.zeros_like(target)
+    runs |= {"products": without_gradient(products), "copy": without_gradient(lambda: target.copy_(source))}
+    return runs
+
+
+def errors(args: tuple[Any, ...], trial: Any) -> dict[str, float]:
+    """Largest miss of each against float64, as a share of the largest result."""
+    import torch
+
+    with torch.no_grad():
+        meant = trial.reference(*(x[:512].double() if x.shape[0] == args[0].shape[0] and i < 2 else x.double()
+                                  for i, x in enumerate(args)))  # fmt: skip
+        runs = {"eager": trial.eager, "ridgeline": trial.call}
+        found = {name: run(*args)[:512].double() for name, run in runs.items()}
+    return {name: float((y - meant).abs().max() / meant.abs().max()) for name, y in found.items()}
+
+
+def gradient_errors(args: tuple[Any, ...], trial: Any) -> dict[str, list[float]]:
+    """The same for every gradient, of the first 4,096 rows."""
+    import torch
+
+    few = [x[:4096] if i < 2 else x for i, x in enumerate(args)]
+
+    def gradients(call: Any, wide: bool) -> list[Any]:
+        leaves = [(x.double() if wide else x).detach().clone().requires_grad_() for x in few]
+        out = call(*leaves)
+        seed = torch.randn(out.shape, device=out.device, generator=torch.Generator(out.device).manual_seed(5))
+        return list(torch.autograd.grad(out, leaves, seed.to(few[0].dtype).to(out.dtype)))
+
+    meant = gradients(trial.reference, True)
+    return {name: [float((a.double() - b).abs().max() / b.abs().max())
+                   for a, b in zip(gradients(call, False), meant, strict=True)]
+            for name, call in (("eager", trial.eager), ("ridgeline", trial.call))}  # fmt: skip
+
+
+def rows_of(of: tuple[Any, ...], course: Any) -> Iterator[dict[str, Any]]:
+    import torch
+
+    from ridgeline.kernels.contract import trials
+
+    trial = trials()["cross_layer"][1]
+    args = trial.make(named(of), torch.device("cuda"), torch.Generator("cuda").manual_seed(1))
+    yield {"case": str(of), "errors": errors(args, trial)}
+    if of[0] == "float32":
+        yield {"case": f"{of} gradients", "errors": gradient_errors(args, trial)}
+    for phase, make in (("fwd", forward_runs), ("bwd", backward_runs)):
+        runs = make(args, trial)
+        for who, samples in course.turns(runs).items():
+            yield {"case": str(of), "phase": phase, "contender": who, "num": len(samples),
+                   "median_s": statistics.median(samples), "low_s": min(samples)}  # fmt: skip
+
+
+def measured(end: float, rounds: int, cases: tuple[Any, ...] = CASES) -> Iterator[dict[str, Any]]:
+    """Rows of every case until the time is up; a case that fails says so."""
+    import torch
+
+    from ridgeline.bench.race import Course
+
+    course = Course(torch.device("cuda"), rounds=rounds)
+    for of in cases:
+        if time.perf_counter() > end:
+            return
+        try:
+            yield from rows_of(of, course)
+        except Exception:
+            yield {"case": str(of), "note": traceback.format_exc()[-1500:]}
+
+
+RESIDENT = {(256, 0): ((4, 2), (6, 2)), (3456, 256): ((6, 1), (6, 2)), (1024, 64): ((4, 2),)}
+"""Stages and ends of products whose rows stay in shared memory, by columns and rank."""
+RESIDENT_CASES = (("bfloat16", 65536, 256, 0), ("bfloat16", 16384, 3456, 256), ("bfloat16", 16384, 1024, 64))
+
+
+def add_plans(of: tuple[Any, ...], a: Any, weight: Any, x: Any) -> dict[str, Any]:
+    """Plans of ``a @ weight + x`` by configuration; each fills the tensors it is given."""
+    from race_attention import instead
+
+    from ridgeline.kernels.cross_layer import config, op
+
+    found = {"tiles": op._plan_product(a, weight, x, x, None, cross=False, save=False, turned=True)}
+    for ways in RESIDENT[of[2:]]:
+        with instead(config, "resident", partial(_given, config.Resident(*ways))):
+            found[str(ways)] = op._plan_resident(a, weight, x)
+    return found
+
+
+def miss(found: Any, meant: Any) -> float:
+    return float((found.float() - meant.float()).norm() / meant.float().norm())
+
+
+def _given(value: Any, **_: Any) -> Any:
+    return value
+
+
+def added(of: tuple[Any, ...], on: str) -> tuple[Any, Any, Any]:
+    """What the last step of the gradients is given."""
+    import torch
+
+    _, batch, dim, rank = of
+    shapes = (batch, rank or dim), (rank or dim, dim), (batch, dim)
+    a, weight, x = (torch.randn(*shape, device=on).bfloat16() for shape in shapes)
+    return a, weight, x
+
+
+def resident_variants() -> list[Any]:
+    from ridgeline.kernels.launcher import collecting
+
+    with collecting() as found:
+        for of in RESIDENT_CASES:
+            add_plans(of, *added(of, "meta"))
+    return list(dict.fromkeys(found))
+
+
+def resident_rows(end: float, rounds: int) -> Iterator[dict[str, Any]]:
+    """Products whose rows stay in shared memory beside those in tiles: the same results asked for, then timed."""
+    import torch
+
+    from ridgeline.bench.race import Course
+
+    course = Course(torch.device("cuda"), rounds=rounds)
+    for of in RESIDENT_CASES:
+        if time.perf_counter() > end:
+            return
+        a, weight, x = added(of, "cuda")
+        meant, runs = torch.addmm(x, a, weight), {}
+        for name, plan in add_plans(of, a, weight, x).items():
+            y = torch.full_like(x, float("nan"))
+            runs[name] = partial(plan, a, weight, x, x, None, y, y)
+            runs[name]()
+            again = y.clone()
+            runs[name]()
+            same, off = torch.equal(y, again), miss(y, meant)
+            yield {"case": f"{of} add", "what": name, "ok": same and off < 2e-3,
+                   "note": f"off by {off:.1e}, same bits {same}"}  # fmt: skip
+        for who, samples in course.turns(runs).items():
+            yield {"case": str(of), "phase": "add", "contender": who, "num": len(samples),
+                   "median_s": statistics.median(samples), "low_s": min(samples)}  # fmt: skip
+
+
+def shown(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Microseconds, and eager's over ours and over the best of ours."""
+    names = ("eager", "ridgeline", "halves", "products", "copy")
+    yield f"| case | phase | {' | '.join(names)} | eager / ours |\n|{'---|' * 8}"
+    timed = [row for row in rows if "median_s" in row]
+    for key in dict.fromkeys((row["case"], row["phase"]) for row in timed):
+        mine = {row["contender"]: 1e6 * row["median_s"] for row in timed if (row["case"], row["phase"]) == key}
+        cells = [f"{mine[name]:.1f}" if name in mine else "–" for name in names]
+        best = mine["eager"] / min(mine[name] for name in ("ridgeline", "halves") if name in mine)
+        yield f"| {key[0]} | {key[1]} | {' | '.join(cells)} | {mine['eager'] / mine['ridgeline']:.2f} ({best:.2f}) |"
+    yield from (f"- {row['case']}: {row.get('errors') or row.get('note')}" for row in rows if "median_s" not in row)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--budget-s", type=float, default=20.0)
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--show", type=Path)
+    options = parser.parse_args()
+    if options.show:
+        with gzip.open(options.show, "rt") as file:
+            found = json.load(file)
+        print("\n".join(shown(found.get("parts", {}).get("cross") or found["rows"])))
+        return
+    options.out.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for row in measured(time.perf_counter() + options.budget_s, options.rounds):
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+    with gzip.open(options.out / "cross.json.gz", "wt") as file:
+        json.dump({"rows": rows}, file)
+
+
+if __name__ == "__main__":
+    main()

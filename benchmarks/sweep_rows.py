@@ -1,0 +1,426 @@
+"""Launch configurations of row kernels side by side: each is first compared with the reference, then timed in turns.
+
+    python benchmarks/sweep_rows.py --out results --budget-s 60 --parts four_warps,quantizing
+    python benchmarks/sweep_rows.py --table data/recordings/h200/rows_sweep1.json.gz
+
+Every configuration of a case sees the same inputs and the same gradients of its results, and memory full of NaN where
+its results go. Times are taken in turns with a cold L2, a bare copy that moves as many bytes among them; a
+configuration that is not right is not timed. One file, written again after every case.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+BEGAN = time.perf_counter()
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "src"))
+FILE = "sweep_rows.json.gz"
+ROUNDS = 11
+WARM = 4
+"""Calls after every change of configuration, which has plans made anew: the first few are not as fast as the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """A kernel of a function in one phase of a case, and the configurations to try beside its default."""
+
+    kernel: str
+    name: str
+    phase: str
+    of: Any
+    configs: tuple[Any, ...]
+
+
+def four_warps() -> Iterator[Sweep]:
+    """Backward passes on programs of four warps, the default since they were timed, and on eight."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.group_norm.config import Images as Im
+    from ridgeline.kernels.rms_norm.config import Backward
+    from ridgeline.kernels.shares import Streamed as T
+
+    for rows, cols in ((4096, 50257), (2048, 151936)):
+        of = case("bfloat16", rows=rows, cols=cols)
+        yield Sweep("softmax.backward", "softmax", "bwd", of, (T(4, 4, 3, 4), T(4, 8, 3, 2)))
+    wide = case("float32", rows=16384, cols=4099)
+    kept = (Backward(1, 8, 512, 4, 3, 2, True, True), Backward(1, 3, 2048, 8, 3, 1, False))
+    yield Sweep("layer_norm.backward", "layer_norm", "bwd", wide, kept)
+    for batch, channels, side in ((4, 512, 128), (16, 512, 128), (32, 320, 56), (16, 640, 64), (16, 320, 96)):
+        of = case("bfloat16", batch=batch, channels=channels, side=side, groups=32)
+        tried = (Im(4, 4, 3, 4), Im(4, 8, 3, 2), Im(8, 4, 3, 2), Im(2, 4, 3, 8))
+        yield Sweep("group_norm.backward_streamed", "group_norm_silu", "bwd", of, tried)
+        if (channels, side) in ((320, 56), (640, 64)):
+            ahead = (Im(8, 4, 3, 4), Im(4, 4, 3, 8), Im(4, 8, 3, 4))
+            yield Sweep("group_norm.streamed", "group_norm_silu", "fwd", of, ahead)
+    of = case("bfloat16", batch=16, channels=512, side=128, groups=32)
+    yield Sweep("group_norm.backward_streamed", "group_norm", "bwd", of, (Im(4, 4, 3, 4), Im(4, 8, 3, 2)))
+
+
+def quantizing() -> Iterator[Sweep]:
+    """Norms with 8-bit results: rows in one piece and in several, on four warps and on eight."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.rms_norm_quant.config import Tile
+
+    four = (Tile(1, 4, 1024, 4, 3, 4), Tile(1, 1, 4096, 4, 3, 4), Tile(1, 1, 4096, 8, 3, 4), Tile(1, 1, 4096, 8, 3, 3))
+    five = (Tile(1, 5, 1024, 4, 3, 3), Tile(1, 5, 1024, 4, 3, 2))
+    eight = (Tile(1, 4, 2048, 8, 3, 2), Tile(1, 8, 1024, 4, 3, 2), Tile(1, 1, 8192, 8, 3, 2))
+    for name, kind, group in (("layer_norm_quant", "float8_e4m3fn", 128), ("rms_norm_quant", "float8_e4m3fn", 128),
+                              ("layer_norm_quant", "float8_e4m3fn", 0)):  # fmt: skip
+        for rows, cols, tried in ((16384, 4096, four), (16384, 5120, five), (8192, 8192, eight)):
+            if cols != 5120 or name == "layer_norm_quant":
+                of = case("bfloat16", rows=rows, cols=cols, kind=kind, block=group)
+                yield Sweep(name, name, "fwd", of, tried)
+
+
+def losses() -> Iterator[Sweep]:
+    """Cross-entropy of short and middling rows: a program a row, or walking over rows with the next on their way."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.cross_entropy.config import Forward
+    from ridgeline.kernels.cross_entropy.config import Short as W
+
+    tried = {
+        (32768, 4096): (Forward(4096, 4, 1, 1), Forward(2048, 2, 1, 1), W(1, 8, 512, 2, 3, 8), W(1, 8, 512, 2, 3, 12),
+                        W(1, 4, 1024, 4, 3, 5)),
+        (16384, 8192): (Forward(8192, 8, 1, 1), Forward(4096, 4, 1, 1), W(1, 8, 1024, 4, 3, 4), W(1, 8, 1024, 4, 3, 6),
+                        W(1, 4, 2048, 8, 3, 3)),
+        (8192, 16384): (Forward(8192, 8, 1, 1), W(1, 8, 2048, 8, 3, 2), W(1, 8, 2048, 8, 3, 3)),
+        (16384, 5000): (Forward(8192, 8, 1, 1), W(1, 5, 1024, 4, 3, 5), W(1, 10, 512, 2, 3, 8)),
+        (65536, 2048): (W(4, 8, 256, 4, 1, 32), W(1, 8, 256, 1, 3, 16), W(1, 8, 256, 1, 3, 24), W(4, 8, 256, 4, 3, 4)),
+        (65536, 1000): (W(8, 8, 128, 4, 1, 32), W(2, 8, 128, 1, 3, 16), W(2, 8, 128, 1, 3, 20), W(4, 8, 128, 2, 3, 10)),
+        (262144, 256): (W(16, 4, 64, 4, 1, 64), W(16, 4, 64, 4, 3, 8), W(4, 4, 64, 1, 3, 24), W(4, 4, 64, 1, 3, 32)),
+    }  # fmt: skip
+    for (rows, cols), configs in tried.items():
+        kernel = "cross_entropy.short" if cols <= 2048 else "cross_entropy.forward"
+        yield Sweep(kernel, "cross_entropy", "fwd", case("bfloat16", rows=rows, cols=cols), configs)
+    full = (Forward(4096, 4, 1, 1), W(1, 8, 512, 4, 3, 4), W(1, 8, 512, 4, 3, 6))
+    yield Sweep("cross_entropy.forward", "cross_entropy", "fwd", case("float32", rows=16384, cols=4096), full)
+
+
+def long_backward() -> Iterator[Sweep]:
+    """Backward passes of long rows on eight warps, sixteen and more."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.rms_norm.config import Backward as B
+
+    wide = case("bfloat16", rows=8192, cols=12288)
+    sixteen, eight = B(1, 3, 4096, 16, 3, 1, False), B(1, 6, 2048, 8, 3, 1, False)
+    yield Sweep("rms_norm.backward", "rms_norm", "bwd", wide, (eight, sixteen))
+    yield Sweep("layer_norm.backward", "layer_norm", "bwd", wide, (eight, B(1, 3, 4096, 16, 2, 1, False)))
+
+
+def powers() -> Iterator[Sweep]:
+    """Softmax's powers computed once, in shares that registers hold; two sigmoids an inverse."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.group_norm.config import Images as Im
+    from ridgeline.kernels.softmax.config import Shares as T
+
+    kept = (T(4, 4, 4, 4, kept=True), T(4, 4, 6, 4, kept=True), T(8, 4, 6, 2, kept=True), T(8, 4, 4, 3, kept=True),
+            T(4, 8, 6, 2, kept=True))  # fmt: skip
+    for rows, cols in ((2048, 65536), (4096, 50257), (512, 262144), (4096, 32768), (2048, 128256), (8192, 32000)):
+        of = case("bfloat16", rows=rows, cols=cols)
+        yield Sweep("softmax.forward", "softmax", "fwd", of, (T(8, 4, 3, 4), *kept))
+    for batch, channels, side in ((4, 512, 128), (16, 512, 128), (32, 320, 56)):
+        of = case("bfloat16", batch=batch, channels=channels, side=side, groups=32)
+        ahead, back = Im(8, 4, 3, 4, paired=True), Im(4, 4, 3, 4, paired=True)
+        yield Sweep("group_norm.streamed", "group_norm_silu", "fwd", of, (ahead,))
+        yield Sweep("group_norm.backward_streamed", "group_norm_silu", "bwd", of, (back,))
+
+
+def wide() -> Iterator[Sweep]:
+    """Softmax of long float32 rows."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.softmax.config import Shares as T
+
+    for rows, cols in ((2048, 50257), (2048, 32000), (4096, 16384)):
+        of = case("float32", rows=rows, cols=cols)
+        yield Sweep("softmax.forward", "softmax", "fwd", of, (T(8, 4, 3, 4), T(8, 8, 3, 2), T(4, 4, 3, 8)))
+
+
+def last() -> Iterator[Sweep]:
+    """What has changed since it was last on a device."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.cross_entropy.config import Forward
+    from ridgeline.kernels.cross_entropy.config import Short as W
+    from ridgeline.kernels.qk_norm_rope.config import Heads
+    from ridgeline.kernels.rms_norm_quant.config import Tile
+
+    for name in ("layer_norm_quant", "rms_norm_quant"):
+        for rows, cols, tried in ((16384, 5120, ()), (16384, 4096, (Tile(1, 4, 1024, 4, 3, 4),)), (8192, 6144, ())):
+            of = case("bfloat16", rows=rows, cols=cols, kind="float8_e4m3fn", block=128)
+            yield Sweep(name, name, "fwd", of, tried)
+    for batch, seq, num, keys in ((4, 4096, 32, 8), (4, 4096, 28, 4)):
+        of = case("bfloat16", batch=batch, seq=seq, heads=num, keys=keys, dim=128)
+        yield Sweep("qk_norm_rope.forward", "qk_norm_rope", "fwd", of, (Heads(1, 1, 4), Heads(4, 1, 16)))
+        back = (Heads(4, 4, 16), Heads(2, 10, 8), Heads(2, 8, 8), Heads(4, 3, 16))
+        yield Sweep("qk_norm_rope.backward", "qk_norm_rope", "bwd", of, back)
+    full = (Forward(4096, 4, 1, 1), W(1, 8, 512, 4, 3, 4), W(1, 8, 512, 4, 3, 6))
+    yield Sweep("cross_entropy.forward", "cross_entropy", "fwd", case("float32", rows=16384, cols=4096), full)
+    for rows, cols, steps in ((8192, 12000, (Forward(8192, 8, 1, 1),)), (16384, 10000, (Forward(4096, 4, 1, 1),)),
+                              (32768, 3000, (Forward(4096, 4, 1, 1),))):  # fmt: skip
+        yield Sweep("cross_entropy.forward", "cross_entropy", "fwd", case("bfloat16", rows=rows, cols=cols), steps)
+
+
+def heads() -> Iterator[Sweep]:
+    """Head norms with rotary embedding: a token at a time, or so many heads, whatever tokens they belong to."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.qk_norm_rope.config import Heads
+
+    ahead = (Heads(4, 1, 16), Heads(4, 1, 32), Heads(8, 1, 32), Heads(2, 1, 8))  # a token at a time: gone since
+    back = (Heads(8, 2, 32), Heads(8, 3, 32), Heads(4, 5, 16), Heads(4, 6, 16), Heads(2, 12, 8))
+    for batch, seq, num, keys in ((4, 4096, 32, 8), (2, 8192, 64, 8), (4, 4096, 40, 8)):
+        of = case("bfloat16", batch=batch, seq=seq, heads=num, keys=keys, dim=128)
+        yield Sweep("qk_norm_rope.forward", "qk_norm_rope", "fwd", of, ahead)
+        yield Sweep("qk_norm_rope.backward", "qk_norm_rope", "bwd", of, back)
+
+
+PARTS: dict[str, Callable[[], Iterator[Sweep]]] = {
+    "four_warps": four_warps,
+    "quantizing": quantizing,
+    "losses": losses,
+    "powers": powers,
+    "wide": wide,
+    "heads": heads,
+    "last": last,
+    "long_backward": long_backward,
+}
+
+
+def wanted_variants(parts: list[str]) -> list[Any]:
+    """What a pack must hold for these parts."""
+    from ridgeline.kernels import tuning
+    from ridgeline.kernels.variants import variants_of
+
+    found: list[Any] = []
+    for part in parts:
+        for sweep in PARTS[part]():
+            found += variants_of(sweep.name, [sweep.of])
+            for config in sweep.configs:
+                with tuning.forced(sweep.kernel, config):
+                    found += variants_of(sweep.name, [sweep.of])
+    return list(dict.fromkeys(found))
+
+
+def bits(value: Any) -> Any:
+    import torch
+
+    return value.reshape(-1).view(torch.uint8)
+
+
+def checked(sweep: Sweep, configs: list[Any], device: Any) -> dict[Any, list[str]]:
+    """What is wrong with the results of each configuration: nothing, in an empty list."""
+    import torch
+
+    from ridgeline.bench.check import _is_float, poison, results
+    from ridgeline.bench.verdict import judge
+    from ridgeline.kernels import tuning
+    from ridgeline.kernels.contract import trials
+
+    trial = trials()[sweep.name][1]
+    args = trial.make(sweep.of, device, torch.Generator(device).manual_seed(1))
+    wide = tuple(value.double() if _is_float(value) else value for value in args)
+    meant = results(trial.reference, wide, 1, trial.constants)
+    eager = results(trial.eager, args, 1, trial.constants)
+    found: dict[Any, list[str]] = {}
+    for config in configs:
+        found[config] = []
+        try:
+            with tuning.forced(sweep.kernel, config):
+                poison(device)
+                ours = results(trial.call, args, 1, trial.constants)
+                poison(device)
+                again = results(trial.call, args, 1, trial.constants)
+            for (what, mine), (_, second), (_, theirs), (_, right) in zip(ours, again, eager, meant, strict=True):
+                verdict = judge(mine, theirs, right, trial.times_eager)
+                if not verdict:
+                    found[config].append(f"{what}: {verdict}")
+                if trial.deterministic and not torch.equal(bits(mine), bits(second)):
+                    found[config].append(f"{what}: not the same twice")
+        except Exception as error:
+            found[config].append(f"{type(error).__name__}: {str(error)[:300]}")
+    return found
+
+
+def timed(sweep: Sweep, configs: list[Any], flush: Any, device: Any) -> tuple[dict[Any, list[float]], int]:
+    """Seconds of every round of every configuration, and of a copy of as many bytes (None); and those bytes."""
+    import torch
+
+    from ridgeline.bench.race import HEAD_START_CYCLES, moved_bytes, runner
+    from ridgeline.kernels import tuning
+    from ridgeline.kernels.contract import trials
+
+    trial = trials()[sweep.name][1]
+    args = trial.make(sweep.of, device, torch.Generator(device).manual_seed(0))
+    torch.manual_seed(0)
+    run = runner(trial.timed or trial.call, args, sweep.phase, trial.constants)
+    num_bytes = moved_bytes(trial, args, sweep.phase)
+    source = torch.empty(num_bytes // 8, dtype=torch.int32, device=device)
+    target = torch.empty_like(source)
+    marks: dict[Any, list[Any]] = {config: [] for config in [*configs, None]}
+
+    def turn(config: Any, call: Callable[[], Any]) -> None:
+        for _ in range(WARM):
+            call()
+        flush.zero_()
+        torch.cuda._sleep(HEAD_START_CYCLES)
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        call()
+        end.record()
+        marks[config].append((start, end))
+
+    order = list(marks)
+    for i in range(ROUNDS):
+        for config in order[i % len(order) :] + order[: i % len(order)]:
+            if config is None:
+                turn(None, lambda: target.copy_(source))
+                continue
+            with tuning.forced(sweep.kernel, config):
+                turn(config, run)
+        torch.cuda.synchronize(device)
+    return {config: [a.elapsed_time(b) * 1e-3 for a, b in pairs] for config, pairs in marks.items()}, num_bytes
+
+
+def kernels_in(sweep: Sweep, flush: Any, device: Any) -> dict[str, float]:
+    """Seconds of each kernel of a call by the profiler, with a cold L2: launches and gaps are not in them."""
+    import torch
+
+    from ridgeline.bench.clock import kernels_of
+    from ridgeline.bench.race import runner
+    from ridgeline.kernels.contract import trials
+
+    trial = trials()[sweep.name][1]
+    args = trial.make(sweep.of, device, torch.Generator(device).manual_seed(0))
+    run = runner(trial.timed or trial.call, args, sweep.phase, trial.constants)
+    run()
+
+    def cold() -> Iterator[Any]:
+        for _ in range(3):
+            flush.zero_()
+            torch.cuda.synchronize()
+            yield run
+
+    found = kernels_of(cold())
+    kinds = dict.fromkeys(kind for stretch in found for kind, _ in stretch)
+    return {kind: statistics.median(sum(s for k, s in stretch if k == kind) for stretch in found) for kind in kinds}
+
+
+def default_of(sweep: Sweep, device: Any) -> Any:
+    """The configuration that the library takes by itself."""
+    import torch
+
+    from ridgeline.bench.race import runner
+    from ridgeline.kernels import tuning
+    from ridgeline.kernels.contract import trials
+
+    trial = trials()[sweep.name][1]
+    args = trial.make(sweep.of, device, torch.Generator(device).manual_seed(0))
+    run = runner(trial.timed or trial.call, args, sweep.phase, trial.constants)
+    with tuning.asked() as choices:
+        run()
+    return next((found[2] for found in choices if found[0] == sweep.kernel), None)
+
+
+def swept(sweep: Sweep, flush: Any, device: Any) -> list[dict[str, Any]]:
+    """Rows of one sweep: configuration, whether it is right, seconds."""
+    import torch
+
+    default = default_of(sweep, device)
+    configs = [config for config in dict.fromkeys([default, *sweep.configs]) if config is not None]
+    wrong = checked(sweep, configs, device)
+    torch.cuda.empty_cache()
+    times, num_bytes = timed(sweep, [config for config in configs if not wrong[config]], flush, device)
+    torch.cuda.empty_cache()
+    base = {"kernel": sweep.kernel, "primitive": sweep.name, "phase": sweep.phase, "case": str(sweep.of),
+            "num_bytes": num_bytes}  # fmt: skip
+    rows = []
+    for config in [*configs, None]:
+        samples = sorted(times.get(config, []))
+        rows.append(base | {
+            "config": None if config is None else asdict(config), "default": config is not None and config == default,
+            "wrong": wrong.get(config, []), "s": statistics.median(samples) if samples else None,
+            "low_s": samples[1] if samples else None,
+        })  # fmt: skip
+    return rows
+
+
+def shown(row: dict[str, Any]) -> str:
+    config = "copy" if row["config"] is None else " ".join(f"{k}={v}" for k, v in row["config"].items())
+    mark = "*" if row["default"] else " "
+    took = f"{1e6 * row['s']:8.1f} us {row['num_bytes'] / row['s'] / 1e12:5.2f}" if row["s"] else "not timed"
+    return f"{row['kernel']:28s} {row['case']:64s} {mark}{config:90s} {took} {' '.join(row['wrong'])[:200]}"
+
+
+def table(found: dict[str, Any]) -> Iterator[str]:
+    """The rows of a recording for a note, in Markdown; a copy of as many bytes ends each case."""
+    copy = found["copy_bytes_per_s"]
+    yield f"Copy of 1 GiB in the same run: {copy / 1e12:.2f} TB/s."
+    yield ""
+    yield "| kernel | case | configuration | µs | TB/s | of the copy | as large |"
+    yield "|---|---|---|---|---|---|---|"
+    large = {(row["kernel"], row["case"]): row["s"] for row in found["rows"] if row["config"] is None}
+    for row in found["rows"]:
+        config = "a bare copy" if row["config"] is None else " ".join(f"{k}={v}" for k, v in row["config"].items())
+        config += " (default)" if row["default"] else ""
+        case = row["case"].replace("bfloat16", "bf16")
+        if row["s"] is None:
+            yield f"| {row['kernel']} | {case} | {config} | {'; '.join(row['wrong'])[:120]} | | | |"
+            continue
+        rate, bare = row["num_bytes"] / row["s"], large[row["kernel"], row["case"]] / row["s"]
+        cells = f"{1e6 * row['s']:.1f} | {rate / 1e12:.2f} | {rate / copy:.0%} | {bare:.0%}"
+        yield f"| {row['kernel']} | {case} | {config} | {cells} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("results"))
+    parser.add_argument("--table", type=Path, help="a recording to print for a note")
+    parser.add_argument("--budget-s", type=float, default=60.0)
+    parser.add_argument("--split", default="", help="parts whose kernels are timed one by one as well")
+    parser.add_argument("--parts", default=",".join(PARTS))
+    asked = parser.parse_args()
+    if asked.table:
+        print("\n".join(table(json.loads(gzip.decompress(asked.table.read_bytes())))))
+        return
+    import torch
+
+    import ridgeline.kernels  # noqa: F401
+    from ridgeline.bench.clock import FLUSH_BYTES
+    from ridgeline.bench.race import Course, copy_bandwidth
+
+    asked.out.mkdir(parents=True, exist_ok=True)
+    device = torch.device("cuda")
+    found: dict[str, Any] = {"copy_bytes_per_s": copy_bandwidth(Course(device)), "rows": [], "split": [], "errors": []}
+    print(f"copy {found['copy_bytes_per_s'] / 1e12:.2f} TB/s", flush=True)
+    flush = torch.empty(FLUSH_BYTES // 4, dtype=torch.int32, device=device)
+    for part, sweep in ((name, sweep) for name in asked.parts.split(",") for sweep in PARTS[name]()):
+        if time.perf_counter() - BEGAN > asked.budget_s:
+            found["errors"].append({"case": f"{sweep.kernel} {sweep.of}", "error": "no time left"})
+            continue
+        try:
+            rows = swept(sweep, flush, device)
+            found["rows"] += rows
+            print("\n".join(map(shown, rows)), flush=True)
+            if part in asked.split.split(","):
+                kernels = kernels_in(sweep, flush, device)
+                found["split"].append({"kernel": sweep.kernel, "case": str(sweep.of), "kernels_s": kernels})
+                print("split", sweep.kernel, sweep.of, {k: round(1e6 * s, 1) for k, s in kernels.items()}, flush=True)
+        except Exception as error:
+            text = f"{type(error).__name__}: {str(error)[:400]}"
+            found["errors"].append({"case": f"{sweep.kernel} {sweep.of}", "error": text,
+                                    "trace": traceback.format_exc()[-1500:]})  # fmt: skip
+            print("FAILED", sweep.kernel, sweep.of, text, flush=True)
+        (asked.out / FILE).write_bytes(gzip.compress(json.dumps(found, default=str).encode()))
+    (asked.out / FILE).write_bytes(gzip.compress(json.dumps(found, default=str).encode()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""Joins by borders, products whose rows stay in shared memory, float32 by halves: forced where they are no default."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from contextlib import contextmanager
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from ridgeline.bench.check import check_case
+from ridgeline.kernels import cross_layer, launcher, pack, paged_attention, tuning
+from ridgeline.kernels.contract import case, trials
+from ridgeline.kernels.cross_layer import config as cross
+from ridgeline.kernels.latent_attention import config as latent
+from ridgeline.kernels.paged_attention import config as paged
+from ridgeline.kernels.tensorfloat import products_in
+from ridgeline.kernels.variants import variants_of
+
+PAGED = tuple(
+    case("bfloat16", b=b, h=h, k=k, s=s, d=d, page=page, uneven=True)
+    for b, h, k, s, d, page in (
+        (130, 6, 2, 90, 128, 16), (40, 20, 4, 700, 64, 16), (70, 16, 1, 500, 128, 64), (9, 9, 3, 900, 256, 32),
+        (3, 12, 2, 3000, 128, 16), (300, 10, 5, 200, 128, 16), (50, 5, 5, 260, 72, 16),
+    )
+)  # fmt: skip
+LATENT = tuple(
+    case("bfloat16", b=b, h=h, s=s, d=512, e=64, page=page, uneven=True)
+    for b, h, s, page in ((40, 16, 900, 64), (5, 5, 3000, 64), (100, 12, 300, 64), (20, 16, 400, 16))
+)
+RESIDENT = (
+    (cross.Resident(4, 1), case("bfloat16", batch=1000, dim=512, rank=0)),
+    (cross.Resident(2, 2), case("float16", batch=20001, dim=512, rank=0)),
+    (cross.Resident(4, 2), case("bfloat16", batch=34000, dim=256, rank=0)),
+    (cross.Resident(6, 2), case("bfloat16", batch=129, dim=200, rank=0)),
+    (cross.Resident(3, 2), case("float16", batch=18000, dim=328, rank=0)),
+    (cross.Resident(4, 2), case("bfloat16", batch=40000, dim=96, rank=0)),
+    (cross.Resident(6, 1), case("bfloat16", batch=17000, dim=1000, rank=256)),
+    (cross.Resident(4, 2), case("float16", batch=3000, dim=640, rank=64)),
+)
+HALVES = tuple(
+    case("float32", batch=batch, dim=dim, rank=rank)
+    for batch, dim, rank in ((16384, 512, 0), (6000, 1000, 0), (9000, 1536, 320))
+)
+
+
+@contextmanager
+def by_borders():
+    """Inside, parts are joined by borders whatever the sizes."""
+
+    def bordered(choose):
+        return lambda *sizes, **named: dataclasses.replace(choose(*sizes, **named), borders=True)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(paged, "choose", bordered(paged.choose))
+        patch.setattr(latent, "choose_few", bordered(latent.choose_few))
+        launcher.forget_plans()
+        yield
+    launcher.forget_plans()
+
+
+def wanted_variants():
+    found = variants_of("cross_layer", HALVES)
+    with by_borders():
+        found += variants_of("paged_attention", PAGED) + variants_of("paged_latent_attention", LATENT)
+    for chosen, of in RESIDENT:
+        with tuning.forced("cross_layer.resident", chosen):
+            found += variants_of("cross_layer", [of])
+    return list(dict.fromkeys(found))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def packed(tmp_path_factory):
+    """Everything compiled first, by all cores, unless a pack has it."""
+    missing = [variant for variant in wanted_variants() if pack.find(variant) is None]
+    with pytest.MonkeyPatch.context() as patch:
+        if missing:
+            patch.setenv("RIDGELINE_KERNEL_PACK", str(tmp_path_factory.mktemp("pack")))
+            pack.write(pack.pack_folder(), wanted_variants(), jobs=max(1, (os.cpu_count() or 2) - 2))
+        yield
+
+
+def wrong(name, of):
+    return [finding for finding in check_case(name, of, torch.device("cuda"), 3) if not finding.ok]
+
+
+@pytest.mark.parametrize(("name", "of"), [*(("paged_attention", of) for of in PAGED),
+                                          *(("paged_latent_attention", of) for of in LATENT)], ids=str)  # fmt: skip
+def test_what_is_joined_by_borders_is_as_right_as_pytorch_and_repeats_bit_for_bit(name, of):
+    with by_borders():
+        assert not wrong(name, of)
+
+
+def test_sequences_without_keys_get_zeros_wherever_borders_are():
+    trial = trials()["paged_attention"][1]
+    for of in (PAGED[0], PAGED[2], PAGED[5]):
+        q, k, v, table, lens = trial.make(of, torch.device("cuda"), torch.Generator("cuda").manual_seed(1))
+        for empty in (slice(None), slice(1, None, 3), slice(0, 1), slice(-1, None)):
+            fewer = lens.clone()
+            fewer[empty] = 0
+            with by_borders():
+                found = paged_attention(q, k, v, table, fewer, out=torch.full_like(q, float("nan")))
+            assert found[fewer == 0].count_nonzero() == 0
+            meant = trial.eager(q, k, v, table, lens)[fewer > 0]
+            torch.testing.assert_close(found[fewer > 0], meant, rtol=0.05, atol=0.01)
+
+
+@pytest.mark.parametrize(("chosen", "of"), RESIDENT, ids=str)
+def test_products_whose_rows_stay_are_as_right_as_pytorch_and_repeat_bit_for_bit(chosen, of):
+    with tuning.forced("cross_layer.resident", chosen):
+        assert not wrong("cross_layer", of)
+
+
+@pytest.mark.parametrize("of", HALVES, ids=str)
+def test_float32_layers_by_halves_are_as_right_as_pytorch(of):
+    assert not wrong("cross_layer", of)
+
+
+def test_tensor_float_32_is_left_to_those_who_ask_for_it():
+    args = trials()["cross_layer"][1].make(HALVES[0], torch.device("cuda"), torch.Generator("cuda").manual_seed(1))
+    ours = [cross_layer(*args) for _ in range(4)][-1]
+    with products_in("tf32"):
+        theirs = cross_layer(*args)
+    assert torch.equal(cross_layer(*args), ours)
+    miss = (ours - theirs).abs().max() / ours.abs().max()
+    assert 1e-5 < miss < 1e-2

@@ -1,0 +1,59 @@
+"""The cross layer without a GPU: who multiplies, what fits, and what the compiler makes of rows that stay."""
+
+import sys
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from ridgeline.kernels import launcher
+from ridgeline.kernels.compiler import facts_of
+from ridgeline.kernels.contract import case
+from ridgeline.kernels.cross_layer import config
+from ridgeline.kernels.variants import variants_of
+
+op = sys.modules["ridgeline.kernels.cross_layer.op"]
+
+
+def test_rows_that_stay_leave_room_for_everything_else():
+    assert config.fits(config.Resident(4, 1), 512) and not config.fits(config.Resident(4, 2), 512)
+    for k in range(16, config.LONGEST_RESIDENT + 1, 8):
+        assert config.chunks(k) % 2 == 0 and config.chunks(k) * 64 >= k
+        assert all(config.fits(config.resident(1 << 16, n, k, 2), k) for n in (64, 256, 1024, 4096))
+
+
+def test_rows_stay_where_they_are_many_and_sums_are_short():
+    assert config.resident(65536, 256, 256, 2).stages and not config.resident(1000, 256, 256, 2).stages
+    assert not config.resident(65536, 512, 512, 2).stages and not config.resident(65536, 256, 256, 4).stages
+
+
+def test_two_groups_take_turns_at_the_tensor_cores():
+    found = variants_of("cross_layer", [case("bfloat16", batch=65536, dim=256, rank=0)])
+    (variant,) = (v for v in found if v.kernel == "cross_resident")
+    facts = facts_of(launcher.kernel(variant.kernel).function, variant)
+    assert facts.num("HGMMA") == 2 * 4 * 8, "two groups, four chunks of two halves of rows and 64 terms"
+    assert facts.num("UTMASTG") and facts.num("USETMAXREG") and facts.shared_bytes <= 232448
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(512, 512, 16384), (1024, 1024, 16384), (256, 3456, 6000), (64, 64, 1000)])
+def test_a_long_inner_dim_is_cut_into_equal_stretches(m, n, k):
+    cuts = config.cuts(m, n, k, 132)
+    assert k % cuts == 0 and (cuts == 1 or k // cuts >= 512)
+    enough = cuts * -(-m // 128) * -(-n // 128) >= 264
+    assert enough or k % (2 * cuts) or k // (2 * cuts) < 512
+
+
+def test_small_products_and_those_of_other_types_are_left_to_cublas():
+    assert config.by_halves(16384, 1024, 1024) and not config.by_halves(4096, 256, 256)
+    assert not config.by_halves(256, 256, 65536), "each number that is taken apart meets too few others"
+    assert not config.by_halves(1 << 20, 4096, 64), "short sums are not worth taking apart"
+    on_host = torch.empty(16384, 1024)
+    assert not op._halved(on_host, on_host.mT) and not op._halved(on_host.bfloat16(), on_host.bfloat16().mT)
+
+
+def test_stretches_of_a_product_add_up_to_it(monkeypatch):
+    monkeypatch.setattr(op, "_halved", lambda a, b: True)
+    a, b = torch.randn(2048, 40, dtype=torch.float32), torch.randn(2048, 24)
+    assert config.cuts(40, 24, 2048, 132) == 4
+    torch.testing.assert_close(op._product(a.mT, b), a.mT @ b, rtol=1e-5, atol=1e-3)

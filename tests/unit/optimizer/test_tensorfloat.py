@@ -1,0 +1,66 @@
+"""TensorFloat-32 is asked for and set aside in PyTorch's two ways to say so, and what was planned is for one answer."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn
+
+from ridgeline.kernels import tensorfloat
+from ridgeline.optimizer.inputs import Inputs, State
+from ridgeline.optimizer.optimized import Optimized, Plan, RunsEagerly
+from ridgeline.optimizer.proof import Prover, Subject
+from ridgeline.optimizer.signature import Signature, difference
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was():
+    kinds = [(backend, kind) for backend in ("cuda", "mkldnn") for kind in ("matmul", "conv", "rnn")]
+    kept = [torch._C._get_fp32_precision_getter(*kind) for kind in kinds]
+    precision, rounds = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    yield
+    torch.set_float32_matmul_precision(precision)
+    torch.backends.cudnn.allow_tf32 = rounds
+    for kind, before in zip(kinds, kept):
+        torch._C._set_fp32_precision_setter(*kind, before)
+
+
+def test_both_of_pytorchs_settings_are_read():
+    torch.set_float32_matmul_precision("highest")
+    assert not tensorfloat.products_round()
+    torch.set_float32_matmul_precision("high")
+    assert tensorfloat.products_round()
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
+    assert not tensorfloat.products_round()
+    torch.backends.cudnn.conv.fp32_precision = "ieee"
+    assert not tensorfloat.convolutions_round()
+    torch.backends.cudnn.conv.fp32_precision = "tf32"
+    assert tensorfloat.convolutions_round()
+
+
+@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
+def test_full_precision_for_a_while_leaves_everything_as_it_was(precision):
+    torch.set_float32_matmul_precision(precision)
+    before = (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32, tensorfloat.settings())
+    with tensorfloat.products_in("ieee"):
+        assert not tensorfloat.products_round() and not tensorfloat.convolutions_round()
+    assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32, tensorfloat.settings()) == before
+
+
+def test_a_setting_made_the_newer_way_does_not_stop_a_proof():
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    torch.backends.cudnn.conv.fp32_precision = "ieee"
+    model, inputs = nn.Linear(4, 4), Inputs((torch.randn(2, 4),), {})
+    prover = Prover(Subject(model, inputs, "infer", lambda out: out, State(model)))
+    assert prover.judge(model) and not prover.judge(lambda x: model(x) * 1.01)
+
+
+def test_what_was_planned_with_one_setting_is_not_used_with_another():
+    model, x = nn.Linear(4, 4), torch.randn(2, 4)
+    with torch.no_grad():
+        signature = Signature.of((x,), {}, model)
+        fast = Optimized(model, [Plan(signature, lambda x: model(x) + 1)])
+        assert torch.equal(fast(x), model(x) + 1)
+        torch.backends.cudnn.allow_tf32 = False
+        assert "float32 precision" in difference(signature, Signature.of((x,), {}, model))
+        with pytest.warns(RunsEagerly, match="float32 precision"):
+            assert torch.equal(fast(x), model(x))
