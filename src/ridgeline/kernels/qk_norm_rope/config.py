@@ -28,7 +28,7 @@ def forward(head_dim: int) -> Heads:
 
 
 def backward(head_dim: int) -> Heads:
-    """Five programs of four warps: 139 µs for 32 and 8 heads, 131 for 28 and 4; ten of two warps 140 and 117, checked in
-    bf16 at head dim 128 alone. Two of eight 157, six of four, which have fewer registers, 175, a token at a time 169. For
-    64 and 8 heads five of four 237, a token at a time 313; for 40 and 8 165 and 279."""
+    """Five programs of four warps: 139 µs for 32 and 8 heads, 131 for 28 and 4. Ten of two warps 140 and 117, checked
+    in bf16 at head dim 128 alone. Two of eight 157, six of four, which have fewer registers, 175, a token at a time
+    169. For 64 and 8 heads five of four 237, a token at a time 313; for 40 and 8 165 and 279."""
     return Heads(4, 5, rows(4, head_dim))
