@@ -104,8 +104,8 @@ def test_keys_turned_into_a_cache_are_those_turned_first_and_written_then(dtype,
 
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("layout", ["heads first", "positions first"])
-def test_a_recorded_step_that_fetches_what_comes_next_computes_what_one_step_after_the_other_does(batch, layout):
-    """Layers of products, keys turned into a cache, attention and the product behind it, started early and not."""
+def test_a_recorded_step_whose_kernels_start_early_computes_what_one_after_the_other_does(batch, layout):
+    """Layers of products, keys turned into a cache, attention and the product behind it."""
 
     def draw(*shape):
         return torch.randn(*shape, device=DEVICE).bfloat16() * shape[-1] ** -0.5
@@ -118,28 +118,28 @@ def test_a_recorded_step_that_fetches_what_comes_next_computes_what_one_step_aft
     cos, sin = torch.randn(2, 1, 1, 128, device=DEVICE).bfloat16().unbind(0)
     place, seen, start = torch.tensor([0], device=DEVICE), torch.tensor([1], device=DEVICE), draw(batch, 1, 1024) * 32
 
-    def step(ahead):
+    def step():
         x = start
         for at, ((qkv, out, more), (keys, values)) in enumerate(zip(weights, caches, strict=True)):
             wide = product(x, qkv, None, None, None, 0.0, 0.0, "none", False, at > 0)
             q, k, v = wide.view(batch, 1, 12, 128).transpose(1, 2).split([8, 2, 2], 1)
-            q = rope_append(keys, values, place, q, k, v, cos, sin, False, out if ahead else None)
+            q = rope_append(keys, values, place, q, k, v, cos, sin, False)
             found = attended(q, keys, values, None, None, False, seen).transpose(1, 2).reshape(batch, 1, 1024)
             x = product(found, out, None, None, x, 0.0, 0.0, "none", False, True)
             x = product(x, more, None, None, x, 0.0, 0.0, "none", False, True)
         return x
 
     with torch.no_grad():
-        step(True)
+        step()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            result = step(True)
+            result = step()
         for length in (0, 1, 211, 699):
             place.fill_(length)
             seen.fill_(length + 1)
             outcomes = []
-            for run in (lambda: step(False), graph.replay):
+            for run in (step, graph.replay):
                 for cache, was in zip(caches, kept, strict=True):
                     cache.copy_(was)
                 found = run()

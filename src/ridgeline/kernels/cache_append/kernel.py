@@ -4,26 +4,6 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
-
-
-@triton.jit
-def _fetch(start, num_bytes, share, shares):
-    """One program's share of a stretch of memory is brought into the L2; nobody waits for it.
-
-    One instruction a warp, of at most a megabyte: addresses that differ from lane to lane would be taken one by one.
-    """
-    each = tl.cdiv(num_bytes, shares * 16) * 16
-    offset = share * each
-    left = tl.minimum(num_bytes - offset, tl.minimum(each, 1048560)) // 16 * 16
-    tl.inline_asm_elementwise(
-        "{ .reg .pred p; setp.gt.s32 p, $2, 0; @p cp.async.bulk.prefetch.L2.global [$1], $2; mov.b32 $0, 0; }",
-        "=r,l,r",
-        [start + offset, left],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
 
 
 @triton.jit
@@ -61,38 +41,12 @@ def rope_append(
     cos_ptr,  # [B or 1, L, W or more]
     sin_ptr,
     out_ptr,  # queries, turned
-    ahead_ptr,  # a weight that is read soon
     q_heads, length, longest, half, d,
     keys_b, keys_h, keys_s, values_b, values_h, values_s, q_b, q_h, q_l, k_b, k_h, k_l, v_b, v_h, v_l,
     out_b, out_h, out_l, cos_b, cos_l,
-    heads, key_heads, near, ahead_bytes,
     D: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr, TAIL: tl.constexpr,
-    AHEAD: tl.constexpr, SHARES: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """One head of one new position: a query head is turned; a key head is turned into the cache, its values with it.
-
-    With AHEAD, as many programs more a position bring into the L2 what is read next: older keys and values, of each
-    head in SHARES (if no more than ``near`` positions are filled), and then the weight of the product behind attention.
-    """
-    if DEPENDENT:
-        gdc_launch_dependents()
-        gdc_wait()
-    if AHEAD:
-        if tl.program_id(1) >= heads:
-            mine = (tl.program_id(1) - heads) * tl.num_programs(0) + tl.program_id(0)
-            filled = tl.load(index_ptr).to(tl.int32)
-            if (filled >= 0) & (filled <= near):
-                if SHARES:
-                    row_bytes = d * (keys_ptr.dtype.element_ty.primitive_bitwidth // 8)
-                    pair = mine // SHARES
-                    if pair < tl.num_programs(0) // length * key_heads:
-                        keys_at = keys_ptr + (pair // key_heads).to(tl.int64) * keys_b + (pair % key_heads) * keys_h
-                        values_at = values_ptr + (pair // key_heads).to(tl.int64) * values_b
-                        values_at += (pair % key_heads) * values_h
-                        _fetch(keys_at.to(tl.int64), filled * row_bytes, mine % SHARES, SHARES)
-                        _fetch(values_at.to(tl.int64), filled * row_bytes, mine % SHARES, SHARES)
-                _fetch(ahead_ptr.to(tl.int64), ahead_bytes, mine, AHEAD * tl.num_programs(0))
-            return
+    """One head of one new position: a query head is turned; a key head is turned into the cache, its values with it."""
     b = (tl.program_id(0) // length).to(tl.int64)
     new = (tl.program_id(0) % length).to(tl.int64)
     head = tl.program_id(1)

@@ -11,9 +11,8 @@ from torch import Tensor, fx
 
 from ridgeline.kernels import rope
 from ridgeline.kernels.cache_append.op import refusal, turning_refusal
-from ridgeline.optimizer.rewrites.products import product
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
-from ridgeline.optimizer.rewrites.scene import ANYWHERE, Scene, clash, is_switch, is_written
+from ridgeline.optimizer.rewrites.scene import ANYWHERE, Scene, clash, is_switch
 from ridgeline.optimizer.rewrites.words import call
 
 ROPE_APPENDED = torch.ops.ridgeline_kernels.rope_append.default
@@ -69,7 +68,7 @@ def _turned_into_place(scene: Scene, node: fx.Node) -> Match | None:
         return None
     if not scene.unchanged(turn.args[:4], (turn,), node) or turning_refusal(*map(scene.value, given)) is not None:
         return None
-    new = scene.emit(node, ROPE_APPENDED, *given, bool(turn.kwargs.get("interleaved", False)), _ahead(scene, node))
+    new = scene.emit(node, ROPE_APPENDED, *given, bool(turn.kwargs.get("interleaved", False)))
     if not scene.alike(outs[0], new):
         scene.graph.erase_node(new)
         return None
@@ -79,16 +78,6 @@ def _turned_into_place(scene: Scene, node: fx.Node) -> Match | None:
     for gone in (*outs, k):  # and with the last of them what made them
         scene.discard(gone)  # type: ignore[arg-type]
     return scene.match(new, f"turned into a cache {tuple(scene.shape(keys) or ())}")
-
-
-def _ahead(scene: Scene, node: fx.Node) -> fx.Node | None:
-    """The weight of the first product behind a node, if the graph is given it: it is fetched during attention."""
-    behind = scene.nodes[scene.position(node) + 1 :]
-    found = next((each for each in behind if each.target is product), None)
-    weight = None if found is None else found.args[1]
-    if not isinstance(weight, fx.Node) or weight.op not in ("placeholder", "get_attr") or is_written(scene, weight):
-        return None
-    return weight if scene.position(weight) < scene.position(node) else None
 
 
 def _counted_together(scene: Scene) -> list[Match]:

@@ -1,6 +1,6 @@
-"""What a decoding step gains from fetching ahead and from early starts: Llama 8B by hand, one way at a time.
+"""What a decoding step gains from early starts: Llama 8B by hand, one way at a time.
 
-    python benchmarks/decode_ahead.py --out OUT [--budget-s 60] [--layers 32]
+    python benchmarks/decode_early.py --out OUT [--budget-s 60] [--layers 32]
 
 The step is the one that ``optimize`` records (products with norms, gates and sums inside, keys turned into a static
 cache, shared attention), built from random weights. Every way is recorded as a CUDA graph, its logits are compared bit
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ridgeline.bench.clock import device_events
 from ridgeline.kernels import decode_attention, launcher, rms_norm
-from ridgeline.kernels.cache_append import op as caches
+from ridgeline.kernels.cache_append.op import rope_append
 from ridgeline.kernels.linear import config as products_config
 from ridgeline.kernels.linear import op as products
 from ridgeline.optimizer.rewrites.decoding import attended
@@ -37,12 +37,10 @@ HIDDEN, HEADS, KEY_HEADS, DIM, INNER, VOCABULARY, PLACES, LENGTH = 4096, 32, 8, 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How a step is recorded: bytes of the next weight fetched ahead (none: nothing is), keys with it, early starts."""
+    """How a step is recorded: what starts early, when products let go of their successors, up to which weights."""
 
     name: str
     products: bool = True
-    ahead_bytes: int | None = None
-    keys: bool = True
     attention: bool = False
     early: int = 1
     early_bytes: int = products_config.EARLY_WEIGHT_BYTES
@@ -52,12 +50,9 @@ WAYS = (
     Way("products early"),
     Way("nothing early", products=False),
     Way("attention early", attention=True),
-    *(Way(f"ahead {mb} MB", ahead_bytes=mb << 20, attention=True) for mb in (12, 24, 32)),
-    Way("ahead 24 MB, no keys", ahead_bytes=24 << 20, keys=False, attention=True),
-    Way("ahead 24 MB, attention late", ahead_bytes=24 << 20),
-    Way("ahead 24 MB, products late to let go", ahead_bytes=24 << 20, attention=True, early=2),
-    Way("ahead 24 MB, all products early", ahead_bytes=24 << 20, attention=True, early_bytes=256 << 20),
-    Way("ahead 24 MB, all early, late to let go", ahead_bytes=24 << 20, attention=True, early=2, early_bytes=256 << 20),
+    Way("all early, products late to let go", attention=True, early=2),
+    Way("all early, gates too", attention=True, early_bytes=256 << 20),
+    Way("all early, gates too, late to let go", attention=True, early=2, early_bytes=256 << 20),
 )
 
 
@@ -88,8 +83,7 @@ class Step:
         for at, ((qkv, out, both, down, norm), (keys, values)) in enumerate(zip(self.layers, self.caches, strict=True)):
             wide = product(x, qkv, None, norm, None, 1e-5, 0.0, "none", False, way.products and at > 0)
             q, k, v = wide.view(1, 1, -1, DIM).transpose(1, 2).split([HEADS, KEY_HEADS, KEY_HEADS], 1)
-            ahead = None if way.ahead_bytes is None else out
-            q = caches.rope_append(keys, values, self.place, q, k, v, self.cos, self.sin, False, ahead)
+            q = rope_append(keys, values, self.place, q, k, v, self.cos, self.sin, False)
             attend = attended if way.attention else _attended
             seen = attend(q, keys, values, None, None, False, self.seen).transpose(1, 2).reshape(1, 1, -1)
             x = product(seen, out, None, None, x, 0.0, 0.0, "none", False, way.products)
@@ -117,15 +111,13 @@ def _attended(q: Tensor, k: Tensor, v: Tensor, mask: Any, scale: Any, is_key_mas
 @contextmanager
 def set_to(way: Way) -> Iterator[None]:
     """The library's own constants as a way has them."""
-    kept = caches.AHEAD_BYTES, caches._in_rows, products.EARLY, products_config.EARLY_WEIGHT_BYTES
-    caches.AHEAD_BYTES = way.ahead_bytes or kept[0]
-    caches._in_rows = kept[1] if way.keys else lambda cache: False
+    kept = products.EARLY, products_config.EARLY_WEIGHT_BYTES
     products.EARLY, products_config.EARLY_WEIGHT_BYTES = way.early, way.early_bytes
     launcher.forget_plans()
     try:
         yield
     finally:
-        caches.AHEAD_BYTES, caches._in_rows, products.EARLY, products_config.EARLY_WEIGHT_BYTES = kept
+        products.EARLY, products_config.EARLY_WEIGHT_BYTES = kept
         launcher.forget_plans()
 
 
@@ -176,7 +168,7 @@ def main() -> None:
         return asked.budget_s - (time.monotonic() - began)
 
     def save() -> None:
-        with gzip.open(asked.out / "decode_ahead.json.gz", "wt") as file:
+        with gzip.open(asked.out / "decode_early.json.gz", "wt") as file:
             json.dump(found, file)
 
     step = Step(asked.layers)
@@ -191,7 +183,7 @@ def main() -> None:
         print(f"{name:44} {statistics.median(times) * 1e3:.4f} ms  least {min(times) * 1e3:.4f}", flush=True)
     save()
     best = min(graphs, key=lambda name: statistics.median(rounds[name]))
-    for name in dict.fromkeys(("nothing early", "products early", "ahead 24 MB", best)):
+    for name in dict.fromkeys(("nothing early", "products early", "attention early", best)):
         if name in graphs:
             found["ways"][name]["timeline"] = timeline(graphs[name])
     save()
