@@ -673,9 +673,10 @@ def test_torch_compile_may_take_all_but_the_last_race(monkeypatch: Any) -> None:
     layer = lambda model: model.layer
     receipt, _ = _searched(monkeypatch, dict.fromkeys(costs, layer), costs=costs, mode="train")
     assert _status(receipt)["others"] == "skipped" and receipt.stock_s is not None
-    for cost_s, budget_s, measured in ((19.0, 20.0, False), (21.0, 60.0, True), (23.0, 60.0, False)):
+    for cost_s, short_s, measured in ((19.0, 45.0, False), (21.0, 15.0, True), (23.0, 15.0, False)):
         costs["torch.compile"] = cost_s
-        receipt, _ = _searched(monkeypatch, dict.fromkeys(costs, layer), costs=costs, mode="train", budget_s=budget_s)
+        monkeypatch.setattr(searching, "COMPILING_S", short_s)
+        receipt, _ = _searched(monkeypatch, dict.fromkeys(costs, layer), costs=costs, mode="train")
         assert (receipt.stock_s is not None) == measured == ("was not measured" not in receipt.guarantee)
 
 
@@ -690,10 +691,10 @@ def test_where_a_winner_strays_eager_recorded_is_better_than_eager(monkeypatch: 
 
     monkeypatch.setattr(searching, "track", strays)
     calls = {"graph": lambda m: lambda x: (time.sleep(5e-3), m.layer(x))[1], "ours": lambda m: m.layer}
-    receipt, built = _searched(monkeypatch, calls, mode="train", budget_s=60.0, model=Slower().eval())
+    receipt, built = _searched(monkeypatch, calls, mode="train", model=Slower().eval())
     assert receipt.winner == built.candidate.name == "graph" and built.call is not None
     assert _status(receipt) == {"eager": "beaten", "graph": "winner", "ours": "wrong"}
-    receipt, _ = _searched(monkeypatch, {"ours": lambda m: m.layer}, mode="train", budget_s=60.0)
+    receipt, _ = _searched(monkeypatch, {"ours": lambda m: m.layer}, mode="train")
     assert receipt.winner == "eager"
 
 
