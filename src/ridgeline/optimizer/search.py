@@ -322,7 +322,8 @@ class Search:
         if first:
             spare_s = max(spare_s, LENIENCY * self.left_s())
         elif rung.candidate.name == STOCK:  # the guarantee rests on it: all but the last race and a few steps may wait
-            spare_s = max(spare_s, LENIENCY * self.left_s() - self._least_s())
+            times = LENIENCY if self.problem.budget_s >= COMPILING_S else 1.0  # a short budget is kept
+            spare_s = max(spare_s, times * self.left_s() - self._least_s())
         if rung.cost_s > spare_s and not self._records_best(rung.candidate):
             why = f"needs about {rung.cost_s:.0f} s, {max(0.0, spare_s):.0f} s are left of the budget"
             self._note(Built(rung.candidate, self.problem.model, Report()), SKIPPED, why, predicted=rung.predicted_s)
