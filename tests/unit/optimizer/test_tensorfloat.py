@@ -17,6 +17,7 @@ def _as_it_was():
     kinds = [(backend, kind) for backend in ("cuda", "mkldnn") for kind in ("matmul", "conv", "rnn")]
     kept = [torch._C._get_fp32_precision_getter(*kind) for kind in kinds]
     precision, rounds = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = True  # what PyTorch begins with, and measuring operators leaves otherwise
     yield
     torch.set_float32_matmul_precision(precision)
     torch.backends.cudnn.allow_tf32 = rounds
