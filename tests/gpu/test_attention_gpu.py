@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -11,10 +9,12 @@ pytest.importorskip("triton")
 
 from ridgeline.bench.check import check_case
 from ridgeline.errors import KernelError
-from ridgeline.kernels import attention, decode_attention, pack, paged_attention, varlen_attention
+from ridgeline.kernels import attention, decode_attention, paged_attention, varlen_attention
 from ridgeline.kernels.attention import reference
 from ridgeline.kernels.contract import case, trials
 from ridgeline.kernels.variants import variants_of
+
+pytestmark = pytest.mark.usefixtures("packed")
 
 
 def heads(h, k, d, rows, keys, dv=None, dtype="bfloat16", b=2, **more):
@@ -53,17 +53,6 @@ PAGED = tuple(
 )  # fmt: skip
 TASKS = [("attention", of) for of in DENSE] + [("varlen_attention", of) for of in VARLEN]
 TASKS += [("paged_attention", of) for of in PAGED]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def packed(tmp_path_factory):
-    """Everything compiled first, by all cores, unless a pack has it."""
-    missing = [variant for variant in wanted_variants() if pack.find(variant) is None]
-    with pytest.MonkeyPatch.context() as patch:
-        if missing:
-            patch.setenv("RIDGELINE_KERNEL_PACK", str(tmp_path_factory.mktemp("pack")))
-            pack.write(pack.pack_folder(), wanted_variants(), jobs=max(1, (os.cpu_count() or 2) - 2))
-        yield
 
 
 def wanted_variants():

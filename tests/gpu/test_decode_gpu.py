@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from contextlib import contextmanager
 
 import pytest
@@ -12,13 +11,15 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from ridgeline.bench.check import check_case
-from ridgeline.kernels import cross_layer, launcher, pack, paged_attention, tuning
+from ridgeline.kernels import cross_layer, launcher, paged_attention, tuning
 from ridgeline.kernels.contract import case, trials
 from ridgeline.kernels.cross_layer import config as cross
 from ridgeline.kernels.latent_attention import config as latent
 from ridgeline.kernels.paged_attention import config as paged
 from ridgeline.kernels.tensorfloat import products_in
 from ridgeline.kernels.variants import variants_of
+
+pytestmark = pytest.mark.usefixtures("packed")
 
 PAGED = tuple(
     case("bfloat16", b=b, h=h, k=k, s=s, d=d, page=page, uneven=True)
@@ -70,17 +71,6 @@ def wanted_variants():
         with tuning.forced("cross_layer.resident", chosen):
             found += variants_of("cross_layer", [of])
     return list(dict.fromkeys(found))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def packed(tmp_path_factory):
-    """Everything compiled first, by all cores, unless a pack has it."""
-    missing = [variant for variant in wanted_variants() if pack.find(variant) is None]
-    with pytest.MonkeyPatch.context() as patch:
-        if missing:
-            patch.setenv("RIDGELINE_KERNEL_PACK", str(tmp_path_factory.mktemp("pack")))
-            pack.write(pack.pack_folder(), wanted_variants(), jobs=max(1, (os.cpu_count() or 2) - 2))
-        yield
 
 
 def wrong(name, of):

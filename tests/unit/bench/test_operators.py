@@ -55,6 +55,13 @@ def library(kind: str) -> str:
     return "math" if kind == "attention" else "foreach" if kind == "adamw" else "aten"
 
 
+@pytest.fixture(autouse=True)
+def _rounding_as_it_was(monkeypatch):
+    """Operators are measured in the precision they name, which is a setting of the process."""
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", torch.backends.cuda.matmul.allow_tf32)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", torch.backends.cudnn.allow_tf32)
+
+
 @pytest.mark.parametrize("kind", sorted(set(kinds()) - GPU_ONLY))
 def test_an_operator_runs_on_fresh_inputs(kind: str) -> None:
     run = make(kind, "fp32", "fwd", library(kind), SHAPES.get(kind, ROWS), device="cpu")

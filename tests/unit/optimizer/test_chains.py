@@ -277,6 +277,22 @@ def test_means_over_windows_of_a_convolution_are_one_convolution(layer: Any, poo
     assert len(whats) == num
 
 
+def test_a_decided_race_of_averaged_convolutions_lays_no_ways_out_again(monkeypatch) -> None:
+    x, weight, laid = torch.randn(2, 3, 12, 12), torch.randn(4, 3, 3, 3), []
+    given = (x, weight, None, [0, 0], [2, 2], [2, 2])
+    monkeypatch.setattr(averages, "_tiles", lambda *given: laid.append(given) or [])
+    monkeypatch.setattr(averages, "_apart", averages.at_once)
+    monkeypatch.setattr(averages, "_decided", {})
+    key = (x.shape, weight.shape, True, (0, 0), (2, 2), (2, 2), x.device)
+    first = averages._raced(*given)
+    averages._raced(*given)
+    assert len(laid) == 2, "nothing is decided where nothing may be timed"
+    monkeypatch.setitem(averages.CONTEST.won, key, "apart")
+    for _ in range(3):
+        assert torch.equal(averages._raced(*given), first)
+    assert len(laid) == 3
+
+
 def test_a_convolution_that_is_read_twice_is_not_averaged_away() -> None:
     model = Behind(CONV(), lambda y, by: F.avg_pool2d(y, 2).sum() + y.sum())
     assert not ran(model, (torch.randn(2, 3, 12, 12),), "averaged-convolution")[2]

@@ -7,6 +7,7 @@ The taps are the old ones blurred by the window: 3×3 taps and a window of 4×4 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -36,6 +37,8 @@ from ridgeline.optimizer.rewrites.words import Call, call
 LEAST_ELEMENTS = 1 << 22
 """Of the image in between: below, laying out the taps costs what is saved."""
 CONTEST = Contest()
+Way = Callable[..., Tensor]
+_decided: dict[Any, Way] = {}
 _POOLS: dict[int, Any] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 _active_modes = torch._C._len_torch_dispatch_stack
 
@@ -50,14 +53,26 @@ def averaged_convolution(
 
 
 def _averaged(x: Tensor, weight: Tensor, bias: Tensor | None, padding: Ints, window: Ints, step: Ints) -> Tensor:
-    if not x.is_cuda:
-        return at_once(x, weight, bias, padding, window, step)
+    given = (x, weight, bias, padding, window, step)
+    return _raced(*given) if x.is_cuda else at_once(*given)
+
+
+def _raced(x: Tensor, weight: Tensor, bias: Tensor | None, padding: Ints, window: Ints, step: Ints) -> Tensor:
+    """By the way that won; once that is known, ways are not laid out again."""
     key = (x.shape, weight.shape, bias is None, tuple(padding), tuple(window), tuple(step), x.device)
-    rest = (x, weight, bias, padding, window, step)
-    ways = {"apart": partial(_apart, *rest)} | {str(tile): partial(_ours, tile, *rest) for tile in _tiles(*rest)}
+    given = (x, weight, bias, padding, window, step)
+    decided = _decided.get(key)
+    if decided is not None:
+        return decided(*given)
+    tiles = _tiles(*given)
+    ways: dict[str, Way] = {"apart": _apart} | {str(tile): partial(_ours, tile) for tile in tiles}
     if key not in CONTEST.won and may_time(x.device):
-        prepared(partial(_plan, tile, *rest) for tile in _tiles(*rest))
-    return CONTEST.run(key, ways, x.device)
+        prepared(partial(_plan, tile, *given) for tile in tiles)
+    found = CONTEST.run(key, {name: partial(way, *given) for name, way in ways.items()}, x.device)
+    won = CONTEST.won.get(key)
+    if won in ways:
+        _decided[key] = ways[won]
+    return found
 
 
 def wider(weight: Tensor, window: Ints) -> Tensor:
