@@ -56,10 +56,11 @@ def library(kind: str) -> str:
 
 
 @pytest.fixture(autouse=True)
-def _rounding_as_it_was(monkeypatch):
+def _rounding_as_it_was():
     """Operators are measured in the precision they name, which is a setting of the process."""
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", torch.backends.cuda.matmul.allow_tf32)
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", torch.backends.cudnn.allow_tf32)
+    products, convolutions = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    yield
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = products, convolutions
 
 
 @pytest.mark.parametrize("kind", sorted(set(kinds()) - GPU_ONLY))
