@@ -38,6 +38,15 @@ class Short:
     programs_per_sm: int = 64
 
 
+@dataclass(frozen=True, slots=True)
+class Walked:
+    """A warp a row: accesses of a lane that are a chunk, chunks on their way, and warps that walk over all rows."""
+
+    accesses: int
+    slots: int
+    programs_per_sm: int
+
+
 LONGEST_TILED, LONGEST_TILED_SHIFTED = 512, 2048
 """Columns up to which several rows are a program's work backward; and where rows start inside accesses."""
 MAX_STRETCHES = 64

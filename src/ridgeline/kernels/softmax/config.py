@@ -32,6 +32,19 @@ class Shares(Streamed):
     kept: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A row of 16-bit numbers a program, one program a multiprocessor: its warps, rows that have their place in shared
+    memory, and whether the row that takes another's place is asked for while results are written, or at once."""
+
+    num_warps: int
+    slots: int
+    late: bool = False
+
+
+SHARED_BYTES = 232448 - 1024
+"""Of a program: what a multiprocessor has, less what reductions need."""
+
 TWICE_FORWARD = 32768
 """From here on a row is read twice forward: 182 µs for 4096×32768, 191 held."""
 
@@ -77,6 +90,11 @@ def with_ends(held: Softmax) -> Softmax:
 def twice(itemsize: int) -> Softmax:
     """One program a row, read twice."""
     return Softmax(1, 0, 16384 // itemsize, 16, 1)
+
+
+def num_pieces(num_warps: int, cols: int, shifted: bool) -> int:
+    """Accesses of every lane that hold a row of 16-bit numbers; where it starts inside an access, one more element each."""
+    return cdiv(cols + 7 if shifted else cols, 256 * num_warps)
 
 
 def streamed_forward(cols: int, itemsize: int) -> Shares | None:

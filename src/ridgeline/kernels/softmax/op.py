@@ -30,6 +30,7 @@ _FORWARD_STREAMED = Kernel(
 _BACKWARD_STREAMED = Kernel(
     streamed.softmax_backward_streamed, vectors=("cols", "length"), loose=("word_ptr",), cooperative=True
 )
+_FORWARD_WHOLE = Kernel(streamed.softmax_forward_whole, vectors=("cols", "x_stride"))
 _forward_plans, _backward_plans = Plans(), Plans()
 STREAMED_ACCESS_BYTES = 8
 
@@ -86,6 +87,8 @@ def _plan_forward(x: Tensor, y: Tensor, stride: int) -> Any:
         {"rows": rows, "cols": cols, "dtype": y.dtype},
         streaming or _held(config.forward, rows, cols, size, vector, shifted),
     )
+    if isinstance(chosen, config.Whole):
+        return _plan_whole(chosen, x, y, rows, cols, stride, vector, shifted)
     if isinstance(chosen, Streamed):
         found = shares.cut(chosen, rows, cols, x.get_device(), vector=vector, shifted=shifted)
         if found is not None:
@@ -108,6 +111,27 @@ def _plan_forward(x: Tensor, y: Tensor, stride: int) -> Any:
         num_stages=chosen.num_stages,
         **common,
     )
+    return lambda x, y: run(x, y, rows, cols, stride)
+
+
+def _plan_whole(
+    chosen: config.Whole, x: Tensor, y: Tensor, rows: int, cols: int, stride: int, vector: int, shifted: bool
+) -> Any:
+    """Rows that start inside accesses are spread over so many programs that each has its own at the same place."""
+    programs = min(rows, num_sms(x.get_device()))
+    if shifted and programs < rows:
+        programs = programs // vector * vector
+    block = 32 * chosen.num_warps * vector
+    run = _FORWARD_WHOLE.bind(
+        (x, y, rows, cols, stride),
+        grid=(programs,),
+        constants={"CHUNKS": config.num_pieces(chosen.num_warps, cols, shifted), "BLOCK": block, "SLOTS": chosen.slots,
+                   "LATE": chosen.late, "SHIFTED": shifted},
+        num_warps=chosen.num_warps,
+        max_registers=shares.registers_of(chosen.num_warps, 1),
+        device=x.get_device(),
+        vector=vector,
+    )  # fmt: skip
     return lambda x, y: run(x, y, rows, cols, stride)
 
 
