@@ -12,7 +12,7 @@ from ridgeline.kernels import tuning
 from ridgeline.kernels.compiler import POINTER_ALIGNMENT_BYTES
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, declare, elementwise_cost
 from ridgeline.kernels.cross_entropy import config, kernel, reference, streamed
-from ridgeline.kernels.launcher import Kernel, Plans, access_of, carved, launchable, num_sms, overlaps, vector_of
+from ridgeline.kernels.launcher import Kernel, Plans, access_of, carved, launchable, num_sms, overlaps, policy, vector_of
 from ridgeline.kernels.rows import as_rows, cdiv, clamp, float_reason, power_of_two, template
 
 _LOOSE = ("target_ptr", "loss_ptr", "count_ptr", "lse_ptr", "part_ptr")
@@ -175,7 +175,7 @@ def _plan_rows(x: Tensor, target: Tensor, stride: int, smooth: bool, summed: boo
         grid=(rows * num,),
         constants={"SMOOTH": smooth, "WHOLE": num == 1, "COUNT": summed, "GROUPS": chosen.block // width,
                    "VECTOR": width, "STAGES": chosen.num_stages, "EARLY": overlaps(x.nbytes) and (summed or num > 1),
-                   "SHIFTED": shifted},
+                   "SHIFTED": shifted, "POLICY": policy(chosen.leaves)},
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
         device=on,
@@ -229,7 +229,7 @@ def _plan_short(
         constants={"SMOOTH": smooth, "SUM": summed, "ROWS": chosen.rows, "CHUNKS": cdiv(most, chosen.block),
                    "BLOCK": chosen.block, "FULL": cols // chosen.block, "EVEN": rows % chosen.rows == 0,
                    "STAGES": chosen.num_stages, "EARLY": overlaps(x.nbytes) and summed, "SHIFTED": shifted,
-                   "VECTOR": vector},
+                   "VECTOR": vector, "POLICY": policy(chosen.leaves and chosen.num_stages == 1)},
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
         device=x.get_device(),

@@ -13,7 +13,7 @@ from ridgeline.kernels.shares import Streamed
 class Softmax:
     """Rows a program holds, in how many pieces; no pieces: a row block by block. No programs given: one a tile.
 
-    ``ends``: of rows that start inside accesses, the few elements outside whole accesses are handled apart."""
+    ``ends``: of rows that start inside accesses, the few elements outside whole accesses are handled apart. ``leaves``: what is read leaves the L2 first."""
 
     rows: int
     chunks: int
@@ -22,6 +22,7 @@ class Softmax:
     num_stages: int = 1
     programs_per_sm: int = 0
     ends: bool = False
+    leaves: bool = False
 
 
 @dataclass(frozen=True, slots=True)
