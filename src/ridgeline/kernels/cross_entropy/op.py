@@ -12,7 +12,17 @@ from ridgeline.kernels import tuning
 from ridgeline.kernels.compiler import POINTER_ALIGNMENT_BYTES
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, declare, elementwise_cost
 from ridgeline.kernels.cross_entropy import config, kernel, reference, streamed
-from ridgeline.kernels.launcher import Kernel, Plans, access_of, carved, launchable, num_sms, overlaps, policy, vector_of
+from ridgeline.kernels.launcher import (
+    Kernel,
+    Plans,
+    access_of,
+    carved,
+    launchable,
+    num_sms,
+    overlaps,
+    policy,
+    vector_of,
+)
 from ridgeline.kernels.rows import as_rows, cdiv, clamp, float_reason, power_of_two, template
 
 _LOOSE = ("target_ptr", "loss_ptr", "count_ptr", "lse_ptr", "part_ptr")

@@ -14,7 +14,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from ridgeline.kernels.stream import (
-    FLAT,
     PLAIN,
     by_piece,
     columns,

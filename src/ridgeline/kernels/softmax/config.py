@@ -13,7 +13,8 @@ from ridgeline.kernels.shares import Streamed
 class Softmax:
     """Rows a program holds, in how many pieces; no pieces: a row block by block. No programs given: one a tile.
 
-    ``ends``: of rows that start inside accesses, the few elements outside whole accesses are handled apart. ``leaves``: what is read leaves the L2 first."""
+    ``ends``: of rows that start inside accesses, the few elements outside whole accesses are handled apart.
+    ``leaves``: what is read leaves the L2 first."""
 
     rows: int
     chunks: int
@@ -94,7 +95,7 @@ def twice(itemsize: int) -> Softmax:
 
 
 def num_pieces(num_warps: int, cols: int, shifted: bool) -> int:
-    """Accesses of every lane that hold a row of 16-bit numbers; where it starts inside an access, one more element each."""
+    """Accesses of every lane that hold a row of 16-bit numbers, which may start inside an access."""
     return cdiv(cols + 7 if shifted else cols, 256 * num_warps)
 
 

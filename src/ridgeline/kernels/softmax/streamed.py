@@ -397,7 +397,8 @@ def softmax_forward_whole(
     word_step = y_step // 2
     for turn in gl.static_range(SLOTS):
         for i in gl.static_range(CHUNKS):
-            ask_piece(x_at, places[i].index(turn), turn, num_turns, x_step, access, low, width, i, PIECE, SHIFTED)
+            place = places[i].index(turn)
+            ask_piece(x_at, place, turn, num_turns, x_step, access, low, width, i, PIECE, SHIFTED)
         async_copy.commit_group()
     slot = start * 0
     for turn in range(num_turns):
@@ -417,7 +418,8 @@ def softmax_forward_whole(
             highest = higher_bf16(highest, held[i]) if BF16 else higher_fp16(highest, held[i])
         if not LATE:
             for i in gl.static_range(CHUNKS):
-                ask_piece(x_at, places[i].index(slot), turn + SLOTS, num_turns, x_step, access, low, width, i, PIECE, SHIFTED)
+                place = places[i].index(slot)
+                ask_piece(x_at, place, turn + SLOTS, num_turns, x_step, access, low, width, i, PIECE, SHIFTED)
             async_copy.commit_group()
         a, b = halves(highest, BF16)
         top = gl.max(gl.maximum(a, b), axis=0)
@@ -441,7 +443,8 @@ def softmax_forward_whole(
             there = piece_there(access, low, width, i, PIECE, SHIFTED)
             gl.store(y_at + turn * word_step + i * PIECE, paired(a, b, BF16), mask=there)
             if LATE:
-                ask_piece(x_at, places[i].index(slot), turn + SLOTS, num_turns, x_step, access, low, width, i, PIECE, SHIFTED)
+                place = places[i].index(slot)
+                ask_piece(x_at, place, turn + SLOTS, num_turns, x_step, access, low, width, i, PIECE, SHIFTED)
         if LATE:
             async_copy.commit_group()
         if SHIFTED:
