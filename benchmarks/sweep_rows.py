@@ -246,8 +246,12 @@ def groups_whole() -> Iterator[Sweep]:
     ):  # fmt: skip
         of = case("bfloat16", batch=batch, channels=channels, side=side, groups=32)
         yield Sweep("group_norm.streamed", "group_norm_silu", "fwd", of, tried)
-    of = case("float16", batch=8, channels=320, side=64, groups=32)
-    yield Sweep("group_norm.streamed", "group_norm", "fwd", of, (H(16, 2, 1),))
+    for dtype, batch, channels, side, tried in (
+        ("float16", 8, 320, 64, (H(16, 2, 1),)), ("bfloat16", 2, 320, 64, (H(16, 1, 1),)),
+        ("bfloat16", 2, 1280, 16, (H(4, 1, 4), H(16, 1, 1))), ("float16", 1, 64, 8, (H(1, 1, 8),)),
+    ):  # fmt: skip
+        of = case(dtype, batch=batch, channels=channels, side=side, groups=32)
+        yield Sweep("group_norm.streamed", "group_norm", "fwd", of, tried)
 
 
 def whole() -> Iterator[Sweep]:

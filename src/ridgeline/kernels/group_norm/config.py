@@ -50,6 +50,11 @@ class Whole:
     programs_per_sm: int
 
 
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """Sums first, then results, in kernels of their own."""
+
+
 def streamed(num_bytes: int, num_inputs: int, itemsize: int) -> Images | None:
     """Three shares of 64 KB a multiprocessor, four programs of four warps; None where the image is small.
 
