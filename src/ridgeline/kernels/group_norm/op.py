@@ -130,7 +130,9 @@ def _streaming(
     streamable = is_widest(vector_of(narrow, pointers, positions), narrow)
     if not streamable or INTERPRETING or not rows:
         return None, None
-    default = config.streamed(tensors[0].nbytes, len(tensors), wide) or config.Apart()
+    default: Any = config.streamed(tensors[0].nbytes, len(tensors), wide) or config.Apart()
+    if len(tensors) == 1 and wide == 2:
+        default = config.whole(rows, length, num_sms(tensors[0].get_device())) or default
     sizes = {"groups": rows, "positions": positions, "dtype": tensors[0].dtype}
     chosen: Any = tuning.choose(kernel, sizes, default)
     if isinstance(chosen, (config.Whole, config.Apart)):
