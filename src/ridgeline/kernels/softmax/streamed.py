@@ -379,7 +379,7 @@ def softmax_forward_whole(
         async_copy.commit_group()
         a, b = halves(highest, BF16)
         top = gl.maximum(gl.max(gl.maximum(a, b), axis=0), LOWEST)
-        scale, base, _ = base_of(top, True)
+        scale, base, _rounding = base_of(top, True)  # which changes powers and their sum alike
         sums = gl.zeros([PIECE], gl.float32, L)
         for i in gl.static_range(CHUNKS):
             a, b = halves(held[i], BF16)
