@@ -63,8 +63,13 @@ def _claimed(scene: Scene, chosen: Iterable[Rule] | None) -> list[tuple[Rule, Ca
 def _weighed(scene: Scene, rule: Rule, candidate: Candidate) -> _Weighed:
     best, worst = scene.edit(candidate.cure, best=True), scene.edit(candidate.cure, best=False)
     gains_s = (*scene.gains_s(best), *scene.gains_s(worst))
-    most_s = scene.usual_gain_s(best) if candidate.cure.elastic and scene.is_timed else 0.0
+    most_s = scene.usual_gain_s(best) if _is_paced(scene, candidate) else 0.0
     return _Weighed(rule, candidate, best, worst, max(*gains_s, most_s), min(gains_s))
+
+
+def _is_paced(scene: Scene, candidate: Candidate) -> bool:
+    """Whether workers set the pace that the change would free."""
+    return candidate.cure.elastic and (scene.is_timed or scene.is_fed_late)
 
 
 def _summed(scene: Scene, weighed: list[_Weighed]) -> list[Finding]:
@@ -82,7 +87,7 @@ def _summed(scene: Scene, weighed: list[_Weighed]) -> list[Finding]:
         if (worth or later) and sure and len(made) < MAX_FINDINGS:
             made.append(finding)
             so_far, before_s = so_far | found.best, min(before_s, after_s)
-    return sorted(_fitted(made, scene.unrecorded_step_s * 1e3), key=lambda finding: -finding.expected_ms)
+    return sorted(_fitted(made, scene.longest_step_s * 1e3), key=lambda finding: -finding.expected_ms)
 
 
 def _fitted(made: list[Finding], step_ms: float) -> list[Finding]:
@@ -110,12 +115,12 @@ def _capped(finding: Finding, share: float) -> Finding:
 def _finding(scene: Scene, found: _Weighed, in_turn_s: float) -> Finding:
     trusted = trust(found.rule.name)
     step_s = scene.unrecorded_step_s
-    most_s = min(step_s, scene.most_s(found.candidate.cure))
+    most_s = min(scene.longest_step_s, scene.most_s(found.candidate.cure))
     best_s = min(trusted.high * found.best_s * scene.pace, most_s)
     worst_s = min(best_s, trusted.low * found.worst_s * scene.pace)
     noise_s = min(scene.noise_s, max(best_s, UNMEASURED_FRAC * step_s))
     more = slack(found.rule.name)
-    high_s = min(step_s, (1.0 + more) * best_s + noise_s)
+    high_s = min(scene.longest_step_s, (1.0 + more) * best_s + noise_s)
     low_s = max(0.0, (1.0 - more) * worst_s - noise_s)
     candidate = found.candidate
     return Finding(
@@ -130,7 +135,7 @@ def _finding(scene: Scene, found: _Weighed, in_turn_s: float) -> Finding:
         expected_ms=min(high_s, (worst_s + best_s) / 2) * 1e3,
         later_ms=max(high_s, in_turn_s * scene.pace) * 1e3,
         in_turn_ms=in_turn_s * scene.pace * 1e3,
-        step_frac=best_s / step_s if step_s > 0 else 0.0,
+        step_frac=min(1.0, best_s / step_s) if step_s > 0 else 0.0,
         evidence=candidate.evidence,
         rows=candidate.spans,
         unchecked=candidate.unchecked,

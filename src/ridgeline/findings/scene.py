@@ -527,18 +527,21 @@ class Scene:
         left[cure.aside] = False
         streams = np.bincount(self.program.stream, weights=self.work_s * left) if len(left) else np.zeros(1)
         busy_s = max(float(streams.max()), self._kernels_s(left)) / self.num_steps
-        return max(0.0, self._longest_step_s - busy_s)
+        return max(0.0, self.longest_step_s - busy_s)
 
     def _kernels_s(self, chosen: Mask) -> float:
         """Seconds in which one of the chosen kernels runs."""
         kernels = chosen & (self.work_kind == int(Kind.KERNEL))
         return self.time_of(self.rows[kernels]).total / 1e9
 
-    @property
-    def _longest_step_s(self) -> float:
-        """A step without the recording, by the slowest host that is thought possible where nobody timed one."""
-        others = () if self.is_timed else (step_s for _, step_s in self._other_hosts)
-        return max(self.unrecorded_step_s, *others, 0.0)
+    @cached_property
+    def longest_step_s(self) -> float:
+        """A step without the recording, by the slowest host that is thought possible where nobody timed one; as
+        recorded where workers set the pace."""
+        if self.is_timed:
+            return self.unrecorded_step_s
+        paced_s = self.recorded_step_s if self.is_fed_late else 0.0
+        return max(self.unrecorded_step_s, paced_s, *(step_s for _, step_s in self._other_hosts))
 
     def touched_s(self, cure: Cure) -> float:
         """Device and host time a step that a cure is applied to."""
@@ -562,19 +565,19 @@ class Scene:
 
     def step_after_s(self, edit: Edit) -> float:
         """Seconds of a step after a change, scheduled again."""
-        if self._is_fed_late and not self._feeds(edit):
+        if self.is_fed_late and not self._feeds(edit):
             return self.step_s
         return self.loop.step_s(edited(self.program, edit))
 
     def gains_s(self, edit: Edit) -> tuple[float, ...]:
         """Seconds of a step that a change saves, by the likeliest host and by the others."""
-        if self._is_fed_late and not self._feeds(edit):
+        if self.is_fed_late and not self._feeds(edit):
             return (0.0,)
         others = (step_s - self.loop.step_s(edited(host, edit)) for host, step_s in self._other_hosts)
         return tuple(max(0.0, gain_s) for gain_s in (self.step_s - self.step_after_s(edit), *others))
 
     @cached_property
-    def _is_fed_late(self) -> bool:
+    def is_fed_late(self) -> bool:
         """Steps wait for batches that workers make at their own pace: what is saved elsewhere is waited for."""
         if self.loads_itself or not len(self.loading):
             return False
@@ -590,7 +593,8 @@ class Scene:
     def usual_gain_s(self, edit: Edit) -> float:
         """Seconds of a step that a change saves if the host is as fast as it usually is unrecorded, and what that frees
         was waited for in what the change removes."""
-        return max(0.0, self.step_s - self.loop.step_s(edited(usual(self.wiring.program, LONG_GAP_S), edit)))
+        before_s = self.step_s if self.is_timed else self.longest_step_s
+        return max(0.0, before_s - self.loop.step_s(edited(usual(self.wiring.program, LONG_GAP_S), edit)))
 
     @property
     def unrecorded_step_s(self) -> float:
