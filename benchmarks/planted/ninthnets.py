@@ -207,7 +207,7 @@ class Scans(nn.Module):
 
 
 class Deep(nn.Module):
-    """Every point of large pictures by itself; each block's inner activations are computed again when they are needed."""
+    """Every point of large pictures by itself; what is inside of a block is computed again when it is needed."""
 
     def __init__(self, width: int, depth: int) -> None:
         super().__init__()

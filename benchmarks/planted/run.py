@@ -115,11 +115,11 @@ EIGHTH = (
 ).split()
 EIGHTH_REST = ["again_buyers_and_goods_dense", "again_healthy_points"]
 NINTH = (
-    "healthy_spoken healthy_boxes healthy_outlines healthy_counted_evaluation healthy_masked_patches healthy_preferences "
-    "healthy_local_prefill healthy_beams healthy_worlds healthy_sessions healthy_clusters healthy_potential "
-    "healthy_density healthy_accumulated worlds_asked_if_over worlds_moved_eagerly spoken_in_segments "
-    "pyramid_channels_first hardswish_in_steps patches_in_fp32 scans_in_line chat_attends_by_hand preferences_in_fp32 "
-    "sessions_of_500 nadam_tensor_by_tensor fields_copied_one_by_one centers_moved_on_host "
+    "healthy_spoken healthy_boxes healthy_outlines healthy_counted_evaluation healthy_masked_patches "
+    "healthy_preferences healthy_local_prefill healthy_beams healthy_worlds healthy_sessions healthy_clusters "
+    "healthy_potential healthy_density healthy_accumulated worlds_asked_if_over worlds_moved_eagerly "
+    "spoken_in_segments pyramid_channels_first hardswish_in_steps patches_in_fp32 scans_in_line chat_attends_by_hand "
+    "preferences_in_fp32 sessions_of_500 nadam_tensor_by_tensor fields_copied_one_by_one centers_moved_on_host "
     "texts_accumulated_one_by_one visits_parsed_in_the_loop healthy_full_memory healthy_compiled_training "
     "again_healthy_graph_decode again_adam_tensor_by_tensor"
 ).split()
