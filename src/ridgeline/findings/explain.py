@@ -29,12 +29,13 @@ class _Weighed:
     worst: Edit
     best_s: float
     worst_s: float
+    likely_s: tuple[float, float]  # worst and best by the likeliest host alone; what is thought of them together
 
     @property
     def expected_s(self) -> float:
-        """The middle of the interval."""
+        """The middle of what the likeliest host gives."""
         trusted = trust(self.rule.name)
-        return (trusted.low * self.worst_s + trusted.high * self.best_s) / 2
+        return (trusted.low * self.likely_s[0] + trusted.high * self.likely_s[1]) / 2
 
 
 def findings_of(scene: Scene, chosen: Iterable[Rule] | None = None) -> list[Finding]:
@@ -62,9 +63,11 @@ def _claimed(scene: Scene, chosen: Iterable[Rule] | None) -> list[tuple[Rule, Ca
 
 def _weighed(scene: Scene, rule: Rule, candidate: Candidate) -> _Weighed:
     best, worst = scene.edit(candidate.cure, best=True), scene.edit(candidate.cure, best=False)
-    gains_s = (*scene.gains_s(best), *scene.gains_s(worst))
+    best_gains_s, worst_gains_s = scene.gains_s(best), scene.gains_s(worst)
     most_s = scene.usual_gain_s(best) if _is_paced(scene, candidate) else 0.0
-    return _Weighed(rule, candidate, best, worst, max(*gains_s, most_s), min(gains_s))
+    best_s, worst_s = max(*best_gains_s, *worst_gains_s, most_s), min(*best_gains_s, *worst_gains_s)
+    likely_s = (worst_s, best_s) if scene.is_timed else (worst_gains_s[0], max(best_gains_s[0], most_s))
+    return _Weighed(rule, candidate, best, worst, best_s, worst_s, likely_s)
 
 
 def _is_paced(scene: Scene, candidate: Candidate) -> bool:
@@ -123,6 +126,8 @@ def _finding(scene: Scene, found: _Weighed, in_turn_s: float) -> Finding:
     high_s = min(scene.longest_step_s, (1.0 + more) * best_s + noise_s)
     low_s = max(0.0, (1.0 - more) * worst_s - noise_s)
     candidate = found.candidate
+    likely_s = tuple(min(best_s, factor * gain_s * scene.pace)
+                     for factor, gain_s in zip((trusted.low, trusted.high), found.likely_s, strict=True))  # fmt: skip
     return Finding(
         rule=found.rule.name,
         version=found.rule.version,
@@ -132,7 +137,7 @@ def _finding(scene: Scene, found: _Weighed, in_turn_s: float) -> Finding:
         change=candidate.change,
         low_ms=low_s * 1e3,
         high_ms=high_s * 1e3,
-        expected_ms=min(high_s, (worst_s + best_s) / 2) * 1e3,
+        expected_ms=min(high_s, sum(likely_s) / 2) * 1e3,
         later_ms=max(high_s, in_turn_s * scene.pace) * 1e3,
         in_turn_ms=in_turn_s * scene.pace * 1e3,
         step_frac=min(1.0, best_s / step_s) if step_s > 0 else 0.0,

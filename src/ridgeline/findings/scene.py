@@ -51,6 +51,8 @@ worst; a mistake that somebody made is told by what it brings at best."""
 LONG_GAP_S = 2e-3
 """No op, and no fused optimizer over hundreds of tensors, needs this long between two launches: the host does
 something else."""
+ONGOING_FRAC, LATE_FRAC = 0.25, 0.1
+"""Of what a round has in the mean, in the last one; and of a whole recording, in its later half."""
 SILENT_S, SILENT_TIMES, SILENT_FRAC = 300e-6, 20.0, 0.25
 """Nor does a host that launches stay without an op for this long, and this many times as long as it usually does: of
 such a gap ops cover less than a quarter."""
@@ -144,6 +146,12 @@ class Scene:
     @property
     def num_steps(self) -> int:
         return self.window.num_steps
+
+    @cached_property
+    def num_rounds(self) -> int:
+        """Steps as far as one can tell: those that were marked, else those of the optimizer."""
+        updates = 0 if self.window.is_marked else len(self.host_spans(r"^Optimizer\.step", Kind.ANNOTATION, Kind.OP))
+        return max(self.num_steps, updates)
 
     # what ran
 
@@ -339,6 +347,25 @@ class Scene:
             (self.wiring.program.gap_s < LONG_GAP_S) & (self.wiring.call_rows >= 0) & (self.program.waits_for < 0)
         ]
         return float(np.median(usual)) if len(usual) else 0.0
+
+    def goes_on(self, spans: Index) -> bool:
+        """Whether the last round of the recording has at least a quarter of what a round has in the mean; true where
+        it has one round alone. What a program does when it begins is not what it does."""
+        updates = self.host_spans(r"^Optimizer\.step", Kind.ANNOTATION)
+        ends = [*self.window.marks_ns] or self.end_ns[updates].tolist()[:-1]
+        if not ends or not len(spans):
+            return len(spans) > 0
+        last_s = float(self.trace.duration_s[spans[self.start_ns[spans] >= max(ends)]].sum())
+        return last_s >= ONGOING_FRAC * float(self.trace.duration_s[spans].sum()) / (len(ends) + 1)
+
+    def lasts(self, spans: Index) -> bool:
+        """Whether the later half of the window has at least a tenth of the spans' time; of marked steps the first ones
+        are left out if they are a beginning."""
+        if self.window.is_marked:
+            return len(spans) > 0
+        middle_ns = (self.window.start_ns + self.window.end_ns) // 2
+        late_s = float(self.trace.duration_s[spans[self.start_ns[spans] >= middle_ns]].sum())
+        return len(spans) > 0 and late_s >= LATE_FRAC * float(self.trace.duration_s[spans].sum())
 
     def stalls(self, spans: Index) -> tuple[Index, float]:
         """Spans without children that took over ten times (and 50 µs more than) what their name usually takes."""

@@ -141,12 +141,12 @@ def recompilation(scene: Scene) -> Candidate | None:
     )
 
 
-@rule("allocator", order=13)
+@rule("allocator", version=2, order=13)
 def allocator(scene: Scene) -> Candidate | None:
     mask = runtime_named(scene.trace, ALLOCATES, NOT_ALLOCATING)
     spans = scene.inside(np.flatnonzero(mask))
     calls = np.flatnonzero(np.isin(scene.wiring.call_rows, spans))
-    if not len(calls):
+    if not len(calls) or not scene.goes_on(spans):
         return None
     return Candidate(
         what=f"{len(calls) / scene.num_steps:.3g} calls a step to cudaMalloc, cudaFree and the like",
@@ -167,7 +167,7 @@ def graph_breaks(scene: Scene) -> Candidate | None:
     outer = regions[np.isin(scene.trace.thread[regions], scene.main_threads)]
     top = outer[scene.words_like(r"Torch-Compiled Region")[scene.trace.name[outer]]]
     num_ids = len(np.unique(scene.trace.name[top]))
-    if num_ids < 3 or len(top) / scene.num_steps < 3:
+    if num_ids < 3 or len(top) / scene.num_rounds < 3:
         return None
     between = scene.between(top)
     works = np.flatnonzero(scene.launched_in(between))
@@ -330,12 +330,12 @@ def small_batch(scene: Scene) -> Candidate | None:
     )
 
 
-@rule("host-contention", version=3, order=70)
+@rule("host-contention", version=4, order=70)
 def host_contention(scene: Scene) -> Candidate | None:
     """The same op now and then takes many times its usual host time: the thread was not running. Between ops it was not
     running either: long gaps go along."""
     stalls, excess_s = scene.stalls(_of_launching(scene))
-    if not len(stalls) or scene.frac(excess_s / scene.num_steps) < 0.05:
+    if scene.frac(excess_s / scene.num_steps) < 0.05 or not scene.lasts(stalls):
         return None
     time = joined(scene.time_of(stalls), scene.elsewhere)
     kept = 1.0 - min(0.95, (excess_s + scene.elsewhere.total / 1e9) / max(1e-12, time.total / 1e9))

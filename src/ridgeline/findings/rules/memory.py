@@ -203,5 +203,5 @@ def _would_not_fit(scene: Scene, works: np.ndarray, used: float | None) -> bool:
     products = scene.family("gemm", "conv", "attention")[works]
     share = np.where(products, WRITTEN_BY_PRODUCTS_FRAC, WRITTEN_FRAC)
     dram = scene.device.dram
-    kept_bytes = float((share * scene.work_s[works]).sum()) / scene.num_steps * dram.bandwidth_bytes_per_s
+    kept_bytes = float((share * scene.work_s[works]).sum()) / scene.num_rounds * dram.bandwidth_bytes_per_s
     return kept_bytes > (1.0 - (FREE_FRAC if used is None else used)) * dram.capacity_bytes
