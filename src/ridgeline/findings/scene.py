@@ -359,11 +359,11 @@ class Scene:
         return last_s >= ONGOING_FRAC * float(self.trace.duration_s[spans].sum()) / (len(ends) + 1)
 
     def lasts(self, spans: Index) -> bool:
-        """Whether the later half of the window has at least a tenth of the spans' time; of marked steps the first ones
-        are left out if they are a beginning."""
+        """Whether the later half of all launches has at least a tenth of the spans' time beside it; of marked steps the
+        first ones are left out if they are a beginning."""
         if self.window.is_marked:
             return len(spans) > 0
-        middle_ns = (self.window.start_ns + self.window.end_ns) // 2
+        middle_ns = float(np.median(self.launch_ns)) if len(self.launch_ns) else 0.0
         late_s = float(self.trace.duration_s[spans[self.start_ns[spans] >= middle_ns]].sum())
         return len(spans) > 0 and late_s >= LATE_FRAC * float(self.trace.duration_s[spans].sum())
 
