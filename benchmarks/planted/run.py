@@ -123,6 +123,12 @@ NINTH = (
     "texts_accumulated_one_by_one visits_parsed_in_the_loop healthy_full_memory healthy_compiled_training "
     "again_healthy_graph_decode again_adam_tensor_by_tensor"
 ).split()
+TENTH = (
+    "healthy_results_a_step_later healthy_taught healthy_two_views healthy_conjugate_gradients healthy_motion "
+    "healthy_ensemble healthy_retrieval again_worlds_asked_if_over again_centers_moved_on_host "
+    "again_fields_copied_one_by_one again_texts_accumulated_one_by_one views_zeroed retrieved_under_autocast "
+    "norms_by_formula answers_picked beams_collected"
+).split()
 LEFT = (
     "again_padded_in_order again_pictures_in_graph again_tables_zeroed healthy_compiled_training "
     "again_adam_tensor_by_tensor again_healthy_graph_decode"
@@ -131,6 +137,7 @@ LEFT = (
 SUITES = {
     "first": ORDER, "fresh": FRESH, "third": THIRD, "fourth": FOURTH, "rest": REST, "fifth": FIFTH, "sixth": SIXTH,
     "sixth-rest": SIXTH_REST, "seventh": SEVENTH, "eighth": EIGHTH, "eighth-rest": EIGHTH_REST, "ninth": NINTH,
+    "tenth": TENTH,
     "left": LEFT,
 }  # fmt: skip
 

@@ -11,7 +11,10 @@ import healthy
 import ninth
 import seventh
 import sixth
+import tenth
 import third
 from cases import CASES
 
-__all__ = ["CASES", "again", "eighth", "fifth", "fourth", "fresh", "healthy", "ninth", "seventh", "sixth", "third"]
+__all__ = [
+    "CASES", "again", "eighth", "fifth", "fourth", "fresh", "healthy", "ninth", "seventh", "sixth", "tenth", "third",
+]  # fmt: skip
