@@ -16,8 +16,9 @@ on an H200 whose step the host decides, half of them below 0.5."""
 UNTIMED_FRACS = (0.5, 0.25, 0.9)
 """What is left of recorded host time where nobody measured the step: likeliest, at best and at worst. Over 256
 recordings with shapes or stacks on an H200 a host at 0.5 explains the unrecorded step within 1.7 % in the median (the
-recorded one within 16 %), and nine in ten of those that the recording slowed lie between the other two. Recordings
-without either cost as much (17: 5 % in the mean at 0.5, 11 at 0.7, 22 as recorded)."""
+recorded one within 16 %); one in twenty of those that the recording slowed lies below the second, and a tenth needs
+more than three quarters. Recordings without either cost as much (17: 5 % in the mean at 0.5, 11 at 0.7, 22 as
+recorded)."""
 LONG_FRACS = (0.5, 0.85)
 """Of a long stretch between calls, what is left at best: of one full of ops, which are recorded as well, and of one
 without any, which shares its cores with what records (0.90 to 0.97 of it in four planted round trips)."""
