@@ -14,13 +14,14 @@ import ninthnets as own
 import torch
 import torch.nn.functional as F
 from again import _capturable
-from cases import CASES, Program, Setting, case, graphed
+from cases import CASES, Program, Setting, case, compiler, end_workers, graphed, precision
 from cases import training as train
 from ninth import HEALTHY, PLAIN, _bf16, _ints, _optimized
 from torch import Tensor, nn
 
 healthy = case("none", "nothing", **HEALTHY | PLAIN)
-TRIED: dict[str, Any] = {"stack": False}
+TRIED: dict[str, Any] = {"stack": False, "traced": False}
+"""Their traces are those of the fixed programs of the ninth suite."""
 
 # ---------------------------------------------------------------- what is found in fixed programs, done
 
@@ -35,15 +36,16 @@ def _replayed(name: str, s: Setting, fixed: bool) -> Program:
 
 
 def _captured(
-    s: Setting, fixed: bool, model: nn.Module, loss: Callable[[], Tensor], before: Callable[[], object] = lambda: None
-) -> Program:
+    s: Setting, fixed: bool, model: nn.Module, loss: Callable[[], Tensor], before: Callable[[], object] = lambda: None,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> Program:  # fmt: skip
     """A training step, eager or in a CUDA graph, with the same optimizer; ``before`` stays outside of the graph."""
-    optimizer = _capturable(model)
+    optimizer = _capturable(model) if optimizer is None else optimizer
 
     def run() -> None:
         loss().backward()
         optimizer.step()
-        optimizer.zero_grad(set_to_none=not fixed)
+        optimizer.zero_grad(set_to_none=True)
 
     again = graphed(run) if fixed and s.cuda else run
 
@@ -81,6 +83,98 @@ def again_texts_accumulated_one_by_one(s: Setting, fixed: bool) -> Program:
     parts = [(_ints(s, vocab, *size), _ints(s, vocab, *size)) for _ in range(2)]
     loss = lambda: sum((model(*part) / 2 for part in parts), torch.zeros((), device=s.device))
     return _captured(s, fixed, model, loss)
+
+
+@case("host-bound", "capture the step in a CUDA graph", **TRIED)
+def again_pyramid_channels_first(s: Setting, fixed: bool) -> Program:
+    model, pictures = ninth._pyramid(s, 24, last=True)
+    loss = lambda: sum((level.square().mean() for level in model(pictures)), torch.zeros((), device=s.device))
+    return _captured(s, fixed, model, loss, optimizer=fresh.sgd(s, model))
+
+
+@case("host-bound", "capture the step in a CUDA graph", **TRIED)
+def again_patches_in_fp32(s: Setting, fixed: bool) -> Program:
+    model, loss = ninth._patches(s, 48, torch.float32)
+    with precision("high"):
+        program = _captured(s, fixed, model, loss)
+    return Program(program.step, lambda: precision("high"))
+
+
+@case("host-bound", "capture the step in a CUDA graph", **TRIED)
+def again_nadam_tensor_by_tensor(s: Setting, fixed: bool) -> Program:
+    model, loss = ninth._patches(s, 64)
+    optimizer = torch.optim.NAdam(model.parameters(), lr=1e-4, foreach=True, capturable=s.cuda and fixed)
+    return _captured(s, fixed, model, loss, optimizer=optimizer)
+
+
+@case("host-bound", "capture the step behind the loader in a CUDA graph", **TRIED | {"rounds": 1, "warmup": 10})
+def again_visits_parsed_in_the_loop(s: Setting, fixed: bool) -> Program:
+    items, length, batch, drawn = s.pick(100_000, 200), s.pick(200, 8), s.pick(96, 4), s.pick(2048, 16)
+    model = s.place(lambda: own.Sessions(items, s.pick(512, 32), s.pick(6, 2), s.pick(8, 2), length))
+    loader = torch.utils.data.DataLoader(
+        ninth.Logged(items, length), batch, num_workers=s.pick(8, 2), pin_memory=s.cuda, persistent_workers=True
+    )
+    feed, truth = iter(loader), _ints(s, drawn, batch * length)
+    seen = torch.zeros(batch, length, dtype=torch.long, device=s.device)
+    loss = lambda: F.cross_entropy(model(seen, _ints(s, items, drawn)), truth)
+    program = _captured(s, fixed, model, loss, lambda: seen.copy_(next(feed)[0], non_blocking=True))
+    return Program(program.step, close=lambda: end_workers(feed))
+
+
+def _in_channels_last(s: Setting, fixed: bool, batch: int) -> Program:
+    model, loss = ninth._spoken(s, batch)
+    if fixed:
+        model.enter.to(memory_format=torch.channels_last)
+    return Program(_optimized(fresh.adamw(s, model), loss))
+
+
+@case("NCHW convolution", "the weights of the two convolutions in channels_last as well", **TRIED)
+def again_healthy_spoken(s: Setting, fixed: bool) -> Program:
+    return _in_channels_last(s, fixed, s.pick(48, 2))
+
+
+@case("NCHW convolution", "the weights of the two convolutions in channels_last as well", **TRIED)
+def again_spoken_in_segments(s: Setting, fixed: bool) -> Program:
+    return _in_channels_last(s, fixed, s.pick(40, 2))
+
+
+@case("synchronization", "letters as int32 on the host: cuDNN's CTC, which copies nothing back", **TRIED)
+def again_letters_on_host(s: Setting, fixed: bool) -> Program:
+    if not fixed:
+        return CASES["healthy_spoken"].build(s, True)
+    model, _ = ninth._spoken(s, s.pick(48, 2))
+    bands, frames, letters, batch = s.pick(80, 16), s.pick(1600, 64), s.pick(64, 8), s.pick(48, 2)
+    sound = _bf16(s, batch, frames, bands)
+    said = torch.randint(1, letters, (batch * s.pick(120, 4),), dtype=torch.int32)
+    places, num = (frames // 4,) * batch, (s.pick(120, 4),) * batch
+
+    def loss() -> Tensor:
+        return F.ctc_loss(model(sound).float().log_softmax(-1).transpose(0, 1), said, places, num)
+
+    return Program(_optimized(fresh.adamw(s, model), loss))
+
+
+def _overlap(low: Tensor, high: Tensor) -> Tensor:
+    shared = torch.minimum(high[:, :, None], high[:, None]) - torch.maximum(low[:, :, None], low[:, None])
+    return shared.clamp_min(0.0).prod(-1).triu(1).amax(1)
+
+
+@case("unfused pointwise chain", "torch.compile the overlaps of boxes", compiles=True, **TRIED | {"rounds": 1})
+def again_healthy_boxes(s: Setting, fixed: bool) -> Program:
+    model, pictures = ninth._pyramid(s, 64, last=True)
+    model.eval()
+    num = s.pick(512, 8)
+    overlap = torch.compile(_overlap, backend=compiler(s), dynamic=False) if fixed else _overlap
+
+    @torch.inference_mode()
+    def step() -> None:
+        flat = torch.cat([level.flatten(2).transpose(1, 2) for level in model(pictures)], 1).float()
+        best, which = flat[..., 4:].amax(-1).topk(num, 1)
+        boxes = flat[..., :4].gather(1, which[..., None].expand(-1, -1, 4))
+        low, high = boxes[..., :2] - boxes[..., 2:].exp(), boxes[..., :2] + boxes[..., 2:].exp()
+        (best - overlap(low, high)).topk(num // 4, 1)
+
+    return Program(step)
 
 
 # ---------------------------------------------------------------- nothing to find

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from ridgeline.findings.calibration import UNMEASURED_FRAC, slack, trust
+from ridgeline.findings.calibration import HOST_RULES, UNMEASURED_FRAC, slack, trust
 from ridgeline.findings.cure import open_ledger
 from ridgeline.findings.finding import Finding
 from ridgeline.findings.replay import Edit
@@ -86,11 +86,20 @@ def _summed(scene: Scene, weighed: list[_Weighed]) -> list[Finding]:
         later = in_turn_s >= max(LATER_FRAC * before_s, LATER_STEP_FRAC * scene.step_s)
         step_ms = scene.unrecorded_step_s * 1e3
         worth = finding.expected_ms >= found.candidate.least_frac * step_ms
-        sure = finding.low_ms >= found.candidate.sure_frac * step_ms
+        sure = _surely_ms(scene, found, finding) >= found.candidate.sure_frac * step_ms
         if (worth or later) and sure and len(made) < MAX_FINDINGS:
             made.append(finding)
             so_far, before_s = so_far | found.best, min(before_s, after_s)
     return sorted(_fitted(made, scene.longest_step_s * 1e3), key=lambda finding: -finding.expected_ms)
+
+
+def _surely_ms(scene: Scene, found: _Weighed, finding: Finding) -> float:
+    """What a finding brings at worst: by every host, or, where nobody timed the step and the gain is on the device, by
+    the likeliest one."""
+    if scene.is_timed or found.rule.name in HOST_RULES:
+        return finding.low_ms
+    worst_s = trust(found.rule.name).low * found.likely_s[0]
+    return max(0.0, (1.0 - slack(found.rule.name)) * worst_s - scene.noise_s) * 1e3
 
 
 def _fitted(made: list[Finding], step_ms: float) -> list[Finding]:

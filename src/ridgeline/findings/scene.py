@@ -52,7 +52,7 @@ LONG_GAP_S = 2e-3
 """No op, and no fused optimizer over hundreds of tensors, needs this long between two launches: the host does
 something else."""
 ONGOING_FRAC, LATE_FRAC = 0.25, 0.1
-"""Of what a round has in the mean, in the last one; and of a whole recording, in its later half."""
+"""Of what a round has in the mean, in half of them; and of a whole recording, in its later half."""
 SILENT_S, SILENT_TIMES, SILENT_FRAC = 300e-6, 20.0, 0.25
 """Nor does a host that launches stay without an op for this long, and this many times as long as it usually does: of
 such a gap ops cover less than a quarter."""
@@ -348,24 +348,29 @@ class Scene:
         ]
         return float(np.median(usual)) if len(usual) else 0.0
 
-    def goes_on(self, spans: Index) -> bool:
-        """Whether the last round of the recording has at least a quarter of what a round has in the mean; true where
-        it has one round alone. What a program does when it begins is not what it does."""
+    def recurs(self, time: Intervals) -> bool:
+        """Whether half of the rounds have a quarter of what a round has in the mean, or all of two: what a program does
+        when it begins, or a machine once, is not what the program does. Rounds are marked steps, else those of the
+        optimizer; without either, the later half of the launches has a tenth of it."""
+        if not len(time.start):
+            return False
         updates = self.host_spans(r"^Optimizer\.step", Kind.ANNOTATION)
         ends = [*self.window.marks_ns] or self.end_ns[updates].tolist()[:-1]
-        if not ends or not len(spans):
-            return len(spans) > 0
-        last_s = float(self.trace.duration_s[spans[self.start_ns[spans] >= max(ends)]].sum())
-        return last_s >= ONGOING_FRAC * float(self.trace.duration_s[spans].sum()) / (len(ends) + 1)
+        if not ends:
+            return self.window.is_marked or self._late_frac(time) >= LATE_FRAC
+        bounds = np.array([self.window.start_ns, *sorted(ends), self.window.end_ns])
+        rounds = np.sort(covered_within(time, bounds[:-1], bounds[1:]))
+        return bool(rounds[(len(rounds) - 1) // 2] >= ONGOING_FRAC * rounds.mean())
+
+    def _late_frac(self, time: Intervals) -> float:
+        """Of this time, what lies beside the later half of the launches."""
+        middle_ns = int(np.median(self.launch_ns)) if len(self.launch_ns) else self.window.start_ns
+        late = covered_within(time, np.array([middle_ns]), np.array([max(middle_ns, self.window.end_ns)]))
+        return float(late[0]) / max(1, time.total)
 
     def lasts(self, spans: Index) -> bool:
-        """Whether the later half of all launches has at least a tenth of the spans' time beside it; of marked steps the
-        first ones are left out if they are a beginning."""
-        if self.window.is_marked:
-            return len(spans) > 0
-        middle_ns = float(np.median(self.launch_ns)) if len(self.launch_ns) else 0.0
-        late_s = float(self.trace.duration_s[spans[self.start_ns[spans] >= middle_ns]].sum())
-        return len(spans) > 0 and late_s >= LATE_FRAC * float(self.trace.duration_s[spans].sum())
+        """Whether spans are not of the beginning alone; of marked steps those that are a beginning are left out."""
+        return len(spans) > 0 and (self.window.is_marked or self._late_frac(self.time_of(spans)) >= LATE_FRAC)
 
     def stalls(self, spans: Index) -> tuple[Index, float]:
         """Spans without children that took over ten times (and 50 µs more than) what their name usually takes."""

@@ -153,19 +153,20 @@ def test_a_hidden_layer_as_wide_as_a_vocabulary_has_no_logits():
 
 
 def test_an_op_that_stalls_once_is_no_host_code():
-    def play(stage: Stage, name: str) -> Stage:
+    def play(stage: Stage, name: str, *seen: int) -> Stage:
         for number in range(4):
             with stage.step():
                 for _ in range(20):
                     stage.host("aten::t", 3.0)
                     stage.kernel("nvjet_tst_64x8", 20.0, op="aten::mm", host_us=15.0)
-                if number == 2:
+                if number in seen:
                     stage.host(name, 6000.0)
                 stage.kernel("nvjet_tst_64x8", 20.0, op="aten::mm", host_us=15.0)
         return stage
 
-    assert "host-code" not in rules_of(play(Stage(), "aten::t").findings())
-    assert rules_of(play(Stage(), "aten::bucketize").findings())[0] == "host-code"
+    assert "host-code" not in rules_of(play(Stage(), "aten::t", 1, 2, 3).findings())
+    assert rules_of(play(Stage(), "aten::bucketize", 1, 2, 3).findings())[0] == "host-code"
+    assert "host-code" not in rules_of(play(Stage(), "aten::bucketize", 2).findings())
 
 
 def test_gradients_that_are_added_to_others_are_no_chain_to_compile():
@@ -383,3 +384,18 @@ def test_copies_are_counted_by_optimizer_step_where_nobody_marked_steps(num, nam
         healthy(stage, 5)
 
     assert ("small-copies" in rules_of(_rounds(play, 4, marked=False).findings())) is named
+
+
+def test_what_an_op_reads_for_itself_is_no_read_of_the_program():
+    """A CTC loss copies its letters to the host and its lengths to the device, and waits for each."""
+
+    def play(stage: Stage, inside: bool) -> None:
+        for _ in range(8):
+            healthy(stage, 2, 60.0)
+            with stage.span("aten::ctc_loss" if inside else "aten::to"):
+                stage.copy("DtoH pageable", 46_080, 10.0, waits=True)
+                if inside:
+                    stage.copy("HtoD pageable", 384, 2.0, waits=True)
+
+    own, program = (rules_of(_twice(lambda stage, i=i: play(stage, i)).findings()) for i in (True, False))
+    assert "value-read" in program and "value-read" not in own

@@ -146,7 +146,7 @@ def allocator(scene: Scene) -> Candidate | None:
     mask = runtime_named(scene.trace, ALLOCATES, NOT_ALLOCATING)
     spans = scene.inside(np.flatnonzero(mask))
     calls = np.flatnonzero(np.isin(scene.wiring.call_rows, spans))
-    if not len(calls) or not scene.goes_on(spans):
+    if not len(calls) or not scene.recurs(scene.time_of(spans)):
         return None
     return Candidate(
         what=f"{len(calls) / scene.num_steps:.3g} calls a step to cudaMalloc, cudaFree and the like",
@@ -242,12 +242,12 @@ def _is_small(scene: Scene) -> bool:
     return scene.per_step_s(small) > 0.5 * scene.per_step_s(products)
 
 
-@rule("host-code", version=3, order=80)
+@rule("host-code", version=4, order=80)
 def host_code(scene: Scene) -> Candidate | None:
     """Long stretches in which the host neither launches nor waits, and no other rule knows why. An op that now and then
     takes many times as long as it does is the machine's, not the program's."""
     time = _without(scene.elsewhere, scene.time_of(scene.unusual(_of_launching(scene))))
-    if not len(time.start):
+    if not scene.recurs(time):
         return None
     per_step_s = time.total / 1e9 / scene.num_steps
     spans = scene.of_kind(Kind.OP, Kind.ANNOTATION, Kind.PYTHON)
