@@ -399,3 +399,12 @@ def test_what_an_op_reads_for_itself_is_no_read_of_the_program():
 
     own, program = (rules_of(_twice(lambda stage, i=i: play(stage, i)).findings()) for i in (True, False))
     assert "value-read" in program and "value-read" not in own
+
+
+def test_products_with_a_vector_are_not_sent_to_the_tensor_cores():
+    def play(stage: Stage, kernel: str) -> None:
+        for _ in range(20):
+            stage.kernel(kernel, 200.0, op="aten::mm")
+
+    named = [rules_of(_twice(lambda stage, k=k: play(stage, k)).findings()) for k in ("sgemm_128x128", "gemvNSP_sgemm")]
+    assert named == [["tensor-cores-unused"], []]
