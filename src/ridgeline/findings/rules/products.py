@@ -139,7 +139,8 @@ def misaligned_sizes(scene: Scene) -> Candidate | None:
             for product, i in zip(picked, chosen.tolist(), strict=True)
         ]
     )
-    worst = np.where([product is None for product in picked], UNSHAPED, np.minimum(1.0, np.sqrt(best)))
+    shaped = shaped_ops(scene.trace, scene.rows[works[chosen]]) >= 0
+    worst = np.where(shaped, np.minimum(1.0, np.sqrt(best)), UNSHAPED)
     sizes = sorted({size for p in picked if p for size in (p.m, p.n, p.k) if size % 8})
     works = works[chosen]
     return Candidate(
