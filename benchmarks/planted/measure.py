@@ -39,6 +39,7 @@ def main() -> None:
                 error=f"{type(error).__name__}: {error}",
                 where=traceback.format_exc()[-1500:],
             )
+            return  # what it left on the device (a capture, a generator) would break those after it: a process anew
         _forget(setting)
     note(case="", event="end")
 

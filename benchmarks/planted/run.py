@@ -124,12 +124,12 @@ NINTH = (
     "again_healthy_graph_decode again_adam_tensor_by_tensor"
 ).split()
 TENTH = (
-    "again_healthy_spoken again_letters_on_host again_pyramid_channels_first again_patches_in_fp32 "
-    "again_nadam_tensor_by_tensor again_texts_accumulated_one_by_one again_fields_copied_one_by_one "
-    "again_centers_moved_on_host again_worlds_asked_if_over again_visits_parsed_in_the_loop "
+    "again_centers_moved_on_host again_fields_copied_one_by_one again_pyramid_channels_first again_patches_in_fp32 "
+    "again_nadam_tensor_by_tensor again_texts_accumulated_one_by_one again_worlds_asked_if_over "
     "healthy_results_a_step_later healthy_taught healthy_two_views healthy_conjugate_gradients healthy_motion "
     "healthy_ensemble healthy_retrieval answers_picked norms_by_formula views_zeroed retrieved_under_autocast "
-    "beams_collected again_spoken_in_segments again_healthy_boxes"
+    "beams_collected again_visits_parsed_in_the_loop again_healthy_boxes again_spoken_in_segments again_healthy_spoken "
+    "again_letters_on_host"
 ).split()
 LEFT = (
     "again_padded_in_order again_pictures_in_graph again_tables_zeroed healthy_compiled_training "

@@ -22,8 +22,8 @@ from ridgeline.trace import Trace, read
 
 SUITES = ("planted", "fresh", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
 NO_CAUSE = {"messages_indexed", "losses_asked_if_finite", "worlds_asked_if_over"}
-"""Planted, but the fix made it no faster (few indices are the same; the device hides the question, or the host is so late
-that the answer is there): rules must stay silent, or promise from nothing on."""
+"""Planted, but the fix made it no faster (few indices are the same; the device hides the question, or the host is so
+late that the answer is there): rules must stay silent, or promise from nothing on."""
 TRUE = {
     ("pageable_copy", "exposed-copies"),  # the batch is copied on the compute stream
     ("small_copies", "exposed-copies"),
@@ -56,8 +56,6 @@ TRUE = {
     ("norms_one_by_one", "pointwise-chains"),  # gates over channels; not tried
     ("weights_cast_for_each_piece", "pointwise-chains"),  # brought 5.85 of 34.6 ms
     ("confusion_counted_on_host", "misaligned-sizes"),  # 21 classes; brought 0.22 of 4.26 ms
-    ("spoken_in_segments", "channels-first"),  # weights of the convolutions over sound are left in NCHW
-    ("healthy_spoken", "channels-first"),
     ("healthy_boxes", "pointwise-chains"),  # overlaps of 512 boxes with each other in six passes
     ("healthy_points", "pointwise-chains"),  # the largest of 2,048 points, backward in three passes: 3.2 of 18.6 ms
 }

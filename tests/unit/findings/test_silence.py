@@ -408,3 +408,29 @@ def test_products_with_a_vector_are_not_sent_to_the_tensor_cores():
 
     named = [rules_of(_twice(lambda stage, k=k: play(stage, k)).findings()) for k in ("sgemm_128x128", "gemvNSP_sgemm")]
     assert named == [["tensor-cores-unused"], []]
+
+
+@pytest.mark.parametrize(("first", "named"), [(1, False), (3, True)])
+def test_pictures_of_one_channel_have_no_layout_to_change(first, named):
+    """The convolution over them works in NCHW, and what it gives is transposed by somebody."""
+    shapes = [[[8, first, 64, 64], [64, first, 3, 3]], [[8, 64, 64, 64], [96, 64, 3, 3]]]
+
+    def play(stage: Stage) -> None:
+        for pair in shapes * 5:
+            for kernel, us in (("nchwToNhwcKernel<bf16>", 60.0), ("sm90_xmma_fprop_implicit_gemm_bf16_nhwc", 200.0)):
+                stage.kernel(kernel, us, op="aten::cudnn_convolution", shapes=pair)
+
+    assert ("channels-first" in rules_of(_twice(play).findings())) is named
+
+
+@pytest.mark.parametrize(("product_us", "named"), [(10.0, True), (1500.0, False)])
+def test_without_shapes_a_network_that_only_begins_with_convolutions_is_not_told_their_layout(product_us, named):
+    def play(stage: Stage) -> None:
+        for _ in range(10):
+            for kernel, us in (("nchwToNhwcKernel<bf16>", 90.0), ("sm90_xmma_fprop_implicit_gemm_bf16_nhwc", 200.0)):
+                stage.kernel(kernel, us, op="aten::cudnn_convolution")
+            stage.kernel("nvjet_tst_128x256", product_us, op="aten::mm")
+
+    found = _twice(play).findings()
+    assert ("channels-first" in rules_of(found)) is named
+    assert all(finding.low_ms == 0.0 for finding in found)
