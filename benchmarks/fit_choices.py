@@ -32,7 +32,7 @@ from ridgeline.cost.selection import FILE
 Row = tuple[Problem, str, str, int]  # the product, its element type, its kernel as text, slices
 BESIDE = re.compile(r"^Memset|splitKreduce|scal_kernel|reduce_1Block")
 """Kernels that are not the product itself."""
-MOST_LEAVES, MOST_SLICE_LEAVES = 9000, 3000
+MOST_LEAVES, MOST_SLICE_LEAVES = 24000, 7000
 CUTLASS = {"75": "turing", "80": "ampere"}
 
 

@@ -204,7 +204,9 @@ def _stream(
 def _shape_path(site: Site) -> dict[str, int]:
     """Which elementwise kernel ATen takes: vectorized where operands line up, converting, indexing or transposing."""
     out = site.outs[0]
-    if out.layout == "contiguous" and _alike(site, out.number):  # most of them: operands and result alike
+    if out.layout == "contiguous" and all(
+        t.number == out.number and b >= t.num_bytes for t, b in zip(site.ins, site.in_bytes, strict=True)
+    ):  # most of them: operands and result alike
         return {"vector": 1, "cast": 0, "dims": min(5, sum([d > 1 for d in out.shape])) or 1}
     tensors = [t for t in site.ins if t.numel > 1]
     same_shape = all(
@@ -227,14 +229,6 @@ def _shape_path(site: Site) -> dict[str, int]:
             "row_bytes": int(out.shape[-1] * out.dtype.itemsize),
         }
     return path
-
-
-def _alike(site: Site, number: int) -> bool:
-    """Whether every operand is of this type and all of it is there."""
-    for t, held in zip(site.ins, site.in_bytes, strict=True):
-        if t.number != number or held < t.num_bytes:
-            return False
-    return True
 
 
 def _made_contiguous(t: TensorType) -> Calls:
