@@ -165,7 +165,12 @@ def _structure(problem: Problem, dtype: str, chip: Chip, coef: Coef, warm_frac: 
 
 
 def _named(classic: Timing, problem: Problem, dtype: str, chip: Chip, warm_frac: float) -> Timing:
-    """The same with the time of the kernel that the library takes, where that one was timed often enough."""
+    """The same with the time of the kernel that the library takes, where that one was timed often enough.
+
+    Nobody asked the library for products with a column: as rows of their transposes they get kernels of their own.
+    """
+    if problem[2] == 1:
+        return classic
     aligned = alignment(problem, dtype)
     kernel = taken(problem, dtype, aligned, chip)
     time_s = blocks_s(kernel, problem, dtype, aligned, chip, warm_frac) if kernel is not None else None
