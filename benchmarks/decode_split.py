@@ -85,6 +85,7 @@ def look(book: Any, model: Any, fast: Any, kwargs: dict[str, Any]) -> None:
         book.add("graph", lambda: graph_alone(fitting(fast, graphed, kwargs).home.recording, restore))
         book.add("same cache", lambda: calls(fast, graphed, lambda: kwargs, restore))
         book.add("new containers", lambda: calls(fast, graphed, lambda: dict(inputs.reused().kwargs), restore))
+        book.add("after eager", lambda: calls(fast, graphed, lambda: after_eager(model, kwargs, restore), restore))
         book.add("in a row", lambda: in_a_row(fast, kwargs, restore))
         book.add("each waited for, nothing between", lambda: one_by_one(fast, kwargs, restore))
         book.add("numbers", lambda: numbers(model, fast, inputs, restore))
@@ -194,6 +195,13 @@ def calls(
             take.recording = clock.recording
         restore()
     return {"s": statistics.median(whole), "least_s": min(whole), "before_launch_s": statistics.median(before)}
+
+
+def after_eager(model: Any, kwargs: dict[str, Any], restore: Callable[[], None]) -> dict[str, Any]:
+    """The arguments, after a call that leaves nothing of ours in the host's caches."""
+    model(**kwargs)
+    restore()
+    return kwargs
 
 
 def in_a_row(fast: Any, kwargs: dict[str, Any], restore: Callable[[], None], num: int = 32) -> dict[str, float]:
