@@ -316,6 +316,45 @@ def gptj_rotary_turns_neighbors() -> Any:
     return Of(forward), (*_heads(H, K), _angles())
 
 
+def _turned_wide(narrows: bool) -> Any:
+    def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        wide = (x.float() * cos) + (_rotate_half(x.float()) * sin)
+        return wide.to(x.dtype) if narrows else wide
+
+    def forward(self: Any, q: Tensor, k: Tensor, freqs: Tensor) -> tuple[Tensor, Tensor]:
+        emb = torch.cat((freqs, freqs), dim=-1)
+        cos, sin = emb.cos().unsqueeze(1), emb.sin().unsqueeze(1)
+        return turned(q.bfloat16(), cos, sin), turned(k.bfloat16(), cos, sin)
+
+    return Of(forward), (*_heads(H, K), _angles())
+
+
+@spelled("rotary", training=False)
+def rotary_of_halves_in_float32() -> Any:
+    """ModernBERT."""
+    return _turned_wide(narrows=True)
+
+
+@spelled("rotary", training=False)
+def rotary_by_a_table_in_float32() -> Any:
+    """OLMo 2: products with the table are float32 by promotion."""
+
+    def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return ((x * cos) + (_rotate_half(x) * sin)).to(x.dtype)
+
+    def forward(self: Any, q: Tensor, k: Tensor, freqs: Tensor) -> tuple[Tensor, Tensor]:
+        emb = torch.cat((freqs, freqs), dim=-1)
+        cos, sin = emb.cos().unsqueeze(1), emb.sin().unsqueeze(1)
+        return turned(q.bfloat16(), cos, sin), turned(k.bfloat16(), cos, sin)
+
+    return Of(forward), (*_heads(H, K), _angles())
+
+
+@missed("rotary")
+def rotary_that_stays_in_float32() -> Any:
+    return _turned_wide(narrows=False)
+
+
 @missed("rotary")
 def a_table_that_may_not_repeat() -> Any:
     def forward(self: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
