@@ -82,9 +82,10 @@ class Take:
     def build(self, lent: Sequence[Tensor], flat: Flat) -> Any:
         if self.scene.made:
             self.scene.made.clear()
+        held = flat.containers
         for effect in self.effects:
-            effect(lent, flat.tensors, flat.containers)
-        return self.result(lent, flat.tensors, flat.containers)
+            effect(lent, flat.tensors, held)
+        return self.result(lent, flat.tensors, held)
 
 
 @dataclass(slots=True)
@@ -138,6 +139,7 @@ class Graphed:
         self._pure = studio.is_pure()
         self._lock = threading.RLock()
         self._sighted: dict[tuple[int, ...], int] = {}
+        self._own = {id(variant) for variant in studio.variants}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         flat = self.matcher.fits(args, kwargs, self.watch.root, False) if self.matcher is not None else None
@@ -190,6 +192,13 @@ class Graphed:
     def is_pure(self) -> bool:
         """Whether a replay changes nothing but the memory of its own results."""
         return self._pure
+
+    def forget_others(self) -> None:
+        """Lets go of recordings at other places than those of the first call, whose inputs may be gone."""
+        with self._lock:
+            own = [variant for variant in self._variants if id(variant) in self._own]
+            self._variants[:] = own or self._variants
+            self._sighted.clear()
 
     def pool_bytes(self) -> int:
         """Memory that the recordings hold besides the caller's."""

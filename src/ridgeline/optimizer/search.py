@@ -791,6 +791,7 @@ class Search:
                     built.undo()
         moved = self.layout is not None and self.layout.settle(self.best.candidate.layout != "keep")
         self._recapture()
+        self.best.forget_trials()
         if moved:
             forget_compiled(self.problem.model)
         if any(not switch.outlives_capture for switch in self.best.switches):
