@@ -189,9 +189,9 @@ def _row(name: str, way: str, made: dict[str, Any], eager_bytes: int) -> str:
     outside = [s for s in made["segments"] if not s["pool"]]
     shown = f"{sum(s['bytes'] for s in outside) / 1e9:.3f}, {sum(s['used'] for s in outside) / 1e9:.3f}"
     most = ", ".join(f"{r['most'][0] / 1e9:.3f} ({r['most'][1] / 1e9:.3f})" for r in made.get("recordings", ()))
-    pool = f"{made.get('pool_bytes', 0) / 1e9:.3f}"
+    pool, apart = f"{made.get('pool_bytes', 0) / 1e9:.3f}", f"{made['apart']:.1e}"
     cells = (name, way, f"{made['allocated_bytes'] / 1e9:.3f}", f"{made['reserved_bytes'] / 1e9:.3f}",
-             f"{made['reserved_bytes'] / eager_bytes:.3f}", pool, shown, most or "–", f"{made['apart']:.1e}")  # fmt: skip
+             f"{made['reserved_bytes'] / eager_bytes:.3f}", pool, shown, most or "–", apart)  # fmt: skip
     return f"| {' | '.join(cells)} |"
 
 
