@@ -366,6 +366,7 @@ class TrainingStudio(Studio):
             scene, *_ = self._outputs(result, inputs, boxes, before)
             self._refuse_views(scene)
             if not found:
+                _refuse_reentrant(scene.outputs)
                 found.append(self._expected(result, scene.outputs))
             self._differentiate(scene.outputs, inputs, found[0], None)
 
@@ -460,17 +461,27 @@ class TrainingStudio(Studio):
 
 def _leaves_behind(output: Tensor) -> set[int]:
     """The ``id`` of every tensor that a result's gradient would be accumulated into."""
-    found: set[int] = set()
-    waiting, seen = [output.grad_fn], set()
+    return {id(node.variable) for node in _history([output]) if hasattr(node, "variable")}
+
+
+def _history(outputs: Sequence[Tensor]) -> Iterator[Any]:
+    """Every step of autograd that results come from, once."""
+    waiting: list[Any] = [output.grad_fn for output in outputs]
+    seen = set()
     while waiting:
         node = waiting.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
-        if hasattr(node, "variable"):
-            found.add(id(node.variable))
+        yield node
         waiting += [after for after, _ in node.next_functions]
-    return found
+
+
+def _refuse_reentrant(outputs: Sequence[Tensor]) -> None:
+    """Gradients that a part hands to ``.grad`` by itself are seen by no one who asks for gradients by name."""
+    if any(node.name() == "CheckpointFunctionBackward" for node in _history(outputs)):
+        raise NotGraphable("parts are checkpointed with use_reentrant=True, which gives gradients to .grad alone; "
+                           "use_reentrant=False can be recorded")  # fmt: skip
 
 
 def _own_loss(result: Any) -> Tensor | None:
