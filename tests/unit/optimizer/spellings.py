@@ -835,6 +835,16 @@ def gate_and_up_projections() -> Any:
     return Gated(), (_x(),)
 
 
+@spelled("side-by-side")
+def query_key_value_projections_in_training() -> Any:
+    return Projections(True), (_x(B, L, WIDTH),)
+
+
+@spelled("side-by-side")
+def projections_without_their_additions_in_training() -> Any:
+    return Projections(False), (_x(B, L, WIDTH),)
+
+
 @missed("horizontal")
 def a_weight_used_twice() -> Any:
     class Tied(nn.Module):
@@ -934,6 +944,11 @@ def several_numbers() -> Any:
 @spelled("identity", matches=2)
 def dropout_that_is_off_and_a_cast_to_the_same() -> Any:
     return Of(lambda self, x: F.dropout(x, 0.3, False).to(torch.float32) * 2.0), (_x(),)
+
+
+@missed("identity")
+def rows_shifted_by_one() -> Any:
+    return Of(lambda self, x: F.pad(x, (0, 0, 1, -1)) * x), (_x(),)
 
 
 @missed("identity")
