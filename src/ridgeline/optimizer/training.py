@@ -34,6 +34,9 @@ from ridgeline.optimizer.tree import Flat, TooLarge
 from ridgeline.optimizer.watch import Watch
 
 _REQUIRES_GRAD = attrgetter("requires_grad")
+MOST_STRAYS = 2
+"""Backward passes from results that no gradient was recorded for: each runs the forward once more, and so takes longer
+than a call without recordings, which are given up after so many."""
 
 
 class Pending:
@@ -84,6 +87,7 @@ class GraphedTraining:
         self._asked = list(map(_REQUIRES_GRAD, studio.all_parameters))
         self._lock = threading.RLock()
         self._last: weakref.ref[Pending] | None = None
+        self._strays = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -116,6 +120,8 @@ class GraphedTraining:
             return Miss("; ".join(self.watch.changes()[:3]), stale=True)
         if list(map(_REQUIRES_GRAD, self._studio.all_parameters)) != self._asked:
             return Miss("other parameters require gradients", stale=True)
+        if self._strays >= MOST_STRAYS:
+            return Miss("other results than the loss are differentiated: give loss=, which uses them", stale=False)
         if self._studio.executor.is_recording():
             return Miss("the call itself is being recorded", stale=False)
         last = self._last() if self._last is not None else None
@@ -160,6 +166,7 @@ class GraphedTraining:
         tracks = self._tracks
         self._check(pending)
         if any(grad is not None and not expected for grad, expected in zip(given, tracks.expected)):
+            self._strays, pending.done = self._strays + 1, True
             return self._studio.differentiate(pending.flat, given)
         with self._lock, torch.no_grad():
             self._studio.executor.arrive()
