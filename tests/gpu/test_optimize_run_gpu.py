@@ -20,7 +20,7 @@ from torch import nn
 
 from ridgeline.errors import NotGraphable
 from ridgeline.optimizer.executor import CudaExecutor
-from ridgeline.optimizer.graphed import graph_inference
+from ridgeline.optimizer.graphed import graph_inference, graph_training
 
 
 def _executor() -> CudaExecutor:
@@ -47,6 +47,13 @@ def test_an_adversarial_model_gives_what_it_gives_eagerly_or_is_refused(case: Ca
 @pytest.mark.parametrize("one", training_checks.CHECKS, ids=[one.__name__ for one in training_checks.CHECKS])
 def test_recorded_training(one: Callable[[Any], None]) -> None:
     one(SimpleNamespace(device=torch.device("cuda", 0), executor=_executor, exact=False))
+    _healthy()
+
+
+def test_parts_that_drop_and_are_computed_again_are_refused_in_words() -> None:
+    model = training_checks.Checkpointed(drop=0.5).cuda().train()
+    with pytest.raises(NotGraphable, match="random generator's state is read"):
+        graph_training(model, (torch.randn(4, 8, device="cuda"),), {}, model, executor=_executor())
     _healthy()
 
 
