@@ -141,7 +141,9 @@ class Track:
         """One call of eager PyTorch: whether calls change their inputs, and about how long they take."""
         trial = self.inputs.copied()
         before, places, form = Before(trial), [id(tensor) for _, tensor in trial.named()], _form(trial)
+        find_written = self.state.looking_for_written_weights(self.model)
         self.run(call, trial)
+        find_written()
         self.steady = form is not None and _form(trial) == form
         self.appends = places != [id(tensor) for _, tensor in trial.named()]
         changed = before.written()
@@ -166,7 +168,9 @@ class Track:
         if again.watch.changes():
             self.state.rebinds = self.mutates = True
         else:
-            again.random, again.given, self.state = self.state.random, self.state.given, again
+            again.random, again.given = self.state.random, self.state.given
+            again.weights, again.tensors = self.state.weights, [*again.tensors, *self.state.weights]
+            self.state = again
 
     def restore(self) -> None:
         """The model's state and the inputs it writes to as they were."""
