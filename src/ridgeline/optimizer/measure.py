@@ -150,7 +150,7 @@ class Track:
         own = self.inputs.named()
         self.written = [(own[i][1], own[i][1].detach().clone()) for i in changed]
         self.mutates = bool(changed) or bool(self.state.changed())
-        if self.state.watch.changes():
+        if self.state.watch.changes() or self.state.watch.toggled():
             self._settle_names(call)
         self.restore()
         num_bytes = sum(t.nbytes for t in self.inputs.tensors())
@@ -165,7 +165,7 @@ class Track:
         self.state.restore()
         again = State(self.model)
         self.run(call, self.inputs.copied())
-        if again.watch.changes():
+        if again.watch.changes() or again.watch.toggled():
             self.state.rebinds = self.mutates = True
         else:
             again.random, again.given = self.state.random, self.state.given
