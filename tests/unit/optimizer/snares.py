@@ -247,6 +247,7 @@ def _rolled(m: Any, x: Tensor) -> Any:
     return F.rrelu(y, training=True), F.alpha_dropout(x, 0.5, True), torch.multinomial(F.softmax(y, -1), 2)
 
 
+# "host" marks what shows itself to one model at a time, or holds tensors that are not moved with it.
 SNARES: tuple[Case, ...] = (
     Case("a context variable", _of(lambda m, x: m.inner(x) * SCALE.get()), _x(), missed="SCALE",
          between=lambda m, call: SCALE.set(float(call))),
@@ -255,10 +256,11 @@ SNARES: tuple[Case, ...] = (
     Case("a variable of the environment", _of(_from_environment), _x(), missed="environment", between=_environment),
     Case("a hook on all modules later", _of(lambda m, x: m.inner(x)), _x(), missed="hook", between=_global_hook),
     Case("warns at every call", _of(_warns), _x()),
-    Case("counts in a default of a function", _of(lambda m, x: _logged(m.inner(x))), _x(), refused="_logged"),
-    Case("counts in a default of its forward", Forgetful, _x(), refused="calls"),
+    Case("counts in a default of a function", _of(lambda m, x: _logged(m.inner(x))), _x(), refused="_logged",
+         marks=("host",)),
+    Case("counts in a default of its forward", Forgetful, _x(), refused="calls", marks=("host",)),
     Case("tensors and layers in plain attributes", Unregistered, _x(), between=_change_unregistered,
-         missed="layers|scale"),
+         missed="layers|scale", marks=("host",)),
     Case("a call of its own", OwnCall, _x()),
     Case("dictionaries of layers and weights that grow", Growing, _x(), between=_grow, missed="is new"),
     Case("a property", Property, _x(), between=lambda m, call: setattr(m, "base", call), missed="base"),
