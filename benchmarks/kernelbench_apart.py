@@ -10,7 +10,7 @@ lock nor stopped.
 Results are compared with eager PyTorch's on two other draws of the inputs: wrong where they are both more than 1e-3 of
 the largest value apart and not *close*, that is elementwise within 1e-4, absolute and relative (the benchmark's own
 rule for float32, which eager PyTorch itself need not keep against float64: it convolves in TensorFloat-32). The
-search's own proof is against float64.
+search's own proof is against float64. Where ``torch.compile`` is wrong by this rule, it is no rival.
 
 ``--folder`` is a checkout of the public benchmark (``level1`` to ``level3``); without it the problems of
 ``kernelbench_like.py`` are taken. ``--problems`` are names in order; without them every n-th of each level.
@@ -218,6 +218,7 @@ class Row:
     right: bool = False
     close: bool = False
     compiled_error: float = math.nan
+    compiled_right: bool = True
     search: dict[str, Any] = field(default_factory=dict)
     spent_s: float = 0.0
     waited_s: float = 0.0
@@ -269,7 +270,8 @@ def looked_at(problem: like.Problem, device: torch.device, asked: argparse.Names
         calls |= {"compiled": stock} if callable(stock) else {}
         row.note = stock if isinstance(stock, str) else ""
         if callable(stock):
-            row.compiled_error = turn.doing_so("comparison", compared)(case, stock, turn, seeds=(11,))[2][0]
+            found = turn.doing_so("comparison", compared)(case, stock, turn, seeds=(11,))
+            row.compiled_right, row.compiled_error = found[0], found[2][0]
         judged(row, turn.doing_so("last timing", timed)(case, calls, turn))
     turn.account()
     row.search["held_s"] = dict(turn.held_s)
@@ -372,11 +374,14 @@ def judged(row: Row, found: dict[str, list[float]]) -> None:
     if "compiled" in found:
         row.compiled_s, row.over_compiled = statistics.median(found["compiled"]), ratio("compiled")
     row.search["rounds"] = found
-    over = min(each for each in (row.over_eager, row.over_compiled) if not math.isnan(each))
+    rivals = [row.over_eager, *([row.over_compiled] if row.compiled_right else [])]
+    over = min(each for each in rivals if not math.isnan(each))
     noise = like.NOISE_FRAC
     row.verdict = "faster" if over > 1 + noise else "slower" if over < 1 - noise else "even"
     if "compiled" not in found:
         row.verdict = "no rival"
+    elif not row.compiled_right:
+        row.note = f"torch.compile is {row.compiled_error:.0e} from eager: only eager is a rival"
     if not row.right:
         row.verdict = "WRONG"
 
