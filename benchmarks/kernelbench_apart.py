@@ -180,7 +180,7 @@ def share_the_device(turn: Still) -> None:
     search.Search.left_s, search.Search._last_race, search.Track.race = left, last, raced
     search.Search._regions = lambda self, stock: ()  # breakdowns are for people to read
     search.Search._parts = lambda self, eager, best: ()
-    search.LEAST_RACE_S, search.RACE_FRAC, search.LAST_RACE_FRAC = 0.1, 0.01, 0.02
+    search.LEAST_RACE_S, search.RACE_FRAC, search.LAST_RACE_FRAC = 0.06, 0.008, 0.02
     contest.raced = turn.here(turn.doing_so("races of ops", contest.raced))
     search.build, search.substitutable = turn.beside(search.build), turn.beside(search.substitutable)
     search.Search._price, search.Search._receipt = (turn.beside(search.Search._price),
