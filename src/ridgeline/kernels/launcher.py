@@ -327,6 +327,11 @@ def access_of(itemsize: int, pointers: int, *lengths: int) -> tuple[int, bool]:
     return (widest, True) if vector < widest and min(lengths) >= 2 * widest else (vector, False)
 
 
+def policy(leaves: bool) -> str:
+    """How long the L2 keeps what a kernel reads: what leaves first makes room for what is written."""
+    return "evict_first" if leaves else ""
+
+
 def is_widest(vector: int, itemsize: int) -> bool:
     """Whether every access is one of 16 bytes."""
     return vector * itemsize == POINTER_ALIGNMENT_BYTES
