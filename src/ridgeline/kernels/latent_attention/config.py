@@ -42,7 +42,8 @@ FEW_HEADS = 16
 class Few:
     """Keys of a block, programs, warps, stages, when the joining kernel starts, the fewest blocks of a program; ``fed``
     through the copy engine, where the cache may leave the L2 first; ``borders``: parts are joined by borders between
-    programs, not by heads."""
+    programs, not by heads. ``ring``: thirds of blocks that are on their way or worked on, if it is by thirds that the
+    copy engine is asked; ``queries``: sequences whose queries are there at once."""
 
     keys: int
     programs: int
@@ -53,6 +54,9 @@ class Few:
     fed: bool = False
     leaves: bool = False
     borders: bool = False
+    ring: int = 0
+    queries: int = 2
+    max_registers: int = 0
 
 
 MOST_COLUMNS_KEYS = 220_000
