@@ -43,7 +43,8 @@ class Few:
     """Keys of a block, programs, warps, stages, when the joining kernel starts, the fewest blocks of a program; ``fed``
     through the copy engine, where the cache may leave the L2 first; ``borders``: parts are joined by borders between
     programs, not by heads. ``ring``: thirds of blocks that are on their way or worked on, if it is by thirds that the
-    copy engine is asked; ``queries``: sequences whose queries are there at once."""
+    copy engine is asked; ``queries``: sequences whose queries are there at once; ``unit``: keys by which the line is
+    cut."""
 
     keys: int
     programs: int
@@ -56,6 +57,7 @@ class Few:
     borders: bool = False
     ring: int = 0
     queries: int = 2
+    unit: int = 0
     max_registers: int = 0
 
 

@@ -33,7 +33,6 @@ from ridgeline.kernels.paged_attention.kernel import (
     _let_join_start,
     _line,
     _pages,
-    _pages_of,
     _prefetch_table,
     _stretch_of,
     _without_the_rest,
@@ -462,28 +461,48 @@ def latent_columns(
 
 
 @gluon.jit
+def _page_from(table, key, end, nowhere, P: gl.constexpr, WANTED: gl.constexpr):
+    """The page of a key; past the end one that is not there, of which the copy engine makes zeros."""
+    page = nowhere
+    if WANTED:
+        page = gl.load(table + key // P, mask=key < end, other=0)
+        page = gl.where(key < end, page, nowhere)
+    return page
+
+
+@gluon.jit
+def _pages_from(table, key, end, nowhere, P: gl.constexpr, ROWS: gl.constexpr, NUM: gl.constexpr):
+    """Pages of up to four keys that are ROWS apart."""
+    return (
+        _page_from(table, key, end, nowhere, P, True), _page_from(table, key + ROWS, end, nowhere, P, NUM > 1),
+        _page_from(table, key + 2 * ROWS, end, nowhere, P, NUM > 2),
+        _page_from(table, key + 3 * ROWS, end, nowhere, P, NUM > 3),
+    )  # fmt: skip
+
+
+@gluon.jit
 def _feed_ring(
     q_desc, q2_desc, c_desc, q_smem, q2_smem, ring, bars, table_ptr, lens_ptr, table_b, b, first, left, length,
     D: gl.constexpr, E: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
-    RING: gl.constexpr, QUERIES: gl.constexpr,
+    RING: gl.constexpr, QUERIES: gl.constexpr, UNIT: gl.constexpr,
 ):
     """Queries of the next sequence and thirds of blocks, as soon as there is room; pages are known a block ahead."""
     q_full, q_empty, full, empty = bars
     TILES: gl.constexpr = KEYS // ROWS
-    turn, num = left * 0, left * 0
+    turn, num, nowhere = left * 0, left * 0, c_desc.shape[0]
     while left > 0:
-        last = min(first + left, (length + KEYS - 1) // KEYS)
+        last = min(first + left, (length + UNIT - 1) // UNIT)
         if last > first:
-            table, end = table_ptr + b.to(gl.int64) * table_b, min(last * KEYS, length)
-            after = _pages_of(table, first * KEYS, end, P, ROWS, TILES)
+            table, end = table_ptr + b.to(gl.int64) * table_b, min(last * UNIT, length)
+            after = _pages_from(table, first * UNIT, end, nowhere, P, ROWS, TILES)
             half = turn % QUERIES
             mbarrier.wait(q_empty.index(half), ((turn // QUERIES) & 1) ^ 1)
             mbarrier.expect(q_full.index(half), COLS * (D + E) * 2)
             tma.async_copy_global_to_shared(q_desc, [b, 0, 0], q_full.index(half), q_smem.index(half))
             tma.async_copy_global_to_shared(q2_desc, [b, 0, D], q_full.index(half), q2_smem.index(half))
-            for block in range(first, last):
-                key, here = block * KEYS, after
-                after = _pages_of(table, key + KEYS, end, P, ROWS, TILES)
+            for key in range(first * UNIT, end, KEYS):
+                here = after
+                after = _pages_from(table, key + KEYS, end, nowhere, P, ROWS, TILES)
                 for third in gl.static_range(3):
                     slot = num % RING
                     mbarrier.wait(empty.index(slot), ((num // RING) & 1) ^ 1)
@@ -525,13 +544,27 @@ def _anew(number):
 
 
 @gluon.jit
+def _leave(found, factor, to_ptr, heads, d, COLS: gl.constexpr):
+    """Sums of 8 × 64 columns of all heads, times a factor of each head, in accesses of four elements."""
+    FROM: gl.constexpr = found[0].type.layout
+    L: gl.constexpr = gl.BlockedLayout([4, 1], [16, 2], [1, 4], [0, 1])
+    head = gl.arange(0, COLS, gl.SliceLayout(0, L))
+    col = gl.arange(0, 64, gl.SliceLayout(1, L))
+    to = to_ptr + gl.expand_dims(head * _anew(d), 0) + gl.expand_dims(col, 1)
+    there = gl.expand_dims(head < heads, 0)
+    by = gl.expand_dims(gl.convert_layout(factor, gl.SliceLayout(0, FROM)), 0)
+    for i in gl.static_range(8):
+        gl.store(to + i * 64, gl.convert_layout(found[i] * by, L).to(to_ptr.dtype.element_ty), mask=there)
+
+
+@gluon.jit
 def _latent_ring(
     q_smem, q2_smem, ring, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, heads, d, b, first, left, length,
     D: gl.constexpr, E: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr, RING: gl.constexpr,
-    QUERIES: gl.constexpr, EARLY: gl.constexpr, DTYPE: gl.constexpr,
+    QUERIES: gl.constexpr, UNIT: gl.constexpr, EARLY: gl.constexpr, DTYPE: gl.constexpr,
 ):
     """One group of four warps: scores of a block as its thirds arrive, keys as rows; then the sums of 8 × 64 columns,
-    turned. A third is given back when its columns are summed."""
+    turned."""
     q_full, q_empty, full, empty = bars
     L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLS, 16])
     HEAD: gl.constexpr = gl.SliceLayout(0, L)
@@ -540,17 +573,17 @@ def _latent_ring(
     zeros = gl.zeros([64, COLS], gl.float32, L)
     turn, num = left * 0, left * 0
     while left > 0:
-        blocks = (length + KEYS - 1) // KEYS
-        last = min(first + left, blocks)
+        units = (length + UNIT - 1) // UNIT
+        last = min(first + left, units)
         if last > first:
-            half = turn % QUERIES
+            end, half = min(last * UNIT, length), turn % QUERIES
             q = q_smem.index(half).reshape([COLS, D])
             q2 = q2_smem.index(half).reshape([COLS, E]).permute((1, 0))
             top = gl.full([COLS], float("-inf"), gl.float32, HEAD)
             sums = gl.zeros([KEYS, COLS], gl.float32, L)
             o0, o1, o2, o3, o4, o5, o6, o7 = zeros, zeros, zeros, zeros, zeros, zeros, zeros, zeros
             mbarrier.wait(q_full.index(half), (turn // QUERIES) & 1)
-            for block in range(first, last):
+            for key in range(first * UNIT, end, KEYS):
                 s = zeros
                 for third in gl.static_range(3):
                     mbarrier.wait(full.index((num + third) % RING), ((num + third) // RING) & 1)
@@ -562,7 +595,7 @@ def _latent_ring(
                         else:
                             s = warpgroup_mma(stripe, q2, s, is_async=True)
                 s = warpgroup_mma_wait(0, [s])
-                rest = length - block * KEYS
+                rest = end - key
                 s = gl.where(gl.expand_dims(row < rest, 1), s, float("-inf"))
                 raised = gl.maximum(top, gl.max(s, 0))
                 alpha = gl.exp2((top - raised) * scale)
@@ -570,7 +603,7 @@ def _latent_ring(
                 sums = sums * gl.expand_dims(alpha, 0) + p
                 top = raised
                 p_smem.store(p.to(DTYPE))
-                if rest < KEYS:
+                if (rest < KEYS) & (rest % ROWS != 0):  # whole tiles past the end are zeros already
                     for i in range(D // 64):
                         _without_the_rest(_stripe(ring, num, i, KEYS, ROWS, RING), rest, KEYS, 64)
                 fence_async_shared()
@@ -589,22 +622,16 @@ def _latent_ring(
             mbarrier.arrive(q_empty.index(half), count=1)
             turn += 1
             total = gl.sum(sums, 0)
-            whole = (first == 0) & (last == blocks)
-            place = gl.program_id(0) * 2 + (first == 0).to(gl.int32)
-            if not whole:
+            found = (o0, o1, o2, o3, o4, o5, o6, o7)
+            if (first == 0) & (last == units):
+                inverse = 1.0 / gl.where(total == 0.0, 1.0, total)
+                _leave(found, inverse, out_ptr + (b.to(gl.int64) * heads) * d, heads, d, COLS)
+            else:
+                place = gl.program_id(0) * 2 + (first == 0).to(gl.int32)
                 gl.store(seen_ptr + place * 2 * heads + head, top * scale, mask=head < heads)
                 gl.store(seen_ptr + (place * 2 + 1) * heads + head, total, mask=head < heads)
-            inverse = gl.expand_dims(1.0 / gl.where(total == 0.0, 1.0, total), 0)
-            here = gl.expand_dims(head * _anew(d), 0) + gl.expand_dims(row, 1)
-            found, there = (o0, o1, o2, o3, o4, o5, o6, o7), gl.expand_dims(head < heads, 0)
-            if whole:
-                to = out_ptr + (b.to(gl.int64) * heads) * d + here
-                for i in gl.static_range(D // 64):
-                    gl.store(to + i * 64, (found[i] * inverse).to(out_ptr.dtype.element_ty), mask=there)
-            else:
-                to_part = part_ptr + (place.to(gl.int64) * heads) * d + here
-                for i in gl.static_range(D // 64):
-                    gl.store(to_part + i * 64, found[i], mask=there)
+                one = gl.full([COLS], 1.0, gl.float32, HEAD)
+                _leave(found, one, part_ptr + (place.to(gl.int64) * heads) * d, heads, d, COLS)
         left -= last - first
         first = first * 0
         b += 1
@@ -616,14 +643,17 @@ def _latent_ring(
 def latent_ring(
     q_desc, q2_desc, c_desc, table_ptr, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, batch, heads, table_b, pages, d,
     D: gl.constexpr, E: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
-    RING: gl.constexpr, QUERIES: gl.constexpr, BATCH: gl.constexpr, LEAST: gl.constexpr, EARLY: gl.constexpr,
-    LEAVES: gl.constexpr,
+    RING: gl.constexpr, QUERIES: gl.constexpr, UNIT: gl.constexpr, BATCH: gl.constexpr, LEAST: gl.constexpr,
+    EARLY: gl.constexpr, LEAVES: gl.constexpr,
 ):
     """``latent_few`` for 512 + 64 dims and pages of whole 16 keys: one warp feeds one group through the copy engine, by
-    thirds of a block (three stripes of 64 columns), so that there is always something to ask for."""
+    thirds of a block (three stripes of 64 columns), so that there is always something to ask for. The line is cut by
+    UNIT keys, so that a program's last block may be a short one: nobody reads a block more than the others."""
     DTYPE: gl.constexpr = q_desc.dtype
     gl.static_assert(P % ROWS == 0)
-    gl.static_assert(D + E == 9 * 64)
+    gl.static_assert(UNIT % ROWS == 0)
+    gl.static_assert(D == 512)
+    gl.static_assert(E == 64)
     P_L: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, COLS], DTYPE)
     _let_join_start(EARLY == 1)
     lens = _lengths(lens_ptr, batch, BATCH)
@@ -633,11 +663,11 @@ def latent_ring(
     ring = gl.allocate_shared_memory(DTYPE, [RING * 3 * (KEYS // ROWS), 1, ROWS, 64], c_desc.layout)
     p_smem = gl.allocate_shared_memory(DTYPE, [KEYS, COLS], P_L)
     bars = (_barriers(QUERIES, 1), _barriers(QUERIES, 1), _barriers(RING, 1), _barriers(RING, 1))
-    b, first, left = _first_of(lens, batch, 1, KEYS, LEAST)
+    b, first, left = _first_of(lens, batch, 1, UNIT, LEAST)
     length = gl.load(lens_ptr + b)
     gl.warp_specialize([
         (_latent_ring, (q_smem, q2_smem, ring, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, heads, d, b,
-                        first, left, length, D, E, KEYS, ROWS, COLS, RING, QUERIES, EARLY, DTYPE)),
+                        first, left, length, D, E, KEYS, ROWS, COLS, RING, QUERIES, UNIT, EARLY, DTYPE)),
         (_feed_ring, (q_desc, q2_desc, c_desc, q_smem, q2_smem, ring, bars, table_ptr, lens_ptr, table_b, b, first,
-                      left, length, D, E, P, KEYS, ROWS, COLS, RING, QUERIES)),
+                      left, length, D, E, P, KEYS, ROWS, COLS, RING, QUERIES, UNIT)),
     ], [1], [56])  # fmt: skip

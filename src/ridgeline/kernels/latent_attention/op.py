@@ -193,7 +193,7 @@ class _FewPlan:
         fed = _fed(query, cache, dim, config.columns_fit)
         default = config.choose_few(**sizes, num_sms=num_sms(query.get_device()), fed=fed)
         chosen = tuning.choose("latent_attention.few", sizes, default)
-        self.parts = Parts(chosen.keys, chosen.programs, chosen.least, 1, out, lens, chosen.borders)
+        self.parts = Parts(chosen.unit or chosen.keys, chosen.programs, chosen.least, 1, out, lens, chosen.borders)
         self.fed = chosen.fed
         self.ring = chosen.ring > 0
         bind = self._bind_ring if self.ring else self._bind_columns if chosen.fed else self._bind
@@ -247,15 +247,15 @@ class _FewPlan:
         query, cache, table, lens = args
         (batch, heads, width), dim, page = query.shape, out.shape[2], cache.shape[1]
         self.rest = (batch, heads, table.stride(0), table.shape[1], dim)
-        rows = math.gcd(page, chosen.keys)
+        rows = math.gcd(page, chosen.unit)
         blocks = (_blocks(query, config.FEW_HEADS, dim), _blocks(query, config.FEW_HEADS, width - dim))
         self.share = _RING.bind(
             (*blocks, _blocks(cache, rows, 64), table, lens, out, *self.parts.room(out), scale * LOG2_E, *self.rest),
             grid=(chosen.programs,),
             constants={
                 "D": dim, "E": width - dim, "P": page, "KEYS": chosen.keys, "ROWS": rows, "COLS": config.FEW_HEADS,
-                "RING": chosen.ring, "QUERIES": chosen.queries, "BATCH": lined(batch), "LEAST": chosen.least,
-                "EARLY": chosen.early, "LEAVES": chosen.leaves,
+                "RING": chosen.ring, "QUERIES": chosen.queries, "UNIT": chosen.unit, "BATCH": lined(batch),
+                "LEAST": chosen.least, "EARLY": chosen.early, "LEAVES": chosen.leaves,
             },
             num_warps=chosen.num_warps,
             max_registers=chosen.max_registers,

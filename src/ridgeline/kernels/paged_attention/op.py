@@ -118,27 +118,36 @@ class Parts:
     def _bind_heads(self, out: Tensor, lens: Tensor) -> Any:
         batch, heads, dim = out.shape
         key_heads, programs = self.sizes[1], self.sizes[4]
-        wide = min(config.joined_columns(batch * heads), max(16, power_of_two(dim)))
-        together = heads // key_heads if batch * heads > config.MANY_HEADS else 1
-        parts = config.parts_of(programs, batch * key_heads)
+        together, warps = 1, 4
+        if dim > config.WIDE_DIM:
+            parts, wide, warps = config.wide_tile(programs, batch * key_heads, batch * heads, dim)
+        else:
+            wide = min(config.joined_columns(batch * heads), max(16, power_of_two(dim)))
+            together = heads // key_heads if batch * heads > config.MANY_HEADS else 1
+            parts = config.parts_of(programs, batch * key_heads)
         grid = (batch * heads // together, cdiv(dim, wide))
-        return self._bind(_JOIN, out, lens, grid, {"HEADS": together, "PARTS": parts, "D": wide})
+        return self._bind(_JOIN, out, lens, grid, {"HEADS": together, "PARTS": parts, "D": wide}, warps)
 
     def _bind_borders(self, out: Tensor, lens: Tensor) -> Any:
         batch, heads, dim = out.shape
         key_heads, programs = self.sizes[1], self.sizes[4]
-        rows = power_of_two(heads // key_heads)
-        parts, wide = config.border_tile(programs, batch * key_heads, rows)
+        rows, warps = power_of_two(heads // key_heads), 4
+        if dim > config.WIDE_DIM:
+            parts, wide, warps = config.wide_border(programs, batch * key_heads)
+        else:
+            parts, wide = config.border_tile(programs, batch * key_heads, rows)
         wide = min(wide, max(16, power_of_two(dim)))
         constants = {"ROWS": rows, "PARTS": parts, "D": wide}
-        return self._bind(_BORDER, out, lens, (programs, cdiv(dim, wide)), constants)
+        return self._bind(_BORDER, out, lens, (programs, cdiv(dim, wide)), constants, warps)
 
-    def _bind(self, kernel: Kernel, out: Tensor, lens: Tensor, grid: tuple[int, int], constants: dict[str, Any]) -> Any:
+    def _bind(
+        self, kernel: Kernel, out: Tensor, lens: Tensor, grid: tuple[int, int], constants: dict[str, Any], warps: int
+    ) -> Any:
         return kernel.bind(
             (*self.room(out), lens, out, *self.sizes),
             grid=grid,
             constants=self.fixed | constants,
-            num_warps=4,
+            num_warps=warps,
             device=out.get_device(),
             vector=vector_of(out.element_size(), 0, out.shape[2]),
         )
