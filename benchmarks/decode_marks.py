@@ -56,7 +56,7 @@ JOIN_STEPS = ("begins", "may read", "ends")
 
 PAGED = (
     ("    _let_join_start(EARLY == 1)\n", "{}    _mark(seen_ptr, 0)\n"),
-    ("    kh, first = within // of_head, within % of_head\n    gl.warp", "{:.54}\n    _mark(seen_ptr, 1)\n    gl.warp"),
+    ("    turn, num, nowhere = left * 0, left * 0, k_desc.shape[0]\n", "    _mark(seen_ptr, 1)\n{}"),
     ("                mbarrier.wait(full.index(slot), parity)\n",
      "{}                if num == 0:\n                    _mark(seen_ptr, 2)\n                _mark(seen_ptr, 3)\n"),
     ("                s = warpgroup_mma_wait(0, [s])\n", "{}                _mark(seen_ptr, 8)\n"),
@@ -68,28 +68,26 @@ PAGED = (
     ("q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars,", "seen_ptr, {}"),
     ("    first = _program_of(start, each, longer)\n", "    _mark_join(seen_ptr, 0)\n{}"),
     ("    if (of_head == 0) | (first < last):\n", "    _mark_join(seen_ptr, 1)\n{}"),
-    ("            out = acc / tl.where(whole == 0.0, 1.0, whole)\n            place = b.to(tl.int64) * key_heads * R + h\n"
-     "            tl.store(out_ptr + place * d + col, out.to(out_ptr.dtype.element_ty), mask=col < d)\n",
+    ("            tl.store(out_ptr + place * d + col, out.to(out_ptr.dtype.element_ty), mask=col < d)\n",
      "{}            _mark_join(seen_ptr, 2)\n"),
 )  # fmt: skip
 """Lines of the paged kernels, and what becomes of them."""
 
 LATENT = (
     ("    _let_join_start(EARLY == 1)\n", "{}    _mark(seen_ptr, 0)\n"),
-    ("    b, first, left = _first_of(lens, batch, 1, KEYS, LEAST)\n", "{}    _mark(seen_ptr, 1)\n"),
-    ("                mbarrier.wait(c_full.index(slot), (num // STAGES) & 1)\n",
-     "{}                if num == 0:\n                    _mark(seen_ptr, 2)\n                _mark(seen_ptr, 3)\n"),
-    ("                s = warpgroup_mma(c2_smem.index(slot).reshape([KEYS, E]), q2, s, is_async=True)\n"
-     "                s = warpgroup_mma_wait(0, [s])\n", "{}                _mark(seen_ptr, 8)\n"),
-    ("                p_smem.index(c).store(p.to(DTYPE))\n", "{}                _mark(seen_ptr, 9)\n"),
+    ("    turn, num, nowhere = left * 0, left * 0, c_desc.shape[0]\n", "    _mark(seen_ptr, 1)\n{}"),
+    ("                    mbarrier.wait(full.index((num + third) % RING), ((num + third) // RING) & 1)\n",
+     "{}                    if third == 2:\n                        if num == 0:\n                            "
+     "_mark(seen_ptr, 2)\n                        _mark(seen_ptr, 3)\n"),
+    ("                s = warpgroup_mma_wait(0, [s])\n                rest = end - key\n",
+     "{}                _mark(seen_ptr, 8)\n"),
+    ("                p_smem.store(p.to(DTYPE))\n", "{}                _mark(seen_ptr, 9)\n"),
     ("            mbarrier.arrive(q_empty.index(half), count=1)\n", "{}            _mark(seen_ptr, 4)\n"),
     ("    _let_join_start(EARLY == 2)\n", "    _mark(seen_ptr, 5)\n{}"),
-    ("                slot, key = num % STAGES, block * KEYS\n"
-     "                mbarrier.wait(c_empty.index(slot), ((num // STAGES) & 1) ^ 1)\n",
-     "{}                if num == 0:\n                    _mark(seen_ptr, 6)\n                _mark(seen_ptr, 7)\n"),
-    ("    q_desc, q2_desc, c_desc, c2_desc, q_smem, q2_smem, c_smem, c2_smem, bars, table_ptr, lens_ptr, table_b, b,"
-     " first,\n", "    seen_ptr,\n{}"),
-    ("(_feed_columns, (q_desc,", "(_feed_columns, (seen_ptr, q_desc,"),
+    ("                    mbarrier.expect(full.index(slot), 3 * KEYS * 64 * 2)\n",
+     "                    if num == 0:\n                        _mark(seen_ptr, 6)\n"
+     "                    _mark(seen_ptr, 7)\n{}"),
+    ("q_desc, q2_desc, c_desc, q_smem, q2_smem, ring, bars,", "seen_ptr, {}"),
 )  # fmt: skip
 
 
@@ -127,7 +125,7 @@ def substituted(folder: Path) -> None:
     second = loaded(Path(latent_kernel.__file__), LATENT, "marked_latent", folder)
     for module, name, function in (
         (paged, "_COLUMNS", first.paged_columns), (paged, "_JOIN", first.paged_join),
-        (latent, "_COLUMNS", second.latent_columns),
+        (latent, "_RING", second.latent_ring),
     ):  # fmt: skip
         before = getattr(module, name)
         del launcher._kernels[before.name]
@@ -301,7 +299,7 @@ def part_host(end: float) -> Iterator[dict[str, Any]]:
     from ridgeline.kernels import contract, direct, launcher
     from ridgeline.kernels.files import cache_folder
 
-    if direct.module() is None:
+    if direct.module() is None:  # before anything is launched: that is when primitives ask for it
         direct.build(cache_folder())
     names = {"attention 1×8×64×64": "attention", "attention 1×8×256×128": "attention", "rms_norm 64×1024": "rms_norm",
              "decode 2×32 over 8×512×128": "decode_attention", "paged 2×32 over 8×512×128": "paged_attention",
@@ -343,6 +341,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--budget-s", type=float, default=60.0)
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--parts", nargs="+", default=["host", "traces", "marks"])
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     end = time.perf_counter() + options.budget_s
@@ -364,7 +363,7 @@ def main() -> None:
     watch.start()
     parts = {"traces": part_traces, "host": part_host, "marks": partial(part_marks, num=options.rounds)}
     with tempfile.TemporaryDirectory() as folder:
-        for part in parts:
+        for part in options.parts:
             try:
                 if part == "marks":
                     substituted(Path(folder))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ridgeline.kernels.paged_attention.config import (
     LEAST_BLOCKS,
+    MAX_FED_LINED,
     MAX_LINED,
     MAX_SHARES,
     START_BLOCKS,
@@ -44,7 +45,7 @@ class Few:
     through the copy engine, where the cache may leave the L2 first; ``borders``: parts are joined by borders between
     programs, not by heads. ``ring``: thirds of blocks that are on their way or worked on, if it is by thirds that the
     copy engine is asked; ``queries``: sequences whose queries are there at once; ``unit``: keys by which the line is
-    cut."""
+    cut; ``own``: feeding and computing warps find out for themselves where they begin."""
 
     keys: int
     programs: int
@@ -58,6 +59,7 @@ class Few:
     ring: int = 0
     queries: int = 2
     unit: int = 0
+    own: bool = False
     max_registers: int = 0
 
 
@@ -67,23 +69,28 @@ against 95 at 302 MB; at 151 MB 53 against 50, at 114 MB 45 against 40, and 77 a
 
 
 def takes_few(batch: int, heads: int, longest: int, fed: bool) -> bool:
-    """Whether heads are columns: where they are few, and where rows would not be faster."""
-    many = fed and heads == FED_HEADS and batch * longest > MOST_COLUMNS_KEYS
-    return heads <= FEW_HEADS and batch <= MAX_LINED and not many
+    """Whether heads are columns: where they are few."""
+    return heads <= FEW_HEADS and batch <= (MAX_FED_LINED if fed else MAX_LINED)
 
 
 def columns_fit(heads: int, dim: int, more: int, page: int) -> bool:
-    """Whether the copy engine can feed few heads: as for many, however few they are."""
-    return takes_blocks(FED_HEADS, dim, more, page)
+    """Whether the copy engine can feed few heads, however few they are."""
+    return dim == FED_DIM and more == FED_MORE and page % UNIT == 0
 
 
 def choose_few(batch: int, heads: int, longest: int, num_sms: int, fed: bool = False) -> Few:
     """Joined by borders 64 sequences of 16 heads take 49 µs (57 by heads), 128 62 (78), 100 uneven ones 49 (63)."""
     if fed:
-        borders = by_borders(num_sms, batch, batch * heads)
-        return Few(FED_KEYS, num_sms, 4, 2, leaves=batch * longest <= LEAVING_KEYS, fed=True, borders=borders)
+        return Few(
+            FED_KEYS, num_sms, 4, 0, least=LEAST_BLOCKS * FED_KEYS // UNIT, leaves=batch * longest <= LEAVING_KEYS,
+            fed=True, borders=by_borders(num_sms, batch, batch * heads), ring=RING, unit=UNIT, own=batch <= MAX_LINED,
+            max_registers=MAX_REGISTERS,
+        )  # fmt: skip
     return Few(32, 2 * num_sms)
 
+
+UNIT, RING = 16, 7
+"""Keys by which the line is cut where the copy engine feeds few heads, and thirds of blocks in shared memory."""
 
 FED_KEYS, FED_DIM, FED_MORE, FED_HEADS = 64, 512, 64, 16
 """What the kernel that the copy engine feeds is for: blocks of 64 keys of 512 + 64 dims; of 64 heads, some may miss."""

@@ -255,7 +255,7 @@ class _FewPlan:
             constants={
                 "D": dim, "E": width - dim, "P": page, "KEYS": chosen.keys, "ROWS": rows, "COLS": config.FEW_HEADS,
                 "RING": chosen.ring, "QUERIES": chosen.queries, "UNIT": chosen.unit, "BATCH": lined(batch),
-                "LEAST": chosen.least, "EARLY": chosen.early, "LEAVES": chosen.leaves,
+                "LEAST": chosen.least, "OWN": chosen.own, "EARLY": chosen.early, "LEAVES": chosen.leaves,
             },
             num_warps=chosen.num_warps,
             max_registers=chosen.max_registers,

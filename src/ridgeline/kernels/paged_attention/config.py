@@ -47,7 +47,9 @@ LEAST_BLOCKS = 2
 class Paged:
     """Keys of a block, programs (0: one a sequence and key head), warps, stages, when the joining kernel starts, the
     fewest blocks of a program. ``fed``: through the copy engine, where the cache may leave the L2 first and threads
-    start with so many registers. ``borders``: parts are joined by borders between programs, not by heads."""
+    start with so many registers. ``borders``: parts are joined by borders between programs, not by heads. ``unit``:
+    keys by which the line is cut, a block where none are given; ``gang``: key heads of a page are read side by side by
+    as many programs; ``own``: feeding and computing warps find out for themselves where they begin."""
 
     keys: int
     programs: int
@@ -59,6 +61,9 @@ class Paged:
     leaves: bool = False
     max_registers: int = 0
     borders: bool = False
+    unit: int = 0
+    gang: bool = False
+    own: bool = False
 
 
 def takes_columns(batch: int, ratio: int, head_dim: int, page: int) -> bool:
