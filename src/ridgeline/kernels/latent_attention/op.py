@@ -270,10 +270,9 @@ class _FewPlan:
         return (query, query, *caches, *rest) if self.fed else args
 
     def run(self, args: tuple[Tensor, ...], out: Tensor, scale: float) -> None:
-        part, seen = self.parts.room(out)
-        given = self.given(args)
-        self.share(*given, out, part, seen, scale * LOG2_E, *self.rest)
-        self.parts.join(part, seen, args[3], out)
+        held, places = self.parts.places(out)  # noqa: RUF059
+        self.share(*self.given(args), out, *places, scale * LOG2_E, *self.rest)
+        self.parts.join(*places, args[3], out)
 
 
 def _support(

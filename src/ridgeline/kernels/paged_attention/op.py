@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ridgeline.kernels import tuning
 from ridgeline.kernels.contract import Case, Trial, case, declare
-from ridgeline.kernels.launcher import INTERPRETING, Blocks, Kernel, Plans, launchable, num_sms, vector_of
+from ridgeline.kernels.launcher import INTERPRETING, Blocks, Kernel, Plans, carved, launchable, num_sms, vector_of
 from ridgeline.kernels.paged_attention import config, kernel, reference
 from ridgeline.kernels.rows import cdiv, float_reason, power_of_two
 
@@ -111,6 +111,7 @@ class Parts:
         batch, heads, dim = out.shape
         ratio = heads // key_heads
         self.shape, self.seen_shape = (programs, 2, ratio, dim), (programs, 2, 2, ratio)
+        self.lengths = (cdiv(programs * 2 * ratio * dim, 4) * 4, programs * 4 * ratio)
         self.sizes = (batch, key_heads, dim, keys, programs)
         self.fixed = {"R": ratio, "BATCH": config.lined(batch), "LEAST": least, "EARLY": not INTERPRETING}
         self.gang = gang
@@ -159,7 +160,13 @@ class Parts:
         part, seen = (torch.empty(x, dtype=torch.float32, device=out.device) for x in (self.shape, self.seen_shape))
         return part, seen
 
-    def join(self, part: Tensor, seen: Tensor, lens: Tensor, out: Tensor) -> None:
+    def places(self, out: Tensor) -> tuple[Tensor, tuple[Any, Any]]:
+        """Room for parts and for what was seen in one allocation, which is to be held, and where they lie in it."""
+        held = torch.empty(sum(self.lengths), dtype=torch.float32, device=out.device)
+        part, seen = carved(held, *self.lengths)
+        return held, (part, seen)
+
+    def join(self, part: Any, seen: Any, lens: Tensor, out: Tensor) -> None:
         self.launch(part, seen, lens, out, *self.sizes)
 
 
@@ -251,10 +258,12 @@ class _Plan:
         return self.parts.room(out) if self.parts else (out, out)
 
     def run(self, args: tuple[Tensor, ...], out: Tensor, scale: float) -> None:
-        part, seen = self._room(out)
-        self.share(*args, out, part, seen, scale * LOG2_E, *self.rest)
-        if self.parts is not None:
-            self.parts.join(part, seen, args[4], out)
+        if self.parts is None:
+            self.share(*args, out, out, out, scale * LOG2_E, *self.rest)
+            return
+        held, places = self.parts.places(out)  # noqa: RUF059
+        self.share(*args, out, *places, scale * LOG2_E, *self.rest)
+        self.parts.join(*places, args[4], out)
 
 
 def _support(
