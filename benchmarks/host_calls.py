@@ -24,7 +24,6 @@ from ridgeline.kernels import contract, direct
 from ridgeline.kernels.files import cache_folder
 from ridgeline.kernels.launcher import collecting
 
-
 _without: set[Callable[[], Any]] = set()
 
 

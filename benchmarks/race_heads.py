@@ -22,7 +22,8 @@ from race_attention import gradients, theirs, timed
 CASES = (
     (4, 32, 8, 4096, 64, True), (4, 32, 8, 4096, 96, True), (4, 32, 8, 4096, 192, True), (4, 32, 8, 4096, 256, True),
     (4, 32, 8, 4096, 128, True), (2, 16, 16, 3000, 64, False), (2, 16, 16, 3000, 96, False),
-    (2, 16, 16, 3000, 192, False), (2, 16, 16, 3000, 256, False), (1, 16, 2, 10000, 64, True), (1, 16, 2, 10000, 128, True),
+    (2, 16, 16, 3000, 192, False), (2, 16, 16, 3000, 256, False), (1, 16, 2, 10000, 64, True),
+    (1, 16, 2, 10000, 128, True),
 )  # fmt: skip
 """Batch, heads, key heads, rows, head dim, causal."""
 
