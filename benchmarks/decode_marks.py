@@ -56,7 +56,7 @@ JOIN_STEPS = ("begins", "may read", "ends")
 
 PAGED = (
     ("    _let_join_start(EARLY == 1)\n", "{}    _mark(seen_ptr, 0)\n"),
-    ("    turn, num, nowhere = left * 0, left * 0, k_desc.shape[0]\n", "    _mark(seen_ptr, 1)\n{}"),
+    ("    kh, first = within // of_head, within % of_head\n    gl.warp", "{:.54}\n    _mark(seen_ptr, 1)\n    gl.warp"),
     ("                mbarrier.wait(full.index(slot), parity)\n",
      "{}                if num == 0:\n                    _mark(seen_ptr, 2)\n                _mark(seen_ptr, 3)\n"),
     ("                s = warpgroup_mma_wait(0, [s])\n", "{}                _mark(seen_ptr, 8)\n"),
@@ -75,19 +75,20 @@ PAGED = (
 
 LATENT = (
     ("    _let_join_start(EARLY == 1)\n", "{}    _mark(seen_ptr, 0)\n"),
-    ("    turn, num, nowhere = left * 0, left * 0, c_desc.shape[0]\n", "    _mark(seen_ptr, 1)\n{}"),
-    ("                    mbarrier.wait(full.index((num + third) % RING), ((num + third) // RING) & 1)\n",
-     "{}                    if third == 2:\n                        if num == 0:\n                            "
-     "_mark(seen_ptr, 2)\n                        _mark(seen_ptr, 3)\n"),
-    ("                s = warpgroup_mma_wait(0, [s])\n                rest = end - key\n",
-     "{}                _mark(seen_ptr, 8)\n"),
-    ("                p_smem.store(p.to(DTYPE))\n", "{}                _mark(seen_ptr, 9)\n"),
+    ("    b, first, left = _first_of(lens, batch, 1, KEYS, LEAST)\n", "{}    _mark(seen_ptr, 1)\n"),
+    ("                mbarrier.wait(c_full.index(slot), (num // STAGES) & 1)\n",
+     "{}                if num == 0:\n                    _mark(seen_ptr, 2)\n                _mark(seen_ptr, 3)\n"),
+    ("                s = warpgroup_mma(c2_smem.index(slot).reshape([KEYS, E]), q2, s, is_async=True)\n"
+     "                s = warpgroup_mma_wait(0, [s])\n", "{}                _mark(seen_ptr, 8)\n"),
+    ("                p_smem.index(c).store(p.to(DTYPE))\n", "{}                _mark(seen_ptr, 9)\n"),
     ("            mbarrier.arrive(q_empty.index(half), count=1)\n", "{}            _mark(seen_ptr, 4)\n"),
     ("    _let_join_start(EARLY == 2)\n", "    _mark(seen_ptr, 5)\n{}"),
-    ("                    mbarrier.expect(full.index(slot), 3 * KEYS * 64 * 2)\n",
-     "                    if num == 0:\n                        _mark(seen_ptr, 6)\n"
-     "                    _mark(seen_ptr, 7)\n{}"),
-    ("q_desc, q2_desc, c_desc, q_smem, q2_smem, ring, bars,", "seen_ptr, {}"),
+    ("                slot, key = num % STAGES, block * KEYS\n"
+     "                mbarrier.wait(c_empty.index(slot), ((num // STAGES) & 1) ^ 1)\n",
+     "{}                if num == 0:\n                    _mark(seen_ptr, 6)\n                _mark(seen_ptr, 7)\n"),
+    ("    q_desc, q2_desc, c_desc, c2_desc, q_smem, q2_smem, c_smem, c2_smem, bars, table_ptr, lens_ptr, table_b, b,"
+     " first,\n", "    seen_ptr,\n{}"),
+    ("(_feed_columns, (q_desc,", "(_feed_columns, (seen_ptr, q_desc,"),
 )  # fmt: skip
 
 
@@ -125,7 +126,7 @@ def substituted(folder: Path) -> None:
     second = loaded(Path(latent_kernel.__file__), LATENT, "marked_latent", folder)
     for module, name, function in (
         (paged, "_COLUMNS", first.paged_columns), (paged, "_JOIN", first.paged_join),
-        (latent, "_RING", second.latent_ring),
+        (latent, "_COLUMNS", second.latent_columns),
     ):  # fmt: skip
         before = getattr(module, name)
         del launcher._kernels[before.name]

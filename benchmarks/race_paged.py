@@ -28,22 +28,13 @@ PARTS = ("edges", "latent", "cases", "graphs", "pieces", "cross", "resident", "h
 SHARES = {"edges": 0.15, "latent": 0.45, "cases": 0.9, "graphs": 0.97}
 """Of the time there is, by when a part ends; the others may take the rest."""
 
-OVER: dict[str, dict[str, Any]] = {
-    "told, by blocks": {"own": False, "unit": 0, "gang": False, "least": 2},
-    "own, by blocks": {"own": True, "unit": 0, "gang": False, "least": 2},
-    "own, by 16": {"own": True, "unit": 16, "gang": False, "least": 8},
-    "own, by blocks, side by side": {"own": True, "unit": 0, "gang": True, "least": 2},
-    "own, by 16, side by side": {"own": True, "unit": 16, "gang": True, "least": 8},
-}
+OVER: dict[str, dict[str, Any]] = {"now": {}}
 """What is changed of the analytical default, by name."""
 
 LATENT_OVER: dict[str, dict[str, Any]] = {
-    "two groups, two blocks": {"ring": 0, "num_stages": 2, "unit": 0, "least": 2, "own": False, "max_registers": 0},
-    "thirds, by 16": {},
-    "thirds, by 16, told": {"own": False},
-    "thirds, by 32": {"unit": 32, "least": 4},
-    "thirds, by blocks": {"unit": 64, "least": 2},
-    "thirds, by 16, other join": {"borders": None},
+    "two groups, two blocks": {"ring": 0},
+    "thirds": {"ring": 7},
+    "two groups, other join": {"ring": 0, "borders": None},
 }
 """The same for latent decoding of few heads."""
 
@@ -114,8 +105,16 @@ def latent_changed(over: dict[str, Any]) -> Any:
 
 def latent_ways(page: int) -> dict[str, Any]:
     """Configurations of a case by name; the first takes pages of whole blocks."""
-    return {name: partial(latent_changed, over) for name, over in LATENT_OVER.items()
-            if page % 64 == 0 or over.get("ring", 7)}  # fmt: skip
+    fit = {name: over for name, over in LATENT_OVER.items() if page % 64 == 0 or over["ring"]}
+    found = {name: partial(latent_changed, over) for name, over in fit.items()}
+    return found | {"narrow join": narrow_join}
+
+
+def narrow_join() -> Any:
+    """Inside, parts of 512 columns are joined in tiles as narrow ones are."""
+    from ridgeline.kernels.paged_attention import config
+
+    return instead(config, "WIDE_DIM", 1 << 20)
 
 
 def planned_latent(args: tuple[Any, ...], few: bool = True) -> Callable[[], Any]:
@@ -149,7 +148,7 @@ def latent_reading(args: tuple[Any, ...]) -> Callable[[], Any]:
 
 def ways(of: tuple[Any, ...]) -> dict[str, Any]:
     """Configurations of a case by name."""
-    found = {name: partial(changed, over) for name, over in OVER.items() if of[0] <= 128 or not over["own"]}
+    found = {name: partial(changed, over) for name, over in OVER.items()}
     return found | ({} if of[0] <= 128 else {"a program a sequence and head": by_sequence})
 
 

@@ -1,5 +1,7 @@
 """Latent decoding without a GPU: the reference, what is refused, and what the compiler makes of it."""
 
+import math
+
 import pytest
 import torch
 
@@ -54,11 +56,17 @@ def test_two_groups_share_the_scores_without_spills():
     assert facts.num_spills == 0 and facts.shared_bytes <= 227 * 1024
 
 
-@pytest.mark.parametrize("page", [16, 32, 64])
+@pytest.mark.parametrize("page", [16, 32, 48])
 def test_few_heads_are_columns_of_the_products_and_blocks_come_in_thirds(page):
     name, facts = compiled_for(h=16, b=16, page=page)
     assert name == "latent_ring" and facts.num("HGMMA") == 36 + 32, "scores of 576 dims, sums of 512: no head is padded"
-    assert facts.num("UTMALDG") == 9 + 9 * 64 // config.UNIT, "queries, and a block in tiles of a unit"
+    assert facts.num("UTMALDG") == 9 + 9 * 64 // math.gcd(page, 64), "queries, and a block in tiles of a page"
+    assert facts.num_spills == 0 and facts.shared_bytes <= 227 * 1024
+
+
+def test_pages_of_whole_blocks_are_fed_to_two_groups():
+    name, facts = compiled_for(h=16, b=16)
+    assert name == "latent_columns" and facts.num("HGMMA") == 2 * (36 + 16), "each group has half of the columns"
     assert facts.num_spills == 0 and facts.shared_bytes <= 227 * 1024
 
 

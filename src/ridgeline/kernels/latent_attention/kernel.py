@@ -27,15 +27,12 @@ from triton.language.extra.cuda import gdc_launch_dependents
 
 from ridgeline.kernels.attention.kernel import _barriers, _store
 from ridgeline.kernels.paged_attention.kernel import (
-    _begins,
-    _fetch_lengths,
     _fetch_table,
     _first_of,
     _lengths,
     _let_join_start,
     _line,
     _pages,
-    _pages_from,
     _prefetch_table,
     _stretch_of,
     _without_the_rest,
@@ -464,31 +461,46 @@ def latent_columns(
 
 
 @gluon.jit
+def _page_from(table, key, end, nowhere, P: gl.constexpr, WANTED: gl.constexpr):
+    """The page of a key; past the end one that is not there, of which the copy engine makes zeros."""
+    page = nowhere
+    if WANTED:
+        page = gl.load(table + key // P, mask=key < end, other=0)
+        page = gl.where(key < end, page, nowhere)
+    return page
+
+
+@gluon.jit
+def _pages_from(table, key, end, nowhere, P: gl.constexpr, ROWS: gl.constexpr, NUM: gl.constexpr):
+    """Pages of up to four keys that are ROWS apart."""
+    return (
+        _page_from(table, key, end, nowhere, P, True), _page_from(table, key + ROWS, end, nowhere, P, NUM > 1),
+        _page_from(table, key + 2 * ROWS, end, nowhere, P, NUM > 2),
+        _page_from(table, key + 3 * ROWS, end, nowhere, P, NUM > 3),
+    )  # fmt: skip
+
+
+@gluon.jit
 def _feed_ring(
-    q_desc, q2_desc, c_desc, q_smem, q2_smem, ring, bars, table_ptr, lens_ptr, batch, table_b, begins,
+    q_desc, q2_desc, c_desc, q_smem, q2_smem, ring, bars, table_ptr, lens_ptr, table_b, b, first, left, length,
     D: gl.constexpr, E: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
-    RING: gl.constexpr, QUERIES: gl.constexpr, UNIT: gl.constexpr, BATCH: gl.constexpr, LEAST: gl.constexpr,
-    OWN: gl.constexpr,
+    RING: gl.constexpr,
 ):
     """Queries of the next sequence and thirds of blocks, as soon as there is room; pages are known a block ahead."""
     q_full, q_empty, full, empty = bars
-    b, kh, first, left, length = begins
-    if OWN:
-        lens = _lengths(lens_ptr, batch, BATCH, 1)
-        b, kh, first, left, length = _begins(lens, lens_ptr, batch, 1, UNIT, LEAST, 1)
     TILES: gl.constexpr = KEYS // ROWS
     turn, num, nowhere = left * 0, left * 0, c_desc.shape[0]
     while left > 0:
-        last = min(first + left, (length + UNIT - 1) // UNIT)
+        last = min(first + left, (length + KEYS - 1) // KEYS)
         if last > first:
-            table, end = table_ptr + b.to(gl.int64) * table_b, min(last * UNIT, length)
-            after = _pages_from(table, first * UNIT, end, nowhere, P, ROWS, TILES)
-            half = turn % QUERIES
-            mbarrier.wait(q_empty.index(half), ((turn // QUERIES) & 1) ^ 1)
+            table, end = table_ptr + b.to(gl.int64) * table_b, min(last * KEYS, length)
+            after = _pages_from(table, first * KEYS, end, nowhere, P, ROWS, TILES)
+            half = turn % 2
+            mbarrier.wait(q_empty.index(half), ((turn // 2) & 1) ^ 1)
             mbarrier.expect(q_full.index(half), COLS * (D + E) * 2)
             tma.async_copy_global_to_shared(q_desc, [b, 0, 0], q_full.index(half), q_smem.index(half))
             tma.async_copy_global_to_shared(q2_desc, [b, 0, D], q_full.index(half), q2_smem.index(half))
-            for key in range(first * UNIT, end, KEYS):
+            for key in range(first * KEYS, end, KEYS):
                 here = after
                 after = _pages_from(table, key + KEYS, end, nowhere, P, ROWS, TILES)
                 for third in gl.static_range(3):
@@ -547,18 +559,13 @@ def _leave(found, factor, to_ptr, heads, d, COLS: gl.constexpr):
 
 @gluon.jit
 def _latent_ring(
-    q_smem, q2_smem, ring, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, batch, heads, d, begins,
+    q_smem, q2_smem, ring, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, heads, d, b, first, left, length,
     D: gl.constexpr, E: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr, RING: gl.constexpr,
-    QUERIES: gl.constexpr, UNIT: gl.constexpr, BATCH: gl.constexpr, LEAST: gl.constexpr, OWN: gl.constexpr,
     EARLY: gl.constexpr, DTYPE: gl.constexpr,
 ):
     """One group of four warps: scores of a block as its thirds arrive, keys as rows; then the sums of 8 × 64 columns,
     turned."""
     q_full, q_empty, full, empty = bars
-    b, kh, first, left, length = begins
-    if OWN:
-        lens = _lengths(lens_ptr, batch, BATCH)
-        b, kh, first, left, length = _begins(lens, lens_ptr, batch, 1, UNIT, LEAST, 1)
     L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLS, 16])
     HEAD: gl.constexpr = gl.SliceLayout(0, L)
     head = gl.arange(0, COLS, HEAD)
@@ -566,17 +573,17 @@ def _latent_ring(
     zeros = gl.zeros([64, COLS], gl.float32, L)
     turn, num = left * 0, left * 0
     while left > 0:
-        units = (length + UNIT - 1) // UNIT
+        units = (length + KEYS - 1) // KEYS
         last = min(first + left, units)
         if last > first:
-            end, half = min(last * UNIT, length), turn % QUERIES
+            end, half = min(last * KEYS, length), turn % 2
             q = q_smem.index(half).reshape([COLS, D])
             q2 = q2_smem.index(half).reshape([COLS, E]).permute((1, 0))
             top = gl.full([COLS], float("-inf"), gl.float32, HEAD)
             sums = gl.zeros([KEYS, COLS], gl.float32, L)
             o0, o1, o2, o3, o4, o5, o6, o7 = zeros, zeros, zeros, zeros, zeros, zeros, zeros, zeros
-            mbarrier.wait(q_full.index(half), (turn // QUERIES) & 1)
-            for key in range(first * UNIT, end, KEYS):
+            mbarrier.wait(q_full.index(half), (turn // 2) & 1)
+            for key in range(first * KEYS, end, KEYS):
                 s = zeros
                 for third in gl.static_range(3):
                     mbarrier.wait(full.index((num + third) % RING), ((num + third) // RING) & 1)
@@ -636,34 +643,28 @@ def _latent_ring(
 def latent_ring(
     q_desc, q2_desc, c_desc, table_ptr, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, batch, heads, table_b, pages, d,
     D: gl.constexpr, E: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
-    RING: gl.constexpr, QUERIES: gl.constexpr, UNIT: gl.constexpr, BATCH: gl.constexpr, LEAST: gl.constexpr,
-    OWN: gl.constexpr, EARLY: gl.constexpr, LEAVES: gl.constexpr,
+    RING: gl.constexpr, BATCH: gl.constexpr, LEAST: gl.constexpr, EARLY: gl.constexpr, LEAVES: gl.constexpr,
 ):
     """``latent_few`` for 512 + 64 dims and pages of whole 16 keys: one warp feeds one group through the copy engine, by
-    thirds of a block (three stripes of 64 columns), so that there is always something to ask for. The line is cut by
-    UNIT keys, so that a program's last block may be a short one: nobody reads a block more than the others."""
+    thirds of a block (three stripes of 64 columns), so that there is always something to ask for."""
     DTYPE: gl.constexpr = q_desc.dtype
     gl.static_assert(P % ROWS == 0)
-    gl.static_assert(UNIT % ROWS == 0)
     gl.static_assert(D == 512)
     gl.static_assert(E == 64)
     P_L: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, COLS], DTYPE)
     _let_join_start(EARLY == 1)
-    if OWN:
-        _fetch_lengths(lens_ptr, batch, BATCH)
     lens = _lengths(lens_ptr, batch, BATCH)
     _fetch_table(table_ptr, table_b, pages, batch)
-    q_smem = gl.allocate_shared_memory(DTYPE, [QUERIES, 1, COLS, D], q_desc.layout)
-    q2_smem = gl.allocate_shared_memory(DTYPE, [QUERIES, 1, COLS, E], q2_desc.layout)
+    q_smem = gl.allocate_shared_memory(DTYPE, [2, 1, COLS, D], q_desc.layout)
+    q2_smem = gl.allocate_shared_memory(DTYPE, [2, 1, COLS, E], q2_desc.layout)
     ring = gl.allocate_shared_memory(DTYPE, [RING * 3 * (KEYS // ROWS), 1, ROWS, 64], c_desc.layout)
     p_smem = gl.allocate_shared_memory(DTYPE, [KEYS, COLS], P_L)
-    bars = (_barriers(QUERIES, 1), _barriers(QUERIES, 1), _barriers(RING, 1), _barriers(RING, 1))
-    begins = (batch, batch, batch, batch, batch)
-    if not OWN:
-        begins = _begins(lens, lens_ptr, batch, 1, UNIT, LEAST, 1)
+    bars = (_barriers(2, 1), _barriers(2, 1), _barriers(RING, 1), _barriers(RING, 1))
+    b, first, left = _first_of(lens, batch, 1, KEYS, LEAST)
+    length = gl.load(lens_ptr + b)
     gl.warp_specialize([
-        (_latent_ring, (q_smem, q2_smem, ring, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, batch, heads,
-                        d, begins, D, E, KEYS, ROWS, COLS, RING, QUERIES, UNIT, BATCH, LEAST, OWN, EARLY, DTYPE)),
-        (_feed_ring, (q_desc, q2_desc, c_desc, q_smem, q2_smem, ring, bars, table_ptr, lens_ptr, batch, table_b, begins,
-                      D, E, P, KEYS, ROWS, COLS, RING, QUERIES, UNIT, BATCH, LEAST, OWN)),
+        (_latent_ring, (q_smem, q2_smem, ring, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, heads, d, b,
+                        first, left, length, D, E, KEYS, ROWS, COLS, RING, EARLY, DTYPE)),
+        (_feed_ring, (q_desc, q2_desc, c_desc, q_smem, q2_smem, ring, bars, table_ptr, lens_ptr, table_b, b, first,
+                      left, length, D, E, P, KEYS, ROWS, COLS, RING)),
     ], [1], [56])  # fmt: skip

@@ -191,9 +191,9 @@ class _FewPlan:
         LATENT_ATTENTION.check(*args, dim, scale)
         sizes = {"batch": batch, "heads": heads, "longest": table.shape[1] * page}
         fed = _fed(query, cache, dim, config.columns_fit)
-        default = config.choose_few(**sizes, num_sms=num_sms(query.get_device()), fed=fed)
+        default = config.choose_few(**sizes, num_sms=num_sms(query.get_device()), fed=fed, page=page)
         chosen = tuning.choose("latent_attention.few", sizes, default)
-        self.parts = Parts(chosen.unit or chosen.keys, chosen.programs, chosen.least, 1, out, lens, chosen.borders)
+        self.parts = Parts(chosen.keys, chosen.programs, chosen.least, 1, out, lens, chosen.borders)
         self.fed = chosen.fed
         self.ring = chosen.ring > 0
         bind = self._bind_ring if self.ring else self._bind_columns if chosen.fed else self._bind
@@ -247,18 +247,18 @@ class _FewPlan:
         query, cache, table, lens = args
         (batch, heads, width), dim, page = query.shape, out.shape[2], cache.shape[1]
         self.rest = (batch, heads, table.stride(0), table.shape[1], dim)
-        rows = math.gcd(page, chosen.unit)
+        rows = math.gcd(page, chosen.keys)
         blocks = (_blocks(query, config.FEW_HEADS, dim), _blocks(query, config.FEW_HEADS, width - dim))
         self.share = _RING.bind(
             (*blocks, _blocks(cache, rows, 64), table, lens, out, *self.parts.room(out), scale * LOG2_E, *self.rest),
             grid=(chosen.programs,),
             constants={
                 "D": dim, "E": width - dim, "P": page, "KEYS": chosen.keys, "ROWS": rows, "COLS": config.FEW_HEADS,
-                "RING": chosen.ring, "QUERIES": chosen.queries, "UNIT": chosen.unit, "BATCH": lined(batch),
-                "LEAST": chosen.least, "OWN": chosen.own, "EARLY": chosen.early, "LEAVES": chosen.leaves,
+                "RING": chosen.ring, "BATCH": lined(batch), "LEAST": chosen.least, "EARLY": chosen.early,
+                "LEAVES": chosen.leaves,
             },
             num_warps=chosen.num_warps,
-            max_registers=chosen.max_registers,
+            max_registers=config.MAX_REGISTERS,
             device=query.get_device(),
             vector=BLOCK_VECTOR,
         )  # fmt: skip

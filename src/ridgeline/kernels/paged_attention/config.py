@@ -47,9 +47,7 @@ LEAST_BLOCKS = 2
 class Paged:
     """Keys of a block, programs (0: one a sequence and key head), warps, stages, when the joining kernel starts, the
     fewest blocks of a program. ``fed``: through the copy engine, where the cache may leave the L2 first and threads
-    start with so many registers. ``borders``: parts are joined by borders between programs, not by heads. ``unit``:
-    keys by which the line is cut, a block where none are given; ``gang``: key heads of a page are read side by side by
-    as many programs; ``own``: feeding and computing warps find out for themselves where they begin."""
+    start with so many registers. ``borders``: parts are joined by borders between programs, not by heads."""
 
     keys: int
     programs: int
@@ -61,9 +59,6 @@ class Paged:
     leaves: bool = False
     max_registers: int = 0
     borders: bool = False
-    unit: int = 0
-    gang: bool = False
-    own: bool = False
 
 
 def takes_columns(batch: int, ratio: int, head_dim: int, page: int) -> bool:
@@ -140,7 +135,7 @@ def wide_tile(programs: int, sequences: int, heads: int, dim: int) -> tuple[int,
     parts = clamp(power_of_two(cdiv(programs, sequences) + 1), 8, 256)
     columns = 2 ** (max(16, heads * dim // 256).bit_length() - 1)
     columns = clamp(columns, 16, min(power_of_two(dim), MOST_ELEMENTS // parts))
-    return parts, columns, 8 if parts * columns >= 4096 else 4
+    return parts, columns, 8 if parts * columns == MOST_ELEMENTS or columns == 512 else 4
 
 
 def wide_border(programs: int, sequences: int) -> tuple[int, int, int]:

@@ -223,21 +223,17 @@ def paged_share(
 def paged_join(
     part_ptr, seen_ptr, lens_ptr, out_ptr, batch, key_heads, d, keys, programs,
     R: tl.constexpr, HEADS: tl.constexpr, BATCH: tl.constexpr, LEAST: tl.constexpr, PARTS: tl.constexpr,
-    D: tl.constexpr, EARLY: tl.constexpr, GANG: tl.constexpr,
+    D: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The parts of HEADS heads that share keys, one or all R, in the order of their keys and weighted by what each saw;
     zeros where there is no key, and nothing where a sequence lies in one stretch."""
     col = tl.program_id(1) * D + tl.arange(0, D)
     b = tl.program_id(0) * HEADS // (key_heads * R)
     head = tl.program_id(0) * HEADS % (key_heads * R)
-    i, blocks, ends = _line(lens_ptr, batch, key_heads // GANG, keys, BATCH)
-    num, each, longer = _stretches(blocks, programs // GANG, LEAST)
+    i, blocks, ends = _line(lens_ptr, batch, key_heads, keys, BATCH)
+    num, each, longer = _stretches(blocks, programs, LEAST)
     of_head = tl.cdiv(tl.load(lens_ptr + b), keys)
-    start = tl.sum(tl.where(i < b, blocks, 0), 0)
-    neighbor = head // R
-    if GANG == 1:
-        start += head // R * of_head
-        neighbor = 0
+    start = tl.sum(tl.where(i < b, blocks, 0), 0) + head // R * of_head
     first = _program_of(start, each, longer)
     last = _program_of(start + of_head - 1, each, longer)
     if EARLY:
@@ -251,7 +247,7 @@ def paged_join(
             for one in range(first, tl.where(of_head == 0, first, last + 1), PARTS):
                 part = one + tl.arange(0, PARTS)
                 there = part <= last
-                at = (part * GANG + neighbor) * 2 + (part == first).to(tl.int32)
+                at = part * 2 + (part == first).to(tl.int32)
                 m = tl.load(seen_ptr + at * 2 * R + row, mask=there, other=float("-inf"))
                 total = tl.load(seen_ptr + (at * 2 + 1) * R + row, mask=there, other=0.0)
                 sums = tl.load(part_ptr + (at * R + row)[:, None] * d + col[None, :],
@@ -366,36 +362,25 @@ def _fetch_table(table_ptr, table_b, pages, batch):
 
 
 @gluon.jit
-def _fetch_lengths(lens_ptr, batch, BATCH: gl.constexpr):
-    """The lengths into the L2, for who asks for them a little later."""
-    i = gl.arange(0, BATCH, gl.BlockedLayout([1], [32], [4], [0]))
-    gl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [lens_ptr + gl.minimum(i, batch - 1)], dtype=gl.int32,
-        is_pure=False, pack=1,
-    )  # fmt: skip
-
-
-@gluon.jit
 def _add(a, b):
     return a + b
 
 
 @gluon.jit
-def _lengths(lens_ptr, batch, BATCH: gl.constexpr, WARPS: gl.constexpr = 4):
+def _lengths(lens_ptr, batch, BATCH: gl.constexpr):
     """All lengths; asked for first of all, since everything waits for them."""
-    i = gl.arange(0, BATCH, gl.BlockedLayout([1], [32], [WARPS], [0]))
+    i = gl.arange(0, BATCH, gl.BlockedLayout([1], [32], [4], [0]))
     return gl.load(lens_ptr + i, mask=i < batch, other=0)
 
 
 @gluon.jit
-def _first_of(lens, batch, key_heads, UNIT: gl.constexpr, LEAST: gl.constexpr, GANG: gl.constexpr = 1):
-    """This program's stretch: its first sequence, the unit of keys it begins with, counted through the key heads that
-    are not taken side by side, and how many units it has."""
-    blocks = (lens + UNIT - 1) // UNIT * (key_heads // GANG)
+def _first_of(lens, batch, key_heads, KEYS: gl.constexpr, LEAST: gl.constexpr):
+    """This program's stretch: its first sequence, the block of that sequence it begins with, and how many it has."""
+    blocks = (lens + KEYS - 1) // KEYS * key_heads
     ends = gl.associative_scan(blocks, 0, _add)
     total = gl.sum(blocks, 0)
-    num = max(min(gl.num_programs(0) // GANG, total // LEAST), 1)
-    each, longer, pid = total // num, total % num, gl.program_id(0) // GANG
+    num = max(min(gl.num_programs(0), total // LEAST), 1)
+    each, longer, pid = total // num, total % num, gl.program_id(0)
     start = pid * each + min(pid, longer)
     b = min(gl.sum((ends <= start).to(gl.int32), 0), batch - 1)
     within = start - gl.sum(gl.where(ends <= start, blocks, 0), 0)
@@ -408,50 +393,22 @@ def _first_of(lens, batch, key_heads, UNIT: gl.constexpr, LEAST: gl.constexpr, G
 
 
 @gluon.jit
-def _begins(lens, lens_ptr, batch, key_heads, UNIT: gl.constexpr, LEAST: gl.constexpr, GANG: gl.constexpr):
-    """A program's first sequence and key head, the unit it begins with there, all its units, and the sequence's length;
-    with GANG key heads side by side, a program keeps to one of them."""
-    b, within, left = _first_of(lens, batch, key_heads, UNIT, LEAST, GANG)
-    length = gl.load(lens_ptr + b)
-    kh, first = gl.program_id(0) % GANG, within
-    if GANG == 1:
-        of_head = max((length + UNIT - 1) // UNIT, 1)
-        kh, first = within // of_head, within % of_head
-    return b, kh, first, left, length
-
-
-@gluon.jit
-def _next_of(b, kh, left, length, lens_ptr, key_heads, GANG: gl.constexpr):
-    """Sequence and key head after this, and the sequence's length."""
-    if GANG > 1:
-        b += 1
-        length = gl.load(lens_ptr + b, mask=left > 0, other=0)
-    else:
-        kh += 1
-        if kh == key_heads:
-            kh = kh * 0
-            b += 1
-            length = gl.load(lens_ptr + b, mask=left > 0, other=0)
-    return b, kh, length
-
-
-@gluon.jit
-def _page_from(table, key, end, nowhere, P: gl.constexpr, WANTED: gl.constexpr):
-    """The page of a key; past the end one that is not there, of which the copy engine makes zeros."""
-    page = nowhere
+def _page_of(table, key, end, P: gl.constexpr, WANTED: gl.constexpr):
+    """The page of a key; page 0 past the end."""
+    page = key * 0
     if WANTED:
         page = gl.load(table + key // P, mask=key < end, other=0)
-        page = gl.where(key < end, page, nowhere)
     return page
 
 
 @gluon.jit
-def _pages_from(table, key, end, nowhere, P: gl.constexpr, ROWS: gl.constexpr, NUM: gl.constexpr):
-    """Pages of up to four keys that are ROWS apart."""
+def _pages_of(table, key, end, P: gl.constexpr, ROWS: gl.constexpr, NUM: gl.constexpr):
+    """Pages of up to eight keys that are ROWS apart."""
     return (
-        _page_from(table, key, end, nowhere, P, True), _page_from(table, key + ROWS, end, nowhere, P, NUM > 1),
-        _page_from(table, key + 2 * ROWS, end, nowhere, P, NUM > 2),
-        _page_from(table, key + 3 * ROWS, end, nowhere, P, NUM > 3),
+        _page_of(table, key, end, P, True), _page_of(table, key + ROWS, end, P, NUM > 1),
+        _page_of(table, key + 2 * ROWS, end, P, NUM > 2), _page_of(table, key + 3 * ROWS, end, P, NUM > 3),
+        _page_of(table, key + 4 * ROWS, end, P, NUM > 4), _page_of(table, key + 5 * ROWS, end, P, NUM > 5),
+        _page_of(table, key + 6 * ROWS, end, P, NUM > 6), _page_of(table, key + 7 * ROWS, end, P, NUM > 7),
     )  # fmt: skip
 
 
@@ -469,31 +426,27 @@ def _fill(
 
 @gluon.jit
 def _feed_columns(
-    q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, batch, key_heads, table_b, begins,
+    q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads, table_b, b, kh, first, left,
+    length,
     R: gl.constexpr, D: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
-    STAGES: gl.constexpr, BATCH: gl.constexpr, LEAST: gl.constexpr, UNIT: gl.constexpr, GANG: gl.constexpr,
-    OWN: gl.constexpr,
+    STAGES: gl.constexpr,
 ):
     """Queries of the next sequence and blocks of the cache, as soon as there is room; pages are known a block ahead."""
     q_full, q_empty, full, empty = bars
-    b, kh, first, left, length = begins
-    if OWN:
-        lens = _lengths(lens_ptr, batch, BATCH, 1)
-        b, kh, first, left, length = _begins(lens, lens_ptr, batch, key_heads, UNIT, LEAST, GANG)
-    turn, num, nowhere = left * 0, left * 0, k_desc.shape[0]
+    turn, num = left * 0, left * 0
     while left > 0:
-        last = min(first + left, (length + UNIT - 1) // UNIT)
+        last = min(first + left, (length + KEYS - 1) // KEYS)
         if last > first:
-            table, end = table_ptr + b.to(gl.int64) * table_b, min(last * UNIT, length)
-            after = _pages_from(table, first * UNIT, end, nowhere, P, ROWS, KEYS // ROWS)
+            table, end = table_ptr + b.to(gl.int64) * table_b, min(last * KEYS, length)
+            after = _pages_of(table, first * KEYS, end, P, ROWS, KEYS // ROWS)
             half = turn % 2
             mbarrier.wait(q_empty.index(half), ((turn // 2) & 1) ^ 1)
             mbarrier.expect(q_full.index(half), COLS * D * 2)
             tma.async_copy_global_to_shared(q_desc, [b, kh * R, 0], q_full.index(half), q_smem.index(half))
-            for key in range(first * UNIT, end, KEYS):
-                slot, parity = num % STAGES, ((num // STAGES) & 1) ^ 1
+            for block in range(first, last):
+                slot, parity, key = num % STAGES, ((num // STAGES) & 1) ^ 1, block * KEYS
                 here = after
-                after = _pages_from(table, key + KEYS, end, nowhere, P, ROWS, KEYS // ROWS)
+                after = _pages_of(table, key + KEYS, end, P, ROWS, KEYS // ROWS)
                 mbarrier.wait(empty.index(slot), parity)
                 mbarrier.expect(full.index(slot), 2 * KEYS * D * 2)
                 _fill(k_desc, k_smem, full, here, key, kh, slot, P, D, KEYS, ROWS)
@@ -502,22 +455,22 @@ def _feed_columns(
             turn += 1
         left -= last - first
         first = first * 0
-        b, kh, length = _next_of(b, kh, left, length, lens_ptr, key_heads, GANG)
+        kh += 1
+        if kh == key_heads:
+            kh = kh * 0
+            b += 1
+            length = gl.load(lens_ptr + b, mask=left > 0, other=0)
 
 
 @gluon.jit
 def _columns(
-    q_smem, k_smem, v_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, batch, key_heads, d, begins,
+    q_smem, k_smem, v_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, key_heads, d, b, kh,
+    first, left, length,
     R: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
-    STAGES: gl.constexpr, BATCH: gl.constexpr, LEAST: gl.constexpr, UNIT: gl.constexpr, GANG: gl.constexpr,
-    OWN: gl.constexpr, EARLY: gl.constexpr, DTYPE: gl.constexpr,
+    STAGES: gl.constexpr, EARLY: gl.constexpr, DTYPE: gl.constexpr,
 ):
     """Scores and sums with keys, then dims, as rows of the products, and heads as columns."""
     q_full, q_empty, full, empty = bars
-    b, kh, first, left, length = begins
-    if OWN:
-        lens = _lengths(lens_ptr, batch, BATCH)
-        b, kh, first, left, length = _begins(lens, lens_ptr, batch, key_heads, UNIT, LEAST, GANG)
     TILES: gl.constexpr = D // 64 * (KEYS // ROWS)
     BLOCK_L: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, D], DTYPE)
     L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLS, 16])
@@ -527,23 +480,23 @@ def _columns(
     none = gl.zeros([KEYS, COLS], gl.float32, L)
     turn, num = left * 0, left * 0
     while left > 0:
-        units = (length + UNIT - 1) // UNIT
-        last = min(first + left, units)
+        blocks = (length + KEYS - 1) // KEYS
+        last = min(first + left, blocks)
         if last > first:
-            end, half = min(last * UNIT, length), turn % 2
+            half = turn % 2
             q = q_smem.index(half).reshape([COLS, D]).permute((1, 0))
             top = gl.full([COLS], float("-inf"), gl.float32, gl.SliceLayout(0, L))
             sums = gl.zeros([KEYS, COLS], gl.float32, L)
             o = gl.zeros([D, COLS], gl.float32, L)
             mbarrier.wait(q_full.index(half), (turn // 2) & 1)
-            for key in range(first * UNIT, end, KEYS):
+            for block in range(first, last):
                 slot, parity = num % STAGES, (num // STAGES) & 1
                 keys = k_smem.index(slot * TILES)._reinterpret(DTYPE, [KEYS, D], BLOCK_L)
                 values = v_smem.index(slot * TILES)._reinterpret(DTYPE, [KEYS, D], BLOCK_L)
                 mbarrier.wait(full.index(slot), parity)
                 s = warpgroup_mma(keys, q, none, use_acc=False, is_async=True)
                 s = warpgroup_mma_wait(0, [s])
-                rest = end - key
+                rest = length - block * KEYS
                 s = gl.where(gl.expand_dims(row < rest, 1), s, float("-inf"))
                 raised = gl.maximum(top, gl.max(s, 0))
                 alpha = gl.exp2((top - raised) * scale)
@@ -551,7 +504,7 @@ def _columns(
                 sums = sums * gl.expand_dims(alpha, 0) + p
                 top = raised
                 p_smem.store(p.to(DTYPE))
-                if (rest < KEYS) & (rest % ROWS != 0):  # whole tiles past the end are zeros already
+                if rest < KEYS:
                     _without_the_rest(values, rest, KEYS, D)
                 fence_async_shared()
                 o = o * gl.expand_dims(alpha, 0)
@@ -563,7 +516,7 @@ def _columns(
             turn += 1
             total = gl.sum(sums, 0)
             inside = gl.expand_dims(head < R, 0) & gl.expand_dims(col < d, 1)
-            if (first == 0) & (last == units):
+            if (first == 0) & (last == blocks):
                 whole = o / gl.expand_dims(gl.where(total == 0.0, 1.0, total), 0)
                 at = gl.expand_dims(((b.to(gl.int64) * key_heads + kh) * R + head) * d, 0) + gl.expand_dims(col, 1)
                 gl.store(out_ptr + at, whole.to(out_ptr.dtype.element_ty), mask=inside)
@@ -575,7 +528,11 @@ def _columns(
                 gl.store(seen_ptr + (place * 2 + 1) * R + head, total, mask=head < R)
         left -= last - first
         first = first * 0
-        b, kh, length = _next_of(b, kh, left, length, lens_ptr, key_heads, GANG)
+        kh += 1
+        if kh == key_heads:
+            kh = kh * 0
+            b += 1
+            length = gl.load(lens_ptr + b, mask=left > 0, other=0)
     _let_join_start(EARLY == 2)
 
 
@@ -584,25 +541,18 @@ def paged_columns(
     q_desc, k_desc, v_desc, table_ptr, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, batch, key_heads, table_b, pages,
     d,
     R: gl.constexpr, D: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
-    STAGES: gl.constexpr, BATCH: gl.constexpr, LEAST: gl.constexpr, UNIT: gl.constexpr, GANG: gl.constexpr,
-    OWN: gl.constexpr, EARLY: gl.constexpr, LEAVES: gl.constexpr,
+    STAGES: gl.constexpr, BATCH: gl.constexpr, LEAST: gl.constexpr, EARLY: gl.constexpr, LEAVES: gl.constexpr,
 ):
     """``paged_share`` for heads of 64, 128 or 256 and pages of whole 16 keys: one warp feeds a group of four through
     the copy engine, many blocks ahead and from one sequence into the next.
 
-    The line is cut by UNIT keys. With GANG key heads side by side as many neighbors read the same pages at a time, each
-    its own head; with 1 a program goes through the heads one after the other. OWN: both sides find out for themselves
-    where to begin, instead of being told by who started them.
     LEAVES: what is read leaves the L2 first, so that nothing else has to.
     """
     DTYPE: gl.constexpr = q_desc.dtype
     gl.static_assert(P % ROWS == 0)
-    gl.static_assert(UNIT % ROWS == 0)
     TILES: gl.constexpr = STAGES * (D // 64) * (KEYS // ROWS)
     P_L: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, COLS], DTYPE)
     _let_join_start(EARLY == 1)
-    if OWN:
-        _fetch_lengths(lens_ptr, batch, BATCH)
     lens = _lengths(lens_ptr, batch, BATCH)
     _fetch_table(table_ptr, table_b, pages, batch)
     q_smem = gl.allocate_shared_memory(DTYPE, [2, 1, COLS, D], q_desc.layout)
@@ -610,13 +560,13 @@ def paged_columns(
     v_smem = gl.allocate_shared_memory(DTYPE, [TILES, 1, ROWS, 1, 64], v_desc.layout)
     p_smem = gl.allocate_shared_memory(DTYPE, [KEYS, COLS], P_L)
     bars = (_barriers(2, 1), _barriers(2, 1), _barriers(STAGES, 1), _barriers(STAGES, 1))
-    begins = (batch, batch, batch, batch, batch)
-    if not OWN:
-        begins = _begins(lens, lens_ptr, batch, key_heads, UNIT, LEAST, GANG)
+    b, within, left = _first_of(lens, batch, key_heads, KEYS, LEAST)
+    length = gl.load(lens_ptr + b)
+    of_head = max((length + KEYS - 1) // KEYS, 1)
+    kh, first = within // of_head, within % of_head
     gl.warp_specialize([
-        (_columns, (q_smem, k_smem, v_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, batch,
-                    key_heads, d, begins, R, D, KEYS, ROWS, COLS, STAGES, BATCH, LEAST, UNIT, GANG, OWN, EARLY,
-                    DTYPE)),
-        (_feed_columns, (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, batch, key_heads,
-                         table_b, begins, R, D, P, KEYS, ROWS, COLS, STAGES, BATCH, LEAST, UNIT, GANG, OWN)),
+        (_columns, (q_smem, k_smem, v_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, key_heads,
+                    d, b, kh, first, left, length, R, D, KEYS, ROWS, COLS, STAGES, EARLY, DTYPE)),
+        (_feed_columns, (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads, table_b,
+                         b, kh, first, left, length, R, D, P, KEYS, ROWS, COLS, STAGES)),
     ], [1], [40])  # fmt: skip

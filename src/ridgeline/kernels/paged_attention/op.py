@@ -105,16 +105,14 @@ class Parts:
     """Room for the parts of sequences that lie in several programs' stretches, and the launch that joins them."""
 
     def __init__(
-        self, keys: int, programs: int, least: int, key_heads: int, out: Tensor, lens: Tensor, borders: bool = False,
-        gang: int = 1,
-    ) -> None:  # fmt: skip
+        self, keys: int, programs: int, least: int, key_heads: int, out: Tensor, lens: Tensor, borders: bool = False
+    ) -> None:
         batch, heads, dim = out.shape
         ratio = heads // key_heads
         self.shape, self.seen_shape = (programs, 2, ratio, dim), (programs, 2, 2, ratio)
         self.lengths = (cdiv(programs * 2 * ratio * dim, 4) * 4, programs * 4 * ratio)
         self.sizes = (batch, key_heads, dim, keys, programs)
         self.fixed = {"R": ratio, "BATCH": config.lined(batch), "LEAST": least, "EARLY": not INTERPRETING}
-        self.gang = gang
         bind = self._bind_borders if borders else self._bind_heads
         self.launch = bind(out, lens)
 
@@ -129,8 +127,7 @@ class Parts:
             together = heads // key_heads if batch * heads > config.MANY_HEADS else 1
             parts = config.parts_of(programs, batch * key_heads)
         grid = (batch * heads // together, cdiv(dim, wide))
-        constants = {"HEADS": together, "PARTS": parts, "D": wide, "GANG": self.gang}
-        return self._bind(_JOIN, out, lens, grid, constants, warps)
+        return self._bind(_JOIN, out, lens, grid, {"HEADS": together, "PARTS": parts, "D": wide}, warps)
 
     def _bind_borders(self, out: Tensor, lens: Tensor) -> Any:
         batch, heads, dim = out.shape
@@ -202,10 +199,7 @@ class _Plan:
         default = config.choose(**sizes, num_sms=num_sms(query.get_device()), **rest)
         chosen = tuning.choose("paged_attention", sizes, default)
         num = chosen.programs
-        self.gang = key_heads if chosen.gang and not chosen.borders else 1
-        self.unit = chosen.unit or chosen.keys
-        rest_of = (chosen.least, key_heads, out, lens, chosen.borders, self.gang)
-        self.parts = Parts(self.unit, num, *rest_of) if num else None
+        self.parts = Parts(chosen.keys, num, chosen.least, key_heads, out, lens, chosen.borders) if num else None
         bind = self._bind_columns if chosen.fed else self._bind
         bind(chosen, args, out, scale)
 
@@ -235,7 +229,7 @@ class _Plan:
         query, keys, values, table, lens = args
         batch, heads, dim = query.shape
         page, key_heads = keys.shape[1], keys.shape[2]
-        rows = math.gcd(page, self.unit)
+        rows = math.gcd(page, chosen.keys)
         self.rest = (batch, key_heads, table.stride(0), table.shape[1], dim)
         caches = (_blocks(x, (1, rows, 1, 64)) for x in (keys, values))
         self.share = _COLUMNS.bind(
@@ -245,8 +239,7 @@ class _Plan:
             constants={
                 "R": heads // key_heads, "D": dim, "P": page, "KEYS": chosen.keys, "ROWS": rows,
                 "COLS": config.COLUMNS, "STAGES": chosen.num_stages, "BATCH": config.lined(batch),
-                "LEAST": chosen.least, "UNIT": self.unit, "GANG": self.gang, "OWN": chosen.own, "EARLY": chosen.early,
-                "LEAVES": chosen.leaves,
+                "LEAST": chosen.least, "EARLY": chosen.early, "LEAVES": chosen.leaves,
             },
             num_warps=chosen.num_warps,
             max_registers=chosen.max_registers,
