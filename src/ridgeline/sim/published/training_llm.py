@@ -272,9 +272,13 @@ def _plan(row: Row, config: Decoder | None, cluster: Cluster, stack: str) -> tup
     zero, group = _zero(sharding)
     dispatch, beside = _dispatch(row, cluster)
     gbs = _whole(row, "gbs")
-    mbs = _whole(row, "mbs", 0) or (max(1, gbs // dp) if stack == "neusight" else _likely_micro_batch(gbs, dp, pp))
+    tokens = _whole(row, "seq") // cp
+    mbs = _whole(row, "mbs", 0) or (max(1, gbs // dp) if stack == "neusight"
+                                    else _likely_micro_batch(gbs, dp, pp, tokens))  # fmt: skip
     lora = config is not None and config.lora > 0
     tuned = stack.startswith(("megatron-core", "megatron-bridge", "mlperf", "megascale"))
+    if not sharding and tuned and not lora:
+        zero = 1  # the distributed optimizer is what these frameworks' recipes run with
     plan = Plan(
         tp=tp, pp=pp, cp=cp, ep=ep, dp=dp, vp=vp, schedule="interleaved" if vp > 1 else "1f1b", zero=zero,
         shard_group=group, micro_batch=mbs, global_batch=gbs,
@@ -284,6 +288,7 @@ def _plan(row: Row, config: Decoder | None, cluster: Cluster, stack: str) -> tup
         overlap_grads=stack not in BEFORE_OVERLAP, overlap_params=stack not in BEFORE_OVERLAP,
         overlap_ep=beside, execution=_execution(stack), replayed=_replayed(row, cluster),
         attention=_attention(stack, cluster, config), dispatch=dispatch,
+        narrow_attention=_narrow_attention(row, stack, cluster),
         reduce_dtype="bf16" if stack.startswith(("llm-foundry", "mlperf", "megatron-bridge")) else "fp32",
         narrow_params=stack.startswith("mlperf"), narrow_activations=stack.startswith("mlperf") and lora,
         gather_dtype="fp32" if "mixed_precision=default" in sharding else "",
@@ -350,10 +355,31 @@ def _attention(stack: str, cluster: Cluster, config: Decoder | None) -> str:
     return "cudnn" if newer and stack.startswith(("megatron-bridge", "mlperf")) else "fa2"
 
 
-def _likely_micro_batch(gbs: int, dp: int, pp: int) -> int:
-    """Not stated: one, or with no pipeline what leaves two micro-batches."""
+NARROW_ATTENTION = (
+    r"26\.0[6-9]\S* gb[23]00 mxfp8 (qwen3|gpt.oss)", r"26\.0[6-9]\S* b300 mxfp8 qwen3.30b",
+    r"26\.0[6-9]\S* gb300 mxfp8 deepseek", r"26\.0[89]\S* b300 mxfp8 (deepseek|gpt.oss|qwen3)",
+)  # fmt: skip
+"""Recipes of Megatron-Bridge that set fp8_dot_product_attention, at v0.5.0 (26.06) and v0.6.0 (26.08)."""
+
+
+def _narrow_attention(row: Row, stack: str, cluster: Cluster) -> bool:
+    """Attention in eight bits: by recipe; MLPerf's fine-tuning and its small pretraining set FP8_DPA=1."""
+    name, precision = row.text("model").lower(), _precision(row)
+    if stack.startswith("mlperf"):
+        return precision in ("fp8", "mxfp8", "nvfp4") and bool(re.search(r"lora|\b8b\b", name))
+    release = re.search(r"bridge nemo (\d+\.\d+\S*)", row.text("software").lower())
+    words = f"{release[1]} {cluster.device.name} {precision} {name}" if release else ""
+    return any(re.match(pattern, words) for pattern in NARROW_ATTENTION)
+
+
+MICRO_TOKENS = 8192
+"""Tokens of a rank's micro-batch beyond which recipes seldom go: activations of that many fill what a device has."""
+
+
+def _likely_micro_batch(gbs: int, dp: int, pp: int, seq: int) -> int:
+    """Not stated: one, or with no pipeline what leaves two micro-batches of sequences that are short enough."""
     per_rank = max(1, gbs // dp)
-    return 1 if pp > 1 else min(4, max(1, per_rank // 2))
+    return 1 if pp > 1 else max(1, min(4, per_rank // 2, MICRO_TOKENS // max(1, seq)))
 
 
 def _likely_chunks(row: Row, pp: int, config: Decoder | None) -> int:
