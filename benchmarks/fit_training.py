@@ -68,14 +68,14 @@ EFFECTS = {  # how far each goes, of rates and of amounts
     "all": (0.48, 0.6), "framework": (0.32, 0.3), "family": (0.28, 0.9), "architecture": (0.72, 0.3),
     "device": (0.36, 0.3), "generation": (0.84, 0.4), "generation, architecture": (0.4, 0.2), "pair": (0.24, 0.2),
 }  # fmt: skip
-CENTERS = {  # of attention on Blackwell, over the cost model's, by the cuDNN that each generation's containers brought
-    "megatron-bridge-2025a": 1.3, "mlperf-2025": 1.3, "megatron-bridge-2025": 1.0, "mlperf-2025b": 1.0,
-    "megatron-bridge": 0.91, "megatron-bridge-2026b": 0.91,
+LIBRARIES = {  # attention over the cost model's, by the library that each generation brought, where one was measured
+    ("llm-foundry", ""): 2.0, ("megatron-bridge-2025a", "blackwell"): 1.5, ("mlperf-2025", "blackwell"): 1.5,
+    ("megatron-bridge", "blackwell"): 0.91, ("megatron-bridge-2026b", "blackwell"): 0.91,
 }  # fmt: skip
-"""By NVIDIA's own benchmarks in cudnn-frontend, forward and backward together, over what the cost model says of the same
-shapes. cuDNN 9.9.0, which containers of April 2025 hold: 1.53 to 1.64 with heads of 64 (iterations of a 1B model on a
-B200, as many tokens in longer sequences); 9.10.2 a month later: 1.09 to 1.15 with heads of 128; their mean is taken for
-that spring. 9.18 on a GB200, January 2026: 0.91. Autumn 2025 is set between."""
+"""llm-foundry ran FlashAttention 1 in 2023 (its recipes say ``attn_impl: triton``, its setup pins flash-attn 1.0), half
+as fast as version 2, at which it is priced. Blackwell by NVIDIA's own benchmarks in cudnn-frontend, forward and backward
+over what the cost model says of the same shapes: cuDNN 9.9.0, which containers of April 2025 hold, 1.53 to 1.64
+(iterations of a 1B model on a B200, as many tokens in longer sequences); 9.10 1.09 to 1.15; 9.18, of January 2026, 0.91."""
 ROW_SPREAD, DOCUMENT_SPREAD, CONFIGURATION_SPREAD, STRAY = 0.036, 0.02, 0.03, 3.0
 """Of a row's logarithm: noise, what its document and its configuration share; and from how many noises on a row
 counts as a stray."""
@@ -243,9 +243,8 @@ class Joint:
 
 def _center(group: Group) -> Floats:
     """Where the group's coefficients are expected before any row is seen."""
-    found = CENTER.copy()
-    if group.arch == "blackwell":
-        found[NAMES.index("attention")] += math.log(CENTERS.get(group.stack, 1.0))
+    found, stack = CENTER.copy(), group.stack
+    found[NAMES.index("attention")] += math.log(LIBRARIES.get((stack, group.arch), LIBRARIES.get((stack, ""), 1.0)))
     return found
 
 

@@ -222,7 +222,7 @@ def _compute(load: Load, line: Line, share: float, pricer: Pricer, gap_s: float)
         load.again_flops += line.work.matrix_flops * share
     if line.busy_s:
         chip = pricer.chip
-        peak = chip.tensor_flops_per_s.get(line.work.dtype, chip.vector_flops_per_s)
+        peak = energy.matrix_rate_flops_per_s(chip, line.work.dtype, {**energy.DEFAULTS, **pricer.calibration.power})
         spent = energy.activity_of(line.work, line.busy_s, peak, chip.dram_bytes_per_s, line.cold_frac)
         load.activity += energy.Activity(spent.busy_s * share, spent.peak_matrix_s * share, spent.peak_dram_s * share)
 
