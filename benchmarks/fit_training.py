@@ -73,9 +73,10 @@ LIBRARIES = {  # attention over the cost model's, by the library that each gener
     ("megatron-bridge", "blackwell"): 0.91, ("megatron-bridge-2026b", "blackwell"): 0.91,
 }  # fmt: skip
 """llm-foundry ran FlashAttention 1 in 2023 (its recipes say ``attn_impl: triton``, its setup pins flash-attn 1.0), half
-as fast as version 2, at which it is priced. Blackwell by NVIDIA's own benchmarks in cudnn-frontend, forward and backward
-over what the cost model says of the same shapes: cuDNN 9.9.0, which containers of April 2025 hold, 1.53 to 1.64
-(iterations of a 1B model on a B200, as many tokens in longer sequences); 9.10 1.09 to 1.15; 9.18, of January 2026, 0.91."""
+as fast as version 2, at which it is priced. Blackwell by NVIDIA's own benchmarks in cudnn-frontend, forward and
+backward over what the cost model says of the same shapes: cuDNN 9.9.0, which containers of April 2025 hold, 1.53 to
+1.64 (iterations of a 1B model on a B200, as many tokens in longer sequences); 9.10 1.09 to 1.15; 9.18, of January 2026,
+0.91."""
 ROW_SPREAD, DOCUMENT_SPREAD, CONFIGURATION_SPREAD, STRAY = 0.036, 0.02, 0.03, 3.0
 """Of a row's logarithm: noise, what its document and its configuration share; and from how many noises on a row
 counts as a stray."""

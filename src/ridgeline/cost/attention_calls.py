@@ -201,15 +201,14 @@ KERNELS = {
     "fa3_bwd": _tilings(d64="128 128 1", d96="128 64 1", d128="128 80 1", d192="96 64 1", d256="80 64 1"),
     "cudnn_fwd": _tilings(d64="128 128 1", d128="128 128 1", d192="128 128 1", d256="128 128 1"),
     "cudnn_bwd": _tilings(d64="128 64 1", d128="128 64 1", d192="64 64 1", d256="64 64 1"),
-    "cudnn_bwd_roomy": _tilings(d64="128 64 1", d128="128 64 1", d192="128 64 1 128", d256="64 64 1"),
     "cudnn_decode": _tilings(d64="16 128 4", d128="16 128 4", d256="16 128 2"),
     "efficient_fwd": _tilings(d64="64 64 4", d128="64 128 2", d65536="32 128 4"),
     "efficient_bwd": _tilings(d32="64 64 3", d64="64 64 3", d128="128 128 1", d65536="64 128 2"),
 }
 """In backward a tile's rows are keys and it walks over queries. Kernel names and public sources tell the sizes."""
-ROOMY_ARCHS = ("blackwell",)
+ROOMY = {("blackwell", "cudnn_bwd"): _tilings(d64="128 64 1", d128="128 64 1", d192="128 64 1 128", d256="64 64 1")}
 """Accumulators lie outside the registers there, so that heads of 192 need no smaller tiles: NVIDIA's own benchmark of
-cuDNN 9.18 on a GB200 (cudnn-frontend v1.18.0) reaches with queries of 192 and values of 128 what it reaches with 128."""
+cuDNN 9.18 on a GB200 (cudnn-frontend v1.18.0) is as fast with queries of 192 and values of 128 as with 128."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,8 +316,8 @@ def _triangle(tall: int, ratio: float) -> float:
 def plan_of(dims: Mapping[str, int], library: str, phase: str, num_sms: int, size: float = 2.0, arch: str = "") -> Plan:
     """The launches of a call by one of PyTorch's own backends."""
     if phase == "bwd":
-        roomy = library == "cudnn" and arch in ROOMY_ARCHS
-        return _backward_plan(dims, library, KERNELS[f"{library}_bwd{'_roomy' if roomy else ''}"], num_sms, size)
+        kernel = ROOMY.get((arch, f"{library}_bwd"), KERNELS[f"{library}_bwd"])
+        return _backward_plan(dims, library, kernel, num_sms, size)
     if library == "fa2":
         return _fa2_plan(dims, num_sms, size)
     if library == "cudnn" and dims["s"] <= DECODE_ROWS:

@@ -20,8 +20,8 @@ from ridgeline.sim.generation import Stack
 FORWARD, BACKWARD, OPTIMIZER = 0, 1, 2
 FAMILIES = ("matrix", "fp8", "fp4", "grouped", "attention", "memory")
 NARROW_ATTENTION = 0.83
-"""Time of attention in eight bits over that in sixteen, forward and backward: NVIDIA's benchmark of cuDNN 9.18 on a GB200
-at 32,768 tokens (cudnn-frontend v1.18.0)."""
+"""Time of attention in eight bits over that in sixteen, forward and backward: NVIDIA's benchmark of cuDNN 9.18 on a
+GB200 at 32,768 tokens (cudnn-frontend v1.18.0)."""
 _FAMILY = {"conv": "matrix", "grouped_matmul": "grouped", "attention": "attention"}
 
 
