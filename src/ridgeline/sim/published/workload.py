@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,6 +11,7 @@ from ridgeline.errors import InputError
 from ridgeline.hardware import cluster, device
 from ridgeline.models import build
 from ridgeline.sim.collectives import collective_s
+from ridgeline.sim.published.spelling import catalog_name
 from ridgeline.sim.stack import Fitted, Load, Reach, load_of, reach_of, spread_interval, step_s
 
 _DEVICES = (  # words in a row's device, the first that matches
@@ -33,11 +33,10 @@ _FAMILY = {  # devices that share coefficients: the same chip with other memory 
 
 def device_of(text: str) -> str:
     """The device a free description means."""
-    lowered = text.lower()
-    for pattern, name in _DEVICES:
-        if re.search(pattern, lowered):
-            return name
-    raise InputError(f"no device of the catalog is named in {text!r}")
+    name = catalog_name(text, _DEVICES)
+    if name is None or device(name).kind != "gpu":
+        raise InputError(f"no GPU of the catalog is named in {text!r}")
+    return name
 
 
 def count_of(text: str) -> float:
