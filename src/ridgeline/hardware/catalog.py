@@ -67,7 +67,7 @@ def _canonical(name: str) -> str:
 
 def _is_file(name: str) -> bool:
     plain = re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", name) is not None and name != "aliases"
-    return plain and (_folder() / f"{name}.toml").is_file()
+    return plain and len(name) < 100 and (_folder() / f"{name}.toml").is_file()
 
 
 @cache

@@ -35,8 +35,8 @@ _BUS: dict[str, Callable[[int], float]] = {
 }
 _KINDS = {plain(kind): kind for kind in _BUS} | {"p2p": "send_recv"}
 _SYSTEMS = (  # words in a device's description that name the host; the first that matches
-    (r"p4de", "p4de"), (r"p4d\b", "p4d"), (r"p5en", "p5en"), (r"p5\b", "p5"), (r"p6-b200", "p6-b200"),
-    (r"p6-b300", "dgx-b300"), (r"gb300", "gb300"), (r"gb200", "gb200"), (r"sm90", "h100-sxm"), (r"h800", "hgx-h800"),
+    (r"p4de", "p4de"), (r"p4d\b", "p4d"), (r"p5en", "p5en"), (r"p5\b", "p5"), (r"p6.b200", "p6-b200"),
+    (r"p6.b300", "dgx-b300"), (r"gb300", "gb300"), (r"gb200", "gb200"), (r"sm90", "h100-sxm"), (r"h800", "hgx-h800"),
     (r"h200", "h200"), (r"h100 nvl|h100-nvl", "h100-nvl"), (r"h100.*pcie", "h100-pcie"), (r"h100", "h100-sxm"),
     (r"h20\b", "h20"), (r"b300", "b300"), (r"b200|sm100", "b200"), (r"a100.*40", "a100-sxm-40gb"),
     (r"a100.*pcie", "a100-pcie-80gb"), (r"a100", "a100-sxm-80gb"), (r"a800", "a100-sxm-80gb"),

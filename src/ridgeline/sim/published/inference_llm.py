@@ -198,7 +198,7 @@ def model_of(row: Row) -> Anatomy:
     except RidgelineError:
         pass
     sizes = {key: row.number(key) for key in ("layers", "hidden", "heads", "ffn", "vocab")}
-    if any(value is None for value in sizes.values()):
+    if any(value is None or value < 1 for value in sizes.values()):
         raise InputError(f"model {name!r} is not in the zoo and its row lacks a size")
     whole = {key: int(value or 0) for key, value in sizes.items()}
     gated = not name.lower().replace(" ", "-").startswith(UNGATED)

@@ -137,7 +137,7 @@ def _is_tensorrt(row: Row) -> bool:
 
 def _network(row: Row) -> tuple[str, tuple[tuple[str, Any], ...], float]:
     model = row.text("model")
-    if model == "EfficientNet":
+    if plain(model) == "efficientnet":
         found = re.search(r"Model=(efficientnet-[a-z0-9-]+)", row.text("notes"))
         if not found:
             raise InputError("which EfficientNet is not stated")
@@ -203,7 +203,7 @@ def _filled_frac(row: Row) -> float:
 
 
 def _tensor_ranks(row: Row) -> int:
-    found = re.search(r"TP(\d+) PP(\d+)", row.text("engine"))
+    found = re.search(r"tp(\d+) pp(\d+)", row.text("engine").lower())
     if found and int(found.group(2)) > 1:
         raise InputError("stages of a pipeline for one batch are not modeled")
     return int(found.group(1)) if found else 1

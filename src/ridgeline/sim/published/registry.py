@@ -68,6 +68,11 @@ def check_published(path: str | os.PathLike[str]) -> PublishedCheck:
     )
 
 
+def check_rows(name: str, rows: Sequence[Row]) -> list[Judged | Unused]:
+    """Verdicts of rows that are known to be of the kind ``name``."""
+    return _verdicts(next(kind for kind in PUBLISHED if kind.name == name).judge(), rows)
+
+
 def _verdicts(judge: Judge, rows: Sequence[Row]) -> list[Judged | Unused]:
     """Verdicts of all rows; where one holds what nobody thought of, row by row, and that one is set aside."""
     try:

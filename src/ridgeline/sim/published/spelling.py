@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 
 from ridgeline.errors import HardwareError
 from ridgeline.hardware import device
@@ -35,10 +36,9 @@ def catalog_name(text: str, patterns: Sequence[tuple[str, str]]) -> str | None:
         if re.search(pattern, lowered):
             return name
     for part in (text, re.sub(r"\(.*?\)", " ", text), *re.findall(r"\((.*?)\)", text)):
-        try:
-            return device(part.strip()).name if part.strip() else None
-        except HardwareError:
-            continue
+        with suppress(HardwareError):
+            if part.strip() and "=" not in part:
+                return device(part.strip()).name
     return None
 
 

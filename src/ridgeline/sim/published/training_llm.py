@@ -149,9 +149,11 @@ def source_of(row: Row) -> str:
 
 def _whole(row: Row, name: str, default: int | None = None) -> int:
     found = whole_number(row.text(name))
-    if found is not None:
+    if found:
         return found
-    if row.text(name) and not re.match(r"(not stated|n/?[as]\b|unknown|\?|-$)", row.text(name).lower()):
+    if found == 0 and default is None:
+        raise InputError(f"{name} cannot be 0")
+    if found is None and row.text(name) and not re.match(r"(not stated|n/?[as]\b|unknown|\?|-$)", row.text(name).lower()):
         raise InputError(f"{name} {row.text(name)!r} is no whole number")
     if default is None:
         raise InputError(f"the row does not say {name}")
@@ -221,6 +223,8 @@ def _model(row: Row, stack: str) -> tuple[str, Decoder | None]:
     ffn = _whole(row, "ffn", 4 * hidden)
     vocab = _whole(row, "vocab", 50304)
     kv = _whole(row, "kv_heads", heads)
+    if heads % kv or hidden % heads:
+        raise InputError(f"{heads} heads share neither {kv} heads of keys nor a width of {hidden} evenly")
     experts = _experts(row, ffn, name)
     plain = ffn == 4 * hidden and experts is None
     unfused = is_no(row.text("flash_attn"))

@@ -99,7 +99,7 @@ def stack_of(row: Row) -> str:
     if "DeepLearningExamples" in source:
         if "tensorflow" in framework:
             return "ngc-xla-train" if "XLA=Yes" in row.text("notes") else "ngc-tensorflow-train"
-        if "Pre-training" in row.text("device") or plain(row.text("model")) == "dlrm":
+        if "pretraining" in plain(row.text("device")) or plain(row.text("model")) == "dlrm":
             return "ngc-fused-train"  # kernels of their own, CUDA graphs
         return "ngc-mxnet-train" if "mxnet" in framework else "ngc-pytorch-train"
     if "/NVIDIA/" not in source and not re.search(r"nvidia|\bngc\b", framework):  # others submit with its containers
@@ -124,7 +124,7 @@ def _bert(row: Row) -> Shape:
     if "mlcommons" in row.text("source"):
         return Shape("bert-large", (("head", "none"), ("seq", BERT_TOKENS)))
     seq = int(found.group(1)) if found else 384
-    if seq == 512 and "Pre-training" in row.text("device"):
+    if seq == 512 and "pretraining" in plain(row.text("device")):
         seq = PRETRAINING_TOKENS
     return Shape("bert-large", (("head", "none"), ("seq", seq)))
 

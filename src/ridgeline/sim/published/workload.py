@@ -19,8 +19,8 @@ _DEVICES = (  # words in a row's device, the first that matches
     (r"gh200|grace hopper", "gh200"), (r"h200", "h200"), (r"h100.*pcie", "h100-pcie"), (r"h100", "h100-sxm"),
     (r"l40s", "l40s"), (r"\bl4\b", "l4"), (r"a100.*pcie.*40|a100-pcie-40", "a100-pcie-40gb"),
     (r"a100.*pcie", "a100-pcie-80gb"), (r"a100 40|a100.*40gb", "a100-sxm-40gb"), (r"a100", "a100-sxm-80gb"),
-    (r"\ba30\b", "a30"), (r"\ba10\b", "a10"), (r"\ba2\b", "a2"), (r"v100.*32|dgx-1.*32|dgx-2", "v100-sxm2-32gb"),
-    (r"v100|dgx-1", "v100-sxm2-16gb"),
+    (r"\ba30\b", "a30"), (r"\ba10\b", "a10"), (r"\ba2\b", "a2"), (r"v100.*32|dgx.?1.*32|dgx.?2", "v100-sxm2-32gb"),
+    (r"v100|dgx.?1\b", "v100-sxm2-16gb"),
     (r"\bt4\b", "t4"), (r"p100", "p100-pcie"), (r"mi100", "mi100"), (r"mi210", "mi210"), (r"mi300x", "mi300x"),
     (r"mi325x", "mi325x"),
 )  # fmt: skip
