@@ -23,8 +23,8 @@ from ridgeline.sim.published.registry import PUBLISHED, check_rows
 from ridgeline.sim.published.verdict import Judged, Row, Unused
 
 Respell = Callable[[str, random.Random], str]
-NONSENSE = ("", "?", "n/a", "nan", "inf", "-1", "0", "1e999", "many", "8 or 16", "see notes", "\u03bc", "[]", "None", "1.5",
-            "10**9", "=1+1", "a=b", "'", "99999999999999999999", "TPU v9", "fp2", "x" * 300)  # fmt: skip
+NONSENSE = ("", "?", "n/a", "nan", "inf", "-1", "0", "1e999", "many", "8 or 16", "see notes", "\u03bc", "[]", "None",
+            "1.5", "10**9", "=1+1", "a=b", "'", "99999999999999999999", "TPU v9", "fp2", "x" * 300)  # fmt: skip
 
 
 def _capitals(text: str, rng: random.Random) -> str:

@@ -153,7 +153,8 @@ def _whole(row: Row, name: str, default: int | None = None) -> int:
         return found
     if found == 0 and default is None:
         raise InputError(f"{name} cannot be 0")
-    if found is None and row.text(name) and not re.match(r"(not stated|n/?[as]\b|unknown|\?|-$)", row.text(name).lower()):
+    text = row.text(name).lower()
+    if found is None and text and not re.match(r"(not stated|n/?[as]\b|unknown|\?|-$)", text):
         raise InputError(f"{name} {row.text(name)!r} is no whole number")
     if default is None:
         raise InputError(f"the row does not say {name}")

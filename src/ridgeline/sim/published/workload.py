@@ -35,7 +35,7 @@ def device_of(text: str) -> str:
     """The device a free description means."""
     name = catalog_name(text, _DEVICES)
     if name is None or device(name).kind != "gpu":
-        raise InputError(f"no GPU of the catalog is named in {text!r}")
+        raise InputError(f"no device of the catalog is named in {text!r}")
     return name
 
 
