@@ -50,7 +50,7 @@ class Matcher:
             if kind is Tensor:
                 shape, stride, dtype, device, asks = want
                 if (value.__class__ not in _TENSORS or value.shape != shape or value.dtype is not dtype
-                        or value.stride() != stride or value.device != device
+                        or value.stride() != stride or value.device != device or value.is_neg() or value.is_conj()
                         or (grad and value.requires_grad) is not asks):  # fmt: skip
                     return None
                 tensors.append(value)
@@ -108,6 +108,8 @@ def _mixed(flat: Flat) -> bool:
 def _wanted(value: Any, grad: bool) -> tuple[Any, Any] | None:
     cls = type(value)
     if cls in _TENSORS:
+        if value.is_neg() or value.is_conj():
+            return None
         return Tensor, (value.shape, value.stride(), value.dtype, value.device, grad and value.requires_grad)
     if (cls in PLAIN and cls is not slice) or cls is float:
         return cls, value

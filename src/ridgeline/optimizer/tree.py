@@ -82,8 +82,9 @@ class Flat:
         index = len(self.tensors)
         self.seen[id(value)] = index
         self.tensors.append(value)
-        if value.layout is not torch.strided:
-            self.tokens.append((STRANGE, TENSOR, str(value.layout), value.shape, value.dtype, value.device))
+        if value.layout is not torch.strided or value.is_neg() or value.is_conj():
+            kind = str(value.layout) + ", negated" * value.is_neg() + ", conjugated" * value.is_conj()
+            self.tokens.append((STRANGE, TENSOR, kind, value.shape, value.dtype, value.device))
             return
         device = value.device
         self.tokens.append((TENSOR, value.shape, value.stride(), value.dtype, device,

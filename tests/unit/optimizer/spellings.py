@@ -909,6 +909,16 @@ def gate_and_up_projections() -> Any:
     return Gated(), (_x(),)
 
 
+@spelled("side-by-side")
+def query_key_value_projections_in_training() -> Any:
+    return Projections(True), (_x(B, L, WIDTH),)
+
+
+@spelled("side-by-side")
+def projections_without_their_additions_in_training() -> Any:
+    return Projections(False), (_x(B, L, WIDTH),)
+
+
 @missed("horizontal")
 def a_weight_used_twice() -> Any:
     class Tied(nn.Module):
@@ -1024,6 +1034,11 @@ def padding_that_moves_by_one() -> Any:
 @missed("identity")
 def division_by_one_that_rounds() -> Any:
     return Of(lambda self, x: torch.relu(torch.div(x * 2, 1, rounding_mode="floor"))), (torch.randn(3, 4),)
+
+
+@missed("identity")
+def rows_shifted_by_one() -> Any:
+    return Of(lambda self, x: F.pad(x, (0, 0, 1, -1)) * x), (_x(),)
 
 
 @missed("identity")
