@@ -7,6 +7,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor
 
 from ridgeline.errors import NotGraphable
@@ -77,6 +78,8 @@ class Studio:
         self.watch = Watch(self.model)
         seen = self._observed(flat, statics, profiled=True)
         self.refuse_changes()
+        if toggled := self.watch.toggled():
+            raise NotGraphable(f"a call changes the model's state in Python: {'; '.join(toggled[:3])}")
         self._codes = seen.codes
         self._complete()
         return seen
@@ -182,7 +185,8 @@ class Studio:
                ) -> tuple[Recording, Any]:  # fmt: skip
         """Records a run, or the ``first`` or ``last`` part of one, and changes nothing that others see."""
         served = nullcontext() if self._constants is None else self._constants.serving(part)
-        with restored_random(), served:
+        drawn = self.executor.generator in self.drawn
+        with restored_random(), served, nullcontext() if drawn else states_left_alone():
             made = (executor or self.executor).record(run, told=self._told)
         self.refuse_changes()
         return made
@@ -236,6 +240,21 @@ def uncached_casts() -> Iterator[None]:
         yield
     finally:
         torch.set_autocast_cache_enabled(cached)
+
+
+@contextmanager
+def states_left_alone() -> Iterator[None]:
+    """Checkpointed parts do not keep the state of the device's random generator, which no capture can read.
+
+    For calls that draw nothing from it: what is computed again needs no state then.
+    """
+    home: Any = torch.utils.checkpoint
+    kept = home.get_device_states
+    home.get_device_states = lambda *args: ([], [])
+    try:
+        yield
+    finally:
+        home.get_device_states = kept
 
 
 @contextmanager
