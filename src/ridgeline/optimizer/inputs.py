@@ -5,16 +5,18 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ridgeline.errors import OptimizeError
+from ridgeline.optimizer.observe import Journal, Observation
 from ridgeline.optimizer.watch import Watch
 
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device, torch.Size, type, nn.Module)
@@ -235,6 +237,29 @@ def same(tensor: Tensor, kept: Tensor) -> bool:
     return torch.equal(tensor, kept) or bool(((tensor == kept) | (tensor != tensor) & (kept != kept)).all())
 
 
+_WRITTEN: WeakKeyDictionary[nn.Module, frozenset[str]] = WeakKeyDictionary()
+"""Names of the parameters that calls of a model were seen to write to."""
+
+
+class _Writes(Journal):
+    """Keeps what parameters held before they are written to, and nothing else."""
+
+    def __init__(self, named: list[tuple[str, Tensor]]) -> None:
+        super().__init__(Observation())
+        self.held: dict[int, list[tuple[str, Tensor]]] = {}
+        for name, tensor in named:
+            if tensor.layout is torch.strided and not tensor.is_meta:
+                self.held.setdefault(tensor.untyped_storage()._cdata, []).append((name, tensor))
+        self.kept: list[tuple[str, Tensor, Tensor]] = []
+
+    def _use(self, tensor: Tensor, adopted: bool) -> None:
+        """Whatever is read is none of our business."""
+
+    def _save(self, tensor: Tensor) -> None:
+        for name, mine in self.held.pop(tensor.untyped_storage()._cdata, ()):
+            self.kept.append((name, mine, mine.detach().clone()))
+
+
 class State:
     """What calls may change about a model (buffers, attributes, lists and dictionaries it holds), to be put back."""
 
@@ -244,8 +269,23 @@ class State:
         self.random = RandomState()
         self.moving = [each for module in model.modules() for each in _moving(vars(module))]
         self.given: list[Callable[[], Any]] = []  # the same for what calls are given
-        self.tensors = [(name, tensor, tensor.detach().clone()) for name, tensor in self.watch.tensors.values()
-                        if not isinstance(tensor, nn.Parameter) and not tensor.is_meta]  # fmt: skip
+        written = _WRITTEN.get(model, frozenset())
+        self.tensors = [(name, t, t.detach().clone()) for name, t in self.watch.tensors.values()
+                        if (name in written or not isinstance(t, nn.Parameter)) and not t.is_meta]  # fmt: skip
+
+    @contextmanager
+    def noting(self, model: nn.Module) -> Iterator[None]:
+        """Parameters that the calls inside write to (a slow copy of others, a clamp) belong to the state from then on.
+
+        There may be too many of them to keep all: what one held is kept when it is first written to.
+        """
+        known = {name for name, *_ in self.tensors}
+        writes = _Writes([(name, t) for name, t in self.watch.tensors.values() if name not in known])
+        with writes:
+            yield
+        if writes.kept:
+            self.tensors += writes.kept
+            _WRITTEN[model] = _WRITTEN.get(model, frozenset()) | {name for name, *_ in writes.kept}
 
     def restore(self) -> None:
         """Everything as it was: values in place and, where calls change them, names bound as they were."""

@@ -141,7 +141,7 @@ class Track:
         """One call of eager PyTorch: whether calls change their inputs, and about how long they take."""
         trial = self.inputs.copied()
         before, places, form = Before(trial), [id(tensor) for _, tensor in trial.named()], _form(trial)
-        self.run(call, trial)
+        self._first(call, trial)
         self.steady = form is not None and _form(trial) == form
         self.appends = places != [id(tensor) for _, tensor in trial.named()]
         changed = before.written()
@@ -157,6 +157,17 @@ class Track:
         elif not self.mutates and not self.inputs.has_cache and num_bytes < ROOM_FRAC * free_bytes(self.device):
             self.copies = [self.inputs, self.inputs.fresh(8)]
         return self.about_s(call)
+
+    def _first(self, call: Call, trial: Inputs) -> None:
+        """A call that is looked at for parameters it writes to, where it can be run under such a look."""
+        try:
+            with self.state.noting(self.model):
+                self.run(call, trial)
+        except Exception as error:
+            if "rule registered" not in str(error):  # an operator of higher order that no dispatch mode may look into
+                raise
+            self.restore()
+            self.run(call, trial)
 
     def _settle_names(self, call: Call) -> None:
         """What the first call sets up stays; what every call changes is put back after each."""
