@@ -182,6 +182,97 @@ def heads() -> Iterator[Sweep]:
         yield Sweep("qk_norm_rope.backward", "qk_norm_rope", "bwd", of, back)
 
 
+def warps_apart() -> Iterator[Sweep]:
+    """Cross-entropy by warps that each walk over rows of their own."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.cross_entropy.config import Walked as W
+
+    common = (W(4, 4, 24), W(4, 3, 32), W(4, 6, 16), W(8, 3, 16))
+    tried = {
+        (32768, 4096): common, (16384, 5000): common, (32768, 3000): common, (16384, 10000): common,
+        (65536, 1000): (*common[:2], W(2, 6, 32)), (8192, 16384): common[::3], (8192, 32000): common[::3],
+        (65536, 2048): common[:3], (262144, 256): (W(1, 8, 32), W(1, 12, 32)),
+    }  # fmt: skip
+    for (rows, cols), configs in tried.items():
+        kernel = "cross_entropy.short" if cols <= 2048 else "cross_entropy.forward"
+        yield Sweep(kernel, "cross_entropy", "fwd", case("bfloat16", rows=rows, cols=cols), configs)
+    for dtype, rows, cols, smoothing, z in (("float16", 4100, 3000, 0.1, 1e-3), ("bfloat16", 5, 4104, 0.1, 0.0),
+                                            ("float16", 9000, 1000, 0.0, 0.0)):  # fmt: skip
+        kernel = "cross_entropy.short" if cols <= 2048 else "cross_entropy.forward"
+        of = case(dtype, rows=rows, cols=cols, smoothing=smoothing, z=z)
+        yield Sweep(kernel, "cross_entropy", "fwd", of, (W(4, 4, 24), W(8, 3, 16), W(2, 6, 32)))
+
+
+def leaving() -> Iterator[Sweep]:
+    """What is read once leaves the L2 first, so that what is written may stay there."""
+    from dataclasses import replace
+
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.cross_entropy import config as loss
+    from ridgeline.kernels.gated.config import Pointwise
+    from ridgeline.kernels.rms_norm.config import Forward as F
+    from ridgeline.kernels.softmax.config import Softmax
+
+    four = (F(1, 4, 1024, 4, leaves=True), F(1, 2, 2048, 8, leaves=True), F(1, 1, 4096, 8),
+            F(1, 1, 4096, 8, leaves=True))  # fmt: skip
+    eight = (F(1, 4, 2048, 8, leaves=True), F(1, 2, 4096, 16, leaves=True), F(1, 1, 8192, 16, leaves=True))
+    tried = (
+        ("rms_norm", 16384, 4096, four), ("rms_norm", 8192, 8192, eight),
+        ("rms_norm", 131072, 128, (F(8, 1, 128, 4, leaves=True), F(16, 1, 128, 4), F(16, 1, 128, 4, leaves=True))),
+        ("layer_norm", 16384, 4096, four), ("layer_norm", 65536, 768, (F(4, 3, 256, 4, leaves=True),)),
+        ("rms_norm", 8192, 5120, (F(1, 5, 1024, 4, leaves=True),)), ("rms_norm", 32768, 8192, eight[:2]),
+    )  # fmt: skip
+    for name, rows, cols, configs in tried:
+        yield Sweep(f"{name}.forward", name, "fwd", case("bfloat16", rows=rows, cols=cols), configs)
+    of = case("bfloat16", rows=16384, cols=8192)
+    yield Sweep("softmax.forward", "softmax", "fwd", of, (Softmax(1, 4, 2048, 8, leaves=True),))
+    for phase in ("fwd", "bwd"):
+        kernel = "gated.forward" if phase == "fwd" else "gated.backward"
+        yield Sweep(kernel, "swiglu", phase, case("bfloat16", rows=8192, cols=8192), (Pointwise(2048, 4, True),))
+    for rows, cols in ((65536, 1000), (8192, 16384), (8192, 32000)):
+        kernel, way = ("short", loss.short(cols, 2)) if cols <= 2048 else ("forward", loss.forward(rows, cols, 2, 132))
+        of = case("bfloat16", rows=rows, cols=cols)
+        yield Sweep(f"cross_entropy.{kernel}", "cross_entropy", "fwd", of, (replace(way, leaves=True),))
+
+
+def groups_whole() -> Iterator[Sweep]:
+    """GroupNorm of groups that one program holds whole."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.group_norm.config import Whole as H
+
+    for batch, channels, side, tried in (
+        (32, 320, 56, (H(16, 3, 1), H(16, 2, 1))), (32, 320, 64, (H(16, 2, 1),)),
+        (64, 640, 32, (H(8, 2, 2), H(8, 4, 1))), (64, 1280, 16, (H(4, 2, 4), H(8, 2, 4))),
+    ):  # fmt: skip
+        of = case("bfloat16", batch=batch, channels=channels, side=side, groups=32)
+        yield Sweep("group_norm.streamed", "group_norm_silu", "fwd", of, tried)
+    of = case("float16", batch=8, channels=320, side=64, groups=32)
+    yield Sweep("group_norm.streamed", "group_norm", "fwd", of, (H(16, 2, 1),))
+
+
+def whole() -> Iterator[Sweep]:
+    """Softmax of rows that one multiprocessor holds whole."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.softmax.config import Whole as H
+
+    for rows, cols, tried in ((4096, 50257, (H(16, 2), H(16, 2, True))), (4096, 50304, (H(16, 2), H(32, 2))),
+                              (2048, 65536, (H(16, 1), H(32, 1))), (8192, 24000, (H(16, 2), H(16, 4))),
+                              (4096, 32768, (H(16, 3),)), (4096, 40000, (H(16, 2),))):  # fmt: skip
+        yield Sweep("softmax.forward", "softmax", "fwd", case("bfloat16", rows=rows, cols=cols), tried)
+    for rows, cols in ((140, 50257), (300, 33001)):
+        yield Sweep("softmax.forward", "softmax", "fwd", case("float16", rows=rows, cols=cols), (H(16, 2), H(16, 1)))
+
+
+def scales() -> Iterator[Sweep]:
+    """Norms to fp8 with a scale a block of 128, whose scales are no longer divided."""
+    from ridgeline.kernels.contract import case
+
+    for name, rows, cols in (("layer_norm_quant", 16384, 4096), ("layer_norm_quant", 8192, 8192),
+                             ("layer_norm_quant", 8192, 6144), ("rms_norm_quant", 8192, 8192)):  # fmt: skip
+        of = case("bfloat16", rows=rows, cols=cols, kind="float8_e4m3fn", block=128)
+        yield Sweep(name, name, "fwd", of, ())
+
+
 PARTS: dict[str, Callable[[], Iterator[Sweep]]] = {
     "four_warps": four_warps,
     "quantizing": quantizing,
@@ -191,6 +282,11 @@ PARTS: dict[str, Callable[[], Iterator[Sweep]]] = {
     "heads": heads,
     "last": last,
     "long_backward": long_backward,
+    "warps_apart": warps_apart,
+    "whole": whole,
+    "leaving": leaving,
+    "groups_whole": groups_whole,
+    "scales": scales,
 }
 
 
@@ -202,10 +298,11 @@ def wanted_variants(parts: list[str]) -> list[Any]:
     found: list[Any] = []
     for part in parts:
         for sweep in PARTS[part]():
-            found += variants_of(sweep.name, [sweep.of])
+            cases = list(dict.fromkeys((sweep.of, compared(sweep.of))))
+            found += variants_of(sweep.name, cases)
             for config in sweep.configs:
                 with tuning.forced(sweep.kernel, config):
-                    found += variants_of(sweep.name, [sweep.of])
+                    found += variants_of(sweep.name, cases)
     return list(dict.fromkeys(found))
 
 
@@ -213,6 +310,18 @@ def bits(value: Any) -> Any:
     import torch
 
     return value.reshape(-1).view(torch.uint8)
+
+
+MOST_CHECKED = 8200
+"""Rows at most that are compared with float64: turns and ends are the same in more."""
+
+
+def compared(of: Any) -> Any:
+    """The case with fewer rows, where it has more of them than need be compared."""
+    from ridgeline.kernels.contract import case
+
+    sizes = dict(of.sizes)
+    return case(of.dtype, **sizes | {"rows": min(sizes["rows"], MOST_CHECKED)}) if "rows" in sizes else of
 
 
 def checked(sweep: Sweep, configs: list[Any], device: Any) -> dict[Any, list[str]]:
@@ -225,7 +334,7 @@ def checked(sweep: Sweep, configs: list[Any], device: Any) -> dict[Any, list[str
     from ridgeline.kernels.contract import trials
 
     trial = trials()[sweep.name][1]
-    args = trial.make(sweep.of, device, torch.Generator(device).manual_seed(1))
+    args = trial.make(compared(sweep.of), device, torch.Generator(device).manual_seed(1))
     wide = tuple(value.double() if _is_float(value) else value for value in args)
     meant = results(trial.reference, wide, 1, trial.constants)
     eager = results(trial.eager, args, 1, trial.constants)

@@ -13,6 +13,8 @@ import pytest
 torch = pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "unit" / "optimizer"))
 
+import compare
+import snares
 import training_checks
 from adversarial import CASES, Case
 from compare import check
@@ -41,6 +43,28 @@ def test_an_adversarial_model_gives_what_it_gives_eagerly_or_is_refused(case: Ca
     if "transformers" in case.marks:
         pytest.importorskip("transformers")
     check(case, torch.device("cuda", 0), _executor)
+    _healthy()
+
+
+HELD = [case for case in snares.SNARES if "host" not in case.marks]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("case", HELD, ids=[case.name for case in HELD])
+def test_a_snare_gives_what_it_gives_eagerly(case: Case, monkeypatch: Any) -> None:
+    """Recorded or not; what may be recorded here is another matter than on the host."""
+    monkeypatch.setenv(snares.VARIABLE, "1")
+    device = torch.device("cuda", 0)
+    eager, model = compare.build(case, device), compare.build(case, device)
+    before = compare.snapshot(model)
+    fast, _, _ = compare.optimize(case, model, device, _executor())
+    assert compare.alike(compare.snapshot(model), before, exact=True), "recording left a trace"
+    try:
+        with torch.no_grad():
+            kept = [compare._call(case, eager, fast, device, call) for call in range(1, compare.NUM_CALLS + 1)]
+    finally:
+        snares._global_hook(None, 0)
+    assert all(compare.alike(ours, theirs, exact=exact) for ours, theirs, exact in kept)
     _healthy()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -16,13 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.errors import OptimizeError
-from ridgeline.optimizer.observe import Journal, Observation
 from ridgeline.optimizer.watch import Watch
 
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device, torch.Size, type, nn.Module)
 _JITTER = 0.25
 _MASKING = -1e4
 """A float at or below this is a masked place, not a value: it stays as it is."""
+WEIGHTS_BYTES = 1 << 28
+"""Weights up to this are all copied for a first call, to see whether it writes to them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,26 +239,7 @@ def same(tensor: Tensor, kept: Tensor) -> bool:
 
 
 _WRITTEN: WeakKeyDictionary[nn.Module, frozenset[str]] = WeakKeyDictionary()
-"""Names of the parameters that calls of a model were seen to write to."""
-
-
-class _Writes(Journal):
-    """Keeps what parameters held before they are written to, and nothing else."""
-
-    def __init__(self, named: list[tuple[str, Tensor]]) -> None:
-        super().__init__(Observation())
-        self.held: dict[int, list[tuple[str, Tensor]]] = {}
-        for name, tensor in named:
-            if tensor.layout is torch.strided and not tensor.is_meta:
-                self.held.setdefault(tensor.untyped_storage()._cdata, []).append((name, tensor))
-        self.kept: list[tuple[str, Tensor, Tensor]] = []
-
-    def _use(self, tensor: Tensor, adopted: bool) -> None:
-        """Whatever is read is none of our business."""
-
-    def _save(self, tensor: Tensor) -> None:
-        for name, mine in self.held.pop(tensor.untyped_storage()._cdata, ()):
-            self.kept.append((name, mine, mine.detach().clone()))
+"""Names of the parameters that calls of a model were seen to write to: fifty steps put them back too."""
 
 
 class State:
@@ -272,20 +254,22 @@ class State:
         written = _WRITTEN.get(model, frozenset())
         self.tensors = [(name, t, t.detach().clone()) for name, t in self.watch.tensors.values()
                         if (name in written or not isinstance(t, nn.Parameter)) and not t.is_meta]  # fmt: skip
+        self.weights: list[tuple[str, Tensor, Tensor]] = []  # parameters that calls write to
 
-    @contextmanager
-    def noting(self, model: nn.Module) -> Iterator[None]:
-        """Parameters that the calls inside write to (a slow copy of others, a clamp) belong to the state from then on.
+    def looking_for_written_weights(self, model: nn.Module) -> Callable[[], None]:
+        """Keeps weights as they are before a first call; the returned function finds those that it wrote to."""
+        suspects, known = {id(t): t for t in _suspected(model)}, {name for name, *_ in self.tensors}
+        named = [(name, t) for name, t in self.watch.tensors.values()
+                 if id(t) in suspects and name not in known and not t.is_meta]  # fmt: skip
+        kept = [(name, tensor, tensor.detach().clone()) for name, tensor in named]
 
-        There may be too many of them to keep all: what one held is kept when it is first written to.
-        """
-        known = {name for name, *_ in self.tensors}
-        writes = _Writes([(name, t) for name, t in self.watch.tensors.values() if name not in known])
-        with writes:
-            yield
-        if writes.kept:
-            self.tensors += writes.kept
-            _WRITTEN[model] = _WRITTEN.get(model, frozenset()) | {name for name, *_ in writes.kept}
+        def find() -> None:
+            self.weights = [each for each in kept if not same(each[1].detach(), each[2])]
+            self.tensors += self.weights
+            _WRITTEN[model] = _WRITTEN.get(model, frozenset()) | {name for name, *_ in self.weights}
+            kept.clear()
+
+        return find
 
     def restore(self) -> None:
         """Everything as it was: values in place and, where calls change them, names bound as they were."""
@@ -302,6 +286,15 @@ class State:
     def changed(self) -> list[tuple[str, Tensor]]:
         """Tensors that are no longer what they were, by the names they are held under."""
         return [(f"state {name}", tensor) for name, tensor, kept in self.tensors if not same(tensor, kept)]
+
+
+def _suspected(model: nn.Module) -> list[Tensor]:
+    """Parameters that a call may write to: any, where a copy of all is small, else of layers that are known for it."""
+    found = [p for p in model.parameters() if type(p) is nn.Parameter and p.layout is torch.strided]
+    if sum(p.nbytes for p in found) <= WEIGHTS_BYTES:
+        return list(found)
+    known = {id(m.weight) for m in model.modules() if getattr(m, "max_norm", None) is not None and hasattr(m, "weight")}
+    return [p for p in found if id(p) in known]
 
 
 def writable(tensor: Tensor) -> AbstractContextManager[Any]:

@@ -78,6 +78,8 @@ class Studio:
         self.watch = Watch(self.model)
         seen = self._observed(flat, statics, profiled=True)
         self.refuse_changes()
+        if toggled := self.watch.toggled():
+            raise NotGraphable(f"a call changes the model's state in Python: {'; '.join(toggled[:3])}")
         self._codes = seen.codes
         self._complete()
         return seen

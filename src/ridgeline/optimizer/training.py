@@ -140,9 +140,10 @@ class GraphedTraining:
         results = _Replayed.apply(self, flat, *leaves, *self._parameters)
         if tracks.scene.made:
             tracks.scene.made.clear()
+        held = flat.containers
         for effect in tracks.effects:
-            effect(results, flat.tensors, flat.containers)
-        return tracks.result(results, flat.tensors, flat.containers)
+            effect(results, flat.tensors, held)
+        return tracks.result(results, flat.tensors, held)
 
     # --- the two halves, called by autograd -------------------------------------------------------------------------
 

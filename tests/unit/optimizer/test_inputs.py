@@ -148,21 +148,3 @@ def test_parameters_that_calls_write_to_are_put_back(by_data: bool) -> None:
     assert [name for name, _ in again.changed()] == ["state slow.weight", "state slow.bias"]
     again.restore()
     assert all(torch.equal(tensor, kept[name]) for name, tensor in model.state_dict().items())
-
-
-class _Shy(nn.Linear):
-    """Says whether a dispatch mode is on, and fails under one."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        looked_at = torch.utils._python_dispatch._get_current_dispatch_mode() is not None
-        print("looked at" if looked_at else "alone")  # a list would be put back
-        if looked_at:
-            raise NotImplementedError("no dispatch mode may look into this")
-        return super().forward(x).sum()
-
-
-def test_a_call_that_cannot_be_looked_at_is_made_without_a_look(capsys: pytest.CaptureFixture[str]) -> None:
-    model = _Shy(4, 4)
-    Track(model, Inputs((torch.randn(2, 4),)), "train", None, torch.device("cpu")).settle(model)
-    first, *rest = capsys.readouterr().out.splitlines()
-    assert first == "looked at" and rest and set(rest) == {"alone"}

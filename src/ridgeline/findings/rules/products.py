@@ -22,8 +22,9 @@ H200)."""
 STRIDED = 0.25
 """Share of the time of copies and sums on strided tokens that is left once tokens are contiguous (1.1 of 5.5 ms in a
 vision transformer on an H200)."""
-NO_PRODUCT = r"splitkreduce|reduce_1block|c1_k1|depthwise|grouped_direct"
-"""Sums after products, and convolutions of single channels: no Tensor Core takes them."""
+NO_PRODUCT = r"splitkreduce|reduce_1block|c1_k1|depthwise|grouped_direct|gemv|dot_kernel"
+"""Sums after products, convolutions of single channels, and products with a vector, which wait for memory: Tensor Cores
+do nothing for them."""
 SHORTEST_S, SHORT_S = 2.5e-6, 12e-6
 """No product takes less than the first, on Tensor Cores or not; below the second they may gain nothing (0.15 of 0.35 ms
 in products of 4 to 11 µs on an H200)."""
@@ -32,6 +33,9 @@ REAL_FRAC = 0.7
 batch into pieces doubled its step (37 against 17 ms on an H200): the host could not launch them fast enough."""
 MOST = 0.5
 """A share of kernel time that deserves a word even when something else holds the step."""
+UNSHAPED = 0.8
+"""Share that is left at worst of a product called after its alignment whose sizes were not recorded: some sizes cost
+nothing when they are odd (rows of a transposed operand)."""
 RECENT = r"volta|turing|ampere|hopper|sm7[05]|sm8[069]|sm90|sm100|cutlass_[789]0"
 
 
@@ -69,7 +73,7 @@ def _ratios(
     return np.array([otherwise if ratio is None else ratio for ratio in found])
 
 
-@rule("tensor-cores-unused", version=3, order=40)
+@rule("tensor-cores-unused", version=4, order=40)
 def tensor_cores_unused(scene: Scene) -> Candidate | None:
     """fp32 products on hardware that has Tensor Cores."""
     mask = scene.family("gemm", "conv") & scene.precision("fp32") & ~scene.named(NO_PRODUCT)
@@ -112,7 +116,7 @@ def _whole_convolutions(scene: Scene, mask: Mask) -> Mask:
     return np.asarray(mask | (convolution & (op >= 0) & np.isin(op, op[mask & convolution])), dtype=bool)
 
 
-@rule("misaligned-sizes", version=2, order=41)
+@rule("misaligned-sizes", version=3, order=41)
 def misaligned_sizes(scene: Scene) -> Candidate | None:
     """Products on Tensor Cores whose sizes are not multiples of 8, by name (align1, align2) or by shape."""
     works = np.flatnonzero(scene.family("gemm", "conv") & scene.precision("half", "tf32", "fp8", ""))
@@ -135,6 +139,7 @@ def misaligned_sizes(scene: Scene) -> Candidate | None:
             for product, i in zip(picked, chosen.tolist(), strict=True)
         ]
     )
+    worst = np.where([product is None for product in picked], UNSHAPED, np.minimum(1.0, np.sqrt(best)))
     sizes = sorted({size for p in picked if p for size in (p.m, p.n, p.k) if size % 8})
     works = works[chosen]
     return Candidate(
@@ -144,7 +149,7 @@ def misaligned_sizes(scene: Scene) -> Candidate | None:
         change="pad the size to a multiple of 64 (vocabulary 50257 → 50304, hidden 2731 → 2752), or the sequence "
         "to a multiple of 8",
         where=scene.where(works),
-        cure=Cure(works=works, keep_best=best, keep_worst=np.minimum(1.0, np.sqrt(best))),
+        cure=Cure(works=works, keep_best=best, keep_worst=worst),
         evidence=scene.evidence(works),
         spans=tuple(scene.rows[works[:200]].tolist()),
         sure_frac=SURE_FRAC,

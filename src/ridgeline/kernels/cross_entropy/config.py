@@ -10,12 +10,14 @@ from ridgeline.kernels.rows import cdiv, clamp, power_of_two
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """A stretch of a row is read in blocks, the next ones on their way; few long rows are cut into several."""
+    """A stretch of a row is read in blocks, the next ones on their way; few long rows are cut into several.
+    ``leaves``: what is read leaves the L2 first."""
 
     block: int
     num_warps: int
     num_stages: int
     num_stretches: int
+    leaves: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,8 @@ class Backward:
 
 @dataclass(frozen=True, slots=True)
 class Short:
-    """Rows a program holds whole, in how many pieces, and how many programs walk over all rows."""
+    """Rows a program holds whole, in how many pieces, and how many programs walk over all rows. ``leaves``: what is
+    read leaves the L2 first, unless it is on its way while another row is worked on."""
 
     rows: int
     chunks: int
@@ -36,6 +39,16 @@ class Short:
     num_warps: int
     num_stages: int = 1
     programs_per_sm: int = 64
+    leaves: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Walked:
+    """A warp a row: accesses of a lane that are a chunk, chunks on their way, and warps that walk over all rows."""
+
+    accesses: int
+    slots: int
+    programs_per_sm: int
 
 
 LONGEST_TILED, LONGEST_TILED_SHIFTED = 512, 2048

@@ -11,14 +11,25 @@ from ridgeline.errors import KernelError
 from ridgeline.kernels import tuning
 from ridgeline.kernels.compiler import POINTER_ALIGNMENT_BYTES
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, declare, elementwise_cost
-from ridgeline.kernels.cross_entropy import config, kernel, reference
-from ridgeline.kernels.launcher import Kernel, Plans, access_of, carved, launchable, num_sms, overlaps, vector_of
+from ridgeline.kernels.cross_entropy import config, kernel, reference, streamed
+from ridgeline.kernels.launcher import (
+    Kernel,
+    Plans,
+    access_of,
+    carved,
+    launchable,
+    num_sms,
+    overlaps,
+    policy,
+    vector_of,
+)
 from ridgeline.kernels.rows import as_rows, cdiv, clamp, float_reason, power_of_two, template
 
 _LOOSE = ("target_ptr", "loss_ptr", "count_ptr", "lse_ptr", "part_ptr")
 _STRETCHES = Kernel(kernel.cross_entropy_stretches, vectors=("cols", "x_stride", "length"), loose=_LOOSE)
 _MERGE = Kernel(kernel.cross_entropy_merge)
 _SHORT = Kernel(kernel.cross_entropy_short, vectors=("cols", "x_stride"), loose=_LOOSE)
+_WALKED = Kernel(streamed.cross_entropy_walked, vectors=("cols", "x_stride"), loose=_LOOSE)
 _FINISH = Kernel(kernel.cross_entropy_finish, vectors=("num",), loose=("out_ptr", "weight_ptr"))
 _BACKWARD = Kernel(kernel.cross_entropy_backward, vectors=("cols", "x_stride", "dx_stride"))
 _BACKWARD_FLAT = Kernel(kernel.cross_entropy_backward_flat, loose=("target_ptr", "lse_ptr", "grad_ptr", "weight_ptr"))
@@ -152,15 +163,16 @@ def _plan_rows(x: Tensor, target: Tensor, stride: int, smooth: bool, summed: boo
     on = x.get_device()
     vector, shifted = access_of(x.element_size(), x.data_ptr(), cols, stride)
     numbers, lse = template((rows,), torch.float32, x.device), template((2, rows), torch.float32, x.device)
-    if cols <= config.SHORTEST_STRETCHED:
-        sizes = {"rows": rows, "cols": cols, "dtype": x.dtype}
-        held = tuning.choose("cross_entropy.short", sizes, config.short(cols, x.element_size()))
-        return _plan_short(x, target, stride, smooth, summed, numbers, lse, vector, shifted, held)
-    chosen: config.Forward | config.Short = tuning.choose(
-        "cross_entropy.forward",
+    short = cols <= config.SHORTEST_STRETCHED
+    chosen: config.Forward | config.Short | config.Walked = tuning.choose(
+        "cross_entropy.short" if short else "cross_entropy.forward",
         {"rows": rows, "cols": cols, "dtype": x.dtype},
-        config.forward(rows, cols, x.element_size(), num_sms(on), shifted),
+        config.short(cols, x.element_size())
+        if short
+        else config.forward(rows, cols, x.element_size(), num_sms(on), shifted),
     )
+    if isinstance(chosen, config.Walked):
+        return _plan_walked(x, target, stride, smooth, summed, numbers, lse, chosen)
     if isinstance(chosen, config.Short):
         return _plan_short(x, target, stride, smooth, summed, numbers, lse, vector, shifted, chosen)
     most = cols + vector - 1 if shifted else cols
@@ -173,7 +185,7 @@ def _plan_rows(x: Tensor, target: Tensor, stride: int, smooth: bool, summed: boo
         grid=(rows * num,),
         constants={"SMOOTH": smooth, "WHOLE": num == 1, "COUNT": summed, "GROUPS": chosen.block // width,
                    "VECTOR": width, "STAGES": chosen.num_stages, "EARLY": overlaps(x.nbytes) and (summed or num > 1),
-                   "SHIFTED": shifted},
+                   "SHIFTED": shifted, "POLICY": policy(chosen.leaves)},
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
         device=on,
@@ -227,11 +239,33 @@ def _plan_short(
         constants={"SMOOTH": smooth, "SUM": summed, "ROWS": chosen.rows, "CHUNKS": cdiv(most, chosen.block),
                    "BLOCK": chosen.block, "FULL": cols // chosen.block, "EVEN": rows % chosen.rows == 0,
                    "STAGES": chosen.num_stages, "EARLY": overlaps(x.nbytes) and summed, "SHIFTED": shifted,
-                   "VECTOR": vector},
+                   "VECTOR": vector, "POLICY": policy(chosen.leaves and chosen.num_stages == 1)},
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
         device=x.get_device(),
         vector=vector,
+    )  # fmt: skip
+
+    def read(x: Tensor, target: Tensor, losses: Any, counts: Any, lse: Any, *scalars: Any) -> None:
+        run(x, target, losses, counts, lse, rows, cols, stride, *scalars)
+
+    return read, programs if summed else rows
+
+
+def _plan_walked(
+    x: Tensor, target: Tensor, stride: int, smooth: bool, summed: bool, numbers: Tensor, lse: Tensor,
+    chosen: config.Walked,
+) -> tuple[Any, int]:  # fmt: skip
+    rows, cols = x.shape
+    programs = min(rows, chosen.programs_per_sm * num_sms(x.get_device()))
+    run = _WALKED.bind(
+        (x, target, numbers, numbers, lse, rows, cols, stride, -100, 0.0, 0.0),
+        grid=(programs,),
+        constants={"SMOOTH": smooth, "SUM": summed, "ACCESSES": chosen.accesses, "SLOTS": chosen.slots,
+                   "EARLY": overlaps(x.nbytes) and summed},
+        num_warps=1,
+        device=x.get_device(),
+        vector=POINTER_ALIGNMENT_BYTES // x.element_size(),
     )  # fmt: skip
 
     def read(x: Tensor, target: Tensor, losses: Any, counts: Any, lse: Any, *scalars: Any) -> None:

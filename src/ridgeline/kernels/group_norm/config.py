@@ -40,6 +40,16 @@ class Images(Streamed):
     paired: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A group of 16-bit numbers a program: its warps, groups that have their place in shared memory, and programs of a
+    multiprocessor."""
+
+    num_warps: int
+    slots: int
+    programs_per_sm: int
+
+
 def streamed(num_bytes: int, num_inputs: int, itemsize: int) -> Images | None:
     """Three shares of 64 KB a multiprocessor, four programs of four warps; None where the image is small.
 

@@ -13,7 +13,8 @@ from ridgeline.kernels.shares import Streamed
 class Softmax:
     """Rows a program holds, in how many pieces; no pieces: a row block by block. No programs given: one a tile.
 
-    ``ends``: of rows that start inside accesses, the few elements outside whole accesses are handled apart."""
+    ``ends``: of rows that start inside accesses, the few elements outside whole accesses are handled apart.
+    ``leaves``: what is read leaves the L2 first."""
 
     rows: int
     chunks: int
@@ -22,6 +23,7 @@ class Softmax:
     num_stages: int = 1
     programs_per_sm: int = 0
     ends: bool = False
+    leaves: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,19 @@ class Shares(Streamed):
 
     kept: bool = False
 
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A row of 16-bit numbers a program, one program a multiprocessor: its warps, rows that have their place in shared
+    memory, and whether the row that takes another's place is asked for while results are written, or at once."""
+
+    num_warps: int
+    slots: int
+    late: bool = False
+
+
+SHARED_BYTES = 232448 - 1024
+"""Of a program: what a multiprocessor has, less what reductions need."""
 
 TWICE_FORWARD = 32768
 """From here on a row is read twice forward: 182 µs for 4096×32768, 191 held."""
@@ -77,6 +92,11 @@ def with_ends(held: Softmax) -> Softmax:
 def twice(itemsize: int) -> Softmax:
     """One program a row, read twice."""
     return Softmax(1, 0, 16384 // itemsize, 16, 1)
+
+
+def num_pieces(num_warps: int, cols: int, shifted: bool) -> int:
+    """Accesses of every lane that hold a row of 16-bit numbers, which may start inside an access."""
+    return cdiv(cols + 7 if shifted else cols, 256 * num_warps)
 
 
 def streamed_forward(cols: int, itemsize: int) -> Shares | None:

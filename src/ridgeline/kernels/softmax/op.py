@@ -10,7 +10,7 @@ from torch import Tensor
 from ridgeline.kernels import shares, tuning
 from ridgeline.kernels.compiler import POINTER_ALIGNMENT_BYTES
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, declare, elementwise_cost
-from ridgeline.kernels.launcher import INTERPRETING, Kernel, Plans, access_of, launchable, num_sms, vector_of
+from ridgeline.kernels.launcher import INTERPRETING, Kernel, Plans, access_of, launchable, num_sms, policy, vector_of
 from ridgeline.kernels.rows import as_rows, cdiv, float_reason
 from ridgeline.kernels.shares import Streamed
 from ridgeline.kernels.softmax import config, kernel, reference, streamed
@@ -30,6 +30,7 @@ _FORWARD_STREAMED = Kernel(
 _BACKWARD_STREAMED = Kernel(
     streamed.softmax_backward_streamed, vectors=("cols", "length"), loose=("word_ptr",), cooperative=True
 )
+_FORWARD_WHOLE = Kernel(streamed.softmax_forward_whole, vectors=("cols", "x_stride"))
 _forward_plans, _backward_plans = Plans(), Plans()
 STREAMED_ACCESS_BYTES = 8
 
@@ -86,6 +87,8 @@ def _plan_forward(x: Tensor, y: Tensor, stride: int) -> Any:
         {"rows": rows, "cols": cols, "dtype": y.dtype},
         streaming or _held(config.forward, rows, cols, size, vector, shifted),
     )
+    if isinstance(chosen, config.Whole):
+        return _plan_whole(chosen, x, y, rows, cols, stride, vector, shifted)
     if isinstance(chosen, Streamed):
         found = shares.cut(chosen, rows, cols, x.get_device(), vector=vector, shifted=shifted)
         if found is not None:
@@ -94,7 +97,8 @@ def _plan_forward(x: Tensor, y: Tensor, stride: int) -> Any:
             return lambda x, y: run(x, y, stride)
         chosen = _held(config.forward, rows, cols, size, vector, shifted)
     if chosen.ends and shifted:
-        return _plan_ends(_FORWARD_ENDS, chosen, (x, y), rows, (cols, stride), vector)
+        leaves = {"POLICY": policy(chosen.leaves)}
+        return _plan_ends(_FORWARD_ENDS, chosen, (x, y), rows, (cols, stride), vector, leaves)
     tiles = cdiv(rows, chosen.rows)
     walking = chosen.chunks and chosen.programs_per_sm
     programs = min(tiles, chosen.programs_per_sm * num_sms(x.get_device())) if walking else tiles
@@ -103,11 +107,33 @@ def _plan_forward(x: Tensor, y: Tensor, stride: int) -> Any:
     run = (_FORWARD if chosen.chunks else _FORWARD_LONG).bind(
         (x, y, rows, cols, stride),
         grid=(programs,),
-        constants=_constants(chosen, cols, vector, shifted),
+        constants=_constants(chosen, cols, vector, shifted)
+        | ({"POLICY": policy(chosen.leaves)} if chosen.chunks else {}),
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
         **common,
     )
+    return lambda x, y: run(x, y, rows, cols, stride)
+
+
+def _plan_whole(
+    chosen: config.Whole, x: Tensor, y: Tensor, rows: int, cols: int, stride: int, vector: int, shifted: bool
+) -> Any:
+    """Rows that start inside accesses are spread over so many programs that each has its own at the same place."""
+    programs = min(rows, num_sms(x.get_device()))
+    if shifted and programs < rows:
+        programs = programs // vector * vector
+    block = 32 * chosen.num_warps * vector
+    run = _FORWARD_WHOLE.bind(
+        (x, y, rows, cols, stride),
+        grid=(programs,),
+        constants={"CHUNKS": config.num_pieces(chosen.num_warps, cols, shifted), "BLOCK": block, "SLOTS": chosen.slots,
+                   "LATE": chosen.late, "SHIFTED": shifted},
+        num_warps=chosen.num_warps,
+        max_registers=shares.registers_of(chosen.num_warps, 1),
+        device=x.get_device(),
+        vector=vector,
+    )  # fmt: skip
     return lambda x, y: run(x, y, rows, cols, stride)
 
 
@@ -126,14 +152,15 @@ def _held(choose: Any, rows: int, cols: int, itemsize: int, vector: int, shifted
 
 
 def _plan_ends(
-    kind: Kernel, chosen: config.Softmax, tensors: tuple[Tensor, ...], rows: int, numbers: tuple[int, ...], vector: int
-) -> Any:
+    kind: Kernel, chosen: config.Softmax, tensors: tuple[Tensor, ...], rows: int, numbers: tuple[int, ...], vector: int,
+    more: dict[str, str],
+) -> Any:  # fmt: skip
     """Rows that start inside accesses, their ends apart: a program a row, whose numbers are its length and strides."""
     chunks = cdiv(numbers[0] // vector * vector, chosen.block)
     run = kind.bind(
         (*tensors, *numbers),
         grid=(rows,),
-        constants={"CHUNKS": chunks, "BLOCK": chosen.block, "VECTOR": vector},
+        constants={"CHUNKS": chunks, "BLOCK": chosen.block, "VECTOR": vector, **more},
         num_warps=chosen.num_warps,
         device=tensors[0].get_device(),
         vector=vector,
@@ -197,7 +224,7 @@ def _plan_backward(dy: Tensor, y: Tensor, dx: Tensor) -> Any:
             return shares.bind(_BACKWARD_STREAMED, chosen, found, (dy, y, dx), rows, cols, (), flags, common)
         chosen = _held(config.backward, rows, cols, size, vector, shifted)
     if chosen.ends and shifted:
-        return _plan_ends(_BACKWARD_ENDS, chosen, (dy, y, dx), rows, (cols,), vector)
+        return _plan_ends(_BACKWARD_ENDS, chosen, (dy, y, dx), rows, (cols,), vector, {})
     if not chosen.chunks:
         common["vector"] = vector_of(least, pointers, cols)
     run = (_BACKWARD if chosen.chunks else _BACKWARD_LONG).bind(

@@ -12,7 +12,20 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
-from ridgeline.kernels.stream import PLAIN, columns, spread, widened, word_of, words_when_there
+from ridgeline.kernels.stream import (
+    FLAT,
+    PLAIN,
+    columns,
+    halves,
+    halves_again,
+    higher_bf16,
+    higher_fp16,
+    paired,
+    spread,
+    widened,
+    word_of,
+    words_when_there,
+)
 
 LOWEST = gl.constexpr(-3.4028234663852886e38)  # of float32: rows that a mask fills with it share alike
 LOG2_E = gl.constexpr(1.4426950408889634)
@@ -304,3 +317,137 @@ def softmax_backward_streamed(
         async_copy.async_copy_global_to_shared(y_smem.index(ahead % SLOTS), y_ptr + at + ahead * step, mask=there)
         async_copy.async_copy_global_to_shared(dy_smem.index(ahead % SLOTS), dy_ptr + at + ahead * step, mask=there)
         async_copy.commit_group()
+
+
+@gluon.jit
+def piece_there(access, low, width, I: gl.constexpr, PIECE: gl.constexpr, SHIFTED: gl.constexpr):
+    """Which accesses of piece I of a row belong to it as a whole."""
+    there = access < width - I * PIECE
+    if SHIFTED and I == 0:
+        there = there & (access >= low)
+    return there
+
+
+@gluon.jit
+def ask_piece(
+    x_at, place, turn, num_turns, x_step, access, low, width,
+    I: gl.constexpr, PIECE: gl.constexpr, SHIFTED: gl.constexpr,
+):  # fmt: skip
+    """Asks for piece I of a program's row; after its last row for nothing."""
+    there = piece_there(access, low, gl.where(turn < num_turns, width, 0), I, PIECE, SHIFTED)
+    async_copy.async_copy_global_to_shared(place, x_at + turn * x_step + I * PIECE, mask=there)
+
+
+@gluon.jit
+def softmax_forward_whole(
+    x_ptr,  # [R, C] of 16 bits, rows x_stride apart
+    y_ptr,  # [R, C]
+    rows,
+    cols,
+    x_stride,
+    CHUNKS: gl.constexpr,
+    BLOCK: gl.constexpr,
+    SLOTS: gl.constexpr,
+    LATE: gl.constexpr,  # the row that takes this one's place is asked for piece by piece, while results are written
+    SHIFTED: gl.constexpr,  # rows start inside accesses; all rows of a program at the same place
+):
+    """A row a program: it waits in shared memory, is held in registers as it is, and its powers are computed twice.
+
+    The place of a row is free as soon as registers hold it. CHUNKS is any number, not a power of two: no piece but the
+    last is filled up.
+    """
+    VECTOR: gl.constexpr = 8
+    NUM_WARPS: gl.constexpr = gl.num_warps()
+    BF16: gl.constexpr = x_ptr.dtype.element_ty == gl.bfloat16
+    L: gl.constexpr = gl.BlockedLayout([4], [32], [NUM_WARPS], [0])
+    PIECE: gl.constexpr = BLOCK // 2  # in words of two numbers
+    places = ()  # one a piece: what is copied to one never waits for another
+    for _ in gl.static_range(CHUNKS):
+        places = places + (gl.allocate_shared_memory(gl.int32, [SLOTS, PIECE], FLAT),)
+    start = gl.program_id(0)
+    num_groups = gl.num_programs(0)
+    num_turns = (rows - start + num_groups - 1) // num_groups
+    lead = 0
+    low = 0
+    if SHIFTED:
+        lead = (start.to(gl.int64) * cols % VECTOR).to(gl.int32)
+        low = (lead + VECTOR - 1) // VECTOR * (VECTOR // 2)
+    end = lead + cols
+    width = end // VECTOR * (VECTOR // 2) if SHIFTED else cols // 2
+    c = gl.arange(0, PIECE, L)
+    access = c // 4 * 4
+    x_row = start.to(gl.int64) * x_stride
+    y_row = start.to(gl.int64) * cols
+    x_step = num_groups.to(gl.int64) * x_stride
+    y_step = num_groups.to(gl.int64) * cols
+    if SHIFTED:
+        edge, own = edge_positions(lead, end, 0, cols + VECTOR, VECTOR, NUM_WARPS)
+        x_edge = x_ptr + x_row + edge
+        y_edge = y_ptr + y_row + edge
+        x_row = x_row // VECTOR * VECTOR
+        y_row = y_row // VECTOR * VECTOR
+        x_step = x_step // VECTOR * VECTOR
+        y_step = y_step // VECTOR * VECTOR
+        edge_now = gl.load(x_edge, mask=own, other=float("-inf")).to(gl.float32)
+    x_words = x_ptr.to(gl.pointer_type(gl.int32), bitcast=True)
+    y_words = y_ptr.to(gl.pointer_type(gl.int32), bitcast=True)
+    x_at = x_words + x_row // 2 + c
+    y_at = y_words + y_row // 2 + c
+    x_step = x_step // 2
+    word_step = y_step // 2
+    for turn in gl.static_range(SLOTS):
+        for i in gl.static_range(CHUNKS):
+            place = places[i].index(turn)
+            ask_piece(x_at, place, turn, num_turns, x_step, access, low, width, i, PIECE, SHIFTED)
+        async_copy.commit_group()
+    slot = start * 0
+    for turn in range(num_turns):
+        if SHIFTED:
+            more = own & (turn + 1 < num_turns)
+            edge_next = gl.load(x_edge + (turn + 1) * x_step * 2, mask=more, other=float("-inf")).to(gl.float32)
+        async_copy.wait_group(SLOTS - 1)
+        held = ()
+        for i in gl.static_range(CHUNKS):
+            words = places[i].index(slot).load(L)
+            if i == CHUNKS - 1 or (SHIFTED and (i == 0 or i == CHUNKS - 2)):
+                there = piece_there(access, low, width, i, PIECE, SHIFTED)
+                words = gl.where(there, words, -8323200 if BF16 else -67044352)  # two of minus infinity
+            held = held + (words,)
+        highest = held[0]
+        for i in gl.static_range(1, CHUNKS):
+            highest = higher_bf16(highest, held[i]) if BF16 else higher_fp16(highest, held[i])
+        if not LATE:
+            for i in gl.static_range(CHUNKS):
+                place = places[i].index(slot)
+                ask_piece(x_at, place, turn + SLOTS, num_turns, x_step, access, low, width, i, PIECE, SHIFTED)
+            async_copy.commit_group()
+        a, b = halves(highest, BF16)
+        top = gl.max(gl.maximum(a, b), axis=0)
+        if SHIFTED:
+            top = gl.maximum(top, gl.max(edge_now, axis=0))
+        top = gl.maximum(top, LOWEST)
+        scale, base, factor = base_of(top, True)
+        sums = gl.zeros([PIECE], gl.float32, L)
+        for i in gl.static_range(CHUNKS):
+            a, b = halves(held[i], BF16)
+            sums += power(a, top, scale, base, True) + power(b, top, scale, base, True)
+        total = gl.sum(sums, axis=0)
+        if SHIFTED:
+            at_edge = power(edge_now, top, scale, base, True)
+            total += gl.sum(at_edge, axis=0)
+        factor = 1.0 / total
+        for i in gl.static_range(CHUNKS):
+            a, b = halves_again(held[i], BF16)
+            a = power(a, top, scale, base, True) * factor
+            b = power(b, top, scale, base, True) * factor
+            there = piece_there(access, low, width, i, PIECE, SHIFTED)
+            gl.store(y_at + turn * word_step + i * PIECE, paired(a, b, BF16), mask=there)
+            if LATE:
+                place = places[i].index(slot)
+                ask_piece(x_at, place, turn + SLOTS, num_turns, x_step, access, low, width, i, PIECE, SHIFTED)
+        if LATE:
+            async_copy.commit_group()
+        if SHIFTED:
+            gl.store(y_edge + turn * y_step, (at_edge * factor).to(y_ptr.dtype.element_ty), mask=own)
+            edge_now = edge_next
+        slot = gl.where(slot + 1 == SLOTS, 0, slot + 1)

@@ -226,7 +226,7 @@ def _named(op: str, names: tuple[str, ...], node: fx.Node) -> Call | None:
         given[names[position]] = value
     for name, value in node.kwargs.items():
         given[_synonym(name)] = value
-    if given.get("inplace") is True:
+    if given.get("inplace") is True or given.get("rounding_mode") is not None:  # a rounded quotient is another op
         return None
     return Call(op, given, node)
 
