@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -237,6 +238,10 @@ def same(tensor: Tensor, kept: Tensor) -> bool:
     return torch.equal(tensor, kept) or bool(((tensor == kept) | (tensor != tensor) & (kept != kept)).all())
 
 
+_WRITTEN: WeakKeyDictionary[nn.Module, frozenset[str]] = WeakKeyDictionary()
+"""Names of the parameters that calls of a model were seen to write to: fifty steps put them back too."""
+
+
 class State:
     """What calls may change about a model (buffers, attributes, lists and dictionaries it holds), to be put back."""
 
@@ -246,19 +251,22 @@ class State:
         self.random = RandomState()
         self.moving = [each for module in model.modules() for each in _moving(vars(module))]
         self.given: list[Callable[[], Any]] = []  # the same for what calls are given
-        self.tensors = [(name, tensor, tensor.detach().clone()) for name, tensor in self.watch.tensors.values()
-                        if not isinstance(tensor, nn.Parameter) and not tensor.is_meta]  # fmt: skip
+        written = _WRITTEN.get(model, frozenset())
+        self.tensors = [(name, t, t.detach().clone()) for name, t in self.watch.tensors.values()
+                        if (name in written or not isinstance(t, nn.Parameter)) and not t.is_meta]  # fmt: skip
         self.weights: list[tuple[str, Tensor, Tensor]] = []  # parameters that calls write to
 
     def looking_for_written_weights(self, model: nn.Module) -> Callable[[], None]:
         """Keeps weights as they are before a first call; the returned function finds those that it wrote to."""
-        suspects = {id(t): t for t in _suspected(model)}
-        named = [(name, t) for name, t in self.watch.tensors.values() if id(t) in suspects and not t.is_meta]
+        suspects, known = {id(t): t for t in _suspected(model)}, {name for name, *_ in self.tensors}
+        named = [(name, t) for name, t in self.watch.tensors.values()
+                 if id(t) in suspects and name not in known and not t.is_meta]  # fmt: skip
         kept = [(name, tensor, tensor.detach().clone()) for name, tensor in named]
 
         def find() -> None:
             self.weights = [each for each in kept if not same(each[1].detach(), each[2])]
             self.tensors += self.weights
+            _WRITTEN[model] = _WRITTEN.get(model, frozenset()) | {name for name, *_ in self.weights}
             kept.clear()
 
         return find

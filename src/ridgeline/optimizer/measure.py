@@ -169,7 +169,9 @@ class Track:
             self.state.rebinds = self.mutates = True
         else:
             again.random, again.given = self.state.random, self.state.given
-            again.weights, again.tensors = self.state.weights, [*again.tensors, *self.state.weights]
+            known = {name for name, *_ in again.tensors}
+            again.weights = self.state.weights
+            again.tensors += [each for each in again.weights if each[0] not in known]
             self.state = again
 
     def restore(self) -> None:
