@@ -273,7 +273,8 @@ class Prover:
     def _astray(self, ours: Leaf, theirs: Leaf, eager_frac: float) -> str:
         """Why a result as right as eager's is not taken: rounding decides what the model returns, and it is another."""
         wide = self.subject.mode == "infer" and self._step(ours.dtype) <= WIDE_STEP
-        if not wide or self.error_budget or ours.dtype.is_complex or eager_frac < FAR_FRAC / (1.0 + TIMES_EAGER):
+        settled = self.error_budget >= FAR_FRAC or eager_frac < FAR_FRAC / (1.0 + TIMES_EAGER)
+        if not wide or settled or ours.dtype.is_complex:
             return ""
         apart = error_of(ours.values, theirs.values.double())
         if apart.rms_frac <= FAR_FRAC or apart.largest <= NEAR:

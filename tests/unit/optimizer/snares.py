@@ -140,10 +140,10 @@ class Growing(nn.Module):
 
 def _grow(model: Any, call: int) -> None:
     if call == 2:
-        model.factors["b"] = nn.Parameter(torch.full((8,), 2.0))
+        model.factors["b"] = nn.Parameter(torch.full((8,), 2.0, device=model.layers["a"].weight.device))
     elif call == 3:
         torch.manual_seed(3)
-        model.layers["b"] = nn.Linear(8, 8)
+        model.layers["b"] = nn.Linear(8, 8).to(model.layers["a"].weight.device)
 
 
 class Property(nn.Module):

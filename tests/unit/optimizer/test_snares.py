@@ -154,3 +154,22 @@ def test_what_hangs_on_its_rounding_is_not_computed_in_another_order() -> None:
 
     verdict = prover.judge(otherwise)
     assert not verdict and "hangs on its rounding" in verdict.reason
+
+
+@pytest.mark.parametrize("off", [5e-6, 5e-5])
+def test_pytorchs_own_compiler_may_be_a_hundred_thousandth_off_and_ours_may_not(off: float) -> None:
+    from ridgeline.optimizer.backend import Report
+    from ridgeline.optimizer.candidate import Built
+    from ridgeline.optimizer.inputs import Inputs
+    from ridgeline.optimizer.search import Problem, Search
+
+    model = _net()
+    search = Search(Problem(model=model, inputs=Inputs((torch.randn(64, 8),), {}), mode="infer", device=CPU))
+    search.random, search.eager_s = False, 1e-3
+
+    def nearly(x: Any) -> Any:
+        return model(x) * (1 + off)
+
+    stock = Built(Candidate(name="torch.compile", compiler="stock"), nearly, Report())
+    assert bool(search._proved(stock)) is (off < 1e-5)
+    assert not search._proved(Built(Candidate(name="rewrites"), nearly, Report()))
