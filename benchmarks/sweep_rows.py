@@ -182,57 +182,20 @@ def heads() -> Iterator[Sweep]:
         yield Sweep("qk_norm_rope.backward", "qk_norm_rope", "bwd", of, back)
 
 
-def warps_apart() -> Iterator[Sweep]:
-    """Cross-entropy by warps that each walk over rows of their own."""
-    from ridgeline.kernels.contract import case
-    from ridgeline.kernels.cross_entropy.config import Walked as W
-
-    common = (W(4, 4, 24), W(4, 3, 32), W(4, 6, 16), W(8, 3, 16))
-    tried = {
-        (32768, 4096): common, (16384, 5000): common, (32768, 3000): common, (16384, 10000): common,
-        (65536, 1000): (*common[:2], W(2, 6, 32)), (8192, 16384): common[::3], (8192, 32000): common[::3],
-        (65536, 2048): common[:3], (262144, 256): (W(1, 8, 32), W(1, 12, 32)),
-    }  # fmt: skip
-    for (rows, cols), configs in tried.items():
-        kernel = "cross_entropy.short" if cols <= 2048 else "cross_entropy.forward"
-        yield Sweep(kernel, "cross_entropy", "fwd", case("bfloat16", rows=rows, cols=cols), configs)
-    for dtype, rows, cols, smoothing, z in (("float16", 4100, 3000, 0.1, 1e-3), ("bfloat16", 5, 4104, 0.1, 0.0),
-                                            ("float16", 9000, 1000, 0.0, 0.0)):  # fmt: skip
-        kernel = "cross_entropy.short" if cols <= 2048 else "cross_entropy.forward"
-        of = case(dtype, rows=rows, cols=cols, smoothing=smoothing, z=z)
-        yield Sweep(kernel, "cross_entropy", "fwd", of, (W(4, 4, 24), W(8, 3, 16), W(2, 6, 32)))
-
-
 def leaving() -> Iterator[Sweep]:
-    """What is read once leaves the L2 first, so that what is written may stay there."""
+    """Logits that leave the L2 first, and that do not. (Norms, softmax and SwiGLU were tried as well, and lost.)"""
     from dataclasses import replace
 
     from ridgeline.kernels.contract import case
     from ridgeline.kernels.cross_entropy import config as loss
-    from ridgeline.kernels.gated.config import Pointwise
-    from ridgeline.kernels.rms_norm.config import Forward as F
-    from ridgeline.kernels.softmax.config import Softmax
 
-    four = (F(1, 4, 1024, 4, leaves=True), F(1, 2, 2048, 8, leaves=True), F(1, 1, 4096, 8),
-            F(1, 1, 4096, 8, leaves=True))  # fmt: skip
-    eight = (F(1, 4, 2048, 8, leaves=True), F(1, 2, 4096, 16, leaves=True), F(1, 1, 8192, 16, leaves=True))
-    tried = (
-        ("rms_norm", 16384, 4096, four), ("rms_norm", 8192, 8192, eight),
-        ("rms_norm", 131072, 128, (F(8, 1, 128, 4, leaves=True), F(16, 1, 128, 4), F(16, 1, 128, 4, leaves=True))),
-        ("layer_norm", 16384, 4096, four), ("layer_norm", 65536, 768, (F(4, 3, 256, 4, leaves=True),)),
-        ("rms_norm", 8192, 5120, (F(1, 5, 1024, 4, leaves=True),)), ("rms_norm", 32768, 8192, eight[:2]),
-    )  # fmt: skip
-    for name, rows, cols, configs in tried:
-        yield Sweep(f"{name}.forward", name, "fwd", case("bfloat16", rows=rows, cols=cols), configs)
-    of = case("bfloat16", rows=16384, cols=8192)
-    yield Sweep("softmax.forward", "softmax", "fwd", of, (Softmax(1, 4, 2048, 8, leaves=True),))
-    for phase in ("fwd", "bwd"):
-        kernel = "gated.forward" if phase == "fwd" else "gated.backward"
-        yield Sweep(kernel, "swiglu", phase, case("bfloat16", rows=8192, cols=8192), (Pointwise(2048, 4, True),))
-    for rows, cols in ((65536, 1000), (8192, 16384), (8192, 32000)):
-        kernel, way = ("short", loss.short(cols, 2)) if cols <= 2048 else ("forward", loss.forward(rows, cols, 2, 132))
+    for rows, cols in ((65536, 1000), (262144, 256), (65536, 2048), (8192, 16384), (8192, 32000)):
+        if cols <= loss.SHORTEST_STRETCHED:
+            kernel, way = "cross_entropy.short", loss.short(rows, cols, 2)
+        else:
+            kernel, way = "cross_entropy.forward", loss.forward(rows, cols, 2, 132)
         of = case("bfloat16", rows=rows, cols=cols)
-        yield Sweep(f"cross_entropy.{kernel}", "cross_entropy", "fwd", of, (replace(way, leaves=True),))
+        yield Sweep(kernel, "cross_entropy", "fwd", of, (way, replace(way, leaves=not way.leaves)))
 
 
 def groups_whole() -> Iterator[Sweep]:
@@ -246,21 +209,26 @@ def groups_whole() -> Iterator[Sweep]:
     ):  # fmt: skip
         of = case("bfloat16", batch=batch, channels=channels, side=side, groups=32)
         yield Sweep("group_norm.streamed", "group_norm_silu", "fwd", of, tried)
-    of = case("float16", batch=8, channels=320, side=64, groups=32)
-    yield Sweep("group_norm.streamed", "group_norm", "fwd", of, (H(16, 2, 1),))
+    for dtype, batch, channels, side, tried in (
+        ("float16", 8, 320, 64, (H(16, 2, 1),)), ("bfloat16", 2, 320, 64, (H(16, 1, 1),)),
+        ("bfloat16", 2, 1280, 16, (H(4, 1, 4), H(16, 1, 1))), ("float16", 1, 64, 8, (H(1, 1, 8),)),
+    ):  # fmt: skip
+        of = case(dtype, batch=batch, channels=channels, side=side, groups=32)
+        yield Sweep("group_norm.streamed", "group_norm", "fwd", of, tried)
 
 
 def whole() -> Iterator[Sweep]:
     """Softmax of rows that one multiprocessor holds whole."""
     from ridgeline.kernels.contract import case
+    from ridgeline.kernels.softmax.config import Shares
     from ridgeline.kernels.softmax.config import Whole as H
 
-    for rows, cols, tried in ((4096, 50257, (H(16, 2), H(16, 2, True))), (4096, 50304, (H(16, 2), H(32, 2))),
-                              (2048, 65536, (H(16, 1), H(32, 1))), (8192, 24000, (H(16, 2), H(16, 4))),
-                              (4096, 32768, (H(16, 3),)), (4096, 40000, (H(16, 2),))):  # fmt: skip
-        yield Sweep("softmax.forward", "softmax", "fwd", case("bfloat16", rows=rows, cols=cols), tried)
-    for rows, cols in ((140, 50257), (300, 33001)):
-        yield Sweep("softmax.forward", "softmax", "fwd", case("float16", rows=rows, cols=cols), (H(16, 2), H(16, 1)))
+    for rows, cols, tried in ((4096, 50304, (H(16, 2), H(32, 2))), (2048, 65536, (H(16, 1), H(32, 1))),
+                              (8192, 24000, (H(16, 2), H(16, 4))), (4096, 32768, (H(16, 3),)),
+                              (4096, 40000, (H(16, 2),))):  # fmt: skip
+        in_shares = Shares(8, 16, 3, 1) if cols <= 32768 else Shares(8, 4, 4, 3, kept=True)
+        of = case("bfloat16", rows=rows, cols=cols)
+        yield Sweep("softmax.forward", "softmax", "fwd", of, (in_shares, *tried))
 
 
 def scales() -> Iterator[Sweep]:
@@ -282,7 +250,6 @@ PARTS: dict[str, Callable[[], Iterator[Sweep]]] = {
     "heads": heads,
     "last": last,
     "long_backward": long_backward,
-    "warps_apart": warps_apart,
     "whole": whole,
     "leaving": leaving,
     "groups_whole": groups_whole,

@@ -6,8 +6,6 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-NORMAL = tl.constexpr("")  # how long the L2 keeps what is read: as long as anything else
-
 
 @triton.jit
 def let_next_start(EARLY: tl.constexpr):
@@ -48,19 +46,18 @@ def load_part(
     SHIFTED: tl.constexpr,
     VECTOR: tl.constexpr,
     OTHER: tl.constexpr = 0.0,
-    POLICY: tl.constexpr = NORMAL,
 ):
     """Positions lead to end of a row, of which this is piece I of CHUNKS, and OTHER elsewhere.
 
     An access holds an element of the row or is not made, so that nothing is read but the neighbors' elements.
     """
     if SHIFTED:
-        x = tl.load(at, mask=there & (position // VECTOR * VECTOR < end), other=OTHER, eviction_policy=POLICY)
+        x = tl.load(at, mask=there & (position // VECTOR * VECTOR < end), other=OTHER)
         if I == 0 or I >= CHUNKS - 2:  # a row's length less than an access more or less decides where it ends
             x = tl.where((position >= lead) & (position < end), x, OTHER)
         return x
     else:
-        return tl.load(at, mask=there & (position < end), other=OTHER, eviction_policy=POLICY)
+        return tl.load(at, mask=there & (position < end), other=OTHER)
 
 
 @triton.jit
@@ -108,13 +105,9 @@ def ends_of(lead, whole, cols, VECTOR: tl.constexpr):
 
 
 @triton.jit
-def load_whole(
-    at, c, whole, I: tl.constexpr, CHUNKS: tl.constexpr, OTHER: tl.constexpr = 0.0, POLICY: tl.constexpr = NORMAL
-):
+def load_whole(at, c, whole, I: tl.constexpr, CHUNKS: tl.constexpr, OTHER: tl.constexpr = 0.0):
     """Piece I of a row's whole accesses: only the last one may end early."""
-    if I == CHUNKS - 1:
-        return tl.load(at, mask=c < whole, other=OTHER, eviction_policy=POLICY)
-    return tl.load(at, eviction_policy=POLICY)
+    return tl.load(at, mask=c < whole, other=OTHER) if I == CHUNKS - 1 else tl.load(at)
 
 
 @triton.jit

@@ -56,17 +56,6 @@ def halves(words, BF16: gl.constexpr):
 
 
 @gluon.jit
-def halves_again(words, BF16: gl.constexpr):
-    """The same where they were taken apart before: the compiler would keep all of them in registers meanwhile."""
-    if BF16:
-        both: gl.constexpr = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;"
-        return gl.inline_asm_elementwise(both, "=f,=f,r", [words], (gl.float32, gl.float32), False, 1)
-    else:
-        both: gl.constexpr = "{ .reg .b16 %a, %b; mov.b32 {%a, %b}, $2; cvt.f32.f16 $0, %a; cvt.f32.f16 $1, %b; }"
-        return gl.inline_asm_elementwise(both, "=f,=f,r", [words], (gl.float32, gl.float32), False, 1)
-
-
-@gluon.jit
 def paired(low, high, BF16: gl.constexpr):
     """Two numbers rounded to 16 bits, as one word."""
     if BF16:
@@ -84,15 +73,6 @@ def higher_bf16(a, b):
 @gluon.jit
 def higher_fp16(a, b):
     return gl.inline_asm_elementwise("max.f16x2 $0, $1, $2;", "=r,r,r", [a, b], gl.int32, True, 1)
-
-
-@gluon.jit
-def let_next_start(EARLY: gl.constexpr):
-    """Lets the kernel launched after this one start while this one ends; that one waits for results itself."""
-    if EARLY:
-        gl.inline_asm_elementwise(
-            "griddepcontrol.launch_dependents; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
-        )
 
 
 @gluon.jit

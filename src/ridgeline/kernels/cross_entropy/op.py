@@ -11,7 +11,7 @@ from ridgeline.errors import KernelError
 from ridgeline.kernels import tuning
 from ridgeline.kernels.compiler import POINTER_ALIGNMENT_BYTES
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, declare, elementwise_cost
-from ridgeline.kernels.cross_entropy import config, kernel, reference, streamed
+from ridgeline.kernels.cross_entropy import config, kernel, reference
 from ridgeline.kernels.launcher import (
     Kernel,
     Plans,
@@ -29,7 +29,6 @@ _LOOSE = ("target_ptr", "loss_ptr", "count_ptr", "lse_ptr", "part_ptr")
 _STRETCHES = Kernel(kernel.cross_entropy_stretches, vectors=("cols", "x_stride", "length"), loose=_LOOSE)
 _MERGE = Kernel(kernel.cross_entropy_merge)
 _SHORT = Kernel(kernel.cross_entropy_short, vectors=("cols", "x_stride"), loose=_LOOSE)
-_WALKED = Kernel(streamed.cross_entropy_walked, vectors=("cols", "x_stride"), loose=_LOOSE)
 _FINISH = Kernel(kernel.cross_entropy_finish, vectors=("num",), loose=("out_ptr", "weight_ptr"))
 _BACKWARD = Kernel(kernel.cross_entropy_backward, vectors=("cols", "x_stride", "dx_stride"))
 _BACKWARD_FLAT = Kernel(kernel.cross_entropy_backward_flat, loose=("target_ptr", "lse_ptr", "grad_ptr", "weight_ptr"))
@@ -164,15 +163,12 @@ def _plan_rows(x: Tensor, target: Tensor, stride: int, smooth: bool, summed: boo
     vector, shifted = access_of(x.element_size(), x.data_ptr(), cols, stride)
     numbers, lse = template((rows,), torch.float32, x.device), template((2, rows), torch.float32, x.device)
     short = cols <= config.SHORTEST_STRETCHED
-    chosen: config.Forward | config.Short | config.Walked = tuning.choose(
+    size = x.element_size()
+    chosen: config.Forward | config.Short = tuning.choose(
         "cross_entropy.short" if short else "cross_entropy.forward",
         {"rows": rows, "cols": cols, "dtype": x.dtype},
-        config.short(cols, x.element_size())
-        if short
-        else config.forward(rows, cols, x.element_size(), num_sms(on), shifted),
+        config.short(rows, cols, size) if short else config.forward(rows, cols, size, num_sms(on), shifted),
     )
-    if isinstance(chosen, config.Walked):
-        return _plan_walked(x, target, stride, smooth, summed, numbers, lse, chosen)
     if isinstance(chosen, config.Short):
         return _plan_short(x, target, stride, smooth, summed, numbers, lse, vector, shifted, chosen)
     most = cols + vector - 1 if shifted else cols
@@ -244,28 +240,6 @@ def _plan_short(
         num_stages=chosen.num_stages,
         device=x.get_device(),
         vector=vector,
-    )  # fmt: skip
-
-    def read(x: Tensor, target: Tensor, losses: Any, counts: Any, lse: Any, *scalars: Any) -> None:
-        run(x, target, losses, counts, lse, rows, cols, stride, *scalars)
-
-    return read, programs if summed else rows
-
-
-def _plan_walked(
-    x: Tensor, target: Tensor, stride: int, smooth: bool, summed: bool, numbers: Tensor, lse: Tensor,
-    chosen: config.Walked,
-) -> tuple[Any, int]:  # fmt: skip
-    rows, cols = x.shape
-    programs = min(rows, chosen.programs_per_sm * num_sms(x.get_device()))
-    run = _WALKED.bind(
-        (x, target, numbers, numbers, lse, rows, cols, stride, -100, 0.0, 0.0),
-        grid=(programs,),
-        constants={"SMOOTH": smooth, "SUM": summed, "ACCESSES": chosen.accesses, "SLOTS": chosen.slots,
-                   "EARLY": overlaps(x.nbytes) and summed},
-        num_warps=1,
-        device=x.get_device(),
-        vector=POINTER_ALIGNMENT_BYTES // x.element_size(),
     )  # fmt: skip
 
     def read(x: Tensor, target: Tensor, losses: Any, counts: Any, lse: Any, *scalars: Any) -> None:
@@ -408,7 +382,8 @@ CHECKS = tuple(
     for dtype in DTYPES
     for rows, cols, smoothing, z in ((1, 3, 0.0, 0.0), (5, 7, 0.1, 0.0), (64, 1000, 0.0, 0.0), (257, 4096, 0.1, 1e-3),
                                      (300, 32000, 0.0, 0.0), (17, 50257, 0.1, 0.0), (9, 128256, 0.0, 1e-3),
-                                     (2, 262144, 0.1, 1e-3), (9000, 1001, 0.1, 1e-3), (1030, 2051, 0.0, 0.0))
+                                     (2, 262144, 0.1, 1e-3), (9000, 1001, 0.1, 1e-3), (1030, 2051, 0.0, 0.0),
+                                     (17000, 1000, 0.1, 1e-3), (1100, 16384, 0.1, 0.0))
 )  # fmt: skip
 RACES = tuple(
     case(dtype, rows=rows, cols=cols)

@@ -9,11 +9,10 @@ from ridgeline.kernels.rows import clamp, power_of_two
 
 @dataclass(frozen=True, slots=True)
 class Pointwise:
-    """Elements a program computes, and its warps. ``leaves``: what is read leaves the L2 first."""
+    """Elements a program computes, and its warps."""
 
     block: int
     num_warps: int
-    leaves: bool = False
 
 
 def default(cols: int) -> Pointwise:

@@ -11,7 +11,7 @@ from ridgeline.errors import KernelError
 from ridgeline.kernels import tuning
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, declare, elementwise_cost
 from ridgeline.kernels.gated import config, kernel, reference
-from ridgeline.kernels.launcher import Kernel, Plans, launchable, policy, vector_of
+from ridgeline.kernels.launcher import Kernel, Plans, launchable, vector_of
 from ridgeline.kernels.rows import as_rows, cdiv, float_reason
 
 _FORWARD = Kernel(kernel.gated_forward, vectors=("cols", "gate_stride", "up_stride"))
@@ -71,7 +71,7 @@ def _forward_planned(gate: Tensor, up: Tensor, kind: str) -> Tensor:
         run = _FORWARD.bind(
             (gate, up, out, cols, gate_stride, up_stride, blocks),
             grid=(blocks * (out.numel() // cols if cols else 0),),
-            constants={"KIND": KINDS[kind], "BLOCK": chosen.block, "POLICY": policy(chosen.leaves)},
+            constants={"KIND": KINDS[kind], "BLOCK": chosen.block},
             num_warps=chosen.num_warps,
             device=gate.get_device(),
             vector=vector_of(gate.element_size(), pointers | out.data_ptr(), cols, gate_stride, up_stride),
@@ -103,7 +103,7 @@ def _backward(dy: Tensor, gate: Tensor, up: Tensor, kind: str) -> tuple[Tensor, 
         run = _BACKWARD.bind(
             (dy, gate, up, dgate, dup, cols, gate_stride, up_stride, blocks),
             grid=(blocks * (dup.numel() // cols if cols else 0),),
-            constants={"KIND": KINDS[kind], "BLOCK": chosen.block, "POLICY": policy(chosen.leaves)},
+            constants={"KIND": KINDS[kind], "BLOCK": chosen.block},
             num_warps=chosen.num_warps,
             device=gate.get_device(),
             vector=vector_of(gate.element_size(), pointers, cols, gate_stride, up_stride),

@@ -128,12 +128,14 @@ def _streaming(
         pointers |= tensor.data_ptr()
     narrow = min(tensor.element_size() for tensor in tensors)
     streamable = is_widest(vector_of(narrow, pointers, positions), narrow)
-    default = config.streamed(tensors[0].nbytes, len(tensors), wide) if streamable else None
-    if default is None or INTERPRETING or not rows:
+    if not streamable or INTERPRETING or not rows:
         return None, None
+    default: Any = config.streamed(tensors[0].nbytes, len(tensors), wide) or config.Apart()
+    if len(tensors) == 1 and wide == 2:
+        default = config.whole(rows, length, num_sms(tensors[0].get_device())) or default
     sizes = {"groups": rows, "positions": positions, "dtype": tensors[0].dtype}
-    chosen = tuning.choose(kernel, sizes, default)
-    if isinstance(chosen, config.Whole):
+    chosen: Any = tuning.choose(kernel, sizes, default)
+    if isinstance(chosen, (config.Whole, config.Apart)):
         return chosen, None
     on, vector = tensors[0].get_device(), POINTER_ALIGNMENT_BYTES // wide
     accesses = power_of_two(min(chosen.accesses, chosen.chunks))

@@ -44,7 +44,6 @@ def layer_norm_forward(
     BLOCK: tl.constexpr,
     SHIFTED: tl.constexpr,  # rows start inside accesses of VECTOR elements
     VECTOR: tl.constexpr,
-    POLICY: tl.constexpr,  # of what is read: it may leave the L2 before what is written
 ):
     """A program holds ROWS rows in CHUNKS pieces of BLOCK columns, so that registers fit rows of any length."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
@@ -60,12 +59,9 @@ def layer_norm_forward(
     total = tl.zeros([ROWS, BLOCK], tl.float32)
     for i in tl.static_range(CHUNKS):
         c = i * BLOCK + col
-        x = load_part(x_at + i * BLOCK, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR, 0.0, POLICY)
-        x = x.to(tl.float32)
+        x = load_part(x_at + i * BLOCK, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR).to(tl.float32)
         if HAS_RESIDUAL:
-            more = load_part(
-                residual_ptr + at + i * BLOCK, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR, 0.0, POLICY
-            )
+            more = load_part(residual_ptr + at + i * BLOCK, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR)
             h = (x + more.to(tl.float32)).to(h_ptr.dtype.element_ty)
             store_part(h_ptr + at + i * BLOCK, h, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR)
             x = h.to(tl.float32)

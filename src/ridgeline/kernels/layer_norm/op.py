@@ -10,7 +10,7 @@ from torch import Tensor
 from ridgeline.errors import KernelError
 from ridgeline.kernels import tuning
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, common_rows, declare, elementwise_cost
-from ridgeline.kernels.launcher import Kernel, Plans, access_of, launchable, num_sms, overlaps, policy, vector_of
+from ridgeline.kernels.launcher import Kernel, Plans, access_of, launchable, num_sms, overlaps, vector_of
 from ridgeline.kernels.layer_norm import config, kernel, reference
 from ridgeline.kernels.rms_norm.op import ends_access, pieces_of, plan_reduce, walkers
 from ridgeline.kernels.rows import as_rows, cdiv, float_reason, template
@@ -189,7 +189,7 @@ def _plan_forward(
         kind = _FORWARD
         vector, shifted, chunks = pieces_of(chosen, size, pointers, cols, stride)
         constants |= {"ROWS": chosen.rows, "CHUNKS": chunks, "BLOCK": chosen.block, "SHIFTED": shifted,
-                      "VECTOR": vector, "POLICY": policy(chosen.leaves)}  # fmt: skip
+                      "VECTOR": vector}  # fmt: skip
     else:
         constants |= {"BLOCK": config.LONG_BLOCK}
     run = kind.bind(

@@ -17,7 +17,7 @@ class Forward:
     """Rows a program holds, in how many pieces of how many columns, and its warps; no pieces: rows are too long.
 
     ``programs_per_sm`` programs walk over rows that start inside accesses, the few elements at their ends apart,
-    ``num_stages`` − 1 rows on their way. ``leaves``: what is read leaves the L2 first."""
+    ``num_stages`` − 1 rows on their way."""
 
     rows: int
     chunks: int
@@ -25,7 +25,6 @@ class Forward:
     num_warps: int
     num_stages: int = 1
     programs_per_sm: int = 0
-    leaves: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,6 @@ def softmax_forward(
     STAGES: tl.constexpr,
     SHIFTED: tl.constexpr,  # rows start inside accesses of VECTOR elements
     VECTOR: tl.constexpr,
-    POLICY: tl.constexpr,  # of what is read: it may leave the L2 before what is written
 ):
     """A program takes every P-th tile of rows; with stages, the next tile is on its way meanwhile."""
     NARROW: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth == 16
@@ -67,8 +66,7 @@ def softmax_forward(
         top = tl.full([ROWS, BLOCK], float("-inf"), tl.float32)
         for i in tl.static_range(CHUNKS):
             c = i * BLOCK + col
-            there = row < rows
-            x = load_part(x_at + i * BLOCK, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR, float("-inf"), POLICY)
+            x = load_part(x_at + i * BLOCK, c, row < rows, lead, end, i, CHUNKS, SHIFTED, VECTOR, float("-inf"))
             x = x.to(tl.float32)
             top = tl.maximum(top, x)
             held = held + (x,)
@@ -94,7 +92,6 @@ def softmax_forward_ends(
     CHUNKS: tl.constexpr,
     BLOCK: tl.constexpr,
     VECTOR: tl.constexpr,
-    POLICY: tl.constexpr,  # of what is read: it may leave the L2 before what is written
 ):
     """A row that starts inside an access of VECTOR elements: whole accesses in CHUNKS pieces, a few elements apart."""
     NARROW: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth == 16
@@ -108,8 +105,7 @@ def softmax_forward_ends(
     held = ()
     top = tl.full([BLOCK], LOWEST, tl.float32)
     for i in tl.static_range(CHUNKS):
-        x = load_whole(x_at + i * BLOCK, i * BLOCK + col, whole, i, CHUNKS, float("-inf"), POLICY)
-        x = x.to(tl.float32)
+        x = load_whole(x_at + i * BLOCK, i * BLOCK + col, whole, i, CHUNKS, float("-inf")).to(tl.float32)
         top = tl.maximum(top, x)
         held = held + (x,)
     best = tl.maximum(tl.max(top, axis=0), tl.max(ends, axis=0))

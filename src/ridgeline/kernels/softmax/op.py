@@ -10,7 +10,16 @@ from torch import Tensor
 from ridgeline.kernels import shares, tuning
 from ridgeline.kernels.compiler import POINTER_ALIGNMENT_BYTES
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, declare, elementwise_cost
-from ridgeline.kernels.launcher import INTERPRETING, Kernel, Plans, access_of, launchable, num_sms, policy, vector_of
+from ridgeline.kernels.launcher import (
+    INTERPRETING,
+    Kernel,
+    Plans,
+    access_of,
+    is_widest,
+    launchable,
+    num_sms,
+    vector_of,
+)
 from ridgeline.kernels.rows import as_rows, cdiv, float_reason
 from ridgeline.kernels.shares import Streamed
 from ridgeline.kernels.softmax import config, kernel, reference, streamed
@@ -81,14 +90,16 @@ def _plan_forward(x: Tensor, y: Tensor, stride: int) -> Any:
     pointers = x.data_ptr() | y.data_ptr()
     vector, shifted = shift_of(size, pointers, cols, stride)
     common = {"device": x.get_device(), "vector": vector}
-    streaming = config.streamed_forward(cols, size) if streamable(vector, size) else None
+    streaming: Any = config.streamed_forward(cols, size) if streamable(vector, size) else None
+    if streaming is not None and size == 2 and is_widest(vector, size) and not shifted:
+        streaming = config.whole(rows, cols, num_sms(x.get_device())) or streaming
     chosen: Any = tuning.choose(
         "softmax.forward",
         {"rows": rows, "cols": cols, "dtype": y.dtype},
         streaming or _held(config.forward, rows, cols, size, vector, shifted),
     )
     if isinstance(chosen, config.Whole):
-        return _plan_whole(chosen, x, y, rows, cols, stride, vector, shifted)
+        return _plan_whole(chosen, x, y, rows, cols, stride)
     if isinstance(chosen, Streamed):
         found = shares.cut(chosen, rows, cols, x.get_device(), vector=vector, shifted=shifted)
         if found is not None:
@@ -97,8 +108,7 @@ def _plan_forward(x: Tensor, y: Tensor, stride: int) -> Any:
             return lambda x, y: run(x, y, stride)
         chosen = _held(config.forward, rows, cols, size, vector, shifted)
     if chosen.ends and shifted:
-        leaves = {"POLICY": policy(chosen.leaves)}
-        return _plan_ends(_FORWARD_ENDS, chosen, (x, y), rows, (cols, stride), vector, leaves)
+        return _plan_ends(_FORWARD_ENDS, chosen, (x, y), rows, (cols, stride), vector)
     tiles = cdiv(rows, chosen.rows)
     walking = chosen.chunks and chosen.programs_per_sm
     programs = min(tiles, chosen.programs_per_sm * num_sms(x.get_device())) if walking else tiles
@@ -107,8 +117,7 @@ def _plan_forward(x: Tensor, y: Tensor, stride: int) -> Any:
     run = (_FORWARD if chosen.chunks else _FORWARD_LONG).bind(
         (x, y, rows, cols, stride),
         grid=(programs,),
-        constants=_constants(chosen, cols, vector, shifted)
-        | ({"POLICY": policy(chosen.leaves)} if chosen.chunks else {}),
+        constants=_constants(chosen, cols, vector, shifted),
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
         **common,
@@ -116,24 +125,21 @@ def _plan_forward(x: Tensor, y: Tensor, stride: int) -> Any:
     return lambda x, y: run(x, y, rows, cols, stride)
 
 
-def _plan_whole(
-    chosen: config.Whole, x: Tensor, y: Tensor, rows: int, cols: int, stride: int, vector: int, shifted: bool
-) -> Any:
-    """Rows that start inside accesses are spread over so many programs that each has its own at the same place."""
-    programs = min(rows, num_sms(x.get_device()))
-    if shifted and programs < rows:
-        programs = programs // vector * vector
-    block = 32 * chosen.num_warps * vector
+def _plan_whole(chosen: config.Whole, x: Tensor, y: Tensor, rows: int, cols: int, stride: int) -> Any:
+    """A row a program, in 16-byte accesses."""
     run = _FORWARD_WHOLE.bind(
         (x, y, rows, cols, stride),
-        grid=(programs,),
-        constants={"CHUNKS": config.num_pieces(chosen.num_warps, cols, shifted), "BLOCK": block, "SLOTS": chosen.slots,
-                   "LATE": chosen.late, "SHIFTED": shifted},
+        grid=(min(rows, num_sms(x.get_device())),),
+        constants={
+            "CHUNKS": config.num_pieces(chosen.num_warps, cols),
+            "BLOCK": 256 * chosen.num_warps,
+            "SLOTS": chosen.slots,
+        },
         num_warps=chosen.num_warps,
         max_registers=shares.registers_of(chosen.num_warps, 1),
         device=x.get_device(),
-        vector=vector,
-    )  # fmt: skip
+        vector=POINTER_ALIGNMENT_BYTES // x.element_size(),
+    )
     return lambda x, y: run(x, y, rows, cols, stride)
 
 
@@ -152,15 +158,14 @@ def _held(choose: Any, rows: int, cols: int, itemsize: int, vector: int, shifted
 
 
 def _plan_ends(
-    kind: Kernel, chosen: config.Softmax, tensors: tuple[Tensor, ...], rows: int, numbers: tuple[int, ...], vector: int,
-    more: dict[str, str],
-) -> Any:  # fmt: skip
+    kind: Kernel, chosen: config.Softmax, tensors: tuple[Tensor, ...], rows: int, numbers: tuple[int, ...], vector: int
+) -> Any:
     """Rows that start inside accesses, their ends apart: a program a row, whose numbers are its length and strides."""
     chunks = cdiv(numbers[0] // vector * vector, chosen.block)
     run = kind.bind(
         (*tensors, *numbers),
         grid=(rows,),
-        constants={"CHUNKS": chunks, "BLOCK": chosen.block, "VECTOR": vector, **more},
+        constants={"CHUNKS": chunks, "BLOCK": chosen.block, "VECTOR": vector},
         num_warps=chosen.num_warps,
         device=tensors[0].get_device(),
         vector=vector,
@@ -224,7 +229,7 @@ def _plan_backward(dy: Tensor, y: Tensor, dx: Tensor) -> Any:
             return shares.bind(_BACKWARD_STREAMED, chosen, found, (dy, y, dx), rows, cols, (), flags, common)
         chosen = _held(config.backward, rows, cols, size, vector, shifted)
     if chosen.ends and shifted:
-        return _plan_ends(_BACKWARD_ENDS, chosen, (dy, y, dx), rows, (cols,), vector, {})
+        return _plan_ends(_BACKWARD_ENDS, chosen, (dy, y, dx), rows, (cols,), vector)
     if not chosen.chunks:
         common["vector"] = vector_of(least, pointers, cols)
     run = (_BACKWARD if chosen.chunks else _BACKWARD_LONG).bind(
@@ -266,7 +271,8 @@ CHECKS = tuple(
     for dtype in DTYPES
     for rows, cols in ((1, 3), (3, 7), (1, 4096), (1000, 128), (257, 1000), (33, 5120), (9, 32768), (5, 50257),
                        (3, 65536), (2, 262144), (300, 40968), (1, 131072), (70, 150016), (140, 50260),
-                       (900, 4097), (700, 1001), (300, 20001), (600, 50257), (70, 131075))
+                       (900, 4097), (700, 1001), (300, 20001), (600, 50257), (70, 131075),
+                       (270, 24000), (400, 50304), (300, 32768))
 )  # fmt: skip
 RACES = tuple(
     case(dtype, rows=rows, cols=cols)

@@ -17,7 +17,6 @@ from ridgeline.kernels.stream import (
     PLAIN,
     columns,
     halves,
-    halves_again,
     higher_bf16,
     higher_fp16,
     paired,
@@ -320,22 +319,10 @@ def softmax_backward_streamed(
 
 
 @gluon.jit
-def piece_there(access, low, width, I: gl.constexpr, PIECE: gl.constexpr, SHIFTED: gl.constexpr):
-    """Which accesses of piece I of a row belong to it as a whole."""
-    there = access < width - I * PIECE
-    if SHIFTED and I == 0:
-        there = there & (access >= low)
-    return there
-
-
-@gluon.jit
-def ask_piece(
-    x_at, place, turn, num_turns, x_step, access, low, width,
-    I: gl.constexpr, PIECE: gl.constexpr, SHIFTED: gl.constexpr,
-):  # fmt: skip
+def ask_piece(x_at, place, turn, num_turns, step, access, width, I: gl.constexpr, PIECE: gl.constexpr):
     """Asks for piece I of a program's row; after its last row for nothing."""
-    there = piece_there(access, low, gl.where(turn < num_turns, width, 0), I, PIECE, SHIFTED)
-    async_copy.async_copy_global_to_shared(place, x_at + turn * x_step + I * PIECE, mask=there)
+    there = access < gl.where(turn < num_turns, width, 0) - I * PIECE
+    async_copy.async_copy_global_to_shared(place, x_at + turn * step + I * PIECE, mask=there)
 
 
 @gluon.jit
@@ -348,15 +335,12 @@ def softmax_forward_whole(
     CHUNKS: gl.constexpr,
     BLOCK: gl.constexpr,
     SLOTS: gl.constexpr,
-    LATE: gl.constexpr,  # the row that takes this one's place is asked for piece by piece, while results are written
-    SHIFTED: gl.constexpr,  # rows start inside accesses; all rows of a program at the same place
 ):
-    """A row a program: it waits in shared memory, is held in registers as it is, and its powers are computed twice.
+    """A row a program: it waits in shared memory, and is then held in registers, where its powers take its place.
 
-    The place of a row is free as soon as registers hold it. CHUNKS is any number, not a power of two: no piece but the
-    last is filled up.
+    Its place in shared memory is free as soon as registers hold it. CHUNKS is any number, not a power of two: no piece
+    but the last is filled up.
     """
-    VECTOR: gl.constexpr = 8
     NUM_WARPS: gl.constexpr = gl.num_warps()
     BF16: gl.constexpr = x_ptr.dtype.element_ty == gl.bfloat16
     L: gl.constexpr = gl.BlockedLayout([4], [32], [NUM_WARPS], [0])
@@ -365,89 +349,45 @@ def softmax_forward_whole(
     for _ in gl.static_range(CHUNKS):
         places = places + (gl.allocate_shared_memory(gl.int32, [SLOTS, PIECE], FLAT),)
     start = gl.program_id(0)
-    num_groups = gl.num_programs(0)
-    num_turns = (rows - start + num_groups - 1) // num_groups
-    lead = 0
-    low = 0
-    if SHIFTED:
-        lead = (start.to(gl.int64) * cols % VECTOR).to(gl.int32)
-        low = (lead + VECTOR - 1) // VECTOR * (VECTOR // 2)
-    end = lead + cols
-    width = end // VECTOR * (VECTOR // 2) if SHIFTED else cols // 2
+    num_programs = gl.num_programs(0)
+    num_turns = (rows - start + num_programs - 1) // num_programs
+    width = cols // 2
     c = gl.arange(0, PIECE, L)
     access = c // 4 * 4
-    x_row = start.to(gl.int64) * x_stride
-    y_row = start.to(gl.int64) * cols
-    x_step = num_groups.to(gl.int64) * x_stride
-    y_step = num_groups.to(gl.int64) * cols
-    if SHIFTED:
-        edge, own = edge_positions(lead, end, 0, cols + VECTOR, VECTOR, NUM_WARPS)
-        x_edge = x_ptr + x_row + edge
-        y_edge = y_ptr + y_row + edge
-        x_row = x_row // VECTOR * VECTOR
-        y_row = y_row // VECTOR * VECTOR
-        x_step = x_step // VECTOR * VECTOR
-        y_step = y_step // VECTOR * VECTOR
-        edge_now = gl.load(x_edge, mask=own, other=float("-inf")).to(gl.float32)
-    x_words = x_ptr.to(gl.pointer_type(gl.int32), bitcast=True)
-    y_words = y_ptr.to(gl.pointer_type(gl.int32), bitcast=True)
-    x_at = x_words + x_row // 2 + c
-    y_at = y_words + y_row // 2 + c
-    x_step = x_step // 2
-    word_step = y_step // 2
+    x_at = x_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + start.to(gl.int64) * x_stride // 2 + c
+    y_at = y_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + start.to(gl.int64) * width + c
+    x_step = num_programs.to(gl.int64) * x_stride // 2
+    y_step = num_programs.to(gl.int64) * width
     for turn in gl.static_range(SLOTS):
         for i in gl.static_range(CHUNKS):
-            place = places[i].index(turn)
-            ask_piece(x_at, place, turn, num_turns, x_step, access, low, width, i, PIECE, SHIFTED)
+            ask_piece(x_at, places[i].index(turn), turn, num_turns, x_step, access, width, i, PIECE)
         async_copy.commit_group()
     slot = start * 0
     for turn in range(num_turns):
-        if SHIFTED:
-            more = own & (turn + 1 < num_turns)
-            edge_next = gl.load(x_edge + (turn + 1) * x_step * 2, mask=more, other=float("-inf")).to(gl.float32)
         async_copy.wait_group(SLOTS - 1)
         held = ()
         for i in gl.static_range(CHUNKS):
             words = places[i].index(slot).load(L)
-            if i == CHUNKS - 1 or (SHIFTED and (i == 0 or i == CHUNKS - 2)):
-                there = piece_there(access, low, width, i, PIECE, SHIFTED)
-                words = gl.where(there, words, -8323200 if BF16 else -67044352)  # two of minus infinity
+            if i == CHUNKS - 1:
+                words = gl.where(access < width - i * PIECE, words, -8323200 if BF16 else -67044352)  # two of −inf
             held = held + (words,)
         highest = held[0]
         for i in gl.static_range(1, CHUNKS):
             highest = higher_bf16(highest, held[i]) if BF16 else higher_fp16(highest, held[i])
-        if not LATE:
-            for i in gl.static_range(CHUNKS):
-                place = places[i].index(slot)
-                ask_piece(x_at, place, turn + SLOTS, num_turns, x_step, access, low, width, i, PIECE, SHIFTED)
-            async_copy.commit_group()
+        for i in gl.static_range(CHUNKS):
+            ask_piece(x_at, places[i].index(slot), turn + SLOTS, num_turns, x_step, access, width, i, PIECE)
+        async_copy.commit_group()
         a, b = halves(highest, BF16)
-        top = gl.max(gl.maximum(a, b), axis=0)
-        if SHIFTED:
-            top = gl.maximum(top, gl.max(edge_now, axis=0))
-        top = gl.maximum(top, LOWEST)
-        scale, base, factor = base_of(top, True)
+        top = gl.maximum(gl.max(gl.maximum(a, b), axis=0), LOWEST)
+        scale, base, _rounding = base_of(top, True)  # which changes powers and their sum alike
         sums = gl.zeros([PIECE], gl.float32, L)
         for i in gl.static_range(CHUNKS):
             a, b = halves(held[i], BF16)
             sums += power(a, top, scale, base, True) + power(b, top, scale, base, True)
-        total = gl.sum(sums, axis=0)
-        if SHIFTED:
-            at_edge = power(edge_now, top, scale, base, True)
-            total += gl.sum(at_edge, axis=0)
-        factor = 1.0 / total
+        share = 1.0 / gl.sum(sums, axis=0)
         for i in gl.static_range(CHUNKS):
-            a, b = halves_again(held[i], BF16)
-            a = power(a, top, scale, base, True) * factor
-            b = power(b, top, scale, base, True) * factor
-            there = piece_there(access, low, width, i, PIECE, SHIFTED)
-            gl.store(y_at + turn * word_step + i * PIECE, paired(a, b, BF16), mask=there)
-            if LATE:
-                place = places[i].index(slot)
-                ask_piece(x_at, place, turn + SLOTS, num_turns, x_step, access, low, width, i, PIECE, SHIFTED)
-        if LATE:
-            async_copy.commit_group()
-        if SHIFTED:
-            gl.store(y_edge + turn * y_step, (at_edge * factor).to(y_ptr.dtype.element_ty), mask=own)
-            edge_now = edge_next
+            a, b = halves(held[i], BF16)
+            a = power(a, top, scale, base, True) * share
+            b = power(b, top, scale, base, True) * share
+            gl.store(y_at + turn * y_step + i * PIECE, paired(a, b, BF16), mask=access < width - i * PIECE)
         slot = gl.where(slot + 1 == SLOTS, 0, slot + 1)
