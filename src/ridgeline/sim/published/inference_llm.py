@@ -203,7 +203,7 @@ def model_of(row: Row) -> Anatomy:
     whole = {key: int(value or 0) for key, value in sizes.items()}
     kv = int(row.number("kv_heads") or whole["heads"])
     if kv < 1 or whole["heads"] % kv or whole["hidden"] < whole["heads"]:
-        raise InputError(f"{whole['heads']} heads, {kv} of keys, in a width of {whole['hidden']}: no model is like that")
+        raise InputError(f"{whole['heads']} heads, {kv} of keys and a width of {whole['hidden']} make no model")
     gated = not name.lower().replace(" ", "-").startswith(UNGATED)
     return dense_of(name, kv_heads=kv, gated=gated, source=row.text("source"), **whole)
 
