@@ -201,9 +201,11 @@ def model_of(row: Row) -> Anatomy:
     if any(value is None or value < 1 for value in sizes.values()):
         raise InputError(f"model {name!r} is not in the zoo and its row lacks a size")
     whole = {key: int(value or 0) for key, value in sizes.items()}
+    kv = int(row.number("kv_heads") or whole["heads"])
+    if kv < 1 or whole["heads"] % kv or whole["hidden"] < whole["heads"]:
+        raise InputError(f"{whole['heads']} heads, {kv} of keys and a width of {whole['hidden']} make no model")
     gated = not name.lower().replace(" ", "-").startswith(UNGATED)
-    return dense_of(name, kv_heads=int(row.number("kv_heads") or whole["heads"]), gated=gated,
-                    source=row.text("source"), **whole)  # fmt: skip
+    return dense_of(name, kv_heads=kv, gated=gated, source=row.text("source"), **whole)
 
 
 _DEVICES = (
