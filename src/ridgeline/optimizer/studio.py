@@ -185,8 +185,7 @@ class Studio:
                ) -> tuple[Recording, Any]:  # fmt: skip
         """Records a run, or the ``first`` or ``last`` part of one, and changes nothing that others see."""
         served = nullcontext() if self._constants is None else self._constants.serving(part)
-        drawn = self.executor.generator in self.drawn
-        with restored_random(), served, nullcontext() if drawn else states_left_alone():
+        with restored_random(), served, random_states(drawn=self.executor.generator in self.drawn):
             made = (executor or self.executor).record(run, told=self._told)
         self.refuse_changes()
         return made
@@ -243,18 +242,23 @@ def uncached_casts() -> Iterator[None]:
 
 
 @contextmanager
-def states_left_alone() -> Iterator[None]:
-    """Checkpointed parts do not keep the state of the device's random generator, which no capture can read.
+def random_states(*, drawn: bool) -> Iterator[None]:
+    """Checkpointed parts keep no state of the device's random generator, or are refused.
 
-    For calls that draw nothing from it: what is computed again needs no state then.
+    Where a call draws nothing from it, what is computed again needs no state. Where it does, a recording would have to
+    go back in its own numbers: some versions of PyTorch say that they cannot, others record something.
     """
     home: Any = torch.utils.checkpoint
     kept = home.get_device_states
-    home.get_device_states = lambda *args: ([], [])
+    home.get_device_states = _refuse_states if drawn else lambda *args: ([], [])
     try:
         yield
     finally:
         home.get_device_states = kept
+
+
+def _refuse_states(*args: Any) -> Any:
+    raise NotGraphable("the random generator's state is read, as checkpointing of parts that drop does")
 
 
 @contextmanager
