@@ -84,7 +84,7 @@ class Case:
     variants: tuple[str, ...] = ("planted", "fixed")
     stack: bool = True  # the planted program is also recorded with its Python stack
     traced: bool = True
-    plain: bool = False  # the fixed program is also recorded without shapes, schedule and marks of steps
+    plain: bool = False  # also recorded without shapes, schedule and marks of steps
 
 
 CASES: dict[str, Case] = {}

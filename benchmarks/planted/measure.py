@@ -39,6 +39,7 @@ def main() -> None:
                 error=f"{type(error).__name__}: {error}",
                 where=traceback.format_exc()[-1500:],
             )
+            return  # what it left on the device (a capture, a generator) would break those after it: a process anew
         _forget(setting)
     note(case="", event="end")
 
@@ -205,8 +206,9 @@ def traces(setting: Setting, case: Case, folder: Path) -> dict[str, Any]:
                 found["stack"] = _profile(setting, program, folder / f"{case.name}.stack.json", active=1, stack=True)
                 if case.name == "fp32_logits":
                     _memory_history(setting, program, folder / "memory_snapshot.pickle")
-            if variant == "fixed" and case.plain:
-                found["plain"] = _profile_plainly(setting, program, folder / f"{case.name}.plain.json")
+            if case.plain:
+                kind = "plain" if variant == "fixed" else "planted-plain"
+                found[kind] = _profile_plainly(setting, program, folder / f"{case.name}.{kind}.json")
             found[variant]["facts"] = program.facts | _host_facts() | _memory_facts(setting)
         del program
         _forget(setting)

@@ -114,6 +114,23 @@ EIGHTH = (
     "losses_asked_if_finite healthy_graphed_parts again_healthy_recurrence"
 ).split()
 EIGHTH_REST = ["again_buyers_and_goods_dense", "again_healthy_points"]
+NINTH = (
+    "healthy_spoken healthy_boxes healthy_outlines healthy_counted_evaluation healthy_masked_patches "
+    "healthy_preferences healthy_local_prefill healthy_beams healthy_worlds healthy_sessions healthy_clusters "
+    "healthy_potential healthy_density healthy_accumulated worlds_asked_if_over worlds_moved_eagerly "
+    "spoken_in_segments pyramid_channels_first hardswish_in_steps patches_in_fp32 scans_in_line chat_attends_by_hand "
+    "preferences_in_fp32 sessions_of_500 nadam_tensor_by_tensor fields_copied_one_by_one centers_moved_on_host "
+    "texts_accumulated_one_by_one visits_parsed_in_the_loop healthy_full_memory healthy_compiled_training "
+    "again_healthy_graph_decode again_adam_tensor_by_tensor"
+).split()
+TENTH = (
+    "again_centers_moved_on_host again_fields_copied_one_by_one again_pyramid_channels_first again_patches_in_fp32 "
+    "again_nadam_tensor_by_tensor again_texts_accumulated_one_by_one again_worlds_asked_if_over "
+    "healthy_results_a_step_later healthy_taught healthy_two_views healthy_conjugate_gradients healthy_motion "
+    "healthy_ensemble healthy_retrieval answers_picked norms_by_formula views_zeroed retrieved_under_autocast "
+    "beams_collected again_visits_parsed_in_the_loop again_healthy_boxes again_spoken_in_segments again_healthy_spoken "
+    "again_letters_on_host"
+).split()
 LEFT = (
     "again_padded_in_order again_pictures_in_graph again_tables_zeroed healthy_compiled_training "
     "again_adam_tensor_by_tensor again_healthy_graph_decode"
@@ -121,7 +138,9 @@ LEFT = (
 """What the runs of the sixth suite had no time for."""
 SUITES = {
     "first": ORDER, "fresh": FRESH, "third": THIRD, "fourth": FOURTH, "rest": REST, "fifth": FIFTH, "sixth": SIXTH,
-    "sixth-rest": SIXTH_REST, "seventh": SEVENTH, "eighth": EIGHTH, "eighth-rest": EIGHTH_REST, "left": LEFT,
+    "sixth-rest": SIXTH_REST, "seventh": SEVENTH, "eighth": EIGHTH, "eighth-rest": EIGHTH_REST, "ninth": NINTH,
+    "tenth": TENTH,
+    "left": LEFT,
 }  # fmt: skip
 
 
@@ -276,9 +295,9 @@ def _shrink_jobs(
     if fact["event"] != "done":
         return []
     jobs = []
-    for variant in (name for name in ("planted", "fixed", "stack", "plain") if name in fact):
+    for variant in (name for name in ("planted", "fixed", "stack", "plain", "planted-plain") if name in fact):
         source = folder / fact[variant]["file"]
-        of = {"stack": "planted", "plain": "fixed"}.get(variant, variant)
+        of = {"stack": "planted", "plain": "fixed", "planted-plain": "planted"}.get(variant, variant)
         facts = {
             "unprofiled_step_s": timed[fact["case"]][of]["median_s"],
             "unprofiled_spread_s": (timed[fact["case"]][of]["high_s"] - timed[fact["case"]][of]["low_s"]) / 2,

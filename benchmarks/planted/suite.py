@@ -8,9 +8,13 @@ import fifth
 import fourth
 import fresh
 import healthy
+import ninth
 import seventh
 import sixth
+import tenth
 import third
 from cases import CASES
 
-__all__ = ["CASES", "again", "eighth", "fifth", "fourth", "fresh", "healthy", "seventh", "sixth", "third"]
+__all__ = [
+    "CASES", "again", "eighth", "fifth", "fourth", "fresh", "healthy", "ninth", "seventh", "sixth", "tenth", "third",
+]  # fmt: skip

@@ -20,10 +20,10 @@ from ridgeline.profiler.floors import device_of
 from ridgeline.profiler.recordings import healthy_programs, planted_cases, planted_folder, second_fixes
 from ridgeline.trace import Trace, read
 
-SUITES = ("planted", "fresh", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
-NO_CAUSE = {"messages_indexed", "losses_asked_if_finite"}
-"""Planted, but the fix made it no faster (few indices are the same; the device hides the question): rules must stay
-silent."""
+SUITES = ("planted", "fresh", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
+NO_CAUSE = {"messages_indexed", "losses_asked_if_finite", "worlds_asked_if_over"}
+"""Planted, but the fix made it no faster (few indices are the same; the device hides the question, or the host is so
+late that the answer is there): rules must stay silent, or promise from nothing on."""
 TRUE = {
     ("pageable_copy", "exposed-copies"),  # the batch is copied on the compute stream
     ("small_copies", "exposed-copies"),
@@ -56,6 +56,7 @@ TRUE = {
     ("norms_one_by_one", "pointwise-chains"),  # gates over channels; not tried
     ("weights_cast_for_each_piece", "pointwise-chains"),  # brought 5.85 of 34.6 ms
     ("confusion_counted_on_host", "misaligned-sizes"),  # 21 classes; brought 0.22 of 4.26 ms
+    ("healthy_boxes", "pointwise-chains"),  # overlaps of 512 boxes with each other in six passes
     ("healthy_points", "pointwise-chains"),  # the largest of 2,048 points, backward in three passes: 3.2 of 18.6 ms
 }
 """What is found in programs without a planted cause and is so: `benchmarks/2026-11-15-findings.md` says how we know."""
@@ -179,6 +180,25 @@ def test_a_training_loop_at_the_power_its_board_is_built_for_is_told_nothing():
 
 
 PLAIN = ("fp32_matmul", "nchw_conv", "hidden_2731", "zero_grad_memset")
+PLANTED_PLAINLY = sorted(planted_folder(suite="ninth").glob("*.planted-plain.json.xz"))
+ROUNDS = 3
+"""Of a program in a plain recording, which has no marks: all of them are one step."""
+
+
+def test_of_plain_recordings_nine_in_ten_causes_are_named_and_most_gains_are_inside():
+    """No shapes, no marks of steps, and nobody timed them: fp32 logits cannot be seen without shapes."""
+    cases = {case.name: case for case in planted_cases(planted_folder(suite="ninth")) if case.name not in NO_CAUSE}
+    named, held = set(), set()
+    for file in PLANTED_PLAINLY:
+        case = cases.get(file.name.split(".")[0])
+        found = _untimed(read(file, cache=False))[:2] if case else []
+        ours = next((finding for finding in found if case and finding.rule in NAMES[case.cause]), None)
+        if case and ours:
+            named.add(case.name)
+            if ours.low_ms <= ROUNDS * case.gain_s * 1e3 <= ours.high_ms:
+                held.add(case.name)
+    assert cases.keys() - named <= {"preferences_in_fp32"}
+    assert cases.keys() - held <= {"preferences_in_fp32", "centers_moved_on_host", "visits_parsed_in_the_loop"}
 
 
 @pytest.mark.parametrize("name", PLAIN)
@@ -196,7 +216,11 @@ def _untimed(trace: Trace) -> list[Finding]:
     return findings_of(Scene(bare, device_of(bare)))
 
 
-PLAINLY = sorted(planted_folder(suite="eighth").glob("*.plain.json.xz"))
+PLAINLY = sorted(file for suite in SUITES for file in planted_folder(suite=suite).glob("*.plain.json.xz"))
+SLOW_HOST = {  # as recorded: the device is busy a third of 0.9 ms, 45 of 14 and 12 of 29 ms
+    ("buyers_and_goods_dense", "launch-bound"), ("worlds_asked_if_over", "launch-bound"),
+    ("nadam_tensor_by_tensor", "launch-bound"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("file", PLAINLY, ids=lambda file: file.name.split(".")[0])
@@ -204,4 +228,4 @@ def test_well_written_programs_recorded_as_most_people_do_are_told_nothing_that_
     """No shapes, no schedule, no marks of steps, nobody timed them."""
     name = file.name.removesuffix(".plain.json.xz")
     found = {(name, finding.rule) for finding in _untimed(read(file, cache=False)) if finding.step_frac > WEIGHTY_FRAC}
-    assert found <= TRUE | {("buyers_and_goods_dense", "launch-bound")}  # 0.9 ms, of which the device is busy a third
+    assert found <= TRUE | SLOW_HOST, found - TRUE

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from ridgeline.findings.calibration import UNMEASURED_FRAC, slack, trust
+from ridgeline.findings.calibration import HOST_RULES, UNMEASURED_FRAC, slack, trust
 from ridgeline.findings.cure import open_ledger
 from ridgeline.findings.finding import Finding
 from ridgeline.findings.replay import Edit
@@ -29,12 +29,13 @@ class _Weighed:
     worst: Edit
     best_s: float
     worst_s: float
+    likely_s: tuple[float, float]  # worst and best by the likeliest host alone; what is thought of them together
 
     @property
     def expected_s(self) -> float:
-        """The middle of the interval."""
+        """The middle of what the likeliest host gives."""
         trusted = trust(self.rule.name)
-        return (trusted.low * self.worst_s + trusted.high * self.best_s) / 2
+        return (trusted.low * self.likely_s[0] + trusted.high * self.likely_s[1]) / 2
 
 
 def findings_of(scene: Scene, chosen: Iterable[Rule] | None = None) -> list[Finding]:
@@ -62,9 +63,16 @@ def _claimed(scene: Scene, chosen: Iterable[Rule] | None) -> list[tuple[Rule, Ca
 
 def _weighed(scene: Scene, rule: Rule, candidate: Candidate) -> _Weighed:
     best, worst = scene.edit(candidate.cure, best=True), scene.edit(candidate.cure, best=False)
-    gains_s = (*scene.gains_s(best), *scene.gains_s(worst))
-    most_s = scene.usual_gain_s(best) if candidate.cure.elastic and scene.is_timed else 0.0
-    return _Weighed(rule, candidate, best, worst, max(*gains_s, most_s), min(gains_s))
+    best_gains_s, worst_gains_s = scene.gains_s(best), scene.gains_s(worst)
+    most_s = scene.usual_gain_s(best) if _is_paced(scene, candidate) else 0.0
+    best_s, worst_s = max(*best_gains_s, *worst_gains_s, most_s), min(*best_gains_s, *worst_gains_s)
+    likely_s = (worst_s, best_s) if scene.is_timed else (worst_gains_s[0], max(best_gains_s[0], most_s))
+    return _Weighed(rule, candidate, best, worst, best_s, worst_s, likely_s)
+
+
+def _is_paced(scene: Scene, candidate: Candidate) -> bool:
+    """Whether workers set the pace that the change would free."""
+    return candidate.cure.elastic and (scene.is_timed or scene.is_fed_late)
 
 
 def _summed(scene: Scene, weighed: list[_Weighed]) -> list[Finding]:
@@ -78,11 +86,20 @@ def _summed(scene: Scene, weighed: list[_Weighed]) -> list[Finding]:
         later = in_turn_s >= max(LATER_FRAC * before_s, LATER_STEP_FRAC * scene.step_s)
         step_ms = scene.unrecorded_step_s * 1e3
         worth = finding.expected_ms >= found.candidate.least_frac * step_ms
-        sure = finding.low_ms >= found.candidate.sure_frac * step_ms
+        sure = _surely_ms(scene, found, finding) >= found.candidate.sure_frac * step_ms
         if (worth or later) and sure and len(made) < MAX_FINDINGS:
             made.append(finding)
             so_far, before_s = so_far | found.best, min(before_s, after_s)
-    return sorted(_fitted(made, scene.unrecorded_step_s * 1e3), key=lambda finding: -finding.expected_ms)
+    return sorted(_fitted(made, scene.longest_step_s * 1e3), key=lambda finding: -finding.expected_ms)
+
+
+def _surely_ms(scene: Scene, found: _Weighed, finding: Finding) -> float:
+    """What a finding brings at worst: by every host, or, where nobody timed the step and the gain is on the device, by
+    the likeliest one."""
+    if scene.is_timed or found.rule.name in HOST_RULES:
+        return finding.low_ms
+    worst_s = trust(found.rule.name).low * found.likely_s[0]
+    return max(0.0, (1.0 - slack(found.rule.name)) * worst_s - scene.noise_s) * 1e3
 
 
 def _fitted(made: list[Finding], step_ms: float) -> list[Finding]:
@@ -110,14 +127,16 @@ def _capped(finding: Finding, share: float) -> Finding:
 def _finding(scene: Scene, found: _Weighed, in_turn_s: float) -> Finding:
     trusted = trust(found.rule.name)
     step_s = scene.unrecorded_step_s
-    most_s = min(step_s, scene.most_s(found.candidate.cure))
+    most_s = min(scene.longest_step_s, scene.most_s(found.candidate.cure))
     best_s = min(trusted.high * found.best_s * scene.pace, most_s)
     worst_s = min(best_s, trusted.low * found.worst_s * scene.pace)
     noise_s = min(scene.noise_s, max(best_s, UNMEASURED_FRAC * step_s))
     more = slack(found.rule.name)
-    high_s = min(step_s, (1.0 + more) * best_s + noise_s)
+    high_s = min(scene.longest_step_s, (1.0 + more) * best_s + noise_s)
     low_s = max(0.0, (1.0 - more) * worst_s - noise_s)
     candidate = found.candidate
+    likely_s = tuple(min(best_s, factor * gain_s * scene.pace)
+                     for factor, gain_s in zip((trusted.low, trusted.high), found.likely_s, strict=True))  # fmt: skip
     return Finding(
         rule=found.rule.name,
         version=found.rule.version,
@@ -127,10 +146,10 @@ def _finding(scene: Scene, found: _Weighed, in_turn_s: float) -> Finding:
         change=candidate.change,
         low_ms=low_s * 1e3,
         high_ms=high_s * 1e3,
-        expected_ms=min(high_s, (worst_s + best_s) / 2) * 1e3,
+        expected_ms=min(high_s, sum(likely_s) / 2) * 1e3,
         later_ms=max(high_s, in_turn_s * scene.pace) * 1e3,
         in_turn_ms=in_turn_s * scene.pace * 1e3,
-        step_frac=best_s / step_s if step_s > 0 else 0.0,
+        step_frac=min(1.0, best_s / step_s) if step_s > 0 else 0.0,
         evidence=candidate.evidence,
         rows=candidate.spans,
         unchecked=candidate.unchecked,

@@ -13,11 +13,15 @@ from ridgeline.findings.replay import Program, Seconds
 USUAL_FRAC = 0.45
 """What is left of recorded host time when nothing is recorded, at best: 0.41 to 0.75 over programs recorded with shapes
 on an H200 whose step the host decides, half of them below 0.5."""
-UNTIMED_FRACS = (0.5, 0.3, 0.75)
+UNTIMED_FRACS = (0.5, 0.25, 0.9)
 """What is left of recorded host time where nobody measured the step: likeliest, at best and at worst. Over 256
 recordings with shapes or stacks on an H200 a host at 0.5 explains the unrecorded step within 1.7 % in the median (the
-recorded one within 16 %), and nine in ten of those that the recording slowed lie between the other two. Recordings
-without either cost as much (17: 5 % in the mean at 0.5, 11 at 0.7, 22 as recorded)."""
+recorded one within 16 %); one in twenty of those that the recording slowed lies below the second, and a tenth needs
+more than three quarters. Recordings without either cost as much (17: 5 % in the mean at 0.5, 11 at 0.7, 22 as
+recorded)."""
+LONG_FRACS = (0.5, 0.85)
+"""Of a long stretch between calls, what is left at best: of one full of ops, which are recorded as well, and of one
+without any, which shares its cores with what records (0.90 to 0.97 of it in four planted round trips)."""
 BARE_FRACS = (1.0, 0.7)
 """The same where no ops were recorded, or nothing was recorded at all, as in a predicted timeline."""
 HIDDEN = 0.92
@@ -55,8 +59,7 @@ def unrecorded(
     Where nobody measured the step, its host is what such recordings leave of it (``untimed``).
     """
     if step_s is None:
-        main, *others = (_stretched(program, frac, long_s) if frac < 1.0 else program for frac in untimed)
-        return Hosts(main, untimed[0], tuple(others))
+        return _guessed(program, ops, untimed, long_s)
     alike = _solved(lambda frac: _stretched(program, frac, long_s), 1.0, LEAST_FRAC, step_s, loop)
     main = program if alike is None else _stretched(program, alike, long_s)
     if alike in (None, LEAST_FRAC):  # launching alone does not explain it: whatever the host does may have been slowed
@@ -68,6 +71,16 @@ def unrecorded(
     each_s = _solved(lambda cost_s: _charged(program, ops, cost_s), 0.0, MOST_S, step_s, loop)
     charged = (_charged(program, ops, each_s),) if each_s is not None else ()
     return Hosts(main, alike, charged + (_hidden(main, loop, long_s, USUAL_FRAC / alike) if alike > USUAL_FRAC else ()))
+
+
+def _guessed(program: Program, ops: Seconds, untimed: tuple[float, ...], long_s: float) -> Hosts:
+    """The likeliest host, the fastest (whose long stretches may be the recording's in part, too) and the slowest."""
+    main, *others = (_stretched(program, frac, long_s) if frac < 1.0 else program for frac in untimed)
+    if len(others) > 1:
+        long = program.gap_s >= long_s
+        left_s = np.maximum(LONG_FRACS[0] * program.gap_s, LONG_FRACS[1] * program.gap_s - MOST_S * ops)
+        others[0] = replace(others[0], gap_s=np.where(long, left_s, others[0].gap_s))
+    return Hosts(main, untimed[0], tuple(others))
 
 
 def usual(program: Program, long_s: float) -> Program:

@@ -51,6 +51,8 @@ worst; a mistake that somebody made is told by what it brings at best."""
 LONG_GAP_S = 2e-3
 """No op, and no fused optimizer over hundreds of tensors, needs this long between two launches: the host does
 something else."""
+ONGOING_FRAC, LATE_FRAC = 0.25, 0.1
+"""Of what a round has in the mean, in half of them; and of a whole recording, in its later half."""
 SILENT_S, SILENT_TIMES, SILENT_FRAC = 300e-6, 20.0, 0.25
 """Nor does a host that launches stay without an op for this long, and this many times as long as it usually does: of
 such a gap ops cover less than a quarter."""
@@ -144,6 +146,12 @@ class Scene:
     @property
     def num_steps(self) -> int:
         return self.window.num_steps
+
+    @cached_property
+    def num_rounds(self) -> int:
+        """Steps as far as one can tell: those that were marked, else those of the optimizer."""
+        updates = 0 if self.window.is_marked else len(self.host_spans(r"^Optimizer\.step", Kind.ANNOTATION, Kind.OP))
+        return max(self.num_steps, updates)
 
     # what ran
 
@@ -340,6 +348,30 @@ class Scene:
         ]
         return float(np.median(usual)) if len(usual) else 0.0
 
+    def recurs(self, time: Intervals) -> bool:
+        """Whether half of the rounds have a quarter of what a round has in the mean, or all of two: what a program does
+        when it begins, or a machine once, is not what the program does. Rounds are marked steps, else those of the
+        optimizer; without either, the later half of the launches has a tenth of it."""
+        if not len(time.start):
+            return False
+        updates = self.host_spans(r"^Optimizer\.step", Kind.ANNOTATION)
+        ends = [*self.window.marks_ns] or self.end_ns[updates].tolist()[:-1]
+        if not ends:
+            return self.window.is_marked or self._late_frac(time) >= LATE_FRAC
+        bounds = np.array([self.window.start_ns, *sorted(ends), self.window.end_ns])
+        rounds = np.sort(covered_within(time, bounds[:-1], bounds[1:]))
+        return bool(rounds[(len(rounds) - 1) // 2] >= ONGOING_FRAC * rounds.mean())
+
+    def _late_frac(self, time: Intervals) -> float:
+        """Of this time, what lies beside the later half of the launches."""
+        middle_ns = int(np.median(self.launch_ns)) if len(self.launch_ns) else self.window.start_ns
+        late = covered_within(time, np.array([middle_ns]), np.array([max(middle_ns, self.window.end_ns)]))
+        return float(late[0]) / max(1, time.total)
+
+    def lasts(self, spans: Index) -> bool:
+        """Whether spans are not of the beginning alone; of marked steps those that are a beginning are left out."""
+        return len(spans) > 0 and (self.window.is_marked or self._late_frac(self.time_of(spans)) >= LATE_FRAC)
+
     def stalls(self, spans: Index) -> tuple[Index, float]:
         """Spans without children that took over ten times (and 50 µs more than) what their name usually takes."""
         parents = np.unique(self.trace.parent[spans])
@@ -527,18 +559,21 @@ class Scene:
         left[cure.aside] = False
         streams = np.bincount(self.program.stream, weights=self.work_s * left) if len(left) else np.zeros(1)
         busy_s = max(float(streams.max()), self._kernels_s(left)) / self.num_steps
-        return max(0.0, self._longest_step_s - busy_s)
+        return max(0.0, self.longest_step_s - busy_s)
 
     def _kernels_s(self, chosen: Mask) -> float:
         """Seconds in which one of the chosen kernels runs."""
         kernels = chosen & (self.work_kind == int(Kind.KERNEL))
         return self.time_of(self.rows[kernels]).total / 1e9
 
-    @property
-    def _longest_step_s(self) -> float:
-        """A step without the recording, by the slowest host that is thought possible where nobody timed one."""
-        others = () if self.is_timed else (step_s for _, step_s in self._other_hosts)
-        return max(self.unrecorded_step_s, *others, 0.0)
+    @cached_property
+    def longest_step_s(self) -> float:
+        """A step without the recording, by the slowest host that is thought possible where nobody timed one; as
+        recorded where workers set the pace."""
+        if self.is_timed:
+            return self.unrecorded_step_s
+        paced_s = self.recorded_step_s if self.is_fed_late else 0.0
+        return max(self.unrecorded_step_s, paced_s, *(step_s for _, step_s in self._other_hosts))
 
     def touched_s(self, cure: Cure) -> float:
         """Device and host time a step that a cure is applied to."""
@@ -562,19 +597,19 @@ class Scene:
 
     def step_after_s(self, edit: Edit) -> float:
         """Seconds of a step after a change, scheduled again."""
-        if self._is_fed_late and not self._feeds(edit):
+        if self.is_fed_late and not self._feeds(edit):
             return self.step_s
         return self.loop.step_s(edited(self.program, edit))
 
     def gains_s(self, edit: Edit) -> tuple[float, ...]:
         """Seconds of a step that a change saves, by the likeliest host and by the others."""
-        if self._is_fed_late and not self._feeds(edit):
+        if self.is_fed_late and not self._feeds(edit):
             return (0.0,)
         others = (step_s - self.loop.step_s(edited(host, edit)) for host, step_s in self._other_hosts)
         return tuple(max(0.0, gain_s) for gain_s in (self.step_s - self.step_after_s(edit), *others))
 
     @cached_property
-    def _is_fed_late(self) -> bool:
+    def is_fed_late(self) -> bool:
         """Steps wait for batches that workers make at their own pace: what is saved elsewhere is waited for."""
         if self.loads_itself or not len(self.loading):
             return False
@@ -590,7 +625,8 @@ class Scene:
     def usual_gain_s(self, edit: Edit) -> float:
         """Seconds of a step that a change saves if the host is as fast as it usually is unrecorded, and what that frees
         was waited for in what the change removes."""
-        return max(0.0, self.step_s - self.loop.step_s(edited(usual(self.wiring.program, LONG_GAP_S), edit)))
+        before_s = self.step_s if self.is_timed else self.longest_step_s
+        return max(0.0, before_s - self.loop.step_s(edited(usual(self.wiring.program, LONG_GAP_S), edit)))
 
     @property
     def unrecorded_step_s(self) -> float:

@@ -12,6 +12,9 @@ from ridgeline.trace.table import Trace
 MAX_WORKS = 60_000
 """Pieces of device work in a replay: a tenth of a second each time."""
 
+WARM_TIMES = 1.5
+"""A first step that takes this many times as long as those after it is not one of them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Window:
@@ -42,6 +45,7 @@ def window_of(trace: Trace) -> Window:
         return Window(0, 1, 1, 1)
     if not len(steps):
         return _whole(trace)
+    steps = steps[_beginning(trace.duration_s[steps]) :]
     starts, ends = trace.start_ns[steps], trace.end_ns[steps]
     chosen = _middle(trace, starts, ends)
     first, last = int(chosen[0]), int(chosen[-1])
@@ -52,6 +56,15 @@ def window_of(trace: Trace) -> Window:
         end_ns = max(end_ns, int(trace.end_ns[work].max()))
     marks = tuple(int(at) for at in starts[first + 1 : last + 1])
     return Window(int(starts[first]), end_ns, host_end_ns, len(chosen), marks, True)
+
+
+def _beginning(step_s: np.ndarray) -> int:
+    """How many of the first steps are a program's beginning (memory is taken, kernels are loaded, code is compiled):
+    each far longer than those after it, of which at least two are left."""
+    num = 0
+    while num < len(step_s) - 2 and step_s[num] > WARM_TIMES * float(np.median(step_s[num + 1 :])):
+        num += 1
+    return num
 
 
 def _whole(trace: Trace) -> Window:

@@ -66,7 +66,7 @@ def _canonical(name: str) -> str:
 
 
 def _is_file(name: str) -> bool:
-    plain = re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", name) is not None and name != "aliases"
+    plain = re.fullmatch(r"[a-z0-9][a-z0-9.+-]{0,99}", name) is not None and name != "aliases"
     return plain and (_folder() / f"{name}.toml").is_file()
 
 

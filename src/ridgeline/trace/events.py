@@ -24,6 +24,7 @@ _MAX_CARRY_BYTES = 256 << 20
 _MAX_HEAD_BYTES = 64 << 20
 #: From 2^43 µs on, a float no longer holds nanoseconds: the text is read instead.
 _FLOAT_LIMIT_US = 2**43
+_LIMIT_DIGITS = len(str(_FLOAT_LIMIT_US))
 
 
 @dataclass(slots=True)
@@ -116,7 +117,10 @@ def _hint(buffer: bytes) -> str:
 
 def _needs_text(buffer: bytes) -> bool:
     found = _DECIMALS.search(buffer, 0, 1 << 20)
-    return found is not None and int(found.group(1)) >= _FLOAT_LIMIT_US
+    if found is None:
+        return False
+    digits = found.group(1).lstrip(b"0")  # of a damaged file there may be thousands
+    return len(digits) > _LIMIT_DIGITS or int(digits or b"0") >= _FLOAT_LIMIT_US
 
 
 def _last_boundary(buffer: bytes) -> tuple[int, int] | None:

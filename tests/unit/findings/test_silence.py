@@ -153,19 +153,20 @@ def test_a_hidden_layer_as_wide_as_a_vocabulary_has_no_logits():
 
 
 def test_an_op_that_stalls_once_is_no_host_code():
-    def play(stage: Stage, name: str) -> Stage:
+    def play(stage: Stage, name: str, *seen: int) -> Stage:
         for number in range(4):
             with stage.step():
                 for _ in range(20):
                     stage.host("aten::t", 3.0)
                     stage.kernel("nvjet_tst_64x8", 20.0, op="aten::mm", host_us=15.0)
-                if number == 2:
+                if number in seen:
                     stage.host(name, 6000.0)
                 stage.kernel("nvjet_tst_64x8", 20.0, op="aten::mm", host_us=15.0)
         return stage
 
-    assert "host-code" not in rules_of(play(Stage(), "aten::t").findings())
-    assert rules_of(play(Stage(), "aten::bucketize").findings())[0] == "host-code"
+    assert "host-code" not in rules_of(play(Stage(), "aten::t", 1, 2, 3).findings())
+    assert rules_of(play(Stage(), "aten::bucketize", 1, 2, 3).findings())[0] == "host-code"
+    assert "host-code" not in rules_of(play(Stage(), "aten::bucketize", 2).findings())
 
 
 def test_gradients_that_are_added_to_others_are_no_chain_to_compile():
@@ -301,3 +302,135 @@ def test_backward_passes_are_counted_by_optimizer_step_where_steps_are_not_marke
             with stage.span("Optimizer.step#AdamW.step", Kind.ANNOTATION):
                 stage.kernel("multi_tensor_apply_kernel<FusedAdam>", 8.0, op="aten::_fused_adamw_", host_us=40.0)
     assert ("micro-batches" in rules_of(stage.findings())) is named
+
+
+def _rounds(play, num: int, marked: bool) -> Stage:
+    """Several rounds, each ended by an optimizer's step; ``play`` is told which round it is."""
+    stage = Stage()
+    for i in range(num):
+        with stage.step() if marked else stage.span("round", Kind.ANNOTATION):
+            play(stage, i)
+            with stage.span("Optimizer.step#AdamW.step", Kind.ANNOTATION):
+                stage.kernel("multi_tensor_apply_kernel<FusedAdamMathFunctor>", 50.0, op="aten::_fused_adamw_")
+    return stage
+
+
+@pytest.mark.parametrize("marked", [True, False])
+@pytest.mark.parametrize(("rounds", "named"), [((0,), False), ((0, 1, 2), True)])
+def test_memory_that_a_program_takes_when_it_begins_is_no_finding(marked, rounds, named):
+    def play(stage: Stage, i: int) -> None:
+        healthy(stage, 10)
+        if i in rounds:
+            stage.wait("cudaFree")
+            for _ in range(4):
+                stage.call("cudaMalloc", 150)
+        healthy(stage, 10)
+
+    assert ("allocator" in rules_of(_rounds(play, 3, marked).findings())) is named
+
+
+@pytest.mark.parametrize(("rounds", "named"), [((0,), False), ((0, 1, 2), True)])
+def test_kernels_that_are_loaded_when_a_recording_begins_are_no_contention(rounds, named):
+    def play(stage: Stage, i: int) -> None:
+        for at in range(60):
+            stage.kernel("nvjet_tst_64x8", 25.0, op="aten::mm", host_us=10.0)
+            stage.host("aten::empty", 1500.0 if i in rounds and at % 10 == 0 else 2.0)
+
+    assert ("host-contention" in rules_of(_rounds(play, 3, marked=False).findings())) is named
+
+
+def test_a_first_step_that_is_a_beginning_is_not_replayed():
+    """Two steps must be left after it, and a step that is only somewhat longer is one of them."""
+
+    def first(us: float, num: int) -> Stage:
+        return _rounds(lambda stage, i: (stage.work(us if i == 0 else 0.0), healthy(stage, 10)), num, marked=True)
+
+    assert [first(us, 4).scene().num_steps for us in (0.0, 40.0, 9000.0)] == [4, 4, 3]
+    assert first(9000.0, 2).scene().num_steps == 2
+
+
+def _recomputing(stage: Stage, us: float, kernel: str) -> None:
+    healthy(stage, 6)
+    for _ in range(6):
+        with stage.span("autograd::engine::evaluate_function: MulBackward0"):
+            with stage.span("aten::linear"):
+                stage.kernel(kernel, us, op="aten::op")
+            stage.kernel("nvjet_tst_128x256", us, op="aten::mm")
+
+
+def test_recomputation_is_promised_for_sure_only_where_memory_is_known_to_be_free():
+    untold = _twice(lambda stage: _recomputing(stage, 180.0, "nvjet_tst_128x256"))
+    told = _twice(lambda stage: _recomputing(stage, 180.0, "nvjet_tst_128x256"))
+    told.facts = {"peak_allocated_bytes": 20e9, "total_bytes": 140e9}
+    (sure,), (unsure,) = told.findings(), untold.findings()
+    assert sure.rule == unsure.rule == "recompute"
+    assert sure.low_ms > 0.5 and unsure.low_ms == 0.0 and unsure.high_ms > 0.9 and unsure.unchecked
+
+
+@pytest.mark.parametrize(("us", "kernel", "named"), [
+    (4_000.0, "vectorized_elementwise_kernel<Gelu>", True),  # 58 GB at most
+    (20_000.0, "vectorized_elementwise_kernel<Gelu>", False),  # 288 GB
+    (20_000.0, "nvjet_tst_128x256", True),  # 58 GB at most: products compute
+])  # fmt: skip
+def test_what_would_not_fit_is_rightly_computed_again(us, kernel, named):
+    assert ("recompute" in rules_of(_twice(lambda stage: _recomputing(stage, us, kernel)).findings())) is named
+
+
+@pytest.mark.parametrize(("num", "named"), [(12, False), (40, True)])
+def test_copies_are_counted_by_optimizer_step_where_nobody_marked_steps(num, named):
+    def play(stage: Stage, i: int) -> None:
+        for _ in range(num):
+            stage.copy("HtoD pageable", 100_000, 60.0, waits=True)
+        healthy(stage, 5)
+
+    assert ("small-copies" in rules_of(_rounds(play, 4, marked=False).findings())) is named
+
+
+def test_what_an_op_reads_for_itself_is_no_read_of_the_program():
+    """A CTC loss copies its letters to the host and its lengths to the device, and waits for each."""
+
+    def play(stage: Stage, inside: bool) -> None:
+        for _ in range(8):
+            healthy(stage, 2, 60.0)
+            with stage.span("aten::ctc_loss" if inside else "aten::to"):
+                stage.copy("DtoH pageable", 46_080, 10.0, waits=True)
+                if inside:
+                    stage.copy("HtoD pageable", 384, 2.0, waits=True)
+
+    own, program = (rules_of(_twice(lambda stage, i=i: play(stage, i)).findings()) for i in (True, False))
+    assert "value-read" in program and "value-read" not in own
+
+
+def test_products_with_a_vector_are_not_sent_to_the_tensor_cores():
+    def play(stage: Stage, kernel: str) -> None:
+        for _ in range(20):
+            stage.kernel(kernel, 200.0, op="aten::mm")
+
+    named = [rules_of(_twice(lambda stage, k=k: play(stage, k)).findings()) for k in ("sgemm_128x128", "gemvNSP_sgemm")]
+    assert named == [["tensor-cores-unused"], []]
+
+
+@pytest.mark.parametrize(("first", "named"), [(1, False), (3, True)])
+def test_pictures_of_one_channel_have_no_layout_to_change(first, named):
+    """The convolution over them works in NCHW, and what it gives is transposed by somebody."""
+    shapes = [[[8, first, 64, 64], [64, first, 3, 3]], [[8, 64, 64, 64], [96, 64, 3, 3]]]
+
+    def play(stage: Stage) -> None:
+        for pair in shapes * 5:
+            for kernel, us in (("nchwToNhwcKernel<bf16>", 60.0), ("sm90_xmma_fprop_implicit_gemm_bf16_nhwc", 200.0)):
+                stage.kernel(kernel, us, op="aten::cudnn_convolution", shapes=pair)
+
+    assert ("channels-first" in rules_of(_twice(play).findings())) is named
+
+
+@pytest.mark.parametrize(("product_us", "named"), [(10.0, True), (1500.0, False)])
+def test_without_shapes_a_network_that_only_begins_with_convolutions_is_not_told_their_layout(product_us, named):
+    def play(stage: Stage) -> None:
+        for _ in range(10):
+            for kernel, us in (("nchwToNhwcKernel<bf16>", 90.0), ("sm90_xmma_fprop_implicit_gemm_bf16_nhwc", 200.0)):
+                stage.kernel(kernel, us, op="aten::cudnn_convolution")
+            stage.kernel("nvjet_tst_128x256", product_us, op="aten::mm")
+
+    found = _twice(play).findings()
+    assert ("channels-first" in rules_of(found)) is named
+    assert all(finding.low_ms == 0.0 for finding in found)

@@ -180,6 +180,18 @@ def test_nan_and_control_characters_are_read_over(tmp_path, fast):
     assert totals(trace)["all"]["num_gpu_events"] == 4
 
 
+@pytest.mark.parametrize("digits", [13, 15, 7000])
+def test_a_time_of_thousands_of_digits_is_no_time(tmp_path, digits):
+    """More digits than Python turns into a number; the events beside it are read."""
+    events = [{"ph": "X", "cat": "cpu_op", "name": "b", "ts": 2.0, "dur": 1.0, "pid": 1, "tid": 1}]
+    text = json.dumps({"traceEvents": events})
+    first = '{"ph": "X", "cat": "cpu_op", "name": "a", "ts": %s.5, "dur": 1.0, "pid": 1, "tid": 1},' % ("9" * digits)
+    path = tmp_path / "trace.json"
+    path.write_text(text.replace('[{"ph"', f'[{first}{{"ph"'))
+    trace = read(path, cache=False)
+    assert "b" in [trace.words[int(word)] for word in trace.name]
+
+
 @pytest.mark.parametrize("text", ["", "{}", "[x]", "not json", '{"a": 1}', '{"traceEvents": 5}', "\x00\x01"])
 def test_what_is_no_trace_is_refused_with_a_reason(tmp_path, text):
     path = tmp_path / "t.json"

@@ -174,7 +174,7 @@ def pipeline_bubble(scene: Scene) -> Candidate | None:
 def small_buckets(scene: Scene) -> Candidate | None:
     works = _collectives(scene)
     reductions = works[scene.named(r"all_?reduce|reduce_?scatter|all_?gather")[works]]
-    if len(reductions) / scene.num_steps < FEW:
+    if len(reductions) / scene.num_rounds < FEW:
         return None
     sent = scene.trace.optional("message_bytes")[scene.rows[reductions]].astype(np.float64)
     known = sent > 0

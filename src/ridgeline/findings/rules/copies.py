@@ -88,7 +88,7 @@ def small_copies(scene: Scene) -> Candidate | None:
     """Many copies that could be one: each pays a call, a staging buffer and a wait."""
     works = np.flatnonzero(scene.copies("htod"))
     works = works[_bytes(scene, works) < SMALL_BYTES]
-    if len(works) / scene.num_steps < MANY:
+    if len(works) / scene.num_rounds < MANY:
         return None
     moved = _bytes(scene, works)
     best = np.clip(moved / _link_bytes_per_s(scene) / np.maximum(scene.work_s[works], 1e-12), 0.0, 1.0)

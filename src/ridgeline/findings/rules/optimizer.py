@@ -25,7 +25,7 @@ def unfused_optimizer(scene: Scene) -> Candidate | None:
     spans = spans[~_has_no_fused_form(scene, spans)]
     time = scene.time_of(spans)
     works = np.flatnonzero(scene.launched_in(time) & ~scene.family("optimizer", "communication", "fused"))
-    if not len(works) or len(works) / scene.num_steps < MANY:
+    if not len(works) or len(works) / scene.num_rounds < MANY:
         return None
     foreach = scene.per_step_s(works[scene.family("foreach")[works]]) > 0.5 * scene.per_step_s(works)
     fusible = bool(scene.words_like(HAS_FUSED)[scene.trace.name[spans]].any())

@@ -22,8 +22,9 @@ H200)."""
 STRIDED = 0.25
 """Share of the time of copies and sums on strided tokens that is left once tokens are contiguous (1.1 of 5.5 ms in a
 vision transformer on an H200)."""
-NO_PRODUCT = r"splitkreduce|reduce_1block|c1_k1|depthwise|grouped_direct"
-"""Sums after products, and convolutions of single channels: no Tensor Core takes them."""
+NO_PRODUCT = r"splitkreduce|reduce_1block|c1_k1|depthwise|grouped_direct|gemv|dot_kernel"
+"""Sums after products, convolutions of single channels, and products with a vector, which wait for memory: Tensor Cores
+do nothing for them."""
 SHORTEST_S, SHORT_S = 2.5e-6, 12e-6
 """No product takes less than the first, on Tensor Cores or not; below the second they may gain nothing (0.15 of 0.35 ms
 in products of 4 to 11 µs on an H200)."""
@@ -32,6 +33,9 @@ REAL_FRAC = 0.7
 batch into pieces doubled its step (37 against 17 ms on an H200): the host could not launch them fast enough."""
 MOST = 0.5
 """A share of kernel time that deserves a word even when something else holds the step."""
+UNSHAPED = 0.8
+"""Share that is left at worst of a product called after its alignment whose sizes were not recorded: some sizes cost
+nothing when they are odd (rows of a transposed operand)."""
 RECENT = r"volta|turing|ampere|hopper|sm7[05]|sm8[069]|sm90|sm100|cutlass_[789]0"
 
 
@@ -69,7 +73,7 @@ def _ratios(
     return np.array([otherwise if ratio is None else ratio for ratio in found])
 
 
-@rule("tensor-cores-unused", version=3, order=40)
+@rule("tensor-cores-unused", version=4, order=40)
 def tensor_cores_unused(scene: Scene) -> Candidate | None:
     """fp32 products on hardware that has Tensor Cores."""
     mask = scene.family("gemm", "conv") & scene.precision("fp32") & ~scene.named(NO_PRODUCT)
@@ -112,7 +116,7 @@ def _whole_convolutions(scene: Scene, mask: Mask) -> Mask:
     return np.asarray(mask | (convolution & (op >= 0) & np.isin(op, op[mask & convolution])), dtype=bool)
 
 
-@rule("misaligned-sizes", version=2, order=41)
+@rule("misaligned-sizes", version=3, order=41)
 def misaligned_sizes(scene: Scene) -> Candidate | None:
     """Products on Tensor Cores whose sizes are not multiples of 8, by name (align1, align2) or by shape."""
     works = np.flatnonzero(scene.family("gemm", "conv") & scene.precision("half", "tf32", "fp8", ""))
@@ -135,6 +139,8 @@ def misaligned_sizes(scene: Scene) -> Candidate | None:
             for product, i in zip(picked, chosen.tolist(), strict=True)
         ]
     )
+    shaped = shaped_ops(scene.trace, scene.rows[works[chosen]]) >= 0
+    worst = np.where(shaped, np.minimum(1.0, np.sqrt(best)), UNSHAPED)
     sizes = sorted({size for p in picked if p for size in (p.m, p.n, p.k) if size % 8})
     works = works[chosen]
     return Candidate(
@@ -144,7 +150,7 @@ def misaligned_sizes(scene: Scene) -> Candidate | None:
         change="pad the size to a multiple of 64 (vocabulary 50257 → 50304, hidden 2731 → 2752), or the sequence "
         "to a multiple of 8",
         where=scene.where(works),
-        cure=Cure(works=works, keep_best=best, keep_worst=np.minimum(1.0, np.sqrt(best))),
+        cure=Cure(works=works, keep_best=best, keep_worst=worst),
         evidence=scene.evidence(works),
         spans=tuple(scene.rows[works[:200]].tolist()),
         sure_frac=SURE_FRAC,
@@ -163,7 +169,7 @@ def _dtypes(scene: Scene, works: Index) -> list[str]:
     return [first_dtype(trace.words[int(words[op])]) if op >= 0 else "" for op in ops.tolist()]
 
 
-@rule("channels-first", version=3, order=42)
+@rule("channels-first", version=4, order=42)
 def channels_first(scene: Scene) -> Candidate | None:
     """Convolutions in NCHW: transforms around them, and norms and pools that walk planes."""
     convs = scene.family("conv")
@@ -172,7 +178,13 @@ def channels_first(scene: Scene) -> Candidate | None:
         return None
     if scene.per_step_s(transforms) < 0.02 * scene.per_step_s(scene.work_kind == 1):
         return None
+    transforms &= ~_around_one_channel(scene, transforms)
+    if scene.per_step_s(transforms) < 0.02 * scene.per_step_s(scene.work_kind == 1):
+        return None
     moved, others = np.flatnonzero(transforms), np.flatnonzero(convs | _around_convs(scene))
+    shaped = bool((shaped_ops(scene.trace, scene.rows[moved]) >= 0).any())
+    if not shaped and _only_begins_with_convs(scene):  # whether they can change their layout is then unknown
+        return None
     flat = scene.per_step_s(moved[_along_one_axis(scene, moved)]) > 0.5 * scene.per_step_s(moved)
     change = "model.to(memory_format=torch.channels_last) and images.to(memory_format=torch.channels_last)"
     if flat:
@@ -182,17 +194,40 @@ def channels_first(scene: Scene) -> Candidate | None:
         cause="NCHW convolutions: Tensor-Core kernels want NHWC, so every convolution transposes its operands",
         change=change,
         where=scene.where(moved),
-        cure=_in_channels_last(scene, moved, others, flat=flat),
+        cure=_in_channels_last(scene, moved, others, sure=shaped and not flat),
         evidence=scene.evidence(moved),
         spans=tuple(scene.rows[moved[:200]].tolist()),
     )
 
 
-def _in_channels_last(scene: Scene, moved: Index, others: Index, *, flat: bool) -> Cure:
+def _around_one_channel(scene: Scene, transforms: Mask) -> Mask:
+    """Transforms around convolutions over a single channel, and around those that read what such a one gives: a tensor
+    of one channel has no layout to tell, so its convolution works in NCHW, and what it gives is transposed by somebody
+    (two convolutions over spectrograms on an H200 gained 0.08 of 26 ms)."""
+    trace, works = scene.trace, np.flatnonzero(transforms)
+    ops, shapes = shaped_ops(trace, scene.rows[works]), trace.optional("shapes")
+    pairs = {op: _conv_channels(trace.words[int(shapes[op])]) for op in np.unique(ops[ops >= 0]).tolist()}
+    given = {outer for inner, outer in pairs.values() if inner == 1}
+    found = np.zeros(len(transforms), dtype=bool)
+    found[works] = [bool(given) and (pairs.get(op, (0, 0))[0] in given | {1}) for op in ops.tolist()]
+    return found
+
+
+def _conv_channels(shapes: str) -> tuple[int, int]:
+    """Channels that a recorded convolution reads and gives: an input is followed by a weight, in a backward pass after
+    the gradient of what it gives; (0, 0) if that is not known, or each channel is by itself."""
+    given = [shape for shape in parsed(shapes) if is_shape(shape) and len(shape) == 4]
+    weight = given[-1] if len(given) >= 2 else [0, 0, 0, 0]
+    read = given[-2] if len(given) >= 2 else weight
+    return (read[1], weight[0]) if read[1] == weight[1] else (0, 0)
+
+
+def _in_channels_last(scene: Scene, moved: Index, others: Index, *, sure: bool) -> Cure:
     """No transforms, and faster norms and convolutions.
 
-    Convolutions along one axis have no such layout of their own: somebody else may have to transform. Group norms bring
-    every input back to NCHW on a GPU: at best half of the transforms go, at worst none.
+    Convolutions along one axis have no such layout of their own: somebody else may have to transform, and of those
+    whose shapes were not recorded nobody knows. Group norms bring every input back to NCHW on a GPU: at best half of
+    the transforms go, at worst none.
     """
     works = np.concatenate((moved, others))
     if _between_group_norms(scene):
@@ -200,7 +235,7 @@ def _in_channels_last(scene: Scene, moved: Index, others: Index, *, flat: bool) 
     norms, strided = scene.family("norm")[others], _strided_after_patches(scene)
     best = np.concatenate((np.zeros(len(moved)), np.where(norms, NHWC_NORM[0], NHWC_CONV[0])))
     worst = np.concatenate((np.zeros(len(moved)), np.where(norms, NHWC_NORM[1], NHWC_CONV[1])))
-    worst = np.ones(len(works)) if flat else worst
+    worst = worst if sure else np.ones(len(works))
     return Cure(
         works=np.concatenate((works, strided)),
         keep_best=np.concatenate((best, np.full(len(strided), STRIDED))),
@@ -211,10 +246,14 @@ def _in_channels_last(scene: Scene, moved: Index, others: Index, *, flat: bool) 
 def _strided_after_patches(scene: Scene) -> Index:
     """Copies and sums that walk strides, in a network that only begins with a convolution: its pictures in NCHW become
     rows of tokens through a transposed view, and what follows keeps that view's strides."""
-    if scene.per_step_s(scene.family("conv")) > 0.2 * scene.per_step_s(scene.family("gemm")):
+    if not _only_begins_with_convs(scene):
         return np.zeros(0, dtype=np.int64)
     walks = scene.named(r"at::native::elementwise_kernel<")
     return np.flatnonzero(walks & scene.family("copy", "pointwise"))
+
+
+def _only_begins_with_convs(scene: Scene) -> bool:
+    return scene.per_step_s(scene.family("conv")) <= 0.2 * scene.per_step_s(scene.family("gemm"))
 
 
 def _along_one_axis(scene: Scene, works: Index) -> Mask:

@@ -99,7 +99,7 @@ def group_norm_whole(
     ACCESSES: gl.constexpr = PIECE // 4
     places = ()  # one a piece: what is copied to one never waits for another
     for _ in gl.static_range(CHUNKS):
-        places = places + (gl.allocate_shared_memory(gl.int32, [SLOTS, ACCESSES, 4], PLAIN),)
+        places = places + (gl.allocate_shared_memory(gl.int32, [SLOTS, ACCESSES, 4], PLAIN),)  # type: ignore[assignment]
     start = gl.program_id(0)
     num_programs = gl.num_programs(0)
     num_turns = (rows - start + num_programs - 1) // num_programs

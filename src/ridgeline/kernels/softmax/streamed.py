@@ -347,7 +347,7 @@ def softmax_forward_whole(
     PIECE: gl.constexpr = BLOCK // 2  # in words of two numbers
     places = ()  # one a piece: what is copied to one never waits for another
     for _ in gl.static_range(CHUNKS):
-        places = places + (gl.allocate_shared_memory(gl.int32, [SLOTS, PIECE], FLAT),)
+        places = places + (gl.allocate_shared_memory(gl.int32, [SLOTS, PIECE], FLAT),)  # type: ignore[assignment]
     start = gl.program_id(0)
     num_programs = gl.num_programs(0)
     num_turns = (rows - start + num_programs - 1) // num_programs
@@ -367,11 +367,11 @@ def softmax_forward_whole(
         async_copy.wait_group(SLOTS - 1)
         held = ()
         for i in gl.static_range(CHUNKS):
-            words = places[i].index(slot).load(L)
+            words = places[i].index(slot).load(L)  # type: ignore[var-annotated]
             if i == CHUNKS - 1:
                 words = gl.where(access < width - i * PIECE, words, -8323200 if BF16 else -67044352)  # two of −inf
             held = held + (words,)
-        highest = held[0]
+        highest = held[0]  # type: ignore[misc]
         for i in gl.static_range(1, CHUNKS):
             highest = higher_bf16(highest, held[i]) if BF16 else higher_fp16(highest, held[i])
         for i in gl.static_range(CHUNKS):
