@@ -13,7 +13,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from optimize_note import load, table
 
-NOTE = (ROOT / "benchmarks" / "2026-11-15-optimize.md").read_text(encoding="utf-8")
+NOTE = "".join(note.read_text(encoding="utf-8") for note in sorted((ROOT / "benchmarks").glob("*-optimize.md")))
 RECORDINGS = sorted((ROOT / "data" / "recordings" / "h200").glob("optimize_models_*.json.gz"))
 
 
