@@ -22,6 +22,7 @@ import torch
 
 import ridgeline as rl
 from ridgeline.bench.clock import device_events
+from ridgeline.optimizer import tree
 from ridgeline.optimizer.inputs import Inputs
 from ridgeline.optimizer.version import stillness
 
@@ -82,11 +83,13 @@ def look(book: Any, model: Any, fast: Any, kwargs: dict[str, Any]) -> None:
     with torch.no_grad():
         graphed = fast.plans[0].call
         book.add("watch", lambda: {"dictionaries counted": stillness.counts, "host_us": host_us(fast, graphed, kwargs)})
-        book.add("graph", lambda: graph_alone(graphed._variants[0].home.recording, restore))
+        book.add("graph", lambda: graph_alone(fitting(fast, graphed, kwargs).home.recording, restore))
         book.add("same cache", lambda: calls(fast, graphed, lambda: kwargs, restore))
         book.add("new containers", lambda: calls(fast, graphed, lambda: dict(inputs.reused().kwargs), restore))
+        book.add("after eager", lambda: calls(fast, graphed, lambda: after_eager(model, kwargs, restore), restore))
         book.add("in a row", lambda: in_a_row(fast, kwargs, restore))
         book.add("each waited for, nothing between", lambda: one_by_one(fast, kwargs, restore))
+        book.add("in place", lambda: in_place(fast, graphed, kwargs, restore))
         book.add("numbers", lambda: numbers(model, fast, inputs, restore))
         book.add("misses", lambda: {"replays": graphed.replays, "misses": graphed.misses, "eager": fast.fallbacks})
 
@@ -108,6 +111,12 @@ def host_us(fast: Any, graphed: Any, kwargs: dict[str, Any], num: int = 50) -> d
             run()
         found[name] = (time.perf_counter() - began) / num * 1e6
     return found
+
+
+def fitting(fast: Any, graphed: Any, kwargs: dict[str, Any]) -> Any:
+    """The recording at the addresses of this call: others may be of inputs that are gone."""
+    (plan,) = fast.plans
+    return graphed._variant(plan.matcher.fits((), kwargs, fast.original, False))
 
 
 def made(layers: int) -> tuple[Any, dict[str, Any]]:
@@ -190,6 +199,13 @@ def calls(
     return {"s": statistics.median(whole), "least_s": min(whole), "before_launch_s": statistics.median(before)}
 
 
+def after_eager(model: Any, kwargs: dict[str, Any], restore: Callable[[], None]) -> dict[str, Any]:
+    """The arguments, after a call that leaves nothing of ours in the host's caches."""
+    model(**kwargs)
+    restore()
+    return kwargs
+
+
 def in_a_row(fast: Any, kwargs: dict[str, Any], restore: Callable[[], None], num: int = 32) -> dict[str, float]:
     """Seconds a token when nobody waits between tokens."""
     times = []
@@ -218,6 +234,49 @@ def one_by_one(fast: Any, kwargs: dict[str, Any], restore: Callable[[], None], n
             times.append(time.perf_counter() - began)
     restore()
     return {"s": statistics.median(times), "least_s": min(times)}
+
+
+class Stages:
+    """Microseconds of what is done before a launch, as it is done, and whether a watched dictionary had changed."""
+
+    def __init__(self) -> None:
+        self.spent_us: dict[str, list[float]] = {}
+        self.moves: list[int] = []
+
+    def timed(self, name: str, run: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            began, moves = time.perf_counter(), stillness._moves
+            try:
+                return run(*args, **kwargs)
+            finally:
+                self.spent_us.setdefault(name, []).append((time.perf_counter() - began) * 1e6)
+                self.moves.append(stillness._moves - moves)
+
+        return wrapped
+
+
+def in_place(fast: Any, graphed: Any, kwargs: dict[str, Any], restore: Callable[[], None], num: int = 24) -> Any:
+    """The stages of calls that are waited for, nothing between: medians, and how often dictionaries had changed."""
+    stages = Stages()
+    (plan,) = fast.plans
+    variant = fitting(fast, graphed, kwargs)
+    places = [(type(plan.matcher), "fits"), (type(graphed.watch), "same"), (type(graphed.watch), "addressed"),
+              (type(graphed), "_variant"), (type(variant), "start"), (type(variant), "finish"),
+              (type(graphed), "replay"), (tree.Piece, "held"), (tree.Piece, "_shaped")]  # fmt: skip
+    kept = [(owner, name, getattr(owner, name)) for owner, name in places]
+    try:
+        for owner, name, run in kept:
+            setattr(owner, name, stages.timed(f"{owner.__name__}.{name}", run))
+        restore()
+        for _ in range(num):
+            fast(**kwargs)
+            torch.cuda.synchronize()
+    finally:
+        for owner, name, run in kept:
+            setattr(owner, name, run)
+        restore()
+    medians = {name: statistics.median(found) for name, found in stages.spent_us.items()}
+    return {"us": medians, "dictionaries changed": sum(stages.moves), "of": num}
 
 
 def numbers(model: Any, fast: Any, inputs: Inputs, restore: Callable[[], None]) -> list[dict[str, Any]]:

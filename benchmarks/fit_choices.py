@@ -32,7 +32,7 @@ from ridgeline.cost.selection import FILE
 Row = tuple[Problem, str, str, int]  # the product, its element type, its kernel as text, slices
 BESIDE = re.compile(r"^Memset|splitKreduce|scal_kernel|reduce_1Block")
 """Kernels that are not the product itself."""
-MOST_LEAVES, MOST_SLICE_LEAVES = 9000, 3000
+MOST_LEAVES, MOST_SLICE_LEAVES = 24000, 7000
 CUTLASS = {"75": "turing", "80": "ampere"}
 
 
@@ -55,14 +55,14 @@ def family_of(name: str) -> str:
 
 def tile_of(name: str) -> tuple[int, int, int, int, int]:
     """(along columns, along rows, depth, stages, elements of a load), none of them where the name does not say."""
-    found = re.search(r"gemm_(?:[a-z0-9]+_)?(\d+)x(\d+)(?:_(\d+)x(\d+))?_\w\w_align(\d)", name)
+    found = re.search(r"gemm_(?:[a-z][a-z0-9]*_)?(\d+)x(\d+)(?:_(\d+)x(\d+))?_\w\w_align(\d)", name)
     if found:
         across, down, depth, stages, loads = (int(part or 0) for part in found.groups())
         return across, down, depth or 32, stages or 2, loads
     found = re.search(r"tilesize(\d+)x(\d+)x(\d+)_(?:stage(\d))?", name)
     if found:
         loads = re.search(r"aligna(\d)", name)
-        across, down, depth, stages = (int(part or 0) for part in found.groups())
+        down, across, depth, stages = (int(part or 0) for part in found.groups())  # rows of the output come first here
         return across, down, depth, stages, int(loads[1]) if loads else 4
     found = re.search(r"gemmSN_\w\w_kernelI\wLi(\d+)ELi(\d+)ELi\d+ELi\d+ELi(\d+)ELi(\d+)", name)
     if found:
@@ -79,13 +79,12 @@ def text_of(names: Sequence[str]) -> str:
     return " ".join((family_of(main), *map(str, numbers)))
 
 
-def slices_of(text: str, problem: Problem, blocks: int) -> int:
-    """Blocks of the grid for each tile of the output."""
-    family, across, down = text.split()[:3]
+def slices_of(text: str, problem: Problem, layers: int) -> int:
+    """Layers of the grid for each matrix of the output; its other sides are padded by how blocks are ordered."""
+    family, across = text.split()[:2]
     if int(across) == 0 or family.startswith("thin"):
         return 1
-    b, m, n, _, _ = problem
-    return max(1, round(blocks / (b * -(-n // int(across)) * -(-m // int(down)))))
+    return max(1, layers // problem[0])
 
 
 def timed(folder: Path) -> set[tuple[str, Problem]]:
@@ -107,14 +106,14 @@ def launched(folder: Path, every: bool) -> Iterator[tuple[str, Row]]:
         with np.load(path, allow_pickle=False) as file:
             texts = [text_of(names) for names in json.loads(str(file["answers"]))]
             columns = [
-                file[name].astype(np.int64).tolist() for name in ("code", "b", "m", "n", "k", "label", "gx", "gy", "gz")
+                file[name].astype(np.int64).tolist() for name in ("code", "b", "m", "n", "k", "label", "gz")
             ]
-        for code, b, m, n, k, label, *grid in zip(*columns, strict=True):
+        for code, b, m, n, k, label, layers in zip(*columns, strict=True):
             dtype, problem = DTYPES[code // 8], (b, m, n, k, LAYOUTS[code % 8 // 2])
             pool = pool_of(dtype, alignment(problem, dtype))
             if pool in POOLS and (dtype, problem) not in skipped:
                 text = texts[label]
-                yield pool, (problem, dtype, text, slices_of(text, problem, grid[0] * grid[1] * grid[2]))
+                yield pool, (problem, dtype, text, slices_of(text, problem, layers))
 
 
 def grow(grown: Grown, pool: str, rows: list[Row], share: float) -> None:

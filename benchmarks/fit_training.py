@@ -68,6 +68,15 @@ EFFECTS = {  # how far each goes, of rates and of amounts
     "all": (0.48, 0.6), "framework": (0.32, 0.3), "family": (0.28, 0.9), "architecture": (0.72, 0.3),
     "device": (0.36, 0.3), "generation": (0.84, 0.4), "generation, architecture": (0.4, 0.2), "pair": (0.24, 0.2),
 }  # fmt: skip
+LIBRARIES = {  # attention over the cost model's, by the library that each generation brought, where one was measured
+    ("llm-foundry", ""): 2.0, ("megatron-bridge-2025a", "blackwell"): 1.5, ("mlperf-2025", "blackwell"): 1.5,
+    ("megatron-bridge", "blackwell"): 0.91, ("megatron-bridge-2026b", "blackwell"): 0.91,
+}  # fmt: skip
+"""llm-foundry ran FlashAttention 1 in 2023 (its recipes say ``attn_impl: triton``, its setup pins flash-attn 1.0), half
+as fast as version 2, at which it is priced. Blackwell by NVIDIA's own benchmarks in cudnn-frontend, forward and
+backward over what the cost model says of the same shapes: cuDNN 9.9.0, which containers of April 2025 hold, 1.53 to
+1.64 (iterations of a 1B model on a B200, as many tokens in longer sequences); 9.10 1.09 to 1.15; 9.18, of January 2026,
+0.91."""
 ROW_SPREAD, DOCUMENT_SPREAD, CONFIGURATION_SPREAD, STRAY = 0.036, 0.02, 0.03, 3.0
 """Of a row's logarithm: noise, what its document and its configuration share; and from how many noises on a row
 counts as a stray."""
@@ -206,7 +215,7 @@ class Joint:
         self.groups = list(dict.fromkeys([*data.groups, *more]))
         numbers = {group: number for number, group in enumerate(self.groups)}
         self.of = np.array([numbers[group] for group in data.groups])
-        self.center = np.tile(CENTER, (len(self.groups), 1))
+        self.center = np.stack([_center(group) for group in self.groups])
         self.between = np.zeros((len(NAMES), len(self.groups), len(self.groups)))
         keys = [group.keys() for group in self.groups]
         for effect, spreads in EFFECTS.items():
@@ -231,6 +240,13 @@ class Joint:
             x = x + np.clip(step, -0.5, 0.5) * (1.0 if turn < 4 else 0.8)
             weight = 1.0 / (1.0 + (ROW_SPREAD / weight * pull / STRAY) ** 2)
         return x
+
+
+def _center(group: Group) -> Floats:
+    """Where the group's coefficients are expected before any row is seen."""
+    found, stack = CENTER.copy(), group.stack
+    found[NAMES.index("attention")] += math.log(LIBRARIES.get((stack, group.arch), LIBRARIES.get((stack, ""), 1.0)))
+    return found
 
 
 def _same(names: Sequence[str]) -> Mask:

@@ -24,22 +24,30 @@ from ridgeline.kernels import contract, direct
 from ridgeline.kernels.files import cache_folder
 from ridgeline.kernels.launcher import collecting
 
+_without: set[Callable[[], Any]] = set()
+
 
 def seconds(run: Callable[[], Any], calls: int = 100, repeats: int = 7) -> tuple[float, float]:
     """Seconds of a call, the device's part included, and the host's part alone, medians."""
     whole, host = [], []
-    for _ in range(30):
-        run()
-    for _ in range(repeats):
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        for _ in range(calls):
+    with gradients(run):
+        for _ in range(30):
             run()
-        handed = time.perf_counter()
-        torch.cuda.synchronize()
-        whole.append((time.perf_counter() - began) / calls)
-        host.append((handed - began) / calls)
+        for _ in range(repeats):
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            for _ in range(calls):
+                run()
+            handed = time.perf_counter()
+            torch.cuda.synchronize()
+            whole.append((time.perf_counter() - began) / calls)
+            host.append((handed - began) / calls)
     return statistics.median(whole), statistics.median(host)
+
+
+def gradients(run: Callable[[], Any]) -> Any:
+    """Inside, gradients are recorded if the call wants one: once around all calls, since that takes the host 3 µs."""
+    return torch.set_grad_enabled(run not in _without)
 
 
 def calls(on: str) -> dict[str, tuple[Callable[[], Any], Callable[[], Any] | None]]:
@@ -95,16 +103,15 @@ def wanted_variants() -> list[Any]:
     """Everything of ours that is launched."""
     with collecting() as found:
         for ours, _ in calls("meta").values():
-            ours()
+            with gradients(ours):
+                ours()
     return list(dict.fromkeys(found))
 
 
 def no_grad(run: Callable[[], Any]) -> Callable[[], Any]:
-    def inner() -> Any:
-        with torch.no_grad():
-            return run()
-
-    return inner
+    """The same call, noted as one that wants no gradient."""
+    _without.add(run)
+    return run
 
 
 def rows() -> Iterator[dict[str, Any]]:
@@ -112,12 +119,12 @@ def rows() -> Iterator[dict[str, Any]]:
     for name, (ours, theirs) in calls("cuda").items():
         row: dict[str, Any] = {"call": name, "has_direct": direct.module() is not None}
         try:
-            found = ours()
-            row["repeated_s"] = seconds(ours)
-            with in_python():
-                again = ours()
-                row["python_s"] = seconds(ours)
-            pairs = zip(*(x if isinstance(x, tuple) else (x,) for x in (found, again, ours())), strict=True)
+            with gradients(ours):
+                found, row["repeated_s"] = ours(), seconds(ours)
+                with in_python():
+                    again, row["python_s"] = ours(), seconds(ours)
+                last = ours()
+            pairs = zip(*(x if isinstance(x, tuple) else (x,) for x in (found, again, last)), strict=True)
             row["ok"] = all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in pairs)
             row["pytorch_s"] = None if theirs is None else seconds(theirs)
         except Exception as error:

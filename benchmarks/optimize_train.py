@@ -86,6 +86,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--brief", action="store_true",
                         help="Searches over repeated blocks leave torch.compile out; no breakdowns.")  # fmt: skip
+    parser.add_argument("--kinds", action="store_true", help="Brief searches still break times down by kind of kernel.")
     parser.add_argument("--full", nargs="*", default=[], help="Models searched with the default budget, not briefly.")
     parser.add_argument("--table", type=Path, default=None, help="Only print what a file of results says.")
     parser.add_argument("--one", default="", help=argparse.SUPPRESS)
@@ -140,7 +141,8 @@ def _started(name: str, asked: argparse.Namespace, logs: Path, until: float) -> 
     lock = os.environ.get("RIDGELINE_DEVICE_LOCK") or str(logs / "lock")
     command = [sys.executable, "-u", __file__, "--one", name, "--budget-s", str(budget_s), "--rounds",
                str(asked.rounds), "--device", asked.device, "--lock", lock, "--marks", str(logs), "--until",
-               str(until), *(["--brief"] if asked.brief and not full else [])]  # fmt: skip
+               str(until), *(["--brief"] if asked.brief and not full else []),
+               *(["--kinds"] if asked.kinds else [])]  # fmt: skip
     threads = max(2, (os.cpu_count() or 8) // (2 * asked.jobs))
     settings = {"TORCHINDUCTOR_COMPILE_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2",
                 "RIDGELINE_CACHE": tempfile.mkdtemp()}  # fmt: skip
@@ -361,7 +363,9 @@ def _searched(asked: argparse.Namespace) -> None:
         stock = ladder.Ladder._stock
         ladder.Ladder._stock = lambda self, search: iter(()) if self.facts.groups else stock(self, search)
         ladder.Ladder.owed_s = lambda self, rung, search: 0.0
-        searching.Search._regions = searching.Search._parts = lambda self, *given: ()
+        searching.Search._parts = lambda self, *given: ()
+        if not asked.kinds:
+            searching.Search._regions = lambda self, *given: ()
         searching.Search._tracked = lambda self: None  # the optimizer that is passed is tracked after the search
     searching.build = turn.around(searching.build)
     for name in ("_price", "_facts"):  # seconds of the host's alone

@@ -185,9 +185,10 @@ def latent_by(chosen: tuple[Any, ...] | None) -> Any:
         return instead(config, "takes_few", lambda *sizes: False)
     keys, programs, warps, stages, words = chosen
 
-    def choose(*sizes: Any, num_sms: int, fed: bool, **named: Any) -> Any:
+    def choose(*sizes: Any, num_sms: int, fed: bool, page: int, **named: Any) -> Any:
         if words and fed:
-            return config.Few(keys, programs * num_sms, warps, stages, fed=True, leaves=words == "leaves")
+            ring = config.RING if page % keys else 0
+            return config.Few(keys, programs * num_sms, warps, stages, fed=True, leaves=words == "leaves", ring=ring)
         return config.Few(32, 2 * num_sms)
 
     both = contextlib.ExitStack()

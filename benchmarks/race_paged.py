@@ -17,37 +17,50 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from race_attention import clean_course, instead, timed
 
-PARTS = ("cases", "latent", "pieces", "cross", "resident", "graphs", "host")
-SHARES = {"cases": 0.35, "latent": 0.47, "pieces": 0.53, "cross": 0.77}
+PARTS = ("edges", "latent", "cases", "graphs", "pieces", "cross", "resident", "host")
+SHARES = {"edges": 0.15, "latent": 0.45, "cases": 0.9, "graphs": 0.97}
 """Of the time there is, by when a part ends; the others may take the rest."""
 
-OVER: dict[str, dict[str, Any]] = {"by heads": {"borders": False}, "by borders": {"borders": True}}
+OVER: dict[str, dict[str, Any]] = {"now": {}}
 """What is changed of the analytical default, by name."""
 
+LATENT_OVER: dict[str, dict[str, Any]] = {
+    "two groups, two blocks": {"ring": 0},
+    "thirds": {"ring": 7},
+    "two groups, other join": {"ring": 0, "borders": None},
+}
+"""The same for latent decoding of few heads."""
+
 CASES = (
-    (1, 32, 8, 16400, 128, 16, False), (4, 32, 8, 8000, 128, 16, False), (16, 32, 8, 3000, 128, 16, False),
-    (64, 32, 8, 1000, 128, 16, False), (3, 32, 8, 7813, 128, 16, False), (2, 64, 8, 8200, 128, 16, False),
-    (64, 16, 1, 2050, 128, 64, False), (12, 32, 8, 7900, 128, 16, False), (32, 32, 8, 4000, 128, 64, False),
-    (24, 32, 8, 2700, 128, 16, True), (100, 64, 8, 1200, 128, 16, True), (300, 32, 8, 300, 128, 16, True),
+    (1, 32, 8, 16400, 128, 16, False), (4, 32, 8, 8000, 128, 16, False), (8, 32, 8, 8192, 128, 64, False),
+    (3, 32, 8, 7813, 128, 16, False), (16, 32, 8, 3000, 128, 16, False), (64, 32, 8, 1000, 128, 16, False),
+    (100, 64, 8, 1200, 128, 16, True), (32, 32, 8, 4000, 128, 64, False), (2, 64, 8, 8200, 128, 16, False),
+    (64, 16, 1, 2050, 128, 64, False), (12, 32, 8, 7900, 128, 16, False), (24, 32, 8, 2700, 128, 16, True),
+    (300, 32, 8, 300, 128, 16, True),
     (5, 64, 8, 4800, 128, 16, False), (7, 32, 8, 5001, 128, 64, False), (1, 64, 8, 48000, 128, 16, False),
-    (8, 32, 8, 8192, 128, 64, False), (9, 32, 8, 7400, 64, 16, False), (5, 16, 4, 6500, 256, 64, False),
+    (9, 32, 8, 7400, 64, 16, False), (5, 16, 4, 6500, 256, 64, False),
     (4, 32, 32, 2100, 128, 16, False), (256, 32, 8, 500, 128, 16, False),
 )  # fmt: skip
 """Batch, heads, key heads, keys, head dim, page, uneven lengths."""
 
 LATENT = (
-    (16, 16, 3700, 64, False), (64, 16, 1800, 64, False), (100, 16, 2000, 64, True), (128, 16, 1300, 64, False),
-    (5, 16, 11000, 64, False), (1, 16, 65536, 64, False), (40, 8, 3001, 16, False),
+    (16, 16, 3700, 64, False), (64, 16, 1800, 64, False), (100, 16, 2000, 64, True), (1, 16, 65536, 64, False),
+    (40, 8, 3001, 16, False), (64, 16, 4096, 64, False), (128, 16, 1300, 64, False), (5, 16, 11000, 64, False),
+    (16, 16, 8192, 64, False),
 )  # fmt: skip
 """Batch, heads, keys, page, uneven lengths."""
 
+EDGES = ((32, 8, 128, 16), (16, 1, 128, 64), (8, 8, 64, 16), (24, 8, 256, 48))
+"""Heads, key heads, head dim and page of checks with lengths at every border, over caches never written elsewhere."""
+
+EDGE_LENGTHS, EDGE_KEYS = (0, 1, 15, 16, 17, 64, 65, 5000, 333), 5040
 GRAPHS = ((1, 32, 8, 16400, 128, 16, False), (4, 32, 8, 8000, 128, 16, False), (16, 32, 8, 3000, 128, 16, False))
 IN_A_GRAPH = 8
 PIECES = (
@@ -76,27 +89,42 @@ def by_sequence() -> Any:
     return instead(config, "MAX_FED_LINED", 128)
 
 
-def latent_borders(wanted: bool) -> Any:
-    """Inside, parts of latent decoding of few heads are joined by borders, or by heads."""
+def latent_changed(over: dict[str, Any]) -> Any:
+    """Inside, latent decoding of few heads is configured otherwise; borders that are None are the other way round."""
     from ridgeline.kernels.latent_attention import config
 
     before = config.choose_few
 
     def choose(*sizes: Any, **named: Any) -> Any:
-        return dataclasses.replace(before(*sizes, **named), borders=wanted)
+        found = before(*sizes, **named)
+        more = {"borders": not found.borders} if "borders" in over else {}
+        return dataclasses.replace(found, **(over | more)) if found.fed else found
 
     return instead(config, "choose_few", choose)
 
 
-def planned_latent(args: tuple[Any, ...]) -> Callable[[], Any]:
+def latent_ways(page: int) -> dict[str, Any]:
+    """Configurations of a case by name; the first takes pages of whole blocks."""
+    fit = {name: over for name, over in LATENT_OVER.items() if page % 64 == 0 or over["ring"]}
+    found = {name: partial(latent_changed, over) for name, over in fit.items()}
+    return found | {"narrow join": narrow_join}
+
+
+def narrow_join() -> Any:
+    """Inside, parts of 512 columns are joined in tiles as narrow ones are."""
+    from ridgeline.kernels.paged_attention import config
+
+    return instead(config, "WIDE_DIM", 1 << 20)
+
+
+def planned_latent(args: tuple[Any, ...], few: bool = True) -> Callable[[], Any]:
     """A call of latent decoding as it is configured now."""
     import torch
 
     from ridgeline.kernels.latent_attention import op
 
-    query, cache, table = args[:3]
+    query = args[0]
     out, scale = torch.empty(*query.shape[:2], 512, dtype=query.dtype, device=query.device), query.shape[2] ** -0.5
-    few = op.config.takes_few(query.shape[0], query.shape[1], table.shape[1] * cache.shape[1], True)
     plan = (op._FewPlan if few else op._Plan)(args[:4], out, scale)
 
     def run() -> Any:
@@ -112,11 +140,10 @@ def latent_reading(args: tuple[Any, ...]) -> Callable[[], Any]:
 
     from ridgeline.kernels.latent_attention import op
 
-    query, cache, table, lens = args[:4]
+    query = args[0]
     out, scale = torch.empty(*query.shape[:2], 512, dtype=query.dtype, device=query.device), query.shape[2] ** -0.5
     plan = op._FewPlan(args[:4], out, scale)
-    given = (query, query, cache, cache, table, lens) if plan.fed else args[:4]
-    return partial(plan.share, *given, out, *plan.parts.room(out), scale * op.LOG2_E, *plan.rest)
+    return partial(plan.share, *plan.given(args[:4]), out, *plan.parts.room(out), scale * op.LOG2_E, *plan.rest)
 
 
 def ways(of: tuple[Any, ...]) -> dict[str, Any]:
@@ -137,7 +164,7 @@ def latent_case(b: int, h: int, s: int, page: int, uneven: bool) -> Any:
     return case("bfloat16", b=b, h=h, s=s, d=512, e=64, page=page, uneven=uneven)
 
 
-def wanted_variants() -> list[Any]:
+def wanted_variants(parts: Sequence[str] = PARTS) -> list[Any]:
     """Everything that is launched, all configurations included."""
     import host_calls
     import race_cross
@@ -150,11 +177,33 @@ def wanted_variants() -> list[Any]:
             with way():
                 found += variants_of("paged_attention", [paged_case(*of)])
     found += variants_of("paged_attention", [paged_case(*of) for of in PIECES])
-    for borders in (False, True):
-        with latent_borders(borders):
-            found += variants_of("paged_latent_attention", [latent_case(*of) for of in LATENT])
-    found += [*host_calls.wanted_variants(), *race_cross.variants(), *race_cross.resident_variants()]
+    for of in LATENT:
+        for way in latent_ways(of[3]).values():
+            with way():
+                found += variants_of("paged_latent_attention", [latent_case(*of)])
+        if of[1] == 16 and of[3] % 64 == 0:
+            with many_heads():
+                found += variants_of("paged_latent_attention", [latent_case(*of)])
+    for of in EDGES:
+        for way in ways((9, *of)).values():
+            with way():
+                found += variants_of("paged_attention", [paged_case(9, *of[:2], EDGE_KEYS, *of[2:], False)])
+    for page in (16, 64):
+        for way in latent_ways(page).values():
+            with way():
+                found += variants_of("paged_latent_attention", [latent_case(9, 16, EDGE_KEYS, page, False)])
+    if "host" in parts:
+        found += host_calls.wanted_variants()
+    if "cross" in parts:
+        found += [*race_cross.variants(), *race_cross.resident_variants()]
     return list(dict.fromkeys(found))
+
+
+def many_heads() -> Any:
+    """Inside, few heads of latent decoding are padded to 64 rows."""
+    from ridgeline.kernels.latent_attention import config
+
+    return instead(config, "takes_few", lambda *sizes: False)
 
 
 def planned(args: tuple[Any, ...]) -> Callable[[], Any]:
@@ -220,6 +269,47 @@ def copied(num_bytes: int) -> Callable[[], Any]:
     return lambda: target.copy_(source)
 
 
+def poisoned(args: tuple[Any, ...], num_caches: int) -> tuple[Any, ...]:
+    """Arguments of lengths at every border, and what no sequence has written is no number."""
+    import torch
+
+    query, *caches, table, _ = args[: num_caches + 3]
+    lens = torch.tensor(EDGE_LENGTHS, dtype=torch.int32, device="cuda")
+    page = caches[0].shape[1]
+    used = torch.zeros(caches[0].shape[:2], dtype=torch.bool, device="cuda")
+    for b, length in enumerate(EDGE_LENGTHS):
+        key = torch.arange(length, device="cuda")
+        used[table[b, key // page].long(), key % page] = True
+    shape = (*used.shape, *(1 for _ in caches[0].shape[2:]))
+    dirty = [torch.where(used.view(shape), x, float("nan")) for x in caches]
+    clean = [torch.where(used.view(shape), x, 0.0) for x in caches]
+    return (query, *dirty, table, lens), (query, *clean, table, lens)
+
+
+def part_edges(end: float, track: Track) -> Iterator[dict[str, Any]]:
+    """Every configuration on lengths at every border, over caches never written elsewhere."""
+    import torch
+
+    from ridgeline.kernels.contract import trials
+
+    paged, latent = (trials()[name][1] for name in ("paged_attention", "paged_latent_attention"))
+    draw = torch.Generator("cuda").manual_seed(3)
+    for of in EDGES:
+        args = paged.make(paged_case(9, *of[:2], EDGE_KEYS, *of[2:], False), torch.device("cuda"), draw)
+        dirty, clean = poisoned(args, 2)
+        meant = paged.eager(*clean).float().nan_to_num(0.0)
+        for name, way in ways((9, *of)).items():
+            with way():
+                yield right(planned(dirty), meant, what=name, case=f"edges {of}")
+    for page in (16, 64):
+        args = latent.make(latent_case(9, 16, EDGE_KEYS, page, False), torch.device("cuda"), draw)
+        dirty, clean = poisoned(args, 1)
+        meant = latent.eager(*clean).float().nan_to_num(0.0)
+        for name, way in latent_ways(page).items():
+            with way():
+                yield right(planned_latent(dirty), meant, what=name, case=f"edges latent {page}")
+
+
 def part_cases(end: float, track: Track) -> Iterator[dict[str, Any]]:
     """Every configuration of every case, checked, then in turns with a bare read."""
     import torch
@@ -257,9 +347,11 @@ def part_latent(end: float, track: Track) -> Iterator[dict[str, Any]]:
         args = trial.make(latent_case(*of), torch.device("cuda"), torch.Generator("cuda").manual_seed(2))
         num_bytes, meant = trial.forward_bytes(args), trial.eager(*args).float()
         runs: dict[str, Callable[[], Any]] = {}
-        for name, wanted in (("by heads", False), ("by borders", True)):
-            with latent_borders(wanted):
+        for name, way in latent_ways(of[3]).items():
+            with way():
                 runs[name] = planned_latent(args)
+        if of[1] == 16 and of[3] % 64 == 0:
+            runs["64 rows"] = planned_latent(args, few=False)
         for name, run in list(runs.items()):
             found = right(run, meant, what=name, case=f"latent {of}")
             if not found["ok"]:
@@ -379,11 +471,11 @@ def write_pack(folder: Path, jobs: int) -> None:
     print(f"{len(wanted)} variants in {folder}")
 
 
-def compile_missing(jobs: int) -> int:
+def compile_missing(jobs: int, parts: Sequence[str]) -> int:
     """Compile what no pack holds."""
     from ridgeline.kernels import pack
 
-    wanted = [variant for variant in wanted_variants() if pack.find(variant) is None]
+    wanted = [variant for variant in wanted_variants(parts) if pack.find(variant) is None]
     return sum(1 for _ in pack.compiled_all(wanted, jobs)) if wanted else 0
 
 
@@ -447,7 +539,7 @@ def main() -> None:
     watch = threading.Timer(options.budget_s + 10, give_up)
     watch.daemon = True
     watch.start()
-    found["num_compiled"] = compile_missing(options.jobs)
+    found["num_compiled"] = compile_missing(options.jobs, options.parts)
     import torch
 
     track = Track(options.rounds)

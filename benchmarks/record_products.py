@@ -1,6 +1,7 @@
 """Which kernels and grids cuBLAS launches for hundreds of thousands of products, and how long thousands of them take.
 
     python benchmarks/record_products.py --out DIR [--seconds 22]      on the GPU: about 95 s for everything
+    python benchmarks/record_products.py --out DIR --odd 4             only asking, only odd rows and wide elements
     python benchmarks/record_products.py --file DIR [--device h200]    afterwards
 
 Products are captured into a graph that never runs: its nodes name every kernel with its grid, some ten thousand shapes
@@ -32,10 +33,11 @@ import numpy as np
 
 from ridgeline.bench import surveys
 from ridgeline.bench.sampling import Point, between
+from ridgeline.cost.matmul import alignment
 
 HERE = Path(__file__).resolve().parent
 BATCH = 400  # products captured into one graph
-MAX_ANSWERS = 180_000  # of one capturing process: what two of them write stays below five megabytes
+MAX_ANSWERS = 120_000  # of one capturing process: what four of them write stays below six megabytes
 CHUNK, RUNS, REPEATS = 200, 3, 15
 ELEMENTS = 1 << 29  # of every operand's buffer
 KERNEL, MEMSET, RELAXED = 0, 2, 2  # numbers of the driver's interface
@@ -85,6 +87,26 @@ def product(rng: random.Random) -> Point | None:
     shape.setdefault("layout", "nt")
     if point.dtype != "fp8" and rng.random() < 0.12:
         shape["layout"] = "tn"
+    return Point(point.kind, point.dtype, "fwd", "cublas", shape)
+
+
+def odd_product(rng: random.Random) -> Point | None:
+    """A product that the library has no favorite kernel for, more often than not as they are judged."""
+    way = rng.random()
+    if way < 0.45:
+        point = surveys._general_gemm(rng)
+    elif way < 0.6:
+        point = surveys._general_bmm(rng)
+    else:
+        dtype = rng.choices(("bf16", "fp16", "fp32", "tf32"), (44, 10, 26, 20))[0]
+        point = surveys._odd(dtype, batched=rng.random() < 0.3)(rng)
+    if point is None or point.dtype == "fp8":
+        return None
+    layout = "tn" if rng.random() < 0.12 else point.shape.get("layout", "nt")
+    shape = {**point.shape, "layout": layout}
+    problem = (shape.get("b", 1), shape["m"], shape["n"], shape["k"], layout)
+    if point.dtype in ("bf16", "fp16") and alignment(problem, point.dtype) == 8:
+        return None
     return Point(point.kind, point.dtype, "fwd", "cublas", shape)
 
 
@@ -261,11 +283,13 @@ def _row(point: Point, nodes: Nodes, answers: dict[tuple[str, ...], int]) -> tup
     return (code, b, m, n, k, label, *main[:4])
 
 
+COLUMNS = ("code", "b", "m", "n", "k", "label", "gx", "gy", "gz", "threads")
+
+
 def save(path: Path, columns: list[tuple[int, ...]], answers: dict[tuple[str, ...], int]) -> None:
-    table = np.array(columns, dtype=np.int64).reshape(-1, 10).T
-    names = ("code", "b", "m", "n", "k", "label", "gx", "gy", "gz", "threads")
+    table = np.array(columns, dtype=np.int64).reshape(-1, len(COLUMNS)).T
     narrow = [column.astype(np.min_scalar_type(int(column.max(initial=0)))) for column in table]
-    kept = dict(zip(names, narrow, strict=True))
+    kept = dict(zip(COLUMNS, narrow, strict=True))
     np.savez_compressed(path, allow_pickle=False, **kept, answers=np.array(json.dumps(list(answers))))
     print(f"{len(columns)} products, {len(answers)} answers, {path.stat().st_size} bytes", flush=True)
 
@@ -280,10 +304,10 @@ def recorded() -> Iterator[Point]:
                     yield Point(row["kind"], row["dtype"], "fwd", "cublas", shape)
 
 
-def endless(seed: int) -> Iterator[Point | None]:
+def endless(seed: int, draw: Callable[[random.Random], Point | None] = product) -> Iterator[Point | None]:
     rng = random.Random(seed)
     while True:
-        yield product(rng)
+        yield draw(rng)
 
 
 def time_many(path: Path, seed: int, seconds: float) -> None:
@@ -382,7 +406,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--file", type=Path)
     parser.add_argument("--device", default="h200")
-    parser.add_argument("--part", choices=("capture", "times", "convs"))
+    parser.add_argument("--part", choices=("capture", "odd", "times", "convs"))
+    parser.add_argument("--odd", type=int, default=0, help="so many processes ask for odd products; nothing is timed")
     parser.add_argument("--seed", type=int, default=6001)
     parser.add_argument("--seconds", type=float, default=22.0, help="time for each of the three parts")
     options = parser.parse_args()
@@ -396,12 +421,42 @@ def main() -> None:
         if options.seed % 2:
             capture_many(options.out / "recorded.npz", recorded(), options.seconds)
         capture_many(options.out / f"products{options.seed}.npz", endless(options.seed), options.seconds)
+    elif options.part == "odd":
+        capture_many(options.out / f"odd{options.seed}.npz", endless(options.seed, odd_product), options.seconds)
     elif options.part == "times":
         time_many(options.out / "products.jsonl.gz", options.seed, options.seconds)
     elif options.part == "convs":
         time_convs(options.out / "convs.jsonl.gz", options.seed, options.seconds)
+    elif options.odd:
+        ask_odd(options.out, options.seed, options.seconds, options.odd)
     else:
         everything(options.out, options.seed, options.seconds)
+
+
+def ask_odd(out: Path, seed: int, seconds: float, jobs: int) -> None:
+    """Odd products from several processes, as one table."""
+    me = [sys.executable, str(HERE / "record_products.py"), "--out", str(out), "--seconds", str(seconds)]
+    running = [subprocess.Popen([*me, "--part", "odd", "--seed", str(seed + i)]) for i in range(jobs)]
+    for process in running:
+        try:
+            process.wait(seconds + 60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+    joined(sorted(out.glob("odd*.npz")), out / "answers.npz")
+
+
+def joined(paths: list[Path], target: Path) -> None:
+    """The answers of several files in one, which holds each name once."""
+    answers: dict[tuple[str, ...], int] = {}
+    columns: list[tuple[int, ...]] = []
+    for path in paths:
+        with np.load(path, allow_pickle=False) as file:
+            place = [answers.setdefault(tuple(names), len(answers)) for names in json.loads(str(file["answers"]))]
+            table = np.stack([file[name].astype(np.int64) for name in COLUMNS])
+        table[COLUMNS.index("label")] = np.array(place)[table[COLUMNS.index("label")]]
+        columns += map(tuple, table.T.tolist())
+        path.unlink()
+    save(target, columns, answers)
 
 
 def everything(out: Path, seed: int, seconds: float) -> None:
@@ -431,6 +486,9 @@ def everything(out: Path, seed: int, seconds: float) -> None:
 def file_away(source: Path, device: str, seed: int) -> None:
     """Put what was timed where fits look for it."""
     folder = HERE.parent / "data" / "recordings" / device
+    if (source / "answers.npz").is_file():
+        (folder / f"products_seed{seed}.npz").write_bytes((source / "answers.npz").read_bytes())
+        return
     with tarfile.open(source / "products.tar") as tar:
         for name, target in (("products.jsonl.gz", seed), ("convs.jsonl.gz", seed + 1)):
             text = gzip.decompress(tar.extractfile(name).read())  # type: ignore[union-attr]

@@ -182,6 +182,65 @@ def heads() -> Iterator[Sweep]:
         yield Sweep("qk_norm_rope.backward", "qk_norm_rope", "bwd", of, back)
 
 
+def leaving() -> Iterator[Sweep]:
+    """Logits that leave the L2 first, and that do not. (Norms, softmax and SwiGLU were tried as well, and lost.)"""
+    from dataclasses import replace
+
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.cross_entropy import config as loss
+
+    for rows, cols in ((65536, 1000), (262144, 256), (65536, 2048), (8192, 16384), (8192, 32000)):
+        if cols <= loss.SHORTEST_STRETCHED:
+            kernel, way = "cross_entropy.short", loss.short(rows, cols, 2)
+        else:
+            kernel, way = "cross_entropy.forward", loss.forward(rows, cols, 2, 132)
+        of = case("bfloat16", rows=rows, cols=cols)
+        yield Sweep(kernel, "cross_entropy", "fwd", of, (way, replace(way, leaves=not way.leaves)))
+
+
+def groups_whole() -> Iterator[Sweep]:
+    """GroupNorm of groups that one program holds whole."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.group_norm.config import Whole as H
+
+    for batch, channels, side, tried in (
+        (32, 320, 56, (H(16, 3, 1), H(16, 2, 1))), (32, 320, 64, (H(16, 2, 1),)),
+        (64, 640, 32, (H(8, 2, 2), H(8, 4, 1))), (64, 1280, 16, (H(4, 2, 4), H(8, 2, 4))),
+    ):  # fmt: skip
+        of = case("bfloat16", batch=batch, channels=channels, side=side, groups=32)
+        yield Sweep("group_norm.streamed", "group_norm_silu", "fwd", of, tried)
+    for dtype, batch, channels, side, tried in (
+        ("float16", 8, 320, 64, (H(16, 2, 1),)), ("bfloat16", 2, 320, 64, (H(16, 1, 1),)),
+        ("bfloat16", 2, 1280, 16, (H(4, 1, 4), H(16, 1, 1))), ("float16", 1, 64, 8, (H(1, 1, 8),)),
+    ):  # fmt: skip
+        of = case(dtype, batch=batch, channels=channels, side=side, groups=32)
+        yield Sweep("group_norm.streamed", "group_norm", "fwd", of, tried)
+
+
+def whole() -> Iterator[Sweep]:
+    """Softmax of rows that one multiprocessor holds whole."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.softmax.config import Shares
+    from ridgeline.kernels.softmax.config import Whole as H
+
+    for rows, cols, tried in ((4096, 50304, (H(16, 2), H(32, 2))), (2048, 65536, (H(16, 1), H(32, 1))),
+                              (8192, 24000, (H(16, 2), H(16, 4))), (4096, 32768, (H(16, 3),)),
+                              (4096, 40000, (H(16, 2),))):  # fmt: skip
+        in_shares = Shares(8, 16, 3, 1) if cols <= 32768 else Shares(8, 4, 4, 3, kept=True)
+        of = case("bfloat16", rows=rows, cols=cols)
+        yield Sweep("softmax.forward", "softmax", "fwd", of, (in_shares, *tried))
+
+
+def scales() -> Iterator[Sweep]:
+    """Norms to fp8 with a scale a block of 128, whose scales are no longer divided."""
+    from ridgeline.kernels.contract import case
+
+    for name, rows, cols in (("layer_norm_quant", 16384, 4096), ("layer_norm_quant", 8192, 8192),
+                             ("layer_norm_quant", 8192, 6144), ("rms_norm_quant", 8192, 8192)):  # fmt: skip
+        of = case("bfloat16", rows=rows, cols=cols, kind="float8_e4m3fn", block=128)
+        yield Sweep(name, name, "fwd", of, ())
+
+
 PARTS: dict[str, Callable[[], Iterator[Sweep]]] = {
     "four_warps": four_warps,
     "quantizing": quantizing,
@@ -191,6 +250,10 @@ PARTS: dict[str, Callable[[], Iterator[Sweep]]] = {
     "heads": heads,
     "last": last,
     "long_backward": long_backward,
+    "whole": whole,
+    "leaving": leaving,
+    "groups_whole": groups_whole,
+    "scales": scales,
 }
 
 
@@ -202,10 +265,11 @@ def wanted_variants(parts: list[str]) -> list[Any]:
     found: list[Any] = []
     for part in parts:
         for sweep in PARTS[part]():
-            found += variants_of(sweep.name, [sweep.of])
+            cases = list(dict.fromkeys((sweep.of, compared(sweep.of))))
+            found += variants_of(sweep.name, cases)
             for config in sweep.configs:
                 with tuning.forced(sweep.kernel, config):
-                    found += variants_of(sweep.name, [sweep.of])
+                    found += variants_of(sweep.name, cases)
     return list(dict.fromkeys(found))
 
 
@@ -213,6 +277,18 @@ def bits(value: Any) -> Any:
     import torch
 
     return value.reshape(-1).view(torch.uint8)
+
+
+MOST_CHECKED = 8200
+"""Rows at most that are compared with float64: turns and ends are the same in more."""
+
+
+def compared(of: Any) -> Any:
+    """The case with fewer rows, where it has more of them than need be compared."""
+    from ridgeline.kernels.contract import case
+
+    sizes = dict(of.sizes)
+    return case(of.dtype, **sizes | {"rows": min(sizes["rows"], MOST_CHECKED)}) if "rows" in sizes else of
 
 
 def checked(sweep: Sweep, configs: list[Any], device: Any) -> dict[Any, list[str]]:
@@ -225,7 +301,7 @@ def checked(sweep: Sweep, configs: list[Any], device: Any) -> dict[Any, list[str
     from ridgeline.kernels.contract import trials
 
     trial = trials()[sweep.name][1]
-    args = trial.make(sweep.of, device, torch.Generator(device).manual_seed(1))
+    args = trial.make(compared(sweep.of), device, torch.Generator(device).manual_seed(1))
     wide = tuple(value.double() if _is_float(value) else value for value in args)
     meant = results(trial.reference, wide, 1, trial.constants)
     eager = results(trial.eager, args, 1, trial.constants)

@@ -101,3 +101,29 @@ def test_nothing_timed_apart_is_slower_than_eager_and_what_is_slower_is_named():
 def test_what_is_slower_than_torch_compile_after_the_mends_is_torch_compile_itself():
     slower = [found for found in MORE if found["verdict"] == "slower"]
     assert all(found["winner"] == "torch.compile" and found["over_compiled"] > 0.97 for found in slower)
+
+
+LATER = (HOME / "benchmarks/2026-11-16-kernelbench.md").read_text()
+FIFTH, SIXTH = results("kernelbench_apart5.json.gz"), results("kernelbench_apart6.json.gz")
+RUNS = [FIFTH, SIXTH]
+
+
+@pytest.mark.parametrize("found", [row for run in RUNS for row in run], ids=lambda found: found["name"])
+def test_a_problem_of_the_second_day_stands_in_its_note(found):
+    seconds = [found[key] for key in ("eager_s", "compiled_s", "ours_s")]
+    times = ["" if each != each else f"{1e3 * each:.2f}" for each in seconds]
+    assert f"| {found['name']} | {' | '.join(times)} |" in LATER
+
+
+@pytest.mark.parametrize("run", RUNS, ids=["fifth", "sixth"])
+def test_the_second_days_note_counts_what_was_timed_apart(run):
+    words = ("faster", "even", "slower", "no rival", "WRONG")
+    num = {word: sum(found["verdict"] == word for found in run) for word in words}
+    told = f"{len(run)} problems: {num['faster']} faster, {num['even']} even, {num['slower']} slower"
+    assert f"{told}, {num['no rival']} without a rival, {num['WRONG'] or 'none'} wrong." in LATER
+    assert sum(num.values()) == len(run) and num["faster"] >= (len(run) - num["no rival"]) / 2
+
+
+def test_the_one_that_was_wrong_is_what_proofs_refuse_since():
+    (wrong,) = [found for found in FIFTH if found["verdict"] == "WRONG"]
+    assert wrong["name"] == "3/45" and wrong["search"]["verdict"]["most_rms_frac"] > 0.1 and "3/45 was wrong" in LATER

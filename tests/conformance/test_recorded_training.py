@@ -15,8 +15,9 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from optimize_train import _table
+from train_memory import _table as memory_table
 
-NOTE = (ROOT / "benchmarks" / "2026-11-15-optimize-train.md").read_text(encoding="utf-8")
+NOTE = "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "benchmarks").glob("*-optimize-train.md")))
 RECORDINGS = sorted((ROOT / "data" / "recordings" / "h200").glob("optimize_train_*.json.gz"))
 
 LOST = {
@@ -68,6 +69,17 @@ def test_recorded_steps_are_eager_steps_to_the_last_bit() -> None:
     trails = _parts(RECORDINGS[0])["drift"]["trails"]
     assert len(trails["eager"]) == 50 and trails["recorded"] == trails["eager again"] == trails["eager"]
     assert trails["nudged"] != trails["eager"]
+
+
+def test_recordings_in_ranges_that_grow_reserve_no_more_than_eager_and_have_its_gradients() -> None:
+    with gzip.open(ROOT / "data" / "recordings" / "h200" / "train_memory_1.json.gz", "rt", encoding="utf-8") as file:
+        measured = {name: ways for name, ways in json.load(file).items() if "growing" in ways}
+    assert set(measured) >= {"vit-base-train-64", "dlrm-train-4096"}
+    for line in memory_table(measured):
+        assert line in NOTE
+    for ways in measured.values():
+        assert ways["growing"]["reserved_bytes"] < ways["eager"]["reserved_bytes"]
+        assert ways["growing"]["apart"] == ways["segments"]["apart"] == 0.0
 
 
 def test_our_adamw_is_faster_than_the_fused_one_and_as_right() -> None:

@@ -192,3 +192,23 @@ def test_what_one_sequence_holds_never_reaches_another():
     meant = varlen_attention(q, k, v, starts, starts, 90, 90, True)
     k[70:], v[70:] = float("nan"), float("inf")
     assert torch.equal(varlen_attention(q, k, v, starts, starts, 90, 90, True)[:70], meant[:70])
+
+
+def test_calls_without_gradients_side_by_side_are_right_although_their_sums_go_to_one_place():
+    given = [[drawn(1, heads, 300, 128) for _ in range(3)] for heads in (3, 5, 8, 13)]
+    meant = [attention(*(x.clone().requires_grad_() for x in one), True).detach() for one in given]
+    streams, found = [torch.cuda.Stream() for _ in given], []
+    torch.cuda.synchronize()
+    with torch.no_grad():
+        for _ in range(6):
+            for stream, one in zip(streams, given, strict=True):
+                with torch.cuda.stream(stream):
+                    found.append(attention(*one, True))
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            recorded = [attention(*one, True) for one in given]
+        attention(*(drawn(2, 4, 200, 64) for _ in range(3)))
+        graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(x, meant[i % len(given)]) for i, x in enumerate([*found, *recorded]))

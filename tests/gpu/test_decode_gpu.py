@@ -1,4 +1,4 @@
-"""Joins by borders, products whose rows stay in shared memory, float32 by halves: forced where they are no default."""
+"""Lengths at every border, joins by borders, products whose rows stay, float32 by halves: forced where no default."""
 
 from __future__ import annotations
 
@@ -42,6 +42,14 @@ RESIDENT = (
     (cross.Resident(6, 1), case("bfloat16", batch=17000, dim=1000, rank=256)),
     (cross.Resident(4, 2), case("float16", batch=3000, dim=640, rank=64)),
 )
+LENGTHS = (0, 1, 15, 16, 17, 64, 65, 5000, 333)
+EDGES = tuple(
+    ("paged_attention", case("bfloat16", b=9, h=h, k=k, s=5040, d=d, page=page, uneven=False))
+    for h, k, d, page in ((32, 8, 128, 16), (16, 1, 128, 64), (8, 8, 64, 16), (24, 8, 256, 48))
+) + tuple(
+    ("paged_latent_attention", case("bfloat16", b=9, h=h, s=5040, d=512, e=64, page=page, uneven=False))
+    for h, page in ((16, 64), (5, 16), (16, 48))
+)  # fmt: skip
 HALVES = tuple(
     case("float32", batch=batch, dim=dim, rank=rank)
     for batch, dim, rank in ((16384, 512, 0), (6000, 1000, 0), (9000, 1536, 320))
@@ -65,6 +73,8 @@ def by_borders():
 
 def wanted_variants():
     found = variants_of("cross_layer", HALVES)
+    for name, of in EDGES:
+        found += variants_of(name, [of])
     with by_borders():
         found += variants_of("paged_attention", PAGED) + variants_of("paged_latent_attention", LATENT)
     for chosen, of in RESIDENT:
@@ -82,6 +92,23 @@ def wrong(name, of):
 def test_what_is_joined_by_borders_is_as_right_as_pytorch_and_repeats_bit_for_bit(name, of):
     with by_borders():
         assert not wrong(name, of)
+
+
+@pytest.mark.parametrize(("name", "of"), EDGES, ids=str)
+def test_lengths_at_every_border_over_caches_that_nobody_has_written_elsewhere(name, of):
+    trial = trials()[name][1]
+    args = trial.make(of, torch.device("cuda"), torch.Generator("cuda").manual_seed(4))
+    query, *caches, table, _ = args[:5] if name == "paged_attention" else args[:4]
+    lens = torch.tensor(LENGTHS, dtype=torch.int32, device="cuda")
+    used = torch.zeros(caches[0].shape[:2], dtype=torch.bool, device="cuda")
+    for b, length in enumerate(LENGTHS):
+        key = torch.arange(length, device="cuda")
+        used[table[b, key // of["page"]].long(), key % of["page"]] = True
+    used = used.view(*used.shape, *(1 for _ in caches[0].shape[2:]))
+    found = trial.call(query, *(torch.where(used, x, float("nan")) for x in caches), table, lens)
+    meant = trial.eager(query, *(torch.where(used, x, 0.0) for x in caches), table, lens)
+    assert found[0].count_nonzero() == 0 and found.isfinite().all()
+    torch.testing.assert_close(found[1:], meant[1:], rtol=0.02, atol=0.01)
 
 
 def test_sequences_without_keys_get_zeros_wherever_borders_are():

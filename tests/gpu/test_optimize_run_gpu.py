@@ -13,6 +13,8 @@ import pytest
 torch = pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "unit" / "optimizer"))
 
+import compare
+import snares
 import training_checks
 from adversarial import CASES, Case
 from compare import check
@@ -20,7 +22,7 @@ from torch import nn
 
 from ridgeline.errors import NotGraphable
 from ridgeline.optimizer.executor import CudaExecutor
-from ridgeline.optimizer.graphed import graph_inference
+from ridgeline.optimizer.graphed import graph_inference, graph_training
 
 
 def _executor() -> CudaExecutor:
@@ -44,9 +46,38 @@ def test_an_adversarial_model_gives_what_it_gives_eagerly_or_is_refused(case: Ca
     _healthy()
 
 
+HELD = [case for case in snares.SNARES if "host" not in case.marks]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("case", HELD, ids=[case.name for case in HELD])
+def test_a_snare_gives_what_it_gives_eagerly(case: Case, monkeypatch: Any) -> None:
+    """Recorded or not; what may be recorded here is another matter than on the host."""
+    monkeypatch.setenv(snares.VARIABLE, "1")
+    device = torch.device("cuda", 0)
+    eager, model = compare.build(case, device), compare.build(case, device)
+    before = compare.snapshot(model)
+    fast, _, _ = compare.optimize(case, model, device, _executor())
+    assert compare.alike(compare.snapshot(model), before, exact=True), "recording left a trace"
+    try:
+        with torch.no_grad():
+            kept = [compare._call(case, eager, fast, device, call) for call in range(1, compare.NUM_CALLS + 1)]
+    finally:
+        snares._global_hook(None, 0)
+    assert all(compare.alike(ours, theirs, exact=exact) for ours, theirs, exact in kept)
+    _healthy()
+
+
 @pytest.mark.parametrize("one", training_checks.CHECKS, ids=[one.__name__ for one in training_checks.CHECKS])
 def test_recorded_training(one: Callable[[Any], None]) -> None:
     one(SimpleNamespace(device=torch.device("cuda", 0), executor=_executor, exact=False))
+    _healthy()
+
+
+def test_parts_that_drop_and_are_computed_again_are_refused_in_words() -> None:
+    model = training_checks.Checkpointed(drop=0.5).cuda().train()
+    with pytest.raises(NotGraphable, match="random generator's state is read"):
+        graph_training(model, (torch.randn(4, 8, device="cuda"),), {}, model, executor=_executor())
     _healthy()
 
 

@@ -162,11 +162,15 @@ DEFAULTS = {f"{group}.{name}": value for group, values in _SETS.items() for name
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """How a kernel cuts attention: rows of a tile, rows of the blocks it walks over, and tiles that share an SM."""
+    """How a kernel cuts attention: rows of a tile, rows of the blocks it walks over, and tiles that share an SM.
+
+    ``as_dim`` is the head dim whose share of the tensor peak it reaches, where that is not its own.
+    """
 
     rows: int
     keys: int
     resident: int
+    as_dim: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +181,7 @@ class Kernel:
 
 
 def _tilings(**sizes: str) -> Kernel:
-    """Tilings written as d64="128 128 2": rows, keys and tiles on an SM for head dims to 64."""
+    """Tilings written as d64="128 128 2": rows, keys and tiles on an SM for head dims to 64, and as which one."""
     return Kernel({int(name[1:]): Tiling(*map(int, size.split())) for name, size in sizes.items()})
 
 
@@ -202,6 +206,9 @@ KERNELS = {
     "efficient_bwd": _tilings(d32="64 64 3", d64="64 64 3", d128="128 128 1", d65536="64 128 2"),
 }
 """In backward a tile's rows are keys and it walks over queries. Kernel names and public sources tell the sizes."""
+ROOMY = {("blackwell", "cudnn_bwd"): _tilings(d64="128 64 1", d128="128 64 1", d192="128 64 1 128", d256="64 64 1")}
+"""Accumulators lie outside the registers there, so that heads of 192 need no smaller tiles: NVIDIA's own benchmark of
+cuDNN 9.18 on a GB200 (cudnn-frontend v1.18.0) is as fast with queries of 192 and values of 128 as with 128."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,10 +313,11 @@ def _triangle(tall: int, ratio: float) -> float:
     return step * full * (full + 1) / 2 + rest * (full + 1)
 
 
-def plan_of(dims: Mapping[str, int], library: str, phase: str, num_sms: int, size: float = 2.0) -> Plan:
+def plan_of(dims: Mapping[str, int], library: str, phase: str, num_sms: int, size: float = 2.0, arch: str = "") -> Plan:
     """The launches of a call by one of PyTorch's own backends."""
     if phase == "bwd":
-        return _backward_plan(dims, library, num_sms, size)
+        kernel = ROOMY.get((arch, f"{library}_bwd"), KERNELS[f"{library}_bwd"])
+        return _backward_plan(dims, library, kernel, num_sms, size)
     if library == "fa2":
         return _fa2_plan(dims, num_sms, size)
     if library == "cudnn" and dims["s"] <= DECODE_ROWS:
@@ -364,9 +372,8 @@ def _forward(group: str, p: Problem, launch: Launch, num_sms: int, size: float, 
     return Plan(group, p, launch, 1.0, read, out, first * (queries + values * visited), **more)
 
 
-def _backward_plan(dims: Mapping[str, int], library: str, num_sms: int, size: float) -> Plan:
+def _backward_plan(dims: Mapping[str, int], library: str, kernel: Kernel, num_sms: int, size: float) -> Plan:
     """Tiles own keys and walk over queries; passes make row sums, convert the gradient of q and sum grouped heads."""
-    kernel = KERNELS[f"{library}_bwd"]
     p, tiling = problem_of(dims, kernel), tiling_of(kernel, dims["d"])
     launch = launch_of(tiling, p, p.skv, p.s, p.b * p.h)
     queries, values = size * p.b * p.h * p.s * p.true_width, size * p.b * p.h * p.skv * p.true_width
@@ -436,7 +443,8 @@ def loop_s(chip: Chip, coef: Coef, plan: Plan, flops_per_clock: float) -> float:
 
 def _waves_s(chip: Chip, coef: Coef, plan: Plan, flops_per_clock: float) -> float:
     launch, tiling, width = plan.launch, plan.launch.tiling, plan.problem.d + plan.problem.dv
-    score = 2 * plan.products * width / (flops_per_clock * _tensor_frac(coef, width)) + 1 / coef["exp_per_clock"]
+    reached = _tensor_frac(coef, 2 * tiling.as_dim or width)
+    score = 2 * plan.products * width / (flops_per_clock * reached) + 1 / coef["exp_per_clock"]
     work = tiling.rows * tiling.keys * (score + plan.problem.mask / coef["mask_per_clock"])
     alone, lead = 1 / coef["alone_frac"], coef["start_cycles"] + coef["edge_cycles"] * width / 2
     extra = coef["mask_frac"] * launch.diagonal_blocks
@@ -493,7 +501,7 @@ def model(call: Call, chip: Chip, coef: Coef, warm_frac: float) -> Time:
         return Time(0.0, 0.0, "latency", 0)
     if call.library not in PLANNED or (call.library == "fa3" and call.phase == "fwd" and dims["s"] <= DECODE_ROWS):
         return _served(call, chip, warm_frac)
-    plan = plan_of(dims, call.library, call.phase, chip.num_sms, ITEMSIZE[call.dtype])
+    plan = plan_of(dims, call.library, call.phase, chip.num_sms, ITEMSIZE[call.dtype], chip.arch)
     dtype = matrix_dtype(call, chip)
     if dtype == "tf32":  # three products of narrower operands make one of full precision
         plan = replace(plan, products=3 * plan.products, operand_bytes=4.0)

@@ -15,11 +15,11 @@ kernels that compute some of them on other units already are assumed to gain hal
 FAMILIES = ("gemm", "attention")
 VECTOR_J_PER_FLOP = {
     "pascal": 2.4e-11, "volta": 1.9e-11, "turing": 2.5e-11, "ampere": 1.5e-11, "ampere-ga10x": 1.7e-11, "ada": 1.6e-11,
-    "hopper": 1.4e-11, "blackwell": 1.4e-11, "blackwell-consumer": 1.4e-11,
+    "hopper": 1.4e-11, "blackwell": 1.4e-11, "blackwell-consumer": 1.4e-11, "cdna1": 1.3e-11, "cdna2": 1.3e-11,
 }  # fmt: skip
 """Board energy of a single-precision operation at the boost clock. Read off published products on a T4 and an L4, whose
 70 W hold them at half of their peaks, and on a V100, which reaches its own; in between by the process (12, 7 to 8, 4
-nm)."""
+nm). CDNA's 300 W boards hold their boost clock at the vector peak by their datasheets: that over the peak."""
 MATRIX_J_PER_FLOP = {"cdna2": 2.1e-12, "cdna3": 1.65e-12, "cdna4": 1.2e-12}
 """The same of a 16-bit matrix operation where no product was fitted. CDNA 3 from the best published products of an
 MI300X (51 % of its peak under 750 W) and an MI325X (60 % under 1000 W): the exponent of the power cap explains both."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ridgeline.cost.borrowing import wanted_power_frac
 from ridgeline.cost.call import Coef
+from ridgeline.cost.chip import Chip
 from ridgeline.cost.work import Work
 
 DEFAULTS: Coef = {
@@ -16,6 +18,10 @@ DEFAULTS: Coef = {
     "cap_frac": 0.945,  # the mean that the power controller settles at when the limit binds
     "throttle": 0.5,  # how much slower matrix kernels get per unit of power wanted above the limit
 }
+
+
+FITTED_ARCH = "hopper"
+MIN_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +36,22 @@ class Activity:
         return Activity(
             self.busy_s + other.busy_s, self.peak_matrix_s + other.peak_matrix_s, self.peak_dram_s + other.peak_dram_s
         )
+
+
+def matrix_rate_flops_per_s(chip: Chip, dtype: str, coef: Coef) -> float:
+    """Matrix operations a second that draw what the matrix units draw at their peak.
+
+    Full precision on the vector units of architectures other than the one the coefficients were fitted on draws less:
+    what published products tell of an operation's energy, above a board that is merely busy.
+    """
+    peak = chip.tensor_flops_per_s.get(dtype)
+    if peak is not None:
+        return peak
+    wanted = wanted_power_frac(chip.arch, "fp32", chip.vector_flops_per_s, chip.tdp_w)
+    if chip.arch == FITTED_ARCH or wanted is None:
+        return chip.vector_flops_per_s
+    above = max(MIN_SHARE, wanted - coef["idle_frac"] - coef["busy_frac"]) / coef["matrix_frac"]
+    return chip.vector_flops_per_s / min(1.0, above)
 
 
 def activity_of(

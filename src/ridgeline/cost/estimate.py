@@ -338,7 +338,7 @@ def activity(lines: Sequence[Line], chip: Chip, power: Coef, scale_w: float) -> 
     for line in lines:
         if line.busy_s:
             work = line.work
-            peak = chip.tensor_flops_per_s.get(work.dtype, chip.vector_flops_per_s)
+            peak = energy.matrix_rate_flops_per_s(chip, work.dtype, power)
             spent = energy.activity_of(work, line.busy_s, peak, chip.dram_bytes_per_s, line.cold_frac)
             line.energy_j = energy.dynamic_j(spent, power, scale_w) * line.times
             busy_s += spent.busy_s * line.times

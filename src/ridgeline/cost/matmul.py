@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
+import numpy as np
+
+from ridgeline.cost.blocks import blocks_s
 from ridgeline.cost.borrowing import wanted_power_frac
 from ridgeline.cost.call import ITEMSIZE, Call, Coef, Time, family, selection
 from ridgeline.cost.chip import BOUND_NAMES, Chip, Timing, chip_of
@@ -155,7 +158,25 @@ def _product(problem: Problem, call: Call, chip: Chip, coef: Coef, warm_frac: fl
 
 
 def _structure(problem: Problem, dtype: str, chip: Chip, coef: Coef, warm_frac: float) -> Timing:
-    return _classic(problem, dtype, chip, coef, warm_frac) or _newest(problem, dtype, chip, coef, warm_frac)
+    classic = _classic(problem, dtype, chip, coef, warm_frac)
+    if classic is None:
+        return _newest(problem, dtype, chip, coef, warm_frac)
+    return _named(classic, problem, dtype, chip, warm_frac)
+
+
+def _named(classic: Timing, problem: Problem, dtype: str, chip: Chip, warm_frac: float) -> Timing:
+    """The same with the time of the kernel that the library takes, where that one was timed often enough.
+
+    Nobody asked the library for products with a column: as rows of their transposes they get kernels of their own.
+    """
+    if problem[2] == 1:
+        return classic
+    aligned = alignment(problem, dtype)
+    kernel = taken(problem, dtype, aligned, chip)
+    time_s = blocks_s(kernel, problem, dtype, aligned, chip, warm_frac) if kernel is not None else None
+    if time_s is None:
+        return classic
+    return replace(classic, expected_s=np.maximum(classic.floor_s, time_s))
 
 
 @lru_cache(maxsize=32)

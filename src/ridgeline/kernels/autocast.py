@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
+
+_anywhere: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 
 
 def narrowed(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Under autocast, tensors in its type, as PyTorch's products take them; elsewhere as they are."""
+    if not _anywhere():
+        return tensors
     kind = "cuda" if tensors[0].is_cuda else "cpu"
     if not torch.is_autocast_enabled(kind):
         return tensors

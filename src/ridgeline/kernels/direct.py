@@ -117,6 +117,8 @@ class Notes(TorchDispatchMode):
         """Arguments are known by where they start; that two of them start together is part of the description."""
         if not address:
             return -1, 0
+        if launcher.is_sink(address):
+            return -1, address
         for i, tensor in enumerate(self.tensors):
             if tensor is not None and tensor.data_ptr() == address:
                 return i, 0

@@ -35,6 +35,7 @@ ASSUMED_SMS = 132
 """Multiprocessors of an H200: where no device is there to ask, while packing and interpreting."""
 
 MAX_PLANS = 4096
+SINK_BYTES = 1 << 20
 OVERLAPPED_BYTES = 32 << 20
 TYPE_OF = {
     torch.float32: "fp32",
@@ -61,6 +62,7 @@ _collected: list[Variant] | None = None
 _collect_aligned = True
 _once_there: list[Callable[[], None]] = []
 _when_forgotten: list[Callable[[], None]] = []
+_sinks: dict[int, torch.Tensor] = {}
 _overlapping = False
 _rehearsing = False
 
@@ -327,6 +329,11 @@ def access_of(itemsize: int, pointers: int, *lengths: int) -> tuple[int, bool]:
     return (widest, True) if vector < widest and min(lengths) >= 2 * widest else (vector, False)
 
 
+def policy(leaves: bool) -> str:
+    """How long the L2 keeps what a kernel reads: what leaves first makes room for what is written."""
+    return "evict_first" if leaves else ""
+
+
 def is_widest(vector: int, itemsize: int) -> bool:
     """Whether every access is one of 16 bytes."""
     return vector * itemsize == POINTER_ALIGNMENT_BYTES
@@ -345,6 +352,25 @@ def carved(buffer: torch.Tensor, *lengths: int) -> tuple[Any, ...]:
         found.append(Pointer(start))
         start += 4 * length
     return tuple(found)
+
+
+@cache
+def _sink(device: int) -> torch.Tensor:
+    return torch.empty(SINK_BYTES // 4, dtype=torch.float32, device=torch.device("cuda", device))
+
+
+def sink(num: int, device: int) -> torch.Tensor | None:
+    """Room for so many float32 numbers that a kernel writes and nobody reads: one place a device, kept for ever and
+    shared by everybody. None where they are too many, and while a graph is recorded that would own it."""
+    if device < 0 or 4 * num > SINK_BYTES or (device not in _sinks and recording()):
+        return None
+    found = _sinks[device] = _sink(device)
+    return found
+
+
+def is_sink(address: int) -> bool:
+    """Whether this is where such numbers go."""
+    return any(address == x.data_ptr() for x in _sinks.values())
 
 
 def _bound(

@@ -11,6 +11,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 MINUS_LOG2_E = gl.constexpr(-1.4426950408889634)
+FLAT = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 PLAIN = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
 
 
@@ -44,6 +45,37 @@ def widened(x):
 
 
 @gluon.jit
+def halves(words, BF16: gl.constexpr):
+    """The two 16-bit numbers of each word, as float32: the one at the lower address first."""
+    if BF16:
+        low = (words << 16).to(gl.float32, bitcast=True)
+        return low, (words & -65536).to(gl.float32, bitcast=True)
+    else:
+        both: gl.constexpr = "{ .reg .b16 %a, %b; mov.b32 {%a, %b}, $2; cvt.f32.f16 $0, %a; cvt.f32.f16 $1, %b; }"
+        return gl.inline_asm_elementwise(both, "=f,=f,r", [words], (gl.float32, gl.float32), True, 1)
+
+
+@gluon.jit
+def paired(low, high, BF16: gl.constexpr):
+    """Two numbers rounded to 16 bits, as one word."""
+    if BF16:
+        return gl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [low, high], gl.int32, True, 1)
+    else:
+        return gl.inline_asm_elementwise("cvt.rn.f16x2.f32 $0, $2, $1;", "=r,f,f", [low, high], gl.int32, True, 1)
+
+
+@gluon.jit
+def higher_bf16(a, b):
+    """The larger of two pairs of bfloat16, a pair a word, in one instruction."""
+    return gl.inline_asm_elementwise("max.bf16x2 $0, $1, $2;", "=r,r,r", [a, b], gl.int32, True, 1)
+
+
+@gluon.jit
+def higher_fp16(a, b):
+    return gl.inline_asm_elementwise("max.f16x2 $0, $1, $2;", "=r,r,r", [a, b], gl.int32, True, 1)
+
+
+@gluon.jit
 def sigmoid(x, PAIRED: gl.constexpr):
     """1 / (1 + exp(−x)) in a product, a power of two, a sum and an inverse, each of them one instruction.
 
@@ -61,6 +93,19 @@ def sigmoid(x, PAIRED: gl.constexpr):
         return gl.inline_asm_elementwise(two, "=f,=f,f,f", [low], gl.float32, True, 2)
     else:
         return gl.inline_asm_elementwise(inverse, "=f,f", [1.0 + gl.exp2(x * MINUS_LOG2_E)], gl.float32, True, 1)
+
+
+@gluon.jit
+def two_sigmoids(x, y):
+    """The same of two tensors, an inverse for both."""
+    two: gl.constexpr = """{ .reg .f32 %a, %b, %r;
+        ex2.approx.ftz.f32 %a, $2; ex2.approx.ftz.f32 %b, $3;
+        add.f32 %a, %a, 0f3F800000; add.f32 %b, %b, 0f3F800000;
+        mul.f32 %r, %a, %b; rcp.approx.ftz.f32 %r, %r;
+        mul.f32 $0, %r, %b; mul.f32 $1, %r, %a; }"""
+    low = gl.minimum(x * MINUS_LOG2_E, 62.0)
+    high = gl.minimum(y * MINUS_LOG2_E, 62.0)
+    return gl.inline_asm_elementwise(two, "=f,=f,f,f", [low, high], (gl.float32, gl.float32), True, 1)
 
 
 @gluon.jit

@@ -234,6 +234,9 @@ class _Writer:
         if c.conv1d:
             inner = self.activated(net.linear(x, ffn, "c_fc", bias=True))
             return net.linear(inner, c.hidden, "c_proj", bias=True)
+        if not c.gated:
+            inner = self.activated(net.linear(x, ffn, "up_proj", bias=c.mlp_bias))
+            return net.linear(inner, c.hidden, "down_proj", bias=c.mlp_bias)
         if c.fused:
             gate, up = net.split(net.linear(x, 2 * ffn, "gate_up_proj"), (ffn, ffn))
         else:

@@ -168,6 +168,12 @@ class Built:
         if self.candidate.graphed:
             self.call = _gone
 
+    def forget_trials(self) -> None:
+        """Let go of recordings that were made where a proof's inputs lay."""
+        for call in (self.call, getattr(self.call, "call", None)):
+            if isinstance(call, Graphed):
+                call.forget_others()
+
     def undo(self) -> None:
         """Give back everything: weights' places, captured graphs, compiled code."""
         self.report.undo()

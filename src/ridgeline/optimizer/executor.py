@@ -239,6 +239,7 @@ _WORDS = {
     "out of memory": "there is not enough memory to record it",
     "Cannot copy between CPU and CUDA tensors during CUDA graph capture": "tensors are copied between host and device",
     "captures_underway": "the host waits for the device",
+    "Cannot call CUDAGeneratorImpl": "the random generator's state is read, as checkpointing of parts that drop does",
 }
 
 

@@ -82,9 +82,10 @@ class Take:
     def build(self, lent: Sequence[Tensor], flat: Flat) -> Any:
         if self.scene.made:
             self.scene.made.clear()
+        held = flat.containers
         for effect in self.effects:
-            effect(lent, flat.tensors, flat.containers)
-        return self.result(lent, flat.tensors, flat.containers)
+            effect(lent, flat.tensors, held)
+        return self.result(lent, flat.tensors, held)
 
 
 @dataclass(slots=True)
@@ -136,8 +137,10 @@ class Graphed:
         self._studio = studio
         self._variants = studio.variants
         self._pure = studio.is_pure()
+        self._writes = not self._pure
         self._lock = threading.RLock()
         self._sighted: dict[tuple[int, ...], int] = {}
+        self._own = {id(variant) for variant in studio.variants}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         flat = self.matcher.fits(args, kwargs, self.watch.root, False) if self.matcher is not None else None
@@ -171,6 +174,8 @@ class Graphed:
             variant = self._variant(flat)
             if variant is None:
                 return self._miss("an input that is used in place lies elsewhere", stale=False)
+            if self._writes and self._studio.meets(flat, variant):
+                return self._miss("an input lies in the model's own memory, and the call writes", stale=True)
             executor.arrive()
             recorded = torch.is_grad_enabled()
             torch._C._set_grad_enabled(False)
@@ -190,6 +195,13 @@ class Graphed:
     def is_pure(self) -> bool:
         """Whether a replay changes nothing but the memory of its own results."""
         return self._pure
+
+    def forget_others(self) -> None:
+        """Lets go of recordings at other places than those of the first call, whose inputs may be gone."""
+        with self._lock:
+            own = [variant for variant in self._variants if id(variant) in self._own]
+            self._variants[:] = own or self._variants
+            self._sighted.clear()
 
     def pool_bytes(self) -> int:
         """Memory that the recordings hold besides the caller's."""
@@ -255,6 +267,10 @@ def graph_inference(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
     return Graphed(call, signature, studio)
 
 
+def _storage_of(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
 @contextmanager
 def _quiet() -> Iterator[None]:
     """No gradients, no inference tensors, and casts of weights inside the recording rather than before it."""
@@ -270,6 +286,7 @@ class InferenceStudio(Studio):
         self.variants: list[Variant] = []
         self.must_pin: list[int] = []
         self._brisk = self._short = False
+        self._own: frozenset[int] = frozenset()
 
     def prepare(self, flat: Flat) -> None:
         self.refuse(flat)
@@ -283,6 +300,7 @@ class InferenceStudio(Studio):
         del statics  # copies of what is used in place; the recordings are made without them
         gc.collect()  # recordings that nobody holds any more must not be destroyed while another is made
         self._record_all(flat)
+        self._own = frozenset(_storage_of(t) for _, t in self.watch.tensors.values() if t.layout is torch.strided)
 
     def _warm(self, flat: Flat, statics: Statics) -> None:
         kept = Values(self.written_model)
@@ -313,6 +331,14 @@ class InferenceStudio(Studio):
         if more:
             self.variants.append(self._variant(flat, [*fixed, *more], lends=True))
         self.variants.append(self._variant(flat, fixed, lends=not more))
+
+    def meets(self, flat: Flat, variant: Variant) -> bool:
+        """Whether an input that is copied lies in memory of the model: what is written to one would show in the other.
+
+        Inputs that are read in place lie where they lay when they were recorded, and so does the model.
+        """
+        free = [tensor for i, tensor in enumerate(flat.tensors) if i not in variant.pins]
+        return any(_storage_of(tensor) in self._own for tensor in free)
 
     def record_at(self, flat: Flat) -> Variant:
         """A variant for other addresses of the inputs that are used in place."""

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -21,6 +22,8 @@ _PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.
 _JITTER = 0.25
 _MASKING = -1e4
 """A float at or below this is a masked place, not a value: it stays as it is."""
+WEIGHTS_BYTES = 1 << 28
+"""Weights up to this are all copied for a first call, to see whether it writes to them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +238,10 @@ def same(tensor: Tensor, kept: Tensor) -> bool:
     return torch.equal(tensor, kept) or bool(((tensor == kept) | (tensor != tensor) & (kept != kept)).all())
 
 
+_WRITTEN: WeakKeyDictionary[nn.Module, frozenset[str]] = WeakKeyDictionary()
+"""Names of the parameters that calls of a model were seen to write to: fifty steps put them back too."""
+
+
 class State:
     """What calls may change about a model (buffers, attributes, lists and dictionaries it holds), to be put back."""
 
@@ -244,8 +251,25 @@ class State:
         self.random = RandomState()
         self.moving = [each for module in model.modules() for each in _moving(vars(module))]
         self.given: list[Callable[[], Any]] = []  # the same for what calls are given
-        self.tensors = [(name, tensor, tensor.detach().clone()) for name, tensor in self.watch.tensors.values()
-                        if not isinstance(tensor, nn.Parameter) and not tensor.is_meta]  # fmt: skip
+        written = _WRITTEN.get(model, frozenset())
+        self.tensors = [(name, t, t.detach().clone()) for name, t in self.watch.tensors.values()
+                        if (name in written or not isinstance(t, nn.Parameter)) and not t.is_meta]  # fmt: skip
+        self.weights: list[tuple[str, Tensor, Tensor]] = []  # parameters that calls write to
+
+    def looking_for_written_weights(self, model: nn.Module) -> Callable[[], None]:
+        """Keeps weights as they are before a first call; the returned function finds those that it wrote to."""
+        suspects, known = {id(t): t for t in _suspected(model)}, {name for name, *_ in self.tensors}
+        named = [(name, t) for name, t in self.watch.tensors.values()
+                 if id(t) in suspects and name not in known and not t.is_meta]  # fmt: skip
+        kept = [(name, tensor, tensor.detach().clone()) for name, tensor in named]
+
+        def find() -> None:
+            self.weights = [each for each in kept if not same(each[1].detach(), each[2])]
+            self.tensors += self.weights
+            _WRITTEN[model] = _WRITTEN.get(model, frozenset()) | {name for name, *_ in self.weights}
+            kept.clear()
+
+        return find
 
     def restore(self) -> None:
         """Everything as it was: values in place and, where calls change them, names bound as they were."""
@@ -262,6 +286,15 @@ class State:
     def changed(self) -> list[tuple[str, Tensor]]:
         """Tensors that are no longer what they were, by the names they are held under."""
         return [(f"state {name}", tensor) for name, tensor, kept in self.tensors if not same(tensor, kept)]
+
+
+def _suspected(model: nn.Module) -> list[Tensor]:
+    """Parameters that a call may write to: any, where a copy of all is small, else of layers that are known for it."""
+    found = [p for p in model.parameters() if type(p) is nn.Parameter and p.layout is torch.strided]
+    if sum(p.nbytes for p in found) <= WEIGHTS_BYTES:
+        return list(found)
+    known = {id(m.weight) for m in model.modules() if getattr(m, "max_norm", None) is not None and hasattr(m, "weight")}
+    return [p for p in found if id(p) in known]
 
 
 def writable(tensor: Tensor) -> AbstractContextManager[Any]:

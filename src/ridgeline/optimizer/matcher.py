@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from operator import call
 from typing import Any
 
 from torch import Tensor, nn
 
 from ridgeline.optimizer.signature import Signature, ambient
-from ridgeline.optimizer.tree import PLAIN, Flat, Piece, piece_of
+from ridgeline.optimizer.tree import PLAIN, Flat, Piece, known_piece, piece_of
 
 _TENSORS = (Tensor, nn.Parameter)
 
@@ -51,16 +50,16 @@ class Matcher:
             if kind is Tensor:
                 shape, stride, dtype, device, asks = want
                 if (value.__class__ not in _TENSORS or value.shape != shape or value.dtype is not dtype
-                        or value.stride() != stride or value.device != device
+                        or value.stride() != stride or value.device != device or value.is_neg() or value.is_conj()
                         or (grad and value.requires_grad) is not asks):  # fmt: skip
                     return None
                 tensors.append(value)
             elif kind is Piece:
-                found = piece_of(value, grad) if value.__class__ is want[0] else None
-                if found is None or found.key != want[1]:
+                found = _piece(value, grad) if value.__class__ is want[0] else None
+                if found is None or found[0].key != want[1]:
                     return None
-                piece = (len(tensors), found, value)
-                tensors += map(call, found.tensors)  # type: ignore[arg-type]
+                piece = (len(tensors), found[0], value)
+                tensors += found[1]
             elif value is not want and (value.__class__ is not kind or value != want or kind is float):
                 return None
         if len(tensors) > 1 and not _apart(tensors, piece):
@@ -69,12 +68,36 @@ class Matcher:
 
     def _flat(self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor],
               piece: tuple[int, Piece, Any] | None) -> Flat:  # fmt: skip
-        flat = Flat.__new__(Flat)
+        if piece is None:
+            flat = Flat.__new__(Flat)
+            flat.containers = [kwargs]
+        else:
+            flat = Late.__new__(Late)
+            flat.piece = (piece[1], piece[2])
         flat.tensors, flat.root = tensors, (args, kwargs)
-        flat.containers = [kwargs] if piece is None else [kwargs, *piece[1].containers(piece[2])]
-        if piece is not None and any(value is piece[2] for value in args):
-            flat.containers = [*flat.containers[1:], kwargs]
         return flat
+
+
+class Late(Flat):
+    """A call with an object whose containers are listed when they are asked for: after the launch, as a rule."""
+
+    __slots__ = ("piece",)
+    piece: tuple[Piece, Any]
+
+    @property
+    def containers(self) -> list[Any]:  # type: ignore[override]
+        piece, value = self.piece
+        args, kwargs = self.root
+        first = any(each is value for each in args)
+        return [*piece.containers(value), kwargs] if first else [kwargs, *piece.containers(value)]
+
+
+def _piece(value: Any, grad: bool) -> tuple[Piece, list[Tensor]] | None:
+    """An object as a piece with its tensors; one that changed is walked again."""
+    found = known_piece(value, grad)
+    if found is None and piece_of(value, grad) is not None:
+        found = known_piece(value, grad)
+    return found
 
 
 def _mixed(flat: Flat) -> bool:
@@ -85,6 +108,8 @@ def _mixed(flat: Flat) -> bool:
 def _wanted(value: Any, grad: bool) -> tuple[Any, Any] | None:
     cls = type(value)
     if cls in _TENSORS:
+        if value.is_neg() or value.is_conj():
+            return None
         return Tensor, (value.shape, value.stride(), value.dtype, value.device, grad and value.requires_grad)
     if (cls in PLAIN and cls is not slice) or cls is float:
         return cls, value

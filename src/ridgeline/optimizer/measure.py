@@ -141,14 +141,16 @@ class Track:
         """One call of eager PyTorch: whether calls change their inputs, and about how long they take."""
         trial = self.inputs.copied()
         before, places, form = Before(trial), [id(tensor) for _, tensor in trial.named()], _form(trial)
+        find_written = self.state.looking_for_written_weights(self.model)
         self.run(call, trial)
+        find_written()
         self.steady = form is not None and _form(trial) == form
         self.appends = places != [id(tensor) for _, tensor in trial.named()]
         changed = before.written()
         own = self.inputs.named()
         self.written = [(own[i][1], own[i][1].detach().clone()) for i in changed]
         self.mutates = bool(changed) or bool(self.state.changed())
-        if self.state.watch.changes():
+        if self.state.watch.changes() or self.state.watch.toggled():
             self._settle_names(call)
         self.restore()
         num_bytes = sum(t.nbytes for t in self.inputs.tensors())
@@ -163,10 +165,14 @@ class Track:
         self.state.restore()
         again = State(self.model)
         self.run(call, self.inputs.copied())
-        if again.watch.changes():
+        if again.watch.changes() or again.watch.toggled():
             self.state.rebinds = self.mutates = True
         else:
-            again.random, again.given, self.state = self.state.random, self.state.given, again
+            again.random, again.given = self.state.random, self.state.given
+            known = {name for name, *_ in again.tensors}
+            again.weights = self.state.weights
+            again.tensors += [each for each in again.weights if each[0] not in known]
+            self.state = again
 
     def restore(self) -> None:
         """The model's state and the inputs it writes to as they were."""

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from ridgeline.errors import OptimizeError
 from ridgeline.optimizer.graphed import Graphed, GraphedTraining, Miss
@@ -29,6 +30,8 @@ from ridgeline.optimizer.watch import Watch
 _STATE = "_ridgeline_state"
 _transforms = torch._C._functorch.maybe_current_level
 """Inside of ``vmap`` and the like, tensors have no memory to look at: the model itself is what is transformed."""
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_tracing = torch._C._get_tracing_state
 _MOST_MATCHERS = 4
 _MOST_REASONS = 8
 _REPLAYED = (Graphed, GraphedTraining, Shortcut)
@@ -71,7 +74,8 @@ class Guarded:
         return cls(plan) if stock and plan.matcher is not None and plan.matcher.tensors_alone else None
 
     def takes(self, args: tuple[Any, ...]) -> bool:
-        if len(args) != self._num or torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+        if (len(args) != self._num or torch.is_grad_enabled() or torch.is_inference_mode_enabled()
+                or _dispatch_modes()):  # fmt: skip
             return False
         for value, (shape, stride, dtype, device, _) in zip(args, self._wanted):
             if (value.__class__ is not Tensor or value.shape != shape or value.dtype is not dtype
@@ -180,7 +184,7 @@ class Optimized:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         state = _state(self)
-        if not state.plans or torch.compiler.is_compiling() or _transforms() is not None:
+        if not state.plans or torch.compiler.is_compiling() or _transforms() is not None or _carried():
             return state.model(*args, **kwargs)
         guarded = state.guarded
         if guarded is not None and not kwargs and guarded.takes(args):
@@ -258,6 +262,11 @@ class _OptimizedCallable(Optimized):
 
     def __repr__(self) -> str:
         return f"Optimized({_state(self).model!r})"
+
+
+def _carried() -> bool:
+    """Whether tensors carry more than values: tangents of forward differentiation, or a trace that is being taken."""
+    return forward_ad._current_level >= 0 or _tracing() is not None
 
 
 def _state(optimized: Any) -> State:

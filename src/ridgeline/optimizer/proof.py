@@ -30,6 +30,9 @@ NO_DIGIT, TIMES_NOISE = 0.5, 8.0
 is noise, and the noise of another kernel may be so many times as large."""
 TIMES_MOVED, LEAST_NOISE = 1000.0, 0.02
 """Where weights one rounding away move most gradients by a millionth, one that moves by a fiftieth is noise too."""
+FAR_FRAC, NEAR = 1e-2, 1e-5
+"""Where float32 itself is off by percents, every other rounding is as right and returns something else: a caller who
+compares with eager sees a hundredth of the results' size, unless all of it is as small as rounding leaves zero."""
 BUDGET_LARGEST = 4.0
 """Times a stated budget that a single element may be off, relative to the largest of its tensor."""
 LEAST_DRAWS, MOST_DRAWS = 8, 32
@@ -256,12 +259,28 @@ class Prover:
         ok = error.num_misplaced <= eager.num_misplaced
         ok = ok and error.rms_frac <= allowed_rms and error.largest <= allowed_largest
         ok = ok or same(ours.values, theirs.values)  # what eager returns, number by number, is as right as eager is
+        astray = self._astray(ours, theirs, eager.rms_frac) if ok and not exact else ""
+        if astray:
+            return Verdict(False, ours.name, num, error.rms_frac, eager.rms_frac, allowed_rms, error.largest,
+                           eager.largest, allowed_largest, self.reference, astray, tuple(self.notes))  # fmt: skip
         reason = "" if ok else (
             f"{ours.name}: rms {error.rms_frac:.2e} of {allowed_rms:.2e} allowed (eager {eager.rms_frac:.2e}), "
             f"largest {error.largest:.2e} of {allowed_largest:.2e}, {error.num_misplaced} not finite where eager is"
         )  # fmt: skip
         return Verdict(ok, ours.name, num, error.rms_frac, eager.rms_frac, allowed_rms, error.largest, eager.largest,
                        allowed_largest, self.reference, reason, tuple(self.notes))  # fmt: skip
+
+    def _astray(self, ours: Leaf, theirs: Leaf, eager_frac: float) -> str:
+        """Why a result as right as eager's is not taken: rounding decides what the model returns, and it is another."""
+        wide = self.subject.mode == "infer" and self._step(ours.dtype) <= WIDE_STEP
+        settled = self.error_budget >= FAR_FRAC or eager_frac < FAR_FRAC / (1.0 + TIMES_EAGER)
+        if not wide or settled or ours.dtype.is_complex:
+            return ""
+        apart = error_of(ours.values, theirs.values.double())
+        if apart.rms_frac <= FAR_FRAC or apart.largest <= NEAR:
+            return ""
+        return (f"{ours.name}: {apart.rms_frac:.1e} from eager's, which is {eager_frac:.1e} from {self.reference} "
+                "itself: what this model returns hangs on its rounding")  # fmt: skip
 
     def _step(self, dtype: torch.dtype) -> float:
         own = torch.finfo(dtype).eps if dtype.is_floating_point or dtype.is_complex else 0.0

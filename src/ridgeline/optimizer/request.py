@@ -28,6 +28,7 @@ from ridgeline.units import parse_quantity
 
 OPTIMIZER_FRAC = 0.15
 """Share of the budget that an optimizer's proof may take where the search left less."""
+PARALLEL = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel")
 OPTIMIZED_MODES = {"infer": "inference", "train": "train"}
 _alive: WeakValueDictionary[tuple[int, str], Optimized] = WeakValueDictionary()
 
@@ -124,10 +125,25 @@ def _problem(
         raise OptimizeError(f"budget_s is {budget_s}: give the search some seconds")
     inputs = Inputs(tuple(args), dict(kwargs or {}))
     limit = int(parse_quantity(memory_limit)) if isinstance(memory_limit, str) else memory_limit
-    own = unwrapped(model.original if isinstance(model, Optimized) else model)
+    given = model.original if isinstance(model, Optimized) else model
+    if mode == "train":
+        _check_alone(given)
+    own = unwrapped(given)
     return Problem(model=own, inputs=inputs, mode=mode, device=_device(own, inputs), loss=loss,
                    budget_s=float(budget_s), memory_limit_bytes=limit, error_budget=error_budget,
                    say=say or (lambda text: None))  # fmt: skip
+
+
+def _check_alone(model: nn.Module) -> None:
+    """A step of training in one process: what sums gradients or gathers weights over processes acts around calls."""
+    for part in model.modules():
+        if type(part).__name__ in PARALLEL:
+            raise OptimizeError(f"{type(part).__name__} acts around every call and every backward, which a result "
+                                "without it would not do: optimize the module inside (model.module), and wrap the "
+                                "result")  # fmt: skip
+    if any(type(parameter).__name__ == "DTensor" for parameter in model.parameters()):
+        raise OptimizeError("parameters are spread over processes (DTensor): optimize the model before it is sharded, "
+                            "or train it as it is")  # fmt: skip
 
 
 def _check_error_budget(error_budget: Any, mode: str) -> None:

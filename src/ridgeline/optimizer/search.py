@@ -77,6 +77,11 @@ DRAWS_FRAC = 0.008
 """Share of the budget for the runs of one random contender; the winner is compared without its dice besides."""
 RESERVE_FRAC = 0.5
 """Of a short budget for a slow model, proofs and races would take everything: half is for candidates."""
+LEAST_GAIN_FRAC = 0.01
+"""What a winner must gain over eager in the last race; eager needs no explanation."""
+STOCK_FRAC = 1e-5
+"""What PyTorch's own compiler may be off whatever eager is, eighty roundings of float32: who compiles a model finds the
+same difference, and the guarantee is never to be slower than that."""
 LENIENCY = 1.2
 NARROW_FRAC = 0.35
 """Of the time, what is kept for fewer bits where they are allowed: measuring layers, building and proving a choice."""
@@ -517,9 +522,10 @@ class Search:
     def _proved(self, built: Built) -> Verdict:
         try:
             prover = self.prover
+            stock = built.candidate.compiler.startswith("stock")
+            budget = (self.problem.error_budget or 0.0) if built.candidate.narrow or stock else 0.0
             with built.switched() as call:
-                rounds = built.candidate.narrow or built.candidate.compiler.startswith("stock")
-                return prover.judge(call, (self.problem.error_budget or 0.0) if rounds else 0.0)
+                return prover.judge(call, max(budget, STOCK_FRAC) if stock else budget)
         except Exception as error:  # whatever keeps it from being proved keeps it from being returned
             return unproved(f"could not be proved: {why_failed(error)}")
         finally:
@@ -626,16 +632,27 @@ class Search:
         found = [(compare(own, timed[built.candidate.name]), built) for built in rivals]
         for against, built in sorted(found, key=lambda pair: -pair[0].speedup):
             barred = self._barred(built) if against.ahead else ""
+            if built is self.eager and not against.ahead and self._hardly_gains(timed):
+                why = f"in the last race no faster beyond noise than eager ({1 / against.speedup:.3f}×)"
+                self._hand_over(before, built, why)
+                return
             if barred:
                 said = f"{built.candidate.name} was {_ahead_by(against)} in the last race and is not returned"
                 self.notes.append(f"{said}: {barred}")
             elif against.ahead:
-                why = f"in the last race {built.candidate.name} was {_ahead_by(against)}"
-                self.entries[before] = replace(self.entries[before], status=BEATEN, reason=why)
-                self.best = built
-                kept = self.entries[built.candidate.name]
-                self.entries[built.candidate.name] = replace(kept, status=WINNER, reason="")
+                self._hand_over(before, built, f"in the last race {built.candidate.name} was {_ahead_by(against)}")
                 return
+
+    def _hardly_gains(self, timed: dict[str, Timed]) -> bool:
+        """Whether the winner gains so little over eager in the last race that another day it may lose it."""
+        gain = compare(timed["eager"], timed[self.best.candidate.name])
+        return max(gain.speedup, gain.undisturbed) < 1.0 + LEAST_GAIN_FRAC
+
+    def _hand_over(self, before: str, built: Built, why: str) -> None:
+        self.entries[before] = replace(self.entries[before], status=BEATEN, reason=why)
+        self.best = built
+        kept = self.entries[built.candidate.name]
+        self.entries[built.candidate.name] = replace(kept, status=WINNER, reason="")
 
     def _stilled(self) -> None:
         """A random winner once more without dropout, number by number, if the time allows; whoever is wrong goes."""
@@ -791,6 +808,7 @@ class Search:
                     built.undo()
         moved = self.layout is not None and self.layout.settle(self.best.candidate.layout != "keep")
         self._recapture()
+        self.best.forget_trials()
         if moved:
             forget_compiled(self.problem.model)
         if any(not switch.outlives_capture for switch in self.best.switches):

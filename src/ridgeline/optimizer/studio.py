@@ -7,6 +7,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor
 
 from ridgeline.errors import NotGraphable
@@ -77,6 +78,8 @@ class Studio:
         self.watch = Watch(self.model)
         seen = self._observed(flat, statics, profiled=True)
         self.refuse_changes()
+        if toggled := self.watch.toggled():
+            raise NotGraphable(f"a call changes the model's state in Python: {'; '.join(toggled[:3])}")
         self._codes = seen.codes
         self._complete()
         return seen
@@ -182,7 +185,7 @@ class Studio:
                ) -> tuple[Recording, Any]:  # fmt: skip
         """Records a run, or the ``first`` or ``last`` part of one, and changes nothing that others see."""
         served = nullcontext() if self._constants is None else self._constants.serving(part)
-        with restored_random(), served:
+        with restored_random(), served, random_states(drawn=self.executor.generator in self.drawn):
             made = (executor or self.executor).record(run, told=self._told)
         self.refuse_changes()
         return made
@@ -236,6 +239,26 @@ def uncached_casts() -> Iterator[None]:
         yield
     finally:
         torch.set_autocast_cache_enabled(cached)
+
+
+@contextmanager
+def random_states(*, drawn: bool) -> Iterator[None]:
+    """Checkpointed parts keep no state of the device's random generator, or are refused.
+
+    Where a call draws nothing from it, what is computed again needs no state. Where it does, a recording would have to
+    go back in its own numbers: some versions of PyTorch say that they cannot, others record something.
+    """
+    home: Any = torch.utils.checkpoint
+    kept = home.get_device_states
+    home.get_device_states = _refuse_states if drawn else lambda *args: ([], [])
+    try:
+        yield
+    finally:
+        home.get_device_states = kept
+
+
+def _refuse_states(*args: Any) -> Any:
+    raise NotGraphable("the random generator's state is read, as checkpointing of parts that drop does")
 
 
 @contextmanager

@@ -34,6 +34,9 @@ from ridgeline.optimizer.tree import Flat, TooLarge
 from ridgeline.optimizer.watch import Watch
 
 _REQUIRES_GRAD = attrgetter("requires_grad")
+MOST_STRAYS = 2
+"""Backward passes from results that no gradient was recorded for: each runs the forward once more, and so takes longer
+than a call without recordings, which are given up after so many."""
 
 
 class Pending:
@@ -84,6 +87,7 @@ class GraphedTraining:
         self._asked = list(map(_REQUIRES_GRAD, studio.all_parameters))
         self._lock = threading.RLock()
         self._last: weakref.ref[Pending] | None = None
+        self._strays = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -116,6 +120,8 @@ class GraphedTraining:
             return Miss("; ".join(self.watch.changes()[:3]), stale=True)
         if list(map(_REQUIRES_GRAD, self._studio.all_parameters)) != self._asked:
             return Miss("other parameters require gradients", stale=True)
+        if self._strays >= MOST_STRAYS:
+            return Miss("other results than the loss are differentiated: give loss=, which uses them", stale=False)
         if self._studio.executor.is_recording():
             return Miss("the call itself is being recorded", stale=False)
         last = self._last() if self._last is not None else None
@@ -134,9 +140,10 @@ class GraphedTraining:
         results = _Replayed.apply(self, flat, *leaves, *self._parameters)
         if tracks.scene.made:
             tracks.scene.made.clear()
+        held = flat.containers
         for effect in tracks.effects:
-            effect(results, flat.tensors, flat.containers)
-        return tracks.result(results, flat.tensors, flat.containers)
+            effect(results, flat.tensors, held)
+        return tracks.result(results, flat.tensors, held)
 
     # --- the two halves, called by autograd -------------------------------------------------------------------------
 
@@ -160,6 +167,7 @@ class GraphedTraining:
         tracks = self._tracks
         self._check(pending)
         if any(grad is not None and not expected for grad, expected in zip(given, tracks.expected)):
+            self._strays, pending.done = self._strays + 1, True
             return self._studio.differentiate(pending.flat, given)
         with self._lock, torch.no_grad():
             self._studio.executor.arrive()
@@ -366,6 +374,7 @@ class TrainingStudio(Studio):
             scene, *_ = self._outputs(result, inputs, boxes, before)
             self._refuse_views(scene)
             if not found:
+                _refuse_reentrant(scene.outputs)
                 found.append(self._expected(result, scene.outputs))
             self._differentiate(scene.outputs, inputs, found[0], None)
 
@@ -460,17 +469,27 @@ class TrainingStudio(Studio):
 
 def _leaves_behind(output: Tensor) -> set[int]:
     """The ``id`` of every tensor that a result's gradient would be accumulated into."""
-    found: set[int] = set()
-    waiting, seen = [output.grad_fn], set()
+    return {id(node.variable) for node in _history([output]) if hasattr(node, "variable")}
+
+
+def _history(outputs: Sequence[Tensor]) -> Iterator[Any]:
+    """Every step of autograd that results come from, once."""
+    waiting: list[Any] = [output.grad_fn for output in outputs]
+    seen = set()
     while waiting:
         node = waiting.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
-        if hasattr(node, "variable"):
-            found.add(id(node.variable))
+        yield node
         waiting += [after for after, _ in node.next_functions]
-    return found
+
+
+def _refuse_reentrant(outputs: Sequence[Tensor]) -> None:
+    """Gradients that a part hands to ``.grad`` by itself are seen by no one who asks for gradients by name."""
+    if any(node.name() == "CheckpointFunctionBackward" for node in _history(outputs)):
+        raise NotGraphable("parts are checkpointed with use_reentrant=True, which gives gradients to .grad alone; "
+                           "use_reentrant=False can be recorded")  # fmt: skip
 
 
 def _own_loss(result: Any) -> Tensor | None:

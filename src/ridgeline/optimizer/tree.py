@@ -11,7 +11,8 @@ import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
-from operator import attrgetter, call
+from itertools import repeat
+from operator import attrgetter, call, is_not
 from typing import Any
 
 import torch
@@ -81,8 +82,9 @@ class Flat:
         index = len(self.tensors)
         self.seen[id(value)] = index
         self.tensors.append(value)
-        if value.layout is not torch.strided:
-            self.tokens.append((STRANGE, TENSOR, str(value.layout), value.shape, value.dtype, value.device))
+        if value.layout is not torch.strided or value.is_neg() or value.is_conj():
+            kind = str(value.layout) + ", negated" * value.is_neg() + ", conjugated" * value.is_conj()
+            self.tokens.append((STRANGE, TENSOR, kind, value.shape, value.dtype, value.device))
             return
         device = value.device
         self.tokens.append((TENSOR, value.shape, value.stride(), value.dtype, device,
@@ -249,22 +251,19 @@ class Piece:
     def containers(self, value: Any) -> list[Any]:
         return [value if box is None else box() if isinstance(box, weakref.ref) else box for box in self._boxes]
 
-    def holds(self, value: Any, grad: bool) -> bool:
-        """Whether the object is what it was when it was walked."""
+    def held(self, value: Any, grad: bool) -> list[Tensor] | None:
+        """The tensors of the object, if it is what it was when it was walked."""
         now, own = stillness.now(), vars(value)
         still = now == self._still and id(own) == self._own
         if self.grad is not grad or not (still or [version(own), *map(version, self._dicts)] == self._versions):
-            return False
+            return None
         if any(list(map(id, box)) != items for box, items in self._items):
-            return False
-        tensors = list(map(call, self.tensors))
-        if any(tensor is None for tensor in tensors):
-            return False
-        if not self._shaped(tensors):
-            return False
+            return None
+        tensors: list[Any] = list(map(call, self.tensors))
+        if not all(map(is_not, tensors, repeat(None))) or not self._shaped(tensors):
+            return None
         self._own, self._still = id(own), now
-        return not grad or list(map(_REQUIRES_GRAD, tensors)) == self._asking
-
+        return None if grad and list(map(_REQUIRES_GRAD, tensors)) != self._asking else tensors
 
     def _shaped(self, tensors: list[Any]) -> bool:
         """Whether sizes and strides are what they were; PyTorch's guards say yes at half the price, or do not know."""
@@ -290,11 +289,20 @@ _REQUIRES_GRAD = attrgetter("requires_grad")
 _PIECES: dict[int, tuple[weakref.ref[Any], Piece]] = {}
 
 
+def known_piece(value: Any, grad: bool) -> tuple[Piece, list[Tensor]] | None:
+    """An object that was walked before and has not changed since, and its tensors."""
+    known = _PIECES.get(id(value))
+    if known is None or known[0]() is not value:
+        return None
+    tensors = known[1].held(value, grad)
+    return None if tensors is None else (known[1], tensors)
+
+
 def piece_of(value: Any, grad: bool) -> Piece | None:
     """An object as a piece, or None for one that is walked as part of the whole."""
-    known = _PIECES.get(id(value))
-    if known is not None and known[0]() is value and known[1].holds(value, grad):
-        return known[1]
+    found = known_piece(value, grad)
+    if found is not None:
+        return found[0]
     if not _weak(value) or not isinstance(getattr(value, "__dict__", None), dict) or slots_of(type(value)):
         return None
     flat = Flat(grad=grad)

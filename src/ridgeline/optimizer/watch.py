@@ -8,12 +8,16 @@ that the model's code reads. Dictionaries are compared by the version number the
 from __future__ import annotations
 
 import dis
+import os
 import random
 import sys
+import threading
 import types
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from operator import attrgetter, getitem, is_
 from pathlib import Path
@@ -98,6 +102,44 @@ class _Probe:
                     object.__setattr__(self.value, name, mark[1])
 
 
+class _Training:
+    """Whether a linear layer is in training mode, which it does not look at."""
+
+    __slots__ = ("held", "path", "was")
+
+    def __init__(self, held: dict[str, Any]) -> None:
+        self.path, self.held = "a linear layer's training", held
+        self.was = self.read()
+
+    def read(self) -> Any:
+        return self.held.get("training")
+
+    def restore(self) -> None:
+        self.held["training"] = self.was
+
+
+class _Asking:
+    """Whether a weight asks for a gradient, and which it has."""
+
+    __slots__ = ("path", "tensor", "was")
+
+    def __init__(self, path: str, tensor: Tensor) -> None:
+        self.path, self.tensor = f"{path}'s gradient", tensor
+        self.was = self.read()
+
+    def read(self) -> tuple[bool, int | None]:
+        return self.tensor.requires_grad, None if self.tensor.grad is None else id(self.tensor.grad)
+
+    def restore(self) -> None:
+        """What it asked for, and no gradient where there was none; one that was replaced is its holder's."""
+        self.tensor.requires_grad_(self.was[0])
+        if self.was[1] is None:
+            self.tensor.grad = None
+
+
+_Switch = _Training | _Asking
+
+
 @dataclass(slots=True)
 class _Held:
     """A dictionary that is watched, the name of who owns it and what was in it."""
@@ -131,6 +173,7 @@ class Watch:
         self._contents_of: list[int] = []
         self.root = model
         self._look(model)
+        self._switches = [] if hooks_only else [*map(_Training, self._counted), *self._flags()]
         self._remember()
 
     def _look(self, model: Any) -> None:
@@ -144,6 +187,9 @@ class Watch:
         functions = [model] if isinstance(model, types.FunctionType) else _methods(model)
         for function in functions:
             self._function(function, 0)
+
+    def _flags(self) -> list[_Switch]:
+        return [_Asking(path, p) for path, p in self.tensors.values() if type(p) is nn.Parameter and p.is_leaf]
 
     # --- what is watched --------------------------------------------------------------------------------------------
 
@@ -194,6 +240,8 @@ class Watch:
             raise NotGraphable(f"{path} is a generator, whose state cannot be watched")
         elif isinstance(value, types.FunctionType):
             self._function(value, depth)
+        elif (read := _surrounding(value)) is not None:
+            self._probes.append(_Probe(path, value, read, read()))
         elif isinstance(value, _CLOSED) or depth > _DEPTH or _foreign(value) or len(self._seen) > _MOST:
             return
         elif (read := _reader(value)) is not None:
@@ -221,6 +269,8 @@ class Watch:
         if not library(function.__code__.co_filename):
             for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
                 self._cell(f"{name} in {function.__qualname__}", cell, depth)
+            for value in _kept_defaults(function):
+                self._hold(f"a default of {function.__qualname__}", value, depth + 1)
 
     def _cell(self, name: str, cell: Any, depth: int) -> None:
         try:
@@ -237,6 +287,8 @@ class Watch:
             if not library(code.co_filename):
                 for name, attribute in _globals_of(code):
                     self._global(name, attribute, names)
+                    if _is_environment(names.get(name), attribute):
+                        self._environment(_words(code, names))
         self._remember()
 
     def _global(self, name: str, attribute: str | None, names: dict[str, Any]) -> None:
@@ -246,8 +298,19 @@ class Watch:
         if isinstance(value, types.ModuleType | type):
             if attribute is not None and attribute in vars(value) and not library(_file_of(value)):
                 self._name(f"{name}.{attribute}", vars(value), attribute, value if isinstance(value, type) else None)
-        elif not isinstance(value, types.FunctionType | types.BuiltinFunctionType):
+        elif isinstance(value, types.FunctionType):
+            if not library(value.__code__.co_filename):
+                for kept in _kept_defaults(value):
+                    self._hold(f"a default of {value.__qualname__}", kept, 1)
+        elif not isinstance(value, types.BuiltinFunctionType):
             self._name(f"the global {name}", names, name)
+
+    def _environment(self, names: tuple[str, ...]) -> None:
+        """The variables that a piece of code may ask for: those it names."""
+        if ("environment", names) not in self._seen:
+            self._seen.add(("environment", names))
+            read = partial(_asked, names)
+            self._probes.append(_Probe("the environment", None, read, read()))
 
     def _name(self, path: str, holder: Any, key: str, owner: type | None = None) -> None:
         value = holder[key]
@@ -339,6 +402,10 @@ class Watch:
                   if t._version != was]  # fmt: skip
         return found + [f"{names[id(t)]} moved to other memory" for t, away in zip(self._tensors, moved) if away]
 
+    def toggled(self) -> list[str]:
+        """Switches of layers and weights that stand otherwise: no result hangs on them, but a call may change them."""
+        return [f"{switch.path} changed" for switch in self._switches if switch.read() != switch.was]
+
     def _attributed(self) -> bool:
         return sum(map(len, self._counted)) != self._count
 
@@ -379,6 +446,9 @@ class Watch:
             cell.cell_contents = value
         for probe in self._probes:
             probe.restore()
+        for switch in self._switches:
+            if switch.read() != switch.was:
+                switch.restore()
 
     def hooks(self) -> list[str]:
         """Hooks that a replay would not call."""
@@ -464,6 +534,40 @@ def _reader(value: Any) -> Callable[[], Any] | None:
     return None
 
 
+def _surrounding(value: Any) -> Callable[[], Any] | None:
+    """How to read the plain values of what differs by thread or by context."""
+    if isinstance(value, ContextVar):
+        return lambda: _plainly(value.get(None))
+    if isinstance(value, threading.local):
+        return lambda: tuple((name, _plainly(held)) for name, held in vars(value).items())
+    return None
+
+
+def _plainly(value: Any) -> Any:
+    return (type(value), value) if isinstance(value, _PLAIN) else type(value)
+
+
+def _is_environment(value: Any, attribute: str | None) -> bool:
+    """Whether code that reads this of a global name asks for variables of the environment."""
+    return value is os.environ or value is os.getenv or (value is os and attribute in ("environ", "getenv"))
+
+
+def _words(code: types.CodeType, names: dict[str, Any]) -> tuple[str, ...]:
+    """The strings that a piece of code names, by themselves or as globals."""
+    named = [names.get(name) for name in code.co_names]
+    return tuple(dict.fromkeys(word for word in (*code.co_consts, *named) if isinstance(word, str)))
+
+
+def _asked(names: tuple[str, ...]) -> tuple[str | None, ...]:
+    return tuple(map(os.environ.get, names))
+
+
+def _kept_defaults(function: types.FunctionType) -> list[Any]:
+    """Defaults of a function's arguments that outlive its calls and may change in them."""
+    held = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    return [value for value in held if isinstance(value, list | dict | set | deque | Tensor)]
+
+
 def _mark(value: Any) -> Any:
     return (type(value), value) if isinstance(value, _PLAIN) else id(value)
 
@@ -471,8 +575,8 @@ def _mark(value: Any) -> Any:
 def _methods(model: Any) -> list[types.FunctionType]:
     classes = {type(part) for part in model.modules()} if isinstance(model, nn.Module) else {type(model)}
     functions = [value for cls in classes for part in cls.__mro__ for value in vars(part).values()]
-    return list({id(f): f for f in functions if isinstance(f, types.FunctionType) and f.__closure__
-                 and not library(f.__code__.co_filename)}.values())  # fmt: skip
+    keeping = [f for f in functions if isinstance(f, types.FunctionType) and (f.__closure__ or _kept_defaults(f))]
+    return list({id(f): f for f in keeping if not library(f.__code__.co_filename)}.values())
 
 
 _LIBRARIES = tuple(str(Path(path).parent) for path in (torch.__file__, dis.__file__) if path)

@@ -51,6 +51,7 @@ class Plan:
     narrow_params: bool = False  # weights kept and gathered in the recipe's narrow type alone
     narrow_activations: bool = False  # inputs of elementwise gradients kept in eight bits
     attention: str = ""  # library of the attention kernels: cudnn, fa2, fa3; empty is the framework's choice
+    narrow_attention: bool = False  # attention multiplies in eight bits as well
     execution: str = "compiled"  # how kernels are made and launched: eager, compiled (fused), cudagraph
     replayed: bool = False  # whole steps are recorded once as a graph: the host launches nothing
     dispatch: str = "all-to-all"  # how tokens reach experts: all-to-all, drop, deep, hybrid
@@ -81,7 +82,7 @@ class Plan:
         return (
             self.tp, self.cp, self.ep, self.etp, self.sequence_parallel and self.tp > 1, self.micro_batch,
             self.recompute, self.precision, self.execution, self.cp_kind, self.expert_imbalance, self.attention,
-            self.dispatch, self.narrow_activations, self.world > 1,
+            self.dispatch, self.narrow_activations, self.narrow_attention, self.world > 1,
         )  # fmt: skip
 
     def words(self) -> str:

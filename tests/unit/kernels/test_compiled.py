@@ -108,7 +108,7 @@ def test_the_pipeliner_is_really_at_work():
 @pytest.mark.parametrize("cols", [32768, 131072])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_programs_that_share_a_softmax_row_fit_on_the_device_and_copy_ahead(cols, dtype):
-    found = variants(kernels.softmax, (512, cols), dtype=dtype)
+    found = variants(kernels.softmax, (200, cols), dtype=dtype)
     for name, inputs in (("softmax_forward_streamed", 1), ("softmax_backward_streamed", 2)):
         made = facts(found[name])
         constants = dict(found[name].constants)
@@ -122,7 +122,7 @@ def test_programs_that_share_a_softmax_row_fit_on_the_device_and_copy_ahead(cols
 
 def test_group_norm_of_large_images_reads_them_once():
     weight = torch.ones(320, dtype=torch.bfloat16, device="meta")
-    found = variants(lambda x: kernels.group_norm(x, 32, weight, weight), (8, 320, 64, 64))
+    found = variants(lambda x: kernels.group_norm(x, 32, weight, weight), (16, 320, 64, 64))
     assert {"group_norm_streamed", "group_norm_backward_streamed"} <= set(found)
     for name in ("group_norm_streamed", "group_norm_backward_streamed"):
         made = facts(found[name])
@@ -310,3 +310,31 @@ def test_the_widest_problems_fit_into_shared_memory(name, of):
     for variant in variants_of(name, [case("bfloat16", **of, **sequence)]):
         made = facts(variant)
         assert made.shared_bytes <= 227 * 1024 and made.num_spills == 0
+
+
+def test_a_multiprocessor_holds_a_row_of_softmax_whole():
+    found = variants(kernels.softmax, (4096, 50304), grad=False)["softmax_forward_whole"]
+    made = facts(found)
+    assert dict(found.constants)["CHUNKS"] == 13, "no power of two"
+    assert made.num_spills == 0 and made.shared_bytes <= 232448 and made.num_registers * 32 * 16 <= 65536
+    assert made.num("LDGSTS.E.BYPASS.128") == 3 * 13 and made.num("STG.E.128") == 13
+    assert made.num("MUFU.EX2") <= 108, "one power an element: it waits in registers"
+    assert made.num("BAR") <= 10, "two sums a row, and its place"
+
+
+def test_a_program_holds_a_group_of_channels_whole():
+    weight = torch.ones(320, dtype=torch.bfloat16, device="meta")
+    found = variants(
+        lambda x: kernels.group_norm(x, 32, weight, weight, silu=True), (8, 320, 64, 64), grad=False
+    )["group_norm_whole"]
+    made = facts(found)
+    assert made.num_spills == 0 and made.shared_bytes <= 232448
+    assert made.num("LDGSTS.E.BYPASS.128") == 3 * 10 and made.num("STG.E.128") == 10
+    assert made.num("MUFU") <= 80 + 40 + 8, "a power an element, an inverse for two"
+
+
+def test_logits_that_fill_the_l2_leave_it_first():
+    for rows, policy in ((1024, "LDG.E.128"), (65536, "LDG.E.EF.128")):
+        target = torch.zeros(rows, dtype=torch.long, device="meta")
+        found = variants(lambda x, t=target: kernels.cross_entropy(x, t), (rows, 1000), grad=False)
+        assert facts(found["cross_entropy_short"]).num(policy) >= 8

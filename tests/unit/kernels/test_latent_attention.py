@@ -1,5 +1,7 @@
 """Latent decoding without a GPU: the reference, what is refused, and what the compiler makes of it."""
 
+import math
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from ridgeline.kernels import launcher, paged_latent_attention, supports
 from ridgeline.kernels.compiler import facts_of
 from ridgeline.kernels.contract import case, trials
 from ridgeline.kernels.latent_attention import config
+from ridgeline.kernels.rows import cdiv
 from ridgeline.kernels.variants import variants_of
 
 TRIAL = trials()["paged_latent_attention"][1]
@@ -53,19 +56,40 @@ def test_two_groups_share_the_scores_without_spills():
     assert facts.num_spills == 0 and facts.shared_bytes <= 227 * 1024
 
 
-def test_few_heads_are_columns_of_the_products():
-    name, facts = compiled_for(h=16, b=16, page=16)
-    assert name == "latent_few" and facts.num("HGMMA") == 8 * 2, "512 columns by 32 keys: no head is padded to 64"
-    assert facts.num_spills == 0 and 2 * (facts.shared_bytes + 1024) <= 228 * 1024
+@pytest.mark.parametrize("page", [16, 32, 48])
+def test_few_heads_are_columns_of_the_products_and_blocks_come_in_thirds(page):
+    name, facts = compiled_for(h=16, b=16, page=page)
+    assert name == "latent_ring" and facts.num("HGMMA") == 36 + 32, "scores of 576 dims, sums of 512: no head is padded"
+    assert facts.num("UTMALDG") == 9 + 9 * 64 // math.gcd(page, 64), "queries, and a block in tiles of a page"
+    assert facts.num_spills == 0 and facts.shared_bytes <= 227 * 1024
+
+
+def test_pages_of_whole_blocks_are_fed_to_two_groups():
     name, facts = compiled_for(h=16, b=16)
     assert name == "latent_columns" and facts.num("HGMMA") == 2 * (36 + 16), "each group has half of the columns"
     assert facts.num_spills == 0 and facts.shared_bytes <= 227 * 1024
 
 
-def test_sixteen_heads_of_a_large_cache_are_rows():
-    assert config.takes_few(16, 16, 8192, True) and not config.takes_few(64, 16, 4096, True)
-    assert config.takes_few(64, 8, 4096, True) and config.takes_few(64, 16, 4096, False)
+def test_few_heads_of_other_dims_are_columns_that_threads_read():
+    name, facts = compiled_for(h=16, b=16, e=32)
+    assert name == "latent_few" and facts.num("HGMMA") == 2 * 8, "512 columns by 32 keys: no head is padded to 64"
+    assert facts.num_spills == 0 and 2 * (facts.shared_bytes + 1024) <= 228 * 1024
+
+
+def test_sixteen_heads_are_columns_to_a_thousand_sequences():
+    assert config.takes_few(16, 16, 8192, True) and config.takes_few(1024, 16, 64, True)
+    assert config.takes_few(128, 8, 4096, False) and not config.takes_few(129, 8, 4096, False)
     assert not config.takes_few(1, 17, 512, True) and not config.takes_few(1025, 16, 64, True)
+
+
+@pytest.mark.parametrize(("batch", "kernel"), [(1, "paged_join"), (16, "paged_join"), (100, "paged_border")])
+def test_wide_parts_are_joined_by_about_two_programs_a_multiprocessor(batch, kernel):
+    of = case("bfloat16", b=batch, h=16, s=4096, d=512, e=64, page=64, uneven=False)
+    (variant,) = (v for v in variants_of("paged_latent_attention", [of]) if v.kernel.startswith("paged"))
+    facts, constants = facts_of(launcher.kernel(variant.kernel).function, variant), dict(variant.constants)
+    assert variant.kernel == kernel and facts.num_spills == 0
+    programs = (batch * 16 if kernel == "paged_join" else 132) * 512 // constants["D"]
+    assert 200 <= programs <= 600 and 32 * variant.num_warps * facts.num_registers * cdiv(programs, 132) <= 2 * 65536
 
 
 @pytest.mark.parametrize("sizes", [{"page": 16}, {"e": 32}, {"d": 256}, {"h": 17, "page": 16}], ids=str)

@@ -86,3 +86,16 @@ def test_collecting_tells_what_would_be_launched_and_launches_nothing():
     with launcher.collecting(aligned=False) as found:
         rms_norm(x, w, 1e-6)
     assert found[0].divisible == ()
+
+
+def test_what_nobody_reads_goes_to_one_place_a_device_unless_it_is_large_or_a_graph_would_own_it(monkeypatch):
+    made = []
+    monkeypatch.setattr(launcher, "_sinks", {})
+    monkeypatch.setattr(launcher, "_sink", lambda device: made.append(device) or torch.empty(8))
+    assert launcher.sink(10, -1) is None and launcher.sink(launcher.SINK_BYTES // 4 + 1, 0) is None and not made
+    with launcher.rehearsing():
+        assert launcher.sink(10, 0) is None and not made
+    found = launcher.sink(10, 0)
+    assert found is not None and launcher.is_sink(found.data_ptr()) and not launcher.is_sink(found.data_ptr() + 4)
+    with launcher.rehearsing():
+        assert launcher.sink(10, 0) is not None, "a graph may use what was there before it"

@@ -316,6 +316,45 @@ def gptj_rotary_turns_neighbors() -> Any:
     return Of(forward), (*_heads(H, K), _angles())
 
 
+def _turned_wide(narrows: bool) -> Any:
+    def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        wide = (x.float() * cos) + (_rotate_half(x.float()) * sin)
+        return wide.to(x.dtype) if narrows else wide
+
+    def forward(self: Any, q: Tensor, k: Tensor, freqs: Tensor) -> tuple[Tensor, Tensor]:
+        emb = torch.cat((freqs, freqs), dim=-1)
+        cos, sin = emb.cos().unsqueeze(1), emb.sin().unsqueeze(1)
+        return turned(q.bfloat16(), cos, sin), turned(k.bfloat16(), cos, sin)
+
+    return Of(forward), (*_heads(H, K), _angles())
+
+
+@spelled("rotary", training=False)
+def rotary_of_halves_in_float32() -> Any:
+    """ModernBERT."""
+    return _turned_wide(narrows=True)
+
+
+@spelled("rotary", training=False)
+def rotary_by_a_table_in_float32() -> Any:
+    """OLMo 2: products with the table are float32 by promotion."""
+
+    def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return ((x * cos) + (_rotate_half(x) * sin)).to(x.dtype)
+
+    def forward(self: Any, q: Tensor, k: Tensor, freqs: Tensor) -> tuple[Tensor, Tensor]:
+        emb = torch.cat((freqs, freqs), dim=-1)
+        cos, sin = emb.cos().unsqueeze(1), emb.sin().unsqueeze(1)
+        return turned(q.bfloat16(), cos, sin), turned(k.bfloat16(), cos, sin)
+
+    return Of(forward), (*_heads(H, K), _angles())
+
+
+@missed("rotary")
+def rotary_that_stays_in_float32() -> Any:
+    return _turned_wide(narrows=False)
+
+
 @missed("rotary")
 def a_table_that_may_not_repeat() -> Any:
     def forward(self: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -667,6 +706,27 @@ def a_window_for_our_kernel() -> Any:
     return _masked_call(build)
 
 
+@spelled("attention-kernel", dtypes=(torch.bfloat16,))
+def a_window_to_both_sides_for_our_kernel() -> Any:
+    """ModernBERT's local layers."""
+
+    def build(q: Tensor) -> Tensor:
+        i = torch.arange(L, device=q.device)
+        return (i[None] - i[:, None]).abs() <= 3
+
+    return _masked_call(build)
+
+
+@missed("attention-kernel")
+def a_window_with_a_hole() -> Any:
+    def build(q: Tensor) -> Tensor:
+        i = torch.arange(L, device=q.device)
+        distance = (i[None] - i[:, None]).abs()
+        return (distance <= 3) & (distance != 2)
+
+    return _masked_call(build)
+
+
 @missed("attention-kernel")
 def a_mask_of_rows_and_keys_for_our_kernel() -> Any:
     return _masked_call(lambda q, m: m, torch.rand(B, 1, L, L) > 0.3)
@@ -675,6 +735,20 @@ def a_mask_of_rows_and_keys_for_our_kernel() -> Any:
 @spelled("attention-cudnn", dtypes=(torch.bfloat16,))
 def attention_call_for_cudnn() -> Any:
     return Of(lambda self, q, k, v: F.scaled_dot_product_attention(q, k, v, scale=0.3).transpose(1, 2)), _qkv()
+
+
+@spelled("attention-kernel", dtypes=(torch.bfloat16,))
+def repeated_keys_and_a_key_mask_for_our_kernel() -> Any:
+    def repeat(x: Tensor) -> Tensor:
+        b, h, n, d = x.shape
+        return x[:, :, None, :, :].expand(b, h, H // K, n, d).reshape(b, H, n, d)
+
+    def forward(self: nn.Module, q: Tensor, k: Tensor, v: Tensor, keep: Tensor) -> Tensor:
+        mask = keep[:, None, None, :].expand(B, 1, L, L)
+        return F.scaled_dot_product_attention(q, repeat(k), repeat(v), attn_mask=mask).transpose(1, 2)
+
+    q, k, v = torch.randn(B, H, L, D), torch.randn(B, K, L, D), torch.randn(B, K, L, D)
+    return Of(forward), (q, k, v, _kept())
 
 
 @missed("attention-kernel")
@@ -835,6 +909,16 @@ def gate_and_up_projections() -> Any:
     return Gated(), (_x(),)
 
 
+@spelled("side-by-side")
+def query_key_value_projections_in_training() -> Any:
+    return Projections(True), (_x(B, L, WIDTH),)
+
+
+@spelled("side-by-side")
+def projections_without_their_additions_in_training() -> Any:
+    return Projections(False), (_x(B, L, WIDTH),)
+
+
 @missed("horizontal")
 def a_weight_used_twice() -> Any:
     class Tied(nn.Module):
@@ -934,6 +1018,27 @@ def several_numbers() -> Any:
 @spelled("identity", matches=2)
 def dropout_that_is_off_and_a_cast_to_the_same() -> Any:
     return Of(lambda self, x: F.dropout(x, 0.3, False).to(torch.float32) * 2.0), (_x(),)
+
+
+@spelled("identity")
+def padding_by_nothing() -> Any:
+    return Of(lambda self, x: torch.relu(F.pad(x * 2, (0, 0, 0, 0)))), (torch.randn(3, 4),)
+
+
+@missed("identity")
+def padding_that_moves_by_one() -> Any:
+    """RWKV's time shift: as many steps as before, each with what the one before it had."""
+    return Of(lambda self, x: torch.relu(F.pad(x * 2, (0, 0, 1, -1)))), (torch.randn(2, 3, 4),)
+
+
+@missed("identity")
+def division_by_one_that_rounds() -> Any:
+    return Of(lambda self, x: torch.relu(torch.div(x * 2, 1, rounding_mode="floor"))), (torch.randn(3, 4),)
+
+
+@missed("identity")
+def rows_shifted_by_one() -> Any:
+    return Of(lambda self, x: F.pad(x, (0, 0, 1, -1)) * x), (_x(),)
 
 
 @missed("identity")

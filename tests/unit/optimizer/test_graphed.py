@@ -93,6 +93,22 @@ def test_a_cache_that_lies_in_two_places_by_turns_is_recorded_in_both() -> None:
     assert graphed.misses == {"an input that is used in place lies elsewhere": 2}
 
 
+def test_recordings_at_places_of_trials_are_let_go_of_and_the_first_place_stays() -> None:
+    """A proof's inputs are gone when a search ends: what was recorded there reads memory that is nobody's."""
+    model, mine, trial = Lambda(_fills).eval(), Fixed(CPU), Fixed(CPU)
+    graphed = _recorded(model, torch.randn(1, 8), cache=mine)
+    num = len(graphed._variants)
+    with torch.no_grad():
+        for _ in range(3):
+            graphed(torch.randn(1, 8), cache=trial)
+        assert len(graphed._variants) == num + 1 and graphed.replays == 2
+        graphed.forget_others()
+        graphed(torch.randn(1, 8), cache=mine)
+        assert len(graphed._variants) == num and graphed.replays == 3 and mine.position == 1
+        graphed(torch.randn(1, 8), cache=trial)  # made as a call, as if never seen there
+    assert graphed.replays == 3 and trial.position == 4
+
+
 def test_recording_needs_one_cuda_device() -> None:
     with pytest.raises(NotGraphable, match="nothing of this call is on a CUDA device"):
         graph_inference(nn.Linear(2, 2), (torch.ones(1, 2),), {}, nn.Linear(2, 2))

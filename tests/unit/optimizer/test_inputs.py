@@ -8,7 +8,10 @@ torch = pytest.importorskip("torch")
 
 from torch import nn
 
+from ridgeline.optimizer.backend import Report
+from ridgeline.optimizer.candidate import Built, Candidate
 from ridgeline.optimizer.inputs import Inputs, RandomState, State, fresh_values, leaves
+from ridgeline.optimizer.measure import Track
 
 
 class Cache:
@@ -113,3 +116,35 @@ def test_drawing_a_number_is_noticed() -> None:
     assert before.moved()
     before.restore()
     assert not before.moved()
+
+
+class _Slow(nn.Module):
+    """A copy of a layer that follows it at every call, as momentum contrast has one."""
+
+    def __init__(self, by_data: bool) -> None:
+        super().__init__()
+        self.quick, self.slow = nn.Linear(4, 4), nn.Linear(4, 4).requires_grad_(False)
+        self.by_data = by_data
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            for mine, other in zip(self.slow.parameters(), self.quick.parameters(), strict=True):
+                (mine.data if self.by_data else mine).lerp_(other, 0.1)
+        return (self.quick(x) * self.slow(x)).sum()
+
+
+@pytest.mark.parametrize("by_data", [False, True])
+def test_parameters_that_calls_write_to_are_put_back(by_data: bool) -> None:
+    model = _Slow(by_data)
+    kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    track = Track(model, Inputs((torch.randn(2, 4),)), "train", None, torch.device("cpu"))
+    track.settle(model)
+    assert track.mutates and {name for name, *_ in track.state.tensors} == {"slow.weight", "slow.bias"}
+    track.race({"eager": Built(Candidate(name="eager"), model, Report())}, 0.01)
+    track.hand_back()
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in model.state_dict().items())
+    again = State(model)  # whoever looks next knows them
+    model(torch.randn(2, 4))
+    assert [name for name, _ in again.changed()] == ["state slow.weight", "state slow.bias"]
+    again.restore()
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in model.state_dict().items())

@@ -82,6 +82,14 @@ def test_no_module_and_no_values_are_refused() -> None:
         rl.optimize(Net().to("meta"), (torch.ones(1, 8),))
 
 
+def test_a_step_shared_with_other_processes_is_refused() -> None:
+    """A result without its wrapper would train alone, and no number of one process tells."""
+    wrapped = nn.DataParallel(Net())
+    for model in (wrapped, nn.Sequential(wrapped)):
+        with pytest.raises(OptimizeError, match="DataParallel acts around every call"):
+            rl.optimize(model, (torch.randn(2, 8),), mode="train", budget_s=1, use_cache=False)
+
+
 def test_the_second_call_remembers_the_first(monkeypatch: Any) -> None:
     model = Net().eval()
     args = (torch.randn(2, 8),)

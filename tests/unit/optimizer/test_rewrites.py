@@ -112,6 +112,37 @@ def test_a_table_that_asks_for_a_gradient_is_no_constant() -> None:
     assert report.counts() == {} and report.refusals
 
 
+def _joined(model: Any, rows: int) -> dict[str, int]:
+    """How often layers of a training step were put side by side."""
+    report = Report()
+    compiled(model, rewrites=("side-by-side",), report=report)(torch.randn(rows, 64)).sum().backward()
+    return report.counts()
+
+
+class _Wide(torch.nn.Module):
+    def __init__(self, num: int) -> None:
+        super().__init__()
+        self.a, self.b = (torch.nn.Linear(64, num, bias=False) for _ in range(2))
+
+    def forward(self, x: Any) -> Any:
+        return self.a(x) * self.b(x)
+
+
+def test_weights_are_put_side_by_side_in_training_where_that_costs_less_than_it_saves() -> None:
+    assert _joined(_Wide(64), 4) == {"side-by-side": 1}
+    assert _joined(_Wide(1 << 16), 4) == {}  # 134 MB to copy for the launches of one product
+
+
+def test_layers_of_which_some_are_frozen_are_not_put_side_by_side() -> None:
+    model = _Wide(64)
+    model.a.weight.requires_grad_(False)
+    assert _joined(model, 4) == {}
+    model.b.weight.grad = None
+    model.a.weight.requires_grad_(True)
+    torch._dynamo.reset()
+    assert _joined(model, 4) == {"side-by-side": 1}
+
+
 _FAMILIES = (
     "cleanup",
     "algebra",

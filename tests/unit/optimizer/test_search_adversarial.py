@@ -42,6 +42,7 @@ def _kept_if_right(monkeypatch: Any) -> None:
     monkeypatch.setattr(measure.Comparison, "slower", property(lambda self: False))
     monkeypatch.setattr(measure, "MAX_ROUNDS", 1)
     monkeypatch.setattr(Search, "_is_eager", lambda self, built: False)
+    monkeypatch.setattr(Search, "_hardly_gains", lambda self, timed: False)
     last_race = Search._last_race
 
     def undecided(self: Search) -> Any:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from adversarial import Square, Tied
 from compare import alike, seed
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from ridgeline.errors import NotGraphable, OptimizeError
 from ridgeline.optimizer.graphed import graph_training
@@ -205,11 +206,16 @@ def a_loss_among_other_results_is_differentiated_alone(at: Any) -> None:
 def another_result_than_the_loss_can_still_be_differentiated(at: Any) -> None:
     eager, model = _pair(Lossy, at)
     labels = torch.tensor([0, 1, 2, 3, 0, 1], device=at.device)
-    fast, _ = _fast(model, at, _x(at, 0), labels=labels)
-    for m in (eager, fast):
-        result = m(_x(at, 1), labels=labels)
-        (result["loss"] + result["logits"].square().mean()).backward()
-    _same(_grads(fast), _grads(eager), at, "gradients")
+    fast, graphed = _fast(model, at, _x(at, 0), labels=labels)
+    for call in range(4):
+        kept = []
+        for m in (eager, fast):
+            m.zero_grad()
+            result = m(_x(at, call), labels=labels)
+            (result["loss"] + result["logits"].square().mean()).backward()
+            kept.append(result)
+        _same(_grads(fast), _grads(eager), at, "gradients")
+    assert graphed.replays == 2  # each ran the forward twice: recordings that are used otherwise are given up
 
 
 def hooks_on_parameters_fire(at: Any) -> None:
@@ -360,6 +366,33 @@ def a_step_with_an_optimizer_is_that_of_eager_training(at: Any) -> None:
         _same(fast.train_step(_x(at, call), labels=labels), plain.train_step(_x(at, call), labels=labels), at, "losses")
         _same(list(model.parameters()), list(eager.parameters()), at, "parameters")
     assert graphed.replays == 4
+
+
+class Checkpointed(nn.Module):
+    """Parts whose insides are computed again in the backward."""
+
+    def __init__(self, *, reentrant: bool = False, drop: float = 0.0) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Dropout(drop), nn.Linear(16, 8))
+                                   for _ in range(2))  # fmt: skip
+        self.reentrant = reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.clone().requires_grad_() if self.reentrant else x
+        for part in self.parts:
+            x = x + checkpoint(part, x, use_reentrant=self.reentrant)
+        return x
+
+
+def parts_that_are_computed_again_are_recorded(at: Any) -> None:
+    _, graphed = _steps(at, Checkpointed)
+    assert graphed.replays == 5
+
+
+def parts_that_give_gradients_away_by_themselves_are_refused(at: Any) -> None:
+    _, model = _pair(lambda: Checkpointed(reentrant=True), at)
+    with _raises(NotGraphable, "use_reentrant"):
+        _fast(model, at, _x(at, 0))
 
 
 class _Two(nn.Module):
@@ -521,7 +554,8 @@ CHECKS: tuple[Callable[[Any], None], ...] = (
     switched_to_eval_it_runs_the_model_itself, other_parameters_asking_for_gradients_are_noticed,
     autocast_is_inside_the_recording, branches_on_values_are_refused,
     a_step_with_an_optimizer_is_that_of_eager_training, what_a_loss_does_not_reach_gets_no_gradient,
-    results_that_are_views_of_others_stay_so,
+    results_that_are_views_of_others_stay_so, parts_that_are_computed_again_are_recorded,
+    parts_that_give_gradients_away_by_themselves_are_refused,
     whole_steps_are_those_of_eager_training, learning_rates_may_follow_a_schedule,
     optimizers_that_are_changed_are_recorded_again, gradients_that_were_changed_are_the_ones_applied,
     whole_steps_that_cannot_be_replayed_are_refused,

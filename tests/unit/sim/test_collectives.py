@@ -65,6 +65,16 @@ def test_a_hierarchical_all_reduce_is_taken_only_when_named() -> None:
     assert collective_s("all_reduce", 1e9, group, H100).algorithm in ("ring", "tree", "switch_tree")
 
 
+def test_large_messages_between_many_racks_take_a_ring_and_small_ones_do_not() -> None:
+    many, two = cluster("gb200*1440"), cluster("gb200*144")
+    large = collective_s("all_reduce", float(1 << 29), many.group(1440), many)
+    assert large.algorithm == "ring"
+    assert large.expected_s == pytest.approx(7.11e-3, rel=0.08)
+    assert collective_s("all_reduce", 4096.0, many.group(1440), many).algorithm != "ring"
+    assert collective_s("all_reduce", float(1 << 30), two.group(144), two).algorithm != "ring"
+    assert collective_s("all_reduce", float(1 << 29), many.group(1440), many, "hierarchical").expected_s > 0.0
+
+
 def test_small_messages_cost_latency_that_grows_with_ranks() -> None:
     times = [collective_s("all_reduce", 1024, H100.group(n), H100, "ring").expected_s for n in (2, 4, 8)]
     assert times[0] < times[1] < times[2] < 20e-6

@@ -213,28 +213,29 @@ class Forward(_Plan):
 
     def run(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sinks: Tensor | None, q_starts: Tensor | None,
-        k_starts: Tensor | None,
+        k_starts: Tensor | None, sums: bool,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        o, lse = self.output(), torch.empty_like(self.sums)
+        o, lse = self.output(), None if sums else launcher.sink(self.sums.numel(), self.device)
+        lse = torch.empty_like(self.sums) if lse is None else lse
         self.start(q, q, k, k, v, o, lse, mask, sinks, q_starts, k_starts, *self.rest)
         return o, lse
 
     @classmethod
     def of(
         cls, settings: tuple[Any, ...], q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sinks: Tensor | None,
-        q_starts: Tensor | None, k_starts: Tensor | None, check: Callable[[], None],
+        q_starts: Tensor | None, k_starts: Tensor | None, check: Callable[[], None], sums: bool = True,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Output and log-sum-exp, by the plan of these shapes or a new one."""
+        """Output and log-sum-exp, by the plan of these shapes or a new one; without ``sums`` the second is nobody's."""
         mask = _dense_mask(mask)
         key = key_of(settings, (q, k, v), (mask, sinks, q_starts, k_starts))
         plan = _plans.get(key)
         if plan is not None:
-            return plan.run(q, k, v, mask, sinks, q_starts, k_starts)  # type: ignore[no-any-return]
+            return plan.run(q, k, v, mask, sinks, q_starts, k_starts, sums)  # type: ignore[no-any-return]
         check()
         o = arranged(q, v.shape[3])
         usable = reachable(q), reachable(k), reachable(v)
         if any(mine is not given for mine, given in zip(usable, (q, k, v), strict=True)):
-            found, lse = cls.of(settings, *usable, mask, sinks, q_starts, k_starts, check)
+            found, lse = cls.of(settings, *usable, mask, sinks, q_starts, k_starts, check, sums)
             return (found if found.stride() == o.stride() else o.copy_(found)), lse
         lse = q.new_empty(q.shape[:3], dtype=torch.float32)
         if o.numel() == 0:
@@ -242,7 +243,7 @@ class Forward(_Plan):
         if k.shape[2] == 0:
             return o.zero_(), _empty_sum(lse, sinks)
         plan = _plans[key] = cls(Problem(*settings), q, k, v, o, lse, mask, sinks, q_starts, k_starts)
-        return plan.run(q, k, v, mask, sinks, q_starts, k_starts)
+        return plan.run(q, k, v, mask, sinks, q_starts, k_starts, sums)
 
 
 def _dense_mask(mask: Tensor | None) -> Tensor | None:

@@ -85,11 +85,20 @@ def _forward(
     q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float, shift: int, key_mask: Tensor | None = None,
     sinks: Tensor | None = None, left: int = -1, right: int = -1, softcap: float = 0.0, deterministic: bool = True,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    args = (q, k, v, is_causal, scale, shift, key_mask, sinks, left, right, softcap, deterministic)
+    return _attended((q, k, v, is_causal, scale, shift, key_mask, sinks, left, right, softcap, deterministic), True)
+
+
+def _infer(*args: Any) -> Tensor:
+    """The output alone: where no gradient is wanted, nobody reads the sums."""
+    return _attended((*args, *DEFAULTS[len(args) - 6 :]), False)[0]
+
+
+def _attended(args: tuple[Any, ...], sums: bool) -> tuple[Tensor, Tensor]:
+    q, k, v, is_causal, scale, shift, key_mask, sinks, left, right, softcap, _ = args
     if not on_device(q):
         return ATTENTION.on_host(*args)  # type: ignore[return-value]
     of = (is_causal, left, right, scale, softcap, shift)
-    return Forward.of(of, q, k, v, key_mask, sinks, None, None, lambda: ATTENTION.check(*args))
+    return Forward.of(of, q, k, v, key_mask, sinks, None, None, lambda: ATTENTION.check(*args), sums)
 
 
 def _backward(
@@ -408,6 +417,7 @@ ATTENTION = declare(
     summary="softmax(q · kᵀ · scale) · v: causal, windows, masks over keys, caps, sinks, grouped heads, dims to 256",
     schema=f"(Tensor q, Tensor k, Tensor v, {_SETTINGS}) -> (Tensor, Tensor)",
     forward=_forward,
+    infer=_infer,
     fake=_fake,
     reference=reference.forward,
     support=_support,

@@ -10,12 +10,14 @@ from ridgeline.kernels.rows import cdiv, clamp, power_of_two
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """A stretch of a row is read in blocks, the next ones on their way; few long rows are cut into several."""
+    """A stretch of a row is read in blocks, the next ones on their way; few long rows are cut into several.
+    ``leaves``: what is read leaves the L2 first."""
 
     block: int
     num_warps: int
     num_stages: int
     num_stretches: int
+    leaves: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,8 @@ class Backward:
 
 @dataclass(frozen=True, slots=True)
 class Short:
-    """Rows a program holds whole, in how many pieces, and how many programs walk over all rows."""
+    """Rows a program holds whole, in how many pieces, and how many programs walk over all rows. ``leaves``: what is
+    read leaves the L2 first, unless it is on its way while another row is worked on."""
 
     rows: int
     chunks: int
@@ -36,8 +39,12 @@ class Short:
     num_warps: int
     num_stages: int = 1
     programs_per_sm: int = 64
+    leaves: bool = False
 
 
+LEAVING_BYTES = (32 << 20, 288 << 20)
+"""Logits of so many bytes leave the L2 first: lines that others have written need not make room for them. 65536×1000:
+41 µs, 45 else; 8192×16384 81 and 82; from 500 MB on nothing is gained."""
 LONGEST_TILED, LONGEST_TILED_SHIFTED = 512, 2048
 """Columns up to which several rows are a program's work backward; and where rows start inside accesses."""
 MAX_STRETCHES = 64
@@ -73,7 +80,7 @@ def forward(rows: int, cols: int, itemsize: int, sms: int, shifted: bool = False
         return walking(cols)
     block = fitting(cols)
     stretches = clamp(enough, 1, min(MAX_STRETCHES, cdiv(cols, 2 * block)))
-    return Forward(block, clamp(block // 1024, 1, 8), 1, stretches)
+    return Forward(block, clamp(block // 1024, 1, 8), 1, stretches, leaving(rows, cols, itemsize))
 
 
 def fitting(cols: int) -> int:
@@ -94,7 +101,11 @@ def walking(cols: int) -> Short:
     return Short(1, cdiv(cols, 1024), 1024, 4, 3, 6 if cols <= 8192 else 4)
 
 
-def short(cols: int, itemsize: int) -> Short:
+def leaving(rows: int, cols: int, itemsize: int) -> bool:
+    return LEAVING_BYTES[0] <= rows * cols * itemsize <= LEAVING_BYTES[1]
+
+
+def short(rows: int, cols: int, itemsize: int) -> Short:
     """A row inside part of a warp, 64 elements of 16 bits a lane where it is long enough; four warps a program.
 
     What follows the sums (logarithm, loss) costs a warp as much for four rows as for one: 262144×256 takes 48 µs with a
@@ -103,7 +114,8 @@ def short(cols: int, itemsize: int) -> Short:
     wide = lanes(itemsize)
     block = min(power_of_two(cols), clamp(power_of_two(cols) // 8, wide // 4, wide))
     chunks = cdiv(cols, block)
-    return Short(4 * wide // block, chunks, block, 4, 1, 32 if chunks >= 8 else 64)
+    leaves = leaving(rows, cols, itemsize)
+    return Short(4 * wide // block, chunks, block, 4, 1, 32 if chunks >= 8 else 64, leaves)
 
 
 def backward(cols: int, itemsize: int) -> Backward:

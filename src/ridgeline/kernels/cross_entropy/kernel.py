@@ -49,6 +49,7 @@ def sums_of(
     VECTOR: tl.constexpr,
     STAGES: tl.constexpr,
     SHIFTED: tl.constexpr,
+    POLICY: tl.constexpr,
 ):
     """Maximum, sum of exp(x − maximum) and sum of x over a stretch; threads meet only at its end.
 
@@ -64,21 +65,22 @@ def sums_of(
     if SHIFTED:
         if first < lead:
             inside = (at >= lead) & (at < last)
-            x = tl.load(x_row + at, mask=at // VECTOR * VECTOR < last, other=0.0).to(tl.float32)
-            x = tl.where(inside, x, float("-inf"))
+            x = tl.load(x_row + at, mask=at // VECTOR * VECTOR < last, other=0.0, eviction_policy=POLICY)
+            x = tl.where(inside, x.to(tl.float32), float("-inf"))
             top, total, level = added(x, top, total, level, inside, SMOOTH, NARROW)
             first += BLOCK
     whole = first + tl.maximum(last - first, 0) // BLOCK * BLOCK
     for start in tl.range(first, whole, BLOCK, num_stages=STAGES):
-        x = tl.load(x_row + start + at).to(tl.float32)
+        x = tl.load(x_row + start + at, eviction_policy=POLICY).to(tl.float32)
         top, total, level = added(x, top, total, level, True, SMOOTH, NARROW)
     if whole < last:
         inside = whole + at < last
         if SHIFTED:
-            x = tl.load(x_row + whole + at, mask=(whole + at) // VECTOR * VECTOR < last, other=0.0).to(tl.float32)
+            touched = (whole + at) // VECTOR * VECTOR < last
+            x = tl.load(x_row + whole + at, mask=touched, other=0.0, eviction_policy=POLICY).to(tl.float32)
             x = tl.where(inside, x, float("-inf"))
         else:
-            x = tl.load(x_row + whole + at, mask=inside, other=float("-inf")).to(tl.float32)
+            x = tl.load(x_row + whole + at, mask=inside, other=float("-inf"), eviction_policy=POLICY).to(tl.float32)
         top, total, level = added(x, top, total, level, inside, SMOOTH, NARROW)
     best = tl.max(top, axis=0)
     return best, tl.sum(total * tl.exp(top - best), axis=0), tl.sum(tl.sum(level, axis=1), axis=0)
@@ -119,6 +121,7 @@ def cross_entropy_stretches(
     STAGES: tl.constexpr,
     EARLY: tl.constexpr,
     SHIFTED: tl.constexpr,  # rows start inside accesses
+    POLICY: tl.constexpr,  # how long the L2 keeps what is read
 ):
     """One program a stretch. What the end of a row needs besides its sums is asked for at the beginning."""
     pid = tl.program_id(0)
@@ -135,7 +138,7 @@ def cross_entropy_stretches(
     if WHOLE:
         target = tl.load(target_ptr + row).to(tl.int64)
         picked = tl.load(x_row + target, mask=(target >= 0) & (target < cols), other=0.0).to(tl.float32)
-    top, total, level = sums_of(begin, lead, first, last, SMOOTH, GROUPS, VECTOR, STAGES, SHIFTED)
+    top, total, level = sums_of(begin, lead, first, last, SMOOTH, GROUPS, VECTOR, STAGES, SHIFTED, POLICY)
     let_next_start(EARLY)
     if WHOLE:
         log_sum = tl.log(total)
@@ -218,6 +221,7 @@ def cross_entropy_short(
     EARLY: tl.constexpr,
     SHIFTED: tl.constexpr,  # rows start inside accesses of VECTOR elements
     VECTOR: tl.constexpr,
+    POLICY: tl.constexpr,
 ):
     """Rows short enough to be held whole, ROWS at a time in CHUNKS pieces; a program takes every P-th tile of rows.
 
@@ -252,13 +256,13 @@ def cross_entropy_short(
         for i in tl.static_range(CHUNKS):
             at = i * BLOCK + col
             if i < FULL and EVEN:
-                x = tl.load(begin + at).to(tl.float32)
-            elif i < FULL:
-                x = tl.load(begin + at, mask=there & (at >= 0), other=float("-inf")).to(tl.float32)
-            elif SHIFTED:
-                x = tl.load(begin + at, mask=there & (at // VECTOR * VECTOR < end), other=float("-inf")).to(tl.float32)
+                x = tl.load(begin + at, eviction_policy=POLICY)
             else:
-                x = tl.load(begin + at, mask=there & (at < cols), other=float("-inf")).to(tl.float32)
+                inside = there & (at >= 0)
+                if i >= FULL:
+                    inside = there & (at // VECTOR * VECTOR < end if SHIFTED else at < cols)
+                x = tl.load(begin + at, mask=inside, other=float("-inf"), eviction_policy=POLICY)
+            x = x.to(tl.float32)
             if SHIFTED and (i == 0 or i >= FULL):
                 x = tl.where((at >= lead) & (at < end), x, float("-inf"))
             highest = tl.maximum(highest, x)

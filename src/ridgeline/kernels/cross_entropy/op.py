@@ -12,7 +12,17 @@ from ridgeline.kernels import tuning
 from ridgeline.kernels.compiler import POINTER_ALIGNMENT_BYTES
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, declare, elementwise_cost
 from ridgeline.kernels.cross_entropy import config, kernel, reference
-from ridgeline.kernels.launcher import Kernel, Plans, access_of, carved, launchable, num_sms, overlaps, vector_of
+from ridgeline.kernels.launcher import (
+    Kernel,
+    Plans,
+    access_of,
+    carved,
+    launchable,
+    num_sms,
+    overlaps,
+    policy,
+    vector_of,
+)
 from ridgeline.kernels.rows import as_rows, cdiv, clamp, float_reason, power_of_two, template
 
 _LOOSE = ("target_ptr", "loss_ptr", "count_ptr", "lse_ptr", "part_ptr")
@@ -152,14 +162,12 @@ def _plan_rows(x: Tensor, target: Tensor, stride: int, smooth: bool, summed: boo
     on = x.get_device()
     vector, shifted = access_of(x.element_size(), x.data_ptr(), cols, stride)
     numbers, lse = template((rows,), torch.float32, x.device), template((2, rows), torch.float32, x.device)
-    if cols <= config.SHORTEST_STRETCHED:
-        sizes = {"rows": rows, "cols": cols, "dtype": x.dtype}
-        held = tuning.choose("cross_entropy.short", sizes, config.short(cols, x.element_size()))
-        return _plan_short(x, target, stride, smooth, summed, numbers, lse, vector, shifted, held)
+    short = cols <= config.SHORTEST_STRETCHED
+    size = x.element_size()
     chosen: config.Forward | config.Short = tuning.choose(
-        "cross_entropy.forward",
+        "cross_entropy.short" if short else "cross_entropy.forward",
         {"rows": rows, "cols": cols, "dtype": x.dtype},
-        config.forward(rows, cols, x.element_size(), num_sms(on), shifted),
+        config.short(rows, cols, size) if short else config.forward(rows, cols, size, num_sms(on), shifted),
     )
     if isinstance(chosen, config.Short):
         return _plan_short(x, target, stride, smooth, summed, numbers, lse, vector, shifted, chosen)
@@ -173,7 +181,7 @@ def _plan_rows(x: Tensor, target: Tensor, stride: int, smooth: bool, summed: boo
         grid=(rows * num,),
         constants={"SMOOTH": smooth, "WHOLE": num == 1, "COUNT": summed, "GROUPS": chosen.block // width,
                    "VECTOR": width, "STAGES": chosen.num_stages, "EARLY": overlaps(x.nbytes) and (summed or num > 1),
-                   "SHIFTED": shifted},
+                   "SHIFTED": shifted, "POLICY": policy(chosen.leaves)},
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
         device=on,
@@ -227,7 +235,7 @@ def _plan_short(
         constants={"SMOOTH": smooth, "SUM": summed, "ROWS": chosen.rows, "CHUNKS": cdiv(most, chosen.block),
                    "BLOCK": chosen.block, "FULL": cols // chosen.block, "EVEN": rows % chosen.rows == 0,
                    "STAGES": chosen.num_stages, "EARLY": overlaps(x.nbytes) and summed, "SHIFTED": shifted,
-                   "VECTOR": vector},
+                   "VECTOR": vector, "POLICY": policy(chosen.leaves and chosen.num_stages == 1)},
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
         device=x.get_device(),
@@ -374,7 +382,8 @@ CHECKS = tuple(
     for dtype in DTYPES
     for rows, cols, smoothing, z in ((1, 3, 0.0, 0.0), (5, 7, 0.1, 0.0), (64, 1000, 0.0, 0.0), (257, 4096, 0.1, 1e-3),
                                      (300, 32000, 0.0, 0.0), (17, 50257, 0.1, 0.0), (9, 128256, 0.0, 1e-3),
-                                     (2, 262144, 0.1, 1e-3), (9000, 1001, 0.1, 1e-3), (1030, 2051, 0.0, 0.0))
+                                     (2, 262144, 0.1, 1e-3), (9000, 1001, 0.1, 1e-3), (1030, 2051, 0.0, 0.0),
+                                     (17000, 1000, 0.1, 1e-3), (1100, 16384, 0.1, 0.0))
 )  # fmt: skip
 RACES = tuple(
     case(dtype, rows=rows, cols=cols)

@@ -12,8 +12,8 @@ from ridgeline.kernels import tuning
 from ridgeline.kernels.autocast import narrowed
 from ridgeline.kernels.contract import Case, Trial, case, declare
 from ridgeline.kernels.decode_attention import config, kernel, reference
-from ridgeline.kernels.launcher import INTERPRETING, Kernel, Plans, launchable, num_sms, overlapping, vector_of
-from ridgeline.kernels.rows import float_reason, power_of_two
+from ridgeline.kernels.launcher import INTERPRETING, Kernel, Plans, carved, launchable, num_sms, overlapping, vector_of
+from ridgeline.kernels.rows import cdiv, float_reason, power_of_two
 
 LOG2_E = math.log2(math.e)
 MAX_HEAD_DIM, MAX_FLOAT32_HEAD_DIM = 256, 128
@@ -140,11 +140,16 @@ class _Plan:
 
     def run(self, args: tuple[Any, ...], out: Tensor, scale: float) -> None:
         query, keys, values, mask, lengths = args
-        part, lse = self._partial(out)
         given = _present(query, mask, lengths)
+        if self.join is None:
+            self.share(query, keys, values, *given, out, out, scale * LOG2_E, *self.rest)
+            return
+        sums = math.prod(self.shape[:3])
+        size = cdiv(sums * self.shape[3], 4) * 4
+        held = torch.empty(size + sums, dtype=torch.float32, device=out.device)  # both in one allocation
+        part, lse = carved(held, size, sums)
         self.share(query, keys, values, *given, part, lse, scale * LOG2_E, *self.rest)
-        if self.join is not None:
-            self.join(part, lse, out, self.shares, self.shape[3])
+        self.join(part, lse, out, self.shares, self.shape[3])
 
 
 def _present(stand_in: Tensor, *optional: Tensor | None) -> tuple[Tensor, ...]:

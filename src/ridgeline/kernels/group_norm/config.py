@@ -40,6 +40,42 @@ class Images(Streamed):
     paired: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A group of 16-bit numbers a program: its warps, groups that have their place in shared memory, and programs of a
+    multiprocessor."""
+
+    num_warps: int
+    slots: int
+    programs_per_sm: int
+
+
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """Sums first, then results, in kernels of their own."""
+
+
+LONGEST_WHOLE, LONGEST_OF_MANY = 45056, 20480
+"""Elements of a group that sixteen warps hold in eleven accesses of every lane (with twelve they spill), and of one for
+which two programs share a multiprocessor: where there are many groups, one program waits for itself."""
+
+
+def whole(rows: int, length: int, sms: int) -> Whole | None:
+    """As many warps as hold a group in at most ten accesses of a lane, or more where groups are few; None where it is
+    too long.
+
+    With SiLU 64×1280×16×16: 30 µs, 41 in shares; 64×640×32×32 52 and 58; without 8×320×64×64 17 and 20. Many long ones
+    lose: 32×320×64×64 56 and 53, 32×320×56×56 46 and 45.
+    """
+    if length > (LONGEST_WHOLE if rows <= 2 * sms else LONGEST_OF_MANY):
+        return None
+    num_warps = clamp(power_of_two(cdiv(length, 2560)), 1, 16)
+    if rows <= sms:
+        num_warps = clamp(power_of_two(cdiv(length, 1024)), num_warps, 16)
+    programs = 16 // num_warps
+    return Whole(num_warps, 1 if rows <= programs * sms else 2, programs)
+
+
 def streamed(num_bytes: int, num_inputs: int, itemsize: int) -> Images | None:
     """Three shares of 64 KB a multiprocessor, four programs of four warps; None where the image is small.
 

@@ -24,6 +24,7 @@ _STREAMED = Kernel(streamed.group_norm_streamed, vectors=("cols", "length"), loo
 _BACKWARD_STREAMED = Kernel(
     streamed.group_norm_backward_streamed, vectors=("cols", "length"), loose=("word_ptr",), cooperative=True
 )
+_WHOLE = Kernel(streamed.group_norm_whole, vectors=("cols",), loose=("weight_ptr", "bias_ptr", "mean_ptr", "rstd_ptr"))
 _forward_plans, _backward_plans = Plans(), Plans()
 
 
@@ -127,11 +128,15 @@ def _streaming(
         pointers |= tensor.data_ptr()
     narrow = min(tensor.element_size() for tensor in tensors)
     streamable = is_widest(vector_of(narrow, pointers, positions), narrow)
-    default = config.streamed(tensors[0].nbytes, len(tensors), wide) if streamable else None
-    if default is None or INTERPRETING or not rows:
+    if not streamable or INTERPRETING or not rows:
         return None, None
+    default: Any = config.streamed(tensors[0].nbytes, len(tensors), wide) or config.Apart()
+    if len(tensors) == 1 and wide == 2:
+        default = config.whole(rows, length, num_sms(tensors[0].get_device())) or default
     sizes = {"groups": rows, "positions": positions, "dtype": tensors[0].dtype}
-    chosen = tuning.choose(kernel, sizes, default)
+    chosen: Any = tuning.choose(kernel, sizes, default)
+    if isinstance(chosen, (config.Whole, config.Apart)):
+        return chosen, None
     on, vector = tensors[0].get_device(), POINTER_ALIGNMENT_BYTES // wide
     accesses = power_of_two(min(chosen.accesses, chosen.chunks))
     while True:  # pieces as long as leave every warp one
@@ -148,6 +153,8 @@ def _plan_streamed(
 ) -> Any:  # fmt: skip
     """The forward pass in one read, where the image is large enough and its channels are whole blocks; else None."""
     chosen, found = _streaming("group_norm.streamed", (x,), rows, length, positions)
+    if isinstance(chosen, config.Whole):
+        return _plan_whole(chosen, x, groups, weight, bias, silu, rows, length, positions)
     if found is None:
         return None
     stats = template((x.shape[0], groups), torch.float32, x.device)
@@ -158,6 +165,36 @@ def _plan_streamed(
         {"HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None, "SILU": silu,
          "PAIRED": silu and chosen.paired},
         {"device": x.get_device(), "vector": found.vector},
+    )  # fmt: skip
+
+    def plan(x: Tensor, w: Tensor, b: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+        mean = torch.empty_like(stats, memory_format=torch.contiguous_format)
+        rstd = torch.empty_like(stats, memory_format=torch.contiguous_format)
+        y = torch.empty_like(x)
+        run(x, w, b, y, mean, rstd, *numbers, eps)
+        return y, mean, rstd
+
+    return plan
+
+
+def _plan_whole(
+    chosen: config.Whole, x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, silu: bool, rows: int,
+    length: int, positions: int,
+) -> Any:  # fmt: skip
+    """The forward pass with a group a program."""
+    stats = template((x.shape[0], groups), torch.float32, x.device)
+    w, b = x if weight is None else weight, x if bias is None else bias
+    numbers = (rows, length, groups, x.shape[1] // groups, positions)
+    block = 256 * chosen.num_warps
+    run = _WHOLE.bind(
+        (x, w, b, x, stats, stats, *numbers, 0.0),
+        grid=(min(rows, chosen.programs_per_sm * num_sms(x.get_device())),),
+        constants={"HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None, "SILU": silu,
+                   "CHUNKS": cdiv(length, block), "BLOCK": block, "SLOTS": chosen.slots},
+        num_warps=chosen.num_warps,
+        max_registers=shares.registers_of(chosen.num_warps, chosen.programs_per_sm),
+        device=x.get_device(),
+        vector=POINTER_ALIGNMENT_BYTES // x.element_size(),
     )  # fmt: skip
 
     def plan(x: Tensor, w: Tensor, b: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -345,7 +382,8 @@ def _trial(call: Any, eager: Any, meant: Any, mistakes: dict[str, Any]) -> Trial
             _problem(dtype, *sizes)
             for dtype in DTYPES
             for sizes in ((1, 2, 2, 1), (2, 6, 5, 3), (2, 64, 16, 32), (1, 320, 33, 32), (1, 128, 96, 4),
-                          (4, 160, 128, 32), (10, 96, 96, 4), (16, 512, 32, 64), (24, 320, 56, 32), (90, 128, 28, 16))
+                          (4, 160, 128, 32), (10, 96, 96, 4), (16, 512, 32, 64), (24, 320, 56, 32), (90, 128, 28, 16),
+                          (6, 320, 64, 32), (1, 320, 64, 32))
         ),
         races=(_problem("bfloat16", 8, 320, 64, 32), _problem("bfloat16", 4, 512, 128, 32),
                _problem("float32", 2, 256, 128, 32), _problem("bfloat16", 16, 512, 128, 32),

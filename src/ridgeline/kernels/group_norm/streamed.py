@@ -13,7 +13,19 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
-from ridgeline.kernels.stream import PLAIN, by_piece, columns, sigmoid, sum_of, widened, word_of, words_when_there
+from ridgeline.kernels.stream import (
+    PLAIN,
+    by_piece,
+    columns,
+    halves,
+    paired,
+    sigmoid,
+    sum_of,
+    two_sigmoids,
+    widened,
+    word_of,
+    words_when_there,
+)
 
 
 @gluon.jit
@@ -48,6 +60,102 @@ def further(member, hop, groups):
     """The group of a sample that is ``hop`` groups further: in the next sample where this one ends."""
     at = member + hop
     return gl.where(at >= groups, at - groups, at)
+
+
+@gluon.jit
+def ask_piece(x_at, place, turn, num_turns, step, access, width, I: gl.constexpr, PIECE: gl.constexpr):
+    """Asks for piece I of a program's group; after its last group for nothing, which comes as zeros."""
+    there = access < gl.where(turn < num_turns, width, 0) - I * PIECE
+    async_copy.async_copy_global_to_shared(place, x_at + turn * step + I * PIECE, mask=there)
+
+
+@gluon.jit
+def group_norm_whole(
+    x_ptr,  # [N·G, length of a group] of 16 bits
+    weight_ptr,  # [C]
+    bias_ptr,  # [C]
+    y_ptr,
+    mean_ptr,  # [N·G] fp32
+    rstd_ptr,
+    rows,
+    cols,
+    groups,
+    per_group,
+    positions,  # a multiple of 8: an access lies in one channel
+    eps,
+    HAS_WEIGHT: gl.constexpr,
+    HAS_BIAS: gl.constexpr,
+    SILU: gl.constexpr,
+    CHUNKS: gl.constexpr,  # any number: no piece but the last is filled up
+    BLOCK: gl.constexpr,
+    SLOTS: gl.constexpr,
+):
+    """A group a program: it waits in shared memory and is held in registers; its place is free as soon as it is."""
+    NUM_WARPS: gl.constexpr = gl.num_warps()
+    BF16: gl.constexpr = x_ptr.dtype.element_ty == gl.bfloat16
+    L: gl.constexpr = gl.BlockedLayout([1, 4], [32, 1], [NUM_WARPS, 1], [1, 0])  # accesses, words of one
+    A: gl.constexpr = gl.SliceLayout(1, L)
+    PIECE: gl.constexpr = BLOCK // 2
+    ACCESSES: gl.constexpr = PIECE // 4
+    places = ()  # one a piece: what is copied to one never waits for another
+    for _ in gl.static_range(CHUNKS):
+        places = places + (gl.allocate_shared_memory(gl.int32, [SLOTS, ACCESSES, 4], PLAIN),)  # type: ignore[assignment]
+    start = gl.program_id(0)
+    num_programs = gl.num_programs(0)
+    num_turns = (rows - start + num_programs - 1) // num_programs
+    width = cols // 2
+    first = gl.arange(0, ACCESSES, A) * 4
+    c = first[:, None] + gl.arange(0, 4, gl.SliceLayout(0, L))[None, :]
+    access = first[:, None] + gl.zeros([ACCESSES, 4], gl.int32, L)
+    x_words = x_ptr.to(gl.pointer_type(gl.int32), bitcast=True)
+    y_words = y_ptr.to(gl.pointer_type(gl.int32), bitcast=True)
+    at = start.to(gl.int64) * width + c
+    step = num_programs.to(gl.int64) * width
+    for turn in gl.static_range(SLOTS):
+        for i in gl.static_range(CHUNKS):
+            ask_piece(x_words + at, places[i].index(turn), turn, num_turns, step, access, width, i, PIECE)
+        async_copy.commit_group()
+    slot = start * 0
+    member = start % groups
+    hop = num_programs % groups
+    for turn in range(num_turns):
+        row = start + turn * num_programs
+        async_copy.wait_group(SLOTS - 1)
+        held = ()
+        level = gl.zeros([ACCESSES, 4], gl.float32, L)
+        for i in gl.static_range(CHUNKS):
+            low, high = halves(places[i].index(slot).load(L), BF16)
+            level += low + high
+            held = held + (low, high)
+        for i in gl.static_range(CHUNKS):
+            ask_piece(x_words + at, places[i].index(slot), turn + SLOTS, num_turns, step, access, width, i, PIECE)
+        async_copy.commit_group()
+        mean = sum_of(level, PIECE) / cols
+        square = gl.zeros([ACCESSES, 4], gl.float32, L)
+        for i in gl.static_range(CHUNKS):
+            low = held[2 * i] - mean
+            high = held[2 * i + 1] - mean
+            if i == CHUNKS - 1:
+                low = gl.where(access < width - i * PIECE, low, 0.0)
+                high = gl.where(access < width - i * PIECE, high, 0.0)
+            square += low * low + high * high
+        rstd = gl.rsqrt(sum_of(square, PIECE) / cols + eps)
+        gl.store(mean_ptr + row, mean)
+        gl.store(rstd_ptr + row, rstd)
+        for i in gl.static_range(CHUNKS):
+            channel = member * per_group + gl.minimum(first * 2 + i * BLOCK, cols - 1) // positions
+            scale = channel_numbers(weight_ptr, channel, HAS_WEIGHT, 1.0) * rstd
+            shift = channel_numbers(bias_ptr, channel, HAS_BIAS, 0.0) - mean * scale
+            low = held[2 * i] * scale[:, None] + shift[:, None]
+            high = held[2 * i + 1] * scale[:, None] + shift[:, None]
+            if SILU:
+                s, t = two_sigmoids(low, high)
+                low *= s
+                high *= t
+            there = access < width - i * PIECE
+            gl.store(y_words + at + turn * step + i * PIECE, paired(low, high, BF16), mask=there)
+        member = further(member, hop, groups)
+        slot = gl.where(slot + 1 == SLOTS, 0, slot + 1)
 
 
 @gluon.jit

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ridgeline.kernels.paged_attention.config import (
     LEAST_BLOCKS,
+    MAX_FED_LINED,
     MAX_LINED,
     MAX_SHARES,
     START_BLOCKS,
@@ -42,7 +43,8 @@ FEW_HEADS = 16
 class Few:
     """Keys of a block, programs, warps, stages, when the joining kernel starts, the fewest blocks of a program; ``fed``
     through the copy engine, where the cache may leave the L2 first; ``borders``: parts are joined by borders between
-    programs, not by heads."""
+    programs, not by heads. ``ring``: thirds of blocks that are on their way or worked on, where the copy engine is
+    asked for thirds."""
 
     keys: int
     programs: int
@@ -53,29 +55,35 @@ class Few:
     fed: bool = False
     leaves: bool = False
     borders: bool = False
+    ring: int = 0
 
 
-MOST_COLUMNS_KEYS = 220_000
-"""Keys of all sequences (256 MB) beyond which 64 rows of mostly padding, fed by the copy engine, are faster: 91 µs
-against 95 at 302 MB; at 151 MB 53 against 50, at 114 MB 45 against 40, and 77 against 64 with uneven lengths."""
+RING, TILE = 7, 16
+"""Thirds of blocks in shared memory where pages are no whole blocks, and keys that such pages are made of."""
 
 
 def takes_few(batch: int, heads: int, longest: int, fed: bool) -> bool:
-    """Whether heads are columns: where they are few, and where rows would not be faster."""
-    many = fed and heads == FED_HEADS and batch * longest > MOST_COLUMNS_KEYS
-    return heads <= FEW_HEADS and batch <= MAX_LINED and not many
+    """Whether heads are columns: where they are few. 64 rows of mostly padding take 93 µs against 84 at 304 MB."""
+    return heads <= FEW_HEADS and batch <= (MAX_FED_LINED if fed else MAX_LINED)
 
 
 def columns_fit(heads: int, dim: int, more: int, page: int) -> bool:
-    """Whether the copy engine can feed few heads: as for many, however few they are."""
-    return takes_blocks(FED_HEADS, dim, more, page)
+    """Whether the copy engine can feed few heads, however few they are."""
+    return dim == FED_DIM and more == FED_MORE and page % TILE == 0
 
 
-def choose_few(batch: int, heads: int, longest: int, num_sms: int, fed: bool = False) -> Few:
-    """Joined by borders 64 sequences of 16 heads take 49 µs (57 by heads), 128 62 (78), 100 uneven ones 49 (63)."""
+def choose_few(
+    batch: int, heads: int, longest: int, num_sms: int, fed: bool = False, page: int = 64
+) -> Few:  # fmt: skip
+    """Joined by borders 64 sequences of 16 heads take 49 µs (57 by heads), 128 62 (78), 100 uneven ones 49 (63).
+
+    Pages of whole blocks are fed two blocks at a time to two groups of warps, which is 1 to 3 µs faster than in thirds;
+    others in thirds: 40 sequences of 3,001 keys in pages of 16 take 48 µs, 70 where threads read.
+    """
     if fed:
-        borders = by_borders(num_sms, batch, batch * heads)
-        return Few(FED_KEYS, num_sms, 4, 2, leaves=batch * longest <= LEAVING_KEYS, fed=True, borders=borders)
+        leaves, borders = batch * longest <= LEAVING_KEYS, by_borders(num_sms, batch, batch * heads)
+        ring = RING if page % FED_KEYS else 0
+        return Few(FED_KEYS, num_sms, 4, 2, leaves=leaves, fed=True, borders=borders, ring=ring)
     return Few(32, 2 * num_sms)
 
 

@@ -458,3 +458,213 @@ def latent_columns(
         (_feed_columns, (q_desc, q2_desc, c_desc, c2_desc, q_smem, q2_smem, c_smem, c2_smem, bars, table_ptr, lens_ptr,
                          table_b, b, first, left, D, E, P, KEYS, COLS, STAGES)),
     ], [4, 1], [240, 24])  # fmt: skip
+
+
+@gluon.jit
+def _page_from(table, key, end, nowhere, P: gl.constexpr, WANTED: gl.constexpr):
+    """The page of a key; past the end one that is not there, of which the copy engine makes zeros."""
+    page = nowhere
+    if WANTED:
+        page = gl.load(table + key // P, mask=key < end, other=0)
+        page = gl.where(key < end, page, nowhere)
+    return page
+
+
+@gluon.jit
+def _pages_from(table, key, end, nowhere, P: gl.constexpr, ROWS: gl.constexpr, NUM: gl.constexpr):
+    """Pages of up to four keys that are ROWS apart."""
+    return (
+        _page_from(table, key, end, nowhere, P, True), _page_from(table, key + ROWS, end, nowhere, P, NUM > 1),
+        _page_from(table, key + 2 * ROWS, end, nowhere, P, NUM > 2),
+        _page_from(table, key + 3 * ROWS, end, nowhere, P, NUM > 3),
+    )  # fmt: skip
+
+
+@gluon.jit
+def _feed_ring(
+    q_desc, q2_desc, c_desc, q_smem, q2_smem, ring, bars, table_ptr, lens_ptr, table_b, b, first, left, length,
+    D: gl.constexpr, E: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
+    RING: gl.constexpr,
+):
+    """Queries of the next sequence and thirds of blocks, as soon as there is room; pages are known a block ahead."""
+    q_full, q_empty, full, empty = bars
+    TILES: gl.constexpr = KEYS // ROWS
+    turn, num, nowhere = left * 0, left * 0, c_desc.shape[0]
+    while left > 0:
+        last = min(first + left, (length + KEYS - 1) // KEYS)
+        if last > first:
+            table, end = table_ptr + b.to(gl.int64) * table_b, min(last * KEYS, length)
+            after = _pages_from(table, first * KEYS, end, nowhere, P, ROWS, TILES)
+            half = turn % 2
+            mbarrier.wait(q_empty.index(half), ((turn // 2) & 1) ^ 1)
+            mbarrier.expect(q_full.index(half), COLS * (D + E) * 2)
+            tma.async_copy_global_to_shared(q_desc, [b, 0, 0], q_full.index(half), q_smem.index(half))
+            tma.async_copy_global_to_shared(q2_desc, [b, 0, D], q_full.index(half), q2_smem.index(half))
+            for key in range(first * KEYS, end, KEYS):
+                here = after
+                after = _pages_from(table, key + KEYS, end, nowhere, P, ROWS, TILES)
+                for third in gl.static_range(3):
+                    slot = num % RING
+                    mbarrier.wait(empty.index(slot), ((num // RING) & 1) ^ 1)
+                    mbarrier.expect(full.index(slot), 3 * KEYS * 64 * 2)
+                    for c in gl.static_range(3):
+                        for j in gl.static_range(TILES):
+                            at = [here[j], (key + j * ROWS) % P, (third * 3 + c) * 64]
+                            to = ring.index((slot * 3 + c) * TILES + j)
+                            tma.async_copy_global_to_shared(c_desc, at, full.index(slot), to)
+                    num += 1
+            turn += 1
+        left -= last - first
+        first = first * 0
+        b += 1
+        length = gl.load(lens_ptr + b, mask=left > 0, other=0)
+
+
+@gluon.jit
+def _stripe(ring, num, which, KEYS: gl.constexpr, ROWS: gl.constexpr, RING: gl.constexpr):
+    """64 columns of a block whose thirds begin with this one."""
+    DTYPE: gl.constexpr = ring.dtype
+    L: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, 64], DTYPE)
+    slot = (num + which // 3) % RING
+    return ring.index((slot * 3 + which % 3) * (KEYS // ROWS))._reinterpret(DTYPE, [KEYS, 64], L)
+
+
+@gluon.jit
+def _summed(ring, num, which: gl.constexpr, p_smem, o, alpha, KEYS: gl.constexpr, ROWS: gl.constexpr,
+            RING: gl.constexpr):  # fmt: skip
+    """The sums of 64 columns with this block's."""
+    values = _stripe(ring, num, which, KEYS, ROWS, RING).permute((1, 0))
+    return warpgroup_mma(values, p_smem, o * gl.expand_dims(alpha, 0), is_async=True)
+
+
+@gluon.jit
+def _anew(number):
+    """The number, as if nobody had known it before: what is worked out from it stays where it is used."""
+    return gl.inline_asm_elementwise("mov.u32 $0, $1;", "=r,r", [number], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def _leave(found, factor, to_ptr, heads, d, COLS: gl.constexpr):
+    """Sums of 8 × 64 columns of all heads, times a factor of each head, in accesses of four elements."""
+    FROM: gl.constexpr = found[0].type.layout
+    L: gl.constexpr = gl.BlockedLayout([4, 1], [16, 2], [1, 4], [0, 1])
+    head = gl.arange(0, COLS, gl.SliceLayout(0, L))
+    col = gl.arange(0, 64, gl.SliceLayout(1, L))
+    to = to_ptr + gl.expand_dims(head * _anew(d), 0) + gl.expand_dims(col, 1)
+    there = gl.expand_dims(head < heads, 0)
+    by = gl.expand_dims(gl.convert_layout(factor, gl.SliceLayout(0, FROM)), 0)
+    for i in gl.static_range(8):
+        gl.store(to + i * 64, gl.convert_layout(found[i] * by, L).to(to_ptr.dtype.element_ty), mask=there)
+
+
+@gluon.jit
+def _latent_ring(
+    q_smem, q2_smem, ring, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, heads, d, b, first, left, length,
+    D: gl.constexpr, E: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr, RING: gl.constexpr,
+    EARLY: gl.constexpr, DTYPE: gl.constexpr,
+):
+    """One group of four warps: scores of a block as its thirds arrive, keys as rows; then the sums of 8 × 64 columns,
+    turned."""
+    q_full, q_empty, full, empty = bars
+    L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLS, 16])
+    HEAD: gl.constexpr = gl.SliceLayout(0, L)
+    head = gl.arange(0, COLS, HEAD)
+    row = gl.arange(0, KEYS, gl.SliceLayout(1, L))
+    zeros = gl.zeros([64, COLS], gl.float32, L)
+    turn, num = left * 0, left * 0
+    while left > 0:
+        units = (length + KEYS - 1) // KEYS
+        last = min(first + left, units)
+        if last > first:
+            end, half = min(last * KEYS, length), turn % 2
+            q = q_smem.index(half).reshape([COLS, D])
+            q2 = q2_smem.index(half).reshape([COLS, E]).permute((1, 0))
+            top = gl.full([COLS], float("-inf"), gl.float32, HEAD)
+            sums = gl.zeros([KEYS, COLS], gl.float32, L)
+            o0, o1, o2, o3, o4, o5, o6, o7 = zeros, zeros, zeros, zeros, zeros, zeros, zeros, zeros
+            mbarrier.wait(q_full.index(half), (turn // 2) & 1)
+            for key in range(first * KEYS, end, KEYS):
+                s = zeros
+                for third in gl.static_range(3):
+                    mbarrier.wait(full.index((num + third) % RING), ((num + third) // RING) & 1)
+                    for c in gl.static_range(3):
+                        stripe = _stripe(ring, num, third * 3 + c, KEYS, ROWS, RING)
+                        if third * 3 + c < D // 64:
+                            mine = q.slice((third * 3 + c) * 64, 64, dim=1).permute((1, 0))
+                            s = warpgroup_mma(stripe, mine, s, use_acc=third * 3 + c > 0, is_async=True)
+                        else:
+                            s = warpgroup_mma(stripe, q2, s, is_async=True)
+                s = warpgroup_mma_wait(0, [s])
+                rest = end - key
+                s = gl.where(gl.expand_dims(row < rest, 1), s, float("-inf"))
+                raised = gl.maximum(top, gl.max(s, 0))
+                alpha = gl.exp2((top - raised) * scale)
+                p = gl.exp2(s * scale - gl.expand_dims(raised * scale, 0))
+                sums = sums * gl.expand_dims(alpha, 0) + p
+                top = raised
+                p_smem.store(p.to(DTYPE))
+                if (rest < KEYS) & (rest % ROWS != 0):  # whole tiles past the end are zeros already
+                    for i in range(D // 64):
+                        _without_the_rest(_stripe(ring, num, i, KEYS, ROWS, RING), rest, KEYS, 64)
+                fence_async_shared()
+                o0 = _summed(ring, num, 0, p_smem, o0, alpha, KEYS, ROWS, RING)
+                o1 = _summed(ring, num, 1, p_smem, o1, alpha, KEYS, ROWS, RING)
+                o2 = _summed(ring, num, 2, p_smem, o2, alpha, KEYS, ROWS, RING)
+                o3 = _summed(ring, num, 3, p_smem, o3, alpha, KEYS, ROWS, RING)
+                o4 = _summed(ring, num, 4, p_smem, o4, alpha, KEYS, ROWS, RING)
+                o5 = _summed(ring, num, 5, p_smem, o5, alpha, KEYS, ROWS, RING)
+                o6 = _summed(ring, num, 6, p_smem, o6, alpha, KEYS, ROWS, RING)
+                o7 = _summed(ring, num, 7, p_smem, o7, alpha, KEYS, ROWS, RING)
+                o0, o1, o2, o3, o4, o5, o6, o7 = warpgroup_mma_wait(0, [o0, o1, o2, o3, o4, o5, o6, o7])
+                for third in gl.static_range(3):
+                    mbarrier.arrive(empty.index((num + third) % RING), count=1)
+                num += 3
+            mbarrier.arrive(q_empty.index(half), count=1)
+            turn += 1
+            total = gl.sum(sums, 0)
+            found = (o0, o1, o2, o3, o4, o5, o6, o7)
+            if (first == 0) & (last == units):
+                inverse = 1.0 / gl.where(total == 0.0, 1.0, total)
+                _leave(found, inverse, out_ptr + (b.to(gl.int64) * heads) * d, heads, d, COLS)
+            else:
+                place = gl.program_id(0) * 2 + (first == 0).to(gl.int32)
+                gl.store(seen_ptr + place * 2 * heads + head, top * scale, mask=head < heads)
+                gl.store(seen_ptr + (place * 2 + 1) * heads + head, total, mask=head < heads)
+                one = gl.full([COLS], 1.0, gl.float32, HEAD)
+                _leave(found, one, part_ptr + (place.to(gl.int64) * heads) * d, heads, d, COLS)
+        left -= last - first
+        first = first * 0
+        b += 1
+        length = gl.load(lens_ptr + b, mask=left > 0, other=0)
+    _let_join_start(EARLY == 2)
+
+
+@gluon.jit
+def latent_ring(
+    q_desc, q2_desc, c_desc, table_ptr, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, batch, heads, table_b, pages, d,
+    D: gl.constexpr, E: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
+    RING: gl.constexpr, BATCH: gl.constexpr, LEAST: gl.constexpr, EARLY: gl.constexpr, LEAVES: gl.constexpr,
+):
+    """``latent_few`` for 512 + 64 dims and pages of whole 16 keys: one warp feeds one group through the copy engine, by
+    thirds of a block (three stripes of 64 columns), so that there is always something to ask for."""
+    DTYPE: gl.constexpr = q_desc.dtype
+    gl.static_assert(P % ROWS == 0)
+    gl.static_assert(D == 512)
+    gl.static_assert(E == 64)
+    P_L: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, COLS], DTYPE)
+    _let_join_start(EARLY == 1)
+    lens = _lengths(lens_ptr, batch, BATCH)
+    _fetch_table(table_ptr, table_b, pages, batch)
+    q_smem = gl.allocate_shared_memory(DTYPE, [2, 1, COLS, D], q_desc.layout)
+    q2_smem = gl.allocate_shared_memory(DTYPE, [2, 1, COLS, E], q2_desc.layout)
+    ring = gl.allocate_shared_memory(DTYPE, [RING * 3 * (KEYS // ROWS), 1, ROWS, 64], c_desc.layout)
+    p_smem = gl.allocate_shared_memory(DTYPE, [KEYS, COLS], P_L)
+    bars = (_barriers(2, 1), _barriers(2, 1), _barriers(RING, 1), _barriers(RING, 1))
+    b, first, left = _first_of(lens, batch, 1, KEYS, LEAST)
+    length = gl.load(lens_ptr + b)
+    gl.warp_specialize([
+        (_latent_ring, (q_smem, q2_smem, ring, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, heads, d, b,
+                        first, left, length, D, E, KEYS, ROWS, COLS, RING, EARLY, DTYPE)),
+        (_feed_ring, (q_desc, q2_desc, c_desc, q_smem, q2_smem, ring, bars, table_ptr, lens_ptr, table_b, b, first,
+                      left, length, D, E, P, KEYS, ROWS, COLS, RING)),
+    ], [1], [56])  # fmt: skip

@@ -24,6 +24,7 @@ _FEW = Kernel(
     kernel.latent_few, vectors=("q_b", "q_h", "c_page", "c_slot", "d", "e"), loose=("table_ptr", "lens_ptr")
 )
 _COLUMNS = Kernel(kernel.latent_columns, vectors=("d",), loose=("table_ptr", "lens_ptr"))
+_RING = Kernel(kernel.latent_ring, vectors=("d",), loose=("table_ptr", "lens_ptr"))
 _BLOCKS = Kernel(kernel.latent_blocks, vectors=("d",), loose=("table_ptr", "lens_ptr"))
 BLOCK_VECTOR = 8
 """16-byte accesses of 16-bit elements, which is how far apart rows have to be for the copy engine."""
@@ -190,11 +191,12 @@ class _FewPlan:
         LATENT_ATTENTION.check(*args, dim, scale)
         sizes = {"batch": batch, "heads": heads, "longest": table.shape[1] * page}
         fed = _fed(query, cache, dim, config.columns_fit)
-        default = config.choose_few(**sizes, num_sms=num_sms(query.get_device()), fed=fed)
+        default = config.choose_few(**sizes, num_sms=num_sms(query.get_device()), fed=fed, page=page)
         chosen = tuning.choose("latent_attention.few", sizes, default)
         self.parts = Parts(chosen.keys, chosen.programs, chosen.least, 1, out, lens, chosen.borders)
         self.fed = chosen.fed
-        bind = self._bind_columns if chosen.fed else self._bind
+        self.ring = chosen.ring > 0
+        bind = self._bind_ring if self.ring else self._bind_columns if chosen.fed else self._bind
         bind(chosen, args, out, scale)
 
     def _bind(self, chosen: config.Few, args: tuple[Tensor, ...], out: Tensor, scale: float) -> None:
@@ -241,12 +243,36 @@ class _FewPlan:
             vector=BLOCK_VECTOR,
         )  # fmt: skip
 
-    def run(self, args: tuple[Tensor, ...], out: Tensor, scale: float) -> None:
-        part, seen = self.parts.room(out)
+    def _bind_ring(self, chosen: config.Few, args: tuple[Tensor, ...], out: Tensor, scale: float) -> None:
+        query, cache, table, lens = args
+        (batch, heads, width), dim, page = query.shape, out.shape[2], cache.shape[1]
+        self.rest = (batch, heads, table.stride(0), table.shape[1], dim)
+        rows = math.gcd(page, chosen.keys)
+        blocks = (_blocks(query, config.FEW_HEADS, dim), _blocks(query, config.FEW_HEADS, width - dim))
+        self.share = _RING.bind(
+            (*blocks, _blocks(cache, rows, 64), table, lens, out, *self.parts.room(out), scale * LOG2_E, *self.rest),
+            grid=(chosen.programs,),
+            constants={
+                "D": dim, "E": width - dim, "P": page, "KEYS": chosen.keys, "ROWS": rows, "COLS": config.FEW_HEADS,
+                "RING": chosen.ring, "BATCH": lined(batch), "LEAST": chosen.least, "EARLY": chosen.early,
+                "LEAVES": chosen.leaves,
+            },
+            num_warps=chosen.num_warps,
+            max_registers=config.MAX_REGISTERS,
+            device=query.get_device(),
+            vector=BLOCK_VECTOR,
+        )  # fmt: skip
+
+    def given(self, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Tensors as the reading kernel takes them: once for every block of theirs."""
         query, cache, *rest = args
-        given = (query, query, cache, cache, *rest) if self.fed else args
-        self.share(*given, out, part, seen, scale * LOG2_E, *self.rest)
-        self.parts.join(part, seen, args[3], out)
+        caches = (cache,) if self.ring else (cache, cache)
+        return (query, query, *caches, *rest) if self.fed else args
+
+    def run(self, args: tuple[Tensor, ...], out: Tensor, scale: float) -> None:
+        held, places = self.parts.places(out)  # noqa: RUF059
+        self.share(*self.given(args), out, *places, scale * LOG2_E, *self.rest)
+        self.parts.join(*places, args[3], out)
 
 
 def _support(

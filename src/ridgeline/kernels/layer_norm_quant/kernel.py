@@ -55,7 +55,7 @@ def layer_norm_quantized(
         row = tile * ROWS + tl.arange(0, ROWS)[:, None]
         at = row.to(tl.int64) * cols + col
         held = ()
-        total = tl.zeros([ROWS, BLOCK], tl.float32)
+        total = 0.0
         for i in tl.static_range(CHUNKS):
             inside = (row < rows) & ((i * BLOCK + col < cols) | EVEN)
             x = tl.load(x_ptr + row.to(tl.int64) * x_stride + i * BLOCK + col, mask=inside, other=0.0).to(tl.float32)
@@ -64,7 +64,7 @@ def layer_norm_quantized(
                 h = h.to(h_ptr.dtype.element_ty)
                 tl.store(h_ptr + at + i * BLOCK, h, mask=inside)
                 x = h.to(tl.float32)
-            total += x
+            total = x if i == 0 else total + x
             held = held + (x,)
         mean = tl.sum(total, axis=1, keep_dims=True) / cols
         squares = tl.zeros([ROWS, BLOCK], tl.float32)

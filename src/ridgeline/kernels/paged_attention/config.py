@@ -122,6 +122,27 @@ def by_borders(programs: int, sequences: int, heads: int) -> bool:
     return 2 * sequences >= programs or (heads >= 1024 and 5 * sequences >= programs)
 
 
+WIDE_DIM = 256
+"""Head dims beyond which parts are so large that joining programs are few and wide: of 512 columns 1,024 programs were
+1.3 µs in coming and took three more, since each read a few parts of a masked tile."""
+
+MOST_ELEMENTS = 8192
+
+
+def wide_tile(programs: int, sequences: int, heads: int, dim: int) -> tuple[int, int, int]:
+    """Parts and columns of a head that are joined at once, and warps: all parts of a sequence of even length where they
+    fit, in about two programs a multiprocessor."""
+    parts = clamp(power_of_two(cdiv(programs, sequences) + 1), 8, 256)
+    columns = 2 ** (max(16, heads * dim // 256).bit_length() - 1)
+    columns = clamp(columns, 16, min(power_of_two(dim), MOST_ELEMENTS // parts))
+    return parts, columns, 8 if parts * columns == MOST_ELEMENTS or columns == 512 else 4
+
+
+def wide_border(programs: int, sequences: int) -> tuple[int, int, int]:
+    """Parts and columns of a border of wide heads, and warps."""
+    return (2, 128, 4) if sequences >= programs else (4, 128, 8)
+
+
 def border_tile(programs: int, sequences: int, rows: int) -> tuple[int, int]:
     """Parts and columns of a border that are joined at once: two parts are the rule where there are more sequences
     than programs; where there are fewer, there are more parts and fewer borders to join."""

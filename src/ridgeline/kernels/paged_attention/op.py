@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ridgeline.kernels import tuning
 from ridgeline.kernels.contract import Case, Trial, case, declare
-from ridgeline.kernels.launcher import INTERPRETING, Blocks, Kernel, Plans, launchable, num_sms, vector_of
+from ridgeline.kernels.launcher import INTERPRETING, Blocks, Kernel, Plans, carved, launchable, num_sms, vector_of
 from ridgeline.kernels.paged_attention import config, kernel, reference
 from ridgeline.kernels.rows import cdiv, float_reason, power_of_two
 
@@ -110,6 +110,7 @@ class Parts:
         batch, heads, dim = out.shape
         ratio = heads // key_heads
         self.shape, self.seen_shape = (programs, 2, ratio, dim), (programs, 2, 2, ratio)
+        self.lengths = (cdiv(programs * 2 * ratio * dim, 4) * 4, programs * 4 * ratio)
         self.sizes = (batch, key_heads, dim, keys, programs)
         self.fixed = {"R": ratio, "BATCH": config.lined(batch), "LEAST": least, "EARLY": not INTERPRETING}
         bind = self._bind_borders if borders else self._bind_heads
@@ -118,27 +119,36 @@ class Parts:
     def _bind_heads(self, out: Tensor, lens: Tensor) -> Any:
         batch, heads, dim = out.shape
         key_heads, programs = self.sizes[1], self.sizes[4]
-        wide = min(config.joined_columns(batch * heads), max(16, power_of_two(dim)))
-        together = heads // key_heads if batch * heads > config.MANY_HEADS else 1
-        parts = config.parts_of(programs, batch * key_heads)
+        together, warps = 1, 4
+        if dim > config.WIDE_DIM:
+            parts, wide, warps = config.wide_tile(programs, batch * key_heads, batch * heads, dim)
+        else:
+            wide = min(config.joined_columns(batch * heads), max(16, power_of_two(dim)))
+            together = heads // key_heads if batch * heads > config.MANY_HEADS else 1
+            parts = config.parts_of(programs, batch * key_heads)
         grid = (batch * heads // together, cdiv(dim, wide))
-        return self._bind(_JOIN, out, lens, grid, {"HEADS": together, "PARTS": parts, "D": wide})
+        return self._bind(_JOIN, out, lens, grid, {"HEADS": together, "PARTS": parts, "D": wide}, warps)
 
     def _bind_borders(self, out: Tensor, lens: Tensor) -> Any:
         batch, heads, dim = out.shape
         key_heads, programs = self.sizes[1], self.sizes[4]
-        rows = power_of_two(heads // key_heads)
-        parts, wide = config.border_tile(programs, batch * key_heads, rows)
+        rows, warps = power_of_two(heads // key_heads), 4
+        if dim > config.WIDE_DIM:
+            parts, wide, warps = config.wide_border(programs, batch * key_heads)
+        else:
+            parts, wide = config.border_tile(programs, batch * key_heads, rows)
         wide = min(wide, max(16, power_of_two(dim)))
         constants = {"ROWS": rows, "PARTS": parts, "D": wide}
-        return self._bind(_BORDER, out, lens, (programs, cdiv(dim, wide)), constants)
+        return self._bind(_BORDER, out, lens, (programs, cdiv(dim, wide)), constants, warps)
 
-    def _bind(self, kernel: Kernel, out: Tensor, lens: Tensor, grid: tuple[int, int], constants: dict[str, Any]) -> Any:
+    def _bind(
+        self, kernel: Kernel, out: Tensor, lens: Tensor, grid: tuple[int, int], constants: dict[str, Any], warps: int
+    ) -> Any:
         return kernel.bind(
             (*self.room(out), lens, out, *self.sizes),
             grid=grid,
             constants=self.fixed | constants,
-            num_warps=4,
+            num_warps=warps,
             device=out.get_device(),
             vector=vector_of(out.element_size(), 0, out.shape[2]),
         )
@@ -147,7 +157,13 @@ class Parts:
         part, seen = (torch.empty(x, dtype=torch.float32, device=out.device) for x in (self.shape, self.seen_shape))
         return part, seen
 
-    def join(self, part: Tensor, seen: Tensor, lens: Tensor, out: Tensor) -> None:
+    def places(self, out: Tensor) -> tuple[Tensor, tuple[Any, Any]]:
+        """Room for parts and for what was seen in one allocation, which is to be held, and where they lie in it."""
+        held = torch.empty(sum(self.lengths), dtype=torch.float32, device=out.device)
+        part, seen = carved(held, *self.lengths)
+        return held, (part, seen)
+
+    def join(self, part: Any, seen: Any, lens: Tensor, out: Tensor) -> None:
         self.launch(part, seen, lens, out, *self.sizes)
 
 
@@ -235,10 +251,12 @@ class _Plan:
         return self.parts.room(out) if self.parts else (out, out)
 
     def run(self, args: tuple[Tensor, ...], out: Tensor, scale: float) -> None:
-        part, seen = self._room(out)
-        self.share(*args, out, part, seen, scale * LOG2_E, *self.rest)
-        if self.parts is not None:
-            self.parts.join(part, seen, args[4], out)
+        if self.parts is None:
+            self.share(*args, out, out, out, scale * LOG2_E, *self.rest)
+            return
+        held, places = self.parts.places(out)  # noqa: RUF059
+        self.share(*args, out, *places, scale * LOG2_E, *self.rest)
+        self.parts.join(*places, args[4], out)
 
 
 def _support(

@@ -32,6 +32,18 @@ class Shares(Streamed):
     kept: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A row of 16-bit numbers a program, one program a multiprocessor: its warps, and rows that have their place in
+    shared memory."""
+
+    num_warps: int
+    slots: int
+
+
+SHARED_BYTES = 232448 - 1024
+"""Of a program: what a multiprocessor has, less what reductions need."""
+
 TWICE_FORWARD = 32768
 """From here on a row is read twice forward: 182 µs for 4096×32768, 191 held."""
 
@@ -77,6 +89,30 @@ def with_ends(held: Softmax) -> Softmax:
 def twice(itemsize: int) -> Softmax:
     """One program a row, read twice."""
     return Softmax(1, 0, 16384 // itemsize, 16, 1)
+
+
+def num_pieces(num_warps: int, cols: int) -> int:
+    """Accesses of every lane that hold a row of 16-bit numbers."""
+    return cdiv(cols, 256 * num_warps)
+
+
+SHARE, FILLED = 8192, 0.95
+"""Numbers of a share, and how much of the last one there must be for shares to be the better way."""
+
+
+def whole(rows: int, cols: int, sms: int) -> Whole | None:
+    """Rows of 16-bit numbers that start accesses, in one program of sixteen warps, two of them on their way or three;
+    None where they are few, do not fit twice, or fill shares.
+
+    8192×24000: 211 µs, 230 in places of a power of two; 4096×32768 147 and 155; 4096×50304 222, in shares 242;
+    4096×40000, which fills its shares, 189 and 187. One row on its way loses: 2048×65536 168, in shares 146. So do rows
+    that start inside accesses: 4096×50257 264 to 287, in shares 247.
+    """
+    slots = min(3, SHARED_BYTES // (num_pieces(16, cols) * SHARE))
+    filled = cols / (cdiv(cols, SHARE) * SHARE)
+    if rows < 2 * sms or slots < 2 or (2 * cols > 65536 and filled >= FILLED):
+        return None
+    return Whole(16, slots)
 
 
 def streamed_forward(cols: int, itemsize: int) -> Shares | None:

@@ -10,7 +10,16 @@ from torch import Tensor
 from ridgeline.kernels import shares, tuning
 from ridgeline.kernels.compiler import POINTER_ALIGNMENT_BYTES
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, declare, elementwise_cost
-from ridgeline.kernels.launcher import INTERPRETING, Kernel, Plans, access_of, launchable, num_sms, vector_of
+from ridgeline.kernels.launcher import (
+    INTERPRETING,
+    Kernel,
+    Plans,
+    access_of,
+    is_widest,
+    launchable,
+    num_sms,
+    vector_of,
+)
 from ridgeline.kernels.rows import as_rows, cdiv, float_reason
 from ridgeline.kernels.shares import Streamed
 from ridgeline.kernels.softmax import config, kernel, reference, streamed
@@ -30,6 +39,7 @@ _FORWARD_STREAMED = Kernel(
 _BACKWARD_STREAMED = Kernel(
     streamed.softmax_backward_streamed, vectors=("cols", "length"), loose=("word_ptr",), cooperative=True
 )
+_FORWARD_WHOLE = Kernel(streamed.softmax_forward_whole, vectors=("cols", "x_stride"))
 _forward_plans, _backward_plans = Plans(), Plans()
 STREAMED_ACCESS_BYTES = 8
 
@@ -80,12 +90,16 @@ def _plan_forward(x: Tensor, y: Tensor, stride: int) -> Any:
     pointers = x.data_ptr() | y.data_ptr()
     vector, shifted = shift_of(size, pointers, cols, stride)
     common = {"device": x.get_device(), "vector": vector}
-    streaming = config.streamed_forward(cols, size) if streamable(vector, size) else None
+    streaming: Any = config.streamed_forward(cols, size) if streamable(vector, size) else None
+    if streaming is not None and size == 2 and is_widest(vector, size) and not shifted:
+        streaming = config.whole(rows, cols, num_sms(x.get_device())) or streaming
     chosen: Any = tuning.choose(
         "softmax.forward",
         {"rows": rows, "cols": cols, "dtype": y.dtype},
         streaming or _held(config.forward, rows, cols, size, vector, shifted),
     )
+    if isinstance(chosen, config.Whole):
+        return _plan_whole(chosen, x, y, rows, cols, stride)
     if isinstance(chosen, Streamed):
         found = shares.cut(chosen, rows, cols, x.get_device(), vector=vector, shifted=shifted)
         if found is not None:
@@ -107,6 +121,24 @@ def _plan_forward(x: Tensor, y: Tensor, stride: int) -> Any:
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
         **common,
+    )
+    return lambda x, y: run(x, y, rows, cols, stride)
+
+
+def _plan_whole(chosen: config.Whole, x: Tensor, y: Tensor, rows: int, cols: int, stride: int) -> Any:
+    """A row a program, in 16-byte accesses."""
+    run = _FORWARD_WHOLE.bind(
+        (x, y, rows, cols, stride),
+        grid=(min(rows, num_sms(x.get_device())),),
+        constants={
+            "CHUNKS": config.num_pieces(chosen.num_warps, cols),
+            "BLOCK": 256 * chosen.num_warps,
+            "SLOTS": chosen.slots,
+        },
+        num_warps=chosen.num_warps,
+        max_registers=shares.registers_of(chosen.num_warps, 1),
+        device=x.get_device(),
+        vector=POINTER_ALIGNMENT_BYTES // x.element_size(),
     )
     return lambda x, y: run(x, y, rows, cols, stride)
 
@@ -239,7 +271,8 @@ CHECKS = tuple(
     for dtype in DTYPES
     for rows, cols in ((1, 3), (3, 7), (1, 4096), (1000, 128), (257, 1000), (33, 5120), (9, 32768), (5, 50257),
                        (3, 65536), (2, 262144), (300, 40968), (1, 131072), (70, 150016), (140, 50260),
-                       (900, 4097), (700, 1001), (300, 20001), (600, 50257), (70, 131075))
+                       (900, 4097), (700, 1001), (300, 20001), (600, 50257), (70, 131075),
+                       (270, 24000), (400, 50304), (300, 32768))
 )  # fmt: skip
 RACES = tuple(
     case(dtype, rows=rows, cols=cols)

@@ -12,7 +12,19 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
-from ridgeline.kernels.stream import PLAIN, columns, spread, widened, word_of, words_when_there
+from ridgeline.kernels.stream import (
+    FLAT,
+    PLAIN,
+    columns,
+    halves,
+    higher_bf16,
+    higher_fp16,
+    paired,
+    spread,
+    widened,
+    word_of,
+    words_when_there,
+)
 
 LOWEST = gl.constexpr(-3.4028234663852886e38)  # of float32: rows that a mask fills with it share alike
 LOG2_E = gl.constexpr(1.4426950408889634)
@@ -304,3 +316,78 @@ def softmax_backward_streamed(
         async_copy.async_copy_global_to_shared(y_smem.index(ahead % SLOTS), y_ptr + at + ahead * step, mask=there)
         async_copy.async_copy_global_to_shared(dy_smem.index(ahead % SLOTS), dy_ptr + at + ahead * step, mask=there)
         async_copy.commit_group()
+
+
+@gluon.jit
+def ask_piece(x_at, place, turn, num_turns, step, access, width, I: gl.constexpr, PIECE: gl.constexpr):
+    """Asks for piece I of a program's row; after its last row for nothing."""
+    there = access < gl.where(turn < num_turns, width, 0) - I * PIECE
+    async_copy.async_copy_global_to_shared(place, x_at + turn * step + I * PIECE, mask=there)
+
+
+@gluon.jit
+def softmax_forward_whole(
+    x_ptr,  # [R, C] of 16 bits, rows x_stride apart
+    y_ptr,  # [R, C]
+    rows,
+    cols,
+    x_stride,
+    CHUNKS: gl.constexpr,
+    BLOCK: gl.constexpr,
+    SLOTS: gl.constexpr,
+):
+    """A row a program: it waits in shared memory, and is then held in registers, where its powers take its place.
+
+    Its place in shared memory is free as soon as registers hold it. CHUNKS is any number, not a power of two: no piece
+    but the last is filled up.
+    """
+    NUM_WARPS: gl.constexpr = gl.num_warps()
+    BF16: gl.constexpr = x_ptr.dtype.element_ty == gl.bfloat16
+    L: gl.constexpr = gl.BlockedLayout([4], [32], [NUM_WARPS], [0])
+    PIECE: gl.constexpr = BLOCK // 2  # in words of two numbers
+    places = ()  # one a piece: what is copied to one never waits for another
+    for _ in gl.static_range(CHUNKS):
+        places = places + (gl.allocate_shared_memory(gl.int32, [SLOTS, PIECE], FLAT),)  # type: ignore[assignment]
+    start = gl.program_id(0)
+    num_programs = gl.num_programs(0)
+    num_turns = (rows - start + num_programs - 1) // num_programs
+    width = cols // 2
+    c = gl.arange(0, PIECE, L)
+    access = c // 4 * 4
+    x_at = x_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + start.to(gl.int64) * x_stride // 2 + c
+    y_at = y_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + start.to(gl.int64) * width + c
+    x_step = num_programs.to(gl.int64) * x_stride // 2
+    y_step = num_programs.to(gl.int64) * width
+    for turn in gl.static_range(SLOTS):
+        for i in gl.static_range(CHUNKS):
+            ask_piece(x_at, places[i].index(turn), turn, num_turns, x_step, access, width, i, PIECE)
+        async_copy.commit_group()
+    slot = start * 0
+    for turn in range(num_turns):
+        async_copy.wait_group(SLOTS - 1)
+        held = ()
+        for i in gl.static_range(CHUNKS):
+            words = places[i].index(slot).load(L)  # type: ignore[var-annotated]
+            if i == CHUNKS - 1:
+                words = gl.where(access < width - i * PIECE, words, -8323200 if BF16 else -67044352)  # two of −inf
+            held = held + (words,)
+        highest = held[0]  # type: ignore[misc]
+        for i in gl.static_range(1, CHUNKS):
+            highest = higher_bf16(highest, held[i]) if BF16 else higher_fp16(highest, held[i])
+        for i in gl.static_range(CHUNKS):
+            ask_piece(x_at, places[i].index(slot), turn + SLOTS, num_turns, x_step, access, width, i, PIECE)
+        async_copy.commit_group()
+        a, b = halves(highest, BF16)
+        top = gl.maximum(gl.max(gl.maximum(a, b), axis=0), LOWEST)
+        scale, base, _rounding = base_of(top, True)  # which changes powers and their sum alike
+        sums = gl.zeros([PIECE], gl.float32, L)
+        for i in gl.static_range(CHUNKS):
+            a, b = halves(held[i], BF16)
+            sums += power(a, top, scale, base, True) + power(b, top, scale, base, True)
+        share = 1.0 / gl.sum(sums, axis=0)
+        for i in gl.static_range(CHUNKS):
+            a, b = halves(held[i], BF16)
+            a = power(a, top, scale, base, True) * share
+            b = power(b, top, scale, base, True) * share
+            gl.store(y_at + turn * y_step + i * PIECE, paired(a, b, BF16), mask=access < width - i * PIECE)
+        slot = gl.where(slot + 1 == SLOTS, 0, slot + 1)

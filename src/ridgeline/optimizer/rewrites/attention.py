@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -117,8 +117,8 @@ def _special(scene: Scene, read: Spelled) -> Match | None:
     if reason is not None:
         scene.refuse(read.out, reason)
         return None
-    if pattern.window is not None:
-        options["window"] = (pattern.window - 1, -1)
+    if pattern.sides is not None:
+        options["window"] = pattern.sides
     new = scene.emit(read.out, ridgeline_attention, read.query, key, value, **options)
     if not scene.alike_sizes(read.out, new):
         scene.discard(new)
@@ -636,6 +636,7 @@ def _kernel(scene: Scene, read: Attention) -> Match | None:
         parts = found
     if not _is_wanted(scene, read, parts):
         return None
+    read = _with_shared_keys(scene, read)
     options = _kernel_options(scene, read, parts)
     if isinstance(options, str):
         scene.refuse(read.node, options)
@@ -652,6 +653,15 @@ def _kernel(scene: Scene, read: Attention) -> Match | None:
     return scene.match(
         new, f"attention {tuple(scene.shape(read.query) or ())}{kind}{' key mask' if parts.keys else ''}"
     )
+
+
+def _with_shared_keys(scene: Scene, read: Attention) -> Attention:
+    """The call over keys and values as they were before they were repeated for every query head."""
+    key, value = _repeated(scene, read.key), _repeated(scene, read.value)
+    if key is None or value is None or (scene.shape(key) or ())[:3] != (scene.shape(value) or ())[:3]:
+        return read
+    shared = scene.unchanged((key, value), (read.key, read.value), read.node)
+    return replace(read, key=key, value=value) if shared else read
 
 
 def _is_wanted(scene: Scene, read: Attention, parts: Mask) -> bool:
@@ -686,7 +696,7 @@ def _kernel_options(scene: Scene, read: Attention, parts: Mask) -> dict[str, Any
     if parts.pattern.window is not None:
         if "window" not in taken:
             return "our kernel has no windows"
-        options["window"] = (parts.pattern.window - 1, -1)  # keys before a row's own; causality hides those behind
+        options["window"] = parts.pattern.sides
     if parts.keys:
         if "key_mask" not in taken:
             return "our kernel takes no key masks"

@@ -108,8 +108,10 @@ def _same_as(scene: Scene, read: Call) -> fx.Node | None:
     if read.op == "dropout":
         off = read.get("training", True) is False or read.get("p", 0.5) == 0
         return source if off else None
-    if read.op in ("view", "reshape", "contiguous", "expand", "flatten", "cat", "pad"):  # padding by nothing is a copy
+    if read.op in ("view", "reshape", "contiguous", "expand", "flatten", "cat"):
         return source
+    if read.op == "pad":  # by nothing at all: rows added in front and cut off behind shift the rest
+        return source if all(_is_number(each, 0) for each in read.get("pad", (None,))) else None
     if read.op in ("add", "sub") and _is_number(read["other"], 0):  # floating: -0.0 + 0 is +0.0
         return source if not scene.tensor(source).is_floating_point() else None  # type: ignore[union-attr]
     if read.op in ("mul", "div") and _is_number(read["other"], 1):

@@ -24,11 +24,20 @@ _LIKES = ("new_ones", "new_zeros", "new_full", "new_tensor", "ones_like", "zeros
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """Which keys a row may see: all, those up to its own position plus ``shift``, or the last few of those."""
+    """Which keys a row may see: all, those up to its own position plus ``shift``, or the last few of those.
+
+    Where a window is not causal, ``behind`` keys after a row's own are seen too.
+    """
 
     causal: bool
     shift: int = 0
     window: int | None = None
+    behind: int = -1
+
+    @property
+    def sides(self) -> tuple[int, int] | None:
+        """Keys before and behind a row's own, as our kernel takes them; -1 is left to causality."""
+        return None if self.window is None else (self.window - 1, self.behind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +143,19 @@ def _causal_pattern(allowed: Tensor, rows: int, keys: int) -> Pattern | None:
         seen = int(allowed.sum(1).max())
         if torch.equal(allowed, (distance >= -shift) & (distance < seen - shift)):
             return Pattern(causal=True, shift=shift, window=seen)
-    return None
+    return _around(allowed, distance)
+
+
+def _around(allowed: Tensor, distance: Tensor) -> Pattern | None:
+    """A window to both sides of every row's own key."""
+    seen = distance[allowed]
+    before, behind = (int(seen.max()), -int(seen.min())) if seen.numel() else (-1, -1)
+    rows, keys = distance.shape
+    if rows > keys or min(before, behind) < 0:
+        return None
+    if not torch.equal(allowed, (distance <= before) & (distance >= -behind)):
+        return None
+    return Pattern(causal=False, window=before + 1, behind=behind)
 
 
 class Constants:

@@ -6,6 +6,7 @@ import operator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import fx
 
 from ridgeline.kernels import rope
@@ -107,10 +108,31 @@ def _turned_as(scene: Scene, node: fx.Node, straight: Call | None, across: Call 
             tables = _table(scene, cos, kind), _table(scene, sin, kind)
             if tables[0] is None or tables[1] is None or tables[0][1] != tables[1][1]:
                 continue
+            bare = _bare(scene, x)
+            out = node if scene.dtype(node) is scene.dtype(bare) else _narrowed(scene, node, bare)
+            if out is None:
+                continue
             inside = (straight.node, across.node, turn, node)
             table, heads_dim = (tables[0][0], tables[1][0]), tables[0][1]
-            return Turned(x, cos, sin, table, node, kind, 2 if heads_dim == 1 else 1, inside)
+            return Turned(bare, cos, sin, table, out, kind, 2 if heads_dim == 1 else 1, inside)
     return None
+
+
+def _bare(scene: Scene, node: Any) -> Any:
+    """What a node is before it is widened to float32, in which the kernel computes anyway; else the node."""
+    read = call(node)
+    if read is None or cast_target(read) is not torch.float32 or not isinstance(read["input"], fx.Node):
+        return node
+    return read["input"] if scene.dtype(read["input"]) in (torch.bfloat16, torch.float16) else node
+
+
+def _narrowed(scene: Scene, node: fx.Node, like: fx.Node) -> fx.Node | None:
+    """The one user of a sum in float32, if it rounds it to the type of what was turned."""
+    users = list(node.users)
+    read = call(users[0]) if len(users) == 1 else None
+    if read is None or read.given.get("input") is not node or scene.dtype(users[0]) is not scene.dtype(like):
+        return None
+    return users[0] if cast_target(read) is scene.dtype(like) else None
 
 
 def _rotation(scene: Scene, node: Any, x: Any) -> bool | None:
@@ -160,7 +182,8 @@ def _range_of(scene: Scene, node: Any, x: fx.Node) -> tuple[int, int, int] | Non
     width = (scene.shape(x) or (0,))[-1]
     if read is None or read.op != "getitem":
         return None
-    if read["input"] is x:
+    bare = _bare(scene, x)
+    if _bare(scene, read["input"]) is bare:
         index = read["index"] if isinstance(read["index"], tuple) else (read["index"],)
         rest, last = index[:-1], index[-1]
         full = len(index) == 4 or (index and index[0] is Ellipsis)
@@ -171,7 +194,7 @@ def _range_of(scene: Scene, node: Any, x: fx.Node) -> tuple[int, int, int] | Non
     if (
         parts is None
         or parts.op not in ("chunk", "split")
-        or parts["input"] is not x
+        or _bare(scene, parts["input"]) is not bare
         or parts.get("dim", 0) not in (-1, 3)
     ):
         return None

@@ -61,6 +61,7 @@ _spell("rsub", "input other alpha", torch.rsub, "__rsub__")
 _spell("neg", "input", "neg", torch.neg, operator.neg, "negative", torch.negative)
 for _name in "square rsqrt sqrt reciprocal exp sigmoid tanh erf log abs cos sin logical_not".split():
     _both(_name, "input")
+_spell("abs", "input", abs, operator.abs)
 _spell("not", "input", operator.invert, torch.bitwise_not, "bitwise_not")
 _spell("logical_not", "input", "logical_not", torch.logical_not)
 _spell("and", "input other", operator.and_, torch.bitwise_and, "bitwise_and", torch.logical_and, "logical_and")
@@ -228,7 +229,7 @@ def _named(op: str, names: tuple[str, ...], node: fx.Node) -> Call | None:
         given[_synonym(name)] = value
     if given.get("inplace") is True:
         return None
-    return Call(op, given, node)
+    return Call("rounded_div" if given.get("rounding_mode") is not None else op, given, node)
 
 
 def _flat(rest: tuple[Any, ...]) -> tuple[Any, ...]:

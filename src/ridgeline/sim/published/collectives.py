@@ -10,6 +10,7 @@ from ridgeline.errors import InputError, RidgelineError
 from ridgeline.hardware import Cluster, Group, cluster
 from ridgeline.sim.collectives import CollectiveTime, collective_s
 from ridgeline.sim.expert import Routing, distinct, exchange_s
+from ridgeline.sim.published.spelling import byte_size, plain
 from ridgeline.sim.published.verdict import Judged, Row, Unused
 
 SATURATED_BYTES = float(1 << 33)  # what "large" stands for: 8 GiB, the size saturated runs end with
@@ -32,9 +33,10 @@ _BUS: dict[str, Callable[[int], float]] = {
     "send_recv": lambda n: 1.0,
     "broadcast": lambda n: 1.0,
 }
+_KINDS = {plain(kind): kind for kind in _BUS} | {"p2p": "send_recv"}
 _SYSTEMS = (  # words in a device's description that name the host; the first that matches
-    (r"p4de", "p4de"), (r"p4d\b", "p4d"), (r"p5en", "p5en"), (r"p5\b", "p5"), (r"p6-b200", "p6-b200"),
-    (r"p6-b300", "dgx-b300"), (r"gb300", "gb300"), (r"gb200", "gb200"), (r"sm90", "h100-sxm"), (r"h800", "hgx-h800"),
+    (r"p4de", "p4de"), (r"p4d\b", "p4d"), (r"p5en", "p5en"), (r"p5\b", "p5"), (r"p6.b200", "p6-b200"),
+    (r"p6.b300", "dgx-b300"), (r"gb300", "gb300"), (r"gb200", "gb200"), (r"sm90", "h100-sxm"), (r"h800", "hgx-h800"),
     (r"h200", "h200"), (r"h100 nvl|h100-nvl", "h100-nvl"), (r"h100.*pcie", "h100-pcie"), (r"h100", "h100-sxm"),
     (r"h20\b", "h20"), (r"b300", "b300"), (r"b200|sm100", "b200"), (r"a100.*40", "a100-sxm-40gb"),
     (r"a100.*pcie", "a100-pcie-80gb"), (r"a100", "a100-sxm-80gb"), (r"a800", "a100-sxm-80gb"),
@@ -71,9 +73,9 @@ def _judged(row: Row) -> Judged:
         raise InputError("the file marks this row as anomalous (peer access was probably off on that host)")
     if row.text("collective").startswith("moe_"):
         return _judged_exchange(row)
-    kind = row.text("collective").lower()
-    if kind not in _BUS:
-        raise InputError(f"collective {kind!r} is not modeled")
+    kind = _KINDS.get(plain(row.text("collective").removesuffix("_perf")), "")
+    if not kind:
+        raise InputError(f"collective {row.text('collective')!r} is not modeled")
     asked = question(row)
     num_bytes = message_bytes(row)
     time_s = measured_s(row, kind, asked.group.num_ranks, num_bytes)
@@ -167,7 +169,7 @@ def message_bytes(row: Row) -> float:
     """The message of a row; a saturated one stands for a large size."""
     if "saturated" in row.text("message_bytes"):
         return SATURATED_BYTES
-    size = row.number("message_bytes")
+    size = byte_size(row.text("message_bytes"))
     if size is None or size <= 0:
         raise InputError(f"the message size is not a number of bytes: {row.text('message_bytes')!r}")
     return size

@@ -11,6 +11,7 @@ import numpy as np
 from ridgeline.errors import InputError, RidgelineError
 from ridgeline.hardware import Device
 from ridgeline.hardware import device as device_named
+from ridgeline.sim.published.spelling import catalog_name
 from ridgeline.sim.published.verdict import Judged, Row, Unused
 from ridgeline.sim.serving.anatomy import Anatomy, anatomy, dense_of
 from ridgeline.sim.serving.deployment import KV_BYTES, Layout, Precision, cache_tokens, precision
@@ -197,27 +198,30 @@ def model_of(row: Row) -> Anatomy:
     except RidgelineError:
         pass
     sizes = {key: row.number(key) for key in ("layers", "hidden", "heads", "ffn", "vocab")}
-    if any(value is None for value in sizes.values()):
+    if any(value is None or value < 1 for value in sizes.values()):
         raise InputError(f"model {name!r} is not in the zoo and its row lacks a size")
     whole = {key: int(value or 0) for key, value in sizes.items()}
+    kv = int(row.number("kv_heads") or whole["heads"])
+    if kv < 1 or whole["heads"] % kv or whole["hidden"] < whole["heads"]:
+        raise InputError(f"{whole['heads']} heads, {kv} of keys and a width of {whole['hidden']} make no model")
     gated = not name.lower().replace(" ", "-").startswith(UNGATED)
-    return dense_of(name, kv_heads=int(row.number("kv_heads") or whole["heads"]), gated=gated,
-                    source=row.text("source"), **whole)  # fmt: skip
+    return dense_of(name, kv_heads=kv, gated=gated, source=row.text("source"), **whole)
 
 
 _DEVICES = (
-    ("A100-SXM-40GB", "a100-sxm-40gb"), ("A100-PCIE-40GB", "a100-pcie-40gb"), ("A100-SXM", "a100-sxm-80gb"),
-    ("H100 NVL", "h100-nvl"), ("GH200 Grace Hopper Superchip 144GB", "gh200-144gb"), ("GH200", "gh200"),
-    ("H100", "h100-sxm"), ("H200", "h200"), ("GB300", "gb300"), ("GB200", "gb200"), ("B200", "b200"), ("L40S", "l40s"),
-    ("RTX PRO 6000", "rtx-pro-6000"), ("RTXPRO6000", "rtx-pro-6000"), ("RTX 4090", "rtx-4090"), ("MI325X", "mi325x"),
-    ("MI300X", "mi300x"), ("Gaudi", "gaudi2"), ("TPU v5e", "tpu-v5e"), ("L4", "l4"),
+    (r"a100.*(sxm|hgx|dgx).*40|a100[ -]*40 ?g", "a100-sxm-40gb"), (r"a100.*pcie.*40", "a100-pcie-40gb"),
+    (r"a100.*pcie", "a100-pcie-80gb"), (r"a100", "a100-sxm-80gb"), (r"h100.*nvl\b", "h100-nvl"),
+    (r"h100.*pcie", "h100-pcie"), (r"gh200.*144|hopper.*144", "gh200-144gb"), (r"gh200|grace hopper", "gh200"),
+    (r"h100", "h100-sxm"), (r"h200", "h200"), (r"gb300", "gb300"), (r"gb200", "gb200"), (r"b300", "b300"),
+    (r"b200", "b200"), (r"l40s", "l40s"), (r"rtx ?pro ?6000", "rtx-pro-6000"), (r"rtx ?4090", "rtx-4090"),
+    (r"mi325x", "mi325x"), (r"mi300x", "mi300x"), (r"gaudi", "gaudi2"), (r"tpu v5e", "tpu-v5e"), (r"\bl4\b", "l4"),
 )  # fmt: skip
 
 
 def device_of(row: Row) -> Device:
     """The device a description names."""
     text = row.text("device")
-    name = next((name for word, name in _DEVICES if word in text), None)
+    name = catalog_name(text, _DEVICES)
     if name is None:
         raise InputError(f"device {text!r} has no file")
     found = device_named(name)
@@ -234,15 +238,18 @@ def engine_of(row: Row, device: Device) -> Engine:
         return engine("fastertransformer", device)
     if "pytorch backend" in text:
         return engine("trtllm", device)
-    if "tensorrt" in text:
+    if re.search(r"tensorrt|trt.?llm", text):
         return engine("trtllm-engine", device)
     if "vllm" in text:
         return engine("vllm", device)
     raise InputError(f"engine {row.text('engine')!r} is not modeled")
 
 
+_SPELLED = {"bfloat16": "bf16", "half": "fp16", "float16": "fp16", "float32": "fp32", "float8": "fp8", "mxfp8": "fp8"}
+
+
 def formats_of(row: Row, made: Anatomy, device: Device) -> Precision:
-    name = row.text("precision").lower()
+    name = _SPELLED.get(row.text("precision").lower(), row.text("precision").lower())
     kv = row.text("kv_precision").lower()
     if made.name.startswith("gpt-oss"):  # its cache is in eight bits on Blackwell, and left alone on Hopper
         name, kv = "mxfp4", kv or ("fp8" if device.arch == "blackwell" else "")

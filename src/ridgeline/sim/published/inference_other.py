@@ -8,11 +8,10 @@ from typing import Any
 
 from ridgeline.errors import InputError, RidgelineError
 from ridgeline.hardware import device
+from ridgeline.sim.published.spelling import number_format, plain
 from ridgeline.sim.published.verdict import Judged, Row, Unused
 from ridgeline.sim.published.workload import Workload, answer, count_of, device_of
 
-_PRECISION = {"amp": "fp16", "fp16": "fp16", "tf32": "tf32", "fp32": "fp32", "int8": "int8", "fp8": "fp8",
-              "int8-v1": "int8", "int8-v2": "int8"}  # fmt: skip
 SQUAD_TOKENS = 180  # mean of the development set; the engines skip padding
 KITS_WINDOWS = 58  # windows of 128³ in a KiTS19 case at half overlap, on average
 PAIRS = 270  # user-item pairs in a sample of MLPerf's recommenders, on average
@@ -24,21 +23,21 @@ FIRST_SAMPLE = 0.35  # what the first random length exceeds half of the longest 
 SERVER_FRAC = 0.93
 """Load under a latency bound as a share of the offline rate: the median of NVIDIA's pairs of results."""
 _NETWORKS: tuple[tuple[str, str, tuple[tuple[str, Any], ...], float], ...] = (
-    (r"ResNet-50", "resnet50", (), 1.0),
-    (r"ResNeXt101", "resnext101-32x4d", (), 1.0),
-    (r"SE-?ResNeXt101", "se-resnext101-32x4d", (), 1.0),
-    (r"BERT-6B", "bert-6b", (("head", "none"), ("width", 4096), ("layers", 32)), 1.0),
-    (r"BERT-base", "bert-base", (("head", "none"),), 1.0),
-    (r"BERT-large", "bert-large", (("head", "none"),), 1.0),
-    (r"RetinaNet|retinanet", "retinanet-x50", (), 1.0),
-    (r"3d-unet", "unet3d", (), 1.0),
-    (r"RNN-T", "rnnt", (("seq", SPEECH_FRAMES),), 1.0),
-    (r"dlrm-v2", "dlrm-dcnv2", (), 1.0),
+    (r"resnet50", "resnet50", (), 1.0),
+    (r"resnext101", "resnext101-32x4d", (), 1.0),
+    (r"seresnext101", "se-resnext101-32x4d", (), 1.0),
+    (r"bert6b", "bert-6b", (("head", "none"), ("width", 4096), ("layers", 32)), 1.0),
+    (r"bertbase", "bert-base", (("head", "none"),), 1.0),
+    (r"bertlarge|bert99", "bert-large", (("head", "none"),), 1.0),
+    (r"retinanet", "retinanet-x50", (), 1.0),
+    (r"3dunet|unet3d", "unet3d", (), 1.0),
+    (r"rnnt", "rnnt", (("seq", SPEECH_FRAMES),), 1.0),
+    (r"dlrm(dcn)?v2", "dlrm-dcnv2", (), 1.0),
     (r"dlrm", "dlrm", (), 1.0),
-    (r"SDXL|stable-diffusion-xl", "sdxl-unet", (), 1.0),
-    (r"NCF", "ncf", (), 1.0),
-    (r"SSD300", "ssd300-r50", (), 1.0),
-    (r"nnU-Net", "nnunet-3d", (), 1.0),
+    (r"sdxl|stablediffusionxl", "sdxl-unet", (), 1.0),
+    (r"ncf|neuralcollaborative", "ncf", (), 1.0),
+    (r"ssd300", "ssd300-r50", (), 1.0),
+    (r"nnunet", "nnunet-3d", (), 1.0),
 )
 _DEFAULT_BATCH = {"resnet50": 2048, "bert-large": 512, "retinanet-x50": 16, "unet3d": 8, "rnnt": 2048, "dlrm": 300_000,
                   "dlrm-dcnv2": 200_000, "sdxl-unet": 8}  # fmt: skip
@@ -112,36 +111,41 @@ def measured_s(row: Row, work: Workload) -> float:
 
 
 def stack_of(row: Row) -> str:
-    engine = row.text("engine")
-    if engine.startswith("TensorRT"):
-        if "dlrm" in row.text("model"):  # lookups and interactions are plugins of their own
-            return "tensorrt-dlrm-v2" if "dlrm-v2" in row.text("model") else "tensorrt-dlrm"
+    engine = row.text("engine").lower()
+    if _is_tensorrt(row):
+        model = plain(row.text("model"))
+        if "dlrm" in model:  # lookups and interactions are plugins of their own
+            return "tensorrt-dlrm-v2" if "v2" in model else "tensorrt-dlrm"
         return "tensorrt"
-    if engine.startswith("FasterTransformer"):
-        mode = row.text("precision")
+    if plain(engine).startswith("fastertransformer"):
+        mode = row.text("precision").lower()
         return f"fastertransformer-{mode}" if mode in ("int8-v1", "int8-v2") else "fastertransformer"
-    if engine.startswith(("TF baseline", "TensorFlow")):
+    if engine.startswith(("tf baseline", "tensorflow")):
         return "tensorflow-1-infer"
-    if engine.startswith("TorchScript"):
+    if engine.startswith("torchscript"):
         return "torchscript-infer"
-    if engine.startswith("PyTorch 2.1 "):
+    if engine.startswith("pytorch 2.1 "):
         return "pytorch-2.1-fused" if "fused" in engine else "pytorch-2.1"
-    if engine.split(" ")[0] in ("PyTorch", "MXNet"):
-        return f"ngc-{engine.split(' ')[0].lower()}-infer"
-    raise InputError(f"no coefficients for {engine or 'an engine that is not named'}")
+    if engine.split(" ")[0] in ("pytorch", "mxnet"):
+        return f"ngc-{engine.split(' ')[0]}-infer"
+    raise InputError(f"no coefficients for {row.text('engine') or 'an engine that is not named'}")
+
+
+def _is_tensorrt(row: Row) -> bool:
+    return bool(re.match(r"(nvidia )?(tensorrt|trt)(?!.?llm)", row.text("engine").lower()))
 
 
 def _network(row: Row) -> tuple[str, tuple[tuple[str, Any], ...], float]:
     model = row.text("model")
-    if model == "EfficientNet":
+    if plain(model) == "efficientnet":
         found = re.search(r"Model=(efficientnet-[a-z0-9-]+)", row.text("notes"))
         if not found:
             raise InputError("which EfficientNet is not stated")
         return found.group(1), (), 1.0
-    if model == "Transformer-big":
+    if plain(model) == "transformerbig":
         raise InputError("a translation decodes token by token with a beam, which is not one pass")
     for pattern, name, options, factor in _NETWORKS:
-        if re.match(pattern, model):
+        if re.match(pattern, plain(model)):
             return name, options, factor
     raise InputError(f"{model} is not in the zoo")
 
@@ -151,11 +155,11 @@ def _precision(row: Row, network: str) -> str:
     if "use_fp8=True" in row.text("notes") or "fp8" in text:
         return "fp8"
     if network == "dlrm-dcnv2":  # the first round and the stricter accuracy keep half precision, whatever they declare
-        loose = row.text("task") == "dlrm-v2-99" and not row.text("engine").startswith("TensorRT 9.0")
+        loose = row.text("task") == "dlrm-v2-99" and not re.match(r"tensorrt 9\.0", row.text("engine").lower())
         return "int8" if loose else "fp16"
-    if text in _PRECISION:
-        return _PRECISION[text]
-    if text or not row.text("engine").startswith("TensorRT"):
+    if found := number_format(text):
+        return found
+    if text or not _is_tensorrt(row):
         raise InputError("the precision is not stated, and two tables of the source differ in it alone")
     if network == "rnnt":
         return "fp16"
@@ -170,7 +174,7 @@ def _batch(row: Row, network: str) -> int:
     if row.text("scenario") == "MultiStream":
         return 8
     if not text:
-        if network in _DEFAULT_BATCH and row.text("engine").startswith("TensorRT"):
+        if network in _DEFAULT_BATCH and _is_tensorrt(row):
             return _DEFAULT_BATCH[network]
         raise InputError("the batch is not stated")
     found = re.search(r"'(?:unet|dlrm-v2)': (\d+)(?: \* (\d+))?", text)
@@ -183,7 +187,7 @@ def _batch(row: Row, network: str) -> int:
 def _tokens(row: Row) -> int:
     found = re.search(r"seq (\d+)", row.text("input"))
     if found:
-        filled = _filled_frac(row) if row.text("model").startswith("BERT-6B") else 1.0
+        filled = _filled_frac(row) if plain(row.text("model")).startswith("bert6b") else 1.0
         return round(int(found.group(1)) * filled)
     noted = re.search(r"Sequence Length=(\d+)", row.text("notes"))
     return int(noted.group(1)) if noted else SQUAD_TOKENS
@@ -199,7 +203,7 @@ def _filled_frac(row: Row) -> float:
 
 
 def _tensor_ranks(row: Row) -> int:
-    found = re.search(r"TP(\d+) PP(\d+)", row.text("engine"))
+    found = re.search(r"tp(\d+) pp(\d+)", row.text("engine").lower())
     if found and int(found.group(2)) > 1:
         raise InputError("stages of a pipeline for one batch are not modeled")
     return int(found.group(1)) if found else 1

@@ -14,6 +14,8 @@ from ridgeline.errors import InputError
 from ridgeline.sim.published.verdict import Judged, PublishedCheck, Row, Unused
 
 Judge = Callable[[Sequence[Row]], Iterable[Judged | Unused]]
+UNTHOUGHT = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
+"""What a strange row may raise inside a model that never met its like."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +60,30 @@ def check_published(path: str | os.PathLike[str]) -> PublishedCheck:
     if kind is None:
         raise InputError(f"{path} is none of the published files: {', '.join(kind.name for kind in PUBLISHED)}")
     rows = [Row(line, record) for line, record in records]
-    verdicts = list(kind.judge()(rows))
+    verdicts = _verdicts(kind.judge(), rows)
     return PublishedCheck(
         name=Path(path).name,
         rows=tuple(found for found in verdicts if isinstance(found, Judged)),
         unused=tuple(found for found in verdicts if isinstance(found, Unused)),
     )
+
+
+def check_rows(name: str, rows: Sequence[Row]) -> list[Judged | Unused]:
+    """Verdicts of rows that are known to be of the kind ``name``."""
+    return _verdicts(next(kind for kind in PUBLISHED if kind.name == name).judge(), rows)
+
+
+def _verdicts(judge: Judge, rows: Sequence[Row]) -> list[Judged | Unused]:
+    """Verdicts of all rows; where one holds what nobody thought of, row by row, and that one is set aside."""
+    try:
+        return list(judge(rows))
+    except UNTHOUGHT:
+        return [verdict for row in rows for verdict in _alone(judge, row)]
+
+
+def _alone(judge: Judge, row: Row) -> list[Judged | Unused]:
+    try:
+        return list(judge([row]))
+    except UNTHOUGHT as error:
+        why = f"its columns cannot be judged together ({type(error).__name__}: {error})"
+        return [Unused(row=row.line, source=row.text("source"), why=why)]

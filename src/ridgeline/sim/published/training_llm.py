@@ -12,25 +12,28 @@ from ridgeline.graph import Graph
 from ridgeline.hardware import Cluster
 from ridgeline.hardware import cluster as cluster_named
 from ridgeline.hardware import device as device_named
-from ridgeline.models import build
+from ridgeline.models import build, models
 from ridgeline.models.llm import Decoder, Latent, decoder
 from ridgeline.models.moe import Experts
 from ridgeline.plan import Plan
 from ridgeline.sim.generation import default_stack, stack_of
+from ridgeline.sim.published.spelling import catalog_name, is_no, whole_number
 from ridgeline.sim.published.verdict import Judged, Row, Unused
 from ridgeline.sim.step import Step, simulate_step
 
 GIB = float(1 << 30)
 DEVICES = (
-    ("a100-sxm-40gb", r"a100.*sxm.*40"), ("a100-pcie-80gb", r"a100.*(80gb pcie|pcie.*80)"), ("a100-sxm-80gb", r"a100"),
-    ("gb300", r"gb300"), ("gb200", r"gb200"), ("b300", r"\bb300"), ("b200", r"\bb200"), ("h200", r"h200"),
-    ("h100-pcie", r"h100.*pcie"), ("h100-sxm", r"h100|h800"), ("l40s", r"l40s"), ("l4", r"\bl4\b"),
-    ("v100-pcie-32gb", r"v100.*pcie"), ("v100-sxm2-32gb", r"v100"), ("mi100", r"mi100"), ("mi210", r"mi210"),
-    ("mi250x", r"mi250"), ("mi300x", r"mi300x"), ("mi325x", r"mi325x"), ("mi350x", r"mi350x"), ("mi355x", r"mi355x"),
+    (r"a100.*sxm.*40|a100[ -]*40 ?g", "a100-sxm-40gb"), (r"a100.*pcie.*40", "a100-pcie-40gb"),
+    (r"a100.*(80 ?gb pcie|pcie)", "a100-pcie-80gb"), (r"a100|a800", "a100-sxm-80gb"), (r"gb300", "gb300"),
+    (r"gb200", "gb200"), (r"\bb300", "b300"), (r"\bb200", "b200"), (r"gh200.*144", "gh200-144gb"), (r"gh200", "gh200"),
+    (r"h200", "h200"), (r"h100.*pcie", "h100-pcie"), (r"h100.*nvl\b", "h100-nvl"), (r"h100|h800", "h100-sxm"),
+    (r"l40s", "l40s"), (r"\bl4\b", "l4"), (r"v100.*pcie", "v100-pcie-32gb"), (r"v100.*16 ?g", "v100-sxm2-16gb"),
+    (r"v100", "v100-sxm2-32gb"), (r"mi100", "mi100"), (r"mi210", "mi210"), (r"mi250", "mi250x"), (r"mi300x", "mi300x"),
+    (r"mi325x", "mi325x"), (r"mi350x", "mi350x"), (r"mi355x", "mi355x"),
 )  # fmt: skip
 """Catalog names by what sources write; the first pattern that is found counts."""
 STACKS = (
-    ("llm-foundry", r"llm-foundry|composer"), ("neusight", r"^pytorch 2\.[01]$"),
+    ("llm-foundry", r"llm-foundry|composer"), ("neusight", r"^(pytorch|torch) 2\.[01](\.\d+)?( eager.*)?$"),
     ("megatron-2022", r"megatron-lm.*2022"), ("megatron-2021", r"megatron-lm.*202[01]"), ("megascale", r"megascale"),
     ("megatron-2023", r"megatron-lm baseline"), ("megatron-core-2024", r"megatron-core|^nemo 24"),
     ("megatron-bridge-2026b", r"bridge nemo 26\.0[6-9]|bridge nemo 26\.1"),
@@ -145,18 +148,22 @@ def source_of(row: Row) -> str:
 
 
 def _whole(row: Row, name: str, default: int | None = None) -> int:
-    found = row.number(name)
-    if found is None:
-        if default is None:
-            raise InputError(f"the row does not say {name}")
-        return default
-    return int(found)
+    found = whole_number(row.text(name))
+    if found:
+        return found
+    if found == 0 and default is None:
+        raise InputError(f"{name} cannot be 0")
+    text = row.text(name).lower()
+    if found is None and text and not re.match(r"(not stated|n/?[as]\b|unknown|\?|-$)", text):
+        raise InputError(f"{name} {row.text(name)!r} is no whole number")
+    if default is None:
+        raise InputError(f"the row does not say {name}")
+    return default
 
 
 def _cluster(row: Row) -> Cluster:
-    text = row.text("device").lower()
-    name = next((name for name, pattern in DEVICES if re.search(pattern, text)), None)
-    if name is None:
+    name = catalog_name(row.text("device"), DEVICES)
+    if name is None or device_named(name).kind != "gpu":
         raise InputError(f"device {row.text('device')!r} is not a GPU the simulator knows")
     num = _whole(row, "num_devices")
     change = _network(row.text("interconnect"))
@@ -190,6 +197,9 @@ BOUND = ("neusight",)
 def _stack(row: Row, cluster: Cluster) -> str:
     """The generation that software belongs to; one nobody knows counts as the newest fitted on the device."""
     text = row.text("software").lower()
+    if "mlcommons" not in row.text("source") and not row.text("config_id").lower().startswith("mlperf"):
+        text = re.sub(r"^(nvidia )?nemo (framework )?(container |release |version |v)?(?=\d)", "nemo ", text)
+        text = re.sub(r"bridge[^\d]*(?=2\d\.\d\d)", "bridge nemo ", text)
     found = next((name for name, pattern in STACKS if re.search(pattern, text)), None)
     if found is None or device_named(stack_of(found, cluster.device).device).arch != cluster.device.arch:
         return found if found in BOUND else default_stack(cluster.device, cluster.num_devices, _precision(row))
@@ -208,14 +218,19 @@ def _model(row: Row, stack: str) -> tuple[str, Decoder | None]:
         return known, None
     if "kimi" in name.lower() and "k2" in name.lower() and row.number("layers") is None:
         return name, KIMI_K2
+    if not any(row.text(n) for n in ("layers", "hidden", "heads")) and (same := _known(name)):
+        return same, None
     layers, hidden, heads = (_whole(row, n) for n in ("layers", "hidden", "heads"))
     ffn = _whole(row, "ffn", 4 * hidden)
     vocab = _whole(row, "vocab", 50304)
     kv = _whole(row, "kv_heads", heads)
+    if heads % kv or hidden % heads:
+        raise InputError(f"{heads} heads share neither {kv} heads of keys nor a width of {hidden} evenly")
     experts = _experts(row, ffn, name)
     plain = ffn == 4 * hidden and experts is None
-    unfused = row.text("flash_attn").lower() == "no"
+    unfused = is_no(row.text("flash_attn"))
     made = Decoder(layers=layers, hidden=hidden, heads=heads, kv_heads=kv, ffn=ffn, vocab=vocab, experts=experts,
+                   windows=_windows(row),
                    core="unfused" if unfused else "sdpa", lora=16 if "lora" in name.lower() else 0,
                    lora_out=stack.startswith("mlperf"),  # NeMo and Megatron-Bridge adapt queries, keys, values alone
                    head_dim=128 if "qwen3" in name.lower() else 0, qk_norm="qwen3" in name.lower(),
@@ -231,13 +246,34 @@ def _model(row: Row, stack: str) -> tuple[str, Decoder | None]:
                          dropout=unfused, score_dropout=not opt)  # fmt: skip
 
 
+def _known(name: str) -> str | None:
+    """A language model of the zoo that a row names and gives no sizes of; not one that is tuned through adapters."""
+    plain = re.sub(r"[^a-z0-9.]", "", name.lower()).replace("llama3.1", "llama3").replace("llama3.3", "llama3")
+    if re.search(r"lora|peft|adapter", plain):
+        return None
+    cards = {card.name.replace("-", "").replace("llama3.1", "llama3"): card.name for card in models()}
+    return cards.get(plain)
+
+
+SHORT_DOCUMENT = 128
+"""Keys that a token of a packed sequence of short documents meets, in the tiles attention kernels work by.
+
+NeMo's fine-tuning results are of SQuAD packed to the stated length (the prose of its performance summaries says so):
+contexts of some 120 words with a question and an answer, about 190 tokens; their own arithmetic a token leaves
+attention out.
+"""
+
+
+def _windows(row: Row) -> tuple[int, ...]:
+    """Fine-tuning under NeMo packs short documents, none of which sees another."""
+    tuned = re.search(r"\b(sft|lora|peft)\b", row.text("model").lower().replace("_", " "))
+    return (SHORT_DOCUMENT,) if tuned and re.match(r"nemo 2\d", row.text("software").lower()) else (0,)
+
+
 def _zoo(name: str) -> str | None:
-    text = name.lower().replace("_", " ").replace("-", " ")
-    if "deepseekv3" in text.replace(" ", ""):
-        return "deepseek-v3"
-    if "gpt oss 120b" in text:
-        return "gpt-oss-120b"
-    return "gpt-oss-20b" if "gpt oss 20b" in text else None
+    text = re.sub(r"[ _-]", "", name.lower())
+    return next((known for word, known in (("deepseekv3", "deepseek-v3"), ("gptoss120b", "gpt-oss-120b"),
+                                           ("gptoss20b", "gpt-oss-20b")) if word in text), None)  # fmt: skip
 
 
 def _experts(row: Row, ffn: int, name: str) -> Experts | None:
@@ -249,25 +285,31 @@ def _experts(row: Row, ffn: int, name: str) -> Experts | None:
 
 def _plan(row: Row, config: Decoder | None, cluster: Cluster, stack: str) -> tuple[Plan, tuple[str, ...]]:
     assumed = [n for n in ("mbs", "vp") if row.number(n) is None]
-    tp, pp, cp, ep = (_whole(row, n) for n in ("tp", "pp", "cp", "ep"))
+    tp, pp = (_whole(row, n) for n in ("tp", "pp"))
+    cp, ep = (_whole(row, n, 1) for n in ("cp", "ep"))  # sources from before these say nothing of them
     vp = _whole(row, "vp", 0) or _likely_chunks(row, pp, config)
     dp = _whole(row, "dp", max(1, cluster.num_devices // (tp * pp * cp)))
     sharding = row.text("optimizer_sharding").lower()
     zero, group = _zero(sharding)
     dispatch, beside = _dispatch(row, cluster)
     gbs = _whole(row, "gbs")
-    mbs = _whole(row, "mbs", 0) or (max(1, gbs // dp) if stack == "neusight" else _likely_micro_batch(gbs, dp, pp))
+    tokens = _whole(row, "seq") // cp
+    mbs = _whole(row, "mbs", 0) or (max(1, gbs // dp) if stack == "neusight"
+                                    else _likely_micro_batch(gbs, dp, pp, tokens))  # fmt: skip
     lora = config is not None and config.lora > 0
     tuned = stack.startswith(("megatron-core", "megatron-bridge", "mlperf", "megascale"))
+    if not sharding and tuned and not lora:
+        zero = 1  # the distributed optimizer is what these frameworks' recipes run with
     plan = Plan(
         tp=tp, pp=pp, cp=cp, ep=ep, dp=dp, vp=vp, schedule="interleaved" if vp > 1 else "1f1b", zero=zero,
         shard_group=group, micro_batch=mbs, global_batch=gbs,
-        sequence_parallel=tp > 1 and not row.text("seq_parallel").lower().startswith("no"),
+        sequence_parallel=tp > 1 and not is_no(row.text("seq_parallel")),
         precision=_precision(row), recompute=_recompute(row), recompute_layers=_recompute_layers(row),
         overlap_tp=tuned and tp > 1,
         overlap_grads=stack not in BEFORE_OVERLAP, overlap_params=stack not in BEFORE_OVERLAP,
         overlap_ep=beside, execution=_execution(stack), replayed=_replayed(row, cluster),
         attention=_attention(stack, cluster, config), dispatch=dispatch,
+        narrow_attention=_narrow_attention(row, stack, cluster),
         reduce_dtype="bf16" if stack.startswith(("llm-foundry", "mlperf", "megatron-bridge")) else "fp32",
         narrow_params=stack.startswith("mlperf"), narrow_activations=stack.startswith("mlperf") and lora,
         gather_dtype="fp32" if "mixed_precision=default" in sharding else "",
@@ -334,10 +376,31 @@ def _attention(stack: str, cluster: Cluster, config: Decoder | None) -> str:
     return "cudnn" if newer and stack.startswith(("megatron-bridge", "mlperf")) else "fa2"
 
 
-def _likely_micro_batch(gbs: int, dp: int, pp: int) -> int:
-    """Not stated: one, or with no pipeline what leaves two micro-batches."""
+NARROW_ATTENTION = (
+    r"26\.0[6-9]\S* gb[23]00 mxfp8 (qwen3|gpt.oss)", r"26\.0[6-9]\S* b300 mxfp8 qwen3.30b",
+    r"26\.0[6-9]\S* gb300 mxfp8 deepseek", r"26\.0[89]\S* b300 mxfp8 (deepseek|gpt.oss|qwen3)",
+)  # fmt: skip
+"""Recipes of Megatron-Bridge that set fp8_dot_product_attention, at v0.5.0 (26.06) and v0.6.0 (26.08)."""
+
+
+def _narrow_attention(row: Row, stack: str, cluster: Cluster) -> bool:
+    """Attention in eight bits: by recipe; MLPerf's fine-tuning and its small pretraining set FP8_DPA=1."""
+    name, precision = row.text("model").lower(), _precision(row)
+    if stack.startswith("mlperf"):
+        return precision in ("fp8", "mxfp8", "nvfp4") and bool(re.search(r"lora|\b8b\b", name))
+    release = re.search(r"bridge nemo (\d+\.\d+\S*)", row.text("software").lower())
+    words = f"{release[1]} {cluster.device.name} {precision} {name}" if release else ""
+    return any(re.match(pattern, words) for pattern in NARROW_ATTENTION)
+
+
+MICRO_TOKENS = 8192
+"""Tokens of a rank's micro-batch beyond which recipes seldom go: activations of that many fill what a device has."""
+
+
+def _likely_micro_batch(gbs: int, dp: int, pp: int, seq: int) -> int:
+    """Not stated: one, or with no pipeline what leaves two micro-batches of sequences that are short enough."""
     per_rank = max(1, gbs // dp)
-    return 1 if pp > 1 else min(4, max(1, per_rank // 2))
+    return 1 if pp > 1 else max(1, min(4, per_rank // 2, MICRO_TOKENS // max(1, seq)))
 
 
 def _likely_chunks(row: Row, pp: int, config: Decoder | None) -> int:
@@ -354,9 +417,9 @@ def _zero(text: str) -> tuple[int, int]:
         return 3, 8
     if "shard_grad_op" in text:
         return 2, 0
-    if "full_shard" in text or text == "megatron-fsdp":
+    if re.search(r"full_shard|zero-? ?3|\bfsdp2?\b(?!=)|fully.shard", text):
         return 3, 0
-    return (0, 0) if text in ("none", "n/a lora", "") else (1, 0)
+    return (0, 0) if not text or is_no(text) or re.fullmatch(r"ddp|replicated|data parallel", text) else (1, 0)
 
 
 def _precision(row: Row) -> str:
@@ -365,21 +428,29 @@ def _precision(row: Row) -> str:
         raise InputError("the row does not say its precision")
     if "ambiguous" in text:
         raise InputError(f"precision {row.text('precision')!r} is ambiguous")
-    for name, pattern in (("nvfp4", "fp4"), ("mxfp8", "mxfp8 on|mxfp8|fp8-mx"), ("fp8", "fp8"), ("fp16", "^fp16"),
-                          ("bf16", "bf16"), ("fp32", "fp32")):  # fmt: skip
+    for name, pattern in PRECISIONS:
         if re.search(pattern, text):
-            blockwise = name == "mxfp8" and "h100" in row.text("device").lower()
+            blockwise = name == "mxfp8" and re.search(r"h[12]00|h800", row.text("device").lower())
             return "fp8" if blockwise else name
     raise InputError(f"unknown precision {row.text('precision')!r}")
 
 
+PRECISIONS = (
+    ("nvfp4", r"fp4"), ("mxfp8", r"mxfp8|fp8.mx"), ("fp8", r"fp8|float8|e4m3"), ("bf16", r"bf16|bfloat"),
+    ("fp16", r"fp16|float16|\bhalf|\bamp\b"), ("tf32", r"tf32"), ("fp32", r"fp32|float32|\bsingle"),
+)  # fmt: skip
+"""What sources write, the narrowest first: a recipe in few bits names the wide ones beside them."""
+
+
 def _recompute(row: Row) -> str:
     text = row.text("recompute").lower()
-    if text.startswith("full"):
-        return "full"
     if text.startswith("selective:"):
         return text
-    return "selective" if text.startswith("selective") else "none"
+    if is_no(text) or text.startswith("not stated"):
+        return "none"
+    if re.match(r"full|yes\b|true\b|all\b|uniform|block\b", text):
+        return "full"
+    return "selective" if re.match(r"selective|core|attention", text) else "none"
 
 
 def _recompute_layers(row: Row) -> int:
@@ -395,17 +466,24 @@ MEMORY = ("activation_mem_gib", "activation_mem_pct_of_tp_baseline", "params_plu
 
 def measured_s(row: Row, case: Case) -> float:
     """Seconds of a step from whatever the row publishes."""
-    metric, value = row.text("metric").lower(), row.number("value")
-    if not value:
+    metric, value, unit = row.text("metric").lower(), row.number("value"), row.text("unit").lower()
+    metric = re.sub(r"\s+", "_", metric.replace("/", "_per_"))
+    if not value or value < 0:
         raise InputError("the row has no value")
-    tokens = case.plan.global_batch * case.seq
-    if metric == "step_time_s":
-        return value
-    if metric == "tokens_per_s_per_device":
-        return tokens / value / case.plan.world
-    if metric in ("tflops_per_device", "hw_tflops_per_device"):
-        return tokens * flops_per_token(row, case) / (value * 1e12) / case.plan.world
+    batch, world = case.plan.global_batch, case.plan.world
+    ranks = world if re.search(r"per_(device|gpu|chip)|/ ?(gpu|device|chip)", f"{metric} {unit}") else 1
+    if re.fullmatch(STEP_TIME, metric):
+        return value / 1e3 if re.match(r"ms|milli", unit) or re.search(r"_ms\b|\(ms\)|^ms_", metric) else value
+    if re.match(r"tokens?_per_s", metric):
+        return batch * case.seq / value / ranks
+    if re.match(r"(samples?|sequences?)_per_s", metric):
+        return batch / value / ranks
+    if re.match(r"(hw_|model_)?tflops?", metric):
+        return batch * case.seq * flops_per_token(row, case) / (value * 1e12) / world
     raise InputError(f"metric {metric!r} is no step time")
+
+
+STEP_TIME = r"(step|iteration|iter)_?time(_?\(?m?s\)?)?|(m?s|sec|seconds)_per_(step|iteration|iter)"
 
 
 def flops_per_token(row: Row, case: Case) -> float:
@@ -419,7 +497,15 @@ def flops_per_token(row: Row, case: Case) -> float:
     if "hw" in row.text("metric").lower():
         return 96.0 * layers * h * h * (1 + seq / (6 * h) + vocab / (16 * layers * h))
     kv, wide = c.hkv / c.heads, c.ffn / h * (1.5 if c.gated else 1.0)
-    return 12.0 * layers * h * h * (1 + kv + seq / h + wide + vocab / (2 * layers * h))
+    seen = 0.5 if _counts_half(row) else 1.0
+    return 12.0 * layers * h * h * (1 + kv + seen * seq / h + wide + vocab / (2 * layers * h))
+
+
+def _counts_half(row: Row) -> bool:
+    """NeMo counts causal attention once since August 2025 (its flops_formulas.py), Megatron-Bridge from its start."""
+    text = row.text("software").lower()
+    release = re.search(r"nemo\D{0,20}(\d\d)\.(\d\d)", text)
+    return "bridge" in text or (release is not None and (int(release[1]), int(release[2])) >= (25, 9))
 
 
 def outside_s(row: Row, step: Step) -> float:

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 from ridgeline.errors import InputError, RidgelineError
 from ridgeline.models import models
+from ridgeline.sim.published.spelling import number_format, plain, whole_number
 from ridgeline.sim.published.verdict import Judged, Row, Unused
 from ridgeline.sim.published.workload import Workload, answer, count_of, device_of
 
-_PRECISION = {"amp": "fp16", "fp16": "fp16", "tf32": "tf32", "fp32": "fp32"}
-_NO_NETWORK = ("Mask R-CNN", "FastPitch", "R-GAT", "MiniGo", "RNN-T", "FLUX.1")
+_NO_NETWORK = ("maskrcnn", "fastpitch", "rgat", "minigo", "rnnt", "flux")
 _DATA_BATCH = {"efficientnet-b0": 128, "efficientnet-widese-b0": 128, "efficientnet-b4": 64,
                "efficientnet-widese-b4": 64}  # fmt: skip
 """Where a table gives no batch: a usual one; the rate hardly depends on it there."""
@@ -56,13 +56,13 @@ def _judged(row: Row) -> Judged:
 
 def workload(row: Row) -> Workload:
     """The step a row describes, or why it cannot be known."""
-    if row.text("metric") == "time_to_train":
+    if plain(row.text("metric")) == "timetotrain":
         raise InputError("time to train depends on epochs and evaluation; step times come from logs alone")
-    if any(row.text("model").startswith(name) for name in _NO_NETWORK):
+    if plain(row.text("model")).startswith(_NO_NETWORK):
         raise InputError(f"{row.text('model')} is not in the zoo, or not for training")
     shape = _shape(row)
     precision, stack = _precision(row, shape.network), stack_of(row)
-    ranks = int(row.number("num_devices") or 0)
+    ranks = whole_number(row.text("num_devices")) or 0
     if ranks < 1:
         raise InputError("the number of devices is not stated")
     batch, accumulation = _batch(row, shape), _accumulation(row, precision)
@@ -86,8 +86,8 @@ def measured_s(row: Row, work: Workload) -> float:
     value = row.number("value")
     if value is None or value <= 0:
         raise InputError(f"no value: {row.text('value')!r}")
-    if row.text("metric") == "step_time":
-        return value
+    if re.match(r"(step|iteration|iter)[_ ]?time", row.text("metric").lower()):
+        return value / 1e3 if row.text("unit").lower().startswith("ms") else value
     if "per-GPU before v5.0" in row.text("unit") and not re.search(r"results_v5", row.text("source")):
         value *= work.ranks
     return work.items / value
@@ -99,13 +99,13 @@ def stack_of(row: Row) -> str:
     if "DeepLearningExamples" in source:
         if "tensorflow" in framework:
             return "ngc-xla-train" if "XLA=Yes" in row.text("notes") else "ngc-tensorflow-train"
-        if "Pre-training" in row.text("device") or row.text("model") == "DLRM":
+        if "pretraining" in plain(row.text("device")) or plain(row.text("model")) == "dlrm":
             return "ngc-fused-train"  # kernels of their own, CUDA graphs
         return "ngc-mxnet-train" if "mxnet" in framework else "ngc-pytorch-train"
-    if "/NVIDIA/" not in source and "nvidia" not in framework:  # others submit with NVIDIA's containers too
+    if "/NVIDIA/" not in source and not re.search(r"nvidia|\bngc\b", framework):  # others submit with its containers
         raise InputError(f"no coefficients for the software of this submission ({row.text('framework')})")
     if "hugectr" in source or "/dlrm" in source:  # the second recommender came with embedding collections
-        return "mlperf-hugectr-train-v2" if "DCNv2" in row.text("model") else "mlperf-hugectr-train"
+        return "mlperf-hugectr-train-v2" if "dcnv2" in plain(row.text("model")) else "mlperf-hugectr-train"
     kind = "vision" if re.search(r"resnet|unet3d|ssd|retinanet", source) else "language"
     return f"mlperf-{kind}-train"
 
@@ -113,7 +113,7 @@ def stack_of(row: Row) -> str:
 def _shape(row: Row) -> Shape:
     model = row.text("model")
     for pattern, make in _SHAPES:
-        if re.match(pattern, model):
+        if re.match(pattern, plain(model)):
             return make(row)
     raise InputError(f"{model} is not in the zoo")
 
@@ -124,7 +124,7 @@ def _bert(row: Row) -> Shape:
     if "mlcommons" in row.text("source"):
         return Shape("bert-large", (("head", "none"), ("seq", BERT_TOKENS)))
     seq = int(found.group(1)) if found else 384
-    if seq == 512 and "Pre-training" in row.text("device"):
+    if seq == 512 and "pretraining" in plain(row.text("device")):
         seq = PRETRAINING_TOKENS
     return Shape("bert-large", (("head", "none"), ("seq", seq)))
 
@@ -154,32 +154,33 @@ def _dlrm(row: Row) -> Shape:
 
 
 _SHAPES: tuple[tuple[str, Callable[[Row], Shape]], ...] = (
-    (r"BERT", _bert),
-    (r"Transformer-XL", _xl),
-    (r"ResNet-50", lambda row: Shape("resnet50")),
-    (r"nnU-Net", _nnunet),
-    (r"Jasper", lambda row: Shape("jasper-10x5", (("seq", JASPER_FRAMES),))),
-    (r"EfficientNet", _efficientnet),
-    (r"Stable Diffusion v2", lambda row: Shape("sd2-unet")),
-    (r"NCF", lambda row: Shape("ncf")),
-    (r"SSD300", lambda row: Shape("ssd300-r50")),
-    (r"RetinaNet", lambda row: Shape("retinanet-x50")),
-    (r"DLRM-DCNv2", lambda row: Shape("dlrm-dcnv2", params=20e6)),
-    (r"DLRM", _dlrm),
-    (r"Transformer-big", lambda row: Shape("transformer-big", (("seq", SENTENCE),), items=SENTENCE)),
-    (r"Wide&Deep", lambda row: Shape("wide-and-deep")),
-    (r"3D U-Net", lambda row: Shape("unet3d")),
-    (r"ResNeXt101", lambda row: Shape("resnext101-32x4d")),
-    (r"SE-?ResNeXt101", lambda row: Shape("se-resnext101-32x4d")),
+    (r"bert", _bert),
+    (r"transformerxl", _xl),
+    (r"resnet50", lambda row: Shape("resnet50")),
+    (r"nnunet", _nnunet),
+    (r"jasper", lambda row: Shape("jasper-10x5", (("seq", JASPER_FRAMES),))),
+    (r"efficientnet", _efficientnet),
+    (r"stablediffusionv?2|sdv?2", lambda row: Shape("sd2-unet")),
+    (r"ncf|neuralcollaborative", lambda row: Shape("ncf")),
+    (r"ssd300", lambda row: Shape("ssd300-r50")),
+    (r"retinanet", lambda row: Shape("retinanet-x50")),
+    (r"dlrm(dcn)?v2", lambda row: Shape("dlrm-dcnv2", params=20e6)),
+    (r"dlrm", _dlrm),
+    (r"transformerbig", lambda row: Shape("transformer-big", (("seq", SENTENCE),), items=SENTENCE)),
+    (r"wide(&|and)deep", lambda row: Shape("wide-and-deep")),
+    (r"3dunet|unet3d", lambda row: Shape("unet3d")),
+    (r"resnext101", lambda row: Shape("resnext101-32x4d")),
+    (r"seresnext101", lambda row: Shape("se-resnext101-32x4d")),
 )
 
 
 def _precision(row: Row, network: str) -> str:
     text = row.text("precision").lower()
-    if text in _PRECISION:
-        return _PRECISION[text]
     if text.startswith("see submission"):  # NVIDIA's train in half precision, recommenders with tf32 products
         return "fp16"
+    found = number_format(text)
+    if found in ("fp16", "tf32", "fp32"):
+        return found
     raise InputError(f"the precision is not stated ({text!r})")
 
 

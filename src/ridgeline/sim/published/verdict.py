@@ -23,7 +23,7 @@ class Row(NamedTuple):
     def number(self, name: str) -> float | None:
         """The column as a number; None when it is empty or says something else."""
         try:
-            value = float(self.text(name).replace(",", ""))
+            value = float(self.text(name).replace(",", "").lstrip("~≈ "))
         except ValueError:
             return None
         return value if value == value and abs(value) != float("inf") else None

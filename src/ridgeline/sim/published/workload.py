@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,6 +11,7 @@ from ridgeline.errors import InputError
 from ridgeline.hardware import cluster, device
 from ridgeline.models import build
 from ridgeline.sim.collectives import collective_s
+from ridgeline.sim.published.spelling import catalog_name
 from ridgeline.sim.stack import Fitted, Load, Reach, load_of, reach_of, spread_interval, step_s
 
 _DEVICES = (  # words in a row's device, the first that matches
@@ -19,8 +19,8 @@ _DEVICES = (  # words in a row's device, the first that matches
     (r"gh200|grace hopper", "gh200"), (r"h200", "h200"), (r"h100.*pcie", "h100-pcie"), (r"h100", "h100-sxm"),
     (r"l40s", "l40s"), (r"\bl4\b", "l4"), (r"a100.*pcie.*40|a100-pcie-40", "a100-pcie-40gb"),
     (r"a100.*pcie", "a100-pcie-80gb"), (r"a100 40|a100.*40gb", "a100-sxm-40gb"), (r"a100", "a100-sxm-80gb"),
-    (r"\ba30\b", "a30"), (r"\ba10\b", "a10"), (r"\ba2\b", "a2"), (r"v100.*32|dgx-1.*32|dgx-2", "v100-sxm2-32gb"),
-    (r"v100|dgx-1", "v100-sxm2-16gb"),
+    (r"\ba30\b", "a30"), (r"\ba10\b", "a10"), (r"\ba2\b", "a2"), (r"v100.*32|dgx.?1.*32|dgx.?2", "v100-sxm2-32gb"),
+    (r"v100|dgx.?1\b", "v100-sxm2-16gb"),
     (r"\bt4\b", "t4"), (r"p100", "p100-pcie"), (r"mi100", "mi100"), (r"mi210", "mi210"), (r"mi300x", "mi300x"),
     (r"mi325x", "mi325x"),
 )  # fmt: skip
@@ -33,11 +33,10 @@ _FAMILY = {  # devices that share coefficients: the same chip with other memory 
 
 def device_of(text: str) -> str:
     """The device a free description means."""
-    lowered = text.lower()
-    for pattern, name in _DEVICES:
-        if re.search(pattern, lowered):
-            return name
-    raise InputError(f"no device of the catalog is named in {text!r}")
+    name = catalog_name(text, _DEVICES)
+    if name is None or device(name).kind != "gpu":
+        raise InputError(f"no device of the catalog is named in {text!r}")
+    return name
 
 
 def count_of(text: str) -> float:

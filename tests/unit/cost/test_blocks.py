@@ -1,0 +1,96 @@
+"""Products on kernels known by name: their blocks, steps, slices and bytes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ridgeline.cost.blocks import CLEAR_S, Rates, blocks_s, known, name_of, sums_apart, walk_of, walked_s
+from ridgeline.cost.chip import Chip, chip_of
+from ridgeline.cost.heuristic import Kernel
+from ridgeline.hardware import device
+
+KERNEL = Kernel("xmma", 64, 32, 8, 3, 4, False, False, 1)
+RATES = Rates(2e-6, 1e-6, 1e-7, 2e-7, 5e-8, 0.5, 0.5, 1.0, 2e-7, 4)
+DRAM, L2 = 4.8e12, 1e13
+
+
+@pytest.fixture(scope="module")
+def h200() -> Chip:
+    return chip_of(device("h200"))
+
+
+def test_a_walk_counts_blocks_of_the_busiest_sm_and_steps_of_a_slice() -> None:
+    queue, steps, read, written, loaded, waits = walk_of((2, 100, 130, 100, "nt"), 4.0, replace(KERNEL, split=3), 10)
+    blocks = 2 * 3 * 4 * 3  # two matrices, three tiles across, four down, three slices
+    assert queue == -(-blocks // 10)
+    assert steps == 5  # 34 of a slice, by eight
+    assert read == 2 * (100 + 130) * 100 * 4
+    assert written == 2 * 100 * 130 * 4
+    assert loaded == blocks * (64 + 32) * 34 * 4
+    assert waits == 2
+
+
+def test_slices_added_up_by_a_second_kernel_do_not_wait_and_write_their_sums() -> None:
+    apart = replace(KERNEL, split=3, reduced=True, num_kernels=2)
+    _, _, _, written, _, waits = walk_of((1, 100, 130, 100, "nt"), 2.0, apart, 132)
+    assert sums_apart(apart) and not sums_apart(KERNEL) and not sums_apart(replace(KERNEL, cleared=True, num_kernels=2))
+    assert waits == 0 and written == 100 * 130 * 4 * 3
+
+
+def test_a_block_alone_takes_its_start_and_its_steps() -> None:
+    told = walked_s(RATES, (1, 50, 1.0, 0.0, 1.0, 0), DRAM, L2)
+    assert told == pytest.approx(2e-6 + 1e-6 + 50 * 1e-7, rel=0.02)
+
+
+def test_a_full_sm_takes_turns_of_the_blocks_it_holds() -> None:
+    once, twice = (walked_s(RATES, (queue, 50, 1.0, 0.0, 1.0, 0), DRAM, L2) - RATES.launch_s for queue in (4, 8))
+    assert twice == pytest.approx(2 * once)
+    assert once == pytest.approx(((1e-6 + 5e-6) ** 4 + (4 * (2e-7 + 2.5e-6)) ** 4) ** 0.25)
+
+
+def test_each_further_slice_waits_for_those_before_it() -> None:
+    none, ten = (walked_s(RATES, (1, 5, 1.0, 0.0, 1.0, waits), DRAM, L2) for waits in (0, 10))
+    assert ten - none == pytest.approx(10 * RATES.slice_s)
+
+
+def _some(h200: Chip) -> tuple[Kernel, tuple[int, int, int, int, str]]:
+    name = next(n for n in known().kernels if n.startswith("fp32 xmma 64 64"))
+    across, down, depth, stages, loads = map(int, name.split()[2:7])
+    return Kernel("xmma", across, down, depth, stages, loads, False, False, 1), (1, 2048, 2048, 2048, "nt")
+
+
+def test_kernels_fitted_on_the_h200_stay_above_its_peak_and_below_five_times_the_time(h200: Chip) -> None:
+    kernel, problem = _some(h200)
+    told = blocks_s(kernel, problem, "fp32", 8, h200, 0.0)
+    floor_s = 2 * 2048**3 / h200.peak_flops_per_s("fp32")
+    assert told is not None and floor_s < told < 5 * floor_s
+
+
+def test_clearing_counters_and_adding_up_slices_take_time(h200: Chip) -> None:
+    kernel, problem = _some(h200)
+    plain = blocks_s(kernel, problem, "fp32", 8, h200, 0.0)
+    cleared = blocks_s(replace(kernel, cleared=True, num_kernels=2), problem, "fp32", 8, h200, 0.0)
+    apart = blocks_s(replace(kernel, reduced=True, num_kernels=2), problem, "fp32", 8, h200, 0.0)
+    assert plain is not None and cleared == pytest.approx(plain + CLEAR_S)
+    assert apart is not None and apart > plain + known().sum_s
+
+
+def test_an_imagined_device_moves_what_it_should(h200: Chip) -> None:
+    kernel, problem = _some(h200)
+    plain = blocks_s(kernel, problem, "fp32", 8, h200, 0.0)
+    slower = replace(h200, vector_flops_per_s=h200.vector_flops_per_s / 2)
+    assert blocks_s(kernel, problem, "fp32", 8, slower, 0.0) > 1.7 * plain  # type: ignore[operator]
+    thin = (1, 16384, 64, 64, "nt")
+    wide = replace(h200, dram_bytes_per_s=2 * h200.dram_bytes_per_s, l2_bytes_per_s=2 * h200.l2_bytes_per_s)
+    assert blocks_s(kernel, thin, "fp32", 8, wide, 0.0) < blocks_s(kernel, thin, "fp32", 8, h200, 0.0)  # type: ignore[operator]
+    assert blocks_s(kernel, thin, "fp32", 8, h200, 1.0) <= blocks_s(kernel, thin, "fp32", 8, h200, 0.0)  # type: ignore[operator]
+
+
+def test_other_devices_and_kernels_without_tiles_are_not_told(h200: Chip) -> None:
+    kernel, problem = _some(h200)
+    assert blocks_s(kernel, problem, "fp32", 8, chip_of(device("h100-sxm")), 0.0) is None
+    assert blocks_s(replace(kernel, family="thin_n"), problem, "fp32", 8, h200, 0.0) is None
+    assert blocks_s(replace(kernel, across=24), problem, "fp32", 8, h200, 0.0) is None
+    assert name_of("fp32", kernel) in known().kernels
