@@ -18,7 +18,7 @@ from pathlib import Path
 from ridgeline.findings.score import GENERAL, NAMES, Score, found_in, score
 from ridgeline.profiler.recordings import healthy_programs, planted_cases, planted_folder, second_fixes
 
-SUITES = ("planted", "fresh", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
+SUITES = ("planted", "fresh", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
 
 
 def main() -> None:
