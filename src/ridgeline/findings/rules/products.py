@@ -182,7 +182,8 @@ def channels_first(scene: Scene) -> Candidate | None:
     if scene.per_step_s(transforms) < 0.02 * scene.per_step_s(scene.work_kind == 1):
         return None
     moved, others = np.flatnonzero(transforms), np.flatnonzero(convs | _around_convs(scene))
-    shaped = bool((shaped_ops(scene.trace, scene.rows[moved]) >= 0).any())
+    in_graph = bool((scene.trace.op[scene.rows[moved]] == 0).all())  # a replayed graph has neither ops nor shapes
+    shaped = in_graph or bool((scene.trace.optional("shapes") > 0).any())
     if not shaped and _only_begins_with_convs(scene):  # whether they can change their layout is then unknown
         return None
     flat = scene.per_step_s(moved[_along_one_axis(scene, moved)]) > 0.5 * scene.per_step_s(moved)
