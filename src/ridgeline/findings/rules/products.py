@@ -84,6 +84,7 @@ def tensor_cores_unused(scene: Scene) -> Candidate | None:
         return None
     has_tf32 = scene.device is None or ("tensor", "tf32") in scene.device.peaks
     products = _products(scene, works)
+    flat = np.array([p is not None and min(p.m, p.n, p.k) == 1 for p in products], bool)  # with a vector, or of two
     tf32 = max(0.12, 1.5 / _speedup(scene, "tf32", 7.0)) if has_tf32 else 0.5
     half = max(0.1, 2.0 / _speedup(scene, "fp16", 14.0))
     worst = _ratios(
@@ -92,6 +93,7 @@ def tensor_cores_unused(scene: Scene) -> Candidate | None:
     best = np.minimum(worst, _ratios(products, lambda p: product_ratio(scene.device, p, "fp32", "bf16"), half))
     least = np.minimum(1.0, SHORTEST_S / np.maximum(scene.work_s[works], 1e-12))
     best, worst = np.maximum(best, least), np.where(scene.work_s[works] < SHORT_S, 1.0, np.maximum(worst, least))
+    best[flat] = worst[flat] = 1.0
     best[~mask[works] | scene.named(r"fft", "name")[works]] = 0.0  # another algorithm has no such parts
     high = 'torch.set_float32_matmul_precision("high") (TF32), or ' if has_tf32 else ""
     return Candidate(
