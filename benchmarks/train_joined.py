@@ -11,18 +11,15 @@ random, the gradients of the two are compared.
 from __future__ import annotations
 
 import argparse
-import gzip
-import json
 import statistics
 import sys
-import time
-import traceback
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 import optimize_train
+from train_memory import each_model
 
 DEFAULT = ("llama1b-train-4x1024", "bert-large-train-16x512", "t5-base-train-8x512")
 ROUNDS, STEPS = 7, 5
@@ -37,24 +34,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--table", type=Path, default=None, help="Only print what a file of results says.")
     asked = parser.parse_args()
-    if asked.table:
-        with gzip.open(asked.table, "rt", encoding="utf-8") as file:
-            print("\n".join(_table(json.load(file))))
-        return
-    asked.out.mkdir(parents=True, exist_ok=True)
-    began, found = time.monotonic(), {}
-    for name in asked.only:
-        if time.monotonic() - began > asked.total_s:
-            found[name] = {"error": "not started: out of time"}
-            continue
-        found[name] = {}
-        try:
-            _raced(name, asked, found[name])
-        except Exception as error:
-            found[name]["error"] = f"{type(error).__name__}: {error}"[:400] + traceback.format_exc()[-1500:]
-        with gzip.open(asked.out / "train_joined.json.gz", "wt", encoding="utf-8") as file:
-            json.dump(found, file)
-        print(f"{time.monotonic() - began:6.1f} s\n" + "\n".join(_table({name: found[name]})), flush=True)
+    each_model(asked, "train_joined.json.gz", lambda name, found: _raced(name, asked, found), _table)
 
 
 def _raced(name: str, asked: argparse.Namespace, found: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ import json
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -38,24 +39,32 @@ def main() -> None:
     parser.add_argument("--total-s", type=float, default=60.0, help="No model is begun after this.")
     parser.add_argument("--table", type=Path, default=None, help="Only print what a file of results says.")
     asked = parser.parse_args()
+    each_model(asked, "train_memory.json.gz", _measured, _table)
+
+
+def each_model(
+    asked: argparse.Namespace, name: str, measured: Callable[[str, dict[str, Any]], None],
+    table: Callable[[dict[str, Any]], list[str]],
+) -> None:  # fmt: skip
+    """Every model by itself, written as it goes; or what a file of before says."""
     if asked.table:
         with gzip.open(asked.table, "rt", encoding="utf-8") as file:
-            print("\n".join(_table(json.load(file))))
+            print("\n".join(table(json.load(file))))
         return
     asked.out.mkdir(parents=True, exist_ok=True)
     began, found = time.monotonic(), {}
-    for name in asked.only:
+    for model in asked.only:
         if time.monotonic() - began > asked.total_s:
-            found[name] = {"error": "not started: out of time"}
+            found[model] = {"error": "not started: out of time"}
             continue
-        found[name] = {}
+        found[model] = {}
         try:
-            _measured(name, found[name])
+            measured(model, found[model])
         except Exception as error:
-            found[name]["error"] = f"{type(error).__name__}: {error}"[:400] + traceback.format_exc()[-1500:]
-        with gzip.open(asked.out / "train_memory.json.gz", "wt", encoding="utf-8") as file:
+            found[model]["error"] = f"{type(error).__name__}: {error}"[:400] + traceback.format_exc()[-1500:]
+        with gzip.open(asked.out / name, "wt", encoding="utf-8") as file:
             json.dump(found, file)
-        print("\n".join(_table({name: found[name]})), flush=True)
+        print(f"{time.monotonic() - began:6.1f} s\n" + "\n".join(table({model: found[model]})), flush=True)
 
 
 def _measured(name: str, found: dict[str, Any]) -> None:

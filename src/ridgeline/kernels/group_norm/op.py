@@ -166,6 +166,11 @@ def _plan_streamed(
          "PAIRED": silu and chosen.paired},
         {"device": x.get_device(), "vector": found.vector},
     )  # fmt: skip
+    return _filling(run, stats, numbers)
+
+
+def _filling(run: Any, stats: Tensor, numbers: tuple[int, ...]) -> Any:
+    """A plan that allocates what a bound kernel writes."""
 
     def plan(x: Tensor, w: Tensor, b: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
         mean = torch.empty_like(stats, memory_format=torch.contiguous_format)
@@ -196,15 +201,7 @@ def _plan_whole(
         device=x.get_device(),
         vector=POINTER_ALIGNMENT_BYTES // x.element_size(),
     )  # fmt: skip
-
-    def plan(x: Tensor, w: Tensor, b: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-        mean = torch.empty_like(stats, memory_format=torch.contiguous_format)
-        rstd = torch.empty_like(stats, memory_format=torch.contiguous_format)
-        y = torch.empty_like(x)
-        run(x, w, b, y, mean, rstd, *numbers, eps)
-        return y, mean, rstd
-
-    return plan
+    return _filling(run, stats, numbers)
 
 
 def _plan_backward_streamed(
