@@ -39,7 +39,7 @@ class _Weighed:
 
 
 def findings_of(scene: Scene, chosen: Iterable[Rule] | None = None) -> list[Finding]:
-    """What to change, most valuable first; together they bring at most the step."""
+    """What to change, most valuable first; together they bring at most the step, as recorded where nobody timed one."""
     if not scene.program.num_works:
         return []
     weighed = [_weighed(scene, rule, candidate) for rule, candidate in _claimed(scene, chosen)]
@@ -103,7 +103,7 @@ def _surely_ms(scene: Scene, found: _Weighed, finding: Finding) -> float:
 
 
 def _fitted(made: list[Finding], step_ms: float) -> list[Finding]:
-    """Findings that together promise at most the step: what exceeds it is taken from all but the first alike."""
+    """Findings that together promise at most this step: what exceeds it is taken from all but the first alike."""
     total_ms = sum(finding.high_ms for finding in made)
     if total_ms <= step_ms or len(made) < 2:
         return made
