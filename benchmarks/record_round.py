@@ -35,6 +35,7 @@ HERE = Path(__file__).resolve().parent
 PARTS = ("blind", "compiled", "convs", "products")
 CHUNK, RUNS = 100, 3
 SLOW_S = 0.02
+GROUPS_FROM = 7000  # seeds above draw groups more often than not
 SPIN_CYCLES = 700_000  # the host gets 0.4 ms ahead; four times that where groups are launched one by one
 
 
@@ -46,9 +47,10 @@ def blind_points(seed: int, scale: float) -> list[Point]:
 def conv_points(seed: int) -> list[Point]:
     """Convolutions to learn from: full and rounded single precision and groups more often than networks have them."""
     rng, found = random.Random(seed), list[Point]()
+    sorts = (30, 58, 12) if seed > GROUPS_FROM else (50, 35, 15)
     while len(found) < 4000:
         phase = "fwd" if rng.random() < 0.5 else "bwd"
-        sort = rng.choices(("dense", "grouped", "depthwise"), (50, 35, 15))[0]
+        sort = rng.choices(("dense", "grouped", "depthwise"), sorts)[0]
         dtypes = (34, 8, 24, 34) if sort == "dense" else (50, 12, 12, 26)
         point = surveys._any_conv(phase, sort, dtypes, 6e10)(rng)
         if point is not None:
@@ -105,7 +107,18 @@ def _chunk(chunk: list[Point], end: float) -> list[dict[str, Any]]:
         mine = stretches[RUNS * place : RUNS * (place + 1)]
         rows[at]["kernels"] = _medians([[(name, s) for _, name, s in run] for run in mine])
         rows[at]["span_s"] = round(statistics.median(map(span_s, mine)), 9)
+        if len(mine[-1]) > 3 and 1 < chunk[at].shape["groups"] < chunk[at].shape["c"]:
+            rows[at]["timeline"] = timeline(mine[-1])
     return rows
+
+
+def timeline(kernels: list[tuple[int, str, float]]) -> dict[str, list[Any]]:
+    """One run's kernels as they lay beside each other: nanoseconds from the first start, and each name once."""
+    names = sorted({name[:160] for _, name, _ in kernels})
+    return {
+        "names": names,
+        "spans": [[names.index(name[:160]), at - kernels[0][0], round(s * 1e9)] for at, name, s in kernels],
+    }
 
 
 def _prepared(point: Point, row: dict[str, Any]) -> Callable[[], Any] | None:
