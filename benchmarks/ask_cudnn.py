@@ -37,6 +37,8 @@ H200 = {
     "l2CacheSize": 62914560, "totalGlobalMem": 150109880320, "deviceName": "NVIDIA H200",
 }  # fmt: skip
 
+RECORDINGS = Path(__file__).resolve().parent.parent / "data" / "recordings" / "h200"
+
 # Numbers of the backend interface (cudnn_graph_v9.h): descriptors, attribute types, data types, modes.
 CONV, ENGINE, CONFIG, HEUR, KNOB, GRAPH, TENSOR, DEVICE = 1, 2, 3, 4, 7, 15, 17, 38
 T_HANDLE, T_DATA, T_INT64, T_FLOAT, T_MODE, T_HEUR, T_KNOB, T_NOTE, T_DESC = 0, 1, 3, 4, 7, 8, 9, 11, 15
@@ -259,15 +261,15 @@ def questions(row: dict[str, Any]) -> list[Question]:
     return [Question(op, row["dtype"], x, w, y, stride, pad, bool(d.get("nhwc", 0))) for op in ops]
 
 
-def draw(rng: random.Random) -> Question | None:
+def draw(rng: random.Random, groups: bool = False) -> Question | None:
     """A convolution as networks have them, or of dimensions log-uniform; none for a draw that makes no sense."""
-    sort, way = "dense" if rng.random() < 0.78 else "grouped", rng.random()
+    sort, way = "dense" if rng.random() < (0.0 if groups else 0.78) else "grouped", rng.random()
     if way < 0.8:
         shape = (surveys._conv_shape if way < 0.35 else surveys._free_conv_shape)(rng, sort)
     else:
         point = _NETWORK(rng)
         shape = dict(point.shape) if point else None
-    if shape is None or shape["groups"] == shape["c"] > 1:
+    if shape is None or shape["groups"] == shape["c"] > 1 or (groups and shape["groups"] == 1):
         return None
     shape = _varied(rng, shape)
     shape["nhwc"] = int(rng.random() < 0.4)
@@ -298,11 +300,13 @@ def wanted(q: Question) -> bool:
     return (q.w[2] == 1 and q.stride[0] == 1) or q.dtype in ("fp32", "tf32")
 
 
-def answers(cudnn: Cudnn, seed: int, num: int, seconds: float, narrow: bool, single: bool) -> Iterator[list[Any]]:
-    """Shape and answer, one after another; ``narrow`` keeps four of five to the wanted, ``single`` to fp32 and tf32."""
+def answers(cudnn: Cudnn, seed: int, num: int, seconds: float, narrow: bool, kind: str) -> Iterator[list[Any]]:
+    """Shape and answer, one after another; ``narrow`` keeps four of five to the wanted, ``kind`` to single precision
+    or to groups."""
     rng, end, count = random.Random(seed), time.monotonic() + seconds, 0
+    single = kind == "single"
     while count < num and time.monotonic() < end:
-        asked = draw(rng)
+        asked = draw(rng, kind == "groups")
         if asked is None or (narrow and not wanted(asked) and rng.random() < 0.8):
             continue
         count += 1
@@ -333,28 +337,34 @@ def _preload() -> Path:
     raise SystemExit("no cuDNN found beside torch: pass --lib FOLDER, the one that holds libcudnn.so.9")
 
 
-def work(job: tuple[str, int, int, float, bool, bool, str]) -> int:
-    lib, seed, num, seconds, present, single, out = job
+def work(job: tuple[str, int, int, float, bool, str, str]) -> int:
+    lib, seed, num, seconds, present, kind, out = job
     cudnn = Cudnn(Path(lib) if lib else _preload(), None if present else H200)
     count = 0
     with gzip.open(out, "wt") as file:
         head = {"cudnn": cudnn.version(), "seed": seed, "present": present, "properties": cudnn.properties()}
         file.write(json.dumps(head) + "\n")
-        for row in answers(cudnn, seed, num, seconds, present and not single, single):
+        for row in answers(cudnn, seed, num, seconds, present and not kind, kind):
             file.write(json.dumps(row) + "\n")
             count += 1
     return count
 
 
-def recorded(cudnn: Cudnn, folder: Path) -> int:
-    """The answers for every recorded convolution: file, line, answer."""
+def _is_asked(row: dict[str, Any], groups: bool) -> bool:
+    if not str(row.get("kind", "")).startswith("conv"):
+        return False
+    return not groups or 1 < row["shape"].get("groups", 1) < row["shape"]["c"]
+
+
+def recorded(cudnn: Cudnn, folder: Path, groups: bool = False) -> int:
+    """The answers for every recorded convolution, or those in groups: file, line, answer."""
     count = 0
     with gzip.open(folder / "cudnn_answers.jsonl.gz", "wt") as out:
-        for path in sorted(folder.glob("operators_seed*.jsonl.gz")):
+        for path in sorted(RECORDINGS.glob("operators_seed*.jsonl.gz")):
             with gzip.open(path, "rt") as lines:
                 rows = [json.loads(line) for line in lines]
             for place, row in enumerate(rows):
-                for q in questions(row) if str(row.get("kind", "")).startswith("conv") else ():
+                for q in questions(row) if _is_asked(row, groups) else ():
                     found = cudnn.ask(q)
                     if found:
                         told = [found[0].engine, found[0].knobs, found[0].fallback]
@@ -374,14 +384,16 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True, help="folder of the answers")
     parser.add_argument("--single", action="store_true", help="single precision alone, full and rounded")
-    parser.add_argument("--recorded", action="store_true", help="ask for the recorded convolutions in --out instead")
+    parser.add_argument("--groups", action="store_true", help="convolutions in groups alone")
+    parser.add_argument("--recorded", action="store_true", help="ask for the recorded convolutions instead")
     args = parser.parse_args()
-    if args.recorded:
-        print(recorded(Cudnn(Path(args.lib), H200), args.out), "answers")
-        return
     args.out.mkdir(parents=True, exist_ok=True)
+    if args.recorded:
+        lib = Path(args.lib) if args.lib else _preload()
+        print(recorded(Cudnn(lib, None if args.device else H200), args.out, args.groups), "answers")
+        return
     parts = [args.out / f"part{i}.jsonl.gz" for i in range(args.workers)]
-    asked = (args.num, args.seconds, args.device, args.single)
+    asked = (args.num, args.seconds, args.device, "single" if args.single else "groups" if args.groups else "")
     jobs = [(args.lib, args.seed * 1000 + i, *asked, str(p)) for i, p in enumerate(parts)]
     with multiprocessing.get_context("spawn").Pool(args.workers) as pool:
         counts = pool.map(work, jobs)
