@@ -273,7 +273,7 @@ def draw(rng: random.Random, groups: bool = False) -> Question | None:
         return None
     shape = _varied(rng, shape)
     shape["nhwc"] = int(rng.random() < 0.4)
-    dtype = rng.choices(("bf16", "fp16", "tf32", "fp32"), (58, 12, 17, 13))[0]
+    dtype = rng.choices(("bf16", "fp16", "tf32", "fp32"), (42, 8, 26, 24) if groups else (58, 12, 17, 13))[0]
     if shape["k"] > min(shape["h"], shape["w"]) + 2 * shape.get("padding", shape["k"] // 2):
         return None
     asked = questions({"kind": "conv2d", "dtype": dtype, "phase": "fwd", "shape": shape})[0]
