@@ -3,25 +3,33 @@
     python benchmarks/fit_kernels.py [--write]
 
 Recorded kernels and cuDNN's answers for their shapes, as ``fit_implicit.py`` reads them; ways and passes with at least
-eighty kernels. Prints the error on a quarter held out; ``--write`` puts the trees into ``data/residue.npz``.
+eighty kernels. Pointwise passes that ran as products of cuBLAS are known by their kernels' names and corrected against
+the model of products. Prints the error on a quarter held out; ``--write`` puts the trees into ``data/kernels.npz``.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections import defaultdict
+from typing import Any
 
 import numpy as np
 from fit_conv import H200
 from fit_implicit import _seconds, rows
-from fit_products import PATH, Measured, grow, save
+from fit_products import Measured, grow, save
 from fit_selection import choice_of, shape_of
+from recordings import DATA, load_operators
 
 from ridgeline.cost import conv, residue
 from ridgeline.cost.call import Call
+from ridgeline.cost.chip import chip_of
 from ridgeline.cost.implicit import VECTOR, implicit_s
+from ridgeline.hardware import device
 
-TREES, CLIP, FEWEST = 120, 0.25, 80
+PASSES = ("fprop", "dgrad", "wgrad", "convolve", "ImplicitGemmConv", "S_4conv", "conv2d_grouped")
+"""What the names of cuDNN's own kernels contain, and those of products do not."""
+PRODUCTS = ("nvjet", "gemm", "gemv")
+TREES, CLIP, FEWEST, MOST_KERNELS = 120, 0.25, 80, 5
 
 
 def kernels() -> dict[str, Measured]:
@@ -37,7 +45,7 @@ def kernels() -> dict[str, Measured]:
         choice = choice_of(shape.op, engine, knobs, shape.c if shape.op == "fwd" else shape.o)
         given = conv._conv(Call(row["kind"], row["dtype"], "fwd", "cudnn", tuple(row["shape"].items())), row["shape"])
         coef, seconds = conv._pass(conv.DEFAULTS, f"{choice.way}.{shape.op}"), _seconds(row, shape.op, choice)
-        if seconds <= 0.0 or not coef:
+        if seconds <= 0.0 or not coef or choice.way == "direct":
             continue
         if choice.way in VECTOR:
             choice, problem = conv._vector_choice(site, given, choice, shape.op)
@@ -45,11 +53,62 @@ def kernels() -> dict[str, Measured]:
             problem = conv._problem(site, given, choice, shape.op)
         told_s = implicit_s(H200, coef, problem, choice, row["dtype"])
         found[f"{choice.way}.{shape.op}"].append((conv.kernel_features(given, choice, problem), told_s, seconds))
-    return {
-        name: Measured(np.array([f for f, _, _ in some]), np.array([t for _, t, _ in some]), np.zeros(len(some)),
-                       np.array([s for _, _, s in some]))
-        for name, some in found.items() if len(some) >= FEWEST
-    }  # fmt: skip
+    return {name: _measured(some) for name, some in found.items() if len(some) >= FEWEST}
+
+
+def _own(row: dict[str, Any]) -> list[tuple[str, float]]:
+    """(pass, seconds) of each pass of a pointwise convolution that ran as a product."""
+    kernels = [(name, s) for name, s in row["kernels"] if "reduce" not in name.partition("(")[0].partition("<")[0]]
+    mine = [s for name, s in kernels if any(p in name for p in PRODUCTS) and not any(p in name for p in PASSES)]
+    others = [name for name, _ in kernels if any(p in name for p in PASSES)]
+    if row["phase"] == "fwd":
+        return [("fwd", mine[0])] if len(mine) == 1 and not others else []
+    if len(mine) == 2 and not others:
+        return [("dgrad", mine[0]), ("wgrad", mine[1])]
+    if len(mine) != 1 or not others:
+        return []
+    return [("wgrad" if any("dgrad" in name for name in others) else "dgrad", mine[0])]
+
+
+def products() -> dict[str, Measured]:
+    """The same for products of pointwise passes."""
+    found: dict[str, list[tuple[list[float], float, float]]] = defaultdict(list)
+    site = conv.Site(chip_of(device("h200")), conv.DEFAULTS, 0.0)
+    for row in load_operators("h200"):
+        shape = row["shape"]
+        if row["kind"] != "conv2d" or row["dtype"] == "fp32" or shape["k"] * shape["stride"] * shape["groups"] > 1:
+            continue
+        given = conv._conv(Call(row["kind"], row["dtype"], "fwd", "cudnn", tuple(shape.items())), shape)
+        for op, seconds in _own(row):
+            features = conv.product_features(given, conv.product_of(given, op)[1])
+            found[f"product.{op}"].append((features, conv.library_product(site, given, op)[0], seconds))
+    return {name: _measured(some) for name, some in found.items()}
+
+
+def _measured(some: list[tuple[list[float], float, float]]) -> Measured:
+    features, told, seconds = (np.array(column) for column in zip(*some, strict=True))
+    return Measured(features, told, np.zeros(len(some)), seconds)
+
+
+def stencils() -> dict[str, Measured]:
+    """The same for depthwise passes; gradients whose kernels' names tell which of the two they are."""
+    found: dict[str, list[tuple[list[float], float, float]]] = defaultdict(list)
+    site = conv.Site(chip_of(device("h200")), conv.DEFAULTS, 0.0)
+    for row in load_operators("h200"):
+        shape = row["shape"]
+        if row["kind"] != "conv2d" or shape["groups"] == 1 or shape["groups"] != shape["c"]:
+            continue
+        given = conv._conv(Call(row["kind"], row["dtype"], "fwd", "cudnn", tuple(shape.items())), shape)
+        of_weight = [s for name, s in row["kernels"] if "wgrad" in name or "grad_weight" in name or "Memset" in name]
+        if row["phase"] == "fwd":
+            passes = [("fwd", row["busy_s"])]
+        elif len(row["kernels"]) <= MOST_KERNELS and 0 < len(of_weight) < len(row["kernels"]):
+            passes = [("dgrad", row["busy_s"] - sum(of_weight)), ("wgrad", sum(of_weight))]
+        else:
+            continue
+        for op, seconds in passes:
+            found[f"stencil.{op}"].append((conv.stencil_features(given), conv.stencil(site, given, op)[0], seconds))
+    return {name: _measured(some) for name, some in found.items()}
 
 
 def main() -> None:
@@ -57,14 +116,14 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     pools = {}
-    for name, mine in sorted(kernels().items()):
+    for name, mine in sorted((kernels() | products() | stencils()).items()):
         kept = np.random.default_rng(1).random(len(mine.rows)) < 0.75
         held, part = mine.some(~kept), grow(mine.some(kept), TREES, CLIP)
         after = held.missed(part.logs(held.rows))
         print(f"{name:20s} n {len(mine.rows):4d}  held out {held.missed(0.0):.1%} -> {after:.1%}", flush=True)
         pools[f"{residue.KERNELS}/{name}"] = grow(mine, TREES, CLIP)
     if options.write:
-        save(PATH, {name: trees for name, trees in residue._pools().items() if name not in pools} | pools)
+        save(DATA / residue.KERNEL_FILE, pools)
 
 
 if __name__ == "__main__":

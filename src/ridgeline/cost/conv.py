@@ -9,16 +9,21 @@ groups that no kernel takes whole are run one after another.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import ceil, exp
+from typing import Any
 
-from ridgeline.cost import residue
-from ridgeline.cost.call import ITEMSIZE, Call, Coef, Time, family, memory_floor_s, selection
+from ridgeline.cost import matmul, residue
+from ridgeline.cost.calibration import calibration_of
+from ridgeline.cost.call import ITEMSIZE, Call, Coef, Time, family, family_of, memory_floor_s, selection
 from ridgeline.cost.chip import Chip
 from ridgeline.cost.classic import COEFFICIENTS, classic_timing
 from ridgeline.cost.implicit import CLUSTERED, VECTOR, Choice, Problem, implicit_s, is_shared, waves_of
 from ridgeline.cost.selection import Shape, choose
 from ridgeline.errors import CostError
+from ridgeline.hardware import device
 
 DEFAULTS: Coef = {
     # Layout transforms: a block moves a tile of 32 channels by 32 pixels through shared memory.
@@ -28,8 +33,8 @@ DEFAULTS: Coef = {
     "transform_back": 0.152,  # extra tile time towards channels-first when the source is not in L2
     "transform_dram_frac": 0.898,  # share of the DRAM bandwidth
     "transform_held": 0.61,  # share of the L2 in which just-written bytes are found again
-    "generic_tile_cycles": 2140.0,  # tile time of the generic transform that pads or splits groups
-    "generic_start_cycles": 15100.0,  # its start
+    "generic_tile_cycles": 1960.0,  # tile time of the generic transform that pads or splits groups
+    "generic_start_cycles": 14000.0,  # its start
     "filter_start_cycles": 16100.0,  # generic transform of an odd number of filters
     "filter_cycles": 0.0106,  # and per element
     "pad_cycles": 0.68,  # one SM's time for an element of a tensor widened to whole eights of channels
@@ -143,23 +148,29 @@ DEFAULTS: Coef = {
     "group_row_cycles": 0.669,  # and per pixel
     "group_grad_cycles": 23700.0,  # one group's kernels for a gradient in single precision
     "group_transpose_bytes_per_s": 87500000000.0,  # rate of the transposes of pointwise ones
-    # The kernel that takes any groups directly: multiplications a second it reaches.
-    "direct_start_s": 3.9e-06,  # launch to exit with little to do
-    "direct_forward_per_s": 1030000000000.0,  # channels first, several taps
-    "direct_forward_point_per_s": 204000000000.0,  # one tap
-    "direct_forward_last_per_s": 191000000000.0,  # channels last, several taps
-    "direct_forward_last_point_per_s": 188000000000.0,  # one tap
-    "direct_input_per_s": 829000000000.0,  # input gradient, in the same order
-    "direct_input_point_per_s": 184000000000.0,
-    "direct_input_last_per_s": 370000000000.0,
-    "direct_input_last_point_per_s": 150000000000.0,
-    "direct_input_strided_per_s": 156000000000.0,  # any of them under a stride
-    "direct_weight_per_s": 432000000000.0,  # weight gradient, in the same order
-    "direct_weight_point_per_s": 465000000000.0,
-    "direct_weight_last_per_s": 150000000000.0,
-    "direct_weight_last_point_per_s": 52200000000.0,
-    "direct_weight_held_per_s": 1110000000000.0,  # weight gradient of images held in shared memory
-    "direct_weight_held_last_per_s": 1360000000000.0,
+    # The kernel that takes any groups directly, and the one of weight gradients from shared memory: seconds for each of
+    # the terms that ``direct_terms`` and ``shared_terms`` count.
+    "direct.fwd.first.start": 0, "direct.fwd.first.element": 0, "direct.fwd.first.channel": 3.57e-12,
+    "direct.fwd.first.product": 6.72e-13, "direct.fwd.first.strided": 7.52e-13, "direct.fwd.first.chain": 9.2e-08,
+    "direct.fwd.first.depth": 1.56e-07, "direct.fwd.first.wide": 0,
+    "direct.fwd.last.start": 1.23e-07, "direct.fwd.last.element": 1.84e-11, "direct.fwd.last.channel": 2.36e-12,
+    "direct.fwd.last.product": 0, "direct.fwd.last.strided": 0, "direct.fwd.last.chain": 1.91e-07,
+    "direct.fwd.last.depth": 2.77e-07, "direct.fwd.last.wide": 1.85e-12,
+    "direct.dgrad.first.start": 1.31e-06, "direct.dgrad.first.element": 5.22e-12,
+    "direct.dgrad.first.channel": 4.55e-13, "direct.dgrad.first.product": 9.11e-13, "direct.dgrad.first.strided": 0,
+    "direct.dgrad.first.chain": 1.36e-07, "direct.dgrad.first.depth": 2.16e-07, "direct.dgrad.first.wide": 0,
+    "direct.dgrad.last.start": 2.16e-06, "direct.dgrad.last.element": 1.37e-11, "direct.dgrad.last.channel": 0,
+    "direct.dgrad.last.product": 1.04e-12, "direct.dgrad.last.strided": 0, "direct.dgrad.last.chain": 9.28e-08,
+    "direct.dgrad.last.depth": 2.62e-07, "direct.dgrad.last.wide": 3.57e-14,
+    "direct.wgrad.first.start": 1.3e-06, "direct.wgrad.first.weight": 2.18e-10, "direct.wgrad.first.pixel": 2.87e-09,
+    "direct.wgrad.first.row": 9.31e-09, "direct.wgrad.first.product": 1.69e-12, "direct.wgrad.first.wide_in": 0,
+    "direct.wgrad.first.wide_out": 0,
+    "direct.wgrad.last.start": 0, "direct.wgrad.last.weight": 1.31e-10, "direct.wgrad.last.pixel": 4.15e-09,
+    "direct.wgrad.last.row": 0, "direct.wgrad.last.product": 0, "direct.wgrad.last.wide_in": 3.08e-12,
+    "direct.wgrad.last.wide_out": 2.4e-12,
+    "shared.wgrad.start": 1.83e-06, "shared.wgrad.weight": 2.09e-10, "shared.wgrad.image": 6.85e-08,
+    "shared.wgrad.pixel": 3.71e-10, "shared.wgrad.tap": 5.12e-11, "shared.wgrad.channel": 2.16e-12,
+    "shared.wgrad.last": 5.52e-12, "shared.wgrad.strided": 1.95e-12,
     # Pointwise products of rows on 2 bytes, as cuBLAS runs them: see cost/classic.py for the names.
     "odd1.depth_area": 10090.0, "odd1.depth_s": 2.211e-08, "odd1.dram_frac": 0.3575, "odd1.eff_frac": 0.1811,
     "odd1.exposed_frac": 0.6416, "odd1.half_area": 10490.0, "odd1.l2_frac": 0.5833, "odd1.launch_s": 1.525e-06,
@@ -272,9 +283,24 @@ DEFAULTS: Coef = {
     "warp_strided.dgrad.l2": 2.38, "warp_strided.dgrad.even": 0.0501, "warp_strided.dgrad.odd": 0.168,
     "warp_strided.dgrad.split": 2.23e+04, "warp_strided.dgrad.split_each": 0.102,
     # several groups to a tile, over one: medians of 620 kernels; tall tiles have over 64 rows
-    "packed_fwd_tma": 0.87, "packed_fwd_warp": 0.83, "packed_dgrad_tma": 0.9, "packed_dgrad_warp": 0.82,
-    "packed_dgrad_warp_strided": 0.74, "packed_wgrad_tma": 0.92, "packed_wgrad_warp": 0.97, "packed_tall": 1.38,
-    "streams": 2.09,  # groups that run beside each other
+    "packed_fwd_tma": 0.883, "packed_fwd_warp": 0.858, "packed_dgrad_tma": 1.21, "packed_dgrad_warp": 0.82,
+    "packed_dgrad_warp_strided": 0.86, "packed_wgrad_tma": 0.906, "packed_wgrad_warp": 1.02, "packed_tall": 1.4,
+    # Groups side by side on streams, and the copies around each of them.
+    "stream_issue_cycles": 2230.0,  # from one kernel's start to the next one's on another stream
+    "stream_start_cycles": 5730.0,  # of a kernel's own time that another kernel hides
+    "stream_gap_cycles": 1920.0,  # between two kernels of one stream
+    "stream_blocks": 7.54,  # small tiles of several kernels that an SM holds
+    # one group's kernel over that of a dense convolution of its size
+    "apart_fwd_copy": 0.993, "apart_fwd_analytic": 0.766, "apart_fwd_vector": 0.985, "apart_fwd_indexed": 0.557,
+    "apart_fwd_simt": 0.916, "apart_dgrad_copy": 0.744, "apart_dgrad_copy_strided": 0.696, "apart_dgrad_analytic": 1.0,
+    "apart_dgrad_scatter": 1.16, "apart_dgrad_simt": 0.88, "apart_wgrad_copy": 0.696, "apart_wgrad_atomic": 0.967,
+    "apart_wgrad_simt": 1.0, "apart_wgrad_indexed": 1.0,
+    "slice_cycles": 1710.0,  # cutting a group out of channels-last tensors, nothing to move
+    "slice_bytes_per_s": 9.81e+11,  # and the rate of it
+    "pad_start_cycles": 2980.0,  # widening the filters of a group
+    "turn_cycles": 4810.0,  # copying a single-precision tensor from strides to strides
+    "turn_element_cycles": 0.101,  # and for an element, all SMs together
+    "streams": 2.09,  # groups that run beside each other where cuDNN's choice is not known; 1: nothing does
     "share_init_cycles": 3180.0,  # clearing what SMs that share a tile add up in
     "reduce_cycles": 4000.0,  # adding up the slices of a weight gradient
     "reduce_frac": 0.375,  # and the share of the L2 bandwidth its bytes reach
@@ -687,7 +713,7 @@ def _weight_tile(conv: Conv, tma: bool) -> Tile:
 # Kernels that cuDNN's heuristic is known to take
 
 
-_LEARNED_ARCH = "hopper"
+_LEARNED_ARCH, _MEASURED = "hopper", "h200"
 _SMS = 132
 _TILED = ("tma", "tma_strided", "copy", "copy_strided", "analytic", "warp", "warp_strided", "plain")
 _SKIPPING = ("tma_strided", "copy", "copy_strided", "warp_strided")
@@ -858,34 +884,127 @@ def _joint_groups(site: Site, conv: Conv, choice: Choice, op: str) -> Cost:
     return _sum(_group_transforms(site, conv, wide == size, tall == size), (seconds, kernels))
 
 
-def _apart_groups(site: Site, conv: Conv, choice: Choice, op: str) -> Cost:
-    """One group after another: each is cut out or transposed, computed, and put back."""
+_STREAMS = 8
+"""Groups that the library puts side by side, each on a stream of its own (379 recorded timelines)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One kernel of one group: its seconds alone, and the share of the chip that its blocks fill."""
+
+    seconds: float
+    fill: float = 1.0
+
+
+def _side_by_side(site: Site, steps: Sequence[Step], groups: int) -> Cost:
+    """Every group's kernels, eight groups at a time: what the chip can take in, or one stream after another's chain."""
+    if site.coef["streams"] == 1.0:
+        return groups * sum(step.seconds for step in steps), groups * len(steps)
+    least_s, start_s = site.cycles_s(site.coef["stream_issue_cycles"]), site.cycles_s(site.coef["stream_start_cycles"])
+    taken = [max(least_s, step.fill * (step.seconds - start_s)) for step in steps]
+    whole_s = groups * sum(taken) + sum(max(0.0, step.seconds - issue) for step, issue in zip(steps, taken, strict=True))
+    gap_s = site.cycles_s(site.coef["stream_gap_cycles"])
+    chain_s = -(-groups // _STREAMS) * sum(step.seconds + gap_s for step in steps)
+    return max(whole_s, chain_s), groups * len(steps)
+
+
+def _filled(site: Site, tiles: int, area: float) -> float:
+    """Share of the chip that a kernel's tiles fill, small ones several to an SM."""
+    beside = max(1.0, min(site.coef["stream_blocks"], 32768.0 / area))
+    return min(1.0, tiles / (beside * site.chip.num_sms))
+
+
+def _spread(site: Site, n: int, channels: int, px: int) -> float:
+    """The same for a copy, whose blocks move 32 by 32 elements."""
+    return min(1.0, n * -(-channels // 32) * -(-px // 32) / (4.0 * site.chip.num_sms))
+
+
+def _is_odd(conv: Conv, channels: int) -> bool:
+    return channels % (8 if conv.itemsize <= 2 else 4) > 0
+
+
+def _cut_out(site: Site, one: Conv, channels: int, px: int) -> Step:
+    """A group's channels cut out of a channels-last tensor, or put back, where they come in whole eights."""
+    size = one.n * px * channels * one.itemsize
+    return Step(site.cycles_s(site.coef["slice_cycles"]) + size / site.coef["slice_bytes_per_s"])
+
+
+def _rearranged(site: Site, n: int, channels: int, px: int) -> Step:
+    """The same where they do not, by the transform from any strides to any."""
+    return Step(_generic_transform(site, n, channels, px)[0], max(0.5, _spread(site, n, channels, px)))
+
+
+def _tensor_steps(site: Site, conv: Conv, op: str) -> list[Step]:
+    """What brings a group's tensors to the kernel and its result back, as 640 recorded loops have it."""
     one = _one_group(conv)
-    main = _kernel(site, one, choice, op, _problem(site, one, choice, op))
-    start_s = site.cycles_s(site.coef["group_start_cycles"])
-    order = {"fwd": (_x, _y, _w), "dgrad": (_y, _x, _w), "wgrad": (_x, _w, _y)}[op]
-    moved = _sum(order[0](site, one), order[1](site, one, fresh=True))
-    if not conv.channels_last or op == "wgrad":
-        moved = _sum(moved, order[2](site, one))
+    odd_in, odd_out = _is_odd(conv, one.c), _is_odd(conv, one.o)
+    odd = odd_in or odd_out
+    memset = Step(_memset(site)[0], 0.1)
+    if conv.channels_last:
+        steps = [(_rearranged(site, one.n, c, px) if bad else _cut_out(site, one, c, px))
+                 for c, px, bad in ((one.c, one.in_px, odd_in), (one.o, one.out_px, odd_out))]  # fmt: skip
+        if odd:
+            padded = Step(site.cycles_s(site.coef["pad_start_cycles"]), 0.1)
+            steps.append(padded if conv.taps > 1 else _rearranged(site, one.o, one.c, 1))
+    else:
+        steps = [Step(_x(site, one)[0]), Step(_y(site, one, fresh=op == "fwd")[0])]
+        if odd_out and op != "wgrad":
+            steps.append(_rearranged(site, one.o, one.c, one.taps))
+        elif conv.taps > 1 or odd:
+            steps.append(Step(_transform(site, one.o, one.c, one.taps, one.itemsize, op == "wgrad")[0], 0.2))
+    num_cleared = {"fwd": 2 if odd_in else int(odd_out), "dgrad": 2 if odd_out else int(odd_in),
+                   "wgrad": int(odd_in) + int(odd_out)}[op]  # fmt: skip
+    return steps + [memset] * num_cleared
+
+
+def _apart_groups(site: Site, conv: Conv, choice: Choice, op: str) -> Cost:
+    """One group beside another: each is cut out or transposed, computed, and put back."""
+    one = _one_group(conv)
     problem = _problem(site, one, choice, op)
+    seconds, kernels = _kernel(site, one, choice, op, problem)
     tiles = -(-problem.rows // choice.rows) * -(-problem.columns // choice.columns) * choice.split
-    serial_s = conv.groups * (main[0] + moved[0] + start_s)
-    apart = serial_s / _beside(site, conv.groups, tiles), conv.groups * (main[1] + moved[1])
-    if op == "wgrad" and apart[0] > (most_s := _MOST_OVER_SHARED * _shared_weight_grad_s(conv)):
-        return most_s, 1
-    return apart
+    small = Step(_memset(site)[0], 0.1)
+    main_s = (seconds - (kernels - 1) * small.seconds) * site.coef.get(f"apart_{op}_{choice.way}", 1.0)
+    steps = [Step(main_s, _filled(site, tiles, choice.rows * choice.columns))]
+    steps += [small] * (kernels - 1) + _tensor_steps(site, conv, op)
+    return _side_by_side(site, steps, conv.groups)
 
 
-_MOST_OVER_SHARED = 3.0
-"""cuDNN's heuristic names a loop over groups and a kernel of another sort runs, for one narrow weight gradient in ten
-and by no rule found here. A loop that would take more than so many times as long is not believed: mean error of 290
-gradients in groups 37.3 → 27.5 %, the median where it was."""
+def _turned(site: Site, one: Conv, channels: int, px: int) -> Step:
+    """Single-precision tensors of one group, copied between strides an element a thread."""
+    cycles = site.coef["turn_cycles"] + one.n * px * channels * site.coef["turn_element_cycles"]
+    return Step(site.cycles_s(cycles), _spread(site, one.n, channels, px))
 
 
-def _shared_weight_grad_s(conv: Conv) -> float:
-    """Weight gradients of narrow groups from tiles in shared memory: filters side by side, pixels one after another."""
-    filters, pixels = conv.o * (conv.c // conv.groups), conv.n * max(conv.out_px, 100)
-    return float(4e-6 + pixels * 1e-9 * max(1.0, filters / 270.0) * (conv.taps / 9.0) ** 0.3)
+def _vector_apart(site: Site, conv: Conv, choice: Choice, op: str) -> Cost:
+    """One group beside another on the vector units."""
+    one = _one_group(conv)
+    taken, problem = _vector_choice(site, one, choice, op)
+    seconds, kernels = _vector_kernel(site, one, choice, op)
+    tiles = -(-problem.rows // taken.rows) * -(-problem.columns // taken.columns) * taken.split
+    small = Step(_memset(site)[0], 0.1)
+    main_s = (seconds - (kernels - 1) * small.seconds) * site.coef.get(f"apart_{op}_{choice.way}", 1.0)
+    steps = [Step(main_s, _filled(site, tiles, taken.rows * taken.columns))]
+    steps += [small] * (kernels - 1) + _vector_steps(site, conv, choice, op)
+    return _side_by_side(site, steps, conv.groups)
+
+
+def _vector_steps(site: Site, conv: Conv, choice: Choice, op: str) -> list[Step]:
+    """Copies around the vector kernels: tensors of the other layout, or of the channels of one group."""
+    one = _one_group(conv)
+    moved = [Step(_x(site, one)[0]), Step(_y(site, one)[0])]
+    filters = Step(_transform(site, one.o, one.c, one.taps, one.itemsize, op == "wgrad")[0], 0.2)
+    if op == "wgrad":
+        if choice.way == "simt":
+            return [*moved, filters]
+        return [_cut_out(site, one, one.c, one.in_px), _cut_out(site, one, one.o, one.out_px)] * conv.channels_last
+    if choice.way == "vector":
+        return []
+    if conv.channels_last:
+        return [*moved, filters] if conv.taps > 1 and choice.way != "indexed" else moved
+    if choice.way == "simt":
+        return [_turned(site, one, one.c, one.in_px), _turned(site, one, one.o, one.out_px)]
+    return [Step(_memset(site)[0], 0.1)] if choice.way == "indexed" else []
 
 
 def _beside(site: Site, groups: int, tiles: int) -> float:
@@ -894,18 +1013,36 @@ def _beside(site: Site, groups: int, tiles: int) -> float:
     return max(1.0, min(float(groups), site.coef["streams"], room))
 
 
+def _in_shared_memory(conv: Conv, choice: Choice) -> bool:
+    """Narrow groups of 16 bits whose weight gradient runs on the kernel with tiles in shared memory.
+
+    Read off 786 recorded gradients: 24 of 25, and 9 of 10 where channels come last.
+    """
+    wide, products = conv.c // conv.groups, conv.flops / 2.0
+    if conv.itemsize > 2 or wide > 4 or conv.side < 3 or conv.n * conv.out_px <= 8082 or products > 7.84e8:
+        return False
+    if conv.channels_last:
+        return choice.way not in ("direct", "warp") and wide * conv.taps <= 27
+    return choice.way in ("direct", "warp")
+
+
+_WIDEST_JOINT = 256
+"""Channels of a group beyond which no kernel takes all groups (30 of 30 recordings, and 2 of 700 below)."""
+
+
 def _groups_by_choice(site: Site, conv: Conv, op: str) -> Cost | None:
     """A pass in groups by the kernel that cuDNN is known to take; None where that is not known."""
     if (choice := _chosen(site, conv, op)) is None:
         return None
+    if op == "wgrad" and _in_shared_memory(conv, choice):
+        return _shared_weight_grad(site, conv)
     if choice.way == "direct":
-        return _direct_groups(site, conv, {"fwd": "forward", "dgrad": "input", "wgrad": "weight"}[op])
+        return _direct_groups(site, conv, op)
     if choice.way in _TILED and site.on_matrix_units(conv):
-        joint = choice.way not in ("copy", "copy_strided", "analytic")
+        wide = max(conv.c, conv.o) // conv.groups > _WIDEST_JOINT
+        joint = choice.way not in ("copy", "copy_strided", "analytic") and not wide
         return (_joint_groups if joint else _apart_groups)(site, conv, choice, op)
-    if op == "fwd" and choice.way in ("vector", "indexed"):
-        return (_engine_groups if conv.channels_last else _vector_groups)(site, conv)
-    return None
+    return _vector_apart(site, conv, choice, op) if choice.way in VECTOR else None
 
 
 # Pointwise convolutions
@@ -944,6 +1081,53 @@ def _gemm_s(site: Site, product: Product, dtype: str, unaligned: bool = False) -
     return site.cycles_s(coef["gemm_start_cycles"]) + float((site.cycles_s(best) ** 3 + memory**3) ** (1.0 / 3.0))
 
 
+@lru_cache(maxsize=16)
+def _product_coef(dtype: str) -> Coef:
+    """What products were fitted to where convolutions were."""
+    return calibration_of(device(_MEASURED)).coef(family_of("gemm"), Call("gemm", dtype))[0]
+
+
+def product_of(conv: Conv, op: str) -> tuple[str, dict[str, Any]]:
+    """The library's product of a pointwise pass, as a call: one for each image where channels come first."""
+    px, rows = conv.in_px, conv.n * conv.in_px
+    if conv.channels_last:
+        m, n, k, layout = {"fwd": (rows, conv.o, conv.c, "nt"), "dgrad": (rows, conv.c, conv.o, "nn"),
+                           "wgrad": (conv.o, conv.c, rows, "tn")}[op]  # fmt: skip
+        return "gemm", {"m": m, "n": n, "k": k, "layout": layout}
+    m, n, k, layout = {"fwd": (conv.o, px, conv.c, "nn"), "dgrad": (conv.c, px, conv.o, "tn"),
+                       "wgrad": (conv.o, conv.c, px, "nt")}[op]  # fmt: skip
+    return "bmm", {"b": conv.n, "m": m, "n": n, "k": k, "layout": layout}
+
+
+def product_features(conv: Conv, dims: dict[str, Any]) -> list[float]:
+    """A pointwise pass's product, as the factor learned for it asks for it."""
+    b, m, n, k = dims.get("b", 1), dims["m"], dims["n"], dims["k"]
+    return [float(conv.dtype == "tf32"), float(conv.channels_last), _product_alignment(conv), conv.in_px % 8,
+            conv.c % 8, conv.o % 8, b, m, n, k, b * m * n, b * m * n * k, m * n, b * (m * k + n * k + m * n), b * n * k,
+            m * k, min(m, n), -(-m // 128) * -(-n // 128) * b / _SMS, -(-m // 64) * -(-n // 64) * b / _SMS, n % 64,
+            m % 64, k % 64]  # fmt: skip
+
+
+def library_product(site: Site, conv: Conv, op: str) -> Cost:
+    """A pointwise pass as the library of products runs it, before what was learned of these products."""
+    kind, dims = product_of(conv, op)
+    time = matmul.model(Call(kind, conv.dtype, "fwd", "cublas", tuple(dims.items())), site.chip,
+                        _product_coef(conv.dtype), site.warm_frac)  # fmt: skip
+    return time.busy_s, time.num_kernels
+
+
+def _learned_product(site: Site, conv: Conv, op: str) -> Cost | None:
+    """The same times that factor; None where products of convolutions were not measured."""
+    if site.chip.arch != _LEARNED_ARCH or conv.dtype not in ("bf16", "fp16", "tf32"):
+        return None
+    seconds, kernels = library_product(site, conv, op)
+    trees, share = residue.kernel_trees(f"product.{op}"), site.coef["residue_frac"]
+    if trees is None or not share:
+        return seconds, kernels
+    log = residue.logs(trees, [product_features(conv, product_of(conv, op)[1])])[0]
+    return seconds * exp(share * log), kernels
+
+
 def _misalignment(site: Site, conv: Conv) -> float:
     """Slowdown of a GEMM over channels-first images whose rows do not start on 16 bytes."""
     row_bytes = conv.in_px * conv.itemsize
@@ -957,7 +1141,15 @@ def _odd(conv: Conv) -> bool:
     return bool(conv.c % 8 or (conv.o % 8 and conv.channels_last))
 
 
-def _pointwise(site: Site, conv: Conv, columns: int, depth: int, read_bytes: float, written_bytes: float) -> Cost:
+def _pointwise(site: Site, conv: Conv, op: str) -> Cost:
+    """A forward pass or an input gradient of one tap as products."""
+    if (known := _learned_product(site, conv, op)) is not None:
+        return known
+    read_bytes, written_bytes = conv.input_bytes + conv.weight_bytes, conv.output_bytes
+    columns, depth = conv.o, conv.c
+    if op == "dgrad":
+        read_bytes, written_bytes = conv.output_bytes + conv.weight_bytes, conv.input_bytes
+        columns, depth = conv.c, conv.o
     batch, rows = (1, conv.n * conv.in_px) if conv.channels_last else (conv.n, conv.in_px)
     if conv.itemsize <= 2 and _product_alignment(conv) < 8:
         return _odd_product(site, conv, batch, rows, columns, depth)
@@ -986,6 +1178,8 @@ def _pointwise_weight_grad(site: Site, conv: Conv) -> Cost:
     read = (conv.input_bytes + conv.output_bytes) * (1.0 - site.warm_frac)
     pixels, odd = conv.n * conv.in_px, _odd(conv)
     reduce_s = site.cycles_s(site.coef["gemm_reduce_cycles"])
+    if (known := _learned_product(site, conv, "wgrad")) is not None:
+        return known if conv.channels_last else _sum(known, (reduce_s, 1))
     if conv.channels_last:
         split = pixels >= 4096
         product = Product(1, conv.o, conv.c, pixels, read, conv.weight_bytes, split)
@@ -1184,11 +1378,34 @@ def _stencil_weight_grad(site: Site, conv: Conv) -> Cost:
     return _stencil(site, blocks * conv.n * image_steps, coef["stencil_weight_step_cycles"], moved, latency)
 
 
+def stencil_features(conv: Conv) -> list[float]:
+    """A depthwise pass, as the factor learned for it asks for it."""
+    out, given = conv.n * conv.out_px, conv.n * conv.in_px
+    return [float(conv.dtype == "fp16"), conv.itemsize, float(conv.channels_last), conv.n, conv.c, conv.o // conv.c,
+            conv.taps, conv.side, conv.stride, conv.in_px, conv.out_px, conv.width, out, given, out * conv.o,
+            given * conv.c, out * conv.o * conv.taps, float(_tiled(conv)), conv.c % 8, conv.c % 32, conv.width % 8,
+            conv.n * conv.c, conv.c * conv.taps]  # fmt: skip
+
+
+def stencil(site: Site, conv: Conv, op: str) -> Cost:
+    """A depthwise pass before what was learned of such."""
+    return {"fwd": _stencil_forward, "dgrad": _stencil_input_grad, "wgrad": _stencil_weight_grad}[op](site, conv)
+
+
+def _learned_stencil(site: Site, conv: Conv, op: str) -> Cost:
+    """The same times that factor, on the measured architecture."""
+    seconds, kernels = stencil(site, conv, op)
+    trees, share = residue.kernel_trees(f"stencil.{op}"), site.coef["residue_frac"]
+    if trees is None or not share or site.chip.arch != _LEARNED_ARCH or conv.rank != 2:
+        return seconds, kernels
+    return seconds * exp(share * residue.logs(trees, [stencil_features(conv)])[0]), kernels
+
+
 # Groups
 
 
 _MEASURED_VECTOR_FLOPS_PER_S = 66.9e12
-"""Of the chip whose direct kernels were measured: others follow their vector peak."""
+"""Of the chip whose direct kernels were measured."""
 _HELD_PX = 1024
 """Pixels of an output image up to which a weight gradient is made from shared memory (16 of 17 recordings)."""
 _FAR_FASTER = 0.3
@@ -1297,20 +1514,58 @@ def _engine_groups(site: Site, conv: Conv) -> Cost:
     return conv.groups * site.cycles_s(site.coef["group_start_cycles"] + work) / beside, conv.groups
 
 
-def _direct_groups(site: Site, conv: Conv, way: str = "forward") -> Cost:
-    """One kernel that takes any groups, an output element a thread."""
-    name = f"direct_{way}{'_last' if conv.channels_last else ''}{'_point' if conv.taps == 1 else ''}_per_s"
-    rate = site.coef["direct_input_strided_per_s" if way == "input" and conv.stride > 1 else name]
-    if way == "weight" and _held_whole(conv):
-        rate = site.coef["direct_weight_held_last_per_s" if conv.channels_last else "direct_weight_held_per_s"]
-    scale = site.chip.vector_flops_per_s / _MEASURED_VECTOR_FLOPS_PER_S
-    return site.coef["direct_start_s"] + conv.flops / (2.0 * rate * scale), 1
+def _sectors(channels: int, itemsize: float) -> float:
+    """Share of a warp's lanes that load sectors of their own when neighbors are ``channels`` elements apart."""
+    return min(1.0, channels * itemsize / 32.0)
+
+
+def direct_terms(conv: Conv, op: str) -> dict[str, float]:
+    """What the time of the kernel that takes any groups is made of: an output element, or a weight, to a thread."""
+    last, wide, tall = float(conv.channels_last), conv.c // conv.groups, conv.o // conv.groups
+    if op == "wgrad":
+        weights, pixels = float(conv.o * wide * conv.taps), float(conv.n * conv.out_px)
+        rows, product = conv.n * -(-conv.in_px // (conv.width * conv.stride)), weights * pixels
+        return {"start": 1.0, "weight": weights, "pixel": pixels, "row": float(rows), "product": product,
+                "wide_in": last * product * _sectors(conv.c * conv.stride, conv.itemsize),
+                "wide_out": last * product * _sectors(conv.o, conv.itemsize)}  # fmt: skip
+    elements, depth, given, made = conv.n * conv.out_px * conv.o, wide, conv.c * conv.stride, conv.o
+    if op == "dgrad":
+        elements, depth, given, made = conv.n * conv.in_px * conv.c, tall, conv.o, conv.c
+    product = float(elements * depth * conv.taps)
+    return {"start": 1.0, "element": elements * (_sectors(made, conv.itemsize) if last else 1.0),
+            "channel": float(elements * depth), "product": product, "strided": elements * depth * float(conv.stride > 1),
+            "chain": float(depth * conv.taps), "depth": float(depth),
+            "wide": last * product * _sectors(given, conv.itemsize)}  # fmt: skip
+
+
+def _direct_groups(site: Site, conv: Conv, op: str = "fwd") -> Cost:
+    """One kernel that takes any groups; other chips follow their vector peak."""
+    if op == "wgrad" and _held_whole(conv):
+        return _shared_weight_grad(site, conv)
+    coef = _pass(site.coef, f"direct.{op}.{'last' if conv.channels_last else 'first'}")
+    seconds = sum(coef[name] * value for name, value in direct_terms(conv, op).items())
+    return seconds * _MEASURED_VECTOR_FLOPS_PER_S / site.chip.vector_flops_per_s, 1
+
+
+def shared_terms(conv: Conv) -> dict[str, float]:
+    """The same for the weight gradient of 16 bits that holds tiles of images in shared memory."""
+    weights, pixels = float(conv.o * (conv.c // conv.groups) * conv.taps), float(conv.n * conv.out_px)
+    elements = float(conv.n * (conv.out_px * conv.o + conv.in_px * conv.c))
+    return {"start": 1.0, "weight": weights, "image": float(conv.n), "pixel": pixels, "tap": pixels * conv.taps,
+            "channel": pixels * conv.o * (conv.c // conv.groups), "last": elements * conv.channels_last,
+            "strided": elements * float(conv.stride > 1)}  # fmt: skip
+
+
+def _shared_weight_grad(site: Site, conv: Conv) -> Cost:
+    coef = _pass(site.coef, "shared.wgrad")
+    seconds = sum(coef[name] * value for name, value in shared_terms(conv).items())
+    return seconds * _MEASURED_VECTOR_FLOPS_PER_S / site.chip.vector_flops_per_s, 1
 
 
 def _held_whole(conv: Conv) -> bool:
     """Weight gradients of 16 bits whose images are small enough to be held in shared memory."""
     small = conv.out_px <= _HELD_PX and conv.stride <= 2 and 1 < conv.side <= _WIDE_SIDE
-    return conv.itemsize <= 2 and small and conv.o // conv.groups > 12
+    return conv.itemsize <= 2 and small and conv.o > 12 and conv.groups == 1
 
 
 def _unless_direct(usual: Cost, direct: Cost) -> Cost:
@@ -1367,7 +1622,7 @@ def _grouped_weight_grad(site: Site, conv: Conv) -> Cost:
         return _grouped_grad(site, conv, rows)
     few = conv.stride > 1 and rows <= 11_000
     if few and not conv.channels_last:
-        return _direct_groups(site, conv, "weight")
+        return _direct_groups(site, conv, "wgrad")
     return _pointwise_groups(site, conv, rows, few)
 
 
@@ -1406,7 +1661,7 @@ def _weight_grad_tiles(site: Site, conv: Conv) -> Cost:
 
 
 def _input_grad_product(site: Site, conv: Conv) -> Cost:
-    return _pointwise(site, conv, conv.c, conv.o, conv.output_bytes + conv.weight_bytes, conv.input_bytes)
+    return _pointwise(site, conv, "dgrad")
 
 
 def _left_in_place(conv: Conv) -> bool:
@@ -1435,15 +1690,26 @@ def _vector_pass(site: Site, conv: Conv) -> Cost:
     return start_s + _both(seconds - start_s, depth_s), kernels
 
 
+def _unless_product(site: Site, conv: Conv, choice: Choice, op: str, tiles: Cost) -> Cost:
+    """Tiles between transforms, told for a pointwise pass, are products in four of ten cases: the far cheaper counts."""
+    if op == "wgrad" or conv.channels_last or choice.way != "tma" or not conv.pointwise:
+        return tiles
+    product = _pointwise(site, conv, op)
+    return product if product[0] * _FAR_CHEAPER < tiles[0] else tiles
+
+
+_FAR_CHEAPER = 1.5
+
+
 def _by_choice(site: Site, conv: Conv, op: str) -> Cost | None:
     """A dense pass by the kernel cuDNN is known to take; None where that is not known or is a library's product."""
     choice = _chosen(site, conv, op)
     if choice is None or choice.way == "product":
         return None
     if choice.way in _TILED and site.on_matrix_units(conv):
-        return _tiles(site, conv, choice, op)
+        return _unless_product(site, conv, choice, op, _tiles(site, conv, choice, op))
     if choice.way == "direct":
-        return _direct_groups(site, conv, {"fwd": "forward", "dgrad": "input", "wgrad": "weight"}[op])
+        return _direct_groups(site, conv, op)
     if choice.way in VECTOR:
         taken = _vector_way(site, conv, choice, op)
         if op == "wgrad" and choice.way == "simt":  # one block's long loop: told wrongly, it is off by many times
@@ -1456,7 +1722,7 @@ def _by_choice(site: Site, conv: Conv, op: str) -> Cost | None:
 
 def _forward(site: Site, conv: Conv) -> Cost:
     if conv.depthwise:
-        return _stencil_forward(site, conv)
+        return _learned_stencil(site, conv, "fwd")
     if conv.groups == 1 and (known := _by_choice(site, conv, "fwd")) is not None:
         return known
     if conv.groups > 1:
@@ -1467,8 +1733,7 @@ def _forward(site: Site, conv: Conv) -> Cost:
         if not conv.channels_last or (conv.c <= 16 and not conv.pointwise):  # few channels: read where they lie
             return plain
         return _sum(_x(site, conv), _w(site, conv), plain, _y(site, conv, fresh=True))
-    read_bytes = conv.input_bytes + conv.weight_bytes
-    product = _pointwise(site, conv, conv.o, conv.c, read_bytes, conv.output_bytes) if conv.pointwise else None
+    product = _pointwise(site, conv, "fwd") if conv.pointwise else None
     if product and not _small_images(conv) and _misalignment(site, conv) == 1.0:
         return product
     if _left_in_place(conv):
@@ -1498,12 +1763,12 @@ def _image_forward(site: Site, conv: Conv) -> Cost:
 
 def _input_grad(site: Site, conv: Conv) -> Cost:
     if conv.depthwise:
-        return _stencil_input_grad(site, conv)
+        return _learned_stencil(site, conv, "dgrad")
     if conv.groups == 1 and (known := _by_choice(site, conv, "dgrad")) is not None:
         return known
     if conv.groups > 1:
         known = _groups_by_choice(site, conv, "dgrad")
-        return known or _unless_direct(_grouped_input_grad(site, conv), _direct_groups(site, conv, "input"))
+        return known or _unless_direct(_grouped_input_grad(site, conv), _direct_groups(site, conv, "dgrad"))
     if not site.on_matrix_units(conv):
         plain = _simt_input_grad(site, conv)
         return _sum(_y(site, conv), _w(site, conv), plain, _x(site, conv, fresh=True)) if conv.channels_last else plain
@@ -1518,12 +1783,12 @@ def _grad_widened(site: Site, conv: Conv) -> Cost:
 
 def _weight_grad(site: Site, conv: Conv) -> Cost:
     if conv.depthwise:
-        return _stencil_weight_grad(site, conv)
+        return _learned_stencil(site, conv, "wgrad")
     if conv.groups == 1 and (known := _by_choice(site, conv, "wgrad")) is not None:
         return known
     if conv.groups > 1:
         known = _groups_by_choice(site, conv, "wgrad")
-        return known or _unless_direct(_grouped_weight_grad(site, conv), _direct_groups(site, conv, "weight"))
+        return known or _unless_direct(_grouped_weight_grad(site, conv), _direct_groups(site, conv, "wgrad"))
     if not site.on_matrix_units(conv):
         return _simt_weight_grad(site, conv)
     if conv.pointwise and not _transposed_product(conv):

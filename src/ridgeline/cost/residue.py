@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ridgeline.cost.chip import Chip
 from ridgeline.resources import data_dir
 
-FILE = "residue.npz"
+FILE, KERNEL_FILE = "residue.npz", "kernels.npz"
 BOUND = 0.45
 """Largest logarithm of the factor."""
 DONORS = {"hopper": "h100-sxm", "blackwell": "b200", "ampere": "a100-sxm-80gb", "ada": "l40s"}
@@ -88,8 +88,8 @@ def boosted(feature: NDArray[np.intp], limit: NDArray[np.float64], leaf: NDArray
 
 
 @cache
-def _pools() -> dict[str, Boosted]:
-    with np.load(data_dir() / FILE, allow_pickle=False) as file:
+def _pools(name: str = FILE) -> dict[str, Boosted]:
+    with np.load(data_dir() / name, allow_pickle=False) as file:
         places = json.loads(str(file["index"]))
         parts = {
             depth: [file[f"{part}{depth}"] for part in ("feature", "limit", "leaf")]
@@ -123,7 +123,7 @@ def logs(trees: Boosted | None, rows: Sequence[Sequence[float]]) -> list[float]:
 
 def kernel_trees(name: str) -> Boosted | None:
     """What was learned of a convolution's kernel, such as ``tma.fwd``, on the device where they were timed."""
-    return _pools().get(f"{KERNELS}/{name}")
+    return _pools(KERNEL_FILE).get(f"{KERNELS}/{name}")
 
 
 def attention_log(pool: str, dims: Mapping[str, int], chip: Chip) -> float:
