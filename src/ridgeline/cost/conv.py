@@ -66,6 +66,7 @@ DEFAULTS: Coef = {
     "small_grad": 0.426,  # loop time of small ones, which visit every tap, over a plain one
     "weight_grad": 0.884,  # loop time of the weight gradient over a forward pass with the same tile fed by TMA
     # Pointwise convolutions as GEMM.
+    "ramp_s": 1.0,  # share of the ramp of the library's products; less between the kernels of a model
     "gemm_start_cycles": 5360.0,  # launch, pipeline fill, epilogue drain
     "gemm_frac": 0.84,  # share of the matrix peak
     "gemm_bytes_per_cycle": 100.0,  # operand bytes an SM takes in per clock
@@ -295,6 +296,7 @@ DEFAULTS: Coef = {
     "apart_fwd_simt": 0.916, "apart_dgrad_copy": 0.744, "apart_dgrad_copy_strided": 0.696, "apart_dgrad_analytic": 1.0,
     "apart_dgrad_scatter": 1.16, "apart_dgrad_simt": 0.88, "apart_wgrad_copy": 0.696, "apart_wgrad_atomic": 0.967,
     "apart_wgrad_simt": 1.0, "apart_wgrad_indexed": 1.0,
+    "apart_long": 1.83,  # with filters of over 49 taps (one speech encoder)
     "slice_cycles": 1710.0,  # cutting a group out of channels-last tensors, nothing to move
     "slice_bytes_per_s": 9.81e+11,  # and the rate of it
     "pad_start_cycles": 2980.0,  # widening the filters of a group
@@ -884,6 +886,8 @@ def _joint_groups(site: Site, conv: Conv, choice: Choice, op: str) -> Cost:
     return _sum(_group_transforms(site, conv, wide == size, tall == size), (seconds, kernels))
 
 
+_CROWDED = 0.45
+"""What is added to the duration of a kernel that fills the chip by those beside it."""
 _STREAMS = 8
 """Groups that the library puts side by side, each on a stream of its own (379 recorded timelines)."""
 
@@ -899,7 +903,7 @@ class Step:
 def _side_by_side(site: Site, steps: Sequence[Step], groups: int) -> Cost:
     """Every group's kernels, eight groups at a time: what the chip can take in, or one stream after another's chain."""
     if site.coef["streams"] == 1.0:
-        return groups * sum(step.seconds for step in steps), groups * len(steps)
+        return groups * sum(step.seconds * (1.0 + _CROWDED * step.fill) for step in steps), groups * len(steps)
     least_s, start_s = site.cycles_s(site.coef["stream_issue_cycles"]), site.cycles_s(site.coef["stream_start_cycles"])
     taken = [max(least_s, step.fill * (step.seconds - start_s)) for step in steps]
     whole_s = groups * sum(taken) + sum(max(0.0, step.seconds - issue) for step, issue in zip(steps, taken, strict=True))
@@ -964,7 +968,8 @@ def _apart_groups(site: Site, conv: Conv, choice: Choice, op: str) -> Cost:
     seconds, kernels = _kernel(site, one, choice, op, problem)
     tiles = -(-problem.rows // choice.rows) * -(-problem.columns // choice.columns) * choice.split
     small = Step(_memset(site)[0], 0.1)
-    main_s = (seconds - (kernels - 1) * small.seconds) * site.coef.get(f"apart_{op}_{choice.way}", 1.0)
+    name = "apart_long" if conv.taps > _LONG_FILTER else f"apart_{op}_{choice.way}"
+    main_s = (seconds - (kernels - 1) * small.seconds) * site.coef.get(name, 1.0)
     steps = [Step(main_s, _filled(site, tiles, choice.rows * choice.columns))]
     steps += [small] * (kernels - 1) + _tensor_steps(site, conv, op)
     return _side_by_side(site, steps, conv.groups)
@@ -1082,13 +1087,17 @@ def _gemm_s(site: Site, product: Product, dtype: str, unaligned: bool = False) -
 
 
 @lru_cache(maxsize=16)
-def _product_coef(dtype: str) -> Coef:
-    """What products were fitted to where convolutions were."""
-    return calibration_of(device(_MEASURED)).coef(family_of("gemm"), Call("gemm", dtype))[0]
+def _product_coef(dtype: str, ramp: float) -> Coef:
+    """What products were fitted to where convolutions were, with this share of their DRAM ramp."""
+    coef = calibration_of(device(_MEASURED)).coef(family_of("gemm"), Call("gemm", dtype))[0]
+    return {name: value * ramp if name.endswith("ramp_s") else value for name, value in coef.items()}
 
 
 def product_of(conv: Conv, op: str) -> tuple[str, dict[str, Any]]:
-    """The library's product of a pointwise pass, as a call: one for each image where channels come first."""
+    """The library's product of a pointwise pass, as a call: one for each image where channels come first.
+
+    Images whose rows are aligned take as long as one product of all their pixels: the filters are read once.
+    """
     px, rows = conv.in_px, conv.n * conv.in_px
     if conv.channels_last:
         m, n, k, layout = {"fwd": (rows, conv.o, conv.c, "nt"), "dgrad": (rows, conv.c, conv.o, "nn"),
@@ -1096,6 +1105,8 @@ def product_of(conv: Conv, op: str) -> tuple[str, dict[str, Any]]:
         return "gemm", {"m": m, "n": n, "k": k, "layout": layout}
     m, n, k, layout = {"fwd": (conv.o, px, conv.c, "nn"), "dgrad": (conv.c, px, conv.o, "tn"),
                        "wgrad": (conv.o, conv.c, px, "nt")}[op]  # fmt: skip
+    if op != "wgrad" and _product_alignment(conv) == 8:
+        return "gemm", {"m": m, "n": rows, "k": k, "layout": layout}
     return "bmm", {"b": conv.n, "m": m, "n": n, "k": k, "layout": layout}
 
 
@@ -1112,7 +1123,7 @@ def library_product(site: Site, conv: Conv, op: str) -> Cost:
     """A pointwise pass as the library of products runs it, before what was learned of these products."""
     kind, dims = product_of(conv, op)
     time = matmul.model(Call(kind, conv.dtype, "fwd", "cublas", tuple(dims.items())), site.chip,
-                        _product_coef(conv.dtype), site.warm_frac)  # fmt: skip
+                        _product_coef(conv.dtype, site.coef["ramp_s"]), site.warm_frac)  # fmt: skip
     return time.busy_s, time.num_kernels
 
 
@@ -1690,6 +1701,10 @@ def _vector_pass(site: Site, conv: Conv) -> Cost:
     return start_s + _both(seconds - start_s, depth_s), kernels
 
 
+def _as_product(site: Site, conv: Conv, op: str) -> Cost:
+    return _pointwise_weight_grad(site, conv) if op == "wgrad" else _pointwise(site, conv, op)
+
+
 def _unless_product(site: Site, conv: Conv, choice: Choice, op: str, tiles: Cost) -> Cost:
     """Tiles between transforms, told for a pointwise pass, are products in four of ten cases: the far cheaper counts."""
     if op == "wgrad" or conv.channels_last or choice.way != "tma" or not conv.pointwise:
@@ -1704,8 +1719,10 @@ _FAR_CHEAPER = 1.5
 def _by_choice(site: Site, conv: Conv, op: str) -> Cost | None:
     """A dense pass by the kernel cuDNN is known to take; None where that is not known or is a library's product."""
     choice = _chosen(site, conv, op)
-    if choice is None or choice.way == "product":
+    if choice is None:
         return None
+    if choice.way == "product":
+        return _as_product(site, conv, op) if conv.pointwise and site.on_matrix_units(conv) else None
     if choice.way in _TILED and site.on_matrix_units(conv):
         return _unless_product(site, conv, choice, op, _tiles(site, conv, choice, op))
     if choice.way == "direct":
@@ -1861,12 +1878,8 @@ def model(call: Call, chip: Chip, coef: Coef, warm_frac: float) -> Time:
     time = _run(site, conv, call.phase, d, transposed)
     if 1 < conv.groups < conv.c and time.num_kernels > conv.groups:
         apart = _run(replace(site, coef=_one_stream(coef, "")), conv, call.phase, d, transposed)
-        return replace(time, beside=_CROWDED * max(1.0, apart.busy_s / time.busy_s))
+        return replace(time, beside=max(1.0, apart.busy_s / time.busy_s))
     return time
-
-
-_CROWDED = 1.2
-"""Durations of kernels that run beside each other over those alone (median of 622 recorded loops over groups)."""
 
 
 @selection
