@@ -1,4 +1,5 @@
 """Fits convolutions in groups to the H200 recordings: kernels that take any groups, and groups side by side on streams.
+Fourier transforms of dense ones too, whose times are sums of terms as well.
 
     python benchmarks/fit_groups.py [--direct] [--streams] [--rounds 2]
 
@@ -26,7 +27,7 @@ from ridgeline.hardware import device
 
 KERNELS = {"fwd": "conv2d_grouped_direct", "dgrad": "dgrad2d_grouped_direct", "wgrad": "wgrad2d_grouped_direct"}
 SHARED = "wgrad2d_shmem"
-FOLDS, ROBUST = 5, 0.03
+FOLDS, ROBUST, FEW_TRANSFORMS = 5, 0.03, 100
 STREAMS = (
     "stream_issue_cycles stream_start_cycles stream_gap_cycles stream_blocks slice_cycles slice_bytes_per_s "
     "pad_start_cycles turn_cycles turn_element_cycles generic_tile_cycles generic_start_cycles apart_fwd_copy "
@@ -74,7 +75,28 @@ def fit_direct(rows: list[dict[str, Any]]) -> dict[str, float]:
         for last in (False, True):
             given = [(conv.direct_terms(made, op), s) for made, s in alone(rows, kernel) if made.channels_last == last]
             found |= fitted(f"direct.{op}.{'last' if last else 'first'}", given)
-    return found | fitted("shared.wgrad", [(conv.shared_terms(made), s) for made, s in alone(rows, SHARED)])
+    found |= fitted("shared.wgrad", [(conv.shared_terms(made), s) for made, s in alone(rows, SHARED)])
+    for op in ("fwd", "dgrad"):
+        found |= fitted(f"fourier.{op}", [(conv.fourier_terms(made, op), s) for made, s in transformed(rows, op)])
+    return found
+
+
+def transformed(rows: list[dict[str, Any]], op: str) -> list[tuple[conv.Conv, float]]:
+    """Dense passes that ran through Fourier transforms, and the seconds of their kernels but for changes of layout."""
+    found = []
+    for row in rows:
+        kernels, names = row["kernels"], "".join(name for name, _ in row["kernels"])
+        if row["shape"]["groups"] > 1 or "fft2d" not in names or (row["phase"] == "fwd") != (op == "fwd"):
+            continue
+        if op == "dgrad":  # comes first; flipped filters are those of a weight gradient
+            ends = [at for at, (name, _) in enumerate(kernels) if "c2r" in name]
+            if "flip" in names or not ends:
+                continue
+            kernels = kernels[: ends[-1] + 1]
+        if len(kernels) < FEW_TRANSFORMS or op == "dgrad":
+            seconds = sum(s for name, s in kernels if "nchwTo" not in name and "nhwcTo" not in name)
+            found.append((conv_of(row), seconds))
+    return found
 
 
 def alone(rows: list[dict[str, Any]], kernel: str) -> list[tuple[conv.Conv, float]]:

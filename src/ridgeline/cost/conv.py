@@ -172,6 +172,12 @@ DEFAULTS: Coef = {
     "shared.wgrad.start": 1.83e-06, "shared.wgrad.weight": 2.09e-10, "shared.wgrad.image": 6.85e-08,
     "shared.wgrad.pixel": 3.71e-10, "shared.wgrad.tap": 5.12e-11, "shared.wgrad.channel": 2.16e-12,
     "shared.wgrad.last": 5.52e-12, "shared.wgrad.strided": 1.95e-12,
+    # Fourier transforms, in seconds for each of the terms of ``fourier_terms``.
+    "fourier.fwd.start": 1.59e-05, "fourier.fwd.input": 1.07e-11, "fourier.fwd.filter": 1e-11,
+    "fourier.fwd.output": 2.43e-12, "fourier.fwd.flip": 5.25e-10, "fourier.fwd.product": 7.73e-14,
+    "fourier.fwd.large_filter": 4.69e-12, "fourier.fwd.large_output": 1.69e-11,
+    "fourier.dgrad.tile": 1.46e-05, "fourier.dgrad.input": 6.25e-12, "fourier.dgrad.filter": 6.19e-12,
+    "fourier.dgrad.output": 9.43e-12, "fourier.dgrad.product": 1.11e-13,
     # Pointwise products of rows on 2 bytes, as cuBLAS runs them: see cost/classic.py for the names.
     "odd1.depth_area": 10090.0, "odd1.depth_s": 2.211e-08, "odd1.dram_frac": 0.3575, "odd1.eff_frac": 0.1811,
     "odd1.exposed_frac": 0.6416, "odd1.half_area": 10490.0, "odd1.l2_frac": 0.5833, "odd1.launch_s": 1.525e-06,
@@ -729,12 +735,19 @@ def _pass(coef: Coef, group: str) -> dict[str, float]:
     return {name[start:]: value for name, value in coef.items() if name.startswith(group + ".")}
 
 
+_WIDEST_ASKED = 11
+"""Side of the widest filters that the heuristic was asked about; the patches of vision transformers are wider."""
+
+
 def _chosen(site: Site, conv: Conv, op: str) -> Choice | None:
     """What cuDNN takes for a pass, where its heuristic has been asked."""
     if site.chip.arch != _LEARNED_ARCH or conv.dtype not in ("bf16", "fp16", "tf32", "fp32"):
         return None
-    return choose(Shape(op, conv.dtype, conv.channels_last, conv.n, conv.c, conv.o, conv.groups, conv.taps, conv.side,
-                        conv.stride, conv.pad, max(1, conv.in_px // conv.width), conv.width, conv.out_px))  # fmt: skip
+    found = choose(Shape(op, conv.dtype, conv.channels_last, conv.n, conv.c, conv.o, conv.groups, conv.taps, conv.side,
+                         conv.stride, conv.pad, max(1, conv.in_px // conv.width), conv.width, conv.out_px))  # fmt: skip
+    if conv.side > _WIDEST_ASKED and conv.groups == 1 and conv.rank == 2 and found and found.way in ("indexed", "vector"):
+        return Choice("copy", 128, 128, 32)
+    return found
 
 
 def _problem(site: Site, conv: Conv, choice: Choice, op: str) -> Problem:
@@ -1244,6 +1257,46 @@ def _fourier(conv: Conv) -> bool:
     return conv.side == 3 and conv.stride == 1 and conv.flops > _FOURIER_FLOPS
 
 
+_TILE = 32
+"""Side of the tiles whose spectra an input gradient multiplies; a forward pass takes whole images."""
+
+
+def _spectrum(conv: Conv) -> int:
+    """Side of the transforms of a forward pass: a power of two that holds image and filter."""
+    height = max(1, conv.in_px // conv.width)
+    return max(16, 1 << (max(height, conv.width) + conv.side - 2).bit_length())
+
+
+def num_fourier_tiles(conv: Conv) -> int:
+    step = max(1, _TILE + 1 - conv.side)
+    return -(-max(1, conv.in_px // conv.width) // step) * -(-conv.width // step)
+
+
+def fourier_terms(conv: Conv, op: str) -> dict[str, float]:
+    """What a pass through Fourier transforms is made of: spectra of images, filters and results, and their products."""
+    if op == "dgrad":
+        tiles, points = num_fourier_tiles(conv), _TILE * (_TILE / 2 + 1)
+        return {"tile": tiles, "input": tiles * conv.n * conv.c * points, "filter": tiles * conv.c * conv.o * points,
+                "output": tiles * conv.n * conv.o * points, "product": tiles * conv.n * conv.c * conv.o * points}  # fmt: skip
+    side = _spectrum(conv)
+    points, large = side * (side / 2 + 1), float(side > _TILE)
+    filters, outputs = conv.c * conv.o * points, conv.n * conv.o * points
+    return {"start": 1.0, "input": conv.n * conv.c * points, "filter": filters, "output": outputs,
+            "flip": float(conv.c * conv.o), "product": conv.c * outputs, "large_filter": large * filters,
+            "large_output": large * outputs}  # fmt: skip
+
+
+def _by_fourier(site: Site, conv: Conv, op: str) -> Cost:
+    """Images and filters transformed, spectra multiplied by a library's product, results transformed back."""
+    coef = _pass(site.coef, f"fourier.{op}")
+    seconds = sum(coef[name] * value for name, value in fourier_terms(conv, op).items())
+    seconds *= _MEASURED_VECTOR_FLOPS_PER_S / site.chip.vector_flops_per_s
+    main = seconds, 1 + 3 * num_fourier_tiles(conv) if op == "dgrad" else 5 + 3 * (_spectrum(conv) > _TILE)
+    if not conv.channels_last:
+        return main
+    return _sum(_x(site, conv), _w(site, conv), main, _y(site, conv, fresh=True))
+
+
 def _saving(site: Site, conv: Conv, way: str) -> Cost:
     """Ways that save multiplications: tiles are transformed, multiplied by a library's product, transformed back."""
     own = conv.input_bytes + conv.output_bytes + conv.weight_bytes
@@ -1732,6 +1785,8 @@ def _by_choice(site: Site, conv: Conv, op: str) -> Cost | None:
         if op == "wgrad" and choice.way == "simt":  # one block's long loop: told wrongly, it is off by many times
             return _unless_direct(taken, _vector_way(site, conv, Choice("atomic"), op))
         return taken
+    if choice.way == "fourier" and op != "wgrad" and conv.rank == 2:
+        return _by_fourier(site, conv, op)
     if choice.way in ("fourier", "winograd"):
         return _saving(site, conv, choice.way)
     return None
