@@ -78,6 +78,16 @@ def fit_direct(rows: list[dict[str, Any]]) -> dict[str, float]:
     found |= fitted("shared.wgrad", [(conv.shared_terms(made), s) for made, s in alone(rows, SHARED)])
     for op in ("fwd", "dgrad"):
         found |= fitted(f"fourier.{op}", [(conv.fourier_terms(made, op), s) for made, s in transformed(rows, op)])
+    return found | fitted("winograd.wgrad", [(conv.winograd_terms(made), s) for made, s in tiled(rows)])
+
+
+def tiled(rows: list[dict[str, Any]]) -> list[tuple[conv.Conv, float]]:
+    """Weight gradients of transformed 3 x 3 tiles, and the seconds of their kernels: the last transform and before."""
+    found = []
+    for row in rows:
+        at = [number for number, (name, _) in enumerate(row["kernels"]) if "winogradWgrad" in name]
+        if len(at) == 3 and row["shape"]["groups"] == 1 and at[-1] - at[0] == 3:
+            found.append((conv_of(row), sum(s for _, s in row["kernels"][at[0] : at[-1] + 1])))
     return found
 
 

@@ -178,6 +178,8 @@ DEFAULTS: Coef = {
     "fourier.fwd.large_filter": 4.69e-12, "fourier.fwd.large_output": 1.69e-11,
     "fourier.dgrad.tile": 1.46e-05, "fourier.dgrad.input": 6.25e-12, "fourier.dgrad.filter": 6.19e-12,
     "fourier.dgrad.output": 9.43e-12, "fourier.dgrad.product": 1.11e-13,
+    "winograd.wgrad.start": 8.09e-06, "winograd.wgrad.input": 6.62e-12, "winograd.wgrad.output": 5.14e-12,
+    "winograd.wgrad.filter": 9.77e-11, "winograd.wgrad.product": 8.2e-14, "winograd.wgrad.deep": 1.18e-09,
     # Pointwise products of rows on 2 bytes, as cuBLAS runs them: see cost/classic.py for the names.
     "odd1.depth_area": 10090.0, "odd1.depth_s": 2.211e-08, "odd1.dram_frac": 0.3575, "odd1.eff_frac": 0.1811,
     "odd1.exposed_frac": 0.6416, "odd1.half_area": 10490.0, "odd1.l2_frac": 0.5833, "odd1.launch_s": 1.525e-06,
@@ -1297,6 +1299,22 @@ def _by_fourier(site: Site, conv: Conv, op: str) -> Cost:
     return _sum(_x(site, conv), _w(site, conv), main, _y(site, conv, fresh=True))
 
 
+def winograd_terms(conv: Conv) -> dict[str, float]:
+    """The same for a weight gradient of transformed tiles: images, gradients, their products, filters."""
+    return {"start": 1.0, "input": float(conv.n * conv.in_px * conv.c), "output": float(conv.n * conv.out_px * conv.o),
+            "filter": float(conv.c * conv.o), "product": float(conv.n * conv.out_px * conv.c * conv.o),
+            "deep": float(conv.n * conv.out_px)}  # fmt: skip
+
+
+def _by_winograd(site: Site, conv: Conv) -> Cost:
+    coef = _pass(site.coef, "winograd.wgrad")
+    seconds = sum(coef[name] * value for name, value in winograd_terms(conv).items())
+    main = seconds * _MEASURED_VECTOR_FLOPS_PER_S / site.chip.vector_flops_per_s, 4
+    if not conv.channels_last:
+        return main
+    return _sum(_x(site, conv), _y(site, conv), main, _w(site, conv, fresh=True))
+
+
 def _saving(site: Site, conv: Conv, way: str) -> Cost:
     """Ways that save multiplications: tiles are transformed, multiplied by a library's product, transformed back."""
     own = conv.input_bytes + conv.output_bytes + conv.weight_bytes
@@ -1787,6 +1805,8 @@ def _by_choice(site: Site, conv: Conv, op: str) -> Cost | None:
         return taken
     if choice.way == "fourier" and op != "wgrad" and conv.rank == 2:
         return _by_fourier(site, conv, op)
+    if choice.way == "winograd" and op == "wgrad" and conv.side == 3 and conv.rank == 2:
+        return _by_winograd(site, conv)
     if choice.way in ("fourier", "winograd"):
         return _saving(site, conv, choice.way)
     return None
