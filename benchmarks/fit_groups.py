@@ -3,8 +3,8 @@ Fourier transforms of dense ones too, whose times are sums of terms as well.
 
     python benchmarks/fit_groups.py [--direct] [--streams] [--rounds 2]
 
-``--direct`` fits the terms of ``direct_terms`` and ``shared_terms`` (``cost/conv.py``) to the durations of single kernels,
-by least squares without negative coefficients, and prints the error on fifths held out. ``--streams`` nudges what lies
+``--direct`` fits the terms of ``direct_terms`` and its like (``cost/conv.py``) to the durations of single kernels, by
+least squares without negative coefficients, and prints the error on fifths held out. ``--streams`` nudges what lies
 around the groups' kernels until calls meet what was measured; only calls with a time between events or from the first
 start to the last end count, because durations of kernels side by side add up to more. Prints what ``cost/conv.py`` has.
 """
@@ -131,7 +131,8 @@ def missed(rows: list[dict[str, Any]], pricer: Pricer) -> np.ndarray:
 
 def priced(coef: dict[str, float]) -> Pricer:
     pricer = Pricer(device("h200"))
-    pricer._coefs = {("conv", dtype, True): (coef, pricer.calibration.basis) for dtype in ("bf16", "fp16", "tf32", "fp32")}
+    basis = pricer.calibration.basis
+    pricer._coefs = {("conv", dtype, True): (coef, basis) for dtype in ("bf16", "fp16", "tf32", "fp32")}
     return pricer
 
 

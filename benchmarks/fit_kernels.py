@@ -11,48 +11,62 @@ from __future__ import annotations
 
 import argparse
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from fit_conv import H200
+from fit_groups import conv_of
 from fit_implicit import _seconds, rows
 from fit_products import Measured, grow, save
 from fit_selection import choice_of, shape_of
 from recordings import DATA, load_operators
 
 from ridgeline.cost import conv, residue
-from ridgeline.cost.call import Call
 from ridgeline.cost.chip import chip_of
-from ridgeline.cost.implicit import VECTOR, implicit_s
+from ridgeline.cost.implicit import VECTOR, Choice, implicit_s
 from ridgeline.hardware import device
 
 PASSES = ("fprop", "dgrad", "wgrad", "convolve", "ImplicitGemmConv", "S_4conv", "conv2d_grouped")
 """What the names of cuDNN's own kernels contain, and those of products do not."""
 PRODUCTS = ("nvjet", "gemm", "gemv")
+UNASKED, DOUBT = (6004, 7101), 1.6
+"""Recordings that cuDNN was not asked about; another kernel may have run where the time is off by more than this."""
 TREES, CLIP, FEWEST, MOST_KERNELS = 120, 0.25, 80, 5
+
+
+def chosen() -> Iterator[tuple[dict[str, Any], str, Choice, bool]]:
+    """Recorded dense passes and what was chosen for them: by cuDNN's own answer, or as the trees tell it."""
+    for row, answer in rows():
+        if "kernels" in row and row["shape"].get("groups", 1) == 1:
+            shape, (engine, knobs, _) = shape_of(*answer[:8]), answer[8]
+            yield row, shape.op, choice_of(shape.op, engine, knobs, shape.c if shape.op == "fwd" else shape.o), True
+    site = conv.Site(H200, conv.DEFAULTS, 0.0)
+    for row in load_operators("h200"):
+        if row["seed"] in UNASKED and row["kind"] == "conv2d" and row["shape"]["groups"] == 1:
+            for op in ("fwd",) if row["phase"] == "fwd" else ("dgrad", "wgrad"):
+                if (choice := conv._chosen(site, conv_of(row), op)) is not None:
+                    yield row, op, choice, False
 
 
 def kernels() -> dict[str, Measured]:
     """Features, structural and measured time of every recorded kernel whose choice is known, by way and pass."""
     found: dict[str, list[tuple[list[float], float, float]]] = defaultdict(list)
     site = conv.Site(H200, conv.DEFAULTS, 0.0)
-    for row, answer in rows():
-        if "kernels" not in row or row["shape"].get("groups", 1) > 1:
-            continue
-        shape, (engine, knobs, _) = shape_of(*answer[:8]), answer[8]
-        if shape.taps == 1 and shape.stride == 1 and shape.dtype != "fp32":
+    for row, op, choice, told in chosen():
+        given = conv_of(row)
+        if given.pointwise and given.dtype != "fp32":
             continue  # a product of cuBLAS, most often
-        choice = choice_of(shape.op, engine, knobs, shape.c if shape.op == "fwd" else shape.o)
-        given = conv._conv(Call(row["kind"], row["dtype"], "fwd", "cudnn", tuple(row["shape"].items())), row["shape"])
-        coef, seconds = conv._pass(conv.DEFAULTS, f"{choice.way}.{shape.op}"), _seconds(row, shape.op, choice)
-        if seconds <= 0.0 or not coef or choice.way == "direct":
+        coef, seconds = conv._pass(conv.DEFAULTS, f"{choice.way}.{op}"), _seconds(row, op, choice)
+        if seconds <= 0.0 or not coef or choice.way in ("direct", "fourier", "winograd"):
             continue
         if choice.way in VECTOR:
-            choice, problem = conv._vector_choice(site, given, choice, shape.op)
+            choice, problem = conv._vector_choice(site, given, choice, op)
         else:
-            problem = conv._problem(site, given, choice, shape.op)
+            problem = conv._problem(site, given, choice, op)
         told_s = implicit_s(H200, coef, problem, choice, row["dtype"])
-        found[f"{choice.way}.{shape.op}"].append((conv.kernel_features(given, choice, problem), told_s, seconds))
+        if told or 1.0 / DOUBT < told_s / seconds < DOUBT:
+            found[f"{choice.way}.{op}"].append((conv.kernel_features(given, choice, problem), told_s, seconds))
     return {name: _measured(some) for name, some in found.items() if len(some) >= FEWEST}
 
 
@@ -78,7 +92,7 @@ def products() -> dict[str, Measured]:
         shape = row["shape"]
         if row["kind"] != "conv2d" or row["dtype"] == "fp32" or shape["k"] * shape["stride"] * shape["groups"] > 1:
             continue
-        given = conv._conv(Call(row["kind"], row["dtype"], "fwd", "cudnn", tuple(shape.items())), shape)
+        given = conv_of(row)
         for op, seconds in _own(row):
             features = conv.product_features(given, conv.product_of(given, op)[1])
             found[f"product.{op}"].append((features, conv.library_product(site, given, op)[0], seconds))
@@ -98,7 +112,7 @@ def stencils() -> dict[str, Measured]:
         shape = row["shape"]
         if row["kind"] != "conv2d" or shape["groups"] == 1 or shape["groups"] != shape["c"]:
             continue
-        given = conv._conv(Call(row["kind"], row["dtype"], "fwd", "cudnn", tuple(shape.items())), shape)
+        given = conv_of(row)
         of_weight = [s for name, s in row["kernels"] if "wgrad" in name or "grad_weight" in name or "Memset" in name]
         if row["phase"] == "fwd":
             passes = [("fwd", row["busy_s"])]

@@ -747,9 +747,8 @@ def _chosen(site: Site, conv: Conv, op: str) -> Choice | None:
         return None
     found = choose(Shape(op, conv.dtype, conv.channels_last, conv.n, conv.c, conv.o, conv.groups, conv.taps, conv.side,
                          conv.stride, conv.pad, max(1, conv.in_px // conv.width), conv.width, conv.out_px))  # fmt: skip
-    if conv.side > _WIDEST_ASKED and conv.groups == 1 and conv.rank == 2 and found and found.way in ("indexed", "vector"):
-        return Choice("copy", 128, 128, 32)
-    return found
+    patch = conv.side > _WIDEST_ASKED and conv.groups == 1 and conv.rank == 2
+    return Choice("copy", 128, 128, 32) if patch and found and found.way in ("indexed", "vector") else found
 
 
 def _problem(site: Site, conv: Conv, choice: Choice, op: str) -> Problem:
@@ -921,7 +920,8 @@ def _side_by_side(site: Site, steps: Sequence[Step], groups: int) -> Cost:
         return groups * sum(step.seconds * (1.0 + _CROWDED * step.fill) for step in steps), groups * len(steps)
     least_s, start_s = site.cycles_s(site.coef["stream_issue_cycles"]), site.cycles_s(site.coef["stream_start_cycles"])
     taken = [max(least_s, step.fill * (step.seconds - start_s)) for step in steps]
-    whole_s = groups * sum(taken) + sum(max(0.0, step.seconds - issue) for step, issue in zip(steps, taken, strict=True))
+    alone_s = sum(max(0.0, step.seconds - issue) for step, issue in zip(steps, taken, strict=True))
+    whole_s = groups * sum(taken) + alone_s
     gap_s = site.cycles_s(site.coef["stream_gap_cycles"])
     chain_s = -(-groups // _STREAMS) * sum(step.seconds + gap_s for step in steps)
     return max(whole_s, chain_s), groups * len(steps)
@@ -1279,7 +1279,8 @@ def fourier_terms(conv: Conv, op: str) -> dict[str, float]:
     if op == "dgrad":
         tiles, points = num_fourier_tiles(conv), _TILE * (_TILE / 2 + 1)
         return {"tile": tiles, "input": tiles * conv.n * conv.c * points, "filter": tiles * conv.c * conv.o * points,
-                "output": tiles * conv.n * conv.o * points, "product": tiles * conv.n * conv.c * conv.o * points}  # fmt: skip
+                "output": tiles * conv.n * conv.o * points,
+                "product": tiles * conv.n * conv.c * conv.o * points}  # fmt: skip
     side = _spectrum(conv)
     points, large = side * (side / 2 + 1), float(side > _TILE)
     filters, outputs = conv.c * conv.o * points, conv.n * conv.o * points
@@ -1615,7 +1616,8 @@ def direct_terms(conv: Conv, op: str) -> dict[str, float]:
         elements, depth, given, made = conv.n * conv.in_px * conv.c, tall, conv.o, conv.c
     product = float(elements * depth * conv.taps)
     return {"start": 1.0, "element": elements * (_sectors(made, conv.itemsize) if last else 1.0),
-            "channel": float(elements * depth), "product": product, "strided": elements * depth * float(conv.stride > 1),
+            "channel": float(elements * depth), "product": product,
+            "strided": elements * depth * float(conv.stride > 1),
             "chain": float(depth * conv.taps), "depth": float(depth),
             "wide": last * product * _sectors(given, conv.itemsize)}  # fmt: skip
 
@@ -1777,7 +1779,7 @@ def _as_product(site: Site, conv: Conv, op: str) -> Cost:
 
 
 def _unless_product(site: Site, conv: Conv, choice: Choice, op: str, tiles: Cost) -> Cost:
-    """Tiles between transforms, told for a pointwise pass, are products in four of ten cases: the far cheaper counts."""
+    """Tiles between transforms, told for a pointwise pass, are products in four of ten cases: if far cheaper, that."""
     if op == "wgrad" or conv.channels_last or choice.way != "tma" or not conv.pointwise:
         return tiles
     product = _pointwise(site, conv, op)
@@ -1793,7 +1795,8 @@ def _by_choice(site: Site, conv: Conv, op: str) -> Cost | None:
     if choice is None:
         return None
     if choice.way == "product":
-        return _as_product(site, conv, op) if conv.pointwise and site.on_matrix_units(conv) else None
+        aligned = conv.pointwise and site.on_matrix_units(conv) and _misalignment(site, conv) == 1.0
+        return _as_product(site, conv, op) if aligned else None
     if choice.way in _TILED and site.on_matrix_units(conv):
         return _unless_product(site, conv, choice, op, _tiles(site, conv, choice, op))
     if choice.way == "direct":
