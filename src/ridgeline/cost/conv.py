@@ -1033,19 +1033,6 @@ def _beside(site: Site, groups: int, tiles: int) -> float:
     return max(1.0, min(float(groups), site.coef["streams"], room))
 
 
-def _in_shared_memory(conv: Conv, choice: Choice) -> bool:
-    """Narrow groups of 16 bits whose weight gradient runs on the kernel with tiles in shared memory.
-
-    Read off 786 recorded gradients: 24 of 25, and 9 of 10 where channels come last.
-    """
-    wide, products = conv.c // conv.groups, conv.flops / 2.0
-    if conv.itemsize > 2 or wide > 4 or conv.side < 3 or conv.n * conv.out_px <= 8082 or products > 7.84e8:
-        return False
-    if conv.channels_last:
-        return choice.way not in ("direct", "warp") and wide * conv.taps <= 27
-    return choice.way in ("direct", "warp")
-
-
 _WIDEST_JOINT = 256
 """Channels of a group beyond which no kernel takes all groups (30 of 30 recordings, and 2 of 700 below)."""
 
@@ -1054,7 +1041,7 @@ def _groups_by_choice(site: Site, conv: Conv, op: str) -> Cost | None:
     """A pass in groups by the kernel that cuDNN is known to take; None where that is not known."""
     if (choice := _chosen(site, conv, op)) is None:
         return None
-    if op == "wgrad" and _in_shared_memory(conv, choice):
+    if choice.way == "shared":
         return _shared_weight_grad(site, conv)
     if choice.way == "direct":
         return _direct_groups(site, conv, op)
@@ -1062,7 +1049,17 @@ def _groups_by_choice(site: Site, conv: Conv, op: str) -> Cost | None:
         wide = max(conv.c, conv.o) // conv.groups > _WIDEST_JOINT
         joint = choice.way not in ("copy", "copy_strided", "analytic") and not wide
         return (_joint_groups if joint else _apart_groups)(site, conv, choice, op)
+    if choice.way in ("fourier", "winograd"):
+        return _saving_apart(site, conv, choice, op)
     return _vector_apart(site, conv, choice, op) if choice.way in VECTOR else None
+
+
+def _saving_apart(site: Site, conv: Conv, choice: Choice, op: str) -> Cost:
+    """One group beside another by a way that saves multiplications."""
+    one = replace(_one_group(conv), channels_last=False)
+    seconds, kernels = _saved(site, one, choice, op)
+    moved = _vector_steps(site, conv, Choice("simt"), "fwd") if conv.channels_last else []
+    return _side_by_side(site, [Step(seconds / kernels)] * kernels + moved, conv.groups)
 
 
 # Pointwise convolutions
@@ -1799,20 +1796,23 @@ def _by_choice(site: Site, conv: Conv, op: str) -> Cost | None:
         return _as_product(site, conv, op) if aligned else None
     if choice.way in _TILED and site.on_matrix_units(conv):
         return _unless_product(site, conv, choice, op, _tiles(site, conv, choice, op))
-    if choice.way == "direct":
-        return _direct_groups(site, conv, op)
+    if choice.way in ("direct", "shared"):
+        return _direct_groups(site, conv, op) if choice.way == "direct" else _shared_weight_grad(site, conv)
     if choice.way in VECTOR:
         taken = _vector_way(site, conv, choice, op)
         if op == "wgrad" and choice.way == "simt":  # one block's long loop: told wrongly, it is off by many times
             return _unless_direct(taken, _vector_way(site, conv, Choice("atomic"), op))
         return taken
+    return _saved(site, conv, choice, op) if choice.way in ("fourier", "winograd") else None
+
+
+def _saved(site: Site, conv: Conv, choice: Choice, op: str) -> Cost:
+    """A dense pass by transforms."""
     if choice.way == "fourier" and op != "wgrad" and conv.rank == 2:
         return _by_fourier(site, conv, op)
     if choice.way == "winograd" and op == "wgrad" and conv.side == 3 and conv.rank == 2:
         return _by_winograd(site, conv)
-    if choice.way in ("fourier", "winograd"):
-        return _saving(site, conv, choice.way)
-    return None
+    return _saving(site, conv, choice.way)
 
 
 def _forward(site: Site, conv: Conv) -> Cost:
