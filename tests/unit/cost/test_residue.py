@@ -68,9 +68,22 @@ def test_trees_of_convolution_kernels_ask_of_nothing_but_their_features() -> Non
     shape = {"n": 8, "c": 64, "h": 28, "w": 28, "o": 64, "k": 3, "stride": 1, "groups": 1}
     given = conv._conv(Call("conv2d", "bf16", "fwd", "cudnn", tuple(shape.items())), shape)
     width = len(conv.kernel_features(given, Choice("tma", 128, 128, 64), Problem(6272, 64, 64, 9.0, 1e6, 1e6, 2.0)))
-    names = [name for name in residue._pools() if name.startswith(residue.KERNELS)]
-    assert len(names) > 10
-    assert all(residue._pools()[name].feature.max() < width for name in names)
+    widths = {"stencil": len(conv.stencil_features(given)),
+              "product": len(conv.product_features(given, {"m": 1, "n": 1, "k": 1}))}  # fmt: skip
+    pools = residue._pools(residue.KERNEL_FILE)
+    assert len(pools) > 20
+    for name, trees in pools.items():
+        way = name.removeprefix(f"{residue.KERNELS}/").partition(".")[0]
+        assert trees.feature.max() < widths.get(way, width), name
+
+
+@pytest.mark.parametrize("shape", [{"groups": 64}, {"groups": 1, "k": 1}])
+def test_stencils_and_pointwise_products_have_a_bounded_factor(shape: dict[str, int], h200: Chip) -> None:
+    full = {"n": 8, "c": 64, "h": 28, "w": 28, "o": 64, "k": 3, "stride": 1, "nhwc": 1, **shape}
+    asked = Call("conv2d", "bf16", "fwd", "cudnn", tuple(full.items()))
+    coefs = [{**conv.DEFAULTS, "residue_frac": share} for share in (0.0, 1.0)]
+    plain, told = (conv.model(asked, h200, coef, 0.0).busy_s for coef in coefs)
+    assert plain != told and abs(math.log(told / plain)) <= residue.BOUND + 1e-9
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
