@@ -144,18 +144,13 @@ STAGES: list[tuple[str, str, Callable[[Point], bool]]] = [
     ("groups",
      "generic_tile_cycles generic_start_cycles group_start_cycles group_matrix_cycles group_row_cycles "
      "group_vector_start_cycles group_vector_frac group_depth_cycles group_engine_depth_cycles "
-     "group_engine_row_cycles group_grad_cycles group_transpose_bytes_per_s direct_start_s "
-     "direct_forward_per_s direct_forward_point_per_s direct_forward_last_per_s "
-     "direct_forward_last_point_per_s direct_input_per_s direct_input_point_per_s direct_input_last_per_s "
-     "direct_input_last_point_per_s direct_input_strided_per_s direct_weight_per_s direct_weight_point_per_s "
-     "direct_weight_last_per_s direct_weight_last_point_per_s packed_fwd_tma packed_fwd_warp packed_dgrad_tma "
-     "packed_dgrad_warp packed_dgrad_warp_strided packed_wgrad_tma packed_wgrad_warp packed_tall streams "
-     "direct_weight_held_per_s direct_weight_held_last_per_s",
+     "group_engine_row_cycles group_grad_cycles group_transpose_bytes_per_s",
      lambda p: p.sort == "grouped"),
 ]  # fmt: skip
 """Coefficients fitted together and the points that decide them.
 
-Those of a kernel that few shapes take were read off its own duration first; the fit starts there.
+Those of a kernel that few shapes take were read off its own duration first; the fit starts there. Groups whose kernels
+are known (streams, direct kernels, tiles that hold several) are fitted by ``fit_groups.py``.
 """
 
 
