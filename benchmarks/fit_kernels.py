@@ -71,10 +71,15 @@ def kernels() -> dict[str, Measured]:
 
 
 def _own(row: dict[str, Any]) -> list[tuple[str, float]]:
-    """(pass, seconds) of each pass of a pointwise convolution that ran as a product."""
-    kernels = [(name, s) for name, s in row["kernels"] if "reduce" not in name.partition("(")[0].partition("<")[0]]
-    mine = [s for name, s in kernels if any(p in name for p in PRODUCTS) and not any(p in name for p in PASSES)]
-    others = [name for name, _ in kernels if any(p in name for p in PASSES)]
+    """(pass, seconds) of each pass of a pointwise convolution that ran as a product, its sums over slices included."""
+    mine, others = list[float](), list[str]()
+    for name, seconds in row["kernels"]:
+        if "splitKreduce" in name and mine:
+            mine[-1] += seconds
+        elif any(part in name for part in PASSES) and "reduce_wgrad" not in name:
+            others.append(name)
+        elif any(part in name for part in PRODUCTS):
+            mine.append(seconds)
     if row["phase"] == "fwd":
         return [("fwd", mine[0])] if len(mine) == 1 and not others else []
     if len(mine) == 2 and not others:

@@ -1152,7 +1152,20 @@ def library_product(site: Site, conv: Conv, op: str) -> Cost:
     chip = site.chip if site.chip.origin else replace(site.chip, origin=_MEASURED)
     time = matmul.model(Call(kind, conv.dtype, "fwd", "cublas", tuple(dims.items())), chip,
                         _product_coef(conv.dtype, site.coef["ramp_s"]), site.warm_frac)  # fmt: skip
+    if op == "wgrad" and conv.dtype == "tf32" and not conv.channels_last:  # long inner loops, which products were seldom recorded with
+        return min(time.busy_s, _long_product_s(site, conv)), time.num_kernels
     return time.busy_s, time.num_kernels
+
+
+def _long_product_s(site: Site, conv: Conv) -> float:
+    """The product of a pointwise weight gradient, its inner loop shared by SMs where it may be."""
+    read, pixels = (conv.input_bytes + conv.output_bytes) * (1.0 - site.warm_frac), conv.n * conv.in_px
+    if conv.channels_last:
+        product = Product(1, conv.o, conv.c, pixels, read, conv.weight_bytes, pixels >= 4096)
+    else:
+        slowed = round(conv.in_px * _misalignment(site, conv))
+        product = Product(conv.n, conv.o, conv.c, slowed, read, conv.n * conv.o * conv.c * 4.0)
+    return _gemm_s(site, product, conv.dtype, _odd(conv))
 
 
 def _learned_product(site: Site, conv: Conv, op: str) -> Cost | None:
@@ -1214,21 +1227,17 @@ def _odd_product(site: Site, conv: Conv, batch: int, rows: int, columns: int, de
 
 def _pointwise_weight_grad(site: Site, conv: Conv) -> Cost:
     """Images, or stretches of pixels, each give a partial gradient; a second kernel adds them up."""
-    read = (conv.input_bytes + conv.output_bytes) * (1.0 - site.warm_frac)
-    pixels, odd = conv.n * conv.in_px, _odd(conv)
     reduce_s = site.cycles_s(site.coef["gemm_reduce_cycles"])
     if (known := _learned_product(site, conv, "wgrad")) is not None:
         return known if conv.channels_last else _sum(known, (reduce_s, 1))
     if conv.channels_last:
-        split = pixels >= 4096
-        product = Product(1, conv.o, conv.c, pixels, read, conv.weight_bytes, split)
-        return _gemm_s(site, product, conv.dtype, odd) + reduce_s * split, 1 + split
+        split = conv.n * conv.in_px >= 4096
+        return _long_product_s(site, conv) + reduce_s * split, 1 + split
     partial = conv.n * conv.o * conv.c * 4.0
     if conv.itemsize <= 2 and _product_alignment(conv) < 8:
         return _sum(_odd_product(site, conv, conv.n, conv.o, conv.c, conv.in_px), (reduce_s, 1))
-    slowed = round(conv.in_px * _misalignment(site, conv))
-    seconds = _gemm_s(site, Product(conv.n, conv.o, conv.c, slowed, read, partial), conv.dtype, odd)
-    return seconds + reduce_s + site.dram_s(partial * (1.0 - site.held(partial)), "gemm_dram_frac"), 2
+    moved_s = site.dram_s(partial * (1.0 - site.held(partial)), "gemm_dram_frac")
+    return _long_product_s(site, conv) + reduce_s + moved_s, 2
 
 
 def _transposed_product(conv: Conv) -> bool:
