@@ -1152,7 +1152,7 @@ def library_product(site: Site, conv: Conv, op: str) -> Cost:
     chip = site.chip if site.chip.origin else replace(site.chip, origin=_MEASURED)
     time = matmul.model(Call(kind, conv.dtype, "fwd", "cublas", tuple(dims.items())), chip,
                         _product_coef(conv.dtype, site.coef["ramp_s"]), site.warm_frac)  # fmt: skip
-    if op == "wgrad" and conv.dtype == "tf32" and not conv.channels_last:  # long inner loops, which products were seldom recorded with
+    if op == "wgrad" and conv.dtype == "tf32" and not conv.channels_last:  # few products with such loops were recorded
         return min(time.busy_s, _long_product_s(site, conv)), time.num_kernels
     return time.busy_s, time.num_kernels
 
