@@ -22,13 +22,13 @@ from numpy.typing import NDArray
 from ridgeline.cost.chip import Chip
 from ridgeline.resources import data_dir
 
-FILE, KERNEL_FILE = "residue.npz", "kernels.npz"
+FILE = "residue.npz"
 BOUND = 0.45
 """Largest logarithm of the factor."""
 DONORS = {"hopper": "h100-sxm", "blackwell": "b200", "ampere": "a100-sxm-80gb", "ada": "l40s"}
 """Whose factor a device of the same architecture takes that was not measured itself."""
-KERNELS = "h200 kernels"
-"""Under which name the factors of single convolution kernels are kept."""
+KERNELS, KERNEL_FILE = "h200 kernels", "kernels.npz"
+"""Under which name, and where, the factors of single convolution kernels are kept."""
 _TILES = ((32, 32), (64, 64), (128, 64), (128, 128), (256, 128))
 _LAYOUTS = ("nt", "nn", "tn", "tt")
 
@@ -87,8 +87,13 @@ def boosted(feature: NDArray[np.intp], limit: NDArray[np.float64], leaf: NDArray
     return Boosted(feature.astype(np.intp), limit.astype(np.float64), leaf.astype(np.float64).ravel(), start, weight)
 
 
+def _pools() -> dict[str, Boosted]:
+    return trees_in(FILE)
+
+
 @cache
-def _pools(name: str = FILE) -> dict[str, Boosted]:
+def trees_in(name: str) -> dict[str, Boosted]:
+    """All trees of a file, by pool."""
     with np.load(data_dir() / name, allow_pickle=False) as file:
         places = json.loads(str(file["index"]))
         parts = {
@@ -123,7 +128,7 @@ def logs(trees: Boosted | None, rows: Sequence[Sequence[float]]) -> list[float]:
 
 def kernel_trees(name: str) -> Boosted | None:
     """What was learned of a convolution's kernel, such as ``tma.fwd``, on the device where they were timed."""
-    return _pools(KERNEL_FILE).get(f"{KERNELS}/{name}")
+    return trees_in(KERNEL_FILE).get(f"{KERNELS}/{name}")
 
 
 def attention_log(pool: str, dims: Mapping[str, int], chip: Chip) -> float:

@@ -70,7 +70,7 @@ def test_trees_of_convolution_kernels_ask_of_nothing_but_their_features() -> Non
     width = len(conv.kernel_features(given, Choice("tma", 128, 128, 64), Problem(6272, 64, 64, 9.0, 1e6, 1e6, 2.0)))
     widths = {"stencil": len(conv.stencil_features(given)),
               "product": len(conv.product_features(given, {"m": 1, "n": 1, "k": 1}))}  # fmt: skip
-    pools = residue._pools(residue.KERNEL_FILE)
+    pools = residue.trees_in(residue.KERNEL_FILE)
     assert len(pools) > 20
     for name, trees in pools.items():
         way = name.removeprefix(f"{residue.KERNELS}/").partition(".")[0]
