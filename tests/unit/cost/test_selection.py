@@ -67,3 +67,20 @@ def test_the_tile_that_ran_is_the_one_told_in_nine_of_ten_recordings():
         total += 1
     assert total > 60
     assert right / total > 0.88
+
+
+@pytest.mark.skipif(not RECORDINGS.is_dir(), reason="the H200 recordings are not here")
+def test_gradients_from_shared_memory_are_told_as_a_device_answers():
+    """Engines 16 and 19 of weight gradients in groups are the kernel with tiles in shared memory."""
+    told = asked = false = 0
+    with gzip.open(RECORDINGS / "cudnn_groups_recorded.jsonl.gz", "rt") as lines:
+        for line in lines:
+            op, dtype, x, w, y, stride, padding, last, (engine, _, _) = json.loads(line)[2]
+            if op != "wgrad" or dtype not in ("bf16", "fp16") or len(x) != 4:
+                continue
+            choice = choose(Shape(op, dtype, bool(last), x[0], x[1], w[0], x[1] // w[1], w[2] * w[3], w[3], stride[1],
+                                  padding[1], x[2], x[3], y[2] * y[3]))  # fmt: skip
+            asked += engine in (16, 19)
+            told += engine in (16, 19) and choice.way == "shared"
+            false += engine not in (16, 19) and choice.way == "shared"
+    assert asked > 40 and told > 0.7 * asked and false < 0.3 * asked
