@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -14,6 +15,7 @@ from ridgeline.cost import (  # noqa: F401  (each registers its family)
     conv,
     indexing,
     interval,
+    leftover,
     matmul,
     multitensor,
     norm,
@@ -120,6 +122,8 @@ class Pricer:
         else:
             coef, basis = self._coef(family, call, flushed=flushed)
             time = family.model(call, self.chip, coef, warm_frac)
+            if flushed and coef.get("leftover_frac"):
+                time = _left_over(time, coef["leftover_frac"] * leftover.log_of(call, self.chip))
         if self.device.kind != "gpu":
             time = unlike_a_gpu(time)
         return Price(time, basis, family.name, self._width(call, family.name, entry, basis, time.busy_s))
@@ -142,6 +146,10 @@ class Pricer:
         if known is not None and not self.calibration.intervals:
             return known * interval.WIDER[basis]
         return interval.half_width(self.calibration.intervals, call, family, basis, busy_s)
+
+
+def _left_over(time: Time, log: float) -> Time:
+    return replace(time, busy_s=max(time.floor_s, time.busy_s * math.exp(log))) if log else time
 
 
 REACHED_FRAC = 0.7

@@ -23,6 +23,8 @@ from ridgeline.cost.chip import Chip
 from ridgeline.resources import data_dir
 
 FILE = "residue.npz"
+LEFT_OVER = "leftover.npz"
+"""Trees of calls alone on the device (``cost/leftover.py``), which no model needs."""
 BOUND = 0.45
 """Largest logarithm of the factor."""
 DONORS = {"hopper": "h100-sxm", "blackwell": "b200", "ampere": "a100-sxm-80gb", "ada": "l40s"}
@@ -87,9 +89,14 @@ def boosted(feature: NDArray[np.intp], limit: NDArray[np.float64], leaf: NDArray
     return Boosted(feature.astype(np.intp), limit.astype(np.float64), leaf.astype(np.float64).ravel(), start, weight)
 
 
-@cache
 def _pools() -> dict[str, Boosted]:
-    with np.load(data_dir() / FILE, allow_pickle=False) as file:
+    return trees_in(FILE)
+
+
+@cache
+def trees_in(name: str) -> dict[str, Boosted]:
+    """All trees of a file, by pool."""
+    with np.load(data_dir() / name, allow_pickle=False) as file:
         places = json.loads(str(file["index"]))
         parts = {
             depth: [file[f"{part}{depth}"] for part in ("feature", "limit", "leaf")]
