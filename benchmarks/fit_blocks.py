@@ -30,7 +30,7 @@ from ridgeline.cost.matmul import alignment
 from ridgeline.cost.residue import Problem, pool_of
 from ridgeline.hardware import device
 
-POOLS = ("half.odd", "fp32")
+POOLS = ("half.odd", "fp32", "tf32")
 """Of tf32 too few were timed for 146 kernels: a recording left out 7.8 % without, 8.7 % with numbers of their own."""
 RESIDENTS = (1, 2, 3, 4, 6, 8)
 NOISE = 0.05  # of a duration's logarithm; beyond, a row counts less

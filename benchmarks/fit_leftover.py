@@ -52,9 +52,7 @@ def pools(name: str) -> dict[str, list[Row]]:
     for e in errors(rows, pricer):
         call, more_s = call_of(e["row"]), math.exp(e["log"]) * e["measured_s"] - e["busy_s"]
         values = leftover.features(call, pricer.chip.num_sms)
-        found[leftover.pool_of(call)].append(
-            (e["row"]["seed"], e["row"], values, e["busy_s"], more_s, e["measured_s"])
-        )
+        found[leftover.pool_of(call)].append((e["row"]["seed"], e["row"], values, e["busy_s"], more_s, e["measured_s"]))
     return {pool: some for pool, some in found.items() if len(some) >= LEAST}
 
 
