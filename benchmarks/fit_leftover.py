@@ -1,10 +1,12 @@
 """Grows the trees of ``cost/leftover.py``: what the structure of norms, sums, sorts and attention leaves over.
 
-    python benchmarks/fit_leftover.py [--device h200] [--leave 6043,6033] [--folds] [--write]
+    python benchmarks/fit_leftover.py [--device h200] [--leave 6043,6033] [--folds] [--write] [--intervals]
 
 Learns from ``operators_seed*`` and from the judging samples that were read before (``blind_seed*``, ``unseen_seed*``),
 but for those that ``--leave`` names, whose error it prints. ``--folds`` leaves every judging sample out once, a third
-of them at a time. ``--write`` grows the trees from everything that is not left out.
+of them at a time. ``--write`` grows the trees from everything that is not left out. ``--intervals`` writes the widths
+that held nine tenths of the judging samples: of these calls as told by trees that did not see them (``--folds``), of
+products by trees that learned from none of those samples (``fit_products.py``).
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from fit_products import Measured, grow, save
 from recordings import DATA, load_operators, update_calibration
 from validate_operators import class_of, errors
 
+from ridgeline.bench.fitting import Sample, intervals, sample
 from ridgeline.cost import leftover, residue
 from ridgeline.cost.call import Call, family_of
 from ridgeline.cost.price import Pricer
@@ -29,6 +32,7 @@ TREES, DEPTH, CLIP = 150, 4, 0.1
 LEAST = 60
 """Rows of a pool below which it gets no trees."""
 FOLDS = ((6003, 6033, 2001), (6013, 1003, 6043), (6023, 2))
+JUDGES = ("blind_seed*", "unseen_seed*")
 Row = tuple[int, dict[str, Any], list[float], float, float, float]  # seed, row, features, structure, events, measured
 
 
@@ -46,7 +50,7 @@ def without(pricer: Pricer) -> Pricer:
 
 def pools(name: str) -> dict[str, list[Row]]:
     """Every measured call by pool."""
-    rows = [row for pattern in ("operators_seed*", "blind_seed*", "unseen_seed*")
+    rows = [row for pattern in ("operators_seed*", *JUDGES)
             for row in load_operators(name, pattern) if leftover.pool_of(call_of(row))]  # fmt: skip
     pricer, found = without(Pricer(device(name))), defaultdict[str, list[Row]](list)
     for e in errors(rows, pricer):
@@ -64,8 +68,11 @@ def grown(rows: list[Row]) -> Boosted:
     return grow(measured(rows), TREES, CLIP, DEPTH)
 
 
-def judge(found: dict[str, list[Row]], left: tuple[int, ...], told: dict[str, list[tuple[float, float]]]) -> None:
+def judge(
+    found: dict[str, list[Row]], left: tuple[int, ...], told: dict[str, list[tuple[float, float]]]
+) -> list[tuple[Sample, float, float]]:
     """Errors of structure and of trees on the samples left out, added to what is known by pool and class."""
+    seen = []
     for pool, rows in found.items():
         mine = [row for row in rows if row[0] in left]
         if not mine:
@@ -76,6 +83,22 @@ def judge(found: dict[str, list[Row]], left: tuple[int, ...], told: dict[str, li
             pair = abs((busy_s + more_s) / measured_s - 1), abs((busy_s * math.exp(log) + more_s) / measured_s - 1)
             for key in (pool, class_of(row), f"sample {row['seed']}, {class_of(row)}"):
                 told[key].append(pair)
+            told_s = busy_s * math.exp(log)
+            seen.append((sample(row), told_s, math.log((told_s + more_s) / measured_s)))
+    return seen
+
+
+def widths(name: str, seen: list[tuple[Sample, float, float]]) -> dict[str, Any]:
+    """Intervals with those of products and of calls left out replaced; the range of sizes that was fitted stays."""
+    rows = [row for pattern in JUDGES for row in load_operators(name, pattern) if row["kind"] in ("gemm", "bmm")]
+    pricer = Pricer(device(name))
+    known = pricer.calibration.intervals
+    seen = seen + [(e["sample"], e["busy_s"], e["log"]) for e in errors(rows, pricer)]
+    new = intervals(seen)
+    for key, entry in new["kinds"].items():
+        low_s, high_s = known["kinds"].get(key, entry)["domain_s"]
+        entry["domain_s"] = [min(low_s, entry["domain_s"][0]), max(high_s, entry["domain_s"][1])]
+    return {**known, "kinds": {**known["kinds"], **new["kinds"]}}
 
 
 def main() -> None:
@@ -84,11 +107,11 @@ def main() -> None:
     parser.add_argument("--leave", default="", help="seeds of judging samples to keep out")
     parser.add_argument("--folds", action="store_true")
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--intervals", action="store_true")
     options = parser.parse_args()
     found, left = pools(options.device), tuple(int(seed) for seed in options.leave.split(",") if seed)
     told = defaultdict[str, list[tuple[float, float]]](list)
-    for fold in FOLDS if options.folds else (left,):
-        judge(found, fold, told)
+    seen = [row for fold in (FOLDS if options.folds else (left,)) for row in judge(found, fold, told)]
     for key, pairs in sorted(told.items()):
         before, after = np.mean(pairs, axis=0)
         print(f"{key:76s} n {len(pairs):4d}  {before:.2%} -> {after:.2%}")
@@ -101,6 +124,8 @@ def main() -> None:
         for name in names:
             families[name]["all"]["coef"]["leftover_frac"] = 1.0
         update_calibration(options.device, families={name: families[name] for name in names})
+    if options.intervals and options.folds:
+        update_calibration(options.device, intervals=widths(options.device, seen))
 
 
 if __name__ == "__main__":
