@@ -5,7 +5,7 @@ in ways that are regular in its shape: how long a function's own arithmetic take
 changes from a warp to a block, how a last wave fills. Trees as in ``residue`` learn the logarithm of that factor, one
 set for each kind and pass (``benchmarks/fit_leftover.py``), from calls between events with a flushed cache. Calls are
 told apart by their shape alone, so that neither an imagined bandwidth nor a warmer cache moves the factor, and it
-applies to such calls only: between the kernels of a model nothing was learned of it.
+applies to calls between events only: among the kernels of a model nothing was learned of it.
 """
 
 from __future__ import annotations
