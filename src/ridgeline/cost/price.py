@@ -66,7 +66,7 @@ class Pricer:
         self.designed_w = device_named(device.parent).tdp_w if device.parent else device.tdp_w
         self.calibration: Calibration = calibration_of(device)
         self.lowered: dict[tuple[object, ...], Any] = {}  # what nodes of equal meaning lower to
-        self._prices: dict[int, dict[Call, Price]] = defaultdict(dict)  # by three times the warm step, plus two if flushed, one if alone
+        self._prices: dict[int, dict[Call, Price]] = defaultdict(dict)  # by 3 * warm step + alone + flushed
         self._coefs: dict[tuple[str, str, bool], tuple[Coef, Basis]] = {}
 
     def price(self, call: Call, warm_frac: float = 0.0, *, flushed: bool = True, alone: bool = False) -> Price:
