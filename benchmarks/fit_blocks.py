@@ -22,7 +22,7 @@ from fit_products import problem_of
 from recordings import DATA, load_operators
 from scipy.optimize import least_squares, nnls
 
-from ridgeline.cost.blocks import COEFFICIENTS, FILE, UNTILED, Rates, Walk, name_of, walk_of, walked_s
+from ridgeline.cost.blocks import COEFFICIENTS, FILE, WHOLE, Rates, Walk, name_of, tiled, walk_of, walked_s
 from ridgeline.cost.call import ITEMSIZE
 from ridgeline.cost.chip import Chip, chip_of
 from ridgeline.cost.heuristic import Kernel, kernel_of
@@ -31,10 +31,11 @@ from ridgeline.cost.residue import Problem, pool_of
 from ridgeline.hardware import device
 
 POOLS = ("half.odd", "fp32")
-"""Of tf32 too few were timed for 146 kernels: a recording left out 7.8 % without, 8.7 % with numbers of their own."""
+"""Tf32 runs 146 kernels: told which, a recording left out is off by 8.4 % of durations, and the older structure with
+its trees does better (5.3 % where these numbers and trees end at 6.4)."""
 RESIDENTS = (1, 2, 3, 4, 6, 8)
 NOISE = 0.05  # of a duration's logarithm; beyond, a row counts less
-PULLS = np.array([6.0, 0.7, 1.0, 0.7, 1.0, 1.5, 1.0, 1.0, 0.5])
+PULLS = np.array([6.0, 0.7, 1.0, 0.7, 1.0, 3.0, 4.0, 2.0, 0.5])
 """How strongly each coefficient is held to its family's, in units of noise for a factor of e."""
 OFTEN, ENOUGH = 40, 10
 REACHED_FRAC = 0.35
@@ -60,10 +61,14 @@ def timed_of(row: dict[str, Any]) -> Timed | None:
     """None for a row whose kernel has no tile, or whose slices were not recorded."""
     names = ["Memset" if name.startswith("Memset") else name for name, _ in row["kernels"]]
     mains = [(at, s) for at, (name, s) in enumerate(row["kernels"]) if not BESIDE.search(name)]
-    kernel = kernel_of(text := text_of(names))
-    if not mains or not kernel.across or kernel.family in UNTILED:
+    kernel, problem = kernel_of(text := text_of(names)), problem_of(row)
+    shaped = tiled(kernel, problem)
+    if not mains or shaped is None:
         return None
-    problem = problem_of(row)
+    if kernel.family in WHOLE:
+        return Timed(problem, row["dtype"], shaped, sum(s for _, s in row["kernels"]), 0.0, row["seed"])
+    if kernel.family.startswith("thin"):
+        return Timed(problem, row["dtype"], shaped, mains[0][1], 0.0, row["seed"])
     sums = sum(s for name, s in row["kernels"] if "splitKreduce" in name) + sum(s for _, s in mains[1:])
     grids = row.get("grids", [])
     if len(grids) == len(names):

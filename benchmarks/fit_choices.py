@@ -64,7 +64,9 @@ def tile_of(name: str) -> tuple[int, int, int, int, int]:
         loads = re.search(r"aligna(\d)", name)
         down, across, depth, stages = (int(part or 0) for part in found.groups())  # rows of the output come first here
         return across, down, depth, stages, int(loads[1]) if loads else 4
-    found = re.search(r"gemmSN_\w\w_kernelI\wLi(\d+)ELi(\d+)ELi\d+ELi\d+ELi(\d+)ELi(\d+)", name)
+    found = re.search(r"gemmSN_\w\w_kernelI\wLi(\d+)ELi(\d+)ELi\d+ELi\d+ELi(\d+)ELi(\d+)", name) or re.search(
+        r"gemmSN_\w\w_kernel<\w+, (\d+), (\d+), \d+, \d+, (\d+), (\d+)", name
+    )
     if found:
         threads, depth, rows, stages = (int(part) for part in found.groups())
         return threads, rows, depth, stages, 0

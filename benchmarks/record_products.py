@@ -2,6 +2,7 @@
 
     python benchmarks/record_products.py --out DIR [--seconds 22]      on the GPU: about 95 s for everything
     python benchmarks/record_products.py --out DIR --odd 4             only asking, only odd rows and wide elements
+    python benchmarks/record_products.py --out DIR --part odd-times    only timing, only odd rows and wide elements
     python benchmarks/record_products.py --file DIR [--device h200]    afterwards
 
 Products are captured into a graph that never runs: its nodes name every kernel with its grid, some ten thousand shapes
@@ -310,7 +311,9 @@ def endless(seed: int, draw: Callable[[random.Random], Point | None] = product) 
         yield draw(rng)
 
 
-def time_many(path: Path, seed: int, seconds: float) -> None:
+def time_many(
+    path: Path, seed: int, seconds: float, draw: Callable[[random.Random], Point | None] = product
+) -> None:
     """Products timed one by one, with what a graph of them launches; random order, so that a cut is a fair sample."""
     import torch
 
@@ -324,7 +327,7 @@ def time_many(path: Path, seed: int, seconds: float) -> None:
     with gzip.open(path, "wt") as out:
         out.write(json.dumps({"environment": environment(), "seed": seed, "date": time.strftime("%Y-%m-%d")}) + "\n")
         while time.monotonic() < end:
-            points = [p for p in (product(rng) for _ in range(CHUNK)) if p and _timed(operands, p)]
+            points = [p for p in (draw(rng) for _ in range(CHUNK)) if p and _timed(operands, p)]
             try:
                 found = capture.nodes(operands.run(p) for p in points)
                 points = [p for p, nodes in zip(points, found, strict=True) if nodes]
@@ -406,7 +409,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--file", type=Path)
     parser.add_argument("--device", default="h200")
-    parser.add_argument("--part", choices=("capture", "odd", "times", "convs"))
+    parser.add_argument("--part", choices=("capture", "odd", "times", "odd-times", "convs"))
     parser.add_argument("--odd", type=int, default=0, help="so many processes ask for odd products; nothing is timed")
     parser.add_argument("--seed", type=int, default=6001)
     parser.add_argument("--seconds", type=float, default=22.0, help="time for each of the three parts")
@@ -425,6 +428,8 @@ def main() -> None:
         capture_many(options.out / f"odd{options.seed}.npz", endless(options.seed, odd_product), options.seconds)
     elif options.part == "times":
         time_many(options.out / "products.jsonl.gz", options.seed, options.seconds)
+    elif options.part == "odd-times":
+        time_many(options.out / "odd_times.jsonl.gz", options.seed, options.seconds, odd_product)
     elif options.part == "convs":
         time_convs(options.out / "convs.jsonl.gz", options.seed, options.seconds)
     elif options.odd:
@@ -488,6 +493,11 @@ def file_away(source: Path, device: str, seed: int) -> None:
     folder = HERE.parent / "data" / "recordings" / device
     if (source / "answers.npz").is_file():
         (folder / f"products_seed{seed}.npz").write_bytes((source / "answers.npz").read_bytes())
+        return
+    if (source / "odd_times.jsonl.gz").is_file():
+        text = gzip.decompress((source / "odd_times.jsonl.gz").read_bytes())
+        with gzip.GzipFile(folder / f"operators_seed{seed}.jsonl.gz", "wb", mtime=0) as out:
+            out.write(text)
         return
     with tarfile.open(source / "products.tar") as tar:
         for name, target in (("products.jsonl.gz", seed), ("convs.jsonl.gz", seed + 1)):

@@ -146,8 +146,9 @@ def _is_general(row: dict[str, Any], seed: int) -> bool:
     return _text(row["kind"], row["dtype"], row["phase"], row["shape"]) in _general(seed)
 
 
-def fitted_families(found: list[dict[str, Any]]) -> dict[str, Any]:
+def fitted_families(found: list[dict[str, Any]], device_name: str) -> dict[str, Any]:
     """Families whose defaults were fitted on these recordings: their own entry says so, with the error reached."""
+    known = pricer_of(device(device_name)).calibration
     logs = defaultdict(list)
     for e in found:
         logs[e["family"]].append(e["log"])
@@ -155,7 +156,7 @@ def fitted_families(found: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         k: {
             "all": {
-                "coef": {},
+                "coef": dict((known.entry(k) or {}).get("coef", {})),
                 "fitted": {
                     "n": len(v),
                     "mape": round(float(np.mean(np.abs(v - 1))), 4),
@@ -204,7 +205,7 @@ def main() -> None:
             )
     if options.write and not (options.warm or any(judges.values())):
         widths = intervals((e["sample"], e["busy_s"], e["log"]) for e in found)
-        update_calibration(options.device, intervals=widths, families=fitted_families(found))
+        update_calibration(options.device, intervals=widths, families=fitted_families(found, options.device))
 
 
 if __name__ == "__main__":

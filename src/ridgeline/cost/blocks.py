@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -23,8 +23,12 @@ from ridgeline.cost.residue import Problem, pool_of
 from ridgeline.resources import data_dir
 
 FILE = "blocks.json"
-UNTILED = ("thin_n", "thin_t", "vector", "long", "other")
-"""Families whose names do not tell what a block computes."""
+UNTILED = ("vector", "other")
+"""Families of which nothing tells what a block computes: eleven kernels of vectors go by one name here."""
+WHOLE = ("long",)
+"""Families priced with all that they launch: clearing and scaling take the same every time."""
+_THIN_COLUMNS = {"thin_n": 64, "thin_t": 8}
+_LONG_COLUMNS, _LONG_ROWS, _LONG_SLICE, _LONG_SLICES = 64, 8, 640, 8
 CLEAR_S = 1.05e-6
 """Clearing the counters that slices are added up by (median of 1,500)."""
 SHARP = 4
@@ -76,9 +80,23 @@ def walk_of(problem: Problem, itemsize: float, kernel: Kernel, num_sms: int) -> 
             blocks * (kernel.across + kernel.down) * inner * itemsize, 0 if apart else split - 1)  # fmt: skip
 
 
+def tiled(kernel: Kernel, problem: Problem) -> Kernel | None:
+    """The kernel with what one of its blocks computes, where its name says it otherwise; None where nothing does.
+
+    Columns of a block are read off recorded grids.
+    """
+    k = problem[3]
+    if kernel.family in _THIN_COLUMNS and kernel.across:
+        return replace(kernel, across=_THIN_COLUMNS[kernel.family])
+    if kernel.family == "long":
+        slices = 1 if k < _LONG_SLICE * 0.8 else min(_LONG_SLICES, max(2, round(k / _LONG_SLICE)))
+        return replace(kernel, across=_LONG_COLUMNS, down=_LONG_ROWS, depth=4, split=slices)
+    return None if kernel.family in UNTILED or not kernel.across else kernel
+
+
 def sums_apart(kernel: Kernel) -> bool:
     """Whether a second kernel adds up what slices of k left."""
-    return kernel.num_kernels - int(kernel.cleared) > 1
+    return kernel.num_kernels - int(kernel.cleared) > 1 and kernel.family not in WHOLE
 
 
 def walked_s(rates: Rates, walk: Walk, dram_bytes_per_s: float, l2_bytes_per_s: float) -> Any:
@@ -131,9 +149,10 @@ def sum_s(kernel: Kernel, problem: Problem, itemsize: float, start_s: float, byt
 
 def blocks_s(kernel: Kernel, problem: Problem, dtype: str, aligned: int, chip: Chip, warm_frac: float) -> float | None:
     """Time of a product's kernels, or None where nothing was fitted of them or another device is asked."""
-    fitted = known()
-    if chip.origin != fitted.device or kernel.family in UNTILED or not kernel.across:
+    fitted, found = known(), tiled(kernel, problem)
+    if chip.origin != fitted.device or found is None:
         return None
+    kernel = found
     name = name_of(pool_of(dtype, aligned), kernel)
     rates = fitted.kernels.get(f"{name} {problem[4]}") or fitted.kernels.get(name)
     if rates is None:
@@ -149,7 +168,7 @@ def blocks_s(kernel: Kernel, problem: Problem, dtype: str, aligned: int, chip: C
     )
     if sums_apart(kernel):
         time_s += sum_s(kernel, problem, itemsize, fitted.sum_s, fitted.sum_bytes_per_s)
-    return float(time_s + CLEAR_S * kernel.cleared)
+    return float(time_s + CLEAR_S * (kernel.cleared and kernel.family not in WHOLE))
 
 
 def _paced(rates: Rates, slower: float) -> Rates:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ridgeline.cost.chip import chip_of
 from ridgeline.hardware import Device
 
 PACED = frozenset({"launch_s", "fanout_s", "gap_s", "split_s", "splitk_s"})
@@ -12,6 +13,11 @@ PACED = frozenset({"launch_s", "fanout_s", "gap_s", "split_s", "splitk_s"})
 EXPONENTIAL_RATE = {"b300": 1.5, "gb300": 1.5}
 """Exponentials an SM computes per clock, over its kin. The vendor says twice for Blackwell Ultra's special units;
 kernels that compute some of them on other units already are assumed to gain half of that (nobody measured here)."""
+STREAMED = ("load_frac", "l2_frac")
+"""How fast an SM streams keys and values past itself. A generation's kernels keep more loads in flight so that an SM
+keeps up with its share of the DRAM: on a B200 0.73 of its port, on an H100 0.36, which has half as much DRAM bandwidth
+for an SM and a clock. Decoding on a B200 by coefficients of three other architectures 52 → 29 %, of an H100 alone 39 →
+22, on an L40S 31 → 20, on an A100 19 → 21 %. Devices of one architecture have the same SMs."""
 FAMILIES = ("gemm", "attention")
 VECTOR_J_PER_FLOP = {
     "pascal": 2.4e-11, "volta": 1.9e-11, "turing": 2.5e-11, "ampere": 1.5e-11, "ampere-ga10x": 1.7e-11, "ada": 1.6e-11,
@@ -44,6 +50,8 @@ def adapted(coef: Mapping[str, float], donor: Device, device: Device) -> dict[st
     hungrier = _flops_per_j(device) / _flops_per_j(donor)
     exponentials = EXPONENTIAL_RATE.get(device.name, 1.0) / EXPONENTIAL_RATE.get(donor.name, 1.0)
     factors = dict.fromkeys(PACED, slower) | {"power_frac": hungrier, "exp_per_clock": exponentials}
+    if "load_frac" in coef and donor.arch != device.arch:
+        factors |= dict.fromkeys(STREAMED, max(1.0, _bytes_per_clock(device) / _bytes_per_clock(donor)))
     return {name: value * factors.get(name, 1.0) for name, value in coef.items()}
 
 
@@ -54,6 +62,12 @@ def wanted_power_frac(arch: str, dtype: str, peak_flops_per_s: float, tdp_w: flo
         return None
     halves = 1.0 if dtype == "fp32" else {"fp8": 0.5, "int8": 0.5, "fp4": 0.25, "tf32": 2.0}.get(dtype, 1.0)
     return joules * halves * peak_flops_per_s / tdp_w
+
+
+def _bytes_per_clock(device: Device) -> float:
+    """DRAM bytes that are there for an SM in a clock."""
+    chip = chip_of(device)
+    return chip.dram_bytes_per_s / (chip.num_sms * chip.clock_hz)
 
 
 def _flops_per_j(device: Device) -> float:

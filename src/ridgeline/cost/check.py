@@ -119,7 +119,7 @@ def time_of(device: str | Device, found: Call, cache: str | None = None) -> Call
         found = replace(found, library=backend)
     looped = _looped(found, pricer)
     flushed = (cache or "").strip().lower() != "warm"
-    price = pricer.price(found, _warm_frac(found, pricer, cache, looped), flushed=flushed)
+    price = pricer.price(found, _warm_frac(found, pricer, cache, looped), flushed=flushed, alone=True)
     coef = {**host.DEFAULTS, **pricer.calibration.host}
     time = price.time
     expected_s = time.busy_s if looped else host.between_events_s(found.kind, time.busy_s, time.num_kernels, coef)

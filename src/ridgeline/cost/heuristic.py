@@ -86,7 +86,8 @@ def _taken(problem: Problem, dtype: str, aligned: int) -> Kernel | None:
     number = tree.answer(asked)
     if slices is None:
         return kernels[number]
-    return replace(kernels[number], split=slices.answer([*asked, float(number)]))
+    split = slices.answer([*asked, float(number)])
+    return replace(kernels[number], split=max(split, 1 + kernels[number].reduced))  # what is added up are two or more
 
 
 def taken(problem: Problem, dtype: str, aligned: int, chip: Chip) -> Kernel | None:

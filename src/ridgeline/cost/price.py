@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -14,6 +15,7 @@ from ridgeline.cost import (  # noqa: F401  (each registers its family)
     conv,
     indexing,
     interval,
+    leftover,
     matmul,
     multitensor,
     norm,
@@ -64,20 +66,21 @@ class Pricer:
         self.designed_w = device_named(device.parent).tdp_w if device.parent else device.tdp_w
         self.calibration: Calibration = calibration_of(device)
         self.lowered: dict[tuple[object, ...], Any] = {}  # what nodes of equal meaning lower to
-        self._prices: dict[int, dict[Call, Price]] = defaultdict(dict)  # by twice the warm step, plus one if flushed
+        self._prices: dict[int, dict[Call, Price]] = defaultdict(dict)  # by 3 * warm step + alone + flushed
         self._coefs: dict[tuple[str, str, bool], tuple[Coef, Basis]] = {}
 
-    def price(self, call: Call, warm_frac: float = 0.0, *, flushed: bool = True) -> Price:
+    def price(self, call: Call, warm_frac: float = 0.0, *, flushed: bool = True, alone: bool = False) -> Price:
         """What the call takes with this share of its inputs in L2 already.
 
         ``flushed`` is the state a cold measurement leaves: an L2 full of dirty lines that are written back while the
-        call reads. In a model the L2 is never that dirty.
+        call reads. In a model the L2 is never that dirty. ``alone`` is a call between events, as a flushed one always
+        is: what was learned of those applies.
         """
         step = round(warm_frac * WARM_STEPS)
-        prices = self._prices[2 * step + flushed]
+        prices = self._prices[3 * step + (2 if flushed else int(alone))]
         found = prices.get(call)
         if found is None:
-            found = self._priced(call, step / WARM_STEPS, flushed)
+            found = self._priced(call, step / WARM_STEPS, flushed, alone or flushed)
             if len(prices) >= MAX_PRICES:
                 prices.clear()
             prices[call] = found
@@ -89,7 +92,7 @@ class Pricer:
         for call, warm_frac in wanted:
             if call.kind in ("gemm", "bmm"):
                 step = round(warm_frac * WARM_STEPS)
-                if call not in self._prices[2 * step] and matmul.is_plain(call):
+                if call not in self._prices[3 * step] and matmul.is_plain(call):
                     groups.setdefault(call.dtype, {})[call, step] = None
         for keys in groups.values():
             calls = [call for call, _ in keys]
@@ -99,7 +102,7 @@ class Pricer:
             times = matmul.many(calls, self.chip, coef, [step / WARM_STEPS for _, step in keys])
             for (call, step), time in zip(keys, times, strict=True):
                 width = self._width(call, "gemm", None, basis, time.busy_s)
-                self._prices[2 * step][call] = Price(time, basis, "gemm", width)
+                self._prices[3 * step][call] = Price(time, basis, "gemm", width)
 
     def _coef(self, family: Family, call: Call, *, flushed: bool) -> tuple[Coef, Basis]:
         key = (family.name, call.dtype, flushed)
@@ -111,7 +114,7 @@ class Pricer:
             found = self._coefs[key] = coef, basis
         return found
 
-    def _priced(self, call: Call, warm_frac: float, flushed: bool) -> Price:
+    def _priced(self, call: Call, warm_frac: float, flushed: bool, alone: bool) -> Price:
         family = family_of(call.kind)
         entry = self.serving_entry(call)
         if entry is not None:
@@ -120,6 +123,8 @@ class Pricer:
         else:
             coef, basis = self._coef(family, call, flushed=flushed)
             time = family.model(call, self.chip, coef, warm_frac)
+            if alone and coef.get("leftover_frac"):
+                time = _left_over(time, coef["leftover_frac"] * leftover.log_of(call, self.chip))
         if self.device.kind != "gpu":
             time = unlike_a_gpu(time)
         return Price(time, basis, family.name, self._width(call, family.name, entry, basis, time.busy_s))
@@ -142,6 +147,10 @@ class Pricer:
         if known is not None and not self.calibration.intervals:
             return known * interval.WIDER[basis]
         return interval.half_width(self.calibration.intervals, call, family, basis, busy_s)
+
+
+def _left_over(time: Time, log: float) -> Time:
+    return replace(time, busy_s=max(time.floor_s, time.busy_s * math.exp(log))) if log else time
 
 
 REACHED_FRAC = 0.7

@@ -23,6 +23,8 @@ from ridgeline.cost.chip import Chip
 from ridgeline.resources import data_dir
 
 FILE = "residue.npz"
+LEFT_OVER = "leftover.npz"
+"""Trees of calls alone on the device (``cost/leftover.py``), which no model needs."""
 BOUND = 0.45
 """Largest logarithm of the factor."""
 DONORS = {"hopper": "h100-sxm", "blackwell": "b200", "ampere": "a100-sxm-80gb", "ada": "l40s"}

@@ -9,9 +9,10 @@ import math
 
 import pytest
 
-from ridgeline.bench.fitting import Sample, calibrate, descend, intervals, sample, samples
+from ridgeline.bench.fitting import Sample, calibrate, descend, fit, intervals, sample, samples
 from ridgeline.cost.call import call, family_of
 from ridgeline.cost.chip import chip_of
+from ridgeline.cost.price import Pricer
 from ridgeline.errors import CalibrationError
 from ridgeline.hardware import device
 
@@ -43,6 +44,19 @@ def test_events_that_the_host_delayed_give_way_to_the_profiler():
     row["kernels"] = [["k", 1e-5]]
     assert sample({**row, "cold_s": 3e-4}).target_s == 1e-5
     assert sample({**row, "cold_s": 1.35e-5}).target_s == pytest.approx(1.05e-5)
+
+
+def test_events_of_a_short_call_that_read_a_few_microseconds_more_waited_for_the_host():
+    row = {"kind": "attention", "dtype": "bf16", "phase": "fwd", "library": "cudnn", "shape": {"b": 1}}
+    short, long = [["k", 3.3e-5]], [["k", 3.3e-3]]
+    assert sample({**row, "kernels": short, "cold_s": 4.2e-5}).target_s == 3.3e-5
+    assert sample({**row, "kernels": short, "cold_s": 3.8e-5}).target_s == pytest.approx(3.5e-5)
+    assert sample({**row, "kernels": long, "cold_s": 3.4e-3}).target_s == pytest.approx(3.397e-3)
+
+
+def test_a_new_calibration_drops_the_factor_learned_beside_the_old_one():
+    rows = _samples(CHIP, family_of("add").defaults)
+    assert "leftover_frac" not in fit(rows, Pricer(device("h200")), "all")[0]["coef"]
 
 
 def test_the_interval_holds_nine_of_ten():

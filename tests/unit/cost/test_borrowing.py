@@ -31,6 +31,14 @@ def test_blackwell_ultra_gains_half_of_its_further_exponentials() -> None:
     assert adapted(COEF, device("b200"), device("b300"))["exp_per_clock"] == pytest.approx(18.0)
 
 
+def test_a_newer_generation_streams_as_fast_as_its_memory_and_a_sibling_as_its_kin() -> None:
+    coef, h100 = {"load_frac": 0.36, "dram_frac": 0.9}, device("h100-sxm")
+    assert adapted(coef, h100, device("b200"))["load_frac"] == pytest.approx(0.73, rel=0.1)
+    assert adapted(coef, h100, device("h200"))["load_frac"] == 0.36
+    assert adapted(coef, h100, device("l40s"))["load_frac"] == 0.36
+    assert adapted(coef, h100, device("b200"))["dram_frac"] == 0.9
+
+
 def test_a_device_borrows_nothing_from_itself() -> None:
     h100 = device("h100-sxm")
     assert adapted(COEF, h100, h100) == pytest.approx(COEF)
