@@ -1,6 +1,6 @@
 """Paged decoding from 64 to 512 MB of cache: every configuration in turns with a bare read of as many bytes.
 
-    python benchmarks/race_paged.py --out DIR [--budget-s 90] [--parts cases latent pieces cross resident graphs host]
+    python benchmarks/race_paged.py --out DIR [--budget-s 90] [--parts arrivals decode cases latent pieces graphs host]
 
 Every case is checked first, against PyTorch in its own precision and for the same bits three times over. Rows are
 written after every case. ``--write-pack FOLDER`` compiles what is launched, without a GPU; ``--show FILE`` prints a
@@ -24,11 +24,14 @@ from typing import Any
 
 from race_attention import clean_course, instead, timed
 
-PARTS = ("edges", "latent", "cases", "graphs", "pieces", "cross", "resident", "host")
-SHARES = {"edges": 0.15, "latent": 0.45, "cases": 0.9, "graphs": 0.97}
+PARTS = ("edges", "arrivals", "decode", "latent", "cases", "graphs", "pieces", "cross", "resident", "host")
+SHARES = {"edges": 0.15, "arrivals": 0.2, "decode": 0.45, "latent": 0.6, "cases": 0.9, "graphs": 0.97}
 """Of the time there is, by when a part ends; the others may take the rest."""
 
-OVER: dict[str, dict[str, Any]] = {"now": {}}
+OVER: dict[str, dict[str, Any]] = {
+    "inside": {"inside": True, "max_registers": 128},
+    "by a kernel": {"inside": False, "max_registers": 104},
+}
 """What is changed of the analytical default, by name."""
 
 LATENT_OVER: dict[str, dict[str, Any]] = {
@@ -38,11 +41,34 @@ LATENT_OVER: dict[str, dict[str, Any]] = {
 }
 """The same for latent decoding of few heads."""
 
+DECODE_OVER: dict[str, dict[str, Any]] = {
+    "inside": {"inside": True},
+    "inside, to 16": {"inside": True, "shares": 16},
+    "inside, to 8": {"inside": True, "shares": 8},
+    "by a kernel": {"inside": False},
+}
+"""The same for decoding over a contiguous cache; shares are at most so many."""
+
+DECODE = (
+    (1, 32, 8, 2112, 128, ""), (2, 32, 8, 512, 128, ""), (1, 32, 8, 1024, 128, "mask"), (8, 32, 8, 2048, 128, ""),
+    (1, 32, 32, 2048, 128, ""), (4, 32, 8, 4096, 128, ""), (1, 64, 8, 8192, 128, ""), (16, 16, 16, 1000, 64, ""),
+    (8, 32, 8, 4096, 128, "lengths"), (1, 32, 8, 32768, 128, ""),
+)  # fmt: skip
+"""Batch, heads, key heads, keys, head dim, what hides keys."""
+
+ARRIVALS = (
+    ("decode_attention", (2, 32, 8, 512, 128, "")), ("decode_attention", (8, 12, 4, 3000, 64, "lengths")),
+    ("paged_attention", (16, 32, 8, 3000, 128, 16, False)), ("paged_attention", (70, 16, 1, 500, 128, 64, True)),
+    ("paged_attention", (2, 32, 8, 512, 128, 16, True)),
+)  # fmt: skip
+"""Calls whose parts are joined by whoever comes last, and their sizes."""
+
 CASES = (
-    (1, 32, 8, 16400, 128, 16, False), (4, 32, 8, 8000, 128, 16, False), (8, 32, 8, 8192, 128, 64, False),
-    (3, 32, 8, 7813, 128, 16, False), (16, 32, 8, 3000, 128, 16, False), (64, 32, 8, 1000, 128, 16, False),
-    (100, 64, 8, 1200, 128, 16, True), (32, 32, 8, 4000, 128, 64, False), (2, 64, 8, 8200, 128, 16, False),
-    (64, 16, 1, 2050, 128, 64, False), (12, 32, 8, 7900, 128, 16, False), (24, 32, 8, 2700, 128, 16, True),
+    (16, 32, 8, 3000, 128, 16, False), (4, 32, 8, 8000, 128, 16, False), (1, 32, 8, 16400, 128, 16, False),
+    (64, 16, 1, 2050, 128, 64, False), (64, 32, 8, 1000, 128, 16, False), (100, 64, 8, 1200, 128, 16, True),
+    (2, 64, 8, 8200, 128, 16, False), (2, 32, 8, 512, 128, 16, True), (8, 32, 8, 8192, 128, 64, False),
+    (3, 32, 8, 7813, 128, 16, False), (32, 32, 8, 4000, 128, 64, False), (1, 32, 8, 2048, 128, 16, False),
+    (12, 32, 8, 7900, 128, 16, False), (24, 32, 8, 2700, 128, 16, True),
     (300, 32, 8, 300, 128, 16, True),
     (5, 64, 8, 4800, 128, 16, False), (7, 32, 8, 5001, 128, 64, False), (1, 64, 8, 48000, 128, 16, False),
     (9, 32, 8, 7400, 64, 16, False), (5, 16, 4, 6500, 256, 64, False),
@@ -80,6 +106,34 @@ def changed(over: dict[str, Any]) -> Any:
         return dataclasses.replace(found, **over) if found.fed else found
 
     return instead(config, "choose", choose)
+
+
+def decode_changed(over: dict[str, Any]) -> Any:
+    """Inside, decoding over a contiguous cache is configured otherwise."""
+    from ridgeline.kernels.decode_attention import config
+
+    before = config.choose
+
+    def choose(*sizes: Any, **named: Any) -> Any:
+        found = before(*sizes, **named)
+        shares = min(found.shares, over.get("shares", found.shares))
+        longest = named["longest"]
+        stages = 3 if longest > config.FEW_BLOCKS * found.keys * shares else 2
+        return dataclasses.replace(found, inside=over["inside"], shares=shares, num_stages=stages)
+
+    return instead(config, "choose", choose)
+
+
+def decode_ways(of: tuple[Any, ...]) -> dict[str, Any]:
+    """Configurations of a case by name, each once."""
+    from ridgeline.kernels.decode_attention import config
+
+    sizes = dict(zip(("batch", "key_heads", "longest", "head_dim"), (of[0], of[2], of[3], of[4]), strict=True))
+    found: dict[Any, tuple[str, Any]] = {}
+    for name, over in DECODE_OVER.items():
+        with decode_changed(over):
+            found.setdefault(config.choose(**sizes, num_sms=132), (name, partial(decode_changed, over)))
+    return dict(found.values())
 
 
 def by_sequence() -> Any:
@@ -158,6 +212,12 @@ def paged_case(b: int, h: int, k: int, s: int, d: int, page: int, uneven: bool) 
     return case("bfloat16", b=b, h=h, k=k, s=s, d=d, page=page, uneven=uneven)
 
 
+def decode_case(b: int, h: int, k: int, s: int, d: int, hide: str) -> Any:
+    from ridgeline.kernels.contract import case
+
+    return case("bfloat16", b=b, h=h, k=k, s=s, d=d, hide=hide)
+
+
 def latent_case(b: int, h: int, s: int, page: int, uneven: bool) -> Any:
     from ridgeline.kernels.contract import case
 
@@ -177,7 +237,13 @@ def wanted_variants(parts: Sequence[str] = PARTS) -> list[Any]:
             with way():
                 found += variants_of("paged_attention", [paged_case(*of)])
     found += variants_of("paged_attention", [paged_case(*of) for of in PIECES])
-    for of in LATENT:
+    for of in DECODE:
+        for way in decode_ways(of).values():
+            with way():
+                found += variants_of("decode_attention", [decode_case(*of)])
+    for name, of in ARRIVALS:
+        found += variants_of(name, [made_case(name, of)])
+    for of in LATENT if "latent" in parts else ():
         for way in latent_ways(of[3]).values():
             with way():
                 found += variants_of("paged_latent_attention", [latent_case(*of)])
@@ -188,7 +254,7 @@ def wanted_variants(parts: Sequence[str] = PARTS) -> list[Any]:
         for way in ways((9, *of)).values():
             with way():
                 found += variants_of("paged_attention", [paged_case(9, *of[:2], EDGE_KEYS, *of[2:], False)])
-    for page in (16, 64):
+    for page in (16, 64) if "latent" in parts else ():
         for way in latent_ways(page).values():
             with way():
                 found += variants_of("paged_latent_attention", [latent_case(9, 16, EDGE_KEYS, page, False)])
@@ -197,6 +263,10 @@ def wanted_variants(parts: Sequence[str] = PARTS) -> list[Any]:
     if "cross" in parts:
         found += [*race_cross.variants(), *race_cross.resident_variants()]
     return list(dict.fromkeys(found))
+
+
+def made_case(name: str, of: tuple[Any, ...]) -> Any:
+    return (paged_case if name == "paged_attention" else decode_case)(*of)
 
 
 def many_heads() -> Any:
@@ -222,6 +292,22 @@ def planned(args: tuple[Any, ...]) -> Callable[[], Any]:
     return run
 
 
+def planned_decode(args: tuple[Any, ...]) -> Callable[[], Any]:
+    """A call of decoding over a contiguous cache as it is configured now."""
+    import torch
+
+    from ridgeline.kernels.decode_attention import op
+
+    scale, out = args[0].shape[-1] ** -0.5, torch.empty_like(args[0])
+    plan = op._Plan(args, out, scale)
+
+    def run() -> Any:
+        plan.run(args, out, scale)
+        return out
+
+    return run
+
+
 def right(run: Callable[[], Any], meant: Any, **facts: Any) -> dict[str, Any]:
     """Whether a run agrees with PyTorch, and with itself."""
     import torch
@@ -235,11 +321,12 @@ def right(run: Callable[[], Any], meant: Any, **facts: Any) -> dict[str, Any]:
 class Track:
     """Both kinds of a cold L2, and what a copy reaches."""
 
-    def __init__(self, rounds: int) -> None:
+    def __init__(self, rounds: int, with_latent: bool = True) -> None:
         import torch
 
         from ridgeline.bench.race import Course, copy_bandwidth
 
+        self.with_latent = with_latent
         self.courses = {"clean": clean_course(rounds), "dirty": Course(torch.device("cuda"), rounds=rounds)}
         for on in self.courses.values():
             on.budget_s = 3.0
@@ -301,13 +388,104 @@ def part_edges(end: float, track: Track) -> Iterator[dict[str, Any]]:
         for name, way in ways((9, *of)).items():
             with way():
                 yield right(planned(dirty), meant, what=name, case=f"edges {of}")
-    for page in (16, 64):
+    for page in (16, 64) if track.with_latent else ():
         args = latent.make(latent_case(9, 16, EDGE_KEYS, page, False), torch.device("cuda"), draw)
         dirty, clean = poisoned(args, 1)
         meant = latent.eager(*clean).float().nan_to_num(0.0)
         for name, way in latent_ways(page).items():
             with way():
                 yield right(planned_latent(dirty), meant, what=name, case=f"edges latent {page}")
+
+
+def left_behind(num: int) -> None:
+    """Fill what the next allocations will get with numbers, zeros, ones and no numbers in turn."""
+    import torch
+
+    fills = (float("nan"), 0.0, -1, 3e38)
+    for size in (1 << 12, 1 << 16, 1 << 20, 1 << 22):
+        kept = [torch.empty(size, device="cuda", dtype=torch.float32) for _ in range(6)]
+        for one in kept:
+            one.view(torch.int32).fill_(-1) if fills[num % 4] == -1 else one.fill_(fills[num % 4])
+
+
+def part_arrivals(end: float, track: Track) -> Iterator[dict[str, Any]]:
+    """Counters in scratch that holds anything, on two streams at a time, and in a graph played again and again."""
+    import torch
+
+    from ridgeline.kernels.contract import trials
+
+    for name, of in ARRIVALS:
+        trial = trials()[name][1]
+        sets = [trial.make(made_case(name, of), torch.device("cuda"), torch.Generator("cuda").manual_seed(i))
+                for i in range(4)]  # fmt: skip
+        meant = [trial.call(*args) for args in sets]
+        alone = [trial.eager(*args).float() for args in sets]
+        off = max(float((a.float() - b).norm() / b.norm()) for a, b in zip(meant, alone, strict=True))
+        yield {"case": f"{name} {of}", "what": "alone", "ok": off < 0.01, "note": f"off by {off:.2e}"}
+        wrong = 0
+        for i in range(40):
+            left_behind(i)
+            wrong += sum(not torch.equal(trial.call(*args), one) for args, one in zip(sets, meant, strict=True))
+        yield {"case": f"{name} {of}", "what": "scratch that holds anything", "ok": not wrong, "note": f"{wrong} wrong"}
+        yield {"case": f"{name} {of}", "what": "two streams", **on_streams(trial, sets, meant)}
+        yield {"case": f"{name} {of}", "what": "a graph", **in_a_graph(trial, sets, meant)}
+
+
+def on_streams(trial: Any, sets: list[Any], meant: list[Any]) -> dict[str, Any]:
+    """The same calls from two streams at a time, many of them on their way at once."""
+    import torch
+
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    found = []
+    for i in range(100):
+        with torch.cuda.stream(streams[i % 2]):
+            found.append((i, trial.call(*sets[i // 2 % len(sets)])))
+    torch.cuda.synchronize()
+    wrong = sum(not torch.equal(one, meant[i // 2 % len(sets)]) for i, one in found)
+    return {"ok": not wrong, "note": f"{wrong} of {len(found)} wrong"}
+
+
+def in_a_graph(trial: Any, sets: list[Any], meant: list[Any]) -> dict[str, Any]:
+    """All sets in one graph, played ten times, outputs poisoned before each."""
+    import torch
+
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = [trial.call(*args) for args in sets]
+    wrong = 0
+    for i in range(10):
+        left_behind(i)
+        for one in found:
+            one.fill_(float("nan"))
+        graph.replay()
+        wrong += sum(not torch.equal(a, b) for a, b in zip(found, meant, strict=True))
+    return {"ok": not wrong, "note": f"{wrong} wrong"}
+
+
+def part_decode(end: float, track: Track) -> Iterator[dict[str, Any]]:
+    """Decoding over a contiguous cache: checked, then in turns, cold and where the L2 holds everything."""
+    import torch
+
+    from ridgeline.kernels.contract import trials
+
+    trial = trials()["decode_attention"][1]
+    for of in DECODE:
+        if time.perf_counter() > end:
+            return
+        args = trial.make(decode_case(*of), torch.device("cuda"), torch.Generator("cuda").manual_seed(2))
+        meant, runs = trial.eager(*args).float(), {}
+        for name, way in decode_ways(of).items():
+            with way():
+                runs[name] = planned_decode(args)
+        for name, run in list(runs.items()):
+            found = right(run, meant, what=name, case=f"decode {of}")
+            if not found["ok"]:
+                del runs[name]
+            yield found
+        yield from track.rows(runs, 2 * args[1].nbytes, case=f"decode {of}")
+        graphs = {name: recorded([run] * IN_A_GRAPH) for name, run in runs.items()}
+        yield from track.rows(graphs, 2 * IN_A_GRAPH * args[1].nbytes, case=f"{IN_A_GRAPH} in a graph: decode {of}")
 
 
 def part_cases(end: float, track: Track) -> Iterator[dict[str, Any]]:
@@ -453,9 +631,12 @@ def part_pieces(end: float, track: Track) -> Iterator[dict[str, Any]]:
             with way():
                 plan = op._Plan(args, out, scale)
             room = plan._room(out)
+            count = [torch.zeros(plan.parts.sizes[4], dtype=torch.int64, device="cuda")] if plan.counts else []
             for keys, lens in lengths.items():
                 given = (*args[:4], lens)
-                runs[f"{name}: reading{keys}"] = partial(plan.share, *given, out, *room, scale * op.LOG2_E, *plan.rest)
+                runs[f"{name}: reading{keys}"] = partial(
+                    plan.share, *given, out, *room, *count, scale * op.LOG2_E, *plan.rest
+                )
                 runs[f"{name}: whole{keys}"] = partial(plan.run, given, out, scale)
             runs[f"{name}: joining"] = partial(plan.parts.join, *room, args[4], out)
         word = torch.zeros(1, device="cuda")
@@ -542,7 +723,7 @@ def main() -> None:
     found["num_compiled"] = compile_missing(options.jobs, options.parts)
     import torch
 
-    track = Track(options.rounds)
+    track = Track(options.rounds, "latent" in options.parts)
     found |= {"torch": torch.__version__, "device": torch.cuda.get_device_name(), "copy_bytes_per_s": track.copied}
     ready, end = time.perf_counter(), began + options.budget_s - 2
     print(f"compiled {found['num_compiled']}, copy {track.copied / 1e12:.3f} TB/s", flush=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
 
@@ -50,6 +50,15 @@ EDGES = tuple(
     ("paged_latent_attention", case("bfloat16", b=9, h=h, s=5040, d=512, e=64, page=page, uneven=False))
     for h, page in ((16, 64), (5, 16), (16, 48))
 )  # fmt: skip
+COUNTED = (
+    ("decode_attention", case("bfloat16", b=2, h=32, k=8, s=512, d=128, hide="")),
+    ("decode_attention", case("float16", b=5, h=12, k=4, s=3000, d=64, hide="lengths")),
+    ("decode_attention", case("float32", b=9, h=6, k=2, s=1100, d=80, hide="mask")),
+    ("paged_attention", case("bfloat16", b=16, h=32, k=8, s=3000, d=128, page=16, uneven=False)),
+    ("paged_attention", case("bfloat16", b=70, h=16, k=1, s=500, d=128, page=64, uneven=True)),
+    ("paged_attention", case("float16", b=3, h=9, k=3, s=2000, d=256, page=48, uneven=True)),
+    ("paged_attention", case("bfloat16", b=40, h=20, k=4, s=700, d=64, page=32, uneven=True)),
+)
 HALVES = tuple(
     case("float32", batch=batch, dim=dim, rank=rank)
     for batch, dim, rank in ((16384, 512, 0), (6000, 1000, 0), (9000, 1536, 320))
@@ -60,12 +69,12 @@ HALVES = tuple(
 def by_borders():
     """Inside, parts are joined by borders whatever the sizes."""
 
-    def bordered(choose):
-        return lambda *sizes, **named: dataclasses.replace(choose(*sizes, **named), borders=True)
+    def bordered(choose, **more):
+        return lambda *sizes, **named: dataclasses.replace(choose(*sizes, **named), **more)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(paged, "choose", bordered(paged.choose))
-        patch.setattr(latent, "choose_few", bordered(latent.choose_few))
+        patch.setattr(paged, "choose", bordered(paged.choose, borders=True, inside=False))
+        patch.setattr(latent, "choose_few", bordered(latent.choose_few, borders=True))
         launcher.forget_plans()
         yield
     launcher.forget_plans()
@@ -73,10 +82,11 @@ def by_borders():
 
 def wanted_variants():
     found = variants_of("cross_layer", HALVES)
-    for name, of in EDGES:
+    for name, of in (*EDGES, *COUNTED):
         found += variants_of(name, [of])
     with by_borders():
         found += variants_of("paged_attention", PAGED) + variants_of("paged_latent_attention", LATENT)
+    found += variants_of("paged_attention", PAGED)
     for chosen, of in RESIDENT:
         with tuning.forced("cross_layer.resident", chosen):
             found += variants_of("cross_layer", [of])
@@ -111,6 +121,50 @@ def test_lengths_at_every_border_over_caches_that_nobody_has_written_elsewhere(n
     torch.testing.assert_close(found[1:], meant[1:], rtol=0.02, atol=0.01)
 
 
+@pytest.fixture(params=COUNTED, ids=str)
+def counted(request):
+    """A call whose parts are joined by whoever comes last, three sets of arguments, and what each gives."""
+    name, of = request.param
+    trial = trials()[name][1]
+    sets = [trial.make(of, torch.device("cuda"), torch.Generator("cuda").manual_seed(i)) for i in range(3)]
+    kernels = {variant.kernel for variant in variants_of(name, [of])}
+    assert kernels in ({"decode_share"}, {"paged_columns"}), "nothing is joined by a kernel of its own"
+    assert not wrong(name, of)
+    return trial.call, sets, [trial.call(*args) for args in sets]
+
+
+def test_counters_may_lie_in_memory_that_holds_anything(counted):
+    call, sets, meant = counted
+    for fill in (0, -1, 0x7FC00000, 0x5A3C9E71, 12345):
+        kept = [torch.full((size,), fill, device="cuda", dtype=torch.int32) for size in (1 << 12, 1 << 18, 1 << 22)]
+        del kept
+        assert all(torch.equal(call(*args), one) for args, one in zip(sets, meant, strict=True))
+
+
+def test_streams_have_counters_of_their_own(counted):
+    call, sets, meant = counted
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    torch.cuda.synchronize()
+    found = []
+    for i in range(60):
+        with torch.cuda.stream(streams[i % 2]):
+            found.append(call(*sets[i % 3]))
+    torch.cuda.synchronize()
+    assert all(torch.equal(one, meant[i % 3]) for i, one in enumerate(found))
+
+
+def test_a_recorded_call_counts_from_nothing_whenever_it_is_played(counted):
+    call, sets, meant = counted
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = [call(*args) for args in sets]
+    for _ in range(3):
+        for one in found:
+            one.fill_(float("nan"))
+        graph.replay()
+        assert all(torch.equal(a, b) for a, b in zip(found, meant, strict=True))
+
+
 def test_sequences_without_keys_get_zeros_wherever_borders_are():
     trial = trials()["paged_attention"][1]
     for of in (PAGED[0], PAGED[2], PAGED[5]):
@@ -118,11 +172,12 @@ def test_sequences_without_keys_get_zeros_wherever_borders_are():
         for empty in (slice(None), slice(1, None, 3), slice(0, 1), slice(-1, None)):
             fewer = lens.clone()
             fewer[empty] = 0
-            with by_borders():
-                found = paged_attention(q, k, v, table, fewer, out=torch.full_like(q, float("nan")))
-            assert found[fewer == 0].count_nonzero() == 0
             meant = trial.eager(q, k, v, table, lens)[fewer > 0]
-            torch.testing.assert_close(found[fewer > 0], meant, rtol=0.05, atol=0.01)
+            for way in (by_borders, nullcontext):
+                with way():
+                    found = paged_attention(q, k, v, table, fewer, out=torch.full_like(q, float("nan")))
+                assert found[fewer == 0].count_nonzero() == 0
+                torch.testing.assert_close(found[fewer > 0], meant, rtol=0.05, atol=0.01)
 
 
 @pytest.mark.parametrize(("chosen", "of"), RESIDENT, ids=str)

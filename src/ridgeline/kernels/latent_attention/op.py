@@ -270,9 +270,9 @@ class _FewPlan:
         return (query, query, *caches, *rest) if self.fed else args
 
     def run(self, args: tuple[Tensor, ...], out: Tensor, scale: float) -> None:
-        held, places = self.parts.places(out)  # noqa: RUF059
-        self.share(*self.given(args), out, *places, scale * LOG2_E, *self.rest)
-        self.parts.join(*places, args[3], out)
+        held, (part, seen, _) = self.parts.places(out)  # noqa: RUF059
+        self.share(*self.given(args), out, part, seen, scale * LOG2_E, *self.rest)
+        self.parts.join(part, seen, args[3], out)
 
 
 def _support(

@@ -39,6 +39,9 @@ at 134, 80 against 82 at 269, but 151 against 147 at 545; behind one that does n
 FED_REGISTERS = 104
 """Of a thread when eight warps start; the computing group takes more from there, the feeding warp gives up its own."""
 
+LONE_REGISTERS = 128
+"""The same where no joining kernel has to fit beside two programs."""
+
 LEAST_BLOCKS = 2
 """Blocks below which a stretch is not worth a program and its part in the joining."""
 
@@ -47,7 +50,8 @@ LEAST_BLOCKS = 2
 class Paged:
     """Keys of a block, programs (0: one a sequence and key head), warps, stages, when the joining kernel starts, the
     fewest blocks of a program. ``fed``: through the copy engine, where the cache may leave the L2 first and threads
-    start with so many registers. ``borders``: parts are joined by borders between programs, not by heads."""
+    start with so many registers. ``borders``: parts are joined by borders between programs, not by heads; ``inside``:
+    by the last program of a sequence, without a kernel of their own."""
 
     keys: int
     programs: int
@@ -59,6 +63,7 @@ class Paged:
     leaves: bool = False
     max_registers: int = 0
     borders: bool = False
+    inside: bool = False
 
 
 def takes_columns(batch: int, ratio: int, head_dim: int, page: int) -> bool:
@@ -82,10 +87,12 @@ def choose(
         blocks = FED_BYTES // (2 * FED_KEYS * head_dim * itemsize)
         leaves = 2 * batch * key_heads * longest * head_dim * itemsize <= LEAVING_BYTES
         num = FED_PROGRAMS if blocks >= 2 * FED_PROGRAMS else 1
-        borders = by_borders(num * num_sms, batch * key_heads, batch * key_heads * ratio)
+        programs = min(num * num_sms, max(1, batch * key_heads * cdiv(longest, FED_KEYS) // LEAST_BLOCKS))
+        borders = by_borders(programs, batch * key_heads, batch * key_heads * ratio)
+        inside = by_the_last(programs, batch * key_heads)
         return Paged(
-            FED_KEYS, num * num_sms, 4, blocks // num, fed=True, leaves=leaves, max_registers=FED_REGISTERS,
-            borders=borders,
+            FED_KEYS, programs, 4, blocks // num, fed=True, leaves=leaves, borders=borders, inside=inside,
+            max_registers=LONE_REGISTERS if inside else FED_REGISTERS,
         )  # fmt: skip
     if itemsize == 4 or rows_of(ratio) >= 64:  # sums of more registers than four warps have
         return Paged(keys, programs, 8, 3)
@@ -120,6 +127,23 @@ def by_borders(programs: int, sequences: int, heads: int) -> bool:
     a border has many parts to join, and few borders have any.
     """
     return 2 * sequences >= programs or (heads >= 1024 and 5 * sequences >= programs)
+
+
+MOST_JOINED = 16
+"""Parts of a sequence that its last program joins itself; more are read too slowly by one program."""
+
+JOINED_ELEMENTS = 4096
+"""Of parts that are joined at once, in a kernel whose threads have other things to keep."""
+
+
+def by_the_last(programs: int, sequences: int) -> bool:
+    """Whether the parts of a sequence (each key head of each) are few enough for its last program to join them."""
+    return cdiv(programs, sequences) <= MOST_JOINED
+
+
+def joined_at_once(ratio: int, dim: int) -> int:
+    """Parts that a program joins at once, of as many heads as share keys."""
+    return clamp(JOINED_ELEMENTS // (power_of_two(ratio) * dim), 1, 8)
 
 
 WIDE_DIM = 256
