@@ -34,11 +34,7 @@ OVER: dict[str, dict[str, Any]] = {
 }
 """What is changed of the analytical default, by name."""
 
-LATENT_OVER: dict[str, dict[str, Any]] = {
-    "two groups, two blocks": {"ring": 0},
-    "thirds": {"ring": 7},
-    "two groups, other join": {"ring": 0, "borders": None},
-}
+LATENT_OVER: dict[str, dict[str, Any]] = {"inside": {"inside": True}, "by a kernel": {"inside": False}}
 """The same for latent decoding of few heads."""
 
 DECODE_OVER: dict[str, dict[str, Any]] = {
@@ -59,7 +55,8 @@ DECODE = (
 ARRIVALS = (
     ("decode_attention", (2, 32, 8, 512, 128, "")), ("decode_attention", (8, 12, 4, 3000, 64, "lengths")),
     ("paged_attention", (16, 32, 8, 3000, 128, 16, False)), ("paged_attention", (70, 16, 1, 500, 128, 64, True)),
-    ("paged_attention", (2, 32, 8, 512, 128, 16, True)),
+    ("paged_attention", (2, 32, 8, 512, 128, 16, True)), ("paged_latent_attention", (64, 16, 900, 64, True)),
+    ("paged_latent_attention", (40, 8, 1501, 16, False)),
 )  # fmt: skip
 """Calls whose parts are joined by whoever comes last, and their sizes."""
 
@@ -77,9 +74,9 @@ CASES = (
 """Batch, heads, key heads, keys, head dim, page, uneven lengths."""
 
 LATENT = (
-    (16, 16, 3700, 64, False), (64, 16, 1800, 64, False), (100, 16, 2000, 64, True), (1, 16, 65536, 64, False),
-    (40, 8, 3001, 16, False), (64, 16, 4096, 64, False), (128, 16, 1300, 64, False), (5, 16, 11000, 64, False),
-    (16, 16, 8192, 64, False),
+    (64, 16, 1800, 64, False), (128, 16, 1300, 64, False), (16, 16, 3700, 64, False), (100, 16, 2000, 64, True),
+    (40, 8, 3001, 16, False), (33, 16, 2200, 64, False), (64, 16, 4096, 64, False), (2, 16, 512, 64, False),
+    (16, 16, 8192, 64, False), (5, 16, 11000, 64, False), (1, 16, 65536, 64, False),
 )  # fmt: skip
 """Batch, heads, keys, page, uneven lengths."""
 
@@ -144,34 +141,25 @@ def by_sequence() -> Any:
 
 
 def latent_changed(over: dict[str, Any]) -> Any:
-    """Inside, latent decoding of few heads is configured otherwise; borders that are None are the other way round."""
+    """Inside, latent decoding of few heads is configured otherwise."""
     from ridgeline.kernels.latent_attention import config
 
     before = config.choose_few
 
     def choose(*sizes: Any, **named: Any) -> Any:
         found = before(*sizes, **named)
-        more = {"borders": not found.borders} if "borders" in over else {}
-        return dataclasses.replace(found, **(over | more)) if found.fed else found
+        return dataclasses.replace(found, **over) if found.fed else found
 
     return instead(config, "choose_few", choose)
 
 
-def latent_ways(page: int) -> dict[str, Any]:
-    """Configurations of a case by name; the first takes pages of whole blocks."""
-    fit = {name: over for name, over in LATENT_OVER.items() if page % 64 == 0 or over["ring"]}
-    found = {name: partial(latent_changed, over) for name, over in fit.items()}
-    return found | {"narrow join": narrow_join}
+def latent_ways(of: tuple[Any, ...]) -> dict[str, Any]:
+    """Configurations of a case by name; of few long sequences the last program would join hundreds of parts."""
+    few = of[0] >= 5 or (len(of) > 2 and of[2] < 1000)
+    return {name: partial(latent_changed, over) for name, over in LATENT_OVER.items() if few or not over["inside"]}
 
 
-def narrow_join() -> Any:
-    """Inside, parts of 512 columns are joined in tiles as narrow ones are."""
-    from ridgeline.kernels.paged_attention import config
-
-    return instead(config, "WIDE_DIM", 1 << 20)
-
-
-def planned_latent(args: tuple[Any, ...], few: bool = True) -> Callable[[], Any]:
+def planned_latent(args: tuple[Any, ...]) -> Callable[[], Any]:
     """A call of latent decoding as it is configured now."""
     import torch
 
@@ -179,7 +167,7 @@ def planned_latent(args: tuple[Any, ...], few: bool = True) -> Callable[[], Any]
 
     query = args[0]
     out, scale = torch.empty(*query.shape[:2], 512, dtype=query.dtype, device=query.device), query.shape[2] ** -0.5
-    plan = (op._FewPlan if few else op._Plan)(args[:4], out, scale)
+    plan = op._FewPlan(args[:4], out, scale)
 
     def run() -> Any:
         plan.run(args[:4], out, scale)
@@ -189,15 +177,18 @@ def planned_latent(args: tuple[Any, ...], few: bool = True) -> Callable[[], Any]
 
 
 def latent_reading(args: tuple[Any, ...]) -> Callable[[], Any]:
-    """The first of the two kernels of latent decoding of few heads alone."""
+    """The first of the two kernels of latent decoding of few heads alone; none joins."""
     import torch
 
     from ridgeline.kernels.latent_attention import op
 
     query = args[0]
     out, scale = torch.empty(*query.shape[:2], 512, dtype=query.dtype, device=query.device), query.shape[2] ** -0.5
-    plan = op._FewPlan(args[:4], out, scale)
-    return partial(plan.share, *plan.given(args[:4]), out, *plan.parts.room(out), scale * op.LOG2_E, *plan.rest)
+    with latent_changed({"inside": False}):
+        plan = op._FewPlan(args[:4], out, scale)
+    count = [torch.zeros(2 * plan.parts.sizes[4], dtype=torch.int64, device="cuda")] if plan.fed else []
+    given = (*plan.given(args[:4]), out, *plan.parts.room(out), *count)
+    return partial(plan.share, *given, scale * op.LOG2_E, *plan.rest)
 
 
 def ways(of: tuple[Any, ...]) -> dict[str, Any]:
@@ -244,18 +235,15 @@ def wanted_variants(parts: Sequence[str] = PARTS) -> list[Any]:
     for name, of in ARRIVALS:
         found += variants_of(name, [made_case(name, of)])
     for of in LATENT if "latent" in parts else ():
-        for way in latent_ways(of[3]).values():
+        for way in latent_ways(of).values():
             with way():
-                found += variants_of("paged_latent_attention", [latent_case(*of)])
-        if of[1] == 16 and of[3] % 64 == 0:
-            with many_heads():
                 found += variants_of("paged_latent_attention", [latent_case(*of)])
     for of in EDGES:
         for way in ways((9, *of)).values():
             with way():
                 found += variants_of("paged_attention", [paged_case(9, *of[:2], EDGE_KEYS, *of[2:], False)])
     for page in (16, 64) if "latent" in parts else ():
-        for way in latent_ways(page).values():
+        for way in latent_ways((9,)).values():
             with way():
                 found += variants_of("paged_latent_attention", [latent_case(9, 16, EDGE_KEYS, page, False)])
     if "host" in parts:
@@ -266,14 +254,8 @@ def wanted_variants(parts: Sequence[str] = PARTS) -> list[Any]:
 
 
 def made_case(name: str, of: tuple[Any, ...]) -> Any:
-    return (paged_case if name == "paged_attention" else decode_case)(*of)
-
-
-def many_heads() -> Any:
-    """Inside, few heads of latent decoding are padded to 64 rows."""
-    from ridgeline.kernels.latent_attention import config
-
-    return instead(config, "takes_few", lambda *sizes: False)
+    made = {"paged_attention": paged_case, "paged_latent_attention": latent_case, "decode_attention": decode_case}
+    return made[name](*of)
 
 
 def planned(args: tuple[Any, ...]) -> Callable[[], Any]:
@@ -392,7 +374,7 @@ def part_edges(end: float, track: Track) -> Iterator[dict[str, Any]]:
         args = latent.make(latent_case(9, 16, EDGE_KEYS, page, False), torch.device("cuda"), draw)
         dirty, clean = poisoned(args, 1)
         meant = latent.eager(*clean).float().nan_to_num(0.0)
-        for name, way in latent_ways(page).items():
+        for name, way in latent_ways((9,)).items():
             with way():
                 yield right(planned_latent(dirty), meant, what=name, case=f"edges latent {page}")
 
@@ -525,11 +507,9 @@ def part_latent(end: float, track: Track) -> Iterator[dict[str, Any]]:
         args = trial.make(latent_case(*of), torch.device("cuda"), torch.Generator("cuda").manual_seed(2))
         num_bytes, meant = trial.forward_bytes(args), trial.eager(*args).float()
         runs: dict[str, Callable[[], Any]] = {}
-        for name, way in latent_ways(of[3]).items():
+        for name, way in latent_ways(of).items():
             with way():
                 runs[name] = planned_latent(args)
-        if of[1] == 16 and of[3] % 64 == 0:
-            runs["64 rows"] = planned_latent(args, few=False)
         for name, run in list(runs.items()):
             found = right(run, meant, what=name, case=f"latent {of}")
             if not found["ok"]:
@@ -693,6 +673,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=14)
     parser.add_argument("--rounds", type=int, default=31)
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
+    parser.add_argument("--cases", type=int, default=99, help="of every part at most so many")
     parser.add_argument("--write-pack", type=Path)
     parser.add_argument("--show", type=Path)
     options = parser.parse_args()
@@ -703,6 +684,8 @@ def main() -> None:
     if options.write_pack:
         write_pack(options.write_pack, options.jobs)
         return
+    for name in ("CASES", "LATENT", "DECODE"):
+        globals()[name] = globals()[name][: options.cases]
     options.out.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()
     found: dict[str, Any] = {"over": OVER, "parts": {}}

@@ -376,15 +376,9 @@ def _lengths(lens_ptr, batch, BATCH: gl.constexpr):
 
 
 @gluon.jit
-def _first_of(lens, batch, key_heads, KEYS: gl.constexpr, LEAST: gl.constexpr):
-    """This program's stretch: its first sequence, the block of that sequence it begins with, and how many it has."""
-    b, within, left, line = _placed(lens, batch, key_heads, KEYS, LEAST)
-    return b, within, left
-
-
-@gluon.jit
 def _placed(lens, batch, key_heads, KEYS: gl.constexpr, LEAST: gl.constexpr):
-    """``_first_of``; and where in the line that is, the fewest blocks of a program, how many programs have one more."""
+    """This program's stretch: its first sequence, the block of that sequence it begins with, and how many it has; then
+    where in the line that is, the fewest blocks of a program, and how many programs have one more."""
     blocks = (lens + KEYS - 1) // KEYS * key_heads
     ends = gl.associative_scan(blocks, 0, _add)
     total = gl.sum(blocks, 0)
@@ -412,34 +406,47 @@ def _whose(block, each, longer):
 
 
 @gluon.jit
-def _zeros_for_nobody(lens_ptr, out_ptr, batch, key_heads, d, R: gl.constexpr, D: gl.constexpr):
+def _anew(number):
+    """The number, as if nobody had known it before: what is worked out from it stays where it is used."""
+    return gl.inline_asm_elementwise("mov.u32 $0, $1;", "=r,r", [number], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def _span(start, blocks, each, longer):
+    """The first and the last program of a sequence that starts there in the line."""
+    return _whose(start, each, longer), _whose(start + blocks - 1, each, longer)
+
+
+@gluon.jit
+def _zeros_for_nobody(lens_ptr, out_ptr, batch, heads, d, D: gl.constexpr):
     """Zeros for sequences without a key: nobody's stretch has them."""
     L: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     col = gl.arange(0, D, L)
     zeros = gl.zeros([D], gl.float32, L).to(out_ptr.dtype.element_ty)
     for b in range(gl.program_id(0), batch, gl.num_programs(0)):
         if gl.load(lens_ptr + b) == 0:
-            for head in range(0, key_heads * R):
-                gl.store(out_ptr + (b.to(gl.int64) * key_heads * R + head) * d + col, zeros, mask=col < d)
+            for head in range(heads):
+                gl.store(out_ptr + (b.to(gl.int64) * heads + head) * d + col, zeros, mask=col < d)
 
 
 @gluon.jit
 def _join_parts(
-    part_ptr, seen_ptr, out_ptr, head0, begins, ends, d, R: gl.constexpr, HEADS: gl.constexpr, D: gl.constexpr,
-    PARTS: gl.constexpr,
+    part_ptr, seen_ptr, out_ptr, head0, begins, ends, R, FROM: gl.constexpr, WIDTH: gl.constexpr, HEADS: gl.constexpr,
+    D: gl.constexpr, PARTS: gl.constexpr,
 ):
-    """``paged_join`` of the R heads of one key head, by a group of four warps: parts of programs from ``begins`` to
-    ``ends``, PARTS at a time and past the L1, since other programs wrote them."""
+    """``paged_join`` of the R heads of one key head, WIDTH of D columns from one on, by a group of four warps: parts of
+    programs from ``begins`` to ``ends``, PARTS at a time and past the L1, since other programs wrote them."""
     WIDE: gl.constexpr = min(4, HEADS)
-    J: gl.constexpr = gl.BlockedLayout([1, 1, min(4, D // 32)], [1, 1, 32], [4 // WIDE, WIDE, 1], [2, 1, 0])
+    J: gl.constexpr = gl.BlockedLayout([1, 1, min(4, WIDTH // 32)], [1, 1, 32], [4 // WIDE, WIDE, 1], [2, 1, 0])
     SEEN: gl.constexpr = gl.SliceLayout(2, J)
     ROW: gl.constexpr = gl.SliceLayout(0, SEEN)
     SUMS: gl.constexpr = gl.SliceLayout(0, J)
     row = gl.arange(0, HEADS, ROW)
-    col = gl.expand_dims(gl.expand_dims(gl.arange(0, D, gl.SliceLayout(0, SUMS)), 0), 0)
+    across = FROM + gl.expand_dims(gl.arange(0, WIDTH, gl.SliceLayout(0, SUMS)), 0)
+    col = gl.expand_dims(across, 0)
     top = gl.full([HEADS], float("-inf"), gl.float32, ROW)
     whole = gl.zeros([HEADS], gl.float32, ROW)
-    acc = gl.zeros([HEADS, D], gl.float32, SUMS)
+    acc = gl.zeros([HEADS, WIDTH], gl.float32, SUMS)
     for one in range(begins, ends + 1, PARTS):
         part = one + gl.arange(0, PARTS, gl.SliceLayout(1, SEEN))
         at = gl.expand_dims(part * 2 + (part == begins).to(gl.int32), 1)
@@ -448,8 +455,8 @@ def _join_parts(
                     cache_modifier=".cg")  # fmt: skip
         total = gl.load(seen_ptr + (at * 2 + 1) * R + gl.expand_dims(row, 0), mask=there, other=0.0,
                         cache_modifier=".cg")  # fmt: skip
-        place = gl.expand_dims((at * R + gl.expand_dims(row, 0)) * d, 2)
-        sums = gl.load(part_ptr + place + col, mask=gl.expand_dims(there, 2) & (col < d), other=0.0,
+        place = gl.expand_dims((at * R + gl.expand_dims(row, 0)) * D, 2)
+        sums = gl.load(part_ptr + place + col, mask=gl.expand_dims(there, 2), other=0.0,
                        cache_modifier=".cg")  # fmt: skip
         raised = gl.maximum(top, gl.max(m, 0))
         shift = gl.where(raised == float("-inf"), 0.0, raised)
@@ -461,9 +468,8 @@ def _join_parts(
         top = raised
     divided = gl.convert_layout(gl.where(whole == 0.0, 1.0, whole), gl.SliceLayout(1, SUMS))
     head = gl.expand_dims(gl.arange(0, HEADS, gl.SliceLayout(1, SUMS)), 1)
-    across = gl.expand_dims(gl.arange(0, D, gl.SliceLayout(0, SUMS)), 0)
     out = (acc / gl.expand_dims(divided, 1)).to(out_ptr.dtype.element_ty)
-    gl.store(out_ptr + (head0 + head) * d + across, out, mask=(head < R) & (across < d))
+    gl.store(out_ptr + (head0 + head) * D + across, out, mask=head < R)
 
 
 @gluon.jit
@@ -546,7 +552,7 @@ def _columns(
     """Scores and sums with keys, then dims, as rows of the products, and heads as columns."""
     at_block, each, longer = line
     if JOINS:
-        _zeros_for_nobody(lens_ptr, out_ptr, batch, key_heads, d, R, D)
+        _zeros_for_nobody(lens_ptr, out_ptr, batch, key_heads * R, d, D)
     q_full, q_empty, full, empty = bars
     TILES: gl.constexpr = D // 64 * (KEYS // ROWS)
     BLOCK_L: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, D], DTYPE)
@@ -561,9 +567,7 @@ def _columns(
         last = min(first + left, blocks)
         if last > first:
             if JOINS:
-                begins = _whose(at_block - first, each, longer)
-                ends = _whose(at_block - first + blocks - 1, each, longer)
-                known = gl.load(count_ptr + begins)
+                known = gl.load(count_ptr + _whose(at_block - first, each, longer))
             half = turn % 2
             q = q_smem.index(half).reshape([COLS, D]).permute((1, 0))
             top = gl.full([COLS], float("-inf"), gl.float32, gl.SliceLayout(0, L))
@@ -608,10 +612,11 @@ def _columns(
                 gl.store(seen_ptr + place * 2 * R + head, top * scale, mask=head < R)
                 gl.store(seen_ptr + (place * 2 + 1) * R + head, total, mask=head < R)
                 if JOINS:
+                    begins, ends = _span(_anew(at_block) - first, blocks, each, longer)  # not kept all the way
                     arrivals.begin_group(count_ptr + begins, known)
                     if arrivals.group_comes_last(count_ptr + begins, ends - begins + 1):
                         head0 = (b.to(gl.int64) * key_heads + kh) * R
-                        _join_parts(part_ptr, seen_ptr, out_ptr, head0, begins, ends, d, R, HEADS, D, JOINS)
+                        _join_parts(part_ptr, seen_ptr, out_ptr, head0, begins, ends, R, 0, D, HEADS, D, JOINS)
                         gl.store(count_ptr + begins, 0)
         left -= last - first
         at_block += last - first

@@ -112,7 +112,7 @@ class Parts:
         batch, heads, dim = out.shape
         ratio = heads // key_heads
         self.shape, self.seen_shape = (programs, 2, ratio, dim), (programs, 2, 2, ratio)
-        self.lengths = (cdiv(programs * 2 * ratio * dim, 4) * 4, programs * 4 * ratio, programs * 2)
+        self.lengths = (cdiv(programs * 2 * ratio * dim, 4) * 4, programs * 4 * ratio, programs * 4)
         self.sizes = (batch, key_heads, dim, keys, programs)
         self.fixed = {"R": ratio, "BATCH": config.lined(batch), "LEAST": least, "EARLY": not INTERPRETING}
         bind = self._bind_borders if borders else self._bind_heads
@@ -158,6 +158,10 @@ class Parts:
     def room(self, out: Tensor) -> tuple[Tensor, Tensor]:
         part, seen = (torch.empty(x, dtype=torch.float32, device=out.device) for x in (self.shape, self.seen_shape))
         return part, seen
+
+    def counter(self, out: Tensor) -> Tensor:
+        """Stands in for counters, two a program, when a kernel is bound."""
+        return torch.empty(2, dtype=torch.int64, device=out.device)
 
     def places(self, out: Tensor) -> tuple[Tensor, tuple[Any, Any, Any]]:
         """Room for parts, for what was seen and for counters in one allocation, which is to be held, and where they lie
@@ -238,11 +242,10 @@ class _Plan:
         rows = math.gcd(page, chosen.keys)
         self.rest = (batch, key_heads, table.stride(0), table.shape[1], dim)
         caches = (_blocks(x, (1, rows, 1, 64)) for x in (keys, values))
-        ratio, count = heads // key_heads, torch.empty(2, dtype=torch.int64, device=out.device)
-        self.counts = True
+        ratio, self.counts = heads // key_heads, True
         self.share = _COLUMNS.bind(
-            (_blocks(query, (1, config.COLUMNS, dim)), *caches, table, lens, out, *self._room(out), count,
-             scale * LOG2_E, *self.rest),
+            (_blocks(query, (1, config.COLUMNS, dim)), *caches, table, lens, out, *self._room(out),
+             self.parts.counter(out), scale * LOG2_E, *self.rest),
             grid=(chosen.programs,),
             constants={
                 "R": ratio, "D": dim, "P": page, "KEYS": chosen.keys, "ROWS": rows,
