@@ -18,6 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,17 +39,18 @@ LATENT_OVER: dict[str, dict[str, Any]] = {"inside": {"inside": True}, "by a kern
 """The same for latent decoding of few heads."""
 
 DECODE_OVER: dict[str, dict[str, Any]] = {
-    "inside": {"inside": True},
-    "inside, to 16": {"inside": True, "shares": 16},
-    "inside, to 8": {"inside": True, "shares": 8},
+    "now": {},
     "by a kernel": {"inside": False},
+    "by a kernel of whole heads": {"inside": False, "columns": 256},
+    "a share more": {"inside": False, "more": 1},
 }
-"""The same for decoding over a contiguous cache; shares are at most so many."""
+"""The same for decoding over a contiguous cache: who joins, columns of a joining program, shares."""
 
 DECODE = (
     (1, 32, 8, 2112, 128, ""), (2, 32, 8, 512, 128, ""), (1, 32, 8, 1024, 128, "mask"), (8, 32, 8, 2048, 128, ""),
     (1, 32, 32, 2048, 128, ""), (4, 32, 8, 4096, 128, ""), (1, 64, 8, 8192, 128, ""), (16, 16, 16, 1000, 64, ""),
-    (8, 32, 8, 4096, 128, "lengths"), (1, 32, 8, 32768, 128, ""),
+    (8, 32, 8, 4096, 128, "lengths"), (1, 32, 8, 32768, 128, ""), (5, 32, 8, 3000, 128, ""), (17, 32, 8, 2000, 128, ""),
+    (40, 32, 8, 1000, 128, ""), (3, 32, 8, 8000, 128, ""),
 )  # fmt: skip
 """Batch, heads, key heads, keys, head dim, what hides keys."""
 
@@ -105,20 +107,25 @@ def changed(over: dict[str, Any]) -> Any:
     return instead(config, "choose", choose)
 
 
-def decode_changed(over: dict[str, Any]) -> Any:
+@contextmanager
+def decode_changed(over: dict[str, Any]) -> Iterator[None]:
     """Inside, decoding over a contiguous cache is configured otherwise."""
     from ridgeline.kernels.decode_attention import config
 
-    before = config.choose
+    before, columns = config.choose, config.joined_columns
 
     def choose(*sizes: Any, **named: Any) -> Any:
         found = before(*sizes, **named)
-        shares = min(found.shares, over.get("shares", found.shares))
-        longest = named["longest"]
-        stages = 3 if longest > config.FEW_BLOCKS * found.keys * shares else 2
-        return dataclasses.replace(found, inside=over["inside"], shares=shares, num_stages=stages)
+        shares = found.shares + over.get("more", 0)
+        stages = 3 if named["longest"] > config.FEW_BLOCKS * found.keys * shares else 2
+        inside = over.get("inside", found.inside)
+        return dataclasses.replace(found, inside=inside, shares=shares, num_stages=stages)
 
-    return instead(config, "choose", choose)
+    def wide(heads: int, dim: int) -> int:
+        return min(over.get("columns", columns(heads, dim)), dim)
+
+    with instead(config, "choose", choose), instead(config, "joined_columns", wide):
+        yield
 
 
 def decode_ways(of: tuple[Any, ...]) -> dict[str, Any]:
@@ -129,7 +136,9 @@ def decode_ways(of: tuple[Any, ...]) -> dict[str, Any]:
     found: dict[Any, tuple[str, Any]] = {}
     for name, over in DECODE_OVER.items():
         with decode_changed(over):
-            found.setdefault(config.choose(**sizes, num_sms=132), (name, partial(decode_changed, over)))
+            chosen = config.choose(**sizes, num_sms=132)
+            joined = config.joined_columns(of[0] * of[1], of[4]) if chosen.shares > 1 and not chosen.inside else 0
+            found.setdefault((chosen, joined), (name, partial(decode_changed, over)))
     return dict(found.values())
 
 

@@ -14,6 +14,7 @@ from ridgeline.bench.check import check_case
 from ridgeline.kernels import cross_layer, launcher, paged_attention, tuning
 from ridgeline.kernels.contract import case, trials
 from ridgeline.kernels.cross_layer import config as cross
+from ridgeline.kernels.decode_attention import config as decode
 from ridgeline.kernels.latent_attention import config as latent
 from ridgeline.kernels.paged_attention import config as paged
 from ridgeline.kernels.tensorfloat import products_in
@@ -69,27 +70,44 @@ HALVES = tuple(
 
 
 @contextmanager
-def by_borders():
-    """Inside, parts are joined by borders whatever the sizes."""
+def chosen_with(paged_more, latent_more, decode_more):
+    """Inside, these replace what was chosen, whatever the sizes."""
 
-    def bordered(choose, **more):
+    def changed(choose, more):
         return lambda *sizes, **named: dataclasses.replace(choose(*sizes, **named), **more)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(paged, "choose", bordered(paged.choose, borders=True, inside=False))
-        patch.setattr(latent, "choose_few", bordered(latent.choose_few, borders=True, inside=False))
+        patch.setattr(paged, "choose", changed(paged.choose, paged_more))
+        patch.setattr(latent, "choose_few", changed(latent.choose_few, latent_more))
+        patch.setattr(decode, "choose", changed(decode.choose, decode_more))
         launcher.forget_plans()
         yield
     launcher.forget_plans()
 
 
+def by_borders():
+    """Inside, parts are joined by borders."""
+    apart = {"borders": True, "inside": False}
+    return chosen_with(apart, apart, {"inside": False})
+
+
+def by_the_last():
+    """Inside, parts are joined by whoever comes last."""
+    return chosen_with({"inside": True, "max_registers": paged.LONE_REGISTERS}, {"inside": True}, {"inside": True})
+
+
 def wanted_variants():
     found = variants_of("cross_layer", HALVES)
-    for name, of in (*EDGES, *COUNTED):
+    for name, of in EDGES:
         found += variants_of(name, [of])
+    with by_the_last():
+        for name, of in (*EDGES, *COUNTED):
+            found += variants_of(name, [of])
     with by_borders():
         found += variants_of("paged_attention", PAGED) + variants_of("paged_latent_attention", LATENT)
-    found += variants_of("paged_attention", PAGED)
+    for way in (nullcontext, by_the_last):
+        with way():
+            found += variants_of("paged_attention", PAGED)
     for chosen, of in RESIDENT:
         with tuning.forced("cross_layer.resident", chosen):
             found += variants_of("cross_layer", [of])
@@ -107,8 +125,9 @@ def test_what_is_joined_by_borders_is_as_right_as_pytorch_and_repeats_bit_for_bi
         assert not wrong(name, of)
 
 
+@pytest.mark.parametrize("way", [nullcontext, by_the_last])
 @pytest.mark.parametrize(("name", "of"), EDGES, ids=str)
-def test_lengths_at_every_border_over_caches_that_nobody_has_written_elsewhere(name, of):
+def test_lengths_at_every_border_over_caches_that_nobody_has_written_elsewhere(name, of, way):
     trial = trials()[name][1]
     args = trial.make(of, torch.device("cuda"), torch.Generator("cuda").manual_seed(4))
     query, *caches, table, _ = args[:5] if name == "paged_attention" else args[:4]
@@ -118,7 +137,8 @@ def test_lengths_at_every_border_over_caches_that_nobody_has_written_elsewhere(n
         key = torch.arange(length, device="cuda")
         used[table[b, key // of["page"]].long(), key % of["page"]] = True
     used = used.view(*used.shape, *(1 for _ in caches[0].shape[2:]))
-    found = trial.call(query, *(torch.where(used, x, float("nan")) for x in caches), table, lens)
+    with way():
+        found = trial.call(query, *(torch.where(used, x, float("nan")) for x in caches), table, lens)
     meant = trial.eager(query, *(torch.where(used, x, 0.0) for x in caches), table, lens)
     assert found[0].count_nonzero() == 0 and found.isfinite().all()
     torch.testing.assert_close(found[1:], meant[1:], rtol=0.02, atol=0.01)
@@ -130,10 +150,10 @@ def counted(request):
     name, of = request.param
     trial = trials()[name][1]
     sets = [trial.make(of, torch.device("cuda"), torch.Generator("cuda").manual_seed(i)) for i in range(3)]
-    kernels = {variant.kernel for variant in variants_of(name, [of])}
-    assert len(kernels) == 1, "nothing is joined by a kernel of its own"
-    assert not wrong(name, of)
-    return trial.call, sets, [trial.call(*args) for args in sets]
+    with by_the_last():
+        assert len({variant.kernel for variant in variants_of(name, [of])}) == 1, "no kernel joins"
+        assert not wrong(name, of)
+        yield trial.call, sets, [trial.call(*args) for args in sets]
 
 
 def test_counters_may_lie_in_memory_that_holds_anything(counted):
@@ -176,7 +196,7 @@ def test_sequences_without_keys_get_zeros_wherever_borders_are():
             fewer = lens.clone()
             fewer[empty] = 0
             meant = trial.eager(q, k, v, table, lens)[fewer > 0]
-            for way in (by_borders, nullcontext):
+            for way in (by_borders, by_the_last, nullcontext):
                 with way():
                     found = paged_attention(q, k, v, table, fewer, out=torch.full_like(q, float("nan")))
                 assert found[fewer == 0].count_nonzero() == 0

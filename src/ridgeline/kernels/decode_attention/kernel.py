@@ -149,14 +149,14 @@ def decode_join(
     part_ptr, lse_ptr, out_ptr, shares, d, SHARES: tl.constexpr, D: tl.constexpr, DEPENDENT: tl.constexpr,
     FOLLOWED: tl.constexpr,
 ):  # fmt: skip
-    """The shares of one head, weighted by what each saw; what is FOLLOWED lets its successor get ready."""
+    """The shares of D columns of one head, weighted by what each saw; what is FOLLOWED lets its successor get ready."""
     if FOLLOWED:
         gdc_launch_dependents()
     if DEPENDENT:
         gdc_wait()
     place = tl.program_id(0).to(tl.int64)
     share = tl.arange(0, SHARES)
-    col = tl.arange(0, D)
+    col = tl.program_id(1) * D + tl.arange(0, D)
     inside = (share < shares)[:, None] & (col < d)[None, :]
     part = tl.load(part_ptr + (place * shares + share)[:, None] * d + col[None, :], mask=inside, other=0.0)
     lse = tl.load(lse_ptr + place * shares + share, mask=share < shares, other=float("-inf"))

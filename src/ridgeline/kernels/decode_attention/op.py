@@ -124,11 +124,12 @@ class _Plan:
         )  # fmt: skip
         self.join = None
         if chosen.shares > 1 and not self.inside:
+            columns = config.joined_columns(batch * heads, wide)
             self.join = _JOIN.bind(
                 (part, lse, out, chosen.shares, dim),
-                grid=(batch * heads,),
+                grid=(batch * heads, cdiv(dim, columns)),
                 constants={
-                    "SHARES": power_of_two(chosen.shares), "D": wide, "DEPENDENT": early > 0, "FOLLOWED": overlaps,
+                    "SHARES": power_of_two(chosen.shares), "D": columns, "DEPENDENT": early > 0, "FOLLOWED": overlaps,
                 },
                 num_warps=4,
                 device=device,

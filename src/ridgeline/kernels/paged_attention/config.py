@@ -89,7 +89,7 @@ def choose(
         num = FED_PROGRAMS if blocks >= 2 * FED_PROGRAMS else 1
         programs = min(num * num_sms, max(1, batch * key_heads * cdiv(longest, FED_KEYS) // LEAST_BLOCKS))
         borders = by_borders(programs, batch * key_heads, batch * key_heads * ratio)
-        inside = by_the_last(programs, batch * key_heads)
+        inside = by_the_last(programs, batch * key_heads, programs == num * num_sms)
         return Paged(
             FED_KEYS, programs, 4, blocks // num, fed=True, leaves=leaves, borders=borders, inside=inside,
             max_registers=LONE_REGISTERS if inside else FED_REGISTERS,
@@ -129,16 +129,21 @@ def by_borders(programs: int, sequences: int, heads: int) -> bool:
     return 2 * sequences >= programs or (heads >= 1024 and 5 * sequences >= programs)
 
 
-MOST_JOINED = 16
-"""Parts of a sequence that its last program joins itself; more are read too slowly by one program."""
+MOST_JOINED, MOST_JOINED_SMALL = 3, 8
+"""Parts of a sequence that its last program joins itself; more where keys are too few for all programs."""
 
 JOINED_ELEMENTS = 4096
 """Of parts that are joined at once, in a kernel whose threads have other things to keep."""
 
 
-def by_the_last(programs: int, sequences: int) -> bool:
-    """Whether the parts of a sequence (each key head of each) are few enough for its last program to join them."""
-    return cdiv(programs, sequences) <= MOST_JOINED
+def by_the_last(programs: int, sequences: int, all_read: bool) -> bool:
+    """Whether the parts of a sequence (each key head of each) are few enough for its last program to join them.
+
+    16 of 8 key heads take 55.1 µs against 57.1 where a kernel joins, 24 uneven ones 44.2 against 46.1, 100 67.7 against
+    69.1, 300 71.2 against 72.3; but 8 of them 73.2 against 71.4, 64 of one key head for 16 30.8 against 29.4, one 29.8
+    against 26.5: behind a full memory every turn to it takes long. Where keys are few, 4 parts 10.8 against 12.0.
+    """
+    return cdiv(programs, sequences) <= (MOST_JOINED if all_read else MOST_JOINED_SMALL)
 
 
 def joined_at_once(ratio: int, dim: int) -> int:
