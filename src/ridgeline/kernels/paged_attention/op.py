@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels import tuning
+from ridgeline.kernels.autocast import as_cached
 from ridgeline.kernels.contract import Case, Trial, case, declare
 from ridgeline.kernels.launcher import INTERPRETING, Blocks, Kernel, Plans, carved, launchable, num_sms, vector_of
 from ridgeline.kernels.paged_attention import config, kernel, reference
@@ -48,7 +49,7 @@ def paged_attention(
     order. A sequence of length 0 gets zeros. Reads the lengths on the device: no synchronization, safe in CUDA graphs.
     ``out`` takes the result.
     """
-    query = query.to(key_cache.dtype) if torch.is_autocast_enabled("cuda") else query
+    query = as_cached(query, key_cache)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     if out is None or not launchable(query):
         found: Tensor = PAGED_ATTENTION(query, key_cache, value_cache, block_table, seq_lens, scale)
