@@ -1,6 +1,10 @@
 """Paged decoding without a GPU: the reference, what is refused, and what the compiler makes of it."""
 
+import ast
 import dataclasses
+import gzip
+import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -157,3 +161,24 @@ def test_a_border_is_joined_without_spills_whatever_shares_its_keys():
     (variant,) = (v for v in variants_of("paged_attention", [of]) if v.kernel == "paged_border")
     facts = facts_of(launcher.kernel(variant.kernel).function, variant)
     assert facts.num_spills == 0 and facts.num_registers <= 128 and facts.num("ACQBULK") == 1
+
+
+def raced():
+    """Medians of every case that was raced on an H200, cold and clean, by who joins."""
+    path = Path(__file__).parents[3] / "data" / "recordings" / "h200" / "paged_race7.json.gz"
+    with gzip.open(path, "rt") as file:
+        rows = [row for row in json.load(file)["parts"]["cases"] if row.get("lines") == "clean" and "median_s" in row]
+    return {
+        ast.literal_eval(case): {row["contender"]: row["median_s"] for row in rows if row["case"] == case}
+        for case in dict.fromkeys(row["case"] for row in rows)
+    }
+
+
+def test_who_joins_is_who_was_faster_on_the_device():
+    lost = []
+    for (batch, heads, key_heads, keys, dim, page, _), seconds in raced().items():
+        longest = -(-keys // page) * page
+        found = config.choose(batch, key_heads, longest, dim, 132, ratio=heads // key_heads, fed=True)
+        best = min(seconds["inside"], seconds["by a kernel"])
+        lost.append(seconds["inside" if found.inside else "by a kernel"] / best)
+    assert len(lost) == 22 and max(lost) < 1.01, "no choice loses more than a hundredth to the other"

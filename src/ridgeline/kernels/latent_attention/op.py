@@ -15,7 +15,7 @@ from ridgeline.kernels.contract import Case, Trial, case, declare
 from ridgeline.kernels.latent_attention import config, kernel, reference
 from ridgeline.kernels.launcher import INTERPRETING, Blocks, Kernel, Plans, launchable, num_sms, vector_of
 from ridgeline.kernels.paged_attention.config import lined
-from ridgeline.kernels.paged_attention.op import Parts, bind_join, dense
+from ridgeline.kernels.paged_attention.op import Parts, bind_join, counter, dense
 from ridgeline.kernels.rows import cdiv, float_reason, power_of_two
 
 LOG2_E = math.log2(math.e)
@@ -231,7 +231,7 @@ class _FewPlan:
             for wide in (dim, width - dim)
         ]
         self.share = _COLUMNS.bind(
-            (*blocks, table, lens, out, *self.parts.room(out), self.parts.counter(out), scale * LOG2_E, *self.rest),
+            (*blocks, table, lens, out, *self.parts.room(out), counter(out), scale * LOG2_E, *self.rest),
             grid=(chosen.programs,),
             constants={
                 "D": dim, "E": width - dim, "P": page, "KEYS": chosen.keys, "COLS": config.FEW_HEADS,
@@ -252,7 +252,7 @@ class _FewPlan:
         rows = math.gcd(page, chosen.keys)
         blocks = (_blocks(query, config.FEW_HEADS, dim), _blocks(query, config.FEW_HEADS, width - dim))
         self.share = _RING.bind(
-            (*blocks, _blocks(cache, rows, 64), table, lens, out, *self.parts.room(out), self.parts.counter(out),
+            (*blocks, _blocks(cache, rows, 64), table, lens, out, *self.parts.room(out), counter(out),
              scale * LOG2_E, *self.rest),
             grid=(chosen.programs,),
             constants={

@@ -426,7 +426,7 @@ def _zeros_for_nobody(lens_ptr, out_ptr, batch, heads, d, D: gl.constexpr):
     for b in range(gl.program_id(0), batch, gl.num_programs(0)):
         if gl.load(lens_ptr + b) == 0:
             for head in range(heads):
-                gl.store(out_ptr + (b.to(gl.int64) * heads + head) * d + col, zeros, mask=col < d)
+                gl.store(out_ptr + (heads.to(gl.int64) * b + head) * d + col, zeros, mask=col < d)
 
 
 @gluon.jit

@@ -102,6 +102,11 @@ def dense(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 or x.shape[-1] <= 1 else x.contiguous()
 
 
+def counter(out: Tensor) -> Tensor:
+    """Stands in for counters, two a program, when a kernel is bound."""
+    return torch.empty(2, dtype=torch.int64, device=out.device)
+
+
 class Parts:
     """Room for the parts of sequences that lie in several programs' stretches, and the launch that joins them, unless
     the last program of a sequence does (``inside``)."""
@@ -159,10 +164,6 @@ class Parts:
     def room(self, out: Tensor) -> tuple[Tensor, Tensor]:
         part, seen = (torch.empty(x, dtype=torch.float32, device=out.device) for x in (self.shape, self.seen_shape))
         return part, seen
-
-    def counter(self, out: Tensor) -> Tensor:
-        """Stands in for counters, two a program, when a kernel is bound."""
-        return torch.empty(2, dtype=torch.int64, device=out.device)
 
     def places(self, out: Tensor) -> tuple[Tensor, tuple[Any, Any, Any]]:
         """Room for parts, for what was seen and for counters in one allocation, which is to be held, and where they lie
@@ -246,7 +247,7 @@ class _Plan:
         ratio, self.counts = heads // key_heads, True
         self.share = _COLUMNS.bind(
             (_blocks(query, (1, config.COLUMNS, dim)), *caches, table, lens, out, *self._room(out),
-             self.parts.counter(out), scale * LOG2_E, *self.rest),
+             counter(out), scale * LOG2_E, *self.rest),
             grid=(chosen.programs,),
             constants={
                 "R": ratio, "D": dim, "P": page, "KEYS": chosen.keys, "ROWS": rows,
