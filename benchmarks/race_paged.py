@@ -30,8 +30,7 @@ SHARES = {"edges": 0.15, "arrivals": 0.2, "decode": 0.45, "latent": 0.6, "cases"
 """Of the time there is, by when a part ends; the others may take the rest."""
 
 OVER: dict[str, dict[str, Any]] = {
-    "inside, looked": {"inside": True, "max_registers": 128, "looks": True},
-    "inside": {"inside": True, "max_registers": 128, "looks": False},
+    "inside": {"inside": True, "max_registers": 128},
     "by a kernel": {"inside": False, "max_registers": 104},
 }
 """What is changed of the analytical default, by name."""

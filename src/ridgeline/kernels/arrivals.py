@@ -47,13 +47,3 @@ def group_comes_last(count_ptr, num):
     """``comes_last``, of a group of warps."""
     gl.thread_barrier()
     return gl.atomic_add(count_ptr, 1, sem="acq_rel", scope="gpu") - MARK == num - 1
-
-
-@gluon.jit
-def all_others_came(seen, num):
-    """Whether every thread of a group saw that all programs but this one have come: then nobody else will join, and
-    this one need not count; what the others wrote may be read, past the L1."""
-    came = gl.min(seen, 0) - MARK == num - 1
-    if came:
-        gl.inline_asm_elementwise("fence.acq_rel.gpu; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
-    return came

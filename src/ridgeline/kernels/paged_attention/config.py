@@ -64,7 +64,6 @@ class Paged:
     max_registers: int = 0
     borders: bool = False
     inside: bool = False
-    looks: bool = True
 
 
 def takes_columns(batch: int, ratio: int, head_dim: int, page: int) -> bool:

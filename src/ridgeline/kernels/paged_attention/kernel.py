@@ -473,54 +473,6 @@ def _join_parts(
 
 
 @gluon.jit
-def _left_by(part_ptr, seen_ptr, one, begins, ends, head, col, R: gl.constexpr, D: gl.constexpr):
-    """What another program saw and summed: maxima, sums and weighted values; nothing of this one or past the last."""
-    there = (head < R) & (one <= ends) & (one != gl.program_id(0))
-    at = one * 2 + (one == begins).to(gl.int32)
-    m = gl.load(seen_ptr + at * 2 * R + head, mask=there, other=float("-inf"), cache_modifier=".cg")
-    total = gl.load(seen_ptr + (at * 2 + 1) * R + head, mask=there, other=0.0, cache_modifier=".cg")
-    place = gl.expand_dims((at * R + head) * D, 0) + gl.expand_dims(col, 1)
-    sums = gl.load(part_ptr + place, mask=gl.expand_dims(there, 0) & (gl.expand_dims(col, 1) < D), other=0.0,
-                   cache_modifier=".cg")  # fmt: skip
-    return m, total, sums
-
-
-@gluon.jit
-def _folded(state, left, mine, is_mine):
-    """State with what one program left, or with this one's own."""
-    top, whole, acc = state
-    m = gl.where(is_mine, mine[0], left[0])
-    raised = gl.maximum(top, m)
-    shift = gl.where(raised == float("-inf"), 0.0, raised)
-    weight, alpha = gl.exp2(m - shift), gl.exp2(top - shift)
-    whole = whole * alpha + gl.where(is_mine, mine[1], left[1]) * weight
-    acc = acc * gl.expand_dims(alpha, 0) + gl.where(is_mine, mine[2], left[2]) * gl.expand_dims(weight, 0)
-    return raised, whole, acc
-
-
-@gluon.jit
-def _join_mine(
-    part_ptr, seen_ptr, out_ptr, head0, begins, ends, head, col, mine, state, R: gl.constexpr, D: gl.constexpr
-):  # fmt: skip
-    """Parts of programs from ``begins`` to ``ends`` in order, four at a time, and among them this program's own from
-    registers: the same sums whoever joins."""
-    me = gl.program_id(0)
-    for one in range(begins, ends + 1, 4):
-        a = _left_by(part_ptr, seen_ptr, one, begins, ends, head, col, R, D)
-        b = _left_by(part_ptr, seen_ptr, one + 1, begins, ends, head, col, R, D)
-        c = _left_by(part_ptr, seen_ptr, one + 2, begins, ends, head, col, R, D)
-        d = _left_by(part_ptr, seen_ptr, one + 3, begins, ends, head, col, R, D)
-        state = _folded(state, a, mine, one == me)
-        state = _folded(state, b, mine, one + 1 == me)
-        state = _folded(state, c, mine, one + 2 == me)
-        state = _folded(state, d, mine, one + 3 == me)
-    top, whole, acc = state
-    out = acc / gl.expand_dims(gl.where(whole == 0.0, 1.0, whole), 0)
-    at = gl.expand_dims((head0 + head) * D, 0) + gl.expand_dims(col, 1)
-    gl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=gl.expand_dims(head < R, 0))
-
-
-@gluon.jit
 def _page_of(table, key, end, P: gl.constexpr, WANTED: gl.constexpr):
     """The page of a key; page 0 past the end."""
     page = key * 0
@@ -596,7 +548,6 @@ def _columns(
     b, kh, first, left, length, line,
     R: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
     STAGES: gl.constexpr, EARLY: gl.constexpr, DTYPE: gl.constexpr, JOINS: gl.constexpr, HEADS: gl.constexpr,
-    LOOKS: gl.constexpr,
 ):
     """Scores and sums with keys, then dims, as rows of the products, and heads as columns."""
     at_block, each, longer = line
@@ -616,23 +567,18 @@ def _columns(
         last = min(first + left, blocks)
         if last > first:
             if JOINS:
-                place = _whose(at_block - first, each, longer)
-                known = gl.load(count_ptr + place)
+                known = gl.load(count_ptr + _whose(at_block - first, each, longer))
             half = turn % 2
             q = q_smem.index(half).reshape([COLS, D]).permute((1, 0))
             top = gl.full([COLS], float("-inf"), gl.float32, gl.SliceLayout(0, L))
             sums = gl.zeros([KEYS, COLS], gl.float32, L)
             o = gl.zeros([D, COLS], gl.float32, L)
-            looked = gl.zeros([128], gl.int64, gl.BlockedLayout([1], [32], [4], [0]))
             mbarrier.wait(q_full.index(half), (turn // 2) & 1)
             for block in range(first, last):
                 slot, parity = num % STAGES, (num // STAGES) & 1
                 keys = k_smem.index(slot * TILES)._reinterpret(DTYPE, [KEYS, D], BLOCK_L)
                 values = v_smem.index(slot * TILES)._reinterpret(DTYPE, [KEYS, D], BLOCK_L)
                 mbarrier.wait(full.index(slot), parity)
-                if LOOKS:
-                    there = gl.arange(0, 128, gl.BlockedLayout([1], [32], [4], [0])) * 0
-                    looked = gl.load(count_ptr + (place + there), volatile=True)
                 s = warpgroup_mma(keys, q, none, use_acc=False, is_async=True)
                 s = warpgroup_mma_wait(0, [s])
                 rest = length - block * KEYS
@@ -660,29 +606,17 @@ def _columns(
                 at = gl.expand_dims(((b.to(gl.int64) * key_heads + kh) * R + head) * d, 0) + gl.expand_dims(col, 1)
                 gl.store(out_ptr + at, whole.to(out_ptr.dtype.element_ty), mask=inside)
             else:
-                begins, ends = _span(_anew(at_block) - first, blocks, each, longer)  # not kept all the way
-                if LOOKS:
-                    is_last = arrivals.all_others_came(looked, ends - begins + 1)
-                else:
-                    is_last = left < 0
-                if not is_last:
-                    where = gl.program_id(0) * 2 + (first == 0).to(gl.int32)
-                    at = gl.expand_dims((where.to(gl.int64) * R + head) * d, 0) + gl.expand_dims(col, 1)
-                    gl.store(part_ptr + at, o, mask=inside)
-                    gl.store(seen_ptr + where * 2 * R + head, top * scale, mask=head < R)
-                    gl.store(seen_ptr + (where * 2 + 1) * R + head, total, mask=head < R)
-                    if JOINS:
-                        arrivals.begin_group(count_ptr + begins, known)
-                        is_last = arrivals.group_comes_last(count_ptr + begins, ends - begins + 1)
+                place = gl.program_id(0) * 2 + (first == 0).to(gl.int32)
+                at = gl.expand_dims((place.to(gl.int64) * R + head) * d, 0) + gl.expand_dims(col, 1)
+                gl.store(part_ptr + at, o, mask=inside)
+                gl.store(seen_ptr + place * 2 * R + head, top * scale, mask=head < R)
+                gl.store(seen_ptr + (place * 2 + 1) * R + head, total, mask=head < R)
                 if JOINS:
-                    if is_last:
+                    begins, ends = _span(_anew(at_block) - first, blocks, each, longer)  # not kept all the way
+                    arrivals.begin_group(count_ptr + begins, known)
+                    if arrivals.group_comes_last(count_ptr + begins, ends - begins + 1):
                         head0 = (b.to(gl.int64) * key_heads + kh) * R
-                        if LOOKS:
-                            mine, none_yet = (top * scale, total, o), gl.zeros([COLS], gl.float32, gl.SliceLayout(0, L))
-                            state = (none_yet - float("inf"), none_yet, gl.zeros([D, COLS], gl.float32, L))
-                            _join_mine(part_ptr, seen_ptr, out_ptr, head0, begins, ends, head, col, mine, state, R, D)
-                        else:
-                            _join_parts(part_ptr, seen_ptr, out_ptr, head0, begins, ends, R, 0, D, HEADS, D, JOINS)
+                        _join_parts(part_ptr, seen_ptr, out_ptr, head0, begins, ends, R, 0, D, HEADS, D, JOINS)
                         gl.store(count_ptr + begins, 0)
         left -= last - first
         at_block += last - first
@@ -702,7 +636,6 @@ def paged_columns(
     R: gl.constexpr, D: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
     STAGES: gl.constexpr, BATCH: gl.constexpr, LEAST: gl.constexpr, EARLY: gl.constexpr, LEAVES: gl.constexpr,
     JOINS: gl.constexpr, HEADS: gl.constexpr,
-    LOOKS: gl.constexpr,
 ):
     """``paged_share`` for heads of 64, 128 or 256 and pages of whole 16 keys: one warp feeds a group of four through
     the copy engine, many blocks ahead and from one sequence into the next.
@@ -730,7 +663,7 @@ def paged_columns(
     gl.warp_specialize([
         (_columns, (q_smem, k_smem, v_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, count_ptr, scale,
                     batch, key_heads, d, b, kh, first, left, length, line, R, D, KEYS, ROWS, COLS, STAGES, EARLY, DTYPE,
-                    JOINS, HEADS, LOOKS)),
+                    JOINS, HEADS)),
         (_feed_columns, (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads, table_b,
                          b, kh, first, left, length, R, D, P, KEYS, ROWS, COLS, STAGES)),
     ], [1], [40])  # fmt: skip
