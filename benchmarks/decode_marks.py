@@ -80,10 +80,7 @@ PAGED = (
 
 LATENT = (
     ("    _let_join_start(EARLY == 1)\n", "{}    _mark(seen_ptr, 0)\n"),
-    ("    b, first, left, line = _placed(lens, batch, 1, KEYS, LEAST)\n", "{}    _mark(seen_ptr, 1)\n"),
-    ("                    arrivals.begin_group(count, known)\n", "{}                    _mark(seen_ptr, 10)\n"),
-    ("                        _join_parts(part_ptr,", "                        _mark(seen_ptr, 11)\n{}"),
-    ("                        gl.store(count, 0)\n", "{}                        _mark(seen_ptr, 12)\n"),
+    ("    b, first, left = _first_of(lens, batch, 1, KEYS, LEAST)\n", "{}    _mark(seen_ptr, 1)\n"),
     ("                mbarrier.wait(c_full.index(slot), (num // STAGES) & 1)\n",
      "{}                if num == 0:\n                    _mark(seen_ptr, 2)\n                _mark(seen_ptr, 3)\n"),
     ("                s = warpgroup_mma(c2_smem.index(slot).reshape([KEYS, E]), q2, s, is_async=True)\n"

@@ -35,7 +35,7 @@ OVER: dict[str, dict[str, Any]] = {
 }
 """What is changed of the analytical default, by name."""
 
-LATENT_OVER: dict[str, dict[str, Any]] = {"inside": {"inside": True}, "by a kernel": {"inside": False}}
+LATENT_OVER: dict[str, dict[str, Any]] = {"now": {}}
 """The same for latent decoding of few heads."""
 
 DECODE_OVER: dict[str, dict[str, Any]] = {
@@ -57,8 +57,7 @@ DECODE = (
 ARRIVALS = (
     ("decode_attention", (2, 32, 8, 512, 128, "")), ("decode_attention", (8, 12, 4, 3000, 64, "lengths")),
     ("paged_attention", (16, 32, 8, 3000, 128, 16, False)), ("paged_attention", (70, 16, 1, 500, 128, 64, True)),
-    ("paged_attention", (2, 32, 8, 512, 128, 16, True)), ("paged_latent_attention", (64, 16, 900, 64, True)),
-    ("paged_latent_attention", (40, 8, 1501, 16, False)),
+    ("paged_attention", (2, 32, 8, 512, 128, 16, True)),
 )  # fmt: skip
 """Calls whose parts are joined by whoever comes last, and their sizes."""
 
@@ -162,10 +161,9 @@ def latent_changed(over: dict[str, Any]) -> Any:
     return instead(config, "choose_few", choose)
 
 
-def latent_ways(of: tuple[Any, ...]) -> dict[str, Any]:
-    """Configurations of a case by name; of few long sequences the last program would join hundreds of parts."""
-    few = of[0] >= 5 or (len(of) > 2 and of[2] < 1000)
-    return {name: partial(latent_changed, over) for name, over in LATENT_OVER.items() if few or not over["inside"]}
+def latent_ways() -> dict[str, Any]:
+    """Configurations by name."""
+    return {name: partial(latent_changed, over) for name, over in LATENT_OVER.items()}
 
 
 def planned_latent(args: tuple[Any, ...]) -> Callable[[], Any]:
@@ -186,18 +184,15 @@ def planned_latent(args: tuple[Any, ...]) -> Callable[[], Any]:
 
 
 def latent_reading(args: tuple[Any, ...]) -> Callable[[], Any]:
-    """The first of the two kernels of latent decoding of few heads alone; none joins."""
+    """The first of the two kernels of latent decoding of few heads alone."""
     import torch
 
     from ridgeline.kernels.latent_attention import op
 
     query = args[0]
     out, scale = torch.empty(*query.shape[:2], 512, dtype=query.dtype, device=query.device), query.shape[2] ** -0.5
-    with latent_changed({"inside": False}):
-        plan = op._FewPlan(args[:4], out, scale)
-    count = [torch.zeros(2 * plan.parts.sizes[4], dtype=torch.int64, device="cuda")] if plan.fed else []
-    given = (*plan.given(args[:4]), out, *plan.parts.room(out), *count)
-    return partial(plan.share, *given, scale * op.LOG2_E, *plan.rest)
+    plan = op._FewPlan(args[:4], out, scale)
+    return partial(plan.share, *plan.given(args[:4]), out, *plan.parts.room(out), scale * op.LOG2_E, *plan.rest)
 
 
 def ways(of: tuple[Any, ...]) -> dict[str, Any]:
@@ -244,7 +239,7 @@ def wanted_variants(parts: Sequence[str] = PARTS) -> list[Any]:
     for name, of in ARRIVALS:
         found += variants_of(name, [made_case(name, of)])
     for of in LATENT if "latent" in parts else ():
-        for way in latent_ways(of).values():
+        for way in latent_ways().values():
             with way():
                 found += variants_of("paged_latent_attention", [latent_case(*of)])
     for of in EDGES:
@@ -252,7 +247,7 @@ def wanted_variants(parts: Sequence[str] = PARTS) -> list[Any]:
             with way():
                 found += variants_of("paged_attention", [paged_case(9, *of[:2], EDGE_KEYS, *of[2:], False)])
     for page in (16, 64) if "latent" in parts else ():
-        for way in latent_ways((9,)).values():
+        for way in latent_ways().values():
             with way():
                 found += variants_of("paged_latent_attention", [latent_case(9, 16, EDGE_KEYS, page, False)])
     if "host" in parts:
@@ -263,8 +258,7 @@ def wanted_variants(parts: Sequence[str] = PARTS) -> list[Any]:
 
 
 def made_case(name: str, of: tuple[Any, ...]) -> Any:
-    made = {"paged_attention": paged_case, "paged_latent_attention": latent_case, "decode_attention": decode_case}
-    return made[name](*of)
+    return (paged_case if name == "paged_attention" else decode_case)(*of)
 
 
 def planned(args: tuple[Any, ...]) -> Callable[[], Any]:
@@ -383,7 +377,7 @@ def part_edges(end: float, track: Track) -> Iterator[dict[str, Any]]:
         args = latent.make(latent_case(9, 16, EDGE_KEYS, page, False), torch.device("cuda"), draw)
         dirty, clean = poisoned(args, 1)
         meant = latent.eager(*clean).float().nan_to_num(0.0)
-        for name, way in latent_ways((9,)).items():
+        for name, way in latent_ways().items():
             with way():
                 yield right(planned_latent(dirty), meant, what=name, case=f"edges latent {page}")
 
@@ -516,7 +510,7 @@ def part_latent(end: float, track: Track) -> Iterator[dict[str, Any]]:
         args = trial.make(latent_case(*of), torch.device("cuda"), torch.Generator("cuda").manual_seed(2))
         num_bytes, meant = trial.forward_bytes(args), trial.eager(*args).float()
         runs: dict[str, Callable[[], Any]] = {}
-        for name, way in latent_ways(of).items():
+        for name, way in latent_ways().items():
             with way():
                 runs[name] = planned_latent(args)
         for name, run in list(runs.items()):

@@ -59,9 +59,6 @@ COUNTED = (
     ("paged_attention", case("bfloat16", b=70, h=16, k=1, s=500, d=128, page=64, uneven=True)),
     ("paged_attention", case("float16", b=3, h=9, k=3, s=2000, d=256, page=48, uneven=True)),
     ("paged_attention", case("bfloat16", b=40, h=20, k=4, s=700, d=64, page=32, uneven=True)),
-    ("paged_latent_attention", case("bfloat16", b=64, h=16, s=900, d=512, e=64, page=64, uneven=True)),
-    ("paged_latent_attention", case("float16", b=40, h=5, s=1501, d=512, e=64, page=16, uneven=True)),
-    ("paged_latent_attention", case("bfloat16", b=2, h=16, s=500, d=512, e=64, page=64, uneven=False)),
 )
 HALVES = tuple(
     case("float32", batch=batch, dim=dim, rank=rank)
@@ -70,7 +67,7 @@ HALVES = tuple(
 
 
 @contextmanager
-def chosen_with(paged_more, latent_more, decode_more):
+def chosen_with(paged_more, decode_more, latent_more=None):
     """Inside, these replace what was chosen, whatever the sizes."""
 
     def changed(choose, more):
@@ -78,7 +75,7 @@ def chosen_with(paged_more, latent_more, decode_more):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(paged, "choose", changed(paged.choose, paged_more))
-        patch.setattr(latent, "choose_few", changed(latent.choose_few, latent_more))
+        patch.setattr(latent, "choose_few", changed(latent.choose_few, latent_more or {}))
         patch.setattr(decode, "choose", changed(decode.choose, decode_more))
         launcher.forget_plans()
         yield
@@ -87,13 +84,12 @@ def chosen_with(paged_more, latent_more, decode_more):
 
 def by_borders():
     """Inside, parts are joined by borders."""
-    apart = {"borders": True, "inside": False}
-    return chosen_with(apart, apart, {"inside": False})
+    return chosen_with({"borders": True, "inside": False}, {"inside": False}, {"borders": True})
 
 
 def by_the_last():
     """Inside, parts are joined by whoever comes last."""
-    return chosen_with({"inside": True, "max_registers": paged.LONE_REGISTERS}, {"inside": True}, {"inside": True})
+    return chosen_with({"inside": True, "max_registers": paged.LONE_REGISTERS}, {"inside": True})
 
 
 def wanted_variants():

@@ -82,17 +82,8 @@ def test_sixteen_heads_are_columns_to_a_thousand_sequences():
     assert not config.takes_few(1, 17, 512, True) and not config.takes_few(1025, 16, 64, True)
 
 
-def test_parts_of_many_sequences_are_joined_by_the_last_program_of_each():
-    of = case("bfloat16", b=100, h=16, s=4096, d=512, e=64, page=64, uneven=False)
-    (variant,) = variants_of("paged_latent_attention", [of])
-    facts = facts_of(launcher.kernel(variant.kernel).function, variant)
-    assert variant.kernel == "latent_columns" and facts.num_spills <= 8
-    assert facts.num("ATOMG.E.ADD.64.STRONG.GPU") == 2, "each group of warps counts for itself"
-
-
 @pytest.mark.parametrize(("batch", "kernel"), [(1, "paged_join"), (16, "paged_join"), (100, "paged_border")])
-def test_wide_parts_are_joined_by_about_two_programs_a_multiprocessor(batch, kernel, monkeypatch):
-    monkeypatch.setattr(config, "MOST_JOINED", 0)
+def test_wide_parts_are_joined_by_about_two_programs_a_multiprocessor(batch, kernel):
     of = case("bfloat16", b=batch, h=16, s=4096, d=512, e=64, page=64, uneven=False)
     (variant,) = (v for v in variants_of("paged_latent_attention", [of]) if v.kernel.startswith("paged"))
     facts, constants = facts_of(launcher.kernel(variant.kernel).function, variant), dict(variant.constants)

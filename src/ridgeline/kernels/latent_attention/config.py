@@ -43,8 +43,8 @@ FEW_HEADS = 16
 class Few:
     """Keys of a block, programs, warps, stages, when the joining kernel starts, the fewest blocks of a program; ``fed``
     through the copy engine, where the cache may leave the L2 first; ``borders``: parts are joined by borders between
-    programs, not by heads; ``inside``: by the last program of a sequence. ``ring``: thirds of blocks that are on their
-    way or worked on, where the copy engine is asked for thirds."""
+    programs, not by heads. ``ring``: thirds of blocks that are on their way or worked on, where the copy engine is
+    asked for thirds."""
 
     keys: int
     programs: int
@@ -56,11 +56,7 @@ class Few:
     leaves: bool = False
     borders: bool = False
     ring: int = 0
-    inside: bool = False
 
-
-MOST_JOINED, JOINED_AT_ONCE = 4, 2
-"""Parts of a sequence that its last program joins itself, and how many of them at once: they are 32 kB each."""
 
 RING, TILE = 7, 16
 """Thirds of blocks in shared memory where pages are no whole blocks, and keys that such pages are made of."""
@@ -87,9 +83,7 @@ def choose_few(
     if fed:
         leaves, borders = batch * longest <= LEAVING_KEYS, by_borders(num_sms, batch, batch * heads)
         ring = RING if page % FED_KEYS else 0
-        programs = min(num_sms, max(1, batch * cdiv(longest, FED_KEYS) // LEAST_BLOCKS))
-        inside = cdiv(programs, batch) <= MOST_JOINED
-        return Few(FED_KEYS, programs, 4, 2, leaves=leaves, fed=True, borders=borders, ring=ring, inside=inside)
+        return Few(FED_KEYS, num_sms, 4, 2, leaves=leaves, fed=True, borders=borders, ring=ring)
     return Few(32, 2 * num_sms)
 
 

@@ -25,23 +25,17 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents
 
-from ridgeline.kernels import arrivals
 from ridgeline.kernels.attention.kernel import _barriers, _store
 from ridgeline.kernels.paged_attention.kernel import (
-    _anew,
     _fetch_table,
-    _join_parts,
+    _first_of,
     _lengths,
     _let_join_start,
     _line,
     _pages,
-    _placed,
     _prefetch_table,
-    _span,
     _stretch_of,
-    _whose,
     _without_the_rest,
-    _zeros_for_nobody,
 )
 
 
@@ -363,18 +357,12 @@ def _feed_columns(
 
 @gluon.jit
 def _latent_columns(
-    c: gl.constexpr, q_smem, q2_smem, c_smem, c2_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, count_ptr,
-    scale, batch, heads, d, b, first, left, line,
+    c: gl.constexpr, q_smem, q2_smem, c_smem, c2_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, scale,
+    heads, d, b, first, left,
     D: gl.constexpr, E: gl.constexpr, KEYS: gl.constexpr, COLS: gl.constexpr, STAGES: gl.constexpr,
-    EARLY: gl.constexpr, DTYPE: gl.constexpr, JOINS: gl.constexpr,
+    EARLY: gl.constexpr, DTYPE: gl.constexpr,
 ):
-    """One group of four warps: all scores of every block, keys as rows, and half of the columns of the sums, turned.
-
-    Where parts are joined here, each group counts for itself: both write what they saw, which is the same.
-    """
-    at_block, each, longer = line
-    if JOINS > 0 and c == 0:
-        _zeros_for_nobody(lens_ptr, out_ptr, batch, heads, d, D)
+    """One group of four warps: all scores of every block, keys as rows, and half of the columns of the sums, turned."""
     q_full, q_empty, c_full, c_empty = bars
     WIDTH: gl.constexpr = D // 2
     L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLS, 16])
@@ -388,8 +376,6 @@ def _latent_columns(
         blocks = (length + KEYS - 1) // KEYS
         last = min(first + left, blocks)
         if last > first:
-            if JOINS:
-                known = gl.load(count_ptr + _whose(at_block - first, each, longer) * 2 + c)
             half = turn % 2
             q = q_smem.index(half).reshape([COLS, D]).permute((1, 0))
             q2 = q2_smem.index(half).reshape([COLS, E]).permute((1, 0))
@@ -434,19 +420,10 @@ def _latent_columns(
                 place = gl.program_id(0) * 2 + (first == 0).to(gl.int32)
                 at = gl.expand_dims((place.to(gl.int64) * heads + head) * d, 0) + gl.expand_dims(col, 1)
                 gl.store(part_ptr + at, o, mask=inside)
-                if c == 0 or JOINS > 0:
+                if c == 0:
                     gl.store(seen_ptr + place * 2 * heads + head, top * scale, mask=head < heads)
                     gl.store(seen_ptr + (place * 2 + 1) * heads + head, total, mask=head < heads)
-                if JOINS:
-                    begins, ends = _span(_anew(at_block) - first, blocks, each, longer)
-                    count = count_ptr + begins * 2 + c
-                    arrivals.begin_group(count, known)
-                    if arrivals.group_comes_last(count, ends - begins + 1):
-                        _join_parts(part_ptr, seen_ptr, out_ptr, b.to(gl.int64) * heads, begins, ends, heads,
-                                    c * WIDTH, WIDTH, COLS, D, JOINS)  # fmt: skip
-                        gl.store(count, 0)
         left -= last - first
-        at_block += last - first
         first = first * 0
         b += 1
     _let_join_start(EARLY == 2)
@@ -454,15 +431,12 @@ def _latent_columns(
 
 @gluon.jit
 def latent_columns(
-    q_desc, q2_desc, c_desc, c2_desc, table_ptr, lens_ptr, out_ptr, part_ptr, seen_ptr, count_ptr, scale, batch, heads,
-    table_b, pages, d,
+    q_desc, q2_desc, c_desc, c2_desc, table_ptr, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, batch, heads, table_b,
+    pages, d,
     D: gl.constexpr, E: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, COLS: gl.constexpr, STAGES: gl.constexpr,
-    BATCH: gl.constexpr, LEAST: gl.constexpr, EARLY: gl.constexpr, LEAVES: gl.constexpr, JOINS: gl.constexpr,
+    BATCH: gl.constexpr, LEAST: gl.constexpr, EARLY: gl.constexpr, LEAVES: gl.constexpr,
 ):
-    """``latent_few`` for 512 + 64 dims and pages of whole blocks: one warp feeds two groups through the copy engine.
-
-    JOINS is that of paged attention; ``count_ptr`` is [programs, 2] int64, never cleared.
-    """
+    """``latent_few`` for 512 + 64 dims and pages of whole blocks: one warp feeds two groups through the copy engine."""
     DTYPE: gl.constexpr = q_desc.dtype
     gl.static_assert(P % KEYS == 0)
     P_L: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, COLS], DTYPE)
@@ -475,14 +449,12 @@ def latent_columns(
     c2_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, KEYS, E], c2_desc.layout)
     p_smem = gl.allocate_shared_memory(DTYPE, [2, KEYS, COLS], P_L)
     bars = (_barriers(2, 1), _barriers(2, 2), _barriers(STAGES, 1), _barriers(STAGES, 2))
-    b, first, left, line = _placed(lens, batch, 1, KEYS, LEAST)
+    b, first, left = _first_of(lens, batch, 1, KEYS, LEAST)
     gl.warp_specialize([
         (_latent_columns, (0, q_smem, q2_smem, c_smem, c2_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr,
-                           count_ptr, scale, batch, heads, d, b, first, left, line, D, E, KEYS, COLS, STAGES, EARLY,
-                           DTYPE, JOINS)),
+                           scale, heads, d, b, first, left, D, E, KEYS, COLS, STAGES, EARLY, DTYPE)),
         (_latent_columns, (1, q_smem, q2_smem, c_smem, c2_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr,
-                           count_ptr, scale, batch, heads, d, b, first, left, line, D, E, KEYS, COLS, STAGES, EARLY,
-                           DTYPE, JOINS)),
+                           scale, heads, d, b, first, left, D, E, KEYS, COLS, STAGES, EARLY, DTYPE)),
         (_feed_columns, (q_desc, q2_desc, c_desc, c2_desc, q_smem, q2_smem, c_smem, c2_smem, bars, table_ptr, lens_ptr,
                          table_b, b, first, left, D, E, P, KEYS, COLS, STAGES)),
     ], [4, 1], [240, 24])  # fmt: skip
@@ -566,6 +538,12 @@ def _summed(ring, num, which: gl.constexpr, p_smem, o, alpha, KEYS: gl.constexpr
 
 
 @gluon.jit
+def _anew(number):
+    """The number, as if nobody had known it before: what is worked out from it stays where it is used."""
+    return gl.inline_asm_elementwise("mov.u32 $0, $1;", "=r,r", [number], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
 def _leave(found, factor, to_ptr, heads, d, COLS: gl.constexpr):
     """Sums of 8 × 64 columns of all heads, times a factor of each head, in accesses of four elements."""
     FROM: gl.constexpr = found[0].type.layout
@@ -581,16 +559,12 @@ def _leave(found, factor, to_ptr, heads, d, COLS: gl.constexpr):
 
 @gluon.jit
 def _latent_ring(
-    q_smem, q2_smem, ring, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, count_ptr, scale, batch, heads, d, b,
-    first, left, length, line,
+    q_smem, q2_smem, ring, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, heads, d, b, first, left, length,
     D: gl.constexpr, E: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr, RING: gl.constexpr,
-    EARLY: gl.constexpr, DTYPE: gl.constexpr, JOINS: gl.constexpr,
+    EARLY: gl.constexpr, DTYPE: gl.constexpr,
 ):
     """One group of four warps: scores of a block as its thirds arrive, keys as rows; then the sums of 8 × 64 columns,
     turned."""
-    at_block, each, longer = line
-    if JOINS:
-        _zeros_for_nobody(lens_ptr, out_ptr, batch, heads, d, D)
     q_full, q_empty, full, empty = bars
     L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLS, 16])
     HEAD: gl.constexpr = gl.SliceLayout(0, L)
@@ -602,8 +576,6 @@ def _latent_ring(
         units = (length + KEYS - 1) // KEYS
         last = min(first + left, units)
         if last > first:
-            if JOINS:
-                known = gl.load(count_ptr + _whose(at_block - first, each, longer))
             end, half = min(last * KEYS, length), turn % 2
             q = q_smem.index(half).reshape([COLS, D])
             q2 = q2_smem.index(half).reshape([COLS, E]).permute((1, 0))
@@ -660,16 +632,7 @@ def _latent_ring(
                 gl.store(seen_ptr + (place * 2 + 1) * heads + head, total, mask=head < heads)
                 one = gl.full([COLS], 1.0, gl.float32, HEAD)
                 _leave(found, one, part_ptr + (place.to(gl.int64) * heads) * d, heads, d, COLS)
-                if JOINS:
-                    begins, ends = _span(_anew(at_block) - first, units, each, longer)
-                    arrivals.begin_group(count_ptr + begins, known)
-                    if arrivals.group_comes_last(count_ptr + begins, ends - begins + 1):
-                        for i in gl.static_range(2):
-                            _join_parts(part_ptr, seen_ptr, out_ptr, b.to(gl.int64) * heads, begins, ends, heads,
-                                        i * (D // 2), D // 2, COLS, D, JOINS)  # fmt: skip
-                        gl.store(count_ptr + begins, 0)
         left -= last - first
-        at_block += last - first
         first = first * 0
         b += 1
         length = gl.load(lens_ptr + b, mask=left > 0, other=0)
@@ -678,11 +641,9 @@ def _latent_ring(
 
 @gluon.jit
 def latent_ring(
-    q_desc, q2_desc, c_desc, table_ptr, lens_ptr, out_ptr, part_ptr, seen_ptr, count_ptr, scale, batch, heads, table_b,
-    pages, d,
+    q_desc, q2_desc, c_desc, table_ptr, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, batch, heads, table_b, pages, d,
     D: gl.constexpr, E: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
     RING: gl.constexpr, BATCH: gl.constexpr, LEAST: gl.constexpr, EARLY: gl.constexpr, LEAVES: gl.constexpr,
-    JOINS: gl.constexpr,
 ):
     """``latent_few`` for 512 + 64 dims and pages of whole 16 keys: one warp feeds one group through the copy engine, by
     thirds of a block (three stripes of 64 columns), so that there is always something to ask for."""
@@ -699,12 +660,11 @@ def latent_ring(
     ring = gl.allocate_shared_memory(DTYPE, [RING * 3 * (KEYS // ROWS), 1, ROWS, 64], c_desc.layout)
     p_smem = gl.allocate_shared_memory(DTYPE, [KEYS, COLS], P_L)
     bars = (_barriers(2, 1), _barriers(2, 1), _barriers(RING, 1), _barriers(RING, 1))
-    b, first, left, line = _placed(lens, batch, 1, KEYS, LEAST)
+    b, first, left = _first_of(lens, batch, 1, KEYS, LEAST)
     length = gl.load(lens_ptr + b)
     gl.warp_specialize([
-        (_latent_ring, (q_smem, q2_smem, ring, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, count_ptr, scale,
-                        batch, heads, d, b, first, left, length, line, D, E, KEYS, ROWS, COLS, RING, EARLY, DTYPE,
-                        JOINS)),
+        (_latent_ring, (q_smem, q2_smem, ring, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, heads, d, b,
+                        first, left, length, D, E, KEYS, ROWS, COLS, RING, EARLY, DTYPE)),
         (_feed_ring, (q_desc, q2_desc, c_desc, q_smem, q2_smem, ring, bars, table_ptr, lens_ptr, table_b, b, first,
                       left, length, D, E, P, KEYS, ROWS, COLS, RING)),
     ], [1], [56])  # fmt: skip

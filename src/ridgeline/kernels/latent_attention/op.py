@@ -15,7 +15,7 @@ from ridgeline.kernels.contract import Case, Trial, case, declare
 from ridgeline.kernels.latent_attention import config, kernel, reference
 from ridgeline.kernels.launcher import INTERPRETING, Blocks, Kernel, Plans, launchable, num_sms, vector_of
 from ridgeline.kernels.paged_attention.config import lined
-from ridgeline.kernels.paged_attention.op import Parts, bind_join, counter, dense
+from ridgeline.kernels.paged_attention.op import Parts, bind_join, dense
 from ridgeline.kernels.rows import cdiv, float_reason, power_of_two
 
 LOG2_E = math.log2(math.e)
@@ -194,7 +194,7 @@ class _FewPlan:
         fed = _fed(query, cache, dim, config.columns_fit)
         default = config.choose_few(**sizes, num_sms=num_sms(query.get_device()), fed=fed, page=page)
         chosen = tuning.choose("latent_attention.few", sizes, default)
-        self.parts = Parts(chosen.keys, chosen.programs, chosen.least, 1, out, lens, chosen.borders, chosen.inside)
+        self.parts = Parts(chosen.keys, chosen.programs, chosen.least, 1, out, lens, chosen.borders)
         self.fed = chosen.fed
         self.ring = chosen.ring > 0
         bind = self._bind_ring if self.ring else self._bind_columns if chosen.fed else self._bind
@@ -231,13 +231,12 @@ class _FewPlan:
             for wide in (dim, width - dim)
         ]
         self.share = _COLUMNS.bind(
-            (*blocks, table, lens, out, *self.parts.room(out), counter(out), scale * LOG2_E, *self.rest),
+            (*blocks, table, lens, out, *self.parts.room(out), scale * LOG2_E, *self.rest),
             grid=(chosen.programs,),
             constants={
                 "D": dim, "E": width - dim, "P": page, "KEYS": chosen.keys, "COLS": config.FEW_HEADS,
                 "STAGES": chosen.num_stages, "BATCH": lined(batch), "LEAST": chosen.least,
-                "EARLY": 0 if chosen.inside else chosen.early, "LEAVES": chosen.leaves,
-                "JOINS": config.JOINED_AT_ONCE if chosen.inside else 0,
+                "EARLY": chosen.early, "LEAVES": chosen.leaves,
             },
             num_warps=chosen.num_warps,
             max_registers=config.MAX_REGISTERS,
@@ -252,14 +251,12 @@ class _FewPlan:
         rows = math.gcd(page, chosen.keys)
         blocks = (_blocks(query, config.FEW_HEADS, dim), _blocks(query, config.FEW_HEADS, width - dim))
         self.share = _RING.bind(
-            (*blocks, _blocks(cache, rows, 64), table, lens, out, *self.parts.room(out), counter(out),
-             scale * LOG2_E, *self.rest),
+            (*blocks, _blocks(cache, rows, 64), table, lens, out, *self.parts.room(out), scale * LOG2_E, *self.rest),
             grid=(chosen.programs,),
             constants={
                 "D": dim, "E": width - dim, "P": page, "KEYS": chosen.keys, "ROWS": rows, "COLS": config.FEW_HEADS,
-                "RING": chosen.ring, "BATCH": lined(batch), "LEAST": chosen.least,
-                "EARLY": 0 if chosen.inside else chosen.early, "LEAVES": chosen.leaves,
-                "JOINS": config.JOINED_AT_ONCE if chosen.inside else 0,
+                "RING": chosen.ring, "BATCH": lined(batch), "LEAST": chosen.least, "EARLY": chosen.early,
+                "LEAVES": chosen.leaves,
             },
             num_warps=chosen.num_warps,
             max_registers=config.MAX_REGISTERS,
@@ -274,8 +271,8 @@ class _FewPlan:
         return (query, query, *caches, *rest) if self.fed else args
 
     def run(self, args: tuple[Tensor, ...], out: Tensor, scale: float) -> None:
-        held, (part, seen, *count) = self.parts.places(out)  # noqa: RUF059
-        self.share(*self.given(args), out, part, seen, *(count if self.fed else ()), scale * LOG2_E, *self.rest)
+        held, (part, seen, _) = self.parts.places(out)  # noqa: RUF059
+        self.share(*self.given(args), out, part, seen, scale * LOG2_E, *self.rest)
         self.parts.join(part, seen, args[3], out)
 
 

@@ -89,7 +89,7 @@ def choose(
         num = FED_PROGRAMS if blocks >= 2 * FED_PROGRAMS else 1
         programs = min(num * num_sms, max(1, batch * key_heads * cdiv(longest, FED_KEYS) // LEAST_BLOCKS))
         borders = by_borders(programs, batch * key_heads, batch * key_heads * ratio)
-        inside = by_the_last(programs, batch * key_heads, programs == num * num_sms)
+        inside = by_the_last(programs, batch * key_heads, ratio, programs == num * num_sms)
         return Paged(
             FED_KEYS, programs, 4, blocks // num, fed=True, leaves=leaves, borders=borders, inside=inside,
             max_registers=LONE_REGISTERS if inside else FED_REGISTERS,
@@ -136,14 +136,15 @@ JOINED_ELEMENTS = 4096
 """Of parts that are joined at once, in a kernel whose threads have other things to keep."""
 
 
-def by_the_last(programs: int, sequences: int, all_read: bool) -> bool:
+def by_the_last(programs: int, sequences: int, ratio: int, all_read: bool) -> bool:
     """Whether the parts of a sequence (each key head of each) are few enough for its last program to join them.
 
     16 of 8 key heads take 55.1 µs against 57.1 where a kernel joins, 24 uneven ones 44.2 against 46.1, 100 67.7 against
     69.1, 300 71.2 against 72.3; but 8 of them 73.2 against 71.4, 64 of one key head for 16 30.8 against 29.4, one 29.8
-    against 26.5: behind a full memory every turn to it takes long. Where keys are few, 4 parts 10.8 against 12.0.
+    against 26.5: behind a full memory every turn to it takes long. Where keys are few, 4 parts 10.8 against 12.0. Heads
+    that share no keys lose with three parts already (43.8 against 42.4), and are left to the kernel.
     """
-    return cdiv(programs, sequences) <= (MOST_JOINED if all_read else MOST_JOINED_SMALL)
+    return ratio > 1 and cdiv(programs, sequences) <= (MOST_JOINED if all_read else MOST_JOINED_SMALL)
 
 
 def joined_at_once(ratio: int, dim: int) -> int:

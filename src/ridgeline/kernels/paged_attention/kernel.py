@@ -376,9 +376,15 @@ def _lengths(lens_ptr, batch, BATCH: gl.constexpr):
 
 
 @gluon.jit
+def _first_of(lens, batch, key_heads, KEYS: gl.constexpr, LEAST: gl.constexpr):
+    """This program's stretch: its first sequence, the block of that sequence it begins with, and how many it has."""
+    b, within, left, line = _placed(lens, batch, key_heads, KEYS, LEAST)
+    return b, within, left
+
+
+@gluon.jit
 def _placed(lens, batch, key_heads, KEYS: gl.constexpr, LEAST: gl.constexpr):
-    """This program's stretch: its first sequence, the block of that sequence it begins with, and how many it has; then
-    where in the line that is, the fewest blocks of a program, and how many programs have one more."""
+    """``_first_of``; and where in the line that is, the fewest blocks of a program, how many programs have one more."""
     blocks = (lens + KEYS - 1) // KEYS * key_heads
     ends = gl.associative_scan(blocks, 0, _add)
     total = gl.sum(blocks, 0)
@@ -431,22 +437,22 @@ def _zeros_for_nobody(lens_ptr, out_ptr, batch, heads, d, D: gl.constexpr):
 
 @gluon.jit
 def _join_parts(
-    part_ptr, seen_ptr, out_ptr, head0, begins, ends, R, FROM: gl.constexpr, WIDTH: gl.constexpr, HEADS: gl.constexpr,
-    D: gl.constexpr, PARTS: gl.constexpr,
+    part_ptr, seen_ptr, out_ptr, head0, begins, ends, R: gl.constexpr, HEADS: gl.constexpr, D: gl.constexpr,
+    PARTS: gl.constexpr,
 ):
-    """``paged_join`` of the R heads of one key head, WIDTH of D columns from one on, by a group of four warps: parts of
-    programs from ``begins`` to ``ends``, PARTS at a time and past the L1, since other programs wrote them."""
+    """``paged_join`` of the R heads of one key head, by a group of four warps: parts of programs from ``begins`` to
+    ``ends``, PARTS at a time and past the L1, since other programs wrote them."""
     WIDE: gl.constexpr = min(4, HEADS)
-    J: gl.constexpr = gl.BlockedLayout([1, 1, min(4, WIDTH // 32)], [1, 1, 32], [4 // WIDE, WIDE, 1], [2, 1, 0])
+    J: gl.constexpr = gl.BlockedLayout([1, 1, min(4, D // 32)], [1, 1, 32], [4 // WIDE, WIDE, 1], [2, 1, 0])
     SEEN: gl.constexpr = gl.SliceLayout(2, J)
     ROW: gl.constexpr = gl.SliceLayout(0, SEEN)
     SUMS: gl.constexpr = gl.SliceLayout(0, J)
     row = gl.arange(0, HEADS, ROW)
-    across = FROM + gl.expand_dims(gl.arange(0, WIDTH, gl.SliceLayout(0, SUMS)), 0)
+    across = gl.expand_dims(gl.arange(0, D, gl.SliceLayout(0, SUMS)), 0)
     col = gl.expand_dims(across, 0)
     top = gl.full([HEADS], float("-inf"), gl.float32, ROW)
     whole = gl.zeros([HEADS], gl.float32, ROW)
-    acc = gl.zeros([HEADS, WIDTH], gl.float32, SUMS)
+    acc = gl.zeros([HEADS, D], gl.float32, SUMS)
     for one in range(begins, ends + 1, PARTS):
         part = one + gl.arange(0, PARTS, gl.SliceLayout(1, SEEN))
         at = gl.expand_dims(part * 2 + (part == begins).to(gl.int32), 1)
@@ -616,7 +622,7 @@ def _columns(
                     arrivals.begin_group(count_ptr + begins, known)
                     if arrivals.group_comes_last(count_ptr + begins, ends - begins + 1):
                         head0 = (b.to(gl.int64) * key_heads + kh) * R
-                        _join_parts(part_ptr, seen_ptr, out_ptr, head0, begins, ends, R, 0, D, HEADS, D, JOINS)
+                        _join_parts(part_ptr, seen_ptr, out_ptr, head0, begins, ends, R, HEADS, D, JOINS)
                         gl.store(count_ptr + begins, 0)
         left -= last - first
         at_block += last - first

@@ -103,7 +103,7 @@ def dense(x: Tensor) -> Tensor:
 
 
 def counter(out: Tensor) -> Tensor:
-    """Stands in for counters, two a program, when a kernel is bound."""
+    """Stands in for counters, one a program, when a kernel is bound."""
     return torch.empty(2, dtype=torch.int64, device=out.device)
 
 
@@ -118,7 +118,7 @@ class Parts:
         batch, heads, dim = out.shape
         ratio = heads // key_heads
         self.shape, self.seen_shape = (programs, 2, ratio, dim), (programs, 2, 2, ratio)
-        self.lengths = (cdiv(programs * 2 * ratio * dim, 4) * 4, programs * 4 * ratio, programs * 4)
+        self.lengths = (cdiv(programs * 2 * ratio * dim, 4) * 4, programs * 4 * ratio, programs * 2)
         self.sizes = (batch, key_heads, dim, keys, programs)
         self.fixed = {"R": ratio, "BATCH": config.lined(batch), "LEAST": least, "EARLY": not INTERPRETING}
         bind = self._bind_borders if borders else self._bind_heads
