@@ -146,7 +146,9 @@ def test_few_parts_are_joined_by_the_last_program_and_many_by_a_kernel(b, h, k, 
     assert (found["paged_columns"]["EARLY"] > 0) == bool(kernel), "nobody waits to start where nothing follows"
 
 
-@pytest.mark.parametrize(("h", "k", "d", "page"), [(32, 8, 128, 16), (16, 1, 128, 64), (16, 8, 64, 16), (9, 3, 256, 48)])
+@pytest.mark.parametrize(
+    ("h", "k", "d", "page"), [(32, 8, 128, 16), (16, 1, 128, 64), (16, 8, 64, 16), (9, 3, 256, 48)]
+)
 def test_the_last_program_joins_without_spills_in_wide_loads_past_the_l1(h, k, d, page):
     of = case("bfloat16", b=132, h=h, k=k, s=500, d=d, page=page, uneven=True)
     variant, facts = compiled_for(of)
