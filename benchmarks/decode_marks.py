@@ -51,7 +51,8 @@ def _mark_join(ptr, which: tl.constexpr):
 JOINS = 2048
 
 STEPS = ("begins", "knows its stretch", "first block there", "last block there", "last products over", "ends",
-         "first copy asked for", "last copy asked for", "last scores", "last probabilities stored")  # fmt: skip
+         "first copy asked for", "last copy asked for", "last scores", "last probabilities stored", "part written",
+         "came last", "joined")  # fmt: skip
 JOIN_STEPS = ("begins", "may read", "ends")
 
 PAGED = (
@@ -66,6 +67,10 @@ PAGED = (
     ("                mbarrier.expect(full.index(slot), 2 * KEYS * D * 2)\n",
      "                if num == 0:\n                    _mark(seen_ptr, 6)\n                _mark(seen_ptr, 7)\n{}"),
     ("q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars,", "seen_ptr, {}"),
+    ("                    arrivals.begin_group(count_ptr + begins, known)\n",
+     "{}                    _mark(seen_ptr, 10)\n"),
+    ("                        _join_parts(part_ptr,", "                        _mark(seen_ptr, 11)\n{}"),
+    ("                        gl.store(count_ptr + begins, 0)\n", "{}                        _mark(seen_ptr, 12)\n"),
     ("    first = _program_of(start, each, longer)\n", "    _mark_join(seen_ptr, 0)\n{}"),
     ("    if (of_head == 0) | (first < last):\n", "    _mark_join(seen_ptr, 1)\n{}"),
     ("            tl.store(out_ptr + place * d + col, out.to(out_ptr.dtype.element_ty), mask=col < d)\n",
@@ -190,7 +195,8 @@ def rounds_of(plan: Any, args: tuple[Any, ...], out: Any, scale: float, num: int
     part, _ = plan.parts.room(out)
     words = MARKS_AT + 2 * JOINS * NUM_MARKS
     seen = torch.zeros(2 * words, dtype=torch.float32, device="cuda")
-    plan.parts.room = lambda _: (part, seen)
+    count = torch.zeros(2 * plan.parts.sizes[4], dtype=torch.int64, device="cuda")
+    plan.parts.places = lambda _: (seen, (part, seen, count))
     for _ in range(num):
         seen.zero_()
         flush()
@@ -220,11 +226,13 @@ def lengths(found: list[Any]) -> dict[str, float]:
     """Of a program's own steps: microseconds from one to another, medians over programs and rounds."""
     pairs = {"begin to stretch": (0, 1), "stretch to first copy": (1, 6), "copy to first block": (6, 2),
              "last block to scores": (3, 8), "scores to probabilities": (8, 9), "probabilities to sums": (9, 4),
-             "sums to end": (4, 5)}  # fmt: skip
+             "sums to end": (4, 5), "sums to part": (4, 10), "part to count": (10, 11),
+             "joining": (11, 12)}  # fmt: skip
     rows = {}
     for name, (a, b) in pairs.items():
         steps = [(both[0][:, b] - both[0][:, a])[(both[0][:, a] > 0) & (both[0][:, b] > 0)] for both in found]
-        rows[name] = round(statistics.median(float(x) for one in steps for x in one) / 1e3, 3)
+        if any(one.size for one in steps):
+            rows[name] = round(statistics.median(float(x) for one in steps for x in one) / 1e3, 3)
     return rows
 
 

@@ -1,6 +1,6 @@
 """Paged decoding from 64 to 512 MB of cache: every configuration in turns with a bare read of as many bytes.
 
-    python benchmarks/race_paged.py --out DIR [--budget-s 90] [--parts cases latent pieces cross resident graphs host]
+    python benchmarks/race_paged.py --out DIR [--budget-s 90] [--parts arrivals decode cases latent pieces graphs host]
 
 Every case is checked first, against PyTorch in its own precision and for the same bits three times over. Rows are
 written after every case. ``--write-pack FOLDER`` compiles what is launched, without a GPU; ``--show FILE`` prints a
@@ -18,31 +18,55 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from race_attention import clean_course, instead, timed
 
-PARTS = ("edges", "latent", "cases", "graphs", "pieces", "cross", "resident", "host")
-SHARES = {"edges": 0.15, "latent": 0.45, "cases": 0.9, "graphs": 0.97}
+PARTS = ("edges", "arrivals", "decode", "latent", "cases", "graphs", "pieces", "cross", "resident", "host")
+SHARES = {"edges": 0.15, "arrivals": 0.2, "decode": 0.45, "latent": 0.6, "cases": 0.9, "graphs": 0.97}
 """Of the time there is, by when a part ends; the others may take the rest."""
 
-OVER: dict[str, dict[str, Any]] = {"now": {}}
+OVER: dict[str, dict[str, Any]] = {
+    "inside": {"inside": True, "max_registers": 128},
+    "by a kernel": {"inside": False, "max_registers": 104},
+}
 """What is changed of the analytical default, by name."""
 
-LATENT_OVER: dict[str, dict[str, Any]] = {
-    "two groups, two blocks": {"ring": 0},
-    "thirds": {"ring": 7},
-    "two groups, other join": {"ring": 0, "borders": None},
-}
+LATENT_OVER: dict[str, dict[str, Any]] = {"now": {}}
 """The same for latent decoding of few heads."""
 
+DECODE_OVER: dict[str, dict[str, Any]] = {
+    "now": {},
+    "by a kernel": {"inside": False},
+    "by a kernel of whole heads": {"inside": False, "columns": 256},
+    "a share more": {"inside": False, "more": 1},
+}
+"""The same for decoding over a contiguous cache: who joins, columns of a joining program, shares."""
+
+DECODE = (
+    (1, 32, 8, 2112, 128, ""), (2, 32, 8, 512, 128, ""), (1, 32, 8, 1024, 128, "mask"), (8, 32, 8, 2048, 128, ""),
+    (1, 32, 32, 2048, 128, ""), (4, 32, 8, 4096, 128, ""), (1, 64, 8, 8192, 128, ""), (16, 16, 16, 1000, 64, ""),
+    (8, 32, 8, 4096, 128, "lengths"), (1, 32, 8, 32768, 128, ""), (5, 32, 8, 3000, 128, ""), (17, 32, 8, 2000, 128, ""),
+    (40, 32, 8, 1000, 128, ""), (3, 32, 8, 8000, 128, ""),
+)  # fmt: skip
+"""Batch, heads, key heads, keys, head dim, what hides keys."""
+
+ARRIVALS = (
+    ("decode_attention", (2, 32, 8, 512, 128, "")), ("decode_attention", (8, 12, 4, 3000, 64, "lengths")),
+    ("paged_attention", (16, 32, 8, 3000, 128, 16, False)), ("paged_attention", (70, 16, 1, 500, 128, 64, True)),
+    ("paged_attention", (2, 32, 8, 512, 128, 16, True)),
+)  # fmt: skip
+"""Calls whose parts are joined by whoever comes last, and their sizes."""
+
 CASES = (
-    (1, 32, 8, 16400, 128, 16, False), (4, 32, 8, 8000, 128, 16, False), (8, 32, 8, 8192, 128, 64, False),
-    (3, 32, 8, 7813, 128, 16, False), (16, 32, 8, 3000, 128, 16, False), (64, 32, 8, 1000, 128, 16, False),
-    (100, 64, 8, 1200, 128, 16, True), (32, 32, 8, 4000, 128, 64, False), (2, 64, 8, 8200, 128, 16, False),
-    (64, 16, 1, 2050, 128, 64, False), (12, 32, 8, 7900, 128, 16, False), (24, 32, 8, 2700, 128, 16, True),
+    (16, 32, 8, 3000, 128, 16, False), (4, 32, 8, 8000, 128, 16, False), (1, 32, 8, 16400, 128, 16, False),
+    (64, 16, 1, 2050, 128, 64, False), (64, 32, 8, 1000, 128, 16, False), (100, 64, 8, 1200, 128, 16, True),
+    (2, 64, 8, 8200, 128, 16, False), (2, 32, 8, 512, 128, 16, True), (8, 32, 8, 8192, 128, 64, False),
+    (3, 32, 8, 7813, 128, 16, False), (32, 32, 8, 4000, 128, 64, False), (1, 32, 8, 2048, 128, 16, False),
+    (12, 32, 8, 7900, 128, 16, False), (24, 32, 8, 2700, 128, 16, True),
     (300, 32, 8, 300, 128, 16, True),
     (5, 64, 8, 4800, 128, 16, False), (7, 32, 8, 5001, 128, 64, False), (1, 64, 8, 48000, 128, 16, False),
     (9, 32, 8, 7400, 64, 16, False), (5, 16, 4, 6500, 256, 64, False),
@@ -51,9 +75,9 @@ CASES = (
 """Batch, heads, key heads, keys, head dim, page, uneven lengths."""
 
 LATENT = (
-    (16, 16, 3700, 64, False), (64, 16, 1800, 64, False), (100, 16, 2000, 64, True), (1, 16, 65536, 64, False),
-    (40, 8, 3001, 16, False), (64, 16, 4096, 64, False), (128, 16, 1300, 64, False), (5, 16, 11000, 64, False),
-    (16, 16, 8192, 64, False),
+    (64, 16, 1800, 64, False), (128, 16, 1300, 64, False), (16, 16, 3700, 64, False), (100, 16, 2000, 64, True),
+    (40, 8, 3001, 16, False), (33, 16, 2200, 64, False), (64, 16, 4096, 64, False), (2, 16, 512, 64, False),
+    (16, 16, 8192, 64, False), (5, 16, 11000, 64, False), (1, 16, 65536, 64, False),
 )  # fmt: skip
 """Batch, heads, keys, page, uneven lengths."""
 
@@ -82,6 +106,41 @@ def changed(over: dict[str, Any]) -> Any:
     return instead(config, "choose", choose)
 
 
+@contextmanager
+def decode_changed(over: dict[str, Any]) -> Iterator[None]:
+    """Inside, decoding over a contiguous cache is configured otherwise."""
+    from ridgeline.kernels.decode_attention import config
+
+    before, columns = config.choose, config.joined_columns
+
+    def choose(*sizes: Any, **named: Any) -> Any:
+        found = before(*sizes, **named)
+        shares = found.shares + over.get("more", 0)
+        stages = 3 if named["longest"] > config.FEW_BLOCKS * found.keys * shares else 2
+        inside = over.get("inside", found.inside)
+        return dataclasses.replace(found, inside=inside, shares=shares, num_stages=stages)
+
+    def wide(heads: int, dim: int) -> int:
+        return min(over.get("columns", columns(heads, dim)), dim)
+
+    with instead(config, "choose", choose), instead(config, "joined_columns", wide):
+        yield
+
+
+def decode_ways(of: tuple[Any, ...]) -> dict[str, Any]:
+    """Configurations of a case by name, each once."""
+    from ridgeline.kernels.decode_attention import config
+
+    sizes = dict(zip(("batch", "key_heads", "longest", "head_dim"), (of[0], of[2], of[3], of[4]), strict=True))
+    found: dict[Any, tuple[str, Any]] = {}
+    for name, over in DECODE_OVER.items():
+        with decode_changed(over):
+            chosen = config.choose(**sizes, num_sms=132)
+            joined = config.joined_columns(of[0] * of[1], of[4]) if chosen.shares > 1 and not chosen.inside else 0
+            found.setdefault((chosen, joined), (name, partial(decode_changed, over)))
+    return dict(found.values())
+
+
 def by_sequence() -> Any:
     """Inside, more than 128 sequences do not stand in one line."""
     from ridgeline.kernels.paged_attention import config
@@ -90,34 +149,24 @@ def by_sequence() -> Any:
 
 
 def latent_changed(over: dict[str, Any]) -> Any:
-    """Inside, latent decoding of few heads is configured otherwise; borders that are None are the other way round."""
+    """Inside, latent decoding of few heads is configured otherwise."""
     from ridgeline.kernels.latent_attention import config
 
     before = config.choose_few
 
     def choose(*sizes: Any, **named: Any) -> Any:
         found = before(*sizes, **named)
-        more = {"borders": not found.borders} if "borders" in over else {}
-        return dataclasses.replace(found, **(over | more)) if found.fed else found
+        return dataclasses.replace(found, **over) if found.fed else found
 
     return instead(config, "choose_few", choose)
 
 
-def latent_ways(page: int) -> dict[str, Any]:
-    """Configurations of a case by name; the first takes pages of whole blocks."""
-    fit = {name: over for name, over in LATENT_OVER.items() if page % 64 == 0 or over["ring"]}
-    found = {name: partial(latent_changed, over) for name, over in fit.items()}
-    return found | {"narrow join": narrow_join}
+def latent_ways() -> dict[str, Any]:
+    """Configurations by name."""
+    return {name: partial(latent_changed, over) for name, over in LATENT_OVER.items()}
 
 
-def narrow_join() -> Any:
-    """Inside, parts of 512 columns are joined in tiles as narrow ones are."""
-    from ridgeline.kernels.paged_attention import config
-
-    return instead(config, "WIDE_DIM", 1 << 20)
-
-
-def planned_latent(args: tuple[Any, ...], few: bool = True) -> Callable[[], Any]:
+def planned_latent(args: tuple[Any, ...]) -> Callable[[], Any]:
     """A call of latent decoding as it is configured now."""
     import torch
 
@@ -125,7 +174,7 @@ def planned_latent(args: tuple[Any, ...], few: bool = True) -> Callable[[], Any]
 
     query = args[0]
     out, scale = torch.empty(*query.shape[:2], 512, dtype=query.dtype, device=query.device), query.shape[2] ** -0.5
-    plan = (op._FewPlan if few else op._Plan)(args[:4], out, scale)
+    plan = op._FewPlan(args[:4], out, scale)
 
     def run() -> Any:
         plan.run(args[:4], out, scale)
@@ -158,6 +207,12 @@ def paged_case(b: int, h: int, k: int, s: int, d: int, page: int, uneven: bool) 
     return case("bfloat16", b=b, h=h, k=k, s=s, d=d, page=page, uneven=uneven)
 
 
+def decode_case(b: int, h: int, k: int, s: int, d: int, hide: str) -> Any:
+    from ridgeline.kernels.contract import case
+
+    return case("bfloat16", b=b, h=h, k=k, s=s, d=d, hide=hide)
+
+
 def latent_case(b: int, h: int, s: int, page: int, uneven: bool) -> Any:
     from ridgeline.kernels.contract import case
 
@@ -177,19 +232,22 @@ def wanted_variants(parts: Sequence[str] = PARTS) -> list[Any]:
             with way():
                 found += variants_of("paged_attention", [paged_case(*of)])
     found += variants_of("paged_attention", [paged_case(*of) for of in PIECES])
-    for of in LATENT:
-        for way in latent_ways(of[3]).values():
+    for of in DECODE:
+        for way in decode_ways(of).values():
             with way():
-                found += variants_of("paged_latent_attention", [latent_case(*of)])
-        if of[1] == 16 and of[3] % 64 == 0:
-            with many_heads():
+                found += variants_of("decode_attention", [decode_case(*of)])
+    for name, of in ARRIVALS:
+        found += variants_of(name, [made_case(name, of)])
+    for of in LATENT if "latent" in parts else ():
+        for way in latent_ways().values():
+            with way():
                 found += variants_of("paged_latent_attention", [latent_case(*of)])
     for of in EDGES:
         for way in ways((9, *of)).values():
             with way():
                 found += variants_of("paged_attention", [paged_case(9, *of[:2], EDGE_KEYS, *of[2:], False)])
-    for page in (16, 64):
-        for way in latent_ways(page).values():
+    for page in (16, 64) if "latent" in parts else ():
+        for way in latent_ways().values():
             with way():
                 found += variants_of("paged_latent_attention", [latent_case(9, 16, EDGE_KEYS, page, False)])
     if "host" in parts:
@@ -199,11 +257,8 @@ def wanted_variants(parts: Sequence[str] = PARTS) -> list[Any]:
     return list(dict.fromkeys(found))
 
 
-def many_heads() -> Any:
-    """Inside, few heads of latent decoding are padded to 64 rows."""
-    from ridgeline.kernels.latent_attention import config
-
-    return instead(config, "takes_few", lambda *sizes: False)
+def made_case(name: str, of: tuple[Any, ...]) -> Any:
+    return (paged_case if name == "paged_attention" else decode_case)(*of)
 
 
 def planned(args: tuple[Any, ...]) -> Callable[[], Any]:
@@ -211,6 +266,22 @@ def planned(args: tuple[Any, ...]) -> Callable[[], Any]:
     import torch
 
     from ridgeline.kernels.paged_attention import op
+
+    scale, out = args[0].shape[-1] ** -0.5, torch.empty_like(args[0])
+    plan = op._Plan(args, out, scale)
+
+    def run() -> Any:
+        plan.run(args, out, scale)
+        return out
+
+    return run
+
+
+def planned_decode(args: tuple[Any, ...]) -> Callable[[], Any]:
+    """A call of decoding over a contiguous cache as it is configured now."""
+    import torch
+
+    from ridgeline.kernels.decode_attention import op
 
     scale, out = args[0].shape[-1] ** -0.5, torch.empty_like(args[0])
     plan = op._Plan(args, out, scale)
@@ -235,11 +306,12 @@ def right(run: Callable[[], Any], meant: Any, **facts: Any) -> dict[str, Any]:
 class Track:
     """Both kinds of a cold L2, and what a copy reaches."""
 
-    def __init__(self, rounds: int) -> None:
+    def __init__(self, rounds: int, with_latent: bool = True) -> None:
         import torch
 
         from ridgeline.bench.race import Course, copy_bandwidth
 
+        self.with_latent = with_latent
         self.courses = {"clean": clean_course(rounds), "dirty": Course(torch.device("cuda"), rounds=rounds)}
         for on in self.courses.values():
             on.budget_s = 3.0
@@ -301,13 +373,104 @@ def part_edges(end: float, track: Track) -> Iterator[dict[str, Any]]:
         for name, way in ways((9, *of)).items():
             with way():
                 yield right(planned(dirty), meant, what=name, case=f"edges {of}")
-    for page in (16, 64):
+    for page in (16, 64) if track.with_latent else ():
         args = latent.make(latent_case(9, 16, EDGE_KEYS, page, False), torch.device("cuda"), draw)
         dirty, clean = poisoned(args, 1)
         meant = latent.eager(*clean).float().nan_to_num(0.0)
-        for name, way in latent_ways(page).items():
+        for name, way in latent_ways().items():
             with way():
                 yield right(planned_latent(dirty), meant, what=name, case=f"edges latent {page}")
+
+
+def left_behind(num: int) -> None:
+    """Fill what the next allocations will get with numbers, zeros, ones and no numbers in turn."""
+    import torch
+
+    fills = (float("nan"), 0.0, -1, 3e38)
+    for size in (1 << 12, 1 << 16, 1 << 20, 1 << 22):
+        kept = [torch.empty(size, device="cuda", dtype=torch.float32) for _ in range(6)]
+        for one in kept:
+            one.view(torch.int32).fill_(-1) if fills[num % 4] == -1 else one.fill_(fills[num % 4])
+
+
+def part_arrivals(end: float, track: Track) -> Iterator[dict[str, Any]]:
+    """Counters in scratch that holds anything, on two streams at a time, and in a graph played again and again."""
+    import torch
+
+    from ridgeline.kernels.contract import trials
+
+    for name, of in ARRIVALS:
+        trial = trials()[name][1]
+        sets = [trial.make(made_case(name, of), torch.device("cuda"), torch.Generator("cuda").manual_seed(i))
+                for i in range(4)]  # fmt: skip
+        meant = [trial.call(*args) for args in sets]
+        alone = [trial.eager(*args).float() for args in sets]
+        off = max(float((a.float() - b).norm() / b.norm()) for a, b in zip(meant, alone, strict=True))
+        yield {"case": f"{name} {of}", "what": "alone", "ok": off < 0.01, "note": f"off by {off:.2e}"}
+        wrong = 0
+        for i in range(40):
+            left_behind(i)
+            wrong += sum(not torch.equal(trial.call(*args), one) for args, one in zip(sets, meant, strict=True))
+        yield {"case": f"{name} {of}", "what": "scratch that holds anything", "ok": not wrong, "note": f"{wrong} wrong"}
+        yield {"case": f"{name} {of}", "what": "two streams", **on_streams(trial, sets, meant)}
+        yield {"case": f"{name} {of}", "what": "a graph", **in_a_graph(trial, sets, meant)}
+
+
+def on_streams(trial: Any, sets: list[Any], meant: list[Any]) -> dict[str, Any]:
+    """The same calls from two streams at a time, many of them on their way at once."""
+    import torch
+
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    found = []
+    for i in range(100):
+        with torch.cuda.stream(streams[i % 2]):
+            found.append((i, trial.call(*sets[i // 2 % len(sets)])))
+    torch.cuda.synchronize()
+    wrong = sum(not torch.equal(one, meant[i // 2 % len(sets)]) for i, one in found)
+    return {"ok": not wrong, "note": f"{wrong} of {len(found)} wrong"}
+
+
+def in_a_graph(trial: Any, sets: list[Any], meant: list[Any]) -> dict[str, Any]:
+    """All sets in one graph, played ten times, outputs poisoned before each."""
+    import torch
+
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = [trial.call(*args) for args in sets]
+    wrong = 0
+    for i in range(10):
+        left_behind(i)
+        for one in found:
+            one.fill_(float("nan"))
+        graph.replay()
+        wrong += sum(not torch.equal(a, b) for a, b in zip(found, meant, strict=True))
+    return {"ok": not wrong, "note": f"{wrong} wrong"}
+
+
+def part_decode(end: float, track: Track) -> Iterator[dict[str, Any]]:
+    """Decoding over a contiguous cache: checked, then in turns, cold and where the L2 holds everything."""
+    import torch
+
+    from ridgeline.kernels.contract import trials
+
+    trial = trials()["decode_attention"][1]
+    for of in DECODE:
+        if time.perf_counter() > end:
+            return
+        args = trial.make(decode_case(*of), torch.device("cuda"), torch.Generator("cuda").manual_seed(2))
+        meant, runs = trial.eager(*args).float(), {}
+        for name, way in decode_ways(of).items():
+            with way():
+                runs[name] = planned_decode(args)
+        for name, run in list(runs.items()):
+            found = right(run, meant, what=name, case=f"decode {of}")
+            if not found["ok"]:
+                del runs[name]
+            yield found
+        yield from track.rows(runs, 2 * args[1].nbytes, case=f"decode {of}")
+        graphs = {name: recorded([run] * IN_A_GRAPH) for name, run in runs.items()}
+        yield from track.rows(graphs, 2 * IN_A_GRAPH * args[1].nbytes, case=f"{IN_A_GRAPH} in a graph: decode {of}")
 
 
 def part_cases(end: float, track: Track) -> Iterator[dict[str, Any]]:
@@ -347,11 +510,9 @@ def part_latent(end: float, track: Track) -> Iterator[dict[str, Any]]:
         args = trial.make(latent_case(*of), torch.device("cuda"), torch.Generator("cuda").manual_seed(2))
         num_bytes, meant = trial.forward_bytes(args), trial.eager(*args).float()
         runs: dict[str, Callable[[], Any]] = {}
-        for name, way in latent_ways(of[3]).items():
+        for name, way in latent_ways().items():
             with way():
                 runs[name] = planned_latent(args)
-        if of[1] == 16 and of[3] % 64 == 0:
-            runs["64 rows"] = planned_latent(args, few=False)
         for name, run in list(runs.items()):
             found = right(run, meant, what=name, case=f"latent {of}")
             if not found["ok"]:
@@ -453,9 +614,12 @@ def part_pieces(end: float, track: Track) -> Iterator[dict[str, Any]]:
             with way():
                 plan = op._Plan(args, out, scale)
             room = plan._room(out)
+            count = [torch.zeros(plan.parts.sizes[4], dtype=torch.int64, device="cuda")] if plan.counts else []
             for keys, lens in lengths.items():
                 given = (*args[:4], lens)
-                runs[f"{name}: reading{keys}"] = partial(plan.share, *given, out, *room, scale * op.LOG2_E, *plan.rest)
+                runs[f"{name}: reading{keys}"] = partial(
+                    plan.share, *given, out, *room, *count, scale * op.LOG2_E, *plan.rest
+                )
                 runs[f"{name}: whole{keys}"] = partial(plan.run, given, out, scale)
             runs[f"{name}: joining"] = partial(plan.parts.join, *room, args[4], out)
         word = torch.zeros(1, device="cuda")
@@ -512,6 +676,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=14)
     parser.add_argument("--rounds", type=int, default=31)
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
+    parser.add_argument("--cases", type=int, default=99, help="of every part at most so many")
     parser.add_argument("--write-pack", type=Path)
     parser.add_argument("--show", type=Path)
     options = parser.parse_args()
@@ -522,6 +687,8 @@ def main() -> None:
     if options.write_pack:
         write_pack(options.write_pack, options.jobs)
         return
+    for name in ("CASES", "LATENT", "DECODE"):
+        globals()[name] = globals()[name][: options.cases]
     options.out.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()
     found: dict[str, Any] = {"over": OVER, "parts": {}}
@@ -542,7 +709,7 @@ def main() -> None:
     found["num_compiled"] = compile_missing(options.jobs, options.parts)
     import torch
 
-    track = Track(options.rounds)
+    track = Track(options.rounds, "latent" in options.parts)
     found |= {"torch": torch.__version__, "device": torch.cuda.get_device_name(), "copy_bytes_per_s": track.copied}
     ready, end = time.perf_counter(), began + options.budget_s - 2
     print(f"compiled {found['num_compiled']}, copy {track.copied / 1e12:.3f} TB/s", flush=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
 
@@ -14,6 +14,7 @@ from ridgeline.bench.check import check_case
 from ridgeline.kernels import cross_layer, launcher, paged_attention, tuning
 from ridgeline.kernels.contract import case, trials
 from ridgeline.kernels.cross_layer import config as cross
+from ridgeline.kernels.decode_attention import config as decode
 from ridgeline.kernels.latent_attention import config as latent
 from ridgeline.kernels.paged_attention import config as paged
 from ridgeline.kernels.tensorfloat import products_in
@@ -50,6 +51,15 @@ EDGES = tuple(
     ("paged_latent_attention", case("bfloat16", b=9, h=h, s=5040, d=512, e=64, page=page, uneven=False))
     for h, page in ((16, 64), (5, 16), (16, 48))
 )  # fmt: skip
+COUNTED = (
+    ("decode_attention", case("bfloat16", b=2, h=32, k=8, s=512, d=128, hide="")),
+    ("decode_attention", case("float16", b=5, h=12, k=4, s=3000, d=64, hide="lengths")),
+    ("decode_attention", case("float32", b=9, h=6, k=2, s=1100, d=80, hide="mask")),
+    ("paged_attention", case("bfloat16", b=16, h=32, k=8, s=3000, d=128, page=16, uneven=False)),
+    ("paged_attention", case("bfloat16", b=70, h=16, k=1, s=500, d=128, page=64, uneven=True)),
+    ("paged_attention", case("float16", b=3, h=9, k=3, s=2000, d=256, page=48, uneven=True)),
+    ("paged_attention", case("bfloat16", b=40, h=20, k=4, s=700, d=64, page=32, uneven=True)),
+)
 HALVES = tuple(
     case("float32", batch=batch, dim=dim, rank=rank)
     for batch, dim, rank in ((16384, 512, 0), (6000, 1000, 0), (9000, 1536, 320))
@@ -57,26 +67,43 @@ HALVES = tuple(
 
 
 @contextmanager
-def by_borders():
-    """Inside, parts are joined by borders whatever the sizes."""
+def chosen_with(paged_more, decode_more, latent_more=None):
+    """Inside, these replace what was chosen, whatever the sizes."""
 
-    def bordered(choose):
-        return lambda *sizes, **named: dataclasses.replace(choose(*sizes, **named), borders=True)
+    def changed(choose, more):
+        return lambda *sizes, **named: dataclasses.replace(choose(*sizes, **named), **more)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(paged, "choose", bordered(paged.choose))
-        patch.setattr(latent, "choose_few", bordered(latent.choose_few))
+        patch.setattr(paged, "choose", changed(paged.choose, paged_more))
+        patch.setattr(latent, "choose_few", changed(latent.choose_few, latent_more or {}))
+        patch.setattr(decode, "choose", changed(decode.choose, decode_more))
         launcher.forget_plans()
         yield
     launcher.forget_plans()
+
+
+def by_borders():
+    """Inside, parts are joined by borders."""
+    return chosen_with({"borders": True, "inside": False}, {"inside": False}, {"borders": True})
+
+
+def by_the_last():
+    """Inside, parts are joined by whoever comes last."""
+    return chosen_with({"inside": True, "max_registers": paged.LONE_REGISTERS}, {"inside": True})
 
 
 def wanted_variants():
     found = variants_of("cross_layer", HALVES)
     for name, of in EDGES:
         found += variants_of(name, [of])
+    with by_the_last():
+        for name, of in (*EDGES, *COUNTED):
+            found += variants_of(name, [of])
     with by_borders():
         found += variants_of("paged_attention", PAGED) + variants_of("paged_latent_attention", LATENT)
+    for way in (nullcontext, by_the_last):
+        with way():
+            found += variants_of("paged_attention", PAGED)
     for chosen, of in RESIDENT:
         with tuning.forced("cross_layer.resident", chosen):
             found += variants_of("cross_layer", [of])
@@ -94,8 +121,9 @@ def test_what_is_joined_by_borders_is_as_right_as_pytorch_and_repeats_bit_for_bi
         assert not wrong(name, of)
 
 
+@pytest.mark.parametrize("way", [nullcontext, by_the_last])
 @pytest.mark.parametrize(("name", "of"), EDGES, ids=str)
-def test_lengths_at_every_border_over_caches_that_nobody_has_written_elsewhere(name, of):
+def test_lengths_at_every_border_over_caches_that_nobody_has_written_elsewhere(name, of, way):
     trial = trials()[name][1]
     args = trial.make(of, torch.device("cuda"), torch.Generator("cuda").manual_seed(4))
     query, *caches, table, _ = args[:5] if name == "paged_attention" else args[:4]
@@ -105,10 +133,55 @@ def test_lengths_at_every_border_over_caches_that_nobody_has_written_elsewhere(n
         key = torch.arange(length, device="cuda")
         used[table[b, key // of["page"]].long(), key % of["page"]] = True
     used = used.view(*used.shape, *(1 for _ in caches[0].shape[2:]))
-    found = trial.call(query, *(torch.where(used, x, float("nan")) for x in caches), table, lens)
+    with way():
+        found = trial.call(query, *(torch.where(used, x, float("nan")) for x in caches), table, lens)
     meant = trial.eager(query, *(torch.where(used, x, 0.0) for x in caches), table, lens)
     assert found[0].count_nonzero() == 0 and found.isfinite().all()
     torch.testing.assert_close(found[1:], meant[1:], rtol=0.02, atol=0.01)
+
+
+@pytest.fixture(params=COUNTED, ids=str)
+def counted(request):
+    """A call whose parts are joined by whoever comes last, three sets of arguments, and what each gives."""
+    name, of = request.param
+    trial = trials()[name][1]
+    sets = [trial.make(of, torch.device("cuda"), torch.Generator("cuda").manual_seed(i)) for i in range(3)]
+    with by_the_last():
+        assert len({variant.kernel for variant in variants_of(name, [of])}) == 1, "no kernel joins"
+        assert not wrong(name, of)
+        yield trial.call, sets, [trial.call(*args) for args in sets]
+
+
+def test_counters_may_lie_in_memory_that_holds_anything(counted):
+    call, sets, meant = counted
+    for fill in (0, -1, 0x7FC00000, 0x5A3C9E71, 12345):
+        kept = [torch.full((size,), fill, device="cuda", dtype=torch.int32) for size in (1 << 12, 1 << 18, 1 << 22)]
+        del kept
+        assert all(torch.equal(call(*args), one) for args, one in zip(sets, meant, strict=True))
+
+
+def test_streams_have_counters_of_their_own(counted):
+    call, sets, meant = counted
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    torch.cuda.synchronize()
+    found = []
+    for i in range(60):
+        with torch.cuda.stream(streams[i % 2]):
+            found.append(call(*sets[i % 3]))
+    torch.cuda.synchronize()
+    assert all(torch.equal(one, meant[i % 3]) for i, one in enumerate(found))
+
+
+def test_a_recorded_call_counts_from_nothing_whenever_it_is_played(counted):
+    call, sets, meant = counted
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = [call(*args) for args in sets]
+    for _ in range(3):
+        for one in found:
+            one.fill_(float("nan"))
+        graph.replay()
+        assert all(torch.equal(a, b) for a, b in zip(found, meant, strict=True))
 
 
 def test_sequences_without_keys_get_zeros_wherever_borders_are():
@@ -118,11 +191,12 @@ def test_sequences_without_keys_get_zeros_wherever_borders_are():
         for empty in (slice(None), slice(1, None, 3), slice(0, 1), slice(-1, None)):
             fewer = lens.clone()
             fewer[empty] = 0
-            with by_borders():
-                found = paged_attention(q, k, v, table, fewer, out=torch.full_like(q, float("nan")))
-            assert found[fewer == 0].count_nonzero() == 0
             meant = trial.eager(q, k, v, table, lens)[fewer > 0]
-            torch.testing.assert_close(found[fewer > 0], meant, rtol=0.05, atol=0.01)
+            for way in (by_borders, by_the_last, nullcontext):
+                with way():
+                    found = paged_attention(q, k, v, table, fewer, out=torch.full_like(q, float("nan")))
+                assert found[fewer == 0].count_nonzero() == 0
+                torch.testing.assert_close(found[fewer > 0], meant, rtol=0.05, atol=0.01)
 
 
 @pytest.mark.parametrize(("chosen", "of"), RESIDENT, ids=str)

@@ -21,6 +21,11 @@ def narrowed(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(x if x.dtype == torch.float64 or not x.is_floating_point() else x.to(to) for x in tensors)
 
 
+def as_cached(query: Tensor, cache: Tensor) -> Tensor:
+    """Under autocast, a query in the type of the cache it is to read."""
+    return query.to(cache.dtype) if _anywhere() and torch.is_autocast_enabled("cuda") else query
+
+
 def widens(x: Tensor) -> bool:
     """Whether a loss is float32 whatever its logits are: under autocast."""
     return torch.is_autocast_enabled("cuda" if x.is_cuda else "cpu")

@@ -255,7 +255,12 @@ with torch.no_grad():
     settle(lambda: rk.paged_attention(row, cache[0], cache[1], table, lens))
     early = fake.fake_dependent()
     out, seen = launches(lambda: rk.paged_attention(row, cache[0], cache[1], table, lens), python=False)
-    assert out.shape == row.shape and len(seen) == 2 and fake.fake_dependent() == early + 1
+    assert out.shape == row.shape and len(seen) == 1 and fake.fake_dependent() == early, "nothing is joined by a kernel"
+    wide, long = torch.randn(2, 2400, 16, 2, 64).bfloat16(), torch.arange(2400, dtype=torch.int32).view(2, 1200)
+    settle(lambda: rk.paged_attention(row, wide[0], wide[1], long, lens))
+    early = fake.fake_dependent()
+    out, seen = launches(lambda: rk.paged_attention(row, wide[0], wide[1], long, lens), python=False)
+    assert len(seen) == 2 and fake.fake_dependent() == early + 1, "long sequences are, by one that starts early"
     contract.launchable = lambda x: True
     with pytest.raises(KernelError, match="int32"):
         rk.paged_attention(row, cache[0], cache[1], table.long(), lens)

@@ -201,7 +201,10 @@ CASES["decode_attention"] = [
     case("float16", b=1, h=4, k=4, s=150, d=16, hide="mask"),
     case("float32", b=1, h=4, k=2, s=33, d=16, hide="added"),
 ]
-FORCED["decode_attention"] = [{"decode_attention": decode.Decode(16, shares, 1, 1)} for shares in (1, 3)]
+FORCED["decode_attention"] = [
+    {"decode_attention": decode.Decode(16, shares, 1, 1, inside=inside)}
+    for shares, inside in ((1, False), (3, False), (3, True))
+]
 CASES["gelu"] = [case("float16", rows=3, cols=37), case("float16", rows=5, cols=64)]
 CASES["unshuffle"] = [
     case("float16", b=2, c=3, y=5, x=8, h=4, w=6, top=1, left=2),

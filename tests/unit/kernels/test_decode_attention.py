@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from ridgeline.kernels import decode_attention, launcher, supports
 from ridgeline.kernels.compiler import facts_of
-from ridgeline.kernels.contract import trials
+from ridgeline.kernels.contract import case, trials
 from ridgeline.kernels.decode_attention import config
 from ridgeline.kernels.variants import variants_of
 
@@ -74,3 +74,17 @@ def test_one_sequence_is_shared_by_the_whole_device():
     assert config.choose(1, 8, 2048, 128, 132) == config.Decode(64, 32, 4, 2)
     assert config.choose(1, 8, 32768, 128, 132).num_stages == 3
     assert config.choose(128, 32, 1024, 128, 132).shares == 1
+
+
+@pytest.mark.parametrize(("batch", "shares"), [(1, 33), (4, 8), (5, 6), (8, 4), (32, 1), (17, 2)])
+def test_no_multiprocessor_has_more_to_read_than_most(batch, shares):
+    assert config.choose(batch, 8, 4096, 128, 132).shares == shares
+
+
+def test_few_shares_are_joined_by_the_last_program_and_many_by_small_ones():
+    few, many = (case("bfloat16", b=b, h=32, k=8, s=2112, d=128, hide="") for b in (4, 1))
+    (variant,) = variants_of("decode_attention", [few])
+    made = facts_of(launcher.kernel(variant.kernel).function, variant)
+    assert made.num_spills == 0 and made.num("ATOMG.E.ADD.64.STRONG.GPU") == 1
+    (join,) = (v for v in variants_of("decode_attention", [many]) if v.kernel == "decode_join")
+    assert dict(join.constants)["D"] == 32

@@ -1,6 +1,10 @@
 """Paged decoding without a GPU: the reference, what is refused, and what the compiler makes of it."""
 
+import ast
 import dataclasses
+import gzip
+import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -130,11 +134,28 @@ def test_the_race_counts_the_cache_once():
     torch.testing.assert_close(reference.eager(*args), reference.public(*args))
 
 
-@pytest.mark.parametrize(("b", "h", "k", "kernel"), [(1, 32, 8, "paged_join"), (64, 32, 8, "paged_border"),
-                                                    (64, 16, 1, "paged_border"), (8, 32, 8, "paged_join")])  # fmt: skip
-def test_parts_of_many_sequences_are_joined_by_borders_and_of_few_by_heads(b, h, k, kernel):
-    of = case("bfloat16", b=b, h=h, k=k, s=2048, d=128, page=16, uneven=False)
-    assert {v.kernel for v in variants_of("paged_attention", [of])} == {"paged_columns", kernel}
+@pytest.mark.parametrize(("b", "h", "k", "s", "kernel"), [
+    (1, 32, 8, 8192, "paged_join"), (64, 16, 1, 2048, "paged_border"), (8, 32, 8, 2048, "paged_join"),
+    (4, 32, 32, 2048, "paged_join"), (64, 32, 8, 2048, ""), (16, 32, 8, 2048, ""), (2, 32, 8, 512, ""),
+])  # fmt: skip
+def test_few_parts_are_joined_by_the_last_program_and_many_by_a_kernel(b, h, k, s, kernel):
+    of = case("bfloat16", b=b, h=h, k=k, s=s, d=128, page=16, uneven=False)
+    found = {v.kernel: dict(v.constants) for v in variants_of("paged_attention", [of])}
+    assert set(found) == {"paged_columns", kernel} - {""}
+    assert (found["paged_columns"]["JOINS"] > 0) == (not kernel)
+    assert (found["paged_columns"]["EARLY"] > 0) == bool(kernel), "nobody waits to start where nothing follows"
+
+
+@pytest.mark.parametrize(
+    ("h", "k", "d", "page"), [(32, 8, 128, 16), (16, 1, 128, 64), (16, 8, 64, 16), (9, 3, 256, 48)]
+)
+def test_the_last_program_joins_without_spills_in_wide_loads_past_the_l1(h, k, d, page):
+    of = case("bfloat16", b=132, h=h, k=k, s=500, d=d, page=page, uneven=True)
+    variant, facts = compiled_for(of)
+    assert dict(variant.constants)["JOINS"] and facts.num_spills == 0
+    wide = "LDG.E.64.STRONG.GPU" if d == 64 else "LDG.E.128.STRONG.GPU"
+    assert facts.num(wide) > 0 and facts.num("ATOMG.E.CAS.64.STRONG.GPU") == facts.num("ATOMG.E.ADD.64.STRONG.GPU") == 1
+    assert (1 if d == 256 else 2) * 256 * facts.num_registers <= 65536
 
 
 def test_a_border_is_joined_without_spills_whatever_shares_its_keys():
@@ -142,3 +163,24 @@ def test_a_border_is_joined_without_spills_whatever_shares_its_keys():
     (variant,) = (v for v in variants_of("paged_attention", [of]) if v.kernel == "paged_border")
     facts = facts_of(launcher.kernel(variant.kernel).function, variant)
     assert facts.num_spills == 0 and facts.num_registers <= 128 and facts.num("ACQBULK") == 1
+
+
+def raced():
+    """Medians of every case that was raced on an H200, cold and clean, by who joins."""
+    path = Path(__file__).parents[3] / "data" / "recordings" / "h200" / "paged_race7.json.gz"
+    with gzip.open(path, "rt") as file:
+        rows = [row for row in json.load(file)["parts"]["cases"] if row.get("lines") == "clean" and "median_s" in row]
+    return {
+        ast.literal_eval(case): {row["contender"]: row["median_s"] for row in rows if row["case"] == case}
+        for case in dict.fromkeys(row["case"] for row in rows)
+    }
+
+
+def test_who_joins_is_who_was_faster_on_the_device():
+    lost = []
+    for (batch, heads, key_heads, keys, dim, page, _), seconds in raced().items():
+        longest = -(-keys // page) * page
+        found = config.choose(batch, key_heads, longest, dim, 132, ratio=heads // key_heads, fed=True)
+        best = min(seconds["inside"], seconds["by a kernel"])
+        lost.append(seconds["inside" if found.inside else "by a kernel"] / best)
+    assert len(lost) == 22 and max(lost) < 1.01, "no choice loses more than a hundredth to the other"

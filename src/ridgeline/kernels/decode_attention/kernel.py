@@ -2,7 +2,8 @@
 
 Shapes: B sequences, H query heads, K key heads, R = H / K heads that share keys, D head dim, S keys.
 A program takes one key head of one sequence and a share of its keys; all R heads that share them are rows of one
-product, padded to the 16 that a tensor core wants. A second kernel joins the shares.
+product, padded to the 16 that a tensor core wants. Whoever is the last of a key head's programs joins its shares, or a
+second kernel does where they are many.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from ridgeline.kernels import arrivals
 
 
 @triton.jit
@@ -21,6 +24,8 @@ def decode_share(
     lens_ptr,  # [B]
     out_ptr,  # [B, H, D], or [B, H, shares, D] fp32
     lse_ptr,  # [B, H, shares] fp32, base 2
+    whole_ptr,  # [B, H, D], where shares are joined here
+    count_ptr,  # [B, K] int64, never cleared
     scale,  # softmax scale · log2(e)
     key_heads,
     longest,
@@ -36,14 +41,19 @@ def decode_share(
     EARLY: tl.constexpr,
     STAGED: tl.constexpr,
     DEPENDENT: tl.constexpr,
+    JOINS: tl.constexpr,
 ):  # fmt: skip
     """Online softmax over this program's keys; the whole answer where one program has them all.
 
     EARLY and STAGED are those of paged attention. A DEPENDENT one is there before the kernel ahead of it has ended, and
-    waits before it reads anything.
+    waits before it reads anything. JOINS: how many shares the last program of a key head joins at once; 0 leaves them
+    to a second kernel.
     """
     if DEPENDENT:
         gdc_wait()
+    count = count_ptr + tl.program_id(0)
+    if JOINS:
+        known = tl.load(count)
     if EARLY == 1:
         gdc_launch_dependents()
     b = (tl.program_id(0) // key_heads).to(tl.int64)
@@ -97,6 +107,41 @@ def decode_share(
         place = place * shares + share
         tl.store(lse_ptr + place, tl.where(nothing, float("-inf"), m + tl.log2(total)), mask=row < R)
     tl.store(out_ptr + place[:, None] * d + col[None, :], acc.to(out_ptr.dtype.element_ty), mask=inside)
+    if JOINS:
+        arrivals.begin(count, known)
+        if arrivals.comes_last(count, shares):
+            _join_all(out_ptr, lse_ptr, whole_ptr, (b * key_heads + kh) * R, shares, d, R, D, JOINS)
+            tl.store(count, 0)
+
+
+@triton.jit
+def _join_all(
+    part_ptr, lse_ptr, out_ptr, head, shares, d, R: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr
+):  # fmt: skip
+    """The shares of R heads, PARTS of them at a time, in order and weighted by what each saw; past the L1, since other
+    programs wrote them."""
+    row = tl.arange(0, triton.next_power_of_2(R))
+    col = tl.arange(0, D)
+    top = tl.full([row.shape[0]], float("-inf"), tl.float32)
+    whole = tl.zeros([row.shape[0]], tl.float32)
+    acc = tl.zeros([row.shape[0], D], tl.float32)
+    for one in range(0, shares, PARTS):
+        share = one + tl.arange(0, PARTS)
+        there = (row < R)[:, None] & (share < shares)[None, :]
+        at = (head + row)[:, None] * shares + share[None, :]
+        lse = tl.load(lse_ptr + at, mask=there, other=float("-inf"), cache_modifier=".cg")
+        part = tl.load(part_ptr + at[:, :, None] * d + col[None, None, :],
+                       mask=there[:, :, None] & (col < d)[None, None, :], other=0.0, cache_modifier=".cg")  # fmt: skip
+        raised = tl.maximum(top, tl.max(lse, 1))
+        shift = tl.where(raised == float("-inf"), 0.0, raised)
+        weight = tl.exp2(lse - shift[:, None])
+        alpha = tl.exp2(top - shift)
+        acc = acc * alpha[:, None] + tl.sum(part * weight[:, :, None], 1)
+        whole = whole * alpha + tl.sum(weight, 1)
+        top = raised
+    out = acc / tl.where(whole == 0.0, 1.0, whole)[:, None]
+    inside = (row < R)[:, None] & (col < d)[None, :]
+    tl.store(out_ptr + (head + row)[:, None] * d + col[None, :], out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -104,14 +149,14 @@ def decode_join(
     part_ptr, lse_ptr, out_ptr, shares, d, SHARES: tl.constexpr, D: tl.constexpr, DEPENDENT: tl.constexpr,
     FOLLOWED: tl.constexpr,
 ):  # fmt: skip
-    """The shares of one head, weighted by what each saw; what is FOLLOWED lets its successor get ready."""
+    """The shares of D columns of one head, weighted by what each saw; what is FOLLOWED lets its successor get ready."""
     if FOLLOWED:
         gdc_launch_dependents()
     if DEPENDENT:
         gdc_wait()
     place = tl.program_id(0).to(tl.int64)
     share = tl.arange(0, SHARES)
-    col = tl.arange(0, D)
+    col = tl.program_id(1) * D + tl.arange(0, D)
     inside = (share < shares)[:, None] & (col < d)[None, :]
     part = tl.load(part_ptr + (place * shares + share)[:, None] * d + col[None, :], mask=inside, other=0.0)
     lse = tl.load(lse_ptr + place * shares + share, mask=share < shares, other=float("-inf"))

@@ -99,18 +99,21 @@ class _Plan:
         self.rest = (
             key_heads, longest, *strides, *_mask_strides(mask, batch, heads), *_lens_stride(lengths), dim, chosen.shares
         )  # fmt: skip
-        part, lse = self._partial(out)
+        self.inside = chosen.inside and chosen.shares > 1
+        part, lse, count = self._partial(out)
         wide, ratio = max(16, power_of_two(dim)), heads // key_heads
-        early = chosen.early if chosen.shares > 1 and not INTERPRETING else 0
         overlaps = overlapping() and chosen.shares > 1
+        early = chosen.early if chosen.shares > 1 and not INTERPRETING and (overlaps or not self.inside) else 0
         self.share = _SHARE.bind(
-            (query, keys, values, *_present(query, mask, lengths), part, lse, scale * LOG2_E, *self.rest),
+            (query, keys, values, *_present(query, mask, lengths), part, lse, out, count, scale * LOG2_E,
+             *self.rest),
             grid=(batch * key_heads, chosen.shares),
             constants={
                 "R": ratio, "ROWS": max(16, power_of_two(ratio)), "D": wide, "KEYS": chosen.keys,
                 "MASK": 0 if mask is None else 1 if mask.dtype == torch.bool else 2, "LENS": lengths is not None,
                 "WHOLE": chosen.shares == 1, "EARLY": early, "STAGED": chosen.num_stages > 1,
                 "DEPENDENT": overlaps,
+                "JOINS": config.joined_at_once(ratio, wide, chosen.shares) if self.inside else 0,
             },
             num_warps=chosen.num_warps,
             num_stages=chosen.num_stages,
@@ -120,36 +123,41 @@ class _Plan:
             ),
         )  # fmt: skip
         self.join = None
-        if chosen.shares > 1:
+        if chosen.shares > 1 and not self.inside:
+            columns = config.joined_columns(batch * heads, wide)
             self.join = _JOIN.bind(
                 (part, lse, out, chosen.shares, dim),
-                grid=(batch * heads,),
+                grid=(batch * heads, cdiv(dim, columns)),
                 constants={
-                    "SHARES": power_of_two(chosen.shares), "D": wide, "DEPENDENT": early > 0, "FOLLOWED": overlaps,
+                    "SHARES": power_of_two(chosen.shares), "D": columns, "DEPENDENT": early > 0, "FOLLOWED": overlaps,
                 },
                 num_warps=4,
                 device=device,
                 vector=vector_of(query.element_size(), 0, dim),
             )  # fmt: skip
 
-    def _partial(self, out: Tensor) -> tuple[Tensor, Tensor]:
+    def _partial(self, out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Stand-ins for what ``run`` allocates, by their types."""
         if self.shares == 1:
-            return out, out
-        part = torch.empty(self.shape, dtype=torch.float32, device=out.device)
-        return part, torch.empty(self.shape[:3], dtype=torch.float32, device=out.device)
+            return out, out, out
+        part, lse = (torch.empty(4, dtype=torch.float32, device=out.device) for _ in range(2))
+        return part, lse, torch.empty(2, dtype=torch.int64, device=out.device)
 
     def run(self, args: tuple[Any, ...], out: Tensor, scale: float) -> None:
         query, keys, values, mask, lengths = args
         given = _present(query, mask, lengths)
-        if self.join is None:
-            self.share(query, keys, values, *given, out, out, scale * LOG2_E, *self.rest)
+        if self.shares == 1:
+            self.share(query, keys, values, *given, out, out, out, out, scale * LOG2_E, *self.rest)
             return
         sums = math.prod(self.shape[:3])
-        size = cdiv(sums * self.shape[3], 4) * 4
-        held = torch.empty(size + sums, dtype=torch.float32, device=out.device)  # both in one allocation
-        part, lse = carved(held, size, sums)
-        self.share(query, keys, values, *given, part, lse, scale * LOG2_E, *self.rest)
-        self.join(part, lse, out, self.shares, self.shape[3])
+        lengths_of = (cdiv(sums * self.shape[3], 4) * 4, cdiv(sums, 4) * 4, 2 * self.shape[0] * self.rest[0])
+        held = torch.empty(sum(lengths_of), dtype=torch.float32, device=out.device)  # all in one allocation
+        part, lse, count = carved(held, *lengths_of)
+        if INTERPRETING:
+            count = count.view(torch.int64)
+        self.share(query, keys, values, *given, part, lse, out, count, scale * LOG2_E, *self.rest)
+        if self.join is not None:
+            self.join(part, lse, out, self.shares, self.shape[3])
 
 
 def _present(stand_in: Tensor, *optional: Tensor | None) -> tuple[Tensor, ...]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels import tuning
+from ridgeline.kernels.autocast import as_cached
 from ridgeline.kernels.contract import Case, Trial, case, declare
 from ridgeline.kernels.latent_attention import config, kernel, reference
 from ridgeline.kernels.launcher import INTERPRETING, Blocks, Kernel, Plans, launchable, num_sms, vector_of
@@ -50,7 +51,7 @@ def paged_latent_attention(
     projections wants: give its own. Reads the lengths on the device: no synchronization, safe in CUDA graphs. ``out``
     takes the result.
     """
-    query = query.to(cache.dtype) if torch.is_autocast_enabled("cuda") else query
+    query = as_cached(query, cache)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     if out is None or not launchable(query):
         found: Tensor = LATENT_ATTENTION(query, cache, block_table, seq_lens, value_dim, scale)
@@ -270,9 +271,9 @@ class _FewPlan:
         return (query, query, *caches, *rest) if self.fed else args
 
     def run(self, args: tuple[Tensor, ...], out: Tensor, scale: float) -> None:
-        held, places = self.parts.places(out)  # noqa: RUF059
-        self.share(*self.given(args), out, *places, scale * LOG2_E, *self.rest)
-        self.parts.join(*places, args[3], out)
+        held, (part, seen, _) = self.parts.places(out)  # noqa: RUF059
+        self.share(*self.given(args), out, part, seen, scale * LOG2_E, *self.rest)
+        self.parts.join(part, seen, args[3], out)
 
 
 def _support(

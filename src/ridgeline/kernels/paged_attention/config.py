@@ -39,6 +39,9 @@ at 134, 80 against 82 at 269, but 151 against 147 at 545; behind one that does n
 FED_REGISTERS = 104
 """Of a thread when eight warps start; the computing group takes more from there, the feeding warp gives up its own."""
 
+LONE_REGISTERS = 128
+"""The same where no joining kernel has to fit beside two programs."""
+
 LEAST_BLOCKS = 2
 """Blocks below which a stretch is not worth a program and its part in the joining."""
 
@@ -47,7 +50,8 @@ LEAST_BLOCKS = 2
 class Paged:
     """Keys of a block, programs (0: one a sequence and key head), warps, stages, when the joining kernel starts, the
     fewest blocks of a program. ``fed``: through the copy engine, where the cache may leave the L2 first and threads
-    start with so many registers. ``borders``: parts are joined by borders between programs, not by heads."""
+    start with so many registers. ``borders``: parts are joined by borders between programs, not by heads; ``inside``:
+    by the last program of a sequence, without a kernel of their own."""
 
     keys: int
     programs: int
@@ -59,6 +63,7 @@ class Paged:
     leaves: bool = False
     max_registers: int = 0
     borders: bool = False
+    inside: bool = False
 
 
 def takes_columns(batch: int, ratio: int, head_dim: int, page: int) -> bool:
@@ -82,10 +87,12 @@ def choose(
         blocks = FED_BYTES // (2 * FED_KEYS * head_dim * itemsize)
         leaves = 2 * batch * key_heads * longest * head_dim * itemsize <= LEAVING_BYTES
         num = FED_PROGRAMS if blocks >= 2 * FED_PROGRAMS else 1
-        borders = by_borders(num * num_sms, batch * key_heads, batch * key_heads * ratio)
+        programs = min(num * num_sms, max(1, batch * key_heads * cdiv(longest, FED_KEYS) // LEAST_BLOCKS))
+        borders = by_borders(programs, batch * key_heads, batch * key_heads * ratio)
+        inside = by_the_last(programs, batch * key_heads, ratio, programs == num * num_sms)
         return Paged(
-            FED_KEYS, num * num_sms, 4, blocks // num, fed=True, leaves=leaves, max_registers=FED_REGISTERS,
-            borders=borders,
+            FED_KEYS, programs, 4, blocks // num, fed=True, leaves=leaves, borders=borders, inside=inside,
+            max_registers=LONE_REGISTERS if inside else FED_REGISTERS,
         )  # fmt: skip
     if itemsize == 4 or rows_of(ratio) >= 64:  # sums of more registers than four warps have
         return Paged(keys, programs, 8, 3)
@@ -120,6 +127,29 @@ def by_borders(programs: int, sequences: int, heads: int) -> bool:
     a border has many parts to join, and few borders have any.
     """
     return 2 * sequences >= programs or (heads >= 1024 and 5 * sequences >= programs)
+
+
+MOST_JOINED, MOST_JOINED_SMALL = 3, 8
+"""Parts of a sequence that its last program joins itself; more where keys are too few for all programs."""
+
+JOINED_ELEMENTS = 4096
+"""Of parts that are joined at once, in a kernel whose threads have other things to keep."""
+
+
+def by_the_last(programs: int, sequences: int, ratio: int, all_read: bool) -> bool:
+    """Whether the parts of a sequence (each key head of each) are few enough for its last program to join them.
+
+    16 of 8 key heads take 55.1 µs against 57.1 where a kernel joins, 24 uneven ones 44.2 against 46.1, 100 67.7 against
+    69.1, 300 71.2 against 72.3; but 8 of them 73.2 against 71.4, 64 of one key head for 16 30.8 against 29.4, one 29.8
+    against 26.5: behind a full memory every turn to it takes long. Where keys are few, 4 parts 10.8 against 12.0. Heads
+    that share no keys lose with three parts already (43.8 against 42.4), and are left to the kernel.
+    """
+    return ratio > 1 and cdiv(programs, sequences) <= (MOST_JOINED if all_read else MOST_JOINED_SMALL)
+
+
+def joined_at_once(ratio: int, dim: int) -> int:
+    """Parts that a program joins at once, of as many heads as share keys."""
+    return clamp(JOINED_ELEMENTS // (power_of_two(ratio) * dim), 1, 8)
 
 
 WIDE_DIM = 256

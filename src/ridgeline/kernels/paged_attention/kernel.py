@@ -5,7 +5,8 @@ All R heads that share keys are rows of one product, padded to the 16 that a ten
 
 The work is cut evenly whatever the lengths are: blocks of keys of all sequences and key heads stand in one line, and
 every program takes an equal stretch of it, which begins and ends anywhere. A sequence that lies inside one stretch is
-finished there; of one that crosses a border every program leaves its part, and a second kernel joins the parts.
+finished there; of one that crosses a border every program leaves its part, and the last of them or a second kernel
+joins the parts.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from ridgeline.kernels import arrivals
 from ridgeline.kernels.attention.kernel import _barriers, _without_the_rest
 
 
@@ -376,6 +378,13 @@ def _lengths(lens_ptr, batch, BATCH: gl.constexpr):
 @gluon.jit
 def _first_of(lens, batch, key_heads, KEYS: gl.constexpr, LEAST: gl.constexpr):
     """This program's stretch: its first sequence, the block of that sequence it begins with, and how many it has."""
+    b, within, left, line = _placed(lens, batch, key_heads, KEYS, LEAST)
+    return b, within, left
+
+
+@gluon.jit
+def _placed(lens, batch, key_heads, KEYS: gl.constexpr, LEAST: gl.constexpr):
+    """``_first_of``; and where in the line that is, the fewest blocks of a program, how many programs have one more."""
     blocks = (lens + KEYS - 1) // KEYS * key_heads
     ends = gl.associative_scan(blocks, 0, _add)
     total = gl.sum(blocks, 0)
@@ -389,7 +398,84 @@ def _first_of(lens, batch, key_heads, KEYS: gl.constexpr, LEAST: gl.constexpr):
         left = each + 1
     if pid >= num:
         left = each * 0
-    return b, within, left
+    return b, within, left, (start, each, longer)
+
+
+@gluon.jit
+def _whose(block, each, longer):
+    """Whose stretch a block of the line belongs to."""
+    border = longer * (each + 1)
+    one = block // (each + 1)
+    if block >= border:
+        one = longer + (block - border) // max(each, 1)
+    return one
+
+
+@gluon.jit
+def _anew(number):
+    """The number, as if nobody had known it before: what is worked out from it stays where it is used."""
+    return gl.inline_asm_elementwise("mov.u32 $0, $1;", "=r,r", [number], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def _span(start, blocks, each, longer):
+    """The first and the last program of a sequence that starts there in the line."""
+    return _whose(start, each, longer), _whose(start + blocks - 1, each, longer)
+
+
+@gluon.jit
+def _zeros_for_nobody(lens_ptr, out_ptr, batch, heads, d, D: gl.constexpr):
+    """Zeros for sequences without a key: nobody's stretch has them."""
+    L: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    col = gl.arange(0, D, L)
+    zeros = gl.zeros([D], gl.float32, L).to(out_ptr.dtype.element_ty)
+    for b in range(gl.program_id(0), batch, gl.num_programs(0)):
+        if gl.load(lens_ptr + b) == 0:
+            for head in range(heads):
+                gl.store(out_ptr + (heads.to(gl.int64) * b + head) * d + col, zeros, mask=col < d)
+
+
+@gluon.jit
+def _join_parts(
+    part_ptr, seen_ptr, out_ptr, head0, begins, ends, R: gl.constexpr, HEADS: gl.constexpr, D: gl.constexpr,
+    PARTS: gl.constexpr,
+):
+    """``paged_join`` of the R heads of one key head, by a group of four warps: parts of programs from ``begins`` to
+    ``ends``, PARTS at a time and past the L1, since other programs wrote them."""
+    WIDE: gl.constexpr = min(4, HEADS)
+    J: gl.constexpr = gl.BlockedLayout([1, 1, min(4, D // 32)], [1, 1, 32], [4 // WIDE, WIDE, 1], [2, 1, 0])
+    SEEN: gl.constexpr = gl.SliceLayout(2, J)
+    ROW: gl.constexpr = gl.SliceLayout(0, SEEN)
+    SUMS: gl.constexpr = gl.SliceLayout(0, J)
+    row = gl.arange(0, HEADS, ROW)
+    across = gl.expand_dims(gl.arange(0, D, gl.SliceLayout(0, SUMS)), 0)
+    col = gl.expand_dims(across, 0)
+    top = gl.full([HEADS], float("-inf"), gl.float32, ROW)
+    whole = gl.zeros([HEADS], gl.float32, ROW)
+    acc = gl.zeros([HEADS, D], gl.float32, SUMS)
+    for one in range(begins, ends + 1, PARTS):
+        part = one + gl.arange(0, PARTS, gl.SliceLayout(1, SEEN))
+        at = gl.expand_dims(part * 2 + (part == begins).to(gl.int32), 1)
+        there = gl.expand_dims(part <= ends, 1) & gl.expand_dims(row < R, 0)
+        m = gl.load(seen_ptr + at * 2 * R + gl.expand_dims(row, 0), mask=there, other=float("-inf"),
+                    cache_modifier=".cg")  # fmt: skip
+        total = gl.load(seen_ptr + (at * 2 + 1) * R + gl.expand_dims(row, 0), mask=there, other=0.0,
+                        cache_modifier=".cg")  # fmt: skip
+        place = gl.expand_dims((at * R + gl.expand_dims(row, 0)) * D, 2)
+        sums = gl.load(part_ptr + place + col, mask=gl.expand_dims(there, 2), other=0.0,
+                       cache_modifier=".cg")  # fmt: skip
+        raised = gl.maximum(top, gl.max(m, 0))
+        shift = gl.where(raised == float("-inf"), 0.0, raised)
+        weight = gl.exp2(m - gl.expand_dims(shift, 0))
+        alpha = gl.exp2(top - shift)
+        acc = acc * gl.expand_dims(gl.convert_layout(alpha, gl.SliceLayout(1, SUMS)), 1)
+        acc += gl.sum(sums * gl.expand_dims(weight, 2), 0)
+        whole = whole * alpha + gl.sum(total * weight, 0)
+        top = raised
+    divided = gl.convert_layout(gl.where(whole == 0.0, 1.0, whole), gl.SliceLayout(1, SUMS))
+    head = gl.expand_dims(gl.arange(0, HEADS, gl.SliceLayout(1, SUMS)), 1)
+    out = (acc / gl.expand_dims(divided, 1)).to(out_ptr.dtype.element_ty)
+    gl.store(out_ptr + (head0 + head) * D + across, out, mask=head < R)
 
 
 @gluon.jit
@@ -464,12 +550,15 @@ def _feed_columns(
 
 @gluon.jit
 def _columns(
-    q_smem, k_smem, v_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, key_heads, d, b, kh,
-    first, left, length,
+    q_smem, k_smem, v_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, count_ptr, scale, batch, key_heads, d,
+    b, kh, first, left, length, line,
     R: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
-    STAGES: gl.constexpr, EARLY: gl.constexpr, DTYPE: gl.constexpr,
+    STAGES: gl.constexpr, EARLY: gl.constexpr, DTYPE: gl.constexpr, JOINS: gl.constexpr, HEADS: gl.constexpr,
 ):
     """Scores and sums with keys, then dims, as rows of the products, and heads as columns."""
+    at_block, each, longer = line
+    if JOINS:
+        _zeros_for_nobody(lens_ptr, out_ptr, batch, key_heads * R, d, D)
     q_full, q_empty, full, empty = bars
     TILES: gl.constexpr = D // 64 * (KEYS // ROWS)
     BLOCK_L: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, D], DTYPE)
@@ -483,6 +572,8 @@ def _columns(
         blocks = (length + KEYS - 1) // KEYS
         last = min(first + left, blocks)
         if last > first:
+            if JOINS:
+                known = gl.load(count_ptr + _whose(at_block - first, each, longer))
             half = turn % 2
             q = q_smem.index(half).reshape([COLS, D]).permute((1, 0))
             top = gl.full([COLS], float("-inf"), gl.float32, gl.SliceLayout(0, L))
@@ -526,7 +617,15 @@ def _columns(
                 gl.store(part_ptr + at, o, mask=inside)
                 gl.store(seen_ptr + place * 2 * R + head, top * scale, mask=head < R)
                 gl.store(seen_ptr + (place * 2 + 1) * R + head, total, mask=head < R)
+                if JOINS:
+                    begins, ends = _span(_anew(at_block) - first, blocks, each, longer)  # not kept all the way
+                    arrivals.begin_group(count_ptr + begins, known)
+                    if arrivals.group_comes_last(count_ptr + begins, ends - begins + 1):
+                        head0 = (b.to(gl.int64) * key_heads + kh) * R
+                        _join_parts(part_ptr, seen_ptr, out_ptr, head0, begins, ends, R, HEADS, D, JOINS)
+                        gl.store(count_ptr + begins, 0)
         left -= last - first
+        at_block += last - first
         first = first * 0
         kh += 1
         if kh == key_heads:
@@ -538,15 +637,18 @@ def _columns(
 
 @gluon.jit
 def paged_columns(
-    q_desc, k_desc, v_desc, table_ptr, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, batch, key_heads, table_b, pages,
-    d,
+    q_desc, k_desc, v_desc, table_ptr, lens_ptr, out_ptr, part_ptr, seen_ptr, count_ptr, scale, batch, key_heads,
+    table_b, pages, d,
     R: gl.constexpr, D: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
     STAGES: gl.constexpr, BATCH: gl.constexpr, LEAST: gl.constexpr, EARLY: gl.constexpr, LEAVES: gl.constexpr,
+    JOINS: gl.constexpr, HEADS: gl.constexpr,
 ):
     """``paged_share`` for heads of 64, 128 or 256 and pages of whole 16 keys: one warp feeds a group of four through
     the copy engine, many blocks ahead and from one sequence into the next.
 
-    LEAVES: what is read leaves the L2 first, so that nothing else has to.
+    LEAVES: what is read leaves the L2 first, so that nothing else has to. JOINS: how many parts the last program of a
+    sequence joins at once, of HEADS heads (R of them there); 0 leaves them to a second kernel. ``count_ptr`` [programs]
+    int64 counts, by the first program of a sequence, who has left a part; it is never cleared.
     """
     DTYPE: gl.constexpr = q_desc.dtype
     gl.static_assert(P % ROWS == 0)
@@ -560,13 +662,14 @@ def paged_columns(
     v_smem = gl.allocate_shared_memory(DTYPE, [TILES, 1, ROWS, 1, 64], v_desc.layout)
     p_smem = gl.allocate_shared_memory(DTYPE, [KEYS, COLS], P_L)
     bars = (_barriers(2, 1), _barriers(2, 1), _barriers(STAGES, 1), _barriers(STAGES, 1))
-    b, within, left = _first_of(lens, batch, key_heads, KEYS, LEAST)
+    b, within, left, line = _placed(lens, batch, key_heads, KEYS, LEAST)
     length = gl.load(lens_ptr + b)
     of_head = max((length + KEYS - 1) // KEYS, 1)
     kh, first = within // of_head, within % of_head
     gl.warp_specialize([
-        (_columns, (q_smem, k_smem, v_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, key_heads,
-                    d, b, kh, first, left, length, R, D, KEYS, ROWS, COLS, STAGES, EARLY, DTYPE)),
+        (_columns, (q_smem, k_smem, v_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, count_ptr, scale,
+                    batch, key_heads, d, b, kh, first, left, length, line, R, D, KEYS, ROWS, COLS, STAGES, EARLY, DTYPE,
+                    JOINS, HEADS)),
         (_feed_columns, (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads, table_b,
                          b, kh, first, left, length, R, D, P, KEYS, ROWS, COLS, STAGES)),
     ], [1], [40])  # fmt: skip

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels import tuning
+from ridgeline.kernels.autocast import as_cached
 from ridgeline.kernels.contract import Case, Trial, case, declare
 from ridgeline.kernels.launcher import INTERPRETING, Blocks, Kernel, Plans, carved, launchable, num_sms, vector_of
 from ridgeline.kernels.paged_attention import config, kernel, reference
@@ -48,7 +49,7 @@ def paged_attention(
     order. A sequence of length 0 gets zeros. Reads the lengths on the device: no synchronization, safe in CUDA graphs.
     ``out`` takes the result.
     """
-    query = query.to(key_cache.dtype) if torch.is_autocast_enabled("cuda") else query
+    query = as_cached(query, key_cache)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     if out is None or not launchable(query):
         found: Tensor = PAGED_ATTENTION(query, key_cache, value_cache, block_table, seq_lens, scale)
@@ -101,20 +102,27 @@ def dense(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 or x.shape[-1] <= 1 else x.contiguous()
 
 
+def counter(out: Tensor) -> Tensor:
+    """Stands in for counters, one a program, when a kernel is bound."""
+    return torch.empty(2, dtype=torch.int64, device=out.device)
+
+
 class Parts:
-    """Room for the parts of sequences that lie in several programs' stretches, and the launch that joins them."""
+    """Room for the parts of sequences that lie in several programs' stretches, and the launch that joins them, unless
+    the last program of a sequence does (``inside``)."""
 
     def __init__(
-        self, keys: int, programs: int, least: int, key_heads: int, out: Tensor, lens: Tensor, borders: bool = False
-    ) -> None:
+        self, keys: int, programs: int, least: int, key_heads: int, out: Tensor, lens: Tensor, borders: bool = False,
+        inside: bool = False,
+    ) -> None:  # fmt: skip
         batch, heads, dim = out.shape
         ratio = heads // key_heads
         self.shape, self.seen_shape = (programs, 2, ratio, dim), (programs, 2, 2, ratio)
-        self.lengths = (cdiv(programs * 2 * ratio * dim, 4) * 4, programs * 4 * ratio)
+        self.lengths = (cdiv(programs * 2 * ratio * dim, 4) * 4, programs * 4 * ratio, programs * 2)
         self.sizes = (batch, key_heads, dim, keys, programs)
         self.fixed = {"R": ratio, "BATCH": config.lined(batch), "LEAST": least, "EARLY": not INTERPRETING}
         bind = self._bind_borders if borders else self._bind_heads
-        self.launch = bind(out, lens)
+        self.launch = None if inside else bind(out, lens)
 
     def _bind_heads(self, out: Tensor, lens: Tensor) -> Any:
         batch, heads, dim = out.shape
@@ -157,14 +165,16 @@ class Parts:
         part, seen = (torch.empty(x, dtype=torch.float32, device=out.device) for x in (self.shape, self.seen_shape))
         return part, seen
 
-    def places(self, out: Tensor) -> tuple[Tensor, tuple[Any, Any]]:
-        """Room for parts and for what was seen in one allocation, which is to be held, and where they lie in it."""
+    def places(self, out: Tensor) -> tuple[Tensor, tuple[Any, Any, Any]]:
+        """Room for parts, for what was seen and for counters in one allocation, which is to be held, and where they lie
+        in it."""
         held = torch.empty(sum(self.lengths), dtype=torch.float32, device=out.device)
-        part, seen = carved(held, *self.lengths)
-        return held, (part, seen)
+        part, seen, count = carved(held, *self.lengths)
+        return held, (part, seen, count)
 
     def join(self, part: Any, seen: Any, lens: Tensor, out: Tensor) -> None:
-        self.launch(part, seen, lens, out, *self.sizes)
+        if self.launch is not None:
+            self.launch(part, seen, lens, out, *self.sizes)
 
 
 def _fed(args: tuple[Tensor, ...]) -> bool:
@@ -199,7 +209,9 @@ class _Plan:
         default = config.choose(**sizes, num_sms=num_sms(query.get_device()), **rest)
         chosen = tuning.choose("paged_attention", sizes, default)
         num = chosen.programs
-        self.parts = Parts(chosen.keys, num, chosen.least, key_heads, out, lens, chosen.borders) if num else None
+        self.counts = False
+        sized = (chosen.keys, num, chosen.least, key_heads)
+        self.parts = Parts(*sized, out, lens, chosen.borders, chosen.fed and chosen.inside) if num else None
         bind = self._bind_columns if chosen.fed else self._bind
         bind(chosen, args, out, scale)
 
@@ -232,14 +244,16 @@ class _Plan:
         rows = math.gcd(page, chosen.keys)
         self.rest = (batch, key_heads, table.stride(0), table.shape[1], dim)
         caches = (_blocks(x, (1, rows, 1, 64)) for x in (keys, values))
+        ratio, self.counts = heads // key_heads, True
         self.share = _COLUMNS.bind(
-            (_blocks(query, (1, config.COLUMNS, dim)), *caches, table, lens, out, *self._room(out), scale * LOG2_E,
-             *self.rest),
+            (_blocks(query, (1, config.COLUMNS, dim)), *caches, table, lens, out, *self._room(out),
+             counter(out), scale * LOG2_E, *self.rest),
             grid=(chosen.programs,),
             constants={
-                "R": heads // key_heads, "D": dim, "P": page, "KEYS": chosen.keys, "ROWS": rows,
+                "R": ratio, "D": dim, "P": page, "KEYS": chosen.keys, "ROWS": rows,
                 "COLS": config.COLUMNS, "STAGES": chosen.num_stages, "BATCH": config.lined(batch),
-                "LEAST": chosen.least, "EARLY": chosen.early, "LEAVES": chosen.leaves,
+                "LEAST": chosen.least, "EARLY": 0 if chosen.inside else chosen.early, "LEAVES": chosen.leaves,
+                "JOINS": config.joined_at_once(ratio, dim) if chosen.inside else 0, "HEADS": power_of_two(ratio),
             },
             num_warps=chosen.num_warps,
             max_registers=chosen.max_registers,
@@ -254,9 +268,9 @@ class _Plan:
         if self.parts is None:
             self.share(*args, out, out, out, scale * LOG2_E, *self.rest)
             return
-        held, places = self.parts.places(out)  # noqa: RUF059
-        self.share(*args, out, *places, scale * LOG2_E, *self.rest)
-        self.parts.join(*places, args[4], out)
+        held, (part, seen, *count) = self.parts.places(out)  # noqa: RUF059
+        self.share(*args, out, part, seen, *(count if self.counts else ()), scale * LOG2_E, *self.rest)
+        self.parts.join(part, seen, args[4], out)
 
 
 def _support(
