@@ -241,6 +241,76 @@ def scales() -> Iterator[Sweep]:
         yield Sweep(name, name, "fwd", of, ())
 
 
+def told() -> Iterator[Sweep]:
+    """What the L2 is told of rows that are read and results that are written, and rows that are read twice."""
+    from dataclasses import replace
+
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.gated.config import Pointwise
+    from ridgeline.kernels.layer_norm import config as layer
+    from ridgeline.kernels.rms_norm import config as rms
+    from ridgeline.kernels.rms_norm.config import Forward as F
+    from ridgeline.kernels.softmax import config as soft
+
+    def ways(found: Any) -> tuple[Any, ...]:
+        last, first = replace(found, reads="evict_last"), replace(found, writes="evict_first")
+        return last, first, replace(last, writes="evict_first")
+
+    twice = {
+        4096: (F(1, 0, 4096, 8), F(1, 0, 4096, 16), F(1, 0, 2048, 8), F(1, 0, 2048, 16), F(1, 1, 4096, 16)),
+        8192: (F(1, 0, 8192, 16), F(1, 0, 4096, 16), F(1, 0, 2048, 8), F(1, 1, 8192, 32)),
+    }
+    for dtype, rows, cols in (("bfloat16", 16384, 4096), ("bfloat16", 8192, 8192), ("bfloat16", 131072, 128),
+                              ("bfloat16", 16384, 2048), ("float32", 8192, 4096)):  # fmt: skip
+        of, size = case(dtype, rows=rows, cols=cols), 2 if dtype == "bfloat16" else 4
+        more = twice.get(cols, ())
+        yield Sweep("rms_norm.forward", "rms_norm", "fwd", of, ways(rms.forward(rows, cols, size)) + more)
+        if cols in (4096, 128):
+            cols = 768 if cols == 128 else cols
+            of, rows = case(dtype, rows=65536 if cols == 768 else rows, cols=cols), 65536 if cols == 768 else rows
+            more = twice[4096][:4] if cols == 4096 else ()
+            yield Sweep("layer_norm.forward", "layer_norm", "fwd", of, ways(layer.forward(rows, cols, size)) + more)
+    of = case("bfloat16", rows=16384, cols=4096)
+    yield Sweep("softmax.forward", "softmax", "fwd", of, ways(soft.forward(16384, 4096, 2)))
+    yield Sweep("softmax.backward", "softmax", "bwd", of, ways(soft.backward(16384, 4096, 2)))
+    of = case("bfloat16", rows=8192, cols=14336)
+    shapes = (Pointwise(1024, 4), Pointwise(1024, 2), Pointwise(4096, 8), Pointwise(2048, 8))
+    for phase, kernel in (("fwd", "gated.forward"), ("bwd", "gated.backward")):
+        yield Sweep(kernel, "swiglu", phase, of, ways(Pointwise(2048, 4)) + shapes)
+
+
+def shares_early() -> Iterator[Sweep]:
+    """Backward passes of norms of middling size: the kernel of column sums started early, other programs and tiles."""
+    from dataclasses import replace
+
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.layer_norm import config as layer
+    from ridgeline.kernels.rms_norm import config as rms
+    from ridgeline.kernels.rms_norm.config import Backward as B
+
+    more = {
+        (2048, 4096): (B(1, 2, 2048, 8, 3, 1, True), B(1, 4, 1024, 4, 3, 3, True), B(1, 1, 4096, 16, 3, 1, True)),
+        (8192, 128): (B(16, 1, 128, 4, 3, 4, True), B(64, 1, 128, 16, 3, 1, True), B(64, 1, 128, 8, 3, 1, True)),
+        (131072, 128): (B(16, 1, 128, 4, 3, 5, True), B(32, 1, 128, 8, 3, 3, True), B(16, 1, 128, 4, 3, 6, True)),
+        (4096, 1024): (B(1, 1, 1024, 4, 3, 3, True), B(4, 1, 1024, 8, 3, 1, True)),
+    }
+    sizes = ((2048, 4096), (8192, 128), (131072, 128), (4096, 1024), (4096, 5120), (1024, 8192), (512, 4096))
+    for rows, cols in sizes:
+        found = rms.backward(rows, cols, 2)
+        tried = tuple(replace(way, early=True) for way in (found, *more.get((rows, cols), ())))
+        now = (replace(found, early=False),)
+        yield Sweep("rms_norm.backward", "rms_norm", "bwd", case("bfloat16", rows=rows, cols=cols), tried + now)
+    wide = (B(1, 3, 4096, 16, 3, 1, False), B(1, 12, 1024, 4, 3, 1, False))
+    for rows, cols, others in ((1024, 12288, wide), (2048, 4096, ()), (8192, 768, ()), (4096, 1024, ())):
+        found = layer.backward(rows, cols, 2)
+        tried = tuple(replace(way, early=True) for way in (found, *others)) + (replace(found, early=False),)
+        yield Sweep("layer_norm.backward", "layer_norm", "bwd", case("bfloat16", rows=rows, cols=cols), tried)
+    for name, config in (("rms_norm", rms), ("layer_norm", layer)):
+        for rows, cols in ((16384, 4096), (8192, 8192)):
+            tried = (replace(config.backward(rows, cols, 2), writes="evict_first"),)
+            yield Sweep(f"{name}.backward", name, "bwd", case("bfloat16", rows=rows, cols=cols), tried)
+
+
 PARTS: dict[str, Callable[[], Iterator[Sweep]]] = {
     "four_warps": four_warps,
     "quantizing": quantizing,
@@ -254,6 +324,8 @@ PARTS: dict[str, Callable[[], Iterator[Sweep]]] = {
     "leaving": leaving,
     "groups_whole": groups_whole,
     "scales": scales,
+    "told": told,
+    "shares_early": shares_early,
 }
 
 

@@ -13,6 +13,8 @@ class Pointwise:
 
     block: int
     num_warps: int
+    reads: str = ""
+    writes: str = ""
 
 
 def default(cols: int) -> Pointwise:

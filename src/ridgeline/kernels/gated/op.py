@@ -71,7 +71,7 @@ def _forward_planned(gate: Tensor, up: Tensor, kind: str) -> Tensor:
         run = _FORWARD.bind(
             (gate, up, out, cols, gate_stride, up_stride, blocks),
             grid=(blocks * (out.numel() // cols if cols else 0),),
-            constants={"KIND": KINDS[kind], "BLOCK": chosen.block},
+            constants=_constants(kind, chosen, out.numel() == cols),
             num_warps=chosen.num_warps,
             device=gate.get_device(),
             vector=vector_of(gate.element_size(), pointers | out.data_ptr(), cols, gate_stride, up_stride),
@@ -103,7 +103,7 @@ def _backward(dy: Tensor, gate: Tensor, up: Tensor, kind: str) -> tuple[Tensor, 
         run = _BACKWARD.bind(
             (dy, gate, up, dgate, dup, cols, gate_stride, up_stride, blocks),
             grid=(blocks * (dup.numel() // cols if cols else 0),),
-            constants={"KIND": KINDS[kind], "BLOCK": chosen.block},
+            constants=_constants(kind, chosen, dup.numel() == cols),
             num_warps=chosen.num_warps,
             device=gate.get_device(),
             vector=vector_of(gate.element_size(), pointers, cols, gate_stride, up_stride),
@@ -112,6 +112,10 @@ def _backward(dy: Tensor, gate: Tensor, up: Tensor, kind: str) -> tuple[Tensor, 
     run, blocks = plan
     run(dy, gate, up, dgate, dup, cols, gate_stride, up_stride, blocks)
     return dgate, dup
+
+
+def _constants(kind: str, chosen: config.Pointwise, flat: bool) -> dict[str, Any]:
+    return {"KIND": KINDS[kind], "BLOCK": chosen.block, "FLAT": flat, "READS": chosen.reads, "WRITES": chosen.writes}
 
 
 def _like(gate: Tensor, *_: Any) -> Tensor:

@@ -44,6 +44,8 @@ def layer_norm_forward(
     BLOCK: tl.constexpr,
     SHIFTED: tl.constexpr,  # rows start inside accesses of VECTOR elements
     VECTOR: tl.constexpr,
+    READS: tl.constexpr = "",  # what the L2 is told of what is read and written
+    WRITES: tl.constexpr = "",
 ):
     """A program holds ROWS rows in CHUNKS pieces of BLOCK columns, so that registers fit rows of any length."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
@@ -59,11 +61,11 @@ def layer_norm_forward(
     total = tl.zeros([ROWS, BLOCK], tl.float32)
     for i in tl.static_range(CHUNKS):
         c = i * BLOCK + col
-        x = load_part(x_at + i * BLOCK, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR).to(tl.float32)
+        x = load_part(x_at + i * BLOCK, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR, 0.0, READS).to(tl.float32)
         if HAS_RESIDUAL:
-            more = load_part(residual_ptr + at + i * BLOCK, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR)
+            more = load_part(residual_ptr + at + i * BLOCK, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR, 0.0, READS)
             h = (x + more.to(tl.float32)).to(h_ptr.dtype.element_ty)
-            store_part(h_ptr + at + i * BLOCK, h, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR)
+            store_part(h_ptr + at + i * BLOCK, h, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR, WRITES)
             x = h.to(tl.float32)
         total += x
         held = held + (x,)
@@ -86,7 +88,7 @@ def layer_norm_forward(
         if HAS_BIAS:
             y += tl.load(bias_ptr + c - lead, mask=in_cols, other=0.0).to(tl.float32)
         y = y.to(y_ptr.dtype.element_ty)
-        store_part(y_ptr + at + i * BLOCK, y, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR)
+        store_part(y_ptr + at + i * BLOCK, y, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR, WRITES)
 
 
 @triton.jit
@@ -276,6 +278,7 @@ def layer_norm_backward(
     EARLY: tl.constexpr,
     SHIFTED: tl.constexpr,  # rows start inside accesses of VECTOR elements
     VECTOR: tl.constexpr,
+    WRITES: tl.constexpr = "",  # what the L2 is told of the gradient
 ):
     """A program walks over tiles of rows with a stride of the grid; the next tiles are on their way meanwhile.
 
@@ -342,7 +345,7 @@ def layer_norm_backward(
             if HAS_DH:
                 dx += load_part(dh_ptr + at + i * BLOCK, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR).to(tl.float32)
             dx = dx.to(dx_ptr.dtype.element_ty)
-            store_part(dx_ptr + at + i * BLOCK, dx, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR)
+            store_part(dx_ptr + at + i * BLOCK, dx, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR, WRITES)
     let_next_start(EARLY)
     to = shares_ptr + tl.program_id(0).to(tl.int64) * cols + first_row - lead
     for i in tl.static_range(CHUNKS):

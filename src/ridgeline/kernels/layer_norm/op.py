@@ -189,9 +189,9 @@ def _plan_forward(
         kind = _FORWARD
         vector, shifted, chunks = pieces_of(chosen, size, pointers, cols, stride)
         constants |= {"ROWS": chosen.rows, "CHUNKS": chunks, "BLOCK": chosen.block, "SHIFTED": shifted,
-                      "VECTOR": vector}  # fmt: skip
+                      "VECTOR": vector, "READS": chosen.reads, "WRITES": chosen.writes}  # fmt: skip
     else:
-        constants |= {"BLOCK": config.LONG_BLOCK}
+        constants |= {"BLOCK": chosen.block or config.LONG_BLOCK}
     run = kind.bind(
         (x, residual, w, b, y, h, mean, rstd, rows, cols, stride, 0.0),
         grid=(grid,),
@@ -261,12 +261,13 @@ def _plan_backward(
         vector, shifted, chunks = pieces_of(chosen, narrow, pointers, cols, stride)
         programs = max(1, programs // vector) * vector if shifted else programs
     apart = ends and chosen.ends
-    tile = {"KEEP_WEIGHT": chosen.keep_weight, "ROWS": chosen.rows, "CHUNKS": chunks, "SHIFTED": shifted}
+    tile = {"KEEP_WEIGHT": chosen.keep_weight, "ROWS": chosen.rows, "CHUNKS": chunks, "SHIFTED": shifted,
+            "WRITES": chosen.writes}  # fmt: skip
     if apart:
         vector, programs = ends, walkers(rows, chosen, ends, on)
         tile = {"CHUNKS": cdiv(cols // ends * ends, chosen.block)}
     partial = template((2, programs, cols), torch.float32, x.device)
-    early = overlaps(dx.nbytes)
+    early = overlaps(dx.nbytes) if chosen.early is None else chosen.early
     run = (_BACKWARD_ENDS if apart else _BACKWARD).bind(
         (dy, x, w, mean, rstd, dh, dx, partial, rows, cols, stride),
         grid=(programs,),

@@ -14,8 +14,10 @@ from ridgeline.kernels.rows import cdiv, clamp, power_of_two
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """Rows a program holds, in how many pieces of how many columns, and its warps; no pieces: rows are too long.
+    """Rows a program holds, in how many pieces of how many columns, and its warps; no pieces: rows are read twice, in
+    blocks.
 
+    ``reads`` and ``writes``: what the L2 is told of rows and results ("evict_first", "evict_last").
     ``programs_per_sm`` programs walk over rows that start inside accesses, the few elements at their ends apart,
     ``num_stages`` − 1 rows on their way."""
 
@@ -25,6 +27,8 @@ class Forward:
     num_warps: int
     num_stages: int = 1
     programs_per_sm: int = 0
+    reads: str = ""
+    writes: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,9 @@ class Backward:
     keep_weight: bool
     ends: bool = False
     """Of rows that start inside accesses, the few elements outside whole accesses are handled apart."""
+    early: bool | None = None
+    """Whether the kernel that adds up the shares starts while this one ends; None: where results are large."""
+    writes: str = ""
 
 
 LONG_BLOCK = 8192

@@ -168,9 +168,9 @@ def _plan_forward(
         kind = _FORWARD
         vector, shifted, chunks = pieces_of(chosen, size, pointers, cols, stride)
         constants |= {"ROWS": chosen.rows, "CHUNKS": chunks, "BLOCK": chosen.block, "SHIFTED": shifted,
-                      "VECTOR": vector}  # fmt: skip
+                      "VECTOR": vector, "READS": chosen.reads, "WRITES": chosen.writes}  # fmt: skip
     else:
-        constants |= {"BLOCK": config.LONG_BLOCK}
+        constants |= {"BLOCK": chosen.block or config.LONG_BLOCK}
     run = kind.bind(
         (x, residual, w, y, h, stats if save else rstd, rows, cols, stride, 0.0, 0.0),
         grid=(grid,),
@@ -240,14 +240,15 @@ def _plan_backward(
         vector, shifted, chunks = pieces_of(chosen, narrow, pointers, cols, stride)
         programs = max(1, programs // vector) * vector if shifted else programs
     partial = template((programs, cols), torch.float32, x.device)
-    early = overlaps(dx.nbytes)
+    early = overlaps(dx.nbytes) if chosen.early is None else chosen.early
     run = _BACKWARD.bind(
         (dy, x, w, rstd, dh, dx, partial, rows, cols, stride, 0.0),
         grid=(programs,),
         constants=flags
         | {"WANT_DW": want_dw, "KEEP_WEIGHT": chosen.keep_weight, "ROWS": chosen.rows,
            "CHUNKS": chunks, "BLOCK": chosen.block, "STAGES": chosen.num_stages,
-           "EARLY": want_dw and early, "SHIFTED": shifted, "VECTOR": vector},
+           "EARLY": want_dw and early, "SHIFTED": shifted, "VECTOR": vector,
+           "WRITES": chosen.writes},
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
         device=x.get_device(),

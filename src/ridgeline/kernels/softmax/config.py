@@ -22,6 +22,8 @@ class Softmax:
     num_stages: int = 1
     programs_per_sm: int = 0
     ends: bool = False
+    reads: str = ""
+    writes: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -185,7 +185,8 @@ def _constants(chosen: config.Softmax, cols: int, vector: int, shifted: bool, st
     found: dict[str, Any] = {"BLOCK": chosen.block}
     if chosen.chunks:
         chunks = cdiv(cols + vector - 1, chosen.block) if shifted else chosen.chunks
-        found |= {"ROWS": chosen.rows, "CHUNKS": chunks, "SHIFTED": shifted, "VECTOR": vector}
+        found |= {"ROWS": chosen.rows, "CHUNKS": chunks, "SHIFTED": shifted, "VECTOR": vector,
+                  "READS": chosen.reads, "WRITES": chosen.writes}  # fmt: skip
     if staged or not chosen.chunks:
         found |= {"STAGES": chosen.num_stages}
     return found
