@@ -46,7 +46,7 @@ def load_part(
     SHIFTED: tl.constexpr,
     VECTOR: tl.constexpr,
     OTHER: tl.constexpr = 0.0,
-    POLICY: tl.constexpr = "",
+    POLICY: tl.constexpr = tl.constexpr(""),
 ):
     """Positions lead to end of a row, of which this is piece I of CHUNKS, and OTHER elsewhere.
 
@@ -73,7 +73,7 @@ def store_part(
     CHUNKS: tl.constexpr,
     SHIFTED: tl.constexpr,
     VECTOR: tl.constexpr,
-    POLICY: tl.constexpr = "",
+    POLICY: tl.constexpr = tl.constexpr(""),
 ):
     """Positions lead to end of a row: whole accesses at once, what is left of the first and the last one by one."""
     if SHIFTED:

@@ -22,6 +22,17 @@ from ridgeline.kernels.device import (
 
 
 @triton.jit
+def _add_both(a, b, more_a, more_b):
+    return a + more_a, b + more_b
+
+
+@triton.jit
+def sums_of(a, b, AXIS: tl.constexpr):
+    """Two sums at once: warps meet once for both."""
+    return tl.reduce((a, b), AXIS, _add_both, keep_dims=AXIS == 1)
+
+
+@triton.jit
 def layer_norm_forward(
     x_ptr,  # [R, C], rows x_stride apart
     residual_ptr,  # [R, C]
@@ -44,8 +55,8 @@ def layer_norm_forward(
     BLOCK: tl.constexpr,
     SHIFTED: tl.constexpr,  # rows start inside accesses of VECTOR elements
     VECTOR: tl.constexpr,
-    READS: tl.constexpr = "",  # what the L2 is told of what is read and written
-    WRITES: tl.constexpr = "",
+    READS: tl.constexpr,  # what the L2 is told of what is read and written
+    WRITES: tl.constexpr,
 ):
     """A program holds ROWS rows in CHUNKS pieces of BLOCK columns, so that registers fit rows of any length."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
@@ -278,7 +289,7 @@ def layer_norm_backward(
     EARLY: tl.constexpr,
     SHIFTED: tl.constexpr,  # rows start inside accesses of VECTOR elements
     VECTOR: tl.constexpr,
-    WRITES: tl.constexpr = "",  # what the L2 is told of the gradient
+    WRITES: tl.constexpr,  # what the L2 is told of the gradient
 ):
     """A program walks over tiles of rows with a stride of the grid; the next tiles are on their way meanwhile.
 
@@ -337,8 +348,8 @@ def layer_norm_backward(
             w_shares = w_updated
         if WANT_DB:
             b_shares = b_updated
-        slope = tl.sum(along, axis=1, keep_dims=True) / cols
-        shift = tl.sum(level, axis=1, keep_dims=True) / cols
+        slope, shift = sums_of(along, level, 1)
+        slope, shift = slope / cols, shift / cols
         for i in tl.static_range(CHUNKS):
             c = i * BLOCK + col
             dx = (grads[i] - normed[i] * slope - shift) * rstd
@@ -448,8 +459,9 @@ def layer_norm_backward_ends(
             w_shares = w_updated
         if WANT_DB:
             b_shares = b_updated
-        slope = (tl.sum(along, axis=0) + tl.sum(g_ends * n_ends, axis=0)) / cols
-        shift = (tl.sum(level, axis=0) + tl.sum(g_ends, axis=0)) / cols
+        slope, shift = sums_of(along, level, 0)
+        slope = (slope + tl.sum(g_ends * n_ends, axis=0)) / cols
+        shift = (shift + tl.sum(g_ends, axis=0)) / cols
         for i in tl.static_range(CHUNKS):
             c = i * BLOCK + col
             dx = (grads[i] - normed[i] * slope - shift) * rstd

@@ -42,8 +42,8 @@ def rms_norm_forward(
     BLOCK: tl.constexpr,
     SHIFTED: tl.constexpr,  # rows start inside accesses of VECTOR elements
     VECTOR: tl.constexpr,
-    READS: tl.constexpr = "",  # what the L2 is told of what is read and written
-    WRITES: tl.constexpr = "",
+    READS: tl.constexpr,  # what the L2 is told of what is read and written
+    WRITES: tl.constexpr,
 ):
     """A program holds ROWS rows in CHUNKS pieces of BLOCK columns, so that registers fit rows of any length."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
@@ -230,7 +230,7 @@ def rms_norm_backward(
     EARLY: tl.constexpr,
     SHIFTED: tl.constexpr,  # rows start inside accesses of VECTOR elements
     VECTOR: tl.constexpr,
-    WRITES: tl.constexpr = "",  # what the L2 is told of the gradient
+    WRITES: tl.constexpr,  # what the L2 is told of the gradient
 ):
     """A program walks over tiles of rows with a stride of the grid; the next tiles are on their way meanwhile.
 

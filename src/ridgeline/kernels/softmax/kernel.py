@@ -50,8 +50,8 @@ def softmax_forward(
     STAGES: tl.constexpr,
     SHIFTED: tl.constexpr,  # rows start inside accesses of VECTOR elements
     VECTOR: tl.constexpr,
-    READS: tl.constexpr = "",  # what the L2 is told of what is read and written
-    WRITES: tl.constexpr = "",
+    READS: tl.constexpr,  # what the L2 is told of what is read and written
+    WRITES: tl.constexpr,
 ):
     """A program takes every P-th tile of rows; with stages, the next tile is on its way meanwhile."""
     NARROW: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth == 16
@@ -177,8 +177,8 @@ def softmax_backward(
     BLOCK: tl.constexpr,
     SHIFTED: tl.constexpr,
     VECTOR: tl.constexpr,
-    READS: tl.constexpr = "",  # what the L2 is told of what is read and written
-    WRITES: tl.constexpr = "",
+    READS: tl.constexpr,  # what the L2 is told of what is read and written
+    WRITES: tl.constexpr,
 ):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK)[None, :]
