@@ -311,6 +311,22 @@ def shares_early() -> Iterator[Sweep]:
             yield Sweep(f"{name}.backward", name, "bwd", case("bfloat16", rows=rows, cols=cols), tried)
 
 
+def odd_backward() -> Iterator[Sweep]:
+    """LayerNorm's backward pass of rows that start inside accesses, since its two sums meet once."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.rms_norm.config import Backward as B
+
+    for rows, cols, tried in (
+        (32768, 4099, (B(1, 2, 2048, 8, 3, 2, True, True), B(1, 4, 1024, 4, 3, 3, True, True),
+                       B(1, 5, 1024, 4, 3, 2, False))),
+        (16384, 7001, (B(1, 2, 4096, 16, 3, 1, True, True), B(1, 4, 2048, 8, 3, 1, True, True))),
+        (65536, 2049, (B(1, 2, 1024, 4, 3, 3, True, True), B(1, 2, 1024, 4, 3, 4, True, True))),
+        (131072, 1001, (B(1, 4, 256, 1, 3, 10, True, True), B(1, 1, 1024, 4, 3, 5, True, True))),
+    ):  # fmt: skip
+        of = case("bfloat16", rows=rows, cols=cols)
+        yield Sweep("layer_norm.backward", "layer_norm", "bwd", of, tried)
+
+
 PARTS: dict[str, Callable[[], Iterator[Sweep]]] = {
     "four_warps": four_warps,
     "quantizing": quantizing,
@@ -326,6 +342,7 @@ PARTS: dict[str, Callable[[], Iterator[Sweep]]] = {
     "scales": scales,
     "told": told,
     "shares_early": shares_early,
+    "odd_backward": odd_backward,
 }
 
 
