@@ -32,8 +32,13 @@ CASES: dict[str, tuple[int, ...]] = {
     "layer_norm": (0, 4, 5, 2, 8, 6),
     "qk_norm_rope": (0, 1),
     "softmax": (0, 3, 5),
-    "swiglu": (0,),
-    "group_norm": (1,),
+    "swiglu": (0, 3),
+    "group_norm": (1, 0),
+    "group_norm_silu": (1,),
+    "rope": (0,),
+    "geglu": (0,),
+    "relu2": (0,),
+    "add_rms_norm": (0,),
     "rms_norm_quant": (0,),
     "dropout_add": (0,),
     "dot_interaction": (0,),
@@ -55,8 +60,13 @@ class Entry:
 
 
 def entries(names: list[str], most: int) -> list[Entry]:
-    """First cases of all functions, then second ones: what is compiled in time is spread over functions."""
-    ranks = [[Entry(name, CASES[name][i]) for name in names if i < len(CASES[name])] for i in range(most)]
+    """First cases of all functions, then second ones: what is compiled in time is spread over functions.
+
+    A name may say which of its races: ``softmax:0+3``.
+    """
+    asked = [(name, [int(i) for i in which.split("+")] if which else CASES[name])
+             for name, _, which in (text.partition(":") for text in names)]  # fmt: skip
+    ranks = [[Entry(name, cases[i]) for name, cases in asked if i < len(cases)] for i in range(most)]
     return [entry for rank in ranks for entry in rank]
 
 
@@ -181,7 +191,7 @@ def main() -> None:
     parser.add_argument("--race-s", type=float, default=60.0, help="seconds the races may take")
     parser.add_argument("--most", type=int, default=9, help="cases of a function")
     parser.add_argument("--jobs", type=int, default=12, help="processes that compile at a time")
-    parser.add_argument("--names", default=",".join(CASES))
+    parser.add_argument("--names", default=",".join(CASES), help="functions, each with cases or without: softmax:0+3")
     parser.add_argument("--path", action="append", default=[], help="folder for the import path, for Liger")
     parser.add_argument("--child", default="")
     parser.add_argument("--index", type=int, default=0)

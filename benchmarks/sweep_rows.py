@@ -234,11 +234,14 @@ def whole() -> Iterator[Sweep]:
 def scales() -> Iterator[Sweep]:
     """Norms to fp8 with a scale a block of 128, whose scales are no longer divided."""
     from ridgeline.kernels.contract import case
+    from ridgeline.kernels.rms_norm_quant.config import Tile
 
-    for name, rows, cols in (("layer_norm_quant", 16384, 4096), ("layer_norm_quant", 8192, 8192),
-                             ("layer_norm_quant", 8192, 6144), ("rms_norm_quant", 8192, 8192)):  # fmt: skip
+    six = (Tile(1, 6, 1024, 4, 3, 3), Tile(1, 6, 1024, 4, 3, 2), Tile(1, 3, 2048, 4, 3, 2))
+    for name, rows, cols, tried in (("layer_norm_quant", 16384, 4096, ()), ("layer_norm_quant", 8192, 8192, ()),
+                                    ("layer_norm_quant", 8192, 6144, six), ("rms_norm_quant", 8192, 8192, ()),
+                                    ("rms_norm_quant", 8192, 6144, six[:1])):  # fmt: skip
         of = case("bfloat16", rows=rows, cols=cols, kind="float8_e4m3fn", block=128)
-        yield Sweep(name, name, "fwd", of, ())
+        yield Sweep(name, name, "fwd", of, tried)
 
 
 def told() -> Iterator[Sweep]:
@@ -259,13 +262,15 @@ def told() -> Iterator[Sweep]:
     twice = {
         4096: (F(1, 0, 4096, 8), F(1, 0, 4096, 16), F(1, 0, 2048, 8), F(1, 0, 2048, 16), F(1, 1, 4096, 16)),
         8192: (F(1, 0, 8192, 16), F(1, 0, 4096, 16), F(1, 0, 2048, 8), F(1, 1, 8192, 32)),
+        128: (F(32, 1, 128, 8), F(32, 1, 128, 4), F(16, 1, 128, 8), F(4, 1, 128, 2)),
+        5120: (F(1, 0, 1024, 4), F(1, 0, 8192, 16)),
     }
     for dtype, rows, cols in (("bfloat16", 16384, 4096), ("bfloat16", 8192, 8192), ("bfloat16", 131072, 128),
-                              ("bfloat16", 16384, 2048), ("float32", 8192, 4096)):  # fmt: skip
+                              ("float32", 8192, 4096), ("bfloat16", 8192, 5120), ("bfloat16", 2048, 4096)):  # fmt: skip
         of, size = case(dtype, rows=rows, cols=cols), 2 if dtype == "bfloat16" else 4
-        more = twice.get(cols, ())
+        more = twice.get(cols, ()) if rows > 2048 else twice[cols][:1]
         yield Sweep("rms_norm.forward", "rms_norm", "fwd", of, ways(rms.forward(rows, cols, size)) + more)
-        if cols in (4096, 128):
+        if cols in (4096, 128) and rows > 2048:
             cols = 768 if cols == 128 else cols
             of, rows = case(dtype, rows=65536 if cols == 768 else rows, cols=cols), 65536 if cols == 768 else rows
             more = twice[4096][:4] if cols == 4096 else ()

@@ -6,6 +6,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+USUAL = tl.constexpr("")  # what the L2 does with lines of which it is told nothing
+
 
 @triton.jit
 def let_next_start(EARLY: tl.constexpr):
@@ -46,7 +48,7 @@ def load_part(
     SHIFTED: tl.constexpr,
     VECTOR: tl.constexpr,
     OTHER: tl.constexpr = 0.0,
-    POLICY: tl.constexpr = tl.constexpr(""),
+    POLICY: tl.constexpr = USUAL,
 ):
     """Positions lead to end of a row, of which this is piece I of CHUNKS, and OTHER elsewhere.
 
@@ -73,7 +75,7 @@ def store_part(
     CHUNKS: tl.constexpr,
     SHIFTED: tl.constexpr,
     VECTOR: tl.constexpr,
-    POLICY: tl.constexpr = tl.constexpr(""),
+    POLICY: tl.constexpr = USUAL,
 ):
     """Positions lead to end of a row: whole accesses at once, what is left of the first and the last one by one."""
     if SHIFTED:
