@@ -338,3 +338,16 @@ def test_logits_that_fill_the_l2_leave_it_first():
         target = torch.zeros(rows, dtype=torch.long, device="meta")
         found = variants(lambda x, t=target: kernels.cross_entropy(x, t), (rows, 1000), grad=False)
         assert facts(found["cross_entropy_short"]).num(policy) >= 8
+
+
+@pytest.mark.parametrize("cols", [4096, 8192, 4099])
+def test_both_sums_of_a_layer_norm_row_backward_are_one_meeting_of_its_warps(cols):
+    found = variants(lambda x, w, b: kernels.layer_norm(x, w, b), (8192, cols), (cols,), (cols,))
+    variant = found["layer_norm_backward_ends" if cols % 8 else "layer_norm_backward"]
+    stored = 4 * dict(variant.constants)["CHUNKS"]  # two a piece of either share: the compiler rearranges float32
+    assert facts(variant).num("BAR") <= 4 + stored, "three a row, six with a sum after the other, and one at the end"
+
+
+def test_one_long_row_of_a_gated_unit_divides_nothing():
+    flat = facts(variants(kernels.swiglu, (4096, 8192), (4096, 8192), grad=False)["gated_forward"])
+    assert flat.num("I2F") == 0 and flat.num("LDG.E.128") == 4
