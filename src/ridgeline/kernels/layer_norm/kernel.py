@@ -296,6 +296,7 @@ def layer_norm_backward(
     Where rows start inside accesses, a tile is one row and the grid a multiple of VECTOR: all rows of a program start
     at the same place of an access, and columns stay where they are in registers.
     """
+    let_next_start(EARLY == 2)
     lead = 0
     if SHIFTED:
         lead = row_lead(tl.program_id(0), cols, VECTOR)
@@ -357,7 +358,7 @@ def layer_norm_backward(
                 dx += load_part(dh_ptr + at + i * BLOCK, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR).to(tl.float32)
             dx = dx.to(dx_ptr.dtype.element_ty)
             store_part(dx_ptr + at + i * BLOCK, dx, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR, WRITES)
-    let_next_start(EARLY)
+    let_next_start(EARLY == 1)
     to = shares_ptr + tl.program_id(0).to(tl.int64) * cols + first_row - lead
     for i in tl.static_range(CHUNKS):
         c = i * BLOCK + first_row
@@ -476,7 +477,7 @@ def layer_norm_backward_ends(
         dy_now = dy_next
         mean_now = mean_next
         rstd_now = rstd_next
-    let_next_start(EARLY)
+    let_next_start(EARLY == 1)
     to = shares_ptr + first * cols
     second = step * cols
     for i in tl.static_range(CHUNKS):

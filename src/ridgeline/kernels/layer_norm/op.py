@@ -267,21 +267,21 @@ def _plan_backward(
         vector, programs = ends, walkers(rows, chosen, ends, on)
         tile = {"CHUNKS": cdiv(cols // ends * ends, chosen.block)}
     partial = template((2, programs, cols), torch.float32, x.device)
-    early = overlaps(dx.nbytes) if chosen.early is None else chosen.early
+    early = int(overlaps(dx.nbytes)) if chosen.early is None else chosen.early
     run = (_BACKWARD_ENDS if apart else _BACKWARD).bind(
         (dy, x, w, mean, rstd, dh, dx, partial, rows, cols, stride),
         grid=(programs,),
         constants=flags
         | tile
         | {"WANT_DW": bool(want & WANT_WEIGHT), "WANT_DB": bool(want & WANT_BIAS), "BLOCK": chosen.block,
-           "STAGES": chosen.num_stages, "EARLY": bool(want) and early, "VECTOR": vector},
+           "STAGES": chosen.num_stages, "EARLY": early if want else 0, "VECTOR": vector},
         num_stages=chosen.num_stages,
         num_warps=chosen.num_warps,
         device=on,
         vector=vector,
         max_registers=registers_of(chosen.num_warps, chosen.programs_per_sm) if apart else 0,
     )  # fmt: skip
-    reduce = plan_reduce(partial, w, programs, cols, on, second=w, early=early)
+    reduce = plan_reduce(partial, w, programs, cols, on, second=w, early=bool(early))
 
     def plan(
         dy: Tensor, x: Tensor, w: Tensor, mean: Tensor, rstd: Tensor, dh: Tensor, dx: Tensor, *sums: Tensor

@@ -44,8 +44,9 @@ class Backward:
     keep_weight: bool
     ends: bool = False
     """Of rows that start inside accesses, the few elements outside whole accesses are handled apart."""
-    early: bool | None = None
-    """Whether the kernel that adds up the shares starts while this one ends; None: where results are large."""
+    early: int | None = None
+    """Whether the kernel that adds up the shares may start while this one ends (1), or from its start on (2), or not
+    (0); None: while it ends where results are large."""
     writes: str = ""
 
 

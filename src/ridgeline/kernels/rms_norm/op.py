@@ -240,21 +240,21 @@ def _plan_backward(
         vector, shifted, chunks = pieces_of(chosen, narrow, pointers, cols, stride)
         programs = max(1, programs // vector) * vector if shifted else programs
     partial = template((programs, cols), torch.float32, x.device)
-    early = overlaps(dx.nbytes) if chosen.early is None else chosen.early
+    early = int(overlaps(dx.nbytes)) if chosen.early is None else chosen.early
     run = _BACKWARD.bind(
         (dy, x, w, rstd, dh, dx, partial, rows, cols, stride, 0.0),
         grid=(programs,),
         constants=flags
         | {"WANT_DW": want_dw, "KEEP_WEIGHT": chosen.keep_weight, "ROWS": chosen.rows,
            "CHUNKS": chunks, "BLOCK": chosen.block, "STAGES": chosen.num_stages,
-           "EARLY": want_dw and early, "SHIFTED": shifted, "VECTOR": vector,
+           "EARLY": early if want_dw else 0, "SHIFTED": shifted, "VECTOR": vector,
            "WRITES": chosen.writes},
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
         device=x.get_device(),
         vector=vector,
     )  # fmt: skip
-    reduce = plan_reduce(partial, w, programs, cols, x.get_device(), early=early)
+    reduce = plan_reduce(partial, w, programs, cols, x.get_device(), early=bool(early))
 
     def plan(dy: Tensor, x: Tensor, w: Tensor, rstd: Tensor, dh: Tensor, dx: Tensor, dw: Tensor, offset: float) -> None:
         shares = torch.empty_like(partial, memory_format=torch.contiguous_format) if want_dw else dx
