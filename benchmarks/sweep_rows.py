@@ -231,6 +231,17 @@ def whole() -> Iterator[Sweep]:
         yield Sweep("softmax.forward", "softmax", "fwd", of, (in_shares, *tried))
 
 
+def pairs() -> Iterator[Sweep]:
+    """Softmax of rows that a program holds whole, one program of sixteen warps a multiprocessor, or two of eight."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.softmax.config import Whole as H
+
+    for rows, cols, tried in ((8192, 24000, (H(16, 2), H(8, 2, 2))), (8192, 16384, (H(8, 3, 2), H(8, 2, 3))),
+                              (8192, 20000, (H(8, 2, 2),)), (8192, 28000, (H(16, 2), H(8, 2, 2))),
+                              (16384, 12288, (H(8, 3, 3), H(8, 2, 3), H(4, 2, 4)))):  # fmt: skip
+        yield Sweep("softmax.forward", "softmax", "fwd", case("bfloat16", rows=rows, cols=cols), tried)
+
+
 def scales() -> Iterator[Sweep]:
     """Norms to fp8 with a scale a block of 128, whose scales are no longer divided."""
     from ridgeline.kernels.contract import case
@@ -345,6 +356,7 @@ PARTS: dict[str, Callable[[], Iterator[Sweep]]] = {
     "last": last,
     "long_backward": long_backward,
     "whole": whole,
+    "pairs": pairs,
     "leaving": leaving,
     "groups_whole": groups_whole,
     "scales": scales,

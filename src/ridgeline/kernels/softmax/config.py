@@ -36,11 +36,12 @@ class Shares(Streamed):
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A row of 16-bit numbers a program, one program a multiprocessor: its warps, and rows that have their place in
-    shared memory."""
+    """A row of 16-bit numbers a program: its warps, rows that have their place in shared memory, and programs a
+    multiprocessor."""
 
     num_warps: int
     slots: int
+    programs_per_sm: int = 1
 
 
 SHARED_BYTES = 232448 - 1024

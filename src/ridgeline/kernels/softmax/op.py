@@ -129,14 +129,14 @@ def _plan_whole(chosen: config.Whole, x: Tensor, y: Tensor, rows: int, cols: int
     """A row a program, in 16-byte accesses."""
     run = _FORWARD_WHOLE.bind(
         (x, y, rows, cols, stride),
-        grid=(min(rows, num_sms(x.get_device())),),
+        grid=(min(rows, chosen.programs_per_sm * num_sms(x.get_device())),),
         constants={
             "CHUNKS": config.num_pieces(chosen.num_warps, cols),
             "BLOCK": 256 * chosen.num_warps,
             "SLOTS": chosen.slots,
         },
         num_warps=chosen.num_warps,
-        max_registers=shares.registers_of(chosen.num_warps, 1),
+        max_registers=shares.registers_of(chosen.num_warps, chosen.programs_per_sm),
         device=x.get_device(),
         vector=POINTER_ALIGNMENT_BYTES // x.element_size(),
     )
