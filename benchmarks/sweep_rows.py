@@ -346,6 +346,54 @@ def odd_backward() -> Iterator[Sweep]:
         yield Sweep("layer_norm.backward", "layer_norm", "bwd", of, tried)
 
 
+def fewer() -> Iterator[Sweep]:
+    """Forward passes with sixteen numbers a thread instead of thirty-two, results that leave the L2 first or do not."""
+    from dataclasses import replace
+
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.gated.config import Pointwise as P
+    from ridgeline.kernels.rms_norm.config import Forward as F
+    from ridgeline.kernels.softmax.config import Softmax as S
+
+    def leaving(*ways: Any) -> tuple[Any, ...]:
+        return tuple(found for way in ways for found in (way, replace(way, writes="evict_first")))
+
+    both = {"reads": "evict_last", "writes": "evict_first"}
+    four, eight = F(1, 4, 1024, 4), F(1, 4, 2048, 8)
+    for dtype, rows, cols, tried in (
+        ("bfloat16", 16384, 4096, (*leaving(four, F(1, 2, 2048, 8), F(1, 1, 4096, 8)), F(2, 1, 4096, 16),
+                                   F(1, 2, 2048, 8, **both))),
+        ("bfloat16", 8192, 8192, (*leaving(eight, F(1, 2, 4096, 16)), F(1, 1, 8192, 16))),
+        ("float32", 8192, 4096, leaving(four, F(1, 2, 2048, 8))),
+        ("bfloat16", 2048, 4096, (four, F(1, 2, 2048, 8))),
+        ("bfloat16", 8192, 5120, leaving(F(1, 5, 1024, 4), F(1, 3, 2048, 8))),
+        ("bfloat16", 16384, 2048, (*leaving(F(1, 2, 1024, 4)), F(1, 1, 2048, 8))),
+        ("bfloat16", 4096, 16384, (*leaving(F(1, 4, 4096, 16)), F(1, 2, 8192, 32))),
+        ("float16", 16384, 3072, (*leaving(F(1, 3, 1024, 4)), F(1, 2, 2048, 8))),
+    ):  # fmt: skip
+        of = case(dtype, rows=rows, cols=cols)
+        yield Sweep("rms_norm.forward", "rms_norm", "fwd", of, tried)
+        if cols in (4096, 8192, 2048):
+            yield Sweep("layer_norm.forward", "layer_norm", "fwd", of, tried[:5])
+    for rows, cols, tried in (
+        (16384, 4096, (*leaving(S(1, 4, 1024, 4), S(1, 2, 2048, 8)), S(1, 2, 2048, 8, **both))),
+        (16384, 8192, leaving(S(1, 4, 2048, 8), S(1, 2, 4096, 16))),
+        (65536, 1024, leaving(S(4, 4, 256, 4))), (8192, 16384, leaving(S(1, 4, 4096, 16))),
+    ):  # fmt: skip
+        yield Sweep("softmax.forward", "softmax", "fwd", case("bfloat16", rows=rows, cols=cols), tried)
+    for rows, cols, tried in (
+        (16384, 4096, (*leaving(S(1, 4, 1024, 4), S(1, 2, 2048, 8)), S(1, 1, 4096, 16), S(1, 2, 2048, 8, **both))),
+        (65536, 1024, (*leaving(S(4, 4, 256, 4)), S(1, 1, 1024, 4), S(2, 4, 256, 2))),
+        (4096, 32768, (*leaving(S(1, 1, 32768, 32)), S(1, 4, 8192, 32))),
+        (8192, 8192, leaving(S(1, 4, 2048, 8), S(1, 2, 4096, 16))),
+    ):  # fmt: skip
+        yield Sweep("softmax.backward", "softmax", "bwd", case("bfloat16", rows=rows, cols=cols), tried)
+    for rows, cols in ((8192, 14336), (2048, 8192)):
+        of = case("bfloat16", rows=rows, cols=cols)
+        yield Sweep("gated.forward", "swiglu", "fwd", of, (*leaving(P(1024, 4), P(512, 4)), P(2048, 8)))
+        yield Sweep("gated.backward", "swiglu", "bwd", of, (*leaving(P(1024, 4), P(512, 4)), P(2048, 8), P(512, 2)))
+
+
 PARTS: dict[str, Callable[[], Iterator[Sweep]]] = {
     "four_warps": four_warps,
     "quantizing": quantizing,
@@ -361,6 +409,7 @@ PARTS: dict[str, Callable[[], Iterator[Sweep]]] = {
     "groups_whole": groups_whole,
     "scales": scales,
     "told": told,
+    "fewer": fewer,
     "shares_early": shares_early,
     "odd_backward": odd_backward,
 }
@@ -580,7 +629,9 @@ def main() -> None:
     import ridgeline.kernels  # noqa: F401
     from ridgeline.bench.clock import FLUSH_BYTES
     from ridgeline.bench.race import Course, copy_bandwidth
+    from ridgeline.kernels import direct
 
+    direct.RECORD_AFTER = sys.maxsize  # a recorded backward pass keeps its plan, whatever is forced later
     asked.out.mkdir(parents=True, exist_ok=True)
     device = torch.device("cuda")
     found: dict[str, Any] = {"copy_bytes_per_s": copy_bandwidth(Course(device)), "rows": [], "split": [], "errors": []}

@@ -50,7 +50,7 @@ def test_rms_norm_backward_keeps_rows_on_their_way_and_spills_nothing(cols):
 def test_forward_kernels_read_and_write_sixteen_bytes_at_a_time(call, kernel, cols):
     made = facts(variants(call, (4096, cols), grad=False)[kernel])
     assert made.num_spills == 0
-    assert made.num("LDG.E.128") > 0 and made.num("STG.E.128") > 0
+    assert made.num("LDG.E.128") > 0 and made.num("STG.E.128") + made.num("STG.E.EF.128") > 0
     assert made.num("LDG.E.U16") == 0 and made.num("STG.E.U16") == 0
 
 
@@ -351,3 +351,11 @@ def test_both_sums_of_a_layer_norm_row_backward_are_one_meeting_of_its_warps(col
 def test_one_long_row_of_a_gated_unit_divides_nothing():
     flat = facts(variants(kernels.swiglu, (4096, 8192), (4096, 8192), grad=False)["gated_forward"])
     assert flat.num("I2F") == 0 and flat.num("LDG.E.128") == 4
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
+def test_results_that_no_l2_holds_leave_it_first(name):
+    for rows, policy in ((1024, "STG.E.128"), (8192, "STG.E.EF.128")):
+        found = variants(lambda x: getattr(kernels, name)(x), (rows, 4096), grad=False)[f"{name}_forward"]
+        assert found.num_warps == 8, "sixteen numbers a thread"
+        assert facts(found).num(policy) == 2

@@ -103,14 +103,21 @@ SHARE, FILLED = 8192, 0.95
 """Numbers of a share, and how much of the last one there must be for shares to be the better way."""
 
 
+PAIRED = 24576, 28672
+"""Columns of rows that are held two a multiprocessor, each twice."""
+
+
 def whole(rows: int, cols: int, sms: int) -> Whole | None:
     """Rows of 16-bit numbers that start accesses, in one program of sixteen warps, two of them on their way or three;
     None where they are few, do not fit twice, or fill shares.
 
     8192×24000: 211 µs, 230 in places of a power of two; 4096×32768 147 and 155; 4096×50304 222, in shares 242;
-    4096×40000, which fills its shares, 189 and 187. One row on its way loses: 2048×65536 168, in shares 146. So do rows
-    that start inside accesses: 4096×50257 264 to 287, in shares 247.
+    4096×40000, which fills its shares, 189 and 187. Two programs of eight warps: 8192×28000 253, 263 with one of
+    sixteen, but 24000 211 and 207. One row on its way loses: 2048×65536 168, in shares 146. So do rows that start
+    inside accesses: 4096×50257 264 to 287, in shares 247.
     """
+    if rows >= 4 * sms and PAIRED[0] < cols <= PAIRED[1]:
+        return Whole(8, 2, 2)
     slots = min(3, SHARED_BYTES // (num_pieces(16, cols) * SHARE))
     filled = cols / (cdiv(cols, SHARE) * SHARE)
     if rows < 2 * sms or slots < 2 or (2 * cols > 65536 and filled >= FILLED):
