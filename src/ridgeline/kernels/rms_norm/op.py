@@ -168,7 +168,8 @@ def _plan_forward(
         kind = _FORWARD
         vector, shifted, chunks = pieces_of(chosen, size, pointers, cols, stride)
         constants |= {"ROWS": chosen.rows, "CHUNKS": chunks, "BLOCK": chosen.block, "SHIFTED": shifted,
-                      "VECTOR": vector, "READS": chosen.reads, "WRITES": chosen.writes}  # fmt: skip
+                      "VECTOR": vector, "READS": chosen.reads,
+                      "WRITES": "" if shifted else chosen.writes}  # fmt: skip
     else:
         constants |= {"BLOCK": chosen.block or config.LONG_BLOCK}
     run = kind.bind(
