@@ -66,7 +66,7 @@ def _forward_planned(gate: Tensor, up: Tensor, kind: str) -> Tensor:
     key = (gate.dtype, up.dtype, out.numel(), cols, gate_stride, up_stride, kind, gate.get_device(), pointers & 15)
     plan = _forward_plans.get(key)
     if plan is None:
-        chosen = tuning.choose("gated.forward", {"cols": cols, "dtype": gate.dtype}, config.default(cols))
+        chosen = tuning.choose("gated.forward", {"cols": cols, "dtype": gate.dtype}, config.forward(cols, gate.nbytes))
         blocks = cdiv(cols, chosen.block)
         run = _FORWARD.bind(
             (gate, up, out, cols, gate_stride, up_stride, blocks),
@@ -98,7 +98,7 @@ def _backward(dy: Tensor, gate: Tensor, up: Tensor, kind: str) -> tuple[Tensor, 
     )  # fmt: skip
     plan = _backward_plans.get(key)
     if plan is None:
-        chosen = tuning.choose("gated.backward", {"cols": cols, "dtype": gate.dtype}, config.default(cols))
+        chosen = tuning.choose("gated.backward", {"cols": cols, "dtype": gate.dtype}, config.backward(cols))
         blocks = cdiv(cols, chosen.block)
         run = _BACKWARD.bind(
             (dy, gate, up, dgate, dup, cols, gate_stride, up_stride, blocks),

@@ -289,14 +289,12 @@ def layer_norm_backward(
     EARLY: tl.constexpr,
     SHIFTED: tl.constexpr,  # rows start inside accesses of VECTOR elements
     VECTOR: tl.constexpr,
-    WRITES: tl.constexpr,  # what the L2 is told of the gradient
 ):
     """A program walks over tiles of rows with a stride of the grid; the next tiles are on their way meanwhile.
 
     Where rows start inside accesses, a tile is one row and the grid a multiple of VECTOR: all rows of a program start
     at the same place of an access, and columns stay where they are in registers.
     """
-    let_next_start(EARLY == 2)
     lead = 0
     if SHIFTED:
         lead = row_lead(tl.program_id(0), cols, VECTOR)
@@ -357,8 +355,8 @@ def layer_norm_backward(
             if HAS_DH:
                 dx += load_part(dh_ptr + at + i * BLOCK, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR).to(tl.float32)
             dx = dx.to(dx_ptr.dtype.element_ty)
-            store_part(dx_ptr + at + i * BLOCK, dx, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR, WRITES)
-    let_next_start(EARLY == 1)
+            store_part(dx_ptr + at + i * BLOCK, dx, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR)
+    let_next_start(EARLY)
     to = shares_ptr + tl.program_id(0).to(tl.int64) * cols + first_row - lead
     for i in tl.static_range(CHUNKS):
         c = i * BLOCK + first_row
@@ -477,7 +475,7 @@ def layer_norm_backward_ends(
         dy_now = dy_next
         mean_now = mean_next
         rstd_now = rstd_next
-    let_next_start(EARLY == 1)
+    let_next_start(EARLY)
     to = shares_ptr + first * cols
     second = step * cols
     for i in tl.static_range(CHUNKS):

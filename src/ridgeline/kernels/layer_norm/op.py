@@ -10,7 +10,7 @@ from torch import Tensor
 from ridgeline.errors import KernelError
 from ridgeline.kernels import tuning
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, common_rows, declare, elementwise_cost
-from ridgeline.kernels.launcher import Kernel, Plans, access_of, launchable, num_sms, overlaps, vector_of
+from ridgeline.kernels.launcher import INTERPRETING, Kernel, Plans, access_of, launchable, num_sms, vector_of
 from ridgeline.kernels.layer_norm import config, kernel, reference
 from ridgeline.kernels.rms_norm.op import ends_access, pieces_of, plan_reduce, walkers
 from ridgeline.kernels.rows import as_rows, cdiv, float_reason, template
@@ -189,8 +189,8 @@ def _plan_forward(
         kind = _FORWARD
         vector, shifted, chunks = pieces_of(chosen, size, pointers, cols, stride)
         constants |= {"ROWS": chosen.rows, "CHUNKS": chunks, "BLOCK": chosen.block, "SHIFTED": shifted,
-                      "VECTOR": vector, "READS": chosen.reads,
-                      "WRITES": "" if shifted else chosen.writes}  # fmt: skip
+                      "VECTOR": vector, "READS": "" if has_residual else chosen.reads,
+                      "WRITES": chosen.writes}  # fmt: skip
     else:
         constants |= {"BLOCK": chosen.block or config.LONG_BLOCK}
     run = kind.bind(
@@ -262,27 +262,26 @@ def _plan_backward(
         vector, shifted, chunks = pieces_of(chosen, narrow, pointers, cols, stride)
         programs = max(1, programs // vector) * vector if shifted else programs
     apart = ends and chosen.ends
-    tile = {"KEEP_WEIGHT": chosen.keep_weight, "ROWS": chosen.rows, "CHUNKS": chunks, "SHIFTED": shifted,
-            "WRITES": chosen.writes}  # fmt: skip
+    tile = {"KEEP_WEIGHT": chosen.keep_weight, "ROWS": chosen.rows, "CHUNKS": chunks, "SHIFTED": shifted}
     if apart:
         vector, programs = ends, walkers(rows, chosen, ends, on)
         tile = {"CHUNKS": cdiv(cols // ends * ends, chosen.block)}
     partial = template((2, programs, cols), torch.float32, x.device)
-    early = int(overlaps(dx.nbytes)) if chosen.early is None else chosen.early
+    early = chosen.early and not INTERPRETING
     run = (_BACKWARD_ENDS if apart else _BACKWARD).bind(
         (dy, x, w, mean, rstd, dh, dx, partial, rows, cols, stride),
         grid=(programs,),
         constants=flags
         | tile
         | {"WANT_DW": bool(want & WANT_WEIGHT), "WANT_DB": bool(want & WANT_BIAS), "BLOCK": chosen.block,
-           "STAGES": chosen.num_stages, "EARLY": early if want else 0, "VECTOR": vector},
+           "STAGES": chosen.num_stages, "EARLY": bool(want) and early, "VECTOR": vector},
         num_stages=chosen.num_stages,
         num_warps=chosen.num_warps,
         device=on,
         vector=vector,
         max_registers=registers_of(chosen.num_warps, chosen.programs_per_sm) if apart else 0,
     )  # fmt: skip
-    reduce = plan_reduce(partial, w, programs, cols, on, second=w, early=bool(early))
+    reduce = plan_reduce(partial, w, programs, cols, on, second=w, early=early)
 
     def plan(
         dy: Tensor, x: Tensor, w: Tensor, mean: Tensor, rstd: Tensor, dh: Tensor, dx: Tensor, *sums: Tensor

@@ -44,10 +44,9 @@ class Backward:
     keep_weight: bool
     ends: bool = False
     """Of rows that start inside accesses, the few elements outside whole accesses are handled apart."""
-    early: int | None = None
-    """Whether the kernel that adds up the shares may start while this one ends (1), or from its start on (2), or not
-    (0); None: while it ends where results are large."""
-    writes: str = ""
+    early: bool = True
+    """The kernel that adds up the shares starts while this one ends: 2048×4096 22.5 µs, 24.0 else; 8192×128 11.6 and
+    12.8, LayerNorm 1024×12288 33.2 and 35.2. Let in from this one's start on it is in the way: 23.3, 11.9, 34.0."""
 
 
 LONG_BLOCK = 8192
@@ -89,19 +88,25 @@ def walking(rows: int, whole: int, itemsize: int) -> Forward | None:
     return Forward(1, cdiv(whole, 2048), 2048, 8, 3, 2)
 
 
-LEAVING_BYTES = 64 << 20
-"""Results of so many bytes leave the L2 first: none of them would be there when they are read, and lines that need not
-be written back make room for rows."""
+KEPT_BYTES = 96 << 20
+"""The L2 is told to keep rows from so many bytes on ("evict last"), which it cannot: what has been written goes first
+then, early and in its order. 16384×4096 67.8 µs, 70.1 else; LayerNorm 67.5 and 69.8, 65536×768 51.0 and 52.6; nothing
+at 84 MB, a loss at 34. Kernels that come after find no less of what is theirs (benchmarks/l2_after.py)."""
 
 
 def forward(rows: int, cols: int, itemsize: int) -> Forward:
-    """Sixteen elements a thread where that fills its pieces: 16384×4096 67.6 µs, 70.1 with thirty-two, 8192×8192 67.9
-    and 70.8, float32 8192×4096 67.8 and 69.0."""
-    writes = "evict_first" if rows * cols * itemsize >= LEAVING_BYTES else ""
+    """Sixteen 16-bit elements a thread where that fills its pieces: 16384×4096 67.6 and 68.7 µs in two runs, 70.1 and
+    69.4 with thirty-two, 8192×8192 67.9 and 70.2, 70.8 and 70.7. Float32 has nothing of it."""
+    chosen = held(rows, cols, itemsize)
     for num_warps in (8, 16):
-        if 384 * num_warps < cols <= 512 * num_warps:
-            return Forward(1, 2, 256 * num_warps, num_warps, writes=writes)
-    return replace(held(rows, cols, itemsize), writes=writes)
+        if itemsize == 2 and 384 * num_warps < cols <= 512 * num_warps:
+            chosen = Forward(1, 2, 256 * num_warps, num_warps)
+    return kept(chosen, rows, cols, itemsize)
+
+
+def kept(chosen: Forward, rows: int, cols: int, itemsize: int) -> Forward:
+    """The same, with rows that the L2 is told to keep where they are many."""
+    return replace(chosen, reads="evict_last") if rows * cols * itemsize >= KEPT_BYTES else chosen
 
 
 def held(rows: int, cols: int, itemsize: int) -> Forward:

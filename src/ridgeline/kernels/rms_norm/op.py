@@ -10,7 +10,7 @@ from torch import Tensor
 from ridgeline.errors import KernelError
 from ridgeline.kernels import device, tuning
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, common_rows, declare, elementwise_cost
-from ridgeline.kernels.launcher import Kernel, Plans, access_of, launchable, num_sms, overlaps, vector_of
+from ridgeline.kernels.launcher import INTERPRETING, Kernel, Plans, access_of, launchable, num_sms, vector_of
 from ridgeline.kernels.rms_norm import config, kernel, reference
 from ridgeline.kernels.rows import as_rows, cdiv, clamp, float_reason, power_of_two, template
 from ridgeline.kernels.shares import registers_of
@@ -168,8 +168,8 @@ def _plan_forward(
         kind = _FORWARD
         vector, shifted, chunks = pieces_of(chosen, size, pointers, cols, stride)
         constants |= {"ROWS": chosen.rows, "CHUNKS": chunks, "BLOCK": chosen.block, "SHIFTED": shifted,
-                      "VECTOR": vector, "READS": chosen.reads,
-                      "WRITES": "" if shifted else chosen.writes}  # fmt: skip
+                      "VECTOR": vector, "READS": "" if has_residual else chosen.reads,
+                      "WRITES": chosen.writes}  # fmt: skip
     else:
         constants |= {"BLOCK": chosen.block or config.LONG_BLOCK}
     run = kind.bind(
@@ -241,21 +241,20 @@ def _plan_backward(
         vector, shifted, chunks = pieces_of(chosen, narrow, pointers, cols, stride)
         programs = max(1, programs // vector) * vector if shifted else programs
     partial = template((programs, cols), torch.float32, x.device)
-    early = int(overlaps(dx.nbytes)) if chosen.early is None else chosen.early
+    early = chosen.early and not INTERPRETING
     run = _BACKWARD.bind(
         (dy, x, w, rstd, dh, dx, partial, rows, cols, stride, 0.0),
         grid=(programs,),
         constants=flags
         | {"WANT_DW": want_dw, "KEEP_WEIGHT": chosen.keep_weight, "ROWS": chosen.rows,
            "CHUNKS": chunks, "BLOCK": chosen.block, "STAGES": chosen.num_stages,
-           "EARLY": early if want_dw else 0, "SHIFTED": shifted, "VECTOR": vector,
-           "WRITES": chosen.writes},
+           "EARLY": want_dw and early, "SHIFTED": shifted, "VECTOR": vector},
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
         device=x.get_device(),
         vector=vector,
     )  # fmt: skip
-    reduce = plan_reduce(partial, w, programs, cols, x.get_device(), early=bool(early))
+    reduce = plan_reduce(partial, w, programs, cols, x.get_device(), early=early)
 
     def plan(dy: Tensor, x: Tensor, w: Tensor, rstd: Tensor, dh: Tensor, dx: Tensor, dw: Tensor, offset: float) -> None:
         shares = torch.empty_like(partial, memory_format=torch.contiguous_format) if want_dw else dx

@@ -68,9 +68,7 @@ def softmax_forward(
         top = tl.full([ROWS, BLOCK], float("-inf"), tl.float32)
         for i in tl.static_range(CHUNKS):
             c = i * BLOCK + col
-            x = load_part(
-                x_at + i * BLOCK, c, row < rows, lead, end, i, CHUNKS, SHIFTED, VECTOR, float("-inf"), READS
-            )
+            x = load_part(x_at + i * BLOCK, c, row < rows, lead, end, i, CHUNKS, SHIFTED, VECTOR, float("-inf"), READS)
             x = x.to(tl.float32)
             top = tl.maximum(top, x)
             held = held + (x,)

@@ -152,9 +152,9 @@ def _held(choose: Any, rows: int, cols: int, itemsize: int, vector: int, shifted
     """The configuration for rows held in registers, or read twice."""
     if not shifted:
         return choose(rows, cols, itemsize)
-    found = choose(rows, cols // vector * vector, itemsize)
+    found = choose(rows, cols // vector * vector, itemsize, True)
     apart = found.chunks > 1 or found.rows == 1  # shorter rows share a warp
-    return config.with_ends(found) if apart and found.chunks else choose(rows, cols, itemsize)
+    return config.with_ends(found) if apart and found.chunks else choose(rows, cols, itemsize, True)
 
 
 def _plan_ends(
