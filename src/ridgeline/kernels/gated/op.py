@@ -149,7 +149,7 @@ def _make(of: Case, on: torch.device, generator: torch.Generator) -> tuple[Any, 
 CHECKS = tuple(
     case(dtype, rows=rows, cols=cols)
     for dtype in DTYPES
-    for rows, cols in ((1, 3), (3, 7), (64, 1000), (33, 5632), (19, 14336), (257, 1))
+    for rows, cols in ((1, 3), (3, 7), (64, 1000), (33, 5632), (19, 14336), (257, 1), (3600, 14336))
 )
 RACES = tuple(
     case(dtype, rows=rows, cols=cols)

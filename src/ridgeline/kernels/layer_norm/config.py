@@ -29,8 +29,8 @@ def walking(rows: int, whole: int, itemsize: int) -> Forward | None:
 def backward_ends(rows: int, whole: int, itemsize: int) -> Backward | None:
     """Rows that start inside accesses, ``whole`` columns of them in whole accesses: a thread has 32 of each vector.
 
-    32768×4099: 252 µs, 316 with masks, 272 on eight warps; 131072×1001 216 and 220; 65536×2049 225 on three programs, 295
-    on two, 261 on four; 16384×7001 311 on eight warps, 245 with masks.
+    32768×4099: 252 µs, 316 with masks, 272 on eight warps; 131072×1001 216 and 220; 65536×2049 225 on three programs,
+    295 on two, 261 on four; 16384×7001 311 on eight warps, 245 with masks.
     """
     if rows < rms.LEAST_WALKED or not 512 <= whole <= 4096:
         return None

@@ -76,7 +76,7 @@ def backward(rows: int, cols: int, itemsize: int, shifted: bool = False) -> Soft
     Many rows of 3k to 4k columns have sixteen elements a thread and are told to stay in the L2, results to leave it:
     16384×4096 95.2 µs, 98.1 else. Short ones are two a program: 65536×1024 96.6, 98.0 with four.
     """
-    short = short_tile(rows, cols, itemsize, 2 if itemsize == 2 and 512 < cols else 4)
+    short = short_tile(rows, cols, itemsize, 2 if itemsize == 2 and cols > 512 else 4)
     if short is not None:
         return Softmax(*short)
     if itemsize == 2 and 3072 < cols <= 4096 and rows * cols * itemsize >= KEPT_BYTES and not shifted:
