@@ -1,6 +1,7 @@
 """The race with torch.compile(mode="max-autotune") taking part, compiled by several processes before the clock starts.
 
     python benchmarks/race_compiled.py --out results --budget-s 300 --go results/go
+    python benchmarks/race_compiled.py --table data/recordings/h200/rows_compiled2.json.gz
 
 Compiling needs a minute and more of many cores and hardly the GPU, racing needs the GPU alone and seconds: every case
 has a process, ``--jobs`` of them compile at a time, say so, and wait until the file ``--go`` is there (no ``--go``:
@@ -14,11 +15,13 @@ import argparse
 import fcntl
 import gzip
 import json
+import math
 import os
 import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,8 +35,13 @@ CASES: dict[str, tuple[int, ...]] = {
     "layer_norm": (0, 4, 5, 2, 8, 6),
     "qk_norm_rope": (0, 1),
     "softmax": (0, 3, 5),
-    "swiglu": (0,),
-    "group_norm": (1,),
+    "swiglu": (0, 3),
+    "group_norm": (1, 0),
+    "group_norm_silu": (1,),
+    "rope": (0,),
+    "geglu": (0,),
+    "relu2": (0,),
+    "add_rms_norm": (0,),
     "rms_norm_quant": (0,),
     "dropout_add": (0,),
     "dot_interaction": (0,),
@@ -55,8 +63,13 @@ class Entry:
 
 
 def entries(names: list[str], most: int) -> list[Entry]:
-    """First cases of all functions, then second ones: what is compiled in time is spread over functions."""
-    ranks = [[Entry(name, CASES[name][i]) for name in names if i < len(CASES[name])] for i in range(most)]
+    """First cases of all functions, then second ones: what is compiled in time is spread over functions.
+
+    A name may say which of its races: ``softmax:0+3``.
+    """
+    asked = [(name, [int(i) for i in which.split("+")] if which else CASES[name])
+             for name, _, which in (text.partition(":") for text in names)]  # fmt: skip
+    ranks = [[Entry(name, cases[i]) for name, cases in asked if i < len(cases)] for i in range(most)]
     return [entry for rank in ranks for entry in rank]
 
 
@@ -173,21 +186,52 @@ class Field:
                 run.kill()
 
 
+def table(found: dict[str, Any], copy: float) -> Iterator[str]:
+    """The rows of a recording for a note, in Markdown, and how functions stand."""
+    from ridgeline.bench.race import Row, paired, standings
+
+    rows = [Row(**row) for row in found["race"]]
+    took = {(row.primitive, row.phase, row.dtype, row.sizes, row.contender): 1e6 * row.median_s for row in rows}
+    yield (
+        "| function | phase | case | MB | ours, µs | torch.compile | eager | Liger | best rival over ours"
+        f" | of the copy ({copy / 1e12:.2f} TB/s) |"
+    )
+    yield "|---|---|---|---|---|---|---|---|---|---|"
+    for ours, best in sorted(paired(rows), key=lambda pair: (pair[0].primitive, pair[0].phase, pair[0].sizes)):
+        theirs = [
+            took.get((ours.primitive, ours.phase, ours.dtype, ours.sizes, who), math.nan)
+            for who in ("compiled", "eager", "liger")
+        ]
+        times = [f"{1e6 * ours.median_s:.1f}", *("–" if math.isnan(value) else f"{value:.1f}" for value in theirs)]
+        named = [ours.primitive, ours.phase, f"{ours.dtype.replace('bfloat16', 'bf16')} {ours.sizes}"]
+        shares = [f"{best.median_s / ours.median_s:.2f}", f"{ours.bytes_per_s / copy:.0%}"]
+        yield f"| {' | '.join([*named, f'{ours.num_bytes / 1e6:.0f}', *times, *shares])} |"
+    for found_of in standings(rows):
+        stands = f"{found_of.speedup:.2f} over {found_of.num_cases}, {found_of.num_lost} lost"
+        yield f"{found_of.primitive} {found_of.phase}: {stands}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--table", type=Path, help="a recording to print for a note")
+    parser.add_argument("--copy", type=float, default=4.24e12, help="bytes a second of the copy of its day")
     parser.add_argument("--budget-s", type=float, default=300.0)
     parser.add_argument("--go", type=Path, help="races begin when this file is there")
     parser.add_argument("--race-s", type=float, default=60.0, help="seconds the races may take")
     parser.add_argument("--most", type=int, default=9, help="cases of a function")
     parser.add_argument("--jobs", type=int, default=12, help="processes that compile at a time")
-    parser.add_argument("--names", default=",".join(CASES))
+    parser.add_argument("--names", default=",".join(CASES), help="functions, each with cases or without: softmax:0+3")
     parser.add_argument("--path", action="append", default=[], help="folder for the import path, for Liger")
     parser.add_argument("--child", default="")
     parser.add_argument("--index", type=int, default=0)
     parser.add_argument("--until-s", type=float, default=0.0)
     parser.add_argument("--work", type=Path, default=None, help="where processes leave notes; a folder beside --out")
     asked = parser.parse_args()
+    if asked.table:
+        return print("\n".join(table(json.loads(gzip.decompress(asked.table.read_bytes())), asked.copy)))
+    if asked.out is None:
+        parser.error("--out or --table")
     sys.path[:0] = asked.path
     work = asked.work or asked.out.parent / f"{asked.out.name}-work"
     work.mkdir(parents=True, exist_ok=True)

@@ -231,14 +231,160 @@ def whole() -> Iterator[Sweep]:
         yield Sweep("softmax.forward", "softmax", "fwd", of, (in_shares, *tried))
 
 
+def pairs() -> Iterator[Sweep]:
+    """Softmax of rows that a program holds whole, one program of sixteen warps a multiprocessor, or two of eight."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.softmax.config import Whole as H
+
+    for rows, cols, tried in ((8192, 24000, (H(16, 2), H(8, 2, 2))), (8192, 16384, (H(8, 3, 2), H(8, 2, 3))),
+                              (8192, 20000, (H(8, 2, 2),)), (8192, 28000, (H(16, 2), H(8, 2, 2))),
+                              (16384, 12288, (H(8, 3, 3), H(8, 2, 3), H(4, 2, 4)))):  # fmt: skip
+        yield Sweep("softmax.forward", "softmax", "fwd", case("bfloat16", rows=rows, cols=cols), tried)
+
+
 def scales() -> Iterator[Sweep]:
     """Norms to fp8 with a scale a block of 128, whose scales are no longer divided."""
     from ridgeline.kernels.contract import case
+    from ridgeline.kernels.rms_norm_quant.config import Tile
 
-    for name, rows, cols in (("layer_norm_quant", 16384, 4096), ("layer_norm_quant", 8192, 8192),
-                             ("layer_norm_quant", 8192, 6144), ("rms_norm_quant", 8192, 8192)):  # fmt: skip
+    six = (Tile(1, 6, 1024, 4, 3, 3), Tile(1, 6, 1024, 4, 3, 2), Tile(1, 3, 2048, 4, 3, 2))
+    for name, rows, cols, tried in (("layer_norm_quant", 16384, 4096, ()), ("layer_norm_quant", 8192, 8192, ()),
+                                    ("layer_norm_quant", 8192, 6144, six), ("rms_norm_quant", 8192, 8192, ()),
+                                    ("rms_norm_quant", 8192, 6144, six[:1])):  # fmt: skip
         of = case("bfloat16", rows=rows, cols=cols, kind="float8_e4m3fn", block=128)
-        yield Sweep(name, name, "fwd", of, ())
+        yield Sweep(name, name, "fwd", of, tried)
+
+
+def told() -> Iterator[Sweep]:
+    """What the L2 is told of rows that are read and results that are written, and rows that are read twice."""
+    from dataclasses import replace
+
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.gated.config import Pointwise
+    from ridgeline.kernels.layer_norm import config as layer
+    from ridgeline.kernels.rms_norm import config as rms
+    from ridgeline.kernels.rms_norm.config import Forward as F
+    from ridgeline.kernels.softmax import config as soft
+
+    def ways(found: Any) -> tuple[Any, ...]:
+        last, first = replace(found, reads="evict_last"), replace(found, writes="evict_first")
+        return last, first, replace(last, writes="evict_first")
+
+    twice = {
+        4096: (F(1, 0, 4096, 8), F(1, 0, 4096, 16), F(1, 0, 2048, 8), F(1, 0, 2048, 16), F(1, 1, 4096, 16),
+               F(1, 2, 2048, 8)),
+        8192: (F(1, 0, 8192, 16), F(1, 0, 4096, 16), F(1, 0, 2048, 8), F(1, 1, 8192, 32), F(1, 2, 4096, 16)),
+        128: (F(32, 1, 128, 8), F(32, 1, 128, 4), F(16, 1, 128, 8), F(4, 1, 128, 2)),
+        5120: (F(1, 0, 1024, 4), F(1, 0, 8192, 16)),
+    }
+    for dtype, rows, cols in (("bfloat16", 16384, 4096), ("bfloat16", 8192, 8192), ("bfloat16", 131072, 128),
+                              ("float32", 8192, 4096), ("bfloat16", 8192, 5120), ("bfloat16", 2048, 4096)):  # fmt: skip
+        of, size = case(dtype, rows=rows, cols=cols), 2 if dtype == "bfloat16" else 4
+        more = twice.get(cols, ()) if rows > 2048 else twice[cols][:1]
+        yield Sweep("rms_norm.forward", "rms_norm", "fwd", of, ways(rms.forward(rows, cols, size)) + more)
+        if cols in (4096, 128) and rows > 2048:
+            cols = 768 if cols == 128 else cols
+            of, rows = case(dtype, rows=65536 if cols == 768 else rows, cols=cols), 65536 if cols == 768 else rows
+            more = twice[4096][:4] if cols == 4096 else ()
+            yield Sweep("layer_norm.forward", "layer_norm", "fwd", of, ways(layer.forward(rows, cols, size)) + more)
+    of = case("bfloat16", rows=16384, cols=4096)
+    yield Sweep("softmax.forward", "softmax", "fwd", of, ways(soft.forward(16384, 4096, 2)))
+    yield Sweep("softmax.backward", "softmax", "bwd", of, ways(soft.backward(16384, 4096, 2)))
+    of = case("bfloat16", rows=8192, cols=14336)
+    shapes = (Pointwise(1024, 4), Pointwise(1024, 2), Pointwise(4096, 8), Pointwise(2048, 8))
+    for phase, kernel in (("fwd", "gated.forward"), ("bwd", "gated.backward")):
+        yield Sweep(kernel, "swiglu", phase, of, ways(Pointwise(2048, 4)) + shapes)
+
+
+def shares_early() -> Iterator[Sweep]:
+    """Backward passes of norms of middling size: the kernel of column sums started early, other programs and tiles."""
+    from dataclasses import replace
+
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.layer_norm import config as layer
+    from ridgeline.kernels.rms_norm import config as rms
+    from ridgeline.kernels.rms_norm.config import Backward as B
+
+    more = {
+        (2048, 4096): (B(1, 2, 2048, 8, 3, 1, True), B(1, 4, 1024, 4, 3, 3, True), B(1, 1, 4096, 16, 3, 1, True)),
+        (8192, 128): (B(16, 1, 128, 4, 3, 4, True), B(64, 1, 128, 16, 3, 1, True), B(64, 1, 128, 8, 3, 1, True)),
+        (131072, 128): (B(16, 1, 128, 4, 3, 5, True), B(32, 1, 128, 8, 3, 3, True), B(16, 1, 128, 4, 3, 6, True)),
+        (4096, 1024): (B(1, 1, 1024, 4, 3, 3, True), B(4, 1, 1024, 8, 3, 1, True)),
+    }
+    sizes = ((2048, 4096), (8192, 128), (131072, 128), (4096, 1024), (4096, 5120), (1024, 8192), (512, 4096))
+    for rows, cols in sizes:
+        found = rms.backward(rows, cols, 2)
+        tried = (*more.get((rows, cols), ()), replace(found, early=False))
+        yield Sweep("rms_norm.backward", "rms_norm", "bwd", case("bfloat16", rows=rows, cols=cols), tried)
+    wide = (B(1, 3, 4096, 16, 3, 1, False), B(1, 12, 1024, 4, 3, 1, False))
+    for rows, cols, others in ((1024, 12288, wide), (2048, 4096, ()), (8192, 768, ()), (4096, 1024, ())):
+        found = layer.backward(rows, cols, 2)
+        tried = (*others, replace(found, early=False))
+        yield Sweep("layer_norm.backward", "layer_norm", "bwd", case("bfloat16", rows=rows, cols=cols), tried)
+
+
+def odd_backward() -> Iterator[Sweep]:
+    """LayerNorm's backward pass of rows that start inside accesses, since its two sums meet once."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.rms_norm.config import Backward as B
+
+    for rows, cols, tried in (
+        (32768, 4099, (B(1, 2, 2048, 8, 3, 2, True, True), B(1, 4, 1024, 4, 3, 3, True, True),
+                       B(1, 5, 1024, 4, 3, 2, False))),
+        (16384, 7001, (B(1, 2, 4096, 16, 3, 1, True, True), B(1, 4, 2048, 8, 3, 1, True, True))),
+        (65536, 2049, (B(1, 2, 1024, 4, 3, 3, True, True), B(1, 2, 1024, 4, 3, 4, True, True))),
+        (131072, 1001, (B(1, 4, 256, 1, 3, 10, True, True), B(1, 1, 1024, 4, 3, 5, True, True))),
+    ):  # fmt: skip
+        of = case("bfloat16", rows=rows, cols=cols)
+        yield Sweep("layer_norm.backward", "layer_norm", "bwd", of, tried)
+
+
+def fewer() -> Iterator[Sweep]:
+    """Forward passes with sixteen numbers a thread instead of thirty-two, results that leave the L2 first or do not."""
+    from dataclasses import replace
+
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.gated.config import Pointwise as P
+    from ridgeline.kernels.rms_norm.config import Forward as F
+    from ridgeline.kernels.softmax.config import Softmax as S
+
+    def leaving(*ways: Any) -> tuple[Any, ...]:
+        return tuple(found for way in ways for found in (way, replace(way, writes="evict_first")))
+
+    both = {"reads": "evict_last", "writes": "evict_first"}
+    four, eight = F(1, 4, 1024, 4), F(1, 4, 2048, 8)
+    for dtype, rows, cols, tried in (
+        ("bfloat16", 16384, 4096, (*leaving(four, F(1, 2, 2048, 8), F(1, 1, 4096, 8)), F(2, 1, 4096, 16),
+                                   F(1, 2, 2048, 8, **both))),
+        ("bfloat16", 8192, 8192, (*leaving(eight, F(1, 2, 4096, 16)), F(1, 1, 8192, 16))),
+        ("float32", 8192, 4096, leaving(four, F(1, 2, 2048, 8))),
+        ("bfloat16", 2048, 4096, (four, F(1, 2, 2048, 8))),
+        ("bfloat16", 8192, 5120, leaving(F(1, 5, 1024, 4), F(1, 3, 2048, 8))),
+        ("bfloat16", 16384, 2048, (*leaving(F(1, 2, 1024, 4)), F(1, 1, 2048, 8))),
+        ("bfloat16", 4096, 16384, (*leaving(F(1, 4, 4096, 16)), F(1, 2, 8192, 32))),
+        ("float16", 16384, 3072, (*leaving(F(1, 3, 1024, 4)), F(1, 2, 2048, 8))),
+    ):  # fmt: skip
+        of = case(dtype, rows=rows, cols=cols)
+        yield Sweep("rms_norm.forward", "rms_norm", "fwd", of, tried)
+        if cols in (4096, 8192, 2048):
+            yield Sweep("layer_norm.forward", "layer_norm", "fwd", of, tried[:5])
+    for rows, cols, tried in (
+        (16384, 4096, (*leaving(S(1, 4, 1024, 4), S(1, 2, 2048, 8)), S(1, 2, 2048, 8, **both))),
+        (16384, 8192, leaving(S(1, 4, 2048, 8), S(1, 2, 4096, 16))),
+        (65536, 1024, leaving(S(4, 4, 256, 4))), (8192, 16384, leaving(S(1, 4, 4096, 16))),
+    ):  # fmt: skip
+        yield Sweep("softmax.forward", "softmax", "fwd", case("bfloat16", rows=rows, cols=cols), tried)
+    for rows, cols, tried in (
+        (16384, 4096, (*leaving(S(1, 4, 1024, 4), S(1, 2, 2048, 8)), S(1, 1, 4096, 16), S(1, 2, 2048, 8, **both))),
+        (65536, 1024, (*leaving(S(4, 4, 256, 4)), S(1, 1, 1024, 4), S(2, 4, 256, 2))),
+        (4096, 32768, (*leaving(S(1, 1, 32768, 32)), S(1, 4, 8192, 32))),
+        (8192, 8192, leaving(S(1, 4, 2048, 8), S(1, 2, 4096, 16))),
+    ):  # fmt: skip
+        yield Sweep("softmax.backward", "softmax", "bwd", case("bfloat16", rows=rows, cols=cols), tried)
+    for rows, cols in ((8192, 14336), (2048, 8192)):
+        of = case("bfloat16", rows=rows, cols=cols)
+        yield Sweep("gated.forward", "swiglu", "fwd", of, (*leaving(P(1024, 4), P(512, 4)), P(2048, 8)))
+        yield Sweep("gated.backward", "swiglu", "bwd", of, (*leaving(P(1024, 4), P(512, 4)), P(2048, 8), P(512, 2)))
 
 
 PARTS: dict[str, Callable[[], Iterator[Sweep]]] = {
@@ -251,9 +397,14 @@ PARTS: dict[str, Callable[[], Iterator[Sweep]]] = {
     "last": last,
     "long_backward": long_backward,
     "whole": whole,
+    "pairs": pairs,
     "leaving": leaving,
     "groups_whole": groups_whole,
     "scales": scales,
+    "told": told,
+    "fewer": fewer,
+    "shares_early": shares_early,
+    "odd_backward": odd_backward,
 }
 
 
@@ -471,7 +622,9 @@ def main() -> None:
     import ridgeline.kernels  # noqa: F401
     from ridgeline.bench.clock import FLUSH_BYTES
     from ridgeline.bench.race import Course, copy_bandwidth
+    from ridgeline.kernels import direct
 
+    direct.RECORD_AFTER = sys.maxsize  # a recorded backward pass keeps its plan, whatever is forced later
     asked.out.mkdir(parents=True, exist_ok=True)
     device = torch.device("cuda")
     found: dict[str, Any] = {"copy_bytes_per_s": copy_bandwidth(Course(device)), "rows": [], "split": [], "errors": []}

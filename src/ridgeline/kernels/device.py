@@ -6,6 +6,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+USUAL = tl.constexpr("")  # what the L2 does with lines of which it is told nothing
+
 
 @triton.jit
 def let_next_start(EARLY: tl.constexpr):
@@ -46,18 +48,19 @@ def load_part(
     SHIFTED: tl.constexpr,
     VECTOR: tl.constexpr,
     OTHER: tl.constexpr = 0.0,
+    POLICY: tl.constexpr = USUAL,
 ):
     """Positions lead to end of a row, of which this is piece I of CHUNKS, and OTHER elsewhere.
 
     An access holds an element of the row or is not made, so that nothing is read but the neighbors' elements.
     """
     if SHIFTED:
-        x = tl.load(at, mask=there & (position // VECTOR * VECTOR < end), other=OTHER)
+        x = tl.load(at, mask=there & (position // VECTOR * VECTOR < end), other=OTHER, eviction_policy=POLICY)
         if I == 0 or I >= CHUNKS - 2:  # a row's length less than an access more or less decides where it ends
             x = tl.where((position >= lead) & (position < end), x, OTHER)
         return x
     else:
-        return tl.load(at, mask=there & (position < end), other=OTHER)
+        return tl.load(at, mask=there & (position < end), other=OTHER, eviction_policy=POLICY)
 
 
 @triton.jit
@@ -72,18 +75,19 @@ def store_part(
     CHUNKS: tl.constexpr,
     SHIFTED: tl.constexpr,
     VECTOR: tl.constexpr,
+    POLICY: tl.constexpr = USUAL,
 ):
     """Positions lead to end of a row: whole accesses at once, what is left of the first and the last one by one."""
     if SHIFTED:
         access = position // VECTOR * VECTOR
         if I == 0 or I >= CHUNKS - 2:  # a row's length less than an access more or less decides where it ends
             whole = (access >= lead) & (access + VECTOR <= end)
-            tl.store(to, value, mask=there & whole)
+            tl.store(to, value, mask=there & whole, eviction_policy=POLICY)
             tl.store(to, value, mask=there & (position >= lead) & (position < end) & (whole == 0))
         else:
-            tl.store(to, value, mask=there & (access < end))
+            tl.store(to, value, mask=there & (access < end), eviction_policy=POLICY)
     else:
-        tl.store(to, value, mask=there & (position < end))
+        tl.store(to, value, mask=there & (position < end), eviction_policy=POLICY)
 
 
 @triton.jit

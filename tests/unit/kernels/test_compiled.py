@@ -50,7 +50,7 @@ def test_rms_norm_backward_keeps_rows_on_their_way_and_spills_nothing(cols):
 def test_forward_kernels_read_and_write_sixteen_bytes_at_a_time(call, kernel, cols):
     made = facts(variants(call, (4096, cols), grad=False)[kernel])
     assert made.num_spills == 0
-    assert made.num("LDG.E.128") > 0 and made.num("STG.E.128") > 0
+    assert made.num("LDG.E.128") + made.num("LDG.E.EL.128") > 0 and made.num("STG.E.128") > 0
     assert made.num("LDG.E.U16") == 0 and made.num("STG.E.U16") == 0
 
 
@@ -338,3 +338,37 @@ def test_logits_that_fill_the_l2_leave_it_first():
         target = torch.zeros(rows, dtype=torch.long, device="meta")
         found = variants(lambda x, t=target: kernels.cross_entropy(x, t), (rows, 1000), grad=False)
         assert facts(found["cross_entropy_short"]).num(policy) >= 8
+
+
+@pytest.mark.parametrize("cols", [4096, 8192, 4099])
+def test_both_sums_of_a_layer_norm_row_backward_are_one_meeting_of_its_warps(cols):
+    found = variants(lambda x, w, b: kernels.layer_norm(x, w, b), (8192, cols), (cols,), (cols,))
+    variant = found["layer_norm_backward_ends" if cols % 8 else "layer_norm_backward"]
+    stored = 4 * dict(variant.constants)["CHUNKS"]  # two a piece of either share: the compiler rearranges float32
+    assert facts(variant).num("BAR") <= 4 + stored, "three a row, six with a sum after the other, and one at the end"
+
+
+def test_one_long_row_of_a_gated_unit_divides_nothing():
+    flat = facts(variants(kernels.swiglu, (4096, 8192), (4096, 8192), grad=False)["gated_forward"])
+    assert flat.num("I2F") == 0 and flat.num("LDG.E.128") == 2
+
+
+@pytest.mark.parametrize(
+    ("call", "kernel", "accesses"),
+    [
+        (lambda x: kernels.rms_norm(x), "rms_norm_forward", 2),
+        (lambda x: kernels.layer_norm(x), "layer_norm_forward", 4),
+        (kernels.softmax, "softmax_forward", 4),
+        (lambda x: kernels.swiglu(x, x), "gated_forward", 2),
+    ],
+)
+def test_rows_that_no_l2_holds_are_told_to_stay_in_it(call, kernel, accesses):
+    for rows, policy in ((1024, "LDG.E.128"), (16384, "LDG.E.EL.128")):
+        assert facts(variants(call, (rows, 4096), grad=False)[kernel]).num(policy) == accesses
+
+
+def test_column_sums_start_while_shares_are_written_whatever_the_size():
+    for rows in (64, 16384):
+        found = variants(lambda x, w: kernels.rms_norm(x, w, 1e-6), (rows, 4096), (4096,))
+        assert facts(found["rms_norm_backward"]).num("PREEXIT") == 1
+        assert dict(found["reduce_partials"].constants)["DEPENDENT"]

@@ -34,17 +34,36 @@ def activation(x, KIND: tl.constexpr):
 
 
 @triton.jit
-def gated_forward(
-    gate_ptr, up_ptr, out_ptr, cols, gate_stride, up_stride, blocks_per_row, KIND: tl.constexpr, BLOCK: tl.constexpr
-):
+def _place(blocks_per_row, BLOCK: tl.constexpr, FLAT: tl.constexpr):
+    """A program's row and columns. One long row has no row to find, and a division ahead of every load is not free."""
     pid = tl.program_id(0).to(tl.int64)
-    row = pid // blocks_per_row
-    col = (pid % blocks_per_row) * BLOCK + tl.arange(0, BLOCK)
+    if FLAT:
+        return pid * 0, pid * BLOCK + tl.arange(0, BLOCK)
+    else:
+        return pid // blocks_per_row, (pid % blocks_per_row) * BLOCK + tl.arange(0, BLOCK)
+
+
+@triton.jit
+def gated_forward(
+    gate_ptr,
+    up_ptr,
+    out_ptr,
+    cols,
+    gate_stride,
+    up_stride,
+    blocks_per_row,
+    KIND: tl.constexpr,
+    BLOCK: tl.constexpr,
+    FLAT: tl.constexpr,
+    READS: tl.constexpr,
+    WRITES: tl.constexpr,
+):
+    row, col = _place(blocks_per_row, BLOCK, FLAT)
     inside = col < cols
-    gate = tl.load(gate_ptr + row * gate_stride + col, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(up_ptr + row * up_stride + col, mask=inside, other=0.0).to(tl.float32)
+    gate = tl.load(gate_ptr + row * gate_stride + col, mask=inside, other=0.0, eviction_policy=READS).to(tl.float32)
+    up = tl.load(up_ptr + row * up_stride + col, mask=inside, other=0.0, eviction_policy=READS).to(tl.float32)
     y, _ = activation(gate, KIND)
-    tl.store(out_ptr + row * cols + col, (y * up).to(out_ptr.dtype.element_ty), mask=inside)
+    tl.store(out_ptr + row * cols + col, (y * up).to(out_ptr.dtype.element_ty), mask=inside, eviction_policy=WRITES)
 
 
 @triton.jit
@@ -60,15 +79,16 @@ def gated_backward(
     blocks_per_row,
     KIND: tl.constexpr,
     BLOCK: tl.constexpr,
+    FLAT: tl.constexpr,
+    READS: tl.constexpr,
+    WRITES: tl.constexpr,
 ):
-    pid = tl.program_id(0).to(tl.int64)
-    row = pid // blocks_per_row
-    col = (pid % blocks_per_row) * BLOCK + tl.arange(0, BLOCK)
+    row, col = _place(blocks_per_row, BLOCK, FLAT)
     inside = col < cols
     at = row * cols + col
-    gate = tl.load(gate_ptr + row * gate_stride + col, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(up_ptr + row * up_stride + col, mask=inside, other=0.0).to(tl.float32)
-    dy = tl.load(dy_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    gate = tl.load(gate_ptr + row * gate_stride + col, mask=inside, other=0.0, eviction_policy=READS).to(tl.float32)
+    up = tl.load(up_ptr + row * up_stride + col, mask=inside, other=0.0, eviction_policy=READS).to(tl.float32)
+    dy = tl.load(dy_ptr + at, mask=inside, other=0.0, eviction_policy=READS).to(tl.float32)
     y, slope = activation(gate, KIND)
-    tl.store(dgate_ptr + at, (dy * up * slope).to(dgate_ptr.dtype.element_ty), mask=inside)
-    tl.store(dup_ptr + at, (dy * y).to(dup_ptr.dtype.element_ty), mask=inside)
+    tl.store(dgate_ptr + at, (dy * up * slope).to(dgate_ptr.dtype.element_ty), mask=inside, eviction_policy=WRITES)
+    tl.store(dup_ptr + at, (dy * y).to(dup_ptr.dtype.element_ty), mask=inside, eviction_policy=WRITES)

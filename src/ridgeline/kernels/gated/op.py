@@ -66,12 +66,12 @@ def _forward_planned(gate: Tensor, up: Tensor, kind: str) -> Tensor:
     key = (gate.dtype, up.dtype, out.numel(), cols, gate_stride, up_stride, kind, gate.get_device(), pointers & 15)
     plan = _forward_plans.get(key)
     if plan is None:
-        chosen = tuning.choose("gated.forward", {"cols": cols, "dtype": gate.dtype}, config.default(cols))
+        chosen = tuning.choose("gated.forward", {"cols": cols, "dtype": gate.dtype}, config.forward(cols, gate.nbytes))
         blocks = cdiv(cols, chosen.block)
         run = _FORWARD.bind(
             (gate, up, out, cols, gate_stride, up_stride, blocks),
             grid=(blocks * (out.numel() // cols if cols else 0),),
-            constants={"KIND": KINDS[kind], "BLOCK": chosen.block},
+            constants=_constants(kind, chosen, out.numel() == cols),
             num_warps=chosen.num_warps,
             device=gate.get_device(),
             vector=vector_of(gate.element_size(), pointers | out.data_ptr(), cols, gate_stride, up_stride),
@@ -98,12 +98,12 @@ def _backward(dy: Tensor, gate: Tensor, up: Tensor, kind: str) -> tuple[Tensor, 
     )  # fmt: skip
     plan = _backward_plans.get(key)
     if plan is None:
-        chosen = tuning.choose("gated.backward", {"cols": cols, "dtype": gate.dtype}, config.default(cols))
+        chosen = tuning.choose("gated.backward", {"cols": cols, "dtype": gate.dtype}, config.backward(cols))
         blocks = cdiv(cols, chosen.block)
         run = _BACKWARD.bind(
             (dy, gate, up, dgate, dup, cols, gate_stride, up_stride, blocks),
             grid=(blocks * (dup.numel() // cols if cols else 0),),
-            constants={"KIND": KINDS[kind], "BLOCK": chosen.block},
+            constants=_constants(kind, chosen, dup.numel() == cols),
             num_warps=chosen.num_warps,
             device=gate.get_device(),
             vector=vector_of(gate.element_size(), pointers, cols, gate_stride, up_stride),
@@ -112,6 +112,10 @@ def _backward(dy: Tensor, gate: Tensor, up: Tensor, kind: str) -> tuple[Tensor, 
     run, blocks = plan
     run(dy, gate, up, dgate, dup, cols, gate_stride, up_stride, blocks)
     return dgate, dup
+
+
+def _constants(kind: str, chosen: config.Pointwise, flat: bool) -> dict[str, Any]:
+    return {"KIND": KINDS[kind], "BLOCK": chosen.block, "FLAT": flat, "READS": chosen.reads, "WRITES": chosen.writes}
 
 
 def _like(gate: Tensor, *_: Any) -> Tensor:
@@ -145,7 +149,7 @@ def _make(of: Case, on: torch.device, generator: torch.Generator) -> tuple[Any, 
 CHECKS = tuple(
     case(dtype, rows=rows, cols=cols)
     for dtype in DTYPES
-    for rows, cols in ((1, 3), (3, 7), (64, 1000), (33, 5632), (19, 14336), (257, 1))
+    for rows, cols in ((1, 3), (3, 7), (64, 1000), (33, 5632), (19, 14336), (257, 1), (3600, 14336))
 )
 RACES = tuple(
     case(dtype, rows=rows, cols=cols)

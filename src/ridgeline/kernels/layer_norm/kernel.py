@@ -22,6 +22,17 @@ from ridgeline.kernels.device import (
 
 
 @triton.jit
+def _add_both(a, b, more_a, more_b):
+    return a + more_a, b + more_b
+
+
+@triton.jit
+def sums_of(a, b, AXIS: tl.constexpr):
+    """Two sums at once: warps meet once for both."""
+    return tl.reduce((a, b), AXIS, _add_both, keep_dims=AXIS == 1)
+
+
+@triton.jit
 def layer_norm_forward(
     x_ptr,  # [R, C], rows x_stride apart
     residual_ptr,  # [R, C]
@@ -44,6 +55,8 @@ def layer_norm_forward(
     BLOCK: tl.constexpr,
     SHIFTED: tl.constexpr,  # rows start inside accesses of VECTOR elements
     VECTOR: tl.constexpr,
+    READS: tl.constexpr,  # what the L2 is told of what is read and written
+    WRITES: tl.constexpr,
 ):
     """A program holds ROWS rows in CHUNKS pieces of BLOCK columns, so that registers fit rows of any length."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
@@ -59,11 +72,11 @@ def layer_norm_forward(
     total = tl.zeros([ROWS, BLOCK], tl.float32)
     for i in tl.static_range(CHUNKS):
         c = i * BLOCK + col
-        x = load_part(x_at + i * BLOCK, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR).to(tl.float32)
+        x = load_part(x_at + i * BLOCK, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR, 0.0, READS).to(tl.float32)
         if HAS_RESIDUAL:
-            more = load_part(residual_ptr + at + i * BLOCK, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR)
+            more = load_part(residual_ptr + at + i * BLOCK, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR, 0.0, READS)
             h = (x + more.to(tl.float32)).to(h_ptr.dtype.element_ty)
-            store_part(h_ptr + at + i * BLOCK, h, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR)
+            store_part(h_ptr + at + i * BLOCK, h, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR, WRITES)
             x = h.to(tl.float32)
         total += x
         held = held + (x,)
@@ -86,7 +99,7 @@ def layer_norm_forward(
         if HAS_BIAS:
             y += tl.load(bias_ptr + c - lead, mask=in_cols, other=0.0).to(tl.float32)
         y = y.to(y_ptr.dtype.element_ty)
-        store_part(y_ptr + at + i * BLOCK, y, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR)
+        store_part(y_ptr + at + i * BLOCK, y, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR, WRITES)
 
 
 @triton.jit
@@ -334,8 +347,8 @@ def layer_norm_backward(
             w_shares = w_updated
         if WANT_DB:
             b_shares = b_updated
-        slope = tl.sum(along, axis=1, keep_dims=True) / cols
-        shift = tl.sum(level, axis=1, keep_dims=True) / cols
+        slope, shift = sums_of(along, level, 1)
+        slope, shift = slope / cols, shift / cols
         for i in tl.static_range(CHUNKS):
             c = i * BLOCK + col
             dx = (grads[i] - normed[i] * slope - shift) * rstd
@@ -445,8 +458,9 @@ def layer_norm_backward_ends(
             w_shares = w_updated
         if WANT_DB:
             b_shares = b_updated
-        slope = (tl.sum(along, axis=0) + tl.sum(g_ends * n_ends, axis=0)) / cols
-        shift = (tl.sum(level, axis=0) + tl.sum(g_ends, axis=0)) / cols
+        slope, shift = sums_of(along, level, 0)
+        slope = (slope + tl.sum(g_ends * n_ends, axis=0)) / cols
+        shift = (shift + tl.sum(g_ends, axis=0)) / cols
         for i in tl.static_range(CHUNKS):
             c = i * BLOCK + col
             dx = (grads[i] - normed[i] * slope - shift) * rstd

@@ -10,7 +10,7 @@ from torch import Tensor
 from ridgeline.errors import KernelError
 from ridgeline.kernels import tuning
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, common_rows, declare, elementwise_cost
-from ridgeline.kernels.launcher import Kernel, Plans, access_of, launchable, num_sms, overlaps, vector_of
+from ridgeline.kernels.launcher import INTERPRETING, Kernel, Plans, access_of, launchable, num_sms, vector_of
 from ridgeline.kernels.layer_norm import config, kernel, reference
 from ridgeline.kernels.rms_norm.op import ends_access, pieces_of, plan_reduce, walkers
 from ridgeline.kernels.rows import as_rows, cdiv, float_reason, template
@@ -189,9 +189,10 @@ def _plan_forward(
         kind = _FORWARD
         vector, shifted, chunks = pieces_of(chosen, size, pointers, cols, stride)
         constants |= {"ROWS": chosen.rows, "CHUNKS": chunks, "BLOCK": chosen.block, "SHIFTED": shifted,
-                      "VECTOR": vector}  # fmt: skip
+                      "VECTOR": vector, "READS": "" if has_residual else chosen.reads,
+                      "WRITES": chosen.writes}  # fmt: skip
     else:
-        constants |= {"BLOCK": config.LONG_BLOCK}
+        constants |= {"BLOCK": chosen.block or config.LONG_BLOCK}
     run = kind.bind(
         (x, residual, w, b, y, h, mean, rstd, rows, cols, stride, 0.0),
         grid=(grid,),
@@ -266,7 +267,7 @@ def _plan_backward(
         vector, programs = ends, walkers(rows, chosen, ends, on)
         tile = {"CHUNKS": cdiv(cols // ends * ends, chosen.block)}
     partial = template((2, programs, cols), torch.float32, x.device)
-    early = overlaps(dx.nbytes)
+    early = chosen.early and not INTERPRETING
     run = (_BACKWARD_ENDS if apart else _BACKWARD).bind(
         (dy, x, w, mean, rstd, dh, dx, partial, rows, cols, stride),
         grid=(programs,),
@@ -431,7 +432,8 @@ CHECKS = tuple(
     for dtype in DTYPES
     for rows, cols in ((1, 3), (3, 7), (1, 4096), (1000, 128), (257, 1000), (64, 4096), (33, 5120), (19, 8192),
                        (9, 16384), (5, 20001), (3, 40000), (2, 131072), (300, 24576),
-                       (900, 4099), (5001, 1001), (4101, 4099), (4100, 7001))
+                       (900, 4099), (5001, 1001), (4101, 4099), (4100, 7001), (12300, 4096),
+                       (4101, 2049))
 )  # fmt: skip
 RACES = tuple(
     case(dtype, rows=rows, cols=cols)

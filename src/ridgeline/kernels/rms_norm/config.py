@@ -7,15 +7,17 @@ row lengths that are no powers of two. The measurements behind the numbers: benc
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ridgeline.kernels.rows import cdiv, clamp, power_of_two
 
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """Rows a program holds, in how many pieces of how many columns, and its warps; no pieces: rows are too long.
+    """Rows a program holds, in how many pieces of how many columns, and its warps; no pieces: rows are read twice, in
+    blocks.
 
+    ``reads`` and ``writes``: what the L2 is told of rows and results ("evict_first", "evict_last").
     ``programs_per_sm`` programs walk over rows that start inside accesses, the few elements at their ends apart,
     ``num_stages`` − 1 rows on their way."""
 
@@ -25,6 +27,8 @@ class Forward:
     num_warps: int
     num_stages: int = 1
     programs_per_sm: int = 0
+    reads: str = ""
+    writes: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,9 @@ class Backward:
     keep_weight: bool
     ends: bool = False
     """Of rows that start inside accesses, the few elements outside whole accesses are handled apart."""
+    early: bool = True
+    """The kernel that adds up the shares starts while this one ends: 2048×4096 22.5 µs, 24.0 else; 8192×128 11.6 and
+    12.8, LayerNorm 1024×12288 33.2 and 35.2. Let in from this one's start on it is in the way: 23.3, 11.9, 34.0."""
 
 
 LONG_BLOCK = 8192
@@ -81,7 +88,28 @@ def walking(rows: int, whole: int, itemsize: int) -> Forward | None:
     return Forward(1, cdiv(whole, 2048), 2048, 8, 3, 2)
 
 
+KEPT_BYTES = 96 << 20
+"""The L2 is told to keep rows from so many bytes on ("evict last"), which it cannot: what has been written goes first
+then, early and in its order. 16384×4096 67.8 µs, 70.1 else; LayerNorm 67.5 and 69.8, 65536×768 51.0 and 52.6; nothing
+at 84 MB, a loss at 34. Kernels that come after find no less of what is theirs (benchmarks/l2_after.py)."""
+
+
 def forward(rows: int, cols: int, itemsize: int) -> Forward:
+    """Sixteen 16-bit elements a thread where that fills its pieces: 16384×4096 67.6 and 68.7 µs in two runs, 70.1 and
+    69.4 with thirty-two, 8192×8192 67.9 and 70.2, 70.8 and 70.7. Float32 has nothing of it."""
+    chosen = held(rows, cols, itemsize)
+    for num_warps in (8, 16):
+        if itemsize == 2 and 384 * num_warps < cols <= 512 * num_warps:
+            chosen = Forward(1, 2, 256 * num_warps, num_warps)
+    return kept(chosen, rows, cols, itemsize)
+
+
+def kept(chosen: Forward, rows: int, cols: int, itemsize: int) -> Forward:
+    """The same, with rows that the L2 is told to keep where they are many."""
+    return replace(chosen, reads="evict_last") if rows * cols * itemsize >= KEPT_BYTES else chosen
+
+
+def held(rows: int, cols: int, itemsize: int) -> Forward:
     """At most 40 elements a thread: then two programs or more share a multiprocessor up to 16k columns."""
     short = short_tile(rows, cols, itemsize, 4)
     if short is not None:

@@ -42,6 +42,8 @@ def rms_norm_forward(
     BLOCK: tl.constexpr,
     SHIFTED: tl.constexpr,  # rows start inside accesses of VECTOR elements
     VECTOR: tl.constexpr,
+    READS: tl.constexpr,  # what the L2 is told of what is read and written
+    WRITES: tl.constexpr,
 ):
     """A program holds ROWS rows in CHUNKS pieces of BLOCK columns, so that registers fit rows of any length."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
@@ -57,12 +59,12 @@ def rms_norm_forward(
     squares = tl.zeros([ROWS, BLOCK], tl.float32)
     for i in tl.static_range(CHUNKS):
         c = i * BLOCK + col
-        x = load_part(x_at + i * BLOCK, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR).to(tl.float32)
+        x = load_part(x_at + i * BLOCK, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR, 0.0, READS).to(tl.float32)
         if HAS_RESIDUAL:
             # Rounded as stored: the backward pass sees the very numbers that were normalized.
-            more = load_part(residual_ptr + at + i * BLOCK, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR)
+            more = load_part(residual_ptr + at + i * BLOCK, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR, 0.0, READS)
             h = (x + more.to(tl.float32)).to(h_ptr.dtype.element_ty)
-            store_part(h_ptr + at + i * BLOCK, h, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR)
+            store_part(h_ptr + at + i * BLOCK, h, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR, WRITES)
             x = h.to(tl.float32)
         squares += x * x
         held = held + (x,)
@@ -76,7 +78,7 @@ def rms_norm_forward(
         if HAS_WEIGHT:
             y *= tl.load(weight_ptr + c - lead, mask=in_cols, other=0.0).to(tl.float32) + offset
         y = y.to(y_ptr.dtype.element_ty)
-        store_part(y_ptr + at + i * BLOCK, y, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR)
+        store_part(y_ptr + at + i * BLOCK, y, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR, WRITES)
 
 
 @triton.jit

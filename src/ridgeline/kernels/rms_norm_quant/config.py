@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ridgeline.kernels.rms_norm.config import forward
+from ridgeline.kernels.rms_norm.config import held
 from ridgeline.kernels.rows import cdiv, power_of_two
 
 __all__ = ["Tile", "default"]
@@ -34,7 +34,7 @@ def default(rows: int, cols: int, itemsize: int, group: int, centered: bool = Fa
     LayerNorm 16384×4096 to fp8: 58 µs, 65 with a program a row, in blocks of 128 60 and 76; 65536×768 to int8 45 and
     52; RMSNorm of 4096 columns 56 both ways, in blocks of 128 57 and 62, 8192×8192 56 and 59.
     """
-    chosen = forward(rows, cols, itemsize)
+    chosen = held(rows, cols, itemsize)
     if itemsize == 2 and rows >= LEAST_ROWS and 512 <= cols <= 8192 and group <= 256:
         return walking(cols, group, centered)
     if group and chosen.block and chosen.block < group:
@@ -48,13 +48,14 @@ def walking(cols: int, group: int, centered: bool) -> Tile:
 
     Rows with scales of blocks are one piece where they are powers of two: LayerNorm 4096 columns 60 µs, 61 in four
     whose scales are stored at once, 65 piece by piece; 8192 66, 70 piece by piece; 5120 76 at once, 86 piece by piece.
-    LayerNorm of 8192 columns with one scale a row 59 on four warps, 63 on eight.
+    LayerNorm of 8192 columns with one scale a row 59 on four warps, 63 on eight; of 6144 in blocks 45.5 on four, 52 on
+    eight (RMSNorm 44.4 and 45.8).
     """
     if cols <= 1024:
         return Tile(1, cdiv(cols, 256), 256, 1, 3, 16)
     if group and cols in (4096, 8192):
         return Tile(1, 1, cols, cols // 1024, 3, 16384 // cols)
-    if cols <= 5120:
+    if cols <= (6144 if group else 5120):
         return Tile(1, cdiv(cols, 1024), 1024, 4, 3, 4 if cols <= 4096 else 3)
     if centered and not group and cols > 7168:
         return Tile(1, 8, 1024, 4, 3, 2)

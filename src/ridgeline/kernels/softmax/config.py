@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ridgeline.kernels.rms_norm.config import short_tile
+from ridgeline.kernels.rms_norm.config import KEPT_BYTES, short_tile
 from ridgeline.kernels.rows import cdiv, power_of_two
 from ridgeline.kernels.shares import Streamed
 
@@ -13,7 +13,8 @@ from ridgeline.kernels.shares import Streamed
 class Softmax:
     """Rows a program holds, in how many pieces; no pieces: a row block by block. No programs given: one a tile.
 
-    ``ends``: of rows that start inside accesses, the few elements outside whole accesses are handled apart."""
+    ``ends``: of rows that start inside accesses, the few elements outside whole accesses are handled apart. ``reads``
+    and ``writes``: what the L2 is told of rows and results."""
 
     rows: int
     chunks: int
@@ -22,6 +23,8 @@ class Softmax:
     num_stages: int = 1
     programs_per_sm: int = 0
     ends: bool = False
+    reads: str = ""
+    writes: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +37,12 @@ class Shares(Streamed):
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A row of 16-bit numbers a program, one program a multiprocessor: its warps, and rows that have their place in
-    shared memory."""
+    """A row of 16-bit numbers a program: its warps, rows that have their place in shared memory, and programs a
+    multiprocessor."""
 
     num_warps: int
     slots: int
+    programs_per_sm: int = 1
 
 
 SHARED_BYTES = 232448 - 1024
@@ -52,23 +56,31 @@ HELD_FORWARD_BYTES, HELD_BACKWARD_BYTES = 40960, 49152
 through shared memory; backward 235 and 293."""
 
 
-def forward(rows: int, cols: int, itemsize: int) -> Softmax:
-    """As for the norms: at most 40 elements a thread, 16 warps at most (8192×16384: 146 µs, 150 with 32 warps)."""
+def forward(rows: int, cols: int, itemsize: int, shifted: bool = False) -> Softmax:
+    """As for the norms: at most 40 elements a thread, 16 warps at most (8192×16384: 146 µs, 150 with 32 warps). Many
+    rows are told to stay in the L2: 16384×4096 67.0 µs, 69.0 else."""
     short = short_tile(rows, cols, itemsize, 4)
+    reads = "evict_last" if rows * cols * itemsize >= KEPT_BYTES and not shifted else ""
     if short is not None:
-        return Softmax(*short)
+        return Softmax(*short, reads=reads)
     for num_warps, most in ((4, 5), (8, 4), (16, 5), (32, 3)):
         chunks = cdiv(cols, 256 * num_warps)
         if chunks <= most and cols < TWICE_FORWARD:
-            return Softmax(1, chunks, 256 * num_warps, num_warps)
+            return Softmax(1, chunks, 256 * num_warps, num_warps, reads=reads)
     return twice(itemsize)
 
 
-def backward(rows: int, cols: int, itemsize: int) -> Softmax:
-    """Two rows are held, in one piece where that fits: 195 against 200 µs for 8192×16384, 205 against 208 for 32768."""
-    short = short_tile(rows, cols, itemsize, 4)
+def backward(rows: int, cols: int, itemsize: int, shifted: bool = False) -> Softmax:
+    """Two rows are held, in one piece where that fits: 195 against 200 µs for 8192×16384, 205 against 208 for 32768.
+
+    Many rows of 3k to 4k columns have sixteen elements a thread and are told to stay in the L2, results to leave it:
+    16384×4096 95.2 µs, 98.1 else. Short ones are two a program: 65536×1024 96.6, 98.0 with four.
+    """
+    short = short_tile(rows, cols, itemsize, 2 if itemsize == 2 and cols > 512 else 4)
     if short is not None:
         return Softmax(*short)
+    if itemsize == 2 and 3072 < cols <= 4096 and rows * cols * itemsize >= KEPT_BYTES and not shifted:
+        return Softmax(1, 2, 2048, 8, reads="evict_last", writes="evict_first")
     if 8192 < cols <= 32768 and power_of_two(cols) == cols:
         return Softmax(1, 1, cols, 32)
     for num_warps, most in ((4, 4), (8, 4), (32, 4)):
@@ -100,14 +112,21 @@ SHARE, FILLED = 8192, 0.95
 """Numbers of a share, and how much of the last one there must be for shares to be the better way."""
 
 
+PAIRED = 24576, 28672
+"""Columns of rows that are held two a multiprocessor, each twice."""
+
+
 def whole(rows: int, cols: int, sms: int) -> Whole | None:
     """Rows of 16-bit numbers that start accesses, in one program of sixteen warps, two of them on their way or three;
     None where they are few, do not fit twice, or fill shares.
 
     8192×24000: 211 µs, 230 in places of a power of two; 4096×32768 147 and 155; 4096×50304 222, in shares 242;
-    4096×40000, which fills its shares, 189 and 187. One row on its way loses: 2048×65536 168, in shares 146. So do rows
-    that start inside accesses: 4096×50257 264 to 287, in shares 247.
+    4096×40000, which fills its shares, 189 and 187. Two programs of eight warps: 8192×28000 253, 263 with one of
+    sixteen, but 24000 211 and 207. One row on its way loses: 2048×65536 168, in shares 146. So do rows that start
+    inside accesses: 4096×50257 264 to 287, in shares 247.
     """
+    if rows >= 4 * sms and PAIRED[0] < cols <= PAIRED[1]:
+        return Whole(8, 2, 2)
     slots = min(3, SHARED_BYTES // (num_pieces(16, cols) * SHARE))
     filled = cols / (cdiv(cols, SHARE) * SHARE)
     if rows < 2 * sms or slots < 2 or (2 * cols > 65536 and filled >= FILLED):

@@ -50,6 +50,8 @@ def softmax_forward(
     STAGES: tl.constexpr,
     SHIFTED: tl.constexpr,  # rows start inside accesses of VECTOR elements
     VECTOR: tl.constexpr,
+    READS: tl.constexpr,  # what the L2 is told of what is read and written
+    WRITES: tl.constexpr,
 ):
     """A program takes every P-th tile of rows; with stages, the next tile is on its way meanwhile."""
     NARROW: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth == 16
@@ -66,7 +68,7 @@ def softmax_forward(
         top = tl.full([ROWS, BLOCK], float("-inf"), tl.float32)
         for i in tl.static_range(CHUNKS):
             c = i * BLOCK + col
-            x = load_part(x_at + i * BLOCK, c, row < rows, lead, end, i, CHUNKS, SHIFTED, VECTOR, float("-inf"))
+            x = load_part(x_at + i * BLOCK, c, row < rows, lead, end, i, CHUNKS, SHIFTED, VECTOR, float("-inf"), READS)
             x = x.to(tl.float32)
             top = tl.maximum(top, x)
             held = held + (x,)
@@ -80,7 +82,7 @@ def softmax_forward(
         all_powers = tl.sum(total, axis=1, keep_dims=True)
         for i in tl.static_range(CHUNKS):
             y = part_of(powers[i], all_powers, NARROW).to(y_ptr.dtype.element_ty)
-            store_part(y_at + i * BLOCK, y, i * BLOCK + col, row < rows, lead, end, i, CHUNKS, SHIFTED, VECTOR)
+            store_part(y_at + i * BLOCK, y, i * BLOCK + col, row < rows, lead, end, i, CHUNKS, SHIFTED, VECTOR, WRITES)
 
 
 @triton.jit
@@ -173,6 +175,8 @@ def softmax_backward(
     BLOCK: tl.constexpr,
     SHIFTED: tl.constexpr,
     VECTOR: tl.constexpr,
+    READS: tl.constexpr,  # what the L2 is told of what is read and written
+    WRITES: tl.constexpr,
 ):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK)[None, :]
@@ -186,8 +190,9 @@ def softmax_backward(
     along = tl.zeros([ROWS, BLOCK], tl.float32)
     for i in tl.static_range(CHUNKS):
         c = i * BLOCK + col
-        y = load_part(y_ptr + at + i * BLOCK, c, row < rows, lead, end, i, CHUNKS, SHIFTED, VECTOR).to(tl.float32)
-        dy = load_part(dy_ptr + at + i * BLOCK, c, row < rows, lead, end, i, CHUNKS, SHIFTED, VECTOR).to(tl.float32)
+        y = load_part(y_ptr + at + i * BLOCK, c, row < rows, lead, end, i, CHUNKS, SHIFTED, VECTOR, 0.0, READS)
+        dy = load_part(dy_ptr + at + i * BLOCK, c, row < rows, lead, end, i, CHUNKS, SHIFTED, VECTOR, 0.0, READS)
+        y, dy = y.to(tl.float32), dy.to(tl.float32)
         along += y * dy
         outputs = outputs + (y,)
         grads = grads + (dy,)
@@ -195,7 +200,7 @@ def softmax_backward(
     for i in tl.static_range(CHUNKS):
         dx = (outputs[i] * (grads[i] - level)).to(dx_ptr.dtype.element_ty)
         c = i * BLOCK + col
-        store_part(dx_ptr + at + i * BLOCK, dx, c, row < rows, lead, end, i, CHUNKS, SHIFTED, VECTOR)
+        store_part(dx_ptr + at + i * BLOCK, dx, c, row < rows, lead, end, i, CHUNKS, SHIFTED, VECTOR, WRITES)
 
 
 @triton.jit

@@ -129,14 +129,14 @@ def _plan_whole(chosen: config.Whole, x: Tensor, y: Tensor, rows: int, cols: int
     """A row a program, in 16-byte accesses."""
     run = _FORWARD_WHOLE.bind(
         (x, y, rows, cols, stride),
-        grid=(min(rows, num_sms(x.get_device())),),
+        grid=(min(rows, chosen.programs_per_sm * num_sms(x.get_device())),),
         constants={
             "CHUNKS": config.num_pieces(chosen.num_warps, cols),
             "BLOCK": 256 * chosen.num_warps,
             "SLOTS": chosen.slots,
         },
         num_warps=chosen.num_warps,
-        max_registers=shares.registers_of(chosen.num_warps, 1),
+        max_registers=shares.registers_of(chosen.num_warps, chosen.programs_per_sm),
         device=x.get_device(),
         vector=POINTER_ALIGNMENT_BYTES // x.element_size(),
     )
@@ -152,9 +152,9 @@ def _held(choose: Any, rows: int, cols: int, itemsize: int, vector: int, shifted
     """The configuration for rows held in registers, or read twice."""
     if not shifted:
         return choose(rows, cols, itemsize)
-    found = choose(rows, cols // vector * vector, itemsize)
+    found = choose(rows, cols // vector * vector, itemsize, True)
     apart = found.chunks > 1 or found.rows == 1  # shorter rows share a warp
-    return config.with_ends(found) if apart and found.chunks else choose(rows, cols, itemsize)
+    return config.with_ends(found) if apart and found.chunks else choose(rows, cols, itemsize, True)
 
 
 def _plan_ends(
@@ -185,7 +185,8 @@ def _constants(chosen: config.Softmax, cols: int, vector: int, shifted: bool, st
     found: dict[str, Any] = {"BLOCK": chosen.block}
     if chosen.chunks:
         chunks = cdiv(cols + vector - 1, chosen.block) if shifted else chosen.chunks
-        found |= {"ROWS": chosen.rows, "CHUNKS": chunks, "SHIFTED": shifted, "VECTOR": vector}
+        found |= {"ROWS": chosen.rows, "CHUNKS": chunks, "SHIFTED": shifted, "VECTOR": vector,
+                  "READS": chosen.reads, "WRITES": chosen.writes}  # fmt: skip
     if staged or not chosen.chunks:
         found |= {"STAGES": chosen.num_stages}
     return found
@@ -272,7 +273,7 @@ CHECKS = tuple(
     for rows, cols in ((1, 3), (3, 7), (1, 4096), (1000, 128), (257, 1000), (33, 5120), (9, 32768), (5, 50257),
                        (3, 65536), (2, 262144), (300, 40968), (1, 131072), (70, 150016), (140, 50260),
                        (900, 4097), (700, 1001), (300, 20001), (600, 50257), (70, 131075),
-                       (270, 24000), (400, 50304), (300, 32768))
+                       (270, 24000), (400, 50304), (300, 32768), (1100, 25000), (12300, 4096))
 )  # fmt: skip
 RACES = tuple(
     case(dtype, rows=rows, cols=cols)
