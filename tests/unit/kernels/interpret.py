@@ -408,3 +408,18 @@ if len(sys.argv) == 1 or "rows apart" in sys.argv[1:]:
     rms = functional.rms_norm(x.float(), (45,), weight.float(), 1e-6)
     for ours, meant in zip((*found, y, dx), (torch.softmax(x.float(), -1), rms, y_exact, dx_exact), strict=True):
         torch.testing.assert_close(ours.float(), meant, rtol=2e-3, atol=2e-3 * float(meant.abs().max()))
+
+if len(sys.argv) == 1 or "extreme" in sys.argv[1:]:
+    from ridgeline.kernels.extremum.op import extreme
+
+    drawn = torch.randint(-3, 4, (2, 37, 40)).float()  # full of ties
+    drawn[0, :, 0], drawn[0, :, 1], drawn[0, :, 2] = float("-inf"), float("inf"), 0.0
+    drawn[0, 5, 2], drawn[0, [3, 30], 3], drawn[1, [9, 17], 4] = -0.0, float("nan"), -float("nan")
+    drawn[1, 2, 4], drawn[1, 33, 5] = float("inf"), float("-inf")
+    with tuning.forced("extremum", extremum.Tile(8, 16, 1)):
+        for largest in (True, False):
+            meant = drawn.argmax(1) if largest else drawn.argmin(1)
+            assert torch.equal(extreme(drawn, 1, largest, True), meant), "the first of equals, and of what is no number"
+            values = drawn.amax(1) if largest else drawn.amin(1)
+            torch.testing.assert_close(extreme(drawn, 1, largest), values, rtol=0, atol=0, equal_nan=True)
+    print("places, all right")
