@@ -229,6 +229,7 @@ CASES["matmul"] = [
     case("float32", m=16, n=24, k=256, z=2, cut=True),
     case("float32", m=17, n=20, k=256, z=2, cut=True, weight=True),
     case("float32", m=20, n=40, k=70, weight=True, bias=True),
+    case("float32", m=300, n=40, k=50, bias=True),
 ]
 FORCED["matmul"] = [{"matmul": matmul.Product(32, 32, 64, 2, 1, 1), "matmul.thin": matmul.Thin(16, 16, 32, 1, 1)}]
 CASES["convolution"] = list(CONVOLUTIONS)

@@ -59,6 +59,17 @@ def test_sizes_that_are_no_whole_vectors_are_filled_up():
 def test_small_products_get_small_tiles():
     assert config.choose(4096, 4096, 4096, 132).rows == 128
     assert config.choose(512, 512, 1024, 132).rows == 64
+    assert config.choose(4096, 4096, 64, 132, small=True).rows == 64
+
+
+@pytest.mark.parametrize("k", [32, 64])
+def test_sums_of_one_block_leave_room_for_a_second_program(k):
+    """Nothing is carried from block to block: half the registers, and one program waits while another writes."""
+    found = collected(torch.empty(32768, k, device="meta"), torch.empty(k, 32768, device="meta"))["matmul_halves"]
+    made = facts_of(launcher.kernel("matmul_halves").function, found)
+    assert dict(found.constants)["SHORT"] and made.num_spills == 0
+    assert made.num_registers <= 128 and 2 * made.shared_bytes <= 227 * 1024
+    assert made.num("STG.E.128") == made.num("STG")
 
 
 def test_two_halves_hold_what_float32_sums_lose():

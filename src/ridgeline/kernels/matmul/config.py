@@ -43,8 +43,15 @@ def thin(m: int) -> Thin:
     return Thin(128, 128) if m > 64 else Thin(64, 128)
 
 
-def choose(m: int, n: int, k: int, num_sms: int, num: int = 1) -> Product:
-    """Smaller tiles where large ones, of ``num`` products together, would leave processors without work."""
-    if num * -(-m // 128) * -(-n // 128) >= num_sms // 2:
-        return Product(128, 128, 64)
-    return Product(64, 64, 64, num_warps=4)
+def choose(m: int, n: int, k: int, num_sms: int, num: int = 1, small: bool = False) -> Product:
+    """Smaller tiles where large ones, of ``num`` products together, would leave processors without work, or where it is
+    said; sums of few terms in one block."""
+    depth = 32 if k <= 32 else 64
+    if not small and num * -(-m // 128) * -(-n // 128) >= num_sms // 2:
+        return Product(128, 128, depth)
+    return Product(64, 64, depth, num_warps=4)
+
+
+def is_short(k: int) -> bool:
+    """Whether all terms are one block: what is left is writing, and many small tiles may hide each other's waiting."""
+    return k <= 64

@@ -72,6 +72,21 @@ def matmul_split(
 
 
 @triton.jit
+def _blocks(ah_ptr, al_ptr, bh_ptr, bl_ptr, a_at, b_at, row, col, term, filled_m, filled_n, k, EVEN: tl.constexpr):
+    """Both halves of both factors' blocks."""
+    a_inside = (row < filled_m)[:, None]
+    b_inside = (col < filled_n)[None, :]
+    if not EVEN:
+        a_inside = a_inside & (term < k)[None, :]
+        b_inside = b_inside & (term < k)[:, None]
+    ah = tl.load(ah_ptr + a_at, mask=a_inside, other=0.0)
+    al = tl.load(al_ptr + a_at, mask=a_inside, other=0.0)
+    bh = tl.load(bh_ptr + b_at, mask=b_inside, other=0.0)
+    bl = tl.load(bl_ptr + b_at, mask=b_inside, other=0.0)
+    return ah, al, bh, bl
+
+
+@triton.jit
 def matmul_halves(
     ah_ptr,  # Z of [M, K] by strides, float16
     al_ptr,
@@ -101,6 +116,7 @@ def matmul_halves(
     EVEN: tl.constexpr,
     WIDE: tl.constexpr,  # whether rows of the result are whole vectors
     BIAS: tl.constexpr,
+    SHORT: tl.constexpr,  # whether all terms are one block
 ):
     """One tile: a block of terms on the tensor cores, blocks added in float32."""
     z = tl.program_id(1).to(tl.int64)
@@ -126,28 +142,26 @@ def matmul_halves(
     else:
         b_at = z * b_z + term.to(tl.int64)[:, None] * b_step + col[None, :]
         b_ahead = BK * b_step.to(tl.int64)
-    acc = tl.zeros([BM, BN], tl.float32)
-    sums = tl.zeros([BM, BN], tl.float32)
-    for first in range(0, k, BK):
-        a_inside = (row < filled_m)[:, None]
-        b_inside = (col < filled_n)[None, :]
-        if not EVEN:
-            a_inside = a_inside & (first + term < k)[None, :]
-            b_inside = b_inside & (first + term < k)[:, None]
-        ah = tl.load(ah_ptr + a_at, mask=a_inside, other=0.0)
-        al = tl.load(al_ptr + a_at, mask=a_inside, other=0.0)
-        bh = tl.load(bh_ptr + b_at, mask=b_inside, other=0.0)
-        bl = tl.load(bl_ptr + b_at, mask=b_inside, other=0.0)
-        part = tl.dot(al, bh)
-        part = tl.dot(ah, bl, part)
-        part = tl.dot(ah, bh, part)
-        sums += part
-        if first // BK % TOGETHER == TOGETHER - 1:
-            acc += sums
-            sums = tl.zeros([BM, BN], tl.float32)
-        a_at += a_ahead
-        b_at += b_ahead
-    acc += sums
+    if SHORT:
+        ah, al, bh, bl = _blocks(ah_ptr, al_ptr, bh_ptr, bl_ptr, a_at, b_at, row, col, term, filled_m,
+                                 filled_n, k, EVEN)  # fmt: skip
+        acc = tl.dot(ah, bh, tl.dot(ah, bl, tl.dot(al, bh)))
+    else:
+        acc = tl.zeros([BM, BN], tl.float32)
+        sums = tl.zeros([BM, BN], tl.float32)
+        for first in range(0, k, BK):
+            ah, al, bh, bl = _blocks(ah_ptr, al_ptr, bh_ptr, bl_ptr, a_at, b_at, row, col, first + term, filled_m,
+                                     filled_n, k, EVEN)  # fmt: skip
+            part = tl.dot(al, bh)
+            part = tl.dot(ah, bl, part)
+            part = tl.dot(ah, bh, part)
+            sums += part
+            if first // BK % TOGETHER == TOGETHER - 1:
+                acc += sums
+                sums = tl.zeros([BM, BN], tl.float32)
+            a_at += a_ahead
+            b_at += b_ahead
+        acc += sums
     if WIDE:
         n = n // 8 * 8  # the same number, known to the compiler as a multiple
     acc *= tl.load(a_scale_ptr + z * m + row, mask=row < m, other=0.0)[:, None]

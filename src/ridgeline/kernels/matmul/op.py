@@ -11,7 +11,7 @@ from ridgeline.kernels import tuning
 from ridgeline.kernels.contract import Case, Trial, case, declare
 from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms, vector_of
 from ridgeline.kernels.matmul import config, kernel, reference
-from ridgeline.kernels.rows import cdiv
+from ridgeline.kernels.rows import cdiv, power_of_two
 
 _SPLIT = Kernel(
     kernel.matmul_split,
@@ -46,16 +46,16 @@ def _forward(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     return planned(a, b, bias)(a, b, bias)
 
 
-def planned(a: Tensor, b: Tensor, bias: Tensor | None, thin: bool | None = None) -> Any:
-    """The launches of a product, for few rows or for many as the sizes suggest or as is said."""
+def planned(a: Tensor, b: Tensor, bias: Tensor | None, thin: bool | None = None, small: bool = False) -> Any:
+    """The launches of a product, for few rows or for many as the sizes suggest or as is said, and in small tiles."""
     pointers = (a.data_ptr() | b.data_ptr()) & 15 if not a.is_meta else 0
-    key = (a.shape, a.stride(), b.shape, b.stride(), bias is None, a.get_device(), pointers, thin)
+    key = (a.shape, a.stride(), b.shape, b.stride(), bias is None, a.get_device(), pointers, thin, small)
     plan = _plans.get(key)
     if plan is None:
         MATMUL.check(a, b, bias)
         if thin is None:
             thin = is_thin(a, b)
-        plan = _plans[key] = (_Thin if thin else _Plan)(a, b, bias)
+        plan = _plans[key] = _Thin(a, b, bias) if thin else _Plan(a, b, bias, small)
     return plan.run
 
 
@@ -119,11 +119,12 @@ class _Split:
         step = x.stride(inner if self.turned else outer)
         strides = (x.stride(0), step, self.rows * self.cols, self.cols)
         self.args = (self.outer, self.k, self.filled_outer, self.filled_k, *strides)
-        tile = {"BO": 64, "BK": 32, "TURNED": True} if self.turned else {"BO": 1, "BK": 2048, "TURNED": False}
+        wide = min(2048, max(32, power_of_two(self.filled_k)))  # short rows share a program
+        tile = {"BO": 64, "BK": 32} if self.turned else {"BO": 2048 // wide, "BK": wide}
         self.launch = _SPLIT.bind(
             (x, *self._room(x), *self.args),
             grid=(cdiv(self.filled_outer, tile["BO"]), self.num),
-            constants=tile,
+            constants=tile | {"TURNED": self.turned},
             num_warps=4,
             device=x.get_device(),
             vector=vector_of(2, x.data_ptr(), self.outer, self.k, *strides),
@@ -147,13 +148,13 @@ class _Split:
 class _Plan:
     """Launches for one pair of layouts: both matrices taken apart, then multiplied."""
 
-    def __init__(self, a: Tensor, b: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, a: Tensor, b: Tensor, bias: Tensor | None, small: bool) -> None:
         self.shape = (*a.shape[:-1], b.shape[-1])
         self.device = a.get_device()
         self.flat = b.dim() == 2
         a, b = self._laid_out(a, b)
         sizes = {"m": a.shape[1], "n": b.shape[2], "k": a.shape[2]}
-        likely = config.choose(**sizes, num_sms=num_sms(self.device), num=a.shape[0])
+        likely = config.choose(**sizes, num_sms=num_sms(self.device), num=a.shape[0], small=small)
         self.chosen = tuning.choose("matmul", sizes, likely)
         self.a, self.b = _Split(a, 1, 2), _Split(b, 2, 1)
         sizes_filled = (self.a.filled_outer, self.b.filled_outer, self.a.filled_k)
@@ -178,6 +179,7 @@ class _Plan:
                 "GROUP": chosen.group,
                 "A_TURNED": self.a.turned, "B_TURNED": not self.b.turned,
                 "EVEN": self.a.filled_k % chosen.depth == 0, "WIDE": self.b.outer % FILL == 0, "BIAS": bias is not None,
+                "SHORT": self.a.filled_k <= chosen.depth,
             },
             num_warps=chosen.num_warps,
             num_stages=chosen.num_stages,
@@ -257,6 +259,8 @@ CHECKS = (
     case("float32", m=100, n=500, k=2000, weight=True, bias=True),
     case("float32", m=33, n=257, k=4099, weight=True, positive=True),
     case("float32", m=300, n=200, k=64),
+    case("float32", m=300, n=2000, k=32, positive=True),
+    case("float32", m=2000, n=1001, k=40, weight=True),
     case("float32", m=200, n=136, k=2048, z=8, cut=True, positive=True),
     case("float32", m=130, n=100, k=512, z=4, cut=True, weight=True),
 )

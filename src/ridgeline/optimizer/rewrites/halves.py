@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
+from ridgeline.kernels.matmul.config import is_short
 from ridgeline.kernels.matmul.op import MATMUL, is_thin, planned, thin_fits
 from ridgeline.kernels.tensorfloat import products_round
 from ridgeline.optimizer.contest import Contest, may_time, prepared
@@ -53,11 +54,12 @@ def _raced(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
         names.append("digits")
     if not is_thin(a, b) or a.shape[:-1].numel() > 64:
         names.append("halves")
+        names += ["small halves"] if is_short(a.shape[-1]) else []
     if num_pieces(a, b) > 1:
         names.append("pieces")
     if may_time(a.device):
-        thin = [each == "digits" for each in names if each in ("digits", "halves")]
-        prepared(partial(planned, a, b, bias, thin=each) for each in thin)
+        tiled = [each for each in names if each in ("digits", "halves", "small halves")]
+        prepared(partial(planned, a, b, bias, thin=each == "digits", small=each.startswith("small")) for each in tiled)
     return CONTEST.run(key, {each: partial(_WAYS[each], a, b, bias) for each in names}, a.device)
 
 
@@ -90,6 +92,7 @@ _WAYS: dict[str, Callable[[Tensor, Tensor, Tensor | None], Tensor]] = {
     "library": _library,
     "digits": lambda a, b, bias: planned(a, b, bias, thin=True)(a, b, bias),
     "halves": lambda a, b, bias: planned(a, b, bias, thin=False)(a, b, bias),
+    "small halves": lambda a, b, bias: planned(a, b, bias, thin=False, small=True)(a, b, bias),
     "pieces": _in_pieces,
 }
 
