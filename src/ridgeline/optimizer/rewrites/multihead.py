@@ -1,7 +1,7 @@
 """PyTorch's attention module as what it consists of, without the weights it returns where nobody reads them.
 
-``nn.MultiheadAttention`` returns its weights unless told not to: it then writes, normalizes and reads a number for every
-pair of positions, and averages them over heads. Taken apart, attention is one call that other rewrites know.
+``nn.MultiheadAttention`` returns its weights unless told not to: it then writes, normalizes and reads a number for
+every pair of positions, and averages them over heads. Taken apart, attention is one call that other rewrites know.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewri
 from ridgeline.optimizer.rewrites.scene import Scene
 
 _SIGNATURE = inspect.signature(F.multi_head_attention_forward)
+_INPUTS = ("query", "key", "value")
 _UNUSED = ("bias_k", "bias_v", "key_padding_mask", "attn_mask", "static_k", "static_v")
 """Arguments that must be absent: masks may hide whole rows, which the two ways of attention answer differently."""
 
@@ -69,7 +70,7 @@ def _is_plain(scene: Scene, given: dict[str, Any]) -> bool:
         return False
     if given["dropout_p"] != 0 and given["training"]:
         return False
-    shapes = [scene.shape(given[name]) for name in ("query", "key", "value")]
+    shapes = [scene.shape(given[name]) for name in _INPUTS]
     width = given["embed_dim_to_check"]
     return all(shape is not None and len(shape) == 3 and shape[-1] == width for shape in shapes)
 
@@ -89,7 +90,7 @@ def _taken_apart(scene: Scene, node: fx.Node, given: dict[str, Any]) -> fx.Node:
 
 def _projected(scene: Scene, node: fx.Node, given: dict[str, Any]) -> list[fx.Node]:
     """Queries, keys and values; by one product where they come from one tensor."""
-    x, weight, bias = [given[name] for name in ("query", "key", "value")], given["in_proj_weight"], given["in_proj_bias"]
+    x, weight, bias = [given[name] for name in _INPUTS], given["in_proj_weight"], given["in_proj_bias"]
     if x[0] is x[1] is x[2]:
         return _thirds(scene, node, scene.emit(node, F.linear, x[0], weight, bias), -1)
     weights = _thirds(scene, node, weight, 0)
