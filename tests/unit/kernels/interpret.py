@@ -230,8 +230,13 @@ CASES["matmul"] = [
     case("float32", m=17, n=20, k=256, z=2, cut=True, weight=True),
     case("float32", m=20, n=40, k=70, weight=True, bias=True),
     case("float32", m=300, n=40, k=50, bias=True),
+    case("float32", m=45, n=17, k=70, bias=True),
 ]
-FORCED["matmul"] = [{"matmul": matmul.Product(32, 32, 64, 2, 1, 1), "matmul.thin": matmul.Thin(16, 16, 32, 1, 1)}]
+FORCED["matmul"] = [
+    {"matmul": matmul.Product(32, 32, 64, 2, 1, 1), "matmul.thin": matmul.Thin(16, 16, 32, 1, 1),
+     "matmul.tall": matmul.Thin(16, 16, 32, 1, 1)},
+]
+matmul.LEAST_TALL_ROWS, matmul.MOST_TALL_COLS = 45, 17
 CASES["convolution"] = list(CONVOLUTIONS)
 FORCED["convolution"] = [
     {"convolution": convolution.Tile(32, 32, 16, 1, 1), "convolution.depthwise": convolution.Depthwise(64, 1)}

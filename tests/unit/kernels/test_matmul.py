@@ -72,6 +72,15 @@ def test_sums_of_one_block_leave_room_for_a_second_program(k):
     assert made.num("STG.E.128") == made.num("STG")
 
 
+@pytest.mark.parametrize("n", [32, 48])
+def test_many_rows_of_few_columns_are_read_once(n):
+    found = collected(torch.empty(204800, 512, device="meta"), torch.empty(512, n, device="meta"))
+    assert "matmul_split" not in found and dict(found["matmul_thin"].constants)["TURNED"]
+    made = facts_of(launcher.kernel("matmul_thin").function, found["matmul_thin"])
+    assert made.num_spills == 0 and 1 <= 227 * 1024 // made.shared_bytes
+    assert "matmul_split" in collected(torch.empty(204800, 512, device="meta"), torch.empty(512, 65, device="meta"))
+
+
 def test_two_halves_hold_what_float32_sums_lose():
     """The arithmetic of the kernel in PyTorch: its error against float64 is below float32's own."""
     a, b = (torch.rand(64, 2048, generator=torch.Generator().manual_seed(i)) for i in (0, 1))

@@ -38,9 +38,19 @@ class Thin:
     num_stages: int = 4
 
 
+MOST_TALL_COLS = 64
+"""Columns up to which many rows are better read once, as they are."""
+LEAST_TALL_ROWS = 8192
+
+
 def thin(m: int) -> Thin:
     """Tiles as tall as there are rows, so that the large factor is read once."""
     return Thin(128, 128) if m > 64 else Thin(64, 128)
+
+
+def tall(n: int) -> Thin:
+    """The same for many rows and few columns, which take the rows' place."""
+    return Thin(64, 128) if n > 32 else Thin(32, 128)
 
 
 def choose(m: int, n: int, k: int, num_sms: int, num: int = 1, small: bool = False) -> Product:

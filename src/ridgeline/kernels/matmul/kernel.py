@@ -205,6 +205,7 @@ def matmul_thin(
     TOGETHER: tl.constexpr,
     EVEN: tl.constexpr,
     BIAS: tl.constexpr,
+    TURNED: tl.constexpr,  # whether the result is [N, M] and bias has M numbers: many rows times a narrow matrix
 ):
     """BN columns of the result for BM rows: the tensor cores carry a sum over one block of terms, as in the other."""
     col = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -235,7 +236,12 @@ def matmul_thin(
         w_at += BK
         x_at += BK
     acc += sums
-    if BIAS:
-        acc += tl.load(bias_ptr + col, mask=col < n, other=0.0)[:, None]
     real = (col < n)[:, None] & (row < m)[None, :]
-    tl.store(out_ptr + row.to(tl.int64)[None, :] * n + col[:, None], acc, mask=real)
+    if TURNED:
+        if BIAS:
+            acc += tl.load(bias_ptr + row, mask=row < m, other=0.0)[None, :]
+        tl.store(out_ptr + col.to(tl.int64)[:, None] * m + row[None, :], acc, mask=real)
+    else:
+        if BIAS:
+            acc += tl.load(bias_ptr + col, mask=col < n, other=0.0)[:, None]
+        tl.store(out_ptr + row.to(tl.int64)[None, :] * n + col[:, None], acc, mask=real)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from ridgeline.kernels.matmul.config import is_short
-from ridgeline.kernels.matmul.op import MATMUL, is_thin, planned, thin_fits
+from ridgeline.kernels.matmul.op import MATMUL, is_thin, planned, tall_fits, thin_fits
 from ridgeline.kernels.tensorfloat import products_round
 from ridgeline.optimizer.contest import Contest, may_time, prepared
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
@@ -55,11 +55,12 @@ def _raced(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     if not is_thin(a, b) or a.shape[:-1].numel() > 64:
         names.append("halves")
         names += ["small halves"] if is_short(a.shape[-1]) else []
+    if tall_fits(a, b):
+        names.append("tall")
     if num_pieces(a, b) > 1:
         names.append("pieces")
     if may_time(a.device):
-        tiled = [each for each in names if each in ("digits", "halves", "small halves")]
-        prepared(partial(planned, a, b, bias, thin=each == "digits", small=each.startswith("small")) for each in tiled)
+        prepared(partial(planned, a, b, bias, **_TILES[each]) for each in names if each in _TILES)
     return CONTEST.run(key, {each: partial(_WAYS[each], a, b, bias) for each in names}, a.device)
 
 
@@ -88,11 +89,22 @@ def _in_pieces(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     return found if bias is None else found + bias
 
 
+_TILES: dict[str, dict[str, bool]] = {
+    "digits": {"thin": True},
+    "halves": {"thin": False},
+    "small halves": {"thin": False, "small": True},
+    "tall": {"tall": True},
+}
+
+
+def _tiled(tile: dict[str, bool], a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    found: Tensor = planned(a, b, bias, **tile)(a, b, bias)
+    return found
+
+
 _WAYS: dict[str, Callable[[Tensor, Tensor, Tensor | None], Tensor]] = {
     "library": _library,
-    "digits": lambda a, b, bias: planned(a, b, bias, thin=True)(a, b, bias),
-    "halves": lambda a, b, bias: planned(a, b, bias, thin=False)(a, b, bias),
-    "small halves": lambda a, b, bias: planned(a, b, bias, thin=False, small=True)(a, b, bias),
+    **{name: partial(_tiled, tile) for name, tile in _TILES.items()},
     "pieces": _in_pieces,
 }
 
