@@ -77,7 +77,7 @@ def test_many_rows_of_few_columns_are_read_once(n):
     found = collected(torch.empty(204800, 512, device="meta"), torch.empty(512, n, device="meta"))
     assert "matmul_split" not in found and dict(found["matmul_thin"].constants)["TURNED"]
     made = facts_of(launcher.kernel("matmul_thin").function, found["matmul_thin"])
-    assert made.num_spills == 0 and 1 <= 227 * 1024 // made.shared_bytes
+    assert made.num_spills == 0 and made.shared_bytes <= 227 * 1024
     assert "matmul_split" in collected(torch.empty(204800, 512, device="meta"), torch.empty(512, 65, device="meta"))
 
 
