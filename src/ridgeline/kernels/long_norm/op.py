@@ -68,8 +68,8 @@ class _Plan:
         if self.held:
             shares, length = cdiv(cols, held.share), held.share
         groups = max(1, min(rows, num_programs // shares))
-        self.words = template((rows, 2, shares), torch.int64, x.device)
-        num_words = 2 * rows * shares
+        self.words = template((rows, shares), torch.int64, x.device)
+        num_words = rows * shares
         self.clear = _CLEAR.bind(
             (self.words, num_words), grid=(cdiv(num_words, _CLEAR_BLOCK),), constants={"BLOCK": _CLEAR_BLOCK},
             num_warps=4, device=device,
