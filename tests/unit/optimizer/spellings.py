@@ -517,6 +517,33 @@ def module_of_two_tensors() -> Any:
     return Modular(), (torch.randn(L, B, H * D), torch.randn(L + 3, B, H * D))
 
 
+@spelled("encoder-layer", training=False)
+def encoder_layer_with_norms_behind() -> Any:
+    return nn.TransformerEncoderLayer(H * D, H, 80, batch_first=True).eval(), (torch.randn(B, L, H * D),)
+
+
+@spelled("encoder-layer", training=False)
+def encoder_layer_with_norms_before() -> Any:
+    layer = nn.TransformerEncoderLayer(H * D, H, 80, activation="gelu", norm_first=True, batch_first=True)
+    return layer.eval(), (torch.randn(B, L, H * D),)
+
+
+class Padded(nn.Module):
+    """An encoder layer that hides keys."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(H * D, H, 80, batch_first=True).eval()
+
+    def forward(self, x: Tensor, hidden: Tensor) -> Tensor:
+        return self.layer(x, src_key_padding_mask=hidden)
+
+
+@missed("encoder-layer")
+def encoder_layer_with_a_mask() -> Any:
+    return Padded(), (torch.randn(B, L, H * D), torch.zeros(B, L, dtype=torch.bool))
+
+
 @missed("multi-head")
 def module_whose_weights_are_read() -> Any:
     return Modular(read=True), (torch.randn(L, B, H * D),)

@@ -1,7 +1,8 @@
-"""PyTorch's attention module as what it consists of, without the weights it returns where nobody reads them.
+"""PyTorch's attention module and its encoder layer as what they consist of, for other rewrites and compilers to see.
 
 ``nn.MultiheadAttention`` returns its weights unless told not to: it then writes, normalizes and reads a number for
 every pair of positions, and averages them over heads. Taken apart, attention is one call that other rewrites know.
+``nn.TransformerEncoderLayer`` in evaluation is one call of PyTorch's that no compiler looks into.
 """
 
 from __future__ import annotations
@@ -101,3 +102,68 @@ def _projected(scene: Scene, node: fx.Node, given: dict[str, Any]) -> list[fx.No
 def _thirds(scene: Scene, node: fx.Node, whole: fx.Node, dim: int) -> list[fx.Node]:
     parts = scene.emit(node, torch.chunk, whole, 3, dim)
     return [scene.emit(node, operator.getitem, parts, i) for i in range(3)]
+
+
+_LAYER = getattr(torch, "_transformer_encoder_layer_fwd", None)
+_LAYER_NAMES = (
+    "src", "embed_dim", "num_heads", "qkv_weight", "qkv_bias", "proj_weight", "proj_bias", "use_gelu", "norm_first",
+    "eps", "norm_weight_1", "norm_bias_1", "norm_weight_2", "norm_bias_2", "ffn_weight_1", "ffn_bias_1",
+    "ffn_weight_2", "ffn_bias_2", "mask", "mask_type",
+)  # fmt: skip
+
+
+@rewrite(
+    "encoder-layer",
+    summary="PyTorch's encoder layer in evaluation becomes norms, projections, attention and two products",
+    modes=(INFERENCE,),
+    worth=Worth(eager=1.1, compiled=1.3, basis="what follows products and norms is fused, which it is not in one call"),
+    exact="reordered",
+)
+def encoder_layer(scene: Scene) -> list[Match]:
+    if scene.training or scene.autocast or _LAYER is None:
+        return []
+    nodes = [node for node in scene.nodes if node.target is _LAYER]
+    return [match for node in nodes if (match := _put_layer(scene, node)) is not None]
+
+
+def _put_layer(scene: Scene, node: fx.Node) -> Match | None:
+    given = dict(zip(_LAYER_NAMES, node.args, strict=False)) | dict(node.kwargs)
+    src = scene.tensor(given.get("src"))
+    if given.get("mask") is not None or len(scene.shape(given.get("src")) or ()) != 3 or src is None or src.is_nested:
+        return None
+    new = _layer(scene, node, given)
+    if not scene.alike(node, new):
+        scene.discard(new)
+        return None
+    node.replace_all_uses_with(new)
+    scene.retire(node)
+    return scene.match(new, f"encoder layer {scene.shape(given['src'])}, {given['num_heads']} heads")
+
+
+def _layer(scene: Scene, node: fx.Node, given: dict[str, Any]) -> fx.Node:
+    """Norms before attention and products, or behind their sums with what went in."""
+    x, first = given["src"], given["norm_first"]
+    mixed = _mixed(scene, node, _normed(scene, node, x, given, 1) if first else x, given)
+    x = scene.emit(node, torch.add, mixed, x)
+    x = x if first else _normed(scene, node, x, given, 1)
+    inner = _normed(scene, node, x, given, 2) if first else x
+    inner = scene.emit(node, F.linear, inner, given["ffn_weight_1"], given["ffn_bias_1"])
+    inner = scene.emit(node, F.gelu if given["use_gelu"] else torch.relu, inner)
+    inner = scene.emit(node, F.linear, inner, given["ffn_weight_2"], given["ffn_bias_2"])
+    x = scene.emit(node, torch.add, inner, x)
+    return x if first else _normed(scene, node, x, given, 2)
+
+
+def _normed(scene: Scene, node: fx.Node, x: fx.Node, given: dict[str, Any], which: int) -> fx.Node:
+    weight, bias = given[f"norm_weight_{which}"], given[f"norm_bias_{which}"]
+    return scene.emit(node, F.layer_norm, x, (given["embed_dim"],), weight, bias, given["eps"])
+
+
+def _mixed(scene: Scene, node: fx.Node, x: fx.Node, given: dict[str, Any]) -> fx.Node:
+    """Attention of [B, L, E] with itself."""
+    emit, heads, width = scene.emit, given["num_heads"], given["embed_dim"]
+    parts = []
+    for part in _thirds(scene, node, emit(node, F.linear, x, given["qkv_weight"], given["qkv_bias"]), -1):
+        parts.append(emit(node, torch.transpose, emit(node, torch.unflatten, part, -1, (heads, width // heads)), 1, 2))
+    turned = emit(node, torch.transpose, emit(node, F.scaled_dot_product_attention, *parts), 1, 2)
+    return emit(node, F.linear, emit(node, torch.flatten, turned, 2), given["proj_weight"], given["proj_bias"])
