@@ -377,6 +377,25 @@ def test_a_short_call_is_tried_past_its_guards_and_recorded_only_where_that_copi
     assert busy[0].name == "graph" and busy[0].graphed
 
 
+def test_where_torch_compile_leads_its_code_is_tried_past_its_guards() -> None:
+    """Its guards and our look on top of them were 31 µs of a layer norm of 0.41 ms."""
+
+    def climbed(leader: str, matched: dict[str, int]) -> list[Candidate]:
+        climber, found = Climbing(), []
+        for rung in Ladder(_facts(num_leaves=2)).rungs(climber):
+            found.append(rung.candidate)
+            climber.best = Built(Candidate(name=leader), lambda: None, Report())
+            climber.entries[rung.candidate.name] = replace_status(rung)
+            climber.entries[rung.candidate.name].rewrites = matched
+        return found
+
+    (same,) = [c for c in climbed("torch.compile", {"long-rows": 1}) if c.name == "compiled as it is"]
+    assert same.straight and same.is_stock and not same.graphed
+    assert "compiled as it is" not in [c.name for c in climbed("rewrites", {"long-rows": 1})]
+    assert "compiled as it is" not in [c.name for c in climbed("torch.compile", {})], "compiled is the same already"
+    assert not replace(same, rewrites=("norm",)).is_stock and not replace(same, options=(("a", 1),)).is_stock
+
+
 def test_what_only_rewrites_make_fast_is_tried_whatever_was_faster_without_them() -> None:
     """GroupNorm undoes channels last as it is; norms of long rows are read twice by a compiler left to itself."""
     last = [c for c in _climbed(_facts(has_conv=True, groups_channels=True), lambda c: "slower") if c.rewrites]
