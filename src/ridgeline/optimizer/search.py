@@ -467,7 +467,7 @@ class Search:
     def _leaner(self, built: Built, against: Comparison) -> bool:
         """Whether it does what torch.compile does, no later, past its guards: our look at a call comes in their place
         there, and on top of them where torch.compile itself is handed over."""
-        least = SAME_FRAC if built.candidate.is_stock else 1.0  # the same kernels: less is noise, or the last race's say
+        least = SAME_FRAC if built.candidate.is_stock else 1.0  # the same kernels: less is noise
         return self.best.candidate.name == STOCK and built.call.__class__ is Shortcut and against.speedup >= least
 
     def _is_eager(self, built: Built) -> bool:

@@ -170,6 +170,13 @@ def test_pools_that_count_otherwise_stay(pool: nn.Module) -> None:
         (lambda x: torch.log_softmax(x, 1), (3, 9), "log_softmax of rows of 9"),
         (lambda x: x / x.abs().mean(1, keepdim=True), (3, 9), "l1 of rows of 9"),
         (lambda x: x / torch.norm(x, p=2, dim=1, keepdim=True), (3, 9), "l2 of rows of 9"),
+        (lambda x: torch.softmax(x.view(2, 4, -1), 2).view(2, 4, 5, 3) * torch.arange(4.0).view(1, 4, 1, 1),
+         (2, 4, 5, 3), "softmax of rows of 15, scaled"),
+        (lambda x: torch.arange(8.0).view(2, 4, 1) * torch.softmax(x, -1), (2, 4, 9), "softmax of rows of 9, scaled"),
+        (lambda x: torch.softmax(x, -1) * torch.ones(1), (2, 4, 9), "softmax of rows of 9, scaled"),
+        (lambda x: torch.softmax(x, -1) * torch.arange(2.0).view(2, 1, 1), (2, 4, 9), "softmax of rows of 9"),
+        (lambda x: torch.softmax(x, -1) * torch.arange(9.0), (2, 4, 9), "softmax of rows of 9"),
+        (lambda x: torch.softmax(x, -1) * x, (2, 4, 9), "softmax of rows of 9"),
     ],
 )
 def test_long_rows_are_found_as_people_write_them(function: Any, shape: Any, what: str) -> None:

@@ -153,6 +153,7 @@ SMALL = (
     case("float32", rows=4, cols=64, kind="l2"),
     case("float32", rows=3, cols=90, kind="softmax"),
     case("float32", rows=3, cols=90, kind="log_softmax"),
+    case("float32", rows=6, cols=64, kind="softmax", channels=1, weights=3),
 )
 CHECKS = (
     *SMALL,
@@ -165,6 +166,8 @@ CHECKS = (
     case("float32", rows=100, cols=65535, kind="l2"),
     case("float32", rows=40, cols=393216, kind="softmax"),
     case("float32", rows=40, cols=393216, kind="log_softmax"),
+    case("float32", rows=96, cols=131072, kind="softmax", channels=1, weights=32),
+    case("float32", rows=40, cols=70001, kind="l2", channels=1, weights=8),
 )
 RACES = (
     case("float32", rows=7168, cols=262144, kind="norm"),
