@@ -126,6 +126,23 @@ def test_a_matrix_times_a_vector_is_as_accurate_as_the_library(shape):
     assert error(vectors._ours(a, b), meant) <= 2 * error(a @ b, meant) + 5e-7
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("length", "keys", "width"), [(1000, 1000, 32), (512, 777, 64), (300, 300, 96), (130, 65, 128)]
+)
+def test_float32_attention_is_as_accurate_as_the_librarys(length, keys, width, causal):
+    torch.manual_seed(0)
+    keys = length if causal else keys
+    q, k, v = (torch.rand(2, num, 4, width, device="cuda").transpose(1, 2) for num in (length, keys, keys))
+    meant = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), is_causal=causal)
+    own = error(F.scaled_dot_product_attention(q, k, v, is_causal=causal), meant)
+    for turned in (False, True):
+        found = halves.attend(q, k, v, width**-0.5, causal, turned)
+        assert error(found, meant) <= 2 * own + 2e-7 and found.transpose(1, 2).is_contiguous() == turned
+    again = halves.raced_attention(q, k, v, width**-0.5, causal, True)
+    assert error(again, meant) <= 2 * own + 2e-7
+
+
 def test_wide_attention_is_found_and_laid_as_the_librarys_on_the_device():
     from ridgeline.optimizer.backend import Report, compiled
 

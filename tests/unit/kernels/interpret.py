@@ -429,3 +429,18 @@ if len(sys.argv) == 1 or "extreme" in sys.argv[1:]:
             values = drawn.amax(1) if largest else drawn.amin(1)
             torch.testing.assert_close(extreme(drawn, 1, largest), values, rtol=0, atol=0, equal_nan=True)
     print("places, all right")
+
+if len(sys.argv) == 1 or "attend" in sys.argv[1:]:
+    from ridgeline.kernels.matmul.attend import attend
+
+    for length, keys, width, causal, turned in (
+        (37, 50, 24, False, False), (40, 40, 20, True, True), (16, 33, 32, False, True),
+    ):  # fmt: skip
+        q, k, v = (torch.randn(2, num, 3, width).transpose(1, 2) for num in (length, keys, keys))
+        with tuning.forced("matmul.attend", matmul.Thin(16, 16, 32, 1, 1)):
+            found = attend(q, k, v, 0.3, causal, turned)
+        wide = (x.double() for x in (q, k, v))
+        meant = torch.nn.functional.scaled_dot_product_attention(*wide, is_causal=causal, scale=0.3)
+        torch.testing.assert_close(found, meant.float(), rtol=2e-6, atol=2e-6)
+        assert found.transpose(1, 2).is_contiguous() == turned
+    print("float32 attention, all right")

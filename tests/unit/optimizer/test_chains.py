@@ -306,3 +306,30 @@ def test_a_decided_race_of_averaged_convolutions_lays_no_ways_out_again(monkeypa
 def test_a_convolution_that_is_read_twice_is_not_averaged_away() -> None:
     model = Behind(CONV(), lambda y, by: F.avg_pool2d(y, 2).sum() + y.sum())
     assert not ran(model, (torch.randn(2, 3, 12, 12),), "averaged-convolution")[2]
+
+
+@pytest.mark.parametrize(
+    ("function", "num"),
+    [
+        (F.scaled_dot_product_attention, 1),
+        (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.5), 1),
+        (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=torch.eye(24).bool()), 0),
+        (lambda q, k, v: F.scaled_dot_product_attention(q.half(), k.half(), v.half()), 0),
+    ],
+)
+def test_float32_attention_goes_to_the_tensor_cores(
+    function: Any, num: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(halves, "LEAST_ATTENTION_FLOPS", 1.0)
+    q, k, v = (torch.randn(2, 24, 3, 16).transpose(1, 2) for _ in range(3))
+    found, meant, whats = ran(function, (q, k, v), "attention", "float32-attention")
+    torch.testing.assert_close(found, meant, rtol=1e-5, atol=1e-5)
+    assert sum("float32 attention" in what for what in whats) == num and found.stride() == meant.stride()
+
+
+def test_float32_attention_of_other_shapes_is_the_librarys() -> None:
+    from ridgeline.kernels.matmul.attend import fits
+
+    q, k, wide = torch.empty(2, 4, 8, 32), torch.empty(2, 4, 9, 32), torch.empty(2, 4, 8, 256)
+    assert fits(q, k, k, False) and not fits(q, k, k, True) and not fits(wide, wide, wide, False)
+    assert not fits(q, k[:, :2], k[:, :2], False) and not fits(q.mT.contiguous().mT, k, k, False)

@@ -65,3 +65,10 @@ def choose(m: int, n: int, k: int, num_sms: int, num: int = 1, small: bool = Fal
 def is_short(k: int) -> bool:
     """Whether all terms are one block: what is left is writing, and many small tiles may hide each other's waiting."""
     return k <= 64
+
+
+def attend(width: int) -> Thin:
+    """Queries and keys of a step of attention: digits of all of them lie in shared memory beside what is on its way."""
+    if width <= 32:
+        return Thin(128, 32, num_stages=2)
+    return Thin(64, 64 if width <= 64 else 32, num_warps=4, num_stages=2)

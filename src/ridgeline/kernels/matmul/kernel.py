@@ -245,3 +245,78 @@ def matmul_thin(
         if BIAS:
             acc += tl.load(bias_ptr + col, mask=col < n, other=0.0)[:, None]
         tl.store(out_ptr + row.to(tl.int64)[None, :] * n + col[:, None], acc, mask=real)
+
+
+@triton.jit
+def three_products(a_high, a_low, b_high, b_low):
+    """A product of two factors in two digits each: the tensor cores carry its sums over one block only."""
+    part = tl.dot(a_low, b_high, input_precision="tf32")
+    part = tl.dot(a_high, b_low, part, input_precision="tf32")
+    return tl.dot(a_high, b_high, part, input_precision="tf32")
+
+
+@triton.jit
+def attention_digits(
+    q_ptr,  # [B, H, L, D] by strides, as are k, v [B, H, S, D] and out
+    k_ptr,
+    v_ptr,
+    out_ptr,
+    q_b,
+    q_h,
+    q_l,
+    k_b,
+    k_h,
+    k_l,
+    v_b,
+    v_h,
+    v_l,
+    out_b,
+    out_h,
+    out_l,
+    heads,
+    length,
+    keys,
+    scale,  # times log2(e)
+    D: tl.constexpr,
+    BD: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    CAUSAL: tl.constexpr,
+):
+    """softmax(q kᵀ · scale) v in float32's own accuracy: BM queries of one head over all keys, BN at a time."""
+    batch = (tl.program_id(1) // heads).to(tl.int64)
+    head = (tl.program_id(1) % heads).to(tl.int64)
+    row = tl.program_id(0) * BM + tl.arange(0, BM)
+    d = tl.arange(0, BD)
+    n = tl.arange(0, BN)
+    q_at = q_ptr + batch * q_b + head * q_h + row.to(tl.int64)[:, None] * q_l + d[None, :]
+    q = tl.load(q_at, mask=(row < length)[:, None] & (d < D)[None, :], other=0.0) * scale
+    q_high = nearest(q)
+    q_low = nearest(q - q_high)
+    k_at = k_ptr + batch * k_b + head * k_h + n.to(tl.int64)[None, :] * k_l + d[:, None]
+    v_at = v_ptr + batch * v_b + head * v_h + n.to(tl.int64)[:, None] * v_l + d[None, :]
+    acc = tl.zeros([BM, BD], tl.float32)
+    total = tl.zeros([BM], tl.float32)
+    top = tl.full([BM], float("-inf"), tl.float32)
+    last = tl.minimum((tl.program_id(0) + 1) * BM, keys) if CAUSAL else keys
+    for first in range(0, last, BN):
+        k = tl.load(k_at, mask=(first + n < keys)[None, :] & (d < D)[:, None], other=0.0)
+        k_high = nearest(k)
+        score = three_products(q_high, q_low, k_high, nearest(k - k_high))
+        seen = (first + n < keys)[None, :]
+        if CAUSAL:
+            seen = seen & (first + n[None, :] <= row[:, None])
+        score = tl.where(seen, score, float("-inf"))
+        higher = tl.maximum(top, tl.max(score, 1), propagate_nan=tl.PropagateNan.ALL)
+        weight = tl.exp2(score - higher[:, None])
+        fade = tl.exp2(top - higher)
+        total = total * fade + tl.sum(weight, 1)
+        v = tl.load(v_at, mask=(first + n < keys)[:, None] & (d < D)[None, :], other=0.0)
+        v_high = nearest(v)
+        w_high = nearest(weight)
+        acc = acc * fade[:, None] + three_products(w_high, nearest(weight - w_high), v_high, nearest(v - v_high))
+        top = higher
+        k_at += BN * k_l.to(tl.int64)
+        v_at += BN * v_l.to(tl.int64)
+    out_at = out_ptr + batch * out_b + head * out_h + row.to(tl.int64)[:, None] * out_l + d[None, :]
+    tl.store(out_at, acc / total[:, None], mask=(row < length)[:, None] & (d < D)[None, :])
