@@ -89,7 +89,7 @@ def test_places_of_extremes_are_pytorchs_with_ties_and_what_is_no_number(largest
     x = torch.randint(-50, 50, (70, 1001, 4095), device="cuda").float()
     x[0, :, 0], x[0, :, 1], x[0, [3, 900], 2], x[1, [9, 17], 4] = float("-inf"), 0.0, float("nan"), -float("nan")
     x[0, 5, 1], x[1, 2, 4] = -0.0, float("inf")
-    for given in (x, x[:2]):  # short steps where programs are many
+    for given in (x, x[:2]):
         found = extreme(given, 1, largest, True)
         values = given.gather(1, found[:, None])[:, 0]
         meant = given.amax(1) if largest else given.amin(1)

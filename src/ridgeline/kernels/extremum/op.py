@@ -12,7 +12,7 @@ from torch.compiler import is_dynamo_compiling
 from ridgeline.kernels import tuning
 from ridgeline.kernels.contract import Case, Trial, case, declare, elementwise_cost
 from ridgeline.kernels.extremum import config, kernel, reference
-from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms
+from ridgeline.kernels.launcher import Kernel, Plans, launchable
 from ridgeline.kernels.rows import cdiv
 
 _ROWS = Kernel(kernel.extreme_rows, loose=("x_ptr", "out_ptr"))
@@ -47,8 +47,7 @@ def _forward(x: Tensor, dim: int, largest: bool, place: bool) -> Tensor:
 def _plan(x: Tensor, dim: int, largest: bool, place: bool) -> Any:
     shape = (*x.shape[:dim], *x.shape[dim + 1 :])
     outer, rows, inner = math.prod(x.shape[:dim]), x.shape[dim], math.prod(x.shape[dim + 1 :])
-    likely = config.choose(outer, inner, num_sms(x.get_device()))
-    chosen = tuning.choose("extremum", {"rows": rows, "inner": inner}, likely)
+    chosen = tuning.choose("extremum", {"rows": rows, "inner": inner}, config.Tile())
     numbers = (rows, inner, cdiv(inner, chosen.cols))
     launch = (_PLACES if place else _ROWS).bind(
         (x, x.new_empty(1, dtype=torch.int64) if place else x, *numbers),
