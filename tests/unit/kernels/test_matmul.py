@@ -59,7 +59,6 @@ def test_sizes_that_are_no_whole_vectors_are_filled_up():
 def test_small_products_get_small_tiles():
     assert config.choose(4096, 4096, 4096, 132).rows == 128
     assert config.choose(512, 512, 1024, 132).rows == 64
-    assert config.choose(4096, 4096, 64, 132, small=True).rows == 64
 
 
 @pytest.mark.parametrize("k", [32, 64])

@@ -53,18 +53,13 @@ def tall(n: int) -> Thin:
     return Thin(64, 128) if n > 32 else Thin(32, 128)
 
 
-def choose(m: int, n: int, k: int, num_sms: int, num: int = 1, small: bool = False) -> Product:
-    """Smaller tiles where large ones, of ``num`` products together, would leave processors without work, or where it is
-    said; sums of few terms in one block."""
+def choose(m: int, n: int, k: int, num_sms: int, num: int = 1) -> Product:
+    """Smaller tiles where large ones, of ``num`` products together, would leave processors without work; sums of few
+    terms in one block, where small tiles lost (1.55 and 2.07 ms for 32768² results of 32 terms, H200)."""
     depth = 32 if k <= 32 else 64
-    if not small and num * -(-m // 128) * -(-n // 128) >= num_sms // 2:
+    if num * -(-m // 128) * -(-n // 128) >= num_sms // 2:
         return Product(128, 128, depth)
     return Product(64, 64, depth, num_warps=4)
-
-
-def is_short(k: int) -> bool:
-    """Whether all terms are one block: what is left is writing, and many small tiles may hide each other's waiting."""
-    return k <= 64
 
 
 def attend(width: int) -> Thin:

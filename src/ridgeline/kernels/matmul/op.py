@@ -47,19 +47,18 @@ def _forward(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def planned(
-    a: Tensor, b: Tensor, bias: Tensor | None, thin: bool | None = None, small: bool = False, tall: bool = False
+    a: Tensor, b: Tensor, bias: Tensor | None, thin: bool | None = None, tall: bool = False
 ) -> Any:
-    """The launches of a product, for few rows or for many as the sizes suggest or as is said: in small tiles, or for
-    few columns."""
+    """The launches of a product, for few rows, for few columns or for many as the sizes suggest or as is said."""
     pointers = (a.data_ptr() | b.data_ptr()) & 15 if not a.is_meta else 0
-    key = (a.shape, a.stride(), b.shape, b.stride(), bias is None, a.get_device(), pointers, thin, small, tall)
+    key = (a.shape, a.stride(), b.shape, b.stride(), bias is None, a.get_device(), pointers, thin, tall)
     plan = _plans.get(key)
     if plan is None:
         MATMUL.check(a, b, bias)
         if thin is None:
             thin = is_thin(a, b)
             tall = tall or (not thin and tall_fits(a, b))
-        plan = _plans[key] = _Thin(a, b, bias, tall) if thin or tall else _Plan(a, b, bias, small)
+        plan = _plans[key] = _Thin(a, b, bias, tall) if thin or tall else _Plan(a, b, bias)
     return plan.run
 
 
@@ -165,13 +164,13 @@ class _Split:
 class _Plan:
     """Launches for one pair of layouts: both matrices taken apart, then multiplied."""
 
-    def __init__(self, a: Tensor, b: Tensor, bias: Tensor | None, small: bool) -> None:
+    def __init__(self, a: Tensor, b: Tensor, bias: Tensor | None) -> None:
         self.shape = (*a.shape[:-1], b.shape[-1])
         self.device = a.get_device()
         self.flat = b.dim() == 2
         a, b = self._laid_out(a, b)
         sizes = {"m": a.shape[1], "n": b.shape[2], "k": a.shape[2]}
-        likely = config.choose(**sizes, num_sms=num_sms(self.device), num=a.shape[0], small=small)
+        likely = config.choose(**sizes, num_sms=num_sms(self.device), num=a.shape[0])
         self.chosen = tuning.choose("matmul", sizes, likely)
         self.a, self.b = _Split(a, 1, 2), _Split(b, 2, 1)
         sizes_filled = (self.a.filled_outer, self.b.filled_outer, self.a.filled_k)

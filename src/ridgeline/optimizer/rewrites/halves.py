@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from ridgeline.kernels.matmul.attend import attend, fits
-from ridgeline.kernels.matmul.config import is_short
 from ridgeline.kernels.matmul.op import MATMUL, is_thin, planned, tall_fits, thin_fits
 from ridgeline.kernels.tensorfloat import products_round
 from ridgeline.optimizer.contest import Contest, may_time, prepared
@@ -55,7 +54,6 @@ def _raced(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
         names.append("digits")
     if not is_thin(a, b) or a.shape[:-1].numel() > 64:
         names.append("halves")
-        names += ["small halves"] if is_short(a.shape[-1]) else []
     if tall_fits(a, b):
         names.append("tall")
     if num_pieces(a, b) > 1:
@@ -93,7 +91,6 @@ def _in_pieces(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
 _TILES: dict[str, dict[str, bool]] = {
     "digits": {"thin": True},
     "halves": {"thin": False},
-    "small halves": {"thin": False, "small": True},
     "tall": {"tall": True},
 }
 
