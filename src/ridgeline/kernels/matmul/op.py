@@ -46,9 +46,7 @@ def _forward(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     return planned(a, b, bias)(a, b, bias)
 
 
-def planned(
-    a: Tensor, b: Tensor, bias: Tensor | None, thin: bool | None = None, tall: bool = False
-) -> Any:
+def planned(a: Tensor, b: Tensor, bias: Tensor | None, thin: bool | None = None, tall: bool = False) -> Any:
     """The launches of a product, for few rows, for few columns or for many as the sizes suggest or as is said."""
     pointers = (a.data_ptr() | b.data_ptr()) & 15 if not a.is_meta else 0
     key = (a.shape, a.stride(), b.shape, b.stride(), bias is None, a.get_device(), pointers, thin, tall)
