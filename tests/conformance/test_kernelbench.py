@@ -105,7 +105,8 @@ def test_what_is_slower_than_torch_compile_after_the_mends_is_torch_compile_itse
 
 LATER = (HOME / "benchmarks/2026-11-16-kernelbench.md").read_text()
 FIFTH, SIXTH = results("kernelbench_apart5.json.gz"), results("kernelbench_apart6.json.gz")
-RUNS = [FIFTH, SIXTH]
+SEVENTH, EIGHTH = results("kernelbench_apart7.json.gz"), results("kernelbench_apart8.json.gz")
+RUNS = [FIFTH, SIXTH, SEVENTH, EIGHTH]
 
 
 @pytest.mark.parametrize("found", [row for run in RUNS for row in run], ids=lambda found: found["name"])
@@ -115,7 +116,7 @@ def test_a_problem_of_the_second_day_stands_in_its_note(found):
     assert f"| {found['name']} | {' | '.join(times)} |" in LATER
 
 
-@pytest.mark.parametrize("run", RUNS, ids=["fifth", "sixth"])
+@pytest.mark.parametrize("run", RUNS, ids=["fifth", "sixth", "seventh", "eighth"])
 def test_the_second_days_note_counts_what_was_timed_apart(run):
     words = ("faster", "even", "slower", "no rival", "WRONG")
     num = {word: sum(found["verdict"] == word for found in run) for word in words}
@@ -127,3 +128,29 @@ def test_the_second_days_note_counts_what_was_timed_apart(run):
 def test_the_one_that_was_wrong_is_what_proofs_refuse_since():
     (wrong,) = [found for found in FIFTH if found["verdict"] == "WRONG"]
     assert wrong["name"] == "3/45" and wrong["search"]["verdict"]["most_rms_frac"] > 0.1 and "3/45 was wrong" in LATER
+
+
+def test_every_problem_by_its_last_run_is_counted_in_the_note():
+    last = {row["name"]: row for run in (APART, AGAIN, MORE, MENDED, *RUNS) for row in run}
+    words = ("faster", "even", "slower", "no rival")
+    num = {word: sum(row["verdict"] == word for row in last.values()) for word in words}
+    told = f"{num['faster']} faster, {num['even']} even, {num['slower']} slower, {num['no rival']} without a rival"
+    assert f"each of {len(last)} problems by its last run: {told}, none wrong" in LATER
+    assert sum(num.values()) == len(last)
+    every = {row["name"]: row["verdict"] for run in (SEARCH, last.values()) for row in run}
+    num = {word: list(every.values()).count(word) for word in words}
+    told = f"{num['faster']} faster, {num['even']} even, {num['slower']} slower, {num['no rival']} without a rival"
+    assert f"{len(every)} of 250: {told}" in LATER and num["faster"] > len(every) / 2
+
+
+def test_what_is_slower_is_torch_compile_itself_or_had_no_time_for_it():
+    for run in (SEVENTH, EIGHTH):
+        for row in (row for row in run if row["verdict"] == "slower"):
+            tried = {entry["name"]: entry["status"] for entry in row["search"]["tried"]}
+            assert row["over_eager"] > 1 and (row["winner"] == "torch.compile" or tried["torch.compile"] == "skipped")
+
+
+def test_no_form_of_an_elementwise_kernel_beats_pytorchs_over_gigabytes():
+    rows = results("copies_race1.json.gz")["rows"]
+    (relu,) = [row["ms"] for row in rows if row["form"] == "relu"]
+    assert len(rows) > 20 and min(row["ms"] for row in rows) > 0.98 * relu

@@ -66,6 +66,38 @@ def test_every_way_to_multiply_is_as_accurate_as_float32(m, n, k, linear):
         assert error(halves._WAYS[name](a, b, bias), meant) <= 2 * own + 5e-7, name
 
 
+@pytest.mark.parametrize(
+    ("m", "n", "k", "name"),
+    [(1000, 3000, 64, "halves"), (1000, 3001, 40, "halves"), (3000, 1000, 32, "halves"), (9000, 48, 512, "tall"),
+     (9000, 20, 300, "tall")],
+)  # fmt: skip
+@pytest.mark.parametrize("linear", [False, True])
+def test_products_of_few_terms_or_columns_are_as_accurate_as_float32(m, n, k, name, linear):
+    torch.manual_seed(0)
+    a, bias = torch.rand(m, k, device="cuda"), torch.randn(n, device="cuda") if linear else None
+    b = torch.randn(n, k, device="cuda").t() if linear else torch.randn(k, n, device="cuda")
+    meant = a.double() @ b.double() + (bias.double() if linear else 0)
+    own = error(halves._library(a, b, bias), meant)
+    assert error(halves._WAYS[name](a, b, bias), meant) <= 2 * own + 5e-7
+
+
+@pytest.mark.parametrize("largest", [True, False])
+def test_places_of_extremes_are_pytorchs_with_ties_and_what_is_no_number(largest):
+    from ridgeline.kernels.extremum.op import extreme
+
+    torch.manual_seed(0)
+    x = torch.randint(-50, 50, (70, 1001, 4095), device="cuda").float()
+    x[0, :, 0], x[0, :, 1], x[0, [3, 900], 2], x[1, [9, 17], 4] = float("-inf"), 0.0, float("nan"), -float("nan")
+    x[0, 5, 1], x[1, 2, 4] = -0.0, float("inf")
+    for given in (x, x[:2]):
+        found = extreme(given, 1, largest, True)
+        values = given.gather(1, found[:, None])[:, 0]
+        meant = given.amax(1) if largest else given.amin(1)
+        torch.testing.assert_close(values, meant, rtol=0, atol=0, equal_nan=True)
+        same = (given == meant[:, None]) | (given.isnan() & meant.isnan()[:, None])
+        assert torch.equal(found, same.int().argmax(1)), "the first of equals"
+
+
 def test_a_race_on_the_device_is_decided_once():
     x, weight = torch.rand(2, 16, 64, 64, device="cuda"), torch.randn(32, 16, 3, 3, device="cuda")
     settings = ([1, 1], [0, 0], [1, 1], [0, 0], 1, False)
@@ -92,6 +124,23 @@ def test_a_matrix_times_a_vector_is_as_accurate_as_the_library(shape):
     a, b = torch.rand(shape, device="cuda"), torch.rand(shape[1], 1, device="cuda")
     meant = a.double() @ b.double()
     assert error(vectors._ours(a, b), meant) <= 2 * error(a @ b, meant) + 5e-7
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("length", "keys", "width"), [(1000, 1000, 32), (512, 777, 64), (300, 300, 96), (130, 65, 128)]
+)
+def test_float32_attention_is_as_accurate_as_the_librarys(length, keys, width, causal):
+    torch.manual_seed(0)
+    keys = length if causal else keys
+    q, k, v = (torch.rand(2, num, 4, width, device="cuda").transpose(1, 2) for num in (length, keys, keys))
+    meant = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), is_causal=causal)
+    own = error(F.scaled_dot_product_attention(q, k, v, is_causal=causal), meant)
+    for turned in (False, True):
+        found = halves.attend(q, k, v, width**-0.5, causal, turned)
+        assert error(found, meant) <= 2 * own + 2e-7 and found.transpose(1, 2).is_contiguous() == turned
+    again = halves.raced_attention(q, k, v, width**-0.5, causal, True)
+    assert error(again, meant) <= 2 * own + 2e-7
 
 
 def test_wide_attention_is_found_and_laid_as_the_librarys_on_the_device():

@@ -70,6 +70,12 @@ class Candidate:
         return self.graphed or self.straight
 
     @property
+    def is_stock(self) -> bool:
+        """Whether what runs is what torch.compile makes: its own, or the same past its guards."""
+        same = self.compiler == "inductor" and self.scope == "model" and self.layout == "keep"
+        return self.compiler == "stock" or (same and not (self.rewrites or self.options or self.narrow))
+
+    @property
     def complexity(self) -> int:
         """How much is done to the model; of two that are equally fast, the simpler is returned."""
         ladder = {"none": 0, "stock": 2, "stock-autotune": 4, "inductor": 3, "inductor-autotune": 5}

@@ -22,7 +22,7 @@ from ridgeline.optimizer.candidate import Built, Candidate, Layout, Traces, buil
 from ridgeline.optimizer.explanation import explanations, remaining
 from ridgeline.optimizer.forecast import Forecast, forecast, known_device
 from ridgeline.optimizer.inputs import Inputs, RandomState, leaves
-from ridgeline.optimizer.ladder import CAPTURE_S, COMPILING_S, PLAIN, STOCK, Facts, Ladder, Rung
+from ridgeline.optimizer.ladder import AS_IT_IS, CAPTURE_S, COMPILING_S, PLAIN, STOCK, Facts, Ladder, Rung
 from ridgeline.optimizer.measure import LAST_ROUNDS, Comparison, Timed, Track, compare, held_bytes, reserved_bytes
 from ridgeline.optimizer.narrowing import FIRST_FRAC, MOST_TRIES, Study, study
 from ridgeline.optimizer.optimized import Optimized, Plan
@@ -79,6 +79,10 @@ RESERVE_FRAC = 0.5
 """Of a short budget for a slow model, proofs and races would take everything: half is for candidates."""
 LEAST_GAIN_FRAC = 0.01
 """What a winner must gain over eager in the last race; eager needs no explanation."""
+MOST_GUARDED_S = 5e-3
+"""Calls shorter than this feel the 30 to 50 µs of torch.compile's guards and our look on top of them."""
+SAME_FRAC = 0.98
+"""What torch.compile makes, called past its guards, is taken in its place if it is not behind by more in its race."""
 STOCK_FRAC = 1e-5
 """What PyTorch's own compiler may be off whatever eager is, eighty roundings of float32: who compiles a model finds the
 same difference, and the guarantee is never to be slower than that."""
@@ -323,7 +327,7 @@ class Search:
         spare_s = self.left_s() - reserve_s - (ladder.owed_s(rung, self) if rung.cost_s > 2 * CAPTURE_S else 0.0)
         compiled = any(built.candidate.compiler != "none" for built in self.families.values())
         first = rung.candidate.compiler != "none" and not compiled  # estimates are rough: the first gets its chance
-        first = first or (rung.candidate.name == PLAIN and self.left_s() > 0)  # what takes the host out takes a second
+        first = first or (rung.candidate.name in (PLAIN, AS_IT_IS) and self.left_s() > 0)  # less of the host, a second
         if first:
             spare_s = max(spare_s, LENIENCY * self.left_s())
         elif rung.candidate.name == STOCK:  # the guarantee rests on it: all but the last race and a few steps may wait
@@ -465,7 +469,8 @@ class Search:
     def _leaner(self, built: Built, against: Comparison) -> bool:
         """Whether it does what torch.compile does, no later, past its guards: our look at a call comes in their place
         there, and on top of them where torch.compile itself is handed over."""
-        return self.best.candidate.name == STOCK and built.call.__class__ is Shortcut and against.speedup >= 1.0
+        least = SAME_FRAC if built.candidate.is_stock else 1.0  # the same kernels: less is noise
+        return self.best.candidate.name == STOCK and built.call.__class__ is Shortcut and against.speedup >= least
 
     def _is_eager(self, built: Built) -> bool:
         """Whether it was made to be rewritten and nothing was: then it is eager code behind a tracer."""
@@ -522,7 +527,7 @@ class Search:
     def _proved(self, built: Built) -> Verdict:
         try:
             prover = self.prover
-            stock = built.candidate.compiler.startswith("stock")
+            stock = built.candidate.is_stock or built.candidate.compiler == "stock-autotune"
             budget = (self.problem.error_budget or 0.0) if built.candidate.narrow or stock else 0.0
             with built.switched() as call:
                 return prover.judge(call, max(budget, STOCK_FRAC) if stock else budget)
@@ -623,7 +628,38 @@ class Search:
         budget_s = max(LEAST_RACE_S, min(2 * MOST_RACE_S, LAST_RACE_FRAC * self.problem.budget_s))
         timed = self.track.race(runners, budget_s, least_rounds=LAST_ROUNDS)
         self._give_way(timed)
+        if self.best is self.stock and AS_IT_IS not in self.entries and self._feels_guards(timed[STOCK]):
+            timed |= self._past_guards()
         return timed, self.stock
+
+    def _feels_guards(self, timed: Timed) -> bool:
+        """Whether torch.compile's guards and our look on top of them show in a call, and its code is made in time."""
+        made = self.best.build_s < self.problem.budget_s  # what it compiled is remembered: a fraction of that
+        inference = self.problem.mode == "infer" and self.problem.device.type == "cuda"
+        return inference and made and timed.median_s < MOST_GUARDED_S
+
+    def _past_guards(self) -> dict[str, Timed]:
+        """torch.compile's code past its guards in its place, where it came to lead in the last race alone."""
+        candidate = Candidate(name=AS_IT_IS, compiler="inductor", straight=True)
+        built = Built(candidate, self.problem.model, Report())
+        try:
+            built = self._built(candidate)
+            both = {each.candidate.name: handed(self.problem, each) for each in (self.best, built)}
+            timed = self.track.race({"eager": self.eager, **both}, self._race_s(), least_rounds=LAST_ROUNDS)
+        except Exception as error:  # what cannot be built or timed changes nothing
+            self.track.restore()
+            self._note(built, FAILED, why_failed(error))
+            return {}
+        against, shown = compare(timed[STOCK], timed[AS_IT_IS]), timed[AS_IT_IS]
+        if against.speedup < 1.0 or built.call.__class__ is not Shortcut or not (verdict := self._proved(built)):
+            why = f"no faster than torch.compile ({against.speedup:.3f}×), more than one graph or not proved"
+            self._note(built, EQUAL, why, timed=shown)
+            return {}
+        self._note(built, WINNER, "", timed=shown, verdict=verdict, comparison=compare(timed["eager"], shown))
+        why = f"{AS_IT_IS} is {against.speedup:.2f}× as fast"
+        self.entries[STOCK] = replace(self.entries[STOCK], status=BEATEN, reason=why)
+        self.best = built
+        return timed
 
     def _give_way(self, timed: dict[str, Timed]) -> None:
         """A rival that is ahead of the winner takes its place: rivals are simpler, and win where a race cannot tell."""

@@ -232,8 +232,14 @@ CASES["matmul"] = [
     case("float32", m=16, n=24, k=256, z=2, cut=True),
     case("float32", m=17, n=20, k=256, z=2, cut=True, weight=True),
     case("float32", m=20, n=40, k=70, weight=True, bias=True),
+    case("float32", m=300, n=40, k=50, bias=True),
+    case("float32", m=45, n=17, k=70, bias=True),
 ]
-FORCED["matmul"] = [{"matmul": matmul.Product(32, 32, 64, 2, 1, 1), "matmul.thin": matmul.Thin(16, 16, 32, 1, 1)}]
+FORCED["matmul"] = [
+    {"matmul": matmul.Product(32, 32, 64, 2, 1, 1), "matmul.thin": matmul.Thin(16, 16, 32, 1, 1),
+     "matmul.tall": matmul.Thin(16, 16, 32, 1, 1)},
+]
+matmul.LEAST_TALL_ROWS, matmul.MOST_TALL_COLS = 45, 17
 CASES["convolution"] = list(CONVOLUTIONS)
 FORCED["convolution"] = [
     {"convolution": convolution.Tile(32, 32, 16, 1, 1), "convolution.depthwise": convolution.Depthwise(64, 1)}
@@ -411,3 +417,33 @@ if len(sys.argv) == 1 or "rows apart" in sys.argv[1:]:
     rms = functional.rms_norm(x.float(), (45,), weight.float(), 1e-6)
     for ours, meant in zip((*found, y, dx), (torch.softmax(x.float(), -1), rms, y_exact, dx_exact), strict=True):
         torch.testing.assert_close(ours.float(), meant, rtol=2e-3, atol=2e-3 * float(meant.abs().max()))
+
+if len(sys.argv) == 1 or "extreme" in sys.argv[1:]:
+    from ridgeline.kernels.extremum.op import extreme
+
+    drawn = torch.randint(-3, 4, (2, 37, 40)).float()  # full of ties
+    drawn[0, :, 0], drawn[0, :, 1], drawn[0, :, 2] = float("-inf"), float("inf"), 0.0
+    drawn[0, 5, 2], drawn[0, [3, 30], 3], drawn[1, [9, 17], 4] = -0.0, float("nan"), -float("nan")
+    drawn[1, 2, 4], drawn[1, 33, 5] = float("inf"), float("-inf")
+    with tuning.forced("extremum", extremum.Tile(8, 16, 1)):
+        for largest in (True, False):
+            meant = drawn.argmax(1) if largest else drawn.argmin(1)
+            assert torch.equal(extreme(drawn, 1, largest, True), meant), "the first of equals, and of what is no number"
+            values = drawn.amax(1) if largest else drawn.amin(1)
+            torch.testing.assert_close(extreme(drawn, 1, largest), values, rtol=0, atol=0, equal_nan=True)
+    print("places, all right")
+
+if len(sys.argv) == 1 or "attend" in sys.argv[1:]:
+    from ridgeline.kernels.matmul.attend import attend
+
+    for length, keys, width, causal, turned in (
+        (37, 50, 24, False, False), (40, 40, 20, True, True), (16, 33, 32, False, True),
+    ):  # fmt: skip
+        q, k, v = (torch.randn(2, num, 3, width).transpose(1, 2) for num in (length, keys, keys))
+        with tuning.forced("matmul.attend", matmul.Thin(16, 16, 32, 1, 1)):
+            found = attend(q, k, v, 0.3, causal, turned)
+        wide = (x.double() for x in (q, k, v))
+        meant = torch.nn.functional.scaled_dot_product_attention(*wide, is_causal=causal, scale=0.3)
+        torch.testing.assert_close(found, meant.float(), rtol=2e-6, atol=2e-6)
+        assert found.transpose(1, 2).is_contiguous() == turned
+    print("float32 attention, all right")

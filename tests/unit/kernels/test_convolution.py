@@ -107,3 +107,22 @@ def test_short_sums_are_tried_with_several_tiles_on_a_processor():
         assert facts.num_registers * tile.num_warps * 32 <= 65536 // 2 and facts.shared_bytes <= 227 * 1024 // 2
     assert all(tile.channels >= 100 for tile in tiles(100, 1 << 16, pooled=True, terms=72))
     assert tiles(64, 1 << 16) == tiles(64, 1 << 16, terms=1000) != tiles(64, 1 << 16, terms=72)
+
+
+def test_windows_that_go_on_by_one_are_read_together():
+    from ridgeline.kernels.pooling.op import pool
+
+    facts = made(pool, meta(64, 128, 65536), (8,), (1,), (4,), mean=True)["pool_lines"]
+    assert facts.num_spills == 0 and facts.num("LDG.E.128") == facts.num("LDG") == 6, "three for four results"
+    for shape, window, stride, padding in (
+        ((2, 3, 72), (8,), (2,), (4,)), ((2, 3, 72), (8,), (1,), (3,)), ((2, 3, 70), (8,), (1,), (4,)),
+        ((2, 3, 9, 72), (3, 8), (1, 1), (0, 4)),
+    ):  # fmt: skip
+        assert list(made(pool, meta(*shape), window, stride, padding)) == ["pool_windows"]
+
+
+def test_places_of_extremes_fit_into_few_registers():
+    from ridgeline.kernels.extremum.op import extreme
+
+    facts = made(extreme, meta(128, 4096, 4095), 1, False, True)["extreme_places"]
+    assert facts.num_spills == 0 and facts.num_registers <= 64, "eight programs on a multiprocessor"

@@ -61,6 +61,25 @@ def test_small_products_get_small_tiles():
     assert config.choose(512, 512, 1024, 132).rows == 64
 
 
+@pytest.mark.parametrize("k", [32, 64])
+def test_sums_of_one_block_leave_room_for_a_second_program(k):
+    """Nothing is carried from block to block: half the registers, and one program waits while another writes."""
+    found = collected(torch.empty(32768, k, device="meta"), torch.empty(k, 32768, device="meta"))["matmul_halves"]
+    made = facts_of(launcher.kernel("matmul_halves").function, found)
+    assert dict(found.constants)["SHORT"] and made.num_spills == 0
+    assert made.num_registers <= 128 and 2 * made.shared_bytes <= 227 * 1024
+    assert made.num("STG.E.128") == made.num("STG")
+
+
+@pytest.mark.parametrize("n", [32, 48])
+def test_many_rows_of_few_columns_are_read_once(n):
+    found = collected(torch.empty(204800, 512, device="meta"), torch.empty(512, n, device="meta"))
+    assert "matmul_split" not in found and dict(found["matmul_thin"].constants)["TURNED"]
+    made = facts_of(launcher.kernel("matmul_thin").function, found["matmul_thin"])
+    assert made.num_spills == 0 and made.shared_bytes <= 227 * 1024
+    assert "matmul_split" in collected(torch.empty(204800, 512, device="meta"), torch.empty(512, 65, device="meta"))
+
+
 def test_two_halves_hold_what_float32_sums_lose():
     """The arithmetic of the kernel in PyTorch: its error against float64 is below float32's own."""
     a, b = (torch.rand(64, 2048, generator=torch.Generator().manual_seed(i)) for i in (0, 1))

@@ -490,6 +490,81 @@ def attention_with_a_position_bias() -> Any:
     return Of(lambda self, q, k, v, bias: torch.softmax(q @ k.mT + bias, -1) @ v), (*_qkv(), torch.randn(1, H, L, L))
 
 
+class Modular(nn.Module):
+    """PyTorch's attention module, of one tensor or of two."""
+
+    def __init__(self, read: bool = False, **given: Any) -> None:
+        super().__init__()
+        self.attention, self.read = nn.MultiheadAttention(H * D, H, **given), read
+
+    def forward(self, x: Tensor, y: Tensor | None = None, mask: Tensor | None = None) -> Any:
+        mixed, weights = self.attention(x, *(2 * (x if y is None else y,)), attn_mask=mask)
+        return (mixed, weights) if self.read else mixed + x
+
+
+@spelled("multi-head", training=False)
+def module_of_one_tensor() -> Any:
+    return Modular(), (torch.randn(L, B, H * D),)
+
+
+@spelled("multi-head", training=False)
+def module_with_the_batch_first_and_no_bias() -> Any:
+    return Modular(batch_first=True, bias=False), (torch.randn(B, L, H * D),)
+
+
+@spelled("multi-head", training=False)
+def module_of_two_tensors() -> Any:
+    return Modular(), (torch.randn(L, B, H * D), torch.randn(L + 3, B, H * D))
+
+
+@spelled("encoder-layer", training=False)
+def encoder_layer_with_norms_behind() -> Any:
+    return nn.TransformerEncoderLayer(H * D, H, 80, batch_first=True).eval(), (torch.randn(B, L, H * D),)
+
+
+@spelled("encoder-layer", training=False)
+def encoder_layer_with_norms_before() -> Any:
+    layer = nn.TransformerEncoderLayer(H * D, H, 80, activation="gelu", norm_first=True, batch_first=True)
+    return layer.eval(), (torch.randn(B, L, H * D),)
+
+
+class Padded(nn.Module):
+    """An encoder layer that hides keys."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(H * D, H, 80, batch_first=True).eval()
+
+    def forward(self, x: Tensor, hidden: Tensor) -> Tensor:
+        return self.layer(x, src_key_padding_mask=hidden)
+
+
+@missed("encoder-layer")
+def encoder_layer_with_a_mask() -> Any:
+    return Padded(), (torch.randn(B, L, H * D), torch.zeros(B, L, dtype=torch.bool))
+
+
+@missed("multi-head")
+def module_whose_weights_are_read() -> Any:
+    return Modular(read=True), (torch.randn(L, B, H * D),)
+
+
+@missed("multi-head")
+def module_with_a_mask() -> Any:
+    x = torch.randn(L, B, H * D)
+    return Modular(), (x, x.clone(), torch.ones(L, L, dtype=torch.bool).triu(1))
+
+
+@missed("multi-head")
+def module_with_rows_of_its_own() -> Any:
+    return Modular(add_bias_kv=True), (torch.randn(L, B, H * D),)
+
+
+@missed("multi-head")
+def module_that_drops() -> Any:
+    return Modular(dropout=0.5), (torch.randn(L, B, H * D),)
+
+
 @missed("attention")
 def softmax_over_rows() -> Any:
     return Of(lambda self, q, k, v: torch.softmax(q @ k.mT, dim=-2) @ v), _qkv()

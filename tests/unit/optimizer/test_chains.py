@@ -64,7 +64,10 @@ CONV = lambda: nn.Conv2d(3, 6, 3)
         (CONV, lambda y, by: torch.tanh((y * 2).min(1, keepdim=True)[0]), "scale=2.0|min"),
         (CONV, lambda y, by: y.max(dim=1)[0], "|max"),
         (CONV, lambda y, by: torch.logsumexp(F.relu(y), dim=1, keepdim=True), "relu|logsumexp"),
-        (CONV, lambda y, by: torch.sigmoid(torch.softmax(y, 1)), "|softmax"),
+        (CONV, lambda y, by: torch.sigmoid(torch.softmax(y, 1)), "|softmax|sigmoid"),
+        (CONV, lambda y, by: torch.sigmoid((torch.softmax(y * by, 1) + by) * 2),
+         "scales@0|softmax|shifts@1 scale=2.0 sigmoid"),
+        (CONV, lambda y, by: torch.softmax(y, 1).permute(0, 2, 3, 1).sigmoid(), "|softmax"),
         (CONV, lambda y, by: F.adaptive_avg_pool2d(F.gelu(y), 1).squeeze(-1), "gelu|mean"),
         (CONV, lambda y, by: (F.relu(y) * by).mean((-1, 2)), "relu scales@0|mean"),
         (CONV, lambda y, by: F.relu(y).mean([2, 3], keepdim=True) + by, "relu|mean"),
@@ -167,6 +170,13 @@ def test_pools_that_count_otherwise_stay(pool: nn.Module) -> None:
         (lambda x: torch.log_softmax(x, 1), (3, 9), "log_softmax of rows of 9"),
         (lambda x: x / x.abs().mean(1, keepdim=True), (3, 9), "l1 of rows of 9"),
         (lambda x: x / torch.norm(x, p=2, dim=1, keepdim=True), (3, 9), "l2 of rows of 9"),
+        (lambda x: torch.softmax(x.view(2, 4, -1), 2).view(2, 4, 5, 3) * torch.arange(4.0).view(1, 4, 1, 1),
+         (2, 4, 5, 3), "softmax of rows of 15, scaled"),
+        (lambda x: torch.arange(8.0).view(2, 4, 1) * torch.softmax(x, -1), (2, 4, 9), "softmax of rows of 9, scaled"),
+        (lambda x: torch.softmax(x, -1) * torch.ones(1), (2, 4, 9), "softmax of rows of 9, scaled"),
+        (lambda x: torch.softmax(x, -1) * torch.arange(2.0).view(2, 1, 1), (2, 4, 9), "softmax of rows of 9"),
+        (lambda x: torch.softmax(x, -1) * torch.arange(9.0), (2, 4, 9), "softmax of rows of 9"),
+        (lambda x: torch.softmax(x, -1) * x, (2, 4, 9), "softmax of rows of 9"),
     ],
 )
 def test_long_rows_are_found_as_people_write_them(function: Any, shape: Any, what: str) -> None:
@@ -296,3 +306,30 @@ def test_a_decided_race_of_averaged_convolutions_lays_no_ways_out_again(monkeypa
 def test_a_convolution_that_is_read_twice_is_not_averaged_away() -> None:
     model = Behind(CONV(), lambda y, by: F.avg_pool2d(y, 2).sum() + y.sum())
     assert not ran(model, (torch.randn(2, 3, 12, 12),), "averaged-convolution")[2]
+
+
+@pytest.mark.parametrize(
+    ("function", "num"),
+    [
+        (F.scaled_dot_product_attention, 1),
+        (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.5), 1),
+        (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=torch.eye(24).bool()), 0),
+        (lambda q, k, v: F.scaled_dot_product_attention(q.half(), k.half(), v.half()), 0),
+    ],
+)
+def test_float32_attention_goes_to_the_tensor_cores(
+    function: Any, num: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(halves, "LEAST_ATTENTION_FLOPS", 1.0)
+    q, k, v = (torch.randn(2, 24, 3, 16).transpose(1, 2) for _ in range(3))
+    found, meant, whats = ran(function, (q, k, v), "attention", "float32-attention")
+    torch.testing.assert_close(found, meant, rtol=1e-5, atol=1e-5)
+    assert sum("float32 attention" in what for what in whats) == num and found.stride() == meant.stride()
+
+
+def test_float32_attention_of_other_shapes_is_the_librarys() -> None:
+    from ridgeline.kernels.matmul.attend import fits
+
+    q, k, wide = torch.empty(2, 4, 8, 32), torch.empty(2, 4, 9, 32), torch.empty(2, 4, 8, 256)
+    assert fits(q, k, k, False) and not fits(q, k, k, True) and not fits(wide, wide, wide, False)
+    assert not fits(q, k[:, :2], k[:, :2], False) and not fits(q.mT.contiguous().mT, k, k, False)

@@ -91,6 +91,7 @@ def convolution_tile(
     BIAS: tl.constexpr,
     LINKS: tl.constexpr,
     POOL: tl.constexpr,  # what becomes of a pixel's channels, all in the tile, or of its pixels: see ``links.POOLS``
+    AFTER: tl.constexpr,  # links behind what becomes of channels, where all of them are left
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
@@ -204,6 +205,7 @@ def convolution_tile(
         return
     if POOL == 4:
         acc = softmax_of(acc, (col < CO)[None, :])
+        acc = linked(acc, vectors_ptr, col[None, :], (col < CO)[None, :], CO, AFTER)
     if POOL > 0 and POOL < 4:
         one = pooled(acc, (col < CO)[None, :], POOL)
         tl.store(out_ptr + image * (OD * OH * OW) + out_at, one, mask=real)

@@ -48,8 +48,20 @@ POOLS: dict[str, Callable[[Tensor], Tensor]] = {
     "mean": lambda x: x.mean(tuple(range(2, x.dim())), keepdim=True),
 }
 """What may become of a pixel's channels, or of a channel's pixels (``mean``), at the end of a chain, after a bar:
-``"relu|min"``; the code is its place."""
+``"relu|min"``; the code is its place. Links may follow what leaves all channels, after another: ``"|softmax|relu"``."""
 Link = tuple[str, float | int | None]
+
+
+def parts_of(chain: str) -> tuple[str, str, str]:
+    """(links, pool, links behind it) of a chain."""
+    links, _, rest = chain.partition("|")
+    pool, _, after = rest.partition("|")
+    return links, pool, after
+
+
+def ended(x: Tensor, pool: str, after: str, vectors: Sequence[Tensor]) -> Tensor:
+    """What is left of a chain after its links, in PyTorch."""
+    return followed(POOLS[pool](x), after, vectors)
 
 
 def links_of(chain: str) -> tuple[Link, ...]:

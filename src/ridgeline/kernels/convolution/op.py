@@ -14,7 +14,7 @@ from ridgeline.errors import KernelError
 from ridgeline.kernels import tuning
 from ridgeline.kernels.contract import Case, Trial, case, declare
 from ridgeline.kernels.convolution import config, kernel, reference
-from ridgeline.kernels.convolution.links import POOLS, coded, links_of
+from ridgeline.kernels.convolution.links import POOLS, coded, links_of, parts_of
 from ridgeline.kernels.launcher import Kernel, Plans, launchable, vector_of
 from ridgeline.kernels.rows import cdiv
 
@@ -33,7 +33,7 @@ MOST_IMAGES = 65535
 """The grid's second dimension."""
 SINGLE = ("min", "max", "logsumexp")
 """Pools that leave a number a pixel."""
-MEAN = "mean"
+SOFTMAX, MEAN = "softmax", "mean"
 """The pool that leaves a number a channel: of pixels, which any tile has some of."""
 Ints = Sequence[int]
 
@@ -204,7 +204,7 @@ class _Tiled:
         tile: config.Tile | None,
     ) -> None:  # fmt: skip
         self.sizes, device = sizes, x.get_device()
-        links, _, pool = chain.partition("|")
+        links, pool, after = parts_of(chain)
         self.shape: tuple[int, ...] = (sizes.num, 1 if pool in SINGLE else sizes.shape[1], *sizes.shape[2:])
         named = {"channels": sizes.outputs, "pixels": sizes.phase_pixels}
         together = pool not in ("", MEAN)
@@ -235,6 +235,7 @@ class _Tiled:
                 "EXACT": self.exact,
                 "POOL": list(POOLS).index(pool),
                 "LINKS": coded(links),
+                "AFTER": coded(after),
                 "BM": chosen.pixels,
                 "BN": chosen.channels,
                 "BK": chosen.depth,
@@ -339,14 +340,16 @@ def _support(
     sizes = out_sizes(x.shape[2:], weight.shape[2:], stride, padding, dilation, output_padding, transposed)
     if min(sizes) <= 0 or math.prod(sizes) > MOST_OFFSET:
         return "the result has no pixels, or too many"
-    words, _, pool = chain.partition("|")
+    words, pool, after = parts_of(chain)
     try:
-        links = links_of(words)
+        links = (*links_of(words), *links_of(after))
     except ValueError as error:
         return str(error)
     outputs = weight.shape[1] if transposed else weight.shape[0]
     if pool not in POOLS or (pool and (groups != 1 or (pool != MEAN and outputs > config.MOST_POOLED))):
         return f"no {pool!r} over channels, or too many of them for one tile"
+    if after and pool != SOFTMAX:
+        return f"links behind {pool!r}: only softmax leaves all channels"
     if any(name in ("scales", "shifts") for name, _ in links) and vectors is None:
         return "the chain reads vectors, and none are given"
     return None
@@ -356,7 +359,7 @@ def _fake(x: Tensor, weight: Tensor, bias: Any, vectors: Any, *rest: Any) -> Ten
     stride, padding, dilation, output_padding, groups, transposed, chain = rest
     sizes = out_sizes(x.shape[2:], weight.shape[2:], stride, padding, dilation, output_padding, transposed)
     outputs = weight.shape[1] * groups if transposed else weight.shape[0]
-    pool = chain.partition("|")[2]
+    pool = parts_of(chain)[1]
     return x.new_empty((x.shape[0], 1 if pool in SINGLE else outputs, *([1] * len(sizes) if pool == MEAN else sizes)))
 
 
@@ -405,6 +408,8 @@ SMALL = (
     case("float32", images=1, inputs=32, outputs=17, image=(3, 4), taps=(3, 3), stride=(2, 2), turned=True,
          chain="scale=0.1|logsumexp"),
     case("float32", **_SMALL, image=(7, 6), taps=(2, 2), chain="scale=0.1|softmax"),
+    case("float32", images=2, inputs=8, outputs=20, image=(4, 5), taps=(3, 3), stride=(2, 2), turned=True, bias=True,
+         chain="scales@0|softmax|shifts@1 scale=3.0 sigmoid"),
     case("float32", images=3, inputs=8, outputs=20, image=(19, 17), taps=(3, 3), bias=True, chain="gelu|mean"),
     case("float32", images=2, inputs=32, outputs=17, image=(3, 4, 5), taps=(3, 2, 3), stride=(2, 1, 2), turned=True,
          chain="relu scales@0|mean"),

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ridgeline.kernels.convolution.links import POOLS, followed
+from ridgeline.kernels.convolution.links import ended, followed, parts_of
 
 _PLAIN = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}
 _TURNED = {3: F.conv_transpose1d, 4: F.conv_transpose2d, 5: F.conv_transpose3d}
@@ -31,8 +31,9 @@ def forward(
     dilation: list[int], output_padding: list[int], groups: int, transposed: bool, chain: str,
 ) -> Tensor:  # fmt: skip
     y = convolved(x, weight, bias, stride, padding, dilation, output_padding, groups, transposed)
-    links, _, pool = chain.partition("|")
-    return POOLS[pool](followed(y, links, () if vectors is None else tuple(vectors)))
+    links, pool, after = parts_of(chain)
+    rows = () if vectors is None else tuple(vectors)
+    return ended(followed(y, links, rows), pool, after, rows)
 
 
 eager = forward

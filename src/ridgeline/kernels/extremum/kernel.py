@@ -1,7 +1,6 @@
 """Extremes along a dim that is not the last: programs go down their columns, many rows at a time.
 
-A place is found as the largest of words that hold the element, as an integer of the same order, above the place counted
-backwards: of equal elements the first wins, and what is no number wins over all, as in PyTorch.
+Of equal elements the first place is found, and what is no number wins over all, as in PyTorch.
 Shapes: x [O, R, I], out [O, I].
 """
 
@@ -17,10 +16,59 @@ def extreme_of(a, b):
 
 
 @triton.jit
-def ordered_bits(x):
-    """An integer that is larger where the number is; zeros are equal, and what is no number is above all."""
-    bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
-    return tl.where(x != x, 0x7FFFFFFF, bits ^ ((bits >> 31) & 0x7FFFFFFF))
+def is_further(x, best, LARGEST: tl.constexpr):
+    """Whether an element takes another's place: it is further out, or no number and the other is one."""
+    out = x > best if LARGEST else x < best
+    return out | ((x != x) & (best == best))
+
+
+@triton.jit
+def further_largest(x, at, y, there):
+    """The larger of two elements and its place; of equal ones, and of two that are no numbers, the first."""
+    alike = (x == y) | ((x != x) & (y != y))
+    taken = is_further(x, y, True) | (alike & (at < there))
+    return tl.where(taken, x, y), tl.where(taken, at, there)
+
+
+@triton.jit
+def further_smallest(x, at, y, there):
+    """The smaller of two, as above."""
+    alike = (x == y) | ((x != x) & (y != y))
+    taken = is_further(x, y, False) | (alike & (at < there))
+    return tl.where(taken, x, y), tl.where(taken, at, there)
+
+
+@triton.jit
+def extreme_places(
+    x_ptr,
+    out_ptr,
+    rows,
+    inner,
+    num_blocks,  # of columns
+    LARGEST: tl.constexpr,
+    BR: tl.constexpr,
+    BI: tl.constexpr,
+):
+    """Every thread keeps the best of its rows and where that was: a comparison and two choices an element."""
+    outer = (tl.program_id(0) // num_blocks).to(tl.int64)
+    i = tl.program_id(0) % num_blocks * BI + tl.arange(0, BI)
+    row = tl.arange(0, BR)
+    x_at = x_ptr + outer * rows * inner + row[:, None] * inner + i[None, :]
+    least = float("-inf") if LARGEST else float("inf")
+    best = tl.full([BR, BI], least, tl.float32)
+    place = tl.broadcast_to(row[:, None], [BR, BI])  # where nothing is further out, the first row of each
+    for first in range(0, rows, BR):
+        inside = (first + row < rows)[:, None] & (i < inner)[None, :]
+        x = tl.load(x_at, mask=inside, other=least, eviction_policy="evict_first")
+        taken = is_further(x, best, LARGEST)
+        best = tl.where(taken, x, best)
+        place = tl.where(taken, (first + row)[:, None], place)
+        x_at += BR * inner
+    if LARGEST:
+        _, found = tl.reduce((best, place), 0, further_largest)
+    else:
+        _, found = tl.reduce((best, place), 0, further_smallest)
+    tl.store(out_ptr + outer * inner + i, found.to(tl.int64), mask=i < inner)
 
 
 @triton.jit
@@ -31,31 +79,19 @@ def extreme_rows(
     inner,
     num_blocks,  # of columns
     LARGEST: tl.constexpr,
-    PLACE: tl.constexpr,
     BR: tl.constexpr,
     BI: tl.constexpr,
 ):
     outer = (tl.program_id(0) // num_blocks).to(tl.int64)
     i = tl.program_id(0) % num_blocks * BI + tl.arange(0, BI)
-    start = x_ptr + outer * rows * inner
-    if PLACE:
-        best = tl.full([BR, BI], -0x8000000000000000, tl.int64)
-    else:
-        best = tl.full([BR, BI], float("-inf"), tl.float32)
+    row = tl.arange(0, BR)
+    x_at = x_ptr + outer * rows * inner + row[:, None] * inner + i[None, :]
+    best = tl.full([BR, BI], float("-inf"), tl.float32)
     for first in range(0, rows, BR):
-        r = first + tl.arange(0, BR)
-        inside = (r < rows)[:, None] & (i < inner)[None, :]
-        x = tl.load(start + r[:, None] * inner + i[None, :], mask=inside, other=0.0, eviction_policy="evict_first")
-        x = x if LARGEST else -x
-        if PLACE:
-            word = (ordered_bits(x).to(tl.int64) << 32) + (0x7FFFFFFF - r)[:, None].to(tl.int64)
-            best = tl.maximum(best, tl.where(inside, word, -0x8000000000000000))
-        else:
-            best = extreme_of(best, tl.where(inside, x, float("-inf")))
-    out = out_ptr + outer * inner + i
-    if PLACE:
-        found = tl.max(best, 0)
-        tl.store(out, 0x7FFFFFFF - (found & 0xFFFFFFFF), mask=i < inner)
-    else:
-        value = tl.reduce(best, 0, extreme_of)
-        tl.store(out, value if LARGEST else -value, mask=i < inner)
+        inside = (first + row < rows)[:, None] & (i < inner)[None, :]
+        least = float("-inf") if LARGEST else float("inf")
+        x = tl.load(x_at, mask=inside, other=least, eviction_policy="evict_first")
+        best = extreme_of(best, x if LARGEST else -x)
+        x_at += BR * inner
+    value = tl.reduce(best, 0, extreme_of)
+    tl.store(out_ptr + outer * inner + i, value if LARGEST else -value, mask=i < inner)

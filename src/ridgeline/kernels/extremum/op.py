@@ -16,6 +16,7 @@ from ridgeline.kernels.launcher import Kernel, Plans, launchable
 from ridgeline.kernels.rows import cdiv
 
 _ROWS = Kernel(kernel.extreme_rows, loose=("x_ptr", "out_ptr"))
+_PLACES = Kernel(kernel.extreme_places, loose=("x_ptr", "out_ptr"))
 _plans = Plans()
 _active_modes = torch._C._len_torch_dispatch_stack
 
@@ -48,10 +49,10 @@ def _plan(x: Tensor, dim: int, largest: bool, place: bool) -> Any:
     outer, rows, inner = math.prod(x.shape[:dim]), x.shape[dim], math.prod(x.shape[dim + 1 :])
     chosen = tuning.choose("extremum", {"rows": rows, "inner": inner}, config.Tile())
     numbers = (rows, inner, cdiv(inner, chosen.cols))
-    launch = _ROWS.bind(
+    launch = (_PLACES if place else _ROWS).bind(
         (x, x.new_empty(1, dtype=torch.int64) if place else x, *numbers),
         grid=(outer * numbers[2],),
-        constants={"LARGEST": largest, "PLACE": place, "BR": chosen.rows, "BI": chosen.cols},
+        constants={"LARGEST": largest, "BR": chosen.rows, "BI": chosen.cols},
         num_warps=chosen.num_warps,
         device=x.get_device(),
     )

@@ -24,18 +24,27 @@ def clear_published(word_ptr, num, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def published(number):
-    """A float32 with a bit above it, as one word, which is written and read whole: what is not zero is complete."""
-    return (number.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF) | (1 << 32)
+def tell(word_ptr, a, b):
+    """Two float32 numbers as one word, which is written and read whole: what is not zero is complete. A second number
+    that is zero is told as the least that is not."""
+    low = b.to(tl.int32, bitcast=True)
+    low = tl.where(low == 0, 1, low).to(tl.int64) & 0xFFFFFFFF
+    tl.atomic_xchg(word_ptr, (a.to(tl.int32, bitcast=True).to(tl.int64) << 32) | low, sem="relaxed")
 
 
 @triton.jit
 def read_when_there(word_ptr, k, num):
-    """The numbers of all shares of a row, once the last of them is written."""
+    """The two numbers of all shares of a row, once the last of them is written."""
     words = tl.load(word_ptr + k, mask=k < num, other=1, volatile=True)
     while tl.min((words != 0).to(tl.int32), axis=0) == 0:
         words = tl.load(word_ptr + k, mask=k < num, other=1, volatile=True)
-    return words.to(tl.int32).to(tl.float32, bitcast=True)
+    one = (words >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+    return one, words.to(tl.int32).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def both(a, b, c, d):
+    return a + c, b + d
 
 
 @triton.jit
@@ -44,7 +53,7 @@ def long_norm_rows(
     weight_ptr,  # one a column, or one a channel of POSITIONS columns
     bias_ptr,
     y_ptr,
-    word_ptr,  # [R, 2, S], zero at first
+    word_ptr,  # [R, S], zero at first
     rows,
     cols,
     length,  # of a share
@@ -71,8 +80,7 @@ def long_norm_rows(
     for turn in range(tl.program_id(0) // num_shares, rows, num_groups):
         if PUBLISH:
             a, b = about_share(x_ptr + row * cols, first, last, KIND, BLOCK)
-            tl.atomic_xchg(word_ptr + (2 * row) * num_shares + share, published(a), sem="relaxed")
-            tl.atomic_xchg(word_ptr + (2 * row + 1) * num_shares + share, published(b), sem="relaxed")
+            tell(word_ptr + row * num_shares + share, a, b)
         if FINISH and turn >= num_groups:
             finish_share(
                 x_ptr, weight_ptr, bias_ptr, y_ptr, word_ptr, row - num_groups, cols, first, last, num_shares,
@@ -150,14 +158,14 @@ def scaled(x, shift, scale, KIND: tl.constexpr):
 def about_row(word_ptr, row, origin, cols, num_shares, eps, KIND: tl.constexpr, SHARES: tl.constexpr):
     """What is taken from every element of a row and what the rest is multiplied by, once all its shares have told."""
     k = tl.arange(0, SHARES)
-    one = read_when_there(word_ptr + (2 * row) * num_shares, k, num_shares)
-    two = read_when_there(word_ptr + (2 * row + 1) * num_shares, k, num_shares)
+    one, two = read_when_there(word_ptr + row * num_shares, k, num_shares)
     real = k < num_shares
     shift = 0.0
     scale = 1.0
     if KIND == NORM:
-        off = tl.sum(tl.where(real, one, 0.0), 0) / cols
-        spread = tl.sum(tl.where(real, two, 0.0), 0) / cols - off * off
+        total, squares = tl.reduce((tl.where(real, one, 0.0), tl.where(real, two, 0.0)), 0, both)
+        off = total / cols
+        spread = squares / cols - off * off
         shift = origin + off
         scale = tl.rsqrt(tl.where(spread < 0, 0.0, spread) + eps)
     elif KIND == MEAN_SIZE:
@@ -181,7 +189,7 @@ def long_norm_held(
     weight_ptr,
     bias_ptr,
     y_ptr,
-    word_ptr,  # [R, 2, S], zero at first
+    word_ptr,  # [R, S], zero at first
     rows,
     cols,
     num_shares,
@@ -235,13 +243,11 @@ def tell_share(x, origin, inside, word_ptr, row, share, num_shares, KIND: tl.con
         b = tl.sum(tl.exp(x - tl.where(a == float("-inf"), 0.0, a)), 0)
     elif KIND == NORM:
         off = tl.where(inside, x - origin, 0.0)
-        a = tl.sum(off, 0)
-        b = tl.sum(off * off, 0)
+        a, b = tl.reduce((off, off * off), 0, both)
     else:
         a = tl.sum(tl.abs(x) if KIND == MEAN_SIZE else x * x, 0)
         b = a
-    tl.atomic_xchg(word_ptr + (2 * row) * num_shares + share, published(a), sem="relaxed")
-    tl.atomic_xchg(word_ptr + (2 * row + 1) * num_shares + share, published(b), sem="relaxed")
+    tell(word_ptr + row * num_shares + share, a, b)
 
 
 @triton.jit

@@ -68,8 +68,8 @@ class _Plan:
         if self.held:
             shares, length = cdiv(cols, held.share), held.share
         groups = max(1, min(rows, num_programs // shares))
-        self.words = template((rows, 2, shares), torch.int64, x.device)
-        num_words = 2 * rows * shares
+        self.words = template((rows, shares), torch.int64, x.device)
+        num_words = rows * shares
         self.clear = _CLEAR.bind(
             (self.words, num_words), grid=(cdiv(num_words, _CLEAR_BLOCK),), constants={"BLOCK": _CLEAR_BLOCK},
             num_warps=4, device=device,
@@ -153,6 +153,7 @@ SMALL = (
     case("float32", rows=4, cols=64, kind="l2"),
     case("float32", rows=3, cols=90, kind="softmax"),
     case("float32", rows=3, cols=90, kind="log_softmax"),
+    case("float32", rows=6, cols=64, kind="softmax", channels=1, weights=3),
 )
 CHECKS = (
     *SMALL,
@@ -165,6 +166,8 @@ CHECKS = (
     case("float32", rows=100, cols=65535, kind="l2"),
     case("float32", rows=40, cols=393216, kind="softmax"),
     case("float32", rows=40, cols=393216, kind="log_softmax"),
+    case("float32", rows=96, cols=131072, kind="softmax", channels=1, weights=32),
+    case("float32", rows=40, cols=70001, kind="l2", channels=1, weights=8),
 )
 RACES = (
     case("float32", rows=7168, cols=262144, kind="norm"),

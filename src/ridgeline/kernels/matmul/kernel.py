@@ -72,6 +72,21 @@ def matmul_split(
 
 
 @triton.jit
+def _blocks(ah_ptr, al_ptr, bh_ptr, bl_ptr, a_at, b_at, row, col, term, filled_m, filled_n, k, EVEN: tl.constexpr):
+    """Both halves of both factors' blocks."""
+    a_inside = (row < filled_m)[:, None]
+    b_inside = (col < filled_n)[None, :]
+    if not EVEN:
+        a_inside = a_inside & (term < k)[None, :]
+        b_inside = b_inside & (term < k)[:, None]
+    ah = tl.load(ah_ptr + a_at, mask=a_inside, other=0.0)
+    al = tl.load(al_ptr + a_at, mask=a_inside, other=0.0)
+    bh = tl.load(bh_ptr + b_at, mask=b_inside, other=0.0)
+    bl = tl.load(bl_ptr + b_at, mask=b_inside, other=0.0)
+    return ah, al, bh, bl
+
+
+@triton.jit
 def matmul_halves(
     ah_ptr,  # Z of [M, K] by strides, float16
     al_ptr,
@@ -101,6 +116,7 @@ def matmul_halves(
     EVEN: tl.constexpr,
     WIDE: tl.constexpr,  # whether rows of the result are whole vectors
     BIAS: tl.constexpr,
+    SHORT: tl.constexpr,  # whether all terms are one block
 ):
     """One tile: a block of terms on the tensor cores, blocks added in float32."""
     z = tl.program_id(1).to(tl.int64)
@@ -126,28 +142,26 @@ def matmul_halves(
     else:
         b_at = z * b_z + term.to(tl.int64)[:, None] * b_step + col[None, :]
         b_ahead = BK * b_step.to(tl.int64)
-    acc = tl.zeros([BM, BN], tl.float32)
-    sums = tl.zeros([BM, BN], tl.float32)
-    for first in range(0, k, BK):
-        a_inside = (row < filled_m)[:, None]
-        b_inside = (col < filled_n)[None, :]
-        if not EVEN:
-            a_inside = a_inside & (first + term < k)[None, :]
-            b_inside = b_inside & (first + term < k)[:, None]
-        ah = tl.load(ah_ptr + a_at, mask=a_inside, other=0.0)
-        al = tl.load(al_ptr + a_at, mask=a_inside, other=0.0)
-        bh = tl.load(bh_ptr + b_at, mask=b_inside, other=0.0)
-        bl = tl.load(bl_ptr + b_at, mask=b_inside, other=0.0)
-        part = tl.dot(al, bh)
-        part = tl.dot(ah, bl, part)
-        part = tl.dot(ah, bh, part)
-        sums += part
-        if first // BK % TOGETHER == TOGETHER - 1:
-            acc += sums
-            sums = tl.zeros([BM, BN], tl.float32)
-        a_at += a_ahead
-        b_at += b_ahead
-    acc += sums
+    if SHORT:
+        ah, al, bh, bl = _blocks(ah_ptr, al_ptr, bh_ptr, bl_ptr, a_at, b_at, row, col, term, filled_m,
+                                 filled_n, k, EVEN)  # fmt: skip
+        acc = tl.dot(ah, bh, tl.dot(ah, bl, tl.dot(al, bh)))
+    else:
+        acc = tl.zeros([BM, BN], tl.float32)
+        sums = tl.zeros([BM, BN], tl.float32)
+        for first in range(0, k, BK):
+            ah, al, bh, bl = _blocks(ah_ptr, al_ptr, bh_ptr, bl_ptr, a_at, b_at, row, col, first + term, filled_m,
+                                     filled_n, k, EVEN)  # fmt: skip
+            part = tl.dot(al, bh)
+            part = tl.dot(ah, bl, part)
+            part = tl.dot(ah, bh, part)
+            sums += part
+            if first // BK % TOGETHER == TOGETHER - 1:
+                acc += sums
+                sums = tl.zeros([BM, BN], tl.float32)
+            a_at += a_ahead
+            b_at += b_ahead
+        acc += sums
     if WIDE:
         n = n // 8 * 8  # the same number, known to the compiler as a multiple
     acc *= tl.load(a_scale_ptr + z * m + row, mask=row < m, other=0.0)[:, None]
@@ -191,6 +205,7 @@ def matmul_thin(
     TOGETHER: tl.constexpr,
     EVEN: tl.constexpr,
     BIAS: tl.constexpr,
+    TURNED: tl.constexpr,  # whether the result is [N, M] and bias has M numbers: many rows times a narrow matrix
 ):
     """BN columns of the result for BM rows: the tensor cores carry a sum over one block of terms, as in the other."""
     col = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -221,7 +236,87 @@ def matmul_thin(
         w_at += BK
         x_at += BK
     acc += sums
-    if BIAS:
-        acc += tl.load(bias_ptr + col, mask=col < n, other=0.0)[:, None]
     real = (col < n)[:, None] & (row < m)[None, :]
-    tl.store(out_ptr + row.to(tl.int64)[None, :] * n + col[:, None], acc, mask=real)
+    if TURNED:
+        if BIAS:
+            acc += tl.load(bias_ptr + row, mask=row < m, other=0.0)[None, :]
+        tl.store(out_ptr + col.to(tl.int64)[:, None] * m + row[None, :], acc, mask=real)
+    else:
+        if BIAS:
+            acc += tl.load(bias_ptr + col, mask=col < n, other=0.0)[:, None]
+        tl.store(out_ptr + row.to(tl.int64)[None, :] * n + col[:, None], acc, mask=real)
+
+
+@triton.jit
+def three_products(a_high, a_low, b_high, b_low):
+    """A product of two factors in two digits each: the tensor cores carry its sums over one block only."""
+    part = tl.dot(a_low, b_high, input_precision="tf32")
+    part = tl.dot(a_high, b_low, part, input_precision="tf32")
+    return tl.dot(a_high, b_high, part, input_precision="tf32")
+
+
+@triton.jit
+def attention_digits(
+    q_ptr,  # [B, H, L, D] by strides, as are k, v [B, H, S, D] and out
+    k_ptr,
+    v_ptr,
+    out_ptr,
+    q_b,
+    q_h,
+    q_l,
+    k_b,
+    k_h,
+    k_l,
+    v_b,
+    v_h,
+    v_l,
+    out_b,
+    out_h,
+    out_l,
+    heads,
+    length,
+    keys,
+    scale,  # times log2(e)
+    D: tl.constexpr,
+    BD: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    CAUSAL: tl.constexpr,
+):
+    """softmax(q kᵀ · scale) v in float32's own accuracy: BM queries of one head over all keys, BN at a time."""
+    batch = (tl.program_id(1) // heads).to(tl.int64)
+    head = (tl.program_id(1) % heads).to(tl.int64)
+    row = tl.program_id(0) * BM + tl.arange(0, BM)
+    d = tl.arange(0, BD)
+    n = tl.arange(0, BN)
+    q_at = q_ptr + batch * q_b + head * q_h + row.to(tl.int64)[:, None] * q_l + d[None, :]
+    q = tl.load(q_at, mask=(row < length)[:, None] & (d < D)[None, :], other=0.0) * scale
+    q_high = nearest(q)
+    q_low = nearest(q - q_high)
+    k_at = k_ptr + batch * k_b + head * k_h + n.to(tl.int64)[None, :] * k_l + d[:, None]
+    v_at = v_ptr + batch * v_b + head * v_h + n.to(tl.int64)[:, None] * v_l + d[None, :]
+    acc = tl.zeros([BM, BD], tl.float32)
+    total = tl.zeros([BM], tl.float32)
+    top = tl.full([BM], float("-inf"), tl.float32)
+    last = tl.minimum((tl.program_id(0) + 1) * BM, keys) if CAUSAL else keys
+    for first in range(0, last, BN):
+        k = tl.load(k_at, mask=(first + n < keys)[None, :] & (d < D)[:, None], other=0.0)
+        k_high = nearest(k)
+        score = three_products(q_high, q_low, k_high, nearest(k - k_high))
+        seen = (first + n < keys)[None, :]
+        if CAUSAL:
+            seen = seen & (first + n[None, :] <= row[:, None])
+        score = tl.where(seen, score, float("-inf"))
+        higher = tl.maximum(top, tl.max(score, 1), propagate_nan=tl.PropagateNan.ALL)
+        weight = tl.exp2(score - higher[:, None])
+        fade = tl.exp2(top - higher)
+        total = total * fade + tl.sum(weight, 1)
+        v = tl.load(v_at, mask=(first + n < keys)[:, None] & (d < D)[None, :], other=0.0)
+        v_high = nearest(v)
+        w_high = nearest(weight)
+        acc = acc * fade[:, None] + three_products(w_high, nearest(weight - w_high), v_high, nearest(v - v_high))
+        top = higher
+        k_at += BN * k_l.to(tl.int64)
+        v_at += BN * v_l.to(tl.int64)
+    out_at = out_ptr + batch * out_b + head * out_h + row.to(tl.int64)[:, None] * out_l + d[None, :]
+    tl.store(out_at, acc / total[:, None], mask=(row < length)[:, None] & (d < D)[None, :])

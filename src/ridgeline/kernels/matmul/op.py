@@ -11,7 +11,7 @@ from ridgeline.kernels import tuning
 from ridgeline.kernels.contract import Case, Trial, case, declare
 from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms, vector_of
 from ridgeline.kernels.matmul import config, kernel, reference
-from ridgeline.kernels.rows import cdiv
+from ridgeline.kernels.rows import cdiv, power_of_two
 
 _SPLIT = Kernel(
     kernel.matmul_split,
@@ -46,16 +46,17 @@ def _forward(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     return planned(a, b, bias)(a, b, bias)
 
 
-def planned(a: Tensor, b: Tensor, bias: Tensor | None, thin: bool | None = None) -> Any:
-    """The launches of a product, for few rows or for many as the sizes suggest or as is said."""
+def planned(a: Tensor, b: Tensor, bias: Tensor | None, thin: bool | None = None, tall: bool = False) -> Any:
+    """The launches of a product, for few rows, for few columns or for many as the sizes suggest or as is said."""
     pointers = (a.data_ptr() | b.data_ptr()) & 15 if not a.is_meta else 0
-    key = (a.shape, a.stride(), b.shape, b.stride(), bias is None, a.get_device(), pointers, thin)
+    key = (a.shape, a.stride(), b.shape, b.stride(), bias is None, a.get_device(), pointers, thin, tall)
     plan = _plans.get(key)
     if plan is None:
         MATMUL.check(a, b, bias)
         if thin is None:
             thin = is_thin(a, b)
-        plan = _plans[key] = (_Thin if thin else _Plan)(a, b, bias)
+            tall = tall or (not thin and tall_fits(a, b))
+        plan = _plans[key] = _Thin(a, b, bias, tall) if thin or tall else _Plan(a, b, bias)
     return plan.run
 
 
@@ -68,42 +69,55 @@ def thin_fits(a: Tensor, b: Tensor) -> bool:
     return b.dim() == 2 and b.stride(0) == 1 and b.stride(1) == b.shape[0]
 
 
-class _Thin:
-    """Few rows: a taken apart beforehand, b on its way."""
+def tall_fits(a: Tensor, b: Tensor) -> bool:
+    """Whether many dense rows meet a narrow matrix."""
+    narrow = b.dim() == 2 and b.shape[1] <= config.MOST_TALL_COLS
+    return narrow and a.is_contiguous() and a.shape[:-1].numel() >= config.LEAST_TALL_ROWS
 
-    def __init__(self, a: Tensor, b: Tensor, bias: Tensor | None) -> None:
-        self.shape, device = (*a.shape[:-1], b.shape[-1]), a.get_device()
-        k, n = b.shape
-        m = a.shape[:-1].numel()
-        chosen = tuning.choose("matmul.thin", {"m": m, "n": n, "k": k}, config.thin(m))
+
+class _Thin:
+    """One large factor, taken apart on its way, and one small, beforehand: few rows times a matrix as a linear layer
+    has it, or (``turned``) many rows times a narrow matrix."""
+
+    def __init__(self, a: Tensor, b: Tensor, bias: Tensor | None, turned: bool) -> None:
+        self.shape, self.turned, device = (*a.shape[:-1], b.shape[-1]), turned, a.get_device()
+        large, small = self._factors(a, b)
+        (n, k), m = large.shape, small.shape[0]
+        likely = config.tall(m) if turned else config.thin(m)
+        chosen = tuning.choose("matmul.tall" if turned else "matmul.thin", {"m": m, "n": n, "k": k}, likely)
         self.rest = (n, k, m)
-        flat, out = a.reshape(m, k), torch.empty(FILL, dtype=torch.float32, device=a.device)
+        out = torch.empty(FILL, dtype=torch.float32, device=a.device)
         self.digits = _DIGITS.bind(
-            (flat, out, out, flat.numel()),
-            grid=(cdiv(flat.numel(), _DIGITS_BLOCK),),
+            (small, out, out, small.numel()),
+            grid=(cdiv(small.numel(), _DIGITS_BLOCK),),
             constants={"BLOCK": _DIGITS_BLOCK},
             num_warps=4,
             device=device,
         )
         self.launch = _THIN.bind(
-            (b, out, out, out if bias is None else bias, out, *self.rest),
+            (large, out, out, out if bias is None else bias, out, *self.rest),
             grid=(cdiv(n, chosen.cols), cdiv(m, chosen.rows)),
             constants={"BM": chosen.rows, "BN": chosen.cols, "BK": chosen.depth, "TOGETHER": config.TOGETHER,
-                       "EVEN": k % chosen.depth == 0, "BIAS": bias is not None},
+                       "EVEN": k % chosen.depth == 0, "BIAS": bias is not None, "TURNED": turned},
             num_warps=chosen.num_warps,
             num_stages=chosen.num_stages,
             device=device,
-            vector=vector_of(4, b.data_ptr(), n, k),
+            vector=vector_of(4, 0 if large.is_meta else large.data_ptr(), n, k),
         )  # fmt: skip
+
+    def _factors(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        """The large factor and the small one, both with the terms last."""
+        rows = a.reshape(-1, a.shape[-1])
+        return (rows, b.t().contiguous()) if self.turned else (b.t(), rows.contiguous())
 
     def run(self, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
         out = torch.empty(self.shape, dtype=torch.float32, device=a.device)
         if out.numel() == 0:
             return out
-        flat = a.reshape(self.rest[2], self.rest[1]).contiguous()
-        high, low = torch.empty_like(flat), torch.empty_like(flat)
-        self.digits(flat, high, low, flat.numel())
-        self.launch(b, high, low, high if bias is None else bias, out, *self.rest)
+        large, small = self._factors(a, b)
+        high, low = torch.empty_like(small), torch.empty_like(small)
+        self.digits(small, high, low, small.numel())
+        self.launch(large, high, low, high if bias is None else bias, out, *self.rest)
         return out
 
 
@@ -119,11 +133,12 @@ class _Split:
         step = x.stride(inner if self.turned else outer)
         strides = (x.stride(0), step, self.rows * self.cols, self.cols)
         self.args = (self.outer, self.k, self.filled_outer, self.filled_k, *strides)
-        tile = {"BO": 64, "BK": 32, "TURNED": True} if self.turned else {"BO": 1, "BK": 2048, "TURNED": False}
+        wide = min(2048, max(32, power_of_two(self.filled_k)))  # short rows share a program
+        tile = {"BO": 64, "BK": 32} if self.turned else {"BO": 2048 // wide, "BK": wide}
         self.launch = _SPLIT.bind(
             (x, *self._room(x), *self.args),
             grid=(cdiv(self.filled_outer, tile["BO"]), self.num),
-            constants=tile,
+            constants=tile | {"TURNED": self.turned},
             num_warps=4,
             device=x.get_device(),
             vector=vector_of(2, x.data_ptr(), self.outer, self.k, *strides),
@@ -178,6 +193,7 @@ class _Plan:
                 "GROUP": chosen.group,
                 "A_TURNED": self.a.turned, "B_TURNED": not self.b.turned,
                 "EVEN": self.a.filled_k % chosen.depth == 0, "WIDE": self.b.outer % FILL == 0, "BIAS": bias is not None,
+                "SHORT": self.a.filled_k <= chosen.depth,
             },
             num_warps=chosen.num_warps,
             num_stages=chosen.num_stages,
@@ -257,6 +273,10 @@ CHECKS = (
     case("float32", m=100, n=500, k=2000, weight=True, bias=True),
     case("float32", m=33, n=257, k=4099, weight=True, positive=True),
     case("float32", m=300, n=200, k=64),
+    case("float32", m=300, n=2000, k=32, positive=True),
+    case("float32", m=2000, n=1001, k=40, weight=True),
+    case("float32", m=9001, n=48, k=500, bias=True),
+    case("float32", m=20000, n=31, k=512, weight=True, positive=True),
     case("float32", m=200, n=136, k=2048, z=8, cut=True, positive=True),
     case("float32", m=130, n=100, k=512, z=4, cut=True, weight=True),
 )

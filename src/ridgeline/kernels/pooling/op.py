@@ -12,15 +12,18 @@ from torch.compiler import is_dynamo_compiling
 
 from ridgeline.kernels.contract import Case, Trial, case, declare, elementwise_cost
 from ridgeline.kernels.convolution.op import out_sizes
-from ridgeline.kernels.launcher import Kernel, Plans, launchable
+from ridgeline.kernels.launcher import Kernel, Plans, launchable, vector_of
 from ridgeline.kernels.pooling import kernel, reference
 from ridgeline.kernels.rows import cdiv
 
 _WINDOWS = Kernel(kernel.pool_windows, loose=("x_ptr", "out_ptr"))
+_LINES = Kernel(kernel.pool_lines, loose=("out_ptr",))
 _plans = Plans()
 _active_modes = torch._C._len_torch_dispatch_stack
 BLOCK, NUM_WARPS = 1024, 4
 """Pixels of a program: eight a thread, as the depthwise convolution has them."""
+MOST_IN_LINE = 32
+"""Elements of a window that is read together with its neighbors: code grows with it."""
 Ints = Sequence[int]
 
 
@@ -39,16 +42,36 @@ def _forward(x: Tensor, window: Ints, stride: Ints, padding: Ints, dilation: Int
     if not launchable(x):
         return POOL.on_host(x, window, stride, padding, dilation, mean)  # type: ignore[return-value]
     x = x.contiguous()
-    key = (x.shape, x.dtype, tuple(window), tuple(stride), tuple(padding), tuple(dilation), mean, x.get_device())
+    aligned = vector_of(4, 0 if x.is_meta else x.data_ptr(), x.shape[-1], padding[-1]) == 4
+    sizes = (tuple(window), tuple(stride), tuple(padding), tuple(dilation))
+    key = (x.shape, x.dtype, *sizes, mean, aligned, x.get_device())
     plan = _plans.get(key)
     if plan is None:
         POOL.check(x, window, stride, padding, dilation, mean)
-        plan = _plans[key] = _plan(x, window, stride, padding, dilation, mean)
+        lines = aligned and _are_lines(window, stride, padding, dilation)
+        plan = _lines(x, window, padding, mean) if lines else _plan(x, window, stride, padding, dilation, mean)
+        _plans[key] = plan
     launch, shape = plan
     out = torch.empty(shape, dtype=x.dtype, device=x.device)
     if out.numel():
         launch(x, out)
     return out
+
+
+def _are_lines(window: Ints, stride: Ints, padding: Ints, dilation: Ints) -> bool:
+    """Windows along the last dim alone, of few elements, that go on by one."""
+    ahead = all(each == 1 for each in (*window[:-1], *stride, dilation[-1])) and not any(padding[:-1])
+    return ahead and 2 <= window[-1] <= MOST_IN_LINE
+
+
+def _lines(x: Tensor, window: Ints, padding: Ints, mean: bool) -> Any:
+    wide, out = x.shape[-1], x.shape[-1] + 2 * padding[-1] - window[-1] + 1
+    constants = {"W": wide, "OW": out, "KW": window[-1], "PW": padding[-1], "MEAN": mean, "BLOCK": BLOCK}
+    launch = _LINES.bind(
+        (x, x), grid=(x.shape[:-1].numel() * cdiv(out, BLOCK),), constants=constants, num_warps=NUM_WARPS,
+        device=x.get_device(), vector=4,
+    )  # fmt: skip
+    return launch, (*x.shape[:-1], out)
 
 
 def _plan(x: Tensor, window: Ints, stride: Ints, padding: Ints, dilation: Ints, mean: bool) -> Any:
@@ -97,17 +120,22 @@ SMALL = (
     case("float32", shape=(2, 3, 20), window=(4,), stride=(1,), padding=(2,), dilation=(3,)),
     case("float32", shape=(1, 2, 9, 8), window=(3, 2), stride=(2, 1), padding=(1, 1)),
     case("float32", shape=(1, 2, 9, 8), window=(3, 2), mean=True),
+    case("float32", shape=(2, 3, 72), window=(8,), stride=(1,), padding=(4,), mean=True),
+    case("float32", shape=(1, 2, 3, 40), window=(1, 5), stride=(1, 1)),
     case("float32", shape=(1, 2, 5, 6, 7), window=(3, 3, 3), stride=(2, 2, 2), padding=(1, 1, 1), mean=True),
     case("float32", shape=(1, 2, 7, 8, 7), window=(3, 2, 3), stride=(2, 2, 2), padding=(1, 1, 1), dilation=(2, 3, 2)),
 )
 CHECKS = (
     *SMALL,
+    *(case("float32", shape=(3, 5, 4100), window=(k,), stride=(1,), padding=(p,), mean=mean)
+      for k, p in ((8, 4), (2, 0), (31, 12)) for mean in (True, False)),
     case("float32", shape=(3, 5, 301, 255), window=(11, 11), mean=True),
     case("float32", shape=(3, 5, 301, 255), window=(4, 4), stride=(1, 1), padding=(1, 1)),
 )
 RACES = (
     case("float32", shape=(16, 32, 128, 128, 128), window=(3, 3, 3), stride=(2, 2, 2), padding=(1, 1, 1)),
     case("float32", shape=(16, 64, 1024, 1024), window=(11, 11), mean=True),
+    case("float32", shape=(64, 128, 65536), window=(8,), stride=(1,), padding=(4,), mean=True),
 )
 
 POOL = declare(

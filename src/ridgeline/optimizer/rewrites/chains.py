@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, fx
 
 from ridgeline.kernels.convolution import config
-from ridgeline.kernels.convolution.links import POOLS
-from ridgeline.kernels.convolution.op import CONVOLUTION, MEAN, Sizes, link_, planned, turn
+from ridgeline.kernels.convolution.links import POOLS, parts_of
+from ridgeline.kernels.convolution.op import CONVOLUTION, MEAN, SOFTMAX, Sizes, link_, planned, turn
 from ridgeline.kernels.convolution.reference import convolved
 from ridgeline.kernels.convolution.reference import forward as meant
 from ridgeline.kernels.tensorfloat import convolutions_round
@@ -96,7 +96,7 @@ def _ways(
     sizes = Sizes(x, weight, *settings)
     others = _others(sizes, settings, chain)
     depthwise, given = sizes.is_depthwise, (x, weight, bias, vectors)
-    links, _, pool = chain.partition("|")
+    links, pool, _ = parts_of(chain)
     shown = links if pool == MEAN else chain  # a mean hides what becomes of single pixels
     together = pool not in ("", MEAN)
     tiles = () if depthwise else config.tiles(sizes.outputs, sizes.phase_pixels, together, sizes.num_terms)
@@ -194,8 +194,9 @@ def _library(
     settings: Settings, chain: str, x: Tensor, weight: Tensor, bias: Tensor | None, vectors: Tensor | None
 ) -> Tensor:
     """The convolution as eager PyTorch computes it, then the chain in place."""
-    links, _, pool = chain.partition("|")
-    return POOLS[pool](link_(convolved(x, weight, bias, *settings).contiguous(), vectors, links))
+    links, pool, after = parts_of(chain)
+    linked = link_(convolved(x, weight, bias, *settings).contiguous(), vectors, links)
+    return link_(POOLS[pool](linked), vectors, after)
 
 
 def _timed(settings: Settings, chain: str, *given: Any) -> Tensor:
@@ -220,11 +221,11 @@ def _channels_last(
         found = convolved(laid, weight.contiguous(memory_format=form), bias, *settings)
     finally:
         torch.backends.cudnn.benchmark = before
-    links, _, pool = chain.partition("|")
+    links, pool, after = parts_of(chain)
     if not found.is_contiguous(memory_format=form):
-        return POOLS[pool](link_(found.contiguous(), vectors, links))
+        return link_(POOLS[pool](link_(found.contiguous(), vectors, links)), vectors, after)
     room = torch.empty_like(found, memory_format=torch.contiguous_format)
-    return POOLS[pool](turn(found, room, vectors, links, back=True))
+    return link_(POOLS[pool](turn(found, room, vectors, links, back=True)), vectors, after)
 
 
 _op = torch.library.custom_op("ridgeline_optimizer::chained_convolution", _chained, mutates_args=())
@@ -276,6 +277,9 @@ def _put(scene: Scene, read: Call) -> Match | None:
     last, words, vectors = chain_behind(scene, read.node)
     last, pool, kept = pool_behind(scene, last, settings)
     chain = " ".join(words) + (f"|{pool}" if pool else "")
+    if pool == SOFTMAX:
+        last, words, vectors = chain_behind(scene, last, vectors)
+        chain += f"|{' '.join(words)}" if words else ""
     leaves = (read["input"], read["weight"], read.get("bias"))
     values = [scene.value(leaf) for leaf in leaves]
     like = None if not vectors else values[1].new_empty(len(vectors), _num_channels(scene, read))
@@ -340,10 +344,13 @@ def stacked_vectors(vectors: list[Tensor], channels: int) -> Tensor:
 # the chain ----------------------------------------------------------------------------------------------------------
 
 
-def chain_behind(scene: Scene, node: fx.Node) -> tuple[fx.Node, list[str], tuple[fx.Node, ...]]:
-    """(last node, links, vectors) of the longest chain of elementwise functions behind a convolution."""
+def chain_behind(
+    scene: Scene, node: fx.Node, before: tuple[fx.Node, ...] = ()
+) -> tuple[fx.Node, list[str], tuple[fx.Node, ...]]:
+    """(last node, links, vectors) of the longest chain of elementwise functions behind a convolution, its vectors
+    counted on from those ``before``."""
     words: list[str] = []
-    vectors: list[fx.Node] = []
+    vectors: list[fx.Node] = list(before)
     while True:
         found = _gated(node) or _single(scene, node, vectors)
         if found is None or scene.shape(found[0]) != scene.shape(node) or scene.dtype(found[0]) != torch.float32:

@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from ridgeline.kernels.matmul.op import MATMUL, is_thin, planned, thin_fits
+from ridgeline.kernels.matmul.attend import attend, fits
+from ridgeline.kernels.matmul.op import MATMUL, is_thin, planned, tall_fits, thin_fits
 from ridgeline.kernels.tensorfloat import products_round
 from ridgeline.optimizer.contest import Contest, may_time, prepared
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
@@ -53,11 +54,12 @@ def _raced(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
         names.append("digits")
     if not is_thin(a, b) or a.shape[:-1].numel() > 64:
         names.append("halves")
+    if tall_fits(a, b):
+        names.append("tall")
     if num_pieces(a, b) > 1:
         names.append("pieces")
     if may_time(a.device):
-        thin = [each == "digits" for each in names if each in ("digits", "halves")]
-        prepared(partial(planned, a, b, bias, thin=each) for each in thin)
+        prepared(partial(planned, a, b, bias, **_TILES[each]) for each in names if each in _TILES)
     return CONTEST.run(key, {each: partial(_WAYS[each], a, b, bias) for each in names}, a.device)
 
 
@@ -86,10 +88,21 @@ def _in_pieces(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     return found if bias is None else found + bias
 
 
+_TILES: dict[str, dict[str, bool]] = {
+    "digits": {"thin": True},
+    "halves": {"thin": False},
+    "tall": {"tall": True},
+}
+
+
+def _tiled(tile: dict[str, bool], a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    found: Tensor = planned(a, b, bias, **tile)(a, b, bias)
+    return found
+
+
 _WAYS: dict[str, Callable[[Tensor, Tensor, Tensor | None], Tensor]] = {
     "library": _library,
-    "digits": lambda a, b, bias: planned(a, b, bias, thin=True)(a, b, bias),
-    "halves": lambda a, b, bias: planned(a, b, bias, thin=False)(a, b, bias),
+    **{name: partial(_tiled, tile) for name, tile in _TILES.items()},
     "pieces": _in_pieces,
 }
 
@@ -223,3 +236,82 @@ def attention_by_products(q: Tensor, k: Tensor, v: Tensor, scale: float, turned:
     weights = torch.softmax(scores * scale, -1)
     found = raced_product(weights, heads[2], None).view(*q.shape[:-1], v.shape[-1])
     return found.transpose(1, 2).contiguous().transpose(1, 2) if turned else found
+
+
+LEAST_ATTENTION_FLOPS = 1e9
+ATTENTION_CONTEST = Contest()
+
+
+def raced_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, turned: bool) -> Tensor:
+    """Float32 attention by the library or by our kernel; one opaque op to tracers."""
+    if type(q) is Tensor and not _active_modes():
+        return _raced_attention(q, k, v, scale, causal, turned)
+    return torch.ops.ridgeline_optimizer.raced_attention(q, k, v, scale, causal, turned)
+
+
+def _raced_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, turned: bool) -> Tensor:
+    given = (q, k, v, scale, causal, turned)
+    if not q.is_cuda:
+        return _library_attention(*given)
+    ways = {"library": partial(_library_attention, *given), "ours": partial(attend, *given)}
+    key = (q.shape, q.stride(), k.shape, k.stride(), v.stride(), scale, causal, turned, q.device)
+    return ATTENTION_CONTEST.run(key, ways, q.device)
+
+
+def _library_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, turned: bool) -> Tensor:
+    found = F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
+    return found.transpose(1, 2).contiguous().transpose(1, 2) if turned else found.contiguous()
+
+
+_attention_op = torch.library.custom_op(
+    "ridgeline_optimizer::raced_attention", _raced_attention, mutates_args=()
+)  # fmt: skip
+
+
+@_attention_op.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, turned: bool) -> Tensor:
+    batch, heads, length, width = q.shape
+    if turned:
+        return q.new_empty((batch, length, heads, width)).transpose(1, 2)
+    return q.new_empty((batch, heads, length, width))
+
+
+@rewrite(
+    "float32-attention",
+    summary="float32 attention runs on the tensor cores, as accurate as float32, where that beats PyTorch's kernels",
+    modes=(INFERENCE,),
+    worth=Worth(eager=1.5, compiled=1.5, basis="PyTorch's float32 attention reaches 18 TFLOP/s on an H200"),
+    exact="reordered",
+    needs_kernels=True,
+)
+def float32_attention(scene: Scene) -> list[Match]:
+    if scene.training or scene.autocast or products_round():
+        return []
+    found = []
+    for node in scene.nodes:
+        read = call(node)
+        if read is None or read.op != "attention" or not _is_plain_float32(scene, read):
+            continue
+        scale = read.get("scale") or (scene.shape(read["query"]) or (1,))[-1] ** -0.5
+        out = scene.tensor(node)
+        turned, causal = out is not None and not out.is_contiguous(), bool(read.get("is_causal", False))
+        new = scene.emit(node, raced_attention, read["query"], read["key"], read["value"], scale, causal, turned)
+        if scene.replace(node, new):
+            scene.discard(node)
+            found.append(scene.match(new, f"float32 attention {scene.shape(read['query'])}"))
+    return found
+
+
+def _is_plain_float32(scene: Scene, read: Call) -> bool:
+    """Attention without masks but the causal one, of heads that the kernel takes, and enough of it."""
+    tensors = [scene.tensor(read.given.get(name)) for name in ("query", "key", "value")]
+    if any(each is None for each in tensors) or scene.shape(read["query"]) is None:
+        return False
+    if read.get("attn_mask") is not None or read.get("dropout_p", 0.0) or read.get("enable_gqa", False):
+        return False
+    if not isinstance(read.get("scale", 1.0), (int, float)):
+        return False
+    q, k, v = (each for each in tensors if each is not None)
+    if not fits(q, k, v, bool(read.get("is_causal", False))):
+        return False
+    return 4.0 * q.numel() * k.shape[2] >= LEAST_ATTENTION_FLOPS

@@ -44,6 +44,9 @@ def _library(
 ) -> Tensor:
     """The same by PyTorch's own kernels."""
     flat = x.view(-1, cols)
+    if kind != "norm" and weight is not None:  # one a row, going round
+        plain = _library(x, kind, cols, None, bias, 0, eps).view(-1, weight.numel(), cols)
+        return plain.mul_(weight[:, None]).view(x.shape)
     if kind in ("softmax", "log_softmax"):
         return (flat.softmax(1) if kind == "softmax" else flat.log_softmax(1)).view(x.shape)
     if kind == "norm" and channels:
@@ -87,11 +90,54 @@ def long_rows(scene: Scene) -> list[Match]:
         inside = [node, *(each for each in node.all_input_nodes if each is not args[0])]
         if not scene.unchanged((args[0], args[3], args[4]), inside, node):
             continue
+        if (match := _scaled(scene, node, args)) is not None:
+            found.append(match)
+            continue
         new = scene.emit(node, raced_rows, *args)
         if scene.replace(node, new):
             _erase(scene, node)
             found.append(scene.match(new, f"{args[1]} of rows of {args[2]}"))
     return found
+
+
+def _scaled(scene: Scene, node: fx.Node, args: Args) -> Match | None:
+    """Rows with the number that each is multiplied by behind: a number a channel, and the rows of an image in a row."""
+    at, last = node, _only_call(node)
+    if last is not None and last.op in ("view", "reshape"):
+        at, last = last.node, _only_call(last.node)
+    if args[1] == "norm" or last is None or last.op != "mul" or scene.shape(last.node) != scene.shape(at):
+        return None
+    a, b = last.given.get("input"), last.given.get("other")
+    by = b if a is at else a
+    if not isinstance(by, fx.Node) or by is at or not _goes_round(scene, by, at, args[2]):
+        return None
+    if not scene.unchanged((args[0], by), (node, at, last.node), last.node):
+        return None
+    weight = scene.emit(last.node, torch.reshape, by, (-1,))
+    rows = scene.emit(last.node, raced_rows, *args[:3], weight, None, 1, args[6])
+    new = scene.emit(last.node, torch.reshape, rows, scene.shape(at))
+    if LONG_NORM.support(*(scene.value(each) for each in rows.args)) or not scene.replace(last.node, new):
+        scene.discard(new)
+        return None
+    scene.discard(last.node)
+    return scene.match(new, f"{args[1]} of rows of {args[2]}, scaled")
+
+
+def _only_call(node: fx.Node) -> Call | None:
+    return call(next(iter(node.users))) if len(node.users) == 1 else None
+
+
+def _goes_round(scene: Scene, by: fx.Node, at: fx.Node, cols: int) -> bool:
+    """Whether a float32 tensor on the same device has one number for each of some rows, which go round."""
+    sizes, shape, x, y = scene.shape(at), scene.shape(by), scene.tensor(by), scene.tensor(at)
+    if not sizes or shape is None or x is None or y is None or x.dtype != torch.float32 or x.device != y.device:
+        return False
+    full = (1,) * (len(sizes) - len(shape)) + shape
+    first = next((i for i in range(len(sizes)) if math.prod(sizes[i:]) == cols), None)
+    if first is None or len(full) != len(sizes) or any(size != 1 for size in full[first:]):
+        return False
+    start = next((i for i in range(first) if full[i] != 1), first)
+    return full[start:first] == sizes[start:first]
 
 
 def _erase(scene: Scene, node: fx.Node) -> None:

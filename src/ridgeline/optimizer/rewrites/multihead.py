@@ -1,0 +1,169 @@
+"""PyTorch's attention module and its encoder layer as what they consist of, for other rewrites and compilers to see.
+
+``nn.MultiheadAttention`` returns its weights unless told not to: it then writes, normalizes and reads a number for
+every pair of positions, and averages them over heads. Taken apart, attention is one call that other rewrites know.
+``nn.TransformerEncoderLayer`` in evaluation is one call of PyTorch's that no compiler looks into.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import fx
+
+from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
+from ridgeline.optimizer.rewrites.scene import Scene
+
+_SIGNATURE = inspect.signature(F.multi_head_attention_forward)
+_INPUTS = ("query", "key", "value")
+_UNUSED = ("bias_k", "bias_v", "key_padding_mask", "attn_mask", "static_k", "static_v")
+"""Arguments that must be absent: masks may hide whole rows, which the two ways of attention answer differently."""
+
+
+@rewrite(
+    "multi-head",
+    summary="attention modules whose weights nobody reads become projections and one call of attention",
+    modes=(INFERENCE,),
+    worth=Worth(eager=1.3, compiled=1.3, basis="no weight a pair of positions written and read: two passes saved"),
+    exact="reordered",
+)
+def multi_head(scene: Scene) -> list[Match]:
+    if scene.training or scene.autocast:
+        return []
+    nodes = [node for node in scene.nodes if node.target is F.multi_head_attention_forward]
+    return [match for node in nodes if (match := _put(scene, node)) is not None]
+
+
+def _put(scene: Scene, node: fx.Node) -> Match | None:
+    given, read = _given(node), list(node.users)
+    first = [each for each in read if each.target is operator.getitem and each.args[1] == 0]
+    if len(first) != len(read) or not first or given is None or not _is_plain(scene, given):
+        return None
+    new = _taken_apart(scene, node, given)
+    if not all(scene.alike(each, new) for each in first):
+        scene.discard(new)
+        return None
+    for each in first:
+        each.replace_all_uses_with(new)
+        scene.retire(each)
+    scene.retire(node)
+    return scene.match(new, f"attention module {scene.shape(given['query'])}, {given['num_heads']} heads")
+
+
+def _given(node: fx.Node) -> dict[str, Any] | None:
+    try:
+        bound = _SIGNATURE.bind(*node.args, **node.kwargs)
+    except TypeError:
+        return None
+    bound.apply_defaults()
+    return dict(bound.arguments)
+
+
+def _is_plain(scene: Scene, given: dict[str, Any]) -> bool:
+    """No masks, no dropout, no rows of the module's own, one weight for all three projections."""
+    if any(given[name] is not None for name in _UNUSED) or given["add_zero_attn"] or given["is_causal"]:
+        return False
+    if given["use_separate_proj_weight"] or given["in_proj_weight"] is None:
+        return False
+    if given["dropout_p"] != 0 and given["training"]:
+        return False
+    shapes = [scene.shape(given[name]) for name in _INPUTS]
+    width = given["embed_dim_to_check"]
+    return all(shape is not None and len(shape) == 3 and shape[-1] == width for shape in shapes)
+
+
+def _taken_apart(scene: Scene, node: fx.Node, given: dict[str, Any]) -> fx.Node:
+    emit, heads = scene.emit, given["num_heads"]
+    length, batch, width = scene.shape(given["query"]) or (0, 0, 0)
+    parts = []
+    for part in _projected(scene, node, given):
+        apart = emit(node, torch.unflatten, part, -1, (heads, width // heads))
+        parts.append(emit(node, torch.permute, apart, (1, 2, 0, 3)))
+    mixed = emit(node, F.scaled_dot_product_attention, *parts)
+    turned = emit(node, torch.permute, mixed, (2, 0, 1, 3))
+    joined = emit(node, torch.reshape, turned, (length, batch, width))
+    return emit(node, F.linear, joined, given["out_proj_weight"], given["out_proj_bias"])
+
+
+def _projected(scene: Scene, node: fx.Node, given: dict[str, Any]) -> list[fx.Node]:
+    """Queries, keys and values; by one product where they come from one tensor."""
+    x, weight, bias = [given[name] for name in _INPUTS], given["in_proj_weight"], given["in_proj_bias"]
+    if x[0] is x[1] is x[2]:
+        return _thirds(scene, node, scene.emit(node, F.linear, x[0], weight, bias), -1)
+    weights = _thirds(scene, node, weight, 0)
+    biases = [None] * 3 if bias is None else _thirds(scene, node, bias, 0)
+    return [scene.emit(node, F.linear, *each) for each in zip(x, weights, biases, strict=True)]
+
+
+def _thirds(scene: Scene, node: fx.Node, whole: fx.Node, dim: int) -> list[fx.Node]:
+    parts = scene.emit(node, torch.chunk, whole, 3, dim)
+    return [scene.emit(node, operator.getitem, parts, i) for i in range(3)]
+
+
+_LAYER = getattr(torch, "_transformer_encoder_layer_fwd", None)
+_LAYER_NAMES = (
+    "src", "embed_dim", "num_heads", "qkv_weight", "qkv_bias", "proj_weight", "proj_bias", "use_gelu", "norm_first",
+    "eps", "norm_weight_1", "norm_bias_1", "norm_weight_2", "norm_bias_2", "ffn_weight_1", "ffn_bias_1",
+    "ffn_weight_2", "ffn_bias_2", "mask", "mask_type",
+)  # fmt: skip
+
+
+@rewrite(
+    "encoder-layer",
+    summary="PyTorch's encoder layer in evaluation becomes norms, projections, attention and two products",
+    modes=(INFERENCE,),
+    worth=Worth(eager=1.1, compiled=1.3, basis="what follows products and norms is fused, which it is not in one call"),
+    exact="reordered",
+)
+def encoder_layer(scene: Scene) -> list[Match]:
+    if scene.training or scene.autocast or _LAYER is None:
+        return []
+    nodes = [node for node in scene.nodes if node.target is _LAYER]
+    return [match for node in nodes if (match := _put_layer(scene, node)) is not None]
+
+
+def _put_layer(scene: Scene, node: fx.Node) -> Match | None:
+    given = dict(zip(_LAYER_NAMES, node.args, strict=False)) | dict(node.kwargs)
+    src = scene.tensor(given.get("src"))
+    if given.get("mask") is not None or len(scene.shape(given.get("src")) or ()) != 3 or src is None or src.is_nested:
+        return None
+    new = _layer(scene, node, given)
+    if not scene.alike(node, new):
+        scene.discard(new)
+        return None
+    node.replace_all_uses_with(new)
+    scene.retire(node)
+    return scene.match(new, f"encoder layer {scene.shape(given['src'])}, {given['num_heads']} heads")
+
+
+def _layer(scene: Scene, node: fx.Node, given: dict[str, Any]) -> fx.Node:
+    """Norms before attention and products, or behind their sums with what went in."""
+    x, first = given["src"], given["norm_first"]
+    mixed = _mixed(scene, node, _normed(scene, node, x, given, 1) if first else x, given)
+    x = scene.emit(node, torch.add, mixed, x)
+    x = x if first else _normed(scene, node, x, given, 1)
+    inner = _normed(scene, node, x, given, 2) if first else x
+    inner = scene.emit(node, F.linear, inner, given["ffn_weight_1"], given["ffn_bias_1"])
+    inner = scene.emit(node, F.gelu if given["use_gelu"] else torch.relu, inner)
+    inner = scene.emit(node, F.linear, inner, given["ffn_weight_2"], given["ffn_bias_2"])
+    x = scene.emit(node, torch.add, inner, x)
+    return x if first else _normed(scene, node, x, given, 2)
+
+
+def _normed(scene: Scene, node: fx.Node, x: fx.Node, given: dict[str, Any], which: int) -> fx.Node:
+    weight, bias = given[f"norm_weight_{which}"], given[f"norm_bias_{which}"]
+    return scene.emit(node, F.layer_norm, x, (given["embed_dim"],), weight, bias, given["eps"])
+
+
+def _mixed(scene: Scene, node: fx.Node, x: fx.Node, given: dict[str, Any]) -> fx.Node:
+    """Attention of [B, L, E] with itself."""
+    emit, heads, width = scene.emit, given["num_heads"], given["embed_dim"]
+    parts = []
+    for part in _thirds(scene, node, emit(node, F.linear, x, given["qkv_weight"], given["qkv_bias"]), -1):
+        parts.append(emit(node, torch.transpose, emit(node, torch.unflatten, part, -1, (heads, width // heads)), 1, 2))
+    turned = emit(node, torch.transpose, emit(node, F.scaled_dot_product_attention, *parts), 1, 2)
+    return emit(node, F.linear, emit(node, torch.flatten, turned, 2), given["proj_weight"], given["proj_bias"])
