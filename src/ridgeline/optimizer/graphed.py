@@ -22,6 +22,7 @@ from torch import Tensor
 from ridgeline.errors import NotGraphable
 from ridgeline.optimizer.dice import draw
 from ridgeline.optimizer.executor import Executor, Recording, executor_for
+from ridgeline.optimizer.glance import Places, address
 from ridgeline.optimizer.matcher import Matcher
 from ridgeline.optimizer.observe import Values, restored_random
 from ridgeline.optimizer.recipe import Effect, Maker, Scene, effects, shots
@@ -40,7 +41,7 @@ from ridgeline.optimizer.studio import (
 )
 from ridgeline.optimizer.training import GraphedTraining, graph_training
 from ridgeline.optimizer.tree import Flat, TooLarge
-from ridgeline.optimizer.watch import Watch, lie_at
+from ridgeline.optimizer.watch import Watch
 
 BRISK_S = 3e-3
 """A call shorter than this is worth sparing the host every copy."""
@@ -93,7 +94,9 @@ class Variant:
     """Recordings that read some inputs at fixed addresses of the caller's and the others from memory of their own."""
 
     pins: list[int]
-    places: list[int]
+    free: list[int]
+    """The other inputs, which are copied."""
+    places: Places
     """Addresses of all inputs when it was recorded; those of the pinned ones count."""
     statics: Statics
     written: list[Group]
@@ -103,7 +106,7 @@ class Variant:
     """Their results are handed out as they are, while nobody holds those of before."""
 
     def fits(self, tensors: list[Tensor]) -> bool:
-        return not self.pins or lie_at(tensors, self.places, self.pins)
+        return not self.pins or self.places.hold(tensors)
 
     def start(self, flat: Flat) -> Take:
         """Copies the inputs in and runs a recording whose results nobody holds."""
@@ -337,8 +340,7 @@ class InferenceStudio(Studio):
 
         Inputs that are read in place lie where they lay when they were recorded, and so does the model.
         """
-        free = [tensor for i, tensor in enumerate(flat.tensors) if i not in variant.pins]
-        return any(_storage_of(tensor) in self._own for tensor in free)
+        return any(_storage_of(flat.tensors[i]) in self._own for i in variant.free)
 
     def record_at(self, flat: Flat) -> Variant:
         """A variant for other addresses of the inputs that are used in place."""
@@ -353,7 +355,9 @@ class InferenceStudio(Studio):
         tensors = {**statics.tensors, **{i: alias(flat.tensors[i]) for i in pins}}
         home, loans = self._takes(flat, tensors, lends)
         written = [g for g in free if self.is_written(g)]
-        return Variant(pins, [tensor.data_ptr() for tensor in flat.tensors], statics, written, home, loans)
+        others = sorted(set(range(len(flat.tensors))).difference(pins))
+        places = Places(list(map(address, flat.tensors)), pins)
+        return Variant(pins, others, places, statics, written, home, loans)
 
     def _takes(self, flat: Flat, tensors: dict[int, Tensor], lends: bool) -> tuple[Take, list[Take]]:
         """A recording whose results are copied, and some whose results are lent.
