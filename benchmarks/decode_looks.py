@@ -27,7 +27,8 @@ import workloads  # noqa: F401  (lets transformers be imported beside a torchvis
 from decode_split import Clocked, Stages
 from recorder import TapeExecutor
 
-from ridgeline.optimizer import glance, tree, version
+from ridgeline.optimizer import glance, lane, tree, version
+from ridgeline.optimizer import graphed as graphs
 from ridgeline.optimizer.graphed import graph_inference
 from ridgeline.optimizer.optimized import Optimized, Plan
 
@@ -53,10 +54,14 @@ def main() -> None:
     fast, kwargs, graphed = made(asked.layers)
     if not version.stillness.counts:
         type(version.stillness).now = lambda self: 0  # type: ignore[method-assign]
+        version.stillness.counts = True
     gc.disable()
-    fast(**kwargs)
-    for name, before in (("warm", lambda: None), ("cold", touched)):
-        print(name, {part: round(us, 1) for part, us in looks(fast, graphed, kwargs, before, asked.rounds).items()})
+    with torch.no_grad():
+        for _ in range(4):
+            fast(**kwargs)
+        print("told at a glance:", graphed._lane is not None)
+        for name, before in (("warm", lambda: None), ("cold", touched)):
+            print(name, {part: round(us, 1) for part, us in looks(fast, graphed, kwargs, before, asked.rounds).items()})
 
 
 def made(layers: int) -> tuple[Any, dict[str, Any], Any]:
@@ -92,9 +97,7 @@ def touched() -> None:
     view[::64] = bytes(len(_ROOM) // 64)
 
 
-def looks(
-    fast: Any, graphed: Any, kwargs: dict[str, Any], before: Callable[[], None], rounds: int
-) -> dict[str, float]:
+def looks(fast: Any, graphed: Any, kwargs: dict[str, Any], before: Callable[[], None], rounds: int) -> dict[str, float]:
     """Lower quartiles: until the launch, the whole call, and stages by name."""
     takes = [take for variant in graphed._variants for take in (variant.home, *variant.loans)]
     clocks = [Clocked(take.recording) for take in takes]
@@ -111,8 +114,9 @@ def looks(
     for take, clock in zip(takes, clocks, strict=True):
         take.recording = clock.recording
     stages, (plan,) = Stages(), fast.plans
-    places = [(type(plan.matcher), "fits"), (type(graphed.watch), "same"), (type(graphed.watch), "addressed"),
-              (type(graphed), "_variant"), (tree.Piece, "held")]  # fmt: skip
+    places = [(type(plan.matcher), "fits"), (type(graphed.watch), "same"), (type(graphed.watch), "still"),
+              (type(graphed), "_variant"), (tree.Piece, "held"), (lane.Lane, "take"), (graphs.Variant, "fits"),
+              (graphs.Variant, "start"), (lane.Lane, "apart")]  # fmt: skip
     kept = [(owner, name, getattr(owner, name)) for owner, name in places]
     for owner, name, run in kept:
         setattr(owner, name, stages.timed(f"{owner.__name__}.{name}", run))

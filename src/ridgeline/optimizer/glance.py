@@ -29,7 +29,9 @@ from torch import Tensor, nn
 from ridgeline.kernels.files import cache_folder, write_atomically
 
 Named = tuple[Any, Any, Any]
-"""A dictionary or a list, a key or a number, and what is to be found there."""
+"""A mapping or a list, a key or a number, and what is to be found there."""
+Asked = tuple[Any, Any]
+"""A function without arguments and what it answers, or a set and what equals it."""
 GONE = -1
 """The address of a tensor whose memory was taken from it."""
 _FORM = (Tensor.size, Tensor.stride, attrgetter("dtype"), Tensor.is_conj, Tensor.is_neg)
@@ -46,15 +48,15 @@ class Look(Protocol):
 
 
 def glance(tensors: Sequence[Tensor], *, weak: bool = False, names: Sequence[Named] = (),
-           lists: Sequence[list[Any]] = ()) -> Look:  # fmt: skip
-    """A look at tensors, names and the lengths of lists; ``weak`` if it must not keep the tensors alive."""
+           lists: Sequence[list[Any]] = (), asks: Sequence[Asked] = ()) -> Look:  # fmt: skip
+    """A look at tensors, names, lengths of lists and answers; ``weak`` if it must not keep the tensors alive."""
     made, wide = native(), any(tensor.is_complex() for tensor in tensors)  # which may be conjugated: only Python asks
     if made is not None and not wide:
         try:
-            return made.Glance(list(tensors), weak, list(names), list(lists))
+            return made.Glance(list(tensors), weak, list(names), list(lists), list(asks))
         except (TypeError, ValueError):  # a tensor or a container of an unusual kind
             pass
-    return Plain(tensors, weak=weak, names=names, lists=lists)
+    return Plain(tensors, weak=weak, names=names, lists=lists, asks=asks)
 
 
 def form(tensor: Tensor) -> tuple[Any, ...]:
@@ -73,15 +75,15 @@ def address(tensor: Tensor) -> int:
 class Plain:
     """The look in Python."""
 
-    def __init__(self, tensors: Sequence[Tensor], *, weak: bool, names: Sequence[Named],
-                 lists: Sequence[list[Any]]) -> None:  # fmt: skip
+    def __init__(self, tensors: Sequence[Tensor], *, weak: bool = False, names: Sequence[Named] = (),
+                 lists: Sequence[list[Any]] = (), asks: Sequence[Asked] = ()) -> None:  # fmt: skip
         self._refs: list[Any] | None = [weakref.ref(tensor) for tensor in tensors] if weak else None
         self._tensors = [] if weak else list(tensors)
         self._forms = _forms(tensors)
         self._guards = _guards(tensors)
         self._places = Places([address(tensor) for tensor in tensors], list(range(len(tensors))))
         self._holders, self._keys, self._values = ([row[i] for row in names] for i in range(3))
-        self._lists = list(lists)
+        self._lists, self._asks = list(lists), list(asks)
         self._list_size = sum(map(len, self._lists))
 
     def same(self) -> bool:
@@ -90,7 +92,7 @@ class Plain:
             return (tensors is not None and self._places.hold(tensors)
                     and (not self._lists or sum(map(len, self._lists)) == self._list_size)
                     and (not self._holders or all(map(is_, map(getitem, self._holders, self._keys), self._values)))
-                    )  # fmt: skip
+                    and all((now() if callable(now) else now) == was for now, was in self._asks))  # fmt: skip
         except LookupError:
             return False
 
@@ -160,7 +162,7 @@ def native() -> Any:
     except (OSError, ImportError, subprocess.SubprocessError):
         return None
     at = _where()
-    return made if at and made.opened(at) else None
+    return made if at and made.opened(at, Tensor, nn.Parameter) else None
 
 
 def _where() -> int:

@@ -221,8 +221,8 @@ class Piece:
     or of a tensor in it gets the memory back.
     """
 
-    __slots__ = ("_asking", "_boxes", "_dicts", "_glance", "_items", "_own", "_still", "_versions", "accelerated",
-                 "container_ids", "grad", "hosts", "key", "storages", "tensor_ids", "tensors")  # fmt: skip
+    __slots__ = ("_asking", "_boxes", "_dicts", "_items", "_own", "_still", "_versions", "accelerated", "container_ids",
+                 "glance", "grad", "hosts", "key", "storages", "tensor_ids", "tensors")  # fmt: skip
 
     def __init__(self, value: Any, flat: Flat) -> None:
         self.key = Key(tuple(flat.tokens))
@@ -243,7 +243,21 @@ class Piece:
         lists = [box for box in flat.containers if isinstance(box, list)]
         self._items = [(box, [id(item) for item in box]) for box in lists]
         self._asking = list(map(_REQUIRES_GRAD, flat.tensors))
-        self._glance = glance(flat.tensors, weak=True)
+        self.glance = glance(flat.tensors, weak=True)
+
+    @property
+    def lists(self) -> list[list[Any]]:
+        """The lists in it, whose items are compared at every look."""
+        return [box for box, _ in self._items]
+
+    @property
+    def counted(self) -> int:
+        """The number of the last look that found it as it was."""
+        return self._still
+
+    def owns(self, value: Any) -> bool:
+        """Whether an object has the dictionary that it was walked with."""
+        return id(vars(value)) == self._own
 
     def containers(self, value: Any) -> list[Any]:
         return [value if box is None else box() if isinstance(box, weakref.ref) else box for box in self._boxes]
@@ -256,7 +270,7 @@ class Piece:
             return None
         if any(list(map(id, box)) != items for box, items in self._items):
             return None
-        tensors = self._glance.held()
+        tensors = self.glance.held()
         if tensors is None:
             return None
         self._own, self._still = id(own), now

@@ -334,15 +334,17 @@ class Watch:
         self._glances()
 
     def _glances(self) -> None:
-        """Tensors with the names and lists that a look in C can ask; what else is named, and deques, apart."""
+        """All that one look can tell: tensors, names, lists and probes. Deques and cells are few, and apart."""
         listed = [(held, i, value) for _, held, was in self._lists for i, value in enumerate(was) if len(was) < _LONG]
         named = [*listed, *((name.holder, name.key, name.value) for name in self._names)]
-        plain = [row for row in named if type(row[0]) in (dict, list)]
-        others = [row for row in named if type(row[0]) not in (dict, list)]
-        self._holders, self._keys, self._values = ([row[i] for row in others] for i in range(3))
-        self._deques = [held for _, held, _ in self._lists if type(held) is not list]
+        rare = [row for row in named if isinstance(row[0], deque)]
+        self._holders, self._keys, self._values = ([row[i] for row in rare] for i in range(3))
+        self._deques = [held for _, held, _ in self._lists if not isinstance(held, list)]
         self._deques_size = sum(map(len, self._deques))
-        self._glance = glance(self._tensors, names=plain, lists=[h for _, h, _ in self._lists if type(h) is list])
+        lists = [held for _, held, _ in self._lists if isinstance(held, list)]
+        asks = [(probe.value if probe.read() is probe.value else probe.read, probe.was) for probe in self._probes]
+        self.glance = glance(self._tensors, names=[row for row in named if not isinstance(row[0], deque)], lists=lists,
+                             asks=asks)  # fmt: skip
 
     def same(self) -> bool:
         """Whether nothing has changed since this watch was made or last refreshed."""
@@ -369,15 +371,23 @@ class Watch:
                     and (not self._deques or sum(map(len, self._deques)) == self._deques_size)
                     and (not self._holders or all(map(is_, map(getitem, self._holders, self._keys), self._values)))
                     and (not self._just_cells or all(map(is_, map(_contents, self._just_cells), self._contents)))
-                    and (not self._probes or all(probe.read() == probe.was for probe in self._probes))
                     and (not self._elsewhere or list(map(_WRITES, self._elsewhere)) == self._contents_of)
-                    and self.addressed())  # fmt: skip
+                    and self.glance.same())  # fmt: skip
         except (LookupError, ValueError):
             return False
 
+    def still(self, number: int) -> bool:
+        """Whether nothing has changed, told at a glance: no dictionary since this number was counted, nor the rest."""
+        return number == self._still and self._looked_over(True)
+
+    @property
+    def counted(self) -> int:
+        """The number of the last look that found no dictionary changed."""
+        return self._still
+
     def addressed(self) -> bool:
         """Whether every tensor is where it was, of the form it had, and names stand for what they stood for."""
-        return self._glance.same()
+        return self.glance.same()
 
     def changes(self) -> list[str]:
         """What has changed, by name; equal plain values are no change, nor are hooks that only collect."""
