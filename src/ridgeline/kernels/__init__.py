@@ -58,6 +58,7 @@ from ridgeline.kernels.selective_scan.op import selective_scan
 from ridgeline.kernels.sequence.op import sequence_convolution
 from ridgeline.kernels.short_attention.op import short_attention
 from ridgeline.kernels.softmax.op import softmax
+from ridgeline.kernels.tighten.op import tighten
 from ridgeline.kernels.unshuffle.op import unshuffle
 
 __all__ = [
@@ -114,6 +115,7 @@ __all__ = [
     "softmax",
     "supports",
     "swiglu",
+    "tighten",
     "unshuffle",
     "varlen_attention",
 ]

@@ -82,7 +82,8 @@ class Plain:
         self._forms = _forms(tensors)
         self._guards = _guards(tensors)
         self._places = Places([address(tensor) for tensor in tensors], list(range(len(tensors))))
-        self._holders, self._keys, self._values = ([row[i] for row in names] for i in range(3))
+        columns: list[list[Any]] = [[row[i] for row in names] for i in range(3)]
+        self._holders, self._keys, self._values = columns
         self._lists, self._asks = list(lists), list(asks)
         self._list_size = sum(map(len, self._lists))
 

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ridgeline.kernels.tensorfloat import asked as precisions
+from ridgeline.kernels.tensorfloat import ASKED as PRECISIONS
 from ridgeline.optimizer.glance import Named, glance, native
 from ridgeline.optimizer.matcher import Late, Matcher
 from ridgeline.optimizer.statics import extent
-from ridgeline.optimizer.tree import PLAIN, Flat
+from ridgeline.optimizer.tree import PLAIN, Flat, Piece
 from ridgeline.optimizer.version import stillness
 from ridgeline.optimizer.watch import Watch
 
@@ -32,7 +32,7 @@ _QUESTIONS = (
     torch._C._get_flash_sdp_enabled, torch._C._get_mem_efficient_sdp_enabled, torch._C._get_math_sdp_enabled,
     torch._C._get_cudnn_sdp_enabled, torch._C._get_cudnn_enabled, torch._C._len_torch_dispatch_stack,
     torch._C._len_torch_function_stack, torch._C._functorch.maybe_current_level, torch._C._get_tracing_state,
-    *(partial(*question) for question in precisions()),
+    *PRECISIONS,
 )  # fmt: skip
 """All that ``ambient`` compares besides the model's own, and what keeps an optimized model from being called at all."""
 _AROUND: tuple[Named, ...] = ((vars(forward_ad), "_current_level", -1),)
@@ -47,7 +47,10 @@ class Lane:
         args, kwargs = flat.root
         values = [*args, *kwargs.values()]
         self._matcher, self._watch, self.number = matcher, watch, number
-        self._piece, value = flat.piece if isinstance(flat, Late) else (None, None)
+        value: Any = None
+        self._piece: Piece | None = None
+        if isinstance(flat, Late):
+            self._piece, value = flat.piece
         self._value = None if self._piece is None else weakref.ref(value, partial(_over, weakref.ref(self)))
         forms = glance([each for each in values if isinstance(each, Tensor)], weak=True)
         inside = (None, []) if self._piece is None else (self._piece.glance, self._piece.lists)

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ridgeline.kernels import tighten
+
 ALIGNED = 8
 """Elements of 16 bits in 16 bytes, the widest piece a thread moves."""
 WHOLE = 64
@@ -59,10 +61,13 @@ class _Padded(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.shifted = bias is not None
-        outputs = weight.shape[0]
-        shift = None if bias is None else F.pad(bias, (0, _lack(outputs)))
-        found = F.linear(_rows(x), _wide(weight), shift)
-        return found[:, :outputs].contiguous().view(*x.shape[:-1], outputs)
+        outputs, inputs = weight.shape
+        if inputs % ALIGNED:
+            shift = None if bias is None else F.pad(bias, (0, _lack(outputs)))
+            found = F.linear(_rows(x), _wide(weight), shift)[:, :outputs]
+        else:
+            found = _into_wide_rows(x.reshape(-1, inputs), weight, bias)
+        return _without_gaps(found).view(*x.shape[:-1], outputs)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
@@ -77,6 +82,20 @@ class _Padded(torch.autograd.Function):
         if ctx.shifted and ctx.needs_input_grad[2]:
             of_bias = wide.sum(0)[:outputs]
         return of_x, of_weight, of_bias
+
+
+def _into_wide_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The product with its rows apart by whole tiles: where the sums go is all that is odd about it."""
+    outputs = weight.shape[0]
+    found = x.new_empty(x.shape[0], outputs + _lack(outputs))[:, :outputs]
+    if bias is None:
+        return torch.mm(x, weight.t(), out=found)
+    return torch.addmm(bias, x, weight.t(), out=found)
+
+
+def _without_gaps(found: Tensor) -> Tensor:
+    """Rows one behind the other: PyTorch's copy of odd ones takes 483 µs for 412 MB, which memory needs 200 for."""
+    return tighten(found) if found.is_cuda and found.dtype in _NARROW else found.contiguous()
 
 
 def _lack(size: int) -> int:

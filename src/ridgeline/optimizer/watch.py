@@ -338,7 +338,8 @@ class Watch:
         listed = [(held, i, value) for _, held, was in self._lists for i, value in enumerate(was) if len(was) < _LONG]
         named = [*listed, *((name.holder, name.key, name.value) for name in self._names)]
         rare = [row for row in named if isinstance(row[0], deque)]
-        self._holders, self._keys, self._values = ([row[i] for row in rare] for i in range(3))
+        columns: list[list[Any]] = [[row[i] for row in rare] for i in range(3)]
+        self._holders, self._keys, self._values = columns
         self._deques = [held for _, held, _ in self._lists if not isinstance(held, list)]
         self._deques_size = sum(map(len, self._deques))
         lists = [held for _, held, _ in self._lists if isinstance(held, list)]
