@@ -49,6 +49,7 @@ from ridgeline.kernels.pooling.op import pool
 from ridgeline.kernels.qk_norm_rope.op import qk_norm_rope
 from ridgeline.kernels.quantize.op import dequantize, quantize
 from ridgeline.kernels.relu2.op import relu2
+from ridgeline.kernels.resize.op import resize
 from ridgeline.kernels.rms_norm.op import add_rms_norm, rms_norm
 from ridgeline.kernels.rms_norm_quant.op import rms_norm_quant
 from ridgeline.kernels.rope.op import rope
@@ -104,6 +105,7 @@ __all__ = [
     "qk_norm_rope",
     "quantize",
     "relu2",
+    "resize",
     "rms_norm",
     "rms_norm_quant",
     "rope",
