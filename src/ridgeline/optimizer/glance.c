@@ -25,7 +25,7 @@ static Py_ssize_t cdata_at; /* where a Python tensor holds its implementation, i
 
 typedef struct {
   PyObject *object; /* the tensor, or a weak reference to it */
-  void *impl, *data;
+  void *impl, *data, *storage; /* the last to be fetched early, and never asked */
   int32_t type, dim;
   Py_ssize_t shape; /* where its sizes and strides begin */
   int64_t span;     /* bytes from its first element to the end of its last */
@@ -68,6 +68,8 @@ static void fetch_objects(Glance *self) {
     __builtin_prefetch(impl);
     __builtin_prefetch(impl + 64);
     __builtin_prefetch(impl + 128);
+    __builtin_prefetch(self->looks[i].storage);
+    __builtin_prefetch((char *)self->looks[i].storage + 64);
   }
 }
 
@@ -188,6 +190,12 @@ static int remember(Glance *self, Look *look, PyObject *tensor, Py_ssize_t *at) 
   PyObject *itemsize = PyObject_GetAttrString(tensor, "itemsize");
   int64_t bytes = itemsize ? PyLong_AsLongLong(itemsize) : 0;
   Py_XDECREF(itemsize);
+  if (PyErr_Occurred()) return -1;
+  PyObject *storage = PyObject_CallMethod(tensor, "untyped_storage", NULL);
+  cdata = storage ? PyObject_GetAttrString(storage, "_cdata") : NULL;
+  look->storage = cdata ? PyLong_AsVoidPtr(cdata) : NULL;
+  Py_XDECREF(storage);
+  Py_XDECREF(cdata);
   if (PyErr_Occurred()) return -1;
   look->span = span_of(dim, sizes, strides) * bytes;
   look->dim = (int32_t)dim;
