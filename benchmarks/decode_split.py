@@ -24,6 +24,7 @@ import ridgeline as rl
 from ridgeline.bench.clock import device_events
 from ridgeline.optimizer import tree
 from ridgeline.optimizer.inputs import Inputs
+from ridgeline.optimizer.lane import Lane
 from ridgeline.optimizer.version import stillness
 
 LENGTH, PLACES = 2048, 2112
@@ -82,7 +83,12 @@ def look(book: Any, model: Any, fast: Any, kwargs: dict[str, Any]) -> None:
 
     with torch.no_grad():
         graphed = fast.plans[0].call
-        book.add("watch", lambda: {"dictionaries counted": stillness.counts, "host_us": host_us(fast, graphed, kwargs)})
+        for _ in range(4):  # the next is told at a glance
+            fast(**kwargs)
+            restore()
+        book.add("watch", lambda: {"dictionaries counted": stillness.counts, "told at a glance": told(fast, kwargs),
+                                   "host_us": host_us(fast, graphed, kwargs)})  # fmt: skip
+        restore()
         book.add("graph", lambda: graph_alone(fitting(fast, graphed, kwargs).home.recording, restore))
         book.add("same cache", lambda: calls(fast, graphed, lambda: kwargs, restore))
         book.add("new containers", lambda: calls(fast, graphed, lambda: dict(inputs.reused().kwargs), restore))
@@ -92,6 +98,12 @@ def look(book: Any, model: Any, fast: Any, kwargs: dict[str, Any]) -> None:
         book.add("in place", lambda: in_place(fast, graphed, kwargs, restore))
         book.add("numbers", lambda: numbers(model, fast, inputs, restore))
         book.add("misses", lambda: {"replays": graphed.replays, "misses": graphed.misses, "eager": fast.fallbacks})
+
+
+def told(fast: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether a call is known without being looked at in full."""
+    lane = fast.plans[0].call._lane
+    return lane is not None and lane.take((), kwargs) is not None
 
 
 def host_us(fast: Any, graphed: Any, kwargs: dict[str, Any], num: int = 50) -> dict[str, float]:
@@ -104,6 +116,14 @@ def host_us(fast: Any, graphed: Any, kwargs: dict[str, Any], num: int = 50) -> d
         "addresses": graphed.watch.addressed,
         "variant": lambda: graphed._variant(flat),
     }
+    lane = graphed._lane
+    if lane is not None:
+        parts |= {
+            "at a glance": lambda: lane.take((), kwargs),
+            "at a glance: surroundings": lane._around.same,
+            "at a glance: arguments": lambda: lane._call.take((), kwargs),
+            "at a glance: model": graphed.watch.glance.same,
+        }
     found = {}
     for name, run in parts.items():
         began = time.perf_counter()
@@ -262,7 +282,8 @@ def in_place(fast: Any, graphed: Any, kwargs: dict[str, Any], restore: Callable[
     variant = fitting(fast, graphed, kwargs)
     places = [(type(plan.matcher), "fits"), (type(graphed.watch), "same"), (type(graphed.watch), "addressed"),
               (type(graphed), "_variant"), (type(variant), "start"), (type(variant), "finish"),
-              (type(graphed), "replay"), (tree.Piece, "held"), (tree.Piece, "_shaped")]  # fmt: skip
+              (type(graphed), "replay"), (type(graphed), "quick"), (tree.Piece, "held"), (Lane, "take"),
+              (type(graphed.watch), "still"), (type(variant), "fits"), (Lane, "apart")]  # fmt: skip
     kept = [(owner, name, getattr(owner, name)) for owner, name in places]
     try:
         for owner, name, run in kept:

@@ -49,6 +49,7 @@ from ridgeline.kernels.pooling.op import pool
 from ridgeline.kernels.qk_norm_rope.op import qk_norm_rope
 from ridgeline.kernels.quantize.op import dequantize, quantize
 from ridgeline.kernels.relu2.op import relu2
+from ridgeline.kernels.resize.op import resize
 from ridgeline.kernels.rms_norm.op import add_rms_norm, rms_norm
 from ridgeline.kernels.rms_norm_quant.op import rms_norm_quant
 from ridgeline.kernels.rope.op import rope
@@ -58,6 +59,7 @@ from ridgeline.kernels.selective_scan.op import selective_scan
 from ridgeline.kernels.sequence.op import sequence_convolution
 from ridgeline.kernels.short_attention.op import short_attention
 from ridgeline.kernels.softmax.op import softmax
+from ridgeline.kernels.tighten.op import tighten
 from ridgeline.kernels.unshuffle.op import unshuffle
 
 __all__ = [
@@ -103,6 +105,7 @@ __all__ = [
     "qk_norm_rope",
     "quantize",
     "relu2",
+    "resize",
     "rms_norm",
     "rms_norm_quant",
     "rope",
@@ -114,6 +117,7 @@ __all__ = [
     "softmax",
     "supports",
     "swiglu",
+    "tighten",
     "unshuffle",
     "varlen_attention",
 ]

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 
 _KINDS = ("matmul", "conv", "rnn")
 _of, _set = torch._C._get_fp32_precision_getter, torch._C._set_fp32_precision_setter
+ASKED = tuple(partial(_of, *of) for of in (("cuda", "matmul"), ("cuda", "conv"), ("cuda", "rnn"), ("mkldnn", "matmul")))
+"""The questions that ``settings`` answers."""
 
 
 def products_round() -> bool:
@@ -27,7 +30,7 @@ def convolutions_round() -> bool:
 
 def settings() -> tuple[str, ...]:
     """How float32 is multiplied on a GPU and, as products go, on the host."""
-    return (_of("cuda", "matmul"), _of("cuda", "conv"), _of("cuda", "rnn"), _of("mkldnn", "matmul"))
+    return tuple(ask() for ask in ASKED)
 
 
 @contextmanager

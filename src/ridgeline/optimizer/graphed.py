@@ -11,9 +11,12 @@ from __future__ import annotations
 import gc
 import threading
 import time
+import weakref
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -22,7 +25,9 @@ from torch import Tensor
 from ridgeline.errors import NotGraphable
 from ridgeline.optimizer.dice import draw
 from ridgeline.optimizer.executor import Executor, Recording, executor_for
-from ridgeline.optimizer.matcher import Matcher
+from ridgeline.optimizer.glance import Places, address
+from ridgeline.optimizer.lane import Lane
+from ridgeline.optimizer.matcher import Late, Matcher
 from ridgeline.optimizer.observe import Values, restored_random
 from ridgeline.optimizer.recipe import Effect, Maker, Scene, effects, shots
 from ridgeline.optimizer.signature import Signature, difference, recordable
@@ -40,7 +45,7 @@ from ridgeline.optimizer.studio import (
 )
 from ridgeline.optimizer.training import GraphedTraining, graph_training
 from ridgeline.optimizer.tree import Flat, TooLarge
-from ridgeline.optimizer.watch import Watch, lie_at
+from ridgeline.optimizer.watch import Watch
 
 BRISK_S = 3e-3
 """A call shorter than this is worth sparing the host every copy."""
@@ -53,6 +58,9 @@ _MOST_REASONS = 64
 
 
 _use_count = torch._C._storage_Use_Count
+_REQUIRES_GRAD = attrgetter("requires_grad")
+MISSED = object()
+"""What a look at a glance answers where it cannot tell: the call is then looked at in full."""
 
 
 @dataclass(slots=True)
@@ -93,7 +101,11 @@ class Variant:
     """Recordings that read some inputs at fixed addresses of the caller's and the others from memory of their own."""
 
     pins: list[int]
-    places: list[int]
+    free: list[int]
+    """The other inputs, which are copied."""
+    packed: bytes
+    """The same, for a look in C."""
+    places: Places
     """Addresses of all inputs when it was recorded; those of the pinned ones count."""
     statics: Statics
     written: list[Group]
@@ -103,7 +115,7 @@ class Variant:
     """Their results are handed out as they are, while nobody holds those of before."""
 
     def fits(self, tensors: list[Tensor]) -> bool:
-        return not self.pins or lie_at(tensors, self.places, self.pins)
+        return not self.pins or self.places.hold(tensors)
 
     def start(self, flat: Flat) -> Take:
         """Copies the inputs in and runs a recording whose results nobody holds."""
@@ -140,6 +152,9 @@ class Graphed:
         self._writes = not self._pure
         self._lock = threading.RLock()
         self._sighted: dict[tuple[int, ...], int] = {}
+        self._lane: Lane | None = None
+        self._met: weakref.ref[Any] | None = None
+        self._unlike = 0
         self._own = {id(variant) for variant in studio.variants}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -176,20 +191,54 @@ class Graphed:
                 return self._miss("an input that is used in place lies elsewhere", stale=False)
             if self._writes and self._studio.meets(flat, variant):
                 return self._miss("an input lies in the model's own memory, and the call writes", stale=True)
-            executor.arrive()
-            recorded = torch.is_grad_enabled()
-            torch._C._set_grad_enabled(False)
-            try:
-                take = variant.start(flat)
-                if self._pure and not self.watch.same():
-                    return self._stale()
-                result = variant.finish(take, flat)
-                if self._studio.host_draws:
-                    draw(self._studio.host_draws)
-            finally:
-                torch._C._set_grad_enabled(recorded)
-            self.replays += 1
+            result = self._played(variant, flat, compared=not self._pure)
+            if result.__class__ is not Miss:
+                self._widen(flat)
             return result
+
+    def quick(self, args: tuple[Any, ...], kwargs: dict[str, Any], recorded: bool) -> Any:
+        """The result of a call that is like the last one at a glance, else ``MISSED``."""
+        if self._lane is None:
+            return MISSED
+        with self._lock:
+            lane = self._lane
+            flat = lane.take(args, kwargs) if lane is not None else None
+            if flat is None or lane is None or self._studio.executor.is_recording():
+                return MISSED
+            if recorded and any(map(_REQUIRES_GRAD, flat.tensors)):
+                return MISSED
+            for variant in self._variants:
+                if variant.fits(flat.tensors):
+                    return self._played(variant, flat) if lane.apart(flat.tensors, variant.packed) else MISSED
+            return MISSED
+
+    def _played(self, variant: Variant, flat: Flat, *, compared: bool = True) -> Any:
+        """What a recording makes of a call; ``compared`` if all was looked at before it."""
+        self._studio.executor.arrive()
+        recorded = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)
+        try:
+            take = variant.start(flat)
+            if not compared and not self.watch.same():
+                return self._stale()
+            result = variant.finish(take, flat)
+            if self._studio.host_draws:
+                draw(self._studio.host_draws)
+        finally:
+            torch._C._set_grad_enabled(recorded)
+        self.replays += 1
+        return result
+
+    def _widen(self, flat: Flat) -> None:
+        """Calls like this one are told at a glance, once two in a row were given the same object."""
+        met = flat.piece[1] if isinstance(flat, Late) else None
+        again = met is (None if self._met is None else self._met())
+        self._met = None if met is None else weakref.ref(met)
+        if (self._lane is not None and self._lane.renewed(flat)) or self._unlike >= _SIGHTINGS:
+            return
+        due = again and self.replays > 1
+        self._lane = Lane.of(self.matcher, self.watch, flat) if due else None
+        self._unlike += due and self._lane is None  # where it cannot be told at a glance, that is not tried for ever
 
     @property
     def is_pure(self) -> bool:
@@ -337,8 +386,7 @@ class InferenceStudio(Studio):
 
         Inputs that are read in place lie where they lay when they were recorded, and so does the model.
         """
-        free = [tensor for i, tensor in enumerate(flat.tensors) if i not in variant.pins]
-        return any(_storage_of(tensor) in self._own for tensor in free)
+        return any(_storage_of(flat.tensors[i]) in self._own for i in variant.free)
 
     def record_at(self, flat: Flat) -> Variant:
         """A variant for other addresses of the inputs that are used in place."""
@@ -353,7 +401,9 @@ class InferenceStudio(Studio):
         tensors = {**statics.tensors, **{i: alias(flat.tensors[i]) for i in pins}}
         home, loans = self._takes(flat, tensors, lends)
         written = [g for g in free if self.is_written(g)]
-        return Variant(pins, [tensor.data_ptr() for tensor in flat.tensors], statics, written, home, loans)
+        others = sorted(set(range(len(flat.tensors))).difference(pins))
+        places = Places(list(map(address, flat.tensors)), pins)
+        return Variant(pins, others, array("q", others).tobytes(), places, statics, written, home, loans)
 
     def _takes(self, flat: Flat, tensors: dict[int, Tensor], lends: bool) -> tuple[Take, list[Take]]:
         """A recording whose results are copied, and some whose results are lent.

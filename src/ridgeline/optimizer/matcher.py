@@ -64,10 +64,11 @@ class Matcher:
                 return None
         if len(tensors) > 1 and not _apart(tensors, piece):
             return None
-        return self._flat(args, kwargs, tensors, piece) if ambient(model, grad) == self._signature.ambient else None
+        return self.flat(args, kwargs, tensors, piece) if ambient(model, grad) == self._signature.ambient else None
 
-    def _flat(self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor],
-              piece: tuple[int, Piece, Any] | None) -> Flat:  # fmt: skip
+    def flat(self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor],
+             piece: tuple[int, Piece, Any] | None) -> Flat:  # fmt: skip
+        """A call that was recognized, in the form that a walk gives it."""
         if piece is None:
             flat = Flat.__new__(Flat)
             flat.containers = [kwargs]

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from ridgeline.errors import OptimizeError
-from ridgeline.optimizer.graphed import Graphed, GraphedTraining, Miss
+from ridgeline.optimizer.graphed import MISSED, Graphed, GraphedTraining, Miss
 from ridgeline.optimizer.matcher import Matcher
 from ridgeline.optimizer.shortcut import Shortcut
 from ridgeline.optimizer.signature import Signature, TooLarge, difference
@@ -99,6 +99,8 @@ class State:
     fallbacks: dict[str, int] = field(default_factory=dict)
     lock: Any = field(default_factory=threading.Lock)
     guarded: Guarded | None = None
+    recorded: Graphed | None = None
+    """A recording that is asked first, whether it knows a call at a glance."""
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         recorded = torch.is_grad_enabled()
@@ -184,7 +186,13 @@ class Optimized:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         state = _state(self)
-        if not state.plans or torch.compiler.is_compiling() or _transforms() is not None or _carried():
+        if not state.plans or torch.compiler.is_compiling():
+            return state.model(*args, **kwargs)
+        if state.recorded is not None:
+            result = state.recorded.quick(args, kwargs, torch.is_grad_enabled())
+            if result is not MISSED:
+                return result
+        if _transforms() is not None or _carried():
             return state.model(*args, **kwargs)
         guarded = state.guarded
         if guarded is not None and not kwargs and guarded.takes(args):
@@ -205,6 +213,8 @@ class Optimized:
             state.matchers.append((plan.matcher, plan))
         if state.mode == "inference" and state.guarded is None:
             state.guarded = Guarded.of(plan)
+        if state.mode == "inference" and state.recorded is None and isinstance(plan.call, Graphed):
+            state.recorded = plan.call
 
     @property
     def plans(self) -> tuple[Plan, ...]:

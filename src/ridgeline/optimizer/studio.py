@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from ridgeline.errors import NotGraphable
 from ridgeline.optimizer.constants import Constants
 from ridgeline.optimizer.dice import indifferent, served
 from ridgeline.optimizer.executor import Executor, Recording, reason_of
+from ridgeline.optimizer.hush import hushed, only_warns
 from ridgeline.optimizer.observe import Observation, Values, observe, restored_random
 from ridgeline.optimizer.recipe import Scene
 from ridgeline.optimizer.statics import Group, Statics, extent, grouped, view_of
@@ -47,7 +48,7 @@ class Studio:
         self.host_draws = 0
         self._codes: dict[Any, Any] = {}
         self._constants: Constants | None = None
-        self._told = False
+        self._told = self._hushed = False
         self._nested: set[int] = set()
         self._written: set[int] = set()
         self._externals: dict[int, Tensor] = {}
@@ -155,14 +156,20 @@ class Studio:
     def rehearse(self, run: Callable[[], Any]) -> None:
         """Runs as recordings run, first on the way that calls take.
 
-        If the host has to wait there: with what the host brings to the device held there, and with what it reads of
-        fixed values; and then on the way that code takes when it is told of a capture.
+        If the host has to wait there: without what only warns; with what the host brings to the device held there, and
+        with what it reads of fixed values; and then on the way that code takes when it is told of a capture.
         """
         try:
-            self.executor.rehearse(run, told=False)
+            with self._hush():
+                self.executor.rehearse(run, told=False)
         except NotGraphable as first:
+            if not self._hushed and only_warns(first):
+                self._hushed = True
+                self.rehearse(run)
+                return
             try:
-                self._rehearse_with_constants(run, first)
+                with self._hush():
+                    self._rehearse_with_constants(run, first)
             except NotGraphable:
                 self._constants = None
                 try:
@@ -170,6 +177,9 @@ class Studio:
                 except NotGraphable:
                     raise first from None
                 self._told = True
+
+    def _hush(self) -> AbstractContextManager[None]:
+        return hushed() if self._hushed else nullcontext()
 
     def _rehearse_with_constants(self, run: Callable[[], Any], first: NotGraphable) -> None:
         constants = Constants(self.executor.device_type, factories=self._uncompiled)
@@ -185,7 +195,7 @@ class Studio:
                ) -> tuple[Recording, Any]:  # fmt: skip
         """Records a run, or the ``first`` or ``last`` part of one, and changes nothing that others see."""
         served = nullcontext() if self._constants is None else self._constants.serving(part)
-        with restored_random(), served, random_states(drawn=self.executor.generator in self.drawn):
+        with restored_random(), served, self._hush(), random_states(drawn=self.executor.generator in self.drawn):
             made = (executor or self.executor).record(run, told=self._told)
         self.refuse_changes()
         return made

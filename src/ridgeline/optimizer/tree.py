@@ -11,13 +11,13 @@ import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
-from itertools import repeat
-from operator import attrgetter, call, is_not
+from operator import attrgetter, call
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ridgeline.optimizer.glance import glance
 from ridgeline.optimizer.version import stillness, version
 
 Path = str
@@ -221,9 +221,8 @@ class Piece:
     or of a tensor in it gets the memory back.
     """
 
-    __slots__ = ("_asking", "_boxes", "_dicts", "_guards", "_items", "_own", "_sizes", "_still", "_strides",
-                 "_versions", "accelerated", "container_ids", "grad", "hosts", "key", "storages", "tensor_ids",
-                 "tensors")  # fmt: skip
+    __slots__ = ("_asking", "_boxes", "_dicts", "_items", "_own", "_still", "_versions", "accelerated", "container_ids",
+                 "glance", "grad", "hosts", "key", "storages", "tensor_ids", "tensors")  # fmt: skip
 
     def __init__(self, value: Any, flat: Flat) -> None:
         self.key = Key(tuple(flat.tokens))
@@ -244,9 +243,21 @@ class Piece:
         lists = [box for box in flat.containers if isinstance(box, list)]
         self._items = [(box, [id(item) for item in box]) for box in lists]
         self._asking = list(map(_REQUIRES_GRAD, flat.tensors))
-        self._sizes = list(map(Tensor.size, flat.tensors))
-        self._strides = list(map(Tensor.stride, flat.tensors))
-        self._guards = _guards(flat.tensors)
+        self.glance = glance(flat.tensors, weak=True)
+
+    @property
+    def lists(self) -> list[list[Any]]:
+        """The lists in it, whose items are compared at every look."""
+        return [box for box, _ in self._items]
+
+    @property
+    def counted(self) -> int:
+        """The number of the last look that found it as it was."""
+        return self._still
+
+    def owns(self, value: Any) -> bool:
+        """Whether an object has the dictionary that it was walked with."""
+        return id(vars(value)) == self._own
 
     def containers(self, value: Any) -> list[Any]:
         return [value if box is None else box() if isinstance(box, weakref.ref) else box for box in self._boxes]
@@ -259,30 +270,11 @@ class Piece:
             return None
         if any(list(map(id, box)) != items for box, items in self._items):
             return None
-        tensors: list[Any] = list(map(call, self.tensors))
-        if not all(map(is_not, tensors, repeat(None))) or not self._shaped(tensors):
+        tensors = self.glance.held()
+        if tensors is None:
             return None
         self._own, self._still = id(own), now
         return None if grad and list(map(_REQUIRES_GRAD, tensors)) != self._asking else tensors
-
-    def _shaped(self, tensors: list[Any]) -> bool:
-        """Whether sizes and strides are what they were; PyTorch's guards say yes at half the price, or do not know."""
-        if self._guards is not None and self._guards.check(*tensors):
-            return True
-        return list(map(Tensor.size, tensors)) == self._sizes and list(map(Tensor.stride, tensors)) == self._strides
-
-
-def _guards(tensors: list[Tensor]) -> Any:
-    """What compares types, sizes and strides of many tensors at once, where this PyTorch has it."""
-    try:
-        from torch._C._dynamo.guards import TensorGuards
-
-        sizes: list[Any] = [list(t.size()) for t in tensors]
-        strides: list[Any] = [list(t.stride()) for t in tensors]
-        made = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
-        return made if made.check(*tensors) else None
-    except Exception:  # an interface of PyTorch's own, which may change: the plain comparison does as well
-        return None
 
 
 _REQUIRES_GRAD = attrgetter("requires_grad")

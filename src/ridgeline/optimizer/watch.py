@@ -29,6 +29,7 @@ from torch.nn.modules import module as module_globals
 from torch.utils.hooks import RemovableHandle
 
 from ridgeline.errors import NotGraphable
+from ridgeline.optimizer.glance import address, form, glance
 from ridgeline.optimizer.tree import slots_of
 from ridgeline.optimizer.version import stillness, version
 
@@ -55,17 +56,6 @@ _HARMLESS_HOOKS = ("transformers.utils.output_capturing", "transformers.utils.ge
 """Hooks that only collect what the same call returns."""
 _FLAGGING_HOOKS = (("transformers.modeling_utils", "make_inputs_require_grads"),)
 """Hooks that only say of a result that gradients flow through it, which a recording has done once for all."""
-
-_bulk: Callable[[list[Tensor], list[int], list[int]], bool] | None = getattr(
-    torch._C, "_tensors_data_ptrs_at_indices_equal", None)  # fmt: skip
-
-
-def lie_at(tensors: list[Tensor], addresses: list[int], indices: list[int]) -> bool:
-    """Whether those tensors that are named lie at the addresses of the same number."""
-    if _bulk is not None:
-        return _bulk(tensors, addresses, indices)
-    return [tensors[i].data_ptr() for i in indices] == [addresses[i] for i in indices]
-
 
 @dataclass(slots=True)
 class _Name:
@@ -336,17 +326,26 @@ class Watch:
         self._still = -1
         if stillness.counts:  # those that are not compared by their version have to be asked for it once to be counted
             deque(map(version, chain(self._empties, self._counted)), maxlen=0)
-        listed = [(held, i, value) for _, held, was in self._lists for i, value in enumerate(was) if len(was) < _LONG]
-        named = [(name.holder, name.key, name.value) for name in self._names]
-        self._holders, self._keys, self._values = (list(column) for column in zip(*listed, *named)) if (
-            listed or named) else ([], [], [])  # fmt: skip
-        self._listed = [held for _, held, _ in self._lists]
-        self._list_size, self._count = sum(map(len, self._listed)), sum(map(len, self._counted))
+        self._count = sum(map(len, self._counted))
         self._contents = [value for *_, value in self._cells]
         self._just_cells = [cell for _, cell, _ in self._cells]
         self._tensors = [tensor for _, tensor in self.tensors.values() if _addressable(tensor)]
-        self._addresses = [tensor.data_ptr() for tensor in self._tensors]
-        self._indices = list(range(len(self._tensors)))
+        self._addresses, self._forms = list(map(address, self._tensors)), list(map(form, self._tensors))
+        self._glances()
+
+    def _glances(self) -> None:
+        """All that one look can tell: tensors, names, lists and probes. Deques and cells are few, and apart."""
+        listed = [(held, i, value) for _, held, was in self._lists for i, value in enumerate(was) if len(was) < _LONG]
+        named = [*listed, *((name.holder, name.key, name.value) for name in self._names)]
+        rare = [row for row in named if isinstance(row[0], deque)]
+        columns: list[list[Any]] = [[row[i] for row in rare] for i in range(3)]
+        self._holders, self._keys, self._values = columns
+        self._deques = [held for _, held, _ in self._lists if not isinstance(held, list)]
+        self._deques_size = sum(map(len, self._deques))
+        lists = [held for _, held, _ in self._lists if isinstance(held, list)]
+        asks = [(probe.value if probe.read() is probe.value else probe.read, probe.was) for probe in self._probes]
+        self.glance = glance(self._tensors, names=[row for row in named if not isinstance(row[0], deque)], lists=lists,
+                             asks=asks)  # fmt: skip
 
     def same(self) -> bool:
         """Whether nothing has changed since this watch was made or last refreshed."""
@@ -370,18 +369,26 @@ class Watch:
             return ((RemovableHandle.next_id == self._handles or not any(self._unhooked))
                     and (still or (not any(self._empties) and list(map(version, self._held)) == self._versions
                                    and sum(map(len, self._counted)) == self._count))
-                    and (not self._listed or sum(map(len, self._listed)) == self._list_size)
+                    and (not self._deques or sum(map(len, self._deques)) == self._deques_size)
                     and (not self._holders or all(map(is_, map(getitem, self._holders, self._keys), self._values)))
                     and (not self._just_cells or all(map(is_, map(_contents, self._just_cells), self._contents)))
-                    and (not self._probes or all(probe.read() == probe.was for probe in self._probes))
                     and (not self._elsewhere or list(map(_WRITES, self._elsewhere)) == self._contents_of)
-                    and self.addressed())  # fmt: skip
+                    and self.glance.same())  # fmt: skip
         except (LookupError, ValueError):
             return False
 
+    def still(self, number: int) -> bool:
+        """Whether nothing has changed, told at a glance: no dictionary since this number was counted, nor the rest."""
+        return number == self._still and self._looked_over(True)
+
+    @property
+    def counted(self) -> int:
+        """The number of the last look that found no dictionary changed."""
+        return self._still
+
     def addressed(self) -> bool:
-        """Whether every tensor is where it was."""
-        return lie_at(self._tensors, self._addresses, self._indices)
+        """Whether every tensor is where it was, of the form it had, and names stand for what they stood for."""
+        return self.glance.same()
 
     def changes(self) -> list[str]:
         """What has changed, by name; equal plain values are no change, nor are hooks that only collect."""
@@ -396,11 +403,13 @@ class Watch:
                   if name.key not in name.holder or not _alike(name.holder[name.key], name.value)]  # fmt: skip
         found += [f"{probe.path} changed" for probe in self._probes if probe.read() != probe.was]
         found += [f"{path} changed" for path, cell, value in self._cells if not _alike(cell.cell_contents, value)]
-        moved = [tensor.data_ptr() != address for tensor, address in zip(self._tensors, self._addresses)]
         names = {id(tensor): path for path, tensor in self.tensors.values()}
         found += [f"{names[id(t)]} was written to" for t, was in zip(self._elsewhere, self._contents_of)
                   if t._version != was]  # fmt: skip
-        return found + [f"{names[id(t)]} moved to other memory" for t, away in zip(self._tensors, moved) if away]
+        found += [f"{names[id(t)]} moved to other memory" for t, was in zip(self._tensors, self._addresses)
+                  if address(t) != was]  # fmt: skip
+        return found + [f"{names[id(t)]} has another type, size or stride" for t, was in zip(self._tensors, self._forms)
+                        if form(t) != was]  # fmt: skip
 
     def toggled(self) -> list[str]:
         """Switches of layers and weights that stand otherwise: no result hangs on them, but a call may change them."""

@@ -210,6 +210,16 @@ CASES["unshuffle"] = [
     case("float16", b=2, c=3, y=5, x=8, h=4, w=6, top=1, left=2),
     case("float32", b=1, c=4, y=6, x=4, h=3, w=2, top=0, left=0),
 ]
+CASES["resize"] = [
+    case("float16", b=2, c=7, y=5, x=5, h=9, w=12, last=True, corners=False),
+    case("float32", b=1, c=3, y=6, x=6, h=4, w=7, last=False, corners=True),
+    case("float32", b=1, c=300, y=3, x=3, h=5, w=4, last=True, corners=True),
+]
+CASES["tighten"] = [
+    case("float16", rows=3, cols=4097, step=4160),
+    case("float32", rows=5, cols=13, step=32),
+    case("bfloat16", rows=2, cols=8190, step=8192),
+]
 CASES["dense"] = [
     case("float16", m=21, n=24, k=40, parts="nagep", activation="relu"),
     case("float16", m=35, n=16, k=64, parts="ngea", activation="silu"),

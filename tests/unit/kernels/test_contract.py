@@ -110,6 +110,8 @@ SAMPLES = {
         True,
     ),
     "unshuffle": lambda: (drawn(2, 3, 5, 8), 4, 6, 1, 2),
+    "resize": lambda: (drawn(2, 3, 4, 5), 8, 7, False, 0.5, 5 / 7),
+    "tighten": lambda: (drawn(3, 8)[:, :5],),
     "dense": lambda: (
         drawn(8, 16).bfloat16(),
         drawn(24, 16).bfloat16(),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from torch import nn
 
-from ridgeline.optimizer import hooks
+from ridgeline.optimizer import hooks, padding
 from ridgeline.optimizer.padding import is_odd, padded_linear
 from ridgeline.optimizer.substitution import apply, revert
 
@@ -28,6 +30,23 @@ def test_padding_changes_neither_results_nor_gradients_nor_layout(outputs: int, 
     for plain, padded in zip(*found, strict=True):
         torch.testing.assert_close(padded, plain, rtol=1e-12, atol=1e-12)
         assert padded.stride() == plain.stride()
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_every_way_to_compute_an_odd_product_gives_the_same(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    layer, x, seen = nn.Linear(16, 21, bias=bias), torch.randn(5, 16), {}
+
+    def run(key: object, ways: dict[str, Any], device: torch.device) -> torch.Tensor:
+        seen.update({name: way() for name, way in ways.items()})
+        return seen["padded"]
+
+    monkeypatch.setattr(padding.CONTEST, "run", run)
+    padded_linear(x, layer.weight, layer.bias)
+    assert set(seen) == {"padded", "plain", "wide rows, copied"}  # the last way needs a GPU and sixteen bits
+    for found in seen.values():
+        torch.testing.assert_close(found, layer(x).detach())
+        assert found.is_contiguous()
 
 
 def test_gradients_of_gradients_are_those_of_the_plain_product() -> None:

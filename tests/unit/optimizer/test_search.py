@@ -19,7 +19,7 @@ from ridgeline.optimizer.backend import Report
 from ridgeline.optimizer.candidate import Blocks, Built, Candidate, Layout, build
 from ridgeline.optimizer.forecast import Forecast
 from ridgeline.optimizer.inputs import Inputs
-from ridgeline.optimizer.ladder import Facts, Ladder, Rung
+from ridgeline.optimizer.ladder import CAPTURE_S, Facts, Ladder, Rung
 from ridgeline.optimizer.measure import Timed, compare
 from ridgeline.optimizer.receipt import Receipt
 from ridgeline.optimizer.regions import Group, grouped_frac, groups, has_head, kind_of
@@ -555,6 +555,19 @@ def test_what_won_out_of_time_is_still_recorded(monkeypatch: Any) -> None:
     search.best = Built(stock, search.problem.model, Report())
     assert search._records_best(recorded) and not search._records_best(stock)
     assert not search._records_best(replace(recorded, compiler="inductor"))
+
+
+@pytest.mark.parametrize("mode", ["infer", "train"])
+def test_what_took_a_compiler_its_time_is_still_recorded_in_inference(mode: str) -> None:
+    search = Search(Problem(model=Slow(), inputs=Inputs((torch.randn(4, 8),)), mode=mode,
+                            device=torch.device("cpu")))  # fmt: skip
+    stock = Candidate(name="torch.compile", compiler="stock")
+    recorded = Rung(replace(stock, name="torch.compile + graph", graphed=True, tries_convolutions=True), CAPTURE_S)
+    assert not search._records_made(recorded)  # nothing is compiled yet
+    search.families[replace(stock, name="")] = Built(stock, search.problem.model, Report())
+    assert search._records_made(recorded) is (mode == "infer")
+    assert not search._records_made(replace(recorded, cost_s=3 * CAPTURE_S))
+    assert not search._records_made(Rung(stock, CAPTURE_S))
 
 
 def test_under_autocast_nothing_is_compiled_once_more_to_be_recorded(monkeypatch: Any) -> None:

@@ -183,6 +183,7 @@ _spell("avg_pool", "input kernel_size stride padding ceil_mode count_include_pad
        F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)  # fmt: skip
 _spell("adaptive_avg_pool", "input output_size", F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d,
        torch.adaptive_avg_pool1d)  # fmt: skip
+_spell("interpolate", "input size scale_factor mode align_corners recompute_scale_factor antialias", F.interpolate)
 _spell("flip", "input *dims", torch.flip, "flip")
 for _name in "minimum maximum remainder floor_divide fmod logical_xor bitwise_xor".split():
     _both(_name, "input other")

@@ -1,0 +1,1 @@
+"""Rows that lie farther apart than they are long, laid one behind the other."""
