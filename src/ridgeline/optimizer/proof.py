@@ -33,6 +33,10 @@ TIMES_MOVED, LEAST_NOISE = 1000.0, 0.02
 FAR_FRAC, NEAR = 1e-2, 1e-5
 """Where float32 itself is off by percents, every other rounding is as right and returns something else: a caller who
 compares with eager sees a hundredth of the results' size, unless all of it is as small as rounding leaves zero."""
+TAIL = 1.5
+"""The largest of n normal errors is √(2 ln n) times their root mean square; those of gradients in half types, sums of
+products that cancel, lie this much farther out. Of Whisper's 481 gradients one was 3 % beyond twice eager's largest,
+with two thirds of the root mean square that was allowed."""
 BUDGET_LARGEST = 4.0
 """Times a stated budget that a single element may be off, relative to the largest of its tensor."""
 LEAST_DRAWS, MOST_DRAWS = 8, 32
@@ -253,6 +257,8 @@ class Prover:
         distance = _mismatch if exact else error_of
         error, eager = distance(ours.values, reference), distance(theirs.values, reference)
         allowed_rms, allowed_largest = allowed(eager, reference, 0.0 if exact else self._step(ours.dtype))
+        if ours.name.startswith("gradient of") and self._step(ours.dtype) > WIDE_STEP:
+            allowed_largest = max(allowed_largest, _tail(allowed_rms, reference))
         if self.error_budget and not exact:
             within = _within(self.error_budget, reference)
             allowed_rms, allowed_largest = max(allowed_rms, within[0]), max(allowed_largest, within[1])
@@ -374,6 +380,14 @@ def allowed(eager: Error, reference: Tensor, step: float) -> tuple[float, float]
     times = TIMES_EAGER if eager.rms_frac < NO_DIGIT else TIMES_NOISE
     rms = times * eager.rms_frac + (rms_floor + FEW_FLOOR / max(1, reference.numel()) ** 0.5) * step
     return rms, times * eager.largest + max_floor * step * scale
+
+
+def _tail(rms_frac: float, reference: Tensor) -> float:
+    """How far the farthest element may be off where all of them are off by so much of the reference's size."""
+    finite = reference[reference.isfinite()]
+    if finite.numel() < 2 or finite.is_complex():
+        return 0.0
+    return TAIL * math.sqrt(2.0 * math.log(finite.numel())) * rms_frac * float(finite.square().mean().sqrt())
 
 
 def _within(error_budget: float, reference: Tensor) -> tuple[float, float]:
