@@ -19,7 +19,7 @@ from torch.optim import optimizer as _optimizers
 from ridgeline.errors import NotGraphable
 from ridgeline.optimizer.executor import Recording
 from ridgeline.optimizer.observe import restored_random
-from ridgeline.optimizer.stepping import Launches, is_taken, staying
+from ridgeline.optimizer.stepping import Launches, is_taken, staying, steps_itself
 from ridgeline.optimizer.training import GraphedTraining
 
 _COUNTING = (torch.optim.Adam, torch.optim.AdamW)
@@ -75,7 +75,7 @@ class GraphedUpdate:
             grad = parameter.grad
             if (None if grad is None else grad.data_ptr()) != place:
                 return "gradients are elsewhere than the recorded backward leaves them"
-        return _HOOKED if _hooked(self.optimizer) else ""
+        return _HOOKED if _hooked(self.optimizer) or not steps_itself(self.optimizer) else ""
 
     def _stale(self) -> bool:
         """Whether nothing is recorded, or not for the optimizer as it is now."""
@@ -192,6 +192,8 @@ def _refuse(optimizer: torch.optim.Optimizer, mine: set[int]) -> None:
         raise NotGraphable(f"a step of {type(optimizer).__name__} is not known to be the same when it is replayed")
     if _hooked(optimizer):
         raise NotGraphable(_HOOKED)
+    if not steps_itself(optimizer):
+        raise NotGraphable("the optimizer's step was replaced by another, which a replay would not call")
     for group in optimizer.param_groups:
         if isinstance(optimizer, _COUNTING) and not (group["fused"] or group["capturable"]):
             raise NotGraphable("the optimizer counts its steps on the host: make it with fused=True")

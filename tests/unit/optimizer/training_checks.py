@@ -587,11 +587,17 @@ def gradients_that_were_changed_are_the_ones_applied(at: Any) -> None:
     assert "elsewhere" in " ".join(update.misses) and labels.numel() == 6
 
 
+def _with_own_step(optimizer: Any) -> Any:
+    optimizer.step = lambda closure=None: None
+    return optimizer
+
+
 def whole_steps_that_cannot_be_replayed_are_refused(at: Any) -> None:
     _, model = _pair(_mlp, at)
     graphed = graph_training(model, (_x(at, 0),), {}, model, loss=torch.mean, executor=at.executor())
     for optimizer, pattern in ((torch.optim.AdamW(model.parameters(), foreach=True), "fused=True"),
                                (torch.optim.RMSprop(model.parameters()), "RMSprop"),
+                               (_with_own_step(torch.optim.SGD(model.parameters())), "replaced by another"),
                                (torch.optim.SGD([nn.Parameter(torch.ones(1))]), "not the model's")):  # fmt: skip
         with _raises(NotGraphable, pattern):
             GraphedUpdate(optimizer, graphed)
