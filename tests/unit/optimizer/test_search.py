@@ -485,6 +485,8 @@ def test_where_a_vocabulary_is_outside_of_blocks_the_whole_is_compiled_in_their_
     assert names.index("compiled + graph") < names.index("rewritten blocks + graph") < names.index("torch.compile")
     failed = [c.name for c in _climbed(facts, lambda c: "failed" if c.name.startswith("compiled") else "slower")]
     assert failed.index("compiled + graph") < failed.index("blocks + graph") < failed.index("torch.compile")
+    hasty = _names(replace(facts, budget_s=60.0))  # there is no time for both
+    assert hasty.index("blocks + graph") < hasty.index("torch.compile") < hasty.index("compiled + graph")
     assert has_head(nn.Sequential(body, nn.Linear(8, 32000))) and not has_head(nn.Sequential(body, nn.Linear(8, 1000)))
 
 
