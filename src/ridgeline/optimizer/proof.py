@@ -410,9 +410,14 @@ def _worse(errors: Sequence[Error], found: Sequence[Leaf], reference: Sequence[L
     """Errors result by result, each the worse of those known and those of another call."""
     if [leaf.name for leaf in found] != [leaf.name for leaf in reference]:
         return list(errors)
-    new = [error_of(leaf.values, wide.values.double() if wide.values.is_floating_point() else wide.values)
-           for leaf, wide in zip(found, reference, strict=True)]  # fmt: skip
+    new = [_distance(leaf, wide) for leaf, wide in zip(found, reference, strict=True)]
     return [_worse_of(a, b) for a, b in zip(errors, new, strict=True)] if errors else new
+
+
+def _distance(found: Leaf, wide: Leaf) -> Error:
+    if not found.dtype.is_floating_point and not found.dtype.is_complex:
+        return _mismatch(found.values, wide.values)
+    return error_of(found.values, wide.values if found.dtype.is_complex else wide.values.double())
 
 
 def _worse_of(a: Error, b: Error) -> Error:

@@ -277,9 +277,11 @@ class Routed(nn.Module):
         torch.manual_seed(0)
         self.first = nn.Linear(512, 512, bias=False, dtype=torch.bfloat16)
         self.gate = nn.Parameter(torch.randn(512, dtype=torch.bfloat16))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
         self.experts = nn.ModuleList(nn.Linear(512, 16, dtype=torch.bfloat16) for _ in range(2))
 
     def forward(self, x: torch.Tensor, sign: float = 1.0) -> torch.Tensor:
+        self.calls += 1
         x = self.first(x)
         return torch.where((x @ self.gate * sign)[:, None] > 0, self.experts[0](x), self.experts[1](x))
 
