@@ -61,6 +61,8 @@ ODD = ((4096, 1024, 50257), (8192, 1024, 30522), (4096, 1280, 51866), (8192, 479
 """Rows, inputs and outputs of linear layers of odd sizes: GPT-2's, BERT's and Whisper's heads, a DLRM's layer."""
 ROUNDS = 5
 POLL_S = 0.002
+WRITTEN_S = 5.0
+"""Seconds between two writings of what parts that still run have found."""
 FULL_S = 120.0
 """The budget that nobody asked for."""
 
@@ -102,6 +104,7 @@ def _arguments() -> argparse.Namespace:
 def _parent(asked: argparse.Namespace) -> None:
     asked.out.mkdir(parents=True, exist_ok=True)
     began, logs = time.monotonic(), Path(tempfile.mkdtemp())
+    written_s = 0.0
     waiting, running, done = [*asked.full, *(name for name in asked.only if name not in asked.full)], {}, {}
     while waiting or running:
         left_s = asked.total_s - (time.monotonic() - began)
@@ -121,6 +124,9 @@ def _parent(asked: argparse.Namespace) -> None:
                     (logs / "no-kernel").touch()  # a kernel that is wrong or fails must not spoil the rest
                 _write(asked, done, began)
                 print(f"{time.monotonic() - began:6.1f} s  {name}: {_line(done[name])}", flush=True)
+        if time.monotonic() - began > written_s + WRITTEN_S:  # whoever ends this process loses nothing
+            _write(asked, done | {name: _collected(logs / name, "ended from outside") for name in running}, began)
+            written_s = time.monotonic() - began
         time.sleep(0.2)
     for name, process in running.items():
         process.kill()
@@ -143,7 +149,7 @@ def _started(name: str, asked: argparse.Namespace, logs: Path, until: float) -> 
                str(asked.rounds), "--device", asked.device, "--lock", lock, "--marks", str(logs), "--until",
                str(until), *(["--brief"] if asked.brief and not full else []),
                *(["--kinds"] if asked.kinds else [])]  # fmt: skip
-    threads = max(2, (os.cpu_count() or 8) // (2 * asked.jobs))
+    threads = max(2, ((os.cpu_count() or 8) - TIMING_CORES) // asked.jobs)
     settings = {"TORCHINDUCTOR_COMPILE_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2",
                 "RIDGELINE_CACHE": tempfile.mkdtemp()}  # fmt: skip
     if full:

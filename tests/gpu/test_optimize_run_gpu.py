@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "unit" / "optimizer"))
 
 import compare
+import loops
 import snares
 import training_checks
 from adversarial import CASES, Case
@@ -71,6 +72,13 @@ def test_a_snare_gives_what_it_gives_eagerly(case: Case, monkeypatch: Any) -> No
 @pytest.mark.parametrize("one", training_checks.CHECKS, ids=[one.__name__ for one in training_checks.CHECKS])
 def test_recorded_training(one: Callable[[Any], None]) -> None:
     one(SimpleNamespace(device=torch.device("cuda", 0), executor=_executor, exact=False))
+    _healthy()
+
+
+@pytest.mark.filterwarnings("ignore::ridgeline.optimizer.optimized.RunsEagerly")
+@pytest.mark.parametrize("loop", loops.LOOPS, ids=[loop.__name__ for loop in loops.LOOPS])
+def test_a_loop_leaves_what_it_leaves_without_recorded_training(loop: Callable[..., None]) -> None:
+    loops.compared(loop, SimpleNamespace(device=torch.device("cuda", 0), executor=_executor, exact=False))
     _healthy()
 
 

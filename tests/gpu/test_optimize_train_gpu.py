@@ -235,6 +235,7 @@ def test_convolutions_recorded_with_timed_algorithms_have_eager_gradients() -> N
     candidate = Candidate(name="graph", graphed=True, tries_convolutions=True)
     built = build(candidate, model, Inputs((x,), {}), "train", loss=None)
     assert not torch.backends.cudnn.benchmark
+    assert torch.backends.cudnn.benchmark_limit == 10
     weights = torch.linspace(-1, 1, 160, device="cuda", dtype=torch.float64).reshape(16, 10)
 
     def gradients(call: Any, of: Any, x: Any) -> list[Any]:

@@ -38,6 +38,9 @@ LAYOUTS = ("keep", "channels_last")
 RECOMPILE_LIMIT = 64
 MOST_VARIANTS = 6
 """Graphs that blocks of one kind may need: shifted windows, first and last ones, graph breaks."""
+MOST_TRIED = 3
+"""Algorithms of a convolution that are timed for training, of ten by default: a channels-last step of EfficientNet took
+48 s of a budget of 50 to try them all (81 convolutions, three passes each), a U-Net's 20 s."""
 ACTIVATION_BUDGET = "activation_memory_budget"
 """The share of activations a compiled training step may keep; what is beyond is recomputed."""
 
@@ -219,7 +222,7 @@ def build(
         parts = candidate.substituted
         built.switches.append(Switch(lambda: apply(model, parts), lambda: revert(model), outlives_capture=False))
     if candidate.tries_convolutions:
-        built.switches.append(_trying_convolutions())
+        built.switches.append(_trying_convolutions(MOST_TRIED if mode == "train" else None))
     if candidate.narrow:
         built.bank = base.bank if base else Bank(model, dict(candidate.narrow))
     unmasked = Unmasked(model, inputs) if candidate.unmasked else None
@@ -274,15 +277,20 @@ class Unmasked:
         return self.call(*kept, **{name: value for name, value in kwargs.items() if name not in self.names})
 
 
-def _trying_convolutions() -> Switch:
-    kept: list[bool] = []
+def _trying_convolutions(most: int | None) -> Switch:
+    """cuDNN times its algorithms, or the first so many of those that it proposes."""
+    kept: list[tuple[bool, int | None]] = []
 
     def on() -> None:
-        kept.append(torch.backends.cudnn.benchmark)
+        kept.append((torch.backends.cudnn.benchmark, torch.backends.cudnn.benchmark_limit))
         torch.backends.cudnn.benchmark = True
+        if most is not None and kept[-1][1] is not None:  # none without cuDNN
+            torch.backends.cudnn.benchmark_limit = most
 
     def off() -> None:
-        torch.backends.cudnn.benchmark = kept.pop()
+        torch.backends.cudnn.benchmark, limit = kept.pop()
+        if limit is not None:
+            torch.backends.cudnn.benchmark_limit = limit
 
     return Switch(on, off, outlives_capture=False, while_recording=True)
 

@@ -41,6 +41,8 @@ TRACE_KERNEL_S, RACED_KERNEL_S = 0.004, 0.008
 """Tracing and rewriting, without any compiler: a decoding step of 1,690 kernels takes 8.0 s (H200, three others
 compiling beside), Swin 6.3 (600), DiT 2.7 (655). Convolutions of ours are raced when they are first run: EfficientNet
 8.8 s (362), U-Net 10.5 (1,019), ResNet-50 5.7 (391)."""
+TRIED_S = 0.18
+"""Seconds to try three of cuDNN's algorithms for each pass of a convolution in training, of 0.6 and 0.5 for all ten."""
 MOST_ABLATIONS = 3
 MOST_SHORT_KERNELS = 24
 """Up to so many kernels a model is one op and what surrounds it: compiling it takes seconds, and all is tried."""
@@ -57,6 +59,9 @@ MOST_GROUPED_FRAC = 0.9
 QUICK_FRAC = 0.15
 """A trace of the whole that takes less of the budget is rewritten before torch.compile is measured, and may be what
 wins: wav2vec2's first and largest layers are in no block, and were left as they are for want of seven seconds."""
+BOTH_FRAC = 0.5
+"""Where the whole and its blocks take more of the budget, blocks come first: Whisper's step as a whole took 21 s of 55
+to compile and kept more than eager does, and nothing was left for its blocks."""
 STOCK = "torch.compile"
 OWED_TIMES = 2.0
 """Where the budget is so many times its compilation, torch.compile's share of it is kept from all others."""
@@ -85,6 +90,7 @@ class Facts:
     num_products: int = 6  # of different sizes, in one block of each kind
     num_threads: int = 16  # that compile beside each other
     input_bytes: int = 0
+    num_convs: int = 0  # layers that convolve
     convolves: bool = False  # whether there are convolutions at all, in whatever layout
     grouped_frac: float = 1.0  # share of the layers that are in blocks of which there are several
     long_rows: bool = False  # whether norms have longer rows than Inductor holds in registers
@@ -265,7 +271,8 @@ class Ladder:
             yield self._rung(plain, CAPTURE_S, "cudagraph")
         if facts.has_conv:
             last = Candidate(name="channels last", layout="channels_last", tries_convolutions=self._tries())
-            yield self._graphed(last, CAPTURE_S)
+            tried_s = TRIED_S * facts.num_convs if facts.mode == "train" else 0.0
+            yield self._graphed(last, CAPTURE_S + tried_s)
 
     def _rewritten(self, search: Climber, layout: str = "keep") -> Iterator[Rung]:
         chosen = recommended(self.kind, "none", self.device)
@@ -282,7 +289,8 @@ class Ladder:
         training = self.facts.mode == "train"
         if not training and not self._is_measured(search, Candidate(name="rewrites")):  # the same and more
             yield from self._rewritten_blocks(search, layout)
-        if self.facts.headed and training:
+        both_s = self._whole_s() + self._compile_s("blocks")
+        if self.facts.headed and training and both_s <= BOTH_FRAC * self.facts.budget_s:
             yield from self._family(search, whole, self._whole_s())
         if not self._is_measured(search, whole):
             yield from self._family(search, self._blocks(layout), self._compile_s("blocks"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -33,6 +33,15 @@ TIMES_MOVED, LEAST_NOISE = 1000.0, 0.02
 FAR_FRAC, NEAR = 1e-2, 1e-5
 """Where float32 itself is off by percents, every other rounding is as right and returns something else: a caller who
 compares with eager sees a hundredth of the results' size, unless all of it is as small as rounding leaves zero."""
+TAIL = 1.5
+"""The largest of n normal errors is √(2 ln n) times their root mean square; those of gradients in half types, sums of
+products that cancel, lie this much farther out. Of Whisper's 481 gradients one was 3 % beyond twice eager's largest,
+with two thirds of the root mean square that was allowed."""
+NUDGES, NUDGED_SHARE = 4, 1 / 1024
+"""Where a router decides, one token that is sent to another expert is most of an error, and whether it is hangs on one
+rounding: of eager calls with one weight in so many a rounding away, the worst says what eager's error may be (all that
+follows is rounded otherwise; the weights themselves add 2 % to an error). Gradients of a small Mixtral were called
+wrong for another way to sum in attention, two times in six."""
 BUDGET_LARGEST = 4.0
 """Times a stated budget that a single element may be off, relative to the largest of its tensor."""
 LEAST_DRAWS, MOST_DRAWS = 8, 32
@@ -164,6 +173,7 @@ class Prover:
         self.subject, self.random, self.num_draws = subject, random, num_draws
         self._eager_moments: dict[int, tuple[dict[str, Moments], dict[str, Moments]]] = {}
         self._noise: frozenset[str] | None = None
+        self._spare: dict[int, list[Error]] = {}
         self.notes: list[str] = []
         self.cases: list[tuple[Inputs, list[Leaf], list[Leaf]]] = []
         self.reference = ""
@@ -221,38 +231,58 @@ class Prover:
         if self.random:
             return self._judge_random(call)
         worst: Verdict | None = None
-        for inputs, eager, reference in self.cases:
+        for i, (inputs, eager, reference) in enumerate(self.cases):
             found = self.subject.observe(call, inputs.copied())
             verdict = self._compared(found, eager, reference)
+            if not verdict.ok and verdict.num_compared and self.subject.step > WIDE_STEP:
+                verdict = self._compared(found, eager, reference, self._spared(i))
             worst = verdict if worst is None or _badness(verdict) > _badness(worst) else worst
             if not verdict.ok:
                 break
         assert worst is not None
         return worst
 
-    def _compared(self, found: list[Leaf], eager: list[Leaf], reference: list[Leaf]) -> Verdict:
+    def _spared(self, case: int) -> list[Error]:
+        """The worst error of every result in eager calls with few weights a rounding away; made when first asked."""
+        if case not in self._spare:
+            self._spare[case] = []
+            inputs, _, reference = self.cases[case]
+            weights = [p for p in self.subject.model.parameters() if p.is_floating_point()]
+            with suppress(torch.OutOfMemoryError):  # no room for a second set of weights: eager's own error stands
+                for seed in range(NUDGES):
+                    with nudged(weights, NUDGED_SHARE, seed):
+                        again = self.subject.observe(self.subject.model, inputs.copied())
+                    self._spare[case] = _worse(self._spare[case], again, reference)
+        return self._spare[case]
+
+    def _compared(self, found: list[Leaf], eager: list[Leaf], reference: list[Leaf],
+                  spare: Sequence[Error] = ()) -> Verdict:  # fmt: skip
         names = [leaf.name for leaf in eager]
         if [leaf.name for leaf in found] != names:
             odd = set(names) ^ {leaf.name for leaf in found}
             return self._wrong(f"other results than eager: {', '.join(sorted(odd)[:4]) or 'in another order'}")
         worst: Verdict | None = None
         most = 0.0
-        for ours, theirs, wide in zip(found, eager, reference, strict=True):
+        for i, (ours, theirs, wide) in enumerate(zip(found, eager, reference, strict=True)):
             if (ours.shape, ours.dtype) != (theirs.shape, theirs.dtype):
                 return self._wrong(f"{ours.name} is {ours.dtype} {ours.shape}, eager's {theirs.dtype} {theirs.shape}")
-            verdict = self._leaf_verdict(ours, theirs, wide, len(found))
+            verdict = self._leaf_verdict(ours, theirs, wide, len(found), spare[i] if spare else None)
             most = max(most, verdict.allowed_rms_frac)
             worst = verdict if worst is None or _badness(verdict) > _badness(worst) else worst
         if worst is None:
             return self._wrong("the model returns nothing that could be compared")
         return replace(worst, most_rms_frac=most)
 
-    def _leaf_verdict(self, ours: Leaf, theirs: Leaf, wide: Leaf, num: int) -> Verdict:
+    def _leaf_verdict(self, ours: Leaf, theirs: Leaf, wide: Leaf, num: int, spare: Error | None = None) -> Verdict:
         exact = not ours.dtype.is_floating_point and not ours.dtype.is_complex
         reference = wide.values if exact or ours.dtype.is_complex else wide.values.double()
         distance = _mismatch if exact else error_of
         error, eager = distance(ours.values, reference), distance(theirs.values, reference)
+        if spare is not None and not exact:
+            eager = _worse_of(eager, spare)
         allowed_rms, allowed_largest = allowed(eager, reference, 0.0 if exact else self._step(ours.dtype))
+        if ours.name.startswith("gradient of") and self._step(ours.dtype) > WIDE_STEP:
+            allowed_largest = max(allowed_largest, _tail(allowed_rms, reference))
         if self.error_budget and not exact:
             within = _within(self.error_budget, reference)
             allowed_rms, allowed_largest = max(allowed_rms, within[0]), max(allowed_largest, within[1])
@@ -374,6 +404,32 @@ def allowed(eager: Error, reference: Tensor, step: float) -> tuple[float, float]
     times = TIMES_EAGER if eager.rms_frac < NO_DIGIT else TIMES_NOISE
     rms = times * eager.rms_frac + (rms_floor + FEW_FLOOR / max(1, reference.numel()) ** 0.5) * step
     return rms, times * eager.largest + max_floor * step * scale
+
+
+def _worse(errors: Sequence[Error], found: Sequence[Leaf], reference: Sequence[Leaf]) -> list[Error]:
+    """Errors result by result, each the worse of those known and those of another call."""
+    if [leaf.name for leaf in found] != [leaf.name for leaf in reference]:
+        return list(errors)
+    new = [_distance(leaf, wide) for leaf, wide in zip(found, reference, strict=True)]
+    return [_worse_of(a, b) for a, b in zip(errors, new, strict=True)] if errors else new
+
+
+def _distance(found: Leaf, wide: Leaf) -> Error:
+    if not found.dtype.is_floating_point and not found.dtype.is_complex:
+        return _mismatch(found.values, wide.values)
+    return error_of(found.values, wide.values if found.dtype.is_complex else wide.values.double())
+
+
+def _worse_of(a: Error, b: Error) -> Error:
+    return Error(max(a.rms_frac, b.rms_frac), max(a.largest, b.largest), a.num_misplaced)
+
+
+def _tail(rms_frac: float, reference: Tensor) -> float:
+    """How far the farthest element may be off where all of them are off by so much of the reference's size."""
+    finite = reference[reference.isfinite()]
+    if finite.numel() < 2 or finite.is_complex():
+        return 0.0
+    return TAIL * math.sqrt(2.0 * math.log(finite.numel())) * rms_frac * float(finite.square().mean().sqrt())
 
 
 def _within(error_budget: float, reference: Tensor) -> tuple[float, float]:

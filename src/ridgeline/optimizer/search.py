@@ -257,6 +257,7 @@ class Search:
             num_products=num_products(model, groups(model)),
             num_threads=compile_threads(),
             input_bytes=sum(tensor.nbytes for tensor in self.problem.inputs.tensors()),
+            num_convs=sum(isinstance(module, nn.modules.conv._ConvNd) for module in model.modules()),
             convolves=any(isinstance(module, nn.modules.conv._ConvNd) for module in model.modules()),
             grouped_frac=grouped_frac(model, groups(model)),
             long_rows=has_long_rows(model),

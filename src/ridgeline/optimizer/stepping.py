@@ -22,7 +22,7 @@ from ridgeline.kernels.adamw.reference import Rule
 ON_DEVICE = ("cuda",)
 MOST_PLANS = 8
 """Sets of parameters, states and kinds of gradients that are known; a loop has one or two."""
-_MARK = "_ridgeline_launches"
+_MARK, _BEFORE = "_ridgeline_launches", "_ridgeline_step"
 
 
 @dataclass(slots=True)
@@ -46,8 +46,15 @@ def takes(optimizer: torch.optim.Optimizer) -> bool:
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     kinds = (torch.float32, torch.bfloat16, torch.float16)
     fit = all(p.device.type in ON_DEVICE and p.dtype in kinds and type(p) is torch.nn.Parameter for p in parameters)
-    known = type(optimizer) in (torch.optim.Adam, torch.optim.AdamW)
+    known = type(optimizer) in (torch.optim.Adam, torch.optim.AdamW) and steps_itself(optimizer)
     return known and fit and len({p.device for p in parameters}) == 1 and all(map(_plain, optimizer.param_groups))
+
+
+def steps_itself(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether ``step`` is its class's, by us or noted by a scheduler of the rate: nobody's own, which does more."""
+    step = vars(optimizer).get("step")
+    noted = hasattr(step, "_wrapped_by_lr_sched") and getattr(step, "__wrapped__", None) is type(optimizer).step
+    return step is None or is_taken(optimizer) or noted
 
 
 def _plain(group: dict[str, Any]) -> bool:
@@ -60,6 +67,8 @@ def _plain(group: dict[str, Any]) -> bool:
 
 def take_over(optimizer: torch.optim.Optimizer) -> None:
     """From now on ``optimizer.step()`` launches our kernel where it can; its state stays its own."""
+    if not is_taken(optimizer) and "step" in vars(optimizer):  # a scheduler of the rate has put its own there
+        setattr(optimizer, _BEFORE, vars(optimizer)["step"])
     setattr(optimizer, _MARK, {})
     optimizer.step = types.MethodType(_step, optimizer)  # type: ignore[method-assign]
 
@@ -69,6 +78,8 @@ def give_back(optimizer: torch.optim.Optimizer) -> None:
     if is_taken(optimizer):
         delattr(optimizer, _MARK)
         vars(optimizer).pop("step", None)
+        if _BEFORE in vars(optimizer):
+            optimizer.step = vars(optimizer).pop(_BEFORE)  # type: ignore[method-assign]
 
 
 def is_taken(optimizer: torch.optim.Optimizer) -> bool:
@@ -119,12 +130,16 @@ def _state(box: dict[str, Any] | None) -> State:
 
 def _step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
     """``AdamW.step``, by our kernel if it takes what there is."""
+    self._opt_called = True  # what schedulers of the rate ask for
     known = None if closure is not None or _watched(self) else _known(self)
     if known is None:
         return type(self).step(self, closure)
     with torch.no_grad():
         known()
     return None
+
+
+_step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # so that schedulers do not warn of another's step
 
 
 def _known(optimizer: Any) -> Launches | None:

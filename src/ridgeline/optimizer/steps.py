@@ -14,15 +14,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import optimizer as _optimizers
 
 from ridgeline.errors import NotGraphable
 from ridgeline.optimizer.executor import Recording
 from ridgeline.optimizer.observe import restored_random
-from ridgeline.optimizer.stepping import Launches, is_taken, staying
+from ridgeline.optimizer.stepping import Launches, is_taken, staying, steps_itself
 from ridgeline.optimizer.training import GraphedTraining
 
 _COUNTING = (torch.optim.Adam, torch.optim.AdamW)
 _KNOWN = (*_COUNTING, torch.optim.SGD)
+_HOOKED = "the optimizer has hooks that a replay would not call"
 _MOST_RECORDINGS = 4
 """An optimizer that is changed again and again is not worth recording again and again."""
 
@@ -45,6 +47,7 @@ class GraphedUpdate:
         self._num_recordings, self._refusal = 0, ""
         self._places: list[tuple[Tensor, int | None]] = []
         self._state: tuple[list[Any], list[str], list[Any]] = ([], [], [])
+        self._held: list[Any] = []
         self._settings: list[dict[str, Any]] = []
         self._rates: list[Tensor] = []
         self._rate_values: list[float] = []
@@ -72,11 +75,11 @@ class GraphedUpdate:
             grad = parameter.grad
             if (None if grad is None else grad.data_ptr()) != place:
                 return "gradients are elsewhere than the recorded backward leaves them"
-        return ""
+        return _HOOKED if _hooked(self.optimizer) or not steps_itself(self.optimizer) else ""
 
     def _stale(self) -> bool:
         """Whether nothing is recorded, or not for the optimizer as it is now."""
-        if self._recording is None or self._settled() != self._settings:
+        if self._recording is None or self._settled() != self._settings or not _same(self._holds(), self._held):
             return True
         boxes, names, values = self._state
         try:
@@ -89,6 +92,15 @@ class GraphedUpdate:
         left_out = {"params", "lr"} if self._rates else {"params"}
         return [{k: v for k, v in group.items() if k not in left_out and not isinstance(v, Tensor)}
                 for group in self.optimizer.param_groups]  # fmt: skip
+
+    def _holds(self) -> list[Any]:
+        """Its parameters, what it keeps of each, and settings on the device.
+
+        Loading a state makes it keep others, with nothing else changed.
+        """
+        groups = self.optimizer.param_groups
+        settings = [value for group in groups for value in group.values() if isinstance(value, Tensor)]
+        return [*(p for group in groups for p in group["params"]), *self.optimizer.state.values(), *settings]
 
     def _num_state(self) -> int:
         return sum(len(box) for box in self.optimizer.state.values())
@@ -113,7 +125,7 @@ class GraphedUpdate:
             return self._refusal
         found = [(box, name, value) for box in self.optimizer.state.values() for name, value in box.items()]
         self._state = [f[0] for f in found], [f[1] for f in found], [f[2] for f in found]
-        self._settings = self._settled()
+        self._settings, self._held = self._settled(), self._holds()
         return ""
 
     def _incomplete(self) -> bool:
@@ -165,16 +177,29 @@ class GraphedUpdate:
                 group.update(was)
 
 
+def _same(these: list[Any], those: list[Any]) -> bool:
+    return len(these) == len(those) and all(map(is_, these, those))
+
+
+def _hooked(optimizer: torch.optim.Optimizer) -> bool:
+    own = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
+    return any((*own, _optimizers._global_optimizer_pre_hooks, _optimizers._global_optimizer_post_hooks))
+
+
 def _refuse(optimizer: torch.optim.Optimizer, mine: set[int]) -> None:
     """Optimizers whose replayed step could be another than their own."""
     if type(optimizer) not in _KNOWN:
         raise NotGraphable(f"a step of {type(optimizer).__name__} is not known to be the same when it is replayed")
-    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
-        raise NotGraphable("the optimizer has hooks that a replay would not call")
+    if _hooked(optimizer):
+        raise NotGraphable(_HOOKED)
+    if not steps_itself(optimizer):
+        raise NotGraphable("the optimizer's step was replaced by another, which a replay would not call")
     for group in optimizer.param_groups:
         if isinstance(optimizer, _COUNTING) and not (group["fused"] or group["capturable"]):
             raise NotGraphable("the optimizer counts its steps on the host: make it with fused=True")
         if group.get("differentiable"):
             raise NotGraphable("the optimizer's step is itself differentiated")
+        if any(isinstance(v, Tensor) and v.device != p.device for v in group.values() for p in group["params"]):
+            raise NotGraphable("a setting of the optimizer is a tensor that is not where the parameters are")
     if any(id(p) not in mine for group in optimizer.param_groups for p in group["params"] if p.requires_grad):
         raise NotGraphable("the optimizer updates parameters that are not the model's")

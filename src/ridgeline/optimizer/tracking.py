@@ -133,10 +133,10 @@ def _stepping(call: Call, optimizer: torch.optim.Optimizer, inputs: Inputs, loss
 
 
 @contextmanager
-def nudged(parameters: list[nn.Parameter]) -> Iterator[None]:
-    """Weights one rounding away, for as long as it takes to see what that does."""
+def nudged(parameters: list[nn.Parameter], share: float = 0.5, seed: int = 7) -> Iterator[None]:
+    """A share of the weights one rounding away, for as long as it takes to see what that does."""
     kept = [p.detach().clone() for p in parameters]
-    _nudge(parameters)
+    _nudge(parameters, share, seed)
     try:
         yield
     finally:
@@ -145,12 +145,12 @@ def nudged(parameters: list[nn.Parameter]) -> Iterator[None]:
                 parameter.copy_(was)
 
 
-def _nudge(parameters: list[nn.Parameter]) -> None:
-    """Every second weight, on average, to the next number its type has."""
+def _nudge(parameters: list[nn.Parameter], share: float = 0.5, seed: int = 7) -> None:
+    """Every second weight, on average, or another share of them, to the next number its type has."""
     with torch.no_grad():
         for parameter in parameters:
-            generator = torch.Generator(parameter.device).manual_seed(7)
-            up = torch.rand(parameter.shape, generator=generator, device=parameter.device) < 0.5
+            generator = torch.Generator(parameter.device).manual_seed(seed)
+            up = torch.rand(parameter.shape, generator=generator, device=parameter.device) < share
             step = torch.finfo(parameter.dtype).eps
             parameter.copy_(torch.where(up, parameter * (1 + step), parameter))
 

@@ -33,19 +33,24 @@ from ridgeline.optimizer.studio import LENT_BYTES, Miss, Studio, counts, own_cop
 from ridgeline.optimizer.tree import Flat, TooLarge
 from ridgeline.optimizer.watch import Watch
 
-_REQUIRES_GRAD = attrgetter("requires_grad")
+_REQUIRES_GRAD, _VERSION = attrgetter("requires_grad"), attrgetter("_version")
 MOST_STRAYS = 2
-"""Backward passes from results that no gradient was recorded for: each runs the forward once more, and so takes longer
-than a call without recordings, which are given up after so many."""
+"""Backward passes that no recording can take: each runs the forward once more, and so takes longer than a call without
+recordings, which are given up after so many."""
+OTHERS = "other results than the loss are differentiated: give loss=, which uses them"
+TWICE = "a forward is differentiated more than once"
+DEEPER = "gradients are themselves differentiated"
 
 
 class Pending:
     """A forward that waits for its backward; alive as long as autograd holds it."""
 
-    __slots__ = ("__weakref__", "done", "flat", "versions")
+    __slots__ = ("__weakref__", "done", "flat", "gone", "inputs", "versions", "weights")
 
-    def __init__(self, flat: Flat, versions: list[int]) -> None:
-        self.flat, self.versions, self.done = flat, versions, False
+    def __init__(self, flat: Flat, versions: list[int], weights: list[int]) -> None:
+        self.flat, self.versions, self.weights = flat, versions, weights
+        self.inputs = _tracked_versions(flat)
+        self.done = self.gone = False
 
 
 @dataclass(slots=True)
@@ -87,7 +92,7 @@ class GraphedTraining:
         self._asked = list(map(_REQUIRES_GRAD, studio.all_parameters))
         self._lock = threading.RLock()
         self._last: weakref.ref[Pending] | None = None
-        self._strays = 0
+        self._strays: list[str] = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -120,8 +125,8 @@ class GraphedTraining:
             return Miss("; ".join(self.watch.changes()[:3]), stale=True)
         if list(map(_REQUIRES_GRAD, self._studio.all_parameters)) != self._asked:
             return Miss("other parameters require gradients", stale=True)
-        if self._strays >= MOST_STRAYS:
-            return Miss("other results than the loss are differentiated: give loss=, which uses them", stale=False)
+        if len(self._strays) >= MOST_STRAYS:  # compiled code differentiates once, and keeps nothing for a second time
+            return Miss(self._strays[-1], stale=self._strays != [OTHERS] * MOST_STRAYS)
         if self._studio.executor.is_recording():
             return Miss("the call itself is being recorded", stale=False)
         last = self._last() if self._last is not None else None
@@ -158,7 +163,7 @@ class GraphedTraining:
                 tracks.statics.write_back(flat.tensors, self._studio.written)
             copies = iter(own_copies([o for o, lent in zip(tracks.outputs, tracks.lent) if not lent]))
             results = [o.detach() if lent else next(copies) for o, lent in zip(tracks.outputs, tracks.lent)]
-            pending = Pending(flat, self._versions())
+            pending = Pending(flat, self._versions(), list(map(_VERSION, self._parameters)))
             self._last = weakref.ref(pending)
             self.replays += 1
         return results, pending
@@ -166,9 +171,9 @@ class GraphedTraining:
     def run_backward(self, pending: Pending, given: Sequence[Tensor | None]) -> list[Tensor | None]:
         tracks = self._tracks
         self._check(pending)
-        if any(grad is not None and not expected for grad, expected in zip(given, tracks.expected)):
-            self._strays, pending.done = self._strays + 1, True
-            return self._studio.differentiate(pending.flat, given)
+        pending.gone = not torch._C._autograd._get_current_graph_task_keep_graph()
+        if stray := self._stray(pending, given):
+            return self._again(pending, given, stray)
         with self._lock, torch.no_grad():
             self._studio.executor.arrive()
             for mine, grad in zip(tracks.grad_outputs, given):
@@ -188,10 +193,33 @@ class GraphedTraining:
         reached = set().union(*(reach for grad, reach in zip(given, tracks.reach) if grad is not None))
         return [grad if i in reached else None for i, grad in enumerate(found)]
 
-    def _check(self, pending: Pending) -> None:
+    def _stray(self, pending: Pending, given: Sequence[Tensor | None]) -> str:
+        """Why this backward is none that was recorded, if it is not."""
+        if torch.is_grad_enabled():
+            return DEEPER
         if pending.done:
+            return TWICE
+        others = any(grad is not None and not used for grad, used in zip(given, self._tracks.expected))
+        return OTHERS if others else ""
+
+    def _again(self, pending: Pending, given: Sequence[Tensor | None], stray: str) -> list[Tensor | None]:
+        """Gradients by the model itself, whose forward is run once more."""
+        if self._studio.is_moved():
+            raise OptimizeError(f"{stray}, which a recorded step cannot do where numbers are drawn or state is "
+                                "written: call the model that was optimized, .original")  # fmt: skip
+        if pending.inputs != _tracked_versions(pending.flat):
+            raise OptimizeError(f"{stray}, and an input was changed in place since the forward")
+        pending.done = True
+        self._strays.append(stray)
+        return self._studio.differentiate(pending.flat, given, deeper=stray is DEEPER)
+
+    def _check(self, pending: Pending) -> None:
+        if pending.gone:
             raise OptimizeError("a recorded backward runs once after its forward: its activations are gone. For a "
-                                "second backward (retain_graph) call the model itself, .original")  # fmt: skip
+                                "second one give the first retain_graph=True, as without recordings")  # fmt: skip
+        if pending.weights != list(map(_VERSION, self._parameters)):
+            raise OptimizeError("a parameter was changed in place between a recorded forward and its backward, which "
+                                "would use it as it is now: take the optimizer's step after the backward")  # fmt: skip
         if pending.versions and pending.versions != self._versions():
             raise OptimizeError("a result of the recorded forward was changed in place before the backward: "
                                 "change a copy of it, or call the model that was optimized, .original")  # fmt: skip
@@ -251,9 +279,12 @@ class _Replayed(torch.autograd.Function):
         return tuple(results)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *given: Tensor | None) -> tuple[Tensor | None, ...]:
         return (None, None, *ctx.graphed.run_backward(ctx.pending, given))
+
+
+def _tracked_versions(flat: Flat) -> list[int]:
+    return [tensor._version for tensor in flat.tensors if not tensor.is_inference()]
 
 
 def free(counted: list[tuple[int, int]]) -> bool:
@@ -424,11 +455,11 @@ class TrainingStudio(Studio):
         return [{places[leaf] for leaf in _leaves_behind(output) if leaf in places} for output in scene.outputs]
 
     def _differentiate(self, outputs: list[Tensor], inputs: dict[int, Tensor], expected: tuple[bool, ...],
-                       grads: list[Tensor | None] | None) -> list[Tensor | None]:  # fmt: skip
+                       grads: list[Tensor | None] | None, *, deeper: bool = False) -> list[Tensor | None]:  # fmt: skip
         wanted = [output for output, used in zip(outputs, expected) if used]
         given = [torch.ones_like(o) for o in wanted] if grads is None else [g for g in grads if g is not None]
         leaves = [*(inputs[i] for i in self.asking), *self.parameters]
-        return list(torch.autograd.grad(wanted, leaves, given, allow_unused=True))
+        return list(torch.autograd.grad(wanted, leaves, given, allow_unused=True, create_graph=deeper))
 
     def _record(self, flat: Flat, statics: Statics, expected: tuple[bool, ...]) -> Tracks:
         inputs = self.leaves(statics)
@@ -452,19 +483,24 @@ class TrainingStudio(Studio):
         backward, grads = self.record(lambda: self._differentiate(outputs, inputs, expected, given), part="last")
         return given, backward, grads
 
-    def differentiate(self, flat: Flat, given: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Gradients of results that were not expected to be differentiated: the forward is run again, with history."""
-        if self.drawn or self.written or self.written_model:
-            raise OptimizeError("the backward was recorded for the loss alone, and another result is differentiated: "
-                                "give loss=, a function of the output that uses what you differentiate")  # fmt: skip
-        with torch.enable_grad():
-            inputs = {i: t.detach().requires_grad_(i in self.asking) for i, t in enumerate(flat.tensors)}
+    def is_moved(self) -> bool:
+        """Whether a second call would be another than the first."""
+        return bool(self.drawn or self.written or self.written_model)
+
+    def differentiate(self, flat: Flat, given: Sequence[Tensor | None], *, deeper: bool) -> list[Tensor | None]:
+        """Gradients that no backward was recorded for: the forward is run again, with history.
+
+        ``deeper`` if the gradients are to be differentiated themselves, down to the inputs that were given.
+        """
+        with torch.enable_grad(), restored_random():
+            inputs = {i: t if deeper else t.detach().requires_grad_(i in self.asking)
+                      for i, t in enumerate(flat.tensors)}  # fmt: skip
             arguments, boxes = self.twin(flat, inputs)
             before = shots(boxes)
             result = self.model(*arguments[0], **arguments[1])
             scene, *_ = self._outputs(result, inputs, boxes, before)
             used = tuple(grad is not None for grad in given)
-            return self._differentiate(scene.outputs, inputs, used, list(given))
+            return self._differentiate(scene.outputs, inputs, used, list(given), deeper=deeper)
 
 
 def _leaves_behind(output: Tensor) -> set[int]:

@@ -16,6 +16,7 @@ from ridgeline.optimizer import proof
 from ridgeline.optimizer.inputs import Inputs, State
 from ridgeline.optimizer.loss import Loss
 from ridgeline.optimizer.proof import Prover, Subject
+from ridgeline.optimizer.tracking import nudged
 from ridgeline.optimizer.watch import Watch
 
 
@@ -249,3 +250,60 @@ def test_experts_have_a_float64_reference_too() -> None:
     prover = Prover(Subject(model, inputs, "train", Loss(None), State(model)), num_inputs=1)
     assert prover.reference == "float64" and prover.judge(model)
     assert model.config._experts_implementation == before != "eager"
+
+
+def _leaf_of(name: str, values: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> proof.Leaf:
+    return proof.Leaf(name, dtype, tuple(values.shape), values)
+
+
+@pytest.mark.parametrize(("name", "off", "ok"), [("gradient of w", 0.9, True), ("gradient of w", 3.0, False),
+                                                 ("output", 0.9, False)])  # fmt: skip
+def test_a_far_element_of_a_noisy_gradient_is_no_mistake(name: str, off: float, ok: bool) -> None:
+    prover = _prover(Net(), torch.randn(8, 32, dtype=torch.bfloat16))
+    generator = torch.Generator().manual_seed(0)
+    right, noise = (torch.randn(100_000, generator=generator, dtype=torch.float64) for _ in range(2))
+    found = right + 0.08 * noise
+    found[0] = right[0] + off
+    leaves = [_leaf_of(name, values) for values in (found, right + 0.07 * noise, right)]
+    verdict = prover._leaf_verdict(*leaves, 1)
+    assert verdict.ok is ok, verdict
+
+
+class Routed(nn.Module):
+    """Every row goes to one of two experts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(512, 512, bias=False, dtype=torch.bfloat16)
+        self.gate = nn.Parameter(torch.randn(512, dtype=torch.bfloat16))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        self.experts = nn.ModuleList(nn.Linear(512, 16, dtype=torch.bfloat16) for _ in range(2))
+
+    def forward(self, x: torch.Tensor, sign: float = 1.0) -> torch.Tensor:
+        self.calls += 1
+        x = self.first(x)
+        return torch.where((x @ self.gate * sign)[:, None] > 0, self.experts[0](x), self.experts[1](x))
+
+
+def test_a_row_that_a_rounding_sends_elsewhere_is_no_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Routed()
+    gate = model.gate.detach().float() @ model.first.weight.detach().float()
+    x = torch.randn(512, 512, generator=torch.Generator().manual_seed(2)) / 4
+    x[:4] -= (x[:4] @ gate)[:, None] * gate / gate.square().sum()  # these lie where one expert's rows end
+    x[4:] += torch.where(x[4:] @ gate > 0, 4.0, -4.0)[:, None] * gate / gate.norm()
+
+    def rounded_otherwise(seed: int) -> Any:
+        def call(x: torch.Tensor) -> torch.Tensor:
+            with nudged(list(model.parameters()), proof.NUDGED_SHARE, seed):
+                return model(x)
+
+        return call
+
+    prover = _prover(model, x.bfloat16())
+    prover.cases = [prover.case_of(Inputs((x.bfloat16(),)))]
+    calls = [rounded_otherwise(seed) for seed in range(8, 13)]
+    assert all(map(prover.judge, calls))
+    assert not prover.judge(lambda x: model(x, -1.0)) and not prover.judge(lambda x: model(x) * 1.5)
+    monkeypatch.setattr(Prover, "_spared", lambda self, case: [])
+    assert not all(map(prover.judge, calls))

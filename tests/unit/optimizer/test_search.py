@@ -16,7 +16,7 @@ from torch import nn
 from ridgeline.errors import NotGraphable, OptimizeError
 from ridgeline.optimizer import search as searching
 from ridgeline.optimizer.backend import Report
-from ridgeline.optimizer.candidate import Blocks, Built, Candidate, Layout, build
+from ridgeline.optimizer.candidate import Blocks, Built, Candidate, Layout, _trying_convolutions, build
 from ridgeline.optimizer.forecast import Forecast
 from ridgeline.optimizer.inputs import Inputs
 from ridgeline.optimizer.ladder import CAPTURE_S, Facts, Ladder, Rung
@@ -535,7 +535,32 @@ def test_where_a_vocabulary_is_outside_of_blocks_the_whole_is_compiled_in_their_
     assert names.index("compiled + graph") < names.index("rewritten blocks + graph") < names.index("torch.compile")
     failed = [c.name for c in _climbed(facts, lambda c: "failed" if c.name.startswith("compiled") else "slower")]
     assert failed.index("compiled + graph") < failed.index("blocks + graph") < failed.index("torch.compile")
+    hasty = _names(replace(facts, budget_s=60.0))  # there is no time for both
+    assert hasty.index("blocks + graph") < hasty.index("torch.compile") < hasty.index("compiled + graph")
     assert has_head(nn.Sequential(body, nn.Linear(8, 32000))) and not has_head(nn.Sequential(body, nn.Linear(8, 1000)))
+
+
+def test_trying_convolutions_in_training_costs_what_it_took() -> None:
+    def cost_s(**given: Any) -> float:
+        facts = _facts(has_conv=True, convolves=True, num_convs=81, **given)
+        rungs = Ladder(facts).rungs(Climbing())
+        next(rungs)
+        rung = next(rungs)
+        assert rung.candidate.name == "channels last + graph"
+        return rung.cost_s
+
+    assert 10 < cost_s(mode="train") < 20 and cost_s(mode="infer") == 1.0
+
+
+def test_few_algorithms_are_tried_where_many_passes_are_recorded(monkeypatch: Any) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark_limit", 10)
+    before = torch.backends.cudnn.benchmark
+    for most, inside in ((3, 3), (None, 10)):
+        switch = _trying_convolutions(most)
+        switch.on()
+        assert torch.backends.cudnn.benchmark and torch.backends.cudnn.benchmark_limit == inside
+        switch.off()
+        assert torch.backends.cudnn.benchmark == before and torch.backends.cudnn.benchmark_limit == 10
 
 
 def test_in_training_too_blocks_that_fail_are_rewritten_with_the_whole() -> None:

@@ -48,6 +48,33 @@ def test_an_optimizer_that_was_taken_over_and_given_back_is_its_own() -> None:
     assert not stepping.is_taken(optimizer) and "step" not in vars(optimizer)
 
 
+def test_a_step_of_somebodys_own_is_left_alone(monkeypatch: Any) -> None:
+    monkeypatch.setattr(stepping, "ON_DEVICE", ("cpu",))
+    optimizer = torch.optim.AdamW(_model().parameters())
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    assert schedule is not None and stepping.takes(optimizer)  # noted by a schedule, and still its own
+    before = vars(optimizer)["step"]
+    stepping.take_over(optimizer)
+    stepping.take_over(optimizer)
+    stepping.give_back(optimizer)
+    assert vars(optimizer)["step"] is before
+    optimizer.step = lambda closure=None: None  # type: ignore[method-assign]
+    assert not stepping.takes(optimizer) and not stepping.steps_itself(optimizer)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_schedule_made_before_an_optimizer_was_taken_over_is_not_alarmed() -> None:
+    model = _model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    stepping.take_over(optimizer)
+    for _ in range(2):
+        model(torch.randn(2, 5)).sum().backward()
+        optimizer.step()
+        schedule.step()
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.025)
+
+
 def test_a_schedule_may_be_made_for_an_optimizer_that_was_taken_over() -> None:
     model = _model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
