@@ -1,6 +1,7 @@
 """What a norm whose rows the L2 is asked to keep leaves to the kernels after it.
 
     python benchmarks/l2_after.py --out results
+    python benchmarks/l2_after.py --table data/recordings/h200/l2_after1.json.gz
 
 A norm of 268 MB, then three reads of one buffer that fits in the L2: the third is fast where the second could settle
 there. With rows that stay as usual, that leave first, and that the L2 is told to keep ("evict_last").
@@ -9,6 +10,7 @@ there. With rows that stay as usual, that leave first, and that the L2 is told t
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import statistics
 from dataclasses import replace
@@ -50,18 +52,26 @@ def measured(way: dict[str, str], num_bytes: int) -> list[float]:
     return [statistics.median(values) for values in zip(*found, strict=True)]
 
 
+def shown(row: dict[str, Any]) -> str:
+    reads = " ".join(f"{1e6 * s:7.1f} us" for s in row["reads_s"])
+    return f"{row['bytes'] >> 20} MiB {row['way']:26s} {reads}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("results"))
+    parser.add_argument("--table", type=Path, help="a recording to print")
     asked = parser.parse_args()
+    if asked.table:
+        return print("\n".join(map(shown, json.loads(gzip.decompress(asked.table.read_bytes())))))
     asked.out.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
     for megabytes in (16, 32, 44):
         for name, way in WAYS.items():
             reads = measured(way, megabytes << 20)
             rows.append({"way": name, "bytes": megabytes << 20, "reads_s": reads})
-            print(f"{megabytes} MiB {name:26s}", *(f"{1e6 * s:7.1f} us" for s in reads), flush=True)
-    (asked.out / "l2_after.json").write_text(json.dumps(rows))
+            print(shown(rows[-1]), flush=True)
+    (asked.out / "l2_after.json.gz").write_bytes(gzip.compress(json.dumps(rows).encode()))
 
 
 if __name__ == "__main__":
