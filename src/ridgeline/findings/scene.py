@@ -40,6 +40,8 @@ FORWARD_OPS = (
 )
 """Ops that only a forward pass calls: in a backward pass they are a second time."""
 BACKWARD = r"evaluate_function|Backward\d*$"
+FACTORED = r"^aten::(_?linalg_\w+|cholesky\w*|_cholesky\w*|triangular_solve|lu_\w+|geqrf|ormqr|orgqr|svd|lstsq)$"
+"""Factorizations and solves: what they launch is their solver's own."""
 LOSS_BACKWARD = (
     r"^autograd::engine::evaluate_function: (NllLoss|CrossEntropy|MseLoss|L1Loss|SmoothL1|HuberLoss|BinaryCross|KlDiv)"
 )
@@ -648,6 +650,12 @@ class Scene:
         for at in self._ancestry:
             found |= (at >= 0) & matching[trace.name[np.maximum(at, 0)]]
         return found
+
+    @cached_property
+    def factored(self) -> Mask:
+        """Works of factorizations and solves: no setting of products reaches those inside, and there is no batch to make
+        larger."""
+        return self.named(FACTORED, "op")
 
     def is_under(self, span: int, pattern: str) -> bool:
         matching = self.words_like(pattern)

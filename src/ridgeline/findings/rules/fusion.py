@@ -28,6 +28,8 @@ CHAIN_UNKNOWN = 6
 after it are no chain."""
 LOOP, SMALL_S = 48, 30e-6
 """Small kernels in a row from which on they are a loop over tensors, and what small means."""
+TWICE = r"BackwardBackward\d*$"
+"""Nodes of gradients that are differentiated again: code that torch.compile made does not let that happen."""
 FROZEN_FRAC = 0.01
 """Of the step, for casts of weights that never change: what is cast and computed in fp32 around them comes on top."""
 LIGHT = ("pointwise", "reduce", "dropout", "copy", "fill", "random", "other")
@@ -289,15 +291,26 @@ def tensor_loop(scene: Scene) -> Candidate | None:
 
 
 def _compilable(scene: Scene) -> Mask:
-    """What compiling a module reaches: not its optimizer, not gradients added to others, and weights are cast all the
-    same."""
+    """What compiling a module reaches: not its optimizer, not gradients added to others, weights are cast all the same,
+    and for complex numbers no code is generated."""
     outside = scene.launched_in(scene.time_of(scene.host_spans(r"^Optimizer\."))) | scene.under(r"AccumulateGrad")
     outside[_weight_casts(scene)] = True
-    return ~outside
+    return ~(outside | _complex(scene))
 
 
-@rule("pointwise-chains", version=5, order=50)
+def _complex(scene: Scene) -> Mask:
+    """Works over complex numbers, by their names or by what their ops were given."""
+    named = scene.named(r"complex<")
+    if not named.any():
+        return named
+    given, ops = scene.trace.optional("dtypes"), shaped_ops(scene.trace, scene.rows)
+    return np.asarray(named | ((ops >= 0) & scene.words_like("complex")[given[np.maximum(ops, 0)]]), dtype=bool)
+
+
+@rule("pointwise-chains", version=6, order=50)
 def pointwise_chains(scene: Scene) -> Candidate | None:
+    if len(scene.host_spans(TWICE)):
+        return None
     order = np.lexsort((scene.base.work_start_s, scene.program.stream))
     light = scene.family("pointwise", "reduce", "dropout", "copy", "random") & _compilable(scene)
     starts, ends = _runs(light[order], scene.program.stream[order])
