@@ -75,7 +75,7 @@ class SideBySide(nn.Module):
         ends = (which.flatten()[:, None] == torch.arange(len(self.up), device=x_TC.device)).sum(0).cumsum(0)
         rows, ends = order // self.chosen, ends.to(torch.int32)
         hidden = F.gelu(torch._grouped_mm(normed.index_select(0, rows), self.up, offs=ends))
-        found = torch._grouped_mm(hidden, self.down, offs=ends) * weight.flatten()[order, None]
+        found = torch._grouped_mm(hidden, self.down, offs=ends) * weight.flatten().index_select(0, order)[:, None]
         return x_TC.index_add(0, rows, found.to(x_TC.dtype))
 
 

@@ -653,8 +653,8 @@ class Scene:
 
     @cached_property
     def factored(self) -> Mask:
-        """Works of factorizations and solves: no setting of products reaches those inside, and there is no batch to make
-        larger."""
+        """Works of factorizations and solves: no setting of products reaches those inside, and there is no larger
+        batch."""
         return self.named(FACTORED, "op")
 
     def is_under(self, span: int, pattern: str) -> bool:

@@ -109,8 +109,8 @@ def index_backward(scene: Scene) -> Candidate | None:
 
 
 def _mostly_untouched(scene: Scene) -> bool:
-    """Whether a table has more rows than are looked up in it at once, or nobody knows: of smaller ones a sparse gradient
-    has every row."""
+    """Whether a table has more rows than are looked up in it at once, or nobody knows: a sparse gradient of a smaller
+    one has every row."""
     shapes, sizes = scene.trace.optional("shapes"), list[tuple[int, int]]()
     for span in scene.host_spans(r"aten::(embedding|_embedding_bag|embedding_bag)$").tolist()[:100]:
         given = [shape for shape in parsed(scene.trace.words[int(shapes[span])]) if is_shape(shape) and shape]
