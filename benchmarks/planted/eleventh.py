@@ -324,7 +324,7 @@ def healthy_heard_on_device(s: Setting, fixed: bool) -> Program:
     num, bands, width = s.pick(160_000, 4096), s.pick(128, 16), s.pick(768, 32)
     waves, window = torch.randn(s.pick(64, 2), num, device=s.device), torch.hann_window(400, device=s.device)
     filters = torch.rand(201, bands, device=s.device)
-    enter, blocks = s.place(lambda: nn.Linear(16 * bands, width)), _blocks(s, 768, 12, 6)
+    enter, blocks = s.place(lambda: nn.Linear(4 * bands, width)), _blocks(s, 768, 12, 6)
     head = s.place(lambda: nn.Linear(width, 512))
     labels = _ints(s, 512, len(waves))
 
@@ -332,7 +332,7 @@ def healthy_heard_on_device(s: Setting, fixed: bool) -> Program:
         with torch.no_grad():
             seen = torch.stft(waves, 400, 80, window=window, return_complex=True)
             loud = (seen.transpose(1, 2).abs().square_() @ filters).clamp_min_(1e-5).log_().to(torch.bfloat16)
-        patches = loud[:, : loud.shape[1] // 16 * 16].unflatten(1, (-1, 16)).flatten(2)
+        patches = loud[:, : loud.shape[1] // 4 * 4].unflatten(1, (-1, 4)).flatten(2)
         return F.cross_entropy(head(blocks(enter(patches)).mean(1)), labels)
 
     program = _learning(s, nn.ModuleList([enter, blocks, head]), loss)
@@ -594,7 +594,7 @@ def gains_computed_on_host(s: Setting, fixed: bool) -> Program:
 def lengths_asked_in_each_layer(s: Setting, fixed: bool) -> Program:
     width, longest = s.pick(1024, 32), s.pick(384, 8)
     model = s.place(lambda: nets.Listening(width, s.pick(16, 2), s.pick(8, 2), asks=not fixed))
-    x = _bf16(s, s.pick(20, 2), longest, width)
+    x = _bf16(s, s.pick(32, 2), longest, width)
     lengths = torch.randint(longest // 2, longest, (len(x),), device=s.device)
     lengths[0] = longest
     return _learning(s, model, lambda: model(x, lengths, longest))
@@ -603,7 +603,7 @@ def lengths_asked_in_each_layer(s: Setting, fixed: bool) -> Program:
 @case("index backward", "F.embedding(kinds, table) in place of table[kinds]", **PLAIN)
 def kinds_indexed(s: Setting, fixed: bool) -> Program:
     """Every atom begins as its kind, of which there are twelve, looked up once more in every layer."""
-    atoms, width, layers = s.pick(49152, 32), s.pick(512, 16), s.pick(4, 2)
+    atoms, width, layers = s.pick(65536, 32), s.pick(512, 16), s.pick(6, 2)
     tables = nn.ParameterList(nn.Parameter(_bf16(s, 12, width)) for _ in range(layers))
     parts = s.place(lambda: nn.ModuleList(nn.Linear(width, width) for _ in range(layers)))
     kinds, x0 = _ints(s, 12, atoms), _bf16(s, atoms, width)
@@ -735,16 +735,16 @@ def molecules_of_300(s: Setting, fixed: bool) -> Program:
     return Program(train(model, fresh.adamw(s, model), itertools.cycle([batch])))
 
 
-@case("small batch", "all frames of a clip in one batch", **PLAIN | {"rounds": 1, "steps": 6, "warmup": 2})
-def frames_one_by_one(s: Setting, fixed: bool) -> Program:
-    """Gradients of the frames of a clip, taken one after another and added up."""
-    frames, blocks = s.pick(16, 8), _blocks(s, 768, 12, 4)
+@case("small batch", "all frames in one batch", **PLAIN | {"rounds": 1, "steps": 6, "warmup": 2})
+def frames_few_by_few(s: Setting, fixed: bool) -> Program:
+    """Gradients of a few frames at a time, added up."""
+    frames, blocks = s.pick(64, 16), _blocks(s, 768, 12, 4)
     head = s.place(lambda: nn.Linear(s.pick(768, 32), 64))
     x, labels = _bf16(s, frames, s.pick(196, 8), s.pick(768, 32)), _ints(s, 64, frames)
     optimizer = fresh.adamw(s, nn.ModuleList([blocks, head]))
 
     def step() -> None:
-        size = frames if fixed else 1
+        size = frames if fixed else frames // 16
         for i in range(0, frames, size):
             loss = F.cross_entropy(head(blocks(x[i : i + size]).mean(1)), labels[i : i + size])
             (loss * size / frames).backward()
@@ -759,7 +759,7 @@ def denoised_under_autocast(s: Setting, fixed: bool) -> Program:
     """Eight steps of a denoiser, each of which enters autocast anew."""
     width, dtype = s.pick(2048, 32), torch.bfloat16 if fixed else torch.float32
     model = _blocks(s, 2048, 16, 4).to(dtype).eval()
-    noise = torch.randn(s.pick(4, 2), s.pick(256, 8), width, device=s.device, dtype=dtype)
+    noise = torch.randn(s.pick(4, 2), s.pick(768, 8), width, device=s.device, dtype=dtype)
 
     @torch.no_grad()
     def denoise(x: Tensor) -> Tensor:
@@ -778,7 +778,7 @@ def denoised_under_autocast(s: Setting, fixed: bool) -> Program:
 def sharpness_tensor_by_tensor(s: Setting, fixed: bool) -> Program:
     """Weights moved uphill before the gradient that counts is taken, and back after it."""
     blocks = _blocks(s, 768, 12, 10)
-    x = _bf16(s, s.pick(32, 2), s.pick(196, 8), s.pick(768, 32))
+    x = _bf16(s, s.pick(64, 2), s.pick(196, 8), s.pick(768, 32))
     params, optimizer = list(blocks.parameters()), fresh.adamw(s, blocks)
     loss = lambda: F.mse_loss(blocks(x), x)
 

@@ -137,7 +137,7 @@ ELEVENTH = (
     "healthy_queries healthy_space_and_time healthy_heard_on_device healthy_faces healthy_judged_while_training "
     "healthy_forecast healthy_crossed_features healthy_tables healthy_atoms healthy_operator healthy_process "
     "healthy_physics clips_checkpointed gains_computed_on_host lengths_asked_in_each_layer kinds_indexed "
-    "positions_judged_eagerly masks_fetched depths_channels_first molecules_of_300 frames_one_by_one "
+    "positions_judged_eagerly masks_fetched depths_channels_first molecules_of_300 frames_few_by_few "
     "denoised_under_autocast sharpness_tensor_by_tensor bias_added_by_hand healthy_heat healthy_compiled_server "
     "focal_loss_by_formula healthy_packed_texts again_answers_picked again_beams_collected "
     "again_retrieved_under_autocast again_views_zeroed windows_cut_by_one_worker again_adam_tensor_by_tensor"
