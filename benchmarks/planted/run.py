@@ -142,6 +142,11 @@ ELEVENTH = (
     "focal_loss_by_formula healthy_packed_texts again_answers_picked again_beams_collected "
     "again_retrieved_under_autocast again_views_zeroed windows_cut_by_one_worker again_adam_tensor_by_tensor"
 ).split()
+TWELFTH = (
+    "healthy_masked_diffusion healthy_two_critics healthy_soft_clusters healthy_multiple_choice healthy_codes "
+    "healthy_population healthy_updated_in_backward healthy_beside_each_other norms_in_fp32_by_hand "
+    "cache_emptied_between_phases codes_in_line responses_in_fp32 walked_eagerly healthy_spins"
+).split()
 LEFT = (
     "again_padded_in_order again_pictures_in_graph again_tables_zeroed healthy_compiled_training "
     "again_adam_tensor_by_tensor again_healthy_graph_decode"
@@ -150,7 +155,7 @@ LEFT = (
 SUITES = {
     "first": ORDER, "fresh": FRESH, "third": THIRD, "fourth": FOURTH, "rest": REST, "fifth": FIFTH, "sixth": SIXTH,
     "sixth-rest": SIXTH_REST, "seventh": SEVENTH, "eighth": EIGHTH, "eighth-rest": EIGHTH_REST, "ninth": NINTH,
-    "tenth": TENTH, "eleventh": ELEVENTH,
+    "tenth": TENTH, "eleventh": ELEVENTH, "twelfth": TWELFTH,
     "left": LEFT,
 }  # fmt: skip
 

@@ -14,9 +14,10 @@ import seventh
 import sixth
 import tenth
 import third
+import twelfth
 from cases import CASES
 
 __all__ = [
     "CASES", "again", "eighth", "eleventh", "fifth", "fourth", "fresh", "healthy", "ninth", "seventh", "sixth", "tenth",
-    "third",
+    "third", "twelfth",
 ]  # fmt: skip
