@@ -4,54 +4,76 @@ causes, for the rules as they were mended after it."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from typing import Any
 
-import eleventh
+import eleventhnets as nets
 import fresh
 import ninth
 import ninthnets as own
 import torch
 import torch.nn.functional as F
-from again import _capturable
-from cases import CASES, Prefetch, Program, Setting, Step, case, compiler, graphed, precision
+from cases import CASES, Prefetch, Program, Setting, case, compiler, graphed, precision
 from eleventh import _blocks, _learning
 from ninth import HEALTHY, PLAIN, _bf16, _ints, _optimized
-from tenth import _captured
+from sixth import _with
+from tenth import TRIED
 from torch import Tensor, nn
 
 healthy = case("none", "nothing", **HEALTHY | PLAIN)
 compiled = case("none", "nothing", **HEALTHY | PLAIN | {"compiles": True, "rounds": 1})
+ONCE: dict[str, Any] = TRIED | {"rounds": 1}
+"""One program after the other, in place of turns."""
 
 # ---------------------------------------------------------------- what was told, done
 
 
-@contextmanager
-def _capturing(s: Setting) -> Iterator[None]:
-    """Training steps of the eleventh suite are captured when they are built."""
+class Padded(own.Policy):
+    """A policy whose value has eight columns, of which one is read."""
 
-    def learning(s: Setting, model: nn.Module, loss: Callable[[], Tensor]) -> Program:
-        return _captured(s, True, model, loss)
+    def __init__(self, states: int, width: int, actions: int) -> None:
+        super().__init__(states, width, actions)
+        self.worth = nn.Linear(width, 8)
 
-    def training(model: nn.Module, optimizer: object, batches: Iterator[tuple[Tensor, ...]]) -> Step:
-        batch = next(batches)
-        return _captured(s, True, model, lambda: model(*batch), optimizer=_capturable(model)).step
-
-    before = eleventh._learning, eleventh.train
-    eleventh._learning, eleventh.train = learning, training
-    try:
-        yield
-    finally:
-        eleventh._learning, eleventh.train = before
+    def forward(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        scores, worth = super().forward(states)
+        return scores, worth[:, :1]
 
 
-def in_graph(name: str, s: Setting, fixed: bool) -> Program:
-    """A training program of the eleventh suite as it is, or its steps in a CUDA graph."""
-    if not fixed or not s.cuda:
-        return CASES[name].build(s, True)
-    with _capturing(s):
-        return CASES[name].build(s, True)
+@case("misaligned sizes", "eight columns for the value, of which one is read", **TRIED)
+def again_gains_computed_on_host(s: Setting, fixed: bool) -> Program:
+    with _with(own, "Policy", Padded if fixed else own.Policy):
+        return CASES["gains_computed_on_host"].build(s, True)
+
+
+def _compiled_class(kind: type[nn.Module], s: Setting) -> type[nn.Module]:
+    run = torch.compile(kind.forward, backend=compiler(s), dynamic=False)
+    return type(kind.__name__, (kind,), {"forward": lambda self, x: run(self, x)})
+
+
+@case("unfused pointwise chain", "torch.compile the crossed layers and their tower", compiles=True, **ONCE)
+def again_healthy_crossed_features(s: Setting, fixed: bool) -> Program:
+    with _with(nets, "Crossed", _compiled_class(nets.Crossed, s) if fixed else nets.Crossed):
+        return CASES["healthy_crossed_features"].build(s, True)
+
+
+@case("unfused pointwise chain", "torch.compile the layers around their transforms", compiles=True, **ONCE)
+def again_healthy_state_space(s: Setting, fixed: bool) -> Program:
+    with _with(nets, "LongConv", _compiled_class(nets.LongConv, s) if fixed else nets.LongConv):
+        return CASES["healthy_state_space"].build(s, True)
+
+
+@case(
+    "allocator",
+    "pinned memory for all batches in flight is taken once, before the loop",
+    **ONCE | {"warmup": 10, "steps": 14},
+)
+def again_windows_cut_by_one_worker(s: Setting, fixed: bool) -> Program:
+    """Blocks that were taken and given back stay with the allocator of pinned memory."""
+    if fixed and s.cuda:
+        taken = [torch.empty(num, dtype=torch.uint8, pin_memory=True) for num in (64 * 64 * 64 * 4, 512) * 96]
+        del taken
+    return CASES["windows_cut_by_one_worker"].build(s, True)
 
 
 # ---------------------------------------------------------------- nothing to find

@@ -436,11 +436,19 @@ def test_without_shapes_a_network_that_only_begins_with_convolutions_is_not_told
     assert all(finding.low_ms == 0.0 for finding in found)
 
 
-@pytest.mark.parametrize(("op", "named"), [("aten::mm", True), ("aten::linalg_cholesky_ex", False)])
-def test_products_inside_of_a_factorization_have_no_setting(op, named):
+@pytest.mark.parametrize(
+    ("op", "around", "named"),
+    [
+        ("aten::mm", "", True),
+        ("aten::linalg_cholesky_ex", "", False),
+        ("aten::mm", "MmBackward0", True),
+        ("aten::mm", "LinalgCholeskyExBackward0", False),  # PyTorch keeps TF32 out of it
+    ],
+)
+def test_products_inside_of_a_factorization_have_no_setting(op, around, named):
     def play(stage: Stage) -> None:
         for _ in range(20):
-            stage.kernel("ampere_sgemm_128x64_nt", 200.0, op=op)
+            stage.kernel("ampere_sgemm_128x64_nt", 200.0, op=op, around=around)
 
     assert ("tensor-cores-unused" in rules_of(_twice(play).findings())) is named
 
@@ -512,12 +520,25 @@ def test_functions_that_were_compiled_one_by_one_are_no_graph_that_broke(between
     assert ("graph-breaks" in rules_of(_twice(play).findings())) is named
 
 
-@pytest.mark.parametrize(("rows", "named"), [(1_000_000, True), (12, False)])
+@pytest.mark.parametrize(("rows", "named"), [(1_000_000, True), (12, False), (None, False)])
 def test_of_a_table_with_few_rows_a_sparse_gradient_has_all(rows, named):
     def play(stage: Stage) -> None:
-        stage.kernel("indexSelectLargeIndex", 50.0, op="aten::embedding", shapes=[[rows, 64], [65536]])
+        stage.kernel("indexSelectLarge", 50.0, op="aten::embedding", shapes=[[rows, 64], [65536]] if rows else None)
         healthy(stage)
         for _ in range(4):
             stage.kernel("compute_grad_weight<float>", 300.0, op="aten::embedding_dense_backward")
 
     assert ("index-backward" in rules_of(_twice(play).findings())) is named
+
+
+@pytest.mark.parametrize(("worked_us", "rule"), [(600.0, "pageable-copies"), (9000.0, "host-round-trip")])
+def test_a_tensor_that_is_fetched_and_looked_at_is_no_round_trip(worked_us, rule):
+    """Fifty megabytes take the host 9 ms to fetch."""
+
+    def play(stage: Stage) -> None:
+        healthy(stage)
+        with stage.span("aten::to"):
+            stage.copy("DtoH pageable", 50_000_000, 9000.0, waits=True)
+        stage.work(worked_us)
+
+    assert rules_of(_twice(play).findings())[0] == rule

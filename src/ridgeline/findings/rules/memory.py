@@ -67,7 +67,7 @@ def _is_logits(shapes: str, sizes: set[int]) -> bool:
     return len(shape) >= 2 and shape[-1] in sizes and int(np.prod(shape[:-1])) >= 256
 
 
-@rule("index-backward", version=3, order=48)
+@rule("index-backward", version=4, order=48)
 def index_backward(scene: Scene) -> Candidate | None:
     """Gradients of ``table[index]`` sort the indices and add row by row."""
     works = np.flatnonzero(
@@ -109,14 +109,14 @@ def index_backward(scene: Scene) -> Candidate | None:
 
 
 def _mostly_untouched(scene: Scene) -> bool:
-    """Whether a table has more rows than are looked up in it at once, or nobody knows: a sparse gradient of a smaller
-    one has every row."""
+    """Whether a table is known to have more rows than are looked up in it at once: a sparse gradient of a smaller one
+    has every row."""
     shapes, sizes = scene.trace.optional("shapes"), list[tuple[int, int]]()
     for span in scene.host_spans(r"aten::(embedding|_embedding_bag|embedding_bag)$").tolist()[:100]:
         given = [shape for shape in parsed(scene.trace.words[int(shapes[span])]) if is_shape(shape) and shape]
         if len(given) >= 2:
             sizes.append((given[0][0], int(np.prod(given[1]))))
-    return not sizes or any(rows > looked_up for rows, looked_up in sizes)
+    return any(rows > looked_up for rows, looked_up in sizes)
 
 
 def _least_frac(scene: Scene, works: np.ndarray) -> float:
