@@ -146,7 +146,8 @@ TWELFTH = (
     "healthy_masked_diffusion healthy_two_critics healthy_soft_clusters healthy_multiple_choice healthy_codes "
     "healthy_population healthy_updated_in_backward healthy_beside_each_other norms_in_fp32_by_hand "
     "cache_emptied_between_phases codes_in_line responses_in_fp32 walked_eagerly again_gains_computed_on_host "
-    "again_healthy_crossed_features again_healthy_state_space healthy_spins again_windows_cut_by_one_worker"
+    "again_healthy_crossed_features again_healthy_state_space healthy_spins again_windows_in_graph "
+    "again_windows_cut_by_one_worker"
 ).split()
 LEFT = (
     "again_padded_in_order again_pictures_in_graph again_tables_zeroed healthy_compiled_training "

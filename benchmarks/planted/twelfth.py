@@ -13,11 +13,11 @@ import ninth
 import ninthnets as own
 import torch
 import torch.nn.functional as F
-from cases import CASES, Prefetch, Program, Setting, case, compiler, graphed, precision
-from eleventh import _blocks, _learning
+from cases import CASES, Prefetch, Program, Setting, case, compiler, end_workers, graphed, precision
+from eleventh import Series, _blocks, _learning
 from ninth import HEALTHY, PLAIN, _bf16, _ints, _optimized
 from sixth import _with
-from tenth import TRIED
+from tenth import TRIED, _captured
 from torch import Tensor, nn
 
 healthy = case("none", "nothing", **HEALTHY | PLAIN)
@@ -74,6 +74,30 @@ def again_windows_cut_by_one_worker(s: Setting, fixed: bool) -> Program:
         taken = [torch.empty(num, dtype=torch.uint8, pin_memory=True) for num in (64 * 64 * 64 * 4, 512) * 96]
         del taken
     return CASES["windows_cut_by_one_worker"].build(s, True)
+
+
+@case("host-bound", "capture the step behind the loader in a CUDA graph", **ONCE | {"warmup": 10, "steps": 14})
+def again_windows_in_graph(s: Setting, fixed: bool) -> Program:
+    if not fixed:
+        return CASES["windows_cut_by_one_worker"].build(s, True)
+    length, columns, width, batch = s.pick(64, 8), s.pick(64, 8), s.pick(1536, 32), s.pick(64, 4)
+    enter, head = s.place(lambda: nn.Linear(columns, width)), s.place(lambda: nn.Linear(width, 8))
+    blocks = _blocks(s, 1536, 24, 6)
+    values, labels = torch.zeros(batch, length, columns, device=s.device), _ints(s, 8, batch)
+    loss = lambda: F.cross_entropy(head(blocks(enter(values.bfloat16())).mean(1)), labels)
+    learn = _captured(s, True, nn.ModuleList([enter, blocks, head]), loss).step  # before memory is pinned by a thread
+    data, num = Series(length, columns), s.pick(10, 2)
+    loader = torch.utils.data.DataLoader(
+        data, batch, num_workers=num, pin_memory=s.cuda, persistent_workers=True, prefetch_factor=4
+    )
+    feed = iter(loader)
+
+    def step() -> None:
+        for into, new in zip((values, labels), next(feed), strict=True):
+            into.copy_(new, non_blocking=True)
+        learn()
+
+    return Program(step, close=lambda: end_workers(feed))
 
 
 # ---------------------------------------------------------------- nothing to find
