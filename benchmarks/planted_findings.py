@@ -27,7 +27,10 @@ from ridgeline.profiler.floors import device_of
 from ridgeline.profiler.recordings import Planted, healthy_programs, planted_cases, planted_folder, second_fixes
 from ridgeline.trace import read
 
-SUITES = ("planted", "fresh", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh")
+SUITES = (
+    *("planted", "fresh", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh"),
+    "twelfth",
+)
 ROUNDS = 3
 """Of a program in a plain recording, which has no marks: all of them are one step."""
 WAYS = (("untimed", "planted", "fixed", 1), ("plain", "planted-plain", "plain", ROUNDS))

@@ -542,3 +542,32 @@ def test_a_tensor_that_is_fetched_and_looked_at_is_no_round_trip(worked_us, rule
         stage.work(worked_us)
 
     assert rules_of(_twice(play).findings())[0] == rule
+
+
+@pytest.mark.parametrize(
+    ("kernels", "named"),
+    [
+        ([("vectorized_elementwise_kernel<Mul>", 80.0)] * 6, True),
+        ([("reduce_kernel<Sum>", 300.0)] + [("vectorized_elementwise_kernel<Mul>", 2.0)] * 5, False),
+        ([("distribution_elementwise_grid_stride_kernel<normal>", 80.0)] * 6, False),
+    ],
+)
+def test_kernels_over_small_tensors_and_draws_are_no_links_of_a_chain(kernels, named):
+    def play(stage: Stage) -> None:
+        for _ in range(6):
+            healthy(stage, 2)
+            for name, us in kernels:
+                stage.kernel(name, us, op="aten::op")
+
+    assert ("pointwise-chains" in rules_of(_twice(play).findings())) is named
+
+
+@pytest.mark.parametrize("by_itself", [True, False])
+def test_memory_that_a_pinning_thread_takes_is_the_loaders(by_itself):
+    def play(stage: Stage) -> None:
+        for _ in range(4):
+            stage.call("cudaHostAlloc", 1500.0)
+            stage._spans[-1]["thread"] = 2 if by_itself else 1
+            healthy(stage, 2)
+
+    assert ("allocator" in rules_of(_twice(play).findings())) is not by_itself

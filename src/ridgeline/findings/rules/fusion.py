@@ -26,6 +26,8 @@ nature."""
 CHAIN_UNKNOWN = 6
 """The same where ops are unknown, as in a replayed graph, and all but one are sums: a bias and the sums of gradients
 after it are no chain."""
+ALIKE = 0.05
+"""Of the longest kernel's time: less is a kernel over another, small tensor, and no link of the chain."""
 LOOP, SMALL_S = 48, 30e-6
 """Small kernels in a row from which on they are a loop over tensors, and what small means."""
 TWICE = r"BackwardBackward\d*$"
@@ -307,7 +309,19 @@ def _complex(scene: Scene) -> Mask:
     return np.asarray(named | ((ops >= 0) & scene.words_like("complex")[given[np.maximum(ops, 0)]]), dtype=bool)
 
 
-@rule("pointwise-chains", version=6, order=50)
+def _num_alike(scene: Scene, piece: Index) -> int:
+    """How many of a chain walk tensors of the size that its longest kernel does; draws of random numbers have no input
+    that another kernel writes."""
+    taken_s = np.where(scene.family("random")[piece], 0.0, scene.work_s[piece])
+    return int((taken_s > ALIKE * taken_s.max()).sum())
+
+
+def _longest_frac(scene: Scene, piece: Index) -> float:
+    """Of a chain's time what its longest kernel takes, which at worst remains: one kernel for all has its traffic."""
+    return float(scene.work_s[piece].max() / max(1e-12, scene.work_s[piece].sum()))
+
+
+@rule("pointwise-chains", version=7, order=50)
 def pointwise_chains(scene: Scene) -> Candidate | None:
     if len(scene.host_spans(TWICE)):
         return None
@@ -318,10 +332,12 @@ def pointwise_chains(scene: Scene) -> Candidate | None:
     sums = (scene.trace.op[scene.rows] == 0) & (scene.family("reduce") | scene.named(r"CUDAFunctor_add"))
     pieces = [piece for piece in pieces if len(piece) >= CHAIN_UNKNOWN or sums[piece].sum() < len(piece) - 1]
     pieces = [piece for piece in pieces if len(piece) < LOOP or np.median(scene.work_s[piece]) > SMALL_S]
+    pieces = [piece for piece in pieces if _num_alike(scene, piece) >= CHAIN]
     if not pieces:
         return None
     works = np.concatenate(pieces)
     lengths = np.concatenate([np.full(len(piece), len(piece)) for piece in pieces])
+    longest = np.concatenate([np.full(len(piece), _longest_frac(scene, piece)) for piece in pieces])
     if scene.frac(scene.per_step_s(works)) < 0.1:
         return None
     return Candidate(
@@ -332,7 +348,12 @@ def pointwise_chains(scene: Scene) -> Candidate | None:
         "F.gelu) where one exists",
         where=scene.where(works),
         cure=replace(
-            _fused(scene, works, np.maximum(0.06, 1.2 / lengths), np.maximum(0.35, 2.5 / lengths)),
+            _fused(
+                scene,
+                works,
+                np.maximum(0.06, 1.2 / lengths),
+                np.maximum(longest, np.maximum(0.35, 2.5 / lengths)),
+            ),
             closed=np.concatenate([piece[1:] for piece in pieces]),  # one kernel has no gaps inside
         ),
         evidence=scene.evidence(works),

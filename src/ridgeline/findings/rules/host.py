@@ -141,10 +141,11 @@ def recompilation(scene: Scene) -> Candidate | None:
     )
 
 
-@rule("allocator", version=2, order=13)
+@rule("allocator", version=3, order=13)
 def allocator(scene: Scene) -> Candidate | None:
     mask = runtime_named(scene.trace, ALLOCATES, NOT_ALLOCATING)
     spans = scene.inside(np.flatnonzero(mask))
+    spans = spans[np.isin(scene.trace.thread[spans], _launching_threads(scene))]
     calls = np.flatnonzero(np.isin(scene.wiring.call_rows, spans))
     if not len(calls) or not scene.recurs(scene.time_of(spans)):
         return None
@@ -159,6 +160,13 @@ def allocator(scene: Scene) -> Candidate | None:
         spans=tuple(spans.tolist()),
         unchecked=("first steps allocate by nature: record after warm-up",),
     )
+
+
+def _launching_threads(scene: Scene) -> Index:
+    """Threads that launch kernels. One that only pins batches takes memory until there is some for every batch in
+    flight, and then no more."""
+    launches = scene.trace.launch[scene.rows[scene.work_kind == int(Kind.KERNEL)]]
+    return np.asarray(np.unique(scene.trace.thread[launches[launches >= 0]]), dtype=np.int64)
 
 
 @rule("graph-breaks", version=3, order=60)
