@@ -2,10 +2,13 @@
 
     python benchmarks/planted_findings.py [--folder FOLDER]
     python benchmarks/planted_findings.py --trials
+    python benchmarks/planted_findings.py --untimed --folder FOLDER
 
 Reads data/recordings/h200/planted, or another folder of the same form; what it has of healthy programs and of second
 fixes is judged as well. With ``--trials`` everything that is found over 2 % of the step in fixed and healthy programs
-of all suites, and whether it turned out to be true when its advice was taken.
+of all suites, and whether it turned out to be true when its advice was taken. With ``--untimed`` the same folder as
+others would hand it over: without what our recorder noted of unrecorded steps, and recorded plainly (no shapes, no
+marks, three steps in a row).
 """
 
 from __future__ import annotations
@@ -13,23 +16,37 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from ridgeline.findings.score import GENERAL, NAMES, Score, found_in, score
-from ridgeline.profiler.recordings import healthy_programs, planted_cases, planted_folder, second_fixes
+from ridgeline.findings.explain import findings_of
+from ridgeline.findings.finding import Finding
+from ridgeline.findings.scene import Scene
+from ridgeline.findings.score import GENERAL, NAMES, WEIGHTY_FRAC, Score, found_in, score
+from ridgeline.profiler.floors import device_of
+from ridgeline.profiler.recordings import Planted, healthy_programs, planted_cases, planted_folder, second_fixes
+from ridgeline.trace import read
 
-SUITES = ("planted", "fresh", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
+SUITES = (
+    *("planted", "fresh", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh"),
+    "twelfth",
+)
+ROUNDS = 3
+"""Of a program in a plain recording, which has no marks: all of them are one step."""
+WAYS = (("untimed", "planted", "fixed", 1), ("plain", "planted-plain", "plain", ROUNDS))
+"""To record: the word for it, the recordings of planted and of fixed programs, and rounds in a step."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=None)
     parser.add_argument("--trials", action="store_true")
+    parser.add_argument("--untimed", action="store_true")
     args = parser.parse_args()
-    if args.trials:
-        trials()
-        return
     folder = args.folder or planted_folder()
+    if args.trials or args.untimed:
+        trials() if args.trials else untimed(folder)
+        return
     scores = [score(case) for case in planted_cases(folder)]
     _table(scores)
     specific = [(found.case, rule) for found in scores for rule, _ in found.others if rule not in GENERAL]
@@ -54,6 +71,42 @@ def trials() -> None:
         print(f"| {program} | {rule} | {share:.0%} | {word} |")
     words = [word.split(":")[0] for *_, word in rows]
     print(f"\n{len(rows)} findings: " + ", ".join(f"{words.count(word)} {word}" for word in sorted(set(words))))
+
+
+def untimed(folder: Path) -> None:
+    """What is said of recordings that nobody timed, and of plain ones."""
+    for word, planted, fixed, rounds in WAYS:
+        found = [(case, *_promised(folder / f"{case.name}.{planted}.json.xz", case, rounds)) for case in _cases(folder)]
+        for case, place, promised, held in found:
+            gain_ms = rounds * case.gain_s * 1e3
+            print(f"{word} {case.name}: place {place}, promised {promised}, realized {gain_ms:.2f}, held {held}")
+        named, held_num = sum(place in (1, 2) for _, place, *_ in found), sum(held for *_, held in found)
+        print(f"{word}: {named} of {len(found)} named first or second, {held_num} held")
+        for file in sorted(folder.glob(f"*.{fixed}.json.xz")):
+            told = [x for x in _bare(file) if x.step_frac > WEIGHTY_FRAC] if "again_" not in file.name else []
+            for x in told:
+                print(f"{word} {file.name.split('.')[0]} is told {x.rule} {x.low_ms:.2f} to {x.high_ms:.2f} ms")
+
+
+def _cases(folder: Path) -> list[Planted]:
+    return [case for case in planted_cases(folder) if (folder / f"{case.name}.planted-plain.json.xz").exists()]
+
+
+def _promised(file: Path, case: Planted, rounds: int) -> tuple[int | None, str, bool]:
+    """The place of the planted cause among the findings, what is promised, and whether the gain is inside."""
+    found = _bare(file)
+    place = next((i for i, x in enumerate(found) if x.rule in NAMES[case.cause]), None)
+    if place is None:
+        return None, "–", False
+    low, high = found[place].low_ms, found[place].high_ms
+    return place + 1, f"{low:.2f} to {high:.2f}", low <= rounds * case.gain_s * 1e3 <= high
+
+
+def _bare(file: Path) -> Sequence[Finding]:
+    """Findings of a trace without anything that Ridgeline's own recorder wrote into it."""
+    trace = read(file, cache=False)
+    bare = replace(trace, meta={key: value for key, value in trace.meta.items() if key != "ridgeline"})
+    return findings_of(Scene(bare, device_of(bare)))
 
 
 def _weighty(folder: Path) -> list[tuple[str, str, float]]:

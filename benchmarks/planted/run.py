@@ -131,6 +131,24 @@ TENTH = (
     "beams_collected again_visits_parsed_in_the_loop again_healthy_boxes again_spoken_in_segments again_healthy_spoken "
     "again_letters_on_host"
 ).split()
+ELEVENTH = (
+    "healthy_state_space healthy_retention healthy_grouped_experts healthy_drafted healthy_rewarded "
+    "healthy_translated healthy_chunked_prefill healthy_reranker healthy_in_eight_bits healthy_snapshots "
+    "healthy_queries healthy_space_and_time healthy_heard_on_device healthy_faces healthy_judged_while_training "
+    "healthy_forecast healthy_crossed_features healthy_tables healthy_atoms healthy_operator healthy_process "
+    "healthy_physics clips_checkpointed gains_computed_on_host lengths_asked_in_each_layer kinds_indexed "
+    "positions_judged_eagerly masks_fetched depths_channels_first molecules_of_300 frames_few_by_few "
+    "denoised_under_autocast sharpness_tensor_by_tensor bias_added_by_hand healthy_heat healthy_compiled_server "
+    "focal_loss_by_formula healthy_packed_texts again_answers_picked again_beams_collected "
+    "again_retrieved_under_autocast again_views_zeroed windows_cut_by_one_worker again_adam_tensor_by_tensor"
+).split()
+TWELFTH = (
+    "healthy_masked_diffusion healthy_two_critics healthy_soft_clusters healthy_multiple_choice healthy_codes "
+    "healthy_population healthy_updated_in_backward healthy_beside_each_other norms_in_fp32_by_hand "
+    "cache_emptied_between_phases codes_in_line responses_in_fp32 walked_eagerly again_gains_computed_on_host "
+    "again_healthy_crossed_features again_healthy_state_space healthy_spins again_windows_in_graph "
+    "again_windows_cut_by_one_worker"
+).split()
 LEFT = (
     "again_padded_in_order again_pictures_in_graph again_tables_zeroed healthy_compiled_training "
     "again_adam_tensor_by_tensor again_healthy_graph_decode"
@@ -139,7 +157,7 @@ LEFT = (
 SUITES = {
     "first": ORDER, "fresh": FRESH, "third": THIRD, "fourth": FOURTH, "rest": REST, "fifth": FIFTH, "sixth": SIXTH,
     "sixth-rest": SIXTH_REST, "seventh": SEVENTH, "eighth": EIGHTH, "eighth-rest": EIGHTH_REST, "ninth": NINTH,
-    "tenth": TENTH,
+    "tenth": TENTH, "eleventh": ELEVENTH, "twelfth": TWELFTH,
     "left": LEFT,
 }  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import again
 import eighth
+import eleventh
 import fifth
 import fourth
 import fresh
@@ -13,8 +14,10 @@ import seventh
 import sixth
 import tenth
 import third
+import twelfth
 from cases import CASES
 
 __all__ = [
-    "CASES", "again", "eighth", "fifth", "fourth", "fresh", "healthy", "ninth", "seventh", "sixth", "tenth", "third",
+    "CASES", "again", "eighth", "eleventh", "fifth", "fourth", "fresh", "healthy", "ninth", "seventh", "sixth", "tenth",
+    "third", "twelfth",
 ]  # fmt: skip

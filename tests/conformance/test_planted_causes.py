@@ -20,7 +20,10 @@ from ridgeline.profiler.floors import device_of
 from ridgeline.profiler.recordings import healthy_programs, planted_cases, planted_folder, second_fixes
 from ridgeline.trace import Trace, read
 
-SUITES = ("planted", "fresh", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
+SUITES = (
+    *("planted", "fresh", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh"),
+    "twelfth",
+)
 NO_CAUSE = {"messages_indexed", "losses_asked_if_finite", "worlds_asked_if_over"}
 """Planted, but the fix made it no faster (few indices are the same; the device hides the question, or the host is so
 late that the answer is there): rules must stay silent, or promise from nothing on."""
@@ -28,7 +31,7 @@ TRUE = {
     ("pageable_copy", "exposed-copies"),  # the batch is copied on the compute stream
     ("small_copies", "exposed-copies"),
     ("frames_pageable", "exposed-copies"),  # brought 0.47 of 10.2 ms
-    ("adam_tensor_by_tensor", "pointwise-chains"),  # gates over channels and SiLU in eager mode
+    ("adam_tensor_by_tensor", "pointwise-chains"),  # gates and SiLU in eager mode; tried where it was not found again
     ("gradients_clamped_one_by_one", "pointwise-chains"),
     ("rotary_decode", "pointwise-chains"),  # rotary positions in eager mode; brought 1.15 of 5.18 ms
     ("vocab_32001", "pointwise-chains"),
@@ -57,6 +60,10 @@ TRUE = {
     ("weights_cast_for_each_piece", "pointwise-chains"),  # brought 5.85 of 34.6 ms
     ("confusion_counted_on_host", "misaligned-sizes"),  # 21 classes; brought 0.22 of 4.26 ms
     ("healthy_boxes", "pointwise-chains"),  # overlaps of 512 boxes in six passes; brought 0.64 of 6.61 ms
+    ("healthy_crossed_features", "pointwise-chains"),  # sums and products backward; brought 2.73 of 17.5 ms
+    ("healthy_state_space", "pointwise-chains"),  # around Fourier transforms; brought 2.25 of 35.6 ms
+    ("gains_computed_on_host", "misaligned-sizes"),  # a value of one column; brought 0.12 of 3.06 ms
+    ("healthy_multiple_choice", "logits"),  # half of the logits are copied for the loss; not tried
     ("healthy_points", "pointwise-chains"),  # the largest of 2,048 points, backward in three passes: 3.2 of 18.6 ms
 }
 """What is found in programs without a planted cause and is so: `benchmarks/2026-11-15-findings.md` says how we know."""
@@ -67,7 +74,8 @@ MISSED = {
     "again_policy_compiled",  # 0.49 where 0.39 at most were promised
     "again_pictures_embedded_under_autocast",  # 0.28 of 8.16 from a graph, where the device decides
     "again_padded_in_order",  # 9.6 of 70.8 ms by sorted data, and nothing was said
-    "again_healthy_points",  # 3.21 where 2.07 at most were promised
+    "again_healthy_points",  # 3.2 of 18.6 ms, and nothing is said: its three passes are of different lengths
+    "again_gradients_scaled_for_bf16",  # 4.61 where 3.78 at most are promised
     "again_fields_copied_one_by_one",  # 0.36 of 1.27 ms from a graph; found where the host was slower
     "again_texts_accumulated_one_by_one",  # 2.0 of 11.4 ms likewise
     "again_visits_parsed_in_the_loop",  # 1.2 of 11.5 ms likewise
@@ -184,16 +192,23 @@ def test_a_training_loop_at_the_power_its_board_is_built_for_is_told_nothing():
 
 
 PLAIN = ("fp32_matmul", "nchw_conv", "hidden_2731", "zero_grad_memset")
-PLANTED_PLAINLY = sorted(planted_folder(suite="ninth").glob("*.planted-plain.json.xz"))
 ROUNDS = 3
 """Of a program in a plain recording, which has no marks: all of them are one step."""
+UNNAMED_PLAINLY = {"ninth": {"preferences_in_fp32"}, "eleventh": {"denoised_under_autocast"}}
+"""Casts cannot be told from copies without shapes."""
+MISSED_PLAINLY = {
+    "ninth": {"centers_moved_on_host", "visits_parsed_in_the_loop"},
+    "eleventh": {"gains_computed_on_host", "windows_cut_by_one_worker"},
+}
 
 
-def test_of_plain_recordings_nine_in_ten_causes_are_named_and_most_gains_are_inside():
-    """No shapes, no marks of steps, and nobody timed them: fp32 logits cannot be seen without shapes."""
-    cases = {case.name: case for case in planted_cases(planted_folder(suite="ninth")) if case.name not in NO_CAUSE}
+@pytest.mark.parametrize("suite", ["ninth", "eleventh"])
+def test_of_plain_recordings_nine_in_ten_causes_are_named_and_most_gains_are_inside(suite):
+    """No shapes, no marks of steps, and nobody timed them."""
+    folder = planted_folder(suite=suite)
+    cases = {case.name: case for case in planted_cases(folder) if case.name not in NO_CAUSE}
     named, held = set(), set()
-    for file in PLANTED_PLAINLY:
+    for file in sorted(folder.glob("*.planted-plain.json.xz")):
         case = cases.get(file.name.split(".")[0])
         found = _untimed(read(file, cache=False))[:2] if case else []
         ours = next((finding for finding in found if case and finding.rule in NAMES[case.cause]), None)
@@ -201,8 +216,8 @@ def test_of_plain_recordings_nine_in_ten_causes_are_named_and_most_gains_are_ins
             named.add(case.name)
             if ours.low_ms <= ROUNDS * case.gain_s * 1e3 <= ours.high_ms:
                 held.add(case.name)
-    assert cases.keys() - named <= {"preferences_in_fp32"}
-    assert cases.keys() - held <= {"preferences_in_fp32", "centers_moved_on_host", "visits_parsed_in_the_loop"}
+    assert cases.keys() - named <= UNNAMED_PLAINLY[suite]
+    assert cases.keys() - held <= UNNAMED_PLAINLY[suite] | MISSED_PLAINLY[suite]
 
 
 @pytest.mark.parametrize("name", PLAIN)
@@ -224,6 +239,7 @@ PLAINLY = sorted(file for suite in SUITES for file in planted_folder(suite=suite
 SLOW_HOST = {  # as recorded: the device is busy a third of 0.9 ms, 45 of 14 and 12 of 29 ms
     ("buyers_and_goods_dense", "launch-bound"), ("worlds_asked_if_over", "launch-bound"),
     ("nadam_tensor_by_tensor", "launch-bound"), ("answers_picked", "launch-bound"),
+    ("windows_cut_by_one_worker", "launch-bound"),
 }  # fmt: skip
 
 

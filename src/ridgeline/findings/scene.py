@@ -40,6 +40,10 @@ FORWARD_OPS = (
 )
 """Ops that only a forward pass calls: in a backward pass they are a second time."""
 BACKWARD = r"evaluate_function|Backward\d*$"
+FACTORED = r"^aten::(_?linalg_\w+|cholesky\w*|_cholesky\w*|triangular_solve|lu_\w+|geqrf|ormqr|orgqr|svd|lstsq)$"
+"""Factorizations and solves: what they launch is their solver's own."""
+FACTORED_BACKWARD = r"^(Linalg|Cholesky|TriangularSolve|Lu)\w*Backward\d*$"
+"""Gradients of such: PyTorch keeps TF32 out of their products, whatever is set."""
 LOSS_BACKWARD = (
     r"^autograd::engine::evaluate_function: (NllLoss|CrossEntropy|MseLoss|L1Loss|SmoothL1|HuberLoss|BinaryCross|KlDiv)"
 )
@@ -648,6 +652,12 @@ class Scene:
         for at in self._ancestry:
             found |= (at >= 0) & matching[trace.name[np.maximum(at, 0)]]
         return found
+
+    @cached_property
+    def factored(self) -> Mask:
+        """Works of factorizations and solves, and of their gradients: no setting of products reaches those inside, and
+        there is no larger batch."""
+        return np.asarray(self.named(FACTORED, "op") | self.under(FACTORED_BACKWARD), dtype=bool)
 
     def is_under(self, span: int, pattern: str) -> bool:
         matching = self.words_like(pattern)

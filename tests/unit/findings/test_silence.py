@@ -434,3 +434,140 @@ def test_without_shapes_a_network_that_only_begins_with_convolutions_is_not_told
     found = _twice(play).findings()
     assert ("channels-first" in rules_of(found)) is named
     assert all(finding.low_ms == 0.0 for finding in found)
+
+
+@pytest.mark.parametrize(
+    ("op", "around", "named"),
+    [
+        ("aten::mm", "", True),
+        ("aten::linalg_cholesky_ex", "", False),
+        ("aten::mm", "MmBackward0", True),
+        ("aten::mm", "LinalgCholeskyExBackward0", False),  # PyTorch keeps TF32 out of it
+    ],
+)
+def test_products_inside_of_a_factorization_have_no_setting(op, around, named):
+    def play(stage: Stage) -> None:
+        for _ in range(20):
+            stage.kernel("ampere_sgemm_128x64_nt", 200.0, op=op, around=around)
+
+    assert ("tensor-cores-unused" in rules_of(_twice(play).findings())) is named
+
+
+@pytest.mark.parametrize(("op", "named"), [("aten::mm", True), ("aten::_cholesky_solve_helper", False)])
+def test_a_factorization_has_no_batch_to_make_larger(op, named):
+    def play(stage: Stage) -> None:
+        for _ in range(20):
+            stage.kernel("nvjet_sm90_sss_64x32", 200.0, op=op, blocks=8, around="MmBackward0")
+
+    assert ("small-batch" in rules_of(_twice(play).findings())) is named
+
+
+@pytest.mark.parametrize(("other", "named"), [("nvjet_sm90_tst_128x256", True), ("nvjet_sm90_sss_128x256", False)])
+def test_complex_products_beside_others_in_tf32_have_no_setting_left(other, named):
+    def play(stage: Stage) -> None:
+        for _ in range(10):
+            stage.kernel(other, 100.0, op="aten::mm")
+            stage.kernel("cutlass_80_simt_cgemm_64x64", 200.0, op="aten::bmm")
+
+    assert ("tensor-cores-unused" in rules_of(_twice(play).findings())) is named
+
+
+@pytest.mark.parametrize(("op", "named"), [("aten::gelu", True), ("aten::_fft_r2c", False)])
+def test_convolutions_between_fourier_transforms_keep_their_layout(op, named):
+    def play(stage: Stage) -> None:
+        for _ in range(10):
+            for kernel, us in (("nchwToNhwcKernel<float>", 90.0), ("sm90_xmma_fprop_implicit_gemm_tf32_nhwc", 200.0)):
+                stage.kernel(kernel, us, op="aten::cudnn_convolution", shapes=[[8, 64, 64, 64], [64, 64, 3, 3]])
+            stage.kernel("regular_fft_kernel", 100.0, op=op)
+
+    assert ("channels-first" in rules_of(_twice(play).findings())) is named
+
+
+@pytest.mark.parametrize(("dtype", "named"), [("float", True), ("c10::complex<float>", False)])
+def test_no_code_is_generated_for_complex_numbers(dtype, named):
+    def play(stage: Stage) -> None:
+        for _ in range(6):
+            healthy(stage, 2)
+            for _ in range(6):
+                stage.kernel(f"vectorized_elementwise_kernel<Mul<{dtype}>>", 80.0, op="aten::mul")
+
+    assert ("pointwise-chains" in rules_of(_twice(play).findings())) is named
+
+
+@pytest.mark.parametrize(("node", "named"), [("TanhBackward0", True), ("TanhBackwardBackward0", False)])
+def test_gradients_that_are_differentiated_again_cannot_be_compiled(node, named):
+    def play(stage: Stage) -> None:
+        for _ in range(6):
+            healthy(stage, 2)
+            for _ in range(6):
+                stage.kernel("vectorized_elementwise_kernel<Mul>", 80.0, op="aten::mul", around=node)
+
+    assert ("pointwise-chains" in rules_of(_twice(play).findings())) is named
+
+
+@pytest.mark.parametrize(("between", "named"), [("aten::isfinite", True), ("Optimizer.step#AdamW.step", False)])
+def test_functions_that_were_compiled_one_by_one_are_no_graph_that_broke(between, named):
+    """A policy, a value and a model of the world, each with its own update."""
+
+    def play(stage: Stage) -> None:
+        for i in range(4):
+            with stage.span(f"Torch-Compiled Region: {i}/0", Kind.ANNOTATION):
+                healthy(stage, 2, 40.0)
+            stage.work(200)
+            with stage.span(between):
+                stage.kernel("multi_tensor_apply_kernel<FusedAdam>", 100.0, op="aten::op")
+
+    assert ("graph-breaks" in rules_of(_twice(play).findings())) is named
+
+
+@pytest.mark.parametrize(("rows", "named"), [(1_000_000, True), (12, False), (None, False)])
+def test_of_a_table_with_few_rows_a_sparse_gradient_has_all(rows, named):
+    def play(stage: Stage) -> None:
+        stage.kernel("indexSelectLarge", 50.0, op="aten::embedding", shapes=[[rows, 64], [65536]] if rows else None)
+        healthy(stage)
+        for _ in range(4):
+            stage.kernel("compute_grad_weight<float>", 300.0, op="aten::embedding_dense_backward")
+
+    assert ("index-backward" in rules_of(_twice(play).findings())) is named
+
+
+@pytest.mark.parametrize(("worked_us", "rule"), [(600.0, "pageable-copies"), (9000.0, "host-round-trip")])
+def test_a_tensor_that_is_fetched_and_looked_at_is_no_round_trip(worked_us, rule):
+    """Fifty megabytes take the host 9 ms to fetch."""
+
+    def play(stage: Stage) -> None:
+        healthy(stage)
+        with stage.span("aten::to"):
+            stage.copy("DtoH pageable", 50_000_000, 9000.0, waits=True)
+        stage.work(worked_us)
+
+    assert rules_of(_twice(play).findings())[0] == rule
+
+
+@pytest.mark.parametrize(
+    ("kernels", "named"),
+    [
+        ([("vectorized_elementwise_kernel<Mul>", 80.0)] * 6, True),
+        ([("reduce_kernel<Sum>", 300.0)] + [("vectorized_elementwise_kernel<Mul>", 2.0)] * 5, False),
+        ([("distribution_elementwise_grid_stride_kernel<normal>", 80.0)] * 6, False),
+    ],
+)
+def test_kernels_over_small_tensors_and_draws_are_no_links_of_a_chain(kernels, named):
+    def play(stage: Stage) -> None:
+        for _ in range(6):
+            healthy(stage, 2)
+            for name, us in kernels:
+                stage.kernel(name, us, op="aten::op")
+
+    assert ("pointwise-chains" in rules_of(_twice(play).findings())) is named
+
+
+@pytest.mark.parametrize("by_itself", [True, False])
+def test_memory_that_a_pinning_thread_takes_is_the_loaders(by_itself):
+    def play(stage: Stage) -> None:
+        for _ in range(4):
+            stage.call("cudaHostAlloc", 1500.0)
+            stage._spans[-1]["thread"] = 2 if by_itself else 1
+            healthy(stage, 2)
+
+    assert ("allocator" in rules_of(_twice(play).findings())) is not by_itself

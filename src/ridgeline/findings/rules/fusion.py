@@ -26,8 +26,12 @@ nature."""
 CHAIN_UNKNOWN = 6
 """The same where ops are unknown, as in a replayed graph, and all but one are sums: a bias and the sums of gradients
 after it are no chain."""
+ALIKE = 0.05
+"""Of the longest kernel's time: less is a kernel over another, small tensor, and no link of the chain."""
 LOOP, SMALL_S = 48, 30e-6
 """Small kernels in a row from which on they are a loop over tensors, and what small means."""
+TWICE = r"BackwardBackward\d*$"
+"""Nodes of gradients that are differentiated again: code that torch.compile made does not let that happen."""
 FROZEN_FRAC = 0.01
 """Of the step, for casts of weights that never change: what is cast and computed in fp32 around them comes on top."""
 LIGHT = ("pointwise", "reduce", "dropout", "copy", "fill", "random", "other")
@@ -289,15 +293,38 @@ def tensor_loop(scene: Scene) -> Candidate | None:
 
 
 def _compilable(scene: Scene) -> Mask:
-    """What compiling a module reaches: not its optimizer, not gradients added to others, and weights are cast all the
-    same."""
+    """What compiling a module reaches: not its optimizer, not gradients added to others, weights are cast all the same,
+    and for complex numbers no code is generated."""
     outside = scene.launched_in(scene.time_of(scene.host_spans(r"^Optimizer\."))) | scene.under(r"AccumulateGrad")
     outside[_weight_casts(scene)] = True
-    return ~outside
+    return ~(outside | _complex(scene))
 
 
-@rule("pointwise-chains", version=5, order=50)
+def _complex(scene: Scene) -> Mask:
+    """Works over complex numbers, by their names or by what their ops were given."""
+    named = scene.named(r"complex<")
+    if not named.any():
+        return named
+    given, ops = scene.trace.optional("dtypes"), shaped_ops(scene.trace, scene.rows)
+    return np.asarray(named | ((ops >= 0) & scene.words_like("complex")[given[np.maximum(ops, 0)]]), dtype=bool)
+
+
+def _num_alike(scene: Scene, piece: Index) -> int:
+    """How many of a chain walk tensors of the size that its longest kernel does; draws of random numbers have no input
+    that another kernel writes."""
+    taken_s = np.where(scene.family("random")[piece], 0.0, scene.work_s[piece])
+    return int((taken_s > ALIKE * taken_s.max()).sum())
+
+
+def _longest_frac(scene: Scene, piece: Index) -> float:
+    """Of a chain's time what its longest kernel takes, which at worst remains: one kernel for all has its traffic."""
+    return float(scene.work_s[piece].max() / max(1e-12, scene.work_s[piece].sum()))
+
+
+@rule("pointwise-chains", version=7, order=50)
 def pointwise_chains(scene: Scene) -> Candidate | None:
+    if len(scene.host_spans(TWICE)):
+        return None
     order = np.lexsort((scene.base.work_start_s, scene.program.stream))
     light = scene.family("pointwise", "reduce", "dropout", "copy", "random") & _compilable(scene)
     starts, ends = _runs(light[order], scene.program.stream[order])
@@ -305,10 +332,12 @@ def pointwise_chains(scene: Scene) -> Candidate | None:
     sums = (scene.trace.op[scene.rows] == 0) & (scene.family("reduce") | scene.named(r"CUDAFunctor_add"))
     pieces = [piece for piece in pieces if len(piece) >= CHAIN_UNKNOWN or sums[piece].sum() < len(piece) - 1]
     pieces = [piece for piece in pieces if len(piece) < LOOP or np.median(scene.work_s[piece]) > SMALL_S]
+    pieces = [piece for piece in pieces if _num_alike(scene, piece) >= CHAIN]
     if not pieces:
         return None
     works = np.concatenate(pieces)
     lengths = np.concatenate([np.full(len(piece), len(piece)) for piece in pieces])
+    longest = np.concatenate([np.full(len(piece), _longest_frac(scene, piece)) for piece in pieces])
     if scene.frac(scene.per_step_s(works)) < 0.1:
         return None
     return Candidate(
@@ -319,7 +348,12 @@ def pointwise_chains(scene: Scene) -> Candidate | None:
         "F.gelu) where one exists",
         where=scene.where(works),
         cure=replace(
-            _fused(scene, works, np.maximum(0.06, 1.2 / lengths), np.maximum(0.35, 2.5 / lengths)),
+            _fused(
+                scene,
+                works,
+                np.maximum(0.06, 1.2 / lengths),
+                np.maximum(longest, np.maximum(0.35, 2.5 / lengths)),
+            ),
             closed=np.concatenate([piece[1:] for piece in pieces]),  # one kernel has no gaps inside
         ),
         evidence=scene.evidence(works),

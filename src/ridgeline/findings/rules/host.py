@@ -141,10 +141,11 @@ def recompilation(scene: Scene) -> Candidate | None:
     )
 
 
-@rule("allocator", version=2, order=13)
+@rule("allocator", version=3, order=13)
 def allocator(scene: Scene) -> Candidate | None:
     mask = runtime_named(scene.trace, ALLOCATES, NOT_ALLOCATING)
     spans = scene.inside(np.flatnonzero(mask))
+    spans = spans[np.isin(scene.trace.thread[spans], _launching_threads(scene))]
     calls = np.flatnonzero(np.isin(scene.wiring.call_rows, spans))
     if not len(calls) or not scene.recurs(scene.time_of(spans)):
         return None
@@ -161,15 +162,23 @@ def allocator(scene: Scene) -> Candidate | None:
     )
 
 
-@rule("graph-breaks", version=2, order=60)
+def _launching_threads(scene: Scene) -> Index:
+    """Threads that launch kernels. One that only pins batches takes memory until there is some for every batch in
+    flight, and then no more."""
+    launches = scene.trace.launch[scene.rows[scene.work_kind == int(Kind.KERNEL)]]
+    return np.asarray(np.unique(scene.trace.thread[launches[launches >= 0]]), dtype=np.int64)
+
+
+@rule("graph-breaks", version=3, order=60)
 def graph_breaks(scene: Scene) -> Candidate | None:
     regions = scene.host_spans(r"Torch-Compiled Region|CompiledFunction\b|CompiledFxGraph|## Call CompiledFxGraph")
     outer = regions[np.isin(scene.trace.thread[regions], scene.main_threads)]
     top = outer[scene.words_like(r"Torch-Compiled Region")[scene.trace.name[outer]]]
-    num_ids = len(np.unique(scene.trace.name[top]))
+    between = _resumed(scene, scene.between(top))
+    around = np.isin(scene.end_ns[top], between.start) | np.isin(scene.start_ns[top], between.end)
+    num_ids = len(np.unique(scene.trace.name[top[around]]))
     if num_ids < 3 or len(top) / scene.num_rounds < 3:
         return None
-    between = scene.between(top)
     works = np.flatnonzero(scene.launched_in(between))
     reads = np.array(
         [
@@ -197,6 +206,14 @@ def graph_breaks(scene: Scene) -> Candidate | None:
         evidence=scene.host_evidence(top),
         spans=tuple(top.tolist()),
     )
+
+
+def _resumed(scene: Scene, between: Intervals) -> Intervals:
+    """Of the time between compiled regions, that in which neither gradients are taken nor weights updated: functions
+    that were compiled one by one have these between them, and what a break leaves to Python has not."""
+    others = scene.host_spans(r"evaluate_function|^Optimizer\.", Kind.ANNOTATION, Kind.OP)
+    kept = covered_within(scene.time_of(others), between.start, between.end) == 0
+    return Intervals(between.start[kept], between.end[kept])
 
 
 @rule("launch-bound", version=3, order=90)
@@ -300,7 +317,7 @@ def micro_batches(scene: Scene) -> Candidate | None:
     )
 
 
-@rule("small-batch", order=85)
+@rule("small-batch", version=2, order=85)
 def small_batch(scene: Scene) -> Candidate | None:
     """Products that fill a fraction of the device, while the device is what is waited for."""
     grid = scene.trace.extra.get("grid")
@@ -308,7 +325,7 @@ def small_batch(scene: Scene) -> Candidate | None:
         return None
     blocks = np.prod(np.maximum(grid[scene.rows], 1).astype(np.float64), axis=1)
     known = (grid[scene.rows].reshape(len(scene.rows), -1)[:, 0] > 0) & (scene.work_kind == int(Kind.KERNEL))
-    kernels = np.flatnonzero(known)
+    kernels = np.flatnonzero(known & ~scene.factored)
     if len(kernels) < 8:
         return None
     filled = np.minimum(1.0, blocks[kernels] / scene.device.num_cores)

@@ -67,7 +67,7 @@ def _is_logits(shapes: str, sizes: set[int]) -> bool:
     return len(shape) >= 2 and shape[-1] in sizes and int(np.prod(shape[:-1])) >= 256
 
 
-@rule("index-backward", version=2, order=48)
+@rule("index-backward", version=4, order=48)
 def index_backward(scene: Scene) -> Candidate | None:
     """Gradients of ``table[index]`` sort the indices and add row by row."""
     works = np.flatnonzero(
@@ -78,7 +78,7 @@ def index_backward(scene: Scene) -> Candidate | None:
         )
     )
     indexed = len(works) > 0 and bool(scene.named(r"indexing_backward|index_put")[works].any())
-    if scene.frac(scene.per_step_s(works)) < (0.02 if indexed else 0.1):
+    if scene.frac(scene.per_step_s(works)) < (0.02 if indexed else 0.1) or not (indexed or _mostly_untouched(scene)):
         return None
     least = _least_frac(scene, works) if indexed else 0.0
     if least > 0.6:  # it runs as fast as memory allows: few indices are the same
@@ -106,6 +106,17 @@ def index_backward(scene: Scene) -> Candidate | None:
         evidence=scene.evidence(works),
         spans=tuple(scene.rows[works[:200]].tolist()),
     )
+
+
+def _mostly_untouched(scene: Scene) -> bool:
+    """Whether a table is known to have more rows than are looked up in it at once: a sparse gradient of a smaller one
+    has every row."""
+    shapes, sizes = scene.trace.optional("shapes"), list[tuple[int, int]]()
+    for span in scene.host_spans(r"aten::(embedding|_embedding_bag|embedding_bag)$").tolist()[:100]:
+        given = [shape for shape in parsed(scene.trace.words[int(shapes[span])]) if is_shape(shape) and shape]
+        if len(given) >= 2:
+            sizes.append((given[0][0], int(np.prod(given[1]))))
+    return any(rows > looked_up for rows, looked_up in sizes)
 
 
 def _least_frac(scene: Scene, works: np.ndarray) -> float:

@@ -26,6 +26,10 @@ TENSOR_BYTES = 1024
 """Less is a value or two that a program looks at; more is a tensor that it works on."""
 BUSY_S = 300e-6
 """No launch takes this long: the host does something with what it has read."""
+FETCHED_BYTES = 1e6
+FETCHED = 4.0
+"""Times as long as what the host does with it: then fetching a tensor is what costs (15 on an H200 where 50 MB were
+fetched and looked at, at most 1.1 where something was worked out of them)."""
 WATCHES = (
     r"^aten::(linalg_vector_norm|norm|abs|pow|square|sum|mean|max|min|amax|amin|any|all|isinf|isnan|isfinite|eq|ne|lt|le"
     r"|gt|ge|std|var|argmax|logical_not|logical_and|bitwise_or|bitwise_and|fill_|copy_|_to_copy|div|sqrt|stack|cat)$"
@@ -79,13 +83,14 @@ def logging(scene: Scene) -> Candidate | None:
     )
 
 
-@rule("host-round-trip", version=3, order=19)
+@rule("host-round-trip", version=4, order=19)
 def host_round_trip(scene: Scene) -> Candidate | None:
     """A tensor goes to the host, is computed on there, and comes back."""
     waits, time = _followed(
         scene, [wait for wait in scene.waits if _is_copy_back(wait) and wait.num_bytes >= TENSOR_BYTES], BUSY_S
     )
-    if not waits:
+    copies = _read_back(scene, waits)
+    if not waits or float(scene.work_s[copies].sum()) > FETCHED * time.total / 1e9:
         return None
     return Candidate(
         what=f"{len(waits) / scene.num_steps:.3g} times a step a tensor goes to the host, is worked on there, and "
@@ -98,7 +103,7 @@ def host_round_trip(scene: Scene) -> Candidate | None:
             host_best=0.02,
             host_worst=0.15,
             freed=np.array([wait.call for wait in waits], dtype=np.int64),
-            works=_read_back(scene, waits),
+            works=copies,
             keep_best=0.0,
             keep_worst=0.15,
         ),
@@ -132,11 +137,11 @@ def _is_copy_back(wait: Wait) -> bool:
     return bool(COPIES_BACK.search(wait.copy))
 
 
-@rule("value-read", version=4, order=20)
+@rule("value-read", version=5, order=20)
 def value_read(scene: Scene) -> Candidate | None:
     held = _ops_that_upload(scene)
     reads = [wait for wait in scene.waits if _is_read(wait) and not _is_upload(wait)]
-    waits = [wait for wait in reads if _outermost(scene, wait) not in held]
+    waits = [wait for wait in reads if _outermost(scene, wait) not in held and not _is_fetch(wait)]
     if not waits:
         return None
     ops = sorted({name for wait in waits for name in wait.names if READS.search(name)})
@@ -151,6 +156,11 @@ def value_read(scene: Scene) -> Candidate | None:
         evidence=scene.host_evidence(_rows(waits)),
         spans=tuple(_rows(waits)[:200].tolist()),
     )
+
+
+def _is_fetch(wait: Wait) -> bool:
+    """Whether so much comes back through pageable memory that the copy is what is waited for."""
+    return wait.num_bytes >= FETCHED_BYTES and "pageable" in wait.copy
 
 
 def _outermost(scene: Scene, wait: Wait) -> int:
