@@ -30,14 +30,14 @@ def measured(way: dict[str, str], num_bytes: int) -> list[float]:
     import torch
 
     from ridgeline.kernels import rms_norm, tuning
-    from ridgeline.kernels.rms_norm.config import forward
+    from ridgeline.kernels.rms_norm.config import held
 
     x = torch.randn(ROWS, COLS, device="cuda").bfloat16()
     weight = torch.ones(COLS, device="cuda", dtype=torch.bfloat16)
     buffer = torch.ones(num_bytes // 4, device="cuda")
     total = torch.empty((), device="cuda")
     found: list[list[float]] = []
-    with tuning.forced("rms_norm.forward", replace(forward(ROWS, COLS, 2), **way)):
+    with tuning.forced("rms_norm.forward", replace(held(ROWS, COLS, 2), **way)):
         for _ in range(ROUNDS):
             rms_norm(x, weight, 1e-6)
             marks = [torch.cuda.Event(enable_timing=True) for _ in range(4)]
