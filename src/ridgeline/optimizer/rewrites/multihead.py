@@ -148,10 +148,18 @@ def _layer(scene: Scene, node: fx.Node, given: dict[str, Any]) -> fx.Node:
     x = x if first else _normed(scene, node, x, given, 1)
     inner = _normed(scene, node, x, given, 2) if first else x
     inner = scene.emit(node, F.linear, inner, given["ffn_weight_1"], given["ffn_bias_1"])
-    inner = scene.emit(node, F.gelu if given["use_gelu"] else torch.relu, inner)
+    inner = _activated(scene, node, inner, given)
     inner = scene.emit(node, F.linear, inner, given["ffn_weight_2"], given["ffn_bias_2"])
     x = scene.emit(node, torch.add, inner, x)
     return x if first else _normed(scene, node, x, given, 2)
+
+
+def _activated(scene: Scene, node: fx.Node, x: fx.Node, given: dict[str, Any]) -> fx.Node:
+    """On a GPU the layer's GELU is the one by tanh, whatever the module was told: the product's last step computes it."""
+    if not given["use_gelu"]:
+        return scene.emit(node, torch.relu, x)
+    src = scene.tensor(given["src"])
+    return scene.emit(node, F.gelu, x, approximate="tanh" if src is not None and src.is_cuda else "none")
 
 
 def _normed(scene: Scene, node: fx.Node, x: fx.Node, given: dict[str, Any], which: int) -> fx.Node:
