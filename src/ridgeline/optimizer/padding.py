@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ridgeline.kernels import tighten
 from ridgeline.optimizer.contest import Contest
 
 ALIGNED = 8
@@ -86,9 +85,7 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """The product by whichever way is the fastest for its sizes here; by the first where none may be timed."""
     ways = {"padded": partial(_padded, x, weight, bias), "plain": partial(F.linear, x, weight, bias)}
     if not weight.shape[1] % ALIGNED:
-        ways["wide rows, copied"] = partial(_wide_rows, x, weight, bias, Tensor.contiguous)
-        if x.is_cuda and x.dtype in _NARROW:
-            ways["wide rows, tightened"] = partial(_wide_rows, x, weight, bias, tighten)
+        ways["wide rows, copied"] = partial(_wide_rows, x, weight, bias)
     if torch.compiler.is_compiling() or _active_modes():
         return ways["padded"]()
     key = (x.shape, x.stride(), x.dtype, weight.shape, weight.stride(), bias is None, x.device)
@@ -101,7 +98,7 @@ def _padded(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return F.linear(_rows(x), _wide(weight), shift)[:, :outputs].contiguous()
 
 
-def _wide_rows(x: Tensor, weight: Tensor, bias: Tensor | None, tightened: Callable[[Tensor], Tensor]) -> Tensor:
+def _wide_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """The product with its rows apart by whole tiles, and no weight padded: where sums go is all that is odd about it.
 
     Of GPT-2's last product (50,257 words, 4,096 tokens, H200) padding the weight was 116 µs, the product itself 552 and
@@ -110,8 +107,8 @@ def _wide_rows(x: Tensor, weight: Tensor, bias: Tensor | None, tightened: Callab
     outputs = weight.shape[0]
     found = x.new_empty(x.shape[0], outputs + _lack(outputs))[:, :outputs]
     if bias is None:
-        return tightened(torch.mm(x, weight.t(), out=found))
-    return tightened(torch.addmm(bias, x, weight.t(), out=found))
+        return torch.mm(x, weight.t(), out=found).contiguous()
+    return torch.addmm(bias, x, weight.t(), out=found).contiguous()
 
 
 def _lack(size: int) -> int:
