@@ -155,7 +155,7 @@ def _layer(scene: Scene, node: fx.Node, given: dict[str, Any]) -> fx.Node:
 
 
 def _activated(scene: Scene, node: fx.Node, x: fx.Node, given: dict[str, Any]) -> fx.Node:
-    """On a GPU the layer's GELU is the one by tanh, whatever the module was told: the product's last step computes it."""
+    """On a GPU the layer computes GELU by tanh, whatever the module was told: it is the last step of a product."""
     if not given["use_gelu"]:
         return scene.emit(node, torch.relu, x)
     src = scene.tensor(given["src"])
