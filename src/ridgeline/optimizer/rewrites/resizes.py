@@ -60,7 +60,7 @@ def _(x: Tensor, h: int, w: int, corners: bool, scale_y: float, scale_x: float) 
     worth=Worth(
         eager=1.0,
         compiled=1.0,
-        basis="PyTorch's takes 930 µs where memory needs 60 (H200); the kernel has run on no device yet, so nobody takes "
+        basis="PyTorch's takes 930 µs where memory needs 60 (H200); this has run on no device yet, so nobody takes "
         "it unasked",
     ),
     exact="rounding",
