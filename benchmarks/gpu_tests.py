@@ -1,0 +1,173 @@
+"""Everything under tests/gpu, by several processes on one device; what failed there is run again alone.
+
+    python benchmarks/gpu_tests.py --pack FOLDER --jobs 2        (without a GPU: compiles all that the tests launch)
+    RIDGELINE_KERNEL_PACK=FOLDER python benchmarks/gpu_tests.py --out gpu_tests.json --seconds 200
+
+A process takes ten seconds and more to import, so tests are dealt out in chunks of many; neighbors are alike, so a
+chunk holds every n-th of its file. Kernels come first: most tests are of them. Tests that have seconds in them fail
+beside others now and then, which is why failures are repeated when nobody else is there. Results are written after
+every chunk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import os
+import queue
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+FOLDER = "tests/gpu"
+CHUNKS = {"test_kernels_gpu": 120, "test_attention_gpu": 30, "test_decode_gpu": 30}
+CHUNK = 18
+"""Tests of a chunk, by file; other files hold searches and compile."""
+ENDING_S = 8.0
+"""Seconds below which nothing is begun any more."""
+GOOD = ("PASSED", "SKIPPED", "XFAIL")
+
+
+@dataclass
+class Run:
+    """What became of every test, side by side and again."""
+
+    out: Path
+    ends: float
+    first: dict[str, str] = field(default_factory=dict)
+    again: dict[str, str] = field(default_factory=dict)
+    logs: dict[str, str] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def left_s(self) -> float:
+        return self.ends - time.monotonic()
+
+    def note(self, into: dict[str, str], names: list[str], text: str) -> None:
+        with self.lock:
+            into.update({name: _verdict(name, text) for name in names})
+            bad = [name for name in names if into[name] not in GOOD]
+            self.logs.update(dict.fromkeys(bad[:1], text[-20_000:]))
+            self.out.write_text(json.dumps({"first": self.first, "again": self.again, "logs": self.logs}))
+            print(
+                f"{self.left_s():5.0f} s left  {len(names):4d} of {names[0].split('::')[0]}, {len(bad)} bad", flush=True
+            )
+
+
+def main() -> None:
+    asked = _arguments()
+    sys.path[:0] = [str(HERE), str(ROOT / FOLDER), str(ROOT / "src")]
+    if asked.pack:
+        write_pack(asked.pack, asked.jobs)
+        return
+    run = Run(asked.out, time.monotonic() + asked.seconds)
+    names = collected(asked.only)
+    run.first.update(dict.fromkeys(names, "NOT RUN"))
+    side_by_side(run, chunks(names), asked.jobs, asked.alone_s)
+    _tell("side by side", run.first)
+    bad = sorted((name for name in names if run.first[name] not in GOOD), key=lambda name: run.first[name] == "NOT RUN")
+    if bad and run.left_s() > ENDING_S:
+        run.note(run.again, bad, _tested(bad, run.left_s()))
+        _tell("alone", run.again)
+    last = run.first | run.again
+    for name in names:
+        if last[name] not in (*GOOD, "NOT RUN"):
+            print(last[name], name)
+    sys.exit(any(verdict not in GOOD for verdict in last.values()))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pack", type=Path, help="only compile what the tests launch, into this folder")
+    parser.add_argument("--out", type=Path, default=Path("gpu_tests.json"))
+    parser.add_argument("--seconds", type=float, default=600.0, help="everything ends within this")
+    parser.add_argument("--alone-s", type=float, default=40.0, help="of these, for what failed")
+    parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) - 2))
+    parser.add_argument("--only", nargs="*", default=[FOLDER], help="files, folders or tests")
+    return parser.parse_args()
+
+
+def write_pack(folder: Path, jobs: int) -> None:
+    """Kernels of all files that name theirs (``wanted_variants``)."""
+    import importlib
+
+    from ridgeline.kernels import pack
+
+    files = [file for file in sorted((ROOT / FOLDER).glob("test_*.py")) if "def wanted_variants" in file.read_text()]
+    wanted = [each for file in files for each in importlib.import_module(file.stem).wanted_variants()]
+    made = pack.write(folder, wanted, jobs=jobs, direct=False)
+    print(f"{len(made.entries)} kernels of {len(files)} files in {folder}")
+
+
+def collected(only: list[str]) -> list[str]:
+    """All tests marked for a GPU, by name."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "gpu", "-p", "no:cacheprovider", *only]
+    listed = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    names = [line for line in listed.stdout.splitlines() if "::" in line]
+    if not names:
+        sys.exit(f"no test was found in {' '.join(only)}:\n{listed.stdout[-2000:]}{listed.stderr[-2000:]}")
+    return names
+
+
+def chunks(names: list[str]) -> list[list[str]]:
+    """Tests dealt out file by file, the files with most of them first."""
+    files: dict[str, list[str]] = {}
+    for name in names:
+        files.setdefault(name.split("::")[0], []).append(name)
+    found = []
+    for file in sorted(files, key=lambda file: -len(files[file])):
+        count = -(-len(files[file]) // CHUNKS.get(Path(file).stem, CHUNK))
+        found += [files[file][i::count] for i in range(count)]
+    return found
+
+
+def side_by_side(run: Run, dealt: list[list[str]], jobs: int, alone_s: float) -> None:
+    waiting: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
+    for chunk in dealt:
+        waiting.put(chunk)
+
+    def work() -> None:
+        while (left := run.left_s() - alone_s) > ENDING_S:
+            try:
+                chunk = waiting.get_nowait()
+            except queue.Empty:
+                return
+            run.note(run.first, chunk, _tested(chunk, left))
+
+    threads = [threading.Thread(target=work) for _ in range(jobs)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _tested(names: list[str], seconds: float) -> str:
+    """What pytest printed; of a process that is stopped, what it had printed by then."""
+    command = [sys.executable, "-m", "pytest", "-v", "--tb=short", "-m", "gpu", "-p", "no:cacheprovider", *names]
+    with tempfile.TemporaryFile("w+", errors="replace") as log:
+        try:
+            subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, timeout=seconds, cwd=ROOT, check=False)
+        except subprocess.TimeoutExpired:
+            log.write("\nout of time\n")
+        log.seek(0)
+        return log.read()
+
+
+def _verdict(name: str, text: str) -> str:
+    found = re.search(re.escape(name) + r"\s+(PASSED|FAILED|ERROR|SKIPPED|XFAIL)", text)
+    return found.group(1) if found else "NOT RUN"
+
+
+def _tell(which: str, verdicts: dict[str, str]) -> None:
+    print(f"{which}: {dict(collections.Counter(verdicts.values()))}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
