@@ -11,8 +11,6 @@ back; without it every call takes the Python path.
 from __future__ import annotations
 
 import hashlib
-import importlib.machinery
-import importlib.util
 import itertools
 import os
 import shutil
@@ -32,7 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ridgeline.errors import KernelError
 from ridgeline.kernels import launcher, pack
-from ridgeline.kernels.files import cache_folder, write_atomically
+from ridgeline.kernels.files import cache_folder, extension, write_atomically
 
 RECORD_AFTER = 1
 """Calls of a description that run in Python before one is noted: a shape seen once is not worth a plan."""
@@ -314,12 +312,7 @@ def module() -> Any:
 
 
 def _imported(path: Path) -> Any:
-    loader = importlib.machinery.ExtensionFileLoader("ridgeline_direct", str(path))
-    spec = importlib.util.spec_from_file_location("ridgeline_direct", path, loader=loader)
-    if spec is None:
-        raise ImportError(f"{path} is no extension module")
-    made = importlib.util.module_from_spec(spec)
-    loader.exec_module(made)
+    made = extension("ridgeline_direct", path)
     made.types(Tensor, torch.nn.Parameter)
     return made
 

@@ -1,9 +1,12 @@
-"""Where kernels keep what they made: the cache folder, and files that are there whole or not at all."""
+"""Where kernels keep what they made: the cache folder, files that are there whole or not at all, their extensions."""
 
 from __future__ import annotations
 
+import importlib.machinery
+import importlib.util
 import os
 from pathlib import Path
+from typing import Any
 
 
 def cache_folder() -> Path:
@@ -18,3 +21,14 @@ def cache_folder() -> Path:
 def write_atomically(target: Path, made: Path) -> None:
     """Move a finished file into place: another process sees the old one or the new one, never a part."""
     made.replace(target)
+
+
+def extension(name: str, path: Path) -> Any:
+    """The extension module of this name in a file, wherever that lies; ImportError where it does not fit."""
+    loader = importlib.machinery.ExtensionFileLoader(name, str(path))
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
+    if spec is None:
+        raise ImportError(f"{path} is no extension module")
+    made = importlib.util.module_from_spec(spec)
+    loader.exec_module(made)
+    return made

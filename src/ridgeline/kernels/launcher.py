@@ -7,8 +7,6 @@ once, keeps a ``Bound`` for it, and each further call is one C function that fil
 from __future__ import annotations
 
 import hashlib
-import importlib.machinery
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -26,7 +24,7 @@ import torch
 from ridgeline.errors import KernelError
 from ridgeline.kernels import pack
 from ridgeline.kernels.compiler import POINTER_ALIGNMENT_BYTES, SM_90, Compiled, Variant, compile_variant
-from ridgeline.kernels.files import cache_folder, write_atomically
+from ridgeline.kernels.files import cache_folder, extension, write_atomically
 
 INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 """Triton's interpreter stands in for the GPU: kernels run on CPU tensors, slowly."""
@@ -434,10 +432,10 @@ def _native() -> Any:
     packed = pack.launcher_path()
     if packed is not None:
         try:
-            return _import_native(packed)
+            return extension("ridgeline_launcher", packed)
         except ImportError:
             pass  # built for another machine: build our own
-    return _import_native(build_native(cache_folder()))
+    return extension("ridgeline_launcher", build_native(cache_folder()))
 
 
 def build_native(folder: Path) -> Path:
@@ -462,13 +460,3 @@ def build_native(folder: Path) -> Path:
         raise KernelError(f"the kernel launcher could not be built with {compiler}: {done.stderr.strip()[-500:]}")
     write_atomically(target, made)
     return target
-
-
-def _import_native(path: Path) -> Any:
-    loader = importlib.machinery.ExtensionFileLoader("ridgeline_launcher", str(path))
-    spec = importlib.util.spec_from_file_location("ridgeline_launcher", path, loader=loader)
-    if spec is None:
-        raise ImportError(f"{path} is no extension module")
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
-    return module

@@ -8,8 +8,6 @@ the other.
 from __future__ import annotations
 
 import hashlib
-import importlib.machinery
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -26,7 +24,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from ridgeline.kernels.files import cache_folder, write_atomically
+from ridgeline.kernels.files import cache_folder, extension, write_atomically
 
 Named = tuple[Any, Any, Any]
 """A mapping or a list, a key or a number, and what is to be found there."""
@@ -159,7 +157,7 @@ class Places:
 def native() -> Any:
     """The look in C, or None where it cannot be built or this PyTorch's tensors are made in another way."""
     try:
-        made = _imported(build(cache_folder()))
+        made = extension("ridgeline_glance", build(cache_folder()))
     except (OSError, ImportError, subprocess.SubprocessError):
         return None
     at = _where()
@@ -195,13 +193,3 @@ def build(folder: Path) -> Path:
     subprocess.run(command, capture_output=True, check=True, timeout=60)
     write_atomically(target, made)
     return target
-
-
-def _imported(path: Path) -> Any:
-    loader = importlib.machinery.ExtensionFileLoader("ridgeline_glance", str(path))
-    spec = importlib.util.spec_from_file_location("ridgeline_glance", path, loader=loader)
-    if spec is None:
-        raise ImportError(f"{path} is no extension module")
-    made = importlib.util.module_from_spec(spec)
-    loader.exec_module(made)
-    return made
