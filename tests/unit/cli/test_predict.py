@@ -203,13 +203,18 @@ def test_names_are_never_read_as_markup(ridgeline, tmp_path):
 def _cold_start_s(*argv: str) -> float:
     """CPU seconds of a process of its own: wall time is the same on an idle machine and noise on a busy one."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([sys.executable, "-m", "ridgeline.cli", *argv], check=True, capture_output=True)
+    subprocess.run([sys.executable, *argv], check=True, capture_output=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def test_the_largest_llm_is_predicted_within_a_second_of_a_cold_start():
-    assert min(_cold_start_s("predict", "llama3-405b", "--on", "h200") for _ in range(4)) < 1.0
+    """On a machine that imports NumPy in a ninth of a second or less; slower ones are given as much more."""
+    taken_s, numpy_s = (
+        min(_cold_start_s(*argv) for _ in range(4))
+        for argv in (("-m", "ridgeline.cli", "predict", "llama3-405b", "--on", "h200"), ("-c", "import numpy"))
+    )
+    assert taken_s < max(1.0, 9 * numpy_s)
 
 
 def test_predicting_a_name_of_the_zoo_imports_no_framework():
