@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import statistics
 import sys
 from dataclasses import replace
@@ -20,10 +21,12 @@ from ridgeline.profiler.floors import device_of
 from ridgeline.profiler.recordings import healthy_programs, planted_cases, planted_folder, second_fixes
 from ridgeline.trace import Trace, read
 
-SUITES = (
+EVERY = (
     *("planted", "fresh", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh"),
     "twelfth",
 )
+SUITES = EVERY if os.environ.get("RIDGELINE_EVERY_SUITE") else EVERY[3:]
+"""The first three, by which the rules were written, take two minutes more and are replayed where asked for."""
 NO_CAUSE = {"messages_indexed", "losses_asked_if_finite", "worlds_asked_if_over"}
 """Planted, but the fix made it no faster (few indices are the same; the device hides the question, or the host is so
 late that the answer is there): rules must stay silent, or promise from nothing on."""
@@ -124,7 +127,10 @@ def test_every_planted_cause_has_a_rule(scores):
 
 
 HEALTHY = [
-    program for suite in SUITES[1:] for program in healthy_programs(planted_folder(suite=suite))
+    program
+    for suite in SUITES
+    if suite != EVERY[0]  # it has none
+    for program in healthy_programs(planted_folder(suite=suite))
 ]
 
 
@@ -137,7 +143,7 @@ def test_healthy_programs_are_told_nothing_that_is_not_so(program):
 @pytest.fixture(scope="module")
 def tried() -> list[Score]:
     """Second fixes; what is found after them is not asked here."""
-    folders = [planted_folder(suite=suite) for suite in SUITES]
+    folders = [planted_folder(suite=suite) for suite in EVERY]
     cases = [case for folder in folders[2:] for case in second_fixes(folder, *folders)]
     return [score(replace(case, files={"planted": case.files["planted"]})) for case in cases]
 
