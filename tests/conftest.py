@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.abc
+import itertools
 import os
 import sys
+import time
 from collections.abc import Sequence
 from functools import cache
 from importlib.machinery import ModuleSpec
@@ -67,11 +69,49 @@ def _has_cuda() -> bool:
     return torch.cuda.is_available()
 
 
+PACE = "RIDGELINE_PACE"
+USUAL_S = 0.19
+"""CPU seconds that ``_loop`` takes on a machine that runs everything in twelve minutes, or less."""
+WHOLE = 3000
+"""Tests from which on a run is of everything; whoever names files gets all of them."""
+LONGEST = frozenset(
+    f"test_{name}.py"
+    for name in (
+        "training_graphs search_adversarial capture_models lane compiled graphed search traps snares contract pieces "
+        "zoo_flops loops"
+    ).split()
+)
+
+
+def _loop() -> float:
+    began, total = time.process_time(), 0
+    for i in range(2_000_000):
+        total += i * i % 7
+    return time.process_time() - began
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The first process looks how fast this machine is; workers are told."""
+    if PACE not in os.environ:
+        os.environ[PACE] = "usual" if min(_loop() for _ in range(3)) <= USUAL_S else "slow"
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m chooses by these marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if (tier := _tier(item.path)) is not None:
             item.add_marker(tier)
+    if os.environ[PACE] == "slow" and len(items) > WHOLE:
+        _leave_out_halves(items)
+
+
+def _leave_out_halves(items: list[pytest.Item]) -> None:
+    """On a slow machine every second case of the longest files is skipped, and the run says so."""
+    left_out = pytest.mark.skip(reason=f"a slow machine: every second case of its file ({PACE}=usual runs all)")
+    cases = [item for item in items if item.path.name in LONGEST and "[" in item.name]
+    for _, file in itertools.groupby(cases, key=lambda item: item.path):
+        for item in list(file)[1::2]:
+            item.add_marker(left_out)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

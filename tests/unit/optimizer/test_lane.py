@@ -69,8 +69,11 @@ def test_other_tokens_are_too_wherever_they_lie(scene: Scene) -> None:
         scene.agree()
 
 
-@pytest.mark.parametrize("plain", [False, True], ids=["in C", "in Python"])
-@pytest.mark.parametrize("change", CHANGES, ids=lambda each: each.__name__[1:])
+@pytest.mark.parametrize(
+    ("change", "plain"),
+    [*((change, False) for change in CHANGES), *((change, True) for change in CHANGES[::3])],
+    ids=lambda each: each if isinstance(each, bool) else each.__name__[1:],
+)
 def test_what_is_changed_behind_its_back_is_noticed(change: Any, plain: bool, counted: None, monkeypatch: Any) -> None:
     if plain:
         monkeypatch.setattr(glance, "native", lambda: None)
