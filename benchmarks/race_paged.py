@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import gzip
+import importlib
 import json
 import os
 import threading
@@ -261,28 +262,11 @@ def made_case(name: str, of: tuple[Any, ...]) -> Any:
     return (paged_case if name == "paged_attention" else decode_case)(*of)
 
 
-def planned(args: tuple[Any, ...]) -> Callable[[], Any]:
-    """A call of paged attention as it is configured now, whatever is configured later."""
+def planned(args: tuple[Any, ...], room: str = "paged_attention") -> Callable[[], Any]:
+    """A call of paged attention, or of decoding over a contiguous cache, as it is configured now."""
     import torch
 
-    from ridgeline.kernels.paged_attention import op
-
-    scale, out = args[0].shape[-1] ** -0.5, torch.empty_like(args[0])
-    plan = op._Plan(args, out, scale)
-
-    def run() -> Any:
-        plan.run(args, out, scale)
-        return out
-
-    return run
-
-
-def planned_decode(args: tuple[Any, ...]) -> Callable[[], Any]:
-    """A call of decoding over a contiguous cache as it is configured now."""
-    import torch
-
-    from ridgeline.kernels.decode_attention import op
-
+    op = importlib.import_module(f"ridgeline.kernels.{room}.op")
     scale, out = args[0].shape[-1] ** -0.5, torch.empty_like(args[0])
     plan = op._Plan(args, out, scale)
 
@@ -462,7 +446,7 @@ def part_decode(end: float, track: Track) -> Iterator[dict[str, Any]]:
         meant, runs = trial.eager(*args).float(), {}
         for name, way in decode_ways(of).items():
             with way():
-                runs[name] = planned_decode(args)
+                runs[name] = planned(args, "decode_attention")
         for name, run in list(runs.items()):
             found = right(run, meant, what=name, case=f"decode {of}")
             if not found["ok"]:
