@@ -143,8 +143,20 @@ def substituted(folder: Path) -> None:
 CASES = {
     "paged 67 MB": (1, 32, 8, 16400, 128, 16, False), "paged 131 MB": (4, 32, 8, 8000, 128, 16, False),
     "paged 9 MB": (1, 32, 8, 2112, 128, 16, False), "paged 269 MB": (8, 32, 8, 8192, 128, 64, False),
+    "paged 197 MB, 300 short": (300, 32, 8, 300, 128, 16, True), "paged 136 MB, d=64": (9, 32, 8, 7400, 64, 16, False),
+    "paged 68 MB, one key head": (64, 16, 1, 2050, 128, 64, False),
 }  # fmt: skip
-LATENTS = {"latent 69 MB": (16, 16, 3700, 64, False), "latent 76 MB": (1, 16, 65536, 64, False)}
+LATENTS = {
+    "latent 69 MB": (16, 16, 3700, 64, False), "latent 76 MB": (1, 16, 65536, 64, False),
+    "latent 135 MB": (64, 16, 1800, 64, False),
+}  # fmt: skip
+
+only: list[str] = []
+
+
+def wanted() -> list[str]:
+    """The cases that were asked for, by a piece of their names; all of them if none was."""
+    return [name for name in (*CASES, *LATENTS) if not only or any(piece in name for piece in only)]
 
 
 def planned(name: str, on: str) -> tuple[Any, tuple[Any, ...], Any, float]:
@@ -266,7 +278,7 @@ def traced(run: Callable[[], Any], num: int = 12) -> list[dict[str, Any]]:
 def part_traces(end: float) -> Iterator[dict[str, Any]]:
     import race_paged
 
-    for name in (*CASES, *LATENTS):
+    for name in wanted():
         if time.perf_counter() > end:
             return
         plan, args, out, scale = planned(name, "cuda")
@@ -276,7 +288,7 @@ def part_traces(end: float) -> Iterator[dict[str, Any]]:
 
 
 def part_marks(end: float, num: int) -> Iterator[dict[str, Any]]:
-    for name in (*CASES, *LATENTS):
+    for name in wanted():
         if time.perf_counter() > end:
             return
         found = list(rounds_of(*planned(name, "cuda"), num=num + 2))[2:]
@@ -351,7 +363,9 @@ def main() -> None:
     parser.add_argument("--budget-s", type=float, default=60.0)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--parts", nargs="+", default=["host", "traces", "marks"])
+    parser.add_argument("--only", nargs="+", default=[], help="pieces of the names of cases")
     options = parser.parse_args()
+    only.extend(options.only)
     options.out.mkdir(parents=True, exist_ok=True)
     end = time.perf_counter() + options.budget_s
     rows: list[dict[str, Any]] = []
