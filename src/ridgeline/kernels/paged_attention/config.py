@@ -51,8 +51,8 @@ class Paged:
     """Keys of a block, programs (0: one a sequence and key head), warps, stages, when the joining kernel starts, the
     fewest blocks of a program. ``fed``: through the copy engine, where the cache may leave the L2 first and threads
     start with so many registers. ``borders``: parts are joined by borders between programs, not by heads; ``inside``:
-    by the last program of a sequence, without a kernel of their own. ``queries``: sequences whose queries are there or on
-    their way."""
+    by the last program of a sequence, without a kernel of their own. ``queries``: sequences whose queries are there or
+    on their way."""
 
     keys: int
     programs: int
