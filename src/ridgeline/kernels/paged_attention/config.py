@@ -52,7 +52,8 @@ class Paged:
     fewest blocks of a program. ``fed``: through the copy engine, where the cache may leave the L2 first and threads
     start with so many registers. ``borders``: parts are joined by borders between programs, not by heads; ``inside``:
     by the last program of a sequence, without a kernel of their own. ``queries``: sequences whose queries are there or
-    on their way."""
+    on their way; ``columns``: of the products, some of which are nobody's; ``nowhere``: keys past a sequence's end lie on
+    a page that is not there."""
 
     keys: int
     programs: int
@@ -66,6 +67,8 @@ class Paged:
     borders: bool = False
     inside: bool = False
     queries: int = 2
+    columns: int = COLUMNS
+    nowhere: bool = False
 
 
 def takes_columns(batch: int, ratio: int, head_dim: int, page: int) -> bool:
