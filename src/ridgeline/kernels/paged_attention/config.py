@@ -52,8 +52,8 @@ class Paged:
     fewest blocks of a program. ``fed``: through the copy engine, where the cache may leave the L2 first and threads
     start with so many registers. ``borders``: parts are joined by borders between programs, not by heads; ``inside``:
     by the last program of a sequence, without a kernel of their own. ``queries``: sequences whose queries are there or
-    on their way; ``columns``: of the products, some of which are nobody's; ``nowhere``: keys past a sequence's end lie on
-    a page that is not there."""
+    on their way; ``columns``: of the products, some of which are nobody's; ``nowhere``: keys past a sequence's end lie
+    on a page that is not there."""
 
     keys: int
     programs: int
