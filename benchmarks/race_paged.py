@@ -31,7 +31,7 @@ SHARES = {"edges": 0.15, "arrivals": 0.2, "decode": 0.45, "latent": 0.6, "cases"
 """Of the time there is, by when a part ends; the others may take the rest."""
 
 OVER: dict[str, dict[str, Any]] = {
-    "now": {}, "3 queries": {"queries": 3}, "8 columns, 3 queries": {"columns": 8, "queries": 3},
+    "2 queries": {"queries": 2}, "3 queries": {"queries": 3}, "8 columns, 3 queries": {"columns": 8, "queries": 3},
     "8 columns, 5 queries": {"columns": 8, "queries": 5},
     "8 columns, 5 queries, nowhere": {"columns": 8, "queries": 5, "nowhere": True},
     "3 queries, nowhere": {"queries": 3, "nowhere": True},
@@ -39,8 +39,8 @@ OVER: dict[str, dict[str, Any]] = {
 """What is changed of the analytical default, by name."""
 
 NARROW_OVER: dict[str, dict[str, Any]] = {
-    "now": {}, "128 keys": {"keys": 128, "num_stages": 3, "queries": 3},
-    "8 columns": {"columns": 8, "queries": 3, "num_stages": 6},
+    "64 keys": {"keys": 64, "num_stages": 6, "queries": 2}, "128 keys": {"keys": 128, "num_stages": 3, "queries": 3},
+    "8 columns": {"keys": 64, "columns": 8, "queries": 3, "num_stages": 6},
     "128 keys, 8 columns": {"keys": 128, "num_stages": 3, "columns": 8, "queries": 5},
     "128 keys, 8 columns, nowhere": {"keys": 128, "num_stages": 3, "columns": 8, "queries": 5, "nowhere": True},
 }  # fmt: skip
