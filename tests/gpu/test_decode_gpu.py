@@ -28,6 +28,7 @@ PAGED = tuple(
     for b, h, k, s, d, page in (
         (130, 6, 2, 90, 128, 16), (40, 20, 4, 700, 64, 16), (70, 16, 1, 500, 128, 64), (9, 9, 3, 900, 256, 32),
         (3, 12, 2, 3000, 128, 16), (300, 10, 5, 200, 128, 16), (50, 5, 5, 260, 72, 16),
+        (5, 16, 1, 2100, 64, 128),
     )
 )  # fmt: skip
 LATENT = tuple(
@@ -47,7 +48,7 @@ RESIDENT = (
 LENGTHS = (0, 1, 15, 16, 17, 64, 65, 5000, 333)
 EDGES = tuple(
     ("paged_attention", case("bfloat16", b=9, h=h, k=k, s=5040, d=d, page=page, uneven=False))
-    for h, k, d, page in ((32, 8, 128, 16), (16, 1, 128, 64), (8, 8, 64, 16), (24, 8, 256, 48))
+    for h, k, d, page in ((32, 8, 128, 16), (16, 1, 128, 64), (8, 8, 64, 16), (20, 4, 64, 48), (24, 8, 256, 48))
 ) + tuple(
     ("paged_latent_attention", case("bfloat16", b=9, h=h, s=5040, d=512, e=64, page=page, uneven=False))
     for h, page in ((16, 64), (5, 16), (16, 48))
