@@ -397,6 +397,13 @@ def test_attention_by_head_dim_lost_where_the_note_says_and_was_right_everywhere
     assert min(ratio for (_, phase), ratio in found.items() if phase == "bwd") > 0.91
 
 
+def test_heads_of_192_are_as_fast_as_cudnn_in_128_and_64_columns():
+    checks = [row for row in recorded("heads2.json.gz") if "ok" in row]
+    assert len(checks) == 10 and all(row["ok"] for row in checks)
+    found = heads_over_the_best_rival("heads2.json.gz")
+    assert len(found) == 4 and min(found.values()) > 0.975
+
+
 def test_no_call_took_the_host_longer_than_pytorchs_and_repeated_ones_gave_the_same_bits():
     rows = recorded("host_calls1.json.gz")["rows"]
     assert len(rows) == 12 and all(row["ok"] and row["has_direct"] for row in rows)
