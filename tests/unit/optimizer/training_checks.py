@@ -6,6 +6,7 @@ import contextlib
 import copy
 import gc
 import re
+import sys
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -375,6 +376,56 @@ def results_outlive_their_recordings(at: Any) -> None:
     _same(found, wanted, at, "results")
 
 
+def _halved(x: Tensor) -> Tensor:
+    return 0.5 * x
+
+
+class _Own(nn.GELU):
+    pass
+
+
+class _Named(nn.Module):
+    """Calls functions by all the names they have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.act, self.end = nn.Linear(8, 8), _Own(), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.nn.functional.silu(self.act(_halved(self.body(x))))
+        return self.end(F.softplus(x).exp() + torch.tanh(x))
+
+
+def functions_and_methods_that_are_replaced_are_noticed(at: Any) -> None:
+    here = sys.modules[__name__]
+    places = [(here, "_halved"), (F, "silu"), (F, "softplus"), (torch, "tanh"), (Tensor, "exp"), (nn.GELU, "forward"),
+              (_Own, "forward"), (_Named, "forward"), (F, "linear"), (nn.Linear, "forward")]  # fmt: skip
+    eager, model = _pair(_Named, at)
+    fast, graphed = _fast(model, at, _x(at, 0))
+    for num, (holder, name) in enumerate(places):
+        was, missing = getattr(holder, name), name not in vars(holder)
+
+        def other(*args: Any, was: Any = was) -> Any:
+            return 1.5 * was(*args)
+
+        setattr(holder, name, other)
+        try:
+            seen = [_stepped(m, _x(at, num)) for m in (eager, fast)]
+        finally:
+            delattr(holder, name) if missing else setattr(holder, name, was)
+        _same(seen[1], seen[0], at, f"{name}: results or gradients")
+        assert sum(graphed.misses.values()) == num + 1, f"{name} was not noticed"
+        _same(_stepped(fast, _x(at, num)), _stepped(eager, _x(at, num)), at, f"{name} put back")
+        assert graphed.replays == num + 1
+
+
+def _stepped(call: Any, x: Tensor) -> Any:
+    call.zero_grad()
+    output = call(x)
+    output.square().mean().backward()
+    return output.detach().clone(), [g.clone() for g in _grads(call) if g is not None]
+
+
 def a_result_changed_in_place_is_never_silently_wrong(at: Any) -> None:
     eager, model = _pair(lambda: nn.Sequential(nn.Linear(8, 70_000), nn.Sigmoid()), at)
     fast, _ = _fast(model, at, _x(at, 0))
@@ -674,7 +725,7 @@ CHECKS: tuple[Callable[[Any], None], ...] = (
     a_second_backward_is_that_of_eager_training, a_second_backward_is_refused_with_a_reason,
     gradients_of_gradients_are_those_of_eager_training, weights_changed_before_the_backward_are_noticed,
     results_and_gradients_that_are_kept_do_not_change, large_results_may_be_let_go_of_before_the_backward_or_kept,
-    results_outlive_their_recordings, a_result_changed_in_place_is_never_silently_wrong,
+    results_outlive_their_recordings, functions_and_methods_that_are_replaced_are_noticed, a_result_changed_in_place_is_never_silently_wrong,
     switched_to_eval_it_runs_the_model_itself, other_parameters_asking_for_gradients_are_noticed,
     autocast_is_inside_the_recording, branches_on_values_are_refused,
     a_step_with_an_optimizer_is_that_of_eager_training, what_a_loss_does_not_reach_gets_no_gradient,
