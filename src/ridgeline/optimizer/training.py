@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -264,15 +265,22 @@ class GraphedTraining:
         return self._studio.executor
 
     def _move_gradients(self) -> bool:
-        """Held gradients lie where replays write: parameters get copies of theirs. False if others hold some."""
+        """Held gradients lie where replays write: those of parameters are moved away. False if others hold some.
+
+        They stay the tensors they are, for loops that keep a list of them and clear what they hold.
+        """
         counted = self._tracks.grads_free
         if free(counted):
             return True
         mine = {storage for storage, _ in counted}
-        for tensor in self._parameters:
-            if tensor.grad is not None and tensor.grad.untyped_storage()._cdata in mine:
-                tensor.grad = tensor.grad.clone()
-        return free(counted)
+        held = [p.grad for p in self._parameters if p.grad is not None and p.grad.untyped_storage()._cdata in mine]
+        moved = Counter(grad.untyped_storage()._cdata for grad in held)
+        count = torch._C._storage_Use_Count
+        if any(count(storage) - moved[storage] > most for storage, most in counted):
+            return False  # views of them, say, which have to stay views
+        for grad in held:
+            grad.data = grad.detach().clone()
+        return True
 
     def _made(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._count(reason)
@@ -441,7 +449,7 @@ class TrainingStudio(Studio):
             if not found:
                 _refuse_reentrant(scene.outputs)
                 found.append(self._expected(result, scene.outputs))
-            self._differentiate(scene.outputs, inputs, found[0], None)
+            _refuse_sparse(self._differentiate(scene.outputs, inputs, found[0], None))
 
         try:
             with restored_random():
@@ -576,6 +584,12 @@ def _refuse_reentrant(outputs: Sequence[Tensor]) -> None:
     if any(node.name() == "CheckpointFunctionBackward" for node in _history(outputs)):
         raise NotGraphable("parts are checkpointed with use_reentrant=True, which gives gradients to .grad alone; "
                            "use_reentrant=False can be recorded")  # fmt: skip
+
+
+def _refuse_sparse(grads: Sequence[Tensor | None]) -> None:
+    if any(grad is not None and grad.layout is not torch.strided for grad in grads):
+        raise NotGraphable("a gradient is sparse, with as many entries as its rows happen to be: sparse=False of an "
+                           "embedding can be recorded")  # fmt: skip
 
 
 def _own_loss(result: Any) -> Tensor | None:

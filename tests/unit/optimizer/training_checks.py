@@ -486,6 +486,21 @@ class _Branches(nn.Module):
         return self.inner(x) if self.inner(x).sum() > 0 else self.inner(x) * 2
 
 
+class _Sparse(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows, self.end = nn.Embedding(10, 8, sparse=True), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.end(self.rows((x.abs() * 3).long().clamp(max=9)).mean(1))
+
+
+def sparse_gradients_are_refused(at: Any) -> None:
+    _, model = _pair(_Sparse, at)
+    with _raises(NotGraphable, "a gradient is sparse"):
+        _fast(model, at, _x(at, 0))
+
+
 def branches_on_values_are_refused(at: Any) -> None:
     _, model = _pair(_Branches, at)
     with _raises(NotGraphable, "host"):
@@ -727,7 +742,7 @@ CHECKS: tuple[Callable[[Any], None], ...] = (
     results_and_gradients_that_are_kept_do_not_change, large_results_may_be_let_go_of_before_the_backward_or_kept,
     results_outlive_their_recordings, functions_and_methods_that_are_replaced_are_noticed, a_result_changed_in_place_is_never_silently_wrong,
     switched_to_eval_it_runs_the_model_itself, other_parameters_asking_for_gradients_are_noticed,
-    autocast_is_inside_the_recording, branches_on_values_are_refused,
+    autocast_is_inside_the_recording, sparse_gradients_are_refused, branches_on_values_are_refused,
     a_step_with_an_optimizer_is_that_of_eager_training, what_a_loss_does_not_reach_gets_no_gradient,
     results_that_are_views_of_others_stay_so, parts_that_are_computed_again_are_recorded,
     parts_that_give_gradients_away_by_themselves_are_refused,
