@@ -147,6 +147,7 @@ class _Space:
     owner: str
     held: dict[str, Any]
     was: dict[str, Any]
+    cls: type | None = None
 
     def replaced(self) -> list[str]:
         return [f"{self.owner}.{key} was replaced" for key, value in self.was.items()
@@ -323,15 +324,16 @@ class Watch:
                 classes |= {value} if isinstance(value, type) else set()
         for cls in classes:
             self._methods_of(cls, codes)
-        self._space("torch.Tensor", _held_by(Tensor)).was.update(
-            {key: vars(Tensor).get(key, _GONE) for key in dir(torch._C.TensorBase) if key not in vars(object)})
+        self._space_of(Tensor).was |= {key: vars(Tensor).get(key, _GONE) for key in dir(torch._C.TensorBase)
+                                       if key not in vars(object)}  # fmt: skip
         self._remember()
 
     def _followed(self, filename: str, names: dict[str, Any], name: str, attributes: list[str]) -> None:
         """What a global name and the attributes read of it lead to, as long as these are modules and classes."""
         value = names[name]
         if library(filename) or _installed(filename):
-            self._space(names.get("__name__", filename), names).was[name] = value
+            space = self._spaces.setdefault(id(names), _Space(names.get("__name__", filename), names, {}))
+            space.was[name] = value
         elif (id(names), name) not in self._seen:  # a script's names change at every step: looked at one by one
             self._seen.add((id(names), name))
             self._names.append(_Name(f"the global {name}", names, name, value))
@@ -339,7 +341,7 @@ class Watch:
             holder = next((part for part in _parts(value) if attribute in vars(part)), None)
             if holder is None or not isinstance(vars(holder)[attribute], _CODE):
                 return
-            self._space(holder.__name__, _held_by(holder)).was[attribute] = value = vars(holder)[attribute]
+            self._space_of(holder).was[attribute] = value = vars(holder)[attribute]
 
     def _methods_of(self, cls: type, codes: dict[types.CodeType, dict[str, Any]]) -> None:
         """Its methods that ran, wherever they come from, and that no class on the way to them has its own."""
@@ -348,11 +350,12 @@ class Watch:
             own.append(part)
             ran = [key for key, value in vars(part).items() if _code_of(value) in codes]
             for each in own if ran else ():
-                held = _held_by(each)
-                self._space(each.__qualname__, held).was |= {key: held.get(key, _GONE) for key in ran}
+                self._space_of(each).was |= {key: vars(each).get(key, _GONE) for key in ran}
 
-    def _space(self, owner: str, held: dict[str, Any]) -> _Space:
-        return self._spaces.setdefault(id(held), _Space(owner, held, {}))
+    def _space_of(self, holder: types.ModuleType | type) -> _Space:
+        """The names of a module or a class."""
+        held, cls = _held_by(holder), holder if isinstance(holder, type) else None
+        return self._spaces.setdefault(id(held), _Space(holder.__name__, held, {}, cls))
 
     def _environment(self, names: tuple[str, ...]) -> None:
         """The variables that a piece of code may ask for: those it names."""
@@ -485,7 +488,16 @@ class Watch:
             return f"{owner}.{next(iter(held))} is new"
         return f"a hook was added ({_hook(held)})"
 
+    def _spill(self) -> None:
+        """Names of what changed and was none of them are looked at one by one from now on: it may change every time."""
+        for (place, space), was in zip(list(self._spaces.items()), self._versions[len(self._dicts) :]):
+            if version(space.held) != was:
+                self._names += [_Name(f"{space.owner}.{key}", space.held, key, value, space.cls)
+                                for key, value in space.was.items() if value is not _GONE]  # fmt: skip
+                del self._spaces[place]
+
     def _refresh(self) -> None:
+        self._spill()
         self._unhooked = [hooks for hooks in self._unhooked if not hooks]
         for entry in self._dicts:
             entry.was = raw(entry.held)
