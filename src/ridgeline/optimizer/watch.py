@@ -1,8 +1,9 @@
 """Whether anything a model reads besides its inputs has changed since it was recorded, in microseconds.
 
 A recording holds addresses and forgets Python. So what Python would have looked at is watched: parameters and buffers
-(which object, which address), attributes of modules and of the objects they hold, lists, hooks, the global names that
-the model's code reads, and the functions and classes that ran, in whose place others may be put. Dictionaries are compared by the version number the interpreter keeps of them.
+(which object, which address), attributes of modules and of the objects they hold, lists, hooks, and the global names
+that the model's code reads; in training also the functions and classes that ran, in whose place others may be put.
+Dictionaries are compared by the version number the interpreter keeps of them.
 """
 
 from __future__ import annotations
@@ -383,7 +384,7 @@ class Watch:
     def _remember(self) -> None:
         """Lines the watched things up for the quick comparison."""
         self._handles = RemovableHandle.next_id  # every hook that is registered anywhere takes the next number
-        self._held = [entry.held for entry in (*self._dicts, *self._spaces.values())]
+        self._held = [*(entry.held for entry in self._dicts), *(space.held for space in self._spaces.values())]
         self._versions = list(map(version, self._held))
         self._still = -1
         if stillness.counts:  # those that are not compared by their version have to be asked for it once to be counted
