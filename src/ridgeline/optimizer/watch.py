@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as module_globals
+from torch.utils import _python_dispatch
 from torch.utils.hooks import RemovableHandle
 
 from ridgeline.errors import NotGraphable
@@ -316,7 +317,7 @@ class Watch:
         """Watches also the functions and classes that these pieces of code name, and the methods that they are."""
         classes = {type(module) for module in self.root.modules()} if isinstance(self.root, nn.Module) else set()
         for code, names in codes.items():
-            if code.co_filename.startswith(_OWN):
+            if code.co_filename.startswith(_OBSERVING):
                 continue
             for name, *attributes in _chains(code):
                 value = names.get(name)
@@ -663,6 +664,8 @@ def _methods(model: Any) -> list[types.FunctionType]:
 
 
 _OWN = str(Path(__file__).parent)
+_OBSERVING = (_OWN, str(_python_dispatch.__file__))
+"""Code that ran because somebody looked on, not because of the model; it keeps its state among its names."""
 _LIBRARIES = tuple(str(Path(path).parent) for path in (torch.__file__, dis.__file__) if path)
 
 
