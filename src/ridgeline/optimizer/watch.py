@@ -317,7 +317,7 @@ class Watch:
         """Watches also the functions and classes that these pieces of code name, and the methods that they are."""
         classes = {type(module) for module in self.root.modules()} if isinstance(self.root, nn.Module) else set()
         for code, names in codes.items():
-            if code.co_filename.startswith(_OBSERVING):
+            if code.co_filename.startswith(_OBSERVING) or _standard(code.co_filename):
                 continue
             for name, *attributes in _chains(code):
                 value = names.get(name)
@@ -341,7 +341,7 @@ class Watch:
             self._names.append(_Name(f"the global {name}", names, name, value))
         for attribute in attributes:
             holder = next((part for part in _parts(value) if attribute in vars(part)), None)
-            if holder is None or not isinstance(vars(holder)[attribute], _CODE):
+            if holder is None or not isinstance(vars(holder)[attribute], _CODE) or _standard(_file_of(holder)):
                 return
             self._space_of(holder).was[attribute] = value = vars(holder)[attribute]
 
@@ -673,9 +673,12 @@ def library(filename: str) -> bool:
     """Code of PyTorch, of the interpreter and of this package: its state is not the model's."""
     if not filename or filename.startswith("<"):
         return True
-    if filename.startswith((_LIBRARIES[0], _OWN)):
-        return True
-    return filename.startswith(_LIBRARIES[1]) and "site-packages" not in filename
+    return filename.startswith((_LIBRARIES[0], _OWN)) or _standard(filename)
+
+
+def _standard(filename: str) -> bool:
+    """Code that came with the interpreter, which nobody replaces and which keeps its state among its names."""
+    return filename.startswith(_LIBRARIES[1]) and not _installed(filename)
 
 
 def _file_of(value: types.ModuleType | type) -> str:

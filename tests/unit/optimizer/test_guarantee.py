@@ -24,7 +24,7 @@ from ridgeline.optimizer.backend import Report
 from ridgeline.optimizer.candidate import Built, Candidate
 from ridgeline.optimizer.inputs import Inputs
 from ridgeline.optimizer.ladder import Ladder, Rung
-from ridgeline.optimizer.measure import LAST_ROUNDS, MAX_ROUNDS, Timed, compare
+from ridgeline.optimizer.measure import LAST_ROUNDS, MAX_ROUNDS, Comparison, Timed, compare
 from ridgeline.optimizer.search import Outcome, Problem, Search
 
 Noise = Iterator[float]
@@ -90,10 +90,11 @@ def _chosen(monkeypatch: Any, noise: Noise, true_s: dict[str, float], budget_s: 
 
 
 def _outcome(
-    monkeypatch: Any, noise: Noise, true_s: dict[str, float], budget_s: float, built_s: dict[str, float] | None = None
+    monkeypatch: Any, noise: Noise, true_s: dict[str, float], budget_s: float, built_s: dict[str, float] | None = None,
+    mode: str = "infer",
 ) -> Outcome:
     """A search over candidates of these true times, which take a tenth of a second to build or what is said."""
-    clock, model = [0.0], nn.Linear(4, 4).eval()
+    clock, model = [0.0], nn.Linear(4, 4).train(mode == "train")
 
     def turn_s(self: Any, call: Any, num: int) -> float:
         found = true_s["eager"] if call is model else _true_s(call, true_s)
@@ -117,7 +118,7 @@ def _outcome(
     monkeypatch.setattr(searching, "handed", lambda problem, built: built)
     monkeypatch.setattr(Ladder, "rungs", lambda self, search: iter(rungs))
     monkeypatch.setattr(Search, "_parts", lambda self, eager, best: ())
-    problem = Problem(model=model, inputs=Inputs((torch.randn(2, 4),)), mode="infer", device=torch.device("cpu"),
+    problem = Problem(model=model, inputs=Inputs((torch.randn(2, 4),)), mode=mode, device=torch.device("cpu"),
                       budget_s=budget_s)  # fmt: skip
     return Search(problem).run()
 
@@ -165,6 +166,26 @@ def test_with_any_budget_what_is_returned_is_as_good_as_every_rival_measured_and
     assert ("torch.compile" in measured) is (budget_s >= 40.0)
     if "torch.compile" not in measured:
         assert "torch.compile, which was not measured: needs about 30 s" in found.receipt.guarantee
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_a_training_step_that_seems_ahead_of_eager_is_judged_by_the_last_race(monkeypatch: Any, noise: str) -> None:
+    monkeypatch.setattr(Search, "_tracked", lambda search: None)
+    for case in ({"eager": 0.1, "ours": 0.088}, {"eager": 0.1, "ours": 0.102}):
+        with monkeypatch.context() as patched:
+            found = _outcome(patched, NOISES[noise](random.Random(4)), case, 30.0, mode="train")
+        assert case[found.built.candidate.name] <= BEYOND_NOISE * min(case.values())
+
+
+def test_few_rounds_that_cannot_tell_put_nothing_aside_that_seems_ahead_of_eager_in_training() -> None:
+    given = {"model": nn.Linear(4, 4), "inputs": Inputs((torch.randn(2, 4),)), "device": torch.device("cpu")}
+    apart, hardly, behind = (Comparison(speedup, 0.9, 1.2, 5) for speedup in (1.1, 1.01, 0.9))
+    search = Search(Problem(mode="train", **given))
+    assert not apart.faster and search._hopeful(apart)
+    assert not search._hopeful(hardly) and not search._hopeful(behind)
+    assert not Search(Problem(mode="infer", **given))._hopeful(apart)
+    search.best = Built(Candidate(name="graph"), given["model"], Report())  # which the last race would not see again
+    assert not search._hopeful(apart)
 
 
 def test_a_rival_takes_the_place_of_a_winner_that_strays(monkeypatch: Any) -> None:
