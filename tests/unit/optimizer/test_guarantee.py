@@ -90,7 +90,11 @@ def _chosen(monkeypatch: Any, noise: Noise, true_s: dict[str, float], budget_s: 
 
 
 def _outcome(
-    monkeypatch: Any, noise: Noise, true_s: dict[str, float], budget_s: float, built_s: dict[str, float] | None = None,
+    monkeypatch: Any,
+    noise: Noise,
+    true_s: dict[str, float],
+    budget_s: float,
+    built_s: dict[str, float] | None = None,
     mode: str = "infer",
 ) -> Outcome:
     """A search over candidates of these true times, which take a tenth of a second to build or what is said."""
