@@ -24,6 +24,7 @@ LOST = {
     ("optimize_train_4.json.gz", "llama1b-train-4x1024"),  # every candidate called wrong by a proof without a reference
     ("optimize_train_5.json.gz", "llama1b-train-4x1024"),  # 13 s of search: torch.compile takes 35 s to make
     ("optimize_train_10.json.gz", "mixtral-8l-train-4x1024"),  # 7 s of search: another's had the device
+    ("optimize_train_12.json.gz", "whisper-small-train-8"),  # eager returned: one race between other programs' kernels
 }
 """Results that were slower than `torch.compile`, or allocated more than eager; the note says why."""
 
@@ -81,6 +82,16 @@ def test_recordings_in_ranges_that_grow_reserve_no_more_than_eager_and_have_its_
     for ways in measured.values():
         assert ways["growing"]["reserved_bytes"] < ways["eager"]["reserved_bytes"]
         assert ways["growing"]["apart"] == ways["segments"]["apart"] == 0.0
+
+
+def test_a_recording_whose_backward_may_write_over_its_results_reserves_no_more_than_eager() -> None:
+    with gzip.open(ROOT / "data" / "recordings" / "h200" / "train_memory_2.json.gz", "rt", encoding="utf-8") as file:
+        measured = json.load(file)
+    for line in memory_table(measured):
+        assert line in NOTE
+    ways = measured["whisper-small-train-8"]
+    assert ways["growing"]["reserved_bytes"] < ways["segments"]["reserved_bytes"] <= ways["eager"]["reserved_bytes"]
+    assert max(ways[way]["apart"] for way in ("growing", "segments")) < 0.02 and not ways["growing"]["misses"]
 
 
 def test_our_adamw_is_faster_than_the_fused_one_and_as_right() -> None:

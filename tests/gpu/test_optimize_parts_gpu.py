@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -12,6 +14,7 @@ import ridgeline as rl
 from ridgeline.optimizer.backend import Report
 from ridgeline.optimizer.candidate import Built, Candidate, build
 from ridgeline.optimizer.inputs import Inputs
+from ridgeline.optimizer.ladder import Ladder
 from ridgeline.optimizer.measure import Track
 from ridgeline.optimizer.parts import IDLE, partition, recorded, split
 
@@ -49,9 +52,11 @@ def _x(rows: int = 4096) -> Tensor:
 
 
 @pytest.mark.parametrize("mode", ["infer", "train"])
-def test_the_receipt_has_parts_that_make_up_the_call(model: Net, mode: str) -> None:
+def test_the_receipt_has_parts_that_make_up_the_call(model: Net, mode: str, monkeypatch: Any) -> None:
     model.train(mode == "train")
-    fast = rl.optimize(model, (_x(),), mode=mode, budget_s=8, use_cache=False)
+    if mode == "train":  # compilers of a training step may take all of the time that parts are recorded in
+        monkeypatch.setattr(Ladder, "rungs", Ladder._captured)
+    fast = rl.optimize(model, (_x(),), mode=mode, budget_s=8 if mode == "infer" else 20, use_cache=False)
     receipt = fast.receipt
     assert receipt.parts, receipt.notes
     assert sum(part.eager_s for part in receipt.parts) == pytest.approx(receipt.eager_s, rel=0.15)
