@@ -285,7 +285,7 @@ _NETWORK = sampling._conv("fwd")
 
 def draw_dense(rng: random.Random) -> Question | None:
     """One group, where a described device does not tell: single precision, and one tap that may be a product."""
-    way, kind = rng.random(), rng.choices(("fp32", "tf32", "half"), (50, 18, 32))[0]
+    way, kind = rng.random(), rng.choices(("fp32", "tf32", "half"), (40, 30, 30))[0]
     if way < 0.8:
         shape = (surveys._conv_shape if way < 0.5 else surveys._free_conv_shape)(rng, "dense")
     else:
