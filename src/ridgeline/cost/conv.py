@@ -20,7 +20,16 @@ from ridgeline.cost.calibration import calibration_of
 from ridgeline.cost.call import ITEMSIZE, Call, Coef, Time, family, family_of, memory_floor_s, selection
 from ridgeline.cost.chip import Chip
 from ridgeline.cost.classic import COEFFICIENTS, classic_timing
-from ridgeline.cost.implicit import CLUSTERED, VECTOR, Choice, Problem, implicit_s, is_shared, waves_of
+from ridgeline.cost.implicit import (
+    CLUSTERED,
+    VECTOR,
+    Choice,
+    Problem,
+    clusters_at_once,
+    implicit_s,
+    is_shared,
+    waves_of,
+)
 from ridgeline.cost.selection import Shape, choose
 from ridgeline.errors import CostError
 from ridgeline.hardware import device
@@ -37,6 +46,7 @@ DEFAULTS: Coef = {
     "generic_start_cycles": 14700.0,  # its start
     "filter_start_cycles": 16100.0,  # generic transform of an odd number of filters
     "filter_cycles": 0.0106,  # and per element
+    "fold_bytes_per_s": 6.1e11,  # rate at which an input gradient computed on folded pixels is unfolded
     "pad_cycles": 0.68,  # one SM's time for an element of a tensor widened to whole eights of channels
     "memset_cycles": 2490.0,  # one small memset
     "miss_cycles": 900.0,  # saved at the start of a lone kernel whose first loads hit the L2
@@ -789,7 +799,21 @@ def kernel_features(conv: Conv, choice: Choice, problem: Problem) -> list[float]
             pixels * inner, pixels * conv.o, problem.rows, problem.columns, problem.channels,
             problem.channels * problem.taps, work, choice.rows, choice.columns, choice.depth,
             choice.cluster_rows * choice.cluster_columns, choice.split, tiles, tiles / _SMS, tiles / _SMS % 1.0,
-            problem.rows % high, problem.columns % wide, problem.channels % 64]  # fmt: skip
+            problem.rows % high, problem.columns % wide, problem.channels % 64,
+            *_grid_features(conv, choice, problem)]  # fmt: skip
+
+
+def _grid_features(conv: Conv, choice: Choice, problem: Problem) -> list[float]:
+    """How tiles lie in clusters, and clusters in waves."""
+    high, wide = max(1, choice.rows), max(1, choice.columns)
+    down, across = -(-problem.rows // high), -(-problem.columns // wide) * problem.repeat
+    steps = problem.taps * -(-problem.channels // max(1, choice.depth))
+    at_once = clusters_at_once(_SMS, choice.cluster_rows * choice.cluster_columns)
+    waves = -(-down // choice.cluster_rows) * -(-across // choice.cluster_columns) / at_once
+    return [choice.cluster_rows, choice.cluster_columns, float(choice.shared), waves, waves % 1.0, -(-waves // 1.0),
+            float(is_shared(choice, waves, steps)), steps, down, across, down % choice.cluster_rows,
+            across % choice.cluster_columns, conv.width, problem.rows * problem.columns / (down * across * high * wide),
+            float(conv.dtype == "fp16")]  # fmt: skip
 
 
 def _left_over(site: Site, conv: Conv, choice: Choice, op: str, problem: Problem) -> float:
@@ -828,6 +852,8 @@ def _tiles(site: Site, conv: Conv, choice: Choice, op: str) -> Cost:
     if choice.way == "plain":
         return main
     widened = _sum(_widened(site, conv, conv.in_px, conv.c), _widened(site, conv, conv.out_px, conv.o))
+    if op == "dgrad" and choice.way == "copy" and conv.stride > 1:
+        main = _sum(main, (conv.input_bytes / site.coef["fold_bytes_per_s"], 1))
     odd = _odd_filters(site, conv) if op != "wgrad" else (0.0, 0)
     num_cleared = int(bool(conv.c % 8 or conv.o % 8)) if conv.channels_last else 2 * (conv.c % 8 > 0)
     return _sum(main, widened, odd, *[_memset(site)] * num_cleared)
@@ -1077,8 +1103,7 @@ def _groups_by(site: Site, conv: Conv, op: str, choice: Choice) -> Cost | None:
         return _saving_apart(site, conv, choice, op)
     if choice.way not in VECTOR:
         return None
-    told = _vector_apart(site, conv, choice, op)
-    return told if choice.way == "vector" else _unless_direct(told, _direct_groups(site, conv, op))
+    return _vector_apart(site, conv, choice, op)
 
 
 def _saving_apart(site: Site, conv: Conv, choice: Choice, op: str) -> Cost:
@@ -1483,13 +1508,16 @@ def _stencil_input_grad(site: Site, conv: Conv) -> Cost:
 def _last_weight_grad(site: Site, conv: Conv, moved: float) -> Cost:
     """Channels last: tiles whose partial sums are reduced; a direct kernel where no tile fits."""
     coef, elements = site.coef, conv.n * conv.out_px * conv.o
-    if conv.stride > 2 or (conv.itemsize > 2 and conv.side > 5):
+    if conv.stride > 2:
         return _direct_groups(site, conv, "wgrad")
-    each = _last(site, "last_weight_", conv, conv.taps) * (1.0 + 0.25 * (conv.in_px / conv.out_px - 1.0))
-    each *= max(1.0, coef["stencil_last_weight_rows"] / (conv.n * conv.o))
     if conv.itemsize > 2:
         tiled = _stencil(site, elements, _linear(site, "last_wide_grad_", conv.taps), moved)
-        return _sum(tiled, _memset(site), (site.cycles_s(coef["stencil_last_reduce_cycles"]), 1))
+        tiled = _sum(tiled, _memset(site), (site.cycles_s(coef["stencil_last_reduce_cycles"]), 1))
+        direct = _direct_groups(site, conv, "wgrad")
+        told = [direct if choice.way == "direct" else tiled for choice in _chosen(site, conv, "wgrad")]
+        return _likely(told) or (direct if conv.side > 5 else tiled)
+    each = _last(site, "last_weight_", conv, conv.taps) * (1.0 + 0.25 * (conv.in_px / conv.out_px - 1.0))
+    each *= max(1.0, coef["stencil_last_weight_rows"] / (conv.n * conv.o))
     return _sum(_stencil(site, elements, each, moved), _memset(site))
 
 
