@@ -128,7 +128,7 @@ def forest(name: str = FILE) -> Forest:
 
 
 def pool_of(s: Shape) -> str:
-    """The trees are grown apart by pass, type and whether there are groups, of one channel or more, or one tap alone."""
+    """Trees are grown apart by pass, type and whether there are groups, of one channel or more, or one tap alone."""
     kind = s.dtype if s.dtype in ("tf32", "fp32") else "half"
     if s.groups > 1:
         return f"{s.op}.{kind}.{'depth' if s.groups == s.c else 'groups'}"
