@@ -89,7 +89,7 @@ def test_stencils_and_pointwise_products_have_a_bounded_factor(shape: dict[str, 
 @pytest.mark.parametrize("share", [0.0, 1.0])
 def test_the_factor_of_a_convolution_kernel_can_be_left_out(share: float, h200: Chip) -> None:
     shape = (("n", 64), ("c", 512), ("h", 14), ("w", 14), ("o", 512), ("k", 3), ("stride", 1), ("nhwc", 1))
-    asked = Call("conv2d", "fp32", "fwd", "cudnn", shape)
+    asked = Call("conv2d", "bf16", "fwd", "cudnn", shape)
     told = conv.model(asked, h200, {**conv.DEFAULTS, "residue_frac": share}, 0.0).busy_s
     bare = conv.model(asked, h200, {**conv.DEFAULTS, "residue_frac": 0.0}, 0.0).busy_s
     assert (told == bare) is (share == 0.0)
