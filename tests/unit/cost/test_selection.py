@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from ridgeline.cost.selection import FILE, LEAF, Shape, Tree, choice_of, choose, features, text_of
+from ridgeline.cost.selection import FILE, LEAF, VOTES, Shape, Tree, choice_of, choose, features, text_of
 from ridgeline.resources import data_dir
 
 from .test_conv import RECORDINGS
@@ -36,6 +36,24 @@ def test_features_do_not_depend_on_what_the_library_is_not_told():
 
 def test_the_trees_fit_into_the_repository():
     assert (data_dir() / FILE).stat().st_size < 700_000
+    assert (data_dir() / VOTES).stat().st_size < 400_000
+
+
+def test_trees_vote_where_a_single_one_is_often_wrong():
+    def told(dtype, groups=1, taps=9, side=3):
+        return choose(Shape("fwd", dtype, False, 24, 256, 256, groups, taps, side, 1, side // 2, 40, 40, 1600))
+
+    assert len(told("bf16")) == 1  # right in 97 of a hundred
+    assert all(len(votes) == 4 for votes in (told("fp32"), told("tf32"), told("bf16", 4), told("bf16", 1, 1, 1)))
+
+
+def test_depthwise_weight_gradients_are_told_apart_in_single_precision_alone():
+    def ways(dtype):
+        shape = Shape("wgrad", dtype, True, 16, 64, 64, 64, 9, 3, 1, 1, 28, 28, 784)
+        return {choice.way for choice in choose(shape)}
+
+    assert ways("fp32") <= {"direct", "stencil", "atomic"} and ways("fp32")
+    assert not ways("bf16")
 
 
 def test_a_batch_that_fills_the_chip_takes_larger_tiles_than_one_image():
