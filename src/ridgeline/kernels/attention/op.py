@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from ridgeline.kernels.attention import reference
 from ridgeline.kernels.attention.launch import Backward, Forward, arranged, on_device
@@ -43,6 +44,17 @@ def attention(
     [heads] are logits that take a share of every row's probability. A row that sees no key gets zeros. Gradients are
     the same bits every time unless ``deterministic`` is given up for speed.
     """
+    call = _attention if is_dynamo_compiling() else ATTENTION.quick or _attention
+    found: Tensor = call(
+        query, key, value, is_causal, scale, lower_right, key_mask, window, softcap, sinks, deterministic
+    )  # fmt: skip
+    return found
+
+
+def _attention(
+    query: Tensor, key: Tensor, value: Tensor, is_causal: bool, scale: float | None, lower_right: bool,
+    key_mask: Tensor | None, window: Window | None, softcap: float, sinks: Tensor | None, deterministic: bool,
+) -> Tensor:  # fmt: skip
     query, key, value = narrowed(query, key, value)
     shift = key.shape[-2] - query.shape[-2] if lower_right else 0
     scale = query.shape[-1] ** -0.5 if scale is None else scale
@@ -437,6 +449,7 @@ ATTENTION = declare(
     ),
     repeats=True,
     keyed=True,
+    front=_attention,
 )
 VARLEN_ATTENTION_BACKWARD = declare(
     name="varlen_attention_backward",

@@ -51,7 +51,8 @@ class Paged:
     """Keys of a block, programs (0: one a sequence and key head), warps, stages, when the joining kernel starts, the
     fewest blocks of a program. ``fed``: through the copy engine, where the cache may leave the L2 first and threads
     start with so many registers. ``borders``: parts are joined by borders between programs, not by heads; ``inside``:
-    by the last program of a sequence, without a kernel of their own."""
+    by the last program of a sequence, without a kernel of their own. ``queries``: sequences whose queries are there or on
+    their way."""
 
     keys: int
     programs: int
@@ -64,6 +65,7 @@ class Paged:
     max_registers: int = 0
     borders: bool = False
     inside: bool = False
+    queries: int = 2
 
 
 def takes_columns(batch: int, ratio: int, head_dim: int, page: int) -> bool:
@@ -84,14 +86,15 @@ def choose(
     keys = clamp(BLOCK_BYTES // (2 * max(16, power_of_two(head_dim)) * itemsize), 32, 128)
     programs = 0 if batch > MAX_LINED else 2 * num_sms
     if fed:
-        blocks = FED_BYTES // (2 * FED_KEYS * head_dim * itemsize)
+        keys = FED_KEYS
+        blocks = FED_BYTES // (2 * keys * head_dim * itemsize)
         leaves = 2 * batch * key_heads * longest * head_dim * itemsize <= LEAVING_BYTES
         num = FED_PROGRAMS if blocks >= 2 * FED_PROGRAMS else 1
-        programs = min(num * num_sms, max(1, batch * key_heads * cdiv(longest, FED_KEYS) // LEAST_BLOCKS))
+        programs = min(num * num_sms, max(1, batch * key_heads * cdiv(longest, keys) // LEAST_BLOCKS))
         borders = by_borders(programs, batch * key_heads, batch * key_heads * ratio)
         inside = by_the_last(programs, batch * key_heads, ratio, programs == num * num_sms)
         return Paged(
-            FED_KEYS, programs, 4, blocks // num, fed=True, leaves=leaves, borders=borders, inside=inside,
+            keys, programs, 4, blocks // num, fed=True, leaves=leaves, borders=borders, inside=inside,
             max_registers=LONE_REGISTERS if inside else FED_REGISTERS,
         )  # fmt: skip
     if itemsize == 4 or rows_of(ratio) >= 64:  # sums of more registers than four warps have

@@ -515,7 +515,7 @@ def _feed_columns(
     q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads, table_b, b, kh, first, left,
     length,
     R: gl.constexpr, D: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
-    STAGES: gl.constexpr,
+    STAGES: gl.constexpr, QUERIES: gl.constexpr,
 ):
     """Queries of the next sequence and blocks of the cache, as soon as there is room; pages are known a block ahead."""
     q_full, q_empty, full, empty = bars
@@ -525,8 +525,8 @@ def _feed_columns(
         if last > first:
             table, end = table_ptr + b.to(gl.int64) * table_b, min(last * KEYS, length)
             after = _pages_of(table, first * KEYS, end, P, ROWS, KEYS // ROWS)
-            half = turn % 2
-            mbarrier.wait(q_empty.index(half), ((turn // 2) & 1) ^ 1)
+            half = turn % QUERIES
+            mbarrier.wait(q_empty.index(half), ((turn // QUERIES) & 1) ^ 1)
             mbarrier.expect(q_full.index(half), COLS * D * 2)
             tma.async_copy_global_to_shared(q_desc, [b, kh * R, 0], q_full.index(half), q_smem.index(half))
             for block in range(first, last):
@@ -554,6 +554,7 @@ def _columns(
     b, kh, first, left, length, line,
     R: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
     STAGES: gl.constexpr, EARLY: gl.constexpr, DTYPE: gl.constexpr, JOINS: gl.constexpr, HEADS: gl.constexpr,
+    QUERIES: gl.constexpr,
 ):
     """Scores and sums with keys, then dims, as rows of the products, and heads as columns."""
     at_block, each, longer = line
@@ -574,12 +575,12 @@ def _columns(
         if last > first:
             if JOINS:
                 known = gl.load(count_ptr + _whose(at_block - first, each, longer))
-            half = turn % 2
+            half = turn % QUERIES
             q = q_smem.index(half).reshape([COLS, D]).permute((1, 0))
             top = gl.full([COLS], float("-inf"), gl.float32, gl.SliceLayout(0, L))
             sums = gl.zeros([KEYS, COLS], gl.float32, L)
             o = gl.zeros([D, COLS], gl.float32, L)
-            mbarrier.wait(q_full.index(half), (turn // 2) & 1)
+            mbarrier.wait(q_full.index(half), (turn // QUERIES) & 1)
             for block in range(first, last):
                 slot, parity = num % STAGES, (num // STAGES) & 1
                 keys = k_smem.index(slot * TILES)._reinterpret(DTYPE, [KEYS, D], BLOCK_L)
@@ -641,14 +642,15 @@ def paged_columns(
     table_b, pages, d,
     R: gl.constexpr, D: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
     STAGES: gl.constexpr, BATCH: gl.constexpr, LEAST: gl.constexpr, EARLY: gl.constexpr, LEAVES: gl.constexpr,
-    JOINS: gl.constexpr, HEADS: gl.constexpr,
+    JOINS: gl.constexpr, HEADS: gl.constexpr, QUERIES: gl.constexpr,
 ):
     """``paged_share`` for heads of 64, 128 or 256 and pages of whole 16 keys: one warp feeds a group of four through
     the copy engine, many blocks ahead and from one sequence into the next.
 
     LEAVES: what is read leaves the L2 first, so that nothing else has to. JOINS: how many parts the last program of a
     sequence joins at once, of HEADS heads (R of them there); 0 leaves them to a second kernel. ``count_ptr`` [programs]
-    int64 counts, by the first program of a sequence, who has left a part; it is never cleared.
+    int64 counts, by the first program of a sequence, who has left a part; it is never cleared. QUERIES: sequences whose
+    queries are there or on their way.
     """
     DTYPE: gl.constexpr = q_desc.dtype
     gl.static_assert(P % ROWS == 0)
@@ -657,11 +659,11 @@ def paged_columns(
     _let_join_start(EARLY == 1)
     lens = _lengths(lens_ptr, batch, BATCH)
     _fetch_table(table_ptr, table_b, pages, batch)
-    q_smem = gl.allocate_shared_memory(DTYPE, [2, 1, COLS, D], q_desc.layout)
+    q_smem = gl.allocate_shared_memory(DTYPE, [QUERIES, 1, COLS, D], q_desc.layout)
     k_smem = gl.allocate_shared_memory(DTYPE, [TILES, 1, ROWS, 1, 64], k_desc.layout)
     v_smem = gl.allocate_shared_memory(DTYPE, [TILES, 1, ROWS, 1, 64], v_desc.layout)
     p_smem = gl.allocate_shared_memory(DTYPE, [KEYS, COLS], P_L)
-    bars = (_barriers(2, 1), _barriers(2, 1), _barriers(STAGES, 1), _barriers(STAGES, 1))
+    bars = (_barriers(QUERIES, 1), _barriers(QUERIES, 1), _barriers(STAGES, 1), _barriers(STAGES, 1))
     b, within, left, line = _placed(lens, batch, key_heads, KEYS, LEAST)
     length = gl.load(lens_ptr + b)
     of_head = max((length + KEYS - 1) // KEYS, 1)
@@ -669,7 +671,7 @@ def paged_columns(
     gl.warp_specialize([
         (_columns, (q_smem, k_smem, v_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, count_ptr, scale,
                     batch, key_heads, d, b, kh, first, left, length, line, R, D, KEYS, ROWS, COLS, STAGES, EARLY, DTYPE,
-                    JOINS, HEADS)),
+                    JOINS, HEADS, QUERIES)),
         (_feed_columns, (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads, table_b,
-                         b, kh, first, left, length, R, D, P, KEYS, ROWS, COLS, STAGES)),
+                         b, kh, first, left, length, R, D, P, KEYS, ROWS, COLS, STAGES, QUERIES)),
     ], [1], [40])  # fmt: skip
