@@ -14,10 +14,11 @@ import seventh
 import sixth
 import tenth
 import third
+import thirteenth
 import twelfth
 from cases import CASES
 
 __all__ = [
     "CASES", "again", "eighth", "eleventh", "fifth", "fourth", "fresh", "healthy", "ninth", "seventh", "sixth", "tenth",
-    "third", "twelfth",
+    "third", "thirteenth", "twelfth",
 ]  # fmt: skip
