@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ridgeline import kernels
-from ridgeline.optimizer.padding import padded_linear
+from ridgeline.optimizer import padding
 
 IMAGES = (
     (8, 768, 16, 128, True),
@@ -38,27 +38,25 @@ def ways(x: Tensor, w: Tensor) -> dict[str, Callable[[], Tensor]]:
     """Every way, by name; those in parentheses are parts of one."""
     rows, outputs = x.shape[0], w.shape[0]
     wide = -(-outputs // 64) * 64
-    room, turned = x.new_empty(rows, wide), x.new_empty(x.shape[1], wide)
-    turned[:, :outputs].copy_(w.t())
+    room = x.new_zeros(rows, wide)
     padded = F.pad(w, (0, 0, 0, wide - outputs))
 
-    def into_room() -> Tensor:
-        return torch.mm(x, w.t(), out=room[:, :outputs])
+    whole = outputs - outputs % 64
+
+    def parts() -> Tensor:
+        torch.mm(x, w[:whole].t(), out=room[:, :whole])
+        torch.mm(x, w[whole:].t(), out=room[:, whole:outputs])
+        return room[:, :outputs]
 
     return {
-        "plain": lambda: F.linear(x, w),
-        "padded, copied": lambda: padded_linear(x, w),
-        "(padded before, not copied)": lambda: F.linear(x, padded)[:, :outputs],
-        "(into wide rows)": into_room,
-        "into wide rows, copied": lambda: into_room().contiguous(),
-        "into wide rows, tightened": lambda: kernels.tighten(into_room()),
+        "(parts)": parts,
+        "parts, tightened": lambda: kernels.tighten(parts()),
         "(tightening)": lambda: kernels.tighten(room[:, :outputs]),
-        "(turned before)": lambda: torch.mm(x, turned[:, :outputs]),
-        "turned here": lambda: torch.mm(x, turned[:, :outputs].copy_(w.t())),
-        "(turning)": lambda: turned[:, :outputs].copy_(w.t()),
+        "(the few)": lambda: torch.mm(x, w[whole:].t(), out=room[:, whole:outputs]),
+        "padded, copied": lambda: padding._padded(x, w, None),
+        "(padded before, not copied)": lambda: F.linear(x, padded)[:, :outputs],
         "(copying)": lambda: room[:, :outputs].contiguous(),
-        "ours": lambda: kernels.matmul(x, w.t()),
-        "ours, linear": lambda: kernels.linear(x, w),
+        "plain": lambda: F.linear(x, w),
     }
 
 
