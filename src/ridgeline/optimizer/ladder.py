@@ -534,7 +534,7 @@ class Ladder:
 
 
 def _and(options: tuple[tuple[str, Any], ...], more: tuple[tuple[str, Any], ...]) -> tuple[tuple[str, Any], ...]:
-    """Options and more of them, which count where both name one: eager's dice stay eager's, rows that were held held."""
+    """Options and more of them, which count where both name one: eager's dice stay eager's."""
     return tuple({**dict(options), **dict(more)}.items())
 
 

@@ -60,7 +60,7 @@ def _(x: Tensor, h: int, w: int, corners: bool, scale_y: float, scale_x: float) 
     worth=Worth(
         eager=2.0,
         compiled=1.2,
-        basis="PyTorch's takes 930 µs where memory needs 60, Inductor's 220 to 320 (H200, run 17): raced with the first",
+        basis="PyTorch's takes 930 µs where memory needs 60, Inductor's 220 to 320 (H200, run 17); raced",
     ),
     exact="rounding",
     needs_kernels=True,
