@@ -233,6 +233,8 @@ def _measured(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
     searching.Search.left_s = left
     searching.Search._note = _told(asked, searching.Search._note)
+    tables: dict[str, Any] = {}
+    searching.regions_of = _with_tables(searching.regions_of, tables)
     began = time.perf_counter()
     fast = rl.optimize(work["model"], work["args"], work["kwargs"], mode=work["mode"], budget_s=asked.budget_s)
     optimize_s = time.perf_counter() - began - turn.waited_s
@@ -246,7 +248,7 @@ def _measured(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
         "optimize_s": optimize_s, "receipt": fast.receipt.to_dict(), "text": str(fast.receipt),
         "fallbacks": type(fast).fallbacks.fget(fast) if hasattr(type(fast), "fallbacks") else {},
     }  # fmt: skip
-    found["contests"] = _contests()
+    found |= {"contests": _contests(), "kernels": tables}
     if "decode-static" in asked.one and track.device.type == "cuda":
         found["split"] = _split(work, fast)
     turn.give()
@@ -264,14 +266,14 @@ def _measured(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
 def _contests() -> dict[str, Any]:
     """Milliseconds of every way that was raced when a shape was first run, by rewrite and problem."""
     from ridgeline.optimizer import padding
-    from ridgeline.optimizer.rewrites import chains, epilogue, pointwise, positions, resizes, shifted, stems
+    from ridgeline.optimizer.rewrites import chains, epilogue, pointwise, positions, resizes, shifted, stems, sums
 
     return {
         module.__name__.rpartition(".")[2]: {
             str(key): {way: round(1e3 * seconds, 4) for way, seconds in found.items()}
             for key, found in module.CONTEST.seconds.items()
         }
-        for module in (chains, epilogue, padding, pointwise, positions, resizes, shifted, stems)
+        for module in (chains, epilogue, padding, pointwise, positions, resizes, shifted, stems, sums)
     }
 
 
@@ -335,6 +337,19 @@ def _with_rivals(asked: argparse.Namespace, found: dict[str, Any], track: Any, f
         found = found | {"loop": loop, "median": median, f"{who} compile_s": time.perf_counter() - began}
         found["kernels"] = found.get("kernels", {}) | tables
         yield found
+
+
+def _with_tables(regions_of: Any, tables: dict[str, Any]) -> Any:
+    """What a search asks at its end, with tables of the kernels of torch.compile and of the result besides."""
+
+    def asked(track: Any, eager: Any, best: Any, stock: Any) -> Any:
+        for who, each in {"ridgeline": best, "torch.compile": stock}.items():
+            if each is not None:
+                with each.switched() as call:
+                    tables[who] = _kernels(track, call)
+        return regions_of(track, eager, best, stock)
+
+    return asked
 
 
 def _kernels(track: Any, call: Any, num: int = 40) -> list[tuple[str, int, float]] | str:
