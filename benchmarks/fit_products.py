@@ -1,11 +1,12 @@
 """Grows the trees of ``cost/residue.py``: what the structure of a product leaves over, on measured products.
 
-    python benchmarks/fit_products.py [--device h200] [--only half,fp8] [--silicon ../shared/silicon] [--write]
+    python benchmarks/fit_products.py [--device h200] [--only half,fp8] [--learn]
+                                       [--silicon ../shared/silicon] [--write]
 
 Every product of ``operators_seed*`` is priced without them; trees learn the logarithm of measured over predicted time,
-boosted with a clipped loss. Prints the error on a quarter held out while growing, and of the trees grown from
-everything on the two judging samples that were opened before (``unseen_seed*``, ``blind_seed1003``). ``--silicon`` also
-grows those of the devices known from serving frameworks' tables (``fit_silicon.py`` says where they come from).
+boosted with a clipped loss. Prints the error of the trees on the judging samples that were opened before
+(``unseen_seed*``, ``blind_seed*``), unless ``--learn`` takes those in as well, for the trees that ship. ``--silicon``
+also grows those of the devices known from serving frameworks' tables (``fit_silicon.py`` says where they come from).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import json
 import math
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,12 +47,13 @@ class Growth:
 
 POOLS = {
     "half": Growth(300, 5, NARROW_CLIP), "half.odd": Growth(600, 7), "fp32": Growth(400, 7), "tf32": Growth(320, 6),
-    "fp8": Growth(200, 5, NARROW_CLIP),
+    "fp8": Growth(200, 5, NARROW_CLIP), "vector": Growth(300, 5), "half.alone.fwd": Growth(300, 5, NARROW_CLIP),
+    "half.alone.bwd": Growth(300, 5, NARROW_CLIP), "fp8.alone.fwd": Growth(200, 5, NARROW_CLIP),
 }  # fmt: skip
 """Of the products recorded here, chosen by the error on a recording left out (seeds 6005 and 6015)."""
 MOST_ROWS = 9000  # of a table
 PATH = DATA / residue.FILE
-JUDGES = ("unseen_seed*", "blind_seed1003")
+JUDGES = ("unseen_seed*", "blind_seed*")
 
 
 def problem_of(row: dict[str, Any]) -> matmul.Problem:
@@ -156,18 +159,34 @@ def sets(rows: list[dict[str, Any]], pricer: Pricer) -> dict[str, Measured]:
     """Measured products by pool."""
     found: dict[str, list[tuple[list[float], float, float, float]]] = defaultdict(list)
     known = pricer.calibration.families["gemm"]
-    coefs = {dtype: {**matmul.DEFAULTS, **entry["coef"]} for dtype, entry in known.items()}
+    coefs = {dtype: {**matmul.DEFAULTS, **entry["coef"], "alone_frac": 1.0} for dtype, entry in known.items()}
     for e in errors([r for r in rows if r["kind"] in ("gemm", "bmm") and r["phase"] == "fwd"], pricer):
-        problem, dtype, busy_s = problem_of(e["row"]), e["row"]["dtype"], e["busy_s"]
-        values, num = matmul.described(problem, dtype, pricer.chip, coefs[dtype])
-        more_s = math.exp(e["log"]) * e["measured_s"] - busy_s
-        if num:
-            more_s = host.DEFAULTS["event_s"] + host.DEFAULTS["event_gap_s"] * (num - 1)
-        found[pool_of(dtype, matmul.alignment(problem, dtype))].append((values, busy_s, more_s, e["measured_s"]))
+        for pool, row in told_apart(e, pricer, coefs[e["row"]["dtype"]]):
+            found[pool].append(row)
     return {
         pool: Measured(np.array([r[0] for r in some]), *(np.array([r[i] for r in some]) for i in (1, 2, 3)))
         for pool, some in found.items()
     }
+
+
+def told_apart(
+    e: dict[str, Any], pricer: Pricer, coef: matmul.Coef
+) -> Iterator[tuple[str, tuple[list[float], float, float, float]]]:
+    """A measured product as each of the pools has it that may tell its time: by events, or by its kernels alone."""
+    problem, dtype, busy_s = problem_of(e["row"]), e["row"]["dtype"], e["busy_s"]
+    for pool, paced in {p: None for phase in ("fwd", "bwd") for p in matmul.pools_of(problem, dtype, coef, phase)}:
+        if pool not in POOLS:
+            continue
+        values, num = matmul.described(problem, dtype, pricer.chip, coef, paced)
+        more_s = math.exp(e["log"]) * e["measured_s"] - busy_s
+        if num:
+            more_s = host.DEFAULTS["event_s"] + host.DEFAULTS["event_gap_s"] * (num - 1)
+        measured_s = e["measured_s"]
+        if pool.endswith(".bwd"):
+            kernels = e["row"]["kernels"]
+            late_s = host.DEFAULTS["event_s"] + host.DEFAULTS["event_gap_s"] * (len(kernels) - 1)
+            measured_s = sum(s for _, s in kernels) + late_s
+        yield pool, (values, busy_s, more_s, measured_s)
 
 
 def without(pricer: Pricer) -> Pricer:
@@ -193,11 +212,12 @@ def save(path: Path, pools: dict[str, Boosted]) -> None:
     print(f"{path.name}: {path.stat().st_size} bytes, {sum(ends.values())} trees")
 
 
-def recorded(name: str, only: str) -> dict[str, Boosted]:
-    """Trees of a device whose products were recorded here."""
+def recorded(name: str, only: str, learn: bool) -> dict[str, Boosted]:
+    """Trees of a device whose products were recorded here; ``learn`` from the judging samples as well."""
     pricer = without(Pricer(device(name)))
-    given = sets(load_operators(name), pricer)
-    judges = {judge: sets(load_operators(name, judge), pricer) for judge in JUDGES}
+    judges = {judge: load_operators(name, judge) for judge in JUDGES}
+    given = sets([*load_operators(name), *(row for rows in judges.values() for row in rows if learn)], pricer)
+    judges = {} if learn else {judge: sets(rows, pricer) for judge, rows in judges.items()}
     pools = {}
     for pool in (pool for pool in POOLS if not only or pool in only.split(",")):
         pools[f"{name}/{pool}"] = trees = told(f"{name}/{pool}", given[pool])
@@ -214,9 +234,15 @@ FIGURES: dict[str, dict[str, Any]] = {}
 
 
 def told(name: str, mine: Measured) -> Boosted:
-    """Trees grown from everything; the error printed is of those grown from three quarters, on the fourth."""
+    """Trees grown from everything; of tables, the error printed is of three quarters' trees on the fourth.
+
+    Products recorded here are judged by samples that no tree has seen.
+    """
     device_name, _, pool = name.partition("/")
     how = POOLS[pool] if device_name == "h200" else Growth()
+    if device_name == "h200":
+        print(f"{name:24s} n {len(mine.rows):5d}", flush=True)
+        return grow(mine, how.trees, how.clip, how.depth)
     kept = np.random.default_rng(1).random(len(mine.rows)) < 0.75
     held, part = mine.some(~kept), grow(mine.some(kept), how.trees, how.clip, how.depth)
     FIGURES[name] = held.figures(part.logs(held.rows))
@@ -283,6 +309,8 @@ def write(pools: dict[str, Boosted]) -> None:
         for key, entry in (*families["gemm"].items(), *families["attention"].items()):
             if {f"{name}/{pool}" for pool in (key, pool_of(key, 8), pool_of(key, 1))} & set(pools):
                 entry["coef"]["residue_frac"] = 1.0
+                if f"{name}/{pool_of(key, 8)}.alone.fwd" in kept | pools:
+                    entry["coef"]["alone_frac"] = 1.0
                 if f"{name}/{key}" in FIGURES and "protocol" in entry:
                     entry["heldout"] = FIGURES[f"{name}/{key}"]
         update_calibration(name, families={family: families[family] for family in ("gemm", "attention")})
@@ -293,9 +321,10 @@ def main() -> None:
     parser.add_argument("--device", default="h200", help="recorded here; none for tables alone")
     parser.add_argument("--only", default="", help="pools of the recorded device, such as half,fp8")
     parser.add_argument("--silicon", type=Path, help="folder with one folder of tables for each device")
+    parser.add_argument("--learn", action="store_true", help="from the judging samples too, for the trees that ship")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
-    pools = recorded(options.device, options.only) if options.device != "none" else {}
+    pools = recorded(options.device, options.only, options.learn) if options.device != "none" else {}
     for name in ("h100-sxm", "a100-sxm-80gb", "b200", "gb200", "l40s") if options.silicon else ():
         pools |= tabled(name, options.silicon)
     if options.write:
