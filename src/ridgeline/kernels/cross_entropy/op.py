@@ -17,6 +17,7 @@ from ridgeline.kernels.launcher import (
     Plans,
     access_of,
     carved,
+    is_widest,
     launchable,
     num_sms,
     overlaps,
@@ -40,6 +41,8 @@ _BACKWARD_ROWS = Kernel(
 _BACKWARD_ENDS = Kernel(kernel.cross_entropy_backward_ends, loose=("target_ptr", "lse_ptr", "grad_ptr", "weight_ptr"))
 _forward_plans, _row_plans, _backward_plans = Plans(), Plans(), Plans()
 REDUCTIONS = ("mean", "sum", "none")
+LINE_BYTES = 128
+"""Of the L2: a warp that reads 512 bytes from inside a line touches five of them."""
 
 
 def cross_entropy(
@@ -169,9 +172,13 @@ def _plan_rows(x: Tensor, target: Tensor, stride: int, smooth: bool, summed: boo
         {"rows": rows, "cols": cols, "dtype": x.dtype},
         config.short(rows, cols, size) if short else config.forward(rows, cols, size, num_sms(on), shifted),
     )
+    align = vector
+    apart = stride * size % LINE_BYTES != 0 and chosen.block * size >= LINE_BYTES
+    if chosen.lines and apart and is_widest(vector, size):
+        shifted, align = True, LINE_BYTES // size
     if isinstance(chosen, config.Short):
-        return _plan_short(x, target, stride, smooth, summed, numbers, lse, vector, shifted, chosen)
-    most = cols + vector - 1 if shifted else cols
+        return _plan_short(x, target, stride, smooth, summed, numbers, lse, vector, align, shifted, chosen)
+    most = cols + align - 1 if shifted else cols
     length = cdiv(cdiv(most, chosen.num_stretches), chosen.block) * chosen.block
     num = cdiv(most, length)
     part = template((3, rows, num), torch.float32, x.device)
@@ -181,7 +188,7 @@ def _plan_rows(x: Tensor, target: Tensor, stride: int, smooth: bool, summed: boo
         grid=(rows * num,),
         constants={"SMOOTH": smooth, "WHOLE": num == 1, "COUNT": summed, "GROUPS": chosen.block // width,
                    "VECTOR": width, "STAGES": chosen.num_stages, "EARLY": overlaps(x.nbytes) and (summed or num > 1),
-                   "SHIFTED": shifted, "POLICY": policy(chosen.leaves)},
+                   "SHIFTED": shifted, "ALIGN": align, "POLICY": policy(chosen.leaves)},
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
         device=on,
@@ -224,10 +231,10 @@ def row_losses(
 
 def _plan_short(
     x: Tensor, target: Tensor, stride: int, smooth: bool, summed: bool, numbers: Tensor, lse: Tensor, vector: int,
-    shifted: bool, chosen: config.Short,
+    align: int, shifted: bool, chosen: config.Short,
 ) -> tuple[Any, int]:  # fmt: skip
     rows, cols = x.shape
-    most = cols + vector - 1 if shifted else cols
+    most = cols + align - 1 if shifted else cols
     programs = min(cdiv(rows, chosen.rows), chosen.programs_per_sm * num_sms(x.get_device()))
     run = _SHORT.bind(
         (x, target, numbers, numbers, lse, rows, cols, stride, -100, 0.0, 0.0),
@@ -235,7 +242,7 @@ def _plan_short(
         constants={"SMOOTH": smooth, "SUM": summed, "ROWS": chosen.rows, "CHUNKS": cdiv(most, chosen.block),
                    "BLOCK": chosen.block, "FULL": cols // chosen.block, "EVEN": rows % chosen.rows == 0,
                    "STAGES": chosen.num_stages, "EARLY": overlaps(x.nbytes) and summed, "SHIFTED": shifted,
-                   "VECTOR": vector, "POLICY": policy(chosen.leaves and chosen.num_stages == 1)},
+                   "VECTOR": vector, "ALIGN": align, "POLICY": policy(chosen.leaves and chosen.num_stages == 1)},
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
         device=x.get_device(),

@@ -296,7 +296,7 @@ def group_norm_carried(
     VECTOR: gl.constexpr,
     WRITES: gl.constexpr,  # what the L2 is told of what is written
 ):
-    """The same for 16-bit numbers, with a share held in registers, two numbers a word, until its group's sums are there.
+    """The same for 16-bit numbers: a share waits in registers, two numbers a word, until its group's sums are there.
 
     Its place in shared memory is free as soon as it is held, so that three shares are on their way while one is worked
     on, not one, and are asked for when a turn begins, not when it ends. Moments are taken in one pass, relative to the
@@ -316,7 +316,7 @@ def group_norm_carried(
     num_turns = (rows - start + num_groups - 1) // num_groups
     c = columns(CHUNKS, WORDS, L)
     at = (start.to(gl.int64) * cols + first) // VECTOR * (VECTOR // 2)
-    x_at = x_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + at  # one number: of a tile, each access would have its own
+    x_at = x_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + at  # one number: of a tile, every access has its own
     y_at = y_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + at
     step = num_groups.to(gl.int64) * cols // VECTOR * (VECTOR // 2)
     word_row = word_ptr + start.to(gl.int64) * num_shares
