@@ -463,6 +463,7 @@ def softmax_forward_packed(
     if SHIFTED:
         top = gl.maximum(top, gl.max(ends, axis=0))
     scale, base, _rounding = base_of(top, True)  # which changes powers and their sum alike
+    gl.thread_barrier()  # what is read before it is read again behind it: kept, it would take registers
     sums = gl.zeros([PIECE], gl.float32, L)
     for i in gl.static_range(CHUNKS):
         if i < SHARED:
@@ -479,6 +480,7 @@ def softmax_forward_packed(
         total += gl.sum(end_powers, axis=0)
         to = y_ptr + row * cols + edge
         gl.store(to, (end_powers * (1.0 / total)).to(y_ptr.dtype.element_ty), mask=own)
+    gl.thread_barrier()
     again = base - 1.0  # other powers than those above: kept from there they would take two registers a word
     share = gl.exp2(again - base) / total
     for i in gl.static_range(CHUNKS):
