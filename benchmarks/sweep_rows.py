@@ -435,30 +435,35 @@ def carried() -> Iterator[Sweep]:
 
 
 def lines() -> Iterator[Sweep]:
-    """Cross-entropy of rows that do not start lines, read from the line's start; rows read at once, that leave."""
+    """Cross-entropy of rows that do not start lines, read from the line's start; rows held two logits a word."""
     from ridgeline.kernels.contract import case
     from ridgeline.kernels.cross_entropy.config import Forward as F
+    from ridgeline.kernels.cross_entropy.config import Packed as P
     from ridgeline.kernels.cross_entropy.config import Short as W
 
     tried = {
-        (32768, 3000): (W(1, 6, 512, 2, 3, 12, False, True), W(1, 6, 512, 2, 1, 16, True, True),
-                        W(1, 6, 512, 2, 1, 16, True), W(1, 3, 1024, 4, 1, 8, True, True)),
-        (16384, 5000): (W(1, 10, 512, 2, 3, 8, False, True), W(1, 5, 1024, 4, 1, 8, True, True),
-                        W(1, 5, 1024, 4, 1, 8, True), W(1, 3, 2048, 8, 1, 5, True, True), F(2048, 4, 1, 1, True, True)),
-        (16384, 10000): (W(1, 10, 1024, 4, 3, 4, False, True), W(1, 5, 2048, 8, 1, 4, True, True),
-                         W(1, 5, 2048, 8, 1, 4), F(2048, 4, 1, 1, False, True), F(4096, 4, 1, 1, False, True)),
-        (8192, 12000): (F(4096, 4, 1, 1, True, True), F(2048, 4, 1, 1, True, True), F(2048, 4, 1, 1, True),
-                        W(1, 6, 2048, 8, 1, 4, True, True), F(4096, 8, 1, 1, True, True)),
-        (8192, 20000): (F(4096, 4, 1, 1, False, True), F(2048, 4, 1, 1, False, True), F(2048, 4, 1, 1)),
-        (8192, 30000): (F(4096, 4, 1, 1, False, True), F(2048, 4, 1, 1, False, True), F(2048, 2, 1, 1)),
-        (32768, 4096): (W(1, 8, 512, 2, 1, 16, True), W(1, 4, 1024, 4, 1, 10, True), W(1, 2, 2048, 8, 1, 6, True)),
-        (16384, 8192): (W(1, 8, 1024, 4, 1, 6, True), W(1, 4, 2048, 8, 1, 5, True), F(2048, 4, 1, 1, True)),
-        (8192, 16384): (F(4096, 4, 1, 1, True), F(2048, 4, 1, 1, True), F(2048, 2, 1, 1, True)),
-        (65536, 1000): (W(8, 8, 128, 4, 1, 32, True, True), W(4, 4, 256, 4, 1, 32, True, True)),
+        (32768, 3000): (W(1, 6, 512, 2, 3, 12, False, True), W(1, 6, 512, 2, 1, 16, True, True), P(2, 16, True, True),
+                        P(2, 16, True), P(1, 24, True, True), P(4, 12, True, True)),
+        (16384, 5000): (W(1, 10, 512, 2, 3, 8, False, True), W(1, 5, 1024, 4, 1, 8, True, True), P(2, 12, True, True),
+                        P(4, 12, True, True), P(4, 8, True, True), P(4, 8, True)),
+        (16384, 10000): (W(1, 10, 1024, 4, 3, 4, False, True), F(2048, 4, 1, 1, False, True), P(4, 8, False, True),
+                         P(8, 5, False, True), P(8, 4, True, True), P(8, 4)),
+        (8192, 12000): (F(4096, 4, 1, 1, True, True), F(2048, 4, 1, 1, True, True), P(4, 6, True, True),
+                        P(8, 4, True, True), P(8, 5, True, True), P(8, 4, True)),
+        (8192, 20000): (F(2048, 4, 1, 1, False, True), P(8, 3, False, True), P(16, 2, False, True), P(16, 3)),
+        (8192, 30000): (F(2048, 4, 1, 1, False, True), P(16, 2, False, True), P(16, 2)),
+        (8192, 32000): (P(16, 2), P(16, 2, True)),
+        (32768, 4096): (W(1, 8, 512, 2, 1, 16, True), P(2, 16, True), P(2, 16), P(4, 12, True), P(4, 8, True)),
+        (16384, 8192): (W(1, 8, 1024, 4, 1, 6, True), P(4, 8, True), P(4, 8), P(8, 6, True)),
+        (8192, 16384): (F(2048, 4, 1, 1, True), P(8, 4, True), P(8, 4), P(16, 3, True)),
+        (65536, 2048): (P(1, 24, True), P(1, 24), P(2, 16, True)),
+        (65536, 1000): (W(8, 8, 128, 4, 1, 32, True, True), P(1, 32, True, True), P(1, 32, True), P(1, 24, True, True)),
     }  # fmt: skip
     for (rows, cols), configs in tried.items():
         kernel = "cross_entropy.short" if cols <= 2048 else "cross_entropy.forward"
         yield Sweep(kernel, "cross_entropy", "fwd", case("bfloat16", rows=rows, cols=cols), configs)
+    of = case("float16", rows=8192, cols=10008)
+    yield Sweep("cross_entropy.forward", "cross_entropy", "fwd", of, (P(8, 4, True, True), P(4, 8, True, True)))
 
 
 def stages() -> Iterator[Sweep]:

@@ -45,6 +45,17 @@ class Short:
     lines: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A row of 16-bit logits a program, two a word: its warps, and programs a multiprocessor that walk over all rows.
+    ``leaves`` and ``lines`` as above."""
+
+    num_warps: int
+    programs_per_sm: int
+    leaves: bool = False
+    lines: bool = False
+
+
 LEAVING_BYTES = (32 << 20, 288 << 20)
 """Logits of so many bytes leave the L2 first: lines that others have written need not make room for them. 65536×1000:
 41 µs, 45 else; 8192×16384 81 and 82; from 500 MB on nothing is gained."""

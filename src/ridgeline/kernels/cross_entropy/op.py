@@ -11,7 +11,7 @@ from ridgeline.errors import KernelError
 from ridgeline.kernels import tuning
 from ridgeline.kernels.compiler import POINTER_ALIGNMENT_BYTES
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, declare, elementwise_cost
-from ridgeline.kernels.cross_entropy import config, kernel, reference
+from ridgeline.kernels.cross_entropy import config, kernel, reference, streamed
 from ridgeline.kernels.launcher import (
     Kernel,
     Plans,
@@ -25,11 +25,13 @@ from ridgeline.kernels.launcher import (
     vector_of,
 )
 from ridgeline.kernels.rows import as_rows, cdiv, clamp, float_reason, power_of_two, template
+from ridgeline.kernels.shares import registers_of
 
 _LOOSE = ("target_ptr", "loss_ptr", "count_ptr", "lse_ptr", "part_ptr")
 _STRETCHES = Kernel(kernel.cross_entropy_stretches, vectors=("cols", "x_stride", "length"), loose=_LOOSE)
 _MERGE = Kernel(kernel.cross_entropy_merge)
 _SHORT = Kernel(kernel.cross_entropy_short, vectors=("cols", "x_stride"), loose=_LOOSE)
+_PACKED = Kernel(streamed.cross_entropy_packed, vectors=("cols", "x_stride"), loose=_LOOSE)
 _FINISH = Kernel(kernel.cross_entropy_finish, vectors=("num",), loose=("out_ptr", "weight_ptr"))
 _BACKWARD = Kernel(kernel.cross_entropy_backward, vectors=("cols", "x_stride", "dx_stride"))
 _BACKWARD_FLAT = Kernel(kernel.cross_entropy_backward_flat, loose=("target_ptr", "lse_ptr", "grad_ptr", "weight_ptr"))
@@ -167,11 +169,13 @@ def _plan_rows(x: Tensor, target: Tensor, stride: int, smooth: bool, summed: boo
     numbers, lse = template((rows,), torch.float32, x.device), template((2, rows), torch.float32, x.device)
     short = cols <= config.SHORTEST_STRETCHED
     size = x.element_size()
-    chosen: config.Forward | config.Short = tuning.choose(
+    chosen: config.Forward | config.Short | config.Packed = tuning.choose(
         "cross_entropy.short" if short else "cross_entropy.forward",
         {"rows": rows, "cols": cols, "dtype": x.dtype},
         config.short(rows, cols, size) if short else config.forward(rows, cols, size, num_sms(on), shifted),
     )
+    if isinstance(chosen, config.Packed):
+        return _plan_packed(x, target, stride, smooth, summed, numbers, lse, chosen)
     align = vector
     apart = stride * size % LINE_BYTES != 0 and chosen.block * size >= LINE_BYTES
     if chosen.lines and apart and is_widest(vector, size):
@@ -212,6 +216,33 @@ def _plan_rows(x: Tensor, target: Tensor, stride: int, smooth: bool, summed: boo
         merge(x, target, parts, losses, counts, lse, rows, cols, stride, num, *scalars)
 
     return run, rows
+
+
+def _plan_packed(
+    x: Tensor, target: Tensor, stride: int, smooth: bool, summed: bool, numbers: Tensor, lse: Tensor,
+    chosen: config.Packed,
+) -> tuple[Any, int]:  # fmt: skip
+    """Rows of 16-byte accesses, each held by a program; programs walk over rows."""
+    rows, cols = x.shape
+    block = 256 * chosen.num_warps
+    lines = chosen.lines and stride * x.element_size() % LINE_BYTES != 0
+    programs = min(rows, chosen.programs_per_sm * num_sms(x.get_device()))
+    run = _PACKED.bind(
+        (x, target, numbers, numbers, lse, rows, cols, stride, -100, 0.0, 0.0),
+        grid=(programs,),
+        constants={"SMOOTH": smooth, "SUM": summed, "BLOCK": block, "FULL": cols // block, "LINES": lines,
+                   "CHUNKS": cdiv(cols + (LINE_BYTES // x.element_size() - 8 if lines else 0), block),
+                   "EARLY": overlaps(x.nbytes) and summed, "POLICY": policy(chosen.leaves)},
+        num_warps=chosen.num_warps,
+        max_registers=registers_of(chosen.num_warps, chosen.programs_per_sm),
+        device=x.get_device(),
+        vector=POINTER_ALIGNMENT_BYTES // x.element_size(),
+    )  # fmt: skip
+
+    def read(x: Tensor, target: Tensor, losses: Any, counts: Any, lse: Any, *scalars: Any) -> None:
+        run(x, target, losses, counts, lse, rows, cols, stride, *scalars)
+
+    return read, programs if summed else rows
 
 
 def row_losses(
