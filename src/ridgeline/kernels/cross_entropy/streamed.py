@@ -1,8 +1,8 @@
 """Cross-entropy of 16-bit rows that a program holds as they came, two logits a word, in Gluon.
 
-Shapes as in kernel.py; a row lies in CHUNKS pieces of BLOCK logits, all of them asked for at once. What memory brings of
-logits in a cycle leaves fourteen instructions each: largest ones are found two at a time, and a logit becomes float32
-once, for its power.
+Shapes as in kernel.py; a row lies in CHUNKS pieces of BLOCK logits, all of them asked for at once. While memory brings
+a logit, a multiprocessor issues fourteen instructions a lane: largest ones are found two at a time, and a logit becomes
+float32 once, for its power.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ def let_next_start(EARLY: gl.constexpr):
 
 
 @gluon.jit
-def row_words(x_at, access, low, end, CHUNKS: gl.constexpr, PIECE: gl.constexpr, LINES: gl.constexpr, FULL: gl.constexpr,
-              LOWEST_TWO: gl.constexpr, POLICY: gl.constexpr):  # fmt: skip
+def row_words(
+    x_at, access, low, end, CHUNKS: gl.constexpr, PIECE: gl.constexpr, LINES: gl.constexpr, FULL: gl.constexpr,
+    LOWEST_TWO: gl.constexpr, POLICY: gl.constexpr,
+):  # fmt: skip
     """The pieces of a row, two of −inf a word where they are not the row's."""
     held = ()
     for i in gl.static_range(CHUNKS):
