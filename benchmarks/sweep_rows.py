@@ -1,6 +1,7 @@
 """Launch configurations of row kernels side by side: each is first compared with the reference, then timed in turns.
 
     python benchmarks/sweep_rows.py --out results --budget-s 60 --parts four_warps,quantizing
+    python benchmarks/sweep_rows.py --pack kernels --jobs 12 --parts four_warps   (compiles, without a device)
     python benchmarks/sweep_rows.py --table data/recordings/h200/rows_sweep1.json.gz
 
 Every configuration of a case sees the same inputs and the same gradients of its results, and memory full of NaN where
@@ -387,6 +388,98 @@ def fewer() -> Iterator[Sweep]:
         yield Sweep("gated.backward", "swiglu", "bwd", of, (*leaving(P(1024, 4), P(512, 4)), P(2048, 8), P(512, 2)))
 
 
+def packed() -> Iterator[Sweep]:
+    """Softmax of rows that a program holds two numbers a word, several programs a multiprocessor."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.softmax.config import Packed as P
+
+    last = "evict_last"
+    for dtype, rows, cols, tried in (
+        ("bfloat16", 8192, 24000, (P(16, 0, 2), P(16, 0, 2, last), P(16, 2, 2, last), P(8, 6, 3, last), P(8, 8, 4))),
+        ("bfloat16", 4096, 32768, (P(16, 4, 2), P(16, 4, 2, last), P(16, 8, 2), P(8, 10, 3, last), P(8, 12, 4))),
+        ("bfloat16", 8192, 28000, (P(16, 2, 2, last), P(16, 7, 2), P(8, 8, 3, last))),
+        ("bfloat16", 4096, 50304, (P(16, 13, 2), P(16, 9, 2, last), P(8, 18, 3))),
+        ("float16", 4096, 50304, (P(16, 13, 2), P(8, 18, 3))),
+        ("bfloat16", 4096, 50257, (P(16, 13, 2), P(16, 9, 2, last), P(8, 18, 3))),
+        ("bfloat16", 4096, 40000, (P(16, 10, 2), P(16, 6, 2, last), P(8, 12, 3))),
+        ("bfloat16", 2048, 65536, (P(16, 13, 2), P(16, 12, 2, last))),
+        ("bfloat16", 2048, 80000, (P(16, 13, 2),)),
+        ("bfloat16", 8192, 20000, (P(16, 0, 2), P(16, 0, 2, last), P(8, 4, 4, last), P(8, 2, 3, last))),
+        ("bfloat16", 8192, 16384, (P(16, 0, 2, last), P(16, 0, 3, last), P(8, 0, 3, last), P(8, 3, 4, last))),
+        ("bfloat16", 16384, 12288, (P(8, 0, 4, last), P(8, 2, 4, last))),
+        ("bfloat16", 600, 50257, (P(16, 13, 2),)), ("bfloat16", 400, 24000, (P(16, 0, 2),)),
+    ):  # fmt: skip
+        yield Sweep("softmax.forward", "softmax", "fwd", case(dtype, rows=rows, cols=cols), tried)
+
+
+def carried() -> Iterator[Sweep]:
+    """GroupNorm's shares held in registers until their group's sums are there."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.group_norm.config import Images as Im
+
+    def ways(*shapes: tuple[int, ...]) -> tuple[Any, ...]:
+        return tuple(Im(*shape, carried=True) for shape in shapes)
+
+    few = ways((8, 4, 3, 4), (8, 4, 4, 3), (4, 4, 6, 4), (4, 4, 5, 5))
+    many = (*few, *ways((4, 8, 6, 2), (8, 4, 2, 4), (4, 4, 8, 3)), Im(8, 4, 3, 4, carried=True, writes="evict_first"))
+    for batch, channels, side, tried in (
+        (4, 512, 128, many), (16, 512, 128, few), (32, 320, 56, few), (32, 320, 64, few), (16, 640, 64, few[:2]),
+        (16, 320, 96, few[:2]),
+    ):  # fmt: skip
+        of = case("bfloat16", batch=batch, channels=channels, side=side, groups=32)
+        yield Sweep("group_norm.streamed", "group_norm_silu", "fwd", of, tried)
+        if side in (128, 56):
+            yield Sweep("group_norm.streamed", "group_norm", "fwd", of, few)
+    of = case("float16", batch=16, channels=256, side=64, groups=32)
+    yield Sweep("group_norm.streamed", "group_norm_silu", "fwd", of, few[:2])
+
+
+def lines() -> Iterator[Sweep]:
+    """Cross-entropy of rows that do not start lines, read from the line's start; rows held two logits a word."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.cross_entropy.config import Forward as F
+    from ridgeline.kernels.cross_entropy.config import Packed as P
+    from ridgeline.kernels.cross_entropy.config import Short as W
+
+    tried = {
+        (32768, 3000): (W(1, 6, 512, 2, 3, 12, False, True), W(1, 6, 512, 2, 1, 16, True, True), P(2, 16, True, True),
+                        P(2, 16, True), P(1, 24, True, True), P(4, 12, True, True)),
+        (16384, 5000): (W(1, 10, 512, 2, 3, 8, False, True), W(1, 5, 1024, 4, 1, 8, True, True), P(2, 12, True, True),
+                        P(4, 12, True, True), P(4, 8, True, True), P(4, 8, True)),
+        (16384, 10000): (W(1, 10, 1024, 4, 3, 4, False, True), F(2048, 4, 1, 1, False, True), P(4, 8, False, True),
+                         P(8, 5, False, True), P(8, 4, True, True), P(8, 4)),
+        (8192, 12000): (F(4096, 4, 1, 1, True, True), F(2048, 4, 1, 1, True, True), P(4, 6, True, True),
+                        P(8, 4, True, True), P(8, 5, True, True), P(8, 4, True)),
+        (8192, 20000): (F(2048, 4, 1, 1, False, True), P(8, 3, False, True), P(16, 2, False, True), P(16, 3)),
+        (8192, 30000): (F(2048, 4, 1, 1, False, True), P(16, 2, False, True), P(16, 2)),
+        (8192, 32000): (P(16, 2), P(16, 2, True)),
+        (32768, 4096): (W(1, 8, 512, 2, 1, 16, True), P(2, 16, True), P(2, 16), P(4, 12, True), P(4, 8, True)),
+        (16384, 8192): (W(1, 8, 1024, 4, 1, 6, True), P(4, 8, True), P(4, 8), P(8, 6, True)),
+        (8192, 16384): (F(2048, 4, 1, 1, True), P(8, 4, True), P(8, 4), P(16, 3, True)),
+        (65536, 2048): (P(1, 24, True), P(1, 24), P(2, 16, True)),
+        (65536, 1000): (W(8, 8, 128, 4, 1, 32, True, True), P(1, 32, True, True), P(1, 32, True), P(1, 24, True, True)),
+    }  # fmt: skip
+    for (rows, cols), configs in tried.items():
+        kernel = "cross_entropy.short" if cols <= 2048 else "cross_entropy.forward"
+        yield Sweep(kernel, "cross_entropy", "fwd", case("bfloat16", rows=rows, cols=cols), configs)
+    of = case("float16", rows=8192, cols=10008)
+    yield Sweep("cross_entropy.forward", "cross_entropy", "fwd", of, (P(8, 4, True, True), P(4, 8, True, True)))
+
+
+def stages() -> Iterator[Sweep]:
+    """LayerNorm to fp8 in blocks of 128 with fewer rows on their way, and with more."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.rms_norm_quant.config import Tile
+
+    for rows, cols, tried in (
+        (16384, 4096, (Tile(1, 1, 4096, 4, 2, 4), Tile(1, 1, 4096, 4, 4, 4), Tile(1, 1, 4096, 4, 2, 5))),
+        (8192, 8192, (Tile(1, 1, 8192, 8, 2, 2), Tile(1, 1, 8192, 8, 4, 2), Tile(1, 1, 8192, 16, 3, 1))),
+        (8192, 6144, (Tile(1, 6, 1024, 4, 2, 3), Tile(1, 6, 1024, 4, 4, 3))),
+    ):
+        of = case("bfloat16", rows=rows, cols=cols, kind="float8_e4m3fn", block=128)
+        yield Sweep("layer_norm_quant", "layer_norm_quant", "fwd", of, tried)
+
+
 PARTS: dict[str, Callable[[], Iterator[Sweep]]] = {
     "four_warps": four_warps,
     "quantizing": quantizing,
@@ -405,6 +498,10 @@ PARTS: dict[str, Callable[[], Iterator[Sweep]]] = {
     "fewer": fewer,
     "shares_early": shares_early,
     "odd_backward": odd_backward,
+    "packed": packed,
+    "carried": carried,
+    "lines": lines,
+    "stages": stages,
 }
 
 
@@ -476,8 +573,20 @@ def checked(sweep: Sweep, configs: list[Any], device: Any) -> dict[Any, list[str
     return found
 
 
+READ = "bare read"
+"""Stands among configurations for a kernel that reads as many bytes and does nothing else."""
+
+
+def reading(num_bytes: int, device: Any) -> Callable[[], None]:
+    import reading
+    import torch
+
+    return reading.run(torch.ones(num_bytes // 4, dtype=torch.int32, device=device), 8, 4096, 1, "")
+
+
 def timed(sweep: Sweep, configs: list[Any], flush: Any, device: Any) -> tuple[dict[Any, list[float]], int]:
-    """Seconds of every round of every configuration, and of a copy of as many bytes (None); and those bytes."""
+    """Seconds of every round of every configuration, and of a copy of as many bytes (None), and, where next to nothing
+    is written, of a bare read; and those bytes."""
     import torch
 
     from ridgeline.bench.race import HEAD_START_CYCLES, moved_bytes, runner
@@ -491,7 +600,8 @@ def timed(sweep: Sweep, configs: list[Any], flush: Any, device: Any) -> tuple[di
     num_bytes = moved_bytes(trial, args, sweep.phase)
     source = torch.empty(num_bytes // 8, dtype=torch.int32, device=device)
     target = torch.empty_like(source)
-    marks: dict[Any, list[Any]] = {config: [] for config in [*configs, None]}
+    bare = reading(num_bytes, device) if sweep.name == "cross_entropy" and sweep.phase == "fwd" else None
+    marks: dict[Any, list[Any]] = {config: [] for config in [*configs, *([READ] if bare else []), None]}
 
     def turn(config: Any, call: Callable[[], Any]) -> None:
         for _ in range(WARM):
@@ -509,6 +619,9 @@ def timed(sweep: Sweep, configs: list[Any], flush: Any, device: Any) -> tuple[di
         for config in order[i % len(order) :] + order[: i % len(order)]:
             if config is None:
                 turn(None, lambda: target.copy_(source))
+                continue
+            if config is READ:
+                turn(READ, bare)
                 continue
             with tuning.forced(sweep.kernel, config):
                 turn(config, run)
@@ -569,10 +682,11 @@ def swept(sweep: Sweep, flush: Any, device: Any) -> list[dict[str, Any]]:
     base = {"kernel": sweep.kernel, "primitive": sweep.name, "phase": sweep.phase, "case": str(sweep.of),
             "num_bytes": num_bytes}  # fmt: skip
     rows = []
-    for config in [*configs, None]:
+    for config in [*configs, *([READ] if READ in times else []), None]:
         samples = sorted(times.get(config, []))
+        told = config if config is None else {"bare": "read"} if config is READ else asdict(config)
         rows.append(base | {
-            "config": None if config is None else asdict(config), "default": config is not None and config == default,
+            "config": told, "default": config is not None and config == default,
             "wrong": wrong.get(config, []), "s": statistics.median(samples) if samples else None,
             "low_s": samples[1] if samples else None,
         })  # fmt: skip
@@ -613,7 +727,15 @@ def main() -> None:
     parser.add_argument("--budget-s", type=float, default=60.0)
     parser.add_argument("--split", default="", help="parts whose kernels are timed one by one as well")
     parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--pack", type=Path, help="compile what these parts need into this folder, and time nothing")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that compile")
     asked = parser.parse_args()
+    if asked.pack:
+        from ridgeline.kernels import pack
+
+        made = pack.write(asked.pack, wanted_variants(asked.parts.split(",")), jobs=asked.jobs)
+        print(f"{len(made.entries)} kernels in {time.perf_counter() - BEGAN:.0f} s")
+        return
     if asked.table:
         print("\n".join(table(json.loads(gzip.decompress(asked.table.read_bytes())))))
         return

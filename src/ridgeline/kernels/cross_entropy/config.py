@@ -11,13 +11,14 @@ from ridgeline.kernels.rows import cdiv, clamp, power_of_two
 @dataclass(frozen=True, slots=True)
 class Forward:
     """A stretch of a row is read in blocks, the next ones on their way; few long rows are cut into several.
-    ``leaves``: what is read leaves the L2 first."""
+    ``leaves``: what is read leaves the L2 first. ``lines``: reading starts with the line in which a row starts."""
 
     block: int
     num_warps: int
     num_stages: int
     num_stretches: int
     leaves: bool = False
+    lines: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,8 @@ class Backward:
 @dataclass(frozen=True, slots=True)
 class Short:
     """Rows a program holds whole, in how many pieces, and how many programs walk over all rows. ``leaves``: what is
-    read leaves the L2 first, unless it is on its way while another row is worked on."""
+    read leaves the L2 first, unless it is on its way while another row is worked on. ``lines``: reading starts with the
+    line in which a row starts."""
 
     rows: int
     chunks: int
@@ -40,6 +42,18 @@ class Short:
     num_stages: int = 1
     programs_per_sm: int = 64
     leaves: bool = False
+    lines: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A row of 16-bit logits a program, two a word: its warps, and programs a multiprocessor that walk over all rows.
+    ``leaves`` and ``lines`` as above."""
+
+    num_warps: int
+    programs_per_sm: int
+    leaves: bool = False
+    lines: bool = False
 
 
 LEAVING_BYTES = (32 << 20, 288 << 20)

@@ -11,12 +11,13 @@ from ridgeline.errors import KernelError
 from ridgeline.kernels import tuning
 from ridgeline.kernels.compiler import POINTER_ALIGNMENT_BYTES
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, declare, elementwise_cost
-from ridgeline.kernels.cross_entropy import config, kernel, reference
+from ridgeline.kernels.cross_entropy import config, kernel, reference, streamed
 from ridgeline.kernels.launcher import (
     Kernel,
     Plans,
     access_of,
     carved,
+    is_widest,
     launchable,
     num_sms,
     overlaps,
@@ -24,11 +25,13 @@ from ridgeline.kernels.launcher import (
     vector_of,
 )
 from ridgeline.kernels.rows import as_rows, cdiv, clamp, float_reason, power_of_two, template
+from ridgeline.kernels.shares import registers_of
 
 _LOOSE = ("target_ptr", "loss_ptr", "count_ptr", "lse_ptr", "part_ptr")
 _STRETCHES = Kernel(kernel.cross_entropy_stretches, vectors=("cols", "x_stride", "length"), loose=_LOOSE)
 _MERGE = Kernel(kernel.cross_entropy_merge)
 _SHORT = Kernel(kernel.cross_entropy_short, vectors=("cols", "x_stride"), loose=_LOOSE)
+_PACKED = Kernel(streamed.cross_entropy_packed, vectors=("cols", "x_stride"), loose=_LOOSE)
 _FINISH = Kernel(kernel.cross_entropy_finish, vectors=("num",), loose=("out_ptr", "weight_ptr"))
 _BACKWARD = Kernel(kernel.cross_entropy_backward, vectors=("cols", "x_stride", "dx_stride"))
 _BACKWARD_FLAT = Kernel(kernel.cross_entropy_backward_flat, loose=("target_ptr", "lse_ptr", "grad_ptr", "weight_ptr"))
@@ -40,6 +43,8 @@ _BACKWARD_ROWS = Kernel(
 _BACKWARD_ENDS = Kernel(kernel.cross_entropy_backward_ends, loose=("target_ptr", "lse_ptr", "grad_ptr", "weight_ptr"))
 _forward_plans, _row_plans, _backward_plans = Plans(), Plans(), Plans()
 REDUCTIONS = ("mean", "sum", "none")
+LINE_BYTES = 128
+"""Of the L2: a warp that reads 512 bytes from inside a line touches five of them."""
 
 
 def cross_entropy(
@@ -164,14 +169,20 @@ def _plan_rows(x: Tensor, target: Tensor, stride: int, smooth: bool, summed: boo
     numbers, lse = template((rows,), torch.float32, x.device), template((2, rows), torch.float32, x.device)
     short = cols <= config.SHORTEST_STRETCHED
     size = x.element_size()
-    chosen: config.Forward | config.Short = tuning.choose(
+    chosen: config.Forward | config.Short | config.Packed = tuning.choose(
         "cross_entropy.short" if short else "cross_entropy.forward",
         {"rows": rows, "cols": cols, "dtype": x.dtype},
         config.short(rows, cols, size) if short else config.forward(rows, cols, size, num_sms(on), shifted),
     )
+    if isinstance(chosen, config.Packed):
+        return _plan_packed(x, target, stride, smooth, summed, numbers, lse, chosen)
+    align = vector
+    apart = stride * size % LINE_BYTES != 0 and chosen.block * size >= LINE_BYTES
+    if chosen.lines and apart and is_widest(vector, size):
+        shifted, align = True, LINE_BYTES // size
     if isinstance(chosen, config.Short):
-        return _plan_short(x, target, stride, smooth, summed, numbers, lse, vector, shifted, chosen)
-    most = cols + vector - 1 if shifted else cols
+        return _plan_short(x, target, stride, smooth, summed, numbers, lse, vector, align, shifted, chosen)
+    most = cols + align - 1 if shifted else cols
     length = cdiv(cdiv(most, chosen.num_stretches), chosen.block) * chosen.block
     num = cdiv(most, length)
     part = template((3, rows, num), torch.float32, x.device)
@@ -181,7 +192,7 @@ def _plan_rows(x: Tensor, target: Tensor, stride: int, smooth: bool, summed: boo
         grid=(rows * num,),
         constants={"SMOOTH": smooth, "WHOLE": num == 1, "COUNT": summed, "GROUPS": chosen.block // width,
                    "VECTOR": width, "STAGES": chosen.num_stages, "EARLY": overlaps(x.nbytes) and (summed or num > 1),
-                   "SHIFTED": shifted, "POLICY": policy(chosen.leaves)},
+                   "SHIFTED": shifted, "ALIGN": align, "POLICY": policy(chosen.leaves)},
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
         device=on,
@@ -207,6 +218,33 @@ def _plan_rows(x: Tensor, target: Tensor, stride: int, smooth: bool, summed: boo
     return run, rows
 
 
+def _plan_packed(
+    x: Tensor, target: Tensor, stride: int, smooth: bool, summed: bool, numbers: Tensor, lse: Tensor,
+    chosen: config.Packed,
+) -> tuple[Any, int]:  # fmt: skip
+    """Rows of 16-byte accesses, each held by a program; programs walk over rows."""
+    rows, cols = x.shape
+    block = 256 * chosen.num_warps
+    lines = chosen.lines and stride * x.element_size() % LINE_BYTES != 0
+    programs = min(rows, chosen.programs_per_sm * num_sms(x.get_device()))
+    run = _PACKED.bind(
+        (x, target, numbers, numbers, lse, rows, cols, stride, -100, 0.0, 0.0),
+        grid=(programs,),
+        constants={"SMOOTH": smooth, "SUM": summed, "BLOCK": block, "FULL": cols // block, "LINES": lines,
+                   "CHUNKS": cdiv(cols + (LINE_BYTES // x.element_size() - 8 if lines else 0), block),
+                   "EARLY": overlaps(x.nbytes) and summed, "POLICY": policy(chosen.leaves)},
+        num_warps=chosen.num_warps,
+        max_registers=registers_of(chosen.num_warps, chosen.programs_per_sm),
+        device=x.get_device(),
+        vector=POINTER_ALIGNMENT_BYTES // x.element_size(),
+    )  # fmt: skip
+
+    def read(x: Tensor, target: Tensor, losses: Any, counts: Any, lse: Any, *scalars: Any) -> None:
+        run(x, target, losses, counts, lse, rows, cols, stride, *scalars)
+
+    return read, programs if summed else rows
+
+
 def row_losses(
     x: Tensor, target: Tensor, losses: Tensor, ignore_index: int, smoothing: float, z_weight: float
 ) -> Tensor:
@@ -224,10 +262,10 @@ def row_losses(
 
 def _plan_short(
     x: Tensor, target: Tensor, stride: int, smooth: bool, summed: bool, numbers: Tensor, lse: Tensor, vector: int,
-    shifted: bool, chosen: config.Short,
+    align: int, shifted: bool, chosen: config.Short,
 ) -> tuple[Any, int]:  # fmt: skip
     rows, cols = x.shape
-    most = cols + vector - 1 if shifted else cols
+    most = cols + align - 1 if shifted else cols
     programs = min(cdiv(rows, chosen.rows), chosen.programs_per_sm * num_sms(x.get_device()))
     run = _SHORT.bind(
         (x, target, numbers, numbers, lse, rows, cols, stride, -100, 0.0, 0.0),
@@ -235,7 +273,7 @@ def _plan_short(
         constants={"SMOOTH": smooth, "SUM": summed, "ROWS": chosen.rows, "CHUNKS": cdiv(most, chosen.block),
                    "BLOCK": chosen.block, "FULL": cols // chosen.block, "EVEN": rows % chosen.rows == 0,
                    "STAGES": chosen.num_stages, "EARLY": overlaps(x.nbytes) and summed, "SHIFTED": shifted,
-                   "VECTOR": vector, "POLICY": policy(chosen.leaves and chosen.num_stages == 1)},
+                   "VECTOR": vector, "ALIGN": align, "POLICY": policy(chosen.leaves and chosen.num_stages == 1)},
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
         device=x.get_device(),

@@ -33,11 +33,14 @@ def default(groups: int, length: int, positions: int, sms: int) -> Groups:
 @dataclass(frozen=True, slots=True)
 class Images(Streamed):
     """A piece of a channel is at most so many accesses of a lane long, and sums are made a piece; whether the gradient
-    before the activation is kept in shared memory or computed twice; whether two sigmoids share an inverse."""
+    before the activation is kept in shared memory or computed twice; whether two sigmoids share an inverse; whether
+    16-bit numbers wait for their group in registers, forward, and what the L2 is then told of results."""
 
     accesses: int = 8
     kept: bool = True
     paired: bool = False
+    carried: bool = False
+    writes: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ _APPLY = Kernel(kernel.group_norm_apply, vectors=("positions",))
 _SUMS = Kernel(kernel.group_norm_channel_sums, vectors=("positions",))
 _DX = Kernel(kernel.group_norm_dx, vectors=("positions",))
 _STREAMED = Kernel(streamed.group_norm_streamed, vectors=("cols", "length"), loose=("word_ptr",), cooperative=True)
+_CARRIED = Kernel(streamed.group_norm_carried, vectors=("cols", "length"), loose=("word_ptr",), cooperative=True)
 _BACKWARD_STREAMED = Kernel(
     streamed.group_norm_backward_streamed, vectors=("cols", "length"), loose=("word_ptr",), cooperative=True
 )
@@ -160,10 +161,11 @@ def _plan_streamed(
     stats = template((x.shape[0], groups), torch.float32, x.device)
     w, b = x if weight is None else weight, x if bias is None else bias
     numbers = (groups, x.shape[1] // groups, positions)
+    carried = chosen.carried and x.element_size() == 2
     run = shares.bind(
-        _STREAMED, chosen, found, (x, w, b, x, stats, stats), rows, length, (*numbers, 0.0),
+        _CARRIED if carried else _STREAMED, chosen, found, (x, w, b, x, stats, stats), rows, length, (*numbers, 0.0),
         {"HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None, "SILU": silu,
-         "PAIRED": silu and chosen.paired},
+         **({"WRITES": chosen.writes} if carried else {"PAIRED": silu and chosen.paired})},
         {"device": x.get_device(), "vector": found.vector},
     )  # fmt: skip
     return _filling(run, stats, numbers)

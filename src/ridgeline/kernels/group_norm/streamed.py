@@ -253,6 +253,135 @@ def group_norm_streamed(
 
 
 @gluon.jit
+def moments(words, pivot, c, width, BF16: gl.constexpr, EVEN: gl.constexpr):
+    """Sums of a share's differences from a number, and of their squares, in one meeting of its warps."""
+    SIZE: gl.constexpr = words.shape[0] * words.shape[1]
+    low, high = halves(words, BF16)
+    low -= pivot
+    high -= pivot
+    if not EVEN:
+        low = gl.where(c < width, low, 0.0)
+        high = gl.where(c < width, high, 0.0)
+    return gl.reduce(((low + high).reshape([SIZE]), (low * low + high * high).reshape([SIZE])), 0, both_added)
+
+
+@gluon.jit
+def group_norm_carried(
+    x_ptr,  # [N·G, length of a group] of 16 bits
+    weight_ptr,  # [C]
+    bias_ptr,  # [C]
+    y_ptr,
+    mean_ptr,  # [N·G] fp32
+    rstd_ptr,
+    word_ptr,  # [N·G, S] mean and squared deviations of each share, zero at first
+    rows,
+    cols,
+    length,
+    num_shares,
+    num_groups,
+    groups,
+    per_group,
+    positions,
+    eps,
+    HAS_WEIGHT: gl.constexpr,
+    HAS_BIAS: gl.constexpr,
+    SILU: gl.constexpr,
+    EVEN: gl.constexpr,  # every share fills its place
+    MEET: gl.constexpr,
+    LAG: gl.constexpr,
+    SHARES: gl.constexpr,
+    CHUNKS: gl.constexpr,
+    BLOCK: gl.constexpr,
+    SLOTS: gl.constexpr,
+    VECTOR: gl.constexpr,
+    WRITES: gl.constexpr,  # what the L2 is told of what is written
+):
+    """The same for 16-bit numbers: a share waits in registers, two numbers a word, until its group's sums are there.
+
+    Its place in shared memory is free as soon as it is held, so that three shares are on their way while one is worked
+    on, not one, and are asked for when a turn begins, not when it ends. Moments are taken in one pass, relative to the
+    mean of a share's first 32 numbers: of n numbers, the mean of any 32 is at most √(n/32) deviations from that of all,
+    so that of 8192 numbers squares lose at most a factor of 256 of float32's 2²⁴.
+    """
+    NUM_WARPS: gl.constexpr = gl.num_warps()
+    BF16: gl.constexpr = x_ptr.dtype.element_ty == gl.bfloat16
+    WORDS: gl.constexpr = BLOCK // 2
+    L: gl.constexpr = by_piece(VECTOR // 2, WORDS, NUM_WARPS)
+    smem = gl.allocate_shared_memory(gl.int32, [SLOTS, CHUNKS, WORDS], PLAIN)
+    share = gl.program_id(0) % num_shares
+    start = gl.program_id(0) // num_shares
+    first = share * length
+    left = gl.minimum(length, cols - first)
+    width = left // 2
+    num_turns = (rows - start + num_groups - 1) // num_groups
+    c = columns(CHUNKS, WORDS, L)
+    at = (start.to(gl.int64) * cols + first) // VECTOR * (VECTOR // 2)
+    x_at = x_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + at  # one number: of a tile, every access has its own
+    y_at = y_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + at
+    step = num_groups.to(gl.int64) * cols // VECTOR * (VECTOR // 2)
+    word_row = word_ptr + start.to(gl.int64) * num_shares
+    word_step = num_groups.to(gl.int64) * num_shares
+    inside = gl.minimum(piece_starts(first, CHUNKS, BLOCK, L), cols - 1) // positions
+    member = start % groups
+    hop = num_groups % groups
+    for turn in gl.static_range(SLOTS):
+        there = c < gl.where(turn < num_turns, width, 0)
+        async_copy.async_copy_global_to_shared(smem.index(turn), x_at + turn * step + c, mask=there)
+        async_copy.commit_group()
+    slot = start * 0
+    k32 = gl.arange(0, 32, gl.BlockedLayout([1], [32], [NUM_WARPS], [0]))
+    sample_at = x_ptr + (start.to(gl.int64) * cols + first) + k32
+    hop_first = num_groups.to(gl.int64) * cols
+    sample = gl.load(sample_at, mask=k32 < left, other=0.0).to(gl.float32)
+    before = gl.zeros([CHUNKS, WORDS], gl.int32, L)
+    for turn in range(num_turns + LAG):
+        done = turn - LAG
+        row = start + done * num_groups
+        channel = member * per_group + inside
+        member = gl.where(done >= 0, further(member, hop, groups), member)
+        w = channel_numbers(weight_ptr, channel, HAS_WEIGHT, 1.0)  # long before they are needed
+        b = channel_numbers(bias_ptr, channel, HAS_BIAS, 0.0)
+        async_copy.wait_group(SLOTS - 1)
+        words = smem.index(slot).load(L)  # what is past the end was copied as zeros
+        there = c < gl.where(turn + SLOTS < num_turns, width, 0)
+        async_copy.async_copy_global_to_shared(smem.index(slot), x_at + (turn + SLOTS) * step + c, mask=there)
+        async_copy.commit_group()
+        pivot = gl.sum(sample, axis=0) / gl.minimum(left, 32)
+        level, spreads = moments(words, pivot, c, width, BF16, EVEN)
+        mean = pivot + level / left
+        spreads -= level * (level / left)
+        following = gl.minimum(turn + 1, num_turns - 1) * hop_first
+        sample = gl.load(sample_at + following, mask=k32 < left, other=0.0).to(gl.float32)
+        if MEET:
+            if turn < num_turns:
+                gl.atomic_xchg(word_row + turn * word_step + share, word_of(mean, spreads), sem="relaxed")
+            if done >= 0:
+                k, means, parts = words_when_there(word_row + done * word_step, num_shares, SHARES, NUM_WARPS)
+                counts = gl.where(k < num_shares, gl.minimum(length, cols - k * length), 0).to(gl.float32)
+                mean = gl.sum(counts * means, axis=0) / cols
+                parts = gl.where(k < num_shares, parts + counts * (means - mean) * (means - mean), 0.0)
+                spreads = gl.sum(parts, axis=0)
+        rstd = gl.rsqrt(spreads / cols + eps)
+        if done >= 0:
+            if share == 0:
+                gl.store(mean_ptr + row, mean)
+                gl.store(rstd_ptr + row, rstd)
+        scale = w * rstd
+        shift = b - mean * scale
+        low, high = halves(before if LAG else words, BF16)
+        low = low * scale[:, None] + shift[:, None]
+        high = high * scale[:, None] + shift[:, None]
+        if SILU:
+            s, t = two_sigmoids(low, high)
+            low *= s
+            high *= t
+        there = c < gl.where(done >= 0, width, 0)
+        gl.store(y_at + done * step + c, paired(low, high, BF16), mask=there, eviction_policy=WRITES)
+        before = words
+        slot = gl.where(slot + 1 == SLOTS, 0, slot + 1)
+
+
+@gluon.jit
 def group_norm_backward_streamed(
     dy_ptr,
     x_ptr,

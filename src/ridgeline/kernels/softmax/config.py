@@ -45,6 +45,18 @@ class Whole:
     programs_per_sm: int = 1
 
 
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A row of 16-bit numbers a program, two numbers a word: its warps, how many of its pieces wait in shared memory
+    instead of registers, and programs a multiprocessor. ``reads`` and ``writes``: what the L2 is told."""
+
+    num_warps: int
+    shared: int
+    programs_per_sm: int
+    reads: str = ""
+    writes: str = ""
+
+
 SHARED_BYTES = 232448 - 1024
 """Of a program: what a multiprocessor has, less what reductions need."""
 

@@ -40,6 +40,7 @@ _BACKWARD_STREAMED = Kernel(
     streamed.softmax_backward_streamed, vectors=("cols", "length"), loose=("word_ptr",), cooperative=True
 )
 _FORWARD_WHOLE = Kernel(streamed.softmax_forward_whole, vectors=("cols", "x_stride"))
+_FORWARD_PACKED = Kernel(streamed.softmax_forward_packed, vectors=("cols", "x_stride"))
 _forward_plans, _backward_plans = Plans(), Plans()
 STREAMED_ACCESS_BYTES = 8
 
@@ -100,6 +101,8 @@ def _plan_forward(x: Tensor, y: Tensor, stride: int) -> Any:
     )
     if isinstance(chosen, config.Whole):
         return _plan_whole(chosen, x, y, rows, cols, stride)
+    if isinstance(chosen, config.Packed):
+        return _plan_packed(chosen, x, y, rows, cols, stride, shifted)
     if isinstance(chosen, Streamed):
         found = shares.cut(chosen, rows, cols, x.get_device(), vector=vector, shifted=shifted)
         if found is not None:
@@ -141,6 +144,25 @@ def _plan_whole(chosen: config.Whole, x: Tensor, y: Tensor, rows: int, cols: int
         vector=POINTER_ALIGNMENT_BYTES // x.element_size(),
     )
     return lambda x, y: run(x, y, rows, cols, stride)
+
+
+def _plan_packed(
+    chosen: config.Packed, x: Tensor, y: Tensor, rows: int, cols: int, stride: int, shifted: bool
+) -> Any:
+    """A row a program, as many programs as rows."""
+    vector = POINTER_ALIGNMENT_BYTES // x.element_size()
+    chunks = config.num_pieces(chosen.num_warps, cols)
+    run = _FORWARD_PACKED.bind(
+        (x, y, cols, stride),
+        grid=(rows,),
+        constants={"CHUNKS": chunks, "SHARED": min(chosen.shared, chunks), "BLOCK": 256 * chosen.num_warps,
+                   "SHIFTED": shifted, "READS": chosen.reads, "WRITES": chosen.writes},
+        num_warps=chosen.num_warps,
+        max_registers=shares.registers_of(chosen.num_warps, chosen.programs_per_sm),
+        device=x.get_device(),
+        vector=vector,
+    )  # fmt: skip
+    return lambda x, y: run(x, y, cols, stride)
 
 
 def _kept(chosen: Any, found: shares.Cut, itemsize: int) -> bool:

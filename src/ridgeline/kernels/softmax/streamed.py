@@ -391,3 +391,107 @@ def softmax_forward_whole(
             b = power(b, top, scale, base, True) * share
             gl.store(y_at + turn * y_step + i * PIECE, paired(a, b, BF16), mask=access < width - i * PIECE)
         slot = gl.where(slot + 1 == SLOTS, 0, slot + 1)
+
+
+@gluon.jit
+def softmax_forward_packed(
+    x_ptr,  # [R, C] of 16 bits, rows x_stride apart
+    y_ptr,  # [R, C]
+    cols,
+    x_stride,
+    CHUNKS: gl.constexpr,
+    SHARED: gl.constexpr,  # the first pieces wait in shared memory, the others in registers
+    BLOCK: gl.constexpr,
+    SHIFTED: gl.constexpr,  # rows start inside accesses, those read and those written at the same place
+    READS: gl.constexpr,  # what the L2 is told of what is read and written
+    WRITES: gl.constexpr,
+):
+    """A row a program, asked for at once and held as it came, two numbers a word; no program waits for its next row.
+
+    Several programs a multiprocessor overlap: one's row comes while another's powers are computed and written. Where
+    rows start inside accesses, whole accesses are the row and the few elements outside them are handled apart.
+    """
+    NUM_WARPS: gl.constexpr = gl.num_warps()
+    BF16: gl.constexpr = x_ptr.dtype.element_ty == gl.bfloat16
+    LOWEST_TWO: gl.constexpr = -8323200 if BF16 else -67044352  # two of −inf
+    L: gl.constexpr = gl.BlockedLayout([4], [32], [NUM_WARPS], [0])
+    PIECE: gl.constexpr = BLOCK // 2  # in words of two numbers
+    FULL: gl.constexpr = CHUNKS - 2 if SHIFTED else CHUNKS - 1  # pieces that no row ends in
+    places = ()
+    for _ in gl.static_range(SHARED):
+        places = places + (gl.allocate_shared_memory(gl.int32, [PIECE], FLAT),)  # type: ignore[assignment]
+    row = gl.program_id(0).to(gl.int64)
+    lead = 0
+    width = cols // 2
+    if SHIFTED:
+        lead = ((8 - row * cols % 8) % 8).to(gl.int32)
+        width = gl.maximum(cols - lead, 0) // 8 * 4
+    c = gl.arange(0, PIECE, L)
+    access = c // 4 * 4
+    x_at = x_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + (row * x_stride + lead) // 8 * 4 + c
+    y_at = y_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + (row * cols + lead) // 8 * 4 + c
+    for i in gl.static_range(SHARED):
+        if i < FULL:
+            async_copy.async_copy_global_to_shared(places[i], x_at + i * PIECE)
+        else:
+            async_copy.async_copy_global_to_shared(places[i], x_at + i * PIECE, mask=access < width - i * PIECE)
+    async_copy.commit_group()
+    if SHIFTED:
+        k = gl.arange(0, 16, gl.BlockedLayout([1], [32], [NUM_WARPS], [0]))
+        edge = gl.where(k < 8, k, lead + width * 2 + k - 8)
+        own = gl.where(k < 8, k < lead, True) & (edge < cols)
+        ends = gl.load(x_ptr + row * x_stride + edge, mask=own, other=float("-inf")).to(gl.float32)
+    held = ()
+    for i in gl.static_range(SHARED, CHUNKS):
+        if i < FULL:
+            words = gl.load(x_at + i * PIECE, eviction_policy=READS)
+        else:
+            there = access < width - i * PIECE
+            words = gl.load(x_at + i * PIECE, mask=there, other=LOWEST_TWO, eviction_policy=READS)
+        held = held + (words,)
+    highest = gl.full([PIECE], LOWEST_TWO, gl.int32, L)
+    for i in gl.static_range(CHUNKS - SHARED):
+        highest = higher_bf16(highest, held[i]) if BF16 else higher_fp16(highest, held[i])
+    async_copy.wait_group(0)
+    for i in gl.static_range(SHARED):
+        words = places[i].load(L)
+        if i >= FULL:
+            words = gl.where(access < width - i * PIECE, words, LOWEST_TWO)
+        highest = higher_bf16(highest, words) if BF16 else higher_fp16(highest, words)
+    a, b = halves(highest, BF16)
+    top = gl.maximum(gl.max(gl.maximum(a, b), axis=0), LOWEST)
+    if SHIFTED:
+        top = gl.maximum(top, gl.max(ends, axis=0))
+    scale, base, _rounding = base_of(top, True)  # which changes powers and their sum alike
+    gl.thread_barrier()  # what is read before it is read again behind it: kept, it would take registers
+    sums = gl.zeros([PIECE], gl.float32, L)
+    for i in gl.static_range(CHUNKS):
+        if i < SHARED:
+            words = places[i].load(L)
+            if i >= FULL:
+                words = gl.where(access < width - i * PIECE, words, LOWEST_TWO)
+        else:
+            words = held[i - SHARED]
+        a, b = halves(words, BF16)
+        sums += power(a, top, scale, base, True) + power(b, top, scale, base, True)
+    total = gl.sum(sums, axis=0)
+    if SHIFTED:
+        end_powers = power(ends, top, scale, base, True)
+        total += gl.sum(end_powers, axis=0)
+        to = y_ptr + row * cols + edge
+        gl.store(to, (end_powers * (1.0 / total)).to(y_ptr.dtype.element_ty), mask=own)
+    gl.thread_barrier()
+    again = base - 1.0  # other powers than those above: kept from there they would take two registers a word
+    share = gl.exp2(again - base) / total
+    for i in gl.static_range(CHUNKS):
+        if i < SHARED:
+            a, b = halves(places[i].load(L), BF16)
+        else:
+            a, b = halves(held[i - SHARED], BF16)
+        a = power(a, top, scale, again, True) * share
+        b = power(b, top, scale, again, True) * share
+        if i < FULL:
+            gl.store(y_at + i * PIECE, paired(a, b, BF16), eviction_policy=WRITES)
+        else:
+            there = access < width - i * PIECE
+            gl.store(y_at + i * PIECE, paired(a, b, BF16), mask=there, eviction_policy=WRITES)
