@@ -382,14 +382,20 @@ class Ladder:
         status = entry.status
         if status == LARGE and self.facts.mode == "train":
             yield from self._uncaptured(search, candidate, CAPTURE_S)
+            if candidate.scope == "blocks" and not self._is_made(search, self._recomputing(candidate)):
+                yield from self._kept_less(search, candidate)
         elif status == FAILED and UNCHANGED not in entry.reason:
             yield self._rung(candidate, CAPTURE_S, "compiled")
 
     def _uncaptured(self, search: Climber, candidate: Candidate, cost_s: float) -> Iterator[Rung]:
         """As compiled; where that keeps too much, the same keeping half."""
         yield self._rung(candidate, cost_s, "compiled")
-        bounded = ACTIVATION_BUDGET in dict(candidate.options)
-        if search.entries[candidate.name].status == LARGE and candidate.compiler == "inductor" and not bounded:
+        if search.entries[candidate.name].status == LARGE:
+            yield from self._kept_less(search, candidate)
+
+    def _kept_less(self, search: Climber, candidate: Candidate) -> Iterator[Rung]:
+        """What a compiler makes of it that keeps half: recorded, it may need no more than eager, whose gaps move."""
+        if candidate.compiler == "inductor" and ACTIVATION_BUDGET not in dict(candidate.options):
             yield from self._family(search, self._recomputing(candidate), self._compile_s(candidate.scope))
 
     def _captures(self, search: Climber) -> bool:

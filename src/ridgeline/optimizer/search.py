@@ -98,9 +98,9 @@ FROZEN_BY_PYTHON = 1000
 """Python 3.12 starts with 375 objects that are never collected."""
 MEMORY_SLACK = 1.01
 """The allocator rounds: a hundredth more is not more."""
-GRAPH_SLACK, WORKSPACE_BYTES = 1.05, 64 << 20
-"""A recording's pool keeps its gaps for good, where eager's move and grow; and it has workspaces of the libraries of
-its own, where eager's are there before anything is measured."""
+WORKSPACE_BYTES = 32 << 20
+"""What a recording may reserve beyond eager's steps: its copies of the inputs, and segments that are handed out whole.
+Of a step of a few gigabytes it is less than a hundredth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -792,12 +792,12 @@ class Search:
         return "" if verdict else f"{verdict.reason or 'it could not be proved'}{_allowing(verdict)}"
 
     def _fits(self, built: Built, peak: int | None) -> bool:
-        """Within the limit; a graph's pool has gaps, and may be what eager's own pool grows to."""
-        if peak is None or not self.limit_bytes or peak <= MEMORY_SLACK * self.limit_bytes:
+        """Within the limit; a graph's pool has gaps, and may be what eager's own pool grows to, and no more."""
+        if peak is None or not self.limit_bytes:
             return True
-        allowed = GRAPH_SLACK * self.eager_reserved + WORKSPACE_BYTES
-        own_limit = self.problem.memory_limit_bytes is None
-        return own_limit and built.candidate.graphed and built.reserved_bytes <= allowed
+        if self.problem.memory_limit_bytes is None and built.candidate.graphed:
+            return peak <= self.limit_bytes or built.reserved_bytes <= self.eager_reserved + WORKSPACE_BYTES
+        return peak <= MEMORY_SLACK * self.limit_bytes
 
     def _tell_memory(self) -> None:
         """A pool is compared with what eager's allocator holds, not with what eager uses of that: say so."""

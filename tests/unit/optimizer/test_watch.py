@@ -10,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import torch.nn.functional as F
 from torch import nn
 
 from ridgeline.errors import NotGraphable
@@ -158,6 +159,47 @@ def test_a_table_that_makes_things_when_asked_has_not_changed() -> None:
     assert not watch.same()
     watch.restore()
     assert watch.same()
+
+
+class Counted(nn.Module):
+    """Counts its calls on its class, as registering hooks does."""
+
+    num = 0.0
+
+    def forward(self, x: Any) -> Any:
+        return F.relu(x)
+
+
+def _followed(model: nn.Module) -> Watch:
+    watch = Watch(model)
+    relu: Any = nn.functional.relu
+    watch.follow({Counted.forward.__code__: globals(), relu.__code__: relu.__globals__})
+    assert watch.same()
+    return watch
+
+
+@pytest.mark.parametrize("spilled", [False, True])
+def test_code_that_is_replaced_is_noticed_also_where_its_neighbors_change_all_the_time(
+    monkeypatch: Any, spilled: bool
+) -> None:
+    watch = _followed(Counted())
+    for number in range(3 if spilled else 0):
+        monkeypatch.setattr(Counted, "more", object(), raising=False)
+        monkeypatch.setattr(F, "more", number, raising=False)
+        assert watch.same()
+    if spilled:
+        assert watch._quick() and not any(space.cls is Counted for space in watch._spaces.values())
+    for holder, name in ((Counted, "forward"), (F, "relu"), (torch, "relu")):
+        with monkeypatch.context() as patched:
+            patched.setattr(holder, name, lambda *args, **kwargs: args[-1])
+            assert not watch.same() and any(name in change for change in watch.changes())
+        assert watch.same()
+
+
+def test_a_method_that_hides_one_of_a_tensor_or_of_a_layer_is_noticed(monkeypatch: Any) -> None:
+    watch = _followed(Counted())
+    monkeypatch.setattr(torch.Tensor, "softmax", lambda x, dim: x, raising=False)
+    assert watch.changes() == ["Tensor.softmax was replaced"]
 
 
 def test_a_hook_that_only_lets_gradients_through_is_no_hook_to_a_recording() -> None:
