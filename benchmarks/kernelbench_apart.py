@@ -65,6 +65,8 @@ COMPILE_S = {1: 6.0, 2: 12.0, 3: 30.0}
 
 WARM = "warm "
 """Before the name of a problem that is told to a worker early."""
+WARM_FRAC = 0.05
+"""Of the device's memory, what one worker may take meanwhile: others are at work there."""
 WORTH_S = {"1": 14.0, "2": 18.0, "3": 35.0}
 """With less than this left, by level, a problem is not begun."""
 
@@ -457,6 +459,7 @@ def work(asked: argparse.Namespace) -> None:
 def warm_only(problem: like.Problem, device: torch.device, asked: argparse.Namespace, turn: Still) -> None:
     turn.warming_until, began, why = asked.go, time.time(), ""
     try:
+        limit_memory(device, WARM_FRAC)
         warm(problem, device, asked, turn)
     except Exception as error:  # it will fail again where it counts, and be written down there
         why = repr(error)[:200]
@@ -464,7 +467,13 @@ def warm_only(problem: like.Problem, device: torch.device, asked: argparse.Names
         turn.give()
         turn.warming_until = None
     forget(device)
+    limit_memory(device, 1.0)
     print(MARK + json.dumps({"warmed": problem.name, "s": time.time() - began, "why": why}), flush=True)
+
+
+def limit_memory(device: torch.device, frac: float) -> None:
+    if device.type == "cuda":
+        torch.cuda.set_per_process_memory_fraction(frac)
 
 
 def forget(device: torch.device) -> None:

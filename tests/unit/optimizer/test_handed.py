@@ -50,10 +50,10 @@ def shaped(x):
 class Block(nn.Module):
     def __init__(self):
         super().__init__()
-        self.layer = nn.Linear(8, 8)
+        self.norm, self.layer = nn.LayerNorm(8), nn.Linear(8, 8)
 
     def forward(self, x):
-        return x + shaped(self.layer(x))
+        return x + shaped(self.layer(self.norm(x)))
 """
 
 

@@ -342,15 +342,15 @@ def tensor_loop(scene: Scene) -> Candidate | None:
 
 
 def _over_tensors(scene: Scene, piece: Index) -> bool:
-    """Whether a run of small kernels goes from tensor to tensor: weights have many shapes. Those of one or two are as
-    likely one state that moves on, whose steps no list of tensors replaces; and where ops are unknown, as in a replayed
-    graph, nobody can tell."""
+    """Whether a run of small kernels goes from tensor to tensor: weights have many shapes, and what is done sample by
+    sample is joined at its end. Else it is as likely one state that moves on, whose steps no list of tensors replaces;
+    and where ops are unknown, as in a replayed graph, nobody can tell."""
     trace, rows = scene.trace, scene.rows[piece]
     if not (trace.op[rows] > 0).any():
         return False
     shapes, ops = trace.optional("shapes"), shaped_ops(trace, rows)
     found = {first_shape(trace.words[int(shapes[op])]) for op in np.unique(ops[ops >= 0]).tolist()}
-    return not found or len(found) >= SHAPES
+    return not found or len(found) >= SHAPES or bool(scene.named(r"^aten::(cat|stack)$", "op")[piece].any())
 
 
 def _compilable(scene: Scene) -> Mask:

@@ -59,9 +59,8 @@ def _changes_type(scene: Scene, copies: np.ndarray) -> np.ndarray:
     """Which copies are of another type than what they read; one that lays half of the logits out anew is not."""
     trace, dtypes = scene.trace, scene.trace.optional("dtypes")
     ops = shaped_ops(trace, scene.rows[copies])
-    given = ([kind for kind in map(dtype_named, parsed(trace.words[int(dtypes[op])])) if kind] for op in ops.tolist())
-    kinds = [set(words[:2]) if op >= 0 else set() for op, words in zip(ops.tolist(), given, strict=True)]
-    return np.array([len(found) != 1 for found in kinds], dtype=bool)
+    given = [[kind for kind in map(dtype_named, parsed(trace.words[int(dtypes[op])])) if kind] for op in ops.tolist()]
+    return np.array([op < 0 or len(kinds) < 2 or kinds[0] != kinds[1] for op, kinds in zip(ops, given)], dtype=bool)
 
 
 def _class_counts(scene: Scene) -> set[int]:
