@@ -76,7 +76,7 @@ PAGED = (
      "                if num == 0:\n                    _mark(seen_ptr, 2)\n                _mark(seen_ptr, 3)\n"),
     ("                mbarrier.wait(empty.index(slot), parity)\n",
      "                since = _clock(num)\n{}                waited += _clock(num) - since\n"),
-    ("            after = _pages_of(table, first * KEYS, end, P, ROWS, KEYS // ROWS)\n",
+    ("            after = _pages_of(table, first * KEYS, end, past, P, ROWS, KEYS // ROWS)\n",
      "            since = _clock(num)\n{}"),
     ("            mbarrier.expect(q_full.index(half), COLS * D * 2)\n",
      "            other += _clock(after[0]) - since\n{}"),

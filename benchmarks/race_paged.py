@@ -30,12 +30,19 @@ PARTS = ("edges", "arrivals", "decode", "latent", "cases", "graphs", "pieces", "
 SHARES = {"edges": 0.15, "arrivals": 0.2, "decode": 0.45, "latent": 0.6, "cases": 0.9, "graphs": 0.97}
 """Of the time there is, by when a part ends; the others may take the rest."""
 
-OVER: dict[str, dict[str, Any]] = {"now": {}, "three queries": {"queries": 3}}
+OVER: dict[str, dict[str, Any]] = {
+    "2 queries": {"queries": 2}, "3 queries": {"queries": 3}, "8 columns, 3 queries": {"columns": 8, "queries": 3},
+    "8 columns, 5 queries": {"columns": 8, "queries": 5},
+    "8 columns, 5 queries, nowhere": {"columns": 8, "queries": 5, "nowhere": True},
+    "3 queries, nowhere": {"queries": 3, "nowhere": True},
+}  # fmt: skip
 """What is changed of the analytical default, by name."""
 
 NARROW_OVER: dict[str, dict[str, Any]] = {
-    "64 keys": {"keys": 64, "num_stages": 6}, "128 keys": {"keys": 128, "num_stages": 3},
-    "128 keys, three queries": {"keys": 128, "num_stages": 3, "queries": 3},
+    "64 keys": {"keys": 64, "num_stages": 6, "queries": 2}, "128 keys": {"keys": 128, "num_stages": 3, "queries": 3},
+    "8 columns": {"keys": 64, "columns": 8, "queries": 3, "num_stages": 6},
+    "128 keys, 8 columns": {"keys": 128, "num_stages": 3, "columns": 8, "queries": 5},
+    "128 keys, 8 columns, nowhere": {"keys": 128, "num_stages": 3, "columns": 8, "queries": 5, "nowhere": True},
 }  # fmt: skip
 """The same for heads of 64."""
 
@@ -201,7 +208,9 @@ def latent_reading(args: tuple[Any, ...]) -> Callable[[], Any]:
 
 def ways(of: tuple[Any, ...]) -> dict[str, Any]:
     """Configurations of a case by name."""
-    found = {name: partial(changed, over) for name, over in (NARROW_OVER if of[4] == 64 else OVER).items()}
+    tries = NARROW_OVER if of[4] == 64 else OVER
+    found = {name: partial(changed, over) for name, over in tries.items()
+             if of[1] // of[2] <= over.get("columns", 16)}  # fmt: skip
     return found | ({} if of[0] <= 128 else {"a program a sequence and head": by_sequence})
 
 

@@ -159,8 +159,8 @@ class Notes(TorchDispatchMode):
         first = next(i for i, t in enumerate(self.tensors) if t is not None)
         allocations = [_allocation(t) for t in made if t is not None]
         return (
-            next(_ids), self.device, first, self.num_args, num_shown, single, saved is not None, fills, allocations, self.steps,
-            places, kept,
+            next(_ids), self.device, first, self.num_args, num_shown, single, saved is not None, fills, allocations,
+            self.steps, places, kept,
         )  # fmt: skip
 
 

@@ -334,7 +334,7 @@ row, cache = torch.randn(2, 32, 1, 128).bfloat16(), [torch.randn(2, 8, 512, 128)
 
 
 def decoded():
-    out, seen = launches(lambda: rk.decode_attention(row, *cache), python=False)
+    out, _ = launches(lambda: rk.decode_attention(row, *cache), python=False)
     used = [fake.fake_arg_of(fake.fake_num_launches() - 1, j) for j in range(9)]
     assert used[:3] == [row.data_ptr(), cache[0].data_ptr(), cache[1].data_ptr()] and used[7] == out.data_ptr()
     return out, used[5:7] + used[8:]
@@ -349,7 +349,7 @@ with torch.no_grad():
     with launcher.overlapped():
         assert fills(lambda: rk.decode_attention(row, *cache)), "a call that may start early is planned in Python"
     fake.fake_capture(1)
-    (third, other), (_, another) = decoded(), decoded()
+    (_, other), _ = decoded(), decoded()
     fake.fake_capture(0)
     assert other != kept
     assert decoded()[1] == kept

@@ -1,8 +1,8 @@
 """Attention on Hopper, in Gluon: two groups of warps compute, one warp feeds them through the copy engine.
 
 Shapes: B batch, H query heads, K key heads (H a multiple of K), L query rows, S keys, D head dim of queries and keys,
-DV of values (both padded to 64, 128 or 256; or 128 and E, F = 64 more columns beside them). Scores are kept in base 2: ``scale`` is the softmax scale times log2(e),
-or the cap times it where scores are capped by tanh first.
+DV of values (both padded to 64, 128 or 256; heads of 136 to 192 are 128 columns and E, F = 64 others). Scores are kept
+in base 2: ``scale`` is the softmax scale times log2(e), or the cap times it where scores are capped by tanh first.
 
 What a row sees is a band of keys: row i sees keys i + lo to i + hi. BAND 0 is no band (full attention), 1 has only the
 upper edge (causal), 2 both (a sliding window). A mask over keys comes as one number a key, 0 or minus infinity, which
@@ -249,8 +249,8 @@ def _scores(q, q2, k_smem, k2_smem, slot, BN: gl.constexpr, D: gl.constexpr, E: 
 
 @gluon.jit
 def _step(q, q2, smems, bars, it, block, more, p_op, o, o2, m_i, l_i, scale, pre, row, keys, lo, hi,
-          MASK: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr,
-          KEYMASK: gl.constexpr, CAPPED: gl.constexpr, DTYPE: gl.constexpr, E: gl.constexpr,
+          MASK: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, STAGES: gl.constexpr,
+          BAND: gl.constexpr, KEYMASK: gl.constexpr, CAPPED: gl.constexpr, DTYPE: gl.constexpr, E: gl.constexpr,
           F: gl.constexpr):
     """Scores of the next block and P·V of this one go out together; the softmax runs while P·V does."""
     k_smem, k2_smem, v_smem, v2_smem, bias_smem = smems
@@ -456,8 +456,8 @@ def _attend(
 
 @gluon.jit
 def attention_forward(
-    q_desc, q2_desc, k_desc, k2_desc, v_desc, v2_desc, o_ptr, lse_ptr, mask_ptr, sink_ptr, q_starts, k_starts, B, H, K, L, S,
-    longest, lo, hi, align, d, mask_b, o_b, o_h, o_l, group, scale, pre,
+    q_desc, q2_desc, k_desc, k2_desc, v_desc, v2_desc, o_ptr, lse_ptr, mask_ptr, sink_ptr, q_starts, k_starts, B, H, K,
+    L, S, longest, lo, hi, align, d, mask_b, o_b, o_h, o_l, group, scale, pre,
     BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr,
     KEYMASK: gl.constexpr, CAPPED: gl.constexpr, SINK: gl.constexpr, VARLEN: gl.constexpr, Q_STAGES: gl.constexpr,
     E: gl.constexpr, F: gl.constexpr,

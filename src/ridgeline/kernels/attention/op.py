@@ -370,6 +370,8 @@ VARIANTS = (
           (400, 400, 192, 128, True), (300, 500, 256, 256, False), (257, 257, 160, 160, True),
           (200, 200, 64, 128, False), (200, 333, 128, 64, True))),
     case("bfloat16", b=2, h=4, k=2, l=300, s=300, d=192, dv=128, causal=True, mask=0.7, window=(150, 0)),
+    case("bfloat16", b=2, h=24, k=8, l=300, s=300, d=192, causal=True, mask=0.7, window=(150, 0), sinks=True),
+    case("float16", b=1, h=4, k=2, l=333, s=200, d=136, dv=192, causal=False),
 )  # fmt: skip
 RACES = tuple(
     case("bfloat16", b=b, h=h, k=k, l=rows, s=rows, d=d, causal=causal)
@@ -402,6 +404,7 @@ VARLEN_CHECKS = tuple(
         (4, 4, 64, (200, 64, 1, 300), (64, 333, 515, 1), False, None, 0.0),
         (6, 2, 128, (10, 128, 256), (400, 128, 300), True, (100, 0), 0.0),
         (2, 1, 64, (300, 0, 5), (300, 20, 5), True, None, 20.0),
+        (4, 2, 192, (100, 1, 70), (100, 1, 70), True, None, 0.0),
     )
 ) + (
     case("float16", h=4, k=2, d=128, q=(130, 77), kv=(200, 1), causal=True, window=None, cap=0.0),

@@ -259,15 +259,15 @@ class _Plan:
         caches = (_blocks(x, (1, rows, 1, 64)) for x in (keys, values))
         ratio, self.counts = heads // key_heads, True
         self.share = _COLUMNS.bind(
-            (_blocks(query, (1, config.COLUMNS, dim)), *caches, table, lens, out, *self._room(out),
+            (_blocks(query, (1, chosen.columns, dim)), *caches, table, lens, out, *self._room(out),
              counter(out), scale * LOG2_E, *self.rest),
             grid=(chosen.programs,),
             constants={
                 "R": ratio, "D": dim, "P": page, "KEYS": chosen.keys, "ROWS": rows,
-                "COLS": config.COLUMNS, "STAGES": chosen.num_stages, "BATCH": config.lined(batch),
+                "COLS": chosen.columns, "STAGES": chosen.num_stages, "BATCH": config.lined(batch),
                 "LEAST": chosen.least, "EARLY": 0 if chosen.inside else chosen.early, "LEAVES": chosen.leaves,
                 "JOINS": config.joined_at_once(ratio, dim) if chosen.inside else 0, "HEADS": power_of_two(ratio),
-                "QUERIES": chosen.queries,
+                "QUERIES": chosen.queries, "NOWHERE": chosen.nowhere,
             },
             num_warps=chosen.num_warps,
             max_registers=chosen.max_registers,
