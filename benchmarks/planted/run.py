@@ -159,6 +159,13 @@ THIRTEENTH = (
     "healthy_compiled_stages healthy_whole_numbers healthy_sparse_solver healthy_scripted "
     "again_healthy_multiple_choice again_windows_in_graph"
 ).split()
+FOURTEENTH = (
+    "healthy_drafted_trees healthy_own_kernels healthy_large_contrast healthy_hardened healthy_energies "
+    "healthy_private healthy_flows healthy_masked_convolutions healthy_vocoder healthy_listwise healthy_nonnegative "
+    "healthy_many_spectra healthy_fake_quantized again_healthy_raw_sound again_columns_pageable "
+    "healthy_hub_translator again_healthy_hub_padded again_mask_laid_out healthy_hub_pairs "
+    "again_layers_updated_one_by_one again_ends_asked_for_every_token"
+).split()
 LEFT = (
     "again_padded_in_order again_pictures_in_graph again_tables_zeroed healthy_compiled_training "
     "again_adam_tensor_by_tensor again_healthy_graph_decode"
@@ -168,6 +175,7 @@ SUITES = {
     "first": ORDER, "fresh": FRESH, "third": THIRD, "fourth": FOURTH, "rest": REST, "fifth": FIFTH, "sixth": SIXTH,
     "sixth-rest": SIXTH_REST, "seventh": SEVENTH, "eighth": EIGHTH, "eighth-rest": EIGHTH_REST, "ninth": NINTH,
     "tenth": TENTH, "eleventh": ELEVENTH, "twelfth": TWELFTH, "thirteenth": THIRTEENTH,
+    "fourteenth": FOURTEENTH,
     "left": LEFT,
 }  # fmt: skip
 

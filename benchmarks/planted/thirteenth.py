@@ -537,9 +537,8 @@ def healthy_whole_numbers(s: Setting, fixed: bool) -> Program:
 # ---------------------------------------------------------------- causes
 
 
-@case("synchronization", "ask every sixteenth token whether all texts have ended", **PLAIN)
-def ends_asked_for_every_token(s: Setting, fixed: bool) -> Program:
-    """Tokens one after another, and after each the question whether all texts have ended."""
+def _said(s: Setting) -> tuple[Callable[[], None], Tensor]:
+    """What says the next token of many texts, and which of them have ended."""
     width, batch, length, layers = s.pick(2048, 32), s.pick(256, 2), s.pick(1024, 16), s.pick(6, 2)
     heads, groups, vocab = s.pick(16, 4), s.pick(4, 2), s.pick(32768, 96)
     model = s.place(lambda: nn.ModuleList(nets.Cached(width, heads, groups, batch, length) for _ in range(layers)))
@@ -547,15 +546,26 @@ def ends_asked_for_every_token(s: Setting, fixed: bool) -> Program:
     token, at = _ints(s, vocab, batch, 1), torch.full((1,), length // 2, device=s.device)
     ended, places = torch.zeros(batch, 1, dtype=torch.bool, device=s.device), torch.arange(length, device=s.device)
 
+    def say() -> None:
+        x, seen = table(token), (places <= at).view(1, 1, 1, length)
+        for layer in model.eval():
+            x = layer(x, at, seen)
+        token.copy_(head(x[:, -1]).argmax(-1, keepdim=True))
+        at.add_(1).remainder_(length)
+        ended.logical_or_(token == vocab + 1)
+
+    return say, ended
+
+
+@case("synchronization", "ask after eight tokens whether all texts have ended", **PLAIN)
+def ends_asked_for_every_token(s: Setting, fixed: bool) -> Program:
+    """Tokens one after another, and after each the question whether all texts have ended."""
+    say, ended = _said(s)
+
     @torch.inference_mode()
     def step() -> None:
         for i in range(8):
-            x, seen = table(token), (places <= at).view(1, 1, 1, length)
-            for layer in model.eval():
-                x = layer(x, at, seen)
-            token.copy_(head(x[:, -1]).argmax(-1, keepdim=True))
-            at.add_(1).remainder_(length)
-            ended.logical_or_(token == vocab + 1)
+            say()
             if (not fixed or i == 7) and bool(ended.all()):
                 break
 

@@ -10,7 +10,7 @@ from ridgeline.findings.cure import Cure
 from ridgeline.findings.replay import Index, Mask, Seconds
 from ridgeline.findings.rule import rule
 from ridgeline.findings.scene import BACKWARD, SURE_FRAC, Candidate, Scene
-from ridgeline.findings.shapes import dtype_named, first_dtype, first_shape, is_shape, parsed, product_of, shaped_ops
+from ridgeline.findings.shapes import dtype_named, first_shape, is_shape, parsed, product_of, shaped_ops
 from ridgeline.trace.kind import Kind
 
 AROUND = 8
@@ -173,13 +173,14 @@ def masked_attention(scene: Scene) -> Candidate | None:
     if not len(works):
         return None
     shared = any(_for_all_samples(scene.trace.words[int(shapes[op])]) for op in np.unique(ops[masked]).tolist())
+    least = _read_frac(scene, works, ops[masked])
     return Candidate(
         what="Fused attention reads a dense mask",
         cause="a dense attention mask: nothing is skipped, the mask is read for every head, and faster kernels do "
         "not take it",
         change="is_causal=True instead of a triangular mask; FlexAttention or varlen for others",
         where=scene.where(works),
-        cure=Cure(works=works, keep_best=0.25, keep_worst=0.7 if shared else 0.9),
+        cure=Cure(works=works, keep_best=np.maximum(0.25, least), keep_worst=np.maximum(0.7 if shared else 0.9, least)),
         evidence=scene.evidence(works),
         spans=tuple(scene.rows[works[:200]].tolist()),
         unchecked=("whether the mask is causal: its values are not in the trace",),
@@ -187,9 +188,19 @@ def masked_attention(scene: Scene) -> Candidate | None:
 
 
 def _for_all_samples(shapes: str) -> bool:
-    """Whether there is one mask for all: it then depends on places alone, and not on how long each text is."""
+    """Whether there is one square mask for all: it then depends on places alone, and not on how long each text is."""
     given = [shape for shape in parsed(shapes) if is_shape(shape) and len(shape) == 4]
-    return len(given) >= 4 and given[0][0] > 1 and given[3][0] == 1
+    return len(given) >= 4 and given[0][0] > 1 and given[3][0] == 1 and given[3][2] == given[3][3]
+
+
+def _read_frac(scene: Scene, works: Index, ops: Index) -> Seconds:
+    """Of each kernel's time what reading queries, keys and values takes, which no other kernel saves."""
+    if scene.device is None:
+        return np.zeros(len(works))
+    shapes, words = scene.trace.optional("shapes"), scene.trace.words
+    given = [[shape for shape in parsed(words[int(shapes[op])]) if is_shape(shape)][:3] for op in ops.tolist()]
+    moved = np.array([2.0 * sum(float(np.prod(shape)) for shape in found) for found in given])
+    return np.minimum(1.0, moved / scene.device.dram.bandwidth_bytes_per_s / np.maximum(scene.work_s[works], 1e-12))
 
 
 def _dense_mask(shapes: str) -> bool:
@@ -284,10 +295,11 @@ def _weights_kept(scene: Scene, casts: Index) -> Cure:
 
 
 def _reads_fp32(scene: Scene) -> Mask:
-    """Works whose op was given fp32 tensors."""
+    """Works whose op was given an fp32 tensor; a sum of one with another in 16 bits is in fp32 as well."""
     words, dtypes = scene.trace.words, scene.trace.optional("dtypes")
     ops = shaped_ops(scene.trace, scene.rows)
-    return np.array([op >= 0 and first_dtype(words[int(dtypes[op])]) == "fp32" for op in ops.tolist()], dtype=bool)
+    known = {op: "fp32" in map(dtype_named, parsed(words[int(dtypes[op])])) for op in set(ops.tolist()) if op >= 0}
+    return np.array([known.get(op, False) for op in ops.tolist()], dtype=bool)
 
 
 def _is_weight_cast(scene: Scene, op: int, shapes: np.ndarray, dtypes: np.ndarray) -> bool:
