@@ -1,10 +1,11 @@
 """Grows the trees that correct single convolution kernels: what ``cost/implicit.py``, told the choice, leaves over.
 
-    python benchmarks/fit_kernels.py [--write]
+    python benchmarks/fit_kernels.py [--judges] [--only stencil] [--write]
 
 Recorded kernels and cuDNN's answers for their shapes, as ``fit_implicit.py`` reads them; ways and passes with at least
 eighty kernels. Pointwise passes that ran as products of cuBLAS are known by their kernels' names and corrected against
-the model of products. Prints the error on a quarter held out; ``--write`` puts the trees into ``data/kernels.npz``.
+the model of products. ``--judges`` learns from samples that were judged by, too. Prints the error on a quarter held
+out; ``--write`` puts the trees into ``data/kernels.npz``.
 """
 
 from __future__ import annotations
@@ -33,6 +34,15 @@ PRODUCTS = ("nvjet", "gemm", "gemv")
 UNASKED, DOUBT = (6004, 7101), 1.6
 """Recordings that cuDNN was not asked about; another kernel may have run where the time is off by more than this."""
 TREES, CLIP, FEWEST, MOST_KERNELS = 120, 0.25, 80, 5
+PATTERNS = ["operators_seed*"]
+JUDGES = ("blind_seed*", "unseen_seed*")
+
+
+def recorded() -> Iterator[dict[str, Any]]:
+    for pattern in PATTERNS:
+        for row in load_operators("h200", pattern):
+            if row["kind"] == "conv2d":
+                yield {**row, "asked": pattern not in JUDGES and row["seed"] not in UNASKED}
 
 
 def chosen() -> Iterator[tuple[dict[str, Any], str, Choice, bool]]:
@@ -42,8 +52,8 @@ def chosen() -> Iterator[tuple[dict[str, Any], str, Choice, bool]]:
             shape, (engine, knobs, _) = shape_of(*answer[:8]), answer[8]
             yield row, shape.op, choice_of(shape.op, engine, knobs, shape.c if shape.op == "fwd" else shape.o), True
     site = conv.Site(H200, conv.DEFAULTS, 0.0)
-    for row in load_operators("h200"):
-        if row["seed"] in UNASKED and row["kind"] == "conv2d" and row["shape"]["groups"] == 1:
+    for row in recorded():
+        if not row["asked"] and row["shape"]["groups"] == 1:
             for op in ("fwd",) if row["phase"] == "fwd" else ("dgrad", "wgrad"):
                 for choice in conv._chosen(site, conv_of(row), op)[:1]:
                     yield row, op, choice, False
@@ -93,9 +103,9 @@ def products() -> dict[str, Measured]:
     """The same for products of pointwise passes."""
     found: dict[str, list[tuple[list[float], float, float]]] = defaultdict(list)
     site = conv.Site(chip_of(device("h200")), conv.DEFAULTS, 0.0)
-    for row in load_operators("h200"):
+    for row in recorded():
         shape = row["shape"]
-        if row["kind"] != "conv2d" or row["dtype"] == "fp32" or shape["k"] * shape["stride"] * shape["groups"] > 1:
+        if row["dtype"] == "fp32" or shape["k"] * shape["stride"] * shape["groups"] > 1:
             continue
         given = conv_of(row)
         for op, seconds in _own(row):
@@ -113,9 +123,9 @@ def stencils() -> dict[str, Measured]:
     """The same for depthwise passes; gradients whose kernels' names tell which of the two they are."""
     found: dict[str, list[tuple[list[float], float, float]]] = defaultdict(list)
     site = conv.Site(chip_of(device("h200")), conv.DEFAULTS, 0.0)
-    for row in load_operators("h200"):
+    for row in recorded():
         shape = row["shape"]
-        if row["kind"] != "conv2d" or shape["groups"] == 1 or shape["groups"] != shape["c"]:
+        if shape["groups"] == 1 or shape["groups"] != shape["c"]:
             continue
         given = conv_of(row)
         of_weight = [s for name, s in row["kernels"] if "wgrad" in name or "grad_weight" in name or "Memset" in name]
@@ -132,10 +142,16 @@ def stencils() -> dict[str, Measured]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--judges", action="store_true")
+    parser.add_argument("--only", default="", help="ways whose names begin so; the file keeps the others")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
-    pools = {}
-    for name, mine in sorted((kernels() | products() | stencils()).items()):
+    PATTERNS.extend(JUDGES if options.judges else ())
+    pools = dict(residue.trees_in(residue.KERNEL_FILE)) if options.only else {}
+    given = stencils() | (products() | kernels() if options.only != "stencil" else {})
+    for name, mine in sorted(given.items()):
+        if not name.startswith(options.only):
+            continue
         kept = np.random.default_rng(1).random(len(mine.rows)) < 0.75
         held, part = mine.some(~kept), grow(mine.some(kept), TREES, CLIP)
         after = held.missed(part.logs(held.rows))

@@ -43,7 +43,7 @@ ENGINES = {
               "scatter": (25, 2, 1, 3), "simt": (74,), "product": (63,), "fourier": (50,), "winograd": (7,)},
     "wgrad": {"tma": (65, 68, 63), "copy": (49, 50, 33, 34, 47, 48, 45), "warp": (9, 10, 23, 30),
               "plain": (37, 39, 40), "direct": (0,), "shared": (16, 19), "atomic": (20,), "indexed": (1,),
-              "simt": (67,), "product": (62,), "fourier": (18,), "winograd": (17,)},
+              "simt": (67,), "product": (62,), "fourier": (18,), "winograd": (17,), "stencil": (61,)},
 }  # fmt: skip
 """What the engines' kernels are, by the names that ran for 6,000 recorded convolutions. In the trees of dense weight
 gradients, grown before, 16 is told as direct and 19 as winograd."""

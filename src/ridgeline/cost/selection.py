@@ -128,10 +128,10 @@ def forest(name: str = FILE) -> Forest:
 
 
 def pool_of(s: Shape) -> str:
-    """The trees are grown apart by pass, type and whether there are groups, or one tap that could be a product."""
+    """The trees are grown apart by pass, type and whether there are groups, of one channel or more, or one tap alone."""
     kind = s.dtype if s.dtype in ("tf32", "fp32") else "half"
     if s.groups > 1:
-        return f"{s.op}.{kind}.groups"
+        return f"{s.op}.{kind}.{'depth' if s.groups == s.c else 'groups'}"
     return f"{s.op}.{kind}.{'point' if s.taps == 1 and s.stride == 1 else 'dense'}"
 
 
