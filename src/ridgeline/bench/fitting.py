@@ -117,8 +117,7 @@ def fit(rows: list[Sample], pricer: Pricer, key: str) -> tuple[dict[str, Any], l
     half = max(1, len(order) // 2)
     family = family_of(rows[0].call.kind)
     start = dict(pricer.calibration.coef(family, rows[0].call)[0])
-    for learned in ("leftover_frac", "alone_frac"):  # factors of calls alone were learned beside other coefficients
-        start.pop(learned, None)
+    start.pop("leftover_frac", None)  # a factor of calls alone was learned beside other coefficients than these
     coef = descend(order[:half][:MAX_ROWS], family, pricer.chip, start)
     judged = [(row, *_judged(row, family, pricer.chip, coef)) for row in order]
     held = [log for _, _, log in judged[half:]] or [log for _, _, log in judged]

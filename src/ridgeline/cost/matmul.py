@@ -16,7 +16,17 @@ from ridgeline.cost.chip import BOUND_NAMES, Chip, Timing, chip_of
 from ridgeline.cost.classic import classic_timing, vector_timing
 from ridgeline.cost.gemm import gemm_timing
 from ridgeline.cost.heuristic import POOLS, taken, told
-from ridgeline.cost.residue import Boosted, features, logs, pace_features, pool_of, trees_of
+from ridgeline.cost.residue import (
+    BOUND,
+    VECTOR_BOUND,
+    VECTORS,
+    Boosted,
+    features,
+    logs,
+    pace_features,
+    pool_of,
+    trees_of,
+)
 from ridgeline.hardware import device
 
 Problem = tuple[int, int, int, int, str]  # b, m, n, k, layout: nt reads both operands along k, as F.linear does
@@ -38,7 +48,7 @@ DEFAULTS: Coef = {
     "grouped_ratio": 1.24,  # a grouped product over one batched call of the same size: groups of unequal tiles
     "grouped_s": 6.3e-6,  # laying out the groups' problems on the device
     "residue_frac": 0.0,  # share of the factor learned from measured products that applies (cost/residue.py)
-    "alone_frac": 0.0,  # whether trees of calls between events tell that factor, where there are some
+    "alone_frac": 0.0,  # whether trees of calls between events tell that factor, where there are some (cost/price.py)
 }
 
 
@@ -213,7 +223,7 @@ def pools_of(problem: Problem, dtype: str, coef: Coef, phase: str) -> list[tuple
     """
     pool = pool_of(dtype, alignment(problem, dtype))
     if pool in POOLS:
-        return [("vector", True)] if problem[0] == problem[1] == 1 else [(pool, True)]
+        return [(VECTORS if problem[0] == problem[1] == 1 else pool, True)]
     alone = [(f"{pool}.alone.{phase}", True), (f"{pool}.alone.fwd", True)] if coef.get("alone_frac") else []
     return [*alone, (pool, False)]
 
@@ -235,7 +245,7 @@ def _times(
     if trees is not None:
         measured = chip if chip.name == chip.origin else _origin(chip.origin)
         rows = [described(problem, dtype, measured, coef, paced) for problem in problems]
-        left = logs(trees, [row for row, _ in rows])
+        left = logs(trees, [row for row, _ in rows], VECTOR_BOUND if trees is trees_of(chip, VECTORS) else BOUND)
         nums = [num or old for (_, num), old in zip(rows, nums, strict=True)]
     return [
         Time(max(floor, busy_s * math.exp(share * log)), floor, BOUND_NAMES[bound], int(num))

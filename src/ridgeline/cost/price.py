@@ -111,8 +111,8 @@ class Pricer:
             coef, basis = self.calibration.coef(family, call)
             if not flushed and "ramp_s" in coef:
                 coef = {k: v * STREAMING_FRAC if k.endswith("ramp_s") else v for k, v in coef.items()}
-            if not alone and "alone_frac" in coef:
-                coef = {**coef, "alone_frac": 0.0}
+            if alone and "alone_frac" in coef:
+                coef = {**coef, "alone_frac": 1.0}
             found = self._coefs[key] = coef, basis
         return found
 

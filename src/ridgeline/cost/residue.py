@@ -27,6 +27,8 @@ LEFT_OVER = "leftover.npz"
 """Trees of calls alone on the device (``cost/leftover.py``), which no model needs."""
 BOUND = 0.45
 """Largest logarithm of the factor."""
+VECTORS, VECTOR_BOUND = "vector", 0.9
+"""Products of one row run eleven kernels that one structure stands for: a sixth of them are further off than others."""
 DONORS = {"hopper": "h100-sxm", "blackwell": "b200", "ampere": "a100-sxm-80gb", "ada": "l40s"}
 """Whose factor a device of the same architecture takes that was not measured itself."""
 KERNELS, KERNEL_FILE = "h200 kernels", "kernels.npz"
@@ -131,12 +133,12 @@ def trees_of(chip: Chip, pool: str) -> Boosted | None:
     return _pools().get(f"{owner}/{pool}")
 
 
-def logs(trees: Boosted | None, rows: Sequence[Sequence[float]]) -> list[float]:
+def logs(trees: Boosted | None, rows: Sequence[Sequence[float]], bound: float = BOUND) -> list[float]:
     """Logarithm of what each product, described by its features, takes over what its structure says."""
     if trees is None:
         return [0.0] * len(rows)
     found = trees.logs(np.array(rows, dtype=np.float64))
-    return [min(BOUND, max(-BOUND, log)) for log in found.tolist()]
+    return [min(bound, max(-bound, log)) for log in found.tolist()]
 
 
 def kernel_trees(name: str) -> Boosted | None:
