@@ -39,7 +39,6 @@ _FORWARD_STREAMED = Kernel(
 _BACKWARD_STREAMED = Kernel(
     streamed.softmax_backward_streamed, vectors=("cols", "length"), loose=("word_ptr",), cooperative=True
 )
-_FORWARD_WHOLE = Kernel(streamed.softmax_forward_whole, vectors=("cols", "x_stride"))
 _FORWARD_PACKED = Kernel(streamed.softmax_forward_packed, vectors=("cols", "x_stride"))
 _forward_plans, _backward_plans = Plans(), Plans()
 STREAMED_ACCESS_BYTES = 8
@@ -92,15 +91,13 @@ def _plan_forward(x: Tensor, y: Tensor, stride: int) -> Any:
     vector, shifted = shift_of(size, pointers, cols, stride)
     common = {"device": x.get_device(), "vector": vector}
     streaming: Any = config.streamed_forward(cols, size) if streamable(vector, size) else None
-    if streaming is not None and size == 2 and is_widest(vector, size) and not shifted:
-        streaming = config.whole(rows, cols, num_sms(x.get_device())) or streaming
+    if size == 2 and is_widest(vector, size) and not INTERPRETING:
+        streaming = config.packed(rows, cols, num_sms(x.get_device()), shifted) or streaming
     chosen: Any = tuning.choose(
         "softmax.forward",
         {"rows": rows, "cols": cols, "dtype": y.dtype},
         streaming or _held(config.forward, rows, cols, size, vector, shifted),
     )
-    if isinstance(chosen, config.Whole):
-        return _plan_whole(chosen, x, y, rows, cols, stride)
     if isinstance(chosen, config.Packed):
         return _plan_packed(chosen, x, y, rows, cols, stride, shifted)
     if isinstance(chosen, Streamed):
@@ -124,24 +121,6 @@ def _plan_forward(x: Tensor, y: Tensor, stride: int) -> Any:
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
         **common,
-    )
-    return lambda x, y: run(x, y, rows, cols, stride)
-
-
-def _plan_whole(chosen: config.Whole, x: Tensor, y: Tensor, rows: int, cols: int, stride: int) -> Any:
-    """A row a program, in 16-byte accesses."""
-    run = _FORWARD_WHOLE.bind(
-        (x, y, rows, cols, stride),
-        grid=(min(rows, chosen.programs_per_sm * num_sms(x.get_device())),),
-        constants={
-            "CHUNKS": config.num_pieces(chosen.num_warps, cols),
-            "BLOCK": 256 * chosen.num_warps,
-            "SLOTS": chosen.slots,
-        },
-        num_warps=chosen.num_warps,
-        max_registers=shares.registers_of(chosen.num_warps, chosen.programs_per_sm),
-        device=x.get_device(),
-        vector=POINTER_ALIGNMENT_BYTES // x.element_size(),
     )
     return lambda x, y: run(x, y, rows, cols, stride)
 
