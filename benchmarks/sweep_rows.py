@@ -386,6 +386,22 @@ def packed() -> Iterator[Sweep]:
         yield Sweep("softmax.forward", "softmax", "fwd", case(dtype, rows=rows, cols=cols), tried)
 
 
+def shares_packed() -> Iterator[Sweep]:
+    """Softmax of rows that several programs share, each of which holds its share two numbers a word."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.softmax.config import Packed as P
+
+    last = "evict_last"
+    most = (P(8, 0, 3, last, pieces=8), P(8, 0, 3, pieces=8), P(16, 4, 2, last, pieces=8), P(16, 0, 2, last, pieces=6),
+            P(8, 0, 4, last, pieces=6), P(4, 0, 6, last, pieces=8))  # fmt: skip
+    for dtype, rows, cols, tried in (
+        ("bfloat16", 1024, 131072, most), ("bfloat16", 2048, 128256, most[:4]), ("bfloat16", 512, 262144, most[:4]),
+        ("bfloat16", 2048, 80000, most[:4]), ("float16", 2048, 151936, most[:3]), ("bfloat16", 2048, 65536, most[:2]),
+        ("bfloat16", 64, 128256, most[:2]), ("bfloat16", 4, 262144, most[:2]),
+    ):  # fmt: skip
+        yield Sweep("softmax.forward", "softmax", "fwd", case(dtype, rows=rows, cols=cols), tried)
+
+
 def losses_packed() -> Iterator[Sweep]:
     """Cross-entropy of rows held two logits a word, and as float32 numbers or in blocks."""
     from ridgeline.kernels.contract import case
@@ -464,6 +480,7 @@ PARTS: dict[str, Callable[[], Iterator[Sweep]]] = {
     "shares_early": shares_early,
     "odd_backward": odd_backward,
     "packed": packed,
+    "shares_packed": shares_packed,
     "losses_packed": losses_packed,
     "groups_packed": groups_packed,
     "stages": stages,

@@ -38,13 +38,15 @@ class Shares(Streamed):
 @dataclass(frozen=True, slots=True)
 class Packed:
     """A row of 16-bit numbers a program, two numbers a word: its warps, how many of its pieces wait in shared memory
-    instead of registers, and programs a multiprocessor. ``reads`` and ``writes``: what the L2 is told."""
+    instead of registers, and programs a multiprocessor. ``reads`` and ``writes``: what the L2 is told. ``pieces``: at
+    most so many a program, which share a row; none: the whole row."""
 
     num_warps: int
     shared: int
     programs_per_sm: int
     reads: str = ""
     writes: str = ""
+    pieces: int = 0
 
 
 TWICE_FORWARD = 32768
@@ -130,7 +132,7 @@ def packed(rows: int, cols: int, sms: int, shifted: bool) -> Packed | None:
     pieces = num_pieces(16, cols)
     if pieces > 13:
         return Packed(16, 13, 2)
-    return Packed(16, max(0, pieces - 4) if pieces > 7 else 2 * (pieces == 7), 2, reads)
+    return Packed(16, max(0, pieces - 4) if pieces > 7 or shifted else 2 * (pieces == 7), 2, reads)
 
 
 def streamed_forward(cols: int, itemsize: int) -> Shares | None:

@@ -322,39 +322,47 @@ def softmax_backward_streamed(
 def softmax_forward_packed(
     x_ptr,  # [R, C] of 16 bits, rows x_stride apart
     y_ptr,  # [R, C]
+    word_ptr,  # [R, S] maximum and sum of each share, zero at first; unused where a row is one share
     cols,
     x_stride,
+    length,
+    num_shares,
+    MEET: gl.constexpr,
+    SHARES: gl.constexpr,
     CHUNKS: gl.constexpr,
+    FULL: gl.constexpr,  # pieces that every share has whole
     SHARED: gl.constexpr,  # the first pieces wait in shared memory, the others in registers
     BLOCK: gl.constexpr,
     SHIFTED: gl.constexpr,  # rows start inside accesses, those read and those written at the same place
     READS: gl.constexpr,  # what the L2 is told of what is read and written
     WRITES: gl.constexpr,
 ):
-    """A row a program, asked for at once and held as it came, two numbers a word; no program waits for its next row.
+    """A row or a share of it a program, asked for at once and held as it came, two numbers a word; none has a next row.
 
     Several programs a multiprocessor overlap: one's row comes while another's powers are computed and written. Where
-    rows start inside accesses, whole accesses are the row and the few elements outside them are handled apart.
+    rows start inside accesses, whole accesses are the row and the few elements outside them are handled apart. Programs
+    start in the order of their numbers, so that those of a row are on the device together.
     """
     NUM_WARPS: gl.constexpr = gl.num_warps()
     BF16: gl.constexpr = x_ptr.dtype.element_ty == gl.bfloat16
     LOWEST_TWO: gl.constexpr = -8323200 if BF16 else -67044352  # two of −inf
     L: gl.constexpr = gl.BlockedLayout([4], [32], [NUM_WARPS], [0])
     PIECE: gl.constexpr = BLOCK // 2  # in words of two numbers
-    FULL: gl.constexpr = CHUNKS - 2 if SHIFTED else CHUNKS - 1  # pieces that no row ends in
     places = ()
     for _ in gl.static_range(SHARED):
         places = places + (gl.allocate_shared_memory(gl.int32, [PIECE], FLAT),)  # type: ignore[assignment]
-    row = gl.program_id(0).to(gl.int64)
+    row = (gl.program_id(0) // num_shares).to(gl.int64)
+    share = gl.program_id(0) % num_shares
     lead = 0
-    width = cols // 2
+    first = share * length
+    width = gl.minimum(length, cols - first) // 2
     if SHIFTED:
         lead = ((8 - row * cols % 8) % 8).to(gl.int32)
         width = gl.maximum(cols - lead, 0) // 8 * 4
     c = gl.arange(0, PIECE, L)
     access = c // 4 * 4
-    x_at = x_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + (row * x_stride + lead) // 8 * 4 + c
-    y_at = y_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + (row * cols + lead) // 8 * 4 + c
+    x_at = x_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + (row * x_stride + first + lead) // 8 * 4 + c
+    y_at = y_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + (row * cols + first + lead) // 8 * 4 + c
     for i in gl.static_range(SHARED):
         if i < FULL:
             async_copy.async_copy_global_to_shared(places[i], x_at + i * PIECE)
@@ -387,7 +395,7 @@ def softmax_forward_packed(
     top = gl.maximum(gl.max(gl.maximum(a, b), axis=0), LOWEST)
     if SHIFTED:
         top = gl.maximum(top, gl.max(ends, axis=0))
-    scale, base, _rounding = base_of(top, True)  # which changes powers and their sum alike
+    scale, base, rounding = base_of(top, True)
     gl.thread_barrier()  # what is read before it is read again behind it: kept, it would take registers
     sums = gl.zeros([PIECE], gl.float32, L)
     for i in gl.static_range(CHUNKS):
@@ -407,14 +415,23 @@ def softmax_forward_packed(
         gl.store(to, (end_powers * (1.0 / total)).to(y_ptr.dtype.element_ty), mask=own)
     gl.thread_barrier()
     again = base - 1.0  # other powers than those above: kept from there they would take two registers a word
-    share = gl.exp2(again - base) / total
+    factor = gl.exp2(again - base)
+    if MEET:
+        word_row = word_ptr + row * num_shares
+        gl.atomic_xchg(word_row + share, word_of(top, total * rounding), sem="relaxed")
+        k, tops, totals = words_when_there(word_row, num_shares, SHARES, NUM_WARPS)
+        best = gl.max(gl.where(k < num_shares, tops, LOWEST), axis=0)
+        total = gl.sum(gl.where(k < num_shares, totals * gl.exp(tops - best), 0.0), axis=0)
+        total = gl.where(total < 0.5, 0.0, total)  # nothing but −inf: what is left is the words' lowest bits
+        factor *= rounding * gl.exp(top - best)
+    factor = factor / total  # alone, the rounding is that of powers and of their sum
     for i in gl.static_range(CHUNKS):
         if i < SHARED:
             a, b = halves(places[i].load(L), BF16)
         else:
             a, b = halves(held[i - SHARED], BF16)
-        a = power(a, top, scale, again, True) * share
-        b = power(b, top, scale, again, True) * share
+        a = power(a, top, scale, again, True) * factor
+        b = power(b, top, scale, again, True) * factor
         if i < FULL:
             gl.store(y_at + i * PIECE, paired(a, b, BF16), eviction_policy=WRITES)
         else:
