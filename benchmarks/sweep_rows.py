@@ -218,31 +218,6 @@ def groups_whole() -> Iterator[Sweep]:
         yield Sweep("group_norm.streamed", "group_norm", "fwd", of, tried)
 
 
-def whole() -> Iterator[Sweep]:
-    """Softmax of rows that one multiprocessor holds whole."""
-    from ridgeline.kernels.contract import case
-    from ridgeline.kernels.softmax.config import Shares
-    from ridgeline.kernels.softmax.config import Whole as H
-
-    for rows, cols, tried in ((4096, 50304, (H(16, 2), H(32, 2))), (2048, 65536, (H(16, 1), H(32, 1))),
-                              (8192, 24000, (H(16, 2), H(16, 4))), (4096, 32768, (H(16, 3),)),
-                              (4096, 40000, (H(16, 2),))):  # fmt: skip
-        in_shares = Shares(8, 16, 3, 1) if cols <= 32768 else Shares(8, 4, 4, 3, kept=True)
-        of = case("bfloat16", rows=rows, cols=cols)
-        yield Sweep("softmax.forward", "softmax", "fwd", of, (in_shares, *tried))
-
-
-def pairs() -> Iterator[Sweep]:
-    """Softmax of rows that a program holds whole, one program of sixteen warps a multiprocessor, or two of eight."""
-    from ridgeline.kernels.contract import case
-    from ridgeline.kernels.softmax.config import Whole as H
-
-    for rows, cols, tried in ((8192, 24000, (H(16, 2), H(8, 2, 2))), (8192, 16384, (H(8, 3, 2), H(8, 2, 3))),
-                              (8192, 20000, (H(8, 2, 2),)), (8192, 28000, (H(16, 2), H(8, 2, 2))),
-                              (16384, 12288, (H(8, 3, 3), H(8, 2, 3), H(4, 2, 4)))):  # fmt: skip
-        yield Sweep("softmax.forward", "softmax", "fwd", case("bfloat16", rows=rows, cols=cols), tried)
-
-
 def scales() -> Iterator[Sweep]:
     """Norms to fp8 with a scale a block of 128, whose scales are no longer divided."""
     from ridgeline.kernels.contract import case
@@ -392,78 +367,85 @@ def packed() -> Iterator[Sweep]:
     """Softmax of rows that a program holds two numbers a word, several programs a multiprocessor."""
     from ridgeline.kernels.contract import case
     from ridgeline.kernels.softmax.config import Packed as P
+    from ridgeline.kernels.softmax.config import Shares
+    from ridgeline.kernels.softmax.config import Softmax as S
 
     last = "evict_last"
+    held, shares = S(1, 4, 4096, 16, reads=last), Shares(8, 4, 4, 3, kept=True)
     for dtype, rows, cols, tried in (
-        ("bfloat16", 8192, 24000, (P(16, 0, 2), P(16, 0, 2, last), P(16, 2, 2, last), P(8, 6, 3, last), P(8, 8, 4))),
-        ("bfloat16", 4096, 32768, (P(16, 4, 2), P(16, 4, 2, last), P(16, 8, 2), P(8, 10, 3, last), P(8, 12, 4))),
-        ("bfloat16", 8192, 28000, (P(16, 2, 2, last), P(16, 7, 2), P(8, 8, 3, last))),
-        ("bfloat16", 4096, 50304, (P(16, 13, 2), P(16, 9, 2, last), P(8, 18, 3))),
-        ("float16", 4096, 50304, (P(16, 13, 2), P(8, 18, 3))),
-        ("bfloat16", 4096, 50257, (P(16, 13, 2), P(16, 9, 2, last), P(8, 18, 3))),
-        ("bfloat16", 4096, 40000, (P(16, 10, 2), P(16, 6, 2, last), P(8, 12, 3))),
-        ("bfloat16", 2048, 65536, (P(16, 13, 2), P(16, 12, 2, last))),
-        ("bfloat16", 2048, 80000, (P(16, 13, 2),)),
-        ("bfloat16", 8192, 20000, (P(16, 0, 2), P(16, 0, 2, last), P(8, 4, 4, last), P(8, 2, 3, last))),
-        ("bfloat16", 8192, 16384, (P(16, 0, 2, last), P(16, 0, 3, last), P(8, 0, 3, last), P(8, 3, 4, last))),
-        ("bfloat16", 16384, 12288, (P(8, 0, 4, last), P(8, 2, 4, last))),
-        ("bfloat16", 600, 50257, (P(16, 13, 2),)), ("bfloat16", 400, 24000, (P(16, 0, 2),)),
+        ("bfloat16", 8192, 16384, (held, P(8, 0, 3), P(8, 3, 4, last))),
+        ("bfloat16", 8192, 14336, (held, P(8, 0, 4, last))), ("bfloat16", 600, 16384, (held,)),
+        ("bfloat16", 8192, 20000, (S(1, 5, 4096, 16, reads=last), P(8, 3, 3, last), P(8, 2, 3))),
+        ("bfloat16", 300, 20000, (S(1, 5, 4096, 16), P(16, 0, 2))),
+        ("bfloat16", 8192, 24000, (P(16, 0, 2), Shares(8, 16, 3, 1))), ("bfloat16", 300, 24000, (shares,)),
+        ("bfloat16", 4096, 32768, (P(16, 8, 2), Shares(8, 16, 3, 1))), ("bfloat16", 300, 32768, (Shares(8, 16, 3, 1),)),
+        ("bfloat16", 4096, 50257, (P(16, 13, 2), shares)), ("float16", 8192, 32001, (P(16, 8, 2), shares)),
+        ("bfloat16", 2048, 65536, (P(16, 12, 2), shares)), ("bfloat16", 300, 65536, (shares,)),
+        ("bfloat16", 4096, 57344, (P(16, 13, 2), P(16, 10, 2, last))),
     ):  # fmt: skip
         yield Sweep("softmax.forward", "softmax", "fwd", case(dtype, rows=rows, cols=cols), tried)
 
 
-def carried() -> Iterator[Sweep]:
-    """GroupNorm's shares held in registers until their group's sums are there."""
+def shares_packed() -> Iterator[Sweep]:
+    """Softmax of rows that several programs share, each of which holds its share two numbers a word."""
     from ridgeline.kernels.contract import case
-    from ridgeline.kernels.group_norm.config import Images as Im
+    from ridgeline.kernels.softmax.config import Packed as P
 
-    def ways(*shapes: tuple[int, ...]) -> tuple[Any, ...]:
-        return tuple(Im(*shape, carried=True) for shape in shapes)
-
-    few = ways((8, 4, 3, 4), (8, 4, 4, 3), (4, 4, 6, 4), (4, 4, 5, 5))
-    many = (*few, *ways((4, 8, 6, 2), (8, 4, 2, 4), (4, 4, 8, 3)), Im(8, 4, 3, 4, carried=True, writes="evict_first"))
-    for batch, channels, side, tried in (
-        (4, 512, 128, many), (16, 512, 128, few), (32, 320, 56, few), (32, 320, 64, few), (16, 640, 64, few[:2]),
-        (16, 320, 96, few[:2]),
+    last = "evict_last"
+    most = (P(8, 0, 3, last, pieces=8), P(8, 0, 3, pieces=8), P(16, 4, 2, last, pieces=8), P(16, 0, 2, last, pieces=6),
+            P(8, 0, 4, last, pieces=6), P(4, 0, 6, last, pieces=8))  # fmt: skip
+    for dtype, rows, cols, tried in (
+        ("bfloat16", 1024, 131072, most), ("bfloat16", 2048, 128256, most[:4]), ("bfloat16", 512, 262144, most[:4]),
+        ("bfloat16", 2048, 80000, most[:4]), ("float16", 2048, 151936, most[:3]), ("bfloat16", 2048, 65536, most[:2]),
+        ("bfloat16", 64, 128256, most[:2]), ("bfloat16", 4, 262144, most[:2]),
     ):  # fmt: skip
-        of = case("bfloat16", batch=batch, channels=channels, side=side, groups=32)
-        yield Sweep("group_norm.streamed", "group_norm_silu", "fwd", of, tried)
-        if side in (128, 56):
-            yield Sweep("group_norm.streamed", "group_norm", "fwd", of, few)
-    of = case("float16", batch=16, channels=256, side=64, groups=32)
-    yield Sweep("group_norm.streamed", "group_norm_silu", "fwd", of, few[:2])
+        yield Sweep("softmax.forward", "softmax", "fwd", case(dtype, rows=rows, cols=cols), tried)
 
 
-def lines() -> Iterator[Sweep]:
-    """Cross-entropy of rows that do not start lines, read from the line's start; rows held two logits a word."""
+def losses_packed() -> Iterator[Sweep]:
+    """Cross-entropy of rows held two logits a word, and as float32 numbers or in blocks."""
     from ridgeline.kernels.contract import case
     from ridgeline.kernels.cross_entropy.config import Forward as F
     from ridgeline.kernels.cross_entropy.config import Packed as P
     from ridgeline.kernels.cross_entropy.config import Short as W
 
     tried = {
-        (32768, 3000): (W(1, 6, 512, 2, 3, 12, False, True), W(1, 6, 512, 2, 1, 16, True, True), P(2, 16, True, True),
-                        P(2, 16, True), P(1, 24, True, True), P(4, 12, True, True)),
-        (16384, 5000): (W(1, 10, 512, 2, 3, 8, False, True), W(1, 5, 1024, 4, 1, 8, True, True), P(2, 12, True, True),
-                        P(4, 12, True, True), P(4, 8, True, True), P(4, 8, True)),
-        (16384, 10000): (W(1, 10, 1024, 4, 3, 4, False, True), F(2048, 4, 1, 1, False, True), P(4, 8, False, True),
-                         P(8, 5, False, True), P(8, 4, True, True), P(8, 4)),
-        (8192, 12000): (F(4096, 4, 1, 1, True, True), F(2048, 4, 1, 1, True, True), P(4, 6, True, True),
-                        P(8, 4, True, True), P(8, 5, True, True), P(8, 4, True)),
-        (8192, 20000): (F(2048, 4, 1, 1, False, True), P(8, 3, False, True), P(16, 2, False, True), P(16, 3)),
-        (8192, 30000): (F(2048, 4, 1, 1, False, True), P(16, 2, False, True), P(16, 2)),
-        (8192, 32000): (P(16, 2), P(16, 2, True)),
-        (32768, 4096): (W(1, 8, 512, 2, 1, 16, True), P(2, 16, True), P(2, 16), P(4, 12, True), P(4, 8, True)),
-        (16384, 8192): (W(1, 8, 1024, 4, 1, 6, True), P(4, 8, True), P(4, 8), P(8, 6, True)),
-        (8192, 16384): (F(2048, 4, 1, 1, True), P(8, 4, True), P(8, 4), P(16, 3, True)),
-        (65536, 2048): (P(1, 24, True), P(1, 24), P(2, 16, True)),
-        (65536, 1000): (W(8, 8, 128, 4, 1, 32, True, True), P(1, 32, True, True), P(1, 32, True), P(1, 24, True, True)),
-    }  # fmt: skip
+        (32768, 3000): (W(1, 6, 512, 2, 3, 12), P(2, 16), P(4, 12, True)),
+        (16384, 5000): (W(1, 10, 512, 2, 3, 8), P(4, 8), P(4, 12, True)),
+        (8192, 7168): (P(4, 8, True), P(4, 8), P(8, 6, True)),
+        (16384, 10000): (W(1, 10, 1024, 4, 3, 4), P(8, 5), P(8, 4, True)),
+        (8192, 12000): (F(4096, 4, 1, 1, True), P(8, 4), P(4, 6, True)),
+        (8192, 13000): (F(4096, 4, 1, 1, True), P(8, 4, True)),
+        (8192, 20000): (F(4096, 4, 1, 1), P(8, 3)),
+        (32768, 4096): (W(1, 8, 512, 2, 3, 12), P(2, 16, True), P(4, 10)),
+        (16384, 8192): (W(1, 8, 1024, 4, 3, 6), P(4, 8, True)),
+        (65536, 2048): (P(1, 24), P(2, 16)),
+    }
     for (rows, cols), configs in tried.items():
         kernel = "cross_entropy.short" if cols <= 2048 else "cross_entropy.forward"
         yield Sweep(kernel, "cross_entropy", "fwd", case("bfloat16", rows=rows, cols=cols), configs)
-    of = case("float16", rows=8192, cols=10008)
-    yield Sweep("cross_entropy.forward", "cross_entropy", "fwd", of, (P(8, 4, True, True), P(4, 8, True, True)))
+
+
+def groups_packed() -> Iterator[Sweep]:
+    """GroupNorm with a share of a group a program, held two numbers a word."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.group_norm.config import Packed as P
+    from ridgeline.kernels.group_norm.config import Whole as H
+
+    last = "evict_last"
+    long = (P(8, 4, 4), P(8, 4, 4, last), P(8, 8, 3), P(8, 6, 3), P(4, 8, 6), P(4, 4, 8), P(16, 4, 2))
+    for batch, channels, side, tried in (
+        (4, 512, 128, long), (16, 512, 128, long[:5]), (32, 320, 56, (*long, P(16, 8, 2))),
+        (32, 320, 64, (*long[:5], P(16, 5, 2))), (16, 640, 64, long[:4]), (16, 320, 96, long[:4]),
+        (64, 640, 32, (P(8, 5, 4), P(8, 10, 2), P(16, 5, 2), P(4, 5, 8), H(8, 2, 2))),
+        (64, 1280, 16, (P(8, 5, 3), P(4, 5, 8), P(4, 10, 4), P(8, 5, 4), H(4, 2, 4))),
+        (8, 512, 64, (P(8, 4, 4), P(4, 4, 8), P(8, 8, 3))), (8, 320, 64, (P(8, 4, 4), P(16, 5, 2))),
+    ):  # fmt: skip
+        of = case("bfloat16", batch=batch, channels=channels, side=side, groups=32)
+        yield Sweep("group_norm.streamed", "group_norm_silu", "fwd", of, tried)
+    for batch, channels, side in ((4, 512, 128), (16, 512, 128), (32, 320, 56)):
+        of = case("float16", batch=batch, channels=channels, side=side, groups=32)
+        yield Sweep("group_norm.streamed", "group_norm", "fwd", of, long[:3])
 
 
 def stages() -> Iterator[Sweep]:
@@ -472,9 +454,10 @@ def stages() -> Iterator[Sweep]:
     from ridgeline.kernels.rms_norm_quant.config import Tile
 
     for rows, cols, tried in (
-        (16384, 4096, (Tile(1, 1, 4096, 4, 2, 4), Tile(1, 1, 4096, 4, 4, 4), Tile(1, 1, 4096, 4, 2, 5))),
-        (8192, 8192, (Tile(1, 1, 8192, 8, 2, 2), Tile(1, 1, 8192, 8, 4, 2), Tile(1, 1, 8192, 16, 3, 1))),
-        (8192, 6144, (Tile(1, 6, 1024, 4, 2, 3), Tile(1, 6, 1024, 4, 4, 3))),
+        (16384, 4096, (Tile(1, 1, 4096, 4, 4, 4), Tile(1, 1, 4096, 4, 5, 4))),
+        (8192, 8192, (Tile(1, 1, 8192, 8, 4, 2), Tile(1, 1, 8192, 8, 5, 2))),
+        (8192, 6144, (Tile(1, 6, 1024, 4, 4, 3), Tile(1, 6, 1024, 4, 5, 3))),
+        (16384, 5120, (Tile(1, 5, 1024, 4, 4, 3), Tile(1, 5, 1024, 4, 5, 3))),
     ):
         of = case("bfloat16", rows=rows, cols=cols, kind="float8_e4m3fn", block=128)
         yield Sweep("layer_norm_quant", "layer_norm_quant", "fwd", of, tried)
@@ -489,8 +472,6 @@ PARTS: dict[str, Callable[[], Iterator[Sweep]]] = {
     "heads": heads,
     "last": last,
     "long_backward": long_backward,
-    "whole": whole,
-    "pairs": pairs,
     "leaving": leaving,
     "groups_whole": groups_whole,
     "scales": scales,
@@ -499,8 +480,9 @@ PARTS: dict[str, Callable[[], Iterator[Sweep]]] = {
     "shares_early": shares_early,
     "odd_backward": odd_backward,
     "packed": packed,
-    "carried": carried,
-    "lines": lines,
+    "shares_packed": shares_packed,
+    "losses_packed": losses_packed,
+    "groups_packed": groups_packed,
     "stages": stages,
 }
 

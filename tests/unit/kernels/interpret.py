@@ -68,8 +68,6 @@ CLASSES = [
     case("float16", rows=6, cols=131, smoothing=0.1, z=0.01),  # rows start inside accesses
     case("float32", rows=7, cols=63, smoothing=0.1, z=0.0),
     case("float16", rows=9, cols=37, smoothing=0.0, z=0.01),
-    case("float16", rows=9, cols=136, smoothing=0.1, z=0.01),  # rows start inside lines
-    case("float16", rows=9, cols=56, smoothing=0.1, z=0.01),
 ]
 HEADS = [
     case("float32", batch=2, seq=2, heads=3, keys=1, dim=8),
@@ -116,14 +114,6 @@ FORCED["cross_entropy"].append(
         "cross_entropy.backward_rows": cross_entropy.Rows(2, 128, 1),
     }
 )
-FORCED["cross_entropy"] += [
-    {
-        "cross_entropy.short": cross_entropy.Short(2, 1, 64, 1, 1, 1, lines=True),
-        "cross_entropy.forward": way,
-    }
-    for way in (cross_entropy.Forward(64, 1, 1, 1, lines=True), cross_entropy.Forward(64, 1, 1, 2, lines=True),
-                cross_entropy.Short(2, 3, 64, 1, 1, 1, lines=True))
-]  # fmt: skip
 PRODUCTS = [case("float32", rows=9, cols=33, hidden=16)]
 FORCED["linear_cross_entropy"] = [FORCED["cross_entropy"][0] | {"linear_cross_entropy": linear.Chunks(4)}]
 IMAGES = [

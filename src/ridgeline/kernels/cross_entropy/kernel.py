@@ -121,7 +121,6 @@ def cross_entropy_stretches(
     STAGES: tl.constexpr,
     EARLY: tl.constexpr,
     SHIFTED: tl.constexpr,  # rows start inside accesses
-    ALIGN: tl.constexpr,  # reading starts at a multiple of so many elements: of an access, or of a line of the L2
     POLICY: tl.constexpr,  # how long the L2 keeps what is read
 ):
     """One program a stretch. What the end of a row needs besides its sums is asked for at the beginning."""
@@ -133,8 +132,8 @@ def cross_entropy_stretches(
     lead = 0
     if SHIFTED:
         first = first // VECTOR * VECTOR
-        begin = x_ptr + row * x_stride // ALIGN * ALIGN
-        lead = (row * x_stride % ALIGN).to(tl.int32)
+        begin = x_ptr + row * x_stride // VECTOR * VECTOR
+        lead = (row * x_stride % VECTOR).to(tl.int32)
     last = tl.minimum(first + length, lead + cols)
     if WHOLE:
         target = tl.load(target_ptr + row).to(tl.int64)
@@ -222,7 +221,6 @@ def cross_entropy_short(
     EARLY: tl.constexpr,
     SHIFTED: tl.constexpr,  # rows start inside accesses of VECTOR elements
     VECTOR: tl.constexpr,
-    ALIGN: tl.constexpr,  # reading starts at a multiple of so many elements: of an access, or of a line of the L2
     POLICY: tl.constexpr,
 ):
     """Rows short enough to be held whole, ROWS at a time in CHUNKS pieces; a program takes every P-th tile of rows.
@@ -244,8 +242,8 @@ def cross_entropy_short(
         begin = x_row
         lead = tl.zeros_like(row)
         if SHIFTED:
-            begin = x_ptr + start // ALIGN * ALIGN
-            lead = (start % ALIGN).to(tl.int32)
+            begin = x_ptr + start // VECTOR * VECTOR
+            lead = (start % VECTOR).to(tl.int32)
         end = lead + cols
         target = coming
         known = (target >= 0) & (target < cols) & there

@@ -13,6 +13,7 @@ from ridgeline.kernels.compiler import POINTER_ALIGNMENT_BYTES
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, declare, elementwise_cost
 from ridgeline.kernels.cross_entropy import config, kernel, reference, streamed
 from ridgeline.kernels.launcher import (
+    INTERPRETING,
     Kernel,
     Plans,
     access_of,
@@ -43,8 +44,6 @@ _BACKWARD_ROWS = Kernel(
 _BACKWARD_ENDS = Kernel(kernel.cross_entropy_backward_ends, loose=("target_ptr", "lse_ptr", "grad_ptr", "weight_ptr"))
 _forward_plans, _row_plans, _backward_plans = Plans(), Plans(), Plans()
 REDUCTIONS = ("mean", "sum", "none")
-LINE_BYTES = 128
-"""Of the L2: a warp that reads 512 bytes from inside a line touches five of them."""
 
 
 def cross_entropy(
@@ -169,20 +168,19 @@ def _plan_rows(x: Tensor, target: Tensor, stride: int, smooth: bool, summed: boo
     numbers, lse = template((rows,), torch.float32, x.device), template((2, rows), torch.float32, x.device)
     short = cols <= config.SHORTEST_STRETCHED
     size = x.element_size()
+    default: Any = config.short(rows, cols, size) if short else config.forward(rows, cols, size, num_sms(on), shifted)
+    if size == 2 and is_widest(vector, size) and not shifted and not INTERPRETING:
+        default = config.packed(rows, cols) or default
     chosen: config.Forward | config.Short | config.Packed = tuning.choose(
         "cross_entropy.short" if short else "cross_entropy.forward",
         {"rows": rows, "cols": cols, "dtype": x.dtype},
-        config.short(rows, cols, size) if short else config.forward(rows, cols, size, num_sms(on), shifted),
+        default,
     )
     if isinstance(chosen, config.Packed):
         return _plan_packed(x, target, stride, smooth, summed, numbers, lse, chosen)
-    align = vector
-    apart = stride * size % LINE_BYTES != 0 and chosen.block * size >= LINE_BYTES
-    if chosen.lines and apart and is_widest(vector, size):
-        shifted, align = True, LINE_BYTES // size
     if isinstance(chosen, config.Short):
-        return _plan_short(x, target, stride, smooth, summed, numbers, lse, vector, align, shifted, chosen)
-    most = cols + align - 1 if shifted else cols
+        return _plan_short(x, target, stride, smooth, summed, numbers, lse, vector, shifted, chosen)
+    most = cols + vector - 1 if shifted else cols
     length = cdiv(cdiv(most, chosen.num_stretches), chosen.block) * chosen.block
     num = cdiv(most, length)
     part = template((3, rows, num), torch.float32, x.device)
@@ -192,7 +190,7 @@ def _plan_rows(x: Tensor, target: Tensor, stride: int, smooth: bool, summed: boo
         grid=(rows * num,),
         constants={"SMOOTH": smooth, "WHOLE": num == 1, "COUNT": summed, "GROUPS": chosen.block // width,
                    "VECTOR": width, "STAGES": chosen.num_stages, "EARLY": overlaps(x.nbytes) and (summed or num > 1),
-                   "SHIFTED": shifted, "ALIGN": align, "POLICY": policy(chosen.leaves)},
+                   "SHIFTED": shifted, "POLICY": policy(chosen.leaves)},
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
         device=on,
@@ -225,13 +223,13 @@ def _plan_packed(
     """Rows of 16-byte accesses, each held by a program; programs walk over rows."""
     rows, cols = x.shape
     block = 256 * chosen.num_warps
-    lines = chosen.lines and stride * x.element_size() % LINE_BYTES != 0
+    lines = stride % config.LINE != 0
     programs = min(rows, chosen.programs_per_sm * num_sms(x.get_device()))
     run = _PACKED.bind(
         (x, target, numbers, numbers, lse, rows, cols, stride, -100, 0.0, 0.0),
         grid=(programs,),
         constants={"SMOOTH": smooth, "SUM": summed, "BLOCK": block, "FULL": cols // block, "LINES": lines,
-                   "CHUNKS": cdiv(cols + (LINE_BYTES // x.element_size() - 8 if lines else 0), block),
+                   "CHUNKS": cdiv(cols + (config.LINE - 8 if lines else 0), block),
                    "EARLY": overlaps(x.nbytes) and summed, "POLICY": policy(chosen.leaves)},
         num_warps=chosen.num_warps,
         max_registers=registers_of(chosen.num_warps, chosen.programs_per_sm),
@@ -262,10 +260,10 @@ def row_losses(
 
 def _plan_short(
     x: Tensor, target: Tensor, stride: int, smooth: bool, summed: bool, numbers: Tensor, lse: Tensor, vector: int,
-    align: int, shifted: bool, chosen: config.Short,
+    shifted: bool, chosen: config.Short,
 ) -> tuple[Any, int]:  # fmt: skip
     rows, cols = x.shape
-    most = cols + align - 1 if shifted else cols
+    most = cols + vector - 1 if shifted else cols
     programs = min(cdiv(rows, chosen.rows), chosen.programs_per_sm * num_sms(x.get_device()))
     run = _SHORT.bind(
         (x, target, numbers, numbers, lse, rows, cols, stride, -100, 0.0, 0.0),
@@ -273,7 +271,7 @@ def _plan_short(
         constants={"SMOOTH": smooth, "SUM": summed, "ROWS": chosen.rows, "CHUNKS": cdiv(most, chosen.block),
                    "BLOCK": chosen.block, "FULL": cols // chosen.block, "EVEN": rows % chosen.rows == 0,
                    "STAGES": chosen.num_stages, "EARLY": overlaps(x.nbytes) and summed, "SHIFTED": shifted,
-                   "VECTOR": vector, "ALIGN": align, "POLICY": policy(chosen.leaves and chosen.num_stages == 1)},
+                   "VECTOR": vector, "POLICY": policy(chosen.leaves and chosen.num_stages == 1)},
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
         device=x.get_device(),
@@ -421,7 +419,9 @@ CHECKS = tuple(
     for rows, cols, smoothing, z in ((1, 3, 0.0, 0.0), (5, 7, 0.1, 0.0), (64, 1000, 0.0, 0.0), (257, 4096, 0.1, 1e-3),
                                      (300, 32000, 0.0, 0.0), (17, 50257, 0.1, 0.0), (9, 128256, 0.0, 1e-3),
                                      (2, 262144, 0.1, 1e-3), (9000, 1001, 0.1, 1e-3), (1030, 2051, 0.0, 0.0),
-                                     (17000, 1000, 0.1, 1e-3), (1100, 16384, 0.1, 0.0))
+                                     (17000, 1000, 0.1, 1e-3), (1100, 16384, 0.1, 0.0), (4100, 3000, 0.1, 1e-3),
+                                     (4200, 4096, 0.0, 0.0), (4097, 9992, 0.1, 0.0), (4099, 12000, 0.0, 1e-3),
+                                     (4096, 18008, 0.1, 1e-3))
 )  # fmt: skip
 RACES = tuple(
     case(dtype, rows=rows, cols=cols)

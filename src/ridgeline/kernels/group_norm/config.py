@@ -33,14 +33,11 @@ def default(groups: int, length: int, positions: int, sms: int) -> Groups:
 @dataclass(frozen=True, slots=True)
 class Images(Streamed):
     """A piece of a channel is at most so many accesses of a lane long, and sums are made a piece; whether the gradient
-    before the activation is kept in shared memory or computed twice; whether two sigmoids share an inverse; whether
-    16-bit numbers wait for their group in registers, forward, and what the L2 is then told of results."""
+    before the activation is kept in shared memory or computed twice; whether two sigmoids share an inverse."""
 
     accesses: int = 8
     kept: bool = True
     paired: bool = False
-    carried: bool = False
-    writes: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +48,17 @@ class Whole:
     num_warps: int
     slots: int
     programs_per_sm: int
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A share of a group of 16-bit numbers a program, two numbers a word: its warps, accesses of a lane that hold a
+    share at most, and programs of a multiprocessor. ``reads``: what the L2 is told of what is read."""
+
+    num_warps: int
+    pieces: int
+    programs_per_sm: int
+    reads: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -253,132 +253,131 @@ def group_norm_streamed(
 
 
 @gluon.jit
-def moments(words, pivot, c, width, BF16: gl.constexpr, EVEN: gl.constexpr):
-    """Sums of a share's differences from a number, and of their squares, in one meeting of its warps."""
-    SIZE: gl.constexpr = words.shape[0] * words.shape[1]
-    low, high = halves(words, BF16)
-    low -= pivot
-    high -= pivot
-    if not EVEN:
-        low = gl.where(c < width, low, 0.0)
-        high = gl.where(c < width, high, 0.0)
-    return gl.reduce(((low + high).reshape([SIZE]), (low * low + high * high).reshape([SIZE])), 0, both_added)
+def first_mean(x_ptr, left, NUM_WARPS: gl.constexpr):
+    """The mean of a share's first 32 numbers: of n numbers, that of any 32 is at most √(n/32) deviations from that of
+    all, so that squares of differences from it lose at most a factor of n/32 of float32's 2²⁴."""
+    k = gl.arange(0, 32, gl.BlockedLayout([1], [32], [NUM_WARPS], [0]))
+    return gl.sum(gl.load(x_ptr + k, mask=k < left, other=0.0).to(gl.float32), axis=0) / gl.minimum(left, 32)
 
 
 @gluon.jit
-def group_norm_carried(
+def next_channel(channel, rest, whole, part, positions):
+    """Where an access lies that is so many whole channels and a part further: its channel, and where in it."""
+    rest += part
+    over = rest >= positions
+    return channel + whole + over.to(gl.int32), gl.where(over, rest - positions, rest)
+
+
+@gluon.jit
+def group_norm_packed(
     x_ptr,  # [N·G, length of a group] of 16 bits
     weight_ptr,  # [C]
     bias_ptr,  # [C]
     y_ptr,
     mean_ptr,  # [N·G] fp32
     rstd_ptr,
-    word_ptr,  # [N·G, S] mean and squared deviations of each share, zero at first
-    rows,
+    word_ptr,  # [N·G, S] mean and squared deviations of each share, zero at first; unused where a group is one share
     cols,
     length,
     num_shares,
-    num_groups,
     groups,
     per_group,
-    positions,
+    positions,  # a multiple of 8: an access lies in one channel
     eps,
     HAS_WEIGHT: gl.constexpr,
     HAS_BIAS: gl.constexpr,
     SILU: gl.constexpr,
-    EVEN: gl.constexpr,  # every share fills its place
     MEET: gl.constexpr,
-    LAG: gl.constexpr,
     SHARES: gl.constexpr,
-    CHUNKS: gl.constexpr,
+    CHUNKS: gl.constexpr,  # any number: no piece but the last is filled up
     BLOCK: gl.constexpr,
-    SLOTS: gl.constexpr,
-    VECTOR: gl.constexpr,
-    WRITES: gl.constexpr,  # what the L2 is told of what is written
+    FULL: gl.constexpr,  # pieces that every share has whole
+    ONE: gl.constexpr,  # a piece lies in one channel
+    READS: gl.constexpr,  # what the L2 is told of what is read
 ):
-    """The same for 16-bit numbers: a share waits in registers, two numbers a word, until its group's sums are there.
+    """A share of a group a program, asked for at once and held as it came, two numbers a word.
 
-    Its place in shared memory is free as soon as it is held, so that three shares are on their way while one is worked
-    on, not one, and are asked for when a turn begins, not when it ends. Moments are taken in one pass, relative to the
-    mean of a share's first 32 numbers: of n numbers, the mean of any 32 is at most √(n/32) deviations from that of all,
-    so that of 8192 numbers squares lose at most a factor of 256 of float32's 2²⁴.
+    Several programs a multiprocessor overlap, and none has a next share to wait for. Programs start in the order of
+    their numbers, so that those of a group are on the device together, unless a group has more of them than fit.
     """
     NUM_WARPS: gl.constexpr = gl.num_warps()
     BF16: gl.constexpr = x_ptr.dtype.element_ty == gl.bfloat16
-    WORDS: gl.constexpr = BLOCK // 2
-    L: gl.constexpr = by_piece(VECTOR // 2, WORDS, NUM_WARPS)
-    smem = gl.allocate_shared_memory(gl.int32, [SLOTS, CHUNKS, WORDS], PLAIN)
+    L: gl.constexpr = gl.BlockedLayout([1, 4], [32, 1], [NUM_WARPS, 1], [1, 0])  # accesses, words of one
+    A: gl.constexpr = gl.SliceLayout(1, L)
+    PIECE: gl.constexpr = BLOCK // 2
+    ACCESSES: gl.constexpr = PIECE // 4
     share = gl.program_id(0) % num_shares
-    start = gl.program_id(0) // num_shares
-    first = share * length
-    left = gl.minimum(length, cols - first)
+    row = gl.program_id(0) // num_shares
+    begin = share * length
+    left = gl.minimum(length, cols - begin)
     width = left // 2
-    num_turns = (rows - start + num_groups - 1) // num_groups
-    c = columns(CHUNKS, WORDS, L)
-    at = (start.to(gl.int64) * cols + first) // VECTOR * (VECTOR // 2)
-    x_at = x_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + at  # one number: of a tile, every access has its own
-    y_at = y_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + at
-    step = num_groups.to(gl.int64) * cols // VECTOR * (VECTOR // 2)
-    word_row = word_ptr + start.to(gl.int64) * num_shares
-    word_step = num_groups.to(gl.int64) * num_shares
-    inside = gl.minimum(piece_starts(first, CHUNKS, BLOCK, L), cols - 1) // positions
-    member = start % groups
-    hop = num_groups % groups
-    for turn in gl.static_range(SLOTS):
-        there = c < gl.where(turn < num_turns, width, 0)
-        async_copy.async_copy_global_to_shared(smem.index(turn), x_at + turn * step + c, mask=there)
-        async_copy.commit_group()
-    slot = start * 0
-    k32 = gl.arange(0, 32, gl.BlockedLayout([1], [32], [NUM_WARPS], [0]))
-    sample_at = x_ptr + (start.to(gl.int64) * cols + first) + k32
-    hop_first = num_groups.to(gl.int64) * cols
-    sample = gl.load(sample_at, mask=k32 < left, other=0.0).to(gl.float32)
-    before = gl.zeros([CHUNKS, WORDS], gl.int32, L)
-    for turn in range(num_turns + LAG):
-        done = turn - LAG
-        row = start + done * num_groups
-        channel = member * per_group + inside
-        member = gl.where(done >= 0, further(member, hop, groups), member)
-        w = channel_numbers(weight_ptr, channel, HAS_WEIGHT, 1.0)  # long before they are needed
-        b = channel_numbers(bias_ptr, channel, HAS_BIAS, 0.0)
-        async_copy.wait_group(SLOTS - 1)
-        words = smem.index(slot).load(L)  # what is past the end was copied as zeros
-        there = c < gl.where(turn + SLOTS < num_turns, width, 0)
-        async_copy.async_copy_global_to_shared(smem.index(slot), x_at + (turn + SLOTS) * step + c, mask=there)
-        async_copy.commit_group()
-        pivot = gl.sum(sample, axis=0) / gl.minimum(left, 32)
-        level, spreads = moments(words, pivot, c, width, BF16, EVEN)
-        mean = pivot + level / left
-        spreads -= level * (level / left)
-        following = gl.minimum(turn + 1, num_turns - 1) * hop_first
-        sample = gl.load(sample_at + following, mask=k32 < left, other=0.0).to(gl.float32)
-        if MEET:
-            if turn < num_turns:
-                gl.atomic_xchg(word_row + turn * word_step + share, word_of(mean, spreads), sem="relaxed")
-            if done >= 0:
-                k, means, parts = words_when_there(word_row + done * word_step, num_shares, SHARES, NUM_WARPS)
-                counts = gl.where(k < num_shares, gl.minimum(length, cols - k * length), 0).to(gl.float32)
-                mean = gl.sum(counts * means, axis=0) / cols
-                parts = gl.where(k < num_shares, parts + counts * (means - mean) * (means - mean), 0.0)
-                spreads = gl.sum(parts, axis=0)
-        rstd = gl.rsqrt(spreads / cols + eps)
-        if done >= 0:
-            if share == 0:
-                gl.store(mean_ptr + row, mean)
-                gl.store(rstd_ptr + row, rstd)
-        scale = w * rstd
-        shift = b - mean * scale
-        low, high = halves(before if LAG else words, BF16)
-        low = low * scale[:, None] + shift[:, None]
-        high = high * scale[:, None] + shift[:, None]
+    first = gl.arange(0, ACCESSES, A) * 4
+    c = first[:, None] + gl.arange(0, 4, gl.SliceLayout(0, L))[None, :]
+    access = first[:, None] + gl.zeros([ACCESSES, 4], gl.int32, L)
+    start = row.to(gl.int64) * cols + begin
+    x_at = x_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + start // 8 * 4 + c
+    y_at = y_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + start // 8 * 4 + c
+    pivot = first_mean(x_ptr + start, left, NUM_WARPS)
+    held = ()
+    for i in gl.static_range(CHUNKS):
+        if i < FULL:
+            held = held + (gl.load(x_at + i * PIECE, eviction_policy=READS),)  # type: ignore[assignment]
+        else:
+            there = access < width - i * PIECE
+            held = held + (gl.load(x_at + i * PIECE, mask=there, other=0, eviction_policy=READS),)  # type: ignore[assignment]
+    level = gl.zeros([ACCESSES, 4], gl.float32, L)
+    square = gl.zeros([ACCESSES, 4], gl.float32, L)
+    for i in gl.static_range(CHUNKS):
+        low, high = halves(held[i], BF16)
+        low -= pivot
+        high -= pivot
+        if i >= FULL:
+            low = gl.where(access < width - i * PIECE, low, 0.0)
+            high = gl.where(access < width - i * PIECE, high, 0.0)
+        level += low + high
+        square += low * low + high * high
+    total, spreads = gl.reduce((level.reshape([PIECE]), square.reshape([PIECE])), 0, both_added)
+    mean = pivot + total / left
+    spreads -= total * (total / left)
+    if MEET:
+        word_row = word_ptr + row.to(gl.int64) * num_shares
+        gl.atomic_xchg(word_row + share, word_of(mean, spreads), sem="relaxed")
+        k, means, parts = words_when_there(word_row, num_shares, SHARES, NUM_WARPS)
+        counts = gl.where(k < num_shares, gl.minimum(length, cols - k * length), 0).to(gl.float32)
+        mean = gl.sum(counts * means, axis=0) / cols
+        parts = gl.where(k < num_shares, parts + counts * (means - mean) * (means - mean), 0.0)
+        spreads = gl.sum(parts, axis=0)
+    rstd = gl.rsqrt(spreads / cols + eps)
+    if share == 0:
+        gl.store(mean_ptr + row, mean)
+        gl.store(rstd_ptr + row, rstd)
+    member = row % groups * per_group
+    inside = gl.minimum(begin + first * 2, cols - 1)
+    channel = inside // positions
+    rest = inside % positions
+    whole = BLOCK // positions
+    part = BLOCK % positions
+    for i in gl.static_range(CHUNKS):
+        if ONE:
+            at = member + gl.minimum(begin + i * BLOCK, cols - 1) // positions
+            scale = channel_numbers(weight_ptr, at, HAS_WEIGHT, 1.0) * rstd
+            shift = channel_numbers(bias_ptr, at, HAS_BIAS, 0.0) - mean * scale
+        else:
+            at = member + gl.minimum(channel, per_group - 1)
+            scale = (channel_numbers(weight_ptr, at, HAS_WEIGHT, 1.0) * rstd)[:, None]
+            shift = channel_numbers(bias_ptr, at, HAS_BIAS, 0.0)[:, None] - mean * scale
+            channel, rest = next_channel(channel, rest, whole, part, positions)
+        low, high = halves(held[i], BF16)
+        low = low * scale + shift
+        high = high * scale + shift
         if SILU:
             s, t = two_sigmoids(low, high)
             low *= s
             high *= t
-        there = c < gl.where(done >= 0, width, 0)
-        gl.store(y_at + done * step + c, paired(low, high, BF16), mask=there, eviction_policy=WRITES)
-        before = words
-        slot = gl.where(slot + 1 == SLOTS, 0, slot + 1)
+        if i < FULL:
+            gl.store(y_at + i * PIECE, paired(low, high, BF16))
+        else:
+            gl.store(y_at + i * PIECE, paired(low, high, BF16), mask=access < width - i * PIECE)
 
 
 @gluon.jit
