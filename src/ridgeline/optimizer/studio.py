@@ -94,7 +94,6 @@ class Studio:
 
     def _complete(self) -> None:
         self.watch.read_by(self._codes)
-        self.watch.follow(self._codes)
         self.watch.hold_host_to(self.executor.device_type)
 
     def refuse_changes(self) -> None:

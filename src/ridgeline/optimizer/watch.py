@@ -1,8 +1,9 @@
 """Whether anything a model reads besides its inputs has changed since it was recorded, in microseconds.
 
 A recording holds addresses and forgets Python. So what Python would have looked at is watched: parameters and buffers
-(which object, which address), attributes of modules and of the objects they hold, lists, hooks, the global names that
-the model's code reads, and the functions and classes that ran, in whose place others may be put. Dictionaries are compared by the version number the interpreter keeps of them.
+(which object, which address), attributes of modules and of the objects they hold, lists, hooks, and the global names
+that the model's code reads; in training also the functions and classes that ran, in whose place others may be put.
+Dictionaries are compared by the version number the interpreter keeps of them.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as module_globals
+from torch.utils import _python_dispatch
 from torch.utils.hooks import RemovableHandle
 
 from ridgeline.errors import NotGraphable
@@ -315,7 +317,7 @@ class Watch:
         """Watches also the functions and classes that these pieces of code name, and the methods that they are."""
         classes = {type(module) for module in self.root.modules()} if isinstance(self.root, nn.Module) else set()
         for code, names in codes.items():
-            if code.co_filename.startswith(_OWN):
+            if code.co_filename.startswith(_OBSERVING):
                 continue
             for name, *attributes in _chains(code):
                 value = names.get(name)
@@ -383,7 +385,7 @@ class Watch:
     def _remember(self) -> None:
         """Lines the watched things up for the quick comparison."""
         self._handles = RemovableHandle.next_id  # every hook that is registered anywhere takes the next number
-        self._held = [entry.held for entry in (*self._dicts, *self._spaces.values())]
+        self._held = [*(entry.held for entry in self._dicts), *(space.held for space in self._spaces.values())]
         self._versions = list(map(version, self._held))
         self._still = -1
         if stillness.counts:  # those that are not compared by their version have to be asked for it once to be counted
@@ -662,6 +664,8 @@ def _methods(model: Any) -> list[types.FunctionType]:
 
 
 _OWN = str(Path(__file__).parent)
+_OBSERVING = (_OWN, str(_python_dispatch.__file__))
+"""Code that ran because somebody looked on, not because of the model; it keeps its state among its names."""
 _LIBRARIES = tuple(str(Path(path).parent) for path in (torch.__file__, dis.__file__) if path)
 
 
