@@ -64,6 +64,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--again", action="store_true", help="Also time a second optimize of the same model.")
     parser.add_argument("--rivals", action="store_true", help="Also torch.compile and max-autotune, on a fresh model.")
     parser.add_argument("--untuned", action="store_true", help="Of the rivals not max-autotune, which takes minutes.")
+    parser.add_argument("--rungs", nargs="*", default=[], help="Candidates to try, by name, and no others.")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--one", default="", help=argparse.SUPPRESS)
     parser.add_argument("--lock", default="", help=argparse.SUPPRESS)
@@ -105,7 +106,8 @@ def _parent(asked: argparse.Namespace) -> None:
 def _started(name: str, asked: argparse.Namespace, lock: str, until: float) -> subprocess.Popen[str]:
     command = [sys.executable, __file__, "--one", name, "--budget-s", str(asked.budget_s), "--lock", lock,
                "--device", asked.device, "--out", str(asked.out), "--until", str(until),
-               *(f"--{name}" for name in ("again", "rivals", "untuned") if getattr(asked, name))]  # fmt: skip
+               *(f"--{name}" for name in ("again", "rivals", "untuned") if getattr(asked, name)),
+               *(("--rungs", *asked.rungs) if asked.rungs else ())]  # fmt: skip
     threads = max(4, (os.cpu_count() or 8) // asked.jobs)
     settings = {"TORCHINDUCTOR_COMPILE_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2",
                 "RIDGELINE_CACHE": tempfile.mkdtemp()}  # fmt: skip
@@ -233,6 +235,8 @@ def _measured(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
     searching.Search.left_s = left
     searching.Search._note = _told(asked, searching.Search._note)
+    if asked.rungs:
+        searching.Ladder.rungs = _only(frozenset(asked.rungs), searching.Ladder.rungs)
     tables: dict[str, Any] = {}
     searching.regions_of = _with_tables(searching.regions_of, tables)
     began = time.perf_counter()
@@ -291,6 +295,21 @@ def _split(work: dict[str, Any], fast: Any) -> dict[str, Any]:
     book = Book()
     decode_split.look(book, work["model"], fast, work["kwargs"])
     return dict(book)
+
+
+def _only(wanted: frozenset[str], rungs: Any) -> Any:
+    """The rungs that were asked for; the others are noted as skipped."""
+    from ridgeline.optimizer.backend import Report
+    from ridgeline.optimizer.candidate import Built
+
+    def chosen(ladder: Any, search: Any) -> Iterator[Any]:
+        for rung in rungs(ladder, search):
+            if rung.candidate.name in wanted:
+                yield rung
+            else:
+                search._note(Built(rung.candidate, search.problem.model, Report()), "skipped", "not asked for")
+
+    return chosen
 
 
 def _told(asked: argparse.Namespace, note: Any) -> Any:

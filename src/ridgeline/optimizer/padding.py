@@ -87,16 +87,29 @@ class _Padded(torch.autograd.Function):
 
 
 def product_of(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The product by whichever way is the fastest for its sizes here; by the first where none may be timed."""
+    """The product by whichever way is the fastest for its sizes here; by the first where none may be timed.
+
+    While a call is recorded it is watched: GPT-2's recordings had kept padding whatever had won.
+    """
     ways = {"padded": partial(_padded, x, weight, bias), "plain": partial(F.linear, x, weight, bias)}
     if not weight.shape[1] % ALIGNED and weight.shape[0] > WHOLE:
         ways["parts, copied"] = partial(_parts, x, weight, bias, Tensor.contiguous)
         if x.is_cuda and x.dtype in NARROW:
             ways["parts, tightened"] = partial(_parts, x, weight, bias, tighten)
-    if torch.compiler.is_compiling() or _active_modes():
+    if torch.compiler.is_compiling():
         return ways["padded"]()
+    if _active_modes() or type(x) not in (Tensor, nn.Parameter):  # one op to whoever watches; inside, the way that won
+        return torch.ops.ridgeline_optimizer.odd_product(x, weight, bias)
     key = (x.shape, x.stride(), x.dtype, weight.shape, weight.stride(), bias is None, x.device)
     return CONTEST.run(key, ways, x.device)
+
+
+_op = torch.library.custom_op("ridgeline_optimizer::odd_product", product_of, mutates_args=())
+
+
+@_op.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return x.new_empty(x.shape[0], weight.shape[0])
 
 
 def _padded(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -118,3 +118,29 @@ def test_a_compiler_that_pads_by_itself_is_left_odd_products() -> None:
 
     assert "odd-products" in recommended("inference", "none")
     assert "odd-products" not in recommended("inference", "inductor")
+
+
+def test_the_way_that_won_is_taken_while_somebody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recording is watched by a mode; what is seen is one op, and what runs is the winner."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Watch(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: list[str] = []
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    layer, x, won = nn.Linear(16, 149), torch.randn(5, 16), []
+
+    def run(key: object, ways: dict[str, Any], device: torch.device) -> torch.Tensor:
+        won.append("parts, copied")
+        return ways["parts, copied"]()
+
+    monkeypatch.setattr(padding.CONTEST, "run", run)
+    with torch.no_grad(), Watch() as watch:
+        found = padded_linear(x, layer.weight, layer.bias)
+    assert won and any("odd_product" in each for each in watch.seen)
+    torch.testing.assert_close(found, layer(x).detach())

@@ -15,26 +15,11 @@ from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewri
 from ridgeline.optimizer.rewrites.scene import Scene
 from ridgeline.optimizer.rewrites.words import call
 
-_active_modes = torch._C._len_torch_dispatch_stack
-
 
 def odd_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """``F.linear``, raced when its sizes are first seen; one opaque op to tracers."""
-    if type(x) is Tensor and not _active_modes():
-        return _raced(x, weight, bias)
-    return torch.ops.ridgeline_optimizer.odd_linear(x, weight, bias)
-
-
-def _raced(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return product_of(x.reshape(-1, weight.shape[1]), weight, bias).view(*x.shape[:-1], weight.shape[0])
-
-
-_op = torch.library.custom_op("ridgeline_optimizer::odd_linear", _raced, mutates_args=())
-
-
-@_op.register_fake
-def _(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return x.new_empty(*x.shape[:-1], weight.shape[0])
+    """``F.linear``, raced when its sizes are first seen."""
+    flat = x.reshape(-1, weight.shape[1])
+    return product_of(flat, weight, bias).view(*x.shape[:-1], weight.shape[0])
 
 
 @rewrite(
