@@ -429,6 +429,7 @@ RACES = tuple(
         ("bfloat16", 8192, 32000), ("bfloat16", 4096, 128256), ("bfloat16", 2048, 151936), ("bfloat16", 1024, 262144),
         ("bfloat16", 65536, 1000), ("float32", 4096, 32000),
         ("bfloat16", 8192, 50257), ("bfloat16", 131072, 1001), ("bfloat16", 262144, 256), ("float32", 4096, 50257),
+        ("bfloat16", 32768, 4096), ("bfloat16", 16384, 10000),
     )
 )  # fmt: skip
 SMALL = tuple(case("bfloat16", rows=rows, cols=cols) for rows, cols in ((8, 4096), (128, 1000)))
