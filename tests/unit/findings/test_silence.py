@@ -794,3 +794,15 @@ def test_logits_that_are_laid_out_anew_are_not_in_fp32(dtypes, named):
         stage.kernel("reduce_kernel<Sum>", 200.0, op="aten::sum", **wide)
 
     assert ("logits" in rules_of(_twice(play).findings())) is named
+
+
+@pytest.mark.parametrize("rows", [0, 4096])
+def test_products_of_nothing_are_no_products(rows):
+    """An expert that got no tokens multiplies an empty tensor."""
+
+    def play(stage: Stage) -> None:
+        wide = {"op": "aten::mm", "shapes": [[rows, 4096], [4096, 4096]], "dtypes": ["float"] * 2}
+        for _ in range(20):
+            stage.kernel("cutlass_80_simt_sgemm_256x128_8x4_nn_align1", 2700.0, **wide)
+
+    assert rules_of(_twice(play).findings()) == ["tensor-cores-unused"]
