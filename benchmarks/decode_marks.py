@@ -39,6 +39,17 @@ def _mark(ptr, which: gl.constexpr):
     gl.store(at, now)
 
 
+@gluon.jit
+def _clock(of):
+    return gl.inline_asm_elementwise("mov.u32 $0, %clock; // $1", "=r,r", [of], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def _note(ptr, which: gl.constexpr, value):
+    at = ptr.to(gl.pointer_type(gl.int64), bitcast=True) + {at} + gl.program_id(0) * {num} + which
+    gl.store(at, value.to(gl.int64))
+
+
 @triton.jit
 def _mark_join(ptr, which: tl.constexpr):
     one = tl.program_id(0) + tl.program_id(1) * tl.num_programs(0)
@@ -53,17 +64,29 @@ JOINS = 2048
 STEPS = ("begins", "knows its stretch", "first block there", "last block there", "last products over", "ends",
          "first copy asked for", "last copy asked for", "last scores", "last probabilities stored", "part written",
          "came last", "joined")  # fmt: skip
+WAITS = {13: "computing waits for blocks", 14: "feeding waits for room", 15: "feeding waits for pages and queries"}
 JOIN_STEPS = ("begins", "may read", "ends")
 
 PAGED = (
     ("    _let_join_start(EARLY == 1)\n", "{}    _mark(seen_ptr, 0)\n"),
     ("    kh, first = within // of_head, within % of_head\n    gl.warp", "{:.54}\n    _mark(seen_ptr, 1)\n    gl.warp"),
+    ("    turn, num = left * 0, left * 0\n", "{}    waited, other = left * 0, left * 0\n"),
     ("                mbarrier.wait(full.index(slot), parity)\n",
-     "{}                if num == 0:\n                    _mark(seen_ptr, 2)\n                _mark(seen_ptr, 3)\n"),
+     "                since = _clock(num)\n{}                waited += _clock(num) - since\n"
+     "                if num == 0:\n                    _mark(seen_ptr, 2)\n                _mark(seen_ptr, 3)\n"),
+    ("                mbarrier.wait(empty.index(slot), parity)\n",
+     "                since = _clock(num)\n{}                waited += _clock(num) - since\n"),
+    ("            after = _pages_of(table, first * KEYS, end, past, P, ROWS, KEYS // ROWS)\n",
+     "            since = _clock(num)\n{}"),
+    ("            mbarrier.expect(q_full.index(half), COLS * D * 2)\n",
+     "            other += _clock(after[0]) - since\n{}"),
     ("                s = warpgroup_mma_wait(0, [s])\n", "{}                _mark(seen_ptr, 8)\n"),
     ("                p_smem.store(p.to(DTYPE))\n", "{}                _mark(seen_ptr, 9)\n"),
     ("            mbarrier.arrive(q_empty.index(half), count=1)\n", "{}            _mark(seen_ptr, 4)\n"),
-    ("    _let_join_start(EARLY == 2)\n", "    _mark(seen_ptr, 5)\n{}"),
+    ("    _let_join_start(EARLY == 2)\n", "    _mark(seen_ptr, 5)\n    _note(seen_ptr, 13, waited + 1)\n{}"),
+    ("            length = gl.load(lens_ptr + b, mask=left > 0, other=0)\n\n\n@gluon.jit\ndef _columns(",
+     "            length = gl.load(lens_ptr + b, mask=left > 0, other=0)\n    _note(seen_ptr, 14, waited + 1)\n"
+     "    _note(seen_ptr, 15, other + 1)\n\n\n@gluon.jit\ndef _columns("),
     ("                mbarrier.expect(full.index(slot), 2 * KEYS * D * 2)\n",
      "                if num == 0:\n                    _mark(seen_ptr, 6)\n                _mark(seen_ptr, 7)\n{}"),
     ("q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars,", "seen_ptr, {}"),
@@ -143,8 +166,20 @@ def substituted(folder: Path) -> None:
 CASES = {
     "paged 67 MB": (1, 32, 8, 16400, 128, 16, False), "paged 131 MB": (4, 32, 8, 8000, 128, 16, False),
     "paged 9 MB": (1, 32, 8, 2112, 128, 16, False), "paged 269 MB": (8, 32, 8, 8192, 128, 64, False),
+    "paged 197 MB, 300 short": (300, 32, 8, 300, 128, 16, True), "paged 136 MB, d=64": (9, 32, 8, 7400, 64, 16, False),
+    "paged 68 MB, one key head": (64, 16, 1, 2050, 128, 64, False),
 }  # fmt: skip
-LATENTS = {"latent 69 MB": (16, 16, 3700, 64, False), "latent 76 MB": (1, 16, 65536, 64, False)}
+LATENTS = {
+    "latent 69 MB": (16, 16, 3700, 64, False), "latent 76 MB": (1, 16, 65536, 64, False),
+    "latent 135 MB": (64, 16, 1800, 64, False),
+}  # fmt: skip
+
+only: list[str] = []
+
+
+def wanted() -> list[str]:
+    """The cases that were asked for, by a piece of their names; all of them if none was."""
+    return [name for name in (*CASES, *LATENTS) if not only or any(piece in name for piece in only)]
 
 
 def planned(name: str, on: str) -> tuple[Any, tuple[Any, ...], Any, float]:
@@ -236,6 +271,16 @@ def lengths(found: list[Any]) -> dict[str, float]:
     return rows
 
 
+def waits(found: list[Any]) -> dict[str, list[float]]:
+    """Of a program's waits, in thousands of its processor's cycles: least, median and largest over programs."""
+    rows = {}
+    for i, name in WAITS.items():
+        values = [x for both in found for x in both[0][:, i].tolist() if x > 0]
+        if values:
+            rows[name] = [round(x / 1e3, 2) for x in (min(values), statistics.median(values), max(values))]
+    return rows
+
+
 def traced(run: Callable[[], Any], num: int = 12) -> list[dict[str, Any]]:
     """Kernels of a call as PyTorch's profiler saw them: name, microseconds since the first began, microseconds."""
     import torch
@@ -266,7 +311,7 @@ def traced(run: Callable[[], Any], num: int = 12) -> list[dict[str, Any]]:
 def part_traces(end: float) -> Iterator[dict[str, Any]]:
     import race_paged
 
-    for name in (*CASES, *LATENTS):
+    for name in wanted():
         if time.perf_counter() > end:
             return
         plan, args, out, scale = planned(name, "cuda")
@@ -276,12 +321,12 @@ def part_traces(end: float) -> Iterator[dict[str, Any]]:
 
 
 def part_marks(end: float, num: int) -> Iterator[dict[str, Any]]:
-    for name in (*CASES, *LATENTS):
+    for name in wanted():
         if time.perf_counter() > end:
             return
         found = list(rounds_of(*planned(name, "cuda"), num=num + 2))[2:]
         yield {"case": name, "reading": spread(found, STEPS, 0), "joining": spread(found, JOIN_STEPS, 1),
-               "own": lengths(found)}  # fmt: skip
+               "own": lengths(found), "waits": waits(found)}  # fmt: skip
 
 
 def host_seconds(run: Callable[[], Any], calls: int = 100, repeats: int = 9) -> tuple[float, float]:
@@ -323,7 +368,7 @@ def part_host(end: float) -> Iterator[dict[str, Any]]:
             made = contract.primitives()[names[name]]
             ours()
             given: list[Any] = []
-            before = made.direct
+            before, quick, made.quick = made.direct, made.quick, None
 
             def heard(*args: Any, given: list[Any] = given, made: Any = made) -> Any:
                 given.append(args)
@@ -331,7 +376,7 @@ def part_host(end: float) -> Iterator[dict[str, Any]]:
 
             made.direct = heard
             ours()
-            made.direct = before
+            made.direct, made.quick = before, quick
             launches: list[Any] = []
             launcher.native().watch(lambda *args, kept=launches: kept.append(args))
             made.slow(*given[0])
@@ -351,7 +396,9 @@ def main() -> None:
     parser.add_argument("--budget-s", type=float, default=60.0)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--parts", nargs="+", default=["host", "traces", "marks"])
+    parser.add_argument("--only", nargs="+", default=[], help="pieces of the names of cases")
     options = parser.parse_args()
+    only.extend(options.only)
     options.out.mkdir(parents=True, exist_ok=True)
     end = time.perf_counter() + options.budget_s
     rows: list[dict[str, Any]] = []

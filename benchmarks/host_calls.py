@@ -87,11 +87,11 @@ def calls(on: str) -> dict[str, tuple[Callable[[], Any], Callable[[], Any] | Non
         no_grad(lambda: kernels.decode_attention(row, *cache)),
         no_grad(lambda: F.scaled_dot_product_attention(row, *cache, enable_gqa=True)),
     )
-    pages = [drawn(80, 16, 8, 128) for _ in range(2)]
+    pages, token = [drawn(80, 16, 8, 128) for _ in range(2)], drawn(2, 32, 128)
     table = torch.arange(64, device=on, dtype=torch.int32).view(2, 32)
     lens = torch.tensor([500, 77], device=on, dtype=torch.int32)
     found["paged 2×32 over 8×512×128"] = (
-        no_grad(lambda: kernels.paged_attention(row[:, :, 0], *pages, table, lens)), None
+        no_grad(lambda: kernels.paged_attention(token, *pages, table, lens)), None
     )
     latent, wide = drawn(80, 64, 576), drawn(2, 16, 576)
     few = torch.arange(16, device=on, dtype=torch.int32).view(2, 8)
@@ -136,14 +136,14 @@ def rows() -> Iterator[dict[str, Any]]:
 def in_python() -> Iterator[None]:
     """Inside, no call is repeated in C++."""
     made = list(contract.primitives().values())
-    saved = [each.direct for each in made]
+    saved = [(each.direct, each.quick) for each in made]
     for each in made:
-        each.direct = None
+        each.direct = each.quick = None
     try:
         yield
     finally:
         for each, before in zip(made, saved, strict=True):
-            each.direct = before
+            each.direct, each.quick = before
 
 
 def main() -> None:

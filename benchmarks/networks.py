@@ -1,8 +1,10 @@
-"""Networks that no package on a bare GPU host has: a diffusion U-Net and a recommender with cross layers."""
+"""Networks that no package on a bare GPU host has: a diffusion U-Net, a recommender with cross layers, a graph network,
+layers with an adapter of low rank, and a model that casts by itself."""
 
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -107,3 +109,59 @@ class CrossNetwork(nn.Module):
         for cross in self.crosses:
             x = first * cross(x) + x
         return self.top(x)
+
+
+class LowRank(nn.Module):
+    """A frozen linear layer and a trained one of low rank beside it."""
+
+    def __init__(self, base: nn.Linear, rank: int) -> None:
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.down = nn.Linear(base.in_features, rank, bias=False)
+        self.up = nn.Linear(rank, base.out_features, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + 2.0 * self.up(self.down(x))
+
+
+def adapted(model: nn.Module, names: tuple[str, ...], rank: int = 16) -> nn.Module:
+    """The model with all weights frozen, and adapters beside the linear layers of these names."""
+    model.requires_grad_(False)
+    for parent in list(model.modules()):
+        for name, layer in list(parent.named_children()):
+            if name in names and isinstance(layer, nn.Linear):
+                setattr(parent, name, LowRank(layer, rank))
+    return model
+
+
+class Messages(nn.Module):
+    """Every node gets the mean of its neighbors, three times."""
+
+    def __init__(self, given: int = 128, width: int = 256, made: int = 40) -> None:
+        super().__init__()
+        sizes = [given, width, width, made]
+        self.own = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
+        self.others = nn.ModuleList(nn.Linear(a, b, bias=False) for a, b in pairwise(sizes))
+
+    def forward(self, x: Tensor, edges: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        for own, others in zip(self.own, self.others, strict=True):
+            x = own(F.relu(x)) + others(self._mean(F.relu(x), edges))
+        return {"loss": F.cross_entropy(x.float(), labels)}
+
+    def _mean(self, x: Tensor, edges: Tensor) -> Tensor:
+        source, target = edges
+        num = torch.zeros(len(x), 1, dtype=x.dtype, device=x.device)
+        num = num.index_add(0, target, torch.ones(len(target), 1, dtype=x.dtype, device=x.device)).clamp(min=1)
+        return torch.zeros_like(x).index_add(0, target, x[source]) / num
+
+
+class Cast(nn.Module):
+    """A model in float32 that computes in 16 bits where that is safe."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner.float()
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, torch.bfloat16):
+            return self.inner(x).float()

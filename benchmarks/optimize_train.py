@@ -739,6 +739,63 @@ def _dcn() -> Any:
     return CrossNetwork(), (torch.randn(8192, 13), workloads._ids(100_000, 8192, 26)), {}
 
 
+def _clip() -> Any:
+    """Images and their captions, told from one another by their likeness."""
+    import torch
+    import workloads
+    from transformers import CLIPConfig, CLIPModel
+
+    kwargs = {"input_ids": workloads._ids(49408, 128, 77), "pixel_values": torch.randn(128, 3, 224, 224)}
+    return CLIPModel(CLIPConfig()), (), {**kwargs, "return_loss": True}
+
+
+def _speech() -> Any:
+    import torch
+    import workloads
+    from transformers import Wav2Vec2Config, Wav2Vec2ForSequenceClassification
+
+    config = Wav2Vec2Config(num_labels=10, apply_spec_augment=False)
+    kwargs = {"input_values": torch.randn(8, 160000), "labels": workloads._ids(10, 8, 1)[:, 0]}
+    return Wav2Vec2ForSequenceClassification(config), (), kwargs
+
+
+def _lora() -> Any:
+    import workloads
+    from networks import adapted
+
+    model, args, kwargs = workloads.WORKLOADS["llama1b-train-4x1024"].build()
+    return adapted(model, ("q_proj", "v_proj")), args, kwargs
+
+
+def _checkpointed() -> Any:
+    import workloads
+
+    model, args, kwargs = workloads.WORKLOADS["gpt2-medium-train-8x512"].build()
+    for part in ("resid_pdrop", "embd_pdrop", "attn_pdrop"):
+        setattr(model.config, part, 0.0)
+    model = type(model)(model.config)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model, args, kwargs
+
+
+def _graph() -> Any:
+    import torch
+    import workloads
+    from networks import Messages
+
+    edges = workloads._ids(170_000, 2, 1_200_000)
+    kwargs = {"x": torch.randn(170_000, 128), "edges": edges, "labels": workloads._ids(40, 170_000, 1)[:, 0]}
+    return Messages(), (), kwargs
+
+
+def _cast() -> Any:
+    import workloads
+    from networks import Cast
+
+    model, (image,), kwargs = workloads._timm("resnet50", 64)
+    return Cast(model), (image.float(),), kwargs
+
+
 def _masked_words() -> Any:
     """BERT with its head, called without a mask as many do."""
     import workloads
@@ -761,7 +818,9 @@ TRAINED = {
     "t5-base-train-8x512": _t5, "whisper-base-train-8": _whisper, "convnext-tiny-train-64": _timm("convnext_tiny", 64),
     "efficientnet-b0-train-64": _timm("efficientnet_b0", 64), "bert-base-words-train-32x128": _masked_words,
     "swin-tiny-train-32": _timm("swin_tiny_patch4_window7_224", 32), "whisper-small-train-8": _whisper_small,
-    "mixtral-8l-train-4x1024": _mixtral, "unet-train-16": _unet, "dcn-train-8192": _dcn,
+    "mixtral-8l-train-4x1024": _mixtral, "unet-train-16": _unet, "dcn-train-8192": _dcn, "clip-b32-train-128": _clip,
+    "wav2vec2-base-train-8x10s": _speech, "llama1b-lora-train-4x1024": _lora, "graph-train-170k": _graph,
+    "gpt2-medium-checkpointed-train-8x512": _checkpointed, "resnet50-amp-train-64": _cast,
 }  # fmt: skip
 
 

@@ -31,10 +31,20 @@ SHARES = {"edges": 0.15, "arrivals": 0.2, "decode": 0.45, "latent": 0.6, "cases"
 """Of the time there is, by when a part ends; the others may take the rest."""
 
 OVER: dict[str, dict[str, Any]] = {
-    "inside": {"inside": True, "max_registers": 128},
-    "by a kernel": {"inside": False, "max_registers": 104},
-}
+    "2 queries": {"queries": 2}, "3 queries": {"queries": 3}, "8 columns, 3 queries": {"columns": 8, "queries": 3},
+    "8 columns, 5 queries": {"columns": 8, "queries": 5},
+    "8 columns, 5 queries, nowhere": {"columns": 8, "queries": 5, "nowhere": True},
+    "3 queries, nowhere": {"queries": 3, "nowhere": True},
+}  # fmt: skip
 """What is changed of the analytical default, by name."""
+
+NARROW_OVER: dict[str, dict[str, Any]] = {
+    "64 keys": {"keys": 64, "num_stages": 6, "queries": 2}, "128 keys": {"keys": 128, "num_stages": 3, "queries": 3},
+    "8 columns": {"keys": 64, "columns": 8, "queries": 3, "num_stages": 6},
+    "128 keys, 8 columns": {"keys": 128, "num_stages": 3, "columns": 8, "queries": 5},
+    "128 keys, 8 columns, nowhere": {"keys": 128, "num_stages": 3, "columns": 8, "queries": 5, "nowhere": True},
+}  # fmt: skip
+"""The same for heads of 64."""
 
 LATENT_OVER: dict[str, dict[str, Any]] = {"now": {}}
 """The same for latent decoding of few heads."""
@@ -198,7 +208,9 @@ def latent_reading(args: tuple[Any, ...]) -> Callable[[], Any]:
 
 def ways(of: tuple[Any, ...]) -> dict[str, Any]:
     """Configurations of a case by name."""
-    found = {name: partial(changed, over) for name, over in OVER.items()}
+    tries = NARROW_OVER if of[4] == 64 else OVER
+    found = {name: partial(changed, over) for name, over in tries.items()
+             if of[1] // of[2] <= over.get("columns", 16)}  # fmt: skip
     return found | ({} if of[0] <= 128 else {"a program a sequence and head": by_sequence})
 
 
@@ -244,7 +256,7 @@ def wanted_variants(parts: Sequence[str] = PARTS) -> list[Any]:
             with way():
                 found += variants_of("paged_latent_attention", [latent_case(*of)])
     for of in EDGES:
-        for way in ways((9, *of)).values():
+        for way in ways((9, *of[:2], EDGE_KEYS, *of[2:])).values():
             with way():
                 found += variants_of("paged_attention", [paged_case(9, *of[:2], EDGE_KEYS, *of[2:], False)])
     for page in (16, 64) if "latent" in parts else ():
@@ -354,7 +366,7 @@ def part_edges(end: float, track: Track) -> Iterator[dict[str, Any]]:
         args = paged.make(paged_case(9, *of[:2], EDGE_KEYS, *of[2:], False), torch.device("cuda"), draw)
         dirty, clean = poisoned(args, 2)
         meant = paged.eager(*clean).float().nan_to_num(0.0)
-        for name, way in ways((9, *of)).items():
+        for name, way in ways((9, *of[:2], EDGE_KEYS, *of[2:])).items():
             with way():
                 yield right(planned(dirty), meant, what=name, case=f"edges {of}")
     for page in (16, 64) if track.with_latent else ():
@@ -661,6 +673,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=31)
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
     parser.add_argument("--cases", type=int, default=99, help="of every part at most so many")
+    parser.add_argument("--pick", type=int, nargs="+", help="of CASES only these, by number")
     parser.add_argument("--write-pack", type=Path)
     parser.add_argument("--show", type=Path)
     options = parser.parse_args()
@@ -671,6 +684,8 @@ def main() -> None:
     if options.write_pack:
         write_pack(options.write_pack, options.jobs)
         return
+    if options.pick:
+        globals()["CASES"] = tuple(CASES[i] for i in options.pick)
     for name in ("CASES", "LATENT", "DECODE"):
         globals()[name] = globals()[name][: options.cases]
     options.out.mkdir(parents=True, exist_ok=True)

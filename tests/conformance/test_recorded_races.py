@@ -376,3 +376,32 @@ def test_the_ninth_race_reached_the_stated_share_of_the_copy(name, phase, sizes,
     ]
     copy = recorded("kernels_race9.json.gz")["copy_bytes_per_s"]
     assert row.bytes_per_s / copy == pytest.approx(stated, abs=0.006)
+
+
+def heads_over_the_best_rival(name):
+    """Ours over the best rival's speed by case and phase, of attention raced by head dim."""
+    races = [row for row in recorded(name) if "median_s" in row and row["case"].count(",") == 5]
+    found = {}
+    for row in races:
+        found.setdefault((row["case"], row["phase"]), {})[row["contender"]] = row["tflops"]
+    return {of: by["ridgeline"] / max(by["CUDNN_ATTENTION"], by["FLASH_ATTENTION"]) for of, by in found.items()}
+
+
+def test_attention_by_head_dim_lost_where_the_note_says_and_was_right_everywhere():
+    checks = [row for row in recorded("heads1.json.gz") if "ok" in row]
+    assert len(checks) == 22 and all(row["ok"] for row in checks)
+    found = heads_over_the_best_rival("heads1.json.gz")
+    assert len(found) == 22
+    lost = {case for (case, phase), ratio in found.items() if phase == "fwd" and ratio < 1.0}
+    assert lost == {"(4, 32, 8, 4096, 192, True)", "(2, 16, 16, 3000, 192, False)"}
+    assert min(ratio for (_, phase), ratio in found.items() if phase == "bwd") > 0.91
+
+
+def test_no_call_took_the_host_longer_than_pytorchs_and_repeated_ones_gave_the_same_bits():
+    rows = recorded("host_calls1.json.gz")["rows"]
+    assert len(rows) == 12 and all(row["ok"] and row["has_direct"] for row in rows)
+    for row in rows:
+        assert row["repeated_s"][1] < row["python_s"][1]
+        assert row["pytorch_s"] is None or row["repeated_s"][1] < row["pytorch_s"][1], row["call"]
+    small = {row["call"]: row["repeated_s"][1] for row in rows if "gradient" not in row["call"]}
+    assert max(value for call, value in small.items() if "latent" not in call) < 9.9e-6

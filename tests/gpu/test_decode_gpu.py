@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from contextlib import contextmanager, nullcontext
 
 import pytest
@@ -92,8 +93,12 @@ def by_the_last():
     return chosen_with({"inside": True, "max_registers": paged.LONE_REGISTERS}, {"inside": True})
 
 
+JOINED = case("bfloat16", b=4, h=32, k=8, s=3000, d=128, page=16, uneven=False)
+"""A call of two kernels, one after the other in the same scratch."""
+
+
 def wanted_variants():
-    found = variants_of("cross_layer", HALVES)
+    found = variants_of("cross_layer", HALVES) + variants_of("paged_attention", [JOINED])
     for name, of in EDGES:
         found += variants_of(name, [of])
     with by_the_last():
@@ -182,6 +187,33 @@ def test_a_recorded_call_counts_from_nothing_whenever_it_is_played(counted):
             one.fill_(float("nan"))
         graph.replay()
         assert all(torch.equal(a, b) for a, b in zip(found, meant, strict=True))
+
+
+def test_scratch_is_kept_by_stream_and_two_calls_are_never_in_it_at_a_time():
+    trial = trials()["paged_attention"][1]
+    sets = [trial.make(JOINED, torch.device("cuda"), torch.Generator("cuda").manual_seed(i)) for i in range(2)]
+    assert len({variant.kernel for variant in variants_of("paged_attention", [JOINED])}) == 2, "a kernel joins"
+    meant = [paged_attention(*args) for args in sets]
+    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.graph(graph):
+        played = paged_attention(*sets[0])
+    found = {0: [], 1: []}
+
+    def work(i):
+        found[i] += [paged_attention(*sets[i]) for _ in range(150)]
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
+    torch.cuda.synchronize()
+    for thread in threads:
+        thread.start()
+    with torch.cuda.stream(side):
+        for _ in range(50):
+            graph.replay()
+    for thread in threads:
+        thread.join()
+    torch.cuda.synchronize()
+    assert torch.equal(played, meant[0])
+    assert all(torch.equal(one, meant[i]) for i in range(2) for one in found[i])
 
 
 def test_sequences_without_keys_get_zeros_wherever_borders_are():

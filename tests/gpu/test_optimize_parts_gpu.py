@@ -51,7 +51,8 @@ def _x(rows: int = 4096) -> Tensor:
 @pytest.mark.parametrize("mode", ["infer", "train"])
 def test_the_receipt_has_parts_that_make_up_the_call(model: Net, mode: str) -> None:
     model.train(mode == "train")
-    fast = rl.optimize(model, (_x(),), mode=mode, budget_s=8, use_cache=False)
+    budget_s = 8 if mode == "infer" else 20  # a compiler gets its chance in both, and takes longer in training
+    fast = rl.optimize(model, (_x(),), mode=mode, budget_s=budget_s, use_cache=False)
     receipt = fast.receipt
     assert receipt.parts, receipt.notes
     assert sum(part.eager_s for part in receipt.parts) == pytest.approx(receipt.eager_s, rel=0.15)

@@ -142,7 +142,9 @@ class Primitive:
     function: Any = field(default=None, repr=False)
     repeats: bool = False
     keyed: bool = False
+    front: Callable[..., Any] | None = None
     direct: Any = field(default=None, repr=False)
+    quick: Any = field(default=None, repr=False)
     known: set[tuple[Any, ...]] = field(default_factory=set, repr=False)
 
     def __call__(self, *args: Any) -> Any:
@@ -269,6 +271,7 @@ def declare(
     trials: Mapping[str, Trial] | None = None,
     repeats: bool = False,
     keyed: bool = False,
+    front: Callable[..., Any] | None = None,
 ) -> Primitive:
     """Declare a primitive under ``ridgeline_kernels::name``; a second declaration of a name is an error.
 
@@ -277,6 +280,9 @@ def declare(
     an op with several public functions gives ``trials`` by their names. ``repeats`` says that ``forward``, ``infer``
     and ``backward`` only allocate and launch through ``Kernel.bind``, so that calls may be repeated without Python.
     ``keyed`` says that its plans are kept by the type and shape of every argument, so that nobody else has to look.
+    ``front`` is what a public function of positional arguments does before it calls the primitive: with the same
+    description of its arguments it has to hand over the same tensors and numbers, outside autocast. Its calls that come
+    again go from there to C++ (``quick``).
     """
     if name in _primitives:
         raise KernelError(f"primitive {name!r} is declared twice")
@@ -295,6 +301,7 @@ def declare(
         trials=({name: trial} if trial else {}) | dict(trials or {}),
         repeats=repeats,
         keyed=keyed,
+        front=front,
     )
     _registered(made)
     made.op = getattr(getattr(torch.ops, NAMESPACE), name).default

@@ -4,14 +4,20 @@
    A call is described by words: what its tensors look like, how their addresses are aligned, and the value of every
    number. The first calls of a description run in Python; what they allocate and launch is noted there and handed over
    as a plan. From then on the same description repeats the plan. Whatever is unusual (subclasses, other layouts, modes,
-   transforms) has no plan and goes to Python. */
+   transforms) has no plan and goes to Python.
+
+   A public function in front of a primitive fills in defaults and scales; what it made of a call is remembered too, so
+   that the same call goes from its own arguments to the plan. */
 #include <Python.h>
 #include <dlfcn.h>
 
+#include <ATen/EmptyTensor.h>
+#include <c10/core/Allocator.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
@@ -36,7 +42,9 @@ using torch::autograd::variable_list;
 using NodePointer = decltype(torch::autograd::Edge::function); /* shared until PyTorch 2.12, intrusive after */
 
 constexpr int MAX_WORDS = 160, MAX_PARAMS = 66, MAX_TENSORS = 48;
-constexpr uint64_t TENSOR = 1, FLOAT = 2, INTEGER = 3, TRUTH = 4, TEXT = 5, NOTHING = 6, TWIN = 7;
+constexpr uint64_t TENSOR = 1, FLOAT = 2, INTEGER = 3, TRUTH = 4, TEXT = 5, NOTHING = 6, TWIN = 7, PAIR = 8;
+constexpr int64_t SCRATCH_STEP = 256, KEPT_BYTES = 2 << 20; /* more is the allocator's: such calls take the device long */
+constexpr size_t KEPT_STREAMS = 16;
 
 /* --- the driver ---------------------------------------------------------------------------------------------------*/
 
@@ -55,6 +63,8 @@ int (*context_current)(void **);
 int (*context_push)(void *);
 int (*context_pop)(void **);
 int (*error_text)(int, const char **);
+int (*stream_number)(void *, unsigned long long *); /* of its own, never given twice; none before CUDA 12 */
+int (*stream_captured)(void *, int *);
 int (*stream_of)(int32_t, void **); /* PyTorch's own C function; none in a build without CUDA */
 int (*start_plan)(void *, const uint64_t *, int, void *); /* launcher.c's: tensor maps, and launches that start early */
 
@@ -67,6 +77,8 @@ void open_driver() {
   context_pop = reinterpret_cast<int (*)(void **)>(dlsym(driver, "cuCtxPopCurrent_v2"));
   error_text = reinterpret_cast<int (*)(int, const char **)>(dlsym(driver, "cuGetErrorString"));
   launch_cooperative = reinterpret_cast<CooperativeLaunch>(dlsym(driver, "cuLaunchCooperativeKernel"));
+  stream_number = reinterpret_cast<int (*)(void *, unsigned long long *)>(dlsym(driver, "cuStreamGetId"));
+  stream_captured = reinterpret_cast<int (*)(void *, int *)>(dlsym(driver, "cuStreamIsCapturing"));
   auto found = reinterpret_cast<Launch>(dlsym(driver, "cuLaunchKernel"));
   if (!found || !context_current || !context_push || !context_pop || !error_text || !launch_cooperative)
     throw std::runtime_error("the NVIDIA driver lacks a function that launches need");
@@ -147,6 +159,8 @@ struct Plan {
   int64_t id = 0;
   bool single = true, keeps = false, fills = false; /* fills: a gradient that is not there counts as zeros */
   std::vector<Allocation> allocations;
+  std::vector<int64_t> scratch_at; /* of every allocation: where in scratch it lies, or -1: a tensor of its own */
+  int64_t scratch_bytes = 0;
   std::vector<Step> steps;
   std::vector<int> outputs, saved; /* tensors by place; -1: none */
   std::shared_ptr<Table> backward;
@@ -157,25 +171,30 @@ struct Table {
   struct Entry {
     std::vector<uint64_t> words;
     PlanPointer plan; /* none: known to have no plan */
+    std::vector<int> from; /* of a public function: which of its arguments the primitive's are, -1 for numbers */
   };
   std::shared_mutex mutex;
   std::unordered_multimap<uint64_t, Entry> entries;
-  bool find(const Words &words, PlanPointer &plan) {
+  bool find(const Words &words, PlanPointer &plan, int *from = nullptr, int *num_from = nullptr) {
     std::shared_lock<std::shared_mutex> lock(mutex);
     auto range = entries.equal_range(words.hash());
     for (auto at = range.first; at != range.second; ++at) {
       auto &known = at->second.words;
       if (int(known.size()) == words.num && !std::memcmp(known.data(), words.word, 8 * size_t(words.num))) {
         plan = at->second.plan;
+        if (from) {
+          *num_from = int(at->second.from.size());
+          std::memcpy(from, at->second.from.data(), sizeof(int) * at->second.from.size());
+        }
         return true;
       }
     }
     return false;
   }
-  void add(const Words &words, PlanPointer plan) {
+  void add(const Words &words, PlanPointer plan, std::vector<int> from = {}) {
     std::unique_lock<std::shared_mutex> lock(mutex);
     if (entries.size() >= 4096) entries.clear();
-    entries.emplace(words.hash(), Entry{{words.word, words.word + words.num}, std::move(plan)});
+    entries.emplace(words.hash(), Entry{{words.word, words.word + words.num}, std::move(plan), std::move(from)});
   }
   void clear() {
     std::unique_lock<std::shared_mutex> lock(mutex);
@@ -190,22 +209,93 @@ void refuse(int code) {
   throw std::runtime_error(std::string("cuLaunchKernel: ") + (text ? text : "unknown error"));
 }
 
+/* Scratch of a stream, kept: its calls run one after the other. Held while the launches of a call are handed over, since
+   threads may share a stream. Never freed: the device may be gone when the process ends. */
+struct Scratch {
+  std::mutex mutex;
+  Tensor memory;
+};
+std::shared_mutex scratch_mutex;
+auto &scratches = *new std::unordered_map<uint64_t, std::unique_ptr<Scratch>>();
+
+Scratch *scratch_of(const Plan &plan, void *stream) {
+  unsigned long long number = 0;
+  int captured = 0; /* a graph owns what is allocated while it is recorded, and may run beside this stream later */
+  if (!plan.scratch_bytes || plan.scratch_bytes > KEPT_BYTES || !stream_number || !stream_captured) return nullptr;
+  if (stream_captured(stream, &captured) || captured || stream_number(stream, &number)) return nullptr;
+  uint64_t key = number * 64 + uint64_t(plan.device + 1);
+  {
+    std::shared_lock<std::shared_mutex> lock(scratch_mutex);
+    auto found = scratches.find(key);
+    if (found != scratches.end()) return found->second.get();
+    if (scratches.size() >= KEPT_STREAMS) return nullptr;
+  }
+  std::unique_lock<std::shared_mutex> lock(scratch_mutex);
+  auto &made = scratches[key];
+  if (!made) made = std::make_unique<Scratch>();
+  return made.get();
+}
+
+/* The allocator itself, where this device is the current one: the way through the dispatcher takes as long again. */
+c10::Allocator *allocator_of(const Tensor &like) {
+  auto device = like.device();
+  if (device.type() == at::kCPU) return c10::GetAllocator(at::kCPU);
+  if (device.type() != at::kCUDA) return nullptr;
+  static const c10::impl::VirtualGuardImpl guard(at::kCUDA);
+  static c10::Allocator *const found = [] {
+    try {
+      return c10::GetAllocator(at::kCUDA);
+    } catch (const c10::Error &) {
+      return static_cast<c10::Allocator *>(nullptr);
+    }
+  }();
+  return guard.getDevice().index() == device.index() ? found : nullptr;
+}
+
+Tensor allocated(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType type, const Tensor &like,
+                 c10::Allocator *from) {
+  if (from) {
+    c10::DispatchKeySet keys(like.is_cpu() ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA);
+    return strides.empty() ? at::detail::empty_generic(sizes, from, keys, type, std::nullopt)
+                           : at::detail::empty_strided_generic(sizes, strides, from, keys, type);
+  }
+  auto options = like.options().requires_grad(false).dtype(type);
+  return strides.empty() ? at::empty(sizes, options) : at::empty_strided(sizes, strides, options);
+}
+
 /* Allocate and launch; tensors holds the arguments and is filled up with what was allocated. */
 void repeat(const Plan &plan, Tensor *tensors, int num_arguments) {
-  auto options = tensors[plan.first].options().requires_grad(false);
-  int num = num_arguments;
-  for (auto &made : plan.allocations)
-    tensors[num++] = made.strides.empty() ? at::empty(made.sizes, options.dtype(made.type))
-                                          : at::empty_strided(made.sizes, made.strides, options.dtype(made.type));
   void *stream = current_stream(plan.device), *current = nullptr, *popped;
+  const Tensor &like = tensors[plan.first];
+  auto *from = allocator_of(like);
+  auto *kept = scratch_of(plan, stream);
+  std::unique_lock<std::mutex> held;
+  uint64_t address[MAX_TENSORS], scratch = 0;
+  if (kept) {
+    held = std::unique_lock<std::mutex>(kept->mutex);
+    if (!kept->memory.defined() || kept->memory.numel() < plan.scratch_bytes)
+      kept->memory = allocated({plan.scratch_bytes}, {}, at::kByte, like, from);
+    scratch = reinterpret_cast<uint64_t>(kept->memory.const_data_ptr());
+  }
+  for (int i = 0; i < num_arguments; i++)
+    address[i] = tensors[i].defined() ? reinterpret_cast<uint64_t>(tensors[i].const_data_ptr()) : 0;
+  int num = num_arguments;
+  for (size_t i = 0; i < plan.allocations.size(); i++, num++) {
+    auto &made = plan.allocations[i];
+    if (kept && plan.scratch_at[i] >= 0) {
+      address[num] = scratch + uint64_t(plan.scratch_at[i]);
+      continue;
+    }
+    tensors[num] = allocated(made.sizes, made.strides, made.type, like, from);
+    address[num] = reinterpret_cast<uint64_t>(tensors[num].const_data_ptr());
+  }
   for (auto &step : plan.steps) {
     uint64_t slots[MAX_PARAMS];
     void *params[MAX_PARAMS];
     size_t count = step.params.size();
     for (size_t i = 0; i < count; i++) {
       auto &param = step.params[i];
-      slots[i] = param.value;
-      if (param.source >= 0) slots[i] += reinterpret_cast<uint64_t>(tensors[param.source].const_data_ptr());
+      slots[i] = param.value + (param.source >= 0 ? address[param.source] : 0);
       params[i] = &slots[i];
     }
     if (step.x == THROUGH) {
@@ -407,6 +497,14 @@ bool describe_call(Words &words, PyObject *const *args, Py_ssize_t num, Tensor *
     } else if (type == &PyUnicode_Type) {
       words.add(TEXT);
       words.add(uint64_t(PyObject_Hash(value)));
+    } else if (type == &PyTuple_Type && PyTuple_GET_SIZE(value) == 2 && PyLong_CheckExact(PyTuple_GET_ITEM(value, 0)) &&
+               PyLong_CheckExact(PyTuple_GET_ITEM(value, 1))) {
+      words.add(PAIR);
+      for (Py_ssize_t j = 0; j < 2; j++) {
+        int overflow = 0;
+        words.add(uint64_t(PyLong_AsLongLongAndOverflow(PyTuple_GET_ITEM(value, j), &overflow)));
+        if (overflow) return false;
+      }
     } else {
       return false;
     }
@@ -429,13 +527,13 @@ PyObject *shown(const Plan &plan, Tensor *tensors) {
   return made;
 }
 
-PyObject *ask_python(Direct *self, PyObject *key, PyObject *const *args, Py_ssize_t num) {
+PyObject *ask_python(PyObject *who, PyObject *key, PyObject *const *args, Py_ssize_t num) {
   if (!key) return nullptr;
   PyObject *tuple = PyTuple_New(num);
   PyObject *found = nullptr;
   if (tuple) {
     for (Py_ssize_t i = 0; i < num; i++) PyTuple_SET_ITEM(tuple, i, Py_NewRef(args[i]));
-    found = PyObject_CallFunctionObjArgs(self->missed, key, tuple, nullptr);
+    found = PyObject_CallFunctionObjArgs(who, key, tuple, nullptr);
     Py_DECREF(tuple);
   }
   Py_DECREF(key);
@@ -456,21 +554,49 @@ PyObject *guarded(PyObject *(*body)(Direct *, PyObject *const *, Py_ssize_t), Di
   return nullptr;
 }
 
+/* The last plan that a primitive repeated inside a call of a public function, and for which tensors. */
+struct Heard {
+  Direct *who = nullptr;
+  PlanPointer plan;
+  const void *tensors[MAX_TENSORS];
+  int num = 0, times = 0;
+  PyObject *result = nullptr;
+};
+thread_local Heard *listening = nullptr;
+
+struct Unlocked { /* a full queue of launches makes this thread wait, and only this one */
+  PyThreadState *state = PyEval_SaveThread();
+  ~Unlocked() { PyEval_RestoreThread(state); }
+};
+
+PyObject *repeated(Direct *self, const PlanPointer &plan, Tensor *tensors, const bool *is_tensor, int num) {
+  {
+    Unlocked others;
+    repeat(*plan, tensors, num);
+  }
+  if (plan->keeps) record(self, plan, tensors, is_tensor, num);
+  return shown(*plan, tensors);
+}
+
 PyObject *run(Direct *self, PyObject *const *args, Py_ssize_t num) {
   Words words;
   Tensor tensors[MAX_TENSORS];
   bool is_tensor[MAX_TENSORS], recorded = false;
   PlanPointer plan;
   if (!describe_call(words, args, num, tensors, is_tensor, recorded))
-    return ask_python(self, Py_NewRef(Py_None), args, num);
-  if (!(*self->table)->find(words, plan)) return ask_python(self, bytes_of(words), args, num);
-  if (!plan || plan->keeps != recorded) return ask_python(self, Py_NewRef(Py_None), args, num);
-  {
-    pybind11::gil_scoped_release others; /* a full queue of launches makes this thread wait, and only this one */
-    repeat(*plan, tensors, int(num));
+    return ask_python(self->missed, Py_NewRef(Py_None), args, num);
+  if (!(*self->table)->find(words, plan)) return ask_python(self->missed, bytes_of(words), args, num);
+  if (!plan || plan->keeps != recorded) return ask_python(self->missed, Py_NewRef(Py_None), args, num);
+  PyObject *found = repeated(self, plan, tensors, is_tensor, int(num));
+  if (listening) {
+    listening->who = self;
+    listening->plan = plan;
+    listening->num = int(num);
+    listening->times++;
+    listening->result = found;
+    for (Py_ssize_t i = 0; i < num; i++) listening->tensors[i] = is_tensor[i] ? tensors[i].unsafeGetTensorImpl() : nullptr;
   }
-  if (recorded) record(self, plan, tensors, is_tensor, int(num));
-  return shown(*plan, tensors);
+  return found;
 }
 
 PyObject *called(PyObject *self, PyObject *const *args, size_t flags, PyObject *names) {
@@ -479,6 +605,68 @@ PyObject *called(PyObject *self, PyObject *const *args, size_t flags, PyObject *
     return nullptr;
   }
   return guarded(run, reinterpret_cast<Direct *>(self), args, PyVectorcall_NARGS(flags));
+}
+
+/* --- public functions ---------------------------------------------------------------------------------------------*/
+
+struct Front {
+  PyObject_HEAD
+  vectorcallfunc call;
+  PyObject *function; /* what fills in the rest and calls the primitive */
+  Direct *direct;
+  Table *table;
+};
+
+/* The function itself; and if all it did with its tensors was to hand them to its primitive, that is remembered. */
+PyObject *ask_function(Front *self, const Words *words, PyObject *const *args, Py_ssize_t num, const Tensor *tensors,
+                       const bool *is_tensor) {
+  Heard heard, *outer = listening;
+  listening = &heard;
+  PyObject *found = PyObject_Vectorcall(self->function, args, size_t(num), nullptr);
+  listening = outer;
+  if (!found || !words || heard.times != 1 || heard.who != self->direct || heard.result != found) return found;
+  std::vector<int> from;
+  for (int i = 0; i < heard.num; i++) {
+    from.push_back(-1);
+    for (int j = 0; heard.tensors[i] && j < int(num) && from.back() < 0; j++)
+      if (is_tensor[j] && tensors[j].unsafeGetTensorImpl() == heard.tensors[i]) from.back() = j;
+    if (heard.tensors[i] && from.back() < 0) return found;
+  }
+  self->table->add(*words, heard.plan, std::move(from));
+  return found;
+}
+
+PyObject *front_body(Direct *it, PyObject *const *args, Py_ssize_t num) {
+  auto *self = reinterpret_cast<Front *>(it);
+  Words words;
+  Tensor tensors[MAX_TENSORS];
+  bool is_tensor[MAX_TENSORS], recorded = false;
+  auto off = c10::impl::tls_local_dispatch_key_set().excluded_;
+  bool plain = off.has(c10::DispatchKey::AutocastCUDA) && off.has(c10::DispatchKey::AutocastCPU) &&
+               describe_call(words, args, num, tensors, is_tensor, recorded);
+  PlanPointer plan;
+  int from[MAX_TENSORS], num_from = 0;
+  if (!plain) return ask_function(self, nullptr, args, num, tensors, is_tensor);
+  if (!self->table->find(words, plan, from, &num_from) || plan->keeps != recorded)
+    return ask_function(self, plan ? nullptr : &words, args, num, tensors, is_tensor);
+  Tensor given[MAX_TENSORS];
+  bool given_tensor[MAX_TENSORS];
+  for (int i = 0; i < num_from; i++)
+    if ((given_tensor[i] = from[i] >= 0)) given[i] = tensors[from[i]];
+  return repeated(self->direct, plan, given, given_tensor, num_from);
+}
+
+PyObject *front_called(PyObject *self, PyObject *const *args, size_t flags, PyObject *names) {
+  if (names && PyTuple_GET_SIZE(names)) {
+    PyErr_SetString(PyExc_TypeError, "what stands in front of a primitive takes no keyword arguments");
+    return nullptr;
+  }
+  return guarded(front_body, reinterpret_cast<Direct *>(self), args, PyVectorcall_NARGS(flags));
+}
+
+PyObject *front_clear(PyObject *self, PyObject *) {
+  reinterpret_cast<Front *>(self)->table->clear();
+  Py_RETURN_NONE;
 }
 
 /* --- plans from Python --------------------------------------------------------------------------------------------*/
@@ -516,15 +704,30 @@ std::vector<std::vector<int64_t>> rows(PyObject *sequence) {
   return found;
 }
 
-/* (id, device, first, shown, single, keeps, fills, allocations, steps, outputs, saved): an allocation is (type, number of
+/* (id, device, first, arguments, shown, single, keeps, fills, allocations, steps, outputs, saved): an allocation is (type, number of
    sizes, *sizes, *strides), strides only where it is not contiguous; a step (handle, x, y, source, value, source, value, …),
    or (launcher.c's plan, -1, -1, source, value, …) */
+/* What is neither a result nor kept is scratch, one piece after the other. */
+void place_scratch(Plan &plan, int num_arguments) {
+  for (size_t i = 0; i < plan.allocations.size(); i++) {
+    auto &made = plan.allocations[i];
+    int at = num_arguments + int(i);
+    bool stays = !made.strides.empty();
+    for (auto *group : {&plan.outputs, &plan.saved})
+      for (int one : *group) stays = stays || one == at;
+    plan.scratch_at.push_back(stays ? -1 : plan.scratch_bytes);
+    int64_t bytes = int64_t(c10::elementSize(made.type));
+    for (auto size : made.sizes) bytes *= size;
+    if (!stays) plan.scratch_bytes += (bytes + SCRATCH_STEP - 1) / SCRATCH_STEP * SCRATCH_STEP;
+  }
+}
+
 std::shared_ptr<Plan> plan_from(PyObject *spec) {
   long long id;
-  int device, first, num_shown, single, keeps, fills;
+  int device, first, num_arguments, num_shown, single, keeps, fills;
   PyObject *allocations, *steps, *outputs, *saved;
-  if (!PyArg_ParseTuple(spec, "LiiipppOOOO", &id, &device, &first, &num_shown, &single, &keeps, &fills, &allocations,
-                        &steps, &outputs, &saved))
+  if (!PyArg_ParseTuple(spec, "LiiiipppOOOO", &id, &device, &first, &num_arguments, &num_shown, &single, &keeps, &fills,
+                        &allocations, &steps, &outputs, &saved))
     throw_python();
   auto plan = std::make_shared<Plan>();
   plan->id = id;
@@ -547,6 +750,7 @@ std::shared_ptr<Plan> plan_from(PyObject *spec) {
   for (auto at : integers(outputs)) plan->outputs.push_back(int(at));
   for (auto at : integers(saved)) plan->saved.push_back(int(at));
   plan->backward = std::make_shared<Table>();
+  place_scratch(*plan, num_arguments);
   if (plan->allocations.size() + size_t(MAX_TENSORS) / 2 > MAX_TENSORS) throw std::runtime_error("too many tensors");
   return plan;
 }
@@ -612,7 +816,23 @@ PyMethodDef direct_methods[] = {
     {"clear", clear, METH_NOARGS, "clear()"},
     {nullptr, nullptr, 0, nullptr}};
 
-PyTypeObject direct_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
+PyTypeObject direct_type = {PyVarObject_HEAD_INIT(nullptr, 0)}, front_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
+
+/* Front(direct, function); never freed, as what it stands in front of */
+PyObject *front_made(PyTypeObject *type, PyObject *args, PyObject *) {
+  PyObject *direct, *function;
+  if (!PyArg_ParseTuple(args, "O!O", &direct_type, &direct, &function)) return nullptr;
+  auto *self = reinterpret_cast<Front *>(type->tp_alloc(type, 0));
+  if (!self) return nullptr;
+  self->call = front_called;
+  self->function = Py_NewRef(function);
+  self->direct = reinterpret_cast<Direct *>(Py_NewRef(direct));
+  self->table = new Table();
+  Py_INCREF(self);
+  return reinterpret_cast<PyObject *>(self);
+}
+
+PyMethodDef front_methods[] = {{"clear", front_clear, METH_NOARGS, "clear()"}, {nullptr, nullptr, 0, nullptr}};
 
 PyObject *types(PyObject *, PyObject *args) {
   PyObject *tensor, *parameter;
@@ -643,8 +863,16 @@ PyMODINIT_FUNC PyInit_ridgeline_direct(void) {
   direct_type.tp_call = PyVectorcall_Call;
   direct_type.tp_methods = direct_methods;
   direct_type.tp_new = made;
-  if (PyType_Ready(&direct_type)) return nullptr;
+  front_type.tp_name = "ridgeline_direct.Front";
+  front_type.tp_basicsize = sizeof(Front);
+  front_type.tp_flags = direct_type.tp_flags;
+  front_type.tp_vectorcall_offset = offsetof(Front, call);
+  front_type.tp_call = PyVectorcall_Call;
+  front_type.tp_methods = front_methods;
+  front_type.tp_new = front_made;
+  if (PyType_Ready(&direct_type) || PyType_Ready(&front_type)) return nullptr;
   PyObject *module = PyModule_Create(&definition);
   if (module) PyModule_AddObjectRef(module, "Direct", reinterpret_cast<PyObject *>(&direct_type));
+  if (module) PyModule_AddObjectRef(module, "Front", reinterpret_cast<PyObject *>(&front_type));
   return module;
 }

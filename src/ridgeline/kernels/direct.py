@@ -159,8 +159,8 @@ class Notes(TorchDispatchMode):
         first = next(i for i, t in enumerate(self.tensors) if t is not None)
         allocations = [_allocation(t) for t in made if t is not None]
         return (
-            next(_ids), self.device, first, num_shown, single, saved is not None, fills, allocations, self.steps,
-            places, kept,
+            next(_ids), self.device, first, self.num_args, num_shown, single, saved is not None, fills, allocations,
+            self.steps, places, kept,
         )  # fmt: skip
 
 
@@ -220,12 +220,15 @@ class Repeater:
     def __init__(self, primitive: Any) -> None:
         self.primitive = primitive
         self.direct = module().Direct(primitive.name, self.missed, self.missed_back)
+        self.front = module().Front(self.direct, primitive.front) if primitive.front is not None else None
         self.contexts: dict[int, Context] = {}  # by plan; a graph may outlive its plan, so none is dropped
         self.distinct: dict[str, Context] = {}
         self.seen: dict[Any, int] = {}
 
     def clear(self) -> None:
         self.direct.clear()
+        if self.front is not None:
+            self.front.clear()
         self.seen.clear()
 
     def missed(self, words: bytes | None, args: tuple[Any, ...]) -> Any:
@@ -366,7 +369,7 @@ def attach(primitives: Callable[[], Sequence[Any]]) -> None:
         for made in primitives():
             if made.repeats and made.direct is None:
                 repeater = Repeater(made)
-                made.direct = repeater.direct
+                made.direct, made.quick = repeater.direct, repeater.front
                 launcher.when_plans_are_forgotten(repeater.clear)
 
     launcher.when_native_is_there(attached)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.errors import NotGraphable
+from ridgeline.optimizer.statics import extent, view_of
 
 _CAPTURING = threading.Lock()
 """One capture at a time in a process."""
@@ -28,6 +29,10 @@ class Recording(Protocol):
     """Work that was recorded: running it again reads and writes the same addresses."""
 
     def replay(self) -> None: ...
+
+
+Remake = Callable[[Any], Tensor]
+"""Makes a tensor over memory that recordings hold, given what keeps those recordings alive."""
 
 
 class Executor(Protocol):
@@ -54,6 +59,9 @@ class Executor(Protocol):
 
     def is_recording(self) -> bool:
         """Whether somebody records what is done here, and would record a replay."""
+
+    def vacate(self, tensor: Tensor) -> Remake:
+        """How to make a tensor over the same memory once this one is let go of and later recordings may use it."""
 
     def arrive(self) -> None:
         """Makes the work that follows here wait for the work of the last replay elsewhere."""
@@ -136,6 +144,17 @@ class CudaExecutor:
     def is_recording(self) -> bool:
         return torch._C._cuda_isCurrentStreamCapturing()
 
+    def vacate(self, tensor: Tensor) -> Remake:
+        storage = tensor.untyped_storage()
+        place, num_bytes, start = storage.data_ptr(), storage.nbytes(), extent(tensor)[0]
+        dtype, size, stride = tensor.dtype, tensor.shape, tensor.stride()
+
+        def remake(holding: Any) -> Tensor:
+            memory = torch.as_tensor(_Memory(place, num_bytes, holding), device=self.device)
+            return view_of(memory, dtype, start, size, stride)
+
+        return remake
+
     def arrive(self) -> None:
         raw = torch._C._cuda_getCurrentRawStream(self.device.index)
         if raw == self._raw:
@@ -144,6 +163,16 @@ class CudaExecutor:
         if self._last is not None:
             stream.wait_stream(self._last)
         self._last, self._raw = stream, raw
+
+
+class _Memory:
+    """Bytes on a device as other libraries hand them to PyTorch, which keeps this object as long as it uses them."""
+
+    __slots__ = ("__cuda_array_interface__", "_holding")
+
+    def __init__(self, place: int, num_bytes: int, holding: Any) -> None:
+        self._holding = holding
+        self.__cuda_array_interface__ = {"data": (place, False), "shape": (num_bytes,), "typestr": "|u1", "version": 2}
 
 
 def _rehearsing() -> AbstractContextManager[None]:

@@ -192,8 +192,7 @@ class Track:
         if self.mode == "infer":
             with torch.no_grad():
                 return call(*inputs.args, **inputs.kwargs)
-        output = call(*inputs.args, **inputs.kwargs)
-        self.loss(output).backward()
+        self.loss(call(*inputs.args, **inputs.kwargs)).backward()  # results let go of: nobody needs less memory than so
         for parameter in self.parameters:
             parameter.grad = None
         return None
@@ -365,9 +364,13 @@ def held_bytes(device: torch.device) -> int:
 
 
 def reserved_bytes(device: torch.device) -> int:
-    """Memory the allocator keeps, pools of captured graphs included, after what it can give back was given back."""
+    """Memory the allocator keeps, pools of captured graphs included, after what it can give back was given back.
+
+    So are the workspaces of products: those of recordings lie in their pools, and eager's, if it ran last, beside them.
+    """
     if device.type != "cuda":
         return 0
     gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
     return torch.cuda.memory_reserved(device)

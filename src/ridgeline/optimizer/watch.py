@@ -2,12 +2,14 @@
 
 A recording holds addresses and forgets Python. So what Python would have looked at is watched: parameters and buffers
 (which object, which address), attributes of modules and of the objects they hold, lists, hooks, and the global names
-that the model's code reads. Dictionaries are compared by the version number the interpreter keeps of them.
+that the model's code reads; in training also the functions and classes that ran, in whose place others may be put.
+Dictionaries are compared by the version number the interpreter keeps of them.
 """
 
 from __future__ import annotations
 
 import dis
+import gc
 import os
 import random
 import sys
@@ -17,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain
 from operator import attrgetter, getitem, is_
 from pathlib import Path
@@ -26,6 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as module_globals
+from torch.utils import _python_dispatch
 from torch.utils.hooks import RemovableHandle
 
 from ridgeline.errors import NotGraphable
@@ -139,6 +142,20 @@ class _Held:
     was: dict[Any, Any]
 
 
+@dataclass(slots=True)
+class _Space:
+    """Names of a module or a class that were followed to code that ran, and what they stood for."""
+
+    owner: str
+    held: dict[str, Any]
+    was: dict[str, Any]
+    cls: type | None = None
+
+    def replaced(self) -> list[str]:
+        return [f"{self.owner}.{key} was replaced" for key, value in self.was.items()
+                if self.held.get(key, _GONE) is not value]  # fmt: skip
+
+
 class Watch:
     """The state of a model besides its inputs, and whether it is still the same.
 
@@ -154,6 +171,7 @@ class Watch:
         self._lists: list[tuple[str, Any, list[Any]]] = []
         self._cells: list[tuple[str, Any, Any]] = []
         self._names: list[_Name] = []
+        self._spaces: dict[int, _Space] = {}
         self._probes: list[_Probe] = []
         self._empties: list[dict[Any, Any]] = []
         self._unhooked: list[dict[Any, Any]] = [getattr(module_globals, name) for name in _GLOBAL_HOOKS]
@@ -205,7 +223,7 @@ class Watch:
     def _class(self, cls: type) -> None:
         """Plain values and containers on the classes of the model's own code."""
         for part in cls.__mro__:
-            if (part, "class") in self._seen or library(_file_of(part)):
+            if (part, "class") in self._seen or _of_library(part):
                 continue
             self._seen.add((part, "class"))
             for key, value in list(vars(part).items()):
@@ -286,7 +304,7 @@ class Watch:
             return
         value = names[name]
         if isinstance(value, types.ModuleType | type):
-            if attribute is not None and attribute in vars(value) and not library(_file_of(value)):
+            if attribute is not None and attribute in vars(value) and not _of_library(value):
                 self._name(f"{name}.{attribute}", vars(value), attribute, value if isinstance(value, type) else None)
         elif isinstance(value, types.FunctionType):
             if not library(value.__code__.co_filename):
@@ -294,6 +312,52 @@ class Watch:
                     self._hold(f"a default of {value.__qualname__}", kept, 1)
         elif not isinstance(value, types.BuiltinFunctionType):
             self._name(f"the global {name}", names, name)
+
+    def follow(self, codes: dict[types.CodeType, dict[str, Any]]) -> None:
+        """Watches also the functions and classes that these pieces of code name, and the methods that they are."""
+        classes = {type(module) for module in self.root.modules()} if isinstance(self.root, nn.Module) else set()
+        for code, names in codes.items():
+            if code.co_filename.startswith(_OBSERVING):
+                continue
+            for name, *attributes in _chains(code):
+                value = names.get(name)
+                if isinstance(value, _CODE):
+                    self._followed(code.co_filename, names, name, attributes)
+                classes |= {value} if isinstance(value, type) else set()
+        for cls in classes:
+            self._methods_of(cls, codes)
+        self._space_of(Tensor).was |= {key: vars(Tensor).get(key, _GONE) for key in dir(torch._C.TensorBase)
+                                       if key not in vars(object)}  # fmt: skip
+        self._remember()
+
+    def _followed(self, filename: str, names: dict[str, Any], name: str, attributes: list[str]) -> None:
+        """What a global name and the attributes read of it lead to, as long as these are modules and classes."""
+        value = names[name]
+        if library(filename) or _installed(filename):
+            space = self._spaces.setdefault(id(names), _Space(names.get("__name__", filename), names, {}))
+            space.was[name] = value
+        elif (id(names), name) not in self._seen:  # a script's names change at every step: looked at one by one
+            self._seen.add((id(names), name))
+            self._names.append(_Name(f"the global {name}", names, name, value))
+        for attribute in attributes:
+            holder = next((part for part in _parts(value) if attribute in vars(part)), None)
+            if holder is None or not isinstance(vars(holder)[attribute], _CODE):
+                return
+            self._space_of(holder).was[attribute] = value = vars(holder)[attribute]
+
+    def _methods_of(self, cls: type, codes: dict[types.CodeType, dict[str, Any]]) -> None:
+        """Its methods that ran, wherever they come from, and that no class on the way to them has its own."""
+        own: list[type] = []
+        for part in _parts(cls):
+            own.append(part)
+            ran = [key for key, value in vars(part).items() if _code_of(value) in codes]
+            for each in own if ran else ():
+                self._space_of(each).was |= {key: vars(each).get(key, _GONE) for key in ran}
+
+    def _space_of(self, holder: types.ModuleType | type) -> _Space:
+        """The names of a module or a class."""
+        held, cls = _held_by(holder), holder if isinstance(holder, type) else None
+        return self._spaces.setdefault(id(held), _Space(holder.__name__, held, {}, cls))
 
     def _environment(self, names: tuple[str, ...]) -> None:
         """The variables that a piece of code may ask for: those it names."""
@@ -321,7 +385,7 @@ class Watch:
     def _remember(self) -> None:
         """Lines the watched things up for the quick comparison."""
         self._handles = RemovableHandle.next_id  # every hook that is registered anywhere takes the next number
-        self._held = [entry.held for entry in self._dicts]
+        self._held = [*(entry.held for entry in self._dicts), *(space.held for space in self._spaces.values())]
         self._versions = list(map(version, self._held))
         self._still = -1
         if stillness.counts:  # those that are not compared by their version have to be asked for it once to be counted
@@ -395,6 +459,8 @@ class Watch:
         found = [self._addition(held) for held in chain(self._unhooked, self._empties) if held and not _harmless(held)]
         for entry in self._dicts:
             found += _differences(entry)
+        for space in self._spaces.values():
+            found += space.replaced()
         found += ["a linear layer was given an attribute"] if self._attributed() else []
         for path, held, was in self._lists:
             if len(held) != len(was) or not all(map(_alike, held, was)):
@@ -424,7 +490,16 @@ class Watch:
             return f"{owner}.{next(iter(held))} is new"
         return f"a hook was added ({_hook(held)})"
 
+    def _spill(self) -> None:
+        """Names of what changed and was none of them are looked at one by one from now on: it may change every time."""
+        for (place, space), was in zip(list(self._spaces.items()), self._versions[len(self._dicts) :]):
+            if version(space.held) != was:
+                self._names += [_Name(f"{space.owner}.{key}", space.held, key, value, space.cls)
+                                for key, value in space.was.items() if value is not _GONE]  # fmt: skip
+                del self._spaces[place]
+
     def _refresh(self) -> None:
+        self._spill()
         self._unhooked = [hooks for hooks in self._unhooked if not hooks]
         for entry in self._dicts:
             entry.was = raw(entry.held)
@@ -588,21 +663,85 @@ def _methods(model: Any) -> list[types.FunctionType]:
     return list({id(f): f for f in keeping if not library(f.__code__.co_filename)}.values())
 
 
+_OWN = str(Path(__file__).parent)
+_OBSERVING = (_OWN, str(_python_dispatch.__file__))
+"""Code that ran because somebody looked on, not because of the model; it keeps its state among its names."""
 _LIBRARIES = tuple(str(Path(path).parent) for path in (torch.__file__, dis.__file__) if path)
+
+
+_GENERATED = ("<eval_with_key", "<frozen", "<attrs", "<__array_function__")
+"""What tracers and the interpreter name code that they made. All else in angle brackets was typed, or read by somebody
+and run: ``<stdin>``, ``<string>``, a cell of a notebook. That is a model's own code as much as a file's."""
+_HEAP_TYPE = 1 << 9
 
 
 def library(filename: str) -> bool:
     """Code of PyTorch, of the interpreter and of this package: its state is not the model's."""
-    if not filename or filename.startswith("<"):
+    if not filename or filename.startswith(_GENERATED):
         return True
-    if filename.startswith((_LIBRARIES[0], str(Path(__file__).parent))):
+    if filename.startswith((_LIBRARIES[0], _OWN)):
         return True
     return filename.startswith(_LIBRARIES[1]) and "site-packages" not in filename
+
+
+def _of_library(value: types.ModuleType | type) -> bool:
+    """Whether a module or a class is a library's; one without a file was typed or run, unless it is built in."""
+    file = _file_of(value)
+    if file:
+        return library(file)
+    return not value.__flags__ & _HEAP_TYPE if isinstance(value, type) else value.__name__ in sys.builtin_module_names
 
 
 def _file_of(value: types.ModuleType | type) -> str:
     module = sys.modules.get(value.__module__) if isinstance(value, type) else value
     return getattr(module, "__file__", None) or ""
+
+
+_CODE = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType,
+         types.ModuleType, type)  # fmt: skip
+_HEAP = 1 << 9
+"""Classes that Python made, whose names can stand for something else later."""
+
+
+def _parts(value: Any) -> tuple[Any, ...]:
+    """Where names of a module or a class are looked up."""
+    if isinstance(value, types.ModuleType):
+        return (value,)
+    return tuple(part for part in value.__mro__ if part.__flags__ & _HEAP) if isinstance(value, type) else ()
+
+
+def _held_by(value: Any) -> dict[str, Any]:
+    """The dictionary behind a module's or a class's names, which has a version."""
+    if isinstance(value, types.ModuleType):
+        return vars(value)
+    (held,) = gc.get_referents(vars(value))
+    return held
+
+
+def _code_of(value: Any) -> types.CodeType | None:
+    """The code of a method as it stands in its class."""
+    value = getattr(value, "fget", None) or getattr(value, "__func__", value)
+    return getattr(value, "__code__", None)
+
+
+def _installed(filename: str) -> bool:
+    return "site-packages" in filename or "dist-packages" in filename
+
+
+@lru_cache(maxsize=4096)
+def _chains(code: types.CodeType) -> tuple[tuple[str, ...], ...]:
+    """Global names that a piece of code reads, each with the attributes that are read one from the other."""
+    found: list[list[str]] = []
+    open_ = False
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            found.append([str(instruction.argval)])
+            open_ = True
+        elif instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") and open_:
+            found[-1].append(str(instruction.argval))
+        elif instruction.opname not in ("PRECALL", "CACHE", "PUSH_NULL"):
+            open_ = False
+    return tuple(dict.fromkeys(map(tuple, found)))
 
 
 def _globals_of(code: types.CodeType) -> set[tuple[str, str | None]]:

@@ -281,4 +281,78 @@ grads = torch.autograd.grad(y, leaves, torch.ones_like(x0))
 assert not asked, "both primitives of the backward pass are repeated, though Python calls them"
 assert [g.shape for g in grads] == [value.shape for value in leaves]
 
+# Public functions: what they fill in is remembered, so that a call that comes again runs no line of theirs.
+attending = sys.modules["ridgeline.kernels.attention.op"]
+decoding = sys.modules["ridgeline.kernels.decode_attention.op"]
+decoding.launchable = lambda x: True
+filled = []
+for room in (attending, decoding):
+    room.narrowed = (lambda narrowed: lambda *tensors: filled.append(1) or narrowed(*tensors))(room.narrowed)
+
+
+def fills(call):
+    """Whether a call runs the Python lines of its function."""
+    filled.clear()
+    call()
+    return bool(filled)
+
+
+q, k, v = (torch.randn(2, n, 100, 64).bfloat16() for n in (4, 2, 2))
+with torch.no_grad():
+    for call in (
+        lambda: rk.attention(q, k, v, True),
+        lambda: rk.attention(q, k, v, window=(16, 0)),
+        lambda: rk.attention(q, k, v, key_mask=torch.ones(2, 100, dtype=torch.bool), sinks=torch.zeros(4).bfloat16()),
+    ):
+        settle(call, 5)
+        assert not fills(call)
+    assert fills(lambda: rk.attention(q, k, v, True, 0.5)), "another number"
+    assert fills(lambda: rk.attention(q, k, v, window=(17, 0))), "another window"
+    assert fills(lambda: rk.attention(q, k, q[:, :2], True)), "a tensor twice"
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert fills(lambda: rk.attention(q, k, v, True)), "autocast changes what is handed over"
+    assert not fills(lambda: rk.attention(torch.randn_like(q), k, v, True))
+    fake.fake_set_num_args(9)
+    others = torch.randn_like(q)
+    rk.attention(others, k, v, True)
+    assert fake.fake_map(2) == others.data_ptr()
+    launcher.forget_plans()
+    assert fills(lambda: rk.attention(q, k, v, True))
+    with pytest.raises(TypeError, match="keyword"):
+        contract.primitive("attention").quick(q, k, v, is_causal=True)
+    with pytest.raises(KernelError):
+        rk.attention(q, k[:, :, :, :32], v, True)
+leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+settle(lambda: rk.attention(*leaves, True), 5)
+filled.clear()
+out = rk.attention(*leaves, True)
+assert not filled and out.requires_grad and out.grad_fn.name() == "attention_backward"
+assert [g.shape for g in torch.autograd.grad(out, leaves, torch.randn_like(q))] == [x.shape for x in leaves]
+
+# Scratch is one kept place of a stream; a graph that is being recorded gets its own.
+row, cache = torch.randn(2, 32, 1, 128).bfloat16(), [torch.randn(2, 8, 512, 128).bfloat16() for _ in range(2)]
+
+
+def decoded():
+    out, _ = launches(lambda: rk.decode_attention(row, *cache), python=False)
+    used = [fake.fake_arg_of(fake.fake_num_launches() - 1, j) for j in range(9)]
+    assert used[:3] == [row.data_ptr(), cache[0].data_ptr(), cache[1].data_ptr()] and used[7] == out.data_ptr()
+    return out, used[5:7] + used[8:]
+
+
+with torch.no_grad():
+    settle(lambda: rk.decode_attention(row, *cache), 5)
+    assert not fills(lambda: rk.decode_attention(row, *cache))
+    (first, kept), (second, again) = decoded(), decoded()
+    assert kept == again and first.data_ptr() != second.data_ptr()
+    assert kept[0] < kept[1] < kept[2], "parts, what they saw and counters, one after the other"
+    with launcher.overlapped():
+        assert fills(lambda: rk.decode_attention(row, *cache)), "a call that may start early is planned in Python"
+    fake.fake_capture(1)
+    (_, other), _ = decoded(), decoded()
+    fake.fake_capture(0)
+    assert other != kept
+    assert decoded()[1] == kept
+fake.fake_set_num_args(6)
+
 print("repeated")

@@ -10,6 +10,10 @@ static int num_encoded, num_dependent;
 static int num_args = 0;
 static int num_launches = 0;
 static uint64_t all_args[64][32];
+static int captured;
+int cuStreamGetId(void *stream, unsigned long long *id) { *id = 7 + (uintptr_t)stream; return 0; }
+int cuStreamIsCapturing(void *stream, int *found) { *found = captured; return 0; }
+void fake_capture(int whether) { captured = whether; }
 int cuInit(unsigned f) { return 0; }
 int cuDeviceGet(int *d, int o) { *d = o; return o > 1 ? 101 : 0; }
 int cuDevicePrimaryCtxRetain(void **c, int d) { *c = d ? (void *)&context_b : (void *)&context_a; return 0; }

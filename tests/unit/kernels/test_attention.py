@@ -248,6 +248,7 @@ def compiled(kernel, **sizes):
         ({"causal": True}, 96, 40),
         ({"d": 64, "mask": 0.5}, 48, 40),
         ({"d": 192, "dv": 128, "causal": True}, 120, 40),
+        ({"d": 192, "causal": True}, 120, 40),
         ({"window": (128, 0), "causal": True, "cap": 5.0, "sinks": True}, 128, 80),
     ],
 )

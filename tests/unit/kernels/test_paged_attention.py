@@ -70,8 +70,10 @@ def test_the_copy_engine_feeds_as_many_blocks_as_fit(d, page):
     of = case("bfloat16", b=1, h=32, k=8, s=4096, d=d, page=page, uneven=False)
     variant, facts = compiled_for(of)
     assert variant.kernel == "paged_columns" and facts.num_spills == 0
-    assert facts.num("HGMMA") == 2 * d // 16, "heads are columns: scores and sums of 64 keys"
-    copies = d // 64 * (64 // min(page, 64))
+    keys = 128 if d == 64 else 64
+    products = keys // 64 * d // 16 + d // 64 * keys // 16
+    assert facts.num("HGMMA") == products, "heads are columns: scores and sums of a block of keys"
+    copies = d // 64 * (keys // min(page, keys))
     assert facts.num("UTMALDG") == d // 64 + 2 * copies, "queries, keys and values"
     programs = config.choose(1, 8, 4096, d, 132, fed=True).programs // 132
     assert programs * (facts.shared_bytes + 1024) <= 228 * 1024

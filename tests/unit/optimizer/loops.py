@@ -233,6 +233,48 @@ def gradients_are_kept(call: Any, model: Any, data: Data, seen: Seen) -> None:
     seen.extend(kept)
 
 
+def a_list_of_gradients_is_kept(call: Any, model: Any, data: Data, seen: Seen) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    _loss(call, data, 9).backward()
+    grads = [p.grad for p in model.parameters()]
+    for step in range(STEPS):
+        optimizer.zero_grad(set_to_none=False)
+        value = _loss(call, data, step)
+        value.backward()
+        for grad in grads:
+            grad.mul_(0.5)
+        optimizer.step()
+        seen.append(value.detach())
+
+
+def views_of_gradients_are_kept(call: Any, model: Any, data: Data, seen: Seen) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    _loss(call, data, 9).backward()
+    rows = [p.grad.view(-1) for p in model.parameters()]
+    for step in range(4):
+        optimizer.zero_grad(set_to_none=False)
+        _loss(call, data, step).backward()
+        for row in rows:
+            row.clamp_(-0.01, 0.01)
+        optimizer.step()
+        seen.append(torch.cat(rows).clone())
+
+
+def inputs_are_moved_by_their_gradients(call: Any, model: Any, data: Data, seen: Seen) -> None:
+    optimizer = torch.optim.AdamW([{"params": model[0].parameters(), "weight_decay": 0.1},
+                                   {"params": model[3].parameters(), "weight_decay": 0.0}], lr=0.01)  # fmt: skip
+    for step in range(STEPS):
+        x = data.x(step).requires_grad_()
+        (slope,) = torch.autograd.grad(F.cross_entropy(call(x), data.y(step)), x)
+        optimizer.zero_grad()
+        value = F.cross_entropy(call((x + 0.1 * slope.sign()).detach()), data.y(step))
+        value.backward()
+        optimizer.step()
+        seen.append((value.detach(), slope))
+        if step == 3:
+            optimizer.add_param_group({"params": model[1].parameters(), "lr": 0.1})
+
+
 def some_parameters_are_asked_for(call: Any, model: Any, data: Data, seen: Seen) -> None:
     flat = torch.zeros(sum(p.numel() for p in model.parameters()), device=data.device)
     for parameter, place in zip(model.parameters(), flat.split([p.numel() for p in model.parameters()])):
@@ -331,7 +373,8 @@ LOOPS: dict[Callable[..., None], Callable[[], nn.Module]] = {
     gradients_are_clipped: constrained, gradients_add_up_under_a_schedule: dropped, weights_are_averaged: mlp,
     gradients_are_scaled: mlp, adapters_are_merged_and_switched_off: Adapted, parameters_step_in_the_backward: mlp,
     it_is_judged_between_forward_and_backward: normed, states_are_saved_and_loaded: normed, seeds_repeat_it: dropped,
-    gradients_are_kept: mlp, some_parameters_are_asked_for: mlp, settings_change: dropped,
+    gradients_are_kept: mlp, a_list_of_gradients_is_kept: mlp, views_of_gradients_are_kept: mlp,
+    inputs_are_moved_by_their_gradients: normed, some_parameters_are_asked_for: mlp, settings_change: dropped,
     statistics_are_frozen: normed, weights_move: mlp, other_weights_are_called_with: mlp,
     states_are_carried: Recurrent, two_are_compared: mlp, a_teacher_follows: Taught, hooks_come_and_go: mlp,
     the_last_batch_is_smaller: normed,

@@ -30,9 +30,10 @@ class Tape(TorchDispatchMode):
     def ignore_compile_internals(cls) -> bool:
         return True  # what was compiled is recorded as compiled
 
-    def __init__(self) -> None:
+    def __init__(self, vacated: tuple[Tensor, ...] = ()) -> None:
         super().__init__()
         self.calls: list[tuple[Any, Any, Any, list[Tensor]]] = []
+        self.vacated = vacated
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -54,6 +55,8 @@ class Tape(TorchDispatchMode):
                 for mine, fresh in zip(results, again):
                     if func._schema.name not in ("aten::lift_fresh", "aten::lift_fresh_copy"):
                         mine.copy_(fresh)
+            for tensor in self.vacated:  # somebody else's by now
+                tensor.fill_(float("nan") if tensor.is_floating_point() else 1)
 
 
 class _Quiet(Journal):
@@ -73,6 +76,7 @@ class TapeExecutor:
     def __init__(self) -> None:
         self.recorded = 0
         self.arrivals = 0
+        self.vacated: list[Tensor] = []
 
     def warm_up(self, run: Any) -> None:
         run()
@@ -84,7 +88,7 @@ class TapeExecutor:
     def record(self, run: Any, *, told: bool) -> tuple[Tape, Any]:
         """Nothing that is written while recording stays, as nothing runs while a graph is captured."""
         self.recorded += 1
-        journal, tape = _Quiet(Observation()), Tape()
+        journal, tape = _Quiet(Observation()), Tape(tuple(self.vacated))
         with journal, tape:
             result = run()
         journal.put_back()
@@ -102,6 +106,12 @@ class TapeExecutor:
 
     def is_recording(self) -> bool:
         return False
+
+    def vacate(self, tensor: Tensor) -> Any:
+        """The memory is spoiled by whatever is recorded from now on, when that is replayed."""
+        memory = tensor.detach()
+        self.vacated.append(memory)
+        return lambda holding: memory.detach()
 
     def arrive(self) -> None:
         self.arrivals += 1

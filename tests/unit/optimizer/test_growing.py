@@ -108,7 +108,7 @@ def test_what_was_compiled_is_recorded_again_and_not_compiled_again(monkeypatch:
 
 def test_one_too_large_in_segments_gets_its_chance_before_it_is_turned_down(monkeypatch: Any) -> None:
     device = Device(monkeypatch, 130)
-    monkeypatch.setattr(searching, "WORKSPACE_BYTES", 5)
+    monkeypatch.setattr(searching, "WORKSPACE_BYTES", 10)
     monkeypatch.setattr(Search, "_peak_bytes", lambda self, built: built.reserved_bytes)
     monkeypatch.setattr(Search, "_raced", _stopped)
     search = device.search

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import weakref
 
 import pytest
 
@@ -82,6 +83,26 @@ def test_what_a_call_writes_to_its_inputs_is_put_back_after_every_turn() -> None
     assert track.mutates
     track.race({"eager": Runner(track.model)}, 0.05)
     assert torch.equal(x, torch.zeros(3))
+
+
+def test_results_are_let_go_of_before_the_backward_whose_memory_is_measured() -> None:
+    alive: list[bool] = []
+
+    class Worded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 3)
+
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            logits = self.layer(x)
+            loss, held = logits.exp().sum(), weakref.ref(logits)
+            loss.register_hook(lambda grad: alive.append(held() is not None))
+            return {"loss": loss, "logits": logits}
+
+    model = Worded()
+    made = Track(model, Inputs((torch.ones(1, 2),)), "train", None, torch.device("cpu"))
+    made.run(model, made.inputs)
+    assert alive == [False]
 
 
 def test_training_turns_leave_no_gradients() -> None:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
+sys.path.insert(0, str(Path(__file__).parent))
 
+import torch.nn.functional as F
+from recorder import TapeExecutor
 from torch import nn
 
 from ridgeline.errors import NotGraphable
-from ridgeline.optimizer.watch import Watch
+from ridgeline.optimizer.graphed import graph_inference
+from ridgeline.optimizer.watch import Watch, library
 
 
 class Config:
@@ -160,6 +166,47 @@ def test_a_table_that_makes_things_when_asked_has_not_changed() -> None:
     assert watch.same()
 
 
+class Counted(nn.Module):
+    """Counts its calls on its class, as registering hooks does."""
+
+    num = 0.0
+
+    def forward(self, x: Any) -> Any:
+        return F.relu(x)
+
+
+def _followed(model: nn.Module) -> Watch:
+    watch = Watch(model)
+    relu: Any = nn.functional.relu
+    watch.follow({Counted.forward.__code__: globals(), relu.__code__: relu.__globals__})
+    assert watch.same()
+    return watch
+
+
+@pytest.mark.parametrize("spilled", [False, True])
+def test_code_that_is_replaced_is_noticed_also_where_its_neighbors_change_all_the_time(
+    monkeypatch: Any, spilled: bool
+) -> None:
+    watch = _followed(Counted())
+    for number in range(3 if spilled else 0):
+        monkeypatch.setattr(Counted, "more", object(), raising=False)
+        monkeypatch.setattr(F, "more", number, raising=False)
+        assert watch.same()
+    if spilled:
+        assert watch._quick() and not any(space.cls is Counted for space in watch._spaces.values())
+    for holder, name in ((Counted, "forward"), (F, "relu"), (torch, "relu")):
+        with monkeypatch.context() as patched:
+            patched.setattr(holder, name, lambda *args, **kwargs: args[-1])
+            assert not watch.same() and any(name in change for change in watch.changes())
+        assert watch.same()
+
+
+def test_a_method_that_hides_one_of_a_tensor_or_of_a_layer_is_noticed(monkeypatch: Any) -> None:
+    watch = _followed(Counted())
+    monkeypatch.setattr(torch.Tensor, "softmax", lambda x, dim: x, raising=False)
+    assert watch.changes() == ["Tensor.softmax was replaced"]
+
+
 def test_a_hook_that_only_lets_gradients_through_is_no_hook_to_a_recording() -> None:
     def make_inputs_require_grads(module: Any, given: Any, output: torch.Tensor) -> None:
         output.requires_grad_(True)
@@ -171,3 +218,45 @@ def test_a_hook_that_only_lets_gradients_through_is_no_hook_to_a_recording() -> 
     assert not Watch(model).hooks()
     model[0].register_forward_hook(lambda module, given, output: output * 2)
     assert Watch(model).hooks()
+
+
+TYPED = """
+import torch
+from torch import nn
+
+GAIN, TABLE = 2.0, [1.0]
+
+class Typed(nn.Module):
+    shift = 1.0
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.layer(x) * GAIN + self.shift + TABLE[0]
+"""
+
+
+@pytest.mark.parametrize("file", ["<string>", "<stdin>", "<ipython-input-3-4d3a>", "/gone/model.py"])
+@pytest.mark.parametrize("name", ["a_file_that_was_run", "__main__", None])
+def test_code_that_was_typed_or_run_is_watched_as_a_file_is(file: str, name: str | None) -> None:
+    names: dict[str, Any] = {} if name is None else {"__name__": name}
+    exec(compile(TYPED, file, "exec"), names)
+    model, x = names["Typed"](), torch.randn(2, 4)
+    changes: list[Callable[[], Any]] = [
+        lambda: names.update(GAIN=3.0), lambda: setattr(names["Typed"], "shift", 2.0),
+        lambda: names["TABLE"].append(2.0),
+    ]  # fmt: skip
+    for change in changes:
+        recording = graph_inference(model, (x,), {}, model, executor=TapeExecutor())
+        assert recording.watch.same()
+        change()
+        assert not recording.watch.same()
+        with torch.no_grad():
+            assert torch.equal(recording(x), model(x))
+
+
+@pytest.mark.parametrize("file", ["<eval_with_key>.3", "<frozen importlib._bootstrap>", torch.__file__, ""])
+def test_what_tracers_and_libraries_made_is_not(file: str) -> None:
+    assert library(file)

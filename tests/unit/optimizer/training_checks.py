@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import re
+import sys
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -326,6 +328,104 @@ def results_and_gradients_that_are_kept_do_not_change(at: Any) -> None:
     assert graphed.replays == 2
 
 
+class _Worded(nn.Module):
+    """A loss beside logits of a vocabulary, which its backward need not read, and a result of integers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(8, 16), nn.Linear(16, 70_000)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        logits = self.head(torch.tanh(self.body(x)))
+        loss = F.cross_entropy(logits, torch.arange(len(x), device=x.device))
+        return {"loss": loss, "logits": logits, "chosen": logits.detach().mul(10).to(torch.int64)}
+
+
+def large_results_may_be_let_go_of_before_the_backward_or_kept(at: Any) -> None:
+    eager, model = _pair(_Worded, at)
+    fast, graphed = _fast(model, at, _x(at, 0))
+    assert len(graphed._tracks.passing) == 2
+    for call, held in enumerate(("nothing", "all", "a view", "later", "nothing", "all")):
+        seen = []
+        for m in (eager, fast):
+            m.zero_grad()
+            result = m(_x(at, call))
+            loss, logits, chosen = result.pop("loss"), result["logits"], result["chosen"]
+            kept = {"nothing": [], "a view": [logits[:, 5:50].detach()], "later": [logits.detach()]}.get(
+                held, [logits, chosen])  # fmt: skip
+            del result, logits, chosen
+            loss.backward()
+            seen.append((loss.detach(), [t.detach().clone() for t in kept], _grads(m)))
+            if held == "later":  # what is written to it afterwards is nobody's business
+                kept[0].zero_()
+            del loss, kept
+        _same(seen[1], seen[0], at, f"{held} kept: results or gradients")
+    assert graphed.replays == 6 and not graphed.misses
+
+
+def results_outlive_their_recordings(at: Any) -> None:
+    eager, model = _pair(_Worded, at)
+    fast, _ = _fast(model, at, _x(at, 0))
+    wanted, found = (m(_x(at, 1))["logits"].detach() for m in (eager, fast))
+    del fast, model, _
+    gc.collect()
+    if at.device.type == "cuda":
+        torch.cuda.empty_cache()
+        filler = [torch.full((6, 70_000), 7.0, device=at.device) for _ in range(8)]
+        del filler
+    _same(found, wanted, at, "results")
+
+
+def _halved(x: Tensor) -> Tensor:
+    return 0.5 * x
+
+
+class _Own(nn.GELU):
+    pass
+
+
+class _Named(nn.Module):
+    """Calls functions by all the names they have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.act, self.end = nn.Linear(8, 8), _Own(), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.nn.functional.silu(self.act(_halved(self.body(x))))
+        return self.end(F.softplus(x).exp() + torch.tanh(x))
+
+
+def functions_and_methods_that_are_replaced_are_noticed(at: Any) -> None:
+    here = sys.modules[__name__]
+    places = [(here, "_halved"), (F, "silu"), (F, "softplus"), (torch, "tanh"), (Tensor, "exp"), (nn.GELU, "forward"),
+              (_Own, "forward"), (_Named, "forward"), (F, "linear"), (nn.Linear, "forward")]  # fmt: skip
+    eager, model = _pair(_Named, at)
+    fast, graphed = _fast(model, at, _x(at, 0))
+    for num, (holder, name) in enumerate(places):
+        was, missing = getattr(holder, name), name not in vars(holder)
+
+        def other(*args: Any, was: Any = was) -> Any:
+            return 1.5 * was(*args)
+
+        setattr(holder, name, other)
+        try:
+            seen = [_stepped(m, _x(at, num)) for m in (eager, fast)]
+        finally:
+            delattr(holder, name) if missing else setattr(holder, name, was)
+        _same(seen[1], seen[0], at, f"{name}: results or gradients")
+        assert sum(graphed.misses.values()) == num + 1, f"{name} was not noticed"
+        _same(_stepped(fast, _x(at, num)), _stepped(eager, _x(at, num)), at, f"{name} put back")
+        assert graphed.replays == num + 1
+
+
+def _stepped(call: Any, x: Tensor) -> Any:
+    call.zero_grad()
+    output = call(x)
+    output.square().mean().backward()
+    return output.detach().clone(), [g.clone() for g in _grads(call) if g is not None]
+
+
 def a_result_changed_in_place_is_never_silently_wrong(at: Any) -> None:
     eager, model = _pair(lambda: nn.Sequential(nn.Linear(8, 70_000), nn.Sigmoid()), at)
     fast, _ = _fast(model, at, _x(at, 0))
@@ -384,6 +484,21 @@ class _Branches(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.inner(x) if self.inner(x).sum() > 0 else self.inner(x) * 2
+
+
+class _Sparse(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows, self.end = nn.Embedding(10, 8, sparse=True), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.end(self.rows((x.abs() * 3).long().clamp(max=9)).mean(1))
+
+
+def sparse_gradients_are_refused(at: Any) -> None:
+    _, model = _pair(_Sparse, at)
+    with _raises(NotGraphable, "a gradient is sparse"):
+        _fast(model, at, _x(at, 0))
 
 
 def branches_on_values_are_refused(at: Any) -> None:
@@ -624,9 +739,11 @@ CHECKS: tuple[Callable[[Any], None], ...] = (
     two_forwards_before_their_backwards_are_both_right, a_forward_that_is_forgotten_does_not_block_the_next,
     a_second_backward_is_that_of_eager_training, a_second_backward_is_refused_with_a_reason,
     gradients_of_gradients_are_those_of_eager_training, weights_changed_before_the_backward_are_noticed,
-    results_and_gradients_that_are_kept_do_not_change, a_result_changed_in_place_is_never_silently_wrong,
+    results_and_gradients_that_are_kept_do_not_change, large_results_may_be_let_go_of_before_the_backward_or_kept,
+    results_outlive_their_recordings, functions_and_methods_that_are_replaced_are_noticed,
+    a_result_changed_in_place_is_never_silently_wrong,
     switched_to_eval_it_runs_the_model_itself, other_parameters_asking_for_gradients_are_noticed,
-    autocast_is_inside_the_recording, branches_on_values_are_refused,
+    autocast_is_inside_the_recording, sparse_gradients_are_refused, branches_on_values_are_refused,
     a_step_with_an_optimizer_is_that_of_eager_training, what_a_loss_does_not_reach_gets_no_gradient,
     results_that_are_views_of_others_stay_so, parts_that_are_computed_again_are_recorded,
     parts_that_give_gradients_away_by_themselves_are_refused,

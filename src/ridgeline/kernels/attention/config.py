@@ -38,11 +38,18 @@ def padded(head_dim: int) -> int:
 
 def columns(dim: int, value_dim: int) -> tuple[int, int]:
     """A head's columns as the forward pass multiplies them: a power of two, and 64 more for queries of 136 to 192."""
-    return (128, 64) if 128 < dim <= 192 and value_dim <= 128 else (padded(dim), 0)
+    return (128, 64) if 128 < dim <= 192 and value_dim <= 192 else (padded(dim), 0)
+
+
+def value_columns(dim: int, value_dim: int) -> tuple[int, int]:
+    """The same for values."""
+    return (128, 64) if 128 < value_dim <= 192 and columns(dim, value_dim)[1] else (padded(value_dim), 0)
 
 
 def forward(dim: int, value_dim: int) -> Attention:
     """Two stages of 128 keys, and the next tile's queries; where a wide head leaves no room, without them or of 64."""
+    if value_columns(dim, value_dim)[1]:
+        return Attention(128, 64, 3)
     if columns(dim, value_dim)[1]:
         return Attention(128, 128, 2)
     return Attention(128, 64, 2) if is_wide(dim, value_dim) else Attention(128, 128, 2, 2)

@@ -233,10 +233,10 @@ def attention_queries(
         (_dq_rows, (1, dq_ptr, g_b, g_h, g_l, lse_ptr, delta_ptr, padded, q_smem, do_smem, smems, bars, sizes, tiles,
                     num_m, H, heads, group, d, scale, pre, scale_out, BM, BN, D, DV, STAGES, BAND, KEYMASK, CAPPED,
                     VARLEN, DTYPE)),
-        (_feed_rows, ((q_desc, q_desc, do_desc, k_desc, k_desc, v_desc),
-                      (q_smem, q_smem, do_smem, k_smem, k_smem, v_smem, bias_smem), bars, mask_ptr, mask_b, sizes,
-                      tiles, num_m, H, K, heads, group, True, False, BM, BN, D, DV, STAGES, BAND, KEYMASK, VARLEN, 1,
-                      0)),
+        (_feed_rows, ((q_desc, q_desc, do_desc, k_desc, k_desc, v_desc, v_desc),
+                      (q_smem, q_smem, do_smem, k_smem, k_smem, v_smem, v_smem, bias_smem), bars, mask_ptr, mask_b,
+                      sizes, tiles, num_m, H, K, heads, group, True, False, BM, BN, D, DV, STAGES, BAND, KEYMASK,
+                      VARLEN, 1, 0, 0)),
     ], [4, 1], [240, 24])  # fmt: skip
 
 

@@ -1,8 +1,8 @@
 """Attention on Hopper, in Gluon: two groups of warps compute, one warp feeds them through the copy engine.
 
 Shapes: B batch, H query heads, K key heads (H a multiple of K), L query rows, S keys, D head dim of queries and keys,
-DV of values (both padded to 64, 128 or 256). Scores are kept in base 2: ``scale`` is the softmax scale times log2(e),
-or the cap times it where scores are capped by tanh first.
+DV of values (both padded to 64, 128 or 256; heads of 136 to 192 are 128 columns and E, F = 64 others). Scores are kept
+in base 2: ``scale`` is the softmax scale times log2(e), or the cap times it where scores are capped by tanh first.
 
 What a row sees is a band of keys: row i sees keys i + lo to i + hi. BAND 0 is no band (full attention), 1 has only the
 upper edge (causal), 2 both (a sliding window). A mask over keys comes as one number a key, 0 or minus infinity, which
@@ -131,10 +131,10 @@ def _feed_tile(
     m, b, h, descs, smems, bars, mask_ptr, mask_b, sizes, it, local, ratio,
     EXTRA: gl.constexpr, DESCENDING: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr,
     DV: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr, KEYMASK: gl.constexpr, VARLEN: gl.constexpr,
-    Q_STAGES: gl.constexpr, E: gl.constexpr,
+    Q_STAGES: gl.constexpr, E: gl.constexpr, F: gl.constexpr,
 ):
-    q_desc, q2_desc, extra_desc, k_desc, k2_desc, v_desc = descs
-    q_smem, q2_smem, extra_smem, k_smem, k2_smem, v_smem, bias_smem = smems
+    q_desc, q2_desc, extra_desc, k_desc, k2_desc, v_desc, v2_desc = descs
+    q_smem, q2_smem, extra_smem, k_smem, k2_smem, v_smem, v2_smem, bias_smem = smems
     q_full, q_empty, k_full, k_empty, v_full, v_empty = bars
     M_L: gl.constexpr = gl.BlockedLayout([BN // 32], [32], [1], [0])
     rows, keys, q0, k0, lo, hi, batch = _extent(b, sizes, VARLEN)
@@ -165,7 +165,10 @@ def _feed_tile(
             mbarrier.arrive(k_full.index(slot), count=1)
             col = (block - 1 if DESCENDING else block + 1) * BN + gl.arange(0, BN, M_L)
             kept = gl.load(mask + col, mask=(col >= 0) & (col < keys), other=0)  # the next block's
-        _fetch(v_desc, at, v_full, v_empty, v_smem, turn, slot, BN * DV * 2)
+        _fetch(v_desc, at, v_full, v_empty, v_smem, turn, slot, BN * (DV + F) * 2)
+        if F > 0:
+            rest = [batch, h // ratio, k0 + block * BN, DV]
+            tma.async_copy_global_to_shared(v2_desc, rest, v_full.index(slot), v2_smem.index(slot))
         it += 1
     return it, local + 1
 
@@ -175,7 +178,7 @@ def _feed_rows(
     descs, smems, bars, mask_ptr, mask_b, sizes, tiles, num_m, H, K, heads, group,
     EXTRA: gl.constexpr, DESCENDING: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr,
     DV: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr, KEYMASK: gl.constexpr, VARLEN: gl.constexpr,
-    Q_STAGES: gl.constexpr, E: gl.constexpr,
+    Q_STAGES: gl.constexpr, E: gl.constexpr, F: gl.constexpr,
 ):
     """Feeds the kernels that own query rows: 64 rows of Q (and of dO) for each group, then blocks of K and V."""
     it = 0
@@ -186,7 +189,7 @@ def _feed_rows(
         b, h = bh // H, bh % H
         if (index < tiles) & (m * BM < _rows_of(b, index < tiles, sizes, VARLEN)):
             it, local = _feed_tile(m, b, h, descs, smems, bars, mask_ptr, mask_b, sizes, it, local, H // K, EXTRA,
-                                   DESCENDING, BM, BN, D, DV, STAGES, BAND, KEYMASK, VARLEN, Q_STAGES, E)
+                                   DESCENDING, BM, BN, D, DV, STAGES, BAND, KEYMASK, VARLEN, Q_STAGES, E, F)
 
 
 @gluon.jit
@@ -245,11 +248,12 @@ def _scores(q, q2, k_smem, k2_smem, slot, BN: gl.constexpr, D: gl.constexpr, E: 
 
 
 @gluon.jit
-def _step(q, q2, smems, bars, it, block, more, p_op, o, m_i, l_i, scale, pre, row, keys, lo, hi, MASK: gl.constexpr,
-          BN: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr,
-          KEYMASK: gl.constexpr, CAPPED: gl.constexpr, DTYPE: gl.constexpr, E: gl.constexpr):
+def _step(q, q2, smems, bars, it, block, more, p_op, o, o2, m_i, l_i, scale, pre, row, keys, lo, hi,
+          MASK: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, STAGES: gl.constexpr,
+          BAND: gl.constexpr, KEYMASK: gl.constexpr, CAPPED: gl.constexpr, DTYPE: gl.constexpr, E: gl.constexpr,
+          F: gl.constexpr):
     """Scores of the next block and P·V of this one go out together; the softmax runs while P·V does."""
-    k_smem, k2_smem, v_smem, bias_smem = smems
+    k_smem, k2_smem, v_smem, v2_smem, bias_smem = smems
     q_full, q_empty, k_full, k_empty, v_full, v_empty = bars
     S_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
     O_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, DV, 16])
@@ -258,7 +262,9 @@ def _step(q, q2, smems, bars, it, block, more, p_op, o, m_i, l_i, scale, pre, ro
     s_on_its_way = _scores(q, q2, k_smem, k2_smem, ks, BN, D, E, S_L)
     mbarrier.wait(v_full.index(vs), (it // STAGES) & 1)
     o_on_its_way = warpgroup_mma(p_op, v_smem.index(vs).reshape([BN, DV]), o, is_async=True)
-    s = warpgroup_mma_wait(1, [s_on_its_way])
+    if F > 0:
+        o2 = warpgroup_mma(p_op, v2_smem.index(vs).reshape([BN, F]), o2, is_async=True)
+    s = warpgroup_mma_wait(2 if F > 0 else 1, [s_on_its_way])
     bias = _bias(bias_smem, ks, KEYMASK, S_L)
     mbarrier.arrive(k_empty.index(ks), count=1)
     p, m_i, l_i, alpha = _online(s, m_i, l_i, bias, scale, pre, row, block, keys, lo, hi, MASK, BN, BAND, KEYMASK,
@@ -267,10 +273,15 @@ def _step(q, q2, smems, bars, it, block, more, p_op, o, m_i, l_i, scale, pre, ro
     # Waiting for the next keys here ends a basic block: without it ptxas moves the wait for O above the softmax.
     after = nxt + 1
     mbarrier.wait(k_full.index(after % STAGES), (after // STAGES) & 1, pred=more)
-    o, half, l_i = warpgroup_mma_wait(0, [o_on_its_way, half, l_i])
+    if F > 0:
+        O2_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, F, 16])
+        o, o2, half, l_i = warpgroup_mma_wait(0, [o_on_its_way, o2, half, l_i])
+        o2 = o2 * gl.expand_dims(gl.convert_layout(alpha, gl.SliceLayout(1, O2_L)), 1)
+    else:
+        o, half, l_i = warpgroup_mma_wait(0, [o_on_its_way, half, l_i])
     mbarrier.arrive(v_empty.index(vs), count=1)
     o = o * gl.expand_dims(gl.convert_layout(alpha, gl.SliceLayout(1, O_L)), 1)
-    return gl.convert_layout(half, gl.DotOperandLayout(0, O_L, 2)), o, m_i, l_i, nxt
+    return gl.convert_layout(half, gl.DotOperandLayout(0, O_L, 2)), o, o2, m_i, l_i, nxt
 
 
 @gluon.constexpr_function
@@ -334,9 +345,9 @@ def _attend_tile(
     pre, it, local,
     BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr,
     KEYMASK: gl.constexpr, CAPPED: gl.constexpr, SINK: gl.constexpr, VARLEN: gl.constexpr, DTYPE: gl.constexpr,
-    Q_STAGES: gl.constexpr, E: gl.constexpr,
+    Q_STAGES: gl.constexpr, E: gl.constexpr, F: gl.constexpr,
 ):
-    k_smem, k2_smem, v_smem, bias_smem = smems
+    k_smem, k2_smem, v_smem, v2_smem, bias_smem = smems
     q_full, q_empty, k_full, k_empty, v_full, v_empty = bars
     S_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
     O_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, DV, 16])
@@ -359,32 +370,42 @@ def _attend_tile(
     p, m_i, l_i, _ = _online(s, m_i, l_i, bias, scale, pre, row, stop - 1, keys, lo, hi, True, BN, BAND, KEYMASK,
                              CAPPED, S_L)
     p_op = gl.convert_layout(p.to(DTYPE), gl.DotOperandLayout(0, O_L, 2))
-    o = gl.zeros([64, DV], gl.float32, O_L)
+    o, o2 = gl.zeros([64, DV], gl.float32, O_L), local
+    if F > 0:
+        O2_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, F, 16])
+        o2 = gl.zeros([64, F], gl.float32, O2_L)
     if VARLEN:  # what lies past this sequence's last value is another's, and may be no number
         if keys < stop * BN:
             mbarrier.wait(v_full.index(slot), (it // STAGES) & 1)
             _without_the_rest(v_smem.index(slot).reshape([BN, DV]), keys - (stop - 1) * BN, BN, DV)
+            if F > 0:
+                _without_the_rest(v2_smem.index(slot).reshape([BN, F]), keys - (stop - 1) * BN, BN, F)
             fence_async_shared()
     mbarrier.wait(k_full.index((it + 1) % STAGES), ((it + 1) // STAGES) & 1, pred=stop > first + 1)
     begin, end = _plain_blocks(row0, first, stop - 1, keys, lo, hi, BN, BAND, False)
     if BAND >= 1:
         for j in range(end, stop - 1):  # blocks that cross the upper edge, from the last to the first
             block = end + stop - 2 - j
-            p_op, o, m_i, l_i, it = _step(q, q2, smems, bars, it, block, block > first, p_op, o, m_i, l_i, scale, pre,
-                                          row, keys, lo, hi, True, BN, D, DV, STAGES, BAND, KEYMASK, CAPPED, DTYPE, E)
+            p_op, o, o2, m_i, l_i, it = _step(q, q2, smems, bars, it, block, block > first, p_op, o, o2, m_i, l_i,
+                                              scale, pre, row, keys, lo, hi, True, BN, D, DV, STAGES, BAND, KEYMASK,
+                                              CAPPED, DTYPE, E, F)
     for j in range(begin, end):
         block = begin + end - 1 - j
-        p_op, o, m_i, l_i, it = _step(q, q2, smems, bars, it, block, block > first, p_op, o, m_i, l_i, scale, pre, row,
-                                      keys, lo, hi, False, BN, D, DV, STAGES, BAND, KEYMASK, CAPPED, DTYPE, E)
+        p_op, o, o2, m_i, l_i, it = _step(q, q2, smems, bars, it, block, block > first, p_op, o, o2, m_i, l_i, scale,
+                                          pre, row, keys, lo, hi, False, BN, D, DV, STAGES, BAND, KEYMASK, CAPPED,
+                                          DTYPE, E, F)
     if BAND == 2:
         for j in range(first, min(begin, stop - 1)):
             block = first + min(begin, stop - 1) - 1 - j
-            p_op, o, m_i, l_i, it = _step(q, q2, smems, bars, it, block, block > first, p_op, o, m_i, l_i, scale, pre,
-                                          row, keys, lo, hi, True, BN, D, DV, STAGES, BAND, KEYMASK, CAPPED, DTYPE, E)
+            p_op, o, o2, m_i, l_i, it = _step(q, q2, smems, bars, it, block, block > first, p_op, o, o2, m_i, l_i,
+                                              scale, pre, row, keys, lo, hi, True, BN, D, DV, STAGES, BAND, KEYMASK,
+                                              CAPPED, DTYPE, E, F)
     mbarrier.arrive(q_empty.index(mine), count=1)
     slot = it % STAGES
     mbarrier.wait(v_full.index(slot), (it // STAGES) & 1)
     o = warpgroup_mma(p_op, v_smem.index(slot).reshape([BN, DV]), o)
+    if F > 0:
+        o2 = warpgroup_mma(p_op, v2_smem.index(slot).reshape([BN, F]), o2)
     mbarrier.arrive(v_empty.index(slot), count=1)
     top = m_i * scale
     if SINK:  # one more score without a value
@@ -392,13 +413,18 @@ def _attend_tile(
         raised = gl.maximum(top, sink)
         l_i = l_i * gl.exp2(top - raised) + gl.exp2(sink - raised)
         o = o * gl.expand_dims(gl.convert_layout(gl.exp2(top - raised), gl.SliceLayout(1, O_L)), 1)
+        if F > 0:
+            o2 = o2 * gl.expand_dims(gl.convert_layout(gl.exp2(top - raised), gl.SliceLayout(1, O2_L)), 1)
         top = raised
     none = l_i == 0.0  # a row that sees no key: zeros, and a log-sum-exp of minus infinity; NaN stays NaN
     lse = gl.where(none, float("-inf"), top * LN_2 + gl.log(l_i))
     gl.store(lse_ptr + (batch * H + h).to(gl.int64) * sizes[0] + q0 + row, lse, mask=row < rows)
-    inverse = gl.convert_layout(gl.where(none, 0.0, 1.0 / l_i), gl.SliceLayout(1, O_L))
+    inverse = gl.where(none, 0.0, 1.0 / l_i)
     base = o_ptr + batch.to(gl.int64) * o_b + h.to(gl.int64) * o_h + q0.to(gl.int64) * o_l
-    _store(base, o * gl.expand_dims(inverse, 1), row0, rows, o_l, d, DV)
+    _store(base, o * gl.expand_dims(gl.convert_layout(inverse, gl.SliceLayout(1, O_L)), 1), row0, rows, o_l, d, DV)
+    if F > 0:
+        o2 = o2 * gl.expand_dims(gl.convert_layout(inverse, gl.SliceLayout(1, O2_L)), 1)
+        _store(base + DV, o2, row0, rows, o_l, d - DV, F)
     return it + 1, local + 1
 
 
@@ -408,7 +434,7 @@ def _attend(
     heads, group, d, scale, pre,
     BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr,
     KEYMASK: gl.constexpr, CAPPED: gl.constexpr, SINK: gl.constexpr, VARLEN: gl.constexpr, DTYPE: gl.constexpr,
-    Q_STAGES: gl.constexpr, E: gl.constexpr,
+    Q_STAGES: gl.constexpr, E: gl.constexpr, F: gl.constexpr,
 ):
     """One group of four warps: 64 query rows of every tile, keys from the last block to the first."""
     it = 0
@@ -421,7 +447,7 @@ def _attend(
         if (index < tiles) & (m * BM + c * 64 < rows):
             it, local = _attend_tile(c, m, b, h, o_ptr, o_b, o_h, o_l, lse_ptr, sink_ptr, q_smem, q2_smem, smems, bars,
                                      sizes, H, d, scale, pre, it, local, BM, BN, D, DV, STAGES, BAND, KEYMASK, CAPPED,
-                                     SINK, VARLEN, DTYPE, Q_STAGES, E)
+                                     SINK, VARLEN, DTYPE, Q_STAGES, E, F)
         elif (index < tiles) & (m * BM < rows):
             rows, keys, q0, k0, lo, hi, batch = _extent(b, sizes, VARLEN)
             first, stop = _blocks_seen(m, keys, lo, hi, BM, BN, BAND)
@@ -430,11 +456,11 @@ def _attend(
 
 @gluon.jit
 def attention_forward(
-    q_desc, q2_desc, k_desc, k2_desc, v_desc, o_ptr, lse_ptr, mask_ptr, sink_ptr, q_starts, k_starts, B, H, K, L, S,
-    longest, lo, hi, align, d, mask_b, o_b, o_h, o_l, group, scale, pre,
+    q_desc, q2_desc, k_desc, k2_desc, v_desc, v2_desc, o_ptr, lse_ptr, mask_ptr, sink_ptr, q_starts, k_starts, B, H, K,
+    L, S, longest, lo, hi, align, d, mask_b, o_b, o_h, o_l, group, scale, pre,
     BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr,
     KEYMASK: gl.constexpr, CAPPED: gl.constexpr, SINK: gl.constexpr, VARLEN: gl.constexpr, Q_STAGES: gl.constexpr,
-    E: gl.constexpr,
+    E: gl.constexpr, F: gl.constexpr,
 ):
     """Tiles of 128 query rows, 64 for each of two groups of warps."""
     DTYPE: gl.constexpr = q_desc.dtype
@@ -447,24 +473,27 @@ def attention_forward(
     if E > 0:
         q2_smem = gl.allocate_shared_memory(DTYPE, [GROUPS * Q_STAGES, 1, 1, 64, E], q2_desc.layout)
         k2_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BN, E], k2_desc.layout)
+    v2_smem = v_smem
+    if F > 0:
+        v2_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BN, F], v2_desc.layout)
     bias_smem = _bias_memory(STAGES, BN, KEYMASK)
     bars = (_barriers(GROUPS * Q_STAGES, 1), _barriers(GROUPS * Q_STAGES, 1), _barriers(STAGES, 2 if KEYMASK else 1),
             _barriers(STAGES, GROUPS), _barriers(STAGES, 1), _barriers(STAGES, GROUPS))
     sizes = (L, S, lo, hi, align, q_starts, k_starts)
     num_m, heads = (longest + BM - 1) // BM, B * H
     tiles = num_m * heads
-    smems = (k_smem, k2_smem, v_smem, bias_smem)
+    smems = (k_smem, k2_smem, v_smem, v2_smem, bias_smem)
     gl.warp_specialize([
         (_attend, (0, o_ptr, o_b, o_h, o_l, lse_ptr, sink_ptr, q_smem, q2_smem, smems, bars, sizes, tiles, num_m, H,
                    heads, group, d, scale, pre, BM, BN, D, DV, STAGES, BAND, KEYMASK, CAPPED, SINK, VARLEN, DTYPE,
-                   Q_STAGES, E)),
+                   Q_STAGES, E, F)),
         (_attend, (1, o_ptr, o_b, o_h, o_l, lse_ptr, sink_ptr, q_smem, q2_smem, smems, bars, sizes, tiles, num_m, H,
                    heads, group, d, scale, pre, BM, BN, D, DV, STAGES, BAND, KEYMASK, CAPPED, SINK, VARLEN, DTYPE,
-                   Q_STAGES, E)),
-        (_feed_rows, ((q_desc, q2_desc, q_desc, k_desc, k2_desc, v_desc),
-                      (q_smem, q2_smem, q_smem, k_smem, k2_smem, v_smem, bias_smem), bars, mask_ptr, mask_b, sizes,
-                      tiles, num_m, H, K, heads, group, False, True, BM, BN, D, DV, STAGES, BAND, KEYMASK, VARLEN,
-                      Q_STAGES, E)),
+                   Q_STAGES, E, F)),
+        (_feed_rows, ((q_desc, q2_desc, q_desc, k_desc, k2_desc, v_desc, v2_desc),
+                      (q_smem, q2_smem, q_smem, k_smem, k2_smem, v_smem, v2_smem, bias_smem), bars, mask_ptr, mask_b,
+                      sizes, tiles, num_m, H, K, heads, group, False, True, BM, BN, D, DV, STAGES, BAND, KEYMASK,
+                      VARLEN, Q_STAGES, E, F)),
     ], [4, 1], [240, 24])  # fmt: skip
 
 

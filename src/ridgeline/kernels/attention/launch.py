@@ -188,6 +188,7 @@ class Forward(_Plan):
         super().__init__(of, q, k, v, mask, sinks, q_starts)
         chosen = config.forward(self.dim, self.value_dim)
         width, rest = config.columns(self.dim, self.value_dim)
+        values, others = config.value_columns(self.dim, self.value_dim)
         self.rest = (
             self.batch, self.heads, self.key_heads, self.rows, self.keys, self.longest_q, *self.span, self.value_dim,
             self.mask_step, *o.stride()[:3], self.group(chosen), self.scale, self.pre,
@@ -195,13 +196,15 @@ class Forward(_Plan):
         self.start = _FORWARD.bind(
             (
                 blocks(q, 64, width), blocks(q, 64, rest or width), blocks(k, chosen.keys, width),
-                blocks(k, chosen.keys, rest or width), blocks(v, chosen.keys, self.wide[1]), o, lse,
+                blocks(k, chosen.keys, rest or width), blocks(v, chosen.keys, values),
+                blocks(v, chosen.keys, others or values), o, lse,
                 *(lse if x is None else x for x in (mask, sinks, q_starts, k_starts)), *self.rest,
             ),
             grid=(config.programs(self.tiles(chosen.rows), self.sms),),
             constants={
                 **self.constants, "BM": chosen.rows, "BN": chosen.keys, "STAGES": chosen.stages,
                 "SINK": sinks is not None, "Q_STAGES": chosen.query_stages, "D": width, "E": rest,
+                "DV": values, "F": others,
             },
             max_registers=config.MAX_REGISTERS,
             num_warps=4,
@@ -217,7 +220,7 @@ class Forward(_Plan):
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         o, lse = self.output(), None if sums else launcher.sink(self.sums.numel(), self.device)
         lse = torch.empty_like(self.sums) if lse is None else lse
-        self.start(q, q, k, k, v, o, lse, mask, sinks, q_starts, k_starts, *self.rest)
+        self.start(q, q, k, k, v, v, o, lse, mask, sinks, q_starts, k_starts, *self.rest)
         return o, lse
 
     @classmethod

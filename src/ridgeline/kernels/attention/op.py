@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from ridgeline.kernels.attention import reference
 from ridgeline.kernels.attention.launch import Backward, Forward, arranged, on_device
@@ -43,6 +44,17 @@ def attention(
     [heads] are logits that take a share of every row's probability. A row that sees no key gets zeros. Gradients are
     the same bits every time unless ``deterministic`` is given up for speed.
     """
+    call = _attention if is_dynamo_compiling() else ATTENTION.quick or _attention
+    found: Tensor = call(
+        query, key, value, is_causal, scale, lower_right, key_mask, window, softcap, sinks, deterministic
+    )  # fmt: skip
+    return found
+
+
+def _attention(
+    query: Tensor, key: Tensor, value: Tensor, is_causal: bool, scale: float | None, lower_right: bool,
+    key_mask: Tensor | None, window: Window | None, softcap: float, sinks: Tensor | None, deterministic: bool,
+) -> Tensor:  # fmt: skip
     query, key, value = narrowed(query, key, value)
     shift = key.shape[-2] - query.shape[-2] if lower_right else 0
     scale = query.shape[-1] ** -0.5 if scale is None else scale
@@ -358,6 +370,8 @@ VARIANTS = (
           (400, 400, 192, 128, True), (300, 500, 256, 256, False), (257, 257, 160, 160, True),
           (200, 200, 64, 128, False), (200, 333, 128, 64, True))),
     case("bfloat16", b=2, h=4, k=2, l=300, s=300, d=192, dv=128, causal=True, mask=0.7, window=(150, 0)),
+    case("bfloat16", b=2, h=24, k=8, l=300, s=300, d=192, causal=True, mask=0.7, window=(150, 0), sinks=True),
+    case("float16", b=1, h=4, k=2, l=333, s=200, d=136, dv=192, causal=False),
 )  # fmt: skip
 RACES = tuple(
     case("bfloat16", b=b, h=h, k=k, l=rows, s=rows, d=d, causal=causal)
@@ -390,6 +404,7 @@ VARLEN_CHECKS = tuple(
         (4, 4, 64, (200, 64, 1, 300), (64, 333, 515, 1), False, None, 0.0),
         (6, 2, 128, (10, 128, 256), (400, 128, 300), True, (100, 0), 0.0),
         (2, 1, 64, (300, 0, 5), (300, 20, 5), True, None, 20.0),
+        (4, 2, 192, (100, 1, 70), (100, 1, 70), True, None, 0.0),
     )
 ) + (
     case("float16", h=4, k=2, d=128, q=(130, 77), kv=(200, 1), causal=True, window=None, cap=0.0),
@@ -437,6 +452,7 @@ ATTENTION = declare(
     ),
     repeats=True,
     keyed=True,
+    front=_attention,
 )
 VARLEN_ATTENTION_BACKWARD = declare(
     name="varlen_attention_backward",

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from ridgeline.kernels import tuning
 from ridgeline.kernels.autocast import narrowed
@@ -42,14 +43,27 @@ def decode_attention(
     scores, and broadcasts to [batch, heads, 1, S]; ``lengths`` [batch] says on the device how many keys there are, and
     later ones are not even read. Safe in CUDA graphs; a sequence that sees no key gets zeros. ``out`` takes the result.
     """
+    if out is None:
+        again = not is_dynamo_compiling() and not overlapping()  # repeated calls are as they first were
+        call = (DECODE_ATTENTION.quick or _decode) if again else _decode
+        found: Tensor = call(query, key, value, attn_mask, lengths, scale)
+        return found
+    if not launchable(query):
+        return out.copy_(_decode(query, key, value, attn_mask, lengths, scale))
     query, key, value = narrowed(query, key, value)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    if out is None or not launchable(query):
-        call = DECODE_ATTENTION.slow if overlapping() else DECODE_ATTENTION  # repeated calls are as they first were
-        found: Tensor = call(query, key, value, attn_mask, lengths, scale)
-        return found if out is None else out.copy_(found)
     DECODE_ATTENTION.check_out(out, query, key, value, attn_mask, lengths, scale)
     return _forward(query, key, value, attn_mask, lengths, scale, out)
+
+
+def _decode(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, lengths: Tensor | None, scale: float | None
+) -> Tensor:
+    query, key, value = narrowed(query, key, value)
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    call = DECODE_ATTENTION.slow if overlapping() else DECODE_ATTENTION
+    found: Tensor = call(query, key, value, attn_mask, lengths, scale)
+    return found
 
 
 def _forward(
@@ -282,4 +296,5 @@ DECODE_ATTENTION = declare(
     ),
     repeats=True,
     keyed=True,
+    front=_decode,
 )

@@ -23,9 +23,11 @@ def activation(x, KIND: tl.constexpr):
     elif KIND == GELU_TANH:
         # (1 + tanh(u)) / 2 is the sigmoid of 2u, and as that it loses nothing where it is small
         u = 1.5957691216057308 * (x + 0.044715 * x * x * x)
-        s = 1.0 / (1.0 + tl.exp(-u))
+        e = tl.exp(-u)
+        s = 1.0 / (1.0 + e)
         y = x * s
-        slope = s + y * (1.0 - s) * 1.5957691216057308 * (1.0 + 0.134145 * x * x)
+        # 1 - s as e·s: a difference from one would be off by its last bit, times twenty at x = 4
+        slope = s + y * (tl.minimum(e, 1e34) * s) * 1.5957691216057308 * (1.0 + 0.134145 * x * x)
     else:
         share = 0.5 * (1.0 + tl.erf(x * 0.7071067811865476))
         y = x * share

@@ -58,9 +58,11 @@ def gelu_of(x, KIND: tl.constexpr):
         slope = share + x * density
     else:
         # (1 + tanh(u)) / 2 is the sigmoid of 2u, and as that it loses nothing where it is small
-        s = inverse(1.0 + power_of_two(x * (-2.302208198144325 - 0.1029432395800235 * (x * x))))
+        e = power_of_two(x * (-2.302208198144325 - 0.1029432395800235 * (x * x)))
+        s = inverse(1.0 + e)
         y = x * s
-        slope = s + y * (1.0 - s) * 1.5957691216057308 * (1.0 + 0.134145 * x * x)
+        # 1 - s as e·s: a difference from one would be off by its last bit, times twenty at x = 4
+        slope = s + y * (tl.minimum(e, 1e34) * s) * 1.5957691216057308 * (1.0 + 0.134145 * x * x)
     return y, slope
 
 

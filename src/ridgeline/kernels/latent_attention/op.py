@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from ridgeline.kernels import tuning
 from ridgeline.kernels.autocast import as_cached
@@ -51,13 +52,25 @@ def paged_latent_attention(
     projections wants: give its own. Reads the lengths on the device: no synchronization, safe in CUDA graphs. ``out``
     takes the result.
     """
+    if out is None:
+        call = _latent if is_dynamo_compiling() else LATENT_ATTENTION.quick or _latent
+        found: Tensor = call(query, cache, block_table, seq_lens, value_dim, scale)
+        return found
+    if not launchable(query):
+        return out.copy_(_latent(query, cache, block_table, seq_lens, value_dim, scale))
     query = as_cached(query, cache)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    if out is None or not launchable(query):
-        found: Tensor = LATENT_ATTENTION(query, cache, block_table, seq_lens, value_dim, scale)
-        return found if out is None else out.copy_(found)
     LATENT_ATTENTION.check_out(out, query, cache, block_table, seq_lens, value_dim, scale)
     return _forward(query, cache, block_table, seq_lens, value_dim, scale, out)
+
+
+def _latent(
+    query: Tensor, cache: Tensor, block_table: Tensor, seq_lens: Tensor, value_dim: int, scale: float | None
+) -> Tensor:
+    query = as_cached(query, cache)
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    found: Tensor = LATENT_ATTENTION(query, cache, block_table, seq_lens, value_dim, scale)
+    return found
 
 
 def _forward(
@@ -367,4 +380,5 @@ LATENT_ATTENTION = declare(
     ),
     repeats=True,
     keyed=True,
+    front=_latent,
 )

@@ -32,6 +32,10 @@ FED_KEYS, FED_PROGRAMS, FED_BYTES = 64, 2, 6 << 15
 of three blocks take 27, 42, 73 and 137 µs at 67, 134, 269 and 545 MB, one of six blocks 28, 46, 78 and 149: a block is
 worked on for a microsecond, which is as long as it takes to read."""
 
+NARROW_DIM, NARROW_KEYS, NARROW_LONGEST = 64, 128, 1024
+"""Narrow heads take more keys at once, so that blocks are as large: 43.9 against 46.0 µs at 136 MB. Where sequences are
+short, most of the last block would be nobody's."""
+
 LEAVING_BYTES = 400_000_000
 """Caches up to this leave the L2 first. Behind a flush that leaves dirty lines 30 against 33 µs at 67 MB, 47 against 51
 at 134, 80 against 82 at 269, but 151 against 147 at 545; behind one that does not one per cent better everywhere."""
@@ -51,7 +55,9 @@ class Paged:
     """Keys of a block, programs (0: one a sequence and key head), warps, stages, when the joining kernel starts, the
     fewest blocks of a program. ``fed``: through the copy engine, where the cache may leave the L2 first and threads
     start with so many registers. ``borders``: parts are joined by borders between programs, not by heads; ``inside``:
-    by the last program of a sequence, without a kernel of their own."""
+    by the last program of a sequence, without a kernel of their own. ``queries``: sequences whose queries are there or
+    on their way; ``columns``: of the products, some of which are nobody's; ``nowhere``: keys past a sequence's end lie
+    on a page that is not there."""
 
     keys: int
     programs: int
@@ -64,6 +70,9 @@ class Paged:
     max_registers: int = 0
     borders: bool = False
     inside: bool = False
+    queries: int = 3
+    columns: int = COLUMNS
+    nowhere: bool = False
 
 
 def takes_columns(batch: int, ratio: int, head_dim: int, page: int) -> bool:
@@ -84,14 +93,15 @@ def choose(
     keys = clamp(BLOCK_BYTES // (2 * max(16, power_of_two(head_dim)) * itemsize), 32, 128)
     programs = 0 if batch > MAX_LINED else 2 * num_sms
     if fed:
-        blocks = FED_BYTES // (2 * FED_KEYS * head_dim * itemsize)
+        keys = NARROW_KEYS if head_dim == NARROW_DIM and longest >= NARROW_LONGEST else FED_KEYS
+        blocks = FED_BYTES // (2 * keys * head_dim * itemsize)
         leaves = 2 * batch * key_heads * longest * head_dim * itemsize <= LEAVING_BYTES
         num = FED_PROGRAMS if blocks >= 2 * FED_PROGRAMS else 1
-        programs = min(num * num_sms, max(1, batch * key_heads * cdiv(longest, FED_KEYS) // LEAST_BLOCKS))
+        programs = min(num * num_sms, max(1, batch * key_heads * cdiv(longest, keys) // LEAST_BLOCKS))
         borders = by_borders(programs, batch * key_heads, batch * key_heads * ratio)
         inside = by_the_last(programs, batch * key_heads, ratio, programs == num * num_sms)
         return Paged(
-            FED_KEYS, programs, 4, blocks // num, fed=True, leaves=leaves, borders=borders, inside=inside,
+            keys, programs, 4, blocks // num, fed=True, leaves=leaves, borders=borders, inside=inside,
             max_registers=LONE_REGISTERS if inside else FED_REGISTERS,
         )  # fmt: skip
     if itemsize == 4 or rows_of(ratio) >= 64:  # sums of more registers than four warps have

@@ -479,22 +479,22 @@ def _join_parts(
 
 
 @gluon.jit
-def _page_of(table, key, end, P: gl.constexpr, WANTED: gl.constexpr):
-    """The page of a key; page 0 past the end."""
-    page = key * 0
+def _page_of(table, key, end, past, P: gl.constexpr, WANTED: gl.constexpr):
+    """The page of a key; ``past`` the end another."""
+    page = past
     if WANTED:
-        page = gl.load(table + key // P, mask=key < end, other=0)
+        page = gl.load(table + key // P, mask=key < end, other=past)
     return page
 
 
 @gluon.jit
-def _pages_of(table, key, end, P: gl.constexpr, ROWS: gl.constexpr, NUM: gl.constexpr):
+def _pages_of(table, key, end, past, P: gl.constexpr, ROWS: gl.constexpr, NUM: gl.constexpr):
     """Pages of up to eight keys that are ROWS apart."""
     return (
-        _page_of(table, key, end, P, True), _page_of(table, key + ROWS, end, P, NUM > 1),
-        _page_of(table, key + 2 * ROWS, end, P, NUM > 2), _page_of(table, key + 3 * ROWS, end, P, NUM > 3),
-        _page_of(table, key + 4 * ROWS, end, P, NUM > 4), _page_of(table, key + 5 * ROWS, end, P, NUM > 5),
-        _page_of(table, key + 6 * ROWS, end, P, NUM > 6), _page_of(table, key + 7 * ROWS, end, P, NUM > 7),
+        _page_of(table, key, end, past, P, True), _page_of(table, key + ROWS, end, past, P, NUM > 1),
+        _page_of(table, key + 2 * ROWS, end, past, P, NUM > 2), _page_of(table, key + 3 * ROWS, end, past, P, NUM > 3),
+        _page_of(table, key + 4 * ROWS, end, past, P, NUM > 4), _page_of(table, key + 5 * ROWS, end, past, P, NUM > 5),
+        _page_of(table, key + 6 * ROWS, end, past, P, NUM > 6), _page_of(table, key + 7 * ROWS, end, past, P, NUM > 7),
     )  # fmt: skip
 
 
@@ -515,24 +515,27 @@ def _feed_columns(
     q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads, table_b, b, kh, first, left,
     length,
     R: gl.constexpr, D: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
-    STAGES: gl.constexpr,
+    STAGES: gl.constexpr, QUERIES: gl.constexpr, NOWHERE: gl.constexpr,
 ):
-    """Queries of the next sequence and blocks of the cache, as soon as there is room; pages are known a block ahead."""
+    """Queries of the next sequence and blocks of the cache, as soon as there is room; pages are known a block ahead.
+
+    Past a sequence's end lies page 0, or (NOWHERE) one that is not there, of which the copy engine makes zeros."""
     q_full, q_empty, full, empty = bars
     turn, num = left * 0, left * 0
+    past = k_desc.shape[0] if NOWHERE else left * 0
     while left > 0:
         last = min(first + left, (length + KEYS - 1) // KEYS)
         if last > first:
             table, end = table_ptr + b.to(gl.int64) * table_b, min(last * KEYS, length)
-            after = _pages_of(table, first * KEYS, end, P, ROWS, KEYS // ROWS)
-            half = turn % 2
-            mbarrier.wait(q_empty.index(half), ((turn // 2) & 1) ^ 1)
+            after = _pages_of(table, first * KEYS, end, past, P, ROWS, KEYS // ROWS)
+            half = turn % QUERIES
+            mbarrier.wait(q_empty.index(half), ((turn // QUERIES) & 1) ^ 1)
             mbarrier.expect(q_full.index(half), COLS * D * 2)
             tma.async_copy_global_to_shared(q_desc, [b, kh * R, 0], q_full.index(half), q_smem.index(half))
             for block in range(first, last):
                 slot, parity, key = num % STAGES, ((num // STAGES) & 1) ^ 1, block * KEYS
                 here = after
-                after = _pages_of(table, key + KEYS, end, P, ROWS, KEYS // ROWS)
+                after = _pages_of(table, key + KEYS, end, past, P, ROWS, KEYS // ROWS)
                 mbarrier.wait(empty.index(slot), parity)
                 mbarrier.expect(full.index(slot), 2 * KEYS * D * 2)
                 _fill(k_desc, k_smem, full, here, key, kh, slot, P, D, KEYS, ROWS)
@@ -549,11 +552,24 @@ def _feed_columns(
 
 
 @gluon.jit
+def _clear_a_page(smem, tile, num, ROWS: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr):
+    """Zeros past so many keys of a page, of which a sequence has only the first; further pages are zeros already."""
+    L: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    row = gl.expand_dims(gl.arange(0, ROWS, gl.SliceLayout(1, L)), 1)
+    if num > 0:
+        for h in gl.static_range(D // 64):
+            part = smem.index(tile + h * (KEYS // ROWS)).reshape([ROWS, 64])
+            found = part.load(L)
+            part.store(gl.where(row < num, found, 0.0).to(found.dtype))
+
+
+@gluon.jit
 def _columns(
     q_smem, k_smem, v_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, count_ptr, scale, batch, key_heads, d,
     b, kh, first, left, length, line,
     R: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
     STAGES: gl.constexpr, EARLY: gl.constexpr, DTYPE: gl.constexpr, JOINS: gl.constexpr, HEADS: gl.constexpr,
+    QUERIES: gl.constexpr, NOWHERE: gl.constexpr,
 ):
     """Scores and sums with keys, then dims, as rows of the products, and heads as columns."""
     at_block, each, longer = line
@@ -574,12 +590,12 @@ def _columns(
         if last > first:
             if JOINS:
                 known = gl.load(count_ptr + _whose(at_block - first, each, longer))
-            half = turn % 2
+            half = turn % QUERIES
             q = q_smem.index(half).reshape([COLS, D]).permute((1, 0))
             top = gl.full([COLS], float("-inf"), gl.float32, gl.SliceLayout(0, L))
             sums = gl.zeros([KEYS, COLS], gl.float32, L)
             o = gl.zeros([D, COLS], gl.float32, L)
-            mbarrier.wait(q_full.index(half), (turn // 2) & 1)
+            mbarrier.wait(q_full.index(half), (turn // QUERIES) & 1)
             for block in range(first, last):
                 slot, parity = num % STAGES, (num // STAGES) & 1
                 keys = k_smem.index(slot * TILES)._reinterpret(DTYPE, [KEYS, D], BLOCK_L)
@@ -596,7 +612,10 @@ def _columns(
                 top = raised
                 p_smem.store(p.to(DTYPE))
                 if rest < KEYS:
-                    _without_the_rest(values, rest, KEYS, D)
+                    if NOWHERE:
+                        _clear_a_page(v_smem, slot * TILES + rest // ROWS, rest % ROWS, ROWS, D, KEYS)
+                    else:
+                        _without_the_rest(values, rest, KEYS, D)
                 fence_async_shared()
                 o = o * gl.expand_dims(alpha, 0)
                 o = warpgroup_mma(values.permute((1, 0)), p_smem, o, is_async=True)
@@ -641,14 +660,15 @@ def paged_columns(
     table_b, pages, d,
     R: gl.constexpr, D: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
     STAGES: gl.constexpr, BATCH: gl.constexpr, LEAST: gl.constexpr, EARLY: gl.constexpr, LEAVES: gl.constexpr,
-    JOINS: gl.constexpr, HEADS: gl.constexpr,
+    JOINS: gl.constexpr, HEADS: gl.constexpr, QUERIES: gl.constexpr, NOWHERE: gl.constexpr,
 ):
     """``paged_share`` for heads of 64, 128 or 256 and pages of whole 16 keys: one warp feeds a group of four through
     the copy engine, many blocks ahead and from one sequence into the next.
 
     LEAVES: what is read leaves the L2 first, so that nothing else has to. JOINS: how many parts the last program of a
     sequence joins at once, of HEADS heads (R of them there); 0 leaves them to a second kernel. ``count_ptr`` [programs]
-    int64 counts, by the first program of a sequence, who has left a part; it is never cleared.
+    int64 counts, by the first program of a sequence, who has left a part; it is never cleared. QUERIES: sequences whose
+    queries are there or on their way.
     """
     DTYPE: gl.constexpr = q_desc.dtype
     gl.static_assert(P % ROWS == 0)
@@ -657,11 +677,11 @@ def paged_columns(
     _let_join_start(EARLY == 1)
     lens = _lengths(lens_ptr, batch, BATCH)
     _fetch_table(table_ptr, table_b, pages, batch)
-    q_smem = gl.allocate_shared_memory(DTYPE, [2, 1, COLS, D], q_desc.layout)
+    q_smem = gl.allocate_shared_memory(DTYPE, [QUERIES, 1, COLS, D], q_desc.layout)
     k_smem = gl.allocate_shared_memory(DTYPE, [TILES, 1, ROWS, 1, 64], k_desc.layout)
     v_smem = gl.allocate_shared_memory(DTYPE, [TILES, 1, ROWS, 1, 64], v_desc.layout)
     p_smem = gl.allocate_shared_memory(DTYPE, [KEYS, COLS], P_L)
-    bars = (_barriers(2, 1), _barriers(2, 1), _barriers(STAGES, 1), _barriers(STAGES, 1))
+    bars = (_barriers(QUERIES, 1), _barriers(QUERIES, 1), _barriers(STAGES, 1), _barriers(STAGES, 1))
     b, within, left, line = _placed(lens, batch, key_heads, KEYS, LEAST)
     length = gl.load(lens_ptr + b)
     of_head = max((length + KEYS - 1) // KEYS, 1)
@@ -669,7 +689,7 @@ def paged_columns(
     gl.warp_specialize([
         (_columns, (q_smem, k_smem, v_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, count_ptr, scale,
                     batch, key_heads, d, b, kh, first, left, length, line, R, D, KEYS, ROWS, COLS, STAGES, EARLY, DTYPE,
-                    JOINS, HEADS)),
+                    JOINS, HEADS, QUERIES, NOWHERE)),
         (_feed_columns, (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads, table_b,
-                         b, kh, first, left, length, R, D, P, KEYS, ROWS, COLS, STAGES)),
+                         b, kh, first, left, length, R, D, P, KEYS, ROWS, COLS, STAGES, QUERIES, NOWHERE)),
     ], [1], [40])  # fmt: skip

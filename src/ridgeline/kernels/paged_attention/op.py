@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from ridgeline.kernels import tuning
 from ridgeline.kernels.autocast import as_cached
@@ -49,13 +50,25 @@ def paged_attention(
     order. A sequence of length 0 gets zeros. Reads the lengths on the device: no synchronization, safe in CUDA graphs.
     ``out`` takes the result.
     """
+    if out is None:
+        call = _paged if is_dynamo_compiling() else PAGED_ATTENTION.quick or _paged
+        found: Tensor = call(query, key_cache, value_cache, block_table, seq_lens, scale)
+        return found
+    if not launchable(query):
+        return out.copy_(_paged(query, key_cache, value_cache, block_table, seq_lens, scale))
     query = as_cached(query, key_cache)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    if out is None or not launchable(query):
-        found: Tensor = PAGED_ATTENTION(query, key_cache, value_cache, block_table, seq_lens, scale)
-        return found if out is None else out.copy_(found)
     PAGED_ATTENTION.check_out(out, query, key_cache, value_cache, block_table, seq_lens, scale)
     return _forward(query, key_cache, value_cache, block_table, seq_lens, scale, out)
+
+
+def _paged(
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, block_table: Tensor, seq_lens: Tensor, scale: float | None
+) -> Tensor:
+    query = as_cached(query, key_cache)
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    found: Tensor = PAGED_ATTENTION(query, key_cache, value_cache, block_table, seq_lens, scale)
+    return found
 
 
 def _forward(
@@ -246,14 +259,15 @@ class _Plan:
         caches = (_blocks(x, (1, rows, 1, 64)) for x in (keys, values))
         ratio, self.counts = heads // key_heads, True
         self.share = _COLUMNS.bind(
-            (_blocks(query, (1, config.COLUMNS, dim)), *caches, table, lens, out, *self._room(out),
+            (_blocks(query, (1, chosen.columns, dim)), *caches, table, lens, out, *self._room(out),
              counter(out), scale * LOG2_E, *self.rest),
             grid=(chosen.programs,),
             constants={
                 "R": ratio, "D": dim, "P": page, "KEYS": chosen.keys, "ROWS": rows,
-                "COLS": config.COLUMNS, "STAGES": chosen.num_stages, "BATCH": config.lined(batch),
+                "COLS": chosen.columns, "STAGES": chosen.num_stages, "BATCH": config.lined(batch),
                 "LEAST": chosen.least, "EARLY": 0 if chosen.inside else chosen.early, "LEAVES": chosen.leaves,
                 "JOINS": config.joined_at_once(ratio, dim) if chosen.inside else 0, "HEADS": power_of_two(ratio),
+                "QUERIES": chosen.queries, "NOWHERE": chosen.nowhere,
             },
             num_warps=chosen.num_warps,
             max_registers=chosen.max_registers,
@@ -365,4 +379,5 @@ PAGED_ATTENTION = declare(
     ),
     repeats=True,
     keyed=True,
+    front=_paged,
 )
