@@ -21,7 +21,7 @@ def load_operators(device: str, pattern: str = "operators_seed*", mean: bool = F
     """Measured operators; ``busy_s`` is the sum of kernel durations, ``seed`` which run they come from.
 
     Fits read ``operators_seed*``; ``unseen_seed*`` was recorded after the models were made and is for judging only.
-    ``mean`` takes the mean of what events read, where it was kept, for their median.
+    ``mean`` takes the mean of the middle half of what events read, where it was kept, for their median.
     """
     rows = []
     for path in sorted((DATA / "recordings" / device).glob(f"{pattern}.jsonl.gz")):

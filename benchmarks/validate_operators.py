@@ -4,8 +4,9 @@
                                             [--mean] [--worst KIND] [--write]
 
 Event time is predicted where events were recorded (forward), kernel time elsewhere. ``--mean`` judges by the mean of
-what events read, as ``triton.testing.do_bench`` returns it, instead of the median: what they add has two values, and a
-median of sixty readings is either. ``--write`` puts the 90 % widths into the calibration.
+the middle half of what events read instead of the median (``triton.testing.do_bench`` returns the mean of them all):
+what they add has two values, and a median of sixty readings is either. ``--write`` puts the 90 % widths into the
+calibration.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ MARK = "spin_kernel"
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Median, spread (10th to 90th percentile), number of repetitions and mean within the spread of one measurement."""
+    """Median, spread (10th to 90th percentile), number of repetitions, mean of the middle half of one measurement."""
 
     median_s: float
     low_s: float
@@ -66,7 +66,7 @@ class Clock:
 
 def _summary(samples: list[float]) -> Timing:
     ordered, tenth = sorted(samples), len(samples) // 10
-    inner = ordered[tenth : len(ordered) - tenth]
+    inner = ordered[len(ordered) // 4 : len(ordered) - len(ordered) // 4]
     return Timing(
         statistics.median(ordered), ordered[tenth], ordered[-1 - tenth], len(ordered), statistics.fmean(inner)
     )
