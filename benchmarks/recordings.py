@@ -17,11 +17,10 @@ LEANEST = 6051
 DATA = Path(__file__).resolve().parent.parent / "data"
 
 
-def load_operators(device: str, pattern: str = "operators_seed*", mean: bool = False) -> list[dict[str, Any]]:
+def load_operators(device: str, pattern: str = "operators_seed*") -> list[dict[str, Any]]:
     """Measured operators; ``busy_s`` is the sum of kernel durations, ``seed`` which run they come from.
 
     Fits read ``operators_seed*``; ``unseen_seed*`` was recorded after the models were made and is for judging only.
-    ``mean`` takes the mean of what events read, where it was kept, for their median.
     """
     rows = []
     for path in sorted((DATA / "recordings" / device).glob(f"{pattern}.jsonl.gz")):
@@ -33,8 +32,6 @@ def load_operators(device: str, pattern: str = "operators_seed*", mean: bool = F
                         sum(k[1] for k in row["kernels"]),
                         int(path.stem.partition("seed")[2].partition(".")[0]),
                     )
-                    if mean and "cold_mean_s" in row:
-                        row["cold_s"] = row["cold_mean_s"]
                     if "grids" in row:
                         row["cold_s"] += LEANEST_S if row["seed"] == LEANEST else LEAN_S
                     rows.append(row)

@@ -1,11 +1,10 @@
 """How far operator predictions are from the recordings, by kind; and the intervals that follow.
 
     python benchmarks/validate_operators.py [--device h200] [--unseen | --blind [SEED] | --older] [--warm]
-                                            [--mean] [--worst KIND] [--write]
+                                            [--worst KIND] [--write]
 
-Event time is predicted where events were recorded (forward), kernel time elsewhere. ``--mean`` judges by the mean of
-what events read, as ``triton.testing.do_bench`` returns it, instead of the median: what they add has two values, and a
-median of sixty readings is either. ``--write`` puts the 90 % widths into the calibration.
+Event time is predicted where events were recorded (forward), kernel time elsewhere. ``--write`` puts the 90 % widths
+into the calibration.
 """
 
 from __future__ import annotations
@@ -174,7 +173,6 @@ def main() -> None:
     parser.add_argument("--device", default="h200")
     parser.add_argument("--worst", default="")
     parser.add_argument("--warm", action="store_true", help="judge calls that find their inputs in the L2")
-    parser.add_argument("--mean", action="store_true", help="judge by means of what events read, where they were kept")
     parser.add_argument("--unseen", action="store_true", help="judge on shapes recorded after the models were made")
     parser.add_argument("--blind", type=int, nargs="?", const=2001, help="judge on a sample nobody opens, by class")
     parser.add_argument("--older", action="store_true", help="judge on the first blind sample, opened since")
@@ -183,7 +181,7 @@ def main() -> None:
     judges = {f"blind_seed{options.blind}": bool(options.blind), "blind_seed1003": options.older,
               "unseen_seed*": options.unseen}  # fmt: skip
     pattern = next((name for name, wanted in judges.items() if wanted), "operators_seed*")
-    rows = load_operators(options.device, pattern, options.mean)
+    rows = load_operators(options.device, pattern)
     found = warm_errors(rows, options.device) if options.warm else errors(rows, pricer_of(device(options.device)))
     if not options.blind:
         table(found, lambda r: (r["kind"], r["phase"], r["library"]))

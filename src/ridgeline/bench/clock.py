@@ -16,13 +16,12 @@ MARK = "spin_kernel"
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Median, spread (10th to 90th percentile), number of repetitions and mean within the spread of one measurement."""
+    """Median, spread (10th to 90th percentile) and number of repetitions of one measurement."""
 
     median_s: float
     low_s: float
     high_s: float
     num: int
-    mean_s: float
 
 
 class Clock:
@@ -65,10 +64,9 @@ class Clock:
 
 
 def _summary(samples: list[float]) -> Timing:
-    ordered, tenth = sorted(samples), len(samples) // 10
-    inner = ordered[tenth : len(ordered) - tenth]
+    ordered = sorted(samples)
     return Timing(
-        statistics.median(ordered), ordered[tenth], ordered[-1 - tenth], len(ordered), statistics.fmean(inner)
+        statistics.median(ordered), ordered[len(ordered) // 10], ordered[-1 - len(ordered) // 10], len(ordered)
     )
 
 

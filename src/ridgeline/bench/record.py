@@ -68,7 +68,6 @@ def _timed(point: Point, clock: Clock) -> dict[str, Any]:
         if point.phase == "fwd":
             cold = clock.cold(run, 0.010, 0.040, 60)
             row |= {"cold_s": cold.median_s, "cold_low_s": cold.low_s, "cold_high_s": cold.high_s, "num": cold.num}
-            row["cold_mean_s"] = round(cold.mean_s, 9)
     except (RuntimeError, NotImplementedError) as error:
         row["error"] = str(error).split("\n")[0][:200]
         torch.cuda.empty_cache()
