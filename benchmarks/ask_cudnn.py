@@ -283,6 +283,29 @@ def draw(rng: random.Random, groups: bool = False) -> Question | None:
 _NETWORK = sampling._conv("fwd")
 
 
+def draw_untold(rng: random.Random) -> Question | None:
+    """What a described device does not tell: single precision, one tap that may be a product; some of it in groups."""
+    if rng.random() < 0.22:
+        asked = draw(rng, True)
+        ops = rng.choices(("fwd", "dgrad", "wgrad"), (1, 1, 2))[0]
+        return replace(asked, op=ops, dtype=rng.choice(("fp32", "tf32"))) if asked else None
+    way, kind = rng.random(), rng.choices(("fp32", "tf32", "half"), (40, 30, 30))[0]
+    if way < 0.8:
+        shape = (surveys._conv_shape if way < 0.5 else surveys._free_conv_shape)(rng, "dense")
+    else:
+        point = _NETWORK(rng)
+        shape = dict(point.shape) if point else None
+    if shape is None or shape["groups"] > 1:
+        return None
+    shape = _varied(rng, shape) if kind != "half" else shape | {"k": 1, "stride": 1}
+    shape["nhwc"] = int(rng.random() < 0.4)
+    if shape["k"] > min(shape["h"], shape["w"]) + 2 * shape.get("padding", shape["k"] // 2):
+        return None
+    dtype = rng.choices(("bf16", "fp16"), (4, 1))[0] if kind == "half" else kind
+    asked = questions({"kind": "conv2d", "dtype": dtype, "phase": "fwd", "shape": shape})[0]
+    return replace(asked, op=rng.choice(("fwd", "dgrad", "wgrad")))
+
+
 def _varied(rng: random.Random, shape: dict[str, int]) -> dict[str, int]:
     """Now and then a rarer filter, stride or padding, or a batch of one."""
     chance = rng.random()
@@ -301,12 +324,12 @@ def wanted(q: Question) -> bool:
 
 
 def answers(cudnn: Cudnn, seed: int, num: int, seconds: float, narrow: bool, kind: str) -> Iterator[list[Any]]:
-    """Shape and answer, one after another; ``narrow`` keeps four of five to the wanted, ``kind`` to single precision
-    or to groups."""
+    """Shape and answer, one after another; ``narrow`` keeps four of five to the wanted, ``kind`` to single precision,
+    to groups or to what only a device tells."""
     rng, end, count = random.Random(seed), time.monotonic() + seconds, 0
     single = kind == "single"
     while count < num and time.monotonic() < end:
-        asked = draw(rng, kind == "groups")
+        asked = draw_untold(rng) if kind == "untold" else draw(rng, kind == "groups")
         if asked is None or (narrow and not wanted(asked) and rng.random() < 0.8):
             continue
         count += 1
@@ -385,6 +408,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of the answers")
     parser.add_argument("--single", action="store_true", help="single precision alone, full and rounded")
     parser.add_argument("--groups", action="store_true", help="convolutions in groups alone")
+    parser.add_argument("--untold", action="store_true", help="what a described device does not tell")
     parser.add_argument("--recorded", action="store_true", help="ask for the recorded convolutions instead")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
@@ -393,7 +417,8 @@ def main() -> None:
         print(recorded(Cudnn(lib, None if args.device else H200), args.out, args.groups), "answers")
         return
     parts = [args.out / f"part{i}.jsonl.gz" for i in range(args.workers)]
-    asked = (args.num, args.seconds, args.device, "single" if args.single else "groups" if args.groups else "")
+    kind = next((name for name in ("single", "groups", "untold") if getattr(args, name)), "")
+    asked = (args.num, args.seconds, args.device, kind)
     jobs = [(args.lib, args.seed * 1000 + i, *asked, str(p)) for i, p in enumerate(parts)]
     with multiprocessing.get_context("spawn").Pool(args.workers) as pool:
         counts = pool.map(work, jobs)

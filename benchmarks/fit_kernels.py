@@ -1,6 +1,6 @@
 """Grows the trees that correct single convolution kernels: what ``cost/implicit.py``, told the choice, leaves over.
 
-    python benchmarks/fit_kernels.py [--write]
+    python benchmarks/fit_kernels.py [--only stencil] [--write]
 
 Recorded kernels and cuDNN's answers for their shapes, as ``fit_implicit.py`` reads them; ways and passes with at least
 eighty kernels. Pointwise passes that ran as products of cuBLAS are known by their kernels' names and corrected against
@@ -45,7 +45,7 @@ def chosen() -> Iterator[tuple[dict[str, Any], str, Choice, bool]]:
     for row in load_operators("h200"):
         if row["seed"] in UNASKED and row["kind"] == "conv2d" and row["shape"]["groups"] == 1:
             for op in ("fwd",) if row["phase"] == "fwd" else ("dgrad", "wgrad"):
-                if (choice := conv._chosen(site, conv_of(row), op)) is not None:
+                for choice in conv._chosen(site, conv_of(row), op)[:1]:
                     yield row, op, choice, False
 
 
@@ -132,10 +132,14 @@ def stencils() -> dict[str, Measured]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="ways whose names begin so; the file keeps the others")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
-    pools = {}
-    for name, mine in sorted((kernels() | products() | stencils()).items()):
+    pools = dict(residue.trees_in(residue.KERNEL_FILE)) if options.only else {}
+    given = stencils() | (products() | kernels() if options.only != "stencil" else {})
+    for name, mine in sorted(given.items()):
+        if not name.startswith(options.only):
+            continue
         kept = np.random.default_rng(1).random(len(mine.rows)) < 0.75
         held, part = mine.some(~kept), grow(mine.some(kept), TREES, CLIP)
         after = held.missed(part.logs(held.rows))

@@ -31,7 +31,7 @@ from ridgeline.hardware import device
 TREES, DEPTH, CLIP = 150, 4, 0.1
 LEAST = 60
 """Rows of a pool below which it gets no trees."""
-FOLDS = ((6003, 6033, 2001), (6013, 1003, 6043), (6023, 2))
+FOLDS = ((6003, 6033, 2001, 6063), (6013, 1003, 6043), (6023, 2, 6053))
 JUDGES = ("blind_seed*", "unseen_seed*")
 Row = tuple[int, dict[str, Any], list[float], float, float, float]  # seed, row, features, structure, events, measured
 

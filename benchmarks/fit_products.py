@@ -1,11 +1,12 @@
 """Grows the trees of ``cost/residue.py``: what the structure of a product leaves over, on measured products.
 
-    python benchmarks/fit_products.py [--device h200] [--only half,fp8] [--silicon ../shared/silicon] [--write]
+    python benchmarks/fit_products.py [--device h200] [--only half,fp8] [--learn]
+                                       [--silicon ../shared/silicon] [--write]
 
 Every product of ``operators_seed*`` is priced without them; trees learn the logarithm of measured over predicted time,
-boosted with a clipped loss. Prints the error on a quarter held out while growing, and of the trees grown from
-everything on the two judging samples that were opened before (``unseen_seed*``, ``blind_seed1003``). ``--silicon`` also
-grows those of the devices known from serving frameworks' tables (``fit_silicon.py`` says where they come from).
+boosted with a clipped loss. Prints the error of the trees on the judging samples that were opened before
+(``unseen_seed*``, ``blind_seed*``), unless ``--learn`` takes those in as well, for the trees that ship. ``--silicon``
+also grows those of the devices known from serving frameworks' tables (``fit_silicon.py`` says where they come from).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import json
 import math
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,12 +47,13 @@ class Growth:
 
 POOLS = {
     "half": Growth(300, 5, NARROW_CLIP), "half.odd": Growth(600, 7), "fp32": Growth(400, 7), "tf32": Growth(320, 6),
-    "fp8": Growth(200, 5, NARROW_CLIP),
+    "fp8": Growth(200, 5, NARROW_CLIP), "vector": Growth(300, 6), "half.alone.fwd": Growth(300, 5, NARROW_CLIP),
+    "half.alone.bwd": Growth(300, 5, NARROW_CLIP), "fp8.alone.fwd": Growth(200, 5, NARROW_CLIP),
 }  # fmt: skip
 """Of the products recorded here, chosen by the error on a recording left out (seeds 6005 and 6015)."""
 MOST_ROWS = 9000  # of a table
 PATH = DATA / residue.FILE
-JUDGES = ("unseen_seed*", "blind_seed1003")
+JUDGES = ("unseen_seed*", "blind_seed*")
 
 
 def problem_of(row: dict[str, Any]) -> matmul.Problem:
@@ -103,49 +106,46 @@ def cuts_of(column: np.ndarray) -> np.ndarray:
 
 
 def question(
-    binned: np.ndarray,
-    cuts: list[np.ndarray],
-    leaf: np.ndarray,
-    pulls: tuple[np.ndarray, np.ndarray],
-    asked: np.ndarray,
+    columns: np.ndarray, widths: list[int], leaf: np.ndarray, pulls: tuple[np.ndarray, np.ndarray]
 ) -> tuple[int, int]:
-    """The feature and cut that, asked in all branches at once, explain most."""
+    """The column and cut that, asked in all branches at once, explain most."""
     best, found, num = -1.0, (0, 0), int(leaf.max()) + 1
     pull, weight = pulls
-    for at in asked:
-        width = len(cuts[at]) + 1
+    for at, (column, width) in enumerate(zip(columns, widths, strict=True)):
         if width < 2:
             continue
-        place = leaf * width + binned[:, at]
+        place = leaf * width + column
         total = np.bincount(place, pull, num * width).reshape(num, width)
         count = np.bincount(place, weight, num * width).reshape(num, width)
-        left, below = np.cumsum(total, 1)[:, :-1], np.cumsum(count, 1)[:, :-1]
-        right, above = total.sum(1, keepdims=True) - left, count.sum(1, keepdims=True) - below
-        score = (left**2 / (below + RIDGE) + right**2 / (above + RIDGE)).sum(0)
+        left, below = np.cumsum(total, 1), np.cumsum(count, 1)
+        right, above = left[:, -1:] - left[:, :-1], below[:, -1:] - below[:, :-1]
+        score = (left[:, :-1] ** 2 / (below[:, :-1] + RIDGE) + right**2 / (above + RIDGE)).sum(0)
         cut = int(np.argmax(score))
         if score[cut] > best:
-            best, found = float(score[cut]), (int(at), cut)
+            best, found = float(score[cut]), (at, cut)
     return found
 
 
 def grow(given: Measured, trees: int, clip: float = CLIP, depth: int = 4) -> Boosted:
     """Trees one after another, each from most of the rows and half of the features, of what is left unexplained."""
-    rng, rows, weight = np.random.default_rng(0), given.rows, given.weight
+    rng, rows, weight, logs = np.random.default_rng(0), given.rows, given.weight, given.logs
     cuts = [cuts_of(column) for column in rows.T]
-    binned = np.stack([np.searchsorted(cut, column) for cut, column in zip(cuts, rows.T, strict=True)], axis=1)
+    binned = np.stack([np.searchsorted(cut, column).astype(np.uint8) for cut, column in zip(cuts, rows.T, strict=True)])
     told, parts = np.zeros(len(rows)), ([], [], [])  # type: ignore[var-annotated]
     for _ in range(trees):
-        left = np.clip(given.logs - told, -clip, clip) * weight
+        left = np.clip(logs - told, -clip, clip) * weight
         drawn = np.nonzero(rng.random(len(rows)) < ROWS_FRAC)[0]
         asked = np.nonzero(rng.random(rows.shape[1]) < FEATURES_FRAC)[0]
-        leaf, asked_of, limits = np.zeros(len(rows), np.int64), [], []
+        columns, widths = binned[asked][:, drawn], [len(cuts[at]) + 1 for at in asked]
+        pulls, leaf, asked_of, limits = (left[drawn], weight[drawn]), np.zeros(len(rows), np.int64), [], []
         for _ in range(depth):
-            at, cut = question(binned[drawn], cuts, leaf[drawn], (left[drawn], weight[drawn]), asked)
-            leaf = leaf * 2 + (binned[:, at] > cut)
+            place, cut = question(columns, widths, leaf[drawn], pulls)
+            at = int(asked[place])
+            leaf = leaf * 2 + (binned[at] > cut)
             asked_of.append(at)
             limits.append(cuts[at][cut])
-        total = np.bincount(leaf[drawn], left[drawn], 1 << depth)
-        values = RATE * total / (np.bincount(leaf[drawn], weight[drawn], 1 << depth) + RIDGE)
+        total = np.bincount(leaf[drawn], pulls[0], 1 << depth)
+        values = RATE * total / (np.bincount(leaf[drawn], pulls[1], 1 << depth) + RIDGE)
         told += values[leaf]
         for part, value in zip(parts, (asked_of, limits, values), strict=True):
             part.append(value)
@@ -156,18 +156,33 @@ def sets(rows: list[dict[str, Any]], pricer: Pricer) -> dict[str, Measured]:
     """Measured products by pool."""
     found: dict[str, list[tuple[list[float], float, float, float]]] = defaultdict(list)
     known = pricer.calibration.families["gemm"]
-    coefs = {dtype: {**matmul.DEFAULTS, **entry["coef"]} for dtype, entry in known.items()}
+    coefs = {dtype: {**matmul.DEFAULTS, **entry["coef"], "alone_frac": 1.0} for dtype, entry in known.items()}
     for e in errors([r for r in rows if r["kind"] in ("gemm", "bmm") and r["phase"] == "fwd"], pricer):
-        problem, dtype, busy_s = problem_of(e["row"]), e["row"]["dtype"], e["busy_s"]
-        values, num = matmul.described(problem, dtype, pricer.chip, coefs[dtype])
-        more_s = math.exp(e["log"]) * e["measured_s"] - busy_s
-        if num:
-            more_s = host.DEFAULTS["event_s"] + host.DEFAULTS["event_gap_s"] * (num - 1)
-        found[pool_of(dtype, matmul.alignment(problem, dtype))].append((values, busy_s, more_s, e["measured_s"]))
+        for pool, row in told_apart(e, pricer, coefs[e["row"]["dtype"]]):
+            found[pool].append(row)
     return {
         pool: Measured(np.array([r[0] for r in some]), *(np.array([r[i] for r in some]) for i in (1, 2, 3)))
         for pool, some in found.items()
     }
+
+
+def told_apart(
+    e: dict[str, Any], pricer: Pricer, coef: matmul.Coef
+) -> Iterator[tuple[str, tuple[list[float], float, float, float]]]:
+    """A measured product as each of the pools has it that may tell its time: by events, or by its kernels alone."""
+    problem, dtype, kernels = problem_of(e["row"]), e["row"]["dtype"], e["row"]["kernels"]
+    pools = [p for phase in ("fwd", "bwd") for p in matmul.pools_of(problem, dtype, coef, phase) if p[0] in POOLS]
+    seen = {paced: matmul.described(problem, dtype, pricer.chip, coef, paced) for paced in {p for _, p in pools}}
+    for pool, paced in dict.fromkeys(pools):
+        values, num = seen[paced]
+        more_s = _late_s(num) if num else math.exp(e["log"]) * e["measured_s"] - e["busy_s"]
+        of_kernels_s = sum(s for _, s in kernels) + _late_s(len(kernels))
+        yield pool, (values, e["busy_s"], more_s, of_kernels_s if pool.endswith(".bwd") else e["measured_s"])
+
+
+def _late_s(num: int) -> float:
+    """What events add to so many kernels."""
+    return float(host.DEFAULTS["event_s"] + host.DEFAULTS["event_gap_s"] * (num - 1))
 
 
 def without(pricer: Pricer) -> Pricer:
@@ -193,11 +208,12 @@ def save(path: Path, pools: dict[str, Boosted]) -> None:
     print(f"{path.name}: {path.stat().st_size} bytes, {sum(ends.values())} trees")
 
 
-def recorded(name: str, only: str) -> dict[str, Boosted]:
-    """Trees of a device whose products were recorded here."""
+def recorded(name: str, only: str, learn: bool) -> dict[str, Boosted]:
+    """Trees of a device whose products were recorded here; ``learn`` from the judging samples as well."""
     pricer = without(Pricer(device(name)))
-    given = sets(load_operators(name), pricer)
-    judges = {judge: sets(load_operators(name, judge), pricer) for judge in JUDGES}
+    judges = {judge: load_operators(name, judge) for judge in JUDGES}
+    given = sets([*load_operators(name), *(row for rows in judges.values() for row in rows if learn)], pricer)
+    judges = {} if learn else {judge: sets(rows, pricer) for judge, rows in judges.items()}
     pools = {}
     for pool in (pool for pool in POOLS if not only or pool in only.split(",")):
         pools[f"{name}/{pool}"] = trees = told(f"{name}/{pool}", given[pool])
@@ -214,9 +230,15 @@ FIGURES: dict[str, dict[str, Any]] = {}
 
 
 def told(name: str, mine: Measured) -> Boosted:
-    """Trees grown from everything; the error printed is of those grown from three quarters, on the fourth."""
+    """Trees grown from everything; of tables, the error printed is of three quarters' trees on the fourth.
+
+    Products recorded here are judged by samples that no tree has seen.
+    """
     device_name, _, pool = name.partition("/")
     how = POOLS[pool] if device_name == "h200" else Growth()
+    if device_name == "h200":
+        print(f"{name:24s} n {len(mine.rows):5d}", flush=True)
+        return grow(mine, how.trees, how.clip, how.depth)
     kept = np.random.default_rng(1).random(len(mine.rows)) < 0.75
     held, part = mine.some(~kept), grow(mine.some(kept), how.trees, how.clip, how.depth)
     FIGURES[name] = held.figures(part.logs(held.rows))
@@ -293,9 +315,10 @@ def main() -> None:
     parser.add_argument("--device", default="h200", help="recorded here; none for tables alone")
     parser.add_argument("--only", default="", help="pools of the recorded device, such as half,fp8")
     parser.add_argument("--silicon", type=Path, help="folder with one folder of tables for each device")
+    parser.add_argument("--learn", action="store_true", help="from the judging samples too, for the trees that ship")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
-    pools = recorded(options.device, options.only) if options.device != "none" else {}
+    pools = recorded(options.device, options.only, options.learn) if options.device != "none" else {}
     for name in ("h100-sxm", "a100-sxm-80gb", "b200", "gb200", "l40s") if options.silicon else ():
         pools |= tabled(name, options.silicon)
     if options.write:

@@ -3,8 +3,10 @@
     python benchmarks/fit_selection.py ANSWERS.jsonl.gz... [--share 0.9] [--most 6000] [--write]
 
 Needs scikit-learn, here alone. ``--share`` of the answers is grown from and the rest judges; ``--most`` bounds the
-leaves of a tree; without ``--write`` it only reports. The trees of weight gradients in groups are those of
-``data/recordings/h200/cudnn_groups.jsonl.gz --only wgrad. --share 1.0``; the answers behind the others were not kept.
+leaves of a tree; without ``--write`` it only reports. ``--vote`` leaves a pool's own tree as it is and adds three that
+vote beside it, one from all answers and two from parts of answers and features. The trees of weight gradients in
+groups are those of ``data/recordings/h200/cudnn_groups.jsonl.gz --only wgrad. --share 1.0``; the answers behind the
+others were not kept.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from ridgeline.cost.implicit import CLUSTERED, Choice
-from ridgeline.cost.selection import FILE, LEAF, SLICED, Shape, features, pool_of, text_of
+from ridgeline.cost.selection import FILE, LEAF, SLICED, VOTERS, VOTES, Shape, features, pool_of, text_of
 from ridgeline.resources import data_dir
 
 SIDES = {0: (128, 128), 1: (128, 64), 2: (128, 32), 3: (256, 128), 4: (256, 64), 5: (64, 64), 6: (128, 256),
@@ -41,7 +43,7 @@ ENGINES = {
               "scatter": (25, 2, 1, 3), "simt": (74,), "product": (63,), "fourier": (50,), "winograd": (7,)},
     "wgrad": {"tma": (65, 68, 63), "copy": (49, 50, 33, 34, 47, 48, 45), "warp": (9, 10, 23, 30),
               "plain": (37, 39, 40), "direct": (0,), "shared": (16, 19), "atomic": (20,), "indexed": (1,),
-              "simt": (67,), "product": (62,), "fourier": (18,), "winograd": (17,)},
+              "simt": (67,), "product": (62,), "fourier": (18,), "winograd": (17,), "stencil": (61,)},
 }  # fmt: skip
 """What the engines' kernels are, by the names that ran for 6,000 recorded convolutions. In the trees of dense weight
 gradients, grown before, 16 is told as direct and 19 as winograd."""
@@ -222,6 +224,30 @@ def _pool(grown: Grown, pool: str, rows: list[tuple[Shape, Choice]], share: floa
     print(line + _slice(grown, pool, rows, values, labels, cut), flush=True)
 
 
+def _vote(grown: Grown, pool: str, rows: list[tuple[Shape, Choice]], most: int) -> None:
+    """Trees that vote beside a pool's own: one from all answers, the others each from parts of them."""
+    from sklearn.tree import DecisionTreeClassifier
+
+    values = np.array([features(shape) for shape, _ in rows], np.float32)
+    texts = [text_of(choice) for _, choice in rows]
+    known = sorted(set(texts))
+    numbers = {text: number for number, text in enumerate(known)}
+    labels, chance = np.array([numbers[text] for text in texts]), np.random.RandomState(0)
+    for number, ending in enumerate(VOTERS):
+        part = chance.rand(len(rows)) < (PART if number else 1.0)
+        tree = DecisionTreeClassifier(
+            criterion="entropy", max_features=SEEN if number else None, max_leaf_nodes=most, random_state=number
+        ).fit(values[part], labels[part])
+        flat = _flat(tree, [int(k) for k in tree.classes_])
+        grown.put(f"{pool}{ending}", flat)
+        grown.choices[f"{pool}{ending}"] = known
+        print(f"{pool}{ending:22s} {part.sum():7d} answers, {len(known):3d} choices, {len(flat['feature']):6d} nodes")
+
+
+PART, SEEN = 0.75, 0.5
+"""Shares of the answers and of the features, at each question, that a voter grows from."""
+
+
 def _slice(grown: Grown, pool: str, rows: list[tuple[Shape, Choice]], values: np.ndarray, labels: np.ndarray,
            cut: int) -> str:  # fmt: skip
     """The tree that tells slices from the shape and the choice."""
@@ -246,6 +272,7 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=0.9)
     parser.add_argument("--most", type=int, default=12000, help="leaves of a tree at most")
     parser.add_argument("--only", default="", help="pools whose names contain one of these; the file keeps the others")
+    parser.add_argument("--vote", action="store_true", help="add voters, leave the pools' own trees")
     parser.add_argument("--write", action="store_true")
     args = parser.parse_args()
     pools: dict[str, list[tuple[Shape, Choice]]] = defaultdict(list)
@@ -259,12 +286,16 @@ def main() -> None:
     grown = Grown()
     for pool in sorted(pools):
         if any(part in pool for part in args.only.split(",")):
-            _pool(grown, pool, pools[pool], args.share, args.most)
+            if args.vote:
+                _vote(grown, pool, pools[pool], args.most)
+            else:
+                _pool(grown, pool, pools[pool], args.share, args.most)
     if args.write:
-        if args.only:
-            grown.keep(data_dir() / FILE)
-        grown.write(data_dir() / FILE)
-        print(f"{(data_dir() / FILE).stat().st_size / 1e3:.0f} kB in {FILE}")
+        path = data_dir() / (VOTES if args.vote else FILE)
+        if args.only and path.is_file():
+            grown.keep(path)
+        grown.write(path)
+        print(f"{path.stat().st_size / 1e3:.0f} kB in {path.name}")
 
 
 if __name__ == "__main__":

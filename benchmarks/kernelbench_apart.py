@@ -12,6 +12,9 @@ the largest value apart and not *close*, that is elementwise within 1e-4, absolu
 rule for float32, which eager PyTorch itself need not keep against float64: it convolves in TensorFloat-32). The
 search's own proof is against float64. Where ``torch.compile`` is wrong by this rule, it is no rival.
 
+With ``--go`` workers import and wait for a file; with ``--warm`` they meanwhile search the problems named there, beside
+whoever else uses the device, for nothing but what compilers remember on disk. Figures of that are thrown away.
+
 ``--folder`` is a checkout of the public benchmark (``level1`` to ``level3``); without it the problems of
 ``kernelbench_like.py`` are taken. ``--problems`` are names in order; without them every n-th of each level.
 """
@@ -60,6 +63,10 @@ COMPILE_S = {1: 6.0, 2: 12.0, 3: 30.0}
 """What is left for torch.compile after a search that had no time for it."""
 
 
+WARM = "warm "
+"""Before the name of a problem that is told to a worker early."""
+WARM_FRAC = 0.05
+"""Of the device's memory, what one worker may take meanwhile: others are at work there."""
 WORTH_S = {"1": 14.0, "2": 18.0, "3": 35.0}
 """With less than this left, by level, a problem is not begun."""
 
@@ -71,6 +78,7 @@ class Still(like.Turn):
         super().__init__(lock)
         self.others = Path(shared + ".pids")
         self.doing, self.since, self.held_s = "else", 0.0, dict[str, float]()
+        self.warming_until: Path | None = None  # while nothing is measured: the file that ends it
         with open(shared, "r+b") as file:
             self.memory = mmap.mmap(file.fileno(), SHARED_BYTES)
 
@@ -98,6 +106,10 @@ class Still(like.Turn):
         if self.held:
             self.held_s[self.doing] = self.held_s.get(self.doing, 0.0) + now - self.since
         self.since = now
+
+    @property
+    def warmed_enough(self) -> bool:
+        return self.warming_until is not None and self.warming_until.exists()
 
     def doing_so(self, what: str, call: Callable[..., Any]) -> Callable[..., Any]:
         """The call, its share of the lock's time noted under this name."""
@@ -132,6 +144,15 @@ class Still(like.Turn):
         """The device and the host for this process alone."""
         held = self.held
         self.take()
+        try:
+            with contextlib.nullcontext() if self.warming_until else self._others_stopped():
+                yield
+        finally:
+            if not held:
+                self.give()
+
+    @contextlib.contextmanager
+    def _others_stopped(self) -> Iterator[None]:
         began = time.time()
         self.memory[8:16] = struct.pack("d", began)
         signal_all(self.others, signal.SIGSTOP, but=os.getpid())
@@ -141,8 +162,6 @@ class Still(like.Turn):
         finally:
             signal_all(self.others, signal.SIGCONT, but=os.getpid())
             self.memory[:16] = struct.pack("dd", self.stopped_s + time.time() - began, 0.0)
-            if not held:
-                self.give()
 
 
 def signal_all(pids: Path, sent: signal.Signals, but: int = 0) -> None:
@@ -165,6 +184,8 @@ def share_the_device(turn: Still) -> None:
         return turn.waited_s + turn.stopped_s
 
     def left(self: Any) -> float:
+        if turn.warmed_enough:
+            return 0.0
         return left_s(self) + outside_s() - self.__dict__.setdefault("outside_before_s", outside_s())
 
     def last(self: Any) -> Any:
@@ -279,6 +300,19 @@ def looked_at(problem: like.Problem, device: torch.device, asked: argparse.Names
     row.stopped_s = turn.stopped_s - stopped_s
     row.search["fallbacks"] = dict(fast.fallbacks)
     return row
+
+
+def warm(problem: like.Problem, device: torch.device, asked: argparse.Namespace, turn: Still) -> None:
+    """The problem compiled and searched before its time: what takes a compiler seconds is on disk then."""
+    import ridgeline
+
+    case = Case(problem, device, asked.scale)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        case.run(torch.compile(case.model), case.args)
+        turn.take()
+        budget_s = asked.each_s.get(problem.name) or asked.each_s[str(problem.level)]
+        ridgeline.optimize(case.model, case.args, budget_s=budget_s, use_cache=False)
 
 
 def told(receipt: Any) -> dict[str, Any]:
@@ -408,6 +442,9 @@ def work(asked: argparse.Namespace) -> None:
     problems = {problem.name: problem for problem in like.PROBLEMS}
     for line in sys.stdin:
         name = line.strip()
+        if name.startswith(WARM):
+            warm_only(problems[name.removeprefix(WARM)], device, asked, turn)
+            continue
         try:
             row = looked_at(problems[name], device, asked, turn)
         except Exception as error:  # what fails is a result too
@@ -416,10 +453,35 @@ def work(asked: argparse.Namespace) -> None:
             turn.give()
         made = {name: getattr(row, name) for name in row.__slots__}
         print(MARK + json.dumps(made, default=str), flush=True)
-        torch._dynamo.reset()
-        gc.collect()
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+        forget(device)
+
+
+def warm_only(problem: like.Problem, device: torch.device, asked: argparse.Namespace, turn: Still) -> None:
+    turn.warming_until, began, why = asked.go, time.time(), ""
+    try:
+        limit_memory(device, WARM_FRAC)
+        warm(problem, device, asked, turn)
+    except Exception as error:  # it will fail again where it counts, and be written down there
+        why = repr(error)[:200]
+    finally:
+        turn.give()
+        turn.warming_until = None
+    forget(device)
+    limit_memory(device, 1.0)
+    print(MARK + json.dumps({"warmed": problem.name, "s": time.time() - began, "why": why}), flush=True)
+
+
+def limit_memory(device: torch.device, frac: float) -> None:
+    if device.type == "cuda":
+        torch.cuda.set_per_process_memory_fraction(frac)
+
+
+def forget(device: torch.device) -> None:
+    """What a problem leaves in this process."""
+    torch._dynamo.reset()
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 # the parent ---------------------------------------------------------------------------------------------------------
@@ -432,6 +494,7 @@ class Worker:
         passed = ["--scale", str(asked.scale), "--out", str(asked.out), "--worker", "--lock", lock, "--shared", shared]
         passed += ["--folder", str(asked.folder)] if asked.folder else []
         passed += ["--each-s", json.dumps(asked.each_s)]
+        passed += ["--go", str(asked.go)] if asked.go else []
         settings = {"TORCHINDUCTOR_COMPILE_THREADS": "2", "OMP_NUM_THREADS": "2"}
         self.log, self.seen, self.doing, self.since = place / f"{num}.log", 0, "", 0.0
         self.ready = False
@@ -451,10 +514,14 @@ class Worker:
         found = [json.loads(line.removeprefix(MARK)) for line in lines[self.seen :]]
         self.seen = len(lines)
         self.ready = self.ready or bool(found)
-        rows = [each for each in found if "ready" not in each]
-        if rows:
+        told = [each for each in found if "ready" not in each]
+        if told:
             self.doing = ""
-        return rows
+        for each in told:
+            if "warmed" in each:
+                said = f"warmed {each['warmed']} {each['s']:.0f} s {each['why']}"
+                print(f"{time.strftime('%H:%M:%S')} {said}", flush=True)
+        return [each for each in told if "warmed" not in each]
 
     @property
     def alive(self) -> bool:
@@ -512,8 +579,12 @@ def lead(asked: argparse.Namespace) -> None:
 
 def begin(asked: argparse.Namespace, workers: list[Worker], shared: Path) -> float:
     """When all ends. With ``--go`` the clock starts when that file is there, and imports are over before."""
-    waited_from = time.time()
+    waited_from, early = time.time(), asked.warm.split(";") if asked.warm else []
     while asked.go and not asked.go.exists() and time.time() - waited_from < LONGEST_WAIT_S:
+        for worker in workers:
+            worker.news()
+            if early and worker.ready and worker.alive and not worker.doing:
+                worker.tell(WARM + early.pop(0))
         time.sleep(0.05)
     until = time.time() + asked.budget_s
     with shared.open("r+b") as file:
@@ -528,7 +599,7 @@ def begin(asked: argparse.Namespace, workers: list[Worker], shared: Path) -> flo
 
 def hand_out(workers: list[Worker], waiting: list[tuple[str, float]], needs: dict[str, float], left_s: float) -> None:
     waiting[:] = [each for each in waiting if left_s > level_of(WORTH_S, each[0])]
-    used = sum(needs[worker.doing] for worker in workers if worker.doing and worker.alive)
+    used = sum(needs.get(worker.doing.removeprefix(WARM), 0.0) for worker in workers if worker.alive)
     for worker in workers:
         if not (worker.ready and worker.alive and not worker.doing):
             continue
@@ -604,6 +675,7 @@ def main() -> None:
     parser.add_argument("--each-s", default=json.dumps(EACH_S), help="seconds of a search by level or name, as JSON")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--go", type=Path, help="a file: workers import, and begin when it is there")
+    parser.add_argument("--warm", default="", help="names to compile while that file is waited for, as --problems")
     for name in ("--lock", "--shared"):
         parser.add_argument(name, default="", help=argparse.SUPPRESS)
     asked = parser.parse_args()

@@ -1,4 +1,5 @@
-"""The last product of a language model whose vocabulary is odd (50,257 words), every way that computes it.
+"""The last product of a language model whose vocabulary is odd (50,257 words), every way that computes it; and images
+made larger by lines between pixels, by the library and by our kernel.
 
     python benchmarks/odd_head.py --out OUT [--budget-s 20]
 
@@ -19,8 +20,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ridgeline import kernels
-from ridgeline.optimizer.padding import padded_linear
+from ridgeline.optimizer import padding
 
+IMAGES = (
+    (8, 768, 16, 128, True),
+    (8, 768, 64, 128, True),
+    (8, 150, 128, 512, False),
+    (8, 19, 128, 512, False),
+    (4, 256, 32, 64, True),
+)
+"""Images, channels, pixels across before and after, and whether channels lie beside each other."""
 SIZES = ((4096, 1024, 50257), (2048, 1024, 50265), (4096, 768, 30522), (4096, 768, 30524))
 NUM = 4
 
@@ -29,25 +38,33 @@ def ways(x: Tensor, w: Tensor) -> dict[str, Callable[[], Tensor]]:
     """Every way, by name; those in parentheses are parts of one."""
     rows, outputs = x.shape[0], w.shape[0]
     wide = -(-outputs // 64) * 64
-    room, turned = x.new_empty(rows, wide), x.new_empty(x.shape[1], wide)
-    turned[:, :outputs].copy_(w.t())
+    room = x.new_zeros(rows, wide)
     padded = F.pad(w, (0, 0, 0, wide - outputs))
 
-    def into_room() -> Tensor:
-        return torch.mm(x, w.t(), out=room[:, :outputs])
+    whole = outputs - outputs % 64
+
+    def parts() -> Tensor:
+        torch.mm(x, w[:whole].t(), out=room[:, :whole])
+        torch.mm(x, w[whole:].t(), out=room[:, whole:outputs])
+        return room[:, :outputs]
 
     return {
-        "plain": lambda: F.linear(x, w),
-        "padded, copied": lambda: padded_linear(x, w),
+        "(parts)": parts,
+        "parts, tightened": lambda: kernels.tighten(parts()),
+        "(tightening)": lambda: kernels.tighten(room[:, :outputs]),
+        "(the few)": lambda: torch.mm(x, w[whole:].t(), out=room[:, whole:outputs]),
+        "padded, copied": lambda: padding._padded(x, w, None),
         "(padded before, not copied)": lambda: F.linear(x, padded)[:, :outputs],
-        "(into wide rows)": into_room,
-        "into wide rows, copied": lambda: into_room().contiguous(),
-        "(turned before)": lambda: torch.mm(x, turned[:, :outputs]),
-        "turned here": lambda: torch.mm(x, turned[:, :outputs].copy_(w.t())),
-        "(turning)": lambda: turned[:, :outputs].copy_(w.t()),
         "(copying)": lambda: room[:, :outputs].contiguous(),
-        "ours": lambda: kernels.matmul(x, w.t()),
-        "ours, linear": lambda: kernels.linear(x, w),
+        "plain": lambda: F.linear(x, w),
+    }
+
+
+def resized(x: Tensor, size: int) -> dict[str, Callable[[], Tensor]]:
+    apart = x.shape[2] / size
+    return {
+        "library": lambda: F.interpolate(x, size=(size, size), mode="bilinear", align_corners=False),
+        "ours": lambda: kernels.resize(x, size, size, False, apart, apart),
     }
 
 
@@ -76,27 +93,56 @@ def main() -> None:
     parser.add_argument("--budget-s", type=float, default=20.0)
     asked = parser.parse_args()
     asked.out.mkdir(parents=True, exist_ok=True)
-    began, found = time.monotonic(), []
+    book = Book(asked.out / "odd_head.json", time.monotonic() + asked.budget_s)
+    _images(book)
+    _heads(book)
+
+
+class Book:
+    """What was found, written down at once, until the time is over."""
+
+    def __init__(self, path: Path, until: float) -> None:
+        self.path, self.until, self.found = path, until, list[dict[str, Any]]()
+
+    def add(self, row: dict[str, Any], call: Callable[[], Tensor], wanted: Callable[[Tensor], float | None]) -> None:
+        """Seconds of one way, and how far it is from what is wanted; nothing once the time is over."""
+        if time.monotonic() > self.until:
+            return
+        try:
+            row["apart"] = wanted(call())
+            row["s"] = seconds(call)
+        except Exception as error:  # a way that fails leaves the others
+            row["error"] = f"{type(error).__name__}: {error}"[:200]
+        self.found.append(row)
+        print(row, flush=True)
+        self.path.write_text(json.dumps(self.found))
+        torch.cuda.empty_cache()
+
+
+def _images(book: Book) -> None:
+    for batch, channels, before, after, last in IMAGES:
+        torch.manual_seed(0)
+        x = torch.randn(batch, channels, before, before, device="cuda", dtype=torch.bfloat16)
+        x = x.contiguous(memory_format=torch.channels_last) if last else x
+        wanted = F.interpolate(x[:1].float(), size=(after, after), mode="bilinear", align_corners=False)
+        for name, call in resized(x, after).items():
+            shape = {"image": (batch, channels, before, after), "last": last, "way": name}
+            book.add(shape, call, lambda found, wanted=wanted: float((found[:1].float() - wanted).abs().max()))  # type: ignore[misc]
+
+
+def _heads(book: Book) -> None:
     for rows, inputs, outputs in SIZES:
         torch.manual_seed(0)
         x = torch.randn(rows, inputs, device="cuda", dtype=torch.bfloat16)
         w = torch.randn(outputs, inputs, device="cuda", dtype=torch.bfloat16) * inputs**-0.5
         wanted = x[:64].float() @ w.float().t()
+
+        def apart(result: Tensor, wanted: Tensor = wanted, rows: int = rows) -> float | None:
+            same = result.shape == (rows, wanted.shape[1])
+            return float((result[:64].float() - wanted).abs().max()) if same else None
+
         for name, call in ways(x, w).items():
-            if time.monotonic() - began > asked.budget_s:
-                return
-            row: dict[str, Any] = {"rows": rows, "inputs": inputs, "outputs": outputs, "way": name}
-            try:
-                result = call()
-                if result.shape == (rows, outputs) and not name.startswith("(turning") and name != "(copying)":
-                    row["apart"] = float((result[:64].float() - wanted).abs().max())
-                row["s"] = seconds(call)
-            except Exception as error:  # a way that fails leaves the others
-                row["error"] = f"{type(error).__name__}: {error}"[:200]
-            found.append(row)
-            print(row, flush=True)
-            (asked.out / "odd_head.json").write_text(json.dumps(found))
-            torch.cuda.empty_cache()
+            book.add({"rows": rows, "inputs": inputs, "outputs": outputs, "way": name}, call, apart)
 
 
 if __name__ == "__main__":

@@ -64,6 +64,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--again", action="store_true", help="Also time a second optimize of the same model.")
     parser.add_argument("--rivals", action="store_true", help="Also torch.compile and max-autotune, on a fresh model.")
     parser.add_argument("--untuned", action="store_true", help="Of the rivals not max-autotune, which takes minutes.")
+    parser.add_argument("--rungs", nargs="*", default=[], help="Candidates to try, by name, and no others.")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--one", default="", help=argparse.SUPPRESS)
     parser.add_argument("--lock", default="", help=argparse.SUPPRESS)
@@ -105,7 +106,8 @@ def _parent(asked: argparse.Namespace) -> None:
 def _started(name: str, asked: argparse.Namespace, lock: str, until: float) -> subprocess.Popen[str]:
     command = [sys.executable, __file__, "--one", name, "--budget-s", str(asked.budget_s), "--lock", lock,
                "--device", asked.device, "--out", str(asked.out), "--until", str(until),
-               *(f"--{name}" for name in ("again", "rivals", "untuned") if getattr(asked, name))]  # fmt: skip
+               *(f"--{name}" for name in ("again", "rivals", "untuned") if getattr(asked, name)),
+               *(("--rungs", *asked.rungs) if asked.rungs else ())]  # fmt: skip
     threads = max(4, (os.cpu_count() or 8) // asked.jobs)
     settings = {"TORCHINDUCTOR_COMPILE_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2",
                 "RIDGELINE_CACHE": tempfile.mkdtemp()}  # fmt: skip
@@ -233,6 +235,10 @@ def _measured(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
     searching.Search.left_s = left
     searching.Search._note = _told(asked, searching.Search._note)
+    if asked.rungs:
+        searching.Ladder.rungs = _only(frozenset(asked.rungs), searching.Ladder.rungs)
+    tables: dict[str, Any] = {}
+    searching.regions_of = _with_tables(searching.regions_of, tables)
     began = time.perf_counter()
     fast = rl.optimize(work["model"], work["args"], work["kwargs"], mode=work["mode"], budget_s=asked.budget_s)
     optimize_s = time.perf_counter() - began - turn.waited_s
@@ -246,7 +252,7 @@ def _measured(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
         "optimize_s": optimize_s, "receipt": fast.receipt.to_dict(), "text": str(fast.receipt),
         "fallbacks": type(fast).fallbacks.fget(fast) if hasattr(type(fast), "fallbacks") else {},
     }  # fmt: skip
-    found["contests"] = _contests()
+    found |= {"contests": _contests(), "kernels": tables}
     if "decode-static" in asked.one and track.device.type == "cuda":
         found["split"] = _split(work, fast)
     turn.give()
@@ -264,14 +270,14 @@ def _measured(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
 def _contests() -> dict[str, Any]:
     """Milliseconds of every way that was raced when a shape was first run, by rewrite and problem."""
     from ridgeline.optimizer import padding
-    from ridgeline.optimizer.rewrites import chains, epilogue, pointwise, positions, resizes, shifted, stems
+    from ridgeline.optimizer.rewrites import chains, epilogue, pointwise, positions, resizes, shifted, stems, sums
 
     return {
         module.__name__.rpartition(".")[2]: {
             str(key): {way: round(1e3 * seconds, 4) for way, seconds in found.items()}
             for key, found in module.CONTEST.seconds.items()
         }
-        for module in (chains, epilogue, padding, pointwise, positions, resizes, shifted, stems)
+        for module in (chains, epilogue, padding, pointwise, positions, resizes, shifted, stems, sums)
     }
 
 
@@ -289,6 +295,21 @@ def _split(work: dict[str, Any], fast: Any) -> dict[str, Any]:
     book = Book()
     decode_split.look(book, work["model"], fast, work["kwargs"])
     return dict(book)
+
+
+def _only(wanted: frozenset[str], rungs: Any) -> Any:
+    """The rungs that were asked for; the others are noted as skipped."""
+    from ridgeline.optimizer.backend import Report
+    from ridgeline.optimizer.candidate import Built
+
+    def chosen(ladder: Any, search: Any) -> Iterator[Any]:
+        for rung in rungs(ladder, search):
+            if rung.candidate.name in wanted:
+                yield rung
+            else:
+                search._note(Built(rung.candidate, search.problem.model, Report()), "skipped", "not asked for")
+
+    return chosen
 
 
 def _told(asked: argparse.Namespace, note: Any) -> Any:
@@ -335,6 +356,19 @@ def _with_rivals(asked: argparse.Namespace, found: dict[str, Any], track: Any, f
         found = found | {"loop": loop, "median": median, f"{who} compile_s": time.perf_counter() - began}
         found["kernels"] = found.get("kernels", {}) | tables
         yield found
+
+
+def _with_tables(regions_of: Any, tables: dict[str, Any]) -> Any:
+    """What a search asks at its end, with tables of the kernels of torch.compile and of the result besides."""
+
+    def asked(track: Any, eager: Any, best: Any, stock: Any) -> Any:
+        for who, each in {"ridgeline": best, "torch.compile": stock}.items():
+            if each is not None:
+                with each.switched() as call:
+                    tables[who] = _kernels(track, call)
+        return regions_of(track, eager, best, stock)
+
+    return asked
 
 
 def _kernels(track: Any, call: Any, num: int = 40) -> list[tuple[str, int, float]] | str:

@@ -20,7 +20,10 @@ from ridgeline.findings.calibration import HOST_RULES, NOISE
 from ridgeline.findings.score import NAMES
 from ridgeline.profiler.recordings import Planted, planted_cases, planted_folder, second_fixes
 
-SUITES = ("fresh", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh", "twelfth")
+SUITES = (
+    *("fresh", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh", "twelfth"),
+    "thirteenth",
+)
 ALLOWED = {"f3bd770": 0.5, "447759c": 0.5}
 """Of the spread, already in what those rules promised; later ones have all of it and their slack."""
 PRIOR = 20

@@ -3,6 +3,7 @@
     python benchmarks/record_products.py --out DIR [--seconds 22]      on the GPU: about 95 s for everything
     python benchmarks/record_products.py --out DIR --odd 4             only asking, only odd rows and wide elements
     python benchmarks/record_products.py --out DIR --part odd-times    only timing, only odd rows and wide elements
+    python benchmarks/record_products.py --out DIR --part general-times  only timing, as products are judged
     python benchmarks/record_products.py --file DIR [--device h200]    afterwards
 
 Products are captured into a graph that never runs: its nodes name every kernel with its grid, some ten thousand shapes
@@ -42,6 +43,7 @@ MAX_ANSWERS = 120_000  # of one capturing process: what four of them write stays
 CHUNK, RUNS, REPEATS = 200, 3, 15
 ELEMENTS = 1 << 29  # of every operand's buffer
 KERNEL, MEMSET, RELAXED = 0, 2, 2  # numbers of the driver's interface
+VECTORS_FRAC, GEMM_FRAC = 0.25, 0.75
 DTYPES = ("bf16", "fp16", "fp32", "tf32", "fp8")
 LAYOUTS = ("nt", "nn", "tn")
 Nodes = list[tuple[str, tuple[int, ...]]]
@@ -109,6 +111,18 @@ def odd_product(rng: random.Random) -> Point | None:
     if point.dtype in ("bf16", "fp16") and alignment(problem, point.dtype) == 8:
         return None
     return Point(point.kind, point.dtype, "fwd", "cublas", shape)
+
+
+def general_product(rng: random.Random) -> Point | None:
+    """A product as they are judged, forward; one in four has a single row, which few of those have."""
+    if rng.random() < VECTORS_FRAC:
+        dtype = rng.choices(("bf16", "fp16", "fp32", "tf32"), (64, 12, 18, 6))[0]
+        shape = {"m": 1, "n": surveys._size(rng, 16, 16384), "k": surveys._size(rng, 16, 16384)}
+        return Point("gemm", dtype, "fwd", "cublas", {**shape, "layout": rng.choices(LAYOUTS, (57, 38, 5))[0]})
+    point = surveys._general_gemm(rng) if rng.random() < GEMM_FRAC else surveys._general_bmm(rng)
+    if point is None:
+        return None
+    return Point(point.kind, point.dtype, "fwd", "cublas", {"layout": "nt", **point.shape})
 
 
 _WIDTHS = (512, 768, 1024, 1280, 1536, 2048, 2560, 2880, 3072, 3584, 4096, 5120, 6144, 7168, 8192, 11008, 12288, 14336,
@@ -409,7 +423,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--file", type=Path)
     parser.add_argument("--device", default="h200")
-    parser.add_argument("--part", choices=("capture", "odd", "times", "odd-times", "convs"))
+    parser.add_argument("--part", choices=("capture", "odd", "times", "odd-times", "general-times", "convs"))
     parser.add_argument("--odd", type=int, default=0, help="so many processes ask for odd products; nothing is timed")
     parser.add_argument("--seed", type=int, default=6001)
     parser.add_argument("--seconds", type=float, default=22.0, help="time for each of the three parts")
@@ -430,6 +444,8 @@ def main() -> None:
         time_many(options.out / "products.jsonl.gz", options.seed, options.seconds)
     elif options.part == "odd-times":
         time_many(options.out / "odd_times.jsonl.gz", options.seed, options.seconds, odd_product)
+    elif options.part == "general-times":
+        time_many(options.out / "odd_times.jsonl.gz", options.seed, options.seconds, general_product)
     elif options.part == "convs":
         time_convs(options.out / "convs.jsonl.gz", options.seed, options.seconds)
     elif options.odd:

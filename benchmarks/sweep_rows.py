@@ -1,6 +1,7 @@
 """Launch configurations of row kernels side by side: each is first compared with the reference, then timed in turns.
 
     python benchmarks/sweep_rows.py --out results --budget-s 60 --parts four_warps,quantizing
+    python benchmarks/sweep_rows.py --pack kernels --jobs 12 --parts four_warps   (compiles, without a device)
     python benchmarks/sweep_rows.py --table data/recordings/h200/rows_sweep1.json.gz
 
 Every configuration of a case sees the same inputs and the same gradients of its results, and memory full of NaN where
@@ -217,31 +218,6 @@ def groups_whole() -> Iterator[Sweep]:
         yield Sweep("group_norm.streamed", "group_norm", "fwd", of, tried)
 
 
-def whole() -> Iterator[Sweep]:
-    """Softmax of rows that one multiprocessor holds whole."""
-    from ridgeline.kernels.contract import case
-    from ridgeline.kernels.softmax.config import Shares
-    from ridgeline.kernels.softmax.config import Whole as H
-
-    for rows, cols, tried in ((4096, 50304, (H(16, 2), H(32, 2))), (2048, 65536, (H(16, 1), H(32, 1))),
-                              (8192, 24000, (H(16, 2), H(16, 4))), (4096, 32768, (H(16, 3),)),
-                              (4096, 40000, (H(16, 2),))):  # fmt: skip
-        in_shares = Shares(8, 16, 3, 1) if cols <= 32768 else Shares(8, 4, 4, 3, kept=True)
-        of = case("bfloat16", rows=rows, cols=cols)
-        yield Sweep("softmax.forward", "softmax", "fwd", of, (in_shares, *tried))
-
-
-def pairs() -> Iterator[Sweep]:
-    """Softmax of rows that a program holds whole, one program of sixteen warps a multiprocessor, or two of eight."""
-    from ridgeline.kernels.contract import case
-    from ridgeline.kernels.softmax.config import Whole as H
-
-    for rows, cols, tried in ((8192, 24000, (H(16, 2), H(8, 2, 2))), (8192, 16384, (H(8, 3, 2), H(8, 2, 3))),
-                              (8192, 20000, (H(8, 2, 2),)), (8192, 28000, (H(16, 2), H(8, 2, 2))),
-                              (16384, 12288, (H(8, 3, 3), H(8, 2, 3), H(4, 2, 4)))):  # fmt: skip
-        yield Sweep("softmax.forward", "softmax", "fwd", case("bfloat16", rows=rows, cols=cols), tried)
-
-
 def scales() -> Iterator[Sweep]:
     """Norms to fp8 with a scale a block of 128, whose scales are no longer divided."""
     from ridgeline.kernels.contract import case
@@ -387,6 +363,106 @@ def fewer() -> Iterator[Sweep]:
         yield Sweep("gated.backward", "swiglu", "bwd", of, (*leaving(P(1024, 4), P(512, 4)), P(2048, 8), P(512, 2)))
 
 
+def packed() -> Iterator[Sweep]:
+    """Softmax of rows that a program holds two numbers a word, several programs a multiprocessor."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.softmax.config import Packed as P
+    from ridgeline.kernels.softmax.config import Shares
+    from ridgeline.kernels.softmax.config import Softmax as S
+
+    last = "evict_last"
+    held, shares = S(1, 4, 4096, 16, reads=last), Shares(8, 4, 4, 3, kept=True)
+    for dtype, rows, cols, tried in (
+        ("bfloat16", 8192, 16384, (held, P(8, 0, 3), P(8, 3, 4, last))),
+        ("bfloat16", 8192, 14336, (held, P(8, 0, 4, last))), ("bfloat16", 600, 16384, (held,)),
+        ("bfloat16", 8192, 20000, (S(1, 5, 4096, 16, reads=last), P(8, 3, 3, last), P(8, 2, 3))),
+        ("bfloat16", 300, 20000, (S(1, 5, 4096, 16), P(16, 0, 2))),
+        ("bfloat16", 8192, 24000, (P(16, 0, 2), Shares(8, 16, 3, 1))), ("bfloat16", 300, 24000, (shares,)),
+        ("bfloat16", 4096, 32768, (P(16, 8, 2), Shares(8, 16, 3, 1))), ("bfloat16", 300, 32768, (Shares(8, 16, 3, 1),)),
+        ("bfloat16", 4096, 50257, (P(16, 13, 2), shares)), ("float16", 8192, 32001, (P(16, 8, 2), shares)),
+        ("bfloat16", 2048, 65536, (P(16, 12, 2), shares)), ("bfloat16", 300, 65536, (shares,)),
+        ("bfloat16", 4096, 57344, (P(16, 13, 2), P(16, 10, 2, last))),
+    ):  # fmt: skip
+        yield Sweep("softmax.forward", "softmax", "fwd", case(dtype, rows=rows, cols=cols), tried)
+
+
+def shares_packed() -> Iterator[Sweep]:
+    """Softmax of rows that several programs share, each of which holds its share two numbers a word."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.softmax.config import Packed as P
+
+    last = "evict_last"
+    most = (P(8, 0, 3, last, pieces=8), P(8, 0, 3, pieces=8), P(16, 4, 2, last, pieces=8), P(16, 0, 2, last, pieces=6),
+            P(8, 0, 4, last, pieces=6), P(4, 0, 6, last, pieces=8))  # fmt: skip
+    for dtype, rows, cols, tried in (
+        ("bfloat16", 1024, 131072, most), ("bfloat16", 2048, 128256, most[:4]), ("bfloat16", 512, 262144, most[:4]),
+        ("bfloat16", 2048, 80000, most[:4]), ("float16", 2048, 151936, most[:3]), ("bfloat16", 2048, 65536, most[:2]),
+        ("bfloat16", 64, 128256, most[:2]), ("bfloat16", 4, 262144, most[:2]),
+    ):  # fmt: skip
+        yield Sweep("softmax.forward", "softmax", "fwd", case(dtype, rows=rows, cols=cols), tried)
+
+
+def losses_packed() -> Iterator[Sweep]:
+    """Cross-entropy of rows held two logits a word, and as float32 numbers or in blocks."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.cross_entropy.config import Forward as F
+    from ridgeline.kernels.cross_entropy.config import Packed as P
+    from ridgeline.kernels.cross_entropy.config import Short as W
+
+    tried = {
+        (32768, 3000): (W(1, 6, 512, 2, 3, 12), P(2, 16), P(4, 12, True)),
+        (16384, 5000): (W(1, 10, 512, 2, 3, 8), P(4, 8), P(4, 12, True)),
+        (8192, 7168): (P(4, 8, True), P(4, 8), P(8, 6, True)),
+        (16384, 10000): (W(1, 10, 1024, 4, 3, 4), P(8, 5), P(8, 4, True)),
+        (8192, 12000): (F(4096, 4, 1, 1, True), P(8, 4), P(4, 6, True)),
+        (8192, 13000): (F(4096, 4, 1, 1, True), P(8, 4, True)),
+        (8192, 20000): (F(4096, 4, 1, 1), P(8, 3)),
+        (32768, 4096): (W(1, 8, 512, 2, 3, 12), P(2, 16, True), P(4, 10)),
+        (16384, 8192): (W(1, 8, 1024, 4, 3, 6), P(4, 8, True)),
+        (65536, 2048): (P(1, 24), P(2, 16)),
+    }
+    for (rows, cols), configs in tried.items():
+        kernel = "cross_entropy.short" if cols <= 2048 else "cross_entropy.forward"
+        yield Sweep(kernel, "cross_entropy", "fwd", case("bfloat16", rows=rows, cols=cols), configs)
+
+
+def groups_packed() -> Iterator[Sweep]:
+    """GroupNorm with a share of a group a program, held two numbers a word."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.group_norm.config import Packed as P
+    from ridgeline.kernels.group_norm.config import Whole as H
+
+    last = "evict_last"
+    long = (P(8, 4, 4), P(8, 4, 4, last), P(8, 8, 3), P(8, 6, 3), P(4, 8, 6), P(4, 4, 8), P(16, 4, 2))
+    for batch, channels, side, tried in (
+        (4, 512, 128, long), (16, 512, 128, long[:5]), (32, 320, 56, (*long, P(16, 8, 2))),
+        (32, 320, 64, (*long[:5], P(16, 5, 2))), (16, 640, 64, long[:4]), (16, 320, 96, long[:4]),
+        (64, 640, 32, (P(8, 5, 4), P(8, 10, 2), P(16, 5, 2), P(4, 5, 8), H(8, 2, 2))),
+        (64, 1280, 16, (P(8, 5, 3), P(4, 5, 8), P(4, 10, 4), P(8, 5, 4), H(4, 2, 4))),
+        (8, 512, 64, (P(8, 4, 4), P(4, 4, 8), P(8, 8, 3))), (8, 320, 64, (P(8, 4, 4), P(16, 5, 2))),
+    ):  # fmt: skip
+        of = case("bfloat16", batch=batch, channels=channels, side=side, groups=32)
+        yield Sweep("group_norm.streamed", "group_norm_silu", "fwd", of, tried)
+    for batch, channels, side in ((4, 512, 128), (16, 512, 128), (32, 320, 56)):
+        of = case("float16", batch=batch, channels=channels, side=side, groups=32)
+        yield Sweep("group_norm.streamed", "group_norm", "fwd", of, long[:3])
+
+
+def stages() -> Iterator[Sweep]:
+    """LayerNorm to fp8 in blocks of 128 with fewer rows on their way, and with more."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.rms_norm_quant.config import Tile
+
+    for rows, cols, tried in (
+        (16384, 4096, (Tile(1, 1, 4096, 4, 4, 4), Tile(1, 1, 4096, 4, 5, 4))),
+        (8192, 8192, (Tile(1, 1, 8192, 8, 4, 2), Tile(1, 1, 8192, 8, 5, 2))),
+        (8192, 6144, (Tile(1, 6, 1024, 4, 4, 3), Tile(1, 6, 1024, 4, 5, 3))),
+        (16384, 5120, (Tile(1, 5, 1024, 4, 4, 3), Tile(1, 5, 1024, 4, 5, 3))),
+    ):
+        of = case("bfloat16", rows=rows, cols=cols, kind="float8_e4m3fn", block=128)
+        yield Sweep("layer_norm_quant", "layer_norm_quant", "fwd", of, tried)
+
+
 PARTS: dict[str, Callable[[], Iterator[Sweep]]] = {
     "four_warps": four_warps,
     "quantizing": quantizing,
@@ -396,8 +472,6 @@ PARTS: dict[str, Callable[[], Iterator[Sweep]]] = {
     "heads": heads,
     "last": last,
     "long_backward": long_backward,
-    "whole": whole,
-    "pairs": pairs,
     "leaving": leaving,
     "groups_whole": groups_whole,
     "scales": scales,
@@ -405,6 +479,11 @@ PARTS: dict[str, Callable[[], Iterator[Sweep]]] = {
     "fewer": fewer,
     "shares_early": shares_early,
     "odd_backward": odd_backward,
+    "packed": packed,
+    "shares_packed": shares_packed,
+    "losses_packed": losses_packed,
+    "groups_packed": groups_packed,
+    "stages": stages,
 }
 
 
@@ -476,8 +555,20 @@ def checked(sweep: Sweep, configs: list[Any], device: Any) -> dict[Any, list[str
     return found
 
 
+READ = "bare read"
+"""Stands among configurations for a kernel that reads as many bytes and does nothing else."""
+
+
+def reading(num_bytes: int, device: Any) -> Callable[[], None]:
+    import reading
+    import torch
+
+    return reading.run(torch.ones(num_bytes // 4, dtype=torch.int32, device=device), 8, 4096, 1, "")
+
+
 def timed(sweep: Sweep, configs: list[Any], flush: Any, device: Any) -> tuple[dict[Any, list[float]], int]:
-    """Seconds of every round of every configuration, and of a copy of as many bytes (None); and those bytes."""
+    """Seconds of every round of every configuration, and of a copy of as many bytes (None), and, where next to nothing
+    is written, of a bare read; and those bytes."""
     import torch
 
     from ridgeline.bench.race import HEAD_START_CYCLES, moved_bytes, runner
@@ -491,7 +582,8 @@ def timed(sweep: Sweep, configs: list[Any], flush: Any, device: Any) -> tuple[di
     num_bytes = moved_bytes(trial, args, sweep.phase)
     source = torch.empty(num_bytes // 8, dtype=torch.int32, device=device)
     target = torch.empty_like(source)
-    marks: dict[Any, list[Any]] = {config: [] for config in [*configs, None]}
+    bare = reading(num_bytes, device) if sweep.name == "cross_entropy" and sweep.phase == "fwd" else None
+    marks: dict[Any, list[Any]] = {config: [] for config in [*configs, *([READ] if bare else []), None]}
 
     def turn(config: Any, call: Callable[[], Any]) -> None:
         for _ in range(WARM):
@@ -509,6 +601,9 @@ def timed(sweep: Sweep, configs: list[Any], flush: Any, device: Any) -> tuple[di
         for config in order[i % len(order) :] + order[: i % len(order)]:
             if config is None:
                 turn(None, lambda: target.copy_(source))
+                continue
+            if config is READ:
+                turn(READ, bare)
                 continue
             with tuning.forced(sweep.kernel, config):
                 turn(config, run)
@@ -569,10 +664,11 @@ def swept(sweep: Sweep, flush: Any, device: Any) -> list[dict[str, Any]]:
     base = {"kernel": sweep.kernel, "primitive": sweep.name, "phase": sweep.phase, "case": str(sweep.of),
             "num_bytes": num_bytes}  # fmt: skip
     rows = []
-    for config in [*configs, None]:
+    for config in [*configs, *([READ] if READ in times else []), None]:
         samples = sorted(times.get(config, []))
+        told = config if config is None else {"bare": "read"} if config is READ else asdict(config)
         rows.append(base | {
-            "config": None if config is None else asdict(config), "default": config is not None and config == default,
+            "config": told, "default": config is not None and config == default,
             "wrong": wrong.get(config, []), "s": statistics.median(samples) if samples else None,
             "low_s": samples[1] if samples else None,
         })  # fmt: skip
@@ -613,7 +709,15 @@ def main() -> None:
     parser.add_argument("--budget-s", type=float, default=60.0)
     parser.add_argument("--split", default="", help="parts whose kernels are timed one by one as well")
     parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--pack", type=Path, help="compile what these parts need into this folder, and time nothing")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that compile")
     asked = parser.parse_args()
+    if asked.pack:
+        from ridgeline.kernels import pack
+
+        made = pack.write(asked.pack, wanted_variants(asked.parts.split(",")), jobs=asked.jobs)
+        print(f"{len(made.entries)} kernels in {time.perf_counter() - BEGAN:.0f} s")
+        return
     if asked.table:
         print("\n".join(table(json.loads(gzip.decompress(asked.table.read_bytes())))))
         return

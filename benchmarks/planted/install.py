@@ -28,6 +28,7 @@ OF = {
     "again_padded_in_order": "padded_to_limit",
     "again_letters_on_host": "healthy_spoken",
     "again_windows_in_graph": "windows_cut_by_one_worker",
+    "again_mask_laid_out": "healthy_hub_padded",
     "again_pictures_in_graph": "again_pictures_embedded_under_autocast",
 }
 """Second fixes that are not called after the program they mend."""

@@ -149,6 +149,23 @@ TWELFTH = (
     "again_healthy_crossed_features again_healthy_state_space healthy_spins again_windows_in_graph "
     "again_windows_cut_by_one_worker"
 ).split()
+THIRTEENTH = (
+    "healthy_slots healthy_soft_experts healthy_reversible healthy_judged_at_every_layer healthy_accumulated_mixed "
+    "healthy_columns_mixed healthy_plain_descent healthy_deblurred healthy_principal healthy_factors "
+    "healthy_cached_decode healthy_bags healthy_streamed_frames healthy_hashed_grid healthy_grouped_sums "
+    "healthy_raw_sound healthy_modern_convolutions healthy_augmented healthy_dreams healthy_written_weights "
+    "healthy_varlen healthy_hub_training healthy_hub_padded ends_asked_for_every_token hub_under_autocast "
+    "hub_checkpointed augmented_channels_first hashes_indexed columns_pageable layers_updated_one_by_one "
+    "healthy_compiled_stages healthy_whole_numbers healthy_sparse_solver healthy_scripted "
+    "again_healthy_multiple_choice again_windows_in_graph"
+).split()
+FOURTEENTH = (
+    "healthy_drafted_trees healthy_own_kernels healthy_large_contrast healthy_hardened healthy_energies "
+    "healthy_private healthy_flows healthy_masked_convolutions healthy_vocoder healthy_listwise healthy_nonnegative "
+    "healthy_many_spectra healthy_fake_quantized again_healthy_raw_sound again_columns_pageable "
+    "healthy_hub_translator again_healthy_hub_padded again_mask_laid_out healthy_hub_pairs "
+    "again_layers_updated_one_by_one again_ends_asked_for_every_token"
+).split()
 LEFT = (
     "again_padded_in_order again_pictures_in_graph again_tables_zeroed healthy_compiled_training "
     "again_adam_tensor_by_tensor again_healthy_graph_decode"
@@ -157,7 +174,8 @@ LEFT = (
 SUITES = {
     "first": ORDER, "fresh": FRESH, "third": THIRD, "fourth": FOURTH, "rest": REST, "fifth": FIFTH, "sixth": SIXTH,
     "sixth-rest": SIXTH_REST, "seventh": SEVENTH, "eighth": EIGHTH, "eighth-rest": EIGHTH_REST, "ninth": NINTH,
-    "tenth": TENTH, "eleventh": ELEVENTH, "twelfth": TWELFTH,
+    "tenth": TENTH, "eleventh": ELEVENTH, "twelfth": TWELFTH, "thirteenth": THIRTEENTH,
+    "fourteenth": FOURTEENTH,
     "left": LEFT,
 }  # fmt: skip
 

@@ -6,6 +6,7 @@ import again
 import eighth
 import eleventh
 import fifth
+import fourteenth
 import fourth
 import fresh
 import healthy
@@ -14,10 +15,11 @@ import seventh
 import sixth
 import tenth
 import third
+import thirteenth
 import twelfth
 from cases import CASES
 
 __all__ = [
-    "CASES", "again", "eighth", "eleventh", "fifth", "fourth", "fresh", "healthy", "ninth", "seventh", "sixth", "tenth",
-    "third", "twelfth",
+    "CASES", "again", "eighth", "eleventh", "fifth", "fourteenth", "fourth", "fresh", "healthy", "ninth", "seventh",
+    "sixth", "tenth", "third", "thirteenth", "twelfth",
 ]  # fmt: skip

@@ -117,14 +117,23 @@ def _longer(*times_s: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
+class Sums:
+    """The kernel that adds up slices: its start, what each slice waits, partial sums and results."""
+
+    start_s: float
+    slice_s: float
+    bytes_per_s: float
+    results_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Known:
-    """What was fitted on one device: kernels by name and layout, and the kernel that adds up slices."""
+    """What was fitted on one device: kernels by name and layout, and those that add up slices by who wrote them."""
 
     device: str
     peaks: Mapping[str, float]  # matrix operations a second of an SM there, by element type
     kernels: Mapping[str, Rates]
-    sum_s: float
-    sum_bytes_per_s: float
+    sums: Mapping[str, Sums]
 
 
 @cache
@@ -132,7 +141,8 @@ def known() -> Known:
     found = json.loads((data_dir() / FILE).read_text())
     kernels = {name: Rates(**dict(zip(found["coefficients"], numbers, strict=True)))
                for name, numbers in found["kernels"].items()}  # fmt: skip
-    return Known(found["device"], found["peaks"], kernels, found["sum_s"], found["sum_bytes_per_s"])
+    sums = {who: Sums(*numbers) for who, numbers in found["sums"].items()}
+    return Known(found["device"], found["peaks"], kernels, sums)
 
 
 def name_of(pool: str, kernel: Kernel) -> str:
@@ -141,10 +151,16 @@ def name_of(pool: str, kernel: Kernel) -> str:
     return " ".join((pool, kernel.family, *map(str, sizes)))
 
 
-def sum_s(kernel: Kernel, problem: Problem, itemsize: float, start_s: float, bytes_per_s: float) -> float:
+def adder_of(kernel: Kernel) -> str:
+    """Who wrote the kernel that adds up slices: ``xmma`` has its own, slice after slice, others share one."""
+    return "xmma" if kernel.family.startswith("xmma") else "other"
+
+
+def sum_s(kernel: Kernel, problem: Problem, itemsize: float, sums: Sums) -> float:
     """Duration of the kernel that adds up slices."""
     b, m, n, _, _ = problem
-    return start_s + b * m * n * (4 * kernel.split + itemsize) / bytes_per_s
+    moved_s = b * m * n * (4 * kernel.split + itemsize) / sums.bytes_per_s
+    return sums.start_s + sums.slice_s * kernel.split + moved_s + b * m * n / sums.results_per_s
 
 
 def blocks_s(kernel: Kernel, problem: Problem, dtype: str, aligned: int, chip: Chip, warm_frac: float) -> float | None:
@@ -167,7 +183,7 @@ def blocks_s(kernel: Kernel, problem: Problem, dtype: str, aligned: int, chip: C
         chip.l2_bytes_per_s,
     )
     if sums_apart(kernel):
-        time_s += sum_s(kernel, problem, itemsize, fitted.sum_s, fitted.sum_bytes_per_s)
+        time_s += sum_s(kernel, problem, itemsize, fitted.sums[adder_of(kernel)])
     return float(time_s + CLEAR_S * (kernel.cleared and kernel.family not in WHOLE))
 
 

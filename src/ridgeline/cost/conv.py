@@ -20,7 +20,16 @@ from ridgeline.cost.calibration import calibration_of
 from ridgeline.cost.call import ITEMSIZE, Call, Coef, Time, family, family_of, memory_floor_s, selection
 from ridgeline.cost.chip import Chip
 from ridgeline.cost.classic import COEFFICIENTS, classic_timing
-from ridgeline.cost.implicit import CLUSTERED, VECTOR, Choice, Problem, implicit_s, is_shared, waves_of
+from ridgeline.cost.implicit import (
+    CLUSTERED,
+    VECTOR,
+    Choice,
+    Problem,
+    clusters_at_once,
+    implicit_s,
+    is_shared,
+    waves_of,
+)
 from ridgeline.cost.selection import Shape, choose
 from ridgeline.errors import CostError
 from ridgeline.hardware import device
@@ -37,6 +46,7 @@ DEFAULTS: Coef = {
     "generic_start_cycles": 14700.0,  # its start
     "filter_start_cycles": 16100.0,  # generic transform of an odd number of filters
     "filter_cycles": 0.0106,  # and per element
+    "fold_bytes_per_s": 6.1e11,  # rate at which an input gradient computed on folded pixels is unfolded
     "pad_cycles": 0.68,  # one SM's time for an element of a tensor widened to whole eights of channels
     "memset_cycles": 2490.0,  # one small memset
     "miss_cycles": 900.0,  # saved at the start of a lone kernel whose first loads hit the L2
@@ -106,6 +116,7 @@ DEFAULTS: Coef = {
     "stencil_any_tap_latency_cycles": 170.0,  # one tap of one thread, filters that are not unrolled
     "stencil_tiled_cycles": 0.4,  # channels first in fp16: tiles in shared memory
     "stencil_tiled_tap_cycles": 0.0477,  # and per tap
+    "stencil_tiled_stride": 0.4,  # its work per output grows with the inputs skipped, to this power
     "stencil_grad_cycles": 3.84,  # input gradient, channels first, unrolled
     "stencil_grad_tap_cycles": 0.0625,  # and per tap
     "stencil_any_grad_cycles": 2.0,  # input gradient, channels first, any filter
@@ -137,7 +148,6 @@ DEFAULTS: Coef = {
     "stencil_tiled_grad_tap_cycles": 0.0566,  # and per tap
     "stencil_tiled_weight_cycles": 1.08,  # weight gradient, channels first in fp16
     "stencil_tiled_weight_tap_cycles": 0.0716,  # and per tap
-    "stencil_direct_tap_cycles": 1.76,  # weight gradient, channels last, single precision, per tap
     # Groups.
     "group_start_cycles": 3240.0,  # added to each group's kernel when groups run one after another
     "group_vector_start_cycles": 13400.0,  # one group's vector kernel, nothing to do
@@ -166,18 +176,18 @@ DEFAULTS: Coef = {
     "direct.wgrad.first.start": 1.3e-06, "direct.wgrad.first.weight": 2.18e-10, "direct.wgrad.first.pixel": 2.87e-09,
     "direct.wgrad.first.row": 9.31e-09, "direct.wgrad.first.product": 1.69e-12, "direct.wgrad.first.wide_in": 0,
     "direct.wgrad.first.wide_out": 0,
-    "direct.wgrad.last.start": 0, "direct.wgrad.last.weight": 1.31e-10, "direct.wgrad.last.pixel": 4.15e-09,
-    "direct.wgrad.last.row": 0, "direct.wgrad.last.product": 0, "direct.wgrad.last.wide_in": 3.08e-12,
-    "direct.wgrad.last.wide_out": 2.4e-12,
+    "direct.wgrad.last.start": 0, "direct.wgrad.last.weight": 1.24e-10, "direct.wgrad.last.pixel": 3.27e-09,
+    "direct.wgrad.last.row": 1.14e-09, "direct.wgrad.last.product": 0, "direct.wgrad.last.wide_in": 4.13e-12,
+    "direct.wgrad.last.wide_out": 2.6e-12,
     "shared.wgrad.start": 1.83e-06, "shared.wgrad.weight": 2.09e-10, "shared.wgrad.image": 6.85e-08,
     "shared.wgrad.pixel": 3.71e-10, "shared.wgrad.tap": 5.12e-11, "shared.wgrad.channel": 2.16e-12,
     "shared.wgrad.last": 5.52e-12, "shared.wgrad.strided": 1.95e-12,
     # Fourier transforms, in seconds for each of the terms of ``fourier_terms``.
-    "fourier.fwd.start": 1.59e-05, "fourier.fwd.input": 1.07e-11, "fourier.fwd.filter": 1e-11,
-    "fourier.fwd.output": 2.43e-12, "fourier.fwd.flip": 5.25e-10, "fourier.fwd.product": 7.73e-14,
-    "fourier.fwd.large_filter": 4.69e-12, "fourier.fwd.large_output": 1.69e-11,
-    "fourier.dgrad.tile": 1.46e-05, "fourier.dgrad.input": 6.25e-12, "fourier.dgrad.filter": 6.19e-12,
-    "fourier.dgrad.output": 9.43e-12, "fourier.dgrad.product": 1.11e-13,
+    "fourier.fwd.start": 1.76e-05, "fourier.fwd.input": 5.07e-12, "fourier.fwd.filter": 2.41e-12,
+    "fourier.fwd.output": 5.07e-12, "fourier.fwd.flip": 7.35e-10, "fourier.fwd.product": 1.86e-13,
+    "fourier.fwd.large_filter": 6.57e-12, "fourier.fwd.large_output": 1.47e-11,
+    "fourier.dgrad.tile": 1.38e-05, "fourier.dgrad.input": 8.19e-12, "fourier.dgrad.filter": 2.37e-12,
+    "fourier.dgrad.output": 6.85e-12, "fourier.dgrad.product": 1.53e-13,
     "winograd.wgrad.start": 8.09e-06, "winograd.wgrad.input": 6.62e-12, "winograd.wgrad.output": 5.14e-12,
     "winograd.wgrad.filter": 9.77e-11, "winograd.wgrad.product": 8.2e-14, "winograd.wgrad.deep": 1.18e-09,
     # Pointwise products of rows on 2 bytes, as cuBLAS runs them: see cost/classic.py for the names.
@@ -741,14 +751,33 @@ _WIDEST_ASKED = 11
 """Side of the widest filters that the heuristic was asked about; the patches of vision transformers are wider."""
 
 
-def _chosen(site: Site, conv: Conv, op: str) -> Choice | None:
-    """What cuDNN takes for a pass, where its heuristic has been asked."""
+def _chosen(site: Site, conv: Conv, op: str) -> list[Choice]:
+    """What cuDNN takes for a pass, where its heuristic has been asked: what each tree of its answers says."""
     if site.chip.arch != _LEARNED_ARCH or conv.dtype not in ("bf16", "fp16", "tf32", "fp32"):
-        return None
+        return []
     found = choose(Shape(op, conv.dtype, conv.channels_last, conv.n, conv.c, conv.o, conv.groups, conv.taps, conv.side,
                          conv.stride, conv.pad, max(1, conv.in_px // conv.width), conv.width, conv.out_px))  # fmt: skip
     patch = conv.side > _WIDEST_ASKED and conv.groups == 1 and conv.rank == 2
-    return Choice("copy", 128, 128, 32) if patch and found and found.way in ("indexed", "vector") else found
+    return [Choice("copy", 128, 128, 32) if patch and one.way in ("indexed", "vector") else one for one in found]
+
+
+_SAY = (3.0, 1.0, 1.0, 1.0)
+"""Weight of the trees' votes: the first grew from far more answers (least error where 7,200 answers judge)."""
+
+
+def _likely(costs: Sequence[Cost | None]) -> Cost | None:
+    """Of what several trees say, the time that is missed least on average, as a share of the time that passes.
+
+    That is the median with each time weighing its inverse: told twice what passes, a call is off by all of it, told
+    half of it by a half.
+    """
+    known = sorted((cost, say / cost[0]) for cost, say in zip(costs, _SAY, strict=False) if cost is not None)
+    half, seen = 0.5 * sum(weight for _, weight in known), 0.0
+    for cost, weight in known:
+        seen += weight
+        if seen >= half:
+            return cost
+    return None
 
 
 def _problem(site: Site, conv: Conv, choice: Choice, op: str) -> Problem:
@@ -774,7 +803,21 @@ def kernel_features(conv: Conv, choice: Choice, problem: Problem) -> list[float]
             pixels * inner, pixels * conv.o, problem.rows, problem.columns, problem.channels,
             problem.channels * problem.taps, work, choice.rows, choice.columns, choice.depth,
             choice.cluster_rows * choice.cluster_columns, choice.split, tiles, tiles / _SMS, tiles / _SMS % 1.0,
-            problem.rows % high, problem.columns % wide, problem.channels % 64]  # fmt: skip
+            problem.rows % high, problem.columns % wide, problem.channels % 64,
+            *_grid_features(conv, choice, problem)]  # fmt: skip
+
+
+def _grid_features(conv: Conv, choice: Choice, problem: Problem) -> list[float]:
+    """How tiles lie in clusters, and clusters in waves."""
+    high, wide = max(1, choice.rows), max(1, choice.columns)
+    down, across = -(-problem.rows // high), -(-problem.columns // wide) * problem.repeat
+    steps = problem.taps * -(-problem.channels // max(1, choice.depth))
+    at_once = clusters_at_once(_SMS, choice.cluster_rows * choice.cluster_columns)
+    waves = -(-down // choice.cluster_rows) * -(-across // choice.cluster_columns) / at_once
+    return [choice.cluster_rows, choice.cluster_columns, float(choice.shared), waves, waves % 1.0, -(-waves // 1.0),
+            float(is_shared(choice, waves, steps)), steps, down, across, down % choice.cluster_rows,
+            across % choice.cluster_columns, problem.rows * problem.columns / (down * across * high * wide),
+            float(conv.dtype == "fp16")]  # fmt: skip
 
 
 def _left_over(site: Site, conv: Conv, choice: Choice, op: str, problem: Problem) -> float:
@@ -813,6 +856,8 @@ def _tiles(site: Site, conv: Conv, choice: Choice, op: str) -> Cost:
     if choice.way == "plain":
         return main
     widened = _sum(_widened(site, conv, conv.in_px, conv.c), _widened(site, conv, conv.out_px, conv.o))
+    if op == "dgrad" and choice.way == "copy" and conv.stride > 1:
+        main = _sum(main, (conv.input_bytes / site.coef["fold_bytes_per_s"], 1))
     odd = _odd_filters(site, conv) if op != "wgrad" else (0.0, 0)
     num_cleared = int(bool(conv.c % 8 or conv.o % 8)) if conv.channels_last else 2 * (conv.c % 8 > 0)
     return _sum(main, widened, odd, *[_memset(site)] * num_cleared)
@@ -1045,8 +1090,11 @@ _WIDEST_JOINT = 256
 
 def _groups_by_choice(site: Site, conv: Conv, op: str) -> Cost | None:
     """A pass in groups by the kernel that cuDNN is known to take; None where that is not known."""
-    if (choice := _chosen(site, conv, op)) is None:
-        return None
+    return _likely([_groups_by(site, conv, op, choice) for choice in _chosen(site, conv, op)])
+
+
+def _groups_by(site: Site, conv: Conv, op: str, choice: Choice) -> Cost | None:
+    """The same told the choice."""
     if choice.way == "shared":
         return _shared_weight_grad(site, conv)
     if choice.way == "direct":
@@ -1059,16 +1107,7 @@ def _groups_by_choice(site: Site, conv: Conv, op: str) -> Cost | None:
         return _saving_apart(site, conv, choice, op)
     if choice.way not in VECTOR:
         return None
-    told = _vector_apart(site, conv, choice, op)
-    if choice.way == "simt" and op == "fwd" and not conv.channels_last:
-        plain = _vector_apart(site, conv, Choice("vector"), op)
-        told = plain if plain[0] < _DOUBTED[conv.dtype == "tf32"] * told[0] else told
-    return told if choice.way == "vector" else _unless_direct(told, _direct_groups(site, conv, op))
-
-
-_DOUBTED = (0.16, 0.4)
-"""Share of the time between copies of both tensors below which the kernel without copies is predicted, in full and in
-rounded single precision: cuDNN's answers are told rightly in 84 and 69 of a hundred such cases."""
+    return _vector_apart(site, conv, choice, op)
 
 
 def _saving_apart(site: Site, conv: Conv, choice: Choice, op: str) -> Cost:
@@ -1298,19 +1337,24 @@ def num_fourier_tiles(conv: Conv) -> int:
     return -(-max(1, conv.in_px // conv.width) // step) * -(-conv.width // step)
 
 
+def _whole(size: int) -> int:
+    """Rows or columns of a product of spectra, in the tiles of 32 that compute it."""
+    return -(-size // 32) * 32
+
+
 def fourier_terms(conv: Conv, op: str) -> dict[str, float]:
     """What a pass through Fourier transforms is made of: spectra of images, filters and results, and their products."""
     if op == "dgrad":
         tiles, points = num_fourier_tiles(conv), _TILE * (_TILE / 2 + 1)
         return {"tile": tiles, "input": tiles * conv.n * conv.c * points, "filter": tiles * conv.c * conv.o * points,
                 "output": tiles * conv.n * conv.o * points,
-                "product": tiles * conv.n * conv.c * conv.o * points}  # fmt: skip
+                "product": tiles * _whole(conv.n) * _whole(conv.c) * conv.o * points}  # fmt: skip
     side = _spectrum(conv)
     points, large = side * (side / 2 + 1), float(side > _TILE)
     filters, outputs = conv.c * conv.o * points, conv.n * conv.o * points
     return {"start": 1.0, "input": conv.n * conv.c * points, "filter": filters, "output": outputs,
-            "flip": float(conv.c * conv.o), "product": conv.c * outputs, "large_filter": large * filters,
-            "large_output": large * outputs}  # fmt: skip
+            "flip": float(conv.c * conv.o), "product": conv.c * _whole(conv.n) * _whole(conv.o) * points,
+            "large_filter": large * filters, "large_output": large * outputs}  # fmt: skip
 
 
 def _by_fourier(site: Site, conv: Conv, op: str) -> Cost:
@@ -1421,9 +1465,16 @@ def _tiled(conv: Conv) -> bool:
     return conv.c >= 512 or (conv.c >= 256 and conv.width >= 28)
 
 
+def _leaps(conv: Conv) -> bool:
+    """Strides that no channels-last stencil takes: the kernel of any groups runs (6 of 6 recordings, 0 of 260)."""
+    return conv.stride > min(2, conv.side)
+
+
 def _stencil_forward(site: Site, conv: Conv) -> Cost:
     coef = site.coef
     elements, moved = conv.n * conv.out_px * conv.o, conv.input_bytes * (1.0 - site.warm_frac) + conv.output_bytes
+    if conv.channels_last and _leaps(conv):
+        return _direct_groups(site, conv)
     if conv.channels_last:
         skipped = max(1.0, conv.in_px / conv.out_px) ** coef["stencil_last_stride"]
         if conv.itemsize > 2:
@@ -1436,7 +1487,8 @@ def _stencil_forward(site: Site, conv: Conv) -> Cost:
         each = _last(site, "last_", conv, conv.taps)
         return _stencil(site, elements, each * skipped, moved, latency)
     if _tiled(conv):
-        return _stencil(site, elements, _linear(site, "tiled_", conv.taps), moved)
+        skipped = max(1.0, conv.in_px / conv.out_px) ** coef["stencil_tiled_stride"]
+        return _stencil(site, elements, _linear(site, "tiled_", conv.taps) * skipped, moved)
     if conv.rank == 2 and conv.side in (3, 5):
         return _stencil(site, elements, _linear(site, "", conv.taps), moved)
     latency = conv.taps * coef["stencil_any_tap_latency_cycles"]
@@ -1460,13 +1512,16 @@ def _stencil_input_grad(site: Site, conv: Conv) -> Cost:
 def _last_weight_grad(site: Site, conv: Conv, moved: float) -> Cost:
     """Channels last: tiles whose partial sums are reduced; a direct kernel where no tile fits."""
     coef, elements = site.coef, conv.n * conv.out_px * conv.o
-    if conv.stride > 2 or (conv.itemsize > 2 and conv.side > 5):
-        return _stencil(site, elements, coef["stencil_direct_tap_cycles"] * conv.taps, moved)
-    each = _last(site, "last_weight_", conv, conv.taps) * (1.0 + 0.25 * (conv.in_px / conv.out_px - 1.0))
-    each *= max(1.0, coef["stencil_last_weight_rows"] / (conv.n * conv.o))
+    if conv.stride > 2:
+        return _direct_groups(site, conv, "wgrad")
     if conv.itemsize > 2:
         tiled = _stencil(site, elements, _linear(site, "last_wide_grad_", conv.taps), moved)
-        return _sum(tiled, _memset(site), (site.cycles_s(coef["stencil_last_reduce_cycles"]), 1))
+        tiled = _sum(tiled, _memset(site), (site.cycles_s(coef["stencil_last_reduce_cycles"]), 1))
+        direct = _direct_groups(site, conv, "wgrad")
+        told = [direct if choice.way == "direct" else tiled for choice in _chosen(site, conv, "wgrad")]
+        return _likely(told) or (direct if conv.side > 5 else tiled)
+    each = _last(site, "last_weight_", conv, conv.taps) * (1.0 + 0.25 * (conv.in_px / conv.out_px - 1.0))
+    each *= max(1.0, coef["stencil_last_weight_rows"] / (conv.n * conv.o))
     return _sum(_stencil(site, elements, each, moved), _memset(site))
 
 
@@ -1500,10 +1555,11 @@ def stencil(site: Site, conv: Conv, op: str) -> Cost:
 
 
 def _learned_stencil(site: Site, conv: Conv, op: str) -> Cost:
-    """The same times that factor, on the measured architecture."""
+    """The same times that factor, on the measured architecture; wide weight gradients, of several kinds, have none."""
     seconds, kernels = stencil(site, conv, op)
     trees, share = residue.kernel_trees(f"stencil.{op}"), site.coef["residue_frac"]
-    if trees is None or not share or site.chip.arch != _LEARNED_ARCH or conv.rank != 2:
+    several = op == "wgrad" and conv.channels_last and conv.itemsize > 2
+    if trees is None or not share or site.chip.arch != _LEARNED_ARCH or conv.rank != 2 or several:
         return seconds, kernels
     return seconds * exp(share * residue.logs(trees, [stencil_features(conv)])[0]), kernels
 
@@ -1626,6 +1682,13 @@ def _sectors(channels: int, itemsize: float) -> float:
     return min(1.0, channels * itemsize / 32.0)
 
 
+def _met(conv: Conv) -> float:
+    """Share of the taps that meet a pixel: those over the edge of a small image are skipped."""
+    lost = conv.pad * (conv.pad + 1) / (conv.stride * conv.side)
+    wide = max(1.0, conv.width / conv.stride)
+    return max(0.2, 1.0 - lost / wide) * max(0.2, 1.0 - lost * wide / conv.out_px)
+
+
 def direct_terms(conv: Conv, op: str) -> dict[str, float]:
     """What the time of the kernel that takes any groups is made of: an output element, or a weight, to a thread."""
     last, wide, tall = float(conv.channels_last), conv.c // conv.groups, conv.o // conv.groups
@@ -1633,8 +1696,8 @@ def direct_terms(conv: Conv, op: str) -> dict[str, float]:
         weights, pixels = float(conv.o * wide * conv.taps), float(conv.n * conv.out_px)
         rows, product = conv.n * -(-conv.in_px // (conv.width * conv.stride)), weights * pixels
         return {"start": 1.0, "weight": weights, "pixel": pixels, "row": float(rows), "product": product,
-                "wide_in": last * product * _sectors(conv.c * conv.stride, conv.itemsize),
-                "wide_out": last * product * _sectors(conv.o, conv.itemsize)}  # fmt: skip
+                "wide_in": last * product * _met(conv) * _sectors(conv.c * conv.stride, conv.itemsize),
+                "wide_out": last * product * _met(conv) * _sectors(conv.o, conv.itemsize)}  # fmt: skip
     elements, depth, given, made = conv.n * conv.out_px * conv.o, wide, conv.c * conv.stride, conv.o
     if op == "dgrad":
         elements, depth, given, made = conv.n * conv.in_px * conv.c, tall, conv.o, conv.c
@@ -1802,34 +1865,23 @@ def _as_product(site: Site, conv: Conv, op: str) -> Cost:
     return _pointwise_weight_grad(site, conv) if op == "wgrad" else _pointwise(site, conv, op)
 
 
-def _unless_product(site: Site, conv: Conv, choice: Choice, op: str, tiles: Cost) -> Cost:
-    """Tiles between transforms, told for a pointwise pass, are products in four of ten cases: if far cheaper, that."""
-    if op == "wgrad" or conv.channels_last or choice.way != "tma" or not conv.pointwise or _small_images(conv):
-        return tiles
-    product = _pointwise(site, conv, op)
-    return product if product[0] * _FAR_CHEAPER < tiles[0] else tiles
-
-
-_FAR_CHEAPER = 1.5
-
-
 def _by_choice(site: Site, conv: Conv, op: str) -> Cost | None:
     """A dense pass by the kernel cuDNN is known to take; None where that is not known or is a library's product."""
-    choice = _chosen(site, conv, op)
-    if choice is None:
-        return None
+    costs = [_dense_by(site, conv, op, choice) for choice in _chosen(site, conv, op)]
+    return None if 2 * costs.count(None) > len(costs) else _likely(costs)
+
+
+def _dense_by(site: Site, conv: Conv, op: str, choice: Choice) -> Cost | None:
+    """The same told the choice."""
     if choice.way == "product":
         aligned = conv.pointwise and site.on_matrix_units(conv) and _misalignment(site, conv) == 1.0
         return _as_product(site, conv, op) if aligned else None
     if choice.way in _TILED and site.on_matrix_units(conv):
-        return _unless_product(site, conv, choice, op, _tiles(site, conv, choice, op))
+        return _tiles(site, conv, choice, op)
     if choice.way in ("direct", "shared"):
         return _direct_groups(site, conv, op) if choice.way == "direct" else _shared_weight_grad(site, conv)
     if choice.way in VECTOR:
-        taken = _vector_way(site, conv, choice, op)
-        if op == "wgrad" and choice.way == "simt":  # one block's long loop: told wrongly, it is off by many times
-            return _unless_direct(taken, _vector_way(site, conv, Choice("atomic"), op))
-        return taken
+        return _vector_way(site, conv, choice, op)
     return _saved(site, conv, choice, op) if choice.way in ("fourier", "winograd") else None
 
 

@@ -58,8 +58,8 @@ DEFAULTS: Coef = {
     "compiled_step_s": 600e-6,  # guards and entry of a compiled region, once a step
     "event_s": 3.0e-6,  # what events around a call add to its kernels
     "event_gap_s": 1.5e-6,  # and for every further kernel
-    "group_launch_s": 8.5e-6,  # a kernel of a convolution whose groups run one by one, on a stream of its own
-    "event_lead_s": 30e-6,  # how far the host is ahead of a device that flushes its cache between two calls
+    "group_launch_s": 7.5e-6,  # a kernel of a convolution whose groups run one by one, on a stream of its own
+    "event_lead_s": 25e-6,  # how far the host is ahead of a device that flushes its cache between two calls
 }
 
 

@@ -15,8 +15,18 @@ from ridgeline.cost.call import ITEMSIZE, Call, Coef, Time, family, selection
 from ridgeline.cost.chip import BOUND_NAMES, Chip, Timing, chip_of
 from ridgeline.cost.classic import classic_timing, vector_timing
 from ridgeline.cost.gemm import gemm_timing
-from ridgeline.cost.heuristic import taken, told
-from ridgeline.cost.residue import features, logs, trees_of
+from ridgeline.cost.heuristic import POOLS, taken, told
+from ridgeline.cost.residue import (
+    BOUND,
+    VECTOR_BOUND,
+    VECTORS,
+    Boosted,
+    features,
+    logs,
+    pace_features,
+    pool_of,
+    trees_of,
+)
 from ridgeline.hardware import device
 
 Problem = tuple[int, int, int, int, str]  # b, m, n, k, layout: nt reads both operands along k, as F.linear does
@@ -38,6 +48,7 @@ DEFAULTS: Coef = {
     "grouped_ratio": 1.24,  # a grouped product over one batched call of the same size: groups of unequal tiles
     "grouped_s": 6.3e-6,  # laying out the groups' problems on the device
     "residue_frac": 0.0,  # share of the factor learned from measured products that applies (cost/residue.py)
+    "alone_frac": 0.0,  # whether trees of calls between events tell that factor, where there are some (cost/price.py)
 }
 
 
@@ -154,7 +165,7 @@ def _computed(dtype: str, chip: Chip) -> str:
 
 def _product(problem: Problem, call: Call, chip: Chip, coef: Coef, warm_frac: float) -> Time:
     dtype = _computed(call.dtype, chip)
-    return _times(_structure(problem, dtype, chip, coef, warm_frac), [problem], dtype, chip, coef)[0]
+    return _times(_structure(problem, dtype, chip, coef, warm_frac), [problem], dtype, chip, coef, call.phase)[0]
 
 
 def _structure(problem: Problem, dtype: str, chip: Chip, coef: Coef, warm_frac: float) -> Timing:
@@ -184,29 +195,57 @@ def _origin(name: str) -> Chip:
     return chip_of(device(name))
 
 
-def described(problem: Problem, dtype: str, chip: Chip, coef: Coef) -> tuple[list[float], int]:
+def described(problem: Problem, dtype: str, chip: Chip, coef: Coef, paced: bool = False) -> tuple[list[float], int]:
     """Features that the learned factor asks for, and how many kernels run (0: as the structure says).
 
     They are of the shape alone, on the device as it was measured and with cold operands, so that neither an imagined
-    bandwidth nor a warmer cache moves the factor.
+    bandwidth nor a warmer cache moves the factor. Products of odd rows and wide elements, and those that are ``paced``,
+    are told what the structure makes of them as well.
     """
     aligned = alignment(problem, dtype)
     found, kernel = features(problem, dtype, aligned, chip.num_sms), taken(problem, dtype, aligned, chip)
-    if kernel is None:
+    if kernel is None and not paced:
         return found, 0
-    busy_s = float(_structure(problem, dtype, chip, coef, 0.0).expected_s[0])
-    return found + told(kernel, problem, ITEMSIZE.get(dtype, 2.0), busy_s, chip.num_sms), kernel.num_kernels
+    timing, itemsize = _structure(problem, dtype, chip, coef, 0.0), ITEMSIZE.get(dtype, 2.0)
+    busy_s, floor_s = float(timing.expected_s[0]), float(timing.floor_s[0])
+    num = kernel.num_kernels if kernel is not None else int(timing.num_kernels[0])
+    if kernel is not None:
+        found += told(kernel, problem, itemsize, busy_s, chip.num_sms)
+    found += pace_features(problem, itemsize, busy_s, floor_s, num, chip.num_sms)
+    return found, kernel.num_kernels if kernel is not None else 0
 
 
-def _times(timing: Timing, problems: Sequence[Problem], dtype: str, chip: Chip, coef: Coef) -> list[Time]:
+def pools_of(problem: Problem, dtype: str, coef: Coef, phase: str) -> list[tuple[str, bool]]:
+    """Under which names trees of a product may be kept, the fittest first, and whether they ask for its pace.
+
+    Vectors run kernels of their own, whatever their elements. Calls between events read more than their kernels take,
+    gradients are told by their kernels alone: of the products that models have, both have trees apart.
+    """
+    pool = pool_of(dtype, alignment(problem, dtype))
+    if pool in POOLS:
+        return [(VECTORS if problem[0] == problem[1] == 1 else pool, True)]
+    alone = [(f"{pool}.alone.{phase}", True), (f"{pool}.alone.fwd", True)] if coef.get("alone_frac") else []
+    return [*alone, (pool, False)]
+
+
+def _learned(problem: Problem, dtype: str, chip: Chip, coef: Coef, phase: str) -> tuple[Boosted | None, bool]:
+    for pool, paced in pools_of(problem, dtype, coef, phase):
+        if (trees := trees_of(chip, pool)) is not None:
+            return trees, paced
+    return None, False
+
+
+def _times(
+    timing: Timing, problems: Sequence[Problem], dtype: str, chip: Chip, coef: Coef, phase: str = "fwd"
+) -> list[Time]:
     """What the structure says, times what it leaves over; all of one alignment."""
     share, expected, floors = coef["residue_frac"], timing.expected_s.tolist(), timing.floor_s.tolist()
     left, nums = [0.0] * len(problems), timing.num_kernels.tolist()
-    trees = trees_of(chip, dtype, alignment(problems[0], dtype)) if share else None
+    trees, paced = _learned(problems[0], dtype, chip, coef, phase) if share else (None, False)
     if trees is not None:
         measured = chip if chip.name == chip.origin else _origin(chip.origin)
-        rows = [described(problem, dtype, measured, coef) for problem in problems]
-        left = logs(trees, [row for row, _ in rows])
+        rows = [described(problem, dtype, measured, coef, paced) for problem in problems]
+        left = logs(trees, [row for row, _ in rows], VECTOR_BOUND if trees is trees_of(chip, VECTORS) else BOUND)
         nums = [num or old for (_, num), old in zip(rows, nums, strict=True)]
     return [
         Time(max(floor, busy_s * math.exp(share * log)), floor, BOUND_NAMES[bound], int(num))

@@ -67,7 +67,7 @@ class Pricer:
         self.calibration: Calibration = calibration_of(device)
         self.lowered: dict[tuple[object, ...], Any] = {}  # what nodes of equal meaning lower to
         self._prices: dict[int, dict[Call, Price]] = defaultdict(dict)  # by 3 * warm step + alone + flushed
-        self._coefs: dict[tuple[str, str, bool], tuple[Coef, Basis]] = {}
+        self._coefs: dict[tuple[str, str, bool, bool], tuple[Coef, Basis]] = {}
 
     def price(self, call: Call, warm_frac: float = 0.0, *, flushed: bool = True, alone: bool = False) -> Price:
         """What the call takes with this share of its inputs in L2 already.
@@ -98,19 +98,21 @@ class Pricer:
             calls = [call for call, _ in keys]
             if len(calls) < 2 or self.serving_entry(calls[0]) is not None or self.device.kind != "gpu":
                 continue
-            coef, basis = self._coef(family_of("gemm"), calls[0], flushed=False)
+            coef, basis = self._coef(family_of("gemm"), calls[0], flushed=False, alone=False)
             times = matmul.many(calls, self.chip, coef, [step / WARM_STEPS for _, step in keys])
             for (call, step), time in zip(keys, times, strict=True):
                 width = self._width(call, "gemm", None, basis, time.busy_s)
                 self._prices[3 * step][call] = Price(time, basis, "gemm", width)
 
-    def _coef(self, family: Family, call: Call, *, flushed: bool) -> tuple[Coef, Basis]:
-        key = (family.name, call.dtype, flushed)
+    def _coef(self, family: Family, call: Call, *, flushed: bool, alone: bool) -> tuple[Coef, Basis]:
+        key = (family.name, call.dtype, flushed, alone)
         found = self._coefs.get(key)
         if found is None:
             coef, basis = self.calibration.coef(family, call)
             if not flushed and "ramp_s" in coef:
                 coef = {k: v * STREAMING_FRAC if k.endswith("ramp_s") else v for k, v in coef.items()}
+            if alone and "alone_frac" in coef:
+                coef = {**coef, "alone_frac": 1.0}
             found = self._coefs[key] = coef, basis
         return found
 
@@ -121,7 +123,7 @@ class Pricer:
             model = serving.attention if call.kind == "attention" else serving.gemm
             time, basis = model(call, self.chip, entry, warm_frac), self.calibration.basis
         else:
-            coef, basis = self._coef(family, call, flushed=flushed)
+            coef, basis = self._coef(family, call, flushed=flushed, alone=alone)
             time = family.model(call, self.chip, coef, warm_frac)
             if alone and coef.get("leftover_frac"):
                 time = _left_over(time, coef["leftover_frac"] * leftover.log_of(call, self.chip))

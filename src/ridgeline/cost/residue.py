@@ -27,11 +27,15 @@ LEFT_OVER = "leftover.npz"
 """Trees of calls alone on the device (``cost/leftover.py``), which no model needs."""
 BOUND = 0.45
 """Largest logarithm of the factor."""
+VECTORS, VECTOR_BOUND = "vector", 0.9
+"""Products of one row run eleven kernels that one structure stands for: a sixth of them are further off than others."""
 DONORS = {"hopper": "h100-sxm", "blackwell": "b200", "ampere": "a100-sxm-80gb", "ada": "l40s"}
 """Whose factor a device of the same architecture takes that was not measured itself."""
 KERNELS, KERNEL_FILE = "h200 kernels", "kernels.npz"
 """Under which name, and where, the factors of single convolution kernels are kept."""
 _TILES = ((32, 32), (64, 64), (128, 64), (128, 128), (256, 128))
+_PACE_TILES = ((64, 8), (8, 64), (64, 32), (64, 64), (128, 64), (64, 128), (128, 128), (128, 256), (256, 128),
+               (128, 192))  # fmt: skip
 _LAYOUTS = ("nt", "nn", "tn", "tt")
 
 Problem = tuple[int, int, int, int, str]
@@ -47,6 +51,19 @@ def features(problem: Problem, dtype: str, aligned: int, num_sms: int) -> list[f
     for across, down in _TILES:
         tiles = b * -(-m // down) * -(-n // across)
         found += [tiles, tiles / (-(-tiles // num_sms) * num_sms), out * b / (tiles * down * across)]
+    return found
+
+
+def pace_features(
+    problem: Problem, itemsize: float, busy_s: float, floor_s: float, num: int, num_sms: int
+) -> list[float]:
+    """What a product would do a second in ``busy_s``, and how many steps tiles of many sizes take for it."""
+    b, m, n, k, _ = problem
+    moved, work = b * ((m + n) * k * itemsize + m * n * max(2.0, itemsize)), b * m * n * k
+    found = [busy_s, work / busy_s, moved / busy_s, moved, floor_s / busy_s, num, itemsize]
+    for down, across in _PACE_TILES:
+        steps = -(-b * -(-m // down) * -(-n // across) // num_sms) * k
+        found += [steps, steps * down * across / busy_s]
     return found
 
 
@@ -110,22 +127,18 @@ def _measured() -> frozenset[str]:
     return frozenset(name.partition("/")[0] for name in _pools())
 
 
-def _trees(chip: Chip, pool: str) -> Boosted | None:
+def trees_of(chip: Chip, pool: str) -> Boosted | None:
+    """What was learned of a device's products or attention of one pool, or of its sibling's."""
     owner = chip.origin if chip.origin in _measured() else DONORS.get(chip.arch, "")
     return _pools().get(f"{owner}/{pool}")
 
 
-def trees_of(chip: Chip, dtype: str, aligned: int) -> Boosted | None:
-    """What was learned of a device's products of one alignment."""
-    return _trees(chip, pool_of(dtype, aligned))
-
-
-def logs(trees: Boosted | None, rows: Sequence[Sequence[float]]) -> list[float]:
+def logs(trees: Boosted | None, rows: Sequence[Sequence[float]], bound: float = BOUND) -> list[float]:
     """Logarithm of what each product, described by its features, takes over what its structure says."""
     if trees is None:
         return [0.0] * len(rows)
     found = trees.logs(np.array(rows, dtype=np.float64))
-    return [min(BOUND, max(-BOUND, log)) for log in found.tolist()]
+    return [min(bound, max(-bound, log)) for log in found.tolist()]
 
 
 def kernel_trees(name: str) -> Boosted | None:
@@ -135,4 +148,4 @@ def kernel_trees(name: str) -> Boosted | None:
 
 def attention_log(pool: str, dims: Mapping[str, int], chip: Chip) -> float:
     """The same for attention as serving frameworks run it; ``pool`` is the calibration's entry, such as ``decode``."""
-    return logs(_trees(chip, pool), [attention_features(dims, chip.num_sms)])[0]
+    return logs(trees_of(chip, pool), [attention_features(dims, chip.num_sms)])[0]

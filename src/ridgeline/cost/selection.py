@@ -17,7 +17,8 @@ import numpy as np
 from ridgeline.cost.implicit import Choice
 from ridgeline.resources import data_dir
 
-FILE = "selection.npz"
+FILE, VOTES = "selection.npz", "votes.npz"
+"""Where trees are kept, and those that vote beside them, which only convolutions need."""
 LEAF = 255
 """Feature number of a leaf; its ``right`` is then the number of the answer."""
 _TILES = ((64, 64), (128, 64), (64, 128), (128, 128), (256, 64), (256, 128), (128, 256), (128, 32))
@@ -82,7 +83,7 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """One pass of one type: which choice, and into how many slices where the choice can be sliced."""
+    """One tree of a pass of one type: which choice, and into how many slices where the choice can be sliced."""
 
     tree: Tree
     choices: tuple[Choice, ...]
@@ -119,28 +120,34 @@ class Forest:
 
 
 @cache
-def forest() -> Forest:
-    """All trees of libraries' choices."""
-    with np.load(data_dir() / FILE, allow_pickle=False) as file:
+def forest(name: str = FILE) -> Forest:
+    """All trees of libraries' choices in a file."""
+    with np.load(data_dir() / name, allow_pickle=False) as file:
         index = json.loads(str(file["index"]))
         return Forest(file["feature"], file["value"], file["limits"], index["places"], index["choices"])
 
 
 def pool_of(s: Shape) -> str:
-    """The trees are grown apart by pass, type and whether there are groups, or one tap that could be a product."""
+    """Trees are grown apart by pass, type and whether there are groups, of one channel or more, or one tap alone."""
     kind = s.dtype if s.dtype in ("tf32", "fp32") else "half"
     if s.groups > 1:
-        return f"{s.op}.{kind}.groups"
+        return f"{s.op}.{kind}.{'depth' if s.groups == s.c else 'groups'}"
     return f"{s.op}.{kind}.{'point' if s.taps == 1 and s.stride == 1 else 'dense'}"
 
 
+VOTERS = ("~2", "~3", "~4")
+"""Endings of the names of trees that vote: where one is often wrong, others grown from parts of the answers do."""
+
+
 @cache
-def _selector(pool: str) -> Selector | None:
-    known = forest()
-    tree = known.tree(pool)
-    if tree is None:
-        return None
-    return Selector(tree, tuple(choice_of(text) for text in known.choices[pool]), known.tree(f"{pool}.slices"))
+def _selectors(pool: str) -> tuple[Selector, ...]:
+    files = ((forest(), pool), *((forest(VOTES), f"{pool}{ending}") for ending in VOTERS))
+    slices = forest().tree(f"{pool}.slices")
+    return tuple(
+        Selector(tree, tuple(choice_of(text) for text in known.choices[name]), slices)
+        for known, name in files
+        if (tree := known.tree(name)) is not None
+    )
 
 
 def choice_of(text: str) -> Choice:
@@ -159,14 +166,18 @@ SLICED = ("copy", "warp", "warp_strided", "plain")
 
 
 @lru_cache(maxsize=4096)
-def choose(s: Shape) -> Choice | None:
-    """What the library takes, or None for a pass that nothing was learned of."""
-    selector = _selector(pool_of(s))
-    if selector is None:
-        return None
-    values = features(s)
-    number = selector.tree.answer(values)
-    choice = selector.choices[number]
-    if selector.slices is None or choice.way not in SLICED:
+def choose(s: Shape) -> tuple[Choice, ...]:
+    """What the library takes, as each tree of the pool tells it; none for a pass that nothing was learned of."""
+    selectors = _selectors(pool_of(s))
+    if not selectors:
+        return ()
+    values, first = features(s), selectors[0].choices
+    return tuple(_sliced(selector.choices[selector.tree.answer(values)], first, selector.slices, values)
+                 for selector in selectors)  # fmt: skip
+
+
+def _sliced(choice: Choice, numbered: tuple[Choice, ...], slices: Tree | None, values: list[float]) -> Choice:
+    """The choice with its slices, which a tree tells from the number that the choice has in the first tree."""
+    if slices is None or choice.way not in SLICED or choice not in numbered:
         return choice
-    return replace(choice, split=selector.slices.answer([*values, number]))
+    return replace(choice, split=slices.answer([*values, numbered.index(choice)]))

@@ -56,7 +56,7 @@ def gemm(call: Call, chip: Chip, entry: Entry, warm_frac: float) -> Time:
     if share := entry["coef"].get("residue_frac", 0.0):
         problem = dims.get("b", 1), dims["m"], dims["n"], dims["k"], "nt"
         rows = [residue.features(problem, call.dtype, 8, chip.num_sms)]
-        expected_s *= math.exp(share * residue.logs(residue.trees_of(chip, call.dtype, 8), rows)[0])
+        expected_s *= math.exp(share * residue.logs(residue.trees_of(chip, residue.pool_of(call.dtype, 8)), rows)[0])
     return Time(max(floor_s, expected_s), floor_s, BOUND_NAMES[int(timing.bound[0])])
 
 

@@ -40,6 +40,9 @@ FORWARD_OPS = (
 )
 """Ops that only a forward pass calls: in a backward pass they are a second time."""
 BACKWARD = r"evaluate_function|Backward\d*$"
+OWN_BACKWARD = r"^(?!CheckpointFunction)\w+Backward$"
+"""Gradients that a program wrote itself (those of PyTorch end in a number): reversible layers and the like compute
+forward work there by design."""
 FACTORED = r"^aten::(_?linalg_\w+|cholesky\w*|_cholesky\w*|triangular_solve|lu_\w+|geqrf|ormqr|orgqr|svd|lstsq)$"
 """Factorizations and solves: what they launch is their solver's own."""
 FACTORED_BACKWARD = r"^(Linalg|Cholesky|TriangularSolve|Lu)\w*Backward\d*$"
@@ -696,12 +699,16 @@ class Scene:
     @cached_property
     def num_passes(self) -> int:
         """Backward passes of the window: losses of several tasks follow each other at once, those of several batches do
-        not."""
+        not, and between two passes there is a forward one: losses of every layer or moment are of one pass."""
         starts = np.sort(self.start_ns[self.host_spans(LOSS_BACKWARD, Kind.OP)])
         if len(starts) < 2:
             return len(starts)
-        between = np.diff(np.searchsorted(np.sort(self.launch_ns), starts))
-        return 1 + int((between >= PASS_WORKS).sum())
+        between = np.diff(np.searchsorted(np.sort(self.launch_ns), starts)) >= PASS_WORKS
+        calls = self.host_spans(FORWARD_OPS, Kind.OP)
+        forward = np.sort(self.start_ns[calls[~self.spans_under(calls, BACKWARD)]])
+        if len(forward):
+            between &= np.diff(np.searchsorted(forward, starts)) > 0
+        return 1 + int(between.sum())
 
     @property
     def passes_a_step(self) -> float:
@@ -713,19 +720,23 @@ class Scene:
     def recomputed(self) -> Mask:
         """Forward work that runs again inside the backward pass."""
         backward = self.under(BACKWARD)
-        forward_ops = self.host_spans(FORWARD_OPS, Kind.OP)
-        inside = forward_ops[self.spans_under(forward_ops, BACKWARD)]
+        inside = self._forward_again
         reentrant = self.under(r"CheckpointFunctionBackward") & ~self.under(r"evaluate_function: (?!Checkpoint)")
         if not len(inside):
             return np.asarray(reentrant, dtype=bool)
         return np.asarray((backward & self.launched_in(self.recomputing)) | reentrant, dtype=bool)
 
     @cached_property
+    def _forward_again(self) -> Index:
+        """Ops of a forward pass inside of a backward one, but not those that somebody's own gradient is made of."""
+        spans = self.host_spans(FORWARD_OPS, Kind.OP)
+        return spans[self.spans_under(spans, BACKWARD) & ~self.spans_under(spans, OWN_BACKWARD)]
+
+    @cached_property
     def recomputing(self) -> Intervals:
         """Host time of forward passes inside the backward pass: from the node's start to the op after the last of
         them."""
-        spans = self.host_spans(FORWARD_OPS, Kind.OP)
-        spans = spans[self.spans_under(spans, BACKWARD)]
+        spans = self._forward_again
         parent = self.trace.parent[spans]
         order = np.lexsort((self.start_ns[spans], parent))
         spans, parent = spans[order], parent[order]

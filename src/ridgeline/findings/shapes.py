@@ -67,7 +67,12 @@ def is_shape(value: Any) -> bool:
 
 
 def product_of(op: str, shapes: str) -> Product | None:
-    """The matrix product an op asks for, or None."""
+    """The matrix product an op asks for, or None; one of nothing (an expert without tokens) is none."""
+    found = _asked_of(op, shapes)
+    return found if found is not None and min(found) > 0 else None
+
+
+def _asked_of(op: str, shapes: str) -> Product | None:
     places = _PRODUCTS.get(op)
     given = parsed(shapes)
     if places is None or len(given) <= max(places):

@@ -112,14 +112,20 @@ def bind(
     num = len(tensors)
     if found.shares == 1:
         return lambda *args: run(*args[:num], args[0], *sizes, *args[num:])
-    count = rows * found.shares
+    meeting = cleared(words, on)
+    return lambda *args: run(*args[:num], meeting(), *sizes, *args[num:])
+
+
+def cleared(words: Tensor, on: int) -> Callable[[], Tensor]:
+    """A call that gives words like these, all zero."""
+    count = words.numel()
     clear = _CLEAR.bind(
         (words, count), grid=(cdiv(count, CLEARED),), constants={"BLOCK": CLEARED}, num_warps=4, device=on
     )
 
-    def launch(*args: Any) -> None:
-        meeting = torch.empty_like(words, memory_format=torch.contiguous_format)
-        clear(meeting, count)
-        run(*args[:num], meeting, *sizes, *args[num:])
+    def make() -> Tensor:
+        found = torch.empty_like(words, memory_format=torch.contiguous_format)
+        clear(found, count)
+        return found
 
-    return launch
+    return make

@@ -115,10 +115,8 @@ class Traced:
 
     def __init__(self, model: Any, *, fullgraph: bool = False) -> None:
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILE_LIMIT)
-        self._here = threading.local()
-        self._before = Counter(torch._dynamo.utils.counters["graph_break"])
-        self._run = torch.compile(model, backend=self._collected, dynamic=False, fullgraph=fullgraph)
-        self.breaks: dict[str, int] = {}
+        self._desk = Desk()
+        self._run = torch.compile(model, backend=self._desk.collected, dynamic=False, fullgraph=fullgraph)
 
     def lowered(
         self,
@@ -132,7 +130,7 @@ class Traced:
         _checked(compiler)
         chosen(rewrites or (), INFERENCE)  # an unknown name is told now, not in the middle of a compilation
         way = Way(rewrites, compiler, dict(options or {}), Report() if report is None else report)
-        here, traced = self._here, self._run
+        here, traced = self._desk.here, self._run
 
         def run(*args: Any, **kwargs: Any) -> Any:
             before = getattr(here, "way", None)
@@ -144,12 +142,22 @@ class Traced:
 
         return run
 
+
+class Desk:
+    """Where the tracer hands in its graphs. It outlives the model, which it therefore does not know: PyTorch keeps
+    every backend it was given until it is reset, and with it whatever the backend holds."""
+
+    def __init__(self) -> None:
+        self.here = threading.local()
+        self._before = Counter(torch._dynamo.utils.counters["graph_break"])
+        self.breaks: dict[str, int] = {}
+
     def way(self) -> Way:
         """How the call in progress wants its graphs lowered."""
-        found: Way = self._here.way
+        found: Way = self.here.way
         return found
 
-    def _collected(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Graph:
+    def collected(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Graph:
         graph = Graph(self, gm)
         self.breaks = dict(Counter(torch._dynamo.utils.counters["graph_break"]) - self._before)
         graph.lowered(example_inputs)
@@ -193,13 +201,13 @@ def hearing() -> Iterator[list[Heard]]:
 class Graph:
     """A traced graph and what was made of it for each way that was asked for and is still held."""
 
-    def __init__(self, traced: Traced, gm: fx.GraphModule) -> None:
-        self.traced, self.gm = traced, _copied(gm)  # the tracer strips its own of what it knows
+    def __init__(self, desk: Desk, gm: fx.GraphModule) -> None:
+        self.desk, self.gm = desk, _copied(gm)  # the tracer strips its own of what it knows
         self.mode = tracing_mode()
         self.calls: weakref.WeakKeyDictionary[Way, Callable[..., Any]] = weakref.WeakKeyDictionary()
 
     def __call__(self, *args: Any) -> Any:
-        call = self.calls.get(self.traced.way())
+        call = self.calls.get(self.desk.way())
         if call is None:
             with self._tracing():
                 call = self.lowered(args, self._stand_ins(args))
@@ -212,10 +220,10 @@ class Graph:
 
     def lowered(self, inputs: Sequence[Any], stand_ins: Sequence[Any] | None = None) -> Callable[..., Any]:
         """What this graph is for the way of the call in progress; rewrites look at tensors, compilers at stand-ins."""
-        way = self.traced.way()
+        way = self.desk.way()
         call = lower(self.gm, inputs, rewrites=way.rewrites, compiler=way.compiler, options=way.options,
                      report=way.report, stand_ins=stand_ins)  # fmt: skip
-        way.report.breaks = self.traced.breaks
+        way.report.breaks = self.desk.breaks
         self.calls[way] = call
         return call
 

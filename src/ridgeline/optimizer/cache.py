@@ -7,7 +7,8 @@ import inspect
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+import types
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from ridgeline.kernels.tensorfloat import settings
 from ridgeline.optimizer.candidate import Candidate
 from ridgeline.optimizer.inputs import Inputs, leaves
 from ridgeline.optimizer.receipt import Receipt
+from ridgeline.optimizer.watch import library
 
 FORMAT = 1
 BUDGETS_S = (15.0, 60.0, 200.0)
@@ -64,15 +66,54 @@ def _model_lines(model: nn.Module) -> Iterator[str]:
         yield from (f"{path}.{name}: {t.dtype} {tuple(t.shape)} {t.device.type} {t.requires_grad}"
                     for name, t in own.items() if t is not None)  # fmt: skip
     yield str(getattr(model, "config", ""))
-    yield from (_source(kind) for kind in classes)
+    seen: set[types.CodeType] = set()
+    for kind in classes:
+        functions = [value for part in kind.__mro__ for value in vars(part).values()]
+        yield from _code_lines([each for each in functions if isinstance(each, types.FunctionType)], seen)
 
 
-def _source(kind: type) -> str:
-    try:
-        return inspect.getsource(kind.forward)  # type: ignore[attr-defined]
-    except (OSError, TypeError, AttributeError):
-        code = getattr(getattr(kind, "forward", None), "__code__", None)
-        return f"{kind.__qualname__} {code.co_code.hex() if code else ''}"
+def _code_lines(functions: Iterable[types.FunctionType], seen: set[types.CodeType]) -> Iterator[str]:
+    """What a model's own functions compute, and those that they name: instructions, names and constants.
+
+    Not their text: of code that was run rather than imported there is none, and ReLU and sigmoid differ in a name.
+    """
+    waiting = list(functions)
+    while waiting:
+        function = inspect.unwrap(waiting.pop())
+        code = getattr(function, "__code__", None)
+        if code is None or code in seen or library(code.co_filename):
+            continue
+        seen.add(code)
+        yield code.co_qualname
+        for part in _nested(code):
+            yield f"{part.co_code.hex()} {part.co_names} {part.co_varnames} {sorted(map(_told, part.co_consts))}"
+            named = {name: function.__globals__[name] for name in part.co_names if name in function.__globals__}
+            yield from (f"{name}={value!r}" for name, value in named.items() if _is_number(value))
+            waiting += [value for value in named.values() if isinstance(value, types.FunctionType)]
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a global says how much; strings may be the names of a process, drawn when it began."""
+    if isinstance(value, tuple):
+        return all(map(_is_number, value))
+    return isinstance(value, (int, float, torch.dtype))
+
+
+def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
+    """A piece of code and those defined in it."""
+    yield code
+    for const in code.co_consts:
+        if isinstance(const, types.CodeType):
+            yield from _nested(const)
+
+
+def _told(const: Any) -> str:
+    """A constant, the same in every process: sets have no order, and code is told by itself."""
+    if isinstance(const, types.CodeType):
+        return const.co_name
+    if isinstance(const, tuple):
+        return str([_told(each) for each in const])
+    return str(sorted(map(_told, const))) if isinstance(const, frozenset) else repr(const)
 
 
 def _tensor(tensor: Tensor) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import sys
 import threading
 import time
@@ -516,12 +517,17 @@ class Blocks:
 
 
 def _block_runner(kind: type[nn.Module]) -> Call:
-    """A function of its own for each kind of block, so that the compiler's variants of one do not fill the other's."""
+    """A function of its own for each kind of block, so that the compiler's variants of one do not fill the other's.
+
+    It stands among the globals of the block's own code: what a tracer meets in another module it imports by that
+    module's name, and a file that was run rather than imported has none.
+    """
 
     def run(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return kind.forward(block, *args, **kwargs)
 
-    return run
+    home = getattr(inspect.unwrap(kind.forward), "__globals__", None)
+    return run if home is None else types.FunctionType(run.__code__, home, run.__name__, None, run.__closure__)
 
 
 _IMAGED = (nn.Conv2d, nn.ConvTranspose2d, nn.Conv3d, nn.ConvTranspose3d)

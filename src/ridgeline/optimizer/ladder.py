@@ -19,6 +19,10 @@ TUNE_CPU_S = 120.0
 """Seconds of all processors together to try the ways to compute one product: BERT's four took over 80 s of four."""
 GENERATED_TUNED = (("coordinate_descent_tuning", True), ("max_autotune_pointwise", True))
 """Inductor tries more launch configurations of the kernels it generates."""
+POINTWISE_TUNED = (("max_autotune_pointwise", True),)
+"""The same without walking from one configuration to the next, which compiles one at a time: what whole networks of
+dozens of kernels can afford."""
+MOST_WALKED_KERNELS = 60
 PRODUCTS_TUNED = (("coordinate_descent_tuning", False), ("triton.enable_persistent_tma_matmul", True))
 """Products alone, in parallel processes: walking from one launch configuration to the next compiles one at a time."""
 ROWS_HELD = (("triton.multi_kernel", 1),)
@@ -448,13 +452,22 @@ class Ladder:
         plain = replace(best, graphed=False) if best.compiler == "inductor" else plain
         cost_s = self._compile_s(plain.scope)
         few_products = forecast is not None and forecast.matrix_frac < AUTOTUNE_LEAST_MATRIX_FRAC
-        training = self.facts.mode == "train"
-        if few_products or training:  # products of many rows are the library's, and there are three times as many
-            times = 4 if training else 2
-            yield from self._family(search, replace(plain, name="tuned", options=GENERATED_TUNED), times * cost_s)
+        if self.facts.mode == "train":  # products of many rows are the library's, and there are three times as many
+            yield from self._family(search, replace(plain, name="tuned", options=GENERATED_TUNED), 4 * cost_s)
             return
-        tuned = replace(plain, name="tuned", compiler="inductor-autotune", options=_known(PRODUCTS_TUNED))
-        yield from self._family(search, tuned, cost_s + self._tune_s())
+        if not few_products:
+            options = _and(plain.options, _known(PRODUCTS_TUNED))
+            tuned = replace(plain, name="tuned", compiler="inductor-autotune", options=options)
+            yield from self._family(search, tuned, cost_s + self._tune_s())
+            if self._is_made(search, tuned):
+                return
+        yield from self._generated(search, plain, cost_s)
+
+    def _generated(self, search: Climber, plain: Candidate, cost_s: float) -> Iterator[Rung]:
+        """Generated kernels tuned: all that is left to tune where products are few, or would take minutes."""
+        few = self._kernels(plain.scope) <= MOST_WALKED_KERNELS
+        options = _and(plain.options, GENERATED_TUNED if few else POINTWISE_TUNED)
+        yield from self._family(search, replace(plain, name="tuned kernels", options=options), 2 * cost_s)
 
     def _as_tuned(self, whole: Candidate, search: Climber) -> Candidate:
         """The whole model as its blocks were best: what was tuned once is remembered."""
@@ -524,6 +537,11 @@ class Ladder:
         if self.facts.unmasked and not candidate.compiler.startswith("stock"):
             candidate = replace(candidate, unmasked=True)
         return Rung(candidate, cost_s, predicted_s)
+
+
+def _and(options: tuple[tuple[str, Any], ...], more: tuple[tuple[str, Any], ...]) -> tuple[tuple[str, Any], ...]:
+    """Options and more of them, which count where both name one: eager's dice stay eager's."""
+    return tuple({**dict(options), **dict(more)}.items())
 
 
 def _known(options: tuple[tuple[str, Any], ...]) -> tuple[tuple[str, Any], ...]:

@@ -73,7 +73,8 @@ class Lane:
     def renewed(self, flat: Flat) -> bool:
         """Whether this lane holds for a call that was looked at in full because some dictionary had changed."""
         piece = flat.piece[0] if isinstance(flat, Late) else None
-        number = _number(self._watch, flat) if piece is self._piece and self._call is not None else None
+        alike = piece is self._piece and self._call is not None and self._around.same()
+        number = _number(self._watch, flat) if alike else None
         if number is not None:
             self.number = number
         return number is not None

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ridgeline.kernels import tighten
 from ridgeline.optimizer.contest import Contest
 
 ALIGNED = 8
@@ -22,16 +23,20 @@ WHOLE = 64
 LEAST_ROWS, LEAST_WEIGHTS = 128, 1 << 22
 """Below these, the copies cost what the product gains: 1,024 outputs of 479 inputs take 0.90 ms padded and 0.45 plain,
 50,257 of 1,024 take 2.9 and 10.4 (8,192 and 4,096 rows, forward and backward, H200)."""
-_NARROW = (torch.bfloat16, torch.float16)
+NARROW = (torch.bfloat16, torch.float16)
 CONTEST = Contest()
 _active_modes = torch._C._len_torch_dispatch_stack
 
 
 def is_odd(module: nn.Module) -> bool:
     """Whether a module is a linear layer, large and of a size that products are slow with."""
-    if type(module) is not nn.Linear or module.weight.dtype not in _NARROW:
+    if type(module) is not nn.Linear or module.weight.dtype not in NARROW:
         return False
-    outputs, inputs = module.weight.shape
+    return is_odd_size(*module.weight.shape)
+
+
+def is_odd_size(outputs: int, inputs: int) -> bool:
+    """Whether a weight is large and of a size that products are slow with."""
     return bool(outputs % ALIGNED or inputs % ALIGNED) and outputs * inputs >= LEAST_WEIGHTS
 
 
@@ -64,7 +69,7 @@ class _Padded(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.shifted = bias is not None
-        return _product(x.reshape(-1, weight.shape[1]), weight, bias).view(*x.shape[:-1], weight.shape[0])
+        return product_of(x.reshape(-1, weight.shape[1]), weight, bias).view(*x.shape[:-1], weight.shape[0])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
@@ -81,15 +86,30 @@ class _Padded(torch.autograd.Function):
         return of_x, of_weight, of_bias
 
 
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The product by whichever way is the fastest for its sizes here; by the first where none may be timed."""
+def product_of(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The product by whichever way is the fastest for its sizes here; by the first where none may be timed.
+
+    While a call is recorded it is watched: GPT-2's recordings had kept padding whatever had won.
+    """
     ways = {"padded": partial(_padded, x, weight, bias), "plain": partial(F.linear, x, weight, bias)}
-    if not weight.shape[1] % ALIGNED:
-        ways["wide rows, copied"] = partial(_wide_rows, x, weight, bias)
-    if torch.compiler.is_compiling() or _active_modes():
+    if not weight.shape[1] % ALIGNED and weight.shape[0] > WHOLE:
+        ways["parts, copied"] = partial(_parts, x, weight, bias, Tensor.contiguous)
+        if x.is_cuda and x.dtype in NARROW:
+            ways["parts, tightened"] = partial(_parts, x, weight, bias, tighten)
+    if torch.compiler.is_compiling():
         return ways["padded"]()
+    if _active_modes() or type(x) not in (Tensor, nn.Parameter):  # one op to whoever watches; inside, the way that won
+        return torch.ops.ridgeline_optimizer.odd_product(x, weight, bias)
     key = (x.shape, x.stride(), x.dtype, weight.shape, weight.stride(), bias is None, x.device)
     return CONTEST.run(key, ways, x.device)
+
+
+_op = torch.library.custom_op("ridgeline_optimizer::odd_product", product_of, mutates_args=())
+
+
+@_op.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return x.new_empty(x.shape[0], weight.shape[0])
 
 
 def _padded(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -98,17 +118,23 @@ def _padded(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return F.linear(_rows(x), _wide(weight), shift)[:, :outputs].contiguous()
 
 
-def _wide_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The product with its rows apart by whole tiles, and no weight padded: where sums go is all that is odd about it.
+def _parts(x: Tensor, weight: Tensor, bias: Tensor | None, tightened: Callable[[Tensor], Tensor]) -> Tensor:
+    """Whole tiles of columns and the few that are left, two products into rows that are apart by whole tiles; no weight
+    is padded.
 
-    Of GPT-2's last product (50,257 words, 4,096 tokens, H200) padding the weight was 116 µs, the product itself 552 and
-    PyTorch's copy of odd rows 483, for 412 MB.
+    It is the odd number of columns that cuBLAS is slow with, wherever they go: GPT-2's last product (50,257 words and
+    4,096 tokens, H200) takes 4.40 ms plain, 4.39 into wide rows and 0.57 with 50,304 columns; padding the weight is
+    116 µs, PyTorch's copy of odd rows 470, for 412 MB.
     """
     outputs = weight.shape[0]
-    found = x.new_empty(x.shape[0], outputs + _lack(outputs))[:, :outputs]
-    if bias is None:
-        return torch.mm(x, weight.t(), out=found).contiguous()
-    return torch.addmm(bias, x, weight.t(), out=found).contiguous()
+    whole = outputs - outputs % WHOLE
+    room = x.new_empty(x.shape[0], outputs + _lack(outputs))
+    for some in (slice(0, whole), slice(whole, outputs)):
+        if bias is None:
+            torch.mm(x, weight[some].t(), out=room[:, some])
+        else:
+            torch.addmm(bias[some], x, weight[some].t(), out=room[:, some])
+    return tightened(room[:, :outputs])
 
 
 def _lack(size: int) -> int:

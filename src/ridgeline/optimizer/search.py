@@ -481,7 +481,7 @@ class Search:
     def _leaner(self, built: Built, against: Comparison) -> bool:
         """Whether it does what torch.compile does, no later, past its guards: our look at a call comes in their place
         there, and on top of them where torch.compile itself is handed over."""
-        least = SAME_FRAC if built.candidate.is_stock else 1.0  # the same kernels: less is noise
+        least = SAME_FRAC if as_stock(built) else 1.0  # the same kernels: less is noise
         return self.best.candidate.name == STOCK and built.call.__class__ is Shortcut and against.speedup >= least
 
     def _hopeful(self, against: Comparison) -> bool:
@@ -548,7 +548,7 @@ class Search:
     def _proved(self, built: Built) -> Verdict:
         try:
             prover = self.prover
-            stock = built.candidate.is_stock or built.candidate.compiler == "stock-autotune"
+            stock = as_stock(built) or built.candidate.compiler == "stock-autotune"
             budget = (self.problem.error_budget or 0.0) if built.candidate.narrow or stock else 0.0
             with built.switched() as call:
                 return prover.judge(call, max(budget, STOCK_FRAC) if stock else budget)
@@ -672,8 +672,8 @@ class Search:
             self._note(built, FAILED, why_failed(error))
             return {}
         against, shown = compare(timed[STOCK], timed[AS_IT_IS]), timed[AS_IT_IS]
-        if against.speedup < 1.0 or built.call.__class__ is not Shortcut or not (verdict := self._proved(built)):
-            why = f"no faster than torch.compile ({against.speedup:.3f}×), more than one graph or not proved"
+        if against.speedup < SAME_FRAC or built.call.__class__ is not Shortcut or not (verdict := self._proved(built)):
+            why = f"slower than torch.compile ({against.speedup:.3f}×), more than one graph or not proved"
             self._note(built, EQUAL, why, timed=shown)
             return {}
         self._note(built, WINNER, "", timed=shown, verdict=verdict, comparison=compare(timed["eager"], shown))
@@ -687,6 +687,7 @@ class Search:
         before, own = self.best.candidate.name, timed[self.best.candidate.name]
         rivals = [built for built in (self.stock, self.eager) if built is not None and built is not self.best]
         found = [(compare(own, timed[built.candidate.name]), built) for built in rivals]
+        found = [(against, built) for against, built in found if not self._is_itself(built, against)]
         for against, built in sorted(found, key=lambda pair: -pair[0].speedup):
             barred = self._barred(built) if against.ahead else ""
             if built is self.eager and not against.ahead and self._hardly_gains(timed):
@@ -699,6 +700,12 @@ class Search:
             elif against.ahead:
                 self._hand_over(before, built, f"in the last race {built.candidate.name} was {_ahead_by(against)}")
                 return
+
+    def _is_itself(self, rival: Built, against: Comparison) -> bool:
+        """Whether the winner is this rival past its guards: as far as the race sees them apart it is noise, and behind
+        our look the rival would be called with its guards on top."""
+        lean = self.best.call.__class__ is Shortcut and as_stock(self.best)
+        return lean and rival is self.stock and against.speedup * SAME_FRAC <= 1.0
 
     def _hardly_gains(self, timed: dict[str, Timed]) -> bool:
         """Whether the winner gains so little over eager in the last race that another day it may lose it."""
@@ -909,6 +916,12 @@ def _allowing(verdict: Verdict) -> str:
     if not verdict.allowed_rms_frac < verdict.rms_frac < MOST_ROUNDING:
         return ""
     return f"; within error_budget={1.5 * verdict.rms_frac:.0e} it would be"
+
+
+def as_stock(built: Built) -> bool:
+    """Whether what runs is what torch.compile makes: its own, or what Inductor makes where no rewrite matched."""
+    found = built.candidate if built.report.matches else replace(built.candidate, rewrites=())
+    return found.is_stock
 
 
 def _family(candidate: Candidate) -> Candidate:

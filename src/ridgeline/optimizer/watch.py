@@ -223,7 +223,7 @@ class Watch:
     def _class(self, cls: type) -> None:
         """Plain values and containers on the classes of the model's own code."""
         for part in cls.__mro__:
-            if (part, "class") in self._seen or library(_file_of(part)):
+            if (part, "class") in self._seen or _of_library(part):
                 continue
             self._seen.add((part, "class"))
             for key, value in list(vars(part).items()):
@@ -304,7 +304,7 @@ class Watch:
             return
         value = names[name]
         if isinstance(value, types.ModuleType | type):
-            if attribute is not None and attribute in vars(value) and not library(_file_of(value)):
+            if attribute is not None and attribute in vars(value) and not _of_library(value):
                 self._name(f"{name}.{attribute}", vars(value), attribute, value if isinstance(value, type) else None)
         elif isinstance(value, types.FunctionType):
             if not library(value.__code__.co_filename):
@@ -669,9 +669,15 @@ _OBSERVING = (_OWN, str(_python_dispatch.__file__))
 _LIBRARIES = tuple(str(Path(path).parent) for path in (torch.__file__, dis.__file__) if path)
 
 
+_GENERATED = ("<eval_with_key", "<frozen", "<attrs", "<__array_function__")
+"""What tracers and the interpreter name code that they made. All else in angle brackets was typed, or read by somebody
+and run: ``<stdin>``, ``<string>``, a cell of a notebook. That is a model's own code as much as a file's."""
+_HEAP_TYPE = 1 << 9
+
+
 def library(filename: str) -> bool:
     """Code of PyTorch, of the interpreter and of this package: its state is not the model's."""
-    if not filename or filename.startswith("<"):
+    if not filename or filename.startswith(_GENERATED):
         return True
     return filename.startswith((_LIBRARIES[0], _OWN)) or _standard(filename)
 
@@ -679,6 +685,14 @@ def library(filename: str) -> bool:
 def _standard(filename: str) -> bool:
     """Code that came with the interpreter, which nobody replaces and which keeps its state among its names."""
     return filename.startswith(_LIBRARIES[1]) and not _installed(filename)
+
+
+def _of_library(value: types.ModuleType | type) -> bool:
+    """Whether a module or a class is a library's; one without a file was typed or run, unless it is built in."""
+    file = _file_of(value)
+    if file:
+        return library(file)
+    return not value.__flags__ & _HEAP_TYPE if isinstance(value, type) else value.__name__ in sys.builtin_module_names
 
 
 def _file_of(value: types.ModuleType | type) -> str:

@@ -54,6 +54,14 @@ def test_events_of_a_short_call_that_read_a_few_microseconds_more_waited_for_the
     assert sample({**row, "kernels": long, "cold_s": 3.4e-3}).target_s == pytest.approx(3.397e-3)
 
 
+def test_pieces_of_a_convolution_beside_each_other_in_part_take_what_events_read():
+    row = {"kind": "conv2d", "dtype": "bf16", "phase": "fwd", "library": "cudnn", "shape": {"n": 1, "c": 48}}
+    names = ["kern_precompute_indices", *["implicit_convolve_sgemm"] * 3, "precomputed_convolve_sgemm"]
+    row["kernels"] = [[name, s] for name, s in zip(names, (1e-6, 8e-4, 1e-3, 8e-4, 4e-4), strict=True)]
+    assert sample({**row, "cold_s": 1.8e-3}).target_s == pytest.approx(1.8e-3 - 9e-6)  # between the longest and all
+    assert sample({**row, "cold_s": 5e-3}).target_s == pytest.approx(1e-3)  # more than all of them: the host's time
+
+
 def test_a_new_calibration_drops_the_factor_learned_beside_the_old_one():
     rows = _samples(CHIP, family_of("add").defaults)
     assert "leftover_frac" not in fit(rows, Pricer(device("h200")), "all")[0]["coef"]

@@ -6,7 +6,20 @@ from dataclasses import replace
 
 import pytest
 
-from ridgeline.cost.blocks import CLEAR_S, Rates, blocks_s, known, name_of, sums_apart, tiled, walk_of, walked_s
+from ridgeline.cost.blocks import (
+    CLEAR_S,
+    Rates,
+    Sums,
+    adder_of,
+    blocks_s,
+    known,
+    name_of,
+    sum_s,
+    sums_apart,
+    tiled,
+    walk_of,
+    walked_s,
+)
 from ridgeline.cost.chip import Chip, chip_of
 from ridgeline.cost.heuristic import Kernel, taken
 from ridgeline.cost.matmul import alignment
@@ -75,7 +88,7 @@ def test_clearing_counters_and_adding_up_slices_take_time(h200: Chip) -> None:
     cleared = blocks_s(replace(kernel, cleared=True, num_kernels=2), problem, "fp32", 8, h200, 0.0)
     apart = blocks_s(replace(kernel, reduced=True, num_kernels=2), problem, "fp32", 8, h200, 0.0)
     assert plain is not None and cleared == pytest.approx(plain + CLEAR_S)
-    assert apart is not None and apart > plain + known().sum_s
+    assert apart is not None and apart > plain + known().sums[adder_of(kernel)].start_s
 
 
 def test_an_imagined_device_moves_what_it_should(h200: Chip) -> None:
@@ -119,3 +132,11 @@ def test_a_long_kernel_is_told_with_all_that_it_launches(h200: Chip) -> None:
     assert kernel is not None and kernel.family == "long" and not sums_apart(kernel)
     told = blocks_s(kernel, problem, "fp32", alignment(problem, "fp32"), h200, 0.0)
     assert told == pytest.approx(2.2e-5, rel=0.15)
+
+
+def test_each_slice_that_is_added_up_waits_and_those_of_xmma_wait_longest() -> None:
+    sums = Sums(1e-6, 2e-7, 1e13, 1e12)
+    few, many = (sum_s(replace(KERNEL, split=split), (1, 56, 148, 218, "nt"), 4.0, sums) for split in (2, 88))
+    assert many - few == pytest.approx(86 * (2e-7 + 56 * 148 * 4 / 1e13))
+    assert known().sums["xmma"].slice_s > 3 * known().sums["other"].slice_s
+    assert adder_of(KERNEL) == "xmma" and adder_of(replace(KERNEL, family="turing")) == "other"

@@ -27,7 +27,7 @@ def h200() -> Chip:
 def logs(problems: list[residue.Problem], dtype: str, chip: Chip) -> list[float]:
     """What the factor says of aligned products."""
     rows = [residue.features(problem, dtype, 8, chip.num_sms) for problem in problems]
-    return residue.logs(residue.trees_of(chip, dtype, 8), rows)
+    return residue.logs(residue.trees_of(chip, residue.pool_of(dtype, 8)), rows)
 
 
 def walked(trees: residue.Boosted, values: list[float]) -> float:
@@ -52,15 +52,16 @@ def test_trees_ask_of_nothing_but_the_features(h200: Chip) -> None:
         owner, _, pool = name.partition("/")
         if owner == residue.KERNELS:
             continue
-        dtype = {"half": "bf16", "half.odd": "bf16"}.get(pool, pool)
+        base, alone, _ = pool.partition(".alone")
+        dtype = {"half": "bf16", "half.odd": "bf16", "vector": "fp32"}.get(base, base)
         if pool.startswith(("prefill", "decode")):
             width = len(residue.attention_features(dict.fromkeys(("b", "h", "hkv", "s", "skv", "d"), 8), h200.num_sms))
         else:
-            problem = (1, 64, 65, 67, "nt") if pool == "half.odd" else (1, 64, 64, 64, "nt")
+            problem = (1, 64, 65, 67, "nt") if pool == "half.odd" else (1, 1 if pool == "vector" else 64, 64, 64, "nt")
             chip = chip_of(device(owner))
             entry = pricer_of(device(chip.name)).calibration.entry("gemm", dtype)
             coef = {**matmul.DEFAULTS, **(entry["coef"] if entry else {})}
-            width = len(matmul.described(problem, dtype, chip, coef)[0])
+            width = len(matmul.described(problem, dtype, chip, coef, bool(alone))[0])
         assert trees.feature.max() < width, name
 
 
@@ -89,7 +90,7 @@ def test_stencils_and_pointwise_products_have_a_bounded_factor(shape: dict[str, 
 @pytest.mark.parametrize("share", [0.0, 1.0])
 def test_the_factor_of_a_convolution_kernel_can_be_left_out(share: float, h200: Chip) -> None:
     shape = (("n", 64), ("c", 512), ("h", 14), ("w", 14), ("o", 512), ("k", 3), ("stride", 1), ("nhwc", 1))
-    asked = Call("conv2d", "fp32", "fwd", "cudnn", shape)
+    asked = Call("conv2d", "bf16", "fwd", "cudnn", shape)
     told = conv.model(asked, h200, {**conv.DEFAULTS, "residue_frac": share}, 0.0).busy_s
     bare = conv.model(asked, h200, {**conv.DEFAULTS, "residue_frac": 0.0}, 0.0).busy_s
     assert (told == bare) is (share == 0.0)
@@ -111,7 +112,7 @@ def test_a_device_of_an_architecture_that_nobody_measured_has_none() -> None:
 
 
 def test_a_device_that_nobody_measured_takes_the_factor_of_a_sibling() -> None:
-    pcie, sxm = (residue.trees_of(chip_of(device(name)), "bf16", 8) for name in ("h100-pcie", "h100-sxm"))
+    pcie, sxm = (residue.trees_of(chip_of(device(name)), "half") for name in ("h100-pcie", "h100-sxm"))
     assert pcie is sxm is not None
     assert all(SIBLINGS[arch] == donor for arch, donor in residue.DONORS.items())
 
@@ -127,6 +128,20 @@ def test_the_factor_multiplies_what_the_structure_says(h200: Chip) -> None:
     bare, told = (matmul.model(call, h200, {**coef, "residue_frac": share}, 0.0).busy_s for share in (0.0, 1.0))
     log = logs([(1, 300, 4096, 1024, "nt")], "bf16", h200)[0]
     assert told == pytest.approx(bare * math.exp(log))
+
+
+@pytest.mark.parametrize(("dtype", "sizes"), [("bf16", (64, 512, 256)), ("fp8", (64, 512, 256)), ("bf16", (1, 67, 99))])
+def test_calls_alone_and_gradients_have_trees_apart_and_models_do_not(
+    dtype: str, sizes: tuple[int, int, int], h200: Chip
+) -> None:
+    pricer = pricer_of(device("h200"))
+    call = Call("gemm", dtype, "fwd", "cublas", tuple(zip("mnk", sizes, strict=True)))
+    between, inside = (pricer.price(call, flushed=False, alone=alone).time.busy_s for alone in (True, False))
+    aligned = sizes[0] > 1
+    assert (between != inside) is aligned and between == pytest.approx(inside, rel=0.5)
+    coef = {**matmul.DEFAULTS, "alone_frac": 1.0}
+    names = {phase: matmul.pools_of((1, *sizes, "nt"), dtype, coef, phase)[0][0] for phase in ("fwd", "bwd")}
+    assert (names["fwd"] != names["bwd"]) is aligned and (aligned or names["fwd"] == "vector")
 
 
 def test_no_factor_takes_a_product_below_its_floor(h200: Chip) -> None:

@@ -139,12 +139,16 @@ def _contention(stage: Stage, wrong: bool) -> None:
 
 @plays("graph-breaks")
 def _breaks(stage: Stage, wrong: bool) -> None:
-    for i in range(6):
-        with stage.span(f"Torch-Compiled Region: {i if wrong else 0}/0", Kind.ANNOTATION):
+    for _ in range(3):
+        with stage.span("Torch-Compiled Region: 0/0", Kind.ANNOTATION):
             healthy(stage, 2, 40.0)
-        if wrong:
-            stage.work(200)
-            stage.kernel("vectorized_elementwise_kernel", 5.0, op="aten::isfinite")
+            if wrong:
+                stage.work(400)
+                stage.kernel("vectorized_elementwise_kernel", 5.0, op="aten::isfinite")
+                with stage.span("Torch-Compiled Region: 1/0", Kind.ANNOTATION):
+                    healthy(stage, 2, 40.0)
+        if not wrong:
+            healthy(stage, 2, 40.0)
 
 
 @plays("weight-streaming")
@@ -366,8 +370,8 @@ def _average(stage: Stage, wrong: bool) -> None:
 def _chain(stage: Stage, wrong: bool) -> None:
     for _ in range(6):
         healthy(stage, 2)
-        for _ in range(7 if wrong else 1):
-            stage.kernel("vectorized_elementwise_kernel<Mul>", 80.0, op="aten::mul")
+        for i in range(7 if wrong else 1):
+            stage.kernel(f"vectorized_elementwise_kernel<{'Mul Add Exp'.split()[i % 3]}>", 80.0, op="aten::mul")
 
 
 ACROSS = ("straggler", "stage-imbalance", "expert-imbalance", "pipeline-bubble")

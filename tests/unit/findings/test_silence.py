@@ -38,11 +38,11 @@ def test_what_a_compiler_made_is_not_told_to_be_compiled():
     def play(stage: Stage, name: str) -> None:
         for _ in range(6):
             healthy(stage, 2)
-            for _ in range(6):
-                stage.kernel(name, 80.0, op="aten::op")
+            for i in range(6):
+                stage.kernel(name.format(i % 3), 80.0, op="aten::op")
 
-    assert rules_of(_twice(lambda stage: play(stage, "triton_poi_fused_add_bernoulli_mul_0")).findings()) == []
-    assert rules_of(_twice(lambda stage: play(stage, "vectorized_elementwise_kernel<Mul>")).findings()) == [
+    assert rules_of(_twice(lambda stage: play(stage, "triton_poi_fused_add_bernoulli_mul_{}")).findings()) == []
+    assert rules_of(_twice(lambda stage: play(stage, "vectorized_elementwise_kernel<Mul{}>")).findings()) == [
         "pointwise-chains"
     ]
 
@@ -173,8 +173,8 @@ def test_gradients_that_are_added_to_others_are_no_chain_to_compile():
     def play(stage: Stage, around: str) -> None:
         for _ in range(6):
             healthy(stage, 2)
-            for _ in range(6):
-                stage.kernel("vectorized_elementwise_kernel<Add>", 80.0, op="aten::add_", around=around)
+            for i in range(6):
+                stage.kernel(f"vectorized_elementwise_kernel<Add{i % 3}>", 80.0, op="aten::add_", around=around)
 
     added = _twice(lambda stage: play(stage, "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"))
     assert "pointwise-chains" not in rules_of(added.findings())
@@ -488,8 +488,8 @@ def test_no_code_is_generated_for_complex_numbers(dtype, named):
     def play(stage: Stage) -> None:
         for _ in range(6):
             healthy(stage, 2)
-            for _ in range(6):
-                stage.kernel(f"vectorized_elementwise_kernel<Mul<{dtype}>>", 80.0, op="aten::mul")
+            for i in range(6):
+                stage.kernel(f"vectorized_elementwise_kernel<Mul{i % 3}<{dtype}>>", 80.0, op="aten::mul")
 
     assert ("pointwise-chains" in rules_of(_twice(play).findings())) is named
 
@@ -499,25 +499,28 @@ def test_gradients_that_are_differentiated_again_cannot_be_compiled(node, named)
     def play(stage: Stage) -> None:
         for _ in range(6):
             healthy(stage, 2)
-            for _ in range(6):
-                stage.kernel("vectorized_elementwise_kernel<Mul>", 80.0, op="aten::mul", around=node)
+            for i in range(6):
+                stage.kernel(f"vectorized_elementwise_kernel<Mul{i % 3}>", 80.0, op="aten::mul", around=node)
 
     assert ("pointwise-chains" in rules_of(_twice(play).findings())) is named
 
 
-@pytest.mark.parametrize(("between", "named"), [("aten::isfinite", True), ("Optimizer.step#AdamW.step", False)])
-def test_functions_that_were_compiled_one_by_one_are_no_graph_that_broke(between, named):
-    """A policy, a value and a model of the world, each with its own update."""
+@pytest.mark.parametrize("inside", [True, False])
+def test_functions_that_were_compiled_one_by_one_are_no_graph_that_broke(inside):
+    """Stages of a network, each compiled by itself, are called one after another; what follows a break is called from
+    inside of what broke."""
 
     def play(stage: Stage) -> None:
         for i in range(4):
             with stage.span(f"Torch-Compiled Region: {i}/0", Kind.ANNOTATION):
                 healthy(stage, 2, 40.0)
-            stage.work(200)
-            with stage.span(between):
-                stage.kernel("multi_tensor_apply_kernel<FusedAdam>", 100.0, op="aten::op")
+                stage.work(1500)
+                if inside:
+                    with stage.span(f"Torch-Compiled Region: {i + 4}/0", Kind.ANNOTATION):
+                        healthy(stage, 2, 40.0)
+            stage.kernel("multi_tensor_apply_kernel<FusedAdam>", 100.0, op="aten::op")
 
-    assert ("graph-breaks" in rules_of(_twice(play).findings())) is named
+    assert ("graph-breaks" in rules_of(_twice(play).findings())) is inside
 
 
 @pytest.mark.parametrize(("rows", "named"), [(1_000_000, True), (12, False), (None, False)])
@@ -547,7 +550,8 @@ def test_a_tensor_that_is_fetched_and_looked_at_is_no_round_trip(worked_us, rule
 @pytest.mark.parametrize(
     ("kernels", "named"),
     [
-        ([("vectorized_elementwise_kernel<Mul>", 80.0)] * 6, True),
+        ([(f"vectorized_elementwise_kernel<{name}>", 80.0) for name in ("Mul", "Add", "Exp")] * 2, True),
+        ([("vectorized_elementwise_kernel<bfloat16_copy_kernel_cuda>", 80.0)] * 6, False),
         ([("reduce_kernel<Sum>", 300.0)] + [("vectorized_elementwise_kernel<Mul>", 2.0)] * 5, False),
         ([("distribution_elementwise_grid_stride_kernel<normal>", 80.0)] * 6, False),
     ],
@@ -571,3 +575,234 @@ def test_memory_that_a_pinning_thread_takes_is_the_loaders(by_itself):
             healthy(stage, 2)
 
     assert ("allocator" in rules_of(_twice(play).findings())) is not by_itself
+
+
+@pytest.mark.parametrize(("every", "named"), [(1, True), (2, False)])
+def test_a_collection_that_falls_into_the_recording_once_is_no_habit(every, named):
+    stage = Stage()
+    for i in range(2):
+        with stage.step():
+            healthy(stage, 10)
+            if i % every == 0:
+                stage.wait()
+                stage.host("python gc generation 2", 3000, Kind.GC)
+            healthy(stage, 10)
+    assert ("garbage-collection" in rules_of(stage.findings())) is named
+
+
+@pytest.mark.parametrize(("forward", "named"), [("aten::linear", True), ("MmBackward0", False)])
+def test_losses_of_every_layer_are_of_one_pass(forward, named):
+    """Between two batches there is a forward pass; between the losses of two layers there are gradients alone."""
+
+    def play(stage: Stage) -> None:
+        stage.host("aten::linear", 5)
+        for _ in range(8):
+            with stage.span(forward):
+                for _ in range(10):
+                    stage.kernel("nvjet_tst_64x8", 8.0, op="aten::mm", host_us=40.0)
+            with stage.span("autograd::engine::evaluate_function: NllLossBackward0"):
+                stage.kernel("nvjet_tst_64x8", 8.0, op="aten::mm", host_us=40.0)
+
+    assert ("micro-batches" in rules_of(_twice(play).findings())) is named
+
+
+@pytest.mark.parametrize(("around", "rule"), [("", "synchronize"), ("aten::linalg_eigh", None)])
+def test_an_op_that_waits_by_itself_is_no_line_to_remove(around, rule):
+    def play(stage: Stage) -> None:
+        for _ in range(10):
+            healthy(stage, 2, 60.0)
+            if around:
+                with stage.span(around):
+                    stage.wait("cudaStreamSynchronize")
+            else:
+                stage.wait("cudaStreamSynchronize")
+            stage.work(40)
+
+    found = rules_of(_twice(play).findings())
+    assert ("synchronize" in found) is (rule == "synchronize")
+    assert "value-read" not in found
+
+
+@pytest.mark.parametrize(
+    ("around", "kind", "named"),
+    [
+        ("forward", Kind.ANNOTATION, True),
+        ("Optimizer.step#LBFGS.step", Kind.ANNOTATION, False),
+        ("aten::linalg_solve", Kind.OP, False),
+    ],
+)
+def test_searches_and_solvers_read_what_they_must(around, kind, named):
+    def play(stage: Stage) -> None:
+        for _ in range(10):
+            healthy(stage, 2, 60.0)
+            with stage.span(around, kind), stage.span("aten::item"), stage.span("aten::_local_scalar_dense"):
+                stage.wait()
+            stage.work(40)
+
+    assert ("value-read" in rules_of(_twice(play).findings())) is named
+
+
+@pytest.mark.parametrize(("passes", "named"), [(10, True), (1, False)])
+def test_an_optimizer_that_goes_over_its_weights_once_has_nothing_to_fuse(passes, named):
+    def play(stage: Stage) -> None:
+        healthy(stage)
+        with stage.span("Optimizer.step#SGD.step", Kind.ANNOTATION):
+            for _ in range(passes):
+                with stage.span("aten::_foreach_add_"):
+                    for _ in range(40 // passes):
+                        stage.kernel("multi_tensor_apply_kernel<BinaryOpListAlphaFunctor>", 60.0, op="aten::op")
+
+    assert ("unfused-optimizer" in rules_of(_twice(play).findings())) is named
+
+
+@pytest.mark.parametrize(("inside", "named"), [("aten::add", True), ("autograd::engine::evaluate_function: X", False)])
+def test_an_optimizer_that_calls_for_the_loss_is_not_unfused(inside, named):
+    def play(stage: Stage) -> None:
+        healthy(stage)
+        with stage.span("Optimizer.step#LBFGS.step", Kind.ANNOTATION):
+            for _ in range(60):
+                stage.kernel("vectorized_elementwise_kernel<Mul>", 60.0, op="aten::mul", around=inside)
+
+    assert ("unfused-optimizer" in rules_of(_twice(play).findings())) is named
+
+
+@pytest.mark.parametrize(("cast", "named"), [([2048, 1024], True), ([65536, 1024], False)])
+def test_inputs_that_are_cast_are_no_weights(cast, named):
+    def play(stage: Stage) -> None:
+        call = {"shapes": json.dumps([[65536, 1024], [2048, 1024]])}
+        for _ in range(6):
+            with stage.span("aten::linear", extra=call):
+                stage.kernel("vectorized_elementwise_kernel<bfloat16_copy_kernel_cuda>", 60.0, op="aten::_to_copy",
+                             shapes=[cast], dtypes=["float"])  # fmt: skip
+            healthy(stage, 2)
+
+    assert ("weight-casts" in rules_of(_twice(play).findings())) is named
+
+
+@pytest.mark.parametrize(("around", "named"), [("IndexBackward0", True), ("aten::op", False)])
+def test_values_put_into_a_cache_are_no_gradients_of_a_lookup(around, named):
+    def play(stage: Stage) -> None:
+        healthy(stage)
+        with stage.span(around), stage.span("aten::index_put_"):
+            stage.kernel("indexing_backward_kernel_stride_1<float>", 2500.0, op="aten::index_put_")
+
+    assert ("index-backward" in rules_of(_twice(play).findings())) is named
+
+
+@pytest.mark.parametrize(("node", "named"), [("MulBackward0", True), ("_ReversedBackward", False)])
+def test_what_a_program_wrote_as_its_gradient_is_not_recomputed(node, named):
+    """Layers that work their input out again have no activations that could be kept."""
+
+    def play(stage: Stage) -> None:
+        stage.facts = {"peak_allocated_bytes": 20e9, "total_bytes": 140e9}
+        healthy(stage, 6)
+        for _ in range(6):
+            with stage.span(f"autograd::engine::evaluate_function: {node}"), stage.span(node):
+                with stage.span("aten::linear"):
+                    stage.kernel("nvjet_tst_128x256", 180.0, op="aten::addmm")
+                stage.kernel("nvjet_tst_128x256", 180.0, op="aten::mm")
+
+    assert ("recompute" in rules_of(_twice(play).findings())) is named
+
+
+@pytest.mark.parametrize(
+    ("kernel", "named"),
+    [("cutlass_80_tensorop_bf16_s16816gemm_bf16_128x128", True), ("nvjet_tst_64x8_64x16", False)],
+)
+def test_kernels_that_load_whole_tiles_have_aligned_rows(kernel, named):
+    """Eleven rows by thousands of columns: a number of rows is no stride, and the kernel shows it."""
+
+    def play(stage: Stage) -> None:
+        healthy(stage, 4)
+        for _ in range(4):
+            stage.kernel(kernel, 600.0, op="aten::mm", shapes=[[8195, 4096], [4096, 4096]],
+                         dtypes=["c10::BFloat16"] * 2)  # fmt: skip
+
+    assert ("misaligned-sizes" in rules_of(_twice(play).findings())) is named
+
+
+@pytest.mark.parametrize(("other", "named"), [("cutlass_80_simt_sgemm", True), ("nvjet_sm90_sss_128x128", False)])
+def test_where_some_products_are_in_tf32_the_setting_is_made_for_all(other, named):
+    def play(stage: Stage) -> None:
+        wide = {"op": "aten::mm", "shapes": [[4096, 4096], [4096, 4096]], "dtypes": ["float"] * 2}
+        for _ in range(10):
+            stage.kernel("cutlass_80_simt_sgemm_256x128_8x4_nn_align1", 2700.0, **wide)
+            stage.kernel(other, 400.0, **wide)
+
+    assert ("tensor-cores-unused" in rules_of(_twice(play).findings())) is named
+
+
+@pytest.mark.parametrize(
+    ("softmax", "deep", "named"),
+    [
+        ("cunn_SoftMaxForward<4, bf16>", 64, True),
+        ("cunn_SpatialSoftMaxForward<bf16>", 64, False),  # over slots that compete
+        ("cunn_SoftMaxForward<4, bf16>", 1024, False),  # no fused kernel has such heads
+    ],
+)
+def test_softmaxes_between_products_are_not_always_attention(softmax, deep, named):
+    def play(stage: Stage) -> None:
+        scores = {"op": "aten::bmm", "shapes": [[64, 2048, deep], [64, deep, 2048]], "dtypes": ["c10::BFloat16"] * 2}
+        values = {"op": "aten::bmm", "shapes": [[64, 2048, 2048], [64, 2048, deep]], "dtypes": ["c10::BFloat16"] * 2}
+        for _ in range(6):
+            healthy(stage, 2)
+            stage.kernel("nvjet_tst_128x128", 200.0, **scores)
+            stage.kernel(softmax, 250.0, op="aten::_softmax")
+            stage.kernel("nvjet_tst_128x128", 200.0, **values)
+
+    assert ("unfused-attention" in rules_of(_twice(play).findings())) is named
+
+
+@pytest.mark.parametrize(("num", "named"), [(16, True), (2, False)])
+def test_inputs_in_a_few_large_pieces_are_no_weights(num, named):
+    def play(stage: Stage) -> None:
+        for _ in range(num):
+            stage.copy("HtoD pinned", 1_600_000_000 // num, 32_000.0 / num)
+            healthy(stage, 2)
+
+    assert ("weight-streaming" in rules_of(_twice(play).findings())) is named
+
+
+@pytest.mark.parametrize(("shapes", "named"), [(12, True), (1, False)])
+def test_one_state_that_moves_on_is_no_loop_over_tensors(shapes, named):
+    def play(stage: Stage) -> None:
+        healthy(stage)
+        for i in range(200):
+            stage.kernel("vectorized_elementwise_kernel<Mul>", 3.0, op="aten::mul_", host_us=12.0,
+                         shapes=[[64 * (1 + i % shapes), 64]], dtypes=["float"])  # fmt: skip
+
+    assert ("tensor-loop" in rules_of(_twice(play).findings())) is named
+
+
+@pytest.mark.parametrize(("kernel", "named"), [("nvjet_tst_64x8", True), ("gru_cell_forward", False)])
+def test_cells_of_a_recurrence_have_as_many_blocks_with_any_batch(kernel, named):
+    def play(stage: Stage) -> None:
+        stage.host("autograd::engine::evaluate_function: MmBackward0", 2)
+        for _ in range(40):
+            stage.kernel(kernel, 30.0, op="aten::op", blocks=16)
+
+    assert ("small-batch" in rules_of(_twice(play).findings())) is named
+
+
+@pytest.mark.parametrize(("dtypes", "named"), [(["float", "c10::BFloat16"], True), (["c10::BFloat16"] * 2, False)])
+def test_logits_that_are_laid_out_anew_are_not_in_fp32(dtypes, named):
+    def play(stage: Stage) -> None:
+        wide = {"shapes": [[8192, 32768], [8192, 32768]]}
+        healthy(stage, 30)
+        stage.kernel("elementwise_kernel<bfloat16_copy_kernel_cuda>", 300.0, op="aten::copy_", dtypes=dtypes, **wide)
+        stage.kernel("cunn_SoftMaxForward<LogSoftMax>", 400.0, op="aten::_log_softmax", **wide)
+        stage.kernel("reduce_kernel<Sum>", 200.0, op="aten::sum", **wide)
+
+    assert ("logits" in rules_of(_twice(play).findings())) is named
+
+
+@pytest.mark.parametrize("rows", [0, 4096])
+def test_products_of_nothing_are_no_products(rows):
+    """An expert that got no tokens multiplies an empty tensor."""
+
+    def play(stage: Stage) -> None:
+        wide = {"op": "aten::mm", "shapes": [[rows, 4096], [4096, 4096]], "dtypes": ["float"] * 2}
+        for _ in range(20):
+            stage.kernel("cutlass_80_simt_sgemm_256x128_8x4_nn_align1", 2700.0, **wide)
+
+    assert rules_of(_twice(play).findings()) == ["tensor-cores-unused"]

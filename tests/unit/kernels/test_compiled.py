@@ -11,9 +11,9 @@ from ridgeline.kernels.softmax.config import Shares
 from ridgeline.kernels.variants import variants_of
 
 
-def variants(call, *shapes, dtype=torch.bfloat16, grad=True):
+def variants(call, *shapes, dtype=torch.bfloat16, grad=True, aligned=True):
     args = [torch.empty(shape, device="meta", dtype=dtype, requires_grad=grad) for shape in shapes]
-    with launcher.collecting() as found:
+    with launcher.collecting(aligned=aligned) as found:
         out = call(*args)
         if grad:
             torch.autograd.grad(out, args, torch.empty_like(out))
@@ -41,7 +41,7 @@ def test_rms_norm_backward_keeps_rows_on_their_way_and_spills_nothing(cols):
     [
         (lambda x: kernels.rms_norm(x, None, 1e-6), "rms_norm_forward", 8192),
         (lambda x: kernels.layer_norm(x), "layer_norm_forward", 8192),
-        (kernels.softmax, "softmax_forward", 16384),
+        (kernels.softmax, "softmax_forward", 12288),
         (lambda x: kernels.swiglu(x, x), "gated_forward", 14336),
         (kernels.relu2, "relu2_forward", 4096),
         (kernels.gelu, "gelu_forward", 4096),
@@ -70,7 +70,8 @@ TARGET = torch.zeros(4096, dtype=torch.long, device="meta")
     [
         (kernels.softmax, 4097, "softmax_forward_ends", "LDG.E.128"),
         (kernels.softmax, 4097, "softmax_backward_ends", "LDG.E.128"),
-        (kernels.softmax, 50257, "softmax_forward_streamed", "LDGSTS.E.BYPASS.128"),
+        (kernels.softmax, 50257, "softmax_forward_packed", "LDGSTS.E.BYPASS.128"),
+        (kernels.softmax, 70001, "softmax_forward_streamed", "LDGSTS.E.BYPASS.128"),
         (kernels.softmax, 50257, "softmax_backward_streamed", "LDGSTS.E.BYPASS.128"),
         (lambda x: kernels.layer_norm(x), 4097, "layer_norm_forward_ends", "LDGSTS.E.BYPASS.128"),
         (lambda x: kernels.layer_norm(x), 4097, "layer_norm_backward_ends", "LDGSTS.E.BYPASS.128"),
@@ -200,15 +201,25 @@ def test_cross_entropy_keeps_a_number_a_thread_not_a_block():
     assert made.num_registers <= 48, "ten programs and more share a multiprocessor"
 
 
-@pytest.mark.parametrize("cols", [4096, 5000, 8192])
-def test_middling_cross_entropy_rows_are_on_their_way_while_others_are_summed(cols):
+@pytest.mark.parametrize("cols", [3000, 4096, 5000, 8192, 10000, 12000, 20000])
+def test_middling_cross_entropy_rows_are_held_two_logits_a_word(cols):
     target = torch.zeros(16384, dtype=torch.long, device="meta")
-    found = variants(lambda x: kernels.cross_entropy(x, target), (16384, cols), grad=False)
-    short = found["cross_entropy_short"]
-    made = facts(short)
-    assert made.num_spills == 0 and made.num("LDGSTS.E.BYPASS.128") >= 2 * dict(short.constants)["CHUNKS"]
-    assert made.num("MUFU.EX2") <= 8 * dict(short.constants)["CHUNKS"] + 4, "one exponential an element"
+    found = variants(lambda x: kernels.cross_entropy(x, target, label_smoothing=0.1), (16384, cols), grad=False)
+    held = found["cross_entropy_packed"]
+    made = facts(held)
+    chunks = dict(held.constants)["CHUNKS"]
+    assert made.num_spills == 0 and made.num("LDG.E.128") + made.num("LDG.E.EF.128") == chunks
+    assert dict(held.constants)["LINES"] == (cols % 64 > 0)
+    assert made.num_registers * 32 * held.num_warps * (24 // held.num_warps) <= 65536, "24 warps a multiprocessor"
+    assert made.num("MUFU.EX2") <= 8 * chunks + 4, "one exponential an element"
     assert dict(found["cross_entropy_finish"].constants)["BLOCK"] < 16384, "programs leave sums of their rows"
+
+
+def test_few_long_or_unaligned_cross_entropy_rows_are_read_in_blocks():
+    for rows, cols, aligned in ((1024, 8192, True), (8192, 16384, True), (8192, 32000, True), (8192, 8192, False)):
+        target = torch.zeros(rows, dtype=torch.long, device="meta")
+        found = variants(lambda x, t=target: kernels.cross_entropy(x, t), (rows, cols), grad=False, aligned=aligned)
+        assert "cross_entropy_stretches" in found
 
 
 def test_short_cross_entropy_rows_leave_one_number_a_program():
@@ -312,14 +323,21 @@ def test_the_widest_problems_fit_into_shared_memory(name, of):
         assert made.shared_bytes <= 227 * 1024 and made.num_spills == 0
 
 
-def test_a_multiprocessor_holds_a_row_of_softmax_whole():
-    found = variants(kernels.softmax, (4096, 50304), grad=False)["softmax_forward_whole"]
-    made = facts(found)
-    assert dict(found.constants)["CHUNKS"] == 13, "no power of two"
-    assert made.num_spills == 0 and made.shared_bytes <= 232448 and made.num_registers * 32 * 16 <= 65536
-    assert made.num("LDGSTS.E.BYPASS.128") == 3 * 13 and made.num("STG.E.128") == 13
-    assert made.num("MUFU.EX2") <= 108, "one power an element: it waits in registers"
-    assert made.num("BAR") <= 10, "two sums a row, and its place"
+@pytest.mark.parametrize("cols", [16384, 20000, 24000, 28672, 32768, 50304, 50257, 65536, 20483])
+def test_programs_that_share_a_multiprocessor_hold_a_row_of_softmax_each(cols):
+    found = variants(kernels.softmax, (4096, cols), grad=False)["softmax_forward_packed"]
+    constants, made = dict(found.constants), facts(found)
+    programs = 3 if found.num_warps == 8 else 2
+    assert constants["CHUNKS"] == -(-cols // (256 * found.num_warps)), "no power of two"
+    assert made.num_spills == 0 and made.shared_bytes * programs <= 232448
+    assert made.num_registers * 32 * found.num_warps * programs <= 65536
+    assert made.num("LDGSTS.E.BYPASS.128") == constants["SHARED"] and made.num("STG.E.128") == constants["CHUNKS"]
+    assert made.num("LDG.E.128") + made.num("LDG.E.EL.128") == constants["CHUNKS"] - constants["SHARED"]
+    assert made.num("MUFU.EX2") <= 16 * constants["CHUNKS"] + 12, "two powers an element, none of them in registers"
+
+
+def test_few_rows_of_softmax_are_shared_by_programs():
+    assert "softmax_forward_streamed" in variants(kernels.softmax, (100, 50304), grad=False)
 
 
 def test_a_program_holds_a_group_of_channels_whole():

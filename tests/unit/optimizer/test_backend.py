@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -336,3 +338,16 @@ def test_a_graph_lowered_again_is_compiled_for_weights_as_they_lie_now() -> None
         model.weight.data = model.weight.data.contiguous(memory_format=torch.channels_last)
         found = traced.lowered(rewrites=(), compiler="inductor")(x)
     torch.testing.assert_close(found, meant, rtol=1e-5, atol=1e-5)
+
+
+def test_a_compiled_form_keeps_no_model_alive_that_nobody_holds() -> None:
+    """PyTorch keeps every backend it was given: one that knew its model kept all weights of all problems of a run."""
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU()), torch.randn(2, 8)
+    traced = Traced(model)
+    run = traced.lowered(rewrites=(), compiler="none")
+    with torch.no_grad():
+        run(x)
+    gone = weakref.ref(model)
+    del model, traced, run
+    gc.collect()
+    assert gone() is None

@@ -36,3 +36,36 @@ def test_compiled_blocks_run_through_their_forks_after_being_switched_off_and_on
             with made.switched() as call:
                 assert torch.allclose(call(x), model(x), atol=1e-6)
     assert type(made.call).fallbacks.fget(made.call) == {}
+
+
+RUN = """
+import torch
+from torch import nn
+
+GAIN = 2.0
+
+def shaped(x):
+    return torch.relu(x) * GAIN
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.layer = nn.LayerNorm(8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        return x + shaped(self.layer(self.norm(x)))
+"""
+
+
+def test_blocks_of_a_file_that_was_run_and_not_imported_are_compiled() -> None:
+    """A tracer that meets a function of another module imports that module by name, and this one has none."""
+    names = {"__name__": "a_file_that_was_run"}
+    exec(RUN, names)
+    model = nn.Sequential(*[names["Block"]() for _ in range(3)]).eval()  # type: ignore[operator]
+    x = torch.randn(2, 8)
+    candidate = Candidate(name="blocks", rewrites=("identity",), scope="blocks")
+    with torch.no_grad():
+        made = build(candidate, model, Inputs((x,)), "infer")
+        with made.switched() as call:
+            assert torch.allclose(call(x), model(x), atol=1e-6)
+    assert made.report.graphs

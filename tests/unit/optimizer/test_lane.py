@@ -131,6 +131,19 @@ def test_settings_are_looked_at(scene: Scene) -> None:
     assert scene.glances() == 1
 
 
+def test_settings_that_say_the_same_in_other_words_are_told_at_a_glance_again(scene: Scene) -> None:
+    kind = ("cuda", "matmul")
+    before = torch._C._get_fp32_precision_getter(*kind)
+    torch._C._set_fp32_precision_setter(*kind, "ieee" if before == "none" else "none")
+    try:
+        assert scene.recording.quick((scene.token, scene.cache), {"flag": True}, False) is MISSED
+        for _ in range(3):
+            scene.agree()
+        assert scene.glances() == 1
+    finally:
+        torch._C._set_fp32_precision_setter(*kind, before)
+
+
 def test_inputs_that_ask_for_gradients_run_as_written(scene: Scene) -> None:
     token = torch.randn(1, 4, requires_grad=True)
     assert scene.recording.quick((token, scene.cache), {"flag": True}, True) is MISSED

@@ -35,7 +35,7 @@ def test_padding_changes_neither_results_nor_gradients_nor_layout(outputs: int, 
 @pytest.mark.parametrize("bias", [False, True])
 def test_every_way_to_compute_an_odd_product_gives_the_same(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    layer, x, seen = nn.Linear(16, 21, bias=bias), torch.randn(5, 16), {}
+    layer, x, seen = nn.Linear(16, 149, bias=bias), torch.randn(5, 16), {}
 
     def run(key: object, ways: dict[str, Any], device: torch.device) -> torch.Tensor:
         seen.update({name: way() for name, way in ways.items()})
@@ -43,7 +43,7 @@ def test_every_way_to_compute_an_odd_product_gives_the_same(bias: bool, monkeypa
 
     monkeypatch.setattr(padding.CONTEST, "run", run)
     padded_linear(x, layer.weight, layer.bias)
-    assert set(seen) == {"padded", "plain", "wide rows, copied"}  # the last way needs a GPU and sixteen bits
+    assert set(seen) == {"padded", "plain", "parts, copied"}  # the last way needs a GPU and sixteen bits
     for found in seen.values():
         torch.testing.assert_close(found, layer(x).detach())
         assert found.is_contiguous()
@@ -71,3 +71,76 @@ def test_only_large_odd_layers_of_sixteen_bits_are_padded(monkeypatch: pytest.Mo
     assert "_Padded" in model["odd"](x).grad_fn.name()
     revert(model)
     assert "forward" not in vars(model["odd"])
+
+
+def rewritten(call: Any, x: Any) -> tuple[Any, list[str]]:
+    from ridgeline.optimizer.backend import Report, compiled
+
+    torch._dynamo.reset()
+    report = Report()
+    with torch.no_grad():
+        found = compiled(call, rewrites=("odd-products",), compiler="none", report=report)(x)
+    return found, [match.what for match in report.matches]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "rows", "dtype", "num"),
+    [
+        (2051, 160, torch.bfloat16, 1),
+        (2051, 160, torch.float16, 1),
+        (2056, 160, torch.bfloat16, 0),  # whole pieces
+        (2051, 160, torch.float32, 0),
+        (2051, 64, torch.bfloat16, 0),  # few rows
+        (101, 160, torch.bfloat16, 0),  # small
+    ],
+)
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_traced_graph_has_its_large_odd_products_raced(
+    outputs: int, rows: int, dtype: torch.dtype, num: int, bias: bool
+) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(2048, outputs, bias=bias)).to(dtype), torch.randn(2, rows // 2, 2048).to(dtype)
+    found, whats = rewritten(model, x)
+    assert len(whats) == num
+    torch.testing.assert_close(found, model(x).detach())
+    assert found.stride() == model(x).stride()
+
+
+def test_odd_products_of_weights_that_lie_otherwise_are_left_alone() -> None:
+    weight, x = torch.randn(2048, 2051).bfloat16().t(), torch.randn(160, 2048).bfloat16()
+    found, whats = rewritten(lambda x: nn.functional.linear(x, weight), x)
+    assert not whats
+    torch.testing.assert_close(found, x @ weight.t())
+
+
+def test_a_compiler_that_pads_by_itself_is_left_odd_products() -> None:
+    from ridgeline.optimizer.rewrites import recommended
+
+    assert "odd-products" in recommended("inference", "none")
+    assert "odd-products" not in recommended("inference", "inductor")
+
+
+def test_the_way_that_won_is_taken_while_somebody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recording is watched by a mode; what is seen is one op, and what runs is the winner."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Watch(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: list[str] = []
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    layer, x, won = nn.Linear(16, 149), torch.randn(5, 16), []
+
+    def run(key: object, ways: dict[str, Any], device: torch.device) -> torch.Tensor:
+        won.append("parts, copied")
+        return ways["parts, copied"]()
+
+    monkeypatch.setattr(padding.CONTEST, "run", run)
+    with torch.no_grad(), Watch() as watch:
+        found = padded_linear(x, layer.weight, layer.bias)
+    assert won and any("odd_product" in each for each in watch.seen)
+    torch.testing.assert_close(found, layer(x).detach())

@@ -119,6 +119,33 @@ def test_another_size_type_setting_or_code_is_searched_anew() -> None:
     assert len({key, *others}) == 7
 
 
+FUNCTION = """
+import torch
+from torch import nn
+
+GAIN = {gain}
+
+def shaped(x):
+    return torch.{shape}(x)
+
+class Model(nn.Module):
+    def forward(self, x):
+        return torch.{name}(shaped(x), dim={dim}) * GAIN
+"""
+
+
+def test_code_that_was_run_is_known_by_its_names_constants_globals_and_what_it_calls() -> None:
+    """Softmax and its logarithm have the same instructions; their files may be gone, or never have been."""
+
+    def key(**changed: Any) -> str:
+        names: dict[str, Any] = {}
+        exec(FUNCTION.format(**{"gain": 1.0, "shape": "relu", "name": "softmax", "dim": 1} | changed), names)
+        return cache.key_of(names["Model"](), Inputs((torch.randn(2, 8),)), {})
+
+    others = [key(name="log_softmax"), key(dim=0), key(gain=2.0), key(shape="tanh")]
+    assert key() == key() and len({key(), *others}) == 5
+
+
 def test_a_damaged_record_is_no_record(tmp_path: Path) -> None:
     _optimized()
     (file,) = (tmp_path / "optimize").glob("*.json")

@@ -472,6 +472,24 @@ def test_products_are_tuned_after_torch_compile_was_measured() -> None:
         assert max(names.index("torch.compile"), names.index("rewrites + graph")) < names.index("tuned + graph")
 
 
+def test_generated_kernels_are_tuned_where_products_would_take_too_long_and_only_there() -> None:
+    """torch.compile's tuning does both; a network of fifty convolutions cannot have its products tuned in minutes."""
+    for status, wanted in (("skipped", 1), ("slower", 0), ("failed", 0)):
+        found = _climbed(_facts(random=True), lambda c, told=status: told if c.name == "tuned + graph" else "slower")
+        tuned = [c for c in found if c.name == "tuned kernels + graph"]
+        assert len(tuned) == wanted
+        for each in tuned:
+            options = dict(each.options)
+            assert options["max_autotune_pointwise"] and options["fallback_random"] and each.compiler == "inductor"
+            assert "coordinate_descent_tuning" not in options  # one at a time: minutes for dozens of kernels
+
+
+def test_few_kernels_are_tuned_by_walking_too() -> None:
+    few = Forecast("H200", 1e-3, {}, 1e-3, 1e-3, 30, 0.1, (), 0.0)
+    (tuned,) = [c for c in _climbed(_facts(forecast=few), lambda c: "slower") if c.name == "tuned kernels + graph"]
+    assert dict(tuned.options)["coordinate_descent_tuning"] is True
+
+
 def test_the_whole_is_compiled_before_torch_compile_where_much_is_outside_of_blocks_and_once() -> None:
     """Swin's large images are in no block; where that is skipped for torch.compile's sake, it comes again behind it."""
     (group,) = groups(nn.Sequential(nn.Linear(8, 8), nn.Sequential(*[Block() for _ in range(4)])))

@@ -65,3 +65,18 @@ def test_what_was_planned_with_one_setting_is_not_used_with_another():
         assert "float32 precision" in difference(signature, Signature.of((x,), {}, model))
         with pytest.warns(RunsEagerly, match="float32 precision"):
             assert torch.equal(fast(x), model(x))
+
+
+def test_what_nobody_set_is_what_saying_so_sets(recwarn):
+    """Who sets TensorFloat-32 and back, or says that it is off as it was, calls what was planned."""
+    model, x = nn.Linear(4, 4), torch.randn(2, 4)
+    for kind in ("matmul", "conv", "rnn"):
+        torch._C._set_fp32_precision_setter("cuda", kind, "none")
+    torch._C._set_fp32_precision_setter("mkldnn", "matmul", "none")
+    with torch.no_grad():
+        fast = Optimized(model, [Plan(Signature.of((x,), {}, model), lambda x: model(x) + 1)])
+        for precision in ("ieee", "none"):
+            for kind in (("cuda", "matmul"), ("cuda", "conv"), ("cuda", "rnn"), ("mkldnn", "matmul")):
+                torch._C._set_fp32_precision_setter(*kind, precision)
+            assert torch.equal(fast(x), model(x) + 1)
+    assert not fast.fallbacks and not [each for each in recwarn if each.category is RunsEagerly]

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
+sys.path.insert(0, str(Path(__file__).parent))
 
 import torch.nn.functional as F
+from recorder import TapeExecutor
 from torch import nn
 
 from ridgeline.errors import NotGraphable
-from ridgeline.optimizer.watch import Watch
+from ridgeline.optimizer.graphed import graph_inference
+from ridgeline.optimizer.watch import Watch, library
 
 
 class Config:
@@ -213,3 +218,45 @@ def test_a_hook_that_only_lets_gradients_through_is_no_hook_to_a_recording() -> 
     assert not Watch(model).hooks()
     model[0].register_forward_hook(lambda module, given, output: output * 2)
     assert Watch(model).hooks()
+
+
+TYPED = """
+import torch
+from torch import nn
+
+GAIN, TABLE = 2.0, [1.0]
+
+class Typed(nn.Module):
+    shift = 1.0
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.layer(x) * GAIN + self.shift + TABLE[0]
+"""
+
+
+@pytest.mark.parametrize("file", ["<string>", "<stdin>", "<ipython-input-3-4d3a>", "/gone/model.py"])
+@pytest.mark.parametrize("name", ["a_file_that_was_run", "__main__", None])
+def test_code_that_was_typed_or_run_is_watched_as_a_file_is(file: str, name: str | None) -> None:
+    names: dict[str, Any] = {} if name is None else {"__name__": name}
+    exec(compile(TYPED, file, "exec"), names)
+    model, x = names["Typed"](), torch.randn(2, 4)
+    changes: list[Callable[[], Any]] = [
+        lambda: names.update(GAIN=3.0), lambda: setattr(names["Typed"], "shift", 2.0),
+        lambda: names["TABLE"].append(2.0),
+    ]  # fmt: skip
+    for change in changes:
+        recording = graph_inference(model, (x,), {}, model, executor=TapeExecutor())
+        assert recording.watch.same()
+        change()
+        assert not recording.watch.same()
+        with torch.no_grad():
+            assert torch.equal(recording(x), model(x))
+
+
+@pytest.mark.parametrize("file", ["<eval_with_key>.3", "<frozen importlib._bootstrap>", torch.__file__, ""])
+def test_what_tracers_and_libraries_made_is_not(file: str) -> None:
+    assert library(file)

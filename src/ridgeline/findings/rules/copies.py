@@ -22,6 +22,8 @@ VALUE_BYTES = 4096
 """Less is a value that somebody reads, not data that is moved."""
 STREAMED_FRAC = 0.3
 STREAMED_BYTES = 64e6
+LAYERS = 8
+"""Large copies a step, at least: weights come layer by layer, what is computed on comes in a few pieces."""
 
 
 def _link_bytes_per_s(scene: Scene) -> float:
@@ -49,7 +51,7 @@ def _exposed(scene: Scene, works: Index) -> float:
     return difference(copies, kernels).total / max(1, copies.total)
 
 
-@rule("weight-streaming", order=30)
+@rule("weight-streaming", version=2, order=30)
 def weight_streaming(scene: Scene) -> Candidate | None:
     """Most of the step is copies from the host, far more than inputs: the weights do not live on the device."""
     works = np.flatnonzero(scene.copies("htod"))
@@ -64,7 +66,7 @@ def weight_streaming(scene: Scene) -> Candidate | None:
         or moved.sum() / scene.num_steps < STREAMED_BYTES
     ):
         return None
-    if scene.copies("htod", "pageable")[works].mean() > 0.5:
+    if scene.copies("htod", "pageable")[works].mean() > 0.5 or large.sum() / scene.num_rounds < LAYERS:
         return None
     rate, each = moved.sum() / max(1e-12, scene.work_s[works].sum()), scene.num_steps * scene.num_devices
     return Candidate(

@@ -9,14 +9,18 @@ import numpy as np
 from ridgeline.findings.cure import Cure
 from ridgeline.findings.replay import Index, Mask, Seconds
 from ridgeline.findings.rule import rule
-from ridgeline.findings.scene import SURE_FRAC, Candidate, Scene
-from ridgeline.findings.shapes import dtype_named, first_dtype, first_shape, is_shape, parsed, shaped_ops
+from ridgeline.findings.scene import BACKWARD, SURE_FRAC, Candidate, Scene
+from ridgeline.findings.shapes import dtype_named, first_shape, is_shape, parsed, product_of, shaped_ops
 from ridgeline.trace.kind import Kind
 
 AROUND = 8
 """Kernels between a product and the softmax that still belong to the same attention: scale, mask, dropout, casts."""
 BATCHED = frozenset({"aten::bmm", "aten::baddbmm", "aten::matmul", "aten::einsum"})
 SCORES_S = 12e-6
+WIDEST = 256
+"""Values of a head for which fused attention exists."""
+ACROSS = r"SpatialSoftMax"
+"""Softmax over another dim than the last: over queries, channels or slots, which is no attention."""
 OPERANDS = 6
 """Of attention: what may be laid out anew right beside a product (queries, keys, values, a bias, what the product is
 added to, and a memset of its workspace)."""
@@ -28,10 +32,16 @@ CHAIN_UNKNOWN = 6
 after it are no chain."""
 ALIKE = 0.05
 """Of the longest kernel's time: less is a kernel over another, small tensor, and no link of the chain."""
+SHAPES = 4
+"""Of tensors that a loop goes over, at least (seven to 38 in four recorded loops)."""
+KINDS = 3
+"""Different kernels of a chain, at least."""
 LOOP, SMALL_S = 48, 30e-6
 """Small kernels in a row from which on they are a loop over tensors, and what small means."""
 TWICE = r"BackwardBackward\d*$"
 """Nodes of gradients that are differentiated again: code that torch.compile made does not let that happen."""
+CALLED = r"aten::(linear|matmul|addmm|mm|bmm|conv\w*|convolution|embedding)$"
+"""What autocast casts weights for."""
 FROZEN_FRAC = 0.01
 """Of the step, for casts of weights that never change: what is cast and computed in fp32 around them comes on top."""
 LIGHT = ("pointwise", "reduce", "dropout", "copy", "fill", "random", "other")
@@ -47,17 +57,17 @@ def _runs(mask: Mask, stream: Index) -> tuple[Index, Index]:
     return starts, ends
 
 
-@rule("unfused-attention", version=3, order=44)
+@rule("unfused-attention", version=4, order=44)
 def unfused_attention(scene: Scene) -> Candidate | None:
     order = np.lexsort((scene.base.work_start_s, scene.program.stream))
-    product, softmax = scene.family("gemm")[order], scene.family("softmax")[order]
-    batched = _may_be_batched(scene)[order]
+    product, softmax = scene.family("gemm")[order], (scene.family("softmax") & ~scene.named(ACROSS))[order]
+    batched, wide = _may_be_batched(scene)[order], _wide_heads(scene)[order]
     light = (scene.family(*LIGHT, "softmax", "index") | scene.is_on_device_copy)[order]
     copied = (scene.family("copy") | scene.is_on_device_copy | (scene.work_kind == int(Kind.MEMSET)))[order]
     chosen = np.zeros(len(order), dtype=bool)
     for at in np.flatnonzero(softmax).tolist():
         before, after = _reach(product, light, at, -1), _reach(product, light, at, +1)
-        if before is not None and after is not None and batched[before] and batched[after]:
+        if before is not None and after is not None and batched[before] and batched[after] and not wide[before]:
             first, last = _further(product, before, -1), _further(product, after, +1)
             chosen[_along(copied, first, -1) : _along(copied, last, +1) + 1] = True
     works = np.sort(order[chosen])
@@ -65,6 +75,8 @@ def unfused_attention(scene: Scene) -> Candidate | None:
     if not len(works) or not _is_batched(scene, works):
         return None
     num = int(softmax[chosen].sum())
+    if not len(works[(scene.family("softmax") & ~scene.named(r"backward"))[works]]):
+        return None
     return Candidate(
         what=f"Attention is spelled out {num / scene.num_steps:.3g} times a step: product, softmax, product",
         cause="unfused attention: the score matrix is written to memory and read back several times",
@@ -121,6 +133,22 @@ def _may_be_batched(scene: Scene) -> Mask:
     return np.isin(scene.trace.op[scene.rows], fitting)
 
 
+def _wide_heads(scene: Scene) -> Mask:
+    """Products that make scores of rows too wide for any fused kernel: slots and memories have such, heads have not.
+    Gradients are told by their own products, which have the scores' sizes."""
+    trace, works = scene.trace, np.flatnonzero(scene.family("gemm"))
+    ops, shapes = shaped_ops(trace, scene.rows[works]), trace.optional("shapes")
+    found = {op: product_of(trace.words[int(trace.name[op])], trace.words[int(shapes[op])]) for op in set(ops.tolist())}
+    inside = scene.under(BACKWARD)
+    wide = np.zeros(len(scene.rows), dtype=bool)
+    for work, op in zip(works.tolist(), ops.tolist(), strict=True):
+        product = found[op] if op >= 0 else None
+        if product is not None:
+            sizes = sorted(product[1:])
+            wide[work] = sizes[0] > WIDEST if inside[work] else product.k > WIDEST
+    return wide
+
+
 def _is_batched(scene: Scene, works: Index) -> bool:
     """Attention multiplies batches; a classifier's softmax after a linear layer does not. Where ops are unknown, as in
     a replayed graph, softmaxes of a few microseconds are not over scores."""
@@ -134,7 +162,7 @@ def _is_batched(scene: Scene, works: Index) -> bool:
     return bool(names & BATCHED)
 
 
-@rule("masked-attention", version=2, order=45)
+@rule("masked-attention", version=3, order=45)
 def masked_attention(scene: Scene) -> Candidate | None:
     """Fused attention that reads a dense mask where a causal flag would do."""
     attention = np.flatnonzero(scene.family("attention"))
@@ -144,17 +172,35 @@ def masked_attention(scene: Scene) -> Candidate | None:
     works = attention[masked] if len(attention) else attention
     if not len(works):
         return None
+    shared = any(_for_all_samples(scene.trace.words[int(shapes[op])]) for op in np.unique(ops[masked]).tolist())
+    least = _read_frac(scene, works, ops[masked])
     return Candidate(
         what="Fused attention reads a dense mask",
         cause="a dense attention mask: nothing is skipped, the mask is read for every head, and faster kernels do "
         "not take it",
         change="is_causal=True instead of a triangular mask; FlexAttention or varlen for others",
         where=scene.where(works),
-        cure=Cure(works=works, keep_best=0.25, keep_worst=0.7),
+        cure=Cure(works=works, keep_best=np.maximum(0.25, least), keep_worst=np.maximum(0.7 if shared else 0.9, least)),
         evidence=scene.evidence(works),
         spans=tuple(scene.rows[works[:200]].tolist()),
         unchecked=("whether the mask is causal: its values are not in the trace",),
     )
+
+
+def _for_all_samples(shapes: str) -> bool:
+    """Whether there is one square mask for all: it then depends on places alone, and not on how long each text is."""
+    given = [shape for shape in parsed(shapes) if is_shape(shape) and len(shape) == 4]
+    return len(given) >= 4 and given[0][0] > 1 and given[3][0] == 1 and given[3][2] == given[3][3]
+
+
+def _read_frac(scene: Scene, works: Index, ops: Index) -> Seconds:
+    """Of each kernel's time what reading queries, keys and values takes, which no other kernel saves."""
+    if scene.device is None:
+        return np.zeros(len(works))
+    shapes, words = scene.trace.optional("shapes"), scene.trace.words
+    given = [[shape for shape in parsed(words[int(shapes[op])]) if is_shape(shape)][:3] for op in ops.tolist()]
+    moved = np.array([2.0 * sum(float(np.prod(shape)) for shape in found) for found in given])
+    return np.minimum(1.0, moved / scene.device.dram.bandwidth_bytes_per_s / np.maximum(scene.work_s[works], 1e-12))
 
 
 def _dense_mask(shapes: str) -> bool:
@@ -169,7 +215,7 @@ def _dense_mask(shapes: str) -> bool:
     )
 
 
-@rule("weight-casts", version=4, order=46)
+@rule("weight-casts", version=5, order=46)
 def weight_casts(scene: Scene) -> Candidate | None:
     """The same tensors are converted to another dtype again and again."""
     works = _weight_casts(scene)
@@ -249,10 +295,11 @@ def _weights_kept(scene: Scene, casts: Index) -> Cure:
 
 
 def _reads_fp32(scene: Scene) -> Mask:
-    """Works whose op was given fp32 tensors."""
+    """Works whose op was given an fp32 tensor; a sum of one with another in 16 bits is in fp32 as well."""
     words, dtypes = scene.trace.words, scene.trace.optional("dtypes")
     ops = shaped_ops(scene.trace, scene.rows)
-    return np.array([op >= 0 and first_dtype(words[int(dtypes[op])]) == "fp32" for op in ops.tolist()], dtype=bool)
+    known = {op: "fp32" in map(dtype_named, parsed(words[int(dtypes[op])])) for op in set(ops.tolist()) if op >= 0}
+    return np.array([known.get(op, False) for op in ops.tolist()], dtype=bool)
 
 
 def _is_weight_cast(scene: Scene, op: int, shapes: np.ndarray, dtypes: np.ndarray) -> bool:
@@ -260,11 +307,22 @@ def _is_weight_cast(scene: Scene, op: int, shapes: np.ndarray, dtypes: np.ndarra
     shape = first_shape(scene.trace.words[int(shapes[op])])
     kinds = [word for word in map(dtype_named, parsed(scene.trace.words[int(dtypes[op])])) if word]
     converted = kinds[-1:] == ["fp32"] and (len(kinds) < 2 or kinds[0] != "fp32")  # copy_(into, from)
-    under_autocast = scene.is_under(op, r"aten::(linear|matmul|addmm|mm|bmm|conv\w*|convolution|embedding)$")
-    return len(shape) in (1, 2, 4) and converted and under_autocast
+    under_autocast = scene.is_under(op, CALLED)
+    return len(shape) in (1, 2, 4) and converted and under_autocast and not _is_activation(scene, op, shape, shapes)
 
 
-@rule("tensor-loop", version=3, order=18)
+def _is_activation(scene: Scene, cast: int, shape: tuple[int, ...], shapes: np.ndarray) -> bool:
+    """Whether the call around a cast is given a tensor of this shape as what it works on, and no weight of it."""
+    calls = scene.words_like(CALLED)
+    around = [at for at in scene.trace.path(cast) if calls[scene.trace.name[at]] and shapes[at] > 0]
+    if not around:
+        return False
+    given = [tuple(found) for found in parsed(scene.trace.words[int(shapes[around[-1]])]) if is_shape(found) and found]
+    first = 1 if scene.trace.words[int(scene.trace.name[around[-1]])] == "aten::addmm" else 0
+    return shape in given[first : first + 1] and shape not in given[first + 1 :]
+
+
+@rule("tensor-loop", version=4, order=18)
 def tensor_loop(scene: Scene) -> Candidate | None:
     """The same small op again and again, tensor by tensor: averages of weights, norms of gradients, schedules."""
     order = np.lexsort((scene.base.work_start_s, scene.program.stream))
@@ -276,6 +334,9 @@ def tensor_loop(scene: Scene) -> Candidate | None:
     if not len(long):
         return None
     pieces = [order[starts[i] : ends[i]] for i in long.tolist()]
+    pieces = [piece for piece in pieces if _over_tensors(scene, piece)]
+    if not pieces:
+        return None
     works = np.concatenate(pieces)
     return Candidate(
         what=f"A loop over tensors launches {len(works) / scene.num_steps:,.0f} small kernels a step",
@@ -290,6 +351,18 @@ def tensor_loop(scene: Scene) -> Candidate | None:
         evidence=scene.evidence(works),
         spans=tuple(scene.rows[works[:200]].tolist()),
     )  # fmt: skip
+
+
+def _over_tensors(scene: Scene, piece: Index) -> bool:
+    """Whether a run of small kernels goes from tensor to tensor: weights have many shapes, and what is done sample by
+    sample is joined at its end. Else it is as likely one state that moves on, whose steps no list of tensors replaces;
+    and where ops are unknown, as in a replayed graph, nobody can tell."""
+    trace, rows = scene.trace, scene.rows[piece]
+    if not (trace.op[rows] > 0).any():
+        return False
+    shapes, ops = trace.optional("shapes"), shaped_ops(trace, rows)
+    found = {first_shape(trace.words[int(shapes[op])]) for op in np.unique(ops[ops >= 0]).tolist()}
+    return not found or len(found) >= SHAPES or bool(scene.named(r"^aten::(cat|stack)$", "op")[piece].any())
 
 
 def _compilable(scene: Scene) -> Mask:
@@ -316,12 +389,20 @@ def _num_alike(scene: Scene, piece: Index) -> int:
     return int((taken_s > ALIKE * taken_s.max()).sum())
 
 
+def _num_kinds(scene: Scene, piece: Index) -> int:
+    """How many different kernels walk tensors of that size: the same one again and again goes over tensors that have
+    nothing to do with each other (inputs that are cast, buffers that are filled), and each of them moves as much when
+    one kernel does it for all."""
+    taken_s = scene.work_s[piece]
+    return len(np.unique(scene.trace.name[scene.rows[piece[taken_s > ALIKE * taken_s.max()]]]))
+
+
 def _longest_frac(scene: Scene, piece: Index) -> float:
     """Of a chain's time what its longest kernel takes, which at worst remains: one kernel for all has its traffic."""
     return float(scene.work_s[piece].max() / max(1e-12, scene.work_s[piece].sum()))
 
 
-@rule("pointwise-chains", version=7, order=50)
+@rule("pointwise-chains", version=8, order=50)
 def pointwise_chains(scene: Scene) -> Candidate | None:
     if len(scene.host_spans(TWICE)):
         return None
@@ -332,7 +413,7 @@ def pointwise_chains(scene: Scene) -> Candidate | None:
     sums = (scene.trace.op[scene.rows] == 0) & (scene.family("reduce") | scene.named(r"CUDAFunctor_add"))
     pieces = [piece for piece in pieces if len(piece) >= CHAIN_UNKNOWN or sums[piece].sum() < len(piece) - 1]
     pieces = [piece for piece in pieces if len(piece) < LOOP or np.median(scene.work_s[piece]) > SMALL_S]
-    pieces = [piece for piece in pieces if _num_alike(scene, piece) >= CHAIN]
+    pieces = [piece for piece in pieces if _num_alike(scene, piece) >= CHAIN and _num_kinds(scene, piece) >= KINDS]
     if not pieces:
         return None
     works = np.concatenate(pieces)

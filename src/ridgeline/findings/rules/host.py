@@ -5,16 +5,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from ridgeline.findings.cure import Cure, joined
+from ridgeline.findings.cure import EMPTY, Cure, joined
 from ridgeline.findings.finding import Where
 from ridgeline.findings.program import ALLOCATES, NOT_ALLOCATING, runtime_named
 from ridgeline.findings.replay import Index
 from ridgeline.findings.rule import rule
 from ridgeline.findings.scene import SURE_FRAC, Candidate, Scene
-from ridgeline.trace.intervals import Intervals, covered_within
+from ridgeline.trace.intervals import Intervals, covered_within, difference
 from ridgeline.trace.kind import Kind
 
 TINY_S = 10e-6
+REGION = r"Torch-Compiled Region"
 MANY_PASSES = 6
 RECORDED = ("how fast the host is unrecorded: taken from what such recordings usually cost; time a step without one",)
 MORE_WORKERS = (
@@ -91,15 +92,15 @@ def _starved(scene: Scene, waited_ns: int) -> tuple[str, str]:
     return ("the workers do not keep up", MORE_WORKERS)
 
 
-@rule("garbage-collection", order=11)
+@rule("garbage-collection", version=2, order=11)
 def garbage_collection(scene: Scene) -> Candidate | None:
     spans = np.union1d(
         scene.of_kind(Kind.GC),
         scene.host_spans(r"garbage.?collect|\bgc\.collect|gc: gen", Kind.ANNOTATION, Kind.PYTHON),
     )
-    if not len(spans):
-        return None
     time = scene.time_of(spans)
+    if not scene.recurs(time):  # one of a whole epoch fell into the recording: collecting seldom is what is advised
+        return None
     return Candidate(
         what=f"Python's garbage collector runs {len(spans) / scene.num_steps:.2g} times a step",
         cause="garbage collection stops the thread that launches",
@@ -169,17 +170,19 @@ def _launching_threads(scene: Scene) -> Index:
     return np.asarray(np.unique(scene.trace.thread[launches[launches >= 0]]), dtype=np.int64)
 
 
-@rule("graph-breaks", version=3, order=60)
+@rule("graph-breaks", version=4, order=60)
 def graph_breaks(scene: Scene) -> Candidate | None:
-    regions = scene.host_spans(r"Torch-Compiled Region|CompiledFunction\b|CompiledFxGraph|## Call CompiledFxGraph")
-    outer = regions[np.isin(scene.trace.thread[regions], scene.main_threads)]
-    top = outer[scene.words_like(r"Torch-Compiled Region")[scene.trace.name[outer]]]
-    between = _resumed(scene, scene.between(top))
-    around = np.isin(scene.end_ns[top], between.start) | np.isin(scene.start_ns[top], between.end)
-    num_ids = len(np.unique(scene.trace.name[top[around]]))
-    if num_ids < 3 or len(top) / scene.num_rounds < 3:
+    """What Python goes on with after a break is compiled for itself and called from inside of what was broken. Regions
+    beside each other are functions that somebody compiled one by one."""
+    regions = scene.host_spans(REGION)
+    regions = regions[np.isin(scene.trace.thread[regions], scene.main_threads)]
+    resumed = scene.spans_under(regions, REGION)
+    top = regions[~resumed & (covered_within(scene.time_of(regions[resumed]), *_bounds(scene, regions)) > 0)]
+    if int(resumed.sum()) / scene.num_rounds < 2:
         return None
-    works = np.flatnonzero(scene.launched_in(between))
+    inside = scene.time_of(scene.host_spans(r"CompiledFxGraph"))
+    between = difference(scene.time_of(top), inside)
+    works = np.flatnonzero(scene.launched_in(between)) if len(inside.start) else EMPTY
     reads = np.array(
         [
             wait.call
@@ -188,14 +191,15 @@ def graph_breaks(scene: Scene) -> Candidate | None:
         ],
         dtype=np.int64,
     )
+    num = (len(top) + int(resumed.sum())) / scene.num_steps
     return Candidate(
-        what=f"The compiled model runs as {len(top) / scene.num_steps:.3g} separate graphs a step",
+        what=f"The compiled model runs as {num:.3g} separate graphs a step",
         cause="graph breaks: every break returns to Python, checks guards and launches eagerly in between",
         change="TORCH_LOGS=graph_breaks names them; remove .item(), prints and data-dependent branches, then "
         "fullgraph=True",
         where=scene.where_host(top),
         cure=Cure(
-            host=joined(between, scene.time_of(top)),
+            host=scene.time_of(top),
             host_best=0.1,
             host_worst=0.7,
             works=works,
@@ -208,12 +212,8 @@ def graph_breaks(scene: Scene) -> Candidate | None:
     )
 
 
-def _resumed(scene: Scene, between: Intervals) -> Intervals:
-    """Of the time between compiled regions, that in which neither gradients are taken nor weights updated: functions
-    that were compiled one by one have these between them, and what a break leaves to Python has not."""
-    others = scene.host_spans(r"evaluate_function|^Optimizer\.", Kind.ANNOTATION, Kind.OP)
-    kept = covered_within(scene.time_of(others), between.start, between.end) == 0
-    return Intervals(between.start[kept], between.end[kept])
+def _bounds(scene: Scene, spans: Index) -> tuple[Index, Index]:
+    return scene.start_ns[spans], scene.end_ns[spans]
 
 
 @rule("launch-bound", version=3, order=90)
@@ -317,7 +317,7 @@ def micro_batches(scene: Scene) -> Candidate | None:
     )
 
 
-@rule("small-batch", version=2, order=85)
+@rule("small-batch", version=3, order=85)
 def small_batch(scene: Scene) -> Candidate | None:
     """Products that fill a fraction of the device, while the device is what is waited for."""
     grid = scene.trace.extra.get("grid")
@@ -332,6 +332,8 @@ def small_batch(scene: Scene) -> Candidate | None:
     small = kernels[(filled < 0.5) & (scene.work_s[kernels] > 2e-6)]
     if scene.per_step_s(small) < 0.5 * scene.per_step_s(kernels):
         return None
+    if scene.per_step_s(small[scene.family("gemm", "conv", "attention")[small]]) < 0.5 * scene.per_step_s(small):
+        return None  # cells of a recurrence, updates and sums have as many blocks with any batch
     keep = np.maximum(0.25, np.minimum(1.0, blocks[small] / scene.device.num_cores))
     return Candidate(
         what=f"{scene.per_step_s(small) / scene.per_step_s(kernels):.0%} of kernel time fills less than half of "

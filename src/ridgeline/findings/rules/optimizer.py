@@ -12,13 +12,15 @@ from ridgeline.trace.kind import Kind
 
 MANY = 32
 """Kernels of one optimizer step from which on it is not fused: a fused one needs a few for any number of tensors."""
+FEW_PASSES = 3
+"""Of a foreach optimizer over its tensors: SGD without momentum has one or two, with it three, Adam ten."""
 HAS_FUSED = r"^Optimizer\.step#(Adam|AdamW|SGD|Adagrad)\.step|^Optimizer\.step$"
 FUSED = "torch.optim.AdamW(…, fused=True) (SGD and Adam have it too); foreach=True where fused is missing"
 SPARSE = r"^aten::(_?coalesce|sparse_mask|_nnz|sparse_dim)$"
 COMPILED = "torch._foreach_… over lists of weights, or torch.compile(optimizer.step): this optimizer has no fused form"
 
 
-@rule("unfused-optimizer", version=4, order=15)
+@rule("unfused-optimizer", version=5, order=15)
 def unfused_optimizer(scene: Scene) -> Candidate | None:
     """Updates tensor by tensor, or pass by pass over all of them."""
     spans = scene.host_spans(r"^Optimizer\.step", Kind.ANNOTATION, Kind.OP)
@@ -28,6 +30,8 @@ def unfused_optimizer(scene: Scene) -> Candidate | None:
     if not len(works) or len(works) / scene.num_rounds < MANY:
         return None
     foreach = scene.per_step_s(works[scene.family("foreach")[works]]) > 0.5 * scene.per_step_s(works)
+    if foreach and _num_passes(scene, spans) < FEW_PASSES:  # a fused one reads and writes as much
+        return None
     fusible = bool(scene.words_like(HAS_FUSED)[scene.trace.name[spans]].any())
     if foreach and not fusible:  # over lists of weights: there is nothing better to be had by a setting
         return None
@@ -52,12 +56,21 @@ def unfused_optimizer(scene: Scene) -> Candidate | None:
 
 
 def _has_no_fused_form(scene: Scene, spans: Index) -> Mask:
-    """Which steps have products of their own, as Muon and Shampoo have, or gradients of rows alone."""
+    """Which steps have products of their own, as Muon and Shampoo have, gradients of rows alone, or a whole backward
+    pass, as those have that call for the loss themselves."""
+    backward = scene.start_ns[scene.host_spans(r"evaluate_function", Kind.OP)]
     products = scene.launch_ns[scene.family("gemm") & scene.linked]
     sparse = scene.start_ns[scene.host_spans(SPARSE, Kind.OP)]
-    inside = np.sort(np.concatenate((products, sparse)))
+    inside = np.sort(np.concatenate((products, sparse, backward)))
     starts, ends = scene.start_ns[spans], scene.end_ns[spans]
     return np.asarray(np.searchsorted(inside, ends) > np.searchsorted(inside, starts), dtype=bool)
+
+
+def _num_passes(scene: Scene, spans: Index) -> float:
+    """How often an optimizer step goes over its lists of tensors."""
+    calls = np.sort(scene.start_ns[scene.host_spans(r"^aten::_foreach_", Kind.OP)])
+    inside = np.searchsorted(calls, scene.end_ns[spans]) - np.searchsorted(calls, scene.start_ns[spans])
+    return float(inside.mean()) if len(spans) else 0.0
 
 
 @rule("zero-grad", order=16)

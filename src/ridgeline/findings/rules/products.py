@@ -74,7 +74,7 @@ def _ratios(
     return np.array([otherwise if ratio is None else ratio for ratio in found])
 
 
-@rule("tensor-cores-unused", version=6, order=40)
+@rule("tensor-cores-unused", version=7, order=40)
 def tensor_cores_unused(scene: Scene) -> Candidate | None:
     """fp32 products on hardware that has Tensor Cores."""
     mask = scene.family("gemm", "conv") & scene.precision("fp32") & ~scene.named(NO_PRODUCT) & ~_beyond_settings(scene)
@@ -112,12 +112,13 @@ def tensor_cores_unused(scene: Scene) -> Candidate | None:
 
 
 def _beyond_settings(scene: Scene) -> Mask:
-    """Products that nothing a user can set sends to the Tensor Cores: those inside of factorizations, and complex ones
-    where others are in TF32 already (autocast leaves complex numbers alone)."""
-    products = scene.family("gemm") & scene.named(PRODUCT_OPS, "op")
+    """Products that nothing a user can set sends to the Tensor Cores: those inside of factorizations, and those that
+    stay in fp32 (complex, or of sizes that have no such kernel) where others are in TF32 already: it is set for
+    all."""
+    products = scene.family("gemm") & (scene.named(PRODUCT_OPS, "op") | (scene.trace.op[scene.rows] == 0))
     if not (products & scene.precision("tf32")).any():
         return scene.factored
-    return np.asarray(scene.factored | (products & scene.named(r"cgemm|complex")), dtype=bool)
+    return np.asarray(scene.factored | products, dtype=bool)
 
 
 def _whole_convolutions(scene: Scene, mask: Mask) -> Mask:
@@ -128,16 +129,18 @@ def _whole_convolutions(scene: Scene, mask: Mask) -> Mask:
     return np.asarray(mask | (convolution & (op >= 0) & np.isin(op, op[mask & convolution])), dtype=bool)
 
 
-@rule("misaligned-sizes", version=3, order=41)
+@rule("misaligned-sizes", version=4, order=41)
 def misaligned_sizes(scene: Scene) -> Candidate | None:
-    """Products on Tensor Cores whose sizes are not multiples of 8, by name (align1, align2) or by shape."""
+    """Products on Tensor Cores whose sizes are not multiples of 8, by name (align1, align2) or by shape; kernels that
+    load whole tiles (nvjet) only take rows that are aligned, and of convolutions nobody knows what padding brings."""
     works = np.flatnonzero(scene.family("gemm", "conv") & scene.precision("half", "tf32", "fp8", ""))
     works = works[scene.work_s[works] > 2e-6]
     if not len(works):
         return None
     products, dtypes = _products(scene, works), _dtypes(scene, works)
     odd = np.array([p is not None and any(size % 8 and size > 8 for size in (p.m, p.n, p.k)) for p in products])
-    named = scene.named(r"align[12]\b|align[12]_|align[12]>")[works]
+    named = scene.named(r"align[12]\b|align[12]_|align[12]>")[works] & scene.family("gemm")[works]
+    odd &= ~scene.named(r"^nvjet_")[works]
     slow = np.array(
         [_is_slow(scene, p, dtypes[i], float(scene.work_s[works[i]])) for i, p in enumerate(products)], dtype=bool
     )

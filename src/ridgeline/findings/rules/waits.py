@@ -10,13 +10,14 @@ from ridgeline.findings.cure import NOWHERE, Cure, joined
 from ridgeline.findings.finding import Where
 from ridgeline.findings.replay import Index
 from ridgeline.findings.rule import rule
-from ridgeline.findings.scene import Candidate, Scene, Wait
+from ridgeline.findings.scene import FACTORED, Candidate, Scene, Wait
 from ridgeline.trace.intervals import Intervals, covered_within, difference, union
 from ridgeline.trace.kind import Kind
 
 READS = re.compile(
     r"aten::(item|_local_scalar_dense|is_nonzero|nonzero|masked_select|unique|_unique|equal|allclose|bincount)"
 )
+SEARCHES = re.compile(r"^Optimizer\.step#LBFGS")
 LOGS = re.compile(
     r"\blog(ging|ger)?\b|\bprint\b|tensorboard|SummaryWriter|wandb|add_scalar|tqdm|mlflow|metrics?\b", re.IGNORECASE
 )
@@ -40,6 +41,7 @@ MADE = 8
 WRITTEN_S = 150e-6
 """Of Python between two ops: 98 of 100 reads are followed by 45 µs or less, formatting and writing takes over 200."""
 NO_OP = -1
+OWN_READS = FACTORED + r"|^torchvision::|_ctc_loss$"
 COPIES_BACK = re.compile(r"dtoh|device -> (pageable|pinned|host)")
 
 
@@ -48,7 +50,9 @@ def _is_log(wait: Wait) -> bool:
 
 
 def _is_read(wait: Wait) -> bool:
-    return any(READS.search(name) for name in wait.names) or _is_copy_back(wait)
+    """Whether a value is read that the program could leave where it is; a search along a line asks for its slopes."""
+    asks = any(SEARCHES.search(name) for name in wait.names)
+    return not asks and (any(READS.search(name) for name in wait.names) or _is_copy_back(wait))
 
 
 def _is_upload(wait: Wait) -> bool:
@@ -137,11 +141,12 @@ def _is_copy_back(wait: Wait) -> bool:
     return bool(COPIES_BACK.search(wait.copy))
 
 
-@rule("value-read", version=5, order=20)
+@rule("value-read", version=6, order=20)
 def value_read(scene: Scene) -> Candidate | None:
     held = _ops_that_upload(scene)
     reads = [wait for wait in scene.waits if _is_read(wait) and not _is_upload(wait)]
-    waits = [wait for wait in reads if _outermost(scene, wait) not in held and not _is_fetch(wait)]
+    waits = [wait for wait in reads if not _is_fetch(wait)]
+    waits = [wait for wait in waits if (op := _outermost(scene, wait)) not in held and not _reads_by_itself(scene, op)]
     if not waits:
         return None
     ops = sorted({name for wait in waits for name in wait.names if READS.search(name)})
@@ -169,20 +174,27 @@ def _outermost(scene: Scene, wait: Wait) -> int:
     return int(path[-1]) if path else NO_OP
 
 
+def _reads_by_itself(scene: Scene, op: int) -> bool:
+    """Whether an op looks at a value in order to do what it does: solvers at their errors, suppression of boxes at its
+    mask. Nothing that the program keeps elsewhere spares it that."""
+    return op != NO_OP and bool(scene.words_like(OWN_READS)[scene.trace.name[op]])
+
+
 def _ops_that_upload(scene: Scene) -> set[int]:
     """Ops that read a tensor back and wait for uploads as well, as a CTC loss does with its lengths: without the read
     they wait all the same, and what they read is theirs, not the program's."""
     return {_outermost(scene, wait) for wait in scene.waits if _is_upload(wait)} - {NO_OP}
 
 
-@rule("synchronize", order=21)
+@rule("synchronize", version=2, order=21)
 def synchronize(scene: Scene) -> Candidate | None:
     waits = [
         wait
         for wait in scene.waits
         if "Synchronize" in wait.names[0]
         and scene.next_launch(wait.call) is not None
-        and not (_is_read(wait) or _is_upload(wait) or _is_log(wait))
+        and not (_is_read(wait) or _is_copy_back(wait) or _is_upload(wait) or _is_log(wait))
+        and _outermost(scene, wait) == NO_OP  # an op that waits by itself is no line that somebody could remove
     ]
     if not waits:
         return None

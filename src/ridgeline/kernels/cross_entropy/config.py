@@ -42,6 +42,16 @@ class Short:
     leaves: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A row of 16-bit logits a program, two a word: its warps, and programs a multiprocessor that walk over all rows.
+    ``leaves`` as above."""
+
+    num_warps: int
+    programs_per_sm: int
+    leaves: bool = False
+
+
 LEAVING_BYTES = (32 << 20, 288 << 20)
 """Logits of so many bytes leave the L2 first: lines that others have written need not make room for them. 65536×1000:
 41 µs, 45 else; 8192×16384 81 and 82; from 500 MB on nothing is gained."""
@@ -49,8 +59,10 @@ LONGEST_TILED, LONGEST_TILED_SHIFTED = 512, 2048
 """Columns up to which several rows are a program's work backward; and where rows start inside accesses."""
 MAX_STRETCHES = 64
 SHORTEST_STRETCHED = 2048
-MANY_ROWS, LONGEST_WALKED = 4096, 10240
-"""From so many rows on each is work enough for a program; those of so many columns at most are walked over."""
+MANY_ROWS = 4096
+"""From so many rows on each is work enough for a program."""
+LINE = 64
+"""16-bit numbers of a line of the L2: a warp that reads 512 bytes from inside a line touches five of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +76,8 @@ class Rows:
     ends: bool = False
 
 
-def forward(rows: int, cols: int, itemsize: int, sms: int, shifted: bool = False) -> Forward | Short:
-    """Thirty-two elements a thread, asked for at once; few rows are cut until there are eight waves of programs. Many
-    16-bit rows that are not long are walked over.
+def forward(rows: int, cols: int, itemsize: int, sms: int, shifted: bool = False) -> Forward:
+    """Thirty-two elements a thread, asked for at once; few rows are cut until there are eight waves of programs.
 
     One wave and a bit is the worst: 2048 rows of 151936 took 189 µs whole, 170 in larger blocks, 160 in four stretches.
     Rows that start inside accesses pay for their first and last block: 8192×50257 206 µs in blocks of 2048, 209 of
@@ -76,8 +87,6 @@ def forward(rows: int, cols: int, itemsize: int, sms: int, shifted: bool = False
     if shifted:
         block = min(power_of_two(cols), 2048)
         return Forward(block, 4, 1, clamp(enough, 1, min(MAX_STRETCHES, cdiv(cols, 8 * block))))
-    if itemsize == 2 and rows >= MANY_ROWS and cols <= LONGEST_WALKED:
-        return walking(cols)
     block = fitting(cols)
     stretches = clamp(enough, 1, min(MAX_STRETCHES, cdiv(cols, 2 * block)))
     return Forward(block, clamp(block // 1024, 1, 8), 1, stretches, leaving(rows, cols, itemsize))
@@ -89,16 +98,28 @@ def fitting(cols: int) -> int:
     return block if cdiv(cols, block) * block * 10 <= cols * 11 else block // 2
 
 
-def walking(cols: int) -> Short:
-    """A row at a time, two more on their way, 64 to 80 elements a thread: what follows the sums costs each warp as much
-    for few as for many.
+PACKED = ((2, 16, 8), (4, 8, 10), (8, 4, 6), (8, 3, 10))
+"""Warps of a program that holds a row, programs a multiprocessor, and accesses of a lane that fit in its registers."""
+LEAVING_PACKED_BYTES = 224 << 20
 
-    32768×4096: 78 µs on two warps, 92 on four, 89 with a program a row; 32768×3000 67 and 88, 16384×8192 79 and 90,
-    16384×5000 59 and 85, 16384×10000 104 both ways. Float32 rows gain nothing: 16384×4096 79 and 78.
+
+def packed(rows: int, cols: int) -> Packed | None:
+    """Many 16-bit rows in accesses of sixteen bytes, two logits a word; None where they are few, short, long, or fill
+    blocks of 8192.
+
+    32768×3000: 58.5 µs, 66.4 as float32 numbers with the next rows on their way, a bare read 56.2; 32768×4096 76.8,
+    78.4 and 71.4; 16384×5000 49.6, 58.5 and 49.3; 16384×8192 76.0, 79.0 and 71.5; 16384×10000 90.2, 98.8 and 84.9;
+    8192×12000 58.4, 61.4 and 56.1; 8192×20000 92.1, 95.9 and 86.3. Equal: 65536×2048 76.3 and 76.9, 8192×16384 76.0 and
+    75.4. Lost: 65536×1000 42.7 and 41.1, 8192×30000 138 and 132 on sixteen warps. Logits of 268 MB lose 1 to 3 µs where
+    they leave the L2 first.
     """
-    if cols <= 5120:
-        return Short(1, cdiv(cols, 512), 512, 2, 3, 12 if cols <= 4096 else 8)
-    return Short(1, cdiv(cols, 1024), 1024, 4, 3, 6 if cols <= 8192 else 4)
+    if rows < MANY_ROWS or cols <= SHORTEST_STRETCHED or (cols > 12288 and fitting(cols) == 8192):
+        return None
+    most = cols if cols % LINE == 0 else cols + LINE - 8
+    for num_warps, programs, pieces in PACKED:
+        if cdiv(most, 256 * num_warps) <= pieces:
+            return Packed(num_warps, programs, LEAVING_BYTES[0] <= 2 * rows * cols <= LEAVING_PACKED_BYTES)
+    return None
 
 
 def leaving(rows: int, cols: int, itemsize: int) -> bool:

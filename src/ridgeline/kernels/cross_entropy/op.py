@@ -11,12 +11,14 @@ from ridgeline.errors import KernelError
 from ridgeline.kernels import tuning
 from ridgeline.kernels.compiler import POINTER_ALIGNMENT_BYTES
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, declare, elementwise_cost
-from ridgeline.kernels.cross_entropy import config, kernel, reference
+from ridgeline.kernels.cross_entropy import config, kernel, reference, streamed
 from ridgeline.kernels.launcher import (
+    INTERPRETING,
     Kernel,
     Plans,
     access_of,
     carved,
+    is_widest,
     launchable,
     num_sms,
     overlaps,
@@ -24,11 +26,13 @@ from ridgeline.kernels.launcher import (
     vector_of,
 )
 from ridgeline.kernels.rows import as_rows, cdiv, clamp, float_reason, power_of_two, template
+from ridgeline.kernels.shares import registers_of
 
 _LOOSE = ("target_ptr", "loss_ptr", "count_ptr", "lse_ptr", "part_ptr")
 _STRETCHES = Kernel(kernel.cross_entropy_stretches, vectors=("cols", "x_stride", "length"), loose=_LOOSE)
 _MERGE = Kernel(kernel.cross_entropy_merge)
 _SHORT = Kernel(kernel.cross_entropy_short, vectors=("cols", "x_stride"), loose=_LOOSE)
+_PACKED = Kernel(streamed.cross_entropy_packed, vectors=("cols", "x_stride"), loose=_LOOSE)
 _FINISH = Kernel(kernel.cross_entropy_finish, vectors=("num",), loose=("out_ptr", "weight_ptr"))
 _BACKWARD = Kernel(kernel.cross_entropy_backward, vectors=("cols", "x_stride", "dx_stride"))
 _BACKWARD_FLAT = Kernel(kernel.cross_entropy_backward_flat, loose=("target_ptr", "lse_ptr", "grad_ptr", "weight_ptr"))
@@ -164,11 +168,16 @@ def _plan_rows(x: Tensor, target: Tensor, stride: int, smooth: bool, summed: boo
     numbers, lse = template((rows,), torch.float32, x.device), template((2, rows), torch.float32, x.device)
     short = cols <= config.SHORTEST_STRETCHED
     size = x.element_size()
-    chosen: config.Forward | config.Short = tuning.choose(
+    default: Any = config.short(rows, cols, size) if short else config.forward(rows, cols, size, num_sms(on), shifted)
+    if size == 2 and is_widest(vector, size) and not shifted and not INTERPRETING:
+        default = config.packed(rows, cols) or default
+    chosen: config.Forward | config.Short | config.Packed = tuning.choose(
         "cross_entropy.short" if short else "cross_entropy.forward",
         {"rows": rows, "cols": cols, "dtype": x.dtype},
-        config.short(rows, cols, size) if short else config.forward(rows, cols, size, num_sms(on), shifted),
+        default,
     )
+    if isinstance(chosen, config.Packed):
+        return _plan_packed(x, target, stride, smooth, summed, numbers, lse, chosen)
     if isinstance(chosen, config.Short):
         return _plan_short(x, target, stride, smooth, summed, numbers, lse, vector, shifted, chosen)
     most = cols + vector - 1 if shifted else cols
@@ -205,6 +214,33 @@ def _plan_rows(x: Tensor, target: Tensor, stride: int, smooth: bool, summed: boo
         merge(x, target, parts, losses, counts, lse, rows, cols, stride, num, *scalars)
 
     return run, rows
+
+
+def _plan_packed(
+    x: Tensor, target: Tensor, stride: int, smooth: bool, summed: bool, numbers: Tensor, lse: Tensor,
+    chosen: config.Packed,
+) -> tuple[Any, int]:  # fmt: skip
+    """Rows of 16-byte accesses, each held by a program; programs walk over rows."""
+    rows, cols = x.shape
+    block = 256 * chosen.num_warps
+    lines = stride % config.LINE != 0
+    programs = min(rows, chosen.programs_per_sm * num_sms(x.get_device()))
+    run = _PACKED.bind(
+        (x, target, numbers, numbers, lse, rows, cols, stride, -100, 0.0, 0.0),
+        grid=(programs,),
+        constants={"SMOOTH": smooth, "SUM": summed, "BLOCK": block, "FULL": cols // block, "LINES": lines,
+                   "CHUNKS": cdiv(cols + (config.LINE - 8 if lines else 0), block),
+                   "EARLY": overlaps(x.nbytes) and summed, "POLICY": policy(chosen.leaves)},
+        num_warps=chosen.num_warps,
+        max_registers=registers_of(chosen.num_warps, chosen.programs_per_sm),
+        device=x.get_device(),
+        vector=POINTER_ALIGNMENT_BYTES // x.element_size(),
+    )  # fmt: skip
+
+    def read(x: Tensor, target: Tensor, losses: Any, counts: Any, lse: Any, *scalars: Any) -> None:
+        run(x, target, losses, counts, lse, rows, cols, stride, *scalars)
+
+    return read, programs if summed else rows
 
 
 def row_losses(
@@ -383,7 +419,9 @@ CHECKS = tuple(
     for rows, cols, smoothing, z in ((1, 3, 0.0, 0.0), (5, 7, 0.1, 0.0), (64, 1000, 0.0, 0.0), (257, 4096, 0.1, 1e-3),
                                      (300, 32000, 0.0, 0.0), (17, 50257, 0.1, 0.0), (9, 128256, 0.0, 1e-3),
                                      (2, 262144, 0.1, 1e-3), (9000, 1001, 0.1, 1e-3), (1030, 2051, 0.0, 0.0),
-                                     (17000, 1000, 0.1, 1e-3), (1100, 16384, 0.1, 0.0))
+                                     (17000, 1000, 0.1, 1e-3), (1100, 16384, 0.1, 0.0), (4100, 3000, 0.1, 1e-3),
+                                     (4200, 4096, 0.0, 0.0), (4097, 9992, 0.1, 0.0), (4099, 12000, 0.0, 1e-3),
+                                     (4096, 18008, 0.1, 1e-3))
 )  # fmt: skip
 RACES = tuple(
     case(dtype, rows=rows, cols=cols)
@@ -391,6 +429,7 @@ RACES = tuple(
         ("bfloat16", 8192, 32000), ("bfloat16", 4096, 128256), ("bfloat16", 2048, 151936), ("bfloat16", 1024, 262144),
         ("bfloat16", 65536, 1000), ("float32", 4096, 32000),
         ("bfloat16", 8192, 50257), ("bfloat16", 131072, 1001), ("bfloat16", 262144, 256), ("float32", 4096, 50257),
+        ("bfloat16", 32768, 4096), ("bfloat16", 16384, 10000),
     )
 )  # fmt: skip
 SMALL = tuple(case("bfloat16", rows=rows, cols=cols) for rows, cols in ((8, 4096), (128, 1000)))

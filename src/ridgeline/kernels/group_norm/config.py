@@ -51,6 +51,17 @@ class Whole:
 
 
 @dataclass(frozen=True, slots=True)
+class Packed:
+    """A share of a group of 16-bit numbers a program, two numbers a word: its warps, accesses of a lane that hold a
+    share at most, and programs of a multiprocessor. ``reads``: what the L2 is told of what is read."""
+
+    num_warps: int
+    pieces: int
+    programs_per_sm: int
+    reads: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Apart:
     """Sums first, then results, in kernels of their own."""
 

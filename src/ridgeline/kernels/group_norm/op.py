@@ -25,6 +25,11 @@ _BACKWARD_STREAMED = Kernel(
     streamed.group_norm_backward_streamed, vectors=("cols", "length"), loose=("word_ptr",), cooperative=True
 )
 _WHOLE = Kernel(streamed.group_norm_whole, vectors=("cols",), loose=("weight_ptr", "bias_ptr", "mean_ptr", "rstd_ptr"))
+_PACKED = Kernel(
+    streamed.group_norm_packed,
+    vectors=("cols", "length"),
+    loose=("weight_ptr", "bias_ptr", "mean_ptr", "rstd_ptr", "word_ptr"),
+)
 _forward_plans, _backward_plans = Plans(), Plans()
 
 
@@ -135,7 +140,7 @@ def _streaming(
         default = config.whole(rows, length, num_sms(tensors[0].get_device())) or default
     sizes = {"groups": rows, "positions": positions, "dtype": tensors[0].dtype}
     chosen: Any = tuning.choose(kernel, sizes, default)
-    if isinstance(chosen, (config.Whole, config.Apart)):
+    if isinstance(chosen, (config.Whole, config.Packed, config.Apart)):
         return chosen, None
     on, vector = tensors[0].get_device(), POINTER_ALIGNMENT_BYTES // wide
     accesses = power_of_two(min(chosen.accesses, chosen.chunks))
@@ -155,6 +160,8 @@ def _plan_streamed(
     chosen, found = _streaming("group_norm.streamed", (x,), rows, length, positions)
     if isinstance(chosen, config.Whole):
         return _plan_whole(chosen, x, groups, weight, bias, silu, rows, length, positions)
+    if isinstance(chosen, config.Packed):
+        return _plan_packed(chosen, x, groups, weight, bias, silu, rows, length, positions)
     if found is None:
         return None
     stats = template((x.shape[0], groups), torch.float32, x.device)
@@ -202,6 +209,44 @@ def _plan_whole(
         vector=POINTER_ALIGNMENT_BYTES // x.element_size(),
     )  # fmt: skip
     return _filling(run, stats, numbers)
+
+
+def _plan_packed(
+    chosen: config.Packed, x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, silu: bool, rows: int,
+    cols: int, positions: int,
+) -> Any:  # fmt: skip
+    """The forward pass with a share of a group a program, as many programs as shares."""
+    on = x.get_device()
+    stats = template((x.shape[0], groups), torch.float32, x.device)
+    w, b = x if weight is None else weight, x if bias is None else bias
+    block = 256 * chosen.num_warps
+    num = cdiv(cols, chosen.pieces * block)
+    length = cdiv(cdiv(cols, num), block) * block
+    num = cdiv(cols, length)
+    last = cols - (num - 1) * length
+    numbers = (cols, length, num, groups, x.shape[1] // groups, positions)
+    words = template((rows, num), torch.int64, x.device)
+    run = _PACKED.bind(
+        (x, w, b, x, stats, stats, words, *numbers, 0.0),
+        grid=(rows * num,),
+        constants={"HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None, "SILU": silu, "MEET": num > 1,
+                   "SHARES": max(32, power_of_two(num)), "CHUNKS": cdiv(min(length, cols), block), "BLOCK": block,
+                   "FULL": last // block, "ONE": positions % block == 0, "READS": chosen.reads},
+        num_warps=chosen.num_warps,
+        max_registers=shares.registers_of(chosen.num_warps, chosen.programs_per_sm),
+        device=on,
+        vector=POINTER_ALIGNMENT_BYTES // x.element_size(),
+    )  # fmt: skip
+    meeting = shares.cleared(words, on) if num > 1 else None
+
+    def plan(x: Tensor, w: Tensor, b: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+        mean = torch.empty_like(stats, memory_format=torch.contiguous_format)
+        rstd = torch.empty_like(stats, memory_format=torch.contiguous_format)
+        y = torch.empty_like(x)
+        run(x, w, b, y, mean, rstd, mean if meeting is None else meeting(), *numbers, eps)
+        return y, mean, rstd
+
+    return plan
 
 
 def _plan_backward_streamed(

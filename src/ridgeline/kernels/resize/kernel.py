@@ -12,9 +12,12 @@ import triton.language as tl
 
 @triton.jit
 def _between(at, scale, size, CORNERS: tl.constexpr):
-    """The two pixels of a line that a pixel of the result lies between, and how far it is from the first."""
+    """The two pixels of a line that a pixel of the result lies between, and how far it is from the first.
+
+    The maximum keeps a place from being joined with the difference below, unrounded: PyTorch's places are rounded.
+    """
     if CORNERS:
-        place = at.to(tl.float32) * scale
+        place = tl.maximum(at.to(tl.float32) * scale, 0.0)
     else:
         place = tl.maximum((at.to(tl.float32) + 0.5) * scale - 0.5, 0.0)
     low = tl.minimum(place.to(tl.int32), size - 1)

@@ -36,17 +36,18 @@ class Shares(Streamed):
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
-    """A row of 16-bit numbers a program: its warps, rows that have their place in shared memory, and programs a
-    multiprocessor."""
+class Packed:
+    """A row of 16-bit numbers a program, two numbers a word: its warps, how many of its pieces wait in shared memory
+    instead of registers, and programs a multiprocessor. ``reads`` and ``writes``: what the L2 is told. ``pieces``: at
+    most so many a program, which share a row; none: the whole row."""
 
     num_warps: int
-    slots: int
-    programs_per_sm: int = 1
+    shared: int
+    programs_per_sm: int
+    reads: str = ""
+    writes: str = ""
+    pieces: int = 0
 
-
-SHARED_BYTES = 232448 - 1024
-"""Of a program: what a multiprocessor has, less what reductions need."""
 
 TWICE_FORWARD = 32768
 """From here on a row is read twice forward: 182 µs for 4096×32768, 191 held."""
@@ -108,35 +109,35 @@ def num_pieces(num_warps: int, cols: int) -> int:
     return cdiv(cols, 256 * num_warps)
 
 
-SHARE, FILLED = 8192, 0.95
-"""Numbers of a share, and how much of the last one there must be for shares to be the better way."""
+SHORTEST_PACKED, LONGEST_PACKED, LONGEST_ON_EIGHT = 12288, 65536, 20480
+"""Columns of rows that a program holds two numbers a word, and of those for which eight warps are enough."""
 
 
-PAIRED = 24576, 28672
-"""Columns of rows that are held two a multiprocessor, each twice."""
+def packed(rows: int, cols: int, sms: int, shifted: bool) -> Packed | None:
+    """Rows of 16-bit numbers in accesses of sixteen bytes, a program each, several programs a multiprocessor; None
+    where they are few, short or too long.
 
-
-def whole(rows: int, cols: int, sms: int) -> Whole | None:
-    """Rows of 16-bit numbers that start accesses, in one program of sixteen warps, two of them on their way or three;
-    None where they are few, do not fit twice, or fill shares.
-
-    8192×24000: 211 µs, 230 in places of a power of two; 4096×32768 147 and 155; 4096×50304 222, in shares 242;
-    4096×40000, which fills its shares, 189 and 187. Two programs of eight warps: 8192×28000 253, 263 with one of
-    sixteen, but 24000 211 and 207. One row on its way loses: 2048×65536 168, in shares 146. So do rows that start
-    inside accesses: 4096×50257 264 to 287, in shares 247.
+    8192×24000: 189 µs (a copy 189; 210 where one program walks over rows that are on their way), 8192×28000 221 (252),
+    4096×32768 133 (145), 4096×40000 163 (175), 4096×50304 204 (223), 4096×50257 207 (246), 2048×65536 136 (144),
+    600×50257 38 (48). On eight warps 8192×16384 129 (140 as float32 numbers on sixteen) and 8192×20000 159 (164).
+    At most 24 words a thread are in registers, or 16 where others wait in shared memory: 2048×80000 spills, 211 (185 in
+    shares). Rows that the L2 is told to keep gain 1 to 3 µs, but lose 6 at 65536 columns.
     """
-    if rows >= 4 * sms and PAIRED[0] < cols <= PAIRED[1]:
-        return Whole(8, 2, 2)
-    slots = min(3, SHARED_BYTES // (num_pieces(16, cols) * SHARE))
-    filled = cols / (cdiv(cols, SHARE) * SHARE)
-    if rows < 2 * sms or slots < 2 or (2 * cols > 65536 and filled >= FILLED):
+    least = LONGEST_ON_EIGHT if shifted else SHORTEST_PACKED
+    if rows < 2 * sms or not least < cols <= LONGEST_PACKED:
         return None
-    return Whole(16, slots)
+    reads = "evict_last" if 2 * rows * cols >= KEPT_BYTES else ""
+    if cols <= LONGEST_ON_EIGHT:
+        return Packed(8, 2 if cols > 16384 else 0, 3, reads)
+    pieces = num_pieces(16, cols)
+    if pieces > 13:
+        return Packed(16, 13, 2)
+    return Packed(16, max(0, pieces - 4) if pieces > 7 or shifted else 2 * (pieces == 7), 2, reads)
 
 
 def streamed_forward(cols: int, itemsize: int) -> Shares | None:
-    """A row of 64 KB in one program (4096×32768: 145 µs); longer ones in shares of 16 KB. None where a row fits in
-    registers.
+    """Few rows, and those longer than 128 KB: a row of 64 KB in one program, longer ones in shares of 16 KB. None where
+    a row fits in registers.
 
     16-bit rows on three programs of four warps, powers kept: 2048×65536 146 µs, 512×262144 145, 4096×50257 250;
     computed again on four programs 148, 152, 261; kept in shares of 8 KB 152, 158, 263. Float32 2048×50257 227.

@@ -20,7 +20,7 @@ from ridgeline.kernels.launcher import (
     num_sms,
     vector_of,
 )
-from ridgeline.kernels.rows import as_rows, cdiv, float_reason
+from ridgeline.kernels.rows import as_rows, cdiv, float_reason, power_of_two, template
 from ridgeline.kernels.shares import Streamed
 from ridgeline.kernels.softmax import config, kernel, reference, streamed
 
@@ -39,7 +39,9 @@ _FORWARD_STREAMED = Kernel(
 _BACKWARD_STREAMED = Kernel(
     streamed.softmax_backward_streamed, vectors=("cols", "length"), loose=("word_ptr",), cooperative=True
 )
-_FORWARD_WHOLE = Kernel(streamed.softmax_forward_whole, vectors=("cols", "x_stride"))
+_FORWARD_PACKED = Kernel(
+    streamed.softmax_forward_packed, vectors=("cols", "x_stride", "length"), loose=("word_ptr",)
+)
 _forward_plans, _backward_plans = Plans(), Plans()
 STREAMED_ACCESS_BYTES = 8
 
@@ -91,15 +93,15 @@ def _plan_forward(x: Tensor, y: Tensor, stride: int) -> Any:
     vector, shifted = shift_of(size, pointers, cols, stride)
     common = {"device": x.get_device(), "vector": vector}
     streaming: Any = config.streamed_forward(cols, size) if streamable(vector, size) else None
-    if streaming is not None and size == 2 and is_widest(vector, size) and not shifted:
-        streaming = config.whole(rows, cols, num_sms(x.get_device())) or streaming
+    if size == 2 and is_widest(vector, size) and not INTERPRETING:
+        streaming = config.packed(rows, cols, num_sms(x.get_device()), shifted) or streaming
     chosen: Any = tuning.choose(
         "softmax.forward",
         {"rows": rows, "cols": cols, "dtype": y.dtype},
         streaming or _held(config.forward, rows, cols, size, vector, shifted),
     )
-    if isinstance(chosen, config.Whole):
-        return _plan_whole(chosen, x, y, rows, cols, stride)
+    if isinstance(chosen, config.Packed):
+        return _plan_packed(chosen, x, y, rows, cols, stride, shifted)
     if isinstance(chosen, Streamed):
         found = shares.cut(chosen, rows, cols, x.get_device(), vector=vector, shifted=shifted)
         if found is not None:
@@ -125,22 +127,32 @@ def _plan_forward(x: Tensor, y: Tensor, stride: int) -> Any:
     return lambda x, y: run(x, y, rows, cols, stride)
 
 
-def _plan_whole(chosen: config.Whole, x: Tensor, y: Tensor, rows: int, cols: int, stride: int) -> Any:
-    """A row a program, in 16-byte accesses."""
-    run = _FORWARD_WHOLE.bind(
-        (x, y, rows, cols, stride),
-        grid=(min(rows, chosen.programs_per_sm * num_sms(x.get_device())),),
-        constants={
-            "CHUNKS": config.num_pieces(chosen.num_warps, cols),
-            "BLOCK": 256 * chosen.num_warps,
-            "SLOTS": chosen.slots,
-        },
+def _plan_packed(
+    chosen: config.Packed, x: Tensor, y: Tensor, rows: int, cols: int, stride: int, shifted: bool
+) -> Any:
+    """A row a program, or a share of one; as many programs as these."""
+    on, block = x.get_device(), 256 * chosen.num_warps
+    num = 1 if shifted or not chosen.pieces else cdiv(cols, chosen.pieces * block)
+    length = cdiv(cdiv(cols, num), block) * block
+    num = cdiv(cols, length)
+    chunks = cdiv(min(length, cols), block)
+    words = template((rows, num), torch.int64, x.device)
+    run = _FORWARD_PACKED.bind(
+        (x, y, words, cols, stride, length, num),
+        grid=(rows * num,),
+        constants={"MEET": num > 1, "SHARES": max(32, power_of_two(num)), "CHUNKS": chunks,
+                   "FULL": chunks - 2 if shifted else (cols - (num - 1) * length) // block,
+                   "SHARED": min(chosen.shared, chunks), "BLOCK": block, "SHIFTED": shifted, "READS": chosen.reads,
+                   "WRITES": chosen.writes},
         num_warps=chosen.num_warps,
         max_registers=shares.registers_of(chosen.num_warps, chosen.programs_per_sm),
-        device=x.get_device(),
+        device=on,
         vector=POINTER_ALIGNMENT_BYTES // x.element_size(),
-    )
-    return lambda x, y: run(x, y, rows, cols, stride)
+    )  # fmt: skip
+    if num == 1:
+        return lambda x, y: run(x, y, y, cols, stride, length, num)
+    meeting = shares.cleared(words, on)
+    return lambda x, y: run(x, y, meeting(), cols, stride, length, num)
 
 
 def _kept(chosen: Any, found: shares.Cut, itemsize: int) -> bool:

@@ -319,75 +319,121 @@ def softmax_backward_streamed(
 
 
 @gluon.jit
-def ask_piece(x_at, place, turn, num_turns, step, access, width, I: gl.constexpr, PIECE: gl.constexpr):
-    """Asks for piece I of a program's row; after its last row for nothing."""
-    there = access < gl.where(turn < num_turns, width, 0) - I * PIECE
-    async_copy.async_copy_global_to_shared(place, x_at + turn * step + I * PIECE, mask=there)
-
-
-@gluon.jit
-def softmax_forward_whole(
+def softmax_forward_packed(
     x_ptr,  # [R, C] of 16 bits, rows x_stride apart
     y_ptr,  # [R, C]
-    rows,
+    word_ptr,  # [R, S] maximum and sum of each share, zero at first; unused where a row is one share
     cols,
     x_stride,
+    length,
+    num_shares,
+    MEET: gl.constexpr,
+    SHARES: gl.constexpr,
     CHUNKS: gl.constexpr,
+    FULL: gl.constexpr,  # pieces that every share has whole
+    SHARED: gl.constexpr,  # the first pieces wait in shared memory, the others in registers
     BLOCK: gl.constexpr,
-    SLOTS: gl.constexpr,
+    SHIFTED: gl.constexpr,  # rows start inside accesses, those read and those written at the same place
+    READS: gl.constexpr,  # what the L2 is told of what is read and written
+    WRITES: gl.constexpr,
 ):
-    """A row a program: it waits in shared memory, and is then held in registers, where its powers take its place.
+    """A row or a share of it a program, asked for at once and held as it came, two numbers a word; none has a next row.
 
-    Its place in shared memory is free as soon as registers hold it. CHUNKS is any number, not a power of two: no piece
-    but the last is filled up.
+    Several programs a multiprocessor overlap: one's row comes while another's powers are computed and written. Where
+    rows start inside accesses, whole accesses are the row and the few elements outside them are handled apart. Programs
+    start in the order of their numbers, so that those of a row are on the device together.
     """
     NUM_WARPS: gl.constexpr = gl.num_warps()
     BF16: gl.constexpr = x_ptr.dtype.element_ty == gl.bfloat16
+    LOWEST_TWO: gl.constexpr = -8323200 if BF16 else -67044352  # two of −inf
     L: gl.constexpr = gl.BlockedLayout([4], [32], [NUM_WARPS], [0])
     PIECE: gl.constexpr = BLOCK // 2  # in words of two numbers
-    places = ()  # one a piece: what is copied to one never waits for another
-    for _ in gl.static_range(CHUNKS):
-        places = places + (gl.allocate_shared_memory(gl.int32, [SLOTS, PIECE], FLAT),)  # type: ignore[assignment]
-    start = gl.program_id(0)
-    num_programs = gl.num_programs(0)
-    num_turns = (rows - start + num_programs - 1) // num_programs
-    width = cols // 2
+    places = ()
+    for _ in gl.static_range(SHARED):
+        places = places + (gl.allocate_shared_memory(gl.int32, [PIECE], FLAT),)  # type: ignore[assignment]
+    row = (gl.program_id(0) // num_shares).to(gl.int64)
+    share = gl.program_id(0) % num_shares
+    lead = 0
+    first = share * length
+    width = gl.minimum(length, cols - first) // 2
+    if SHIFTED:
+        lead = ((8 - row * cols % 8) % 8).to(gl.int32)
+        width = gl.maximum(cols - lead, 0) // 8 * 4
     c = gl.arange(0, PIECE, L)
     access = c // 4 * 4
-    x_at = x_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + start.to(gl.int64) * x_stride // 2 + c
-    y_at = y_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + start.to(gl.int64) * width + c
-    x_step = num_programs.to(gl.int64) * x_stride // 2
-    y_step = num_programs.to(gl.int64) * width
-    for turn in gl.static_range(SLOTS):
-        for i in gl.static_range(CHUNKS):
-            ask_piece(x_at, places[i].index(turn), turn, num_turns, x_step, access, width, i, PIECE)
-        async_copy.commit_group()
-    slot = start * 0
-    for turn in range(num_turns):
-        async_copy.wait_group(SLOTS - 1)
-        held = ()
-        for i in gl.static_range(CHUNKS):
-            words = places[i].index(slot).load(L)  # type: ignore[var-annotated]
-            if i == CHUNKS - 1:
-                words = gl.where(access < width - i * PIECE, words, -8323200 if BF16 else -67044352)  # two of −inf
-            held = held + (words,)
-        highest = held[0]  # type: ignore[misc]
-        for i in gl.static_range(1, CHUNKS):
-            highest = higher_bf16(highest, held[i]) if BF16 else higher_fp16(highest, held[i])
-        for i in gl.static_range(CHUNKS):
-            ask_piece(x_at, places[i].index(slot), turn + SLOTS, num_turns, x_step, access, width, i, PIECE)
-        async_copy.commit_group()
-        a, b = halves(highest, BF16)
-        top = gl.maximum(gl.max(gl.maximum(a, b), axis=0), LOWEST)
-        scale, base, _rounding = base_of(top, True)  # which changes powers and their sum alike
-        sums = gl.zeros([PIECE], gl.float32, L)
-        for i in gl.static_range(CHUNKS):
-            a, b = halves(held[i], BF16)
-            sums += power(a, top, scale, base, True) + power(b, top, scale, base, True)
-        share = 1.0 / gl.sum(sums, axis=0)
-        for i in gl.static_range(CHUNKS):
-            a, b = halves(held[i], BF16)
-            a = power(a, top, scale, base, True) * share
-            b = power(b, top, scale, base, True) * share
-            gl.store(y_at + turn * y_step + i * PIECE, paired(a, b, BF16), mask=access < width - i * PIECE)
-        slot = gl.where(slot + 1 == SLOTS, 0, slot + 1)
+    x_at = x_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + (row * x_stride + first + lead) // 8 * 4 + c
+    y_at = y_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + (row * cols + first + lead) // 8 * 4 + c
+    for i in gl.static_range(SHARED):
+        if i < FULL:
+            async_copy.async_copy_global_to_shared(places[i], x_at + i * PIECE)
+        else:
+            async_copy.async_copy_global_to_shared(places[i], x_at + i * PIECE, mask=access < width - i * PIECE)
+    async_copy.commit_group()
+    if SHIFTED:
+        k = gl.arange(0, 16, gl.BlockedLayout([1], [32], [NUM_WARPS], [0]))
+        edge = gl.where(k < 8, k, lead + width * 2 + k - 8)
+        own = gl.where(k < 8, k < lead, True) & (edge < cols)
+        ends = gl.load(x_ptr + row * x_stride + edge, mask=own, other=float("-inf")).to(gl.float32)
+    held = ()
+    for i in gl.static_range(SHARED, CHUNKS):
+        if i < FULL:
+            words = gl.load(x_at + i * PIECE, eviction_policy=READS)
+        else:
+            there = access < width - i * PIECE
+            words = gl.load(x_at + i * PIECE, mask=there, other=LOWEST_TWO, eviction_policy=READS)
+        held = held + (words,)
+    highest = gl.full([PIECE], LOWEST_TWO, gl.int32, L)
+    for i in gl.static_range(CHUNKS - SHARED):
+        highest = higher_bf16(highest, held[i]) if BF16 else higher_fp16(highest, held[i])
+    async_copy.wait_group(0)
+    for i in gl.static_range(SHARED):
+        words = places[i].load(L)
+        if i >= FULL:
+            words = gl.where(access < width - i * PIECE, words, LOWEST_TWO)
+        highest = higher_bf16(highest, words) if BF16 else higher_fp16(highest, words)
+    a, b = halves(highest, BF16)
+    top = gl.maximum(gl.max(gl.maximum(a, b), axis=0), LOWEST)
+    if SHIFTED:
+        top = gl.maximum(top, gl.max(ends, axis=0))
+    scale, base, rounding = base_of(top, True)
+    gl.thread_barrier()  # what is read before it is read again behind it: kept, it would take registers
+    sums = gl.zeros([PIECE], gl.float32, L)
+    for i in gl.static_range(CHUNKS):
+        if i < SHARED:
+            words = places[i].load(L)
+            if i >= FULL:
+                words = gl.where(access < width - i * PIECE, words, LOWEST_TWO)
+        else:
+            words = held[i - SHARED]
+        a, b = halves(words, BF16)
+        sums += power(a, top, scale, base, True) + power(b, top, scale, base, True)
+    total = gl.sum(sums, axis=0)
+    if SHIFTED:
+        end_powers = power(ends, top, scale, base, True)
+        total += gl.sum(end_powers, axis=0)
+        to = y_ptr + row * cols + edge
+        gl.store(to, (end_powers * (1.0 / total)).to(y_ptr.dtype.element_ty), mask=own)
+    gl.thread_barrier()
+    again = base - 1.0  # other powers than those above: kept from there they would take two registers a word
+    factor = gl.exp2(again - base)
+    if MEET:
+        word_row = word_ptr + row * num_shares
+        gl.atomic_xchg(word_row + share, word_of(top, total * rounding), sem="relaxed")
+        k, tops, totals = words_when_there(word_row, num_shares, SHARES, NUM_WARPS)
+        best = gl.max(gl.where(k < num_shares, tops, LOWEST), axis=0)
+        total = gl.sum(gl.where(k < num_shares, totals * gl.exp(tops - best), 0.0), axis=0)
+        total = gl.where(total < 0.5, 0.0, total)  # nothing but −inf: what is left is the words' lowest bits
+        factor *= rounding * gl.exp(top - best)
+    factor = factor / total  # alone, the rounding is that of powers and of their sum
+    for i in gl.static_range(CHUNKS):
+        if i < SHARED:
+            a, b = halves(places[i].load(L), BF16)
+        else:
+            a, b = halves(held[i - SHARED], BF16)
+        a = power(a, top, scale, again, True) * factor
+        b = power(b, top, scale, again, True) * factor
+        if i < FULL:
+            gl.store(y_at + i * PIECE, paired(a, b, BF16), eviction_policy=WRITES)
+        else:
+            there = access < width - i * PIECE
+            gl.store(y_at + i * PIECE, paired(a, b, BF16), mask=there, eviction_policy=WRITES)

@@ -46,7 +46,7 @@ class Normed:
 def spelled_norm(scene: Scene) -> list[Match]:
     found = []
     for node in scene.nodes:
-        read = None if scene.autocast else _spelled(scene, node)
+        read = None if scene.autocast else spelled(scene, node)
         if read is not None and (match := _replaced(scene, read)) is not None:
             found.append(match)
     return found
@@ -115,7 +115,7 @@ def called(scene: Scene, node: fx.Node) -> Normed | None:
 # written out ----------------------------------------------------------------------------------------------------
 
 
-def _spelled(scene: Scene, node: fx.Node) -> Normed | None:
+def spelled(scene: Scene, node: fx.Node) -> Normed | None:
     """A normalization whose scaling step is this node: x · rsqrt(…), x / sqrt(…) or x · (…)^-0.5."""
     scaled = _scaling(node)
     if scaled is None:

@@ -69,11 +69,12 @@ def rewrite(
     modes: Sequence[str] = MODES,
     exact: str = "rounding",
     needs_kernels: bool = False,
+    before: str = "",
 ) -> Callable[[Callable[[Scene], list[Match]]], Callable[[Scene], list[Match]]]:
     """Register a function from a scene to its matches under a name; a second registration of a name is an error.
 
     ``worth`` is one figure, or one per mode. Rewrites run in the order of their registration, which is the order of
-    the imports in ``rewrites/__init__.py``.
+    the imports in ``rewrites/__init__.py``; or ``before`` one whose reading they build on.
     """
     if name in _rewrites:
         raise OptimizeError(f"rewrite {name!r} is registered twice")
@@ -83,6 +84,9 @@ def rewrite(
 
     def register(change: Callable[[Scene], list[Match]]) -> Callable[[Scene], list[Match]]:
         _rewrites[name] = Rewrite(name, summary, tuple(modes), exact, table, needs_kernels, change)
+        names = list(_rewrites)
+        for later in names[names.index(before) : -1] if before else ():
+            _rewrites[later] = _rewrites.pop(later)
         return change
 
     return register

@@ -45,16 +45,16 @@ def rotary(scene: Scene) -> list[Match]:
     waiting: dict[tuple[Any, ...], Turned] = {}
     found = []
     for node in scene.nodes:
-        turned = _turned(scene, node)
-        if turned is None:
+        turn = turned(scene, node)
+        if turn is None:
             continue
-        key = (turned.cos, turned.sin, turned.interleaved, turned.sequence_dim, scene.dtype(turned.x))
+        key = (turn.cos, turn.sin, turn.interleaved, turn.sequence_dim, scene.dtype(turn.x))
         first = waiting.pop(key, None)
-        match = None if first is None else _paired(scene, first, turned)
+        match = None if first is None else _paired(scene, first, turn)
         if match is not None:
             found.append(match)
         else:
-            waiting[key] = turned
+            waiting[key] = turn
     return found
 
 
@@ -86,7 +86,8 @@ def _paired(scene: Scene, q: Turned, k: Turned) -> Match | None:
     return scene.match(new_k, f"rotary embedding {tuple(scene.shape(q.x) or ())}")
 
 
-def _turned(scene: Scene, node: fx.Node) -> Turned | None:
+def turned(scene: Scene, node: fx.Node) -> Turned | None:
+    """A node read as the last step of a rotary embedding."""
     total = call(node)
     if total is None or total.op != "add" or total.given.get("alpha") not in (None, 1):
         return None
