@@ -13,6 +13,8 @@ from ridgeline.optimizer import hooks
 
 FALLBACK = "grouped_mm"
 """What computes what we do not: transformers' own grouped products."""
+WIDEST = 1024
+"""Columns of a bag's rows: Mixtral's experts have 4,096, and no part of the model was replaced for it."""
 REPLACED = ("eager", "grouped_mm", "batched_mm")
 
 
@@ -37,15 +39,27 @@ def experts(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights
         return ALL_EXPERTS_FUNCTIONS[FALLBACK](self, hidden_states, top_k_index, top_k_weights)
     num_tokens, num_chosen = top_k_index.shape
     ids = top_k_index.reshape(-1)
-    order = torch.argsort(ids, stable=True)
+    short = ids.to(torch.int16) if self.num_experts < 2**15 else ids  # a sort takes a pass for every few bits
+    order = torch.argsort(short, stable=True)
     offsets = _ends(ids, self.num_experts)
     rows = hidden_states.index_select(0, torch.div(order, num_chosen, rounding_mode="floor"))
     both = F.grouped_mm(rows, _turned(self.gate_up_proj, self), offs=offsets)
     inner = _gated(self, both)
     out = F.grouped_mm(inner, _turned(self.down_proj, self), offs=offsets)
     places = torch.empty_like(order).scatter_(0, order, torch.arange(order.numel(), device=order.device))
-    weights = top_k_weights.to(torch.float32)
-    return embedding_bag(places.view(num_tokens, num_chosen), out, mode="sum", per_sample_weights=weights)
+    return _summed(out, places.view(num_tokens, num_chosen), top_k_weights.to(torch.float32))
+
+
+def _summed(out: Tensor, places: Tensor, weights: Tensor) -> Tensor:
+    """The weighted sum of every token's rows; rows wider than a bag's are summed in equal pieces."""
+    width = out.shape[1]
+    num = next(n for n in range(-(-width // WIDEST), width + 1) if width % n == 0)
+    if num > 1:
+        pieces = torch.arange(num, device=places.device, dtype=places.dtype)
+        places = (num * places.unsqueeze(1) + pieces.unsqueeze(1)).flatten(0, 1)
+        weights = weights.unsqueeze(1).expand(-1, num, -1).flatten(0, 1)
+    found = embedding_bag(places, out.view(-1, width // num), mode="sum", per_sample_weights=weights)
+    return found.view(-1, width)
 
 
 def takes(self: Any, hidden_states: Tensor, top_k_weights: Tensor) -> bool:

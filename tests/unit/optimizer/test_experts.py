@@ -111,3 +111,12 @@ def test_an_implementation_of_somebody_elses_is_left_alone() -> None:
     model.config._experts_implementation_internal = "deepgemm"
     done = apply(model, ("experts",))
     assert not done.replaced and "deepgemm" in str(done)
+
+
+@pytest.mark.parametrize("width", [64, 1024, 2048, 2880, 3001])
+def test_rows_wider_than_a_bags_are_summed_in_pieces(width: int) -> None:
+    from ridgeline.optimizer.experts import _summed
+
+    torch.manual_seed(0)
+    out, places, weights = torch.randn(14, width), torch.randperm(14).view(7, 2), torch.rand(7, 2)
+    torch.testing.assert_close(_summed(out, places, weights), (out[places] * weights[..., None]).sum(1))

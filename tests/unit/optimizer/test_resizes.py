@@ -75,3 +75,19 @@ def test_training_is_left_alone() -> None:
     call = nn.Upsample(scale_factor=2, mode="bilinear")
     compiled(call, rewrites=("resizes",), compiler="none", report=report)(x).sum().backward()
     assert not report.matches and x.grad is not None
+
+
+@pytest.mark.parametrize(("last", "num"), [(False, 0), (True, 1)])
+def test_a_compiler_is_left_images_whose_channels_come_first(last: bool, num: int) -> None:
+    from ridgeline.optimizer.backend import rewritten
+
+    report, x = Report(), torch.randn(2, 5, 6, 7)
+    x = x.contiguous(memory_format=torch.channels_last) if last else x
+
+    def look(gm: Any, inputs: Any) -> Any:
+        rewritten(gm, inputs, rewrites=("resizes",), compiler="inductor", report=report)
+        return gm.forward
+
+    with torch.no_grad():
+        torch.compile(lambda x: F.interpolate(x, size=(9, 14), mode="bilinear"), backend=look)(x)
+    assert len(report.matches) == num

@@ -158,6 +158,21 @@ _FAMILIES = (
 )
 
 
+@pytest.mark.parametrize("op", ["eq", "ne", "lt", "le", "gt", "ge", "and", "or"])
+def test_what_python_calls_an_operator_is_that_op(op: str) -> None:
+    """torch 2.11 traces ``a == b`` as a method: masks of decoders, which compare with it, were no constants there."""
+    from torch import fx
+
+    from ridgeline.optimizer.rewrites.words import call
+
+    graph = fx.Graph()
+    a, b = graph.placeholder("a"), graph.placeholder("b")
+    own = getattr(torch.Tensor, f"__{op}__")
+    for made in (graph.call_method(f"__{op}__", (a, b)), graph.call_function(own, (a, b))):
+        read = call(made)
+        assert read is not None and read.op == op and (read["input"], read["other"]) == (a, b)
+
+
 def test_kernels_are_recommended_only_where_they_run() -> None:
     on_host = recommended("inference", "none", "cpu")
     assert not any(rewrites()[name].needs_kernels for name in on_host)

@@ -42,7 +42,7 @@ def head_norms(scene: Scene) -> list[Match]:
         norm = None if turn is None else _before(scene, turn, norms)
         if turn is None or norm is None or turn.interleaved:
             continue
-        key = (turn.cos, turn.sin, turn.sequence_dim, scene.dtype(turn.x), norm.eps, norm.offset)
+        key = (turn.table, turn.sequence_dim, scene.dtype(turn.x), norm.eps, norm.offset)
         first = waiting.pop(key, None)
         match = None if first is None else _put(scene, first, (turn, norm))
         if match is not None:
@@ -89,7 +89,7 @@ def _reads_part(scene: Scene, user: fx.Node, turn: Turned) -> bool:
 
 def _put(scene: Scene, q: tuple[Turned, Normed], k: tuple[Turned, Normed]) -> Match | None:
     at, tables = k[0].out, k[0].table
-    if q[0].table != tables or any(scene.position(user) < scene.position(at) for user in q[0].out.users):
+    if any(scene.position(user) < scene.position(at) for user in q[0].out.users):
         return None
     leaves = (q[1].x, k[1].x, q[1].weight, k[1].weight, *tables)
     inside = (*q[0].inside, *k[0].inside, *q[1].inside, *k[1].inside)

@@ -24,7 +24,8 @@ from ridgeline.optimizer.rewrites.words import call
 
 LEAST_ELEMENTS = 1 << 22
 """Of all messages: below, launches are what a sum costs."""
-MOST_COLUMNS = 2048
+MOST_COLUMNS = 1024
+"""What a bag's rows may have."""
 CONTEST = Contest()
 _active_modes = torch._C._len_torch_dispatch_stack
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)

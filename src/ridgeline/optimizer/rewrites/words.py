@@ -65,12 +65,15 @@ _spell("abs", "input", abs, operator.abs)
 _spell("not", "input", operator.invert, torch.bitwise_not, "bitwise_not")
 _spell("logical_not", "input", "logical_not", torch.logical_not)
 _spell("and", "input other", operator.and_, torch.bitwise_and, "bitwise_and", torch.logical_and, "logical_and")
+for _name in ("and", "or"):
+    _spell(_name, "input other", f"__{_name}__", getattr(torch.Tensor, f"__{_name}__"))
 _spell("or", "input other", operator.or_, torch.bitwise_or, "bitwise_or", torch.logical_or, "logical_or")
 for _name, _operator in (
     ("eq", operator.eq), ("ne", operator.ne), ("lt", operator.lt), ("le", operator.le),
     ("gt", operator.gt), ("ge", operator.ge),
 ):  # fmt: skip
     _both(_name, "input other", _operator)
+    _spell(_name, "input other", f"__{_name}__", getattr(torch.Tensor, f"__{_name}__"))  # as torch 2.11 traces them
 _both("mean", "input dim keepdim dtype")
 _both("sum", "input dim keepdim dtype")
 _both("var", "input dim correction keepdim")
