@@ -54,7 +54,7 @@ LAST_S, ROUNDS = 0.25, 40
 """Seconds of the last three-way comparison, and the most rounds of it."""
 SLICE_S = 4e-3
 LONGEST_STOP_S = 8.0
-DEVICE_BYTES, AHEAD = 125e9, 60
+DEVICE_BYTES, AHEAD = 138e9, 60
 """What is given out together, and how many of those that wait are looked at for one that fits."""
 RIGHT, CLOSE = 1e-3, 1e-4
 SHARED_BYTES = 24
