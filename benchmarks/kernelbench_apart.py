@@ -12,8 +12,9 @@ the largest value apart and not *close*, that is elementwise within 1e-4, absolu
 rule for float32, which eager PyTorch itself need not keep against float64: it convolves in TensorFloat-32). The
 search's own proof is against float64. Where ``torch.compile`` is wrong by this rule, it is no rival.
 
-With ``--go`` workers import and wait for a file; with ``--warm`` they meanwhile search the problems named there, beside
-whoever else uses the device, for nothing but what compilers remember on disk. Figures of that are thrown away.
+With ``--go`` workers import and wait for a file. Meanwhile processes of their own compile the problems named by
+``--warm``, for nothing but what compilers remember on disk, beside whoever else uses the device; they end when the file
+is there, whatever they are at. (Workers that searched early went on when they should have begun: no result at all.)
 
 ``--folder`` is a checkout of the public benchmark (``level1`` to ``level3``); without it the problems of
 ``kernelbench_like.py`` are taken. ``--problems`` are names in order; without them every n-th of each level.
@@ -39,7 +40,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,20 +54,18 @@ LAST_S, ROUNDS = 0.25, 40
 """Seconds of the last three-way comparison, and the most rounds of it."""
 SLICE_S = 4e-3
 LONGEST_STOP_S = 8.0
-DEVICE_BYTES, AHEAD = 125e9, 60
+DEVICE_BYTES, AHEAD = 138e9, 60
 """What is given out together, and how many of those that wait are looked at for one that fits."""
 RIGHT, CLOSE = 1e-3, 1e-4
 SHARED_BYTES = 24
 """Three numbers all processes see: seconds that somebody was stopped, since when somebody is, and when all ends."""
 LONGEST_WAIT_S = 540.0
-COMPILE_S = {1: 6.0, 2: 12.0, 3: 30.0}
+COMPILE_S = {1: 6.0, 2: 12.0, 3: 15.0}
 """What is left for torch.compile after a search that had no time for it."""
 
 
-WARM = "warm "
-"""Before the name of a problem that is told to a worker early."""
-WARM_FRAC = 0.05
-"""Of the device's memory, what one worker may take meanwhile: others are at work there."""
+WARM_JOBS, WARM_FRAC = 4, 0.05
+"""Processes that compile early, and what each may take of the device's memory: others are at work there."""
 WORTH_S = {"1": 14.0, "2": 18.0, "3": 35.0}
 """With less than this left, by level, a problem is not begun."""
 
@@ -78,7 +77,6 @@ class Still(like.Turn):
         super().__init__(lock)
         self.others = Path(shared + ".pids")
         self.doing, self.since, self.held_s = "else", 0.0, dict[str, float]()
-        self.warming_until: Path | None = None  # while nothing is measured: the file that ends it
         with open(shared, "r+b") as file:
             self.memory = mmap.mmap(file.fileno(), SHARED_BYTES)
 
@@ -106,10 +104,6 @@ class Still(like.Turn):
         if self.held:
             self.held_s[self.doing] = self.held_s.get(self.doing, 0.0) + now - self.since
         self.since = now
-
-    @property
-    def warmed_enough(self) -> bool:
-        return self.warming_until is not None and self.warming_until.exists()
 
     def doing_so(self, what: str, call: Callable[..., Any]) -> Callable[..., Any]:
         """The call, its share of the lock's time noted under this name."""
@@ -144,15 +138,6 @@ class Still(like.Turn):
         """The device and the host for this process alone."""
         held = self.held
         self.take()
-        try:
-            with contextlib.nullcontext() if self.warming_until else self._others_stopped():
-                yield
-        finally:
-            if not held:
-                self.give()
-
-    @contextlib.contextmanager
-    def _others_stopped(self) -> Iterator[None]:
         began = time.time()
         self.memory[8:16] = struct.pack("d", began)
         signal_all(self.others, signal.SIGSTOP, but=os.getpid())
@@ -162,6 +147,8 @@ class Still(like.Turn):
         finally:
             signal_all(self.others, signal.SIGCONT, but=os.getpid())
             self.memory[:16] = struct.pack("dd", self.stopped_s + time.time() - began, 0.0)
+            if not held:
+                self.give()
 
 
 def signal_all(pids: Path, sent: signal.Signals, but: int = 0) -> None:
@@ -184,8 +171,6 @@ def share_the_device(turn: Still) -> None:
         return turn.waited_s + turn.stopped_s
 
     def left(self: Any) -> float:
-        if turn.warmed_enough:
-            return 0.0
         return left_s(self) + outside_s() - self.__dict__.setdefault("outside_before_s", outside_s())
 
     def last(self: Any) -> Any:
@@ -286,6 +271,8 @@ def looked_at(problem: like.Problem, device: torch.device, asked: argparse.Names
         fast = ridgeline.optimize(case.model, case.args, budget_s=budget_s, use_cache=False)
         row.winner, row.search = fast.receipt.winner, told(fast.receipt)
         row.right, row.close, row.errors = turn.doing_so("comparison", compared)(case, fast, turn)
+        if fast.receipt.final_s:
+            say(as_searched(row, fast.receipt), early=True)
         calls = {"eager": case.model, "ours": fast}
         stock = turn.beside(compiled)(case, fast.receipt, turn.until)
         calls |= {"compiled": stock} if callable(stock) else {}
@@ -302,17 +289,17 @@ def looked_at(problem: like.Problem, device: torch.device, asked: argparse.Names
     return row
 
 
-def warm(problem: like.Problem, device: torch.device, asked: argparse.Namespace, turn: Still) -> None:
-    """The problem compiled and searched before its time: what takes a compiler seconds is on disk then."""
-    import ridgeline
-
-    case = Case(problem, device, asked.scale)
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        case.run(torch.compile(case.model), case.args)
-        turn.take()
-        budget_s = asked.each_s.get(problem.name) or asked.each_s[str(problem.level)]
-        ridgeline.optimize(case.model, case.args, budget_s=budget_s, use_cache=False)
+def as_searched(row: Row, receipt: Any) -> Row:
+    """What a search says of itself: its last race was alone too. Told before torch.compile is made for the table, since
+    a run may end meanwhile."""
+    found = replace(row, eager_s=receipt.eager_s, ours_s=receipt.final_s, note="by its search", verdict="no rival")
+    found.over_eager = receipt.eager_s / receipt.final_s
+    if receipt.stock_s is not None:
+        found.compiled_s, found.over_compiled = receipt.stock_s, receipt.stock_s / receipt.final_s
+        over, noise = min(found.over_eager, found.over_compiled), like.NOISE_FRAC
+        found.verdict = "faster" if over > 1 + noise else "slower" if over < 1 - noise else "even"
+    found.verdict = found.verdict if row.right else "WRONG"
+    return found
 
 
 def told(receipt: Any) -> dict[str, Any]:
@@ -442,38 +429,34 @@ def work(asked: argparse.Namespace) -> None:
     problems = {problem.name: problem for problem in like.PROBLEMS}
     for line in sys.stdin:
         name = line.strip()
-        if name.startswith(WARM):
-            warm_only(problems[name.removeprefix(WARM)], device, asked, turn)
-            continue
         try:
             row = looked_at(problems[name], device, asked, turn)
         except Exception as error:  # what fails is a result too
             row = Row(problems[name].level, name, note=repr(error)[:400])
         finally:
             turn.give()
-        made = {name: getattr(row, name) for name in row.__slots__}
-        print(MARK + json.dumps(made, default=str), flush=True)
+        say(row)
         forget(device)
 
 
-def warm_only(problem: like.Problem, device: torch.device, asked: argparse.Namespace, turn: Still) -> None:
-    turn.warming_until, began, why = asked.go, time.time(), ""
-    try:
-        limit_memory(device, WARM_FRAC)
-        warm(problem, device, asked, turn)
-    except Exception as error:  # it will fail again where it counts, and be written down there
-        why = repr(error)[:200]
-    finally:
-        turn.give()
-        turn.warming_until = None
-    forget(device)
-    limit_memory(device, 1.0)
-    print(MARK + json.dumps({"warmed": problem.name, "s": time.time() - began, "why": why}), flush=True)
+def say(row: Row, *, early: bool = False) -> None:
+    made = {name: getattr(row, name) for name in row.__slots__} | ({"early": True} if early else {})
+    print(MARK + json.dumps(made, default=str), flush=True)
 
 
-def limit_memory(device: torch.device, frac: float) -> None:
+def warm(problem: like.Problem, asked: argparse.Namespace) -> None:
+    """A problem compiled before its time, as torch.compile does and as we do: what takes seconds is on disk then."""
+    from ridgeline.optimizer.backend import compiled as lowered
+
+    os.nice(5)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cuda":
-        torch.cuda.set_per_process_memory_fraction(frac)
+        torch.cuda.set_per_process_memory_fraction(WARM_FRAC)
+    case = Case(problem, device, asked.scale)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        case.run(torch.compile(case.model), case.args)
+        case.run(lowered(case.model, compiler="inductor"), case.args)
 
 
 def forget(device: torch.device) -> None:
@@ -494,7 +477,6 @@ class Worker:
         passed = ["--scale", str(asked.scale), "--out", str(asked.out), "--worker", "--lock", lock, "--shared", shared]
         passed += ["--folder", str(asked.folder)] if asked.folder else []
         passed += ["--each-s", json.dumps(asked.each_s)]
-        passed += ["--go", str(asked.go)] if asked.go else []
         settings = {"TORCHINDUCTOR_COMPILE_THREADS": "2", "OMP_NUM_THREADS": "2"}
         self.log, self.seen, self.doing, self.since = place / f"{num}.log", 0, "", 0.0
         self.ready = False
@@ -515,13 +497,9 @@ class Worker:
         self.seen = len(lines)
         self.ready = self.ready or bool(found)
         told = [each for each in found if "ready" not in each]
-        if told:
+        if any(not each.get("early") for each in told):
             self.doing = ""
-        for each in told:
-            if "warmed" in each:
-                said = f"warmed {each['warmed']} {each['s']:.0f} s {each['why']}"
-                print(f"{time.strftime('%H:%M:%S')} {said}", flush=True)
-        return [each for each in told if "warmed" not in each]
+        return told
 
     @property
     def alive(self) -> bool:
@@ -554,38 +532,36 @@ def lead(asked: argparse.Namespace) -> None:
     workers = [Worker(asked, place, i, lock, str(shared)) for i in range(asked.jobs)]
     Path(f"{shared}.pids").write_text(json.dumps([worker.process.pid for worker in workers]))
     waiting = [(problem.name, needed_bytes(problem)) for problem in chosen(asked)]
-    total, rows = len(waiting), []
+    total, rows = len(waiting), dict[str, dict[str, Any]]()
     needs = dict(waiting)
     until = begin(asked, workers, shared)
     while time.time() < until and any(worker.alive for worker in workers):
         news = [row for worker in workers for row in worker.news()]
-        rows += news
+        rows |= {row["name"]: row for row in news}
         hand_out(workers, waiting, needs, until - time.time())
         revive(workers, shared)
         if news:
-            write(asked.out, rows)
+            write(asked.out, list(rows.values()))
             print(f"{time.strftime('%H:%M:%S')} {len(rows)} of {total}", flush=True)
         if not waiting and not any(worker.doing for worker in workers if worker.alive):
             break
         time.sleep(0.1)
     end(workers, shared)
-    rows += [row for worker in workers for row in worker.news()]
-    write(asked.out, rows)
+    rows |= {row["name"]: row for worker in workers for row in worker.news()}
+    write(asked.out, list(rows.values()))
     for worker in workers:
         if worker.seen <= 1 or worker.process.returncode not in (0, -9):
             print(f"{worker.log.name} ({worker.process.returncode}): {worker.log.read_text()[-1500:]}")
-    summed_up(rows)
+    summed_up(list(rows.values()))
 
 
 def begin(asked: argparse.Namespace, workers: list[Worker], shared: Path) -> float:
     """When all ends. With ``--go`` the clock starts when that file is there, and imports are over before."""
-    waited_from, early = time.time(), asked.warm.split(";") if asked.warm else []
+    waited_from, warmers = time.time(), Warmers(asked)
     while asked.go and not asked.go.exists() and time.time() - waited_from < LONGEST_WAIT_S:
-        for worker in workers:
-            worker.news()
-            if early and worker.ready and worker.alive and not worker.doing:
-                worker.tell(WARM + early.pop(0))
+        warmers.go_on()
         time.sleep(0.05)
+    warmers.end()
     until = time.time() + asked.budget_s
     with shared.open("r+b") as file:
         file.seek(16)
@@ -597,9 +573,40 @@ def begin(asked: argparse.Namespace, workers: list[Worker], shared: Path) -> flo
     return until
 
 
+class Warmers:
+    """Processes that compile one problem each, a few at a time."""
+
+    def __init__(self, asked: argparse.Namespace) -> None:
+        self.waiting = asked.warm.split(";") if asked.warm and asked.go else []
+        self.command = [sys.executable, __file__, "--scale", str(asked.scale), "--out", str(asked.out)]
+        self.command += ["--folder", str(asked.folder)] if asked.folder else []
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self.done: list[str] = []
+
+    def go_on(self) -> None:
+        for name, process in list(self.running.items()):
+            if process.poll() is not None:
+                self.done.append(f"{name}{'' if process.returncode == 0 else ' (failed)'}")
+                del self.running[name]
+        while self.waiting and len(self.running) < WARM_JOBS:
+            name = self.waiting.pop(0)
+            self.running[name] = subprocess.Popen([*self.command, "--warm-one", name], stdin=subprocess.DEVNULL,
+                                                  stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                                                  start_new_session=True)  # fmt: skip
+
+    def end(self) -> None:
+        """With all that they started, at once."""
+        for process in self.running.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        if self.done or self.running:
+            print(f"compiled early: {', '.join(self.done)}; ended: {', '.join(self.running)}", flush=True)
+
+
 def hand_out(workers: list[Worker], waiting: list[tuple[str, float]], needs: dict[str, float], left_s: float) -> None:
     waiting[:] = [each for each in waiting if left_s > level_of(WORTH_S, each[0])]
-    used = sum(needs.get(worker.doing.removeprefix(WARM), 0.0) for worker in workers if worker.alive)
+    used = sum(needs[worker.doing] for worker in workers if worker.doing and worker.alive)
     for worker in workers:
         if not (worker.ready and worker.alive and not worker.doing):
             continue
@@ -676,13 +683,17 @@ def main() -> None:
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--go", type=Path, help="a file: workers import, and begin when it is there")
     parser.add_argument("--warm", default="", help="names to compile while that file is waited for, as --problems")
+    parser.add_argument("--warm-one", default="", help=argparse.SUPPRESS)
     for name in ("--lock", "--shared"):
         parser.add_argument(name, default="", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     asked.each_s = {level: float(seconds) for level, seconds in json.loads(asked.each_s).items()}
     if asked.folder:
         like.read_folder(asked.folder)
-    work(asked) if asked.worker else lead(asked)
+    if asked.warm_one:
+        warm({problem.name: problem for problem in like.PROBLEMS}[asked.warm_one], asked)
+    else:
+        work(asked) if asked.worker else lead(asked)
 
 
 if __name__ == "__main__":
