@@ -3,7 +3,9 @@
 Shapes: R rows, C columns, S shares of a row. A program holds one share of a row at a time, CHUNKS pieces of BLOCK
 columns, in one of SLOTS places of shared memory; while it works on one, copies fill the others. Where a row has several
 shares, programs tell each other what they found in words of global memory and finish a row one turn later, when the
-others' words have long arrived; all of them must be on the device at once.
+others' words have long arrived; all of them must be on the device at once. Where 16-bit rows are many, a program has
+one row and no next one (``softmax_forward_packed``): that several of them share a multiprocessor overlaps more than any
+row that is on its way.
 """
 
 from __future__ import annotations
