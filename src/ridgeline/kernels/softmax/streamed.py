@@ -383,7 +383,7 @@ def softmax_forward_packed(
         else:
             there = access < width - i * PIECE
             words = gl.load(x_at + i * PIECE, mask=there, other=LOWEST_TWO, eviction_policy=READS)
-        held = held + (words,)
+        held = held + (words,)  # type: ignore[assignment]
     highest = gl.full([PIECE], LOWEST_TWO, gl.int32, L)
     for i in gl.static_range(CHUNKS - SHARED):
         highest = higher_bf16(highest, held[i]) if BF16 else higher_fp16(highest, held[i])
