@@ -353,11 +353,16 @@ def softmax_forward_packed(
     places = ()
     for _ in gl.static_range(SHARED):
         places = places + (gl.allocate_shared_memory(gl.int32, [PIECE], FLAT),)  # type: ignore[assignment]
-    row = (gl.program_id(0) // num_shares).to(gl.int64)
-    share = gl.program_id(0) % num_shares
+    row = gl.program_id(0).to(gl.int64)
+    share = 0
     lead = 0
-    first = share * length
-    width = gl.minimum(length, cols - first) // 2
+    first = 0
+    width = cols // 2
+    if MEET:
+        row = (gl.program_id(0) // num_shares).to(gl.int64)
+        share = gl.program_id(0) % num_shares
+        first = share * length
+        width = gl.minimum(length, cols - first) // 2
     if SHIFTED:
         lead = ((8 - row * cols % 8) % 8).to(gl.int32)
         width = gl.maximum(cols - lead, 0) // 8 * 4
