@@ -119,6 +119,21 @@ def long_rows_on_streams() -> str:
     return " ".join(_close(o, torch.softmax(v, -1)) for o, v in zip(outputs, (x, y), strict=True))
 
 
+def few_long_rows_on_streams() -> str:
+    """Two kernels whose programs wait for each other, each of which would fill the device, from two streams at once."""
+    x, y = _drawn(24, 262_144), _drawn(24, 262_144, dtype=torch.float16)
+    streams = torch.cuda.Stream(), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    outputs = []
+    for _ in range(20):
+        outputs = []
+        for stream, value in zip(streams, (x, y), strict=True):
+            with torch.cuda.stream(stream), torch.no_grad():
+                outputs.append(rk.softmax(value))
+    torch.cuda.synchronize()
+    return " ".join(_close(o, torch.softmax(v, -1)) for o, v in zip(outputs, (x, y), strict=True))
+
+
 def long_rows_in_a_graph() -> str:
     """Programs that share rows, of softmax, a norm's gradients and GroupNorm, captured and replayed on other data."""
     x, r = _drawn(40, 65536).requires_grad_(), _drawn(40, 65536)
@@ -234,6 +249,40 @@ def strange_numbers() -> str:
                 rows = [i for i in range(6) if not torch.equal(ours[i].isnan(), theirs[i].isnan())]
                 wrong.append(f"{name} {cols} rows {rows}")
     return "ok" if not wrong else f"WRONG: {wrong}"
+
+
+def strange_words() -> str:
+    """NaN, infinities and lowest numbers in 16-bit rows that are held two numbers a word."""
+    wrong = []
+    for dtype, shape in ((torch.bfloat16, (300, 24000)), (torch.float16, (300, 50257)), (torch.bfloat16, (2, 131072))):
+        x = _drawn(*shape, dtype=dtype)
+        x[0, 3], x[1, -1] = float("nan"), float("inf")
+        if len(x) > 2:
+            x[2, 5], x[3, :], x[4, :] = float("-inf"), float("-inf"), torch.finfo(dtype).min
+            x[5, 100] = torch.finfo(dtype).max
+        ours, theirs = rk.softmax(x), torch.softmax(x, -1)
+        rows = [_close(a, b) for a, b in zip(ours.nan_to_num()[2:], theirs.nan_to_num()[2:], strict=True)]
+        if not torch.equal(ours.isnan(), theirs.isnan()) or set(rows) - {"ok"}:
+            wrong.append(f"softmax {dtype} {shape} {set(rows)}")
+    for cols in (3000, 8192, 18008):
+        x, target = _drawn(4096, cols), torch.randint(0, cols, (4096,), device="cuda")
+        x[0, 3], x[2, 5], target[7] = float("nan"), float("-inf"), -100
+        x[4, :] = 300.0
+        ours = rk.cross_entropy(x, target, reduction="none")
+        theirs = F.cross_entropy(x.float(), target, reduction="none")
+        same = torch.equal(ours.isnan(), theirs.isnan()) and torch.equal(ours.isinf(), theirs.isinf())
+        close = _close(ours.nan_to_num(0, 0, 0), theirs.nan_to_num(0, 0, 0))
+        if not same or close != "ok" or ours[7] != 0:
+            wrong.append(f"cross_entropy {cols} {close}")
+    return "ok" if not wrong else f"WRONG: {wrong}"
+
+
+def outliers_first() -> str:
+    """Groups whose first numbers are far from all others: sums of squares are taken relative to those."""
+    x, w = _drawn(90, 128, 28, 28), _drawn(128)
+    x.view(90, 16, -1)[:, :, :32] += 3000.0
+    ours, theirs = rk.group_norm(x, 16, w, w), F.group_norm(x, 16, w, w)
+    return _no_worse(ours, theirs, F.group_norm(x.double(), 16, w.double(), w.double()).float())
 
 
 def empty() -> str:
@@ -549,11 +598,14 @@ def specials() -> dict[str, Callable[[], str]]:
         "graph of repeated calls": graph_of_repeats,
         "repeated calls on four streams": repeats_on_streams,
         "long rows on two streams": long_rows_on_streams,
+        "few long rows on two streams": few_long_rows_on_streams,
         "long rows in a graph": long_rows_in_a_graph,
         "side stream": side_stream,
         "other thread": other_thread,
         "autocast": autocast,
         "strange numbers": strange_numbers,
+        "strange numbers two a word": strange_words,
+        "outliers first": outliers_first,
         "empty": empty,
         "shifted labels": shifted_labels,
         "opcheck": opchecked,

@@ -338,6 +338,26 @@ def test_programs_that_share_a_multiprocessor_hold_a_row_of_softmax_each(cols):
 
 def test_few_rows_of_softmax_are_shared_by_programs():
     assert "softmax_forward_streamed" in variants(kernels.softmax, (100, 50304), grad=False)
+    found = variants(kernels.softmax, (4, 262144), grad=False)["softmax_forward_packed"]
+    assert dict(found.constants)["MEET"] and facts(found).num_spills == 0
+
+
+@pytest.mark.parametrize(("rows", "cols"), [(396, 16384 * 8), (1, 1 << 24), (30, 1 << 20)])
+def test_programs_that_wait_for_each_other_are_all_on_the_device_at_once(rows, cols):
+    assert "softmax_forward_packed" not in variants(kernels.softmax, (rows, cols), grad=False)
+
+
+@pytest.mark.parametrize(("channels", "side"), [(640, 32), (1280, 16), (320, 24)])
+def test_many_groups_are_held_two_numbers_a_word(channels, side):
+    weight = torch.ones(channels, dtype=torch.bfloat16, device="meta")
+    found = variants(
+        lambda x: kernels.group_norm(x, 32, weight, weight, silu=True), (64, channels, side, side), grad=False
+    )["group_norm_packed"]
+    made, chunks = facts(found), dict(found.constants)["CHUNKS"]
+    assert chunks <= 5 and made.num_spills == 0 and made.num_registers <= 64, "32 warps a multiprocessor"
+    assert made.num("LDG.E.128") == made.num("STG.E.128") == chunks
+    assert made.num("BAR") <= 3, "warps meet once a group"
+    assert made.num("MUFU") <= 12 * chunks + 10, "a power an element, an inverse for two"
 
 
 def test_a_program_holds_a_group_of_channels_whole():

@@ -98,7 +98,7 @@ def fitting(cols: int) -> int:
     return block if cdiv(cols, block) * block * 10 <= cols * 11 else block // 2
 
 
-PACKED = ((2, 16, 8), (4, 8, 10), (8, 4, 6), (8, 3, 10))
+PACKED = ((2, 16, 8), (4, 8, 10), (8, 4, 8), (8, 3, 10))
 """Warps of a program that holds a row, programs a multiprocessor, and accesses of a lane that fit in its registers."""
 LEAVING_PACKED_BYTES = 224 << 20
 
@@ -109,9 +109,9 @@ def packed(rows: int, cols: int) -> Packed | None:
 
     32768×3000: 58.5 µs, 66.4 as float32 numbers with the next rows on their way, a bare read 56.2; 32768×4096 76.8,
     78.4 and 71.4; 16384×5000 49.6, 58.5 and 49.3; 16384×8192 76.0, 79.0 and 71.5; 16384×10000 90.2, 98.8 and 84.9;
-    8192×12000 58.4, 61.4 and 56.1; 8192×20000 92.1, 95.9 and 86.3. Equal: 65536×2048 76.3 and 76.9, 8192×16384 76.0 and
-    75.4. Lost: 65536×1000 42.7 and 41.1, 8192×30000 138 and 132 on sixteen warps. Logits of 268 MB lose 1 to 3 µs where
-    they leave the L2 first.
+    8192×12000 58.4, 61.4 and 56.1; 8192×13000 63.8, 69.8 and 60.1; 8192×20000 92.1, 95.9 and 86.3. Equal: 65536×2048
+    76.3 and 76.9, 8192×16384 76.0 and 75.4. Lost: 65536×1000 42.7 and 41.1, 8192×30000 138 and 132 on sixteen warps.
+    Logits of 268 MB lose 1 to 3 µs where they leave the L2 first.
     """
     if rows < MANY_ROWS or cols <= SHORTEST_STRETCHED or (cols > 12288 and fitting(cols) == 8192):
         return None

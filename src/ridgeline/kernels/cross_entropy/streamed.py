@@ -80,7 +80,7 @@ def cross_entropy_packed(
     counts = (step * 0).to(gl.float32)
     coming = gl.load(target_ptr + pid).to(gl.int64)
     for row in range(pid, rows, step):
-        start = row.to(gl.int64) * x_stride
+        start = row.to(gl.int64) * x_stride  # type: ignore[attr-defined]
         low = 0
         begin = start // 8 * 4
         if LINES:

@@ -26,9 +26,7 @@ _BACKWARD_STREAMED = Kernel(
 )
 _WHOLE = Kernel(streamed.group_norm_whole, vectors=("cols",), loose=("weight_ptr", "bias_ptr", "mean_ptr", "rstd_ptr"))
 _PACKED = Kernel(
-    streamed.group_norm_packed,
-    vectors=("cols", "length"),
-    loose=("weight_ptr", "bias_ptr", "mean_ptr", "rstd_ptr", "word_ptr"),
+    streamed.group_norm_packed, vectors=("cols",), loose=("weight_ptr", "bias_ptr", "mean_ptr", "rstd_ptr")
 )
 _forward_plans, _backward_plans = Plans(), Plans()
 
@@ -137,7 +135,8 @@ def _streaming(
         return None, None
     default: Any = config.streamed(tensors[0].nbytes, len(tensors), wide) or config.Apart()
     if len(tensors) == 1 and wide == 2:
-        default = config.whole(rows, length, num_sms(tensors[0].get_device())) or default
+        sms = num_sms(tensors[0].get_device())
+        default = config.packed(rows, length, sms) or config.whole(rows, length, sms) or default
     sizes = {"groups": rows, "positions": positions, "dtype": tensors[0].dtype}
     chosen: Any = tuning.choose(kernel, sizes, default)
     if isinstance(chosen, (config.Whole, config.Packed, config.Apart)):
@@ -213,40 +212,24 @@ def _plan_whole(
 
 def _plan_packed(
     chosen: config.Packed, x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, silu: bool, rows: int,
-    cols: int, positions: int,
+    length: int, positions: int,
 ) -> Any:  # fmt: skip
-    """The forward pass with a share of a group a program, as many programs as shares."""
-    on = x.get_device()
+    """The forward pass with a group a program, as many programs as groups."""
     stats = template((x.shape[0], groups), torch.float32, x.device)
     w, b = x if weight is None else weight, x if bias is None else bias
+    numbers = (length, groups, x.shape[1] // groups, positions)
     block = 256 * chosen.num_warps
-    num = cdiv(cols, chosen.pieces * block)
-    length = cdiv(cdiv(cols, num), block) * block
-    num = cdiv(cols, length)
-    last = cols - (num - 1) * length
-    numbers = (cols, length, num, groups, x.shape[1] // groups, positions)
-    words = template((rows, num), torch.int64, x.device)
     run = _PACKED.bind(
-        (x, w, b, x, stats, stats, words, *numbers, 0.0),
-        grid=(rows * num,),
-        constants={"HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None, "SILU": silu, "MEET": num > 1,
-                   "SHARES": max(32, power_of_two(num)), "CHUNKS": cdiv(min(length, cols), block), "BLOCK": block,
-                   "FULL": last // block, "ONE": positions % block == 0, "READS": chosen.reads},
+        (x, w, b, x, stats, stats, *numbers, 0.0),
+        grid=(rows,),
+        constants={"HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None, "SILU": silu,
+                   "CHUNKS": cdiv(length, block), "BLOCK": block, "FULL": length // block},
         num_warps=chosen.num_warps,
         max_registers=shares.registers_of(chosen.num_warps, chosen.programs_per_sm),
-        device=on,
+        device=x.get_device(),
         vector=POINTER_ALIGNMENT_BYTES // x.element_size(),
     )  # fmt: skip
-    meeting = shares.cleared(words, on) if num > 1 else None
-
-    def plan(x: Tensor, w: Tensor, b: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-        mean = torch.empty_like(stats, memory_format=torch.contiguous_format)
-        rstd = torch.empty_like(stats, memory_format=torch.contiguous_format)
-        y = torch.empty_like(x)
-        run(x, w, b, y, mean, rstd, mean if meeting is None else meeting(), *numbers, eps)
-        return y, mean, rstd
-
-    return plan
+    return _filling(run, stats, numbers)
 
 
 def _plan_backward_streamed(

@@ -254,7 +254,7 @@ def group_norm_streamed(
 
 @gluon.jit
 def first_mean(x_ptr, left, NUM_WARPS: gl.constexpr):
-    """The mean of a share's first 32 numbers: of n numbers, that of any 32 is at most √(n/32) deviations from that of
+    """The mean of a group's first 32 numbers: of n numbers, that of any 32 is at most √(n/32) deviations from that of
     all, so that squares of differences from it lose at most a factor of n/32 of float32's 2²⁴."""
     k = gl.arange(0, 32, gl.BlockedLayout([1], [32], [NUM_WARPS], [0]))
     return gl.sum(gl.load(x_ptr + k, mask=k < left, other=0.0).to(gl.float32), axis=0) / gl.minimum(left, 32)
@@ -276,10 +276,7 @@ def group_norm_packed(
     y_ptr,
     mean_ptr,  # [N·G] fp32
     rstd_ptr,
-    word_ptr,  # [N·G, S] mean and squared deviations of each share, zero at first; unused where a group is one share
     cols,
-    length,
-    num_shares,
     groups,
     per_group,
     positions,  # a multiple of 8: an access lies in one channel
@@ -287,18 +284,13 @@ def group_norm_packed(
     HAS_WEIGHT: gl.constexpr,
     HAS_BIAS: gl.constexpr,
     SILU: gl.constexpr,
-    MEET: gl.constexpr,
-    SHARES: gl.constexpr,
     CHUNKS: gl.constexpr,  # any number: no piece but the last is filled up
     BLOCK: gl.constexpr,
-    FULL: gl.constexpr,  # pieces that every share has whole
-    ONE: gl.constexpr,  # a piece lies in one channel
-    READS: gl.constexpr,  # what the L2 is told of what is read
+    FULL: gl.constexpr,  # pieces that a group fills
 ):
-    """A share of a group a program, asked for at once and held as it came, two numbers a word.
+    """A group a program, asked for at once and held as it came, two numbers a word; none has a next group to wait for.
 
-    Several programs a multiprocessor overlap, and none has a next share to wait for. Programs start in the order of
-    their numbers, so that those of a group are on the device together, unless a group has more of them than fit.
+    Several programs a multiprocessor overlap: one's group comes while another's results are computed and written.
     """
     NUM_WARPS: gl.constexpr = gl.num_warps()
     BF16: gl.constexpr = x_ptr.dtype.element_ty == gl.bfloat16
@@ -306,25 +298,21 @@ def group_norm_packed(
     A: gl.constexpr = gl.SliceLayout(1, L)
     PIECE: gl.constexpr = BLOCK // 2
     ACCESSES: gl.constexpr = PIECE // 4
-    share = gl.program_id(0) % num_shares
-    row = gl.program_id(0) // num_shares
-    begin = share * length
-    left = gl.minimum(length, cols - begin)
-    width = left // 2
+    row = gl.program_id(0)
+    width = cols // 2
     first = gl.arange(0, ACCESSES, A) * 4
     c = first[:, None] + gl.arange(0, 4, gl.SliceLayout(0, L))[None, :]
     access = first[:, None] + gl.zeros([ACCESSES, 4], gl.int32, L)
-    start = row.to(gl.int64) * cols + begin
+    start = row.to(gl.int64) * cols
     x_at = x_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + start // 8 * 4 + c
     y_at = y_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + start // 8 * 4 + c
-    pivot = first_mean(x_ptr + start, left, NUM_WARPS)
+    pivot = first_mean(x_ptr + start, cols, NUM_WARPS)
     held = ()
     for i in gl.static_range(CHUNKS):
         if i < FULL:
-            held = held + (gl.load(x_at + i * PIECE, eviction_policy=READS),)  # type: ignore[assignment]
+            held = held + (gl.load(x_at + i * PIECE),)  # type: ignore[assignment]
         else:
-            there = access < width - i * PIECE
-            held = held + (gl.load(x_at + i * PIECE, mask=there, other=0, eviction_policy=READS),)  # type: ignore[assignment]
+            held = held + (gl.load(x_at + i * PIECE, mask=access < width - i * PIECE, other=0),)  # type: ignore[assignment]
     level = gl.zeros([ACCESSES, 4], gl.float32, L)
     square = gl.zeros([ACCESSES, 4], gl.float32, L)
     for i in gl.static_range(CHUNKS):
@@ -337,36 +325,21 @@ def group_norm_packed(
         level += low + high
         square += low * low + high * high
     total, spreads = gl.reduce((level.reshape([PIECE]), square.reshape([PIECE])), 0, both_added)
-    mean = pivot + total / left
-    spreads -= total * (total / left)
-    if MEET:
-        word_row = word_ptr + row.to(gl.int64) * num_shares
-        gl.atomic_xchg(word_row + share, word_of(mean, spreads), sem="relaxed")
-        k, means, parts = words_when_there(word_row, num_shares, SHARES, NUM_WARPS)
-        counts = gl.where(k < num_shares, gl.minimum(length, cols - k * length), 0).to(gl.float32)
-        mean = gl.sum(counts * means, axis=0) / cols
-        parts = gl.where(k < num_shares, parts + counts * (means - mean) * (means - mean), 0.0)
-        spreads = gl.sum(parts, axis=0)
-    rstd = gl.rsqrt(spreads / cols + eps)
-    if share == 0:
-        gl.store(mean_ptr + row, mean)
-        gl.store(rstd_ptr + row, rstd)
+    mean = pivot + total / cols
+    rstd = gl.rsqrt((spreads - total * (total / cols)) / cols + eps)
+    gl.store(mean_ptr + row, mean)
+    gl.store(rstd_ptr + row, rstd)
     member = row % groups * per_group
-    inside = gl.minimum(begin + first * 2, cols - 1)
+    inside = gl.minimum(first * 2, cols - 1)
     channel = inside // positions
     rest = inside % positions
     whole = BLOCK // positions
     part = BLOCK % positions
     for i in gl.static_range(CHUNKS):
-        if ONE:
-            at = member + gl.minimum(begin + i * BLOCK, cols - 1) // positions
-            scale = channel_numbers(weight_ptr, at, HAS_WEIGHT, 1.0) * rstd
-            shift = channel_numbers(bias_ptr, at, HAS_BIAS, 0.0) - mean * scale
-        else:
-            at = member + gl.minimum(channel, per_group - 1)
-            scale = (channel_numbers(weight_ptr, at, HAS_WEIGHT, 1.0) * rstd)[:, None]
-            shift = channel_numbers(bias_ptr, at, HAS_BIAS, 0.0)[:, None] - mean * scale
-            channel, rest = next_channel(channel, rest, whole, part, positions)
+        at = member + gl.minimum(channel, per_group - 1)
+        scale = (channel_numbers(weight_ptr, at, HAS_WEIGHT, 1.0) * rstd)[:, None]
+        shift = channel_numbers(bias_ptr, at, HAS_BIAS, 0.0)[:, None] - mean * scale
+        channel, rest = next_channel(channel, rest, whole, part, positions)
         low, high = halves(held[i], BF16)
         low = low * scale + shift
         high = high * scale + shift

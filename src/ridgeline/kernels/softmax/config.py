@@ -109,30 +109,36 @@ def num_pieces(num_warps: int, cols: int) -> int:
     return cdiv(cols, 256 * num_warps)
 
 
+SHARE = 2048
+"""Numbers of a piece of eight warps."""
 SHORTEST_PACKED, LONGEST_PACKED, LONGEST_ON_EIGHT = 12288, 65536, 20480
 """Columns of rows that a program holds two numbers a word, and of those for which eight warps are enough."""
 
 
 def packed(rows: int, cols: int, sms: int, shifted: bool) -> Packed | None:
-    """Rows of 16-bit numbers in accesses of sixteen bytes, a program each, several programs a multiprocessor; None
-    where they are few, short or too long.
+    """Rows of 16-bit numbers in accesses of sixteen bytes, a program each, several programs a multiprocessor; few long
+    rows in shares; None for others.
 
-    8192×24000: 189 µs (a copy 189; 210 where one program walks over rows that are on their way), 8192×28000 221 (252),
-    4096×32768 133 (145), 4096×40000 163 (175), 4096×50304 204 (223), 4096×50257 207 (246), 2048×65536 136 (144),
-    600×50257 38 (48). On eight warps 8192×16384 129 (140 as float32 numbers on sixteen) and 8192×20000 159 (164).
+    8192×24000: 189 and 216 µs in two runs (copies 189; one program that walks over rows on their way 210, shares 229),
+    8192×28000 221 (252), 4096×32768 133 (145), 4096×40000 163 (175), 4096×50304 204 (223), 4096×50257 207 and 213 (246,
+    250), 2048×65536 136 and 140 (144, 145), 600×50257 38 (48), 300×24000 15.5 (19.8). On eight warps 8192×16384 129 and
+    130 (140 as float32 numbers on sixteen), 8192×20000 159 (163), but 300×20000 12.7 (12.2).
     At most 24 words a thread are in registers, or 16 where others wait in shared memory: 2048×80000 spills, 211 (185 in
-    shares). Rows that the L2 is told to keep gain 1 to 3 µs, but lose 6 at 65536 columns.
+    shares). Rows that the L2 is told to keep gain 1 to 3 µs. Shares of few rows: 4×262144 8.5 (12.3 in the persistent
+    kernel), 64×128256 16.3 (18.9); of many they lose, 1024×131072 154 (145).
     """
-    least = LONGEST_ON_EIGHT if shifted else SHORTEST_PACKED
-    if rows < 2 * sms or not least < cols <= LONGEST_PACKED:
+    if cols > LONGEST_PACKED:
+        together = rows * cdiv(cols, 8 * SHARE) <= 3 * sms  # all of them are on the device at once
+        return Packed(8, 0, 3, pieces=8) if together and not shifted else None
+    eight = SHORTEST_PACKED < cols <= LONGEST_ON_EIGHT and not shifted
+    if rows < (4 if eight else 2) * sms or (cols <= LONGEST_ON_EIGHT and not eight):
         return None
     reads = "evict_last" if 2 * rows * cols >= KEPT_BYTES else ""
-    if cols <= LONGEST_ON_EIGHT:
+    if eight:
         return Packed(8, 2 if cols > 16384 else 0, 3, reads)
     pieces = num_pieces(16, cols)
-    if pieces > 13:
-        return Packed(16, 13, 2)
-    return Packed(16, max(0, pieces - 4) if pieces > 7 or shifted else 2 * (pieces == 7), 2, reads)
+    shared = max(0, pieces - 4) if pieces > 7 or shifted else 2 * (pieces == 7)
+    return Packed(16, shared, 2, reads if pieces <= 14 else "")
 
 
 def streamed_forward(cols: int, itemsize: int) -> Shares | None:

@@ -1,7 +1,8 @@
-"""Softmax on the device. 16-bit rows of up to 20k columns forward and 24k backward are held in registers, read once.
+"""Softmax on the device. 16-bit rows of up to 12k columns forward and 24k backward are held in registers, read once.
 
-Shapes: R rows, C columns. A held row lies in CHUNKS pieces of BLOCK columns. Longer rows pass through shared memory
-(streamed.py) or, where their accesses cannot be wide, are read twice, the second time from the L2.
+Shapes: R rows, C columns. A held row lies in CHUNKS pieces of BLOCK columns. Longer rows are held two numbers a word or
+pass through shared memory (streamed.py); where their accesses cannot be wide, they are read twice, the second time from
+the L2.
 """
 
 from __future__ import annotations

@@ -3,7 +3,9 @@
 Shapes: R rows, C columns, S shares of a row. A program holds one share of a row at a time, CHUNKS pieces of BLOCK
 columns, in one of SLOTS places of shared memory; while it works on one, copies fill the others. Where a row has several
 shares, programs tell each other what they found in words of global memory and finish a row one turn later, when the
-others' words have long arrived; all of them must be on the device at once.
+others' words have long arrived; all of them must be on the device at once. Where 16-bit rows are many, a program has
+one row and no next one (``softmax_forward_packed``): that several of them share a multiprocessor overlaps more than any
+row that is on its way.
 """
 
 from __future__ import annotations
@@ -351,11 +353,16 @@ def softmax_forward_packed(
     places = ()
     for _ in gl.static_range(SHARED):
         places = places + (gl.allocate_shared_memory(gl.int32, [PIECE], FLAT),)  # type: ignore[assignment]
-    row = (gl.program_id(0) // num_shares).to(gl.int64)
-    share = gl.program_id(0) % num_shares
+    row = gl.program_id(0).to(gl.int64)
+    share = 0
     lead = 0
-    first = share * length
-    width = gl.minimum(length, cols - first) // 2
+    first = 0
+    width = cols // 2
+    if MEET:
+        row = (gl.program_id(0) // num_shares).to(gl.int64)
+        share = gl.program_id(0) % num_shares
+        first = share * length
+        width = gl.minimum(length, cols - first) // 2
     if SHIFTED:
         lead = ((8 - row * cols % 8) % 8).to(gl.int32)
         width = gl.maximum(cols - lead, 0) // 8 * 4
@@ -381,7 +388,7 @@ def softmax_forward_packed(
         else:
             there = access < width - i * PIECE
             words = gl.load(x_at + i * PIECE, mask=there, other=LOWEST_TWO, eviction_policy=READS)
-        held = held + (words,)
+        held = held + (words,)  # type: ignore[assignment]
     highest = gl.full([PIECE], LOWEST_TWO, gl.int32, L)
     for i in gl.static_range(CHUNKS - SHARED):
         highest = higher_bf16(highest, held[i]) if BF16 else higher_fp16(highest, held[i])
