@@ -4,9 +4,9 @@
     RIDGELINE_KERNEL_PACK=FOLDER python benchmarks/gpu_tests.py --out gpu_tests.json --seconds 200
 
 A process takes ten seconds and more to import, so tests are dealt out in chunks of many; neighbors are alike, so a
-chunk holds every n-th of its file. Kernels come first: most tests are of them. Tests that have seconds in them fail
-beside others now and then, which is why failures are repeated when nobody else is there. Results are written after
-every chunk.
+chunk holds every n-th of its file. Searches go first, then kernels: most tests are of them. Tests that have seconds in
+them fail beside others now and then, which is why failures are repeated when nobody else is there. Results are written
+after every chunk.
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 FOLDER = "tests/gpu"
-CHUNKS = {"test_kernels_gpu": 120, "test_attention_gpu": 30, "test_decode_gpu": 30}
+LONG = {"test_optimize_train_gpu": 3, "test_optimize_search_gpu": 2, "test_optimize_parts_gpu": 2,
+        "test_harness_gpu": 2, "test_optimize_precision_gpu": 8}  # fmt: skip
+CHUNKS = {"test_kernels_gpu": 120, "test_attention_gpu": 30, "test_decode_gpu": 30, **LONG}
 CHUNK = 18
-"""Tests of a chunk, by file; other files hold searches and compile."""
+"""Tests of a chunk, by file. Searches of half a minute go first and few to a chunk: begun last, they end it all."""
 ENDING_S = 8.0
 """Seconds below which nothing is begun any more."""
 GOOD = ("PASSED", "SKIPPED", "XFAIL")
@@ -117,12 +119,12 @@ def collected(only: list[str]) -> list[str]:
 
 
 def chunks(names: list[str]) -> list[list[str]]:
-    """Tests dealt out file by file, the files with most of them first."""
+    """Tests dealt out file by file, long ones first, then the files with most of them."""
     files: dict[str, list[str]] = {}
     for name in names:
         files.setdefault(name.split("::")[0], []).append(name)
     found = []
-    for file in sorted(files, key=lambda file: -len(files[file])):
+    for file in sorted(files, key=lambda file: (Path(file).stem not in LONG, -len(files[file]))):
         count = -(-len(files[file]) // CHUNKS.get(Path(file).stem, CHUNK))
         found += [files[file][i::count] for i in range(count)]
     return found
