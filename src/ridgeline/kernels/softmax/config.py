@@ -137,8 +137,9 @@ def packed(rows: int, cols: int, sms: int, shifted: bool) -> Packed | None:
     if eight:
         return Packed(8, 2 if cols > 16384 else 0, 3, reads)
     pieces = num_pieces(16, cols)
-    shared = max(0, pieces - 4) if pieces > 7 or shifted else 2 * (pieces == 7)
-    return Packed(16, shared, 2, reads if pieces <= 14 else "")
+    if pieces > 14:
+        return Packed(16, 13, 2)
+    return Packed(16, max(0, pieces - 4) if pieces > 7 or shifted else 2 * (pieces == 7), 2, reads)
 
 
 def streamed_forward(cols: int, itemsize: int) -> Shares | None:

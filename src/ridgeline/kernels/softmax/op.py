@@ -141,7 +141,7 @@ def _plan_packed(
         (x, y, words, cols, stride, length, num),
         grid=(rows * num,),
         constants={"MEET": num > 1, "SHARES": max(32, power_of_two(num)), "CHUNKS": chunks,
-                   "FULL": chunks - 2 if shifted else (cols - (num - 1) * length) // block,
+                   "FULL": chunks - 2 if shifted else min(chunks - 1, (cols - (num - 1) * length) // block),
                    "SHARED": min(chosen.shared, chunks), "BLOCK": block, "SHIFTED": shifted, "READS": chosen.reads,
                    "WRITES": chosen.writes},
         num_warps=chosen.num_warps,

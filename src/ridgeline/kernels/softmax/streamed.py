@@ -332,7 +332,7 @@ def softmax_forward_packed(
     MEET: gl.constexpr,
     SHARES: gl.constexpr,
     CHUNKS: gl.constexpr,
-    FULL: gl.constexpr,  # pieces that every share has whole
+    FULL: gl.constexpr,  # pieces that every share has whole, but for the last: 16384 columns spill without its mask
     SHARED: gl.constexpr,  # the first pieces wait in shared memory, the others in registers
     BLOCK: gl.constexpr,
     SHIFTED: gl.constexpr,  # rows start inside accesses, those read and those written at the same place
