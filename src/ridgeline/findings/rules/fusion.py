@@ -200,7 +200,8 @@ def _read_frac(scene: Scene, works: Index, ops: Index) -> Seconds:
     shapes, words = scene.trace.optional("shapes"), scene.trace.words
     given = [[shape for shape in parsed(words[int(shapes[op])]) if is_shape(shape)][:3] for op in ops.tolist()]
     moved = np.array([2.0 * sum(float(np.prod(shape)) for shape in found) for found in given])
-    return np.minimum(1.0, moved / scene.device.dram.bandwidth_bytes_per_s / np.maximum(scene.work_s[works], 1e-12))
+    read_s = moved / scene.device.dram.bandwidth_bytes_per_s
+    return np.asarray(np.minimum(1.0, read_s / np.maximum(scene.work_s[works], 1e-12)), dtype=np.float64)
 
 
 def _dense_mask(shapes: str) -> bool:
