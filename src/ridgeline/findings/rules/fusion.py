@@ -336,7 +336,8 @@ def tensor_loop(scene: Scene) -> Candidate | None:
     if not len(long):
         return None
     pieces = [order[starts[i] : ends[i]] for i in long.tolist()]
-    pieces = [piece for piece in pieces if _over_tensors(scene, piece)]
+    joins = scene.named(r"^aten::(cat|stack)$", "op")
+    pieces = [piece for piece in pieces if _over_tensors(scene, piece, bool(joins[piece].any()))]
     if not pieces:
         return None
     works = np.concatenate(pieces)
@@ -355,16 +356,16 @@ def tensor_loop(scene: Scene) -> Candidate | None:
     )  # fmt: skip
 
 
-def _over_tensors(scene: Scene, piece: Index) -> bool:
+def _over_tensors(scene: Scene, piece: Index, joined: bool) -> bool:
     """Whether a run of small kernels goes from tensor to tensor: weights have many shapes, and what is done sample by
     sample is joined at its end. Else it is as likely one state that moves on, whose steps no list of tensors replaces;
     and where ops are unknown, as in a replayed graph, nobody can tell."""
     trace, rows = scene.trace, scene.rows[piece]
-    if not (trace.op[rows] > 0).any():
-        return False
+    if joined or not (trace.op[rows] > 0).any():
+        return joined
     shapes, ops = trace.optional("shapes"), shaped_ops(trace, rows)
     found = {first_shape(trace.words[int(shapes[op])]) for op in np.unique(ops[ops >= 0]).tolist()}
-    return not found or len(found) >= SHAPES or bool(scene.named(r"^aten::(cat|stack)$", "op")[piece].any())
+    return not found or len(found) >= SHAPES
 
 
 def _compilable(scene: Scene) -> Mask:
@@ -384,10 +385,8 @@ def _complex(scene: Scene) -> Mask:
     return np.asarray(named | ((ops >= 0) & scene.words_like("complex")[given[np.maximum(ops, 0)]]), dtype=bool)
 
 
-def _num_alike(scene: Scene, piece: Index) -> int:
-    """How many of a chain walk tensors of the size that its longest kernel does; draws of random numbers have no input
-    that another kernel writes."""
-    taken_s = np.where(scene.family("random")[piece], 0.0, scene.work_s[piece])
+def _num_alike(taken_s: Seconds) -> int:
+    """How many of a chain walk tensors of the size that its longest kernel does."""
     return int((taken_s > ALIKE * taken_s.max()).sum())
 
 
@@ -415,7 +414,8 @@ def pointwise_chains(scene: Scene) -> Candidate | None:
     sums = (scene.trace.op[scene.rows] == 0) & (scene.family("reduce") | scene.named(r"CUDAFunctor_add"))
     pieces = [piece for piece in pieces if len(piece) >= CHAIN_UNKNOWN or sums[piece].sum() < len(piece) - 1]
     pieces = [piece for piece in pieces if len(piece) < LOOP or np.median(scene.work_s[piece]) > SMALL_S]
-    pieces = [piece for piece in pieces if _num_alike(scene, piece) >= CHAIN and _num_kinds(scene, piece) >= KINDS]
+    drawn_s = np.where(scene.family("random"), 0.0, scene.work_s)  # draws have no input that another kernel writes
+    pieces = [piece for piece in pieces if _num_alike(drawn_s[piece]) >= CHAIN and _num_kinds(scene, piece) >= KINDS]
     if not pieces:
         return None
     works = np.concatenate(pieces)
