@@ -5,6 +5,7 @@ what the thirteenth's fixed and healthy programs were told, done."""
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import fourteenthnets as nets
@@ -14,9 +15,11 @@ import torch.nn.functional as F
 from cases import CASES, Prefetch, Program, Setting, case, graphed, precision
 from eleventh import _blocks, _learning
 from ninth import HEALTHY, PLAIN, _bf16, _ints
+from sixth import _with
 from tenth import TRIED, _captured
 from thirteenth import _hub, _said, _varlen
 from torch import Tensor, nn
+from twelfth import _compiled_class
 
 healthy = case("none", "nothing", **HEALTHY | PLAIN)
 
@@ -122,12 +125,53 @@ def again_layers_updated_one_by_one(s: Setting, fixed: bool) -> Program:
     return _captured(s, True, model, lambda: F.mse_loss(model(x), x))
 
 
+def _replaying(s: Setting, name: str, model: nn.Module, loss: Callable[[], Tensor], fixed: bool) -> Program:
+    """A program as it is, or its step out of a CUDA graph."""
+    return _captured(s, True, model, loss) if fixed else CASES[name].build(s, True)
+
+
+@case("host-bound", "capture the step in a CUDA graph", **TRIED)
+def again_healthy_hub_translator(s: Setting, fixed: bool) -> Program:
+    return _replaying(s, "healthy_hub_translator", *_translator(s), fixed)
+
+
+@case("host-bound", "capture the step in a CUDA graph", **TRIED)
+def again_healthy_hub_pairs(s: Setting, fixed: bool) -> Program:
+    return _replaying(s, "healthy_hub_pairs", *_pairs(s), fixed)
+
+
+@case("NCHW convolution", "convolutions along one axis as flat pictures in channels_last", **TRIED)
+def again_healthy_vocoder(s: Setting, fixed: bool) -> Program:
+    if not fixed:
+        return CASES["healthy_vocoder"].build(s, True)
+    model = fresh.nhwc(s.place(lambda: nets.flattened(nets.vocoder(s.pick(512, 16))))).eval()
+    spectra = fresh.nhwc(_bf16(s, s.pick(16, 2), 80, 1, s.pick(512, 8)))
+
+    @torch.inference_mode()
+    def step() -> None:
+        model(spectra)
+
+    return Program(step)
+
+
+@case("unfused pointwise chain", "torch.compile the layers", compiles=True, **TRIED | {"rounds": 1})
+def again_healthy_fake_quantized(s: Setting, fixed: bool) -> Program:
+    torch._dynamo.reset()
+    kind = _compiled_class(nets.Rounded, s) if fixed else nets.Rounded
+    with _with(nets, "Rounded", kind):
+        return CASES["healthy_fake_quantized"].build(s, True)
+
+
 # ---------------------------------------------------------------- texts
 
 
 @healthy
 def healthy_hub_translator(s: Setting, fixed: bool) -> Program:
     """A translator of a hub, learned from pairs of sentences."""
+    return _learning(s, *_translator(s))
+
+
+def _translator(s: Setting) -> tuple[nn.Module, Callable[[], Tensor]]:
     from transformers import BartConfig, BartForConditionalGeneration
 
     wide, deep, vocab = s.pick(768, 32), s.pick(4, 1), s.pick(32000, 96)
@@ -140,9 +184,7 @@ def healthy_hub_translator(s: Setting, fixed: bool) -> Program:
     model = s.place(lambda: BartForConditionalGeneration(config)).train()
     ids, said = (_ints(s, vocab - 3, s.pick(32, 2), s.pick(256, 8)) + 3 for _ in range(2))
     before = said.roll(1, 1)
-    return _learning(
-        s, model, lambda: model(input_ids=ids, decoder_input_ids=before, labels=said, use_cache=False).loss
-    )
+    return model, (lambda: model(input_ids=ids, decoder_input_ids=before, labels=said, use_cache=False).loss)
 
 
 @healthy
@@ -312,6 +354,10 @@ def healthy_vocoder(s: Setting, fixed: bool) -> Program:
 @healthy
 def healthy_hub_pairs(s: Setting, fixed: bool) -> Program:
     """Pictures and the texts below them, compared by a model of a hub."""
+    return _learning(s, *_pairs(s))
+
+
+def _pairs(s: Setting) -> tuple[nn.Module, Callable[[], Tensor]]:
     from transformers import CLIPConfig, CLIPModel
 
     toy = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_hidden_layers": 1}
@@ -326,7 +372,7 @@ def healthy_hub_pairs(s: Setting, fixed: bool) -> Program:
     model = fresh.nhwc(s.place(lambda: CLIPModel(config))).train()
     ids = _ints(s, s.pick(49000, 90), s.pick(128, 2), s.pick(77, 8))
     pictures = fresh.nhwc(_bf16(s, s.pick(128, 2), 3, s.pick(224, 32), s.pick(224, 32)))
-    return _learning(s, model, lambda: model(input_ids=ids, pixel_values=pictures, return_loss=True).loss)
+    return model, (lambda: model(input_ids=ids, pixel_values=pictures, return_loss=True).loss)
 
 
 # ---------------------------------------------------------------- sciences and rankings

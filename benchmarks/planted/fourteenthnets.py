@@ -143,6 +143,19 @@ def vocoder(width: int) -> nn.Module:
     return nn.Sequential(*parts, nn.LeakyReLU(0.1), nn.Conv1d(width >> 3, 1, 7, 1, 3), nn.Tanh())
 
 
+def flattened(model: nn.Sequential) -> nn.Sequential:
+    """The same convolutions over pictures of height one."""
+
+    def flat(part: nn.Module) -> nn.Module:
+        if not isinstance(part, nn.Conv1d | nn.ConvTranspose1d):
+            return part
+        kind = nn.Conv2d if isinstance(part, nn.Conv1d) else nn.ConvTranspose2d
+        sizes = ((1, *part.kernel_size), (1, *part.stride), (0, *part.padding))
+        return kind(part.in_channels, part.out_channels, *sizes)
+
+    return nn.Sequential(*map(flat, model))
+
+
 class Rounded(nn.Module):
     """A layer whose weights and inputs are rounded to 256 values on the way."""
 

@@ -166,6 +166,10 @@ FOURTEENTH = (
     "healthy_hub_translator again_healthy_hub_padded again_mask_laid_out healthy_hub_pairs "
     "again_layers_updated_one_by_one again_ends_asked_for_every_token"
 ).split()
+FOURTEENTH_REST = (
+    "again_healthy_vocoder again_healthy_fake_quantized again_healthy_hub_translator again_healthy_hub_pairs"
+).split()
+"""What the fourteenth left to ask."""
 LEFT = (
     "again_padded_in_order again_pictures_in_graph again_tables_zeroed healthy_compiled_training "
     "again_adam_tensor_by_tensor again_healthy_graph_decode"
@@ -175,7 +179,7 @@ SUITES = {
     "first": ORDER, "fresh": FRESH, "third": THIRD, "fourth": FOURTH, "rest": REST, "fifth": FIFTH, "sixth": SIXTH,
     "sixth-rest": SIXTH_REST, "seventh": SEVENTH, "eighth": EIGHTH, "eighth-rest": EIGHTH_REST, "ninth": NINTH,
     "tenth": TENTH, "eleventh": ELEVENTH, "twelfth": TWELFTH, "thirteenth": THIRTEENTH,
-    "fourteenth": FOURTEENTH,
+    "fourteenth": FOURTEENTH, "fourteenth-rest": FOURTEENTH_REST,
     "left": LEFT,
 }  # fmt: skip
 

@@ -89,7 +89,7 @@ def planted_folder(device: str = "h200", suite: str = "planted") -> Path:
 def planted_cases(folder: Path | None = None) -> tuple[Planted, ...]:
     """Every case that was recorded, in the order of the suite."""
     where = folder or planted_folder()
-    return tuple(_case(row, where) for row in _listing(where)["cases"])
+    return tuple(_case(row, where) for row in _listing(where).get("cases", ()))
 
 
 @cache

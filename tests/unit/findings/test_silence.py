@@ -806,3 +806,28 @@ def test_products_of_nothing_are_no_products(rows):
             stage.kernel("cutlass_80_simt_sgemm_256x128_8x4_nn_align1", 2700.0, **wide)
 
     assert rules_of(_twice(play).findings()) == ["tensor-cores-unused"]
+
+
+@pytest.mark.parametrize(("queries", "named"), [(4096, True), (64, False)])
+def test_a_tree_of_drafts_is_no_causal_mask(queries, named):
+    def play(stage: Stage) -> None:
+        q, kv, mask = [2, 16, queries, 64], [2, 16, 4096, 64], [1, 1, queries, 4096]
+        for _ in range(4):
+            healthy(stage, 1)
+            stage.kernel("fmha_cutlassF_bf16_aligned_64x64_rf_sm80", 900.0, op="aten::_efficient_attention_forward",
+                         shapes=[q, kv, kv, mask])  # fmt: skip
+
+    assert ("masked-attention" in rules_of(_twice(play).findings())) is named
+
+
+@pytest.mark.parametrize(("reads", "named"), [(10, True), (1, False)])
+def test_one_read_a_step_that_costs_little_is_not_told(reads, named):
+    def play(stage: Stage) -> None:
+        for i in range(20):
+            healthy(stage, 2, 60.0)
+            if i < reads:
+                with stage.span("aten::item"), stage.span("aten::_local_scalar_dense"):
+                    stage.wait()
+                stage.work(20)
+
+    assert ("value-read" in rules_of(_twice(play).findings())) is named

@@ -162,7 +162,7 @@ def _is_batched(scene: Scene, works: Index) -> bool:
     return bool(names & BATCHED)
 
 
-@rule("masked-attention", version=3, order=45)
+@rule("masked-attention", version=4, order=45)
 def masked_attention(scene: Scene) -> Candidate | None:
     """Fused attention that reads a dense mask where a causal flag would do."""
     attention = np.flatnonzero(scene.family("attention"))
@@ -188,9 +188,9 @@ def masked_attention(scene: Scene) -> Candidate | None:
 
 
 def _for_all_samples(shapes: str) -> bool:
-    """Whether there is one square mask for all: it then depends on places alone, and not on how long each text is."""
+    """Whether there is one mask for all: it then depends on places alone, and not on how long each text is."""
     given = [shape for shape in parsed(shapes) if is_shape(shape) and len(shape) == 4]
-    return len(given) >= 4 and given[0][0] > 1 and given[3][0] == 1 and given[3][2] == given[3][3]
+    return len(given) >= 4 and given[0][0] > 1 and given[3][0] == 1
 
 
 def _read_frac(scene: Scene, works: Index, ops: Index) -> Seconds:
@@ -200,18 +200,20 @@ def _read_frac(scene: Scene, works: Index, ops: Index) -> Seconds:
     shapes, words = scene.trace.optional("shapes"), scene.trace.words
     given = [[shape for shape in parsed(words[int(shapes[op])]) if is_shape(shape)][:3] for op in ops.tolist()]
     moved = np.array([2.0 * sum(float(np.prod(shape)) for shape in found) for found in given])
-    return np.minimum(1.0, moved / scene.device.dram.bandwidth_bytes_per_s / np.maximum(scene.work_s[works], 1e-12))
+    read_s = moved / scene.device.dram.bandwidth_bytes_per_s
+    return np.asarray(np.minimum(1.0, read_s / np.maximum(scene.work_s[works], 1e-12)), dtype=np.float64)
 
 
 def _dense_mask(shapes: str) -> bool:
     """Beside q, k and v there is a tensor of query length by key length, the same for all heads: one for each head is a
-    bias that no flag replaces."""
+    bias that no flag replaces, and where a few queries look at many keys (a tree of drafts) there is little to skip."""
     given = [shape for shape in parsed(shapes) if is_shape(shape) and len(shape) == 4]
     if len(given) < 4:
         return False
     q, k = given[0], given[1]
     return any(
-        shape[-2:] == [q[-2], k[-2]] and shape[-2] > 1 and shape[-3] == 1 and shape not in (q, k) for shape in given[3:]
+        q[-2] == k[-2] and shape[-2:] == [q[-2], k[-2]] and shape[-2] > 1 and shape[-3] == 1 and shape not in (q, k)
+        for shape in given[3:]
     )
 
 
@@ -334,7 +336,8 @@ def tensor_loop(scene: Scene) -> Candidate | None:
     if not len(long):
         return None
     pieces = [order[starts[i] : ends[i]] for i in long.tolist()]
-    pieces = [piece for piece in pieces if _over_tensors(scene, piece)]
+    joins = scene.named(r"^aten::(cat|stack)$", "op")
+    pieces = [piece for piece in pieces if _over_tensors(scene, piece, bool(joins[piece].any()))]
     if not pieces:
         return None
     works = np.concatenate(pieces)
@@ -353,16 +356,16 @@ def tensor_loop(scene: Scene) -> Candidate | None:
     )  # fmt: skip
 
 
-def _over_tensors(scene: Scene, piece: Index) -> bool:
+def _over_tensors(scene: Scene, piece: Index, joined: bool) -> bool:
     """Whether a run of small kernels goes from tensor to tensor: weights have many shapes, and what is done sample by
     sample is joined at its end. Else it is as likely one state that moves on, whose steps no list of tensors replaces;
     and where ops are unknown, as in a replayed graph, nobody can tell."""
     trace, rows = scene.trace, scene.rows[piece]
-    if not (trace.op[rows] > 0).any():
-        return False
+    if joined or not (trace.op[rows] > 0).any():
+        return joined
     shapes, ops = trace.optional("shapes"), shaped_ops(trace, rows)
     found = {first_shape(trace.words[int(shapes[op])]) for op in np.unique(ops[ops >= 0]).tolist()}
-    return not found or len(found) >= SHAPES or bool(scene.named(r"^aten::(cat|stack)$", "op")[piece].any())
+    return not found or len(found) >= SHAPES
 
 
 def _compilable(scene: Scene) -> Mask:
@@ -382,10 +385,8 @@ def _complex(scene: Scene) -> Mask:
     return np.asarray(named | ((ops >= 0) & scene.words_like("complex")[given[np.maximum(ops, 0)]]), dtype=bool)
 
 
-def _num_alike(scene: Scene, piece: Index) -> int:
-    """How many of a chain walk tensors of the size that its longest kernel does; draws of random numbers have no input
-    that another kernel writes."""
-    taken_s = np.where(scene.family("random")[piece], 0.0, scene.work_s[piece])
+def _num_alike(taken_s: Seconds) -> int:
+    """How many of a chain walk tensors of the size that its longest kernel does."""
     return int((taken_s > ALIKE * taken_s.max()).sum())
 
 
@@ -413,7 +414,8 @@ def pointwise_chains(scene: Scene) -> Candidate | None:
     sums = (scene.trace.op[scene.rows] == 0) & (scene.family("reduce") | scene.named(r"CUDAFunctor_add"))
     pieces = [piece for piece in pieces if len(piece) >= CHAIN_UNKNOWN or sums[piece].sum() < len(piece) - 1]
     pieces = [piece for piece in pieces if len(piece) < LOOP or np.median(scene.work_s[piece]) > SMALL_S]
-    pieces = [piece for piece in pieces if _num_alike(scene, piece) >= CHAIN and _num_kinds(scene, piece) >= KINDS]
+    drawn_s = np.where(scene.family("random"), 0.0, scene.work_s)  # draws have no input that another kernel writes
+    pieces = [piece for piece in pieces if _num_alike(drawn_s[piece]) >= CHAIN and _num_kinds(scene, piece) >= KINDS]
     if not pieces:
         return None
     works = np.concatenate(pieces)
