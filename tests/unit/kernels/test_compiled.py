@@ -162,8 +162,8 @@ def test_powers_that_wait_for_their_row_in_registers_are_computed_once():
         made = facts(found)
         assert made.num_spills == 0 and made.num("MUFU.EX2") <= most
         assert dict(found.constants)["KEPT"] is kept
-    default = variants(kernels.softmax, (2048, 65536), grad=False)["softmax_forward_streamed"]
-    assert default == found, "what is faster is what is taken"
+    default = variants(kernels.softmax, (1024, 131072), grad=False)["softmax_forward_streamed"]
+    assert dict(default.constants)["KEPT"], "what is faster is what is taken, where rows are too long for one program"
 
 
 def test_long_float32_rows_of_softmax_have_no_branch_an_element():
