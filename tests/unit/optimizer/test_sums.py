@@ -131,6 +131,16 @@ def test_nothing_is_sorted_where_the_library_won(monkeypatch: pytest.MonkeyPatch
     torch.testing.assert_close(found, gathered(x, s, t, None))
 
 
+def test_other_rows_over_edges_that_nobody_sorted_are_not_raced(
+    raced: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, s, t = torch.randn(N, 2 * D), torch.randint(0, N, (E,)), torch.randint(0, N, (E,))
+    monkeypatch.setattr(sums.CONTEST, "won", {(E, N, x.device, (N, D), x.dtype, False, True): "library"})
+    found, report = ran(gathered, x, s, t, None)
+    assert len(report.matches) == 1 and not raced
+    torch.testing.assert_close(found, gathered(x, s, t, None))
+
+
 @pytest.mark.parametrize(
     "call",
     [
