@@ -70,8 +70,8 @@ def _has_cuda() -> bool:
 
 
 PACE = "RIDGELINE_PACE"
-USUAL_S = 0.19
-"""CPU seconds of ``_loop`` up to which nothing is skipped: where it took 0.25 to 0.39 everything took 18 minutes."""
+USUAL_S = 0.12
+"""CPU seconds of ``_loop`` up to which nothing is skipped: where it took 0.14 to 0.19 everything took 16 minutes."""
 WHOLE = 3000
 """Tests from which on a run is of everything; whoever names files gets all of them."""
 LONGEST = frozenset(
