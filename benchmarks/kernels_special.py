@@ -106,26 +106,19 @@ def repeats_on_streams() -> str:
 
 def long_rows_on_streams() -> str:
     """Rows that several programs hold, from two streams at once: nobody waits for the other's programs for ever."""
-    x, y = _drawn(300, 100_000), _drawn(200, 262_144)
-    streams = torch.cuda.Stream(), torch.cuda.Stream()
-    torch.cuda.synchronize()
-    outputs = []
-    for _ in range(10):
-        outputs = []
-        for stream, value in zip(streams, (x, y), strict=True):
-            with torch.cuda.stream(stream), torch.no_grad():
-                outputs.append(rk.softmax(value))
-    torch.cuda.synchronize()
-    return " ".join(_close(o, torch.softmax(v, -1)) for o, v in zip(outputs, (x, y), strict=True))
+    return _softmax_on_two(_drawn(300, 100_000), _drawn(200, 262_144), 10)
 
 
 def few_long_rows_on_streams() -> str:
     """Two kernels whose programs wait for each other, each of which would fill the device, from two streams at once."""
-    x, y = _drawn(24, 262_144), _drawn(24, 262_144, dtype=torch.float16)
+    return _softmax_on_two(_drawn(24, 262_144), _drawn(24, 262_144, dtype=torch.float16), 20)
+
+
+def _softmax_on_two(x: torch.Tensor, y: torch.Tensor, times: int) -> str:
     streams = torch.cuda.Stream(), torch.cuda.Stream()
     torch.cuda.synchronize()
     outputs = []
-    for _ in range(20):
+    for _ in range(times):
         outputs = []
         for stream, value in zip(streams, (x, y), strict=True):
             with torch.cuda.stream(stream), torch.no_grad():

@@ -367,20 +367,25 @@ def _timed(operands: Operands, point: Point) -> bool:
     return operands.fits(point.shape, point.dtype) and work < (3e10 if point.dtype == "fp32" else 1.2e12)
 
 
-def _events_s(run: Callable[[], Any], flush: Any) -> dict[str, float]:
-    """Median, tenth and ninetieth percentile between events around a run, the L2 flushed before each."""
+def between_events_ms(run: Callable[[], Any], flush: Any, repeats: int) -> list[float]:
+    """Each of so many runs, one after the other without a wait, the L2 flushed before each."""
     import torch
 
-    for _ in range(2):
-        run()
-    pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(REPEATS)]
+    pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
     for start, end in pairs:
         flush.zero_()
         start.record()
         run()
         end.record()
     torch.cuda.synchronize()
-    found = sorted(start.elapsed_time(end) * 1e-3 for start, end in pairs)
+    return [start.elapsed_time(end) for start, end in pairs]
+
+
+def _events_s(run: Callable[[], Any], flush: Any) -> dict[str, float]:
+    """Median, tenth and ninetieth percentile between events around a run, the L2 flushed before each."""
+    for _ in range(2):
+        run()
+    found = sorted(1e-3 * ms for ms in between_events_ms(run, flush, REPEATS))
     tenth = REPEATS // 10
     return {"cold_s": found[REPEATS // 2], "cold_low_s": found[tenth], "cold_high_s": found[-1 - tenth]}
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from record_products import between_events_ms
 
 from ridgeline.bench.sampling import Point
 from ridgeline.bench.surveys import general_points
@@ -44,14 +45,7 @@ def readings(run: Callable[[], Any], flush: Any) -> list[int]:
     for _ in range(20):
         run()
     torch.cuda.synchronize()
-    pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(REPEATS)]
-    for start, end in pairs:
-        flush.zero_()
-        start.record()
-        run()
-        end.record()
-    torch.cuda.synchronize()
-    return [round(start.elapsed_time(end) * 1e6) for start, end in pairs]
+    return [round(1e6 * ms) for ms in between_events_ms(run, flush, REPEATS)]
 
 
 def _timed(point: Point, flush: Any) -> dict[str, Any]:

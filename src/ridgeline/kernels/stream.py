@@ -15,6 +15,14 @@ FLAT = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 PLAIN = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
 
 
+@gluon.jit
+def let_next_start(EARLY: gl.constexpr):
+    """Lets the kernel launched after this one start while this one ends; that one waits for results itself."""
+    if EARLY:
+        start: gl.constexpr = "griddepcontrol.launch_dependents; // $0"
+        gl.inline_asm_elementwise(start, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
 @gluon.constexpr_function
 def spread(VECTOR, NUM_WARPS):
     """One access of VECTOR elements a lane; a thread has the same columns of every piece."""

@@ -36,6 +36,7 @@ from ridgeline.kernels.attention.kernel import (
     _tile,
     _turn,
 )
+from ridgeline.kernels.stream import let_next_start
 
 
 @builtin
@@ -46,14 +47,6 @@ def _add_to_global(tensor_desc, coord, src, _semantic=None):
     coord = _semantic._convert_to_ir_values(coord, require_i64=False)
     kind = ir.DESCRIPTOR_REDUCE_KIND.ADD
     _semantic.builder.create_async_tma_reduce(kind, tensor_desc.handle, coord, src.handle)
-
-
-@gluon.jit
-def _let_the_next_start():
-    """A kernel launched as a dependent may take multiprocessors as soon as this one leaves them."""
-    gl.inline_asm_elementwise(
-        "griddepcontrol.launch_dependents; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
-    )  # fmt: skip
 
 
 @gluon.jit
@@ -212,7 +205,7 @@ def attention_queries(
     KEYMASK: gl.constexpr, CAPPED: gl.constexpr, VARLEN: gl.constexpr,
 ):
     """dQ: a program owns 128 query rows and walks the keys they see; dK and dV start where programs have ended."""
-    _let_the_next_start()
+    let_next_start(True)
     DTYPE: gl.constexpr = q_desc.dtype
     gl.static_assert(BM == 128)
     q_smem = gl.allocate_shared_memory(DTYPE, [2, 1, 1, BM // 2, D], q_desc.layout)

@@ -10,18 +10,10 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ridgeline.kernels.stream import halves, higher_bf16, higher_fp16
+from ridgeline.kernels.stream import halves, higher_bf16, higher_fp16, let_next_start
 
 LOWEST = gl.constexpr(-2.0e38)  # still a number when multiplied by LOG2_E
 LOG2_E = gl.constexpr(1.4426950408889634)
-
-
-@gluon.jit
-def let_next_start(EARLY: gl.constexpr):
-    """Lets the kernel launched after this one start while this one ends; that one waits for results itself."""
-    if EARLY:
-        start: gl.constexpr = "griddepcontrol.launch_dependents; // $0"
-        gl.inline_asm_elementwise(start, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
