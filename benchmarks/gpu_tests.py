@@ -74,10 +74,11 @@ def main() -> None:
     run.first.update(dict.fromkeys(names, "NOT RUN"))
     side_by_side(run, chunks(names), asked.jobs, asked.alone_s)
     _tell("side by side", run.first)
-    bad = sorted((name for name in names if run.first[name] not in GOOD), key=lambda name: run.first[name] == "NOT RUN")
-    if bad and run.left_s() > ENDING_S:
-        run.note(run.again, bad, _tested(bad, run.left_s()))
-        _tell("alone", run.again)
+    missed = [name for name in names if run.first[name] == "NOT RUN"]
+    for bad in ([name for name in names if run.first[name] not in (*GOOD, "NOT RUN")], missed):
+        if bad and run.left_s() > ENDING_S:  # what failed has a process of its own: its reasons are printed at the end
+            run.note(run.again, bad, _tested(bad, run.left_s()))
+            _tell("alone", run.again)
     last = run.first | run.again
     for name in names:
         if last[name] not in (*GOOD, "NOT RUN"):
