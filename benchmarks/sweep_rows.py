@@ -438,6 +438,53 @@ def groups_packed() -> Iterator[Sweep]:
         yield Sweep("group_norm.streamed", "group_norm_silu", "fwd", of, tried)
 
 
+def groups_clustered() -> Iterator[Sweep]:
+    """GroupNorm with a group a cluster of programs, which tell each other their moments through shared memory."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.group_norm.config import Packed as P
+
+    last = "evict_last"
+    for name, batch, channels, side, tried in (
+        ("group_norm_silu", 4, 512, 128, (P(16, 2, 16), P(8, 3, 16), P(16, 2, 8, 4), P(8, 4, 16, 4), P(16, 2, 8, 4, last),
+                                          P(16, 2, 8, 4, paired=False), P(16, 2, 16, paired=False))),
+        ("group_norm_silu", 32, 320, 64, (P(16, 2, 2), P(8, 4, 4), P(16, 2, 2, 0, last), P(16, 2, 2, paired=False))),
+        ("group_norm_silu", 32, 320, 56, (P(16, 2, 2), P(8, 4, 4), P(8, 4, 2, 4))),
+        ("group_norm_silu", 16, 512, 128, (P(16, 2, 16), P(16, 2, 8, 4), P(8, 3, 16), P(16, 2, 8, 4, last))),
+        ("group_norm_silu", 64, 640, 32, (P(16, 2), P(16, 2, paired=False), P(8, 4, 2), P(8, 3, 2), P(16, 2, 1, 0, last))),
+        ("group_norm_silu", 8, 512, 64, (P(16, 2, 4), P(8, 4, 8), P(8, 3, 4))),
+        ("group_norm_silu", 8, 320, 128, (P(16, 2, 8), P(8, 4, 16), P(16, 2, 8, 0, last))),
+        ("group_norm_silu", 16, 640, 64, (P(16, 2, 4), P(8, 4, 8))),
+        ("group_norm", 4, 512, 128, (P(16, 2, 16), P(16, 2, 8, 4), P(8, 3, 16))),
+        ("group_norm", 16, 512, 128, (P(16, 2, 16), P(16, 2, 8, 4), P(16, 2, 8, 4, last))),
+        ("group_norm_silu", 64, 1280, 16, (P(8, 4), P(4, 8, 2))),
+    ):  # fmt: skip
+        of = case("bfloat16", batch=batch, channels=channels, side=side, groups=32)
+        yield Sweep("group_norm.streamed", name, "fwd", of, tried)
+
+
+def rows_clustered() -> Iterator[Sweep]:
+    """Softmax with a row a cluster of programs, which tell each other their sums through shared memory."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.softmax.config import Packed as P
+
+    last = "evict_last"
+    four, eight, two = P(16, 4, 2, last, cluster=4), P(8, 0, 3, last, cluster=8), P(16, 13, 2, last, cluster=2)
+    for dtype, rows, cols, tried in (
+        ("bfloat16", 1024, 131072, (four, eight, two, P(16, 4, 2, cluster=4))),
+        ("bfloat16", 2048, 128256, (four, eight, two)),
+        ("bfloat16", 512, 262144, (P(16, 4, 2, last, cluster=8), P(8, 0, 3, last, cluster=16), P(16, 4, 2, cluster=8))),
+        ("bfloat16", 2048, 80000, (P(16, 6, 2, last, cluster=2), P(8, 2, 3, last, cluster=4))),
+        ("float16", 2048, 151936, (P(16, 6, 2, last, cluster=4), P(8, 2, 3, last, cluster=8))),
+        ("bfloat16", 2048, 65536, (P(16, 4, 2, last, cluster=2), P(8, 0, 3, last, cluster=4))),
+        ("bfloat16", 1024, 131075, (P(16, 5, 2, last, cluster=4), P(8, 1, 3, last, cluster=8))),
+        ("bfloat16", 8192, 24000, (P(8, 0, 3, last, cluster=2), P(8, 0, 4, last, cluster=2))),
+        ("bfloat16", 4096, 50257, (P(16, 3, 2, last, cluster=2), P(8, 0, 3, last, cluster=4))),
+        ("bfloat16", 64, 128256, (P(8, 0, 3, cluster=8), P(16, 4, 2, cluster=4))),
+        ("bfloat16", 4, 262144, (P(8, 0, 3, cluster=16),)),
+    ):
+        yield Sweep("softmax.forward", "softmax", "fwd", case(dtype, rows=rows, cols=cols), tried)
+
+
 def stages() -> Iterator[Sweep]:
     """LayerNorm to fp8 in blocks of 128 with fewer rows on their way, and with more."""
     from ridgeline.kernels.contract import case
@@ -474,6 +521,8 @@ PARTS: dict[str, Callable[[], Iterator[Sweep]]] = {
     "losses_packed": losses_packed,
     "groups_packed": groups_packed,
     "stages": stages,
+    "groups_clustered": groups_clustered,
+    "rows_clustered": rows_clustered,
 }
 
 

@@ -39,7 +39,8 @@ class Shares(Streamed):
 class Packed:
     """A row of 16-bit numbers a program, two numbers a word: its warps, how many of its pieces wait in shared memory
     instead of registers, and programs a multiprocessor. ``reads`` and ``writes``: what the L2 is told. ``pieces``: at
-    most so many a program, which share a row; none: the whole row."""
+    most so many a program, which share a row; none: the whole row. ``cluster``: so many programs share a row and start
+    together."""
 
     num_warps: int
     shared: int
@@ -47,6 +48,7 @@ class Packed:
     reads: str = ""
     writes: str = ""
     pieces: int = 0
+    cluster: int = 1
 
 
 TWICE_FORWARD = 32768

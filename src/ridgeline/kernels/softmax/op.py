@@ -44,6 +44,8 @@ _FORWARD_PACKED = Kernel(
 )
 _forward_plans, _backward_plans = Plans(), Plans()
 STREAMED_ACCESS_BYTES = 8
+SHARE_STEP = 64
+"""Shares of a cluster's programs are multiples of so many numbers, a line: all but the last are equal."""
 
 
 def softmax(x: Tensor, dim: int = -1) -> Tensor:
@@ -131,25 +133,29 @@ def _plan_packed(
     chosen: config.Packed, x: Tensor, y: Tensor, rows: int, cols: int, stride: int, shifted: bool
 ) -> Any:
     """A row a program, or a share of one; as many programs as these."""
-    on, block = x.get_device(), 256 * chosen.num_warps
-    num = 1 if shifted or not chosen.pieces else cdiv(cols, chosen.pieces * block)
-    length = cdiv(cdiv(cols, num), block) * block
-    num = cdiv(cols, length)
-    chunks = cdiv(min(length, cols), block)
+    on, block, clustered = x.get_device(), 256 * chosen.num_warps, chosen.cluster > 1
+    if clustered:
+        num, length = chosen.cluster, cdiv(cdiv(cols, chosen.cluster), SHARE_STEP) * SHARE_STEP
+    else:
+        num = 1 if shifted or not chosen.pieces else cdiv(cols, chosen.pieces * block)
+        length = cdiv(cdiv(cols, num), block) * block
+        num = cdiv(cols, length)
+    chunks, shortest = cdiv(min(length, cols), block), cols - (num - 1) * length - (16 if shifted else 0)
     words = template((rows, num), torch.int64, x.device)
     run = _FORWARD_PACKED.bind(
         (x, y, words, cols, stride, length, num),
         grid=(rows * num,),
-        constants={"MEET": num > 1, "SHARES": max(32, power_of_two(num)), "CHUNKS": chunks,
-                   "FULL": chunks - 2 if shifted else min(chunks - 1, (cols - (num - 1) * length) // block),
+        constants={"MEET": num > 1, "CLUSTER": clustered, "SHARES": num if clustered else max(32, power_of_two(num)),
+                   "CHUNKS": chunks, "FULL": min(chunks - (2 if shifted else 1), shortest // block),
                    "SHARED": min(chosen.shared, chunks), "BLOCK": block, "SHIFTED": shifted, "READS": chosen.reads,
                    "WRITES": chosen.writes},
         num_warps=chosen.num_warps,
         max_registers=shares.registers_of(chosen.num_warps, chosen.programs_per_sm),
         device=on,
         vector=POINTER_ALIGNMENT_BYTES // x.element_size(),
+        cluster=chosen.cluster,
     )  # fmt: skip
-    if num == 1:
+    if num == 1 or clustered:
         return lambda x, y: run(x, y, y, cols, stride, length, num)
     meeting = shares.cleared(words, on)
     return lambda x, y: run(x, y, meeting(), cols, stride, length, num)

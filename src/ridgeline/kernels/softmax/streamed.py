@@ -5,7 +5,8 @@ columns, in one of SLOTS places of shared memory; while it works on one, copies 
 shares, programs tell each other what they found in words of global memory and finish a row one turn later, when the
 others' words have long arrived; all of them must be on the device at once. Where 16-bit rows are many, a program has
 one row and no next one (``softmax_forward_packed``): that several of them share a multiprocessor overlaps more than any
-row that is on its way.
+row that is on its way. Longer rows are a cluster's, whose programs tell each other what they found through shared
+memory.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from ridgeline.kernels.stream import (
     halves,
     higher_bf16,
     higher_fp16,
+    join_cluster,
     paired,
     spread,
+    told_by_cluster,
     widened,
     word_of,
     words_when_there,
@@ -324,12 +327,13 @@ def softmax_backward_streamed(
 def softmax_forward_packed(
     x_ptr,  # [R, C] of 16 bits, rows x_stride apart
     y_ptr,  # [R, C]
-    word_ptr,  # [R, S] maximum and sum of each share, zero at first; unused where a row is one share
+    word_ptr,  # [R, S] maximum and sum of each share, zero at first; unused where a row is one share, or a cluster's
     cols,
     x_stride,
     length,
     num_shares,
     MEET: gl.constexpr,
+    CLUSTER: gl.constexpr,  # programs that share a row are one
     SHARES: gl.constexpr,
     CHUNKS: gl.constexpr,
     FULL: gl.constexpr,  # pieces that every share has whole, but for the last: 16384 columns spill without its mask
@@ -358,14 +362,21 @@ def softmax_forward_packed(
     lead = 0
     first = 0
     width = cols // 2
-    if MEET:
+    if CLUSTER:
+        room = join_cluster(SHARES)
+        row = (gl.program_id(0) // SHARES).to(gl.int64)
+        share = gl.program_id(0) % SHARES
+        first = share * length
+    elif MEET:
         row = (gl.program_id(0) // num_shares).to(gl.int64)
         share = gl.program_id(0) % num_shares
         first = share * length
-        width = gl.minimum(length, cols - first) // 2
     if SHIFTED:
         lead = ((8 - row * cols % 8) % 8).to(gl.int32)
         width = gl.maximum(cols - lead, 0) // 8 * 4
+        last = lead + width * 2
+    if MEET:
+        width = gl.minimum(length // 2, width - first // 2)
     c = gl.arange(0, PIECE, L)
     access = c // 4 * 4
     x_at = x_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + (row * x_stride + first + lead) // 8 * 4 + c
@@ -378,8 +389,8 @@ def softmax_forward_packed(
     async_copy.commit_group()
     if SHIFTED:
         k = gl.arange(0, 16, gl.BlockedLayout([1], [32], [NUM_WARPS], [0]))
-        edge = gl.where(k < 8, k, lead + width * 2 + k - 8)
-        own = gl.where(k < 8, k < lead, True) & (edge < cols)
+        edge = gl.where(k < 8, k, last + k - 8)
+        own = gl.where(k < 8, k < lead, True) & (edge < cols) & (share == 0)
         ends = gl.load(x_ptr + row * x_stride + edge, mask=own, other=float("-inf")).to(gl.float32)
     held = ()
     for i in gl.static_range(SHARED, CHUNKS):
@@ -419,18 +430,27 @@ def softmax_forward_packed(
         end_powers = power(ends, top, scale, base, True)
         total += gl.sum(end_powers, axis=0)
         to = y_ptr + row * cols + edge
-        gl.store(to, (end_powers * (1.0 / total)).to(y_ptr.dtype.element_ty), mask=own)
+        if not MEET:
+            gl.store(to, (end_powers * (1.0 / total)).to(y_ptr.dtype.element_ty), mask=own)
     gl.thread_barrier()
     again = base - 1.0  # other powers than those above: kept from there they would take two registers a word
     factor = gl.exp2(again - base)
-    if MEET:
+    if CLUSTER:
+        k, tops, totals = told_by_cluster(room, top, total * rounding, SHARES, NUM_WARPS)
+        best = gl.max(gl.where(k < SHARES, tops, LOWEST), axis=0)
+        total = gl.sum(gl.where(k < SHARES, totals * gl.exp(tops - best), 0.0), axis=0)
+    elif MEET:
         word_row = word_ptr + row * num_shares
         gl.atomic_xchg(word_row + share, word_of(top, total * rounding), sem="relaxed")
         k, tops, totals = words_when_there(word_row, num_shares, SHARES, NUM_WARPS)
         best = gl.max(gl.where(k < num_shares, tops, LOWEST), axis=0)
         total = gl.sum(gl.where(k < num_shares, totals * gl.exp(tops - best), 0.0), axis=0)
         total = gl.where(total < 0.5, 0.0, total)  # nothing but −inf: what is left is the words' lowest bits
+    if MEET:
         factor *= rounding * gl.exp(top - best)
+        if SHIFTED:
+            at_ends = end_powers * (rounding * gl.exp(top - best) / total)
+            gl.store(to, at_ends.to(y_ptr.dtype.element_ty), mask=own)
     factor = factor / total  # alone, the rounding is that of powers and of their sum
     for i in gl.static_range(CHUNKS):
         if i < SHARED:
