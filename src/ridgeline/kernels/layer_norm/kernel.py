@@ -17,6 +17,7 @@ from ridgeline.kernels.device import (
     row_start,
     store_part,
     store_whole,
+    wait_for_last,
     whole_part,
 )
 
@@ -198,6 +199,87 @@ def layer_norm_forward_ends(
         if HAS_BIAS:
             y += b_ends
         tl.store(y_ptr + row * cols + end_at, y.to(y_ptr.dtype.element_ty), mask=own)
+
+
+@triton.jit
+def layer_norm_forward_apart(
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    bias_ptr,
+    copies_ptr,  # [2, VECTOR, width]: see copy_shifted
+    y_ptr,
+    h_ptr,
+    mean_ptr,
+    rstd_ptr,
+    cols,
+    x_stride,
+    width,
+    eps,
+    HAS_WEIGHT: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    SAVE: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    VECTOR: tl.constexpr,
+    READS: tl.constexpr,
+    DEPENDENT: tl.constexpr,  # copies are made while rows are read
+):
+    """A row that starts inside an access of VECTOR elements, a program each and no next one: whole accesses in CHUNKS
+    pieces, a few elements apart, weights from the copy that starts where the row's whole accesses do."""
+    row = tl.program_id(0).to(tl.int64)
+    col = tl.arange(0, BLOCK)
+    lead, whole = whole_part(row * cols, cols, VECTOR)
+    end_at, own = ends_of(lead, whole, cols, VECTOR)
+    at = (row * cols + lead) // VECTOR * VECTOR + col
+    x_at = x_ptr + (row * x_stride + lead) // VECTOR * VECTOR + col
+    tail = tl.load(x_ptr + row * x_stride + end_at, mask=own, other=0.0).to(tl.float32)
+    if HAS_RESIDUAL:
+        more_ends = tl.load(residual_ptr + row * cols + end_at, mask=own, other=0.0).to(tl.float32)
+        h_ends = (tail + more_ends).to(h_ptr.dtype.element_ty)
+        tl.store(h_ptr + row * cols + end_at, h_ends, mask=own)
+        tail = h_ends.to(tl.float32)
+    held = ()
+    total = tl.zeros([BLOCK], tl.float32)
+    for i in tl.static_range(CHUNKS):
+        c = i * BLOCK + col
+        x = load_whole(x_at + i * BLOCK, c, whole, i, CHUNKS, 0.0, READS).to(tl.float32)
+        if HAS_RESIDUAL:
+            more = load_whole(residual_ptr + at + i * BLOCK, c, whole, i, CHUNKS, 0.0, READS)
+            h = (x + more.to(tl.float32)).to(h_ptr.dtype.element_ty)
+            store_whole(h_ptr + at + i * BLOCK, h, c, whole, i, CHUNKS)
+            x = h.to(tl.float32)
+        total += x
+        held = held + (x,)
+    mean = (tl.sum(total, axis=0) + tl.sum(tail, axis=0)) / cols
+    squares = tl.zeros([BLOCK], tl.float32)
+    for i in tl.static_range(CHUNKS):
+        off = held[i] - mean
+        if i == CHUNKS - 1:
+            off = tl.where(i * BLOCK + col < whole, off, 0.0)
+        squares += off * off
+    off = tl.where(own, tail - mean, 0.0)
+    rstd = tl.rsqrt((tl.sum(squares, axis=0) + tl.sum(off * off, axis=0)) / cols + eps)
+    if SAVE:
+        tl.store(mean_ptr + row, mean)
+        tl.store(rstd_ptr + row, rstd)
+    wait_for_last(DEPENDENT)
+    copy = copies_ptr + lead * width // VECTOR * VECTOR + col
+    for i in tl.static_range(CHUNKS):
+        c = i * BLOCK + col
+        y = (held[i] - mean) * rstd
+        if HAS_WEIGHT:
+            y *= load_whole(copy + i * BLOCK, c, whole, i, CHUNKS).to(tl.float32)
+        if HAS_BIAS:
+            y += load_whole(copy + VECTOR * width + i * BLOCK, c, whole, i, CHUNKS).to(tl.float32)
+        store_whole(y_ptr + at + i * BLOCK, y.to(y_ptr.dtype.element_ty), c, whole, i, CHUNKS)
+    y = off * rstd
+    if HAS_WEIGHT:
+        y *= tl.load(weight_ptr + end_at, mask=own, other=0.0).to(tl.float32)
+    if HAS_BIAS:
+        y += tl.load(bias_ptr + end_at, mask=own, other=0.0).to(tl.float32)
+    tl.store(y_ptr + row * cols + end_at, y.to(y_ptr.dtype.element_ty), mask=own)
 
 
 @triton.jit

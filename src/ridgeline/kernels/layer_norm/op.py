@@ -12,13 +12,14 @@ from ridgeline.kernels import tuning
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, common_rows, declare, elementwise_cost
 from ridgeline.kernels.launcher import INTERPRETING, Kernel, Plans, access_of, launchable, num_sms, vector_of
 from ridgeline.kernels.layer_norm import config, kernel, reference
-from ridgeline.kernels.rms_norm.op import ends_access, pieces_of, plan_reduce, walkers
+from ridgeline.kernels.rms_norm.op import ends_access, pieces_of, plan_copies, plan_reduce, walkers
 from ridgeline.kernels.rows import as_rows, cdiv, float_reason, template
 from ridgeline.kernels.shares import registers_of
 
 _FORWARD = Kernel(kernel.layer_norm_forward, vectors=("cols", "x_stride"))
 _FORWARD_LONG = Kernel(kernel.layer_norm_forward_long, vectors=("cols", "x_stride"))
 _FORWARD_ENDS = Kernel(kernel.layer_norm_forward_ends)
+_FORWARD_APART = Kernel(kernel.layer_norm_forward_apart, vectors=("width",))
 _BACKWARD = Kernel(kernel.layer_norm_backward, vectors=("cols", "x_stride"))
 _BACKWARD_LONG = Kernel(kernel.layer_norm_backward_long, vectors=("cols", "x_stride"))
 _BACKWARD_ENDS = Kernel(kernel.layer_norm_backward_ends)
@@ -180,6 +181,8 @@ def _plan_forward(
         walked or config.forward(rows, cols, size),
     )
     grid, registers = cdiv(rows, chosen.rows), 0
+    if ends and chosen.apart and w.dtype == b.dtype:
+        return _plan_apart(chosen, x, residual, weight, bias, y, h, rows, cols, stride, ends, save), rows, cols, stats
     if ends and chosen.programs_per_sm:
         kind, vector, grid = _FORWARD_ENDS, ends, walkers(rows, chosen, ends, x.get_device())
         registers = registers_of(chosen.num_warps, chosen.programs_per_sm)
@@ -204,6 +207,36 @@ def _plan_forward(
         max_registers=registers,
     )
     return run, rows, cols, stats
+
+
+def _plan_apart(
+    chosen: config.Forward, x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, y: Tensor,
+    h: Tensor, rows: int, cols: int, stride: int, vector: int, save: bool,
+) -> Any:  # fmt: skip
+    """Rows that start inside accesses, a program each, weight and bias from copies that start where rows can."""
+    width, copies = plan_copies(weight, bias, cols, vector, x)
+    w, b = x if weight is None else weight, x if bias is None else bias
+    given = weight is not None or bias is not None
+    stats = template(y.shape[:-1], torch.float32, y.device) if save else y
+    run = _FORWARD_APART.bind(
+        (x, residual, w, b, w, y, h, stats, stats, cols, stride, width, 0.0),
+        grid=(rows,),
+        constants={"HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None, "HAS_RESIDUAL": h is not y,
+                   "SAVE": save, "CHUNKS": cdiv(cols // vector * vector, chosen.block), "BLOCK": chosen.block,
+                   "VECTOR": vector, "READS": "" if h is not y else chosen.reads,
+                   "DEPENDENT": given and not INTERPRETING},
+        num_warps=chosen.num_warps,
+        device=x.get_device(),
+        vector=vector,
+    )  # fmt: skip
+
+    def plan(
+        x: Tensor, residual: Tensor, w: Tensor, b: Tensor, y: Tensor, h: Tensor, mean: Tensor, rstd: Tensor, rows: int,
+        cols: int, stride: int, eps: float,
+    ) -> None:  # fmt: skip
+        run(x, residual, w, b, copies(w, b, x), y, h, mean, rstd, cols, stride, width, eps)
+
+    return plan
 
 
 def _backward(

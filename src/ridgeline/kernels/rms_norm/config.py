@@ -19,7 +19,8 @@ class Forward:
 
     ``reads`` and ``writes``: what the L2 is told of rows and results ("evict_first", "evict_last").
     ``programs_per_sm`` programs walk over rows that start inside accesses, the few elements at their ends apart,
-    ``num_stages`` − 1 rows on their way."""
+    ``num_stages`` − 1 rows on their way. ``apart``: such rows a program each, the weights from copies that start where
+    rows can."""
 
     rows: int
     chunks: int
@@ -29,6 +30,7 @@ class Forward:
     programs_per_sm: int = 0
     reads: str = ""
     writes: str = ""
+    apart: bool = False
 
 
 @dataclass(frozen=True, slots=True)

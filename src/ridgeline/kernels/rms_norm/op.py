@@ -18,10 +18,13 @@ from ridgeline.kernels.shares import registers_of
 _FORWARD = Kernel(kernel.rms_norm_forward, vectors=("cols", "x_stride"))
 _FORWARD_LONG = Kernel(kernel.rms_norm_forward_long, vectors=("cols", "x_stride"))
 _FORWARD_ENDS = Kernel(kernel.rms_norm_forward_ends)
+_FORWARD_APART = Kernel(kernel.rms_norm_forward_apart, vectors=("width",))
 _BACKWARD = Kernel(kernel.rms_norm_backward, vectors=("cols", "x_stride"))
 _BACKWARD_LONG = Kernel(kernel.rms_norm_backward_long, vectors=("cols", "x_stride"))
 _WEIGHT_SHARE = Kernel(kernel.rms_norm_weight_share, vectors=("cols", "x_stride"))
 REDUCE = Kernel(device.reduce_partials, vectors=("cols",))
+_COPIES = Kernel(device.copy_shifted)
+COPIED = 1024
 
 _infer_plans, _forward_plans, _backward_plans = Plans(), Plans(), Plans()
 _empty_like = torch.empty_like
@@ -159,6 +162,8 @@ def _plan_forward(
         walked or config.forward(rows, cols, size),
     )
     grid, registers = cdiv(rows, chosen.rows), 0
+    if ends and chosen.apart:
+        return _plan_apart(chosen, x, residual, weight, y, h, rows, cols, stride, ends, save), rows, cols, stats
     if ends and chosen.programs_per_sm:
         kind, vector, grid = _FORWARD_ENDS, ends, walkers(rows, chosen, ends, x.get_device())
         registers = registers_of(chosen.num_warps, chosen.programs_per_sm)
@@ -183,6 +188,34 @@ def _plan_forward(
         max_registers=registers,
     )
     return run, rows, cols, stats
+
+
+def _plan_apart(
+    chosen: config.Forward, x: Tensor, residual: Tensor, weight: Tensor | None, y: Tensor, h: Tensor, rows: int,
+    cols: int, stride: int, vector: int, save: bool,
+) -> Any:  # fmt: skip
+    """Rows that start inside accesses, a program each, the weight from copies that start where rows can."""
+    width, copies = plan_copies(weight, None, cols, vector, x)
+    w = x if weight is None else weight
+    stats = template(y.shape[:-1], torch.float32, y.device) if save else y
+    run = _FORWARD_APART.bind(
+        (x, residual, w, w, y, h, stats, cols, stride, width, 0.0, 0.0),
+        grid=(rows,),
+        constants={"HAS_WEIGHT": weight is not None, "HAS_RESIDUAL": h is not y, "SAVE": save,
+                   "CHUNKS": cdiv(cols // vector * vector, chosen.block), "BLOCK": chosen.block, "VECTOR": vector,
+                   "READS": "" if h is not y else chosen.reads, "DEPENDENT": weight is not None and not INTERPRETING},
+        num_warps=chosen.num_warps,
+        device=x.get_device(),
+        vector=vector,
+    )  # fmt: skip
+
+    def plan(
+        x: Tensor, residual: Tensor, w: Tensor, y: Tensor, h: Tensor, rstd: Tensor, rows: int, cols: int, stride: int,
+        eps: float, offset: float,
+    ) -> None:  # fmt: skip
+        run(x, residual, w, copies(w, w, x), y, h, rstd, cols, stride, width, eps, offset)
+
+    return plan
 
 
 def _backward(
@@ -263,6 +296,33 @@ def _plan_backward(
             reduce(shares, dw, dw, programs, cols)
 
     return plan
+
+
+def plan_copies(
+    weight: Tensor | None, bias: Tensor | None, cols: int, vector: int, x: Tensor
+) -> tuple[int, Any]:
+    """How long a copy of weights is for rows that start inside accesses, and a call that makes one for every place
+    where a row can start; the kernel after it may start early."""
+    width = cdiv(cols, vector) * vector
+    given = weight if weight is not None else bias
+    if given is None:
+        return width, lambda w, b, like: like
+    made = template((2, vector, width), given.dtype, x.device)
+    run = _COPIES.bind(
+        (given, given, made, cols, width),
+        grid=(cdiv(width, COPIED), vector),
+        constants={"HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None, "EARLY": not INTERPRETING,
+                   "BLOCK": COPIED},
+        num_warps=4,
+        device=x.get_device(),
+    )  # fmt: skip
+
+    def copies(w: Tensor, b: Tensor, like: Tensor) -> Tensor:
+        found = torch.empty_like(made, memory_format=torch.contiguous_format)
+        run(w, b, found, cols, width)
+        return found
+
+    return width, copies
 
 
 def ends_access(itemsize: int, pointers: int, cols: int, stride: int) -> int:
