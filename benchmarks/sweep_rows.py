@@ -485,6 +485,26 @@ def rows_clustered() -> Iterator[Sweep]:
         yield Sweep("softmax.forward", "softmax", "fwd", case(dtype, rows=rows, cols=cols), tried)
 
 
+def odd_forward() -> Iterator[Sweep]:
+    """Norms of rows that start inside accesses, a program a row, weights from copies that start where rows can."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.rms_norm.config import Forward
+
+    def F(chunks: int, block: int, num_warps: int, reads: str = "evict_last") -> Forward:
+        return Forward(1, chunks, block, num_warps, reads=reads, apart=True)
+
+    for dtype, rows, cols, tried in (
+        ("bfloat16", 32768, 4099, (F(4, 1024, 4), F(2, 2048, 8), F(4, 1024, 4, ""))),
+        ("bfloat16", 16384, 7001, (F(4, 2048, 8), F(7, 1024, 4))),
+        ("bfloat16", 131072, 1001, (F(4, 256, 1), F(2, 512, 2), F(1, 1024, 4))),
+        ("bfloat16", 65536, 2049, (F(2, 1024, 4), F(4, 512, 2))),
+        ("bfloat16", 8192, 12289, (F(6, 2048, 8), F(3, 4096, 16))),
+        ("float32", 16384, 4099, (F(8, 512, 4), F(4, 1024, 8))),
+    ):
+        for name in ("layer_norm", "rms_norm"):
+            yield Sweep(f"{name}.forward", name, "fwd", case(dtype, rows=rows, cols=cols), tried)
+
+
 def stages() -> Iterator[Sweep]:
     """LayerNorm to fp8 in blocks of 128 with fewer rows on their way, and with more."""
     from ridgeline.kernels.contract import case
@@ -523,6 +543,7 @@ PARTS: dict[str, Callable[[], Iterator[Sweep]]] = {
     "stages": stages,
     "groups_clustered": groups_clustered,
     "rows_clustered": rows_clustered,
+    "odd_forward": odd_forward,
 }
 
 
