@@ -445,12 +445,14 @@ def groups_clustered() -> Iterator[Sweep]:
 
     last = "evict_last"
     for name, batch, channels, side, tried in (
-        ("group_norm_silu", 4, 512, 128, (P(16, 2, 16), P(8, 3, 16), P(16, 2, 8, 4), P(8, 4, 16, 4), P(16, 2, 8, 4, last),
-                                          P(16, 2, 8, 4, paired=False), P(16, 2, 16, paired=False))),
+        ("group_norm_silu", 4, 512, 128, (P(16, 2, 16), P(8, 3, 16), P(16, 2, 8, 4), P(8, 4, 16, 4),
+                                          P(16, 2, 8, 4, last), P(16, 2, 8, 4, paired=False),
+                                          P(16, 2, 16, paired=False))),
         ("group_norm_silu", 32, 320, 64, (P(16, 2, 2), P(8, 4, 4), P(16, 2, 2, 0, last), P(16, 2, 2, paired=False))),
         ("group_norm_silu", 32, 320, 56, (P(16, 2, 2), P(8, 4, 4), P(8, 4, 2, 4))),
         ("group_norm_silu", 16, 512, 128, (P(16, 2, 16), P(16, 2, 8, 4), P(8, 3, 16), P(16, 2, 8, 4, last))),
-        ("group_norm_silu", 64, 640, 32, (P(16, 2), P(16, 2, paired=False), P(8, 4, 2), P(8, 3, 2), P(16, 2, 1, 0, last))),
+        ("group_norm_silu", 64, 640, 32, (P(16, 2), P(16, 2, paired=False), P(8, 4, 2), P(8, 3, 2),
+                                          P(16, 2, 1, 0, last))),
         ("group_norm_silu", 8, 512, 64, (P(16, 2, 4), P(8, 4, 8), P(8, 3, 4))),
         ("group_norm_silu", 8, 320, 128, (P(16, 2, 8), P(8, 4, 16), P(16, 2, 8, 0, last))),
         ("group_norm_silu", 16, 640, 64, (P(16, 2, 4), P(8, 4, 8))),
@@ -460,6 +462,23 @@ def groups_clustered() -> Iterator[Sweep]:
     ):  # fmt: skip
         of = case("bfloat16", batch=batch, channels=channels, side=side, groups=32)
         yield Sweep("group_norm.streamed", name, "fwd", of, tried)
+
+
+def groups_backward() -> Iterator[Sweep]:
+    """GroupNorm's backward pass with a group a program or a cluster of them, none of which has a next group."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.group_norm.config import Packed as P
+
+    for name, batch, channels, side, tried in (
+        ("group_norm_silu", 4, 512, 128, (P(16, 2, 16), P(16, 2, 16, paired=False))),
+        ("group_norm", 4, 512, 128, (P(16, 2, 16),)),
+        ("group_norm_silu", 16, 512, 128, (P(16, 2, 16), P(16, 2, 16, paired=False))),
+        ("group_norm_silu", 32, 320, 64, (P(8, 3, 4), P(8, 3, 4, paired=False), P(4, 6, 8), P(16, 1, 2))),
+        ("group_norm_silu", 64, 640, 32, (P(8, 3, 2), P(4, 6, 4), P(16, 1, 1))),
+        ("group_norm_silu", 64, 1280, 16, (P(8, 3), P(4, 6, 2))),
+    ):
+        of = case("bfloat16", batch=batch, channels=channels, side=side, groups=32)
+        yield Sweep("group_norm.backward_streamed", name, "bwd", of, tried)
 
 
 def rows_clustered() -> Iterator[Sweep]:
@@ -542,6 +561,7 @@ PARTS: dict[str, Callable[[], Iterator[Sweep]]] = {
     "groups_packed": groups_packed,
     "stages": stages,
     "groups_clustered": groups_clustered,
+    "groups_backward": groups_backward,
     "rows_clustered": rows_clustered,
     "odd_forward": odd_forward,
 }
