@@ -284,7 +284,8 @@ def _plan_backward_packed(
     length, cluster = channels // groups * positions, chosen.cluster
     share, w, b = length // cluster, x if weight is None else weight, x if bias is None else bias
     chunks = cdiv(share, 256 * chosen.num_warps)
-    per = next(n for n in range(chunks, 0, -1) if not any(size % (256 * n) for size in (256 * chunks, positions, share)))
+    whole = (256 * chunks, positions, share)
+    per = next(n for n in range(chunks, 0, -1) if not any(size % (256 * n) for size in whole))
     pieces = positions // (256 * per)
     sums = template((2, samples * pieces, channels), torch.float32, x.device)
     column = template((channels,), w.dtype, x.device)
