@@ -54,7 +54,7 @@ class Whole:
 class Packed:
     """A group of 16-bit numbers a program, or a share of one, two numbers a word, and no next group: its warps, and
     programs of a multiprocessor. ``cluster``: programs that share a group. ``shared``: how many pieces of one wait in
-    shared memory instead of registers (backward all of x does). ``reads``: what the L2 is told of what is read.
+    shared memory instead of registers. ``reads``: what the L2 is told of what is read.
     ``paired``: two sigmoids share an inverse."""
 
     num_warps: int

@@ -28,9 +28,6 @@ _WHOLE = Kernel(streamed.group_norm_whole, vectors=("cols",), loose=("weight_ptr
 _PACKED = Kernel(
     streamed.group_norm_packed, vectors=("length",), loose=("weight_ptr", "bias_ptr", "mean_ptr", "rstd_ptr")
 )
-_BACKWARD_PACKED = Kernel(
-    streamed.group_norm_backward_packed, vectors=("length",), loose=("weight_ptr", "bias_ptr", "mean_ptr", "rstd_ptr")
-)
 _forward_plans, _backward_plans = Plans(), Plans()
 
 
@@ -246,11 +243,9 @@ def _plan_backward_streamed(
     samples, channels, on = x.shape[0], x.shape[1], x.get_device()
     length = channels // groups * positions
     chosen, found = _streaming("group_norm.backward_streamed", (x, dy), samples * groups, length, positions)
-    w, b = x if weight is None else weight, x if bias is None else bias
-    if isinstance(chosen, config.Packed):
-        return _plan_backward_packed(chosen, dy, x, groups, weight, bias, stats, silu, positions)
     if found is None:
         return None
+    w, b = x if weight is None else weight, x if bias is None else bias
     pieces = positions // found.block
     sums = template((2, samples * pieces, channels), torch.float32, x.device)
     column = template((channels,), w.dtype, x.device)
@@ -260,47 +255,6 @@ def _plan_backward_streamed(
         {"HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None, "SILU": silu,
          "PAIRED": silu and chosen.paired, "KEPT": silu and chosen.kept},
         {"device": on, "vector": found.vector},
-    )  # fmt: skip
-    reduce = plan_reduce(sums, column, samples * pieces, channels, on, second=column)
-
-    def plan(dy: Tensor, x: Tensor, w: Tensor, b: Tensor, mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        both = torch.empty_like(sums, memory_format=torch.contiguous_format)
-        dx = torch.empty_like(x)
-        dw = torch.empty_like(column, memory_format=torch.contiguous_format)
-        db = torch.empty_like(column, memory_format=torch.contiguous_format)
-        run(dy, x, w, b, mean, rstd, dx, both, *numbers)
-        reduce(both, dw, db, samples * pieces, channels)
-        return dx, dw, db
-
-    return plan
-
-
-def _plan_backward_packed(
-    chosen: config.Packed, dy: Tensor, x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None,
-    stats: Tensor, silu: bool, positions: int,
-) -> Any:  # fmt: skip
-    """The backward pass with a group or a share of one a program, as many programs as these."""
-    samples, channels, on = x.shape[0], x.shape[1], x.get_device()
-    length, cluster = channels // groups * positions, chosen.cluster
-    share, w, b = length // cluster, x if weight is None else weight, x if bias is None else bias
-    chunks = cdiv(share, 256 * chosen.num_warps)
-    whole = (256 * chunks, positions, share)
-    per = next(n for n in range(chunks, 0, -1) if not any(size % (256 * n) for size in whole))
-    pieces = positions // (256 * per)
-    sums = template((2, samples * pieces, channels), torch.float32, x.device)
-    column = template((channels,), w.dtype, x.device)
-    numbers = (share, channels // groups, positions, 1 / length)
-    run = _BACKWARD_PACKED.bind(
-        (dy, x, w, b, stats, stats, x, sums, *numbers),
-        grid=(groups * cluster, samples),
-        constants={"HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None, "SILU": silu,
-                   "PAIRED": silu and chosen.paired, "SHARES": cluster, "CHUNKS": chunks, "PER": per,
-                   "EVEN": share == chunks * 256 * chosen.num_warps},
-        num_warps=chosen.num_warps,
-        max_registers=shares.registers_of(chosen.num_warps, chosen.programs_per_sm),
-        device=on,
-        vector=POINTER_ALIGNMENT_BYTES // x.element_size(),
-        cluster=cluster,
     )  # fmt: skip
     reduce = plan_reduce(sums, column, samples * pieces, channels, on, second=column)
 

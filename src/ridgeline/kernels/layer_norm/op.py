@@ -9,9 +9,10 @@ from torch import Tensor
 
 from ridgeline.errors import KernelError
 from ridgeline.kernels import tuning
+from ridgeline.kernels.compiler import POINTER_ALIGNMENT_BYTES
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, common_rows, declare, elementwise_cost
 from ridgeline.kernels.launcher import INTERPRETING, Kernel, Plans, access_of, launchable, num_sms, vector_of
-from ridgeline.kernels.layer_norm import config, kernel, reference
+from ridgeline.kernels.layer_norm import config, kernel, reference, streamed
 from ridgeline.kernels.rms_norm.op import ends_access, pieces_of, plan_copies, plan_reduce, walkers
 from ridgeline.kernels.rows import as_rows, cdiv, float_reason, template
 from ridgeline.kernels.shares import registers_of
@@ -23,6 +24,9 @@ _FORWARD_APART = Kernel(kernel.layer_norm_forward_apart, vectors=("width",))
 _BACKWARD = Kernel(kernel.layer_norm_backward, vectors=("cols", "x_stride"))
 _BACKWARD_LONG = Kernel(kernel.layer_norm_backward_long, vectors=("cols", "x_stride"))
 _BACKWARD_ENDS = Kernel(kernel.layer_norm_backward_ends)
+_BACKWARD_WORDS = Kernel(
+    streamed.layer_norm_backward_words, loose=("weight_ptr", "mean_ptr", "rstd_ptr", "shares_ptr")
+)
 _SHARES = Kernel(kernel.layer_norm_column_shares, vectors=("cols", "x_stride"))
 
 _infer_plans, _forward_plans, _backward_plans = Plans(), Plans(), Plans()
@@ -224,7 +228,7 @@ def _plan_apart(
         constants={"HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None, "HAS_RESIDUAL": h is not y,
                    "SAVE": save, "CHUNKS": cdiv(cols // vector * vector, chosen.block), "BLOCK": chosen.block,
                    "VECTOR": vector, "READS": "" if h is not y else chosen.reads,
-                   "DEPENDENT": given and not INTERPRETING},
+                   "ONCE": chosen.once and h is y, "DEPENDENT": given and not INTERPRETING},
         num_warps=chosen.num_warps,
         device=x.get_device(),
         vector=vector,
@@ -301,6 +305,9 @@ def _plan_backward(
         tile = {"CHUNKS": cdiv(cols // ends * ends, chosen.block)}
     partial = template((2, programs, cols), torch.float32, x.device)
     early = chosen.early and not INTERPRETING
+    alike = dy.dtype == x.dtype == w.dtype and x.element_size() == 2
+    if apart and chosen.words and alike and not has_dh and not INTERPRETING:
+        return _plan_backward_words(chosen, dy, x, weight, mean, dx, partial, rows, cols, stride, want)
     run = (_BACKWARD_ENDS if apart else _BACKWARD).bind(
         (dy, x, w, mean, rstd, dh, dx, partial, rows, cols, stride),
         grid=(programs,),
@@ -321,6 +328,37 @@ def _plan_backward(
     ) -> None:
         shares = torch.empty_like(partial, memory_format=torch.contiguous_format) if want else dx
         run(dy, x, w, mean, rstd, dh, dx, shares, rows, cols, stride)
+        if want:
+            reduce(shares, *sums, programs, cols)
+
+    return plan
+
+
+def _plan_backward_words(
+    chosen: config.Backward, dy: Tensor, x: Tensor, weight: Tensor | None, stats: Tensor, dx: Tensor, partial: Tensor,
+    rows: int, cols: int, stride: int, want: int,
+) -> Any:  # fmt: skip
+    """Rows that start inside accesses, two numbers a word."""
+    w, on, programs = x if weight is None else weight, x.get_device(), partial.shape[1]
+    vector = POINTER_ALIGNMENT_BYTES // x.element_size()
+    run = _BACKWARD_WORDS.bind(
+        (dy, x, w, stats, stats, dx, partial, rows, cols, stride),
+        grid=(programs,),
+        constants={"HAS_WEIGHT": weight is not None, "WANT_DW": bool(want & WANT_WEIGHT),
+                   "WANT_DB": bool(want & WANT_BIAS), "CHUNKS": cdiv(cols // vector * vector, chosen.block),
+                   "BLOCK": chosen.block, "SLOTS": chosen.num_stages, "EARLY": bool(want) and chosen.early},
+        num_warps=chosen.num_warps,
+        device=on,
+        vector=vector,
+        max_registers=registers_of(chosen.num_warps, chosen.programs_per_sm),
+    )  # fmt: skip
+    reduce = plan_reduce(partial, w, programs, cols, on, second=w, early=chosen.early)
+
+    def plan(
+        dy: Tensor, x: Tensor, w: Tensor, mean: Tensor, rstd: Tensor, dh: Tensor, dx: Tensor, *sums: Tensor
+    ) -> None:
+        shares = torch.empty_like(partial, memory_format=torch.contiguous_format) if want else dx
+        run(dy, x, w, mean, rstd, dx, shares, rows, cols, stride)
         if want:
             reduce(shares, *sums, programs, cols)
 

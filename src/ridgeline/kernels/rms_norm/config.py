@@ -20,7 +20,7 @@ class Forward:
     ``reads`` and ``writes``: what the L2 is told of rows and results ("evict_first", "evict_last").
     ``programs_per_sm`` programs walk over rows that start inside accesses, the few elements at their ends apart,
     ``num_stages`` − 1 rows on their way. ``apart``: such rows a program each, the weights from copies that start where
-    rows can."""
+    rows can. ``once``: LayerNorm's warps meet once for both sums of such a row."""
 
     rows: int
     chunks: int
@@ -31,6 +31,7 @@ class Forward:
     reads: str = ""
     writes: str = ""
     apart: bool = False
+    once: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,8 @@ class Backward:
     early: bool = True
     """The kernel that adds up the shares starts while this one ends: 2048×4096 22.5 µs, 24.0 else; 8192×128 11.6 and
     12.8, LayerNorm 1024×12288 33.2 and 35.2. Let in from this one's start on it is in the way: 23.3, 11.9, 34.0."""
+    words: bool = False
+    """With ``ends``, LayerNorm of 16-bit numbers: what waits are two numbers a word, ``num_stages`` rows of them."""
 
 
 LONG_BLOCK = 8192

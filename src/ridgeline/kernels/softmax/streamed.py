@@ -327,14 +327,10 @@ def softmax_backward_streamed(
 def softmax_forward_packed(
     x_ptr,  # [R, C] of 16 bits, rows x_stride apart
     y_ptr,  # [R, C]
-    word_ptr,  # [R, S] maximum and sum of each share, zero at first; unused where a row is one share, or a cluster's
     cols,
     x_stride,
     length,
-    num_shares,
-    MEET: gl.constexpr,
-    CLUSTER: gl.constexpr,  # programs that share a row are one
-    SHARES: gl.constexpr,
+    SHARES: gl.constexpr,  # programs of a row, which are a cluster
     CHUNKS: gl.constexpr,
     FULL: gl.constexpr,  # pieces that every share has whole, but for the last: 16384 columns spill without its mask
     SHARED: gl.constexpr,  # the first pieces wait in shared memory, the others in registers
@@ -347,7 +343,7 @@ def softmax_forward_packed(
 
     Several programs a multiprocessor overlap: one's row comes while another's powers are computed and written. Where
     rows start inside accesses, whole accesses are the row and the few elements outside them are handled apart. Programs
-    start in the order of their numbers, so that those of a row are on the device together.
+    that share a row start together and tell each other what they found through shared memory.
     """
     NUM_WARPS: gl.constexpr = gl.num_warps()
     BF16: gl.constexpr = x_ptr.dtype.element_ty == gl.bfloat16
@@ -362,20 +358,16 @@ def softmax_forward_packed(
     lead = 0
     first = 0
     width = cols // 2
-    if CLUSTER:
+    if SHARES > 1:
         room = join_cluster(SHARES)
         row = (gl.program_id(0) // SHARES).to(gl.int64)
         share = gl.program_id(0) % SHARES
-        first = share * length
-    elif MEET:
-        row = (gl.program_id(0) // num_shares).to(gl.int64)
-        share = gl.program_id(0) % num_shares
         first = share * length
     if SHIFTED:
         lead = ((8 - row * cols % 8) % 8).to(gl.int32)
         width = gl.maximum(cols - lead, 0) // 8 * 4
         last = lead + width * 2
-    if MEET:
+    if SHARES > 1:
         width = gl.minimum(length // 2, width - first // 2)
     c = gl.arange(0, PIECE, L)
     access = c // 4 * 4
@@ -430,23 +422,15 @@ def softmax_forward_packed(
         end_powers = power(ends, top, scale, base, True)
         total += gl.sum(end_powers, axis=0)
         to = y_ptr + row * cols + edge
-        if not MEET:
+        if SHARES == 1:
             gl.store(to, (end_powers * (1.0 / total)).to(y_ptr.dtype.element_ty), mask=own)
     gl.thread_barrier()
     again = base - 1.0  # other powers than those above: kept from there they would take two registers a word
     factor = gl.exp2(again - base)
-    if CLUSTER:
+    if SHARES > 1:
         k, tops, totals = told_by_cluster(room, top, total * rounding, SHARES, NUM_WARPS)
         best = gl.max(gl.where(k < SHARES, tops, LOWEST), axis=0)
         total = gl.sum(gl.where(k < SHARES, totals * gl.exp(tops - best), 0.0), axis=0)
-    elif MEET:
-        word_row = word_ptr + row * num_shares
-        gl.atomic_xchg(word_row + share, word_of(top, total * rounding), sem="relaxed")
-        k, tops, totals = words_when_there(word_row, num_shares, SHARES, NUM_WARPS)
-        best = gl.max(gl.where(k < num_shares, tops, LOWEST), axis=0)
-        total = gl.sum(gl.where(k < num_shares, totals * gl.exp(tops - best), 0.0), axis=0)
-        total = gl.where(total < 0.5, 0.0, total)  # nothing but −inf: what is left is the words' lowest bits
-    if MEET:
         factor *= rounding * gl.exp(top - best)
         if SHIFTED:
             at_ends = end_powers * (rounding * gl.exp(top - best) / total)
