@@ -423,8 +423,8 @@ def groups_packed() -> Iterator[Sweep]:
 
 
 def groups_clustered() -> Iterator[Sweep]:
-    """GroupNorm with a group a cluster of programs, which tell each other their moments through shared memory: 32 to 160
-    numbers a thread, most of them waiting in shared memory."""
+    """GroupNorm with a group a cluster of programs, which tell each other their moments through shared memory: 32 to
+    160 numbers a thread, most of them waiting in shared memory."""
     from ridgeline.kernels.contract import case
     from ridgeline.kernels.group_norm.config import Images
     from ridgeline.kernels.group_norm.config import Packed as P

@@ -178,11 +178,11 @@ def _plan_forward(
     kind = _FORWARD_LONG
     vector = vector_of(size, pointers, cols, stride)
     ends = ends_access(size, pointers, cols, stride)
-    walked = config.walking(rows, cols // ends * ends, size) if ends else None
+    apart = config.apart(rows, cols // ends * ends, size) if ends else None
     chosen = tuning.choose(
         "layer_norm.forward",
         {"rows": rows, "cols": cols, "dtype": y.dtype},
-        walked or config.forward(rows, cols, size),
+        apart or config.forward(rows, cols, size),
     )
     grid, registers = cdiv(rows, chosen.rows), 0
     if ends and chosen.apart and w.dtype == b.dtype:
@@ -503,8 +503,8 @@ CHECKS = tuple(
     for dtype in DTYPES
     for rows, cols in ((1, 3), (3, 7), (1, 4096), (1000, 128), (257, 1000), (64, 4096), (33, 5120), (19, 8192),
                        (9, 16384), (5, 20001), (3, 40000), (2, 131072), (300, 24576),
-                       (900, 4099), (5001, 1001), (4101, 4099), (4100, 7001), (12300, 4096),
-                       (4101, 2049))
+                       (900, 4099), (5001, 1001), (4101, 4099), (4100, 7001), (12300, 4096), (9001, 1001),
+                       (4101, 2049), (700, 12289))
 )  # fmt: skip
 RACES = tuple(
     case(dtype, rows=rows, cols=cols)

@@ -74,23 +74,27 @@ def short_tile(rows: int, cols: int, itemsize: int, num_warps: int) -> tuple[int
     return num_warps * per_warp, chunks, block, num_warps
 
 
-LEAST_WALKED, LONGEST_WALKED = 4096, 8192
-"""Rows that start inside accesses are walked over where there are so many, of so many columns at most."""
+LEAST_WALKED = 4096
+"""Backward, rows that start inside accesses are walked over where there are so many."""
+LEAST_APART_BYTES = 16 << 20
+"""Rows that start inside accesses are worth copies of their weights from so many bytes on: these take 1 to 2 µs."""
 
 
-def walking(rows: int, whole: int, itemsize: int) -> Forward | None:
+def apart(rows: int, whole: int, itemsize: int, centered: bool = False) -> Forward | None:
     """Rows that start inside accesses and have ``whole`` columns in whole accesses; None where they are few or long.
 
-    LayerNorm 32768×4099 153 µs, 225 with a program a row, 173 on eight warps; 16384×7001 129 and 227; 131072×1001 147
-    and 210. RMSNorm 151 and 153, 146 and 145. Float32 rows are faster a program each: 136 and 148.
+    RMSNorm 32768×4099 131 µs (150 where programs walked over rows, 153 with masks), 16384×7001 115 (129), 131072×1001
+    128 (145), 65536×2049 130 (159), 8192×12289 105 (143 with masks). LayerNorm (``centered``) 137 (152), 127 (128), 132
+    (145), 134 (161) and 119 (282); with fewer numbers a thread 152, 134, 148, 146, 129. Float32 16384×4099 133 (148),
+    RMSNorm 132 and 130 with masks.
     """
-    if itemsize != 2 or rows < LEAST_WALKED or not 512 <= whole <= LONGEST_WALKED:
+    if rows * whole * itemsize < LEAST_APART_BYTES or not 512 <= whole <= 16384 or (itemsize == 4 and not centered):
         return None
-    if whole <= 1024:
-        return Forward(1, cdiv(whole, 256), 256, 1, 3, 16)
-    if whole <= 5120:
-        return Forward(1, cdiv(whole, 1024), 1024, 4, 3, 4 if whole <= 4096 else 3)
-    return Forward(1, cdiv(whole, 2048), 2048, 8, 3, 2)
+    if itemsize == 4:
+        return Forward(1, cdiv(whole, 1024), 1024, 8, apart=True) if whole <= 8192 else None
+    num_warps = 1 if whole <= 1024 else 2 if whole <= 2048 else 4 if whole <= 8192 else 8
+    found = Forward(1, cdiv(whole, 256 * num_warps), 256 * num_warps, num_warps, apart=True)
+    return found if centered else kept(found, rows, whole, itemsize)
 
 
 KEPT_BYTES = 96 << 20
