@@ -107,8 +107,10 @@ def test_the_pipeliner_is_really_at_work():
     assert "ttg.async_copy_global_to_local" in ir and "ttg.async_wait" in ir
 
 
-@pytest.mark.parametrize("cols", [32768, 131072])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(
+    ("cols", "dtype"),
+    [(32768, torch.bfloat16), (524288, torch.bfloat16), (32768, torch.float32), (131072, torch.float32)],
+)
 def test_programs_that_share_a_softmax_row_fit_on_the_device_and_copy_ahead(cols, dtype):
     found = variants(kernels.softmax, (200, cols), dtype=dtype)
     for name, inputs in (("softmax_forward_streamed", 1), ("softmax_backward_streamed", 2)):
@@ -163,8 +165,8 @@ def test_powers_that_wait_for_their_row_in_registers_are_computed_once():
         made = facts(found)
         assert made.num_spills == 0 and made.num("MUFU.EX2") <= most
         assert dict(found.constants)["KEPT"] is kept
-    default = variants(kernels.softmax, (1024, 131072), grad=False)["softmax_forward_streamed"]
-    assert dict(default.constants)["KEPT"], "what is faster is what is taken, where rows are too long for one program"
+    default = variants(kernels.softmax, (100, 50304), grad=False)["softmax_forward_streamed"]
+    assert dict(default.constants)["KEPT"], "what is faster is what is taken, where rows are few"
 
 
 def test_long_float32_rows_of_softmax_have_no_branch_an_element():
