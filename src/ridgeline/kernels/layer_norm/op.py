@@ -19,7 +19,6 @@ from ridgeline.kernels.shares import registers_of
 
 _FORWARD = Kernel(kernel.layer_norm_forward, vectors=("cols", "x_stride"))
 _FORWARD_LONG = Kernel(kernel.layer_norm_forward_long, vectors=("cols", "x_stride"))
-_FORWARD_ENDS = Kernel(kernel.layer_norm_forward_ends)
 _FORWARD_APART = Kernel(kernel.layer_norm_forward_apart, vectors=("width",))
 _BACKWARD = Kernel(kernel.layer_norm_backward, vectors=("cols", "x_stride"))
 _BACKWARD_LONG = Kernel(kernel.layer_norm_backward_long, vectors=("cols", "x_stride"))
@@ -184,15 +183,9 @@ def _plan_forward(
         {"rows": rows, "cols": cols, "dtype": y.dtype},
         apart or config.forward(rows, cols, size),
     )
-    grid, registers = cdiv(rows, chosen.rows), 0
     if ends and chosen.apart and w.dtype == b.dtype:
         return _plan_apart(chosen, x, residual, weight, bias, y, h, rows, cols, stride, ends, save), rows, cols, stats
-    if ends and chosen.programs_per_sm:
-        kind, vector, grid = _FORWARD_ENDS, ends, walkers(rows, chosen, ends, x.get_device())
-        registers = registers_of(chosen.num_warps, chosen.programs_per_sm)
-        constants |= {"CHUNKS": cdiv(cols // ends * ends, chosen.block), "BLOCK": chosen.block,
-                      "STAGES": chosen.num_stages, "VECTOR": ends}  # fmt: skip
-    elif chosen.chunks:
+    if chosen.chunks:
         kind = _FORWARD
         vector, shifted, chunks = pieces_of(chosen, size, pointers, cols, stride)
         constants |= {"ROWS": chosen.rows, "CHUNKS": chunks, "BLOCK": chosen.block, "SHIFTED": shifted,
@@ -202,13 +195,11 @@ def _plan_forward(
         constants |= {"BLOCK": chosen.block or config.LONG_BLOCK}
     run = kind.bind(
         (x, residual, w, b, y, h, mean, rstd, rows, cols, stride, 0.0),
-        grid=(grid,),
+        grid=(cdiv(rows, chosen.rows),),
         constants=constants,
         num_warps=chosen.num_warps,
-        num_stages=chosen.num_stages,
         device=x.get_device(),
         vector=vector,
-        max_registers=registers,
     )
     return run, rows, cols, stats
 

@@ -17,17 +17,14 @@ class Forward:
     """Rows a program holds, in how many pieces of how many columns, and its warps; no pieces: rows are read twice, in
     blocks.
 
-    ``reads`` and ``writes``: what the L2 is told of rows and results ("evict_first", "evict_last").
-    ``programs_per_sm`` programs walk over rows that start inside accesses, the few elements at their ends apart,
-    ``num_stages`` − 1 rows on their way. ``apart``: such rows a program each, the weights from copies that start where
-    rows can. ``once``: LayerNorm's warps meet once for both sums of such a row."""
+    ``reads`` and ``writes``: what the L2 is told of rows and results ("evict_first", "evict_last"). ``apart``: rows
+    that start inside accesses, the few elements at their ends apart, weights from copies that start where rows can.
+    ``once``: LayerNorm's warps meet once for both sums of such a row."""
 
     rows: int
     chunks: int
     block: int
     num_warps: int
-    num_stages: int = 1
-    programs_per_sm: int = 0
     reads: str = ""
     writes: str = ""
     apart: bool = False
@@ -77,7 +74,8 @@ def short_tile(rows: int, cols: int, itemsize: int, num_warps: int) -> tuple[int
 LEAST_WALKED = 4096
 """Backward, rows that start inside accesses are walked over where there are so many."""
 LEAST_APART_BYTES = 16 << 20
-"""Rows that start inside accesses are worth copies of their weights from so many bytes on: these take 1 to 2 µs."""
+"""Rows that start inside accesses are worth copies of their weights from so many bytes on, LayerNorm's from half as
+many: these take 1 to 2 µs."""
 
 
 def apart(rows: int, whole: int, itemsize: int, centered: bool = False) -> Forward | None:
@@ -88,7 +86,8 @@ def apart(rows: int, whole: int, itemsize: int, centered: bool = False) -> Forwa
     (145), 134 (161) and 119 (282); with fewer numbers a thread 152, 134, 148, 146, 129. Float32 16384×4099 133 (148),
     RMSNorm 132 and 130 with masks.
     """
-    if rows * whole * itemsize < LEAST_APART_BYTES or not 512 <= whole <= 16384 or (itemsize == 4 and not centered):
+    enough = rows * whole * itemsize * (1 + centered) >= LEAST_APART_BYTES
+    if not enough or not 512 <= whole <= 16384 or (itemsize == 4 and not centered):
         return None
     if itemsize == 4:
         return Forward(1, cdiv(whole, 1024), 1024, 8, apart=True) if whole <= 8192 else None

@@ -13,11 +13,9 @@ from ridgeline.kernels.contract import DTYPES, Case, Trial, case, common_rows, d
 from ridgeline.kernels.launcher import INTERPRETING, Kernel, Plans, access_of, launchable, num_sms, vector_of
 from ridgeline.kernels.rms_norm import config, kernel, reference
 from ridgeline.kernels.rows import as_rows, cdiv, clamp, float_reason, power_of_two, template
-from ridgeline.kernels.shares import registers_of
 
 _FORWARD = Kernel(kernel.rms_norm_forward, vectors=("cols", "x_stride"))
 _FORWARD_LONG = Kernel(kernel.rms_norm_forward_long, vectors=("cols", "x_stride"))
-_FORWARD_ENDS = Kernel(kernel.rms_norm_forward_ends)
 _FORWARD_APART = Kernel(kernel.rms_norm_forward_apart, vectors=("width",))
 _BACKWARD = Kernel(kernel.rms_norm_backward, vectors=("cols", "x_stride"))
 _BACKWARD_LONG = Kernel(kernel.rms_norm_backward_long, vectors=("cols", "x_stride"))
@@ -161,15 +159,9 @@ def _plan_forward(
         {"rows": rows, "cols": cols, "dtype": y.dtype},
         apart or config.forward(rows, cols, size),
     )
-    grid, registers = cdiv(rows, chosen.rows), 0
     if ends and chosen.apart:
         return _plan_apart(chosen, x, residual, weight, y, h, rows, cols, stride, ends, save), rows, cols, stats
-    if ends and chosen.programs_per_sm:
-        kind, vector, grid = _FORWARD_ENDS, ends, walkers(rows, chosen, ends, x.get_device())
-        registers = registers_of(chosen.num_warps, chosen.programs_per_sm)
-        constants |= {"CHUNKS": cdiv(cols // ends * ends, chosen.block), "BLOCK": chosen.block,
-                      "STAGES": chosen.num_stages, "VECTOR": ends}  # fmt: skip
-    elif chosen.chunks:
+    if chosen.chunks:
         kind = _FORWARD
         vector, shifted, chunks = pieces_of(chosen, size, pointers, cols, stride)
         constants |= {"ROWS": chosen.rows, "CHUNKS": chunks, "BLOCK": chosen.block, "SHIFTED": shifted,
@@ -179,13 +171,11 @@ def _plan_forward(
         constants |= {"BLOCK": chosen.block or config.LONG_BLOCK}
     run = kind.bind(
         (x, residual, w, y, h, stats if save else rstd, rows, cols, stride, 0.0, 0.0),
-        grid=(grid,),
+        grid=(cdiv(rows, chosen.rows),),
         constants=constants,
         num_warps=chosen.num_warps,
-        num_stages=chosen.num_stages,
         device=x.get_device(),
         vector=vector,
-        max_registers=registers,
     )
     return run, rows, cols, stats
 
