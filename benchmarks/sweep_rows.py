@@ -386,22 +386,6 @@ def packed() -> Iterator[Sweep]:
         yield Sweep("softmax.forward", "softmax", "fwd", case(dtype, rows=rows, cols=cols), tried)
 
 
-def shares_packed() -> Iterator[Sweep]:
-    """Softmax of rows that several programs share, each of which holds its share two numbers a word."""
-    from ridgeline.kernels.contract import case
-    from ridgeline.kernels.softmax.config import Packed as P
-
-    last = "evict_last"
-    most = (P(8, 0, 3, last, pieces=8), P(8, 0, 3, pieces=8), P(16, 4, 2, last, pieces=8), P(16, 0, 2, last, pieces=6),
-            P(8, 0, 4, last, pieces=6), P(4, 0, 6, last, pieces=8))  # fmt: skip
-    for dtype, rows, cols, tried in (
-        ("bfloat16", 1024, 131072, most), ("bfloat16", 2048, 128256, most[:4]), ("bfloat16", 512, 262144, most[:4]),
-        ("bfloat16", 2048, 80000, most[:4]), ("float16", 2048, 151936, most[:3]), ("bfloat16", 2048, 65536, most[:2]),
-        ("bfloat16", 64, 128256, most[:2]), ("bfloat16", 4, 262144, most[:2]),
-    ):  # fmt: skip
-        yield Sweep("softmax.forward", "softmax", "fwd", case(dtype, rows=rows, cols=cols), tried)
-
-
 def losses_packed() -> Iterator[Sweep]:
     """Cross-entropy of rows held two logits a word, and as float32 numbers or in blocks."""
     from ridgeline.kernels.contract import case
@@ -438,6 +422,101 @@ def groups_packed() -> Iterator[Sweep]:
         yield Sweep("group_norm.streamed", "group_norm_silu", "fwd", of, tried)
 
 
+def groups_clustered() -> Iterator[Sweep]:
+    """GroupNorm with a group a cluster of programs, which tell each other their moments through shared memory: 32 to
+    160 numbers a thread, most of them waiting in shared memory."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.group_norm.config import Images
+    from ridgeline.kernels.group_norm.config import Packed as P
+
+    walked = Images(8, 4, 3, 4, paired=True)
+    largest = (walked, P(8, 4, 16, 4), P(8, 4, 8, 12), P(8, 3, 8, 9), P(4, 8, 16, 12), P(16, 2, 4, 12), P(8, 4, 16, 5),
+               P(8, 4, 16, 4, paired=False), P(4, 8, 16, 12, paired=False))  # fmt: skip
+    for name, batch, channels, side, tried in (
+        ("group_norm_silu", 4, 512, 128, largest),
+        ("group_norm_silu", 32, 320, 64, (walked, P(8, 4, 4), P(8, 4, 2, 6), P(4, 8, 4, 6), P(16, 2, 1, 6),
+                                          P(8, 3, 1, 15), P(8, 4, 2, 6, paired=False))),
+        ("group_norm_silu", 32, 320, 56, (walked, P(8, 4, 2, 4), P(4, 8, 4, 4), P(16, 2, 1, 4), P(8, 3, 1, 11))),
+        ("group_norm_silu", 16, 512, 128, largest[:7]),
+        ("group_norm_silu", 64, 640, 32, (P(16, 2), P(8, 4, 1, 6), P(8, 4, 1, 5), P(4, 8, 2, 6))),
+        ("group_norm_silu", 8, 512, 64, (walked, P(8, 4, 4, 4), P(8, 4, 8), P(4, 8, 8, 4), P(8, 3, 2, 11))),
+        ("group_norm_silu", 8, 320, 128, (walked, P(8, 4, 8, 6), P(8, 3, 4, 15), P(4, 8, 16, 6))),
+        ("group_norm_silu", 16, 640, 64, (walked, P(8, 4, 4, 6), P(8, 3, 2, 15), P(4, 8, 8, 6))),
+        ("group_norm", 4, 512, 128, (walked, P(8, 4, 16, 4), P(8, 4, 8, 12), P(4, 8, 16, 12))),
+        ("group_norm", 16, 512, 128, (walked, P(8, 4, 16, 4), P(8, 4, 8, 12), P(4, 8, 16, 12))),
+        ("group_norm_silu", 64, 1280, 16, (P(8, 4), P(4, 8, 1, 6), P(4, 8, 1, 5))),
+    ):  # fmt: skip
+        of = case("bfloat16", batch=batch, channels=channels, side=side, groups=32)
+        yield Sweep("group_norm.streamed", name, "fwd", of, tried)
+
+
+def rows_clustered() -> Iterator[Sweep]:
+    """Softmax with a row a cluster of programs, which tell each other their sums through shared memory."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.softmax.config import Packed as P
+    from ridgeline.kernels.softmax.config import Shares
+
+    last, walked = "evict_last", Shares(8, 4, 4, 3, kept=True)
+    four, eight, two = P(16, 4, 2, last, cluster=4), P(8, 0, 3, last, cluster=8), P(16, 13, 2, cluster=2)
+    plain = P(8, 0, 3, cluster=8)
+    for dtype, rows, cols, tried in (
+        ("bfloat16", 1024, 131072, (walked, four, eight, two, plain)),
+        ("bfloat16", 2048, 128256, (walked, four, eight, two, plain)),
+        ("bfloat16", 512, 262144, (walked, P(16, 13, 2, cluster=4), P(8, 0, 3, last, cluster=16),
+                                   P(8, 0, 3, cluster=16))),
+        ("bfloat16", 2048, 80000, (walked, P(16, 6, 2, last, cluster=2), P(8, 2, 3, last, cluster=4))),
+        ("float16", 2048, 151936, (walked, P(16, 6, 2, last, cluster=4), P(8, 2, 3, last, cluster=8))),
+        ("bfloat16", 1024, 131075, (walked, P(16, 5, 2, last, cluster=4), P(16, 5, 2, cluster=4))),
+        ("bfloat16", 2048, 100003, (walked, P(16, 9, 2, last, cluster=2), P(16, 3, 2, last, cluster=4))),
+        ("bfloat16", 64, 50304, (walked, P(8, 0, 3, cluster=4), P(8, 0, 3, cluster=8), P(4, 0, 6, cluster=8))),
+        ("bfloat16", 16, 65536, (walked, P(8, 0, 3, cluster=8), P(8, 0, 3, cluster=16), P(4, 0, 6, cluster=16))),
+        ("bfloat16", 128, 32768, (Shares(8, 16, 3, 1), P(8, 0, 3, cluster=2), P(8, 0, 3, cluster=4))),
+    ):  # fmt: skip
+        yield Sweep("softmax.forward", "softmax", "fwd", case(dtype, rows=rows, cols=cols), tried)
+
+
+def odd_forward() -> Iterator[Sweep]:
+    """Norms of rows that start inside accesses, a program a row, weights from copies that start where rows can."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.rms_norm.config import Forward
+
+    def F(chunks: int, block: int, num_warps: int, reads: str = "", once: bool = False) -> Forward:
+        return Forward(1, chunks, block, num_warps, reads=reads, apart=True, once=once)
+
+    last = "evict_last"
+    for dtype, rows, cols, tried in (
+        ("bfloat16", 32768, 4099, (F(4, 1024, 4, last), F(4, 1024, 4), F(4, 1024, 4, "", True))),
+        ("bfloat16", 16384, 7001, (F(7, 1024, 4), F(7, 1024, 4, last, True), F(4, 2048, 8, "", True))),
+        ("bfloat16", 131072, 1001, (F(4, 256, 1), F(4, 256, 1, last), F(4, 256, 1, "", True))),
+        ("bfloat16", 65536, 2049, (F(4, 512, 2), F(4, 512, 2, last), F(4, 512, 2, "", True))),
+        ("bfloat16", 8192, 12289, (F(6, 2048, 8), F(6, 2048, 8, last, True))),
+        ("float32", 16384, 4099, (F(4, 1024, 8, last), F(4, 1024, 8), F(8, 512, 4, "", True))),
+        ("bfloat16", 2048, 5003, (F(5, 1024, 4), F(5, 1024, 4, "", True))),
+    ):
+        for name in ("layer_norm", "rms_norm"):
+            used = [config for config in tried if not config.once or name == "layer_norm"]
+            yield Sweep(f"{name}.forward", name, "fwd", case(dtype, rows=rows, cols=cols), tuple(used))
+
+
+def odd_words() -> Iterator[Sweep]:
+    """LayerNorm's backward pass of rows that start inside accesses, with two 16-bit numbers a word waiting."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.rms_norm.config import Backward
+
+    def B(chunks: int, block: int, num_warps: int, slots: int, programs: int) -> Backward:
+        return Backward(1, chunks, block, num_warps, slots, programs, True, True, words=True)
+
+    for rows, cols, tried in (
+        (32768, 4099, (B(2, 2048, 8, 2, 2), B(2, 2048, 8, 3, 2), B(4, 1024, 4, 2, 3), B(4, 1024, 4, 3, 2),
+                       B(4, 1024, 4, 2, 4))),
+        (16384, 7001, (B(2, 4096, 16, 2, 1), B(2, 4096, 16, 3, 1), B(4, 2048, 8, 2, 2), B(4, 2048, 8, 3, 1))),
+        (65536, 2049, (B(2, 1024, 4, 2, 4), B(2, 1024, 4, 3, 4), B(4, 512, 2, 2, 6))),
+        (16384, 5003, (B(5, 1024, 4, 2, 2), B(3, 2048, 8, 2, 2))),
+    ):
+        of = case("bfloat16", rows=rows, cols=cols)
+        yield Sweep("layer_norm.backward", "layer_norm", "bwd", of, tried)
+
+
 def stages() -> Iterator[Sweep]:
     """LayerNorm to fp8 in blocks of 128 with fewer rows on their way, and with more."""
     from ridgeline.kernels.contract import case
@@ -470,10 +549,13 @@ PARTS: dict[str, Callable[[], Iterator[Sweep]]] = {
     "shares_early": shares_early,
     "odd_backward": odd_backward,
     "packed": packed,
-    "shares_packed": shares_packed,
     "losses_packed": losses_packed,
     "groups_packed": groups_packed,
     "stages": stages,
+    "groups_clustered": groups_clustered,
+    "rows_clustered": rows_clustered,
+    "odd_forward": odd_forward,
+    "odd_words": odd_words,
 }
 
 

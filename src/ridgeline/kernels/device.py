@@ -109,9 +109,14 @@ def ends_of(lead, whole, cols, VECTOR: tl.constexpr):
 
 
 @triton.jit
-def load_whole(at, c, whole, I: tl.constexpr, CHUNKS: tl.constexpr, OTHER: tl.constexpr = 0.0):
+def load_whole(
+    at, c, whole, I: tl.constexpr, CHUNKS: tl.constexpr, OTHER: tl.constexpr = 0.0, POLICY: tl.constexpr = USUAL
+):
     """Piece I of a row's whole accesses: only the last one may end early."""
-    return tl.load(at, mask=c < whole, other=OTHER) if I == CHUNKS - 1 else tl.load(at)
+    if I == CHUNKS - 1:
+        return tl.load(at, mask=c < whole, other=OTHER, eviction_policy=POLICY)
+    else:
+        return tl.load(at, eviction_policy=POLICY)
 
 
 @triton.jit
@@ -120,6 +125,31 @@ def store_whole(to, value, c, whole, I: tl.constexpr, CHUNKS: tl.constexpr):
         tl.store(to, value, mask=c < whole)
     else:
         tl.store(to, value)
+
+
+@triton.jit
+def copy_shifted(
+    weight_ptr,  # [C]
+    bias_ptr,  # [C]
+    copies_ptr,  # [2, V, width] weight and bias, each from its first elements on: copy k starts at element k
+    cols,
+    width,
+    HAS_WEIGHT: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    EARLY: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Numbers of columns as rows need them that start inside accesses: a copy for every place where one can start, each
+    of which starts with an access. A few of them stay in the caches."""
+    let_next_start(EARLY)
+    c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    k = tl.program_id(1)
+    to = copies_ptr + k * width + c
+    if HAS_WEIGHT:
+        tl.store(to, tl.load(weight_ptr + c + k, mask=c + k < cols, other=0.0), mask=c < width)
+    if HAS_BIAS:
+        b = tl.load(bias_ptr + c + k, mask=c + k < cols, other=0.0)
+        tl.store(to + tl.num_programs(1) * width, b, mask=c < width)
 
 
 @triton.jit

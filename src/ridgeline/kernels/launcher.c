@@ -22,6 +22,9 @@
 #define CACHED_MAPS 32 /* a power of two */
 #define MAX_PARAMS (MAX_ARGS + MAX_MAPS * 2 * MAX_RANK + 2)
 #define DEPENDENT_LAUNCH 6   /* CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION */
+#define CLUSTER_LAUNCH 4     /* CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION */
+#define LARGE_CLUSTERS 14    /* CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED */
+#define PORTABLE_CLUSTER 8   /* programs; more must be allowed a kernel */
 #define L2_PROMOTION_128B 2  /* CU_TENSOR_MAP_L2_PROMOTION_L2_128B */
 #define MAX_DYNAMIC_SHARED 8 /* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES */
 #define NUM_REGS 4           /* CU_FUNC_ATTRIBUTE_NUM_REGS */
@@ -47,7 +50,7 @@ typedef struct {
 } Blocks;
 typedef struct {
   Handle *handle;
-  unsigned x, y;
+  unsigned x, y, cluster; /* programs that start together, on neighboring multiprocessors */
   PyObject *device, *stream_of;
   int dependent, num_maps;
   Py_ssize_t map_at[MAX_MAPS];
@@ -58,6 +61,7 @@ typedef struct { /* CUlaunchAttribute, as wide as the driver's */
   union {
     char bytes[64];
     int number;
+    unsigned size[3];
   } value;
 } Attribute;
 typedef struct { /* CUlaunchConfig */
@@ -233,23 +237,38 @@ static Result put_map(Blocks *of, uint64_t address, unsigned char *to) {
   return code;
 }
 
-/* plan(handle, device, grid_x, grid_y, stream_of, dependent, maps) -> plan: everything of a launch but its arguments and
-   the stream. maps: (index of an argument, blocks) for every tensor that goes through the copy engine, in order.
-   dependent: the kernel may start while the one before it ends, and waits for it itself. */
+static int allow_large(Handle *handle) {
+  void *popped;
+  if (failed(cuCtxPushCurrent(handle->context), "cuCtxPushCurrent")) return 0;
+  int bad = failed(cuFuncSetAttribute(handle->function, LARGE_CLUSTERS, 1), "cuFuncSetAttribute");
+  cuCtxPopCurrent(&popped);
+  return !bad;
+}
+
+/* plan(handle, device, grid_x, grid_y, stream_of, dependent, maps, cluster) -> plan: everything of a launch but its
+   arguments and the stream. maps: (index of an argument, blocks) for every tensor that goes through the copy engine, in
+   order. dependent: the kernel may start while the one before it ends, and waits for it itself. cluster: so many
+   programs in a row are on the device together; 1 where it is not given. */
 static PyObject *plan(PyObject *self, PyObject *args) {
   PyObject *handle, *device, *stream_of, *maps;
-  unsigned x, y;
+  unsigned x, y, cluster = 1;
   int dependent;
-  if (!PyArg_ParseTuple(args, "OOIIOpO!", &handle, &device, &x, &y, &stream_of, &dependent, &PyTuple_Type, &maps))
+  if (!PyArg_ParseTuple(args, "OOIIOpO!|I", &handle, &device, &x, &y, &stream_of, &dependent, &PyTuple_Type, &maps,
+                        &cluster))
     return NULL;
   Py_ssize_t num = PyTuple_Size(maps);
   if (num > MAX_MAPS) {
     PyErr_SetString(PyExc_ValueError, "a kernel takes at most 8 tensors in blocks");
     return NULL;
   }
+  if (!cluster || x % cluster) {
+    PyErr_SetString(PyExc_ValueError, "programs of a grid are a multiple of those of a cluster");
+    return NULL;
+  }
+  if (cluster > PORTABLE_CLUSTER && !allow_large(PyLong_AsVoidPtr(handle))) return NULL;
   Plan *made = malloc(sizeof(Plan));
   if (!made) return PyErr_NoMemory();
-  *made = (Plan){.handle = PyLong_AsVoidPtr(handle), .x = x, .y = y, .device = device, .stream_of = stream_of,
+  *made = (Plan){.handle = PyLong_AsVoidPtr(handle), .x = x, .y = y, .cluster = cluster, .device = device, .stream_of = stream_of,
                  .dependent = dependent, .num_maps = (int)num};
   for (Py_ssize_t i = 0; i < num; i++) {
     PyObject *pair = PyTuple_GetItem(maps, i);
@@ -283,10 +302,20 @@ static Result start(Handle *handle, Plan *made, void *stream, void **params) {
   if (handle->cooperative)
     return cuLaunchCooperativeKernel(handle->function, made->x, made->y, 1, handle->threads, 1, 1, handle->shared,
                                      stream, params);
-  if (made->dependent) {
-    Attribute attribute = {DEPENDENT_LAUNCH, 0, {{0}}};
-    attribute.value.number = 1;
-    Config config = {{made->x, made->y, 1}, {handle->threads, 1, 1}, handle->shared, stream, &attribute, 1};
+  if (made->dependent || made->cluster > 1) {
+    Attribute attributes[2] = {{0}};
+    unsigned num = 0;
+    if (made->dependent) {
+      attributes[num].id = DEPENDENT_LAUNCH;
+      attributes[num++].value.number = 1;
+    }
+    if (made->cluster > 1) {
+      attributes[num].id = CLUSTER_LAUNCH;
+      attributes[num].value.size[0] = made->cluster;
+      attributes[num].value.size[1] = attributes[num].value.size[2] = 1;
+      num++;
+    }
+    Config config = {{made->x, made->y, 1}, {handle->threads, 1, 1}, handle->shared, stream, attributes, num};
     return cuLaunchKernelEx(&config, handle->function, params, NULL);
   }
   return cuLaunchKernel(handle->function, made->x, made->y, 1, handle->threads, 1, 1, handle->shared, stream, params,
@@ -370,18 +399,19 @@ static PyObject *watch(PyObject *self, PyObject *who) {
   Py_RETURN_NONE;
 }
 
-/* parts(plan) -> (handle, device, grid_x, grid_y, plain): plain without tensor maps and started after what is ahead */
+/* parts(plan) -> (handle, device, grid_x, grid_y, plain): plain without tensor maps and clusters, and started after
+   what is ahead */
 static PyObject *parts(PyObject *self, PyObject *number) {
   Plan *made = PyLong_AsVoidPtr(number);
   if (!made) return NULL;
-  PyObject *plain = made->num_maps || made->dependent ? Py_False : Py_True;
+  PyObject *plain = made->num_maps || made->dependent || made->cluster > 1 ? Py_False : Py_True;
   return Py_BuildValue("(NOIIO)", PyLong_FromVoidPtr(made->handle), made->device, made->x, made->y, plain);
 }
 
 static PyMethodDef methods[] = {
     {"load", load, METH_VARARGS, "load(device, cubin, name, threads, shared, cooperative) -> (handle, registers, local)"},
     {"blocks", blocks, METH_VARARGS, "blocks(type, item bytes, swizzle, shape, strides, box) -> blocks"},
-    {"plan", plan, METH_VARARGS, "plan(handle, device, grid_x, grid_y, stream_of, dependent, maps) -> plan"},
+    {"plan", plan, METH_VARARGS, "plan(handle, device, grid_x, grid_y, stream_of, dependent, maps, cluster) -> plan"},
     {"launch", (PyCFunction)(void (*)(void))launch, METH_FASTCALL, "launch(plan, *arguments)"},
     {"watch", watch, METH_O, "watch(callable or None)"},
     {"starter", starter, METH_NOARGS, "starter() -> the address of what starts a plan without Python"},

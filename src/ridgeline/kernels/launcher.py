@@ -242,11 +242,13 @@ class Kernel:
         vector: int = 0,
         num_stages: int = 1,
         max_registers: int = 0,
+        cluster: int = 1,
     ) -> Run:
         """A callable that launches the variant these arguments need, over arguments like them.
 
         ``vector`` is how many elements of the widest access divide every pointer and row: 0 or 1 for unaligned.
-        ``max_registers`` of a thread, where programs must fit on the device together.
+        ``max_registers`` of a thread, where programs must fit on the device together. ``cluster``: so many programs in
+        a row start together, and reach each other's shared memory.
         """
         grid_x, grid_y = grid[0], grid[1] if len(grid) > 1 else 1
         if INTERPRETING:
@@ -258,7 +260,8 @@ class Kernel:
             return _nothing
         handle = self._handles.get((device, variant)) or self._load(device, variant)
         maps = tuple((i, value.described()) for i, value in enumerate(args) if isinstance(value, Blocks))
-        return _bound(handle, device, grid_x, grid_y, self.dependent or bool(constants.get("DEPENDENT", False)), maps)
+        dependent = self.dependent or bool(constants.get("DEPENDENT", False))
+        return _bound(handle, device, grid_x, grid_y, dependent, maps, cluster)
 
     def variant(
         self,
@@ -372,10 +375,10 @@ def is_sink(address: int) -> bool:
 
 
 def _bound(
-    handle: int, device: int, grid_x: int, grid_y: int, dependent: bool, maps: tuple[tuple[int, int], ...]
+    handle: int, device: int, grid_x: int, grid_y: int, dependent: bool, maps: tuple[tuple[int, int], ...], cluster: int
 ) -> Run:
     found = native()
-    return partial(found.launch, found.plan(handle, device, grid_x, grid_y, _raw_stream, dependent, maps))
+    return partial(found.launch, found.plan(handle, device, grid_x, grid_y, _raw_stream, dependent, maps, cluster))
 
 
 def _interpreted(function: Any, grid: tuple[int, int], constants: dict[str, Any]) -> Run:

@@ -23,6 +23,47 @@ def let_next_start(EARLY: gl.constexpr):
         gl.inline_asm_elementwise(start, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
+@gluon.jit
+def join_cluster(SHARES: gl.constexpr):
+    """Room in shared memory for two numbers of every program of a cluster of at most 32, and a barrier that waits for
+    so many bytes. Says that this program has begun: nobody writes into the shared memory of one that has not."""
+    join: gl.constexpr = """{ .shared .align 8 .b8 told[264]; .reg .pred %first; .reg .b32 %t; .reg .b64 %s;
+        mov.u32 $0, told; mov.u32 %t, %tid.x; setp.eq.u32 %first, %t, 0;
+        @%first mbarrier.init.shared::cta.b64 [$0+256], 1;
+        @%first mbarrier.arrive.expect_tx.shared::cta.b64 %s, [$0+256], $1;
+        @%first fence.mbarrier_init.release.cluster;
+        barrier.cluster.arrive.relaxed.aligned; }"""
+    return gl.inline_asm_elementwise(join, "=&r,r", [SHARES * 8], gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def told_by_cluster(room, a, b, SHARES: gl.constexpr, NUM_WARPS: gl.constexpr):
+    """Two numbers of every program of a cluster that all have joined: (whose, first numbers, second numbers).
+
+    Every program writes its own into the room of all, whose barriers count the bytes, so that none waits for more than
+    its numbers; every warp has all of them. A program that has all is written to no more, and may end.
+    """
+    tell: gl.constexpr = """{ .reg .pred %near, %far, %done; .reg .b32 %t, %at, %to, %r;
+        barrier.cluster.wait.acquire.aligned;
+        mov.u32 %t, %tid.x; mov.u32 %r, %cluster_ctarank; setp.lt.u32 %far, %t, $6;
+        shl.b32 %r, %r, 3; add.u32 %r, $2, %r; add.u32 %to, $2, 256;
+        @%far mapa.shared::cluster.u32 %at, %r, %t;
+        @%far mapa.shared::cluster.u32 %to, %to, %t;
+        @%far st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%at], {$3, $4}, [%to];
+        again: mbarrier.try_wait.parity.shared::cta.b64 %done, [$2+256], 0;
+        @!%done bra again;
+        setp.lt.u32 %near, $5, $6; shl.b32 %t, $5, 3; add.u32 %t, $2, %t;
+        mov.f32 $0, 0f00000000; mov.f32 $1, 0f00000000;
+        @%near ld.shared.v2.f32 {$0, $1}, [%t]; }"""
+    k = gl.arange(0, 32, gl.BlockedLayout([1], [32], [NUM_WARPS], [0]))
+    none = k.to(gl.float32) * 0.0
+    given = [k * 0 + room, none + a, none + b, k, k * 0 + SHARES]
+    first, second = gl.inline_asm_elementwise(
+        tell, "=&f,=&f,r,f,f,r,r", given, (gl.float32, gl.float32), is_pure=False, pack=1
+    )
+    return k, first, second
+
+
 @gluon.constexpr_function
 def spread(VECTOR, NUM_WARPS):
     """One access of VECTOR elements a lane; a thread has the same columns of every piece."""

@@ -6,7 +6,7 @@ static void *current;
 static unsigned last[7];
 static uint64_t last_args[32];
 static unsigned char last_map[128];
-static int num_encoded, num_dependent;
+static int num_encoded, num_dependent, last_cluster, large_clusters;
 static int num_args = 0;
 static int num_launches = 0;
 static uint64_t all_args[64][32];
@@ -22,7 +22,7 @@ int cuCtxPushCurrent_v2(void *c) { current = c; pushed++; return 0; }
 int cuCtxPopCurrent_v2(void **c) { *c = current; current = 0; pushed--; return 0; }
 int cuModuleLoadData(void **m, const void *d) { *m = (void *)d; return 0; }
 int cuModuleGetFunction(void **f, void *m, const char *n) { *f = &function_a; return strcmp(n, "absent") ? 0 : 500; }
-int cuFuncSetAttribute(void *f, int a, int v) { return v > 232448 ? 1 : 0; }
+int cuFuncSetAttribute(void *f, int a, int v) { large_clusters += a == 14; return v > 232448 ? 1 : 0; }
 int cuFuncGetAttribute(int *v, int a, void *f) { *v = a; return 0; }
 int cuGetErrorString(int c, const char **t) { *t = "as the fake says"; return 0; }
 int cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned sh,
@@ -42,6 +42,10 @@ int cuLaunchKernelEx(const void *config, void *f, void **params, void **extra) {
   const unsigned *sizes = config; /* grid, block, shared, padding; then the stream and the attributes */
   struct { void *stream; int *attributes; unsigned num; } rest;
   memcpy(&rest, (const char *)config + 32, sizeof(rest));
+  for (unsigned i = 0; i < rest.num; i++) { /* eighteen words each: the id, padding, the value */
+    const int *one = rest.attributes + 18 * i;
+    if (one[0] == 4) last_cluster = one[3] == 1 && one[4] == 1 ? one[2] : -1;
+  }
   num_dependent += rest.num == 1 && rest.attributes[0] == 6 && rest.attributes[2] == 1;
   return cuLaunchKernel(f, sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], sizes[6], rest.stream, params, extra);
 }
@@ -55,6 +59,8 @@ int cuTensorMapEncodeTiled(void *map, unsigned type, unsigned rank, void *addres
 }
 uint64_t fake_map(int i) { uint64_t seen[16]; memcpy(seen, last_map, 128); return seen[i]; }
 int fake_encoded(void) { return num_encoded; }
+int fake_cluster(void) { return last_cluster; }
+int fake_large_clusters(void) { return large_clusters; }
 int fake_dependent(void) { return num_dependent; }
 unsigned fake_last(int i) { return last[i]; }
 uint64_t fake_arg(int i) { return last_args[i]; }

@@ -44,6 +44,18 @@ dependent = native.plan(handle, 0, 4, 3, lambda device: 9, True, ())
 native.launch(dependent, 7)
 assert fake.fake_dependent() == 1 and [fake.fake_last(i) for i in range(6)] == [4, 3, 1, 128, 1000, 9]
 
+# Programs that start together: the driver is told how many, and allows more than eight a kernel.
+together = native.plan(handle, 0, 12, 1, lambda device: 9, False, (), 4)
+native.launch(together, 7)
+assert fake.fake_cluster() == 4 and [fake.fake_last(i) for i in range(6)] == [12, 1, 1, 128, 1000, 9]
+assert fake.fake_dependent() == 1 and fake.fake_large_clusters() == 0
+assert native.parts(together)[4] is False and native.parts(one)[4] is True, "direct calls leave it to the launcher"
+native.launch(native.plan(handle, 0, 32, 1, lambda device: 9, True, (), 16), 7)
+assert fake.fake_cluster() == 16 and fake.fake_large_clusters() == 1
+for unfit in (5, 0):
+    with pytest.raises(ValueError, match="multiple"):
+        native.plan(handle, 0, 12, 1, lambda device: 9, False, (), unfit)
+
 # A tensor that is read in blocks: its map, shape and strides take the place of one argument.
 halves = torch.zeros(4, 64, 128, dtype=torch.bfloat16)
 cut = launcher.Blocks(halves[0], (64, 128), (128, 1), (32, 128))

@@ -71,12 +71,13 @@ TARGET = torch.zeros(4096, dtype=torch.long, device="meta")
         (kernels.softmax, 4097, "softmax_forward_ends", "LDG.E.128"),
         (kernels.softmax, 4097, "softmax_backward_ends", "LDG.E.128"),
         (kernels.softmax, 50257, "softmax_forward_packed", "LDGSTS.E.BYPASS.128"),
-        (kernels.softmax, 70001, "softmax_forward_streamed", "LDGSTS.E.BYPASS.128"),
+        (kernels.softmax, 70001, "softmax_forward_packed", "LDGSTS.E.BYPASS.128"),
         (kernels.softmax, 50257, "softmax_backward_streamed", "LDGSTS.E.BYPASS.128"),
-        (lambda x: kernels.layer_norm(x), 4097, "layer_norm_forward_ends", "LDGSTS.E.BYPASS.128"),
+        (lambda x: kernels.layer_norm(x), 4097, "layer_norm_forward_apart", "LDG.E.128"),
         (lambda x: kernels.layer_norm(x), 4097, "layer_norm_backward_ends", "LDGSTS.E.BYPASS.128"),
-        (lambda x: kernels.layer_norm(x), 9001, "layer_norm_forward", "LDG.E.128"),
-        (lambda x: kernels.rms_norm(x, None, 1e-6), 4097, "rms_norm_forward_ends", "LDGSTS.E.BYPASS.128"),
+        (lambda x: kernels.layer_norm(x), 9001, "layer_norm_forward_apart", "LDG.E.128"),
+        (lambda x: kernels.layer_norm(x), 20001, "layer_norm_forward", "LDG.E.EL.128"),
+        (lambda x: kernels.rms_norm(x, None, 1e-6), 4097, "rms_norm_forward_apart", "LDG.E.128"),
         (lambda x: kernels.rms_norm(x, None, 1e-6), 4097, "rms_norm_backward", "LDGSTS.E.BYPASS.128"),
         (lambda x: kernels.cross_entropy(x, TARGET), 1001, "cross_entropy_short", "LDG.E.128"),
         (lambda x: kernels.cross_entropy(x, TARGET), 1001, "cross_entropy_backward_ends", "LDG.E.128"),
@@ -106,8 +107,10 @@ def test_the_pipeliner_is_really_at_work():
     assert "ttg.async_copy_global_to_local" in ir and "ttg.async_wait" in ir
 
 
-@pytest.mark.parametrize("cols", [32768, 131072])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(
+    ("cols", "dtype"),
+    [(32768, torch.bfloat16), (524288, torch.bfloat16), (32768, torch.float32), (131072, torch.float32)],
+)
 def test_programs_that_share_a_softmax_row_fit_on_the_device_and_copy_ahead(cols, dtype):
     found = variants(kernels.softmax, (200, cols), dtype=dtype)
     for name, inputs in (("softmax_forward_streamed", 1), ("softmax_backward_streamed", 2)):
@@ -162,8 +165,8 @@ def test_powers_that_wait_for_their_row_in_registers_are_computed_once():
         made = facts(found)
         assert made.num_spills == 0 and made.num("MUFU.EX2") <= most
         assert dict(found.constants)["KEPT"] is kept
-    default = variants(kernels.softmax, (1024, 131072), grad=False)["softmax_forward_streamed"]
-    assert dict(default.constants)["KEPT"], "what is faster is what is taken, where rows are too long for one program"
+    default = variants(kernels.softmax, (100, 50304), grad=False)["softmax_forward_streamed"]
+    assert dict(default.constants)["KEPT"], "what is faster is what is taken, where rows are few"
 
 
 def test_long_float32_rows_of_softmax_have_no_branch_an_element():
@@ -338,13 +341,43 @@ def test_programs_that_share_a_multiprocessor_hold_a_row_of_softmax_each(cols):
 
 def test_few_rows_of_softmax_are_shared_by_programs():
     assert "softmax_forward_streamed" in variants(kernels.softmax, (100, 50304), grad=False)
-    found = variants(kernels.softmax, (4, 262144), grad=False)["softmax_forward_packed"]
-    assert dict(found.constants)["MEET"] and facts(found).num_spills == 0
 
 
-@pytest.mark.parametrize(("rows", "cols"), [(396, 16384 * 8), (1, 1 << 24), (30, 1 << 20)])
-def test_programs_that_wait_for_each_other_are_all_on_the_device_at_once(rows, cols):
-    assert "softmax_forward_packed" not in variants(kernels.softmax, (rows, cols), grad=False)
+@pytest.mark.parametrize(
+    ("cols", "shares"), [(65544, 4), (80000, 4), (131072, 8), (131075, 4), (262144, 16), (327680, 16)]
+)
+def test_a_long_row_of_softmax_is_a_clusters(cols, shares):
+    found = variants(kernels.softmax, (300, cols), grad=False)["softmax_forward_packed"]
+    constants, made = dict(found.constants), facts(found)
+    programs = 3 if found.num_warps == 8 else 2
+    assert constants["SHARES"] == shares and made.num_spills == 0
+    assert made.shared_bytes * programs <= 232448 and made.num_registers * 32 * found.num_warps * programs <= 65536
+    assert made.num("UCGABAR_ARV") == 1 and made.num("MEMBAR") == 0, "programs wait for numbers, not for memory"
+    assert made.num("STG.E.128") == constants["CHUNKS"]
+
+
+def test_a_row_too_long_for_a_cluster_is_shared_by_programs_that_are_all_on_the_device():
+    assert "softmax_forward_packed" not in variants(kernels.softmax, (300, 1 << 20), grad=False)
+
+
+@pytest.mark.parametrize(("cols", "pieces"), [(1001, 4), (2049, 4), (4099, 4), (7001, 7), (12289, 6)])
+@pytest.mark.parametrize("norm", ["layer_norm", "rms_norm"])
+def test_odd_rows_read_weights_from_copies_that_start_where_they_do(norm, cols, pieces):
+    weight = torch.ones(cols, dtype=torch.bfloat16, device="meta")
+    calls = {
+        "layer_norm": lambda x: kernels.layer_norm(x, weight, weight),
+        "rms_norm": lambda x: kernels.rms_norm(x, weight, 1e-6),
+    }
+    found = variants(calls[norm], (33554432 // cols, cols), grad=False)
+    made = facts(found[f"{norm}_forward_apart"])
+    assert "copy_shifted" in found and made.num_spills == 0
+    asked = made.num("LDG.E.128") + made.num("LDG.E.EL.128")
+    assert asked == pieces * (3 if norm == "layer_norm" else 2) and made.num("STG.E.128") == pieces
+    assert made.num("ACQBULK") == 1, "rows are read while copies are made"
+
+
+def test_few_odd_rows_are_not_worth_copies_of_their_weights():
+    assert "copy_shifted" not in variants(lambda x: kernels.rms_norm(x, None, 1e-6), (100, 4099), grad=False)
 
 
 @pytest.mark.parametrize(("channels", "side"), [(640, 32), (1280, 16), (320, 24)])

@@ -52,11 +52,17 @@ class Whole:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A group of 16-bit numbers a program, two numbers a word, and no next group: its warps, and programs of a
-    multiprocessor."""
+    """A group of 16-bit numbers a program, or a share of one, two numbers a word, and no next group: its warps, and
+    programs of a multiprocessor. ``cluster``: programs that share a group. ``shared``: how many pieces of one wait in
+    shared memory instead of registers. ``reads``: what the L2 is told of what is read.
+    ``paired``: two sigmoids share an inverse."""
 
     num_warps: int
     programs_per_sm: int
+    cluster: int = 1
+    shared: int = 0
+    reads: str = ""
+    paired: bool = True
 
 
 @dataclass(frozen=True, slots=True)

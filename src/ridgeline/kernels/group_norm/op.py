@@ -26,7 +26,7 @@ _BACKWARD_STREAMED = Kernel(
 )
 _WHOLE = Kernel(streamed.group_norm_whole, vectors=("cols",), loose=("weight_ptr", "bias_ptr", "mean_ptr", "rstd_ptr"))
 _PACKED = Kernel(
-    streamed.group_norm_packed, vectors=("cols",), loose=("weight_ptr", "bias_ptr", "mean_ptr", "rstd_ptr")
+    streamed.group_norm_packed, vectors=("length",), loose=("weight_ptr", "bias_ptr", "mean_ptr", "rstd_ptr")
 )
 _forward_plans, _backward_plans = Plans(), Plans()
 
@@ -175,7 +175,7 @@ def _plan_streamed(
     return _filling(run, stats, numbers)
 
 
-def _filling(run: Any, stats: Tensor, numbers: tuple[int, ...]) -> Any:
+def _filling(run: Any, stats: Tensor, numbers: tuple[float, ...]) -> Any:
     """A plan that allocates what a bound kernel writes."""
 
     def plan(x: Tensor, w: Tensor, b: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -214,20 +214,23 @@ def _plan_packed(
     chosen: config.Packed, x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, silu: bool, rows: int,
     length: int, positions: int,
 ) -> Any:  # fmt: skip
-    """The forward pass with a group a program, as many programs as groups."""
+    """The forward pass with a group or a share of one a program, as many programs as these."""
     stats = template((x.shape[0], groups), torch.float32, x.device)
     w, b = x if weight is None else weight, x if bias is None else bias
-    numbers = (length, groups, x.shape[1] // groups, positions)
-    block = 256 * chosen.num_warps
+    block, cluster = 256 * chosen.num_warps, chosen.cluster
+    share, full = length // cluster, length // cluster // block
+    numbers = (share, x.shape[1] // groups, positions, block // positions, block % positions, 1 / share)
     run = _PACKED.bind(
         (x, w, b, x, stats, stats, *numbers, 0.0),
-        grid=(rows,),
+        grid=(groups * cluster, rows // groups),
         constants={"HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None, "SILU": silu,
-                   "CHUNKS": cdiv(length, block), "BLOCK": block, "FULL": length // block},
+                   "PAIRED": silu and chosen.paired, "SHARES": cluster, "CHUNKS": cdiv(share, block),
+                   "SHARED": min(chosen.shared, full), "BLOCK": block, "FULL": full, "READS": chosen.reads},
         num_warps=chosen.num_warps,
         max_registers=shares.registers_of(chosen.num_warps, chosen.programs_per_sm),
         device=x.get_device(),
         vector=POINTER_ALIGNMENT_BYTES // x.element_size(),
+        cluster=cluster,
     )  # fmt: skip
     return _filling(run, stats, numbers)
 

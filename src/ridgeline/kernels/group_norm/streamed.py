@@ -18,9 +18,11 @@ from ridgeline.kernels.stream import (
     by_piece,
     columns,
     halves,
+    join_cluster,
     paired,
     sigmoid,
     sum_of,
+    told_by_cluster,
     two_sigmoids,
     widened,
     word_of,
@@ -253,11 +255,11 @@ def group_norm_streamed(
 
 
 @gluon.jit
-def first_mean(x_ptr, left, NUM_WARPS: gl.constexpr):
-    """The mean of a group's first 32 numbers: of n numbers, that of any 32 is at most √(n/32) deviations from that of
+def first_mean(x_ptr, NUM_WARPS: gl.constexpr):
+    """The mean of a share's first 32 numbers: of n numbers, that of any 32 is at most √(n/32) deviations from that of
     all, so that squares of differences from it lose at most a factor of n/32 of float32's 2²⁴."""
     k = gl.arange(0, 32, gl.BlockedLayout([1], [32], [NUM_WARPS], [0]))
-    return gl.sum(gl.load(x_ptr + k, mask=k < left, other=0.0).to(gl.float32), axis=0) / gl.minimum(left, 32)
+    return gl.sum(gl.load(x_ptr + k).to(gl.float32), axis=0) * (1 / 32)
 
 
 @gluon.jit
@@ -270,27 +272,35 @@ def next_channel(channel, rest, whole, part, positions):
 
 @gluon.jit
 def group_norm_packed(
-    x_ptr,  # [N·G, length of a group] of 16 bits
+    x_ptr,  # [N, G, length of a group] of 16 bits
     weight_ptr,  # [C]
     bias_ptr,  # [C]
     y_ptr,
     mean_ptr,  # [N·G] fp32
     rstd_ptr,
-    cols,
-    groups,
+    length,  # of a share, of which a group has SHARES
     per_group,
     positions,  # a multiple of 8: an access lies in one channel
+    whole,  # channels in BLOCK elements, and the part of one that is left
+    part,
+    inverse,  # of a share's length
     eps,
     HAS_WEIGHT: gl.constexpr,
     HAS_BIAS: gl.constexpr,
     SILU: gl.constexpr,
+    PAIRED: gl.constexpr,  # two sigmoids an inverse
+    SHARES: gl.constexpr,  # programs of a group, which are a cluster
     CHUNKS: gl.constexpr,  # any number: no piece but the last is filled up
+    SHARED: gl.constexpr,  # the first pieces wait in shared memory, the others in registers
     BLOCK: gl.constexpr,
-    FULL: gl.constexpr,  # pieces that a group fills
+    FULL: gl.constexpr,  # pieces that every share fills
+    READS: gl.constexpr,  # what the L2 is told of what is read
 ):
-    """A group a program, asked for at once and held as it came, two numbers a word; none has a next group to wait for.
+    """A group or a share of it a program, asked for at once and held as it came, two numbers a word; none has a next
+    group to wait for.
 
-    Several programs a multiprocessor overlap: one's group comes while another's results are computed and written.
+    Several programs a multiprocessor overlap: one's group comes while another's results are computed and written. Those
+    of a group start together and tell each other their moments through shared memory.
     """
     NUM_WARPS: gl.constexpr = gl.num_warps()
     BF16: gl.constexpr = x_ptr.dtype.element_ty == gl.bfloat16
@@ -298,25 +308,36 @@ def group_norm_packed(
     A: gl.constexpr = gl.SliceLayout(1, L)
     PIECE: gl.constexpr = BLOCK // 2
     ACCESSES: gl.constexpr = PIECE // 4
-    row = gl.program_id(0)
-    width = cols // 2
+    if SHARES > 1:
+        room = join_cluster(SHARES)
+    places = ()
+    for _ in gl.static_range(SHARED):
+        places = places + (gl.allocate_shared_memory(gl.int32, [ACCESSES, 4], PLAIN),)  # type: ignore[assignment]
+    member = gl.program_id(0) // SHARES
+    row = gl.program_id(1) * (gl.num_programs(0) // SHARES) + member
+    share = gl.program_id(0) % SHARES
+    width = length // 2
     first = gl.arange(0, ACCESSES, A) * 4
     c = first[:, None] + gl.arange(0, 4, gl.SliceLayout(0, L))[None, :]
     access = first[:, None] + gl.zeros([ACCESSES, 4], gl.int32, L)
-    start = row.to(gl.int64) * cols
+    start = (row.to(gl.int64) * SHARES + share) * length
     x_at = x_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + start // 8 * 4 + c
     y_at = y_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + start // 8 * 4 + c
-    pivot = first_mean(x_ptr + start, cols, NUM_WARPS)
+    for i in gl.static_range(SHARED):
+        async_copy.async_copy_global_to_shared(places[i], x_at + i * PIECE)
+    async_copy.commit_group()
+    pivot = first_mean(x_ptr + start, NUM_WARPS)
     held = ()
-    for i in gl.static_range(CHUNKS):
+    for i in gl.static_range(SHARED, CHUNKS):
         if i < FULL:
-            held = held + (gl.load(x_at + i * PIECE),)  # type: ignore[assignment]
+            held = held + (gl.load(x_at + i * PIECE, eviction_policy=READS),)  # type: ignore[assignment]
         else:
-            held = held + (gl.load(x_at + i * PIECE, mask=access < width - i * PIECE, other=0),)  # type: ignore[assignment]
+            there = access < width - i * PIECE
+            held = held + (gl.load(x_at + i * PIECE, mask=there, other=0, eviction_policy=READS),)  # type: ignore[assignment]
     level = gl.zeros([ACCESSES, 4], gl.float32, L)
     square = gl.zeros([ACCESSES, 4], gl.float32, L)
-    for i in gl.static_range(CHUNKS):
-        low, high = halves(held[i], BF16)
+    for i in gl.static_range(SHARED, CHUNKS):
+        low, high = halves(held[i - SHARED], BF16)
         low -= pivot
         high -= pivot
         if i >= FULL:
@@ -324,27 +345,47 @@ def group_norm_packed(
             high = gl.where(access < width - i * PIECE, high, 0.0)
         level += low + high
         square += low * low + high * high
+    async_copy.wait_group(0)
+    for i in gl.static_range(SHARED):
+        low, high = halves(places[i].load(L), BF16)
+        low -= pivot
+        high -= pivot
+        level += low + high
+        square += low * low + high * high
     total, spreads = gl.reduce((level.reshape([PIECE]), square.reshape([PIECE])), 0, both_added)
-    mean = pivot + total / cols
-    rstd = gl.rsqrt((spreads - total * (total / cols)) / cols + eps)
-    gl.store(mean_ptr + row, mean)
-    gl.store(rstd_ptr + row, rstd)
-    member = row % groups * per_group
-    inside = gl.minimum(first * 2, cols - 1)
+    off = total * inverse
+    mean = pivot + off
+    spreads = (spreads - total * off) * inverse
+    if SHARES > 1:
+        k, means, parts = told_by_cluster(room, mean, spreads, SHARES, NUM_WARPS)
+        mean = gl.sum(means, axis=0) * (1 / SHARES)
+        parts += gl.where(k < SHARES, (means - mean) * (means - mean), 0.0)
+        spreads = gl.sum(parts, axis=0) * (1 / SHARES)
+    rstd = gl.rsqrt(spreads + eps)
+    if share == 0:
+        gl.store(mean_ptr + row, mean)
+        gl.store(rstd_ptr + row, rstd)
+    inside = share * length + first * 2
     channel = inside // positions
-    rest = inside % positions
-    whole = BLOCK // positions
-    part = BLOCK % positions
+    rest = inside - channel * positions
+    member *= per_group
     for i in gl.static_range(CHUNKS):
         at = member + gl.minimum(channel, per_group - 1)
         scale = (channel_numbers(weight_ptr, at, HAS_WEIGHT, 1.0) * rstd)[:, None]
         shift = channel_numbers(bias_ptr, at, HAS_BIAS, 0.0)[:, None] - mean * scale
         channel, rest = next_channel(channel, rest, whole, part, positions)
-        low, high = halves(held[i], BF16)
+        if i < SHARED:
+            low, high = halves(places[i].load(L), BF16)
+        else:
+            low, high = halves(held[i - SHARED], BF16)
         low = low * scale + shift
         high = high * scale + shift
         if SILU:
-            s, t = two_sigmoids(low, high)
+            if PAIRED:
+                s, t = two_sigmoids(low, high)
+            else:
+                s = sigmoid(low, False)
+                t = sigmoid(high, False)
             low *= s
             high *= t
         if i < FULL:

@@ -8,7 +8,7 @@ from ridgeline.kernels.rms_norm import config as rms
 from ridgeline.kernels.rms_norm.config import LONG_BLOCK, Backward, Forward
 from ridgeline.kernels.rows import cdiv
 
-__all__ = ["LONG_BLOCK", "Backward", "Forward", "backward", "backward_ends", "forward", "walking"]
+__all__ = ["LONG_BLOCK", "Backward", "Forward", "apart", "backward", "backward_ends", "forward"]
 
 
 def forward(rows: int, cols: int, itemsize: int) -> Forward:
@@ -20,10 +20,9 @@ def forward(rows: int, cols: int, itemsize: int) -> Forward:
     return rms.kept(chosen, rows, cols, itemsize)
 
 
-def walking(rows: int, whole: int, itemsize: int) -> Forward | None:
-    """As RMSNorm's, with fewer programs where a warp has a row: the bias is kept as well."""
-    found = rms.walking(rows, whole, itemsize)
-    return replace(found, programs_per_sm=12) if found is not None and found.num_warps == 1 else found
+def apart(rows: int, whole: int, itemsize: int) -> Forward | None:
+    """As RMSNorm's, float32 rows as well."""
+    return rms.apart(rows, whole, itemsize, centered=True)
 
 
 def backward_ends(rows: int, whole: int, itemsize: int) -> Backward | None:

@@ -17,6 +17,7 @@ from ridgeline.kernels.device import (
     row_start,
     store_part,
     store_whole,
+    wait_for_last,
     whole_part,
 )
 
@@ -103,18 +104,19 @@ def layer_norm_forward(
 
 
 @triton.jit
-def layer_norm_forward_ends(
+def layer_norm_forward_apart(
     x_ptr,
     residual_ptr,
     weight_ptr,
     bias_ptr,
+    copies_ptr,  # [2, VECTOR, width]: see copy_shifted
     y_ptr,
     h_ptr,
     mean_ptr,
     rstd_ptr,
-    rows,
     cols,
     x_stride,
+    width,
     eps,
     HAS_WEIGHT: tl.constexpr,
     HAS_BIAS: tl.constexpr,
@@ -122,59 +124,57 @@ def layer_norm_forward_ends(
     SAVE: tl.constexpr,
     CHUNKS: tl.constexpr,
     BLOCK: tl.constexpr,
-    STAGES: tl.constexpr,
     VECTOR: tl.constexpr,
+    READS: tl.constexpr,
+    ONCE: tl.constexpr,  # both sums at once, relative to the mean of the row's first 32 numbers
+    DEPENDENT: tl.constexpr,  # copies are made while rows are read
 ):
-    """Rows that start inside accesses of VECTOR elements: a program takes every P-th, P a multiple of VECTOR, so that
-    all of them start at the same place and weights, which could only be read one by one, are read once."""
-    first = tl.program_id(0).to(tl.int64)
-    step = tl.num_programs(0).to(tl.int64)
+    """A row that starts inside an access of VECTOR elements, a program each and no next one: whole accesses in CHUNKS
+    pieces, a few elements apart, weights from the copy that starts where the row's whole accesses do."""
+    row = tl.program_id(0).to(tl.int64)
     col = tl.arange(0, BLOCK)
-    lead, whole = whole_part(first * cols, cols, VECTOR)
+    lead, whole = whole_part(row * cols, cols, VECTOR)
     end_at, own = ends_of(lead, whole, cols, VECTOR)
-    weights = ()
-    biases = ()
+    at = (row * cols + lead) // VECTOR * VECTOR + col
+    x_at = x_ptr + (row * x_stride + lead) // VECTOR * VECTOR + col
+    tail = tl.load(x_ptr + row * x_stride + end_at, mask=own, other=0.0).to(tl.float32)
+    if HAS_RESIDUAL:
+        more_ends = tl.load(residual_ptr + row * cols + end_at, mask=own, other=0.0).to(tl.float32)
+        h_ends = (tail + more_ends).to(h_ptr.dtype.element_ty)
+        tl.store(h_ptr + row * cols + end_at, h_ends, mask=own)
+        tail = h_ends.to(tl.float32)
+    pivot = 0.0
+    if ONCE:
+        k = tl.arange(0, 32)
+        pivot = tl.sum(tl.load(x_ptr + row * x_stride + k).to(tl.float32), axis=0) * (1 / 32)
+    held = ()
+    total = tl.zeros([BLOCK], tl.float32)
+    squares = tl.zeros([BLOCK], tl.float32)
     for i in tl.static_range(CHUNKS):
         c = i * BLOCK + col
-        if HAS_WEIGHT:
-            weights = weights + (tl.load(weight_ptr + lead + c, mask=c < whole, other=0.0).to(tl.float32),)
-        if HAS_BIAS:
-            biases = biases + (tl.load(bias_ptr + lead + c, mask=c < whole, other=0.0).to(tl.float32),)
-    if HAS_WEIGHT:
-        w_ends = tl.load(weight_ptr + end_at, mask=own, other=0.0).to(tl.float32)
-    if HAS_BIAS:
-        b_ends = tl.load(bias_ptr + end_at, mask=own, other=0.0).to(tl.float32)
-    ends = tl.load(x_ptr + first * x_stride + end_at, mask=own & (first < rows), other=0.0)
-    if HAS_RESIDUAL:
-        more_ends = tl.load(residual_ptr + first * cols + end_at, mask=own & (first < rows), other=0.0)
-    for turn in tl.range(tl.program_id(0), rows, tl.num_programs(0), num_stages=STAGES):
-        row = first + (turn - tl.program_id(0))
-        following = own & (row + step < rows)
-        ends_next = tl.load(x_ptr + (row + step) * x_stride + end_at, mask=following, other=0.0)
-        at = (row * cols + lead) // VECTOR * VECTOR + col
-        x_at = x_ptr + (row * x_stride + lead) // VECTOR * VECTOR + col
-        tail = ends.to(tl.float32)
+        x = load_whole(x_at + i * BLOCK, c, whole, i, CHUNKS, 0.0, READS).to(tl.float32)
         if HAS_RESIDUAL:
-            more_next = tl.load(residual_ptr + (row + step) * cols + end_at, mask=following, other=0.0)
-            h_ends = (tail + more_ends.to(tl.float32)).to(h_ptr.dtype.element_ty)
-            tl.store(h_ptr + row * cols + end_at, h_ends, mask=own)
-            tail = h_ends.to(tl.float32)
-            more_ends = more_next
-        ends = ends_next
-        held = ()
-        total = tl.zeros([BLOCK], tl.float32)
-        for i in tl.static_range(CHUNKS):
-            c = i * BLOCK + col
-            x = load_whole(x_at + i * BLOCK, c, whole, i, CHUNKS).to(tl.float32)
-            if HAS_RESIDUAL:
-                more = load_whole(residual_ptr + at + i * BLOCK, c, whole, i, CHUNKS)
-                h = (x + more.to(tl.float32)).to(h_ptr.dtype.element_ty)
-                store_whole(h_ptr + at + i * BLOCK, h, c, whole, i, CHUNKS)
-                x = h.to(tl.float32)
+            more = load_whole(residual_ptr + at + i * BLOCK, c, whole, i, CHUNKS, 0.0, READS)
+            h = (x + more.to(tl.float32)).to(h_ptr.dtype.element_ty)
+            store_whole(h_ptr + at + i * BLOCK, h, c, whole, i, CHUNKS)
+            x = h.to(tl.float32)
+        if ONCE:
+            off = x - pivot
+            if i == CHUNKS - 1:
+                off = tl.where(c < whole, off, 0.0)
+            total += off
+            squares += off * off
+        else:
             total += x
-            held = held + (x,)
+        held = held + (x,)
+    if ONCE:
+        off = tl.where(own, tail - pivot, 0.0)
+        both, all_squares = sums_of(total, squares, 0)
+        shift = (both + tl.sum(off, axis=0)) / cols
+        mean = pivot + shift
+        rstd = tl.rsqrt((all_squares + tl.sum(off * off, axis=0)) / cols - shift * shift + eps)
+    else:
         mean = (tl.sum(total, axis=0) + tl.sum(tail, axis=0)) / cols
-        squares = tl.zeros([BLOCK], tl.float32)
         for i in tl.static_range(CHUNKS):
             off = held[i] - mean
             if i == CHUNKS - 1:
@@ -182,22 +182,26 @@ def layer_norm_forward_ends(
             squares += off * off
         off = tl.where(own, tail - mean, 0.0)
         rstd = tl.rsqrt((tl.sum(squares, axis=0) + tl.sum(off * off, axis=0)) / cols + eps)
-        if SAVE:
-            tl.store(mean_ptr + row, mean)
-            tl.store(rstd_ptr + row, rstd)
-        for i in tl.static_range(CHUNKS):
-            y = (held[i] - mean) * rstd
-            if HAS_WEIGHT:
-                y *= weights[i]
-            if HAS_BIAS:
-                y += biases[i]
-            store_whole(y_ptr + at + i * BLOCK, y.to(y_ptr.dtype.element_ty), i * BLOCK + col, whole, i, CHUNKS)
-        y = off * rstd
+    off = tail - mean
+    if SAVE:
+        tl.store(mean_ptr + row, mean)
+        tl.store(rstd_ptr + row, rstd)
+    wait_for_last(DEPENDENT)
+    copy = copies_ptr + lead * width // VECTOR * VECTOR + col
+    for i in tl.static_range(CHUNKS):
+        c = i * BLOCK + col
+        y = (held[i] - mean) * rstd
         if HAS_WEIGHT:
-            y *= w_ends
+            y *= load_whole(copy + i * BLOCK, c, whole, i, CHUNKS).to(tl.float32)
         if HAS_BIAS:
-            y += b_ends
-        tl.store(y_ptr + row * cols + end_at, y.to(y_ptr.dtype.element_ty), mask=own)
+            y += load_whole(copy + VECTOR * width + i * BLOCK, c, whole, i, CHUNKS).to(tl.float32)
+        store_whole(y_ptr + at + i * BLOCK, y.to(y_ptr.dtype.element_ty), c, whole, i, CHUNKS)
+    y = off * rstd
+    if HAS_WEIGHT:
+        y *= tl.load(weight_ptr + end_at, mask=own, other=0.0).to(tl.float32)
+    if HAS_BIAS:
+        y += tl.load(bias_ptr + end_at, mask=own, other=0.0).to(tl.float32)
+    tl.store(y_ptr + row * cols + end_at, y.to(y_ptr.dtype.element_ty), mask=own)
 
 
 @triton.jit

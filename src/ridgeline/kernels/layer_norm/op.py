@@ -9,19 +9,23 @@ from torch import Tensor
 
 from ridgeline.errors import KernelError
 from ridgeline.kernels import tuning
+from ridgeline.kernels.compiler import POINTER_ALIGNMENT_BYTES
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, common_rows, declare, elementwise_cost
 from ridgeline.kernels.launcher import INTERPRETING, Kernel, Plans, access_of, launchable, num_sms, vector_of
-from ridgeline.kernels.layer_norm import config, kernel, reference
-from ridgeline.kernels.rms_norm.op import ends_access, pieces_of, plan_reduce, walkers
+from ridgeline.kernels.layer_norm import config, kernel, reference, streamed
+from ridgeline.kernels.rms_norm.op import ends_access, pieces_of, plan_copies, plan_reduce, walkers
 from ridgeline.kernels.rows import as_rows, cdiv, float_reason, template
 from ridgeline.kernels.shares import registers_of
 
 _FORWARD = Kernel(kernel.layer_norm_forward, vectors=("cols", "x_stride"))
 _FORWARD_LONG = Kernel(kernel.layer_norm_forward_long, vectors=("cols", "x_stride"))
-_FORWARD_ENDS = Kernel(kernel.layer_norm_forward_ends)
+_FORWARD_APART = Kernel(kernel.layer_norm_forward_apart, vectors=("width",))
 _BACKWARD = Kernel(kernel.layer_norm_backward, vectors=("cols", "x_stride"))
 _BACKWARD_LONG = Kernel(kernel.layer_norm_backward_long, vectors=("cols", "x_stride"))
 _BACKWARD_ENDS = Kernel(kernel.layer_norm_backward_ends)
+_BACKWARD_WORDS = Kernel(
+    streamed.layer_norm_backward_words, loose=("weight_ptr", "mean_ptr", "rstd_ptr", "shares_ptr")
+)
 _SHARES = Kernel(kernel.layer_norm_column_shares, vectors=("cols", "x_stride"))
 
 _infer_plans, _forward_plans, _backward_plans = Plans(), Plans(), Plans()
@@ -173,19 +177,15 @@ def _plan_forward(
     kind = _FORWARD_LONG
     vector = vector_of(size, pointers, cols, stride)
     ends = ends_access(size, pointers, cols, stride)
-    walked = config.walking(rows, cols // ends * ends, size) if ends else None
+    apart = config.apart(rows, cols // ends * ends, size) if ends else None
     chosen = tuning.choose(
         "layer_norm.forward",
         {"rows": rows, "cols": cols, "dtype": y.dtype},
-        walked or config.forward(rows, cols, size),
+        apart or config.forward(rows, cols, size),
     )
-    grid, registers = cdiv(rows, chosen.rows), 0
-    if ends and chosen.programs_per_sm:
-        kind, vector, grid = _FORWARD_ENDS, ends, walkers(rows, chosen, ends, x.get_device())
-        registers = registers_of(chosen.num_warps, chosen.programs_per_sm)
-        constants |= {"CHUNKS": cdiv(cols // ends * ends, chosen.block), "BLOCK": chosen.block,
-                      "STAGES": chosen.num_stages, "VECTOR": ends}  # fmt: skip
-    elif chosen.chunks:
+    if ends and chosen.apart and w.dtype == b.dtype:
+        return _plan_apart(chosen, x, residual, weight, bias, y, h, rows, cols, stride, ends, save), rows, cols, stats
+    if chosen.chunks:
         kind = _FORWARD
         vector, shifted, chunks = pieces_of(chosen, size, pointers, cols, stride)
         constants |= {"ROWS": chosen.rows, "CHUNKS": chunks, "BLOCK": chosen.block, "SHIFTED": shifted,
@@ -195,15 +195,43 @@ def _plan_forward(
         constants |= {"BLOCK": chosen.block or config.LONG_BLOCK}
     run = kind.bind(
         (x, residual, w, b, y, h, mean, rstd, rows, cols, stride, 0.0),
-        grid=(grid,),
+        grid=(cdiv(rows, chosen.rows),),
         constants=constants,
         num_warps=chosen.num_warps,
-        num_stages=chosen.num_stages,
         device=x.get_device(),
         vector=vector,
-        max_registers=registers,
     )
     return run, rows, cols, stats
+
+
+def _plan_apart(
+    chosen: config.Forward, x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, y: Tensor,
+    h: Tensor, rows: int, cols: int, stride: int, vector: int, save: bool,
+) -> Any:  # fmt: skip
+    """Rows that start inside accesses, a program each, weight and bias from copies that start where rows can."""
+    width, copies = plan_copies(weight, bias, cols, vector, x)
+    w, b = x if weight is None else weight, x if bias is None else bias
+    given = weight is not None or bias is not None
+    stats = template(y.shape[:-1], torch.float32, y.device) if save else y
+    run = _FORWARD_APART.bind(
+        (x, residual, w, b, w, y, h, stats, stats, cols, stride, width, 0.0),
+        grid=(rows,),
+        constants={"HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None, "HAS_RESIDUAL": h is not y,
+                   "SAVE": save, "CHUNKS": cdiv(cols // vector * vector, chosen.block), "BLOCK": chosen.block,
+                   "VECTOR": vector, "READS": "" if h is not y else chosen.reads,
+                   "ONCE": chosen.once and h is y, "DEPENDENT": given and not INTERPRETING},
+        num_warps=chosen.num_warps,
+        device=x.get_device(),
+        vector=vector,
+    )  # fmt: skip
+
+    def plan(
+        x: Tensor, residual: Tensor, w: Tensor, b: Tensor, y: Tensor, h: Tensor, mean: Tensor, rstd: Tensor, rows: int,
+        cols: int, stride: int, eps: float,
+    ) -> None:  # fmt: skip
+        run(x, residual, w, b, copies(w, b, x), y, h, mean, rstd, cols, stride, width, eps)
+
+    return plan
 
 
 def _backward(
@@ -268,6 +296,9 @@ def _plan_backward(
         tile = {"CHUNKS": cdiv(cols // ends * ends, chosen.block)}
     partial = template((2, programs, cols), torch.float32, x.device)
     early = chosen.early and not INTERPRETING
+    alike = dy.dtype == x.dtype == w.dtype and x.element_size() == 2
+    if apart and chosen.words and alike and not has_dh and not INTERPRETING:
+        return _plan_backward_words(chosen, dy, x, weight, mean, dx, partial, rows, cols, stride, want)
     run = (_BACKWARD_ENDS if apart else _BACKWARD).bind(
         (dy, x, w, mean, rstd, dh, dx, partial, rows, cols, stride),
         grid=(programs,),
@@ -288,6 +319,37 @@ def _plan_backward(
     ) -> None:
         shares = torch.empty_like(partial, memory_format=torch.contiguous_format) if want else dx
         run(dy, x, w, mean, rstd, dh, dx, shares, rows, cols, stride)
+        if want:
+            reduce(shares, *sums, programs, cols)
+
+    return plan
+
+
+def _plan_backward_words(
+    chosen: config.Backward, dy: Tensor, x: Tensor, weight: Tensor | None, stats: Tensor, dx: Tensor, partial: Tensor,
+    rows: int, cols: int, stride: int, want: int,
+) -> Any:  # fmt: skip
+    """Rows that start inside accesses, two numbers a word."""
+    w, on, programs = x if weight is None else weight, x.get_device(), partial.shape[1]
+    vector = POINTER_ALIGNMENT_BYTES // x.element_size()
+    run = _BACKWARD_WORDS.bind(
+        (dy, x, w, stats, stats, dx, partial, rows, cols, stride),
+        grid=(programs,),
+        constants={"HAS_WEIGHT": weight is not None, "WANT_DW": bool(want & WANT_WEIGHT),
+                   "WANT_DB": bool(want & WANT_BIAS), "CHUNKS": cdiv(cols // vector * vector, chosen.block),
+                   "BLOCK": chosen.block, "SLOTS": chosen.num_stages, "EARLY": bool(want) and chosen.early},
+        num_warps=chosen.num_warps,
+        device=on,
+        vector=vector,
+        max_registers=registers_of(chosen.num_warps, chosen.programs_per_sm),
+    )  # fmt: skip
+    reduce = plan_reduce(partial, w, programs, cols, on, second=w, early=chosen.early)
+
+    def plan(
+        dy: Tensor, x: Tensor, w: Tensor, mean: Tensor, rstd: Tensor, dh: Tensor, dx: Tensor, *sums: Tensor
+    ) -> None:
+        shares = torch.empty_like(partial, memory_format=torch.contiguous_format) if want else dx
+        run(dy, x, w, mean, rstd, dx, shares, rows, cols, stride)
         if want:
             reduce(shares, *sums, programs, cols)
 
@@ -432,8 +494,8 @@ CHECKS = tuple(
     for dtype in DTYPES
     for rows, cols in ((1, 3), (3, 7), (1, 4096), (1000, 128), (257, 1000), (64, 4096), (33, 5120), (19, 8192),
                        (9, 16384), (5, 20001), (3, 40000), (2, 131072), (300, 24576),
-                       (900, 4099), (5001, 1001), (4101, 4099), (4100, 7001), (12300, 4096),
-                       (4101, 2049))
+                       (900, 4099), (5001, 1001), (4101, 4099), (4100, 7001), (12300, 4096), (9001, 1001),
+                       (4101, 2049), (700, 12289))
 )  # fmt: skip
 RACES = tuple(
     case(dtype, rows=rows, cols=cols)

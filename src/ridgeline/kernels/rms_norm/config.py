@@ -17,18 +17,18 @@ class Forward:
     """Rows a program holds, in how many pieces of how many columns, and its warps; no pieces: rows are read twice, in
     blocks.
 
-    ``reads`` and ``writes``: what the L2 is told of rows and results ("evict_first", "evict_last").
-    ``programs_per_sm`` programs walk over rows that start inside accesses, the few elements at their ends apart,
-    ``num_stages`` − 1 rows on their way."""
+    ``reads`` and ``writes``: what the L2 is told of rows and results ("evict_first", "evict_last"). ``apart``: rows
+    that start inside accesses, the few elements at their ends apart, weights from copies that start where rows can.
+    ``once``: LayerNorm's warps meet once for both sums of such a row."""
 
     rows: int
     chunks: int
     block: int
     num_warps: int
-    num_stages: int = 1
-    programs_per_sm: int = 0
     reads: str = ""
     writes: str = ""
+    apart: bool = False
+    once: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,8 @@ class Backward:
     early: bool = True
     """The kernel that adds up the shares starts while this one ends: 2048×4096 22.5 µs, 24.0 else; 8192×128 11.6 and
     12.8, LayerNorm 1024×12288 33.2 and 35.2. Let in from this one's start on it is in the way: 23.3, 11.9, 34.0."""
+    words: bool = False
+    """With ``ends``, LayerNorm of 16-bit numbers: what waits are two numbers a word, ``num_stages`` rows of them."""
 
 
 LONG_BLOCK = 8192
@@ -69,23 +71,29 @@ def short_tile(rows: int, cols: int, itemsize: int, num_warps: int) -> tuple[int
     return num_warps * per_warp, chunks, block, num_warps
 
 
-LEAST_WALKED, LONGEST_WALKED = 4096, 8192
-"""Rows that start inside accesses are walked over where there are so many, of so many columns at most."""
+LEAST_WALKED = 4096
+"""Backward, rows that start inside accesses are walked over where there are so many."""
+LEAST_APART_BYTES = 16 << 20
+"""Rows that start inside accesses are worth copies of their weights from so many bytes on, LayerNorm's from half as
+many: these take 1 to 2 µs."""
 
 
-def walking(rows: int, whole: int, itemsize: int) -> Forward | None:
+def apart(rows: int, whole: int, itemsize: int, centered: bool = False) -> Forward | None:
     """Rows that start inside accesses and have ``whole`` columns in whole accesses; None where they are few or long.
 
-    LayerNorm 32768×4099 153 µs, 225 with a program a row, 173 on eight warps; 16384×7001 129 and 227; 131072×1001 147
-    and 210. RMSNorm 151 and 153, 146 and 145. Float32 rows are faster a program each: 136 and 148.
+    RMSNorm 32768×4099 131 µs (150 where programs walked over rows, 153 with masks), 16384×7001 115 (129), 131072×1001
+    128 (145), 65536×2049 130 (159), 8192×12289 105 (143 with masks). LayerNorm (``centered``) 137 (152), 127 (128), 132
+    (145), 134 (161) and 119 (282); with fewer numbers a thread 152, 134, 148, 146, 129. Float32 16384×4099 133 (148),
+    RMSNorm 132 and 130 with masks.
     """
-    if itemsize != 2 or rows < LEAST_WALKED or not 512 <= whole <= LONGEST_WALKED:
+    enough = rows * whole * itemsize * (1 + centered) >= LEAST_APART_BYTES
+    if not enough or not 512 <= whole <= 16384 or (itemsize == 4 and not centered):
         return None
-    if whole <= 1024:
-        return Forward(1, cdiv(whole, 256), 256, 1, 3, 16)
-    if whole <= 5120:
-        return Forward(1, cdiv(whole, 1024), 1024, 4, 3, 4 if whole <= 4096 else 3)
-    return Forward(1, cdiv(whole, 2048), 2048, 8, 3, 2)
+    if itemsize == 4:
+        return Forward(1, cdiv(whole, 1024), 1024, 8, apart=True) if whole <= 8192 else None
+    num_warps = 1 if whole <= 1024 else 2 if whole <= 2048 else 4 if whole <= 8192 else 8
+    found = Forward(1, cdiv(whole, 256 * num_warps), 256 * num_warps, num_warps, apart=True)
+    return found if centered else kept(found, rows, whole, itemsize)
 
 
 KEPT_BYTES = 96 << 20

@@ -13,15 +13,16 @@ from ridgeline.kernels.contract import DTYPES, Case, Trial, case, common_rows, d
 from ridgeline.kernels.launcher import INTERPRETING, Kernel, Plans, access_of, launchable, num_sms, vector_of
 from ridgeline.kernels.rms_norm import config, kernel, reference
 from ridgeline.kernels.rows import as_rows, cdiv, clamp, float_reason, power_of_two, template
-from ridgeline.kernels.shares import registers_of
 
 _FORWARD = Kernel(kernel.rms_norm_forward, vectors=("cols", "x_stride"))
 _FORWARD_LONG = Kernel(kernel.rms_norm_forward_long, vectors=("cols", "x_stride"))
-_FORWARD_ENDS = Kernel(kernel.rms_norm_forward_ends)
+_FORWARD_APART = Kernel(kernel.rms_norm_forward_apart, vectors=("width",))
 _BACKWARD = Kernel(kernel.rms_norm_backward, vectors=("cols", "x_stride"))
 _BACKWARD_LONG = Kernel(kernel.rms_norm_backward_long, vectors=("cols", "x_stride"))
 _WEIGHT_SHARE = Kernel(kernel.rms_norm_weight_share, vectors=("cols", "x_stride"))
 REDUCE = Kernel(device.reduce_partials, vectors=("cols",))
+_COPIES = Kernel(device.copy_shifted)
+COPIED = 1024
 
 _infer_plans, _forward_plans, _backward_plans = Plans(), Plans(), Plans()
 _empty_like = torch.empty_like
@@ -152,19 +153,15 @@ def _plan_forward(
     kind = _FORWARD_LONG
     vector = vector_of(size, pointers, cols, stride)
     ends = ends_access(size, pointers, cols, stride)
-    walked = config.walking(rows, cols // ends * ends, size) if ends else None
+    apart = config.apart(rows, cols // ends * ends, size) if ends else None
     chosen = tuning.choose(
         "rms_norm.forward",
         {"rows": rows, "cols": cols, "dtype": y.dtype},
-        walked or config.forward(rows, cols, size),
+        apart or config.forward(rows, cols, size),
     )
-    grid, registers = cdiv(rows, chosen.rows), 0
-    if ends and chosen.programs_per_sm:
-        kind, vector, grid = _FORWARD_ENDS, ends, walkers(rows, chosen, ends, x.get_device())
-        registers = registers_of(chosen.num_warps, chosen.programs_per_sm)
-        constants |= {"CHUNKS": cdiv(cols // ends * ends, chosen.block), "BLOCK": chosen.block,
-                      "STAGES": chosen.num_stages, "VECTOR": ends}  # fmt: skip
-    elif chosen.chunks:
+    if ends and chosen.apart:
+        return _plan_apart(chosen, x, residual, weight, y, h, rows, cols, stride, ends, save), rows, cols, stats
+    if chosen.chunks:
         kind = _FORWARD
         vector, shifted, chunks = pieces_of(chosen, size, pointers, cols, stride)
         constants |= {"ROWS": chosen.rows, "CHUNKS": chunks, "BLOCK": chosen.block, "SHIFTED": shifted,
@@ -174,15 +171,41 @@ def _plan_forward(
         constants |= {"BLOCK": chosen.block or config.LONG_BLOCK}
     run = kind.bind(
         (x, residual, w, y, h, stats if save else rstd, rows, cols, stride, 0.0, 0.0),
-        grid=(grid,),
+        grid=(cdiv(rows, chosen.rows),),
         constants=constants,
         num_warps=chosen.num_warps,
-        num_stages=chosen.num_stages,
         device=x.get_device(),
         vector=vector,
-        max_registers=registers,
     )
     return run, rows, cols, stats
+
+
+def _plan_apart(
+    chosen: config.Forward, x: Tensor, residual: Tensor, weight: Tensor | None, y: Tensor, h: Tensor, rows: int,
+    cols: int, stride: int, vector: int, save: bool,
+) -> Any:  # fmt: skip
+    """Rows that start inside accesses, a program each, the weight from copies that start where rows can."""
+    width, copies = plan_copies(weight, None, cols, vector, x)
+    w = x if weight is None else weight
+    stats = template(y.shape[:-1], torch.float32, y.device) if save else y
+    run = _FORWARD_APART.bind(
+        (x, residual, w, w, y, h, stats, cols, stride, width, 0.0, 0.0),
+        grid=(rows,),
+        constants={"HAS_WEIGHT": weight is not None, "HAS_RESIDUAL": h is not y, "SAVE": save,
+                   "CHUNKS": cdiv(cols // vector * vector, chosen.block), "BLOCK": chosen.block, "VECTOR": vector,
+                   "READS": "" if h is not y else chosen.reads, "DEPENDENT": weight is not None and not INTERPRETING},
+        num_warps=chosen.num_warps,
+        device=x.get_device(),
+        vector=vector,
+    )  # fmt: skip
+
+    def plan(
+        x: Tensor, residual: Tensor, w: Tensor, y: Tensor, h: Tensor, rstd: Tensor, rows: int, cols: int, stride: int,
+        eps: float, offset: float,
+    ) -> None:  # fmt: skip
+        run(x, residual, w, copies(w, w, x), y, h, rstd, cols, stride, width, eps, offset)
+
+    return plan
 
 
 def _backward(
@@ -263,6 +286,33 @@ def _plan_backward(
             reduce(shares, dw, dw, programs, cols)
 
     return plan
+
+
+def plan_copies(
+    weight: Tensor | None, bias: Tensor | None, cols: int, vector: int, x: Tensor
+) -> tuple[int, Any]:
+    """How long a copy of weights is for rows that start inside accesses, and a call that makes one for every place
+    where a row can start; the kernel after it may start early."""
+    width = cdiv(cols, vector) * vector
+    given = weight if weight is not None else bias
+    if given is None:
+        return width, lambda w, b, like: like
+    made = template((2, vector, width), given.dtype, x.device)
+    run = _COPIES.bind(
+        (given, given, made, cols, width),
+        grid=(cdiv(width, COPIED), vector),
+        constants={"HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None, "EARLY": not INTERPRETING,
+                   "BLOCK": COPIED},
+        num_warps=4,
+        device=x.get_device(),
+    )  # fmt: skip
+
+    def copies(w: Tensor, b: Tensor, like: Tensor) -> Tensor:
+        found = torch.empty_like(made, memory_format=torch.contiguous_format)
+        run(w, b, found, cols, width)
+        return found
+
+    return width, copies
 
 
 def ends_access(itemsize: int, pointers: int, cols: int, stride: int) -> int:
@@ -424,7 +474,8 @@ CHECKS = tuple(
     for dtype in DTYPES
     for rows, cols in ((1, 2), (3, 7), (1, 4096), (1000, 128), (257, 1000), (64, 4096), (33, 5120), (19, 8192),
                        (9, 16384), (5, 20001), (3, 40000), (2, 131072), (300, 24576),
-                       (900, 4099), (5001, 1001), (4101, 4099), (4100, 7001), (12300, 4096))
+                       (900, 4099), (5001, 1001), (4101, 4099), (4100, 7001), (12300, 4096), (9001, 1001),
+                       (4101, 2049), (700, 12289))
 )  # fmt: skip
 RACES = tuple(
     case(dtype, rows=rows, cols=cols)

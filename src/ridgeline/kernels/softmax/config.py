@@ -38,15 +38,15 @@ class Shares(Streamed):
 @dataclass(frozen=True, slots=True)
 class Packed:
     """A row of 16-bit numbers a program, two numbers a word: its warps, how many of its pieces wait in shared memory
-    instead of registers, and programs a multiprocessor. ``reads`` and ``writes``: what the L2 is told. ``pieces``: at
-    most so many a program, which share a row; none: the whole row."""
+    instead of registers, and programs a multiprocessor. ``reads`` and ``writes``: what the L2 is told. ``cluster``: so
+    many programs share a row and start together."""
 
     num_warps: int
     shared: int
     programs_per_sm: int
     reads: str = ""
     writes: str = ""
-    pieces: int = 0
+    cluster: int = 1
 
 
 TWICE_FORWARD = 32768
@@ -109,27 +109,44 @@ def num_pieces(num_warps: int, cols: int) -> int:
     return cdiv(cols, 256 * num_warps)
 
 
-SHARE = 2048
-"""Numbers of a piece of eight warps."""
 SHORTEST_PACKED, LONGEST_PACKED, LONGEST_ON_EIGHT = 12288, 65536, 20480
 """Columns of rows that a program holds two numbers a word, and of those for which eight warps are enough."""
+MOST_TOGETHER = 16
+"""Programs of a cluster."""
+
+
+def clustered(cols: int, shifted: bool) -> Packed | None:
+    """Rows of 16-bit numbers that a cluster of programs shares; None where they are too long for sixteen.
+
+    1024×131072: 136 µs (146 in the persistent kernel, whose programs wait for words in memory), 2048×128256 278 (304),
+    512×262144 144 (147), 2048×80000 174 (186), float16 2048×151936 327 (349), 1024×131075 153 on sixteen warps (155 on
+    eight, 219), 64×128256 14.9 (19.7), 4×262144 7.0 (8.8 where a cluster's programs waited for words).
+    """
+    most, num_warps = (2 * LONGEST_ON_EIGHT, 16) if shifted else (LONGEST_ON_EIGHT, 8)
+    cluster = power_of_two(cdiv(cols, most))
+    if cluster > MOST_TOGETHER:
+        return None
+    pieces = num_pieces(num_warps, cdiv(cols, cluster))
+    reads = "evict_last"
+    if shifted:
+        return Packed(16, max(0, pieces - 4), 2, reads, cluster=cluster)
+    return Packed(8, max(0, pieces - 8), 3, reads, cluster=cluster)
 
 
 def packed(rows: int, cols: int, sms: int, shifted: bool) -> Packed | None:
-    """Rows of 16-bit numbers in accesses of sixteen bytes, a program each, several programs a multiprocessor; few long
-    rows in shares; None for others.
+    """Rows of 16-bit numbers in accesses of sixteen bytes, a program each, several programs a multiprocessor; longer
+    ones a cluster each; None for others.
 
-    8192×24000: 189 and 216 µs in two runs (copies 189; one program that walks over rows on their way 210, shares 229),
+    8192×24000: 189, 207 and 216 µs in three runs (copies 189, 207 and unknown: where memory lies decides; one program
+    that walks over rows on their way 210, shares 229),
     8192×28000 221 (252), 4096×32768 133 (145), 4096×40000 163 (175), 4096×50304 204 (223), 4096×50257 207 and 213 (246,
     250), 2048×65536 136 and 140 (144, 145), 600×50257 38 (48), 300×24000 15.5 (19.8). On eight warps 8192×16384 129 and
     130 (140 as float32 numbers on sixteen), 8192×20000 159 (163), but 300×20000 12.7 (12.2).
     At most 24 words a thread are in registers, or 16 where others wait in shared memory: 2048×80000 spills, 211 (185 in
-    shares). Rows that the L2 is told to keep gain 1 to 3 µs. Shares of few rows: 4×262144 8.5 (12.3 in the persistent
-    kernel), 64×128256 16.3 (18.9); of many they lose, 1024×131072 154 (145).
+    shares). Rows that the L2 is told to keep gain 1 to 3 µs.
     """
     if cols > LONGEST_PACKED:
-        together = rows * cdiv(cols, 8 * SHARE) <= 3 * sms  # all of them are on the device at once
-        return Packed(8, 0, 3, pieces=8) if together and not shifted else None
+        return clustered(cols, shifted)
     eight = SHORTEST_PACKED < cols <= LONGEST_ON_EIGHT and not shifted
     if rows < (4 if eight else 2) * sms or (cols <= LONGEST_ON_EIGHT and not eight):
         return None

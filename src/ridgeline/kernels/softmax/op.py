@@ -20,7 +20,7 @@ from ridgeline.kernels.launcher import (
     num_sms,
     vector_of,
 )
-from ridgeline.kernels.rows import as_rows, cdiv, float_reason, power_of_two, template
+from ridgeline.kernels.rows import as_rows, cdiv, float_reason
 from ridgeline.kernels.shares import Streamed
 from ridgeline.kernels.softmax import config, kernel, reference, streamed
 
@@ -39,11 +39,11 @@ _FORWARD_STREAMED = Kernel(
 _BACKWARD_STREAMED = Kernel(
     streamed.softmax_backward_streamed, vectors=("cols", "length"), loose=("word_ptr",), cooperative=True
 )
-_FORWARD_PACKED = Kernel(
-    streamed.softmax_forward_packed, vectors=("cols", "x_stride", "length"), loose=("word_ptr",)
-)
+_FORWARD_PACKED = Kernel(streamed.softmax_forward_packed, vectors=("cols", "x_stride"))
 _forward_plans, _backward_plans = Plans(), Plans()
 STREAMED_ACCESS_BYTES = 8
+SHARE_STEP = 64
+"""Shares of a cluster's programs are multiples of so many numbers, a line: all but the last are equal."""
 
 
 def softmax(x: Tensor, dim: int = -1) -> Tensor:
@@ -131,28 +131,22 @@ def _plan_packed(
     chosen: config.Packed, x: Tensor, y: Tensor, rows: int, cols: int, stride: int, shifted: bool
 ) -> Any:
     """A row a program, or a share of one; as many programs as these."""
-    on, block = x.get_device(), 256 * chosen.num_warps
-    num = 1 if shifted or not chosen.pieces else cdiv(cols, chosen.pieces * block)
-    length = cdiv(cdiv(cols, num), block) * block
-    num = cdiv(cols, length)
-    chunks = cdiv(min(length, cols), block)
-    words = template((rows, num), torch.int64, x.device)
+    num, block = chosen.cluster, 256 * chosen.num_warps
+    length = cols if num == 1 else cdiv(cdiv(cols, num), SHARE_STEP) * SHARE_STEP
+    chunks, shortest = cdiv(length, block), cols - (num - 1) * length - (16 if shifted else 0)
     run = _FORWARD_PACKED.bind(
-        (x, y, words, cols, stride, length, num),
+        (x, y, cols, stride, length),
         grid=(rows * num,),
-        constants={"MEET": num > 1, "SHARES": max(32, power_of_two(num)), "CHUNKS": chunks,
-                   "FULL": chunks - 2 if shifted else min(chunks - 1, (cols - (num - 1) * length) // block),
+        constants={"SHARES": num, "CHUNKS": chunks, "FULL": min(chunks - (2 if shifted else 1), shortest // block),
                    "SHARED": min(chosen.shared, chunks), "BLOCK": block, "SHIFTED": shifted, "READS": chosen.reads,
                    "WRITES": chosen.writes},
         num_warps=chosen.num_warps,
         max_registers=shares.registers_of(chosen.num_warps, chosen.programs_per_sm),
-        device=on,
+        device=x.get_device(),
         vector=POINTER_ALIGNMENT_BYTES // x.element_size(),
+        cluster=num,
     )  # fmt: skip
-    if num == 1:
-        return lambda x, y: run(x, y, y, cols, stride, length, num)
-    meeting = shares.cleared(words, on)
-    return lambda x, y: run(x, y, meeting(), cols, stride, length, num)
+    return lambda x, y: run(x, y, cols, stride, length)
 
 
 def _kept(chosen: Any, found: shares.Cut, itemsize: int) -> bool:

@@ -5,7 +5,8 @@ columns, in one of SLOTS places of shared memory; while it works on one, copies 
 shares, programs tell each other what they found in words of global memory and finish a row one turn later, when the
 others' words have long arrived; all of them must be on the device at once. Where 16-bit rows are many, a program has
 one row and no next one (``softmax_forward_packed``): that several of them share a multiprocessor overlaps more than any
-row that is on its way.
+row that is on its way. Longer rows are a cluster's, whose programs tell each other what they found through shared
+memory.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from ridgeline.kernels.stream import (
     halves,
     higher_bf16,
     higher_fp16,
+    join_cluster,
     paired,
     spread,
+    told_by_cluster,
     widened,
     word_of,
     words_when_there,
@@ -324,13 +327,10 @@ def softmax_backward_streamed(
 def softmax_forward_packed(
     x_ptr,  # [R, C] of 16 bits, rows x_stride apart
     y_ptr,  # [R, C]
-    word_ptr,  # [R, S] maximum and sum of each share, zero at first; unused where a row is one share
     cols,
     x_stride,
     length,
-    num_shares,
-    MEET: gl.constexpr,
-    SHARES: gl.constexpr,
+    SHARES: gl.constexpr,  # programs of a row, which are a cluster
     CHUNKS: gl.constexpr,
     FULL: gl.constexpr,  # pieces that every share has whole, but for the last: 16384 columns spill without its mask
     SHARED: gl.constexpr,  # the first pieces wait in shared memory, the others in registers
@@ -343,7 +343,7 @@ def softmax_forward_packed(
 
     Several programs a multiprocessor overlap: one's row comes while another's powers are computed and written. Where
     rows start inside accesses, whole accesses are the row and the few elements outside them are handled apart. Programs
-    start in the order of their numbers, so that those of a row are on the device together.
+    that share a row start together and tell each other what they found through shared memory.
     """
     NUM_WARPS: gl.constexpr = gl.num_warps()
     BF16: gl.constexpr = x_ptr.dtype.element_ty == gl.bfloat16
@@ -358,14 +358,17 @@ def softmax_forward_packed(
     lead = 0
     first = 0
     width = cols // 2
-    if MEET:
-        row = (gl.program_id(0) // num_shares).to(gl.int64)
-        share = gl.program_id(0) % num_shares
+    if SHARES > 1:
+        room = join_cluster(SHARES)
+        row = (gl.program_id(0) // SHARES).to(gl.int64)
+        share = gl.program_id(0) % SHARES
         first = share * length
-        width = gl.minimum(length, cols - first) // 2
     if SHIFTED:
         lead = ((8 - row * cols % 8) % 8).to(gl.int32)
         width = gl.maximum(cols - lead, 0) // 8 * 4
+        last = lead + width * 2
+    if SHARES > 1:
+        width = gl.minimum(length // 2, width - first // 2)
     c = gl.arange(0, PIECE, L)
     access = c // 4 * 4
     x_at = x_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + (row * x_stride + first + lead) // 8 * 4 + c
@@ -378,8 +381,8 @@ def softmax_forward_packed(
     async_copy.commit_group()
     if SHIFTED:
         k = gl.arange(0, 16, gl.BlockedLayout([1], [32], [NUM_WARPS], [0]))
-        edge = gl.where(k < 8, k, lead + width * 2 + k - 8)
-        own = gl.where(k < 8, k < lead, True) & (edge < cols)
+        edge = gl.where(k < 8, k, last + k - 8)
+        own = gl.where(k < 8, k < lead, True) & (edge < cols) & (share == 0)
         ends = gl.load(x_ptr + row * x_stride + edge, mask=own, other=float("-inf")).to(gl.float32)
     held = ()
     for i in gl.static_range(SHARED, CHUNKS):
@@ -419,18 +422,19 @@ def softmax_forward_packed(
         end_powers = power(ends, top, scale, base, True)
         total += gl.sum(end_powers, axis=0)
         to = y_ptr + row * cols + edge
-        gl.store(to, (end_powers * (1.0 / total)).to(y_ptr.dtype.element_ty), mask=own)
+        if SHARES == 1:
+            gl.store(to, (end_powers * (1.0 / total)).to(y_ptr.dtype.element_ty), mask=own)
     gl.thread_barrier()
     again = base - 1.0  # other powers than those above: kept from there they would take two registers a word
     factor = gl.exp2(again - base)
-    if MEET:
-        word_row = word_ptr + row * num_shares
-        gl.atomic_xchg(word_row + share, word_of(top, total * rounding), sem="relaxed")
-        k, tops, totals = words_when_there(word_row, num_shares, SHARES, NUM_WARPS)
-        best = gl.max(gl.where(k < num_shares, tops, LOWEST), axis=0)
-        total = gl.sum(gl.where(k < num_shares, totals * gl.exp(tops - best), 0.0), axis=0)
-        total = gl.where(total < 0.5, 0.0, total)  # nothing but −inf: what is left is the words' lowest bits
+    if SHARES > 1:
+        k, tops, totals = told_by_cluster(room, top, total * rounding, SHARES, NUM_WARPS)
+        best = gl.max(gl.where(k < SHARES, tops, LOWEST), axis=0)
+        total = gl.sum(gl.where(k < SHARES, totals * gl.exp(tops - best), 0.0), axis=0)
         factor *= rounding * gl.exp(top - best)
+        if SHIFTED:
+            at_ends = end_powers * (rounding * gl.exp(top - best) / total)
+            gl.store(to, at_ends.to(y_ptr.dtype.element_ty), mask=own)
     factor = factor / total  # alone, the rounding is that of powers and of their sum
     for i in gl.static_range(CHUNKS):
         if i < SHARED:
