@@ -70,6 +70,8 @@ class Paged:
     borders: bool = False
     inside: bool = False
     queries: int = 3
+    even: int = 0
+    warm: bool = False
 
 
 def takes_columns(batch: int, ratio: int, head_dim: int, page: int) -> bool:

@@ -126,14 +126,14 @@ class Parts:
 
     def __init__(
         self, keys: int, programs: int, least: int, key_heads: int, out: Tensor, lens: Tensor, borders: bool = False,
-        inside: bool = False,
+        inside: bool = False, even: int = 0,
     ) -> None:  # fmt: skip
         batch, heads, dim = out.shape
         ratio = heads // key_heads
         self.shape, self.seen_shape = (programs, 2, ratio, dim), (programs, 2, 2, ratio)
         self.lengths = (cdiv(programs * 2 * ratio * dim, 4) * 4, programs * 4 * ratio, programs * 2)
         self.sizes = (batch, key_heads, dim, keys, programs)
-        self.fixed = {"R": ratio, "BATCH": config.lined(batch), "LEAST": least, "EARLY": not INTERPRETING}
+        self.fixed = {"R": ratio, "BATCH": config.lined(batch), "LEAST": least, "EVEN": even, "EARLY": not INTERPRETING}
         bind = self._bind_borders if borders else self._bind_heads
         self.launch = None if inside else bind(out, lens)
 
@@ -224,7 +224,7 @@ class _Plan:
         num = chosen.programs
         self.counts = False
         sized = (chosen.keys, num, chosen.least, key_heads)
-        self.parts = Parts(*sized, out, lens, chosen.borders, chosen.fed and chosen.inside) if num else None
+        self.parts = Parts(*sized, out, lens, chosen.borders, chosen.fed and chosen.inside, chosen.even) if num else None
         bind = self._bind_columns if chosen.fed else self._bind
         bind(chosen, args, out, scale)
 
@@ -240,7 +240,8 @@ class _Plan:
             constants={
                 "R": heads // key_heads, "ROWS": config.rows_of(heads // key_heads), "D": max(16, power_of_two(dim)),
                 "P": page, "KEYS": chosen.keys, "BATCH": config.lined(batch) if num else 0, "LEAST": chosen.least,
-                "EARLY": chosen.early if num and not INTERPRETING else 0, "APART": query.dtype == torch.float32,
+                "EVEN": chosen.even, "EARLY": chosen.early if num and not INTERPRETING else 0,
+                "APART": query.dtype == torch.float32,
             },
             num_warps=chosen.num_warps,
             num_stages=chosen.num_stages,
@@ -265,7 +266,8 @@ class _Plan:
             constants={
                 "R": ratio, "D": dim, "P": page, "KEYS": chosen.keys, "ROWS": rows,
                 "COLS": config.COLUMNS, "STAGES": chosen.num_stages, "BATCH": config.lined(batch),
-                "LEAST": chosen.least, "EARLY": 0 if chosen.inside else chosen.early, "LEAVES": chosen.leaves,
+                "LEAST": chosen.least, "EVEN": chosen.even, "EARLY": 0 if chosen.inside else chosen.early,
+                "LEAVES": chosen.leaves, "WARM": chosen.warm,
                 "JOINS": config.joined_at_once(ratio, dim) if chosen.inside else 0, "HEADS": power_of_two(ratio),
                 "QUERIES": chosen.queries,
             },
