@@ -72,6 +72,8 @@ class Paged:
     queries: int = 3
     even: int = 0
     warm: bool = False
+    slices: int = 0
+    linked: int = 0
 
 
 def takes_columns(batch: int, ratio: int, head_dim: int, page: int) -> bool:
@@ -159,6 +161,19 @@ def by_the_last(programs: int, sequences: int, ratio: int, all_read: bool) -> bo
 def joined_at_once(ratio: int, dim: int) -> int:
     """Parts that a program joins at once, of as many heads as share keys."""
     return clamp(JOINED_ELEMENTS // (power_of_two(ratio) * dim), 1, 8)
+
+
+LINKED_PAIRS = 2048
+"""Pairs of numbers with their marks that are asked for at once, 16 a thread."""
+
+
+def linked_tile(programs: int, sequences: int, ratio: int, dim: int) -> tuple[int, int]:
+    """Slices of a head's columns, each joined by a program of its own where there are as many, and parts at a time: so
+    many that no two warps ask for the same, since one may see a mark that the other does not."""
+    parts, twos = cdiv(programs, sequences), max(power_of_two(ratio) // 2, 1)
+    slices = min(1 if parts <= 2 else 2 if parts <= 4 else 4, dim // 32)
+    fitting = LINKED_PAIRS * slices // (twos * dim)
+    return slices, max(clamp(power_of_two(parts), 1, fitting), 4 // min(4, twos))
 
 
 WIDE_DIM = 256
