@@ -1,6 +1,6 @@
 """When the programs of paged and latent decoding do what: the device's clock, read at their steps.
 
-    python benchmarks/decode_marks.py --out DIR [--budget-s 60]
+    python benchmarks/decode_marks.py --out DIR [--budget-s 60] [--way NAME]
 
 Kernels are the library's own with a clock read and a store put between their lines (``MARKS`` says where), compiled
 from a copy of their source. Times are since the first program of the reading kernel began: least, median and largest
@@ -69,7 +69,7 @@ JOIN_STEPS = ("begins", "may read", "ends")
 
 PAGED = (
     ("    _let_join_start(EARLY == 1)\n", "{}    _mark(seen_ptr, 0)\n"),
-    ("    kh, first = within // of_head, within % of_head\n    gl.warp", "{:.54}\n    _mark(seen_ptr, 1)\n    gl.warp"),
+    ("    kh, first, left, line = _begins(within, length, cut, key_heads, KEYS, EVEN)\n", "{}    _mark(seen_ptr, 1)\n"),
     ("    turn, num = left * 0, left * 0\n", "{}    waited, other = left * 0, left * 0\n"),
     ("                mbarrier.wait(full.index(slot), parity)\n",
      "                since = _clock(num)\n{}                waited += _clock(num) - since\n"
@@ -90,11 +90,15 @@ PAGED = (
     ("                mbarrier.expect(full.index(slot), 2 * KEYS * D * 2)\n",
      "                if num == 0:\n                    _mark(seen_ptr, 6)\n                _mark(seen_ptr, 7)\n{}"),
     ("q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars,", "seen_ptr, {}"),
-    ("                    arrivals.begin_group(count_ptr + begins, known)\n",
+    ("                    arrivals.begin_group(count_ptr + one, known)\n",
      "{}                    _mark(seen_ptr, 10)\n"),
     ("                        _join_parts(part_ptr,", "                        _mark(seen_ptr, 11)\n{}"),
-    ("                        gl.store(count_ptr + begins, 0)\n", "{}                        _mark(seen_ptr, 12)\n"),
-    ("    first = _program_of(start, each, longer)\n", "    _mark_join(seen_ptr, 0)\n{}"),
+    ("                        gl.store(count_ptr + one, 0)\n", "{}                        _mark(seen_ptr, 12)\n"),
+    ("                _leave_linked(part_ptr, o, top * scale, total, place, R, D, SLICES)\n",
+     "{}                _mark(seen_ptr, 10)\n"),
+    ("                    _join_linked(part_ptr, out_ptr, mine, begins, ends, one, R, D, HEADS, LINKED, SLICES)\n",
+     "                    _mark(seen_ptr, 11)\n{}                    _mark(seen_ptr, 12)\n"),
+    ("    of_head = tl.cdiv(tl.load(lens_ptr + b), keys)\n    if most > 0:\n", "    _mark_join(seen_ptr, 0)\n{}"),
     ("    if (of_head == 0) | (first < last):\n", "    _mark_join(seen_ptr, 1)\n{}"),
     ("            tl.store(out_ptr + place * d + col, out.to(out_ptr.dtype.element_ty), mask=col < d)\n",
      "{}            _mark_join(seen_ptr, 2)\n"),
@@ -103,7 +107,7 @@ PAGED = (
 
 LATENT = (
     ("    _let_join_start(EARLY == 1)\n", "{}    _mark(seen_ptr, 0)\n"),
-    ("    b, first, left = _first_of(lens, batch, 1, KEYS, LEAST)\n", "{}    _mark(seen_ptr, 1)\n"),
+    ("    kh, first, left, line = _begins(within, length, cut, 1, KEYS, EVEN)\n", "{}    _mark(seen_ptr, 1)\n"),
     ("                mbarrier.wait(c_full.index(slot), (num // STAGES) & 1)\n",
      "{}                if num == 0:\n                    _mark(seen_ptr, 2)\n                _mark(seen_ptr, 3)\n"),
     ("                s = warpgroup_mma(c2_smem.index(slot).reshape([KEYS, E]), q2, s, is_async=True)\n"
@@ -175,6 +179,14 @@ LATENTS = {
 }  # fmt: skip
 
 only: list[str] = []
+over: dict[str, Any] = {}
+"""What is changed of the analytical default."""
+
+
+def ways() -> dict[str, dict[str, Any]]:
+    import race_paged
+
+    return race_paged.OVER
 
 
 def wanted() -> list[str]:
@@ -200,9 +212,11 @@ def planned(name: str, on: str) -> tuple[Any, tuple[Any, ...], Any, float]:
     scale = args[0].shape[-1] ** -0.5
     if op is paged:
         out = torch.empty_like(args[0])
-        return paged._Plan(args, out, scale), args, out, scale
+        with race_paged.changed(over):
+            return paged._Plan(args, out, scale), args, out, scale
     out = torch.empty(*args[0].shape[:2], 512, dtype=args[0].dtype, device=args[0].device)
-    return latent._FewPlan(args[:4], out, scale), args[:4], out, scale
+    with race_paged.latent_changed({name: value for name, value in over.items() if name in ("warm", "even")}):
+        return latent._FewPlan(args[:4], out, scale), args[:4], out, scale
 
 
 class Flush:
@@ -397,8 +411,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--parts", nargs="+", default=["host", "traces", "marks"])
     parser.add_argument("--only", nargs="+", default=[], help="pieces of the names of cases")
+    parser.add_argument("--way", default="now", help="a configuration of race_paged.py, by name")
     options = parser.parse_args()
     only.extend(options.only)
+    over.update(ways()[options.way])
     options.out.mkdir(parents=True, exist_ok=True)
     end = time.perf_counter() + options.budget_s
     rows: list[dict[str, Any]] = []

@@ -676,6 +676,7 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
     parser.add_argument("--cases", type=int, default=99, help="of every part at most so many")
     parser.add_argument("--pick", type=int, nargs="+", help="of CASES only these, by number")
+    parser.add_argument("--ways", nargs="+", help="configurations of paged and latent decoding, by name")
     parser.add_argument("--pick-latent", type=int, nargs="+", help="of LATENT only these, by number")
     parser.add_argument("--write-pack", type=Path)
     parser.add_argument("--show", type=Path)
@@ -686,6 +687,8 @@ def main() -> None:
         return
     if options.pick:
         globals()["CASES"] = tuple(CASES[i] for i in options.pick)
+    for name in ("OVER", "NARROW_OVER", "LATENT_OVER") if options.ways else ():
+        globals()[name] = {way: over for way, over in globals()[name].items() if way in options.ways}
     if options.pick_latent:
         globals()["LATENT"] = tuple(LATENT[i] for i in options.pick_latent)
     if options.write_pack:

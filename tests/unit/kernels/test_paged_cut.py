@@ -136,14 +136,14 @@ def drawn(seed):
 @pytest.mark.parametrize("seed", range(60))
 def test_every_block_is_somebodys_and_both_spellings_agree(seed):
     sizes = drawn(seed)
-    lens, key_heads, programs, keys, *_ = sizes
-    triton, (num, each, longer, most) = as_triton(*sizes)
+    lens, key_heads, _, keys, *_ = sizes
+    triton, (_, each, longer, most) = as_triton(*sizes)
     gluon = as_gluon(*sizes)
     whose = taken(triton, lens, key_heads, keys)
     assert taken(gluon, lens, key_heads, keys) == whose
     most_taken = max((left for _, _, _, left, *_ in triton), default=0)
     assert most_taken <= (most or each + (longer > 0))
-    for pid, (b, kh, first, left, ends) in enumerate(gluon):
+    for b, kh, first, left, ends in gluon:
         if left:
             blocks = -(-lens[b] // keys)
             assert ends == (whose[b, kh, 0], whose[b, kh, blocks - 1]), "who leaves parts of what a program begins with"

@@ -163,8 +163,8 @@ def joined_at_once(ratio: int, dim: int) -> int:
     return clamp(JOINED_ELEMENTS // (power_of_two(ratio) * dim), 1, 8)
 
 
-LINKED_PAIRS = 2048
-"""Pairs of numbers with their marks that are asked for at once, 16 a thread."""
+LINKED_LOADS = 24
+"""Pairs of numbers with their marks that a thread asks for at once, those of what was seen included."""
 
 
 def linked_tile(programs: int, sequences: int, ratio: int, dim: int) -> tuple[int, int]:
@@ -172,8 +172,8 @@ def linked_tile(programs: int, sequences: int, ratio: int, dim: int) -> tuple[in
     many that no two warps ask for the same, since one may see a mark that the other does not."""
     parts, twos = cdiv(programs, sequences), max(power_of_two(ratio) // 2, 1)
     slices = min(1 if parts <= 2 else 2 if parts <= 4 else 4, dim // 32)
-    fitting = LINKED_PAIRS * slices // (twos * dim)
-    return slices, max(clamp(power_of_two(parts), 1, fitting), 4 // min(4, twos))
+    fitting = max(1, 4 * LINKED_LOADS // (twos * (dim // slices // 32 + 2)))
+    return slices, max(min(power_of_two(parts), 1 << fitting.bit_length() - 1), 4 // min(4, twos))
 
 
 WIDE_DIM = 256
