@@ -623,7 +623,8 @@ def _linked(ptr, there):
         setp.ne.b64 q, hi, 0x6D1E93C5A7F2480B;
         selp.b32 $2, 1, 0, q;
         }""",
-        "=r,=r,=r,l,r", [ptr.to(gl.int64), there.to(gl.int32)], dtype=(gl.float32, gl.float32, gl.int32), is_pure=False, pack=1,
+        "=r,=r,=r,l,r", [ptr.to(gl.int64), there.to(gl.int32)], dtype=(gl.float32, gl.float32, gl.int32),
+        is_pure=False, pack=1,
     )  # fmt: skip
 
 
@@ -916,9 +917,9 @@ def paged_columns(
     int64 counts, by the first program of a sequence, who has left a part; it is never cleared. QUERIES: sequences whose
     queries are there or on their way.
 
-    SLICES: parts carry marks, and the last programs of a sequence join as many slices of its columns between them, LINKED
-    parts at a time, as soon as they see everybody's: there is nothing to count, and no turn to memory but one. They
-    wait for programs that come before them in the grid, and for SLICES - 1 at most that come after.
+    SLICES: parts carry marks, and the last programs of a sequence join as many slices of its columns between them,
+    LINKED parts at a time, as soon as they see everybody's: there is nothing to count, and no turn to memory but one.
+    They wait for programs that come before them in the grid, and for SLICES - 1 at most that come after.
     """
     DTYPE: gl.constexpr = q_desc.dtype
     gl.static_assert(P % ROWS == 0)
