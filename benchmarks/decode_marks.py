@@ -69,7 +69,7 @@ JOIN_STEPS = ("begins", "may read", "ends")
 
 PAGED = (
     ("    _let_join_start(EARLY == 1)\n", "{}    _mark(seen_ptr, 0)\n"),
-    ("    kh, first, left, line = _begins(within, length, cut, key_heads, KEYS, EVEN)\n", "{}    _mark(seen_ptr, 1)\n"),
+    ("    kh, first = within // of_head, within % of_head\n    gl.warp", "{:.54}\n    _mark(seen_ptr, 1)\n    gl.warp"),
     ("    turn, num = left * 0, left * 0\n", "{}    waited, other = left * 0, left * 0\n"),
     ("                mbarrier.wait(full.index(slot), parity)\n",
      "                since = _clock(num)\n{}                waited += _clock(num) - since\n"
@@ -87,7 +87,7 @@ PAGED = (
     ("            length = gl.load(lens_ptr + b, mask=left > 0, other=0)\n\n\n@gluon.jit\ndef _columns(",
      "            length = gl.load(lens_ptr + b, mask=left > 0, other=0)\n    _note(seen_ptr, 14, waited + 1)\n"
      "    _note(seen_ptr, 15, other + 1)\n\n\n@gluon.jit\ndef _columns("),
-    ("                mbarrier.expect(full.index(slot), 2 * KEYS * D * 2)\n",
+    ("                tiles = key * 0 + KEYS // ROWS\n",
      "                if num == 0:\n                    _mark(seen_ptr, 6)\n                _mark(seen_ptr, 7)\n{}"),
     ("q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars,", "seen_ptr, {}"),
     ("                    arrivals.begin_group(count_ptr + one, known)\n",
@@ -98,7 +98,7 @@ PAGED = (
      "{}                _mark(seen_ptr, 10)\n"),
     ("                    _join_linked(part_ptr, out_ptr, mine, begins, ends, one, R, D, HEADS, LINKED, SLICES)\n",
      "                    _mark(seen_ptr, 11)\n{}                    _mark(seen_ptr, 12)\n"),
-    ("    of_head = tl.cdiv(tl.load(lens_ptr + b), keys)\n    if most > 0:\n", "    _mark_join(seen_ptr, 0)\n{}"),
+    ("    first = _program_of(start, each, longer)\n", "    _mark_join(seen_ptr, 0)\n{}"),
     ("    if (of_head == 0) | (first < last):\n", "    _mark_join(seen_ptr, 1)\n{}"),
     ("            tl.store(out_ptr + place * d + col, out.to(out_ptr.dtype.element_ty), mask=col < d)\n",
      "{}            _mark_join(seen_ptr, 2)\n"),
@@ -107,7 +107,7 @@ PAGED = (
 
 LATENT = (
     ("    _let_join_start(EARLY == 1)\n", "{}    _mark(seen_ptr, 0)\n"),
-    ("    kh, first, left, line = _begins(within, length, cut, 1, KEYS, EVEN)\n", "{}    _mark(seen_ptr, 1)\n"),
+    ("    b, first, left = _first_of(lens, batch, 1, KEYS, LEAST)\n", "{}    _mark(seen_ptr, 1)\n"),
     ("                mbarrier.wait(c_full.index(slot), (num // STAGES) & 1)\n",
      "{}                if num == 0:\n                    _mark(seen_ptr, 2)\n                _mark(seen_ptr, 3)\n"),
     ("                s = warpgroup_mma(c2_smem.index(slot).reshape([KEYS, E]), q2, s, is_async=True)\n"
@@ -215,8 +215,7 @@ def planned(name: str, on: str) -> tuple[Any, tuple[Any, ...], Any, float]:
         with race_paged.changed(over):
             return paged._Plan(args, out, scale), args, out, scale
     out = torch.empty(*args[0].shape[:2], 512, dtype=args[0].dtype, device=args[0].device)
-    with race_paged.latent_changed({name: value for name, value in over.items() if name in ("warm", "even")}):
-        return latent._FewPlan(args[:4], out, scale), args[:4], out, scale
+    return latent._FewPlan(args[:4], out, scale), args[:4], out, scale
 
 
 class Flush:

@@ -30,22 +30,21 @@ PARTS = ("edges", "arrivals", "decode", "latent", "cases", "graphs", "pieces", "
 SHARES = {"edges": 0.15, "arrivals": 0.2, "decode": 0.45, "latent": 0.6, "cases": 0.9, "graphs": 0.97}
 """Of the time there is, by when a part ends; the others may take the rest."""
 
-WHOLE, LINKS = {"warm": True, "even": 12}, {"links": True, "max_registers": 128}
+LINKS = {"links": True, "max_registers": 128}
+THREE = {"num_stages": 2, "queries": 2, "max_registers": 80}
 OVER: dict[str, dict[str, Any]] = {
     "now": {},
-    "warm": {"warm": True},
-    "warm, whole sequences": WHOLE,
-    "warm, links": {"warm": True, **LINKS},
-    "warm, whole, links": {**WHOLE, **LINKS},
+    "skips": {"skips": True},
+    "skips, links": {"skips": True, **LINKS},
+    "skips, three programs": {"skips": True, **THREE},
 }
-"""What is changed of the analytical default, by name. Links: parts carry marks and the last programs join them."""
+"""What is changed of the analytical default, by name. Links: parts carry marks and the last programs join them; three
+programs a multiprocessor of two blocks each."""
 
 NARROW_OVER = OVER
 """The same for heads of 64."""
 
-LATENT_OVER: dict[str, dict[str, Any]] = {
-    "now": {}, "warm": {"warm": True}, "warm, whole sequences": WHOLE,
-}  # fmt: skip
+LATENT_OVER: dict[str, dict[str, Any]] = {"now": {}}
 """The same for latent decoding of few heads."""
 
 DECODE_OVER: dict[str, dict[str, Any]] = {
@@ -111,12 +110,16 @@ def changed(over: dict[str, Any]) -> Any:
 
     def choose(*sizes: Any, **named: Any) -> Any:
         found = before(*sizes, **named)
+        if not found.fed:
+            return found
         more = dict(over)
+        if more.get("num_stages") == 2 and found.programs == 264:
+            more["programs"] = 396
         if more.pop("links", False):
-            heads = named["batch"] * named["key_heads"]
-            slices, linked = config.linked_tile(found.programs, heads, named["ratio"], named["head_dim"])
-            more |= {"slices": slices, "linked": linked}
-        return dataclasses.replace(found, **more) if found.fed else found
+            heads, programs = named["batch"] * named["key_heads"], more.get("programs", found.programs)
+            slices, linked = config.linked_tile(programs, heads, named["ratio"], named["head_dim"])
+            more |= {"slices": slices, "linked": linked, "inside": False}
+        return dataclasses.replace(found, **more)
 
     return instead(config, "choose", choose)
 

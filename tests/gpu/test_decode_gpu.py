@@ -94,45 +94,6 @@ def by_the_last():
     return chosen_with({"inside": True, "max_registers": paged.LONE_REGISTERS}, {"inside": True})
 
 
-def whole():
-    """Inside, the line is cut at the ends of sequences where that costs next to nothing."""
-    return chosen_with({"even": 12, "warm": True}, {}, {"even": 12, "warm": True})
-
-
-@contextmanager
-def linked():
-    """Inside, parts carry marks, and the last programs join them."""
-    choose = paged.choose
-
-    def changed(**named):
-        found = choose(**named)
-        heads = named["batch"] * named["key_heads"]
-        slices, at_once = paged.linked_tile(max(found.programs, 1), heads, named["ratio"], named["head_dim"])
-        more = {"slices": slices, "linked": at_once, "max_registers": paged.LONE_REGISTERS} if found.fed else {}
-        return dataclasses.replace(found, **more)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(paged, "choose", changed)
-        launcher.forget_plans()
-        yield
-    launcher.forget_plans()
-
-
-@contextmanager
-def whole_and_linked():
-    with whole(), linked():
-        yield
-
-
-EVEN = (
-    ("paged_attention", case("bfloat16", b=4, h=32, k=8, s=8000, d=128, page=16, uneven=False)),
-    ("paged_attention", case("float16", b=16, h=24, k=8, s=3000, d=128, page=64, uneven=False)),
-    ("paged_attention", case("bfloat16", b=3, h=16, k=1, s=9000, d=64, page=16, uneven=False)),
-    ("paged_latent_attention", case("bfloat16", b=64, h=16, s=1800, d=512, e=64, page=64, uneven=False)),
-    ("paged_latent_attention", case("bfloat16", b=128, h=16, s=700, d=512, e=64, page=16, uneven=False)),
-)
-"""Sequences of one length, which the even cut takes whole or in parts of their own."""
-
 JOINED = case("bfloat16", b=4, h=32, k=8, s=3000, d=128, page=16, uneven=False)
 """A call of two kernels, one after the other in the same scratch."""
 
@@ -146,16 +107,9 @@ def wanted_variants():
             found += variants_of(name, [of])
     with by_borders():
         found += variants_of("paged_attention", PAGED) + variants_of("paged_latent_attention", LATENT)
-    for way in (nullcontext, by_the_last, linked, whole_and_linked):
+    for way in (nullcontext, by_the_last):
         with way():
             found += variants_of("paged_attention", PAGED)
-    for way in (whole, linked, whole_and_linked):
-        with way():
-            for name, of in (*EDGES, *EVEN):
-                found += variants_of(name, [of])
-    with linked():
-        for name, of in COUNTED:
-            found += variants_of(name, [of])
     for chosen, of in RESIDENT:
         with tuning.forced("cross_layer.resident", chosen):
             found += variants_of("cross_layer", [of])
@@ -173,14 +127,7 @@ def test_what_is_joined_by_borders_is_as_right_as_pytorch_and_repeats_bit_for_bi
         assert not wrong(name, of)
 
 
-@pytest.mark.parametrize("way", [whole, linked, whole_and_linked])
-@pytest.mark.parametrize(("name", "of"), [*EVEN, *(("paged_attention", of) for of in PAGED)], ids=str)
-def test_other_cuts_and_links_are_as_right_as_pytorch_and_repeat_bit_for_bit(name, of, way):
-    with way():
-        assert not wrong(name, of)
-
-
-@pytest.mark.parametrize("way", [nullcontext, by_the_last, whole, linked, whole_and_linked])
+@pytest.mark.parametrize("way", [nullcontext, by_the_last])
 @pytest.mark.parametrize(("name", "of"), EDGES, ids=str)
 def test_lengths_at_every_border_over_caches_that_nobody_has_written_elsewhere(name, of, way):
     trial = trials()[name][1]
@@ -199,16 +146,13 @@ def test_lengths_at_every_border_over_caches_that_nobody_has_written_elsewhere(n
     torch.testing.assert_close(found[1:], meant[1:], rtol=0.02, atol=0.01)
 
 
-WAYS = [(by_the_last, *one) for one in COUNTED] + [(linked, *one) for one in COUNTED if one[0] == "paged_attention"]
-
-
-@pytest.fixture(params=WAYS, ids=str)
+@pytest.fixture(params=COUNTED, ids=str)
 def counted(request):
-    """A call whose parts are joined inside, three sets of arguments, and what each gives."""
-    way, name, of = request.param
+    """A call whose parts are joined by whoever comes last, three sets of arguments, and what each gives."""
+    name, of = request.param
     trial = trials()[name][1]
     sets = [trial.make(of, torch.device("cuda"), torch.Generator("cuda").manual_seed(i)) for i in range(3)]
-    with way():
+    with by_the_last():
         assert len({variant.kernel for variant in variants_of(name, [of])}) == 1, "no kernel joins"
         assert not wrong(name, of)
         yield trial.call, sets, [trial.call(*args) for args in sets]
@@ -281,7 +225,7 @@ def test_sequences_without_keys_get_zeros_wherever_borders_are():
             fewer = lens.clone()
             fewer[empty] = 0
             meant = trial.eager(q, k, v, table, lens)[fewer > 0]
-            for way in (by_borders, by_the_last, nullcontext, whole_and_linked):
+            for way in (by_borders, by_the_last, nullcontext):
                 with way():
                     found = paged_attention(q, k, v, table, fewer, out=torch.full_like(q, float("nan")))
                 assert found[fewer == 0].count_nonzero() == 0

@@ -23,11 +23,7 @@ POINTER_ALIGNMENT_BYTES = 16
 LEAVES = "LEAVES"
 """The constant by which a kernel says that what the copy engine reads leaves the L2 first."""
 
-WARM = "WARM"
-"""The constant by which a kernel has the copy engine fetch what it is told about tensors before it is asked to copy."""
-
 _COPY = re.compile(r"(cp\.async\.bulk\.tensor\.\dd\.shared::\w+\.global[\w.:]*) (\[[^;]*);")
-_DESCRIPTION = re.compile(r"\.param \.align 64 \.b8 (\w+)\[128\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +104,9 @@ def compile_variant(function: Any, variant: Variant) -> Compiled:
     made = triton_kernel(function, variant)
     if made.metadata.global_scratch_size or made.metadata.profile_scratch_size:
         raise KernelError(f"kernel {variant.kernel} asks for scratch memory, which the launcher does not provide")
-    edits = [edit for name, edit in ((LEAVES, hinted), (WARM, warmed)) if dict(variant.constants).get(name)]
     cubin = made.asm["cubin"]
-    if edits:
-        ptx = made.asm["ptx"]
-        for edit in edits:
-            ptx = edit(ptx)
-        cubin = _assembled(ptx, variant.arch)
+    if dict(variant.constants).get(LEAVES):
+        cubin = _assembled(hinted(made.asm["ptx"]), variant.arch)
     return Compiled(made.metadata.name, cubin, made.metadata.num_warps, made.metadata.shared)
 
 
@@ -123,23 +115,11 @@ def hinted(ptx: str) -> str:
 
     Not those of threads (``cp.async``): ptxas 12.8 and 12.9 make an instruction of them that Hopper calls illegal.
     """
-    ptx = _at_first(ptx, ".reg .b64 %leaves;", "createpolicy.fractional.L2::evict_first.b64 %leaves, 1.0;\n\t")
-    return _COPY.sub(r"\1.L2::cache_hint \2, %leaves;", ptx)
-
-
-def warmed(ptx: str) -> str:
-    """One thread has the copy engine fetch the descriptions of all tensors it is going to copy from."""
-    registers = ".reg .pred %first;\n\t.reg .b32 %thread;"
-    lines = ["mov.u32 %thread, %tid.x;", "setp.eq.u32 %first, %thread, 0;"]
-    lines += [f"@%first prefetch.param.tensormap [{name}];" for name in _DESCRIPTION.findall(ptx)]
-    return _at_first(ptx, registers, "".join(f"{line}\n\t" for line in lines))
-
-
-def _at_first(ptx: str, registers: str, lines: str) -> str:
-    """PTX with further registers, and lines before all others."""
     body = ptx.index("{", ptx.index(".visible .entry"))
     first = ptx.index("ld.param", body)
-    return f"{ptx[: body + 1]}\n\t{registers}{ptx[body + 1 : first]}{lines}{ptx[first:]}"
+    policy = "createpolicy.fractional.L2::evict_first.b64 %leaves, 1.0;\n\t"
+    ptx = f"{ptx[: body + 1]}\n\t.reg .b64 %leaves;{ptx[body + 1 : first]}{policy}{ptx[first:]}"
+    return _COPY.sub(r"\1.L2::cache_hint \2, %leaves;", ptx)
 
 
 def _assembled(ptx: str, arch: int) -> bytes:

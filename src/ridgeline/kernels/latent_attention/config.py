@@ -56,8 +56,6 @@ class Few:
     leaves: bool = False
     borders: bool = False
     ring: int = 0
-    even: int = 0
-    warm: bool = False
 
 
 RING, TILE = 7, 16

@@ -27,16 +27,14 @@ from triton.language.extra.cuda import gdc_launch_dependents
 
 from ridgeline.kernels.attention.kernel import _barriers, _store
 from ridgeline.kernels.paged_attention.kernel import (
-    _begins,
-    _cut,
     _fetch_table,
+    _first_of,
     _lengths,
     _let_join_start,
     _line,
-    _of_program,
     _pages,
-    _placed,
     _prefetch_table,
+    _stretch_of,
     _without_the_rest,
 )
 
@@ -123,7 +121,6 @@ def latent_few(
     KEYS: tl.constexpr,
     BATCH: tl.constexpr,
     LEAST: tl.constexpr,
-    EVEN: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
     """All heads of a stretch of the line that paged attention cuts; keys are rows of the products and heads columns, of
@@ -136,9 +133,8 @@ def latent_few(
         gdc_launch_dependents()
     if EARLY:
         _prefetch_table(table_ptr, table_b, pages, batch)
-    i, blocks = _line(lens_ptr, batch, KEYS, BATCH)
-    cut = _cut(blocks, 1, tl.num_programs(0), LEAST, EVEN)
-    b, kh, first, left, part, parts = _of_program(pid, i, blocks, batch, 1, cut)
+    i, blocks, ends = _line(lens_ptr, batch, 1, KEYS, BATCH)
+    b, first, left = _stretch_of(blocks, ends, batch, LEAST)
     while left > 0:
         length = tl.load(lens_ptr + b)
         last = tl.minimum(first + left, tl.cdiv(length, KEYS))
@@ -438,8 +434,7 @@ def latent_columns(
     q_desc, q2_desc, c_desc, c2_desc, table_ptr, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, batch, heads, table_b,
     pages, d,
     D: gl.constexpr, E: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, COLS: gl.constexpr, STAGES: gl.constexpr,
-    BATCH: gl.constexpr, LEAST: gl.constexpr, EVEN: gl.constexpr, EARLY: gl.constexpr, LEAVES: gl.constexpr,
-    WARM: gl.constexpr,
+    BATCH: gl.constexpr, LEAST: gl.constexpr, EARLY: gl.constexpr, LEAVES: gl.constexpr,
 ):
     """``latent_few`` for 512 + 64 dims and pages of whole blocks: one warp feeds two groups through the copy engine."""
     DTYPE: gl.constexpr = q_desc.dtype
@@ -454,9 +449,7 @@ def latent_columns(
     c2_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, KEYS, E], c2_desc.layout)
     p_smem = gl.allocate_shared_memory(DTYPE, [2, KEYS, COLS], P_L)
     bars = (_barriers(2, 1), _barriers(2, 2), _barriers(STAGES, 1), _barriers(STAGES, 2))
-    b, within, cut = _placed(lens, batch, 1, KEYS, LEAST, EVEN)
-    length = gl.load(lens_ptr + b)
-    kh, first, left, line = _begins(within, length, cut, 1, KEYS, EVEN)
+    b, first, left = _first_of(lens, batch, 1, KEYS, LEAST)
     gl.warp_specialize([
         (_latent_columns, (0, q_smem, q2_smem, c_smem, c2_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr,
                            scale, heads, d, b, first, left, D, E, KEYS, COLS, STAGES, EARLY, DTYPE)),
@@ -650,8 +643,7 @@ def _latent_ring(
 def latent_ring(
     q_desc, q2_desc, c_desc, table_ptr, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, batch, heads, table_b, pages, d,
     D: gl.constexpr, E: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
-    RING: gl.constexpr, BATCH: gl.constexpr, LEAST: gl.constexpr, EVEN: gl.constexpr, EARLY: gl.constexpr,
-    LEAVES: gl.constexpr, WARM: gl.constexpr,
+    RING: gl.constexpr, BATCH: gl.constexpr, LEAST: gl.constexpr, EARLY: gl.constexpr, LEAVES: gl.constexpr,
 ):
     """``latent_few`` for 512 + 64 dims and pages of whole 16 keys: one warp feeds one group through the copy engine, by
     thirds of a block (three stripes of 64 columns), so that there is always something to ask for."""
@@ -668,9 +660,8 @@ def latent_ring(
     ring = gl.allocate_shared_memory(DTYPE, [RING * 3 * (KEYS // ROWS), 1, ROWS, 64], c_desc.layout)
     p_smem = gl.allocate_shared_memory(DTYPE, [KEYS, COLS], P_L)
     bars = (_barriers(2, 1), _barriers(2, 1), _barriers(RING, 1), _barriers(RING, 1))
-    b, within, cut = _placed(lens, batch, 1, KEYS, LEAST, EVEN)
+    b, first, left = _first_of(lens, batch, 1, KEYS, LEAST)
     length = gl.load(lens_ptr + b)
-    kh, first, left, line = _begins(within, length, cut, 1, KEYS, EVEN)
     gl.warp_specialize([
         (_latent_ring, (q_smem, q2_smem, ring, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, heads, d, b,
                         first, left, length, D, E, KEYS, ROWS, COLS, RING, EARLY, DTYPE)),

@@ -207,8 +207,7 @@ class _FewPlan:
         fed = _fed(query, cache, dim, config.columns_fit)
         default = config.choose_few(**sizes, num_sms=num_sms(query.get_device()), fed=fed, page=page)
         chosen = tuning.choose("latent_attention.few", sizes, default)
-        sized = (chosen.keys, chosen.programs, chosen.least, 1)
-        self.parts = Parts(*sized, out, lens, chosen.borders, even=chosen.even)
+        self.parts = Parts(chosen.keys, chosen.programs, chosen.least, 1, out, lens, chosen.borders)
         self.fed = chosen.fed
         self.ring = chosen.ring > 0
         bind = self._bind_ring if self.ring else self._bind_columns if chosen.fed else self._bind
@@ -225,7 +224,7 @@ class _FewPlan:
             constants={
                 "COLS": max(16, power_of_two(heads)), "D": max(16, power_of_two(dim)),
                 "E": max(16, power_of_two(width - dim)), "P": page, "KEYS": chosen.keys, "BATCH": lined(batch),
-                "LEAST": chosen.least, "EVEN": chosen.even, "EARLY": 0 if INTERPRETING else chosen.early,
+                "LEAST": chosen.least, "EARLY": 0 if INTERPRETING else chosen.early,
             },
             num_warps=chosen.num_warps,
             num_stages=chosen.num_stages,
@@ -250,7 +249,7 @@ class _FewPlan:
             constants={
                 "D": dim, "E": width - dim, "P": page, "KEYS": chosen.keys, "COLS": config.FEW_HEADS,
                 "STAGES": chosen.num_stages, "BATCH": lined(batch), "LEAST": chosen.least,
-                "EVEN": chosen.even, "EARLY": chosen.early, "LEAVES": chosen.leaves, "WARM": chosen.warm,
+                "EARLY": chosen.early, "LEAVES": chosen.leaves,
             },
             num_warps=chosen.num_warps,
             max_registers=config.MAX_REGISTERS,
@@ -269,8 +268,8 @@ class _FewPlan:
             grid=(chosen.programs,),
             constants={
                 "D": dim, "E": width - dim, "P": page, "KEYS": chosen.keys, "ROWS": rows, "COLS": config.FEW_HEADS,
-                "RING": chosen.ring, "BATCH": lined(batch), "LEAST": chosen.least, "EVEN": chosen.even,
-                "EARLY": chosen.early, "LEAVES": chosen.leaves, "WARM": chosen.warm,
+                "RING": chosen.ring, "BATCH": lined(batch), "LEAST": chosen.least, "EARLY": chosen.early,
+                "LEAVES": chosen.leaves,
             },
             num_warps=chosen.num_warps,
             max_registers=config.MAX_REGISTERS,

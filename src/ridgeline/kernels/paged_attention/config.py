@@ -70,10 +70,9 @@ class Paged:
     borders: bool = False
     inside: bool = False
     queries: int = 3
-    even: int = 0
-    warm: bool = False
     slices: int = 0
     linked: int = 0
+    skips: bool = False
 
 
 def takes_columns(batch: int, ratio: int, head_dim: int, page: int) -> bool:

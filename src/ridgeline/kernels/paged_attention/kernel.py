@@ -37,70 +37,33 @@ def _prefetch(ptr):
 
 
 @triton.jit
-def _line(lens_ptr, batch, keys, BATCH: tl.constexpr):
-    """Of every sequence: its number, and the blocks of one of its key heads."""
+def _line(lens_ptr, batch, key_heads, keys, BATCH: tl.constexpr):
+    """Of every sequence: its number, the blocks of its key heads, and where they end in the line."""
     i = tl.arange(0, BATCH)
-    return i, tl.cdiv(tl.load(lens_ptr + i, mask=i < batch, other=0), keys)
+    blocks = tl.cdiv(tl.load(lens_ptr + i, mask=i < batch, other=0), keys) * key_heads
+    return i, blocks, tl.cumsum(blocks, 0)
 
 
 @triton.jit
-def _needed(blocks, most, key_heads):
-    """Programs of every sequence that take a part of a key head's blocks or some whole key heads, at most so many."""
-    together = tl.maximum(tl.minimum(most // tl.maximum(blocks, 1), key_heads), 1)
-    return tl.where(blocks > most, key_heads * tl.cdiv(blocks, most), tl.cdiv(key_heads, together) * (blocks > 0))
-
-
-@triton.jit
-def _cut(blocks, key_heads, programs, LEAST: tl.constexpr, EVEN: tl.constexpr):
-    """How many programs share the line, the fewest blocks of one, and how many of them, the first, have one more; and
-    the most of one where nobody has parts of two key heads, 0 where somebody must.
-
-    EVEN: where programs then have at most an EVENth more; 0: never.
-    """
-    total = tl.sum(blocks, 0) * key_heads
+def _stretches(blocks, programs, LEAST: tl.constexpr):
+    """How many programs share the line, the fewest blocks of one, and how many of them, the first, have one more."""
+    total = tl.sum(blocks, 0)
     num = tl.maximum(tl.minimum(programs, total // LEAST), 1)
-    each, longer = total // num, total % num
-    most = total * 0
-    if EVEN:
-        tight = tl.maximum(each + (longer > 0).to(tl.int32), 1)
-        if tl.sum(_needed(blocks, tight, key_heads), 0) <= programs:
-            most = tight
-        else:
-            wide = tight + tight // EVEN
-            if tl.sum(_needed(blocks, wide, key_heads), 0) <= programs:
-                most = wide
-    return num, each, longer, most
+    return num, total // num, total % num
 
 
 @triton.jit
-def _of_program(pid, i, blocks, batch, key_heads, cut):
-    """A program's stretch: its first sequence, key head and block, how many it has; and, where nobody has parts of two
-    key heads, which part of one that is, of how many.
+def _stretch_of(blocks, ends, batch, LEAST: tl.constexpr):
+    """This program's stretch: its first sequence, the block of that sequence it begins with, and how many it has.
 
     Blocks of a sequence are counted through its key heads.
     """
-    num, each, longer, most = cut
-    taken = tl.where(most > 0, _needed(blocks, tl.maximum(most, 1), key_heads), blocks * key_heads)
-    ends = tl.cumsum(taken, 0)
-    start = tl.where(most > 0, pid, pid * each + tl.minimum(pid, longer))
-    b = tl.minimum(tl.sum((ends <= start).to(tl.int32), 0), batch - 1)
-    within = start - tl.sum(tl.where(ends <= start, taken, 0), 0)
-    of_head = tl.maximum(tl.sum(tl.where(i == b, blocks, 0), 0), 1)
-    kh, first = within // of_head, within % of_head
+    pid = tl.program_id(0)
+    num, each, longer = _stretches(blocks, tl.num_programs(0), LEAST)
+    start = pid * each + tl.minimum(pid, longer)
     left = tl.where(pid < num, each + (pid < longer).to(tl.int32), 0)
-    parts, part = tl.cdiv(of_head, tl.maximum(most, 1)), within * 0
-    if most > 0:
-        if parts > 1:
-            kh, part = within // parts, within % parts
-            first = part * (of_head // parts) + tl.minimum(part, of_head % parts)
-            left = of_head // parts + (part < of_head % parts).to(tl.int32)
-        else:
-            together = tl.minimum(most // of_head, key_heads)
-            kh, first = within * together, within * 0
-            left = tl.minimum(together, key_heads - kh) * of_head
-        if pid >= tl.sum(taken, 0):
-            left = left * 0
-    return b, kh, first, left, part, parts
+    b = tl.sum((ends <= start).to(tl.int32), 0)
+    return tl.minimum(b, batch - 1), start - tl.sum(tl.where(ends <= start, blocks, 0), 0), left
 
 
 @triton.jit
@@ -202,7 +165,6 @@ def paged_share(
     KEYS: tl.constexpr,
     BATCH: tl.constexpr,  # a power of two no less than the batch; 0: a program takes one key head of one sequence
     LEAST: tl.constexpr,  # blocks of a program, where there are as many
-    EVEN: tl.constexpr,
     EARLY: tl.constexpr,
     APART: tl.constexpr,
 ):  # fmt: skip
@@ -225,9 +187,11 @@ def paged_share(
     else:
         if EARLY:
             _prefetch_table(table_ptr, table_b, pages, batch)
-        i, blocks = _line(lens_ptr, batch, KEYS, BATCH)
-        cut = _cut(blocks, key_heads, tl.num_programs(0), LEAST, EVEN)
-        b, kh, first, left, part, parts = _of_program(pid, i, blocks, batch, key_heads, cut)
+        i, blocks, ends = _line(lens_ptr, batch, key_heads, KEYS, BATCH)
+        b, within, left = _stretch_of(blocks, ends, batch, LEAST)
+        of_head = tl.maximum(tl.cdiv(tl.load(lens_ptr + b), KEYS), 1)
+        kh = within // of_head
+        first = within % of_head
     while left > 0:
         length = tl.load(lens_ptr + b)
         of_head = tl.cdiv(length, KEYS)
@@ -260,25 +224,20 @@ def paged_share(
 @triton.jit
 def paged_join(
     part_ptr, seen_ptr, lens_ptr, out_ptr, batch, key_heads, d, keys, programs,
-    R: tl.constexpr, HEADS: tl.constexpr, BATCH: tl.constexpr, LEAST: tl.constexpr, EVEN: tl.constexpr,
-    PARTS: tl.constexpr, D: tl.constexpr, EARLY: tl.constexpr,
+    R: tl.constexpr, HEADS: tl.constexpr, BATCH: tl.constexpr, LEAST: tl.constexpr, PARTS: tl.constexpr,
+    D: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The parts of HEADS heads that share keys, one or all R, in the order of their keys and weighted by what each saw;
     zeros where there is no key, and nothing where a sequence lies in one stretch."""
     col = tl.program_id(1) * D + tl.arange(0, D)
     b = tl.program_id(0) * HEADS // (key_heads * R)
     head = tl.program_id(0) * HEADS % (key_heads * R)
-    i, blocks = _line(lens_ptr, batch, keys, BATCH)
-    num, each, longer, most = _cut(blocks, key_heads, programs, LEAST, EVEN)
+    i, blocks, ends = _line(lens_ptr, batch, key_heads, keys, BATCH)
+    num, each, longer = _stretches(blocks, programs, LEAST)
     of_head = tl.cdiv(tl.load(lens_ptr + b), keys)
-    if most > 0:
-        parts = tl.cdiv(of_head, most)
-        first = tl.sum(tl.where(i < b, _needed(blocks, most, key_heads), 0), 0) + head // R * parts
-        last = first + tl.maximum(parts, 1) - 1
-    else:
-        start = tl.sum(tl.where(i < b, blocks, 0), 0) * key_heads + head // R * of_head
-        first = _program_of(start, each, longer)
-        last = _program_of(start + of_head - 1, each, longer)
+    start = tl.sum(tl.where(i < b, blocks, 0), 0) + head // R * of_head
+    first = _program_of(start, each, longer)
+    last = _program_of(start + of_head - 1, each, longer)
     if EARLY:
         gdc_wait()
     if (of_head == 0) | (first < last):
@@ -309,8 +268,8 @@ def paged_join(
 @triton.jit
 def paged_border(
     part_ptr, seen_ptr, lens_ptr, out_ptr, batch, key_heads, d, keys, programs,
-    R: tl.constexpr, ROWS: tl.constexpr, BATCH: tl.constexpr, LEAST: tl.constexpr, EVEN: tl.constexpr,
-    PARTS: tl.constexpr, D: tl.constexpr, EARLY: tl.constexpr,
+    R: tl.constexpr, ROWS: tl.constexpr, BATCH: tl.constexpr, LEAST: tl.constexpr, PARTS: tl.constexpr,
+    D: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """``paged_join`` by borders between stretches instead of by heads: where there are more heads than borders, most
     would find nothing to join. Joins the sequence that begins in a program's stretch and goes on past its end, all R
@@ -320,22 +279,18 @@ def paged_border(
     row = tl.arange(0, ROWS)
     col = tl.program_id(1) * D + tl.arange(0, D)
     inside = (row < R)[:, None] & (col < d)[None, :]
-    i, blocks = _line(lens_ptr, batch, keys, BATCH)
-    cut = _cut(blocks, key_heads, programs, LEAST, EVEN)
-    num, each, longer, most = cut
-    if most > 0:
-        b, kh, first, left, share, shares = _of_program(pid, i, blocks, batch, key_heads, cut)
-        last = pid + shares - 1
-        begins = (left > 0) & (share == 0) & (shares > 1)
-    else:
-        b, kh, first, left, share, shares = _of_program(pid + 1, i, blocks, batch, key_heads, cut)
-        border = (pid + 1) * each + tl.minimum(pid + 1, longer)
-        of_head = tl.maximum(tl.sum(tl.where(i == b, blocks, 0), 0), 1)
-        last = _program_of(border - first + of_head - 1, each, longer)
-        begins = (pid + 1 < num) & (first > 0) & (_program_of(border - first, each, longer) == pid)
+    i, blocks, ends = _line(lens_ptr, batch, key_heads, keys, BATCH)
+    num, each, longer = _stretches(blocks, programs, LEAST)
+    border = (pid + 1) * each + tl.minimum(pid + 1, longer)
+    b = tl.minimum(tl.sum((ends <= border).to(tl.int32), 0), batch - 1)
+    within = border - tl.sum(tl.where(ends <= border, blocks, 0), 0)
+    of_head = tl.maximum(tl.cdiv(tl.load(lens_ptr + b), keys), 1)
+    kh = within // of_head
+    start = border - within % of_head
+    last = _program_of(start + of_head - 1, each, longer)
     if EARLY:
         gdc_wait()
-    if begins:
+    if (pid + 1 < num) & (start < border) & (_program_of(start, each, longer) == pid):
         top = tl.full([ROWS], float("-inf"), tl.float32)
         whole = tl.zeros([ROWS], tl.float32)
         acc = tl.zeros([ROWS, D], tl.float32)
@@ -421,73 +376,29 @@ def _lengths(lens_ptr, batch, BATCH: gl.constexpr):
 
 
 @gluon.jit
-def _programs_of(blocks, most, key_heads):
-    """``_needed``."""
-    together = gl.maximum(gl.minimum(most // gl.maximum(blocks, 1), key_heads), 1)
-    whole = (key_heads + together - 1) // together * (blocks > 0).to(gl.int32)
-    return gl.where(blocks > most, key_heads * ((blocks + most - 1) // most), whole)
+def _first_of(lens, batch, key_heads, KEYS: gl.constexpr, LEAST: gl.constexpr):
+    """This program's stretch: its first sequence, the block of that sequence it begins with, and how many it has."""
+    b, within, left, line = _placed(lens, batch, key_heads, KEYS, LEAST)
+    return b, within, left
 
 
 @gluon.jit
-def _placed(lens, batch, key_heads, KEYS: gl.constexpr, LEAST: gl.constexpr, EVEN: gl.constexpr):
-    """This program's first sequence, what of it others have, in blocks or (where nobody has parts of two key heads) in
-    programs, -1 if nothing is left for it; and how the line is cut (``_cut``)."""
-    blocks = (lens + KEYS - 1) // KEYS
-    total, programs, pid = gl.sum(blocks, 0) * key_heads, gl.num_programs(0), gl.program_id(0)
-    num = max(min(programs, total // LEAST), 1)
-    each, longer = total // num, total % num
+def _placed(lens, batch, key_heads, KEYS: gl.constexpr, LEAST: gl.constexpr):
+    """``_first_of``; and where in the line that is, the fewest blocks of a program, how many programs have one more."""
+    blocks = (lens + KEYS - 1) // KEYS * key_heads
+    ends = gl.associative_scan(blocks, 0, _add)
+    total = gl.sum(blocks, 0)
+    num = max(min(gl.num_programs(0), total // LEAST), 1)
+    each, longer, pid = total // num, total % num, gl.program_id(0)
     start = pid * each + min(pid, longer)
-    at, taken, most = start, blocks * key_heads, total * 0
-    if EVEN:
-        tight = max(each + min(longer, 1), 1)
-        needed = _programs_of(blocks, tight, key_heads)
-        if gl.sum(needed, 0) <= programs:
-            most = tight
-        else:
-            wide = tight + tight // EVEN
-            needed = _programs_of(blocks, wide, key_heads)
-            if gl.sum(needed, 0) <= programs:
-                most = wide
-        if most > 0:
-            taken, at = needed, pid
-    ends = gl.associative_scan(taken, 0, _add)
-    b = gl.sum((ends <= at).to(gl.int32), 0)
-    within = at - gl.sum(gl.where(ends <= at, taken, 0), 0)
-    if b >= batch:
-        b, within = batch - 1, within * 0 - 1
-    return b, within, (start, each, longer, most)
-
-
-@gluon.jit
-def _begins(within, length, cut, key_heads, KEYS: gl.constexpr, EVEN: gl.constexpr):
-    """The key head and the block a program begins with, how many it has; and of the line where that is, the fewest
-    blocks of a program, how many have one more, the first and the last program of its key head where nobody has parts
-    of two key heads (-1 where somebody has)."""
-    start, each, longer, most = cut
-    pid = gl.program_id(0)
-    of_head = max((length + KEYS - 1) // KEYS, 1)
-    kh, first = within // of_head, within % of_head
-    left, begins, ends = each, pid * 0 - 1, pid * 0 - 1
+    b = min(gl.sum((ends <= start).to(gl.int32), 0), batch - 1)
+    within = start - gl.sum(gl.where(ends <= start, blocks, 0), 0)
+    left = each
     if pid < longer:
         left = each + 1
-    if EVEN:
-        if most > 0:
-            parts = (of_head + most - 1) // most
-            part, rest = within % parts, of_head % parts
-            begins = pid - part
-            ends = begins + parts - 1
-            if parts > 1:
-                kh, left = within // parts, of_head // parts
-                first = part * left + min(part, rest)
-                if part < rest:
-                    left += 1
-            else:
-                together = min(most // of_head, key_heads)
-                kh, first = within * together, within * 0
-                left = min(together, key_heads - kh) * of_head
-    if within < 0:
+    if pid >= num:
         left = each * 0
-    return kh, first, left, (start, each, longer, begins, ends)
+    return b, within, left, (start, each, longer)
 
 
 @gluon.jit
@@ -507,12 +418,9 @@ def _anew(number):
 
 
 @gluon.jit
-def _span(start, blocks, line):
-    """The first and the last program of a key head's blocks that start there in the line."""
-    at, each, longer, begins, ends = line
-    if begins < 0:
-        begins, ends = _whose(start, each, longer), _whose(start + blocks - 1, each, longer)
-    return begins, ends
+def _span(start, blocks, each, longer):
+    """The first and the last program of a sequence that starts there in the line."""
+    return _whose(start, each, longer), _whose(start + blocks - 1, each, longer)
 
 
 @gluon.jit
@@ -750,14 +658,16 @@ def _pages_of(table, key, end, P: gl.constexpr, ROWS: gl.constexpr, NUM: gl.cons
 
 @gluon.jit
 def _fill(
-    desc, smem, full, pages, key, kh, slot, P: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr
+    desc, smem, full, pages, key, kh, slot, tiles, P: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr,
+    ROWS: gl.constexpr,
 ):
-    """Copies of a block, ROWS keys of a page and 64 columns each: one after the other they are as the products want."""
+    """Copies of a block, ROWS keys of a page and 64 columns each: one after the other they are as the products want.
+    ``tiles`` of them have keys."""
     for j in gl.static_range(KEYS // ROWS):
         for h in gl.static_range(D // 64):
             at = [pages[j], (key + j * ROWS) % P, kh, h * 64]
             tile = smem.index((slot * (D // 64) + h) * (KEYS // ROWS) + j)
-            tma.async_copy_global_to_shared(desc, at, full.index(slot), tile)
+            tma.async_copy_global_to_shared(desc, at, full.index(slot), tile, pred=j < tiles)
 
 
 @gluon.jit
@@ -765,7 +675,7 @@ def _feed_columns(
     q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads, table_b, b, kh, first, left,
     length,
     R: gl.constexpr, D: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
-    STAGES: gl.constexpr, QUERIES: gl.constexpr,
+    STAGES: gl.constexpr, QUERIES: gl.constexpr, SKIPS: gl.constexpr,
 ):
     """Queries of the next sequence and blocks of the cache, as soon as there is room; pages are known a block ahead."""
     q_full, q_empty, full, empty = bars
@@ -784,9 +694,15 @@ def _feed_columns(
                 here = after
                 after = _pages_of(table, key + KEYS, end, P, ROWS, KEYS // ROWS)
                 mbarrier.wait(empty.index(slot), parity)
-                mbarrier.expect(full.index(slot), 2 * KEYS * D * 2)
-                _fill(k_desc, k_smem, full, here, key, kh, slot, P, D, KEYS, ROWS)
-                _fill(v_desc, v_smem, full, here, key, kh, slot, P, D, KEYS, ROWS)
+                tiles = key * 0 + KEYS // ROWS
+                if SKIPS:
+                    tiles = min((end - key + ROWS - 1) // ROWS, tiles)
+                    for i in gl.static_range(1, KEYS // ROWS + 1):
+                        mbarrier.expect(full.index(slot), 2 * i * ROWS * D * 2, pred=tiles == i)
+                else:
+                    mbarrier.expect(full.index(slot), 2 * KEYS * D * 2)
+                _fill(k_desc, k_smem, full, here, key, kh, slot, tiles, P, D, KEYS, ROWS)
+                _fill(v_desc, v_smem, full, here, key, kh, slot, tiles, P, D, KEYS, ROWS)
                 num += 1
             turn += 1
         left -= last - first
@@ -807,7 +723,7 @@ def _columns(
     QUERIES: gl.constexpr, SLICES: gl.constexpr, LINKED: gl.constexpr,
 ):
     """Scores and sums with keys, then dims, as rows of the products, and heads as columns."""
-    at_block = line[0]
+    at_block, each, longer = line
     if JOINS or SLICES:
         _zeros_for_nobody(lens_ptr, out_ptr, batch, key_heads * R, d, D)
     q_full, q_empty, full, empty = bars
@@ -825,7 +741,7 @@ def _columns(
         last = min(first + left, blocks)
         if last > first:
             if JOINS:
-                known = gl.load(count_ptr + _span(at_block - first, blocks, line)[0])
+                known = gl.load(count_ptr + _whose(at_block - first, each, longer))
             half = turn % QUERIES
             q = q_smem.index(half).reshape([COLS, D]).permute((1, 0))
             top = gl.full([COLS], float("-inf"), gl.float32, gl.SliceLayout(0, L))
@@ -868,7 +784,7 @@ def _columns(
                 _leave_linked(part_ptr, o, top * scale, total, place, R, D, SLICES)
                 if first > 0:
                     mine = b * key_heads + kh
-                    begins, ends = _span(_anew(at_block) - first, blocks, line)
+                    begins, ends = _span(_anew(at_block) - first, blocks, each, longer)
             else:
                 place = gl.program_id(0) * 2 + (first == 0).to(gl.int32)
                 at = gl.expand_dims((place.to(gl.int64) * R + head) * d, 0) + gl.expand_dims(col, 1)
@@ -876,7 +792,7 @@ def _columns(
                 gl.store(seen_ptr + place * 2 * R + head, top * scale, mask=head < R)
                 gl.store(seen_ptr + (place * 2 + 1) * R + head, total, mask=head < R)
                 if JOINS:
-                    one, other = _span(_anew(at_block) - first, blocks, line)  # not kept all the way
+                    one, other = _span(_anew(at_block) - first, blocks, each, longer)  # not kept all the way
                     arrivals.begin_group(count_ptr + one, known)
                     if arrivals.group_comes_last(count_ptr + one, other - one + 1):
                         head0 = (b.to(gl.int64) * key_heads + kh) * R
@@ -904,18 +820,17 @@ def paged_columns(
     q_desc, k_desc, v_desc, table_ptr, lens_ptr, out_ptr, part_ptr, seen_ptr, count_ptr, scale, batch, key_heads,
     table_b, pages, d,
     R: gl.constexpr, D: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
-    STAGES: gl.constexpr, BATCH: gl.constexpr, LEAST: gl.constexpr, EVEN: gl.constexpr, EARLY: gl.constexpr,
-    LEAVES: gl.constexpr, WARM: gl.constexpr, JOINS: gl.constexpr, HEADS: gl.constexpr, QUERIES: gl.constexpr,
-    SLICES: gl.constexpr, LINKED: gl.constexpr,
+    STAGES: gl.constexpr, BATCH: gl.constexpr, LEAST: gl.constexpr, EARLY: gl.constexpr, LEAVES: gl.constexpr,
+    JOINS: gl.constexpr, HEADS: gl.constexpr, QUERIES: gl.constexpr, SLICES: gl.constexpr, LINKED: gl.constexpr,
+    SKIPS: gl.constexpr,
 ):
     """``paged_share`` for heads of 64, 128 or 256 and pages of whole 16 keys: one warp feeds a group of four through
     the copy engine, many blocks ahead and from one sequence into the next.
 
-    LEAVES: what is read leaves the L2 first, so that nothing else has to. WARM: the copy engine is told of its tensors
-    before there is anything to ask for. JOINS: how many parts the last program of a
+    LEAVES: what is read leaves the L2 first, so that nothing else has to. JOINS: how many parts the last program of a
     sequence joins at once, of HEADS heads (R of them there); 0 leaves them to a second kernel. ``count_ptr`` [programs]
     int64 counts, by the first program of a sequence, who has left a part; it is never cleared. QUERIES: sequences whose
-    queries are there or on their way.
+    queries are there or on their way. SKIPS: of a sequence's last block only pages that have keys are copied.
 
     SLICES: parts carry marks, and the last programs of a sequence join as many slices of its columns between them,
     LINKED parts at a time, as soon as they see everybody's: there is nothing to count, and no turn to memory but one.
@@ -933,13 +848,14 @@ def paged_columns(
     v_smem = gl.allocate_shared_memory(DTYPE, [TILES, 1, ROWS, 1, 64], v_desc.layout)
     p_smem = gl.allocate_shared_memory(DTYPE, [KEYS, COLS], P_L)
     bars = (_barriers(QUERIES, 1), _barriers(QUERIES, 1), _barriers(STAGES, 1), _barriers(STAGES, 1))
-    b, within, cut = _placed(lens, batch, key_heads, KEYS, LEAST, EVEN)
+    b, within, left, line = _placed(lens, batch, key_heads, KEYS, LEAST)
     length = gl.load(lens_ptr + b)
-    kh, first, left, line = _begins(within, length, cut, key_heads, KEYS, EVEN)
+    of_head = max((length + KEYS - 1) // KEYS, 1)
+    kh, first = within // of_head, within % of_head
     gl.warp_specialize([
         (_columns, (q_smem, k_smem, v_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, count_ptr, scale,
                     batch, key_heads, d, b, kh, first, left, length, line, R, D, KEYS, ROWS, COLS, STAGES, EARLY, DTYPE,
                     JOINS, HEADS, QUERIES, SLICES, LINKED)),
         (_feed_columns, (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads, table_b,
-                         b, kh, first, left, length, R, D, P, KEYS, ROWS, COLS, STAGES, QUERIES)),
+                         b, kh, first, left, length, R, D, P, KEYS, ROWS, COLS, STAGES, QUERIES, SKIPS)),
     ], [1], [40])  # fmt: skip

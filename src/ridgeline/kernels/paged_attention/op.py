@@ -126,7 +126,7 @@ class Parts:
 
     def __init__(
         self, keys: int, programs: int, least: int, key_heads: int, out: Tensor, lens: Tensor, borders: bool = False,
-        inside: bool = False, even: int = 0, slices: int = 0,
+        inside: bool = False, slices: int = 0,
     ) -> None:  # fmt: skip
         batch, heads, dim = out.shape
         ratio = heads // key_heads
@@ -137,7 +137,7 @@ class Parts:
             self.lengths = (programs * 2 * 4 * cdiv(ratio, 2) * (dim + 2 * slices), 4, 4)
             self.shape = self.lengths[:1]
         self.sizes = (batch, key_heads, dim, keys, programs)
-        self.fixed = {"R": ratio, "BATCH": config.lined(batch), "LEAST": least, "EVEN": even, "EARLY": not INTERPRETING}
+        self.fixed = {"R": ratio, "BATCH": config.lined(batch), "LEAST": least, "EARLY": not INTERPRETING}
         bind = self._bind_borders if borders else self._bind_heads
         self.launch = None if inside or slices else bind(out, lens)
 
@@ -228,7 +228,7 @@ class _Plan:
         num = chosen.programs
         self.counts = False
         sized = (chosen.keys, num, chosen.least, key_heads)
-        how = (chosen.borders, chosen.fed and chosen.inside, chosen.even, chosen.slices)
+        how = (chosen.borders, chosen.fed and chosen.inside, chosen.slices)
         self.parts = Parts(*sized, out, lens, *how) if num else None
         bind = self._bind_columns if chosen.fed else self._bind
         bind(chosen, args, out, scale)
@@ -245,8 +245,7 @@ class _Plan:
             constants={
                 "R": heads // key_heads, "ROWS": config.rows_of(heads // key_heads), "D": max(16, power_of_two(dim)),
                 "P": page, "KEYS": chosen.keys, "BATCH": config.lined(batch) if num else 0, "LEAST": chosen.least,
-                "EVEN": chosen.even, "EARLY": chosen.early if num and not INTERPRETING else 0,
-                "APART": query.dtype == torch.float32,
+                "EARLY": chosen.early if num and not INTERPRETING else 0, "APART": query.dtype == torch.float32,
             },
             num_warps=chosen.num_warps,
             num_stages=chosen.num_stages,
@@ -271,12 +270,11 @@ class _Plan:
             constants={
                 "R": ratio, "D": dim, "P": page, "KEYS": chosen.keys, "ROWS": rows,
                 "COLS": config.COLUMNS, "STAGES": chosen.num_stages, "BATCH": config.lined(batch),
-                "LEAST": chosen.least, "EVEN": chosen.even,
-                "EARLY": 0 if chosen.inside or chosen.slices else chosen.early,
-                "LEAVES": chosen.leaves, "WARM": chosen.warm,
+                "LEAST": chosen.least,
+                "EARLY": 0 if chosen.inside or chosen.slices else chosen.early, "LEAVES": chosen.leaves,
                 "JOINS": config.joined_at_once(ratio, dim) if chosen.inside and not chosen.slices else 0,
                 "HEADS": power_of_two(ratio), "QUERIES": chosen.queries, "SLICES": chosen.slices,
-                "LINKED": chosen.linked,
+                "LINKED": chosen.linked, "SKIPS": chosen.skips,
             },
             num_warps=chosen.num_warps,
             max_registers=chosen.max_registers,
