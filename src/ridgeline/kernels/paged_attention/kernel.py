@@ -371,7 +371,7 @@ def _add(a, b):
 @gluon.jit
 def _lengths(lens_ptr, batch, BATCH: gl.constexpr):
     """All lengths; asked for first of all, since everything waits for them."""
-    i = gl.arange(0, BATCH, gl.BlockedLayout([1], [32], [4], [0]))
+    i = gl.arange(0, BATCH, gl.BlockedLayout([max(1, BATCH // 128)], [32], [4], [0]))
     return gl.load(lens_ptr + i, mask=i < batch, other=0)
 
 
