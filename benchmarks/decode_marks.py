@@ -1,6 +1,6 @@
 """When the programs of paged and latent decoding do what: the device's clock, read at their steps.
 
-    python benchmarks/decode_marks.py --out DIR [--budget-s 60] [--way NAME]
+    python benchmarks/decode_marks.py --out DIR [--budget-s 60]
 
 Kernels are the library's own with a clock read and a store put between their lines (``MARKS`` says where), compiled
 from a copy of their source. Times are since the first program of the reading kernel began: least, median and largest
@@ -90,14 +90,10 @@ PAGED = (
     ("                tiles = key * 0 + KEYS // ROWS\n",
      "                if num == 0:\n                    _mark(seen_ptr, 6)\n                _mark(seen_ptr, 7)\n{}"),
     ("q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars,", "seen_ptr, {}"),
-    ("                    arrivals.begin_group(count_ptr + one, known)\n",
+    ("                    arrivals.begin_group(count_ptr + begins, known)\n",
      "{}                    _mark(seen_ptr, 10)\n"),
     ("                        _join_parts(part_ptr,", "                        _mark(seen_ptr, 11)\n{}"),
-    ("                        gl.store(count_ptr + one, 0)\n", "{}                        _mark(seen_ptr, 12)\n"),
-    ("                _leave_linked(part_ptr, o, top * scale, total, place, R, D, SLICES)\n",
-     "{}                _mark(seen_ptr, 10)\n"),
-    ("                    _join_linked(part_ptr, out_ptr, mine, begins, ends, one, R, D, HEADS, LINKED, SLICES)\n",
-     "                    _mark(seen_ptr, 11)\n{}                    _mark(seen_ptr, 12)\n"),
+    ("                        gl.store(count_ptr + begins, 0)\n", "{}                        _mark(seen_ptr, 12)\n"),
     ("    first = _program_of(start, each, longer)\n", "    _mark_join(seen_ptr, 0)\n{}"),
     ("    if (of_head == 0) | (first < last):\n", "    _mark_join(seen_ptr, 1)\n{}"),
     ("            tl.store(out_ptr + place * d + col, out.to(out_ptr.dtype.element_ty), mask=col < d)\n",
@@ -179,14 +175,6 @@ LATENTS = {
 }  # fmt: skip
 
 only: list[str] = []
-over: dict[str, Any] = {}
-"""What is changed of the analytical default."""
-
-
-def ways() -> dict[str, dict[str, Any]]:
-    import race_paged
-
-    return race_paged.OVER
 
 
 def wanted() -> list[str]:
@@ -212,8 +200,7 @@ def planned(name: str, on: str) -> tuple[Any, tuple[Any, ...], Any, float]:
     scale = args[0].shape[-1] ** -0.5
     if op is paged:
         out = torch.empty_like(args[0])
-        with race_paged.changed(over):
-            return paged._Plan(args, out, scale), args, out, scale
+        return paged._Plan(args, out, scale), args, out, scale
     out = torch.empty(*args[0].shape[:2], 512, dtype=args[0].dtype, device=args[0].device)
     return latent._FewPlan(args[:4], out, scale), args[:4], out, scale
 
@@ -410,10 +397,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--parts", nargs="+", default=["host", "traces", "marks"])
     parser.add_argument("--only", nargs="+", default=[], help="pieces of the names of cases")
-    parser.add_argument("--way", default="now", help="a configuration of race_paged.py, by name")
     options = parser.parse_args()
     only.extend(options.only)
-    over.update(ways()[options.way])
     options.out.mkdir(parents=True, exist_ok=True)
     end = time.perf_counter() + options.budget_s
     rows: list[dict[str, Any]] = []

@@ -30,19 +30,14 @@ PARTS = ("edges", "arrivals", "decode", "latent", "cases", "graphs", "pieces", "
 SHARES = {"edges": 0.15, "arrivals": 0.2, "decode": 0.45, "latent": 0.6, "cases": 0.9, "graphs": 0.97}
 """Of the time there is, by when a part ends; the others may take the rest."""
 
-LINKS = {"links": True, "max_registers": 128}
-THREE = {"num_stages": 2, "queries": 2, "max_registers": 80}
-OVER: dict[str, dict[str, Any]] = {
-    "now": {},
-    "skips": {"skips": True},
-    "skips, links": {"skips": True, **LINKS},
-    "skips, three programs": {"skips": True, **THREE},
-}
-"""What is changed of the analytical default, by name. Links: parts carry marks and the last programs join them; three
-programs a multiprocessor of two blocks each."""
+OVER: dict[str, dict[str, Any]] = {"now": {}}
+"""What is changed of the analytical default, by name."""
 
-NARROW_OVER = OVER
-"""The same for heads of 64."""
+TWO = {"programs": 264, "num_stages": 3, "queries": 3, "max_registers": 128}
+SHORT_OVER: dict[str, dict[str, Any]] = {
+    "now": {}, "no skips": {"skips": False}, "two programs": {**TWO, "skips": False}, "two programs, skips": TWO,
+}  # fmt: skip
+"""The same for many short sequences."""
 
 LATENT_OVER: dict[str, dict[str, Any]] = {"now": {}}
 """The same for latent decoding of few heads."""
@@ -110,16 +105,7 @@ def changed(over: dict[str, Any]) -> Any:
 
     def choose(*sizes: Any, **named: Any) -> Any:
         found = before(*sizes, **named)
-        if not found.fed:
-            return found
-        more = dict(over)
-        if more.get("num_stages") == 2 and found.programs == 264:
-            more["programs"] = 396
-        if more.pop("links", False):
-            heads, programs = named["batch"] * named["key_heads"], more.get("programs", found.programs)
-            slices, linked = config.linked_tile(programs, heads, named["ratio"], named["head_dim"])
-            more |= {"slices": slices, "linked": linked, "inside": False}
-        return dataclasses.replace(found, **more)
+        return dataclasses.replace(found, **over) if found.fed else found
 
     return instead(config, "choose", choose)
 
@@ -215,7 +201,10 @@ def latent_reading(args: tuple[Any, ...]) -> Callable[[], Any]:
 
 def ways(of: tuple[Any, ...]) -> dict[str, Any]:
     """Configurations of a case by name."""
-    found = {name: partial(changed, over) for name, over in (NARROW_OVER if of[4] == 64 else OVER).items()}
+    from ridgeline.kernels.paged_attention import config
+
+    short = config.takes_short(of[0] * of[2], of[3], of[4], 132, of[1] // of[2])
+    found = {name: partial(changed, over) for name, over in (SHORT_OVER if short else OVER).items()}
     return found | ({} if of[0] <= 128 else {"a program a sequence and head": by_sequence})
 
 
@@ -690,7 +679,7 @@ def main() -> None:
         return
     if options.pick:
         globals()["CASES"] = tuple(CASES[i] for i in options.pick)
-    for name in ("OVER", "NARROW_OVER", "LATENT_OVER") if options.ways else ():
+    for name in ("OVER", "SHORT_OVER", "LATENT_OVER") if options.ways else ():
         globals()[name] = {way: over for way, over in globals()[name].items() if way in options.ways}
     if options.pick_latent:
         globals()["LATENT"] = tuple(LATENT[i] for i in options.pick_latent)

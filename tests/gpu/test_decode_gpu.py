@@ -94,25 +94,6 @@ def by_the_last():
     return chosen_with({"inside": True, "max_registers": paged.LONE_REGISTERS}, {"inside": True})
 
 
-@contextmanager
-def linked():
-    """Inside, parts carry marks, the last programs join them, and pages without keys are not copied."""
-    choose = paged.choose
-
-    def changed(**named):
-        found = choose(**named)
-        heads = named["batch"] * named["key_heads"]
-        slices, at_once = paged.linked_tile(max(found.programs, 1), heads, named["ratio"], named["head_dim"])
-        more = {"slices": slices, "linked": at_once, "skips": True, "max_registers": paged.LONE_REGISTERS}
-        return dataclasses.replace(found, inside=False, **more) if found.fed else found
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(paged, "choose", changed)
-        launcher.forget_plans()
-        yield
-    launcher.forget_plans()
-
-
 JOINED = case("bfloat16", b=4, h=32, k=8, s=3000, d=128, page=16, uneven=False)
 """A call of two kernels, one after the other in the same scratch."""
 
@@ -121,13 +102,12 @@ def wanted_variants():
     found = variants_of("cross_layer", HALVES) + variants_of("paged_attention", [JOINED])
     for name, of in EDGES:
         found += variants_of(name, [of])
-    for way in (by_the_last, linked):
-        with way():
-            for name, of in (*EDGES, *COUNTED):
-                found += variants_of(name, [of])
+    with by_the_last():
+        for name, of in (*EDGES, *COUNTED):
+            found += variants_of(name, [of])
     with by_borders():
         found += variants_of("paged_attention", PAGED) + variants_of("paged_latent_attention", LATENT)
-    for way in (nullcontext, by_the_last, linked):
+    for way in (nullcontext, by_the_last):
         with way():
             found += variants_of("paged_attention", PAGED)
     for chosen, of in RESIDENT:
@@ -147,13 +127,7 @@ def test_what_is_joined_by_borders_is_as_right_as_pytorch_and_repeats_bit_for_bi
         assert not wrong(name, of)
 
 
-@pytest.mark.parametrize("of", PAGED, ids=str)
-def test_what_is_joined_by_marks_is_as_right_as_pytorch_and_repeats_bit_for_bit(of):
-    with linked():
-        assert not wrong("paged_attention", of)
-
-
-@pytest.mark.parametrize("way", [nullcontext, by_the_last, linked])
+@pytest.mark.parametrize("way", [nullcontext, by_the_last])
 @pytest.mark.parametrize(("name", "of"), EDGES, ids=str)
 def test_lengths_at_every_border_over_caches_that_nobody_has_written_elsewhere(name, of, way):
     trial = trials()[name][1]
@@ -172,16 +146,13 @@ def test_lengths_at_every_border_over_caches_that_nobody_has_written_elsewhere(n
     torch.testing.assert_close(found[1:], meant[1:], rtol=0.02, atol=0.01)
 
 
-WAYS = [(by_the_last, *one) for one in COUNTED] + [(linked, *one) for one in COUNTED if one[0] == "paged_attention"]
-
-
-@pytest.fixture(params=WAYS, ids=str)
+@pytest.fixture(params=COUNTED, ids=str)
 def counted(request):
-    """A call whose parts are joined inside, three sets of arguments, and what each gives."""
-    way, name, of = request.param
+    """A call whose parts are joined by whoever comes last, three sets of arguments, and what each gives."""
+    name, of = request.param
     trial = trials()[name][1]
     sets = [trial.make(of, torch.device("cuda"), torch.Generator("cuda").manual_seed(i)) for i in range(3)]
-    with way():
+    with by_the_last():
         assert len({variant.kernel for variant in variants_of(name, [of])}) == 1, "no kernel joins"
         assert not wrong(name, of)
         yield trial.call, sets, [trial.call(*args) for args in sets]
@@ -254,7 +225,7 @@ def test_sequences_without_keys_get_zeros_wherever_borders_are():
             fewer = lens.clone()
             fewer[empty] = 0
             meant = trial.eager(q, k, v, table, lens)[fewer > 0]
-            for way in (by_borders, by_the_last, nullcontext, linked):
+            for way in (by_borders, by_the_last, nullcontext):
                 with way():
                     found = paged_attention(q, k, v, table, fewer, out=torch.full_like(q, float("nan")))
                 assert found[fewer == 0].count_nonzero() == 0

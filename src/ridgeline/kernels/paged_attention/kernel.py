@@ -479,164 +479,6 @@ def _join_parts(
 
 
 @gluon.jit
-def _link(ptr, values, there):
-    """Pairs of neighboring columns with the mark beside them, in one access each: who sees the mark has the numbers."""
-    gl.inline_asm_elementwise(
-        """{
-        .reg .pred p; .reg .b64 lo, hi; .reg .b128 both;
-        setp.ne.b32 p, $6, 0;
-        mov.b64 lo, {$4, $5};
-        mov.b64 hi, 0x6D1E93C5A7F2480B;
-        mov.b128 both, {lo, hi};
-        @p st.relaxed.gpu.global.b128 [$2], both;
-        mov.b32 $0, 0; mov.b32 $1, 0;
-        }""",
-        "=r,=r,l,l,r,r,r,r", [ptr.to(gl.int64), values, there.to(gl.int32)], dtype=gl.int32, is_pure=False, pack=2,
-    )  # fmt: skip
-
-
-@gluon.jit
-def _link_seen(ptr, m, total, there):
-    """What was seen of every column, with the mark. All rows of threads have it; only the first writes: a second, late
-    one would put the mark back where it has been cleared."""
-    gl.inline_asm_elementwise(
-        """{
-        .reg .pred p, q; .reg .b32 thread; .reg .b64 lo, hi; .reg .b128 both;
-        mov.u32 thread, %tid.x;
-        setp.lt.u32 q, thread, 4;
-        setp.ne.and.b32 p, $4, 0, q;
-        mov.b64 lo, {$2, $3};
-        mov.b64 hi, 0x6D1E93C5A7F2480B;
-        mov.b128 both, {lo, hi};
-        @p st.relaxed.gpu.global.b128 [$1], both;
-        mov.b32 $0, 0;
-        }""",
-        "=r,l,r,r,r", [ptr.to(gl.int64), m, total, there.to(gl.int32)], dtype=gl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
-
-
-@gluon.jit
-def _linked(ptr, there):
-    """Two numbers, and 1 where the mark is not there yet; zeros where nothing is wanted."""
-    return gl.inline_asm_elementwise(
-        """{
-        .reg .pred p, q; .reg .b64 lo, hi; .reg .b128 both;
-        setp.ne.b32 p, $4, 0;
-        mov.b64 lo, 0;
-        mov.b64 hi, 0x6D1E93C5A7F2480B;
-        mov.b128 both, {lo, hi};
-        @p ld.relaxed.gpu.global.b128 both, [$3];
-        mov.b128 {lo, hi}, both;
-        mov.b64 {$0, $1}, lo;
-        setp.ne.b64 q, hi, 0x6D1E93C5A7F2480B;
-        selp.b32 $2, 1, 0, q;
-        }""",
-        "=r,=r,=r,l,r", [ptr.to(gl.int64), there.to(gl.int32)], dtype=(gl.float32, gl.float32, gl.int32),
-        is_pure=False, pack=1,
-    )  # fmt: skip
-
-
-@gluon.jit
-def _unlink(ptr, there):
-    """Clears marks: the next call finds none."""
-    gl.inline_asm_elementwise(
-        "{ .reg .pred p; .reg .b64 none; setp.ne.b32 p, $2, 0; mov.b64 none, 0;"
-        " @p st.relaxed.gpu.global.b64 [$1+8], none; mov.b32 $0, 0; }",
-        "=r,l,r", [ptr.to(gl.int64), there.to(gl.int32)], dtype=gl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
-
-
-@gluon.jit
-def _never(turns):
-    """Gives up where somebody has not come for ten seconds: nothing waits for ever."""
-    if turns > 1 << 24:
-        gl.inline_asm_elementwise("trap; // $0, $1", "=r,r", [turns], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
-def _leave_linked(link_ptr, o, top, total, place, R: gl.constexpr, D: gl.constexpr, SLICES: gl.constexpr):
-    """A part with marks: pairs of heads, dims one after the other, then what was seen, a copy for every slice."""
-    PAIRS: gl.constexpr = (R + 1) // 2
-    UNITS: gl.constexpr = PAIRS * (D + 2 * SLICES)
-    L: gl.constexpr = o.type.layout
-    to = link_ptr.to(gl.pointer_type(gl.int64), bitcast=True) + place.to(gl.int64) * (2 * UNITS)
-    head = gl.arange(0, o.shape[1], gl.SliceLayout(0, L))
-    pair, col = gl.expand_dims(head // 2, 0), gl.expand_dims(gl.arange(0, D, gl.SliceLayout(1, L)), 1)
-    _link(to + (pair * D + col) * 2, o, (pair < PAIRS) & (col < D))
-    for i in gl.static_range(SLICES):
-        _link_seen(to + (PAIRS * (D + 2 * i) + head) * 2, top, total, head < 2 * PAIRS)
-
-
-@gluon.jit
-def _join_linked(
-    link_ptr, out_ptr, head0, begins, ends, slice_of, R: gl.constexpr, D: gl.constexpr, HEADS: gl.constexpr,
-    PARTS: gl.constexpr, SLICES: gl.constexpr,
-):
-    """``_join_parts`` of a slice of columns, as soon as everybody's marks are there."""
-    PAIRS: gl.constexpr = (R + 1) // 2
-    TWOS: gl.constexpr = max(HEADS // 2, 1)
-    WIDTH: gl.constexpr = D // SLICES
-    UNITS: gl.constexpr = PAIRS * (D + 2 * SLICES)
-    WIDE: gl.constexpr = min(4, TWOS)
-    J: gl.constexpr = gl.BlockedLayout([1, 1, 1], [1, 1, 32], [4 // WIDE, WIDE, 1], [2, 1, 0])
-    SEEN: gl.constexpr = gl.SliceLayout(2, J)
-    ROW: gl.constexpr = gl.SliceLayout(0, SEEN)
-    SUMS: gl.constexpr = gl.SliceLayout(0, J)
-    DOWN: gl.constexpr = gl.SliceLayout(1, SUMS)
-    pair = gl.arange(0, TWOS, ROW)
-    across = slice_of * WIDTH + gl.arange(0, WIDTH, gl.SliceLayout(0, SUMS))
-    none = gl.full([TWOS], float("-inf"), gl.float32, ROW)
-    top_a, top_b = none, none
-    whole_a, whole_b = gl.zeros([TWOS], gl.float32, ROW), gl.zeros([TWOS], gl.float32, ROW)
-    acc_a, acc_b = gl.zeros([TWOS, WIDTH], gl.float32, SUMS), gl.zeros([TWOS, WIDTH], gl.float32, SUMS)
-    link = link_ptr.to(gl.pointer_type(gl.int64), bitcast=True)
-    turns = begins * 0
-    for one in range(begins, ends + 1, PARTS):
-        part = one + gl.arange(0, PARTS, gl.SliceLayout(1, SEEN))
-        place = gl.expand_dims((part * 2 + (part == begins).to(gl.int32)).to(gl.int64) * UNITS, 1)
-        there = gl.expand_dims(part <= ends, 1) & gl.expand_dims(pair < PAIRS, 0)
-        seen = link + (place + PAIRS * (D + 2 * slice_of) + 2 * gl.expand_dims(pair, 0)) * 2
-        unit = gl.expand_dims(place + gl.expand_dims(pair, 0) * D, 2) + gl.expand_dims(gl.expand_dims(across, 0), 0)
-        inside = gl.expand_dims(there, 2) & (unit >= 0)
-        sums_a, sums_b, late = _linked(link + unit * 2, inside)
-        m_a, total_a, late_a = _linked(seen, there)
-        m_b, total_b, late_b = _linked(seen + 2, there)
-        missing = gl.max(gl.max(gl.max(late, 2) + late_a + late_b, 1), 0)
-        while missing > 0:
-            turns += 1
-            _never(turns)
-            sums_a, sums_b, late = _linked(link + unit * 2, inside)
-            m_a, total_a, late_a = _linked(seen, there)
-            m_b, total_b, late_b = _linked(seen + 2, there)
-            missing = gl.max(gl.max(gl.max(late, 2) + late_a + late_b, 1), 0)
-        _unlink(link + unit * 2, inside)
-        _unlink(seen, there)
-        _unlink(seen + 2, there)
-        acc_a, whole_a, top_a = _with_parts(acc_a, whole_a, top_a, sums_a, total_a, m_a, there, DOWN)
-        acc_b, whole_b, top_b = _with_parts(acc_b, whole_b, top_b, sums_b, total_b, m_b, there, DOWN)
-    head = gl.expand_dims(2 * gl.arange(0, TWOS, DOWN), 1)
-    to = out_ptr + (head0.to(gl.int64) * R + head) * D + gl.expand_dims(across, 0)
-    gl.store(to, _divided(acc_a, whole_a, DOWN).to(out_ptr.dtype.element_ty), mask=head < R)
-    gl.store(to + D, _divided(acc_b, whole_b, DOWN).to(out_ptr.dtype.element_ty), mask=head + 1 < R)
-
-
-@gluon.jit
-def _with_parts(acc, whole, top, sums, total, m, there, DOWN: gl.constexpr):
-    """What has been joined with further parts of the same heads."""
-    m = gl.where(there, m, float("-inf"))
-    raised = gl.maximum(top, gl.max(m, 0))
-    shift = gl.where(raised == float("-inf"), 0.0, raised)
-    weight, alpha = gl.exp2(m - gl.expand_dims(shift, 0)), gl.exp2(top - shift)
-    acc = acc * gl.expand_dims(gl.convert_layout(alpha, DOWN), 1) + gl.sum(sums * gl.expand_dims(weight, 2), 0)
-    return acc, whole * alpha + gl.sum(total * weight, 0), raised
-
-
-@gluon.jit
-def _divided(acc, whole, DOWN: gl.constexpr):
-    return acc / gl.expand_dims(gl.convert_layout(gl.where(whole == 0.0, 1.0, whole), DOWN), 1)
-
-
-@gluon.jit
 def _page_of(table, key, end, P: gl.constexpr, WANTED: gl.constexpr):
     """The page of a key; page 0 past the end."""
     page = key * 0
@@ -662,7 +504,7 @@ def _fill(
     ROWS: gl.constexpr,
 ):
     """Copies of a block, ROWS keys of a page and 64 columns each: one after the other they are as the products want.
-    ``tiles`` of them have keys."""
+    The first ``tiles`` have keys."""
     for j in gl.static_range(KEYS // ROWS):
         for h in gl.static_range(D // 64):
             at = [pages[j], (key + j * ROWS) % P, kh, h * 64]
@@ -697,10 +539,8 @@ def _feed_columns(
                 tiles = key * 0 + KEYS // ROWS
                 if SKIPS:
                     tiles = min((end - key + ROWS - 1) // ROWS, tiles)
-                    for i in gl.static_range(1, KEYS // ROWS + 1):
-                        mbarrier.expect(full.index(slot), 2 * i * ROWS * D * 2, pred=tiles == i)
-                else:
-                    mbarrier.expect(full.index(slot), 2 * KEYS * D * 2)
+                for i in gl.static_range(1 if SKIPS else KEYS // ROWS, KEYS // ROWS + 1):
+                    mbarrier.expect(full.index(slot), 2 * i * ROWS * D * 2, pred=tiles == i)
                 _fill(k_desc, k_smem, full, here, key, kh, slot, tiles, P, D, KEYS, ROWS)
                 _fill(v_desc, v_smem, full, here, key, kh, slot, tiles, P, D, KEYS, ROWS)
                 num += 1
@@ -720,11 +560,11 @@ def _columns(
     b, kh, first, left, length, line,
     R: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
     STAGES: gl.constexpr, EARLY: gl.constexpr, DTYPE: gl.constexpr, JOINS: gl.constexpr, HEADS: gl.constexpr,
-    QUERIES: gl.constexpr, SLICES: gl.constexpr, LINKED: gl.constexpr,
+    QUERIES: gl.constexpr,
 ):
     """Scores and sums with keys, then dims, as rows of the products, and heads as columns."""
     at_block, each, longer = line
-    if JOINS or SLICES:
+    if JOINS:
         _zeros_for_nobody(lens_ptr, out_ptr, batch, key_heads * R, d, D)
     q_full, q_empty, full, empty = bars
     TILES: gl.constexpr = D // 64 * (KEYS // ROWS)
@@ -735,7 +575,6 @@ def _columns(
     col = gl.arange(0, D, gl.SliceLayout(1, L))
     none = gl.zeros([KEYS, COLS], gl.float32, L)
     turn, num = left * 0, left * 0
-    mine, begins, ends = left * 0 - 1, left * 0, left * 0
     while left > 0:
         blocks = (length + KEYS - 1) // KEYS
         last = min(first + left, blocks)
@@ -779,12 +618,6 @@ def _columns(
                 whole = o / gl.expand_dims(gl.where(total == 0.0, 1.0, total), 0)
                 at = gl.expand_dims(((b.to(gl.int64) * key_heads + kh) * R + head) * d, 0) + gl.expand_dims(col, 1)
                 gl.store(out_ptr + at, whole.to(out_ptr.dtype.element_ty), mask=inside)
-            elif SLICES:
-                place = gl.program_id(0) * 2 + (first == 0).to(gl.int32)
-                _leave_linked(part_ptr, o, top * scale, total, place, R, D, SLICES)
-                if first > 0:
-                    mine = b * key_heads + kh
-                    begins, ends = _span(_anew(at_block) - first, blocks, each, longer)
             else:
                 place = gl.program_id(0) * 2 + (first == 0).to(gl.int32)
                 at = gl.expand_dims((place.to(gl.int64) * R + head) * d, 0) + gl.expand_dims(col, 1)
@@ -792,12 +625,12 @@ def _columns(
                 gl.store(seen_ptr + place * 2 * R + head, top * scale, mask=head < R)
                 gl.store(seen_ptr + (place * 2 + 1) * R + head, total, mask=head < R)
                 if JOINS:
-                    one, other = _span(_anew(at_block) - first, blocks, each, longer)  # not kept all the way
-                    arrivals.begin_group(count_ptr + one, known)
-                    if arrivals.group_comes_last(count_ptr + one, other - one + 1):
+                    begins, ends = _span(_anew(at_block) - first, blocks, each, longer)  # not kept all the way
+                    arrivals.begin_group(count_ptr + begins, known)
+                    if arrivals.group_comes_last(count_ptr + begins, ends - begins + 1):
                         head0 = (b.to(gl.int64) * key_heads + kh) * R
-                        _join_parts(part_ptr, seen_ptr, out_ptr, head0, one, other, R, HEADS, D, JOINS)
-                        gl.store(count_ptr + one, 0)
+                        _join_parts(part_ptr, seen_ptr, out_ptr, head0, begins, ends, R, HEADS, D, JOINS)
+                        gl.store(count_ptr + begins, 0)
         left -= last - first
         at_block += last - first
         first = first * 0
@@ -806,12 +639,6 @@ def _columns(
             kh = kh * 0
             b += 1
             length = gl.load(lens_ptr + b, mask=left > 0, other=0)
-    if SLICES:
-        if mine >= 0:
-            spread = min(ends - begins, SLICES)
-            for one in range(ends - gl.program_id(0), SLICES, spread):
-                if ends - gl.program_id(0) < spread:
-                    _join_linked(part_ptr, out_ptr, mine, begins, ends, one, R, D, HEADS, LINKED, SLICES)
     _let_join_start(EARLY == 2)
 
 
@@ -821,8 +648,7 @@ def paged_columns(
     table_b, pages, d,
     R: gl.constexpr, D: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
     STAGES: gl.constexpr, BATCH: gl.constexpr, LEAST: gl.constexpr, EARLY: gl.constexpr, LEAVES: gl.constexpr,
-    JOINS: gl.constexpr, HEADS: gl.constexpr, QUERIES: gl.constexpr, SLICES: gl.constexpr, LINKED: gl.constexpr,
-    SKIPS: gl.constexpr,
+    JOINS: gl.constexpr, HEADS: gl.constexpr, QUERIES: gl.constexpr, SKIPS: gl.constexpr,
 ):
     """``paged_share`` for heads of 64, 128 or 256 and pages of whole 16 keys: one warp feeds a group of four through
     the copy engine, many blocks ahead and from one sequence into the next.
@@ -831,10 +657,6 @@ def paged_columns(
     sequence joins at once, of HEADS heads (R of them there); 0 leaves them to a second kernel. ``count_ptr`` [programs]
     int64 counts, by the first program of a sequence, who has left a part; it is never cleared. QUERIES: sequences whose
     queries are there or on their way. SKIPS: of a sequence's last block only pages that have keys are copied.
-
-    SLICES: parts carry marks, and the last programs of a sequence join as many slices of its columns between them,
-    LINKED parts at a time, as soon as they see everybody's: there is nothing to count, and no turn to memory but one.
-    They wait for programs that come before them in the grid, and for SLICES - 1 at most that come after.
     """
     DTYPE: gl.constexpr = q_desc.dtype
     gl.static_assert(P % ROWS == 0)
@@ -855,7 +677,7 @@ def paged_columns(
     gl.warp_specialize([
         (_columns, (q_smem, k_smem, v_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, count_ptr, scale,
                     batch, key_heads, d, b, kh, first, left, length, line, R, D, KEYS, ROWS, COLS, STAGES, EARLY, DTYPE,
-                    JOINS, HEADS, QUERIES, SLICES, LINKED)),
+                    JOINS, HEADS, QUERIES)),
         (_feed_columns, (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads, table_b,
                          b, kh, first, left, length, R, D, P, KEYS, ROWS, COLS, STAGES, QUERIES, SKIPS)),
     ], [1], [40])  # fmt: skip

@@ -126,20 +126,16 @@ class Parts:
 
     def __init__(
         self, keys: int, programs: int, least: int, key_heads: int, out: Tensor, lens: Tensor, borders: bool = False,
-        inside: bool = False, slices: int = 0,
+        inside: bool = False,
     ) -> None:  # fmt: skip
         batch, heads, dim = out.shape
         ratio = heads // key_heads
-        self.shape: tuple[int, ...] = (programs, 2, ratio, dim)
-        self.seen_shape = (programs, 2, 2, ratio)
+        self.shape, self.seen_shape = (programs, 2, ratio, dim), (programs, 2, 2, ratio)
         self.lengths = (cdiv(programs * 2 * ratio * dim, 4) * 4, programs * 4 * ratio, programs * 2)
-        if slices:
-            self.lengths = (programs * 2 * 4 * cdiv(ratio, 2) * (dim + 2 * slices), 4, 4)
-            self.shape = self.lengths[:1]
         self.sizes = (batch, key_heads, dim, keys, programs)
         self.fixed = {"R": ratio, "BATCH": config.lined(batch), "LEAST": least, "EARLY": not INTERPRETING}
         bind = self._bind_borders if borders else self._bind_heads
-        self.launch = None if inside or slices else bind(out, lens)
+        self.launch = None if inside else bind(out, lens)
 
     def _bind_heads(self, out: Tensor, lens: Tensor) -> Any:
         batch, heads, dim = out.shape
@@ -228,8 +224,7 @@ class _Plan:
         num = chosen.programs
         self.counts = False
         sized = (chosen.keys, num, chosen.least, key_heads)
-        how = (chosen.borders, chosen.fed and chosen.inside, chosen.slices)
-        self.parts = Parts(*sized, out, lens, *how) if num else None
+        self.parts = Parts(*sized, out, lens, chosen.borders, chosen.fed and chosen.inside) if num else None
         bind = self._bind_columns if chosen.fed else self._bind
         bind(chosen, args, out, scale)
 
@@ -270,11 +265,9 @@ class _Plan:
             constants={
                 "R": ratio, "D": dim, "P": page, "KEYS": chosen.keys, "ROWS": rows,
                 "COLS": config.COLUMNS, "STAGES": chosen.num_stages, "BATCH": config.lined(batch),
-                "LEAST": chosen.least,
-                "EARLY": 0 if chosen.inside or chosen.slices else chosen.early, "LEAVES": chosen.leaves,
-                "JOINS": config.joined_at_once(ratio, dim) if chosen.inside and not chosen.slices else 0,
-                "HEADS": power_of_two(ratio), "QUERIES": chosen.queries, "SLICES": chosen.slices,
-                "LINKED": chosen.linked, "SKIPS": chosen.skips,
+                "LEAST": chosen.least, "EARLY": 0 if chosen.inside else chosen.early, "LEAVES": chosen.leaves,
+                "JOINS": config.joined_at_once(ratio, dim) if chosen.inside else 0, "HEADS": power_of_two(ratio),
+                "QUERIES": chosen.queries, "SKIPS": chosen.skips,
             },
             num_warps=chosen.num_warps,
             max_registers=chosen.max_registers,
