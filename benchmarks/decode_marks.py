@@ -87,7 +87,7 @@ PAGED = (
     ("            length = gl.load(lens_ptr + b, mask=left > 0, other=0)\n\n\n@gluon.jit\ndef _columns(",
      "            length = gl.load(lens_ptr + b, mask=left > 0, other=0)\n    _note(seen_ptr, 14, waited + 1)\n"
      "    _note(seen_ptr, 15, other + 1)\n\n\n@gluon.jit\ndef _columns("),
-    ("                mbarrier.expect(full.index(slot), 2 * KEYS * D * 2)\n",
+    ("                tiles = key * 0 + KEYS // ROWS\n",
      "                if num == 0:\n                    _mark(seen_ptr, 6)\n                _mark(seen_ptr, 7)\n{}"),
     ("q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars,", "seen_ptr, {}"),
     ("                    arrivals.begin_group(count_ptr + begins, known)\n",

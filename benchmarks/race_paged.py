@@ -30,11 +30,14 @@ PARTS = ("edges", "arrivals", "decode", "latent", "cases", "graphs", "pieces", "
 SHARES = {"edges": 0.15, "arrivals": 0.2, "decode": 0.45, "latent": 0.6, "cases": 0.9, "graphs": 0.97}
 """Of the time there is, by when a part ends; the others may take the rest."""
 
-OVER: dict[str, dict[str, Any]] = {"now": {}, "two queries": {"queries": 2}}
+OVER: dict[str, dict[str, Any]] = {"now": {}}
 """What is changed of the analytical default, by name."""
 
-NARROW_OVER: dict[str, dict[str, Any]] = {"now": {}, "64 keys": {"keys": 64, "num_stages": 6}}
-"""The same for heads of 64."""
+TWO = {"programs": 264, "num_stages": 3, "queries": 3, "max_registers": 128}
+SHORT_OVER: dict[str, dict[str, Any]] = {
+    "now": {}, "no skips": {"skips": False}, "two programs": {**TWO, "skips": False}, "two programs, skips": TWO,
+}  # fmt: skip
+"""The same for many short sequences."""
 
 LATENT_OVER: dict[str, dict[str, Any]] = {"now": {}}
 """The same for latent decoding of few heads."""
@@ -198,7 +201,10 @@ def latent_reading(args: tuple[Any, ...]) -> Callable[[], Any]:
 
 def ways(of: tuple[Any, ...]) -> dict[str, Any]:
     """Configurations of a case by name."""
-    found = {name: partial(changed, over) for name, over in (NARROW_OVER if of[4] == 64 else OVER).items()}
+    from ridgeline.kernels.paged_attention import config
+
+    short = config.takes_short(of[0] * of[2], of[3], of[4], 132, of[1] // of[2])
+    found = {name: partial(changed, over) for name, over in (SHORT_OVER if short else OVER).items()}
     return found | ({} if of[0] <= 128 else {"a program a sequence and head": by_sequence})
 
 
@@ -228,26 +234,26 @@ def wanted_variants(parts: Sequence[str] = PARTS) -> list[Any]:
     from ridgeline.kernels.variants import variants_of
 
     found: list[Any] = []
-    for of in CASES:
+    for of in CASES if "cases" in parts else ():
         for way in ways(of).values():
             with way():
                 found += variants_of("paged_attention", [paged_case(*of)])
-    found += variants_of("paged_attention", [paged_case(*of) for of in PIECES])
-    for of in DECODE:
+    found += variants_of("paged_attention", [paged_case(*of) for of in PIECES]) if "pieces" in parts else []
+    for of in DECODE if "decode" in parts else ():
         for way in decode_ways(of).values():
             with way():
                 found += variants_of("decode_attention", [decode_case(*of)])
-    for name, of in ARRIVALS:
+    for name, of in ARRIVALS if "arrivals" in parts else ():
         found += variants_of(name, [made_case(name, of)])
     for of in LATENT if "latent" in parts else ():
         for way in latent_ways().values():
             with way():
                 found += variants_of("paged_latent_attention", [latent_case(*of)])
-    for of in EDGES:
+    for of in EDGES if "edges" in parts else ():
         for way in ways((9, *of[:2], EDGE_KEYS, *of[2:])).values():
             with way():
                 found += variants_of("paged_attention", [paged_case(9, *of[:2], EDGE_KEYS, *of[2:], False)])
-    for page in (16, 64) if "latent" in parts else ():
+    for page in (16, 64) if "latent" in parts and "edges" in parts else ():
         for way in latent_ways().values():
             with way():
                 found += variants_of("paged_latent_attention", [latent_case(9, 16, EDGE_KEYS, page, False)])
@@ -611,10 +617,10 @@ def part_pieces(end: float, track: Track) -> Iterator[dict[str, Any]]:
         yield from track.rows(runs, num_bytes, case=f"pieces: {of}")
 
 
-def write_pack(folder: Path, jobs: int) -> None:
+def write_pack(folder: Path, jobs: int, parts: Sequence[str]) -> None:
     from ridgeline.kernels import pack
 
-    wanted = wanted_variants()
+    wanted = wanted_variants(parts)
     pack.write(folder, wanted, jobs=jobs, progress=lambda done, total: print(done, "of", total, flush=True))
     print(f"{len(wanted)} variants in {folder}")
 
@@ -662,6 +668,8 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
     parser.add_argument("--cases", type=int, default=99, help="of every part at most so many")
     parser.add_argument("--pick", type=int, nargs="+", help="of CASES only these, by number")
+    parser.add_argument("--ways", nargs="+", help="configurations of paged and latent decoding, by name")
+    parser.add_argument("--pick-latent", type=int, nargs="+", help="of LATENT only these, by number")
     parser.add_argument("--write-pack", type=Path)
     parser.add_argument("--show", type=Path)
     options = parser.parse_args()
@@ -669,11 +677,15 @@ def main() -> None:
         with gzip.open(options.show, "rt") as file:
             print("\n".join(shown(json.load(file))))
         return
-    if options.write_pack:
-        write_pack(options.write_pack, options.jobs)
-        return
     if options.pick:
         globals()["CASES"] = tuple(CASES[i] for i in options.pick)
+    for name in ("OVER", "SHORT_OVER", "LATENT_OVER") if options.ways else ():
+        globals()[name] = {way: over for way, over in globals()[name].items() if way in options.ways}
+    if options.pick_latent:
+        globals()["LATENT"] = tuple(LATENT[i] for i in options.pick_latent)
+    if options.write_pack:
+        write_pack(options.write_pack, options.jobs, options.parts)
+        return
     for name in ("CASES", "LATENT", "DECODE"):
         globals()[name] = globals()[name][: options.cases]
     options.out.mkdir(parents=True, exist_ok=True)

@@ -32,6 +32,14 @@ FED_KEYS, FED_PROGRAMS, FED_BYTES = 64, 2, 6 << 15
 of three blocks take 27, 42, 73 and 137 µs at 67, 134, 269 and 545 MB, one of six blocks 28, 46, 78 and 149: a block is
 worked on for a microsecond, which is as long as it takes to read."""
 
+SHORT_DIM, SHORT_LONGEST, SHORT_PROGRAMS, SHORT_BLOCKS = 128, 1200, 3, 2
+"""Many short sequences: three programs a multiprocessor of two blocks each, so that more sequences begin and end at a
+time. 300 uneven ones of at most 300 keys take 61.4 µs against 64.8 (dirty 68.3 against 70.9), 100 of at most 1,200 65.1
+against 65.5 (72.9 against 74.0). Longer ones were not raced."""
+
+SHORT_REGISTERS = 80
+"""Of a thread when three programs of eight warps start."""
+
 NARROW_DIM, NARROW_KEYS, NARROW_LONGEST = 64, 128, 1024
 """Narrow heads take more keys at once, so that blocks are as large: 43.9 against 46.0 µs at 136 MB. Where sequences are
 short, most of the last block would be nobody's."""
@@ -56,7 +64,8 @@ class Paged:
     fewest blocks of a program. ``fed``: through the copy engine, where the cache may leave the L2 first and threads
     start with so many registers. ``borders``: parts are joined by borders between programs, not by heads; ``inside``:
     by the last program of a sequence, without a kernel of their own. ``queries``: sequences whose queries are there or
-    on their way: with three of them 300 uneven sequences of at most 300 keys take 66.4 µs (70.9 with two)."""
+    on their way: with three of them 300 uneven sequences of at most 300 keys take 66.4 µs (70.9 with two). ``skips``:
+    pages without keys are not copied."""
 
     keys: int
     programs: int
@@ -70,11 +79,17 @@ class Paged:
     borders: bool = False
     inside: bool = False
     queries: int = 3
+    skips: bool = False
 
 
 def takes_columns(batch: int, ratio: int, head_dim: int, page: int) -> bool:
     """Whether the kernel that the copy engine feeds is written for these."""
     return batch <= MAX_FED_LINED and ratio <= COLUMNS and head_dim in (64, 128, 256) and page % 16 == 0
+
+
+def takes_short(sequences: int, longest: int, head_dim: int, num_sms: int, ratio: int) -> bool:
+    """Whether sequences (each key head of each) are short, and enough of them for three programs a multiprocessor."""
+    return head_dim == SHORT_DIM and longest <= SHORT_LONGEST and sequences >= SHORT_PROGRAMS * num_sms and ratio > 1
 
 
 def choose(
@@ -93,6 +108,11 @@ def choose(
         keys = NARROW_KEYS if head_dim == NARROW_DIM and longest >= NARROW_LONGEST else FED_KEYS
         blocks = FED_BYTES // (2 * keys * head_dim * itemsize)
         leaves = 2 * batch * key_heads * longest * head_dim * itemsize <= LEAVING_BYTES
+        if takes_short(batch * key_heads, longest, head_dim, num_sms, ratio):
+            return Paged(
+                keys, SHORT_PROGRAMS * num_sms, 4, SHORT_BLOCKS, fed=True, leaves=leaves, inside=True, skips=True,
+                max_registers=SHORT_REGISTERS, queries=SHORT_BLOCKS,
+            )  # fmt: skip
         num = FED_PROGRAMS if blocks >= 2 * FED_PROGRAMS else 1
         programs = min(num * num_sms, max(1, batch * key_heads * cdiv(longest, keys) // LEAST_BLOCKS))
         borders = by_borders(programs, batch * key_heads, batch * key_heads * ratio)

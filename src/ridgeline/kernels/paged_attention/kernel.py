@@ -371,7 +371,7 @@ def _add(a, b):
 @gluon.jit
 def _lengths(lens_ptr, batch, BATCH: gl.constexpr):
     """All lengths; asked for first of all, since everything waits for them."""
-    i = gl.arange(0, BATCH, gl.BlockedLayout([1], [32], [4], [0]))
+    i = gl.arange(0, BATCH, gl.BlockedLayout([max(1, BATCH // 128)], [32], [4], [0]))
     return gl.load(lens_ptr + i, mask=i < batch, other=0)
 
 
@@ -500,14 +500,16 @@ def _pages_of(table, key, end, P: gl.constexpr, ROWS: gl.constexpr, NUM: gl.cons
 
 @gluon.jit
 def _fill(
-    desc, smem, full, pages, key, kh, slot, P: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr
+    desc, smem, full, pages, key, kh, slot, tiles, P: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr,
+    ROWS: gl.constexpr,
 ):
-    """Copies of a block, ROWS keys of a page and 64 columns each: one after the other they are as the products want."""
+    """Copies of a block, ROWS keys of a page and 64 columns each: one after the other they are as the products want.
+    The first ``tiles`` have keys."""
     for j in gl.static_range(KEYS // ROWS):
         for h in gl.static_range(D // 64):
             at = [pages[j], (key + j * ROWS) % P, kh, h * 64]
             tile = smem.index((slot * (D // 64) + h) * (KEYS // ROWS) + j)
-            tma.async_copy_global_to_shared(desc, at, full.index(slot), tile)
+            tma.async_copy_global_to_shared(desc, at, full.index(slot), tile, pred=j < tiles)
 
 
 @gluon.jit
@@ -515,7 +517,7 @@ def _feed_columns(
     q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads, table_b, b, kh, first, left,
     length,
     R: gl.constexpr, D: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
-    STAGES: gl.constexpr, QUERIES: gl.constexpr,
+    STAGES: gl.constexpr, QUERIES: gl.constexpr, SKIPS: gl.constexpr,
 ):
     """Queries of the next sequence and blocks of the cache, as soon as there is room; pages are known a block ahead."""
     q_full, q_empty, full, empty = bars
@@ -534,9 +536,13 @@ def _feed_columns(
                 here = after
                 after = _pages_of(table, key + KEYS, end, P, ROWS, KEYS // ROWS)
                 mbarrier.wait(empty.index(slot), parity)
-                mbarrier.expect(full.index(slot), 2 * KEYS * D * 2)
-                _fill(k_desc, k_smem, full, here, key, kh, slot, P, D, KEYS, ROWS)
-                _fill(v_desc, v_smem, full, here, key, kh, slot, P, D, KEYS, ROWS)
+                tiles = key * 0 + KEYS // ROWS
+                if SKIPS:
+                    tiles = min((end - key + ROWS - 1) // ROWS, tiles)
+                for i in gl.static_range(1 if SKIPS else KEYS // ROWS, KEYS // ROWS + 1):
+                    mbarrier.expect(full.index(slot), 2 * i * ROWS * D * 2, pred=tiles == i)
+                _fill(k_desc, k_smem, full, here, key, kh, slot, tiles, P, D, KEYS, ROWS)
+                _fill(v_desc, v_smem, full, here, key, kh, slot, tiles, P, D, KEYS, ROWS)
                 num += 1
             turn += 1
         left -= last - first
@@ -642,7 +648,7 @@ def paged_columns(
     table_b, pages, d,
     R: gl.constexpr, D: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
     STAGES: gl.constexpr, BATCH: gl.constexpr, LEAST: gl.constexpr, EARLY: gl.constexpr, LEAVES: gl.constexpr,
-    JOINS: gl.constexpr, HEADS: gl.constexpr, QUERIES: gl.constexpr,
+    JOINS: gl.constexpr, HEADS: gl.constexpr, QUERIES: gl.constexpr, SKIPS: gl.constexpr,
 ):
     """``paged_share`` for heads of 64, 128 or 256 and pages of whole 16 keys: one warp feeds a group of four through
     the copy engine, many blocks ahead and from one sequence into the next.
@@ -650,7 +656,7 @@ def paged_columns(
     LEAVES: what is read leaves the L2 first, so that nothing else has to. JOINS: how many parts the last program of a
     sequence joins at once, of HEADS heads (R of them there); 0 leaves them to a second kernel. ``count_ptr`` [programs]
     int64 counts, by the first program of a sequence, who has left a part; it is never cleared. QUERIES: sequences whose
-    queries are there or on their way.
+    queries are there or on their way. SKIPS: of a sequence's last block only pages that have keys are copied.
     """
     DTYPE: gl.constexpr = q_desc.dtype
     gl.static_assert(P % ROWS == 0)
@@ -673,5 +679,5 @@ def paged_columns(
                     batch, key_heads, d, b, kh, first, left, length, line, R, D, KEYS, ROWS, COLS, STAGES, EARLY, DTYPE,
                     JOINS, HEADS, QUERIES)),
         (_feed_columns, (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads, table_b,
-                         b, kh, first, left, length, R, D, P, KEYS, ROWS, COLS, STAGES, QUERIES)),
+                         b, kh, first, left, length, R, D, P, KEYS, ROWS, COLS, STAGES, QUERIES, SKIPS)),
     ], [1], [40])  # fmt: skip

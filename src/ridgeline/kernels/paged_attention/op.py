@@ -267,7 +267,7 @@ class _Plan:
                 "COLS": config.COLUMNS, "STAGES": chosen.num_stages, "BATCH": config.lined(batch),
                 "LEAST": chosen.least, "EARLY": 0 if chosen.inside else chosen.early, "LEAVES": chosen.leaves,
                 "JOINS": config.joined_at_once(ratio, dim) if chosen.inside else 0, "HEADS": power_of_two(ratio),
-                "QUERIES": chosen.queries,
+                "QUERIES": chosen.queries, "SKIPS": chosen.skips,
             },
             num_warps=chosen.num_warps,
             max_registers=chosen.max_registers,
