@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ridgeline.kernels.shares import Streamed
+
 LEAST_COLS = 49152
 """From here on a row is better shared: one processor's rows, read twice, are together more than the L2 keeps."""
 MOST_SHARES = 1024
@@ -27,6 +29,11 @@ class Held:
     num_warps: int = 8
     programs_per_sm: int = 4
     max_registers: int = 64
+
+
+def streamed() -> Streamed:
+    """Shares of 16 KB, as for softmax: one is finished while the next is summed and another on its way."""
+    return Streamed(8, 4, 3, 4)
 
 
 def held(weighed: bool) -> Held:
