@@ -53,6 +53,32 @@ def tall(n: int) -> Thin:
     return Thin(64, 128) if n > 32 else Thin(32, 128)
 
 
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Rows, columns and terms of a tile of few results, and the programs that long sums are cut for."""
+
+    rows: int = 128
+    cols: int = 128
+    depth: int = 32
+    num_warps: int = 8
+    num_stages: int = 3
+    programs_per_sm: int = 1
+
+
+PIECES = {"large": Pieces(), "small": Pieces(64, 128, 32, 4, 3, 2)}
+"""Large tiles read factors less often, of small ones two programs share a processor: one takes apart, one multiplies."""
+LEAST_PIECE = 2048
+"""Terms of a stretch: adding stretches costs a fraction of them."""
+
+
+def stretches(m: int, n: int, k: int, chosen: Pieces, num_sms: int) -> tuple[int, int]:
+    """Into how many stretches the terms are cut, and how long they are: every program has one."""
+    tiles = -(-m // chosen.rows) * -(-n // chosen.cols)
+    num = max(1, min(chosen.programs_per_sm * num_sms // tiles, k // LEAST_PIECE))
+    length = -(-k // num // chosen.depth) * chosen.depth
+    return -(-k // length), length
+
+
 def choose(m: int, n: int, k: int, num_sms: int, num: int = 1) -> Product:
     """Smaller tiles where large ones, of ``num`` products together, would leave processors without work; sums of few
     terms in one block, where small tiles lost (1.55 and 2.07 ms for 32768² results of 32 terms, H200)."""
