@@ -20,8 +20,8 @@ from ridgeline.optimizer.regions import ATTENTION, CONVOLUTIONS, PRODUCTS, REST
 EXECUTIONS = ("eager", "cudagraph", "compiled")
 MATRIX_OPS = ("mm", "bmm", "addmm", "matmul", "linear", "baddbmm", "conv")
 MOST_A_CALL = 5
-"""Kernels of one call that a compiler may have to do with: a transposed convolution in pieces starts thousands (2,111 in
-one forecast, which priced a single layer at 101 s), and is one call to whoever compiles."""
+"""Kernels of one call that a compiler may have to do with: a transposed convolution in pieces starts thousands (2,111
+in one forecast, which priced a single layer at 101 s), and is one call to whoever compiles."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,8 +43,9 @@ COMPILING_S = 45.0
 IMPORT_S = 4.0
 """PyTorch's tracer and compiler, imported by a process that has not compiled yet."""
 FEW_S, FEW_KERNEL_S = 1.5, 0.25
-"""Seconds to compile a function of a few kernels, and each of them. torch.compile took 1.3 s for problems of KernelBench's
-first level (median of 72; nine in ten below 2.9) and 2.7 for the second's (98; 5.8), a dozen others compiling beside."""
+"""Seconds to compile a function of a few kernels, and each of them. torch.compile took 1.3 s for problems of the first
+level of KernelBench (median of 72; nine in ten below 2.9) and 2.7 for the second's (98; 5.8), a dozen others compiling
+beside (H200)."""
 CAPTURE_S, TRACE_S = 1.0, 2.0
 TRACE_KERNEL_S, RACED_KERNEL_S = 0.004, 0.008
 """Tracing and rewriting, without any compiler: a decoding step of 1,690 kernels takes 8.0 s (H200, three others

@@ -567,7 +567,8 @@ class Search:
             stock = as_stock(built) or built.candidate.compiler == "stock-autotune"
             budget = (self.problem.error_budget or 0.0) if built.candidate.narrow or stock else 0.0
             with built.switched() as call:
-                return prover.judge(call, max(budget, STOCK_FRAC) if stock else budget, rounded=stock and self._rounds())
+                rounded = stock and self._rounds()
+                return prover.judge(call, max(budget, STOCK_FRAC) if stock else budget, rounded=rounded)
         except Exception as error:  # whatever keeps it from being proved keeps it from being returned
             return unproved(f"could not be proved: {why_failed(error)}")
         finally:

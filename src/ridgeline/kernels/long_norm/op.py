@@ -66,9 +66,7 @@ def in_registers(
     return _forward(x, kind, cols, weight, bias, channels, eps, "registers")
 
 
-def _streaming(
-    x: Tensor, kind: str, cols: int, weight: Tensor | None, bias: Tensor | None, channels: int
-) -> Any:
+def _streaming(x: Tensor, kind: str, cols: int, weight: Tensor | None, bias: Tensor | None, channels: int) -> Any:
     """A call that takes rows through shared memory; None where they cannot be copied there, or a share of a row touches
     more than two channels."""
     vector = min(4, vector_of(4, x.data_ptr(), cols))

@@ -66,7 +66,7 @@ class Pieces:
 
 
 PIECES = {"large": Pieces(), "small": Pieces(64, 128, 32, 4, 3, 2)}
-"""Large tiles read factors less often, of small ones two programs share a processor: one takes apart, one multiplies."""
+"""Large tiles read factors less often; of small ones two programs share a processor: one takes apart meanwhile."""
 LEAST_PIECE = 2048
 """Terms of a stretch: adding stretches costs a fraction of them."""
 

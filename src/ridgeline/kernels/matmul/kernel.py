@@ -295,7 +295,7 @@ def matmul_pieces(
     b_ahead = BK if B_TURNED else BK * b_step.to(tl.int64)
     acc = tl.zeros([BM, BN], tl.float32)
     sums = tl.zeros([BM, BN], tl.float32)
-    for turn in range(0, tl.cdiv(last - start, BK)):
+    for turn in range(tl.cdiv(last - start, BK)):
         if EVEN:
             a = tl.load(a_at)
             b = tl.load(b_at)
