@@ -35,6 +35,7 @@ from ridgeline.optimizer.rewrites.lengths import _library
 ROUNDS, TIMES_EAGER = 9, 2.0
 STREAMED = (Streamed(8, 4, 3, 4), Streamed(8, 8, 3, 2), Streamed(16, 4, 3, 2), Streamed(8, 4, 4, 3),
             Streamed(8, 4, 4, 3, 2), Streamed(4, 8, 3, 4), Streamed(8, 16, 3, 1))  # fmt: skip
+LONGEST = (Streamed(16, 4, 1, 4, 0), Streamed(8, 8, 1, 4, 0))
 TILES = (*PIECES.values(), Pieces(128, 128, 32, 8, 2, 1), Pieces(64, 64, 32, 4, 3, 2), Pieces(64, 128, 32, 4, 2, 2))
 
 
@@ -56,7 +57,8 @@ class Rows:
 
     def calls(self) -> dict[str, tuple[dict[str, Any], Callable[..., Tensor]]]:
         found: dict[str, Any] = {"pytorch": ({}, _library), "in registers": ({}, in_registers)}
-        return found | {str(form): ({"long_norm.streamed": form}, long_norm) for form in STREAMED[: self.most]}
+        usual = STREAMED if self.cols < 1 << 22 else LONGEST
+        return found | {str(form): ({"long_norm.streamed": form}, long_norm) for form in usual[: self.most]}
 
     @property
     def moved_bytes(self) -> int:
@@ -91,7 +93,7 @@ class Sums:
 CASES: tuple[Rows | Sums, ...] = (
     Rows(4096, 393216, "softmax", most=9), Rows(896, 2097152, "norm", 8, 64, 9), Sums(256, 256, 524288),
     Rows(1024, 532512, "norm", 8, 64), Rows(4096, 393216, "log_softmax"), Rows(512, 516128, "norm", 8, 32),
-    Rows(7168, 262144, "norm"), Rows(8192, 131072, "l2"), Sums(128, 128, 262144), Sums(512, 512, 65536),
+    Rows(16, 4194304, "norm", 0, 4194304), Rows(7168, 262144, "norm"), Rows(8192, 131072, "l2"), Sums(128, 128, 262144), Sums(512, 512, 65536),
 )  # fmt: skip
 CHECKED_ROWS = 17
 """As many as make the same shares of a row."""

@@ -31,9 +31,11 @@ class Held:
     max_registers: int = 64
 
 
-def streamed() -> Streamed:
-    """Shares of 16 KB, as for softmax: one is finished while the next is summed and another on its way."""
-    return Streamed(8, 4, 3, 4)
+def streamed(cols: int, num_sms: int) -> Streamed:
+    """Shares of 16 KB, as for softmax: one is finished while the next is summed and another on its way. A row that all
+    programs together have no room for twice (8.6 MB of an H200) is finished before the next one is read."""
+    usual = Streamed(8, 4, 3, 4)
+    return usual if cols <= 4096 * usual.programs_per_sm * num_sms else Streamed(16, 4, 1, 4, lag=0)
 
 
 def held(weighed: bool) -> Held:

@@ -22,8 +22,7 @@ _HELD = Kernel(
     kernel.long_norm_held, vectors=("cols",), loose=("weight_ptr", "bias_ptr", "word_ptr"), cooperative=True
 )
 _STREAMED = Kernel(
-    streamed.long_norm_streamed, vectors=("cols", "length"), loose=("weight_ptr", "bias_ptr", "word_ptr"),
-    cooperative=True,
+    streamed.long_norm_streamed, vectors=("cols", "length"), loose=("word_ptr",), cooperative=True
 )  # fmt: skip
 _plans = Plans()
 STREAMED_VECTOR = 2
@@ -50,13 +49,21 @@ def _forward(
     if not launchable(x):
         return LONG_NORM.on_host(x, kind, cols, weight, bias, channels, eps)  # type: ignore[return-value]
     x = x.contiguous()
-    key = (x.shape, kind, cols, weight is None, bias is None, channels, x.get_device(), x.data_ptr() & 15, way)
+    key = (x.shape, kind, cols, weight is None, bias is None, channels, x.get_device(), _ends(x, weight, bias), way)
     plan = _plans.get(key)
     if plan is None:
         LONG_NORM.check(x, kind, cols, weight, bias, channels, eps)
         plan = None if way == "registers" else _streaming(x, kind, cols, weight, bias, channels)
         plan = _plans[key] = plan or _Plan(x, kind, cols, weight, bias, channels)
     return plan(x, weight, bias, eps)
+
+
+def _ends(*tensors: Tensor | None) -> int:
+    """Where tensors begin inside of 16 bytes, or-ed together."""
+    found = 0
+    for each in tensors:
+        found |= 0 if each is None else each.data_ptr() & 15
+    return found
 
 
 def in_registers(
@@ -69,11 +76,12 @@ def in_registers(
 def _streaming(x: Tensor, kind: str, cols: int, weight: Tensor | None, bias: Tensor | None, channels: int) -> Any:
     """A call that takes rows through shared memory; None where they cannot be copied there, or a share of a row touches
     more than two channels."""
-    vector = min(4, vector_of(4, x.data_ptr(), cols))
+    vector = min(4, vector_of(4, _ends(x, weight, bias), cols))
     if INTERPRETING or vector < STREAMED_VECTOR or cols < config.LEAST_COLS:
         return None
     rows, of = x.numel() // cols, weight if weight is not None else bias
-    chosen = tuning.choose("long_norm.streamed", {"cols": cols}, config.streamed())
+    likely = config.streamed(cols, num_sms(x.get_device()))
+    chosen = tuning.choose("long_norm.streamed", {"cols": cols}, likely)
     found = shares.cut(chosen, rows, cols, x.get_device(), vector=vector)
     positions, period = cols // max(1, channels), of.numel() // channels if channels and of is not None else 1
     if found is None or found.shares < 2 or (channels and positions < found.length):
@@ -217,6 +225,7 @@ CHECKS = (
     case("float32", rows=2, cols=100002, kind="l2"),
     case("float32", rows=33, cols=120006, kind="log_softmax"),
     case("float32", rows=50, cols=98304, kind="norm", affine=True),
+    case("float32", rows=3, cols=4194304, kind="softmax"),
 )
 RACES = (
     case("float32", rows=7168, cols=262144, kind="norm"),
