@@ -93,7 +93,8 @@ class Sums:
 CASES: tuple[Rows | Sums, ...] = (
     Rows(4096, 393216, "softmax", most=9), Rows(896, 2097152, "norm", 8, 64, 9), Sums(256, 256, 524288),
     Rows(1024, 532512, "norm", 8, 64), Rows(4096, 393216, "log_softmax"), Rows(512, 516128, "norm", 8, 32),
-    Rows(16, 4194304, "norm", 0, 4194304), Rows(7168, 262144, "norm"), Rows(8192, 131072, "l2"), Sums(128, 128, 262144), Sums(512, 512, 65536),
+    Rows(16, 4194304, "norm", 0, 4194304), Rows(7168, 262144, "norm"), Rows(8192, 131072, "l2"),
+    Sums(128, 128, 262144), Sums(512, 512, 65536),
 )  # fmt: skip
 CHECKED_ROWS = 17
 """As many as make the same shares of a row."""
