@@ -40,7 +40,7 @@ KERNELS_A_LEAF = 2.5
 """Kernels a leaf module launches in eager mode, where nothing was priced: what the workloads of benchmarks/ show."""
 COMPILING_S = 45.0
 """A budget in which something will be compiled, so that the compiler may as well be imported before all else."""
-IMPORT_S = 4.0
+IMPORTS_S = {"torch._dynamo": 2.5, "torch._inductor.compile_fx": 1.5}
 """PyTorch's tracer and compiler, imported by a process that has not compiled yet."""
 FEW_S, FEW_KERNEL_S = 1.5, 0.25
 """Seconds to compile a function of a few kernels, and each of them. torch.compile took 1.3 s for problems of the first
@@ -111,7 +111,7 @@ class Facts:
     headed: bool = False  # whether a vocabulary's head is outside of blocks, and no part of ours takes over its loss
     host_s: float = 0.0  # until an eager call returns
     recurrent: bool = False  # whether there are recurrent layers, which no compiler looks into
-    imported: bool = True  # whether this process has PyTorch's compiler already
+    import_s: float = 0.0  # to import what this process does not have yet of PyTorch's compiler
 
     @property
     def copies_s(self) -> float:
@@ -149,7 +149,7 @@ class Ladder:
     def __init__(self, facts: Facts) -> None:
         self.facts = facts
         self.scale = 1.0  # measured over estimated compile time
-        self.imported = facts.imported
+        self.import_s = facts.import_s
         self.device = "cuda" if facts.cuda else "cpu"
         self.kind = "inference" if facts.mode == "infer" else "training"
 
@@ -378,7 +378,7 @@ class Ladder:
     def took(self, rung: Rung, spent_s: float) -> None:
         """Compilers are as slow as this host lets them be: the first tells; what tunes spends its time elsewhere."""
         if rung.candidate.compiler in ("stock", "inductor") and rung.cost_s > CAPTURE_S:
-            self.scale, self.imported = max(0.25, min(5.0, self.scale * spent_s / rung.cost_s)), True
+            self.scale, self.import_s = max(0.25, min(5.0, self.scale * spent_s / rung.cost_s)), 0.0
 
     def _family(self, search: Climber, candidate: Candidate, cost_s: float) -> Iterator[Rung]:
         """A compiled candidate, captured where that works, else as it is; in training also where memory forbids it."""
@@ -519,7 +519,7 @@ class Ladder:
         many_s = first_s + each_s * self._kernels(scope) + unlike_s * self._kernels("blocks")
         if self.facts.mode == "train" or not self.facts.cuda:
             return self.scale * many_s
-        few_s = FEW_S + FEW_KERNEL_S * self._kernels(scope) + (0.0 if self.imported else IMPORT_S)
+        few_s = FEW_S + FEW_KERNEL_S * self._kernels(scope) + self.import_s
         return self.scale * min(many_s, few_s)
 
     def _whole_s(self) -> float:

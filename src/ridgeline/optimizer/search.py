@@ -24,7 +24,7 @@ from ridgeline.optimizer.candidate import Built, Candidate, Layout, Traces, buil
 from ridgeline.optimizer.explanation import explanations, remaining
 from ridgeline.optimizer.forecast import Forecast, forecast, known_device
 from ridgeline.optimizer.inputs import Inputs, RandomState, leaves
-from ridgeline.optimizer.ladder import AS_IT_IS, CAPTURE_S, COMPILING_S, PLAIN, STOCK, Facts, Ladder, Rung
+from ridgeline.optimizer.ladder import AS_IT_IS, CAPTURE_S, COMPILING_S, IMPORTS_S, PLAIN, STOCK, Facts, Ladder, Rung
 from ridgeline.optimizer.measure import LAST_ROUNDS, Comparison, Timed, Track, compare, held_bytes, reserved_bytes
 from ridgeline.optimizer.narrowing import FIRST_FRAC, MOST_TRIES, Study, study
 from ridgeline.optimizer.optimized import Optimized, Plan
@@ -88,7 +88,7 @@ SAME_FRAC = 0.98
 STOCK_FRAC = 1e-5
 """What PyTorch's own compiler may be off whatever eager is, eighty roundings of float32: who compiles a model finds the
 same difference, and the guarantee is never to be slower than that."""
-LENIENCY, SHORT_LENIENCY = 1.2, 1.5
+LENIENCY, SHORT_TIMES = 1.2, 2.0
 DEFAULT_BUDGET_S = 120.0
 """A budget in which torch.compile is always measured, however long it takes to make."""
 NARROW_FRAC = 0.35
@@ -270,7 +270,7 @@ class Search:
             headed="loss" not in parts and has_head(model),
             host_s=self.track.host_s(model) if self.problem.mode == "infer" else 0.0,
             recurrent=any(isinstance(module, nn.RNNBase) for module in model.modules()),
-            imported="torch._inductor.compile_fx" in sys.modules,
+            import_s=sum(seconds for name, seconds in IMPORTS_S.items() if name not in sys.modules),
         )
 
     @property
@@ -331,7 +331,8 @@ class Search:
     def _climb(self, rung: Rung, ladder: Ladder) -> None:
         spare_s = self._spare_s(rung, ladder)
         if rung.cost_s > spare_s and not self._records_made(rung):
-            why = f"needs about {rung.cost_s:.0f} s, {max(0.0, spare_s):.0f} s are left of the budget"
+            left_s = max(0.0, min(spare_s, self.left_s()))
+            why = f"needs about {rung.cost_s:.0f} s, {left_s:.0f} s are left of the budget"
             self._note(Built(rung.candidate, self.problem.model, Report()), SKIPPED, why, predicted=rung.predicted_s)
             return
         self.problem.say(f"trying {rung.candidate.name}")
@@ -363,8 +364,8 @@ class Search:
             return spare_s
         if budget_s >= DEFAULT_BUDGET_S:  # whoever asks for nothing else is told how it compares, and may wait for it
             return max(spare_s, rung.cost_s)
-        if ladder.is_short:  # a second or two, and the compiler's import in a new process
-            return max(spare_s, SHORT_LENIENCY * left_s)
+        if ladder.is_short:  # a second or two; a new process imports the compiler, for which a few may be exceeded
+            return max(spare_s, left_s + (SHORT_TIMES - 1) * budget_s)
         times = LENIENCY if budget_s >= COMPILING_S else 1.0  # a short budget is kept
         return max(spare_s, times * left_s - self._least_s())
 
