@@ -25,6 +25,8 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels import tuning
+from ridgeline.kernels.extremum.config import Tile
+from ridgeline.kernels.extremum.op import extreme
 from ridgeline.kernels.long_norm.op import in_registers, long_norm
 from ridgeline.kernels.matmul.config import PIECES, Pieces
 from ridgeline.kernels.matmul.op import planned
@@ -35,6 +37,8 @@ from ridgeline.optimizer.rewrites.lengths import _library
 ROUNDS, TIMES_EAGER = 9, 2.0
 STREAMED = (Streamed(8, 4, 3, 4), Streamed(8, 8, 3, 2), Streamed(16, 4, 3, 2), Streamed(8, 4, 4, 3),
             Streamed(8, 4, 4, 3, 2), Streamed(4, 8, 3, 4), Streamed(8, 16, 3, 1))  # fmt: skip
+COLUMNS = tuple(Tile(*sizes, ahead) for sizes in ((16, 128, 4), (32, 64, 4), (64, 32, 4), (32, 64, 8))
+                for ahead in (False, True))  # fmt: skip
 LONGEST = (Streamed(16, 4, 1, 4, 0), Streamed(8, 8, 1, 4, 0))
 TILES = (*PIECES.values(), Pieces(128, 128, 32, 8, 2, 1), Pieces(64, 64, 32, 4, 3, 2), Pieces(64, 128, 32, 4, 2, 2))
 
@@ -90,17 +94,44 @@ class Sums:
         return 4 * self.k * (self.m + self.n)
 
 
-CASES: tuple[Rows | Sums, ...] = (
+@dataclass(frozen=True)
+class Columns:
+    """Extremes along a dim that is not the last, or their places."""
+
+    outer: int
+    length: int
+    inner: int
+    place: bool
+
+    def made(self, on: torch.device, rows: int) -> tuple[Any, ...]:
+        return torch.rand(min(rows, self.outer), self.length, self.inner, device=on), 1, False, self.place
+
+    def calls(self) -> dict[str, tuple[dict[str, Any], Callable[..., Tensor]]]:
+        theirs = lambda x, dim, largest, place: x.argmin(1) if place else x.amin(1)
+        found: dict[str, Any] = {"pytorch": ({}, theirs)}
+        return found | {str(tile): ({"extremum": tile}, extreme) for tile in COLUMNS}
+
+    @property
+    def rows(self) -> int:
+        return self.outer
+
+    @property
+    def moved_bytes(self) -> int:
+        return 4 * self.outer * self.length * self.inner
+
+
+Problem = Rows | Sums | Columns
+CASES: tuple[Problem, ...] = (
     Rows(4096, 393216, "softmax", most=9), Rows(896, 2097152, "norm", 8, 64, 9), Sums(256, 256, 524288),
     Rows(1024, 532512, "norm", 8, 64), Rows(4096, 393216, "log_softmax"), Rows(512, 516128, "norm", 8, 32),
     Rows(16, 4194304, "norm", 0, 4194304), Rows(7168, 262144, "norm"), Rows(8192, 131072, "l2"),
-    Sums(128, 128, 262144), Sums(512, 512, 65536),
+    Columns(128, 4096, 4095, True), Columns(128, 4096, 4095, False), Sums(128, 128, 262144), Sums(512, 512, 65536),
 )  # fmt: skip
 CHECKED_ROWS = 17
 """As many as make the same shares of a row."""
 
 
-def forms(case: Rows | Sums) -> Iterator[tuple[str, Callable[..., Tensor]]]:
+def forms(case: Problem) -> Iterator[tuple[str, Callable[..., Tensor]]]:
     for name, (forced, call) in case.calls().items():
 
         def run(*args: Any, forced: dict[str, Any] = forced, call: Callable[..., Tensor] = call) -> Tensor:
@@ -133,11 +164,11 @@ def error_of(found: Tensor, meant: Tensor) -> float:
     return float((found.double() - meant).norm() / meant.norm())
 
 
-def right_forms(case: Rows | Sums, on: torch.device) -> dict[str, Any]:
+def right_forms(case: Problem, on: torch.device) -> dict[str, Any]:
     """Errors of every form on a few rows, and whether each is as right as PyTorch's."""
     args = case.made(on, CHECKED_ROWS)
     wide = tuple(x.double() if isinstance(x, Tensor) else x for x in args)
-    meant = _library(*wide) if isinstance(case, Rows) else wide[0] @ wide[1]
+    meant = _library(*wide) if isinstance(case, Rows) else case.calls()["pytorch"][1](*wide).double()
     found: dict[str, Any] = {}
     for name, call in forms(case):
         try:
@@ -164,7 +195,7 @@ class Race:
 
     samples: dict[str, list[float]] = field(default_factory=dict)
 
-    def run(self, case: Rows | Sums, on: torch.device, right: dict[str, Any], left_s: Callable[[], float]) -> None:
+    def run(self, case: Problem, on: torch.device, right: dict[str, Any], left_s: Callable[[], float]) -> None:
         args = case.made(on, case.rows)
         source = torch.empty(case.moved_bytes // 8, device=on)
         target = torch.empty_like(source)

@@ -16,3 +16,4 @@ class Tile:
     rows: int = 16
     cols: int = 128
     num_warps: int = 4
+    ahead: bool = False
