@@ -55,7 +55,8 @@ def tall(n: int) -> Thin:
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Rows, columns and terms of a tile of few results, and the programs that long sums are cut for."""
+    """Rows, columns and terms of a tile of few results, and the programs that long sums are cut for. ``turned``: bᵀ aᵀ
+    is computed instead, so that the second factor of the tensor cores is the one whose terms are dense."""
 
     rows: int = 128
     cols: int = 128
@@ -63,6 +64,7 @@ class Pieces:
     num_warps: int = 8
     num_stages: int = 3
     programs_per_sm: int = 1
+    turned: bool = False
 
 
 PIECES = {"large": Pieces(), "small": Pieces(64, 128, 32, 4, 3, 2)}

@@ -135,6 +135,9 @@ class Pieces:
     def __init__(self, a: Tensor, b: Tensor, tiles: str) -> None:
         (m, k), n, device = a.shape, b.shape[1], a.get_device()
         chosen = tuning.choose("matmul.pieces", {"m": m, "n": n, "k": k}, config.PIECES[tiles or "small"])
+        self.turned = chosen.turned
+        if self.turned:
+            a, b, m, n = b.t(), a.t(), n, m
         self.num, length = config.stretches(m, n, k, chosen, num_sms(device))
         self.shape = (self.num, m, n)
         steps, turned = zip(*map(_step, (a, b)), strict=True)
@@ -154,8 +157,8 @@ class Pieces:
 
     def run(self, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
         out = torch.empty(self.shape, dtype=torch.float32, device=a.device)
-        self.launch(a, b, out, *self.rest)
-        found = out.sum(0)
+        self.launch(*((b.t(), a.t()) if self.turned else (a, b)), out, *self.rest)
+        found = out.sum(0).t().contiguous() if self.turned else out.sum(0)
         return found if bias is None else found + bias
 
 
