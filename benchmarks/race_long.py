@@ -1,4 +1,4 @@
-"""Rows of a megabyte and more, and few results of long sums, in float32: our kernels in several forms, beside PyTorch.
+"""Long rows, long sums, long columns and convolutions in float32: our kernels in several forms, beside PyTorch.
 
     python benchmarks/race_long.py --pack kernels --jobs 12                      (compiles, without a device)
     python benchmarks/race_long.py --out results --budget-s 25
@@ -12,11 +12,12 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,23 +26,27 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels import tuning
+from ridgeline.kernels.convolution.config import tiles, turned
+from ridgeline.kernels.convolution.op import Sizes
+from ridgeline.kernels.convolution.op import planned as planned_convolution
+from ridgeline.kernels.convolution.reference import convolved
 from ridgeline.kernels.extremum.config import Tile
 from ridgeline.kernels.extremum.op import extreme
 from ridgeline.kernels.long_norm.op import in_registers, long_norm
 from ridgeline.kernels.matmul.config import Pieces
 from ridgeline.kernels.matmul.op import planned
 from ridgeline.kernels.shares import Streamed
+from ridgeline.optimizer.rewrites.chains import _channels_last
 from ridgeline.optimizer.rewrites.halves import _in_pieces
 from ridgeline.optimizer.rewrites.lengths import _library
 
 ROUNDS, TIMES_EAGER = 9, 2.0
 STREAMED = (Streamed(16, 4, 3, 2), Streamed(8, 8, 3, 2), Streamed(8, 16, 3, 1), Streamed(16, 8, 3, 1),
             Streamed(8, 4, 3, 4))  # fmt: skip
-COLUMNS = tuple(Tile(*sizes, ahead) for sizes in ((16, 128, 4), (32, 64, 4), (64, 32, 4), (32, 64, 8))
-                for ahead in (False, True))  # fmt: skip
+COLUMNS = (Tile(16, 128, 4), Tile(32, 64, 8), Tile(32, 64, 8, True), Tile(64, 32, 8), Tile(32, 32, 4))
 LONGEST = (Streamed(16, 4, 1, 4, 0), Streamed(8, 8, 1, 4, 0))
-TILES = tuple(Pieces(*sizes, turned) for turned in (False, True)
-              for sizes in ((128, 128, 32, 8, 3, 1), (64, 128, 32, 4, 3, 2), (64, 64, 32, 4, 3, 2)))  # fmt: skip
+TILES = tuple(Pieces(*sizes, order) for order in (False, True)
+              for sizes in ((128, 128, 32, 8, 3, 1), (64, 64, 32, 4, 3, 2)))  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -121,12 +126,60 @@ class Columns:
         return 4 * self.outer * self.length * self.inner
 
 
-Problem = Rows | Sums | Columns
+@dataclass(frozen=True)
+class Images:
+    """A convolution of images in PyTorch's layout: images and filters, and whether it is transposed."""
+
+    image: tuple[int, ...]
+    filters: tuple[int, ...]
+    stride: int = 1
+    padding: int = 0
+    turned: bool = False
+
+    @property
+    def settings(self) -> tuple[Any, ...]:
+        num = len(self.image) - 2
+        return (self.stride,) * num, (self.padding,) * num, (1,) * num, (0,) * num, 1, self.turned
+
+    def made(self, on: torch.device, rows: int) -> tuple[Any, ...]:
+        x = torch.rand(min(rows, self.image[0]), *self.image[1:], device=on) - 0.5
+        return x, torch.rand(*self.filters, device=on) - 0.5, None, None
+
+    def calls(self) -> dict[str, tuple[dict[str, Any], Callable[..., Tensor]]]:
+        library = lambda x, w, bias, vectors: convolved(x, w, bias, *self.settings)
+        last = partial(_channels_last, self.settings, "")
+        found: dict[str, Any] = {"pytorch": ({}, library), "channels last": ({}, last)}
+        return found | {str(tile): ({}, partial(self.ours, tile)) for tile in self.tiles()}
+
+    def ours(self, tile: Any, *given: Any) -> Tensor:
+        return planned_convolution(*given, *self.settings, "", tile=tile)(*given)
+
+    def tiles(self) -> tuple[Any, ...]:
+        x, w = torch.empty(self.image, device="meta"), torch.empty(self.filters, device="meta")
+        sizes = Sizes(x, w, *self.settings)
+        plain = tiles(sizes.outputs, sizes.phase_pixels, False, sizes.num_terms)
+        turned_tiles = turned(plain, sizes.inputs, 1, sizes.num_terms)
+        more = (replace(turned_tiles[0], num_warps=8, num_stages=3), replace(turned_tiles[0], depth=64, num_stages=2))
+        fit = [tile for tile in more if sizes.inputs % tile.depth == 0]
+        return tuple(dict.fromkeys((*plain[:2], *turned_tiles, *fit)))
+
+    @property
+    def rows(self) -> int:
+        return self.image[0]
+
+    @property
+    def moved_bytes(self) -> int:
+        return 8 * math.prod(self.image)
+
+
+Problem = Rows | Sums | Columns | Images
 CASES: tuple[Problem, ...] = (
-    Sums(256, 256, 524288), Rows(896, 2097152, "norm", 8, 64, 9), Columns(128, 4096, 4095, True),
+    Images((128, 64, 128, 128), (128, 64, 3, 3)), Images((64, 64, 256, 256), (64, 64, 3, 3)),
+    Images((128, 64, 64, 64), (64, 128, 4, 4), 2, 0, True), Images((8, 32, 512, 512), (64, 32, 5, 9)),
+    Sums(256, 256, 524288), Columns(128, 4096, 4095, True), Rows(896, 2097152, "norm", 8, 64, 3),
+    Images((32, 64, 256, 256), (64, 64, 4, 4), 2, 1, True), Images((32, 32, 16, 32, 32), (32, 64, 4, 4, 4), 2, 1, True),
     Rows(1024, 532512, "norm", 8, 64), Columns(128, 4096, 4095, False), Rows(16, 4194304, "norm", 0, 4194304),
-    Rows(4096, 393216, "log_softmax"), Rows(512, 516128, "norm", 8, 32), Rows(7168, 262144, "norm"),
-    Rows(8192, 131072, "l2"), Rows(4096, 393216, "softmax", most=9), Sums(128, 128, 262144), Sums(512, 512, 65536),
+    Rows(4096, 393216, "log_softmax"), Rows(7168, 262144, "norm"),
 )  # fmt: skip
 CHECKED_ROWS = 24
 """As many as make the same shares of a row."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 LEAST_CHANNELS = 16
 """The fewest channels a tile of the tensor cores has; a convolution with fewer fills it up with zeros."""
@@ -27,6 +27,7 @@ class Tile:
     num_warps: int = 8
     num_stages: int = 3
     rounding: str = "nearest"  # or "cut", or "exact": three products, as accurate as float32
+    last: bool = False  # images are turned first, channels last, and read in whole accesses then
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,17 @@ class Depthwise:
 
     pixels: int = 1024
     num_warps: int = 4
+
+
+LAST_INPUTS, LAST_TERMS = 32, 256
+"""Channels of which a multiple is dense for a tile of images that are turned, and terms from which turning may pay."""
+
+
+def turned(found: tuple[Tile, ...], inputs: int, groups: int, terms: int) -> tuple[Tile, ...]:
+    """The same tiles of images that are turned first, where a block of terms is one tap's."""
+    if groups > 1 or inputs % LAST_INPUTS or terms < LAST_TERMS:
+        return ()
+    return tuple(replace(tile, last=True, num_stages=4 if tile.num_warps == 4 else 3) for tile in found[:2])
 
 
 def tiles(channels: int, pixels: int, pooled: bool = False, terms: int = SHORT_SUM + 1) -> tuple[Tile, ...]:
