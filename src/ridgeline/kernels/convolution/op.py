@@ -211,9 +211,8 @@ class _Tiled:
         chosen = tile or tuning.choose("convolution", named, config.tiles(**named, pooled=together)[0])
         if together and chosen.channels < sizes.outputs:
             raise KernelError(f"convolution: {pool} over {sizes.outputs} channels needs a tile with all of them")
-        self.cut, self.exact, self.last = chosen.rounding == "cut", chosen.rounding == "exact", chosen.last
-        if self.last and (sizes.groups > 1 or sizes.inputs % chosen.depth):
-            raise KernelError("convolution: images are turned for one group of channels that blocks of terms divide")
+        self.cut, self.exact = chosen.rounding == "cut", chosen.rounding == "exact"
+        self.last = chosen.last and sizes.groups == 1 and sizes.inputs % chosen.depth == 0
         tiles = cdiv(sizes.phase_pixels, chosen.pixels) * sizes.num_phases
         self.means = (*sizes.shape[:2], *([1] * (len(sizes.shape) - 2))) if pool == MEAN else None
         self.pixels = math.prod(sizes.shape[2:])
