@@ -43,10 +43,9 @@ from ridgeline.optimizer.rewrites.lengths import _library
 ROUNDS, TIMES_EAGER = 9, 2.0
 STREAMED = (Streamed(16, 4, 3, 2), Streamed(8, 8, 3, 2), Streamed(8, 16, 3, 1), Streamed(16, 8, 3, 1),
             Streamed(8, 4, 3, 4))  # fmt: skip
-COLUMNS = (Tile(16, 128, 4), Tile(32, 64, 8), Tile(32, 64, 8, True), Tile(64, 32, 8), Tile(32, 32, 4))
-LONGEST = (Streamed(16, 4, 1, 4, 0), Streamed(8, 8, 1, 4, 0))
-TILES = tuple(Pieces(*sizes, order) for order in (False, True)
-              for sizes in ((128, 128, 32, 8, 3, 1), (64, 64, 32, 4, 3, 2)))  # fmt: skip
+COLUMNS = tuple(Tile(*sizes, ahead) for sizes in ((16, 128, 4), (32, 64, 4), (64, 32, 4), (32, 64, 8))
+                for ahead in (False, True))  # fmt: skip
+TILES = (Pieces(), Pieces(64, 128, 32, 4, 3, 2), Pieces(64, 64, 32, 4, 3, 2))
 
 
 @dataclass(frozen=True)
@@ -67,8 +66,7 @@ class Rows:
 
     def calls(self) -> dict[str, tuple[dict[str, Any], Callable[..., Tensor]]]:
         found: dict[str, Any] = {"pytorch": ({}, _library), "in registers": ({}, in_registers)}
-        usual = STREAMED if self.cols < 1 << 22 else LONGEST
-        return found | {str(form): ({"long_norm.streamed": form}, long_norm) for form in usual[: self.most]}
+        return found | {str(form): ({"long_norm.streamed": form}, long_norm) for form in STREAMED[: self.most]}
 
     @property
     def moved_bytes(self) -> int:
@@ -88,7 +86,7 @@ class Sums:
 
     def calls(self) -> dict[str, tuple[dict[str, Any], Callable[..., Tensor]]]:
         found: dict[str, Any] = {"pytorch": ({}, lambda a, b, bias: a @ b), "halves in pieces": ({}, _in_pieces)}
-        ours = lambda a, b, bias: planned(a, b, bias, pieces="small")(a, b, bias)
+        ours = lambda a, b, bias: planned(a, b, bias, pieces=True)(a, b, bias)
         return found | {str(tile): ({"matmul.pieces": tile}, ours) for tile in TILES}
 
     @property
@@ -158,7 +156,7 @@ class Images:
         x, w = torch.empty(self.image, device="meta"), torch.empty(self.filters, device="meta")
         sizes = Sizes(x, w, *self.settings)
         plain = tiles(sizes.outputs, sizes.phase_pixels, False, sizes.num_terms)
-        turned_tiles = turned(plain, sizes.inputs, 1, sizes.num_terms)
+        turned_tiles = turned(plain, sizes.inputs, 1, sizes.num_terms, math.inf)
         more = (replace(turned_tiles[0], num_warps=8, num_stages=3), replace(turned_tiles[0], depth=64, num_stages=2))
         fit = [tile for tile in more if sizes.inputs % tile.depth == 0]
         return tuple(dict.fromkeys((*plain[:2], *turned_tiles, *fit)))
@@ -178,8 +176,9 @@ CASES: tuple[Problem, ...] = (
     Images((128, 64, 64, 64), (64, 128, 4, 4), 2, 0, True), Images((8, 32, 512, 512), (64, 32, 5, 9)),
     Sums(256, 256, 524288), Columns(128, 4096, 4095, True), Rows(896, 2097152, "norm", 8, 64, 3),
     Images((32, 64, 256, 256), (64, 64, 4, 4), 2, 1, True), Images((32, 32, 16, 32, 32), (32, 64, 4, 4, 4), 2, 1, True),
-    Rows(1024, 532512, "norm", 8, 64), Columns(128, 4096, 4095, False), Rows(16, 4194304, "norm", 0, 4194304),
-    Rows(4096, 393216, "log_softmax"), Rows(7168, 262144, "norm"),
+    Rows(1024, 532512, "norm", 8, 64), Columns(128, 4096, 4095, False),
+    Rows(4096, 393216, "log_softmax"), Rows(7168, 262144, "norm"), Rows(512, 516128, "norm", 8, 32),
+    Rows(8192, 131072, "l2"), Rows(4096, 393216, "softmax", most=9), Sums(128, 128, 262144), Sums(512, 512, 65536),
 )  # fmt: skip
 CHECKED_ROWS = 24
 """As many as make the same shares of a row."""

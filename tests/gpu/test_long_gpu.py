@@ -10,6 +10,9 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor
 
+from ridgeline.kernels.convolution.config import Tile
+from ridgeline.kernels.convolution.op import planned as planned_convolution
+from ridgeline.kernels.convolution.reference import forward as convolved
 from ridgeline.kernels.long_norm.op import in_registers, long_norm
 from ridgeline.kernels.matmul.op import planned
 from ridgeline.optimizer.rewrites.lengths import _library
@@ -70,14 +73,35 @@ def test_calls_of_long_rows_are_recorded_and_replayed() -> None:
         torch.testing.assert_close(y, x.softmax(-1))
 
 
-@pytest.mark.parametrize("tiles", ["large", "small"])
 @pytest.mark.parametrize(("m", "n", "k"), [(256, 256, 131072), (300, 70, 20001), (64, 500, 30000), (1, 128, 65536)])
 @pytest.mark.parametrize("turned", [False, True])
-def test_long_sums_are_as_right_as_pytorchs(tiles: str, m: int, n: int, k: int, turned: bool) -> None:
+def test_long_sums_are_as_right_as_pytorchs(m: int, n: int, k: int, turned: bool) -> None:
     torch.manual_seed(0)
     a, b = torch.rand(m, k, device="cuda"), torch.rand(k, n, device="cuda")
     if turned:
         a, b = a.t().contiguous().t(), b.t().contiguous().t()
     meant = a.double() @ b.double()
-    found = planned(a, b, None, pieces=tiles)(a, b, None)
+    found = planned(a, b, None, pieces=True)(a, b, None)
     assert _apart(found, meant) <= 2 * _apart(a @ b, meant) + 2e-7
+
+
+IMAGES = [((6, 64, 61, 47), (128, 64, 3, 3), 1, 0, False), ((3, 32, 100, 90), (64, 32, 5, 9), 1, 2, False),
+          ((4, 64, 20, 33), (64, 128, 4, 4), 2, 1, True), ((2, 32, 8, 16, 16), (32, 64, 4, 4, 4), 2, 1, True),
+          ((3, 96, 500), (200, 96, 5), 2, 2, False)]  # fmt: skip
+
+
+@pytest.mark.parametrize("rounding", ["nearest", "exact"])
+@pytest.mark.parametrize(("image", "filters", "stride", "padding", "turned"), IMAGES)
+def test_convolutions_of_turned_images_are_right(
+    image: tuple[int, ...], filters: tuple[int, ...], stride: int, padding: int, turned: bool, rounding: str
+) -> None:
+    """Numbers of few digits, which TensorFloat-32 keeps: sums alone may differ."""
+    torch.manual_seed(0)
+    x, w = ((torch.randn(*shape, device="cuda") * 16).round() / 16 for shape in (image, filters))
+    num = len(image) - 2
+    settings = [stride] * num, [padding] * num, [1] * num, [0] * num, 1, turned
+    tile = Tile(128, 64, 32, 4, 4, rounding, last=True)
+    plan = planned_convolution(x, w, None, None, *settings, "relu", tile=tile)
+    assert plan.last
+    meant = convolved(x.double(), w.double(), None, None, *settings, "relu")
+    torch.testing.assert_close(plan(x, w, None, None), meant.float(), rtol=1e-5, atol=1e-4)

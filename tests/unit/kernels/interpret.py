@@ -244,10 +244,12 @@ CASES["matmul"] = [
     case("float32", m=20, n=40, k=70, weight=True, bias=True),
     case("float32", m=300, n=40, k=50, bias=True),
     case("float32", m=45, n=17, k=70, bias=True),
+    case("float32", m=20, n=17, k=4200, bias=True),
+    case("float32", m=20, n=33, k=4128, turned=True),
 ]
 FORCED["matmul"] = [
     {"matmul": matmul.Product(32, 32, 64, 2, 1, 1), "matmul.thin": matmul.Thin(16, 16, 32, 1, 1),
-     "matmul.tall": matmul.Thin(16, 16, 32, 1, 1)},
+     "matmul.tall": matmul.Thin(16, 16, 32, 1, 1), "matmul.pieces": matmul.Pieces(16, 16, 32, 1, 1)},
 ]
 matmul.LEAST_TALL_ROWS, matmul.MOST_TALL_COLS = 45, 17
 CASES["convolution"] = list(CONVOLUTIONS)

@@ -81,6 +81,8 @@ def _streaming(x: Tensor, kind: str, cols: int, weight: Tensor | None, bias: Ten
         return None
     rows, of = x.numel() // cols, weight if weight is not None else bias
     likely = config.streamed(cols, num_sms(x.get_device()))
+    if likely is None:
+        return None
     chosen = tuning.choose("long_norm.streamed", {"cols": cols}, likely)
     found = shares.cut(chosen, rows, cols, x.get_device(), vector=vector)
     positions, period = cols // max(1, channels), of.numel() // channels if channels and of is not None else 1

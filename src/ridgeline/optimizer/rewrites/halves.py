@@ -59,7 +59,7 @@ def _raced(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     if num_pieces(a, b) > 1:
         names.append("pieces")
     if pieces_fit(a, b):
-        names += ["stretches", "small stretches"]
+        names.append("stretches")
     if may_time(a.device):
         prepared(partial(planned, a, b, bias, **_TILES[each]) for each in names if each in _TILES)
     return CONTEST.run(key, {each: partial(_WAYS[each], a, b, bias) for each in names}, a.device)
@@ -94,8 +94,7 @@ _TILES: dict[str, dict[str, Any]] = {
     "digits": {"thin": True},
     "halves": {"thin": False},
     "tall": {"tall": True},
-    "stretches": {"pieces": "large"},
-    "small stretches": {"pieces": "small"},
+    "stretches": {"pieces": True},
 }
 
 
