@@ -10,7 +10,8 @@ lock nor stopped.
 Results are compared with eager PyTorch's on two other draws of the inputs: wrong where they are both more than 1e-3 of
 the largest value apart and not *close*, that is elementwise within 1e-4, absolute and relative (the benchmark's own
 rule for float32, which eager PyTorch itself need not keep against float64: it convolves in TensorFloat-32). The
-search's own proof is against float64. Where ``torch.compile`` is wrong by this rule, it is no rival.
+search's own proof is against float64. Where ``torch.compile`` is wrong by this rule, it is no rival. What a harness may
+do besides (keep results, lay inputs out otherwise, write other weights, look at inputs and strides) is tried too.
 
 With ``--go`` workers import and wait for a file. Meanwhile processes of their own compile the problems named by
 ``--warm``, for nothing but what compilers remember on disk, beside whoever else uses the device; they end when the file
@@ -57,6 +58,9 @@ LONGEST_STOP_S = 8.0
 DEVICE_BYTES, AHEAD = 138e9, 60
 """What is given out together, and how many of those that wait are looked at for one that fits."""
 RIGHT, CLOSE = 1e-3, 1e-4
+WRONGS = ("a result changed when the next was made", "inputs changed", "other strides of the inputs", "other weights")
+MOST_SNARED_BYTES = 3 << 30
+"""Inputs up to which copies of them fit beside everything else."""
 SHARED_BYTES = 24
 """Three numbers all processes see: seconds that somebody was stopped, since when somebody is, and when all ends."""
 LONGEST_WAIT_S = 540.0
@@ -273,6 +277,8 @@ def looked_at(problem: like.Problem, device: torch.device, asked: argparse.Names
         row.right, row.close, row.errors = turn.doing_so("comparison", compared)(case, fast, turn)
         if fast.receipt.final_s:
             say(as_searched(row, fast.receipt), early=True)
+        row.search["snares"] = turn.doing_so("comparison", snares)(case, fast)
+        row.right = row.right and not any(word in WRONGS for word in row.search["snares"])
         calls = {"eager": case.model, "ours": fast}
         stock = turn.beside(compiled)(case, fast.receipt, turn.until)
         calls |= {"compiled": stock} if callable(stock) else {}
@@ -322,6 +328,65 @@ def compared(
         found.append(agreed(got, meant))
         del args, meant, got
     return all(each[0] for each in found), all(each[1] for each in found), [each[2] for each in found]
+
+
+def snares(case: Case, fast: Callable[..., Any]) -> list[str]:
+    """What was found by doing what a harness may do besides; what could not be tried says so."""
+    try:
+        return snared(case, fast)
+    except Exception as error:
+        return [f"not tried: {error!r}"[:200]]
+
+
+def snared(case: Case, fast: Callable[..., Any]) -> list[str]:
+    if sum(x.nbytes for x in case.args if isinstance(x, Tensor)) > MOST_SNARED_BYTES:
+        return []
+    found = []
+    before = [x.clone() if isinstance(x, Tensor) else x for x in case.args]
+    kept = case.run(fast, case.args)
+    told = detached(kept)
+    others = case.others(13)
+    case.run(fast, others)  # a result is its owner's, whatever is called next
+    if not all(map(like_bits, detached(kept), told)):
+        found.append(WRONGS[0])
+    if not all(torch.equal(a, b) for a, b in zip(before, case.args, strict=True) if isinstance(a, Tensor)):
+        found.append(WRONGS[1])
+    meant = detached(case.run(case.model, case.args))
+    turned = tuple(turned_around(x) for x in case.args)
+    if not agreed(detached(case.run(fast, turned)), meant)[0]:
+        found.append(WRONGS[2])
+    found += [] if same_strides(kept, case.run(case.model, case.args)) else ["other strides of the results"]
+    return found + other_weights(case, fast)
+
+
+def other_weights(case: Case, fast: Callable[..., Any]) -> list[str]:
+    """Weights of another seed, written into the model that was optimized."""
+    state = case.state
+    drawn, _ = case._made(case.problem, case.scale, 5)
+    case.state = {name: tensor.clone() for name, tensor in drawn.state_dict().items()}
+    try:
+        meant, got = detached(case.run(case.model, case.args)), detached(case.run(fast, case.args))
+        return [] if agreed(got, meant)[0] else [WRONGS[3]]
+    finally:
+        case.state = state
+        case.model.load_state_dict(state)
+
+
+def turned_around(x: Any) -> Any:
+    """The same numbers, laid out otherwise."""
+    return x.mT.contiguous().mT if isinstance(x, Tensor) and x.dim() > 1 else x
+
+
+def like_bits(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(a.nan_to_num(), b.nan_to_num()) if a.is_floating_point() else torch.equal(a, b)
+
+
+def same_strides(a: Any, b: Any) -> bool:
+    """Whether two results lie in memory alike, but for dims of one element."""
+    pairs = zip(*([x for x in torch.utils._pytree.tree_leaves(each) if isinstance(x, Tensor)] for each in (a, b)),
+                strict=True)  # fmt: skip
+    laid = [[[(n, s) for n, s in zip(x.shape, x.stride(), strict=True) if n > 1] for x in pair] for pair in pairs]
+    return all(one == two for one, two in laid)
 
 
 def detached(result: Any) -> list[Tensor]:

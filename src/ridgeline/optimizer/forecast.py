@@ -19,6 +19,9 @@ from ridgeline.optimizer.regions import ATTENTION, CONVOLUTIONS, PRODUCTS, REST
 
 EXECUTIONS = ("eager", "cudagraph", "compiled")
 MATRIX_OPS = ("mm", "bmm", "addmm", "matmul", "linear", "baddbmm", "conv")
+MOST_A_CALL = 5
+"""Kernels of one call that a compiler may have to do with: a transposed convolution in pieces starts thousands (2,111
+in one forecast, which priced a single layer at 101 s), and is one call to whoever compiles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,7 @@ class Forecast:
     slowest: tuple[tuple[str, float, float], ...]  # op, expected and floor seconds, largest gap first
     spent_s: float
     floors: tuple[tuple[str, str, float], ...] = ()  # module, kind of kernel, floor seconds
+    num_seen: int | None = None  # kernels, a few at most of every call: what compilers take their time for
 
     @property
     def host_bound(self) -> bool:
@@ -79,7 +83,7 @@ def forecast(
         device.name, eager.floor_s, {name: made.expected_s for name, made in found.items()}, eager.busy_s, eager.host_s,
         eager.num_kernels, matrix_s / total_s,
         tuple((str(row["op"]), row["expected_s"], row["floor_s"]) for row in gaps[:5]), time.perf_counter() - began,
-        _floors(eager),
+        _floors(eager), sum(min(row.num_kernels, MOST_A_CALL * row.times) for row in eager.rows()),
     )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from ridgeline.optimizer.measure import Track, compare, reserved_bytes
 from ridgeline.optimizer.optimized import Optimized, RunsEagerly, with_receipt
 from ridgeline.optimizer.proof import Subject
 from ridgeline.optimizer.receipt import Receipt
-from ridgeline.optimizer.search import Outcome, Problem, given_up, plans_of, search, why_failed
+from ridgeline.optimizer.search import DEFAULT_BUDGET_S, Outcome, Problem, given_up, plans_of, search, why_failed
 from ridgeline.optimizer.studio import uncached_casts
 from ridgeline.units import parse_quantity
 
@@ -41,7 +41,7 @@ def optimize(
     mode: str = "infer",
     loss: Callable[[Any], Any] | None = None,
     optimizer: torch.optim.Optimizer | None = None,
-    budget_s: float = 120.0,
+    budget_s: float = DEFAULT_BUDGET_S,
     memory_limit: int | str | None = None,
     error_budget: float | None = None,
     use_cache: bool = True,

@@ -245,22 +245,26 @@ CASES["matmul"] = [
     case("float32", m=20, n=40, k=70, weight=True, bias=True),
     case("float32", m=300, n=40, k=50, bias=True),
     case("float32", m=45, n=17, k=70, bias=True),
+    case("float32", m=20, n=17, k=4200, bias=True),
+    case("float32", m=20, n=33, k=4128, turned=True),
 ]
 FORCED["matmul"] = [
     {"matmul": matmul.Product(32, 32, 64, 2, 1, 1), "matmul.thin": matmul.Thin(16, 16, 32, 1, 1),
-     "matmul.tall": matmul.Thin(16, 16, 32, 1, 1)},
+     "matmul.tall": matmul.Thin(16, 16, 32, 1, 1), "matmul.pieces": matmul.Pieces(16, 16, 32, 1, 1)},
 ]
 matmul.LEAST_TALL_ROWS, matmul.MOST_TALL_COLS = 45, 17
 CASES["convolution"] = list(CONVOLUTIONS)
 FORCED["convolution"] = [
-    {"convolution": convolution.Tile(32, 32, 16, 1, 1), "convolution.depthwise": convolution.Depthwise(64, 1)}
+    {"convolution": convolution.Tile(32, 32, 16, 1, 1), "convolution.depthwise": convolution.Depthwise(64, 1)},
+    {"convolution": convolution.Tile(32, 32, 16, 1, 1, last=True)},
+    {"convolution": convolution.Tile(32, 32, 16, 1, 1, "exact", last=True)},
 ]
 CASES["scan"] = list(SCANS)
 FORCED["scan"] = [{"scan": scan.Scan(16, 4, 1, 1)}]
 CASES["pool"] = list(pooling.SMALL)
 pooling.BLOCK = 32
 CASES["extreme"] = list(EXTREMES)
-FORCED["extreme"] = [{"extremum": extremum.Tile(8, 16, 1)}]
+FORCED["extreme"] = [{"extremum": extremum.Tile(8, 16, 1)}, {"extremum": extremum.Tile(8, 16, 1, ahead=True)}]
 CASES["long_norm"] = list(LONG)
 FORCED["long_norm"] = [
     {"long_norm.held": long_norm.Held(16, 1, 8, 0)},

@@ -1,6 +1,7 @@
 """Convolutions without a GPU: what is refused, what the compiler makes of them, how factors are rounded."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -9,9 +10,10 @@ pytest.importorskip("triton")
 
 from ridgeline.kernels import convolution, launcher, long_norm, matmul, scan, supports
 from ridgeline.kernels.compiler import facts_of
-from ridgeline.kernels.convolution.config import tiles
+from ridgeline.kernels.convolution.config import tiles, turned
 from ridgeline.kernels.convolution.links import coded, followed, links_of
 from ridgeline.kernels.convolution.op import planned, turn
+from ridgeline.kernels.long_norm.op import in_registers
 
 
 def drawn(*shape):
@@ -67,8 +69,22 @@ def test_scans_read_and_write_sixteen_bytes_at_a_time():
 
 def test_four_programs_that_share_long_rows_fit_on_a_processor():
     for cols, name, stores in ((262144, "long_norm_held", "STG.E.EF.128"), (4194304, "long_norm_rows", "STG.E.128")):
-        found = made(long_norm, meta(16, cols), "norm", cols)[name]
+        found = made(in_registers, meta(16, cols), "norm", cols, None, None, 0, 1e-5)[name]
         assert found.num_registers <= 64 and found.num_spills < 16 and found.num(stores) == found.num("STG") > 0
+
+
+@pytest.mark.parametrize(("kind", "cols"), [("softmax", 393216), ("norm", 262144), ("l2", 65536), ("norm", 2097152)])
+def test_long_rows_come_to_shared_memory_in_whole_accesses_and_two_programs_fit_on_a_processor(kind, cols):
+    found = made(long_norm, meta(600, cols), kind, cols)["long_norm_streamed"]
+    assert found.num_spills == 0 and found.num_registers <= 255 and 2 * found.shared_bytes <= 227 << 10
+    assert found.num("LDGSTS.E.BYPASS.128") == found.num("LDGSTS") > 0
+    assert found.num("STG.E.128") == found.num("STG") > 0
+
+
+def test_long_rows_that_cannot_be_copied_in_whole_accesses_are_held_in_registers():
+    assert "long_norm_held" in made(long_norm, meta(600, 65535), "l2", 65535)
+    channels = made(long_norm, meta(64, 65536), "norm", 65536, meta(1024), None, 1024)  # 64 pixels of each
+    assert "long_norm_streamed" not in channels
 
 
 def test_a_chain_is_links_with_numbers_or_places():
@@ -125,4 +141,29 @@ def test_places_of_extremes_fit_into_few_registers():
     from ridgeline.kernels.extremum.op import extreme
 
     facts = made(extreme, meta(128, 4096, 4095), 1, False, True)["extreme_places"]
-    assert facts.num_spills == 0 and facts.num_registers <= 64, "eight programs on a multiprocessor"
+    assert facts.num_spills == 0 and facts.num_registers <= 128, "four programs on a multiprocessor"
+
+
+def test_turned_images_go_from_shared_memory_to_the_tensor_cores_in_whole_accesses():
+    (tile, *_) = turned(tiles(128, 126 * 126, False, 576), 64, 1, 576, 3e11)
+    assert tile.last
+    given = meta(4, 64, 128, 128), meta(128, 64, 3, 3), None, None
+    run = partial(planned, *given, (1, 1), (0, 0), (1, 1), (0, 0), 1, False, "relu", tile=tile)
+    found = made(lambda: run()(*given))
+    facts = found["convolution_tile"]
+    assert facts.num_spills == 0 and facts.num("HGMMA") > 0
+    assert facts.num("LDGSTS.E.BYPASS.128") == facts.num("LDGSTS") > 0, "whole accesses alone"
+    assert "convolution_turn" in found
+
+
+def test_images_are_turned_only_where_blocks_of_terms_are_of_one_tap():
+    plain = tiles(64, 1000, False, 576)
+    (tile,) = turned(plain, 64, 1, 576, 3e11)
+    assert tile.last and tile.depth == 32
+    assert not turned(plain, 48, 1, 576, 3e11) and not turned(plain, 64, 2, 576, 3e11)
+    assert not turned(plain, 32, 1, 32, 3e11) and not turned(plain, 64, 1, 576, 1e10)
+    x, w = meta(1, 48, 9, 9), meta(16, 48, 3, 3)
+    settings = (1, 1), (0, 0), (1, 1), (0, 0), 1, False, ""
+    with launcher.collecting():
+        assert not planned(x, w, None, None, *settings, tile=replace(plain[0], last=True)).last
+        assert planned(x, w, None, None, *settings, tile=replace(plain[0], last=True, depth=16)).last

@@ -6,9 +6,13 @@ torch = pytest.importorskip("torch")
 from torch import nn
 
 from ridgeline.kernels import tensorfloat
+from ridgeline.optimizer.backend import Report
+from ridgeline.optimizer.candidate import Built, Candidate
 from ridgeline.optimizer.inputs import Inputs, State
 from ridgeline.optimizer.optimized import Optimized, Plan, RunsEagerly
 from ridgeline.optimizer.proof import Prover, Subject
+from ridgeline.optimizer.rewrites.registry import Match
+from ridgeline.optimizer.search import Problem, Search
 from ridgeline.optimizer.signature import Signature, difference
 
 
@@ -80,3 +84,56 @@ def test_what_nobody_set_is_what_saying_so_sets(recwarn):
                 torch._C._set_fp32_precision_setter(*kind, precision)
             assert torch.equal(fast(x), model(x) + 1)
     assert not fast.fallbacks and not [each for each in recwarn if each.category is RunsEagerly]
+
+
+def _prover_of(model, x):
+    inputs = Inputs((x,), {})
+    return Prover(Subject(model, inputs, "infer", lambda out: out, State(model)))
+
+
+def test_convolutions_of_another_layout_may_be_rounded_where_it_takes_more_than_a_look_to_see():
+    torch.manual_seed(0)
+    model = nn.Conv2d(3, 8, 3)
+    prover = _prover_of(model, torch.randn(2, 3, 8, 8))
+
+    def off(by):
+        return lambda x: model(x) * (1 + by * torch.cos(torch.arange(6.0)))
+
+    assert not prover.judge(off(8e-5), 1e-5), "without the leave it is what it was"
+    verdict = prover.judge(off(8e-5), 1e-5, rounded=True)
+    assert verdict and verdict.rms_frac > 1e-5 and verdict.allowed_rms_frac == pytest.approx(5e-4)
+    assert not prover.judge(off(2e-3), 1e-5, rounded=True), "seen at a look"
+    assert not prover.judge(lambda x: model(x) * float("nan"), 1e-5, rounded=True)
+
+
+def test_small_results_are_held_to_their_size_not_to_an_absolute_distance():
+    torch.manual_seed(0)
+    model = nn.Conv2d(3, 8, 3)
+    with torch.no_grad():
+        model.weight.mul_(1e-5)
+        model.bias.mul_(1e-5)
+    prover = _prover_of(model, torch.randn(2, 3, 8, 8))
+    assert not prover.judge(lambda x: model(x) * 1.01, 1e-5, rounded=True)
+    assert not prover.judge(lambda x: torch.zeros_like(model(x)), 1e-5, rounded=True)
+
+
+def test_only_pytorchs_own_compiler_may_and_only_where_convolutions_may_be_rounded():
+    def search(model, mode="infer"):
+        return Search(Problem(model=model, inputs=Inputs((torch.randn(1, 3, 8, 8),)), mode=mode,
+                              device=torch.device("cpu")))  # fmt: skip
+
+    model = nn.Sequential(nn.Conv2d(3, 8, 3))
+    assert search(model)._rounds() and not search(model, "train")._rounds()
+    assert not search(nn.Linear(8, 8))._rounds() and not search(nn.Conv2d(3, 8, 3).double())._rounds()
+    asked = []
+    found = search(model)
+    found._prover = type("Asked", (), {"judge": lambda self, call, budget, rounded: asked.append(rounded)})()
+    for candidate in (Candidate(name="torch.compile", compiler="stock"), Candidate(name="channels last"),
+                      Candidate(name="compiled", compiler="inductor", rewrites=("norm",))):  # fmt: skip
+        built = Built(candidate, model, Report())
+        if candidate.rewrites:
+            built.report.matches.append(Match("norm", "", ""))
+        found._proved(built)
+    assert asked == [True, False, False]
+    torch.backends.cudnn.allow_tf32 = False
+    assert not search(model)._rounds()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 LEAST_CHANNELS = 16
 """The fewest channels a tile of the tensor cores has; a convolution with fewer fills it up with zeros."""
@@ -27,6 +27,7 @@ class Tile:
     num_warps: int = 8
     num_stages: int = 3
     rounding: str = "nearest"  # or "cut", or "exact": three products, as accurate as float32
+    last: bool = False  # images are turned first, channels last, and read in whole accesses then
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,22 @@ class Depthwise:
 
     pixels: int = 1024
     num_warps: int = 4
+
+
+LAST_INPUTS, LAST_TERMS, LAST_FLOPS = 32, 256, 4e10
+"""Channels of which a multiple is dense for a tile of images that are turned, and terms and operations from which it
+may pay to turn them, and to compile one more tile for that."""
+
+
+def turned(found: tuple[Tile, ...], inputs: int, groups: int, terms: int, flops: float) -> tuple[Tile, ...]:
+    """The likeliest tile of images that are turned first, where a block of terms is one tap's.
+
+    Right on the interpreter and compiled without spills, 16 bytes an access; no device has timed it yet.
+    """
+    if groups > 1 or inputs % LAST_INPUTS or terms < LAST_TERMS or flops < LAST_FLOPS or not found:
+        return ()
+    first = found[0]
+    return (replace(first, last=True, depth=32, num_stages=4 if first.num_warps == 4 else 3),)
 
 
 def tiles(channels: int, pixels: int, pooled: bool = False, terms: int = SHORT_SUM + 1) -> tuple[Tile, ...]:

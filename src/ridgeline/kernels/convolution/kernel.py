@@ -88,6 +88,7 @@ def convolution_tile(
     PADDED: tl.constexpr,  # whether a tap may lie outside of the image
     CUT: tl.constexpr,  # whether factors are cut off instead of rounded
     EXACT: tl.constexpr,  # float32's own accuracy, from three products: high·high + high·low + low·high
+    LAST: tl.constexpr,  # whether x is [N, D, H, W, CI], rounded already unless EXACT
     BIAS: tl.constexpr,
     LINKS: tl.constexpr,
     POOL: tl.constexpr,  # what becomes of a pixel's channels, all in the tile, or of its pixels: see ``links.POOLS``
@@ -150,8 +151,12 @@ def convolution_tile(
         at_w = pw * SW - PW
     real = (p < QD * QH * QW) & (od < OD) & (oh < OH) & (ow < OW)
     base = (at_d * H + at_h) * W + at_w
+    if LAST:
+        base *= CI
     terms = taps_d * taps_h * taps_w * CI
     x_start = x_ptr + image * (CI * D * H * W)
+    if LAST:  # memory of our own
+        x_start = tl.multiple_of(x_start, 16)
     w_start = w_ptr + group * (CO * KD * KH * KW * CI)
     acc = tl.zeros([BM, BN], tl.float32)
     for first in range(0, terms, BK):
@@ -165,7 +170,10 @@ def convolution_tile(
         jw = tap % taps_w
         jh = (tap // taps_w) % taps_h
         jd = tap // (taps_w * taps_h)
-        ahead = (jd * step_d * H + jh * step_h) * W + jw * step_w + ci * (D * H * W)
+        if LAST:
+            ahead = ((jd * step_d * H + jh * step_h) * W + jw * step_w) * CI + ci
+        else:
+            ahead = (jd * step_d * H + jh * step_h) * W + jw * step_w + ci * (D * H * W)
         weight = ((first_d + jd * ZD) * KH + first_h + jh * ZH) * KW + first_w + jw * ZW
         if UNIFORM:
             inside = real
@@ -186,7 +194,7 @@ def convolution_tile(
         a = tl.load(x_start + base[:, None] + ahead[None, :], mask=inside, other=0.0)
         b_at = w_start + (weight * CI + ci)[:, None] + col[None, :] * (KD * KH * KW * CI)
         b = tl.load(b_at, mask=known, other=0.0)
-        high = rounded(a, CUT)
+        high = a if LAST and not EXACT else rounded(a, CUT)
         if EXACT:  # the tensor cores cut sums off: they carry one over a block of terms only
             low_b = tl.load(b_at + GROUPS * CO * KD * KH * KW * CI, mask=known, other=0.0)
             part = tl.dot(a - high, b, input_precision="tf32")
@@ -301,6 +309,7 @@ def convolution_turn(
     P: tl.constexpr,
     BACK: tl.constexpr,
     LINKS: tl.constexpr,
+    ROUND: tl.constexpr,  # to TensorFloat-32: 0 not at all, 1 to the nearest, 2 cut off
     BC: tl.constexpr,
     BP: tl.constexpr,
 ):
@@ -315,4 +324,6 @@ def convolution_turn(
     last = c[:, None] + p[None, :] * C
     x = tl.load(x_ptr + image + (last if BACK else plain), mask=inside, other=0.0)
     x = linked(x, vectors_ptr, c[:, None], (c < C)[:, None], C, LINKS)
+    if ROUND > 0:
+        x = rounded(x, ROUND == 2)
     tl.store(out_ptr + image + (plain if BACK else last), x, mask=inside)

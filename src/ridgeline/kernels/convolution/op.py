@@ -212,6 +212,7 @@ class _Tiled:
         if together and chosen.channels < sizes.outputs:
             raise KernelError(f"convolution: {pool} over {sizes.outputs} channels needs a tile with all of them")
         self.cut, self.exact = chosen.rounding == "cut", chosen.rounding == "exact"
+        self.last = chosen.last and sizes.groups == 1 and sizes.inputs % chosen.depth == 0
         tiles = cdiv(sizes.phase_pixels, chosen.pixels) * sizes.num_phases
         self.means = (*sizes.shape[:2], *([1] * (len(sizes.shape) - 2))) if pool == MEAN else None
         self.pixels = math.prod(sizes.shape[2:])
@@ -233,6 +234,7 @@ class _Tiled:
             | {
                 "CUT": self.cut,
                 "EXACT": self.exact,
+                "LAST": self.last,
                 "POOL": list(POOLS).index(pool),
                 "LINKS": coded(links),
                 "AFTER": coded(after),
@@ -250,7 +252,11 @@ class _Tiled:
         out = torch.empty(self.shape, dtype=torch.float32, device=x.device)
         laid = torch.empty(weight.numel() * (2 if self.exact else 1), dtype=torch.float32, device=x.device)
         self.lay(weight.contiguous(), laid, *self.counts)
-        self.launch(x.contiguous(), laid, *_there(laid, bias, vectors), out)
+        x = x.contiguous()
+        if self.last:
+            rounding = 0 if self.exact else 2 if self.cut else 1
+            x = turn(x, torch.empty_like(x), None, back=False, rounding=rounding)
+        self.launch(x, laid, *_there(laid, bias, vectors), out)
         return out if self.means is None else out.sum(2).div_(self.pixels).view(self.means)
 
 
@@ -303,22 +309,25 @@ def link_(x: Tensor, vectors: Tensor | None, chain: str) -> Tensor:
     return x
 
 
-def turn(x: Tensor, out: Tensor, vectors: Tensor | None, chain: str = "", *, back: bool) -> Tensor:
+def turn(
+    x: Tensor, out: Tensor, vectors: Tensor | None, chain: str = "", *, back: bool, rounding: int = 0
+) -> Tensor:
     """An image written with its channels last, or one with its channels last written densely, through a chain.
 
-    Either is dense memory; ``x`` and ``out`` have the same shape [N, C, ...].
+    Either is dense memory; ``x`` and ``out`` have the same shape [N, C, ...]. ``rounding``: to TensorFloat-32, 1 to the
+    nearest, 2 cut off.
     """
     channels, pixels = x.shape[1], math.prod(x.shape[2:])
     places = x.data_ptr() | out.data_ptr()
-    key = ("turn", x.shape, vectors is None, chain, back, x.get_device(), places & 15)
+    key = ("turn", x.shape, vectors is None, chain, back, rounding, x.get_device(), places & 15)
     plan = _plans.get(key)
     if plan is None:
         tiles = cdiv(channels, _TURNED_CHANNELS) * cdiv(pixels, _TURNED_PIXELS)
         plan = _plans[key] = _TURN.bind(
             (x, *_there(x, vectors), out),
             grid=(tiles * x.shape[0],),
-            constants={"C": channels, "P": pixels, "BACK": back, "LINKS": coded(chain), "BC": _TURNED_CHANNELS}
-            | {"BP": _TURNED_PIXELS},
+            constants={"C": channels, "P": pixels, "BACK": back, "LINKS": coded(chain), "ROUND": rounding}
+            | {"BC": _TURNED_CHANNELS, "BP": _TURNED_PIXELS},
             num_warps=8,
             device=x.get_device(),
             vector=vector_of(4, places),

@@ -39,6 +39,13 @@ def further_smallest(x, at, y, there):
 
 
 @triton.jit
+def step_of(x_at, row, i, rows, inner, least):
+    """Rows of a step; past the end what nothing is behind."""
+    inside = (row < rows)[:, None] & (i < inner)[None, :]
+    return tl.load(x_at, mask=inside, other=least, eviction_policy="evict_first")
+
+
+@triton.jit
 def extreme_places(
     x_ptr,
     out_ptr,
@@ -46,6 +53,7 @@ def extreme_places(
     inner,
     num_blocks,  # of columns
     LARGEST: tl.constexpr,
+    AHEAD: tl.constexpr,  # whether the next rows are asked for before these are compared
     BR: tl.constexpr,
     BI: tl.constexpr,
 ):
@@ -57,13 +65,20 @@ def extreme_places(
     least = float("-inf") if LARGEST else float("inf")
     best = tl.full([BR, BI], least, tl.float32)
     place = tl.broadcast_to(row[:, None], [BR, BI])  # where nothing is further out, the first row of each
+    if AHEAD:
+        x = step_of(x_at, row, i, rows, inner, least)
     for first in range(0, rows, BR):
-        inside = (first + row < rows)[:, None] & (i < inner)[None, :]
-        x = tl.load(x_at, mask=inside, other=least, eviction_policy="evict_first")
+        if AHEAD:
+            x_at += BR * inner
+            later = step_of(x_at, first + BR + row, i, rows, inner, least)
+        else:
+            x = step_of(x_at, first + row, i, rows, inner, least)
+            x_at += BR * inner
         taken = is_further(x, best, LARGEST)
         best = tl.where(taken, x, best)
         place = tl.where(taken, (first + row)[:, None], place)
-        x_at += BR * inner
+        if AHEAD:
+            x = later
     if LARGEST:
         _, found = tl.reduce((best, place), 0, further_largest)
     else:
@@ -79,6 +94,7 @@ def extreme_rows(
     inner,
     num_blocks,  # of columns
     LARGEST: tl.constexpr,
+    AHEAD: tl.constexpr,
     BR: tl.constexpr,
     BI: tl.constexpr,
 ):
@@ -87,11 +103,18 @@ def extreme_rows(
     row = tl.arange(0, BR)
     x_at = x_ptr + outer * rows * inner + row[:, None] * inner + i[None, :]
     best = tl.full([BR, BI], float("-inf"), tl.float32)
+    least = float("-inf") if LARGEST else float("inf")
+    if AHEAD:
+        x = step_of(x_at, row, i, rows, inner, least)
     for first in range(0, rows, BR):
-        inside = (first + row < rows)[:, None] & (i < inner)[None, :]
-        least = float("-inf") if LARGEST else float("inf")
-        x = tl.load(x_at, mask=inside, other=least, eviction_policy="evict_first")
+        if AHEAD:
+            x_at += BR * inner
+            later = step_of(x_at, first + BR + row, i, rows, inner, least)
+        else:
+            x = step_of(x_at, first + row, i, rows, inner, least)
+            x_at += BR * inner
         best = extreme_of(best, x if LARGEST else -x)
-        x_at += BR * inner
+        if AHEAD:
+            x = later
     value = tl.reduce(best, 0, extreme_of)
     tl.store(out_ptr + outer * inner + i, value if LARGEST else -value, mask=i < inner)

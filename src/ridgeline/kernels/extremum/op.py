@@ -52,7 +52,7 @@ def _plan(x: Tensor, dim: int, largest: bool, place: bool) -> Any:
     launch = (_PLACES if place else _ROWS).bind(
         (x, x.new_empty(1, dtype=torch.int64) if place else x, *numbers),
         grid=(outer * numbers[2],),
-        constants={"LARGEST": largest, "BR": chosen.rows, "BI": chosen.cols},
+        constants={"LARGEST": largest, "AHEAD": chosen.ahead, "BR": chosen.rows, "BI": chosen.cols},
         num_warps=chosen.num_warps,
         device=x.get_device(),
     )

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ridgeline.kernels import tuning
+from ridgeline.kernels import shares, tuning
 from ridgeline.kernels.contract import Case, Trial, case, declare, elementwise_cost
 from ridgeline.kernels.launcher import INTERPRETING, Kernel, Plans, launchable, num_sms, vector_of
-from ridgeline.kernels.long_norm import config, kernel, reference
+from ridgeline.kernels.long_norm import config, kernel, reference, streamed
 from ridgeline.kernels.rows import cdiv, power_of_two, template
 
 KINDS = ("norm", "l1", "l2", "softmax", "log_softmax")
@@ -21,7 +21,12 @@ _ROWS = Kernel(
 _HELD = Kernel(
     kernel.long_norm_held, vectors=("cols",), loose=("weight_ptr", "bias_ptr", "word_ptr"), cooperative=True
 )
+_STREAMED = Kernel(
+    streamed.long_norm_streamed, vectors=("cols", "length"), loose=("word_ptr",), cooperative=True
+)  # fmt: skip
 _plans = Plans()
+STREAMED_VECTOR = 2
+"""Elements of the shortest access that fills shared memory: eight bytes."""
 _CLEAR_BLOCK = 1024
 
 
@@ -38,17 +43,65 @@ def long_norm(
 
 
 def _forward(
-    x: Tensor, kind: str, cols: int, weight: Tensor | None, bias: Tensor | None, channels: int, eps: float
-) -> Tensor:
+    x: Tensor, kind: str, cols: int, weight: Tensor | None, bias: Tensor | None, channels: int, eps: float,
+    way: str = "",
+) -> Tensor:  # fmt: skip
     if not launchable(x):
         return LONG_NORM.on_host(x, kind, cols, weight, bias, channels, eps)  # type: ignore[return-value]
     x = x.contiguous()
-    key = (x.shape, kind, cols, weight is None, bias is None, channels, x.get_device(), x.data_ptr() & 15)
+    key = (x.shape, kind, cols, weight is None, bias is None, channels, x.get_device(), _ends(x, weight, bias), way)
     plan = _plans.get(key)
     if plan is None:
         LONG_NORM.check(x, kind, cols, weight, bias, channels, eps)
-        plan = _plans[key] = _Plan(x, kind, cols, weight, bias, channels)
+        plan = None if way == "registers" else _streaming(x, kind, cols, weight, bias, channels)
+        plan = _plans[key] = plan or _Plan(x, kind, cols, weight, bias, channels)
     return plan(x, weight, bias, eps)
+
+
+def _ends(*tensors: Tensor | None) -> int:
+    """Where tensors begin inside of 16 bytes, or-ed together."""
+    found = 0
+    for each in tensors:
+        found |= 0 if each is None else each.data_ptr() & 15
+    return found
+
+
+def in_registers(
+    x: Tensor, kind: str, cols: int, weight: Tensor | None, bias: Tensor | None, channels: int, eps: float
+) -> Tensor:
+    """The same by programs that hold their shares in registers, or read them twice."""
+    return _forward(x, kind, cols, weight, bias, channels, eps, "registers")
+
+
+def _streaming(x: Tensor, kind: str, cols: int, weight: Tensor | None, bias: Tensor | None, channels: int) -> Any:
+    """A call that takes rows through shared memory; None where they cannot be copied there, or a share of a row touches
+    more than two channels."""
+    vector = min(4, vector_of(4, _ends(x, weight, bias), cols))
+    if INTERPRETING or vector < STREAMED_VECTOR or cols < config.LEAST_COLS:
+        return None
+    rows, of = x.numel() // cols, weight if weight is not None else bias
+    likely = config.streamed(cols, num_sms(x.get_device()))
+    if likely is None:
+        return None
+    chosen = tuning.choose("long_norm.streamed", {"cols": cols}, likely)
+    found = shares.cut(chosen, rows, cols, x.get_device(), vector=vector)
+    positions, period = cols // max(1, channels), of.numel() // channels if channels and of is not None else 1
+    if found is None or found.shares < 2 or (channels and positions < found.length):
+        return None
+    numbers = (positions, channels, period)
+    flags = {"KIND": KINDS.index(kind), "WEIGHT": weight is not None, "BIAS": bias is not None,
+             "CHANNELS": channels > 0}  # fmt: skip
+    run = shares.bind(
+        _STREAMED, chosen, found, (x, *_there(x, weight, bias), x), rows, cols, (*numbers, 1e-5), flags,
+        {"device": x.get_device(), "vector": vector},
+    )  # fmt: skip
+
+    def call(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+        y = torch.empty_like(x)
+        run(x, *_there(x, weight, bias), y, *numbers, eps)
+        return y
+
+    return call
 
 
 class _Plan:
@@ -168,11 +221,20 @@ CHECKS = (
     case("float32", rows=40, cols=393216, kind="log_softmax"),
     case("float32", rows=96, cols=131072, kind="softmax", channels=1, weights=32),
     case("float32", rows=40, cols=70001, kind="l2", channels=1, weights=8),
+    case("float32", rows=7, cols=2097152, kind="norm", channels=8, weights=64),
+    case("float32", rows=30, cols=532512, kind="norm", channels=8, weights=64, level=50.0),
+    case("float32", rows=300, cols=65536, kind="l1"),
+    case("float32", rows=2, cols=100002, kind="l2"),
+    case("float32", rows=33, cols=120006, kind="log_softmax"),
+    case("float32", rows=50, cols=98304, kind="norm", affine=True),
+    case("float32", rows=3, cols=4194304, kind="softmax"),
 )
 RACES = (
     case("float32", rows=7168, cols=262144, kind="norm"),
     case("float32", rows=4096, cols=393216, kind="softmax"),
     case("float32", rows=32768, cols=65535, kind="l2"),
+    case("float32", rows=896, cols=2097152, kind="norm", channels=8, weights=64),
+    case("float32", rows=1024, cols=532512, kind="norm", channels=8, weights=64),
 )
 
 LONG_NORM = declare(

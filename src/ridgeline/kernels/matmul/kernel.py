@@ -256,6 +256,67 @@ def three_products(a_high, a_low, b_high, b_low):
 
 
 @triton.jit
+def matmul_pieces(
+    a_ptr,  # [M, K] or, turned, [K, M]
+    b_ptr,  # [K, N] or, turned, [N, K]
+    out_ptr,  # [S, M, N]: S stretches of the terms, each with a product of its own
+    m,
+    n,
+    k,
+    length,  # of a stretch
+    a_step,  # how far apart the dim that is not dense goes
+    b_step,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    A_TURNED: tl.constexpr,
+    B_TURNED: tl.constexpr,
+    EVEN: tl.constexpr,  # all tiles and stretches are whole
+):
+    """Few results of long sums: both factors are read as they are, and taken apart on their way."""
+    tiles = tl.cdiv(n, BN)
+    row = tl.program_id(0) // tiles * BM + tl.arange(0, BM)
+    col = tl.program_id(0) % tiles * BN + tl.arange(0, BN)
+    piece = tl.program_id(1).to(tl.int64)
+    start = piece * length
+    last = tl.minimum(start + length, k)
+    term = tl.arange(0, BK)
+    terms = start + term
+    if A_TURNED:
+        a_at = a_ptr + terms[None, :] * a_step + row[:, None]
+    else:
+        a_at = a_ptr + row.to(tl.int64)[:, None] * a_step + terms[None, :]
+    if B_TURNED:
+        b_at = b_ptr + col.to(tl.int64)[None, :] * b_step + terms[:, None]
+    else:
+        b_at = b_ptr + terms[:, None] * b_step + col[None, :]
+    a_ahead = BK * a_step.to(tl.int64) if A_TURNED else BK
+    b_ahead = BK if B_TURNED else BK * b_step.to(tl.int64)
+    acc = tl.zeros([BM, BN], tl.float32)
+    sums = tl.zeros([BM, BN], tl.float32)
+    for turn in range(tl.cdiv(last - start, BK)):
+        if EVEN:
+            a = tl.load(a_at)
+            b = tl.load(b_at)
+        else:
+            inside = start + turn * BK + term < last
+            a = tl.load(a_at, mask=(row < m)[:, None] & inside[None, :], other=0.0)
+            b = tl.load(b_at, mask=inside[:, None] & (col < n)[None, :], other=0.0)
+        a_high = nearest(a)
+        b_high = nearest(b)
+        sums += three_products(a_high, a - a_high, b_high, b - b_high)
+        if turn % TOGETHER == TOGETHER - 1:
+            acc += sums
+            sums = tl.zeros([BM, BN], tl.float32)
+        a_at += a_ahead
+        b_at += b_ahead
+    acc += sums
+    at = (piece * m + row.to(tl.int64))[:, None] * n + col[None, :]
+    tl.store(out_ptr + at, acc, mask=(row < m)[:, None] & (col < n)[None, :])
+
+
+@triton.jit
 def attention_digits(
     q_ptr,  # [B, H, L, D] by strides, as are k, v [B, H, S, D] and out
     k_ptr,

@@ -100,6 +100,8 @@ def _ways(
     shown = links if pool == MEAN else chain  # a mean hides what becomes of single pixels
     together = pool not in ("", MEAN)
     tiles = () if depthwise else config.tiles(sizes.outputs, sizes.phase_pixels, together, sizes.num_terms)
+    flops = 2.0 * math.prod(sizes.shape) * sizes.num_terms
+    tiles += config.turned(tiles, sizes.inputs, sizes.groups, sizes.num_terms, flops)
     unknown = bool(tiles) and key not in CONTEST.won and may_time(key[-1])
     if unknown:
         _prepare(given, settings, shown, _expected(sizes, tiles[:1] if pool == MEAN else tiles))

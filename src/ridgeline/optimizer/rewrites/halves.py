@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from ridgeline.kernels.matmul.attend import attend, fits
-from ridgeline.kernels.matmul.op import MATMUL, is_thin, planned, tall_fits, thin_fits
+from ridgeline.kernels.matmul.op import MATMUL, is_thin, pieces_fit, planned, tall_fits, thin_fits
 from ridgeline.kernels.tensorfloat import products_round
 from ridgeline.optimizer.contest import Contest, may_time, prepared
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
@@ -58,6 +58,8 @@ def _raced(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
         names.append("tall")
     if num_pieces(a, b) > 1:
         names.append("pieces")
+    if pieces_fit(a, b):
+        names.append("stretches")
     if may_time(a.device):
         prepared(partial(planned, a, b, bias, **_TILES[each]) for each in names if each in _TILES)
     return CONTEST.run(key, {each: partial(_WAYS[each], a, b, bias) for each in names}, a.device)
@@ -88,14 +90,15 @@ def _in_pieces(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     return found if bias is None else found + bias
 
 
-_TILES: dict[str, dict[str, bool]] = {
+_TILES: dict[str, dict[str, Any]] = {
     "digits": {"thin": True},
     "halves": {"thin": False},
     "tall": {"tall": True},
+    "stretches": {"pieces": True},
 }
 
 
-def _tiled(tile: dict[str, bool], a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+def _tiled(tile: dict[str, Any], a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     found: Tensor = planned(a, b, bias, **tile)(a, b, bias)
     return found
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from ridgeline.kernels.long_norm.config import LEAST_COLS
-from ridgeline.kernels.long_norm.op import LONG_NORM, long_norm
+from ridgeline.kernels.long_norm.op import LONG_NORM, in_registers, long_norm
 from ridgeline.optimizer.contest import Contest
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
 from ridgeline.optimizer.rewrites.scene import Scene
@@ -35,7 +35,8 @@ def _raced(
     x: Tensor, kind: str, cols: int, weight: Tensor | None, bias: Tensor | None, channels: int, eps: float
 ) -> Tensor:
     args = (x, kind, cols, weight, bias, channels, eps)
-    ways = {"library": partial(_library, *args), "ours": partial(long_norm, *args)}
+    ways = {"library": partial(_library, *args), "ours": partial(long_norm, *args),
+            "in registers": partial(in_registers, *args)}  # fmt: skip
     return CONTEST.run((x.shape, kind, cols, weight is None, channels, x.device), ways, x.device)
 
 

@@ -1,0 +1,133 @@
+"""Where the seconds of a short search go: torch.compile is measured, or the receipt says that it was not.
+
+Searches run on a made-up clock, with what candidates took on a device.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn
+
+from ridgeline.optimizer.backend import Report
+from ridgeline.optimizer.candidate import Built, Candidate
+from ridgeline.optimizer.forecast import MOST_A_CALL, Forecast, forecast
+from ridgeline.optimizer.inputs import Inputs
+from ridgeline.optimizer.ladder import IMPORTS_S, STOCK, Facts, Ladder, Rung
+from ridgeline.optimizer.receipt import SKIPPED, SLOWER
+from ridgeline.optimizer.search import DEFAULT_BUDGET_S, Problem, Search
+from ridgeline.profiler.floors import device_called
+
+IMPORT_S = sum(IMPORTS_S.values())
+PREPARED_S, JUDGED_S, COMPILED_S = 0.8, 0.4, 1.3
+"""Eager's calls of 6.4 GB; memory, race and proof of a candidate; torch.compile of one function (median)."""
+
+
+def _facts(num_kernels: int, budget_s: float, **given: Any) -> Facts:
+    seen = Forecast("h200", 3e-3, {}, 3e-3, 1e-5, num_kernels, 0.0, (), 0.0)
+    plain = {"mode": "infer", "cuda": True, "eager_s": 3e-3, "groups": (), "num_leaves": 1, "unlike_frac": 1.0,
+             "has_conv": False, "substitutable": (), "unmasked": False, "has_cache": False, "forecast": seen,
+             "budget_s": budget_s, "input_bytes": 6 << 30}  # fmt: skip
+    return Facts(**{**plain, **given})
+
+
+class Run:
+    """A search whose candidates take these seconds to make, and are all slower than the one before."""
+
+    def __init__(self, monkeypatch: Any, facts: Facts, stock_s: float, other_s: float = 0.6) -> None:
+        self.now_s, self.stock_s, self.other_s, self.import_s = PREPARED_S, stock_s, other_s, facts.import_s
+        monkeypatch.setattr(Search, "left_s", lambda search: facts.budget_s - self.now_s)
+        monkeypatch.setattr(Search, "_built", self.built)
+        monkeypatch.setattr(Search, "_judge", self.judged)
+        self.search = Search(Problem(model=nn.Linear(4, 4), inputs=Inputs((torch.zeros(1, 4),)), mode=facts.mode,
+                                     device=torch.device("cpu"), budget_s=facts.budget_s))  # fmt: skip
+        self.search.eager_s = facts.eager_s
+        ladder = Ladder(facts)
+        for rung in ladder.rungs(self.search):
+            self.search._climb(rung, ladder)
+
+    def built(self, candidate: Candidate) -> Built:
+        spent_s = self.stock_s if candidate.compiler == "stock" else self.other_s
+        if candidate.compiler != "none":
+            spent_s, self.import_s = spent_s + self.import_s, 0.0
+        self.now_s += spent_s
+        built = Built(candidate, self.search.problem.model, Report(), build_s=spent_s)
+        self.search.families[candidate] = built
+        return built
+
+    def judged(self, built: Built, rung: Any) -> None:
+        self.now_s += JUDGED_S
+        self.search._prover = object()  # type: ignore[assignment]
+        self.search._note(built, SLOWER, "")
+
+
+@pytest.mark.parametrize("budget_s", [3.0, 5.0, 10.0])
+@pytest.mark.parametrize("num_kernels", [1, 3])
+def test_one_function_is_compiled_in_a_few_seconds(monkeypatch: Any, budget_s: float, num_kernels: int) -> None:
+    """Softsign of 6.4 GB was returned at a third of torch.compile: priced at 6 s of 5, it was skipped."""
+    run = Run(monkeypatch, _facts(num_kernels, budget_s), COMPILED_S)
+    assert run.search.entries[STOCK].status == SLOWER
+    assert run.now_s < budget_s + COMPILED_S
+
+
+@pytest.mark.parametrize("budget_s", [5.0, 10.0])
+def test_a_new_process_compiles_too(monkeypatch: Any, budget_s: float) -> None:
+    run = Run(monkeypatch, _facts(3, budget_s, import_s=IMPORT_S), COMPILED_S)
+    assert run.search.entries[STOCK].status == SLOWER
+    assert run.now_s < budget_s + 2.5
+
+
+def test_a_new_process_may_import_the_tracer_before_it_comes_to_compile(monkeypatch: Any) -> None:
+    monkeypatch.setattr(f"{__name__}.PREPARED_S", PREPARED_S + IMPORTS_S["torch._dynamo"])
+    run = Run(monkeypatch, _facts(3, 5.0, import_s=IMPORTS_S["torch._inductor.compile_fx"]), COMPILED_S)
+    assert run.search.entries[STOCK].status == SLOWER and run.now_s < 2 * 5.0
+
+
+def test_what_is_not_reached_is_skipped_in_words(monkeypatch: Any) -> None:
+    run = Run(monkeypatch, _facts(3, 2.0, import_s=IMPORT_S), COMPILED_S)
+    entry = run.search.entries[STOCK]
+    assert entry.status == SKIPPED and "needs about 6 s, 1 s are left" in entry.reason
+
+
+@pytest.mark.parametrize("mode", ["infer", "train"])
+def test_the_default_budget_measures_torch_compile_however_long_it_takes(monkeypatch: Any, mode: str) -> None:
+    facts = _facts(9000, DEFAULT_BUDGET_S, mode=mode, eager_s=0.05)
+    assert Ladder(facts)._compile_s("model") > 2 * DEFAULT_BUDGET_S
+    assert Run(monkeypatch, facts, 150.0, 8.0).search.entries[STOCK].status == SLOWER
+    shorter = _facts(9000, DEFAULT_BUDGET_S - 1, mode=mode, eager_s=0.05)
+    assert Run(monkeypatch, shorter, 150.0, 8.0).search.entries[STOCK].status == SKIPPED
+
+
+def test_a_price_grows_with_kernels_up_to_what_networks_take() -> None:
+    prices = [Ladder(_facts(num, 10.0))._compile_s("model") for num in (1, 4, 12, 24, 100, 400)]
+    assert prices == sorted(prices) and prices[0] < 2.0
+    assert prices[-1] == pytest.approx(24.0) and prices[3] < 8.0
+
+
+def test_an_import_is_paid_once() -> None:
+    new, old = Ladder(_facts(1, 10.0, import_s=IMPORT_S)), Ladder(_facts(1, 10.0))
+    assert new._compile_s("model") == pytest.approx(old._compile_s("model") + IMPORT_S)
+    price_s = new._compile_s("model")
+    new.took(Rung(Candidate(name=STOCK, compiler="stock"), price_s), price_s)
+    assert new._compile_s("model") == pytest.approx(old._compile_s("model"))
+
+
+def test_a_small_compilation_tells_how_long_the_next_will_take() -> None:
+    ladder = Ladder(_facts(1, 10.0))
+    before_s = ladder._compile_s("model")
+    ladder.took(Rung(Candidate(name=STOCK, compiler="stock"), before_s), 0.5 * before_s)
+    assert ladder._compile_s("model") == pytest.approx(0.5 * before_s)
+
+
+def test_one_call_that_starts_thousands_of_kernels_is_one_call_to_a_compiler() -> None:
+    """A transposed convolution in pieces was priced at 101 s for 2,111 kernels."""
+    device = device_called("NVIDIA H200")
+    assert device is not None
+    model, x = nn.LSTM(8, 8, num_layers=2), torch.randn(300, 2, 8)
+    found = forecast(model, Inputs((x,)), "infer", None, device)
+    assert isinstance(found, Forecast) and found.num_kernels > 500
+    assert found.num_seen is not None and found.num_seen <= 2 * MOST_A_CALL * 2
