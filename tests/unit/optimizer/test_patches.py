@@ -139,6 +139,22 @@ def test_a_first_convolution_takes_its_norm_and_activation_where_no_compiler_fol
             assert scene_report.counts() == {name: 1}
 
 
+@pytest.mark.parametrize(("groups", "stride"), [(8, 1), (2, 2), (32, 1)])
+def test_convolutions_in_groups_take_their_norm_and_activation(
+    groups: int, stride: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pointwise, "LEAST_NUMBERS", 0)
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(64, 64, 3, stride, padding=1, groups=groups), nn.BatchNorm2d(64), nn.ReLU()]
+    model, x, report = settled(nn.Sequential(*layers)), _image(2, 64, 9, 7), Report()
+    with torch.no_grad():
+        found, own = compiled(model, rewrites=("in-place", "grouped"), report=report)(x), model(x)
+        meant = model.float()(x.float())
+    assert report.counts()["grouped"] == 1, report.refusals
+    assert found.stride() == own.stride()
+    assert _error(found, meant) < 1.5 * _error(own, meant) + 1e-3
+
+
 class Residual(nn.Module):
     """As diffusion networks have it: GroupNorm and SiLU before every convolution."""
 
