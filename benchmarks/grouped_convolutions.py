@@ -1,4 +1,5 @@
-"""Convolutions in groups with batch norm and ReLU: cuDNN's with one pass behind it, and our kernel with several tiles.
+"""Convolutions in groups with batch norm and ReLU: cuDNN's with one pass behind it, and our kernel with several tiles;
+and first convolutions of images, by cuDNN, by squares and by our kernel over squares.
 
     python benchmarks/grouped_convolutions.py --out OUT [--budget-s 40]
 
@@ -24,6 +25,7 @@ from ridgeline.kernels.grouped import op as together
 from ridgeline.kernels.grouped import reference
 from ridgeline.kernels.grouped.config import Tile
 from ridgeline.optimizer.contest import prepared
+from ridgeline.optimizer.rewrites import stems
 from ridgeline.optimizer.rewrites.pointwise import _convolved, _rows, finished
 
 SHAPES = (
@@ -38,6 +40,8 @@ SHAPES = (
     ("RegNetY-16GF", 64, 1232, 14, 11, 1),
 )
 """Network, images, channels, pixels across, groups and steps; three taps a side."""
+STEMS = ((64, 32, 3, 224), (64, 24, 3, 224), (128, 16, 3, 224), (128, 64, 7, 224))
+"""Images, outputs, taps a side and pixels across; steps of two."""
 TILES = (Tile(128, 4, 3), Tile(64, 4, 4), Tile(128, 4, 5), Tile(256, 8, 3), Tile(128, 8, 3), Tile(64, 2, 3))
 
 
@@ -79,19 +83,39 @@ def main() -> None:
     asked = parser.parse_args()
     asked.out.mkdir(parents=True, exist_ok=True)
     book = Book(asked.out / "grouped_convolutions.json", time.monotonic() + asked.budget_s)
+    _stems(book)
+    _groups(book)
+
+
+def _groups(book: Book) -> None:
     for name, *shape in SHAPES:
         if time.monotonic() > book.until:
             return
         given = drawn(*shape)
-        narrow = [each.float() if isinstance(each, Tensor) else each for each in given]
-        meant = reference.forward(narrow[0][:1], *narrow[1:])  # type: ignore[arg-type]
-
-        def apart(result: Tensor, meant: Tensor = meant) -> float | None:
-            same = result.shape[1:] == meant.shape[1:]
-            return float((result[:1].float() - meant).norm() / meant.norm()) if same else None
-
+        wide = [each.float() if isinstance(each, Tensor) else each for each in given]
+        meant = reference.forward(wide[0][:1], *wide[1:])  # type: ignore[arg-type]
         for way, call in ways(given).items():
-            book.add({"network": name, "shape": shape, "way": way}, call, apart)
+            book.add({"network": name, "shape": shape, "way": way}, call, partial(_apart, meant))
+
+
+def _stems(book: Book) -> None:
+    for images, outputs, side, pixels in STEMS:
+        torch.manual_seed(0)
+        x = torch.randn(images, 3, pixels, pixels, device="cuda", dtype=torch.bfloat16)
+        w = torch.randn(outputs, 3, side, side, device="cuda", dtype=torch.bfloat16) * (3 * side * side) ** -0.5
+        w, padding = w.contiguous(memory_format=torch.channels_last), [side // 2, side // 2]
+        meant = F.conv2d(x[:1].float(), w.float(), None, 2, padding)
+        for way, call in {
+            "library": partial(stems._library, x, w, None, padding),
+            "squares": partial(stems.squares, x, w, None, padding),
+            "squares, one kernel": partial(stems.squares, x, w, None, padding, own=True),
+        }.items():
+            book.add({"stem": (images, outputs, side, pixels), "way": way}, call, partial(_apart, meant))
+
+
+def _apart(meant: Tensor, result: Tensor) -> float | None:
+    same = result.shape[1:] == meant.shape[1:]
+    return float((result[:1].float() - meant).norm() / meant.norm()) if same else None
 
 
 if __name__ == "__main__":

@@ -214,9 +214,11 @@ def test_a_stem_over_squares_is_as_right_as_cudnn(side: int, filters: int, paddi
     meant = F.conv2d(x.double(), w.double(), None, 2, padding)
     own, found = F.conv2d(x, w, None, 2, padding), stems.stem(x, w, None, [padding, padding])
     assert found.stride() == own.stride()
-    assert _error(stems.squares(x, w, None, [padding, padding]), meant) < 1.1 * _error(own, meant) + 1e-4
+    for ours in (False, True):
+        squares = stems.squares(x, w, None, [padding, padding], own=ours)
+        assert _error(squares, meant) < 1.1 * _error(own, meant) + 1e-4
     assert _error(found, meant) < 1.1 * _error(own, meant) + 1e-4
-    assert any(set(found) == {"library", "squares"} for found in stems.CONTEST.seconds.values())
+    assert any(set(found) == {"library", "squares", "squares, one kernel"} for found in stems.CONTEST.seconds.values())
 
 
 def test_rows_off_sixteen_bytes_take_the_library() -> None:

@@ -216,11 +216,12 @@ def test_a_result_that_is_read_twice_stays(monkeypatch: pytest.MonkeyPatch) -> N
     ("sides", "filters", "padding"),
     [((21, 30), (7, 7), [3, 3]), ((16, 17), (3, 3), [1, 1]), ((18, 12), (4, 5), [0, 2]), ((13, 9), (3, 6), [0, 0])],
 )
-def test_a_stem_over_squares_is_the_convolution(sides: Any, filters: Any, padding: Any) -> None:
+@pytest.mark.parametrize("own", [False, True])
+def test_a_stem_over_squares_is_the_convolution(sides: Any, filters: Any, padding: Any, own: bool) -> None:
     torch.manual_seed(0)
     x, w, b = torch.randn(2, 3, *sides), torch.randn(8, 3, *filters), torch.randn(8)
     meant = F.conv2d(x, w, b, 2, padding)
-    found = stems.squares(x, w, b, padding)
+    found = stems.squares(x, w, b, padding, own=own)
     torch.testing.assert_close(found, meant, rtol=1e-5, atol=1e-5)
     assert found.is_contiguous(memory_format=torch.channels_last)
 

@@ -200,6 +200,7 @@ SMALL = (
     case("float16", shape=(2, 32, 5, 6), side=3, groups=8, parts="bnge", activation="relu"),
     case("float16", shape=(1, 48, 7, 5), side=3, groups=2, stride=2, parts="n", activation="silu"),
     case("float16", shape=(1, 16, 4, 4), outputs=32, side=1, groups=2, padding=0),
+    case("float16", shape=(2, 16, 7, 5), outputs=24, side=2, groups=1, padding=0, parts="b"),
 )
 CHECKS = (
     *SMALL,
