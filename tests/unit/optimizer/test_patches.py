@@ -155,6 +155,18 @@ def test_convolutions_in_groups_take_their_norm_and_activation(
     assert _error(found, meant) < 1.5 * _error(own, meant) + 1e-3
 
 
+@pytest.mark.parametrize(("channels", "groups", "dilation"), [(464, 2, 1), (12, 2, 1), (64, 8, 2)])
+def test_groups_of_other_widths_and_spread_taps_are_left_to_whoever_follows(
+    channels: int, groups: int, dilation: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pointwise, "LEAST_NUMBERS", 0)
+    layers = [nn.Conv2d(channels, channels, 3, padding=dilation, dilation=dilation, groups=groups), nn.ReLU()]
+    report = Report()
+    with torch.no_grad():
+        compiled(settled(nn.Sequential(*layers)), rewrites=("grouped",), report=report)(_image(2, channels, 9, 7))
+    assert "grouped" not in report.counts()
+
+
 class Residual(nn.Module):
     """As diffusion networks have it: GroupNorm and SiLU before every convolution."""
 

@@ -183,9 +183,11 @@ def is_depthwise(weight: Tensor, stride: Ints, dilation: Ints, groups: int) -> b
 
 
 def is_grouped(weight: Tensor, stride: Ints, dilation: Ints, groups: int) -> bool:
-    """Whether a convolution has groups of several channels, in steps that our kernel takes."""
+    """Whether a convolution has groups of several channels, of widths and in steps that our kernel takes."""
     plain = len(set(stride)) == 1 and stride[0] in (1, 2) and set(dilation) == {1}
-    return plain and groups > 1 and weight.shape[1] > 1 and max(weight.shape[2:]) <= together.MOST_TAPS
+    if not plain or groups == 1 or weight.shape[1] == 1 or max(weight.shape[2:]) > together.MOST_TAPS:
+        return False
+    return bundles.bundled(groups, weight.shape[1], weight.shape[0] // groups) > 0
 
 
 @dataclass(slots=True)
