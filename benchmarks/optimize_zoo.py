@@ -67,6 +67,16 @@ def _() -> Built:
     return _timm("regnety_032", 64)
 
 
+@entry("resnext50-64")
+def _() -> Built:
+    return _timm("resnext50_32x4d", 64)
+
+
+@entry("swinv2-tiny-64")
+def _() -> Built:
+    return _timm("swinv2_tiny_window8_256", 64, 256)
+
+
 @entry("mobilenetv3-128")
 def _() -> Built:
     return _timm("mobilenetv3_large_100", 128)
@@ -235,6 +245,61 @@ class UNet(nn.Module):
         return self.last(F.silu(self.norm(x)))
 
 
+class Joint(nn.Module):
+    """A block over the pixels of an image and the words of its prompt: products apart, attention together."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.shifts = nn.ModuleList(nn.Linear(width, 6 * width) for _ in range(2))
+        self.qkv = nn.ModuleList(nn.Linear(width, 3 * width) for _ in range(2))
+        self.out = nn.ModuleList(nn.Linear(width, width) for _ in range(2))
+        self.norm = nn.LayerNorm(width, elementwise_affine=False, eps=1e-6)
+        self.head_norms = nn.ModuleList(nn.RMSNorm(width // heads, eps=1e-6) for _ in range(4))
+        self.feed = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(approximate="tanh"), nn.Linear(4 * width, width))
+            for _ in range(2)
+        )
+
+    def forward(self, streams: tuple[Tensor, Tensor], condition: Tensor) -> tuple[Tensor, Tensor]:
+        tables = [shift(F.silu(condition))[:, None].chunk(6, -1) for shift in self.shifts]
+        heads = []
+        for i, (x, table) in enumerate(zip(streams, tables, strict=True)):
+            q, k, v = self.qkv[i](self.norm(x) * (1 + table[1]) + table[0]).unflatten(-1, (3, self.heads, -1)).unbind(2)
+            heads.append((self.head_norms[2 * i](q), self.head_norms[2 * i + 1](k), v))
+        q, k, v = (torch.cat(each, 1).transpose(1, 2) for each in zip(*heads, strict=True))
+        mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        parts = mixed.split([x.shape[1] for x in streams], 1)
+        made = []
+        for i, (x, part, table) in enumerate(zip(streams, parts, tables, strict=True)):
+            x = x + table[2] * self.out[i](part)
+            made.append(x + table[5] * self.feed[i](self.norm(x) * (1 + table[4]) + table[3]))
+        return made[0], made[1]
+
+
+class JointDiffusion(nn.Module):
+    """A diffusion transformer with two streams, as Stable Diffusion 3 has them."""
+
+    def __init__(self, width: int = 1536, layers: int = 12, heads: int = 24) -> None:
+        super().__init__()
+        self.patches, self.words = nn.Conv2d(16, width, 2, 2), nn.Linear(4096, width)
+        self.time = nn.Sequential(nn.Linear(256, width), nn.SiLU(), nn.Linear(width, width))
+        self.blocks = nn.ModuleList(Joint(width, heads) for _ in range(layers))
+        self.last = nn.Linear(width, 64)
+
+    def forward(self, latents: Tensor, prompt: Tensor, time: Tensor) -> Tensor:
+        streams = self.patches(latents).flatten(2).transpose(1, 2), self.words(prompt)
+        condition = self.time(time)
+        for block in self.blocks:
+            streams = block(streams, condition)
+        return F.pixel_shuffle(self.last(streams[0]).transpose(1, 2).unflatten(2, (latents.shape[2] // 2, -1)), 2)
+
+
+@entry("mmdit-4x64")
+def _() -> Built:
+    return JointDiffusion(), (torch.randn(4, 16, 64, 64), torch.randn(4, 154, 4096), torch.randn(4, 256)), {}
+
+
 @entry("unet-4x64")
 def _() -> Built:
     return UNet(), (torch.randn(4, 4, 64, 64), torch.randn(4, 320), torch.randn(4, 77, 768)), {}
@@ -335,6 +400,23 @@ def _() -> Built:
     config = MixtralConfig(hidden_size=2048, num_hidden_layers=2, num_attention_heads=16, num_key_value_heads=8,
                            intermediate_size=7168)  # fmt: skip
     return _text(MixtralForCausalLM(config), 32000, 2, 1024, use_cache=False)
+
+
+@entry("gpt-oss-4l-2x1024")
+def _() -> Built:
+    from transformers import GptOssConfig, GptOssForCausalLM
+
+    config = GptOssConfig(num_hidden_layers=4, num_local_experts=32, num_attention_heads=64, num_key_value_heads=8,
+                          hidden_size=2880, intermediate_size=2880, head_dim=64, vocab_size=201088,
+                          layer_types=["sliding_attention", "full_attention"] * 2)  # fmt: skip
+    return _text(GptOssForCausalLM(config), 200000, 2, 1024, use_cache=False)
+
+
+@entry("modernbert-base-16x512")
+def _() -> Built:
+    from transformers import ModernBertConfig, ModernBertModel
+
+    return _text(ModernBertModel(ModernBertConfig()), 50000, 16, 512)
 
 
 @entry("distilbert-32x128")

@@ -63,6 +63,22 @@ def test_convolutions_that_keep_channels_apart_are_as_right_as_eager(
 
 
 @pytest.mark.parametrize("compiler", ["none", "inductor"])
+@pytest.mark.parametrize(("channels", "groups", "stride"), [(128, 32, 1), (216, 9, 2)])
+def test_convolutions_in_groups_are_as_right_as_eager(compiler: str, channels: int, groups: int, stride: int) -> None:
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(channels, channels, 3, stride, padding=1, groups=groups), nn.BatchNorm2d(channels), nn.ReLU()]
+    model, report = settled(nn.Sequential(*layers)).cuda(), Report()
+    x = torch.randn(8, channels, 56, 56, device="cuda").bfloat16().to(memory_format=torch.channels_last)
+    with torch.no_grad():
+        found = compiled(model, rewrites=("in-place", "grouped"), compiler=compiler, report=report)(x)
+        own = model(x)
+        meant = model.double()(x.double())
+    assert report.counts()["grouped"] == 1, report.refusals
+    assert found.stride() == own.stride()
+    assert _error(found, meant) < 1.2 * _error(own, meant) + 1e-3
+
+
+@pytest.mark.parametrize("compiler", ["none", "inductor"])
 @pytest.mark.parametrize("kind", ["plain", "shifted", "called"])
 def test_windows_with_biases_are_as_right_as_eager(compiler: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import test_shifted
@@ -198,9 +214,11 @@ def test_a_stem_over_squares_is_as_right_as_cudnn(side: int, filters: int, paddi
     meant = F.conv2d(x.double(), w.double(), None, 2, padding)
     own, found = F.conv2d(x, w, None, 2, padding), stems.stem(x, w, None, [padding, padding])
     assert found.stride() == own.stride()
-    assert _error(stems.squares(x, w, None, [padding, padding]), meant) < 1.1 * _error(own, meant) + 1e-4
+    for ours in (False, True):
+        squares = stems.squares(x, w, None, [padding, padding], own=ours)
+        assert _error(squares, meant) < 1.1 * _error(own, meant) + 1e-4
     assert _error(found, meant) < 1.1 * _error(own, meant) + 1e-4
-    assert any(set(found) == {"library", "squares"} for found in stems.CONTEST.seconds.values())
+    assert any(set(found) == {"library", "squares", "squares, one kernel"} for found in stems.CONTEST.seconds.values())
 
 
 def test_rows_off_sixteen_bytes_take_the_library() -> None:

@@ -36,6 +36,7 @@ from ridgeline.kernels.gelu.op import gelu
 from ridgeline.kernels.grad_norm.op import clip_grad_norm_, grad_norm
 from ridgeline.kernels.group_norm.op import group_norm
 from ridgeline.kernels.group_norm_last.op import group_norm_last
+from ridgeline.kernels.grouped.op import grouped_convolution
 from ridgeline.kernels.latent_attention.op import paged_latent_attention
 from ridgeline.kernels.layer_norm.op import add_layer_norm, layer_norm
 from ridgeline.kernels.layer_norm_quant.op import layer_norm_quant
@@ -89,6 +90,7 @@ __all__ = [
     "grad_norm",
     "group_norm",
     "group_norm_last",
+    "grouped_convolution",
     "layer_norm",
     "layer_norm_quant",
     "linear",

@@ -523,11 +523,28 @@ def _block_runner(kind: type[nn.Module]) -> Call:
     module's name, and a file that was run rather than imported has none.
     """
 
-    def run(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    own = kind.forward
+
+    def looked_up(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return kind.forward(block, *args, **kwargs)
 
-    home = getattr(inspect.unwrap(kind.forward), "__globals__", None)
+    def known(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return own(block, *args, **kwargs)
+
+    run = known if _is_opaque(kind) else looked_up
+    home = getattr(inspect.unwrap(own), "__globals__", None)
     return run if home is None else types.FunctionType(run.__code__, home, run.__name__, None, run.__closure__)
+
+
+def _is_opaque(kind: type[nn.Module]) -> bool:
+    """Whether a tracer was told to put calls of this class into graphs as they are: it then reads no method of it.
+
+    Diffusers says so of its blocks, which were left as they are for it.
+    """
+    from torch._dynamo import trace_rules
+
+    asked = getattr(trace_rules, "is_callable_allowed", None)
+    return asked is not None and bool(asked(kind))
 
 
 _IMAGED = (nn.Conv2d, nn.ConvTranspose2d, nn.Conv3d, nn.ConvTranspose3d)

@@ -187,6 +187,7 @@ class Ladder:
                 whole = replace(whole, options=(("matched", True),))
         if (training or not self.facts.groups) and not search.entries.keys() & {whole.name, whole.name + GRAPHED}:
             yield from self._family(search, whole, self._whole_s())
+            yield from self._with_experts(search, whole, self._whole_s())
         if training:
             yield from self._ablations(search, "blocks")
         else:
@@ -312,6 +313,7 @@ class Ladder:
             yield from self._family(search, whole, self._whole_s())
         if not self._is_measured(search, whole):
             yield from self._family(search, self._blocks(layout), self._compile_s("blocks"))
+            yield from self._with_experts(search, self._blocks(layout), self._compile_s("blocks"))
         if training:
             yield from self._rewritten_blocks(search, layout)
         many = self.facts.long_rows and not self.facts.has_cache  # a decoding step has few rows to read twice
@@ -323,6 +325,17 @@ class Ladder:
         if chosen:
             rewritten = replace(self._blocks(layout), name="rewritten blocks", rewrites=chosen, compiler="none")
             yield from self._family(search, rewritten, self._trace_s("blocks"))
+
+    def _with_experts(self, search: Climber, compiled: Candidate, cost_s: float) -> Iterator[Rung]:
+        """The same with our sort of tokens by expert and our sum over a token's experts.
+
+        Of four layers of Qwen 3's experts (2,048 tokens, eight experts each), 5.7 ms by Inductor, its sums take 435 µs
+        where memory takes 80, and a sort of 64-bit numbers 186 (H200).
+        """
+        if "experts" in self.facts.substitutable and self.facts.mode == "infer" and self.facts.cuda:
+            parts = (*compiled.substituted, "experts")
+            more = replace(compiled, name=f"{compiled.name} and experts", substituted=parts)
+            yield from self._family(search, more, cost_s)
 
     def _held(self, search: Climber, blocks: Candidate) -> Iterator[Rung]:
         """The same with rows of norms in registers."""

@@ -32,6 +32,8 @@ from ridgeline.kernels.grad_norm import config as grad_norm
 from ridgeline.kernels.group_norm import config as groups
 from ridgeline.kernels.group_norm_last import config as last
 from ridgeline.kernels.group_norm_last.op import SMALL as LAST
+from ridgeline.kernels.grouped import config as grouped
+from ridgeline.kernels.grouped.op import SMALL as GROUPED
 from ridgeline.kernels.latent_attention import config as latent
 from ridgeline.kernels.linear import config as product
 from ridgeline.kernels.linear_cross_entropy import config as linear
@@ -236,6 +238,8 @@ CASES["group_norm_last"] = list(LAST)
 FORCED["group_norm_last"] = [{"group_norm_last": last.Pass(4, 16, 3, 1)}]
 CASES["sequence_convolution"] = list(SEQUENCES)
 FORCED["sequence_convolution"] = [{"sequence_convolution": sequence.Tile(16, 1, 1)}]
+CASES["grouped_convolution"] = list(GROUPED)
+FORCED["grouped_convolution"] = [{"grouped_convolution": grouped.Tile(16, 1, 1)}]
 CASES["matmul"] = [
     case("float32", m=40, n=33, k=300, bias=True),
     case("float32", m=20, n=40, k=270, turned=True, positive=True),

@@ -120,3 +120,19 @@ def test_rows_wider_than_a_bags_are_summed_in_pieces(width: int) -> None:
     torch.manual_seed(0)
     out, places, weights = torch.randn(14, width), torch.randperm(14).view(7, 2), torch.rand(7, 2)
     torch.testing.assert_close(_summed(out, places, weights), (out[places] * weights[..., None]).sum(1))
+
+
+def test_a_tracer_sees_our_sum_over_experts_and_no_break() -> None:
+    model, ids, seen = _model("qwen3"), _ids(), []
+
+    def note(graph: Any, _: Any) -> Any:
+        seen.append([str(node.target) for node in graph.graph.nodes])
+        return graph.forward
+
+    with torch.no_grad():
+        meant = model(ids, use_cache=False).logits
+        apply(model, ("experts",))
+        found = torch.compile(model, backend=note)(ids, use_cache=False).logits
+        revert(model)
+    assert len(seen) == 1 and sum("embedding_bag" in target for target in seen[0]) == 2
+    assert (found - meant).norm() <= 0.02 * meant.norm()

@@ -139,6 +139,34 @@ def test_a_first_convolution_takes_its_norm_and_activation_where_no_compiler_fol
             assert scene_report.counts() == {name: 1}
 
 
+@pytest.mark.parametrize(("groups", "stride"), [(8, 1), (2, 2), (32, 1)])
+def test_convolutions_in_groups_take_their_norm_and_activation(
+    groups: int, stride: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pointwise, "LEAST_NUMBERS", 0)
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(64, 64, 3, stride, padding=1, groups=groups), nn.BatchNorm2d(64), nn.ReLU()]
+    model, x, report = settled(nn.Sequential(*layers)), _image(2, 64, 9, 7), Report()
+    with torch.no_grad():
+        found, own = compiled(model, rewrites=("in-place", "grouped"), report=report)(x), model(x)
+        meant = model.float()(x.float())
+    assert report.counts()["grouped"] == 1, report.refusals
+    assert found.stride() == own.stride()
+    assert _error(found, meant) < 1.5 * _error(own, meant) + 1e-3
+
+
+@pytest.mark.parametrize(("channels", "groups", "dilation"), [(464, 2, 1), (12, 2, 1), (64, 8, 2)])
+def test_groups_of_other_widths_and_spread_taps_are_left_to_whoever_follows(
+    channels: int, groups: int, dilation: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pointwise, "LEAST_NUMBERS", 0)
+    layers = [nn.Conv2d(channels, channels, 3, padding=dilation, dilation=dilation, groups=groups), nn.ReLU()]
+    report = Report()
+    with torch.no_grad():
+        compiled(settled(nn.Sequential(*layers)), rewrites=("grouped",), report=report)(_image(2, channels, 9, 7))
+    assert "grouped" not in report.counts()
+
+
 class Residual(nn.Module):
     """As diffusion networks have it: GroupNorm and SiLU before every convolution."""
 
@@ -200,11 +228,12 @@ def test_a_result_that_is_read_twice_stays(monkeypatch: pytest.MonkeyPatch) -> N
     ("sides", "filters", "padding"),
     [((21, 30), (7, 7), [3, 3]), ((16, 17), (3, 3), [1, 1]), ((18, 12), (4, 5), [0, 2]), ((13, 9), (3, 6), [0, 0])],
 )
-def test_a_stem_over_squares_is_the_convolution(sides: Any, filters: Any, padding: Any) -> None:
+@pytest.mark.parametrize("own", [False, True])
+def test_a_stem_over_squares_is_the_convolution(sides: Any, filters: Any, padding: Any, own: bool) -> None:
     torch.manual_seed(0)
     x, w, b = torch.randn(2, 3, *sides), torch.randn(8, 3, *filters), torch.randn(8)
     meant = F.conv2d(x, w, b, 2, padding)
-    found = stems.squares(x, w, b, padding)
+    found = stems.squares(x, w, b, padding, own=own)
     torch.testing.assert_close(found, meant, rtol=1e-5, atol=1e-5)
     assert found.is_contiguous(memory_format=torch.channels_last)
 

@@ -360,6 +360,15 @@ def test_the_ladder_holds_torch_compile_and_cheap_candidates_come_first() -> Non
     assert _names(_facts(cuda=False))[0] == "rewrites" and "torch.compile" in _names(_facts(cuda=False))
 
 
+def test_experts_are_tried_inside_of_what_is_compiled_too() -> None:
+    (group,) = groups(nn.Sequential(nn.Linear(8, 8), nn.Sequential(*[Block() for _ in range(4)])))
+    names = _names(_facts(groups=(group,), substitutable=("attention", "experts")))
+    assert names.index("blocks and attention and experts + graph") == names.index("blocks and attention + graph") + 1
+    assert names.index("blocks and attention and experts + graph") < names.index("torch.compile")
+    assert "compiled and experts + graph" in _names(_facts(substitutable=("experts",)))
+    assert not [name for name in _names(_facts(mode="train", substitutable=("experts",))) if name.endswith("experts")]
+
+
 def test_a_decoding_step_is_rewritten_first() -> None:
     assert _names(_facts(has_cache=True))[:2] == ["rewrites + graph", "graph"]
 

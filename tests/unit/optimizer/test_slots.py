@@ -191,3 +191,24 @@ def test_chances_that_are_not_taken_in_evaluation_make_no_graphs_of_their_own() 
         assert torch.equal(recorded(y), model(y)) and recorded.replays == 1, recorded.misses
     assert report.graphs == 1
     assert [block.drop.drop_prob for block in model] == [0.02 * i for i in range(5)]
+
+
+def test_blocks_that_a_tracer_was_told_to_leave_whole_are_compiled_as_blocks() -> None:
+    """Diffusers says so of its blocks."""
+
+    @torch._dynamo.allow_in_graph
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: Any) -> Any:
+            return x + self.layer(x).relu()
+
+    torch._dynamo.reset()
+    blocks, report, x = [Whole().eval() for _ in range(3)], Report(), torch.randn(2, 8)
+    runner = compiled(_block_runner(Whole), rewrites=(), report=report)
+    with torch.no_grad():
+        for block in blocks:
+            torch.testing.assert_close(runner(block, x), block(x))
+    assert report.graphs == 1 and not report.breaks
