@@ -480,22 +480,21 @@ def odd_forward() -> Iterator[Sweep]:
     from ridgeline.kernels.contract import case
     from ridgeline.kernels.rms_norm.config import Forward
 
-    def F(chunks: int, block: int, num_warps: int, reads: str = "", once: bool = False) -> Forward:
-        return Forward(1, chunks, block, num_warps, reads=reads, apart=True, once=once)
+    def F(chunks: int, block: int, num_warps: int, reads: str = "") -> Forward:
+        return Forward(1, chunks, block, num_warps, reads=reads, apart=True)
 
     last = "evict_last"
     for dtype, rows, cols, tried in (
-        ("bfloat16", 32768, 4099, (F(4, 1024, 4, last), F(4, 1024, 4), F(4, 1024, 4, "", True))),
-        ("bfloat16", 16384, 7001, (F(7, 1024, 4), F(7, 1024, 4, last, True), F(4, 2048, 8, "", True))),
-        ("bfloat16", 131072, 1001, (F(4, 256, 1), F(4, 256, 1, last), F(4, 256, 1, "", True))),
-        ("bfloat16", 65536, 2049, (F(4, 512, 2), F(4, 512, 2, last), F(4, 512, 2, "", True))),
-        ("bfloat16", 8192, 12289, (F(6, 2048, 8), F(6, 2048, 8, last, True))),
-        ("float32", 16384, 4099, (F(4, 1024, 8, last), F(4, 1024, 8), F(8, 512, 4, "", True))),
-        ("bfloat16", 2048, 5003, (F(5, 1024, 4), F(5, 1024, 4, "", True))),
+        ("bfloat16", 32768, 4099, (F(4, 1024, 4, last), F(4, 1024, 4))),
+        ("bfloat16", 16384, 7001, (F(7, 1024, 4), F(7, 1024, 4, last))),
+        ("bfloat16", 131072, 1001, (F(4, 256, 1), F(4, 256, 1, last))),
+        ("bfloat16", 65536, 2049, (F(4, 512, 2), F(4, 512, 2, last))),
+        ("bfloat16", 8192, 12289, (F(6, 2048, 8), F(6, 2048, 8, last))),
+        ("float32", 16384, 4099, (F(4, 1024, 8, last), F(4, 1024, 8))),
+        ("bfloat16", 2048, 5003, (F(5, 1024, 4),)),
     ):
         for name in ("layer_norm", "rms_norm"):
-            used = [config for config in tried if not config.once or name == "layer_norm"]
-            yield Sweep(f"{name}.forward", name, "fwd", case(dtype, rows=rows, cols=cols), tuple(used))
+            yield Sweep(f"{name}.forward", name, "fwd", case(dtype, rows=rows, cols=cols), tried)
 
 
 def odd_words() -> Iterator[Sweep]:

@@ -53,6 +53,14 @@ EDGES = tuple(
     ("paged_latent_attention", case("bfloat16", b=9, h=h, s=5040, d=512, e=64, page=page, uneven=False))
     for h, page in ((16, 64), (5, 16), (16, 48))
 )  # fmt: skip
+SHORT = tuple(
+    case(dtype, b=b, h=h, k=k, s=s, d=128, page=page, uneven=False)
+    for dtype, b, h, k, s, page in (
+        ("bfloat16", 300, 8, 2, 144, 16), ("float16", 64, 64, 8, 1008, 48), ("bfloat16", 400, 16, 1, 192, 64),
+    )
+)  # fmt: skip
+"""Many short sequences: three programs a multiprocessor, and pages without keys are not copied."""
+
 COUNTED = (
     ("decode_attention", case("bfloat16", b=2, h=32, k=8, s=512, d=128, hide="")),
     ("decode_attention", case("float16", b=5, h=12, k=4, s=3000, d=64, hide="lengths")),
@@ -99,7 +107,7 @@ JOINED = case("bfloat16", b=4, h=32, k=8, s=3000, d=128, page=16, uneven=False)
 
 
 def wanted_variants():
-    found = variants_of("cross_layer", HALVES) + variants_of("paged_attention", [JOINED])
+    found = variants_of("cross_layer", HALVES) + variants_of("paged_attention", [JOINED, *SHORT])
     for name, of in EDGES:
         found += variants_of(name, [of])
     with by_the_last():
@@ -127,23 +135,42 @@ def test_what_is_joined_by_borders_is_as_right_as_pytorch_and_repeats_bit_for_bi
         assert not wrong(name, of)
 
 
+def poisoned(query, caches, table, lens, page):
+    """Arguments whose caches are no numbers where no sequence has a key, and the same with zeros there."""
+    used = torch.zeros(caches[0].shape[:2], dtype=torch.bool, device="cuda")
+    for b, length in enumerate(lens):
+        key = torch.arange(length, device="cuda")
+        used[table[b, key // page].long(), key % page] = True
+    used = used.view(*used.shape, *(1 for _ in caches[0].shape[2:]))
+    lens = torch.tensor(lens, dtype=torch.int32, device="cuda")
+    return tuple((query, *(torch.where(used, x, other) for x in caches), table, lens) for other in (float("nan"), 0.0))
+
+
 @pytest.mark.parametrize("way", [nullcontext, by_the_last])
 @pytest.mark.parametrize(("name", "of"), EDGES, ids=str)
 def test_lengths_at_every_border_over_caches_that_nobody_has_written_elsewhere(name, of, way):
     trial = trials()[name][1]
     args = trial.make(of, torch.device("cuda"), torch.Generator("cuda").manual_seed(4))
     query, *caches, table, _ = args[:5] if name == "paged_attention" else args[:4]
-    lens = torch.tensor(LENGTHS, dtype=torch.int32, device="cuda")
-    used = torch.zeros(caches[0].shape[:2], dtype=torch.bool, device="cuda")
-    for b, length in enumerate(LENGTHS):
-        key = torch.arange(length, device="cuda")
-        used[table[b, key // of["page"]].long(), key % of["page"]] = True
-    used = used.view(*used.shape, *(1 for _ in caches[0].shape[2:]))
+    dirty, clean = poisoned(query, caches, table, LENGTHS, of["page"])
     with way():
-        found = trial.call(query, *(torch.where(used, x, float("nan")) for x in caches), table, lens)
-    meant = trial.eager(query, *(torch.where(used, x, 0.0) for x in caches), table, lens)
+        found = trial.call(*dirty)
+    meant = trial.eager(*clean)
     assert found[0].count_nonzero() == 0 and found.isfinite().all()
     torch.testing.assert_close(found[1:], meant[1:], rtol=0.02, atol=0.01)
+
+
+@pytest.mark.parametrize("of", SHORT, ids=str)
+def test_many_short_sequences_of_every_length_over_caches_that_nobody_has_written_elsewhere(of):
+    assert paged.choose(of["b"], of["k"], of["s"], 128, 132, ratio=of["h"] // of["k"], fed=True).skips
+    trial = trials()["paged_attention"][1]
+    args = trial.make(of, torch.device("cuda"), torch.Generator("cuda").manual_seed(4))
+    lens = [b * 7 % (of["s"] + 1) for b in range(of["b"])]
+    dirty, clean = poisoned(args[0], args[1:3], args[3], lens, of["page"])
+    found, there = trial.call(*dirty), clean[4] > 0
+    assert found[~there].count_nonzero() == 0 and found.isfinite().all()
+    torch.testing.assert_close(found[there], trial.eager(*clean)[there], rtol=0.02, atol=0.02)
+    assert torch.equal(found, trial.call(*dirty))
 
 
 @pytest.fixture(params=COUNTED, ids=str)

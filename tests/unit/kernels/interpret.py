@@ -79,13 +79,12 @@ held = {"forward": norm.Forward(2, 3, 16, 1), "backward": norm.Backward(2, 3, 16
 reloaded = {"forward": norm.Forward(1, 1, 64, 1), "backward": norm.Backward(1, 1, 64, 1, 1, 2, False)}
 long = {"forward": norm.Forward(1, 0, 0, 1), "backward": norm.Backward(1, 0, 0, 1, 1, 1, False)}
 apart = {"forward": norm.Forward(1, 3, 16, 1), "backward": norm.Backward(1, 3, 16, 1, 2, 8, True)}
-once = {"forward": norm.Forward(1, 3, 16, 1, apart=True, once=True)}
 ends = {"forward": norm.Forward(1, 3, 16, 1, apart=True), "backward": norm.Backward(1, 3, 16, 1, 2, 8, True, True)}
 FORCED = {
     **{
         f"{op}_norm": [
             {f"{op}_norm.{phase}": config for phase, config in given.items()}
-            for given in (held, reloaded, long, apart, once, ends)
+            for given in (held, reloaded, long, apart, ends)
         ]
         for op in ("rms", "layer")
     },

@@ -74,7 +74,8 @@ TARGET = torch.zeros(4096, dtype=torch.long, device="meta")
         (kernels.softmax, 70001, "softmax_forward_packed", "LDGSTS.E.BYPASS.128"),
         (kernels.softmax, 50257, "softmax_backward_streamed", "LDGSTS.E.BYPASS.128"),
         (lambda x: kernels.layer_norm(x), 4097, "layer_norm_forward_apart", "LDG.E.128"),
-        (lambda x: kernels.layer_norm(x), 4097, "layer_norm_backward_ends", "LDGSTS.E.BYPASS.128"),
+        (lambda x: kernels.layer_norm(x), 4097, "layer_norm_backward_words", "LDGSTS.E.BYPASS.128"),
+        (lambda x: kernels.layer_norm(x), 2049, "layer_norm_backward_ends", "LDGSTS.E.BYPASS.128"),
         (lambda x: kernels.layer_norm(x), 9001, "layer_norm_forward_apart", "LDG.E.128"),
         (lambda x: kernels.layer_norm(x), 20001, "layer_norm_forward", "LDG.E.EL.128"),
         (lambda x: kernels.rms_norm(x, None, 1e-6), 4097, "rms_norm_forward_apart", "LDG.E.128"),
@@ -109,7 +110,7 @@ def test_the_pipeliner_is_really_at_work():
 
 @pytest.mark.parametrize(
     ("cols", "dtype"),
-    [(32768, torch.bfloat16), (524288, torch.bfloat16), (32768, torch.float32), (131072, torch.float32)],
+    [(524288, torch.bfloat16), (32768, torch.float32), (131072, torch.float32)],
 )
 def test_programs_that_share_a_softmax_row_fit_on_the_device_and_copy_ahead(cols, dtype):
     found = variants(kernels.softmax, (200, cols), dtype=dtype)
@@ -126,14 +127,14 @@ def test_programs_that_share_a_softmax_row_fit_on_the_device_and_copy_ahead(cols
 
 def test_group_norm_of_large_images_reads_them_once():
     weight = torch.ones(320, dtype=torch.bfloat16, device="meta")
-    found = variants(lambda x: kernels.group_norm(x, 32, weight, weight), (16, 320, 64, 64))
+    found = variants(lambda x: kernels.group_norm(x, 32, weight, weight), (4, 320, 192, 192))
     assert {"group_norm_streamed", "group_norm_backward_streamed"} <= set(found)
     for name in ("group_norm_streamed", "group_norm_backward_streamed"):
         made = facts(found[name])
         assert made.num_spills == 0 and made.shared_bytes <= 232448
         assert made.num("LDGSTS.E.BYPASS.128") > 0 and made.num("STG.E.128") > 0
         assert dict(found[name].constants)["CHUNKS"] == found[name].num_warps, "a warp has one piece of a share"
-    fewer = variants(lambda x: kernels.group_norm(x, 32, weight, weight), (16, 320, 56, 56))["group_norm_streamed"]
+    fewer = variants(lambda x: kernels.group_norm(x, 2, weight, weight), (32, 320, 56, 56))["group_norm_streamed"]
     assert dict(fewer.constants)["BLOCK"] == 64, "56 x 56 positions are 49 pieces of 64"
     odd = variants(lambda x: kernels.group_norm(x, 32, weight, weight), (8, 320, 63, 65))
     assert "group_norm_streamed" not in odd, "no access of 63 x 65 positions ends where a channel does"
@@ -141,7 +142,7 @@ def test_group_norm_of_large_images_reads_them_once():
 
 def test_silu_behind_group_norm_is_computed_once_an_element_and_without_divisions():
     weight = torch.ones(512, dtype=torch.bfloat16, device="meta")
-    found = variants(lambda x: kernels.group_norm(x, 32, weight, weight, silu=True), (4, 512, 128, 128))
+    found = variants(lambda x: kernels.group_norm(x, 32, weight, weight, silu=True), (4, 512, 256, 256))
     for name, elements, inverses in (("group_norm_streamed", 64, 32), ("group_norm_backward_streamed", 32, 32)):
         made = facts(found[name])
         assert made.num_spills == 0
@@ -165,8 +166,8 @@ def test_powers_that_wait_for_their_row_in_registers_are_computed_once():
         made = facts(found)
         assert made.num_spills == 0 and made.num("MUFU.EX2") <= most
         assert dict(found.constants)["KEPT"] is kept
-    default = variants(kernels.softmax, (100, 50304), grad=False)["softmax_forward_streamed"]
-    assert dict(default.constants)["KEPT"], "what is faster is what is taken, where rows are few"
+    default = variants(kernels.softmax, (100, 50257), grad=False)["softmax_forward_streamed"]
+    assert dict(default.constants)["KEPT"], "what is faster is what is taken, where rows are few and odd"
 
 
 def test_long_float32_rows_of_softmax_have_no_branch_an_element():
@@ -340,15 +341,17 @@ def test_programs_that_share_a_multiprocessor_hold_a_row_of_softmax_each(cols):
     assert made.num("MUFU.EX2") <= 16 * constants["CHUNKS"] + 12, "two powers an element, none of them in registers"
 
 
-def test_few_rows_of_softmax_are_shared_by_programs():
-    assert "softmax_forward_streamed" in variants(kernels.softmax, (100, 50304), grad=False)
+def test_few_odd_rows_of_softmax_are_shared_by_programs():
+    assert "softmax_forward_streamed" in variants(kernels.softmax, (100, 50257), grad=False)
 
 
 @pytest.mark.parametrize(
-    ("cols", "shares"), [(65544, 4), (80000, 4), (131072, 8), (131075, 4), (262144, 16), (327680, 16)]
-)
-def test_a_long_row_of_softmax_is_a_clusters(cols, shares):
-    found = variants(kernels.softmax, (300, cols), grad=False)["softmax_forward_packed"]
+    ("rows", "cols", "shares"),
+    [(300, 65544, 4), (300, 80000, 4), (300, 131072, 8), (300, 131075, 4), (300, 262144, 16), (300, 327680, 16),
+     (64, 50304, 4), (16, 65536, 16), (128, 32768, 2), (64, 128256, 8), (4, 262144, 16), (1, 24000, 4)],
+)  # fmt: skip
+def test_a_long_row_of_softmax_is_a_clusters(rows, cols, shares):
+    found = variants(kernels.softmax, (rows, cols), grad=False)["softmax_forward_packed"]
     constants, made = dict(found.constants), facts(found)
     programs = 3 if found.num_warps == 8 else 2
     assert constants["SHARES"] == shares and made.num_spills == 0
@@ -392,6 +395,42 @@ def test_many_groups_are_held_two_numbers_a_word(channels, side):
     assert made.num("LDG.E.128") == made.num("STG.E.128") == chunks
     assert made.num("BAR") <= 3, "warps meet once a group"
     assert made.num("MUFU") <= 12 * chunks + 10, "a power an element, an inverse for two"
+
+
+@pytest.mark.parametrize(
+    ("batch", "channels", "side", "shares"),
+    [(32, 320, 64, 1), (32, 320, 56, 1), (8, 512, 64, 4), (16, 640, 64, 4), (8, 320, 128, 8), (4, 512, 128, 16)],
+)
+def test_long_groups_are_a_programs_or_a_clusters(batch, channels, side, shares):
+    weight = torch.ones(channels, dtype=torch.bfloat16, device="meta")
+    found = variants(
+        lambda x: kernels.group_norm(x, 32, weight, weight, silu=True), (batch, channels, side, side), grad=False
+    )["group_norm_packed"]
+    constants, made, programs = dict(found.constants), facts(found), 32 // found.num_warps
+    assert constants["SHARES"] == shares and made.num_spills == 0
+    assert made.shared_bytes * programs <= 232448 and made.num_registers * 32 * found.num_warps * programs <= 65536
+    assert made.num("LDG.E.128") == 4, "four accesses wait in registers"
+    assert made.num("LDGSTS.E.BYPASS.128") == constants["CHUNKS"] - 4 and made.num("STG.E.128") == constants["CHUNKS"]
+    assert made.num("UCGABAR_ARV") == (shares > 1) and made.num("MEMBAR") == 0, "programs wait for numbers alone"
+
+
+def test_groups_too_long_for_a_cluster_pass_through_shared_memory():
+    for channels, side, silu in ((512, 256, True), (512, 128, False)):
+        weight = torch.ones(channels, dtype=torch.bfloat16, device="meta")
+        found = variants(
+            lambda x, w=weight, s=silu: kernels.group_norm(x, 32, w, w, silu=s), (4, channels, side, side), grad=False
+        )
+        assert "group_norm_streamed" in found
+
+
+@pytest.mark.parametrize(("rows", "cols"), [(32768, 4099), (16384, 5003), (16384, 7001)])
+def test_odd_rows_of_layer_norm_backward_wait_two_numbers_a_word(rows, cols):
+    found = variants(kernels.layer_norm, (rows, cols), (cols,), (cols,))["layer_norm_backward_words"]
+    constants, made = dict(found.constants), facts(found)
+    asked = 2 * constants["CHUNKS"] * (constants["SLOTS"] + 1)
+    assert made.num("LDGSTS.E.BYPASS.128") == asked and made.num("STG.E.128") == constants["CHUNKS"]
+    assert made.num("BAR") <= 6, "warps meet once for both sums of a row"
+    assert made.num_spills <= 16
 
 
 def test_a_program_holds_a_group_of_channels_whole():

@@ -152,7 +152,7 @@ def test_few_parts_are_joined_by_the_last_program_and_many_by_a_kernel(b, h, k, 
     ("h", "k", "d", "page"), [(32, 8, 128, 16), (16, 1, 128, 64), (16, 8, 64, 16), (9, 3, 256, 48)]
 )
 def test_the_last_program_joins_without_spills_in_wide_loads_past_the_l1(h, k, d, page):
-    of = case("bfloat16", b=132, h=h, k=k, s=500, d=d, page=page, uneven=True)
+    of = case("bfloat16", b=132, h=h, k=k, s=1500, d=d, page=page, uneven=True)
     variant, facts = compiled_for(of)
     assert dict(variant.constants)["JOINS"] and facts.num_spills == 0
     wide = "LDG.E.64.STRONG.GPU" if d == 64 else "LDG.E.128.STRONG.GPU"
@@ -186,3 +186,24 @@ def test_who_joins_is_who_was_faster_on_the_device():
         best = min(seconds["inside"], seconds["by a kernel"])
         lost.append(seconds["inside" if found.inside else "by a kernel"] / best)
     assert len(lost) == 22 and max(lost) < 1.01, "no choice loses more than a hundredth to the other"
+
+
+@pytest.mark.parametrize(("b", "h", "k", "page"), [(300, 32, 8, 16), (100, 64, 8, 16), (400, 16, 1, 64)])
+def test_many_short_sequences_take_three_programs_that_fit_and_copy_no_page_without_keys(b, h, k, page):
+    variant, facts = compiled_for(case("bfloat16", b=b, h=h, k=k, s=300, d=128, page=page, uneven=True))
+    constants = dict(variant.constants)
+    assert constants["SKIPS"] and constants["JOINS"] and not constants["EARLY"]
+    assert facts.num_spills <= 20, "some are known from one sequence to the next; none inside"
+    assert 3 * (facts.shared_bytes + 1024) <= 228 * 1024 and 3 * 256 * facts.num_registers <= 65536
+    tiles = 64 // min(page, 64)
+    assert facts.num("UTMALDG") == 2 + 2 * 2 * tiles, "queries, keys and values, whether they are copied or not"
+    expected = sum(n for name, n in facts.instructions.items() if name.startswith("SYNCS.ARRIVE.TRANS64"))
+    assert expected >= tiles, "as many bytes as pages that have keys"
+
+
+def test_three_programs_are_for_short_sequences_of_shared_keys_alone():
+    def short(b=300, k=8, longest=300, d=128, ratio=4):
+        return config.choose(b, k, longest, d, 132, ratio=ratio, fed=True).skips
+
+    assert short() and short(100, longest=1200, ratio=8) and short(396, 1)
+    assert not (short(49) or short(longest=1216) or short(d=64) or short(d=256) or short(ratio=1))

@@ -75,19 +75,33 @@ LONGEST_WHOLE, LONGEST_OF_MANY = 45056, 20480
 which two programs share a multiprocessor: where there are many groups, one program waits for itself."""
 
 
-SHORTEST_PACKED = 5120
+SHORTEST_PACKED, LONGEST_ALONE, MOST_TOGETHER = 5120, 40960, 16
+"""Elements of groups that a program holds two numbers a word, and programs of a cluster, which share a longer one."""
+CLUSTERED_BYTES = 32 << 20
+"""Smaller images have not been timed in clusters."""
 
 
-def packed(rows: int, length: int, sms: int) -> Packed | None:
-    """Many groups of five accesses of a lane at most; None where there are few, or they are short or too long.
+def packed(rows: int, length: int, num_bytes: int, sms: int, silu: bool) -> Packed | None:
+    """Groups of 16-bit numbers, a program or a cluster of programs each; None where they are few, short or too long.
 
-    With SiLU 64×640×32×32: 50.1 µs, 53.0 where programs walk over groups on their way; 64×1280×16×16 28.5 and 30.2.
-    Shares of longer groups, whose programs wait for each other, lose: 4×512×128×128 53 and 46 µs.
+    With SiLU 64×640×32×32: 47.3 and 49.8 µs (53.0 where programs walk over groups on their way), 64×1280×16×16 27.0
+    (30.2). On sixteen warps with most of a group in shared memory 32×320×64×64 49.0 (54.0 in the persistent kernel, 50
+    to 52 in clusters), 32×320×56×56 39.4 (45.9, 40.7). In clusters 8×512×64×64 25.3 (28.3), 16×640×64×64 50.4 (53.6),
+    8×320×128×128 52.3 (54.5), 4×512×128×128 44.4 (46.7), 16×512×128×128 154.9 (156.4), without SiLU 41.4 (40.2) and
+    149.7 (143.9). Twice as many numbers a thread 48 to 58, half as many 46 to 58.
     """
-    if rows < 4 * sms or not SHORTEST_PACKED < length <= LONGEST_OF_MANY:
+    if length <= LONGEST_OF_MANY:
+        if rows < 4 * sms or length <= SHORTEST_PACKED:
+            return None
+        num_warps = power_of_two(cdiv(length, 1280))
+        return Packed(num_warps, 32 // num_warps)
+    if length <= LONGEST_ALONE:
+        return Packed(16, 2, 1, cdiv(length, 4096) - 4) if rows > 2 * sms else None
+    cluster = power_of_two(cdiv(length, LONGEST_OF_MANY))
+    most = MOST_TOGETHER if silu else MOST_TOGETHER // 2
+    if cluster > most or length % (8 * cluster) or num_bytes < CLUSTERED_BYTES:
         return None
-    num_warps = power_of_two(cdiv(length, 1280))
-    return Packed(num_warps, 32 // num_warps)
+    return Packed(8, 4, cluster, cdiv(length // cluster, 2048) - 4)
 
 
 def whole(rows: int, length: int, sms: int) -> Whole | None:

@@ -122,7 +122,7 @@ def _plan_forward(x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | 
 
 
 def _streaming(
-    kernel: str, tensors: tuple[Tensor, ...], rows: int, length: int, positions: int
+    kernel: str, tensors: tuple[Tensor, ...], rows: int, length: int, positions: int, silu: bool
 ) -> tuple[Any, shares.Cut | None]:
     """How large images pass through shared memory, and how their groups are cut; or None."""
     wide = max(tensor.element_size() for tensor in tensors)
@@ -136,7 +136,8 @@ def _streaming(
     default: Any = config.streamed(tensors[0].nbytes, len(tensors), wide) or config.Apart()
     if len(tensors) == 1 and wide == 2:
         sms = num_sms(tensors[0].get_device())
-        default = config.packed(rows, length, sms) or config.whole(rows, length, sms) or default
+        alone = config.packed(rows, length, tensors[0].nbytes, sms, silu) or config.whole(rows, length, sms)
+        default = alone or default
     sizes = {"groups": rows, "positions": positions, "dtype": tensors[0].dtype}
     chosen: Any = tuning.choose(kernel, sizes, default)
     if isinstance(chosen, (config.Whole, config.Packed, config.Apart)):
@@ -156,7 +157,7 @@ def _plan_streamed(
     positions: int,
 ) -> Any:  # fmt: skip
     """The forward pass in one read, where the image is large enough and its channels are whole blocks; else None."""
-    chosen, found = _streaming("group_norm.streamed", (x,), rows, length, positions)
+    chosen, found = _streaming("group_norm.streamed", (x,), rows, length, positions, silu)
     if isinstance(chosen, config.Whole):
         return _plan_whole(chosen, x, groups, weight, bias, silu, rows, length, positions)
     if isinstance(chosen, config.Packed):
@@ -242,7 +243,7 @@ def _plan_backward_streamed(
     """The backward pass in one read of both inputs, or None."""
     samples, channels, on = x.shape[0], x.shape[1], x.get_device()
     length = channels // groups * positions
-    chosen, found = _streaming("group_norm.backward_streamed", (x, dy), samples * groups, length, positions)
+    chosen, found = _streaming("group_norm.backward_streamed", (x, dy), samples * groups, length, positions, silu)
     if found is None:
         return None
     w, b = x if weight is None else weight, x if bias is None else bias
@@ -411,7 +412,8 @@ def _trial(call: Any, eager: Any, meant: Any, mistakes: dict[str, Any]) -> Trial
             for dtype in DTYPES
             for sizes in ((1, 2, 2, 1), (2, 6, 5, 3), (2, 64, 16, 32), (1, 320, 33, 32), (1, 128, 96, 4),
                           (4, 160, 128, 32), (10, 96, 96, 4), (16, 512, 32, 64), (24, 320, 56, 32), (90, 128, 28, 16),
-                          (6, 320, 64, 32), (1, 320, 64, 32))
+                          (6, 320, 64, 32), (1, 320, 64, 32), (9, 320, 64, 32), (8, 512, 64, 32), (4, 320, 128, 32),
+                          (2, 512, 128, 32))
         ),
         races=(_problem("bfloat16", 8, 320, 64, 32), _problem("bfloat16", 4, 512, 128, 32),
                _problem("float32", 2, 256, 128, 32), _problem("bfloat16", 16, 512, 128, 32),

@@ -126,7 +126,6 @@ def layer_norm_forward_apart(
     BLOCK: tl.constexpr,
     VECTOR: tl.constexpr,
     READS: tl.constexpr,
-    ONCE: tl.constexpr,  # both sums at once, relative to the mean of the row's first 32 numbers
     DEPENDENT: tl.constexpr,  # copies are made while rows are read
 ):
     """A row that starts inside an access of VECTOR elements, a program each and no next one: whole accesses in CHUNKS
@@ -143,10 +142,6 @@ def layer_norm_forward_apart(
         h_ends = (tail + more_ends).to(h_ptr.dtype.element_ty)
         tl.store(h_ptr + row * cols + end_at, h_ends, mask=own)
         tail = h_ends.to(tl.float32)
-    pivot = 0.0
-    if ONCE:
-        k = tl.arange(0, 32)
-        pivot = tl.sum(tl.load(x_ptr + row * x_stride + k).to(tl.float32), axis=0) * (1 / 32)
     held = ()
     total = tl.zeros([BLOCK], tl.float32)
     squares = tl.zeros([BLOCK], tl.float32)
@@ -158,31 +153,16 @@ def layer_norm_forward_apart(
             h = (x + more.to(tl.float32)).to(h_ptr.dtype.element_ty)
             store_whole(h_ptr + at + i * BLOCK, h, c, whole, i, CHUNKS)
             x = h.to(tl.float32)
-        if ONCE:
-            off = x - pivot
-            if i == CHUNKS - 1:
-                off = tl.where(c < whole, off, 0.0)
-            total += off
-            squares += off * off
-        else:
-            total += x
+        total += x
         held = held + (x,)
-    if ONCE:
-        off = tl.where(own, tail - pivot, 0.0)
-        both, all_squares = sums_of(total, squares, 0)
-        shift = (both + tl.sum(off, axis=0)) / cols
-        mean = pivot + shift
-        rstd = tl.rsqrt((all_squares + tl.sum(off * off, axis=0)) / cols - shift * shift + eps)
-    else:
-        mean = (tl.sum(total, axis=0) + tl.sum(tail, axis=0)) / cols
-        for i in tl.static_range(CHUNKS):
-            off = held[i] - mean
-            if i == CHUNKS - 1:
-                off = tl.where(i * BLOCK + col < whole, off, 0.0)
-            squares += off * off
-        off = tl.where(own, tail - mean, 0.0)
-        rstd = tl.rsqrt((tl.sum(squares, axis=0) + tl.sum(off * off, axis=0)) / cols + eps)
-    off = tail - mean
+    mean = (tl.sum(total, axis=0) + tl.sum(tail, axis=0)) / cols
+    for i in tl.static_range(CHUNKS):
+        off = held[i] - mean
+        if i == CHUNKS - 1:
+            off = tl.where(i * BLOCK + col < whole, off, 0.0)
+        squares += off * off
+    off = tl.where(own, tail - mean, 0.0)
+    rstd = tl.rsqrt((tl.sum(squares, axis=0) + tl.sum(off * off, axis=0)) / cols + eps)
     if SAVE:
         tl.store(mean_ptr + row, mean)
         tl.store(rstd_ptr + row, rstd)

@@ -219,7 +219,7 @@ def _plan_apart(
         constants={"HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None, "HAS_RESIDUAL": h is not y,
                    "SAVE": save, "CHUNKS": cdiv(cols // vector * vector, chosen.block), "BLOCK": chosen.block,
                    "VECTOR": vector, "READS": "" if h is not y else chosen.reads,
-                   "ONCE": chosen.once and h is y, "DEPENDENT": given and not INTERPRETING},
+                   "DEPENDENT": given and not INTERPRETING},
         num_warps=chosen.num_warps,
         device=x.get_device(),
         vector=vector,
@@ -274,10 +274,11 @@ def _plan_backward(
     vector = vector_of(min(dx.element_size(), dy.element_size()), pointers, cols, stride)
     shifts = access_of(min(dx.element_size(), dy.element_size()), pointers, cols, stride)[1]
     ends = ends_access(min(dx.element_size(), dy.element_size()), pointers, cols, stride)
+    in_words = dy.dtype == x.dtype == w.dtype and x.element_size() == 2 and not has_dh and not INTERPRETING
     chosen = tuning.choose(
         "layer_norm.backward",
         {"rows": rows, "cols": cols, "dtype": dx.dtype},
-        (config.backward_ends(rows, cols // ends * ends, size) if ends else None)
+        (config.backward_ends(rows, cols // ends * ends, size, in_words) if ends else None)
         or config.backward(rows, cols, size, shifts),
     )
     flags = {"HAS_WEIGHT": weight is not None, "HAS_DH": has_dh}
@@ -296,8 +297,7 @@ def _plan_backward(
         tile = {"CHUNKS": cdiv(cols // ends * ends, chosen.block)}
     partial = template((2, programs, cols), torch.float32, x.device)
     early = chosen.early and not INTERPRETING
-    alike = dy.dtype == x.dtype == w.dtype and x.element_size() == 2
-    if apart and chosen.words and alike and not has_dh and not INTERPRETING:
+    if apart and chosen.words and in_words:
         return _plan_backward_words(chosen, dy, x, weight, mean, dx, partial, rows, cols, stride, want)
     run = (_BACKWARD_ENDS if apart else _BACKWARD).bind(
         (dy, x, w, mean, rstd, dh, dx, partial, rows, cols, stride),

@@ -18,8 +18,7 @@ class Forward:
     blocks.
 
     ``reads`` and ``writes``: what the L2 is told of rows and results ("evict_first", "evict_last"). ``apart``: rows
-    that start inside accesses, the few elements at their ends apart, weights from copies that start where rows can.
-    ``once``: LayerNorm's warps meet once for both sums of such a row."""
+    that start inside accesses, the few elements at their ends apart, weights from copies that start where rows can."""
 
     rows: int
     chunks: int
@@ -28,7 +27,6 @@ class Forward:
     reads: str = ""
     writes: str = ""
     apart: bool = False
-    once: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +81,18 @@ def apart(rows: int, whole: int, itemsize: int, centered: bool = False) -> Forwa
 
     RMSNorm 32768×4099 131 µs (150 where programs walked over rows, 153 with masks), 16384×7001 115 (129), 131072×1001
     128 (145), 65536×2049 130 (159), 8192×12289 105 (143 with masks). LayerNorm (``centered``) 137 (152), 127 (128), 132
-    (145), 134 (161) and 119 (282); with fewer numbers a thread 152, 134, 148, 146, 129. Float32 16384×4099 133 (148),
-    RMSNorm 132 and 130 with masks.
+    (145), 134 (161) and 119 (282); with fewer numbers a thread 152, 134, 148, 146, 129, with one meeting for both sums
+    143, 130, 137, 140. Float32 16384×4099 133 (148), RMSNorm 132 and 130 with masks.
     """
     enough = rows * whole * itemsize * (1 + centered) >= LEAST_APART_BYTES
     if not enough or not 512 <= whole <= 16384 or (itemsize == 4 and not centered):
         return None
     if itemsize == 4:
-        return Forward(1, cdiv(whole, 1024), 1024, 8, apart=True) if whole <= 8192 else None
+        wide = Forward(1, cdiv(whole, 1024), 1024, 8, apart=True)
+        return kept(wide, rows, whole, itemsize) if whole <= 8192 else None
     num_warps = 1 if whole <= 1024 else 2 if whole <= 2048 else 4 if whole <= 8192 else 8
     found = Forward(1, cdiv(whole, 256 * num_warps), 256 * num_warps, num_warps, apart=True)
-    return found if centered else kept(found, rows, whole, itemsize)
+    return kept(found, rows, whole, itemsize)
 
 
 KEPT_BYTES = 96 << 20
