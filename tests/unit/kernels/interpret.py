@@ -259,8 +259,7 @@ matmul.LEAST_TALL_ROWS, matmul.MOST_TALL_COLS = 45, 17
 CASES["convolution"] = list(CONVOLUTIONS)
 FORCED["convolution"] = [
     {"convolution": convolution.Tile(32, 32, 16, 1, 1), "convolution.depthwise": convolution.Depthwise(64, 1)},
-    {"convolution": convolution.Tile(32, 32, 16, 1, 1, last=True)},
-    {"convolution": convolution.Tile(32, 32, 16, 1, 1, "exact", last=True)},
+    {"convolution": convolution.Tile(64, 32, 32, 1, 1, last=True)},
 ]
 CASES["scan"] = list(SCANS)
 FORCED["scan"] = [{"scan": scan.Scan(16, 4, 1, 1)}]
