@@ -710,12 +710,12 @@ def test_what_a_program_wrote_as_its_gradient_is_not_recomputed(node, named):
     [("cutlass_80_tensorop_bf16_s16816gemm_bf16_128x128", True), ("nvjet_tst_64x8_64x16", False)],
 )
 def test_kernels_that_load_whole_tiles_have_aligned_rows(kernel, named):
-    """Eleven rows by thousands of columns: a number of rows is no stride, and the kernel shows it."""
+    """Whatever sizes were recorded, such a kernel was given rows that are aligned."""
 
     def play(stage: Stage) -> None:
         healthy(stage, 4)
         for _ in range(4):
-            stage.kernel(kernel, 600.0, op="aten::mm", shapes=[[8195, 4096], [4096, 4096]],
+            stage.kernel(kernel, 600.0, op="aten::mm", shapes=[[8192, 4099], [4099, 4096]],
                          dtypes=["c10::BFloat16"] * 2)  # fmt: skip
 
     assert ("misaligned-sizes" in rules_of(_twice(play).findings())) is named

@@ -8,6 +8,7 @@ from ridgeline.findings.cure import Cure, joined
 from ridgeline.findings.rule import rule
 from ridgeline.findings.scene import BACKWARD, Candidate, Scene
 from ridgeline.findings.shapes import dtype_named, first_dtype, first_shape, is_shape, parsed, shaped_ops
+from ridgeline.trace.kind import Kind
 
 TABLE = 5e8
 """Values of a lookup table from which on its dense gradient matters; vocabularies of language models stay below."""
@@ -22,6 +23,8 @@ FREE_FRAC = 0.5
 OFTEN, SORTED = 100.0, 4.0
 """Lookups of a row from which on they are added in turn (2,048 and 5,461 in two recordings that gained by a lookup of
 its own, 2 and 15 in two that lost), and what that then takes over sorting them."""
+PASS_BYTES, FUSED_BYTES = 12.0, 28.0
+"""Moved for each fp32 value by a pass over lists (two read, one written), and by a fused Adam."""
 WRITTEN_FRAC, WRITTEN_BY_PRODUCTS_FRAC = 0.5, 0.1
 """Of what the memory could move in a kernel's time, its output at most: light kernels read as much as they write, and
 products, convolutions and attention compute (3.5 % for a bf16 product over 4,096 at 700 TFLOP/s)."""
@@ -171,7 +174,7 @@ def _least_frac(scene: Scene, works: np.ndarray) -> float:
     return moved_bytes / scene.device.dram.bandwidth_bytes_per_s / taken_s if taken_s > 0 else 0.0
 
 
-@rule("dense-embedding-gradient", version=4, order=8)
+@rule("dense-embedding-gradient", version=5, order=8)
 def dense_embedding_gradient(scene: Scene) -> Candidate | None:
     """A table far larger than the rows a step touches gets a dense gradient that is filled, added and applied in
     full."""
@@ -181,19 +184,19 @@ def dense_embedding_gradient(scene: Scene) -> Candidate | None:
     largest = _table_elements(scene)
     if not largest or not scene.trains or len(scene.host_spans(r"embedding(_bag)?_sparse_backward$")):
         return None
-    tables = scene.under(r"embedding|EmbeddingBag") | scene.launched_in(
-        scene.time_of(scene.host_spans(r"^Optimizer\."))
-    )
+    updated = scene.launched_in(scene.time_of(scene.host_spans(r"^Optimizer\.")))
+    tables = scene.under(r"embedding|EmbeddingBag") | updated
     heavy = works[tables[works] & ~scene.named(r"updateOutput|forward")[works]]
     if not len(heavy):
         return None
+    share = np.where(updated[heavy], _updated_frac(scene, heavy[updated[heavy]], largest), 1.0)
     return Candidate(
         what=f"A table of {largest / 1e6:,.0f} M values gets a dense gradient every step",
         cause="dense embedding gradient: all rows are zeroed, written and updated for the few that were looked up",
         change="nn.Embedding(…, sparse=True) with SGD, Adagrad or SparseAdam; or an embedding library that updates "
         "rows in place (fbgemm)",
         where=scene.where(heavy),
-        cure=Cure(works=heavy, keep_best=0.1, keep_worst=0.4),
+        cure=Cure(works=heavy, keep_best=1.0 - 0.9 * share, keep_worst=1.0 - 0.6 * share),
         evidence=scene.evidence(heavy),
         spans=tuple(scene.rows[heavy[:200]].tolist()),
     )
@@ -201,14 +204,47 @@ def dense_embedding_gradient(scene: Scene) -> Candidate | None:
 
 def _table_elements(scene: Scene) -> float:
     """Values of the largest table whose dense gradient matters; 0 if there is none."""
-    shapes = scene.trace.optional("shapes")
+    shapes, learned, multiplied = scene.trace.optional("shapes"), _learned_tables(scene), _multiplied(scene)
     found = 0.0
     for span in scene.host_spans(r"aten::(embedding|_embedding_bag|embedding_bag)$").tolist()[:50]:
         shape = first_shape(scene.trace.words[int(shapes[span])])
         values = float(np.prod(shape)) if len(shape) == 2 else 0.0
         matters = values >= TABLE or (values >= ENTITY_TABLE and shape[0] >= ENTITIES)
-        found = max(found, values if matters else 0.0)
+        learns = (learned is None or shape in learned) and not multiplied & set(shape[:1])
+        found = max(found, values if matters and learns else 0.0)
     return found
+
+
+def _learned_tables(scene: Scene) -> set[tuple[int, ...]] | None:
+    """Sizes of tables that get a dense gradient, by what is zeroed for it: a frozen table gets none. None where sizes
+    of such were not recorded, and none at all where no lookup has a backward pass."""
+    shapes = scene.trace.optional("shapes")
+    backward = scene.host_spans(r"embedding(_bag)?_(dense_)?backward$|^Embedding(Bag)?Backward\d*$")
+    if not len(backward):
+        return set()
+    zeroed = scene.host_spans(r"^aten::(zero_|zeros|fill_|new_zeros|zeros_like)$")
+    zeroed = zeroed[scene.spans_under(zeroed, r"embedding(_bag)?_(dense_)?backward$|^Embedding(Bag)?Backward\d*$")]
+    found = {first_shape(scene.trace.words[int(shapes[span])]) for span in zeroed.tolist()} - {()}
+    return found or None
+
+
+def _multiplied(scene: Scene) -> set[int]:
+    """Sizes of products: a table of a language model is multiplied with as well, in the layer that says the next word,
+    and where that is the same one, its gradient has every row."""
+    shapes, words = scene.trace.optional("shapes"), scene.trace.words
+    spans = scene.host_spans(r"^aten::(mm|addmm|linear|matmul)$")
+    given = {int(word) for word in np.unique(shapes[spans]).tolist()}
+    return {size for word in given for shape in parsed(words[word]) if is_shape(shape) for size in shape}
+
+
+def _updated_frac(scene: Scene, works: np.ndarray, values: float) -> float:
+    """Of what an optimizer updates, the table: by what all passes move for it, at the memory's rate."""
+    taken_s = float(scene.work_s[works].sum()) / scene.num_rounds
+    if scene.device is None or taken_s <= 0:
+        return 1.0
+    passes = len(scene.host_spans(r"^aten::_foreach_", Kind.OP)) / scene.num_rounds
+    moved_bytes = values * (PASS_BYTES * passes if passes else FUSED_BYTES)
+    return min(1.0, moved_bytes / (taken_s * scene.device.dram.bandwidth_bytes_per_s))
 
 
 @rule("recompute", version=3, order=55)
