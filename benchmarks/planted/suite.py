@@ -5,6 +5,7 @@ from __future__ import annotations
 import again
 import eighth
 import eleventh
+import fifteenth
 import fifth
 import fourteenth
 import fourth
@@ -20,6 +21,6 @@ import twelfth
 from cases import CASES
 
 __all__ = [
-    "CASES", "again", "eighth", "eleventh", "fifth", "fourteenth", "fourth", "fresh", "healthy", "ninth", "seventh",
-    "sixth", "tenth", "third", "thirteenth", "twelfth",
+    "CASES", "again", "eighth", "eleventh", "fifteenth", "fifth", "fourteenth", "fourth", "fresh", "healthy", "ninth",
+    "seventh", "sixth", "tenth", "third", "thirteenth", "twelfth",
 ]  # fmt: skip
