@@ -286,6 +286,7 @@ def healthy_in_and_out(s: Setting, fixed: bool) -> Program:
         if streams:
             main = torch.cuda.current_stream()
             main.wait_stream(streams[0])
+            main.wait_stream(streams[1])
             streams[0].wait_stream(main)
         with torch.cuda.stream(streams[0] if s.cuda else None):
             slots[1 - i].copy_(given, non_blocking=True)
@@ -559,7 +560,7 @@ def hub_attends_eagerly(s: Setting, fixed: bool) -> Program:
 @case("synchronization", "groups of sizes that are fixed beforehand", **PLAIN)
 def groups_split_by_list(s: Setting, fixed: bool) -> Program:
     """Tokens sent to eight layers by a router, and the sizes of the groups read in every one of eight stages."""
-    width, num, rows = s.pick(1024, 16), s.pick(8, 2), s.pick(8192, 16)
+    width, num, rows = s.pick(4096, 16), s.pick(8, 2), s.pick(16384, 16)
     model = s.place(lambda: nn.ModuleList(nets.Sent(width, num) for _ in range(s.pick(8, 2)))).eval()
     x, sizes = _bf16(s, rows, width), [rows // num] * num
 
@@ -628,7 +629,7 @@ def squeezed_channels_first(s: Setting, fixed: bool) -> Program:
 def targets_drawn_in_the_loop(s: Setting, fixed: bool) -> Program:
     """Where joints are, drawn as heat maps by the thread that trains."""
     side, num = s.pick(64, 8), s.pick(32, 2)
-    model = fresh.nhwc(s.place(lambda: nn.Sequential(*_wide(s.pick(128, 8), 3))))
+    model = fresh.nhwc(s.place(lambda: nn.Sequential(*_wide(s.pick(256, 8), s.pick(5, 2)))))
     pictures = fresh.nhwc(_bf16(s, num, 4, side, side))
     at, grid = np.random.default_rng(0).uniform(0, side, (num, 4, 2)), np.arange(side, dtype=np.float64)
     host = s.pinned(torch.empty(num, 4, side, side))

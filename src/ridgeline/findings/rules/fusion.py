@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ridgeline.findings.cure import Cure
 from ridgeline.findings.replay import Index, Mask, Seconds
@@ -427,7 +428,7 @@ def _over_tensors(scene: Scene, piece: Index, joined: bool) -> bool:
     return not found or (len(found) >= SHAPES and _goes_on(trace.op[rows], np.where(ops >= 0, shapes[ops], 0)))
 
 
-def _goes_on(names: Index, shapes: Index) -> bool:
+def _goes_on(names: NDArray[np.int32], shapes: NDArray[np.int32]) -> bool:
     """Whether the same few ops come again and again, and over another tensor each time: a state that moves on has the
     same ones over the same tensors, and a stretch of code that is run once has others."""
     for period in range(1, min(LONGEST_BODY, len(names) // 2) + 1):
