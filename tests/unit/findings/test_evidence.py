@@ -306,3 +306,14 @@ def test_norms_that_walk_planes_leave_transforms_where_they_are(around, named):
                 stage.kernel("batch_norm_collect_statistics_kernel", 60.0, op="aten::native_batch_norm")
 
     assert (_found(play, "channels-first") is not None) is named
+
+
+@pytest.mark.parametrize(("host_us", "named"), [(60.0, True), (36.0, False)])
+def test_a_host_that_is_a_little_too_slow_on_one_machine_is_not_told(host_us, named):
+    def play(stage: Stage) -> None:
+        for _ in range(60):
+            stage.kernel("nvjet_tst_64x8", 28.0, op="aten::mm", host_us=host_us)
+
+    stage = _twice(play)
+    stage.facts["unprofiled_step_s"] = stage.now_s / 2
+    assert ("launch-bound" in [finding.rule for finding in stage.findings()]) is named

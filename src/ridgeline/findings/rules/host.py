@@ -249,7 +249,7 @@ def launch_bound(scene: Scene) -> Candidate | None:
         spans=tuple(scene.rows[kernels[:200]].tolist()),
         unchecked=() if scene.is_timed or not len(scene.of_kind(Kind.RUNTIME)) else RECORDED,
         least_frac=GENERAL_FRAC,
-        sure_frac=SLOW_FRAC,
+        sure_frac=SLOW_FRAC if scene.is_timed else SURE_FRAC,  # at worst, untimed, is by a host that was never seen
     )
 
 
