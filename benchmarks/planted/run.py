@@ -179,6 +179,11 @@ FIFTEENTH = (
     "goods_dense_beside_towers adadelta_tensor_by_tensor squeezed_channels_first targets_drawn_in_the_loop "
     "hub_decoder_in_steps healthy_half_zero"
 ).split()
+SIXTEENTH = (
+    "healthy_speech_blocks healthy_read_both_ways healthy_narrow_keys healthy_dropped healthy_few_ask_many "
+    "healthy_equalized healthy_neighbors_drawn healthy_two_tasks healthy_far_and_near healthy_grown healthy_hub_shared "
+    "healthy_hub_matched"
+).split()
 LEFT = (
     "again_padded_in_order again_pictures_in_graph again_tables_zeroed healthy_compiled_training "
     "again_adam_tensor_by_tensor again_healthy_graph_decode"
@@ -188,7 +193,7 @@ SUITES = {
     "first": ORDER, "fresh": FRESH, "third": THIRD, "fourth": FOURTH, "rest": REST, "fifth": FIFTH, "sixth": SIXTH,
     "sixth-rest": SIXTH_REST, "seventh": SEVENTH, "eighth": EIGHTH, "eighth-rest": EIGHTH_REST, "ninth": NINTH,
     "tenth": TENTH, "eleventh": ELEVENTH, "twelfth": TWELFTH, "thirteenth": THIRTEENTH,
-    "fourteenth": FOURTEENTH, "fourteenth-rest": FOURTEENTH_REST, "fifteenth": FIFTEENTH,
+    "fourteenth": FOURTEENTH, "fourteenth-rest": FOURTEENTH_REST, "fifteenth": FIFTEENTH, "sixteenth": SIXTEENTH,
     "left": LEFT,
 }  # fmt: skip
 

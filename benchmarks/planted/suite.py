@@ -13,6 +13,7 @@ import fresh
 import healthy
 import ninth
 import seventh
+import sixteenth
 import sixth
 import tenth
 import third
@@ -22,5 +23,5 @@ from cases import CASES
 
 __all__ = [
     "CASES", "again", "eighth", "eleventh", "fifteenth", "fifth", "fourteenth", "fourth", "fresh", "healthy", "ninth",
-    "seventh", "sixth", "tenth", "third", "thirteenth", "twelfth",
+    "seventh", "sixteenth", "sixth", "tenth", "third", "thirteenth", "twelfth",
 ]  # fmt: skip
