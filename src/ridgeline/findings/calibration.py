@@ -26,7 +26,7 @@ USUAL_OF_HOST = Trust(
     1.0,
     1.25,
     "fitted: of 86 causes planted on an H200, those that are removed on the host gained the replayed worst to 1.25 "
-    "times the best, beside what a step varies by itself and 10 %",
+    "times the best, beside what a step varies by itself and 20 %",
 )
 TRUST: Mapping[str, Trust] = {
     "data-loader": Trust(
