@@ -317,3 +317,90 @@ def test_a_host_that_is_a_little_too_slow_on_one_machine_is_not_told(host_us, na
     stage = _twice(play)
     stage.facts["unprofiled_step_s"] = stage.now_s / 2
     assert ("launch-bound" in [finding.rule for finding in stage.findings()]) is named
+
+
+@pytest.mark.parametrize(("around", "named"), [("torch::autograd::AccumulateGrad", True), ("MmBackward0", False)])
+def test_passes_that_follow_from_each_other_are_no_small_batches(around, named):
+    def play(stage: Stage) -> None:
+        for _ in range(8):
+            for _ in range(12):
+                stage.kernel("nvjet_tst_64x8", 8.0, op="aten::mm", host_us=20.0)
+            stage.host("aten::linear", 3.0)
+            stage.host("autograd::engine::evaluate_function: MseLossBackward0", 3.0)
+            for _ in range(4):
+                stage.kernel("vectorized_elementwise_kernel<Add>", 4.0, op="aten::add_", host_us=20.0,
+                             around=f"autograd::engine::evaluate_function: {around}")  # fmt: skip
+
+    assert (_found(play, "micro-batches") is not None) is named
+
+
+@pytest.mark.parametrize(("seen", "named"), [([64, 2048, 1024], True), ([4, 16, 2048, 2048], False)])
+def test_weights_are_the_same_whether_heads_are_a_dim_of_their_own(seen, named):
+    """Multi-head attention has one dim for samples and heads, and takes its mean over another view."""
+
+    def play(stage: Stage) -> None:
+        for _ in range(6):
+            product = {"op": "aten::bmm", "dtypes": HALF}
+            healthy(stage, 2)
+            stage.kernel("nvjet_tst_128x128", 200.0, shapes=[[64, 2048, 64], [64, 64, 2048]], **product)
+            stage.kernel("softmax_warp_forward", 250.0, op="aten::_softmax", shapes=[[64, 2048, 2048]], dtypes=HALF[:1])
+            stage.kernel("nvjet_tst_128x128", 200.0, shapes=[[64, 2048, 2048], [64, 2048, 64]], **product)
+            stage.kernel("reduce_kernel<Mean>", 60.0, op="aten::mean", shapes=[seen])
+
+    assert (_found(play, "unfused-attention") is not None) is named
+
+
+def test_odd_products_of_attention_that_is_spelled_out_are_its_own():
+    def play(stage: Stage) -> None:
+        kernel, product = "cutlass_75_tensorop_bf16_s1688gemm_bf16_64x64_nn_align1", {"op": "aten::bmm", "dtypes": HALF}
+        for _ in range(6):
+            healthy(stage, 2)
+            stage.kernel(kernel, 900.0, shapes=[[64, 577, 64], [64, 64, 577]], **product)
+            stage.kernel("softmax_warp_forward", 250.0, op="aten::_softmax", shapes=[[64, 577, 577]], dtypes=HALF[:1])
+            stage.kernel(kernel, 900.0, shapes=[[64, 577, 577], [64, 577, 64]], **product)
+
+    findings = _twice(play).findings()
+    assert [finding.rule for finding in findings] == ["unfused-attention"] and findings[0].high_ms > 11.0
+
+
+@pytest.mark.parametrize(("around", "named"), [("aten::item", True), ("aten::coalesce", False)])
+def test_what_a_sparse_gradient_reads_is_its_own(around, named):
+    def play(stage: Stage) -> None:
+        for _ in range(10):
+            healthy(stage, 2, 60.0)
+            with stage.span(around), stage.span("aten::_local_scalar_dense"):
+                stage.wait()
+            stage.work(40)
+
+    assert (_found(play, "value-read") is not None) is named
+
+
+@pytest.mark.parametrize(("written", "named"), [(True, True), (False, False)])
+def test_one_question_of_a_library_is_no_logging(written, named):
+    """A value is read once in a long step, and Python goes on for a while."""
+
+    def play(stage: Stage) -> None:
+        healthy(stage, 10, 600.0)
+        with stage.span("aten::is_nonzero"), stage.span("aten::_local_scalar_dense"):
+            stage.wait()
+        if written:
+            stage.host("logging", 3000.0, Kind.ANNOTATION)
+        else:
+            stage.work(200.0)
+        for _ in range(200):
+            stage.kernel("nvjet_tst_64x8", 100.0, op="aten::mm")
+
+    assert (_found(play, "logging") is not None) is named
+
+
+def test_convolutions_of_single_channels_plane_by_plane_show_their_layout():
+    name = "conv_depthwise2d_forward_kernel<3, c10::BFloat16, int>(GenericPackedTensorAccessor, index_t)"
+
+    def play(stage: Stage) -> None:
+        for _ in range(10):
+            stage.kernel(name, 300.0, op="aten::_conv_depthwise2d", shapes=[[64, 192, 56, 56], [192, 1, 3, 3]])
+            stage.kernel("batch_norm_collect_statistics_kernel", 100.0, op="aten::native_batch_norm")
+            stage.kernel("sm90_xmma_fprop_implicit_gemm_bf16", 100.0, op="aten::cudnn_convolution")
+
+    found = _found(play, "channels-first")
+    assert found is not None and found.low_ms < 2.4 < found.high_ms

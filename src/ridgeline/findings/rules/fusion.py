@@ -64,7 +64,7 @@ def _runs(mask: Mask, stream: Index) -> tuple[Index, Index]:
     return starts, ends
 
 
-@rule("unfused-attention", version=5, order=44)
+@rule("unfused-attention", version=6, order=41)
 def unfused_attention(scene: Scene) -> Candidate | None:
     order = np.lexsort((scene.base.work_start_s, scene.program.stream))
     product, softmax = scene.family("gemm")[order], (scene.family("softmax") & ~scene.named(ACROSS))[order]
@@ -125,13 +125,19 @@ def _are_read_by_others(scene: Scene, works: Index, softmaxes: Index) -> bool:
     tokens): a fused kernel never writes them."""
     trace, shapes = scene.trace, scene.trace.optional("shapes")
     own = shaped_ops(trace, scene.rows[softmaxes])
-    weights = {first_shape(trace.words[int(shapes[op])]) for op in own[own >= 0].tolist()} - {()}
+    weights = {_as_scores(trace.words[int(shapes[op])]) for op in own[own >= 0].tolist()} - {()}
     others = np.ones(len(scene.rows), dtype=bool)
     others[works] = False
     others &= ~scene.under(BACKWARD) & (scene.work_kind == int(Kind.KERNEL))
     ops = shaped_ops(trace, scene.rows[others])
-    read = [op for op in np.unique(ops[ops >= 0]).tolist() if first_shape(trace.words[int(shapes[op])]) in weights]
+    read = [op for op in np.unique(ops[ops >= 0]).tolist() if _as_scores(trace.words[int(shapes[op])]) in weights]
     return 2 * len(read) >= len(softmaxes) > 0
+
+
+def _as_scores(shapes: str) -> tuple[int, ...]:
+    """A tensor's number of score matrices and their sides: heads and samples may be one dim or two."""
+    shape = first_shape(shapes)
+    return (int(np.prod(shape[:-2])), *shape[-2:]) if len(shape) >= 3 else ()
 
 
 def _is_fp32(scene: Scene, works: Index) -> bool:

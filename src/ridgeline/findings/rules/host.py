@@ -290,12 +290,12 @@ def host_code(scene: Scene) -> Candidate | None:
     )
 
 
-@rule("micro-batches", version=2, order=17)
+@rule("micro-batches", version=3, order=17)
 def micro_batches(scene: Scene) -> Candidate | None:
     """Gradients accumulated over batches too small for the device: the same few kernels, many times a step."""
     passes = scene.passes_a_step
     kernels = np.flatnonzero(scene.work_kind == int(Kind.KERNEL))
-    if passes < MANY_PASSES or not len(kernels):
+    if passes < MANY_PASSES or not len(kernels) or not _adds_up(scene, passes):
         return None
     busy_s = scene.per_step_s(kernels)
     if busy_s > 0.7 * scene.step_s:
@@ -319,6 +319,13 @@ def micro_batches(scene: Scene) -> Candidate | None:
         unchecked=("whether the larger batch fits into memory",),
         least_frac=GENERAL_FRAC,
     )
+
+
+def _adds_up(scene: Scene, passes: float) -> bool:
+    """Whether gradients of one pass are added to those of the one before: passes that follow from each other (inner
+    steps, a picture that is changed, a search) cannot be one."""
+    added = scene.under(r"AccumulateGrad") & (scene.work_kind == int(Kind.KERNEL))
+    return float(added.sum()) / scene.num_rounds >= passes - 1.0
 
 
 @rule("small-batch", version=3, order=85)

@@ -20,6 +20,9 @@ NO_TENSOR_CORES = ("pascal", "maxwell", "kepler")
 NHWC_NORM, NHWC_CONV = (0.4, 0.85), (0.85, 1.1)
 """Share of the time of norms and of convolutions that is left in channels_last (0.43 and 0.88 for a ResNet-50 on an
 H200; of eleven networks convolutions kept 0.88 to 1.10 in ten, and 1.45 in one with transposed ones)."""
+NHWC_DEPTHWISE, WALKS_DEPTHWISE = (0.2, 0.8), r"conv_depthwise2d_"
+"""The same of convolutions of single channels, whose own kernels for NCHW are the slow ones (0.21 in a network for
+phones on an H200), and what those are called."""
 STRIDED = 0.25
 """Share of the time of copies and sums on strided tokens that is left once tokens are contiguous (1.1 of 5.5 ms in a
 vision transformer on an H200)."""
@@ -136,7 +139,7 @@ def _whole_convolutions(scene: Scene, mask: Mask) -> Mask:
     return np.asarray(mask | (convolution & (op >= 0) & np.isin(op, op[mask & convolution])), dtype=bool)
 
 
-@rule("misaligned-sizes", version=5, order=41)
+@rule("misaligned-sizes", version=5, order=42)
 def misaligned_sizes(scene: Scene) -> Candidate | None:
     """Products on Tensor Cores whose sizes are not multiples of 8, by name (align1, align2) or by shape; kernels that
     load whole tiles (nvjet) only take rows that are aligned, a number of rows is no stride, and of convolutions nobody
@@ -211,8 +214,8 @@ def _dtypes(scene: Scene, works: Index) -> list[str]:
 @rule("channels-first", version=7, order=42)
 def channels_first(scene: Scene) -> Candidate | None:
     """Convolutions in NCHW: transforms around them, and norms and pools that walk planes."""
-    convs = scene.family("conv")
-    transforms = scene.family("layout")
+    convs, walks = scene.family("conv"), scene.named(WALKS_DEPTHWISE)
+    transforms = scene.family("layout") | walks
     if not convs.any() or not transforms.any() or _is_channels_last(scene):
         return None
     if _between_waves(scene) or _between_planes(scene):
@@ -222,7 +225,7 @@ def channels_first(scene: Scene) -> Candidate | None:
     transforms &= ~_around_one_channel(scene, transforms)
     if scene.per_step_s(transforms) < 0.02 * scene.per_step_s(scene.work_kind == 1):
         return None
-    moved, others = np.flatnonzero(transforms), np.flatnonzero(convs | _around_convs(scene))
+    moved, others = np.flatnonzero(transforms), np.flatnonzero((convs | _around_convs(scene)) & ~walks)
     in_graph = bool((scene.trace.op[scene.rows[moved]] == 0).all())  # a replayed graph has neither ops nor shapes
     shaped = in_graph or bool((scene.trace.optional("shapes") > 0).any())
     if not shaped and _only_begins_with_convs(scene):  # whether they can change their layout is then unknown
@@ -234,8 +237,10 @@ def channels_first(scene: Scene) -> Candidate | None:
     deep = scene.per_step_s(moved[_over_volumes(scene, moved)]) > 0.5 * scene.per_step_s(moved)
     if deep:
         change = "model.to(memory_format=torch.channels_last_3d) and clips.to(memory_format=torch.channels_last_3d)"
+    beside = f", and {walks.sum() / scene.num_steps:.3g} convolutions of single channels plane by plane"
     return Candidate(
-        what=f"{len(moved) / scene.num_steps:.3g} layout transforms a step around the convolutions",
+        what=f"{(~walks[moved]).sum() / scene.num_steps:.3g} layout transforms a step around the convolutions"
+        + (beside if walks.any() else ""),
         cause="NCHW convolutions: Tensor-Core kernels want NHWC, so every convolution transposes its operands",
         change=change,
         where=scene.where(moved),
@@ -277,9 +282,9 @@ def _in_channels_last(scene: Scene, moved: Index, others: Index, *, sure: bool) 
     works = np.concatenate((moved, others))
     if _between_group_norms(scene):
         return Cure(works=works, keep_best=np.where(np.isin(works, moved), 0.5, 1.0), keep_worst=np.ones(len(works)))
-    norms, strided = scene.family("norm")[others], _strided_after_patches(scene)
-    best = np.concatenate((np.zeros(len(moved)), np.where(norms, NHWC_NORM[0], NHWC_CONV[0])))
-    worst = np.concatenate((np.zeros(len(moved)), np.where(norms, NHWC_NORM[1], NHWC_CONV[1])))
+    norms, strided, walks = scene.family("norm")[others], _strided_after_patches(scene), scene.named(WALKS_DEPTHWISE)
+    best = np.concatenate((NHWC_DEPTHWISE[0] * walks[moved], np.where(norms, NHWC_NORM[0], NHWC_CONV[0])))
+    worst = np.concatenate((NHWC_DEPTHWISE[1] * walks[moved], np.where(norms, NHWC_NORM[1], NHWC_CONV[1])))
     worst = worst if sure else np.ones(len(works))
     return Cure(
         works=np.concatenate((works, strided)),
