@@ -182,7 +182,8 @@ FIFTEENTH = (
 SIXTEENTH = (
     "healthy_speech_blocks healthy_read_both_ways healthy_narrow_keys healthy_dropped healthy_few_ask_many "
     "healthy_equalized healthy_neighbors_drawn healthy_two_tasks healthy_far_and_near healthy_grown healthy_hub_shared "
-    "healthy_hub_matched"
+    "healthy_hub_matched again_healthy_hub_words again_healthy_hub_hearing again_four_passes_zeroed "
+    "again_squeezed_channels_first again_healthy_inner_steps again_hub_decoder_in_steps"
 ).split()
 LEFT = (
     "again_padded_in_order again_pictures_in_graph again_tables_zeroed healthy_compiled_training "

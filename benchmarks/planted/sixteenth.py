@@ -1,18 +1,82 @@
-"""A sixteenth suite: twelve further healthy programs, for rules that were mended after the fifteenth."""
+"""A sixteenth suite: twelve further healthy programs, for rules that were mended after the fifteenth, and what the
+fifteenth's fixed and healthy programs were told, done."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import fresh
 import sixteenthnets as nets
 import torch
 import torch.nn.functional as F
-from cases import Program, Setting, case, precision
+from cases import CASES, Program, Setting, case, graphed, precision
 from eleventh import _learning
 from ninth import HEALTHY, PLAIN, _bf16, _ints
+from sixth import _with
+from tenth import TRIED
 from torch import Tensor, nn
 
 healthy = case("none", "nothing", **HEALTHY | PLAIN)
 high = lambda: precision("high")
+
+# ---------------------------------------------------------------- what was told, done
+
+
+@contextmanager
+def _unasked() -> Iterator[None]:
+    """A hub that does not ask the device whether its mask is needed."""
+    from transformers import masking_utils
+
+    with (
+        _with(masking_utils, "find_packed_sequence_indices", lambda *_: None),
+        _with(masking_utils, "_ignore_causal_mask_sdpa", lambda *_, **__: True),
+    ):
+        yield
+
+
+def _without_asking(s: Setting, name: str, fixed: bool) -> Program:
+    program = CASES[name].build(s, True)
+    return Program(program.step, _unasked) if fixed else program
+
+
+@case("synchronization", "nobody asks whether the mask is needed", **TRIED)
+def again_healthy_hub_words(s: Setting, fixed: bool) -> Program:
+    return _without_asking(s, "healthy_hub_words", fixed)
+
+
+@case("synchronous logging", "nobody asks whether the mask is needed", **TRIED)
+def again_healthy_hub_hearing(s: Setting, fixed: bool) -> Program:
+    return _without_asking(s, "healthy_hub_hearing", fixed)
+
+
+@case("synchronization", "nobody asks whether the mask is needed", compiles=True, **TRIED | {"rounds": 1})
+def again_hub_decoder_in_steps(s: Setting, fixed: bool) -> Program:
+    return _without_asking(s, "hub_decoder_in_steps", fixed)
+
+
+def _in_graph(s: Setting, name: str, fixed: bool) -> Program:
+    """The step out of a CUDA graph; its optimizers keep nothing that a graph could not."""
+    program = CASES[name].build(s, True)
+    return Program(graphed(program.step), program.scope) if fixed and s.cuda else program
+
+
+@case("host-bound", "capture the step in a CUDA graph", **TRIED)
+def again_four_passes_zeroed(s: Setting, fixed: bool) -> Program:
+    return _in_graph(s, "four_passes_zeroed", fixed)
+
+
+@case("host-bound", "capture the step in a CUDA graph", **TRIED)
+def again_squeezed_channels_first(s: Setting, fixed: bool) -> Program:
+    return _in_graph(s, "squeezed_channels_first", fixed)
+
+
+@case("host-bound", "capture the step in a CUDA graph", **TRIED)
+def again_healthy_inner_steps(s: Setting, fixed: bool) -> Program:
+    return _in_graph(s, "healthy_inner_steps", fixed)
+
+
+# ---------------------------------------------------------------- healthy programs
 
 
 @healthy
