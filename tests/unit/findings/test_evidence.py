@@ -159,7 +159,10 @@ def test_of_an_update_of_all_weights_a_table_has_its_share(others_ms):
     assert found is not None and 3.0 < found.low_ms < found.high_ms < 11.0
 
 
-def _attends(stage: Stage, scores: int = 2048, mixed: bool = False, read: bool = False, dtypes: list[str] = HALF):
+def _attends(
+    stage: Stage, scores: int = 2048, mixed: bool = False, read: bool = False, used: bool = True,
+    dtypes: list[str] = HALF,
+) -> None:  # fmt: skip
     weights = [4, 16, 2048, scores]
     product = {"op": "aten::bmm", "dtypes": dtypes}
     stage.kernel("nvjet_tst_128x128", 200.0, shapes=[[64, 2048, 64], [64, 64, scores]], **product)
@@ -172,9 +175,14 @@ def _attends(stage: Stage, scores: int = 2048, mixed: bool = False, read: bool =
     healthy(stage, 2)
     if read:
         stage.kernel("reduce_kernel<Mean>", 60.0, op="aten::mean", shapes=[weights])
+    if read and used:
+        stage.kernel("vectorized_elementwise_kernel<mse>", 10.0, op="aten::mse_loss", shapes=[[4, 2048, scores]] * 2)
 
 
-@pytest.mark.parametrize(("made", "named"), [({}, True), ({"mixed": True}, False), ({"read": True}, False)])
+@pytest.mark.parametrize(
+    ("made", "named"),
+    [({}, True), ({"mixed": True}, False), ({"read": True}, False), ({"read": True, "used": False}, True)],
+)
 def test_attention_whose_heads_are_mixed_or_whose_weights_are_read_has_no_fused_form(made, named):
     def play(stage: Stage) -> None:
         for _ in range(6):
@@ -346,6 +354,7 @@ def test_weights_are_the_same_whether_heads_are_a_dim_of_their_own(seen, named):
             stage.kernel("softmax_warp_forward", 250.0, op="aten::_softmax", shapes=[[64, 2048, 2048]], dtypes=HALF[:1])
             stage.kernel("nvjet_tst_128x128", 200.0, shapes=[[64, 2048, 2048], [64, 2048, 64]], **product)
             stage.kernel("reduce_kernel<Mean>", 60.0, op="aten::mean", shapes=[seen])
+            stage.kernel("vectorized_elementwise_kernel<mse>", 10.0, op="aten::mse_loss", shapes=[[4, *seen[-2:]]] * 2)
 
     assert (_found(play, "unfused-attention") is not None) is named
 

@@ -121,8 +121,8 @@ def _are_scores(softmax: tuple[int, ...], before: tuple[int, ...], after: tuple[
 
 
 def _are_read_by_others(scene: Scene, works: Index, softmaxes: Index) -> bool:
-    """Whether the weights of half of the attentions go elsewhere as well (into a mean over heads, a loss, a choice of
-    tokens): a fused kernel never writes them."""
+    """Whether the weights of half of the attentions go elsewhere as well (into a mean over heads that somebody reads, a
+    loss, a choice of tokens): a fused kernel never writes them."""
     trace, shapes = scene.trace, scene.trace.optional("shapes")
     own = shaped_ops(trace, scene.rows[softmaxes])
     weights = {_as_scores(trace.words[int(shapes[op])]) for op in own[own >= 0].tolist()} - {()}
@@ -130,8 +130,12 @@ def _are_read_by_others(scene: Scene, works: Index, softmaxes: Index) -> bool:
     others[works] = False
     others &= ~scene.under(BACKWARD) & (scene.work_kind == int(Kind.KERNEL))
     ops = shaped_ops(trace, scene.rows[others])
-    read = [op for op in np.unique(ops[ops >= 0]).tolist() if _as_scores(trace.words[int(shapes[op])]) in weights]
-    return 2 * len(read) >= len(softmaxes) > 0
+    given = {op: _as_scores(trace.words[int(shapes[op])]) for op in np.unique(ops[ops >= 0]).tolist()}
+    read = [op for op, scores in given.items() if scores in weights]
+    means = [op for op in read if trace.words[int(trace.name[op])] in ("aten::mean", "aten::sum")]
+    sides = {(scores[1:], scores[0]) for scores in weights}
+    used = sum(any(made[1:] == two and made[0] < num for two, num in sides) for made in given.values() if made)
+    return 2 * (len(read) - len(means) + min(len(means), used)) >= len(softmaxes) > 0
 
 
 def _as_scores(shapes: str) -> tuple[int, ...]:
