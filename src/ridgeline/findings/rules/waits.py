@@ -43,6 +43,8 @@ WRITTEN_S = 150e-6
 ONCE_FRAC = 0.01
 """Of the step, what one read in it must cost at worst: a queue that is drained once is soon filled again (0.21 ± 0.32
 of 16.8 ms on an H200, where 0.13 to 0.97 were promised)."""
+QUESTION = "aten::is_nonzero"
+"""What Python calls for ``if tensor:``, which decides what comes next and is nothing that somebody writes down."""
 NO_OP = -1
 OWN_READS = FACTORED + r"|^torchvision::|_ctc_loss$|^aten::(_?coalesce|_?sparse_\w+)$"
 COPIES_BACK = re.compile(r"dtoh|device -> (pageable|pinned|host)")
@@ -66,7 +68,9 @@ def _is_upload(wait: Wait) -> bool:
 def logging(scene: Scene) -> Candidate | None:
     """Values read back, formatted and written in every step."""
     scalars = [
-        wait for wait in scene.waits if _is_read(wait) and wait.num_bytes < TENSOR_BYTES and not _is_upload(wait)
+        wait
+        for wait in scene.waits
+        if _is_read(wait) and wait.num_bytes < TENSOR_BYTES and not (_is_upload(wait) or QUESTION in wait.names)
     ]
     launching = scene.time_of(
         np.union1d(scene.of_kind(Kind.OP), scene.host_spans(r"^Optimizer\.", Kind.ANNOTATION, Kind.OP))
@@ -87,7 +91,6 @@ def logging(scene: Scene) -> Candidate | None:
         cure=_unread(scene, waits, joined(scene.time_of(spans), handled)),
         evidence=scene.host_evidence(np.concatenate((spans, _rows(waits)))),
         spans=tuple(spans[:200].tolist()),
-        sure_frac=ONCE_FRAC if not len(spans) and _are_few(scene, waits) and not any(map(_is_log, waits)) else 0.0,
     )
 
 
