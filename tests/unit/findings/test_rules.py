@@ -357,6 +357,8 @@ def _accumulation(stage: Stage, wrong: bool) -> None:
             stage.kernel("nvjet_tst_64x8", 8.0 if wrong else 60.0, op="aten::mm", host_us=40.0)
         with stage.span("autograd::engine::evaluate_function: NllLossBackward0"):
             stage.kernel("nvjet_tst_64x8", 8.0 if wrong else 60.0, op="aten::mm", host_us=40.0)
+        with stage.span("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"):
+            stage.kernel("vectorized_elementwise_kernel<Add>", 2.0, op="aten::add_", host_us=10.0)
 
 
 @plays("tensor-loop")

@@ -290,6 +290,12 @@ def test_kernels_of_several_streams_share_one_device():
     assert timed(5.0) == ["launch-bound"]
 
 
+def _added(stage: Stage) -> None:
+    """A gradient that is added to that of the batch before."""
+    with stage.span("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"):
+        stage.kernel("vectorized_elementwise_kernel<Add>", 2.0, op="aten::add_", host_us=10.0)
+
+
 @pytest.mark.parametrize(("updates", "named"), [(1, True), (8, False)])
 def test_backward_passes_are_counted_by_optimizer_step_where_steps_are_not_marked(updates, named):
     stage = Stage()
@@ -298,6 +304,7 @@ def test_backward_passes_are_counted_by_optimizer_step_where_steps_are_not_marke
             stage.kernel("nvjet_tst_64x8", 8.0, op="aten::mm", host_us=40.0)
         with stage.span("autograd::engine::evaluate_function: NllLossBackward0"):
             stage.kernel("nvjet_tst_64x8", 8.0, op="aten::mm", host_us=40.0)
+        _added(stage)
         if i >= 8 - updates:
             with stage.span("Optimizer.step#AdamW.step", Kind.ANNOTATION):
                 stage.kernel("multi_tensor_apply_kernel<FusedAdam>", 8.0, op="aten::_fused_adamw_", host_us=40.0)
@@ -604,6 +611,7 @@ def test_losses_of_every_layer_are_of_one_pass(forward, named):
                     stage.kernel("nvjet_tst_64x8", 8.0, op="aten::mm", host_us=40.0)
             with stage.span("autograd::engine::evaluate_function: NllLossBackward0"):
                 stage.kernel("nvjet_tst_64x8", 8.0, op="aten::mm", host_us=40.0)
+            _added(stage)
 
     assert ("micro-batches" in rules_of(_twice(play).findings())) is named
 
