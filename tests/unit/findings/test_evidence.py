@@ -410,3 +410,14 @@ def test_convolutions_of_single_channels_plane_by_plane_show_their_layout():
 
     found = _found(play, "channels-first")
     assert found is not None and found.low_ms < 2.4 < found.high_ms
+
+
+@pytest.mark.parametrize(("tile", "named"), [("128x128x8", True), ("32x32x8", False)])
+def test_products_in_the_smallest_tiles_are_of_small_matrices(tile, named):
+    """Plain recordings have no sizes; what a library chose tells as much."""
+
+    def play(stage: Stage) -> None:
+        for _ in range(10):
+            stage.kernel(f"sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize{tile}_stage3_ffma", 2700.0, op="aten::bmm")
+
+    assert (_found(play, "tensor-cores-unused") is not None) is named

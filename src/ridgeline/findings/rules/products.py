@@ -28,9 +28,11 @@ STRIDED = 0.25
 vision transformer on an H200)."""
 WALKS_PLANES = r"^aten::(instance_norm|reflection_pad2d|replication_pad2d|pixel_shuffle|pixel_unshuffle|grid_sampler)$"
 """Ops over pictures that bring their input back to NCHW, or whose output is there."""
-NO_PRODUCT = r"splitkreduce|reduce_1block|c1_k1|depthwise|grouped_direct|gemv|dot_kernel"
-"""Sums after products, convolutions of single channels, and products with a vector, which wait for memory: Tensor Cores
-do nothing for them."""
+NO_PRODUCT = r"splitkreduce|reduce_1block|c1_k1|depthwise|grouped_direct|gemv|dot_kernel|trsm_batch"
+"""Sums after products, convolutions of single channels, products with a vector and triangular solves, which wait for
+memory: Tensor Cores do nothing for them."""
+SMALL_TILES, SMALL_TILES_S = r"tilesize32x32x8_", 50e-6
+"""The smallest tiles there are: for so long they go over many matrices that fit into one of them."""
 PRODUCT_OPS = r"^aten::(mm|addmm|bmm|baddbmm|_addmm_activation)$"
 THIN = 8
 """Of a product's smallest side: less does not fill an instruction of the Tensor Cores (16 by 8 by 8 and larger)."""
@@ -86,6 +88,7 @@ def _ratios(
 def tensor_cores_unused(scene: Scene) -> Candidate | None:
     """fp32 products on hardware that has Tensor Cores."""
     mask = scene.family("gemm", "conv") & scene.precision("fp32") & ~scene.named(NO_PRODUCT) & ~_beyond_settings(scene)
+    mask &= ~(scene.named(SMALL_TILES) & (scene.work_s > SMALL_TILES_S))
     mask[mask] = [dtype not in ("bf16", "fp16") for dtype in _dtypes(scene, np.flatnonzero(mask))]
     share = scene.per_step_s(mask) / max(1e-12, scene.per_step_s(scene.work_kind == 1))
     works = np.flatnonzero(_whole_convolutions(scene, mask))
