@@ -170,6 +170,21 @@ FOURTEENTH_REST = (
     "again_healthy_vocoder again_healthy_fake_quantized again_healthy_hub_translator again_healthy_hub_pairs"
 ).split()
 """What the fourteenth left to ask."""
+FIFTEENTH = (
+    "healthy_mixed_heads healthy_weights_seen healthy_padded_exact healthy_frozen_memory healthy_tied_words "
+    "healthy_odd_rows healthy_signs_kept healthy_buckets healthy_volumes healthy_assigned healthy_styles "
+    "healthy_in_and_out healthy_edges_weighed healthy_columns_sorted healthy_boosted healthy_transport healthy_filters "
+    "healthy_chains_sampled healthy_curvature healthy_adjoint healthy_inner_steps healthy_hub_words healthy_hub_sight "
+    "healthy_hub_hearing healthy_hub_pictures hub_attends_eagerly groups_split_by_list four_passes_zeroed "
+    "goods_dense_beside_towers adadelta_tensor_by_tensor squeezed_channels_first targets_drawn_in_the_loop "
+    "hub_decoder_in_steps healthy_half_zero"
+).split()
+SIXTEENTH = (
+    "healthy_speech_blocks healthy_read_both_ways healthy_narrow_keys healthy_dropped healthy_few_ask_many "
+    "healthy_equalized healthy_neighbors_drawn healthy_two_tasks healthy_far_and_near healthy_grown healthy_hub_shared "
+    "healthy_hub_matched again_healthy_hub_words again_healthy_hub_hearing again_four_passes_zeroed "
+    "again_squeezed_channels_first again_healthy_inner_steps again_hub_decoder_in_steps"
+).split()
 LEFT = (
     "again_padded_in_order again_pictures_in_graph again_tables_zeroed healthy_compiled_training "
     "again_adam_tensor_by_tensor again_healthy_graph_decode"
@@ -179,7 +194,7 @@ SUITES = {
     "first": ORDER, "fresh": FRESH, "third": THIRD, "fourth": FOURTH, "rest": REST, "fifth": FIFTH, "sixth": SIXTH,
     "sixth-rest": SIXTH_REST, "seventh": SEVENTH, "eighth": EIGHTH, "eighth-rest": EIGHTH_REST, "ninth": NINTH,
     "tenth": TENTH, "eleventh": ELEVENTH, "twelfth": TWELFTH, "thirteenth": THIRTEENTH,
-    "fourteenth": FOURTEENTH, "fourteenth-rest": FOURTEENTH_REST,
+    "fourteenth": FOURTEENTH, "fourteenth-rest": FOURTEENTH_REST, "fifteenth": FIFTEENTH, "sixteenth": SIXTEENTH,
     "left": LEFT,
 }  # fmt: skip
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import again
 import eighth
 import eleventh
+import fifteenth
 import fifth
 import fourteenth
 import fourth
@@ -12,6 +13,7 @@ import fresh
 import healthy
 import ninth
 import seventh
+import sixteenth
 import sixth
 import tenth
 import third
@@ -20,6 +22,6 @@ import twelfth
 from cases import CASES
 
 __all__ = [
-    "CASES", "again", "eighth", "eleventh", "fifth", "fourteenth", "fourth", "fresh", "healthy", "ninth", "seventh",
-    "sixth", "tenth", "third", "thirteenth", "twelfth",
+    "CASES", "again", "eighth", "eleventh", "fifteenth", "fifth", "fourteenth", "fourth", "fresh", "healthy", "ninth",
+    "seventh", "sixteenth", "sixth", "tenth", "third", "thirteenth", "twelfth",
 ]  # fmt: skip

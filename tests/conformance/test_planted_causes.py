@@ -23,10 +23,10 @@ from ridgeline.trace import Trace, read
 
 EVERY = (
     *("planted", "fresh", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh"),
-    *("twelfth", "thirteenth", "fourteenth"),
+    *("twelfth", "thirteenth", "fourteenth", "fifteenth"),
 )
-SUITES = EVERY if os.environ.get("RIDGELINE_EVERY_SUITE") else EVERY[9:]
-"""The first nine take five minutes more, and are replayed where asked for."""
+SUITES = EVERY if os.environ.get("RIDGELINE_EVERY_SUITE") else EVERY[10:]
+"""The first ten take six minutes more, and are replayed where asked for."""
 NO_CAUSE = {"messages_indexed", "losses_asked_if_finite", "worlds_asked_if_over", "hashes_indexed"}
 """Planted, but the fix made it no faster (few indices are the same; the device hides the question, or the host is so
 late that the answer is there): rules must stay silent, or promise from nothing on."""
@@ -71,8 +71,8 @@ TRUE = {
     ("healthy_hub_padded", "masked-attention"),  # texts one behind the other brought 2.39 of 16.7 ms
     ("healthy_vocoder", "channels-first"),  # brought 0.35 of 2.50 ms
     ("healthy_fake_quantized", "pointwise-chains"),  # brought 0.63 of 13.8 ms
-    ("healthy_hub_translator", "launch-bound"),  # 15 of 22 ms are kernels; in a graph its hub takes other kernels
-    ("healthy_hub_pairs", "launch-bound"),  # 33 of 41 ms are kernels; not found again where the host was faster
+    ("hub_decoder_in_steps", "value-read"),  # its hub asks once a step; the device then idles 1.2 of 8.6 ms; not tried
+    ("healthy_inner_steps", "launch-bound"),  # 12.4 of 20.7 ms are kernels; not tried
     ("healthy_points", "pointwise-chains"),  # the largest of 2,048 points, backward in three passes: 3.2 of 18.6 ms
 }
 """What is found in programs without a planted cause and is so: `benchmarks/2026-11-15-findings.md` says how we know."""
@@ -81,7 +81,6 @@ MISSED = {
     "again_columns_one_by_one",  # traced in one run and timed in another, whose host was half as slow again
     "again_weights_cast_for_each_piece",  # compiling brought 5.85 ms, 4.71 at most were promised
     "again_healthy_hub_translator",  # −0.9 ± 4.2 ms: under capture the hub leaves fused attention
-    "again_healthy_fake_quantized",  # 0.63 where 0.64 at least were promised, and 0.58 before
     "again_policy_compiled",  # 0.49 where 0.39 at most were promised
     "again_pictures_embedded_under_autocast",  # 0.28 of 8.16 from a graph, where the device decides
     "again_padded_in_order",  # 9.6 of 70.8 ms by sorted data, and nothing was said
@@ -92,6 +91,9 @@ MISSED = {
     "again_visits_parsed_in_the_loop",  # 1.2 of 11.5 ms likewise
     "again_pyramid_channels_first",  # 0.47 ± 0.56 of 7.7 ms likewise
     "again_losses_summed_on_host",  # 5.0 of 38.0 ms; found where the host was slower, in the run before
+    "again_retrieved_under_autocast",  # 0.32 of 1.67 ms: a slow host is told from 10 % at worst on
+    "again_averages_by_name",  # 2.62 ms likewise
+    "again_losses_printed",  # 2.71 ms likewise
 }
 """True, but for the first two; the interval did not hold."""
 
@@ -174,8 +176,8 @@ def test_what_was_tried_of_fixed_and_healthy_programs_was_true(tried):
     """The advice was taken, and brought at least the low end and more than noise."""
     named = [one for one in tried if one.finding is not None and one.finding.step_frac > WEIGHTY_FRAC]
     false = {one.case for one in named if not one.confirmed}
-    known = {"again_columns_one_by_one", "again_healthy_ranker", "again_healthy_hub_translator"}
-    assert len(named) >= 15 and false <= known | {"again_healthy_fake_quantized"}, false
+    known = {"again_columns_one_by_one", "again_healthy_ranker"}
+    assert len(named) >= 15 and false <= known, false
 
 
 def test_intervals_would_have_held_nine_of_ten_of_what_was_promised_blind():

@@ -26,7 +26,7 @@ USUAL_OF_HOST = Trust(
     1.0,
     1.25,
     "fitted: of 86 causes planted on an H200, those that are removed on the host gained the replayed worst to 1.25 "
-    "times the best, beside what a step varies by itself and 10 %",
+    "times the best, beside what a step varies by itself and 15 %",
 )
 TRUST: Mapping[str, Trust] = {
     "data-loader": Trust(
@@ -66,11 +66,13 @@ HOST_RULES = frozenset({
     "unfused-optimizer", "tensor-loop", "small-copies", "pageable-copies", "weight-casts",
 })  # fmt: skip
 """Rules whose gain is mostly host time, which a recording stretches; the gain of the others is on the device."""
-HOST_SLACK, DEVICE_SLACK = 0.10, 0.03
+HOST_SLACK, DEVICE_SLACK = 0.15, 0.03
 """Split-conformal over 51 promises of rules that had not seen the cases (second and third suite): 41 hold with the
 noise alone, and in 45 the gain lies past the nearer end by at most 2 % of it. By family, shrunk to all by 20 cases:
 10 % of the end where the gain is host time (30 promises), 1 % on the device (21), where 3 are kept. No slack would hold
-the other six: their rules did not see the cause. ``benchmarks/planted_calibration.py --wanted 0.86``."""
+the other six: their rules did not see the cause. Of 197 promises by the thirteenth suite 88 of 109 gains of host time
+were inside with those 10 %, 93 with 15, and 94 with 25.
+``benchmarks/planted_calibration.py --wanted 0.86``."""
 
 
 def slack(rule: str) -> float:

@@ -24,7 +24,7 @@ class KernelName(NamedTuple):
 _FAMILIES: tuple[tuple[str, str], ...] = (
     ("fused", r"triton_(poi|red|per|for|spl)_fused_(?!.*(softmax|loss|cross_entropy|norm|embedding|index_put))"),
     ("communication", r"nccl|rccl|msccl|all_?reduce_kernel|one_shot_all_reduce|nvshmem"),
-    ("conv", r"xmma_(fprop|dgrad|wgrad)|implicit_gemm|implicitgemm|s\d+(fprop|dgrad|wgrad)"),
+    ("conv", r"xmma_(fprop|dgrad|wgrad)|implicit_gemm|implicitgemm|s\d+(fprop|dgrad|wgrad)|conv_depthwise"),
     ("index", r"fbgemm_gpu|bounds_check"),
     ("layout", r"nchwtonhwc|nhwctonchw|nchw2nhwc|nhwc2nchw|tensortransformgeneric|converttensor|nchwaddpadding"),
     ("attention", r"flash|fmha|attention|\bmha_|sdpa|convert_dq"),

@@ -347,6 +347,7 @@ def test_two_findings_that_free_the_same_time_are_not_won_back_twice():
                 with stage.span("log_metrics", Kind.ANNOTATION):
                     stage.wait()
                 stage.work(40)
+            stage.host("gc: gen 2", 600.0, Kind.GC)
     stage.facts["unprofiled_step_s"] = stage.now_s / 3  # the host is as fast as it was recorded
     trace = stage.trace()
     found = explained(trace, [summary_of(trace)])

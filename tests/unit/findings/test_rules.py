@@ -357,6 +357,8 @@ def _accumulation(stage: Stage, wrong: bool) -> None:
             stage.kernel("nvjet_tst_64x8", 8.0 if wrong else 60.0, op="aten::mm", host_us=40.0)
         with stage.span("autograd::engine::evaluate_function: NllLossBackward0"):
             stage.kernel("nvjet_tst_64x8", 8.0 if wrong else 60.0, op="aten::mm", host_us=40.0)
+        with stage.span("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"):
+            stage.kernel("vectorized_elementwise_kernel<Add>", 2.0, op="aten::add_", host_us=10.0)
 
 
 @plays("tensor-loop")
@@ -598,7 +600,7 @@ def test_workers_that_are_started_anew_belong_to_the_loader():
     kept, anew = (_twice(lambda stage, us=us: play(stage, us)).findings()[0] for us in (50.0, 40_000.0))
     assert kept.rule == anew.rule == "data-loader"
     assert "started anew" in anew.cause and "persistent_workers=True" in anew.change
-    assert "started anew" not in kept.cause and anew.low_ms > 19.0 and anew.high_ms > 20.0 > kept.high_ms
+    assert "started anew" not in kept.cause and anew.low_ms > 17.0 and anew.high_ms > 20.0 > kept.high_ms
 
 
 def test_a_round_trip_takes_its_copies_along():
@@ -613,7 +615,7 @@ def test_a_round_trip_takes_its_copies_along():
 
     short, long = (_twice(lambda stage, us=us: play(stage, us)).findings()[0] for us in (500.0, 3000.0))
     assert short.rule == long.rule == "host-round-trip"
-    assert long.low_ms - short.low_ms > 3.5
+    assert long.low_ms - short.low_ms > 3.0
 
 
 def test_short_products_promise_nothing_for_sure():

@@ -93,7 +93,7 @@ def test_in_training_weights_are_cast_once_a_step_by_nature():
     assert "weight-casts" not in rules_of(once)
     found = next(finding for finding in four if finding.rule == "weight-casts")
     assert "one autocast region" in found.change
-    assert found.low_ms <= 3 * 6 * 0.060 <= found.high_ms < 4 * 6 * 0.060 * 1.25
+    assert found.low_ms <= 3 * 6 * 0.060 <= found.high_ms < 4 * 6 * 0.060 * 1.35
 
 
 @pytest.mark.parametrize(("heads", "named"), [(1, True), (16, False)])
@@ -290,6 +290,12 @@ def test_kernels_of_several_streams_share_one_device():
     assert timed(5.0) == ["launch-bound"]
 
 
+def _added(stage: Stage) -> None:
+    """A gradient that is added to that of the batch before."""
+    with stage.span("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"):
+        stage.kernel("vectorized_elementwise_kernel<Add>", 2.0, op="aten::add_", host_us=10.0)
+
+
 @pytest.mark.parametrize(("updates", "named"), [(1, True), (8, False)])
 def test_backward_passes_are_counted_by_optimizer_step_where_steps_are_not_marked(updates, named):
     stage = Stage()
@@ -298,6 +304,7 @@ def test_backward_passes_are_counted_by_optimizer_step_where_steps_are_not_marke
             stage.kernel("nvjet_tst_64x8", 8.0, op="aten::mm", host_us=40.0)
         with stage.span("autograd::engine::evaluate_function: NllLossBackward0"):
             stage.kernel("nvjet_tst_64x8", 8.0, op="aten::mm", host_us=40.0)
+        _added(stage)
         if i >= 8 - updates:
             with stage.span("Optimizer.step#AdamW.step", Kind.ANNOTATION):
                 stage.kernel("multi_tensor_apply_kernel<FusedAdam>", 8.0, op="aten::_fused_adamw_", host_us=40.0)
@@ -523,13 +530,15 @@ def test_functions_that_were_compiled_one_by_one_are_no_graph_that_broke(inside)
     assert ("graph-breaks" in rules_of(_twice(play).findings())) is inside
 
 
-@pytest.mark.parametrize(("rows", "named"), [(1_000_000, True), (12, False), (None, False)])
-def test_of_a_table_with_few_rows_a_sparse_gradient_has_all(rows, named):
+@pytest.mark.parametrize(
+    ("kernel", "named"), [("indexing_backward_kernel<float>", True), ("compute_grad_weight<float>", False)]
+)
+def test_a_lookup_of_its_own_sorts_as_any_other_gradient_of_rows_does(kernel, named):
     def play(stage: Stage) -> None:
-        stage.kernel("indexSelectLarge", 50.0, op="aten::embedding", shapes=[[rows, 64], [65536]] if rows else None)
+        stage.kernel("indexSelectLarge", 50.0, op="aten::embedding", shapes=[[1_000_000, 64], [65536]])
         healthy(stage)
         for _ in range(4):
-            stage.kernel("compute_grad_weight<float>", 300.0, op="aten::embedding_dense_backward")
+            stage.kernel(kernel, 300.0, op="aten::embedding_dense_backward", around="EmbeddingBackward0")
 
     assert ("index-backward" in rules_of(_twice(play).findings())) is named
 
@@ -602,6 +611,7 @@ def test_losses_of_every_layer_are_of_one_pass(forward, named):
                     stage.kernel("nvjet_tst_64x8", 8.0, op="aten::mm", host_us=40.0)
             with stage.span("autograd::engine::evaluate_function: NllLossBackward0"):
                 stage.kernel("nvjet_tst_64x8", 8.0, op="aten::mm", host_us=40.0)
+            _added(stage)
 
     assert ("micro-batches" in rules_of(_twice(play).findings())) is named
 
@@ -710,12 +720,12 @@ def test_what_a_program_wrote_as_its_gradient_is_not_recomputed(node, named):
     [("cutlass_80_tensorop_bf16_s16816gemm_bf16_128x128", True), ("nvjet_tst_64x8_64x16", False)],
 )
 def test_kernels_that_load_whole_tiles_have_aligned_rows(kernel, named):
-    """Eleven rows by thousands of columns: a number of rows is no stride, and the kernel shows it."""
+    """Whatever sizes were recorded, such a kernel was given rows that are aligned."""
 
     def play(stage: Stage) -> None:
         healthy(stage, 4)
         for _ in range(4):
-            stage.kernel(kernel, 600.0, op="aten::mm", shapes=[[8195, 4096], [4096, 4096]],
+            stage.kernel(kernel, 600.0, op="aten::mm", shapes=[[8192, 4099], [4099, 4096]],
                          dtypes=["c10::BFloat16"] * 2)  # fmt: skip
 
     assert ("misaligned-sizes" in rules_of(_twice(play).findings())) is named

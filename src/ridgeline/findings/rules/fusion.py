@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ridgeline.findings.cure import Cure
 from ridgeline.findings.replay import Index, Mask, Seconds
 from ridgeline.findings.rule import rule
 from ridgeline.findings.scene import BACKWARD, SURE_FRAC, Candidate, Scene
-from ridgeline.findings.shapes import dtype_named, first_shape, is_shape, parsed, product_of, shaped_ops
+from ridgeline.findings.shapes import dtype_named, first_dtype, first_shape, is_shape, parsed, product_of, shaped_ops
 from ridgeline.trace.kind import Kind
 
 AROUND = 8
@@ -34,8 +35,14 @@ ALIKE = 0.05
 """Of the longest kernel's time: less is a kernel over another, small tensor, and no link of the chain."""
 SHAPES = 4
 """Of tensors that a loop goes over, at least (seven to 38 in four recorded loops)."""
+LONGEST_BODY, AGAIN_FRAC, ANOTHER_FRAC = 16, 0.6, 0.2
+"""Kernels of a loop's body at most, of them those that come again, and of those the ones over another tensor."""
+JOINED = 8
+"""Tensors that one op puts together, from which on they came out of a loop: two are halves, three are parts."""
 KINDS = 3
 """Different kernels of a chain, at least."""
+COMPUTES, COMPUTES_S = 0.1, 50e-6
+"""Of the memory's rate, and of kernels that are longer than it takes to begin one."""
 LOOP, SMALL_S = 48, 30e-6
 """Small kernels in a row from which on they are a loop over tensors, and what small means."""
 TWICE = r"BackwardBackward\d*$"
@@ -57,17 +64,20 @@ def _runs(mask: Mask, stream: Index) -> tuple[Index, Index]:
     return starts, ends
 
 
-@rule("unfused-attention", version=4, order=44)
+@rule("unfused-attention", version=6, order=41)
 def unfused_attention(scene: Scene) -> Candidate | None:
     order = np.lexsort((scene.base.work_start_s, scene.program.stream))
     product, softmax = scene.family("gemm")[order], (scene.family("softmax") & ~scene.named(ACROSS))[order]
     batched, wide = _may_be_batched(scene)[order], _wide_heads(scene)[order]
+    sizes = _sizes(scene, np.flatnonzero(product | softmax), order)
     light = (scene.family(*LIGHT, "softmax", "index") | scene.is_on_device_copy)[order]
     copied = (scene.family("copy") | scene.is_on_device_copy | (scene.work_kind == int(Kind.MEMSET)))[order]
     chosen = np.zeros(len(order), dtype=bool)
     for at in np.flatnonzero(softmax).tolist():
         before, after = _reach(product, light, at, -1), _reach(product, light, at, +1)
-        if before is not None and after is not None and batched[before] and batched[after] and not wide[before]:
+        if before is None or after is None or wide[before] or not (batched[before] and batched[after]):
+            continue
+        if _are_scores(sizes[at], sizes[before], sizes[after]):
             first, last = _further(product, before, -1), _further(product, after, +1)
             chosen[_along(copied, first, -1) : _along(copied, last, +1) + 1] = True
     works = np.sort(order[chosen])
@@ -75,19 +85,70 @@ def unfused_attention(scene: Scene) -> Candidate | None:
     if not len(works) or not _is_batched(scene, works):
         return None
     num = int(softmax[chosen].sum())
-    if not len(works[(scene.family("softmax") & ~scene.named(r"backward"))[works]]):
+    forward = works[(scene.family("softmax") & ~scene.named(r"backward"))[works]]
+    if not len(forward) or _are_read_by_others(scene, works, forward):
         return None
+    worst = 1.0 if _is_fp32(scene, works[scene.family("gemm")[works]]) else 0.35  # its fused kernels are slow ones
     return Candidate(
         what=f"Attention is spelled out {num / scene.num_steps:.3g} times a step: product, softmax, product",
         cause="unfused attention: the score matrix is written to memory and read back several times",
         change="torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=…) instead of matmul, softmax, "
         "matmul",
         where=scene.where(works),
-        cure=_fused(scene, works, 0.06, 0.35),
+        cure=_fused(scene, works, 0.06, worst),
         evidence=scene.evidence(works),
         spans=tuple(scene.rows[works[:200]].tolist()),
         unchecked=("whether the mask, bias or dropout has a fused form",),
     )
+
+
+def _sizes(scene: Scene, places: Index, order: Index) -> dict[int, tuple[int, ...]]:
+    """For places in an order of works what the op was given: the sizes of a product, or the scores of a softmax."""
+    trace, shapes = scene.trace, scene.trace.optional("shapes")
+    ops, found = shaped_ops(trace, scene.rows[order[places]]), dict[int, tuple[int, ...]]()
+    for place, op in zip(places.tolist(), ops.tolist(), strict=True):
+        name, word = (trace.words[int(trace.name[op])], trace.words[int(shapes[op])]) if op >= 0 else ("", "")
+        found[place] = product_of(name, word) or (first_shape(word) if "softmax" in name else ())
+    return found
+
+
+def _are_scores(softmax: tuple[int, ...], before: tuple[int, ...], after: tuple[int, ...]) -> bool:
+    """Whether both products have the width of what the softmax is over, as far as sizes are known: between scores and
+    their softmax heads may be mixed by a product of their own, which no fused kernel has."""
+    if not (softmax and before and after):
+        return True
+    return softmax[-1] in before[1:] and softmax[-1] in after[1:]
+
+
+def _are_read_by_others(scene: Scene, works: Index, softmaxes: Index) -> bool:
+    """Whether the weights of half of the attentions go elsewhere as well (into a mean over heads that somebody reads, a
+    loss, a choice of tokens): a fused kernel never writes them."""
+    trace, shapes = scene.trace, scene.trace.optional("shapes")
+    own = shaped_ops(trace, scene.rows[softmaxes])
+    weights = {_as_scores(trace.words[int(shapes[op])]) for op in own[own >= 0].tolist()} - {()}
+    others = np.ones(len(scene.rows), dtype=bool)
+    others[works] = False
+    others &= ~scene.under(BACKWARD) & (scene.work_kind == int(Kind.KERNEL))
+    ops = shaped_ops(trace, scene.rows[others])
+    given = {op: _as_scores(trace.words[int(shapes[op])]) for op in np.unique(ops[ops >= 0]).tolist()}
+    read = [op for op, scores in given.items() if scores in weights]
+    means = [op for op in read if trace.words[int(trace.name[op])] in ("aten::mean", "aten::sum")]
+    sides = {(scores[1:], scores[0]) for scores in weights}
+    used = sum(any(made[1:] == two and made[0] < num for two, num in sides) for made in given.values() if made)
+    return 2 * (len(read) - len(means) + min(len(means), used)) >= len(softmaxes) > 0
+
+
+def _as_scores(shapes: str) -> tuple[int, ...]:
+    """A tensor's number of score matrices and their sides: heads and samples may be one dim or two."""
+    shape = first_shape(shapes)
+    return (int(np.prod(shape[:-2])), *shape[-2:]) if len(shape) >= 3 else ()
+
+
+def _is_fp32(scene: Scene, works: Index) -> bool:
+    trace, ops = scene.trace, shaped_ops(scene.trace, scene.rows[works])
+    dtypes = trace.optional("dtypes")
+    kinds = [first_dtype(trace.words[int(dtypes[op])]) for op in ops[ops >= 0].tolist()]
+    return 2 * kinds.count("fp32") > len(kinds) > 0
 
 
 def _fused(scene: Scene, works: Index, best: Seconds | float, worst: Seconds | float) -> Cure:
@@ -162,13 +223,16 @@ def _is_batched(scene: Scene, works: Index) -> bool:
     return bool(names & BATCHED)
 
 
-@rule("masked-attention", version=4, order=45)
+@rule("masked-attention", version=5, order=45)
 def masked_attention(scene: Scene) -> Candidate | None:
     """Fused attention that reads a dense mask where a causal flag would do."""
     attention = np.flatnonzero(scene.family("attention"))
     shapes = scene.trace.optional("shapes")
     ops = shaped_ops(scene.trace, scene.rows[attention])
-    masked = np.array([op >= 0 and _dense_mask(scene.trace.words[int(shapes[op])]) for op in ops.tolist()], dtype=bool)
+    dtypes, words = scene.trace.optional("dtypes"), scene.trace.words
+    masked = np.array(
+        [op >= 0 and _replaceable(words[int(shapes[op])], words[int(dtypes[op])]) for op in ops.tolist()], dtype=bool
+    )
     works = attention[masked] if len(attention) else attention
     if not len(works):
         return None
@@ -185,6 +249,12 @@ def masked_attention(scene: Scene) -> Candidate | None:
         spans=tuple(scene.rows[works[:200]].tolist()),
         unchecked=("whether the mask is causal: its values are not in the trace",),
     )
+
+
+def _replaceable(shapes: str, dtypes: str) -> bool:
+    """Whether there is a dense mask, and a faster kernel without one: in fp32 the same kernel runs all the same, and
+    only a causal one, which is for all samples, is skipped in part."""
+    return _dense_mask(shapes) and (first_dtype(dtypes) != "fp32" or _for_all_samples(shapes))
 
 
 def _for_all_samples(shapes: str) -> bool:
@@ -324,7 +394,7 @@ def _is_activation(scene: Scene, cast: int, shape: tuple[int, ...], shapes: np.n
     return shape in given[first : first + 1] and shape not in given[first + 1 :]
 
 
-@rule("tensor-loop", version=4, order=18)
+@rule("tensor-loop", version=5, order=18)
 def tensor_loop(scene: Scene) -> Candidate | None:
     """The same small op again and again, tensor by tensor: averages of weights, norms of gradients, schedules."""
     order = np.lexsort((scene.base.work_start_s, scene.program.stream))
@@ -337,7 +407,7 @@ def tensor_loop(scene: Scene) -> Candidate | None:
         return None
     pieces = [order[starts[i] : ends[i]] for i in long.tolist()]
     joins = scene.named(r"^aten::(cat|stack)$", "op")
-    pieces = [piece for piece in pieces if _over_tensors(scene, piece, bool(joins[piece].any()))]
+    pieces = [piece for piece in pieces if _over_tensors(scene, piece, _joins_many(scene, piece[joins[piece]]))]
     if not pieces:
         return None
     works = np.concatenate(pieces)
@@ -365,7 +435,26 @@ def _over_tensors(scene: Scene, piece: Index, joined: bool) -> bool:
         return joined
     shapes, ops = trace.optional("shapes"), shaped_ops(trace, rows)
     found = {first_shape(trace.words[int(shapes[op])]) for op in np.unique(ops[ops >= 0]).tolist()}
-    return not found or len(found) >= SHAPES
+    return not found or (len(found) >= SHAPES and _goes_on(trace.op[rows], np.where(ops >= 0, shapes[ops], 0)))
+
+
+def _goes_on(names: NDArray[np.int32], shapes: NDArray[np.int32]) -> bool:
+    """Whether the same few ops come again and again, and over another tensor each time: a state that moves on has the
+    same ones over the same tensors, and a stretch of code that is run once has others."""
+    for period in range(1, min(LONGEST_BODY, len(names) // 2) + 1):
+        again = names[period:] == names[:-period]
+        if again.mean() >= AGAIN_FRAC:
+            return bool((shapes[period:] != shapes[:-period])[again].mean() >= ANOTHER_FRAC)
+    return False
+
+
+def _joins_many(scene: Scene, works: Index) -> bool:
+    """Whether results of a loop over samples are put together: many at once, where sizes were recorded."""
+    trace, shapes = scene.trace, scene.trace.optional("shapes")
+    ops = shaped_ops(trace, scene.rows[works])
+    given = [parsed(trace.words[int(shapes[op])]) for op in np.unique(ops[ops >= 0]).tolist()]
+    lists = [len(part) for found in given for part in found if isinstance(part, list) and part and is_shape(part[0])]
+    return max(lists) >= JOINED if lists else len(works) > 0
 
 
 def _compilable(scene: Scene) -> Mask:
@@ -403,7 +492,27 @@ def _longest_frac(scene: Scene, piece: Index) -> float:
     return float(scene.work_s[piece].max() / max(1e-12, scene.work_s[piece].sum()))
 
 
-@rule("pointwise-chains", version=8, order=50)
+def _stays(scene: Scene, works: Index) -> Mask:
+    """Kernels that no longer chain makes shorter for sure: sums, which must be complete before what follows can be
+    computed, and those that compute rather than move (a tenth of the memory's rate)."""
+    stays = scene.family("reduce")[works]
+    if scene.device is None:
+        return stays
+    trace, ops = scene.trace, shaped_ops(scene.trace, scene.rows[works])
+    shapes, dtypes = trace.optional("shapes"), trace.optional("dtypes")
+    moved = {op: _least_bytes(trace.words[int(shapes[op])], trace.words[int(dtypes[op])]) for op in set(ops.tolist())}
+    least = np.array([moved[op] if op >= 0 else np.inf for op in ops.tolist()])
+    taken_s, least_s = scene.work_s[works], least / scene.device.dram.bandwidth_bytes_per_s
+    return np.asarray(stays | ((taken_s > COMPUTES_S) & (least_s < COMPUTES * taken_s)), dtype=bool)
+
+
+def _least_bytes(shapes: str, dtypes: str) -> float:
+    """What an op moves at least: the largest tensor that it was given, once; without end where that is unknown."""
+    sizes = [float(np.prod(shape)) for shape in parsed(shapes) if is_shape(shape) and shape]
+    return max(sizes) * (2.0 if first_dtype(dtypes) in ("bf16", "fp16") else 4.0) if sizes else np.inf
+
+
+@rule("pointwise-chains", version=9, order=50)
 def pointwise_chains(scene: Scene) -> Candidate | None:
     if len(scene.host_spans(TWICE)):
         return None
@@ -435,7 +544,7 @@ def pointwise_chains(scene: Scene) -> Candidate | None:
                 scene,
                 works,
                 np.maximum(0.06, 1.2 / lengths),
-                np.maximum(longest, np.maximum(0.35, 2.5 / lengths)),
+                np.where(_stays(scene, works), 1.0, np.maximum(longest, np.maximum(0.35, 2.5 / lengths))),
             ),
             closed=np.concatenate([piece[1:] for piece in pieces]),  # one kernel has no gaps inside
         ),

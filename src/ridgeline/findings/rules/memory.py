@@ -8,6 +8,7 @@ from ridgeline.findings.cure import Cure, joined
 from ridgeline.findings.rule import rule
 from ridgeline.findings.scene import BACKWARD, Candidate, Scene
 from ridgeline.findings.shapes import dtype_named, first_dtype, first_shape, is_shape, parsed, shaped_ops
+from ridgeline.trace.kind import Kind
 
 TABLE = 5e8
 """Values of a lookup table from which on its dense gradient matters; vocabularies of language models stay below."""
@@ -22,6 +23,10 @@ FREE_FRAC = 0.5
 OFTEN, SORTED = 100.0, 4.0
 """Lookups of a row from which on they are added in turn (2,048 and 5,461 in two recordings that gained by a lookup of
 its own, 2 and 15 in two that lost), and what that then takes over sorting them."""
+LOOKUP_BACKWARD = r"embedding(_bag)?_(dense_)?backward$|^Embedding(Bag)?Backward\d*$"
+PASS_BYTES, FUSED_BYTES, PEAK_FRAC = 12.0, 28.0, 0.75
+"""Moved for each fp32 value by a pass over lists (two read, one written), and by a fused Adam; and of the memory's peak
+rate, what updates reach at least."""
 WRITTEN_FRAC, WRITTEN_BY_PRODUCTS_FRAC = 0.5, 0.1
 """Of what the memory could move in a kernel's time, its output at most: light kernels read as much as they write, and
 products, convolutions and attention compute (3.5 % for a bf16 product over 4,096 at 700 TFLOP/s)."""
@@ -79,9 +84,10 @@ def _is_logits(shapes: str, sizes: set[int]) -> bool:
     return len(shape) >= 2 and shape[-1] in sizes and int(np.prod(shape[:-1])) >= 256
 
 
-@rule("index-backward", version=6, order=48)
+@rule("index-backward", version=7, order=48)
 def index_backward(scene: Scene) -> Candidate | None:
-    """Gradients of ``table[index]`` sort the indices and add row by row."""
+    """Gradients of ``table[index]`` sort the indices and add row by row. A lookup's own backward sorts as well, and a
+    sparse gradient is sorted by its optimizer: of those nothing is told."""
     works = np.flatnonzero(
         scene.named(r"indexing_backward|index_put|compute_grad_weight|krn_partial|sum_and_scatter|embedding.*backward")
         | (
@@ -90,23 +96,15 @@ def index_backward(scene: Scene) -> Candidate | None:
         )
     )
     works = works[scene.under(BACKWARD)[works]]  # elsewhere values are put into a cache, or counted
-    indexed = len(works) > 0 and bool(scene.named(r"indexing_backward|index_put")[works].any())
-    if scene.frac(scene.per_step_s(works)) < (0.02 if indexed else 0.1) or not (indexed or _mostly_untouched(scene)):
+    if not len(works) or not scene.named(r"indexing_backward|index_put")[works].any():
         return None
-    least = _least_frac(scene, works) if indexed else 0.0
-    if least > 0.6 or (indexed and not _one_after_another(scene, works)):  # as fast as memory or sorting allows
-        return None
-    change = "F.embedding(index, table) instead of table[index]: its backward does not sort element by element"
-    if not indexed:
-        change = (
-            "nn.Embedding(…, sparse=True) with SparseAdam or SGD for large tables; a fused embedding (fbgemm) for many"
-        )
+    least = _least_frac(scene, works)
+    if scene.frac(scene.per_step_s(works)) < 0.02 or least > 0.6 or not _one_after_another(scene, works):
+        return None  # as fast as memory or sorting allows
     return Candidate(
         what=f"The gradient of a lookup takes {scene.per_step_s(works) * 1e3:.3g} ms a step",
-        cause="index backward: indices are sorted and rows are added one after another"
-        if indexed
-        else "embedding backward by sorting",
-        change=change,
+        cause="index backward: indices are sorted and rows are added one after another",
+        change="F.embedding(index, table) instead of table[index]: its backward does not sort element by element",
         where=scene.where(works),
         cure=Cure(
             works=works,
@@ -143,17 +141,6 @@ def _times_a_row(shapes: str) -> float:
     return float(np.prod(given[-1])) / max(1.0, float(np.prod(given[0])))
 
 
-def _mostly_untouched(scene: Scene) -> bool:
-    """Whether a table is known to have more rows than are looked up in it at once: a sparse gradient of a smaller one
-    has every row."""
-    shapes, sizes = scene.trace.optional("shapes"), list[tuple[int, int]]()
-    for span in scene.host_spans(r"aten::(embedding|_embedding_bag|embedding_bag)$").tolist()[:100]:
-        given = [shape for shape in parsed(scene.trace.words[int(shapes[span])]) if is_shape(shape) and shape]
-        if len(given) >= 2:
-            sizes.append((given[0][0], int(np.prod(given[1]))))
-    return any(rows > looked_up for rows, looked_up in sizes)
-
-
 def _least_frac(scene: Scene, works: np.ndarray) -> float:
     """What reading the gradients once and adding them to their rows takes, as a share of what it took."""
     if scene.device is None:
@@ -171,7 +158,7 @@ def _least_frac(scene: Scene, works: np.ndarray) -> float:
     return moved_bytes / scene.device.dram.bandwidth_bytes_per_s / taken_s if taken_s > 0 else 0.0
 
 
-@rule("dense-embedding-gradient", version=4, order=8)
+@rule("dense-embedding-gradient", version=5, order=8)
 def dense_embedding_gradient(scene: Scene) -> Candidate | None:
     """A table far larger than the rows a step touches gets a dense gradient that is filled, added and applied in
     full."""
@@ -181,19 +168,21 @@ def dense_embedding_gradient(scene: Scene) -> Candidate | None:
     largest = _table_elements(scene)
     if not largest or not scene.trains or len(scene.host_spans(r"embedding(_bag)?_sparse_backward$")):
         return None
-    tables = scene.under(r"embedding|EmbeddingBag") | scene.launched_in(
-        scene.time_of(scene.host_spans(r"^Optimizer\."))
-    )
+    updated = scene.launched_in(scene.time_of(scene.host_spans(r"^Optimizer\.")))
+    tables = scene.under(r"embedding|EmbeddingBag") | updated
     heavy = works[tables[works] & ~scene.named(r"updateOutput|forward")[works]]
     if not len(heavy):
         return None
+    known, all_of_them = heavy[updated[heavy]], max(largest, _zeroed_values(scene))
+    at_best = np.where(updated[heavy], _updated_frac(scene, known, all_of_them / PEAK_FRAC), 1.0)
+    at_worst = np.where(updated[heavy], _updated_frac(scene, known, largest), 1.0)
     return Candidate(
         what=f"A table of {largest / 1e6:,.0f} M values gets a dense gradient every step",
         cause="dense embedding gradient: all rows are zeroed, written and updated for the few that were looked up",
         change="nn.Embedding(…, sparse=True) with SGD, Adagrad or SparseAdam; or an embedding library that updates "
         "rows in place (fbgemm)",
         where=scene.where(heavy),
-        cure=Cure(works=heavy, keep_best=0.1, keep_worst=0.4),
+        cure=Cure(works=heavy, keep_best=1.0 - 0.9 * at_best, keep_worst=1.0 - 0.6 * at_worst),
         evidence=scene.evidence(heavy),
         spans=tuple(scene.rows[heavy[:200]].tolist()),
     )
@@ -201,14 +190,56 @@ def dense_embedding_gradient(scene: Scene) -> Candidate | None:
 
 def _table_elements(scene: Scene) -> float:
     """Values of the largest table whose dense gradient matters; 0 if there is none."""
-    shapes = scene.trace.optional("shapes")
+    shapes, learned, multiplied = scene.trace.optional("shapes"), _learned_tables(scene), _multiplied(scene)
     found = 0.0
     for span in scene.host_spans(r"aten::(embedding|_embedding_bag|embedding_bag)$").tolist()[:50]:
         shape = first_shape(scene.trace.words[int(shapes[span])])
         values = float(np.prod(shape)) if len(shape) == 2 else 0.0
         matters = values >= TABLE or (values >= ENTITY_TABLE and shape[0] >= ENTITIES)
-        found = max(found, values if matters else 0.0)
+        learns = (learned is None or shape in learned) and not multiplied & set(shape[:1])
+        found = max(found, values if matters and learns else 0.0)
     return found
+
+
+def _learned_tables(scene: Scene) -> set[tuple[int, ...]] | None:
+    """Sizes of tables that get a dense gradient, by what is zeroed for it: a frozen table gets none. None where sizes
+    of such were not recorded, and none at all where no lookup has a backward pass."""
+    if not len(scene.host_spans(LOOKUP_BACKWARD)):
+        return set()
+    return set(_zeroed(scene)) or None
+
+
+def _zeroed(scene: Scene) -> list[tuple[int, ...]]:
+    """Sizes of what is zeroed for the gradients of lookups, once for each."""
+    shapes = scene.trace.optional("shapes")
+    spans = scene.host_spans(r"^aten::(zero_|fill_)$", Kind.OP)
+    spans = spans[scene.spans_under(spans, LOOKUP_BACKWARD)]
+    found = (first_shape(scene.trace.words[int(shapes[span])]) for span in spans.tolist())
+    return [shape for shape in found if shape]
+
+
+def _zeroed_values(scene: Scene) -> float:
+    """Values of all tables that get a dense gradient in a step; 0 where sizes were not recorded."""
+    return sum(float(np.prod(shape)) for shape in _zeroed(scene)) / scene.num_rounds
+
+
+def _multiplied(scene: Scene) -> set[int]:
+    """Sizes of products: a table of a language model is multiplied with as well, in the layer that says the next word,
+    and where that is the same one, its gradient has every row."""
+    shapes, words = scene.trace.optional("shapes"), scene.trace.words
+    spans = scene.host_spans(r"^aten::(mm|addmm|linear|matmul)$")
+    given = {int(word) for word in np.unique(shapes[spans]).tolist()}
+    return {size for word in given for shape in parsed(words[word]) if is_shape(shape) for size in shape}
+
+
+def _updated_frac(scene: Scene, works: np.ndarray, values: float) -> float:
+    """Of what an optimizer updates, the table: by what all passes move for it, at the memory's rate."""
+    taken_s = float(scene.work_s[works].sum()) / scene.num_rounds
+    if scene.device is None or taken_s <= 0:
+        return 1.0
+    passes = len(scene.host_spans(r"^aten::_foreach_", Kind.OP)) / scene.num_rounds
+    moved_bytes = values * (PASS_BYTES * passes if passes else FUSED_BYTES)
+    return min(1.0, moved_bytes / (taken_s * scene.device.dram.bandwidth_bytes_per_s))
 
 
 @rule("recompute", version=3, order=55)

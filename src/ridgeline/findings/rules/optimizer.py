@@ -20,7 +20,7 @@ SPARSE = r"^aten::(_?coalesce|sparse_mask|_nnz|sparse_dim)$"
 COMPILED = "torch._foreach_… over lists of weights, or torch.compile(optimizer.step): this optimizer has no fused form"
 
 
-@rule("unfused-optimizer", version=5, order=15)
+@rule("unfused-optimizer", version=6, order=15)
 def unfused_optimizer(scene: Scene) -> Candidate | None:
     """Updates tensor by tensor, or pass by pass over all of them."""
     spans = scene.host_spans(r"^Optimizer\.step", Kind.ANNOTATION, Kind.OP)
@@ -35,6 +35,7 @@ def unfused_optimizer(scene: Scene) -> Candidate | None:
     fusible = bool(scene.words_like(HAS_FUSED)[scene.trace.name[spans]].any())
     if foreach and not fusible:  # over lists of weights: there is nothing better to be had by a setting
         return None
+    once = not foreach and _num_kernels_a_tensor(scene, works) < FEW_PASSES  # on the device that is all there is to do
     how = "foreach: several passes over all weights" if foreach else "one tensor after another"
     return Candidate(
         what=f"The optimizer runs {len(works) / scene.num_steps:,.0f} kernels a step, "
@@ -44,8 +45,8 @@ def unfused_optimizer(scene: Scene) -> Candidate | None:
         where=scene.where_host(spans),
         cure=Cure(
             works=works,
-            keep_best=0.35 if foreach else 0.2,
-            keep_worst=0.7 if foreach else 0.5,
+            keep_best=0.35 if foreach else 0.5 if once else 0.2,
+            keep_worst=0.7 if foreach else 1.0 if once else 0.5,
             host=time,
             host_best=0.05 if not foreach else 0.3,
             host_worst=0.25 if not foreach else 0.8,
@@ -73,7 +74,13 @@ def _num_passes(scene: Scene, spans: Index) -> float:
     return float(inside.mean()) if len(spans) else 0.0
 
 
-@rule("zero-grad", order=16)
+def _num_kernels_a_tensor(scene: Scene, works: Index) -> float:
+    """Kernels of an update over tensors that got a gradient; many where nobody knows how many those are."""
+    tensors = len(scene.host_spans(r"^autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", Kind.OP))
+    return len(works) * scene.passes_a_step / tensors if tensors and scene.passes_a_step >= 1 else float(MANY)
+
+
+@rule("zero-grad", version=2, order=16)
 def zero_grad(scene: Scene) -> Candidate | None:
     spans = scene.host_spans(r"^Optimizer\.zero_grad|zero_grad", Kind.ANNOTATION, Kind.OP)
     time = scene.time_of(spans)
@@ -83,14 +90,19 @@ def zero_grad(scene: Scene) -> Candidate | None:
         return None
     works = np.flatnonzero(fills | adds)
     time = joined(time, scene.op_time(np.flatnonzero(adds)))
+    meant = 1.0 - 1.0 / max(1.0, scene.passes_a_step)  # of the additions: gradients of later batches are added anyway
+    kept = np.where(adds[works] & ~fills[works], meant, 0.0)
     return Candidate(
         what=f"zero_grad writes zeros: {fills.sum() / scene.num_steps:.3g} kernels a step"
         + (f", and {adds.sum() / scene.num_steps:.3g} additions to them in the backward pass" if adds.any() else ""),
         cause="gradient memsets: gradients are zeroed and added to instead of dropped and written",
         change="optimizer.zero_grad(set_to_none=True) (the default): drop the argument, or model.zero_grad() likewise",
         where=scene.where_host(spans),
-        cure=Cure(works=works, keep_best=0.0, keep_worst=0.1, host=time, host_best=0.1, host_worst=0.5),
+        cure=Cure(
+            works=works, keep_best=kept, keep_worst=np.maximum(0.1, kept), host=time,
+            host_best=max(0.1, meant), host_worst=max(0.5, meant),
+        ),
         evidence=scene.evidence(works),
         spans=tuple(spans[:200].tolist()),
         unchecked=("whether the gradients are accumulated over several backward passes on purpose",),
-    )
+    )  # fmt: skip

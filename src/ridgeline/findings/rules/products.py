@@ -12,20 +12,30 @@ from ridgeline.findings.fact import positive
 from ridgeline.findings.pricing import alignment_ratio, product_ratio
 from ridgeline.findings.replay import Index, Mask, Seconds
 from ridgeline.findings.rule import rule
-from ridgeline.findings.scene import SURE_FRAC, Candidate, Scene
+from ridgeline.findings.scene import BACKWARD, SURE_FRAC, Candidate, Scene
 from ridgeline.findings.shapes import Product, first_dtype, is_shape, parsed, product_of, shaped_ops
+from ridgeline.trace.kind import Kind
 
 NO_TENSOR_CORES = ("pascal", "maxwell", "kepler")
 NHWC_NORM, NHWC_CONV = (0.4, 0.85), (0.85, 1.1)
 """Share of the time of norms and of convolutions that is left in channels_last (0.43 and 0.88 for a ResNet-50 on an
 H200; of eleven networks convolutions kept 0.88 to 1.10 in ten, and 1.45 in one with transposed ones)."""
+NHWC_DEPTHWISE, WALKS_DEPTHWISE = (0.2, 0.8), r"conv_depthwise2d_"
+"""The same of convolutions of single channels, whose own kernels for NCHW are the slow ones (0.21 in a network for
+phones on an H200), and what those are called."""
 STRIDED = 0.25
 """Share of the time of copies and sums on strided tokens that is left once tokens are contiguous (1.1 of 5.5 ms in a
 vision transformer on an H200)."""
-NO_PRODUCT = r"splitkreduce|reduce_1block|c1_k1|depthwise|grouped_direct|gemv|dot_kernel"
-"""Sums after products, convolutions of single channels, and products with a vector, which wait for memory: Tensor Cores
-do nothing for them."""
+WALKS_PLANES = r"^aten::(instance_norm|reflection_pad2d|replication_pad2d|pixel_shuffle|pixel_unshuffle|grid_sampler)$"
+"""Ops over pictures that bring their input back to NCHW, or whose output is there."""
+NO_PRODUCT = r"splitkreduce|reduce_1block|c1_k1|depthwise|grouped_direct|gemv|dot_kernel|trsm_batch"
+"""Sums after products, convolutions of single channels, products with a vector and triangular solves, which wait for
+memory: Tensor Cores do nothing for them."""
+SMALL_TILES, SMALL_TILES_S = r"tilesize32x32x8_", 50e-6
+"""The smallest tiles there are: for so long they go over many matrices that fit into one of them."""
 PRODUCT_OPS = r"^aten::(mm|addmm|bmm|baddbmm|_addmm_activation)$"
+THIN = 8
+"""Of a product's smallest side: less does not fill an instruction of the Tensor Cores (16 by 8 by 8 and larger)."""
 SHORTEST_S, SHORT_S = 2.5e-6, 12e-6
 """No product takes less than the first, on Tensor Cores or not; below the second they may gain nothing (0.15 of 0.35 ms
 in products of 4 to 11 µs on an H200)."""
@@ -74,10 +84,11 @@ def _ratios(
     return np.array([otherwise if ratio is None else ratio for ratio in found])
 
 
-@rule("tensor-cores-unused", version=7, order=40)
+@rule("tensor-cores-unused", version=8, order=40)
 def tensor_cores_unused(scene: Scene) -> Candidate | None:
     """fp32 products on hardware that has Tensor Cores."""
     mask = scene.family("gemm", "conv") & scene.precision("fp32") & ~scene.named(NO_PRODUCT) & ~_beyond_settings(scene)
+    mask &= ~(scene.named(SMALL_TILES) & (scene.work_s > SMALL_TILES_S))
     mask[mask] = [dtype not in ("bf16", "fp16") for dtype in _dtypes(scene, np.flatnonzero(mask))]
     share = scene.per_step_s(mask) / max(1e-12, scene.per_step_s(scene.work_kind == 1))
     works = np.flatnonzero(_whole_convolutions(scene, mask))
@@ -85,7 +96,7 @@ def tensor_cores_unused(scene: Scene) -> Candidate | None:
         return None
     has_tf32 = scene.device is None or ("tensor", "tf32") in scene.device.peaks
     products = _products(scene, works)
-    flat = np.array([p is not None and min(p.m, p.n, p.k) == 1 for p in products], bool)  # with a vector, or of two
+    flat = np.array([p is not None and min(p.m, p.n, p.k) < THIN for p in products], bool)  # they wait for memory
     tf32 = max(0.12, 1.5 / _speedup(scene, "tf32", 7.0)) if has_tf32 else 0.5
     half = max(0.1, 2.0 / _speedup(scene, "fp16", 14.0))
     worst = _ratios(
@@ -114,11 +125,13 @@ def tensor_cores_unused(scene: Scene) -> Candidate | None:
 def _beyond_settings(scene: Scene) -> Mask:
     """Products that nothing a user can set sends to the Tensor Cores: those inside of factorizations, and those that
     stay in fp32 (complex, or of sizes that have no such kernel) where others are in TF32 already: it is set for
-    all."""
+    all, for products and for convolutions each."""
+    beyond, tf32 = scene.factored, scene.precision("tf32")
     products = scene.family("gemm") & (scene.named(PRODUCT_OPS, "op") | (scene.trace.op[scene.rows] == 0))
-    if not (products & scene.precision("tf32")).any():
-        return scene.factored
-    return np.asarray(scene.factored | products, dtype=bool)
+    for alike in (products, scene.family("conv")):
+        if (alike & tf32).any():
+            beyond = np.asarray(beyond | alike, dtype=bool)
+    return beyond
 
 
 def _whole_convolutions(scene: Scene, mask: Mask) -> Mask:
@@ -129,16 +142,18 @@ def _whole_convolutions(scene: Scene, mask: Mask) -> Mask:
     return np.asarray(mask | (convolution & (op >= 0) & np.isin(op, op[mask & convolution])), dtype=bool)
 
 
-@rule("misaligned-sizes", version=4, order=41)
+@rule("misaligned-sizes", version=5, order=42)
 def misaligned_sizes(scene: Scene) -> Candidate | None:
     """Products on Tensor Cores whose sizes are not multiples of 8, by name (align1, align2) or by shape; kernels that
-    load whole tiles (nvjet) only take rows that are aligned, and of convolutions nobody knows what padding brings."""
+    load whole tiles (nvjet) only take rows that are aligned, a number of rows is no stride, and of convolutions nobody
+    knows what padding brings."""
     works = np.flatnonzero(scene.family("gemm", "conv") & scene.precision("half", "tf32", "fp8", ""))
     works = works[scene.work_s[works] > 2e-6]
     if not len(works):
         return None
     products, dtypes = _products(scene, works), _dtypes(scene, works)
-    odd = np.array([p is not None and any(size % 8 and size > 8 for size in (p.m, p.n, p.k)) for p in products])
+    rows = _row_counts(scene, works, products)
+    odd = np.array([p is not None and any(size % 8 and size > 8 for size in _strides(p, rows)) for p in products])
     named = scene.named(r"align[12]\b|align[12]_|align[12]>")[works] & scene.family("gemm")[works]
     odd &= ~scene.named(r"^nvjet_")[works]
     slow = np.array(
@@ -156,7 +171,7 @@ def misaligned_sizes(scene: Scene) -> Candidate | None:
     )
     shaped = shaped_ops(scene.trace, scene.rows[works[chosen]]) >= 0
     worst = np.where(shaped, np.minimum(1.0, np.sqrt(best)), UNSHAPED)
-    sizes = sorted({size for p in picked if p for size in (p.m, p.n, p.k) if size % 8})
+    sizes = sorted({size for p in picked if p for size in _strides(p, rows) if size % 8})
     works = works[chosen]
     return Candidate(
         what=f"Products with sizes that are not multiples of 8 "
@@ -172,6 +187,21 @@ def misaligned_sizes(scene: Scene) -> Candidate | None:
     )
 
 
+def _row_counts(scene: Scene, works: Index, products: list[Product | None]) -> frozenset[int]:
+    """How many rows (tokens, samples) forward products have: in the gradient of a weight they are summed over, and
+    where rows lie one behind the other their number is nobody's stride."""
+    forward = ~scene.under(BACKWARD)[works]
+    found = zip(products, forward.tolist(), strict=True)
+    return frozenset(product.m for product, is_forward in found if product is not None and is_forward)
+
+
+def _strides(product: Product, rows: frozenset[int]) -> tuple[int, ...]:
+    """Sizes of a product that are strides of what it reads and writes; of batches of products any may be."""
+    if product.b > 1:
+        return product[1:]
+    return (product.n,) if product.k in rows else (product.n, product.k)
+
+
 def _is_slow(scene: Scene, product: Product | None, dtype: str, measured_s: float) -> bool:
     """Whether padded sizes would take at most two thirds of the time: not every odd size hurts."""
     ratio = alignment_ratio(scene.device, product, dtype or "bf16", measured_s)
@@ -184,19 +214,21 @@ def _dtypes(scene: Scene, works: Index) -> list[str]:
     return [first_dtype(trace.words[int(words[op])]) if op >= 0 else "" for op in ops.tolist()]
 
 
-@rule("channels-first", version=6, order=42)
+@rule("channels-first", version=7, order=42)
 def channels_first(scene: Scene) -> Candidate | None:
     """Convolutions in NCHW: transforms around them, and norms and pools that walk planes."""
-    convs = scene.family("conv")
-    transforms = scene.family("layout")
-    if not convs.any() or not transforms.any() or _between_waves(scene):
+    convs, walks = scene.family("conv"), scene.named(WALKS_DEPTHWISE)
+    transforms = scene.family("layout") | walks
+    if not convs.any() or not transforms.any() or _is_channels_last(scene):
+        return None
+    if _between_waves(scene) or _between_planes(scene):
         return None
     if scene.per_step_s(transforms) < 0.02 * scene.per_step_s(scene.work_kind == 1):
         return None
     transforms &= ~_around_one_channel(scene, transforms)
     if scene.per_step_s(transforms) < 0.02 * scene.per_step_s(scene.work_kind == 1):
         return None
-    moved, others = np.flatnonzero(transforms), np.flatnonzero(convs | _around_convs(scene))
+    moved, others = np.flatnonzero(transforms), np.flatnonzero((convs | _around_convs(scene)) & ~walks)
     in_graph = bool((scene.trace.op[scene.rows[moved]] == 0).all())  # a replayed graph has neither ops nor shapes
     shaped = in_graph or bool((scene.trace.optional("shapes") > 0).any())
     if not shaped and _only_begins_with_convs(scene):  # whether they can change their layout is then unknown
@@ -205,12 +237,17 @@ def channels_first(scene: Scene) -> Candidate | None:
     change = "model.to(memory_format=torch.channels_last) and images.to(memory_format=torch.channels_last)"
     if flat:
         change = "convolutions along one axis as Conv2d over pictures of height one, in channels_last"
+    deep = scene.per_step_s(moved[_over_volumes(scene, moved)]) > 0.5 * scene.per_step_s(moved)
+    if deep:
+        change = "model.to(memory_format=torch.channels_last_3d) and clips.to(memory_format=torch.channels_last_3d)"
+    beside = f", and {walks.sum() / scene.num_steps:.3g} convolutions of single channels plane by plane"
     return Candidate(
-        what=f"{len(moved) / scene.num_steps:.3g} layout transforms a step around the convolutions",
+        what=f"{(~walks[moved]).sum() / scene.num_steps:.3g} layout transforms a step around the convolutions"
+        + (beside if walks.any() else ""),
         cause="NCHW convolutions: Tensor-Core kernels want NHWC, so every convolution transposes its operands",
         change=change,
         where=scene.where(moved),
-        cure=_in_channels_last(scene, moved, others, sure=shaped and not flat),
+        cure=_in_channels_last(scene, moved, others, sure=shaped and not flat and not deep),
         evidence=scene.evidence(moved),
         spans=tuple(scene.rows[moved[:200]].tolist()),
     )
@@ -248,9 +285,9 @@ def _in_channels_last(scene: Scene, moved: Index, others: Index, *, sure: bool) 
     works = np.concatenate((moved, others))
     if _between_group_norms(scene):
         return Cure(works=works, keep_best=np.where(np.isin(works, moved), 0.5, 1.0), keep_worst=np.ones(len(works)))
-    norms, strided = scene.family("norm")[others], _strided_after_patches(scene)
-    best = np.concatenate((np.zeros(len(moved)), np.where(norms, NHWC_NORM[0], NHWC_CONV[0])))
-    worst = np.concatenate((np.zeros(len(moved)), np.where(norms, NHWC_NORM[1], NHWC_CONV[1])))
+    norms, strided, walks = scene.family("norm")[others], _strided_after_patches(scene), scene.named(WALKS_DEPTHWISE)
+    best = np.concatenate((NHWC_DEPTHWISE[0] * walks[moved], np.where(norms, NHWC_NORM[0], NHWC_CONV[0])))
+    worst = np.concatenate((NHWC_DEPTHWISE[1] * walks[moved], np.where(norms, NHWC_NORM[1], NHWC_CONV[1])))
     worst = worst if sure else np.ones(len(works))
     return Cure(
         works=np.concatenate((works, strided)),
@@ -284,6 +321,26 @@ def _along_one_axis(scene: Scene, works: Index) -> Mask:
     return np.array([flat.get(op, False) for op in ops.tolist()], dtype=bool)
 
 
+def _over_volumes(scene: Scene, works: Index) -> Mask:
+    """Whether each is of a convolution over three dims of space or time."""
+    trace, ops = scene.trace, shaped_ops(scene.trace, scene.rows[works])
+    shapes = trace.optional("shapes")
+    known = {op: _num_dims(trace.words[int(shapes[op])]) == 5 for op in np.unique(ops[ops >= 0]).tolist()}
+    return np.array([known.get(op, False) for op in ops.tolist()], dtype=bool)
+
+
+def _num_dims(shapes: str) -> int:
+    return max((len(shape) for shape in parsed(shapes) if is_shape(shape)), default=0)
+
+
+def _is_channels_last(scene: Scene) -> bool:
+    """Whether norms and pools walk channels, which they do only where somebody chose that layout: transforms that are
+    left are of a few convolutions whose kernels want another one."""
+    around = scene.family("norm", "pool") & scene.named(r"batch_?norm|bn_|pool")
+    walks = around & scene.named(r"channels_last|nhwc")
+    return bool(around.any()) and scene.per_step_s(walks) > 0.5 * scene.per_step_s(around)
+
+
 def _is_flat(shapes: str) -> bool:
     given = [shape for shape in parsed(shapes) if is_shape(shape) and len(shape) >= 3]
     weight = given[-1] if given else []
@@ -293,8 +350,18 @@ def _is_flat(shapes: str) -> bool:
 def _between_group_norms(scene: Scene) -> bool:
     """At least one group norm for every two convolutions of a forward pass, by the kernel that only they have."""
     norms = int(scene.named(r"ComputeFusedParamsCUDAKernel|group_?norm").sum())
-    forward = scene.family("conv") & scene.named(r"fprop|cutlass|convolve|conv.*fwd")
-    return norms > 0 and 2 * norms >= int(forward.sum())
+    return norms > 0 and 2 * norms >= _num_forward(scene)
+
+
+def _between_planes(scene: Scene) -> bool:
+    """At least one op for every two convolutions of a forward pass that walks planes whatever layout it is given:
+    somebody transposes before and after it all the same."""
+    walks = len(scene.host_spans(WALKS_PLANES, Kind.OP))
+    return walks > 0 and 2 * walks >= _num_forward(scene)
+
+
+def _num_forward(scene: Scene) -> int:
+    return int((scene.family("conv") & scene.named(r"fprop|cutlass|convolve|conv.*fwd")).sum())
 
 
 def _between_waves(scene: Scene) -> bool:

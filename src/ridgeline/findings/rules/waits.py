@@ -43,8 +43,10 @@ WRITTEN_S = 150e-6
 ONCE_FRAC = 0.01
 """Of the step, what one read in it must cost at worst: a queue that is drained once is soon filled again (0.21 ± 0.32
 of 16.8 ms on an H200, where 0.13 to 0.97 were promised)."""
+QUESTION = "aten::is_nonzero"
+"""What Python calls for ``if tensor:``, which decides what comes next and is nothing that somebody writes down."""
 NO_OP = -1
-OWN_READS = FACTORED + r"|^torchvision::|_ctc_loss$"
+OWN_READS = FACTORED + r"|^torchvision::|_ctc_loss$|^aten::(_?coalesce|_?sparse_\w+)$"
 COPIES_BACK = re.compile(r"dtoh|device -> (pageable|pinned|host)")
 
 
@@ -62,11 +64,13 @@ def _is_upload(wait: Wait) -> bool:
     return "htod" in wait.copy
 
 
-@rule("logging", version=3, order=14)
+@rule("logging", version=4, order=14)
 def logging(scene: Scene) -> Candidate | None:
     """Values read back, formatted and written in every step."""
     scalars = [
-        wait for wait in scene.waits if _is_read(wait) and wait.num_bytes < TENSOR_BYTES and not _is_upload(wait)
+        wait
+        for wait in scene.waits
+        if _is_read(wait) and wait.num_bytes < TENSOR_BYTES and not (_is_upload(wait) or QUESTION in wait.names)
     ]
     launching = scene.time_of(
         np.union1d(scene.of_kind(Kind.OP), scene.host_spans(r"^Optimizer\.", Kind.ANNOTATION, Kind.OP))
@@ -144,7 +148,7 @@ def _is_copy_back(wait: Wait) -> bool:
     return bool(COPIES_BACK.search(wait.copy))
 
 
-@rule("value-read", version=6, order=20)
+@rule("value-read", version=7, order=20)
 def value_read(scene: Scene) -> Candidate | None:
     held = _ops_that_upload(scene)
     reads = [wait for wait in scene.waits if _is_read(wait) and not _is_upload(wait)]
@@ -163,8 +167,15 @@ def value_read(scene: Scene) -> Candidate | None:
         cure=_unread(scene, waits, NOWHERE),
         evidence=scene.host_evidence(_rows(waits)),
         spans=tuple(_rows(waits)[:200].tolist()),
-        sure_frac=ONCE_FRAC if len(waits) <= scene.num_rounds else 0.0,
+        sure_frac=ONCE_FRAC if _are_few(scene, waits) else 0.0,
     )
+
+
+def _are_few(scene: Scene, waits: list[Wait]) -> bool:
+    """Whether a value is read once in a step: then what it costs must be sure, since libraries ask such questions
+    themselves (whether a mask is needed), and a copy and its wait are two calls of one read."""
+    ops = [(_outermost(scene, wait), wait.call) for wait in waits]
+    return len({op if op != NO_OP else -2 - call for op, call in ops}) <= scene.num_rounds
 
 
 def _is_fetch(wait: Wait) -> bool:

@@ -1,0 +1,423 @@
+"""What a finding must be backed by: programs that show the same kernels as a mistake does, without having made it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from stage import Stage, healthy
+
+from ridgeline.findings.finding import Finding
+from ridgeline.trace import Kind
+
+HALF = ["c10::BFloat16"] * 2
+
+
+def _twice(play) -> Stage:
+    stage = Stage()
+    for _ in range(2):
+        with stage.step():
+            play(stage)
+    return stage
+
+
+def _found(play, rule: str) -> Finding | None:
+    return next((finding for finding in _twice(play).findings() if finding.rule == rule), None)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "backward", "named"),
+    [
+        ([[8192, 4099], [4099, 4096]], False, True),  # so many inputs
+        ([[8192, 4096], [4096, 4099]], False, True),  # so many outputs
+        ([[8195, 4096], [4096, 4096]], False, False),  # so many samples
+        ([[4096, 8195], [8195, 4096]], True, False),  # so many samples, summed over in the gradient of a weight
+    ],
+)
+def test_a_number_of_rows_is_no_stride(shapes, backward, named):
+    kernel = "cutlass_80_tensorop_bf16_s16816gemm_bf16_128x128"
+
+    def play(stage: Stage) -> None:
+        healthy(stage, 4)
+        if backward:
+            stage.kernel("nvjet_tst_128x256", 200.0, op="aten::mm", shapes=[[8195, 4096], [4096, 4096]], dtypes=HALF)
+        for _ in range(4):
+            around = "autograd::engine::evaluate_function: MmBackward0" if backward else ""
+            stage.kernel(kernel, 600.0, op="aten::mm", shapes=shapes, dtypes=HALF, around=around)
+
+    assert (_found(play, "misaligned-sizes") is not None) is named
+
+
+@pytest.mark.parametrize(
+    ("other", "named"), [("implicit_convolve_sgemm", True), ("sm80_xmma_fprop_implicit_gemm_tf32f32", False)]
+)
+def test_convolutions_in_fp32_beside_others_in_tf32_are_the_librarys_choice(other, named):
+    def play(stage: Stage) -> None:
+        for _ in range(10):
+            stage.kernel("implicit_convolve_sgemm<float, float>", 900.0, op="aten::cudnn_convolution")
+            stage.kernel(other, 300.0, op="aten::cudnn_convolution")
+
+    assert (_found(play, "tensor-cores-unused") is not None) is named
+
+
+@pytest.mark.parametrize(
+    ("norm", "named"),
+    [("batch_norm_collect_statistics_kernel", True), ("batch_norm_collect_statistics_channels_last_kernel", False)],
+)
+def test_where_norms_walk_channels_the_layout_was_chosen(norm, named):
+    def play(stage: Stage) -> None:
+        for _ in range(10):
+            stage.kernel("nchwToNhwcKernel", 60.0, op="aten::cudnn_convolution", shapes=[[64, 64, 56, 56]] * 2)
+            stage.kernel("sm90_xmma_fprop_implicit_gemm_bf16", 200.0, op="aten::cudnn_convolution")
+            stage.kernel(norm, 100.0, op="aten::native_batch_norm")
+
+    assert (_found(play, "channels-first") is not None) is named
+
+
+@pytest.mark.parametrize(("space", "sure"), [([56, 56], True), ([16, 56, 56], False)])
+def test_of_convolutions_over_volumes_nothing_is_promised_for_sure(space, sure):
+    def play(stage: Stage) -> None:
+        given = [[8, 64, *space], [64, 64, *[3] * len(space)]]
+        for _ in range(10):
+            stage.kernel("nchwToNhwcKernel", 60.0, op="aten::cudnn_convolution", shapes=given)
+            stage.kernel("sm90_xmma_fprop_implicit_gemm_bf16", 200.0, op="aten::cudnn_convolution", shapes=given)
+
+    found = _found(play, "channels-first")
+    assert found is not None and (found.low_ms > 0.1) is sure
+    assert ("channels_last_3d" in found.change) is not sure
+
+
+@pytest.mark.parametrize(("kernels", "low_ms"), [(10, 2.0), (1, 0.5)])
+def test_an_update_of_one_kernel_a_tensor_gains_nothing_on_the_device(kernels, low_ms):
+    def play(stage: Stage) -> None:
+        healthy(stage)
+        for _ in range(40):
+            stage.host("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", 4.0)
+        stage.host("autograd::engine::evaluate_function: MseLossBackward0", 4.0)
+        with stage.span("Optimizer.step#Signs.step", Kind.ANNOTATION):
+            for _ in range(40 * kernels):
+                stage.kernel("vectorized_elementwise_kernel<Mul>", 400.0 / kernels, op="aten::mul_", host_us=12.0)
+
+    found = _found(play, "unfused-optimizer")
+    assert ((found.low_ms if found else 0.0) > low_ms) is (kernels > 1)
+
+
+@pytest.mark.parametrize("passes", [1, 4])
+def test_gradients_of_several_batches_are_added_anyway(passes):
+    def play(stage: Stage) -> None:
+        for _ in range(passes):
+            healthy(stage, 12)
+            stage.host("aten::linear", 3.0)
+            stage.host("autograd::engine::evaluate_function: MseLossBackward0", 3.0)
+            for _ in range(10):
+                stage.kernel("vectorized_elementwise_kernel<Add>", 100.0, op="aten::add_",
+                             around="autograd::engine::evaluate_function: torch::autograd::AccumulateGrad")  # fmt: skip
+        with stage.span("Optimizer.zero_grad#SGD.zero_grad", Kind.ANNOTATION):
+            for _ in range(10):
+                stage.kernel("FillFunctor<float>", 50.0, op="aten::zero_")
+
+    found = _found(play, "zero-grad")
+    assert found is not None and 1.2 < found.high_ms < 2.2  # 0.5 ms of zeros, 1 ms of additions to them
+
+
+@pytest.mark.parametrize(
+    ("frozen", "width", "named"),
+    [
+        (False, 4096, True),
+        (True, 4096, False),  # looked up, and never learned
+        (False, 1_000_000, False),  # the layer that names the next one has as many: its gradient has every row
+    ],
+)
+def test_a_table_that_learns_through_its_lookups_alone_gets_a_dense_gradient(frozen, width, named):
+    table = [1_000_000, 1024]
+
+    def play(stage: Stage) -> None:
+        stage.kernel("embedding_kernel", 20.0, op="aten::embedding", shapes=[table, [8192]])
+        stage.kernel("nvjet_tst_128x256", 400.0, op="aten::mm", shapes=[[8192, 1024], [1024, width]], dtypes=HALF)
+        healthy(stage, 4)
+        with stage.span("aten::embedding_dense_backward"):
+            stage.kernel("FillFunctor", 900.0, op="aten::zero_", shapes=[[512, 64] if frozen else table])
+        with stage.span("Optimizer.step#SGD.step", Kind.ANNOTATION), stage.span("aten::_foreach_add_"):
+            stage.kernel("multi_tensor_apply_kernel", 2500.0, op="aten::_foreach_add_")
+
+    assert (_found(play, "dense-embedding-gradient") is not None) is named
+
+
+@pytest.mark.parametrize("others_ms", [0.0, 20.0])
+def test_of_an_update_of_all_weights_a_table_has_its_share(others_ms):
+    table = [1_000_000, 1024]
+
+    def play(stage: Stage) -> None:
+        stage.kernel("embedding_kernel", 20.0, op="aten::embedding", shapes=[table, [8192]])
+        healthy(stage, 4)
+        with stage.span("aten::embedding_dense_backward"):
+            stage.kernel("FillFunctor", 900.0, op="aten::zero_", shapes=[table])
+        with stage.span("Optimizer.step#AdamW.step", Kind.ANNOTATION):
+            stage.kernel("multi_tensor_apply_kernel<FusedAdam>", 6000.0 + 1e3 * others_ms, op="aten::_fused_adamw_")
+
+    found = _found(play, "dense-embedding-gradient")
+    assert found is not None and 3.0 < found.low_ms < found.high_ms < 11.0
+
+
+def _attends(
+    stage: Stage, scores: int = 2048, mixed: bool = False, read: bool = False, used: bool = True,
+    dtypes: list[str] = HALF,
+) -> None:  # fmt: skip
+    weights = [4, 16, 2048, scores]
+    product = {"op": "aten::bmm", "dtypes": dtypes}
+    stage.kernel("nvjet_tst_128x128", 200.0, shapes=[[64, 2048, 64], [64, 64, scores]], **product)
+    if mixed:
+        stage.kernel("nvjet_tst_128x128", 200.0, shapes=[[1, 4 * 2048 * scores, 16], [1, 16, 16]], **product)
+    stage.kernel("cunn_SoftMaxForward<4, bf16>", 250.0, op="aten::_softmax", shapes=[weights], dtypes=dtypes[:1])
+    if mixed:
+        stage.kernel("nvjet_tst_128x128", 200.0, shapes=[[1, 4 * 2048 * scores, 16], [1, 16, 16]], **product)
+    stage.kernel("nvjet_tst_128x128", 200.0, shapes=[[64, 2048, scores], [64, scores, 64]], **product)
+    healthy(stage, 2)
+    if read:
+        stage.kernel("reduce_kernel<Mean>", 60.0, op="aten::mean", shapes=[weights])
+    if read and used:
+        stage.kernel("vectorized_elementwise_kernel<mse>", 10.0, op="aten::mse_loss", shapes=[[4, 2048, scores]] * 2)
+
+
+@pytest.mark.parametrize(
+    ("made", "named"),
+    [({}, True), ({"mixed": True}, False), ({"read": True}, False), ({"read": True, "used": False}, True)],
+)
+def test_attention_whose_heads_are_mixed_or_whose_weights_are_read_has_no_fused_form(made, named):
+    def play(stage: Stage) -> None:
+        for _ in range(6):
+            _attends(stage, **made)
+
+    assert (_found(play, "unfused-attention") is not None) is named
+
+
+@pytest.mark.parametrize(("dtypes", "sure"), [(HALF, True), (["float"] * 2, False)])
+def test_of_attention_in_fp32_nothing_is_promised_for_sure(dtypes, sure):
+    def play(stage: Stage) -> None:
+        for _ in range(6):
+            _attends(stage, dtypes=dtypes)
+
+    found = _found(play, "unfused-attention")
+    assert found is not None and (found.low_ms > 1.0) is sure
+
+
+@pytest.mark.parametrize(
+    ("dtype", "samples", "named"), [("c10::BFloat16", 8, True), ("float", 8, False), ("float", 1, True)]
+)
+def test_in_fp32_a_mask_of_lengths_costs_no_faster_kernel(dtype, samples, named):
+    def play(stage: Stage) -> None:
+        qkv, mask = [8, 16, 2048, 64], [samples, 1, 2048, 2048]
+        for _ in range(4):
+            healthy(stage, 1)
+            stage.kernel("fmha_cutlassF_aligned_64x64_rf_sm80", 900.0, op="aten::_efficient_attention_forward",
+                         shapes=[qkv, qkv, qkv, mask], dtypes=[dtype] * 4)  # fmt: skip
+
+    assert (_found(play, "masked-attention") is not None) is named
+
+
+def _small(stage: Stage, op: str, shape: list[int]) -> None:
+    stage.kernel(f"vectorized_elementwise_kernel<{op}>", 3.0, op=op, host_us=12.0, shapes=[shape], dtypes=["float"])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "named"),
+    [
+        (lambda i: [64 * (1 + i % 12), 64], True),  # from weight to weight
+        (lambda i: [4096, 3], False),  # a state that moves on, although other ops of its round have other sizes
+    ],
+)
+def test_a_loop_over_tensors_meets_another_one_each_time(sizes, named):
+    body = ("aten::mul_", "aten::add_", "aten::sqrt", "aten::div")
+
+    def play(stage: Stage) -> None:
+        healthy(stage)
+        for i in range(50):
+            for j, op in enumerate(body):
+                _small(stage, op, [*sizes(i), *[1] * j])
+
+    assert (_found(play, "tensor-loop") is not None) is named
+
+
+def test_many_different_small_ops_are_no_loop():
+    def play(stage: Stage) -> None:
+        healthy(stage)
+        for i in range(200):
+            _small(stage, f"aten::op{i * i % 97}", [64 * (1 + i % 12), 64])
+
+    assert _found(play, "tensor-loop") is None
+
+
+@pytest.mark.parametrize(("joined", "named"), [(32, True), (2, False)])
+def test_two_tensors_that_are_put_together_came_out_of_no_loop(joined, named):
+    def play(stage: Stage) -> None:
+        healthy(stage)
+        for i in range(200):
+            _small(stage, f"aten::op{i * i % 97}", [256, 64])
+        stage.kernel("CatArrayBatchedCopy<float>", 4.0, op="aten::cat", shapes=[[[8, 64]] * joined, []])
+
+    assert (_found(play, "tensor-loop") is not None) is named
+
+
+def _chain(stage: Stage, kernels: tuple[tuple[str, float], ...], shape: list[int]) -> None:
+    for _ in range(6):
+        healthy(stage, 2)
+        for i, (name, us) in enumerate(kernels):
+            stage.kernel(f"{name}<{i}>", us, op="aten::op", shapes=[shape], dtypes=["float"])
+
+
+@pytest.mark.parametrize(
+    ("kernels", "shape", "low_ms"),
+    [
+        ([("vectorized_elementwise_kernel", 80.0)] * 6, [4096, 16384], 1.3),
+        ([("vectorized_elementwise_kernel", 80.0), ("reduce_kernel", 80.0)] * 3, [4096, 16384], 0.6),
+        ([("vectorized_elementwise_kernel", 80.0)] * 6, [1024, 1024], 0.0),  # they compute
+    ],
+)
+def test_what_sums_and_what_computes_is_not_made_shorter_for_sure(kernels, shape, low_ms):
+    found = _found(lambda stage: _chain(stage, tuple(kernels), shape), "pointwise-chains")
+    assert found is None if low_ms == 0.0 else found is not None and low_ms < found.low_ms < low_ms + 0.6
+
+
+def test_sizes_that_were_not_recorded_change_nothing():
+    """Plain recordings have none: what was told of them is told still."""
+    words = {"shapes": json.dumps([])}
+
+    def play(stage: Stage) -> None:
+        for _ in range(6):
+            healthy(stage, 2)
+            with stage.span("aten::einsum", extra=words):
+                stage.kernel("nvjet_tst_128x128", 200.0, op="aten::bmm")
+                stage.kernel("cunn_SoftMaxForward<4, bf16>", 250.0, op="aten::_softmax")
+                stage.kernel("nvjet_tst_128x128", 200.0, op="aten::bmm")
+
+    assert _found(play, "unfused-attention") is not None
+
+
+@pytest.mark.parametrize(("side", "named"), [(64, True), (6, False)])
+def test_many_small_products_fill_no_instruction_of_the_tensor_cores(side, named):
+    def play(stage: Stage) -> None:
+        given = {"op": "aten::bmm", "shapes": [[400_000, side, side]] * 2, "dtypes": ["float"] * 2}
+        for _ in range(10):
+            stage.kernel("cutlass_80_simt_sgemm_32x128_8x5_nn_align1", 2700.0, **given)
+
+    assert (_found(play, "tensor-cores-unused") is not None) is named
+
+
+@pytest.mark.parametrize(("around", "named"), [("aten::batch_norm", True), ("aten::instance_norm", False)])
+def test_norms_that_walk_planes_leave_transforms_where_they_are(around, named):
+    def play(stage: Stage) -> None:
+        given = [[64, 64, 56, 56], [64, 64, 3, 3]]
+        for _ in range(10):
+            stage.kernel("nchwToNhwcKernel", 60.0, op="aten::cudnn_convolution", shapes=given)
+            stage.kernel("sm90_xmma_fprop_implicit_gemm_bf16", 200.0, op="aten::cudnn_convolution", shapes=given)
+            with stage.span(around):
+                stage.kernel("batch_norm_collect_statistics_kernel", 60.0, op="aten::native_batch_norm")
+
+    assert (_found(play, "channels-first") is not None) is named
+
+
+@pytest.mark.parametrize(("host_us", "named"), [(60.0, True), (36.0, False)])
+def test_a_host_that_is_a_little_too_slow_on_one_machine_is_not_told(host_us, named):
+    def play(stage: Stage) -> None:
+        for _ in range(60):
+            stage.kernel("nvjet_tst_64x8", 28.0, op="aten::mm", host_us=host_us)
+
+    stage = _twice(play)
+    stage.facts["unprofiled_step_s"] = stage.now_s / 2
+    assert ("launch-bound" in [finding.rule for finding in stage.findings()]) is named
+
+
+@pytest.mark.parametrize(("around", "named"), [("torch::autograd::AccumulateGrad", True), ("MmBackward0", False)])
+def test_passes_that_follow_from_each_other_are_no_small_batches(around, named):
+    def play(stage: Stage) -> None:
+        for _ in range(8):
+            for _ in range(12):
+                stage.kernel("nvjet_tst_64x8", 8.0, op="aten::mm", host_us=20.0)
+            stage.host("aten::linear", 3.0)
+            stage.host("autograd::engine::evaluate_function: MseLossBackward0", 3.0)
+            for _ in range(4):
+                stage.kernel("vectorized_elementwise_kernel<Add>", 4.0, op="aten::add_", host_us=20.0,
+                             around=f"autograd::engine::evaluate_function: {around}")  # fmt: skip
+
+    assert (_found(play, "micro-batches") is not None) is named
+
+
+@pytest.mark.parametrize(("seen", "named"), [([64, 2048, 1024], True), ([4, 16, 2048, 2048], False)])
+def test_weights_are_the_same_whether_heads_are_a_dim_of_their_own(seen, named):
+    """Multi-head attention has one dim for samples and heads, and takes its mean over another view."""
+
+    def play(stage: Stage) -> None:
+        for _ in range(6):
+            product = {"op": "aten::bmm", "dtypes": HALF}
+            healthy(stage, 2)
+            stage.kernel("nvjet_tst_128x128", 200.0, shapes=[[64, 2048, 64], [64, 64, 2048]], **product)
+            stage.kernel("softmax_warp_forward", 250.0, op="aten::_softmax", shapes=[[64, 2048, 2048]], dtypes=HALF[:1])
+            stage.kernel("nvjet_tst_128x128", 200.0, shapes=[[64, 2048, 2048], [64, 2048, 64]], **product)
+            stage.kernel("reduce_kernel<Mean>", 60.0, op="aten::mean", shapes=[seen])
+            stage.kernel("vectorized_elementwise_kernel<mse>", 10.0, op="aten::mse_loss", shapes=[[4, *seen[-2:]]] * 2)
+
+    assert (_found(play, "unfused-attention") is not None) is named
+
+
+def test_odd_products_of_attention_that_is_spelled_out_are_its_own():
+    def play(stage: Stage) -> None:
+        kernel, product = "cutlass_75_tensorop_bf16_s1688gemm_bf16_64x64_nn_align1", {"op": "aten::bmm", "dtypes": HALF}
+        for _ in range(6):
+            healthy(stage, 2)
+            stage.kernel(kernel, 900.0, shapes=[[64, 577, 64], [64, 64, 577]], **product)
+            stage.kernel("softmax_warp_forward", 250.0, op="aten::_softmax", shapes=[[64, 577, 577]], dtypes=HALF[:1])
+            stage.kernel(kernel, 900.0, shapes=[[64, 577, 577], [64, 577, 64]], **product)
+
+    findings = _twice(play).findings()
+    assert [finding.rule for finding in findings] == ["unfused-attention"] and findings[0].high_ms > 11.0
+
+
+@pytest.mark.parametrize(("around", "named"), [("aten::item", True), ("aten::coalesce", False)])
+def test_what_a_sparse_gradient_reads_is_its_own(around, named):
+    def play(stage: Stage) -> None:
+        for _ in range(10):
+            healthy(stage, 2, 60.0)
+            with stage.span(around), stage.span("aten::_local_scalar_dense"):
+                stage.wait()
+            stage.work(40)
+
+    assert (_found(play, "value-read") is not None) is named
+
+
+@pytest.mark.parametrize(("read", "named"), [("aten::item", True), ("aten::is_nonzero", False)])
+def test_a_question_is_no_logging(read, named):
+    """A value is read in every step, and Python goes on for a while."""
+
+    def play(stage: Stage) -> None:
+        healthy(stage, 10, 600.0)
+        with stage.span(read), stage.span("aten::_local_scalar_dense"):
+            stage.wait()
+        stage.work(600.0)
+        for _ in range(40):
+            stage.kernel("nvjet_tst_64x8", 100.0, op="aten::mm")
+
+    assert (_found(play, "logging") is not None) is named
+
+
+def test_convolutions_of_single_channels_plane_by_plane_show_their_layout():
+    name = "conv_depthwise2d_forward_kernel<3, c10::BFloat16, int>(GenericPackedTensorAccessor, index_t)"
+
+    def play(stage: Stage) -> None:
+        for _ in range(10):
+            stage.kernel(name, 300.0, op="aten::_conv_depthwise2d", shapes=[[64, 192, 56, 56], [192, 1, 3, 3]])
+            stage.kernel("batch_norm_collect_statistics_kernel", 100.0, op="aten::native_batch_norm")
+            stage.kernel("sm90_xmma_fprop_implicit_gemm_bf16", 100.0, op="aten::cudnn_convolution")
+
+    found = _found(play, "channels-first")
+    assert found is not None and found.low_ms < 2.4 < found.high_ms
+
+
+@pytest.mark.parametrize(("tile", "named"), [("128x128x8", True), ("32x32x8", False)])
+def test_products_in_the_smallest_tiles_are_of_small_matrices(tile, named):
+    """Plain recordings have no sizes; what a library chose tells as much."""
+
+    def play(stage: Stage) -> None:
+        for _ in range(10):
+            stage.kernel(f"sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize{tile}_stage3_ffma", 2700.0, op="aten::bmm")
+
+    assert (_found(play, "tensor-cores-unused") is not None) is named
