@@ -93,12 +93,9 @@ SIBLINGS = {
     "hopper": "h100-sxm",
     "blackwell": "b200",
     "ampere": "a100-sxm-80gb",
-    "volta": "a100-sxm-80gb",
-    "turing": "a100-sxm-80gb",
-    "ampere-ga10x": "l40s",
     "ada": "l40s",
 }
-"""Whose measured behavior stands in for devices of an architecture that nobody measured."""
+"""Whose measured behavior stands in for devices of the same architecture that nobody measured."""
 
 
 def calibration_of(device: Device) -> Calibration:
