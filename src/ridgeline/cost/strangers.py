@@ -1,4 +1,4 @@
-"""Coefficients for an architecture that nobody measured: what the measured ones have in common, in the device's own units.
+"""Coefficients for architectures that nobody measured: what measured ones have in common, in a device's own units.
 
 Four architectures were measured (Ampere, Ada, Hopper, Blackwell). A coefficient of one nobody measured is the common
 value, moved by what the generation of matrix instructions changes, times a unit that its datasheet and its library
@@ -121,8 +121,11 @@ def library_of(family: str, key: str) -> str:
 @lru_cache(maxsize=32)
 def families_of(device: Device) -> dict[str, dict[str, Any]]:
     """Entries as a calibration has them, for a device of an architecture that nobody measured."""
+    known = {*chip_of(device).tensor_flops_per_s, *_table()["attention"]}
     return {
-        family: {key: entry_of(shared, device, library_of(family, key)) for key, shared in entries.items()}
+        family: {
+            key: entry_of(shared, device, library_of(family, key)) for key, shared in entries.items() if key in known
+        }
         for family, entries in _table().items()
     }
 

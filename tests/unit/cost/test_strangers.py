@@ -61,6 +61,13 @@ def test_the_file_names_coefficients_that_the_time_models_know(family: str, key:
     assert all(math.isfinite(value) and value >= 0 for value in (*found["coef"].values(), *found["protocol"].values()))
 
 
+def test_products_of_a_type_that_the_device_has_no_units_for_are_computed_wider() -> None:
+    assert "fp8" in families_of(device("rtx-pro-6000"))["gemm"] and "fp8" not in families_of(device("a40"))["gemm"]
+    shape = {"m": 1024, "n": 1024, "k": 1024}
+    narrow, wide = (predict_call("t4", "gemm", dtype, "fwd", "cublas", shape).expected_s for dtype in ("fp8", "fp16"))
+    assert narrow > wide
+
+
 def test_a_launch_is_so_many_clocks_and_so_many_kernels() -> None:
     l40s, h100 = device("l40s"), device("h100-sxm")
     assert unit_of("launch_s", h100, "fa3") == 1.0
