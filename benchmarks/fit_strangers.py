@@ -212,8 +212,26 @@ def fit_without(suites: Suites, arch: str | None) -> dict[str, Common]:
 
 def judged(suite: Suite, common: Common) -> Floats:
     """Logarithms of predicted over measured of a suite's rows."""
-    rows = suite.rows.sample(min(NUM_JUDGED, len(suite.rows)), random_state=1)
+    rows = _judged_rows(suite)
     return np.log(suite.predict({**suite.start, **common.coef(suite)}, rows) / rows["measured_s"].to_numpy())
+
+
+def _judged_rows(suite: Suite) -> pd.DataFrame:
+    return suite.rows.sample(min(NUM_JUDGED, len(suite.rows)), random_state=1)
+
+
+REGIMES = ((0.0, 12e-6, "below 12 us"), (12e-6, 50e-6, "to 50 us"), (50e-6, 1e-3, "to 1 ms"), (1e-3, 1e9, "longer"))
+
+
+def regimes(suite: Suite, logs: Floats) -> str:
+    """Mean error and bias of calls that launches, latencies and caches, or throughput bound."""
+    measured, errors = _judged_rows(suite)["measured_s"].to_numpy(), np.expm1(logs)
+    parts = []
+    for low, high, words in REGIMES:
+        if (within := (measured >= low) & (measured < high)).any():
+            size, bias = 100 * np.abs(errors[within]).mean(), 100 * errors[within].mean()
+            parts.append(f"{words} {size:.0f} ({bias:+.0f}) %, n {within.sum()}")
+    return "; ".join(parts)
 
 
 def report(name: str, key: str, logs: Floats, inside: float | None = None) -> None:
@@ -234,6 +252,7 @@ def judge(suites: Suites) -> dict[str, dict[str, Floats]]:
             for judged_key in filter(suites[name].__contains__, (key, WINDOWS.get(key, ""))):
                 found.setdefault(judged_key, {})[arch] = judged(suites[name][judged_key], common)
                 report(name, judged_key, found[judged_key][arch])
+                print("    " + regimes(suites[name][judged_key], found[judged_key][arch]), flush=True)
         for key in filter(fitted.__contains__, suites.get(KIN.get(arch, ""), {})):
             report(KIN[arch], key, judged(suites[KIN[arch]][key], fitted[key]))
         as_users_get_it(suites[name], fitted)
