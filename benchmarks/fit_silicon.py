@@ -4,6 +4,8 @@ The tables come from ai-dynamo/aiconfigurator (Apache-2.0) as Parquet files, one
 copied. Every shape is either in the fit or in the held-out set the printed errors are of. Run from the repository root:
 
     python benchmarks/fit_silicon.py ../shared/silicon [--only h200] [--unseen]
+
+Architectures left out whole, as a device with only a datasheet is: ``fit_strangers.py``.
 """
 
 from __future__ import annotations
@@ -272,13 +274,9 @@ def _entry(suite: Suite, found: Fit) -> dict[str, object]:
     }  # fmt: skip
 
 
-# A device nobody measured: coefficients of its siblings, or of strangers, adapted to its datasheet
+# A device nobody measured: coefficients of its siblings, adapted to its datasheet (strangers: fit_strangers.py)
 
 SIBLINGS = {"h200": ("h100-sxm",), "h100-sxm": ("h200",), "b200": ("gb200",), "gb200": ("b200",)}
-STRANGERS = {
-    "a100-sxm-80gb": ("h100-sxm", "b200", "l40s"), "l40s": ("h100-sxm", "b200", "a100-sxm-80gb"),
-    "h100-sxm": ("b200", "a100-sxm-80gb", "l40s"), "b200": ("h100-sxm", "a100-sxm-80gb", "l40s"),
-}  # fmt: skip
 
 
 def pooled(suites: list[Suite]) -> Suite:
@@ -338,7 +336,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="comma-separated devices")
     parser.add_argument("--family", default="", help="gemm or attention")
     parser.add_argument("--key", default="", help="only suites whose key contains this")
-    parser.add_argument("--unseen", action="store_true", help="instead, predict a device from others")
+    parser.add_argument("--unseen", action="store_true", help="instead, predict a device from its siblings")
     parser.add_argument("--defaults", action="store_true", help="instead, print one coefficient set per architecture")
     parser.add_argument("--out", type=Path, default=Path("data/calibrations"))
     options = parser.parse_args()
@@ -348,9 +346,8 @@ def main() -> None:
         return
     for name in options.only.split(",") if options.only else FOLDERS:
         if options.unseen:
-            for table in (SIBLINGS, STRANGERS):
-                if name in table:
-                    transfer(name, suites, table[name])
+            if name in SIBLINGS:
+                transfer(name, suites, SIBLINGS[name])
             continue
         fits = []
         for suite in suites[name]:

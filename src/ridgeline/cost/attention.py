@@ -46,7 +46,7 @@ COEFFICIENTS = {
     "power_tau_s": "kernel duration at which half of the power cap's slowdown has set in; 0 is the steady state",
 }
 
-_GENERIC = {
+GENERIC = {
     "launch_s": 5.5e-6, "fanout_s": 1e-6, "tile_s": 2.6e-6, "row_s": 5e-9, "pack_frac": 2.0, "tensor_frac": 0.95,
     "exp_per_clock": 17.0, "serial_frac": 0.9, "tail_frac": 0.75, "uneven_frac": 0.3,
     "dram_frac": 0.9, "exposed_frac": 0.2, "split_s": 4e-6,
@@ -84,7 +84,7 @@ _STREAMED_SETS = {
     "generic/decode": (7.31e-6, 1.13e-6, 3.82e-7, 3.77e-8, 0.828, 0.0464, 1.38e-6, 8.98e-8, 0.506, 0.438),
 }  # fmt: skip
 DEFAULTS: dict[str, dict[str, float]] = {
-    key: {**_GENERIC, **dict(zip(names, values, strict=True))}
+    key: {**GENERIC, **dict(zip(names, values, strict=True))}
     for names, sets in ((_TILED, _TILED_SETS), (_STREAMED, _STREAMED_SETS))
     for key, values in sets.items()
 }
@@ -136,7 +136,7 @@ def defaults(arch: str, library: str, phase: str = "fwd") -> Mapping[str, float]
             for key in (f"{name}/{other}/{phase}", f"{name}/{other}"):
                 if key in DEFAULTS:
                     return DEFAULTS[key]
-    return _GENERIC
+    return GENERIC
 
 
 @dataclass(frozen=True, slots=True)

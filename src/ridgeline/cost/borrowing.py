@@ -47,11 +47,11 @@ def _entry(entry: Mapping[str, Any], donor: Device, device: Device) -> dict[str,
 def adapted(coef: Mapping[str, float], donor: Device, device: Device) -> dict[str, float]:
     """Latencies follow the clock, the power wanted follows the peak over the board's budget."""
     slower = donor.boost_hz / device.boost_hz
-    hungrier = _flops_per_j(device) / _flops_per_j(donor)
+    hungrier = flops_per_j(device) / flops_per_j(donor)
     exponentials = EXPONENTIAL_RATE.get(device.name, 1.0) / EXPONENTIAL_RATE.get(donor.name, 1.0)
     factors = dict.fromkeys(PACED, slower) | {"power_frac": hungrier, "exp_per_clock": exponentials}
     if "load_frac" in coef and donor.arch != device.arch:
-        factors |= dict.fromkeys(STREAMED, max(1.0, _bytes_per_clock(device) / _bytes_per_clock(donor)))
+        factors |= dict.fromkeys(STREAMED, max(1.0, bytes_per_clock(device) / bytes_per_clock(donor)))
     return {name: value * factors.get(name, 1.0) for name, value in coef.items()}
 
 
@@ -64,11 +64,12 @@ def wanted_power_frac(arch: str, dtype: str, peak_flops_per_s: float, tdp_w: flo
     return joules * halves * peak_flops_per_s / tdp_w
 
 
-def _bytes_per_clock(device: Device) -> float:
+def bytes_per_clock(device: Device) -> float:
     """DRAM bytes that are there for an SM in a clock."""
     chip = chip_of(device)
     return chip.dram_bytes_per_s / (chip.num_sms * chip.clock_hz)
 
 
-def _flops_per_j(device: Device) -> float:
+def flops_per_j(device: Device) -> float:
+    """The matrix peak for a watt of the board's budget."""
     return device.peak_flops_per_s("tensor", "fp16") / device.tdp_w

@@ -13,6 +13,7 @@ from typing import Any
 from ridgeline.basis import Basis
 from ridgeline.cost.borrowing import borrowed
 from ridgeline.cost.call import Call, Coef, Family
+from ridgeline.cost.strangers import STRANGERS, families_of
 from ridgeline.errors import CalibrationError
 from ridgeline.hardware import Device
 from ridgeline.hardware import device as device_named
@@ -55,6 +56,11 @@ class Calibration:
         quantiles = (entry or {}).get("heldout", {}).get("log_quantiles")
         return max(-quantiles["q05"], quantiles["q95"]) * 1.05 if quantiles else None
 
+    def unseen_width(self, entry: Mapping[str, Any] | None, family: str, dtype: str) -> float | None:
+        """The same of an entry that was judged on architectures left out: it needs no widening for being borrowed."""
+        found = entry or self.entry(family, *TWINS.get(dtype, ())) or {}
+        return found["unseen"]["width"] if "unseen" in found else None
+
 
 FOLDER = "RIDGELINE_CALIBRATIONS"
 
@@ -87,17 +93,13 @@ SIBLINGS = {
     "hopper": "h100-sxm",
     "blackwell": "b200",
     "ampere": "a100-sxm-80gb",
-    "volta": "a100-sxm-80gb",
-    "turing": "a100-sxm-80gb",
-    "ampere-ga10x": "l40s",
     "ada": "l40s",
-    "blackwell-consumer": "l40s",
 }
-"""Whose measured behavior stands in for devices of an architecture that nobody measured."""
+"""Whose measured behavior stands in for devices of the same architecture that nobody measured."""
 
 
 def calibration_of(device: Device) -> Calibration:
-    """The device's own calibration, its parent's for an imagined device, else a sibling's."""
+    """The device's own calibration, its parent's for an imagined device, a sibling's, or what architectures share."""
     own = _load(device.name)
     if own is not None:
         return own
@@ -105,6 +107,8 @@ def calibration_of(device: Device) -> Calibration:
     if parent is not None:
         return replace(parent, basis=Basis.ASSUMED)
     basis = Basis.ASSUMED if device.parent else Basis.DATASHEET
+    if device.arch in STRANGERS:
+        return Calibration("", families_of(device), basis=basis)
     donor = SIBLINGS.get(device.arch)
     sibling = _load(donor) if donor else None
     if donor is None or sibling is None:

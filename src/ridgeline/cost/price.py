@@ -145,7 +145,10 @@ class Pricer:
         return serving.entry_of(entries, call)
 
     def _width(self, call: Call, family: str, entry: Mapping[str, Any] | None, basis: Basis, busy_s: float) -> float:
-        known = self.calibration.width(entry or self.calibration.entry(family, call.dtype))
+        found = entry or self.calibration.entry(family, call.dtype)
+        if (unseen := self.calibration.unseen_width(found, family, call.dtype)) is not None:
+            return unseen * interval.WIDER[basis] / interval.WIDER[Basis.DATASHEET]
+        known = self.calibration.width(found)
         if known is not None and not self.calibration.intervals:
             return known * interval.WIDER[basis]
         return interval.half_width(self.calibration.intervals, call, family, basis, busy_s)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from ridgeline.cost.borrowing import adapted, wanted_power_frac
-from ridgeline.cost.calibration import calibration_of
 from ridgeline.cost.check import predict_call
 from ridgeline.hardware import device
 
@@ -42,10 +41,6 @@ def test_a_newer_generation_streams_as_fast_as_its_memory_and_a_sibling_as_its_k
 def test_a_device_borrows_nothing_from_itself() -> None:
     h100 = device("h100-sxm")
     assert adapted(COEF, h100, h100) == pytest.approx(COEF)
-
-
-def test_an_older_generation_borrows_from_the_oldest_that_was_measured() -> None:
-    assert calibration_of(device("v100-sxm2-32gb")).device == "a100-sxm-80gb"
 
 
 def test_a_card_of_seventy_watts_wants_more_than_its_limit_in_full_precision() -> None:
