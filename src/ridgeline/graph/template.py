@@ -1,0 +1,79 @@
+"""A graph written once with symbols for its sizes, and made again for others without asking the one who wrote it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ridgeline.graph.symbol import Recording, Symbol, hold, picker
+from ridgeline.graph.types import Block, Graph, Item, Node, Value, typed
+
+Numbers = Sequence[Any]
+
+
+class Template:
+    """``graph`` has symbols in its shapes and attributes; ``at`` gives the graph that the sizes would have had."""
+
+    def __init__(self, sizes: Sequence[int], write: Callable[[list[Any]], Graph]) -> None:
+        self.recording = Recording(sizes)
+        self.graph = write(list(self.recording.sizes))
+        self._guards = self.recording.take_guards()
+        self._items = [_item_maker(self.recording, item) for item in self.graph.items]
+        meta = self.graph.meta
+        self._meta_names, self._meta = tuple(meta), picker(self.recording, meta.values())
+        self._values = [_value_maker(self.recording, value) for value in self.graph.values]
+
+    def at(self, sizes: Sequence[int]) -> Graph | None:
+        """The graph at these sizes, its values written out when first asked for; none where it would be another."""
+        numbers = self.recording.replay(sizes)
+        if numbers is None or not hold(self._guards, numbers):
+            return None
+        graph = self.graph
+        made = Graph.__new__(Graph)
+        made.__dict__.update(
+            name=graph.name, items=tuple([make(numbers) for make in self._items]), inputs=graph.inputs,
+            outputs=graph.outputs, mode=graph.mode, meta=dict(zip(self._meta_names, self._meta(numbers), strict=True)),
+            template=(self, tuple(sizes), numbers),
+        )  # fmt: skip
+        return made
+
+    def values(self, numbers: Numbers) -> tuple[Value, ...]:
+        """The values of the graph that has these numbers."""
+        return tuple([make(numbers) for make in self._values])
+
+
+def _item_maker(recording: Recording, item: Item) -> Callable[[Numbers], Item]:
+    if isinstance(item, Node):
+        return _node_maker(recording, item)
+    makers = [_node_maker(recording, node) for node in item.nodes]
+
+    def block(numbers: Numbers) -> Item:
+        nodes = tuple([make(numbers) for make in makers])
+        return Block(nodes, item.repeat, item.carries, item.reverse, item.module)
+
+    return block
+
+
+def _node_maker(recording: Recording, n: Node) -> Callable[[Numbers], Node]:
+    """Most nodes are the same at any size: one object serves all graphs."""
+    if not any(isinstance(value, Symbol) for value in n.attrs.values()):
+        return lambda numbers: n
+    names, pick = tuple(n.attrs), picker(recording, n.attrs.values())
+
+    def node(numbers: Numbers) -> Node:
+        attrs = dict(zip(names, pick(numbers), strict=True))
+        return Node(n.op, n.inputs, n.outputs, attrs, n.phase, n.module, n.source, n.target, n.frees)
+
+    return node
+
+
+def _value_maker(recording: Recording, v: Value) -> Callable[[Numbers], Value]:
+    if not any(isinstance(number, Symbol) for number in (*v.type.shape, v.storage_bytes)):
+        return lambda numbers: v
+    pick, dtype, layout = picker(recording, (*v.type.shape, v.storage_bytes)), v.type.dtype, v.type.layout
+
+    def value(numbers: Numbers) -> Value:
+        *shape, storage_bytes = pick(numbers)
+        return Value(v.id, typed(tuple(shape), dtype, layout), v.kind, v.alias, v.count, v.name, storage_bytes)
+
+    return value
