@@ -10,13 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from ridgeline.basis import Basis
 from ridgeline.cost import host
 from ridgeline.cost.call import Call, Coef, call
-from ridgeline.cost.estimate import L2_KEPT_FRAC, Cache, Line, Walk, priced
+from ridgeline.cost.estimate import L2_KEPT_FRAC, Cache, Line, priced
 from ridgeline.cost.lower import function_of
 from ridgeline.cost.price import Pricer
+from ridgeline.cost.recipe import Lowering
 from ridgeline.cost.schedule import Segment
 from ridgeline.cost.stream import alu_of
 from ridgeline.cost.work import Site, Work
@@ -65,21 +67,24 @@ class Group:
     made_in: dict[Flat, int] = field(default_factory=dict)  # the body in which a storage is written
 
 
-def compiled_segments(graph: Graph, eager: list[Segment], pricer: Pricer, coef: Coef, *, fuse: bool) -> list[Segment]:
-    """The step as a compiled graph launches it; without ``fuse`` the same kernels as eager, recorded once."""
-    if not fuse:
-        return [Segment([replace_host(line, 0.0) for line in segment.lines], segment.repeat, True) for segment in eager]
+def fused_segments(graph: Graph, pricer: Pricer, coef: Coef) -> list[Segment]:
+    """The step as a compiled graph launches it."""
     fuser = Fuser(graph, pricer, coef)
     for flat in expand(graph):
         fuser.see(flat)
     return fuser.segments()
 
 
-def replace_host(line: Line, host_s: float) -> Line:
-    return replace(line, host_s=host_s)
-
-
 LibraryCall = tuple[FlatNode, Site, Work, tuple[Call, ...]]
+
+
+class _Planned(NamedTuple):
+    """What runs and what the L2 holds of its inputs then."""
+
+    of: Group | LibraryCall
+    work: Work
+    calls: tuple[Call, ...]
+    warm_frac: float
 
 
 class Fuser:
@@ -87,7 +92,7 @@ class Fuser:
 
     def __init__(self, graph: Graph, pricer: Pricer, coef: Coef) -> None:
         self.graph, self.pricer, self.coef = graph, pricer, coef
-        self.walk = Walk(graph, pricer, coef)
+        self.lowering = Lowering(graph, pricer.chip.arch, pricer.lowered)
         self.level: dict[Flat, int] = {}
         self.producer: dict[Flat, Group] = {}
         self.readers: dict[Flat, list[tuple[Phase, Group | None]]] = {}  # phase, and the kernel if it is generated
@@ -98,7 +103,7 @@ class Fuser:
 
     def see(self, flat: FlatNode) -> None:
         node = flat.node
-        site, (work, calls, _, _) = self.walk.site(node), self.walk.lowered(node)
+        site, (work, calls, _, _) = self.lowering.site(node), self.lowering.lowered(node)
         self.sequence += 1
         if node.op in ("view", "alloc", "host"):
             return
@@ -184,37 +189,46 @@ class Fuser:
             made_by.escaping.add(storage)
 
     def segments(self) -> list[Segment]:
-        """Kernels in schedule order, stretches of one body together."""
+        """Kernels in schedule order, stretches of one body together; all are known before the first is priced."""
+        planned = [(body, self._planned(item)) for _, body, item in sorted(self.done, key=lambda d: d[0])]
+        self.pricer.prefetch((call, p.warm_frac) for _, p in planned if p is not None for call in p.calls)
         segments: list[Segment] = []
-        for _, body, item in sorted(self.done, key=lambda d: d[0]):
-            line = self._group_line(item) if isinstance(item, Group) else self._library_line(item)
-            if line is None:
+        for body, plan in planned:
+            if plan is None:
                 continue
+            line = self._group_line(plan, plan.of) if isinstance(plan.of, Group) else self._library_line(plan, plan.of)
             if segments and segments[-1].repeat == line.times and (line.times > 1 or not body):
                 segments[-1].lines.append(line)
             else:
                 segments.append(Segment([line], line.times, True))
         return segments
 
-    def _library_line(self, item: LibraryCall) -> Line | None:
+    def _planned(self, item: Group | LibraryCall) -> _Planned | None:
+        """What runs, and how much of what it reads the L2 holds when its turn comes; none where nothing does."""
+        if isinstance(item, Group):
+            return self._planned_group(item)
         flat, site, work, calls = item
         if not calls:
-            if flat.node.op != "collective":
-                return None
+            return _Planned(item, work, (), 0.0) if flat.node.op == "collective" else None
+        warm_frac = self._warm(zip(flat.inputs, site.in_bytes, strict=True))
+        self._touch(flat, site)
+        return _Planned(item, work, calls, warm_frac)
+
+    def _library_line(self, plan: _Planned, item: LibraryCall) -> Line:
+        flat, site, work, calls = item
+        if not calls:
             spent = host.host_s(flat.node, self.coef, training=True)
             return Line(flat.node, flat.times, work, (), 0.0, 0.0, "network", Basis.MEASURED, "", 0, spent, 0.0)
-        warm = self._warm(zip(flat.inputs, site.in_bytes, strict=True))
-        self._touch(flat, site)
         spent = self.coef["compiled_call_s"] * len(calls)
         unasked = flat.node.op == "pool" and self.graph.mode == "infer"
         if flat.node.phase is Phase.OPTIMIZER:  # the optimizer is not compiled with the model
             spent = host.host_s(flat.node, self.coef, training=True)
-        line = priced(self.pricer, flat.node, flat.times, work, calls, warm, spent)
+        line = priced(self.pricer, flat.node, flat.times, work, calls, plan.warm_frac, spent)
         line.unmade = frozenset(flat.node.outputs[1:]) if unasked else frozenset()  # positions of maxima
         line.kept = self._small_positions(flat, site)
         return line
 
-    def _group_line(self, group: Group) -> Line | None:
+    def _planned_group(self, group: Group) -> _Planned | None:
         read, written = sum(group.reads.values()), sum(group.writes[s] for s in group.escaping if s in group.writes)
         if not written and not read:
             return None
@@ -248,7 +262,11 @@ class Fuser:
         work = Work(
             flops=float(group.domain) * len(group.members), read_bytes=read, written_bytes=written, dtype=itemsize
         )
-        line = priced(self.pricer, last.node, last.times, work, calls, warm, self.coef["compiled_call_s"])
+        return _Planned(group, work, tuple(calls), warm)
+
+    def _group_line(self, plan: _Planned, group: Group) -> Line:
+        last, spent = group.members[-1], self.coef["compiled_call_s"]
+        line = priced(self.pricer, last.node, last.times, plan.work, plan.calls, plan.warm_frac, spent)
         line.members = tuple(m.node for m in group.members)
         line.unmade = frozenset(s[0] for s in group.writes.keys() - group.escaping)
         line.kept = {**self._recomputed(group), **self._padded(group)}

@@ -2,7 +2,7 @@
 
 A ``Symbol`` computes like a number and answers comparisons as its number at the time of recording would; every answer
 becomes a guard, which other numbers must give as well for the recording to be theirs. Whatever else would look at the
-number (``int``, ``float``, an index, text) is a ``TypeError``: nothing of it can slip into a result unseen.
+number (``int``, ``float``, an index, text) is a ``SymbolError``: nothing of it can slip into a result unseen.
 """
 
 from __future__ import annotations
@@ -16,6 +16,10 @@ from typing import Any, NoReturn
 Binary = Callable[[Any, Any], Any]
 Guard = tuple[Binary, int, int, bool]
 """A comparison of two numbers by their places, and what it must say."""
+
+
+class SymbolError(TypeError):
+    """Somebody looked at a number that is not known yet: what was to be recorded has to be done without symbols."""
 
 
 class Symbol:
@@ -88,16 +92,15 @@ class Symbol:
 
     __hash__ = object.__hash__  # as what it is: equal numbers of two symbols are no accident to rely on
 
-    def __str__(self) -> NoReturn:
-        raise TypeError("a symbol has no text: its number is not known yet")
+    def _refuse(self, *_: Any) -> NoReturn:
+        raise SymbolError("the number of a symbol is not known yet")
 
-    def __format__(self, spec: str) -> NoReturn:
-        raise TypeError("a symbol has no text: its number is not known yet")
+    __int__ = __float__ = __index__ = __str__ = __format__ = _refuse
 
 
 def _known_already(value: Any) -> Any:
     if isinstance(value, tuple | list) and any(isinstance(part, Symbol) for part in value):
-        raise TypeError("symbols inside a constant would never be told their numbers")
+        raise SymbolError("symbols inside a constant would never be told their numbers")
     return value
 
 
@@ -107,6 +110,15 @@ def _is_whole(value: Any, number: int) -> bool:
 
 def _truncated(value: Any, _: Any) -> int:
     return math.trunc(value)
+
+
+def _log2(value: Any, _: Any) -> float:
+    return math.log2(value)
+
+
+def log2(value: Any) -> Any:
+    """``math.log2``, of symbols too."""
+    return value.recording.step(_log2, value, 0) if isinstance(value, Symbol) else math.log2(value)
 
 
 class Recording:
@@ -157,6 +169,10 @@ class Recording:
         taken = tuple([(*key, said) for key, said in self._guards.items()])
         self._guards = {}
         return taken
+
+    def rebase(self, numbers: list[Any]) -> None:
+        """Go on recording at the sizes these numbers were replayed for."""
+        self.numbers = numbers
 
     def replay(self, sizes: Sequence[int]) -> list[Any] | None:
         """All numbers at these sizes; none where one of them cannot be computed."""

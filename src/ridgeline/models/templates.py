@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from ridgeline.graph import Graph
+from ridgeline.graph.symbol import SymbolError
 from ridgeline.graph.template import Template
 from ridgeline.models.card import Request
 
@@ -18,7 +19,6 @@ class _Kind:
     """A network in one mode, precision and set of options: its templates, the last used first."""
 
     def __init__(self) -> None:
-        self.asked = False
         self.templates: list[Template] = []
 
     def at(self, sizes: tuple[int, ...]) -> Graph | None:
@@ -37,20 +37,20 @@ def _kind(*key: object) -> _Kind:
 
 
 def graph_of(request: Request, optimizer: str, write: Callable[[Request], Graph]) -> Graph:
-    """The graph that ``write`` gives; from its second time on, for sizes of the same structure, without writing it."""
+    """The graph that ``write`` gives, written anew only for sizes that give it another structure."""
     options = tuple(request.options.items())
     kind = _kind(request.card.name, request.mode, request.precision, optimizer, options)
-    if not kind.asked:  # most processes ask once
-        kind.asked = True
-        return write(request)
     sizes = (request.batch, request.seq, request.kv)
-    found = kind.at(sizes)
-    if found is None:
+    return kind.at(sizes) or _first(kind, sizes, request, write)
+
+
+def _first(kind: _Kind, sizes: tuple[int, ...], request: Request, write: Callable[[Request], Graph]) -> Graph:
+    try:
         made = Template(sizes, lambda symbols: write(_with(request, *symbols)))
-        kind.templates = [made, *kind.templates[: MAX_VARIANTS - 1]]
-        found = made.at(sizes)
-        assert found is not None
-    return found
+    except SymbolError:  # as an error does that names a size; without symbols it can
+        return write(request)
+    kind.templates = [made, *kind.templates[: MAX_VARIANTS - 1]]
+    return made.at(sizes) or write(request)
 
 
 def _with(request: Request, batch: int, seq: int, kv: int) -> Request:
