@@ -43,6 +43,8 @@ STREAMING_FRAC = 0.2
 """Share of a product's DRAM ramp that remains between the kernels of a model (fitted on whole models)."""
 SERVING = ("fa3", "flashinfer", "trtllm")
 """Attention libraries that serving frameworks bring along; PyTorch's own are fitted apart."""
+SERVED = frozenset({"gemm", "bmm", "attention"})
+"""What serving frameworks have kernels of their own for."""
 FRAMEWORK_ARCHS = ("hopper",)
 """Where PyTorch's own attention was measured on a sibling: FlashAttention-2 and cuDNN are not priced as what serves."""
 
@@ -133,7 +135,7 @@ class Pricer:
 
     def serving_entry(self, call: Call) -> Mapping[str, Any] | None:
         """How serving frameworks' kernels were fitted here, if that is what the call is or all that is known."""
-        if not self.serving:
+        if not self.serving or call.kind not in SERVED:
             return None
         if call.kind in ("gemm", "bmm") and call.phase == "fwd":
             entry = self.calibration.entry("gemm", call.dtype)
@@ -145,9 +147,10 @@ class Pricer:
         return serving.entry_of(entries, call)
 
     def _width(self, call: Call, family: str, entry: Mapping[str, Any] | None, basis: Basis, busy_s: float) -> float:
-        known = self.calibration.width(entry or self.calibration.entry(family, call.dtype))
-        if known is not None and not self.calibration.intervals:
-            return known * interval.WIDER[basis]
+        if not self.calibration.intervals:
+            known = self.calibration.width(entry or self.calibration.entry(family, call.dtype))
+            if known is not None:
+                return known * interval.WIDER[basis]
         return interval.half_width(self.calibration.intervals, call, family, basis, busy_s)
 
 
