@@ -33,6 +33,13 @@ class Call:
     def __hash__(self) -> int:
         return self._hash
 
+    def __eq__(self, other: object) -> bool:
+        return self is other or (
+            isinstance(other, Call) and self._hash == other._hash and self.shape == other.shape
+            and self.kind == other.kind and self.dtype == other.dtype and self.phase == other.phase
+            and self.library == other.library
+        )  # fmt: skip
+
     def __reduce__(self) -> tuple[type[Call], tuple[Any, ...]]:
         return Call, (self.kind, self.dtype, self.phase, self.library, self.shape)  # another process hashes otherwise
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -141,16 +140,25 @@ class Writer:
 
     def __init__(self, pricer: Pricer, coef: Coef, *, training: bool, launched: bool) -> None:
         self.pricer, self.coef, self.training, self.launched = pricer, coef, training, launched
+        self._host_s: dict[tuple[object, ...], float] = {}  # of calls alike
 
     def line(self, node: Node, times: int, lowered: Lowered, warm_frac: float) -> Line:
         work, calls, _, _ = lowered
         if not calls:
-            spent_s = host.host_s(node, self.coef, self.training) if self.launched else 0.0
+            spent_s = self.host_s(node, 1) if self.launched else 0.0
             return Line(node, times, work, calls, 0.0, 0.0, "free", Basis.MEASURED, "", 0, spent_s, 0.0)
         line = priced(self.pricer, node, times, work, calls, warm_frac, 0.0)
         if self.launched:
-            line.host_s = host.host_s(node, self.coef, self.training, line.num_kernels)
+            line.host_s = self.host_s(node, line.num_kernels)
         return line
+
+    def host_s(self, node: Node, num_kernels: int) -> float:
+        attrs = node.attrs
+        key = (node.op, node.phase, num_kernels, attrs.get("calls"), attrs.get("num_tensors"), attrs.get("which"))
+        found = self._host_s.get(key)
+        if found is None:
+            found = self._host_s[key] = host.host_s(node, self.coef, self.training, num_kernels)
+        return found
 
 
 def priced(
@@ -161,8 +169,8 @@ def priced(
         price = pricer.price(calls[0], warm_frac, flushed=False)
         time = price.time
         return Line(node, times, work, tuple(calls), time.busy_s, time.floor_s, time.bound, price.basis, price.family,
-                    time.num_kernels, spent_s, 1.0 - warm_frac, width=price.width if time.busy_s else 0.0,
-                    beside=time.beside)  # fmt: skip
+                    time.num_kernels, spent_s, 1.0 - warm_frac, 0.0, 1.0, (), price.width if time.busy_s else 0.0,
+                    time.beside)  # fmt: skip
     prices = [pricer.price(call, warm_frac, flushed=False) for call in calls]
     longest = max(prices, key=lambda p: p.time.busy_s)
     busy_s = sum(p.time.busy_s for p in prices)
@@ -190,40 +198,40 @@ class Cache:
 
     def __init__(self, capacity_bytes: float) -> None:
         self.capacity, self.used = capacity_bytes, 0.0
-        self.held: OrderedDict[int, float] = OrderedDict()
+        self.held: dict[int, float] = {}  # the least recently used first
 
-    def warm_frac(self, storages: Sequence[tuple[int, float]]) -> float:
+    def warm_frac(self, storages: Iterable[tuple[int, float]]) -> float:
         total, warm, held = 0.0, 0.0, self.held
         for storage, num_bytes in storages:
             total += num_bytes
-            if storage in held:
-                warm += min(num_bytes, held[storage])
+            kept = held.get(storage)
+            if kept is not None:
+                warm += num_bytes if num_bytes < kept else kept
         return warm / total if total else 0.0
+
+    def touch(self, walked: dict[int, float]) -> None:
+        """One kernel walks over all of these side by side; of a walk larger than the cache, a share of each stays."""
+        total, held = sum(walked.values()), self.held
+        if total >= self.capacity:
+            kept_frac = self.capacity / total
+            self.held = {storage: num_bytes * kept_frac for storage, num_bytes in walked.items()}
+            self.used = self.capacity
+            return
+        for storage, num_bytes in walked.items():
+            old = held.pop(storage, 0.0)
+            held[storage] = now = num_bytes if num_bytes > old else old
+            self.used += now - old
+        while self.used > self.capacity:
+            self.used -= held.pop(next(iter(held)))
 
     def walk(self, storages: Storages, in_bytes: Sequence[float], out_bytes: Sequence[float]) -> float:
         """Share of what a kernel reads that is here already; then it has touched all it reads and writes."""
-        read = list(zip(storages[0], in_bytes, strict=True))
-        warm_frac = self.warm_frac(read)
-        self.touch([*read, *zip(storages[1], out_bytes, strict=True)])
+        read, written = storages
+        warm_frac = self.warm_frac(zip(read, in_bytes, strict=True))
+        walked = dict(zip(read, in_bytes, strict=True))
+        walked.update(zip(written, out_bytes, strict=True))
+        self.touch(walked)
         return warm_frac
-
-    def touch(self, storages: Sequence[tuple[int, float]]) -> None:
-        """One kernel walks over all of these side by side; of a walk larger than the cache, a share of each stays."""
-        walked = dict(storages)
-        total = sum(walked.values())
-        if total >= self.capacity:
-            kept_frac = self.capacity / total
-            self.held = OrderedDict((s, b * kept_frac) for s, b in walked.items())
-            self.used = self.capacity
-            return
-        held = self.held
-        for storage, num_bytes in walked.items():
-            old = held.pop(storage, 0.0)
-            held[storage] = now = max(old, num_bytes)
-            self.used += now - old
-        while self.used > self.capacity:
-            _, gone = self.held.popitem(last=False)
-            self.used -= gone
 
 
 def _summed(
@@ -282,15 +290,19 @@ def _summed(
 def activity(lines: Sequence[Line], chip: Chip, power: Coef, scale_w: float) -> energy.Activity:
     """What all lines did together; each line is told its joules on the way."""
     busy_s = matrix_s = dram_s = 0.0
+    rates: dict[str, float] = {}
     for line in lines:
         if line.busy_s:
-            work = line.work
-            peak = energy.matrix_rate_flops_per_s(chip, work.dtype, power)
-            spent = energy.activity_of(work, line.busy_s, peak, chip.dram_bytes_per_s, line.cold_frac)
-            line.energy_j = energy.dynamic_j(spent, power, scale_w) * line.times
-            busy_s += spent.busy_s * line.times
-            matrix_s += spent.peak_matrix_s * line.times
-            dram_s += spent.peak_dram_s * line.times
+            work, times = line.work, line.times
+            rate = rates.get(work.dtype)
+            if rate is None:
+                rate = rates[work.dtype] = energy.matrix_rate_flops_per_s(chip, work.dtype, power)
+            spent = work.matrix_flops / rate
+            moved = (work.read_bytes + work.written_bytes) * line.cold_frac / chip.dram_bytes_per_s
+            line.energy_j = energy.joules_of(line.busy_s, spent, moved, power, scale_w) * times
+            busy_s += line.busy_s * times
+            matrix_s += spent * times
+            dram_s += moved * times
     return energy.Activity(busy_s, matrix_s, dram_s)
 
 

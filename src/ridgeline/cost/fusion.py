@@ -258,7 +258,7 @@ class Fuser:
         if extra is not None:
             calls = [extra] if not group.escaping - set(last.outputs) else [*calls, extra]
         made = [(hash(s), group.writes[s]) for s in group.escaping if s in group.writes]
-        self.cache.touch([*((hash(s), b) for s, b in group.reads.items()), *made])
+        self.cache.touch(dict([*((hash(s), b) for s, b in group.reads.items()), *made]))
         work = Work(
             flops=float(group.domain) * len(group.members), read_bytes=read, written_bytes=written, dtype=itemsize
         )
@@ -322,12 +322,12 @@ class Fuser:
         return found
 
     def _warm(self, storages: Iterable[tuple[Flat, float]]) -> float:
-        return self.cache.warm_frac([(hash(s), b) for s, b in storages])
+        return self.cache.warm_frac((hash(s), b) for s, b in storages)
 
     def _touch(self, flat: FlatNode, site: Site) -> None:
         read = [(hash(s), b) for s, b in zip(flat.inputs, site.in_bytes, strict=True)]
         made = [(hash(s), float(t.num_bytes)) for s, t in zip(flat.outputs, site.outs, strict=True)]
-        self.cache.touch([*read, *made])
+        self.cache.touch(dict([*read, *made]))
 
 
 def _cheap(flat: FlatNode) -> tuple[Flat, ...]:

@@ -67,6 +67,8 @@ class Symbol:
         return self.recording.step(operator.mul, self, -1)
 
     def __trunc__(self) -> Any:
+        if isinstance(self.recording.numbers[self.index], int):  # whole at any size: no division on the way
+            return self
         return self.recording.step(_truncated, self, 0)
 
     def __lt__(self, other: Any) -> bool:
