@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ridgeline.cost.chip import Chip
 from ridgeline.errors import CostError, nearest
@@ -52,8 +52,7 @@ def call(kind: str, dtype: str, phase: str = "fwd", library: str = "aten", **sha
     return Call(kind, dtype, phase, library, tuple(shape.items()))
 
 
-@dataclass(frozen=True, slots=True)
-class Time:
+class Time(NamedTuple):
     """What a call takes on a device.
 
     ``busy_s`` is how long its kernels keep the device, ``floor_s`` the speed of light (never above a measurement),

@@ -52,15 +52,23 @@ DEFAULTS: Coef = {
 }
 
 
-@family("gemm", "gemm bmm grouped_gemm", DEFAULTS)
+KINDS = ("gemm", "bmm", "grouped_gemm")
+
+
+@family("gemm", " ".join(KINDS), DEFAULTS)
 def model(call: Call, chip: Chip, coef: Coef, warm_frac: float) -> Time:
     """One product, or the two products of its gradients."""
     times = [_product(problem, call, chip, coef, warm_frac) for problem in _problems(call)]
     longest = max(times, key=lambda t: t.busy_s)
     busy_s, num_kernels = sum(t.busy_s for t in times), sum(t.num_kernels for t in times)
-    if call.kind == "grouped_gemm":
-        busy_s, num_kernels = busy_s * coef["grouped_ratio"] + coef["grouped_s"], 2
-    return Time(busy_s, sum(t.floor_s for t in times), longest.bound, num_kernels)
+    return _grouped(Time(busy_s, sum(t.floor_s for t in times), longest.bound, num_kernels), call, coef)
+
+
+def _grouped(time: Time, call: Call, coef: Coef) -> Time:
+    """The time as it is, or of a grouped product what laying out its groups makes of it."""
+    if call.kind != "grouped_gemm":
+        return time
+    return time._replace(busy_s=time.busy_s * coef["grouped_ratio"] + coef["grouped_s"], num_kernels=2)
 
 
 def _problems(call: Call) -> list[Problem]:
@@ -255,8 +263,7 @@ def _times(
 
 def is_plain(call: Call) -> bool:
     """A single product of aligned rows: many of these can be priced in one go."""
-    one = call.kind in ("gemm", "bmm") and call.phase == "fwd" and call.dtype not in WIDE
-    return one and alignment(_problems(call)[0], call.dtype) == 8
+    return call.phase == "fwd" and call.dtype not in WIDE and alignment(_problems(call)[0], call.dtype) == 8
 
 
 def many(calls: Sequence[Call], chip: Chip, coef: Coef, warm_fracs: Sequence[float]) -> list[Time]:
@@ -271,4 +278,5 @@ def many(calls: Sequence[Call], chip: Chip, coef: Coef, warm_fracs: Sequence[flo
     seen = replace(chip, arch=LEGACY) if dtype == "fp32" and len(coef) > len(DEFAULTS) else chip
     b, m, n, k = (list(column) for column in zip(*(p[:4] for p in problems), strict=True))
     timing = gemm_timing(seen, used, b=b, m=m, n=n, k=k, dtype=dtype, warm_frac=list(warm_fracs))
-    return _times(timing, problems, dtype, chip, coef)
+    times = _times(timing, problems, dtype, chip, coef)
+    return [_grouped(time, call, coef) for time, call in zip(times, calls, strict=True)]

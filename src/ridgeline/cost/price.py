@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from ridgeline.basis import Basis
 from ridgeline.cost import (  # noqa: F401  (each registers its family)
@@ -49,8 +48,7 @@ FRAMEWORK_ARCHS = ("hopper",)
 """Where PyTorch's own attention was measured on a sibling: FlashAttention-2 and cuDNN are not priced as what serves."""
 
 
-@dataclass(frozen=True, slots=True)
-class Price:
+class Price(NamedTuple):
     """A priced call with where its coefficients come from."""
 
     time: Time
@@ -92,13 +90,13 @@ class Pricer:
         """Price the plain products among these in one go: a model has many, and alone they are the slowest."""
         groups: dict[str, dict[tuple[Call, int], None]] = {}
         for call, warm_frac in wanted:
-            if call.kind in ("gemm", "bmm"):
+            if call.kind in matmul.KINDS:
                 step = round(warm_frac * WARM_STEPS)
-                if call not in self._prices[3 * step] and matmul.is_plain(call):
+                if call not in self._prices[3 * step] and matmul.is_plain(call) and self.serving_entry(call) is None:
                     groups.setdefault(call.dtype, {})[call, step] = None
         for keys in groups.values():
             calls = [call for call, _ in keys]
-            if len(calls) < 2 or self.serving_entry(calls[0]) is not None or self.device.kind != "gpu":
+            if len(calls) < 2 or self.device.kind != "gpu":
                 continue
             coef, basis = self._coef(family_of("gemm"), calls[0], flushed=False, alone=False)
             times = matmul.many(calls, self.chip, coef, [step / WARM_STEPS for _, step in keys])
@@ -155,7 +153,7 @@ class Pricer:
 
 
 def _left_over(time: Time, log: float) -> Time:
-    return replace(time, busy_s=max(time.floor_s, time.busy_s * math.exp(log))) if log else time
+    return time._replace(busy_s=max(time.floor_s, time.busy_s * math.exp(log))) if log else time
 
 
 REACHED_FRAC = 0.7

@@ -206,7 +206,7 @@ def _start_cycles(coef: Coef, sweep: Sweep, warm_frac: float) -> float:
     if path == "plain":
         return start
     if path == "vector":
-        return start + coef["chain_cycles"] * sweep.alu * min(8.0, 16.0 / max(1.0, sweep.itemsize))
+        return start + coef["chain_cycles"] * sweep.alu * (8.0 if sweep.itemsize <= 2.0 else 16.0 / sweep.itemsize)
     if path == "cast":
         return start + coef["cast_start_cycles"] * (1.0 - 0.5 * warm_frac)
     narrow = (
