@@ -227,8 +227,9 @@ class Cache:
     def walk(self, storages: Storages, in_bytes: Sequence[float], out_bytes: Sequence[float]) -> float:
         """Share of what a kernel reads that is here already; then it has touched all it reads and writes."""
         read, written = storages
-        warm_frac = self.warm_frac(zip(read, in_bytes, strict=True))
-        walked = dict(zip(read, in_bytes, strict=True))
+        pairs = list(zip(read, in_bytes, strict=True))
+        warm_frac = self.warm_frac(pairs)
+        walked = dict(pairs)
         walked.update(zip(written, out_bytes, strict=True))
         self.touch(walked)
         return warm_frac

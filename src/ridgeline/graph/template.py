@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ridgeline.graph.symbol import Recording, Symbol, hold, picker
-from ridgeline.graph.types import Block, Graph, Item, Node, Value, typed
+from ridgeline.graph.types import Block, Graph, Item, Node, TensorType, Value, typed
 
 Numbers = Sequence[Any]
 
@@ -21,7 +21,8 @@ class Template:
         self._items = [_item_maker(self.recording, item) for item in self.graph.items]
         meta = self.graph.meta
         self._meta_names, self._meta = tuple(meta), picker(self.recording, meta.values())
-        self._values = [_value_maker(self.recording, value) for value in self.graph.values]
+        self._types = {value.type: _type_maker(self.recording, value.type) for value in self.graph.values}
+        self._storage_bytes = picker(self.recording, [value.storage_bytes for value in self.graph.values])
 
     def at(self, sizes: Sequence[int]) -> Graph | None:
         """The graph at these sizes, its values written out when first asked for; none where it would be another."""
@@ -39,7 +40,13 @@ class Template:
 
     def values(self, numbers: Numbers) -> tuple[Value, ...]:
         """The values of the graph that has these numbers."""
-        return tuple([make(numbers) for make in self._values])
+        types = {type_: make(numbers) for type_, make in self._types.items()}
+        return tuple(
+            [
+                Value(v.id, types[v.type], v.kind, v.alias, v.count, v.name, storage_bytes)
+                for v, storage_bytes in zip(self.graph.values, self._storage_bytes(numbers), strict=True)
+            ]
+        )
 
 
 def _item_maker(recording: Recording, item: Item) -> Callable[[Numbers], Item]:
@@ -67,13 +74,6 @@ def _node_maker(recording: Recording, n: Node) -> Callable[[Numbers], Node]:
     return node
 
 
-def _value_maker(recording: Recording, v: Value) -> Callable[[Numbers], Value]:
-    if not any(isinstance(number, Symbol) for number in (*v.type.shape, v.storage_bytes)):
-        return lambda numbers: v
-    pick, dtype, layout = picker(recording, (*v.type.shape, v.storage_bytes)), v.type.dtype, v.type.layout
-
-    def value(numbers: Numbers) -> Value:
-        *shape, storage_bytes = pick(numbers)
-        return Value(v.id, typed(tuple(shape), dtype, layout), v.kind, v.alias, v.count, v.name, storage_bytes)
-
-    return value
+def _type_maker(recording: Recording, t: TensorType) -> Callable[[Numbers], TensorType]:
+    pick, dtype, layout = picker(recording, t.shape), t.dtype, t.layout
+    return lambda numbers: typed(pick(numbers), dtype, layout)
