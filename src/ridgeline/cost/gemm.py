@@ -190,18 +190,29 @@ def _loop_s(chip: Chip, coef: Mapping[str, float], menu: Menu, tiling: _Tiling, 
     """Time of the SMs: full waves, then the last one, whose fewer CTAs share the crossbar."""
     tm, tn, kc = tiling.rows, tiling.cols, tiling.k_per_cta
     chain = kc * ((coef["kstep_s"] + coef["kstep_cold_s"] * (1 - warm)) / K_STEP)
-    math = tm * tn * kc * (2 * chip.num_sms / peak)
-    own = np.maximum(math, chain)
+    area = tm * tn
+    own = area * kc
+    own *= 2 * chip.num_sms / peak
+    np.maximum(own, chain, out=own)
     shared = (np.maximum(tm, tn) / menu.multicast + np.minimum(tm, tn)) * kc
     shared *= tiling.in_bytes / (coef["l2_frac"] * chip.l2_bytes_per_s)
-    waves = np.floor(tiling.ctas / chip.num_sms)
-    rest = tiling.ctas - waves * chip.num_sms
-    tail = np.maximum(own, shared * rest) * (rest > 0)
-    loop = waves * np.maximum(own, shared * chip.num_sms) + tail
-    waves += rest > 0
-    store = tm * tn * (tiling.out_bytes / (coef["epilogue_frac"] * 64 * chip.clock_hz))
-    spread = np.minimum(tiling.ctas, chip.num_sms) * (coef["fanout_s"] / chip.num_sms)
-    return np.asarray(loop + waves * (store + coef["gap_s"]) + (spread - coef["gap_s"]))
+    turns = tiling.ctas / chip.num_sms
+    full = np.floor(turns)
+    waves = np.ceil(turns)
+    tail = np.maximum(own, shared * (tiling.ctas - full * chip.num_sms))
+    tail *= waves - full  # one where a last wave is not full
+    shared *= chip.num_sms
+    loop = np.maximum(own, shared, out=shared)
+    loop *= full
+    loop += tail
+    store = area * (tiling.out_bytes / (coef["epilogue_frac"] * 64 * chip.clock_hz))
+    spread = np.minimum(tiling.ctas, chip.num_sms)
+    spread *= coef["fanout_s"] / chip.num_sms
+    waves *= store + coef["gap_s"]
+    loop += waves
+    spread -= coef["gap_s"]
+    loop += spread
+    return loop
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,10 @@ class Template:
         self._items = [_item_maker(self.recording, item) for item in self.graph.items]
         meta = self.graph.meta
         self._meta_names, self._meta = tuple(meta), picker(self.recording, meta.values())
-        self._types = {value.type: _type_maker(self.recording, value.type) for value in self.graph.values}
+        types = {id(value.type): value.type for value in self.graph.values}
+        slots = {key: slot for slot, key in enumerate(types)}
+        self._types = [_type_maker(self.recording, type_) for type_ in types.values()]
+        self._type_slots = [slots[id(value.type)] for value in self.graph.values]
         self._storage_bytes = picker(self.recording, [value.storage_bytes for value in self.graph.values])
 
     def at(self, sizes: Sequence[int]) -> Graph | None:
@@ -40,13 +43,9 @@ class Template:
 
     def values(self, numbers: Numbers) -> tuple[Value, ...]:
         """The values of the graph that has these numbers."""
-        types = {type_: make(numbers) for type_, make in self._types.items()}
-        return tuple(
-            [
-                Value(v.id, types[v.type], v.kind, v.alias, v.count, v.name, storage_bytes)
-                for v, storage_bytes in zip(self.graph.values, self._storage_bytes(numbers), strict=True)
-            ]
-        )
+        types = [make(numbers) for make in self._types]
+        parts = zip(self.graph.values, self._type_slots, self._storage_bytes(numbers), strict=True)
+        return tuple([Value(v.id, types[t], v.kind, v.alias, v.count, v.name, owned) for v, t, owned in parts])
 
 
 def _item_maker(recording: Recording, item: Item) -> Callable[[Numbers], Item]:
