@@ -115,19 +115,24 @@ def _maker(recording: Recording, lowered: Lowered) -> Callable[[Sequence[Any]], 
     work, calls, in_bytes, out_bytes = lowered
     if not calls:
         return lambda numbers: lowered
-    amounts = picker(recording, (work.flops, work.read_bytes, work.written_bytes, work.matrix_flops))
-    shapes = [(c, tuple([name for name, _ in c.shape]), picker(recording, [v for _, v in c.shape])) for c in calls]
-    read, written, dtype = picker(recording, in_bytes), picker(recording, out_bytes), work.dtype
+    amounts = (work.flops, work.read_bytes, work.written_bytes, work.matrix_flops)
+    pick = picker(recording, (*amounts, *in_bytes, *out_bytes, *(number for c in calls for _, number in c.shape)))
+    read = 4 + len(in_bytes)
+    end, dtype = read + len(out_bytes), work.dtype
+    shapes = []
+    for c in calls:
+        shapes.append((c, tuple([name for name, _ in c.shape]), end, end + len(c.shape)))
+        end += len(c.shape)
+    written = shapes[0][2]
 
     def made(numbers: Sequence[Any]) -> Lowered:
-        flops, read_bytes, written_bytes, matrix_flops = amounts(numbers)
-        asked = Work(flops=flops, read_bytes=read_bytes, written_bytes=written_bytes, matrix_flops=matrix_flops,
-                     dtype=dtype)  # fmt: skip
-        found = [
-            Call(c.kind, c.dtype, c.phase, c.library, tuple(zip(names, pick(numbers), strict=True)))
-            for c, names, pick in shapes
+        found = pick(numbers)
+        asked = Work(flops=found[0], read_bytes=found[1], written_bytes=found[2], matrix_flops=found[3], dtype=dtype)
+        launched = [
+            Call(c.kind, c.dtype, c.phase, c.library, tuple(zip(names, found[start:stop], strict=True)))
+            for c, names, start, stop in shapes
         ]
-        return asked, tuple(found), read(numbers), written(numbers)
+        return asked, tuple(launched), found[4:read], found[read:written]
 
     return made
 
