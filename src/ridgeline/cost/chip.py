@@ -88,7 +88,8 @@ def timing(
 
 def columns(*values: ArrayLike) -> tuple[Floats, ...]:
     """The arguments as float arrays of one common length."""
-    if all([type(value) is list and len(value) == len(values[0]) for value in values]):  # type: ignore[arg-type]
+    lengths = {len(value) if isinstance(value, list) else 0 for value in values}
+    if len(lengths) == 1 and lengths != {0}:
         return tuple(np.array(values, dtype=np.float64))
     arrays = np.broadcast_arrays(*(np.atleast_1d(np.asarray(value, dtype=np.float64)) for value in values))
     return tuple(arrays)

@@ -110,7 +110,8 @@ DEFAULTS: dict[str, dict[str, float]] = {
 class Menu:
     """The tiles a library chooses from, and how often it splits k: every tile in every split.
 
-    Arrays are [problem, split, tile] with ones where they say the same of all; a tile is only for ``min_m < m <= max_m``.
+    Arrays are [problem, split, tile], of length one where they say the same of all; a tile is only for
+    ``min_m < m <= max_m``.
     """
 
     rows: Floats
@@ -127,9 +128,7 @@ class Menu:
 def _menu_of(tiles: list[tuple[float, ...]], splits: tuple[int, ...], multicast: float) -> Menu:
     table = np.array(tiles, dtype=np.float64)
     gated = bool((table[:, 4] > 0).any() or np.isfinite(table[:, 5]).any())
-    rows, cols, rows_flex, cols_flex, min_m, max_m = (
-        np.ascontiguousarray(table[:, i])[None, None] for i in range(6)
-    )
+    rows, cols, rows_flex, cols_flex, min_m, max_m = (np.ascontiguousarray(table[:, i])[None, None] for i in range(6))
     counts = np.array(splits, dtype=np.float64)[None, :, None]
     return Menu(rows, cols, rows_flex, cols_flex, counts, min_m, max_m, gated, multicast)
 
@@ -212,7 +211,7 @@ def _loop_s(chip: Chip, coef: Mapping[str, float], menu: Menu, tiling: _Tiling, 
     loop += waves
     spread -= coef["gap_s"]
     loop += spread
-    return loop
+    return np.asarray(loop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,4 +358,4 @@ def _taken(part: Floats, split: NDArray[np.intp], tile: NDArray[np.intp]) -> Flo
         at += split * tiles
     if tiles > 1:
         at += tile
-    return part.ravel().take(at)
+    return np.asarray(part.ravel().take(at))

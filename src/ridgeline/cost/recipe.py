@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 from ridgeline.cost.call import Call
@@ -11,8 +11,10 @@ from ridgeline.cost.lower import lower
 from ridgeline.cost.work import Site, Work, site_of, work_of
 from ridgeline.errors import CostError
 from ridgeline.graph import Graph, Node, ops, root_of
-from ridgeline.graph.symbol import Recording, SymbolError, hold, picker
+from ridgeline.graph.symbol import Guard, Recording, SymbolError, hold, picker
 from ridgeline.graph.template import Template
+
+T = TypeVar("T")
 
 Lowered = tuple[Work, tuple[Call, ...], tuple[float, ...], tuple[float, ...]]
 """A node's work, its calls, and the bytes of each input and output."""
@@ -89,29 +91,23 @@ def storages_of(graph: Graph, roots: Sequence[int]) -> list[Storages]:
     ]
 
 
-class Recipe:
-    """What the nodes of a template lower to, with places of numbers for what depends on sizes."""
+def _lowered_maker(template: Template, arch: str) -> Make[tuple[list[Lowered], list[Storages]]]:
+    lowering = Lowering(template.graph, arch, {})
+    found = [lowering.lowered(node) for node, _ in template.graph.nodes()]
+    distinct = {id(lowered): lowered for lowered in found}
+    slots = {key: slot for slot, key in enumerate(distinct)}
+    makers = [maker_of(template.recording, lowered) for lowered in distinct.values()]
+    chosen, storages = [slots[id(lowered)] for lowered in found], storages_of(template.graph, lowering.roots)
 
-    def __init__(self, template: Template, arch: str) -> None:
-        recording = template.recording
-        lowering = Lowering(template.graph, arch, {})
-        found = [lowering.lowered(node) for node, _ in template.graph.nodes()]
-        self._guards = recording.take_guards()
-        distinct = {id(lowered): lowered for lowered in found}
-        slots = {key: slot for slot, key in enumerate(distinct)}
-        self._makers = [_maker(recording, lowered) for lowered in distinct.values()]
-        self._slots = [slots[id(lowered)] for lowered in found]
-        self.storages = storages_of(template.graph, lowering.roots)
+    def made(numbers: Sequence[Any], graph: Graph) -> tuple[list[Lowered], list[Storages]]:
+        each = [make(numbers) for make in makers]
+        return [each[slot] for slot in chosen], storages
 
-    def at(self, numbers: Sequence[Any]) -> list[Lowered] | None:
-        """What every node lowers to; none where sizes decide otherwise than when the recipe was written."""
-        if not hold(self._guards, numbers):
-            return None
-        made = [make(numbers) for make in self._makers]
-        return [made[slot] for slot in self._slots]
+    return made
 
 
-def _maker(recording: Recording, lowered: Lowered) -> Callable[[Sequence[Any]], Lowered]:
+def maker_of(recording: Recording, lowered: Lowered) -> Callable[[Sequence[Any]], Lowered]:
+    """A function from a template's numbers to what was lowered with symbols."""
     work, calls, in_bytes, out_bytes = lowered
     if not calls:
         return lambda numbers: lowered
@@ -137,39 +133,66 @@ def _maker(recording: Recording, lowered: Lowered) -> Callable[[Sequence[Any]], 
     return made
 
 
-_recipes: WeakKeyDictionary[Template, dict[str, list[Recipe]]] = WeakKeyDictionary()
+Make = Callable[[Sequence[Any], Graph], T]
+"""From the numbers of a template's graph, and the graph, to what was worked out of the template."""
 
 
-def lowered_of(graph: Graph, arch: str, seen: dict[tuple[object, ...], Lowered]) -> tuple[list[Lowered], list[Storages]]:
-    """What every node of a graph lowers to on an architecture, and the storages it touches."""
+class _Recipes(Generic[T]):
+    """What was worked out of a template for one purpose: makers behind guards, the last used first."""
+
+    def __init__(self) -> None:
+        self.known: list[tuple[tuple[Guard, ...], Make[T]]] = []
+        self.refused = False
+
+    def find(self, numbers: Sequence[Any]) -> Make[T] | None:
+        for at, (guards, make) in enumerate(self.known):
+            if hold(guards, numbers):
+                if at:
+                    self.known.insert(0, self.known.pop(at))
+                return make
+        return None
+
+    def record(self, template: Template, numbers: list[Any], write: Callable[[Template], Make[T]]) -> Make[T] | None:
+        recording = template.recording
+        recording.rebase(numbers)
+        try:
+            make = write(template)
+        except SymbolError:
+            self.refused = True
+        guards = recording.take_guards()
+        if self.refused:
+            return None
+        self.known = [(guards, make), *self.known[: MAX_RECIPES - 1]]
+        return make
+
+
+_recipes: WeakKeyDictionary[Template, dict[tuple[str, ...], _Recipes[Any]]] = WeakKeyDictionary()
+
+
+def from_template(graph: Graph, purpose: tuple[str, ...], write: Callable[[Template], Make[T]]) -> T | None:
+    """What ``write`` would work out of the graph, by the recipe it wrote for its template; none without a template."""
     made = graph.__dict__.get("template")
-    if made is not None:
-        found = _from_template(*made, arch)
-        if found is not None:
-            return found
+    if made is None:
+        return None
+    template, sizes, numbers = made
+    recipes: _Recipes[T] = _recipes.setdefault(template, {}).setdefault(purpose, _Recipes())
+    if recipes.refused:
+        return None
+    if len(numbers) < len(template.recording.numbers):  # the graph was made before the last recipe was written
+        numbers = template.recording.replay(sizes)
+    make = recipes.find(numbers)
+    if make is None:
+        make = recipes.record(template, list(numbers), write)
+        numbers = template.recording.numbers
+    return None if make is None else make(numbers, graph)
+
+
+def lowered_of(
+    graph: Graph, arch: str, seen: dict[tuple[object, ...], Lowered]
+) -> tuple[list[Lowered], list[Storages]]:
+    """What every node of a graph lowers to on an architecture, and the storages it touches."""
+    found = from_template(graph, ("lowered", arch), lambda template: _lowered_maker(template, arch))
+    if found is not None:
+        return found
     lowering = Lowering(graph, arch, seen)
     return [lowering.lowered(node) for node, _ in graph.nodes()], storages_of(graph, lowering.roots)
-
-
-def _from_template(
-    template: Template, sizes: Sequence[int], numbers: Sequence[Any], arch: str
-) -> tuple[list[Lowered], list[Storages]] | None:
-    recipes = _recipes.setdefault(template, {}).setdefault(arch, [])
-    recording = template.recording
-    if len(numbers) < len(recording.numbers):  # of a graph made before the last recipe was written
-        numbers = recording.replay(sizes) or ()
-    for at, recipe in enumerate(recipes):
-        found = recipe.at(numbers)
-        if found is not None:
-            if at:
-                recipes.insert(0, recipes.pop(at))
-            return found, recipe.storages
-    recording.rebase(list(numbers))
-    try:
-        recipe = Recipe(template, arch)
-    except SymbolError:
-        recording.take_guards()
-        return None
-    recipes[:] = [recipe, *recipes[: MAX_RECIPES - 1]]
-    found = recipe.at(recording.numbers)
-    return None if found is None else (found, recipe.storages)

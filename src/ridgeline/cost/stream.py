@@ -385,13 +385,13 @@ def model(call: Call, chip: Chip, coef: Coef, warm_frac: float) -> Time:
     found = sweeps(call, chip, coef)
     busy_s, floor_s, issue_bound, warm = 0.0, 0.0, False, warm_frac
     for sweep in found:
-        if sweep is not found[0]:
-            warm = max(warm, resident_frac(chip, read_bytes + written_bytes))
         read_bytes, written_bytes = sweep.read_bytes, sweep.written_bytes
         spent_s, issue, memory = _swept(chip, coef, sweep, warm)
         busy_s += spent_s
         floor_s = max(floor_s, memory_floor_s(chip, read_bytes, written_bytes, warm))
         issue_bound = issue > memory
+        if len(found) > 1:
+            warm = max(warm, resident_frac(chip, read_bytes + written_bytes))
     return timed(busy_s, floor_s, bound_of(busy_s, floor_s, issue_bound, warm_frac), len(found))
 
 

@@ -63,6 +63,9 @@ class Symbol:
     def __mod__(self, other: Any) -> Any:
         return self.recording.step(operator.mod, self, other)
 
+    def __rmod__(self, other: Any) -> Any:
+        return self.recording.step(operator.mod, other, self)
+
     def __neg__(self) -> Any:
         return self.recording.step(operator.mul, self, -1)
 
@@ -70,6 +73,9 @@ class Symbol:
         if isinstance(self.recording.numbers[self.index], int):  # whole at any size: no division on the way
             return self
         return self.recording.step(_truncated, self, 0)
+
+    def __round__(self, digits: int) -> Any:
+        return self.recording.step(round, self, digits)
 
     def __lt__(self, other: Any) -> bool:
         return self.recording.decide(operator.lt, self, other)
@@ -97,7 +103,8 @@ class Symbol:
     def _refuse(self, *_: Any) -> NoReturn:
         raise SymbolError("the number of a symbol is not known yet")
 
-    __int__ = __float__ = __index__ = __str__ = __format__ = _refuse
+    __int__ = __float__ = __index__ = __complex__ = __str__ = __format__ = _refuse
+    __pow__ = __rpow__ = __divmod__ = __rdivmod__ = __abs__ = __floor__ = __ceil__ = _refuse
 
 
 def _known_already(value: Any) -> Any:
@@ -110,7 +117,7 @@ def _is_whole(value: Any, number: int) -> bool:
     return type(value) is int and value == number
 
 
-def _truncated(value: Any, _: Any) -> int:
+def _truncated(value: float, _: Any) -> int:
     return math.trunc(value)
 
 
@@ -190,7 +197,7 @@ class Recording:
 
 def hold(guards: Iterable[Guard], numbers: Sequence[Any]) -> bool:
     """Whether every comparison says of these numbers what it said when it was recorded."""
-    return all([compare(numbers[a], numbers[b]) is said for compare, a, b, said in guards])
+    return all(compare(numbers[a], numbers[b]) is said for compare, a, b, said in guards)
 
 
 Pick = Callable[[Sequence[Any]], tuple[Any, ...]]

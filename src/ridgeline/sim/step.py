@@ -197,7 +197,8 @@ def model_flops(graph: Graph, cluster: Cluster) -> float:
     """Matrix arithmetic of one micro-batch, forward and backward, on no particular plan."""
     pricer, networked = pricer_of(cluster.device), replace(graph, meta={**graph.meta, "networked": True})
     lowering = Lowering(networked, pricer.chip.arch, pricer.lowered)
-    return sum(lowering.lowered(n)[0].matrix_flops * times for n, times in graph.nodes() if n.phase is not Phase.OPTIMIZER)
+    counted = [(lowering.lowered(n)[0], times) for n, times in graph.nodes() if n.phase is not Phase.OPTIMIZER]
+    return sum(work.matrix_flops * times for work, times in counted)
 
 
 def simulate_step(graph: Graph, plan: Plan, cluster: Cluster, stack: Stack, *, trouble: Trouble | None = None,
