@@ -25,7 +25,7 @@ from ridgeline.cost.stream import alu_of
 from ridgeline.cost.work import Site, Work
 from ridgeline.graph import RESIDENT, FlatNode, Graph, Node, Phase, expand
 from ridgeline.graph.expand import Flat
-from ridgeline.graph.symbol import picker
+from ridgeline.graph.symbol import largest, picker
 from ridgeline.graph.template import Template
 
 FUSIBLE = frozenset(
@@ -178,7 +178,7 @@ class Fuser:
         if not calls or calls[0].kind not in ("conv", "gemm"):
             return calls
         if calls[0].kind == "gemm":
-            if min(v for k, v in calls[0].shape if k in ("m", "n")) == 1:  # a vector gains nothing by it
+            if any(v == 1 for k, v in calls[0].shape if k in ("m", "n")):  # a vector gains nothing by it
                 return calls
             return (
                 replace(
@@ -349,9 +349,8 @@ def _places(storages: Iterable[Flat]) -> tuple[int, ...]:
 
 def _calls(group: Group, work: Work) -> tuple[Call, ...]:
     """The generated kernel, and the one that adds up columns, if that is not all there is to it."""
-    alu = sum(
-        _alu(site) * max((t.numel for t in (*site.ins, *site.outs)), default=0) for site in group.sites
-    ) / max(1, group.domain)
+    walked = [largest(t.numel for t in (*site.ins, *site.outs)) for site in group.sites]
+    alu = sum(_alu(site) * numel for site, numel in zip(group.sites, walked, strict=True)) / max(1, group.domain)
     generated = call(
         "pointwise",
         work.dtype,
@@ -381,7 +380,8 @@ def _cheap(flat: FlatNode) -> tuple[Flat, ...]:
 def _row(site: Site) -> int:
     if site.op == "reduce":
         return site.ins[0].numel // max(1, site.out_numel)
-    return trunc(site.attrs.get("c", site.attrs.get("v", 1)))
+    row: int = trunc(site.attrs.get("c", site.attrs.get("v", 1)))
+    return row
 
 
 def _row_of(group: Group, domain: int) -> bool:

@@ -91,9 +91,10 @@ class Pricer:
         groups: dict[str, dict[tuple[Call, int], None]] = {}
         for call, warm_frac in wanted:
             if call.kind in matmul.KINDS:
-                step = round(warm_frac * WARM_STEPS)
-                if call not in self._prices[3 * step] and matmul.is_plain(call) and self.serving_entry(call) is None:
-                    groups.setdefault(call.dtype, {})[call, step] = None
+                step, group = round(warm_frac * WARM_STEPS), groups.setdefault(call.dtype, {})
+                known = (call, step) in group or call in self._prices[3 * step]
+                if not known and matmul.is_plain(call) and self.serving_entry(call) is None:
+                    group[call, step] = None
         for keys in groups.values():
             calls = [call for call, _ in keys]
             if len(calls) < 2 or self.device.kind != "gpu":
@@ -118,7 +119,7 @@ class Pricer:
 
     def _priced(self, call: Call, warm_frac: float, flushed: bool, alone: bool) -> Price:
         family = family_of(call.kind)
-        entry = self.serving_entry(call)
+        entry = self.serving_entry(call) if call.kind in SERVED else None
         if entry is not None:
             model = serving.attention if call.kind == "attention" else serving.gemm
             time, basis = model(call, self.chip, entry, warm_frac), self.calibration.basis
@@ -133,7 +134,7 @@ class Pricer:
 
     def serving_entry(self, call: Call) -> Mapping[str, Any] | None:
         """How serving frameworks' kernels were fitted here, if that is what the call is or all that is known."""
-        if not self.serving or call.kind not in SERVED:
+        if not self.serving:
             return None
         if call.kind in ("gemm", "bmm") and call.phase == "fwd":
             entry = self.calibration.entry("gemm", call.dtype)

@@ -25,7 +25,7 @@ NO_CALLS: Lowered = (Work(), (), (), ())
 MAX_REMEMBERED = 200_000
 """Distinct nodes a process keeps lowered; a study of endless shapes must not grow for ever."""
 
-MAX_RECIPES = 12
+MAX_RECIPES = 8
 """Recipes kept of one template and architecture: a batch of one and the like take other kernels."""
 
 
@@ -175,16 +175,19 @@ def from_template(graph: Graph, purpose: tuple[str, ...], write: Callable[[Templ
     if made is None:
         return None
     template, sizes, numbers = made
-    recipes: _Recipes[T] = _recipes.setdefault(template, {}).setdefault(purpose, _Recipes())
-    if recipes.refused:
-        return None
-    if len(numbers) < len(template.recording.numbers):  # the graph was made before the last recipe was written
-        numbers = template.recording.replay(sizes)
-    make = recipes.find(numbers)
-    if make is None:
-        make = recipes.record(template, list(numbers), write)
-        numbers = template.recording.numbers
-    return None if make is None else make(numbers, graph)
+    with template.lock:
+        recipes: _Recipes[T] = _recipes.setdefault(template, {}).setdefault(purpose, _Recipes())
+        if recipes.refused:
+            return None
+        if len(numbers) < len(template.recording.numbers):  # the graph was made before the last recipe was written
+            numbers = template.recording.replay(sizes)
+        if numbers is None:
+            return None
+        make = recipes.find(numbers)
+        if make is None:
+            make = recipes.record(template, list(numbers), write)
+            numbers = template.recording.numbers
+        return None if make is None else make(numbers, graph)
 
 
 def lowered_of(

@@ -125,6 +125,17 @@ def _log2(value: Any, _: Any) -> float:
     return math.log2(value)
 
 
+def largest(values: Iterable[Any]) -> Any:
+    """The largest number, 0 of none; of symbols without deciding which one that is."""
+    found: Any = 0
+    for value in values:
+        if isinstance(value, Symbol):
+            found = value.recording.step(max, found, value)
+        else:
+            found = found.recording.step(max, found, value) if isinstance(found, Symbol) else max(found, value)
+    return found
+
+
 def log2(value: Any) -> Any:
     """``math.log2``, of symbols too."""
     return value.recording.step(_log2, value, 0) if isinstance(value, Symbol) else math.log2(value)
@@ -158,6 +169,8 @@ class Recording:
         return len(self.numbers) - 1
 
     def step(self, compute: Binary, left: Any, right: Any) -> Symbol:
+        if not (isinstance(left, Symbol | int | float) and isinstance(right, Symbol | int | float)):
+            raise SymbolError("symbols compute with numbers alone")
         a, b = self.place(left), self.place(right)
         found = self._known.get((compute, a, b))
         if found is None:
@@ -185,10 +198,11 @@ class Recording:
 
     def replay(self, sizes: Sequence[int]) -> list[Any] | None:
         """All numbers at these sizes; none where one of them cannot be computed."""
+        steps = self._steps.copy()  # before the numbers: another thread may be recording, and numbers come first
         numbers = self.numbers.copy()
         numbers[: len(sizes)] = sizes
         try:
-            for place, compute, a, b in self._steps:
+            for place, compute, a, b in steps:
                 numbers[place] = compute(numbers[a], numbers[b])
         except ZeroDivisionError:
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from threading import RLock
 from typing import Any
 
 from ridgeline.graph.symbol import Recording, Symbol, hold, picker
@@ -12,10 +13,13 @@ Numbers = Sequence[Any]
 
 
 class Template:
-    """``graph`` has symbols in its shapes and attributes; ``at`` gives the graph that the sizes would have had."""
+    """``graph`` has symbols in its shapes and attributes; ``at`` gives the graph that the sizes would have had.
+
+    Who works out more of ``graph`` goes on with its recording, and holds ``lock`` meanwhile.
+    """
 
     def __init__(self, sizes: Sequence[int], write: Callable[[list[Any]], Graph]) -> None:
-        self.recording = Recording(sizes)
+        self.recording, self.lock = Recording(sizes), RLock()
         self.graph = write(list(self.recording.sizes))
         self._guards = self.recording.take_guards()
         self._items = [_item_maker(self.recording, item) for item in self.graph.items]

@@ -11,7 +11,7 @@ from ridgeline.graph.symbol import SymbolError
 from ridgeline.graph.template import Template
 from ridgeline.models.card import Request
 
-MAX_VARIANTS = 12
+MAX_VARIANTS = 8
 """Templates kept of one network: a batch of one, a window that is not full and the like are graphs of their own."""
 
 
@@ -22,16 +22,16 @@ class _Kind:
         self.templates: list[Template] = []
 
     def at(self, sizes: tuple[int, ...]) -> Graph | None:
-        for at, template in enumerate(self.templates):
+        for template in self.templates:
             graph = template.at(sizes)
             if graph is not None:
-                if at:
-                    self.templates.insert(0, self.templates.pop(at))
+                if template is not self.templates[0]:
+                    self.templates = [template, *(t for t in self.templates if t is not template)]
                 return graph
         return None
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def _kind(*key: object) -> _Kind:
     return _Kind()
 
