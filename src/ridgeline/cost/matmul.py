@@ -173,7 +173,9 @@ def _computed(dtype: str, chip: Chip) -> str:
 
 def _product(problem: Problem, call: Call, chip: Chip, coef: Coef, warm_frac: float) -> Time:
     dtype = _computed(call.dtype, chip)
-    return _times(_structure(problem, dtype, chip, coef, warm_frac), [problem], dtype, chip, coef, call.phase)[0]
+    timing = _structure(problem, dtype, chip, coef, warm_frac)
+    cold = timing if warm_frac == 0.0 and chip.name == chip.origin else None
+    return _times(timing, [problem], dtype, chip, coef, call.phase, cold)[0]
 
 
 def _structure(problem: Problem, dtype: str, chip: Chip, coef: Coef, warm_frac: float) -> Timing:
@@ -203,18 +205,20 @@ def _origin(name: str) -> Chip:
     return chip_of(device(name))
 
 
-def described(problem: Problem, dtype: str, chip: Chip, coef: Coef, paced: bool = False) -> tuple[list[float], int]:
+def described(
+    problem: Problem, dtype: str, chip: Chip, coef: Coef, paced: bool = False, cold: Timing | None = None
+) -> tuple[list[float], int]:
     """Features that the learned factor asks for, and how many kernels run (0: as the structure says).
 
     They are of the shape alone, on the device as it was measured and with cold operands, so that neither an imagined
     bandwidth nor a warmer cache moves the factor. Products of odd rows and wide elements, and those that are ``paced``,
-    are told what the structure makes of them as well.
+    are told what the structure makes of them as well (``cold``, where it is known already).
     """
     aligned = alignment(problem, dtype)
     found, kernel = features(problem, dtype, aligned, chip.num_sms), taken(problem, dtype, aligned, chip)
     if kernel is None and not paced:
         return found, 0
-    timing, itemsize = _structure(problem, dtype, chip, coef, 0.0), ITEMSIZE.get(dtype, 2.0)
+    timing, itemsize = cold or _structure(problem, dtype, chip, coef, 0.0), ITEMSIZE.get(dtype, 2.0)
     busy_s, floor_s = float(timing.expected_s[0]), float(timing.floor_s[0])
     num = kernel.num_kernels if kernel is not None else int(timing.num_kernels[0])
     if kernel is not None:
@@ -244,15 +248,21 @@ def _learned(problem: Problem, dtype: str, chip: Chip, coef: Coef, phase: str) -
 
 
 def _times(
-    timing: Timing, problems: Sequence[Problem], dtype: str, chip: Chip, coef: Coef, phase: str = "fwd"
+    timing: Timing,
+    problems: Sequence[Problem],
+    dtype: str,
+    chip: Chip,
+    coef: Coef,
+    phase: str = "fwd",
+    cold: Timing | None = None,
 ) -> list[Time]:
-    """What the structure says, times what it leaves over; all of one alignment."""
+    """What the structure says, times what it leaves over; all of one alignment. ``cold`` is of a single problem."""
     share, expected, floors = coef["residue_frac"], timing.expected_s.tolist(), timing.floor_s.tolist()
     left, nums = [0.0] * len(problems), timing.num_kernels.tolist()
     trees, paced = _learned(problems[0], dtype, chip, coef, phase) if share else (None, False)
     if trees is not None:
         measured = chip if chip.name == chip.origin else _origin(chip.origin)
-        rows = [described(problem, dtype, measured, coef, paced) for problem in problems]
+        rows = [described(problem, dtype, measured, coef, paced, cold) for problem in problems]
         left = logs(trees, [row for row, _ in rows], VECTOR_BOUND if trees is trees_of(chip, VECTORS) else BOUND)
         nums = [num or old for (_, num), old in zip(rows, nums, strict=True)]
     return [
