@@ -226,12 +226,9 @@ class Cache:
 
     def walk(self, storages: Storages, in_bytes: Sequence[float], out_bytes: Sequence[float]) -> float:
         """Share of what a kernel reads that is here already; then it has touched all it reads and writes."""
-        read, written = storages
-        pairs = list(zip(read, in_bytes, strict=True))
-        warm_frac = self.warm_frac(pairs)
-        walked = dict(pairs)
-        walked.update(zip(written, out_bytes, strict=True))
-        self.touch(walked)
+        pairs = list(zip(storages[0], in_bytes, strict=True))
+        warm_frac = self.warm_frac(pairs) if self.held else 0.0
+        self.touch(dict([*pairs, *zip(storages[1], out_bytes, strict=True)]))
         return warm_frac
 
 

@@ -271,14 +271,18 @@ def _times(
     ]
 
 
-def is_plain(call: Call) -> bool:
-    """A single product of aligned rows: many of these can be priced in one go."""
-    return call.phase == "fwd" and call.dtype not in WIDE and alignment(_problems(call)[0], call.dtype) == 8
+def plain_problem(call: Call) -> Problem | None:
+    """The problem of a single product of aligned rows, many of which can be priced in one go; none of others."""
+    if call.phase != "fwd" or call.dtype in WIDE:
+        return None
+    problem = _problems(call)[0]
+    return problem if alignment(problem, call.dtype) == 8 else None
 
 
-def many(calls: Sequence[Call], chip: Chip, coef: Coef, warm_fracs: Sequence[float]) -> list[Time]:
+def many(
+    calls: Sequence[Call], problems: Sequence[Problem], chip: Chip, coef: Coef, warm_fracs: Sequence[float]
+) -> list[Time]:
     """Times of plain products of one element type, as ``model`` would give them one by one."""
-    problems = [_problems(call)[0] for call in calls]
     dtype = _computed(calls[0].dtype, chip)
     used = _split(coef, "")
     if len(coef) > len(DEFAULTS):

@@ -88,19 +88,22 @@ class Pricer:
 
     def prefetch(self, wanted: Iterable[tuple[Call, float]]) -> None:
         """Price the plain products among these in one go: a model has many, and alone they are the slowest."""
-        groups: dict[str, dict[tuple[Call, int], None]] = {}
+        groups: dict[str, dict[tuple[Call, int], matmul.Problem]] = {}
         for call, warm_frac in wanted:
             if call.kind in matmul.KINDS:
                 step, group = round(warm_frac * WARM_STEPS), groups.setdefault(call.dtype, {})
-                known = (call, step) in group or call in self._prices[3 * step]
-                if not known and matmul.is_plain(call) and self.serving_entry(call) is None:
-                    group[call, step] = None
+                if (call, step) in group or call in self._prices[3 * step]:
+                    continue
+                problem = matmul.plain_problem(call)
+                if problem is not None and self.serving_entry(call) is None:
+                    group[call, step] = problem
         for keys in groups.values():
             calls = [call for call, _ in keys]
             if len(calls) < 2 or self.device.kind != "gpu":
                 continue
             coef, basis = self._coef(family_of("gemm"), calls[0], flushed=False, alone=False)
-            times = matmul.many(calls, self.chip, coef, [step / WARM_STEPS for _, step in keys])
+            warm_fracs = [step / WARM_STEPS for _, step in keys]
+            times = matmul.many(calls, list(keys.values()), self.chip, coef, warm_fracs)
             for (call, step), time in zip(keys, times, strict=True):
                 width = self._width(call, "gemm", None, basis, time.busy_s)
                 self._prices[3 * step][call] = Price(time, basis, "gemm", width)
