@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ridgeline.cost.chip import Chip
 from ridgeline.errors import CostError, nearest
@@ -33,6 +33,13 @@ class Call:
     def __hash__(self) -> int:
         return self._hash
 
+    def __eq__(self, other: object) -> bool:
+        return self is other or (
+            isinstance(other, Call) and self._hash == other._hash and self.shape == other.shape
+            and self.kind == other.kind and self.dtype == other.dtype and self.phase == other.phase
+            and self.library == other.library
+        )  # fmt: skip
+
     def __reduce__(self) -> tuple[type[Call], tuple[Any, ...]]:
         return Call, (self.kind, self.dtype, self.phase, self.library, self.shape)  # another process hashes otherwise
 
@@ -45,8 +52,7 @@ def call(kind: str, dtype: str, phase: str = "fwd", library: str = "aten", **sha
     return Call(kind, dtype, phase, library, tuple(shape.items()))
 
 
-@dataclass(frozen=True, slots=True)
-class Time:
+class Time(NamedTuple):
     """What a call takes on a device.
 
     ``busy_s`` is how long its kernels keep the device, ``floor_s`` the speed of light (never above a measurement),

@@ -81,13 +81,16 @@ def timing(
 
     ``second`` says where another kernel follows the first, to add up what it left.
     """
-    bound = np.argmax((compute_s, memory_s, latency_s), axis=0)
+    bound = np.array((compute_s, memory_s, latency_s)).argmax(axis=0)
     num = np.ones(len(expected_s), dtype=np.intp) if second is None else 1 + second.astype(np.intp)
     return Timing(np.maximum(expected_s, floor_s), floor_s, compute_s, memory_s, latency_s, bound, num)
 
 
 def columns(*values: ArrayLike) -> tuple[Floats, ...]:
     """The arguments as float arrays of one common length."""
+    lengths = {len(value) if isinstance(value, list) else 0 for value in values}
+    if len(lengths) == 1 and lengths != {0}:
+        return tuple(np.array(values, dtype=np.float64))
     arrays = np.broadcast_arrays(*(np.atleast_1d(np.asarray(value, dtype=np.float64)) for value in values))
     return tuple(arrays)
 

@@ -2035,7 +2035,7 @@ def model(call: Call, chip: Chip, coef: Coef, warm_frac: float) -> Time:
     time = _run(site, conv, call.phase, d, transposed)
     if 1 < conv.groups < conv.c and time.num_kernels > conv.groups:
         apart = _run(replace(site, coef=_one_stream(coef, "")), conv, call.phase, d, transposed)
-        return replace(time, beside=max(1.0, apart.busy_s / time.busy_s))
+        return time._replace(beside=max(1.0, apart.busy_s / time.busy_s))
     return time
 
 

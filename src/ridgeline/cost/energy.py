@@ -63,10 +63,13 @@ def activity_of(
 
 def dynamic_j(activity: Activity, coef: Coef, scale_w: float) -> float:
     """Joules above idle; ``scale_w`` is the power limit the chip was designed for, whatever limit is set now."""
+    return joules_of(activity.busy_s, activity.peak_matrix_s, activity.peak_dram_s, coef, scale_w)
+
+
+def joules_of(busy_s: float, peak_matrix_s: float, peak_dram_s: float, coef: Coef, scale_w: float) -> float:
+    """The same of the parts of an activity."""
     return scale_w * (
-        coef["busy_frac"] * activity.busy_s
-        + coef["matrix_frac"] * activity.peak_matrix_s
-        + coef["byte_frac"] * activity.peak_dram_s
+        coef["busy_frac"] * busy_s + coef["matrix_frac"] * peak_matrix_s + coef["byte_frac"] * peak_dram_s
     )
 
 

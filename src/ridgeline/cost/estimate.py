@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,13 +10,13 @@ from ridgeline.basis import Basis, worst
 from ridgeline.cost import energy, host, interval
 from ridgeline.cost.call import Call, Coef
 from ridgeline.cost.chip import Chip
-from ridgeline.cost.lower import lower
 from ridgeline.cost.prediction import Prediction, Row
 from ridgeline.cost.price import Pricer, pricer_of
+from ridgeline.cost.recipe import Lowered, Storages, lowered_of
 from ridgeline.cost.schedule import Segment, wall_s
-from ridgeline.cost.work import Site, Work, site_of, work_of
+from ridgeline.cost.work import Work
 from ridgeline.errors import CostError, nearest
-from ridgeline.graph import Block, Graph, Node, ops, root_of
+from ridgeline.graph import Block, Graph, Node
 from ridgeline.graph.expand import Flat
 from ridgeline.hardware import Device
 
@@ -111,106 +110,55 @@ def estimate(graph: Graph, device: Device, execution: str = "eager") -> Predicti
 
 def segments_of(graph: Graph, pricer: Pricer, coef: Coef, execution: str) -> list[Segment]:
     """The step as stretches that repeat; first what each node finds in the L2, then prices, then lines."""
-    walk = Walk(graph, pricer, coef)
-    plans: list[tuple[list[Planned], int]] = []
+    if execution == "compiled":
+        from ridgeline.cost.fusion import fused_segments
+
+        return fused_segments(graph, pricer, coef)
+    lowered, storages = lowered_of(graph, pricer.chip.arch, pricer.lowered)
+    cache = Cache(pricer.chip.l2_bytes * L2_KEPT_FRAC)
+    warm_fracs = [
+        cache.walk(touched, found[2], found[3]) if found[1] else 0.0
+        for found, touched in zip(lowered, storages, strict=True)
+    ]
+    pricer.prefetch((call, warm) for found, warm in zip(lowered, warm_fracs, strict=True) for call in found[1])
+    write = Writer(pricer, coef, training=graph.mode == "train", launched=execution == "eager")
+    planned = zip(lowered, warm_fracs, strict=True)
+    segments: list[Segment] = []
     for item in graph.items:
         if isinstance(item, Block):
-            plans.append(([walk.plan(node) for node in item.nodes], item.repeat))
-        elif plans and plans[-1][1] == 1:
-            plans[-1][0].append(walk.plan(item))
+            lines = [write.line(node, item.repeat, *next(planned)) for node in item.nodes]
+            segments.append(Segment(lines, item.repeat, execution != "eager"))
+        elif segments and segments[-1].repeat == 1:
+            segments[-1].lines.append(write.line(item, 1, *next(planned)))
         else:
-            plans.append(([walk.plan(item)], 1))
-    pricer.prefetch((call, warm_frac) for nodes, _ in plans for _, _, calls, warm_frac in nodes for call in calls)
-    segments = [Segment([walk.line(planned, repeat) for planned in nodes], repeat) for nodes, repeat in plans]
-    if execution != "eager":
-        from ridgeline.cost.fusion import compiled_segments
-
-        return compiled_segments(graph, segments, pricer, coef, fuse=execution == "compiled")
+            segments.append(Segment([write.line(item, 1, *next(planned))], 1, execution != "eager"))
     return segments
 
 
-Planned = tuple[Node, Work, tuple[Call, ...], float]
-"""A node, its work, the calls it makes and the share of its inputs that the L2 holds."""
+class Writer:
+    """Writes the line of a node that was lowered; nodes of a recorded graph are not ``launched`` one by one."""
 
+    def __init__(self, pricer: Pricer, coef: Coef, *, training: bool, launched: bool) -> None:
+        self.pricer, self.coef, self.training, self.launched = pricer, coef, training, launched
+        self._host_s: dict[tuple[object, ...], float] = {}  # of calls alike
 
-Lowered = tuple[Work, tuple[Call, ...], tuple[float, ...], tuple[float, ...]]
-"""A node's work, its calls, and the bytes of each input and output."""
-
-NO_CALLS: Lowered = (Work(), (), (), ())
-"""What a view asks of a device, and a collective of one that is simulated with its network: a place in the list."""
-
-MAX_REMEMBERED = 200_000
-"""Distinct nodes a process keeps lowered; a study of endless shapes must not grow for ever."""
-
-
-class Walk:
-    """Prices nodes in order, remembering what the L2 still holds."""
-
-    def __init__(self, graph: Graph, pricer: Pricer, coef: Coef) -> None:
-        self.graph, self.pricer, self.coef = graph, pricer, coef
-        self.training = graph.mode == "train"
-        self.networked = bool(graph.meta.get("networked"))  # a rank's graph: its collectives are priced by the network
-        self.roots = [root_of(graph.values, v.id) if v.alias is not None else v.id for v in graph.values]
-        self.ops = ops()
-        owned = [v.num_bytes for v in graph.values]
-        self.held = [owned[root] for root in self.roots]  # bytes of the storage a value lives in
-        self.keys = [(v.type.number, held) for v, held in zip(graph.values, self.held, strict=True)]
-        self.cache = Cache(pricer.chip.l2_bytes * L2_KEPT_FRAC)
-        self.seen: dict[tuple[object, ...], Lowered] = pricer.lowered
-
-    def plan(self, node: Node) -> Planned:
-        work, calls, in_bytes, out_bytes = self.lowered(node)
+    def line(self, node: Node, times: int, lowered: Lowered, warm_frac: float) -> Line:
+        work, calls, _, _ = lowered
         if not calls:
-            return node, work, calls, 0.0
-        roots = self.roots
-        storages = list(zip([roots[v] for v in node.inputs], in_bytes, strict=True))
-        warm_frac = self.cache.warm_frac(storages)
-        storages += zip([roots[v] for v in node.outputs], out_bytes, strict=True)
-        self.cache.touch(storages)
-        return node, work, calls, warm_frac
-
-    def line(self, planned: Planned, times: int) -> Line:
-        node, work, calls, warm_frac = planned
-        if not calls:
-            spent_s = host.host_s(node, self.coef, self.training)
+            spent_s = self.host_s(node, 1) if self.launched else 0.0
             return Line(node, times, work, calls, 0.0, 0.0, "free", Basis.MEASURED, "", 0, spent_s, 0.0)
         line = priced(self.pricer, node, times, work, calls, warm_frac, 0.0)
-        line.host_s = host.host_s(node, self.coef, self.training, line.num_kernels)
+        if self.launched:
+            line.host_s = self.host_s(node, line.num_kernels)
         return line
 
-    def site(self, node: Node) -> Site:
-        values, held = self.graph.values, self.held
-        ins = tuple([values[v].type for v in node.inputs])
-        outs = tuple([values[v].type for v in node.outputs])
-        own = [(t.num_bytes, held[v]) for t, v in zip(ins, node.inputs, strict=True)]
-        return site_of(node, ins, outs, tuple([h if 0 < h < b else b for b, h in own]))
-
-    def lowered(self, node: Node) -> Lowered:
-        op = self.ops.get(node.op)
-        if (op is not None and op.free) or (node.op == "collective" and self.networked):
-            return NO_CALLS
-        keys = self.keys
-        ins = tuple([keys[v] for v in node.inputs])
-        outs = tuple([keys[v][0] for v in node.outputs])
-        key = (node.op, _frozen(node.attrs), ins, outs)
-        try:
-            found = self.seen.get(key)
-        except TypeError:
-            raise CostError(
-                f"op {node.op!r} at {node.module or 'top level'} has an attribute "
-                f"that is no plain value: {dict(node.attrs)}"
-            ) from None
+    def host_s(self, node: Node, num_kernels: int) -> float:
+        attrs = node.attrs
+        key = (node.op, node.phase, num_kernels, attrs.get("calls"), attrs.get("num_tensors"), attrs.get("which"))
+        found = self._host_s.get(key)
         if found is None:
-            site = self.site(node)
-            if len(self.seen) > MAX_REMEMBERED:
-                self.seen.clear()
-            out_bytes = tuple([float(t.num_bytes) for t in site.outs])
-            found = self.seen[key] = (work_of(site), lower(site, self.pricer.chip.arch), site.in_bytes, out_bytes)
+            found = self._host_s[key] = host.host_s(node, self.coef, self.training, num_kernels)
         return found
-
-
-def _frozen(attrs: Mapping[str, Any]) -> tuple[tuple[str, object], ...]:
-    return tuple([(k, tuple(v) if type(v) is list else v) for k, v in attrs.items() if k != "calls"])
 
 
 def priced(
@@ -221,8 +169,8 @@ def priced(
         price = pricer.price(calls[0], warm_frac, flushed=False)
         time = price.time
         return Line(node, times, work, tuple(calls), time.busy_s, time.floor_s, time.bound, price.basis, price.family,
-                    time.num_kernels, spent_s, 1.0 - warm_frac, width=price.width if time.busy_s else 0.0,
-                    beside=time.beside)  # fmt: skip
+                    time.num_kernels, spent_s, 1.0 - warm_frac, 0.0, 1.0, (), price.width if time.busy_s else 0.0,
+                    time.beside)  # fmt: skip
     prices = [pricer.price(call, warm_frac, flushed=False) for call in calls]
     longest = max(prices, key=lambda p: p.time.busy_s)
     busy_s = sum(p.time.busy_s for p in prices)
@@ -250,33 +198,38 @@ class Cache:
 
     def __init__(self, capacity_bytes: float) -> None:
         self.capacity, self.used = capacity_bytes, 0.0
-        self.held: OrderedDict[int, float] = OrderedDict()
+        self.held: dict[int, float] = {}  # the least recently used first
 
-    def warm_frac(self, storages: Sequence[tuple[int, float]]) -> float:
+    def warm_frac(self, storages: Iterable[tuple[int, float]]) -> float:
         total, warm, held = 0.0, 0.0, self.held
         for storage, num_bytes in storages:
             total += num_bytes
-            if storage in held:
-                warm += min(num_bytes, held[storage])
+            kept = held.get(storage)
+            if kept is not None:
+                warm += num_bytes if num_bytes < kept else kept
         return warm / total if total else 0.0
 
-    def touch(self, storages: Sequence[tuple[int, float]]) -> None:
+    def touch(self, walked: dict[int, float]) -> None:
         """One kernel walks over all of these side by side; of a walk larger than the cache, a share of each stays."""
-        walked = dict(storages)
-        total = sum(walked.values())
+        total, held = sum(walked.values()), self.held
         if total >= self.capacity:
             kept_frac = self.capacity / total
-            self.held = OrderedDict((s, b * kept_frac) for s, b in walked.items())
+            self.held = {storage: num_bytes * kept_frac for storage, num_bytes in walked.items()}
             self.used = self.capacity
             return
-        held = self.held
         for storage, num_bytes in walked.items():
             old = held.pop(storage, 0.0)
-            held[storage] = now = max(old, num_bytes)
+            held[storage] = now = num_bytes if num_bytes > old else old
             self.used += now - old
         while self.used > self.capacity:
-            _, gone = self.held.popitem(last=False)
-            self.used -= gone
+            self.used -= held.pop(next(iter(held)))
+
+    def walk(self, storages: Storages, in_bytes: Sequence[float], out_bytes: Sequence[float]) -> float:
+        """Share of what a kernel reads that is here already; then it has touched all it reads and writes."""
+        pairs = list(zip(storages[0], in_bytes, strict=True))
+        warm_frac = self.warm_frac(pairs) if self.held else 0.0
+        self.touch(dict([*pairs, *zip(storages[1], out_bytes, strict=True)]))
+        return warm_frac
 
 
 def _summed(
@@ -335,15 +288,19 @@ def _summed(
 def activity(lines: Sequence[Line], chip: Chip, power: Coef, scale_w: float) -> energy.Activity:
     """What all lines did together; each line is told its joules on the way."""
     busy_s = matrix_s = dram_s = 0.0
+    rates: dict[str, float] = {}
     for line in lines:
         if line.busy_s:
-            work = line.work
-            peak = energy.matrix_rate_flops_per_s(chip, work.dtype, power)
-            spent = energy.activity_of(work, line.busy_s, peak, chip.dram_bytes_per_s, line.cold_frac)
-            line.energy_j = energy.dynamic_j(spent, power, scale_w) * line.times
-            busy_s += spent.busy_s * line.times
-            matrix_s += spent.peak_matrix_s * line.times
-            dram_s += spent.peak_dram_s * line.times
+            work, times = line.work, line.times
+            rate = rates.get(work.dtype)
+            if rate is None:
+                rate = rates[work.dtype] = energy.matrix_rate_flops_per_s(chip, work.dtype, power)
+            spent = work.matrix_flops / rate
+            moved = (work.read_bytes + work.written_bytes) * line.cold_frac / chip.dram_bytes_per_s
+            line.energy_j = energy.joules_of(line.busy_s, spent, moved, power, scale_w) * times
+            busy_s += line.busy_s * times
+            matrix_s += spent * times
+            dram_s += moved * times
     return energy.Activity(busy_s, matrix_s, dram_s)
 
 

@@ -8,20 +8,25 @@ compiler behaves, checked against kernel counts and times recorded from compiled
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import trunc
+from typing import Any, NamedTuple
 
 from ridgeline.basis import Basis
 from ridgeline.cost import host
 from ridgeline.cost.call import Call, Coef, call
-from ridgeline.cost.estimate import L2_KEPT_FRAC, Cache, Line, Walk, priced
+from ridgeline.cost.estimate import L2_KEPT_FRAC, NOTHING, Cache, Line, priced
 from ridgeline.cost.lower import function_of
 from ridgeline.cost.price import Pricer
+from ridgeline.cost.recipe import Lowered, Lowering, Make, Storages, from_template, maker_of
 from ridgeline.cost.schedule import Segment
 from ridgeline.cost.stream import alu_of
 from ridgeline.cost.work import Site, Work
-from ridgeline.graph import RESIDENT, FlatNode, Graph, Phase, expand
+from ridgeline.graph import RESIDENT, FlatNode, Graph, Node, Phase, expand
 from ridgeline.graph.expand import Flat
+from ridgeline.graph.symbol import largest, picker
+from ridgeline.graph.template import Template
 
 FUSIBLE = frozenset(
     {
@@ -65,40 +70,101 @@ class Group:
     made_in: dict[Flat, int] = field(default_factory=dict)  # the body in which a storage is written
 
 
-def compiled_segments(graph: Graph, eager: list[Segment], pricer: Pricer, coef: Coef, *, fuse: bool) -> list[Segment]:
-    """The step as a compiled graph launches it; without ``fuse`` the same kernels as eager, recorded once."""
-    if not fuse:
-        return [Segment([replace_host(line, 0.0) for line in segment.lines], segment.repeat, True) for segment in eager]
-    fuser = Fuser(graph, pricer, coef)
-    for flat in expand(graph):
-        fuser.see(flat)
-    return fuser.segments()
-
-
-def replace_host(line: Line, host_s: float) -> Line:
-    return replace(line, host_s=host_s)
-
-
 LibraryCall = tuple[FlatNode, Site, Work, tuple[Call, ...]]
+
+
+class Launch(NamedTuple):
+    """A generated kernel, or what a node asks of a library: all that is known before a device is."""
+
+    node: Node
+    times: int
+    body: int
+    lowered: Lowered
+    storages: Storages
+    members: tuple[Node, ...] = ()
+    unmade: frozenset[int] = frozenset()
+    kept: Mapping[int, int] = NOTHING
+    held: Mapping[Flat, int] = NOTHING
+    made: Mapping[Flat, int] = NOTHING
+
+
+def fused_segments(graph: Graph, pricer: Pricer, coef: Coef) -> list[Segment]:
+    """The step as a compiled graph launches it: kernels in schedule order, stretches of one body together."""
+    launches = launches_of(graph, pricer)
+    cache = Cache(pricer.chip.l2_bytes * L2_KEPT_FRAC)
+    warm_fracs = [
+        cache.walk(launch.storages, launch.lowered[2], launch.lowered[3]) if launch.lowered[1] else 0.0
+        for launch in launches
+    ]
+    pricer.prefetch((c, warm) for launch, warm in zip(launches, warm_fracs, strict=True) for c in launch.lowered[1])
+    segments: list[Segment] = []
+    for launch, warm_frac in zip(launches, warm_fracs, strict=True):
+        line = _line(launch, warm_frac, pricer, coef)
+        if segments and segments[-1].repeat == line.times and (line.times > 1 or not launch.body):
+            segments[-1].lines.append(line)
+        else:
+            segments.append(Segment([line], line.times, True))
+    return segments
+
+
+def _line(launch: Launch, warm_frac: float, pricer: Pricer, coef: Coef) -> Line:
+    node, times, (work, calls, _, _) = launch.node, launch.times, launch.lowered
+    if not calls:
+        spent = host.host_s(node, coef, training=True)
+        return Line(node, times, work, (), 0.0, 0.0, "network", Basis.MEASURED, "", 0, spent, 0.0)
+    spent = coef["compiled_call_s"] * (1 if launch.members else len(calls))
+    if node.phase is Phase.OPTIMIZER:  # the optimizer is not compiled with the model
+        spent = host.host_s(node, coef, training=True)
+    line = priced(pricer, node, times, work, calls, warm_frac, spent)
+    line.members, line.unmade, line.kept = launch.members, launch.unmade, launch.kept
+    line.held, line.made = launch.held, launch.made
+    return line
+
+
+def launches_of(graph: Graph, pricer: Pricer) -> list[Launch]:
+    """What a compiled step launches on a device's architecture."""
+    arch = pricer.chip.arch
+    found = from_template(graph, ("fused", arch), lambda template: _launches_maker(template, arch))
+    return Fuser(graph, arch, pricer.lowered).launches() if found is None else found
+
+
+def _launches_maker(template: Template, arch: str) -> Make[list[Launch]]:
+    """Kernels of a template: which nodes they take together follows from guards, how much they do from numbers."""
+    place = {id(node): at for at, (node, _) in enumerate(template.graph.nodes())}
+    parts = []
+    for launch in Fuser(template.graph, arch, {}).launches():
+        members = [place[id(node)] for node in launch.members]
+        kept = tuple(launch.kept), picker(template.recording, launch.kept.values())
+        parts.append((launch, place[id(launch.node)], members, maker_of(template.recording, launch.lowered), *kept))
+
+    def made(numbers: Sequence[Any], graph: Graph) -> list[Launch]:
+        nodes = [node for node, _ in graph.nodes()]
+        return [
+            Launch(nodes[at], launch.times, launch.body, lowered(numbers), launch.storages,
+                   tuple([nodes[member] for member in members]), launch.unmade,
+                   dict(zip(values, kept(numbers), strict=True)) if values else NOTHING, launch.held, launch.made)
+            for launch, at, members, lowered, values, kept in parts
+        ]  # fmt: skip
+
+    return made
 
 
 class Fuser:
     """Assigns flat nodes to kernels in schedule order."""
 
-    def __init__(self, graph: Graph, pricer: Pricer, coef: Coef) -> None:
-        self.graph, self.pricer, self.coef = graph, pricer, coef
-        self.walk = Walk(graph, pricer, coef)
+    def __init__(self, graph: Graph, arch: str, seen: dict[tuple[object, ...], Lowered]) -> None:
+        self.graph = graph
+        self.lowering = Lowering(graph, arch, seen)
         self.level: dict[Flat, int] = {}
         self.producer: dict[Flat, Group] = {}
         self.readers: dict[Flat, list[tuple[Phase, Group | None]]] = {}  # phase, and the kernel if it is generated
         self.products: dict[Flat, int] = {}  # matrix products that read a storage
         self.done: list[tuple[int, int, Group | LibraryCall]] = []  # (sequence, body, what runs)
         self.sequence = 0
-        self.cache = Cache(pricer.chip.l2_bytes * L2_KEPT_FRAC)
 
     def see(self, flat: FlatNode) -> None:
         node = flat.node
-        site, (work, calls, _, _) = self.walk.site(node), self.walk.lowered(node)
+        site, (work, calls, _, _) = self.lowering.site(node), self.lowering.lowered(node)
         self.sequence += 1
         if node.op in ("view", "alloc", "host"):
             return
@@ -112,7 +178,7 @@ class Fuser:
         if not calls or calls[0].kind not in ("conv", "gemm"):
             return calls
         if calls[0].kind == "gemm":
-            if min(v for k, v in calls[0].shape if k in ("m", "n")) == 1:  # a vector gains nothing by it
+            if any(v == 1 for k, v in calls[0].shape if k in ("m", "n")):  # a vector gains nothing by it
                 return calls
             return (
                 replace(
@@ -159,7 +225,7 @@ class Fuser:
         for out, t in zip(flat.outputs, site.outs, strict=True):
             self.level[out] = level
             self.producer[out] = group
-            group.writes[out] = float(t.num_bytes)
+            group.writes[out] = 1.0 * t.num_bytes
             group.made_in[out] = flat.body
             if self.graph.values[out[0]].kind in RESIDENT or out[0] in self.graph.outputs:
                 group.escaping.add(out)
@@ -183,78 +249,50 @@ class Fuser:
         if made_by is not None and made_by is not reader:
             made_by.escaping.add(storage)
 
-    def segments(self) -> list[Segment]:
-        """Kernels in schedule order, stretches of one body together."""
-        segments: list[Segment] = []
-        for _, body, item in sorted(self.done, key=lambda d: d[0]):
-            line = self._group_line(item) if isinstance(item, Group) else self._library_line(item)
-            if line is None:
-                continue
-            if segments and segments[-1].repeat == line.times and (line.times > 1 or not body):
-                segments[-1].lines.append(line)
-            else:
-                segments.append(Segment([line], line.times, True))
-        return segments
+    def launches(self) -> list[Launch]:
+        """Kernels in schedule order."""
+        for flat in expand(self.graph):
+            self.see(flat)
+        found = [
+            self._generated(item, body) if isinstance(item, Group) else self._asked(item, body)
+            for _, body, item in sorted(self.done, key=lambda d: d[0])
+        ]
+        return [launch for launch in found if launch is not None]
 
-    def _library_line(self, item: LibraryCall) -> Line | None:
+    def _asked(self, item: LibraryCall, body: int) -> Launch | None:
+        """A node that a library runs; one that runs nothing is there if the network does."""
         flat, site, work, calls = item
-        if not calls:
-            if flat.node.op != "collective":
-                return None
-            spent = host.host_s(flat.node, self.coef, training=True)
-            return Line(flat.node, flat.times, work, (), 0.0, 0.0, "network", Basis.MEASURED, "", 0, spent, 0.0)
-        warm = self._warm(zip(flat.inputs, site.in_bytes, strict=True))
-        self._touch(flat, site)
-        spent = self.coef["compiled_call_s"] * len(calls)
+        if not calls and flat.node.op != "collective":
+            return None
+        out_bytes = tuple([1.0 * t.num_bytes for t in site.outs])
+        lowered = (work, calls, site.in_bytes, out_bytes) if calls else (work, (), (), ())
         unasked = flat.node.op == "pool" and self.graph.mode == "infer"
-        if flat.node.phase is Phase.OPTIMIZER:  # the optimizer is not compiled with the model
-            spent = host.host_s(flat.node, self.coef, training=True)
-        line = priced(self.pricer, flat.node, flat.times, work, calls, warm, spent)
-        line.unmade = frozenset(flat.node.outputs[1:]) if unasked else frozenset()  # positions of maxima
-        line.kept = self._small_positions(flat, site)
-        return line
+        unmade = frozenset(flat.node.outputs[1:]) if unasked else frozenset()  # positions of maxima
+        storages = _places(flat.inputs), _places(flat.outputs)
+        return Launch(flat.node, flat.times, body, lowered, storages, (), unmade, self._small_positions(flat, site))
 
-    def _group_line(self, group: Group) -> Line | None:
-        read, written = sum(group.reads.values()), sum(group.writes[s] for s in group.escaping if s in group.writes)
+    def _generated(self, group: Group, body: int) -> Launch | None:
+        made = [s for s in group.escaping if s in group.writes]
+        read, written = sum(group.reads.values()), sum([group.writes[s] for s in made])
         if not written and not read:
             return None
-        written = max(written, 4.0)
-        last = group.members[-1]
-        alu = sum(
-            _alu(site) * max((t.numel for t in (*site.ins, *site.outs)), default=0) for site in group.sites
-        ) / max(1, group.domain)
-        itemsize = _narrowest(group.sites)
-        warm = self._warm(group.reads.items())
-        calls = [
-            call(
-                "pointwise",
-                itemsize,
-                "fwd",
-                "inductor",
-                numel=max(1, group.domain),
-                read_bytes=int(read),
-                written_bytes=int(written),
-                num_inputs=max(1, len(group.reads)),
-                alu=round(min(alu, 400.0), 1),
-                vector=1,
-                transposed=0,
-            )
-        ]
-        extra = _column_reduction(group)
-        if extra is not None:
-            calls = [extra] if not group.escaping - set(last.outputs) else [*calls, extra]
-        made = [(hash(s), group.writes[s]) for s in group.escaping if s in group.writes]
-        self.cache.touch([*((hash(s), b) for s, b in group.reads.items()), *made])
+        written, last, itemsize = max(written, 4.0), group.members[-1], _narrowest(group.sites)
         work = Work(
-            flops=float(group.domain) * len(group.members), read_bytes=read, written_bytes=written, dtype=itemsize
+            flops=1.0 * group.domain * len(group.members), read_bytes=read, written_bytes=written, dtype=itemsize
         )
-        line = priced(self.pricer, last.node, last.times, work, calls, warm, self.coef["compiled_call_s"])
-        line.members = tuple(m.node for m in group.members)
-        line.unmade = frozenset(s[0] for s in group.writes.keys() - group.escaping)
-        line.kept = {**self._recomputed(group), **self._padded(group)}
-        line.held = {storage: group.last[body] for storage, body in group.read_in.items()}
-        line.made = {storage: group.last[body] for storage, body in group.made_in.items()}
-        return line
+        lowered = (work, _calls(group, work), tuple(group.reads.values()), tuple([group.writes[s] for s in made]))
+        return Launch(
+            last.node,
+            last.times,
+            body,
+            lowered,
+            (_places(group.reads), _places(made)),
+            tuple(m.node for m in group.members),
+            frozenset(s[0] for s in group.writes.keys() - group.escaping),
+            {**self._recomputed(group), **self._padded(group)},
+            {storage: group.last[body] for storage, body in group.read_in.items()},
+            {storage: group.last[body] for storage, body in group.made_in.items()},
+        )
 
     def _recomputed(self, group: Group) -> dict[int, int]:
         """What the partition of a training graph keeps for values only the backward pass would read.
@@ -269,7 +307,7 @@ class Fuser:
         needed = sum(b for s, b in group.reads.items() if not self._lives_on(s))
         if not saved or needed >= sum(group.writes[s] for s in saved):
             return {}
-        return {s[0]: int(needed) if s is saved[0] else 0 for s in saved}
+        return {s[0]: trunc(needed) if s is saved[0] else 0 for s in saved}
 
     def _made_again(self, storage: Flat, group: Group) -> bool:
         """Read in the backward pass by generated kernels; in the forward pass by none that is not one with ours."""
@@ -300,16 +338,36 @@ class Fuser:
             for s, t in zip(m.outputs, site.outs, strict=True):
                 odd = bool(t.shape) and t.shape[-1] > PADDED_FROM and t.shape[-1] % 8 != 0
                 if odd and self.products.get(s, 0) > 1:
-                    found[s[0]] = int(t.num_bytes) * self.products[s]
+                    found[s[0]] = t.num_bytes * self.products[s]
         return found
 
-    def _warm(self, storages: Iterable[tuple[Flat, float]]) -> float:
-        return self.cache.warm_frac([(hash(s), b) for s, b in storages])
 
-    def _touch(self, flat: FlatNode, site: Site) -> None:
-        read = [(hash(s), b) for s, b in zip(flat.inputs, site.in_bytes, strict=True)]
-        made = [(hash(s), float(t.num_bytes)) for s, t in zip(flat.outputs, site.outs, strict=True)]
-        self.cache.touch([*read, *made])
+def _places(storages: Iterable[Flat]) -> tuple[int, ...]:
+    """Storages by numbers, as the cache knows them."""
+    return tuple([hash(storage) for storage in storages])
+
+
+def _calls(group: Group, work: Work) -> tuple[Call, ...]:
+    """The generated kernel, and the one that adds up columns, if that is not all there is to it."""
+    walked = [largest(t.numel for t in (*site.ins, *site.outs)) for site in group.sites]
+    alu = sum(_alu(site) * numel for site, numel in zip(group.sites, walked, strict=True)) / max(1, group.domain)
+    generated = call(
+        "pointwise",
+        work.dtype,
+        "fwd",
+        "inductor",
+        numel=max(1, group.domain),
+        read_bytes=trunc(work.read_bytes),
+        written_bytes=trunc(work.written_bytes),
+        num_inputs=max(1, len(group.reads)),
+        alu=round(min(alu, 400.0), 1),
+        vector=1,
+        transposed=0,
+    )
+    extra = _column_reduction(group)
+    if extra is None:
+        return (generated,)
+    return (generated, extra) if group.escaping - set(group.members[-1].outputs) else (extra,)
 
 
 def _cheap(flat: FlatNode) -> tuple[Flat, ...]:
@@ -322,7 +380,8 @@ def _cheap(flat: FlatNode) -> tuple[Flat, ...]:
 def _row(site: Site) -> int:
     if site.op == "reduce":
         return site.ins[0].numel // max(1, site.out_numel)
-    return int(site.attrs.get("c", site.attrs.get("v", 1)))
+    row: int = trunc(site.attrs.get("c", site.attrs.get("v", 1)))
+    return row
 
 
 def _row_of(group: Group, domain: int) -> bool:
@@ -360,7 +419,7 @@ def _column_reduction(group: Group) -> Call | None:
         outer=1,
         reduced=max(1, math.prod(shape) // max(1, inner)),
         inner=max(1, inner),
-        out_bytes=int(site.written_bytes),
+        out_bytes=trunc(site.written_bytes),
     )
 
 

@@ -108,7 +108,11 @@ DEFAULTS: dict[str, dict[str, float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Menu:
-    """The tiles and k splits a library chooses from, one per column; only for ``min_m < m <= max_m``."""
+    """The tiles a library chooses from, and how often it splits k: every tile in every split.
+
+    Arrays are [problem, split, tile], of length one where they say the same of all; a tile is only for
+    ``min_m < m <= max_m``.
+    """
 
     rows: Floats
     cols: Floats
@@ -121,11 +125,15 @@ class Menu:
     multicast: float
 
 
-def _menu_of(entries: list[tuple[float, ...]], multicast: float) -> Menu:
-    table = np.array(entries, dtype=np.float64)
-    gated = bool((table[:, 5] > 0).any() or np.isfinite(table[:, 6]).any())
-    rows, cols, rows_flex, cols_flex, splits, min_m, max_m = (table[:, i][None] for i in range(7))
-    return Menu(rows, cols, rows_flex, cols_flex, splits, min_m, max_m, gated, multicast)
+def _menu_of(tiles: list[tuple[float, ...]], splits: tuple[int, ...], multicast: float) -> Menu:
+    table = np.array(tiles, dtype=np.float64)
+    gated = bool((table[:, 4] > 0).any() or np.isfinite(table[:, 5]).any())
+    rows, cols, rows_flex, cols_flex, min_m, max_m = (np.ascontiguousarray(table[:, i])[None, None] for i in range(6))
+    counts = np.array(splits, dtype=np.float64)[None, :, None]
+    return Menu(rows, cols, rows_flex, cols_flex, counts, min_m, max_m, gated, multicast)
+
+
+SPLITS = (1, 2, 3, 4, 6, 8, 16, 32)
 
 
 def _flexible_menu() -> Menu:
@@ -133,22 +141,20 @@ def _flexible_menu() -> Menu:
     widths = (16, 32, 64, 96, 128, 160, 192, 256)
     pairs = [(side, width) for side in (64, 128, 256) for width in widths if side * width <= MAX_TILE]
     tiles = [(s, w, 0, 1) for s, w in pairs] + [(w, s, 1, 0) for s, w in pairs]
-    splits = (1, 2, 3, 4, 6, 8, 16, 32)
-    return _menu_of([(*tile, split, 0, np.inf) for tile in tiles for split in splits], multicast=2)
+    return _menu_of([(*tile, 0, np.inf) for tile in tiles], SPLITS, multicast=2)
 
 
 def _fixed_menu() -> Menu:
     """Tiles of powers of two, the cuBLAS kernels before Hopper."""
     sides = (16, 32, 64, 128, 256)
     tiles = [(a, b, 0, 0) for a in sides for b in sides if a * b <= MAX_TILE and max(a, b) >= 64]
-    splits = (1, 2, 3, 4, 6, 8, 16, 32)
-    return _menu_of([(*tile, split, 0, np.inf) for tile in tiles for split in splits], multicast=1)
+    return _menu_of([(*tile, 0, np.inf) for tile in tiles], SPLITS, multicast=1)
 
 
 def _cutlass_menu() -> Menu:
     """Scaled products of CUTLASS as serving frameworks instantiate them: the tile follows m, k is never split."""
     gates = [(16, 64, 0, 16), (64, 64, 16, 64), (64, 128, 64, 128), (128, 128, 128, np.inf), (256, 128, 8191, np.inf)]
-    return _menu_of([(rows, cols, 0, 0, 1, low, high) for rows, cols, low, high in gates], multicast=2)
+    return _menu_of([(rows, cols, 0, 0, low, high) for rows, cols, low, high in gates], (1,), multicast=2)
 
 
 LIBRARIES = ("cublas", "cutlass")
@@ -183,23 +189,34 @@ def _loop_s(chip: Chip, coef: Mapping[str, float], menu: Menu, tiling: _Tiling, 
     """Time of the SMs: full waves, then the last one, whose fewer CTAs share the crossbar."""
     tm, tn, kc = tiling.rows, tiling.cols, tiling.k_per_cta
     chain = kc * ((coef["kstep_s"] + coef["kstep_cold_s"] * (1 - warm)) / K_STEP)
-    math = tm * tn * kc * (2 * chip.num_sms / peak)
-    own = np.maximum(math, chain)
+    area = tm * tn
+    own = area * kc
+    own *= 2 * chip.num_sms / peak
+    np.maximum(own, chain, out=own)
     shared = (np.maximum(tm, tn) / menu.multicast + np.minimum(tm, tn)) * kc
     shared *= tiling.in_bytes / (coef["l2_frac"] * chip.l2_bytes_per_s)
-    waves = np.floor(tiling.ctas / chip.num_sms)
-    rest = tiling.ctas - waves * chip.num_sms
-    tail = np.maximum(own, shared * rest) * (rest > 0)
-    loop = waves * np.maximum(own, shared * chip.num_sms) + tail
-    waves += rest > 0
-    store = tm * tn * (tiling.out_bytes / (coef["epilogue_frac"] * 64 * chip.clock_hz))
-    spread = np.minimum(tiling.ctas, chip.num_sms) * (coef["fanout_s"] / chip.num_sms)
-    return np.asarray(loop + waves * (store + coef["gap_s"]) + (spread - coef["gap_s"]))
+    turns = tiling.ctas / chip.num_sms
+    full = np.floor(turns)
+    waves = np.ceil(turns)
+    tail = np.maximum(own, shared * (tiling.ctas - full * chip.num_sms))
+    tail *= waves - full  # one where a last wave is not full
+    shared *= chip.num_sms
+    loop = np.maximum(own, shared, out=shared)
+    loop *= full
+    loop += tail
+    store = area * (tiling.out_bytes / (coef["epilogue_frac"] * 64 * chip.clock_hz))
+    spread = np.minimum(tiling.ctas, chip.num_sms)
+    spread *= coef["fanout_s"] / chip.num_sms
+    waves *= store + coef["gap_s"]
+    loop += waves
+    spread -= coef["gap_s"]
+    loop += spread
+    return np.asarray(loop)
 
 
 @dataclass(frozen=True, slots=True)
 class _Tiling:
-    """A problem per row cut by a menu entry per column."""
+    """Problems cut by every tile and split of a menu."""
 
     rows: Floats
     cols: Floats
@@ -293,7 +310,9 @@ def gemm_timing(
     picked = _picked(chip, coef, menu(chip.arch, library), (b, m, n, k, warm), (in_bytes, out_bytes), peak)
     loop_s, dram_s, busy_s, reduce_s = picked
     flops = 2 * b * m * n * k
-    slow = np.where(_unaligned(n, k, in_bytes), loop_s * (1 / coef["unaligned_frac"] - 1), 0.0)
+    slow: Floats | float = 0.0
+    if coef["unaligned_frac"] != 1.0:
+        slow = np.where(_unaligned(n, k, in_bytes), loop_s * (1 / coef["unaligned_frac"] - 1), 0.0)
     expected_s = throttled(coef, busy_s + slow, flops, peak)
     cold_bytes = b * (m + n) * k * in_bytes * (1 - warm) + np.maximum(b * m * n * out_bytes - chip.l2_bytes, 0)
     floor_s = np.maximum(flops / peak, cold_bytes / chip.dram_bytes_per_s)
@@ -309,7 +328,7 @@ def _picked(
     peak: float,
 ) -> tuple[Floats, Floats, Floats, Floats]:
     """SM time, DRAM time, sum and reduction time of the menu entry that takes the least time."""
-    b, m, n, k, warm = (column[:, None] for column in problem)
+    b, m, n, k, warm = (column[:, None, None] for column in problem)
     in_bytes, out_bytes = widths
     tiling = _tile(b, m, n, k, menu, in_bytes, out_bytes)
     loop_s = _loop_s(chip, coef, menu, tiling, peak * coef["tensor_frac"], warm)
@@ -317,7 +336,7 @@ def _picked(
     written = output * (1 - held_frac(operands + output, coef["writeback_frac"] * chip.l2_bytes))
     moved = operands * (1 - warm) + written + _reread_bytes(chip, tiling, b, m, n, k)
     ramp_s = coef["ramp_s"] * moved / (moved + coef["ramp_bytes"])
-    dram_s = np.broadcast_to(moved / (coef["dram_frac"] * chip.dram_bytes_per_s) + ramp_s, loop_s.shape)
+    dram_s = moved / (coef["dram_frac"] * chip.dram_bytes_per_s) + ramp_s
     partial_s = b * m * n * (8 / (REDUCTION_L2_FRAC * coef["l2_frac"] * chip.l2_bytes_per_s))
     reduce_s = (menu.splits > 1) * (coef["splitk_s"] + menu.splits * partial_s)
     busy_s = overlapped(loop_s, dram_s, coef["exposed_frac"]) + reduce_s
@@ -325,6 +344,18 @@ def _picked(
         busy_s = np.where((m > menu.min_m) & (m <= menu.max_m), busy_s, np.inf)
     if chip.arch in WHOLE_K_ARCHS:
         busy_s = np.where((menu.splits > 1) & _whole_k(b * m, n, k), np.inf, busy_s)
-    best = np.argmin(busy_s, axis=1)
-    at = np.arange(len(best)), best
-    return loop_s[at], dram_s[at], busy_s[at] + coef["launch_s"], reduce_s[at]
+    by_tile = busy_s.transpose(0, 2, 1).reshape(len(busy_s), -1)  # of equals the first tile, then the fewest splits
+    tile, split = np.divmod(by_tile.argmin(axis=1), menu.splits.size)
+    found_s = [_taken(part, split, tile) for part in (loop_s, dram_s, busy_s, reduce_s)]
+    return found_s[0], found_s[1], found_s[2] + coef["launch_s"], found_s[3]
+
+
+def _taken(part: Floats, split: NDArray[np.intp], tile: NDArray[np.intp]) -> Floats:
+    """Of every problem its entry, from an array that may say the same of all splits or tiles."""
+    problems, splits, tiles = part.shape
+    at = np.arange(problems) * (splits * tiles)
+    if splits > 1:
+        at += split * tiles
+    if tiles > 1:
+        at += tile
+    return np.asarray(part.ravel().take(at))

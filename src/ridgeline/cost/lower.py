@@ -1,9 +1,13 @@
-"""From an op of the graph to the library calls that eager PyTorch makes for it."""
+"""From an op of the graph to the library calls that eager PyTorch makes for it.
+
+Sizes may be symbols (``graph/symbol.py``), whose numbers nobody can look at: rules say ``trunc``, not ``int``.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from math import trunc
 
 from ridgeline.cost.call import ITEMSIZE, Call, call
 from ridgeline.cost.stream import alu_of
@@ -126,11 +130,11 @@ def _conv(site: Site, arch: str) -> Calls:
 def _attention(site: Site, arch: str) -> Calls:
     a = site.attrs
     backend = a.get("backend") or sdpa_backend(site, arch)
-    dims = {key: int(a[key]) for key in ("b", "h", "hkv", "s", "skv", "d", "causal")}
+    dims = {key: trunc(a[key]) for key in ("b", "h", "hkv", "s", "skv", "d", "causal")}
     if a.get("dv") and a["dv"] != a["d"]:
-        dims["dv"] = int(a["dv"])
+        dims["dv"] = trunc(a["dv"])
     if a.get("window"):
-        dims["window"] = int(a["window"])
+        dims["window"] = trunc(a["window"])
     if a.get("mask"):
         dims["mask"] = 1
     if backend == "math":
@@ -194,7 +198,7 @@ def _stream(
     row_bytes: int = 0,
 ) -> Call:
     shape = (
-        ("numel", int(numel)), ("read_bytes", int(read_bytes)), ("written_bytes", int(written_bytes)),
+        ("numel", trunc(numel)), ("read_bytes", trunc(read_bytes)), ("written_bytes", trunc(written_bytes)),
         ("num_inputs", num_inputs), ("alu", alu), ("vector", vector), ("transposed", transposed), ("cast", cast),
         ("dims", dims), ("rows", rows), ("row_bytes", row_bytes),
     )  # fmt: skip
@@ -226,7 +230,7 @@ def _shape_path(site: Site) -> dict[str, int]:
         path |= {
             "transposed": 1,
             "rows": out.shape[-2] if len(out.shape) > 1 else 32,
-            "row_bytes": int(out.shape[-1] * out.dtype.itemsize),
+            "row_bytes": trunc(out.shape[-1] * out.dtype.itemsize),
         }
     return path
 
@@ -239,7 +243,7 @@ def _made_contiguous(t: TensorType) -> Calls:
         {
             "transposed": 1,
             "rows": t.shape[-2] if len(t.shape) > 1 else 32,
-            "row_bytes": int(t.shape[-1] * t.dtype.itemsize),
+            "row_bytes": trunc(t.shape[-1] * t.dtype.itemsize),
         }
         if t.layout == "transposed"
         else {}
@@ -332,7 +336,7 @@ def _random(site: Site, arch: str) -> Calls:
 def _reduce(site: Site, arch: str) -> Calls:
     source, fn = site.ins[0], str(site.attrs["fn"])
     outer, reduced, inner = reduced_extent(source.shape, site.attrs["dims"])
-    dims = {"outer": outer, "reduced": reduced, "inner": inner, "out_bytes": int(site.written_bytes)}
+    dims = {"outer": outer, "reduced": reduced, "inner": inner, "out_bytes": trunc(site.written_bytes)}
     if fn.startswith("arg"):
         dims["index"] = 1
     elif fn in ("max", "min", "amax", "amin"):
@@ -460,8 +464,8 @@ def _gather(site: Site, arch: str) -> Calls:
             "gather",
             out.dtype.name,
             rows=max(1, out.numel // max(1, row)),
-            row_bytes=max(1, int(row * out.dtype.itemsize)),
-            table_bytes=max(1, int(site.in_bytes[0]) if site.in_bytes else 1),
+            row_bytes=max(1, trunc(row * out.dtype.itemsize)),
+            table_bytes=max(1, trunc(site.in_bytes[0]) if site.in_bytes else 1),
         ),
     )
 
@@ -484,7 +488,7 @@ def _scatter(site: Site, arch: str) -> Calls:
             "scatter",
             source.dtype.name,
             rows=max(1, source.numel // max(1, row)),
-            row_bytes=max(1, int(row * source.dtype.itemsize)),
+            row_bytes=max(1, trunc(row * source.dtype.itemsize)),
         ),
     )
 

@@ -52,15 +52,23 @@ DEFAULTS: Coef = {
 }
 
 
-@family("gemm", "gemm bmm grouped_gemm", DEFAULTS)
+KINDS = ("gemm", "bmm", "grouped_gemm")
+
+
+@family("gemm", " ".join(KINDS), DEFAULTS)
 def model(call: Call, chip: Chip, coef: Coef, warm_frac: float) -> Time:
     """One product, or the two products of its gradients."""
     times = [_product(problem, call, chip, coef, warm_frac) for problem in _problems(call)]
     longest = max(times, key=lambda t: t.busy_s)
     busy_s, num_kernels = sum(t.busy_s for t in times), sum(t.num_kernels for t in times)
-    if call.kind == "grouped_gemm":
-        busy_s, num_kernels = busy_s * coef["grouped_ratio"] + coef["grouped_s"], 2
-    return Time(busy_s, sum(t.floor_s for t in times), longest.bound, num_kernels)
+    return _grouped(Time(busy_s, sum(t.floor_s for t in times), longest.bound, num_kernels), call, coef)
+
+
+def _grouped(time: Time, call: Call, coef: Coef) -> Time:
+    """The time as it is, or of a grouped product what laying out its groups makes of it."""
+    if call.kind != "grouped_gemm":
+        return time
+    return time._replace(busy_s=time.busy_s * coef["grouped_ratio"] + coef["grouped_s"], num_kernels=2)
 
 
 def _problems(call: Call) -> list[Problem]:
@@ -165,7 +173,9 @@ def _computed(dtype: str, chip: Chip) -> str:
 
 def _product(problem: Problem, call: Call, chip: Chip, coef: Coef, warm_frac: float) -> Time:
     dtype = _computed(call.dtype, chip)
-    return _times(_structure(problem, dtype, chip, coef, warm_frac), [problem], dtype, chip, coef, call.phase)[0]
+    timing = _structure(problem, dtype, chip, coef, warm_frac)
+    cold = timing if warm_frac == 0.0 and chip.name == chip.origin else None
+    return _times(timing, [problem], dtype, chip, coef, call.phase, cold)[0]
 
 
 def _structure(problem: Problem, dtype: str, chip: Chip, coef: Coef, warm_frac: float) -> Timing:
@@ -195,18 +205,20 @@ def _origin(name: str) -> Chip:
     return chip_of(device(name))
 
 
-def described(problem: Problem, dtype: str, chip: Chip, coef: Coef, paced: bool = False) -> tuple[list[float], int]:
+def described(
+    problem: Problem, dtype: str, chip: Chip, coef: Coef, paced: bool = False, cold: Timing | None = None
+) -> tuple[list[float], int]:
     """Features that the learned factor asks for, and how many kernels run (0: as the structure says).
 
     They are of the shape alone, on the device as it was measured and with cold operands, so that neither an imagined
     bandwidth nor a warmer cache moves the factor. Products of odd rows and wide elements, and those that are ``paced``,
-    are told what the structure makes of them as well.
+    are told what the structure makes of them as well (``cold``, where it is known already).
     """
     aligned = alignment(problem, dtype)
     found, kernel = features(problem, dtype, aligned, chip.num_sms), taken(problem, dtype, aligned, chip)
     if kernel is None and not paced:
         return found, 0
-    timing, itemsize = _structure(problem, dtype, chip, coef, 0.0), ITEMSIZE.get(dtype, 2.0)
+    timing, itemsize = cold or _structure(problem, dtype, chip, coef, 0.0), ITEMSIZE.get(dtype, 2.0)
     busy_s, floor_s = float(timing.expected_s[0]), float(timing.floor_s[0])
     num = kernel.num_kernels if kernel is not None else int(timing.num_kernels[0])
     if kernel is not None:
@@ -236,15 +248,21 @@ def _learned(problem: Problem, dtype: str, chip: Chip, coef: Coef, phase: str) -
 
 
 def _times(
-    timing: Timing, problems: Sequence[Problem], dtype: str, chip: Chip, coef: Coef, phase: str = "fwd"
+    timing: Timing,
+    problems: Sequence[Problem],
+    dtype: str,
+    chip: Chip,
+    coef: Coef,
+    phase: str = "fwd",
+    cold: Timing | None = None,
 ) -> list[Time]:
-    """What the structure says, times what it leaves over; all of one alignment."""
+    """What the structure says, times what it leaves over; all of one alignment. ``cold`` is of a single problem."""
     share, expected, floors = coef["residue_frac"], timing.expected_s.tolist(), timing.floor_s.tolist()
     left, nums = [0.0] * len(problems), timing.num_kernels.tolist()
     trees, paced = _learned(problems[0], dtype, chip, coef, phase) if share else (None, False)
     if trees is not None:
         measured = chip if chip.name == chip.origin else _origin(chip.origin)
-        rows = [described(problem, dtype, measured, coef, paced) for problem in problems]
+        rows = [described(problem, dtype, measured, coef, paced, cold) for problem in problems]
         left = logs(trees, [row for row, _ in rows], VECTOR_BOUND if trees is trees_of(chip, VECTORS) else BOUND)
         nums = [num or old for (_, num), old in zip(rows, nums, strict=True)]
     return [
@@ -253,15 +271,18 @@ def _times(
     ]
 
 
-def is_plain(call: Call) -> bool:
-    """A single product of aligned rows: many of these can be priced in one go."""
-    one = call.kind in ("gemm", "bmm") and call.phase == "fwd" and call.dtype not in WIDE
-    return one and alignment(_problems(call)[0], call.dtype) == 8
+def plain_problem(call: Call) -> Problem | None:
+    """The problem of a single product of aligned rows, many of which can be priced in one go; none of others."""
+    if call.phase != "fwd" or call.dtype in WIDE:
+        return None
+    problem = _problems(call)[0]
+    return problem if alignment(problem, call.dtype) == 8 else None
 
 
-def many(calls: Sequence[Call], chip: Chip, coef: Coef, warm_fracs: Sequence[float]) -> list[Time]:
+def many(
+    calls: Sequence[Call], problems: Sequence[Problem], chip: Chip, coef: Coef, warm_fracs: Sequence[float]
+) -> list[Time]:
     """Times of plain products of one element type, as ``model`` would give them one by one."""
-    problems = [_problems(call)[0] for call in calls]
     dtype = _computed(calls[0].dtype, chip)
     used = _split(coef, "")
     if len(coef) > len(DEFAULTS):
@@ -271,4 +292,5 @@ def many(calls: Sequence[Call], chip: Chip, coef: Coef, warm_fracs: Sequence[flo
     seen = replace(chip, arch=LEGACY) if dtype == "fp32" and len(coef) > len(DEFAULTS) else chip
     b, m, n, k = (list(column) for column in zip(*(p[:4] for p in problems), strict=True))
     timing = gemm_timing(seen, used, b=b, m=m, n=n, k=k, dtype=dtype, warm_frac=list(warm_fracs))
-    return _times(timing, problems, dtype, chip, coef)
+    times = _times(timing, problems, dtype, chip, coef)
+    return [_grouped(time, call, coef) for time, call in zip(times, calls, strict=True)]

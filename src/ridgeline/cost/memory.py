@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
 from ridgeline.graph import RESIDENT, FlatNode, Graph, Phase, expand, slot_times
 from ridgeline.graph.expand import Flat
+from ridgeline.graph.template import Template
 
 GRANULE = 512  # PyTorch's caching allocator rounds every block up to this
 WORKSPACE_BYTES = 32 << 20  # cuBLAS keeps one per handle on Hopper; each thread and the Lt path have their own
@@ -48,11 +50,25 @@ def memory_of(graph: Graph, fused: Fused | None = None) -> Memory:
     Eager values live as long as the program holds on to them. In compiled code (``fused``) they die after their last
     use, and a memory-bound op writes over an input that dies with it.
     """
-    schedule = list(expand(graph)) if fused is None else _compiled_order(list(expand(graph)))
+    schedule = schedule_of(graph) if fused is None else _compiled_order(schedule_of(graph))
     walk = _Walk(graph, fused, schedule)
     for index, flat in enumerate(schedule):
         walk.step(index, flat)
     return walk.result()
+
+
+_schedules: WeakKeyDictionary[Template, list[FlatNode]] = WeakKeyDictionary()
+
+
+def schedule_of(graph: Graph) -> list[FlatNode]:
+    """The graph laid out flat. Storages come and go alike whatever the sizes: graphs of a template share one list."""
+    made = graph.__dict__.get("template")
+    if made is None:
+        return list(expand(graph))
+    found = _schedules.get(made[0])
+    if found is None:
+        found = _schedules[made[0]] = list(expand(made[0].graph))
+    return found
 
 
 def _compiled_order(schedule: list[FlatNode]) -> list[FlatNode]:

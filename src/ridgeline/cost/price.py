@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from ridgeline.basis import Basis
 from ridgeline.cost import (  # noqa: F401  (each registers its family)
@@ -43,12 +42,13 @@ STREAMING_FRAC = 0.2
 """Share of a product's DRAM ramp that remains between the kernels of a model (fitted on whole models)."""
 SERVING = ("fa3", "flashinfer", "trtllm")
 """Attention libraries that serving frameworks bring along; PyTorch's own are fitted apart."""
+SERVED = frozenset({"gemm", "bmm", "attention"})
+"""What serving frameworks have kernels of their own for."""
 FRAMEWORK_ARCHS = ("hopper",)
 """Where PyTorch's own attention was measured on a sibling: FlashAttention-2 and cuDNN are not priced as what serves."""
 
 
-@dataclass(frozen=True, slots=True)
-class Price:
+class Price(NamedTuple):
     """A priced call with where its coefficients come from."""
 
     time: Time
@@ -88,18 +88,22 @@ class Pricer:
 
     def prefetch(self, wanted: Iterable[tuple[Call, float]]) -> None:
         """Price the plain products among these in one go: a model has many, and alone they are the slowest."""
-        groups: dict[str, dict[tuple[Call, int], None]] = {}
+        groups: dict[str, dict[tuple[Call, int], matmul.Problem]] = {}
         for call, warm_frac in wanted:
-            if call.kind in ("gemm", "bmm"):
-                step = round(warm_frac * WARM_STEPS)
-                if call not in self._prices[3 * step] and matmul.is_plain(call):
-                    groups.setdefault(call.dtype, {})[call, step] = None
+            if call.kind in matmul.KINDS:
+                step, group = round(warm_frac * WARM_STEPS), groups.setdefault(call.dtype, {})
+                if (call, step) in group or call in self._prices[3 * step]:
+                    continue
+                problem = matmul.plain_problem(call)
+                if problem is not None and self.serving_entry(call) is None:
+                    group[call, step] = problem
         for keys in groups.values():
             calls = [call for call, _ in keys]
-            if len(calls) < 2 or self.serving_entry(calls[0]) is not None or self.device.kind != "gpu":
+            if len(calls) < 2 or self.device.kind != "gpu":
                 continue
             coef, basis = self._coef(family_of("gemm"), calls[0], flushed=False, alone=False)
-            times = matmul.many(calls, self.chip, coef, [step / WARM_STEPS for _, step in keys])
+            warm_fracs = [step / WARM_STEPS for _, step in keys]
+            times = matmul.many(calls, list(keys.values()), self.chip, coef, warm_fracs)
             for (call, step), time in zip(keys, times, strict=True):
                 width = self._width(call, "gemm", None, basis, time.busy_s)
                 self._prices[3 * step][call] = Price(time, basis, "gemm", width)
@@ -118,7 +122,7 @@ class Pricer:
 
     def _priced(self, call: Call, warm_frac: float, flushed: bool, alone: bool) -> Price:
         family = family_of(call.kind)
-        entry = self.serving_entry(call)
+        entry = self.serving_entry(call) if call.kind in SERVED else None
         if entry is not None:
             model = serving.attention if call.kind == "attention" else serving.gemm
             time, basis = model(call, self.chip, entry, warm_frac), self.calibration.basis
@@ -145,17 +149,18 @@ class Pricer:
         return serving.entry_of(entries, call)
 
     def _width(self, call: Call, family: str, entry: Mapping[str, Any] | None, basis: Basis, busy_s: float) -> float:
-        found = entry or self.calibration.entry(family, call.dtype)
-        if (unseen := self.calibration.unseen_width(found, family, call.dtype)) is not None:
-            return unseen * interval.WIDER[basis] / interval.WIDER[Basis.DATASHEET]
-        known = self.calibration.width(found)
-        if known is not None and not self.calibration.intervals:
-            return known * interval.WIDER[basis]
+        if not self.calibration.intervals:
+            found = entry or self.calibration.entry(family, call.dtype)
+            if (unseen := self.calibration.unseen_width(found, family, call.dtype)) is not None:
+                return unseen * interval.WIDER[basis] / interval.WIDER[Basis.DATASHEET]
+            known = self.calibration.width(found)
+            if known is not None:
+                return known * interval.WIDER[basis]
         return interval.half_width(self.calibration.intervals, call, family, basis, busy_s)
 
 
 def _left_over(time: Time, log: float) -> Time:
-    return replace(time, busy_s=max(time.floor_s, time.busy_s * math.exp(log))) if log else time
+    return time._replace(busy_s=max(time.floor_s, time.busy_s * math.exp(log))) if log else time
 
 
 REACHED_FRAC = 0.7

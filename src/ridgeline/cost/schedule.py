@@ -32,17 +32,21 @@ class _Clock:
 
 def wall_s(segments: list[Segment], coef: Coef, execution: str, kind: str) -> tuple[float, float]:
     """(seconds from the step's start to its last kernel's end, host seconds spent)."""
-    busy_s = sum(line.busy_s * line.stretch * segment.repeat for segment in segments for line in segment.lines)
     if kind != "gpu":
-        return busy_s, 0.0
-    num_kernels = sum(line.num_kernels * segment.repeat for segment in segments for line in segment.lines)
+        return _busy_s(segments), 0.0
     if execution == "cudagraph":
-        return busy_s + num_kernels * coef["graph_gap_s"] + coef["launch_s"] + coef["step_s"] * 0.3, coef["launch_s"]
+        num_kernels = sum(line.num_kernels * segment.repeat for segment in segments for line in segment.lines)
+        queued_s = _busy_s(segments) + num_kernels * coef["graph_gap_s"]
+        return queued_s + coef["launch_s"] + coef["step_s"] * 0.3, coef["launch_s"]
     clock = _Clock(host_s=entry_s(coef, execution))
     clock.spent_s = clock.host_s
     for segment in segments:
         _run(segment, clock, coef)
     return max(clock.device_s, clock.host_s), clock.spent_s
+
+
+def _busy_s(segments: list[Segment]) -> float:
+    return sum(line.busy_s * line.stretch * segment.repeat for segment in segments for line in segment.lines)
 
 
 def entry_s(coef: Coef, execution: str) -> float:
@@ -54,7 +58,12 @@ def _run(segment: Segment, clock: _Clock, coef: Coef) -> None:
     """Three iterations are walked; the rest go on like the third, on each queue by itself."""
     walked = min(segment.repeat, 3)
     launch_s, gap_s = coef["launch_s"], coef["gap_s"]
-    steps = [_step(line, gap_s) for line in segment.lines]
+    steps = [
+        (line.host_s, line.busy_s * line.stretch + (line.num_kernels - 1) * gap_s, line.node.op == "sync")
+        if line.num_kernels
+        else (line.host_s, None, False)
+        for line in segment.lines
+    ]  # host seconds, device seconds from a line's start to its end (none: no kernels), whether the host waits
     before = (clock.host_s, clock.device_s, clock.spent_s)
     for _ in range(walked):
         before = (clock.host_s, clock.device_s, clock.spent_s)
@@ -63,7 +72,8 @@ def _run(segment: Segment, clock: _Clock, coef: Coef) -> None:
             host_s += line_s
             spent_s += line_s
             if runs_s is not None:
-                device_s = max(host_s + launch_s, device_s + gap_s) + runs_s
+                launched_s, free_s = host_s + launch_s, device_s + gap_s
+                device_s = (launched_s if launched_s > free_s else free_s) + runs_s
                 if waits:
                     host_s = max(host_s, device_s)
         clock.host_s, clock.device_s, clock.spent_s = host_s, device_s, spent_s
@@ -72,13 +82,6 @@ def _run(segment: Segment, clock: _Clock, coef: Coef) -> None:
         clock.device_s += (clock.device_s - before[1]) * more
         clock.host_s += (clock.host_s - before[0]) * more
         clock.spent_s += (clock.spent_s - before[2]) * more
-
-
-def _step(line: Line, gap_s: float) -> tuple[float, float | None, bool]:
-    """Host seconds of a line, device seconds from its start to its end (none: no kernels), whether the host waits."""
-    if not line.num_kernels:
-        return line.host_s, None, False
-    return line.host_s, line.busy_s * line.stretch + (line.num_kernels - 1) * gap_s, line.node.op == "sync"
 
 
 def _launch(line: Line, clock: _Clock, coef: Coef) -> float:

@@ -136,7 +136,7 @@ def memory_s(
     read_frac, write_frac = (frac, frac) if frac else (coef["read_frac"], coef["write_frac"])
     dram_s = (read_bytes / read_frac + written_bytes / write_frac) * cold / chip.dram_bytes_per_s
     l2_s = (read_bytes + written_bytes) / (coef["l2_frac"] * chip.l2_bytes_per_s)
-    return max(dram_s, l2_s)
+    return dram_s if dram_s > l2_s else l2_s
 
 
 def ramp_s(chip: Chip, coef: Coef, moved_bytes: float, warm_frac: float) -> float:
@@ -206,7 +206,7 @@ def _start_cycles(coef: Coef, sweep: Sweep, warm_frac: float) -> float:
     if path == "plain":
         return start
     if path == "vector":
-        return start + coef["chain_cycles"] * sweep.alu * min(8.0, 16.0 / max(1.0, sweep.itemsize))
+        return start + coef["chain_cycles"] * sweep.alu * (8.0 if sweep.itemsize <= 2.0 else 16.0 / sweep.itemsize)
     if path == "cast":
         return start + coef["cast_start_cycles"] * (1.0 - 0.5 * warm_frac)
     narrow = (
@@ -231,16 +231,22 @@ _FRAC = {"copy": "copy_frac", "fused": "fused_frac"}
 
 def sweep_s(chip: Chip, coef: Coef, sweep: Sweep, warm_frac: float) -> float:
     """Duration of one kernel that passes once over memory."""
+    return _swept(chip, coef, sweep, warm_frac)[0]
+
+
+def _swept(chip: Chip, coef: Coef, sweep: Sweep, warm_frac: float) -> tuple[float, float, float]:
+    """How long a pass takes, and what issuing its instructions and moving its bytes take by themselves."""
+    path, read, written = sweep.path, sweep.read_bytes, sweep.written_bytes
+    streamed = memory = memory_s(chip, coef, read, written, warm_frac)
     if sweep.numel <= 0.0:
-        return 0.0
-    moved = sweep.read_bytes + sweep.written_bytes
-    frac = coef[_FRAC[sweep.path]] if sweep.path in _FRAC else 0.0 if sweep.read_bytes > 0.0 else coef["fill_frac"]
-    read = sweep.read_bytes + _refetched_bytes(chip, coef, sweep)
-    memory = memory_s(chip, coef, read, sweep.written_bytes, warm_frac, frac)
+        return 0.0, 0.0, streamed
+    if path in _FRAC or path == "transposed" or read <= 0.0:
+        frac = coef[_FRAC[path]] if path in _FRAC else 0.0 if read > 0.0 else coef["fill_frac"]
+        memory = memory_s(chip, coef, read + _refetched_bytes(chip, coef, sweep), written, warm_frac, frac)
     issue = issue_s(chip, sweep.numel * _instructions(coef, sweep))
     start = _start_cycles(coef, sweep, warm_frac) / chip.clock_hz
-    ramp = ramp_s(chip, coef, moved, warm_frac) if sweep.read_bytes > 0.0 else 0.0
-    return start + ramp + blend(coef["paced_overlap" if sweep.path == "paced" else "overlap"], memory, issue)
+    ramp = ramp_s(chip, coef, read + written, warm_frac) if read > 0.0 else 0.0
+    return start + ramp + blend(coef["paced_overlap" if path == "paced" else "overlap"], memory, issue), issue, streamed
 
 
 def resident_frac(chip: Chip, live_bytes: float) -> float:
@@ -264,18 +270,10 @@ def _generic(call: Call, dims: dict[str, int], size: float) -> Sweep:
     path = "vector" if dims["vector"] else "cast" if dims.get("cast") else "strided"
     if dims.get("transposed"):
         path = "transposed"
-    return Sweep(
-        dims["numel"],
-        dims["read_bytes"],
-        dims["written_bytes"],
-        dims["num_inputs"],
-        dims["alu"],
-        size,
-        "fused" if call.library == "inductor" else path,
-        dims.get("dims", 3),
-        dims.get("rows", 32),
-        dims.get("row_bytes", 0),
-    )
+    if call.library == "inductor":
+        path = "fused"
+    return Sweep(dims["numel"], dims["read_bytes"], dims["written_bytes"], dims["num_inputs"], dims["alu"], size, path,
+                 dims.get("dims", 3), dims.get("rows", 32), dims.get("row_bytes", 0))  # fmt: skip
 
 
 def _elementwise(call: Call, numel: float, size: float) -> Sweep | None:
@@ -384,14 +382,16 @@ def sweeps(call: Call, chip: Chip, coef: Coef) -> list[Sweep]:
     DEFAULTS,
 )
 def model(call: Call, chip: Chip, coef: Coef, warm_frac: float) -> Time:
-    busy_s, floor_s, issue_bound, warm = 0.0, 0.0, False, warm_frac
     found = sweeps(call, chip, coef)
+    busy_s, floor_s, issue_bound, warm = 0.0, 0.0, False, warm_frac
     for sweep in found:
-        busy_s += sweep_s(chip, coef, sweep, warm)
-        floor_s = max(floor_s, memory_floor_s(chip, sweep.read_bytes, sweep.written_bytes, warm))
-        issue = issue_s(chip, sweep.numel * _instructions(coef, sweep))
-        issue_bound = issue > memory_s(chip, coef, sweep.read_bytes, sweep.written_bytes, warm)
-        warm = max(warm, resident_frac(chip, sweep.read_bytes + sweep.written_bytes))
+        read_bytes, written_bytes = sweep.read_bytes, sweep.written_bytes
+        spent_s, issue, memory = _swept(chip, coef, sweep, warm)
+        busy_s += spent_s
+        floor_s = max(floor_s, memory_floor_s(chip, read_bytes, written_bytes, warm))
+        issue_bound = issue > memory
+        if len(found) > 1:
+            warm = max(warm, resident_frac(chip, read_bytes + written_bytes))
     return timed(busy_s, floor_s, bound_of(busy_s, floor_s, issue_bound, warm_frac), len(found))
 
 

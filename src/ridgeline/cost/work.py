@@ -1,4 +1,7 @@
-"""What an op asks of any device: arithmetic and bytes, before anyone says how fast."""
+"""What an op asks of any device: arithmetic and bytes, before anyone says how fast.
+
+Sizes may be symbols (``graph/symbol.py``), whose numbers nobody can look at: rules say ``1.0 *``, not ``float``.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import Any
 from ridgeline.dtypes import dtype
 from ridgeline.errors import CostError
 from ridgeline.graph import Node, TensorType, ops
+from ridgeline.graph.symbol import log2
 
 Attrs = Mapping[str, Any]
 
@@ -76,7 +80,7 @@ class Site:
 
     @property
     def written_bytes(self) -> float:
-        return float(sum([t.num_bytes for t in self.outs]))
+        return 1.0 * sum([t.num_bytes for t in self.outs])
 
     @property
     def dtype(self) -> str:
@@ -191,7 +195,7 @@ def _attention(site: Site) -> Work:
 def attended_pairs(s: int, skv: int, causal: bool, window: int | None = None) -> float:
     """Query-key pairs inside the mask; queries are the last ``s`` of ``skv`` positions."""
     if not causal:
-        return float(s) * (skv if not window else min(window, skv))
+        return 1.0 * s * (skv if not window else min(window, skv))
     full = s * (skv - s) + _triangle(s) if skv >= s else _triangle(skv) + (s - skv) * skv
     if not window:
         return full
@@ -241,7 +245,7 @@ def _pointwise(site: Site) -> Work:
 
 @rule("random")
 def _random(site: Site) -> Work:
-    return Work(flops=float(site.out_numel), written_bytes=site.written_bytes)
+    return Work(flops=1.0 * site.out_numel, written_bytes=site.written_bytes)
 
 
 @rule("copy")
@@ -274,7 +278,7 @@ def _norm(site: Site) -> Work:
 @rule("softmax", "loss", "cross_entropy")
 def _softmax(site: Site) -> Work:
     if site.op == "loss" and str(site.attrs["fn"]).startswith("nll") and not site.backward:
-        rows = float(site.attrs["n"])  # one element of each row is looked at
+        rows = 1.0 * site.attrs["n"]  # one element of each row is looked at
         return Work(flops=rows, read_bytes=rows * 40.0, written_bytes=site.written_bytes, dtype=site.dtype)
     return _streamed(site, 5.0)
 
@@ -283,10 +287,10 @@ def _softmax(site: Site) -> Work:
 def _embedding(site: Site) -> Work:
     a = site.attrs
     row_bytes = a["cols"] * (site.outs[0].dtype.itemsize if site.outs else 2.0)
-    moved = float(a["num"]) * row_bytes
+    moved = 1.0 * a["num"] * row_bytes
     if site.backward:  # the dense gradient is zeroed, then rows are added into it
         return Work(
-            flops=float(a["num"]) * a["cols"],
+            flops=1.0 * a["num"] * a["cols"],
             read_bytes=2 * moved + a["num"] * 8.0,
             written_bytes=site.written_bytes + moved,
             dtype=site.dtype,
@@ -333,7 +337,7 @@ def _pass(site: Site) -> Work:
 
 @rule("sort")
 def _sort(site: Site) -> Work:
-    rounds = max(1.0, math.log2(max(2, site.attrs["c"])))
+    rounds = max(1.0, log2(max(2, site.attrs["c"])))
     return Work(
         flops=site.attrs["n"] * site.attrs["c"] * rounds,
         read_bytes=site.read_bytes,

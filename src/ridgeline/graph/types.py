@@ -7,10 +7,10 @@ import itertools
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ridgeline.dtypes import DType, dtype
 
@@ -174,6 +174,20 @@ class Graph:
     outputs: tuple[int, ...] = ()
     mode: str = "infer"
     meta: Mapping[str, Any] = field(default_factory=dict)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """A graph made from a template has no values until somebody asks for them."""
+            template = self.__dict__.get("template")
+            if name != "values" or template is None:
+                raise AttributeError(f"a graph has no {name}")
+            made, _, numbers = template
+            values = self.__dict__["values"] = made.values(numbers)
+            return values
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def nodes(self) -> Iterator[tuple[Node, int]]:
         """Every distinct node with the number of times it runs."""

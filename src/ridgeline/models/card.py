@@ -28,6 +28,7 @@ class ModelCard:
     options: Mapping[str, Any] = field(default_factory=dict)  # further keywords with their defaults
     modes: tuple[str, ...] = ("infer", "train")
     aliases: tuple[str, ...] = ()
+    templated: bool = False  # whether its builder takes symbols for batch, seq and kv
 
 
 @dataclass(frozen=True, slots=True)

@@ -366,7 +366,7 @@ def _add(
 ) -> None:
     sizes = {"seq": seq, "kv": seq - 1 if config.positions else seq}
     card = ModelCard(
-        name, title, family, num_params, source, sizes, {"use_cache": True, "fused_norms": True}, MODES, aliases
+        name, title, family, num_params, source, sizes, {"use_cache": True, "fused_norms": True}, MODES, aliases, True
     )
     register(card, lambda request: _build(config, request))
     _DECODERS[name] = config

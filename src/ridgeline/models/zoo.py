@@ -17,10 +17,11 @@ from ridgeline.models import (  # noqa: F401  (importing a family registers it)
     sequence,
     speech,
     ssm,
+    templates,
     vision,
     volume,
 )
-from ridgeline.models.card import ModelCard, catalog, check, find
+from ridgeline.models.card import Build, ModelCard, Request, catalog, check, find
 
 
 def models() -> list[ModelCard]:
@@ -51,7 +52,11 @@ def build(
     request = check(
         card, batch=batch, sizes=sizes, mode=mode, precision=precision, optimizer=optimizer, options=options
     )
+    if card.templated:
+        return templates.graph_of(request, optimizer, lambda asked: _written(builder, asked, optimizer))
+    return _written(builder, request, optimizer)
+
+
+def _written(builder: Build, request: Request, optimizer: str) -> Graph:
     graph = builder(request)
-    if mode == "train":
-        return differentiate(graph, optimizer=optimizer)
-    return graph
+    return differentiate(graph, optimizer=optimizer) if request.mode == "train" else graph

@@ -11,8 +11,8 @@ from typing import Any
 
 from ridgeline.basis import Basis, worst
 from ridgeline.cost import energy, interval
-from ridgeline.cost.estimate import Walk
 from ridgeline.cost.price import pricer_of
+from ridgeline.cost.recipe import Lowering
 from ridgeline.errors import PlanError
 from ridgeline.graph import Graph, Phase
 from ridgeline.hardware import Cluster
@@ -195,8 +195,10 @@ PRICES = Prices()
 
 def model_flops(graph: Graph, cluster: Cluster) -> float:
     """Matrix arithmetic of one micro-batch, forward and backward, on no particular plan."""
-    walk = Walk(replace(graph, meta={**graph.meta, "networked": True}), pricer_of(cluster.device), {})
-    return sum(walk.lowered(n)[0].matrix_flops * times for n, times in graph.nodes() if n.phase is not Phase.OPTIMIZER)
+    pricer, networked = pricer_of(cluster.device), replace(graph, meta={**graph.meta, "networked": True})
+    lowering = Lowering(networked, pricer.chip.arch, pricer.lowered)
+    counted = [(lowering.lowered(n)[0], times) for n, times in graph.nodes() if n.phase is not Phase.OPTIMIZER]
+    return sum(work.matrix_flops * times for work, times in counted)
 
 
 def simulate_step(graph: Graph, plan: Plan, cluster: Cluster, stack: Stack, *, trouble: Trouble | None = None,

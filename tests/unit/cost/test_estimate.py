@@ -126,17 +126,17 @@ def test_what_the_last_kernel_wrote_is_read_from_the_cache() -> None:
 def test_the_cache_forgets_the_least_recently_used_first() -> None:
     cache = Cache(100.0)
     for storage in (1, 2, 3):
-        cache.touch([(storage, 40.0)])
+        cache.touch({storage: 40.0})
     assert [cache.warm_frac([(s, 40.0)]) for s in (1, 2, 3)] == [0.0, 1.0, 1.0]
-    cache.touch([(2, 40.0)])
-    cache.touch([(4, 40.0)])
+    cache.touch({2: 40.0})
+    cache.touch({4: 40.0})
     assert [cache.warm_frac([(s, 40.0)]) for s in (2, 3, 4)] == [1.0, 0.0, 1.0]
 
 
 def test_a_walk_larger_than_the_cache_leaves_a_share_of_each_tensor() -> None:
     cache = Cache(100.0)
-    cache.touch([(1, 40.0)])
-    cache.touch([(2, 150.0), (3, 50.0)])
+    cache.touch({1: 40.0})
+    cache.touch({2: 150.0, 3: 50.0})
     assert cache.warm_frac([(1, 40.0)]) == 0.0
     assert cache.warm_frac([(2, 150.0)]) == cache.warm_frac([(3, 50.0)]) == 0.5
     assert cache.used == 100.0
@@ -144,7 +144,7 @@ def test_a_walk_larger_than_the_cache_leaves_a_share_of_each_tensor() -> None:
 
 def test_warmth_is_the_share_of_the_bytes() -> None:
     cache = Cache(100.0)
-    cache.touch([(1, 30.0)])
+    cache.touch({1: 30.0})
     assert cache.warm_frac([(1, 30.0), (2, 90.0)]) == 0.25
     assert cache.warm_frac([]) == 0.0
 

@@ -156,9 +156,12 @@ def test_no_factor_takes_a_product_below_its_floor(h200: Chip) -> None:
 def test_many_products_at_once_are_priced_as_one_by_one(h200: Chip) -> None:
     coef = {**matmul.DEFAULTS, **pricer_of(device("h200")).calibration.families["gemm"]["bf16"]["coef"]}
     calls = [Call("gemm", "bf16", "fwd", "cublas", (("m", m), ("n", 4096), ("k", 1024))) for m in (8, 300, 5000)]
-    together = matmul.many(calls, h200, coef, [0.0, 0.5, 1.0])
-    alone = [matmul.model(call, h200, coef, warm) for call, warm in zip(calls, (0.0, 0.5, 1.0), strict=True)]
+    calls.append(Call("grouped_gemm", "bf16", "fwd", "cublas", (("groups", 8), ("m", 2048), ("n", 512), ("k", 1024))))
+    warm_fracs = [0.0, 0.5, 1.0, 0.25]
+    together = matmul.many(calls, [matmul.plain_problem(call) for call in calls], h200, coef, warm_fracs)
+    alone = [matmul.model(call, h200, coef, warm) for call, warm in zip(calls, warm_fracs, strict=True)]
     assert [t.busy_s for t in together] == pytest.approx([t.busy_s for t in alone])
+    assert [t.num_kernels for t in together] == [t.num_kernels for t in alone]
 
 
 @pytest.mark.parametrize("name", ["l40s", "b200", "a100-sxm-80gb", "h100-sxm", "gb200"])
