@@ -28,9 +28,16 @@ CONTEST = Contest()
 _active_modes = torch._C._len_torch_dispatch_stack
 
 
+def computed_in(tensor: Tensor) -> torch.dtype:
+    """The type that products with this tensor are computed in here: autocast's, where it is on."""
+    kind = tensor.device.type
+    casts = tensor.dtype in (*NARROW, torch.float32) and torch.is_autocast_enabled(kind)
+    return torch.get_autocast_dtype(kind) if casts else tensor.dtype
+
+
 def is_odd(module: nn.Module) -> bool:
     """Whether a module is a linear layer, large and of a size that products are slow with."""
-    if type(module) is not nn.Linear or module.weight.dtype not in NARROW:
+    if type(module) is not nn.Linear or computed_in(module.weight) not in NARROW:
         return False
     return is_odd_size(*module.weight.shape)
 
@@ -50,14 +57,14 @@ def forward_of(original: Callable[..., Any], devices: frozenset[str]) -> Callabl
     """A forward for a linear layer that pads where that pays, and else does what it did."""
 
     def forward(self: Any, input: Tensor) -> Tensor:
-        weight = self.weight
-        fits = input.device.type in devices and input.dtype == weight.dtype and input.numel() >= (
+        weight, bias, dtype = self.weight, self.bias, computed_in(self.weight)
+        fits = input.device.type in devices and dtype in NARROW and computed_in(input) == dtype and input.numel() >= (
             LEAST_ROWS * weight.shape[1]
         )  # fmt: skip
-        if not fits or torch.is_autocast_enabled(input.device.type):
+        if not fits:
             found: Tensor = original(self, input)
             return found
-        return padded_linear(input, weight, self.bias)
+        return padded_linear(input.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
 
     return forward
 
