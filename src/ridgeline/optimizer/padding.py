@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ridgeline.kernels import tighten
+from ridgeline.optimizer.casts import computed_in
 from ridgeline.optimizer.contest import Contest
 
 ALIGNED = 8
@@ -26,13 +27,6 @@ LEAST_ROWS, LEAST_WEIGHTS = 128, 1 << 22
 NARROW = (torch.bfloat16, torch.float16)
 CONTEST = Contest()
 _active_modes = torch._C._len_torch_dispatch_stack
-
-
-def computed_in(tensor: Tensor) -> torch.dtype:
-    """The type that products with this tensor are computed in here: autocast's, where it is on."""
-    kind = tensor.device.type
-    casts = tensor.dtype in (*NARROW, torch.float32) and torch.is_autocast_enabled(kind)
-    return torch.get_autocast_dtype(kind) if casts else tensor.dtype
 
 
 def is_odd(module: nn.Module) -> bool:

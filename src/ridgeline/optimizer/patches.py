@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ridgeline.optimizer.padding import computed_in
+from ridgeline.optimizer.casts import computed_in
 
 MOST_CHANNELS = 8
 """Up to so many channels cuDNN pads them: an eighth of a 16-byte access each, or fewer."""

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.errors import NotGraphable, OptimizeError
+from ridgeline.optimizer import casts
 from ridgeline.optimizer.dice import draw
 from ridgeline.optimizer.executor import Executor, Recording, Remake, executor_for
 from ridgeline.optimizer.inputs import leaves
@@ -353,7 +354,7 @@ class TrainingStudio(Studio):
     def __init__(self, call: Callable[..., Any], model: Any, watch: Watch, executor: Executor,
                  loss: Callable[[Any], Tensor] | None) -> None:  # fmt: skip
         super().__init__(call, model, watch, executor)
-        self.loss = loss
+        self.loss, self.casts = loss, casts.active()
         self._adopt()
 
     def _adopt(self) -> None:
@@ -502,7 +503,8 @@ class TrainingStudio(Studio):
         wanted = [output for output, used in zip(outputs, expected) if used]
         given = [torch.ones_like(o) for o in wanted] if grads is None else [g for g in grads if g is not None]
         leaves = [*(inputs[i] for i in self.asking), *self.parameters]
-        return list(torch.autograd.grad(wanted, leaves, given, allow_unused=True, create_graph=deeper))
+        with casts.off():
+            return list(torch.autograd.grad(wanted, leaves, given, allow_unused=True, create_graph=deeper))
 
     def _record(self, flat: Flat, statics: Statics, expected: tuple[bool, ...]) -> Tracks:
         inputs = self.leaves(statics)
@@ -556,7 +558,8 @@ class TrainingStudio(Studio):
                       for i, t in enumerate(flat.tensors)}  # fmt: skip
             arguments, boxes = self.twin(flat, inputs)
             before = shots(boxes)
-            result = self.model(*arguments[0], **arguments[1])
+            with casts.on(self.casts):  # which is off by the time of a backward
+                result = self.model(*arguments[0], **arguments[1])
             scene, *_ = self._outputs(result, inputs, boxes, before)
             used = tuple(grad is not None for grad in given)
             return self._differentiate(scene.outputs, inputs, used, list(given), deeper=deeper)

@@ -73,6 +73,27 @@ def test_only_large_odd_layers_of_sixteen_bits_are_padded(monkeypatch: pytest.Mo
     assert "forward" not in vars(model["odd"])
 
 
+def test_under_autocast_odd_layers_of_float32_are_padded_as_autocast_computes_them(monkeypatch: Any) -> None:
+    monkeypatch.setattr(hooks, "RUNS_ON", frozenset({"cpu"}))
+    torch.manual_seed(0)
+    layer, x = nn.Linear(2048, 2051), torch.randn(160, 2048)
+    assert not is_odd(layer) and not apply(nn.Sequential(layer), ("padding",)).replaced
+    grads = []
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        meant = layer(x)
+    grads.append(torch.autograd.grad(meant.float().square().sum(), list(layer.parameters())))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert len(apply(layer, ("padding",)).replaced) == 1
+        found = layer(x)
+    assert "_Padded" in found.grad_fn.name() and found.dtype == meant.dtype == torch.bfloat16
+    torch.testing.assert_close(found, meant)
+    grads.append(torch.autograd.grad(found.float().square().sum(), list(layer.parameters())))
+    for mine, theirs in zip(*grads, strict=True):
+        assert mine.dtype == torch.float32 and float((mine - theirs).norm()) <= 0.02 * float(theirs.norm())
+    assert layer(x).dtype == torch.float32  # outside of autocast: as it was
+    revert(layer)
+
+
 def rewritten(call: Any, x: Any) -> tuple[Any, list[str]]:
     from ridgeline.optimizer.backend import Report, compiled
 

@@ -477,6 +477,54 @@ def autocast_is_inside_the_recording(at: Any) -> None:
     assert graphed.replays == 3
 
 
+class _Routed(nn.Module):
+    """A part that is computed in float32 whatever autocast says, as routers of experts are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.body = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.autocast(x.device.type, enabled=False):
+            shares = self.router(x.float()).softmax(-1)
+        hidden = self.body(x)
+        return (hidden * shares).square().mean(), hidden
+
+
+def _cast_steps(at: Any, eager: Any, fast: Any, differentiate: Callable[[Any], None]) -> None:
+    """Steps with autocast around the forward alone, as loops have it."""
+    for call in range(3):
+        results = []
+        for m in (eager, fast):
+            m.zero_grad()
+            with torch.autocast(at.device.type, torch.bfloat16):
+                outputs = m(_x(at, call))
+            differentiate(outputs)
+            results.append((outputs[0].detach(), _grads(m)))
+        _same(results[1], results[0], at, "results")
+
+
+def backward_passes_run_outside_of_autocast(at: Any) -> None:
+    eager, model = _pair(_Routed, at)
+    with torch.autocast(at.device.type, torch.bfloat16):
+        fast, graphed = _fast(model, at, _x(at, 0))
+    _cast_steps(at, eager, fast, lambda outputs: (outputs[0] + outputs[1].float().mean()).backward())
+    assert graphed.replays == 3
+
+
+def a_second_backward_is_that_of_a_forward_under_autocast(at: Any) -> None:
+    eager, model = _pair(_Routed, at)
+    with torch.autocast(at.device.type, torch.bfloat16):
+        fast, graphed = _fast(model, at, _x(at, 0))
+
+    def twice(outputs: Any) -> None:
+        outputs[0].backward(retain_graph=True)
+        outputs[1].float().mean().backward()
+
+    _cast_steps(at, eager, fast, twice)
+    assert graphed.replays == 2 and "more than once" in str(fast.fallbacks)
+
+
 class _Branches(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -743,7 +791,8 @@ CHECKS: tuple[Callable[[Any], None], ...] = (
     results_outlive_their_recordings, functions_and_methods_that_are_replaced_are_noticed,
     a_result_changed_in_place_is_never_silently_wrong,
     switched_to_eval_it_runs_the_model_itself, other_parameters_asking_for_gradients_are_noticed,
-    autocast_is_inside_the_recording, sparse_gradients_are_refused, branches_on_values_are_refused,
+    autocast_is_inside_the_recording, backward_passes_run_outside_of_autocast,
+    a_second_backward_is_that_of_a_forward_under_autocast, sparse_gradients_are_refused, branches_on_values_are_refused,
     a_step_with_an_optimizer_is_that_of_eager_training, what_a_loss_does_not_reach_gets_no_gradient,
     results_that_are_views_of_others_stay_so, parts_that_are_computed_again_are_recorded,
     parts_that_give_gradients_away_by_themselves_are_refused,
