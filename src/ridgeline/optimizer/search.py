@@ -19,6 +19,7 @@ from ridgeline.errors import OptimizeError
 from ridgeline.optimizer.arguments import simplified
 from ridgeline.optimizer.backend import Report
 from ridgeline.optimizer.candidate import Built, Candidate, Layout, Traces, build, capture_again, forget_compiled
+from ridgeline.optimizer.deadline import OutOfTime, within
 from ridgeline.optimizer.explanation import explanations, remaining
 from ridgeline.optimizer.forecast import Forecast, forecast, known_device
 from ridgeline.optimizer.inputs import Inputs, RandomState, leaves
@@ -87,6 +88,8 @@ STOCK_FRAC = 1e-5
 """What PyTorch's own compiler may be off whatever eager is, eighty roundings of float32: who compiles a model finds the
 same difference, and the guarantee is never to be slower than that."""
 LENIENCY = 1.2
+OVERRUN_FRAC, PRICE_TIMES = 0.4, 1.5
+"""By how much of the budget torch.compile may overrun it in training, and how many times too high its price may be."""
 NARROW_FRAC = 0.35
 """Of the time, what is kept for fewer bits where they are allowed: measuring layers, building and proving a choice."""
 MOST_ROUNDING = 2e-3
@@ -329,21 +332,27 @@ class Search:
         compiled = any(built.candidate.compiler != "none" for built in self.families.values())
         first = rung.candidate.compiler != "none" and not compiled  # estimates are rough: the first gets its chance
         first = first or (rung.candidate.name in (PLAIN, AS_IT_IS) and self.left_s() > 0)  # less of the host, a second
+        limit_s = self._stock_limit_s(rung)
         if first:
             spare_s = max(spare_s, LENIENCY * self.left_s())
         elif rung.candidate.name == STOCK:  # the guarantee rests on it: all but the last race and a few steps may wait
             times = LENIENCY if self.problem.budget_s >= COMPILING_S else 1.0  # a short budget is kept
             spare_s = max(spare_s, times * self.left_s() - self._least_s())
+        if limit_s is not None and not ladder.facts.groups:  # nothing else is left to try: what is left is for this
+            spare_s = max(spare_s, PRICE_TIMES * limit_s)
         if rung.cost_s > spare_s and not self._records_made(rung):
             why = f"needs about {rung.cost_s:.0f} s, {max(0.0, spare_s):.0f} s are left of the budget"
             self._note(Built(rung.candidate, self.problem.model, Report()), SKIPPED, why, predicted=rung.predicted_s)
             return
         self.problem.say(f"trying {rung.candidate.name}")
         try:
-            built = self._built(rung.candidate)
+            with within(limit_s):
+                built = self._built(rung.candidate)
         except Exception as error:  # a candidate that cannot be built is one that lost; the model still works
             self.track.restore()
-            self._note(Built(rung.candidate, self.problem.model, Report()), FAILED, why_failed(error))
+            late = isinstance(error, OutOfTime)
+            status, why = (SKIPPED, str(error)) if late else (FAILED, why_failed(error))
+            self._note(Built(rung.candidate, self.problem.model, Report()), status, why)
             self._recapture()
             return
         ladder.took(rung, built.build_s)
@@ -351,6 +360,16 @@ class Search:
         if built.candidate.holds_places and built.moved(self.problem.model):
             self._capture_again(built)
         self._judge(built, rung)
+
+    def _stock_limit_s(self, rung: Rung) -> float | None:
+        """Seconds after which a training step's torch.compile is given up; none for others, or in short budgets.
+
+        Its price may be off by a factor of two either way: EfficientNet's took 97 s where 58 were expected (H200).
+        """
+        training = self.problem.mode == "train" and self.problem.budget_s >= COMPILING_S
+        if rung.candidate.name != STOCK or not training:
+            return None
+        return max(0.0, self.left_s() + OVERRUN_FRAC * self.problem.budget_s - self._least_s())
 
     def _records_made(self, rung: Rung) -> bool:
         """Whether it is what was compiled before or the best so far, recorded: a second that takes the host out.
