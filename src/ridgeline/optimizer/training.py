@@ -429,7 +429,7 @@ class TrainingStudio(Studio):
     def _outputs(self, result: Any, inputs: dict[int, Tensor], boxes: list[Any], before: Any
                  ) -> tuple[Scene, Maker, list[Effect]]:  # fmt: skip
         scene = self.scene(inputs, boxes)
-        scene.returned = {id(tensor) for _, tensor in leaves(result)}
+        scene.returns([tensor for _, tensor in leaves(result)])
         maker = scene.maker(result)
         return scene, maker, effects(before, scene)
 

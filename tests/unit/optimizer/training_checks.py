@@ -647,6 +647,56 @@ def results_that_are_views_of_others_stay_so(at: Any) -> None:
     assert graphed.replays == 4, graphed.misses
 
 
+class _Halves(nn.Module):
+    """Returns a drawing, and the means and spreads it was drawn from, halves of one tensor, as autoencoders do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.out = nn.Linear(8, 8), nn.Linear(4, 8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        mean, spread = self.into(x).chunk(2, -1)
+        return self.out(mean + torch.randn_like(mean) * (spread / 2).exp()), mean, spread
+
+
+def results_that_are_halves_of_one_tensor_are_recorded(at: Any) -> None:
+    eager, model = _pair(_Halves, at)
+    fast, graphed = _fast(model, at, _x(at, 0))
+    kept = []
+    for call, used in enumerate(((0, 1, 2), (0, 1, 2), (0, 2), (1,)), start=1):
+        found = []
+        for m in (eager, fast):
+            m.zero_grad(set_to_none=True)
+            seed(900 + call)
+            outputs = m(_x(at, call))
+            assert outputs[1].untyped_storage()._cdata == outputs[2].untyped_storage()._cdata
+            sum((outputs[i] * (i + 1)).square().mean() for i in used).backward()
+            found.append([output.detach() for output in outputs])
+        kept.append(found)
+        _same(_grads(fast), _grads(eager), SimpleNamespace(exact=at.exact and len(used) < 3), "gradients")
+    for mine, theirs in kept:
+        _same(theirs, mine, at, "results")
+    assert graphed.replays == 4, graphed.misses
+
+
+class _Seen(nn.Module):
+    """Returns complex numbers and the same memory as pairs of real ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        turned = torch.complex(self.body(x), x)
+        return turned, torch.view_as_real(turned)
+
+
+def results_that_are_views_in_another_type_are_refused(at: Any) -> None:
+    _, model = _pair(_Seen, at)
+    with _raises(NotGraphable, "share memory"):
+        _fast(model, at, _x(at, 0))
+
+
 def _stepping(make: Callable[..., Any], at: Any, **settings: Any) -> Any:
     """The same model with the same optimizer, eagerly and with a recorded update."""
     labels = torch.tensor([0, 1, 2, 3, 0, 1], device=at.device)
@@ -794,7 +844,8 @@ CHECKS: tuple[Callable[[Any], None], ...] = (
     autocast_is_inside_the_recording, backward_passes_run_outside_of_autocast,
     a_second_backward_is_that_of_a_forward_under_autocast, sparse_gradients_are_refused, branches_on_values_are_refused,
     a_step_with_an_optimizer_is_that_of_eager_training, what_a_loss_does_not_reach_gets_no_gradient,
-    results_that_are_views_of_others_stay_so, parts_that_are_computed_again_are_recorded,
+    results_that_are_views_of_others_stay_so, results_that_are_halves_of_one_tensor_are_recorded,
+    results_that_are_views_in_another_type_are_refused, parts_that_are_computed_again_are_recorded,
     parts_that_give_gradients_away_by_themselves_are_refused,
     whole_steps_are_those_of_eager_training, learning_rates_may_follow_a_schedule,
     optimizers_that_are_changed_are_recorded_again, a_state_that_is_loaded_is_the_one_used,
