@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 KINDS = ("cuda", "cpu")
 CAST = (torch.float16, torch.bfloat16, torch.float32)
@@ -38,6 +39,21 @@ def on(state: Mapping[str, torch.dtype]) -> Iterator[None]:
         for kind, dtype in state.items():
             stack.enter_context(torch.autocast(kind, dtype=dtype))
         yield
+
+
+def enters(model: nn.Module) -> bool:
+    """Whether a model may switch autocast on by itself: its own code speaks of it, or what was put around its code."""
+    return any(_speaks(module.__dict__.get("forward", type(module).forward)) for module in model.modules())
+
+
+def _speaks(function: Any) -> bool:
+    while function is not None:
+        inner = getattr(function, "__func__", function)
+        code = getattr(inner, "__code__", None)
+        if code is not None and any("autocast" in name for name in (code.co_name, *code.co_names)):
+            return True
+        function = getattr(inner, "__wrapped__", None)
+    return False
 
 
 def computed_in(tensor: Tensor) -> torch.dtype:

@@ -29,9 +29,13 @@ CONTEST = Contest()
 _active_modes = torch._C._len_torch_dispatch_stack
 
 
-def is_odd(module: nn.Module) -> bool:
-    """Whether a module is a linear layer, large and of a size that products are slow with."""
-    if type(module) is not nn.Linear or computed_in(module.weight) not in NARROW:
+def is_odd(module: nn.Module, cast: bool = False) -> bool:
+    """Whether a module is a linear layer, large and of a size that products are slow with.
+
+    ``cast`` if weights in float32 may be multiplied under autocast, which is asked when they are.
+    """
+    narrow = (*NARROW, torch.float32) if cast else NARROW
+    if type(module) is not nn.Linear or computed_in(module.weight) not in narrow:
         return False
     return is_odd_size(*module.weight.shape)
 

@@ -17,7 +17,7 @@ from ridgeline.errors import OptimizeError, nearest
 from ridgeline.kernels import geglu, layer_norm, rms_norm, rope, selective_scan, swiglu
 from ridgeline.kernels.contract import primitive
 from ridgeline.kernels.cross_entropy.op import CROSS_ENTROPY
-from ridgeline.optimizer import experts, hooks, patches
+from ridgeline.optimizer import casts, experts, hooks, patches
 from ridgeline.optimizer.padding import forward_of, is_odd
 from ridgeline.optimizer.recognition import Gated, Norm, gated_of, norm_of, rotary_of, scan_of
 
@@ -277,8 +277,9 @@ def _rotary(original: Callable[..., Any], interleaved: bool) -> Callable[..., An
 
 
 def _put_padding(model: nn.Module, done: Applied) -> None:
+    cast = casts.enters(model)
     for path, module in list(model.named_modules()):
-        if "forward" not in module.__dict__ and is_odd(module):
+        if "forward" not in module.__dict__ and is_odd(module, cast):
             _override(module, forward_of(type(module).forward, hooks.RUNS_ON), done)
             done.replaced.append(Replaced(path, "an odd linear layer", "padded_linear"))
 
