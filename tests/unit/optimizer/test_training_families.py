@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from ridgeline.errors import NotGraphable
 from ridgeline.optimizer.executor import _answering
+from ridgeline.optimizer.inputs import State, same
 from ridgeline.optimizer.optimized import Optimized, Plan
 from ridgeline.optimizer.training import graph_training
 
@@ -254,10 +255,33 @@ class Spread(nn.Module):
         return torch.sparse.mm(neighbors, self.out(x))
 
 
+class Held(Spread):
+    """Its neighbors are its own."""
+
+    def __init__(self, neighbors: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("neighbors", neighbors)
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x, self.neighbors)
+
+
 @pytest.mark.filterwarnings("ignore:Sparse CSR")
 def test_what_cannot_be_recorded_says_why() -> None:
-    neighbors = torch.eye(6).to_sparse_csr()
+    neighbors, x = torch.eye(6).to_sparse_csr(), _x(6, 8, step=0)
     for model, kwargs, why in ((Bagged(), {"x": _ids(50, 6, 3, step=0)}, "sparse=False"),
-                               (Spread(), {"x": _x(6, 8, step=0), "neighbors": neighbors}, "sparse_csr")):  # fmt: skip
+                               (Spread(), {"x": x, "neighbors": neighbors}, "sparse_csr"),
+                               (Held(neighbors), {"x": x}, "holds a sparse tensor .*neighbors")):  # fmt: skip
         with pytest.raises(NotGraphable, match=why):
             graph_training(model, (), kwargs, model, executor=Told())
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+@pytest.mark.parametrize("sparse", [Tensor.to_sparse, Tensor.to_sparse_csr, Tensor.to_sparse_csc])
+def test_a_model_that_holds_sparse_tensors_is_searched(sparse: Callable[[Tensor], Tensor]) -> None:
+    """It was left as it is: such tensors could not be compared with what they were."""
+    kept = sparse(torch.eye(6))
+    other = sparse(torch.eye(6) * 2)
+    assert same(kept, kept.clone()) and not same(kept, other) and not same(kept, torch.eye(6))
+    state = State(Held(kept).train())
+    assert not state.changed()
