@@ -39,7 +39,8 @@ class Scene:
     known: set[int]
     outputs: list[Tensor] = field(default_factory=list)
     made: dict[int, Any] = field(default_factory=dict)
-    """Containers made so far in this replay that are referred to more than once; emptied before each."""
+    """Containers made so far in this replay that are referred to more than once; emptied after it, since results that
+    somebody holds are in the way of the next (CLIP's, in its results by name and by attribute, were)."""
     returned: set[int] = field(default_factory=set)
     """``id`` of every tensor of a result whose gradients are wanted: views of others among them stay views of them."""
     bases: list[Tensor] = field(default_factory=list)

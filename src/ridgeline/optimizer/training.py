@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from ridgeline.errors import NotGraphable, OptimizeError
 from ridgeline.optimizer import casts
 from ridgeline.optimizer.dice import draw
-from ridgeline.optimizer.executor import Executor, Recording, Remake, executor_for
+from ridgeline.optimizer.executor import LEGACY, Executor, Recording, Remake, executor_for
 from ridgeline.optimizer.inputs import leaves
 from ridgeline.optimizer.matcher import Matcher
 from ridgeline.optimizer.observe import Values, restored_random
@@ -148,12 +148,13 @@ class GraphedTraining:
         tracks = self._tracks
         leaves = [flat.tensors[i] for i in self._studio.asking]
         results = _Replayed.apply(self, flat, *leaves, *self._parameters)
-        if tracks.scene.made:
-            tracks.scene.made.clear()
         held = flat.containers
         for effect in tracks.effects:
             effect(results, flat.tensors, held)
-        return tracks.result(results, flat.tensors, held)
+        found = tracks.result(results, flat.tensors, held)
+        if tracks.scene.made:
+            tracks.scene.made.clear()
+        return found
 
     # --- the two halves, called by autograd -------------------------------------------------------------------------
 
@@ -365,6 +366,17 @@ class TrainingStudio(Studio):
         self.written: list[Any] = []
 
     def record_training(self, flat: Flat) -> Tracks:
+        """Records; once more where a history that somebody holds keeps gradients on the stream it was made on."""
+        try:
+            return self._recorded(flat)
+        except NotGraphable as error:
+            if LEGACY not in str(error):
+                raise
+        for parameter in self.parameters:
+            renew_accumulator(parameter)
+        return self._recorded(flat)
+
+    def _recorded(self, flat: Flat) -> Tracks:
         gc.collect()  # histories that nobody holds any more keep parameters' gradients on the streams they were made on
         statics = self.ready(flat)
         with self.without_hooks():
@@ -581,6 +593,17 @@ def _history(outputs: Sequence[Tensor]) -> Iterator[Any]:
         seen.add(node)
         yield node
         waiting += [after for after, _ in node.next_functions]
+
+
+def renew_accumulator(parameter: Tensor) -> None:
+    """The parameter's next history ends in a node of its own: nodes stay on the stream they were made on.
+
+    They live as long as anybody holds a result they led to: the last loss of a loop is enough. Autograd lets go of one
+    when the parameter's type is changed, which is changed back at once; older histories keep theirs.
+    """
+    kept = parameter.data
+    parameter.data = kept.new_empty(0, dtype=torch.float64 if kept.dtype != torch.float64 else torch.float32)
+    parameter.data = kept
 
 
 def _refuse_reentrant(outputs: Sequence[Tensor]) -> None:
