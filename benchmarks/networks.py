@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -162,6 +163,7 @@ class Cast(nn.Module):
         super().__init__()
         self.inner = inner.float()
 
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.autocast(x.device.type, torch.bfloat16):
-            return self.inner(x).float()
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(next(self.parameters()).device.type, torch.bfloat16):
+            found = self.inner(*args, **kwargs)
+        return found.float() if isinstance(found, Tensor) else found

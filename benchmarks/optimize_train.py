@@ -796,6 +796,15 @@ def _cast() -> Any:
     return Cast(model), (image.float(),), kwargs
 
 
+def _cast_words() -> Any:
+    """GPT-2 as trainers run it with ``bf16=True``: weights in float32, the forward under autocast."""
+    import workloads
+    from networks import Cast
+
+    model, args, kwargs = workloads.WORKLOADS["gpt2-medium-train-8x512"].build()
+    return Cast(model), args, kwargs
+
+
 def _masked_words() -> Any:
     """BERT with its head, called without a mask as many do."""
     import workloads
@@ -821,6 +830,7 @@ TRAINED = {
     "mixtral-8l-train-4x1024": _mixtral, "unet-train-16": _unet, "dcn-train-8192": _dcn, "clip-b32-train-128": _clip,
     "wav2vec2-base-train-8x10s": _speech, "llama1b-lora-train-4x1024": _lora, "graph-train-170k": _graph,
     "gpt2-medium-checkpointed-train-8x512": _checkpointed, "resnet50-amp-train-64": _cast,
+    "gpt2-medium-amp-train-8x512": _cast_words,
 }  # fmt: skip
 
 

@@ -132,6 +132,37 @@ def test_rewrites_work_under_autocast_with_its_casts(compiler: str, training: bo
             assert a.dtype == b.dtype and _far(a, c) < 2 * _far(b, c) + 1e-3
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_kernels_in_place_work_under_autocast(dtype: Any) -> None:
+    """Norms, the loss and an odd vocabulary, with weights as mixed training keeps them; types are eager's."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(vocab_size=8401, hidden_size=512, num_hidden_layers=2, num_attention_heads=8,
+                                      num_key_value_heads=4, intermediate_size=1024)  # fmt: skip
+    model = transformers.LlamaForCausalLM(config).to("cuda", dtype)
+    wide = transformers.LlamaForCausalLM(config).cuda().double()
+    wide.load_state_dict(model.state_dict())
+    ids = torch.randint(0, 8401, (4, 128), device="cuda")
+    kwargs = {"input_ids": ids, "labels": ids, "use_cache": False}
+
+    def step() -> tuple[Any, list[Tensor]]:
+        with torch.autocast("cuda", torch.bfloat16):
+            found = model(**kwargs)
+        return found, list(torch.autograd.grad(found.loss, list(model.parameters())))
+
+    eager, theirs = step()
+    with torch.autocast("cuda", torch.bfloat16):
+        done = apply(model).counts()
+    assert done["an odd linear layer → padded_linear"] == 1 and done["LlamaRMSNorm → rms_norm"] == 5
+    found, ours = step()
+    revert(model)
+    exact = torch.autograd.grad(wide(**kwargs).loss, list(wide.parameters()))
+    assert found.loss.dtype == eager.loss.dtype and found.logits.dtype == eager.logits.dtype
+    assert _far(found.logits, eager.logits) < 0.02
+    for a, b, c in zip(ours, theirs, exact, strict=True):
+        assert a.dtype == b.dtype and _far(a, c) < 2 * _far(b, c) + 1e-3
+
+
 @pytest.mark.parametrize("tokens", [1, 7, 300])
 def test_experts_compute_the_same_through_the_registry(tokens: int) -> None:
     transformers = pytest.importorskip("transformers")

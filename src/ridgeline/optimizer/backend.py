@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from ridgeline.errors import OptimizeError, nearest
+from ridgeline.optimizer import casts
 from ridgeline.optimizer.labels import nameable
 from ridgeline.optimizer.pieces import compiled_in_pieces
 from ridgeline.optimizer.rewrites import autocast, chosen, recommended
@@ -283,7 +284,7 @@ def lower(
         raise OptimizeError(UNCHANGED)
     with _as_written(scene):
         call = _lowered(scene, example_inputs if stand_ins is None else stand_ins, compiler, chosen_options)
-    if scene.casts is not None and autocast.active():
+    if scene.casts is not None and casts.active():
         call = _without_autocast(call)
     if chosen_options.get("timed_convolutions"):
         call = _timing_convolutions(call)
@@ -370,7 +371,7 @@ def _checked(compiler: str) -> None:
 
 
 def _scene(gm: fx.GraphModule, example_inputs: Sequence[Any], training: bool, options: Any) -> Scene:
-    return Scene(_copied(gm), list(example_inputs), training, dict(options or {}), autocast=bool(autocast.active()))
+    return Scene(_copied(gm), list(example_inputs), training, dict(options or {}), autocast=bool(casts.active()))
 
 
 def _copied(gm: fx.GraphModule) -> fx.GraphModule:
@@ -384,7 +385,7 @@ def _copied(gm: fx.GraphModule) -> fx.GraphModule:
 
 def _cast_scene(gm: fx.GraphModule, example_inputs: Sequence[Any], training: bool, options: Any) -> Scene:
     """The scene with what autocast does written out, or, where that cannot be told, as it was traced."""
-    scene, state = _scene(gm, example_inputs, training, options), autocast.active()
+    scene, state = _scene(gm, example_inputs, training, options), casts.active()
     if not state and not any(node.target is autocast.ENTER for node in gm.graph.nodes):
         return scene
     scene.casts = autocast.write_out(scene, state)
@@ -396,12 +397,12 @@ def _cast_scene(gm: fx.GraphModule, example_inputs: Sequence[Any], training: boo
 
 def _as_written(scene: Scene) -> Any:
     """Around whatever works out values of a scene: no autocast where it is written out."""
-    return autocast.off() if scene.casts is not None else contextlib.nullcontext()
+    return casts.off() if scene.casts is not None else contextlib.nullcontext()
 
 
 def _without_autocast(call: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any) -> Any:
-        with autocast.off():
+        with casts.off():
             return call(*args)
 
     return run

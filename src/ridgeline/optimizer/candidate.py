@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from ridgeline.errors import NotGraphable, OptimizeError
+from ridgeline.optimizer import casts
 from ridgeline.optimizer.arguments import simplified
 from ridgeline.optimizer.backend import Report, Traced
 from ridgeline.optimizer.bank import Bank, Narrowed
@@ -404,7 +405,8 @@ def run_once(call: Call, inputs: Inputs, mode: str) -> None:
     found = [tensor for _, tensor in leaves(output) if tensor.requires_grad] if mode == "train" else []
     if found:
         wanted = _leaves_behind(found)
-        torch.autograd.grad([t.sum() for t in found], wanted, allow_unused=True)
+        with casts.off():
+            torch.autograd.grad([t.sum() for t in found], wanted, allow_unused=True)
 
 
 def _leaves_behind(outputs: list[Any]) -> list[Any]:

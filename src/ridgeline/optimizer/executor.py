@@ -8,7 +8,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from typing import Any, Protocol
 
@@ -255,16 +255,20 @@ def _side_stream(device: torch.device) -> Any:
 
 
 def _end_allocations(device: torch.device, pool: Any) -> None:
+    """A capture that failed neither ends its allocations nor lets go of its pool: each would keep a step's memory."""
     try:
         torch._C._cuda_endAllocateToPool(device.index, pool)
     except (RuntimeError, AttributeError):
         return  # the failed capture had ended them itself
+    with suppress(RuntimeError, AttributeError):
+        torch._C._cuda_releasePool(device.index, pool)
 
 
+LEGACY = "work is put on the legacy default stream"
 _WORDS = {
     "called a synchronizing CUDA operation": "the host waits for a value of a tensor",
     "operation not permitted when stream is capturing": "the host waits for the device",
-    "operation would make the legacy stream depend": "work is put on the legacy default stream",
+    "operation would make the legacy stream depend": LEGACY,
     "out of memory": "there is not enough memory to record it",
     "Cannot copy between CPU and CUDA tensors during CUDA graph capture": "tensors are copied between host and device",
     "captures_underway": "the host waits for the device",

@@ -88,12 +88,13 @@ class Take:
         return own_copies(self.outputs)
 
     def build(self, lent: Sequence[Tensor], flat: Flat) -> Any:
-        if self.scene.made:
-            self.scene.made.clear()
         held = flat.containers
         for effect in self.effects:
             effect(lent, flat.tensors, held)
-        return self.result(lent, flat.tensors, held)
+        found = self.result(lent, flat.tensors, held)
+        if self.scene.made:
+            self.scene.made.clear()
+        return found
 
 
 @dataclass(slots=True)

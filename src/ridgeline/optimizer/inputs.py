@@ -233,9 +233,20 @@ class Before:
 
 def same(tensor: Tensor, kept: Tensor) -> bool:
     """Whether two tensors hold the same numbers, what is not a number included."""
-    if tensor.shape != kept.shape:
+    if tensor.shape != kept.shape or tensor.layout != kept.layout:
         return False
+    if tensor.layout is not torch.strided:
+        return all(map(same, _inside(tensor), _inside(kept)))
     return torch.equal(tensor, kept) or bool(((tensor == kept) | (tensor != tensor) & (kept != kept)).all())
+
+
+def _inside(tensor: Tensor) -> list[Tensor]:
+    """The tensors that a sparse one is made of."""
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    rows = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
+    places = (tensor.crow_indices, tensor.col_indices) if rows else (tensor.ccol_indices, tensor.row_indices)
+    return [*(each() for each in places), tensor.values()]
 
 
 _WRITTEN: WeakKeyDictionary[nn.Module, frozenset[str]] = WeakKeyDictionary()

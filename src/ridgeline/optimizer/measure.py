@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from ridgeline.optimizer import casts
 from ridgeline.optimizer.inputs import Before, Inputs, State, given_dice, writable
 from ridgeline.optimizer.loss import Loss
 from ridgeline.optimizer.tree import TooLarge, flatten
@@ -192,7 +193,9 @@ class Track:
         if self.mode == "infer":
             with torch.no_grad():
                 return call(*inputs.args, **inputs.kwargs)
-        self.loss(call(*inputs.args, **inputs.kwargs)).backward()  # results let go of: nobody needs less memory than so
+        value = self.loss(call(*inputs.args, **inputs.kwargs))  # results let go of: nobody needs less memory than so
+        with casts.off():
+            value.backward()
         for parameter in self.parameters:
             parameter.grad = None
         return None

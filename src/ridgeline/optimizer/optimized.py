@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from ridgeline.errors import OptimizeError
+from ridgeline.optimizer import casts
 from ridgeline.optimizer.graphed import MISSED, Graphed, GraphedTraining, Miss
 from ridgeline.optimizer.matcher import Matcher
 from ridgeline.optimizer.shortcut import Shortcut
@@ -313,7 +314,8 @@ def plain_step(model: Callable[..., Any], optimizer: Any, loss: Callable[..., Te
     """A step of training as a person writes it; ``update`` is what stands for the optimizer's own step."""
     optimizer.zero_grad(set_to_none=True)
     value = loss_of(model(*args, **kwargs), loss)
-    value.backward()
+    with casts.off():
+        value.backward()
     (update or optimizer.step)()
     return value.detach()
 

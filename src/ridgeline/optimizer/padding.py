@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ridgeline.kernels import tighten
+from ridgeline.optimizer.casts import computed_in
 from ridgeline.optimizer.contest import Contest
 
 ALIGNED = 8
@@ -28,9 +29,13 @@ CONTEST = Contest()
 _active_modes = torch._C._len_torch_dispatch_stack
 
 
-def is_odd(module: nn.Module) -> bool:
-    """Whether a module is a linear layer, large and of a size that products are slow with."""
-    if type(module) is not nn.Linear or module.weight.dtype not in NARROW:
+def is_odd(module: nn.Module, cast: bool = False) -> bool:
+    """Whether a module is a linear layer, large and of a size that products are slow with.
+
+    ``cast`` if weights in float32 may be multiplied under autocast, which is asked when they are.
+    """
+    narrow = (*NARROW, torch.float32) if cast else NARROW
+    if type(module) is not nn.Linear or computed_in(module.weight) not in narrow:
         return False
     return is_odd_size(*module.weight.shape)
 
@@ -50,14 +55,14 @@ def forward_of(original: Callable[..., Any], devices: frozenset[str]) -> Callabl
     """A forward for a linear layer that pads where that pays, and else does what it did."""
 
     def forward(self: Any, input: Tensor) -> Tensor:
-        weight = self.weight
-        fits = input.device.type in devices and input.dtype == weight.dtype and input.numel() >= (
+        weight, bias, dtype = self.weight, self.bias, computed_in(self.weight)
+        fits = input.device.type in devices and dtype in NARROW and computed_in(input) == dtype and input.numel() >= (
             LEAST_ROWS * weight.shape[1]
         )  # fmt: skip
-        if not fits or torch.is_autocast_enabled(input.device.type):
+        if not fits:
             found: Tensor = original(self, input)
             return found
-        return padded_linear(input, weight, self.bias)
+        return padded_linear(input.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
 
     return forward
 

@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ridgeline.optimizer.casts import computed_in
+
 MOST_CHANNELS = 8
 """Up to so many channels cuDNN pads them: an eighth of a 16-byte access each, or fewer."""
 LEAST_TERMS = 16
@@ -46,7 +48,7 @@ def is_patching(weight: Tensor, stride: Sequence[int], padding: Any, dilation: S
     """Whether windows lie side by side, and hold few channels of 16 bits: cuDNN's weak spot."""
     sizes = tuple(weight.shape[2:])
     plain = padding == "valid" or (not isinstance(padding, str) and not any(padding))
-    narrow = weight.dtype in NARROW and (weight.shape[1] <= MOST_CHANNELS or len(sizes) == 3)
+    narrow = computed_in(weight) in NARROW and (weight.shape[1] <= MOST_CHANNELS or len(sizes) == 3)
     return narrow and plain and groups == 1 and tuple(stride) == sizes and set(dilation) == {1} and (
         weight[0].numel() >= LEAST_TERMS
     )  # fmt: skip
@@ -61,18 +63,18 @@ def is_patch_layer(module: nn.Module) -> bool:
 
 def fits(x: Tensor, weight: Tensor) -> bool:
     """Whether an input is a batch of 16-bit images large enough to matter."""
-    return x.dim() == weight.dim() and x.dtype == weight.dtype and x.numel() >= LEAST_NUMBERS
+    alike = computed_in(x) == computed_in(weight) in NARROW
+    return x.dim() == weight.dim() and alike and x.numel() >= LEAST_NUMBERS
 
 
 def forward_of(original: Callable[..., Any], devices: frozenset[str]) -> Callable[..., Any]:
     """A forward for such a layer: one product where the input fits, else what it did."""
 
     def forward(self: Any, input: Tensor) -> Tensor:
-        if input.device.type not in devices or not fits(input, self.weight) or torch.is_autocast_enabled(
-            input.device.type
-        ):  # fmt: skip
+        if input.device.type not in devices or not fits(input, self.weight):
             found: Tensor = original(self, input)
             return found
-        return patched(input, self.weight, self.bias)
+        dtype, bias = computed_in(self.weight), self.bias
+        return patched(input.to(dtype), self.weight.to(dtype), None if bias is None else bias.to(dtype))
 
     return forward

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ridgeline.bench.verdict import FEW_FLOOR, MAX_FLOOR, RMS_FLOOR, TIMES_EAGER, Error, error_of
 from ridgeline.kernels.tensorfloat import products_in
+from ridgeline.optimizer import casts
 from ridgeline.optimizer.chance import EXCESS, SPREAD, WIDE_STEP, Moments, Runs, beyond_chance
 from ridgeline.optimizer.inputs import Before, Inputs, State, leaves, same
 from ridgeline.optimizer.tracking import nudged
@@ -146,7 +147,9 @@ class Subject:
         kept = {name: p.grad for name, p in wanted.items()}
         for p in wanted.values():
             p.grad = None
-        self.loss(output).backward()
+        value = self.loss(output)
+        with casts.off():
+            value.backward()
         found = [(f"gradient of {name}", p.grad) for name, p in wanted.items() if p.grad is not None]
         for name, p in wanted.items():
             p.grad = kept[name]
@@ -466,7 +469,7 @@ def _badness(verdict: Verdict) -> tuple[bool, float]:
 def widened(subject: Subject, inputs: Inputs, dtype: torch.dtype) -> list[Leaf]:
     """What the model leaves behind when its parameters, buffers and inputs are in a wider type."""
     experts = plain_experts(subject.model) if dtype is torch.float64 else nullcontext()
-    with products_in("ieee"), _autocast_off(), experts, Widened(subject.model, dtype) as wide:
+    with products_in("ieee"), casts.off(), experts, Widened(subject.model, dtype) as wide:
         parameters = {name: wide.of(tensor) for name, tensor in wide.parameters}
 
         def changed() -> list[tuple[str, Tensor]]:
@@ -530,20 +533,6 @@ class Widened:
     def __exit__(self, *_: Any) -> None:
         for held, found in reversed(self.kept):
             held.update(found)
-
-
-class _autocast_off:
-    """Autocast switched off on every device type it is on for."""
-
-    def __enter__(self) -> None:
-        kinds = [kind for kind in ("cuda", "cpu") if torch.is_autocast_enabled(kind)]
-        self.entered = [torch.autocast(kind, enabled=False) for kind in kinds]
-        for each in self.entered:
-            each.__enter__()
-
-    def __exit__(self, *given: Any) -> None:
-        for each in reversed(self.entered):
-            each.__exit__(*given)
 
 
 def _too_large(model: nn.Module, dtype: torch.dtype) -> bool:

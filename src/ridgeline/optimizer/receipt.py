@@ -147,7 +147,12 @@ class Receipt:
             took = f"{show_seconds(stock.measured_s)}, {BARRED[stock.status]}: {stock.reason}"
             return f"not slower than eager {word} torch.compile ({took})"
         why = stock.reason if stock is not None and stock.reason else "the search ended before"
-        return f"not slower than eager; none against torch.compile, which was not measured: {why}"
+        return f"not slower than eager; none against torch.compile, which was not measured: {why}{self._foretold()}"
+
+    def _foretold(self) -> str:
+        """What the cost model says of the kernels of a rival that was not measured."""
+        expected_s = (self.forecast or {}).get("expected_s", {}).get("compiled")
+        return f"; its kernels alone are expected to take {show_seconds(expected_s)}" if expected_s else ""
 
     def to_dict(self) -> dict[str, Any]:
         return {**_cleaned(asdict(self)), "guarantee": self.guarantee}

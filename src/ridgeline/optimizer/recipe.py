@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import types
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,9 +39,12 @@ class Scene:
     known: set[int]
     outputs: list[Tensor] = field(default_factory=list)
     made: dict[int, Any] = field(default_factory=dict)
-    """Containers made so far in this replay that are referred to more than once; emptied before each."""
+    """Containers made so far in this replay that are referred to more than once; emptied after it, since results that
+    somebody holds are in the way of the next (CLIP's, in its results by name and by attribute, were)."""
     returned: set[int] = field(default_factory=set)
     """``id`` of every tensor of a result whose gradients are wanted: views of others among them stay views of them."""
+    bases: list[Tensor] = field(default_factory=list)
+    """What several results are views of that is no result itself: recorded as one, which they stay views of."""
     _placed: dict[int, int] = field(default_factory=dict)
     _met: dict[int, Any] = field(default_factory=dict)
     _shared: set[int] = field(default_factory=set)
@@ -67,6 +70,7 @@ class Scene:
         """Lets go of the recorded result; what is left are the ways to make it again."""
         self._met.clear()
         self._placed.clear()
+        self.bases.clear()
 
     def _tensor(self, value: Tensor) -> Maker:
         place = self.inputs.get(id(value))
@@ -84,10 +88,23 @@ class Scene:
             return _view_of_model(value, self.model_storages[storage])
         if value.device.type != self.device_type:
             return lambda lent, given, held: value.clone()
-        if value.requires_grad and value._is_view() and id(value._base) in self.returned:
+        if value.requires_grad and value._is_view() and self._is_kept(value):
             return self._view_of_output(value)
         index = self._place(value)
         return lambda lent, given, held: lent[index]
+
+    def returns(self, tensors: Sequence[Tensor]) -> None:
+        """Says what a result whose gradients are wanted is made of."""
+        self.returned = {id(tensor) for tensor in tensors}
+        bases = [tensor._base for tensor in tensors if tensor.requires_grad and tensor._base is not None]
+        num = Counter(map(id, bases))
+        self.bases = [base for base in bases if num[id(base)] > 1]
+
+    def _is_kept(self, value: Tensor) -> bool:
+        """Whether a view's base is recorded as a result, of the same type."""
+        base = value._base
+        known = id(base) in self.returned or any(base is each for each in self.bases)
+        return base is not None and known and base.dtype == value.dtype
 
     def _place(self, value: Tensor) -> int:
         index = self._placed.setdefault(id(value), len(self.outputs))

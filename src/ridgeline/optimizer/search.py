@@ -21,6 +21,7 @@ from ridgeline.kernels.tensorfloat import convolutions_round
 from ridgeline.optimizer.arguments import simplified
 from ridgeline.optimizer.backend import Report
 from ridgeline.optimizer.candidate import Built, Candidate, Layout, Traces, build, capture_again, forget_compiled
+from ridgeline.optimizer.deadline import OutOfTime, within
 from ridgeline.optimizer.explanation import explanations, remaining
 from ridgeline.optimizer.forecast import Forecast, forecast, known_device
 from ridgeline.optimizer.inputs import Inputs, RandomState, leaves
@@ -90,7 +91,9 @@ STOCK_FRAC = 1e-5
 same difference, and the guarantee is never to be slower than that."""
 LENIENCY, SHORT_TIMES = 1.2, 2.0
 DEFAULT_BUDGET_S = 120.0
-"""A budget in which torch.compile is always measured, however long it takes to make."""
+"""A budget in which torch.compile is always measured, however long it takes to make (in training: begun)."""
+OVERRUN_FRAC, PRICE_TIMES = 0.4, 1.5
+"""By how much of the budget torch.compile may overrun it in training, and how many times too high its price may be."""
 NARROW_FRAC = 0.35
 """Of the time, what is kept for fewer bits where they are allowed: measuring layers, building and proving a choice."""
 MOST_ROUNDING = 2e-3
@@ -329,7 +332,9 @@ class Search:
     # One rung: build, time, prove.
 
     def _climb(self, rung: Rung, ladder: Ladder) -> None:
-        spare_s = self._spare_s(rung, ladder)
+        spare_s, limit_s = self._spare_s(rung, ladder), self._stock_limit_s(rung)
+        if limit_s is not None and not ladder.facts.groups:  # nothing else is left to try: what is left is for this
+            spare_s = max(spare_s, PRICE_TIMES * limit_s)
         if rung.cost_s > spare_s and not self._records_made(rung):
             left_s = max(0.0, min(spare_s, self.left_s()))
             why = f"needs about {rung.cost_s:.0f} s, {left_s:.0f} s are left of the budget"
@@ -337,10 +342,13 @@ class Search:
             return
         self.problem.say(f"trying {rung.candidate.name}")
         try:
-            built = self._built(rung.candidate)
+            with within(limit_s):
+                built = self._built(rung.candidate)
         except Exception as error:  # a candidate that cannot be built is one that lost; the model still works
             self.track.restore()
-            self._note(Built(rung.candidate, self.problem.model, Report()), FAILED, why_failed(error))
+            late = isinstance(error, OutOfTime)
+            status, why = (SKIPPED, str(error)) if late else (FAILED, why_failed(error))
+            self._note(Built(rung.candidate, self.problem.model, Report()), status, why)
             self._recapture()
             return
         ladder.took(rung, built.build_s)
@@ -368,6 +376,16 @@ class Search:
             return max(spare_s, left_s + (SHORT_TIMES - 1) * budget_s)
         times = LENIENCY if budget_s >= COMPILING_S else 1.0  # a short budget is kept
         return max(spare_s, times * left_s - self._least_s())
+
+    def _stock_limit_s(self, rung: Rung) -> float | None:
+        """Seconds after which a training step's torch.compile is given up; none for others, or in short budgets.
+
+        Its price may be off by a factor of two either way: EfficientNet's took 97 s where 58 were expected (H200).
+        """
+        training = self.problem.mode == "train" and self.problem.budget_s >= COMPILING_S
+        if rung.candidate.name != STOCK or not training:
+            return None
+        return max(0.0, self.left_s() + OVERRUN_FRAC * self.problem.budget_s - self._least_s())
 
     def _records_made(self, rung: Rung) -> bool:
         """Whether it is what was compiled before or the best so far, recorded: a second that takes the host out.

@@ -61,6 +61,9 @@ class Studio:
     def refuse(self, flat: Flat) -> None:
         if hooks := self.watch.hooks():
             raise NotGraphable(f"the model has hooks that a replay would not call: {', '.join(hooks[:3])}")
+        sparse = [name for name, tensor in self.watch.tensors.values() if tensor.layout is not torch.strided]
+        if sparse:
+            raise NotGraphable(f"the model holds a sparse tensor ({sparse[0]}), whose memory moves when it is written")
         for token in all_tokens(flat.tokens):
             if token[0] == STRANGE:
                 raise NotGraphable(f"an input is a tensor of another kind ({token[2]})")

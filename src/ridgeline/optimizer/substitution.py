@@ -17,7 +17,7 @@ from ridgeline.errors import OptimizeError, nearest
 from ridgeline.kernels import geglu, layer_norm, rms_norm, rope, selective_scan, swiglu
 from ridgeline.kernels.contract import primitive
 from ridgeline.kernels.cross_entropy.op import CROSS_ENTROPY
-from ridgeline.optimizer import experts, hooks, patches
+from ridgeline.optimizer import casts, experts, hooks, patches
 from ridgeline.optimizer.padding import forward_of, is_odd
 from ridgeline.optimizer.recognition import Gated, Norm, gated_of, norm_of, rotary_of, scan_of
 
@@ -175,18 +175,18 @@ def _norm_forward(norm: Norm, original: Callable[..., Any]) -> Callable[..., Any
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         x = args[0] if len(args) == 1 and not kwargs else None
         weight = self.weight
-        if (
-            x is None
-            or x.device.type not in hooks.RUNS_ON
-            or x.dtype != weight.dtype
-            or torch.is_autocast_enabled("cuda")
-        ):
+        if x is None or x.device.type not in hooks.RUNS_ON or x.dtype != weight.dtype or _is_widened(x):
             return original(self, *args, **kwargs)
         if centered:
             return layer_norm(x, weight, getattr(self, "bias", None), eps)
         return rms_norm(x, weight, eps, offset=offset)
 
     return forward
+
+
+def _is_widened(x: Tensor) -> bool:
+    """Whether autocast may turn a norm's result into float32, which a kernel would leave in its input's type."""
+    return x.dtype != torch.float32 and torch.is_autocast_enabled(x.device.type)
 
 
 def _put_gate(model: nn.Module, done: Applied) -> None:
@@ -277,8 +277,9 @@ def _rotary(original: Callable[..., Any], interleaved: bool) -> Callable[..., An
 
 
 def _put_padding(model: nn.Module, done: Applied) -> None:
+    cast = casts.enters(model)
     for path, module in list(model.named_modules()):
-        if "forward" not in module.__dict__ and is_odd(module):
+        if "forward" not in module.__dict__ and is_odd(module, cast):
             _override(module, forward_of(type(module).forward, hooks.RUNS_ON), done)
             done.replaced.append(Replaced(path, "an odd linear layer", "padded_linear"))
 
@@ -415,11 +416,7 @@ def _loss(original: Callable[..., Any], shifted: bool) -> Callable[..., Any]:
             rest["shift_labels"] = shift_labels
         target = _targets(labels, ignore_index, shift_labels, shifted).to(logits.device)
         flat = logits.reshape(-1, vocab_size)
-        if (
-            logits.device.type not in hooks.RUNS_ON
-            or torch.is_autocast_enabled("cuda")
-            or CROSS_ENTROPY.support(flat, target) is not None
-        ):
+        if logits.device.type not in hooks.RUNS_ON or CROSS_ENTROPY.support(flat, target) is not None:
             return original(logits, labels, vocab_size, **rest)
         reduction = "mean" if num_items_in_batch is None else "sum"
         found = CROSS_ENTROPY(flat, target, ignore_index, 0.0, 0.0, reduction, True)

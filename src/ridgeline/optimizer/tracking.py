@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ridgeline.optimizer import casts
 from ridgeline.optimizer.inputs import Inputs, State
 
 Call = Callable[..., Any]
@@ -124,7 +125,8 @@ def _stepping(call: Call, optimizer: torch.optim.Optimizer, inputs: Inputs, loss
             group["lr"] = LEARNING_RATE * min(1.0, taken / WARM_STEPS)
         ready = inputs.reused()
         value = loss(call(*ready.args, **ready.kwargs))
-        value.backward()
+        with casts.off():
+            value.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         return value.detach().clone()

@@ -22,8 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.errors import NotGraphable, OptimizeError
+from ridgeline.optimizer import casts
 from ridgeline.optimizer.dice import draw
-from ridgeline.optimizer.executor import Executor, Recording, Remake, executor_for
+from ridgeline.optimizer.executor import LEGACY, Executor, Recording, Remake, executor_for
 from ridgeline.optimizer.inputs import leaves
 from ridgeline.optimizer.matcher import Matcher
 from ridgeline.optimizer.observe import Values, restored_random
@@ -147,12 +148,13 @@ class GraphedTraining:
         tracks = self._tracks
         leaves = [flat.tensors[i] for i in self._studio.asking]
         results = _Replayed.apply(self, flat, *leaves, *self._parameters)
-        if tracks.scene.made:
-            tracks.scene.made.clear()
         held = flat.containers
         for effect in tracks.effects:
             effect(results, flat.tensors, held)
-        return tracks.result(results, flat.tensors, held)
+        found = tracks.result(results, flat.tensors, held)
+        if tracks.scene.made:
+            tracks.scene.made.clear()
+        return found
 
     # --- the two halves, called by autograd -------------------------------------------------------------------------
 
@@ -353,7 +355,7 @@ class TrainingStudio(Studio):
     def __init__(self, call: Callable[..., Any], model: Any, watch: Watch, executor: Executor,
                  loss: Callable[[Any], Tensor] | None) -> None:  # fmt: skip
         super().__init__(call, model, watch, executor)
-        self.loss = loss
+        self.loss, self.casts = loss, casts.active()
         self._adopt()
 
     def _adopt(self) -> None:
@@ -364,6 +366,17 @@ class TrainingStudio(Studio):
         self.written: list[Any] = []
 
     def record_training(self, flat: Flat) -> Tracks:
+        """Records; once more where a history that somebody holds keeps gradients on the stream it was made on."""
+        try:
+            return self._recorded(flat)
+        except NotGraphable as error:
+            if LEGACY not in str(error):
+                raise
+        for parameter in self.parameters:
+            renew_accumulator(parameter)
+        return self._recorded(flat)
+
+    def _recorded(self, flat: Flat) -> Tracks:
         gc.collect()  # histories that nobody holds any more keep parameters' gradients on the streams they were made on
         statics = self.ready(flat)
         with self.without_hooks():
@@ -428,7 +441,7 @@ class TrainingStudio(Studio):
     def _outputs(self, result: Any, inputs: dict[int, Tensor], boxes: list[Any], before: Any
                  ) -> tuple[Scene, Maker, list[Effect]]:  # fmt: skip
         scene = self.scene(inputs, boxes)
-        scene.returned = {id(tensor) for _, tensor in leaves(result)}
+        scene.returns([tensor for _, tensor in leaves(result)])
         maker = scene.maker(result)
         return scene, maker, effects(before, scene)
 
@@ -502,7 +515,8 @@ class TrainingStudio(Studio):
         wanted = [output for output, used in zip(outputs, expected) if used]
         given = [torch.ones_like(o) for o in wanted] if grads is None else [g for g in grads if g is not None]
         leaves = [*(inputs[i] for i in self.asking), *self.parameters]
-        return list(torch.autograd.grad(wanted, leaves, given, allow_unused=True, create_graph=deeper))
+        with casts.off():
+            return list(torch.autograd.grad(wanted, leaves, given, allow_unused=True, create_graph=deeper))
 
     def _record(self, flat: Flat, statics: Statics, expected: tuple[bool, ...]) -> Tracks:
         inputs = self.leaves(statics)
@@ -556,7 +570,8 @@ class TrainingStudio(Studio):
                       for i, t in enumerate(flat.tensors)}  # fmt: skip
             arguments, boxes = self.twin(flat, inputs)
             before = shots(boxes)
-            result = self.model(*arguments[0], **arguments[1])
+            with casts.on(self.casts):  # which is off by the time of a backward
+                result = self.model(*arguments[0], **arguments[1])
             scene, *_ = self._outputs(result, inputs, boxes, before)
             used = tuple(grad is not None for grad in given)
             return self._differentiate(scene.outputs, inputs, used, list(given), deeper=deeper)
@@ -578,6 +593,17 @@ def _history(outputs: Sequence[Tensor]) -> Iterator[Any]:
         seen.add(node)
         yield node
         waiting += [after for after, _ in node.next_functions]
+
+
+def renew_accumulator(parameter: Tensor) -> None:
+    """The parameter's next history ends in a node of its own: nodes stay on the stream they were made on.
+
+    They live as long as anybody holds a result they led to: the last loss of a loop is enough. Autograd lets go of one
+    when the parameter's type is changed, which is changed back at once; older histories keep theirs.
+    """
+    kept = parameter.data
+    parameter.data = kept.new_empty(0, dtype=torch.float64 if kept.dtype != torch.float64 else torch.float32)
+    parameter.data = kept
 
 
 def _refuse_reentrant(outputs: Sequence[Tensor]) -> None:

@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils._pytree import tree_leaves
 
 from ridgeline.errors import NotGraphable
+from ridgeline.optimizer import casts
 from ridgeline.optimizer.constants import READ, _Courier
 from ridgeline.optimizer.observe import Journal, Observation
 
@@ -48,8 +49,8 @@ class Tape(TorchDispatchMode):
         return result
 
     def replay(self) -> None:
-        """Runs every call again; results go where the first ones went."""
-        with torch.no_grad(), torch.inference_mode(False), torch._C._AutoDispatchBelowAutograd():
+        """Runs every call again, as it was recorded; results go where the first ones went."""
+        with torch.no_grad(), torch.inference_mode(False), torch._C._AutoDispatchBelowAutograd(), casts.off():
             for func, args, kwargs, results in self.calls:
                 again = [t for t in tree_leaves(func(*args, **kwargs)) if isinstance(t, Tensor)]
                 for mine, fresh in zip(results, again):

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -14,8 +16,10 @@ torch = pytest.importorskip("torch")
 
 from torch import nn
 
+from ridgeline.optimizer import search as searching
 from ridgeline.optimizer.backend import Report
 from ridgeline.optimizer.candidate import Built, Candidate
+from ridgeline.optimizer.deadline import OutOfTime
 from ridgeline.optimizer.forecast import Forecast
 from ridgeline.optimizer.inputs import Inputs
 from ridgeline.optimizer.ladder import STOCK, Facts, Ladder
@@ -45,6 +49,11 @@ NETWORKS = {
     "convnext-tiny": Network(0.026, 900, 4, 1.7, 11.2, 52.0), "resnet50": Network(0.019, 813, 0, 2.9, 0.0, 44.0),
     "dlrm": Network(0.011, 993, 0, 0.5, 0.0, 12.0),
 }  # fmt: skip
+LARGE = {
+    "t5-base": Network(0.147, 3878, 24, 3.0, 10.0, 116.0), "u-net": Network(0.045, 1421, 0, 8.0, 0.0, 72.0),
+    "efficientnet": Network(0.043, 948, 0, 4.0, 0.0, 97.0), "twice as many": Network(0.060, 2100, 0, 6.0, 0.0, 90.0),
+}  # fmt: skip
+"""Those that take torch.compile most of the default budget or more, the last made up."""
 
 
 class Block(nn.Module):
@@ -64,6 +73,7 @@ class Run:
         monkeypatch.setattr(Search, "left_s", lambda search: budget_s - self.now_s)
         monkeypatch.setattr(Search, "_built", self.built)
         monkeypatch.setattr(Search, "_judge", self.judged)
+        monkeypatch.setattr(searching, "within", self.within)
         model = nn.Sequential(*[Block() for _ in range(network.num_blocks)])
         self.search = Search(Problem(model=model, inputs=Inputs((torch.zeros(1, 4),)), mode="train",
                                      device=torch.device("cpu"), budget_s=budget_s))  # fmt: skip
@@ -88,8 +98,16 @@ class Run:
             return network.traced_s
         return network.blocks_s + (0.0 if candidate.scope == "blocks" else 9.0)  # a trace, equal blocks once
 
+    @contextlib.contextmanager
+    def within(self, seconds: float | None) -> Iterator[None]:
+        self.limit_s = seconds
+        yield
+
     def built(self, candidate: Candidate) -> Built:
-        spent_s = self.seconds(candidate)
+        spent_s, limit_s = self.seconds(candidate), self.limit_s
+        if limit_s is not None and spent_s > limit_s:
+            self.now_s += limit_s
+            raise OutOfTime("not made within")
         self.now_s += spent_s
         built = Built(candidate, self.search.problem.model, Report(), build_s=spent_s)
         if candidate.compiles:
@@ -124,3 +142,32 @@ def test_where_it_does_not_fit_the_receipt_says_so(monkeypatch: Any) -> None:
     entry = run.search.entries[STOCK]
     assert entry.status == SKIPPED and "needs about" in entry.reason and run.now_s < 40.0
     assert {"graph", "rewritten blocks + graph"} <= set(run.order)
+
+
+def _slowed(network: Network, times: float) -> Network:
+    return replace(network, traced_s=times * network.traced_s, blocks_s=times * network.blocks_s,
+                   stock_s=times * network.stock_s)  # fmt: skip
+
+
+@pytest.mark.parametrize("times", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("name", [*NETWORKS, *LARGE])
+def test_torch_compile_never_takes_more_than_its_share_beyond_the_budget(
+    monkeypatch: Any, name: str, times: float
+) -> None:
+    """On a host that is twice as slow, EfficientNet's would have ended after 240 s."""
+    for budget_s in (60.0, 120.0):
+        run = Run(monkeypatch, _slowed((NETWORKS | LARGE)[name], times), budget_s)
+        assert run.now_s <= (1 + searching.OVERRUN_FRAC) * budget_s + JUDGED_S, (budget_s, run.order)
+        assert run.search.entries[STOCK].status in (SLOWER, SKIPPED)
+
+
+@pytest.mark.parametrize("name", [name for name, network in (NETWORKS | LARGE).items() if not network.num_blocks])
+def test_where_nothing_else_is_left_to_try_torch_compile_is_begun_whatever_its_price(
+    monkeypatch: Any, name: str
+) -> None:
+    """A network of 2,100 kernels was returned after 29 of 120 s, since torch.compile was priced at 121."""
+    run = Run(monkeypatch, (NETWORKS | LARGE)[name], 120.0)
+    assert run.search.entries[STOCK].status == SLOWER, run.order
+    late = Run(monkeypatch, replace((NETWORKS | LARGE)[name], stock_s=500.0), 120.0)
+    entry = late.search.entries[STOCK]
+    assert entry.status == SKIPPED and entry.reason == "not made within"

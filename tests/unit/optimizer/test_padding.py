@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn
 
-from ridgeline.optimizer import hooks, padding
+from ridgeline.optimizer import casts, hooks, padding
 from ridgeline.optimizer.padding import is_odd, padded_linear
 from ridgeline.optimizer.substitution import apply, revert
 
@@ -71,6 +71,54 @@ def test_only_large_odd_layers_of_sixteen_bits_are_padded(monkeypatch: pytest.Mo
     assert "_Padded" in model["odd"](x).grad_fn.name()
     revert(model)
     assert "forward" not in vars(model["odd"])
+
+
+def test_under_autocast_odd_layers_of_float32_are_padded_as_autocast_computes_them(monkeypatch: Any) -> None:
+    monkeypatch.setattr(hooks, "RUNS_ON", frozenset({"cpu"}))
+    torch.manual_seed(0)
+    layer, x = nn.Linear(2048, 2051), torch.randn(160, 2048)
+    assert not is_odd(layer) and not apply(nn.Sequential(layer), ("padding",)).replaced
+    grads = []
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        meant = layer(x)
+    grads.append(torch.autograd.grad(meant.float().square().sum(), list(layer.parameters())))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert len(apply(layer, ("padding",)).replaced) == 1
+        found = layer(x)
+    assert "_Padded" in found.grad_fn.name() and found.dtype == meant.dtype == torch.bfloat16
+    torch.testing.assert_close(found, meant)
+    grads.append(torch.autograd.grad(found.float().square().sum(), list(layer.parameters())))
+    for mine, theirs in zip(*grads, strict=True):
+        assert mine.dtype == torch.float32 and float((mine - theirs).norm()) <= 0.02 * float(theirs.norm())
+    assert layer(x).dtype == torch.float32  # outside of autocast: as it was
+    revert(layer)
+
+
+class Casting(nn.Module):
+    """Switches autocast on by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2048, 2051)
+
+    def forward(self, x: Any) -> Any:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return self.layer(x)
+
+
+def test_layers_of_models_that_switch_autocast_on_by_themselves_are_padded_there(monkeypatch: Any) -> None:
+    monkeypatch.setattr(hooks, "RUNS_ON", frozenset({"cpu"}))
+    torch.manual_seed(0)
+    model, x = Casting(), torch.randn(160, 2048)
+    wrapped, plain = nn.Linear(2048, 2051), nn.Linear(2048, 2051)
+    wrapped.forward = torch.autocast("cpu", dtype=torch.bfloat16)(wrapped.forward)  # as trainers put it around
+    meant = model(x)
+    assert casts.enters(model) and casts.enters(wrapped) and not casts.enters(plain)
+    assert len(apply(model, ("padding",)).replaced) == 1
+    found = model(x)
+    assert "_Padded" in found.grad_fn.name() and found.dtype == meant.dtype == torch.bfloat16
+    torch.testing.assert_close(found, meant)
+    assert "_Padded" not in model.layer(x).grad_fn.name()  # called by itself, in float32
 
 
 def rewritten(call: Any, x: Any) -> tuple[Any, list[str]]:

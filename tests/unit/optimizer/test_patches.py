@@ -67,6 +67,21 @@ def test_apply_puts_patches_in_and_revert_takes_them_out(monkeypatch: pytest.Mon
     assert "forward" not in vars(model[0])
 
 
+def test_under_autocast_patches_of_float32_are_products_in_its_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hooks, "RUNS_ON", frozenset({"cpu"}))
+    monkeypatch.setattr(patches, "LEAST_NUMBERS", 1000)
+    torch.manual_seed(0)
+    layer, x = nn.Conv2d(3, 8, 16, 16), torch.randn(2, 3, 32, 48)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        meant = layer(x)
+        assert len(apply(layer, ("patches",)).replaced) == 1
+        found = layer(x)
+    assert found.grad_fn.name() == "PermuteBackward0" and found.dtype == meant.dtype == torch.bfloat16
+    torch.testing.assert_close(found, meant, rtol=2e-2, atol=2e-2)
+    assert layer(x).dtype == torch.float32  # outside of autocast: as it was
+    revert(layer)
+
+
 def test_a_patch_embedding_is_rewritten_and_what_follows_sees_the_new_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patches, "LEAST_NUMBERS", 1000)
     torch.manual_seed(0)

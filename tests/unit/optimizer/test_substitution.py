@@ -15,7 +15,7 @@ from torch import nn
 
 import ridgeline as rl
 from ridgeline.errors import OptimizeError
-from ridgeline.optimizer import hooks
+from ridgeline.optimizer import hooks, substitution
 from ridgeline.optimizer.recognition import gated_of, norm_of, rotary_of
 from ridgeline.optimizer.substitution import apply, revert
 
@@ -108,6 +108,48 @@ def test_gradients_are_the_same_with_kernels() -> None:
     found = torch.autograd.grad(model(**inputs).loss, list(model.parameters()))
     for a, b in zip(found, meant, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_under_autocast_results_gradients_and_types_are_the_same_with_kernels(
+    name: str, dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights in float32, as mixed training keeps them: norms and the loss are kernels there too."""
+    model, inputs, taken = _models()[name][0]().to(dtype).eval(), _inputs(name), list[str]()
+    for kernel in ("layer_norm", "rms_norm", "CROSS_ENTROPY"):
+        _counted(monkeypatch, kernel, taken)
+
+    def step() -> tuple[Any, Any]:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            found = model(**inputs)
+        return found, torch.autograd.grad(found.loss, list(model.parameters()))
+
+    meant, grads = step()
+    assert not taken
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        apply(model)
+    found, mine = step()
+    assert taken.count("CROSS_ENTROPY") == 1 and (len(taken) == 6) is (dtype is torch.float32), taken
+    assert found.loss.dtype == meant.loss.dtype and found.logits.dtype == meant.logits.dtype
+    torch.testing.assert_close(found.loss, meant.loss, rtol=2e-3, atol=0)
+    for a, b in zip(mine, grads, strict=True):
+        assert a.dtype == b.dtype and float((a - b).norm()) <= 0.03 * float(b.norm()) + 1e-4
+
+
+def _counted(monkeypatch: pytest.MonkeyPatch, name: str, taken: list[str]) -> None:
+    """Notes every call of a kernel that is put in."""
+    inner = getattr(substitution, name)
+
+    class Counted:
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            taken.append(name)
+            return inner(*args, **kwargs)
+
+        def __getattr__(self, wanted: str) -> Any:
+            return getattr(inner, wanted)
+
+    monkeypatch.setattr(substitution, name, Counted())
 
 
 def test_a_copy_of_a_model_with_kernels_is_its_own() -> None:

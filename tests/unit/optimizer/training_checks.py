@@ -22,6 +22,7 @@ from ridgeline.errors import NotGraphable, OptimizeError
 from ridgeline.optimizer.graphed import graph_training
 from ridgeline.optimizer.optimized import Optimized, Plan
 from ridgeline.optimizer.steps import GraphedUpdate
+from ridgeline.optimizer.training import renew_accumulator
 
 
 def _mlp() -> nn.Module:
@@ -477,6 +478,54 @@ def autocast_is_inside_the_recording(at: Any) -> None:
     assert graphed.replays == 3
 
 
+class _Routed(nn.Module):
+    """A part that is computed in float32 whatever autocast says, as routers of experts are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.body = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.autocast(x.device.type, enabled=False):
+            shares = self.router(x.float()).softmax(-1)
+        hidden = self.body(x)
+        return (hidden * shares).square().mean(), hidden
+
+
+def _cast_steps(at: Any, eager: Any, fast: Any, differentiate: Callable[[Any], None]) -> None:
+    """Steps with autocast around the forward alone, as loops have it."""
+    for call in range(3):
+        results = []
+        for m in (eager, fast):
+            m.zero_grad()
+            with torch.autocast(at.device.type, torch.bfloat16):
+                outputs = m(_x(at, call))
+            differentiate(outputs)
+            results.append((outputs[0].detach(), _grads(m)))
+        _same(results[1], results[0], at, "results")
+
+
+def backward_passes_run_outside_of_autocast(at: Any) -> None:
+    eager, model = _pair(_Routed, at)
+    with torch.autocast(at.device.type, torch.bfloat16):
+        fast, graphed = _fast(model, at, _x(at, 0))
+    _cast_steps(at, eager, fast, lambda outputs: (outputs[0] + outputs[1].float().mean()).backward())
+    assert graphed.replays == 3
+
+
+def a_second_backward_is_that_of_a_forward_under_autocast(at: Any) -> None:
+    eager, model = _pair(_Routed, at)
+    with torch.autocast(at.device.type, torch.bfloat16):
+        fast, graphed = _fast(model, at, _x(at, 0))
+
+    def twice(outputs: Any) -> None:
+        outputs[0].backward(retain_graph=True)
+        outputs[1].float().mean().backward()
+
+    _cast_steps(at, eager, fast, twice)
+    assert graphed.replays == 2 and "more than once" in str(fast.fallbacks)
+
+
 class _Branches(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -570,6 +619,74 @@ def what_a_loss_does_not_reach_gets_no_gradient(at: Any) -> None:
     assert graphed.replays == 3
 
 
+class _Named(dict[str, Any]):
+    """Holds by name and by attribute, as results of transformers do."""
+
+    def __init__(self, **held: Any) -> None:
+        super().__init__(held)
+        self.__dict__.update(held)
+
+
+class _Nested(nn.Module):
+    """Returns a loss beside results in a container of their own, which is held twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = _mlp()
+
+    def forward(self, x: Tensor) -> _Named:
+        hidden = self.body(x)
+        return _Named(loss=hidden.square().mean(), inner=_Named(hidden=hidden, doubled=2 * hidden))
+
+
+def results_in_containers_of_their_own_are_let_go_of(at: Any) -> None:
+    """A recording that held the last ones would take them for somebody's, and never be replayed again."""
+    eager, model = _pair(_Nested, at)
+    shape = (70_000, 8)  # results of a megabyte are handed out without a copy
+    fast, graphed = _fast(model, at, _x(at, 0, *shape))
+    for call in range(4):
+        kept = []
+        for m in (eager, fast):
+            m.zero_grad()
+            result = m(_x(at, call, *shape))
+            assert result.inner is result["inner"]
+            result.loss.backward()
+            kept.append((result.loss.detach(), result.inner.doubled.detach().clone(), _grads(m)))
+            del result
+        _same(kept[1], kept[0], at, "results")
+    assert graphed.replays == 4 and not graphed.misses, graphed.misses
+
+
+def histories_that_are_held_are_no_obstacle(at: Any) -> None:
+    """The last loss of a loop, say: its history ends in nodes of the stream it was made on."""
+    eager, model = _pair(_mlp, at)
+    held = [m(_x(at, 9)).square().mean() for m in (eager, model)]
+    fast, graphed = _fast(model, at, _x(at, 0))
+    for call in range(2):
+        for m in (eager, fast):
+            m.zero_grad()
+            m(_x(at, call)).square().mean().backward()
+        _same(_grads(fast), _grads(eager), at, "gradients")
+    for value in held:
+        value.backward()
+    _same(_grads(fast), _grads(eager), at, "gradients of an older history")
+    assert graphed.replays == 2
+
+
+def accumulators_are_renewed(at: Any) -> None:
+    weight = nn.Parameter(torch.randn(3, device=at.device))
+    older, place = (weight * 2).sum(), weight.data_ptr()
+    node = older.grad_fn.next_functions[0][0].next_functions[0][0]
+    assert weight.view_as(weight).grad_fn.next_functions[0][0] is node
+    renew_accumulator(weight)
+    newer = (weight * 3).sum()
+    assert newer.grad_fn.next_functions[0][0].next_functions[0][0] is not node
+    assert weight.data_ptr() == place and weight.dtype == torch.float32
+    for value in (newer, older):
+        value.backward()
+    _same(weight.grad, torch.full_like(weight, 5.0), at, "gradients")
+
+
 class _Views(nn.Module):
     """Returns a result, and parts of it as results of their own."""
 
@@ -597,6 +714,56 @@ def results_that_are_views_of_others_stay_so(at: Any) -> None:
         few = SimpleNamespace(exact=at.exact and len(used) < 3)  # gradients of several are added up in another order
         _same(_grads(fast), _grads(eager), few, "gradients")
     assert graphed.replays == 4, graphed.misses
+
+
+class _Halves(nn.Module):
+    """Returns a drawing, and the means and spreads it was drawn from, halves of one tensor, as autoencoders do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.out = nn.Linear(8, 8), nn.Linear(4, 8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        mean, spread = self.into(x).chunk(2, -1)
+        return self.out(mean + torch.randn_like(mean) * (spread / 2).exp()), mean, spread
+
+
+def results_that_are_halves_of_one_tensor_are_recorded(at: Any) -> None:
+    eager, model = _pair(_Halves, at)
+    fast, graphed = _fast(model, at, _x(at, 0))
+    kept = []
+    for call, used in enumerate(((0, 1, 2), (0, 1, 2), (0, 2), (1,)), start=1):
+        found = []
+        for m in (eager, fast):
+            m.zero_grad(set_to_none=True)
+            seed(900 + call)
+            outputs = m(_x(at, call))
+            assert outputs[1].untyped_storage()._cdata == outputs[2].untyped_storage()._cdata
+            sum((outputs[i] * (i + 1)).square().mean() for i in used).backward()
+            found.append([output.detach() for output in outputs])
+        kept.append(found)
+        _same(_grads(fast), _grads(eager), SimpleNamespace(exact=at.exact and len(used) < 3), "gradients")
+    for mine, theirs in kept:
+        _same(theirs, mine, at, "results")
+    assert graphed.replays == 4, graphed.misses
+
+
+class _Seen(nn.Module):
+    """Returns complex numbers and the same memory as pairs of real ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        turned = torch.complex(self.body(x), x)
+        return turned, torch.view_as_real(turned)
+
+
+def results_that_are_views_in_another_type_are_refused(at: Any) -> None:
+    _, model = _pair(_Seen, at)
+    with _raises(NotGraphable, "share memory"):
+        _fast(model, at, _x(at, 0))
 
 
 def _stepping(make: Callable[..., Any], at: Any, **settings: Any) -> Any:
@@ -743,9 +910,13 @@ CHECKS: tuple[Callable[[Any], None], ...] = (
     results_outlive_their_recordings, functions_and_methods_that_are_replaced_are_noticed,
     a_result_changed_in_place_is_never_silently_wrong,
     switched_to_eval_it_runs_the_model_itself, other_parameters_asking_for_gradients_are_noticed,
-    autocast_is_inside_the_recording, sparse_gradients_are_refused, branches_on_values_are_refused,
+    autocast_is_inside_the_recording, backward_passes_run_outside_of_autocast,
+    a_second_backward_is_that_of_a_forward_under_autocast, sparse_gradients_are_refused, branches_on_values_are_refused,
     a_step_with_an_optimizer_is_that_of_eager_training, what_a_loss_does_not_reach_gets_no_gradient,
-    results_that_are_views_of_others_stay_so, parts_that_are_computed_again_are_recorded,
+    results_in_containers_of_their_own_are_let_go_of, histories_that_are_held_are_no_obstacle,
+    accumulators_are_renewed, results_that_are_views_of_others_stay_so,
+    results_that_are_halves_of_one_tensor_are_recorded,
+    results_that_are_views_in_another_type_are_refused, parts_that_are_computed_again_are_recorded,
     parts_that_give_gradients_away_by_themselves_are_refused,
     whole_steps_are_those_of_eager_training, learning_rates_may_follow_a_schedule,
     optimizers_that_are_changed_are_recorded_again, a_state_that_is_loaded_is_the_one_used,

@@ -9,8 +9,8 @@ would have to know stay away.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,30 +18,14 @@ import torch
 from torch import Tensor, fx
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 
+from ridgeline.optimizer.casts import CAST, off
 from ridgeline.optimizer.rewrites.scene import Scene, is_written
 from ridgeline.optimizer.rewrites.words import call, cast
 
-KINDS = ("cuda", "cpu")
 ENTER = _enter_autocast
-_CAST = (torch.float16, torch.bfloat16, torch.float32)
 _PRODUCTS = ("linear", "matmul", "mm", "bmm", "addmm", "conv1d", "conv2d", "conv3d", "conv_transpose2d", "attention",
              "dot_einsum")  # fmt: skip
 """What autocast computes in its own type whatever comes in; stand-ins would take factors of two types."""
-
-
-def active() -> dict[str, torch.dtype]:
-    """The devices that autocast is on for, and the type it casts to."""
-    return {kind: torch.get_autocast_dtype(kind) for kind in KINDS if torch.is_autocast_enabled(kind)}
-
-
-@contextmanager
-def off() -> Iterator[None]:
-    """Everything as written, on every device."""
-    with ExitStack() as stack:
-        for kind in KINDS:
-            if torch.is_autocast_enabled(kind):
-                stack.enter_context(torch.autocast(kind, enabled=False))
-        yield
 
 
 @dataclass(slots=True)
@@ -129,7 +113,7 @@ def _written_out(writer: Writer, node: fx.Node, state: dict[str, torch.dtype]) -
 def _is_cast(scene: Scene, node: fx.Node, state: dict[str, torch.dtype]) -> bool:
     """Whether a node's value is one that autocast may cast."""
     value = scene.tensor(node)
-    return value is not None and value.device.type in state and value.dtype in _CAST
+    return value is not None and value.device.type in state and value.dtype in CAST
 
 
 def _types(value: Any) -> Sequence[Any] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import fx
 
-from ridgeline.optimizer.patches import fits, is_patching, patched
+from ridgeline.optimizer.patches import NARROW, fits, is_patching, patched
 from ridgeline.optimizer.rewrites.layers import CONVOLUTIONS, settings_of
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
 from ridgeline.optimizer.rewrites.scene import Scene
@@ -42,4 +42,5 @@ def _cuts(scene: Scene, read: Call) -> bool:
     if settings is None or settings[5] or x is None or weight is None or not isinstance(read["weight"], fx.Node):
         return False
     stride, padding, dilation, _, groups, _ = settings
-    return fits(x, weight) and is_patching(weight, stride, padding, dilation, groups)
+    narrow = x.dtype in NARROW and weight.dtype in NARROW  # whatever autocast makes of it was written out before
+    return narrow and fits(x, weight) and is_patching(weight, stride, padding, dilation, groups)
