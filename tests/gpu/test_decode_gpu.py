@@ -56,7 +56,7 @@ EDGES = tuple(
 SHORT = tuple(
     case(dtype, b=b, h=h, k=k, s=s, d=128, page=page, uneven=False)
     for dtype, b, h, k, s, page in (
-        ("bfloat16", 300, 8, 2, 144, 16), ("float16", 64, 64, 8, 1008, 48), ("bfloat16", 400, 16, 1, 192, 64),
+        ("bfloat16", 300, 8, 2, 144, 16), ("float16", 64, 64, 8, 624, 48), ("bfloat16", 400, 16, 1, 192, 64),
     )
 )  # fmt: skip
 """Many short sequences: three programs a multiprocessor, and pages without keys are not copied."""
