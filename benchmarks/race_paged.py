@@ -39,6 +39,11 @@ SHORT_OVER: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """The same for many short sequences."""
 
+MANY_OVER: dict[str, dict[str, Any]] = {
+    "now": {}, "three programs": {"programs": 396, "num_stages": 2, "queries": 2, "max_registers": 80, "skips": True},
+}  # fmt: skip
+"""The same for as many that are longer."""
+
 LATENT_OVER: dict[str, dict[str, Any]] = {"now": {}}
 """The same for latent decoding of few heads."""
 
@@ -203,8 +208,11 @@ def ways(of: tuple[Any, ...]) -> dict[str, Any]:
     """Configurations of a case by name."""
     from ridgeline.kernels.paged_attention import config
 
-    short = config.takes_short(of[0] * of[2], of[3], of[4], 132, of[1] // of[2])
-    found = {name: partial(changed, over) for name, over in (SHORT_OVER if short else OVER).items()}
+    short, any_length = (
+        config.takes_short(of[0] * of[2], keys, of[4], 132, of[1] // of[2]) for keys in (of[3], config.SHORT_LONGEST)
+    )
+    over = SHORT_OVER if short else MANY_OVER if any_length else OVER
+    found = {name: partial(changed, more) for name, more in over.items()}
     return found | ({} if of[0] <= 128 else {"a program a sequence and head": by_sequence})
 
 
@@ -679,7 +687,7 @@ def main() -> None:
         return
     if options.pick:
         globals()["CASES"] = tuple(CASES[i] for i in options.pick)
-    for name in ("OVER", "SHORT_OVER", "LATENT_OVER") if options.ways else ():
+    for name in ("OVER", "SHORT_OVER", "MANY_OVER", "LATENT_OVER") if options.ways else ():
         globals()[name] = {way: over for way, over in globals()[name].items() if way in options.ways}
     if options.pick_latent:
         globals()["LATENT"] = tuple(LATENT[i] for i in options.pick_latent)

@@ -33,7 +33,13 @@ PAGED = tuple(
 )  # fmt: skip
 LATENT = tuple(
     case("bfloat16", b=b, h=h, s=s, d=512, e=64, page=page, uneven=True)
-    for b, h, s, page in ((40, 16, 900, 64), (5, 5, 3000, 64), (100, 12, 300, 64), (20, 16, 400, 16))
+    for b, h, s, page in (
+        (40, 16, 900, 64),
+        (5, 5, 3000, 64),
+        (100, 12, 300, 64),
+        (20, 16, 400, 16),
+        (200, 16, 150, 64),
+    )
 )
 RESIDENT = (
     (cross.Resident(4, 1), case("bfloat16", batch=1000, dim=512, rank=0)),
@@ -56,7 +62,7 @@ EDGES = tuple(
 SHORT = tuple(
     case(dtype, b=b, h=h, k=k, s=s, d=128, page=page, uneven=False)
     for dtype, b, h, k, s, page in (
-        ("bfloat16", 300, 8, 2, 144, 16), ("float16", 64, 64, 8, 1008, 48), ("bfloat16", 400, 16, 1, 192, 64),
+        ("bfloat16", 300, 8, 2, 144, 16), ("float16", 64, 64, 8, 624, 48), ("bfloat16", 400, 16, 1, 192, 64),
     )
 )  # fmt: skip
 """Many short sequences: three programs a multiprocessor, and pages without keys are not copied."""
