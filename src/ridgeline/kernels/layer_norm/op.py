@@ -23,9 +23,7 @@ _FORWARD_APART = Kernel(kernel.layer_norm_forward_apart, vectors=("width",))
 _BACKWARD = Kernel(kernel.layer_norm_backward, vectors=("cols", "x_stride"))
 _BACKWARD_LONG = Kernel(kernel.layer_norm_backward_long, vectors=("cols", "x_stride"))
 _BACKWARD_ENDS = Kernel(kernel.layer_norm_backward_ends)
-_BACKWARD_WORDS = Kernel(
-    streamed.layer_norm_backward_words, loose=("weight_ptr", "mean_ptr", "rstd_ptr", "shares_ptr")
-)
+_BACKWARD_WORDS = Kernel(streamed.layer_norm_backward_words, loose=("weight_ptr", "mean_ptr", "rstd_ptr", "shares_ptr"))
 _SHARES = Kernel(kernel.layer_norm_column_shares, vectors=("cols", "x_stride"))
 
 _infer_plans, _forward_plans, _backward_plans = Plans(), Plans(), Plans()
