@@ -23,9 +23,7 @@ _FORWARD_APART = Kernel(kernel.layer_norm_forward_apart, vectors=("width",))
 _BACKWARD = Kernel(kernel.layer_norm_backward, vectors=("cols", "x_stride"))
 _BACKWARD_LONG = Kernel(kernel.layer_norm_backward_long, vectors=("cols", "x_stride"))
 _BACKWARD_ENDS = Kernel(kernel.layer_norm_backward_ends)
-_BACKWARD_WORDS = Kernel(
-    streamed.layer_norm_backward_words, loose=("weight_ptr", "mean_ptr", "rstd_ptr", "shares_ptr")
-)
+_BACKWARD_WORDS = Kernel(streamed.layer_norm_backward_words, loose=("weight_ptr", "mean_ptr", "rstd_ptr", "shares_ptr"))
 _SHARES = Kernel(kernel.layer_norm_column_shares, vectors=("cols", "x_stride"))
 
 _infer_plans, _forward_plans, _backward_plans = Plans(), Plans(), Plans()
@@ -495,7 +493,7 @@ CHECKS = tuple(
     for rows, cols in ((1, 3), (3, 7), (1, 4096), (1000, 128), (257, 1000), (64, 4096), (33, 5120), (19, 8192),
                        (9, 16384), (5, 20001), (3, 40000), (2, 131072), (300, 24576),
                        (900, 4099), (5001, 1001), (4101, 4099), (4100, 7001), (12300, 4096), (9001, 1001),
-                       (4101, 2049), (700, 12289))
+                       (4101, 2049), (700, 12289), (4097, 5003))
 )  # fmt: skip
 RACES = tuple(
     case(dtype, rows=rows, cols=cols)

@@ -288,9 +288,7 @@ def _plan_backward(
     return plan
 
 
-def plan_copies(
-    weight: Tensor | None, bias: Tensor | None, cols: int, vector: int, x: Tensor
-) -> tuple[int, Any]:
+def plan_copies(weight: Tensor | None, bias: Tensor | None, cols: int, vector: int, x: Tensor) -> tuple[int, Any]:
     """How long a copy of weights is for rows that start inside accesses, and a call that makes one for every place
     where a row can start; the kernel after it may start early."""
     width = cdiv(cols, vector) * vector
