@@ -25,7 +25,7 @@ LOST = {
     ("optimize_train_5.json.gz", "llama1b-train-4x1024"),  # 13 s of search: torch.compile takes 35 s to make
     ("optimize_train_10.json.gz", "mixtral-8l-train-4x1024"),  # 7 s of search: another's had the device
     ("optimize_train_12.json.gz", "whisper-small-train-8"),  # eager returned: one race between other programs' kernels
-    ("optimize_train_14.json.gz", "clip-b32-train-128"),  # a recording held its own last results, and none came after it
+    ("optimize_train_14.json.gz", "clip-b32-train-128"),  # a recording held its own results
     ("optimize_train_14.json.gz", "wav2vec2-base-train-8x10s"),  # eager returned: the same code in two processes
 }
 """Results that were slower than `torch.compile`, or allocated more than eager; the note says why."""

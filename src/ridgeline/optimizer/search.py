@@ -509,7 +509,8 @@ class Search:
             return self._crown(built, against, verdict, shown)
         status = SLOWER if against.slower else EQUAL
         word = "slower than" if against.slower else "no faster beyond noise than"
-        self._note(built, status, f"{word} {self.best.candidate.name} ({against.speedup:.3f}×)", **shown)
+        reason = f"{word} {self.best.candidate.name} ({against.speedup:.3f}×){_unreplayed(built.call)}"
+        self._note(built, status, reason, **shown)
         self._keep_or_drop(built)
         return None
 
@@ -962,6 +963,14 @@ def _allowing(verdict: Verdict) -> str:
     if not verdict.allowed_rms_frac < verdict.rms_frac < MOST_ROUNDING:
         return ""
     return f"; within error_budget={1.5 * verdict.rms_frac:.0e} it would be"
+
+
+def _unreplayed(call: Any) -> str:
+    """Why a recorded call mostly ran as it was written, if it did."""
+    misses: dict[str, int] = getattr(call, "misses", None) or {}
+    if sum(misses.values()) <= getattr(call, "replays", 0):
+        return ""
+    return f"; recorded, and not replayed: {max(misses, key=lambda reason: misses[reason])}"
 
 
 def as_stock(built: Built) -> bool:

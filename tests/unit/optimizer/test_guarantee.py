@@ -240,6 +240,18 @@ def test_the_same_kernels_past_the_guards_are_handed_over_though_a_race_has_them
     assert _chosen(monkeypatch, itertools.repeat(1.0), case, 60.0) == "lean"
 
 
+def test_a_receipt_says_of_a_recording_that_it_was_not_replayed(monkeypatch: Any) -> None:
+    """CLIP's was called no faster than eager, which it had run."""
+    monkeypatch.setattr(Contestant, "misses", {"a result of an earlier step is still held": 9}, raising=False)
+    case = {"eager": 8e-3, "graph": 8e-3, "torch.compile": 9e-3}
+    found = _outcome(monkeypatch, itertools.repeat(1.0), case, 60.0)
+    reason = next(entry.reason for entry in found.receipt.entries if entry.name == "graph")
+    assert reason.endswith("recorded, and not replayed: a result of an earlier step is still held")
+    monkeypatch.setattr(Contestant, "replays", 10, raising=False)
+    found = _outcome(monkeypatch, itertools.repeat(1.0), case, 60.0)
+    assert "not replayed" not in next(entry.reason for entry in found.receipt.entries if entry.name == "graph")
+
+
 def _overlooked(rounds: int, frac: float, slowed: Callable[[random.Random], Noise]) -> float:
     """How often a rival that is ahead by a share is not seen to be."""
     missed = 0
