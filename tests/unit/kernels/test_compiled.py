@@ -414,6 +414,11 @@ def test_long_groups_are_a_programs_or_a_clusters(batch, channels, side, shares)
     assert made.num("UCGABAR_ARV") == (shares > 1) and made.num("MEMBAR") == 0, "programs wait for numbers alone"
 
 
+def test_more_samples_than_a_grid_has_are_walked_over():
+    assert "group_norm_packed" in variants(lambda x: kernels.group_norm(x, 1), (65535, 96, 8, 8), grad=False)
+    assert "group_norm_whole" in variants(lambda x: kernels.group_norm(x, 1), (65536, 96, 8, 8), grad=False)
+
+
 def test_groups_too_long_for_a_cluster_pass_through_shared_memory():
     for channels, side, silu in ((512, 256, True), (512, 128, False)):
         weight = torch.ones(channels, dtype=torch.bfloat16, device="meta")

@@ -29,6 +29,8 @@ _PACKED = Kernel(
     streamed.group_norm_packed, vectors=("length",), loose=("weight_ptr", "bias_ptr", "mean_ptr", "rstd_ptr")
 )
 _forward_plans, _backward_plans = Plans(), Plans()
+MOST_SAMPLES = 65535
+"""Of a grid whose second dimension they are."""
 
 
 def group_norm(
@@ -136,8 +138,10 @@ def _streaming(
     default: Any = config.streamed(tensors[0].nbytes, len(tensors), wide) or config.Apart()
     if len(tensors) == 1 and wide == 2:
         sms = num_sms(tensors[0].get_device())
-        alone = config.packed(rows, length, tensors[0].nbytes, sms, silu) or config.whole(rows, length, sms)
-        default = alone or default
+        alone = config.packed(rows, length, tensors[0].nbytes, sms, silu)
+        if tensors[0].shape[0] > MOST_SAMPLES:
+            alone = None
+        default = alone or config.whole(rows, length, sms) or default
     sizes = {"groups": rows, "positions": positions, "dtype": tensors[0].dtype}
     chosen: Any = tuning.choose(kernel, sizes, default)
     if isinstance(chosen, (config.Whole, config.Packed, config.Apart)):
