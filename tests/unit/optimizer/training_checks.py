@@ -619,7 +619,7 @@ def what_a_loss_does_not_reach_gets_no_gradient(at: Any) -> None:
     assert graphed.replays == 3
 
 
-class _Named(dict[str, Any]):
+class _Results(dict[str, Any]):
     """Holds by name and by attribute, as results of transformers do."""
 
     def __init__(self, **held: Any) -> None:
@@ -634,9 +634,9 @@ class _Nested(nn.Module):
         super().__init__()
         self.body = _mlp()
 
-    def forward(self, x: Tensor) -> _Named:
+    def forward(self, x: Tensor) -> _Results:
         hidden = self.body(x)
-        return _Named(loss=hidden.square().mean(), inner=_Named(hidden=hidden, doubled=2 * hidden))
+        return _Results(loss=hidden.square().mean(), inner=_Results(hidden=hidden, doubled=2 * hidden))
 
 
 def results_in_containers_of_their_own_are_let_go_of(at: Any) -> None:
