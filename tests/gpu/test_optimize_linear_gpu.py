@@ -109,9 +109,9 @@ class Chain(torch.nn.Module):
 def test_a_recorded_call_starts_its_kernels_early_whatever_the_model_is_told_of_the_capture(monkeypatch):
     started, bound = [], launcher._bound
 
-    def noted(handle, device, grid_x, grid_y, dependent, maps):
+    def noted(handle, device, grid_x, grid_y, dependent, *rest):
         started.append(dependent)
-        return bound(handle, device, grid_x, grid_y, dependent, maps)
+        return bound(handle, device, grid_x, grid_y, dependent, *rest)
 
     launcher.forget_plans()
     monkeypatch.setattr(launcher, "_bound", noted)
