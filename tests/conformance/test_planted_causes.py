@@ -91,9 +91,10 @@ MISSED = {
     "again_visits_parsed_in_the_loop",  # 1.2 of 11.5 ms likewise
     "again_pyramid_channels_first",  # 0.47 ± 0.56 of 7.7 ms likewise
     "again_losses_summed_on_host",  # 5.0 of 38.0 ms; found where the host was slower, in the run before
-    "again_retrieved_under_autocast",  # 0.32 of 1.67 ms: a slow host is told from 10 % at worst on
+    "again_retrieved_under_autocast",  # 0.32 of 1.67 ms: a slow host is told from 7.5 % at worst on
     "again_averages_by_name",  # 2.62 ms likewise
     "again_losses_printed",  # 2.71 ms likewise
+    "again_small_batch",  # 2.58 ± 1.92 of 11.99 ms likewise
 }
 """True, but for the first two; the interval did not hold."""
 

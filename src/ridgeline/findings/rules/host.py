@@ -23,7 +23,7 @@ MORE_WORKERS = (
 )
 GENERAL_FRAC = 0.05
 """Of the step: what no specific rule explains is worth a sentence from here on."""
-SLOW_FRAC = 0.09
+SLOW_FRAC = 0.075
 """Of the step, what a graph must bring at worst: hosts of one kind differ by as much (40.5 and 34.1 ms for the same
 program on two of them, 6 % promised at worst on the first and nothing to be had on the second), and under capture a
 library may take other kernels (7 % promised, none realized). Slow hosts that were planted have 20 % and more."""
