@@ -456,7 +456,7 @@ def test_logits_that_fill_the_l2_leave_it_first():
         assert facts(found["cross_entropy_short"]).num(policy) >= 8
 
 
-@pytest.mark.parametrize("cols", [4096, 8192, 4099])
+@pytest.mark.parametrize("cols", [4096, 8192, 2049])
 def test_both_sums_of_a_layer_norm_row_backward_are_one_meeting_of_its_warps(cols):
     found = variants(lambda x, w, b: kernels.layer_norm(x, w, b), (8192, cols), (cols,), (cols,))
     variant = found["layer_norm_backward_ends" if cols % 8 else "layer_norm_backward"]
