@@ -117,7 +117,7 @@ def _support(
         return f"{tuple(x.shape)} by {tuple(w.shape)}: an image and one filter a channel"
     if max(w.shape[2:]) > MOST_TAPS or max(stride) > MOST_STRIDE or min(stride) < 1:
         return f"more than {MOST_TAPS} taps a side, or steps of more than {MOST_STRIDE}"
-    return _layout_reason(x, w, stride, padding) or _columns_reason(x.shape[1], bias, mean, var, gamma, beta)
+    return _layout_reason(x, w, stride, padding) or columns_reason(x.shape[1], bias, mean, var, gamma, beta)
 
 
 def _layout_reason(x: Tensor, w: Tensor, stride: Ints, padding: Ints) -> str | None:
@@ -126,12 +126,18 @@ def _layout_reason(x: Tensor, w: Tensor, stride: Ints, padding: Ints) -> str | N
         return "the result has no pixels"
     if max(x.numel(), x.shape[0] * x.shape[1] * (out[0] + MOST_TAPS) * (out[1] + MOST_TAPS)) >= 2**31:
         return "2³¹ elements or more"
+    return image_reason(x)
+
+
+def image_reason(x: Tensor) -> str | None:
+    """Why a kernel that reads channels in accesses of 16 bytes cannot take an image."""
     if x.shape[1] % VECTOR or not x.is_contiguous(memory_format=torch.channels_last):
         return f"channels do not lie last, or are no multiple of {VECTOR}"
     return "the image does not begin at 16 bytes" if not x.is_meta and x.data_ptr() % 16 else None
 
 
-def _columns_reason(channels: int, *columns: Tensor | None) -> str | None:
+def columns_reason(channels: int, *columns: Tensor | None) -> str | None:
+    """Why a kernel cannot apply a bias and a norm (bias, mean, var, …) in its last step."""
     if (columns[1] is None) != (columns[2] is None):
         return "mean and var come together"
     for each in columns:

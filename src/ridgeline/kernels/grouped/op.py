@@ -13,6 +13,7 @@ from ridgeline.kernels import tuning
 from ridgeline.kernels.contract import Case, Trial, case, declare
 from ridgeline.kernels.convolution.op import out_sizes
 from ridgeline.kernels.dense.op import ACTIVATIONS, NARROW, VECTOR
+from ridgeline.kernels.depthwise.op import columns_reason, image_reason
 from ridgeline.kernels.grouped import config, kernel, reference
 from ridgeline.kernels.launcher import Kernel, Plans, launchable
 from ridgeline.kernels.rows import cdiv, power_of_two
@@ -131,7 +132,7 @@ def _support(
         return f"more than {MOST_TAPS} taps a side, or steps of more than two"
     if not config.bundled(groups, w.shape[1], w.shape[0] // groups):
         return "no number of groups makes a bundle of 16 to 128 channels in whole pieces of 16 bytes"
-    return _layout_reason(x, w, stride, padding) or _columns_reason(w.shape[0], bias, mean, var, gamma, beta)
+    return _layout_reason(x, w, stride, padding) or columns_reason(w.shape[0], bias, mean, var, gamma, beta)
 
 
 def _layout_reason(x: Tensor, w: Tensor, stride: int, padding: Ints) -> str | None:
@@ -140,18 +141,7 @@ def _layout_reason(x: Tensor, w: Tensor, stride: int, padding: Ints) -> str | No
         return "the result has no pixels"
     if max(x.numel(), x.shape[0] * (out[0] * out[1]) * w.shape[0]) >= 2**31 - 2**24:
         return "2³¹ elements or more"
-    if x.shape[1] % VECTOR or not x.is_contiguous(memory_format=torch.channels_last):
-        return f"channels do not lie last, or are no multiple of {VECTOR}"
-    return "the image does not begin at 16 bytes" if not x.is_meta and x.data_ptr() % 16 else None
-
-
-def _columns_reason(channels: int, *columns: Tensor | None) -> str | None:
-    if (columns[1] is None) != (columns[2] is None):
-        return "mean and var come together"
-    for each in columns:
-        if each is not None and (each.shape != (channels,) or each.stride(0) != 1 or not each.is_floating_point()):
-            return "bias and norm are one dense number a channel"
-    return None
+    return image_reason(x)
 
 
 def _fake(
