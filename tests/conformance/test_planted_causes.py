@@ -59,7 +59,6 @@ TRUE = {
     ("vision_checkpointed", "channels-first"),  # brought 2.93 of 18.2 ms
     ("vectors_pageable", "exposed-copies"),  # brought 1.80 of 5.61 ms
     ("gradients_scaled_for_bf16", "pointwise-chains"),  # brought 4.61 of 24.2 ms
-    ("norms_one_by_one", "pointwise-chains"),  # gates over channels; not tried
     ("weights_cast_for_each_piece", "pointwise-chains"),  # brought 5.85 of 34.6 ms
     ("confusion_counted_on_host", "misaligned-sizes"),  # 21 classes; brought 0.22 of 4.26 ms
     ("healthy_boxes", "pointwise-chains"),  # overlaps of 512 boxes in six passes; brought 0.64 of 6.61 ms
@@ -71,11 +70,15 @@ TRUE = {
     ("healthy_hub_padded", "masked-attention"),  # texts one behind the other brought 2.39 of 16.7 ms
     ("healthy_vocoder", "channels-first"),  # brought 0.35 of 2.50 ms
     ("healthy_fake_quantized", "pointwise-chains"),  # brought 0.63 of 13.8 ms
-    ("hub_decoder_in_steps", "value-read"),  # its hub asks once a step; the device then idles 1.2 of 8.6 ms; not tried
-    ("healthy_inner_steps", "launch-bound"),  # 12.4 of 20.7 ms are kernels; not tried
     ("healthy_points", "pointwise-chains"),  # the largest of 2,048 points, backward in three passes: 3.2 of 18.6 ms
 }
 """What is found in programs without a planted cause and is so: `benchmarks/2026-11-15-findings.md` says how we know."""
+UNTRIED = {
+    ("norms_one_by_one", "pointwise-chains"),  # gates over channels
+    ("hub_decoder_in_steps", "value-read"),  # its hub asks once a step; the device then idles 1.2 of 8.6 ms
+    ("healthy_inner_steps", "launch-bound"),  # 12.4 of 20.7 ms are kernels
+}
+"""What is found there and has evidence, and nobody has tried the advice: neither true nor false."""
 
 MISSED = {
     "again_columns_one_by_one",  # traced in one run and timed in another, whose host was half as slow again
@@ -134,7 +137,7 @@ def test_a_cause_is_no_longer_named_once_it_is_fixed(scores):
 
 def test_what_fixed_runs_are_told_beside_a_slow_host_is_true_of_them(scores):
     others = {(found.case, rule) for found in scores for rule, _ in found.others if rule not in GENERAL}
-    assert others <= TRUE, others - TRUE
+    assert others <= TRUE | UNTRIED, others - TRUE - UNTRIED
 
 
 def test_every_planted_cause_has_a_rule(scores):
@@ -152,7 +155,7 @@ HEALTHY = [
 @pytest.mark.parametrize("program", HEALTHY, ids=lambda program: program.name)
 def test_healthy_programs_are_told_nothing_that_is_not_so(program):
     found = {(program.name, rule) for rule, _ in found_in(program)}
-    assert found <= TRUE, found - TRUE
+    assert found <= TRUE | UNTRIED, found - TRUE - UNTRIED
 
 
 @pytest.fixture(scope="module")
@@ -272,4 +275,4 @@ def test_well_written_programs_recorded_as_most_people_do_are_told_nothing_that_
     """No shapes, no schedule, no marks of steps, nobody timed them."""
     name = file.name.removesuffix(".plain.json.xz")
     found = {(name, finding.rule) for finding in _untimed(read(file, cache=False)) if finding.step_frac > WEIGHTY_FRAC}
-    assert found <= TRUE | SLOW_HOST, found - TRUE
+    assert found <= TRUE | UNTRIED | SLOW_HOST, found - TRUE - UNTRIED

@@ -60,7 +60,6 @@ _PRECISIONS: tuple[tuple[str, str], ...] = (
              r"|_engine<float|gemv\w*<.*float, float, float"),
 )  # fmt: skip
 _PRECISION = tuple((precision, re.compile(pattern)) for precision, pattern in _PRECISIONS)
-TENSOR_CORE = ("tf32", "half", "fp8", "int8")
 
 
 @lru_cache(maxsize=200_000)
