@@ -118,7 +118,8 @@ def compare(a: Timed, b: Timed) -> Comparison:
 class Track:
     """Where contenders take turns: inputs to go round, the model's state to put back, and a clock.
 
-    In training a turn is forward, backward and clearing the gradients; in inference a call without gradients.
+    In training a turn is forward, backward and clearing the gradients, and ``update`` before that where there is one;
+    in inference a call without gradients.
     """
 
     def __init__(self, model: nn.Module, inputs: Inputs, mode: str, loss: Call | None, device: torch.device) -> None:
@@ -134,6 +135,7 @@ class Track:
         self.copies = [inputs]
         self._turns = 0
         self.steady = False
+        self.update: Callable[[], Any] | None = None
         self.waits = mode == "infer"  # after every call, as whoever wants its result does
         self._kept: dict[int, tuple[Inputs, Inputs, Any]] = {}
         self.written: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -196,6 +198,8 @@ class Track:
         value = self.loss(call(*inputs.args, **inputs.kwargs))  # results let go of: nobody needs less memory than so
         with casts.off():
             value.backward()
+        if self.update is not None:
+            self.update()
         for parameter in self.parameters:
             parameter.grad = None
         return None
@@ -280,12 +284,18 @@ class Track:
         budget_s: float,
         pairs: Sequence[tuple[str, str]] = (),
         least_rounds: int = MIN_ROUNDS,
+        least_calls: int = 1,
     ) -> dict[str, Timed]:
-        """All contenders in turns, until ``pairs`` are clearly decided or the time is spent, at most twice over."""
-        num = {}
+        """All contenders in turns, until ``pairs`` are clearly decided or the time is spent, at most twice over.
+
+        ``least_calls`` in a row are a turn where the time is enough for them: a loop does not wait for its steps.
+        """
+        about_s = {}
         for name, runner in runners.items():
             with runner.switched() as call:
-                num[name] = self._calls_a_turn(self.about_s(call))
+                about_s[name] = self.about_s(call)
+        row = 1 if self.written else min(least_calls, int(budget_s / (least_rounds * sum(about_s.values()) + 1e-9)))
+        num = {name: max(self._calls_a_turn(one_s), row) for name, one_s in about_s.items()}
         found: dict[str, list[float]] = {name: [] for name in runners}
         began = time.perf_counter()
         for i in range(MAX_ROUNDS):

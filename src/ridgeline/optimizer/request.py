@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -49,6 +50,7 @@ def optimize(
 ) -> Optimized:
     """The model as a callable that is no slower than eager or torch.compile, with its receipt."""
     problem = _problem(model, args, kwargs, mode, loss, budget_s, memory_limit, error_budget, say)
+    problem = replace(problem, optimizer=optimizer)
     key = cache.key_of(problem.model, problem.inputs, _settings(problem, optimizer)) if use_cache else ""
     began = time.perf_counter()
     given = {"mode": OPTIMIZED_MODES[mode], "optimizer": optimizer, "loss": loss}

@@ -62,12 +62,15 @@ from ridgeline.optimizer.signature import Signature
 from ridgeline.optimizer.still import stilled
 from ridgeline.optimizer.studio import uncached_casts
 from ridgeline.optimizer.tracking import LEAST_STEPS, STEPS, track
+from ridgeline.optimizer.update import updating
 
 MOST_SEEDS, SEEDS_S = 32, 1.0
 """Seeds after which random numbers that never showed are taken for unused, and the seconds for trying them."""
 RACE_FRAC, LAST_RACE_FRAC = 0.02, 0.06
 """Shares of the budget for one candidate's race and for the last one."""
 LEAST_RACE_S, MOST_RACE_S = 0.3, 4.0
+LOOP_STEPS = 3
+"""Steps in a row of the last race in training: loops start the next step while the device is at the last."""
 REFERENCE_TIMES = 40
 """A call in float64 takes about this many of eager's."""
 MOST_TWICE_BYTES = 2 << 30
@@ -119,6 +122,7 @@ class Problem:
     mode: str
     device: torch.device
     loss: Callable[..., Any] | None = None
+    optimizer: torch.optim.Optimizer | None = None  # what the loop updates with, where it is known
     budget_s: float = DEFAULT_BUDGET_S
     memory_limit_bytes: int | None = None
     error_budget: float | None = None  # relative root mean square error that results may have in fewer bits
@@ -695,10 +699,32 @@ class Search:
             runners[self.best.candidate.name] = handed(self.problem, self.best)
         budget_s = max(LEAST_RACE_S, min(2 * MOST_RACE_S, LAST_RACE_FRAC * self.problem.budget_s))
         timed = self.track.race(runners, budget_s, least_rounds=LAST_ROUNDS)
-        self._give_way(timed)
+        self._give_way(self._whole_steps(budget_s) or timed)
         if self.best is self.stock and AS_IT_IS not in self.entries and self._feels_guards(timed[STOCK]):
             timed |= self._past_guards()
         return timed, self.stock
+
+    def _whole_steps(self, budget_s: float) -> dict[str, Timed]:
+        """The same as a loop runs them, with an update in every step, each as it would be handed over.
+
+        Forward and backward alone say little where an update holds up the host too: what hides behind the device's
+        work in one is in everybody's way in the other. Nothing where steps cannot be taken so.
+        """
+        built = {each.candidate.name: each for each in (self.eager, self.stock, self.best) if each is not None}
+        if self.problem.mode != "train" or len(built) < 2:
+            return {}
+        runners = {name: handed(self.problem, each) for name, each in built.items()}
+        try:
+            with updating(self.track, self.problem.optimizer) as name:
+                found = self.track.race(runners, budget_s, least_rounds=LAST_ROUNDS, least_calls=LOOP_STEPS)
+        except Exception as error:  # no memory for its state, gradients that it does not take
+            self.notes.append(f"whole steps were not compared: {why_failed(error)}")
+            return {}
+        finally:
+            self.track.restore()
+        shown = ", ".join(f"{who} {1e3 * timed.median_s:.3g} ms" for who, timed in found.items())
+        self.notes.append(f"whole steps with {name}: {shown}")
+        return found
 
     def _feels_guards(self, timed: Timed) -> bool:
         """Whether torch.compile's guards and our look on top of them show in a call, and its code is made in time."""

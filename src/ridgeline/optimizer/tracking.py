@@ -108,7 +108,7 @@ def compared(
             step = make()
             return tuple(torch.stack([step() for _ in range(steps)]).float().tolist())
         finally:
-            _put_back(parameters, kept)
+            put_back(parameters, kept)
             state.restore()
 
     both = Tracked(losses(eager), losses(found), optimizer=optimizer)
@@ -157,7 +157,8 @@ def _nudge(parameters: list[nn.Parameter], share: float = 0.5, seed: int = 7) ->
             parameter.copy_(torch.where(up, parameter * (1 + step), parameter))
 
 
-def _put_back(parameters: list[nn.Parameter], kept: list[Tensor]) -> None:
+def put_back(parameters: list[nn.Parameter], kept: list[Tensor]) -> None:
+    """Weights as they were, and no gradients."""
     with torch.no_grad():
         for parameter, was in zip(parameters, kept, strict=True):
             parameter.copy_(was)

@@ -161,3 +161,20 @@ def test_a_contender_that_marks_the_cache_spoils_it_for_nobody_else() -> None:
     for call in (_appended, _counted, lambda cache: seen.append((cache.num_calls, len(cache.entries)))):
         track.turn_s(call, 1)
     assert seen == [(0, 1)]
+
+
+def test_a_turn_of_a_loop_is_several_calls_where_the_time_is_enough_for_them() -> None:
+    """Also of a model that counts: a loop does not put its state back after every step."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).train()
+    track = _track(model, torch.randn(8, 4), mode="train")
+    assert track.mutates
+    turns: list[int] = []
+    track.about_s = lambda call: 0.1  # type: ignore[method-assign]
+    track.turn_s = lambda call, num: turns.append(num) or 0.1  # type: ignore[func-returns-value,method-assign]
+    for budget_s, num in ((100.0, 3), (0.5, 1)):
+        turns.clear()
+        track.race({"eager": Runner(model)}, budget_s, least_calls=3)
+        assert set(turns) == {num}
+    turns.clear()
+    track.race({"eager": Runner(model)}, 100.0)
+    assert set(turns) == {1}

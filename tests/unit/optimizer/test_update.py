@@ -16,7 +16,7 @@ from torch import nn
 
 from ridgeline.optimizer import update
 from ridgeline.optimizer.inputs import Inputs
-from ridgeline.optimizer.measure import Comparison
+from ridgeline.optimizer.measure import Comparison, Timed, Track
 from ridgeline.optimizer.optimized import Optimized, Plan
 from ridgeline.optimizer.training import graph_training
 
@@ -94,3 +94,55 @@ def test_clones_share_parameters_and_settings_but_no_state() -> None:
     assert [g["lr"] for g in clone.param_groups] == [g["lr"] for g in optimizer.param_groups]
     assert all(g["weight_decay"] == 0.5 and g["momentum"] == 0.9 for g in clone.param_groups) and not clone.state
     assert type(update.cloned(torch.optim.RMSprop(made.parameters()))) is torch.optim.AdamW
+
+
+def _faster_alone(monkeypatch: Any, whole: float) -> None:
+    """The fused way is twice as fast by itself, and whole steps with it take ``whole`` times as long."""
+    monkeypatch.setattr(update, "fastest", lambda optimizer: ("fused", Comparison(2.0, 1.9, 2.1, 7)))
+    monkeypatch.setattr(update, "fusible", lambda optimizer: True)
+    seconds = {"given": 1.0, "fused": whole}
+
+    def looped(steps: Any, device: Any) -> dict[str, Timed]:
+        for step in steps.values():
+            step()
+        return {name: Timed((seconds[name],) * 5) for name in steps}
+
+    monkeypatch.setattr(update, "_looped", looped)
+
+
+def test_a_way_to_update_that_is_faster_alone_and_not_in_the_loop_is_not_taken(monkeypatch: Any) -> None:
+    for whole, taken in ((1.04, None), (0.99, True)):
+        made, inputs = _made()
+        before = [p.detach().clone() for p in made.parameters()]
+        optimizer = torch.optim.AdamW(made.parameters(), lr=1e-2)
+        with monkeypatch.context() as patched:
+            _faster_alone(patched, whole)
+            notes = _settled(made, inputs, optimizer)
+        assert optimizer.param_groups[0]["fused"] is taken
+        assert any("whole steps with it are 0.962× as fast" in note for note in notes) is (taken is None)
+        assert all(torch.equal(a, b) for a, b in zip(before, made.parameters(), strict=True)) and not optimizer.state
+        assert all(p.grad is None for p in made.parameters())
+
+
+def test_ways_to_update_are_timed_in_whole_steps_that_leave_no_trace() -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 4)).train()
+    kept = {name: value.clone() for name, value in model.state_dict().items()}
+    made, inputs = Optimized(model, [], mode="train", loss=_loss), Inputs((torch.randn(6, 8),))
+    said = update.behind(made, torch.optim.AdamW(model.parameters(), lr=1e-2), "fused", inputs, _loss)
+    assert said == "" or "whole steps with it" in said
+    assert all(torch.equal(value, kept[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_turns_with_an_update_put_weights_back_even_where_gradients_are_no_numbers(given: bool) -> None:
+    model = nn.Linear(4, 2).train()
+    kept = [p.detach().clone() for p in model.parameters()]
+    track = Track(model, Inputs((torch.full((3, 4), float("inf")),)), "train", None, torch.device("cpu"))
+    track.settle(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9) if given else None
+    with update.updating(track, optimizer) as name:
+        track.turn_s(model, 2)
+        assert not all(torch.isfinite(p).all() for p in model.parameters())  # else there would be nothing to put back
+    assert name == ("SGD" if given else "AdamW") and track.update is None
+    assert all(torch.equal(a, b) for a, b in zip(kept, model.parameters(), strict=True))
+    assert all(p.grad is None for p in model.parameters()) and (optimizer is None or not optimizer.state)
