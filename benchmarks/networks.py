@@ -1,5 +1,6 @@
 """Networks that no package on a bare GPU host has: a diffusion U-Net, a recommender with cross layers, a graph network,
-layers with an adapter of low rank, and a model that casts by itself."""
+layers with an adapter of low rank, a model that casts by itself, words behind an LSTM, a network over the columns of a
+table, and a detector that matches on the host."""
 
 from __future__ import annotations
 
@@ -167,3 +168,73 @@ class Cast(nn.Module):
         with torch.autocast(next(self.parameters()).device.type, torch.bfloat16):
             found = self.inner(*args, **kwargs)
         return found.float() if isinstance(found, Tensor) else found
+
+
+class Words(nn.Module):
+    """The next word by two recurrent layers, as word models were before attention."""
+
+    def __init__(self, num_words: int = 10_000, width: int = 650, layers: int = 2) -> None:
+        super().__init__()
+        self.words, self.drop = nn.Embedding(num_words, width), nn.Dropout(0.5)
+        self.layers, self.head = nn.LSTM(width, width, layers, dropout=0.5), nn.Linear(width, num_words)
+
+    def forward(self, ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        found, _ = self.layers(self.drop(self.words(ids)))
+        return {"loss": F.cross_entropy(self.head(self.drop(found)).flatten(0, 1).float(), labels.flatten())}
+
+
+class Table(nn.Module):
+    """Columns of names and of numbers through three layers with batch norm: a step of dozens of tiny kernels."""
+
+    def __init__(self, names: int = 10, numbers: int = 20, rows: int = 1000, width: int = 256) -> None:
+        super().__init__()
+        self.names = nn.ModuleList(nn.Embedding(rows, 8) for _ in range(names))
+        sizes = [8 * names + numbers, width, width, width]
+        self.layers = nn.Sequential(*(layer for a, b in pairwise(sizes) for layer in
+                                      (nn.Linear(a, b), nn.BatchNorm1d(b), nn.ReLU(), nn.Dropout(0.1))))  # fmt: skip
+        self.out = nn.Linear(width, 1)
+
+    def forward(self, names: Tensor, numbers: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        known = [table(names[:, i]) for i, table in enumerate(self.names)]
+        found = self.out(self.layers(torch.cat([*known, numbers], 1)))[:, 0]
+        return {"loss": F.binary_cross_entropy_with_logits(found.float(), labels.float())}
+
+
+class Detector(nn.Module):
+    """Boxes by queries that look at an image; each object goes to the query that fits it best, chosen on the host."""
+
+    def __init__(self, width: int = 256, queries: int = 100, kinds: int = 91) -> None:
+        super().__init__()
+        sizes = [3, 64, 128, 256, 512]
+        self.image = nn.Sequential(*(layer for a, b in pairwise(sizes) for layer in
+                                     (nn.Conv2d(a, b, 3, 2, 1), nn.GroupNorm(32, b), nn.ReLU())),
+                                   nn.Conv2d(512, width, 3, 2, 1))  # fmt: skip
+        self.looked = nn.Transformer(width, 8, 3, 3, 4 * width, dropout=0.0, batch_first=True)
+        self.queries, self.places = nn.Embedding(queries, width), nn.Parameter(0.02 * torch.randn(400, width))
+        self.kind, self.box = nn.Linear(width, kinds + 1), nn.Linear(width, 4)
+
+    def forward(self, image: Tensor, kinds: Tensor, boxes: Tensor) -> dict[str, Tensor]:
+        seen = self.image(image).flatten(2).transpose(1, 2)
+        asked = self.queries.weight.expand(len(image), -1, -1)
+        found = self.looked(seen + self.places[: seen.shape[1]], asked)
+        kind, box = self.kind(found).float(), self.box(found).float().sigmoid()
+        rows, places = self._matched(kind, box, kinds, boxes)
+        wanted = torch.full(kind.shape[:2], kind.shape[2] - 1, device=kind.device)
+        wanted[rows, places] = kinds.flatten()
+        apart = F.l1_loss(box[rows, places], boxes.flatten(0, 1).float())
+        return {"loss": F.cross_entropy(kind.flatten(0, 1), wanted.flatten()) + 5.0 * apart}
+
+    @torch.no_grad()
+    def _matched(self, kind: Tensor, box: Tensor, kinds: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
+        """Of every image the rows of its objects and their queries, the best pairs first; no query twice."""
+        likely = kind.softmax(-1).gather(2, kinds[:, None, :].expand(-1, kind.shape[1], -1))
+        costs = 5.0 * torch.cdist(box, boxes.float(), p=1) - likely
+        chosen: list[int] = []
+        for each in costs.cpu().tolist():
+            taken: dict[int, int] = {}
+            for _, query, thing in sorted((c, q, t) for q, row in enumerate(each) for t, c in enumerate(row)):
+                if thing not in taken and query not in taken.values():
+                    taken[thing] = query
+            chosen += [taken[thing] for thing in range(kinds.shape[1])]
+        rows = torch.arange(len(kinds), device=kind.device).repeat_interleave(kinds.shape[1])
+        return rows, torch.tensor(chosen, device=kind.device)

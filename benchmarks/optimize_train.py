@@ -460,7 +460,7 @@ def _beside(work: dict[str, Any], fast: Any, given: Any, eager_bytes: Any, asked
     peaks: dict[str, Any] = {"eager": eager_bytes}
     failed: dict[str, str] = {}
     _warmed(ways, peaks, failed, names=("result", "train_step"))
-    _warmed(ways, {}, failed, names=("result, its optimizer not passed",))
+    _warmed(ways, peaks, failed, names=("result, its optimizer not passed",))
     _tell({"peak_bytes": peaks, "loop_failed": failed, "met": False})
     _freed()
     rivals = Rivals(asked)
@@ -814,6 +814,59 @@ def _masked_words() -> Any:
     return BertForMaskedLM(BertConfig()), (), {"input_ids": ids, "labels": ids}
 
 
+def _t5_small() -> Any:
+    import workloads
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    config = T5Config(pad_token_id=0, decoder_start_token_id=0)
+    ids, labels = workloads._ids(32128, 8, 128), workloads._ids(32128, 8, 64)
+    return T5ForConditionalGeneration(config), (), {"input_ids": ids, "labels": labels, "use_cache": False}
+
+
+def _words() -> Any:
+    import workloads
+    from networks import Words
+
+    return Words(), (), {"ids": workloads._ids(10_000, 35, 20), "labels": workloads._ids(10_000, 35, 20)}
+
+
+def _columns() -> Any:
+    import torch
+    import workloads
+    from networks import Table
+
+    kwargs = {"names": workloads._ids(1000, 1024, 10), "numbers": torch.randn(1024, 20)}
+    return Table(), (), {**kwargs, "labels": workloads._ids(2, 1024, 1)[:, 0]}
+
+
+def _segments() -> Any:
+    import torch
+    import workloads
+    from transformers import SegformerConfig, SegformerForSemanticSegmentation
+
+    kwargs = {"pixel_values": torch.randn(4, 3, 512, 512), "labels": workloads._ids(150, 4, 512, 512)}
+    return SegformerForSemanticSegmentation(SegformerConfig(num_labels=150)), (), kwargs
+
+
+def _detector() -> Any:
+    import torch
+    import workloads
+    from networks import Detector
+
+    kwargs = {"image": torch.randn(4, 3, 640, 640), "kinds": workloads._ids(91, 4, 8), "boxes": torch.rand(4, 8, 4)}
+    return Detector(), (), kwargs
+
+
+def _citations() -> Any:
+    """A graph of papers that cite one another, as small as those that graph networks are first tried on."""
+    import torch
+    import workloads
+    from networks import Messages
+
+    kwargs = {"x": torch.randn(2708, 1433), "edges": workloads._ids(2708, 2, 10_556)}
+    return Messages(1433, 64, 7), (), {**kwargs, "labels": workloads._ids(7, 2708, 1)[:, 0]}
+
+
 def _timm(name: str, batch: int) -> Any:
     def make() -> Any:
         import workloads
@@ -830,7 +883,10 @@ TRAINED = {
     "mixtral-8l-train-4x1024": _mixtral, "unet-train-16": _unet, "dcn-train-8192": _dcn, "clip-b32-train-128": _clip,
     "wav2vec2-base-train-8x10s": _speech, "llama1b-lora-train-4x1024": _lora, "graph-train-170k": _graph,
     "gpt2-medium-checkpointed-train-8x512": _checkpointed, "resnet50-amp-train-64": _cast,
-    "gpt2-medium-amp-train-8x512": _cast_words,
+    "gpt2-medium-amp-train-8x512": _cast_words, "t5-small-train-8x128": _t5_small, "lstm-train-35x20": _words,
+    "table-train-1024": _columns, "segformer-b0-train-4": _segments, "detector-train-4": _detector,
+    "citations-train-2708": _citations, "resnet18-train-16": _timm("resnet18", 16),
+    "mobilenetv3-train-32": _timm("mobilenetv3_small_100", 32),
 }  # fmt: skip
 
 
