@@ -67,6 +67,12 @@ class Runs:
         self.squares = value.square() if self.squares is None else self.squares + value.square()
         self.samples.append(value[:: value.numel() // SAMPLED | 1].clone())
 
+    def add_nothing(self, num: int) -> None:
+        """As many runs as are missing of ``num``, in which there was none of it."""
+        assert self.total is not None
+        self.samples += [torch.zeros_like(self.samples[0])] * (num - self.num)
+        self.num = max(self.num, num)
+
     def moments(self) -> Moments:
         assert self.total is not None and self.squares is not None and self.num > 1
         mean = self.total / self.num

@@ -55,6 +55,10 @@ MARGIN, MORE_DRAWS = 2.0, 3
 judged again by so many times the runs. What chance does stays what it is; a mistake stands out as many times as far."""
 
 
+GRADIENT = "gradient of "
+"""What the names of gradients begin with."""
+
+
 @dataclass(frozen=True, slots=True)
 class Leaf:
     """One tensor that a call left behind: what it is, and its elements or a regular selection of them."""
@@ -132,7 +136,9 @@ class Subject:
             found += [(f"output{'.' if name else ''}{name}", tensor) for name, tensor in leaves(output)]
             found += [(f"input {name}", tensor) for name, tensor in before.changed()]
             found += (changed or self.state.changed)()
-            limit = max(LEAST_ELEMENTS, MAX_ELEMENTS // max(1, len(found)))
+            absent = sum(p.requires_grad for p in named.values()) if self.mode == "train" else 0
+            absent -= sum(name.startswith(GRADIENT) for name, _ in found)  # of layers dropped in this call, say
+            limit = max(LEAST_ELEMENTS, MAX_ELEMENTS // max(1, len(found) + max(0, absent)))
             return [_leaf(name, tensor, limit) for name, tensor in found]
         finally:
             self.state.restore()
@@ -150,7 +156,7 @@ class Subject:
         value = self.loss(output)
         with casts.off():
             value.backward()
-        found = [(f"gradient of {name}", p.grad) for name, p in wanted.items() if p.grad is not None]
+        found = [(f"{GRADIENT}{name}", p.grad) for name, p in wanted.items() if p.grad is not None]
         for name, p in wanted.items():
             p.grad = kept[name]
         return output, found
@@ -291,7 +297,7 @@ class Prover:
         if spare is not None and not exact:
             eager = _worse_of(eager, spare)
         allowed_rms, allowed_largest = allowed(eager, reference, 0.0 if exact else self._step(ours.dtype))
-        if ours.name.startswith("gradient of") and self._step(ours.dtype) > WIDE_STEP:
+        if ours.name.startswith(GRADIENT) and self._step(ours.dtype) > WIDE_STEP:
             allowed_largest = max(allowed_largest, _tail(allowed_rms, reference))
         if self.error_budget and not exact:
             within = _within(self.error_budget, reference)
@@ -395,13 +401,19 @@ class Prover:
         return {leaf.name: leaf.values.double() for leaf in found if leaf.name.startswith("gradient")}
 
     def _moments(self, call: Call, inputs: Inputs, first: int, num: int) -> dict[str, Moments]:
-        """Mean and variance of every floating-point result over runs with different random numbers."""
+        """Mean and variance of every floating-point result over runs with different random numbers.
+
+        A gradient that a run has not, of a layer that it dropped, adds nothing to a weight in it.
+        """
         runs: dict[str, Runs] = {}
         for draw in range(first, first + num):
             torch.manual_seed(1234 + 977 * draw)
             for leaf in self.subject.observe(call, inputs.copied()):
                 if leaf.dtype.is_floating_point:
                     runs.setdefault(leaf.name, Runs()).add(leaf.values)
+        for name, found in runs.items():
+            if name.startswith(GRADIENT):
+                found.add_nothing(num)
         return {name: found.moments() for name, found in runs.items()}
 
 

@@ -21,7 +21,9 @@ from ridgeline.kernels.adamw.reference import Rule
 
 ON_DEVICE = ("cuda",)
 MOST_PLANS = 8
-"""Sets of parameters, states and kinds of gradients that are known; a loop has one or two."""
+"""Sets of parameters, states and kinds of gradients that are known; a loop has one or two. Where layers are dropped at
+random nearly every step has gradients of other parameters (wav2vec2's), and tables for each would take longer than
+PyTorch's own step, which takes all that are not known by then."""
 _MARK, _BEFORE = "_ridgeline_launches", "_ridgeline_step"
 
 
@@ -143,17 +145,15 @@ _step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # so that sched
 
 
 def _known(optimizer: Any) -> Launches | None:
-    """The launches for state as it is now and gradients of these kinds."""
+    """The launches for state as it is now and gradients of these kinds; None where PyTorch's own step is taken."""
     plans = getattr(optimizer, _MARK)
     try:
         key = _places(optimizer)
     except RuntimeError:  # a gradient that is no stretch of memory, a sparse one say
         return None
-    if key not in plans:
-        if len(plans) >= MOST_PLANS:
-            plans.clear()
+    if key not in plans and len(plans) < MOST_PLANS:
         plans[key] = _made(optimizer)
-    found: Launches | None = plans[key]
+    found: Launches | None = plans.get(key)
     return found
 
 

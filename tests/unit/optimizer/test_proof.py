@@ -156,6 +156,40 @@ def test_dropout_is_judged_by_means_and_spreads() -> None:
     assert not prover.judge(lambda x: 1.5 * model(x)), "the mean is elsewhere"
 
 
+class Dropping(nn.Module):
+    """Layers that the host drops whole, as speech models do: runs differ in which weights have gradients at all."""
+
+    def __init__(self, share: float = 0.25) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers, self.share, self.times = nn.ModuleList(nn.Linear(32, 32) for _ in range(6)), share, 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + self.times * torch.tanh(layer(x)) if torch.rand([]) >= self.share else x
+        return x
+
+
+def test_layers_that_are_dropped_whole_are_judged_with_the_gradients_they_have(monkeypatch: Any) -> None:
+    monkeypatch.setattr("ridgeline.optimizer.proof.LEAST_ELEMENTS", 8)
+    monkeypatch.setattr("ridgeline.optimizer.proof.MAX_ELEMENTS", 6000)  # a sample, as of large models
+    model, x = Dropping().train(), torch.randn(16, 32)
+    prover = Prover(Subject(model, Inputs((x,)), "train", Loss(None), State(model)), random=True, num_draws=12)
+    assert prover.judge(model)
+
+    def doubled(given: torch.Tensor) -> torch.Tensor:
+        model.times = 2.0
+        try:
+            return model(given)
+        finally:
+            model.times = 1.0
+
+    assert not prover.judge(doubled)
+    first = model.layers[0].requires_grad_(False)  # its gradients are missing always, not now and then
+    assert not prover.judge(model)
+    first.requires_grad_(True)
+
+
 def test_what_is_only_just_beyond_chance_is_judged_again_by_more_runs(monkeypatch: Any) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)).train()

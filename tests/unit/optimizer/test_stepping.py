@@ -75,6 +75,24 @@ def test_a_schedule_made_before_an_optimizer_was_taken_over_is_not_alarmed() -> 
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.025)
 
 
+def test_steps_whose_gradients_are_of_other_parameters_every_time_are_left_to_pytorch(monkeypatch: Any) -> None:
+    """Layers that are dropped at random have none: tables for every set would be made anew and anew."""
+    parameters = [nn.Parameter(torch.ones(3)) for _ in range(6)]
+    optimizer = torch.optim.AdamW(parameters, lr=0.1)
+    stepping.take_over(optimizer)
+    made: list[int] = []
+    monkeypatch.setattr(stepping, "_made", lambda optimizer: made.append(1) or (lambda: None))  # type: ignore[func-returns-value]
+    own: list[int] = []
+    monkeypatch.setattr(torch.optim.AdamW, "step", lambda self, closure=None: own.append(1))
+    for turn in range(2):
+        for which in range(1, 33):
+            for i, parameter in enumerate(parameters):
+                parameter.grad = torch.ones(3) if which >> i & 1 or not i else None
+            optimizer.step()
+        assert len(made) <= stepping.MOST_PLANS and len(own) >= (turn + 1) * 8
+    assert len(own) < 2 * 32  # those that are known are taken still
+
+
 def test_a_schedule_may_be_made_for_an_optimizer_that_was_taken_over() -> None:
     model = _model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from recorder import TapeExecutor
 from torch import nn
 
-from ridgeline.optimizer import update
+from ridgeline.optimizer import stepping, update
 from ridgeline.optimizer.inputs import Inputs
 from ridgeline.optimizer.measure import Comparison, Timed, Track
 from ridgeline.optimizer.optimized import Optimized, Plan
@@ -100,7 +100,7 @@ def _faster_alone(monkeypatch: Any, whole: float) -> None:
     """The fused way is twice as fast by itself, and whole steps with it take ``whole`` times as long."""
     monkeypatch.setattr(update, "fastest", lambda optimizer: ("fused", Comparison(2.0, 1.9, 2.1, 7)))
     monkeypatch.setattr(update, "fusible", lambda optimizer: True)
-    seconds = {"given": 1.0, "fused": whole}
+    seconds = {"given": 1.0, "fused": whole, "kernel": 1.1}
 
     def looped(steps: Any, device: Any) -> dict[str, Timed]:
         for step in steps.values():
@@ -124,12 +124,27 @@ def test_a_way_to_update_that_is_faster_alone_and_not_in_the_loop_is_not_taken(m
         assert all(p.grad is None for p in made.parameters())
 
 
+def test_where_our_kernel_loses_in_the_loop_pytorchs_is_tried(monkeypatch: Any) -> None:
+    made, inputs = _made()
+    optimizer = torch.optim.AdamW(made.parameters(), lr=1e-2)
+    _faster_alone(monkeypatch, 0.9)
+    monkeypatch.setattr(update, "fastest", lambda optimizer: ("kernel", Comparison(2.0, 1.9, 2.1, 7)))
+    notes = _settled(made, inputs, optimizer)
+    assert optimizer.param_groups[0]["fused"] and not stepping.is_taken(optimizer)
+    assert notes[0] == "optimizer: kernel is faster alone, and whole steps with it are 0.909× as fast"
+    assert update.FUSED in notes and update.RECORDED in notes
+    again, _ = _made()
+    remembered = torch.optim.AdamW(again.parameters(), lr=1e-2)
+    update.again(again, remembered, tuple(notes))
+    assert remembered.param_groups[0]["fused"] and not stepping.is_taken(remembered)
+
+
 def test_ways_to_update_are_timed_in_whole_steps_that_leave_no_trace() -> None:
     model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 4)).train()
     kept = {name: value.clone() for name, value in model.state_dict().items()}
     made, inputs = Optimized(model, [], mode="train", loss=_loss), Inputs((torch.randn(6, 8),))
-    said = update.behind(made, torch.optim.AdamW(model.parameters(), lr=1e-2), "fused", inputs, _loss)
-    assert said == "" or "whole steps with it" in said
+    found = update.in_whole_steps(made, torch.optim.AdamW(model.parameters(), lr=1e-2), "fused", inputs, _loss)
+    assert found.num_rounds == update.LOOP_ROUNDS and found.speedup > 0
     assert all(torch.equal(value, kept[name]) for name, value in model.state_dict().items())
 
 
