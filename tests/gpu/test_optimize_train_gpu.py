@@ -99,6 +99,7 @@ def test_an_optimizer_and_its_model_are_optimized_together() -> None:
     fast = rl.optimize(model, (), kwargs, mode="train", optimizer=optimizer, budget_s=25)
     assert fast.receipt.speedup > 1.2, str(fast.receipt)
     assert any("steps of AdamW" in note for note in fast.receipt.notes), str(fast.receipt)
+    assert any(note.startswith("whole steps with AdamW: eager") for note in fast.receipt.notes), str(fast.receipt)
     with warnings.catch_warnings():
         warnings.simplefilter("error", RunsEagerly)
         losses = [float(fast.train_step(**kwargs)) for _ in range(6)]
@@ -243,6 +244,22 @@ def test_adamw_by_our_kernel_takes_pytorchs_steps_recorded_or_not(dtype: Any) ->
     for model in models[1:]:
         for p, q in zip(models[0].parameters(), model.parameters(), strict=True):
             assert float((p - q).detach().norm() / p.detach().norm()) < tolerance
+
+
+def test_adamw_by_our_kernel_leaves_sets_of_gradients_that_change_with_every_step_to_pytorch() -> None:
+    lists = [[nn.Parameter(torch.full((257, i + 1), 1.0, device="cuda")) for i in range(6)] for _ in range(2)]
+    optimizers = [torch.optim.AdamW(parameters, lr=1e-2, fused=True) for parameters in lists]
+    stepping.take_over(optimizers[1])
+    for which in range(40):
+        for parameters, optimizer in zip(lists, optimizers, strict=True):
+            for i, parameter in enumerate(parameters):
+                drawn = torch.Generator("cuda").manual_seed(100 * which + i)
+                grad = torch.randn(parameter.shape, device="cuda", generator=drawn)
+                parameter.grad = grad if (which * 7 + i) % 11 > 3 or which < 2 else None  # the first step has all
+            optimizer.step()
+    assert len(vars(optimizers[1])["_ridgeline_launches"]) <= stepping.MOST_PLANS
+    for p, q in zip(*lists, strict=True):
+        assert float((p - q).detach().norm() / (p - 1.0).detach().norm()) < 1e-4
 
 
 class Convolved(nn.Module):
