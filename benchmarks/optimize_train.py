@@ -8,9 +8,9 @@ settings); several models go side by side, and whoever does not compile holds th
 nobody compiles on. When both are ready they take turns while the device is theirs: whole steps in a plain loop
 (gradients cleared, forward, loss, backward, the optimizer's step) of eager and ``torch.compile`` with the optimizer as
 it was written; of the result with the optimizer that was passed to the search, called in the same loop and through
-``train_step``; and of the result with an optimizer that no search has seen. Memory is the most that a step allocates
-and reserves, weights and the optimizer's state included: of eager in the searching process before the search, of the
-result after it. ``--brief`` leaves ``torch.compile`` out of searches over models made of repeated blocks (it is
+``train_step``, and in a loop that clears gradients behind the forward; and of the result with an optimizer that no
+search has seen. Memory is the most that a step allocates and reserves, weights and the optimizer's state included: of
+eager in the searching process before the search, of the result after it. ``--brief`` leaves ``torch.compile`` out of searches over models made of repeated blocks (it is
 measured beside them, and takes most of a short search), the breakdown by kernel and part out of receipts, and of the
 two runs of fifty steps the one with an optimizer of the search's own. Models after ``--full`` are searched as anybody
 does it: 120 s, ``torch.compile`` inside, nothing compiled by another process.
@@ -232,7 +232,7 @@ def _joined(found: dict[str, Any], stock: dict[str, Any]) -> dict[str, Any]:
 def _means(rows: dict[str, dict[str, Any]]) -> list[str]:
     """Geometric means over the rows that have both sides."""
     found = []
-    for who in ("result", "train_step", "result, its optimizer not passed"):
+    for who in ("result", "train_step", "result, its optimizer not passed", "result, cleared late"):
         full = {name: row["loop"] for name, row in rows.items() if {"torch.compile", who} <= row.get("loop", {}).keys()}
         ratios = {name: min(loop["eager"], loop["torch.compile"]) / loop[who] for name, loop in full.items()}
         if ratios:
@@ -457,10 +457,11 @@ def _beside(work: dict[str, Any], fast: Any, given: Any, eager_bytes: Any, asked
     ways = {"result": _stepping(work, fast, given)}
     ways["train_step"] = lambda: fast.train_step(*work["args"], **work["kwargs"])
     ways["result, its optimizer not passed"] = _stepping(work, fast, work["optimizer"](model))
+    ways["result, cleared late"] = _stepping(work, fast, given, late=True)
     peaks: dict[str, Any] = {"eager": eager_bytes}
     failed: dict[str, str] = {}
     _warmed(ways, peaks, failed, names=("result", "train_step"))
-    _warmed(ways, peaks, failed, names=("result, its optimizer not passed",))
+    _warmed(ways, peaks, failed, names=("result, its optimizer not passed", "result, cleared late"))
     _tell({"peak_bytes": peaks, "loop_failed": failed, "met": False})
     _freed()
     rivals = Rivals(asked)
@@ -596,15 +597,18 @@ def _freed() -> None:
         torch.cuda.empty_cache()
 
 
-def _stepping(work: dict[str, Any], call: Any, optimizer: Any) -> Callable[[], Any]:
-    """A step as a person writes it."""
+def _stepping(work: dict[str, Any], call: Any, optimizer: Any, late: bool = False) -> Callable[[], Any]:
+    """A step as a person writes it; ``late`` if gradients are cleared between the forward and the backward."""
     from ridgeline.optimizer.loss import Loss
 
     loss = work["loss"] or Loss(None)
 
     def step() -> Any:
-        optimizer.zero_grad(set_to_none=True)
+        if not late:
+            optimizer.zero_grad(set_to_none=True)
         value = loss(call(*work["args"], **work["kwargs"]))
+        if late:
+            optimizer.zero_grad(set_to_none=True)
         value.backward()
         optimizer.step()
         return value.detach()

@@ -188,12 +188,20 @@ class GraphedTraining:
             kept = self._kept()
             tracks.backward.replay()
             pending.done = True
-            num = len(self._studio.asking)  # an input's gradient may be kept for long; a parameter's is known by .grad
-            found = [None if g is None else g.clone() if i < num or _meets(g, kept) else g.detach()
-                     for i, g in enumerate(tracks.grads)]  # fmt: skip
+            found = self._found(kept)
             for result, copy in kept:
                 result.data.copy_(copy)  # to autograd nothing has changed
         return self._reached(found, given)
+
+    def _found(self, kept: list[tuple[Tensor, Tensor]]) -> list[Tensor | None]:
+        """Gradients as autograd takes them: an input's may be kept for long, a parameter's is known by ``.grad``."""
+        grads, num = self._tracks.grads, len(self._studio.asking)
+        if kept:
+            return [None if g is None else g.clone() if i < num or _meets(g, kept) else g.detach()
+                    for i, g in enumerate(grads)]  # fmt: skip
+        if not num:
+            return [None if g is None else g.detach() for g in grads]
+        return [None if g is None else g.clone() if i < num else g.detach() for i, g in enumerate(grads)]
 
     def _kept(self) -> list[tuple[Tensor, Tensor]]:
         """Results that somebody holds and that the backward is about to write over, each with a copy of it.
@@ -280,8 +288,11 @@ class GraphedTraining:
         count = torch._C._storage_Use_Count
         if any(count(storage) - moved[storage] > most for storage, most in counted):
             return False  # views of them, say, which have to stay views
-        for grad in held:
-            grad.data = grad.detach().clone()
+        with torch.no_grad():  # one launch for many: loops that clear gradients behind the forward do this every step
+            made = [torch.empty_like(grad) for grad in held]
+            torch._foreach_copy_(made, held)
+        for grad, copy in zip(held, made, strict=True):
+            grad.data = copy
         return True
 
     def _made(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

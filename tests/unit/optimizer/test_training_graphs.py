@@ -33,6 +33,33 @@ def test_gradients_that_lie_where_a_kept_result_does_are_told_from_others() -> N
     assert training._meets(inside, kept) and not training._meets(beside, kept) and not training._meets(inside, [])
 
 
+@pytest.mark.parametrize("accumulates", [False, True])
+def test_loops_that_clear_gradients_behind_the_forward_take_eager_steps(monkeypatch: Any, accumulates: bool) -> None:
+    """Those of the last step are still there when the next is replayed over them; a second pass may add to them."""
+    looked: list[Any] = []
+    monkeypatch.setattr(training, "_meets", lambda *given: looked.append(given) or False)  # type: ignore[func-returns-value]
+    trails = []
+    for recorded in (False, True):
+        torch.manual_seed(0)
+        model: Any = torch.nn.Sequential(torch.nn.Linear(6, 9), torch.nn.Tanh(), torch.nn.Linear(9, 1)).train()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        x = torch.randn(5, 6)
+        call = training.graph_training(model, (x,), {}, model, executor=TapeExecutor()) if recorded else model
+        losses = []
+        for i in range(8):
+            value = call(torch.randn(5, 6, generator=torch.Generator().manual_seed(i))).square().mean()
+            if not (accumulates and i % 2):
+                optimizer.zero_grad(set_to_none=True)
+            value.backward()
+            optimizer.step()
+            losses.append(float(value.detach()))
+        trails.append((losses, [p.detach().clone() for p in model.parameters()]))
+        if recorded:
+            assert call.replays == 8 and not call.misses
+    assert trails[0][0] == trails[1][0] and all(map(torch.equal, trails[0][1], trails[1][1]))
+    assert not looked  # where nobody holds a result, nobody looks where gradients lie: thousands of calls a step
+
+
 class _Overlapping(TapeExecutor):
     """Its backward leaves the last gradient where a result was, as an allocator may."""
 
