@@ -27,8 +27,9 @@ WAYS = ("fused", "kernel")
 RECORDED = "train_step replays the optimizer's update"
 _KNOWN = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 _ROUNDS = 7
-LOOP_ROUNDS, LOOP_STEPS = 5, 2
-"""Rounds in which whole steps with each way to update take turns, and steps in a row."""
+LOOP_ROUNDS, MIN_LOOP_ROUNDS, LOOP_STEPS, AMPLE = 5, 3, 2, 2.0
+"""Rounds in which whole steps with each way to update take turns, fewer where there is no time for so many proofs, and
+steps in a row."""
 TIMES_STEPS = 3.0
 """Eager calls that a step of both runs takes, with their updates."""
 
@@ -58,12 +59,13 @@ def _settled(made: Optimized, optimizer: torch.optim.Optimizer, inputs: Inputs, 
              affordable: float) -> list[str]:  # fmt: skip
     """``affordable`` is how many proofs there is time for."""
     given, (fast, gain) = cloned(optimizer), fastest(optimizer)
-    way, lost = _in_the_loop(made, optimizer, fast, inputs, loss)
+    steps = min(STEPS, int(affordable * STEPS))
+    rounds = LOOP_ROUNDS if affordable >= AMPLE else MIN_LOOP_ROUNDS
+    way, lost = _in_the_loop(made, optimizer, fast, inputs, loss, rounds) if steps >= LEAST_STEPS else (fast, [])
     adopt(optimizer, way)
     update = recorded(made, optimizer)
     if way is None and update is None:
         return lost
-    steps = min(STEPS, int(affordable * STEPS))
     if steps < LEAST_STEPS:
         raise _Unproved(f"{LEAST_STEPS} steps to prove it take longer than what is left")
     found = _tracked(made, given, optimizer, inputs, loss, steps)
@@ -163,11 +165,11 @@ def fastest(optimizer: torch.optim.Optimizer) -> tuple[str | None, Comparison | 
 
 
 def _in_the_loop(made: Optimized, optimizer: torch.optim.Optimizer, way: str | None, inputs: Inputs,
-                 loss: Callable[..., Any] | None) -> tuple[str | None, list[str]]:  # fmt: skip
+                 loss: Callable[..., Any] | None, rounds: int) -> tuple[str | None, list[str]]:  # fmt: skip
     """The way to update, or the next, with which whole steps are not behind those as given; what lost, in words."""
     lost = []
     for each in {"kernel": ("kernel", "fused"), "fused": ("fused",), None: ()}[way]:
-        found = in_whole_steps(made, optimizer, each, inputs, loss)
+        found = in_whole_steps(made, optimizer, each, inputs, loss, rounds)
         if found.speedup >= 1.0 - NOISE_FRAC:
             return each, lost
         lost.append(f"optimizer: {each} is faster alone, and whole steps with it are {found.speedup:.3f}× as fast")
@@ -175,7 +177,7 @@ def _in_the_loop(made: Optimized, optimizer: torch.optim.Optimizer, way: str | N
 
 
 def in_whole_steps(made: Optimized, optimizer: torch.optim.Optimizer, way: str, inputs: Inputs,
-                   loss: Callable[..., Any] | None) -> Comparison:  # fmt: skip
+                   loss: Callable[..., Any] | None, rounds: int = LOOP_ROUNDS) -> Comparison:  # fmt: skip
     """How many times as fast whole steps are this way as with the optimizer as it is given.
 
     A step that is waited for hides what the host does for it, and a loop waits for whoever is late: our kernel, 2.4
@@ -187,17 +189,18 @@ def in_whole_steps(made: Optimized, optimizer: torch.optim.Optimizer, way: str, 
         parameter.grad = torch.zeros_like(parameter)
     try:
         ways = _ways(optimizer, [way])
-        timed = _looped({name: _step(made, each, inputs, Loss(loss)) for name, each in ways.items()}, kept[0].device)
+        steps = {name: _step(made, each, inputs, Loss(loss)) for name, each in ways.items()}
+        timed = _looped(steps, kept[0].device, rounds)
     finally:
         put_back(parameters, kept)
         state.restore()
     return compare(timed["given"], timed[way])
 
 
-def _looped(steps: dict[str, Step], device: torch.device) -> dict[str, Timed]:
+def _looped(steps: dict[str, Step], device: torch.device, rounds: int) -> dict[str, Timed]:
     """Whole steps in turns, several in a row as in a loop; the first round is not counted."""
     seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for i in range(LOOP_ROUNDS + 1):
+    for i in range(rounds + 1):
         for name, step in in_turn(list(steps.items()), i):
             seconds[name].append(_row_s(step, device))
     return {name: Timed(tuple(found[1:])) for name, found in seconds.items()}

@@ -102,7 +102,7 @@ def _faster_alone(monkeypatch: Any, whole: float) -> None:
     monkeypatch.setattr(update, "fusible", lambda optimizer: True)
     seconds = {"given": 1.0, "fused": whole, "kernel": 1.1}
 
-    def looped(steps: Any, device: Any) -> dict[str, Timed]:
+    def looped(steps: Any, device: Any, rounds: int) -> dict[str, Timed]:
         for step in steps.values():
             step()
         return {name: Timed((seconds[name],) * 5) for name in steps}
