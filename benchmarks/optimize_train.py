@@ -10,10 +10,11 @@ nobody compiles on. When both are ready they take turns while the device is thei
 it was written; of the result with the optimizer that was passed to the search, called in the same loop and through
 ``train_step``, and in a loop that clears gradients behind the forward; and of the result with an optimizer that no
 search has seen. Memory is the most that a step allocates and reserves, weights and the optimizer's state included: of
-eager in the searching process before the search, of the result after it. ``--brief`` leaves ``torch.compile`` out of searches over models made of repeated blocks (it is
-measured beside them, and takes most of a short search), the breakdown by kernel and part out of receipts, and of the
-two runs of fifty steps the one with an optimizer of the search's own. Models after ``--full`` are searched as anybody
-does it: 120 s, ``torch.compile`` inside, nothing compiled by another process.
+eager in the searching process before the search, of the result after it. ``--brief`` leaves ``torch.compile`` out of
+searches over models made of repeated blocks (it is measured beside them, and takes most of a short search), all that
+tunes kernels, the breakdown by kernel and part out of receipts, and of the two runs of fifty steps the one with an
+optimizer of the search's own. Models after ``--full`` are searched as anybody does it: 120 s, ``torch.compile`` inside,
+nothing compiled by another process.
 
 ``steps`` are AdamW's alone. ``memory`` is what recordings reserve beside eager passes, with segments as ever and with
 ranges that grow, and whether their gradients are eager's. ``drift`` is that of fifty steps of GPT-2 from the same
@@ -60,6 +61,8 @@ PHASES = ("_prepare", "_made", "_peak_bytes", "_raced", "_proved", "_recapture",
 ODD = ((4096, 1024, 50257), (8192, 1024, 30522), (4096, 1280, 51866), (8192, 479, 1024))
 """Rows, inputs and outputs of linear layers of odd sizes: GPT-2's, BERT's and Whisper's heads, a DLRM's layer."""
 ROUNDS = 5
+WARM_S, TURN_S, MOST_STEPS = 0.03, 0.1, 100
+"""Seconds of steps that are not counted and that are, in each turn, and the most steps of either."""
 POLL_S = 0.002
 WRITTEN_S = 5.0
 """Seconds between two writings of what parts that still run have found."""
@@ -369,6 +372,7 @@ def _searched(asked: argparse.Namespace) -> None:
         stock = ladder.Ladder._stock
         ladder.Ladder._stock = lambda self, search: iter(()) if self.facts.groups else stock(self, search)
         ladder.Ladder.owed_s = lambda self, rung, search: 0.0
+        ladder.Ladder._tuned = lambda self, search, layout: iter(())
         searching.Search._parts = lambda self, *given: ()
         if not asked.kinds:
             searching.Search._regions = lambda self, *given: ()
@@ -566,7 +570,7 @@ def _stock(asked: argparse.Namespace) -> None:
             found: dict[str, Any] = {"peak_bytes": {}, "loop_failed": {}}
             _warmed(ways, found["peak_bytes"], found["loop_failed"], names=tuple(ways))
         else:
-            found = _round(ways)
+            found = _round(ways, num)
         _tell(found if what == "warm" else {})
         _answer(asked.marks / f"{asked.one}.told.{num}", found)
         turn.give()
@@ -635,18 +639,25 @@ def _in_turns(ways: dict[str, Any], rounds: int, rivals: Rivals | None = None, t
     """
     found: list[dict[str, float]] = []
     for i in range(rounds + 1):
-        found.append(_round(ways) | (rivals.ask("time") if rivals else {}))
+        found.append(_round(ways, i) | (rivals.ask("time") if rivals else {}))
         if told is not None and i >= 2:
             told(_medians(found))
     return _medians(found)
 
 
-def _round(ways: dict[str, Any]) -> dict[str, float]:
-    """Seconds a step of each, over three in a row; the first of each follows another's, and is not counted."""
+def _round(ways: dict[str, Any], i: int) -> dict[str, float]:
+    """Seconds a step of each, over three in a row and a tenth of a second; the order changes from round to round.
+
+    What comes before is another's, and of short steps several are not counted: processors that waited for another
+    process are slow at first (a step of 7.4 ms took 7.8 for whoever came first).
+    """
+    from ridgeline.optimizer.measure import in_turn
+
     seconds = {}
-    for who, step in ways.items():
-        _timed(step, 1)
-        seconds[who] = _timed(step, 3)
+    for who, step in in_turn(list(ways.items()), i):
+        one_s = _timed(step, 1)
+        _timed(step, max(1, min(MOST_STEPS, int(WARM_S / one_s))))
+        seconds[who] = _timed(step, max(3, min(MOST_STEPS, int(TURN_S / one_s))))
     return seconds
 
 

@@ -25,7 +25,18 @@ from ridgeline.optimizer.deadline import OutOfTime, within
 from ridgeline.optimizer.explanation import explanations, remaining
 from ridgeline.optimizer.forecast import Forecast, forecast, known_device
 from ridgeline.optimizer.inputs import Inputs, RandomState, leaves
-from ridgeline.optimizer.ladder import AS_IT_IS, CAPTURE_S, COMPILING_S, IMPORTS_S, PLAIN, STOCK, Facts, Ladder, Rung
+from ridgeline.optimizer.ladder import (
+    AS_IT_IS,
+    CAPTURE_S,
+    COMPILING_S,
+    GRAPHED,
+    IMPORTS_S,
+    PLAIN,
+    STOCK,
+    Facts,
+    Ladder,
+    Rung,
+)
 from ridgeline.optimizer.measure import LAST_ROUNDS, Comparison, Timed, Track, compare, held_bytes, reserved_bytes
 from ridgeline.optimizer.narrowing import FIRST_FRAC, MOST_TRIES, Study, study
 from ridgeline.optimizer.optimized import Optimized, Plan
@@ -62,6 +73,7 @@ from ridgeline.optimizer.signature import Signature
 from ridgeline.optimizer.still import stilled
 from ridgeline.optimizer.studio import uncached_casts
 from ridgeline.optimizer.tracking import LEAST_STEPS, STEPS, track
+from ridgeline.optimizer.training import renew_accumulator
 from ridgeline.optimizer.update import updating
 
 MOST_SEEDS, SEEDS_S = 32, 1.0
@@ -432,13 +444,13 @@ class Search:
     def _made(self, candidate: Candidate, base: Built | None) -> Built:
         """A candidate made, and what it keeps of the device's memory."""
         problem = self.problem
-        before, before_reserved = held_bytes(problem.device), reserved_bytes(problem.device)
+        before = _kept(problem.device)
         built = build(candidate, problem.model, problem.inputs, problem.mode, layout=self.layout, base=base,
                       loss=problem.loss, traces=self.traces)  # fmt: skip
         self.track.restore()
-        kept = held_bytes(problem.device) - before
+        after = _kept(problem.device)
+        kept, grown = (now - was for now, was in zip(after, before, strict=True))
         if candidate.graphed:  # a graph's pool is reserved, and its blocks count as free between replays
-            grown = reserved_bytes(problem.device) - before_reserved
             kept, built.reserved_bytes = max(kept, grown), self.base_reserved + grown
         built.kept_bytes = max(0, kept) + (base.kept_bytes if base else 0)
         return built
@@ -692,6 +704,7 @@ class Search:
     def _last_race(self) -> tuple[dict[str, Timed], Built | None]:
         """Winner, eager and torch.compile once more, in turns; the winner may change here."""
         self._recapture()
+        self._renew_histories()
         runners = {"eager": self.eager}
         if self.stock is not None:
             runners[self.stock.candidate.name] = self.stock
@@ -704,6 +717,17 @@ class Search:
             timed |= self._past_guards()
         return timed, self.stock
 
+    def _renew_histories(self) -> None:
+        """Recordings that failed may leave nodes behind that gather gradients on the stream of recordings.
+
+        Whatever is called afterwards waits for that stream and is waited for, parameter by parameter.
+        """
+        tried = [entry for name, entry in self.entries.items() if name == PLAIN or name.endswith(GRAPHED)]
+        if self.problem.mode == "train" and any(entry.status == FAILED for entry in tried):
+            gc.collect()
+            for parameter in self.track.parameters:
+                renew_accumulator(parameter)
+
     def _whole_steps(self, budget_s: float) -> dict[str, Timed]:
         """The same as a loop runs them, with an update in every step, each as it would be handed over.
 
@@ -715,8 +739,8 @@ class Search:
             return {}
         runners = {name: handed(self.problem, each) for name, each in built.items()}
         try:
-            with updating(self.track, self.problem.optimizer) as name:
-                found = self.track.race(runners, budget_s, least_rounds=LAST_ROUNDS, least_calls=LOOP_STEPS)
+            with updating(self.track, self.problem.optimizer, runners) as (name, updated):
+                found = self.track.race(updated, budget_s, least_rounds=LAST_ROUNDS, least_calls=LOOP_STEPS)
         except Exception as error:  # no memory for its state, gradients that it does not take
             self.notes.append(f"whole steps were not compared: {why_failed(error)}")
             return {}
@@ -950,6 +974,7 @@ class Search:
             forget_compiled(self.problem.model)
         if any(not switch.outlives_capture for switch in self.best.switches):
             self.best.on()
+        self._renew_histories()
         self.track.restore()
 
     def _floor_s(self, final_s: float) -> float | None:
@@ -1003,6 +1028,15 @@ def as_stock(built: Built) -> bool:
     """Whether what runs is what torch.compile makes: its own, or what Inductor makes where no rewrite matched."""
     found = built.candidate if built.report.matches else replace(built.candidate, rewrites=())
     return found.is_stock
+
+
+def _kept(device: torch.device) -> tuple[int, int]:
+    """Bytes in use and reserved without the workspaces of products, which come back with the next of them.
+
+    Those of eager are in what rests beside it: counted once more, 67 MB, they kept torch.compile from a small model.
+    """
+    reserved = reserved_bytes(device)  # which gives them back
+    return held_bytes(device), reserved
 
 
 def _family(candidate: Candidate) -> Candidate:

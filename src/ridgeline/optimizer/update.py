@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +14,7 @@ from ridgeline.errors import NotGraphable
 from ridgeline.optimizer import stepping
 from ridgeline.optimizer.inputs import Inputs, State
 from ridgeline.optimizer.loss import Loss
-from ridgeline.optimizer.measure import NOISE_FRAC, Comparison, Timed, Track, compare, in_turn
+from ridgeline.optimizer.measure import NOISE_FRAC, Comparison, Contender, Timed, Track, compare, in_turn
 from ridgeline.optimizer.optimized import Optimized, plain_step, replay_updates
 from ridgeline.optimizer.steps import GraphedUpdate
 from ridgeline.optimizer.tracking import LEAST_STEPS, STEPS, Step, Tracked, compared, put_back
@@ -221,27 +221,68 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+class Updated:
+    """A contender whose turns have an update in them, with a state that lies as its weights do.
+
+    Those whose weights are in the same places share one.
+    """
+
+    def __init__(self, runner: Contender, track: Track, optimizer: torch.optim.Optimizer | None,
+                 trials: dict[tuple[int, ...], torch.optim.Optimizer]) -> None:  # fmt: skip
+        self.runner, self.track, self.optimizer, self.trials = runner, track, optimizer, trials
+        self.trial: torch.optim.Optimizer | None = None
+        self.kept: list[tuple[nn.Parameter, Tensor]] = []
+
+    @contextmanager
+    def switched(self) -> Iterator[Callable[..., Any]]:
+        with self.runner.switched() as call:
+            if self.trial is None:
+                self.trial = self._made()
+            self.track.update = self.trial.step
+            try:
+                yield call
+            finally:
+                self.track.update = None
+
+    def _made(self) -> torch.optim.Optimizer:
+        places = tuple(p.data_ptr() for p in self.track.parameters)
+        if places not in self.trials:
+            trial = self.trials[places] = _trial(self.track, self.optimizer)
+            self.kept = [(p, p.detach().clone()) for group in trial.param_groups for p in group["params"]]
+        return self.trials[places]
+
+    def put_back(self) -> None:
+        """The weights as they were, where this contender has them."""
+        if self.kept:
+            with self.runner.switched():
+                put_back([p for p, _ in self.kept], [was for _, was in self.kept])
+
+
 @contextmanager
-def updating(track: Track, optimizer: torch.optim.Optimizer | None) -> Iterator[str]:
-    """Turns of training with an update in each, as loops have it; yields its name.
+def updating(track: Track, optimizer: torch.optim.Optimizer | None, runners: Mapping[str, Contender]
+             ) -> Iterator[tuple[str, dict[str, Updated]]]:  # fmt: skip
+    """Contenders with an update in each step, as loops have it, and its name.
 
     The optimizer that was given the way it would step, or PyTorch's AdamW where none was; at a rate of zero, and the
     weights are put back: a rate of zero does not undo what is no number.
     """
-    if optimizer is None:
-        trial: torch.optim.Optimizer = torch.optim.AdamW(track.parameters, lr=0.0, weight_decay=0.0)
-    else:
-        way, _ = fastest(optimizer)
-        trial = cloned(optimizer, lr=0.0, weight_decay=0.0)
-        adopt(trial, way)
-    parameters = [p for group in trial.param_groups for p in group["params"]]
-    kept = [p.detach().clone() for p in parameters]
+    trials: dict[tuple[int, ...], torch.optim.Optimizer] = {}
+    found = {name: Updated(runner, track, optimizer, trials) for name, runner in runners.items()}
+    kind = torch.optim.AdamW if optimizer is None else type(cloned(optimizer))
     try:
-        track.update = trial.step
-        yield type(trial).__name__
+        yield kind.__name__, found
     finally:
-        track.update = None
-        put_back(parameters, kept)
+        for each in found.values():
+            each.put_back()
+
+
+def _trial(track: Track, optimizer: torch.optim.Optimizer | None) -> torch.optim.Optimizer:
+    if optimizer is None:
+        return torch.optim.AdamW(track.parameters, lr=0.0, weight_decay=0.0)
+    way, _ = fastest(optimizer)
+    trial = cloned(optimizer, lr=0.0, weight_decay=0.0)
+    adopt(trial, way)
+    return trial
 
 
 def _ways(optimizer: torch.optim.Optimizer, names: list[str]) -> dict[str, torch.optim.Optimizer]:

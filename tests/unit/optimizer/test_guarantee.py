@@ -210,7 +210,7 @@ def test_where_no_update_can_be_taken_passes_alone_decide(monkeypatch: Any) -> N
 
 
 @contextlib.contextmanager
-def _out_of_memory(track: Any, optimizer: Any) -> Iterator[str]:
+def _out_of_memory(track: Any, optimizer: Any, runners: Any) -> Iterator[str]:
     raise torch.OutOfMemoryError("no room")
     yield ""
 
@@ -329,3 +329,52 @@ def test_torch_compile_may_round_more_than_eager_only_within_a_stated_budget() -
     assert _judged(2e-4, 3e-4) == (True, "")
     fine, why = _judged(0.1, 1e-3)
     assert not fine and "error_budget" not in why
+
+
+class _Allocator:
+    """Memory of a device on which products have a workspace, which is given back when that is asked for."""
+
+    WORKSPACE = 67 << 20
+
+    def __init__(self, used: int) -> None:
+        self.used, self.workspace = used, self.WORKSPACE
+
+    def held(self, device: Any) -> int:
+        return self.used + self.workspace
+
+    def reserved(self, device: Any) -> int:
+        self.workspace = 0
+        return self.used
+
+
+@pytest.mark.parametrize("kept", [0, 5 << 20])
+def test_a_workspace_that_eager_has_too_is_not_what_a_candidate_keeps(monkeypatch: Any, kept: int) -> None:
+    model, memory = nn.Linear(4, 4).train(), _Allocator(10 << 20)
+
+    def build(candidate: Candidate, *_: Any, **__: Any) -> Built:
+        memory.workspace, memory.used = memory.WORKSPACE, memory.used + kept
+        return Built(candidate, model, Report())
+
+    monkeypatch.setattr(searching, "build", build)
+    monkeypatch.setattr(searching, "held_bytes", memory.held)
+    monkeypatch.setattr(searching, "reserved_bytes", memory.reserved)
+    given = {"model": model, "inputs": Inputs((torch.randn(2, 4),)), "device": torch.device("cpu")}
+    search = Search(Problem(mode="train", **given))
+    for _ in range(2):  # after a candidate before it has given the workspace back, too
+        assert search._made(Candidate(name="torch.compile", compiler="stock"), None).kept_bytes == kept
+
+
+@pytest.mark.parametrize(("status", "renewed"), [("failed", True), ("beaten", False)])
+def test_histories_that_failed_recordings_leave_behind_are_renewed(status: str, renewed: bool) -> None:
+    """Nodes that gather gradients stay on the stream they were made on, for as long as anybody holds them."""
+    model = nn.Linear(4, 4).train()
+    given = {"model": model, "inputs": Inputs((torch.randn(2, 4),)), "device": torch.device("cpu")}
+    search = Search(Problem(mode="train", **given))
+    search._note(Built(Candidate(name="blocks + graph", graphed=True), model, Report()), status, "")
+    held = model(torch.randn(2, 4))  # whatever a failed recording leaves
+    nodes = [node for node, _ in held.grad_fn.next_functions if hasattr(node, "variable")]
+    before = [p.detach().clone() for p in model.parameters()]
+    search._renew_histories()
+    again = [node for node, _ in model(torch.randn(2, 4)).grad_fn.next_functions]
+    assert nodes and all(any(node is each for each in again) is not renewed for node in nodes)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,7 @@ def test_a_fused_step_that_strays_is_taken_back(monkeypatch: Any) -> None:
     monkeypatch.setattr(update, "_KNOWN", (Straying,))
     monkeypatch.setattr(update, "fusible", lambda optimizer: optimizer.param_groups[0]["fused"] is None)
     monkeypatch.setattr(update, "fastest", lambda optimizer: ("fused", Comparison(2.0, 1.9, 2.1, 7)))
+    monkeypatch.setattr(update, "in_whole_steps", lambda *given: Comparison(1.1, 1.0, 1.2, 5))
     optimizer = Straying(made.parameters(), lr=1e-2)
     (note,) = _settled(made, inputs, optimizer)
     assert "left as it is" in note and "50 steps" in note and optimizer.param_groups[0]["fused"] is None
@@ -148,16 +150,41 @@ def test_ways_to_update_are_timed_in_whole_steps_that_leave_no_trace() -> None:
     assert all(torch.equal(value, kept[name]) for name, value in model.state_dict().items())
 
 
+class _Laid:
+    """A contender that keeps weights of its own, as one that lays them channels last does."""
+
+    def __init__(self, model: nn.Module, last: bool) -> None:
+        self.model = model
+        self.own = [p.data.clone(memory_format=torch.channels_last) if last and p.dim() == 4 else p.data.clone()
+                    for p in model.parameters()]  # fmt: skip
+
+    @contextlib.contextmanager
+    def switched(self) -> Any:
+        before = [p.data for p in self.model.parameters()]
+        for p, own in zip(self.model.parameters(), self.own, strict=True):
+            p.data = own
+        yield self.model
+        for p, was in zip(self.model.parameters(), before, strict=True):
+            p.data = was
+
+
 @pytest.mark.parametrize("given", [False, True])
 def test_turns_with_an_update_put_weights_back_even_where_gradients_are_no_numbers(given: bool) -> None:
-    model = nn.Linear(4, 2).train()
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(36, 2)).train()
     kept = [p.detach().clone() for p in model.parameters()]
-    track = Track(model, Inputs((torch.full((3, 4), float("inf")),)), "train", None, torch.device("cpu"))
+    track = Track(model, Inputs((torch.full((2, 3, 5, 5), float("inf")),)), "train", None, torch.device("cpu"))
     track.settle(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9) if given else None
-    with update.updating(track, optimizer) as name:
-        track.turn_s(model, 2)
-        assert not all(torch.isfinite(p).all() for p in model.parameters())  # else there would be nothing to put back
+    runners = {name: _Laid(model, name == "last") for name in ("kept", "last")}
+    with update.updating(track, optimizer, runners) as (name, updated):
+        for i in range(4):
+            with updated["last" if i % 2 else "kept"].switched() as call:
+                track.turn_s(call, 2)
+                assert not all(torch.isfinite(p).all() for p in model.parameters())  # else nothing is put back
+        states = [next(iter(each.trial.state.values())) for each in updated.values() if each.trial is not None]
+        strides = [next(v for v in box.values() if v.dim() == 4).stride() for box in states]
+        assert strides[0] != strides[1]  # PyTorch's fused step refuses a state that lies otherwise than its weights
     assert name == ("SGD" if given else "AdamW") and track.update is None
-    assert all(torch.equal(a, b) for a, b in zip(kept, model.parameters(), strict=True))
+    for each in ([p.data for p in model.parameters()], *(runner.own for runner in runners.values())):
+        assert all(torch.equal(a, b) for a, b in zip(kept, each, strict=True))
     assert all(p.grad is None for p in model.parameters()) and (optimizer is None or not optimizer.state)
