@@ -167,7 +167,7 @@ def fastest(optimizer: torch.optim.Optimizer) -> tuple[str | None, Comparison | 
 def _in_the_loop(made: Optimized, optimizer: torch.optim.Optimizer, way: str | None, inputs: Inputs,
                  loss: Callable[..., Any] | None, rounds: int) -> tuple[str | None, list[str]]:  # fmt: skip
     """The way to update, or the next, with which whole steps are not behind those as given; what lost, in words."""
-    lost = []
+    lost: list[str] = []
     for each in {"kernel": ("kernel", "fused"), "fused": ("fused",), None: ()}[way]:
         found = in_whole_steps(made, optimizer, each, inputs, loss, rounds)
         if found.speedup >= 1.0 - NOISE_FRAC:
