@@ -60,6 +60,21 @@ def test_loops_that_clear_gradients_behind_the_forward_take_eager_steps(monkeypa
     assert not looked  # where nobody holds a result, nobody looks where gradients lie: thousands of calls a step
 
 
+def test_a_recording_is_replayed_after_histories_were_renewed() -> None:
+    torch.manual_seed(0)
+    model: Any = torch.nn.Sequential(torch.nn.Linear(6, 9), torch.nn.Tanh(), torch.nn.Linear(9, 1)).train()
+    x = torch.randn(5, 6)
+    call = training.graph_training(model, (x,), {}, model, executor=TapeExecutor())
+    for parameter in model.parameters():
+        training.renew_accumulator(parameter)
+    grads = []
+    for each in (call, model):
+        model.zero_grad(set_to_none=True)
+        each(x).square().mean().backward()
+        grads.append([p.grad.clone() for p in model.parameters()])
+    assert call.replays == 1 and not call.misses and all(map(torch.equal, *grads))
+
+
 class _Overlapping(TapeExecutor):
     """Its backward leaves the last gradient where a result was, as an allocator may."""
 
