@@ -35,6 +35,12 @@ class Moments:
     freedom: float
     unevenness: float
     num: int
+    num_absent: int = 0  # runs that had none of it
+
+    def nothing(self) -> Moments:
+        """What as many runs show that all had none of it."""
+        none = torch.zeros_like(self.mean)
+        return Moments(none, none, self.freedom, 0.0, self.num, self.num)
 
     @property
     def spread(self) -> float:
@@ -59,6 +65,7 @@ class Runs:
     total: Tensor | None = None
     squares: Tensor | None = None
     samples: list[Tensor] = field(default_factory=list)
+    num_absent: int = 0
 
     def add(self, values: Tensor) -> None:
         value = values[:MOST_ELEMENTS].double()
@@ -69,15 +76,15 @@ class Runs:
 
     def add_nothing(self, num: int) -> None:
         """As many runs as are missing of ``num``, in which there was none of it."""
-        assert self.total is not None
-        self.samples += [torch.zeros_like(self.samples[0])] * (num - self.num)
-        self.num = max(self.num, num)
+        self.num_absent = num - self.num
+        self.samples += [torch.zeros_like(self.samples[0])] * self.num_absent
+        self.num = num
 
     def moments(self) -> Moments:
         assert self.total is not None and self.squares is not None and self.num > 1
         mean = self.total / self.num
         variance = (self.squares / self.num - mean.square()).clamp(min=0) * self.num / (self.num - 1)
-        return Moments(mean, variance, *_together(torch.stack(self.samples)), self.num)
+        return Moments(mean, variance, *_together(torch.stack(self.samples)), self.num, self.num_absent)
 
 
 def _together(runs: Tensor) -> tuple[float, float]:

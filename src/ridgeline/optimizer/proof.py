@@ -352,8 +352,7 @@ class Prover:
         if num not in self._eager_moments:
             self._eager_moments[num] = (self._moments(model, inputs, first, num),
                                         self._moments(model, inputs, first + num, num))  # fmt: skip
-        eager, again = self._eager_moments[num]
-        found = self._moments(call, inputs, first + 2 * num, num)
+        eager, again, found = _alike(*self._eager_moments[num], self._moments(call, inputs, first + 2 * num, num))
         if eager.keys() != found.keys() or any(eager[name].mean.shape != found[name].mean.shape for name in eager):
             return self._wrong("other results than eager"), math.inf
         worst: tuple[float, str, tuple[float, float, float, float]] = (0.0, "", (0.0, 1.0, EXCESS, SPREAD))
@@ -415,6 +414,12 @@ class Prover:
             if name.startswith(GRADIENT):
                 found.add_nothing(num)
         return {name: found.moments() for name, found in runs.items()}
+
+
+def _alike(*sides: dict[str, Moments]) -> Iterator[dict[str, Moments]]:
+    """Each with all results: what comes and goes from run to run may never have come in some runs."""
+    known = {name: moments for side in sides for name, moments in side.items() if moments.num_absent}
+    return (side | {name: moments.nothing() for name, moments in known.items() if name not in side} for side in sides)
 
 
 def unproved(reason: str, reference: str = "", notes: tuple[str, ...] = ()) -> Verdict:

@@ -163,8 +163,10 @@ class Dropping(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.layers, self.share, self.times = nn.ModuleList(nn.Linear(32, 32) for _ in range(6)), share, 1.0
+        self.first = nn.Linear(32, 32)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
         for layer in self.layers:
             x = x + self.times * torch.tanh(layer(x)) if torch.rand([]) >= self.share else x
         return x
@@ -188,6 +190,17 @@ def test_layers_that_are_dropped_whole_are_judged_with_the_gradients_they_have(m
     first = model.layers[0].requires_grad_(False)  # its gradients are missing always, not now and then
     assert not prover.judge(model)
     first.requires_grad_(True)
+
+
+def test_a_layer_that_some_runs_never_had_is_judged_beside_none(monkeypatch: Any) -> None:
+    """Dropped nine times of ten: of eight runs of each side some have no gradient of it at all."""
+    model = Dropping(0.9).train()
+    subject = Subject(model, Inputs((torch.randn(16, 32),)), "train", Loss(None), State(model))
+    prover = Prover(subject, random=True, num_draws=8)
+    names = {name for name, _ in model.named_parameters()}
+    seen = [set(prover._moments(model, subject.inputs, first, 8)) for first in (0, 8, 16)]
+    assert any(len(each) < len(names) + 1 for each in seen) and seen[0] != seen[1]
+    assert "could not be proved" not in prover.judge(model).reason and prover.judge(model)
 
 
 def test_what_is_only_just_beyond_chance_is_judged_again_by_more_runs(monkeypatch: Any) -> None:
