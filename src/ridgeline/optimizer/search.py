@@ -73,7 +73,7 @@ from ridgeline.optimizer.signature import Signature
 from ridgeline.optimizer.still import stilled
 from ridgeline.optimizer.studio import uncached_casts
 from ridgeline.optimizer.tracking import LEAST_STEPS, STEPS, track
-from ridgeline.optimizer.training import renew_accumulator
+from ridgeline.optimizer.training import mark_accumulators, renew_accumulators
 from ridgeline.optimizer.update import updating
 
 MOST_SEEDS, SEEDS_S = 32, 1.0
@@ -156,6 +156,7 @@ class Search:
         self.problem = problem
         self.began = time.perf_counter()
         self.track = Track(problem.model, problem.inputs, problem.mode, problem.loss, problem.device)
+        mark_accumulators(self.track.parameters if problem.mode == "train" else ())
         self.eager = Built(Candidate(name="eager"), problem.model, Report())
         self.best = self.eager
         self.stock: Built | None = None
@@ -725,8 +726,7 @@ class Search:
         tried = [entry for name, entry in self.entries.items() if name == PLAIN or name.endswith(GRAPHED)]
         if self.problem.mode == "train" and any(entry.status == FAILED for entry in tried):
             gc.collect()
-            for parameter in self.track.parameters:
-                renew_accumulator(parameter)
+            renew_accumulators(self.track.parameters)
 
     def _whole_steps(self, budget_s: float) -> dict[str, Timed]:
         """The same as a loop runs them, with an update in every step, each as it would be handed over.

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 
 from ridgeline.errors import NotGraphable, OptimizeError
 from ridgeline.optimizer import casts
@@ -39,6 +40,7 @@ _REQUIRES_GRAD, _VERSION = attrgetter("requires_grad"), attrgetter("_version")
 MOST_STRAYS = 2
 """Backward passes that no recording can take: each runs the forward once more, and so takes longer than a call without
 recordings, which are given up after so many."""
+_BEFORE = "ridgeline: older than the search"
 OTHERS = "other results than the loss are differentiated: give loss=, which uses them"
 TWICE = "a forward is differentiated more than once"
 DEEPER = "gradients are themselves differentiated"
@@ -615,6 +617,19 @@ def renew_accumulator(parameter: Tensor) -> None:
     kept = parameter.data
     parameter.data = kept.new_empty(0, dtype=torch.float64 if kept.dtype != torch.float64 else torch.float32)
     parameter.data = kept
+
+
+def mark_accumulators(parameters: Sequence[Tensor]) -> None:
+    """Nodes that somebody holds now are known later by a mark; those that nobody holds are gone, mark and all."""
+    for parameter in parameters:
+        get_gradient_edge(parameter).node.metadata[_BEFORE] = True
+
+
+def renew_accumulators(parameters: Sequence[Tensor]) -> None:
+    """Nodes made since the marks are replaced; older ones are somebody's, and may have hooks."""
+    for parameter in parameters:
+        if _BEFORE not in get_gradient_edge(parameter).node.metadata:
+            renew_accumulator(parameter)
 
 
 def _refuse_reentrant(outputs: Sequence[Tensor]) -> None:
