@@ -15,13 +15,15 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
+from ridgeline.optimizer.rewrites.masks import BLOCKED, Constants, watch
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
 from ridgeline.optimizer.rewrites.scene import Scene
 
 _SIGNATURE = inspect.signature(F.multi_head_attention_forward)
 _INPUTS = ("query", "key", "value")
-_UNUSED = ("bias_k", "bias_v", "key_padding_mask", "attn_mask", "static_k", "static_v")
-"""Arguments that must be absent: masks may hide whole rows, which the two ways of attention answer differently."""
+_UNUSED = ("bias_k", "bias_v", "static_k", "static_v")
+"""Arguments that must be absent."""
+_WEIGHTS = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
 
 
 @rewrite(
@@ -64,16 +66,55 @@ def _given(node: fx.Node) -> dict[str, Any] | None:
 
 
 def _is_plain(scene: Scene, given: dict[str, Any]) -> bool:
-    """No masks, no dropout, no rows of the module's own, one weight for all three projections."""
-    if any(given[name] is not None for name in _UNUSED) or given["add_zero_attn"] or given["is_causal"]:
+    """No dropout, no rows of the module's own, and masks that both ways of attention answer alike."""
+    if any(given[name] is not None for name in _UNUSED) or given["add_zero_attn"]:
         return False
-    if given["use_separate_proj_weight"] or given["in_proj_weight"] is None:
-        return False
-    if given["dropout_p"] != 0 and given["training"]:
+    weights = [given[name] for name in (_WEIGHTS if given["use_separate_proj_weight"] else ("in_proj_weight",))]
+    if any(weight is None for weight in weights) or (given["dropout_p"] != 0 and given["training"]):
         return False
     shapes = [scene.shape(given[name]) for name in _INPUTS]
+    if any(shape is None or len(shape) != 3 for shape in shapes):
+        return False
     width = given["embed_dim_to_check"]
-    return all(shape is not None and len(shape) == 3 and shape[-1] == width for shape in shapes)
+    same = given["use_separate_proj_weight"] or all(shape is not None and shape[-1] == width for shape in shapes)
+    return same and _masks_alike(scene, given)
+
+
+def _masks_alike(scene: Scene, given: dict[str, Any]) -> bool:
+    """Whether masks mean the same to PyTorch's attention: it is what runs where no weights are asked for.
+
+    With weights a row that sees nothing is not a number, and without them zeros: only a mask whose every row is known
+    to see something means the same to both.
+    """
+    masks = [given[name] for name in ("attn_mask", "key_padding_mask") if given[name] is not None]
+    if any(scene.dtype(mask) is not scene.dtype(given["query"]) for mask in masks):
+        return False
+    if not given["need_weights"]:
+        return True
+    if given["key_padding_mask"] is not None:
+        return False
+    known = Constants(scene)
+    value = known.of(given["attn_mask"]) if masks else None
+    if masks and (value is None or not bool((value > BLOCKED).any(-1).all())):
+        return False
+    watch(scene, known.buffers)
+    return True
+
+
+def _masked(scene: Scene, node: fx.Node, given: dict[str, Any]) -> dict[str, Any]:
+    """The mask as PyTorch's attention takes it: what is added to scores, or causality."""
+    mask, keys = given["attn_mask"], given["key_padding_mask"]
+    if given["is_causal"] and keys is None and not given["need_weights"]:
+        return {"is_causal": True}
+    length, batch, _ = scene.shape(given["query"]) or (0, 0, 0)
+    num_keys = (scene.shape(given["key"]) or (0,))[0]
+    if mask is not None and len(scene.shape(mask) or ()) == 3:
+        heads = (1, 1) if (scene.shape(mask) or (0,))[0] == 1 else (batch, given["num_heads"])
+        mask = scene.emit(node, torch.reshape, mask, (*heads, length, num_keys))
+    if keys is not None:
+        keys = scene.emit(node, torch.reshape, keys, (batch, 1, 1, num_keys))
+        mask = keys if mask is None else scene.emit(node, torch.add, mask, keys)
+    return {} if mask is None else {"attn_mask": mask}
 
 
 def _taken_apart(scene: Scene, node: fx.Node, given: dict[str, Any]) -> fx.Node:
@@ -83,7 +124,7 @@ def _taken_apart(scene: Scene, node: fx.Node, given: dict[str, Any]) -> fx.Node:
     for part in _projected(scene, node, given):
         apart = emit(node, torch.unflatten, part, -1, (heads, width // heads))
         parts.append(emit(node, torch.permute, apart, (1, 2, 0, 3)))
-    mixed = emit(node, F.scaled_dot_product_attention, *parts)
+    mixed = emit(node, F.scaled_dot_product_attention, *parts, **_masked(scene, node, given))
     turned = emit(node, torch.permute, mixed, (2, 0, 1, 3))
     joined = emit(node, torch.reshape, turned, (length, batch, width))
     return emit(node, F.linear, joined, given["out_proj_weight"], given["out_proj_bias"])
@@ -92,9 +133,10 @@ def _taken_apart(scene: Scene, node: fx.Node, given: dict[str, Any]) -> fx.Node:
 def _projected(scene: Scene, node: fx.Node, given: dict[str, Any]) -> list[fx.Node]:
     """Queries, keys and values; by one product where they come from one tensor."""
     x, weight, bias = [given[name] for name in _INPUTS], given["in_proj_weight"], given["in_proj_bias"]
-    if x[0] is x[1] is x[2]:
+    apart = given["use_separate_proj_weight"]
+    if x[0] is x[1] is x[2] and not apart:
         return _thirds(scene, node, scene.emit(node, F.linear, x[0], weight, bias), -1)
-    weights = _thirds(scene, node, weight, 0)
+    weights = [given[name] for name in _WEIGHTS] if apart else _thirds(scene, node, weight, 0)
     biases = [None] * 3 if bias is None else _thirds(scene, node, bias, 0)
     return [scene.emit(node, F.linear, *each) for each in zip(x, weights, biases, strict=True)]
 

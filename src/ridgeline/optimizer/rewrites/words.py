@@ -199,6 +199,8 @@ for _name in "new_ones new_zeros new_full".split():
     _spell(_name, "input *size", _name)
 for _name in "ones_like zeros_like full_like".split():
     _spell(_name, "input fill_value", getattr(torch, _name))
+for _name in "view_as_real view_as_complex".split():
+    _spell(_name, "input", getattr(torch, _name))
 _spell("dot_einsum", "equation *operands", torch.einsum, torch.functional.einsum)
 
 FLOATS = {"float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloat16, "double": torch.float64}
