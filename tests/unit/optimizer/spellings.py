@@ -836,6 +836,26 @@ def keys_repeated_by_name() -> Any:
     return Of(forward), _heads(H, K, K)
 
 
+@spelled("grouped-keys", matches=2)
+def keys_repeated_behind_positions() -> Any:
+    def forward(self: Any, q: Tensor, k: Tensor, v: Tensor) -> Any:
+        k, v = (x.transpose(1, 2) for x in (k, v))
+        wide = [x[:, :, :, None, :].expand(B, L, K, H // K, D).reshape(B, L, H, D).transpose(1, 2) for x in (k, v)]
+        again = [torch.repeat_interleave(x, H // K, dim=2).permute(0, 2, 1, 3) for x in (k, v)]
+        return F.scaled_dot_product_attention(q, *wide), F.scaled_dot_product_attention(q, *again)
+
+    return Of(forward), (torch.randn(B, H, L, D), torch.randn(B, K, L, D), torch.randn(B, K, L, D))
+
+
+@missed("grouped-keys")
+def keys_whose_positions_are_repeated() -> Any:
+    def forward(self: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        wide = [torch.repeat_interleave(x.transpose(1, 2), 2, dim=1).transpose(1, 2) for x in (k, v)]
+        return F.scaled_dot_product_attention(q, *wide)
+
+    return Of(forward), _qkv()
+
+
 @missed("grouped-keys")
 def keys_tiled_instead_of_repeated() -> Any:
     def forward(self: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -562,33 +562,51 @@ def _fused_type(scene: Scene, node: fx.Node) -> bool:
 
 
 def _repeated(scene: Scene, node: fx.Node) -> fx.Node | None:
-    """The keys of which a node repeats every head in a row."""
+    """The keys of which a node repeats every head in a row; heads may have been behind positions then."""
     read = call(node)
-    shape = scene.shape(node)
-    if read is None or shape is None or len(shape) != 4:
+    if read is None or len(scene.shape(node) or ()) != 4:
         return None
     if read.op == "contiguous":
         return _repeated(scene, read["input"])
-    if read.op == "repeat_interleave" and read.given.get("dim") in (1, -3) and isinstance(read["repeats"], int):
-        return read["input"] if isinstance(read["input"], fx.Node) else None
-    if read.op not in ("reshape", "view", "flatten"):
+    swapped = read.op == "transpose" and {read["dim0"] % 4, read["dim1"] % 4} == {1, 2}
+    if swapped or (read.op == "permute" and tuple(each % 4 for each in read["dims"]) == (0, 2, 1, 3)):
+        narrow = _repeated_along(scene, read["input"], 2)
+        return None if narrow is None else scene.emit(node, torch.transpose, narrow, 1, 2)
+    return _repeated_along(scene, node, 1)
+
+
+def _repeated_along(scene: Scene, node: Any, dim: int) -> fx.Node | None:
+    """What a node repeats every element of along a dim."""
+    read, shape = call(node), scene.shape(node)
+    if read is None or shape is None or len(shape) != 4:
         return None
-    wide = call(read["input"])
-    wide_shape = scene.shape(read["input"])
+    if read.op == "contiguous":
+        return _repeated_along(scene, read["input"], dim)
+    if read.op == "repeat_interleave" and read.given.get("dim") in (dim, dim - 4) and isinstance(read["repeats"], int):
+        return read["input"] if isinstance(read["input"], fx.Node) else None
+    wide = call(read["input"]) if read.op in ("reshape", "view", "flatten") else None
+    wide_shape = None if wide is None else scene.shape(wide.node)
     if wide is None or wide.op != "expand" or wide_shape is None or len(wide_shape) != 5:
         return None
     inner = call(wide["input"])
     narrow = None if inner is None else inner.given.get("input")
-    if (
-        inner is None
-        or not isinstance(narrow, fx.Node)
-        or scene.shape(wide["input"]) != (*wide_shape[:2], 1, *wide_shape[3:])
-    ):
+    before, behind = wide_shape[: dim + 1], wide_shape[dim + 2 :]
+    if inner is None or not isinstance(narrow, fx.Node) or scene.shape(wide["input"]) != (*before, 1, *behind):
         return None
-    new_dim = inner.op == "unsqueeze" and inner["dim"] in (2, -3)
-    new_dim = new_dim or (inner.op == "getitem" and scene.shape(narrow) == (*wide_shape[:2], *wide_shape[3:]))
-    matches = shape == (wide_shape[0], wide_shape[1] * wide_shape[2], *wide_shape[3:])
-    return narrow if new_dim and matches else None
+    new_dim = inner.op == "unsqueeze" and inner["dim"] % 5 == dim + 1
+    new_dim = new_dim or (inner.op == "getitem" and _puts_in(inner["index"], dim + 1))
+    matches = shape == (*before[:-1], before[-1] * wide_shape[dim + 1], *behind)
+    return narrow if new_dim and matches and scene.shape(narrow) == (*before, *behind) else None
+
+
+def _puts_in(index: Any, dim: int) -> bool:
+    """Whether an index puts one new dim in this place and takes all of the others."""
+    places = index if isinstance(index, tuple) else (index,)
+    known = all(each is None or each is Ellipsis or each == slice(None) for each in places)
+    if not known or places.count(None) != 1:
+        return False
+    at = places.index(None)
+    return at == dim if Ellipsis not in places[:at] else len(places) - at == 5 - dim
 
 
 # who computes it ------------------------------------------------------------------------------------------------
