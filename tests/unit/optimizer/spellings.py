@@ -562,6 +562,44 @@ def module_with_weights_that_hides_keys() -> Any:
     return Causal(True), (torch.randn(B, L, H * D), padding)
 
 
+@spelled("attention", training=False)
+def scores_with_a_bias_and_a_mask_behind_it() -> Any:
+    def forward(self: Any, q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) -> Tensor:
+        places = torch.arange(L, device=q.device)
+        bias = (slopes[:, None, None] * (places[None, None, :] - places[None, :, None])).to(q.dtype)
+        hidden = torch.ones(L, L, dtype=torch.bool, device=q.device).triu(1)
+        return (q @ k.mT * 0.25 + bias).masked_fill(hidden, float("-inf")).softmax(-1) @ v
+
+    return Of(forward), (*_qkv(), torch.rand(H))
+
+
+@spelled("attention", training=False)
+def scores_put_in_place_of_by_tensors_of_their_sizes() -> Any:
+    def forward(self: Any, q: Tensor, k: Tensor, v: Tensor, linked: Tensor) -> Tensor:
+        scores = q @ k.mT / 4.0
+        return torch.where(linked[:, None] > 0, scores, -9e15 * torch.ones_like(scores)).softmax(-1) @ v
+
+    return Of(forward), (*_qkv(), torch.rand(B, L, L) + torch.eye(L) - 0.3)
+
+
+@missed("attention")
+def a_bias_behind_the_mask_of_finite_scores() -> Any:
+    def forward(self: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        hidden = torch.ones(L, L, dtype=torch.bool, device=q.device).triu(1)
+        return ((q @ k.mT).masked_fill(hidden, -1e9) + bias).softmax(-1) @ v
+
+    return Of(forward), (*_qkv(), torch.randn(L, L))
+
+
+@missed("attention")
+def scores_that_are_read_besides() -> Any:
+    def forward(self: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = q @ k.mT
+        return torch.where(scores > 0, scores, torch.full_like(scores, -9e15)).softmax(-1) @ v
+
+    return Of(forward), _qkv()
+
+
 @spelled("einsum", matches=2)
 def attention_by_letters() -> Any:
     def forward(self: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

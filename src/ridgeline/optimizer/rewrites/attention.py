@@ -52,6 +52,14 @@ class Spelled:
     inside: tuple[fx.Node, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Joint:
+    """What is added to scores, and which of them are hidden then."""
+
+    added: fx.Node
+    hidden: tuple[fx.Node, bool, float]
+
+
 @dataclass(slots=True)
 class Scores:
     """What was done to scores between the product and the softmax, read backwards."""
@@ -158,9 +166,9 @@ def _spelled(scene: Scene, node: fx.Node) -> Spelled | None:
     k, k_scale, k_inside = _scaled(scores.product["other"])
     key, turned, turn_inside = _untransposed(scene, k)
     scale = scores.scale * q_scale * k_scale
-    mask = scores.added if scores.hidden is None else scores.hidden
+    mask: Any = scores.added if scores.hidden is None else scores.hidden
     if scores.hidden is not None and scores.added is not None:
-        return None
+        mask = Joint(scores.added, scores.hidden)
     everything = (*inside, *scores.inside, *q_inside, *k_inside, *turn_inside, node)
     return Spelled(q, key, turned, product["other"], scale, scores.softcap, sinks, mask, node, everything)
 
@@ -230,13 +238,15 @@ def _is_row_maximum(node: Any, of: Any) -> bool:
 
 
 def _scores(scene: Scene, node: fx.Node) -> Scores | None:
-    """Follow scores back to their product: casts, scales, one mask. A scale after the mask would scale the mask: no."""
+    """Follow scores back to their product: casts, scales, a bias and a mask behind it.
+
+    A scale after the mask would scale the mask: no.
+    """
     scale, softcap, added, hidden = 1.0, 0.0, None, None
     inside: list[fx.Node] = []
-    masked = False
     while True:
         read = call(node)
-        if read is None or len(node.users) != 1:
+        if read is None or sum(not _asks_for_sizes(user) for user in node.users) != 1:
             return None
         inside.append(node)
         if read.op in ("matmul", "bmm"):
@@ -249,11 +259,18 @@ def _scores(scene: Scene, node: fx.Node) -> Scores | None:
         elif (factor := _factor(read)) is not None:
             # read backwards: everything met before this point was done to the scaled scores
             scale, node = scale * factor[0], factor[1]
-        elif not masked and scale == 1.0 and not softcap and (step := _masking(scene, read)) is not None:
-            node, added, hidden = step
-            masked = True
+        elif added is None and scale == 1.0 and not softcap and (step := _masking(scene, read)) is not None:
+            if step[2] is not None and hidden is not None:
+                return None
+            node, added, hidden = step[0], step[1], hidden if step[2] is None else step[2]
         else:
             return None
+
+
+def _asks_for_sizes(node: fx.Node) -> bool:
+    """Whether a node reads of a tensor how large it is, and nothing else."""
+    read = call(node)
+    return read is not None and read.op in ("full_like", "ones_like", "zeros_like")
 
 
 def _cap(read: Call) -> tuple[float, float, fx.Node, list[fx.Node]] | None:
@@ -322,9 +339,21 @@ def _filled(scene: Scene, value: Any) -> float | None:
     """The number put in place of hidden scores, if it hides them."""
     number = _number(value)
     if number is None and isinstance(value, fx.Node):
+        number = _everywhere(value)
+    if number is None and isinstance(value, fx.Node):
         known = Constants(scene).of(value)
         number = float(known) if known is not None and known.numel() == 1 else None
     return number if number is not None and number <= BLOCKED else None
+
+
+def _everywhere(node: fx.Node) -> float | None:
+    """The number that a tensor of another's sizes is filled with."""
+    read = call(node)
+    if read is None or read.op in ("full_like", "ones_like"):
+        return None if read is None else 1.0 if read.op == "ones_like" else _number(read.given.get("fill_value"))
+    factor = _factor(read)
+    inner = None if factor is None else _everywhere(factor[1])
+    return None if factor is None or inner is None else factor[0] * inner
 
 
 def _scaled(node: fx.Node) -> tuple[fx.Node, float, tuple[fx.Node, ...]]:
@@ -356,7 +385,8 @@ def _called(scene: Scene, read: Spelled) -> Match | None:
         return None
     if len({scene.dtype(node) for node in (read.query, read.key, read.value)}) != 1:
         return None
-    leaves = (read.query, read.key, read.value, read.mask if isinstance(read.mask, fx.Node) else None)
+    masks = (read.mask.added, read.mask.hidden[0]) if isinstance(read.mask, Joint) else (read.mask,)
+    leaves = (read.query, read.key, read.value, *(each for each in masks if isinstance(each, fx.Node)))
     if not scene.unchanged(leaves, read.inside, read.out):
         scene.refuse(read.out, "something is written between the scores and the result")
         return None
@@ -394,6 +424,8 @@ def _mask_argument(scene: Scene, read: Spelled) -> tuple[fx.Node | None, bool] |
     rows, keys = _lengths(scene, read)
     if isinstance(read.mask, fx.Node):
         return _additive(scene, read, rows, keys)
+    if isinstance(read.mask, Joint):
+        return _hidden_bias(scene, read, read.mask)
     condition, hides, number = read.mask
     found = _constant_pattern(scene, condition, "hidden" if hides else "seen", rows, keys)
     if found is not None:
@@ -408,6 +440,21 @@ def _mask_argument(scene: Scene, read: Spelled) -> tuple[fx.Node | None, bool] |
     limit = torch.finfo(like).min  # type: ignore[arg-type]
     added = scene.emit(read.out, _hiding, condition, hides, max(number, limit), like)
     return added, False
+
+
+def _hidden_bias(scene: Scene, read: Spelled, mask: Joint) -> tuple[fx.Node, bool] | None:
+    """A bias with what hides scores put in, as one mask to add."""
+    condition, hides, number = mask.hidden
+    like, value = scene.dtype(read.query), scene.tensor(mask.added)
+    known = value is not None and value.dtype == like and scene.dtype(condition) is torch.bool
+    if not known or scene.training or like is None:
+        return None
+    number = number if number == float("-inf") else max(number, torch.finfo(like).min)
+    return scene.emit(read.out, _hiding_of, mask.added, condition, hides, number), False
+
+
+def _hiding_of(added: Tensor, condition: Tensor, hides: bool, number: float) -> Tensor:
+    return torch.where(condition, number, added) if hides else torch.where(condition, added, number)
 
 
 def _hiding(condition: Tensor, hides: bool, number: float, dtype: torch.dtype) -> Tensor:
