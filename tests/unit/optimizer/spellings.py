@@ -677,6 +677,24 @@ def encoder_layer_with_norms_before() -> Any:
     return layer.eval(), (torch.randn(B, L, H * D),)
 
 
+class Ahead(nn.Module):
+    """Encoder layers that hide what comes later, by a mask as PyTorch makes it."""
+
+    def __init__(self, diagonal: int = 1) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(H * D, H, 80, batch_first=True)
+        self.encoder, self.diagonal = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval(), diagonal
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = torch.full((L, L), float("-inf"), device=x.device, dtype=x.dtype).triu(self.diagonal)
+        return self.encoder(x, mask=mask, is_causal=True)
+
+
+@spelled("encoder-layer", matches=2, training=False)
+def encoder_layers_that_hide_what_comes_later() -> Any:
+    return Ahead(), (torch.randn(B, L, H * D),)
+
+
 class Padded(nn.Module):
     """An encoder layer that hides keys."""
 

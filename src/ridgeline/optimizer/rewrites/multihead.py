@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import fx
+from torch import Tensor, fx
 
 from ridgeline.optimizer.rewrites.masks import BLOCKED, Constants, watch
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
 from ridgeline.optimizer.rewrites.scene import Scene
+from ridgeline.optimizer.rewrites.words import call
 
 _SIGNATURE = inspect.signature(F.multi_head_attention_forward)
 _INPUTS = ("query", "key", "value")
@@ -170,8 +171,9 @@ def encoder_layer(scene: Scene) -> list[Match]:
 
 def _put_layer(scene: Scene, node: fx.Node) -> Match | None:
     given = dict(zip(_LAYER_NAMES, node.args, strict=False)) | dict(node.kwargs)
+    given["mask"] = _narrow(given.get("mask"))
     src = scene.tensor(given.get("src"))
-    if given.get("mask") is not None or len(scene.shape(given.get("src")) or ()) != 3 or src is None or src.is_nested:
+    if len(scene.shape(given.get("src")) or ()) != 3 or src is None or src.is_nested or not _shows_all(scene, given):
         return None
     new = _layer(scene, node, given)
     if not scene.alike(node, new):
@@ -180,6 +182,35 @@ def _put_layer(scene: Scene, node: fx.Node) -> Match | None:
     node.replace_all_uses_with(new)
     scene.retire(node)
     return scene.match(new, f"encoder layer {scene.shape(given['src'])}, {given['num_heads']} heads")
+
+
+def _narrow(mask: Any) -> Any:
+    """A mask before it was repeated for every sample and head."""
+    read = call(mask)
+    return read["input"] if read is not None and read.op == "expand" else mask
+
+
+def _shows_all(scene: Scene, given: dict[str, Any]) -> bool:
+    """Whether there is no mask, or one that is known and leaves every row something to see."""
+    mask, sizes = given.get("mask"), scene.shape(given.get("src")) or (0, 0, 0)
+    if mask is None:
+        return True
+    known = Constants(scene)
+    by_rows = (scene.shape(mask) or ())[-2:] == (sizes[1], sizes[1]) and given.get("mask_type") != PADDED_KEYS
+    value = known.of(mask) if by_rows else None
+    if value is None or not bool((value == 0).any(-1).all()):
+        return False
+    watch(scene, known.buffers)
+    return True
+
+
+PADDED_KEYS = 1
+"""What the layer calls a mask of padded keys; one of positions by positions is 0, and either with both dims 2."""
+
+
+def _seen(mask: Tensor) -> Tensor:
+    """Where a mask lets keys be seen: the layer hides whatever is not zero."""
+    return mask == 0
 
 
 def _layer(scene: Scene, node: fx.Node, given: dict[str, Any]) -> fx.Node:
@@ -215,5 +246,7 @@ def _mixed(scene: Scene, node: fx.Node, x: fx.Node, given: dict[str, Any]) -> fx
     parts = []
     for part in _thirds(scene, node, emit(node, F.linear, x, given["qkv_weight"], given["qkv_bias"]), -1):
         parts.append(emit(node, torch.transpose, emit(node, torch.unflatten, part, -1, (heads, width // heads)), 1, 2))
-    turned = emit(node, torch.transpose, emit(node, F.scaled_dot_product_attention, *parts), 1, 2)
+    mask = given.get("mask")
+    masked = {} if mask is None else {"attn_mask": emit(node, _seen, mask)}
+    turned = emit(node, torch.transpose, emit(node, F.scaled_dot_product_attention, *parts, **masked), 1, 2)
     return emit(node, F.linear, emit(node, torch.flatten, turned, 2), given["proj_weight"], given["proj_bias"])
