@@ -14,6 +14,7 @@ pytest.importorskip("triton")
 
 from ridgeline.optimizer.backend import Report, compiled
 from ridgeline.optimizer.rewrites import recommended
+from ridgeline.optimizer.rewrites.words import call
 
 WIDTH, HEADS, LENGTH = 64, 4, 20
 
@@ -109,3 +110,19 @@ def test_complex_numbers_are_gone_before_a_compiler_sees_them() -> None:
         fast = compiled(model, rewrites=("complex-rotary",), compiler="inductor", report=report)
         torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-5)
     assert report.counts() == {"complex-rotary": 2}, report.refusals
+
+
+@pytest.mark.parametrize(
+    ("method", "op"),
+    [("__abs__", "abs"), ("__sub__", "sub"), ("__invert__", "not"), ("__neg__", "neg"), ("__le__", "le"),
+     ("__truediv__", "div"), ("__rmul__", "mul"), ("__and__", "and"), ("__eq__", "eq"), ("__matmul__", "matmul")],
+)  # fmt: skip
+def test_operators_are_known_as_methods_too(method: str, op: str) -> None:
+    """torch 2.11 traces ``abs(a - b) <= c`` by the names of methods: windows to both sides were no constants there."""
+    graph = torch.fx.Graph()
+    a, b = graph.placeholder("a"), graph.placeholder("b")
+    for node in (graph.call_method(method, (a, b)), graph.call_function(getattr(Tensor, method), (a, b))):
+        args = (a,) if op in ("abs", "not", "neg") else (a, b)
+        node.args = args
+        found = call(node)
+        assert found is not None and found.op == op and found["input"] is a
