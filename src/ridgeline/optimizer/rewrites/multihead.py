@@ -113,9 +113,20 @@ def _masked(scene: Scene, node: fx.Node, given: dict[str, Any]) -> dict[str, Any
         heads = (1, 1) if (scene.shape(mask) or (0,))[0] == 1 else (batch, given["num_heads"])
         mask = scene.emit(node, torch.reshape, mask, (*heads, length, num_keys))
     if keys is not None:
+        hidden = _hidden_keys(scene, keys) if mask is None else None
+        keys = keys if hidden is None else scene.emit(node, torch.logical_not, hidden)
         keys = scene.emit(node, torch.reshape, keys, (batch, 1, 1, num_keys))
         mask = keys if mask is None else scene.emit(node, torch.add, mask, keys)
     return {} if mask is None else {"attn_mask": mask}
+
+
+def _hidden_keys(scene: Scene, node: fx.Node) -> fx.Node | None:
+    """The booleans that the module made numbers of to add: nothing where false, minus infinity where true."""
+    read = call(node)
+    if read is None or read.op != "masked_fill" or read["value"] != float("-inf"):
+        return None
+    zeros, hidden = call(read["input"]), read["mask"]
+    return hidden if zeros is not None and zeros.op == "zeros_like" and scene.dtype(hidden) is torch.bool else None
 
 
 def _taken_apart(scene: Scene, node: fx.Node, given: dict[str, Any]) -> fx.Node:
