@@ -199,7 +199,7 @@ _spell("flip", "input *dims", torch.flip, "flip")
 for _name in "minimum maximum remainder floor_divide fmod logical_xor bitwise_xor".split():
     _both(_name, "input other")
 _spell("remainder", "input other", operator.mod, "__mod__", torch.Tensor.__mod__)
-_spell("floor_divide", "input other", operator.floordiv)
+_spell("floor_divide", "input other", operator.floordiv, "__floordiv__", torch.Tensor.__floordiv__)
 _both("clamp", "input min max")
 _both("all", "input dim keepdim")
 _both("any", "input dim keepdim")
