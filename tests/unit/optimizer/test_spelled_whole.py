@@ -118,7 +118,7 @@ def test_complex_numbers_are_gone_before_a_compiler_sees_them() -> None:
      ("__truediv__", "div"), ("__rmul__", "mul"), ("__and__", "and"), ("__eq__", "eq"), ("__matmul__", "matmul")],
 )  # fmt: skip
 def test_operators_are_known_as_methods_too(method: str, op: str) -> None:
-    """torch 2.11 traces ``abs(a - b) <= c`` by the names of methods: windows to both sides were no constants there."""
+    """torch 2.11 traces some operators by the names of methods, and what is no known op is no constant."""
     graph = torch.fx.Graph()
     a, b = graph.placeholder("a"), graph.placeholder("b")
     for node in (graph.call_method(method, (a, b)), graph.call_function(getattr(Tensor, method), (a, b))):
