@@ -11,7 +11,8 @@ both ends), beside eager, and its output is compared with eager's. With
 ``--rivals`` eager, torch.compile and torch.compile(mode="max-autotune") are timed on a second model that no search has
 touched, as far as the time goes; what was found before is kept where it does not. While others tune, their kernels are
 on the device too: ``loop`` holds the lower quartile of rounds in turns, and ``median`` the median. Networks of other
-kinds than the rewrites were written for are in ``optimize_zoo.py``, and are given by their names.
+kinds than the rewrites were written for are in ``optimize_zoo.py``, in other spellings in ``optimize_strangers.py``,
+and are given by their names.
 """
 
 from __future__ import annotations
@@ -447,6 +448,7 @@ def _distance(track: Any, eager: Any, fast: Any, inputs: Any) -> float:
 
 def built(name: str, device: str) -> dict[str, Any]:
     """The model on the device, with its inputs."""
+    import optimize_strangers  # noqa: F401  (adds to the zoo)
     import optimize_zoo
     import torch
     import workloads

@@ -127,6 +127,21 @@ def test_positions_along_sequences_are_as_right_as_eager(compiler: str) -> None:
 
 
 @pytest.mark.parametrize("compiler", ["none", "inductor"])
+def test_convolutions_of_one_tap_are_as_right_as_eager(compiler: str) -> None:
+    from test_positions import Points
+
+    torch.manual_seed(0)
+    model, report = Points().cuda().bfloat16().eval(), Report()
+    x = torch.randn(8, 64, 2048, device="cuda").bfloat16()
+    with torch.no_grad():
+        found = compiled(model, rewrites=("sequence-last",), compiler=compiler, report=report)(x)
+        own, meant = model(x), model.double()(x.double())
+    assert report.counts() == {"sequence-last": 3}, report.refusals
+    assert found.stride() == own.stride()
+    assert _error(found, meant) < 1.2 * _error(own, meant) + 1e-3
+
+
+@pytest.mark.parametrize("compiler", ["none", "inductor"])
 @pytest.mark.parametrize("norms", [False, True])
 def test_convolutions_along_sequences_are_as_right_as_eager(compiler: str, norms: bool) -> None:
     from test_positions import Front

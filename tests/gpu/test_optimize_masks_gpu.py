@@ -69,3 +69,27 @@ def test_a_decoders_mask_is_a_flag(make):
         torch.compile(model, backend=look)(input_ids=ids, use_cache=False)
     counts = reports[0].counts()
     assert counts.get("mask") == 2, (counts, [str(each)[:300] for each in reports[0].refusals], details)
+
+
+def test_windows_to_both_sides_are_our_kernels():
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    config = transformers.ModernBertConfig(
+        vocab_size=512, hidden_size=256, intermediate_size=384, num_hidden_layers=3, num_attention_heads=4,
+        local_attention=32, pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2,
+    )  # fmt: skip
+    model = transformers.ModernBertModel(config).to(DEVICE, torch.bfloat16).eval()
+    ids = torch.randint(3, 512, (2, 256), device=DEVICE)
+    reports, details = [], []
+
+    def look(gm, inputs):
+        reports.append(backend.Report())
+        names = recommended("inference", "none", "cuda")
+        scene = backend.rewritten(gm, inputs, rewrites=names, report=reports[-1])
+        details.extend(told(scene))
+        return gm.forward
+
+    with torch.no_grad():
+        torch.compile(model, backend=look)(input_ids=ids)
+    counts = reports[0].counts()
+    assert counts.get("attention-kernel") == 2, (counts, [str(r)[:300] for r in reports[0].refusals], details)

@@ -243,7 +243,7 @@ class Ladder:
             yield self._rung(plain, CAPTURE_S, "cudagraph")
         chosen = recommended(self.kind, "none", self.device)
         whole = replace(self._inductor("compiled", "keep", "model"), tries_convolutions=False, straight=True)
-        rewritten = Candidate(name="rewrites", rewrites=chosen, straight=True)
+        rewritten = Candidate(name="rewrites", rewrites=chosen, straight=True, substituted=self._traceable())
         for candidate in (Candidate(name=STOCK, compiler="stock"), rewritten, whole):
             cost_s = self._trace_s("model") if candidate.compiler == "none" else self._compile_s("model")
             yield self._rung(candidate, cost_s, "compiled")
@@ -296,7 +296,8 @@ class Ladder:
     def _rewritten(self, search: Climber, layout: str = "keep") -> Iterator[Rung]:
         chosen = recommended(self.kind, "none", self.device)
         if chosen and not search.entries.keys() & {"rewrites", "rewrites" + GRAPHED}:
-            whole = Candidate(name="rewrites", rewrites=chosen, layout=layout, tries_convolutions=self._tries())
+            whole = Candidate(name="rewrites", rewrites=chosen, layout=layout, tries_convolutions=self._tries(),
+                              substituted=self._traceable())  # fmt: skip
             yield from self._family(search, whole, self._trace_s("model"))
 
     def _block_rungs(self, search: Climber, layout: str, whole: Candidate) -> Iterator[Rung]:
@@ -443,8 +444,15 @@ class Ladder:
     def _inductor(self, name: str, layout: str, scope: str) -> Candidate:
         chosen = recommended(self.kind, "inductor", self.device)
         own_dice = EAGERS_DICE if self.facts.random and self.facts.mode == "infer" else ()
+        parts = self._traceable() if scope == "model" else ()
         return Candidate(name=name, rewrites=chosen, compiler="inductor", layout=layout, scope=scope, options=own_dice,
-                         tries_convolutions=self._tries())  # fmt: skip
+                         tries_convolutions=self._tries(), substituted=parts)  # fmt: skip
+
+    def _traceable(self) -> tuple[str, ...]:
+        """What must be put in place of before a whole model is traced: traced as they are, encoders compute other
+        values in padded rows than they do by themselves."""
+        wanted = self.facts.mode == "infer" and "encoders" in self.facts.substitutable
+        return ("encoders",) if wanted else ()
 
     def _tries(self) -> bool:
         """In a graph cuDNN's choice is made once, so it may take its time; a call made anew would choose anew."""

@@ -17,11 +17,11 @@ from ridgeline.errors import OptimizeError, nearest
 from ridgeline.kernels import geglu, layer_norm, rms_norm, rope, selective_scan, swiglu
 from ridgeline.kernels.contract import primitive
 from ridgeline.kernels.cross_entropy.op import CROSS_ENTROPY
-from ridgeline.optimizer import casts, experts, hooks, patches
+from ridgeline.optimizer import casts, encoders, experts, hooks, patches
 from ridgeline.optimizer.padding import forward_of, is_odd
 from ridgeline.optimizer.recognition import Gated, Norm, gated_of, norm_of, rotary_of, scan_of
 
-PARTS = ("attention", "norm", "gate", "rotary", "loss", "padding", "patches", "scan", "experts")
+PARTS = ("attention", "norm", "gate", "rotary", "loss", "padding", "patches", "scan", "experts", "encoders")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ _applied: weakref.WeakKeyDictionary[nn.Module, Applied] = weakref.WeakKeyDiction
 
 def apply(model: nn.Module, parts: Sequence[str] = PARTS) -> Applied:
     """Put our kernels into a model in place: ``parts`` of attention, norm, gate, rotary, loss, padding, patches, scan,
-    experts.
+    experts, encoders.
 
     Modules are recognized by what they compute, tried on drawn inputs before anything is replaced. Attention goes
     through transformers' registries. Calls that a kernel does not take fall back to what the model came with.
@@ -294,6 +294,16 @@ def _put_patches(model: nn.Module, done: Applied) -> None:
             done.replaced.append(Replaced(path, "a convolution that cuts patches", "patched"))
 
 
+# encoders that pack padded rows -------------------------------------------------------------------------------------
+
+
+def _put_encoders(model: nn.Module, done: Applied) -> None:
+    for path, module in list(model.named_modules()):
+        if "forward" not in module.__dict__ and encoders.packs_rows(module):
+            _override(module, encoders.forward_of(type(module).forward, hooks.RUNS_ON), done)
+            done.replaced.append(Replaced(path, "an encoder that packs padded rows", "an encoder over all rows"))
+
+
 # scan -------------------------------------------------------------------------------------------------------------
 
 
@@ -472,4 +482,5 @@ _PUT: dict[str, Callable[[nn.Module, Applied], None]] = {
     "padding": _put_padding,
     "patches": _put_patches,
     "scan": _put_scan,
+    "encoders": _put_encoders,
 }

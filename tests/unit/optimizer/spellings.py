@@ -517,6 +517,155 @@ def module_of_two_tensors() -> Any:
     return Modular(), (torch.randn(L, B, H * D), torch.randn(L + 3, B, H * D))
 
 
+class Causal(nn.Module):
+    """A module that makes its mask itself, and hides keys where told; its weights are asked for or not."""
+
+    def __init__(self, need_weights: bool) -> None:
+        super().__init__()
+        self.attention, self.need_weights = nn.MultiheadAttention(H * D, H, batch_first=True), need_weights
+
+    def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
+        mask = torch.ones(L, L, dtype=torch.bool, device=x.device).triu(1)
+        given = {"attn_mask": mask, "key_padding_mask": padding, "need_weights": self.need_weights}
+        return self.attention(x, x, x, **given)[0]
+
+
+@spelled("multi-head", training=False)
+def module_without_weights_and_a_mask_from_outside() -> Any:
+    def forward(self: Any, x: Tensor, mask: Tensor) -> Tensor:
+        return self.attention(x, x, x, attn_mask=mask, need_weights=False)[0]
+
+    module = Of(forward)
+    module.attention = nn.MultiheadAttention(H * D, H)
+    return module, (torch.randn(L, B, H * D), torch.randn(B * H, L, L))
+
+
+@spelled("multi-head", training=False)
+def module_without_weights_that_hides_keys() -> Any:
+    padding = torch.arange(L).expand(B, L) >= torch.tensor([[L], [9]])
+    return Causal(False), (torch.randn(B, L, H * D), padding)
+
+
+@spelled("multi-head", training=False)
+def module_with_keys_of_another_width() -> Any:
+    def forward(self: Any, x: Tensor, y: Tensor) -> Tensor:
+        return self.attention(x, y, y)[0]
+
+    module = Of(forward)
+    module.attention = nn.MultiheadAttention(H * D, H, kdim=24, vdim=24)
+    return module, (torch.randn(L, B, H * D), torch.randn(L + 3, B, 24))
+
+
+@missed("multi-head")
+def module_with_weights_that_hides_keys() -> Any:
+    padding = torch.arange(L).expand(B, L) >= torch.tensor([[L], [9]])
+    return Causal(True), (torch.randn(B, L, H * D), padding)
+
+
+@spelled("attention", training=False)
+def scores_with_a_bias_and_a_mask_behind_it() -> Any:
+    def forward(self: Any, q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) -> Tensor:
+        places = torch.arange(L, device=q.device)
+        bias = (slopes[:, None, None] * (places[None, None, :] - places[None, :, None])).to(q.dtype)
+        hidden = torch.ones(L, L, dtype=torch.bool, device=q.device).triu(1)
+        return (q @ k.mT * 0.25 + bias).masked_fill(hidden, float("-inf")).softmax(-1) @ v
+
+    return Of(forward), (*_qkv(), torch.rand(H))
+
+
+@spelled("attention", training=False)
+def scores_put_in_place_of_by_tensors_of_their_sizes() -> Any:
+    def forward(self: Any, q: Tensor, k: Tensor, v: Tensor, linked: Tensor) -> Tensor:
+        scores = q @ k.mT / 4.0
+        return torch.where(linked[:, None] > 0, scores, -9e15 * torch.ones_like(scores)).softmax(-1) @ v
+
+    return Of(forward), (*_qkv(), torch.rand(B, L, L) + torch.eye(L) - 0.3)
+
+
+@missed("attention")
+def a_bias_behind_the_mask_of_finite_scores() -> Any:
+    def forward(self: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        hidden = torch.ones(L, L, dtype=torch.bool, device=q.device).triu(1)
+        return ((q @ k.mT).masked_fill(hidden, -1e9) + bias).softmax(-1) @ v
+
+    return Of(forward), (*_qkv(), torch.randn(L, L))
+
+
+@missed("attention")
+def scores_that_are_read_besides() -> Any:
+    def forward(self: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = q @ k.mT
+        return torch.where(scores > 0, scores, torch.full_like(scores, -9e15)).softmax(-1) @ v
+
+    return Of(forward), _qkv()
+
+
+@spelled("einsum", matches=2)
+def attention_by_letters() -> Any:
+    def forward(self: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        weights = torch.einsum("b h i d, b h j d -> b h i j", q, k).softmax(-1)
+        return torch.einsum("bhij,bhjd->bhid", weights, v)
+
+    return Of(forward), _qkv()
+
+
+@spelled("einsum", matches=2)
+def attention_by_letters_with_heads_behind_positions() -> Any:
+    def forward(self: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (each.transpose(1, 2) for each in (q, k, v))
+        weights = torch.einsum("bjhd,bihd->bhij", k, q).softmax(-1)
+        return torch.einsum("bhij,bjhd->bihd", weights, v).flatten(2)
+
+    return Of(forward), _qkv()
+
+
+@spelled("einsum", matches=4)
+def layers_by_letters() -> Any:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        a, b = torch.einsum("bsd,ed->bse", x, self.weight), torch.einsum("...d,ed->...e", x, self.weight)
+        return a + b + torch.einsum("de,bsd->bse", self.weight.t(), x) + torch.einsum("bsd,dx->bsx", x, self.weight.t())
+
+    return Of(forward, weight=torch.randn(WIDTH, WIDTH)), (_x(),)
+
+
+@missed("einsum")
+def sums_of_letters_that_are_no_products() -> Any:
+    def forward(self: Any, x: Tensor, y: Tensor) -> Any:
+        traced = torch.einsum("bii,bij->bj", x @ x.mT, x)
+        return traced, torch.einsum("bij,bij->b", x, y), torch.einsum("bij,bkl->bik", x, y), torch.einsum("bij->bji", x)
+
+    return Of(forward), (_x(), _x())
+
+
+@missed("einsum")
+def three_operands_by_letters() -> Any:
+    return Of(lambda self, x, y: torch.einsum("bij,bkj,k->bik", x, y, y[0, :, 0])), (_x(), _x())
+
+
+def _complex_turn(x: Tensor, table: Tensor) -> Tensor:
+    pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
+    return torch.view_as_real(pairs * table).flatten(3).type_as(x)
+
+
+@spelled("complex-rotary", training=False, dtypes=(torch.float32, torch.bfloat16))
+def rotary_by_complex_numbers() -> Any:
+    def forward(self: Any, q: Tensor, k: Tensor, angles: Tensor) -> Any:
+        table = torch.polar(torch.ones_like(angles, dtype=torch.float32), angles.float())
+        return _complex_turn(q, table[None, :, None]), _complex_turn(k, table[None, :, None])
+
+    return Of(forward), (torch.randn(B, L, H, D), torch.randn(B, L, K, D), torch.randn(L, D // 2))
+
+
+@missed("complex-rotary")
+def complex_numbers_that_are_read_again() -> Any:
+    def forward(self: Any, q: Tensor, k: Tensor, angles: Tensor) -> Any:
+        table = torch.polar(torch.ones_like(angles), angles)[None, :, None]
+        turned = torch.view_as_complex(q.float().reshape(*q.shape[:-1], -1, 2)) * table
+        return torch.view_as_real(turned).flatten(3).type_as(q), turned.abs(), _complex_turn(k, table * table)
+
+    return Of(forward), (torch.randn(B, L, H, D), torch.randn(B, L, K, D), torch.randn(L, D // 2))
+
+
 @spelled("encoder-layer", training=False)
 def encoder_layer_with_norms_behind() -> Any:
     return nn.TransformerEncoderLayer(H * D, H, 80, batch_first=True).eval(), (torch.randn(B, L, H * D),)
@@ -526,6 +675,24 @@ def encoder_layer_with_norms_behind() -> Any:
 def encoder_layer_with_norms_before() -> Any:
     layer = nn.TransformerEncoderLayer(H * D, H, 80, activation="gelu", norm_first=True, batch_first=True)
     return layer.eval(), (torch.randn(B, L, H * D),)
+
+
+class Ahead(nn.Module):
+    """Encoder layers that hide what comes later, by a mask as PyTorch makes it."""
+
+    def __init__(self, diagonal: int = 1) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(H * D, H, 80, batch_first=True)
+        self.encoder, self.diagonal = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval(), diagonal
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = torch.full((L, L), float("-inf"), device=x.device, dtype=x.dtype).triu(self.diagonal)
+        return self.encoder(x, mask=mask, is_causal=True)
+
+
+@spelled("encoder-layer", matches=2, training=False)
+def encoder_layers_that_hide_what_comes_later() -> Any:
+    return Ahead(), (torch.randn(B, L, H * D),)
 
 
 class Padded(nn.Module):
@@ -723,6 +890,26 @@ def keys_repeated_by_name() -> Any:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
     return Of(forward), _heads(H, K, K)
+
+
+@spelled("grouped-keys", matches=2)
+def keys_repeated_behind_positions() -> Any:
+    def forward(self: Any, q: Tensor, k: Tensor, v: Tensor) -> Any:
+        k, v = (x.transpose(1, 2) for x in (k, v))
+        wide = [x[:, :, :, None, :].expand(B, L, K, H // K, D).reshape(B, L, H, D).transpose(1, 2) for x in (k, v)]
+        again = [torch.repeat_interleave(x, H // K, dim=2).permute(0, 2, 1, 3) for x in (k, v)]
+        return F.scaled_dot_product_attention(q, *wide), F.scaled_dot_product_attention(q, *again)
+
+    return Of(forward), (torch.randn(B, H, L, D), torch.randn(B, K, L, D), torch.randn(B, K, L, D))
+
+
+@missed("grouped-keys")
+def keys_whose_positions_are_repeated() -> Any:
+    def forward(self: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        wide = [torch.repeat_interleave(x.transpose(1, 2), 2, dim=1).transpose(1, 2) for x in (k, v)]
+        return F.scaled_dot_product_attention(q, *wide)
+
+    return Of(forward), _qkv()
 
 
 @missed("grouped-keys")
@@ -1219,6 +1406,15 @@ def a_residual_sum_and_relu_in_place() -> Any:
         y = x * 2.0
         y += x
         return F.relu(y, inplace=True) * 3.0
+
+    return Of(forward), (_x(),)
+
+
+@spelled("in-place", matches=3, training=False)
+def a_mask_that_is_filled_in_place() -> Any:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        mask = torch.zeros_like(x).masked_fill_(x > 0, float("-inf")).triu_(1)
+        return mask.clamp_(-2.0, 2.0) + x
 
     return Of(forward), (_x(),)
 

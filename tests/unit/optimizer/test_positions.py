@@ -86,6 +86,41 @@ def test_convolutions_along_sequences_leave_channels_last_where_nobody_asks(
     assert _error(found, meant) < 1.3 * _error(own, meant) + 1e-3
 
 
+class Points(nn.Module):
+    """Layers over points as convolutions of one tap, batch norm and an activation between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv1d(64, 64, 1) for _ in range(3))
+        self.norms = nn.ModuleList(nn.BatchNorm1d(64) for _ in range(3))
+        self.last = nn.Linear(64, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            x = nn.functional.leaky_relu(norm(conv(x)), 0.1)
+        return self.last(x.transpose(1, 2))
+
+
+def test_convolutions_of_one_tap_leave_channels_last_past_batch_norms(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(positions, "SMALL", 0)
+    torch.manual_seed(0)
+    model, x, report = Points().eval().bfloat16(), torch.randn(2, 64, 41).bfloat16(), Report()
+    with torch.no_grad():
+        found = compiled(model, rewrites=("sequence-last",), report=report)(x)
+        own, meant = model(x), model.float()(x.float())
+    assert report.counts() == {"sequence-last": 3}, report.refusals
+    assert found.stride() == own.stride()
+    assert _error(found, meant) < 1.3 * _error(own, meant) + 1e-3
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_one_tap_is_a_product(bias: bool) -> None:
+    layer, x = nn.Conv1d(24, 40, 1, bias=bias), torch.randn(3, 24, 17)
+    with torch.no_grad():
+        found = positions._as_product(x, layer.weight, layer.bias)
+        torch.testing.assert_close(found, layer(x), rtol=1e-5, atol=1e-5)
+
+
 def test_a_norm_along_the_first_dim_is_left_to_pytorch() -> None:
     model, report = nn.utils.parametrizations.weight_norm(nn.Linear(8, 4)), Report()
     with torch.no_grad():

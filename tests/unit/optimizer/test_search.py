@@ -369,6 +369,21 @@ def test_experts_are_tried_inside_of_what_is_compiled_too() -> None:
     assert not [name for name in _names(_facts(mode="train", substitutable=("experts",))) if name.endswith("experts")]
 
 
+def test_encoders_that_pack_rows_are_put_in_place_of_before_a_whole_is_traced() -> None:
+    def parts(**given: Any) -> dict[str, tuple[str, ...]]:
+        climber, found = Climbing(), {}
+        for rung in Ladder(_facts(substitutable=("encoders",), **given)).rungs(climber):
+            found[rung.candidate.name] = rung.candidate.substituted
+            climber.entries[rung.candidate.name] = replace_status(rung)
+        return found
+
+    found = parts()
+    assert all(found[name] == ("encoders",) for name in ("rewrites + graph", "compiled + graph", "kernels + graph"))
+    assert found["torch.compile"] == () == found["graph"]
+    assert parts(num_leaves=5)["compiled"] == ("encoders",)
+    assert all("encoders" not in each for name, each in parts(mode="train").items() if "kernels" not in name)
+
+
 def test_a_decoding_step_is_rewritten_first() -> None:
     assert _names(_facts(has_cache=True))[:2] == ["rewrites + graph", "graph"]
 

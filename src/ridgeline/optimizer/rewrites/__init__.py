@@ -2,9 +2,9 @@
 
 from ridgeline.optimizer.rewrites import cleanup  # noqa: F401, I001
 from ridgeline.optimizer.rewrites import algebra, patches, positions, streams, fold, affines, lengths, heads  # noqa: F401
-from ridgeline.optimizer.rewrites import multihead  # noqa: F401
+from ridgeline.optimizer.rewrites import multihead, einsums  # noqa: F401
 from ridgeline.optimizer.rewrites import shifted, attention, biases, gate, norm  # noqa: F401
-from ridgeline.optimizer.rewrites import rotary, headnorms, loss, rows  # noqa: F401
+from ridgeline.optimizer.rewrites import rotary, complexes, headnorms, loss, rows  # noqa: F401
 from ridgeline.optimizer.rewrites import narrow, recommender, dropout  # noqa: F401
 from ridgeline.optimizer.rewrites import horizontal, decoding, products, caches, vectors, halves  # noqa: F401
 from ridgeline.optimizer.rewrites import averages, enlarged, chains, windows, pointwise, stems, extremes, resizes  # noqa: F401

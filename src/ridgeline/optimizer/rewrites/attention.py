@@ -52,6 +52,14 @@ class Spelled:
     inside: tuple[fx.Node, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Joint:
+    """What is added to scores, and which of them are hidden then."""
+
+    added: fx.Node
+    hidden: tuple[fx.Node, bool, float]
+
+
 @dataclass(slots=True)
 class Scores:
     """What was done to scores between the product and the softmax, read backwards."""
@@ -158,9 +166,9 @@ def _spelled(scene: Scene, node: fx.Node) -> Spelled | None:
     k, k_scale, k_inside = _scaled(scores.product["other"])
     key, turned, turn_inside = _untransposed(scene, k)
     scale = scores.scale * q_scale * k_scale
-    mask = scores.added if scores.hidden is None else scores.hidden
+    mask: Any = scores.added if scores.hidden is None else scores.hidden
     if scores.hidden is not None and scores.added is not None:
-        return None
+        mask = Joint(scores.added, scores.hidden)
     everything = (*inside, *scores.inside, *q_inside, *k_inside, *turn_inside, node)
     return Spelled(q, key, turned, product["other"], scale, scores.softcap, sinks, mask, node, everything)
 
@@ -230,13 +238,15 @@ def _is_row_maximum(node: Any, of: Any) -> bool:
 
 
 def _scores(scene: Scene, node: fx.Node) -> Scores | None:
-    """Follow scores back to their product: casts, scales, one mask. A scale after the mask would scale the mask: no."""
+    """Follow scores back to their product: casts, scales, a bias and a mask behind it.
+
+    A scale after the mask would scale the mask: no.
+    """
     scale, softcap, added, hidden = 1.0, 0.0, None, None
     inside: list[fx.Node] = []
-    masked = False
     while True:
         read = call(node)
-        if read is None or len(node.users) != 1:
+        if read is None or sum(not _asks_for_sizes(user) for user in node.users) != 1:
             return None
         inside.append(node)
         if read.op in ("matmul", "bmm"):
@@ -249,11 +259,18 @@ def _scores(scene: Scene, node: fx.Node) -> Scores | None:
         elif (factor := _factor(read)) is not None:
             # read backwards: everything met before this point was done to the scaled scores
             scale, node = scale * factor[0], factor[1]
-        elif not masked and scale == 1.0 and not softcap and (step := _masking(scene, read)) is not None:
-            node, added, hidden = step
-            masked = True
+        elif added is None and scale == 1.0 and not softcap and (step := _masking(scene, read)) is not None:
+            if step[2] is not None and hidden is not None:
+                return None
+            node, added, hidden = step[0], step[1], hidden if step[2] is None else step[2]
         else:
             return None
+
+
+def _asks_for_sizes(node: fx.Node) -> bool:
+    """Whether a node reads of a tensor how large it is, and nothing else."""
+    read = call(node)
+    return read is not None and read.op in ("full_like", "ones_like", "zeros_like")
 
 
 def _cap(read: Call) -> tuple[float, float, fx.Node, list[fx.Node]] | None:
@@ -322,9 +339,21 @@ def _filled(scene: Scene, value: Any) -> float | None:
     """The number put in place of hidden scores, if it hides them."""
     number = _number(value)
     if number is None and isinstance(value, fx.Node):
+        number = _everywhere(value)
+    if number is None and isinstance(value, fx.Node):
         known = Constants(scene).of(value)
         number = float(known) if known is not None and known.numel() == 1 else None
     return number if number is not None and number <= BLOCKED else None
+
+
+def _everywhere(node: fx.Node) -> float | None:
+    """The number that a tensor of another's sizes is filled with."""
+    read = call(node)
+    if read is None or read.op in ("full_like", "ones_like"):
+        return None if read is None else 1.0 if read.op == "ones_like" else _number(read.given.get("fill_value"))
+    factor = _factor(read)
+    inner = None if factor is None else _everywhere(factor[1])
+    return None if factor is None or inner is None else factor[0] * inner
 
 
 def _scaled(node: fx.Node) -> tuple[fx.Node, float, tuple[fx.Node, ...]]:
@@ -356,7 +385,8 @@ def _called(scene: Scene, read: Spelled) -> Match | None:
         return None
     if len({scene.dtype(node) for node in (read.query, read.key, read.value)}) != 1:
         return None
-    leaves = (read.query, read.key, read.value, read.mask if isinstance(read.mask, fx.Node) else None)
+    masks = (read.mask.added, read.mask.hidden[0]) if isinstance(read.mask, Joint) else (read.mask,)
+    leaves = (read.query, read.key, read.value, *(each for each in masks if isinstance(each, fx.Node)))
     if not scene.unchanged(leaves, read.inside, read.out):
         scene.refuse(read.out, "something is written between the scores and the result")
         return None
@@ -394,6 +424,8 @@ def _mask_argument(scene: Scene, read: Spelled) -> tuple[fx.Node | None, bool] |
     rows, keys = _lengths(scene, read)
     if isinstance(read.mask, fx.Node):
         return _additive(scene, read, rows, keys)
+    if isinstance(read.mask, Joint):
+        return _hidden_bias(scene, read, read.mask)
     condition, hides, number = read.mask
     found = _constant_pattern(scene, condition, "hidden" if hides else "seen", rows, keys)
     if found is not None:
@@ -408,6 +440,21 @@ def _mask_argument(scene: Scene, read: Spelled) -> tuple[fx.Node | None, bool] |
     limit = torch.finfo(like).min  # type: ignore[arg-type]
     added = scene.emit(read.out, _hiding, condition, hides, max(number, limit), like)
     return added, False
+
+
+def _hidden_bias(scene: Scene, read: Spelled, mask: Joint) -> tuple[fx.Node, bool] | None:
+    """A bias with what hides scores put in, as one mask to add."""
+    condition, hides, number = mask.hidden
+    like, value = scene.dtype(read.query), scene.tensor(mask.added)
+    known = value is not None and value.dtype == like and scene.dtype(condition) is torch.bool
+    if not known or scene.training or like is None:
+        return None
+    number = number if number == float("-inf") else max(number, torch.finfo(like).min)
+    return scene.emit(read.out, _hiding_of, mask.added, condition, hides, number), False
+
+
+def _hiding_of(added: Tensor, condition: Tensor, hides: bool, number: float) -> Tensor:
+    return torch.where(condition, number, added) if hides else torch.where(condition, added, number)
 
 
 def _hiding(condition: Tensor, hides: bool, number: float, dtype: torch.dtype) -> Tensor:
@@ -562,33 +609,51 @@ def _fused_type(scene: Scene, node: fx.Node) -> bool:
 
 
 def _repeated(scene: Scene, node: fx.Node) -> fx.Node | None:
-    """The keys of which a node repeats every head in a row."""
+    """The keys of which a node repeats every head in a row; heads may have been behind positions then."""
     read = call(node)
-    shape = scene.shape(node)
-    if read is None or shape is None or len(shape) != 4:
+    if read is None or len(scene.shape(node) or ()) != 4:
         return None
     if read.op == "contiguous":
         return _repeated(scene, read["input"])
-    if read.op == "repeat_interleave" and read.given.get("dim") in (1, -3) and isinstance(read["repeats"], int):
-        return read["input"] if isinstance(read["input"], fx.Node) else None
-    if read.op not in ("reshape", "view", "flatten"):
+    swapped = read.op == "transpose" and {read["dim0"] % 4, read["dim1"] % 4} == {1, 2}
+    if swapped or (read.op == "permute" and tuple(each % 4 for each in read["dims"]) == (0, 2, 1, 3)):
+        narrow = _repeated_along(scene, read["input"], 2)
+        return None if narrow is None else scene.emit(node, torch.transpose, narrow, 1, 2)
+    return _repeated_along(scene, node, 1)
+
+
+def _repeated_along(scene: Scene, node: Any, dim: int) -> fx.Node | None:
+    """What a node repeats every element of along a dim."""
+    read, shape = call(node), scene.shape(node)
+    if read is None or shape is None or len(shape) != 4:
         return None
-    wide = call(read["input"])
-    wide_shape = scene.shape(read["input"])
+    if read.op == "contiguous":
+        return _repeated_along(scene, read["input"], dim)
+    if read.op == "repeat_interleave" and read.given.get("dim") in (dim, dim - 4) and isinstance(read["repeats"], int):
+        return read["input"] if isinstance(read["input"], fx.Node) else None
+    wide = call(read["input"]) if read.op in ("reshape", "view", "flatten") else None
+    wide_shape = None if wide is None else scene.shape(wide.node)
     if wide is None or wide.op != "expand" or wide_shape is None or len(wide_shape) != 5:
         return None
     inner = call(wide["input"])
     narrow = None if inner is None else inner.given.get("input")
-    if (
-        inner is None
-        or not isinstance(narrow, fx.Node)
-        or scene.shape(wide["input"]) != (*wide_shape[:2], 1, *wide_shape[3:])
-    ):
+    before, behind = wide_shape[: dim + 1], wide_shape[dim + 2 :]
+    if inner is None or not isinstance(narrow, fx.Node) or scene.shape(wide["input"]) != (*before, 1, *behind):
         return None
-    new_dim = inner.op == "unsqueeze" and inner["dim"] in (2, -3)
-    new_dim = new_dim or (inner.op == "getitem" and scene.shape(narrow) == (*wide_shape[:2], *wide_shape[3:]))
-    matches = shape == (wide_shape[0], wide_shape[1] * wide_shape[2], *wide_shape[3:])
-    return narrow if new_dim and matches else None
+    new_dim = inner.op == "unsqueeze" and inner["dim"] % 5 == dim + 1
+    new_dim = new_dim or (inner.op == "getitem" and _puts_in(inner["index"], dim + 1))
+    matches = shape == (*before[:-1], before[-1] * wide_shape[dim + 1], *behind)
+    return narrow if new_dim and matches and scene.shape(narrow) == (*before, *behind) else None
+
+
+def _puts_in(index: Any, dim: int) -> bool:
+    """Whether an index puts one new dim in this place and takes all of the others."""
+    places = index if isinstance(index, tuple) else (index,)
+    known = all(each is None or each is Ellipsis or each == slice(None) for each in places)
+    if not known or places.count(None) != 1:
+        return False
+    at = places.index(None)
+    return at == dim if Ellipsis not in places[:at] else len(places) - at == 5 - dim
 
 
 # who computes it ------------------------------------------------------------------------------------------------

@@ -25,6 +25,15 @@ _OUT_OF_PLACE: dict[Any, Any] = {
     "relu_": torch.relu,
     "sigmoid_": torch.sigmoid,
     "tanh_": torch.tanh,
+    "masked_fill_": torch.masked_fill,
+    "triu_": torch.triu,
+    "tril_": torch.tril,
+    "clamp_": torch.clamp,
+    "exp_": torch.exp,
+    "neg_": torch.neg,
+    "sqrt_": torch.sqrt,
+    "rsqrt_": torch.rsqrt,
+    "pow_": torch.pow,
     torch.relu_: torch.relu,
     F.relu: F.relu,
     F.silu: F.silu,
@@ -33,6 +42,8 @@ _OUT_OF_PLACE: dict[Any, Any] = {
     F.leaky_relu: F.leaky_relu,
     F.elu: F.elu,
     F.mish: F.mish,
+    F.hardsigmoid: F.hardsigmoid,
+    F.hardtanh: F.hardtanh,
 }
 _FREE = Worth(eager=1.02, compiled=1.0001, basis="a call less on the host, 7-14 µs each; compilers drop them too")
 
@@ -62,7 +73,8 @@ def in_place(scene: Scene) -> list[Match]:
     return found
 
 
-_FLAGGED = {F.relu: 1, F.silu: 1, F.relu6: 1, F.hardswish: 1, F.leaky_relu: 2, F.elu: 2, F.mish: 1}
+_FLAGGED = {F.relu: 1, F.silu: 1, F.relu6: 1, F.hardswish: 1, F.leaky_relu: 2, F.elu: 2, F.mish: 1,
+            F.hardsigmoid: 1, F.hardtanh: 3}  # fmt: skip
 """Where these functions take the flag that makes them write."""
 
 

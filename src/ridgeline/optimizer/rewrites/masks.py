@@ -198,6 +198,9 @@ class Constants:
         name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
         if name in _LIKES:
             return self._like(node, str(name))
+        read = call(node)
+        if read is not None and read.op == "type_as" and (wanted := cast_target(read)) is not None:
+            return self._value(read["input"]).to(wanted)  # the type of another tensor, whatever is in it
         if node.target not in _MAKERS and not is_removable(node) and node.target is not operator.getitem:
             raise _NotConstant
         args, kwargs = self._arguments(node)

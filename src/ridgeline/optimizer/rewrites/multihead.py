@@ -13,15 +13,18 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import fx
+from torch import Tensor, fx
 
+from ridgeline.optimizer.rewrites.masks import BLOCKED, Constants, watch
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
 from ridgeline.optimizer.rewrites.scene import Scene
+from ridgeline.optimizer.rewrites.words import call
 
 _SIGNATURE = inspect.signature(F.multi_head_attention_forward)
 _INPUTS = ("query", "key", "value")
-_UNUSED = ("bias_k", "bias_v", "key_padding_mask", "attn_mask", "static_k", "static_v")
-"""Arguments that must be absent: masks may hide whole rows, which the two ways of attention answer differently."""
+_UNUSED = ("bias_k", "bias_v", "static_k", "static_v")
+"""Arguments that must be absent."""
+_WEIGHTS = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
 
 
 @rewrite(
@@ -64,16 +67,66 @@ def _given(node: fx.Node) -> dict[str, Any] | None:
 
 
 def _is_plain(scene: Scene, given: dict[str, Any]) -> bool:
-    """No masks, no dropout, no rows of the module's own, one weight for all three projections."""
-    if any(given[name] is not None for name in _UNUSED) or given["add_zero_attn"] or given["is_causal"]:
+    """No dropout, no rows of the module's own, and masks that both ways of attention answer alike."""
+    if any(given[name] is not None for name in _UNUSED) or given["add_zero_attn"]:
         return False
-    if given["use_separate_proj_weight"] or given["in_proj_weight"] is None:
-        return False
-    if given["dropout_p"] != 0 and given["training"]:
+    weights = [given[name] for name in (_WEIGHTS if given["use_separate_proj_weight"] else ("in_proj_weight",))]
+    if any(weight is None for weight in weights) or (given["dropout_p"] != 0 and given["training"]):
         return False
     shapes = [scene.shape(given[name]) for name in _INPUTS]
+    if any(shape is None or len(shape) != 3 for shape in shapes):
+        return False
     width = given["embed_dim_to_check"]
-    return all(shape is not None and len(shape) == 3 and shape[-1] == width for shape in shapes)
+    same = given["use_separate_proj_weight"] or all(shape is not None and shape[-1] == width for shape in shapes)
+    return same and _masks_alike(scene, given)
+
+
+def _masks_alike(scene: Scene, given: dict[str, Any]) -> bool:
+    """Whether masks mean the same to PyTorch's attention: it is what runs where no weights are asked for.
+
+    With weights a row that sees nothing is not a number, and without them zeros: only a mask whose every row is known
+    to see something means the same to both.
+    """
+    masks = [given[name] for name in ("attn_mask", "key_padding_mask") if given[name] is not None]
+    if any(scene.dtype(mask) is not scene.dtype(given["query"]) for mask in masks):
+        return False
+    if not given["need_weights"]:
+        return True
+    if given["key_padding_mask"] is not None:
+        return False
+    known = Constants(scene)
+    value = known.of(given["attn_mask"]) if masks else None
+    if masks and (value is None or not bool((value > BLOCKED).any(-1).all())):
+        return False
+    watch(scene, known.buffers)
+    return True
+
+
+def _masked(scene: Scene, node: fx.Node, given: dict[str, Any]) -> dict[str, Any]:
+    """The mask as PyTorch's attention takes it: what is added to scores, or causality."""
+    mask, keys = given["attn_mask"], given["key_padding_mask"]
+    if given["is_causal"] and keys is None and not given["need_weights"]:
+        return {"is_causal": True}
+    length, batch, _ = scene.shape(given["query"]) or (0, 0, 0)
+    num_keys = (scene.shape(given["key"]) or (0,))[0]
+    if mask is not None and len(scene.shape(mask) or ()) == 3:
+        heads = (1, 1) if (scene.shape(mask) or (0,))[0] == 1 else (batch, given["num_heads"])
+        mask = scene.emit(node, torch.reshape, mask, (*heads, length, num_keys))
+    if keys is not None:
+        hidden = _hidden_keys(scene, keys) if mask is None else None
+        keys = keys if hidden is None else scene.emit(node, torch.logical_not, hidden)
+        keys = scene.emit(node, torch.reshape, keys, (batch, 1, 1, num_keys))
+        mask = keys if mask is None else scene.emit(node, torch.add, mask, keys)
+    return {} if mask is None else {"attn_mask": mask}
+
+
+def _hidden_keys(scene: Scene, node: fx.Node) -> fx.Node | None:
+    """The booleans that the module made numbers of to add: nothing where false, minus infinity where true."""
+    read = call(node)
+    if read is None or read.op != "masked_fill" or read["value"] != float("-inf"):
+        return None
+    zeros, hidden = call(read["input"]), read["mask"]
+    return hidden if zeros is not None and zeros.op == "zeros_like" and scene.dtype(hidden) is torch.bool else None
 
 
 def _taken_apart(scene: Scene, node: fx.Node, given: dict[str, Any]) -> fx.Node:
@@ -83,7 +136,7 @@ def _taken_apart(scene: Scene, node: fx.Node, given: dict[str, Any]) -> fx.Node:
     for part in _projected(scene, node, given):
         apart = emit(node, torch.unflatten, part, -1, (heads, width // heads))
         parts.append(emit(node, torch.permute, apart, (1, 2, 0, 3)))
-    mixed = emit(node, F.scaled_dot_product_attention, *parts)
+    mixed = emit(node, F.scaled_dot_product_attention, *parts, **_masked(scene, node, given))
     turned = emit(node, torch.permute, mixed, (2, 0, 1, 3))
     joined = emit(node, torch.reshape, turned, (length, batch, width))
     return emit(node, F.linear, joined, given["out_proj_weight"], given["out_proj_bias"])
@@ -92,9 +145,10 @@ def _taken_apart(scene: Scene, node: fx.Node, given: dict[str, Any]) -> fx.Node:
 def _projected(scene: Scene, node: fx.Node, given: dict[str, Any]) -> list[fx.Node]:
     """Queries, keys and values; by one product where they come from one tensor."""
     x, weight, bias = [given[name] for name in _INPUTS], given["in_proj_weight"], given["in_proj_bias"]
-    if x[0] is x[1] is x[2]:
+    apart = given["use_separate_proj_weight"]
+    if x[0] is x[1] is x[2] and not apart:
         return _thirds(scene, node, scene.emit(node, F.linear, x[0], weight, bias), -1)
-    weights = _thirds(scene, node, weight, 0)
+    weights = [given[name] for name in _WEIGHTS] if apart else _thirds(scene, node, weight, 0)
     biases = [None] * 3 if bias is None else _thirds(scene, node, bias, 0)
     return [scene.emit(node, F.linear, *each) for each in zip(x, weights, biases, strict=True)]
 
@@ -128,8 +182,9 @@ def encoder_layer(scene: Scene) -> list[Match]:
 
 def _put_layer(scene: Scene, node: fx.Node) -> Match | None:
     given = dict(zip(_LAYER_NAMES, node.args, strict=False)) | dict(node.kwargs)
+    given["mask"] = _narrow(given.get("mask"))
     src = scene.tensor(given.get("src"))
-    if given.get("mask") is not None or len(scene.shape(given.get("src")) or ()) != 3 or src is None or src.is_nested:
+    if len(scene.shape(given.get("src")) or ()) != 3 or src is None or src.is_nested or not _shows_all(scene, given):
         return None
     new = _layer(scene, node, given)
     if not scene.alike(node, new):
@@ -138,6 +193,35 @@ def _put_layer(scene: Scene, node: fx.Node) -> Match | None:
     node.replace_all_uses_with(new)
     scene.retire(node)
     return scene.match(new, f"encoder layer {scene.shape(given['src'])}, {given['num_heads']} heads")
+
+
+def _narrow(mask: Any) -> Any:
+    """A mask before it was repeated for every sample and head."""
+    read = call(mask)
+    return read["input"] if read is not None and read.op == "expand" else mask
+
+
+def _shows_all(scene: Scene, given: dict[str, Any]) -> bool:
+    """Whether there is no mask, or one that is known and leaves every row something to see."""
+    mask, sizes = given.get("mask"), scene.shape(given.get("src")) or (0, 0, 0)
+    if mask is None:
+        return True
+    known = Constants(scene)
+    by_rows = (scene.shape(mask) or ())[-2:] == (sizes[1], sizes[1]) and given.get("mask_type") != PADDED_KEYS
+    value = known.of(mask) if by_rows else None
+    if value is None or not bool((value == 0).any(-1).all()):
+        return False
+    watch(scene, known.buffers)
+    return True
+
+
+PADDED_KEYS = 1
+"""What the layer calls a mask of padded keys; one of positions by positions is 0, and either with both dims 2."""
+
+
+def _seen(mask: Tensor) -> Tensor:
+    """Where a mask lets keys be seen: the layer hides whatever is not zero."""
+    return mask == 0
 
 
 def _layer(scene: Scene, node: fx.Node, given: dict[str, Any]) -> fx.Node:
@@ -173,5 +257,7 @@ def _mixed(scene: Scene, node: fx.Node, x: fx.Node, given: dict[str, Any]) -> fx
     parts = []
     for part in _thirds(scene, node, emit(node, F.linear, x, given["qkv_weight"], given["qkv_bias"]), -1):
         parts.append(emit(node, torch.transpose, emit(node, torch.unflatten, part, -1, (heads, width // heads)), 1, 2))
-    turned = emit(node, torch.transpose, emit(node, F.scaled_dot_product_attention, *parts), 1, 2)
+    mask = given.get("mask")
+    masked = {} if mask is None else {"attn_mask": emit(node, _seen, mask)}
+    turned = emit(node, torch.transpose, emit(node, F.scaled_dot_product_attention, *parts, **masked), 1, 2)
     return emit(node, F.linear, emit(node, torch.flatten, turned, 2), given["proj_weight"], given["proj_bias"])

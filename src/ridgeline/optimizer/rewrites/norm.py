@@ -75,9 +75,12 @@ def _replaced(scene: Scene, read: Normed) -> Match | None:
         scene.refuse(read.out, reason)
         return None
     new = _emitted(scene, read.out, read)
-    if not scene.replace(read.out, new):
+    fuses = scene.options.get(LOWERED_BY, "none") != "none"  # what reads heads where they lie, and copies nothing
+    if not (scene.alike if fuses else scene.alike_sizes)(read.out, new):
+        scene.discard(new)
         scene.refuse(read.out, "the kernel's result would have another type or layout")
         return None
+    scene.relaid(read.out, new)
     scene.discard(read.out)
     kind = "LayerNorm" if read.centered else "RMSNorm"
     return scene.match(new, f"{kind} {tuple(scene.shape(read.x) or ())}")

@@ -20,7 +20,7 @@ from ridgeline.optimizer.rewrites.scene import SMALL, Scene
 from ridgeline.optimizer.rewrites.words import Call, call
 
 LEAST_TAPS, LEAST_OF_GROUP, LEAST_CHANNELS = 8, 16, 64
-_PASSED = ("gelu", "relu", "silu")
+_PASSED = ("gelu", "relu", "silu", "leaky_relu", "mish", "tanh", "hardswish", "batch_norm")
 _INDIFFERENT = ("conv1d", "contiguous", "reshape")
 """What returns its own layout, whatever it is given."""
 _TURNS = ("transpose", "permute", "mT")
@@ -106,6 +106,8 @@ def along(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: 
 def _along(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int, dilation: int) -> Tensor:
     given = (x, weight, bias, stride, padding, dilation)
     ways: dict[str, Any] = {"library": lambda: _laid(F.conv1d(*given), last=True), "last": partial(_as_image, *given)}
+    if weight.shape[2] == stride == 1 and padding == 0:
+        ways["product"] = partial(_as_product, x, weight, bias)
     key = ("along", x.shape, x.stride(), weight.shape, *given[3:], x.dtype, x.device)
     return CONTEST.run(key, ways, x.device)
 
@@ -115,6 +117,11 @@ def _as_image(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, paddi
     image, taps = (t.unsqueeze(2).contiguous(memory_format=torch.channels_last) for t in (x, weight))
     found = F.conv2d(image, taps, bias, (1, stride), (0, padding), (1, dilation)).squeeze(2)
     return _laid(found, last=True)
+
+
+def _as_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """One tap is a layer over steps."""
+    return F.linear(x.transpose(1, 2), weight.squeeze(2), bias).transpose(1, 2)
 
 
 _along_op = torch.library.custom_op("ridgeline_optimizer::along", _along, mutates_args=())

@@ -482,7 +482,8 @@ def _declared(node: fx.Node, schema: Any) -> list[fx.Node]:
     return found
 
 
-_ANY_LAYOUT = ("attention", "cat", "stack", "matmul", "bmm", "mm", "linear", "contiguous", "reshape", "layer_norm")
+_ANY_LAYOUT = ("attention", "cat", "stack", "matmul", "bmm", "mm", "linear", "contiguous", "reshape", "flatten",
+               "layer_norm")  # fmt: skip
 """What takes any layout and returns its own."""
 _VIEWS = (
     "transpose",

@@ -74,6 +74,14 @@ for _name, _operator in (
 ):  # fmt: skip
     _both(_name, "input other", _operator)
     _spell(_name, "input other", f"__{_name}__", getattr(torch.Tensor, f"__{_name}__"))  # as torch 2.11 traces them
+for _name, _method in (
+    ("add", "add"), ("sub", "sub"), ("mul", "mul"), ("div", "truediv"), ("pow", "pow"), ("matmul", "matmul"),
+):  # fmt: skip
+    _spell(_name, "input other", f"__{_method}__", getattr(torch.Tensor, f"__{_method}__"))
+for _name, _method in (("abs", "abs"), ("neg", "neg"), ("not", "invert")):
+    _spell(_name, "input", f"__{_method}__", getattr(torch.Tensor, f"__{_method}__"))
+for _name in ("add", "mul"):  # the other way round is the same
+    _spell(_name, "input other", f"__r{_name}__", getattr(torch.Tensor, f"__r{_name}__"))
 _both("mean", "input dim keepdim dtype")
 _both("sum", "input dim keepdim dtype")
 _both("var", "input dim correction keepdim")
@@ -143,7 +151,7 @@ _spell("chunk", "input chunks dim", torch.chunk, "chunk")
 _spell("split", "input split_size dim", torch.split, "split", torch.functional.split)
 _spell("split", "input split_size dim", torch.split_with_sizes, "split_with_sizes")
 _spell("unbind", "input dim", torch.unbind, "unbind")
-_spell("getitem", "input index", operator.getitem)
+_spell("getitem", "input index", operator.getitem, "__getitem__")
 _spell("transpose", "input dim0 dim1", torch.transpose, "transpose", torch.swapaxes, "swapaxes", "swapdims")
 _spell("t", "input", torch.t, "t")
 _spell("mT", "input", torch.adjoint, "adjoint")
@@ -190,8 +198,8 @@ _spell("interpolate", "input size scale_factor mode align_corners recompute_scal
 _spell("flip", "input *dims", torch.flip, "flip")
 for _name in "minimum maximum remainder floor_divide fmod logical_xor bitwise_xor".split():
     _both(_name, "input other")
-_spell("remainder", "input other", operator.mod)
-_spell("floor_divide", "input other", operator.floordiv)
+_spell("remainder", "input other", operator.mod, "__mod__", torch.Tensor.__mod__)
+_spell("floor_divide", "input other", operator.floordiv, "__floordiv__", torch.Tensor.__floordiv__)
 _both("clamp", "input min max")
 _both("all", "input dim keepdim")
 _both("any", "input dim keepdim")
@@ -199,6 +207,8 @@ for _name in "new_ones new_zeros new_full".split():
     _spell(_name, "input *size", _name)
 for _name in "ones_like zeros_like full_like".split():
     _spell(_name, "input fill_value", getattr(torch, _name))
+for _name in "view_as_real view_as_complex".split():
+    _spell(_name, "input", getattr(torch, _name))
 _spell("dot_einsum", "equation *operands", torch.einsum, torch.functional.einsum)
 
 FLOATS = {"float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloat16, "double": torch.float64}

@@ -1,0 +1,128 @@
+"""Whole attention layers in the spellings of code that is no library's: what all rewrites together make of them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+pytest.importorskip("triton")
+
+from ridgeline.optimizer.backend import Report, compiled
+from ridgeline.optimizer.rewrites import recommended
+from ridgeline.optimizer.rewrites.words import call
+
+WIDTH, HEADS, LENGTH = 64, 4, 20
+
+
+class Letters(nn.Module):
+    """Attention by einsum, heads before positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH, bias=False), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (t.reshape(*t.shape[:2], HEADS, -1).permute(0, 2, 1, 3) for t in self.qkv(x).chunk(3, -1))
+        weights = (torch.einsum("bhid,bhjd->bhij", q, k) * 0.25).softmax(-1)
+        return self.out(torch.einsum("bhij,bhjd->bhid", weights, v).permute(0, 2, 1, 3).flatten(2))
+
+
+class Complex(nn.Module):
+    """As Llama was first published: complex angles, a mask of the type of the input, keys repeated for their heads."""
+
+    def __init__(self, num_keys: int = 2) -> None:
+        super().__init__()
+        self.num_keys, width = num_keys, WIDTH // HEADS
+        self.q, self.out = nn.Linear(WIDTH, WIDTH, bias=False), nn.Linear(WIDTH, WIDTH, bias=False)
+        self.k, self.v = (nn.Linear(WIDTH, num_keys * width, bias=False) for _ in range(2))
+        angles = torch.outer(torch.arange(32.0), 1e4 ** -(torch.arange(0, width, 2) / width))
+        self.table = torch.polar(torch.ones_like(angles), angles)
+
+    def turned(self, x: Tensor) -> Tensor:
+        pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
+        return torch.view_as_real(pairs * self.table[: x.shape[1]].view(1, x.shape[1], 1, -1)).flatten(3).type_as(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (layer(x).unflatten(-1, (-1, WIDTH // HEADS)) for layer in (self.q, self.k, self.v))
+        q, k = self.turned(q), self.turned(k)
+        k, v = (t.repeat_interleave(HEADS // self.num_keys, dim=2) for t in (k, v))
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        mask = torch.full((x.shape[1],) * 2, float("-inf"), device=x.device).triu(1).type_as(x)
+        scores = q @ k.transpose(2, 3) / math.sqrt(q.shape[-1]) + mask
+        mixed = F.softmax(scores.float(), -1).type_as(q) @ v
+        return self.out(mixed.transpose(1, 2).contiguous().view(*x.shape))
+
+
+class Module(nn.Module):
+    """PyTorch's module with its weights asked for and not read, behind a mask made of booleans."""
+
+    def __init__(self, diagonal: int = 0) -> None:
+        super().__init__()
+        self.attention, self.diagonal = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True), diagonal
+
+    def forward(self, x: Tensor) -> Tensor:
+        ones = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device)
+        hidden = ~torch.tril(ones, self.diagonal)
+        return self.attention(x, x, x, attn_mask=hidden)[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [(Letters, {"einsum": 2, "attention": 1, "attention-kernel": 1}),
+     (Complex, {"complex-rotary": 1, "attention": 1, "attention-kernel": 1}),
+     (Module, {"in-place": 1, "multi-head": 1, "mask": 1, "attention-kernel": 1})],
+)  # fmt: skip
+def test_attention_in_a_strangers_spelling_becomes_one_kernel(kind: Any, expected: dict[str, int]) -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = kind().eval()
+    x = torch.randn(2, LENGTH, WIDTH)
+    with torch.no_grad():
+        meant = model(x)
+        model, x = model.bfloat16(), x.bfloat16()
+        report = Report()
+        fast = compiled(model, rewrites=recommended("inference", "none", "cuda"), report=report)
+        theirs, ours = ((made.float() - meant).norm() / meant.norm() for made in (model(x), fast(x)))
+    counts = report.counts()
+    assert {name: counts.get(name, 0) for name in expected} == expected, (counts, report.refusals)
+    assert float(ours) < 1.5 * float(theirs) + 1e-3
+
+
+def test_a_row_that_sees_nothing_stays_what_pytorch_makes_of_it() -> None:
+    torch._dynamo.reset()
+    model, x, report = Module(diagonal=-1).eval(), torch.randn(2, LENGTH, WIDTH), Report()
+    with torch.no_grad():
+        fast = compiled(model, rewrites=recommended("inference", "none", "cuda"), report=report)
+        torch.testing.assert_close(fast(x), model(x), equal_nan=True)
+        assert bool(model(x)[:, 0].isnan().all())
+    assert "multi-head" not in report.counts()
+
+
+def test_complex_numbers_are_gone_before_a_compiler_sees_them() -> None:
+    torch._dynamo.reset()
+    model, x, report = Complex().eval(), torch.randn(2, LENGTH, WIDTH), Report()
+    with torch.no_grad():
+        fast = compiled(model, rewrites=("complex-rotary",), compiler="inductor", report=report)
+        torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-5)
+    assert report.counts() == {"complex-rotary": 2}, report.refusals
+
+
+@pytest.mark.parametrize(
+    ("method", "op"),
+    [("__abs__", "abs"), ("__sub__", "sub"), ("__invert__", "not"), ("__neg__", "neg"), ("__le__", "le"),
+     ("__truediv__", "div"), ("__rmul__", "mul"), ("__and__", "and"), ("__eq__", "eq"), ("__matmul__", "matmul")],
+)  # fmt: skip
+def test_operators_are_known_as_methods_too(method: str, op: str) -> None:
+    """torch 2.11 traces some operators by the names of methods, and what is no known op is no constant."""
+    graph = torch.fx.Graph()
+    a, b = graph.placeholder("a"), graph.placeholder("b")
+    for node in (graph.call_method(method, (a, b)), graph.call_function(getattr(Tensor, method), (a, b))):
+        args = (a,) if op in ("abs", "not", "neg") else (a, b)
+        node.args = args
+        found = call(node)
+        assert found is not None and found.op == op and found["input"] is a
