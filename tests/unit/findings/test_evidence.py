@@ -421,3 +421,102 @@ def test_products_in_the_smallest_tiles_are_of_small_matrices(tile, named):
             stage.kernel(f"sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize{tile}_stage3_ffma", 2700.0, op="aten::bmm")
 
     assert (_found(play, "tensor-cores-unused") is not None) is named
+
+
+@pytest.mark.parametrize("shaped", [True, False])
+@pytest.mark.parametrize(("dims", "named"), [(2, True), (1, False)])
+def test_convolutions_of_single_channels_along_time_have_no_other_layout(dims, named, shaped):
+    name = "conv_depthwise2d_forward_kernel_generic<c10::BFloat16, int>(GenericPackedTensorAccessor, index_t)"
+    given = [[64, 192, 56, 56], [192, 1, 3, 3]] if dims == 2 else [[64, 192, 1, 3136], [192, 1, 1, 15]]
+
+    def play(stage: Stage) -> None:
+        for _ in range(10):
+            with stage.span(f"aten::conv{dims}d"):
+                stage.kernel(name, 300.0, op="aten::_conv_depthwise2d", shapes=given if shaped else None)
+            stage.kernel("sm90_xmma_fprop_implicit_gemm_bf16", 100.0, op="aten::cudnn_convolution")
+
+    assert (_found(play, "channels-first") is not None) is named
+
+
+@pytest.mark.parametrize(("op", "named"), [("aten::linear", True), ("aten::cdist", False)])
+def test_sizes_that_an_op_makes_itself_cannot_be_padded(op, named):
+    def play(stage: Stage) -> None:
+        healthy(stage, 4)
+        for _ in range(4):
+            stage.kernel("cutlass_80_tensorop_s1688gemm_128x128_nn_align2", 600.0, op="aten::mm", around=op)
+
+    assert (_found(play, "misaligned-sizes") is not None) is named
+
+
+@pytest.mark.parametrize(("first", "named"), [("cudaFree", True), ("cudaMalloc", False)])
+def test_an_allocator_that_still_grows_is_no_finding(first, named):
+    def play(stage: Stage) -> None:
+        for _ in range(4):
+            healthy(stage, 2)
+            for call in (first, "cudaMalloc"):
+                stage.wait(call)
+                stage.work(200.0)
+
+    assert (_found(play, "allocator") is not None) is named
+
+
+@pytest.mark.parametrize(("cores", "named"), [((16, 2), True), ((128, 16), False), ((16, 16), False)])
+def test_a_part_of_a_large_machine_is_no_binding(cores, named):
+    def play(stage: Stage) -> None:
+        stage.facts = dict(zip(("num_cores", "num_usable_cores"), cores, strict=True))
+        stage.host("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 3000.0, Kind.DATALOADER)
+        healthy(stage, 4)
+
+    assert (_found(play, "cpu-affinity") is not None) is named
+
+
+@pytest.mark.parametrize(("peak", "named"), [(20e9, True), (110e9, False)])
+def test_batches_that_fill_the_memory_are_not_to_be_joined(peak, named):
+    def play(stage: Stage) -> None:
+        stage.facts |= {"peak_allocated_bytes": peak, "total_bytes": 141e9}
+        for _ in range(8):
+            for _ in range(12):
+                stage.kernel("nvjet_tst_64x8", 8.0, op="aten::mm", host_us=20.0)
+            stage.host("aten::linear", 3.0)
+            stage.host("autograd::engine::evaluate_function: MseLossBackward0", 3.0)
+            for _ in range(4):
+                stage.kernel("vectorized_elementwise_kernel<Add>", 4.0, op="aten::add_", host_us=20.0,
+                             around="autograd::engine::evaluate_function: torch::autograd::AccumulateGrad")  # fmt: skip
+
+    assert (_found(play, "micro-batches") is not None) is named
+
+
+@pytest.mark.parametrize(("every", "named"), [(1, True), (4, False)])
+@pytest.mark.parametrize("what", ["value-read", "logging", "synchronize"])
+def test_what_a_program_does_every_few_steps_is_not_its_step(what, every, named):
+    stage = Stage()
+    for i in range(4):
+        with stage.step():
+            for _ in range(30):
+                stage.kernel("nvjet_tst_64x8", 60.0, op="aten::mm", host_us=50.0)
+            if i % every == every - 1:
+                for _ in range(4):
+                    _looked_at(stage, what)
+                    stage.kernel("nvjet_tst_64x8", 60.0, op="aten::mm", host_us=50.0)
+    assert (what in [finding.rule for finding in stage.findings()]) is named
+
+
+def _looked_at(stage: Stage, what: str) -> None:
+    if what == "synchronize":
+        stage.wait("cudaDeviceSynchronize")
+        stage.work(300.0)
+        return
+    with stage.span("aten::item"), stage.span("aten::_local_scalar_dense"):
+        stage.copy("DtoH pageable", 4, 2.0, waits=True)
+    stage.work(600.0 if what == "logging" else 60.0)
+
+
+def test_a_step_is_no_shorter_than_its_kernels_whatever_streams_a_library_has():
+    """Nobody recorded what keeps them apart, and nobody timed the step."""
+    stage = Stage()
+    for _ in range(2):
+        with stage.step():
+            for at in range(40):
+                stage.kernel("GRU_elementWise_fp", 60.0, op="aten::_cudnn_rnn", stream=7 + at % 4, host_us=60.0)
+    scene = stage.scene()
+    assert scene.step_s > 39 * 60e-6 and "launch-bound" not in [finding.rule for finding in stage.findings()]

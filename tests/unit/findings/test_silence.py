@@ -579,8 +579,9 @@ def test_kernels_over_small_tensors_and_draws_are_no_links_of_a_chain(kernels, n
 def test_memory_that_a_pinning_thread_takes_is_the_loaders(by_itself):
     def play(stage: Stage) -> None:
         for _ in range(4):
-            stage.call("cudaHostAlloc", 1500.0)
-            stage._spans[-1]["thread"] = 2 if by_itself else 1
+            for call in ("cudaHostAlloc", "cudaFreeHost"):
+                stage.call(call, 750.0)
+                stage._spans[-1]["thread"] = 2 if by_itself else 1
             healthy(stage, 2)
 
     assert ("allocator" in rules_of(_twice(play).findings())) is not by_itself

@@ -33,6 +33,8 @@ NO_PRODUCT = r"splitkreduce|reduce_1block|c1_k1|depthwise|grouped_direct|gemv|do
 memory: Tensor Cores do nothing for them."""
 SMALL_TILES, SMALL_TILES_S = r"tilesize32x32x8_", 50e-6
 """The smallest tiles there are: for so long they go over many matrices that fit into one of them."""
+OWN_SIZES = r"^aten::(cdist|_cdist_forward|_euclidean_dist)$"
+"""Ops that multiply what they have laid out themselves, with columns of their own."""
 PRODUCT_OPS = r"^aten::(mm|addmm|bmm|baddbmm|_addmm_activation)$"
 THIN = 8
 """Of a product's smallest side: less does not fill an instruction of the Tensor Cores (16 by 8 by 8 and larger)."""
@@ -142,13 +144,13 @@ def _whole_convolutions(scene: Scene, mask: Mask) -> Mask:
     return np.asarray(mask | (convolution & (op >= 0) & np.isin(op, op[mask & convolution])), dtype=bool)
 
 
-@rule("misaligned-sizes", version=5, order=42)
+@rule("misaligned-sizes", version=6, order=42)
 def misaligned_sizes(scene: Scene) -> Candidate | None:
     """Products on Tensor Cores whose sizes are not multiples of 8, by name (align1, align2) or by shape; kernels that
     load whole tiles (nvjet) only take rows that are aligned, a number of rows is no stride, and of convolutions nobody
     knows what padding brings."""
     works = np.flatnonzero(scene.family("gemm", "conv") & scene.precision("half", "tf32", "fp8", ""))
-    works = works[scene.work_s[works] > 2e-6]
+    works = works[(scene.work_s[works] > 2e-6) & ~scene.under(OWN_SIZES)[works]]
     if not len(works):
         return None
     products, dtypes = _products(scene, works), _dtypes(scene, works)
@@ -214,10 +216,10 @@ def _dtypes(scene: Scene, works: Index) -> list[str]:
     return [first_dtype(trace.words[int(words[op])]) if op >= 0 else "" for op in ops.tolist()]
 
 
-@rule("channels-first", version=7, order=42)
+@rule("channels-first", version=8, order=42)
 def channels_first(scene: Scene) -> Candidate | None:
     """Convolutions in NCHW: transforms around them, and norms and pools that walk planes."""
-    convs, walks = scene.family("conv"), scene.named(WALKS_DEPTHWISE)
+    convs, walks = scene.family("conv"), _walks_planes(scene)
     transforms = scene.family("layout") | walks
     if not convs.any() or not transforms.any() or _is_channels_last(scene):
         return None
@@ -253,6 +255,16 @@ def channels_first(scene: Scene) -> Candidate | None:
     )
 
 
+def _walks_planes(scene: Scene) -> Mask:
+    """Convolutions of single channels by the kernels for NCHW. Along one axis there are no others, and of pictures of
+    height one nobody knows whether they are faster."""
+    walks = scene.named(WALKS_DEPTHWISE)
+    works = np.flatnonzero(walks)
+    flat, square = (len(scene.host_spans(rf"^aten::conv{dims}d$", Kind.OP)) for dims in (1, 2))
+    walks[works] = ~_along_one_axis(scene, works) & (flat <= square)  # by their number where sizes were not recorded
+    return walks
+
+
 def _around_one_channel(scene: Scene, transforms: Mask) -> Mask:
     """Transforms around convolutions over a single channel, and around those that read what such a one gives: a tensor
     of one channel has no layout to tell, so its convolution works in NCHW, and what it gives is transposed by somebody
@@ -285,7 +297,7 @@ def _in_channels_last(scene: Scene, moved: Index, others: Index, *, sure: bool) 
     works = np.concatenate((moved, others))
     if _between_group_norms(scene):
         return Cure(works=works, keep_best=np.where(np.isin(works, moved), 0.5, 1.0), keep_worst=np.ones(len(works)))
-    norms, strided, walks = scene.family("norm")[others], _strided_after_patches(scene), scene.named(WALKS_DEPTHWISE)
+    norms, strided, walks = scene.family("norm")[others], _strided_after_patches(scene), _walks_planes(scene)
     best = np.concatenate((NHWC_DEPTHWISE[0] * walks[moved], np.where(norms, NHWC_NORM[0], NHWC_CONV[0])))
     worst = np.concatenate((NHWC_DEPTHWISE[1] * walks[moved], np.where(norms, NHWC_NORM[1], NHWC_CONV[1])))
     worst = worst if sure else np.ones(len(works))

@@ -64,7 +64,22 @@ def _is_upload(wait: Wait) -> bool:
     return "htod" in wait.copy
 
 
-@rule("logging", version=4, order=14)
+def _regular(scene: Scene, waits: list[Wait]) -> list[Wait]:
+    """Those of the waits that come in every round, told apart by what is around them: a step is not what a program does
+    every hundredth time."""
+    alike = dict[tuple[str, ...], list[Wait]]()
+    for wait in waits:
+        alike.setdefault(_kind(wait), []).append(wait)
+    kept = {kind for kind, found in alike.items() if scene.comes_again(_rows(found))}
+    return [wait for wait in waits if _kind(wait) in kept]
+
+
+def _kind(wait: Wait) -> tuple[str, ...]:
+    """Its line, its call and its ops; what somebody wrote around them may have the step's number in it."""
+    return (wait.source, wait.names[0], *(name for name in wait.names if name.startswith("aten::")))
+
+
+@rule("logging", version=5, order=14)
 def logging(scene: Scene) -> Candidate | None:
     """Values read back, formatted and written in every step."""
     scalars = [
@@ -75,11 +90,12 @@ def logging(scene: Scene) -> Candidate | None:
     launching = scene.time_of(
         np.union1d(scene.of_kind(Kind.OP), scene.host_spans(r"^Optimizer\.", Kind.ANNOTATION, Kind.OP))
     )
-    used, handled = _followed(scene, scalars, WRITTEN_S, launching)
-    waits = [wait for wait in scene.waits if _is_log(wait) and not _is_upload(wait)]
+    used, handled = _followed(scene, _regular(scene, scalars), WRITTEN_S, launching)
+    waits = _regular(scene, [wait for wait in scene.waits if _is_log(wait) and not _is_upload(wait)])
     waits += [wait for wait in used if wait not in waits]
     spans = scene.host_spans(LOG_SPANS, Kind.ANNOTATION, Kind.PYTHON)
     spans = spans[np.isin(scene.trace.thread[spans], scene.main_threads)]
+    spans = spans if scene.comes_again(spans) else spans[:0]
     if not waits and not len(spans):
         return None
     return Candidate(
@@ -94,12 +110,11 @@ def logging(scene: Scene) -> Candidate | None:
     )
 
 
-@rule("host-round-trip", version=4, order=19)
+@rule("host-round-trip", version=5, order=19)
 def host_round_trip(scene: Scene) -> Candidate | None:
     """A tensor goes to the host, is computed on there, and comes back."""
-    waits, time = _followed(
-        scene, [wait for wait in scene.waits if _is_copy_back(wait) and wait.num_bytes >= TENSOR_BYTES], BUSY_S
-    )
+    fetched = [wait for wait in scene.waits if _is_copy_back(wait) and wait.num_bytes >= TENSOR_BYTES]
+    waits, time = _followed(scene, _regular(scene, fetched), BUSY_S)
     copies = _read_back(scene, waits)
     if not waits or float(scene.work_s[copies].sum()) > FETCHED * time.total / 1e9:
         return None
@@ -148,12 +163,13 @@ def _is_copy_back(wait: Wait) -> bool:
     return bool(COPIES_BACK.search(wait.copy))
 
 
-@rule("value-read", version=7, order=20)
+@rule("value-read", version=8, order=20)
 def value_read(scene: Scene) -> Candidate | None:
     held = _ops_that_upload(scene)
     reads = [wait for wait in scene.waits if _is_read(wait) and not _is_upload(wait)]
     waits = [wait for wait in reads if not _is_fetch(wait)]
     waits = [wait for wait in waits if (op := _outermost(scene, wait)) not in held and not _reads_by_itself(scene, op)]
+    waits = _regular(scene, waits)
     if not waits:
         return None
     ops = sorted({name for wait in waits for name in wait.names if READS.search(name)})
@@ -201,7 +217,7 @@ def _ops_that_upload(scene: Scene) -> set[int]:
     return {_outermost(scene, wait) for wait in scene.waits if _is_upload(wait)} - {NO_OP}
 
 
-@rule("synchronize", version=2, order=21)
+@rule("synchronize", version=3, order=21)
 def synchronize(scene: Scene) -> Candidate | None:
     waits = [
         wait
@@ -211,6 +227,7 @@ def synchronize(scene: Scene) -> Candidate | None:
         and not (_is_read(wait) or _is_copy_back(wait) or _is_upload(wait) or _is_log(wait))
         and _outermost(scene, wait) == NO_OP  # an op that waits by itself is no line that somebody could remove
     ]
+    waits = _regular(scene, waits)
     if not waits:
         return None
     return Candidate(
