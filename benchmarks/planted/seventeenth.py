@@ -198,7 +198,7 @@ def _judged(s: Setting, each: bool) -> Program:
         hidden_dim=s.pick(3072, 64), max_position_embeddings=s.pick(512, 16), num_labels=8, attn_implementation="sdpa",
     )  # fmt: skip
     model = s.place(lambda: DistilBertForSequenceClassification(config)).eval()
-    draw = lambda: (_ints(s, s.pick(30_000, 90), s.pick(16, 2), s.pick(128, 8)), _ints(s, 8, s.pick(16, 2)))
+    draw = lambda: (_ints(s, s.pick(30_000, 90), s.pick(192, 2), s.pick(128, 8)), _ints(s, 8, s.pick(192, 2)))
     batches, counts = [draw() for _ in range(8)], torch.zeros(3, device=s.device)
 
     @torch.inference_mode()
@@ -272,11 +272,12 @@ def healthy_compiled_sight(s: Setting, fixed: bool) -> Program:
     from transformers import ViTForImageClassification
 
     torch._dynamo.reset()
-    model = _fp32(s, lambda: ViTForImageClassification(_vit(s, 768, 8))).train()
+    model = fresh.nhwc(_fp32(s, lambda: ViTForImageClassification(_vit(s, 768, 8)))).train()
     for layer in model.vit.encoder.layer if hasattr(model.vit, "encoder") else model.vit.layers:
         layer.compile(backend=compiler(s), dynamic=False)
     side, num = s.pick(224, 32), s.pick(128, 2)
-    pictures, truth = torch.randn(num, 3, side, side, device=s.device), _ints(s, s.pick(1000, 8), num)
+    pictures = fresh.nhwc(torch.randn(num, 3, side, side, device=s.device))
+    truth = _ints(s, s.pick(1000, 8), num)
 
     def loss() -> Tensor:
         logits = model(pixel_values=0.8 * pictures + 0.2 * pictures.flip(0)).logits
@@ -294,9 +295,12 @@ def healthy_tuned_outlines(s: Setting, fixed: bool) -> Program:
         hidden_sizes=s.pick([64, 128, 320, 512], [16, 16, 16, 16]), depths=s.pick([2, 2, 2, 2], [1, 1, 1, 1]),
         decoder_hidden_size=s.pick(256, 16), num_labels=s.pick(152, 8),
     )  # fmt: skip
-    model = _fp32(s, lambda: SegformerForSemanticSegmentation(config)).train()
+    model = fresh.nhwc(_fp32(s, lambda: SegformerForSemanticSegmentation(config))).train()
     side, num = s.pick(512, 64), s.pick(16, 2)
-    pictures, truth = torch.randn(num, 3, side, side, device=s.device), _ints(s, s.pick(150, 8), num, side, side)
+    pictures, truth = (
+        fresh.nhwc(torch.randn(num, 3, side, side, device=s.device)),
+        _ints(s, s.pick(150, 8), num, side, side),
+    )
     return _script(s, model, [lambda: model(pixel_values=pictures, labels=truth).loss])
 
 
@@ -352,9 +356,9 @@ def _seen(s: Setting, setting: str) -> Program:
     """Pictures described in fp32."""
     from transformers import ViTModel
 
-    model = _fp32(s, lambda: ViTModel(_vit(s, 768, 6), add_pooling_layer=False)).eval()
+    model = fresh.nhwc(_fp32(s, lambda: ViTModel(_vit(s, 768, 6), add_pooling_layer=False))).eval()
     side = s.pick(224, 32)
-    pictures = torch.randn(s.pick(96, 2), 3, side, side, device=s.device)
+    pictures = fresh.nhwc(torch.randn(s.pick(96, 2), 3, side, side, device=s.device))
 
     @torch.inference_mode()
     def step() -> None:
@@ -402,15 +406,17 @@ def healthy_columns_attend(s: Setting, fixed: bool) -> Program:
     return _script(s, model, [lambda: F.binary_cross_entropy_with_logits(model(x).float(), truth)])
 
 
-def _series(s: Setting, pinned: bool) -> Program:
-    """Series cut into patches; what comes next is foretold for each channel."""
-    model = _fp32(s, lambda: nets.Patched(s.pick(512, 32), 16, s.pick(512, 16), s.pick(8, 2), s.pick(4, 1)))
+def _series(s: Setting, ahead: bool) -> Program:
+    """Series cut into patches; what comes next is foretold for each channel. Batches are copied ahead out of pinned
+    memory, or when they are needed, as they come."""
+    model = _fp32(s, lambda: nets.Patched(s.pick(512, 32), 16, s.pick(256, 16), s.pick(4, 2), s.pick(2, 1)))
     draw = lambda length: torch.randn(s.pick(128, 2), s.pick(32, 2), length)
-    batch = tuple(s.pinned(part) if pinned else part for part in (draw(s.pick(512, 32)), draw(s.pick(96, 4))))
-    feed = itertools.cycle([batch])
+    batch = tuple(s.pinned(part) if ahead else part for part in (draw(s.pick(512, 32)), draw(s.pick(96, 4))))
+    host: Iterator[Any] = itertools.cycle([batch])
+    feed = iter(Prefetch(s, host)) if ahead else (tuple(part.to(s.device) for part in found) for found in host)
 
     def loss() -> Tensor:
-        past, future = (part.to(s.device, non_blocking=pinned) for part in next(feed))
+        past, future = next(feed)
         return F.mse_loss(model(past, future.shape[-1]).float(), future)
 
     return _script(s, model, [loss])
@@ -418,7 +424,7 @@ def _series(s: Setting, pinned: bool) -> Program:
 
 @healthy
 def healthy_foretold(s: Setting, fixed: bool) -> Program:
-    return _series(s, pinned=True)
+    return _series(s, ahead=True)
 
 
 def _policy(s: Setting, fused: bool) -> Program:
@@ -501,9 +507,9 @@ def words_tensor_by_tensor(s: Setting, fixed: bool) -> Program:
     return _tuned_words(s, again=False, fused=fixed)
 
 
-@case("pageable copy", "pin the series and copy with non_blocking=True", **PLAIN)
+@case("pageable copy", "pin the series, and copy them ahead with non_blocking=True", **PLAIN)
 def series_pageable(s: Setting, fixed: bool) -> Program:
-    return _series(s, pinned=fixed)
+    return _series(s, ahead=fixed)
 
 
 # ---------------------------------------------------------------- what was told, done

@@ -520,3 +520,32 @@ def test_a_step_is_no_shorter_than_its_kernels_whatever_streams_a_library_has():
                 stage.kernel("GRU_elementWise_fp", 60.0, op="aten::_cudnn_rnn", stream=7 + at % 4, host_us=60.0)
     scene = stage.scene()
     assert scene.step_s > 39 * 60e-6 and "launch-bound" not in [finding.rule for finding in stage.findings()]
+
+
+@pytest.mark.parametrize(("op", "named"), [("aten::clamp_", True), ("aten::_coalesce", False)])
+def test_what_an_op_reads_for_itself_is_not_written_down(op, named):
+    def play(stage: Stage) -> None:
+        for _ in range(30):
+            stage.kernel("nvjet_tst_64x8", 60.0, op="aten::mm", host_us=50.0)
+        with stage.span(op), stage.span("aten::item"), stage.span("aten::_local_scalar_dense"):
+            stage.copy("DtoH pageable", 4, 2.0, waits=True)
+        stage.work(600.0)
+
+    assert (_found(play, "logging") is not None) is named
+
+
+@pytest.mark.parametrize(
+    ("around", "num", "named"),
+    [("aten::item", 40, True), ("aten::is_nonzero", 40, False), ("aten::is_nonzero", 8, True)],
+)
+def test_a_question_asked_once_must_cost_more_for_sure_than_a_value_read(around, num, named):
+    def play(stage: Stage) -> None:
+        for _ in range(num):
+            stage.kernel("nvjet_tst_64x8", 60.0, op="aten::mm", host_us=20.0)
+        with stage.span(around), stage.span("aten::item"), stage.span("aten::_local_scalar_dense"):
+            stage.copy("DtoH pageable", 4, 2.0, waits=True)
+        stage.work(80.0)
+
+    stage = _twice(play)
+    stage.facts |= {"unprofiled_step_s": stage.now_s / 2, "unprofiled_spread_s": 1e-6}
+    assert ("value-read" in [finding.rule for finding in stage.findings()]) is named
