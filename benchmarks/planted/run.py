@@ -361,7 +361,8 @@ def _shrink_jobs(
     jobs = []
     for variant in (name for name in ("planted", "fixed", "stack", "plain", "planted-plain") if name in fact):
         source = folder / fact[variant]["file"]
-        of = {"stack": "planted", "plain": "fixed", "planted-plain": "planted"}.get(variant, variant)
+        first = "planted" if "planted" in fact else "fixed"
+        of = {"stack": first, "plain": "fixed", "planted-plain": "planted"}.get(variant, variant)
         facts = {
             "unprofiled_step_s": timed[fact["case"]][of]["median_s"],
             "unprofiled_spread_s": (timed[fact["case"]][of]["high_s"] - timed[fact["case"]][of]["low_s"]) / 2,

@@ -14,11 +14,13 @@ import seventeenthnets as nets
 import torch
 import torch.nn.functional as F
 from cases import CASES, Prefetch, Program, Setting, case, compiler, end_workers, graphed, precision
-from ninth import HEALTHY, PLAIN, _bf16, _ints
+from ninth import HEALTHY, _bf16, _ints
 from tenth import TRIED
 from torch import Tensor, nn
 
-healthy = case("none", "nothing", **HEALTHY | PLAIN)
+LINES: dict[str, Any] = HEALTHY | {"stack": True}
+"""Programs thought to be well are also recorded with their Python stack, as many people do."""
+healthy = case("none", "nothing", **LINES)
 high = lambda: precision("high")
 
 EVERY = 5
@@ -104,12 +106,12 @@ def _tuned_texts(s: Setting, workers: int) -> Program:
     return _script(s, model, [loss], close=lambda: end_workers(feed))
 
 
-@case("none", "nothing", **HEALTHY | PLAIN | {"rounds": 1, "warmup": 8})
+@case("none", "nothing", **LINES | {"rounds": 1, "warmup": 8})
 def healthy_tuned_texts(s: Setting, fixed: bool) -> Program:
     return _tuned_texts(s, 6)
 
 
-@case("data loader", "num_workers=0 → 6", **PLAIN | {"rounds": 1, "warmup": 8, "steps": 12})
+@case("data loader", "num_workers=0 → 6", **TRIED | {"rounds": 1, "warmup": 8, "steps": 12})
 def texts_collated_in_the_loop(s: Setting, fixed: bool) -> Program:
     return _tuned_texts(s, 6 if fixed else 0)
 
@@ -123,7 +125,7 @@ def _compiled_words(s: Setting, accumulate: int) -> Program:
     return _script(s, model, [lambda: model(*next(feed))] * accumulate)
 
 
-@case("none", "nothing", compiles=True, **HEALTHY | PLAIN | {"rounds": 1})
+@case("none", "nothing", compiles=True, **LINES | {"rounds": 1})
 def healthy_compiled_words(s: Setting, fixed: bool) -> Program:
     """A decoder whose blocks are compiled, trained over four batches a step."""
     return _compiled_words(s, 4)
@@ -219,7 +221,7 @@ def healthy_judged(s: Setting, fixed: bool) -> Program:
     return _judged(s, each=False)
 
 
-@case("synchronization", "counts stay on the device until the set is through", **PLAIN)
+@case("synchronization", "counts stay on the device until the set is through", **TRIED)
 def counts_read_after_each_batch(s: Setting, fixed: bool) -> Program:
     return _judged(s, each=not fixed)
 
@@ -266,7 +268,7 @@ def healthy_tuned_pictures(s: Setting, fixed: bool) -> Program:
     return _script(s, model, [loss], torch.float16 if s.cuda else torch.bfloat16, fresh.sgd(s, model))
 
 
-@case("none", "nothing", compiles=True, **HEALTHY | PLAIN | {"rounds": 1})
+@case("none", "nothing", compiles=True, **LINES | {"rounds": 1})
 def healthy_compiled_sight(s: Setting, fixed: bool) -> Program:
     """A vision transformer of a hub whose layers are compiled; pictures are mixed in pairs."""
     from transformers import ViTForImageClassification
@@ -332,7 +334,7 @@ def healthy_restored(s: Setting, fixed: bool) -> Program:
     return _restored(s, last=True)
 
 
-@case("NCHW convolution", "model and pictures in channels_last", **PLAIN)
+@case("NCHW convolution", "model and pictures in channels_last", **TRIED)
 def restored_channels_first(s: Setting, fixed: bool) -> Program:
     return _restored(s, last=fixed)
 
@@ -372,7 +374,7 @@ def healthy_seen_in_tf32(s: Setting, fixed: bool) -> Program:
     return _seen(s, "high")
 
 
-@case("fp32 matmul", 'set_float32_matmul_precision("high")', **PLAIN)
+@case("fp32 matmul", 'set_float32_matmul_precision("high")', **TRIED)
 def seen_in_fp32(s: Setting, fixed: bool) -> Program:
     return _seen(s, "high" if fixed else "highest")
 
@@ -497,17 +499,17 @@ def _tuned_words(s: Setting, again: bool, fused: bool) -> Program:
     return _script(s, model, [lambda: model(input_ids=ids, labels=ids).loss], None, optimizer)
 
 
-@case("needless recompute", "no gradient checkpointing: the memory is free", **PLAIN)
+@case("needless recompute", "no gradient checkpointing: the memory is free", **TRIED)
 def words_checkpointed(s: Setting, fixed: bool) -> Program:
     return _tuned_words(s, again=not fixed, fused=True)
 
 
-@case("unfused optimizer", "fused=True", **PLAIN)
+@case("unfused optimizer", "fused=True", **TRIED)
 def words_tensor_by_tensor(s: Setting, fixed: bool) -> Program:
     return _tuned_words(s, again=False, fused=fixed)
 
 
-@case("pageable copy", "pin the series, and copy them ahead with non_blocking=True", **PLAIN)
+@case("pageable copy", "pin the series, and copy them ahead with non_blocking=True", **TRIED)
 def series_pageable(s: Setting, fixed: bool) -> Program:
     return _series(s, ahead=fixed)
 

@@ -549,3 +549,63 @@ def test_a_question_asked_once_must_cost_more_for_sure_than_a_value_read(around,
     stage = _twice(play)
     stage.facts |= {"unprofiled_step_s": stage.now_s / 2, "unprofiled_spread_s": 1e-6}
     assert ("value-read" in [finding.rule for finding in stage.findings()]) is named
+
+
+@pytest.mark.parametrize(
+    ("frame", "named"),
+    [
+        ("torch/_dynamo/convert_frame.py(1164): _compile", True),
+        ("torch/_inductor/compile_fx.py(803): _compile_fx_inner", True),
+        ("triton/compiler/compiler.py(226): compile", True),
+        ("backend_compile (dynamo_timed)", True),
+        ("torch/_dynamo/eval_frame.py(791): compile_wrapper", False),
+        ("torch/_inductor/compile_fx.py(1471): run", False),
+        ("triton/compiler/compiler.py(487): launch_metadata", False),
+        ("transformers/utils/import_utils.py(1399): is_torchdynamo_compiling", False),
+    ],
+)
+def test_files_of_a_compiler_around_a_call_are_no_compilation(frame, named):
+    def play(stage: Stage) -> None:
+        with stage.span(frame, Kind.PYTHON if ".py(" in frame else Kind.ANNOTATION):
+            for _ in range(20):
+                stage.kernel("triton_poi_fused_add_0", 30.0, op="aten::op", host_us=60.0)
+
+    assert (_found(play, "recompilation") is not None) is named
+
+
+@pytest.mark.parametrize(("every", "named"), [(1, True), (3, False)])
+def test_code_that_is_made_once_is_made_for_the_first_time(every, named):
+    stage = Stage()
+    for i in range(3):
+        with stage.step():
+            healthy(stage, 10)
+            if i % every == 0:
+                stage.host("_compile.compile_inner (dynamo_timed)", 20_000.0, Kind.ANNOTATION)
+            healthy(stage, 10)
+    assert ("recompilation" in [finding.rule for finding in stage.findings()]) is named
+
+
+@pytest.mark.parametrize(("num_bytes", "named"), [(4, True), (2, True), (8, False), (64, False)])
+def test_sizes_that_are_read_to_go_on_with_are_not_written_down(num_bytes, named):
+    def play(stage: Stage) -> None:
+        for _ in range(30):
+            stage.kernel("nvjet_tst_64x8", 60.0, op="aten::mm", host_us=50.0)
+        with stage.span("aten::item"), stage.span("aten::_local_scalar_dense"):
+            stage.copy("DtoH pageable", num_bytes, 2.0, waits=True)
+        stage.work(600.0)
+
+    assert (_found(play, "logging") is not None) is named
+
+
+@pytest.mark.parametrize(
+    ("frame", "named"),
+    [("<built-in method log of Tensor object>", False), ("train.py(12): log", True), ("<built-in print>", True)],
+)
+def test_a_logarithm_is_nothing_that_is_written_down(frame, named):
+    def play(stage: Stage) -> None:
+        healthy(stage, 4)
+        for _ in range(4):
+            with stage.span(frame, Kind.PYTHON):
+                stage.kernel("vectorized_elementwise_kernel<Log>", 10.0, op="aten::log", host_us=900.0)
+
+    assert (_found(play, "logging") is not None) is named

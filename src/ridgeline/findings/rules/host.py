@@ -16,6 +16,14 @@ from ridgeline.trace.kind import Kind
 
 TINY_S = 10e-6
 REGION = r"Torch-Compiled Region"
+COMPILES = (
+    r"_compile\.compile_inner|^(?!.*\.py\(\d+\)).*(compile_fx|dynamo_timed|entire_frame_compile|backend_compile)"
+    r"|^TorchDynamo\b.*compil|\bconvert_frame\.py\(\d+\): (_compile|compile_inner|_compile_inner)$"
+    r"|compile_fx\.py\(\d+\): \w*(compile_fx|fx_codegen_and_compile)\w*$"
+    r"|\btriton\W.*\.py\(\d+\): (compile|_do_compile|make_cubin)$|^triton\w*compile"
+)
+"""What runs while code is made. With a stack recorded, files of the compiler are around every call of what was compiled
+before (`eval_frame.py: compile_wrapper`, Triton's `launch_metadata`, `compile_fx.py: run`)."""
 MANY_PASSES = 6
 RECORDED = ("how fast the host is unrecorded: taken from what such recordings usually cost; time a step without one",)
 MORE_WORKERS = (
@@ -125,16 +133,12 @@ def garbage_collection(scene: Scene) -> Candidate | None:
     )
 
 
-@rule("recompilation", order=12)
+@rule("recompilation", version=2, order=12)
 def recompilation(scene: Scene) -> Candidate | None:
-    spans = scene.host_spans(
-        r"_compile\.compile_inner|compile_fx|dynamo_timed|\bconvert_frame|torch/_dynamo/.*compile|TorchDynamo.*compil"
-        r"|triton.*compile|entire_frame_compile|backend_compile",
-        Kind.ANNOTATION, Kind.OP, Kind.PYTHON, Kind.OTHER,
-    )  # fmt: skip
-    if not len(spans):
-        return None
+    spans = scene.host_spans(COMPILES, Kind.ANNOTATION, Kind.OP, Kind.PYTHON, Kind.OTHER)
     time = scene.time_of(spans)
+    if not scene.recurs(time):  # once, it is the first time
+        return None
     return Candidate(
         what="torch.compile compiles inside the measured steps",
         cause="recompilation: a guard failed (changing shapes, Python scalars or attributes) and the graph is "

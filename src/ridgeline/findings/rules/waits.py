@@ -19,9 +19,15 @@ READS = re.compile(
 )
 SEARCHES = re.compile(r"^Optimizer\.step#LBFGS")
 LOGS = re.compile(
-    r"\blog(ging|ger)?\b|\bprint\b|tensorboard|SummaryWriter|wandb|add_scalar|tqdm|mlflow|metrics?\b", re.IGNORECASE
+    r"(?<!method )(?<!function )\blog(ging|ger)?\b|\bprint\b|tensorboard|SummaryWriter|wandb|add_scalar|tqdm|mlflow"
+    r"|metrics?\b",
+    re.IGNORECASE,
 )
-LOG_SPANS = r"\blogging\b|\blogger\b|\bprint\b|tensorboard|SummaryWriter|\bwandb\b|add_scalar|\blog_metrics|\blog\b"
+LOG_SPANS = (
+    r"\blogging\b|\blogger\b|\bprint\b|tensorboard|SummaryWriter|\bwandb\b|add_scalar|\blog_metrics"
+    r"|(?<!method )(?<!function )\blog\b"
+)
+"""Of annotations and lines of Python; a built-in ``log`` is a logarithm."""
 READ_SPANS = r"^aten::(item|_local_scalar_dense|is_nonzero|nonzero|masked_select|to|_to_copy|copy_|cpu)$"
 TENSOR_BYTES = 1024
 """Less is a value or two that a program looks at; more is a tensor that it works on."""
@@ -38,6 +44,9 @@ WATCHES = (
 """Ops that make a value or two of a tensor in order to look at it."""
 MADE = 8
 """Kernels before a read that may have made what is read."""
+WHOLE_BYTES = 8
+"""Of a whole number: sizes and counts are read to go on with (what to send to whom, how many rows there are), and what
+is written down is a loss in two or four."""
 WRITTEN_S = 150e-6
 """Of Python between two ops: 98 of 100 reads are followed by 45 µs or less, formatting and writing takes over 200."""
 ONCE_FRAC = 0.01
@@ -92,6 +101,7 @@ def logging(scene: Scene) -> Candidate | None:
         if _is_read(wait) and wait.num_bytes < TENSOR_BYTES and not (_is_upload(wait) or QUESTION in wait.names)
     ]
     scalars = [wait for wait in scalars if not _reads_by_itself(scene, _outermost(scene, wait))]
+    scalars = [wait for wait in scalars if not wait.num_bytes or wait.num_bytes % WHOLE_BYTES]
     launching = scene.time_of(
         np.union1d(scene.of_kind(Kind.OP), scene.host_spans(r"^Optimizer\.", Kind.ANNOTATION, Kind.OP))
     )
