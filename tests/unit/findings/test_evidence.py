@@ -599,7 +599,12 @@ def test_sizes_that_are_read_to_go_on_with_are_not_written_down(num_bytes, named
 
 @pytest.mark.parametrize(
     ("frame", "named"),
-    [("<built-in method log of Tensor object>", False), ("train.py(12): log", True), ("<built-in print>", True)],
+    [
+        ("<built-in method log of Tensor object>", False),
+        ("log-probabilities", False),
+        ("train.py(12): log", True),
+        ("<built-in print>", True),
+    ],
 )
 def test_a_logarithm_is_nothing_that_is_written_down(frame, named):
     def play(stage: Stage) -> None:
@@ -609,3 +614,15 @@ def test_a_logarithm_is_nothing_that_is_written_down(frame, named):
                 stage.kernel("vectorized_elementwise_kernel<Log>", 10.0, op="aten::log", host_us=900.0)
 
     assert (_found(play, "logging") is not None) is named
+
+
+@pytest.mark.parametrize("learns", [True, False])
+def test_small_exchanges_of_layers_that_are_split_are_no_gradients(learns):
+    def play(stage: Stage) -> None:
+        if learns:
+            stage.host("autograd::engine::evaluate_function: MmBackward0", 3.0)
+        for _ in range(30):
+            healthy(stage, 1, 60.0)
+            stage.collective(60.0, stream=7, num_bytes=200_000)
+
+    assert (_found(play, "small-buckets") is not None) is learns

@@ -25,9 +25,9 @@ LOGS = re.compile(
 )
 LOG_SPANS = (
     r"\blogging\b|\blogger\b|\bprint\b|tensorboard|SummaryWriter|\bwandb\b|add_scalar|\blog_metrics"
-    r"|(?<!method )(?<!function )\blog\b"
+    r"|(?<!method )(?<!function )\blog\b(?!\W*(prob|lik|sum|soft|mel|det|odds|ratio|dens|norm))"
 )
-"""Of annotations and lines of Python; a built-in ``log`` is a logarithm."""
+"""Of annotations and lines of Python; a built-in ``log`` is a logarithm, and so is one of chances."""
 READ_SPANS = r"^aten::(item|_local_scalar_dense|is_nonzero|nonzero|masked_select|to|_to_copy|copy_|cpu)$"
 TENSOR_BYTES = 1024
 """Less is a value or two that a program looks at; more is a tensor that it works on."""
