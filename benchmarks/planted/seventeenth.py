@@ -309,7 +309,10 @@ def healthy_tuned_outlines(s: Setting, fixed: bool) -> Program:
 @healthy
 def healthy_averaged_diffusion(s: Setting, fixed: bool) -> Program:
     """A network that takes noise away, with an average of its weights beside it."""
-    model, average = (fresh.nhwc(_fp32(s, lambda: nets.Denoiser(s.pick(256, 16)))) for _ in range(2))
+    return _diffusion(s, *(fresh.nhwc(_fp32(s, lambda: nets.Denoiser(s.pick(256, 16)))) for _ in range(2)))
+
+
+def _diffusion(s: Setting, model: nn.Module, average: nn.Module) -> Program:
     clean = fresh.nhwc(torch.randn(s.pick(64, 2), 4, s.pick(64, 8), s.pick(64, 8), device=s.device))
 
     def loss() -> Tensor:
@@ -481,7 +484,7 @@ def healthy_relations(s: Setting, fixed: bool) -> Program:
 # ---------------------------------------------------------------- further causes
 
 
-def _tuned_words(s: Setting, again: bool, fused: bool) -> Program:
+def _tuned_words(s: Setting, again: bool, fused: bool, wide_loss: bool = True) -> Program:
     """A decoder of a hub learns; what layers computed is thrown away and computed again, or kept."""
     from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
@@ -496,7 +499,10 @@ def _tuned_words(s: Setting, again: bool, fused: bool) -> Program:
         model.gradient_checkpointing_enable()
     ids = _ints(s, vocab, s.pick(16, 2), s.pick(1024, 8))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, **({"fused": True} if fused else {"foreach": False}))
-    return _script(s, model, [lambda: model(input_ids=ids, labels=ids).loss], None, optimizer)
+    if wide_loss:
+        return _script(s, model, [lambda: model(input_ids=ids, labels=ids).loss], None, optimizer)
+    logits = lambda: model(input_ids=ids).logits[:, :-1].flatten(0, 1)
+    return _script(s, model, [lambda: F.cross_entropy(logits(), ids[:, 1:].flatten())], None, optimizer)
 
 
 @case("needless recompute", "no gradient checkpointing: the memory is free", **TRIED)
@@ -526,8 +532,8 @@ def again_healthy_speech_blocks(s: Setting, fixed: bool) -> Program:
         return program
     torch.manual_seed(0)
     width, heads = s.pick(512, 32), s.pick(8, 2)
-    blocks = [sixteenthnets.Convolved(width, heads) for _ in range(s.pick(8, 2))]
-    model = s.place(lambda: nn.Sequential(*(nets.flattened(block) for block in blocks)))
+    make = lambda: nets.flattened(sixteenthnets.Convolved(width, heads))
+    model = s.place(lambda: nn.Sequential(*(make() for _ in range(s.pick(8, 2)))))
     x = _bf16(s, s.pick(32, 2), s.pick(1024, 16), width)
     optimizer = fresh.adamw(s, model)
 
@@ -557,3 +563,17 @@ def again_healthy_far_and_near(s: Setting, fixed: bool) -> Program:
             weighed(part)
 
     return Program(step, high)
+
+
+@case("fp32 logits", "the loss of the logits as they are", **TRIED)
+def again_words_tensor_by_tensor(s: Setting, fixed: bool) -> Program:
+    return _tuned_words(s, again=False, fused=True, wide_loss=not fixed)
+
+
+@case("unfused pointwise chain", "torch.compile the parts", compiles=True, **TRIED | {"rounds": 1})
+def again_healthy_averaged_diffusion(s: Setting, fixed: bool) -> Program:
+    torch._dynamo.reset()
+    model, average = (fresh.nhwc(_fp32(s, lambda: nets.Denoiser(s.pick(256, 16)))) for _ in range(2))
+    for part in model.parts if fixed else ():
+        part.compile(backend=compiler(s), dynamic=False)
+    return _diffusion(s, model, average)
