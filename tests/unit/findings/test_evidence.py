@@ -626,3 +626,15 @@ def test_small_exchanges_of_layers_that_are_split_are_no_gradients(learns):
             stage.collective(60.0, stream=7, num_bytes=200_000)
 
     assert (_found(play, "small-buckets") is not None) is learns
+
+
+def test_gradients_of_biases_are_summed_more_slowly_in_channels_last():
+    def play(stage: Stage, biased: bool) -> None:
+        for _ in range(10):
+            stage.kernel("nchwToNhwcKernel", 60.0, op="aten::cudnn_convolution", shapes=[[64, 64, 56, 56]] * 2)
+            stage.kernel("sm90_xmma_fprop_implicit_gemm_bf16", 200.0, op="aten::cudnn_convolution")
+            around = "ConvolutionBackward0" if biased else "SumBackward0"
+            stage.kernel("reduce_kernel<512, 1, ReduceOp<sum_functor>>", 20.0, op="aten::sum", around=around)
+
+    with_bias, without = (_found(lambda stage, b=b: play(stage, b), "channels-first") for b in (True, False))
+    assert with_bias.high_ms == pytest.approx(without.high_ms, abs=0.02) and with_bias.low_ms < without.low_ms - 0.2

@@ -23,6 +23,9 @@ H200; of eleven networks convolutions kept 0.88 to 1.10 in ten, and 1.45 in one 
 NHWC_DEPTHWISE, WALKS_DEPTHWISE = (0.2, 0.8), r"conv_depthwise2d_"
 """The same of convolutions of single channels, whose own kernels for NCHW are the slow ones (0.21 in a network for
 phones on an H200), and what those are called."""
+NHWC_SUMS = (1.0, 3.3)
+"""The same of gradients of a convolution's bias, which are sums over pixels and then walk strides (1.01 and 3.27 ms in
+a network without norms on an H200)."""
 STRIDED = 0.25
 """Share of the time of copies and sums on strided tokens that is left once tokens are contiguous (1.1 of 5.5 ms in a
 vision transformer on an H200)."""
@@ -230,7 +233,8 @@ def channels_first(scene: Scene) -> Candidate | None:
     transforms &= ~_around_one_channel(scene, transforms)
     if scene.per_step_s(transforms) < 0.02 * scene.per_step_s(scene.work_kind == 1):
         return None
-    moved, others = np.flatnonzero(transforms), np.flatnonzero((convs | _around_convs(scene)) & ~walks)
+    moved = np.flatnonzero(transforms)
+    others = np.flatnonzero((convs | _around_convs(scene) | _bias_sums(scene)) & ~walks)
     in_graph = bool((scene.trace.op[scene.rows[moved]] == 0).all())  # a replayed graph has neither ops nor shapes
     shaped = in_graph or bool((scene.trace.optional("shapes") > 0).any())
     if not shaped and _only_begins_with_convs(scene):  # whether they can change their layout is then unknown
@@ -298,14 +302,20 @@ def _in_channels_last(scene: Scene, moved: Index, others: Index, *, sure: bool) 
     if _between_group_norms(scene):
         return Cure(works=works, keep_best=np.where(np.isin(works, moved), 0.5, 1.0), keep_worst=np.ones(len(works)))
     norms, strided, walks = scene.family("norm")[others], _strided_after_patches(scene), _walks_planes(scene)
-    best = np.concatenate((NHWC_DEPTHWISE[0] * walks[moved], np.where(norms, NHWC_NORM[0], NHWC_CONV[0])))
-    worst = np.concatenate((NHWC_DEPTHWISE[1] * walks[moved], np.where(norms, NHWC_NORM[1], NHWC_CONV[1])))
+    sums = _bias_sums(scene)[others]
+    kinds = zip(NHWC_NORM, NHWC_SUMS, NHWC_CONV, strict=True)
+    left = [np.where(norms, norm, np.where(sums, total, conv)) for norm, total, conv in kinds]
+    best, worst = (np.concatenate((NHWC_DEPTHWISE[i] * walks[moved], left[i])) for i in (0, 1))
     worst = worst if sure else np.ones(len(works))
     return Cure(
         works=np.concatenate((works, strided)),
         keep_best=np.concatenate((best, np.full(len(strided), STRIDED))),
         keep_worst=np.concatenate((worst, np.ones(len(strided)))),
     )
+
+
+def _bias_sums(scene: Scene) -> Mask:
+    return scene.family("reduce") & scene.under(r"^ConvolutionBackward\d*$")
 
 
 def _strided_after_patches(scene: Scene) -> Index:
