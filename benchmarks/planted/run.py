@@ -195,8 +195,9 @@ SEVENTEENTH = (
     "texts_collated_in_the_loop"
 ).split()
 SEVENTEENTH_REST = (
-    "again_healthy_speech_blocks again_healthy_far_and_near again_healthy_averaged_diffusion "
-    "again_words_tensor_by_tensor series_pageable healthy_compiled_sight healthy_tuned_texts texts_collated_in_the_loop"
+    "again_healthy_speech_blocks again_healthy_policy_near_the_old again_words_tensor_by_tensor "
+    "again_healthy_far_and_near again_healthy_averaged_diffusion again_healthy_tuned_adapters "
+    "again_healthy_compiled_words series_pageable"
 ).split()
 """Of the seventeenth, what its first run did not reach, and what it left to ask."""
 LEFT = (

@@ -116,13 +116,24 @@ def texts_collated_in_the_loop(s: Setting, fixed: bool) -> Program:
     return _tuned_texts(s, 6 if fixed else 0)
 
 
-def _compiled_words(s: Setting, accumulate: int) -> Program:
+def _compiled_words(s: Setting, accumulate: int, narrow: bool = False) -> Program:
     torch._dynamo.reset()
     model = fresh.rotary(s, 1024, 8, 16, 32064, 1024).float()
     for block in model.blocks:
         block.compile(backend=compiler(s), dynamic=False)
     feed = fresh.tokens(s, s.pick(8, 2), s.pick(1024, 16), s.pick(32064, 97))
-    return _script(s, model, [lambda: model(*next(feed))] * accumulate)
+
+    def loss() -> Tensor:
+        """The model's own, but of logits as they are."""
+        ids, said = next(feed)
+        x = model.tokens(ids)
+        for block in model.blocks:
+            x = block(x, model.turn[: ids.shape[1]])
+        logits = model.head(F.rms_norm(x, x.shape[-1:], model.norm))
+        with torch.autocast(s.device, enabled=False):
+            return F.cross_entropy(logits.flatten(0, 1), said.flatten())
+
+    return _script(s, model, [loss if narrow else lambda: model(*next(feed))] * accumulate)
 
 
 @case("none", "nothing", compiles=True, **LINES | {"rounds": 1})
@@ -134,6 +145,10 @@ def healthy_compiled_words(s: Setting, fixed: bool) -> Program:
 @healthy
 def healthy_tuned_adapters(s: Setting, fixed: bool) -> Program:
     """Adapters in a decoder of a hub whose own weights rest in bf16."""
+    return _tuned_adapters(s, compiled=False)
+
+
+def _tuned_adapters(s: Setting, compiled: bool) -> Program:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     wide, vocab = s.pick(2048, 32), s.pick(32_000, 96)
@@ -146,6 +161,8 @@ def healthy_tuned_adapters(s: Setting, fixed: bool) -> Program:
     for layer in model.model.layers:
         for name in ("q_proj", "v_proj"):
             setattr(layer.self_attn, name, nets.Adapted(getattr(layer.self_attn, name), s.pick(16, 2)).to(s.device))
+    for layer in model.model.layers if compiled else ():
+        layer.compile(backend=compiler(s), dynamic=False)
     ids = _ints(s, vocab, s.pick(8, 2), s.pick(1024, 8))
     return _script(s, model, [lambda: model(input_ids=ids, labels=ids).loss])
 
@@ -432,16 +449,17 @@ def healthy_foretold(s: Setting, fixed: bool) -> Program:
     return _series(s, ahead=True)
 
 
-def _policy(s: Setting, fused: bool) -> Program:
+def _policy(s: Setting, replayed: bool) -> Program:
     """What was played is learned from in four shuffled parts, the old policy's chances kept near."""
     wide, rows = s.pick(2048, 16), s.pick(65_536, 32)
     model = _fp32(s, lambda: nets.Actor(s.pick(256, 8), wide, s.pick(32, 4)))
     seen, done = torch.randn(rows, s.pick(256, 8), device=s.device), _ints(s, s.pick(32, 4), rows)
     old, gain, worth = (torch.randn(rows, device=s.device) for _ in range(3))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, **({"fused": True} if fused else {"foreach": False}))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True, capturable=replayed)
+    order = torch.randperm(rows, device=s.device)
 
-    def step() -> None:
-        for part in torch.randperm(rows, device=s.device).chunk(4):
+    def updates() -> None:
+        for part in order.chunk(4):
             with torch.autocast(s.device, torch.bfloat16):
                 chances, value = model(seen[part])
             said = F.log_softmax(chances.float(), -1).gather(1, done[part, None])[:, 0]
@@ -452,12 +470,18 @@ def _policy(s: Setting, fused: bool) -> Program:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
+    again = graphed(updates) if replayed and s.cuda else updates
+
+    def step() -> None:
+        order.copy_(torch.randperm(rows, device=s.device))
+        again()
+
     return Program(step)
 
 
 @healthy
 def healthy_policy_near_the_old(s: Setting, fixed: bool) -> Program:
-    return _policy(s, fused=True)
+    return _policy(s, replayed=False)
 
 
 @healthy
@@ -577,3 +601,19 @@ def again_healthy_averaged_diffusion(s: Setting, fixed: bool) -> Program:
     for part in model.parts if fixed else ():
         part.compile(backend=compiler(s), dynamic=False)
     return _diffusion(s, model, average)
+
+
+@case("unfused pointwise chain", "torch.compile the layers", compiles=True, **TRIED | {"rounds": 1})
+def again_healthy_tuned_adapters(s: Setting, fixed: bool) -> Program:
+    torch._dynamo.reset()
+    return _tuned_adapters(s, compiled=fixed)
+
+
+@case("fp32 logits", "the loss outside of autocast", compiles=True, **TRIED | {"rounds": 1})
+def again_healthy_compiled_words(s: Setting, fixed: bool) -> Program:
+    return _compiled_words(s, 4, narrow=fixed)
+
+
+@case("host-bound", "capture the updates in a CUDA graph", **TRIED)
+def again_healthy_policy_near_the_old(s: Setting, fixed: bool) -> Program:
+    return _policy(s, replayed=fixed)
