@@ -423,19 +423,19 @@ def test_products_in_the_smallest_tiles_are_of_small_matrices(tile, named):
     assert (_found(play, "tensor-cores-unused") is not None) is named
 
 
-@pytest.mark.parametrize("shaped", [True, False])
-@pytest.mark.parametrize(("dims", "named"), [(2, True), (1, False)])
-def test_convolutions_of_single_channels_along_time_have_no_other_layout(dims, named, shaped):
+def test_with_convolutions_of_single_channels_along_time_goes_what_turns_their_rows():
+    """Nothing of it is sure; as flat pictures a network for speech gained 8.6 of 42 ms (H200)."""
     name = "conv_depthwise2d_forward_kernel_generic<c10::BFloat16, int>(GenericPackedTensorAccessor, index_t)"
-    given = [[64, 192, 56, 56], [192, 1, 3, 3]] if dims == 2 else [[64, 192, 1, 3136], [192, 1, 1, 15]]
 
-    def play(stage: Stage) -> None:
+    def play(stage: Stage, turned: bool) -> None:
         for _ in range(10):
-            with stage.span(f"aten::conv{dims}d"):
-                stage.kernel(name, 300.0, op="aten::_conv_depthwise2d", shapes=given if shaped else None)
-            stage.kernel("sm90_xmma_fprop_implicit_gemm_bf16", 100.0, op="aten::cudnn_convolution")
+            kernel = "at::native::elementwise_kernel<128, 4, direct_copy_kernel_cuda>"
+            stage.kernel(kernel if turned else "nvjet_tst_128x256", 150.0, op="aten::copy_")
+            stage.kernel(name, 200.0, op="aten::_conv_depthwise2d", shapes=[[64, 192, 1, 3136], [192, 1, 1, 15]])
+            healthy(stage, 4)
 
-    assert (_found(play, "channels-first") is not None) is named
+    with_turns, without = (_found(lambda stage, t=t: play(stage, t), "channels-first") for t in (True, False))
+    assert with_turns.low_ms == without.low_ms == 0.0 and with_turns.high_ms > without.high_ms + 1.0
 
 
 @pytest.mark.parametrize(("op", "named"), [("aten::linear", True), ("aten::cdist", False)])
