@@ -454,8 +454,7 @@ def test_an_allocator_that_still_grows_is_no_finding(first, named):
         for _ in range(4):
             healthy(stage, 2)
             for call in (first, "cudaMalloc"):
-                stage.wait(call)
-                stage.work(200.0)
+                stage.call(call, 800.0)
 
     assert (_found(play, "allocator") is not None) is named
 
@@ -495,7 +494,7 @@ def test_what_a_program_does_every_few_steps_is_not_its_step(what, every, named)
             for _ in range(30):
                 stage.kernel("nvjet_tst_64x8", 60.0, op="aten::mm", host_us=50.0)
             if i % every == every - 1:
-                for _ in range(4):
+                for _ in range(12):
                     _looked_at(stage, what)
                     stage.kernel("nvjet_tst_64x8", 60.0, op="aten::mm", host_us=50.0)
     assert (what in [finding.rule for finding in stage.findings()]) is named
@@ -579,7 +578,7 @@ def test_code_that_is_made_once_is_made_for_the_first_time(every, named):
     for i in range(3):
         with stage.step():
             healthy(stage, 10)
-            if i % every == 0:
+            if every == 1 or i == 1:
                 stage.host("_compile.compile_inner (dynamo_timed)", 20_000.0, Kind.ANNOTATION)
             healthy(stage, 10)
     assert ("recompilation" in [finding.rule for finding in stage.findings()]) is named
