@@ -202,7 +202,7 @@ def traces(setting: Setting, case: Case, folder: Path) -> dict[str, Any]:
                 program.step()
             setting.synchronize()
             found[variant] = _profile(setting, program, folder / f"{case.name}.{variant}.json", active=2)
-            if variant == "planted" and case.stack:
+            if case.stack and variant == case.variants[0]:
                 found["stack"] = _profile(setting, program, folder / f"{case.name}.stack.json", active=1, stack=True)
                 if case.name == "fp32_logits":
                     _memory_history(setting, program, folder / "memory_snapshot.pickle")

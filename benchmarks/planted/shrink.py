@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,11 @@ KEPT_FRAMES = (
     *("nn.Module: ", "torch_dynamo_resume", "synchronize", "empty_cache", "print", "fsync", "collect"),
     *(f"<built-in method {name} of" for name in ("item", "cpu", "to", "tolist", "numpy", "flush", "write")),
 )
+TOLD = re.compile(
+    r"log|print|metric|tensorboard|wandb|tqdm|compil|dynamo|triton|\bgc\b|data_?load|fetch|zero_grad|pad_sequence",
+    re.IGNORECASE,
+)
+"""Frames that a rule may take for something."""
 
 
 def shrink(source: Path, target: Path, facts: dict[str, Any]) -> int:
@@ -64,7 +70,8 @@ def _wanted(event: Event) -> bool:
         return str(category) == "fwdbwd"
     if kind != "X":
         return False
-    return category != "python_function" or any(part in str(event["name"]) for part in KEPT_FRAMES)
+    name = str(event["name"])
+    return category != "python_function" or any(part in name for part in KEPT_FRAMES) or bool(TOLD.search(name))
 
 
 def _small(event: Event) -> Event:

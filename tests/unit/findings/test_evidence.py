@@ -421,3 +421,219 @@ def test_products_in_the_smallest_tiles_are_of_small_matrices(tile, named):
             stage.kernel(f"sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize{tile}_stage3_ffma", 2700.0, op="aten::bmm")
 
     assert (_found(play, "tensor-cores-unused") is not None) is named
+
+
+def test_with_convolutions_of_single_channels_along_time_goes_what_turns_their_rows():
+    """Nothing of it is sure; as flat pictures a network for speech gained 8.6 of 42 ms (H200)."""
+    name = "conv_depthwise2d_forward_kernel_generic<c10::BFloat16, int>(GenericPackedTensorAccessor, index_t)"
+
+    def play(stage: Stage, turned: bool) -> None:
+        for _ in range(10):
+            kernel = "at::native::elementwise_kernel<128, 4, direct_copy_kernel_cuda>"
+            stage.kernel(kernel if turned else "nvjet_tst_128x256", 150.0, op="aten::copy_")
+            stage.kernel(name, 200.0, op="aten::_conv_depthwise2d", shapes=[[64, 192, 1, 3136], [192, 1, 1, 15]])
+            healthy(stage, 4)
+
+    with_turns, without = (_found(lambda stage, t=t: play(stage, t), "channels-first") for t in (True, False))
+    assert with_turns.low_ms == without.low_ms == 0.0 and with_turns.high_ms > without.high_ms + 1.0
+
+
+@pytest.mark.parametrize(("op", "named"), [("aten::linear", True), ("aten::cdist", False)])
+def test_sizes_that_an_op_makes_itself_cannot_be_padded(op, named):
+    def play(stage: Stage) -> None:
+        healthy(stage, 4)
+        for _ in range(4):
+            stage.kernel("cutlass_80_tensorop_s1688gemm_128x128_nn_align2", 600.0, op="aten::mm", around=op)
+
+    assert (_found(play, "misaligned-sizes") is not None) is named
+
+
+@pytest.mark.parametrize(("first", "named"), [("cudaFree", True), ("cudaMalloc", False)])
+def test_an_allocator_that_still_grows_is_no_finding(first, named):
+    def play(stage: Stage) -> None:
+        for _ in range(4):
+            healthy(stage, 2)
+            for call in (first, "cudaMalloc"):
+                stage.call(call, 800.0)
+
+    assert (_found(play, "allocator") is not None) is named
+
+
+@pytest.mark.parametrize(("cores", "named"), [((16, 2), True), ((128, 16), False), ((16, 16), False)])
+def test_a_part_of_a_large_machine_is_no_binding(cores, named):
+    def play(stage: Stage) -> None:
+        stage.facts = dict(zip(("num_cores", "num_usable_cores"), cores, strict=True))
+        stage.host("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 3000.0, Kind.DATALOADER)
+        healthy(stage, 4)
+
+    assert (_found(play, "cpu-affinity") is not None) is named
+
+
+@pytest.mark.parametrize(("peak", "named"), [(20e9, True), (110e9, False)])
+def test_batches_that_fill_the_memory_are_not_to_be_joined(peak, named):
+    def play(stage: Stage) -> None:
+        stage.facts |= {"peak_allocated_bytes": peak, "total_bytes": 141e9}
+        for _ in range(8):
+            for _ in range(12):
+                stage.kernel("nvjet_tst_64x8", 8.0, op="aten::mm", host_us=20.0)
+            stage.host("aten::linear", 3.0)
+            stage.host("autograd::engine::evaluate_function: MseLossBackward0", 3.0)
+            for _ in range(4):
+                stage.kernel("vectorized_elementwise_kernel<Add>", 4.0, op="aten::add_", host_us=20.0,
+                             around="autograd::engine::evaluate_function: torch::autograd::AccumulateGrad")  # fmt: skip
+
+    assert (_found(play, "micro-batches") is not None) is named
+
+
+@pytest.mark.parametrize(("every", "named"), [(1, True), (4, False)])
+@pytest.mark.parametrize("what", ["value-read", "logging", "synchronize"])
+def test_what_a_program_does_every_few_steps_is_not_its_step(what, every, named):
+    stage = Stage()
+    for i in range(4):
+        with stage.step():
+            for _ in range(30):
+                stage.kernel("nvjet_tst_64x8", 60.0, op="aten::mm", host_us=50.0)
+            if i % every == every - 1:
+                for _ in range(12):
+                    _looked_at(stage, what)
+                    stage.kernel("nvjet_tst_64x8", 60.0, op="aten::mm", host_us=50.0)
+    assert (what in [finding.rule for finding in stage.findings()]) is named
+
+
+def _looked_at(stage: Stage, what: str) -> None:
+    if what == "synchronize":
+        stage.wait("cudaDeviceSynchronize")
+        stage.work(300.0)
+        return
+    with stage.span("aten::item"), stage.span("aten::_local_scalar_dense"):
+        stage.copy("DtoH pageable", 4, 2.0, waits=True)
+    stage.work(600.0 if what == "logging" else 60.0)
+
+
+def test_a_step_is_no_shorter_than_its_kernels_whatever_streams_a_library_has():
+    """Nobody recorded what keeps them apart, and nobody timed the step."""
+    stage = Stage()
+    for _ in range(2):
+        with stage.step():
+            for at in range(40):
+                stage.kernel("GRU_elementWise_fp", 60.0, op="aten::_cudnn_rnn", stream=7 + at % 4, host_us=60.0)
+    scene = stage.scene()
+    assert scene.step_s > 39 * 60e-6 and "launch-bound" not in [finding.rule for finding in stage.findings()]
+
+
+@pytest.mark.parametrize(("op", "named"), [("aten::clamp_", True), ("aten::_coalesce", False)])
+def test_what_an_op_reads_for_itself_is_not_written_down(op, named):
+    def play(stage: Stage) -> None:
+        for _ in range(30):
+            stage.kernel("nvjet_tst_64x8", 60.0, op="aten::mm", host_us=50.0)
+        with stage.span(op), stage.span("aten::item"), stage.span("aten::_local_scalar_dense"):
+            stage.copy("DtoH pageable", 4, 2.0, waits=True)
+        stage.work(600.0)
+
+    assert (_found(play, "logging") is not None) is named
+
+
+@pytest.mark.parametrize(
+    ("around", "num", "named"),
+    [("aten::item", 40, True), ("aten::is_nonzero", 40, False), ("aten::is_nonzero", 8, True)],
+)
+def test_a_question_asked_once_must_cost_more_for_sure_than_a_value_read(around, num, named):
+    def play(stage: Stage) -> None:
+        for _ in range(num):
+            stage.kernel("nvjet_tst_64x8", 60.0, op="aten::mm", host_us=20.0)
+        with stage.span(around), stage.span("aten::item"), stage.span("aten::_local_scalar_dense"):
+            stage.copy("DtoH pageable", 4, 2.0, waits=True)
+        stage.work(80.0)
+
+    stage = _twice(play)
+    stage.facts |= {"unprofiled_step_s": stage.now_s / 2, "unprofiled_spread_s": 1e-6}
+    assert ("value-read" in [finding.rule for finding in stage.findings()]) is named
+
+
+@pytest.mark.parametrize(
+    ("frame", "named"),
+    [
+        ("torch/_dynamo/convert_frame.py(1164): _compile", True),
+        ("torch/_inductor/compile_fx.py(803): _compile_fx_inner", True),
+        ("triton/compiler/compiler.py(226): compile", True),
+        ("backend_compile (dynamo_timed)", True),
+        ("torch/_dynamo/eval_frame.py(791): compile_wrapper", False),
+        ("torch/_inductor/compile_fx.py(1471): run", False),
+        ("triton/compiler/compiler.py(487): launch_metadata", False),
+        ("transformers/utils/import_utils.py(1399): is_torchdynamo_compiling", False),
+    ],
+)
+def test_files_of_a_compiler_around_a_call_are_no_compilation(frame, named):
+    def play(stage: Stage) -> None:
+        with stage.span(frame, Kind.PYTHON if ".py(" in frame else Kind.ANNOTATION):
+            for _ in range(20):
+                stage.kernel("triton_poi_fused_add_0", 30.0, op="aten::op", host_us=60.0)
+
+    assert (_found(play, "recompilation") is not None) is named
+
+
+@pytest.mark.parametrize(("every", "named"), [(1, True), (3, False)])
+def test_code_that_is_made_once_is_made_for_the_first_time(every, named):
+    stage = Stage()
+    for i in range(3):
+        with stage.step():
+            healthy(stage, 10)
+            if every == 1 or i == 1:
+                stage.host("_compile.compile_inner (dynamo_timed)", 20_000.0, Kind.ANNOTATION)
+            healthy(stage, 10)
+    assert ("recompilation" in [finding.rule for finding in stage.findings()]) is named
+
+
+@pytest.mark.parametrize(("num_bytes", "named"), [(4, True), (2, True), (8, False), (64, False)])
+def test_sizes_that_are_read_to_go_on_with_are_not_written_down(num_bytes, named):
+    def play(stage: Stage) -> None:
+        for _ in range(30):
+            stage.kernel("nvjet_tst_64x8", 60.0, op="aten::mm", host_us=50.0)
+        with stage.span("aten::item"), stage.span("aten::_local_scalar_dense"):
+            stage.copy("DtoH pageable", num_bytes, 2.0, waits=True)
+        stage.work(600.0)
+
+    assert (_found(play, "logging") is not None) is named
+
+
+@pytest.mark.parametrize(
+    ("frame", "named"),
+    [
+        ("<built-in method log of Tensor object>", False),
+        ("log-probabilities", False),
+        ("train.py(12): log", True),
+        ("<built-in print>", True),
+    ],
+)
+def test_a_logarithm_is_nothing_that_is_written_down(frame, named):
+    def play(stage: Stage) -> None:
+        healthy(stage, 4)
+        for _ in range(4):
+            with stage.span(frame, Kind.PYTHON):
+                stage.kernel("vectorized_elementwise_kernel<Log>", 10.0, op="aten::log", host_us=900.0)
+
+    assert (_found(play, "logging") is not None) is named
+
+
+@pytest.mark.parametrize("learns", [True, False])
+def test_small_exchanges_of_layers_that_are_split_are_no_gradients(learns):
+    def play(stage: Stage) -> None:
+        if learns:
+            stage.host("autograd::engine::evaluate_function: MmBackward0", 3.0)
+        for _ in range(30):
+            healthy(stage, 1, 60.0)
+            stage.collective(60.0, stream=7, num_bytes=200_000)
+
+    assert (_found(play, "small-buckets") is not None) is learns
+
+
+def test_gradients_of_biases_are_summed_more_slowly_in_channels_last():
+    def play(stage: Stage, biased: bool) -> None:
+        for _ in range(10):
+            stage.kernel("nchwToNhwcKernel", 60.0, op="aten::cudnn_convolution", shapes=[[64, 64, 56, 56]] * 2)
+            stage.kernel("sm90_xmma_fprop_implicit_gemm_bf16", 200.0, op="aten::cudnn_convolution")
+            around = "ConvolutionBackward0" if biased else "SumBackward0"
+            stage.kernel("reduce_kernel<512, 1, ReduceOp<sum_functor>>", 20.0, op="aten::sum", around=around)
+
+    with_bias, without = (_found(lambda stage, b=b: play(stage, b), "channels-first") for b in (True, False))
+    assert with_bias.high_ms == pytest.approx(without.high_ms, abs=0.02) and with_bias.low_ms < without.low_ms - 0.2

@@ -579,8 +579,9 @@ def test_kernels_over_small_tensors_and_draws_are_no_links_of_a_chain(kernels, n
 def test_memory_that_a_pinning_thread_takes_is_the_loaders(by_itself):
     def play(stage: Stage) -> None:
         for _ in range(4):
-            stage.call("cudaHostAlloc", 1500.0)
-            stage._spans[-1]["thread"] = 2 if by_itself else 1
+            for call in ("cudaHostAlloc", "cudaFreeHost"):
+                stage.call(call, 750.0)
+                stage._spans[-1]["thread"] = 2 if by_itself else 1
             healthy(stage, 2)
 
     assert ("allocator" in rules_of(_twice(play).findings())) is not by_itself
@@ -841,3 +842,15 @@ def test_one_read_a_step_that_costs_little_is_not_told(reads, named):
                 stage.work(20)
 
     assert ("value-read" in rules_of(_twice(play).findings())) is named
+
+
+@pytest.mark.parametrize(("update_us", "named"), [(3_000.0, True), (50_000.0, False)])
+def test_recomputation_beside_states_that_fill_the_memory_is_needed(update_us, named):
+    """Nobody noted the memory; seven billion weights in fp32 are updated in 50 ms, and take all of it."""
+
+    def play(stage: Stage) -> None:
+        _recomputing(stage, 1800.0, "nvjet_tst_128x256")
+        with stage.span("Optimizer.step#AdamW.step", Kind.ANNOTATION):
+            stage.kernel("multi_tensor_apply_kernel<FusedAdamMathFunctor>", update_us, op="aten::_fused_adamw_")
+
+    assert ("recompute" in rules_of(_twice(play).findings())) is named

@@ -170,11 +170,16 @@ def pipeline_bubble(scene: Scene) -> Candidate | None:
     )
 
 
-@rule("small-buckets", order=36)
+def _serves(scene: Scene) -> bool:
+    """Whether ops were recorded and none of them is of learning: then there are no gradients."""
+    return len(scene.of_kind(Kind.OP)) > 0 and not scene.trains
+
+
+@rule("small-buckets", version=2, order=36)
 def small_buckets(scene: Scene) -> Candidate | None:
     works = _collectives(scene)
     reductions = works[scene.named(r"all_?reduce|reduce_?scatter|all_?gather")[works]]
-    if len(reductions) / scene.num_rounds < FEW:
+    if len(reductions) / scene.num_rounds < FEW or _serves(scene):  # layers that are split have results to exchange
         return None
     sent = scene.trace.optional("message_bytes")[scene.rows[reductions]].astype(np.float64)
     known = sent > 0

@@ -16,6 +16,14 @@ from ridgeline.trace.kind import Kind
 
 TINY_S = 10e-6
 REGION = r"Torch-Compiled Region"
+COMPILES = (
+    r"_compile\.compile_inner|^(?!.*\.py\(\d+\)).*(compile_fx|dynamo_timed|entire_frame_compile|backend_compile)"
+    r"|^TorchDynamo\b.*compil|\bconvert_frame\.py\(\d+\): (_compile|compile_inner|_compile_inner)$"
+    r"|compile_fx\.py\(\d+\): \w*(compile_fx|fx_codegen_and_compile)\w*$"
+    r"|\btriton\W.*\.py\(\d+\): (compile|_do_compile|make_cubin)$|^triton\w*compile"
+)
+"""What runs while code is made. With a stack recorded, files of the compiler are around every call of what was compiled
+before (`eval_frame.py: compile_wrapper`, Triton's `launch_metadata`, `compile_fx.py: run`)."""
 MANY_PASSES = 6
 RECORDED = ("how fast the host is unrecorded: taken from what such recordings usually cost; time a step without one",)
 MORE_WORKERS = (
@@ -33,13 +41,22 @@ RECORDED_GC_FRAC = 0.7
 """Of a collection's recorded time, what may be the recording's where nobody timed a step: 22 ms were 8 without."""
 RECORDED_FRAC = 0.35
 """The same of a step that nobody timed without the recording: some of its launching time is the recording itself."""
+FEW_CORES = 4
+"""For a process that trains: its own thread, autograd's and two that load. Jobs are given a part of a machine, and one
+that has eight of its cores is not held by that."""
+GIVES_BACK = ("cudaFree", "hipFree", "cuMemUnmap", "cuMemRelease", "cuMemFree", "cudaFreeHost")
+GIVEN_FRAC = 0.1
+"""Of the calls that take memory: all of them in four recordings of emptied caches. One that only takes has not yet
+grown to its size, which passes by itself (95 and 16 calls in two programs that were well)."""
+MERGED_FRAC = 0.5
+"""Of the memory: two batches at once need about twice what is held at the peak."""
 
 
-@rule("cpu-affinity", order=9)
+@rule("cpu-affinity", version=2, order=9)
 def cpu_affinity(scene: Scene) -> Candidate | None:
     """The process may use fewer cores than the machine has, and its host side is what the step waits for."""
     usable, cores = scene.number("num_usable_cores"), scene.number("num_cores")
-    if usable is None or cores is None or usable > cores / 4:
+    if usable is None or cores is None or usable > min(FEW_CORES, cores / 4):
         return None
     spans = scene.loading
     stalls, _ = scene.stalls(scene.of_kind(Kind.OP, Kind.RUNTIME))
@@ -116,16 +133,12 @@ def garbage_collection(scene: Scene) -> Candidate | None:
     )
 
 
-@rule("recompilation", order=12)
+@rule("recompilation", version=2, order=12)
 def recompilation(scene: Scene) -> Candidate | None:
-    spans = scene.host_spans(
-        r"_compile\.compile_inner|compile_fx|dynamo_timed|\bconvert_frame|torch/_dynamo/.*compile|TorchDynamo.*compil"
-        r"|triton.*compile|entire_frame_compile|backend_compile",
-        Kind.ANNOTATION, Kind.OP, Kind.PYTHON, Kind.OTHER,
-    )  # fmt: skip
-    if not len(spans):
-        return None
+    spans = scene.host_spans(COMPILES, Kind.ANNOTATION, Kind.OP, Kind.PYTHON, Kind.OTHER)
     time = scene.time_of(spans)
+    if not scene.recurs(time):  # once, it is the first time
+        return None
     return Candidate(
         what="torch.compile compiles inside the measured steps",
         cause="recompilation: a guard failed (changing shapes, Python scalars or attributes) and the graph is "
@@ -146,13 +159,13 @@ def recompilation(scene: Scene) -> Candidate | None:
     )
 
 
-@rule("allocator", version=3, order=13)
+@rule("allocator", version=4, order=13)
 def allocator(scene: Scene) -> Candidate | None:
     mask = runtime_named(scene.trace, ALLOCATES, NOT_ALLOCATING)
     spans = scene.inside(np.flatnonzero(mask))
     spans = spans[np.isin(scene.trace.thread[spans], _launching_threads(scene))]
     calls = np.flatnonzero(np.isin(scene.wiring.call_rows, spans))
-    if not len(calls) or not scene.recurs(scene.time_of(spans)):
+    if not len(calls) or not scene.recurs(scene.time_of(spans)) or not _gives_back(scene, spans):
         return None
     return Candidate(
         what=f"{len(calls) / scene.num_steps:.3g} calls a step to cudaMalloc, cudaFree and the like",
@@ -165,6 +178,12 @@ def allocator(scene: Scene) -> Candidate | None:
         spans=tuple(spans.tolist()),
         unchecked=("first steps allocate by nature: record after warm-up",),
     )
+
+
+def _gives_back(scene: Scene, spans: Index) -> bool:
+    """Whether memory is given back as well as taken."""
+    given = runtime_named(scene.trace, GIVES_BACK, NOT_ALLOCATING)[spans]
+    return float(given.sum()) >= GIVEN_FRAC * float((~given).sum())
 
 
 def _launching_threads(scene: Scene) -> Index:
@@ -290,12 +309,14 @@ def host_code(scene: Scene) -> Candidate | None:
     )
 
 
-@rule("micro-batches", version=3, order=17)
+@rule("micro-batches", version=4, order=17)
 def micro_batches(scene: Scene) -> Candidate | None:
     """Gradients accumulated over batches too small for the device: the same few kernels, many times a step."""
     passes = scene.passes_a_step
     kernels = np.flatnonzero(scene.work_kind == int(Kind.KERNEL))
     if passes < MANY_PASSES or not len(kernels) or not _adds_up(scene, passes):
+        return None
+    if (scene.memory_frac or 0.0) > MERGED_FRAC:  # a larger batch does not fit
         return None
     busy_s = scene.per_step_s(kernels)
     if busy_s > 0.7 * scene.step_s:

@@ -27,6 +27,10 @@ LOOKUP_BACKWARD = r"embedding(_bag)?_(dense_)?backward$|^Embedding(Bag)?Backward
 PASS_BYTES, FUSED_BYTES, PEAK_FRAC = 12.0, 28.0, 0.75
 """Moved for each fp32 value by a pass over lists (two read, one written), and by a fused Adam; and of the memory's peak
 rate, what updates reach at least."""
+HELD = 4.0 / 7.0
+"""Of what a fused update moves: four values of every weight are read, three are written."""
+SPARE_FRAC = 0.1
+"""Of the memory, for inputs, workspaces and what lies between segments."""
 WRITTEN_FRAC, WRITTEN_BY_PRODUCTS_FRAC = 0.5, 0.1
 """Of what the memory could move in a kernel's time, its output at most: light kernels read as much as they write, and
 products, convolutions and attention compute (3.5 % for a bf16 product over 4,096 at 700 TFLOP/s)."""
@@ -242,7 +246,7 @@ def _updated_frac(scene: Scene, works: np.ndarray, values: float) -> float:
     return min(1.0, moved_bytes / (taken_s * scene.device.dram.bandwidth_bytes_per_s))
 
 
-@rule("recompute", version=3, order=55)
+@rule("recompute", version=4, order=55)
 def recompute(scene: Scene) -> Candidate | None:
     """Forward work inside the backward pass: activation checkpointing, while memory is free."""
     works = np.flatnonzero(scene.recomputed)
@@ -274,11 +278,23 @@ def recompute(scene: Scene) -> Candidate | None:
 
 
 def _would_not_fit(scene: Scene, works: np.ndarray, used: float | None) -> bool:
-    """Whether what is computed again is more than the free memory: at most what its kernels can write in their time."""
+    """Whether what is computed again is more than the free memory: at most what its kernels can write in their time.
+    Where nobody said how much is taken, what the optimizer goes over in its time is."""
     if scene.device is None:
         return False
+    held = max(1.0 - FREE_FRAC, _held_frac(scene) + SPARE_FRAC) if used is None else used
     products = scene.family("gemm", "conv", "attention")[works]
     share = np.where(products, WRITTEN_BY_PRODUCTS_FRAC, WRITTEN_FRAC)
     dram = scene.device.dram
     kept_bytes = float((share * scene.work_s[works]).sum()) / scene.num_rounds * dram.bandwidth_bytes_per_s
-    return kept_bytes > (1.0 - (FREE_FRAC if used is None else used)) * dram.capacity_bytes
+    return kept_bytes > (1.0 - held) * dram.capacity_bytes
+
+
+def _held_frac(scene: Scene) -> float:
+    """Of the memory, weights, gradients and what the optimizer keeps of them: it reads all and writes three quarters in
+    every step, at no more than the memory's rate."""
+    if scene.device is None:
+        return 0.0
+    works = scene.launched_in(scene.time_of(scene.host_spans(r"^Optimizer\.step"))) & scene.family("optimizer")
+    moved_bytes = float(scene.work_s[works].sum()) / scene.num_rounds * scene.device.dram.bandwidth_bytes_per_s
+    return HELD * moved_bytes / scene.device.dram.capacity_bytes

@@ -23,6 +23,11 @@ H200; of eleven networks convolutions kept 0.88 to 1.10 in ten, and 1.45 in one 
 NHWC_DEPTHWISE, WALKS_DEPTHWISE = (0.2, 0.8), r"conv_depthwise2d_"
 """The same of convolutions of single channels, whose own kernels for NCHW are the slow ones (0.21 in a network for
 phones on an H200), and what those are called."""
+NHWC_SUMS = (1.0, 3.3)
+"""The same of gradients of a convolution's bias, which are sums over pixels and then walk strides (1.01 and 3.27 ms in
+a network without norms on an H200)."""
+STRIDES, BESIDE = r"at::native::elementwise_kernel<", 3
+"""The kernel that walks strides, and how many kernels away from a convolution one may be its own."""
 STRIDED = 0.25
 """Share of the time of copies and sums on strided tokens that is left once tokens are contiguous (1.1 of 5.5 ms in a
 vision transformer on an H200)."""
@@ -33,6 +38,8 @@ NO_PRODUCT = r"splitkreduce|reduce_1block|c1_k1|depthwise|grouped_direct|gemv|do
 memory: Tensor Cores do nothing for them."""
 SMALL_TILES, SMALL_TILES_S = r"tilesize32x32x8_", 50e-6
 """The smallest tiles there are: for so long they go over many matrices that fit into one of them."""
+OWN_SIZES = r"^aten::(cdist|_cdist_forward|_euclidean_dist)$"
+"""Ops that multiply what they have laid out themselves, with columns of their own."""
 PRODUCT_OPS = r"^aten::(mm|addmm|bmm|baddbmm|_addmm_activation)$"
 THIN = 8
 """Of a product's smallest side: less does not fill an instruction of the Tensor Cores (16 by 8 by 8 and larger)."""
@@ -142,13 +149,13 @@ def _whole_convolutions(scene: Scene, mask: Mask) -> Mask:
     return np.asarray(mask | (convolution & (op >= 0) & np.isin(op, op[mask & convolution])), dtype=bool)
 
 
-@rule("misaligned-sizes", version=5, order=42)
+@rule("misaligned-sizes", version=6, order=42)
 def misaligned_sizes(scene: Scene) -> Candidate | None:
     """Products on Tensor Cores whose sizes are not multiples of 8, by name (align1, align2) or by shape; kernels that
     load whole tiles (nvjet) only take rows that are aligned, a number of rows is no stride, and of convolutions nobody
     knows what padding brings."""
     works = np.flatnonzero(scene.family("gemm", "conv") & scene.precision("half", "tf32", "fp8", ""))
-    works = works[scene.work_s[works] > 2e-6]
+    works = works[(scene.work_s[works] > 2e-6) & ~scene.under(OWN_SIZES)[works]]
     if not len(works):
         return None
     products, dtypes = _products(scene, works), _dtypes(scene, works)
@@ -214,10 +221,10 @@ def _dtypes(scene: Scene, works: Index) -> list[str]:
     return [first_dtype(trace.words[int(words[op])]) if op >= 0 else "" for op in ops.tolist()]
 
 
-@rule("channels-first", version=7, order=42)
+@rule("channels-first", version=8, order=42)
 def channels_first(scene: Scene) -> Candidate | None:
     """Convolutions in NCHW: transforms around them, and norms and pools that walk planes."""
-    convs, walks = scene.family("conv"), scene.named(WALKS_DEPTHWISE)
+    convs, walks = scene.family("conv"), _walks_planes(scene)
     transforms = scene.family("layout") | walks
     if not convs.any() or not transforms.any() or _is_channels_last(scene):
         return None
@@ -228,7 +235,8 @@ def channels_first(scene: Scene) -> Candidate | None:
     transforms &= ~_around_one_channel(scene, transforms)
     if scene.per_step_s(transforms) < 0.02 * scene.per_step_s(scene.work_kind == 1):
         return None
-    moved, others = np.flatnonzero(transforms), np.flatnonzero((convs | _around_convs(scene)) & ~walks)
+    moved = np.flatnonzero(transforms)
+    others = np.flatnonzero((convs | _around_convs(scene) | _bias_sums(scene)) & ~walks)
     in_graph = bool((scene.trace.op[scene.rows[moved]] == 0).all())  # a replayed graph has neither ops nor shapes
     shaped = in_graph or bool((scene.trace.optional("shapes") > 0).any())
     if not shaped and _only_begins_with_convs(scene):  # whether they can change their layout is then unknown
@@ -251,6 +259,21 @@ def channels_first(scene: Scene) -> Candidate | None:
         evidence=scene.evidence(moved),
         spans=tuple(scene.rows[moved[:200]].tolist()),
     )
+
+
+def _walks_planes(scene: Scene) -> Mask:
+    """Convolutions of single channels by the kernels for NCHW."""
+    return scene.named(WALKS_DEPTHWISE)
+
+
+def _turned_beside(scene: Scene, moved: Index) -> Index:
+    """Copies right beside convolutions of single channels along one axis: rows of channels are turned into rows of time
+    and back (4.5 of 42 ms in a network for speech on an H200, 1.2 as flat pictures in channels_last)."""
+    flat = moved[_walks_planes(scene)[moved] & _along_one_axis(scene, moved)]
+    order, place = scene.stream_order
+    near = (place[flat][:, None] + np.arange(-BESIDE, BESIDE + 1)).ravel()
+    near = np.unique(order[near[(near >= 0) & (near < len(order))]])
+    return near[(scene.family("copy") & scene.named(STRIDES))[near]]
 
 
 def _around_one_channel(scene: Scene, transforms: Mask) -> Mask:
@@ -285,9 +308,12 @@ def _in_channels_last(scene: Scene, moved: Index, others: Index, *, sure: bool) 
     works = np.concatenate((moved, others))
     if _between_group_norms(scene):
         return Cure(works=works, keep_best=np.where(np.isin(works, moved), 0.5, 1.0), keep_worst=np.ones(len(works)))
-    norms, strided, walks = scene.family("norm")[others], _strided_after_patches(scene), scene.named(WALKS_DEPTHWISE)
-    best = np.concatenate((NHWC_DEPTHWISE[0] * walks[moved], np.where(norms, NHWC_NORM[0], NHWC_CONV[0])))
-    worst = np.concatenate((NHWC_DEPTHWISE[1] * walks[moved], np.where(norms, NHWC_NORM[1], NHWC_CONV[1])))
+    norms, walks = scene.family("norm")[others], _walks_planes(scene)
+    strided = np.setdiff1d(np.union1d(_strided_after_patches(scene), _turned_beside(scene, moved)), works)
+    sums = _bias_sums(scene)[others]
+    kinds = zip(NHWC_NORM, NHWC_SUMS, NHWC_CONV, strict=True)
+    left = [np.where(norms, norm, np.where(sums, total, conv)) for norm, total, conv in kinds]
+    best, worst = (np.concatenate((NHWC_DEPTHWISE[i] * walks[moved], left[i])) for i in (0, 1))
     worst = worst if sure else np.ones(len(works))
     return Cure(
         works=np.concatenate((works, strided)),
@@ -296,12 +322,16 @@ def _in_channels_last(scene: Scene, moved: Index, others: Index, *, sure: bool) 
     )
 
 
+def _bias_sums(scene: Scene) -> Mask:
+    return scene.family("reduce") & scene.under(r"^ConvolutionBackward\d*$")
+
+
 def _strided_after_patches(scene: Scene) -> Index:
     """Copies and sums that walk strides, in a network that only begins with a convolution: its pictures in NCHW become
     rows of tokens through a transposed view, and what follows keeps that view's strides."""
     if not _only_begins_with_convs(scene):
         return np.zeros(0, dtype=np.int64)
-    walks = scene.named(r"at::native::elementwise_kernel<")
+    walks = scene.named(STRIDES)
     return np.flatnonzero(walks & scene.family("copy", "pointwise"))
 
 
