@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ridgeline.kernels.rows import cdiv, clamp, power_of_two
 
@@ -65,7 +65,8 @@ class Paged:
     start with so many registers. ``borders``: parts are joined by borders between programs, not by heads; ``inside``:
     by the last program of a sequence, without a kernel of their own. ``queries``: sequences whose queries are there or
     on their way: with three of them 300 uneven sequences of at most 300 keys take 66.4 µs (70.9 with two). ``skips``:
-    pages without keys are not copied."""
+    pages without keys are not copied. ``together``: so many programs are a cluster, which takes one key head of one
+    sequence where lengths are about even."""
 
     keys: int
     programs: int
@@ -80,6 +81,7 @@ class Paged:
     inside: bool = False
     queries: int = 3
     skips: bool = False
+    together: int = 1
 
 
 def takes_columns(batch: int, ratio: int, head_dim: int, page: int) -> bool:
@@ -124,6 +126,27 @@ def choose(
     if itemsize == 4 or rows_of(ratio) >= 64:  # sums of more registers than four warps have
         return Paged(keys, programs, 8, 3)
     return Paged(keys, PROGRAMS_PER_SM * num_sms if programs else 0)
+
+
+MOST_TOGETHER = 16
+"""Programs of a cluster."""
+
+
+def joined_together(found: Paged, sequences: int, num_sms: int, head_dim: int, most: int = MOST_TOGETHER) -> Paged:
+    """The same where sequences (each key head of each) are a cluster's, of as many programs as fit beside each other.
+
+    Of few sequences the largest clusters leave half of the places empty: there blocks are twice as large, and a program
+    has a multiprocessor to itself.
+    """
+    slots = num_sms * (2 if found.keys * head_dim <= FED_KEYS * 128 else 1)
+    num = clamp(slots // sequences, 1, most)
+    keys, registers = found.keys, LONE_REGISTERS
+    if num * sequences <= num_sms < slots:
+        keys, registers = 2 * keys, 0
+    return replace(
+        found, keys=keys, programs=num * sequences, inside=True, borders=False, queries=1, together=num,
+        max_registers=registers,
+    )  # fmt: skip
 
 
 def lined(batch: int) -> int:

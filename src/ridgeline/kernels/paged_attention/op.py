@@ -28,6 +28,7 @@ _SHARE = Kernel(
     loose=("table_ptr", "lens_ptr"),
 )
 _COLUMNS = Kernel(kernel.paged_columns, vectors=("d",), loose=("table_ptr", "lens_ptr"))
+_TOGETHER = Kernel(kernel.paged_together, vectors=("d",), loose=("table_ptr", "lens_ptr"))
 _JOIN = Kernel(kernel.paged_join, vectors=("d",), loose=("lens_ptr",), dependent=True)
 _BORDER = Kernel(kernel.paged_border, vectors=("d",), loose=("lens_ptr",), dependent=True)
 _SHARES = Kernel(kernel.shares_join, vectors=("d",), dependent=True)
@@ -258,7 +259,8 @@ class _Plan:
         self.rest = (batch, key_heads, table.stride(0), table.shape[1], dim)
         caches = (_blocks(x, (1, rows, 1, 64)) for x in (keys, values))
         ratio, self.counts = heads // key_heads, True
-        self.share = _COLUMNS.bind(
+        kind, more = (_TOGETHER, {"TOGETHER": chosen.together}) if chosen.together > 1 else (_COLUMNS, {})
+        self.share = kind.bind(
             (_blocks(query, (1, config.COLUMNS, dim)), *caches, table, lens, out, *self._room(out),
              counter(out), scale * LOG2_E, *self.rest),
             grid=(chosen.programs,),
@@ -267,12 +269,13 @@ class _Plan:
                 "COLS": config.COLUMNS, "STAGES": chosen.num_stages, "BATCH": config.lined(batch),
                 "LEAST": chosen.least, "EARLY": 0 if chosen.inside else chosen.early, "LEAVES": chosen.leaves,
                 "JOINS": config.joined_at_once(ratio, dim) if chosen.inside else 0, "HEADS": power_of_two(ratio),
-                "QUERIES": chosen.queries, "SKIPS": chosen.skips,
+                "QUERIES": chosen.queries, "SKIPS": chosen.skips, **more,
             },
             num_warps=chosen.num_warps,
             max_registers=chosen.max_registers,
             device=query.get_device(),
             vector=BLOCK_VECTOR,
+            cluster=chosen.together,
         )  # fmt: skip
 
     def _room(self, out: Tensor) -> tuple[Tensor, Tensor]:

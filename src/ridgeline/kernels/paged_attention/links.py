@@ -1,0 +1,173 @@
+"""Parts of a sequence that the programs of a cluster have, joined through each other's shared memory.
+
+Every program owns some columns of the result: it is told the sums of all programs over these columns, and what each
+has seen. Nothing is written to memory but the result, nobody counts and nobody is launched.
+
+Warps are specialized here, and a cluster's barrier waits for all warps of all programs: those without work arrive too
+(``arrive_in_cluster``). It is waited for once, before anybody writes into a neighbor's shared memory; what comes is
+counted in bytes by a barrier of the one that it comes to. So a program that has all of it is written to no more, and
+may end, and so may one that has told all of its own.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+GROUPS = gl.constexpr(16)
+"""Stripes of columns that are given out to the programs of a cluster."""
+
+SEEN_AT = gl.constexpr(64)
+"""Where in a room begins what programs have seen, 16 heads each; before it is the barrier, behind it are parts."""
+
+
+@gluon.jit
+def arrive_in_cluster():
+    """Says that this warp has begun."""
+    arrive: gl.constexpr = "barrier.cluster.arrive.relaxed.aligned; // $0"
+    gl.inline_asm_elementwise(arrive, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def wait_for_cluster():
+    """Until all warps of all programs of the cluster have begun."""
+    wait: gl.constexpr = "barrier.cluster.wait.acquire.aligned; // $0"
+    gl.inline_asm_elementwise(wait, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.constexpr_function
+def even_heads(R):
+    """Heads are told two at a time."""
+    return (R + 1) // 2 * 2
+
+
+@gluon.constexpr_function
+def most_columns(D, TOGETHER):
+    """Columns of a program of the cluster, at most."""
+    return -(-GROUPS.value // TOGETHER) * (D // GROUPS.value)
+
+
+@gluon.constexpr_function
+def parts_at(TOGETHER):
+    """Where in a room parts begin."""
+    return SEEN_AT.value + TOGETHER * 64
+
+
+@gluon.constexpr_function
+def room_asm(R, D, TOGETHER):
+    num_bytes = parts_at(TOGETHER) + TOGETHER * most_columns(D, TOGETHER) * even_heads(R) * 4
+    return (
+        f"{{ .shared .align 16 .b8 told[{num_bytes}]; .reg .pred %first; .reg .b32 %t; .reg .b64 %s;"
+        """
+        mov.u32 $0, told; mov.u32 %t, %tid.x; setp.eq.u32 %first, %t, 0;
+        @%first mbarrier.init.shared::cta.b64 [$0], 1;
+        @%first mbarrier.arrive.expect_tx.shared::cta.b64 %s, [$0], $1;
+        @%first fence.mbarrier_init.release.cluster; }"""
+    )
+
+
+@gluon.jit
+def first_group(rank, TOGETHER: gl.constexpr):
+    """The first stripe of columns that a program of the cluster owns."""
+    return (rank * GROUPS + TOGETHER - 1) // TOGETHER
+
+
+@gluon.jit
+def room_for_parts(rank, R: gl.constexpr, D: gl.constexpr, TOGETHER: gl.constexpr):
+    """Where a program is told the parts of all, R heads of its own columns, and a barrier that waits for their bytes.
+    To be called before this program arrives in its cluster."""
+    asm: gl.constexpr = room_asm(R, D, TOGETHER)
+    groups = first_group(rank + 1, TOGETHER) - first_group(rank, TOGETHER)
+    expected = (groups * (D // GROUPS) + 1) * (TOGETHER * even_heads(R) * 4)
+    return gl.inline_asm_elementwise(asm, "=&r,r", [expected], gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def tell_pairs(room, place, to, there, x):
+    """Writes pairs of neighbors in a tensor, where ``there``, into the rooms of the programs ``to``, ``place`` bytes in,
+    and tells their barriers."""
+    tell: gl.constexpr = """{ .reg .pred %p; .reg .b32 %at, %bar;
+        setp.ne.b32 %p, $8, 0; add.u32 %at, $2, $4;
+        @%p mapa.shared::cluster.u32 %at, %at, $6;
+        @%p mapa.shared::cluster.u32 %bar, $2, $6;
+        @%p st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%at], {$10, $11}, [%bar];
+        mov.u32 $0, 0; mov.u32 $1, 0; }"""
+    none = place * 0 + to * 0 + there.to(gl.int32) * 0
+    given = [none + room, none + place, none + to, none + there.to(gl.int32), x + none.to(gl.float32)]
+    gl.inline_asm_elementwise(tell, "=r,=r,r,r,r,r,r,r,r,r,f,f", given, gl.int32, is_pure=False, pack=2)
+
+
+@gluon.jit
+def tell_part(room, rank, o, top, total, R: gl.constexpr, TOGETHER: gl.constexpr):
+    """Tells every program of the cluster its columns of this part, o [D, heads], and what the part has seen: the
+    logarithm of its sums. Sums are divided first."""
+    L: gl.constexpr = o.type.layout
+    D: gl.constexpr = o.shape[0]
+    COLS: gl.constexpr = o.shape[1]
+    S: gl.constexpr = gl.BlockedLayout([1, 2], [4, 8], [4, 1], [1, 0])
+    wait_for_cluster()
+    inverse = 1.0 / gl.where(total == 0.0, 1.0, total)
+    seen = gl.where(total == 0.0, float("-inf"), top + gl.log2(total))
+    head = gl.expand_dims(gl.arange(0, COLS, gl.SliceLayout(0, S)), 0)
+    to = gl.expand_dims(gl.arange(0, 16, gl.SliceLayout(1, S)), 1)
+    all_seen = gl.expand_dims(gl.convert_layout(seen, gl.SliceLayout(0, S)), 0)
+    there = (head < even_heads(R)) & (to < TOGETHER)
+    tell_pairs(room, SEEN_AT + rank * 64 + head * 4, to, there, all_seen + to.to(gl.float32) * 0.0)
+    head = gl.expand_dims(gl.arange(0, COLS, gl.SliceLayout(0, L)), 0)
+    col = gl.expand_dims(gl.arange(0, D, gl.SliceLayout(1, L)), 1)
+    to = col // (D // GROUPS) * TOGETHER // GROUPS
+    within = col - first_group(to, TOGETHER) * (D // GROUPS)
+    place = ((rank * most_columns(D, TOGETHER) + within) * even_heads(R) + head) * 4 + parts_at(TOGETHER)
+    tell_pairs(room, place, to, head < even_heads(R), o * gl.expand_dims(inverse, 0))
+
+
+@gluon.jit
+def shared_at(place):
+    """Numbers in this program's own shared memory."""
+    read: gl.constexpr = "ld.shared.f32 $0, [$1];"
+    return gl.inline_asm_elementwise(read, "=f,r", [place], gl.float32, is_pure=False, pack=1)
+
+
+@gluon.constexpr_function
+def power(x):
+    return 1 << (x - 1).bit_length()
+
+
+@gluon.constexpr_function
+def owned_layout(cols, num_warps):
+    """Columns side by side in lanes, then heads."""
+    lanes = min(32, cols)
+    return gl.BlockedLayout([1, 1], [lanes, 32 // lanes], [1, num_warps], [0, 1])
+
+
+@gluon.jit
+def join_told(room, rank, to_ptr, d, heads, R: gl.constexpr, D: gl.constexpr, TOGETHER: gl.constexpr):
+    """Waits until all parts are told, joins them and writes this program's columns of ``heads`` heads (at most R)."""
+    wait: gl.constexpr = """{ .reg .pred %done;
+        again: mbarrier.try_wait.parity.shared::cta.b64 %done, [$1], 0;
+        @!%done bra again; mov.u32 $0, $1; }"""
+    room = gl.inline_asm_elementwise(wait, "=r,r", [room], gl.int32, is_pure=False, pack=1)
+    MOST: gl.constexpr = most_columns(D, TOGETHER)
+    EACH: gl.constexpr = MOST * even_heads(R) * 4
+    L: gl.constexpr = owned_layout(power(MOST), 4)
+    begins = first_group(rank, TOGETHER) * (D // GROUPS)
+    num = first_group(rank + 1, TOGETHER) * (D // GROUPS) - begins
+    head = gl.arange(0, power(R), gl.SliceLayout(0, L))
+    col = gl.expand_dims(gl.arange(0, power(MOST), gl.SliceLayout(1, L)), 1)
+    at_seen = room + SEEN_AT + gl.minimum(head, R - 1) * 4
+    at = room + parts_at(TOGETHER) + gl.minimum(col, MOST - 1) * (even_heads(R) * 4)
+    at = at + gl.expand_dims(gl.minimum(head, R - 1) * 4, 0)
+    top = shared_at(at_seen)
+    for i in gl.static_range(1, TOGETHER):
+        top = gl.maximum(top, shared_at(at_seen + i * 64))
+    shift = gl.where(top == float("-inf"), 0.0, top)
+    whole = gl.zeros_like(top)
+    acc = gl.zeros([power(MOST), power(R)], gl.float32, L)
+    for i in gl.static_range(TOGETHER):
+        weight = gl.exp2(shared_at(at_seen + i * 64) - shift)
+        whole += weight
+        acc += shared_at(at + i * EACH) * gl.expand_dims(weight, 0)
+    out = acc / gl.expand_dims(gl.where(whole == 0.0, 1.0, whole), 0)
+    there = gl.expand_dims(head < heads, 0) & (col < num)
+    place = gl.expand_dims(head * d, 0) + begins + col
+    gl.store(to_ptr + place, out.to(to_ptr.dtype.element_ty), mask=there)
