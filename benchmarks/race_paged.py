@@ -26,8 +26,8 @@ from typing import Any
 
 from race_attention import clean_course, instead, timed
 
-PARTS = ("edges", "arrivals", "decode", "latent", "cases", "graphs", "pieces", "cross", "resident", "host")
-SHARES = {"edges": 0.15, "arrivals": 0.2, "decode": 0.45, "latent": 0.6, "cases": 0.9, "graphs": 0.97}
+PARTS = ("edges", "together", "arrivals", "decode", "latent", "cases", "graphs", "pieces", "cross", "resident", "host")
+SHARES = {"edges": 0.15, "together": 0.3, "arrivals": 0.2, "decode": 0.45, "latent": 0.6, "cases": 0.9, "graphs": 0.97}
 """Of the time there is, by when a part ends; the others may take the rest."""
 
 OVER: dict[str, dict[str, Any]] = {"now": {}}
@@ -46,6 +46,23 @@ MANY_OVER: dict[str, dict[str, Any]] = {
 
 LATENT_OVER: dict[str, dict[str, Any]] = {"now": {}}
 """The same for latent decoding of few heads."""
+
+TOGETHER: dict[str, dict[str, Any]] = {
+    "together": {}, "together, and a kernel": {"inside": False}, "eight together": {"most": 8},
+}  # fmt: skip
+"""Clusters that take a sequence each: how ``config.joined_together`` is asked. "And a kernel": one that joins where
+lengths are uneven is launched, whatever they are."""
+
+TOGETHER_EDGES = (
+    (9, 32, 8, 128, 16), (2, 64, 8, 128, 16), (1, 24, 8, 128, 48), (3, 16, 4, 256, 64), (5, 8, 8, 64, 16),
+    (8, 16, 1, 128, 64), (16, 40, 8, 128, 16),
+)  # fmt: skip
+"""Batch, heads, key heads, head dim and page of checks of clusters."""
+
+LATENT_EDGES = ((9, 16), (16, 7), (33, 16), (64, 16))
+"""Batch and heads of the same."""
+
+TOGETHER_LENGTHS = (0, 1, 17, 64, 65, 333, 1040, 5000)
 
 DECODE_OVER: dict[str, dict[str, Any]] = {
     "now": {},
@@ -80,13 +97,16 @@ CASES = (
     (5, 64, 8, 4800, 128, 16, False), (7, 32, 8, 5001, 128, 64, False), (1, 64, 8, 48000, 128, 16, False),
     (9, 32, 8, 7400, 64, 16, False), (5, 16, 4, 6500, 256, 64, False),
     (4, 32, 32, 2100, 128, 16, False), (256, 32, 8, 500, 128, 16, False),
+    (6, 32, 8, 12000, 128, 16, True), (2, 32, 8, 20000, 128, 16, True), (12, 32, 4, 12000, 128, 16, True),
+    (8, 64, 8, 3000, 128, 16, False), (11, 16, 2, 12000, 128, 32, False),
 )  # fmt: skip
 """Batch, heads, key heads, keys, head dim, page, uneven lengths."""
 
 LATENT = (
     (64, 16, 1800, 64, False), (128, 16, 1300, 64, False), (16, 16, 3700, 64, False), (100, 16, 2000, 64, True),
     (40, 8, 3001, 16, False), (33, 16, 2200, 64, False), (64, 16, 4096, 64, False), (2, 16, 512, 64, False),
-    (16, 16, 8192, 64, False), (5, 16, 11000, 64, False), (1, 16, 65536, 64, False),
+    (16, 16, 8192, 64, False), (5, 16, 11000, 64, False), (1, 16, 65536, 64, False), (8, 16, 9000, 64, False),
+    (20, 16, 5000, 64, True),
 )  # fmt: skip
 """Batch, heads, keys, page, uneven lengths."""
 
@@ -113,6 +133,31 @@ def changed(over: dict[str, Any]) -> Any:
         return dataclasses.replace(found, **over) if found.fed else found
 
     return instead(config, "choose", choose)
+
+
+def together_changed(of: tuple[Any, ...], asked: dict[str, Any]) -> Any:
+    """Inside, what the copy engine feeds is taken by clusters."""
+    from ridgeline.kernels.paged_attention import config
+
+    before = config.choose
+
+    def choose(*sizes: Any, **named: Any) -> Any:
+        return config.joined_together(before(*sizes, **named), of[0] * of[2], of[1] // of[2], of[4], 132, **asked)
+
+    return instead(config, "choose", choose)
+
+
+def clustered(of: tuple[Any, ...]) -> dict[str, Any]:
+    """Clusters of a case by how they are asked for, each once."""
+    from ridgeline.kernels.paged_attention import config
+
+    found: dict[Any, tuple[str, Any]] = {}
+    for name, asked in TOGETHER.items():
+        default = config.choose(of[0], of[2], of[3], of[4], 132, ratio=of[1] // of[2], fed=True)
+        chosen = config.joined_together(default, of[0] * of[2], of[1] // of[2], of[4], 132, **asked)
+        if chosen.together > 1 and chosen.programs >= 120:
+            found.setdefault(chosen, (name, partial(together_changed, of, asked)))
+    return dict(found.values())
 
 
 @contextmanager
@@ -170,9 +215,22 @@ def latent_changed(over: dict[str, Any]) -> Any:
     return instead(config, "choose_few", choose)
 
 
-def latent_ways() -> dict[str, Any]:
+def latent_ways(batch: int = 999, page: int = 64) -> dict[str, Any]:
     """Configurations by name."""
-    return {name: partial(latent_changed, over) for name, over in LATENT_OVER.items()}
+    found: dict[str, Any] = {name: partial(latent_changed, over) for name, over in LATENT_OVER.items()}
+    return found | ({"together": partial(latent_together, batch)} if 2 * batch <= 132 and page % 64 == 0 else {})
+
+
+def latent_together(batch: int) -> Any:
+    """Inside, latent decoding of few heads is by clusters."""
+    from ridgeline.kernels.latent_attention import config
+
+    before = config.choose_few
+
+    def choose(*sizes: Any, **named: Any) -> Any:
+        return config.joined_together(before(*sizes, **named), batch, 132)
+
+    return instead(config, "choose_few", choose)
 
 
 def planned_latent(args: tuple[Any, ...]) -> Callable[[], Any]:
@@ -212,7 +270,7 @@ def ways(of: tuple[Any, ...]) -> dict[str, Any]:
         config.takes_short(of[0] * of[2], keys, of[4], 132, of[1] // of[2]) for keys in (of[3], config.SHORT_LONGEST)
     )
     over = SHORT_OVER if short else MANY_OVER if any_length else OVER
-    found = {name: partial(changed, more) for name, more in over.items()}
+    found = {name: partial(changed, more) for name, more in over.items()} | clustered(of)
     return found | ({} if of[0] <= 128 else {"a program a sequence and head": by_sequence})
 
 
@@ -254,13 +312,21 @@ def wanted_variants(parts: Sequence[str] = PARTS) -> list[Any]:
     for name, of in ARRIVALS if "arrivals" in parts else ():
         found += variants_of(name, [made_case(name, of)])
     for of in LATENT if "latent" in parts else ():
-        for way in latent_ways().values():
+        for way in latent_ways(of[0], of[3]).values():
             with way():
                 found += variants_of("paged_latent_attention", [latent_case(*of)])
     for of in EDGES if "edges" in parts else ():
         for way in ways((9, *of[:2], EDGE_KEYS, *of[2:])).values():
             with way():
                 found += variants_of("paged_attention", [paged_case(9, *of[:2], EDGE_KEYS, *of[2:], False)])
+    for edge in TOGETHER_EDGES if "together" in parts else ():
+        of = (*edge[:3], EDGE_KEYS, *edge[3:])
+        for way in clustered(of).values():
+            with way():
+                found += variants_of("paged_attention", [paged_case(*of, False)])
+    for batch, heads in LATENT_EDGES if "latent" in parts and "together" in parts else ():
+        with latent_together(batch):
+            found += variants_of("paged_latent_attention", [latent_case(batch, heads, EDGE_KEYS, 64, False)])
     for page in (16, 64) if "latent" in parts and "edges" in parts else ():
         for way in latent_ways().values():
             with way():
@@ -339,15 +405,15 @@ def copied(num_bytes: int) -> Callable[[], Any]:
     return lambda: target.copy_(source)
 
 
-def poisoned(args: tuple[Any, ...], num_caches: int) -> tuple[Any, ...]:
-    """Arguments of lengths at every border, and what no sequence has written is no number."""
+def poisoned(args: tuple[Any, ...], num_caches: int, lengths: Sequence[int] = EDGE_LENGTHS) -> tuple[Any, ...]:
+    """Arguments of these lengths, and what no sequence has written is no number."""
     import torch
 
     query, *caches, table, _ = args[: num_caches + 3]
-    lens = torch.tensor(EDGE_LENGTHS, dtype=torch.int32, device="cuda")
+    lens = torch.tensor(lengths, dtype=torch.int32, device="cuda")
     page = caches[0].shape[1]
     used = torch.zeros(caches[0].shape[:2], dtype=torch.bool, device="cuda")
-    for b, length in enumerate(EDGE_LENGTHS):
+    for b, length in enumerate(lengths):
         key = torch.arange(length, device="cuda")
         used[table[b, key // page].long(), key % page] = True
     shape = (*used.shape, *(1 for _ in caches[0].shape[2:]))
@@ -378,6 +444,91 @@ def part_edges(end: float, track: Track) -> Iterator[dict[str, Any]]:
         for name, way in latent_ways().items():
             with way():
                 yield right(planned_latent(dirty), meant, what=name, case=f"edges latent {page}")
+
+
+def edge_lengths(batch: int) -> Iterator[tuple[int, ...]]:
+    """Lengths that are even, nearly even with a sequence of no keys among them, and uneven."""
+    yield from ((one,) * batch for one in TOGETHER_LENGTHS)
+    yield tuple(5000 - 64 * (i % 4) for i in range(batch))
+    if batch > 1:
+        yield (0, *((777,) * (batch - 1)))
+        yield (5000, *((1,) * (batch - 1)))
+        yield tuple((i * 997) % 5000 for i in range(batch))
+
+
+def part_together(end: float, track: Track) -> Iterator[dict[str, Any]]:
+    """Clusters on lengths at every border, even and uneven, over caches never written elsewhere."""
+    import torch
+
+    from ridgeline.kernels.contract import trials
+
+    paged, latent = (trials()[name][1] for name in ("paged_attention", "paged_latent_attention"))
+    draw = torch.Generator("cuda").manual_seed(3)
+    for edge in TOGETHER_EDGES:
+        of = (*edge[:3], EDGE_KEYS, *edge[3:])
+        args = paged.make(paged_case(*of, False), torch.device("cuda"), draw)
+        runs = {}
+        for name, way in clustered(of).items():
+            with way():
+                runs[name] = args_planned(args)
+        yield from checked(runs, edge, lambda given: paged.eager(*given).float().nan_to_num(0.0), args, 2)
+    for batch, heads in LATENT_EDGES if track.with_latent else ():
+        args = latent.make(latent_case(batch, heads, EDGE_KEYS, 64, False), torch.device("cuda"), draw)
+        with latent_together(batch):
+            runs = {"together": latent_planned(args)}
+        meant = lambda given, dim=args[4]: latent.eager(*given, dim).float().nan_to_num(0.0)  # noqa: E731
+        yield from checked(runs, (batch, heads), meant, args, 1)
+
+
+def args_planned(args: tuple[Any, ...]) -> Callable[..., Any]:
+    """A plan of paged attention, over any arguments like these; results are poisoned before."""
+    import torch
+
+    op = importlib.import_module("ridgeline.kernels.paged_attention.op")
+    scale, out = args[0].shape[-1] ** -0.5, torch.empty_like(args[0])
+    plan = op._Plan(args, out, scale)
+
+    def run(given: tuple[Any, ...]) -> Any:
+        plan.run(given, out.fill_(float("nan")), scale)
+        return out
+
+    return run
+
+
+def latent_planned(args: tuple[Any, ...]) -> Callable[..., Any]:
+    """The same of latent attention of few heads."""
+    import torch
+
+    from ridgeline.kernels.latent_attention import op
+
+    query, scale = args[0], args[0].shape[2] ** -0.5
+    out = torch.empty(*query.shape[:2], 512, dtype=query.dtype, device=query.device)
+    plan = op._FewPlan(args[:4], out, scale)
+
+    def run(given: tuple[Any, ...]) -> Any:
+        plan.run(given, out.fill_(float("nan")), scale)
+        return out
+
+    return run
+
+
+def checked(
+    runs: dict[str, Callable[..., Any]], edge: tuple[int, ...], eager: Callable[..., Any], args: Any, num_caches: int
+) -> Iterator[dict[str, Any]]:
+    """Every plan on every set of lengths: one row a plan, which says where it was wrong."""
+    wrong: dict[str, list[str]] = {name: [] for name in runs}
+    num = 0
+    for lengths in edge_lengths(edge[0]):
+        num += 1
+        dirty, clean = poisoned(args, num_caches, lengths)
+        meant = eager(clean)
+        for name, run in runs.items():
+            found = right(partial(run, dirty), meant)
+            nothing = bool((meant == 0).all()) and bool((run(dirty) == 0).all())
+            if not (found["ok"] or nothing):
+                wrong[name].append(f"{lengths[:3]} {found['note']}")
+    for name, notes in wrong.items():
+        yield {"what": name, "case": f"clusters {edge}", "ok": not notes, "num": num, "note": "; ".join(notes)[:600]}
 
 
 def left_behind(num: int) -> None:
@@ -508,7 +659,7 @@ def part_latent(end: float, track: Track) -> Iterator[dict[str, Any]]:
         args = trial.make(latent_case(*of), torch.device("cuda"), torch.Generator("cuda").manual_seed(2))
         num_bytes, meant = trial.forward_bytes(args), trial.eager(*args).float()
         runs: dict[str, Callable[[], Any]] = {}
-        for name, way in latent_ways().items():
+        for name, way in latent_ways(of[0], of[3]).items():
             with way():
                 runs[name] = planned_latent(args)
         for name, run in list(runs.items()):

@@ -66,7 +66,7 @@ class Paged:
     by the last program of a sequence, without a kernel of their own. ``queries``: sequences whose queries are there or
     on their way: with three of them 300 uneven sequences of at most 300 keys take 66.4 µs (70.9 with two). ``skips``:
     pages without keys are not copied. ``together``: so many programs are a cluster, which takes one key head of one
-    sequence where lengths are about even."""
+    sequence where lengths are about even: the longest at most ``even`` quarters of what all are on average."""
 
     keys: int
     programs: int
@@ -82,6 +82,7 @@ class Paged:
     queries: int = 3
     skips: bool = False
     together: int = 1
+    even: int = 0
 
 
 def takes_columns(batch: int, ratio: int, head_dim: int, page: int) -> bool:
@@ -132,7 +133,10 @@ MOST_TOGETHER = 16
 """Programs of a cluster."""
 
 
-def joined_together(found: Paged, sequences: int, num_sms: int, head_dim: int, most: int = MOST_TOGETHER) -> Paged:
+def joined_together(
+    found: Paged, sequences: int, ratio: int, head_dim: int, num_sms: int, most: int = MOST_TOGETHER,
+    inside: bool = True, even: int = 6,
+) -> Paged:  # fmt: skip
     """The same where sequences (each key head of each) are a cluster's, of as many programs as fit beside each other.
 
     Of few sequences the largest clusters leave half of the places empty: there blocks are twice as large, and a program
@@ -140,12 +144,14 @@ def joined_together(found: Paged, sequences: int, num_sms: int, head_dim: int, m
     """
     slots = num_sms * (2 if found.keys * head_dim <= FED_KEYS * 128 else 1)
     num = clamp(slots // sequences, 1, most)
-    keys, registers = found.keys, LONE_REGISTERS
+    if ratio > 8:
+        num = power_of_two(num + 1) // 2  # rooms for 16 heads fit beside two programs' blocks where shares are even
+    keys, registers = found.keys, LONE_REGISTERS if inside else FED_REGISTERS
     if num * sequences <= num_sms < slots:
         keys, registers = 2 * keys, 0
     return replace(
-        found, keys=keys, programs=num * sequences, inside=True, borders=False, queries=1, together=num,
-        max_registers=registers,
+        found, keys=keys, programs=num * sequences, inside=inside, borders=False, queries=1, together=num,
+        even=even, max_registers=registers,
     )  # fmt: skip
 
 

@@ -28,6 +28,7 @@ from ridgeline.kernels import arrivals
 from ridgeline.kernels.attention.kernel import _barriers, _without_the_rest
 from ridgeline.kernels.paged_attention.links import (
     arrive_in_cluster,
+    attend_cluster,
     join_told,
     room_for_parts,
     tell_part,
@@ -57,6 +58,12 @@ def _stretches(blocks, programs, LEAST: tl.constexpr):
     total = tl.sum(blocks, 0)
     num = tl.maximum(tl.minimum(programs, total // LEAST), 1)
     return num, total // num, total % num
+
+
+@triton.jit
+def _are_even(blocks, batch, EVEN: tl.constexpr):
+    """Whether the longest sequence has at most EVEN quarters of what all have on average."""
+    return (4 * tl.max(blocks, 0) * batch <= EVEN * tl.sum(blocks, 0)).to(tl.int32)
 
 
 @triton.jit
@@ -232,7 +239,7 @@ def paged_share(
 def paged_join(
     part_ptr, seen_ptr, lens_ptr, out_ptr, batch, key_heads, d, keys, programs,
     R: tl.constexpr, HEADS: tl.constexpr, BATCH: tl.constexpr, LEAST: tl.constexpr, PARTS: tl.constexpr,
-    D: tl.constexpr, EARLY: tl.constexpr,
+    D: tl.constexpr, EARLY: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """The parts of HEADS heads that share keys, one or all R, in the order of their keys and weighted by what each saw;
     zeros where there is no key, and nothing where a sequence lies in one stretch."""
@@ -245,9 +252,12 @@ def paged_join(
     start = tl.sum(tl.where(i < b, blocks, 0), 0) + head // R * of_head
     first = _program_of(start, each, longer)
     last = _program_of(start + of_head - 1, each, longer)
+    apart = (of_head == 0) | (first < last)
+    if EVEN:
+        apart = apart & (_are_even(blocks, batch, EVEN) == 0)
     if EARLY:
         gdc_wait()
-    if (of_head == 0) | (first < last):
+    if apart:
         for h in range(head, head + HEADS):
             row = h % R
             top = tl.full([], float("-inf"), tl.float32)
@@ -276,7 +286,7 @@ def paged_join(
 def paged_border(
     part_ptr, seen_ptr, lens_ptr, out_ptr, batch, key_heads, d, keys, programs,
     R: tl.constexpr, ROWS: tl.constexpr, BATCH: tl.constexpr, LEAST: tl.constexpr, PARTS: tl.constexpr,
-    D: tl.constexpr, EARLY: tl.constexpr,
+    D: tl.constexpr, EARLY: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """``paged_join`` by borders between stretches instead of by heads: where there are more heads than borders, most
     would find nothing to join. Joins the sequence that begins in a program's stretch and goes on past its end, all R
@@ -295,9 +305,12 @@ def paged_border(
     kh = within // of_head
     start = border - within % of_head
     last = _program_of(start + of_head - 1, each, longer)
+    apart = (pid + 1 < num) & (start < border) & (_program_of(start, each, longer) == pid)
+    if EVEN:
+        apart = apart & (_are_even(blocks, batch, EVEN) == 0)
     if EARLY:
         gdc_wait()
-    if (pid + 1 < num) & (start < border) & (_program_of(start, each, longer) == pid):
+    if apart:
         top = tl.full([ROWS], float("-inf"), tl.float32)
         whole = tl.zeros([ROWS], tl.float32)
         acc = tl.zeros([ROWS, D], tl.float32)
@@ -575,8 +588,9 @@ def _columns(
         room, even, rank = told
         head0 = ((b * key_heads + kh) * R).to(gl.int64)
         nothing = left == 0
-        if even == 0:
-            _zeros_for_nobody(lens_ptr, out_ptr, batch, key_heads * R, d, D)
+        if JOINS:
+            if even == 0:
+                _zeros_for_nobody(lens_ptr, out_ptr, batch, key_heads * R, d, D)
     elif JOINS:
         _zeros_for_nobody(lens_ptr, out_ptr, batch, key_heads * R, d, D)
     q_full, q_empty, full, empty = bars
@@ -633,6 +647,7 @@ def _columns(
                 apart = even == 0
                 alone = alone & apart
                 if even != 0:
+                    _let_join_start(EARLY == 2)
                     tell_part(room, rank, o, top * scale, total, R, TOGETHER)
             if alone:
                 whole = o / gl.expand_dims(gl.where(total == 0.0, 1.0, total), 0)
@@ -724,14 +739,14 @@ def _feed_together(
 
 
 @gluon.jit
-def _attend_cluster():
-    """A warp without work: its cluster waits for all warps of all programs to begin."""
-    arrive_in_cluster()
-    wait_for_cluster()
+def even_lengths(lens, batch, KEYS: gl.constexpr, EVEN: gl.constexpr):
+    """``_are_even``, of lengths."""
+    blocks = (lens + KEYS - 1) // KEYS
+    return (4 * gl.max(blocks, 0) * batch <= EVEN * gl.sum(blocks, 0)).to(gl.int32)
 
 
 @gluon.jit
-def _unit_of(lens, length, KEYS: gl.constexpr, TOGETHER: gl.constexpr):
+def _unit_of(length, KEYS: gl.constexpr, TOGETHER: gl.constexpr):
     """Where every cluster takes one key head of one sequence: this program's first block, and how many it has."""
     blocks, rank = (length + KEYS - 1) // KEYS, gl.program_id(0) % TOGETHER
     each, longer = blocks // TOGETHER, blocks % TOGETHER
@@ -748,11 +763,12 @@ def paged_together(
     R: gl.constexpr, D: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
     STAGES: gl.constexpr, BATCH: gl.constexpr, LEAST: gl.constexpr, EARLY: gl.constexpr, LEAVES: gl.constexpr,
     JOINS: gl.constexpr, HEADS: gl.constexpr, QUERIES: gl.constexpr, SKIPS: gl.constexpr, TOGETHER: gl.constexpr,
+    EVEN: gl.constexpr,
 ):
     """``paged_columns`` where sequences are few and about as long as each other: a cluster of TOGETHER programs takes
     one key head of one, and tells its parts through shared memory. There are as many programs as that needs.
 
-    Where the longest sequence is more than a quarter longer than all are on average, the line is cut as ever.
+    Where the longest sequence is more than EVEN quarters of what all are on average, the line is cut as ever.
     """
     DTYPE: gl.constexpr = q_desc.dtype
     gl.static_assert(P % ROWS == 0)
@@ -770,9 +786,8 @@ def paged_together(
     rank = gl.program_id(0) % TOGETHER
     room = room_for_parts(rank, R, D, TOGETHER)
     arrive_in_cluster()
-    most, total = gl.max((lens + KEYS - 1) // KEYS, 0), gl.sum((lens + KEYS - 1) // KEYS, 0)
-    even = (4 * most * batch <= 5 * total).to(gl.int32)
-    first, left = _unit_of(lens, length, KEYS, TOGETHER)
+    even = even_lengths(lens, batch, KEYS, EVEN)
+    first, left = _unit_of(length, KEYS, TOGETHER)
     b, kh, line = mine // key_heads, mine % key_heads, (first, left, left)
     if even == 0:
         b, within, left, line = _placed(lens, batch, key_heads, KEYS, LEAST)
@@ -786,5 +801,5 @@ def paged_together(
                     DTYPE, JOINS, HEADS, QUERIES, TOGETHER)),
         (_feed_together, (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads, table_b,
                           b, kh, first, left, length, R, D, P, KEYS, ROWS, COLS, STAGES, QUERIES, SKIPS)),
-        (_attend_cluster, ()), (_attend_cluster, ()), (_attend_cluster, ()),
+        (attend_cluster, ()), (attend_cluster, ()), (attend_cluster, ()),
     ], [1, 1, 1, 1], [40, 24, 24, 24])  # fmt: skip

@@ -35,6 +35,13 @@ def wait_for_cluster():
     gl.inline_asm_elementwise(wait, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
+@gluon.jit
+def attend_cluster():
+    """A warp without work: its cluster waits for all warps of all programs to begin."""
+    arrive_in_cluster()
+    wait_for_cluster()
+
+
 @gluon.constexpr_function
 def even_heads(R):
     """Heads are told two at a time."""
@@ -54,10 +61,15 @@ def parts_at(TOGETHER):
 
 
 @gluon.constexpr_function
+def room_bytes(R, D, TOGETHER):
+    """Of a room: whole kilobytes, since what is allocated behind it is to be as well aligned as it would be alone."""
+    return -(-(parts_at(TOGETHER) + TOGETHER * most_columns(D, TOGETHER) * even_heads(R) * 4) // 1024) * 1024
+
+
+@gluon.constexpr_function
 def room_asm(R, D, TOGETHER):
-    num_bytes = parts_at(TOGETHER) + TOGETHER * most_columns(D, TOGETHER) * even_heads(R) * 4
     return (
-        f"{{ .shared .align 16 .b8 told[{num_bytes}]; .reg .pred %first; .reg .b32 %t; .reg .b64 %s;"
+        f"{{ .shared .align 1024 .b8 told[{room_bytes(R, D, TOGETHER)}]; .reg .pred %first; .reg .b32 %t; .reg .b64 %s;"
         """
         mov.u32 $0, told; mov.u32 %t, %tid.x; setp.eq.u32 %first, %t, 0;
         @%first mbarrier.init.shared::cta.b64 [$0], 1;
@@ -83,42 +95,58 @@ def room_for_parts(rank, R: gl.constexpr, D: gl.constexpr, TOGETHER: gl.constexp
 
 
 @gluon.jit
-def tell_pairs(room, place, to, there, x):
-    """Writes pairs of neighbors in a tensor, where ``there``, into the rooms of the programs ``to``, ``place`` bytes in,
-    and tells their barriers."""
-    tell: gl.constexpr = """{ .reg .pred %p; .reg .b32 %at, %bar;
-        setp.ne.b32 %p, $8, 0; add.u32 %at, $2, $4;
-        @%p mapa.shared::cluster.u32 %at, %at, $6;
-        @%p mapa.shared::cluster.u32 %bar, $2, $6;
-        @%p st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%at], {$10, $11}, [%bar];
-        mov.u32 $0, 0; mov.u32 $1, 0; }"""
-    none = place * 0 + to * 0 + there.to(gl.int32) * 0
-    given = [none + room, none + place, none + to, none + there.to(gl.int32), x + none.to(gl.float32)]
-    gl.inline_asm_elementwise(tell, "=r,=r,r,r,r,r,r,r,r,r,f,f", given, gl.int32, is_pure=False, pack=2)
+def anew(number):
+    """The number, as if nobody had known it before: what is worked out from it stays where it is used."""
+    return gl.inline_asm_elementwise("mov.u32 $0, $1;", "=r,r", [number], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def pairs_of(x):
+    """The first and the second of every two neighbors in a row."""
+    return gl.split(gl.reshape(x, [x.shape[0], x.shape[1] // 2, 2]))
+
+
+@gluon.jit
+def tell_pairs(room, place, low, high):
+    """Writes pairs of numbers into the rooms of programs of the cluster, and tells their barriers. A place has a
+    program's number in its upper half and bytes in its lower one; nothing is written where it is negative (places are
+    worked out all the same: numbers that only some threads have would be spilled)."""
+    tell: gl.constexpr = """{ .reg .pred %p; .reg .b32 %at, %bar, %to;
+        setp.ge.s32 %p, $2, 0; bfe.u32 %to, $2, 16, 4; and.b32 %at, $2, 0xffff; add.u32 %at, $1, %at;
+        mapa.shared::cluster.u32 %at, %at, %to;
+        mapa.shared::cluster.u32 %bar, $1, %to;
+        @%p st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%at], {$3, $4}, [%bar];
+        mov.u32 $0, 0; }"""
+    given = [place * 0 + room, place, low, high]
+    gl.inline_asm_elementwise(tell, "=r,r,r,f,f", given, gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
 def tell_part(room, rank, o, top, total, R: gl.constexpr, TOGETHER: gl.constexpr):
     """Tells every program of the cluster its columns of this part, o [D, heads], and what the part has seen: the
     logarithm of its sums. Sums are divided first."""
-    L: gl.constexpr = o.type.layout
     D: gl.constexpr = o.shape[0]
     COLS: gl.constexpr = o.shape[1]
     S: gl.constexpr = gl.BlockedLayout([1, 2], [4, 8], [4, 1], [1, 0])
     wait_for_cluster()
+    rank = anew(rank)  # places are worked out here, and not kept through a loop around this
     inverse = 1.0 / gl.where(total == 0.0, 1.0, total)
     seen = gl.where(total == 0.0, float("-inf"), top + gl.log2(total))
-    head = gl.expand_dims(gl.arange(0, COLS, gl.SliceLayout(0, S)), 0)
-    to = gl.expand_dims(gl.arange(0, 16, gl.SliceLayout(1, S)), 1)
-    all_seen = gl.expand_dims(gl.convert_layout(seen, gl.SliceLayout(0, S)), 0)
-    there = (head < even_heads(R)) & (to < TOGETHER)
-    tell_pairs(room, SEEN_AT + rank * 64 + head * 4, to, there, all_seen + to.to(gl.float32) * 0.0)
-    head = gl.expand_dims(gl.arange(0, COLS, gl.SliceLayout(0, L)), 0)
-    col = gl.expand_dims(gl.arange(0, D, gl.SliceLayout(1, L)), 1)
+    all_seen = gl.expand_dims(gl.convert_layout(seen, gl.SliceLayout(0, S)), 0) + gl.zeros([16, COLS], gl.float32, S)
+    low, high = pairs_of(all_seen)
+    L: gl.constexpr = low.type.layout
+    head = gl.expand_dims(gl.arange(0, COLS // 2, gl.SliceLayout(0, L)), 0) * 2
+    to = gl.expand_dims(gl.arange(0, 16, gl.SliceLayout(1, L)), 1)
+    place = gl.where((head < even_heads(R)) & (to < TOGETHER), to * 65536 + (SEEN_AT + rank * 64 + head * 4), -1)
+    tell_pairs(room, place, low, high)
+    low, high = pairs_of(o * gl.expand_dims(inverse, 0))
+    K: gl.constexpr = low.type.layout
+    head = gl.expand_dims(gl.arange(0, COLS // 2, gl.SliceLayout(0, K)), 0) * 2
+    col = gl.expand_dims(gl.arange(0, D, gl.SliceLayout(1, K)), 1)
     to = col // (D // GROUPS) * TOGETHER // GROUPS
     within = col - first_group(to, TOGETHER) * (D // GROUPS)
     place = ((rank * most_columns(D, TOGETHER) + within) * even_heads(R) + head) * 4 + parts_at(TOGETHER)
-    tell_pairs(room, place, to, head < even_heads(R), o * gl.expand_dims(inverse, 0))
+    tell_pairs(room, gl.where(head < even_heads(R), to * 65536 + place, -1), low, high)
 
 
 @gluon.jit
