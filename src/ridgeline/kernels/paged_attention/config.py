@@ -66,7 +66,8 @@ class Paged:
     by the last program of a sequence, without a kernel of their own. ``queries``: sequences whose queries are there or
     on their way: with three of them 300 uneven sequences of at most 300 keys take 66.4 µs (70.9 with two). ``skips``:
     pages without keys are not copied. ``together``: so many programs are a cluster, which takes one key head of one
-    sequence where lengths are about even: the longest at most ``even`` quarters of what all are on average."""
+    sequence where lengths are about even: the longest at most ``even`` quarters of what all are on average.
+    ``ahead``: blocks of such programs that are asked for before their warps part."""
 
     keys: int
     programs: int
@@ -83,6 +84,7 @@ class Paged:
     skips: bool = False
     together: int = 1
     even: int = 0
+    ahead: int = 0
 
 
 def takes_columns(batch: int, ratio: int, head_dim: int, page: int) -> bool:
@@ -135,7 +137,7 @@ MOST_TOGETHER = 16
 
 def joined_together(
     found: Paged, sequences: int, ratio: int, head_dim: int, num_sms: int, most: int = MOST_TOGETHER,
-    inside: bool = True, even: int = 6,
+    inside: bool = True, even: int = 6, ahead: int = 0,
 ) -> Paged:  # fmt: skip
     """The same where sequences (each key head of each) are a cluster's, of as many programs as fit beside each other.
 
@@ -151,7 +153,7 @@ def joined_together(
         keys, registers = 2 * keys, 0
     return replace(
         found, keys=keys, programs=num * sequences, inside=inside, borders=False, queries=1, together=num,
-        even=even, max_registers=registers,
+        even=even, max_registers=registers, ahead=ahead,
     )  # fmt: skip
 
 

@@ -85,12 +85,30 @@ def first_group(rank, TOGETHER: gl.constexpr):
 
 
 @gluon.jit
+def owner_of(col, D: gl.constexpr, TOGETHER: gl.constexpr):
+    """The program of the cluster that is told of a column."""
+    return col // (D // GROUPS) * TOGETHER // GROUPS
+
+
+@gluon.jit
+def place_of(rank, within, head, R: gl.constexpr, D: gl.constexpr, TOGETHER: gl.constexpr):
+    """Where in a room the number of a program, a column (of the owner's) and a head lies, in bytes."""
+    return ((rank * most_columns(D, TOGETHER) + within) * even_heads(R) + head) * 4 + parts_at(TOGETHER)
+
+
+@gluon.jit
+def bytes_told(rank, R: gl.constexpr, D: gl.constexpr, TOGETHER: gl.constexpr):
+    """Of all parts and what they have seen, to one program."""
+    groups = ((rank + 1) * GROUPS + TOGETHER - 1) // TOGETHER - (rank * GROUPS + TOGETHER - 1) // TOGETHER
+    return (groups * (D // GROUPS) + 1) * (TOGETHER * even_heads(R) * 4)
+
+
+@gluon.jit
 def room_for_parts(rank, R: gl.constexpr, D: gl.constexpr, TOGETHER: gl.constexpr):
     """Where a program is told the parts of all, R heads of its own columns, and a barrier that waits for their bytes.
     To be called before this program arrives in its cluster."""
     asm: gl.constexpr = room_asm(R, D, TOGETHER)
-    groups = first_group(rank + 1, TOGETHER) - first_group(rank, TOGETHER)
-    expected = (groups * (D // GROUPS) + 1) * (TOGETHER * even_heads(R) * 4)
+    expected = bytes_told(rank, R, D, TOGETHER)
     return gl.inline_asm_elementwise(asm, "=&r,r", [expected], gl.int32, is_pure=False, pack=1)
 
 
@@ -143,9 +161,8 @@ def tell_part(room, rank, o, top, total, R: gl.constexpr, TOGETHER: gl.constexpr
     K: gl.constexpr = low.type.layout
     head = gl.expand_dims(gl.arange(0, COLS // 2, gl.SliceLayout(0, K)), 0) * 2
     col = gl.expand_dims(gl.arange(0, D, gl.SliceLayout(1, K)), 1)
-    to = col // (D // GROUPS) * TOGETHER // GROUPS
-    within = col - first_group(to, TOGETHER) * (D // GROUPS)
-    place = ((rank * most_columns(D, TOGETHER) + within) * even_heads(R) + head) * 4 + parts_at(TOGETHER)
+    to = owner_of(col, D, TOGETHER)
+    place = place_of(rank, col - first_group(to, TOGETHER) * (D // GROUPS), head, R, D, TOGETHER)
     tell_pairs(room, gl.where(head < even_heads(R), to * 65536 + place, -1), low, high)
 
 
@@ -183,8 +200,7 @@ def join_told(room, rank, to_ptr, d, heads, R: gl.constexpr, D: gl.constexpr, TO
     head = gl.arange(0, power(R), gl.SliceLayout(0, L))
     col = gl.expand_dims(gl.arange(0, power(MOST), gl.SliceLayout(1, L)), 1)
     at_seen = room + SEEN_AT + gl.minimum(head, R - 1) * 4
-    at = room + parts_at(TOGETHER) + gl.minimum(col, MOST - 1) * (even_heads(R) * 4)
-    at = at + gl.expand_dims(gl.minimum(head, R - 1) * 4, 0)
+    at = room + place_of(0, gl.minimum(col, MOST - 1), gl.expand_dims(gl.minimum(head, R - 1), 0), R, D, TOGETHER)
     top = shared_at(at_seen)
     for i in gl.static_range(1, TOGETHER):
         top = gl.maximum(top, shared_at(at_seen + i * 64))

@@ -259,7 +259,7 @@ class _Plan:
         self.rest = (batch, key_heads, table.stride(0), table.shape[1], dim)
         caches = (_blocks(x, (1, rows, 1, 64)) for x in (keys, values))
         ratio, self.counts = heads // key_heads, True
-        kind, more = (_TOGETHER, {"TOGETHER": chosen.together, "EVEN": chosen.even}) if chosen.together > 1 else (_COLUMNS, {})
+        kind, more = (_TOGETHER, {"TOGETHER": chosen.together, "EVEN": chosen.even, "AHEAD": chosen.ahead}) if chosen.together > 1 else (_COLUMNS, {})
         self.share = kind.bind(
             (_blocks(query, (1, config.COLUMNS, dim)), *caches, table, lens, out, *self._room(out),
              counter(out), scale * LOG2_E, *self.rest),
