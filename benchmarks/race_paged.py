@@ -48,19 +48,15 @@ LATENT_OVER: dict[str, dict[str, Any]] = {"now": {}}
 """The same for latent decoding of few heads."""
 
 TOGETHER: dict[str, dict[str, Any]] = {
-    "together": {}, "together, and a kernel": {"inside": False}, "eight together": {"most": 8},
+    "together": {}, "together, ahead": {"ahead": 2}, "together, any lengths": {"even": 1000}, "one fewer": {"most": -1},
 }  # fmt: skip
-"""Clusters that take a sequence each: how ``config.joined_together`` is asked. "And a kernel": one that joins where
-lengths are uneven is launched, whatever they are."""
+"""Clusters that take a sequence each: how ``config.joined_together`` is asked. "One fewer" of a cluster's programs."""
 
 TOGETHER_EDGES = (
     (9, 32, 8, 128, 16), (2, 64, 8, 128, 16), (1, 24, 8, 128, 48), (3, 16, 4, 256, 64), (5, 8, 8, 64, 16),
-    (8, 16, 1, 128, 64), (16, 40, 8, 128, 16),
+    (64, 16, 1, 128, 64), (16, 40, 8, 128, 16), (24, 32, 8, 128, 16),
 )  # fmt: skip
 """Batch, heads, key heads, head dim and page of checks of clusters."""
-
-LATENT_EDGES = ((9, 16), (16, 7), (33, 16), (64, 16))
-"""Batch and heads of the same."""
 
 TOGETHER_LENGTHS = (0, 1, 17, 64, 65, 333, 1040, 5000)
 
@@ -98,7 +94,7 @@ CASES = (
     (9, 32, 8, 7400, 64, 16, False), (5, 16, 4, 6500, 256, 64, False),
     (4, 32, 32, 2100, 128, 16, False), (256, 32, 8, 500, 128, 16, False),
     (6, 32, 8, 12000, 128, 16, True), (2, 32, 8, 20000, 128, 16, True), (12, 32, 4, 12000, 128, 16, True),
-    (8, 64, 8, 3000, 128, 16, False), (11, 16, 2, 12000, 128, 32, False),
+    (8, 64, 8, 3000, 128, 16, False), (11, 16, 2, 12000, 128, 32, False), (24, 32, 8, 1500, 128, 16, False),
 )  # fmt: skip
 """Batch, heads, key heads, keys, head dim, page, uneven lengths."""
 
@@ -106,7 +102,6 @@ LATENT = (
     (64, 16, 1800, 64, False), (128, 16, 1300, 64, False), (16, 16, 3700, 64, False), (100, 16, 2000, 64, True),
     (40, 8, 3001, 16, False), (33, 16, 2200, 64, False), (64, 16, 4096, 64, False), (2, 16, 512, 64, False),
     (16, 16, 8192, 64, False), (5, 16, 11000, 64, False), (1, 16, 65536, 64, False), (8, 16, 9000, 64, False),
-    (20, 16, 5000, 64, True),
 )  # fmt: skip
 """Batch, heads, keys, page, uneven lengths."""
 
@@ -135,16 +130,23 @@ def changed(over: dict[str, Any]) -> Any:
     return instead(config, "choose", choose)
 
 
+def joined(of: tuple[Any, ...], found: Any, asked: dict[str, Any]) -> Any:
+    """A configuration by clusters."""
+    from ridgeline.kernels.paged_attention import config
+
+    units = of[0] * of[2]
+    asked = {**asked, "keys": 128, "most": 14} if units == 8 and of[4] == 128 else asked
+    if asked.get("most") == -1:
+        asked = {**asked, "most": config.joined_together(found, units).together - 1}
+    return config.joined_together(found, units, **asked)
+
+
 def together_changed(of: tuple[Any, ...], asked: dict[str, Any]) -> Any:
     """Inside, what the copy engine feeds is taken by clusters."""
     from ridgeline.kernels.paged_attention import config
 
     before = config.choose
-
-    def choose(*sizes: Any, **named: Any) -> Any:
-        return config.joined_together(before(*sizes, **named), of[0] * of[2], of[1] // of[2], of[4], 132, **asked)
-
-    return instead(config, "choose", choose)
+    return instead(config, "choose", lambda *sizes, **named: joined(of, before(*sizes, **named), asked))
 
 
 def clustered(of: tuple[Any, ...]) -> dict[str, Any]:
@@ -152,10 +154,13 @@ def clustered(of: tuple[Any, ...]) -> dict[str, Any]:
     from ridgeline.kernels.paged_attention import config
 
     found: dict[Any, tuple[str, Any]] = {}
+    if of[4] == 256 or of[0] * of[2] > 264:
+        return {}
     for name, asked in TOGETHER.items():
         default = config.choose(of[0], of[2], of[3], of[4], 132, ratio=of[1] // of[2], fed=True)
-        chosen = config.joined_together(default, of[0] * of[2], of[1] // of[2], of[4], 132, **asked)
-        if chosen.together > 1 and chosen.programs >= 120:
+        chosen = joined(of, default, asked)
+        uneven = of[-1] is True or name != "together, any lengths"
+        if 100 < chosen.programs <= 264 and uneven and (name != "one fewer" or of[0] * of[2] in (16, 24, 32)):
             found.setdefault(chosen, (name, partial(together_changed, of, asked)))
     return dict(found.values())
 
@@ -215,22 +220,9 @@ def latent_changed(over: dict[str, Any]) -> Any:
     return instead(config, "choose_few", choose)
 
 
-def latent_ways(batch: int = 999, page: int = 64) -> dict[str, Any]:
+def latent_ways() -> dict[str, Any]:
     """Configurations by name."""
-    found: dict[str, Any] = {name: partial(latent_changed, over) for name, over in LATENT_OVER.items()}
-    return found | ({"together": partial(latent_together, batch)} if 2 * batch <= 132 and page % 64 == 0 else {})
-
-
-def latent_together(batch: int) -> Any:
-    """Inside, latent decoding of few heads is by clusters."""
-    from ridgeline.kernels.latent_attention import config
-
-    before = config.choose_few
-
-    def choose(*sizes: Any, **named: Any) -> Any:
-        return config.joined_together(before(*sizes, **named), batch, 132)
-
-    return instead(config, "choose_few", choose)
+    return {name: partial(latent_changed, over) for name, over in LATENT_OVER.items()}
 
 
 def planned_latent(args: tuple[Any, ...]) -> Callable[[], Any]:
@@ -312,7 +304,7 @@ def wanted_variants(parts: Sequence[str] = PARTS) -> list[Any]:
     for name, of in ARRIVALS if "arrivals" in parts else ():
         found += variants_of(name, [made_case(name, of)])
     for of in LATENT if "latent" in parts else ():
-        for way in latent_ways(of[0], of[3]).values():
+        for way in latent_ways().values():
             with way():
                 found += variants_of("paged_latent_attention", [latent_case(*of)])
     for of in EDGES if "edges" in parts else ():
@@ -324,9 +316,6 @@ def wanted_variants(parts: Sequence[str] = PARTS) -> list[Any]:
         for way in clustered(of).values():
             with way():
                 found += variants_of("paged_attention", [paged_case(*of, False)])
-    for batch, heads in LATENT_EDGES if "latent" in parts and "together" in parts else ():
-        with latent_together(batch):
-            found += variants_of("paged_latent_attention", [latent_case(batch, heads, EDGE_KEYS, 64, False)])
     for page in (16, 64) if "latent" in parts and "edges" in parts else ():
         for way in latent_ways().values():
             with way():
@@ -370,7 +359,7 @@ def right(run: Callable[[], Any], meant: Any, **facts: Any) -> dict[str, Any]:
 class Track:
     """Both kinds of a cold L2, and what a copy reaches."""
 
-    def __init__(self, rounds: int, with_latent: bool = True) -> None:
+    def __init__(self, rounds: int, with_latent: bool = True, dirty: bool = True) -> None:
         import torch
 
         from ridgeline.bench.race import Course, copy_bandwidth
@@ -380,6 +369,8 @@ class Track:
         for on in self.courses.values():
             on.budget_s = 3.0
         self.copied = copy_bandwidth(self.courses["dirty"])
+        if not dirty:
+            del self.courses["dirty"]
 
     def rows(self, runs: dict[str, Callable[[], Any]], num_bytes: int, **facts: Any) -> Iterator[dict[str, Any]]:
         for lines, on in self.courses.items():
@@ -462,8 +453,9 @@ def part_together(end: float, track: Track) -> Iterator[dict[str, Any]]:
 
     from ridgeline.kernels.contract import trials
 
-    paged, latent = (trials()[name][1] for name in ("paged_attention", "paged_latent_attention"))
+    paged = trials()["paged_attention"][1]
     draw = torch.Generator("cuda").manual_seed(3)
+    yield {"what": "clusters of 2 to 16 beside each other", "case": "clusters", "num": beside(), "note": str(beside())}
     for edge in TOGETHER_EDGES:
         of = (*edge[:3], EDGE_KEYS, *edge[3:])
         args = paged.make(paged_case(*of, False), torch.device("cuda"), draw)
@@ -472,12 +464,21 @@ def part_together(end: float, track: Track) -> Iterator[dict[str, Any]]:
             with way():
                 runs[name] = args_planned(args)
         yield from checked(runs, edge, lambda given: paged.eager(*given).float().nan_to_num(0.0), args, 2)
-    for batch, heads in LATENT_EDGES if track.with_latent else ():
-        args = latent.make(latent_case(batch, heads, EDGE_KEYS, 64, False), torch.device("cuda"), draw)
-        with latent_together(batch):
-            runs = {"together": latent_planned(args)}
-        meant = lambda given, dim=args[4]: latent.eager(*given, dim).float().nan_to_num(0.0)  # noqa: E731
-        yield from checked(runs, (batch, heads), meant, args, 1)
+
+
+def beside() -> list[int]:
+    """Clusters of 2 to 16 programs that are on the device together, two programs a multiprocessor."""
+    import torch
+
+    from ridgeline.kernels import launcher
+    from ridgeline.kernels.contract import trials
+    from ridgeline.kernels.paged_attention import op
+
+    of = (*TOGETHER_EDGES[0][:3], EDGE_KEYS, *TOGETHER_EDGES[0][3:])
+    args = trials()["paged_attention"][1].make(paged_case(*of, False), torch.device("cuda"), None)
+    with clustered(of)["together"]():
+        plan = op._Plan(args, torch.empty_like(args[0]), 0.1)
+    return [launcher.native().fitting(plan.share.args[0], size) for size in range(2, 17)]
 
 
 def args_planned(args: tuple[Any, ...]) -> Callable[..., Any]:
@@ -487,23 +488,6 @@ def args_planned(args: tuple[Any, ...]) -> Callable[..., Any]:
     op = importlib.import_module("ridgeline.kernels.paged_attention.op")
     scale, out = args[0].shape[-1] ** -0.5, torch.empty_like(args[0])
     plan = op._Plan(args, out, scale)
-
-    def run(given: tuple[Any, ...]) -> Any:
-        plan.run(given, out.fill_(float("nan")), scale)
-        return out
-
-    return run
-
-
-def latent_planned(args: tuple[Any, ...]) -> Callable[..., Any]:
-    """The same of latent attention of few heads."""
-    import torch
-
-    from ridgeline.kernels.latent_attention import op
-
-    query, scale = args[0], args[0].shape[2] ** -0.5
-    out = torch.empty(*query.shape[:2], 512, dtype=query.dtype, device=query.device)
-    plan = op._FewPlan(args[:4], out, scale)
 
     def run(given: tuple[Any, ...]) -> Any:
         plan.run(given, out.fill_(float("nan")), scale)
@@ -659,7 +643,7 @@ def part_latent(end: float, track: Track) -> Iterator[dict[str, Any]]:
         args = trial.make(latent_case(*of), torch.device("cuda"), torch.Generator("cuda").manual_seed(2))
         num_bytes, meant = trial.forward_bytes(args), trial.eager(*args).float()
         runs: dict[str, Callable[[], Any]] = {}
-        for name, way in latent_ways(of[0], of[3]).items():
+        for name, way in latent_ways().items():
             with way():
                 runs[name] = planned_latent(args)
         for name, run in list(runs.items()):
@@ -829,6 +813,7 @@ def main() -> None:
     parser.add_argument("--pick", type=int, nargs="+", help="of CASES only these, by number")
     parser.add_argument("--ways", nargs="+", help="configurations of paged and latent decoding, by name")
     parser.add_argument("--pick-latent", type=int, nargs="+", help="of LATENT only these, by number")
+    parser.add_argument("--clean", action="store_true", help="no timing behind a flush that leaves dirty lines")
     parser.add_argument("--write-pack", type=Path)
     parser.add_argument("--show", type=Path)
     options = parser.parse_args()
@@ -867,7 +852,7 @@ def main() -> None:
     found["num_compiled"] = compile_missing(options.jobs, options.parts)
     import torch
 
-    track = Track(options.rounds, "latent" in options.parts)
+    track = Track(options.rounds, "latent" in options.parts, not options.clean)
     found |= {"torch": torch.__version__, "device": torch.cuda.get_device_name(), "copy_bytes_per_s": track.copied}
     ready, end = time.perf_counter(), began + options.budget_s - 2
     print(f"compiled {found['num_compiled']}, copy {track.copied / 1e12:.3f} TB/s", flush=True)

@@ -402,19 +402,22 @@ static PyObject *watch(PyObject *self, PyObject *who) {
   Py_RETURN_NONE;
 }
 
-/* fitting(plan) -> how many programs of a plan are on the device together, where they are in clusters */
-static PyObject *fitting(PyObject *self, PyObject *number) {
+/* fitting(plan, cluster) -> how many clusters of so many of its programs are on the device together */
+static PyObject *fitting(PyObject *self, PyObject *args) {
+  PyObject *number;
+  unsigned cluster;
+  if (!PyArg_ParseTuple(args, "OI", &number, &cluster)) return NULL;
   Plan *made = PyLong_AsVoidPtr(number);
-  if (!made) return NULL;
+  if (!made || (cluster > PORTABLE_CLUSTER && !allow_large(made->handle))) return NULL;
   Handle *handle = made->handle;
-  Attribute size = {.id = CLUSTER_LAUNCH, .value.size = {made->cluster, 1, 1}};
-  Config config = {{made->x, made->y, 1}, {handle->threads, 1, 1}, handle->shared, NULL, &size, 1};
+  Attribute size = {.id = CLUSTER_LAUNCH, .value.size = {cluster, 1, 1}};
+  Config config = {{cluster, 1, 1}, {handle->threads, 1, 1}, handle->shared, NULL, &size, 1};
   int num = 0;
   void *popped;
   if (failed(cuCtxPushCurrent(handle->context), "cuCtxPushCurrent")) return NULL;
   int bad = failed(cuOccupancyMaxActiveClusters(&num, handle->function, &config), "cuOccupancyMaxActiveClusters");
   cuCtxPopCurrent(&popped);
-  return bad ? NULL : PyLong_FromLong((long)num * made->cluster);
+  return bad ? NULL : PyLong_FromLong(num);
 }
 
 /* parts(plan) -> (handle, device, grid_x, grid_y, plain): plain without tensor maps and clusters, and started after
@@ -433,7 +436,7 @@ static PyMethodDef methods[] = {
     {"launch", (PyCFunction)(void (*)(void))launch, METH_FASTCALL, "launch(plan, *arguments)"},
     {"watch", watch, METH_O, "watch(callable or None)"},
     {"starter", starter, METH_NOARGS, "starter() -> the address of what starts a plan without Python"},
-    {"fitting", fitting, METH_O, "fitting(plan) -> programs of its clusters that are on the device together"},
+    {"fitting", fitting, METH_VARARGS, "fitting(plan, cluster) -> clusters of its programs on the device together"},
     {"parts", parts, METH_O, "parts(plan) -> (handle, device, grid_x, grid_y, plain)"},
     {NULL, NULL, 0, NULL}};
 

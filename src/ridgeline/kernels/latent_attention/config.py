@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ridgeline.kernels.paged_attention.config import (
     LEAST_BLOCKS,
@@ -44,8 +44,7 @@ class Few:
     """Keys of a block, programs, warps, stages, when the joining kernel starts, the fewest blocks of a program; ``fed``
     through the copy engine, where the cache may leave the L2 first; ``borders``: parts are joined by borders between
     programs, not by heads. ``ring``: thirds of blocks that are on their way or worked on, where the copy engine is
-    asked for thirds. ``together``: so many programs are a cluster, which takes one sequence where the longest has at
-    most ``even`` quarters of what all have on average."""
+    asked for thirds."""
 
     keys: int
     programs: int
@@ -57,8 +56,6 @@ class Few:
     leaves: bool = False
     borders: bool = False
     ring: int = 0
-    together: int = 1
-    even: int = 0
 
 
 RING, TILE = 7, 16
@@ -88,16 +85,6 @@ def choose_few(
         ring = RING if page % FED_KEYS else 0
         return Few(FED_KEYS, num_sms, 4, 2, leaves=leaves, fed=True, borders=borders, ring=ring)
     return Few(32, 2 * num_sms)
-
-
-CLUSTERS = (16, 8, 6, 5, 4, 3, 2)
-"""Programs of a cluster whose rooms for parts fit beside two blocks."""
-
-
-def joined_together(found: Few, batch: int, num_sms: int, even: int = 6) -> Few:
-    """The same where a sequence is a cluster's, of as many programs as there are multiprocessors for."""
-    num = next((size for size in CLUSTERS if size * batch <= num_sms), 1)
-    return replace(found, programs=num * batch, together=num, even=even) if num > 1 else found
 
 
 FED_KEYS, FED_DIM, FED_MORE, FED_HEADS = 64, 512, 64, 16

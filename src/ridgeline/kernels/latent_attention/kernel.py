@@ -35,17 +35,7 @@ from ridgeline.kernels.paged_attention.kernel import (
     _pages,
     _prefetch_table,
     _stretch_of,
-    _unit_of,
     _without_the_rest,
-    even_lengths,
-)
-from ridgeline.kernels.paged_attention.links import (
-    arrive_in_cluster,
-    attend_cluster,
-    join_told,
-    room_for_parts,
-    tell_part,
-    wait_for_cluster,
 )
 
 
@@ -368,18 +358,13 @@ def _feed_columns(
 @gluon.jit
 def _latent_columns(
     c: gl.constexpr, q_smem, q2_smem, c_smem, c2_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, scale,
-    heads, d, b, first, left, told,
+    heads, d, b, first, left,
     D: gl.constexpr, E: gl.constexpr, KEYS: gl.constexpr, COLS: gl.constexpr, STAGES: gl.constexpr,
-    EARLY: gl.constexpr, DTYPE: gl.constexpr, TOGETHER: gl.constexpr,
+    EARLY: gl.constexpr, DTYPE: gl.constexpr,
 ):
     """One group of four warps: all scores of every block, keys as rows, and half of the columns of the sums, turned."""
     q_full, q_empty, c_full, c_empty = bars
     WIDTH: gl.constexpr = D // 2
-    if TOGETHER > 1:
-        room, even, rank = told
-        nothing, to_ptr = left == 0, out_ptr + b.to(gl.int64) * heads * d + c * WIDTH
-        if c == 1:
-            arrive_in_cluster()
     L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLS, 16])
     HEAD: gl.constexpr = gl.SliceLayout(0, L)
     head = gl.arange(0, COLS, HEAD)
@@ -427,19 +412,11 @@ def _latent_columns(
             total = gl.sum(sums, 0)
             col = c * WIDTH + gl.arange(0, WIDTH, gl.SliceLayout(1, L))
             inside = gl.expand_dims(head < heads, 0) & gl.expand_dims(col < d, 1)
-            alone = (first == 0) & (last == blocks)
-            apart = True
-            if TOGETHER > 1:
-                apart = even == 0
-                alone = alone & apart
-                if even != 0:
-                    _let_join_start(EARLY == 2)
-                    tell_part(room, rank, o, top * scale, total, COLS, TOGETHER)
-            if alone:
+            if (first == 0) & (last == blocks):
                 whole = o / gl.expand_dims(gl.where(total == 0.0, 1.0, total), 0)
                 at = gl.expand_dims((b.to(gl.int64) * heads + head) * d, 0) + gl.expand_dims(col, 1)
                 gl.store(out_ptr + at, whole.to(out_ptr.dtype.element_ty), mask=inside)
-            elif apart:
+            else:
                 place = gl.program_id(0) * 2 + (first == 0).to(gl.int32)
                 at = gl.expand_dims((place.to(gl.int64) * heads + head) * d, 0) + gl.expand_dims(col, 1)
                 gl.store(part_ptr + at, o, mask=inside)
@@ -449,13 +426,6 @@ def _latent_columns(
         left -= last - first
         first = first * 0
         b += 1
-    if TOGETHER > 1:
-        if even != 0:
-            if nothing:
-                no_key = gl.full([COLS], float("-inf"), gl.float32, HEAD)
-                zeros = gl.zeros([WIDTH, COLS], gl.float32, L)
-                tell_part(room, rank, zeros, no_key, gl.zeros_like(no_key), COLS, TOGETHER)
-            join_told(room, rank, to_ptr, d, heads, COLS, WIDTH, TOGETHER)
     _let_join_start(EARLY == 2)
 
 
@@ -482,69 +452,12 @@ def latent_columns(
     b, first, left = _first_of(lens, batch, 1, KEYS, LEAST)
     gl.warp_specialize([
         (_latent_columns, (0, q_smem, q2_smem, c_smem, c2_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr,
-                           scale, heads, d, b, first, left, 0, D, E, KEYS, COLS, STAGES, EARLY, DTYPE, 1)),
+                           scale, heads, d, b, first, left, D, E, KEYS, COLS, STAGES, EARLY, DTYPE)),
         (_latent_columns, (1, q_smem, q2_smem, c_smem, c2_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr,
-                           scale, heads, d, b, first, left, 0, D, E, KEYS, COLS, STAGES, EARLY, DTYPE, 1)),
+                           scale, heads, d, b, first, left, D, E, KEYS, COLS, STAGES, EARLY, DTYPE)),
         (_feed_columns, (q_desc, q2_desc, c_desc, c2_desc, q_smem, q2_smem, c_smem, c2_smem, bars, table_ptr, lens_ptr,
                          table_b, b, first, left, D, E, P, KEYS, COLS, STAGES)),
     ], [4, 1], [240, 24])  # fmt: skip
-
-
-@gluon.jit
-def _feed_together(
-    q_desc, q2_desc, c_desc, c2_desc, q_smem, q2_smem, c_smem, c2_smem, bars, table_ptr, lens_ptr, table_b, b, first,
-    left,
-    D: gl.constexpr, E: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, COLS: gl.constexpr, STAGES: gl.constexpr,
-):
-    """``_feed_columns`` of a program that is one of a cluster."""
-    arrive_in_cluster()
-    _feed_columns(q_desc, q2_desc, c_desc, c2_desc, q_smem, q2_smem, c_smem, c2_smem, bars, table_ptr, lens_ptr,
-                  table_b, b, first, left, D, E, P, KEYS, COLS, STAGES)  # fmt: skip
-    wait_for_cluster()
-
-
-@gluon.jit
-def latent_together(
-    q_desc, q2_desc, c_desc, c2_desc, table_ptr, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, batch, heads, table_b,
-    pages, d,
-    D: gl.constexpr, E: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, COLS: gl.constexpr, STAGES: gl.constexpr,
-    BATCH: gl.constexpr, LEAST: gl.constexpr, EARLY: gl.constexpr, LEAVES: gl.constexpr, TOGETHER: gl.constexpr,
-    EVEN: gl.constexpr,
-):
-    """``latent_columns`` where a cluster of TOGETHER programs takes one sequence and tells its parts through shared
-    memory, each group of warps its half of the columns; the joining kernel then has nothing to do. Where the longest
-    sequence is more than EVEN quarters of what all are on average, the line is cut as ever."""
-    DTYPE: gl.constexpr = q_desc.dtype
-    gl.static_assert(P % KEYS == 0)
-    P_L: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, COLS], DTYPE)
-    lens = _lengths(lens_ptr, batch, BATCH)
-    b = gl.program_id(0) // TOGETHER
-    length = gl.load(lens_ptr + b)
-    _fetch_table(table_ptr, table_b, pages, batch)
-    q_smem = gl.allocate_shared_memory(DTYPE, [2, 1, COLS, D], q_desc.layout)
-    q2_smem = gl.allocate_shared_memory(DTYPE, [2, 1, COLS, E], q2_desc.layout)
-    c_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, KEYS, D], c_desc.layout)
-    c2_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, KEYS, E], c2_desc.layout)
-    p_smem = gl.allocate_shared_memory(DTYPE, [2, KEYS, COLS], P_L)
-    bars = (_barriers(2, 1), _barriers(2, 2), _barriers(STAGES, 1), _barriers(STAGES, 2))
-    rank = gl.program_id(0) % TOGETHER
-    lower, upper = room_for_parts(rank, COLS, D // 2, TOGETHER), room_for_parts(rank, COLS, D // 2, TOGETHER)
-    arrive_in_cluster()
-    even = even_lengths(lens, batch, KEYS, EVEN)
-    first, left = _unit_of(length, KEYS, TOGETHER)
-    if even == 0:
-        b, first, left = _first_of(lens, batch, 1, KEYS, LEAST)
-    gl.warp_specialize([
-        (_latent_columns, (0, q_smem, q2_smem, c_smem, c2_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr,
-                           scale, heads, d, b, first, left, (lower, even, rank), D, E, KEYS, COLS, STAGES, EARLY, DTYPE,
-                           TOGETHER)),
-        (_latent_columns, (1, q_smem, q2_smem, c_smem, c2_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr,
-                           scale, heads, d, b, first, left, (upper, even, rank), D, E, KEYS, COLS, STAGES, EARLY, DTYPE,
-                           TOGETHER)),
-        (_feed_together, (q_desc, q2_desc, c_desc, c2_desc, q_smem, q2_smem, c_smem, c2_smem, bars, table_ptr, lens_ptr,
-                          table_b, b, first, left, D, E, P, KEYS, COLS, STAGES)),
-        (attend_cluster, ()), (attend_cluster, ()), (attend_cluster, ()),
-    ], [4, 1, 1, 1, 1], [240, 24, 24, 24, 24])  # fmt: skip
 
 
 @gluon.jit

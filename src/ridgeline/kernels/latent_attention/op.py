@@ -26,7 +26,6 @@ _FEW = Kernel(
     kernel.latent_few, vectors=("q_b", "q_h", "c_page", "c_slot", "d", "e"), loose=("table_ptr", "lens_ptr")
 )
 _COLUMNS = Kernel(kernel.latent_columns, vectors=("d",), loose=("table_ptr", "lens_ptr"))
-_TOGETHER = Kernel(kernel.latent_together, vectors=("d",), loose=("table_ptr", "lens_ptr"))
 _RING = Kernel(kernel.latent_ring, vectors=("d",), loose=("table_ptr", "lens_ptr"))
 _BLOCKS = Kernel(kernel.latent_blocks, vectors=("d",), loose=("table_ptr", "lens_ptr"))
 BLOCK_VECTOR = 8
@@ -208,8 +207,7 @@ class _FewPlan:
         fed = _fed(query, cache, dim, config.columns_fit)
         default = config.choose_few(**sizes, num_sms=num_sms(query.get_device()), fed=fed, page=page)
         chosen = tuning.choose("latent_attention.few", sizes, default)
-        sized = (chosen.keys, chosen.programs, chosen.least, 1)
-        self.parts = Parts(*sized, out, lens, chosen.borders, even=chosen.even)
+        self.parts = Parts(chosen.keys, chosen.programs, chosen.least, 1, out, lens, chosen.borders)
         self.fed = chosen.fed
         self.ring = chosen.ring > 0
         bind = self._bind_ring if self.ring else self._bind_columns if chosen.fed else self._bind
@@ -245,22 +243,18 @@ class _FewPlan:
             for x, rows in ((query, config.FEW_HEADS), (cache, chosen.keys))
             for wide in (dim, width - dim)
         ]
-        kind, more = _COLUMNS, {}
-        if chosen.together > 1:
-            kind, more = _TOGETHER, {"TOGETHER": chosen.together, "EVEN": chosen.even}
-        self.share = kind.bind(
+        self.share = _COLUMNS.bind(
             (*blocks, table, lens, out, *self.parts.room(out), scale * LOG2_E, *self.rest),
             grid=(chosen.programs,),
             constants={
                 "D": dim, "E": width - dim, "P": page, "KEYS": chosen.keys, "COLS": config.FEW_HEADS,
                 "STAGES": chosen.num_stages, "BATCH": lined(batch), "LEAST": chosen.least,
-                "EARLY": chosen.early, "LEAVES": chosen.leaves, **more,
+                "EARLY": chosen.early, "LEAVES": chosen.leaves,
             },
             num_warps=chosen.num_warps,
             max_registers=config.MAX_REGISTERS,
             device=query.get_device(),
             vector=BLOCK_VECTOR,
-            cluster=chosen.together,
         )  # fmt: skip
 
     def _bind_ring(self, chosen: config.Few, args: tuple[Tensor, ...], out: Tensor, scale: float) -> None:

@@ -65,9 +65,9 @@ class Paged:
     start with so many registers. ``borders``: parts are joined by borders between programs, not by heads; ``inside``:
     by the last program of a sequence, without a kernel of their own. ``queries``: sequences whose queries are there or
     on their way: with three of them 300 uneven sequences of at most 300 keys take 66.4 µs (70.9 with two). ``skips``:
-    pages without keys are not copied. ``together``: so many programs are a cluster, which takes one key head of one
-    sequence where lengths are about even: the longest at most ``even`` quarters of what all are on average.
-    ``ahead``: blocks of such programs that are asked for before their warps part."""
+    pages without keys are not copied. ``even``: where the longest sequence has at most so many quarters of what all have
+    on average, one key head of it is taken by ``together`` programs, a cluster. ``ahead``: blocks of such programs that
+    are asked for before their warps part."""
 
     keys: int
     programs: int
@@ -131,29 +131,21 @@ def choose(
     return Paged(keys, PROGRAMS_PER_SM * num_sms if programs else 0)
 
 
-MOST_TOGETHER = 16
-"""Programs of a cluster."""
+BESIDE = {
+    2: 132, 3: 84, 4: 62, 5: 46, 6: 38, 7: 32, 8: 30, 9: 22, 10: 16, 11: 16, 12: 16, 13: 16, 14: 16, 15: 14, 16: 14,
+}  # fmt: skip
+"""Clusters of so many programs that are on the device together, two programs a multiprocessor."""
 
 
 def joined_together(
-    found: Paged, sequences: int, ratio: int, head_dim: int, num_sms: int, most: int = MOST_TOGETHER,
-    inside: bool = True, even: int = 6, ahead: int = 0,
-) -> Paged:  # fmt: skip
-    """The same where sequences (each key head of each) are a cluster's, of as many programs as fit beside each other.
-
-    Of few sequences the largest clusters leave half of the places empty: there blocks are twice as large, and a program
-    has a multiprocessor to itself.
-    """
-    slots = num_sms * (2 if found.keys * head_dim <= FED_KEYS * 128 else 1)
-    num = clamp(slots // sequences, 1, most)
-    if ratio > 8:
-        num = power_of_two(num + 1) // 2  # rooms for 16 heads fit beside two programs' blocks where shares are even
-    keys, registers = found.keys, LONE_REGISTERS if inside else FED_REGISTERS
-    if num * sequences <= num_sms < slots:
-        keys, registers = 2 * keys, 0
+    found: Paged, sequences: int, most: int = 16, even: int = 6, ahead: int = 0, keys: int = 0
+) -> Paged:
+    """The same where sequences (each key head of each) are a cluster's, of as many programs as fit beside each other,
+    or a program's."""
+    num = max((size for size, fit in BESIDE.items() if sequences <= fit and size <= most), default=1)
     return replace(
-        found, keys=keys, programs=num * sequences, inside=inside, borders=False, queries=1, together=num,
-        even=even, max_registers=registers, ahead=ahead,
+        found, keys=keys or found.keys, programs=num * sequences, inside=True, borders=False, queries=1 if num > 1 else found.queries,
+        together=num, even=even, ahead=ahead, max_registers=0 if keys else LONE_REGISTERS,
     )  # fmt: skip
 
 

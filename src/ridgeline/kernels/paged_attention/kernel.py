@@ -61,12 +61,6 @@ def _stretches(blocks, programs, LEAST: tl.constexpr):
 
 
 @triton.jit
-def _are_even(blocks, batch, EVEN: tl.constexpr):
-    """Whether the longest sequence has at most EVEN quarters of what all have on average."""
-    return (4 * tl.max(blocks, 0) * batch <= EVEN * tl.sum(blocks, 0)).to(tl.int32)
-
-
-@triton.jit
 def _stretch_of(blocks, ends, batch, LEAST: tl.constexpr):
     """This program's stretch: its first sequence, the block of that sequence it begins with, and how many it has.
 
@@ -239,7 +233,7 @@ def paged_share(
 def paged_join(
     part_ptr, seen_ptr, lens_ptr, out_ptr, batch, key_heads, d, keys, programs,
     R: tl.constexpr, HEADS: tl.constexpr, BATCH: tl.constexpr, LEAST: tl.constexpr, PARTS: tl.constexpr,
-    D: tl.constexpr, EARLY: tl.constexpr, EVEN: tl.constexpr,
+    D: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The parts of HEADS heads that share keys, one or all R, in the order of their keys and weighted by what each saw;
     zeros where there is no key, and nothing where a sequence lies in one stretch."""
@@ -252,12 +246,9 @@ def paged_join(
     start = tl.sum(tl.where(i < b, blocks, 0), 0) + head // R * of_head
     first = _program_of(start, each, longer)
     last = _program_of(start + of_head - 1, each, longer)
-    apart = (of_head == 0) | (first < last)
-    if EVEN:
-        apart = apart & (_are_even(blocks, batch, EVEN) == 0)
     if EARLY:
         gdc_wait()
-    if apart:
+    if (of_head == 0) | (first < last):
         for h in range(head, head + HEADS):
             row = h % R
             top = tl.full([], float("-inf"), tl.float32)
@@ -286,7 +277,7 @@ def paged_join(
 def paged_border(
     part_ptr, seen_ptr, lens_ptr, out_ptr, batch, key_heads, d, keys, programs,
     R: tl.constexpr, ROWS: tl.constexpr, BATCH: tl.constexpr, LEAST: tl.constexpr, PARTS: tl.constexpr,
-    D: tl.constexpr, EARLY: tl.constexpr, EVEN: tl.constexpr,
+    D: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """``paged_join`` by borders between stretches instead of by heads: where there are more heads than borders, most
     would find nothing to join. Joins the sequence that begins in a program's stretch and goes on past its end, all R
@@ -305,12 +296,9 @@ def paged_border(
     kh = within // of_head
     start = border - within % of_head
     last = _program_of(start + of_head - 1, each, longer)
-    apart = (pid + 1 < num) & (start < border) & (_program_of(start, each, longer) == pid)
-    if EVEN:
-        apart = apart & (_are_even(blocks, batch, EVEN) == 0)
     if EARLY:
         gdc_wait()
-    if apart:
+    if (pid + 1 < num) & (start < border) & (_program_of(start, each, longer) == pid):
         top = tl.full([ROWS], float("-inf"), tl.float32)
         whole = tl.zeros([ROWS], tl.float32)
         acc = tl.zeros([ROWS, D], tl.float32)
@@ -597,9 +585,8 @@ def _columns(
         room, even, rank = told
         head0 = ((b * key_heads + kh) * R).to(gl.int64)
         nothing = left == 0
-        if JOINS:
-            if even == 0:
-                _zeros_for_nobody(lens_ptr, out_ptr, batch, key_heads * R, d, D)
+        if even == 0:
+            _zeros_for_nobody(lens_ptr, out_ptr, batch, key_heads * R, d, D)
     elif JOINS:
         _zeros_for_nobody(lens_ptr, out_ptr, batch, key_heads * R, d, D)
     q_full, q_empty, full, empty = bars
@@ -656,7 +643,6 @@ def _columns(
                 apart = even == 0
                 alone = alone & apart
                 if even != 0:
-                    _let_join_start(EARLY == 2)
                     tell_part(room, rank, o, top * scale, total, R, TOGETHER)
             if alone:
                 whole = o / gl.expand_dims(gl.where(total == 0.0, 1.0, total), 0)
@@ -779,7 +765,7 @@ def _begin_feeding(
 
 @gluon.jit
 def even_lengths(lens, batch, KEYS: gl.constexpr, EVEN: gl.constexpr):
-    """``_are_even``, of lengths."""
+    """Whether the longest sequence has at most EVEN quarters of the blocks that all have on average."""
     blocks = (lens + KEYS - 1) // KEYS
     return (4 * gl.max(blocks, 0) * batch <= EVEN * gl.sum(blocks, 0)).to(gl.int32)
 
@@ -805,7 +791,8 @@ def paged_together(
     EVEN: gl.constexpr, AHEAD: gl.constexpr,
 ):
     """``paged_columns`` where sequences are few and about as long as each other: a cluster of TOGETHER programs takes
-    one key head of one, and tells its parts through shared memory. There are as many programs as that needs.
+    one key head of one, and tells its parts through shared memory; or a program takes it whole, where TOGETHER is 1.
+    There are as many programs as that needs.
 
     Where the longest sequence is more than EVEN quarters of what all are on average, the line is cut as ever. AHEAD:
     blocks that are asked for before the warps part.
@@ -824,8 +811,10 @@ def paged_together(
     p_smem = gl.allocate_shared_memory(DTYPE, [KEYS, COLS], P_L)
     bars = (_barriers(QUERIES, 1), _barriers(QUERIES, 1), _barriers(STAGES, 1), _barriers(STAGES, 1))
     rank = gl.program_id(0) % TOGETHER
-    room = room_for_parts(rank, R, D, TOGETHER)
-    arrive_in_cluster()
+    room = rank
+    if TOGETHER > 1:
+        room = room_for_parts(rank, R, D, TOGETHER)
+        arrive_in_cluster()
     even = even_lengths(lens, batch, KEYS, EVEN)
     first, left = _unit_of(length, KEYS, TOGETHER)
     b, kh, line = mine // key_heads, mine % key_heads, (first, left, left)
@@ -838,11 +827,22 @@ def paged_together(
     if AHEAD:
         ahead = _begin_feeding(q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, table_b, b, kh, first,
                                left, length, R, D, P, KEYS, ROWS, COLS, AHEAD)  # fmt: skip
-    gl.warp_specialize([
-        (_columns, (q_smem, k_smem, v_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, count_ptr, scale,
-                    batch, key_heads, d, b, kh, first, left, length, line, told, R, D, KEYS, ROWS, COLS, STAGES, EARLY,
-                    DTYPE, JOINS, HEADS, QUERIES, TOGETHER)),
-        (_feed_together, (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads, table_b,
-                          b, kh, first, left, length, ahead, R, D, P, KEYS, ROWS, COLS, STAGES, QUERIES, SKIPS, AHEAD)),
-        (attend_cluster, ()), (attend_cluster, ()), (attend_cluster, ()),
-    ], [1, 1, 1, 1], [40, 24, 24, 24])  # fmt: skip
+    if TOGETHER > 1:  # a cluster's barrier waits for all warps, those without work too
+        gl.warp_specialize([
+            (_columns, (q_smem, k_smem, v_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, count_ptr, scale,
+                        batch, key_heads, d, b, kh, first, left, length, line, told, R, D, KEYS, ROWS, COLS, STAGES,
+                        EARLY, DTYPE, JOINS, HEADS, QUERIES, TOGETHER)),
+            (_feed_together, (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads,
+                              table_b, b, kh, first, left, length, ahead, R, D, P, KEYS, ROWS, COLS, STAGES, QUERIES,
+                              SKIPS, AHEAD)),
+            (attend_cluster, ()), (attend_cluster, ()), (attend_cluster, ()),
+        ], [1, 1, 1, 1], [40, 24, 24, 24])  # fmt: skip
+    else:
+        gl.warp_specialize([
+            (_columns, (q_smem, k_smem, v_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, count_ptr, scale,
+                        batch, key_heads, d, b, kh, first, left, length, line, line, R, D, KEYS, ROWS, COLS, STAGES,
+                        EARLY, DTYPE, JOINS, HEADS, QUERIES, 1)),
+            (_feed_columns, (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads,
+                             table_b, b, kh, first, left, length, ahead, R, D, P, KEYS, ROWS, COLS, STAGES, QUERIES,
+                             SKIPS, AHEAD)),
+        ], [1], [40])  # fmt: skip

@@ -123,18 +123,18 @@ def counter(out: Tensor) -> Tensor:
 
 class Parts:
     """Room for the parts of sequences that lie in several programs' stretches, and the launch that joins them, unless
-    the last program of a sequence does (``inside``), or clusters have where lengths are ``even``."""
+    the last program of a sequence does (``inside``)."""
 
     def __init__(
         self, keys: int, programs: int, least: int, key_heads: int, out: Tensor, lens: Tensor, borders: bool = False,
-        inside: bool = False, even: int = 0,
+        inside: bool = False,
     ) -> None:  # fmt: skip
         batch, heads, dim = out.shape
         ratio = heads // key_heads
         self.shape, self.seen_shape = (programs, 2, ratio, dim), (programs, 2, 2, ratio)
         self.lengths = (cdiv(programs * 2 * ratio * dim, 4) * 4, programs * 4 * ratio, programs * 2)
         self.sizes = (batch, key_heads, dim, keys, programs)
-        self.fixed = {"R": ratio, "BATCH": config.lined(batch), "LEAST": least, "EARLY": not INTERPRETING, "EVEN": even}
+        self.fixed = {"R": ratio, "BATCH": config.lined(batch), "LEAST": least, "EARLY": not INTERPRETING}
         bind = self._bind_borders if borders else self._bind_heads
         self.launch = None if inside else bind(out, lens)
 
@@ -225,7 +225,7 @@ class _Plan:
         num = chosen.programs
         self.counts = False
         sized = (chosen.keys, num, chosen.least, key_heads)
-        self.parts = Parts(*sized, out, lens, chosen.borders, chosen.fed and chosen.inside, chosen.even) if num else None
+        self.parts = Parts(*sized, out, lens, chosen.borders, chosen.fed and chosen.inside) if num else None
         bind = self._bind_columns if chosen.fed else self._bind
         bind(chosen, args, out, scale)
 
@@ -259,7 +259,9 @@ class _Plan:
         self.rest = (batch, key_heads, table.stride(0), table.shape[1], dim)
         caches = (_blocks(x, (1, rows, 1, 64)) for x in (keys, values))
         ratio, self.counts = heads // key_heads, True
-        kind, more = (_TOGETHER, {"TOGETHER": chosen.together, "EVEN": chosen.even, "AHEAD": chosen.ahead}) if chosen.together > 1 else (_COLUMNS, {})
+        kind, more = _COLUMNS, {}
+        if chosen.even:
+            kind, more = _TOGETHER, {"TOGETHER": chosen.together, "EVEN": chosen.even, "AHEAD": chosen.ahead}
         self.share = kind.bind(
             (_blocks(query, (1, config.COLUMNS, dim)), *caches, table, lens, out, *self._room(out),
              counter(out), scale * LOG2_E, *self.rest),
