@@ -146,7 +146,17 @@ def together_changed(of: tuple[Any, ...], asked: dict[str, Any]) -> Any:
     from ridgeline.kernels.paged_attention import config
 
     before = config.choose
-    return instead(config, "choose", lambda *sizes, **named: joined(of, before(*sizes, **named), asked))
+    return instead(
+        config, "choose", lambda *sizes, **named: joined(of, before(*sizes, **{**named, "together": False}), asked)
+    )
+
+
+def apart() -> Any:
+    """Inside, nothing is taken by clusters."""
+    from ridgeline.kernels.paged_attention import config
+
+    before = config.choose
+    return instead(config, "choose", lambda *sizes, **named: before(*sizes, **{**named, "together": False}))
 
 
 def clustered(of: tuple[Any, ...]) -> dict[str, Any]:
@@ -157,7 +167,7 @@ def clustered(of: tuple[Any, ...]) -> dict[str, Any]:
     if of[4] == 256 or of[0] * of[2] > 264:
         return {}
     for name, asked in TOGETHER.items():
-        default = config.choose(of[0], of[2], of[3], of[4], 132, ratio=of[1] // of[2], fed=True)
+        default = config.choose(of[0], of[2], of[3], of[4], 132, ratio=of[1] // of[2], fed=True, together=False)
         chosen = joined(of, default, asked)
         uneven = of[-1] is True or name != "together, any lengths"
         if 100 < chosen.programs <= 264 and uneven and (name != "one fewer" or of[0] * of[2] in (16, 24, 32)):
@@ -263,6 +273,8 @@ def ways(of: tuple[Any, ...]) -> dict[str, Any]:
     )
     over = SHORT_OVER if short else MANY_OVER if any_length else OVER
     found = {name: partial(changed, more) for name, more in over.items()} | clustered(of)
+    default = config.choose(of[0], of[2], of[3], of[4], 132, ratio=of[1] // of[2], fed=True)
+    found |= {"apart": apart} if default.even else {}
     return found | ({} if of[0] <= 128 else {"a program a sequence and head": by_sequence})
 
 

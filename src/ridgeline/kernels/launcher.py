@@ -381,10 +381,11 @@ def _bound(
     return partial(found.launch, found.plan(handle, device, grid_x, grid_y, _raw_stream, dependent, maps, cluster))
 
 
-def fits(run: Run, programs: int, cluster: int) -> bool:
-    """Whether so many programs of a launch in clusters are on its device together: how many multiprocessors are
+def fits(run: Run, clusters: tuple[int, int]) -> bool:
+    """Whether so many clusters of so many programs of a launch are on its device together: how many multiprocessors are
     neighbors differs from chip to chip."""
-    return not isinstance(run, partial) or native().fitting(run.args[0], cluster) * cluster >= programs
+    num, size = clusters
+    return not isinstance(run, partial) or native().fitting(run.args[0], size) >= num
 
 
 def _interpreted(function: Any, grid: tuple[int, int], constants: dict[str, Any]) -> Run:

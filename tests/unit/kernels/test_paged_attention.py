@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 from ridgeline.kernels import launcher, paged_attention, supports
 from ridgeline.kernels.compiler import facts_of, hinted, triton_kernel
 from ridgeline.kernels.contract import case, trials
-from ridgeline.kernels.paged_attention import config, reference
+from ridgeline.kernels.paged_attention import config, links, reference
 from ridgeline.kernels.variants import variants_of
 
 TRIAL = trials()["paged_attention"][1]
@@ -165,6 +165,21 @@ def test_a_border_is_joined_without_spills_whatever_shares_its_keys():
     (variant,) = (v for v in variants_of("paged_attention", [of]) if v.kernel == "paged_border")
     facts = facts_of(launcher.kernel(variant.kernel).function, variant)
     assert facts.num_spills == 0 and facts.num_registers <= 128 and facts.num("ACQBULK") == 1
+
+
+@pytest.mark.parametrize(
+    ("b", "h", "k", "d", "page", "together"), [(4, 32, 8, 128, 16, 7), (64, 16, 1, 128, 64, 3), (9, 32, 8, 64, 16, 3)]
+)
+def test_clusters_fit_beside_each_other_and_all_their_warps_arrive(b, h, k, d, page, together, monkeypatch):
+    of = case("bfloat16", b=b, h=h, k=k, s=8000, d=d, page=page, uneven=False)
+    found = config.choose(b, k, 8000, d, 132, ratio=h // k, fed=True, together=False)
+    chosen = config.joined_together(found, b * k)
+    variant, facts = compiled_for(of, monkeypatch, chosen)
+    assert variant.kernel == "paged_together" and dict(variant.constants)["TOGETHER"] == chosen.together == together
+    room = links.room_bytes(h // k, d, together)
+    assert facts.num_spills == 0 and 2 * 256 * facts.num_registers <= 65536
+    assert 2 * (facts.shared_bytes + room + 1024) <= 228 * 1024, "two programs a multiprocessor"
+    assert facts.num("UCGABAR_ARV") == 5 and facts.num("STAS") > 0, "four warps that compute, and four others one by one"
 
 
 def raced(name, kinds):

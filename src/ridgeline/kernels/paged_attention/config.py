@@ -106,7 +106,9 @@ def choose(
     itemsize: int = 2,
     ratio: int = 1,
     fed: bool = False,
+    together: bool = True,
 ) -> Paged:
+    """``together``: clusters may be asked for, which have to be on the device all at once."""
     keys = clamp(BLOCK_BYTES // (2 * max(16, power_of_two(head_dim)) * itemsize), 32, 128)
     programs = 0 if batch > MAX_LINED else 2 * num_sms
     if fed:
@@ -122,10 +124,13 @@ def choose(
         programs = min(num * num_sms, max(1, batch * key_heads * cdiv(longest, keys) // LEAST_BLOCKS))
         borders = by_borders(programs, batch * key_heads, batch * key_heads * ratio)
         inside = by_the_last(programs, batch * key_heads, ratio, programs == num * num_sms)
-        return Paged(
+        found = Paged(
             keys, programs, 4, blocks // num, fed=True, leaves=leaves, borders=borders, inside=inside,
             max_registers=LONE_REGISTERS if inside else FED_REGISTERS,
         )  # fmt: skip
+        if together and takes_together(batch * key_heads, cdiv(longest, keys), head_dim, num_sms):
+            return joined_together(found, batch * key_heads)
+        return found
     if itemsize == 4 or rows_of(ratio) >= 64:  # sums of more registers than four warps have
         return Paged(keys, programs, 8, 3)
     return Paged(keys, PROGRAMS_PER_SM * num_sms if programs else 0)
@@ -135,6 +140,11 @@ BESIDE = {
     2: 132, 3: 84, 4: 62, 5: 46, 6: 38, 7: 32, 8: 30, 9: 22, 10: 16, 11: 16, 12: 16, 13: 16, 14: 16, 15: 14, 16: 14,
 }  # fmt: skip
 """Clusters of so many programs that are on the device together, two programs a multiprocessor."""
+
+
+def takes_together(sequences: int, blocks: int, head_dim: int, num_sms: int) -> bool:
+    """Whether sequences (each key head of each) are taken by clusters, or whole."""
+    return False
 
 
 def joined_together(

@@ -12,7 +12,7 @@ from torch.compiler import is_dynamo_compiling
 from ridgeline.kernels import tuning
 from ridgeline.kernels.autocast import as_cached
 from ridgeline.kernels.contract import Case, Trial, case, declare
-from ridgeline.kernels.launcher import INTERPRETING, Blocks, Kernel, Plans, carved, launchable, num_sms, vector_of
+from ridgeline.kernels.launcher import INTERPRETING, Blocks, Kernel, Plans, carved, fits, launchable, num_sms, vector_of
 from ridgeline.kernels.paged_attention import config, kernel, reference
 from ridgeline.kernels.rows import cdiv, float_reason, power_of_two
 
@@ -214,18 +214,23 @@ class _Plan:
     """Launches for one set of shapes; parts are allocated anew each time, from PyTorch's own pool."""
 
     def __init__(self, args: tuple[Tensor, ...], out: Tensor, scale: float) -> None:
-        query, keys, _, table, lens = args
+        query, keys, _, table, _ = args
         PAGED_ATTENTION.check(*args, scale)
         batch, heads, dim = query.shape
         page, key_heads = keys.shape[1], keys.shape[2]
         sizes = {"batch": batch, "key_heads": key_heads, "longest": table.shape[1] * page, "head_dim": dim}
         rest = {"itemsize": query.element_size(), "ratio": heads // key_heads, "fed": _fed(args)}
-        default = config.choose(**sizes, num_sms=num_sms(query.get_device()), **rest)
-        chosen = tuning.choose("paged_attention", sizes, default)
-        num = chosen.programs
-        self.counts = False
+        rest["num_sms"] = num_sms(query.get_device())
+        self._take(tuning.choose("paged_attention", sizes, config.choose(**sizes, **rest)), args, out, scale)
+        if self.beside and not fits(self.share, self.beside):
+            self._take(config.choose(**sizes, **rest, together=False), args, out, scale)
+
+    def _take(self, chosen: config.Paged, args: tuple[Tensor, ...], out: Tensor, scale: float) -> None:
+        """Launches of a configuration; and how many of its clusters have to be on the device together."""
+        num, key_heads = chosen.programs, args[1].shape[2]
+        self.counts, self.beside = False, (num // chosen.together, chosen.together) if chosen.together > 1 else None
         sized = (chosen.keys, num, chosen.least, key_heads)
-        self.parts = Parts(*sized, out, lens, chosen.borders, chosen.fed and chosen.inside) if num else None
+        self.parts = Parts(*sized, out, args[4], chosen.borders, chosen.fed and chosen.inside) if num else None
         bind = self._bind_columns if chosen.fed else self._bind
         bind(chosen, args, out, scale)
 
