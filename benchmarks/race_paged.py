@@ -49,8 +49,10 @@ LATENT_OVER: dict[str, dict[str, Any]] = {"now": {}}
 
 TOGETHER: dict[str, dict[str, Any]] = {
     "together": {}, "together, ahead": {"ahead": 2}, "together, any lengths": {"even": 1000}, "one fewer": {"most": -1},
+    "ahead": {"even": -1, "ahead": 2},
 }  # fmt: skip
-"""Clusters that take a sequence each: how ``config.joined_together`` is asked. "One fewer" of a cluster's programs."""
+"""Clusters that take a sequence each: how ``config.joined_together`` is asked. "One fewer" of a cluster's programs. "Ahead":
+no lengths are even, and the line is cut as ever."""
 
 TOGETHER_EDGES = (
     (9, 32, 8, 128, 16), (2, 64, 8, 128, 16), (1, 24, 8, 128, 48), (3, 16, 4, 256, 64), (5, 8, 8, 64, 16),
@@ -135,6 +137,8 @@ def joined(of: tuple[Any, ...], found: Any, asked: dict[str, Any]) -> Any:
     from ridgeline.kernels.paged_attention import config
 
     units = of[0] * of[2]
+    if asked.get("even") == -1:
+        return dataclasses.replace(found, **asked)
     asked = {**asked, "keys": 128, "most": 14} if units == 8 and of[4] == 128 else asked
     if asked.get("most") == -1:
         asked = {**asked, "most": config.joined_together(found, units).together - 1}
@@ -164,13 +168,13 @@ def clustered(of: tuple[Any, ...]) -> dict[str, Any]:
     from ridgeline.kernels.paged_attention import config
 
     found: dict[Any, tuple[str, Any]] = {}
-    if of[4] == 256 or of[0] * of[2] > 264:
-        return {}
     for name, asked in TOGETHER.items():
+        if name != "ahead" and (of[4] == 256 or of[0] * of[2] > 264):
+            continue
         default = config.choose(of[0], of[2], of[3], of[4], 132, ratio=of[1] // of[2], fed=True, together=False)
         chosen = joined(of, default, asked)
         uneven = of[-1] is True or name != "together, any lengths"
-        if 100 < chosen.programs <= 264 and uneven and (name != "one fewer" or of[0] * of[2] in (16, 24, 32)):
+        if name == "ahead" or (100 < chosen.programs <= 264 and uneven and (name != "one fewer" or of[:3] == (4, 32, 8))):
             found.setdefault(chosen, (name, partial(together_changed, of, asked)))
     return dict(found.values())
 

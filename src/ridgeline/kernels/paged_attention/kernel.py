@@ -803,7 +803,7 @@ def paged_together(
     P_L: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, COLS], DTYPE)
     mine = gl.program_id(0) // TOGETHER
     lens = _lengths(lens_ptr, batch, BATCH)
-    length = gl.load(lens_ptr + mine // key_heads)
+    length = gl.load(lens_ptr + mine // key_heads, mask=mine < batch * key_heads, other=0)
     _fetch_table(table_ptr, table_b, pages, batch)
     q_smem = gl.allocate_shared_memory(DTYPE, [QUERIES, 1, COLS, D], q_desc.layout)
     k_smem = gl.allocate_shared_memory(DTYPE, [TILES, 1, ROWS, 1, 64], k_desc.layout)
