@@ -51,8 +51,8 @@ TOGETHER: dict[str, dict[str, Any]] = {
     "together": {}, "together, ahead": {"ahead": 2}, "together, any lengths": {"even": 1000}, "one fewer": {"most": -1},
     "ahead": {"even": -1, "ahead": 2},
 }  # fmt: skip
-"""Clusters that take a sequence each: how ``config.joined_together`` is asked. "One fewer" of a cluster's programs. "Ahead":
-no lengths are even, and the line is cut as ever."""
+"""Clusters that take a sequence each: how ``config.joined_together`` is asked. "One fewer" of a cluster's programs.
+"Ahead": no lengths are even, and the line is cut as ever."""
 
 TOGETHER_EDGES = (
     (9, 32, 8, 128, 16), (2, 64, 8, 128, 16), (1, 24, 8, 128, 48), (3, 16, 4, 256, 64), (5, 8, 8, 64, 16),
@@ -173,8 +173,9 @@ def clustered(of: tuple[Any, ...]) -> dict[str, Any]:
             continue
         default = config.choose(of[0], of[2], of[3], of[4], 132, ratio=of[1] // of[2], fed=True, together=False)
         chosen = joined(of, default, asked)
-        uneven = of[-1] is True or name != "together, any lengths"
-        if name == "ahead" or (100 < chosen.programs <= 264 and uneven and (name != "one fewer" or of[:3] == (4, 32, 8))):
+        told_apart = of[-1] is True or name != "together, any lengths"
+        told_apart &= name != "one fewer" or of[:3] == (4, 32, 8)
+        if name == "ahead" or (100 < chosen.programs <= 264 and told_apart):
             found.setdefault(chosen, (name, partial(together_changed, of, asked)))
     return dict(found.values())
 

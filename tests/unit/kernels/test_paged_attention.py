@@ -179,7 +179,7 @@ def test_clusters_fit_beside_each_other_and_all_their_warps_arrive(b, h, k, d, p
     room = links.room_bytes(h // k, d, together)
     assert facts.num_spills == 0 and 2 * 256 * facts.num_registers <= 65536
     assert 2 * (facts.shared_bytes + room + 1024) <= 228 * 1024, "two programs a multiprocessor"
-    assert facts.num("UCGABAR_ARV") == 5 and facts.num("STAS") > 0, "four warps that compute, and four others one by one"
+    assert facts.num("UCGABAR_ARV") == 5 and facts.num("STAS") > 0, "four warps that compute, and four others"
 
 
 def raced(name, kinds):

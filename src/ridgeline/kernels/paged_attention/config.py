@@ -65,9 +65,9 @@ class Paged:
     start with so many registers. ``borders``: parts are joined by borders between programs, not by heads; ``inside``:
     by the last program of a sequence, without a kernel of their own. ``queries``: sequences whose queries are there or
     on their way: with three of them 300 uneven sequences of at most 300 keys take 66.4 µs (70.9 with two). ``skips``:
-    pages without keys are not copied. ``even``: where the longest sequence has at most so many quarters of what all have
-    on average, one key head of it is taken by ``together`` programs, a cluster. ``ahead``: blocks of such programs that
-    are asked for before their warps part."""
+    pages without keys are not copied. ``even``: where the longest sequence has at most so many quarters of what all
+    have on average, one key head of it is taken by ``together`` programs, a cluster. ``ahead``: blocks of such programs
+    that are asked for before their warps part."""
 
     keys: int
     programs: int
@@ -153,8 +153,9 @@ def joined_together(
     """The same where sequences (each key head of each) are a cluster's, of as many programs as fit beside each other,
     or a program's."""
     num = max((size for size, fit in BESIDE.items() if sequences <= fit and size <= most), default=1)
+    queries = 1 if num > 1 else found.queries  # parts are told where other sequences' queries would be
     return replace(
-        found, keys=keys or found.keys, programs=num * sequences, inside=True, borders=False, queries=1 if num > 1 else found.queries,
+        found, keys=keys or found.keys, programs=num * sequences, inside=True, borders=False, queries=queries,
         together=num, even=even, ahead=ahead, max_registers=0 if keys else LONE_REGISTERS,
     )  # fmt: skip
 
