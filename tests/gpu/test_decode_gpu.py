@@ -136,7 +136,7 @@ def by_clusters():
     launcher.forget_plans()
 
 
-JOINED = case("bfloat16", b=4, h=32, k=8, s=3000, d=128, page=16, uneven=False)
+JOINED = case("bfloat16", b=1, h=32, k=8, s=12000, d=128, page=16, uneven=False)
 """A call of two kernels, one after the other in the same scratch."""
 
 
