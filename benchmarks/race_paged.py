@@ -48,11 +48,10 @@ LATENT_OVER: dict[str, dict[str, Any]] = {"now": {}}
 """The same for latent decoding of few heads."""
 
 TOGETHER: dict[str, dict[str, Any]] = {
-    "together": {}, "together, ahead": {"ahead": 2}, "together, any lengths": {"even": 1000}, "one fewer": {"most": -1},
-    "ahead": {"even": -1, "ahead": 2},
+    "together": {}, "together, any lengths": {"even": 1000}, "one fewer": {"fewer": 1},
 }  # fmt: skip
-"""Clusters that take a sequence each: how ``config.joined_together`` is asked. "One fewer" of a cluster's programs.
-"Ahead": no lengths are even, and the line is cut as ever."""
+"""Clusters of as many programs as fit that take a sequence each: how ``config.joined_together`` is asked, and how many
+fewer programs a cluster has."""
 
 TOGETHER_EDGES = (
     (9, 32, 8, 128, 16), (2, 64, 8, 128, 16), (1, 24, 8, 128, 48), (3, 16, 4, 256, 64), (5, 8, 8, 64, 16),
@@ -136,13 +135,10 @@ def joined(of: tuple[Any, ...], found: Any, asked: dict[str, Any]) -> Any:
     """A configuration by clusters."""
     from ridgeline.kernels.paged_attention import config
 
-    units = of[0] * of[2]
-    if asked.get("even") == -1:
-        return dataclasses.replace(found, **asked)
-    asked = {**asked, "keys": 128, "most": 14} if units == 8 and of[4] == 128 else asked
-    if asked.get("most") == -1:
-        asked = {**asked, "most": config.joined_together(found, units).together - 1}
-    return config.joined_together(found, units, **asked)
+    sequences, fewer = of[0] * of[2], asked.get("fewer", 0)
+    num = max((size for size, fit in config.BESIDE.items() if sequences <= fit), default=1)
+    rest = {name: value for name, value in asked.items() if name != "fewer"}
+    return config.joined_together(found, sequences, max(1, num - fewer), of[1] // of[2], **rest)
 
 
 def together_changed(of: tuple[Any, ...], asked: dict[str, Any]) -> Any:
@@ -169,13 +165,11 @@ def clustered(of: tuple[Any, ...]) -> dict[str, Any]:
 
     found: dict[Any, tuple[str, Any]] = {}
     for name, asked in TOGETHER.items():
-        if name != "ahead" and (of[4] == 256 or of[0] * of[2] > 264):
+        if of[4] == 256 or of[0] * of[2] > 264:
             continue
         default = config.choose(of[0], of[2], of[3], of[4], 132, ratio=of[1] // of[2], fed=True, together=False)
         chosen = joined(of, default, asked)
-        told_apart = of[-1] is True or name != "together, any lengths"
-        told_apart &= name != "one fewer" or of[:3] == (4, 32, 8)
-        if name == "ahead" or (100 < chosen.programs <= 264 and told_apart):
+        if of[-1] is True or name != "together, any lengths":
             found.setdefault(chosen, (name, partial(together_changed, of, asked)))
     return dict(found.values())
 

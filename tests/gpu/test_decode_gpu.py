@@ -91,7 +91,7 @@ CLUSTERED = tuple(
         ("bfloat16", 24, 32, 8, 128, 16),
     )
 )  # fmt: skip
-"""Sequences of 3, 14, 16, 5, 3 and 2 programs each, and of one."""
+"""Sequences of 3, 12, 16, 5, 3 and 2 programs each, and of one."""
 
 
 @contextmanager
@@ -127,7 +127,8 @@ def by_clusters():
 
     def choose(batch, key_heads, longest, head_dim, num_sms, **named):
         found = before(batch, key_heads, longest, head_dim, num_sms, **{**named, "together": False})
-        return paged.joined_together(found, batch * key_heads) if found.fed else found
+        num = max((size for size, fit in paged.BESIDE.items() if batch * key_heads <= fit), default=1)
+        return paged.joined_together(found, batch * key_heads, num, 16) if found.fed else found
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(paged, "choose", choose)

@@ -523,30 +523,23 @@ def _fill(
 @gluon.jit
 def _feed_columns(
     q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads, table_b, b, kh, first, left,
-    length, ahead,
+    length,
     R: gl.constexpr, D: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
-    STAGES: gl.constexpr, QUERIES: gl.constexpr, SKIPS: gl.constexpr, AHEAD: gl.constexpr,
+    STAGES: gl.constexpr, QUERIES: gl.constexpr, SKIPS: gl.constexpr,
 ):
-    """Queries of the next sequence and blocks of the cache, as soon as there is room; pages are known a block ahead.
-    AHEAD: of the first sequence the queries and so many blocks are on their way."""
+    """Queries of the next sequence and blocks of the cache, as soon as there is room; pages are known a block ahead."""
     q_full, q_empty, full, empty = bars
     turn, num = left * 0, left * 0
-    if AHEAD:
-        num = ahead
     while left > 0:
         last = min(first + left, (length + KEYS - 1) // KEYS)
         if last > first:
             table, end = table_ptr + b.to(gl.int64) * table_b, min(last * KEYS, length)
-            begin, asked = first, False
-            if AHEAD:
-                begin, asked = first + ahead, ahead > 0
-            after = _pages_of(table, begin * KEYS, end, P, ROWS, KEYS // ROWS)
+            after = _pages_of(table, first * KEYS, end, P, ROWS, KEYS // ROWS)
             half = turn % QUERIES
-            if not asked:
-                mbarrier.wait(q_empty.index(half), ((turn // QUERIES) & 1) ^ 1)
-                mbarrier.expect(q_full.index(half), COLS * D * 2)
-                tma.async_copy_global_to_shared(q_desc, [b, kh * R, 0], q_full.index(half), q_smem.index(half))
-            for block in range(begin, last):
+            mbarrier.wait(q_empty.index(half), ((turn // QUERIES) & 1) ^ 1)
+            mbarrier.expect(q_full.index(half), COLS * D * 2)
+            tma.async_copy_global_to_shared(q_desc, [b, kh * R, 0], q_full.index(half), q_smem.index(half))
+            for block in range(first, last):
                 slot, parity, key = num % STAGES, ((num // STAGES) & 1) ^ 1, block * KEYS
                 here = after
                 after = _pages_of(table, key + KEYS, end, P, ROWS, KEYS // ROWS)
@@ -560,8 +553,6 @@ def _feed_columns(
                 _fill(v_desc, v_smem, full, here, key, kh, slot, tiles, P, D, KEYS, ROWS)
                 num += 1
             turn += 1
-        if AHEAD:
-            ahead = ahead * 0
         left -= last - first
         first = first * 0
         kh += 1
@@ -642,7 +633,7 @@ def _columns(
             if TOGETHER > 1:
                 apart = even == 0
                 alone = alone & apart
-                if even != 0:
+                if even == 1:
                     tell_part(room, rank, o, top * scale, total, R, TOGETHER)
             if alone:
                 whole = o / gl.expand_dims(gl.where(total == 0.0, 1.0, total), 0)
@@ -670,7 +661,7 @@ def _columns(
             b += 1
             length = gl.load(lens_ptr + b, mask=left > 0, other=0)
     if TOGETHER > 1:
-        if even != 0:
+        if even == 1:
             if nothing:
                 no_key = gl.full([COLS], float("-inf"), gl.float32, gl.SliceLayout(0, L))
                 tell_part(room, rank, gl.zeros([D, COLS], gl.float32, L), no_key, gl.zeros_like(no_key), R, TOGETHER)
@@ -715,52 +706,22 @@ def paged_columns(
                     batch, key_heads, d, b, kh, first, left, length, line, line, R, D, KEYS, ROWS, COLS, STAGES, EARLY,
                     DTYPE, JOINS, HEADS, QUERIES, 1)),
         (_feed_columns, (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads, table_b,
-                         b, kh, first, left, length, 0, R, D, P, KEYS, ROWS, COLS, STAGES, QUERIES, SKIPS, False)),
+                         b, kh, first, left, length, R, D, P, KEYS, ROWS, COLS, STAGES, QUERIES, SKIPS)),
     ], [1], [40])  # fmt: skip
 
 
 @gluon.jit
 def _feed_together(
     q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads, table_b, b, kh, first, left,
-    length, ahead,
+    length,
     R: gl.constexpr, D: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
-    STAGES: gl.constexpr, QUERIES: gl.constexpr, SKIPS: gl.constexpr, AHEAD: gl.constexpr,
+    STAGES: gl.constexpr, QUERIES: gl.constexpr, SKIPS: gl.constexpr,
 ):
     """``_feed_columns`` of a program that is one of a cluster."""
     arrive_in_cluster()
     _feed_columns(q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads, table_b, b, kh,
-                  first, left, length, ahead, R, D, P, KEYS, ROWS, COLS, STAGES, QUERIES, SKIPS, AHEAD)  # fmt: skip
+                  first, left, length, R, D, P, KEYS, ROWS, COLS, STAGES, QUERIES, SKIPS)  # fmt: skip
     wait_for_cluster()
-
-
-@gluon.jit
-def _begin_feeding(
-    q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, table_b, b, kh, first, left, length,
-    R: gl.constexpr, D: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
-    AHEAD: gl.constexpr,
-):
-    """Queries and up to AHEAD blocks of a program's first sequence, before its warps part: how many are on their way.
-    Their pages are looked up all at once."""
-    q_full, q_empty, full, empty = bars
-    last = min(first + left, (length + KEYS - 1) // KEYS)
-    ahead = max(min(last - first, AHEAD), 0)
-    table, end, key = table_ptr + b.to(gl.int64) * table_b, min(last * KEYS, length), first * KEYS
-    pages = _pages_of(table, key, end, P, ROWS, KEYS // ROWS)
-    more = _pages_of(table, key + KEYS, end, P, ROWS, KEYS // ROWS)
-    fence_async_shared()
-    gl.thread_barrier()
-    if ahead > 0:
-        mbarrier.expect(q_full.index(0), COLS * D * 2)
-        tma.async_copy_global_to_shared(q_desc, [b, kh * R, 0], q_full.index(0), q_smem.index(0))
-        mbarrier.expect(full.index(0), 2 * KEYS * D * 2)
-        _fill(k_desc, k_smem, full, pages, key, kh, key * 0, KEYS // ROWS, P, D, KEYS, ROWS)
-        _fill(v_desc, v_smem, full, pages, key, kh, key * 0, KEYS // ROWS, P, D, KEYS, ROWS)
-    if AHEAD > 1:
-        if ahead > 1:
-            mbarrier.expect(full.index(1), 2 * KEYS * D * 2)
-            _fill(k_desc, k_smem, full, more, key + KEYS, kh, key * 0 + 1, KEYS // ROWS, P, D, KEYS, ROWS)
-            _fill(v_desc, v_smem, full, more, key + KEYS, kh, key * 0 + 1, KEYS // ROWS, P, D, KEYS, ROWS)
-    return ahead
 
 
 @gluon.jit
@@ -788,14 +749,13 @@ def paged_together(
     R: gl.constexpr, D: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
     STAGES: gl.constexpr, BATCH: gl.constexpr, LEAST: gl.constexpr, EARLY: gl.constexpr, LEAVES: gl.constexpr,
     JOINS: gl.constexpr, HEADS: gl.constexpr, QUERIES: gl.constexpr, SKIPS: gl.constexpr, TOGETHER: gl.constexpr,
-    EVEN: gl.constexpr, AHEAD: gl.constexpr,
+    EVEN: gl.constexpr,
 ):
     """``paged_columns`` where sequences are few and about as long as each other: a cluster of TOGETHER programs takes
     one key head of one, and tells its parts through shared memory; or a program takes it whole, where TOGETHER is 1.
-    There are as many programs as that needs.
+    Programs beyond then have nothing to do.
 
-    Where the longest sequence is more than EVEN quarters of what all are on average, the line is cut as ever. AHEAD:
-    blocks that are asked for before the warps part.
+    Where the longest sequence is more than EVEN quarters of what all are on average, the line is cut as ever.
     """
     DTYPE: gl.constexpr = q_desc.dtype
     gl.static_assert(P % ROWS == 0)
@@ -816,6 +776,8 @@ def paged_together(
         room = room_for_parts(rank, R, D, TOGETHER)
         arrive_in_cluster()
     even = even_lengths(lens, batch, KEYS, EVEN)
+    if mine >= batch * key_heads:
+        even = even * 2
     first, left = _unit_of(length, KEYS, TOGETHER)
     b, kh, line = mine // key_heads, mine % key_heads, (first, left, left)
     if even == 0:
@@ -823,18 +785,14 @@ def paged_together(
         length = gl.load(lens_ptr + b)
         of_head = max((length + KEYS - 1) // KEYS, 1)
         kh, first = within // of_head, within % of_head
-    told, ahead = (room, even, rank), 0
-    if AHEAD:
-        ahead = _begin_feeding(q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, table_b, b, kh, first,
-                               left, length, R, D, P, KEYS, ROWS, COLS, AHEAD)  # fmt: skip
+    told = (room, even, rank)
     if TOGETHER > 1:  # a cluster's barrier waits for all warps, those without work too
         gl.warp_specialize([
             (_columns, (q_smem, k_smem, v_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, count_ptr, scale,
                         batch, key_heads, d, b, kh, first, left, length, line, told, R, D, KEYS, ROWS, COLS, STAGES,
                         EARLY, DTYPE, JOINS, HEADS, QUERIES, TOGETHER)),
             (_feed_together, (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads,
-                              table_b, b, kh, first, left, length, ahead, R, D, P, KEYS, ROWS, COLS, STAGES, QUERIES,
-                              SKIPS, AHEAD)),
+                              table_b, b, kh, first, left, length, R, D, P, KEYS, ROWS, COLS, STAGES, QUERIES, SKIPS)),
             (attend_cluster, ()), (attend_cluster, ()), (attend_cluster, ()),
         ], [1, 1, 1, 1], [40, 24, 24, 24])  # fmt: skip
     else:
@@ -843,6 +801,5 @@ def paged_together(
                         batch, key_heads, d, b, kh, first, left, length, line, line, R, D, KEYS, ROWS, COLS, STAGES,
                         EARLY, DTYPE, JOINS, HEADS, QUERIES, 1)),
             (_feed_columns, (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads,
-                             table_b, b, kh, first, left, length, ahead, R, D, P, KEYS, ROWS, COLS, STAGES, QUERIES,
-                             SKIPS, AHEAD)),
+                             table_b, b, kh, first, left, length, R, D, P, KEYS, ROWS, COLS, STAGES, QUERIES, SKIPS)),
         ], [1], [40])  # fmt: skip

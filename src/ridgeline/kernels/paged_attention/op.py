@@ -266,7 +266,7 @@ class _Plan:
         ratio, self.counts = heads // key_heads, True
         kind, more = _COLUMNS, {}
         if chosen.even:
-            kind, more = _TOGETHER, {"TOGETHER": chosen.together, "EVEN": chosen.even, "AHEAD": chosen.ahead}
+            kind, more = _TOGETHER, {"TOGETHER": chosen.together, "EVEN": chosen.even}
         self.share = kind.bind(
             (_blocks(query, (1, config.COLUMNS, dim)), *caches, table, lens, out, *self._room(out),
              counter(out), scale * LOG2_E, *self.rest),
