@@ -83,7 +83,7 @@ PAGED = (
     ("                s = warpgroup_mma_wait(0, [s])\n", "{}                _mark(seen_ptr, 8)\n"),
     ("                p_smem.store(p.to(DTYPE))\n", "{}                _mark(seen_ptr, 9)\n"),
     ("            mbarrier.arrive(q_empty.index(half), count=1)\n", "{}            _mark(seen_ptr, 4)\n"),
-    ("    _let_join_start(EARLY == 2)\n", "    _mark(seen_ptr, 5)\n    _note(seen_ptr, 13, waited + 1)\n{}"),
+    ("\n    _let_join_start(EARLY == 2)\n", "\n    _mark(seen_ptr, 5)\n    _note(seen_ptr, 13, waited + 1){}"),
     ("            length = gl.load(lens_ptr + b, mask=left > 0, other=0)\n\n\n@gluon.jit\ndef _columns(",
      "            length = gl.load(lens_ptr + b, mask=left > 0, other=0)\n    _note(seen_ptr, 14, waited + 1)\n"
      "    _note(seen_ptr, 15, other + 1)\n\n\n@gluon.jit\ndef _columns("),
@@ -95,7 +95,7 @@ PAGED = (
     ("                        _join_parts(part_ptr,", "                        _mark(seen_ptr, 11)\n{}"),
     ("                        gl.store(count_ptr + begins, 0)\n", "{}                        _mark(seen_ptr, 12)\n"),
     ("    first = _program_of(start, each, longer)\n", "    _mark_join(seen_ptr, 0)\n{}"),
-    ("    if (of_head == 0) | (first < last):\n", "    _mark_join(seen_ptr, 1)\n{}"),
+    ("    if apart:\n        for h in range(head,", "    _mark_join(seen_ptr, 1)\n{}"),
     ("            tl.store(out_ptr + place * d + col, out.to(out_ptr.dtype.element_ty), mask=col < d)\n",
      "{}            _mark_join(seen_ptr, 2)\n"),
 )  # fmt: skip
@@ -110,7 +110,7 @@ LATENT = (
      "                s = warpgroup_mma_wait(0, [s])\n", "{}                _mark(seen_ptr, 8)\n"),
     ("                p_smem.index(c).store(p.to(DTYPE))\n", "{}                _mark(seen_ptr, 9)\n"),
     ("            mbarrier.arrive(q_empty.index(half), count=1)\n", "{}            _mark(seen_ptr, 4)\n"),
-    ("    _let_join_start(EARLY == 2)\n", "    _mark(seen_ptr, 5)\n{}"),
+    ("\n    _let_join_start(EARLY == 2)\n", "\n    _mark(seen_ptr, 5){}"),
     ("                slot, key = num % STAGES, block * KEYS\n"
      "                mbarrier.wait(c_empty.index(slot), ((num // STAGES) & 1) ^ 1)\n",
      "{}                if num == 0:\n                    _mark(seen_ptr, 6)\n                _mark(seen_ptr, 7)\n"),

@@ -26,8 +26,8 @@ from typing import Any
 
 from race_attention import clean_course, instead, timed
 
-PARTS = ("edges", "arrivals", "decode", "latent", "cases", "graphs", "pieces", "cross", "resident", "host")
-SHARES = {"edges": 0.15, "arrivals": 0.2, "decode": 0.45, "latent": 0.6, "cases": 0.9, "graphs": 0.97}
+PARTS = ("edges", "together", "arrivals", "decode", "latent", "cases", "graphs", "pieces", "cross", "resident", "host")
+SHARES = {"edges": 0.15, "together": 0.3, "arrivals": 0.2, "decode": 0.45, "latent": 0.6, "cases": 0.9, "graphs": 0.97}
 """Of the time there is, by when a part ends; the others may take the rest."""
 
 OVER: dict[str, dict[str, Any]] = {"now": {}}
@@ -46,6 +46,20 @@ MANY_OVER: dict[str, dict[str, Any]] = {
 
 LATENT_OVER: dict[str, dict[str, Any]] = {"now": {}}
 """The same for latent decoding of few heads."""
+
+TOGETHER: dict[str, dict[str, Any]] = {
+    "together": {}, "together, any lengths": {"even": 1000}, "one fewer": {"fewer": 1},
+}  # fmt: skip
+"""Clusters of as many programs as fit that take a sequence each: how ``config.joined_together`` is asked, and how many
+fewer programs a cluster has."""
+
+TOGETHER_EDGES = (
+    (9, 32, 8, 128, 16), (2, 64, 8, 128, 16), (1, 24, 8, 128, 48), (3, 16, 4, 256, 64), (5, 8, 8, 64, 16),
+    (64, 16, 1, 128, 64), (16, 40, 8, 128, 16), (24, 32, 8, 128, 16),
+)  # fmt: skip
+"""Batch, heads, key heads, head dim and page of checks of clusters."""
+
+TOGETHER_LENGTHS = (0, 1, 17, 64, 65, 333, 1040, 5000)
 
 DECODE_OVER: dict[str, dict[str, Any]] = {
     "now": {},
@@ -80,13 +94,15 @@ CASES = (
     (5, 64, 8, 4800, 128, 16, False), (7, 32, 8, 5001, 128, 64, False), (1, 64, 8, 48000, 128, 16, False),
     (9, 32, 8, 7400, 64, 16, False), (5, 16, 4, 6500, 256, 64, False),
     (4, 32, 32, 2100, 128, 16, False), (256, 32, 8, 500, 128, 16, False),
+    (6, 32, 8, 12000, 128, 16, True), (2, 32, 8, 20000, 128, 16, True), (12, 32, 4, 12000, 128, 16, True),
+    (8, 64, 8, 3000, 128, 16, False), (11, 16, 2, 12000, 128, 32, False), (24, 32, 8, 1500, 128, 16, False),
 )  # fmt: skip
 """Batch, heads, key heads, keys, head dim, page, uneven lengths."""
 
 LATENT = (
     (64, 16, 1800, 64, False), (128, 16, 1300, 64, False), (16, 16, 3700, 64, False), (100, 16, 2000, 64, True),
     (40, 8, 3001, 16, False), (33, 16, 2200, 64, False), (64, 16, 4096, 64, False), (2, 16, 512, 64, False),
-    (16, 16, 8192, 64, False), (5, 16, 11000, 64, False), (1, 16, 65536, 64, False),
+    (16, 16, 8192, 64, False), (5, 16, 11000, 64, False), (1, 16, 65536, 64, False), (8, 16, 9000, 64, False),
 )  # fmt: skip
 """Batch, heads, keys, page, uneven lengths."""
 
@@ -113,6 +129,49 @@ def changed(over: dict[str, Any]) -> Any:
         return dataclasses.replace(found, **over) if found.fed else found
 
     return instead(config, "choose", choose)
+
+
+def joined(of: tuple[Any, ...], found: Any, asked: dict[str, Any]) -> Any:
+    """A configuration by clusters."""
+    from ridgeline.kernels.paged_attention import config
+
+    sequences, fewer = of[0] * of[2], asked.get("fewer", 0)
+    num = max((size for size, fit in config.BESIDE.items() if sequences <= fit), default=1)
+    rest = {name: value for name, value in asked.items() if name != "fewer"}
+    return config.joined_together(found, sequences, max(1, num - fewer), of[1] // of[2], **rest)
+
+
+def together_changed(of: tuple[Any, ...], asked: dict[str, Any]) -> Any:
+    """Inside, what the copy engine feeds is taken by clusters."""
+    from ridgeline.kernels.paged_attention import config
+
+    before = config.choose
+    return instead(
+        config, "choose", lambda *sizes, **named: joined(of, before(*sizes, **{**named, "together": False}), asked)
+    )
+
+
+def apart() -> Any:
+    """Inside, nothing is taken by clusters."""
+    from ridgeline.kernels.paged_attention import config
+
+    before = config.choose
+    return instead(config, "choose", lambda *sizes, **named: before(*sizes, **{**named, "together": False}))
+
+
+def clustered(of: tuple[Any, ...]) -> dict[str, Any]:
+    """Clusters of a case by how they are asked for, each once."""
+    from ridgeline.kernels.paged_attention import config
+
+    found: dict[Any, tuple[str, Any]] = {}
+    for name, asked in TOGETHER.items():
+        if of[4] == 256 or of[0] * of[2] > 264:
+            continue
+        default = config.choose(of[0], of[2], of[3], of[4], 132, ratio=of[1] // of[2], fed=True, together=False)
+        chosen = joined(of, default, asked)
+        if of[-1] is True or name != "together, any lengths":
+            found.setdefault(chosen, (name, partial(together_changed, of, asked)))
+    return dict(found.values())
 
 
 @contextmanager
@@ -212,7 +271,9 @@ def ways(of: tuple[Any, ...]) -> dict[str, Any]:
         config.takes_short(of[0] * of[2], keys, of[4], 132, of[1] // of[2]) for keys in (of[3], config.SHORT_LONGEST)
     )
     over = SHORT_OVER if short else MANY_OVER if any_length else OVER
-    found = {name: partial(changed, more) for name, more in over.items()}
+    found = {name: partial(changed, more) for name, more in over.items()} | clustered(of)
+    default = config.choose(of[0], of[2], of[3], of[4], 132, ratio=of[1] // of[2], fed=True)
+    found |= {"apart": apart} if default.even else {}
     return found | ({} if of[0] <= 128 else {"a program a sequence and head": by_sequence})
 
 
@@ -261,6 +322,11 @@ def wanted_variants(parts: Sequence[str] = PARTS) -> list[Any]:
         for way in ways((9, *of[:2], EDGE_KEYS, *of[2:])).values():
             with way():
                 found += variants_of("paged_attention", [paged_case(9, *of[:2], EDGE_KEYS, *of[2:], False)])
+    for edge in TOGETHER_EDGES if "together" in parts else ():
+        of = (*edge[:3], EDGE_KEYS, *edge[3:])
+        for way in clustered(of).values():
+            with way():
+                found += variants_of("paged_attention", [paged_case(*of, False)])
     for page in (16, 64) if "latent" in parts and "edges" in parts else ():
         for way in latent_ways().values():
             with way():
@@ -304,7 +370,7 @@ def right(run: Callable[[], Any], meant: Any, **facts: Any) -> dict[str, Any]:
 class Track:
     """Both kinds of a cold L2, and what a copy reaches."""
 
-    def __init__(self, rounds: int, with_latent: bool = True) -> None:
+    def __init__(self, rounds: int, with_latent: bool = True, dirty: bool = True) -> None:
         import torch
 
         from ridgeline.bench.race import Course, copy_bandwidth
@@ -314,6 +380,8 @@ class Track:
         for on in self.courses.values():
             on.budget_s = 3.0
         self.copied = copy_bandwidth(self.courses["dirty"])
+        if not dirty:
+            del self.courses["dirty"]
 
     def rows(self, runs: dict[str, Callable[[], Any]], num_bytes: int, **facts: Any) -> Iterator[dict[str, Any]]:
         for lines, on in self.courses.items():
@@ -339,15 +407,15 @@ def copied(num_bytes: int) -> Callable[[], Any]:
     return lambda: target.copy_(source)
 
 
-def poisoned(args: tuple[Any, ...], num_caches: int) -> tuple[Any, ...]:
-    """Arguments of lengths at every border, and what no sequence has written is no number."""
+def poisoned(args: tuple[Any, ...], num_caches: int, lengths: Sequence[int] = EDGE_LENGTHS) -> tuple[Any, ...]:
+    """Arguments of these lengths, and what no sequence has written is no number."""
     import torch
 
     query, *caches, table, _ = args[: num_caches + 3]
-    lens = torch.tensor(EDGE_LENGTHS, dtype=torch.int32, device="cuda")
+    lens = torch.tensor(lengths, dtype=torch.int32, device="cuda")
     page = caches[0].shape[1]
     used = torch.zeros(caches[0].shape[:2], dtype=torch.bool, device="cuda")
-    for b, length in enumerate(EDGE_LENGTHS):
+    for b, length in enumerate(lengths):
         key = torch.arange(length, device="cuda")
         used[table[b, key // page].long(), key % page] = True
     shape = (*used.shape, *(1 for _ in caches[0].shape[2:]))
@@ -378,6 +446,84 @@ def part_edges(end: float, track: Track) -> Iterator[dict[str, Any]]:
         for name, way in latent_ways().items():
             with way():
                 yield right(planned_latent(dirty), meant, what=name, case=f"edges latent {page}")
+
+
+def edge_lengths(batch: int) -> Iterator[tuple[int, ...]]:
+    """Lengths that are even, nearly even with a sequence of no keys among them, and uneven."""
+    yield from ((one,) * batch for one in TOGETHER_LENGTHS)
+    yield tuple(5000 - 64 * (i % 4) for i in range(batch))
+    if batch > 1:
+        yield (0, *((777,) * (batch - 1)))
+        yield (5000, *((1,) * (batch - 1)))
+        yield tuple((i * 997) % 5000 for i in range(batch))
+
+
+def part_together(end: float, track: Track) -> Iterator[dict[str, Any]]:
+    """Clusters on lengths at every border, even and uneven, over caches never written elsewhere."""
+    import torch
+
+    from ridgeline.kernels.contract import trials
+
+    paged = trials()["paged_attention"][1]
+    draw = torch.Generator("cuda").manual_seed(3)
+    yield {"what": "clusters of 2 to 16 beside each other", "case": "clusters", "num": beside(), "note": str(beside())}
+    for edge in TOGETHER_EDGES:
+        of = (*edge[:3], EDGE_KEYS, *edge[3:])
+        args = paged.make(paged_case(*of, False), torch.device("cuda"), draw)
+        runs = {}
+        for name, way in clustered(of).items():
+            with way():
+                runs[name] = args_planned(args)
+        yield from checked(runs, edge, lambda given: paged.eager(*given).float().nan_to_num(0.0), args, 2)
+
+
+def beside() -> list[int]:
+    """Clusters of 2 to 16 programs that are on the device together, two programs a multiprocessor."""
+    import torch
+
+    from ridgeline.kernels import launcher
+    from ridgeline.kernels.contract import trials
+    from ridgeline.kernels.paged_attention import op
+
+    of = (*TOGETHER_EDGES[0][:3], EDGE_KEYS, *TOGETHER_EDGES[0][3:])
+    args = trials()["paged_attention"][1].make(paged_case(*of, False), torch.device("cuda"), None)
+    with clustered(of)["together"]():
+        plan = op._Plan(args, torch.empty_like(args[0]), 0.1)
+    return [launcher.native().fitting(plan.share.args[0], size) for size in range(2, 17)]
+
+
+def args_planned(args: tuple[Any, ...]) -> Callable[..., Any]:
+    """A plan of paged attention, over any arguments like these; results are poisoned before."""
+    import torch
+
+    op = importlib.import_module("ridgeline.kernels.paged_attention.op")
+    scale, out = args[0].shape[-1] ** -0.5, torch.empty_like(args[0])
+    plan = op._Plan(args, out, scale)
+
+    def run(given: tuple[Any, ...]) -> Any:
+        plan.run(given, out.fill_(float("nan")), scale)
+        return out
+
+    return run
+
+
+def checked(
+    runs: dict[str, Callable[..., Any]], edge: tuple[int, ...], eager: Callable[..., Any], args: Any, num_caches: int
+) -> Iterator[dict[str, Any]]:
+    """Every plan on every set of lengths: one row a plan, which says where it was wrong."""
+    wrong: dict[str, list[str]] = {name: [] for name in runs}
+    num = 0
+    for lengths in edge_lengths(edge[0]):
+        num += 1
+        dirty, clean = poisoned(args, num_caches, lengths)
+        meant = eager(clean)
+        for name, run in runs.items():
+            found = right(partial(run, dirty), meant)
+            nothing = bool((meant == 0).all()) and bool((run(dirty) == 0).all())
+            if not (found["ok"] or nothing):
+                wrong[name].append(f"{lengths[:3]} {found['note']}")
+    for name, notes in wrong.items():
+        yield {"what": name, "case": f"clusters {edge}", "ok": not notes, "num": num, "note": "; ".join(notes)[:600]}
 
 
 def left_behind(num: int) -> None:
@@ -678,6 +824,7 @@ def main() -> None:
     parser.add_argument("--pick", type=int, nargs="+", help="of CASES only these, by number")
     parser.add_argument("--ways", nargs="+", help="configurations of paged and latent decoding, by name")
     parser.add_argument("--pick-latent", type=int, nargs="+", help="of LATENT only these, by number")
+    parser.add_argument("--clean", action="store_true", help="no timing behind a flush that leaves dirty lines")
     parser.add_argument("--write-pack", type=Path)
     parser.add_argument("--show", type=Path)
     options = parser.parse_args()
@@ -716,7 +863,7 @@ def main() -> None:
     found["num_compiled"] = compile_missing(options.jobs, options.parts)
     import torch
 
-    track = Track(options.rounds, "latent" in options.parts)
+    track = Track(options.rounds, "latent" in options.parts, not options.clean)
     found |= {"torch": torch.__version__, "device": torch.cuda.get_device_name(), "copy_bytes_per_s": track.copied}
     ready, end = time.perf_counter(), began + options.budget_s - 2
     print(f"compiled {found['num_compiled']}, copy {track.copied / 1e12:.3f} TB/s", flush=True)

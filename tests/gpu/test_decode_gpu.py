@@ -82,6 +82,18 @@ HALVES = tuple(
 )
 
 
+APART = {"even": 0, "together": 1}
+CLUSTERED = tuple(
+    case(dtype, b=b, h=h, k=k, s=5040, d=d, page=page, uneven=False)
+    for dtype, b, h, k, d, page in (
+        ("bfloat16", 9, 32, 8, 128, 16), ("float16", 2, 64, 8, 128, 16), ("bfloat16", 1, 24, 8, 128, 48),
+        ("bfloat16", 5, 8, 8, 64, 16), ("bfloat16", 64, 16, 1, 128, 64), ("float16", 16, 40, 8, 128, 16),
+        ("bfloat16", 24, 32, 8, 128, 16),
+    )
+)  # fmt: skip
+"""Sequences of 3, 12, 16, 5, 3 and 2 programs each, and of one."""
+
+
 @contextmanager
 def chosen_with(paged_more, decode_more, latent_more=None):
     """Inside, these replace what was chosen, whatever the sizes."""
@@ -100,15 +112,32 @@ def chosen_with(paged_more, decode_more, latent_more=None):
 
 def by_borders():
     """Inside, parts are joined by borders."""
-    return chosen_with({"borders": True, "inside": False}, {"inside": False}, {"borders": True})
+    return chosen_with({"borders": True, "inside": False, **APART}, {"inside": False}, {"borders": True})
 
 
 def by_the_last():
     """Inside, parts are joined by whoever comes last."""
-    return chosen_with({"inside": True, "max_registers": paged.LONE_REGISTERS}, {"inside": True})
+    return chosen_with({"inside": True, "max_registers": paged.LONE_REGISTERS, **APART}, {"inside": True})
 
 
-JOINED = case("bfloat16", b=4, h=32, k=8, s=3000, d=128, page=16, uneven=False)
+@contextmanager
+def by_clusters():
+    """Inside, sequences are taken by clusters, or whole."""
+    before = paged.choose
+
+    def choose(batch, key_heads, longest, head_dim, num_sms, **named):
+        found = before(batch, key_heads, longest, head_dim, num_sms, **{**named, "together": False})
+        num = max((size for size, fit in paged.BESIDE.items() if batch * key_heads <= fit), default=1)
+        return paged.joined_together(found, batch * key_heads, num, 16) if found.fed else found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(paged, "choose", choose)
+        launcher.forget_plans()
+        yield
+    launcher.forget_plans()
+
+
+JOINED = case("bfloat16", b=1, h=32, k=8, s=12000, d=128, page=16, uneven=False)
 """A call of two kernels, one after the other in the same scratch."""
 
 
@@ -124,6 +153,8 @@ def wanted_variants():
     for way in (nullcontext, by_the_last):
         with way():
             found += variants_of("paged_attention", PAGED)
+    with by_clusters():
+        found += variants_of("paged_attention", CLUSTERED)
     for chosen, of in RESIDENT:
         with tuning.forced("cross_layer.resident", chosen):
             found += variants_of("cross_layer", [of])
@@ -177,6 +208,52 @@ def test_many_short_sequences_of_every_length_over_caches_that_nobody_has_writte
     assert found[~there].count_nonzero() == 0 and found.isfinite().all()
     torch.testing.assert_close(found[there], trial.eager(*clean)[there], rtol=0.02, atol=0.02)
     assert torch.equal(found, trial.call(*dirty))
+
+
+def lengths_of(batch):
+    """Even, nearly even, and uneven ones."""
+    yield from ((one,) * batch for one in (0, 1, 65, 1040, 5000))
+    yield tuple(5000 - 64 * (i % 4) for i in range(batch))
+    yield tuple((i * 997 + 5000) % 5001 for i in range(batch))
+    yield (5000, *((1,) * (batch - 1)))
+
+
+@pytest.mark.parametrize("of", CLUSTERED, ids=str)
+def test_clusters_join_what_is_even_and_leave_the_rest_to_whoever_comes_last(of):
+    trial = trials()["paged_attention"][1]
+    args = trial.make(of, torch.device("cuda"), torch.Generator("cuda").manual_seed(4))
+    with by_clusters():
+        assert {variant.kernel for variant in variants_of("paged_attention", [of])} == {"paged_together"}
+        assert not wrong("paged_attention", of)
+        for lens in lengths_of(of["b"]):
+            dirty, clean = poisoned(args[0], args[1:3], args[3], lens, of["page"])
+            out = torch.full_like(args[0], float("nan"))
+            found, there = paged_attention(*dirty, out=out).clone(), clean[4] > 0
+            assert found[~there].count_nonzero() == 0 and found.isfinite().all()
+            torch.testing.assert_close(found[there], trial.eager(*clean)[there], rtol=0.02, atol=0.02)
+            assert torch.equal(found, paged_attention(*dirty))
+
+
+def test_clusters_of_two_streams_and_of_a_graph_do_not_disturb_each_other():
+    trial, of = trials()["paged_attention"][1], CLUSTERED[0]
+    sets = [trial.make(of, torch.device("cuda"), torch.Generator("cuda").manual_seed(i)) for i in range(3)]
+    with by_clusters():
+        meant, streams = [trial.call(*args) for args in sets], [torch.cuda.Stream() for _ in range(2)]
+        torch.cuda.synchronize()
+        found = []
+        for i in range(60):
+            with torch.cuda.stream(streams[i % 2]):
+                found.append(trial.call(*sets[i % 3]))
+        torch.cuda.synchronize()
+        assert all(torch.equal(one, meant[i % 3]) for i, one in enumerate(found))
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            played = [trial.call(*args) for args in sets]
+        for _ in range(3):
+            for one in played:
+                one.fill_(float("nan"))
+            graph.replay()
+            assert all(torch.equal(a, b) for a, b in zip(played, meant, strict=True))
 
 
 @pytest.fixture(params=COUNTED, ids=str)

@@ -87,10 +87,12 @@ typedef Result (*Launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigne
 typedef Result (*CooperativeLaunch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                                     void *, void **);
 typedef Result (*ConfiguredLaunch)(const Config *, void *, void **, void **);
+typedef Result (*ActiveClusters)(int *, void *, const Config *);
 typedef Result (*EncodeTiled)(void *, unsigned, unsigned, void *, const uint64_t *, const uint64_t *, const unsigned *,
                               const unsigned *, unsigned, unsigned, unsigned, unsigned);
 static EncodeTiled cuTensorMapEncodeTiled;
 static ConfiguredLaunch cuLaunchKernelEx;
+static ActiveClusters cuOccupancyMaxActiveClusters;
 static Launch cuLaunchKernel;
 static CooperativeLaunch cuLaunchCooperativeKernel;
 static PyObject *data_ptr_name, *watcher;
@@ -121,6 +123,7 @@ static int open_driver(void) {
   FIND(cuGetErrorString, "cuGetErrorString")
   FIND(cuLaunchCooperativeKernel, "cuLaunchCooperativeKernel")
   FIND(cuLaunchKernelEx, "cuLaunchKernelEx")
+  FIND(cuOccupancyMaxActiveClusters, "cuOccupancyMaxActiveClusters")
   FIND(cuTensorMapEncodeTiled, "cuTensorMapEncodeTiled")
   FIND(cuLaunchKernel, "cuLaunchKernel")
   return 1;
@@ -399,6 +402,24 @@ static PyObject *watch(PyObject *self, PyObject *who) {
   Py_RETURN_NONE;
 }
 
+/* fitting(plan, cluster) -> how many clusters of so many of its programs are on the device together */
+static PyObject *fitting(PyObject *self, PyObject *args) {
+  PyObject *number;
+  unsigned cluster;
+  if (!PyArg_ParseTuple(args, "OI", &number, &cluster)) return NULL;
+  Plan *made = PyLong_AsVoidPtr(number);
+  if (!made || (cluster > PORTABLE_CLUSTER && !allow_large(made->handle))) return NULL;
+  Handle *handle = made->handle;
+  Attribute size = {.id = CLUSTER_LAUNCH, .value.size = {cluster, 1, 1}};
+  Config config = {{cluster, 1, 1}, {handle->threads, 1, 1}, handle->shared, NULL, &size, 1};
+  int num = 0;
+  void *popped;
+  if (failed(cuCtxPushCurrent(handle->context), "cuCtxPushCurrent")) return NULL;
+  int bad = failed(cuOccupancyMaxActiveClusters(&num, handle->function, &config), "cuOccupancyMaxActiveClusters");
+  cuCtxPopCurrent(&popped);
+  return bad ? NULL : PyLong_FromLong(num);
+}
+
 /* parts(plan) -> (handle, device, grid_x, grid_y, plain): plain without tensor maps and clusters, and started after
    what is ahead */
 static PyObject *parts(PyObject *self, PyObject *number) {
@@ -415,6 +436,7 @@ static PyMethodDef methods[] = {
     {"launch", (PyCFunction)(void (*)(void))launch, METH_FASTCALL, "launch(plan, *arguments)"},
     {"watch", watch, METH_O, "watch(callable or None)"},
     {"starter", starter, METH_NOARGS, "starter() -> the address of what starts a plan without Python"},
+    {"fitting", fitting, METH_VARARGS, "fitting(plan, cluster) -> clusters of its programs on the device together"},
     {"parts", parts, METH_O, "parts(plan) -> (handle, device, grid_x, grid_y, plain)"},
     {NULL, NULL, 0, NULL}};
 

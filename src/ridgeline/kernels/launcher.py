@@ -381,6 +381,13 @@ def _bound(
     return partial(found.launch, found.plan(handle, device, grid_x, grid_y, _raw_stream, dependent, maps, cluster))
 
 
+def fits(run: Run, clusters: tuple[int, int]) -> bool:
+    """Whether so many clusters of so many programs of a launch are on its device together: how many multiprocessors are
+    neighbors differs from chip to chip."""
+    num, size = clusters
+    return not isinstance(run, partial) or native().fitting(run.args[0], size) >= num
+
+
 def _interpreted(function: Any, grid: tuple[int, int], constants: dict[str, Any]) -> Run:
     def run(*args: Any) -> None:
         if grid[0] and grid[1]:

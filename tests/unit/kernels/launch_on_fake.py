@@ -49,6 +49,7 @@ together = native.plan(handle, 0, 12, 1, lambda device: 9, False, (), 4)
 native.launch(together, 7)
 assert fake.fake_cluster() == 4 and [fake.fake_last(i) for i in range(6)] == [12, 1, 1, 128, 1000, 9]
 assert fake.fake_dependent() == 1 and fake.fake_large_clusters() == 0
+assert native.fitting(together, 4) == 33 and native.fitting(together, 8) == 16
 assert native.parts(together)[4] is False and native.parts(one)[4] is True, "direct calls leave it to the launcher"
 native.launch(native.plan(handle, 0, 32, 1, lambda device: 9, True, (), 16), 7)
 assert fake.fake_cluster() == 16 and fake.fake_large_clusters() == 1

@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 from ridgeline.kernels import launcher, paged_attention, supports
 from ridgeline.kernels.compiler import facts_of, hinted, triton_kernel
 from ridgeline.kernels.contract import case, trials
-from ridgeline.kernels.paged_attention import config, reference
+from ridgeline.kernels.paged_attention import config, links, op, reference
 from ridgeline.kernels.variants import variants_of
 
 TRIAL = trials()["paged_attention"][1]
@@ -167,6 +167,52 @@ def test_a_border_is_joined_without_spills_whatever_shares_its_keys():
     assert facts.num_spills == 0 and facts.num_registers <= 128 and facts.num("ACQBULK") == 1
 
 
+@pytest.mark.parametrize(
+    ("b", "h", "k", "page", "together"), [(4, 32, 8, 16, 6), (64, 16, 1, 64, 3), (16, 64, 8, 16, 2), (32, 32, 8, 64, 1)]
+)
+def test_clusters_fit_beside_each_other_and_all_their_warps_arrive(b, h, k, page, together):
+    variant, facts = compiled_for(case("bfloat16", b=b, h=h, k=k, s=8000, d=128, page=page, uneven=False))
+    assert variant.kernel == "paged_together" and dict(variant.constants)["TOGETHER"] == together
+    room = links.room_bytes(h // k, 128, together) if together > 1 else 0
+    assert facts.num_spills == 0 and 2 * 256 * facts.num_registers <= 65536
+    assert 2 * (facts.shared_bytes + room + 1024) <= 228 * 1024, "two programs a multiprocessor"
+    arrivals = 5 if together > 1 else 0
+    assert facts.num("UCGABAR_ARV") == arrivals, "four warps that compute, and four others"
+    assert (facts.num("STAS") > 0) == (together > 1)
+
+
+def test_sequences_are_taken_by_clusters_where_that_was_faster_on_the_device():
+    taken = {}
+    for (batch, heads, key_heads, keys, dim, page, uneven), by_kind in raced("paged_race15", ("clean",)).items():
+        seconds, longest = by_kind["clean"], -(-keys // page) * page
+        found = config.choose(batch, key_heads, longest, dim, 132, ratio=heads // key_heads, fed=True)
+        if "together" in seconds:
+            best = min(seconds["together"], seconds.get("one fewer", 1.0))
+            taken[batch, key_heads, keys, uneven] = (found.even > 0, best / seconds["now"])
+    assert len(taken) == 15 and all(ratio < 0.975 for chosen, ratio in taken.values() if chosen)
+    assert sum(chosen for chosen, _ in taken.values()) == 6
+    assert not any(ratio < 0.98 for chosen, ratio in taken.values() if not chosen)
+
+
+def test_no_clusters_are_asked_for_where_none_were_raced():
+    def size(b=4, k=8, longest=8000, d=128, sms=132, **more):
+        found = config.choose(b, k, longest, d, sms, ratio=4, fed=True, **more)
+        return found.together if found.even else 0
+
+    assert size() == 6 and size(16) == 2 and size(7) == 4 and size(32) == 1
+    assert not any((size(together=False), size(sms=114), size(d=64), size(longest=3000), size(1), size(24), size(40)))
+
+
+def test_clusters_that_do_not_fit_are_not_taken(monkeypatch):
+    asked = []
+    monkeypatch.setattr(op, "fits", lambda run, clusters: asked.append(clusters))
+    launcher.forget_plans()
+    of = case("bfloat16", b=4, h=32, k=8, s=8000, d=128, page=16, uneven=False)
+    assert {v.kernel for v in variants_of("paged_attention", [of])} == {"paged_together", "paged_columns", "paged_join"}
+    assert set(asked) == {(39, 6)}
+    launcher.forget_plans()
+
+
 def raced(name, kinds):
     """Medians of every case that was raced on an H200, by the kind of cold L2 and by configuration."""
     path = Path(__file__).parents[3] / "data" / "recordings" / "h200" / f"{name}.json.gz"
@@ -184,7 +230,8 @@ def test_who_joins_is_who_was_faster_on_the_device():
     for (batch, heads, key_heads, keys, dim, page, _), by_kind in raced("paged_race7", ("clean",)).items():
         seconds = by_kind["clean"]
         longest = -(-keys // page) * page
-        found = config.choose(batch, key_heads, longest, dim, 132, ratio=heads // key_heads, fed=True)
+        sizes = (batch, key_heads, longest, dim, 132)
+        found = config.choose(*sizes, ratio=heads // key_heads, fed=True, together=False)
         best = min(seconds["inside"], seconds["by a kernel"])
         lost.append(seconds["inside" if found.inside else "by a kernel"] / best)
     assert len(lost) == 22 and max(lost) < 1.01, "no choice loses more than a hundredth to the other"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ridgeline.kernels.rows import cdiv, clamp, power_of_two
 
@@ -65,7 +65,8 @@ class Paged:
     start with so many registers. ``borders``: parts are joined by borders between programs, not by heads; ``inside``:
     by the last program of a sequence, without a kernel of their own. ``queries``: sequences whose queries are there or
     on their way: with three of them 300 uneven sequences of at most 300 keys take 66.4 µs (70.9 with two). ``skips``:
-    pages without keys are not copied."""
+    pages without keys are not copied. ``even``: where the longest sequence has at most so many quarters of what all
+    have on average, one key head of each is taken by ``together`` programs, a cluster."""
 
     keys: int
     programs: int
@@ -80,6 +81,8 @@ class Paged:
     inside: bool = False
     queries: int = 3
     skips: bool = False
+    together: int = 1
+    even: int = 0
 
 
 def takes_columns(batch: int, ratio: int, head_dim: int, page: int) -> bool:
@@ -101,7 +104,9 @@ def choose(
     itemsize: int = 2,
     ratio: int = 1,
     fed: bool = False,
+    together: bool = True,
 ) -> Paged:
+    """``together``: clusters may be asked for, which have to be on the device all at once."""
     keys = clamp(BLOCK_BYTES // (2 * max(16, power_of_two(head_dim)) * itemsize), 32, 128)
     programs = 0 if batch > MAX_LINED else 2 * num_sms
     if fed:
@@ -117,13 +122,62 @@ def choose(
         programs = min(num * num_sms, max(1, batch * key_heads * cdiv(longest, keys) // LEAST_BLOCKS))
         borders = by_borders(programs, batch * key_heads, batch * key_heads * ratio)
         inside = by_the_last(programs, batch * key_heads, ratio, programs == num * num_sms)
-        return Paged(
+        found = Paged(
             keys, programs, 4, blocks // num, fed=True, leaves=leaves, borders=borders, inside=inside,
             max_registers=LONE_REGISTERS if inside else FED_REGISTERS,
         )  # fmt: skip
+        size = programs_together(batch * key_heads, head_dim, ratio, num_sms) if together else 0
+        if size and cdiv(longest, keys) >= LEAST_TOGETHER * size:
+            return joined_together(found, batch * key_heads, size, ratio)
+        return found
     if itemsize == 4 or rows_of(ratio) >= 64:  # sums of more registers than four warps have
         return Paged(keys, programs, 8, 3)
     return Paged(keys, PROGRAMS_PER_SM * num_sms if programs else 0)
+
+
+BESIDE = dict(zip(range(2, 17), (132, 79, 62, 47, 39, 32, 30, 23, 21, 16, 16, 14, 14, 14, 14), strict=True))
+"""Clusters of so many programs that are on an H200 together, two programs a multiprocessor: a cluster lies in a group
+of 14 to 18 multiprocessors. Where the driver says that fewer fit, none are asked for."""
+
+EVEN_QUARTERS = 7
+"""Of the average, up to which the longest sequence is one cluster's: 6 uneven ones of at most 1.7 times as many keys
+take 50.8 µs by clusters and by stretches alike, 57.5 where four fifths of the programs cut the line."""
+
+WHOLE_SHARE = 0.95
+"""Of all places for programs, from which on sequences are a program's each: 256 take 123.6 µs instead of 127.6 (525
+MB), 192 as long as by stretches."""
+
+LEAST_TOGETHER, TOGETHER_DIM, TOGETHER_SMS = 10, 128, 132
+"""Blocks of a program, head dim and multiprocessors with which clusters were raced."""
+
+
+def programs_together(sequences: int, head_dim: int, ratio: int, num_sms: int) -> int:
+    """Programs that take a sequence (each key head of each) together, 1 where one takes it whole, 0 where the line is
+    cut.
+
+    Two: 128 sequences 53.1 against 54.8 µs (197 MB), 38.9 against 41.5 (138 MB, heads that share no keys). Three: 64 of
+    one key head for 16 26.1 against 29.0, but 64 of four heads 69.2 against 69.3, and heads of 64 42.8 against 42.1.
+    Four: 56 41.9 against 43.2. Six: 32 38.9 against 41.1 (seven 39.8). Five or eight of 40 and 24 are level, fourteen
+    of 16 or 8 lose 4 to 9 µs.
+    """
+    if head_dim != TOGETHER_DIM or num_sms != TOGETHER_SMS:
+        return 0
+    if WHOLE_SHARE * FED_PROGRAMS * num_sms <= sequences <= FED_PROGRAMS * num_sms:
+        return 1
+    three = ratio > 8
+    fits = {2: sequences >= 113, 3: three and sequences >= 57, 4: not three and sequences >= 49, 6: sequences >= 28}
+    return next((size for size, enough in fits.items() if enough and sequences <= BESIDE[size]), 0)
+
+
+def joined_together(found: Paged, sequences: int, num: int, ratio: int, even: int = EVEN_QUARTERS) -> Paged:
+    """The same where sequences (each key head of each) are a cluster's of ``num`` programs, or a program's; there are
+    as many as fit, since uneven ones are cut for all of them."""
+    programs = max(BESIDE[num], sequences) * num if num > 1 else sequences
+    queries = found.queries if num == 1 else 2 if ratio <= 8 else 1  # parts are told where other queries would be
+    return replace(
+        found, programs=programs, inside=True, borders=False, queries=queries, together=num, even=even,
+        max_registers=LONE_REGISTERS,
+    )  # fmt: skip
 
 
 def lined(batch: int) -> int:

@@ -26,6 +26,14 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ridgeline.kernels import arrivals
 from ridgeline.kernels.attention.kernel import _barriers, _without_the_rest
+from ridgeline.kernels.paged_attention.links import (
+    arrive_in_cluster,
+    attend_cluster,
+    join_told,
+    room_for_parts,
+    tell_part,
+    wait_for_cluster,
+)
 
 
 @triton.jit
@@ -557,14 +565,20 @@ def _feed_columns(
 @gluon.jit
 def _columns(
     q_smem, k_smem, v_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, count_ptr, scale, batch, key_heads, d,
-    b, kh, first, left, length, line,
+    b, kh, first, left, length, line, told,
     R: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
     STAGES: gl.constexpr, EARLY: gl.constexpr, DTYPE: gl.constexpr, JOINS: gl.constexpr, HEADS: gl.constexpr,
-    QUERIES: gl.constexpr,
+    QUERIES: gl.constexpr, TOGETHER: gl.constexpr,
 ):
     """Scores and sums with keys, then dims, as rows of the products, and heads as columns."""
     at_block, each, longer = line
-    if JOINS:
+    if TOGETHER > 1:
+        room, even, rank = told
+        head0 = ((b * key_heads + kh) * R).to(gl.int64)
+        nothing = left == 0
+        if even == 0:
+            _zeros_for_nobody(lens_ptr, out_ptr, batch, key_heads * R, d, D)
+    elif JOINS:
         _zeros_for_nobody(lens_ptr, out_ptr, batch, key_heads * R, d, D)
     q_full, q_empty, full, empty = bars
     TILES: gl.constexpr = D // 64 * (KEYS // ROWS)
@@ -614,11 +628,18 @@ def _columns(
             turn += 1
             total = gl.sum(sums, 0)
             inside = gl.expand_dims(head < R, 0) & gl.expand_dims(col < d, 1)
-            if (first == 0) & (last == blocks):
+            alone = (first == 0) & (last == blocks)
+            apart = True
+            if TOGETHER > 1:
+                apart = even == 0
+                alone = alone & apart
+                if even == 1:
+                    tell_part(room, rank, o, top * scale, total, R, TOGETHER)
+            if alone:
                 whole = o / gl.expand_dims(gl.where(total == 0.0, 1.0, total), 0)
                 at = gl.expand_dims(((b.to(gl.int64) * key_heads + kh) * R + head) * d, 0) + gl.expand_dims(col, 1)
                 gl.store(out_ptr + at, whole.to(out_ptr.dtype.element_ty), mask=inside)
-            else:
+            elif apart:
                 place = gl.program_id(0) * 2 + (first == 0).to(gl.int32)
                 at = gl.expand_dims((place.to(gl.int64) * R + head) * d, 0) + gl.expand_dims(col, 1)
                 gl.store(part_ptr + at, o, mask=inside)
@@ -639,6 +660,12 @@ def _columns(
             kh = kh * 0
             b += 1
             length = gl.load(lens_ptr + b, mask=left > 0, other=0)
+    if TOGETHER > 1:
+        if even == 1:
+            if nothing:
+                no_key = gl.full([COLS], float("-inf"), gl.float32, gl.SliceLayout(0, L))
+                tell_part(room, rank, gl.zeros([D, COLS], gl.float32, L), no_key, gl.zeros_like(no_key), R, TOGETHER)
+            join_told(room, rank, out_ptr + head0 * d, d, R, R, D, TOGETHER)
     _let_join_start(EARLY == 2)
 
 
@@ -676,8 +703,103 @@ def paged_columns(
     kh, first = within // of_head, within % of_head
     gl.warp_specialize([
         (_columns, (q_smem, k_smem, v_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, count_ptr, scale,
-                    batch, key_heads, d, b, kh, first, left, length, line, R, D, KEYS, ROWS, COLS, STAGES, EARLY, DTYPE,
-                    JOINS, HEADS, QUERIES)),
+                    batch, key_heads, d, b, kh, first, left, length, line, line, R, D, KEYS, ROWS, COLS, STAGES, EARLY,
+                    DTYPE, JOINS, HEADS, QUERIES, 1)),
         (_feed_columns, (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads, table_b,
                          b, kh, first, left, length, R, D, P, KEYS, ROWS, COLS, STAGES, QUERIES, SKIPS)),
     ], [1], [40])  # fmt: skip
+
+
+@gluon.jit
+def _feed_together(
+    q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads, table_b, b, kh, first, left,
+    length,
+    R: gl.constexpr, D: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
+    STAGES: gl.constexpr, QUERIES: gl.constexpr, SKIPS: gl.constexpr,
+):
+    """``_feed_columns`` of a program that is one of a cluster."""
+    arrive_in_cluster()
+    _feed_columns(q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads, table_b, b, kh,
+                  first, left, length, R, D, P, KEYS, ROWS, COLS, STAGES, QUERIES, SKIPS)  # fmt: skip
+    wait_for_cluster()
+
+
+@gluon.jit
+def even_lengths(lens, batch, KEYS: gl.constexpr, EVEN: gl.constexpr):
+    """Whether the longest sequence has at most EVEN quarters of the blocks that all have on average."""
+    blocks = (lens + KEYS - 1) // KEYS
+    return (4 * gl.max(blocks, 0) * batch <= EVEN * gl.sum(blocks, 0)).to(gl.int32)
+
+
+@gluon.jit
+def _unit_of(length, KEYS: gl.constexpr, TOGETHER: gl.constexpr):
+    """Where every cluster takes one key head of one sequence: this program's first block, and how many it has."""
+    blocks, rank = (length + KEYS - 1) // KEYS, gl.program_id(0) % TOGETHER
+    each, longer = blocks // TOGETHER, blocks % TOGETHER
+    left = each
+    if rank < longer:
+        left = each + 1
+    return rank * each + min(rank, longer), left
+
+
+@gluon.jit
+def paged_together(
+    q_desc, k_desc, v_desc, table_ptr, lens_ptr, out_ptr, part_ptr, seen_ptr, count_ptr, scale, batch, key_heads,
+    table_b, pages, d,
+    R: gl.constexpr, D: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
+    STAGES: gl.constexpr, BATCH: gl.constexpr, LEAST: gl.constexpr, EARLY: gl.constexpr, LEAVES: gl.constexpr,
+    JOINS: gl.constexpr, HEADS: gl.constexpr, QUERIES: gl.constexpr, SKIPS: gl.constexpr, TOGETHER: gl.constexpr,
+    EVEN: gl.constexpr,
+):
+    """``paged_columns`` where sequences are few and about as long as each other: a cluster of TOGETHER programs takes
+    one key head of one, and tells its parts through shared memory; or a program takes it whole, where TOGETHER is 1.
+    Programs beyond then have nothing to do.
+
+    Where the longest sequence is more than EVEN quarters of what all are on average, the line is cut as ever.
+    """
+    DTYPE: gl.constexpr = q_desc.dtype
+    gl.static_assert(P % ROWS == 0)
+    TILES: gl.constexpr = STAGES * (D // 64) * (KEYS // ROWS)
+    P_L: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, COLS], DTYPE)
+    mine = gl.program_id(0) // TOGETHER
+    lens = _lengths(lens_ptr, batch, BATCH)
+    length = gl.load(lens_ptr + mine // key_heads, mask=mine < batch * key_heads, other=0)
+    _fetch_table(table_ptr, table_b, pages, batch)
+    q_smem = gl.allocate_shared_memory(DTYPE, [QUERIES, 1, COLS, D], q_desc.layout)
+    k_smem = gl.allocate_shared_memory(DTYPE, [TILES, 1, ROWS, 1, 64], k_desc.layout)
+    v_smem = gl.allocate_shared_memory(DTYPE, [TILES, 1, ROWS, 1, 64], v_desc.layout)
+    p_smem = gl.allocate_shared_memory(DTYPE, [KEYS, COLS], P_L)
+    bars = (_barriers(QUERIES, 1), _barriers(QUERIES, 1), _barriers(STAGES, 1), _barriers(STAGES, 1))
+    rank = gl.program_id(0) % TOGETHER
+    room = rank
+    if TOGETHER > 1:
+        room = room_for_parts(rank, R, D, TOGETHER)
+        arrive_in_cluster()
+    even = even_lengths(lens, batch, KEYS, EVEN)
+    if mine >= batch * key_heads:
+        even = even * 2
+    first, left = _unit_of(length, KEYS, TOGETHER)
+    b, kh, line = mine // key_heads, mine % key_heads, (first, left, left)
+    if even == 0:
+        b, within, left, line = _placed(lens, batch, key_heads, KEYS, LEAST)
+        length = gl.load(lens_ptr + b)
+        of_head = max((length + KEYS - 1) // KEYS, 1)
+        kh, first = within // of_head, within % of_head
+    told = (room, even, rank)
+    if TOGETHER > 1:  # a cluster's barrier waits for all warps, those without work too
+        gl.warp_specialize([
+            (_columns, (q_smem, k_smem, v_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, count_ptr, scale,
+                        batch, key_heads, d, b, kh, first, left, length, line, told, R, D, KEYS, ROWS, COLS, STAGES,
+                        EARLY, DTYPE, JOINS, HEADS, QUERIES, TOGETHER)),
+            (_feed_together, (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads,
+                              table_b, b, kh, first, left, length, R, D, P, KEYS, ROWS, COLS, STAGES, QUERIES, SKIPS)),
+            (attend_cluster, ()), (attend_cluster, ()), (attend_cluster, ()),
+        ], [1, 1, 1, 1], [40, 24, 24, 24])  # fmt: skip
+    else:
+        gl.warp_specialize([
+            (_columns, (q_smem, k_smem, v_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, count_ptr, scale,
+                        batch, key_heads, d, b, kh, first, left, length, line, line, R, D, KEYS, ROWS, COLS, STAGES,
+                        EARLY, DTYPE, JOINS, HEADS, QUERIES, 1)),
+            (_feed_columns, (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads,
+                             table_b, b, kh, first, left, length, R, D, P, KEYS, ROWS, COLS, STAGES, QUERIES, SKIPS)),
+        ], [1], [40])  # fmt: skip

@@ -12,7 +12,7 @@ from torch.compiler import is_dynamo_compiling
 from ridgeline.kernels import tuning
 from ridgeline.kernels.autocast import as_cached
 from ridgeline.kernels.contract import Case, Trial, case, declare
-from ridgeline.kernels.launcher import INTERPRETING, Blocks, Kernel, Plans, carved, launchable, num_sms, vector_of
+from ridgeline.kernels.launcher import INTERPRETING, Blocks, Kernel, Plans, carved, fits, launchable, num_sms, vector_of
 from ridgeline.kernels.paged_attention import config, kernel, reference
 from ridgeline.kernels.rows import cdiv, float_reason, power_of_two
 
@@ -28,6 +28,7 @@ _SHARE = Kernel(
     loose=("table_ptr", "lens_ptr"),
 )
 _COLUMNS = Kernel(kernel.paged_columns, vectors=("d",), loose=("table_ptr", "lens_ptr"))
+_TOGETHER = Kernel(kernel.paged_together, vectors=("d",), loose=("table_ptr", "lens_ptr"))
 _JOIN = Kernel(kernel.paged_join, vectors=("d",), loose=("lens_ptr",), dependent=True)
 _BORDER = Kernel(kernel.paged_border, vectors=("d",), loose=("lens_ptr",), dependent=True)
 _SHARES = Kernel(kernel.shares_join, vectors=("d",), dependent=True)
@@ -213,18 +214,23 @@ class _Plan:
     """Launches for one set of shapes; parts are allocated anew each time, from PyTorch's own pool."""
 
     def __init__(self, args: tuple[Tensor, ...], out: Tensor, scale: float) -> None:
-        query, keys, _, table, lens = args
+        query, keys, _, table, _ = args
         PAGED_ATTENTION.check(*args, scale)
         batch, heads, dim = query.shape
         page, key_heads = keys.shape[1], keys.shape[2]
         sizes = {"batch": batch, "key_heads": key_heads, "longest": table.shape[1] * page, "head_dim": dim}
         rest = {"itemsize": query.element_size(), "ratio": heads // key_heads, "fed": _fed(args)}
-        default = config.choose(**sizes, num_sms=num_sms(query.get_device()), **rest)
-        chosen = tuning.choose("paged_attention", sizes, default)
-        num = chosen.programs
-        self.counts = False
+        rest["num_sms"] = num_sms(query.get_device())
+        self._take(tuning.choose("paged_attention", sizes, config.choose(**sizes, **rest)), args, out, scale)
+        if self.beside and not fits(self.share, self.beside):
+            self._take(config.choose(**sizes, **rest, together=False), args, out, scale)
+
+    def _take(self, chosen: config.Paged, args: tuple[Tensor, ...], out: Tensor, scale: float) -> None:
+        """Launches of a configuration; and how many of its clusters have to be on the device together."""
+        num, key_heads = chosen.programs, args[1].shape[2]
+        self.counts, self.beside = False, (num // chosen.together, chosen.together) if chosen.together > 1 else None
         sized = (chosen.keys, num, chosen.least, key_heads)
-        self.parts = Parts(*sized, out, lens, chosen.borders, chosen.fed and chosen.inside) if num else None
+        self.parts = Parts(*sized, out, args[4], chosen.borders, chosen.fed and chosen.inside) if num else None
         bind = self._bind_columns if chosen.fed else self._bind
         bind(chosen, args, out, scale)
 
@@ -258,7 +264,10 @@ class _Plan:
         self.rest = (batch, key_heads, table.stride(0), table.shape[1], dim)
         caches = (_blocks(x, (1, rows, 1, 64)) for x in (keys, values))
         ratio, self.counts = heads // key_heads, True
-        self.share = _COLUMNS.bind(
+        kind, more = _COLUMNS, {}
+        if chosen.even:
+            kind, more = _TOGETHER, {"TOGETHER": chosen.together, "EVEN": chosen.even}
+        self.share = kind.bind(
             (_blocks(query, (1, config.COLUMNS, dim)), *caches, table, lens, out, *self._room(out),
              counter(out), scale * LOG2_E, *self.rest),
             grid=(chosen.programs,),
@@ -267,12 +276,13 @@ class _Plan:
                 "COLS": config.COLUMNS, "STAGES": chosen.num_stages, "BATCH": config.lined(batch),
                 "LEAST": chosen.least, "EARLY": 0 if chosen.inside else chosen.early, "LEAVES": chosen.leaves,
                 "JOINS": config.joined_at_once(ratio, dim) if chosen.inside else 0, "HEADS": power_of_two(ratio),
-                "QUERIES": chosen.queries, "SKIPS": chosen.skips,
+                "QUERIES": chosen.queries, "SKIPS": chosen.skips, **more,
             },
             num_warps=chosen.num_warps,
             max_registers=chosen.max_registers,
             device=query.get_device(),
             vector=BLOCK_VECTOR,
+            cluster=chosen.together,
         )  # fmt: skip
 
     def _room(self, out: Tensor) -> tuple[Tensor, Tensor]:
