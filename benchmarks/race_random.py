@@ -1,13 +1,12 @@
 """Row kernels on shapes that nobody chose: drawn from a seed, beside eager, Liger and a copy of as many bytes.
 
     python benchmarks/race_random.py --pack kernels --jobs 12                 (compiles ours, without a device)
-    python benchmarks/race_random.py --warm --path LIGER --jobs 8             (compiles Liger's, on a device that others use)
+    python benchmarks/race_random.py --warm --path LIGER --jobs 8             (compiles Liger's, beside others)
     RIDGELINE_KERNEL_PACK=kernels python benchmarks/race_random.py --out results --path LIGER --budget-s 60
     python benchmarks/race_random.py --table data/recordings/h200/rows_random1.json.gz
 
-Rows by columns as people have them: widths and vocabularies of public models, multiples of eight, even numbers that are
-no multiples of eight, odd ones; more than half of them move over 64 MB. Every shape is first compared with float64, then
-timed in turns with a cold L2. A summary says which share of the shapes over 64 MB reaches the figure asked for (90 % of
+Rows by columns as people have them: widths and vocabularies of public models, multiples of eight, other even numbers,
+odd ones; more than half of them move over 64 MB. Every shape is first compared with float64, then timed in turns with a cold L2. A summary says which share of the shapes over 64 MB reaches the figure asked for (90 % of
 the copy's bandwidth forward, 85 % backward), how many reach as much of what a copy of as many bytes does, and how the
 best contender stands. One file, written again after every shape.
 """
@@ -42,8 +41,8 @@ SMALL_BYTES = 4 << 20
 """Shapes that move less are called again and again as well, launch included."""
 WIDTHS = (384, 768, 896, 1152, 1280, 1536, 1600, 1920, 2304, 2560, 2880, 3072, 3200, 3584, 4544, 4608, 5120, 5376, 6144,
           6656, 7168, 8192, 9216, 11008, 12288, 14336, 16384)  # fmt: skip
-VOCABULARIES = (1000, 21841, 30522, 32001, 32128, 49152, 50257, 50272, 50280, 51200, 64000, 65024, 92544, 100352, 102400,
-                128256, 129280, 151936, 152064, 200064, 250880, 256000, 262144)  # fmt: skip
+VOCABULARIES = (1000, 21841, 30522, 32001, 32128, 49152, 50257, 50272, 50280, 51200, 64000, 65024, 92544, 100352,
+                102400, 128256, 129280, 151936, 152064, 200064, 250880, 256000, 262144)  # fmt: skip
 
 
 def columns(name: str, rng: random.Random) -> int:
@@ -201,7 +200,10 @@ def table(found: dict[str, Any]) -> Iterator[str]:
     copy = found["copy_bytes_per_s"]
     yield f"Copy of 1 GiB in the same run: {copy / 1e12:.2f} TB/s. Seed {found['seed']}."
     yield ""
-    yield "| function | phase | shapes | over 64 MB | reach the figure | reach it of a copy as large | least | best rival over ours | lost |"
+    yield (
+        "| function | phase | shapes | over 64 MB | reach the figure | reach it of a copy as large | least"
+        " | best rival over ours | lost |"
+    )
     yield "|---|---|---|---|---|---|---|---|---|"
     for row in shares(found):
         cells = [row["primitive"], row["phase"], row["num"], row["large"], row["reach"], row["reach_as_large"]]

@@ -531,6 +531,82 @@ def stages() -> Iterator[Sweep]:
         yield Sweep("layer_norm_quant", "layer_norm_quant", "fwd", of, tried)
 
 
+def rows_alike() -> Iterator[Sweep]:
+    """Norms of rows that start inside accesses: those that start at the same place run together, or as they come."""
+    from dataclasses import replace
+
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.layer_norm import config as layer
+    from ridgeline.kernels.rms_norm import config as rms
+
+    for dtype, rows, cols, names in (
+        ("bfloat16", 8192, 12289, ("layer_norm", "rms_norm")), ("bfloat16", 16384, 7001, ("layer_norm", "rms_norm")),
+        ("bfloat16", 32768, 4099, ("layer_norm",)), ("bfloat16", 4096, 15999, ("layer_norm", "rms_norm")),
+        ("float32", 8192, 7001, ("layer_norm",)), ("bfloat16", 2048, 9001, ("layer_norm",)),
+    ):  # fmt: skip
+        size = 4 if dtype == "float32" else 2
+        for name in names:
+            found = (layer if name == "layer_norm" else rms).apart(rows, cols * size // 16 * 16 // size, size)
+            both = tuple(replace(found, alike=alike) for alike in (False, True)) if found else ()
+            yield Sweep(f"{name}.forward", name, "fwd", case(dtype, rows=rows, cols=cols), both)
+
+
+def rows_again() -> Iterator[Sweep]:
+    """Backward passes of norms whose rows wait in shared memory and are read there twice: odd rows, then aligned."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.rms_norm.config import Backward
+
+    def B(cols: int, num_warps: int, slots: int, programs: int, keep: bool = False) -> Backward:
+        chunks = -(-(cols // 8 * 8) // (256 * num_warps))
+        return Backward(1, chunks, 256 * num_warps, num_warps, slots, programs, keep, again=True)
+
+    tried: dict[tuple[str, int, int], tuple[tuple[Any, ...], ...]] = {
+        ("layer_norm", 32768, 4099): ((4, 2, 4), (4, 3, 3), (8, 3, 2, True)),
+        ("layer_norm", 16384, 5003): ((4, 3, 3), (4, 2, 3), (8, 3, 2, True)),
+        ("layer_norm", 16384, 7001): ((8, 2, 2), (16, 3, 1, True)),
+        ("layer_norm", 8192, 12289): ((16, 3, 1), (8, 3, 1, True)),
+        ("layer_norm", 65536, 2049): ((4, 3, 5, True), (4, 2, 4), (2, 2, 8)),
+        ("layer_norm", 131072, 1001): ((2, 3, 8), (1, 2, 16)),
+        ("rms_norm", 32768, 4099): ((4, 3, 4, True), (8, 3, 2, True)),
+        ("rms_norm", 16384, 5003): ((4, 2, 4, True), (4, 3, 3, True)),
+        ("rms_norm", 16384, 7001): ((8, 3, 2, True), (16, 3, 1, True)),
+        ("rms_norm", 8192, 12289): ((16, 3, 1, True),),
+        ("layer_norm", 16384, 4096): ((4, 2, 4), (4, 3, 3), (8, 3, 2, True)),
+        ("layer_norm", 16384, 5120): ((4, 3, 3), (4, 2, 3), (8, 3, 2)),
+        ("layer_norm", 16384, 6144): ((8, 3, 2), (8, 2, 2)),
+        ("layer_norm", 8192, 8192): ((8, 2, 2), (16, 3, 1, True)),
+        ("layer_norm", 4096, 11008): ((16, 3, 1),),
+        ("layer_norm", 4096, 16384): ((16, 2, 1),),
+        ("layer_norm", 4096, 14336): ((16, 3, 1), (16, 2, 1)),
+        ("layer_norm", 32768, 2560): ((4, 3, 4), (4, 2, 5)),
+        ("layer_norm", 65536, 1280): ((2, 2, 8), (4, 3, 6, True)),
+        ("rms_norm", 16384, 4096): ((4, 3, 4, True),),
+        ("rms_norm", 8192, 8192): ((8, 3, 2, True),),
+        ("rms_norm", 4096, 14336): ((16, 3, 1, True), (16, 2, 1, True)),
+        ("rms_norm", 4096, 20480): ((16, 2, 1),),
+        ("layer_norm", 4096, 20480): ((16, 2, 1),),
+    }
+    for (name, rows, cols), ways in tried.items():
+        found = tuple(B(cols, *way) for way in ways)
+        yield Sweep(f"{name}.backward", name, "bwd", case("bfloat16", rows=rows, cols=cols), found)
+
+
+def middling() -> Iterator[Sweep]:
+    """Backward passes of norms of widths that no sweep has timed, in the types and with the tiles there are."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.rms_norm.config import Backward as B
+
+    half = (B(1, 2, 1024, 4, 3, 5, True), B(1, 3, 512, 2, 3, 8, True), B(1, 5, 256, 1, 3, 8, True))
+    for name, dtype, rows, cols, tried in (
+        ("layer_norm", "bfloat16", 65536, 1280, half), ("rms_norm", "bfloat16", 65536, 1536, half[:2]),
+        ("layer_norm", "float32", 32768, 1280, half[:2]), ("rms_norm", "float32", 8192, 5120, ()),
+        ("layer_norm", "float32", 8192, 5120, ()), ("layer_norm", "float32", 4096, 7168, ()),
+        ("rms_norm", "float32", 4096, 12288, (B(1, 3, 4096, 16, 2, 1, False), B(1, 6, 2048, 8, 2, 1, False))),
+        ("layer_norm", "float32", 4096, 12288, (B(1, 3, 4096, 16, 2, 1, False), B(1, 6, 2048, 8, 2, 1, False))),
+    ):  # fmt: skip
+        yield Sweep(f"{name}.backward", name, "bwd", case(dtype, rows=rows, cols=cols), tried)
+
+
 PARTS: dict[str, Callable[[], Iterator[Sweep]]] = {
     "four_warps": four_warps,
     "quantizing": quantizing,
@@ -555,6 +631,9 @@ PARTS: dict[str, Callable[[], Iterator[Sweep]]] = {
     "rows_clustered": rows_clustered,
     "odd_forward": odd_forward,
     "odd_words": odd_words,
+    "rows_alike": rows_alike,
+    "rows_again": rows_again,
+    "middling": middling,
 }
 
 

@@ -18,7 +18,8 @@ class Forward:
     blocks.
 
     ``reads`` and ``writes``: what the L2 is told of rows and results ("evict_first", "evict_last"). ``apart``: rows
-    that start inside accesses, the few elements at their ends apart, weights from copies that start where rows can."""
+    that start inside accesses, the few elements at their ends apart, weights from copies that start where rows can.
+    ``alike``: of these, rows that start at the same place run together, so that one copy is read at a time."""
 
     rows: int
     chunks: int
@@ -27,6 +28,7 @@ class Forward:
     reads: str = ""
     writes: str = ""
     apart: bool = False
+    alike: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,9 @@ class Backward:
     12.8, LayerNorm 1024×12288 33.2 and 35.2. Let in from this one's start on it is in the way: 23.3, 11.9, 34.0."""
     words: bool = False
     """With ``ends``, LayerNorm of 16-bit numbers: what waits are two numbers a word, ``num_stages`` rows of them."""
+    again: bool = False
+    """16-bit rows wait in shared memory, ``num_stages`` of them, and are read there twice; so do weights, unless
+    ``keep_weight``."""
 
 
 LONG_BLOCK = 8192
