@@ -6,9 +6,10 @@
     python benchmarks/race_random.py --table data/recordings/h200/rows_random1.json.gz
 
 Rows by columns as people have them: widths and vocabularies of public models, multiples of eight, other even numbers,
-odd ones; more than half of them move over 64 MB. Every shape is first compared with float64, then timed in turns with a cold L2. A summary says which share of the shapes over 64 MB reaches the figure asked for (90 % of
-the copy's bandwidth forward, 85 % backward), how many reach as much of what a copy of as many bytes does, and how the
-best contender stands. One file, written again after every shape.
+odd ones; more than half of them move over 64 MB. Every shape is first compared with float64, then timed in turns with a
+cold L2. A summary says how many of the shapes over 64 MB reach the figure asked for (90 % of the copy's bandwidth
+forward, 85 % backward), how many as much of what a copy of as many bytes does, and how the best contender stands. One
+file, written again after every shape.
 """
 
 from __future__ import annotations
