@@ -607,6 +607,23 @@ def middling() -> Iterator[Sweep]:
         yield Sweep(f"{name}.backward", name, "bwd", case(dtype, rows=rows, cols=cols), tried)
 
 
+def odd_long() -> Iterator[Sweep]:
+    """Softmax of long rows that start inside accesses, whose shares are whole accesses, by clusters of other sizes."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.softmax.config import Packed as P
+
+    last = "evict_last"
+    for rows, cols, tried in (
+        (1024, 131075, (P(16, 4, 2, last, cluster=4), P(8, 0, 3, last, cluster=8), P(16, 12, 2, last, cluster=2))),
+        (2048, 65537, (P(16, 13, 2), P(16, 4, 2, last, cluster=2), P(8, 0, 3, last, cluster=4))),
+        (2048, 100003, (P(16, 9, 2, last, cluster=2), P(8, 5, 2, last, cluster=4))),
+        (512, 262147, (P(8, 0, 3, last, cluster=16), P(16, 4, 2, last, cluster=8))),
+        (9, 50257, (P(8, 0, 3, cluster=4), P(16, 0, 2, cluster=2))),
+        (64, 50257, (P(8, 0, 3, cluster=4), P(16, 0, 2, cluster=2))),
+    ):
+        yield Sweep("softmax.forward", "softmax", "fwd", case("bfloat16", rows=rows, cols=cols), tried)
+
+
 PARTS: dict[str, Callable[[], Iterator[Sweep]]] = {
     "four_warps": four_warps,
     "quantizing": quantizing,
@@ -634,6 +651,7 @@ PARTS: dict[str, Callable[[], Iterator[Sweep]]] = {
     "rows_alike": rows_alike,
     "rows_again": rows_again,
     "middling": middling,
+    "odd_long": odd_long,
 }
 
 

@@ -94,7 +94,8 @@ def _plan_forward(x: Tensor, y: Tensor, stride: int) -> Any:
     common = {"device": x.get_device(), "vector": vector}
     streaming: Any = config.streamed_forward(cols, size) if streamable(vector, size) else None
     if size == 2 and is_widest(vector, size) and not INTERPRETING:
-        streaming = config.packed(rows, cols, num_sms(x.get_device()), shifted) or streaming
+        held = cols // vector * vector  # what is outside of whole accesses is no piece's
+        streaming = config.packed(rows, held, num_sms(x.get_device()), shifted) or streaming
     chosen: Any = tuning.choose(
         "softmax.forward",
         {"rows": rows, "cols": cols, "dtype": y.dtype},
@@ -132,7 +133,9 @@ def _plan_packed(
 ) -> Any:
     """A row a program, or a share of one; as many programs as these."""
     num, block = chosen.cluster, 256 * chosen.num_warps
-    length = cols if num == 1 else cdiv(cdiv(cols, num), SHARE_STEP) * SHARE_STEP
+    access = POINTER_ALIGNMENT_BYTES // x.element_size()
+    held = cols // access * access
+    length = held if num == 1 else cdiv(cdiv(held, num), SHARE_STEP) * SHARE_STEP
     chunks, shortest = cdiv(length, block), cols - (num - 1) * length - (16 if shifted else 0)
     run = _FORWARD_PACKED.bind(
         (x, y, cols, stride, length),
@@ -143,7 +146,7 @@ def _plan_packed(
         num_warps=chosen.num_warps,
         max_registers=shares.registers_of(chosen.num_warps, chosen.programs_per_sm),
         device=x.get_device(),
-        vector=POINTER_ALIGNMENT_BYTES // x.element_size(),
+        vector=access,
         cluster=num,
     )  # fmt: skip
     return lambda x, y: run(x, y, cols, stride, length)
