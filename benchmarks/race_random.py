@@ -285,7 +285,7 @@ def main() -> None:
     if asked.pack:
         from ridgeline.kernels import pack
 
-        made = pack.write(asked.pack, wanted_variants(asked.seed, asked.num, names), jobs=asked.jobs, direct=True)
+        made = pack.write(asked.pack, wanted_variants(asked.seed, asked.num, names), jobs=asked.jobs)
         return print(f"{len(made.entries)} kernels in {time.perf_counter() - BEGAN:.0f} s")
     if asked.warm and asked.part < 0:
         given = ["--seed", str(asked.seed), "--num", str(asked.num), "--names", asked.names]
