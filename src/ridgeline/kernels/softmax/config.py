@@ -104,6 +104,10 @@ def twice(itemsize: int) -> Softmax:
     return Softmax(1, 0, 16384 // itemsize, 16, 1)
 
 
+SHARE_STEP = 64
+"""Shares of a cluster's programs are multiples of so many numbers, a line: all but the last are equal."""
+
+
 def num_pieces(num_warps: int, cols: int) -> int:
     """Accesses of every lane that hold a row of 16-bit numbers."""
     return cdiv(cols, 256 * num_warps)
@@ -133,7 +137,8 @@ def clustered(rows: int, cols: int, sms: int, shifted: bool) -> Packed | None:
         cluster *= 2
     reads = "evict_last" if 2 * rows * cols >= KEPT_BYTES else ""
     if shifted:
-        return Packed(16, max(0, num_pieces(16, cdiv(cols, cluster)) - 4), 2, reads, cluster=cluster)
+        length = cdiv(cdiv(cols // 8 * 8, cluster), SHARE_STEP) * SHARE_STEP
+        return Packed(16, max(0, num_pieces(16, length) - 4), 2, reads, cluster=cluster)
     return Packed(8, max(0, num_pieces(8, cdiv(cols, cluster)) - 8), 3, reads, cluster=cluster)
 
 
@@ -157,7 +162,7 @@ def packed(rows: int, cols: int, sms: int, shifted: bool) -> Packed | None:
     reads = "evict_last" if 2 * rows * cols >= KEPT_BYTES else ""
     if eight:
         return Packed(8, 2 if cols > 16384 else 0, 3, reads)
-    pieces = num_pieces(16, cols)
+    pieces = num_pieces(16, cols // 8 * 8)  # what is outside of whole accesses is in none
     if pieces > 14:
         return Packed(16, 13, 2)
     return Packed(16, max(0, pieces - 4) if pieces > 7 or shifted else 2 * (pieces == 7), 2, reads)

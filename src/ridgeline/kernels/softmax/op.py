@@ -42,8 +42,6 @@ _BACKWARD_STREAMED = Kernel(
 _FORWARD_PACKED = Kernel(streamed.softmax_forward_packed, vectors=("cols", "x_stride"))
 _forward_plans, _backward_plans = Plans(), Plans()
 STREAMED_ACCESS_BYTES = 8
-SHARE_STEP = 64
-"""Shares of a cluster's programs are multiples of so many numbers, a line: all but the last are equal."""
 
 
 def softmax(x: Tensor, dim: int = -1) -> Tensor:
@@ -94,8 +92,7 @@ def _plan_forward(x: Tensor, y: Tensor, stride: int) -> Any:
     common = {"device": x.get_device(), "vector": vector}
     streaming: Any = config.streamed_forward(cols, size) if streamable(vector, size) else None
     if size == 2 and is_widest(vector, size) and not INTERPRETING:
-        held = cols // vector * vector  # what is outside of whole accesses is no piece's
-        streaming = config.packed(rows, held, num_sms(x.get_device()), shifted) or streaming
+        streaming = config.packed(rows, cols, num_sms(x.get_device()), shifted) or streaming
     chosen: Any = tuning.choose(
         "softmax.forward",
         {"rows": rows, "cols": cols, "dtype": y.dtype},
@@ -135,7 +132,7 @@ def _plan_packed(
     num, block = chosen.cluster, 256 * chosen.num_warps
     access = POINTER_ALIGNMENT_BYTES // x.element_size()
     held = cols // access * access
-    length = held if num == 1 else cdiv(cdiv(held, num), SHARE_STEP) * SHARE_STEP
+    length = held if num == 1 else cdiv(cdiv(held, num), config.SHARE_STEP) * config.SHARE_STEP
     chunks, shortest = cdiv(length, block), cols - (num - 1) * length - (16 if shifted else 0)
     run = _FORWARD_PACKED.bind(
         (x, y, cols, stride, length),
