@@ -13,7 +13,7 @@ from torch.nn import functional
 from ridgeline.bench.check import check_case
 from ridgeline.kernels import layer_norm, rms_norm, tuning
 from ridgeline.kernels.contract import case
-from ridgeline.kernels.rms_norm.config import Backward, Forward
+from ridgeline.kernels.rms_norm.config import again
 from ridgeline.kernels.variants import variants_of
 
 pytestmark = pytest.mark.usefixtures("packed")
@@ -25,44 +25,20 @@ WAYS = [
     ("rms_norm", "bfloat16", 4101, 4099, (4, 3, 4, True)), ("rms_norm", "float16", 300, 7002, (8, 3, 2, True)),
     ("rms_norm", "bfloat16", 300, 20480, (16, 2, 1, False)), ("rms_norm", "bfloat16", 5, 4096, (4, 3, 4, True)),
 ]  # fmt: skip
-ALIKE = [("layer_norm", "bfloat16", 1003, 7001), ("rms_norm", "float16", 1003, 12289),
-         ("layer_norm", "float32", 901, 4099), ("add_layer_norm", "bfloat16", 1003, 7001)]  # fmt: skip
-
-
-def backward(cols: int, num_warps: int, slots: int, programs: int, keep: bool) -> Backward:
-    chunks = -(-(cols // 8 * 8) // (256 * num_warps))
-    return Backward(1, chunks, 256 * num_warps, num_warps, slots, programs, keep, again=True)
-
-
-def forward(dtype: str, cols: int) -> Forward:
-    wide = dtype == "float32"
-    block = 1024
-    return Forward(1, -(-cols // block), block, 8 if wide else 4, apart=True, alike=True)
 
 
 def wanted_variants() -> list[Any]:
     """What this file launches, for a pack."""
     found = []
     for name, dtype, rows, cols, way in WAYS:
-        with tuning.forced(f"{name}.backward", backward(cols, *way)):
-            found += variants_of(name, [case(dtype, rows=rows, cols=cols)])
-    for name, dtype, rows, cols in ALIKE:
-        with tuning.forced(f"{name.removeprefix('add_')}.forward", forward(dtype, cols)):
+        with tuning.forced(f"{name}.backward", again(cols, *way)):
             found += variants_of(name, [case(dtype, rows=rows, cols=cols)])
     return list(dict.fromkeys(found))
 
 
 @pytest.mark.parametrize(("name", "dtype", "rows", "cols", "way"), WAYS)
 def test_rows_that_wait_in_shared_memory_have_the_right_gradients(name, dtype, rows, cols, way):
-    with tuning.forced(f"{name}.backward", backward(cols, *way)):
-        found = check_case(name, case(dtype, rows=rows, cols=cols), torch.device("cuda"), 1)
-    wrong = [finding for finding in found if not finding.ok]
-    assert found and not wrong, wrong
-
-
-@pytest.mark.parametrize(("name", "dtype", "rows", "cols"), ALIKE)
-def test_rows_that_start_alike_and_run_together_are_all_written(name, dtype, rows, cols):
-    with tuning.forced(f"{name.removeprefix('add_')}.forward", forward(dtype, cols)):
+    with tuning.forced(f"{name}.backward", again(cols, *way)):
         found = check_case(name, case(dtype, rows=rows, cols=cols), torch.device("cuda"), 1)
     wrong = [finding for finding in found if not finding.ok]
     assert found and not wrong, wrong
@@ -73,14 +49,14 @@ def test_norms_without_weights_and_with_a_weight_alone(cols):
     torch.manual_seed(0)
     x = torch.randn(600, cols, device="cuda", dtype=torch.bfloat16) + 3
     w, dy = torch.randn(cols, device="cuda", dtype=torch.bfloat16), torch.randn_like(x)
-    with tuning.forced("layer_norm.backward", backward(cols, 4, 2, 4, False)):
+    with tuning.forced("layer_norm.backward", again(cols, 4, 2, 4, False)):
         for weight in (None, w):
             ours, theirs = [value.detach().requires_grad_() for value in (x, x.double())]
             wide = None if weight is None else weight.double()
             layer_norm(ours, weight).backward(dy)
             functional.layer_norm(theirs, (cols,), wide).backward(dy.double())
             torch.testing.assert_close(ours.grad.double(), theirs.grad, rtol=1e-2, atol=1e-2)
-    with tuning.forced("rms_norm.backward", backward(cols, 4, 3, 4, True)):
+    with tuning.forced("rms_norm.backward", again(cols, 4, 3, 4, True)):
         ours, theirs = [value.detach().requires_grad_() for value in (x, x.double())]
         rms_norm(ours, w, 1e-6, offset=1.0).backward(dy)
         functional.rms_norm(theirs, (cols,), w.double() + 1.0, 1e-6).backward(dy.double())

@@ -98,18 +98,6 @@ def whole_part(start, cols, VECTOR: tl.constexpr):
 
 
 @triton.jit
-def row_of(rows, VECTOR: tl.constexpr, ALIKE: tl.constexpr):
-    """The row of a program: its number, or every VECTOR-th row first, then the ones after them, and so on.
-
-    Programs past the last row do that row once more, and write what is there.
-    """
-    if ALIKE:
-        return tl.minimum(tl.program_id(0).to(tl.int64) * VECTOR + tl.program_id(1), rows - 1)
-    else:
-        return tl.program_id(0).to(tl.int64)
-
-
-@triton.jit
 def ends_of(lead, whole, cols, VECTOR: tl.constexpr):
     """Columns of such a row that lie in no whole access, at most VECTOR − 1 at either end, and which of them there are.
 

@@ -80,12 +80,11 @@ reloaded = {"forward": norm.Forward(1, 1, 64, 1), "backward": norm.Backward(1, 1
 long = {"forward": norm.Forward(1, 0, 0, 1), "backward": norm.Backward(1, 0, 0, 1, 1, 1, False)}
 apart = {"forward": norm.Forward(1, 3, 16, 1), "backward": norm.Backward(1, 3, 16, 1, 2, 8, True)}
 ends = {"forward": norm.Forward(1, 3, 16, 1, apart=True), "backward": norm.Backward(1, 3, 16, 1, 2, 8, True, True)}
-alike = {"forward": norm.Forward(1, 3, 16, 1, apart=True, alike=True)}
 FORCED = {
     **{
         f"{op}_norm": [
             {f"{op}_norm.{phase}": config for phase, config in given.items()}
-            for given in (held, reloaded, long, apart, ends, alike)
+            for given in (held, reloaded, long, apart, ends)
         ]
         for op in ("rms", "layer")
     },

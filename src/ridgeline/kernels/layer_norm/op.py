@@ -220,11 +220,11 @@ def _plan_apart(
     given = weight is not None or bias is not None
     stats = template(y.shape[:-1], torch.float32, y.device) if save else y
     run = _FORWARD_APART.bind(
-        (x, residual, w, b, w, y, h, stats, stats, rows, cols, stride, width, 0.0),
-        grid=(cdiv(rows, vector), vector) if chosen.alike else (rows,),
+        (x, residual, w, b, w, y, h, stats, stats, cols, stride, width, 0.0),
+        grid=(rows,),
         constants={"HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None, "HAS_RESIDUAL": h is not y,
                    "SAVE": save, "CHUNKS": cdiv(cols // vector * vector, chosen.block), "BLOCK": chosen.block,
-                   "VECTOR": vector, "READS": "" if h is not y else chosen.reads, "ALIKE": chosen.alike,
+                   "VECTOR": vector, "READS": "" if h is not y else chosen.reads,
                    "DEPENDENT": given and not INTERPRETING},
         num_warps=chosen.num_warps,
         device=x.get_device(),
@@ -235,7 +235,7 @@ def _plan_apart(
         x: Tensor, residual: Tensor, w: Tensor, b: Tensor, y: Tensor, h: Tensor, mean: Tensor, rstd: Tensor, rows: int,
         cols: int, stride: int, eps: float,
     ) -> None:  # fmt: skip
-        run(x, residual, w, b, copies(w, b, x), y, h, mean, rstd, rows, cols, stride, width, eps)
+        run(x, residual, w, b, copies(w, b, x), y, h, mean, rstd, cols, stride, width, eps)
 
     return plan
 
@@ -280,14 +280,14 @@ def _plan_backward(
     vector = vector_of(min(dx.element_size(), dy.element_size()), pointers, cols, stride)
     shifts = access_of(min(dx.element_size(), dy.element_size()), pointers, cols, stride)[1]
     ends = ends_access(min(dx.element_size(), dy.element_size()), pointers, cols, stride)
-    in_words = dy.dtype == x.dtype == w.dtype and x.element_size() == 2 and not has_dh and not INTERPRETING
+    in_words = not has_dh and words_access(dy, x, w, pointers, rows, cols, stride)
     chosen = tuning.choose(
         "layer_norm.backward",
         {"rows": rows, "cols": cols, "dtype": dx.dtype},
         (config.backward_ends(rows, cols // ends * ends, size, in_words) if ends else None)
-        or config.backward(rows, cols, size, shifts),
+        or config.backward(rows, cols, size, shifts, in_words),
     )
-    if chosen.again and not has_dh and words_access(dy, x, w, pointers, cols, stride):
+    if chosen.again and in_words:
         programs = walkers(rows, chosen, 8 if cols % 8 else 1, on)
         partial = template((2, programs, cols), torch.float32, x.device)
         return _plan_backward_words(chosen, dy, x, weight, mean, dx, partial, rows, cols, stride, want)

@@ -18,8 +18,7 @@ class Forward:
     blocks.
 
     ``reads`` and ``writes``: what the L2 is told of rows and results ("evict_first", "evict_last"). ``apart``: rows
-    that start inside accesses, the few elements at their ends apart, weights from copies that start where rows can.
-    ``alike``: of these, rows that start at the same place run together, so that one copy is read at a time."""
+    that start inside accesses, the few elements at their ends apart, weights from copies that start where rows can."""
 
     rows: int
     chunks: int
@@ -28,7 +27,6 @@ class Forward:
     reads: str = ""
     writes: str = ""
     apart: bool = False
-    alike: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +131,41 @@ def held(rows: int, cols: int, itemsize: int) -> Forward:
     return Forward(1, 0, 0, 16)
 
 
-def backward(rows: int, cols: int, itemsize: int, num_sums: int = 1) -> Backward:
+def again(cols: int, num_warps: int, slots: int, programs_per_sm: int, keep_weight: bool = False) -> Backward:
+    """Rows of 16-bit numbers that wait in shared memory, in ``slots`` places of a program."""
+    block = 256 * num_warps
+    return Backward(1, cdiv(cols // 8 * 8, block), block, num_warps, slots, programs_per_sm, keep_weight, again=True)
+
+
+def in_words(rows: int, cols: int, shifted: bool) -> Backward | None:
+    """Rows that wait in shared memory: those that start inside accesses, and those too long for registers.
+
+    16384×7001 200 µs (216 with masks), 8192×12289 193 (356), 4096×20480 156 (252 read twice). Where rows fill accesses
+    and registers hold them, waiting there is faster: 16384×4096 107 µs, 120 so; 4096×14336 105 and 110.
+    """
+    if shifted and 1024 < cols <= 3072 and rows >= LEAST_WALKED:
+        return again(cols, 2, 2, 8, True)
+    if shifted and 5112 < cols <= 8192:
+        return again(cols, 8, 3, 2, True)
+    if shifted and 8192 < cols <= 16384:
+        return again(cols, 8, 3, 1, True)
+    if 16384 < cols <= 24576:
+        return again(cols, 16, 2, 1, cols > 20480)
+    return None
+
+
+def backward(
+    rows: int, cols: int, itemsize: int, num_sums: int = 1, shifted: bool = False, words: bool = False
+) -> Backward:
     """Two tiles on their way, and as many programs as the registers of their tiles and column sums allow.
 
     Short rows that are powers of two share tiles of 4096 elements (131072×128: 38 µs, one warp a row 42); a row of 1024
     has four warps (32768×1024: 60 against 62, LayerNorm 62 against 77). Others have one warp a row, the longer of them
     in a program of its own: 86 µs against 104 with four warps for LayerNorm of 65536×768.
     """
+    found = in_words(rows, cols, shifted) if words and num_sums == 1 else None
+    if found is not None:
+        return found
     short = short_tile(rows, cols, itemsize, 4)
     if short is not None and cols == 1024 and itemsize == 2:
         return Backward(1, 1, 1024, 4, 3, 5 + num_sums, True)
@@ -152,6 +178,9 @@ def backward(rows: int, cols: int, itemsize: int, num_sums: int = 1) -> Backward
         if held > 16:
             return Backward(1, *short[1:3], 1, 3, 10 if held <= 24 else 8, True)
         return Backward(*short, 3, 8 if held <= 8 else 4, True)
+    if shifted and num_sums == 1 and cols <= 4096:  # masks take registers: all programs must be there at once
+        wide = Backward(1, cdiv(cols, 1024), 1024, 4, 3, 2, True)
+        return wide if cols > 2048 else Backward(1, 1, 2048, 8, 3, 3, True)
     if cols <= 4096:
         num_warps = 4 if 2048 < cols <= 3072 else 8
         chunks = cdiv(cols, 256 * num_warps)
@@ -164,6 +193,8 @@ def backward(rows: int, cols: int, itemsize: int, num_sums: int = 1) -> Backward
         return Backward(1, 2, 4096, 16, 3, 1, True)
     if cols <= 12288 and itemsize == 2:
         return Backward(1, cdiv(cols, 2048), 2048, 8, 3, 1, False)
+    if cols <= 12288:  # float32 4096×12288: 156 µs, LayerNorm 159; 322 and 309 read twice
+        return Backward(1, cdiv(cols, 4096), 4096, 16, 2, 1, False)
     if cols <= 16384 and itemsize == 2:
         return Backward(1, 2, 8192, 32, 1, 1, False)
     return Backward(1, 0, 0, 16, 1, 1, False)

@@ -14,7 +14,6 @@ from ridgeline.kernels.device import (
     load_part,
     load_whole,
     row_lead,
-    row_of,
     row_start,
     store_part,
     store_whole,
@@ -92,7 +91,6 @@ def rms_norm_forward_apart(
     y_ptr,
     h_ptr,
     rstd_ptr,
-    rows,
     cols,
     x_stride,
     width,
@@ -105,12 +103,11 @@ def rms_norm_forward_apart(
     BLOCK: tl.constexpr,
     VECTOR: tl.constexpr,
     READS: tl.constexpr,
-    ALIKE: tl.constexpr,  # rows that start at the same place run one after the other
     DEPENDENT: tl.constexpr,  # copies are made while rows are read
 ):
     """A row that starts inside an access of VECTOR elements, a program each and no next one: whole accesses in CHUNKS
     pieces, a few elements apart, the weight from the copy that starts where the row's whole accesses do."""
-    row = row_of(rows, VECTOR, ALIKE)
+    row = tl.program_id(0).to(tl.int64)
     col = tl.arange(0, BLOCK)
     lead, whole = whole_part(row * cols, cols, VECTOR)
     end_at, own = ends_of(lead, whole, cols, VECTOR)

@@ -201,12 +201,11 @@ def _plan_apart(
     w = x if weight is None else weight
     stats = template(y.shape[:-1], torch.float32, y.device) if save else y
     run = _FORWARD_APART.bind(
-        (x, residual, w, w, y, h, stats, rows, cols, stride, width, 0.0, 0.0),
-        grid=(cdiv(rows, vector), vector) if chosen.alike else (rows,),
+        (x, residual, w, w, y, h, stats, cols, stride, width, 0.0, 0.0),
+        grid=(rows,),
         constants={"HAS_WEIGHT": weight is not None, "HAS_RESIDUAL": h is not y, "SAVE": save,
                    "CHUNKS": cdiv(cols // vector * vector, chosen.block), "BLOCK": chosen.block, "VECTOR": vector,
-                   "READS": "" if h is not y else chosen.reads, "ALIKE": chosen.alike,
-                   "DEPENDENT": weight is not None and not INTERPRETING},
+                   "READS": "" if h is not y else chosen.reads, "DEPENDENT": weight is not None and not INTERPRETING},
         num_warps=chosen.num_warps,
         device=x.get_device(),
         vector=vector,
@@ -216,7 +215,7 @@ def _plan_apart(
         x: Tensor, residual: Tensor, w: Tensor, y: Tensor, h: Tensor, rstd: Tensor, rows: int, cols: int, stride: int,
         eps: float, offset: float,
     ) -> None:  # fmt: skip
-        run(x, residual, w, copies(w, w, x), y, h, rstd, rows, cols, stride, width, eps, offset)
+        run(x, residual, w, copies(w, w, x), y, h, rstd, cols, stride, width, eps, offset)
 
     return plan
 
@@ -263,10 +262,13 @@ def _plan_backward(
     w = x if weight is None else weight
     pointers = x.data_ptr() | dy.data_ptr() | dx.data_ptr() | dh.data_ptr() | w.data_ptr()
     vector = vector_of(min(dx.element_size(), dy.element_size()), pointers, cols, stride)
+    shifts = access_of(min(dx.element_size(), dy.element_size()), pointers, cols, stride)[1]
+    in_words = not has_dh and words_access(dy, x, w, pointers, rows, cols, stride)
     chosen = tuning.choose(
-        "rms_norm.backward", {"rows": rows, "cols": cols, "dtype": dx.dtype}, config.backward(rows, cols, size)
+        "rms_norm.backward",
+        {"rows": rows, "cols": cols, "dtype": dx.dtype},
+        config.backward(rows, cols, size, shifted=shifts, words=in_words),
     )
-    in_words = not has_dh and words_access(dy, x, w, pointers, cols, stride)
     if chosen.again and in_words:
         return _plan_backward_words(chosen, dy, x, weight, rstd, dx, rows, cols, stride, want_dw)
     flags = {"HAS_WEIGHT": weight is not None, "HAS_DH": has_dh}
@@ -304,12 +306,14 @@ def _plan_backward(
     return plan
 
 
-def words_access(dy: Tensor, x: Tensor, w: Tensor, pointers: int, cols: int, stride: int) -> bool:
-    """Whether a backward pass can read its rows as words: 16-bit numbers of one type, in accesses of sixteen bytes."""
+def words_access(dy: Tensor, x: Tensor, w: Tensor, pointers: int, rows: int, cols: int, stride: int) -> bool:
+    """Whether a backward pass can read its rows as words: 16-bit numbers of one type, in accesses of sixteen bytes; of
+    rows that start inside accesses there must be one for every place where they can start."""
     size = x.element_size()
     if not dy.dtype == x.dtype == w.dtype or size != 2 or INTERPRETING:
         return False
-    return bool(ends_access(size, pointers, cols, stride)) or is_widest(vector_of(size, pointers, cols, stride), size)
+    ends = ends_access(size, pointers, cols, stride)
+    return 0 < ends <= rows or is_widest(vector_of(size, pointers, cols, stride), size)
 
 
 def plan_words(
