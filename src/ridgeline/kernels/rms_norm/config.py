@@ -144,7 +144,7 @@ def in_words(rows: int, cols: int, shifted: bool) -> Backward | None:
     and registers hold them, waiting there is faster: 16384×4096 107 µs, 120 so; 4096×14336 105 and 110.
     """
     if shifted and 1024 < cols <= 3072 and rows >= LEAST_WALKED:
-        return again(cols, 2, 2, 8, True)
+        return again(cols, 2, 2, 8 if cols <= 2048 else 6, True)
     if shifted and 5112 < cols <= 8192:
         return again(cols, 8, 3, 2, True)
     if shifted and 8192 < cols <= 16384:
@@ -177,14 +177,18 @@ def backward(
         held = short[1] * (16 // itemsize)
         if held > 16:
             return Backward(1, *short[1:3], 1, 3, 10 if held <= 24 else 8, True)
-        return Backward(*short, 3, 8 if held <= 8 else 4, True)
+        programs = 8 if held <= 8 else 4  # all of them must be there at once: float32 and masks take registers
+        if num_sums == 2 and (itemsize == 4 or shifted):
+            programs = 6 if held <= 8 else 2 if shifted and itemsize == 4 else 3
+        return Backward(*short, 3, programs, True)
     if shifted and num_sums == 1 and cols <= 4096:  # masks take registers: all programs must be there at once
         wide = Backward(1, cdiv(cols, 1024), 1024, 4, 3, 2, True)
         return wide if cols > 2048 else Backward(1, 1, 2048, 8, 3, 3, True)
     if cols <= 4096:
         num_warps = 4 if 2048 < cols <= 3072 else 8
         chunks = cdiv(cols, 256 * num_warps)
-        return Backward(1, chunks, 256 * num_warps, num_warps, 3, {1: 4, 2: 2, 3: 3}[chunks], True)
+        programs = {1: 3, 2: 2, 3: 2} if itemsize == 4 or shifted else {1: 4, 2: 2, 3: 3}
+        return Backward(1, chunks, 256 * num_warps, num_warps, 3, programs[chunks], True)
     if cols <= 5120 and itemsize == 2 and num_sums == 1:  # 8192×5120: 70.7 µs, 72.4 in three pieces on eight warps
         return Backward(1, 5, 1024, 4, 3, 2, True)
     if cols <= 6144:
