@@ -80,7 +80,7 @@ def backward(rows: int, cols: int, itemsize: int, shifted: bool = False, words: 
         return Backward(1, cdiv(cols, 512), 512, 2, 3, 5, True)
     if shifted and 2048 < cols <= 5112 and itemsize == 2:
         return Backward(1, cdiv(cols, 1024), 1024, 4, 3, 2, False)
-    chosen = rms.backward(rows, cols, itemsize, num_sums=2)
+    chosen = rms.backward(rows, cols, itemsize, num_sums=2, shifted=shifted)
     if chosen.num_warps == 8 and chosen.chunks == 3:
         return replace(chosen, programs_per_sm=1)
     return chosen
