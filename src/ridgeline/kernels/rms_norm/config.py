@@ -187,8 +187,9 @@ def backward(
     if cols <= 4096:
         num_warps = 4 if 2048 < cols <= 3072 else 8
         chunks = cdiv(cols, 256 * num_warps)
-        programs = {1: 3, 2: 2, 3: 2} if itemsize == 4 or shifted else {1: 4, 2: 2, 3: 3}
-        return Backward(1, chunks, 256 * num_warps, num_warps, 3, programs[chunks], True)
+        least = itemsize == 4 or shifted
+        programs = {1: 3 if least else 4, 2: 2, 3: 2 if least else 3}[chunks]
+        return Backward(1, chunks, 256 * num_warps, num_warps, 3, programs, True)
     if cols <= 5120 and itemsize == 2 and num_sums == 1:  # 8192×5120: 70.7 µs, 72.4 in three pieces on eight warps
         return Backward(1, 5, 1024, 4, 3, 2, True)
     if cols <= 6144:
