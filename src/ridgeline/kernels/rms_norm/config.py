@@ -140,15 +140,16 @@ def again(cols: int, num_warps: int, slots: int, programs_per_sm: int, keep_weig
 def in_words(rows: int, cols: int, shifted: bool) -> Backward | None:
     """Rows that wait in shared memory: those that start inside accesses, and those too long for registers.
 
-    16384×7001 200 µs (216 with masks), 8192×12289 193 (356), 4096×20480 156 (252 read twice). Where rows fill accesses
-    and registers hold them, waiting there is faster: 16384×4096 107 µs, 120 so; 4096×14336 105 and 110.
+    65536×1588 176 µs (202 with masks), 27327×2241 109 (127; 117 on two warps), 16384×7001 200 (216), 8192×12289 193
+    (356; 200 on eight warps), 4096×20480 156 (252 read twice). Where rows fill accesses and registers hold them,
+    waiting there is faster: 16384×4096 107 µs, 120 so; 4096×14336 105 and 110; 16384×3501 100 with masks, 102 to 116.
     """
     if shifted and 1024 < cols <= 3072 and rows >= LEAST_WALKED:
-        return again(cols, 2, 2, 8 if cols <= 2048 else 6, True)
+        return again(cols, 2, 2, 8, True) if cols <= 2048 else again(cols, 4, 3, 4, True)
     if shifted and 5112 < cols <= 8192:
         return again(cols, 8, 3, 2, True)
     if shifted and 8192 < cols <= 16384:
-        return again(cols, 8, 3, 1, True)
+        return again(cols, 16, 3, 1, True)
     if 16384 < cols <= 24576:
         return again(cols, 16, 2, 1, cols > 20480)
     return None
@@ -160,8 +161,9 @@ def backward(
     """Two tiles on their way, and as many programs as the registers of their tiles and column sums allow.
 
     Short rows that are powers of two share tiles of 4096 elements (131072×128: 38 µs, one warp a row 42); a row of 1024
-    has four warps (32768×1024: 60 against 62, LayerNorm 62 against 77). Others have one warp a row, the longer of them
-    in a program of its own: 86 µs against 104 with four warps for LayerNorm of 65536×768.
+    has four warps (32768×1024: 60 against 62, LayerNorm 62 against 77). Others have one warp a row, those longer than
+    256 in a program of its own: 86 µs against 104 with four warps for LayerNorm of 65536×768, 44 and 61 for 65536×320
+    (RMSNorm 43 and 50), 10.8 and 28.7 for 4550×264, 52 and 142 for 65536×305, float32 65536×448 95 and 112.
     """
     found = in_words(rows, cols, shifted) if words and num_sums == 1 else None
     if found is not None:
@@ -177,10 +179,13 @@ def backward(
         held = short[1] * (16 // itemsize)
         if held > 16:
             return Backward(1, *short[1:3], 1, 3, 10 if held <= 24 else 8, True)
-        programs = 8 if held <= 8 else 4  # all of them must be there at once: float32 and masks take registers
-        if num_sums == 2 and (itemsize == 4 or shifted):
-            programs = 6 if held <= 8 else 2 if shifted and itemsize == 4 else 3
-        return Backward(*short, 3, programs, True)
+        if held > 8:
+            programs = 8 if rows < 16384 else 12 if itemsize == 4 or shifted else 16
+            return Backward(1, *short[1:3], 1, 3, programs, True)
+        fewer = num_sums == 2 and (itemsize == 4 or shifted)  # all must be there at once, and these take registers
+        return Backward(*short, 3, 6 if fewer else 8, True)
+    if 1024 < cols <= 1792 and itemsize == 4 and not shifted:  # LayerNorm 54126×1600: 258 µs, 306 on eight warps
+        return Backward(1, cdiv(cols, 512), 512, 4, 3, 4, True)
     if shifted and num_sums == 1 and cols <= 4096:  # masks take registers: all programs must be there at once
         wide = Backward(1, cdiv(cols, 1024), 1024, 4, 3, 2, True)
         return wide if cols > 2048 else Backward(1, 1, 2048, 8, 3, 3, True)
@@ -190,7 +195,8 @@ def backward(
         least = itemsize == 4 or shifted
         programs = {1: 3 if least else 4, 2: 2, 3: 2 if least else 3}[chunks]
         return Backward(1, chunks, 256 * num_warps, num_warps, 3, programs, True)
-    if cols <= 5120 and itemsize == 2 and num_sums == 1:  # 8192×5120: 70.7 µs, 72.4 in three pieces on eight warps
+    if cols <= 5120 and itemsize == 2 and not (shifted and num_sums == 2):
+        # 8192×5120: 70.7 µs, 72.4 in three pieces on eight warps; LayerNorm 16384×5120 132 and 156
         return Backward(1, 5, 1024, 4, 3, 2, True)
     if cols <= 6144:
         return Backward(1, 3, 2048, 8, 3, 2 if itemsize == 2 else 1, False)
