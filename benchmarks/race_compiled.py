@@ -1,5 +1,7 @@
 """The race with torch.compile(mode="max-autotune") taking part, compiled by several processes before the clock starts.
 
+    python benchmarks/race_compiled.py --out results --budget-s 170 --warm
+    python benchmarks/race_compiled.py --out results --budget-s 90 --race-s 25
     python benchmarks/race_compiled.py --out results --budget-s 300 --go results/go
     python benchmarks/race_compiled.py --table data/recordings/h200/rows_compiled2.json.gz
 
@@ -7,6 +9,10 @@ Compiling needs a minute and more of many cores and hardly the GPU, racing needs
 has a process, ``--jobs`` of them compile at a time, say so, and wait until the file ``--go`` is there (no ``--go``:
 until all are ready, or only ``--race-s`` seconds are left). Then they race one after the other; who is not ready by
 then takes no part.
+
+``--warm`` compiles and races nothing: it leaves what PyTorch's compiler and Triton made in a cache beside ``--out``,
+where the next run finds it. What may share a device is thus apart from what may not: which of its configurations
+PyTorch's compiler takes is forgotten between the two, and measured again by the run that races.
 """
 
 from __future__ import annotations
@@ -99,7 +105,19 @@ def prepared(name: str, trial: Any, of: Any, device: Any) -> Any:
     return callers
 
 
-def child(out: Path, entry: Entry, go: Path, until_s: float) -> None:
+CHOSEN = "*.best_config"
+"""Files in which PyTorch's compiler notes the configuration of a kernel that was fastest."""
+
+
+def forget_choices(cache: Path) -> int:
+    """Takes away what was chosen on a device that others used; what was compiled stays. How many choices that were."""
+    found = list(cache.rglob(CHOSEN))
+    for path in found:
+        path.unlink()
+    return len(found)
+
+
+def child(out: Path, entry: Entry, go: Path, until_s: float, warm: bool = False) -> None:
     import torch
 
     import ridgeline.kernels  # noqa: F401
@@ -116,6 +134,8 @@ def child(out: Path, entry: Entry, go: Path, until_s: float) -> None:
         return told(out, entry.label, failed=str(of), error=f"{type(error).__name__}: {str(error)[:300]}",
                     trace=traceback.format_exc()[-1200:])  # fmt: skip
     torch.cuda.empty_cache()
+    if warm:
+        return None
     if go.exists():
         return told(out, entry.label, failed=str(of), error="compiled after the race had begun")
     (out / f"{entry.label}.ready").touch()
@@ -149,11 +169,11 @@ def gathered(out: Path, work: list[Entry]) -> dict[str, Any]:
 class Field:
     """Processes of the race: a few compile at a time, all of them wait for the start."""
 
-    def __init__(self, out: Path, work: list[Entry], jobs: int, command: list[str]) -> None:
+    def __init__(self, out: Path, work: list[Entry], jobs: int, command: list[str], cache: Path) -> None:
         self.out, self.waiting, self.jobs, self.command = out, list(work), jobs, command
         self.running: list[tuple[Entry, subprocess.Popen[bytes]]] = []
         self.env = dict(os.environ) | {"TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"}
-        self.env.setdefault("TORCHINDUCTOR_CACHE_DIR", str(out / "inductor"))
+        self.env.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
 
     def ready(self, entry: Entry) -> bool:
         return (self.out / f"{entry.label}.ready").exists()
@@ -184,6 +204,17 @@ class Field:
                 run.wait(max(1.0, until_s - time.time()))
             except subprocess.TimeoutExpired:
                 run.kill()
+
+
+def warmed(field: Field, listed: list[Entry], until_s: float) -> None:
+    """Compiles until all is compiled or the time is over."""
+    while field.fill() and time.time() < until_s:
+        time.sleep(0.2)
+    for _, run in field.compiling():
+        run.kill()
+    found = gathered(field.out, listed)
+    took = max((done["took_s"] for done in found["compiled"]), default=0.0)
+    print(f"{len(found['compiled'])} of {len(listed)} cases compiled, the slowest in {took:.0f} s", flush=True)
 
 
 def table(found: dict[str, Any], copy: float) -> Iterator[str]:
@@ -223,6 +254,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=12, help="processes that compile at a time")
     parser.add_argument("--names", default=",".join(CASES), help="functions, each with cases or without: softmax:0+3")
     parser.add_argument("--path", action="append", default=[], help="folder for the import path, for Liger")
+    parser.add_argument("--warm", action="store_true", help="compile for a later run, which races")
     parser.add_argument("--child", default="")
     parser.add_argument("--index", type=int, default=0)
     parser.add_argument("--until-s", type=float, default=0.0)
@@ -233,16 +265,21 @@ def main() -> None:
     if asked.out is None:
         parser.error("--out or --table")
     sys.path[:0] = asked.path
-    work = asked.work or asked.out.parent / f"{asked.out.name}-work"
+    beside = asked.out.parent / f"{asked.out.name}-work"
+    work = asked.work or (beside / "warm" if asked.warm else beside)
     work.mkdir(parents=True, exist_ok=True)
     go = asked.go or work / "go"
     if asked.child:
-        return child(work, Entry(asked.child, asked.index), go, asked.until_s)
+        return child(work, Entry(asked.child, asked.index), go, asked.until_s, asked.warm)
     until_s = time.time() + asked.budget_s
     command = [sys.executable, __file__, "--out", str(asked.out), "--work", str(work), "--go", str(go)]
     command += [f"--path={folder}" for folder in asked.path] + ["--until-s", str(until_s)]
+    command += ["--warm"] if asked.warm else []
     listed = entries(asked.names.split(","), asked.most)
-    field = Field(work, listed, asked.jobs, command)
+    field = Field(work, listed, asked.jobs, command, beside / "inductor")
+    if asked.warm:
+        return warmed(field, listed, until_s)
+    print(f"{forget_choices(beside / 'inductor')} choices forgotten", flush=True)
     while not go.exists() and time.time() < until_s - asked.race_s:
         if not field.fill() and asked.go is None:
             break

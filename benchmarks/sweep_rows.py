@@ -531,6 +531,120 @@ def stages() -> Iterator[Sweep]:
         yield Sweep("layer_norm_quant", "layer_norm_quant", "fwd", of, tried)
 
 
+def rows_again() -> Iterator[Sweep]:
+    """Backward passes of norms whose rows wait in shared memory and are read there twice: odd rows, then aligned."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.rms_norm.config import Backward
+
+    def B(cols: int, num_warps: int, slots: int, programs: int, keep: bool = False) -> Backward:
+        chunks = -(-(cols // 8 * 8) // (256 * num_warps))
+        return Backward(1, chunks, 256 * num_warps, num_warps, slots, programs, keep, again=True)
+
+    tried: dict[tuple[str, int, int], tuple[tuple[Any, ...], ...]] = {
+        ("layer_norm", 32768, 4099): ((4, 2, 4), (4, 3, 3), (8, 3, 2, True)),
+        ("layer_norm", 16384, 5003): ((4, 3, 3), (4, 2, 3), (8, 3, 2, True)),
+        ("layer_norm", 16384, 7001): ((8, 2, 2), (16, 3, 1, True)),
+        ("layer_norm", 8192, 12289): ((16, 3, 1), (8, 3, 1, True)),
+        ("layer_norm", 65536, 2049): ((4, 3, 5, True), (4, 2, 4), (2, 2, 8)),
+        ("layer_norm", 131072, 1001): ((2, 3, 8), (1, 2, 16)),
+        ("rms_norm", 32768, 4099): ((4, 3, 4, True), (8, 3, 2, True)),
+        ("rms_norm", 16384, 5003): ((4, 2, 4, True), (4, 3, 3, True)),
+        ("rms_norm", 16384, 7001): ((8, 3, 2, True), (16, 3, 1, True)),
+        ("rms_norm", 8192, 12289): ((16, 3, 1, True),),
+        ("layer_norm", 16384, 4096): ((4, 2, 4), (4, 3, 3), (8, 3, 2, True)),
+        ("layer_norm", 16384, 5120): ((4, 3, 3), (4, 2, 3), (8, 3, 2)),
+        ("layer_norm", 16384, 6144): ((8, 3, 2), (8, 2, 2)),
+        ("layer_norm", 8192, 8192): ((8, 2, 2), (16, 3, 1, True)),
+        ("layer_norm", 4096, 11008): ((16, 3, 1),),
+        ("layer_norm", 4096, 16384): ((16, 2, 1),),
+        ("layer_norm", 4096, 14336): ((16, 3, 1), (16, 2, 1)),
+        ("layer_norm", 32768, 2560): ((4, 3, 4), (4, 2, 5)),
+        ("layer_norm", 65536, 1280): ((2, 2, 8), (4, 3, 6, True)),
+        ("rms_norm", 16384, 4096): ((4, 3, 4, True),),
+        ("rms_norm", 8192, 8192): ((8, 3, 2, True),),
+        ("rms_norm", 4096, 14336): ((16, 3, 1, True), (16, 2, 1, True)),
+        ("rms_norm", 4096, 20480): ((16, 2, 1),),
+        ("layer_norm", 4096, 20480): ((16, 2, 1),),
+    }
+    for (name, rows, cols), ways in tried.items():
+        found = tuple(B(cols, *way) for way in ways)
+        yield Sweep(f"{name}.backward", name, "bwd", case("bfloat16", rows=rows, cols=cols), found)
+
+
+def middling() -> Iterator[Sweep]:
+    """Backward passes of norms of widths that no sweep has timed, in the types and with the tiles there are."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.rms_norm.config import Backward as B
+
+    half = (B(1, 2, 1024, 4, 3, 5, True), B(1, 3, 512, 2, 3, 8, True), B(1, 5, 256, 1, 3, 8, True))
+    for name, dtype, rows, cols, tried in (
+        ("layer_norm", "bfloat16", 65536, 1280, half), ("rms_norm", "bfloat16", 65536, 1536, half[:2]),
+        ("layer_norm", "float32", 32768, 1280, half[:2]), ("rms_norm", "float32", 8192, 5120, ()),
+        ("layer_norm", "float32", 8192, 5120, ()), ("layer_norm", "float32", 4096, 7168, ()),
+        ("rms_norm", "float32", 4096, 12288, (B(1, 3, 4096, 16, 2, 1, False), B(1, 6, 2048, 8, 2, 1, False))),
+        ("layer_norm", "float32", 4096, 12288, (B(1, 3, 4096, 16, 2, 1, False), B(1, 6, 2048, 8, 2, 1, False))),
+    ):  # fmt: skip
+        yield Sweep(f"{name}.backward", name, "bwd", case(dtype, rows=rows, cols=cols), tried)
+
+
+def misses() -> Iterator[Sweep]:
+    """Where random shapes missed the figure: new defaults beside what they replace, and other tiles."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.rms_norm.config import Backward as B
+    from ridgeline.kernels.rms_norm.config import Forward as F
+    from ridgeline.kernels.rms_norm.config import again as A
+
+    eight, last = B(1, 1, 2048, 8, 3, 4, True), "evict_last"
+    back: tuple[tuple[str, str, int, int, tuple[Any, ...]], ...] = (
+        ("rms_norm", "bfloat16", 27327, 2241, (A(2241, 2, 2, 8, True), B(1, 3, 1024, 4, 3, 2, True),
+                                               A(2241, 4, 3, 4, True))),
+        ("rms_norm", "bfloat16", 65536, 1588, (A(1588, 2, 2, 8, True), B(1, 1, 2048, 8, 3, 3, True))),
+        ("rms_norm", "bfloat16", 16384, 3501, (B(1, 4, 1024, 4, 3, 2, True), A(3501, 4, 3, 4, True),
+                                               A(3501, 8, 3, 2, True))),
+        ("layer_norm", "bfloat16", 65536, 1536, (A(1536, 2, 2, 8), B(1, 6, 256, 1, 3, 8, True), eight)),
+        ("layer_norm", "bfloat16", 65536, 2048, (A(2048, 2, 2, 8), eight)),
+        ("layer_norm", "bfloat16", 27849, 1600, (A(1600, 2, 2, 8), eight)),
+        ("layer_norm", "bfloat16", 65536, 1458, (A(1458, 2, 2, 8), B(1, 2, 1024, 4, 3, 3, True, True))),
+        ("layer_norm", "bfloat16", 16384, 5120, (A(5120, 8, 3, 2), B(1, 5, 1024, 4, 3, 2, False),
+                                                 B(1, 5, 1024, 4, 3, 2, True))),
+        ("layer_norm", "bfloat16", 4096, 14336, (A(14336, 8, 3, 1), A(14336, 8, 2, 1))),
+        ("layer_norm", "bfloat16", 4096, 16384, (A(16384, 8, 2, 1), A(16384, 16, 2, 1))),
+        ("layer_norm", "bfloat16", 3904, 15708, ()), ("rms_norm", "bfloat16", 8192, 12289, (A(12289, 16, 3, 1, True),)),
+        ("layer_norm", "bfloat16", 4550, 264, (B(1, 2, 256, 1, 3, 12, True), B(1, 2, 256, 1, 3, 8, True))),
+        ("layer_norm", "bfloat16", 65536, 320, (B(1, 2, 256, 1, 3, 12, True), B(1, 2, 256, 1, 3, 16, True))),
+        ("rms_norm", "bfloat16", 65536, 320, (B(1, 2, 256, 1, 3, 12, True), B(1, 2, 256, 1, 3, 16, True))),
+        ("layer_norm", "bfloat16", 65536, 305, (B(1, 2, 256, 1, 3, 12, True),)),
+        ("layer_norm", "float32", 65536, 448, (B(1, 4, 128, 1, 3, 12, True), B(1, 4, 128, 1, 3, 16, True))),
+        ("layer_norm", "float32", 54126, 1600, (B(1, 4, 512, 4, 3, 4, True), B(1, 4, 512, 4, 3, 3, True))),
+        ("layer_norm", "float32", 32768, 1280, (B(1, 3, 512, 2, 3, 5, True), B(1, 3, 512, 2, 3, 8, True))),
+    )  # fmt: skip
+    for name, dtype, rows, cols, tried in back:
+        yield Sweep(f"{name}.backward", name, "bwd", case(dtype, rows=rows, cols=cols), tried)
+    for rows, cols, ways in (
+        (65536, 1280, (F(1, 3, 512, 2, last), F(1, 5, 256, 1, last), F(1, 2, 1024, 4, last))),
+        (65536, 1536, (F(1, 3, 512, 2, last), F(1, 6, 256, 1, last), F(1, 2, 1024, 4, last))),
+        (27334, 1152, (F(1, 3, 512, 2), F(1, 2, 1024, 4))),
+        (4096, 14336, (F(1, 4, 4096, 16, last), F(1, 7, 2048, 8, last))),
+        (4096, 16384, (F(1, 4, 4096, 16, last), F(1, 8, 2048, 8, last))),
+    ):
+        yield Sweep("layer_norm.forward", "layer_norm", "fwd", case("bfloat16", rows=rows, cols=cols), ways)
+
+
+def odd_long() -> Iterator[Sweep]:
+    """Softmax of long rows that start inside accesses, whose shares are whole accesses, by clusters of other sizes."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.softmax.config import Packed as P
+
+    last = "evict_last"
+    for rows, cols, tried in (
+        (1024, 131075, (P(16, 4, 2, last, cluster=4), P(8, 0, 3, last, cluster=8), P(16, 12, 2, last, cluster=2))),
+        (2048, 65537, (P(16, 13, 2), P(16, 4, 2, last, cluster=2), P(8, 0, 3, last, cluster=4))),
+        (512, 262147, (P(8, 0, 3, last, cluster=16), P(16, 4, 2, last, cluster=8))),
+        (64, 50257, (P(8, 0, 3, cluster=4), P(16, 0, 2, cluster=2))),
+    ):
+        yield Sweep("softmax.forward", "softmax", "fwd", case("bfloat16", rows=rows, cols=cols), tried)
+
+
 PARTS: dict[str, Callable[[], Iterator[Sweep]]] = {
     "four_warps": four_warps,
     "quantizing": quantizing,
@@ -555,6 +669,10 @@ PARTS: dict[str, Callable[[], Iterator[Sweep]]] = {
     "rows_clustered": rows_clustered,
     "odd_forward": odd_forward,
     "odd_words": odd_words,
+    "rows_again": rows_again,
+    "middling": middling,
+    "misses": misses,
+    "odd_long": odd_long,
 }
 
 

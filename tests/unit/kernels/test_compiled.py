@@ -75,7 +75,9 @@ TARGET = torch.zeros(4096, dtype=torch.long, device="meta")
         (kernels.softmax, 50257, "softmax_backward_streamed", "LDGSTS.E.BYPASS.128"),
         (lambda x: kernels.layer_norm(x), 4097, "layer_norm_forward_apart", "LDG.E.128"),
         (lambda x: kernels.layer_norm(x), 4097, "layer_norm_backward_words", "LDGSTS.E.BYPASS.128"),
-        (lambda x: kernels.layer_norm(x), 2049, "layer_norm_backward_ends", "LDGSTS.E.BYPASS.128"),
+        (lambda x: kernels.layer_norm(x), 1001, "layer_norm_backward_ends", "LDGSTS.E.BYPASS.128"),
+        (lambda x: kernels.layer_norm(x), 2049, "norm_backward_words", "LDGSTS.E.BYPASS.128"),
+        (lambda x: kernels.rms_norm(x, None, 1e-6), 7001, "norm_backward_words", "LDGSTS.E.BYPASS.128"),
         (lambda x: kernels.layer_norm(x), 9001, "layer_norm_forward_apart", "LDG.E.128"),
         (lambda x: kernels.layer_norm(x), 20001, "layer_norm_forward", "LDG.E.EL.128"),
         (lambda x: kernels.rms_norm(x, None, 1e-6), 4097, "rms_norm_forward_apart", "LDG.E.128"),
@@ -328,12 +330,12 @@ def test_the_widest_problems_fit_into_shared_memory(name, of):
         assert made.shared_bytes <= 227 * 1024 and made.num_spills == 0
 
 
-@pytest.mark.parametrize("cols", [16384, 20000, 24000, 28672, 32768, 50304, 50257, 65536, 20483])
+@pytest.mark.parametrize("cols", [16384, 20000, 24000, 28672, 32768, 50304, 50257, 65536, 20483, 32769])
 def test_programs_that_share_a_multiprocessor_hold_a_row_of_softmax_each(cols):
     found = variants(kernels.softmax, (4096, cols), grad=False)["softmax_forward_packed"]
     constants, made = dict(found.constants), facts(found)
     programs = 3 if found.num_warps == 8 else 2
-    assert constants["CHUNKS"] == -(-cols // (256 * found.num_warps)), "no power of two"
+    assert constants["CHUNKS"] == -(-(cols // 8 * 8) // (256 * found.num_warps)), "no power of two, whole accesses"
     assert made.num_spills == 0 and made.shared_bytes * programs <= 232448
     assert made.num_registers * 32 * found.num_warps * programs <= 65536
     assert made.num("LDGSTS.E.BYPASS.128") == constants["SHARED"] and made.num("STG.E.128") == constants["CHUNKS"]
@@ -341,20 +343,17 @@ def test_programs_that_share_a_multiprocessor_hold_a_row_of_softmax_each(cols):
     assert made.num("MUFU.EX2") <= 16 * constants["CHUNKS"] + 12, "two powers an element, none of them in registers"
 
 
-def test_few_odd_rows_of_softmax_are_shared_by_programs():
-    assert "softmax_forward_streamed" in variants(kernels.softmax, (100, 50257), grad=False)
-
-
 @pytest.mark.parametrize(
     ("rows", "cols", "shares"),
-    [(300, 65544, 4), (300, 80000, 4), (300, 131072, 8), (300, 131075, 4), (300, 262144, 16), (300, 327680, 16),
-     (64, 50304, 4), (16, 65536, 16), (128, 32768, 2), (64, 128256, 8), (4, 262144, 16), (1, 24000, 4)],
+    [(300, 65544, 4), (300, 80000, 4), (300, 131072, 8), (300, 131075, 2), (300, 262144, 16), (300, 327680, 16),
+     (64, 50304, 4), (100, 50257, 4), (3, 20724, 4), (4, 262147, 16), (16, 65536, 16), (128, 32768, 2), (64, 128256, 8),
+     (4, 262144, 16), (1, 24000, 4)],
 )  # fmt: skip
 def test_a_long_row_of_softmax_is_a_clusters(rows, cols, shares):
     found = variants(kernels.softmax, (rows, cols), grad=False)["softmax_forward_packed"]
     constants, made = dict(found.constants), facts(found)
     programs = 3 if found.num_warps == 8 else 2
-    assert constants["SHARES"] == shares and made.num_spills == 0
+    assert constants["SHARES"] == shares and made.num_spills <= (8 if cols % 8 else 0), "a few at the ends of odd rows"
     assert made.shared_bytes * programs <= 232448 and made.num_registers * 32 * found.num_warps * programs <= 65536
     assert made.num("UCGABAR_ARV") == 1 and made.num("MEMBAR") == 0, "programs wait for numbers, not for memory"
     assert made.num("STG.E.128") == constants["CHUNKS"]
@@ -438,6 +437,47 @@ def test_odd_rows_of_layer_norm_backward_wait_two_numbers_a_word(rows, cols):
     assert made.num_spills <= 16
 
 
+@pytest.mark.parametrize(
+    ("norm", "rows", "cols"),
+    [("layer_norm", 8192, 12289), ("layer_norm", 4096, 16384), ("layer_norm", 4096, 14336), ("layer_norm", 65536, 1536),
+     ("layer_norm", 65536, 1458), ("rms_norm", 16384, 7001), ("rms_norm", 8192, 12289), ("rms_norm", 4096, 20480),
+     ("rms_norm", 65536, 1588)],
+)  # fmt: skip
+def test_rows_that_wait_in_shared_memory_are_read_there_twice(norm, rows, cols):
+    call = getattr(kernels, norm)
+    shapes = ((rows, cols), (cols,), (cols,))[: 3 if norm == "layer_norm" else 2]
+    with tuning.asked() as chosen:
+        found = variants(call, *shapes)["norm_backward_words"]
+    config = next(of for name, _, of in chosen if name == f"{norm}.backward")
+    constants, made = dict(found.constants), facts(found)
+    chunks, slots = constants["CHUNKS"], constants["SLOTS"]
+    assert made.num("LDGSTS.E.BYPASS.128") == 2 * chunks * slots and made.num("STG.E.128") == chunks
+    assert made.num("LDS.128") >= 4 * chunks and made.num_spills <= 4
+    assert made.num("BAR") <= 5, "a meeting for what has come, two for the sums"
+    assert made.num_registers * 32 * found.num_warps * config.programs_per_sm <= 65536
+    assert (made.shared_bytes + 1024) * config.programs_per_sm <= 228 * 1024, "all programs are there at once"
+
+
+@pytest.mark.parametrize(
+    ("norm", "dtype", "rows", "cols"),
+    [("rms_norm", "bfloat16", 2000, 2241), ("rms_norm", "bfloat16", 16384, 3501), ("rms_norm", "float32", 31713, 1781),
+     ("rms_norm", "bfloat16", 2000, 1588), ("layer_norm", "float32", 32768, 1280), ("rms_norm", "float32", 8192, 2241),
+     ("layer_norm", "bfloat16", 65536, 1280), ("rms_norm", "float32", 4096, 12288),
+     ("rms_norm", "bfloat16", 65536, 701), ("layer_norm", "float32", 65536, 448), ("rms_norm", "float32", 8192, 2560),
+     ("layer_norm", "bfloat16", 65536, 305), ("layer_norm", "float32", 65536, 429)],
+)  # fmt: skip
+def test_programs_that_walk_over_rows_are_all_there_at_once(norm, dtype, rows, cols):
+    """What comes a wave later would take as long as all the others."""
+    shapes = ((rows, cols), (cols,), (cols,))[: 3 if norm == "layer_norm" else 2]
+    with tuning.asked() as chosen:
+        found = variants(getattr(kernels, norm), *shapes, dtype=getattr(torch, dtype))[f"{norm}_backward"]
+    config = next(of for name, _, of in chosen if name == f"{norm}.backward")
+    made = facts(found)
+    registers = -(-made.num_registers // 8) * 8
+    assert registers * 32 * found.num_warps * config.programs_per_sm <= 65536 and made.num_spills <= 4
+    assert (made.shared_bytes + 1024) * config.programs_per_sm <= 228 * 1024
+
+
 def test_a_program_holds_a_group_of_channels_whole():
     weight = torch.ones(320, dtype=torch.bfloat16, device="meta")
     found = variants(
@@ -456,7 +496,7 @@ def test_logits_that_fill_the_l2_leave_it_first():
         assert facts(found["cross_entropy_short"]).num(policy) >= 8
 
 
-@pytest.mark.parametrize("cols", [4096, 8192, 2049])
+@pytest.mark.parametrize("cols", [4096, 8192, 1001])
 def test_both_sums_of_a_layer_norm_row_backward_are_one_meeting_of_its_warps(cols):
     found = variants(lambda x, w, b: kernels.layer_norm(x, w, b), (8192, cols), (cols,), (cols,))
     variant = found["layer_norm_backward_ends" if cols % 8 else "layer_norm_backward"]

@@ -13,10 +13,13 @@ __all__ = ["LONG_BLOCK", "Backward", "Forward", "apart", "backward", "backward_e
 
 def forward(rows: int, cols: int, itemsize: int) -> Forward:
     """As RMSNorm's, but with thirty-two elements a thread: its sums meet twice, 16384×4096 70.7 µs, 71.8 with sixteen,
-    8192×8192 70 and 79. Past 8k columns eight warps hold more each: 56 against 62 µs for 4096×12288."""
+    8192×8192 70 and 79. Past 8k columns eight warps hold more each: 56 against 62 µs for 4096×12288. Past 1k columns
+    two warps leave fewer lanes idle: 65536×1280 85 µs, 108 on four, 65536×1536 98 and 115."""
     chosen = rms.held(rows, cols, itemsize)
     if 8192 < cols <= 12288 and itemsize == 2:
         chosen = Forward(1, cdiv(cols, 2048), 2048, 8)
+    if 1024 < cols <= 2048 and itemsize == 2 and chosen.rows == 1:
+        chosen = Forward(1, cdiv(cols, 512), 512, 2)
     return rms.kept(chosen, rows, cols, itemsize)
 
 
@@ -30,11 +33,13 @@ def backward_ends(rows: int, whole: int, itemsize: int, words: bool = False) -> 
     ``words``: what waits may be two numbers a word.
 
     32768×4099: 231 µs in words, 256 as float32 numbers, 316 with masks; 16384×7001 210 in words on eight warps, 224 on
-    sixteen, 244 with masks; 16384×5003 169 and 179. 131072×1001 216 and 220 with masks; 65536×2049 225 on three
-    programs, 295 on two, 261 on four, 232 in words.
+    sixteen, 244 with masks; 16384×5003 169 and 179. 131072×1001 216 and 220 with masks; 65536×2049 226 in shared
+    memory, as it was with its ends apart, 65536×1458 176 and 193.
     """
     if rows < rms.LEAST_WALKED or not 512 <= whole <= (8192 if words else 4096):
         return None
+    if words and 1024 < whole <= 2048:
+        return rms.again(whole, 2, 2, 8)
     if itemsize == 4:  # 16384×4099: 215 µs, 264 with masks
         return Backward(1, cdiv(whole, 512), 512, 4, 3, 2, True, True) if 1024 < whole <= 4096 else None
     if whole <= 1024:
@@ -46,14 +51,35 @@ def backward_ends(rows: int, whole: int, itemsize: int, words: bool = False) -> 
     return Backward(1, cdiv(whole, 1024), 1024, 4, 3, 3 if whole <= 2048 else 2, True, True)
 
 
-def backward(rows: int, cols: int, itemsize: int, shifted: bool = False) -> Backward:
+def in_words(rows: int, cols: int, shifted: bool) -> Backward | None:
+    """Rows that wait in shared memory, those too long for registers and those that would leave lanes idle.
+
+    8192×12289: 200 µs (591 with masks), 211 on sixteen warps; 4096×14336 133 and 135 (202 on thirty-two warps, held),
+    4096×16384 156 (222), 4096×20480 186 (341 read twice). 65536×1536 163 (189 on eight warps), 65536×1600 180, but
+    65536×2048 211 and 204. Where registers hold rows they win: 16384×4096 108 µs, 122 so, 16384×6144 173 and 181.
+    """
+    if 1280 < cols <= 1792 and rows >= 8192 and not shifted:
+        return rms.again(cols, 2, 2, 8)
+    if (8192 if shifted else 12288) < cols <= 16384:
+        return rms.again(cols, 8, 3 if cols <= 14336 else 2, 1)
+    if 16384 < cols <= 20480:
+        return rms.again(cols, 16, 2, 1)
+    return None
+
+
+def backward(rows: int, cols: int, itemsize: int, shifted: bool = False, words: bool = False) -> Backward:
     """As RMSNorm's; two column sums leave room for fewer programs, and for fewer rows on their way.
 
     Rows that start inside accesses reach into one piece more: 32768×4099 306 µs on four warps, 376 to 443 on eight.
     """
+    found = in_words(rows, cols, shifted) if words else None
+    if found is not None:
+        return found
+    if 1024 < cols <= 1280 and itemsize == 2 and rows >= 8192 and not shifted:  # 65536×1280: 134 µs, 187 on eight warps
+        return Backward(1, cdiv(cols, 256), 256, 1, 3, 8, True)
     if shifted and 2048 < cols <= 5112 and itemsize == 2:
         return Backward(1, cdiv(cols, 1024), 1024, 4, 3, 2, False)
-    chosen = rms.backward(rows, cols, itemsize, num_sums=2)
+    chosen = rms.backward(rows, cols, itemsize, num_sums=2, shifted=shifted)
     if chosen.num_warps == 8 and chosen.chunks == 3:
         return replace(chosen, programs_per_sm=1)
     return chosen

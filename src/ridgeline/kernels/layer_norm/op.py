@@ -13,7 +13,15 @@ from ridgeline.kernels.compiler import POINTER_ALIGNMENT_BYTES
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, common_rows, declare, elementwise_cost
 from ridgeline.kernels.launcher import INTERPRETING, Kernel, Plans, access_of, launchable, num_sms, vector_of
 from ridgeline.kernels.layer_norm import config, kernel, reference, streamed
-from ridgeline.kernels.rms_norm.op import ends_access, pieces_of, plan_copies, plan_reduce, walkers
+from ridgeline.kernels.rms_norm.op import (
+    ends_access,
+    pieces_of,
+    plan_copies,
+    plan_reduce,
+    plan_words,
+    walkers,
+    words_access,
+)
 from ridgeline.kernels.rows import as_rows, cdiv, float_reason, template
 from ridgeline.kernels.shares import registers_of
 
@@ -272,13 +280,17 @@ def _plan_backward(
     vector = vector_of(min(dx.element_size(), dy.element_size()), pointers, cols, stride)
     shifts = access_of(min(dx.element_size(), dy.element_size()), pointers, cols, stride)[1]
     ends = ends_access(min(dx.element_size(), dy.element_size()), pointers, cols, stride)
-    in_words = dy.dtype == x.dtype == w.dtype and x.element_size() == 2 and not has_dh and not INTERPRETING
+    in_words = not has_dh and words_access(dy, x, w, pointers, rows, cols, stride)
     chosen = tuning.choose(
         "layer_norm.backward",
         {"rows": rows, "cols": cols, "dtype": dx.dtype},
         (config.backward_ends(rows, cols // ends * ends, size, in_words) if ends else None)
-        or config.backward(rows, cols, size, shifts),
+        or config.backward(rows, cols, size, shifts, in_words),
     )
+    if chosen.again and in_words:
+        programs = walkers(rows, chosen, 8 if cols % 8 else 1, on)
+        partial = template((2, programs, cols), torch.float32, x.device)
+        return _plan_backward_words(chosen, dy, x, weight, mean, dx, partial, rows, cols, stride, want)
     flags = {"HAS_WEIGHT": weight is not None, "HAS_DH": has_dh}
     if not chosen.chunks:
         return _plan_backward_long(dy, x, w, mean, rstd, dh, dx, rows, cols, stride, want, flags, vector)
@@ -327,31 +339,45 @@ def _plan_backward_words(
     chosen: config.Backward, dy: Tensor, x: Tensor, weight: Tensor | None, stats: Tensor, dx: Tensor, partial: Tensor,
     rows: int, cols: int, stride: int, want: int,
 ) -> Any:  # fmt: skip
-    """Rows that start inside accesses, two numbers a word."""
+    """Rows of 16-bit numbers, two numbers a word."""
     w, on, programs = x if weight is None else weight, x.get_device(), partial.shape[1]
-    vector = POINTER_ALIGNMENT_BYTES // x.element_size()
-    run = _BACKWARD_WORDS.bind(
-        (dy, x, w, stats, stats, dx, partial, rows, cols, stride),
-        grid=(programs,),
-        constants={"HAS_WEIGHT": weight is not None, "WANT_DW": bool(want & WANT_WEIGHT),
-                   "WANT_DB": bool(want & WANT_BIAS), "CHUNKS": cdiv(cols // vector * vector, chosen.block),
-                   "BLOCK": chosen.block, "SLOTS": chosen.num_stages, "EARLY": bool(want) and chosen.early},
-        num_warps=chosen.num_warps,
-        device=on,
-        vector=vector,
-        max_registers=registers_of(chosen.num_warps, chosen.programs_per_sm),
-    )  # fmt: skip
+    wants = (bool(want & WANT_WEIGHT), bool(want & WANT_BIAS))
+    numbers: tuple[Any, ...] = (rows, cols, stride)
+    if chosen.again:
+        run = plan_words(chosen, dy, x, weight, stats, dx, partial, rows, cols, stride, *wants, True)
+        numbers = (rows, cols, stride, 0.0)
+    else:
+        run = _bind_words(chosen, dy, x, weight, stats, dx, partial, numbers, wants)
     reduce = plan_reduce(partial, w, programs, cols, on, second=w, early=chosen.early)
 
     def plan(
         dy: Tensor, x: Tensor, w: Tensor, mean: Tensor, rstd: Tensor, dh: Tensor, dx: Tensor, *sums: Tensor
     ) -> None:
         shares = torch.empty_like(partial, memory_format=torch.contiguous_format) if want else dx
-        run(dy, x, w, mean, rstd, dx, shares, rows, cols, stride)
+        run(dy, x, w, mean, rstd, dx, shares, *numbers)
         if want:
             reduce(shares, *sums, programs, cols)
 
     return plan
+
+
+def _bind_words(
+    chosen: config.Backward, dy: Tensor, x: Tensor, weight: Tensor | None, stats: Tensor, dx: Tensor, partial: Tensor,
+    numbers: tuple[int, ...], wants: tuple[bool, bool],
+) -> Any:  # fmt: skip
+    """Rows that start inside accesses and wait in registers."""
+    vector = POINTER_ALIGNMENT_BYTES // x.element_size()
+    return _BACKWARD_WORDS.bind(
+        (dy, x, x if weight is None else weight, stats, stats, dx, partial, *numbers),
+        grid=(partial.shape[1],),
+        constants={"HAS_WEIGHT": weight is not None, "WANT_DW": wants[0], "WANT_DB": wants[1],
+                   "CHUNKS": cdiv(numbers[1] // vector * vector, chosen.block), "BLOCK": chosen.block,
+                   "SLOTS": chosen.num_stages, "EARLY": any(wants) and chosen.early},
+        num_warps=chosen.num_warps,
+        device=x.get_device(),
+        vector=vector,
+        max_registers=registers_of(chosen.num_warps, chosen.programs_per_sm),
+    )  # fmt: skip
 
 
 def _plan_backward_long(

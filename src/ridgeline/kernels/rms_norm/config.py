@@ -47,6 +47,9 @@ class Backward:
     12.8, LayerNorm 1024×12288 33.2 and 35.2. Let in from this one's start on it is in the way: 23.3, 11.9, 34.0."""
     words: bool = False
     """With ``ends``, LayerNorm of 16-bit numbers: what waits are two numbers a word, ``num_stages`` rows of them."""
+    again: bool = False
+    """16-bit rows wait in shared memory, ``num_stages`` of them, and are read there twice; so do weights, unless
+    ``keep_weight``."""
 
 
 LONG_BLOCK = 8192
@@ -128,13 +131,43 @@ def held(rows: int, cols: int, itemsize: int) -> Forward:
     return Forward(1, 0, 0, 16)
 
 
-def backward(rows: int, cols: int, itemsize: int, num_sums: int = 1) -> Backward:
+def again(cols: int, num_warps: int, slots: int, programs_per_sm: int, keep_weight: bool = False) -> Backward:
+    """Rows of 16-bit numbers that wait in shared memory, in ``slots`` places of a program."""
+    block = 256 * num_warps
+    return Backward(1, cdiv(cols // 8 * 8, block), block, num_warps, slots, programs_per_sm, keep_weight, again=True)
+
+
+def in_words(rows: int, cols: int, shifted: bool) -> Backward | None:
+    """Rows that wait in shared memory: those that start inside accesses, and those too long for registers.
+
+    65536×1588 176 µs (202 with masks), 27327×2241 109 (127; 117 on two warps), 16384×7001 200 (216), 8192×12289 193
+    (356; 200 on eight warps), 4096×20480 156 (252 read twice). Where rows fill accesses and registers hold them,
+    waiting there is faster: 16384×4096 107 µs, 120 so; 4096×14336 105 and 110; 16384×3501 100 with masks, 102 to 116.
+    """
+    if shifted and 1024 < cols <= 3072 and rows >= LEAST_WALKED:
+        return again(cols, 2, 2, 8, True) if cols <= 2048 else again(cols, 4, 3, 4, True)
+    if shifted and 5112 < cols <= 8192:
+        return again(cols, 8, 3, 2, True)
+    if shifted and 8192 < cols <= 16384:
+        return again(cols, 16, 3, 1, True)
+    if 16384 < cols <= 24576:
+        return again(cols, 16, 2, 1, cols > 20480)
+    return None
+
+
+def backward(
+    rows: int, cols: int, itemsize: int, num_sums: int = 1, shifted: bool = False, words: bool = False
+) -> Backward:
     """Two tiles on their way, and as many programs as the registers of their tiles and column sums allow.
 
     Short rows that are powers of two share tiles of 4096 elements (131072×128: 38 µs, one warp a row 42); a row of 1024
-    has four warps (32768×1024: 60 against 62, LayerNorm 62 against 77). Others have one warp a row, the longer of them
-    in a program of its own: 86 µs against 104 with four warps for LayerNorm of 65536×768.
+    has four warps (32768×1024: 60 against 62, LayerNorm 62 against 77). Others have one warp a row, those longer than
+    256 in a program of its own: 86 µs against 104 with four warps for LayerNorm of 65536×768, 44 and 61 for 65536×320
+    (RMSNorm 43 and 50), 10.8 and 28.7 for 4550×264, 52 and 142 for 65536×305, float32 65536×448 95 and 112.
     """
+    found = in_words(rows, cols, shifted) if words and num_sums == 1 else None
+    if found is not None:
+        return found
     short = short_tile(rows, cols, itemsize, 4)
     if short is not None and cols == 1024 and itemsize == 2:
         return Backward(1, 1, 1024, 4, 3, 5 + num_sums, True)
@@ -146,12 +179,24 @@ def backward(rows: int, cols: int, itemsize: int, num_sums: int = 1) -> Backward
         held = short[1] * (16 // itemsize)
         if held > 16:
             return Backward(1, *short[1:3], 1, 3, 10 if held <= 24 else 8, True)
-        return Backward(*short, 3, 8 if held <= 8 else 4, True)
+        if held > 8:
+            programs = 8 if rows < 16384 else 12 if itemsize == 4 or shifted else 16
+            return Backward(1, *short[1:3], 1, 3, programs, True)
+        fewer = num_sums == 2 and (itemsize == 4 or shifted)  # all must be there at once, and these take registers
+        return Backward(*short, 3, 6 if fewer else 8, True)
+    if 1024 < cols <= 1792 and itemsize == 4 and not shifted:  # LayerNorm 54126×1600: 258 µs, 306 on eight warps
+        return Backward(1, cdiv(cols, 512), 512, 4, 3, 4, True)
+    if shifted and num_sums == 1 and cols <= 4096:  # masks take registers: all programs must be there at once
+        wide = Backward(1, cdiv(cols, 1024), 1024, 4, 3, 2, True)
+        return wide if cols > 2048 else Backward(1, 1, 2048, 8, 3, 3, True)
     if cols <= 4096:
         num_warps = 4 if 2048 < cols <= 3072 else 8
         chunks = cdiv(cols, 256 * num_warps)
-        return Backward(1, chunks, 256 * num_warps, num_warps, 3, {1: 4, 2: 2, 3: 3}[chunks], True)
-    if cols <= 5120 and itemsize == 2 and num_sums == 1:  # 8192×5120: 70.7 µs, 72.4 in three pieces on eight warps
+        least = itemsize == 4 or shifted
+        programs = {1: 3 if least else 4, 2: 2, 3: 2 if least else 3}[chunks]
+        return Backward(1, chunks, 256 * num_warps, num_warps, 3, programs, True)
+    if cols <= 5120 and itemsize == 2 and not (shifted and num_sums == 2):
+        # 8192×5120: 70.7 µs, 72.4 in three pieces on eight warps; LayerNorm 16384×5120 132 and 156
         return Backward(1, 5, 1024, 4, 3, 2, True)
     if cols <= 6144:
         return Backward(1, 3, 2048, 8, 3, 2 if itemsize == 2 else 1, False)
@@ -159,6 +204,8 @@ def backward(rows: int, cols: int, itemsize: int, num_sums: int = 1) -> Backward
         return Backward(1, 2, 4096, 16, 3, 1, True)
     if cols <= 12288 and itemsize == 2:
         return Backward(1, cdiv(cols, 2048), 2048, 8, 3, 1, False)
+    if cols <= 12288:  # float32 4096×12288: 156 µs, LayerNorm 159; 322 and 309 read twice
+        return Backward(1, cdiv(cols, 4096), 4096, 16, 2, 1, False)
     if cols <= 16384 and itemsize == 2:
         return Backward(1, 2, 8192, 32, 1, 1, False)
     return Backward(1, 0, 0, 16, 1, 1, False)

@@ -9,16 +9,28 @@ from torch import Tensor
 
 from ridgeline.errors import KernelError
 from ridgeline.kernels import device, tuning
+from ridgeline.kernels.compiler import POINTER_ALIGNMENT_BYTES
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, common_rows, declare, elementwise_cost
-from ridgeline.kernels.launcher import INTERPRETING, Kernel, Plans, access_of, launchable, num_sms, vector_of
-from ridgeline.kernels.rms_norm import config, kernel, reference
+from ridgeline.kernels.launcher import (
+    INTERPRETING,
+    Kernel,
+    Plans,
+    access_of,
+    is_widest,
+    launchable,
+    num_sms,
+    vector_of,
+)
+from ridgeline.kernels.rms_norm import config, kernel, reference, streamed
 from ridgeline.kernels.rows import as_rows, cdiv, clamp, float_reason, power_of_two, template
+from ridgeline.kernels.shares import registers_of
 
 _FORWARD = Kernel(kernel.rms_norm_forward, vectors=("cols", "x_stride"))
 _FORWARD_LONG = Kernel(kernel.rms_norm_forward_long, vectors=("cols", "x_stride"))
 _FORWARD_APART = Kernel(kernel.rms_norm_forward_apart, vectors=("width",))
 _BACKWARD = Kernel(kernel.rms_norm_backward, vectors=("cols", "x_stride"))
 _BACKWARD_LONG = Kernel(kernel.rms_norm_backward_long, vectors=("cols", "x_stride"))
+_BACKWARD_WORDS = Kernel(streamed.norm_backward_words, loose=("weight_ptr", "mean_ptr", "rstd_ptr", "shares_ptr"))
 _WEIGHT_SHARE = Kernel(kernel.rms_norm_weight_share, vectors=("cols", "x_stride"))
 REDUCE = Kernel(device.reduce_partials, vectors=("cols",))
 _COPIES = Kernel(device.copy_shifted)
@@ -250,9 +262,15 @@ def _plan_backward(
     w = x if weight is None else weight
     pointers = x.data_ptr() | dy.data_ptr() | dx.data_ptr() | dh.data_ptr() | w.data_ptr()
     vector = vector_of(min(dx.element_size(), dy.element_size()), pointers, cols, stride)
+    shifts = access_of(min(dx.element_size(), dy.element_size()), pointers, cols, stride)[1]
+    in_words = not has_dh and words_access(dy, x, w, pointers, rows, cols, stride)
     chosen = tuning.choose(
-        "rms_norm.backward", {"rows": rows, "cols": cols, "dtype": dx.dtype}, config.backward(rows, cols, size)
+        "rms_norm.backward",
+        {"rows": rows, "cols": cols, "dtype": dx.dtype},
+        config.backward(rows, cols, size, shifted=shifts, words=in_words),
     )
+    if chosen.again and in_words:
+        return _plan_backward_words(chosen, dy, x, weight, rstd, dx, rows, cols, stride, want_dw)
     flags = {"HAS_WEIGHT": weight is not None, "HAS_DH": has_dh}
     if not chosen.chunks:
         common = {"device": x.get_device(), "vector": vector, "num_warps": chosen.num_warps}
@@ -282,6 +300,55 @@ def _plan_backward(
     def plan(dy: Tensor, x: Tensor, w: Tensor, rstd: Tensor, dh: Tensor, dx: Tensor, dw: Tensor, offset: float) -> None:
         shares = torch.empty_like(partial, memory_format=torch.contiguous_format) if want_dw else dx
         run(dy, x, w, rstd, dh, dx, shares, rows, cols, stride, offset)
+        if want_dw:
+            reduce(shares, dw, dw, programs, cols)
+
+    return plan
+
+
+def words_access(dy: Tensor, x: Tensor, w: Tensor, pointers: int, rows: int, cols: int, stride: int) -> bool:
+    """Whether a backward pass can read its rows as words: 16-bit numbers of one type, in accesses of sixteen bytes; of
+    rows that start inside accesses there must be one for every place where they can start."""
+    size = x.element_size()
+    if not dy.dtype == x.dtype == w.dtype or size != 2 or INTERPRETING:
+        return False
+    ends = ends_access(size, pointers, cols, stride)
+    return 0 < ends <= rows or is_widest(vector_of(size, pointers, cols, stride), size)
+
+
+def plan_words(
+    chosen: config.Backward, dy: Tensor, x: Tensor, weight: Tensor | None, stats: Tensor, dx: Tensor, partial: Tensor,
+    rows: int, cols: int, stride: int, want_dw: bool, want_db: bool, centered: bool,
+) -> Any:  # fmt: skip
+    """Rows that wait in shared memory, two numbers a word, for as many programs as ``partial`` has rows."""
+    vector = POINTER_ALIGNMENT_BYTES // x.element_size()
+    return _BACKWARD_WORDS.bind(
+        (dy, x, x if weight is None else weight, stats, stats, dx, partial, rows, cols, stride, 0.0),
+        grid=(partial.shape[-2],),
+        constants={"CENTERED": centered, "HAS_WEIGHT": weight is not None, "WANT_DW": want_dw, "WANT_DB": want_db,
+                   "CHUNKS": cdiv(cols // vector * vector, chosen.block), "BLOCK": chosen.block,
+                   "SLOTS": chosen.num_stages, "EARLY": (want_dw or want_db) and chosen.early,
+                   "SHIFTED": cols % vector != 0, "SHARED": weight is not None and not chosen.keep_weight},
+        num_warps=chosen.num_warps,
+        device=x.get_device(),
+        vector=vector,
+        max_registers=registers_of(chosen.num_warps, chosen.programs_per_sm),
+    )  # fmt: skip
+
+
+def _plan_backward_words(
+    chosen: config.Backward, dy: Tensor, x: Tensor, weight: Tensor | None, rstd: Tensor, dx: Tensor, rows: int,
+    cols: int, stride: int, want_dw: bool,
+) -> Any:  # fmt: skip
+    w, on = x if weight is None else weight, x.get_device()
+    programs = walkers(rows, chosen, 8 if cols % 8 else 1, on)
+    partial = template((programs, cols), torch.float32, x.device)
+    run = plan_words(chosen, dy, x, weight, rstd, dx, partial, rows, cols, stride, want_dw, False, False)
+    reduce = plan_reduce(partial, w, programs, cols, on, early=chosen.early)
+
+    def plan(dy: Tensor, x: Tensor, w: Tensor, rstd: Tensor, dh: Tensor, dx: Tensor, dw: Tensor, offset: float) -> None:
+        shares = torch.empty_like(partial, memory_format=torch.contiguous_format) if want_dw else dx
+        run(dy, x, w, rstd, rstd, dx, shares, rows, cols, stride, offset)
         if want_dw:
             reduce(shares, dw, dw, programs, cols)
 

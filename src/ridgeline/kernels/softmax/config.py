@@ -104,6 +104,10 @@ def twice(itemsize: int) -> Softmax:
     return Softmax(1, 0, 16384 // itemsize, 16, 1)
 
 
+SHARE_STEP = 64
+"""Shares of a cluster's programs are multiples of so many numbers, a line: all but the last are equal."""
+
+
 def num_pieces(num_warps: int, cols: int) -> int:
     """Accesses of every lane that hold a row of 16-bit numbers."""
     return cdiv(cols, 256 * num_warps)
@@ -111,7 +115,7 @@ def num_pieces(num_warps: int, cols: int) -> int:
 
 SHORTEST_PACKED, LONGEST_PACKED, LONGEST_ON_EIGHT = 12288, 65536, 20480
 """Columns of rows that a program holds two numbers a word, and of those for which eight warps are enough."""
-MOST_TOGETHER, LONGEST_SHIFTED_SHARE = 16, 53248
+MOST_TOGETHER, LONGEST_SHIFTED_SHARE = 16, 65536
 """Programs of a cluster; columns of one's share where rows start inside accesses."""
 
 
@@ -122,19 +126,22 @@ def clustered(rows: int, cols: int, sms: int, shifted: bool) -> Packed | None:
     1024×131072: 136 and 137 µs (146 and 143 in the persistent kernel, whose programs wait for words in memory),
     2048×128256 278 and 263 (304, 284), 512×262144 144 and 143 (147, 144), 2048×80000 174 and 159 (186, 178), float16
     2048×151936 327 and 306 (349, 350); sixteen warps lose 3 to 10 %. Rows that start inside accesses on sixteen warps:
-    1024×131075 152 (219), 2048×100003 231, 244 by four (284). Few rows: 64×50304 9.9 by four (15.0), 16×65536 6.8 by
-    sixteen (9.6), 128×32768 10.7 by two (11.0), 64×128256 14.9 by eight (19.7), 4×262144 7.0 (8.8 in shares).
+    1024×131075 146 by two, 149 by four (219), 2048×100003 231, 244 by four (284). Few rows: 64×50304 9.9 by four
+    (15.0), 64×50257 10.1 (15.8), 16×65536 6.8 by sixteen (9.6), 128×32768 10.7 by two (11.0), 64×128256 14.9 by eight
+    (19.7), 4×262144 7.0 (8.8 in shares).
     """
-    longest = LONGEST_SHIFTED_SHARE if shifted else LONGEST_ON_EIGHT
-    cluster = power_of_two(cdiv(cols, longest))
+    sixteen = shifted and rows >= 2 * sms
+    held = cols // 8 * 8  # what is outside of whole accesses is no piece's
+    cluster = power_of_two(cdiv(held, LONGEST_SHIFTED_SHARE if sixteen else LONGEST_ON_EIGHT))
     if cluster > MOST_TOGETHER:
         return None
-    while not shifted and cluster < MOST_TOGETHER and 2 * cluster * rows <= 3 * sms and cols >= 8192 * cluster:
+    while not sixteen and cluster < MOST_TOGETHER and 2 * cluster * rows <= 3 * sms and cols >= 8192 * cluster:
         cluster *= 2
     reads = "evict_last" if 2 * rows * cols >= KEPT_BYTES else ""
-    if shifted:
-        return Packed(16, max(0, num_pieces(16, cdiv(cols, cluster)) - 4), 2, reads, cluster=cluster)
-    return Packed(8, max(0, num_pieces(8, cdiv(cols, cluster)) - 8), 3, reads, cluster=cluster)
+    length = cdiv(cdiv(held, cluster), SHARE_STEP) * SHARE_STEP
+    if sixteen:
+        return Packed(16, max(0, num_pieces(16, length) - 4), 2, reads, cluster=cluster)
+    return Packed(8, max(0, num_pieces(8, length) - 8), 3, reads, cluster=cluster)
 
 
 def packed(rows: int, cols: int, sms: int, shifted: bool) -> Packed | None:
@@ -149,7 +156,7 @@ def packed(rows: int, cols: int, sms: int, shifted: bool) -> Packed | None:
     At most 24 words a thread are in registers, or 16 where others wait in shared memory: 2048×80000 spills, 211 (185 in
     shares). Rows that the L2 is told to keep gain 1 to 3 µs.
     """
-    if cols > LONGEST_PACKED or (cols > LONGEST_ON_EIGHT and rows < 2 * sms and not shifted):
+    if cols > LONGEST_PACKED or (cols > LONGEST_ON_EIGHT and rows < 2 * sms):
         return clustered(rows, cols, sms, shifted)
     eight = SHORTEST_PACKED < cols <= LONGEST_ON_EIGHT and not shifted
     if rows < (4 if eight else 2) * sms or (cols <= LONGEST_ON_EIGHT and not eight):
@@ -157,7 +164,7 @@ def packed(rows: int, cols: int, sms: int, shifted: bool) -> Packed | None:
     reads = "evict_last" if 2 * rows * cols >= KEPT_BYTES else ""
     if eight:
         return Packed(8, 2 if cols > 16384 else 0, 3, reads)
-    pieces = num_pieces(16, cols)
+    pieces = num_pieces(16, cols // 8 * 8)  # what is outside of whole accesses is in none
     if pieces > 14:
         return Packed(16, 13, 2)
     return Packed(16, max(0, pieces - 4) if pieces > 7 or shifted else 2 * (pieces == 7), 2, reads)

@@ -42,8 +42,6 @@ _BACKWARD_STREAMED = Kernel(
 _FORWARD_PACKED = Kernel(streamed.softmax_forward_packed, vectors=("cols", "x_stride"))
 _forward_plans, _backward_plans = Plans(), Plans()
 STREAMED_ACCESS_BYTES = 8
-SHARE_STEP = 64
-"""Shares of a cluster's programs are multiples of so many numbers, a line: all but the last are equal."""
 
 
 def softmax(x: Tensor, dim: int = -1) -> Tensor:
@@ -132,7 +130,9 @@ def _plan_packed(
 ) -> Any:
     """A row a program, or a share of one; as many programs as these."""
     num, block = chosen.cluster, 256 * chosen.num_warps
-    length = cols if num == 1 else cdiv(cdiv(cols, num), SHARE_STEP) * SHARE_STEP
+    access = POINTER_ALIGNMENT_BYTES // x.element_size()
+    held = cols // access * access
+    length = held if num == 1 else cdiv(cdiv(held, num), config.SHARE_STEP) * config.SHARE_STEP
     chunks, shortest = cdiv(length, block), cols - (num - 1) * length - (16 if shifted else 0)
     run = _FORWARD_PACKED.bind(
         (x, y, cols, stride, length),
@@ -143,7 +143,7 @@ def _plan_packed(
         num_warps=chosen.num_warps,
         max_registers=shares.registers_of(chosen.num_warps, chosen.programs_per_sm),
         device=x.get_device(),
-        vector=POINTER_ALIGNMENT_BYTES // x.element_size(),
+        vector=access,
         cluster=num,
     )  # fmt: skip
     return lambda x, y: run(x, y, cols, stride, length)
