@@ -25,7 +25,18 @@ from ridgeline.optimizer.deadline import OutOfTime, within
 from ridgeline.optimizer.explanation import explanations, remaining
 from ridgeline.optimizer.forecast import Forecast, forecast, known_device
 from ridgeline.optimizer.inputs import Inputs, RandomState, leaves
-from ridgeline.optimizer.ladder import AS_IT_IS, CAPTURE_S, COMPILING_S, IMPORTS_S, PLAIN, STOCK, Facts, Ladder, Rung
+from ridgeline.optimizer.ladder import (
+    AS_IT_IS,
+    CAPTURE_S,
+    COMPILING_S,
+    DEFAULT_BUDGET_S,
+    IMPORTS_S,
+    PLAIN,
+    STOCK,
+    Facts,
+    Ladder,
+    Rung,
+)
 from ridgeline.optimizer.measure import LAST_ROUNDS, Comparison, Timed, Track, compare, held_bytes, reserved_bytes
 from ridgeline.optimizer.narrowing import FIRST_FRAC, MOST_TRIES, Study, study
 from ridgeline.optimizer.optimized import Optimized, Plan
@@ -90,8 +101,6 @@ STOCK_FRAC = 1e-5
 """What PyTorch's own compiler may be off whatever eager is, eighty roundings of float32: who compiles a model finds the
 same difference, and the guarantee is never to be slower than that."""
 LENIENCY, SHORT_TIMES = 1.2, 2.0
-DEFAULT_BUDGET_S = 120.0
-"""A budget in which torch.compile is always measured, however long it takes to make (in training: begun)."""
 OVERRUN_FRAC, PRICE_TIMES = 0.4, 1.5
 """By how much of the budget torch.compile may overrun it in training, and how many times too high its price may be."""
 NARROW_FRAC = 0.35

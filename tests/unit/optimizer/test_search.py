@@ -699,6 +699,29 @@ def test_the_first_compile_tells_how_long_the_next_will_take() -> None:
     assert ladder._compile_s("model") == pytest.approx(2 * before)
 
 
+def test_torch_compile_is_built_as_in_a_new_process_whatever_sizes_were_compiled_before(monkeypatch: Any) -> None:
+    """Functions are told apart by file, line and name: of two models that were executed as text the second one's sizes
+    were taken for new sizes of the first, and compiled as variables."""
+    symbols: list[bool] = []
+
+    def lower(graph: Any, _: Any) -> Any:
+        symbols.append(
+            any(isinstance(n.meta["example_value"], torch.SymInt) for n in graph.graph.find_nodes(op="placeholder"))
+        )
+        return graph.forward
+
+    plain = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda model, **given: plain(model, backend=lower))
+    for size, function in ((8, "relu"), (12, "tanh"), (14, "abs")):
+        named: dict[str, Any] = {}
+        exec(
+            f"import torch\nclass Model(torch.nn.Module):\n    def forward(self, x): return torch.{function}(x)", named
+        )
+        stock = Candidate(name="torch.compile", compiler="stock")
+        build(stock, named["Model"](), Inputs((torch.randn(size, size),)), "infer")
+    assert symbols == [False, False, False]
+
+
 def test_a_candidate_survives_its_own_json() -> None:
     candidate = Candidate(name="a", rewrites=("norm",), compiler="inductor", options=(("x", 1),), substituted=("loss",))
     assert Candidate.from_dict(candidate.to_dict()) == candidate
