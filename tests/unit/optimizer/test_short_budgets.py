@@ -133,8 +133,8 @@ def test_blocks_leave_torch_compile_its_share_of_a_short_budget() -> None:
     search = Search(Problem(model=nn.Linear(4, 4), inputs=Inputs((torch.zeros(1, 4),)), mode="infer",
                             device=torch.device("cpu"), budget_s=30.0))  # fmt: skip
     for mode, owed in (("infer", True), ("train", False)):
-        ladder = Ladder(_facts(500, 30.0, mode=mode, **given))
-        assert 15.0 < ladder._compile_s("model") < 24.0
+        ladder = Ladder(_facts(500, 32.0, mode=mode, **given))
+        assert 15.0 < ladder._compile_s("model") < 30.0
         assert (ladder.owed_s(other, search) > 0) is owed
     assert Ladder(_facts(1200, 120.0, **given)).owed_s(other, search) > 0
     assert Ladder(_facts(3000, 120.0, **given)).owed_s(other, search) == 0, "measured anyway, whatever it takes"
