@@ -316,6 +316,8 @@ class Prover:
 
     def _astray(self, ours: Leaf, theirs: Leaf, eager_frac: float) -> str:
         """Why a result as right as eager's is not taken: rounding decides what the model returns, and it is another."""
+        if self.subject.mode == "infer" and (num := int((ours.values.isfinite() & ~theirs.values.isfinite()).sum())):
+            return f"{ours.name}: {num} are numbers where eager's are not, which overflow on the way"
         wide = self.subject.mode == "infer" and self._step(ours.dtype) <= WIDE_STEP
         settled = self.error_budget >= FAR_FRAC or eager_frac < FAR_FRAC / (1.0 + TIMES_EAGER)
         if not wide or settled or ours.dtype.is_complex:
