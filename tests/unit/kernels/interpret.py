@@ -4,6 +4,7 @@ float32 and float16 only: the interpreter's bfloat16 arithmetic is wrong. Config
 run several times and blocks end in the middle of rows.
 """
 
+import itertools
 import sys
 import warnings
 from contextlib import ExitStack
@@ -443,11 +444,11 @@ if len(sys.argv) == 1 or "extreme" in sys.argv[1:]:
     drawn[0, 5, 2], drawn[0, [3, 30], 3], drawn[1, [9, 17], 4] = -0.0, float("nan"), -float("nan")
     drawn[1, 2, 4], drawn[1, 33, 5] = float("inf"), float("-inf")
     with tuning.forced("extremum", extremum.Tile(8, 16, 1)):
-        for largest in (True, False):
+        for largest, x in itertools.product((True, False), (drawn, drawn.bfloat16(), drawn.half())):
             meant = drawn.argmax(1) if largest else drawn.argmin(1)
-            assert torch.equal(extreme(drawn, 1, largest, True), meant), "the first of equals, and of what is no number"
-            values = drawn.amax(1) if largest else drawn.amin(1)
-            torch.testing.assert_close(extreme(drawn, 1, largest), values, rtol=0, atol=0, equal_nan=True)
+            assert torch.equal(extreme(x, 1, largest, True), meant), "the first of equals, and of what is no number"
+            values = x.amax(1) if largest else x.amin(1)
+            torch.testing.assert_close(extreme(x, 1, largest), values, rtol=0, atol=0, equal_nan=True)
     print("places, all right")
 
 if len(sys.argv) == 1 or "attend" in sys.argv[1:]:

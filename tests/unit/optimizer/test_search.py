@@ -11,6 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import torch._dynamo  # a busy host takes the whole budget of a search to import it
 from torch import nn
 
 from ridgeline.errors import NotGraphable, OptimizeError
@@ -275,9 +276,10 @@ class Asked(dict[str, Any]):
         return lambda model: lambda x: model.layer(x)
 
 
+@pytest.mark.parametrize("skipped", [False, True], ids=["in the last race alone", "out of time"])
 @pytest.mark.parametrize(("seconds", "winner"), [(0.9, "compiled as it is"), (1.1, "torch.compile")])
-def test_torch_compile_that_leads_in_the_last_race_alone_is_tried_past_its_guards(
-    seconds: float, winner: str, monkeypatch: Any
+def test_torch_compile_that_leads_late_is_tried_past_its_guards(
+    seconds: float, winner: str, skipped: bool, monkeypatch: Any
 ) -> None:
     race = searching.Track.race
     last = {"eager": 9.0, "torch.compile": 1.0, "ours": 1.1, "compiled as it is": seconds}
@@ -293,7 +295,9 @@ def test_torch_compile_that_leads_in_the_last_race_alone_is_tried_past_its_guard
     monkeypatch.setattr(Search, "_raced", lambda self, built: race(
         self.track, {self.best.candidate.name: self.best, built.candidate.name: built}, 0.2))  # fmt: skip
     twice = lambda model: lambda x: (time.sleep(1e-3), model.layer(x))[1]
-    receipt, built = _searched(monkeypatch, Asked({"torch.compile": twice, "ours": lambda model: model.layer}))
+    calls = {"torch.compile": twice, "ours": lambda model: model.layer}
+    calls |= {"compiled as it is": lambda model: lambda x: model.layer(x)} if skipped else {}
+    receipt, built = _searched(monkeypatch, Asked(calls), costs={"compiled as it is": 1e9})
     assert receipt.winner == built.candidate.name == winner and receipt.final_s == min(1.0, seconds)
     assert _status(receipt)["compiled as it is"] == ("winner" if winner != "torch.compile" else "equal")
 
