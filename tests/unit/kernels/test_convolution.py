@@ -142,8 +142,9 @@ def test_windows_that_go_on_by_one_are_read_together():
 def test_places_of_extremes_fit_into_few_registers():
     from ridgeline.kernels.extremum.op import extreme
 
-    facts = made(extreme, meta(128, 4096, 4095), 1, False, True)["extreme_places"]
-    assert facts.num_spills == 0 and facts.num_registers <= 128, "four programs on a multiprocessor"
+    for x in (meta(128, 4096, 4095), meta(128, 4096, 4095).bfloat16()):
+        facts = made(extreme, x, 1, False, True)["extreme_places"]
+        assert facts.num_spills == 0 and facts.num_registers <= 128, "four programs on a multiprocessor"
 
 
 def test_turned_images_go_from_shared_memory_to_the_tensor_cores_in_whole_accesses():

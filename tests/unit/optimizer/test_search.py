@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
+pytest.importorskip("torch._dynamo")  # a busy host takes the whole budget of a search to import it
 
-import torch._dynamo  # a busy host takes the whole budget of a search to import it
 from torch import nn
 
 from ridgeline.errors import NotGraphable, OptimizeError
