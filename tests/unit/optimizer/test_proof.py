@@ -77,6 +77,15 @@ def test_a_nan_where_eager_has_none_is_caught() -> None:
     assert not prover.judge(poisoned)
 
 
+@pytest.mark.parametrize(("off", "like"), [(2e-4, False), (5e-5, True)])
+def test_what_a_harness_would_call_different_is_told_however_right_it_is(off: float, like: bool) -> None:
+    model = Net(torch.float32)
+    prover = _prover(model, torch.randn(64, 32))
+    found = prover.judge(lambda x: model(x) + off, error_budget=1e-2)
+    assert found and found.like_eagers is like
+    assert prover.judge(model).like_eagers
+
+
 class Overflowing(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * 300 * 300 / 90000

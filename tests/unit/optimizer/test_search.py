@@ -22,6 +22,7 @@ from ridgeline.optimizer.forecast import Forecast
 from ridgeline.optimizer.inputs import Inputs
 from ridgeline.optimizer.ladder import CAPTURE_S, Facts, Ladder, Rung
 from ridgeline.optimizer.measure import Timed, compare
+from ridgeline.optimizer.proof import Verdict
 from ridgeline.optimizer.receipt import Receipt
 from ridgeline.optimizer.regions import Group, grouped_frac, groups, has_head, kind_of
 from ridgeline.optimizer.search import Problem, Search
@@ -53,8 +54,9 @@ def _searched(monkeypatch: Any, calls: dict[str, Callable[..., Any]], **given: A
         return Built(candidate, call(model), Report(), build_s=0.01)
 
     monkeypatch.setattr(searching, "build", built)
-    costs = given.pop("costs", {})
-    rungs = [Rung(Candidate(name=name, options=(("n", i),)), costs.get(name, 0.1)) for i, name in enumerate(calls)]
+    costs, compilers = given.pop("costs", {}), given.pop("compilers", {})
+    rungs = [Rung(Candidate(name=name, compiler=compilers.get(name, "none"), options=(("n", i),)), costs.get(name, 0.1))
+             for i, name in enumerate(calls)]  # fmt: skip
     monkeypatch.setattr(Ladder, "rungs", lambda self, search: iter(rungs))
     problem = Problem(model=model, inputs=Inputs((torch.randn(4, 8),)), mode=given.pop("mode", "infer"),
                       device=torch.device("cpu"), **{"budget_s": 20.0, **given})  # fmt: skip
@@ -300,6 +302,30 @@ def test_torch_compile_that_leads_late_is_tried_past_its_guards(
     receipt, built = _searched(monkeypatch, Asked(calls), costs={"compiled as it is": 1e9})
     assert receipt.winner == built.candidate.name == winner and receipt.final_s == min(1.0, seconds)
     assert _status(receipt)["compiled as it is"] == ("winner" if winner != "torch.compile" else "equal")
+
+
+@pytest.mark.parametrize(("stock", "short", "winner"), [
+    ("like eager's", True, "torch.compile"), ("like eager's", False, "ours"), ("another", True, "ours"),
+    ("slower", True, "eager"), ("wrong", True, "ours"),
+])  # fmt: skip
+def test_a_function_returns_what_eager_does_to_whoever_compares_unless_torch_compile_does_not(
+    stock: str, short: bool, winner: str, monkeypatch: Any
+) -> None:
+    """A harness allows 1e-4; convolutions rounded in a way of their own are as right as eager, and further off."""
+
+    def proved(self: Search, built: Built) -> Verdict:
+        rival = built.candidate.compiler == "stock"
+        ok, like = not (rival and stock == "wrong"), rival and stock != "another"
+        return Verdict(ok, "output", 1, 1e-4, 1e-4, 2e-4, 1e-3, 1e-3, 2e-3, "float64", "", like_eagers=like)
+
+    monkeypatch.setattr(Search, "_proved", proved)
+    monkeypatch.setattr(Ladder, "is_short", short)
+    twice = lambda model: lambda x: (time.sleep(3e-3 if stock == "slower" else 1e-3), model.layer(x))[1]
+    receipt, _ = _searched(monkeypatch, {"torch.compile": twice, "ours": lambda model: model.layer},
+                           compilers={"torch.compile": "stock"})  # fmt: skip
+    assert receipt.winner == winner
+    (ours,) = [entry for entry in receipt.entries if entry.name == "ours"]
+    assert winner == "ours" or (ours.status == "wrong" and "1e-4 from eager's" in ours.reason)
 
 
 def test_a_rival_that_is_ahead_in_the_last_race_and_wrong_is_not_returned_and_that_is_said(monkeypatch: Any) -> None:
