@@ -1256,7 +1256,8 @@ def contests() -> dict[str, Any]:
     rounded = {str(key): found.rounding for key, found in chains._accuracy.items()}
     for each in (chains, extremes, halves, lengths, vectors, windows):
         each.CONTEST.seconds.clear()
-    return {"seconds": found, "rounding": rounded}
+    apart = {str(key): found.apart for key, found in chains._accuracy.items()}
+    return {"seconds": found, "rounding": rounded, "apart": apart}
 
 
 def alike(found: Any, meant: Any, tolerance: float = 1e-3) -> tuple[bool, float]:
