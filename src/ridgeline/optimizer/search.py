@@ -540,7 +540,7 @@ class Search:
         """Whether a result as right as eager's is not eager's to whoever compares the two, and the better rival's is.
 
         Convolutions that round in a way of their own are 1e-4 apart, sums of products in another order too where they
-        cancel; 10 of 250 problems of KernelBench were returned so for which torch.compile agrees with eager.
+        cancel: 18 of 242 problems of KernelBench were returned so, of which torch.compile agrees with eager in some.
         """
         return self.compared and not (verdict.like_eagers or as_stock(built) or self.problem.error_budget)
 
