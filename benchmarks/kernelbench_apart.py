@@ -18,7 +18,9 @@ With ``--go`` workers import and wait for a file. Meanwhile processes of their o
 is there, whatever they are at. (Workers that searched early went on when they should have begun: no result at all.)
 
 ``--folder`` is a checkout of the public benchmark (``level1`` to ``level3``); without it the problems of
-``kernelbench_like.py`` are taken. ``--problems`` are names in order; without them every n-th of each level.
+``kernelbench_like.py`` are taken. ``--problems`` are names in order; without them every n-th of each level. A name may
+say another type or other sizes: ``2/33:bfloat16``, ``2/33:float16``, ``2/33:ieee`` (float32 without TensorFloat-32),
+``2/33:odd``, ``2/33:halved``, ``2/33:odd,bfloat16``.
 """
 
 from __future__ import annotations
@@ -58,6 +60,8 @@ LONGEST_STOP_S = 8.0
 DEVICE_BYTES, AHEAD = 138e9, 60
 """What is given out together, and how many of those that wait are looked at for one that fits."""
 RIGHT, CLOSE = 1e-3, 1e-4
+HALF_RIGHT, HALF_CLOSE = 2e-2, 1e-2
+"""The same for 16 bits, where the benchmark's own rule is a hundredth."""
 WRONGS = ("a result changed when the next was made", "inputs changed", "other strides of the inputs", "other weights")
 MOST_SNARED_BYTES = 3 << 30
 """Inputs up to which copies of them fit beside everything else."""
@@ -397,14 +401,15 @@ def agreed(got: list[Tensor], meant: list[Tensor]) -> tuple[bool, bool, float]:
     if len(got) != len(meant):
         return False, False, math.inf
     pairs = list(zip(got, meant, strict=True))
-    judged = [like._alike(a, b, RIGHT) for a, b in pairs]
+    judged = [like._alike(a, b, HALF_RIGHT if b.dtype.itemsize == 2 else RIGHT) for a, b in pairs]
     near = [a.shape == b.shape and a.dtype == b.dtype and close(a, b) for a, b in pairs]
     right = all(each or is_near for (each, _), is_near in zip(judged, near, strict=True))  # zero but for rounding
     return right, all(near), max((error for _, error in judged), default=0.0)
 
 
 def close(a: Tensor, b: Tensor) -> bool:
-    return torch.allclose(a, b, CLOSE, CLOSE, equal_nan=True) if b.is_floating_point() else torch.equal(a, b)
+    near = HALF_CLOSE if b.dtype.itemsize == 2 else CLOSE
+    return torch.allclose(a, b, near, near, equal_nan=True) if b.is_floating_point() else torch.equal(a, b)
 
 
 def compiled(case: Case, receipt: Any, until: float) -> Any:
@@ -491,13 +496,13 @@ def work(asked: argparse.Namespace) -> None:
     share_the_device(turn)
     warm_up(device)
     print(MARK + json.dumps({"ready": os.getpid()}), flush=True)
-    problems = {problem.name: problem for problem in like.PROBLEMS}
     for line in sys.stdin:
-        name = line.strip()
+        problem = like.called(line.strip())
+        torch.backends.cudnn.allow_tf32 = "ieee" not in problem.name
         try:
-            row = looked_at(problems[name], device, asked, turn)
+            row = looked_at(problem, device, asked, turn)
         except Exception as error:  # what fails is a result too
-            row = Row(problems[name].level, name, note=repr(error)[:400])
+            row = Row(problem.level, problem.name, note=repr(error)[:400])
         finally:
             turn.give()
         say(row)
@@ -725,9 +730,8 @@ def summed_up(rows: list[dict[str, Any]]) -> None:
 
 
 def chosen(asked: argparse.Namespace) -> list[like.Problem]:
-    named = {problem.name: problem for problem in like.PROBLEMS}
     if asked.problems:
-        return [named[name.strip()] for name in asked.problems.split(";")]
+        return [like.called(name.strip()) for name in asked.problems.split(";")]
     left_out = set(asked.without.split(";"))
     kept = [problem for problem in like.PROBLEMS if problem.name not in left_out]
     return [problem for start in range(asked.sample) for problem in kept[start :: asked.sample]][: asked.most]
@@ -756,7 +760,7 @@ def main() -> None:
     if asked.folder:
         like.read_folder(asked.folder)
     if asked.warm_one:
-        warm({problem.name: problem for problem in like.PROBLEMS}[asked.warm_one], asked)
+        warm(like.called(asked.warm_one), asked)
     else:
         work(asked) if asked.worker else lead(asked)
 

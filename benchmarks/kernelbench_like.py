@@ -20,6 +20,7 @@ Searches take shorter turns in their races here than they do by themselves, beca
 from __future__ import annotations
 
 import argparse
+import ast
 import fcntl
 import gzip
 import importlib
@@ -27,6 +28,7 @@ import itertools
 import json
 import math
 import os
+import re
 import runpy
 import statistics
 import subprocess
@@ -86,6 +88,10 @@ class Result:
 
 
 PROBLEMS: list[Problem] = []
+FILES: dict[str, list[Path]] = {}
+SIZES = re.compile(r"batch|height|width|depth|length|seq|features|input_size|hidden|^([MNKmnkHWD]|dim\d?)$")
+LEAST_SIZE = 8
+"""Names of sizes in the public benchmark's files, and the least that is halved."""
 
 
 class Of(nn.Module):
@@ -1006,14 +1012,69 @@ add(3, "lstm in both directions", lambda m, x: m.net(x)[0], lambda s: ((10, s(51
 def read_folder(folder: Path) -> None:
     """The problems of a checkout of the public benchmark in place of ours."""
     PROBLEMS.clear()
+    FILES.clear()
     for path in sorted(folder.glob("level[123]/*.py"), key=lambda path: int(path.name.split("_")[0])):
         level = int(path.parent.name[-1])
+        FILES.setdefault(f"{level}/{path.name.split('_')[0]}", []).append(path)
         PROBLEMS.append(Problem(level, f"{level}/{path.name.split('_')[0]}", lambda s, path=path: _of_file(path)))
 
 
 def _of_file(path: Path) -> Made:
     named = runpy.run_path(str(path))
     return named["Model"](*named["get_init_inputs"]()), tuple(named["get_inputs"]())
+
+
+def called(name: str) -> Problem:
+    """A problem by its name; of a file also in another type or other sizes: ``2/33:bfloat16``, ``1/7:odd``.
+
+    ``halved`` and ``odd`` are batches, pixels and features of half the size, ``odd`` one more where that is even.
+    ``ieee`` is float32 without TensorFloat-32, a setting of the process that is the caller's to make.
+    """
+    plain, _, kinds = name.partition(":")
+    (problem,) = [each for each in PROBLEMS if each.name == plain]
+    if not kinds:
+        return problem
+    (path,) = FILES[plain]
+    return Problem(problem.level, name, lambda s: _varied(path, kinds.split(",")))
+
+
+def _varied(path: Path, kinds: list[str]) -> Made:
+    tree = ast.parse(path.read_text())
+    for node in tree.body if {"halved", "odd"} & {*kinds} else ():
+        if isinstance(node, ast.Assign) and len(node.targets) == 1:
+            _resize(node.targets[0], node, "odd" in kinds)
+    named: dict[str, Any] = {"__name__": "problem"}
+    exec(compile(ast.fix_missing_locations(tree), str(path), "exec"), named)
+    model, args = named["Model"](*named["get_init_inputs"]()), tuple(named["get_inputs"]())
+    for kind in kinds:
+        if kind in ("float16", "bfloat16"):
+            dtype: torch.dtype = getattr(torch, kind)
+            model = model.to(dtype)
+            args = tuple(x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for x in args)
+    return model, args
+
+
+def _resize(target: ast.expr, owner: Any, odd: bool) -> None:
+    """A number that is a size, by the name it is given, halved in place."""
+    if isinstance(target, ast.Tuple) and isinstance(owner.value, ast.Tuple):
+        pairs = [(name, ast.Assign([name], value)) for name, value in zip(target.elts, owner.value.elts, strict=True)]
+        for name, pair in pairs:
+            _resize(name, pair, odd)
+        owner.value = ast.Tuple([pair.value for _, pair in pairs], ast.Load())
+        return
+    if not isinstance(target, ast.Name) or not SIZES.search(target.id):
+        return
+    size = _number(owner.value)
+    if size is not None and size >= LEAST_SIZE:
+        owner.value = ast.Constant(size // 2 + (odd and size // 2 % 2 == 0))
+
+
+def _number(value: ast.expr) -> int | None:
+    """A number as it is written, or a product of such; None where it is made of other sizes."""
+    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Mult):
+        left, right = _number(value.left), _number(value.right)
+        return None if left is None or right is None else left * right
+    return value.value if isinstance(value, ast.Constant) and type(value.value) is int else None
 
 
 # running them -------------------------------------------------------------------------------------------------------
@@ -1195,7 +1256,8 @@ def contests() -> dict[str, Any]:
     rounded = {str(key): found.rounding for key, found in chains._accuracy.items()}
     for each in (chains, extremes, halves, lengths, vectors, windows):
         each.CONTEST.seconds.clear()
-    return {"seconds": found, "rounding": rounded}
+    apart = {str(key): found.apart for key, found in chains._accuracy.items()}
+    return {"seconds": found, "rounding": rounded, "apart": apart}
 
 
 def alike(found: Any, meant: Any, tolerance: float = 1e-3) -> tuple[bool, float]:

@@ -3,7 +3,8 @@
     python benchmarks/short_budgets.py --out results --budgets 5,10 --folder kernelbench --problems "1/30;2/17"
 
 Every problem and budget has a process of its own, one after another. Told are the seconds until ``ridgeline`` was
-imported, those of the search, whether torch.compile was measured, and what the receipt says of the guarantee.
+imported, those of the search and of its steps, whether torch.compile was measured, and what the receipt says of the
+guarantee.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import subprocess
 import sys
 import time
 import warnings
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +39,7 @@ def search(folder: Path, name: str, budget_s: float) -> dict[str, Any]:
         model, args = problem.make(like.Scale(1.0))
     model, args = model.to(on), tuple(x.to(on) if isinstance(x, torch.Tensor) else x for x in args)
     imported_s = time.perf_counter() - began
+    phases = watched()
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         began = time.perf_counter()
@@ -46,7 +50,35 @@ def search(folder: Path, name: str, budget_s: float) -> dict[str, Any]:
              for e in receipt.entries]  # fmt: skip
     return {"name": name, "budget_s": budget_s, "imported_s": imported_s, "wall_s": wall_s, "winner": receipt.winner,
             "eager_s": receipt.eager_s, "stock_s": receipt.stock_s, "final_s": receipt.final_s,
-            "guarantee": receipt.guarantee, "tried": tried}  # fmt: skip
+            "guarantee": receipt.guarantee, "phases_s": phases, "tried": tried}  # fmt: skip
+
+
+PHASES = {"Search": ("_prepare", "_price", "_facts", "_built", "_raced", "_proved", "_finish"), "Prover": ("__init__",)}
+"""Steps of a search whose seconds are told; some are inside of others."""
+
+
+def watched() -> dict[str, float]:
+    """Seconds by step, filled in while a search runs."""
+    from ridgeline.optimizer import search as searching
+
+    spent_s: dict[str, float] = {}
+
+    def timed(name: str, step: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(step)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return step(*args, **kwargs)
+            finally:
+                spent_s[name] = spent_s.get(name, 0.0) + time.perf_counter() - began
+
+        return run
+
+    for owner, names in PHASES.items():
+        for name in names:
+            kind = getattr(searching, owner)
+            setattr(kind, name, timed(f"{owner}.{name}", getattr(kind, name)))
+    return spent_s
 
 
 def main() -> None:
@@ -76,7 +108,7 @@ def main() -> None:
                 break
             found = [line for line in said.stdout.splitlines() if line.startswith(MARK)]
             rows.append(json.loads(found[0].removeprefix(MARK)) if found else {"name": name, "why": said.stderr[-800:]})
-            print(json.dumps(rows[-1])[:900], flush=True)
+            print(json.dumps(rows[-1])[:1500], flush=True)
             with gzip.open(asked.out / "short_budgets.json.gz", "wt") as file:
                 json.dump(rows, file)
 

@@ -440,6 +440,8 @@ def _compiled(built: Built, model: nn.Module, traces: Traces) -> Call:
     if not candidate.compiles:
         return model
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILE_LIMIT)
+    if candidate.compiler.startswith("stock"):
+        _forget_sizes()
     if candidate.compiler == "stock":
         return torch.compile(model)
     if candidate.compiler == "stock-autotune":
@@ -457,6 +459,18 @@ def _compiled(built: Built, model: nn.Module, traces: Traces) -> Call:
         built.switches.append(Switch(blocks.on, blocks.off, outlives_capture=False))
         return blocks
     return traces.of("model", lambda: model).lowered(options=options, **chosen)
+
+
+def _forget_sizes() -> None:
+    """Have PyTorch's tracer forget the sizes it met, so that torch.compile is what it is in a new process.
+
+    Sizes that differ from those of an earlier call are compiled as variables, into slower code; and functions are told
+    apart by file, line and name alone, so that one model's sizes are taken for another's where both are executed as
+    text (``<string>``, line 13, ``forward``).
+    """
+    forget = getattr(sys.modules.get("torch._dynamo.pgo"), "reset_code_state", None)
+    if forget is not None:
+        forget()
 
 
 class Blocks:

@@ -134,6 +134,12 @@ class Receipt:
     cached: bool = False
 
     @property
+    def lacks_rival(self) -> bool:
+        """Whether there was no time to measure torch.compile."""
+        stock = next((entry for entry in self.entries if entry.name == "torch.compile"), None)
+        return stock is not None and stock.status == SKIPPED
+
+    @property
     def guarantee(self) -> str:
         """What the result is known not to be slower than."""
         stock = next((entry for entry in self.entries if entry.name == "torch.compile"), None)

@@ -18,12 +18,13 @@ from ridgeline.optimizer import cache, update
 from ridgeline.optimizer.backend import Report
 from ridgeline.optimizer.candidate import Built, Candidate, Layout, build, forget_compiled
 from ridgeline.optimizer.inputs import Inputs
+from ridgeline.optimizer.ladder import DEFAULT_BUDGET_S
 from ridgeline.optimizer.later import Later
 from ridgeline.optimizer.measure import Track, compare, reserved_bytes
 from ridgeline.optimizer.optimized import Optimized, RunsEagerly, with_receipt
 from ridgeline.optimizer.proof import Subject
 from ridgeline.optimizer.receipt import Receipt
-from ridgeline.optimizer.search import DEFAULT_BUDGET_S, Outcome, Problem, given_up, plans_of, search, why_failed
+from ridgeline.optimizer.search import Outcome, Problem, given_up, plans_of, search, why_failed
 from ridgeline.optimizer.studio import uncached_casts
 from ridgeline.units import parse_quantity
 
@@ -55,7 +56,7 @@ def optimize(
     began = time.perf_counter()
     given = {"mode": OPTIMIZED_MODES[mode], "optimizer": optimizer, "loss": loss}
     before = _alive.get((id(problem.model), key)) if key else None
-    if before is not None and before.original is problem.model:
+    if before is not None and before.original is problem.model and _is_enough(before.receipt, budget_s):
         receipt = before.receipt.from_cache(time.perf_counter() - began)
         return _stepping(problem, Optimized(problem.model, before.plans, receipt=receipt, **given), optimizer)
     outcome = _remembered(problem, key, began) if key else None
@@ -188,7 +189,7 @@ def _settings(problem: Problem, optimizer: torch.optim.Optimizer | None) -> dict
 def _remembered(problem: Problem, key: str, began: float) -> Outcome | None:
     """The winner of an earlier search built again, if it still agrees with eager and is still no slower."""
     found = cache.load(key)
-    if found is None:
+    if found is None or not _is_enough(found[1], problem.budget_s):
         return None
     candidate, receipt = found
     if candidate.compiles and problem.mode == "infer":
@@ -201,6 +202,15 @@ def _remembered(problem: Problem, key: str, began: float) -> Outcome | None:
         cache.forget(key)
         return None
     return Outcome(outcome.built, outcome.receipt.from_cache(time.perf_counter() - began))
+
+
+def _is_enough(receipt: Receipt, budget_s: float) -> bool:
+    """Whether a remembered search answers for this budget: one that had less, and no time for torch.compile, does not.
+
+    Searches of about the same length share their results: one of 70 s would have answered for the default of 120, in
+    which torch.compile is always measured.
+    """
+    return receipt.budget_s >= budget_s or not receipt.lacks_rival
 
 
 def _deferred(problem: Problem, key: str, candidate: Candidate, receipt: Receipt, began: float) -> Outcome:

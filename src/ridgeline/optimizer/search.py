@@ -29,6 +29,7 @@ from ridgeline.optimizer.ladder import (
     AS_IT_IS,
     CAPTURE_S,
     COMPILING_S,
+    DEFAULT_BUDGET_S,
     GRAPHED,
     IMPORTS_S,
     PLAIN,
@@ -104,9 +105,8 @@ SAME_FRAC = 0.98
 STOCK_FRAC = 1e-5
 """What PyTorch's own compiler may be off whatever eager is, eighty roundings of float32: who compiles a model finds the
 same difference, and the guarantee is never to be slower than that."""
+STANDS_OUT = "as right as eager, and elements are 1e-4 from eager's, where those of torch.compile or eager are not"
 LENIENCY, SHORT_TIMES = 1.2, 2.0
-DEFAULT_BUDGET_S = 120.0
-"""A budget in which torch.compile is always measured, however long it takes to make (in training: begun)."""
 OVERRUN_FRAC, PRICE_TIMES = 0.4, 1.5
 """By how much of the budget torch.compile may overrun it in training, and how many times too high its price may be."""
 NARROW_FRAC = 0.35
@@ -161,6 +161,7 @@ class Search:
         self.best = self.eager
         self.stock: Built | None = None
         self.plain: Candidate | None = None  # eager's own kernels recorded, once that was right and faster
+        self.compared = False  # whether it is a function of few ops whose better rival returns what eager does
         self.entries: dict[str, Entry] = {}
         self.steps: list[Step] = []
         self.families: dict[Any, Built] = {}
@@ -373,6 +374,14 @@ class Search:
         if built.candidate.holds_places and built.moved(self.problem.model):
             self._capture_again(built)
         self._judge(built, rung)
+        if rung.candidate.name == STOCK:
+            self.compared = ladder.is_short and self._is_like_eagers(self.entries[STOCK])
+
+    def _is_like_eagers(self, stock: Entry) -> bool:
+        """Whether the better of eager and torch.compile returns what eager does; if torch.compile gains nothing, eager
+        is that."""
+        return stock.status in (SLOWER, EQUAL) or bool(stock.verdict and stock.verdict["ok"]
+                                                       and stock.verdict["like_eagers"])  # fmt: skip
 
     def _spare_s(self, rung: Rung, ladder: Ladder) -> float:
         """Seconds that a candidate may take to make: what is kept for proofs, the last race and torch.compile is not
@@ -523,6 +532,9 @@ class Search:
             if not verdict:
                 self._note(built, WRONG, verdict.reason, verdict=verdict, **shown)
                 return self._drop(built)
+            if self._stands_out(built, verdict):
+                self._note(built, WRONG, STANDS_OUT, verdict=verdict, **shown)
+                return self._drop(built)
             return self._crown(built, against, verdict, shown)
         status = SLOWER if against.slower else EQUAL
         word = "slower than" if against.slower else "no faster beyond noise than"
@@ -530,6 +542,14 @@ class Search:
         self._note(built, status, reason, **shown)
         self._keep_or_drop(built)
         return None
+
+    def _stands_out(self, built: Built, verdict: Verdict) -> bool:
+        """Whether a result as right as eager's is not eager's to whoever compares the two, and the better rival's is.
+
+        Convolutions that round in a way of their own are 1e-4 apart, sums of products in another order too where they
+        cancel: 18 of 242 problems of KernelBench were returned so, of which torch.compile agrees with eager in some.
+        """
+        return self.compared and not (verdict.like_eagers or as_stock(built) or self.problem.error_budget)
 
     def _leaner(self, built: Built, against: Comparison) -> bool:
         """Whether it does what torch.compile does, no later, past its guards: our look at a call comes in their place
@@ -714,7 +734,8 @@ class Search:
         budget_s = max(LEAST_RACE_S, min(2 * MOST_RACE_S, LAST_RACE_FRAC * self.problem.budget_s))
         timed = self.track.race(runners, budget_s, least_rounds=LAST_ROUNDS)
         self._give_way(self._whole_steps(budget_s) or timed)
-        if self.best is self.stock and AS_IT_IS not in self.entries and self._feels_guards(timed[STOCK]):
+        tried = AS_IT_IS in self.entries and self.entries[AS_IT_IS].status != SKIPPED
+        if self.best is self.stock and not tried and self._feels_guards(timed[STOCK]):
             timed |= self._past_guards()
         return timed, self.stock
 
@@ -757,7 +778,8 @@ class Search:
         return inference and made and timed.median_s < MOST_GUARDED_S
 
     def _past_guards(self) -> dict[str, Timed]:
-        """torch.compile's code past its guards in its place, where it came to lead in the last race alone."""
+        """torch.compile's code past its guards in its place, where it came to lead in the last race alone, or where no
+        time was left: a convolution of 1.29 ms was returned 19 µs slower for want of that second (KernelBench 2/11)."""
         candidate = Candidate(name=AS_IT_IS, compiler="inductor", straight=True)
         built = Built(candidate, self.problem.model, Report())
         try:

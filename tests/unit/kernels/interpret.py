@@ -4,6 +4,7 @@ float32 and float16 only: the interpreter's bfloat16 arithmetic is wrong. Config
 run several times and blocks end in the middle of rows.
 """
 
+import itertools
 import sys
 import warnings
 from contextlib import ExitStack
@@ -435,6 +436,22 @@ if len(sys.argv) == 1 or "rows apart" in sys.argv[1:]:
     for ours, meant in zip((*found, y, dx), (torch.softmax(x.float(), -1), rms, y_exact, dx_exact), strict=True):
         torch.testing.assert_close(ours.float(), meant, rtol=2e-3, atol=2e-3 * float(meant.abs().max()))
 
+if len(sys.argv) == 1 or "convolution" in sys.argv[1:]:
+    from ridgeline.kernels.convolution.op import planned
+
+    def kept(x: torch.Tensor, cut: bool) -> torch.Tensor:
+        """TensorFloat-32's ten bits of numbers."""
+        return ((x.view(torch.int32) + (0 if cut else 0x1000)) & -8192).view(torch.float32).double()
+
+    image, weight = torch.randn(1, 8, 6, 7), torch.randn(8, 12, 3, 3)
+    ways = {"nearest": (False, False), "cut": (True, True), "weights cut": (False, True), "image cut": (True, False)}
+    for rounding, (image_cut, weights_cut) in ways.items():
+        tile = convolution.Tile(32, 32, 16, 1, 1, rounding=rounding)
+        call = planned(image, weight, None, None, (1, 1), (1, 1), (1, 1), (0, 0), 1, True, "", tile=tile)
+        meant = torch.nn.functional.conv_transpose2d(kept(image, image_cut), kept(weight, weights_cut), padding=1)
+        torch.testing.assert_close(call(image, weight, None, None).double(), meant, rtol=1e-5, atol=1e-5)
+    print("factors rounded or cut off, all right")
+
 if len(sys.argv) == 1 or "extreme" in sys.argv[1:]:
     from ridgeline.kernels.extremum.op import extreme
 
@@ -443,11 +460,11 @@ if len(sys.argv) == 1 or "extreme" in sys.argv[1:]:
     drawn[0, 5, 2], drawn[0, [3, 30], 3], drawn[1, [9, 17], 4] = -0.0, float("nan"), -float("nan")
     drawn[1, 2, 4], drawn[1, 33, 5] = float("inf"), float("-inf")
     with tuning.forced("extremum", extremum.Tile(8, 16, 1)):
-        for largest in (True, False):
+        for largest, x in itertools.product((True, False), (drawn, drawn.bfloat16(), drawn.half())):
             meant = drawn.argmax(1) if largest else drawn.argmin(1)
-            assert torch.equal(extreme(drawn, 1, largest, True), meant), "the first of equals, and of what is no number"
-            values = drawn.amax(1) if largest else drawn.amin(1)
-            torch.testing.assert_close(extreme(drawn, 1, largest), values, rtol=0, atol=0, equal_nan=True)
+            assert torch.equal(extreme(x, 1, largest, True), meant), "the first of equals, and of what is no number"
+            values = x.amax(1) if largest else x.amin(1)
+            torch.testing.assert_close(extreme(x, 1, largest), values, rtol=0, atol=0, equal_nan=True)
     print("places, all right")
 
 if len(sys.argv) == 1 or "attend" in sys.argv[1:]:

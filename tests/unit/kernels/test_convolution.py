@@ -130,6 +130,8 @@ def test_windows_that_go_on_by_one_are_read_together():
 
     facts = made(pool, meta(64, 128, 65536), (8,), (1,), (4,), mean=True)["pool_lines"]
     assert facts.num_spills == 0 and facts.num("LDG.E.128") == facts.num("LDG") == 6, "three for four results"
+    facts = made(pool, meta(64, 128, 65536).half(), (8,), (1,), (4,), mean=True)["pool_lines"]
+    assert facts.num_spills == 0 and facts.num("LDG.E.64") == facts.num("LDG") == 6, "half as wide"
     for shape, window, stride, padding in (
         ((2, 3, 72), (8,), (2,), (4,)), ((2, 3, 72), (8,), (1,), (3,)), ((2, 3, 70), (8,), (1,), (4,)),
         ((2, 3, 9, 72), (3, 8), (1, 1), (0, 4)),
@@ -140,8 +142,9 @@ def test_windows_that_go_on_by_one_are_read_together():
 def test_places_of_extremes_fit_into_few_registers():
     from ridgeline.kernels.extremum.op import extreme
 
-    facts = made(extreme, meta(128, 4096, 4095), 1, False, True)["extreme_places"]
-    assert facts.num_spills == 0 and facts.num_registers <= 128, "four programs on a multiprocessor"
+    for x in (meta(128, 4096, 4095), meta(128, 4096, 4095).bfloat16()):
+        facts = made(extreme, x, 1, False, True)["extreme_places"]
+        assert facts.num_spills == 0 and facts.num_registers <= 128, "four programs on a multiprocessor"
 
 
 def test_turned_images_go_from_shared_memory_to_the_tensor_cores_in_whole_accesses():

@@ -246,13 +246,14 @@ def test_wide_attention_may_lay_the_heads_of_a_position_side_by_side() -> None:
         ("exact", "exact", {"a"}),
         ("nearest", "nearest", {"a", "b"}),
         ("cut", "cut", {"a", "b"}),
+        ("weights cut", "weights cut", {"a", "b"}),
         ("own", "cut", {"a", "b"}),
     ],
 )
 def test_a_convolution_is_as_accurate_as_pytorchs_and_so_are_its_rivals(
     monkeypatch: pytest.MonkeyPatch, library: str, rounding: str, agreeing: set[str]
 ) -> None:
-    results = {"exact": 1.0, "nearest": 1.001, "cut": 0.9995, "own": 0.9996}
+    results = {"exact": 1.0, "nearest": 1.001, "cut": 0.9995, "own": 0.9996, "weights cut": 1.0003, "image cut": 1.0004}
     monkeypatch.setattr(chains, "may_time", lambda device: True)
     monkeypatch.setattr(chains, "_library", lambda settings, chain, *given: torch.tensor(results[library]))
     monkeypatch.setattr(chains, "_ours", lambda settings, chain, tile, *given: torch.tensor(results[tile.rounding]))

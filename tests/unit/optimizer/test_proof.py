@@ -77,6 +77,30 @@ def test_a_nan_where_eager_has_none_is_caught() -> None:
     assert not prover.judge(poisoned)
 
 
+@pytest.mark.parametrize(("off", "like"), [(2e-4, False), (5e-5, True)])
+def test_what_a_harness_would_call_different_is_told_however_right_it_is(off: float, like: bool) -> None:
+    model = Net(torch.float32)
+    prover = _prover(model, torch.randn(64, 32))
+    found = prover.judge(lambda x: model(x) + off, error_budget=1e-2)
+    assert found and found.like_eagers is like
+    assert prover.judge(model).like_eagers
+
+
+class Overflowing(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 300 * 300 / 90000
+
+
+def test_a_number_where_eager_overflows_is_caught() -> None:
+    """Closer to float64 than eager is, and something else than eager returns."""
+    model = Overflowing()
+    prover = _prover(model, torch.linspace(0.1, 2.0, 64).half())
+    assert prover.judge(model)
+    found = prover.judge(lambda x: model(x.float()).half())
+    assert not found and "are numbers where eager's are not" in found.reason
+    assert _prover(model, torch.linspace(0.1, 0.5, 64).half()).judge(lambda x: model(x.float()).half())
+
+
 def test_another_type_or_shape_is_caught() -> None:
     model = Net()
     prover = _prover(model, torch.randn(8, 32, dtype=torch.bfloat16))

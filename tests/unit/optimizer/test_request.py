@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,17 @@ def test_the_second_call_remembers_the_first(monkeypatch: Any) -> None:
     del first, second
     again = rl.optimize(Net().eval(), args, budget_s=5)
     assert again.receipt.cached, "another model of the same code and sizes"
+
+
+@pytest.mark.parametrize(("status", "again"), [("skipped", True), ("slower", False), ("wrong", False)])
+def test_a_search_without_time_for_torch_compile_does_not_answer_for_a_longer_one(status: str, again: bool) -> None:
+    """Searches of 70 and 120 seconds share what is remembered, and in the second torch.compile is always measured."""
+    model, x = Net().eval(), torch.randn(2, 8)
+    receipt = rl.optimize(model, (x,), budget_s=5, use_cache=False).receipt
+    stock = replace(receipt.entries[-1], name="torch.compile", status=status)
+    shorter = replace(receipt, entries=(*receipt.entries, stock), budget_s=70.0)
+    assert request._is_enough(shorter, 120.0) is not again
+    assert request._is_enough(shorter, 70.0) and request._is_enough(shorter, 65.0)
 
 
 def test_another_size_type_setting_or_code_is_searched_anew() -> None:

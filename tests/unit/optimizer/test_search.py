@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
+pytest.importorskip("torch._dynamo")  # a busy host takes the whole budget of a search to import it
 
 from torch import nn
 
@@ -21,6 +22,7 @@ from ridgeline.optimizer.forecast import Forecast
 from ridgeline.optimizer.inputs import Inputs
 from ridgeline.optimizer.ladder import CAPTURE_S, Facts, Ladder, Rung
 from ridgeline.optimizer.measure import Timed, compare
+from ridgeline.optimizer.proof import Verdict
 from ridgeline.optimizer.receipt import Receipt
 from ridgeline.optimizer.regions import Group, grouped_frac, groups, has_head, kind_of
 from ridgeline.optimizer.search import Problem, Search
@@ -52,8 +54,9 @@ def _searched(monkeypatch: Any, calls: dict[str, Callable[..., Any]], **given: A
         return Built(candidate, call(model), Report(), build_s=0.01)
 
     monkeypatch.setattr(searching, "build", built)
-    costs = given.pop("costs", {})
-    rungs = [Rung(Candidate(name=name, options=(("n", i),)), costs.get(name, 0.1)) for i, name in enumerate(calls)]
+    costs, compilers = given.pop("costs", {}), given.pop("compilers", {})
+    rungs = [Rung(Candidate(name=name, compiler=compilers.get(name, "none"), options=(("n", i),)), costs.get(name, 0.1))
+             for i, name in enumerate(calls)]  # fmt: skip
     monkeypatch.setattr(Ladder, "rungs", lambda self, search: iter(rungs))
     problem = Problem(model=model, inputs=Inputs((torch.randn(4, 8),)), mode=given.pop("mode", "infer"),
                       device=torch.device("cpu"), **{"budget_s": 20.0, **given})  # fmt: skip
@@ -275,9 +278,10 @@ class Asked(dict[str, Any]):
         return lambda model: lambda x: model.layer(x)
 
 
+@pytest.mark.parametrize("skipped", [False, True], ids=["in the last race alone", "out of time"])
 @pytest.mark.parametrize(("seconds", "winner"), [(0.9, "compiled as it is"), (1.1, "torch.compile")])
-def test_torch_compile_that_leads_in_the_last_race_alone_is_tried_past_its_guards(
-    seconds: float, winner: str, monkeypatch: Any
+def test_torch_compile_that_leads_late_is_tried_past_its_guards(
+    seconds: float, winner: str, skipped: bool, monkeypatch: Any
 ) -> None:
     race = searching.Track.race
     last = {"eager": 9.0, "torch.compile": 1.0, "ours": 1.1, "compiled as it is": seconds}
@@ -293,9 +297,35 @@ def test_torch_compile_that_leads_in_the_last_race_alone_is_tried_past_its_guard
     monkeypatch.setattr(Search, "_raced", lambda self, built: race(
         self.track, {self.best.candidate.name: self.best, built.candidate.name: built}, 0.2))  # fmt: skip
     twice = lambda model: lambda x: (time.sleep(1e-3), model.layer(x))[1]
-    receipt, built = _searched(monkeypatch, Asked({"torch.compile": twice, "ours": lambda model: model.layer}))
+    calls = {"torch.compile": twice, "ours": lambda model: model.layer}
+    calls |= {"compiled as it is": lambda model: lambda x: model.layer(x)} if skipped else {}
+    receipt, built = _searched(monkeypatch, Asked(calls), costs={"compiled as it is": 1e9})
     assert receipt.winner == built.candidate.name == winner and receipt.final_s == min(1.0, seconds)
     assert _status(receipt)["compiled as it is"] == ("winner" if winner != "torch.compile" else "equal")
+
+
+@pytest.mark.parametrize(("stock", "short", "winner"), [
+    ("like eager's", True, "torch.compile"), ("like eager's", False, "ours"), ("another", True, "ours"),
+    ("slower", True, "eager"), ("wrong", True, "ours"),
+])  # fmt: skip
+def test_a_function_returns_what_eager_does_to_whoever_compares_unless_torch_compile_does_not(
+    stock: str, short: bool, winner: str, monkeypatch: Any
+) -> None:
+    """A harness allows 1e-4; convolutions rounded in a way of their own are as right as eager, and further off."""
+
+    def proved(self: Search, built: Built) -> Verdict:
+        rival = built.candidate.compiler == "stock"
+        ok, like = not (rival and stock == "wrong"), rival and stock != "another"
+        return Verdict(ok, "output", 1, 1e-4, 1e-4, 2e-4, 1e-3, 1e-3, 2e-3, "float64", "", like_eagers=like)
+
+    monkeypatch.setattr(Search, "_proved", proved)
+    monkeypatch.setattr(Ladder, "is_short", short)
+    twice = lambda model: lambda x: (time.sleep(3e-3 if stock == "slower" else 1e-3), model.layer(x))[1]
+    receipt, _ = _searched(monkeypatch, {"torch.compile": twice, "ours": lambda model: model.layer},
+                           compilers={"torch.compile": "stock"})  # fmt: skip
+    assert receipt.winner == winner
+    (ours,) = [entry for entry in receipt.entries if entry.name == "ours"]
+    assert winner == "ours" or (ours.status == "wrong" and "1e-4 from eager's" in ours.reason)
 
 
 def test_a_rival_that_is_ahead_in_the_last_race_and_wrong_is_not_returned_and_that_is_said(monkeypatch: Any) -> None:
@@ -712,6 +742,29 @@ def test_the_first_compile_tells_how_long_the_next_will_take() -> None:
     before = ladder._compile_s("model")
     ladder.took(Rung(Candidate(name="compiled", compiler="inductor"), before), 2 * before)
     assert ladder._compile_s("model") == pytest.approx(2 * before)
+
+
+def test_torch_compile_is_built_as_in_a_new_process_whatever_sizes_were_compiled_before(monkeypatch: Any) -> None:
+    """Functions are told apart by file, line and name: of two models that were executed as text the second one's sizes
+    were taken for new sizes of the first, and compiled as variables."""
+    symbols: list[bool] = []
+
+    def lower(graph: Any, _: Any) -> Any:
+        symbols.append(
+            any(isinstance(n.meta["example_value"], torch.SymInt) for n in graph.graph.find_nodes(op="placeholder"))
+        )
+        return graph.forward
+
+    plain = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda model, **given: plain(model, backend=lower))
+    for size, function in ((8, "relu"), (12, "tanh"), (14, "abs")):
+        named: dict[str, Any] = {}
+        exec(
+            f"import torch\nclass Model(torch.nn.Module):\n    def forward(self, x): return torch.{function}(x)", named
+        )
+        stock = Candidate(name="torch.compile", compiler="stock")
+        build(stock, named["Model"](), Inputs((torch.randn(size, size),)), "infer")
+    assert symbols == [False, False, False]
 
 
 def test_a_candidate_survives_its_own_json() -> None:

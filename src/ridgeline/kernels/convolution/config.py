@@ -26,7 +26,7 @@ class Tile:
     depth: int = 32
     num_warps: int = 8
     num_stages: int = 3
-    rounding: str = "nearest"  # or "cut", or "exact": three products, as accurate as float32
+    rounding: str = "nearest"  # "cut", one factor of the two alone, or "exact": three products, as accurate as float32
     last: bool = False  # images are turned first, channels last, and read in whole accesses then
 
 

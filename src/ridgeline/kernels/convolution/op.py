@@ -211,7 +211,7 @@ class _Tiled:
         chosen = tile or tuning.choose("convolution", named, config.tiles(**named, pooled=together)[0])
         if together and chosen.channels < sizes.outputs:
             raise KernelError(f"convolution: {pool} over {sizes.outputs} channels needs a tile with all of them")
-        self.cut, self.exact = chosen.rounding == "cut", chosen.rounding == "exact"
+        self.cut, self.exact = chosen.rounding in ("cut", "image cut"), chosen.rounding == "exact"
         self.last = chosen.last and sizes.groups == 1 and sizes.inputs % chosen.depth == 0
         tiles = cdiv(sizes.phase_pixels, chosen.pixels) * sizes.num_phases
         self.means = (*sizes.shape[:2], *([1] * (len(sizes.shape) - 2))) if pool == MEAN else None
@@ -222,7 +222,8 @@ class _Tiled:
         self.lay = _WEIGHTS.bind(
             (weight, laid, *self.counts),
             grid=(cdiv(weight.numel(), _BLOCK),),
-            constants={"TURNED": sizes.transposed, "CUT": self.cut, "EXACT": self.exact, "BLOCK": _BLOCK},
+            constants={"TURNED": sizes.transposed, "CUT": chosen.rounding in ("cut", "weights cut")}
+            | {"EXACT": self.exact, "BLOCK": _BLOCK},
             num_warps=4,
             device=device,
         )

@@ -60,8 +60,8 @@ def _plan(x: Tensor, dim: int, largest: bool, place: bool) -> Any:
 
 
 def _support(x: Tensor, dim: int, largest: bool, place: bool) -> str | None:
-    if x.dtype != torch.float32 or x.dim() < 2:
-        return "elements are float32, in two dims at least"
+    if x.dtype not in (torch.float32, torch.bfloat16, torch.float16) or x.dim() < 2:
+        return "elements are of 32 or 16 bits, in two dims at least"
     dim %= x.dim()
     outer, rows, inner = math.prod(x.shape[:dim]), x.shape[dim], math.prod(x.shape[dim + 1 :])
     if dim == x.dim() - 1 or inner < config.LEAST_INNER:
@@ -77,7 +77,7 @@ def _fake(x: Tensor, dim: int, largest: bool, place: bool) -> Tensor:
 
 
 def _make(of: Case, on: torch.device, generator: torch.Generator) -> tuple[Any, ...]:
-    x = torch.randn(*of["shape"], device=on, generator=generator)
+    x = torch.randn(*of["shape"], device=on, generator=generator).to(getattr(torch, of.dtype))
     return x, of["dim"], of.get("largest", True), of.get("place", False)
 
 
@@ -92,11 +92,15 @@ SMALL = (
     case("float32", shape=(35, 3, 50), dim=0, largest=False),
     case("float32", shape=(2, 19, 130), dim=-2, place=True),
     case("float32", shape=(50, 33), dim=0, largest=False, place=True),
+    case("bfloat16", shape=(2, 37, 40), dim=1, place=True),
+    case("float16", shape=(35, 3, 50), dim=0, largest=False),
 )
 CHECKS = (
     *SMALL,
     *(case("float32", shape=(5, 1001, 4095), dim=1, largest=largest, place=place)
       for largest in (True, False) for place in (True, False)),
+    *(case(dtype, shape=(5, 1001, 4095), dim=1, largest=place, place=place)
+      for dtype in ("bfloat16", "float16") for place in (True, False)),
 )  # fmt: skip
 RACES = (
     case("float32", shape=(128, 4096, 4095), dim=1),

@@ -1,4 +1,4 @@
-"""``max_pool1d`` to ``avg_pool3d`` for float32 images, as inference needs them."""
+"""``max_pool1d`` to ``avg_pool3d`` for images, as inference needs them."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ def _plan(x: Tensor, window: Ints, stride: Ints, padding: Ints, dilation: Ints, 
 
 
 def _support(x: Tensor, window: Ints, stride: Ints, padding: Ints, dilation: Ints, mean: bool) -> str | None:
-    if x.dtype != torch.float32 or x.dim() not in (3, 4, 5):
-        return "images are float32, with one to three dims besides their number and channels"
+    if x.dtype not in (torch.float32, torch.bfloat16, torch.float16) or x.dim() not in (3, 4, 5):
+        return "images are of 32 or 16 bits, with one to three dims besides their number and channels"
     if mean and any(each != 1 for each in dilation):
         return "means are of dense windows"
     if any(2 * p > w for p, w in zip(padding, window, strict=True)):
@@ -109,7 +109,7 @@ def _fake(x: Tensor, window: Ints, stride: Ints, padding: Ints, dilation: Ints, 
 
 def _make(of: Case, on: torch.device, generator: torch.Generator) -> tuple[Any, ...]:
     num = len(of["shape"]) - 2
-    x = torch.randn(*of["shape"], device=on, generator=generator)
+    x = torch.randn(*of["shape"], device=on, generator=generator).to(getattr(torch, of.dtype))
     window = list(of["window"])
     sizes = [list(of.get(name, default)) for name, default in
              (("stride", window), ("padding", [0] * num), ("dilation", [1] * num))]  # fmt: skip
@@ -124,13 +124,21 @@ SMALL = (
     case("float32", shape=(1, 2, 3, 40), window=(1, 5), stride=(1, 1)),
     case("float32", shape=(1, 2, 5, 6, 7), window=(3, 3, 3), stride=(2, 2, 2), padding=(1, 1, 1), mean=True),
     case("float32", shape=(1, 2, 7, 8, 7), window=(3, 2, 3), stride=(2, 2, 2), padding=(1, 1, 1), dilation=(2, 3, 2)),
+    case("bfloat16", shape=(2, 3, 72), window=(8,), stride=(1,), padding=(4,), mean=True),
+    case("float16", shape=(1, 2, 9, 8), window=(3, 2), stride=(2, 1), padding=(1, 1)),
 )
 CHECKS = (
     *SMALL,
-    *(case("float32", shape=(3, 5, 4100), window=(k,), stride=(1,), padding=(p,), mean=mean)
-      for k, p in ((8, 4), (2, 0), (31, 12)) for mean in (True, False)),
+    *(
+        case("float32", shape=(3, 5, 4100), window=(k,), stride=(1,), padding=(p,), mean=mean)
+        for k, p in ((8, 4), (2, 0), (31, 12))
+        for mean in (True, False)
+    ),
     case("float32", shape=(3, 5, 301, 255), window=(11, 11), mean=True),
     case("float32", shape=(3, 5, 301, 255), window=(4, 4), stride=(1, 1), padding=(1, 1)),
+    case("bfloat16", shape=(3, 5, 301, 255), window=(11, 11), mean=True),
+    case("float16", shape=(3, 5, 4100), window=(8,), stride=(1,), padding=(4,), mean=True),
+    case("bfloat16", shape=(2, 5, 20, 31, 33), window=(3, 3, 3), stride=(2, 2, 2), padding=(1, 1, 1)),
 )
 RACES = (
     case("float32", shape=(16, 32, 128, 128, 128), window=(3, 3, 3), stride=(2, 2, 2), padding=(1, 1, 1)),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -140,12 +140,13 @@ class Accuracy:
 
     rounding: str = "nearest"
     agreeing: frozenset[str] = frozenset()
+    apart: dict[str, float] = field(default_factory=dict, compare=False)  # the largest difference, by what was tried
 
 
 def _accuracy_of(
     key: Any, given: tuple[Any, ...], settings: Settings, chain: str, tile: config.Tile | None, others: dict[str, Way]
 ) -> Accuracy:
-    """What eager PyTorch does to factors: rounds them to TensorFloat-32, cuts them off, or nothing. We do as it does.
+    """What eager PyTorch does to factors: rounds them to TensorFloat-32, cuts both or one off, or nothing. So do we.
 
     A way that agrees with it but for the order of sums is taken at once; of those that do not, the closer one. Where it
     computes in float32, so must cuDNN's other algorithms, which need not.
@@ -154,11 +155,12 @@ def _accuracy_of(
         return _accuracy.get(key, Accuracy())
     reference = _library(settings, chain, *given)
     near = AGREED * float(reference.abs().max())
-    rounding = "exact" if tile is None else _rounding_of(reference, near, given, settings, chain, tile)
+    apart: dict[str, float] = {}
+    rounding = "exact" if tile is None else _rounding_of(reference, near, given, settings, chain, tile, apart)
     agreeing = frozenset(
         name for name, way in others.items() if rounding != "exact" or _apart(way, given, reference) <= near
     )
-    _accuracy[key] = Accuracy(rounding, agreeing)
+    _accuracy[key] = Accuracy(rounding, agreeing, apart)
     return _accuracy[key]
 
 
@@ -168,14 +170,14 @@ def _prepare(given: tuple[Any, ...], settings: Settings, chain: str, tiles: Iter
 
 
 def _rounding_of(
-    reference: Tensor, near: float, given: tuple[Any, ...], settings: Settings, chain: str, tile: config.Tile
-) -> str:
-    apart: dict[str, float] = {}
-    for rounding in ("nearest", "exact", "cut"):
+    reference: Tensor, near: float, given: tuple[Any, ...], settings: Settings, chain: str, tile: config.Tile,
+    apart: dict[str, float],
+) -> str:  # fmt: skip
+    for rounding in ("nearest", "exact", "cut", "weights cut", "image cut"):
         apart[rounding] = _apart(partial(_ours, settings, chain, replace(tile, rounding=rounding)), given, reference)
         if apart[rounding] <= near:
             return rounding
-    return "nearest" if apart["nearest"] <= apart["cut"] else "cut"  # it rounds in a way of its own, and so may we
+    return min(apart.keys() - {"exact"}, key=lambda each: apart[each])  # in a way of its own, and so may we
 
 
 def _apart(way: Way, given: tuple[Any, ...], reference: Tensor) -> float:

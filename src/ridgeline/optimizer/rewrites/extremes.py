@@ -34,7 +34,7 @@ def _raced(x: Tensor, dim: int, largest: bool, place: bool, keepdim: bool) -> Te
     ways = {"library": partial(_library, *args), "ours": partial(extreme, *args)}
     if not place:
         ways["without places"] = partial(torch.amax if largest else torch.amin, x, dim)
-    found = CONTEST.run((x.shape, dim, largest, place, x.device), ways, x.device)
+    found = CONTEST.run((x.shape, x.dtype, dim, largest, place, x.device), ways, x.device)
     return found.unsqueeze(dim) if keepdim else found
 
 

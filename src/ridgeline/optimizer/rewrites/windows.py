@@ -33,7 +33,7 @@ def raced_pool(x: Tensor, window: Ints, stride: Ints, padding: Ints, dilation: I
 def _pooled(x: Tensor, window: Ints, stride: Ints, padding: Ints, dilation: Ints, mean: bool) -> Tensor:
     args = (x, window, stride, padding, dilation, mean)
     ways = {"library": partial(pooled, *args), "ours": partial(pool, *args)}
-    key = (x.shape, tuple(window), tuple(stride), tuple(padding), tuple(dilation), mean, x.device)
+    key = (x.shape, x.dtype, tuple(window), tuple(stride), tuple(padding), tuple(dilation), mean, x.device)
     return CONTEST.run(key, ways, x.device)
 
 
