@@ -79,7 +79,7 @@ class Guarded:
                 or _dispatch_modes()):  # fmt: skip
             return False
         for value, (shape, stride, dtype, device, _) in zip(args, self._wanted):
-            if (value.__class__ is not Tensor or value.shape != shape or value.dtype is not dtype
+            if (value.__class__ is not Tensor or value.is_nested or value.shape != shape or value.dtype is not dtype
                     or value.stride() != stride or value.device != device):  # fmt: skip
                 return False
         return self._watch.same()

@@ -407,11 +407,6 @@ class TrainingStudio(Studio):
         self.written = [g for g in self.groups if self.is_written(g)]
         return statics
 
-    def _complete(self) -> None:
-        """A step takes milliseconds, of which a look at the functions it was made of takes some microseconds."""
-        super()._complete()
-        self.watch.follow(self._codes)
-
     def _adopt_after(self) -> None:
         """The watch was made anew by observing; parameters may have been made in the first call."""
         asking = self.asking
