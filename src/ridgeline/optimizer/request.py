@@ -19,7 +19,7 @@ from ridgeline.optimizer.candidate import Built, Candidate, Layout, build, forge
 from ridgeline.optimizer.inputs import Inputs
 from ridgeline.optimizer.later import Later
 from ridgeline.optimizer.measure import Track, compare, reserved_bytes
-from ridgeline.optimizer.optimized import Optimized, RunsEagerly, with_receipt
+from ridgeline.optimizer.optimized import Optimized, RunsEagerly, state_of, with_receipt
 from ridgeline.optimizer.proof import Subject
 from ridgeline.optimizer.receipt import Receipt
 from ridgeline.optimizer.search import DEFAULT_BUDGET_S, Outcome, Problem, given_up, plans_of, search, why_failed
@@ -53,15 +53,17 @@ def optimize(
     began = time.perf_counter()
     given = {"mode": OPTIMIZED_MODES[mode], "optimizer": optimizer, "loss": loss}
     before = _alive.get((id(problem.model), key)) if key else None
-    if before is not None and before.original is problem.model:
-        receipt = before.receipt.from_cache(time.perf_counter() - began)
-        return _stepping(problem, Optimized(problem.model, before.plans, receipt=receipt, **given), optimizer)
+    kept = None if before is None else state_of(before)
+    if kept is not None and kept.model is problem.model:
+        receipt = kept.receipt.from_cache(time.perf_counter() - began)
+        again = Optimized(problem.model, list(kept.plans.values()), receipt=receipt, **given)
+        return _stepping(problem, again, optimizer)
     outcome = _remembered(problem, key, began) if key else None
     known = outcome is not None
     outcome = outcome or _searched(problem)
     made = Optimized(problem.model, plans_of(problem, outcome.built), receipt=outcome.receipt, **given)
     made = _stepping(problem, made, optimizer)
-    for plan in made.plans:
+    for plan in state_of(made).plans.values():
         if isinstance(plan.call, Later):
             plan.call.plan = plan
     if not known:
@@ -69,13 +71,13 @@ def optimize(
     if key:
         _alive[id(problem.model), key] = made
         if not known and outcome.receipt.entries:
-            cache.save(key, outcome.built.candidate, made.receipt)
+            cache.save(key, outcome.built.candidate, state_of(made).receipt)
     return made
 
 
 def _stepping(problem: Problem, made: Optimized, optimizer: torch.optim.Optimizer | None) -> Optimized:
     """The result with the optimizer's own updates made faster where that is right, and said in the receipt."""
-    receipt: Receipt = made.receipt
+    receipt: Receipt = state_of(made).receipt
     if problem.mode != "train" or optimizer is None or not receipt.entries:
         return made
     if receipt.cached:
@@ -125,7 +127,7 @@ def _problem(
         raise OptimizeError(f"budget_s is {budget_s}: give the search some seconds")
     inputs = Inputs(tuple(args), dict(kwargs or {}))
     limit = int(parse_quantity(memory_limit)) if isinstance(memory_limit, str) else memory_limit
-    given = model.original if isinstance(model, Optimized) else model
+    given = state_of(model).model if isinstance(model, Optimized) else model
     if mode == "train":
         _check_alone(given)
     own = unwrapped(given)

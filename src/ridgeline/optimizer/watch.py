@@ -230,6 +230,11 @@ class Watch:
         else:
             self._dict(path, held)
         self._class(type(module))
+        self._namespaces.setdefault(id(type(module)), (type(module).__name__, type(module)))
+        if slots_of(type(module)):
+            read = _reader(module)
+            assert read is not None
+            self._probes.append(_Probe(path, module, read, read()))
         for name in (*_INNER, *HOOKS):
             self._dict(f"{path}.{name}", held.get(name, {}))
         for name, value in chain(held.get("_parameters", {}).items(), held.get("_buffers", {}).items()):
@@ -422,12 +427,19 @@ class Watch:
         while waiting := [(key, *each) for key, each in self._namespaces.items() if key not in done]:
             for key, path, owner in waiting:
                 done.add(key)
-                for part in () if _of_library(owner) else _parts(owner):
-                    self._names_of(path, part)
+                before: list[Any] = []
+                for part in _parts(owner):
+                    if not _of_library(part):
+                        self._names_of(path, part, before)
+                        before.append(part)
 
-    def _names_of(self, path: str, part: types.ModuleType | type) -> None:
-        for name in () if _of_library(part) else vars(part).keys() & (self._words or frozenset()):
+    def _names_of(self, path: str, part: types.ModuleType | type, before: list[Any]) -> None:
+        """What is read of one class, and that no class asked before it has such a name of its own."""
+        for name in vars(part).keys() & (self._words or frozenset()):
             value = vars(part)[name]
+            for each in before if isinstance(value, _PLAIN) else ():
+                if name not in vars(each):
+                    self._space_of(each).was[name] = _GONE
             if isinstance(value, type):
                 self._namespaces.setdefault(id(value), (f"{path}.{name}", value))
             elif isinstance(value, (*_PLAIN, list, dict, set, tuple, Tensor)):
