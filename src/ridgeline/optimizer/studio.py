@@ -112,13 +112,18 @@ class Studio:
         arguments, _ = self.twin(flat, statics.tensors)
         given = [statics.tensors[g.indices[0]] for g in statics.groups]
         try:
-            return observe(lambda: self.model(*arguments[0], **arguments[1]), given, self.watch, profiled=profiled)
+            return observe(lambda: self.step(statics, arguments), given, self.watch, profiled=profiled)
+        except NotGraphable:
+            raise
         except Exception as error:
             if "rule registered" not in str(error):  # an operator of higher order that no dispatch mode may look into
                 raise NotGraphable(f"the model raises {type(error).__name__}: {error}") from error
         arguments, _ = self.twin(flat, statics.tensors)
-        return observe(lambda: self.model(*arguments[0], **arguments[1]), given, self.watch, profiled=profiled,
-                       journaled=False)  # fmt: skip
+        return observe(lambda: self.step(statics, arguments), given, self.watch, profiled=profiled, journaled=False)
+
+    def step(self, statics: Statics, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
+        """All Python that a call leads to, once."""
+        return self.model(*arguments[0], **arguments[1])
 
     def throw(self, seen: Observation, flat: Flat, statics: Statics) -> None:
         """Numbers drawn on the host that decide nothing are answered while recording, and drawn by every replay.

@@ -510,3 +510,15 @@ CASES: tuple[Case, ...] = (
     Case("a result that is a function", _of(_function_result), _x(), refused="function", state=False),
     Case("writes past autograd to what it returns", _of(_own_buffer), _x(), refused="leaf"),
 )  # fmt: skip
+
+
+def reset() -> None:
+    """Everything that cases change for everybody, as it was."""
+    SETTINGS.scale = SETTINGS.inner.scale = Options.Deep.scale = 2.0  # type: ignore[attr-defined]
+    GLOBAL_PART.scale = PART.scale = 2.0
+    _set_global("FACTOR")(None, 0)
+    for patch in (_patch_helper, _patch_method, _patch_library):
+        patch(None, 0)
+    _CHANGE_GIVEN(None, 0)
+    TABLE.fill_(1.0)
+    _write_file(None, 1)
