@@ -223,6 +223,7 @@ class Watch:
         if self._hooks_only:
             for name in ("_modules", *HOOKS):
                 self._dict(f"{path}.{name}", held.get(name, {}))
+            self._written(type(module))
             return
         if type(module) is nn.Linear:  # whose forward reads its parameters alone; but it may be given another forward
             self._counted.append(held)
@@ -242,6 +243,14 @@ class Watch:
         for name, value in held.items():
             if name not in _BOOKKEEPING:
                 self._hold(f"{path}.{name}", value, 0)
+
+    def _written(self, cls: type) -> None:
+        """Methods of a class, in whose place others may be put: compilers trust that there are none."""
+        for part in () if (cls, "methods") in self._seen else _parts(cls):
+            own = not _of_library(part)
+            self._space_of(part).was |= {key: value for key, value in vars(part).items()
+                                         if key == "forward" or (own and isinstance(value, types.FunctionType))}  # fmt: skip
+        self._seen.add((cls, "methods"))
 
     def _class(self, cls: type) -> None:
         """Plain values and containers on the classes of the model's own code."""
@@ -608,6 +617,12 @@ class Watch:
                   if address(t) != was]  # fmt: skip
         return found + [f"{names[id(t)]} has another type, size or stride" for t, was in zip(self._tensors, self._forms)
                         if form(t) != was]  # fmt: skip
+
+    def replaced(self) -> list[str]:
+        """Functions and classes in whose place others were put, which guards of compiled code do not all look at."""
+        names = [name for name in self._names if isinstance(name.value, _CODE)]
+        return [*chain.from_iterable(space.replaced() for space in self._spaces.values()),
+                *(f"{name.path} changed" for name in names if name.holder.get(name.key) is not name.value)]  # fmt: skip
 
     def toggled(self) -> list[str]:
         """Switches of layers and weights that stand otherwise: no result hangs on them, but a call may change them."""
