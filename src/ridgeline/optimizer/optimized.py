@@ -200,10 +200,10 @@ class Optimized:
         """Everything is done in ``__new__``: the attributes are the model's, and are not to be initialized again."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or _tracer() is not None:  # what is traced is a call of the model's class
-            return super().__call__(*args, **kwargs)  # type: ignore[misc]
+        if torch.compiler.is_compiling():  # in words that the tracer knows
+            return self._ridgeline_state.model(*args, **kwargs)  # type: ignore[attr-defined]
         state = state_of(self)
-        if not state.plans:
+        if not state.plans or _tracer() is not None:
             return state.model(*args, **kwargs)
         if state.recorded is not None:
             result = state.recorded.quick(args, kwargs, torch.is_grad_enabled())
@@ -274,30 +274,10 @@ class Optimized:
         return operator.getitem, ((state_of(self).model,), 0)
 
 
-def _untraced(function: Any) -> None:
-    """Has PyTorch's tracer begin with what a function calls, as it does for its own ``Module.__call__``.
-
-    Where it began with ours, a model's forward was a function called from another module, and PyTorch insists on
-    importing the modules of such: models that were typed, or read and run, failed in its tracer.
-    """
-    frames = torch._C._dynamo.eval_frame
-    if hasattr(frames, "set_code_exec_strategy"):
-        plain = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.DEFAULT)
-        frames.set_code_exec_strategy(function.__code__, plain)
-
-
-_untraced(Optimized.__call__)
-
-
 class _OptimizedCallable(Optimized):
     """An optimized function or other callable that is no module; its attributes are read from the original."""
 
     __slots__ = (_STATE, "__weakref__")
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or _tracer() is not None:
-            return state_of(self).model(*args, **kwargs)
-        return super().__call__(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(state_of(self).model, name)
@@ -314,6 +294,22 @@ def _carried() -> bool:
 def state_of(optimized: Any) -> State:
     """What an ``Optimized`` knows, whatever names its model has of its own."""
     return object.__getattribute__(optimized, _STATE)
+
+
+def _untraced(function: Any) -> None:
+    """Has PyTorch's tracer begin with what a function calls, as it does for its own ``Module.__call__``.
+
+    Where it began with ours, a model's forward was a function called from another module, and PyTorch insists on
+    importing the modules of such: models that were typed, or read and run, failed in its tracer.
+    """
+    frames = torch._C._dynamo.eval_frame
+    if hasattr(frames, "set_code_exec_strategy"):
+        plain = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.DEFAULT)
+        frames.set_code_exec_strategy(function.__code__, plain)
+
+
+for _function in (Optimized.__call__, state_of):
+    _untraced(_function)
 
 
 def replay_updates(optimized: Any, update: Callable[[], Any] | None) -> None:
