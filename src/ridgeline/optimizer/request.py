@@ -49,6 +49,7 @@ def optimize(
 ) -> Optimized:
     """The model as a callable that is no slower than eager or torch.compile, with its receipt."""
     problem = _problem(model, args, kwargs, mode, loss, budget_s, memory_limit, error_budget, say)
+    _check_optimizer(optimizer, problem.model)
     key = cache.key_of(problem.model, problem.inputs, _settings(problem, optimizer)) if use_cache else ""
     began = time.perf_counter()
     given = {"mode": OPTIMIZED_MODES[mode], "optimizer": optimizer, "loss": loss}
@@ -99,7 +100,9 @@ def _searched(problem: Problem) -> Outcome:
         if isinstance(error, OptimizeError) and not isinstance(error, NotGraphable):
             raise  # something to tell the caller about the question itself
         with torch.set_grad_enabled(problem.mode != "infer"):
-            problem.model(*problem.inputs.args, **problem.inputs.kwargs)  # the model's own mistakes are the caller's
+            output = problem.model(*problem.inputs.args, **problem.inputs.kwargs)  # its own mistakes are the caller's
+            if problem.loss is not None:
+                problem.loss(output)
         return given_up(problem, f"left as it is: {why_failed(error)}")
 
 
@@ -117,16 +120,21 @@ def _problem(
     from ridgeline.capture.model import unwrapped
 
     if mode not in OPTIMIZED_MODES:
-        raise OptimizeError(f"no mode {mode!r}{nearest(mode, OPTIMIZED_MODES)}")
+        raise OptimizeError(f"no mode {mode!r}{nearest(str(mode), OPTIMIZED_MODES)}")
     if not isinstance(model, nn.Module):
         raise OptimizeError(f"optimize takes a torch.nn.Module, not {type(model).__name__}: wrap what it does in one")
     _check_error_budget(error_budget, mode)
     if not isinstance(args, (tuple, list)):
         raise OptimizeError(f"args is a tuple of positional arguments, not {type(args).__name__}: write args=(x,)")
-    if not budget_s > 0:
-        raise OptimizeError(f"budget_s is {budget_s}: give the search some seconds")
+    if not isinstance(kwargs or {}, Mapping) or not all(isinstance(name, str) for name in kwargs or ()):
+        raise OptimizeError('kwargs is a dictionary of named arguments: write kwargs={"mask": mask}')
+    if not isinstance(budget_s, int | float) or not budget_s > 0:
+        raise OptimizeError(f"budget_s is {budget_s!r}: give the search some seconds")
+    for name, given in (("loss", loss), ("say", say)):
+        if given is not None and not callable(given):
+            raise OptimizeError(f"{name} is a {type(given).__name__}, and is called: give a function")
     inputs = Inputs(tuple(args), dict(kwargs or {}))
-    limit = int(parse_quantity(memory_limit)) if isinstance(memory_limit, str) else memory_limit
+    limit = _limit(memory_limit)
     given = state_of(model).model if isinstance(model, Optimized) else model
     if mode == "train":
         _check_alone(given)
@@ -146,6 +154,26 @@ def _check_alone(model: nn.Module) -> None:
     if any(type(parameter).__name__ == "DTensor" for parameter in model.parameters()):
         raise OptimizeError("parameters are spread over processes (DTensor): optimize the model before it is sharded, "
                             "or train it as it is")  # fmt: skip
+
+
+def _limit(given: Any) -> int | None:
+    """The most memory that a result may need, in bytes."""
+    read = parse_quantity(given) if isinstance(given, str) else given
+    if given is None or (isinstance(read, int | float) and read > 0):
+        return None if given is None else int(read)
+    raise OptimizeError(f'memory_limit is {given!r}: it is a number of bytes, or words such as "40GB"')
+
+
+def _check_optimizer(optimizer: Any, model: nn.Module) -> None:
+    if optimizer is None:
+        return
+    if not hasattr(optimizer, "param_groups"):
+        what = f"the class {optimizer.__name__}" if isinstance(optimizer, type) else f"a {type(optimizer).__name__}"
+        raise OptimizeError(f"optimizer is {what}: give one of this model's parameters, as "
+                            "torch.optim.AdamW(model.parameters())")  # fmt: skip
+    mine = set(map(id, model.parameters()))
+    if mine and not any(id(parameter) in mine for group in optimizer.param_groups for parameter in group["params"]):
+        raise OptimizeError("optimizer has none of the model's parameters: its steps would change another model")
 
 
 def _check_error_budget(error_budget: Any, mode: str) -> None:
@@ -173,13 +201,12 @@ def _device(model: nn.Module, inputs: Inputs) -> torch.device:
 
 
 def _settings(problem: Problem, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
-    loss = getattr(problem.loss, "__code__", None)
     return {
         "mode": problem.mode,
         "budget": cache.budget_class(problem.budget_s),
         "memory_limit_bytes": problem.memory_limit_bytes,
         "error_budget": problem.error_budget,
-        "loss": loss.co_code.hex() if loss else str(type(problem.loss)),
+        "loss": cache.described(problem.loss),
         "training": problem.model.training,
         "optimizer": update.described(optimizer) if optimizer is not None else "",
     }
