@@ -42,6 +42,8 @@ def optimize_and_show(asked: Asked) -> None:
         raise MissingExtra("PyTorch", "torch", "optimize")
     from ridgeline.optimizer.optimized import state_of
 
+    if asked.html is not None and not asked.html.resolve().parent.is_dir():
+        raise InputError(f"there is no folder {asked.html.resolve().parent} to write the receipt to: make it first")
     model, args, kwargs = made_by(asked.source)
     out = draw.console()
     say = (lambda text: None) if asked.json else (lambda text: out.print(Text(f"· {text}", style=draw.DIM)))
