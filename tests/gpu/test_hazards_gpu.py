@@ -1,4 +1,4 @@
-"""Models and loops whose behavior hangs on something far away, recorded as CUDA graphs: what eager gives, or refused."""
+"""Models and loops whose behavior hangs on something far away, recorded as CUDA graphs: as eager, or refused."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def _executor() -> CudaExecutor:
 
 
 @pytest.fixture(autouse=True)
-def _as_before() -> Iterator[None]:
+def _as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(hazards, "FILE", tmp_path / "scale")
     hazards.reset()
     perils.reset()
     yield

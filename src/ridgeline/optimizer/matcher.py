@@ -51,8 +51,9 @@ class Matcher:
         for value, (kind, want) in zip((*args, *kwargs.values()), self._wanted):
             if kind is Tensor:
                 shape, stride, dtype, device, asks = want
-                if (value.__class__ not in _TENSORS or value.is_nested or value.shape != shape or value.dtype is not dtype
-                        or value.stride() != stride or value.device != device or value.is_neg() or value.is_conj()
+                if (value.__class__ not in _TENSORS or value.is_nested or value.shape != shape
+                        or value.dtype is not dtype or value.stride() != stride or value.device != device
+                        or value.is_neg() or value.is_conj()
                         or (grad and value.requires_grad) is not asks):  # fmt: skip
                     return None
                 tensors.append(value)

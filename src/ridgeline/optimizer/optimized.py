@@ -362,7 +362,7 @@ def _class_of(cls: type, own: frozenset[str]) -> type:
     body |= {name: _passed_on(name) for name in slots_of(cls)}
     body |= {name: inspect.getattr_static(cls, name) if hasattr(cls, name) else _held(name) for name in own}
     maker: Any = abc.ABCMeta if isinstance(cls, abc.ABCMeta) else type
-    return maker.__new__(type(cls), cls.__name__, (Optimized, cls), body)  # a metaclass of the model's own hears nothing
+    return maker.__new__(type(cls), cls.__name__, (Optimized, cls), body)  # past a metaclass of the model's own
 
 
 def _has(model: nn.Module, name: str) -> bool:

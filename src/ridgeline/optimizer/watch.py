@@ -248,8 +248,8 @@ class Watch:
         """Methods of a class, in whose place others may be put: compilers trust that there are none."""
         for part in () if (cls, "methods") in self._seen else _parts(cls):
             own = not _of_library(part)
-            self._space_of(part).was |= {key: value for key, value in vars(part).items()
-                                         if key == "forward" or (own and isinstance(value, types.FunctionType))}  # fmt: skip
+            kept = {key: value for key, value in vars(part).items() if key == "forward" or own}
+            self._space_of(part).was |= {k: value for k, value in kept.items() if isinstance(value, types.FunctionType)}
         self._seen.add((cls, "methods"))
 
     def _class(self, cls: type) -> None:
@@ -289,7 +289,8 @@ class Watch:
         elif (read := _surrounding(value)) is not None:
             self._probes.append(_Probe(path, value, read, read()))
         elif isinstance(value, partial):
-            self._inside([(path, value.func), (f"{path}.args", value.args), (f"{path}.keywords", value.keywords)], depth)
+            held = [(path, value.func), (f"{path}.args", value.args), (f"{path}.keywords", value.keywords)]
+            self._inside(held, depth)
         elif isinstance(value, _WEAK):
             self._inside([(path, value.data)], depth)  # type: ignore[union-attr]
         elif isinstance(value, _CLOSED) or depth > _NAMED_DEPTH or _foreign(value) or len(self._seen) > _MOST:

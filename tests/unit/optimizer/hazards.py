@@ -7,6 +7,7 @@ import datetime
 import functools
 import logging
 import sys
+import tempfile
 import types
 import uuid
 import weakref
@@ -207,7 +208,9 @@ def _counts_in(where: str) -> Callable[[], nn.Module]:
 
 
 def _prior() -> nn.Module:
-    return Kept(lambda m: torch.distributions.Normal(torch.zeros(8), torch.ones(8)), lambda m: m.kept.loc + m.kept.scale)
+    return Kept(
+        lambda m: torch.distributions.Normal(torch.zeros(8), torch.ones(8)), lambda m: m.kept.loc + m.kept.scale
+    )
 
 
 def _change_prior(model: Any, call: int) -> None:
@@ -249,7 +252,7 @@ def _dice_of_the_system(m: Any, x: Tensor) -> Tensor:
     return m.inner(x) + 0 * (uuid.uuid4().int % 7)
 
 
-FILE = Path("/tmp/ridgeline-hazard-scale")
+FILE = Path(tempfile.gettempdir()) / "ridgeline-hazard-scale"
 
 
 def _reads_file(m: Any, x: Tensor) -> Tensor:
@@ -498,7 +501,8 @@ CASES: tuple[Case, ...] = (
     Case("lists that may be one", _of(_append_first), _lists_that_may_be_one, missed="same|again|args"),
     Case("named arguments in any order", _of(_first_named), _named_in_any_order, missed="keys|kwargs"),
     Case("quantized inputs", _of(lambda m, x: m.inner(x.dequantize())), _quantized, refused="another kind"),
-    Case("ragged inputs", _of(lambda m, x: m.inner(x).to_padded_tensor(0.0)), _ragged, refused="another kind", state=False),
+    Case("ragged inputs", _of(lambda m, x: m.inner(x).to_padded_tensor(0.0)), _ragged, state=False,
+         refused="another kind"),
     Case("a module given", Modular, _with_part, missed="scale|args", between=_change_part, marks=("host",)),
     Case("a function given", _of(lambda m, x, f: f(m.inner(x))), _GIVEN, missed="scale|held", between=_CHANGE_GIVEN),
     Case("objects that say they are equal", _of(lambda m, x, p: m.inner(x) * p.scale),

@@ -340,7 +340,7 @@ def _parametrized() -> nn.Module:
 def _cached(call: Any, model: Any, x: Tensor, number: int) -> Any:
     model.zero_grad()
     with parametrize.cached():
-        loss = (call(x).square().mean() + call(x + 1).square().mean())
+        loss = call(x).square().mean() + call(x + 1).square().mean()
         loss.backward()
     return loss.detach(), [p.grad.clone() for p in model.parameters()]
 
@@ -418,7 +418,8 @@ PERILS: tuple[Peril, ...] = (
           given=lambda model, x: (x.requires_grad_(),), missed="args"),
     Peril("L-BFGS", _of(lambda m, x: m.inner(x).tanh()), _lbfgs),
     Peril("a backward in another thread", _of(lambda m, x: m.inner(x).tanh()), _in_two_threads),
-    Peril("several losses", _of(lambda m, x: (m.inner(x).tanh(), m.inner(x).exp())), _several_losses, missed="twice|once"),
+    Peril("several losses", _of(lambda m, x: (m.inner(x).tanh(), m.inner(x).exp())), _several_losses,
+          missed="more than once"),
     Peril("a bias frozen on the way", _of(lambda m, x: m.inner(x).tanh()), _frozen_on_the_way, missed="require"),
     Peril("optimizers swapped", _of(lambda m, x: m.inner(x).tanh()), _swapped),
     Peril("a backward hook on a layer later", _of(lambda m, x: m.inner(x).tanh()), _hooked_module, missed="hook",
@@ -465,7 +466,8 @@ def _taken(peril: Peril, call: Any, model: Any, at: Any, number: int) -> Any:
     try:
         found = peril.step(call, model, x, number)
     except RuntimeError as error:
-        assert peril.raises and re.search(peril.raises, str(error)), error
+        if not peril.raises or not re.search(peril.raises, str(error)):
+            raise
         found = "raised"
     return found, [p.detach().clone() for p in model.parameters()]
 

@@ -1,4 +1,4 @@
-"""Behavior that hangs on something far away: recorded and noticed, or refused, on the CPU with a stand-in for CUDA graphs."""
+"""Behavior that hangs on something far away: noticed or refused, on the CPU with a stand-in for CUDA graphs."""
 
 from __future__ import annotations
 
@@ -186,8 +186,12 @@ _static.factor = 1.0  # type: ignore[attr-defined]
 
 def test_settings_of_classes_functions_and_layers_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Set().eval()
-    changes = [lambda: monkeypatch.setattr(Base, "scale", 3.0), lambda: monkeypatch.setattr(Settings, "scale", 5.0, False),
-               lambda: monkeypatch.setattr(_static, "factor", 2.0), lambda: model.inner.train()]  # fmt: skip
+    changes = (
+        lambda: monkeypatch.setattr(Base, "scale", 3.0),
+        lambda: monkeypatch.setattr(Settings, "scale", 5.0, False),
+        lambda: monkeypatch.setattr(_static, "factor", 2.0),
+        model.inner.train,
+    )
     for num, change in enumerate(changes):
         fast = _fast(model)
         with torch.no_grad():
@@ -219,7 +223,7 @@ QUESTIONS: tuple[tuple[dict[str, Any], str], ...] = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("asked, told", QUESTIONS, ids=[f"{i} {told}" for i, (_, told) in enumerate(QUESTIONS)])
+@pytest.mark.parametrize(("asked", "told"), QUESTIONS, ids=[f"{i} {told}" for i, (_, told) in enumerate(QUESTIONS)])
 def test_a_question_that_cannot_be_answered_is_told(asked: dict[str, Any], told: str) -> None:
     with pytest.raises(OptimizeError, match=told):
         rl.optimize(nn.Linear(8, 8), (X,), **{"budget_s": 1, "use_cache": False, **asked})
