@@ -40,13 +40,17 @@ def optimize_and_show(asked: Asked) -> None:
     """Search and print the receipt."""
     if importlib.util.find_spec("torch") is None:
         raise MissingExtra("PyTorch", "torch", "optimize")
+    from ridgeline.optimizer.optimized import state_of
+
+    if asked.html is not None and not asked.html.resolve().parent.is_dir():
+        raise InputError(f"there is no folder {asked.html.resolve().parent} to write the receipt to: make it first")
     model, args, kwargs = made_by(asked.source)
     out = draw.console()
     say = (lambda text: None) if asked.json else (lambda text: out.print(Text(f"· {text}", style=draw.DIM)))
     _to_eval(model, asked.mode)
     fast = optimize(model, args, kwargs, mode=asked.mode, budget_s=asked.budget_s, memory_limit=asked.memory_limit,
                     error_budget=asked.error_budget, use_cache=asked.use_cache, say=say)  # fmt: skip
-    receipt = fast.receipt.to_dict()
+    receipt = state_of(fast).receipt.to_dict()
     if asked.html:
         from ridgeline.web.optimize import write_receipt
 

@@ -107,10 +107,12 @@ def _captured(path: Path, function: str, made: Any, asked: Mapping[str, Any]) ->
 
 
 def _unpacked(path: Path, function: str, made: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    model, args, kwargs = (*made, (), {})[:3] if isinstance(made, tuple) and made else (made, (), {})
+    given = made if isinstance(made, tuple) and made else (made,)
+    model, args, kwargs = (*given, *((), {})[len(given) - 1 :])[:3]
     args = tuple(args) if isinstance(args, (tuple, list)) else (args,)
-    if not callable(model) or not isinstance(kwargs, dict) or (isinstance(made, tuple) and len(made) > 3):
-        raise InputError(f"{path}:{function} must return (model, args, kwargs) or a graph, not {type(made).__name__}")
+    if not callable(model) or not isinstance(kwargs, dict) or len(given) > 3:
+        what = f"a tuple of {len(made)}" if isinstance(made, tuple) else type(made).__name__
+        raise InputError(f"{path}:{function} must return (model, args, kwargs) or a graph, not {what}")
     return model, args, kwargs
 
 

@@ -259,6 +259,10 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -
     tuned = str(given.pop("mode", None) or "").startswith("max-autotune")
     compiler = given.pop("compiler", "inductor-autotune" if tuned else "inductor")
     rewrites, report = given.pop("rewrites", None), given.pop("report", None)
+    strange = sorted(given.keys() - OWN_OPTIONS) if compiler == "none" else []
+    if strange:
+        known = ("compiler", "rewrites", "report", *OWN_OPTIONS)
+        raise OptimizeError(f"no option {strange[0]!r} without a compiler{nearest(strange[0], known)}")
     return lower(gm, example_inputs, rewrites=rewrites, compiler=compiler, options=given, report=report)
 
 

@@ -48,6 +48,13 @@ def key_of(model: nn.Module, inputs: Inputs, settings: Mapping[str, Any]) -> str
     return digest.hexdigest()[:32]
 
 
+def described(function: Any) -> str:
+    """What a function computes, as far as its code says."""
+    if not isinstance(function, types.FunctionType):
+        return f"{type(function).__module__}.{type(function).__qualname__} {getattr(function, '__qualname__', '')}"
+    return "\n".join(_code_lines([function], set())) or function.__qualname__
+
+
 def budget_class(budget_s: float) -> int:
     return sum(budget_s > limit for limit in BUDGETS_S)
 
@@ -67,6 +74,8 @@ def _model_lines(model: nn.Module) -> Iterator[str]:
                     for name, t in own.items() if t is not None)  # fmt: skip
     yield str(getattr(model, "config", ""))
     seen: set[types.CodeType] = set()
+    held = [value for module in model.modules() for value in vars(module).values()]
+    yield from _code_lines([value for value in held if isinstance(value, types.FunctionType)], seen)
     for kind in classes:
         functions = [value for part in kind.__mro__ for value in vars(part).values()]
         yield from _code_lines([each for each in functions if isinstance(each, types.FunctionType)], seen)

@@ -24,7 +24,7 @@ class Loss:
 
     def __call__(self, output: Any) -> Tensor:
         if self.given is not None:
-            return self.given(output)
+            return _differentiable(self.given(output))
         own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
         if isinstance(own, Tensor) and own.requires_grad:
             return own if own.dim() == 0 else own.mean()
@@ -43,3 +43,14 @@ class Loss:
             steps = torch.arange(tensor.numel(), device=tensor.device, dtype=wide)
             self._weights[key] = torch.cos(steps).reshape(tensor.shape)
         return (tensor * self._weights[key]).mean()
+
+
+def _differentiable(value: Any) -> Tensor:
+    """What a loss returned, if it is one number that can be differentiated where that is wanted."""
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+        raise OptimizeError(f"loss returns {what}: it is a function of the output that returns one number, as a tensor")
+    if torch.is_grad_enabled() and not value.requires_grad:
+        raise OptimizeError("what loss returns depends on nothing that requires gradients: parameters may be frozen, "
+                            "or the output detached")  # fmt: skip
+    return value

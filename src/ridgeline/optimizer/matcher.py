@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ridgeline.optimizer.signature import Signature, ambient
-from ridgeline.optimizer.tree import PLAIN, Flat, Piece, known_piece, piece_of
+from ridgeline.optimizer.tree import PLAIN, SAME, Flat, Piece, known_piece, piece_of
 
 _TENSORS = (Tensor, nn.Parameter)
 
@@ -38,6 +38,8 @@ class Matcher:
         wanted = [_wanted(value, grad) for value in (*args, *kwargs.values())]
         if any(want is None for want in wanted) or len(signature.tokens) != len(wanted) + 3:
             return None
+        if any(token[0] == SAME for token in signature.tokens):  # one tensor twice: only a walk tells it from two
+            return None
         return cls(signature.detached(), wanted, len(args), tuple(kwargs))
 
     def fits(self, args: tuple[Any, ...], kwargs: dict[str, Any], model: Any, grad: bool) -> Flat | None:
@@ -49,8 +51,9 @@ class Matcher:
         for value, (kind, want) in zip((*args, *kwargs.values()), self._wanted):
             if kind is Tensor:
                 shape, stride, dtype, device, asks = want
-                if (value.__class__ not in _TENSORS or value.shape != shape or value.dtype is not dtype
-                        or value.stride() != stride or value.device != device or value.is_neg() or value.is_conj()
+                if (value.__class__ not in _TENSORS or value.is_nested or value.shape != shape
+                        or value.dtype is not dtype or value.stride() != stride or value.device != device
+                        or value.is_neg() or value.is_conj()
                         or (grad and value.requires_grad) is not asks):  # fmt: skip
                     return None
                 tensors.append(value)
@@ -109,7 +112,7 @@ def _mixed(flat: Flat) -> bool:
 def _wanted(value: Any, grad: bool) -> tuple[Any, Any] | None:
     cls = type(value)
     if cls in _TENSORS:
-        if value.is_neg() or value.is_conj():
+        if value.is_nested or value.is_quantized or value.is_neg() or value.is_conj():
             return None
         return Tensor, (value.shape, value.stride(), value.dtype, value.device, grad and value.requires_grad)
     if (cls in PLAIN and cls is not slice) or cls is float:

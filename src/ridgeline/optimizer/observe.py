@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import io
+import logging
 import random
 import sys
 import types
@@ -16,7 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ridgeline.optimizer.watch import Watch, library
+from ridgeline.optimizer.watch import Watch, installed, library
 
 _ADOPTED = frozenset(("aten::lift_fresh", "aten::lift_fresh_copy", "aten::lift"))
 _COMPARED_BYTES = 1 << 30
@@ -25,6 +27,11 @@ _UNANNOUNCED = frozenset(("running_mean", "running_var"))
 """Arguments that batch norms write to in training without their schemas saying so."""
 _SPEAKING = {print: "prints", input: "asks the user", open: "opens a file"}
 _CLOCKS = frozenset(("time", "_random"))
+_MOMENTS = frozenset(("now", "utcnow", "today"))
+_SYSTEM = frozenset(("urandom", "getrandom"))
+_WRITES = frozenset(("write", "writelines"))
+_FETCHING = ("linecache.py", "tokenize.py", "<frozen importlib._bootstrap_external>")
+"""Where the interpreter opens files of code by itself, to show a line of it or to import it."""
 
 
 @dataclass(slots=True)
@@ -222,6 +229,36 @@ def _seeds(method: Any) -> bool:
     return isinstance(getattr(method, "__self__", None), torch.Generator) and method.__name__ in ("manual_seed", "seed")
 
 
+_HANDLE = logging.Logger.handle.__code__
+
+
+def _outside(frame: types.FrameType, filename: str) -> types.FrameType | None:
+    """The model's own code that called into a file; None where it is a library's or an installed package's."""
+    found: types.FrameType | None = frame
+    while found is not None and found.f_code.co_filename == filename:
+        found = found.f_back
+    own = found is not None and not library(found.f_code.co_filename) and not installed(found.f_code.co_filename)
+    return found if own else None
+
+
+def _reaches_out(function: Any) -> str | None:
+    """What a built-in function does beyond computing, where the model's code calls it."""
+    owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
+    if _draws(owner):
+        return "draws random numbers on the host"
+    if name in _MOMENTS and getattr(owner, "__module__", None) == "datetime":
+        return f"asks for the time ({name})"
+    return "writes to a file or to its output" if name in _WRITES and isinstance(owner, io.IOBase) else None
+
+
+def _anywhere(function: Any, frame: types.FrameType) -> str | None:
+    """The same for what counts wherever it is called from: libraries open files on a model's behalf."""
+    if function is open and not frame.f_code.co_filename.endswith(_FETCHING):
+        return _SPEAKING[open]
+    system = getattr(function, "__name__", "") in _SYSTEM and getattr(function, "__module__", "") in ("posix", "nt")
+    return "draws random numbers of the system" if system else None
+
+
 @contextmanager
 def _profiled(seen: Observation) -> Iterator[None]:
     """Notes which code runs and what it does that PyTorch does not see."""
@@ -229,6 +266,8 @@ def _profiled(seen: Observation) -> Iterator[None]:
     def note(frame: types.FrameType, event: str, arg: Any) -> None:
         if event == "call":
             seen.codes.setdefault(frame.f_code, frame.f_globals)
+            if frame.f_code is _HANDLE and (by := _outside(frame, logging.__file__)) is not None:
+                act("logs", by)
         elif event == "c_call":
             try:
                 what = _SPEAKING.get(arg)
@@ -236,12 +275,13 @@ def _profiled(seen: Observation) -> Iterator[None]:
                 return
             if what is None and getattr(arg, "__module__", None) in _CLOCKS and arg.__name__ != "sleep":
                 what = f"calls {arg.__module__}.{arg.__name__}"
-            if what is None and _draws(getattr(arg, "__self__", None)):
-                what = "draws random numbers on the host"
-            seeds = _seeds(arg)
-            what = "seeds random numbers" if seeds else what
-            if what is not None and (seeds or not library(frame.f_code.co_filename)):
-                seen.acts.append(f"{what} ({frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno})")
+            what = what or _reaches_out(arg)
+            anywhere = "seeds random numbers" if _seeds(arg) else _anywhere(arg, frame)
+            if anywhere or (what is not None and not library(frame.f_code.co_filename)):
+                act(anywhere or str(what), frame)
+
+    def act(what: str, frame: types.FrameType) -> None:
+        seen.acts.append(f"{what} ({frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno})")
 
     before, collecting = sys.getprofile(), gc.isenabled()
     gc.disable()  # what others do when garbage is collected is no act of the model's

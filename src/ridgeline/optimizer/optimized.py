@@ -7,7 +7,9 @@ planned; all others run the model itself, and say so once.
 
 from __future__ import annotations
 
+import abc
 import copy
+import inspect
 import operator
 import threading
 import warnings
@@ -25,10 +27,12 @@ from ridgeline.optimizer.graphed import MISSED, Graphed, GraphedTraining, Miss
 from ridgeline.optimizer.matcher import Matcher
 from ridgeline.optimizer.shortcut import Shortcut
 from ridgeline.optimizer.signature import Signature, TooLarge, difference
-from ridgeline.optimizer.tree import Flat
+from ridgeline.optimizer.tree import Flat, slots_of
 from ridgeline.optimizer.watch import Watch
 
 _STATE = "_ridgeline_state"
+_tracer = torch._C._dynamo.eval_frame.get_eval_frame_callback
+"""PyTorch's tracer where it looks at every function that is called from here on: it is to find the model's."""
 _transforms = torch._C._functorch.maybe_current_level
 """Inside of ``vmap`` and the like, tensors have no memory to look at: the model itself is what is transformed."""
 _dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -79,7 +83,7 @@ class Guarded:
                 or _dispatch_modes()):  # fmt: skip
             return False
         for value, (shape, stride, dtype, device, _) in zip(args, self._wanted):
-            if (value.__class__ is not Tensor or value.shape != shape or value.dtype is not dtype
+            if (value.__class__ is not Tensor or value.is_nested or value.shape != shape or value.dtype is not dtype
                     or value.stride() != stride or value.device != device):  # fmt: skip
                 return False
         return self._watch.same()
@@ -118,6 +122,21 @@ class State:
         if found is None:
             return self.eager(self._why(signature), args, kwargs)
         return self._planned(found, signature.flat, args, kwargs, recorded and not grad)
+
+    def add(self, plan: Plan) -> None:
+        if plan.call is self.model:
+            return
+        if plan.watch is None and plan.call.__class__ not in _REPLAYED:
+            plan.watch = Watch(self.model, hooks_only=True)
+        plan.matcher = plan.matcher or getattr(plan.call, "matcher", None) or Matcher.of(plan.signature)
+        plan.signature = plan.signature.detached()
+        self.plans[plan.signature] = plan
+        if plan.matcher is not None and len(self.matchers) < _MOST_MATCHERS:
+            self.matchers.append((plan.matcher, plan))
+        if self.mode == "inference" and self.guarded is None:
+            self.guarded = Guarded.of(plan)
+        if self.mode == "inference" and self.recorded is None and isinstance(plan.call, Graphed):
+            self.recorded = plan.call
 
     def _planned(self, plan: Plan, flat: Flat, args: tuple[Any, ...], kwargs: dict[str, Any], quiet: bool) -> Any:
         """As planned; ``quiet`` if gradients are on and not wanted."""
@@ -163,31 +182,28 @@ class Optimized:
 
     ``Optimized(model, plans)`` is an instance of the model's own class whose attributes are the model's own: what is
     set on one is seen on the other. ``.original`` is the model, ``.receipt`` says what was done, ``.fallbacks`` which
-    calls ran eagerly and why. For inference, results carry no gradients unless an input asks for them.
+    calls ran eagerly and why; where the model has such a name of its own, the name is the model's. For inference,
+    results carry no gradients unless an input asks for them.
     """
 
     __slots__ = ()
 
-    def __new__(cls, model: Any, plans: Iterable[Plan] = (), *, mode: str = "inference", receipt: Any = None,
-                optimizer: Any = None, loss: Callable[..., Tensor] | None = None,
-                update: Callable[[], Any] | None = None) -> Any:  # fmt: skip
-        if mode not in ("inference", "train"):
-            raise OptimizeError(f"mode is {mode!r}: 'inference' or 'train'")
-        made: Any = object.__new__(_class_for(type(model)))
-        if isinstance(made, nn.Module):
-            object.__setattr__(made, "__dict__", model.__dict__)
-        state = State(model, mode, receipt, optimizer, loss, update)
-        object.__setattr__(made, _STATE, state)
-        for plan in plans:
-            made.add(plan)
-        return made
+    def __new__(cls, *given: Any, **named: Any) -> Any:
+        if cls is Optimized:
+            return _made(*given, **named)
+        return cls.__mro__[cls.__mro__.index(Optimized) + 1](*given, **named)  # one more of the model's own class
+
+    def __init_subclass__(cls) -> None:
+        """A registry of the model's classes does not hear of this one."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Everything is done in ``__new__``: the attributes are the model's, and are not to be initialized again."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        state = _state(self)
-        if not state.plans or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():  # in words that the tracer knows
+            return self._ridgeline_state.model(*args, **kwargs)  # type: ignore[attr-defined]
+        state = state_of(self)
+        if not state.plans or _tracer() is not None:
             return state.model(*args, **kwargs)
         if state.recorded is not None:
             result = state.recorded.quick(args, kwargs, torch.is_grad_enabled())
@@ -202,65 +218,60 @@ class Optimized:
 
     def add(self, plan: Plan) -> None:
         """Runs calls of the plan's signature as it says from now on; a plan that is the model itself needs nothing."""
-        state = _state(self)
-        if plan.call is state.model:
-            return
-        if plan.watch is None and plan.call.__class__ not in _REPLAYED:
-            plan.watch = Watch(state.model, hooks_only=True)
-        plan.matcher = plan.matcher or getattr(plan.call, "matcher", None) or Matcher.of(plan.signature)
-        plan.signature = plan.signature.detached()
-        state.plans[plan.signature] = plan
-        if plan.matcher is not None and len(state.matchers) < _MOST_MATCHERS:
-            state.matchers.append((plan.matcher, plan))
-        if state.mode == "inference" and state.guarded is None:
-            state.guarded = Guarded.of(plan)
-        if state.mode == "inference" and state.recorded is None and isinstance(plan.call, Graphed):
-            state.recorded = plan.call
+        state_of(self).add(plan)
 
     @property
     def plans(self) -> tuple[Plan, ...]:
         """How the calls that were verified are run."""
-        return tuple(_state(self).plans.values())
+        return tuple(state_of(self).plans.values())
 
     @property
     def original(self) -> Any:
         """The model that was optimized."""
-        return _state(self).model
+        return state_of(self).model
 
     @property
     def model(self) -> Any:
         """The model that was optimized; if it has a part called ``model``, that part, as the original would answer."""
-        state = _state(self)
+        state = state_of(self)
         return getattr(state.model, "model", state.model) if isinstance(state.model, nn.Module) else state.model
 
     @property
     def receipt(self) -> Any:
         """What was changed, what it gained, and what was rejected and why."""
-        return _state(self).receipt
+        return state_of(self).receipt
 
     @property
     def fallbacks(self) -> dict[str, int]:
         """Reasons for which calls ran as the original model, and how often."""
-        return dict(_state(self).fallbacks)
+        return dict(state_of(self).fallbacks)
 
     def train_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """One step of training: gradients cleared, forward, backward, the optimizer's step. Returns the loss."""
-        state = _state(self)
+        state = state_of(self)
         if state.optimizer is None:
             raise OptimizeError("train_step needs an optimizer: optimize(model, …, mode='train', optimizer=…)")
         return plain_step(self, state.optimizer, state.loss, args, kwargs, state.update)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """A copy of the model with no plans: they hold addresses of the original's parameters."""
-        state = _state(self)
+        state = state_of(self)
         return Optimized(copy.deepcopy(state.model, memo), mode=state.mode, receipt=state.receipt)
 
+    def _replicate_for_data_parallel(self) -> Any:
+        """A replica on another device is the model's: plans hold addresses on this one."""
+        return state_of(self).model._replicate_for_data_parallel()
+
+    def __prepare_scriptable__(self) -> Any:
+        """What TorchScript compiles is the model itself."""
+        return state_of(self).model
+
     def __copy__(self) -> Any:
-        return copy.copy(_state(self).model)
+        return copy.copy(state_of(self).model)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Saved as the model itself, and loaded without us: plans are for this process."""
-        return operator.getitem, ((_state(self).model,), 0)
+        return operator.getitem, ((state_of(self).model,), 0)
 
 
 class _OptimizedCallable(Optimized):
@@ -269,10 +280,10 @@ class _OptimizedCallable(Optimized):
     __slots__ = (_STATE, "__weakref__")
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(_state(self).model, name)
+        return getattr(state_of(self).model, name)
 
     def __repr__(self) -> str:
-        return f"Optimized({_state(self).model!r})"
+        return f"Optimized({state_of(self).model!r})"
 
 
 def _carried() -> bool:
@@ -280,33 +291,100 @@ def _carried() -> bool:
     return forward_ad._current_level >= 0 or _tracing() is not None
 
 
-def _state(optimized: Any) -> State:
+def state_of(optimized: Any) -> State:
+    """What an ``Optimized`` knows, whatever names its model has of its own."""
     return object.__getattribute__(optimized, _STATE)
+
+
+def _untraced(function: Any) -> None:
+    """Has PyTorch's tracer begin with what a function calls, as it does for its own ``Module.__call__``.
+
+    Where it began with ours, a model's forward was a function called from another module, and PyTorch insists on
+    importing the modules of such: models that were typed, or read and run, failed in its tracer.
+    """
+    frames = torch._C._dynamo.eval_frame
+    if hasattr(frames, "set_code_exec_strategy"):
+        plain = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.DEFAULT)
+        frames.set_code_exec_strategy(function.__code__, plain)
+
+
+for _function in (Optimized.__call__, state_of):
+    _untraced(_function)
 
 
 def replay_updates(optimized: Any, update: Callable[[], Any] | None) -> None:
     """From now on ``train_step`` takes the optimizer's steps this way."""
-    _state(optimized).update = update
+    state_of(optimized).update = update
 
 
 def with_receipt(optimized: Any, receipt: Any) -> Any:
     """The same, with another receipt."""
-    _state(optimized).receipt = receipt
+    state_of(optimized).receipt = receipt
     return optimized
 
 
-_CLASSES: dict[type, type] = {}
+_CLASSES: dict[tuple[type, frozenset[str]], type] = {}
+_NAMES = ("add", "fallbacks", "model", "original", "plans", "receipt", "train_step")
 
 
-def _class_for(cls: type) -> type:
-    """The class of an optimized model: the model's own, called differently, under the same name."""
-    if not issubclass(cls, nn.Module) or issubclass(cls, torch.jit.ScriptModule):
+def _made(model: Any, plans: Iterable[Plan] = (), *, mode: str = "inference", receipt: Any = None,
+          optimizer: Any = None, loss: Callable[..., Tensor] | None = None,
+          update: Callable[[], Any] | None = None) -> Any:  # fmt: skip
+    if mode not in ("inference", "train"):
+        raise OptimizeError(f"mode is {mode!r}: 'inference' or 'train'")
+    made: Any = object.__new__(_class_for(model))
+    if isinstance(made, nn.Module):
+        object.__setattr__(made, "__dict__", model.__dict__)
+    state = State(model, mode, receipt, optimizer, loss, update)
+    object.__setattr__(made, _STATE, state)
+    for plan in plans:
+        state.add(plan)
+    return made
+
+
+def _class_for(model: Any) -> type:
+    """The class of an optimized model: the model's own, called differently, under the same name.
+
+    What the model calls by one of our names stays the model's, in its methods above all.
+    """
+    cls = type(model)
+    if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
         return _OptimizedCallable
-    if cls not in _CLASSES:
-        body = {"__slots__": (_STATE,), "__module__": cls.__module__, "__qualname__": cls.__qualname__,
-                "__doc__": cls.__doc__}  # fmt: skip
-        _CLASSES[cls] = type(cls)(cls.__name__, (Optimized, cls), body)
-    return _CLASSES[cls]
+    own = frozenset(name for name in _NAMES if name != "model" and _has(model, name))
+    if (cls, own) not in _CLASSES:
+        _CLASSES[cls, own] = _class_of(cls, own)
+    return _CLASSES[cls, own]
+
+
+def _class_of(cls: type, own: frozenset[str]) -> type:
+    body: dict[str, Any] = {"__slots__": (_STATE,), "__module__": cls.__module__, "__qualname__": cls.__qualname__,
+                            "__doc__": cls.__doc__}  # fmt: skip
+    body |= {name: _passed_on(name) for name in slots_of(cls)}
+    body |= {name: inspect.getattr_static(cls, name) if hasattr(cls, name) else _held(name) for name in own}
+    maker: Any = abc.ABCMeta if isinstance(cls, abc.ABCMeta) else type
+    return maker.__new__(type(cls), cls.__name__, (Optimized, cls), body)  # past a metaclass of the model's own
+
+
+def _has(model: nn.Module, name: str) -> bool:
+    held = (vars(model), *(vars(model).get(inner, {}) for inner in ("_parameters", "_buffers", "_modules")))
+    return hasattr(type(model), name) or any(name in each for each in held)
+
+
+def _held(name: str) -> property:
+    """A name that the model keeps among its attributes, buffers or parts, where PyTorch looks where this finds none."""
+
+    def read(self: Any) -> Any:
+        if name in vars(self):
+            return vars(self)[name]
+        raise AttributeError(name)
+
+    return property(read, lambda self, value: vars(self).__setitem__(name, value))
+
+
+def _passed_on(name: str) -> property:
+    """A slot of the model's class, which the model alone has."""
+    return property(lambda self: getattr(state_of(self).model, name),
+                    lambda self, value: setattr(state_of(self).model, name, value))  # fmt: skip
 
 
 def plain_step(model: Callable[..., Any], optimizer: Any, loss: Callable[..., Tensor] | None, args: tuple[Any, ...],

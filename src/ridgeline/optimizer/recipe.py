@@ -21,7 +21,7 @@ Maker = Callable[[Sequence[Tensor], Sequence[Tensor], Sequence[Any]], Any]
 
 _CONSTANT = (int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size, torch.layout,
              torch.memory_format, slice, range, type(Ellipsis), enum.Enum, frozenset, type, nn.Module,
-             types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType)  # fmt: skip
+             types.BuiltinFunctionType, types.ModuleType)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -58,6 +58,8 @@ class Scene:
         place = self.containers.get(id(value))
         if place is not None:
             return lambda lent, given, held: held[place]
+        if isinstance(value, types.FunctionType | types.MethodType):
+            return self._function(value)
         if isinstance(value, Iterator | torch.Generator):
             raise NotGraphable(f"it returns a {type(value).__name__}, which runs Python when it is read")
         if isinstance(value, set):
@@ -65,6 +67,14 @@ class Scene:
         if isinstance(value, tuple):
             return self._tuple(value)
         return self._container(value)
+
+    def _function(self, value: Any) -> Maker:
+        """A function that is somebody's; one that the call made holds what it was made with."""
+        holds = getattr(value, "__closure__", None) or value.__defaults__ or value.__kwdefaults__
+        owned = isinstance(value, types.MethodType) and isinstance(value.__self__, nn.Module | type)
+        if holds or (isinstance(value, types.MethodType) and not owned):
+            raise NotGraphable(f"it returns a function ({value.__qualname__}), which may hold what this call made")
+        return lambda lent, given, held: value
 
     def settle(self) -> None:
         """Lets go of the recorded result; what is left are the ways to make it again."""
@@ -81,6 +91,8 @@ class Scene:
         if type(value) is not Tensor or value.layout is not torch.strided or value.is_conj() or value.is_neg():
             lazy = " that is lazily conjugated or negated" if value.is_conj() or value.is_neg() else ""
             raise NotGraphable(f"it returns a tensor of type {type(value).__name__}, layout {value.layout}{lazy}")
+        if marks := [name for name in value.__dict__ if not name.startswith("_")]:
+            raise NotGraphable(f"it returns a tensor with an attribute of its own ({marks[0]})")
         storage = value.untyped_storage()._cdata
         if storage in self.input_storages:
             return self._view_of_input(value, *self.input_storages[storage])

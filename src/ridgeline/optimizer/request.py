@@ -21,7 +21,7 @@ from ridgeline.optimizer.inputs import Inputs
 from ridgeline.optimizer.ladder import DEFAULT_BUDGET_S
 from ridgeline.optimizer.later import Later
 from ridgeline.optimizer.measure import Track, compare, reserved_bytes
-from ridgeline.optimizer.optimized import Optimized, RunsEagerly, with_receipt
+from ridgeline.optimizer.optimized import Optimized, RunsEagerly, state_of, with_receipt
 from ridgeline.optimizer.proof import Subject
 from ridgeline.optimizer.receipt import Receipt
 from ridgeline.optimizer.search import Outcome, Problem, given_up, plans_of, search, why_failed
@@ -51,20 +51,23 @@ def optimize(
 ) -> Optimized:
     """The model as a callable that is no slower than eager or torch.compile, with its receipt."""
     problem = _problem(model, args, kwargs, mode, loss, budget_s, memory_limit, error_budget, say)
+    _check_optimizer(optimizer, problem.model)
     problem = replace(problem, optimizer=optimizer)
     key = cache.key_of(problem.model, problem.inputs, _settings(problem, optimizer)) if use_cache else ""
     began = time.perf_counter()
     given = {"mode": OPTIMIZED_MODES[mode], "optimizer": optimizer, "loss": loss}
     before = _alive.get((id(problem.model), key)) if key else None
-    if before is not None and before.original is problem.model and _is_enough(before.receipt, budget_s):
-        receipt = before.receipt.from_cache(time.perf_counter() - began)
-        return _stepping(problem, Optimized(problem.model, before.plans, receipt=receipt, **given), optimizer)
+    kept = None if before is None else state_of(before)
+    if kept is not None and kept.model is problem.model and _is_enough(kept.receipt, budget_s):
+        receipt = kept.receipt.from_cache(time.perf_counter() - began)
+        again = Optimized(problem.model, list(kept.plans.values()), receipt=receipt, **given)
+        return _stepping(problem, again, optimizer)
     outcome = _remembered(problem, key, began) if key else None
     known = outcome is not None
     outcome = outcome or _searched(problem)
     made = Optimized(problem.model, plans_of(problem, outcome.built), receipt=outcome.receipt, **given)
     made = _stepping(problem, made, optimizer)
-    for plan in made.plans:
+    for plan in state_of(made).plans.values():
         if isinstance(plan.call, Later):
             plan.call.plan = plan
     if not known:
@@ -72,13 +75,13 @@ def optimize(
     if key:
         _alive[id(problem.model), key] = made
         if not known and outcome.receipt.entries:
-            cache.save(key, outcome.built.candidate, made.receipt)
+            cache.save(key, outcome.built.candidate, state_of(made).receipt)
     return made
 
 
 def _stepping(problem: Problem, made: Optimized, optimizer: torch.optim.Optimizer | None) -> Optimized:
     """The result with the optimizer's own updates made faster where that is right, and said in the receipt."""
-    receipt: Receipt = made.receipt
+    receipt: Receipt = state_of(made).receipt
     if problem.mode != "train" or optimizer is None or not receipt.entries:
         return made
     if receipt.cached:
@@ -100,7 +103,9 @@ def _searched(problem: Problem) -> Outcome:
         if isinstance(error, OptimizeError) and not isinstance(error, NotGraphable):
             raise  # something to tell the caller about the question itself
         with torch.set_grad_enabled(problem.mode != "infer"):
-            problem.model(*problem.inputs.args, **problem.inputs.kwargs)  # the model's own mistakes are the caller's
+            output = problem.model(*problem.inputs.args, **problem.inputs.kwargs)  # its own mistakes are the caller's
+            if problem.loss is not None:
+                problem.loss(output)
         return given_up(problem, f"left as it is: {why_failed(error)}")
 
 
@@ -118,17 +123,22 @@ def _problem(
     from ridgeline.capture.model import unwrapped
 
     if mode not in OPTIMIZED_MODES:
-        raise OptimizeError(f"no mode {mode!r}{nearest(mode, OPTIMIZED_MODES)}")
+        raise OptimizeError(f"no mode {mode!r}{nearest(str(mode), OPTIMIZED_MODES)}")
     if not isinstance(model, nn.Module):
         raise OptimizeError(f"optimize takes a torch.nn.Module, not {type(model).__name__}: wrap what it does in one")
     _check_error_budget(error_budget, mode)
     if not isinstance(args, (tuple, list)):
         raise OptimizeError(f"args is a tuple of positional arguments, not {type(args).__name__}: write args=(x,)")
-    if not budget_s > 0:
-        raise OptimizeError(f"budget_s is {budget_s}: give the search some seconds")
+    if not isinstance(kwargs or {}, Mapping) or not all(isinstance(name, str) for name in kwargs or ()):
+        raise OptimizeError('kwargs is a dictionary of named arguments: write kwargs={"mask": mask}')
+    if not isinstance(budget_s, int | float) or not budget_s > 0:
+        raise OptimizeError(f"budget_s is {budget_s!r}: give the search some seconds")
+    for name, given in (("loss", loss), ("say", say)):
+        if given is not None and not callable(given):
+            raise OptimizeError(f"{name} is a {type(given).__name__}, and is called: give a function")
     inputs = Inputs(tuple(args), dict(kwargs or {}))
-    limit = int(parse_quantity(memory_limit)) if isinstance(memory_limit, str) else memory_limit
-    given = model.original if isinstance(model, Optimized) else model
+    limit = _limit(memory_limit)
+    given = state_of(model).model if isinstance(model, Optimized) else model
     if mode == "train":
         _check_alone(given)
     own = unwrapped(given)
@@ -147,6 +157,26 @@ def _check_alone(model: nn.Module) -> None:
     if any(type(parameter).__name__ == "DTensor" for parameter in model.parameters()):
         raise OptimizeError("parameters are spread over processes (DTensor): optimize the model before it is sharded, "
                             "or train it as it is")  # fmt: skip
+
+
+def _limit(given: Any) -> int | None:
+    """The most memory that a result may need, in bytes."""
+    read = parse_quantity(given) if isinstance(given, str) else given
+    if given is None or (isinstance(read, int | float) and read > 0):
+        return None if given is None else int(read)
+    raise OptimizeError(f'memory_limit is {given!r}: it is a number of bytes, or words such as "40GB"')
+
+
+def _check_optimizer(optimizer: Any, model: nn.Module) -> None:
+    if optimizer is None:
+        return
+    if not hasattr(optimizer, "param_groups"):
+        what = f"the class {optimizer.__name__}" if isinstance(optimizer, type) else f"a {type(optimizer).__name__}"
+        raise OptimizeError(f"optimizer is {what}: give one of this model's parameters, as "
+                            "torch.optim.AdamW(model.parameters())")  # fmt: skip
+    mine = set(map(id, model.parameters()))
+    if mine and not any(id(parameter) in mine for group in optimizer.param_groups for parameter in group["params"]):
+        raise OptimizeError("optimizer has none of the model's parameters: its steps would change another model")
 
 
 def _check_error_budget(error_budget: Any, mode: str) -> None:
@@ -174,13 +204,12 @@ def _device(model: nn.Module, inputs: Inputs) -> torch.device:
 
 
 def _settings(problem: Problem, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
-    loss = getattr(problem.loss, "__code__", None)
     return {
         "mode": problem.mode,
         "budget": cache.budget_class(problem.budget_s),
         "memory_limit_bytes": problem.memory_limit_bytes,
         "error_budget": problem.error_budget,
-        "loss": loss.co_code.hex() if loss else str(type(problem.loss)),
+        "loss": cache.described(problem.loss),
         "training": problem.model.training,
         "optimizer": update.described(optimizer) if optimizer is not None else "",
     }

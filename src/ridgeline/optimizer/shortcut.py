@@ -95,7 +95,8 @@ class Shortcut:
         self._pure = False
         reason = "; ".join(self.watch.changes()[:3])
         self.misses[reason] = self.misses.get(reason, 0) + 1
-        return Miss(reason, stale=not self._hooks.same())  # guards know the rest of what was compiled, not hooks
+        unknown = not self._hooks.same() or bool(self.watch.replaced())
+        return Miss(reason, stale=unknown)  # guards know the rest of what was compiled, not hooks, nor all functions
 
     def _guarded(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.misses[reason] = self.misses.get(reason, 0) + 1

@@ -18,7 +18,7 @@ from ridgeline.optimizer.hush import hushed, only_warns
 from ridgeline.optimizer.observe import Observation, Values, observe, restored_random
 from ridgeline.optimizer.recipe import Scene
 from ridgeline.optimizer.statics import Group, Statics, extent, grouped, view_of
-from ridgeline.optimizer.tree import HOST_ELEMENTS, OPAQUE, STRANGE, Flat, all_tokens, twin
+from ridgeline.optimizer.tree import HOST_ELEMENTS, OPAQUE, STRANGE, Flat, all_tokens, opaque, twin
 from ridgeline.optimizer.watch import Watch
 
 LENT_BYTES = 1 << 20
@@ -49,6 +49,7 @@ class Studio:
         self._codes: dict[Any, Any] = {}
         self._constants: Constants | None = None
         self._told = self._hushed = False
+        self._given: list[Any] = []
         self._nested: set[int] = set()
         self._written: set[int] = set()
         self._externals: dict[int, Tensor] = {}
@@ -59,6 +60,7 @@ class Studio:
         self._nested = _nested(flat)
 
     def refuse(self, flat: Flat) -> None:
+        self._given = list(opaque(flat))
         if hooks := self.watch.hooks():
             raise NotGraphable(f"the model has hooks that a replay would not call: {', '.join(hooks[:3])}")
         sparse = [name for name, tensor in self.watch.tensors.values() if tensor.layout is not torch.strided]
@@ -79,7 +81,7 @@ class Studio:
     def observe(self, flat: Flat, statics: Statics) -> Observation:
         """Observes the second of two calls: the first may import, compile, and set up what stays."""
         self._observed(flat, statics, profiled=False)
-        self.watch = Watch(self.model)
+        self.watch = Watch(self.model, self._given)
         seen = self._observed(flat, statics, profiled=True)
         self.refuse_changes()
         if toggled := self.watch.toggled():
@@ -92,11 +94,12 @@ class Studio:
         """Takes the model as it is after the first run of the call, which may lay its weights out anew."""
         if self.watch.same():
             return
-        self.watch = Watch(self.model)
+        self.watch = Watch(self.model, self._given)
         self._complete()
 
     def _complete(self) -> None:
         self.watch.read_by(self._codes)
+        self.watch.follow(self._codes)
         self.watch.hold_host_to(self.executor.device_type)
 
     def refuse_changes(self) -> None:
@@ -109,13 +112,18 @@ class Studio:
         arguments, _ = self.twin(flat, statics.tensors)
         given = [statics.tensors[g.indices[0]] for g in statics.groups]
         try:
-            return observe(lambda: self.model(*arguments[0], **arguments[1]), given, self.watch, profiled=profiled)
+            return observe(lambda: self.step(statics, arguments), given, self.watch, profiled=profiled)
+        except NotGraphable:
+            raise
         except Exception as error:
             if "rule registered" not in str(error):  # an operator of higher order that no dispatch mode may look into
                 raise NotGraphable(f"the model raises {type(error).__name__}: {error}") from error
         arguments, _ = self.twin(flat, statics.tensors)
-        return observe(lambda: self.model(*arguments[0], **arguments[1]), given, self.watch, profiled=profiled,
-                       journaled=False)  # fmt: skip
+        return observe(lambda: self.step(statics, arguments), given, self.watch, profiled=profiled, journaled=False)
+
+    def step(self, statics: Statics, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
+        """All Python that a call leads to, once."""
+        return self.model(*arguments[0], **arguments[1])
 
     def throw(self, seen: Observation, flat: Flat, statics: Statics) -> None:
         """Numbers drawn on the host that decide nothing are answered while recording, and drawn by every replay.

@@ -61,6 +61,8 @@ def apply(model: nn.Module, parts: Sequence[str] = PARTS) -> Applied:
     through transformers' registries. Calls that a kernel does not take fall back to what the model came with.
     ``revert`` undoes it.
     """
+    if isinstance(parts, str):
+        raise OptimizeError(f"apply: parts is a list of names: write parts=[{parts!r}]")
     unknown = [part for part in parts if part not in PARTS]
     if unknown:
         raise OptimizeError(f"apply: no part {unknown[0]!r}{nearest(unknown[0], PARTS)}")
@@ -77,6 +79,8 @@ def apply(model: nn.Module, parts: Sequence[str] = PARTS) -> Applied:
 
 def revert(model: nn.Module) -> None:
     """Take out what ``apply`` put in: every attribute and forward as it was. A model without kernels is left alone."""
+    if not isinstance(model, nn.Module):
+        raise OptimizeError(f"revert wants a torch.nn.Module, not {type(model).__name__}")
     done = _applied.pop(model, None)
     while done is not None and done.undos:
         done.undos.pop()()

@@ -37,6 +37,7 @@ from ridgeline.optimizer.tree import Flat, TooLarge
 from ridgeline.optimizer.watch import Watch
 
 _REQUIRES_GRAD, _VERSION = attrgetter("requires_grad"), attrgetter("_version")
+_packing = torch._C._autograd._top_saved_tensors_default_hooks
 MOST_STRAYS = 2
 """Backward passes that no recording can take: each runs the forward once more, and so takes longer than a call without
 recordings, which are given up after so many."""
@@ -134,6 +135,10 @@ class GraphedTraining:
             return Miss("other parameters require gradients", stale=True)
         if len(self._strays) >= MOST_STRAYS:  # compiled code differentiates once, and keeps nothing for a second time
             return Miss(self._strays[-1], stale=self._strays != [OTHERS] * MOST_STRAYS)
+        if torch.is_anomaly_enabled():
+            return Miss("anomalies are looked for in every backward", stale=True)
+        if _packing(True) is not None:
+            return Miss("what the backward needs is packed by saved_tensors_hooks", stale=True)
         if self._studio.executor.is_recording():
             return Miss("the call itself is being recorded", stale=False)
         last = self._last() if self._last is not None else None
@@ -420,10 +425,16 @@ class TrainingStudio(Studio):
         self.written = [g for g in self.groups if self.is_written(g)]
         return statics
 
-    def _complete(self) -> None:
-        """A step takes milliseconds, of which a look at the functions it was made of takes some microseconds."""
-        super()._complete()
-        self.watch.follow(self._codes)
+    def step(self, statics: Statics, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
+        """A forward and its backward, in which functions with one of their own and hooks run Python too."""
+        result = super().step(statics, arguments)
+        able = [tensor for _, tensor in leaves(result) if tensor.requires_grad]
+        wanted = [tensor for _, tensor in self.watch.tensors.values() if tensor.requires_grad and tensor.is_leaf]
+        if able and wanted:
+            _refuse_reentrant(able)
+            with casts.off(), self.without_hooks(), torch.autograd.set_multithreading_enabled(False):
+                torch.autograd.grad(able, wanted, [torch.ones_like(each) for each in able], allow_unused=True)
+        return result
 
     def _adopt_after(self) -> None:
         """The watch was made anew by observing; parameters may have been made in the first call."""

@@ -82,6 +82,10 @@ class Flat:
         index = len(self.tensors)
         self.seen[id(value)] = index
         self.tensors.append(value)
+        if value.is_nested or value.is_quantized:  # whose sizes, or scales, are no part of what is compared
+            kind = "nested" if value.is_nested else "quantized"
+            self.tokens.append((STRANGE, TENSOR, kind, _Once()))
+            return
         if value.layout is not torch.strided or value.is_neg() or value.is_conj():
             kind = str(value.layout) + ", negated" * value.is_neg() + ", conjugated" * value.is_conj()
             self.tokens.append((STRANGE, TENSOR, kind, value.shape, value.dtype, value.device))
@@ -407,6 +411,13 @@ def all_tokens(tokens: Iterable[Token]) -> Iterator[Token]:
             yield from token[1].tokens
         else:
             yield token
+
+
+def opaque(flat: Flat) -> Iterator[Any]:
+    """Functions, modules and the like among the arguments: told by which they are, not by what they hold."""
+    for token in all_tokens(flat.tokens):
+        if token[0] == OPAQUE and isinstance(token[2], _Identity):
+            yield token[2].held
 
 
 def flatten(value: Any, *, grad: bool = True) -> Flat:

@@ -15,7 +15,7 @@ from ridgeline.optimizer import stepping
 from ridgeline.optimizer.inputs import Inputs, State
 from ridgeline.optimizer.loss import Loss
 from ridgeline.optimizer.measure import NOISE_FRAC, Comparison, Contender, Timed, Track, compare, in_turn
-from ridgeline.optimizer.optimized import Optimized, plain_step, replay_updates
+from ridgeline.optimizer.optimized import Optimized, plain_step, replay_updates, state_of
 from ridgeline.optimizer.steps import GraphedUpdate
 from ridgeline.optimizer.tracking import LEAST_STEPS, STEPS, Step, Tracked, compared, put_back
 from ridgeline.optimizer.training import GraphedTraining
@@ -41,7 +41,7 @@ def settle(made: Optimized, optimizer: torch.optim.Optimizer, inputs: Inputs, lo
     What does not follow eager training is taken back, and nothing is changed if ``left_s`` are not enough to tell
     (``eager_s`` is what an eager step takes without the update). Returns what was done and found, in words.
     """
-    with _gradients_kept(made.original):
+    with _gradients_kept(state_of(made).model):
         before = _settings(optimizer)
         try:
             return _settled(made, optimizer, inputs, loss, left_s / (TIMES_STEPS * STEPS * eager_s))
@@ -94,7 +94,7 @@ def described(optimizer: torch.optim.Optimizer) -> str:
 
 def recorded(made: Optimized, optimizer: torch.optim.Optimizer) -> GraphedUpdate | None:
     """The optimizer's update as a recording, where the model's plan leaves gradients in their places."""
-    for plan in made.plans:
+    for plan in state_of(made).plans.values():
         call = getattr(plan.call, "call", None) if not isinstance(plan.call, GraphedTraining) else plan.call
         if isinstance(call, GraphedTraining):
             try:
@@ -317,7 +317,7 @@ def _step_s(optimizer: torch.optim.Optimizer, device: torch.device) -> float:
 def _tracked(made: Optimized, given: torch.optim.Optimizer, optimizer: torch.optim.Optimizer, inputs: Inputs,
              loss: Callable[..., Any] | None, steps: int) -> Tracked:  # fmt: skip
     """A run of eager steps with the optimizer as it was beside one of the result's, with the optimizer as it is now."""
-    model: Any = made.original
+    model: Any = state_of(made).model
     value = Loss(loss)
 
     def eager() -> Step:

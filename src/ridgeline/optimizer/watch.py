@@ -1,13 +1,14 @@
 """Whether anything a model reads besides its inputs has changed since it was recorded, in microseconds.
 
 A recording holds addresses and forgets Python. So what Python would have looked at is watched: parameters and buffers
-(which object, which address), attributes of modules and of the objects they hold, lists, hooks, and the global names
-that the model's code reads; in training also the functions and classes that ran, in whose place others may be put.
-Dictionaries are compared by the version number the interpreter keeps of them.
+(which object, which address), attributes of modules and of the objects they hold, lists, hooks, the names that the
+model's code reads of its own and of other modules, and the functions and classes that ran, in whose place others may be
+put. Dictionaries are compared by the version number the interpreter keeps of them.
 """
 
 from __future__ import annotations
 
+import array
 import dis
 import gc
 import os
@@ -15,8 +16,9 @@ import random
 import sys
 import threading
 import types
+import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -43,17 +45,21 @@ _BOOKKEEPING = frozenset((
     "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs", "_state_dict_hooks", "_state_dict_pre_hooks",
     "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
 ))  # fmt: skip
-_INCIDENTAL = frozenset(("_is_torch_compile",))
-"""What torch.compile leaves on a model it wraps, which no model reads."""
+_INCIDENTAL = ("_is_torch_compile", "_dynamo_")
+"""Beginnings of what torch.compile leaves on models and weights, which no model reads."""
 _GLOBAL_HOOKS = ("_global_backward_pre_hooks", "_global_backward_hooks", "_global_forward_hooks",
                  "_global_forward_pre_hooks")  # fmt: skip
 _PLAIN = (int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size)
-_CLOSED = (type, nn.Module, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType,
-           torch.Generator)  # fmt: skip
+_CLOSED = (types.BuiltinFunctionType, torch.Generator)
 _DEPTH = 4
+"""Objects within objects are watched this far whatever they are, and farther where the code that ran names the way."""
+_NAMED_DEPTH = 32
 _LONG = 1024
 """Lists longer than this are compared by length; so are larger arrays by shape."""
 _RUNTIME = frozenset("logging threading _thread weakref torch re functools concurrent asyncio multiprocessing".split())
+_MODELED = ("torch.distributions", "torch.nn.utils.rnn")
+"""Parts of PyTorch whose objects are a model's settings."""
+_LINEAR = frozenset((*vars(nn.Linear(1, 1)), "training"))
 _MOST = 20_000
 _HARMLESS_HOOKS = ("transformers.utils.output_capturing", "transformers.utils.generic")
 """Hooks that only collect what the same call returns."""
@@ -87,6 +93,9 @@ class _Probe:
         if isinstance(self.value, set) and isinstance(self.was, set):
             self.value.clear()
             self.value.update(self.was)
+        elif isinstance(self.value, bytearray | array.array):
+            del self.value[:]
+            self.value.extend(self.was) if isinstance(self.value, bytearray) else self.value.frombytes(self.was)
         elif isinstance(self.was, bytes):
             self.value[...] = type(self.value)(self.value.shape, self.value.dtype, self.was)
         elif isinstance(self.was, list):
@@ -160,10 +169,15 @@ class Watch:
     """The state of a model besides its inputs, and whether it is still the same.
 
     ``hooks_only`` watches what a compiler does not guard by itself: hooks that come later, modules that are replaced.
+    ``given`` are functions and modules among the arguments, which are told from others but not looked into.
     """
 
-    def __init__(self, model: Any, *, hooks_only: bool = False) -> None:
+    def __init__(self, model: Any, given: Sequence[Any] = (), *, hooks_only: bool = False) -> None:
         self._hooks_only = hooks_only
+        self._words: frozenset[str] | None = None
+        self._frontier: list[tuple[str, Any, int]] = []
+        self._namespaces: dict[int, tuple[str, types.ModuleType | type]] = {}
+        self._linear: list[tuple[str, dict[str, Any]]] = []
         self._counted: list[dict[str, Any]] = []
         self.tensors: dict[int, tuple[str, Tensor]] = {}
         self.known: set[int] = set()
@@ -181,11 +195,14 @@ class Watch:
         self._contents_of: list[int] = []
         self.root = model
         self._look(model)
+        for each in given:
+            self._hold(f"the {type(each).__name__} given", each, 0)
         self._switches = [] if hooks_only else [*map(_Training, self._counted), *self._flags()]
         self._remember()
 
     def _look(self, model: Any) -> None:
         if isinstance(model, nn.Module):
+            self._seen |= set(map(id, model.modules()))
             for path, module in model.named_modules():
                 self._module(path or type(module).__name__, module)
         elif not isinstance(model, types.FunctionType):
@@ -206,12 +223,19 @@ class Watch:
         if self._hooks_only:
             for name in ("_modules", *HOOKS):
                 self._dict(f"{path}.{name}", held.get(name, {}))
+            self._written(type(module))
             return
         if type(module) is nn.Linear:  # whose forward reads its parameters alone; but it may be given another forward
             self._counted.append(held)
+            self._linear.append((path, held))
         else:
             self._dict(path, held)
         self._class(type(module))
+        self._namespaces.setdefault(id(type(module)), (type(module).__name__, type(module)))
+        if slots_of(type(module)):
+            read = _reader(module)
+            assert read is not None
+            self._probes.append(_Probe(path, module, read, read()))
         for name in (*_INNER, *HOOKS):
             self._dict(f"{path}.{name}", held.get(name, {}))
         for name, value in chain(held.get("_parameters", {}).items(), held.get("_buffers", {}).items()):
@@ -219,6 +243,14 @@ class Watch:
         for name, value in held.items():
             if name not in _BOOKKEEPING:
                 self._hold(f"{path}.{name}", value, 0)
+
+    def _written(self, cls: type) -> None:
+        """Methods of a class, in whose place others may be put: compilers trust that there are none."""
+        for part in () if (cls, "methods") in self._seen else _parts(cls):
+            own = not _of_library(part)
+            kept = {key: value for key, value in vars(part).items() if key == "forward" or own}
+            self._space_of(part).was |= {k: value for k, value in kept.items() if isinstance(value, types.FunctionType)}
+        self._seen.add((cls, "methods"))
 
     def _class(self, cls: type) -> None:
         """Plain values and containers on the classes of the model's own code."""
@@ -248,14 +280,33 @@ class Watch:
             raise NotGraphable(f"{path} is a generator, whose state cannot be watched")
         elif isinstance(value, types.FunctionType):
             self._function(value, depth)
+        elif isinstance(value, types.MethodType):
+            self._inside([(f"{path}.__self__", value.__self__), (path, value.__func__)], depth)
+        elif isinstance(value, nn.Module):
+            self._part(path, value)
+        elif isinstance(value, types.ModuleType | type):
+            self._namespaces.setdefault(id(value), (path, value))
         elif (read := _surrounding(value)) is not None:
             self._probes.append(_Probe(path, value, read, read()))
-        elif isinstance(value, _CLOSED) or depth > _DEPTH or _foreign(value) or len(self._seen) > _MOST:
+        elif isinstance(value, partial):
+            held = [(path, value.func), (f"{path}.args", value.args), (f"{path}.keywords", value.keywords)]
+            self._inside(held, depth)
+        elif isinstance(value, _WEAK):
+            self._inside([(path, value.data)], depth)  # type: ignore[union-attr]
+        elif isinstance(value, _CLOSED) or depth > _NAMED_DEPTH or _foreign(value) or len(self._seen) > _MOST:
             return
-        elif (read := _reader(value)) is not None:
+        elif depth > _DEPTH and self._words is None:  # looked at once it is known what the code that runs asks for
+            self._seen.discard(id(value))
+            self._frontier.append((path, value, depth))
+        else:
+            self._contents_held(path, value, depth)
+
+    def _contents_held(self, path: str, value: Any, depth: int) -> None:
+        if (read := _reader(value)) is not None:
             was = read()
             self._probes.append(_Probe(path, value, read, set(was) if was is value else was))
-        elif isinstance(value, dict):
+            self._inside(((f"{path}.{name}", getattr(value, name, None)) for name in slots_of(type(value))), depth)
+        if isinstance(value, dict):
             self.known.add(id(value))
             self._dicts.append(_Held(path, value, raw(value)))
             self._inside(((f"{path}[{key!r}]", item) for key, item in raw(value).items()), depth)
@@ -265,9 +316,26 @@ class Watch:
                 self._lists.append((path, value, list(value)))
             self._inside(((f"{path}[{i}]", item) for i, item in enumerate(value)), depth)
         elif isinstance(getattr(value, "__dict__", None), dict):
-            self.known.add(id(value))
-            self._dicts.append(_Held(path, value.__dict__, dict(value.__dict__)))
-            self._inside(((f"{path}.{name}", item) for name, item in list(value.__dict__.items())), depth)
+            self._object(path, value, depth)
+
+    def _object(self, path: str, value: Any, depth: int) -> None:
+        """An object's attributes; of one far away those that code asks for."""
+        held = value.__dict__
+        self._namespaces.setdefault(id(type(value)), (type(value).__name__, type(value)))
+        if depth > _DEPTH:
+            for name in held.keys() & (self._words or ()):
+                self._name(f"{path}.{name}", held, name, depth=depth)
+            return
+        self.known.add(id(value))
+        self._dicts.append(_Held(path, held, dict(held)))
+        self._inside(((f"{path}.{name}", item) for name, item in list(held.items())), depth)
+
+    def _part(self, path: str, module: nn.Module) -> None:
+        """A module that is no registered part of the model: in a tuple, a global name, given."""
+        for name, each in module.named_modules():
+            if each is module or id(each) not in self._seen:
+                self._seen.add(id(each))
+                self._module(f"{path}.{name}" if name else path, each)
 
     def _inside(self, items: Iterable[tuple[str, Any]], depth: int) -> None:
         for path, item in items:
@@ -290,28 +358,102 @@ class Watch:
             self._hold(name, value, depth + 1)
 
     def read_by(self, codes: dict[types.CodeType, dict[str, Any]]) -> None:
-        """Watches also the global names that these pieces of code read."""
-        for code, names in codes.items():
-            if not library(code.co_filename):
-                for name, attribute in _globals_of(code):
-                    self._global(name, attribute, names)
-                    if _is_environment(names.get(name), attribute):
-                        self._environment(_words(code, names))
+        """Watches also the names that these pieces of code read: globals, what they import, attributes far away."""
+        own = {code: names for code, names in codes.items() if not library(code.co_filename)}
+        self._words = frozenset(word for code in own for word in (*code.co_names, *_strings(code)))
+        for code, names in own.items():
+            for name, *attributes in _chains(code):
+                self._global(name, attributes, names)
+                if _is_environment(names.get(name), attributes[0] if attributes else None):
+                    self._environment(_words(code, names))
+            self._imported(code, names)
+            self._looked_up(code, names)
+        self._attributes(frozenset(chain.from_iterable(map(_of_others, own))))
+        for path, value, depth in self._frontier:
+            self._hold(path, value, depth)
+        self._frontier = []
+        self._named()
         self._remember()
 
-    def _global(self, name: str, attribute: str | None, names: dict[str, Any]) -> None:
+    def _global(self, name: str, attributes: list[str], names: dict[str, Any]) -> None:
         if name not in names:  # a builtin
             return
         value = names[name]
         if isinstance(value, types.ModuleType | type):
-            if attribute is not None and attribute in vars(value) and not _of_library(value):
-                self._name(f"{name}.{attribute}", vars(value), attribute, value if isinstance(value, type) else None)
+            self._way(name, value, attributes)
         elif isinstance(value, types.FunctionType):
             if not library(value.__code__.co_filename):
                 for kept in _kept_defaults(value):
                     self._hold(f"a default of {value.__qualname__}", kept, 1)
+                if attributes and attributes[0] in value.__dict__:
+                    self._name(f"{name}.{attributes[0]}", value.__dict__, attributes[0])
         elif not isinstance(value, types.BuiltinFunctionType):
             self._name(f"the global {name}", names, name)
+
+    def _way(self, path: str, owner: types.ModuleType | type, attributes: Iterable[str]) -> None:
+        """What attributes read one from the other lead to, through modules and classes."""
+        for attribute in attributes:
+            holder = None if _of_library(owner) else next((p for p in _parts(owner) if attribute in vars(p)), None)
+            if holder is None:
+                return
+            path, value = f"{path}.{attribute}", vars(holder)[attribute]
+            if not isinstance(value, types.ModuleType | type):
+                self._name(path, vars(holder), attribute, holder if isinstance(holder, type) else None)
+                return
+            owner = value
+
+    def _imported(self, code: types.CodeType, names: dict[str, Any]) -> None:
+        """Names of modules that a piece of code imports when it runs."""
+        for module in _imports(code, str(names.get("__package__") or "")):
+            if module is os and not {"environ", "getenv"}.isdisjoint(code.co_names):
+                self._environment(_words(code, names))
+            for name in () if _of_library(module) else vars(module).keys() & set(code.co_names):
+                self._name(f"{module.__name__}.{name}", vars(module), name)
+
+    def _looked_up(self, code: types.CodeType, names: dict[str, Any]) -> None:
+        """Names that a piece of code asks for by a word."""
+        if _LOOKING_UP.isdisjoint(code.co_names):
+            return
+        owners = [names.get(name) for name in code.co_names]
+        spaces = [vars(owner) for owner in owners if isinstance(owner, types.ModuleType) and not _of_library(owner)]
+        for held in [names, *spaces]:
+            for word in held.keys() & _strings(code):
+                self._name(f"{held.get('__name__')}.{word}", held, word)
+
+    def _attributes(self, others: frozenset[str]) -> None:
+        """Marks on weights and on linear layers that code asks for."""
+        words = self._words or frozenset()
+        for path, tensor in list(self.tensors.values()):
+            marks = getattr(tensor, "__dict__", {})
+            for name in marks.keys() & words if marks else ():
+                self._name(f"{path}.{name}", marks, name)
+        for path, held in self._linear:
+            for name in (held.keys() & words) - _LINEAR | (_LINEAR_PLAIN & others & held.keys()):
+                self._name(f"{path}.{name}", held, name)
+
+    def _named(self) -> None:
+        """Classes and modules that the model holds, or whose objects it holds: what code asks for by name."""
+        done: set[int] = set()
+        while waiting := [(key, *each) for key, each in self._namespaces.items() if key not in done]:
+            for key, path, owner in waiting:
+                done.add(key)
+                before: list[Any] = []
+                for part in _parts(owner):
+                    if not _of_library(part):
+                        self._names_of(path, part, before)
+                        before.append(part)
+
+    def _names_of(self, path: str, part: types.ModuleType | type, before: list[Any]) -> None:
+        """What is read of one class, and that no class asked before it has such a name of its own."""
+        for name in vars(part).keys() & (self._words or frozenset()):
+            value = vars(part)[name]
+            for each in before if isinstance(value, _PLAIN) else ():
+                if name not in vars(each):
+                    self._space_of(each).was[name] = _GONE
+            if isinstance(value, type):
+                self._namespaces.setdefault(id(value), (f"{path}.{name}", value))
+            elif isinstance(value, (*_PLAIN, list, dict, set, tuple, Tensor)):
+                self._name(f"{path}.{name}", vars(part), name, part if isinstance(part, type) else None)
 
     def follow(self, codes: dict[types.CodeType, dict[str, Any]]) -> None:
         """Watches also the functions and classes that these pieces of code name, and the methods that they are."""
@@ -333,7 +475,7 @@ class Watch:
     def _followed(self, filename: str, names: dict[str, Any], name: str, attributes: list[str]) -> None:
         """What a global name and the attributes read of it lead to, as long as these are modules and classes."""
         value = names[name]
-        if library(filename) or _installed(filename):
+        if library(filename) or installed(filename):
             space = self._spaces.setdefault(id(names), _Space(names.get("__name__", filename), names, {}))
             space.was[name] = value
         elif (id(names), name) not in self._seen:  # a script's names change at every step: looked at one by one
@@ -366,14 +508,14 @@ class Watch:
             read = partial(_asked, names)
             self._probes.append(_Probe("the environment", None, read, read()))
 
-    def _name(self, path: str, holder: Any, key: str, owner: type | None = None) -> None:
+    def _name(self, path: str, holder: Any, key: str, owner: type | None = None, depth: int = 0) -> None:
         value = holder[key]
         mark = (id(owner or holder), key)
-        if mark in self._seen or isinstance(value, _CLOSED):
+        if mark in self._seen or isinstance(value, _CODE):
             return
         self._seen.add(mark)
         self._names.append(_Name(path, holder, key, value, owner))
-        self._hold(path, value, 1)
+        self._hold(path, value, depth + 1)
 
     def hold_host_to(self, device_type: str) -> None:
         """Watches also what tensors hold that are not on the recording's device: Python may have read them."""
@@ -477,6 +619,12 @@ class Watch:
         return found + [f"{names[id(t)]} has another type, size or stride" for t, was in zip(self._tensors, self._forms)
                         if form(t) != was]  # fmt: skip
 
+    def replaced(self) -> list[str]:
+        """Functions and classes in whose place others were put, which guards of compiled code do not all look at."""
+        names = [name for name in self._names if isinstance(name.value, _CODE)]
+        return [*chain.from_iterable(space.replaced() for space in self._spaces.values()),
+                *(f"{name.path} changed" for name in names if name.holder.get(name.key) is not name.value)]  # fmt: skip
+
     def toggled(self) -> list[str]:
         """Switches of layers and weights that stand otherwise: no result hangs on them, but a call may change them."""
         return [f"{switch.path} changed" for switch in self._switches if switch.read() != switch.was]
@@ -544,6 +692,9 @@ class Watch:
         return [tensor for tensor in self._tensors if not isinstance(tensor, nn.Parameter)]
 
 
+_LINEAR_PLAIN = frozenset(("in_features", "out_features", "training"))
+_LOOKING_UP = frozenset(("getattr", "globals", "vars", "__dict__"))
+_WEAK = (weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet)
 _contents = attrgetter("cell_contents")
 _WRITES = attrgetter("_version")
 _GONE = object()
@@ -580,7 +731,7 @@ def _differences(entry: _Held) -> list[str]:
     if hooked and _harmless(now):
         return []
     gone = [f"{entry.owner}.{key} is gone" for key in was if key not in now]
-    new = [f"{entry.owner}.{key} is new" for key in now if key not in was and key not in _INCIDENTAL]
+    new = [f"{entry.owner}.{key} is new" for key in now if key not in was and not str(key).startswith(_INCIDENTAL)]
     return gone + new + [f"{entry.owner}.{key} changed" for key in was
                          if key in now and key not in _BOOKKEEPING and not _alike(now[key], was[key])]  # fmt: skip
 
@@ -598,7 +749,8 @@ def _hook(hooks: dict[Any, Any]) -> str:
 
 def _foreign(value: Any) -> bool:
     """Objects of the interpreter and of PyTorch's runtime that reach everywhere and that no model branches on."""
-    return type(value).__module__.partition(".")[0] in _RUNTIME
+    home = type(value).__module__
+    return home.partition(".")[0] in _RUNTIME and not home.startswith(_MODELED)
 
 
 def _reader(value: Any) -> Callable[[], Any] | None:
@@ -607,6 +759,8 @@ def _reader(value: Any) -> Callable[[], Any] | None:
         return lambda: value if len(value) < _LONG else len(value)  # compared in place: no copy at every call
     if type(value).__module__ == "numpy" and hasattr(value, "tobytes"):
         return value.tobytes if value.nbytes < 64 * _LONG else lambda: (value.shape, str(value.dtype))
+    if isinstance(value, bytearray | array.array):
+        return lambda: bytes(value) if len(value) < 8 * _LONG else len(value)
     if isinstance(value, random.Random):
         return value.getstate
     if type(value).__module__ == "numpy.random._generator":
@@ -684,7 +838,7 @@ def library(filename: str) -> bool:
 
 def _standard(filename: str) -> bool:
     """Code that came with the interpreter, which nobody replaces and which keeps its state among its names."""
-    return filename.startswith(_LIBRARIES[1]) and not _installed(filename)
+    return filename.startswith(_LIBRARIES[1]) and not installed(filename)
 
 
 def _of_library(value: types.ModuleType | type) -> bool:
@@ -727,7 +881,8 @@ def _code_of(value: Any) -> types.CodeType | None:
     return getattr(value, "__code__", None)
 
 
-def _installed(filename: str) -> bool:
+def installed(filename: str) -> bool:
+    """Code of a package that somebody installed."""
     return "site-packages" in filename or "dist-packages" in filename
 
 
@@ -747,17 +902,39 @@ def _chains(code: types.CodeType) -> tuple[tuple[str, ...], ...]:
     return tuple(dict.fromkeys(map(tuple, found)))
 
 
-def _globals_of(code: types.CodeType) -> set[tuple[str, str | None]]:
-    """Global names a piece of code reads, each with the attribute read of it, if any."""
-    found: set[tuple[str, str | None]] = set()
-    before: str | None = None
+@lru_cache(maxsize=4096)
+def _strings(code: types.CodeType) -> frozenset[str]:
+    """Words in a piece of code by which it may ask for names."""
+    return frozenset(value for value in code.co_consts if isinstance(value, str) and value.isidentifier())
+
+
+@lru_cache(maxsize=4096)
+def _of_others(code: types.CodeType) -> frozenset[str]:
+    """Attributes that a piece of code reads of anything but ``self``."""
+    found, before = set(), ""
     for instruction in dis.get_instructions(code):
-        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            before = str(instruction.argval)
-            found.add((before, None))
-        elif instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") and before is not None:
-            found.add((before, str(instruction.argval)))
-            before = None
-        elif instruction.opname not in ("PRECALL", "CACHE", "PUSH_NULL"):
-            before = None
-    return found
+        if instruction.opname == "LOAD_ATTR" and before != "self":
+            found.add(str(instruction.argval))
+        if instruction.opname != "CACHE":
+            before = str(instruction.argval) if instruction.opname.startswith("LOAD_FAST") else ""
+    return frozenset(found)
+
+
+def _imports(code: types.CodeType, package: str) -> list[types.ModuleType]:
+    """Modules that a piece of code imports when it runs, and those they are found through."""
+    found: dict[str, Any] = {}
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "IMPORT_NAME":
+            found |= {name: sys.modules[name] for name in _dotted(str(instruction.argval), package)
+                      if name in sys.modules}  # fmt: skip
+        elif instruction.opname == "IMPORT_FROM":
+            found |= {f"{name}.{instruction.argval}": vars(module).get(str(instruction.argval))
+                      for name, module in list(found.items()) if isinstance(module, types.ModuleType)}  # fmt: skip
+    return [module for module in found.values() if isinstance(module, types.ModuleType)]
+
+
+def _dotted(name: str, package: str) -> list[str]:
+    """What a name to import may stand for, by itself or seen from a package or one around it."""
+    ends = [name[:i] for i in range(1, len(name) + 1) if i == len(name) or name[i] == "."]
+    around = [package[:i] for i in range(1, len(package) + 1) if i == len(package) or package[i] == "."]
+    return [*ends, *around, *(f"{each}.{end}" for each in around for end in ends)]
