@@ -450,6 +450,27 @@ if len(sys.argv) == 1 or "extreme" in sys.argv[1:]:
             torch.testing.assert_close(extreme(drawn, 1, largest), values, rtol=0, atol=0, equal_nan=True)
     print("places, all right")
 
+if len(sys.argv) == 1 or "endless" in sys.argv[1:]:
+    from ridgeline.kernels import matmul as product_of
+
+    ones = torch.tensor([-1, 0x7FFFFFFF], dtype=torch.int32).view(torch.float32)  # the NaN that a GPU makes, and −NaN
+    with ExitStack() as stack:
+        for name, forced in FORCED["matmul"][0].items():
+            stack.enter_context(tuning.forced(name, forced))
+        for m, n, k, z in ((40, 33, 300, 0), (20, 40, 70, 0), (45, 17, 70, 0), (20, 17, 4200, 0), (20, 24, 256, 2)):
+            shape = (z,) if z else ()
+            a, b = torch.randn(*shape, m, k), torch.randn(*shape, k, n)
+            b[..., 5, :3] = 0.0  # an infinity times nothing
+            a[..., 3, 5], a[..., 9, 7], a[..., 11, [2, 6]] = float("inf"), -float("inf"), float("inf")
+            a[..., 13, 1], a[..., 15, 8], b[..., 4, 10], b[..., 9, 12] = *ones, float("inf"), -float("inf")
+            a[..., 17, :], a[..., 17, 3], a[..., 18, 4] = 1e-30, float("inf"), 0.0
+            for bias in (None, torch.randn(n)) if not z else (None,):
+                found = product_of(a, b.mT.contiguous().mT if k == 70 else b, bias)
+                meant = a @ b if bias is None else a @ b + bias
+                torch.testing.assert_close(found, meant, rtol=2e-5, atol=2e-5, equal_nan=True)
+                assert int(found.isinf().sum()) > 20 < int(found.isnan().sum())
+    print("infinities, all right")
+
 if len(sys.argv) == 1 or "attend" in sys.argv[1:]:
     from ridgeline.kernels.matmul.attend import attend
 

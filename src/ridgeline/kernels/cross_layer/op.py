@@ -35,8 +35,7 @@ def cross_layer(
     """``x0 * (x @ weight.T + bias) + x``, all [B, D]; with ``down`` [r, D] and ``weight`` [D, r] the low-rank form.
 
     The first layer of a cross network has ``x0`` for both; gradients of the two add up as autograd adds them. Large
-    products in float32 are made of halves (see ``matmul``), unless TensorFloat-32 is allowed: as accurate as float32,
-    but an infinity makes its row NaN.
+    products in float32 are made of halves (see ``matmul``), unless TensorFloat-32 is allowed: as accurate as float32.
     """
     x0, x, weight = narrowed(x0, x, weight)
     bias, down = (None if each is None else narrowed(each)[0] for each in (bias, down))

@@ -21,10 +21,11 @@ _SPLIT = Kernel(
 _HALVES = Kernel(
     kernel.matmul_halves,
     vectors=("filled_m", "filled_n", "k", "a_z", "a_step", "b_z", "b_step"),
-    loose=("a_scale_ptr", "b_scale_ptr", "bias_ptr"),
+    loose=("a_scale_ptr", "b_scale_ptr", "bias_ptr", "nan_ptr"),
 )
 _DIGITS = Kernel(kernel.matmul_digits, loose=("x_ptr",))
-_THIN = Kernel(kernel.matmul_thin, vectors=("n", "k"), loose=("bias_ptr",))
+_THIN = Kernel(kernel.matmul_thin, vectors=("n", "k"), loose=("bias_ptr", "nan_ptr"))
+_MEND = Kernel(kernel.matmul_mend, loose=("a_ptr", "b_ptr", "bias_ptr", "nan_ptr"))
 _PIECES = Kernel(kernel.matmul_pieces, vectors=("m", "n", "k", "a_step", "b_step", "length"))
 _DIGITS_BLOCK = 1024
 _plans = Plans()
@@ -37,8 +38,8 @@ FILL = 8
 def matmul(input: Tensor, other: Tensor, bias: Tensor | None = None) -> Tensor:
     """``input @ other`` (+ ``bias``) for float32, without gradients: [..., M, K] @ [K, N], or [Z, M, K] @ [Z, K, N].
 
-    Factors are split into halves that the tensor cores multiply; see the kernel for why that is as accurate. A row
-    or column with an infinity gives NaN where float32 might give an infinity.
+    Factors are split into halves that the tensor cores multiply; see the kernel for why that is as accurate, and how
+    infinities and NaN come out as float32 has them.
     """
     return MATMUL(input, other, bias)
 
@@ -83,6 +84,31 @@ def tall_fits(a: Tensor, b: Tensor) -> bool:
     return narrow and a.is_contiguous() and a.shape[:-1].numel() >= config.LEAST_TALL_ROWS
 
 
+class _Mend:
+    """The look at a product's tiles for NaN, which an infinity makes of halves: what has one is computed once more."""
+
+    def __init__(self, a: Tensor, b: Tensor, bias: Tensor | None, rows: int, cols: int, told: bool = True) -> None:
+        self.device, (num, m, k), n = a.get_device(), a.shape, b.shape[2]
+        tiles = cdiv(m, rows) * cdiv(n, cols)
+        self.nans = (num, tiles) if told else (1,)
+        strides = (a.stride(0), a.stride(1), a.stride(2), b.stride(0), b.stride(1), b.stride(2))
+        self.rest = (m, n, k, *strides)
+        out, nan = (torch.empty(FILL, dtype=kind, device=a.device) for kind in (torch.float32, torch.int32))
+        self.launch = _MEND.bind(
+            (a, b, out if bias is None else bias, out, nan, *self.rest),
+            grid=(min(tiles, cdiv(2 * num_sms(self.device), num)), num),
+            constants={"TOLD": told, "BIAS": bias is not None, "BM": rows, "BN": cols, "BK": 16},
+            num_warps=8 if rows * cols > 4096 else 4,
+            device=self.device,
+        )
+
+    def room(self, a: Tensor) -> Tensor:
+        return torch.empty(self.nans, dtype=torch.int32, device=a.device)
+
+    def __call__(self, a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor, nans: Tensor) -> None:
+        self.launch(a, b, out if bias is None else bias, out, nans, *self.rest)
+
+
 class _Thin:
     """One large factor, taken apart on its way, and one small, beforehand: few rows times a matrix as a linear layer
     has it, or (``turned``) many rows times a narrow matrix."""
@@ -103,7 +129,7 @@ class _Thin:
             device=device,
         )
         self.launch = _THIN.bind(
-            (large, out, out, out if bias is None else bias, out, *self.rest),
+            (large, out, out, out if bias is None else bias, out, out.view(torch.int32), *self.rest),
             grid=(cdiv(n, chosen.cols), cdiv(m, chosen.rows)),
             constants={"BM": chosen.rows, "BN": chosen.cols, "BK": chosen.depth, "TOGETHER": config.TOGETHER,
                        "EVEN": k % chosen.depth == 0, "BIAS": bias is not None, "TURNED": turned},
@@ -112,6 +138,8 @@ class _Thin:
             device=device,
             vector=vector_of(4, 0 if large.is_meta else large.data_ptr(), n, k),
         )  # fmt: skip
+        tile = (chosen.cols, chosen.rows) if turned else (chosen.rows, chosen.cols)
+        self.mend = _Mend(a.reshape(1, -1, k), b.unsqueeze(0), bias, *tile)
 
     def _factors(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         """The large factor and the small one, both with the terms last."""
@@ -124,8 +152,10 @@ class _Thin:
             return out
         large, small = self._factors(a, b)
         high, low = torch.empty_like(small), torch.empty_like(small)
+        nans = self.mend.room(a)
         self.digits(small, high, low, small.numel())
-        self.launch(large, high, low, high if bias is None else bias, out, *self.rest)
+        self.launch(large, high, low, high if bias is None else bias, out, nans, *self.rest)
+        self.mend(large if self.turned else small, b, bias, out, nans)
         return out
 
 
@@ -144,6 +174,7 @@ class Pieces:
             a, b, m, n = b.t(), a.t(), n, m
         self.num, length = config.stretches(m, n, k, chosen, num_sms(device))
         self.shape = (self.num, m, n)
+        self.mend = _Mend(a.unsqueeze(0), b.unsqueeze(0), None, 64, 64, told=False)
         steps, turned = zip(*map(_step, (a, b)), strict=True)
         self.rest = (m, n, k, length, *steps)
         out = torch.empty(FILL, dtype=torch.float32, device=a.device)
@@ -161,8 +192,11 @@ class Pieces:
 
     def run(self, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
         out = torch.empty(self.shape, dtype=torch.float32, device=a.device)
-        self.launch(*((b.t(), a.t()) if self.turned else (a, b)), out, *self.rest)
-        found = out.sum(0).t().contiguous() if self.turned else out.sum(0)
+        left, right = (b.t(), a.t()) if self.turned else (a, b)
+        self.launch(left, right, out, *self.rest)
+        found = out.sum(0)
+        self.mend(left, right, None, found, found)
+        found = found.t().contiguous() if self.turned else found
         return found if bias is None else found + bias
 
 
@@ -233,6 +267,7 @@ class _Plan:
         sizes_filled = (self.a.filled_outer, self.b.filled_outer, self.a.filled_k)
         self.rest = (self.a.outer, self.b.outer, *sizes_filled, *self.a.steps, *self.b.steps, self.b.outer)
         self.launch = self._bind(a, bias)
+        self.mend = _Mend(a, b, bias, self.chosen.rows, self.chosen.cols)
 
     def _laid_out(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         """Both as [Z, rows, cols] with one dense dim; a single b serves every row of a."""
@@ -245,7 +280,8 @@ class _Plan:
         chosen = self.chosen
         half, number = (torch.empty(FILL, dtype=kind, device=a.device) for kind in (torch.float16, torch.float32))
         return _HALVES.bind(
-            (half, half, half, half, number, number, number if bias is None else bias, number, *self.rest),
+            (half, half, half, half, number, number, number if bias is None else bias, number,
+             number.view(torch.int32), *self.rest),
             grid=(cdiv(self.a.outer, chosen.rows) * cdiv(self.b.outer, chosen.cols), self.a.num),
             constants={
                 "BM": chosen.rows, "BN": chosen.cols, "BK": chosen.depth, "TOGETHER": config.TOGETHER,
@@ -267,7 +303,9 @@ class _Plan:
         a, b = self._laid_out(a, b)
         ah, al, a_scale = self.a(a)
         bh, bl, b_scale = self.b(b)
-        self.launch(ah, al, bh, bl, a_scale, b_scale, b_scale if bias is None else bias, out, *self.rest)
+        nans = self.mend.room(a)
+        self.launch(ah, al, bh, bl, a_scale, b_scale, b_scale if bias is None else bias, out, nans, *self.rest)
+        self.mend(a, b, bias, out, nans)
         return out
 
 
