@@ -531,6 +531,71 @@ def stages() -> Iterator[Sweep]:
         yield Sweep("layer_norm_quant", "layer_norm_quant", "fwd", of, tried)
 
 
+def groups_shared() -> Iterator[Sweep]:
+    """GroupNorm forward with all of a share in shared memory: few registers, six programs a multiprocessor."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.group_norm.config import Packed as P
+
+    for batch, channels, side, tried in (
+        (16, 512, 128, (P(8, 6, 16, 8), P(8, 5, 16, 8), P(8, 6, 16, 8, paired=False), P(16, 3, 8, 8), P(8, 3, 8, 16))),
+        (4, 512, 128, (P(8, 6, 16, 8), P(8, 6, 16, 8, paired=False), P(16, 3, 8, 8))),
+        (8, 512, 64, (P(8, 6, 4, 8), P(8, 6, 4, 8, paired=False))),
+        (16, 640, 64, (P(8, 5, 4, 10), P(8, 6, 8, 5))), (8, 320, 128, (P(8, 5, 8, 10), P(8, 6, 16, 5))),
+        (32, 320, 64, (P(16, 2, 1, 10), P(8, 5, 2, 10), P(8, 6, 4, 5))), (32, 320, 56, (P(16, 3, 1, 7), P(8, 6, 2, 7))),
+        (64, 640, 32, (P(8, 5, 1, 10), P(16, 3, 1, 5))), (64, 1280, 16, (P(8, 6, 1, 5), P(8, 8, 1, 5))),
+    ):  # fmt: skip
+        of = case("bfloat16", batch=batch, channels=channels, side=side, groups=32)
+        yield Sweep("group_norm.streamed", "group_norm_silu", "fwd", of, tried)
+        if channels == 512 and side == 128:
+            yield Sweep("group_norm.streamed", "group_norm", "fwd", of, tried[:1] + tried[-1:])
+
+
+def groups_back() -> Iterator[Sweep]:
+    """GroupNorm backward in clusters with both inputs in shared memory, and the kernel of sums started early."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.group_norm.config import Images as Im
+    from ridgeline.kernels.group_norm.config import Packed as P
+
+    early = Im(4, 4, 3, 4, early=True)
+    for batch, channels, side, tried in (
+        (4, 512, 128, (P(16, 3, 16), P(8, 3, 16), P(8, 3, 16, paired=False, early=True), P(16, 3, 16, early=True))),
+        (16, 512, 128, (P(16, 3, 16), P(8, 3, 16))), (16, 640, 64, (P(8, 5, 8), P(8, 4, 8, early=True))),
+        (64, 640, 32, (P(16, 2, 1), P(8, 5, 2), P(8, 4, 2, early=True))),
+        (64, 1280, 16, (P(8, 4, 1), P(8, 5, 1), P(8, 4, 1, early=True))), (32, 320, 64, (P(8, 5, 4), P(8, 4, 4))),
+        (32, 320, 56, ()),
+    ):  # fmt: skip
+        of = case("bfloat16", batch=batch, channels=channels, side=side, groups=32)
+        yield Sweep("group_norm.backward_streamed", "group_norm_silu", "bwd", of, (early, *tried))
+        if channels == 512:
+            yield Sweep("group_norm.backward_streamed", "group_norm", "bwd", of, (early, *tried[:2]))
+
+
+def quantized_words() -> Iterator[Sweep]:
+    """LayerNorm to fp8, a program a row, sixteen columns a lane."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.layer_norm_quant.config import Words as W
+
+    for dtype, rows, cols, block, tried in (
+        ("bfloat16", 8192, 8192, 128, (W(8, 3), W(16, 2))), ("bfloat16", 16384, 4096, 128, (W(4, 6), W(8, 4))),
+        ("bfloat16", 16384, 4096, 0, (W(4, 6), W(8, 4))), ("bfloat16", 8192, 6144, 128, (W(4, 4), W(4, 5))),
+        ("bfloat16", 16384, 5120, 128, (W(4, 4), W(4, 5), W(8, 3))), ("bfloat16", 8192, 8192, 0, (W(8, 3),)),
+        ("float16", 65536, 1024, 64, (W(1, 24), W(2, 16))), ("bfloat16", 512, 4096, 128, (W(4, 6), W(8, 4))),
+    ):  # fmt: skip
+        of = case(dtype, rows=rows, cols=cols, kind="float8_e4m3fn", block=block)
+        yield Sweep("layer_norm_quant", "layer_norm_quant", "fwd", of, tried)
+
+
+def heads_back() -> Iterator[Sweep]:
+    """Head norms backward on two warps for other types and head dims."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.qk_norm_rope.config import Heads, rows
+
+    for dtype, heads, keys, dim in (("bfloat16", 28, 4, 128), ("float16", 32, 8, 128), ("bfloat16", 32, 8, 64),
+                                    ("bfloat16", 16, 4, 256), ("float32", 32, 8, 128)):  # fmt: skip
+        of = case(dtype, batch=4, seq=4096, heads=heads, keys=keys, dim=dim)
+        yield Sweep("qk_norm_rope.backward", "qk_norm_rope", "bwd", of, (Heads(2, 10, rows(2, dim)),))
+
+
 PARTS: dict[str, Callable[[], Iterator[Sweep]]] = {
     "four_warps": four_warps,
     "quantizing": quantizing,
@@ -555,6 +620,10 @@ PARTS: dict[str, Callable[[], Iterator[Sweep]]] = {
     "rows_clustered": rows_clustered,
     "odd_forward": odd_forward,
     "odd_words": odd_words,
+    "groups_shared": groups_shared,
+    "groups_back": groups_back,
+    "quantized_words": quantized_words,
+    "heads_back": heads_back,
 }
 
 

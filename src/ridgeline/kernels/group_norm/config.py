@@ -33,11 +33,13 @@ def default(groups: int, length: int, positions: int, sms: int) -> Groups:
 @dataclass(frozen=True, slots=True)
 class Images(Streamed):
     """A piece of a channel is at most so many accesses of a lane long, and sums are made a piece; whether the gradient
-    before the activation is kept in shared memory or computed twice; whether two sigmoids share an inverse."""
+    before the activation is kept in shared memory or computed twice; whether two sigmoids share an inverse; whether the
+    kernel that adds the sums starts while this one ends."""
 
     accesses: int = 8
     kept: bool = True
     paired: bool = False
+    early: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +56,8 @@ class Whole:
 class Packed:
     """A group of 16-bit numbers a program, or a share of one, two numbers a word, and no next group: its warps, and
     programs of a multiprocessor. ``cluster``: programs that share a group. ``shared``: how many pieces of one wait in
-    shared memory instead of registers. ``reads``: what the L2 is told of what is read.
-    ``paired``: two sigmoids share an inverse."""
+    shared memory instead of registers (backward all do). ``reads``: what the L2 is told of what is read.
+    ``paired``: two sigmoids share an inverse. ``early``: the kernel that adds sums starts while this one ends."""
 
     num_warps: int
     programs_per_sm: int
@@ -63,6 +65,7 @@ class Packed:
     shared: int = 0
     reads: str = ""
     paired: bool = True
+    early: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,3 +138,11 @@ def streamed(num_bytes: int, num_inputs: int, itemsize: int) -> Images | None:
 def piece(positions: int, vector: int, accesses: int = 1) -> int:
     """Elements of a piece, which lies in one channel: as many as divide it, of so many accesses of a warp at most."""
     return min(32 * vector * accesses, positions & -positions)
+
+
+def accesses(share: int, positions: int, num_warps: int) -> tuple[int, int]:
+    """Accesses of a lane in a share of the packed backward pass, and how many of them are a piece, which lies in one
+    channel: the most that divide all of them, channels and shares."""
+    chunks = cdiv(share, 256 * num_warps)
+    fits = (n for n in range(chunks, 0, -1) if not any(size % (256 * n) for size in (256 * chunks, positions, share)))
+    return chunks, next(fits)

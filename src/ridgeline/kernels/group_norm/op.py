@@ -28,6 +28,9 @@ _WHOLE = Kernel(streamed.group_norm_whole, vectors=("cols",), loose=("weight_ptr
 _PACKED = Kernel(
     streamed.group_norm_packed, vectors=("length",), loose=("weight_ptr", "bias_ptr", "mean_ptr", "rstd_ptr")
 )
+_BACKWARD_PACKED = Kernel(
+    streamed.group_norm_backward_packed, vectors=("length",), loose=("weight_ptr", "bias_ptr", "mean_ptr", "rstd_ptr")
+)
 _forward_plans, _backward_plans = Plans(), Plans()
 MOST_SAMPLES = 65535
 """Of a grid whose second dimension they are."""
@@ -248,6 +251,8 @@ def _plan_backward_streamed(
     samples, channels, on = x.shape[0], x.shape[1], x.get_device()
     length = channels // groups * positions
     chosen, found = _streaming("group_norm.backward_streamed", (x, dy), samples * groups, length, positions, silu)
+    if isinstance(chosen, config.Packed):
+        return _plan_backward_packed(chosen, dy, x, groups, weight, bias, stats, silu, positions)
     if found is None:
         return None
     w, b = x if weight is None else weight, x if bias is None else bias
@@ -258,10 +263,16 @@ def _plan_backward_streamed(
     run = shares.bind(
         _BACKWARD_STREAMED, chosen, found, (dy, x, w, b, stats, stats, x, sums), samples * groups, length, numbers,
         {"HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None, "SILU": silu,
-         "PAIRED": silu and chosen.paired, "KEPT": silu and chosen.kept},
+         "PAIRED": silu and chosen.paired, "KEPT": silu and chosen.kept, "EARLY": chosen.early},
         {"device": on, "vector": found.vector},
     )  # fmt: skip
-    reduce = plan_reduce(sums, column, samples * pieces, channels, on, second=column)
+    reduce = plan_reduce(sums, column, samples * pieces, channels, on, second=column, early=chosen.early)
+    return _adding(run, reduce, sums, column, numbers)
+
+
+def _adding(run: Any, reduce: Any, sums: Tensor, column: Tensor, numbers: tuple[float, ...]) -> Any:
+    """A plan whose kernel leaves sums of pieces, which another adds up to the weights' gradients."""
+    _, num, channels = sums.shape
 
     def plan(dy: Tensor, x: Tensor, w: Tensor, b: Tensor, mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         both = torch.empty_like(sums, memory_format=torch.contiguous_format)
@@ -269,10 +280,39 @@ def _plan_backward_streamed(
         dw = torch.empty_like(column, memory_format=torch.contiguous_format)
         db = torch.empty_like(column, memory_format=torch.contiguous_format)
         run(dy, x, w, b, mean, rstd, dx, both, *numbers)
-        reduce(both, dw, db, samples * pieces, channels)
+        reduce(both, dw, db, num, channels)
         return dx, dw, db
 
     return plan
+
+
+def _plan_backward_packed(
+    chosen: config.Packed, dy: Tensor, x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None,
+    stats: Tensor, silu: bool, positions: int,
+) -> Any:  # fmt: skip
+    """The backward pass with a group or a share of one a program, as many programs as these."""
+    samples, channels, on = x.shape[0], x.shape[1], x.get_device()
+    length, cluster = channels // groups * positions, chosen.cluster
+    share, w, b = length // cluster, x if weight is None else weight, x if bias is None else bias
+    chunks, per = config.accesses(share, positions, chosen.num_warps)
+    pieces = positions // (256 * per)
+    sums = template((2, samples * pieces, channels), torch.float32, x.device)
+    column = template((channels,), w.dtype, x.device)
+    numbers = (share, channels // groups, positions, 1 / length)
+    run = _BACKWARD_PACKED.bind(
+        (dy, x, w, b, stats, stats, x, sums, *numbers),
+        grid=(groups * cluster, samples),
+        constants={"HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None, "SILU": silu,
+                   "PAIRED": silu and chosen.paired, "SHARES": cluster, "CHUNKS": chunks, "PER": per,
+                   "EVEN": share == chunks * 256 * chosen.num_warps, "EARLY": chosen.early},
+        num_warps=chosen.num_warps,
+        max_registers=shares.registers_of(chosen.num_warps, chosen.programs_per_sm),
+        device=on,
+        vector=POINTER_ALIGNMENT_BYTES // x.element_size(),
+        cluster=cluster,
+    )  # fmt: skip
+    reduce = plan_reduce(sums, column, samples * pieces, channels, on, second=column, early=chosen.early)
+    return _adding(run, reduce, sums, column, numbers)
 
 
 def _choose(x: Tensor, rows: int, length: int, positions: int) -> config.Groups:

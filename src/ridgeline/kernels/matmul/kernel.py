@@ -6,9 +6,9 @@ misses less than float32 sums of hundreds of terms do. Tensor cores cut off wher
 thousand times in one direction shows: so a sum is carried there over one block of terms only, and the blocks are added
 by the ordinary units, some of them together before they go into the whole.
 
-An infinity meets the other factor's lower half as well, which may be zero or of the other sign: NaN. No product of finite
-numbers is NaN here: a tile that has one says so (or that a row or column is scaled by infinity), and ``mend`` multiplies
-it once more, higher digits alone, which tell which infinity it is, or that it is none, as float32 does.
+An infinity meets the other factor's lower half as well, which may be zero or of the other sign: NaN. No product of
+finite numbers is NaN here: a tile that has one says so (or that a row or column is scaled by infinity), and ``mend``
+multiplies it once more, higher digits alone, which tell which infinity it is, or that it is none, as float32 does.
 
 Where a has few rows, taking b apart beforehand would take longer than the product: there b is read once, as it is, and
 taken apart in registers into two TensorFloat-32 numbers, which need no scaling.
