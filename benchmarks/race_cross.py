@@ -1,15 +1,19 @@
 """The cross layer and what it is made of, in turns with PyTorch: forward, and the gradient alone.
 
     python benchmarks/race_cross.py --out DIR [--budget-s 20]
+    python benchmarks/race_cross.py --out DIR --floor [--budget-s 20]
     python benchmarks/race_cross.py --show FILE
 
 Beside ours and eager: the matrix products alone (what nobody can do without) and a copy of the fewest bytes that the
-layer must move. (A first recording has ``halves`` apart: float32 with its products made of halves.)
+layer must move. With ``--floor`` many sizes, float32 with TensorFloat-32 and without it, and the products by halves:
+what would have to be reached for twice PyTorch's speed. (A first recording has ``halves`` apart: float32 with its
+products made of halves.)
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import gzip
 import json
 import statistics
@@ -38,11 +42,12 @@ def named(of: tuple[Any, ...]) -> Any:
     return case(dtype, batch=batch, dim=dim, rank=rank)
 
 
-def variants() -> list[Any]:
+def variants(floor: bool = False) -> list[Any]:
     """Everything of ours that is launched."""
     from ridgeline.kernels.variants import variants_of
 
-    return variants_of("cross_layer", [named(of) for of in CASES])
+    sizes = [named(("float32" if of[0] == "tf32" else of[0], *of[1:])) for of in FLOOR] if floor else map(named, CASES)
+    return list(dict.fromkeys(variants_of("cross_layer", list(sizes))))
 
 
 def forward_runs(args: tuple[Any, ...], trial: Any) -> dict[str, Callable[[], Any]]:
@@ -154,6 +159,72 @@ def measured(end: float, rounds: int, cases: tuple[Any, ...] = CASES) -> Iterato
             yield {"case": str(of), "note": traceback.format_exc()[-1500:]}
 
 
+FLOOR = tuple(
+    (kind, batch, dim, rank)
+    for batch in (16384, 2048, 65536)
+    for dim, rank in ((512, 0), (1024, 0), (256, 0), (3456, 256), (1024, 64), (3456, 0))
+    for kind in ("bfloat16", "float32", "tf32")
+    if batch * dim * (rank or dim) < 2.2e11 and (batch < 65536 or dim < 3456)
+)
+"""Kind of arithmetic, batch, columns, rank: sizes of DCN v2 as people train it."""
+
+
+def halved(args: tuple[Any, ...], phase: str) -> Callable[[], Any]:
+    """The products of a pass alone, each made of halves."""
+    import torch
+
+    from ridgeline.kernels.cross_layer.op import _product
+
+    _, x, weight, bias, down = (*args, None)[:5]
+    dy = torch.randn_like(x)
+
+    def run() -> Any:
+        if phase == "fwd":
+            return _product(x if down is None else _product(x, down.mT), weight.mT, bias)
+        if down is None:
+            return _product(dy, weight), _product(dy.mT, x)
+        inner = _product(dy, weight)
+        return inner, _product(inner, down), _product(dy.mT, inner), _product(inner.mT, x)
+
+    return without_gradient(run)
+
+
+def floor_rows(end: float, rounds: int) -> Iterator[dict[str, Any]]:
+    """Eager, ours, the products alone by whoever is faster at them, and a copy of the fewest bytes."""
+    import torch
+
+    from ridgeline.bench.race import Course
+    from ridgeline.kernels.contract import trials
+    from ridgeline.kernels.tensorfloat import products_in
+
+    course, trial = Course(torch.device("cuda"), rounds=rounds), trials()["cross_layer"][1]
+    for of in FLOOR:
+        if time.perf_counter() > end:
+            return
+        kind = "float32" if of[0] == "tf32" else of[0]
+        args = trial.make(named((kind, *of[1:])), torch.device("cuda"), torch.Generator("cuda").manual_seed(1))
+        with products_in("tf32" if of[0] == "tf32" else "ieee"):
+            for phase, make in (("fwd", forward_runs), ("bwd", backward_runs)):
+                runs = make(args, trial) | ({"halves alone": halved(args, phase)} if of[0] == "float32" else {})
+                for who, samples in course.turns(runs).items():
+                    yield {"case": str(of), "phase": phase, "contender": who, "num": len(samples),
+                           "median_s": statistics.median(samples), "low_s": min(samples)}  # fmt: skip
+
+
+def floors(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """What the products and the fewest bytes take, one after the other or at once, and what of PyTorch that leaves."""
+    yield "| case | phase | eager | ours | × | products | by halves | copy | × at once | × one after the other |"
+    yield f"|{'---|' * 10}"
+    for key in dict.fromkeys((row["case"], row["phase"]) for row in rows):
+        mine = {row["contender"]: 1e6 * row["median_s"] for row in rows if (row["case"], row["phase"]) == key}
+        eager, copy = mine["eager"], mine["copy"]
+        best = min(mine["products"], mine.get("halves alone", mine["products"]))
+        by_halves = f"{mine['halves alone']:.1f}" if "halves alone" in mine else "–"
+        yield (f"| {' '.join(map(str, ast.literal_eval(key[0])))} | {key[1]} | {eager:.1f} | {mine['ridgeline']:.1f} | "
+               f"{eager / mine['ridgeline']:.2f} | {mine['products']:.1f} | {by_halves} | {copy:.1f} | "
+               f"{eager / max(best, copy):.2f} | {eager / (best + copy):.2f} |")  # fmt: skip
+
+
 RESIDENT = {(256, 0): ((4, 2), (6, 2)), (3456, 256): ((6, 1), (6, 2)), (1024, 64): ((4, 2),)}
 """Stages and ends of products whose rows stay in shared memory, by columns and rank."""
 RESIDENT_CASES = (("bfloat16", 65536, 256, 0), ("bfloat16", 16384, 3456, 256), ("bfloat16", 16384, 1024, 64))
@@ -243,20 +314,26 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--budget-s", type=float, default=20.0)
     parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--floor", action="store_true", help="many sizes, beside what nobody can do without")
     parser.add_argument("--show", type=Path)
     options = parser.parse_args()
     if options.show:
         with gzip.open(options.show, "rt") as file:
             found = json.load(file)
+        if found.get("floor"):
+            print("\n".join(floors(found["rows"])))
+            return
         print("\n".join(shown(found.get("parts", {}).get("cross") or found["rows"])))
         return
     options.out.mkdir(parents=True, exist_ok=True)
-    rows = []
-    for row in measured(time.perf_counter() + options.budget_s, options.rounds):
+    rows: list[dict[str, Any]] = []
+    to = options.out / ("cross_floor.json.gz" if options.floor else "cross.json.gz")
+    for row in (floor_rows if options.floor else measured)(time.perf_counter() + options.budget_s, options.rounds):
         rows.append(row)
         print(json.dumps(row), flush=True)
-    with gzip.open(options.out / "cross.json.gz", "wt") as file:
-        json.dump({"rows": rows}, file)
+        if len(rows) % 8 == 0:
+            to.write_bytes(gzip.compress(json.dumps({"rows": rows, "floor": options.floor}).encode()))
+    to.write_bytes(gzip.compress(json.dumps({"rows": rows, "floor": options.floor}).encode()))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Launch configurations of the quantizing LayerNorm: those of the quantizing RMSNorm, or rows held two numbers a word."""
+"""Launch configurations of the quantizing LayerNorm: the quantizing RMSNorm's, or rows held two numbers a word."""
 
 from __future__ import annotations
 
