@@ -452,7 +452,9 @@ if len(sys.argv) == 1 or "extreme" in sys.argv[1:]:
 
 if len(sys.argv) == 1 or "endless" in sys.argv[1:]:
     from ridgeline.kernels import matmul as product_of
+    from ridgeline.kernels.matmul.op import ended
 
+    torch.manual_seed(3)
     ones = torch.tensor([-1, 0x7FFFFFFF], dtype=torch.int32).view(torch.float32)  # the NaN that a GPU makes, and −NaN
     with ExitStack() as stack:
         for name, forced in FORCED["matmul"][0].items():
@@ -466,9 +468,18 @@ if len(sys.argv) == 1 or "endless" in sys.argv[1:]:
             a[..., 17, :], a[..., 17, 3], a[..., 18, 4] = 1e-30, float("inf"), 0.0
             for bias in (None, torch.randn(n)) if not z else (None,):
                 found = product_of(a, b.mT.contiguous().mT if k == 70 else b, bias)
-                meant = a @ b if bias is None else a @ b + bias
-                torch.testing.assert_close(found, meant, rtol=2e-5, atol=2e-5, equal_nan=True)
+                meant = (a.double() @ b.double() + (0.0 if bias is None else bias)).float()
+                torch.testing.assert_close(found, meant, rtol=2e-5, atol=1e-4, equal_nan=True)
                 assert int(found.isinf().sum()) > 20 < int(found.isnan().sum())
+                if k != 300:
+                    continue
+                by, more = torch.randn(m, n), torch.randn(m, n)
+                by[3, 8], by[20, 9], more[21, 9] = 0.0, float("inf"), -float("inf")
+                for found, u in (ended(a, b, bias, by, more, True), ended(a, b, bias, by, more)):
+                    torch.testing.assert_close(found, by * meant + more, rtol=2e-5, atol=1e-4, equal_nan=True)
+                    assert u is found or torch.equal(u.isinf(), meant.isinf())
+                torch.testing.assert_close(ended(a, b, bias, None, more)[0], meant + more, rtol=2e-5, atol=1e-4,
+                                           equal_nan=True)  # fmt: skip
     print("infinities, all right")
 
 if len(sys.argv) == 1 or "attend" in sys.argv[1:]:

@@ -14,7 +14,7 @@ from ridgeline.kernels.contract import DTYPES, Case, Primitive, Trial, case, dec
 from ridgeline.kernels.cross_layer import config, kernel, reference, streamed
 from ridgeline.kernels.direct import noting
 from ridgeline.kernels.launcher import INTERPRETING, Blocks, Kernel, Plans, launchable, num_sms, vector_of
-from ridgeline.kernels.matmul.op import MATMUL
+from ridgeline.kernels.matmul.op import MATMUL, ended, ends_fit
 from ridgeline.kernels.rms_norm.op import plan_reduce
 from ridgeline.kernels.rows import cdiv, clamp, float_reason, template
 from ridgeline.kernels.tensorfloat import products_round
@@ -72,6 +72,8 @@ def _cross(x0: Tensor, x: Tensor, a: Tensor, weight: Tensor, bias: Tensor | None
         CROSS_LAYER.check(x0, x, weight, bias, None if a is x else a.new_empty(a.shape[1], x.shape[1], device="meta"))
         _product_plans[key] = _plan_product(a, weight, x0, x, bias, cross=True, save=save, turned=False)
     run = _product_plans[key]
+    if run is None and _ends(a, weight.mT, x0, x):
+        return ended(a, weight.mT, bias, x0, x, save)
     if run is None:
         u = _product(a, weight.mT, bias)
         return pointwise(u, x0, x), u
@@ -104,6 +106,11 @@ def _halved(a: Tensor, b: Tensor) -> bool:
     if not plain or not launchable(a) or noting() or products_round():
         return False
     return config.by_halves(a.shape[0], b.shape[1], a.shape[1])
+
+
+def _ends(a: Tensor, b: Tensor, *more: Tensor) -> bool:
+    """Whether a product in float32 is made of halves, and what follows it done in the same pass."""
+    return _halved(a, b) and ends_fit(a, b, *more)
 
 
 def _product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -272,6 +279,8 @@ def _added(a: Tensor, weight: Tensor, x: Tensor) -> Tensor:
     if a.dtype != torch.float32:
         found: Tensor = ADD_PRODUCT(a, weight, x)
         return found
+    if _ends(a, weight, x):
+        return ended(a, weight, None, None, x)[0]
     return _product(a, weight).add_(x) if _halved(a, weight) else torch.addmm(x, a, weight)
 
 

@@ -108,6 +108,9 @@ def matmul_halves(
     bias_ptr,  # [N]
     out_ptr,  # [Z, M, N]
     nan_ptr,  # [Z, tiles] whether a tile has NaN
+    by_ptr,  # [M, N] what the product is multiplied with, and what is then added to it
+    more_ptr,
+    u_ptr,  # [M, N] the product before that
     m,
     n,
     filled_m,  # sizes filled up with zeros to whole vectors
@@ -129,6 +132,9 @@ def matmul_halves(
     WIDE: tl.constexpr,  # whether rows of the result are whole vectors
     BIAS: tl.constexpr,
     SHORT: tl.constexpr,  # whether all terms are one block
+    BY: tl.constexpr,
+    MORE: tl.constexpr,
+    SAVE: tl.constexpr,
 ):
     """One tile: a block of terms on the tensor cores, blocks added in float32."""
     z = tl.program_id(1).to(tl.int64)
@@ -184,7 +190,14 @@ def matmul_halves(
     if BIAS:
         acc += tl.load(bias_ptr + col, mask=col < n, other=0.0)[None, :]
     real = (row < m)[:, None] & (col < n)[None, :]
-    tl.store(out_ptr + (z * m + row.to(tl.int64))[:, None] * n + col[None, :], acc, mask=real)
+    at = (z * m + row.to(tl.int64))[:, None] * n + col[None, :]
+    if SAVE:
+        tl.store(u_ptr + at, acc, mask=real)
+    if BY:
+        acc *= tl.load(by_ptr + at, mask=real, other=0.0)
+    if MORE:
+        acc += tl.load(more_ptr + at, mask=real, other=0.0)
+    tl.store(out_ptr + at, acc, mask=real)
     tl.store(nan_ptr + z * tall * wide + tile_m * wide + tile_n, endless)
 
 
@@ -208,6 +221,9 @@ def matmul_mend(
     bias_ptr,  # [N]
     out_ptr,  # [Z, M, N]
     nan_ptr,  # [Z, tiles] whether a tile has NaN
+    by_ptr,  # as the product has them
+    more_ptr,
+    u_ptr,
     m,
     n,
     k,
@@ -219,6 +235,9 @@ def matmul_mend(
     b_n,
     TOLD: tl.constexpr,  # whether tiles say so; else they are looked at
     BIAS: tl.constexpr,
+    BY: tl.constexpr,
+    MORE: tl.constexpr,
+    SAVE: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
@@ -232,11 +251,11 @@ def matmul_mend(
         row = (tile // wide * BM + tl.arange(0, BM)).to(tl.int64)
         col = (tile % wide * BN + tl.arange(0, BN)).to(tl.int64)
         real = (row < m)[:, None] & (col < n)[None, :]
-        at = out_ptr + (z * m + row)[:, None] * n + col[None, :]
+        at = (z * m + row)[:, None] * n + col[None, :]
         if TOLD:
             bad = tl.load(nan_ptr + z * tiles + tile)
         else:
-            bad = has_nan(tl.load(at, mask=real, other=0.0))
+            bad = has_nan(tl.load(out_ptr + at, mask=real, other=0.0))
         if bad:
             again = tl.zeros([BM, BN], tl.float32)
             for first in tl.range(0, k, BK, num_stages=1):
@@ -248,8 +267,15 @@ def matmul_mend(
                 again = tl.dot(nearest_or_nan(a), nearest_or_nan(b), again, input_precision="tf32")
             if BIAS:
                 again += tl.load(bias_ptr + col, mask=col < n, other=0.0)[None, :]
-            found = tl.load(at, mask=real, other=0.0)
-            tl.store(at, again, mask=real & (found != found))
+            if SAVE:
+                found = tl.load(u_ptr + at, mask=real, other=0.0)
+                tl.store(u_ptr + at, again, mask=real & (found != found))
+            if BY:
+                again *= tl.load(by_ptr + at, mask=real, other=0.0)
+            if MORE:
+                again += tl.load(more_ptr + at, mask=real, other=0.0)
+            found = tl.load(out_ptr + at, mask=real, other=0.0)
+            tl.store(out_ptr + at, again, mask=real & (found != found))
 
 
 @triton.jit

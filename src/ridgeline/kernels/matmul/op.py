@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels import tuning
+from ridgeline.kernels.compiler import POINTER_ALIGNMENT_BYTES
 from ridgeline.kernels.contract import Case, Trial, case, declare
 from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms, vector_of
 from ridgeline.kernels.matmul import config, kernel, reference
@@ -25,7 +26,9 @@ _HALVES = Kernel(
 )
 _DIGITS = Kernel(kernel.matmul_digits, loose=("x_ptr",))
 _THIN = Kernel(kernel.matmul_thin, vectors=("n", "k"), loose=("bias_ptr", "nan_ptr"))
-_MEND = Kernel(kernel.matmul_mend, loose=("a_ptr", "b_ptr", "bias_ptr", "nan_ptr"))
+_MEND = Kernel(
+    kernel.matmul_mend, loose=("a_ptr", "b_ptr", "bias_ptr", "nan_ptr", "by_ptr", "more_ptr", "u_ptr")
+)
 _PIECES = Kernel(kernel.matmul_pieces, vectors=("m", "n", "k", "a_step", "b_step", "length"))
 _DIGITS_BLOCK = 1024
 _plans = Plans()
@@ -84,10 +87,16 @@ def tall_fits(a: Tensor, b: Tensor) -> bool:
     return narrow and a.is_contiguous() and a.shape[:-1].numel() >= config.LEAST_TALL_ROWS
 
 
+PLAIN = {"BY": False, "MORE": False, "SAVE": False}
+"""A product that ends as it is."""
+
+
 class _Mend:
     """The look at a product's tiles for NaN, which an infinity makes of halves: what has one is computed once more."""
 
-    def __init__(self, a: Tensor, b: Tensor, bias: Tensor | None, rows: int, cols: int, told: bool = True) -> None:
+    def __init__(
+        self, a: Tensor, b: Tensor, bias: Tensor | None, rows: int, cols: int, told: bool = True, end: Any = PLAIN
+    ) -> None:
         self.device, (num, m, k), n = a.get_device(), a.shape, b.shape[2]
         tiles = cdiv(m, rows) * cdiv(n, cols)
         self.nans = (num, tiles) if told else (1,)
@@ -95,9 +104,9 @@ class _Mend:
         self.rest = (m, n, k, *strides)
         out, nan = (torch.empty(FILL, dtype=kind, device=a.device) for kind in (torch.float32, torch.int32))
         self.launch = _MEND.bind(
-            (a, b, out if bias is None else bias, out, nan, *self.rest),
+            (a, b, out if bias is None else bias, out, nan, out, out, out, *self.rest),
             grid=(min(tiles, cdiv(2 * num_sms(self.device), num)), num),
-            constants={"TOLD": told, "BIAS": bias is not None, "BM": rows, "BN": cols, "BK": 16},
+            constants={"TOLD": told, "BIAS": bias is not None, **end, "BM": rows, "BN": cols, "BK": 16},
             num_warps=8 if rows * cols > 4096 else 4,
             device=self.device,
         )
@@ -105,8 +114,8 @@ class _Mend:
     def room(self, a: Tensor) -> Tensor:
         return torch.empty(self.nans, dtype=torch.int32, device=a.device)
 
-    def __call__(self, a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor, nans: Tensor) -> None:
-        self.launch(a, b, out if bias is None else bias, out, nans, *self.rest)
+    def __call__(self, a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor, nans: Tensor, *ends: Tensor) -> None:
+        self.launch(a, b, out if bias is None else bias, out, nans, *(ends or (out, out, out)), *self.rest)
 
 
 class _Thin:
@@ -255,8 +264,8 @@ class _Split:
 class _Plan:
     """Launches for one pair of layouts: both matrices taken apart, then multiplied."""
 
-    def __init__(self, a: Tensor, b: Tensor, bias: Tensor | None) -> None:
-        self.shape = (*a.shape[:-1], b.shape[-1])
+    def __init__(self, a: Tensor, b: Tensor, bias: Tensor | None, end: Any = PLAIN) -> None:
+        self.shape, self.end = (*a.shape[:-1], b.shape[-1]), end
         self.device = a.get_device()
         self.flat = b.dim() == 2
         a, b = self._laid_out(a, b)
@@ -267,7 +276,7 @@ class _Plan:
         sizes_filled = (self.a.filled_outer, self.b.filled_outer, self.a.filled_k)
         self.rest = (self.a.outer, self.b.outer, *sizes_filled, *self.a.steps, *self.b.steps, self.b.outer)
         self.launch = self._bind(a, bias)
-        self.mend = _Mend(a, b, bias, self.chosen.rows, self.chosen.cols)
+        self.mend = _Mend(a, b, bias, self.chosen.rows, self.chosen.cols, end=end)
 
     def _laid_out(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         """Both as [Z, rows, cols] with one dense dim; a single b serves every row of a."""
@@ -281,14 +290,14 @@ class _Plan:
         half, number = (torch.empty(FILL, dtype=kind, device=a.device) for kind in (torch.float16, torch.float32))
         return _HALVES.bind(
             (half, half, half, half, number, number, number if bias is None else bias, number,
-             number.view(torch.int32), *self.rest),
+             number.view(torch.int32), number, number, number, *self.rest),
             grid=(cdiv(self.a.outer, chosen.rows) * cdiv(self.b.outer, chosen.cols), self.a.num),
             constants={
                 "BM": chosen.rows, "BN": chosen.cols, "BK": chosen.depth, "TOGETHER": config.TOGETHER,
                 "GROUP": chosen.group,
                 "A_TURNED": self.a.turned, "B_TURNED": not self.b.turned,
                 "EVEN": self.a.filled_k % chosen.depth == 0, "WIDE": self.b.outer % FILL == 0, "BIAS": bias is not None,
-                "SHORT": self.a.filled_k <= chosen.depth,
+                "SHORT": self.a.filled_k <= chosen.depth, **self.end,
             },
             num_warps=chosen.num_warps,
             num_stages=chosen.num_stages,
@@ -298,15 +307,40 @@ class _Plan:
 
     def run(self, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
         out = torch.empty(self.shape, dtype=torch.float32, device=a.device)
-        if out.numel() == 0:
-            return out
+        if out.numel():
+            self.fill(a, b, bias, out, out, out, out)
+        return out
+
+    def fill(self, a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor, *ends: Tensor) -> None:
         a, b = self._laid_out(a, b)
         ah, al, a_scale = self.a(a)
         bh, bl, b_scale = self.b(b)
-        nans = self.mend.room(a)
-        self.launch(ah, al, bh, bl, a_scale, b_scale, b_scale if bias is None else bias, out, nans, *self.rest)
-        self.mend(a, b, bias, out, nans)
-        return out
+        nans, shift = self.mend.room(a), b_scale if bias is None else bias
+        self.launch(ah, al, bh, bl, a_scale, b_scale, shift, out, nans, *ends, *self.rest)
+        self.mend(a, b, bias, out, nans, *ends)
+
+
+def ends_fit(a: Tensor, b: Tensor, *more: Tensor) -> bool:
+    """Whether two matrices are multiplied tile by tile, so that what follows can be done in the same pass, with tensors
+    as dense and as aligned as the result."""
+    dense = all(x.is_contiguous() and (x.is_meta or x.data_ptr() % POINTER_ALIGNMENT_BYTES == 0) for x in more)
+    return dense and a.numel() * b.numel() > 0 and not (is_thin(a, b) or tall_fits(a, b) or pieces_fit(a, b))
+
+
+def ended(
+    a: Tensor, b: Tensor, bias: Tensor | None, by: Tensor | None, more: Tensor, save: bool = False
+) -> tuple[Tensor, Tensor]:
+    """(``by * (a @ b + bias) + more``, the product itself where it is to be saved), for what ``ends_fit`` says."""
+    end = {"BY": by is not None, "MORE": True, "SAVE": save}
+    key = (a.shape, a.stride(), b.shape, b.stride(), bias is None, a.get_device(), (a.data_ptr() | b.data_ptr()) & 15,
+           *end.values())  # fmt: skip
+    plan = _plans.get(key)
+    if plan is None:
+        plan = _plans[key] = _Plan(a, b, bias, end)
+    out = torch.empty_like(more)
+    u = torch.empty_like(more) if save else out
+    plan.fill(a, b, bias, out, more if by is None else by, more, u)
+    return out, u
 
 
 def _dense(x: Tensor) -> Tensor:
