@@ -242,6 +242,7 @@ FORCED["grouped_convolution"] = [{"grouped_convolution": grouped.Tile(16, 1, 1)}
 CASES["matmul"] = [
     case("float32", m=40, n=33, k=300, bias=True),
     case("float32", m=20, n=40, k=270, turned=True, positive=True),
+    case("float32", m=40, n=33, k=600, turned=True),
     case("float32", m=16, n=20, k=256, z=2),
     case("float32", m=16, n=24, k=256, z=2, cut=True),
     case("float32", m=17, n=20, k=256, z=2, cut=True, weight=True),

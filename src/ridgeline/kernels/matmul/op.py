@@ -12,7 +12,7 @@ from ridgeline.kernels.compiler import POINTER_ALIGNMENT_BYTES
 from ridgeline.kernels.contract import Case, Trial, case, declare
 from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms, vector_of
 from ridgeline.kernels.matmul import config, kernel, reference
-from ridgeline.kernels.rows import cdiv, power_of_two
+from ridgeline.kernels.rows import cdiv, clamp, power_of_two
 
 _SPLIT = Kernel(
     kernel.matmul_split,
@@ -236,12 +236,15 @@ class _Split:
         strides = (x.stride(0), step, self.rows * self.cols, self.cols)
         self.args = (self.outer, self.k, self.filled_outer, self.filled_k, *strides)
         wide = min(2048, max(32, power_of_two(self.filled_k)))  # short rows share a program
-        tile = {"BO": 64, "BK": 32} if self.turned else {"BO": 2048 // wide, "BK": wide}
+        tile = {"BO": 2048 // wide, "BK": wide}
+        if self.turned:
+            chosen = config.split(self.filled_outer, self.filled_k, self.num, num_sms(x.get_device()))
+            tile = {"BO": chosen[0], "BK": chosen[1]}
         self.launch = _SPLIT.bind(
             (x, *self._room(x), *self.args),
             grid=(cdiv(self.filled_outer, tile["BO"]), self.num),
             constants=tile | {"TURNED": self.turned},
-            num_warps=4,
+            num_warps=clamp(tile["BO"] * tile["BK"] // 512, 4, 8),
             device=x.get_device(),
             vector=vector_of(2, x.data_ptr(), self.outer, self.k, *strides),
         )
