@@ -91,7 +91,11 @@ whose weight's is 256×256."""
 def by_halves(m: int, n: int, k: int) -> bool:
     """Whether a float32 product of [m, k] and [k, n] is large enough to be taken apart first: each factor is read
     for as many products as the other has rows or columns."""
-    return 2.0 * m * n * k >= LEAST_FLOPS and k >= LEAST_INNER and m * n >= LEAST_OUTER * (m + n)
+    return is_large(m, n, k) and k >= LEAST_INNER and m * n >= LEAST_OUTER * (m + n)
+
+
+def is_large(m: int, n: int, k: int) -> bool:
+    return 2.0 * m * n * k >= LEAST_FLOPS
 
 
 def cuts(m: int, n: int, k: int, num_sms: int) -> int:

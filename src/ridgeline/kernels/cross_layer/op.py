@@ -14,7 +14,7 @@ from ridgeline.kernels.contract import DTYPES, Case, Primitive, Trial, case, dec
 from ridgeline.kernels.cross_layer import config, kernel, reference, streamed
 from ridgeline.kernels.direct import noting
 from ridgeline.kernels.launcher import INTERPRETING, Blocks, Kernel, Plans, launchable, num_sms, vector_of
-from ridgeline.kernels.matmul.op import MATMUL, ended, ends_fit
+from ridgeline.kernels.matmul.op import MATMUL, ended, ends_fit, pieces_fit
 from ridgeline.kernels.rms_norm.op import plan_reduce
 from ridgeline.kernels.rows import cdiv, clamp, float_reason, template
 from ridgeline.kernels.tensorfloat import products_round
@@ -105,7 +105,8 @@ def _halved(a: Tensor, b: Tensor) -> bool:
     plain = type(a) in (Tensor, torch.nn.Parameter) and a.dtype == b.dtype == torch.float32 and not INTERPRETING
     if not plain or not launchable(a) or noting() or products_round():
         return False
-    return config.by_halves(a.shape[0], b.shape[1], a.shape[1])
+    sizes = (a.shape[0], b.shape[1], a.shape[1])
+    return config.by_halves(*sizes) or (config.is_large(*sizes) and pieces_fit(a, b))
 
 
 def _ends(a: Tensor, b: Tensor, *more: Tensor) -> bool:
@@ -114,11 +115,12 @@ def _ends(a: Tensor, b: Tensor, *more: Tensor) -> bool:
 
 
 def _product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``a @ b`` (+ ``bias``), by cuBLAS or by halves; a long inner dim in stretches that are added up."""
+    """``a @ b`` (+ ``bias``), by cuBLAS or by halves; a long inner dim in stretches that are added up, which few results
+    have of themselves."""
     if not _halved(a, b):
         return a @ b if bias is None else torch.addmm(bias, a, b)
     inner = a.shape[1]
-    cuts = 1 if bias is not None else config.cuts(a.shape[0], b.shape[1], inner, num_sms(a.get_device()))
+    cuts = 1 if bias is not None or pieces_fit(a, b) else config.cuts(a.shape[0], b.shape[1], inner, num_sms(a.get_device()))
     if cuts == 1:
         whole: Tensor = MATMUL(a, b, bias)
         return whole
