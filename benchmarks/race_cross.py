@@ -189,7 +189,7 @@ def halved(args: tuple[Any, ...], phase: str) -> Callable[[], Any]:
     return without_gradient(run)
 
 
-def floor_rows(end: float, rounds: int) -> Iterator[dict[str, Any]]:
+def floor_rows(end: float, rounds: int, kinds: list[str]) -> Iterator[dict[str, Any]]:
     """Eager, ours, the products alone by whoever is faster at them, and a copy of the fewest bytes."""
     import torch
 
@@ -198,7 +198,7 @@ def floor_rows(end: float, rounds: int) -> Iterator[dict[str, Any]]:
     from ridgeline.kernels.tensorfloat import products_in
 
     course, trial = Course(torch.device("cuda"), rounds=rounds), trials()["cross_layer"][1]
-    for of in FLOOR:
+    for of in (of for of in FLOOR if of[0] in kinds):
         if time.perf_counter() > end:
             return
         kind = "float32" if of[0] == "tf32" else of[0]
@@ -209,6 +209,87 @@ def floor_rows(end: float, rounds: int) -> Iterator[dict[str, Any]]:
                 for who, samples in course.turns(runs).items():
                     yield {"case": str(of), "phase": phase, "contender": who, "num": len(samples),
                            "median_s": statistics.median(samples), "low_s": min(samples)}  # fmt: skip
+
+
+TILES = {
+    ("bfloat16", 2048, 1024): ((128, 128, 64, 8, 3), (128, 64, 64, 4, 4), (64, 128, 64, 4, 4), (64, 64, 64, 4, 4)),
+    ("bfloat16", 2048, 512): ((128, 64, 64, 4, 4), (64, 64, 64, 4, 4), (64, 128, 64, 4, 4)),
+    ("bfloat16", 4096, 512): ((128, 64, 64, 4, 4), (64, 64, 64, 4, 4), (128, 128, 64, 8, 3)),
+    ("bfloat16", 1024, 1024): ((128, 64, 64, 4, 4), (64, 64, 64, 4, 4), (64, 128, 64, 4, 4)),
+    ("bfloat16", 4096, 1024): ((128, 128, 64, 8, 3), (128, 64, 64, 4, 4), (128, 256, 64, 8, 3)),
+    ("tf32", 16384, 512): ((128, 128, 32, 8, 4), (128, 128, 32, 8, 3), (128, 64, 32, 4, 4)),
+    ("tf32", 65536, 256): ((128, 128, 32, 8, 4), (128, 128, 32, 8, 3), (128, 64, 32, 4, 4)),
+    ("tf32", 16384, 1024): ((128, 128, 32, 8, 4), (128, 64, 32, 4, 4)),
+    ("tf32", 2048, 512): ((64, 64, 32, 4, 4), (128, 64, 32, 4, 4)),
+}
+"""Kind, batch, columns: rows, columns and terms of a tile, warps and stages."""
+
+
+def tiled(of: tuple[Any, ...], args: tuple[Any, ...], y: Any) -> dict[str, Callable[[], Any]]:
+    """The layer by tiles of each size; in 16 bits also the last step of its gradients."""
+    from ridgeline.kernels import tuning
+    from ridgeline.kernels.cross_layer import config, op
+
+    x0, x, weight, bias = args
+    found = {}
+    for ways in TILES[of]:
+        with tuning.forced("cross_layer.product", config.Product(*ways)):
+            ends = {"cross": True, "save": False, "turned": False, "rounds": of[0] == "tf32"}
+            layer = op._plan_product(x, weight, x0, x, bias, **ends)
+            found[f"layer {ways}"] = partial(layer, x, weight, x0, x, bias, y, y)
+            if of[0] != "tf32":
+                added = op._plan_product(x, weight, x0, x0, None, cross=False, save=False, turned=True)
+                found[f"add {ways}"] = partial(added, x, weight, x0, x0, None, y, y)
+    return found
+
+
+def tile_rows(end: float, rounds: int) -> Iterator[dict[str, Any]]:
+    """Tiles beside eager: how far from float64 first, as a share of eager's own miss, then times."""
+    import torch
+
+    from ridgeline.bench.race import Course
+    from ridgeline.kernels.contract import trials
+    from ridgeline.kernels.tensorfloat import products_in
+
+    trial = trials()["cross_layer"][1]
+    for of in TILES:
+        if time.perf_counter() > end:
+            return
+        kind, batch, dim = of
+        case = named(("float32" if kind == "tf32" else kind, batch, dim, 0))
+        args = trial.make(case, torch.device("cuda"), torch.Generator("cuda").manual_seed(1))
+        x0, x, weight, _ = args
+        y = torch.empty_like(x)
+        runs = tiled(of, args, y)
+        with products_in("tf32" if kind == "tf32" else "ieee"):
+            eager = {"layer": partial(trial.eager, *args), "add": lambda: torch.addmm(x0, x, weight)}
+            wide = [each.double() for each in args]
+            meant = {"layer": trial.reference(*wide), "add": torch.addmm(wide[0], wide[1], wide[2])}
+            for name, run in runs.items():
+                y.fill_(float("nan"))
+                run()
+                what = name.split()[0]
+                theirs = (eager[what]().double() - meant[what]).norm()
+                off = float((y.double() - meant[what]).norm() / theirs)
+                yield {"case": str(of), "what": name, "ok": off < 2.0, "note": f"{off:.2f} of eager's error"}
+            runs |= {f"{name} eager": run for name, run in eager.items() if f"{name} " in " ".join(runs) + " "}
+            for who, samples in Course(torch.device("cuda"), rounds=rounds).turns(runs).items():
+                yield {"case": str(of), "phase": "tiles", "contender": who, "num": len(samples),
+                       "median_s": statistics.median(samples), "low_s": min(samples)}  # fmt: skip
+
+
+def tile_variants() -> list[Any]:
+    import torch
+
+    from ridgeline.kernels.launcher import collecting
+
+    with collecting() as found:
+        for of in TILES:
+            kind, batch, dim = of
+            dtype = torch.float32 if kind == "tf32" else torch.bfloat16
+            x = torch.empty(batch, dim, dtype=dtype, device="meta")
+            tiled(of, (x, x, x.new_empty(dim, dim), x.new_empty(dim)), x)
+    return list(dict.fromkeys(found))
 
 
 def floors(rows: list[dict[str, Any]]) -> Iterator[str]:
@@ -315,6 +396,8 @@ def main() -> None:
     parser.add_argument("--budget-s", type=float, default=20.0)
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--floor", action="store_true", help="many sizes, beside what nobody can do without")
+    parser.add_argument("--tiles", action="store_true", help="tiles of the product side by side")
+    parser.add_argument("--kinds", nargs="*", default=["bfloat16", "float32", "tf32"], help="of the floor")
     parser.add_argument("--show", type=Path)
     options = parser.parse_args()
     if options.show:
@@ -327,13 +410,19 @@ def main() -> None:
         return
     options.out.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
-    to = options.out / ("cross_floor.json.gz" if options.floor else "cross.json.gz")
-    for row in (floor_rows if options.floor else measured)(time.perf_counter() + options.budget_s, options.rounds):
+    end = time.perf_counter() + options.budget_s
+    if options.floor:
+        to, found = "cross_floor.json.gz", floor_rows(end, options.rounds, options.kinds)
+    elif options.tiles:
+        to, found = "cross_tiles.json.gz", tile_rows(end, options.rounds)
+    else:
+        to, found = "cross.json.gz", measured(end, options.rounds)
+    for row in found:
         rows.append(row)
         print(json.dumps(row), flush=True)
         if len(rows) % 8 == 0:
-            to.write_bytes(gzip.compress(json.dumps({"rows": rows, "floor": options.floor}).encode()))
-    to.write_bytes(gzip.compress(json.dumps({"rows": rows, "floor": options.floor}).encode()))
+            (options.out / to).write_bytes(gzip.compress(json.dumps({"rows": rows, "floor": options.floor}).encode()))
+    (options.out / to).write_bytes(gzip.compress(json.dumps({"rows": rows, "floor": options.floor}).encode()))
 
 
 if __name__ == "__main__":

@@ -551,38 +551,23 @@ def groups_shared() -> Iterator[Sweep]:
 
 
 def groups_back() -> Iterator[Sweep]:
-    """GroupNorm backward in clusters with both inputs in shared memory, and the kernel of sums started early."""
+    """GroupNorm backward with a group a program, both inputs in shared memory, and the kernel of sums started early.
+    (Clusters of programs were tried, and lost.)"""
     from ridgeline.kernels.contract import case
     from ridgeline.kernels.group_norm.config import Images as Im
     from ridgeline.kernels.group_norm.config import Packed as P
 
-    early = Im(4, 4, 3, 4, early=True)
+    late, early = Im(4, 4, 3, 4), Im(4, 4, 3, 4, early=True)
     for batch, channels, side, tried in (
-        (4, 512, 128, (P(16, 3, 16), P(8, 3, 16), P(8, 3, 16, paired=False, early=True), P(16, 3, 16, early=True))),
-        (16, 512, 128, (P(16, 3, 16), P(8, 3, 16))), (16, 640, 64, (P(8, 5, 8), P(8, 4, 8, early=True))),
-        (64, 640, 32, (P(16, 2, 1), P(8, 5, 2), P(8, 4, 2, early=True))),
-        (64, 1280, 16, (P(8, 4, 1), P(8, 5, 1), P(8, 4, 1, early=True))), (32, 320, 64, (P(8, 5, 4), P(8, 4, 4))),
-        (32, 320, 56, ()),
+        (64, 1280, 16, (P(8, 4, early=True), P(8, 5, early=True))), (128, 320, 32, (P(8, 4, early=True),)),
+        (64, 384, 32, (P(8, 4, early=True), P(8, 3, early=True))), (64, 512, 32, (P(8, 3, early=True),)),
+        (128, 640, 16, (P(4, 8, early=True), P(8, 4, early=True))), (256, 256, 16, (P(2, 16, early=True),)),
+        (4, 512, 128, ()), (16, 512, 128, ()),
     ):  # fmt: skip
         of = case("bfloat16", batch=batch, channels=channels, side=side, groups=32)
-        yield Sweep("group_norm.backward_streamed", "group_norm_silu", "bwd", of, (early, *tried))
-        if channels == 512:
-            yield Sweep("group_norm.backward_streamed", "group_norm", "bwd", of, (early, *tried[:2]))
-
-
-def quantized_words() -> Iterator[Sweep]:
-    """LayerNorm to fp8, a program a row, sixteen columns a lane."""
-    from ridgeline.kernels.contract import case
-    from ridgeline.kernels.layer_norm_quant.config import Words as W
-
-    for dtype, rows, cols, block, tried in (
-        ("bfloat16", 8192, 8192, 128, (W(8, 3), W(16, 2))), ("bfloat16", 16384, 4096, 128, (W(4, 6), W(8, 4))),
-        ("bfloat16", 16384, 4096, 0, (W(4, 6), W(8, 4))), ("bfloat16", 8192, 6144, 128, (W(4, 4), W(4, 5))),
-        ("bfloat16", 16384, 5120, 128, (W(4, 4), W(4, 5), W(8, 3))), ("bfloat16", 8192, 8192, 0, (W(8, 3),)),
-        ("float16", 65536, 1024, 64, (W(1, 24), W(2, 16))), ("bfloat16", 512, 4096, 128, (W(4, 6), W(8, 4))),
-    ):  # fmt: skip
-        of = case(dtype, rows=rows, cols=cols, kind="float8_e4m3fn", block=block)
-        yield Sweep("layer_norm_quant", "layer_norm_quant", "fwd", of, tried)
+        yield Sweep("group_norm.backward_streamed", "group_norm_silu", "bwd", of, (late, early, *tried))
+        if channels in (1280, 384):
+            yield Sweep("group_norm.backward_streamed", "group_norm", "bwd", of, (late, early, *tried))
 
 
 def heads_back() -> Iterator[Sweep]:
@@ -622,7 +607,6 @@ PARTS: dict[str, Callable[[], Iterator[Sweep]]] = {
     "odd_words": odd_words,
     "groups_shared": groups_shared,
     "groups_back": groups_back,
-    "quantized_words": quantized_words,
     "heads_back": heads_back,
 }
 

@@ -40,14 +40,16 @@ class Pass:
     programs_per_sm: int
 
 
-def product(m: int, n: int, k: int, itemsize: int) -> Product:
+def product(m: int, n: int, k: int, itemsize: int, rounds: bool = False) -> Product:
     """128×128 tiles on eight warps, 64 of the inner dim three deep.
 
     16384×512×512: 29.2 µs, 30.5 on four warps, 33 with tiles of 128×256, 37 of 128×64, 39 for cuBLAS and a pass; what
     the epilogue reads asked for before the product: 36.
     """
-    if itemsize != 2 or k > LONGEST_FUSED or k < 16:
+    if k > LONGEST_FUSED or k < 16 or (itemsize != 2 and not rounds):
         return Product(0, 0, 0, 0, 0)
+    if itemsize == 4:
+        return Product(128, 128, 32, 8, 4) if cdiv(m, 128) * cdiv(n, 128) >= 132 else Product(0, 0, 0, 0, 0)
     if cdiv(m, 128) * cdiv(n, 128) < 132:
         return Product(64, 64, 64, 4, 4)
     return Product(128, 128, 64, 8, 3)

@@ -66,11 +66,12 @@ def _infer(x0: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, down: Ten
 def _cross(x0: Tensor, x: Tensor, a: Tensor, weight: Tensor, bias: Tensor | None, save: bool) -> tuple[Tensor, Tensor]:
     """The product with its epilogue, or cuBLAS and one pass."""
     bias = None if bias is None else bias.contiguous()
-    key = (x.shape, a.shape, weight.shape, x.dtype, x0.dtype, weight.dtype, bias is None, save, x.get_device(),
+    rounds = x.dtype == torch.float32 and products_round() and not noting()
+    key = (x.shape, a.shape, weight.shape, x.dtype, x0.dtype, weight.dtype, bias is None, save, x.get_device(), rounds,
            weight.is_contiguous(), (x0.data_ptr() | x.data_ptr() | a.data_ptr() | weight.data_ptr()) & 15)  # fmt: skip
     if key not in _product_plans:
         CROSS_LAYER.check(x0, x, weight, bias, None if a is x else a.new_empty(a.shape[1], x.shape[1], device="meta"))
-        _product_plans[key] = _plan_product(a, weight, x0, x, bias, cross=True, save=save, turned=False)
+        _product_plans[key] = _plan_product(a, weight, x0, x, bias, cross=True, save=save, turned=False, rounds=rounds)
     run = _product_plans[key]
     if run is None and _ends(a, weight.mT, x0, x):
         return ended(a, weight.mT, bias, x0, x, save)
@@ -115,12 +116,12 @@ def _ends(a: Tensor, b: Tensor, *more: Tensor) -> bool:
 
 
 def _product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``a @ b`` (+ ``bias``), by cuBLAS or by halves; a long inner dim in stretches that are added up, which few results
-    have of themselves."""
+    """``a @ b`` (+ ``bias``), by cuBLAS or by halves; a long inner dim in stretches that are added up, which ``matmul``
+    does by itself where results are few."""
     if not _halved(a, b):
         return a @ b if bias is None else torch.addmm(bias, a, b)
-    inner = a.shape[1]
-    cuts = 1 if bias is not None or pieces_fit(a, b) else config.cuts(a.shape[0], b.shape[1], inner, num_sms(a.get_device()))
+    inner, whole_sums = a.shape[1], bias is not None or pieces_fit(a, b)
+    cuts = 1 if whole_sums else config.cuts(a.shape[0], b.shape[1], inner, num_sms(a.get_device()))
     if cuts == 1:
         whole: Tensor = MATMUL(a, b, bias)
         return whole
@@ -129,11 +130,13 @@ def _product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def _plan_product(
-    a: Tensor, weight: Tensor, x0: Tensor, x: Tensor, bias: Tensor | None, *, cross: bool, save: bool, turned: bool
-) -> Any:
+    a: Tensor, weight: Tensor, x0: Tensor, x: Tensor, bias: Tensor | None, *, cross: bool, save: bool, turned: bool,
+    rounds: bool = False,
+) -> Any:  # fmt: skip
+    """The product with what follows it. ``rounds``: float32 is multiplied in TensorFloat-32."""
     (m, k), n = a.shape, x.shape[1]
     sizes = {"m": m, "n": n, "k": k, "dtype": x.dtype, "cross": cross}
-    chosen = tuning.choose("cross_layer.product", sizes, config.product(m, n, k, x.element_size()))
+    chosen = tuning.choose("cross_layer.product", sizes, config.product(m, n, k, x.element_size(), rounds))
     same = {a.dtype, weight.dtype, x0.dtype, x.dtype} | (set() if bias is None else {bias.dtype})
     if not chosen.bm or len(same) > 1 or not weight.is_contiguous():
         return None

@@ -129,10 +129,11 @@ def streamed(num_bytes: int, num_inputs: int, itemsize: int) -> Images | None:
     4×512×128×128: 42 µs, 45 with two programs of eight warps, 49 with one of sixteen, 60 in two reads; backward 63.
     With SiLU 47 (48 with an inverse an element) and 67 (backward nothing is gained by pairs); 16×512×128×128 162 (168)
     and 220, with two programs of eight warps 243; in pieces of one access 56 and 78, with its slope computed twice 81.
+    Sums added by a kernel that starts early: 64.9 (65.7), 216 (219), without SiLU 62.1 (62.9) and 208 (215).
     """
     if num_bytes < STREAMED_BYTES:
         return None
-    return Images(8, 4, 3, 4, paired=itemsize == 2) if num_inputs == 1 else Images(4, 4, 3, 4)
+    return Images(8, 4, 3, 4, paired=itemsize == 2) if num_inputs == 1 else Images(4, 4, 3, 4, early=True)
 
 
 def piece(positions: int, vector: int, accesses: int = 1) -> int:
@@ -140,9 +141,25 @@ def piece(positions: int, vector: int, accesses: int = 1) -> int:
     return min(32 * vector * accesses, positions & -positions)
 
 
-def accesses(share: int, positions: int, num_warps: int) -> tuple[int, int]:
-    """Accesses of a lane in a share of the packed backward pass, and how many of them are a piece, which lies in one
-    channel: the most that divide all of them, channels and shares."""
-    chunks = cdiv(share, 256 * num_warps)
-    fits = (n for n in range(chunks, 0, -1) if not any(size % (256 * n) for size in (256 * chunks, positions, share)))
+SHORTEST_BACK, LONGEST_BACK, PIECE_BACK = 5120, 10240, 256
+"""Elements of groups whose backward pass is a program's, and what their channels must be multiples of."""
+
+
+def packed_backward(rows: int, length: int, positions: int, sms: int) -> Packed | None:
+    """Groups of 16-bit numbers of the backward pass, a program each; None where they are few, short or long.
+
+    With SiLU 64×1280×16×16 45 µs (52 in shares); 64×640×32×32 80 (77). Longer ones in clusters of programs, x and dy in
+    shared memory, lost as they had with dy in registers: 4×512×128×128 76 to 83 (66), 16×512×128×128 274 (219),
+    16×640×64×64 91 (77), 32×320×64×64 89 (78).
+    """
+    if rows < 4 * sms or not SHORTEST_BACK < length <= LONGEST_BACK or positions % PIECE_BACK:
+        return None
+    return Packed(8, 4, early=True)
+
+
+def accesses(length: int, positions: int, num_warps: int) -> tuple[int, int]:
+    """Accesses of a lane in a group of the packed backward pass, and how many of them are a piece, which lies in one
+    channel: the most that divide all of them, and channels."""
+    chunks = cdiv(length, 256 * num_warps)
+    fits = (n for n in range(chunks, 0, -1) if chunks % n == 0 and positions % (256 * n) == 0)
     return chunks, next(fits)

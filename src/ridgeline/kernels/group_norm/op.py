@@ -145,6 +145,9 @@ def _streaming(
         if tensors[0].shape[0] > MOST_SAMPLES:
             alone = None
         default = alone or config.whole(rows, length, sms) or default
+    if len(tensors) == 2 and wide == narrow == 2 and tensors[0].shape[0] <= MOST_SAMPLES:
+        sms = num_sms(tensors[0].get_device())
+        default = config.packed_backward(rows, length, positions, sms) or default
     sizes = {"groups": rows, "positions": positions, "dtype": tensors[0].dtype}
     chosen: Any = tuning.choose(kernel, sizes, default)
     if isinstance(chosen, (config.Whole, config.Packed, config.Apart)):
@@ -290,26 +293,25 @@ def _plan_backward_packed(
     chosen: config.Packed, dy: Tensor, x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None,
     stats: Tensor, silu: bool, positions: int,
 ) -> Any:  # fmt: skip
-    """The backward pass with a group or a share of one a program, as many programs as these."""
+    """The backward pass with a group a program, as many programs as these."""
     samples, channels, on = x.shape[0], x.shape[1], x.get_device()
-    length, cluster = channels // groups * positions, chosen.cluster
-    share, w, b = length // cluster, x if weight is None else weight, x if bias is None else bias
-    chunks, per = config.accesses(share, positions, chosen.num_warps)
+    length = channels // groups * positions
+    w, b = x if weight is None else weight, x if bias is None else bias
+    chunks, per = config.accesses(length, positions, chosen.num_warps)
     pieces = positions // (256 * per)
     sums = template((2, samples * pieces, channels), torch.float32, x.device)
     column = template((channels,), w.dtype, x.device)
-    numbers = (share, channels // groups, positions, 1 / length)
+    numbers = (length, channels // groups, positions, 1 / length)
     run = _BACKWARD_PACKED.bind(
         (dy, x, w, b, stats, stats, x, sums, *numbers),
-        grid=(groups * cluster, samples),
+        grid=(groups, samples),
         constants={"HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None, "SILU": silu,
-                   "PAIRED": silu and chosen.paired, "SHARES": cluster, "CHUNKS": chunks, "PER": per,
-                   "EVEN": share == chunks * 256 * chosen.num_warps, "EARLY": chosen.early},
+                   "PAIRED": silu and chosen.paired, "CHUNKS": chunks, "PER": per,
+                   "EVEN": length == chunks * 256 * chosen.num_warps, "EARLY": chosen.early},
         num_warps=chosen.num_warps,
         max_registers=shares.registers_of(chosen.num_warps, chosen.programs_per_sm),
         device=on,
         vector=POINTER_ALIGNMENT_BYTES // x.element_size(),
-        cluster=cluster,
     )  # fmt: skip
     reduce = plan_reduce(sums, column, samples * pieces, channels, on, second=column, early=chosen.early)
     return _adding(run, reduce, sums, column, numbers)

@@ -410,7 +410,7 @@ def silu_slopes(low, high, w, b, PAIRED: gl.constexpr):
 
 @gluon.jit
 def group_norm_backward_packed(
-    dy_ptr,  # [N, G, length of a group] of 16 bits, as x
+    dy_ptr,  # [N, G, length] of 16 bits, as x
     x_ptr,
     weight_ptr,  # [C]
     bias_ptr,
@@ -418,38 +418,34 @@ def group_norm_backward_packed(
     rstd_ptr,
     dx_ptr,
     sums_ptr,  # [2, N·pieces of a channel, C] fp32: of dy·normed and of dy
-    length,  # of a share, of which a group has SHARES
+    length,  # of a group
     per_group,
     positions,  # a multiple of a piece
-    inverse,  # of a group's length
+    inverse,  # of the length
     HAS_WEIGHT: gl.constexpr,
     HAS_BIAS: gl.constexpr,
     SILU: gl.constexpr,
     PAIRED: gl.constexpr,
-    SHARES: gl.constexpr,  # programs of a group, which are a cluster
     CHUNKS: gl.constexpr,  # accesses of a lane; a warp's are one stretch
     PER: gl.constexpr,  # of which so many are a piece, which lies in one channel
     EVEN: gl.constexpr,  # every warp has all of its pieces
     EARLY: gl.constexpr,  # the sums are added by a kernel that starts while this one ends
 ):
-    """A share a program and no next one. x and dy wait in shared memory, so that programs need few registers and many
+    """A group a program and no next one. x and dy wait in shared memory, so that programs need few registers and many
     share a multiprocessor; the gradient before the activation takes dy's place, in its type, as PyTorch has it. Sums of
     pieces are what the weights' gradients are made of."""
     NUM_WARPS: gl.constexpr = gl.num_warps()
     BF16: gl.constexpr = x_ptr.dtype.element_ty == gl.bfloat16
     L: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [NUM_WARPS, 1], [1, 0])  # warps, words of one
     PIECE: gl.constexpr = PER * 256
-    if SHARES > 1:
-        room = join_cluster(SHARES)
-    member = gl.program_id(0) // SHARES
-    groups = gl.num_programs(0) // SHARES
+    member = gl.program_id(0)
+    groups = gl.num_programs(0)
     sample = gl.program_id(1)
     row = sample * groups + member
-    share = gl.program_id(0) % SHARES
     warp = gl.arange(0, NUM_WARPS, gl.SliceLayout(1, L)) * (CHUNKS * 256)
     c = (warp // 2)[:, None] + gl.arange(0, 128, gl.SliceLayout(0, L))[None, :]
     own = warp[:, None] + gl.zeros([NUM_WARPS, 128], gl.int32, L)
-    start = (row.to(gl.int64) * SHARES + share) * length // 8 * 4
+    start = row.to(gl.int64) * length // 8 * 4
     x_at = x_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + start + c
     dy_at = dy_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + start + c
     dx_at = dx_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + start + c
@@ -474,10 +470,9 @@ def group_norm_backward_packed(
     slopes = gl.zeros([NUM_WARPS], gl.float32, gl.SliceLayout(1, L))
     shifts = gl.zeros([NUM_WARPS], gl.float32, gl.SliceLayout(1, L))
     async_copy.wait_group(0)
-    inside = share * length + warp
-    first = inside // positions
+    first = warp // positions
     channel = first
-    piece = (inside - channel * positions) // PIECE
+    piece = (warp - channel * positions) // PIECE
     begun = piece
     for j in gl.static_range(CHUNKS // PER):
         at = member * per_group + gl.minimum(channel, per_group - 1)
@@ -509,9 +504,6 @@ def group_norm_backward_packed(
         piece = gl.where(over, 0, piece + 1)
     let_next_start(EARLY)
     slope, shift = gl.reduce((slopes, shifts), 0, both_added)
-    if SHARES > 1:
-        _, all_slopes, all_shifts = told_by_cluster(room, slope, shift, SHARES, NUM_WARPS)
-        slope, shift = gl.reduce((all_slopes, all_shifts), 0, both_added)
     by_x = slope * inverse * (rstd * rstd)
     offset = mean * by_x - shift * inverse * rstd
     gl.thread_barrier()  # what is read before it is read again behind it: kept, it would take registers

@@ -10,13 +10,12 @@ from torch import Tensor
 from ridgeline.errors import KernelError
 from ridgeline.kernels import tuning
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, declare, elementwise_cost
-from ridgeline.kernels.launcher import INTERPRETING, Kernel, Plans, launchable, num_sms, vector_of
-from ridgeline.kernels.layer_norm_quant import config, kernel, reference, streamed
+from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms, vector_of
+from ridgeline.kernels.layer_norm_quant import config, kernel, reference
 from ridgeline.kernels.rows import as_rows, cdiv, float_reason, template
 from ridgeline.kernels.shares import registers_of
 
 _QUANTIZED = Kernel(kernel.layer_norm_quantized, vectors=("cols", "x_stride"))
-_WORDS = Kernel(streamed.layer_norm_quantized_words, vectors=("cols", "x_stride"))
 _plans = Plans()
 
 
@@ -73,11 +72,8 @@ def _plan(
     cols = shape[-1]
     rows = shape.numel() // cols
     scales = cols // group if group else 1
-    likely = config.words(rows, cols, group) if _in_words(x, residual, weight, bias, stride, kind) else None
     chosen = tuning.choose("layer_norm_quant", {"rows": rows, "cols": cols, "dtype": x.dtype, "group": group},
-                           likely or config.default(rows, cols, x.element_size(), group, centered=True))  # fmt: skip
-    if isinstance(chosen, config.Words):
-        return _plan_words(chosen, x, residual, weight, bias, stride, kind, group, shape)
+                           config.default(rows, cols, x.element_size(), group, centered=True))  # fmt: skip
     if not chosen.chunks:
         raise KernelError(f"layer_norm_quant: rows of {cols} columns do not fit in registers; normalize, then quantize")
     q = template(shape, getattr(torch, kind), x.device)
@@ -100,45 +96,6 @@ def _plan(
         max_registers=registers_of(chosen.num_warps, chosen.programs_per_sm) if walking else 0,
         device=x.get_device(),
         vector=vector_of(x.element_size(), pointers, cols, stride),
-    )  # fmt: skip
-    return run, q, scale, numbers
-
-
-def _in_words(
-    x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, stride: int, kind: str
-) -> bool:
-    """Whether rows can be read two 16-bit numbers a word, sixteen of them a lane, and written as fp8."""
-    given = [each for each in (x, residual, weight, bias) if each is not None]
-    pointers = 0
-    for each in given:
-        pointers |= each.data_ptr()
-    alike = {each.dtype for each in given} == {x.dtype} and x.element_size() == 2 and kind != "int8"
-    return alike and not INTERPRETING and vector_of(2, pointers, x.shape[-1] // 2, stride) == 8
-
-
-def _plan_words(
-    chosen: config.Words, x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, stride: int,
-    kind: str, group: int, shape: torch.Size,
-) -> tuple[Any, Tensor, Tensor, tuple[int, ...]]:  # fmt: skip
-    """16-bit rows to fp8, sixteen columns a lane."""
-    cols = shape[-1]
-    rows, scales = shape.numel() // cols, cols // group if group else 1
-    q = template(shape, getattr(torch, kind), x.device)
-    scale = template((*shape[:-1], scales), torch.float32, x.device)
-    numbers = (cols, stride, scales)
-    r = x if residual is None else residual
-    w, b = x if weight is None else weight, x if bias is None else bias
-    piece = 512 * chosen.num_warps
-    run = _WORDS.bind(
-        (x, r, w, b, q, scale, r, *numbers, 0.0, 0.0),
-        grid=(rows,),
-        constants={"HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None, "HAS_RESIDUAL": residual is not None,
-                   "E5M2": kind == "float8_e5m2", "BLOCKS": group > 0, "STEPS": max(group // 16, 1).bit_length() - 1,
-                   "CHUNKS": cdiv(cols, piece), "FULL": cols // piece},
-        num_warps=chosen.num_warps,
-        max_registers=registers_of(chosen.num_warps, chosen.programs_per_sm),
-        device=x.get_device(),
-        vector=8,
     )  # fmt: skip
     return run, q, scale, numbers
 
