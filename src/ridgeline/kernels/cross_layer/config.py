@@ -84,20 +84,20 @@ def resident(m: int, n: int, k: int, itemsize: int) -> Resident:
     return Resident(6, 1) if n > 512 and k > 128 else Resident(4, 2)
 
 
-LEAST_FLOPS, LEAST_INNER, LEAST_OUTER = 4e9, 256, 200
+LEAST_FLOPS, LEAST_INNER, LEAST_OUTER = 2e9, 32, 200
 """Of float32 products that are made of halves on the tensor cores: 16384×1024² 314 µs with the rest of the layer (770
 by cuBLAS), 4096×1024² 90 (198), 65536×256² 251 (272), but 4096×256² 28 (27), and the gradients of 65536×256² 542 (528),
-whose weight's is 256×256."""
-
-
-def by_halves(m: int, n: int, k: int) -> bool:
-    """Whether a float32 product of [m, k] and [k, n] is large enough to be taken apart first: each factor is read
-    for as many products as the other has rows or columns."""
-    return is_large(m, n, k) and k >= LEAST_INNER and m * n >= LEAST_OUTER * (m + n)
+whose weight's is 256×256. Below, the host takes longer for it than the device."""
 
 
 def is_large(m: int, n: int, k: int) -> bool:
-    return 2.0 * m * n * k >= LEAST_FLOPS
+    """Whether a float32 product of [m, k] and [k, n] is worth the launches of halves."""
+    return 2.0 * m * n * k >= LEAST_FLOPS and k >= LEAST_INNER
+
+
+def is_wide(m: int, n: int) -> bool:
+    """Whether taking factors apart first pays: each is read for as many products as the other has rows or columns."""
+    return m * n >= LEAST_OUTER * (m + n)
 
 
 def cuts(m: int, n: int, k: int, num_sms: int) -> int:

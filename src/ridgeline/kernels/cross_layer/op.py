@@ -14,7 +14,7 @@ from ridgeline.kernels.contract import DTYPES, Case, Primitive, Trial, case, dec
 from ridgeline.kernels.cross_layer import config, kernel, reference, streamed
 from ridgeline.kernels.direct import noting
 from ridgeline.kernels.launcher import INTERPRETING, Blocks, Kernel, Plans, launchable, num_sms, vector_of
-from ridgeline.kernels.matmul.op import MATMUL, ended, ends_fit, pieces_fit
+from ridgeline.kernels.matmul.op import MATMUL, ended, ends_fit, pieces_fit, tall_fits
 from ridgeline.kernels.rms_norm.op import plan_reduce
 from ridgeline.kernels.rows import cdiv, clamp, float_reason, template
 from ridgeline.kernels.tensorfloat import products_round
@@ -106,8 +106,8 @@ def _halved(a: Tensor, b: Tensor) -> bool:
     plain = type(a) in (Tensor, torch.nn.Parameter) and a.dtype == b.dtype == torch.float32 and not INTERPRETING
     if not plain or not launchable(a) or noting() or products_round():
         return False
-    sizes = (a.shape[0], b.shape[1], a.shape[1])
-    return config.by_halves(*sizes) or (config.is_large(*sizes) and pieces_fit(a, b))
+    (m, k), n = a.shape, b.shape[1]
+    return config.is_large(m, n, k) and (config.is_wide(m, n) or pieces_fit(a, b) or tall_fits(a, b))
 
 
 def _ends(a: Tensor, b: Tensor, *more: Tensor) -> bool:
