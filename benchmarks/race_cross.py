@@ -243,6 +243,31 @@ def tiled(of: tuple[Any, ...], args: tuple[Any, ...], y: Any) -> dict[str, Calla
     return found
 
 
+ENDLESS = ((8192, 1024, 0), (256, 3456, 0), (16383, 512, 0), (16384, 1024, 256), (16384, 1024, 64))
+
+
+def endless_rows() -> Iterator[dict[str, Any]]:
+    """Float32 layers of rows with infinities and NaN, and their gradients: the same places as PyTorch's."""
+    import torch
+
+    from ridgeline.kernels.contract import trials
+
+    trial = trials()["cross_layer"][1]
+    for batch, dim, rank in ENDLESS:
+        of = named(("float32", batch, dim, rank))
+        args = trial.make(of, torch.device("cuda"), torch.Generator("cuda").manual_seed(1))
+        args[1][5, 3], args[1][7, 1], args[1][11, 2] = float("inf"), float("inf"), -float("inf")
+        args[1][9, 4] = torch.zeros((), device="cuda") / 0.0
+        leaves = [each.clone().requires_grad_() for each in args]
+        both = []
+        for call in (trial.call, trial.eager):
+            y = call(*leaves)
+            both.append([y.detach(), *torch.autograd.grad(y.sum(), leaves)])
+        same = [bool(torch.equal(a.isnan(), b.isnan()) and torch.equal(a[a.isinf()], b[b.isinf()]))
+                for a, b in zip(*both, strict=True)]  # fmt: skip
+        yield {"case": f"{of} endless", "ok": all(same), "note": f"{same}, {int(both[0][0].isinf().sum())} infinities"}
+
+
 def tile_rows(end: float, rounds: int) -> Iterator[dict[str, Any]]:
     """Tiles beside eager: how far from float64 first, as a share of eager's own miss, then times."""
     import torch
@@ -251,6 +276,7 @@ def tile_rows(end: float, rounds: int) -> Iterator[dict[str, Any]]:
     from ridgeline.kernels.contract import trials
     from ridgeline.kernels.tensorfloat import products_in
 
+    yield from endless_rows()
     trial = trials()["cross_layer"][1]
     for of in TILES:
         if time.perf_counter() > end:
