@@ -34,12 +34,13 @@ def default(groups: int, length: int, positions: int, sms: int) -> Groups:
 class Images(Streamed):
     """A piece of a channel is at most so many accesses of a lane long, and sums are made a piece; whether the gradient
     before the activation is kept in shared memory or computed twice; whether two sigmoids share an inverse; whether the
-    kernel that adds the sums starts while this one ends."""
+    kernel that adds the sums starts while this one ends; elements of a piece, where they are not a power of two."""
 
     accesses: int = 8
     kept: bool = True
     paired: bool = False
     early: bool = False
+    step: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,6 +153,8 @@ def _streaming(
     if isinstance(chosen, (config.Whole, config.Packed, config.Apart)):
         return chosen, None
     on, vector = tensors[0].get_device(), POINTER_ALIGNMENT_BYTES // wide
+    if chosen.step:
+        return chosen, shares.cut(chosen, rows, length, on, vector=vector, piece=chosen.step)
     accesses = power_of_two(min(chosen.accesses, chosen.chunks))
     while True:  # pieces as long as leave every warp one
         piece = config.piece(positions, vector, accesses)
@@ -266,7 +268,8 @@ def _plan_backward_streamed(
     run = shares.bind(
         _BACKWARD_STREAMED, chosen, found, (dy, x, w, b, stats, stats, x, sums), samples * groups, length, numbers,
         {"HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None, "SILU": silu,
-         "PAIRED": silu and chosen.paired, "KEPT": silu and chosen.kept, "EARLY": chosen.early},
+         "PAIRED": silu and chosen.paired, "KEPT": silu and chosen.kept, "EARLY": chosen.early,
+         "STEP": found.block},
         {"device": on, "vector": found.vector},
     )  # fmt: skip
     reduce = plan_reduce(sums, column, samples * pieces, channels, on, second=column, early=chosen.early)

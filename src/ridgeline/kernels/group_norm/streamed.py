@@ -527,6 +527,15 @@ def group_norm_backward_packed(
 
 
 @gluon.jit
+def within(c, col, end, STEP: gl.constexpr, BLOCK: gl.constexpr):
+    """What of a share's places is before its end, and not behind the end of a piece."""
+    if STEP < BLOCK:
+        return (c < end) & (col < STEP)
+    else:
+        return c < end
+
+
+@gluon.jit
 def group_norm_backward_streamed(
     dy_ptr,
     x_ptr,
@@ -551,6 +560,7 @@ def group_norm_backward_streamed(
     PAIRED: gl.constexpr,
     KEPT: gl.constexpr,  # the gradient before the activation takes dy's place, in dy's type, as PyTorch has it
     EARLY: gl.constexpr,  # the sums are added by a kernel that starts while this one ends
+    STEP: gl.constexpr,  # elements of a piece, whose place has BLOCK
     MEET: gl.constexpr,
     LAG: gl.constexpr,
     SHARES: gl.constexpr,
@@ -569,19 +579,20 @@ def group_norm_backward_streamed(
     first = share * length
     left = gl.minimum(length, cols - first)
     num_turns = (rows - start + num_groups - 1) // num_groups
-    c = columns(CHUNKS, BLOCK, L)
+    col = gl.arange(0, BLOCK, gl.SliceLayout(0, L))[None, :]
+    c = gl.arange(0, CHUNKS, gl.SliceLayout(1, L))[:, None] * STEP + col
     at = start.to(gl.int64) * cols + first + c
     step = num_groups.to(gl.int64) * cols
     word_row = word_ptr + start.to(gl.int64) * num_shares
     word_step = num_groups.to(gl.int64) * num_shares
-    begins = piece_starts(first, CHUNKS, BLOCK, L)
+    begins = piece_starts(first, CHUNKS, STEP, L)
     real = begins < first + left
     inside = gl.minimum(begins, cols - 1) // positions
-    pieces = positions // BLOCK
-    piece = begins % positions // BLOCK
+    pieces = positions // STEP
+    piece = begins % positions // STEP
     all_sums = (rows // groups).to(gl.int64) * pieces * groups * per_group
     for turn in gl.static_range(SLOTS - LAG):
-        there = c < gl.where(turn < num_turns, left, 0)
+        there = within(c, col, gl.where(turn < num_turns, left, 0), STEP, BLOCK)
         async_copy.async_copy_global_to_shared(x_smem.index(turn), x_ptr + at + turn * step, mask=there)
         async_copy.async_copy_global_to_shared(dy_smem.index(turn), dy_ptr + at + turn * step, mask=there)
         async_copy.commit_group()
@@ -654,9 +665,10 @@ def group_norm_backward_streamed(
         mean = mean_next
         rstd = rstd_next
         member = member_next
-        gl.store(dx_ptr + at + done * step, dx.to(dx_ptr.dtype.element_ty), mask=c < gl.where(done >= 0, left, 0))
+        written = within(c, col, gl.where(done >= 0, left, 0), STEP, BLOCK)
+        gl.store(dx_ptr + at + done * step, dx.to(dx_ptr.dtype.element_ty), mask=written)
         ahead = done + SLOTS
-        there = c < gl.where(ahead < num_turns, left, 0)
+        there = within(c, col, gl.where(ahead < num_turns, left, 0), STEP, BLOCK)
         async_copy.async_copy_global_to_shared(x_smem.index(ahead % SLOTS), x_ptr + at + ahead * step, mask=there)
         async_copy.async_copy_global_to_shared(dy_smem.index(ahead % SLOTS), dy_ptr + at + ahead * step, mask=there)
         async_copy.commit_group()
