@@ -563,7 +563,8 @@ def groups_back() -> Iterator[Sweep]:
     late, early = Im(4, 4, 3, 4), Im(4, 4, 3, 4, early=True)
     for batch, channels, side, tried in (
         (32, 320, 56, (step(448), step(784), step(224))), (64, 512, 28, (step(112), step(392), step(784))),
-        (32, 512, 40, (step(400), step(800), step(320))), (64, 1280, 16, (P(8, 4, early=True), P(8, 5, early=True))), (128, 320, 32, (P(8, 4, early=True),)),
+        (32, 512, 40, (step(400), step(800), step(320))),
+        (64, 1280, 16, (P(8, 4, early=True), P(8, 5, early=True))), (128, 320, 32, (P(8, 4, early=True),)),
         (64, 384, 32, (P(8, 4, early=True), P(8, 3, early=True))), (64, 512, 32, (P(8, 3, early=True),)),
         (128, 640, 16, (P(4, 8, early=True), P(8, 4, early=True))), (256, 256, 16, (P(2, 16, early=True),)),
         (4, 512, 128, ()), (16, 512, 128, ()),
