@@ -21,6 +21,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -217,16 +218,12 @@ TILES = {
     ("bfloat16", 4096, 512): ((128, 64, 64, 4, 4), (64, 64, 64, 4, 4), (128, 128, 64, 8, 3)),
     ("bfloat16", 1024, 1024): ((128, 64, 64, 4, 4), (64, 64, 64, 4, 4), (64, 128, 64, 4, 4)),
     ("bfloat16", 4096, 1024): ((128, 128, 64, 8, 3), (128, 64, 64, 4, 4), (128, 256, 64, 8, 3)),
-    ("tf32", 16384, 512): ((128, 128, 32, 8, 4), (128, 128, 32, 8, 3), (128, 64, 32, 4, 4)),
-    ("tf32", 65536, 256): ((128, 128, 32, 8, 4), (128, 128, 32, 8, 3), (128, 64, 32, 4, 4)),
-    ("tf32", 16384, 1024): ((128, 128, 32, 8, 4), (128, 64, 32, 4, 4)),
-    ("tf32", 2048, 512): ((64, 64, 32, 4, 4), (128, 64, 32, 4, 4)),
 }
 """Kind, batch, columns: rows, columns and terms of a tile, warps and stages."""
 
 
 def tiled(of: tuple[Any, ...], args: tuple[Any, ...], y: Any) -> dict[str, Callable[[], Any]]:
-    """The layer by tiles of each size; in 16 bits also the last step of its gradients."""
+    """The layer by tiles of each size, and the last step of its gradients."""
     from ridgeline.kernels import tuning
     from ridgeline.kernels.cross_layer import config, op
 
@@ -234,12 +231,10 @@ def tiled(of: tuple[Any, ...], args: tuple[Any, ...], y: Any) -> dict[str, Calla
     found = {}
     for ways in TILES[of]:
         with tuning.forced("cross_layer.product", config.Product(*ways)):
-            ends = {"cross": True, "save": False, "turned": False, "rounds": of[0] == "tf32"}
-            layer = op._plan_product(x, weight, x0, x, bias, **ends)
+            layer = op._plan_product(x, weight, x0, x, bias, cross=True, save=False, turned=False)
             found[f"layer {ways}"] = partial(layer, x, weight, x0, x, bias, y, y)
-            if of[0] != "tf32":
-                added = op._plan_product(x, weight, x0, x0, None, cross=False, save=False, turned=True)
-                found[f"add {ways}"] = partial(added, x, weight, x0, x0, None, y, y)
+            added = op._plan_product(x, weight, x0, x0, None, cross=False, save=False, turned=True)
+            found[f"add {ways}"] = partial(added, x, weight, x0, x0, None, y, y)
     return found
 
 
@@ -276,18 +271,16 @@ def tile_rows(end: float, rounds: int) -> Iterator[dict[str, Any]]:
     from ridgeline.kernels.contract import trials
     from ridgeline.kernels.tensorfloat import products_in
 
-    yield from endless_rows()
     trial = trials()["cross_layer"][1]
     for of in TILES:
         if time.perf_counter() > end:
             return
         kind, batch, dim = of
-        case = named(("float32" if kind == "tf32" else kind, batch, dim, 0))
-        args = trial.make(case, torch.device("cuda"), torch.Generator("cuda").manual_seed(1))
+        args = trial.make(named((kind, batch, dim, 0)), torch.device("cuda"), torch.Generator("cuda").manual_seed(1))
         x0, x, weight, _ = args
         y = torch.empty_like(x)
         runs = tiled(of, args, y)
-        with products_in("tf32" if kind == "tf32" else "ieee"):
+        with products_in("ieee"):
             eager = {"layer": partial(trial.eager, *args), "add": partial(torch.addmm, x0, x, weight)}
             wide = [each.double() for each in args]
             meant = {"layer": trial.reference(*wide), "add": torch.addmm(wide[0], wide[1], wide[2])}
@@ -311,10 +304,8 @@ def tile_variants() -> list[Any]:
 
     with collecting() as found:
         for of in TILES:
-            kind, batch, dim = of
-            dtype = torch.float32 if kind == "tf32" else torch.bfloat16
-            x = torch.empty(batch, dim, dtype=dtype, device="meta")
-            tiled(of, (x, x, x.new_empty(dim, dim), x.new_empty(dim)), x)
+            x = torch.empty(*of[1:], dtype=getattr(torch, of[0]), device="meta")
+            tiled(of, (x, x, x.new_empty(of[2], of[2]), x.new_empty(of[2])), x)
     return list(dict.fromkeys(found))
 
 
@@ -440,7 +431,7 @@ def main() -> None:
     if options.floor:
         to, found = "cross_floor.json.gz", floor_rows(end, options.rounds, options.kinds)
     elif options.tiles:
-        to, found = "cross_tiles.json.gz", tile_rows(end, options.rounds)
+        to, found = "cross_tiles.json.gz", chain(tile_rows(end, options.rounds), endless_rows())
     else:
         to, found = "cross.json.gz", measured(end, options.rounds)
     for row in found:

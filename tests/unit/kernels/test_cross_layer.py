@@ -52,7 +52,7 @@ def test_small_products_and_those_of_other_types_are_left_to_cublas():
     assert not op._halved(on_host, on_host.mT) and not op._halved(on_host.bfloat16(), on_host.bfloat16().mT)
 
 
-@pytest.mark.parametrize(("batch", "dim", "rank"), [(16384, 1024, 0), (16384, 3456, 256), (16384, 1024, 64)])
+@pytest.mark.parametrize(("batch", "dim", "rank"), [(16384, 1024, 0), (16384, 3456, 256), (65536, 1024, 64)])
 def test_float32_products_end_in_what_follows_them(batch, dim, rank):
     """One pass over x0 and x: no other kernel of the layer reads what the product wrote."""
     found = variants_of("cross_layer", [case("float32", batch=batch, dim=dim, rank=rank)])
@@ -69,8 +69,13 @@ def test_what_a_product_ends_in_is_read_in_whole_accesses():
     assert made.num("LDG.E.128") >= 32 and made.num("STG.E.128") == made.num("STG") - 1
 
 
+def test_a_wave_of_large_tiles_is_enough():
+    assert config.product(2048, 1024, 1024, 2).bm == 128 and config.product(2048, 512, 512, 2).bm == 64
+    assert not config.product(16384, 256, 256, 4).bm, "float32 is left to halves and to cuBLAS"
+
+
 def test_stretches_of_a_product_add_up_to_it(monkeypatch):
-    monkeypatch.setattr(op, "_halved", lambda a, b: True)
+    monkeypatch.setattr(op, "_halved", lambda a, b, least: True)
     a, b = torch.randn(2048, 40, dtype=torch.float32), torch.randn(2048, 24)
     assert config.cuts(40, 24, 2048, 132) == 4
     torch.testing.assert_close(op._product(a.mT, b), a.mT @ b, rtol=1e-5, atol=1e-3)

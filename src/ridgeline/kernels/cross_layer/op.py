@@ -14,7 +14,7 @@ from ridgeline.kernels.contract import DTYPES, Case, Primitive, Trial, case, dec
 from ridgeline.kernels.cross_layer import config, kernel, reference, streamed
 from ridgeline.kernels.direct import noting
 from ridgeline.kernels.launcher import INTERPRETING, Blocks, Kernel, Plans, launchable, num_sms, vector_of
-from ridgeline.kernels.matmul.op import MATMUL, ended, ends_fit, pieces_fit, tall_fits
+from ridgeline.kernels.matmul.op import MATMUL, ended, ends_fit, tall_fits
 from ridgeline.kernels.rms_norm.op import plan_reduce
 from ridgeline.kernels.rows import cdiv, clamp, float_reason, template
 from ridgeline.kernels.tensorfloat import products_round
@@ -51,7 +51,7 @@ def _forward(
     if not launchable(x):
         return CROSS_LAYER.on_host(x0, x, weight, bias, down)
     x0, x = x0.contiguous(), x.contiguous()
-    inner = x if down is None else _product(x, down.mT)
+    inner = x if down is None else _product(x, down.mT, least=config.LEAST_FORWARD)
     y, u = _cross(x0, x, inner, weight, bias, save=True)
     return y, u, x.new_empty(0) if down is None else inner
 
@@ -60,23 +60,23 @@ def _infer(x0: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, down: Ten
     if not launchable(x):
         return CROSS_LAYER.on_host(x0, x, weight, bias, down)[0]
     x0, x = x0.contiguous(), x.contiguous()
-    return _cross(x0, x, x if down is None else _product(x, down.mT), weight, bias, save=False)[0]
+    inner = x if down is None else _product(x, down.mT, least=config.LEAST_FORWARD)
+    return _cross(x0, x, inner, weight, bias, save=False)[0]
 
 
 def _cross(x0: Tensor, x: Tensor, a: Tensor, weight: Tensor, bias: Tensor | None, save: bool) -> tuple[Tensor, Tensor]:
     """The product with its epilogue, or cuBLAS and one pass."""
     bias = None if bias is None else bias.contiguous()
-    rounds = x.dtype == torch.float32 and products_round() and not noting()
-    key = (x.shape, a.shape, weight.shape, x.dtype, x0.dtype, weight.dtype, bias is None, save, x.get_device(), rounds,
+    key = (x.shape, a.shape, weight.shape, x.dtype, x0.dtype, weight.dtype, bias is None, save, x.get_device(),
            weight.is_contiguous(), (x0.data_ptr() | x.data_ptr() | a.data_ptr() | weight.data_ptr()) & 15)  # fmt: skip
     if key not in _product_plans:
         CROSS_LAYER.check(x0, x, weight, bias, None if a is x else a.new_empty(a.shape[1], x.shape[1], device="meta"))
-        _product_plans[key] = _plan_product(a, weight, x0, x, bias, cross=True, save=save, turned=False, rounds=rounds)
+        _product_plans[key] = _plan_product(a, weight, x0, x, bias, cross=True, save=save, turned=False)
     run = _product_plans[key]
-    if run is None and _ends(a, weight.mT, x0, x):
+    if run is None and _ends(a, weight.mT, x0, x, least=config.LEAST_FORWARD):
         return ended(a, weight.mT, bias, x0, x, save)
     if run is None:
-        u = _product(a, weight.mT, bias)
+        u = _product(a, weight.mT, bias, config.LEAST_FORWARD)
         return pointwise(u, x0, x), u
     y = torch.empty_like(x)
     u = torch.empty_like(x) if save else y
@@ -99,7 +99,7 @@ def add_product(a: Tensor, weight: Tensor, x: Tensor) -> Tensor:
     return y
 
 
-def _halved(a: Tensor, b: Tensor) -> bool:
+def _halved(a: Tensor, b: Tensor, least: float = config.LEAST_FLOPS) -> bool:
     """Whether a product in float32 is made of halves: as accurate, and twice as fast or more. Not while tracing, where
     the compiler has products of its own, nor where TensorFloat-32 was asked for; nor while a call is noted, so that it
     is not repeated without asking again."""
@@ -107,21 +107,20 @@ def _halved(a: Tensor, b: Tensor) -> bool:
     if not plain or not launchable(a) or noting() or products_round():
         return False
     (m, k), n = a.shape, b.shape[1]
-    return config.is_large(m, n, k) and (config.is_wide(m, n) or pieces_fit(a, b) or tall_fits(a, b))
+    return config.is_large(m, n, k, least) and (config.is_wide(m, n) or tall_fits(a, b))
 
 
-def _ends(a: Tensor, b: Tensor, *more: Tensor) -> bool:
+def _ends(a: Tensor, b: Tensor, *more: Tensor, least: float = config.LEAST_FLOPS) -> bool:
     """Whether a product in float32 is made of halves, and what follows it done in the same pass."""
-    return _halved(a, b) and ends_fit(a, b, *more)
+    return _halved(a, b, least) and ends_fit(a, b, *more)
 
 
-def _product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``a @ b`` (+ ``bias``), by cuBLAS or by halves; a long inner dim in stretches that are added up, which ``matmul``
-    does by itself where results are few."""
-    if not _halved(a, b):
+def _product(a: Tensor, b: Tensor, bias: Tensor | None = None, least: float = config.LEAST_FLOPS) -> Tensor:
+    """``a @ b`` (+ ``bias``), by cuBLAS or by halves; a long inner dim in stretches that are added up."""
+    if not _halved(a, b, least):
         return a @ b if bias is None else torch.addmm(bias, a, b)
-    inner, whole_sums = a.shape[1], bias is not None or pieces_fit(a, b)
-    cuts = 1 if whole_sums else config.cuts(a.shape[0], b.shape[1], inner, num_sms(a.get_device()))
+    inner = a.shape[1]
+    cuts = 1 if bias is not None else config.cuts(a.shape[0], b.shape[1], inner, num_sms(a.get_device()))
     if cuts == 1:
         whole: Tensor = MATMUL(a, b, bias)
         return whole
@@ -130,13 +129,11 @@ def _product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def _plan_product(
-    a: Tensor, weight: Tensor, x0: Tensor, x: Tensor, bias: Tensor | None, *, cross: bool, save: bool, turned: bool,
-    rounds: bool = False,
-) -> Any:  # fmt: skip
-    """The product with what follows it. ``rounds``: float32 is multiplied in TensorFloat-32."""
+    a: Tensor, weight: Tensor, x0: Tensor, x: Tensor, bias: Tensor | None, *, cross: bool, save: bool, turned: bool
+) -> Any:
     (m, k), n = a.shape, x.shape[1]
     sizes = {"m": m, "n": n, "k": k, "dtype": x.dtype, "cross": cross}
-    chosen = tuning.choose("cross_layer.product", sizes, config.product(m, n, k, x.element_size(), rounds))
+    chosen = tuning.choose("cross_layer.product", sizes, config.product(m, n, k, x.element_size()))
     same = {a.dtype, weight.dtype, x0.dtype, x.dtype} | (set() if bias is None else {bias.dtype})
     if not chosen.bm or len(same) > 1 or not weight.is_contiguous():
         return None

@@ -142,20 +142,36 @@ def piece(positions: int, vector: int, accesses: int = 1) -> int:
     return min(32 * vector * accesses, positions & -positions)
 
 
-SHORTEST_BACK, LONGEST_BACK, PIECE_BACK = 5120, 10240, 256
+SHORTEST_BACK, LONGEST_BACK, PIECE_BACK = 2048, 16384, 256
 """Elements of groups whose backward pass is a program's, and what their channels must be multiples of."""
 
 
 def packed_backward(rows: int, length: int, positions: int, sms: int) -> Packed | None:
     """Groups of 16-bit numbers of the backward pass, a program each; None where they are few, short or long.
 
-    With SiLU 64×1280×16×16 45 µs (52 in shares); 64×640×32×32 80 (77). Longer ones in clusters of programs, x and dy in
-    shared memory, lost as they had with dy in registers: 4×512×128×128 76 to 83 (66), 16×512×128×128 274 (219),
-    16×640×64×64 91 (77), 32×320×64×64 89 (78).
+    With SiLU 128×640×16×16 43 µs (63 in shares; on eight warps 50), 64×1280×16×16 44.4 (51.6), 128×320×32×32 75
+    (83), 64×384×32×32 49.6 (51.3), 64×512×32×32 59.4 (62.8), but 64×640×32×32 80 (77) and 256×256×16×16 35.5 (35.1).
+    Longer ones in clusters of programs, x and dy in shared memory, lost as they had with dy in registers:
+    4×512×128×128 76 to 83 (66), 16×512×128×128 274 (219), 16×640×64×64 91 (77), 32×320×64×64 89 (78).
     """
     if rows < 4 * sms or not SHORTEST_BACK < length <= LONGEST_BACK or positions % PIECE_BACK:
         return None
-    return Packed(8, 4, early=True)
+    if length <= 5120:
+        return Packed(4, 8, early=True)
+    return Packed(8, 4 if length <= 12288 else 3, early=True)
+
+
+MOST_UNEVEN = 32
+"""A power of two that divides a channel, up to which pieces of another length are better."""
+
+
+def uneven_piece(positions: int, places: int) -> int:
+    """Elements of a piece that fills more than three quarters of its places where powers of two hardly divide a
+    channel; 0 where there is none. 64×512×28×28 backward: 59 µs in pieces of 784 of 1024, 84 of 16, 66 of 112 of 128;
+    32×320×56×56 72 of 784, 71 of 64."""
+    if positions & -positions > MOST_UNEVEN:
+        return 0
+    return next((n for n in range(places, places * 3 // 4, -8) if positions % n == 0), 0)
 
 
 def accesses(length: int, positions: int, num_warps: int) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -145,9 +146,11 @@ def _streaming(
         if tensors[0].shape[0] > MOST_SAMPLES:
             alone = None
         default = alone or config.whole(rows, length, sms) or default
-    if len(tensors) == 2 and wide == narrow == 2 and tensors[0].shape[0] <= MOST_SAMPLES:
-        sms = num_sms(tensors[0].get_device())
-        default = config.packed_backward(rows, length, positions, sms) or default
+    if len(tensors) == 2 and wide == narrow == 2 and isinstance(default, config.Images):
+        sms, places = num_sms(tensors[0].get_device()), 32 * default.chunks * POINTER_ALIGNMENT_BYTES // wide
+        default = replace(default, step=config.uneven_piece(positions, places))
+        if tensors[0].shape[0] <= MOST_SAMPLES:
+            default = config.packed_backward(rows, length, positions, sms) or default
     sizes = {"groups": rows, "positions": positions, "dtype": tensors[0].dtype}
     chosen: Any = tuning.choose(kernel, sizes, default)
     if isinstance(chosen, (config.Whole, config.Packed, config.Apart)):
@@ -462,7 +465,7 @@ def _trial(call: Any, eager: Any, meant: Any, mistakes: dict[str, Any]) -> Trial
             for sizes in ((1, 2, 2, 1), (2, 6, 5, 3), (2, 64, 16, 32), (1, 320, 33, 32), (1, 128, 96, 4),
                           (4, 160, 128, 32), (10, 96, 96, 4), (16, 512, 32, 64), (24, 320, 56, 32), (90, 128, 28, 16),
                           (6, 320, 64, 32), (1, 320, 64, 32), (9, 320, 64, 32), (8, 512, 64, 32), (4, 320, 128, 32),
-                          (2, 512, 128, 32))
+                          (2, 512, 128, 32), (64, 640, 16, 32), (24, 512, 32, 32))
         ),
         races=(_problem("bfloat16", 8, 320, 64, 32), _problem("bfloat16", 4, 512, 128, 32),
                _problem("float32", 2, 256, 128, 32), _problem("bfloat16", 16, 512, 128, 32),
