@@ -645,6 +645,61 @@ def odd_long() -> Iterator[Sweep]:
         yield Sweep("softmax.forward", "softmax", "fwd", case("bfloat16", rows=rows, cols=cols), tried)
 
 
+def groups_shared() -> Iterator[Sweep]:
+    """GroupNorm forward with all of a share in shared memory: few registers, six programs a multiprocessor."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.group_norm.config import Packed as P
+
+    for batch, channels, side, tried in (
+        (16, 512, 128, (P(8, 6, 16, 8), P(8, 5, 16, 8), P(8, 6, 16, 8, paired=False), P(16, 3, 8, 8), P(8, 3, 8, 16))),
+        (4, 512, 128, (P(8, 6, 16, 8), P(8, 6, 16, 8, paired=False), P(16, 3, 8, 8))),
+        (8, 512, 64, (P(8, 6, 4, 8), P(8, 6, 4, 8, paired=False))),
+        (16, 640, 64, (P(8, 5, 4, 10), P(8, 6, 8, 5))), (8, 320, 128, (P(8, 5, 8, 10), P(8, 6, 16, 5))),
+        (32, 320, 64, (P(16, 2, 1, 10), P(8, 5, 2, 10), P(8, 6, 4, 5))), (32, 320, 56, (P(16, 3, 1, 7), P(8, 6, 2, 7))),
+        (64, 640, 32, (P(8, 5, 1, 10), P(16, 3, 1, 5))), (64, 1280, 16, (P(8, 6, 1, 5), P(8, 8, 1, 5))),
+    ):  # fmt: skip
+        of = case("bfloat16", batch=batch, channels=channels, side=side, groups=32)
+        yield Sweep("group_norm.streamed", "group_norm_silu", "fwd", of, tried)
+        if channels == 512 and side == 128:
+            yield Sweep("group_norm.streamed", "group_norm", "fwd", of, tried[:1] + tried[-1:])
+
+
+def groups_back() -> Iterator[Sweep]:
+    """GroupNorm backward with a group a program, both inputs in shared memory, and the kernel of sums started early.
+    (Clusters of programs were tried, and lost.)"""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.group_norm.config import Images as Im
+    from ridgeline.kernels.group_norm.config import Packed as P
+
+    def step(num: int) -> Im:
+        return Im(4, 4, 3, 4, early=True, step=num)
+
+    late, early = Im(4, 4, 3, 4), Im(4, 4, 3, 4, early=True)
+    for batch, channels, side, tried in (
+        (32, 320, 56, (step(448), step(784), step(224))), (64, 512, 28, (step(112), step(392), step(784))),
+        (32, 512, 40, (step(400), step(800), step(320))),
+        (64, 1280, 16, (P(8, 4, early=True), P(8, 5, early=True))), (128, 320, 32, (P(8, 4, early=True),)),
+        (64, 384, 32, (P(8, 4, early=True), P(8, 3, early=True))), (64, 512, 32, (P(8, 3, early=True),)),
+        (128, 640, 16, (P(4, 8, early=True), P(8, 4, early=True))), (256, 256, 16, (P(2, 16, early=True),)),
+        (4, 512, 128, ()), (16, 512, 128, ()),
+    ):  # fmt: skip
+        of = case("bfloat16", batch=batch, channels=channels, side=side, groups=32)
+        yield Sweep("group_norm.backward_streamed", "group_norm_silu", "bwd", of, (late, early, *tried))
+        if channels in (1280, 384):
+            yield Sweep("group_norm.backward_streamed", "group_norm", "bwd", of, (late, early, *tried))
+
+
+def heads_back() -> Iterator[Sweep]:
+    """Head norms backward on two warps for other types and head dims."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.qk_norm_rope.config import Heads, rows
+
+    for dtype, heads, keys, dim in (("bfloat16", 28, 4, 128), ("float16", 32, 8, 128), ("bfloat16", 32, 8, 64),
+                                    ("bfloat16", 16, 4, 256), ("float32", 32, 8, 128)):  # fmt: skip
+        of = case(dtype, batch=4, seq=4096, heads=heads, keys=keys, dim=dim)
+        yield Sweep("qk_norm_rope.backward", "qk_norm_rope", "bwd", of, (Heads(2, 10, rows(2, dim)),))
+
+
 PARTS: dict[str, Callable[[], Iterator[Sweep]]] = {
     "four_warps": four_warps,
     "quantizing": quantizing,
@@ -673,6 +728,9 @@ PARTS: dict[str, Callable[[], Iterator[Sweep]]] = {
     "middling": middling,
     "misses": misses,
     "odd_long": odd_long,
+    "groups_shared": groups_shared,
+    "groups_back": groups_back,
+    "heads_back": heads_back,
 }
 
 

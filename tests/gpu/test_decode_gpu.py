@@ -137,12 +137,16 @@ def by_clusters():
     launcher.forget_plans()
 
 
+ENDLESS = tuple(
+    case("float32", batch=batch, dim=dim, rank=rank)
+    for batch, dim, rank in ((8192, 1024, 0), (256, 3456, 0), (16383, 512, 0), (16384, 1024, 256))
+)
 JOINED = case("bfloat16", b=1, h=32, k=8, s=12000, d=128, page=16, uneven=False)
 """A call of two kernels, one after the other in the same scratch."""
 
 
 def wanted_variants():
-    found = variants_of("cross_layer", HALVES) + variants_of("paged_attention", [JOINED, *SHORT])
+    found = variants_of("cross_layer", [*HALVES, *ENDLESS]) + variants_of("paged_attention", [JOINED, *SHORT])
     for name, of in EDGES:
         found += variants_of(name, [of])
     with by_the_last():
@@ -361,3 +365,20 @@ def test_tensor_float_32_is_left_to_those_who_ask_for_it():
     assert torch.equal(cross_layer(*args), ours)
     miss = (ours - theirs).abs().max() / ours.abs().max()
     assert 1e-5 < miss < 1e-2
+
+
+@pytest.mark.parametrize("of", ENDLESS, ids=str)
+def test_infinities_in_float32_cross_layers_are_what_pytorch_makes_of_them(of):
+    """By halves, in tiles for few rows and in pieces; a NaN that the device made is one of nothing but ones."""
+    trial = trials()["cross_layer"][1]
+    args = trial.make(of, torch.device("cuda"), torch.Generator("cuda").manual_seed(1))
+    args[1][5, 3], args[1][7, 1], args[1][11, 2] = float("inf"), float("inf"), -float("inf")
+    args[1][9, 4] = torch.zeros((), device="cuda") / 0.0
+    args[2][17, :4] = 0.0
+    found, meant = trial.call(*args), trial.eager(*args)
+    assert torch.equal(found.isnan(), meant.isnan()) and int(found.isnan().sum()) > 100
+    assert torch.equal(found[found.isinf()], meant[meant.isinf()]) and (of["rank"] or int(found.isinf().sum()) > 100)
+    leaves = [each.clone().requires_grad_() for each in args]
+    ours, theirs = (torch.autograd.grad(call(*leaves).sum(), leaves) for call in (trial.call, trial.eager))
+    for a, b in zip(ours, theirs, strict=True):
+        assert torch.equal(a.isnan(), b.isnan()) and torch.equal(a.isinf(), b.isinf())

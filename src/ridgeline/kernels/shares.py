@@ -61,7 +61,10 @@ def cut(
     cols = cols + vector - 1 if shifted else cols
     block = 32 * chosen.num_warps * vector
     step = piece or vector
-    fewest = cdiv(cols, chosen.chunks * block)
+    room = chosen.chunks * block
+    if piece & (piece - 1):  # places are powers of two
+        room = room // power_of_two(piece) * piece
+    fewest = cdiv(cols, room)
     shares = clamp(programs // rows, fewest, max(fewest, cdiv(cols, block)))
     length = cdiv(cdiv(cols, shares), step) * step
     shares = cdiv(cols, length)
@@ -101,7 +104,7 @@ def bind(
             "LAG": chosen.lag if found.shares > 1 else 0,
             "SHARES": max(32, power_of_two(found.shares)),
             "CHUNKS": chunks,
-            "BLOCK": found.block,
+            "BLOCK": power_of_two(found.block),
             "SLOTS": chosen.slots,
             "VECTOR": found.vector,
         },

@@ -243,6 +243,7 @@ FORCED["grouped_convolution"] = [{"grouped_convolution": grouped.Tile(16, 1, 1)}
 CASES["matmul"] = [
     case("float32", m=40, n=33, k=300, bias=True),
     case("float32", m=20, n=40, k=270, turned=True, positive=True),
+    case("float32", m=40, n=33, k=600, turned=True),
     case("float32", m=16, n=20, k=256, z=2),
     case("float32", m=16, n=24, k=256, z=2, cut=True),
     case("float32", m=17, n=20, k=256, z=2, cut=True, weight=True),
@@ -466,6 +467,38 @@ if len(sys.argv) == 1 or "extreme" in sys.argv[1:]:
             values = x.amax(1) if largest else x.amin(1)
             torch.testing.assert_close(extreme(x, 1, largest), values, rtol=0, atol=0, equal_nan=True)
     print("places, all right")
+
+if len(sys.argv) == 1 or "endless" in sys.argv[1:]:
+    from ridgeline.kernels import matmul as product_of
+    from ridgeline.kernels.matmul.op import ended
+
+    torch.manual_seed(3)
+    ones = torch.tensor([-1, 0x7FFFFFFF], dtype=torch.int32).view(torch.float32)  # the NaN that a GPU makes, and −NaN
+    with ExitStack() as stack:
+        for name, forced in FORCED["matmul"][0].items():
+            stack.enter_context(tuning.forced(name, forced))
+        for m, n, k, z in ((40, 33, 300, 0), (20, 40, 70, 0), (45, 17, 70, 0), (20, 17, 4200, 0), (20, 24, 256, 2)):
+            shape = (z,) if z else ()
+            a, b = torch.randn(*shape, m, k), torch.randn(*shape, k, n)
+            b[..., 5, :3] = 0.0  # an infinity times nothing
+            a[..., 3, 5], a[..., 9, 7], a[..., 11, [2, 6]] = float("inf"), -float("inf"), float("inf")
+            a[..., 13, 1], a[..., 15, 8], b[..., 4, 10], b[..., 9, 12] = *ones, float("inf"), -float("inf")
+            a[..., 17, :], a[..., 17, 3], a[..., 18, 4] = 1e-30, float("inf"), 0.0
+            for bias in (None, torch.randn(n)) if not z else (None,):
+                found = product_of(a, b.mT.contiguous().mT if k == 70 else b, bias)
+                meant = (a.double() @ b.double() + (0.0 if bias is None else bias)).float()
+                torch.testing.assert_close(found, meant, rtol=2e-5, atol=1e-4, equal_nan=True)
+                assert int(found.isinf().sum()) > 20 < int(found.isnan().sum())
+                if k != 300:
+                    continue
+                by, more = torch.randn(m, n), torch.randn(m, n)
+                by[3, 8], by[20, 9], more[21, 9] = 0.0, float("inf"), -float("inf")
+                for found, u in (ended(a, b, bias, by, more, True), ended(a, b, bias, by, more)):
+                    torch.testing.assert_close(found, by * meant + more, rtol=2e-5, atol=1e-4, equal_nan=True)
+                    assert u is found or torch.equal(u.isinf(), meant.isinf())
+                torch.testing.assert_close(ended(a, b, bias, None, more)[0], meant + more, rtol=2e-5, atol=1e-4,
+                                           equal_nan=True)  # fmt: skip
+    print("infinities, all right")
 
 if len(sys.argv) == 1 or "attend" in sys.argv[1:]:
     from ridgeline.kernels.matmul.attend import attend

@@ -142,6 +142,26 @@ def test_group_norm_of_large_images_reads_them_once():
     assert "group_norm_streamed" not in odd, "no access of 63 x 65 positions ends where a channel does"
 
 
+def test_short_groups_backward_leave_room_for_four_programs():
+    weight = torch.ones(1280, dtype=torch.bfloat16, device="meta")
+    found = variants(lambda x: kernels.group_norm(x, 32, weight, weight, silu=True), (64, 1280, 16, 16))
+    packed = found["group_norm_backward_packed"]
+    made = facts(packed)
+    assert made.num_spills == 0 and made.num_registers <= 64 and 4 * made.shared_bytes <= 227 * 1024
+    assert made.num("LDGSTS.E.BYPASS.128") == made.num("LDGSTS") == 2 * dict(packed.constants)["CHUNKS"]
+
+
+def test_channels_that_powers_of_two_hardly_divide_have_pieces_of_their_own():
+    weight = torch.ones(512, dtype=torch.bfloat16, device="meta")
+    found = variants(lambda x: kernels.group_norm(x, 32, weight, weight, silu=True), (64, 512, 28, 28))
+    streamed = found["group_norm_backward_streamed"]
+    constants, made = dict(streamed.constants), facts(streamed)
+    assert (constants["STEP"], constants["BLOCK"]) == (784, 1024)
+    assert made.num_spills == 0 and made.num("LDGSTS.E.BYPASS.128") == made.num("LDGSTS") > 0
+    even = variants(lambda x: kernels.group_norm(x, 2, weight, weight), (8, 512, 56, 56))
+    assert dict(even["group_norm_backward_streamed"].constants)["STEP"] == 64
+
+
 def test_silu_behind_group_norm_is_computed_once_an_element_and_without_divisions():
     weight = torch.ones(512, dtype=torch.bfloat16, device="meta")
     found = variants(lambda x: kernels.group_norm(x, 32, weight, weight, silu=True), (4, 512, 256, 256))

@@ -45,15 +45,37 @@ def test_a_long_inner_dim_is_cut_into_equal_stretches(m, n, k):
 
 
 def test_small_products_and_those_of_other_types_are_left_to_cublas():
-    assert config.by_halves(16384, 1024, 1024) and not config.by_halves(4096, 256, 256)
-    assert not config.by_halves(256, 256, 65536), "each number that is taken apart meets too few others"
-    assert not config.by_halves(1 << 20, 4096, 64), "short sums are not worth taking apart"
+    assert config.is_large(16384, 1024, 1024) and not config.is_large(4096, 256, 256)
+    assert not config.is_large(1 << 24, 4096, 16), "float32 itself is more accurate for a few terms"
+    assert not config.is_wide(256, 256), "each number that is taken apart meets too few others"
     on_host = torch.empty(16384, 1024)
     assert not op._halved(on_host, on_host.mT) and not op._halved(on_host.bfloat16(), on_host.bfloat16().mT)
 
 
+@pytest.mark.parametrize(("batch", "dim", "rank"), [(16384, 1024, 0), (16384, 3456, 256), (65536, 1024, 64)])
+def test_float32_products_end_in_what_follows_them(batch, dim, rank):
+    """One pass over x0 and x: no other kernel of the layer reads what the product wrote."""
+    found = variants_of("cross_layer", [case("float32", batch=batch, dim=dim, rank=rank)])
+    assert not [v for v in found if v.kernel == "cross_pointwise"]
+    ends = [dict(v.constants) for v in found if v.kernel == "matmul_halves"]
+    assert any(end["BY"] and end["MORE"] and end["SAVE"] for end in ends)
+    assert any(end["MORE"] and not end["BY"] for end in ends), "and a gradient is added in the product that follows it"
+
+
+def test_what_a_product_ends_in_is_read_in_whole_accesses():
+    found = variants_of("cross_layer", [case("float32", batch=16384, dim=1024, rank=0)])
+    variant = next(v for v in found if v.kernel == "matmul_halves" and dict(v.constants)["SAVE"])
+    made = facts_of(launcher.kernel(variant.kernel).function, variant)
+    assert made.num("LDG.E.128") >= 32 and made.num("STG.E.128") == made.num("STG") - 1
+
+
+def test_a_wave_of_large_tiles_is_enough():
+    assert config.product(2048, 1024, 1024, 2).bm == 128 and config.product(2048, 512, 512, 2).bm == 64
+    assert not config.product(16384, 256, 256, 4).bm, "float32 is left to halves and to cuBLAS"
+
+
 def test_stretches_of_a_product_add_up_to_it(monkeypatch):
-    monkeypatch.setattr(op, "_halved", lambda a, b: True)
+    monkeypatch.setattr(op, "_halved", lambda a, b, least: True)
     a, b = torch.randn(2048, 40, dtype=torch.float32), torch.randn(2048, 24)
     assert config.cuts(40, 24, 2048, 132) == 4
     torch.testing.assert_close(op._product(a.mT, b), a.mT @ b, rtol=1e-5, atol=1e-3)

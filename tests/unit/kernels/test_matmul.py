@@ -68,7 +68,7 @@ def test_sums_of_one_block_leave_room_for_a_second_program(k):
     made = facts_of(launcher.kernel("matmul_halves").function, found)
     assert dict(found.constants)["SHORT"] and made.num_spills == 0
     assert made.num_registers <= 128 and 2 * made.shared_bytes <= 227 * 1024
-    assert made.num("STG.E.128") == made.num("STG")
+    assert made.num("STG.E.128") == made.num("STG") - 1, "besides, whether the tile has NaN"
 
 
 @pytest.mark.parametrize("n", [32, 48])

@@ -12,6 +12,7 @@ from ridgeline.kernels import shares, variants
 from ridgeline.kernels.compiler import facts_of
 from ridgeline.kernels.contract import case
 from ridgeline.kernels.launcher import kernel
+from ridgeline.kernels.rows import power_of_two
 from ridgeline.kernels.shares import Streamed
 from ridgeline.kernels.softmax import config as softmax
 
@@ -39,6 +40,14 @@ def test_shares_cover_a_row_and_their_programs_fit_on_the_device(chosen, rows, c
     assert 1 <= found.groups <= rows and found.groups * found.shares <= chosen.programs_per_sm * 132
     assert found.length % (piece or vector) == 0
     assert not shifted or found.groups == rows or found.groups % vector == 0, "a program's rows start alike"
+
+
+@pytest.mark.parametrize(("cols", "piece"), [(31360, 448), (31360, 784), (12544, 112), (25600, 400), (12544, 392)])
+def test_pieces_that_are_no_power_of_two_fit_into_places_that_are(cols, piece):
+    found = shares.cut(Streamed(4, 4, 3, 4), 1024, cols, NOWHERE, vector=8, piece=piece)
+    num = -(-found.length // piece)
+    assert found.block == piece and found.length == num * piece and found.length * found.shares >= cols
+    assert power_of_two(num) * power_of_two(piece) <= 4 * 4 * 32 * 8, "what a share has room for"
 
 
 def test_one_long_row_is_the_work_of_many_programs():

@@ -10,6 +10,10 @@ LONGEST_FUSED = 1024
 """Inner dims up to here are multiplied by our kernel: what its epilogue saves is more than cuBLAS's lead."""
 
 
+LEAST_TILES = 100
+"""Of 128×128, which have a multiprocessor each."""
+
+
 @dataclass(frozen=True, slots=True)
 class Product:
     """Tile of the result and step along the inner dim; no tile: cuBLAS multiplies and one pass follows."""
@@ -41,14 +45,17 @@ class Pass:
 
 
 def product(m: int, n: int, k: int, itemsize: int) -> Product:
-    """128×128 tiles on eight warps, 64 of the inner dim three deep.
+    """128×128 tiles on eight warps, 64 of the inner dim three deep; smaller ones where these are less than most of the
+    multiprocessors.
 
     16384×512×512: 29.2 µs, 30.5 on four warps, 33 with tiles of 128×256, 37 of 128×64, 39 for cuBLAS and a pass; what
-    the epilogue reads asked for before the product: 36.
+    the epilogue reads asked for before the product: 36. 4096×1024² 23.6 in 256 tiles, 2048×1024² 22.1 in 512 small
+    ones: 128 large ones have a multiprocessor each, and were not timed. In float32 with TensorFloat-32 16384×256² 29.6
+    (cuBLAS and a pass 34.7), but 16384×1024² 200 (167), and nobody compared its rounding: left to cuBLAS.
     """
     if itemsize != 2 or k > LONGEST_FUSED or k < 16:
         return Product(0, 0, 0, 0, 0)
-    if cdiv(m, 128) * cdiv(n, 128) < 132:
+    if cdiv(m, 128) * cdiv(n, 128) < LEAST_TILES:
         return Product(64, 64, 64, 4, 4)
     return Product(128, 128, 64, 8, 3)
 
@@ -82,16 +89,21 @@ def resident(m: int, n: int, k: int, itemsize: int) -> Resident:
     return Resident(6, 1) if n > 512 and k > 128 else Resident(4, 2)
 
 
-LEAST_FLOPS, LEAST_INNER, LEAST_OUTER = 4e9, 256, 200
-"""Of float32 products that are made of halves on the tensor cores: 16384×1024² 314 µs with the rest of the layer (770
-by cuBLAS), 4096×1024² 90 (198), 65536×256² 251 (272), but 4096×256² 28 (27), and the gradients of 65536×256² 542 (528),
-whose weight's is 256×256."""
+LEAST_FLOPS, LEAST_FORWARD, LEAST_INNER, LEAST_OUTER = 4e9, 2e9, 32, 200
+"""Of float32 products that are made of halves on the tensor cores, backward and forward: with the rest of the layer
+16384×1024² takes 309 µs (770 by cuBLAS), 65536×256² 174 (272), 16384×256² 57 (70), 16384×1024 of rank 64 184 (206), but
+4096×256² 28 (27). Four products backward of 2048×3456 of rank 256 take the host longer than the device: 529 (449).
+A weight's gradient of 256×256 by pieces of long sums lost to cuBLAS, of 512×512 to halves (419 and 344, all of it)."""
 
 
-def by_halves(m: int, n: int, k: int) -> bool:
-    """Whether a float32 product of [m, k] and [k, n] is large enough to be taken apart first: each factor is read
-    for as many products as the other has rows or columns."""
-    return 2.0 * m * n * k >= LEAST_FLOPS and k >= LEAST_INNER and m * n >= LEAST_OUTER * (m + n)
+def is_large(m: int, n: int, k: int, least: float = LEAST_FLOPS) -> bool:
+    """Whether a float32 product of [m, k] and [k, n] is worth the launches of halves."""
+    return 2.0 * m * n * k >= least and k >= LEAST_INNER
+
+
+def is_wide(m: int, n: int) -> bool:
+    """Whether taking factors apart first pays: each is read for as many products as the other has rows or columns."""
+    return m * n >= LEAST_OUTER * (m + n)
 
 
 def cuts(m: int, n: int, k: int, num_sms: int) -> int:

@@ -14,7 +14,7 @@ from ridgeline.kernels.contract import DTYPES, Case, Primitive, Trial, case, dec
 from ridgeline.kernels.cross_layer import config, kernel, reference, streamed
 from ridgeline.kernels.direct import noting
 from ridgeline.kernels.launcher import INTERPRETING, Blocks, Kernel, Plans, launchable, num_sms, vector_of
-from ridgeline.kernels.matmul.op import MATMUL
+from ridgeline.kernels.matmul.op import MATMUL, ended, ends_fit, tall_fits
 from ridgeline.kernels.rms_norm.op import plan_reduce
 from ridgeline.kernels.rows import cdiv, clamp, float_reason, template
 from ridgeline.kernels.tensorfloat import products_round
@@ -35,8 +35,7 @@ def cross_layer(
     """``x0 * (x @ weight.T + bias) + x``, all [B, D]; with ``down`` [r, D] and ``weight`` [D, r] the low-rank form.
 
     The first layer of a cross network has ``x0`` for both; gradients of the two add up as autograd adds them. Large
-    products in float32 are made of halves (see ``matmul``), unless TensorFloat-32 is allowed: as accurate as float32,
-    but an infinity makes its row NaN.
+    products in float32 are made of halves (see ``matmul``), unless TensorFloat-32 is allowed: as accurate as float32.
     """
     x0, x, weight = narrowed(x0, x, weight)
     bias, down = (None if each is None else narrowed(each)[0] for each in (bias, down))
@@ -52,7 +51,7 @@ def _forward(
     if not launchable(x):
         return CROSS_LAYER.on_host(x0, x, weight, bias, down)
     x0, x = x0.contiguous(), x.contiguous()
-    inner = x if down is None else _product(x, down.mT)
+    inner = x if down is None else _product(x, down.mT, least=config.LEAST_FORWARD)
     y, u = _cross(x0, x, inner, weight, bias, save=True)
     return y, u, x.new_empty(0) if down is None else inner
 
@@ -61,7 +60,8 @@ def _infer(x0: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, down: Ten
     if not launchable(x):
         return CROSS_LAYER.on_host(x0, x, weight, bias, down)[0]
     x0, x = x0.contiguous(), x.contiguous()
-    return _cross(x0, x, x if down is None else _product(x, down.mT), weight, bias, save=False)[0]
+    inner = x if down is None else _product(x, down.mT, least=config.LEAST_FORWARD)
+    return _cross(x0, x, inner, weight, bias, save=False)[0]
 
 
 def _cross(x0: Tensor, x: Tensor, a: Tensor, weight: Tensor, bias: Tensor | None, save: bool) -> tuple[Tensor, Tensor]:
@@ -73,8 +73,10 @@ def _cross(x0: Tensor, x: Tensor, a: Tensor, weight: Tensor, bias: Tensor | None
         CROSS_LAYER.check(x0, x, weight, bias, None if a is x else a.new_empty(a.shape[1], x.shape[1], device="meta"))
         _product_plans[key] = _plan_product(a, weight, x0, x, bias, cross=True, save=save, turned=False)
     run = _product_plans[key]
+    if run is None and _ends(a, weight.mT, x0, x, least=config.LEAST_FORWARD):
+        return ended(a, weight.mT, bias, x0, x, save)
     if run is None:
-        u = _product(a, weight.mT, bias)
+        u = _product(a, weight.mT, bias, config.LEAST_FORWARD)
         return pointwise(u, x0, x), u
     y = torch.empty_like(x)
     u = torch.empty_like(x) if save else y
@@ -97,19 +99,25 @@ def add_product(a: Tensor, weight: Tensor, x: Tensor) -> Tensor:
     return y
 
 
-def _halved(a: Tensor, b: Tensor) -> bool:
+def _halved(a: Tensor, b: Tensor, least: float = config.LEAST_FLOPS) -> bool:
     """Whether a product in float32 is made of halves: as accurate, and twice as fast or more. Not while tracing, where
     the compiler has products of its own, nor where TensorFloat-32 was asked for; nor while a call is noted, so that it
     is not repeated without asking again."""
     plain = type(a) in (Tensor, torch.nn.Parameter) and a.dtype == b.dtype == torch.float32 and not INTERPRETING
     if not plain or not launchable(a) or noting() or products_round():
         return False
-    return config.by_halves(a.shape[0], b.shape[1], a.shape[1])
+    (m, k), n = a.shape, b.shape[1]
+    return config.is_large(m, n, k, least) and (config.is_wide(m, n) or tall_fits(a, b))
 
 
-def _product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+def _ends(a: Tensor, b: Tensor, *more: Tensor, least: float = config.LEAST_FLOPS) -> bool:
+    """Whether a product in float32 is made of halves, and what follows it done in the same pass."""
+    return _halved(a, b, least) and ends_fit(a, b, *more)
+
+
+def _product(a: Tensor, b: Tensor, bias: Tensor | None = None, least: float = config.LEAST_FLOPS) -> Tensor:
     """``a @ b`` (+ ``bias``), by cuBLAS or by halves; a long inner dim in stretches that are added up."""
-    if not _halved(a, b):
+    if not _halved(a, b, least):
         return a @ b if bias is None else torch.addmm(bias, a, b)
     inner = a.shape[1]
     cuts = 1 if bias is not None else config.cuts(a.shape[0], b.shape[1], inner, num_sms(a.get_device()))
@@ -273,6 +281,8 @@ def _added(a: Tensor, weight: Tensor, x: Tensor) -> Tensor:
     if a.dtype != torch.float32:
         found: Tensor = ADD_PRODUCT(a, weight, x)
         return found
+    if _ends(a, weight, x):
+        return ended(a, weight, None, None, x)[0]
     return _product(a, weight).add_(x) if _halved(a, weight) else torch.addmm(x, a, weight)
 
 

@@ -33,11 +33,14 @@ def default(groups: int, length: int, positions: int, sms: int) -> Groups:
 @dataclass(frozen=True, slots=True)
 class Images(Streamed):
     """A piece of a channel is at most so many accesses of a lane long, and sums are made a piece; whether the gradient
-    before the activation is kept in shared memory or computed twice; whether two sigmoids share an inverse."""
+    before the activation is kept in shared memory or computed twice; whether two sigmoids share an inverse; whether the
+    kernel that adds the sums starts while this one ends; elements of a piece, where they are not a power of two."""
 
     accesses: int = 8
     kept: bool = True
     paired: bool = False
+    early: bool = False
+    step: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +57,8 @@ class Whole:
 class Packed:
     """A group of 16-bit numbers a program, or a share of one, two numbers a word, and no next group: its warps, and
     programs of a multiprocessor. ``cluster``: programs that share a group. ``shared``: how many pieces of one wait in
-    shared memory instead of registers. ``reads``: what the L2 is told of what is read.
-    ``paired``: two sigmoids share an inverse."""
+    shared memory instead of registers (backward all do). ``reads``: what the L2 is told of what is read.
+    ``paired``: two sigmoids share an inverse. ``early``: the kernel that adds sums starts while this one ends."""
 
     num_warps: int
     programs_per_sm: int
@@ -63,6 +66,7 @@ class Packed:
     shared: int = 0
     reads: str = ""
     paired: bool = True
+    early: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +130,53 @@ def streamed(num_bytes: int, num_inputs: int, itemsize: int) -> Images | None:
     4×512×128×128: 42 µs, 45 with two programs of eight warps, 49 with one of sixteen, 60 in two reads; backward 63.
     With SiLU 47 (48 with an inverse an element) and 67 (backward nothing is gained by pairs); 16×512×128×128 162 (168)
     and 220, with two programs of eight warps 243; in pieces of one access 56 and 78, with its slope computed twice 81.
+    Sums added by a kernel that starts early: 64.9 (65.7), 216 (219), without SiLU 62.1 (62.9) and 208 (215).
     """
     if num_bytes < STREAMED_BYTES:
         return None
-    return Images(8, 4, 3, 4, paired=itemsize == 2) if num_inputs == 1 else Images(4, 4, 3, 4)
+    return Images(8, 4, 3, 4, paired=itemsize == 2) if num_inputs == 1 else Images(4, 4, 3, 4, early=True)
 
 
 def piece(positions: int, vector: int, accesses: int = 1) -> int:
     """Elements of a piece, which lies in one channel: as many as divide it, of so many accesses of a warp at most."""
     return min(32 * vector * accesses, positions & -positions)
+
+
+SHORTEST_BACK, LONGEST_BACK, PIECE_BACK = 2048, 16384, 256
+"""Elements of groups whose backward pass is a program's, and what their channels must be multiples of."""
+
+
+def packed_backward(rows: int, length: int, positions: int, sms: int) -> Packed | None:
+    """Groups of 16-bit numbers of the backward pass, a program each; None where they are few, short or long.
+
+    With SiLU 128×640×16×16 43 µs (63 in shares; on eight warps 50), 64×1280×16×16 44.4 (51.6), 128×320×32×32 75
+    (83), 64×384×32×32 49.6 (51.3), 64×512×32×32 59.4 (62.8), but 64×640×32×32 80 (77) and 256×256×16×16 35.5 (35.1).
+    Longer ones in clusters of programs, x and dy in shared memory, lost as they had with dy in registers:
+    4×512×128×128 76 to 83 (66), 16×512×128×128 274 (219), 16×640×64×64 91 (77), 32×320×64×64 89 (78).
+    """
+    if rows < 4 * sms or not SHORTEST_BACK < length <= LONGEST_BACK or positions % PIECE_BACK:
+        return None
+    if length <= 5120:
+        return Packed(4, 8, early=True)
+    return Packed(8, 4 if length <= 12288 else 3, early=True)
+
+
+MOST_UNEVEN = 32
+"""A power of two that divides a channel, up to which pieces of another length are better."""
+
+
+def uneven_piece(positions: int, places: int) -> int:
+    """Elements of a piece that fills more than three quarters of its places where powers of two hardly divide a
+    channel; 0 where there is none. 64×512×28×28 backward: 59 µs in pieces of 784 of 1024, 84 of 16, 66 of 112 of 128;
+    32×320×56×56 72 of 784, 71 of 64."""
+    if positions & -positions > MOST_UNEVEN:
+        return 0
+    return next((n for n in range(places, places * 3 // 4, -8) if positions % n == 0), 0)
+
+
+def accesses(length: int, positions: int, num_warps: int) -> tuple[int, int]:
+    """Accesses of a lane in a group of the packed backward pass, and how many of them are a piece, which lies in one
+    channel: the most that divide all of them, and channels."""
+    chunks = cdiv(length, 256 * num_warps)
+    fits = (n for n in range(chunks, 0, -1) if chunks % n == 0 and positions % (256 * n) == 0)
+    return chunks, next(fits)

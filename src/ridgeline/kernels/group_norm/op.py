@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,6 +28,9 @@ _BACKWARD_STREAMED = Kernel(
 _WHOLE = Kernel(streamed.group_norm_whole, vectors=("cols",), loose=("weight_ptr", "bias_ptr", "mean_ptr", "rstd_ptr"))
 _PACKED = Kernel(
     streamed.group_norm_packed, vectors=("length",), loose=("weight_ptr", "bias_ptr", "mean_ptr", "rstd_ptr")
+)
+_BACKWARD_PACKED = Kernel(
+    streamed.group_norm_backward_packed, vectors=("length",), loose=("weight_ptr", "bias_ptr", "mean_ptr", "rstd_ptr")
 )
 _forward_plans, _backward_plans = Plans(), Plans()
 MOST_SAMPLES = 65535
@@ -142,11 +146,18 @@ def _streaming(
         if tensors[0].shape[0] > MOST_SAMPLES:
             alone = None
         default = alone or config.whole(rows, length, sms) or default
+    if len(tensors) == 2 and wide == narrow == 2 and isinstance(default, config.Images):
+        sms, places = num_sms(tensors[0].get_device()), 32 * default.chunks * POINTER_ALIGNMENT_BYTES // wide
+        default = replace(default, step=config.uneven_piece(positions, places))
+        if tensors[0].shape[0] <= MOST_SAMPLES:
+            default = config.packed_backward(rows, length, positions, sms) or default
     sizes = {"groups": rows, "positions": positions, "dtype": tensors[0].dtype}
     chosen: Any = tuning.choose(kernel, sizes, default)
     if isinstance(chosen, (config.Whole, config.Packed, config.Apart)):
         return chosen, None
     on, vector = tensors[0].get_device(), POINTER_ALIGNMENT_BYTES // wide
+    if chosen.step:
+        return chosen, shares.cut(chosen, rows, length, on, vector=vector, piece=chosen.step)
     accesses = power_of_two(min(chosen.accesses, chosen.chunks))
     while True:  # pieces as long as leave every warp one
         piece = config.piece(positions, vector, accesses)
@@ -248,6 +259,8 @@ def _plan_backward_streamed(
     samples, channels, on = x.shape[0], x.shape[1], x.get_device()
     length = channels // groups * positions
     chosen, found = _streaming("group_norm.backward_streamed", (x, dy), samples * groups, length, positions, silu)
+    if isinstance(chosen, config.Packed):
+        return _plan_backward_packed(chosen, dy, x, groups, weight, bias, stats, silu, positions)
     if found is None:
         return None
     w, b = x if weight is None else weight, x if bias is None else bias
@@ -258,10 +271,17 @@ def _plan_backward_streamed(
     run = shares.bind(
         _BACKWARD_STREAMED, chosen, found, (dy, x, w, b, stats, stats, x, sums), samples * groups, length, numbers,
         {"HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None, "SILU": silu,
-         "PAIRED": silu and chosen.paired, "KEPT": silu and chosen.kept},
+         "PAIRED": silu and chosen.paired, "KEPT": silu and chosen.kept, "EARLY": chosen.early,
+         "STEP": found.block},
         {"device": on, "vector": found.vector},
     )  # fmt: skip
-    reduce = plan_reduce(sums, column, samples * pieces, channels, on, second=column)
+    reduce = plan_reduce(sums, column, samples * pieces, channels, on, second=column, early=chosen.early)
+    return _adding(run, reduce, sums, column, numbers)
+
+
+def _adding(run: Any, reduce: Any, sums: Tensor, column: Tensor, numbers: tuple[float, ...]) -> Any:
+    """A plan whose kernel leaves sums of pieces, which another adds up to the weights' gradients."""
+    _, num, channels = sums.shape
 
     def plan(dy: Tensor, x: Tensor, w: Tensor, b: Tensor, mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         both = torch.empty_like(sums, memory_format=torch.contiguous_format)
@@ -269,10 +289,38 @@ def _plan_backward_streamed(
         dw = torch.empty_like(column, memory_format=torch.contiguous_format)
         db = torch.empty_like(column, memory_format=torch.contiguous_format)
         run(dy, x, w, b, mean, rstd, dx, both, *numbers)
-        reduce(both, dw, db, samples * pieces, channels)
+        reduce(both, dw, db, num, channels)
         return dx, dw, db
 
     return plan
+
+
+def _plan_backward_packed(
+    chosen: config.Packed, dy: Tensor, x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None,
+    stats: Tensor, silu: bool, positions: int,
+) -> Any:  # fmt: skip
+    """The backward pass with a group a program, as many programs as these."""
+    samples, channels, on = x.shape[0], x.shape[1], x.get_device()
+    length = channels // groups * positions
+    w, b = x if weight is None else weight, x if bias is None else bias
+    chunks, per = config.accesses(length, positions, chosen.num_warps)
+    pieces = positions // (256 * per)
+    sums = template((2, samples * pieces, channels), torch.float32, x.device)
+    column = template((channels,), w.dtype, x.device)
+    numbers = (length, channels // groups, positions, 1 / length)
+    run = _BACKWARD_PACKED.bind(
+        (dy, x, w, b, stats, stats, x, sums, *numbers),
+        grid=(groups, samples),
+        constants={"HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None, "SILU": silu,
+                   "PAIRED": silu and chosen.paired, "CHUNKS": chunks, "PER": per,
+                   "EVEN": length == chunks * 256 * chosen.num_warps, "EARLY": chosen.early},
+        num_warps=chosen.num_warps,
+        max_registers=shares.registers_of(chosen.num_warps, chosen.programs_per_sm),
+        device=on,
+        vector=POINTER_ALIGNMENT_BYTES // x.element_size(),
+    )  # fmt: skip
+    reduce = plan_reduce(sums, column, samples * pieces, channels, on, second=column, early=chosen.early)
+    return _adding(run, reduce, sums, column, numbers)
 
 
 def _choose(x: Tensor, rows: int, length: int, positions: int) -> config.Groups:
@@ -417,7 +465,7 @@ def _trial(call: Any, eager: Any, meant: Any, mistakes: dict[str, Any]) -> Trial
             for sizes in ((1, 2, 2, 1), (2, 6, 5, 3), (2, 64, 16, 32), (1, 320, 33, 32), (1, 128, 96, 4),
                           (4, 160, 128, 32), (10, 96, 96, 4), (16, 512, 32, 64), (24, 320, 56, 32), (90, 128, 28, 16),
                           (6, 320, 64, 32), (1, 320, 64, 32), (9, 320, 64, 32), (8, 512, 64, 32), (4, 320, 128, 32),
-                          (2, 512, 128, 32))
+                          (2, 512, 128, 32), (64, 640, 16, 32), (24, 512, 32, 32))
         ),
         races=(_problem("bfloat16", 8, 320, 64, 32), _problem("bfloat16", 4, 512, 128, 32),
                _problem("float32", 2, 256, 128, 32), _problem("bfloat16", 16, 512, 128, 32),

@@ -19,6 +19,7 @@ from ridgeline.kernels.stream import (
     columns,
     halves,
     join_cluster,
+    let_next_start,
     paired,
     sigmoid,
     sum_of,
@@ -395,6 +396,146 @@ def group_norm_packed(
 
 
 @gluon.jit
+def silu_slopes(low, high, w, b, PAIRED: gl.constexpr):
+    """Slopes of SiLU behind two tiles of normed numbers, a channel a line."""
+    low = low * w + b
+    high = high * w + b
+    if PAIRED:
+        s, t = two_sigmoids(low, high)
+    else:
+        s = sigmoid(low, False)
+        t = sigmoid(high, False)
+    return s + s * (low - low * s), t + t * (high - high * t)
+
+
+@gluon.jit
+def group_norm_backward_packed(
+    dy_ptr,  # [N, G, length] of 16 bits, as x
+    x_ptr,
+    weight_ptr,  # [C]
+    bias_ptr,
+    mean_ptr,  # [N·G]
+    rstd_ptr,
+    dx_ptr,
+    sums_ptr,  # [2, N·pieces of a channel, C] fp32: of dy·normed and of dy
+    length,  # of a group
+    per_group,
+    positions,  # a multiple of a piece
+    inverse,  # of the length
+    HAS_WEIGHT: gl.constexpr,
+    HAS_BIAS: gl.constexpr,
+    SILU: gl.constexpr,
+    PAIRED: gl.constexpr,
+    CHUNKS: gl.constexpr,  # accesses of a lane; a warp's are one stretch
+    PER: gl.constexpr,  # of which so many are a piece, which lies in one channel
+    EVEN: gl.constexpr,  # every warp has all of its pieces
+    EARLY: gl.constexpr,  # the sums are added by a kernel that starts while this one ends
+):
+    """A group a program and no next one. x and dy wait in shared memory, so that programs need few registers and many
+    share a multiprocessor; the gradient before the activation takes dy's place, in its type, as PyTorch has it. Sums of
+    pieces are what the weights' gradients are made of."""
+    NUM_WARPS: gl.constexpr = gl.num_warps()
+    BF16: gl.constexpr = x_ptr.dtype.element_ty == gl.bfloat16
+    L: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [NUM_WARPS, 1], [1, 0])  # warps, words of one
+    PIECE: gl.constexpr = PER * 256
+    member = gl.program_id(0)
+    groups = gl.num_programs(0)
+    sample = gl.program_id(1)
+    row = sample * groups + member
+    warp = gl.arange(0, NUM_WARPS, gl.SliceLayout(1, L)) * (CHUNKS * 256)
+    c = (warp // 2)[:, None] + gl.arange(0, 128, gl.SliceLayout(0, L))[None, :]
+    own = warp[:, None] + gl.zeros([NUM_WARPS, 128], gl.int32, L)
+    start = row.to(gl.int64) * length // 8 * 4
+    x_at = x_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + start + c
+    dy_at = dy_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + start + c
+    dx_at = dx_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + start + c
+    places = ()
+    for i in gl.static_range(CHUNKS):
+        place = gl.allocate_shared_memory(gl.int32, [NUM_WARPS, 128], PLAIN)
+        other = gl.allocate_shared_memory(gl.int32, [NUM_WARPS, 128], PLAIN)
+        if EVEN:
+            async_copy.async_copy_global_to_shared(place, x_at + i * 128)
+            async_copy.async_copy_global_to_shared(other, dy_at + i * 128)
+        else:
+            there = own < length - i * 256
+            async_copy.async_copy_global_to_shared(place, x_at + i * 128, mask=there)
+            async_copy.async_copy_global_to_shared(other, dy_at + i * 128, mask=there)
+        places = places + (place, other)  # type: ignore[assignment]
+    async_copy.commit_group()
+    mean = gl.load(mean_ptr + row)
+    rstd = gl.load(rstd_ptr + row)
+    pieces = positions // PIECE
+    channels = groups * per_group
+    all_sums = gl.num_programs(1).to(gl.int64) * pieces * channels
+    slopes = gl.zeros([NUM_WARPS], gl.float32, gl.SliceLayout(1, L))
+    shifts = gl.zeros([NUM_WARPS], gl.float32, gl.SliceLayout(1, L))
+    async_copy.wait_group(0)
+    first = warp // positions
+    channel = first
+    piece = (warp - channel * positions) // PIECE
+    begun = piece
+    for j in gl.static_range(CHUNKS // PER):
+        at = member * per_group + gl.minimum(channel, per_group - 1)
+        w = channel_numbers(weight_ptr, at, HAS_WEIGHT, 1.0)
+        b = channel_numbers(bias_ptr, at, HAS_BIAS, 0.0)
+        along = gl.zeros([NUM_WARPS, 128], gl.float32, L)
+        level = gl.zeros([NUM_WARPS, 128], gl.float32, L)
+        for i in gl.static_range(j * PER, (j + 1) * PER):
+            low, high = halves(places[2 * i].load(L), BF16)
+            low = low * rstd - mean * rstd
+            high = high * rstd - mean * rstd
+            dy, more = halves(places[2 * i + 1].load(L), BF16)
+            if SILU:
+                s, t = silu_slopes(low, high, w[:, None], b[:, None], PAIRED)
+                dy *= s
+                more *= t
+                places[2 * i + 1].store(paired(dy, more, BF16))
+            along += dy * low + more * high
+            level += dy + more
+        along_sum = gl.sum(along, axis=1)
+        level_sum = gl.sum(level, axis=1)
+        to = sums_ptr + sample.to(gl.int64) * (pieces * channels) + piece * channels + at
+        gl.store(to, along_sum, mask=warp < length - j * PIECE)
+        gl.store(to + all_sums, level_sum, mask=warp < length - j * PIECE)
+        slopes += along_sum * w
+        shifts += level_sum * w
+        over = piece + 1 == pieces
+        channel += over.to(gl.int32)
+        piece = gl.where(over, 0, piece + 1)
+    let_next_start(EARLY)
+    slope, shift = gl.reduce((slopes, shifts), 0, both_added)
+    by_x = slope * inverse * (rstd * rstd)
+    offset = mean * by_x - shift * inverse * rstd
+    gl.thread_barrier()  # what is read before it is read again behind it: kept, it would take registers
+    channel = first
+    piece = begun
+    for j in gl.static_range(CHUNKS // PER):
+        at = member * per_group + gl.minimum(channel, per_group - 1)
+        scale = (channel_numbers(weight_ptr, at, HAS_WEIGHT, 1.0) * rstd)[:, None]
+        for i in gl.static_range(j * PER, (j + 1) * PER):
+            low, high = halves(places[2 * i].load(L), BF16)
+            dy, more = halves(places[2 * i + 1].load(L), BF16)
+            low = dy * scale + (offset - low * by_x)
+            high = more * scale + (offset - high * by_x)
+            if EVEN:
+                gl.store(dx_at + i * 128, paired(low, high, BF16))
+            else:
+                gl.store(dx_at + i * 128, paired(low, high, BF16), mask=own < length - i * 256)
+        over = piece + 1 == pieces
+        channel += over.to(gl.int32)
+        piece = gl.where(over, 0, piece + 1)
+
+
+@gluon.jit
+def within(c, col, end, STEP: gl.constexpr, BLOCK: gl.constexpr):
+    """What of a share's places is before its end, and not behind the end of a piece."""
+    if STEP < BLOCK:
+        return (c < end) & (col < STEP)
+    else:
+        return c < end
+
+
+@gluon.jit
 def group_norm_backward_streamed(
     dy_ptr,
     x_ptr,
@@ -418,6 +559,8 @@ def group_norm_backward_streamed(
     SILU: gl.constexpr,
     PAIRED: gl.constexpr,
     KEPT: gl.constexpr,  # the gradient before the activation takes dy's place, in dy's type, as PyTorch has it
+    EARLY: gl.constexpr,  # the sums are added by a kernel that starts while this one ends
+    STEP: gl.constexpr,  # elements of a piece, whose place has BLOCK
     MEET: gl.constexpr,
     LAG: gl.constexpr,
     SHARES: gl.constexpr,
@@ -436,19 +579,20 @@ def group_norm_backward_streamed(
     first = share * length
     left = gl.minimum(length, cols - first)
     num_turns = (rows - start + num_groups - 1) // num_groups
-    c = columns(CHUNKS, BLOCK, L)
+    col = gl.arange(0, BLOCK, gl.SliceLayout(0, L))[None, :]
+    c = gl.arange(0, CHUNKS, gl.SliceLayout(1, L))[:, None] * STEP + col
     at = start.to(gl.int64) * cols + first + c
     step = num_groups.to(gl.int64) * cols
     word_row = word_ptr + start.to(gl.int64) * num_shares
     word_step = num_groups.to(gl.int64) * num_shares
-    begins = piece_starts(first, CHUNKS, BLOCK, L)
+    begins = piece_starts(first, CHUNKS, STEP, L)
     real = begins < first + left
     inside = gl.minimum(begins, cols - 1) // positions
-    pieces = positions // BLOCK
-    piece = begins % positions // BLOCK
+    pieces = positions // STEP
+    piece = begins % positions // STEP
     all_sums = (rows // groups).to(gl.int64) * pieces * groups * per_group
     for turn in gl.static_range(SLOTS - LAG):
-        there = c < gl.where(turn < num_turns, left, 0)
+        there = within(c, col, gl.where(turn < num_turns, left, 0), STEP, BLOCK)
         async_copy.async_copy_global_to_shared(x_smem.index(turn), x_ptr + at + turn * step, mask=there)
         async_copy.async_copy_global_to_shared(dy_smem.index(turn), dy_ptr + at + turn * step, mask=there)
         async_copy.commit_group()
@@ -521,9 +665,11 @@ def group_norm_backward_streamed(
         mean = mean_next
         rstd = rstd_next
         member = member_next
-        gl.store(dx_ptr + at + done * step, dx.to(dx_ptr.dtype.element_ty), mask=c < gl.where(done >= 0, left, 0))
+        written = within(c, col, gl.where(done >= 0, left, 0), STEP, BLOCK)
+        gl.store(dx_ptr + at + done * step, dx.to(dx_ptr.dtype.element_ty), mask=written)
         ahead = done + SLOTS
-        there = c < gl.where(ahead < num_turns, left, 0)
+        there = within(c, col, gl.where(ahead < num_turns, left, 0), STEP, BLOCK)
         async_copy.async_copy_global_to_shared(x_smem.index(ahead % SLOTS), x_ptr + at + ahead * step, mask=there)
         async_copy.async_copy_global_to_shared(dy_smem.index(ahead % SLOTS), dy_ptr + at + ahead * step, mask=there)
         async_copy.commit_group()
+    let_next_start(EARLY)

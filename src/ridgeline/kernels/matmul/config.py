@@ -81,6 +81,15 @@ def stretches(m: int, n: int, k: int, chosen: Pieces, num_sms: int) -> tuple[int
     return -(-k // length), length
 
 
+def split(outer: int, k: int, num: int, num_sms: int) -> tuple[int, int]:
+    """Outer indices and terms that a program takes apart at a time where the outer dim is dense: it goes through all
+    terms, twice, so that few programs must have many on their way (a weight's gradient of 1,024 columns has 128
+    programs of 64 columns and sums of 2,048)."""
+    if k < 512:
+        return 64, 32
+    return (64, 128) if num * -(-outer // 64) >= 2 * num_sms else (32, 128)
+
+
 def choose(m: int, n: int, k: int, num_sms: int, num: int = 1) -> Product:
     """Smaller tiles where large ones, of ``num`` products together, would leave processors without work; sums of few
     terms in one block, where small tiles lost (1.55 and 2.07 ms for 32768² results of 32 terms, H200)."""

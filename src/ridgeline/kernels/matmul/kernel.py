@@ -6,6 +6,10 @@ misses less than float32 sums of hundreds of terms do. Tensor cores cut off wher
 thousand times in one direction shows: so a sum is carried there over one block of terms only, and the blocks are added
 by the ordinary units, some of them together before they go into the whole.
 
+An infinity meets the other factor's lower half as well, which may be zero or of the other sign: NaN. No product of
+finite numbers is NaN here: a tile that has one says so (or that a row or column is scaled by infinity), and ``mend``
+multiplies it once more, higher digits alone, which tell which infinity it is, or that it is none, as float32 does.
+
 Where a has few rows, taking b apart beforehand would take longer than the product: there b is read once, as it is, and
 taken apart in registers into two TensorFloat-32 numbers, which need no scaling.
 
@@ -68,7 +72,14 @@ def matmul_split(
         there = (row < filled_outer)[:, None] & (first + col < filled_k)[None, :]
         tl.store(high_ptr + half_at + first * half_ahead, high, mask=there)
         tl.store(low_ptr + half_at + first * half_ahead, low, mask=there)
+    down = tl.where(largest < float("inf"), down, float("inf"))
     tl.store(scale_ptr + z * outer + row, down, mask=row < outer)
+
+
+@triton.jit
+def has_nan(x):
+    """1 if a tile has a NaN, else 0."""
+    return tl.max(tl.max((x != x).to(tl.int32), 1), 0)
 
 
 @triton.jit
@@ -96,6 +107,10 @@ def matmul_halves(
     b_scale_ptr,  # [Z, N]
     bias_ptr,  # [N]
     out_ptr,  # [Z, M, N]
+    nan_ptr,  # [Z, tiles] whether a tile has NaN
+    by_ptr,  # [M, N] what the product is multiplied with, and what is then added to it
+    more_ptr,
+    u_ptr,  # [M, N] the product before that
     m,
     n,
     filled_m,  # sizes filled up with zeros to whole vectors
@@ -117,6 +132,9 @@ def matmul_halves(
     WIDE: tl.constexpr,  # whether rows of the result are whole vectors
     BIAS: tl.constexpr,
     SHORT: tl.constexpr,  # whether all terms are one block
+    BY: tl.constexpr,
+    MORE: tl.constexpr,
+    SAVE: tl.constexpr,
 ):
     """One tile: a block of terms on the tensor cores, blocks added in float32."""
     z = tl.program_id(1).to(tl.int64)
@@ -162,6 +180,9 @@ def matmul_halves(
             a_at += a_ahead
             b_at += b_ahead
         acc += sums
+    rows_endless = tl.load(a_scale_ptr + z * m + row, mask=row < m, other=0.0) == float("inf")
+    cols_endless = tl.load(b_scale_ptr + z * scale_z + col, mask=col < n, other=0.0) == float("inf")
+    endless = tl.maximum(tl.max(rows_endless.to(tl.int32), 0), tl.max(cols_endless.to(tl.int32), 0))
     if WIDE:
         n = n // 8 * 8  # the same number, known to the compiler as a multiple
     acc *= tl.load(a_scale_ptr + z * m + row, mask=row < m, other=0.0)[:, None]
@@ -169,13 +190,92 @@ def matmul_halves(
     if BIAS:
         acc += tl.load(bias_ptr + col, mask=col < n, other=0.0)[None, :]
     real = (row < m)[:, None] & (col < n)[None, :]
-    tl.store(out_ptr + (z * m + row.to(tl.int64))[:, None] * n + col[None, :], acc, mask=real)
+    at = (z * m + row.to(tl.int64))[:, None] * n + col[None, :]
+    if SAVE:
+        tl.store(u_ptr + at, acc, mask=real)
+    if BY:
+        acc *= tl.load(by_ptr + at, mask=real, other=0.0)
+    if MORE:
+        acc += tl.load(more_ptr + at, mask=real, other=0.0)
+    tl.store(out_ptr + at, acc, mask=real)
+    tl.store(nan_ptr + z * tall * wide + tile_m * wide + tile_n, endless)
 
 
 @triton.jit
 def nearest(x):
-    """The nearest number of TensorFloat-32's ten bits."""
+    """The nearest number of TensorFloat-32's ten bits. A NaN of nothing but ones, which is what a GPU makes, becomes
+    zero: what is left of x beside it is still NaN."""
     return ((x.to(tl.int32, bitcast=True) + 0x1000) & -8192).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def nearest_or_nan(x):
+    """The same, and NaN where x is."""
+    return tl.where(x == x, nearest(x), x)
+
+
+@triton.jit
+def matmul_mend(
+    a_ptr,  # Z of [M, K] by strides
+    b_ptr,  # Z of [K, N] by strides
+    bias_ptr,  # [N]
+    out_ptr,  # [Z, M, N]
+    nan_ptr,  # [Z, tiles] whether a tile has NaN
+    by_ptr,  # as the product has them
+    more_ptr,
+    u_ptr,
+    m,
+    n,
+    k,
+    a_z,
+    a_m,
+    a_k,
+    b_z,
+    b_k,
+    b_n,
+    TOLD: tl.constexpr,  # whether tiles say so; else they are looked at
+    BIAS: tl.constexpr,
+    BY: tl.constexpr,
+    MORE: tl.constexpr,
+    SAVE: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """Every NaN is written over by what higher digits alone give. There are none but in a tile that met an infinity or
+    a NaN: what is done for the others is to look."""
+    z = tl.program_id(1).to(tl.int64)
+    wide = tl.cdiv(n, BN)
+    tiles = tl.cdiv(m, BM) * wide
+    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
+        row = (tile // wide * BM + tl.arange(0, BM)).to(tl.int64)
+        col = (tile % wide * BN + tl.arange(0, BN)).to(tl.int64)
+        real = (row < m)[:, None] & (col < n)[None, :]
+        at = (z * m + row)[:, None] * n + col[None, :]
+        if TOLD:
+            bad = tl.load(nan_ptr + z * tiles + tile)
+        else:
+            bad = has_nan(tl.load(out_ptr + at, mask=real, other=0.0))
+        if bad:
+            again = tl.zeros([BM, BN], tl.float32)
+            for first in tl.range(0, k, BK, num_stages=1):
+                term = (first + tl.arange(0, BK)).to(tl.int64)
+                a_at = a_ptr + z * a_z + row[:, None] * a_m + term[None, :] * a_k
+                b_at = b_ptr + z * b_z + term[:, None] * b_k + col[None, :] * b_n
+                a = tl.load(a_at, mask=(row < m)[:, None] & (term < k)[None, :], other=0.0)
+                b = tl.load(b_at, mask=(col < n)[None, :] & (term < k)[:, None], other=0.0)
+                again = tl.dot(nearest_or_nan(a), nearest_or_nan(b), again, input_precision="tf32")
+            if BIAS:
+                again += tl.load(bias_ptr + col, mask=col < n, other=0.0)[None, :]
+            if SAVE:
+                found = tl.load(u_ptr + at, mask=real, other=0.0)
+                tl.store(u_ptr + at, again, mask=real & (found != found))
+            if BY:
+                again *= tl.load(by_ptr + at, mask=real, other=0.0)
+            if MORE:
+                again += tl.load(more_ptr + at, mask=real, other=0.0)
+            found = tl.load(out_ptr + at, mask=real, other=0.0)
+            tl.store(out_ptr + at, again, mask=real & (found != found))
 
 
 @triton.jit
@@ -183,7 +283,7 @@ def matmul_digits(x_ptr, high_ptr, low_ptr, total, BLOCK: tl.constexpr):
     """x as high + low, two TensorFloat-32 numbers of 22 bits together; where high is no number, low is zero."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(x_ptr + at, mask=at < total, other=0.0)
-    high = nearest(x)
+    high = nearest_or_nan(x)
     low = tl.where(tl.abs(high) < float("inf"), x - high, 0.0)
     tl.store(high_ptr + at, high, mask=at < total)
     tl.store(low_ptr + at, nearest(low), mask=at < total)
@@ -196,6 +296,7 @@ def matmul_thin(
     low_ptr,
     bias_ptr,  # [N]
     out_ptr,  # [M, N]
+    nan_ptr,  # [tiles] whether a tile has NaN, by rows of the result
     n,
     k,
     m,
@@ -241,10 +342,13 @@ def matmul_thin(
         if BIAS:
             acc += tl.load(bias_ptr + row, mask=row < m, other=0.0)[None, :]
         tl.store(out_ptr + col.to(tl.int64)[:, None] * m + row[None, :], acc, mask=real)
+        tile = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
     else:
         if BIAS:
             acc += tl.load(bias_ptr + col, mask=col < n, other=0.0)[:, None]
         tl.store(out_ptr + row.to(tl.int64)[None, :] * n + col[:, None], acc, mask=real)
+        tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+    tl.store(nan_ptr + tile, has_nan(acc))
 
 
 @triton.jit
@@ -353,7 +457,7 @@ def attention_digits(
     q_at = q_ptr + batch * q_b + head * q_h + row.to(tl.int64)[:, None] * q_l + d[None, :]
     q = tl.load(q_at, mask=(row < length)[:, None] & (d < D)[None, :], other=0.0) * scale
     q_high = nearest(q)
-    q_low = nearest(q - q_high)
+    q_low = nearest_or_nan(q - q_high)
     k_at = k_ptr + batch * k_b + head * k_h + n.to(tl.int64)[None, :] * k_l + d[:, None]
     v_at = v_ptr + batch * v_b + head * v_h + n.to(tl.int64)[:, None] * v_l + d[None, :]
     acc = tl.zeros([BM, BD], tl.float32)
@@ -363,7 +467,7 @@ def attention_digits(
     for first in range(0, last, BN):
         k = tl.load(k_at, mask=(first + n < keys)[None, :] & (d < D)[:, None], other=0.0)
         k_high = nearest(k)
-        score = three_products(q_high, q_low, k_high, nearest(k - k_high))
+        score = three_products(q_high, q_low, k_high, nearest_or_nan(k - k_high))
         seen = (first + n < keys)[None, :]
         if CAUSAL:
             seen = seen & (first + n[None, :] <= row[:, None])
@@ -375,7 +479,7 @@ def attention_digits(
         v = tl.load(v_at, mask=(first + n < keys)[:, None] & (d < D)[None, :], other=0.0)
         v_high = nearest(v)
         w_high = nearest(weight)
-        acc = acc * fade[:, None] + three_products(w_high, nearest(weight - w_high), v_high, nearest(v - v_high))
+        acc = acc * fade[:, None] + three_products(w_high, nearest(weight - w_high), v_high, nearest_or_nan(v - v_high))
         top = higher
         k_at += BN * k_l.to(tl.int64)
         v_at += BN * v_l.to(tl.int64)

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels import tuning
+from ridgeline.kernels.compiler import POINTER_ALIGNMENT_BYTES
 from ridgeline.kernels.contract import Case, Trial, case, declare
 from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms, vector_of
 from ridgeline.kernels.matmul import config, kernel, reference
-from ridgeline.kernels.rows import cdiv, power_of_two
+from ridgeline.kernels.rows import cdiv, clamp, power_of_two
 
 _SPLIT = Kernel(
     kernel.matmul_split,
@@ -21,10 +22,13 @@ _SPLIT = Kernel(
 _HALVES = Kernel(
     kernel.matmul_halves,
     vectors=("filled_m", "filled_n", "k", "a_z", "a_step", "b_z", "b_step"),
-    loose=("a_scale_ptr", "b_scale_ptr", "bias_ptr"),
+    loose=("a_scale_ptr", "b_scale_ptr", "bias_ptr", "nan_ptr"),
 )
 _DIGITS = Kernel(kernel.matmul_digits, loose=("x_ptr",))
-_THIN = Kernel(kernel.matmul_thin, vectors=("n", "k"), loose=("bias_ptr",))
+_THIN = Kernel(kernel.matmul_thin, vectors=("n", "k"), loose=("bias_ptr", "nan_ptr"))
+_MEND = Kernel(
+    kernel.matmul_mend, loose=("a_ptr", "b_ptr", "bias_ptr", "nan_ptr", "by_ptr", "more_ptr", "u_ptr")
+)
 _PIECES = Kernel(kernel.matmul_pieces, vectors=("m", "n", "k", "a_step", "b_step", "length"))
 _DIGITS_BLOCK = 1024
 _plans = Plans()
@@ -37,8 +41,8 @@ FILL = 8
 def matmul(input: Tensor, other: Tensor, bias: Tensor | None = None) -> Tensor:
     """``input @ other`` (+ ``bias``) for float32, without gradients: [..., M, K] @ [K, N], or [Z, M, K] @ [Z, K, N].
 
-    Factors are split into halves that the tensor cores multiply; see the kernel for why that is as accurate. A row
-    or column with an infinity gives NaN where float32 might give an infinity.
+    Factors are split into halves that the tensor cores multiply; see the kernel for why that is as accurate, and how
+    infinities and NaN come out as float32 has them.
     """
     return MATMUL(input, other, bias)
 
@@ -83,6 +87,37 @@ def tall_fits(a: Tensor, b: Tensor) -> bool:
     return narrow and a.is_contiguous() and a.shape[:-1].numel() >= config.LEAST_TALL_ROWS
 
 
+PLAIN = {"BY": False, "MORE": False, "SAVE": False}
+"""A product that ends as it is."""
+
+
+class _Mend:
+    """The look at a product's tiles for NaN, which an infinity makes of halves: what has one is computed once more."""
+
+    def __init__(
+        self, a: Tensor, b: Tensor, bias: Tensor | None, rows: int, cols: int, told: bool = True, end: Any = PLAIN
+    ) -> None:
+        self.device, (num, m, k), n = a.get_device(), a.shape, b.shape[2]
+        tiles = cdiv(m, rows) * cdiv(n, cols)
+        self.nans = (num, tiles) if told else (1,)
+        strides = (a.stride(0), a.stride(1), a.stride(2), b.stride(0), b.stride(1), b.stride(2))
+        self.rest = (m, n, k, *strides)
+        out, nan = (torch.empty(FILL, dtype=kind, device=a.device) for kind in (torch.float32, torch.int32))
+        self.launch = _MEND.bind(
+            (a, b, out if bias is None else bias, out, nan, out, out, out, *self.rest),
+            grid=(min(tiles, cdiv(2 * num_sms(self.device), num)), num),
+            constants={"TOLD": told, "BIAS": bias is not None, **end, "BM": rows, "BN": cols, "BK": 16},
+            num_warps=8 if rows * cols > 4096 else 4,
+            device=self.device,
+        )
+
+    def room(self, a: Tensor) -> Tensor:
+        return torch.empty(self.nans, dtype=torch.int32, device=a.device)
+
+    def __call__(self, a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor, nans: Tensor, *ends: Tensor) -> None:
+        self.launch(a, b, out if bias is None else bias, out, nans, *(ends or (out, out, out)), *self.rest)
+
+
 class _Thin:
     """One large factor, taken apart on its way, and one small, beforehand: few rows times a matrix as a linear layer
     has it, or (``turned``) many rows times a narrow matrix."""
@@ -103,7 +138,7 @@ class _Thin:
             device=device,
         )
         self.launch = _THIN.bind(
-            (large, out, out, out if bias is None else bias, out, *self.rest),
+            (large, out, out, out if bias is None else bias, out, out.view(torch.int32), *self.rest),
             grid=(cdiv(n, chosen.cols), cdiv(m, chosen.rows)),
             constants={"BM": chosen.rows, "BN": chosen.cols, "BK": chosen.depth, "TOGETHER": config.TOGETHER,
                        "EVEN": k % chosen.depth == 0, "BIAS": bias is not None, "TURNED": turned},
@@ -112,6 +147,8 @@ class _Thin:
             device=device,
             vector=vector_of(4, 0 if large.is_meta else large.data_ptr(), n, k),
         )  # fmt: skip
+        tile = (chosen.cols, chosen.rows) if turned else (chosen.rows, chosen.cols)
+        self.mend = _Mend(a.reshape(1, -1, k), b.unsqueeze(0), bias, *tile)
 
     def _factors(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         """The large factor and the small one, both with the terms last."""
@@ -124,8 +161,10 @@ class _Thin:
             return out
         large, small = self._factors(a, b)
         high, low = torch.empty_like(small), torch.empty_like(small)
+        nans = self.mend.room(a)
         self.digits(small, high, low, small.numel())
-        self.launch(large, high, low, high if bias is None else bias, out, *self.rest)
+        self.launch(large, high, low, high if bias is None else bias, out, nans, *self.rest)
+        self.mend(large if self.turned else small, b, bias, out, nans)
         return out
 
 
@@ -144,6 +183,7 @@ class Pieces:
             a, b, m, n = b.t(), a.t(), n, m
         self.num, length = config.stretches(m, n, k, chosen, num_sms(device))
         self.shape = (self.num, m, n)
+        self.mend = _Mend(a.unsqueeze(0), b.unsqueeze(0), None, 64, 64, told=False)
         steps, turned = zip(*map(_step, (a, b)), strict=True)
         self.rest = (m, n, k, length, *steps)
         out = torch.empty(FILL, dtype=torch.float32, device=a.device)
@@ -161,8 +201,11 @@ class Pieces:
 
     def run(self, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
         out = torch.empty(self.shape, dtype=torch.float32, device=a.device)
-        self.launch(*((b.t(), a.t()) if self.turned else (a, b)), out, *self.rest)
-        found = out.sum(0).t().contiguous() if self.turned else out.sum(0)
+        left, right = (b.t(), a.t()) if self.turned else (a, b)
+        self.launch(left, right, out, *self.rest)
+        found = out.sum(0)
+        self.mend(left, right, None, found, found)
+        found = found.t().contiguous() if self.turned else found
         return found if bias is None else found + bias
 
 
@@ -193,12 +236,15 @@ class _Split:
         strides = (x.stride(0), step, self.rows * self.cols, self.cols)
         self.args = (self.outer, self.k, self.filled_outer, self.filled_k, *strides)
         wide = min(2048, max(32, power_of_two(self.filled_k)))  # short rows share a program
-        tile = {"BO": 64, "BK": 32} if self.turned else {"BO": 2048 // wide, "BK": wide}
+        tile = {"BO": 2048 // wide, "BK": wide}
+        if self.turned:
+            chosen = config.split(self.filled_outer, self.filled_k, self.num, num_sms(x.get_device()))
+            tile = {"BO": chosen[0], "BK": chosen[1]}
         self.launch = _SPLIT.bind(
             (x, *self._room(x), *self.args),
             grid=(cdiv(self.filled_outer, tile["BO"]), self.num),
             constants=tile | {"TURNED": self.turned},
-            num_warps=4,
+            num_warps=clamp(tile["BO"] * tile["BK"] // 512, 4, 8),
             device=x.get_device(),
             vector=vector_of(2, x.data_ptr(), self.outer, self.k, *strides),
         )
@@ -221,8 +267,8 @@ class _Split:
 class _Plan:
     """Launches for one pair of layouts: both matrices taken apart, then multiplied."""
 
-    def __init__(self, a: Tensor, b: Tensor, bias: Tensor | None) -> None:
-        self.shape = (*a.shape[:-1], b.shape[-1])
+    def __init__(self, a: Tensor, b: Tensor, bias: Tensor | None, end: Any = PLAIN) -> None:
+        self.shape, self.end = (*a.shape[:-1], b.shape[-1]), end
         self.device = a.get_device()
         self.flat = b.dim() == 2
         a, b = self._laid_out(a, b)
@@ -233,6 +279,7 @@ class _Plan:
         sizes_filled = (self.a.filled_outer, self.b.filled_outer, self.a.filled_k)
         self.rest = (self.a.outer, self.b.outer, *sizes_filled, *self.a.steps, *self.b.steps, self.b.outer)
         self.launch = self._bind(a, bias)
+        self.mend = _Mend(a, b, bias, self.chosen.rows, self.chosen.cols, end=end)
 
     def _laid_out(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         """Both as [Z, rows, cols] with one dense dim; a single b serves every row of a."""
@@ -245,14 +292,15 @@ class _Plan:
         chosen = self.chosen
         half, number = (torch.empty(FILL, dtype=kind, device=a.device) for kind in (torch.float16, torch.float32))
         return _HALVES.bind(
-            (half, half, half, half, number, number, number if bias is None else bias, number, *self.rest),
+            (half, half, half, half, number, number, number if bias is None else bias, number,
+             number.view(torch.int32), number, number, number, *self.rest),
             grid=(cdiv(self.a.outer, chosen.rows) * cdiv(self.b.outer, chosen.cols), self.a.num),
             constants={
                 "BM": chosen.rows, "BN": chosen.cols, "BK": chosen.depth, "TOGETHER": config.TOGETHER,
                 "GROUP": chosen.group,
                 "A_TURNED": self.a.turned, "B_TURNED": not self.b.turned,
                 "EVEN": self.a.filled_k % chosen.depth == 0, "WIDE": self.b.outer % FILL == 0, "BIAS": bias is not None,
-                "SHORT": self.a.filled_k <= chosen.depth,
+                "SHORT": self.a.filled_k <= chosen.depth, **self.end,
             },
             num_warps=chosen.num_warps,
             num_stages=chosen.num_stages,
@@ -262,13 +310,40 @@ class _Plan:
 
     def run(self, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
         out = torch.empty(self.shape, dtype=torch.float32, device=a.device)
-        if out.numel() == 0:
-            return out
+        if out.numel():
+            self.fill(a, b, bias, out, out, out, out)
+        return out
+
+    def fill(self, a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor, *ends: Tensor) -> None:
         a, b = self._laid_out(a, b)
         ah, al, a_scale = self.a(a)
         bh, bl, b_scale = self.b(b)
-        self.launch(ah, al, bh, bl, a_scale, b_scale, b_scale if bias is None else bias, out, *self.rest)
-        return out
+        nans, shift = self.mend.room(a), b_scale if bias is None else bias
+        self.launch(ah, al, bh, bl, a_scale, b_scale, shift, out, nans, *ends, *self.rest)
+        self.mend(a, b, bias, out, nans, *ends)
+
+
+def ends_fit(a: Tensor, b: Tensor, *more: Tensor) -> bool:
+    """Whether two matrices are multiplied tile by tile, so that what follows can be done in the same pass, with tensors
+    as dense and as aligned as the result."""
+    dense = all(x.is_contiguous() and (x.is_meta or x.data_ptr() % POINTER_ALIGNMENT_BYTES == 0) for x in more)
+    return dense and a.numel() * b.numel() > 0 and not (is_thin(a, b) or tall_fits(a, b) or pieces_fit(a, b))
+
+
+def ended(
+    a: Tensor, b: Tensor, bias: Tensor | None, by: Tensor | None, more: Tensor, save: bool = False
+) -> tuple[Tensor, Tensor]:
+    """(``by * (a @ b + bias) + more``, the product itself where it is to be saved), for what ``ends_fit`` says."""
+    end = {"BY": by is not None, "MORE": True, "SAVE": save}
+    key = (a.shape, a.stride(), b.shape, b.stride(), bias is None, a.get_device(), (a.data_ptr() | b.data_ptr()) & 15,
+           *end.values())  # fmt: skip
+    plan = _plans.get(key)
+    if plan is None:
+        plan = _plans[key] = _Plan(a, b, bias, end)
+    out = torch.empty_like(more)
+    u = torch.empty_like(more) if save else out
+    plan.fill(a, b, bias, out, more if by is None else by, more, u)
+    return out, u
 
 
 def _dense(x: Tensor) -> Tensor:
