@@ -273,7 +273,7 @@ def _turned_beside(scene: Scene, moved: Index) -> Index:
     order, place = scene.stream_order
     near = (place[flat][:, None] + np.arange(-BESIDE, BESIDE + 1)).ravel()
     near = np.unique(order[near[(near >= 0) & (near < len(order))]])
-    return near[(scene.family("copy") & scene.named(STRIDES))[near]]
+    return np.asarray(near[(scene.family("copy") & scene.named(STRIDES))[near]], dtype=np.int64)
 
 
 def _around_one_channel(scene: Scene, transforms: Mask) -> Mask:
