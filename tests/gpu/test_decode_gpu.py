@@ -225,7 +225,8 @@ def lengths_of(batch):
 
 
 @pytest.mark.parametrize(("of", "way"), [*((of, by_clusters) for of in CLUSTERED),
-                                         *((of, nullcontext) for of in TOGETHER)], ids=str)  # fmt: skip
+                                         *((of, nullcontext) for of in TOGETHER)],
+                         ids=lambda x: getattr(x, "__name__", str(x)))  # fmt: skip
 def test_clusters_join_what_is_even_and_leave_the_rest_to_whoever_comes_last(of, way):
     trial = trials()["paged_attention"][1]
     args = trial.make(of, torch.device("cuda"), torch.Generator("cuda").manual_seed(4))
