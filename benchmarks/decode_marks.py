@@ -95,7 +95,7 @@ PAGED = (
     ("                        _join_parts(part_ptr,", "                        _mark(seen_ptr, 11)\n{}"),
     ("                        gl.store(count_ptr + begins, 0)\n", "{}                        _mark(seen_ptr, 12)\n"),
     ("    first = _program_of(start, each, longer)\n", "    _mark_join(seen_ptr, 0)\n{}"),
-    ("    if apart:\n        for h in range(head,", "    _mark_join(seen_ptr, 1)\n{}"),
+    ("    if (of_head == 0) | (first < last):\n", "    _mark_join(seen_ptr, 1)\n{}"),
     ("            tl.store(out_ptr + place * d + col, out.to(out_ptr.dtype.element_ty), mask=col < d)\n",
      "{}            _mark_join(seen_ptr, 2)\n"),
 )  # fmt: skip

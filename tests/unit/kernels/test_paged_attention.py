@@ -41,6 +41,15 @@ def test_a_sequence_without_keys_gets_zeros():
     assert torch.equal(paged_attention(q, k, v, table, lens)[1], torch.zeros(4, 16))
 
 
+@pytest.fixture
+def no_clusters(monkeypatch):
+    """The line is cut, whatever the sizes."""
+    monkeypatch.setattr(config, "programs_together", lambda *sizes: 0)
+    launcher.forget_plans()
+    yield
+    launcher.forget_plans()
+
+
 LONG = case("bfloat16", b=1, h=32, k=8, s=32768, d=128, page=16, uneven=False)
 
 
@@ -140,6 +149,7 @@ def test_the_race_counts_the_cache_once():
     (1, 32, 8, 8192, "paged_join"), (64, 16, 1, 2048, "paged_border"), (8, 32, 8, 2048, "paged_join"),
     (4, 32, 32, 2048, "paged_join"), (64, 32, 8, 2048, ""), (16, 32, 8, 2048, ""), (2, 32, 8, 512, ""),
 ])  # fmt: skip
+@pytest.mark.usefixtures("no_clusters")
 def test_few_parts_are_joined_by_the_last_program_and_many_by_a_kernel(b, h, k, s, kernel):
     of = case("bfloat16", b=b, h=h, k=k, s=s, d=128, page=16, uneven=False)
     found = {v.kernel: dict(v.constants) for v in variants_of("paged_attention", [of])}
@@ -151,6 +161,7 @@ def test_few_parts_are_joined_by_the_last_program_and_many_by_a_kernel(b, h, k, 
 @pytest.mark.parametrize(
     ("h", "k", "d", "page"), [(32, 8, 128, 16), (16, 1, 128, 64), (16, 8, 64, 16), (9, 3, 256, 48)]
 )
+@pytest.mark.usefixtures("no_clusters")
 def test_the_last_program_joins_without_spills_in_wide_loads_past_the_l1(h, k, d, page):
     of = case("bfloat16", b=132, h=h, k=k, s=1500, d=d, page=page, uneven=True)
     variant, facts = compiled_for(of)
@@ -160,6 +171,7 @@ def test_the_last_program_joins_without_spills_in_wide_loads_past_the_l1(h, k, d
     assert (1 if d == 256 else 2) * 256 * facts.num_registers <= 65536
 
 
+@pytest.mark.usefixtures("no_clusters")
 def test_a_border_is_joined_without_spills_whatever_shares_its_keys():
     of = case("bfloat16", b=64, h=16, k=1, s=2048, d=128, page=64, uneven=False)
     (variant,) = (v for v in variants_of("paged_attention", [of]) if v.kernel == "paged_border")
