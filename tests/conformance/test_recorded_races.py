@@ -1,6 +1,7 @@
 """Races and checks recorded on the H200: figures that notes and README state are those of the recordings."""
 
 import gzip
+import importlib.util
 import json
 import math
 import statistics
@@ -412,3 +413,46 @@ def test_no_call_took_the_host_longer_than_pytorchs_and_repeated_ones_gave_the_s
         assert row["pytorch_s"] is None or row["repeated_s"][1] < row["pytorch_s"][1], row["call"]
     small = {row["call"]: row["repeated_s"][1] for row in rows if "gradient" not in row["call"]}
     assert max(value for call, value in small.items() if "latent" not in call) < 9.9e-6
+
+
+def random_race(seed):
+    path = FOLDER.parents[2] / "benchmarks" / "race_random.py"
+    if not path.exists():
+        pytest.skip("benchmarks are not here")
+    spec = importlib.util.spec_from_file_location("race_random", path)
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    found = recorded(f"rows_random{seed}.json.gz")
+    return found, {(row["primitive"], row["phase"]): row for row in made.shares(found)}
+
+
+@pytest.mark.parametrize(
+    ("seed", "name", "phase", "large", "reach", "as_large", "over_best"),
+    [(1, "layer_norm", "bwd", 26, 2, 4, 1.70), (2, "layer_norm", "bwd", 27, 1, 8, 1.81),
+     (1, "rms_norm", "fwd", 21, 11, 20, 1.12), (2, "rms_norm", "bwd", 23, 6, 9, 2.13),
+     (2, "softmax", "fwd", 23, 9, 17, 1.81), (2, "layer_norm", "fwd", 24, 7, 20, 1.36)],
+)  # fmt: skip
+def test_random_shapes_of_row_kernels_stand_as_the_note_says(seed, name, phase, large, reach, as_large, over_best):
+    found, told = random_race(seed)
+    row = told[name, phase]
+    assert not found["wrong"] and not found["errors"]
+    assert (row["large"], row["reach"], row["reach_as_large"]) == (large, reach, as_large)
+    assert row["over_best"] == pytest.approx(over_best, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "case", "before", "now"),
+    [("layer_norm.backward", "bfloat16 rows=8192 cols=12289", 591, 200),
+     ("rms_norm.backward", "bfloat16 rows=8192 cols=12289", 356, 193),
+     ("layer_norm.backward", "bfloat16 rows=16384 cols=5120", 156, 132),
+     ("layer_norm.forward", "bfloat16 rows=65536 cols=1536", 115, 98),
+     ("rms_norm.backward", "float32 rows=4096 cols=12288", 322, 156)],
+)  # fmt: skip
+def test_configurations_of_the_last_sweeps_took_what_the_note_says(kernel, case, before, now):
+    sweeps = [recorded(f"rows_sweep{i}.json.gz")["rows"] for i in (11, 12)]
+    rows = [
+        row for sweep in sweeps for row in sweep if (row["kernel"], row["case"]) == (kernel, case) and row["config"]
+    ]
+    assert not any(row["wrong"] for row in rows)
+    took = sorted(1e6 * row["s"] for row in rows)
+    assert took[0] == pytest.approx(now, abs=1.0) and any(abs(each - before) < 1.0 for each in took)
