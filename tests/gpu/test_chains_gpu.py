@@ -98,6 +98,25 @@ def test_places_of_extremes_are_pytorchs_with_ties_and_what_is_no_number(largest
         assert torch.equal(found, same.int().argmax(1)), "the first of equals"
 
 
+def kept(x, cut):
+    """TensorFloat-32's ten bits of numbers, the nearest or cut off."""
+    return ((x.view(torch.int32) + (0 if cut else 0x1000)) & -8192).view(torch.float32).double()
+
+
+WAYS = {"nearest": (False, False), "cut": (True, True), "weights cut": (False, True), "image cut": (True, False)}
+
+
+@pytest.mark.parametrize("rounding", WAYS)
+def test_each_factor_of_a_convolution_is_rounded_or_cut_off_as_asked(rounding):
+    torch.manual_seed(0)
+    x, weight = torch.randn(2, 32, 33, 30, device="cuda"), torch.randn(32, 48, 3, 3, device="cuda")
+    tile = chains.config.Tile(128, 64, 32, 4, 3, rounding=rounding)
+    found = chains._ours(([1, 1], [1, 1], [1, 1], [0, 0], 1, True), "", tile, x, weight, None, None)
+    for other, (image_cut, weights_cut) in WAYS.items():
+        meant = F.conv_transpose2d(kept(x, image_cut), kept(weight, weights_cut), padding=1)
+        assert (error(found, meant) < 2e-5) == (other == rounding), other
+
+
 def test_a_race_on_the_device_is_decided_once():
     x, weight = torch.rand(2, 16, 64, 64, device="cuda"), torch.randn(32, 16, 3, 3, device="cuda")
     settings = ([1, 1], [0, 0], [1, 1], [0, 0], 1, False)

@@ -177,7 +177,8 @@ def _rounding_of(
         apart[rounding] = _apart(partial(_ours, settings, chain, replace(tile, rounding=rounding)), given, reference)
         if apart[rounding] <= near:
             return rounding
-    return min(apart.keys() - {"exact"}, key=lambda each: apart[each])  # in a way of its own, and so may we
+    rounded = [each for each in apart if each != "exact"]
+    return min(rounded, key=lambda each: apart[each])  # it rounds in a way of its own, and so may we
 
 
 def _apart(way: Way, given: tuple[Any, ...], reference: Tensor) -> float:
