@@ -31,7 +31,7 @@ from ridgeline.optimizer.tree import Flat, slots_of
 from ridgeline.optimizer.watch import Watch
 
 _STATE = "_ridgeline_state"
-_tracer = torch._C._dynamo.eval_frame.get_eval_frame_callback
+_tracer = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: None)
 """PyTorch's tracer where it looks at every function that is called from here on: it is to find the model's."""
 _transforms = torch._C._functorch.maybe_current_level
 """Inside of ``vmap`` and the like, tensors have no memory to look at: the model itself is what is transformed."""
@@ -303,7 +303,7 @@ def _untraced(function: Any) -> None:
     importing the modules of such: models that were typed, or read and run, failed in its tracer.
     """
     frames = torch._C._dynamo.eval_frame
-    if hasattr(frames, "set_code_exec_strategy"):
+    if hasattr(frames, "set_code_exec_strategy") and hasattr(frames, "get_eval_frame_callback"):
         plain = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.DEFAULT)
         frames.set_code_exec_strategy(function.__code__, plain)
 

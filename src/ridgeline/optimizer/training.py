@@ -37,7 +37,7 @@ from ridgeline.optimizer.tree import Flat, TooLarge
 from ridgeline.optimizer.watch import Watch
 
 _REQUIRES_GRAD, _VERSION = attrgetter("requires_grad"), attrgetter("_version")
-_packing = torch._C._autograd._top_saved_tensors_default_hooks
+_packing = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignored: None)
 MOST_STRAYS = 2
 """Backward passes that no recording can take: each runs the forward once more, and so takes longer than a call without
 recordings, which are given up after so many."""
@@ -428,7 +428,8 @@ class TrainingStudio(Studio):
     def step(self, statics: Statics, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
         """A forward and its backward, in which functions with one of their own and hooks run Python too."""
         result = super().step(statics, arguments)
-        able = [tensor for _, tensor in leaves(result) if tensor.requires_grad]
+        value = self.loss(result) if self.loss is not None else _own_loss(result)
+        able = [t for _, t in leaves(result if value is None else [value]) if t.requires_grad]
         wanted = [tensor for _, tensor in self.watch.tensors.values() if tensor.requires_grad and tensor.is_leaf]
         if able and wanted:
             _refuse_reentrant(able)

@@ -17,6 +17,7 @@ import sys
 import threading
 import types
 import weakref
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
@@ -55,7 +56,7 @@ _DEPTH = 4
 """Objects within objects are watched this far whatever they are, and farther where the code that ran names the way."""
 _NAMED_DEPTH = 32
 _LONG = 1024
-"""Lists longer than this are compared by length; so are larger arrays by shape."""
+"""Lists longer than this are compared by length, and larger arrays by shape, unless the code that runs names them."""
 _RUNTIME = frozenset("logging threading _thread weakref torch re functools concurrent asyncio multiprocessing".split())
 _MODELED = ("torch.distributions", "torch.nn.utils.rnn")
 """Parts of PyTorch whose objects are a model's settings."""
@@ -178,6 +179,7 @@ class Watch:
         self._frontier: list[tuple[str, Any, int]] = []
         self._namespaces: dict[int, tuple[str, types.ModuleType | type]] = {}
         self._linear: list[tuple[str, dict[str, Any]]] = []
+        self._long: list[tuple[str, Any]] = []
         self._counted: list[dict[str, Any]] = []
         self.tensors: dict[int, tuple[str, Tensor]] = {}
         self.known: set[int] = set()
@@ -302,6 +304,8 @@ class Watch:
             self._contents_held(path, value, depth)
 
     def _contents_held(self, path: str, value: Any, depth: int) -> None:
+        if _is_long(value):
+            self._long.append((path, value))
         if (read := _reader(value)) is not None:
             was = read()
             self._probes.append(_Probe(path, value, read, set(was) if was is value else was))
@@ -372,6 +376,10 @@ class Watch:
         for path, value, depth in self._frontier:
             self._hold(path, value, depth)
         self._frontier = []
+        for path, value in self._long:
+            if path.rpartition(".")[2].rpartition(" ")[2].partition("[")[0] in self._words:
+                self._probes.append(_Probe(path, value, partial(_digest, value), _digest(value)))
+        self._long = []
         self._named()
         self._remember()
 
@@ -770,6 +778,18 @@ def _reader(value: Any) -> Callable[[], Any] | None:
     if slots := slots_of(type(value)):
         return lambda: [(name, _mark(getattr(value, name, None))) for name in slots]
     return None
+
+
+def _is_long(value: Any) -> bool:
+    """Whether a list or an array is compared by its size, where no code is known to read it."""
+    if isinstance(value, list | deque | bytearray | array.array):
+        return len(value) >= _LONG
+    return type(value).__module__ == "numpy" and getattr(value, "nbytes", 0) >= 64 * _LONG
+
+
+def _digest(value: Any) -> int:
+    """A number that changes with what a long list or a large array holds."""
+    return hash(tuple(map(id, value))) if isinstance(value, list | deque) else zlib.crc32(bytes(value))
 
 
 def _surrounding(value: Any) -> Callable[[], Any] | None:

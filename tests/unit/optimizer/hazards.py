@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from adversarial import Case, Inputs, Lambda, _of, _x
@@ -359,6 +360,33 @@ def _ragged(device: torch.device) -> Inputs:
     return (torch.nested.nested_tensor([torch.randn(n, 8, device=device) for n in rows]),), {}
 
 
+def _packed(device: torch.device) -> Inputs:
+    lengths = pick([3, 2], [3, 1])
+    return (nn.utils.rnn.pack_padded_sequence(torch.randn(3, 2, 8, device=device), lengths),), {}
+
+
+def _user_dict(device: torch.device) -> Inputs:
+    return (UserDict(x=torch.randn(4, 8, device=device), scale=pick(2.0, 3.0)),), {}
+
+
+def _typed(device: torch.device) -> Inputs:
+    x = torch.randn(4, 8, device=device)
+    return (pick(x, x.double(), x.half(), x.to(torch.float8_e4m3fn)),), {}
+
+
+def _scalar(device: torch.device) -> Inputs:
+    return (torch.randn(4, 8, device=device), torch.randn((), device=device)), {}
+
+
+def _several(device: torch.device) -> Inputs:
+    return tuple(torch.randn(4, 8, device=device) for _ in range(pick(2, 3))), {}
+
+
+def _optional(device: torch.device) -> Inputs:
+    x = torch.randn(4, 8, device=device)
+    return (x,), pick({}, {"mask": None}, {"mask": x > 0})
+
+
 class Modular(nn.Module):
     """Is given a module."""
 
@@ -477,6 +505,21 @@ CASES: tuple[Case, ...] = (
     Case("names of a partial function", _kept(lambda m: functools.partial(_scaled, [2.0], more={"more": 1.0}),
          lambda m: m.kept()), _x(), missed="kept",
          between=lambda m, call: m.kept.keywords["more"].__setitem__("more", 2.0 + call)),
+    Case("one of many in a list", _kept(lambda m: [2.0] * 3000, lambda m: m.kept[2000]), _x(), missed="kept",
+         between=lambda m, call: m.kept.__setitem__(2000, 2.0 + call)),
+    Case("one of many in an array", _kept(lambda m: np.full(20_000, 2.0), lambda m: float(m.kept[9000])), _x(),
+         missed="kept", between=lambda m, call: m.kept.__setitem__(9000, 2.0 + call)),
+    Case("a module in words", _kept(lambda m: SETTINGS, lambda m: m.kept.scale), _x(), missed="scale",
+         between=_set(SETTINGS)),
+    Case("packed sequences", lambda: nn.LSTM(8, 8), _packed, refused="class|kind|host|PackedSequence", state=False),
+    Case("a dictionary that is none", _of(lambda m, batch: m.inner(batch["x"]) * batch["scale"]), _user_dict,
+         missed="args"),
+    Case("one of several types", _of(lambda m, x: m.inner(x.float()) + x.dtype.itemsize), _typed, missed="args",
+         marks=("host",)),
+    Case("a number as a tensor", _of(lambda m, x, n: m.inner(x) * n), _scalar),
+    Case("as many arguments as there are", _of(lambda m, *xs: m.inner(sum(xs)) / len(xs)), _several, missed="args"),
+    Case("nothing at times", _of(lambda m, x, mask=None: m.inner(x if mask is None else x * mask)), _optional,
+         missed="kwargs|more"),
     Case("a model held in a tuple", Teacher, _x(), missed="teacher", between=_replace_teacher, marks=("host",)),
     Case("a module that is a global", _of(lambda m, x: GLOBAL_PART(m.inner(x))), _x(), missed="scale|PART",
          between=_change_global_part, marks=("host",)),
@@ -500,7 +543,8 @@ CASES: tuple[Case, ...] = (
     Case("inputs that may be one", _of(_write_first), _mirror, missed="same|share|args"),
     Case("lists that may be one", _of(_append_first), _lists_that_may_be_one, missed="same|again|args"),
     Case("named arguments in any order", _of(_first_named), _named_in_any_order, missed="keys|kwargs"),
-    Case("quantized inputs", _of(lambda m, x: m.inner(x.dequantize())), _quantized, refused="another kind"),
+    Case("quantized inputs", _of(lambda m, x: m.inner(x.dequantize())), _quantized, refused="another kind",
+         marks=("host",)),
     Case("ragged inputs", _of(lambda m, x: m.inner(x).to_padded_tensor(0.0)), _ragged, state=False,
          refused="another kind"),
     Case("a module given", Modular, _with_part, missed="scale|args", between=_change_part, marks=("host",)),
