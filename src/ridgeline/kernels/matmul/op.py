@@ -148,7 +148,7 @@ class _Thin:
             vector=vector_of(4, 0 if large.is_meta else large.data_ptr(), n, k),
         )  # fmt: skip
         tile = (chosen.cols, chosen.rows) if turned else (chosen.rows, chosen.cols)
-        self.mend = _Mend(a.reshape(1, -1, k), b.unsqueeze(0), bias, *tile)
+        self.mend = _Mend(a.reshape(1, -1, k), b.unsqueeze(0), bias, *tile, told=turned)
 
     def _factors(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         """The large factor and the small one, both with the terms last."""
