@@ -184,7 +184,7 @@ def in_whole_steps(made: Optimized, optimizer: torch.optim.Optimizer, way: str, 
     times as fast alone, made eager steps of wav2vec2, which the host holds up, 4 % slower (H200).
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    kept, state = [p.detach().clone() for p in parameters], State(made.original)
+    kept, state = [p.detach().clone() for p in parameters], State(state_of(made).model)
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
     try:

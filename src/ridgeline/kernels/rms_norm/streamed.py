@@ -11,32 +11,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
-from ridgeline.kernels.stream import FLAT, halves, let_next_start, paired
-
-
-@gluon.jit
-def both_added(a, b, more_a, more_b):
-    """Two sums at once: warps meet once for both."""
-    return a + more_a, b + more_b
-
-
-@gluon.jit
-def halves_here(words, BF16: gl.constexpr):
-    """The two numbers of each word, now and not before: the compiler would keep what it has computed once."""
-    brain: gl.constexpr = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;"
-    half: gl.constexpr = "{ .reg .b16 %a, %b; mov.b32 {%a, %b}, $2; cvt.f32.f16 $0, %a; cvt.f32.f16 $1, %b; }"
-    if BF16:
-        return gl.inline_asm_elementwise(brain, "=r,=r,r", [words], (gl.float32, gl.float32), False, 1)
-    else:
-        return gl.inline_asm_elementwise(half, "=f,=f,r", [words], (gl.float32, gl.float32), False, 1)
-
-
-@gluon.jit
-def words_of(pointer, c, left):
-    """Numbers that start anywhere, two a word: read one by one."""
-    low = gl.load(pointer + 2 * c, mask=2 * c < left, other=0.0).to(gl.int16, bitcast=True).to(gl.int32)
-    high = gl.load(pointer + 2 * c + 1, mask=2 * c < left, other=0.0).to(gl.int16, bitcast=True).to(gl.int32)
-    return (low & 65535) | (high << 16)
+from ridgeline.kernels.stream import FLAT, both_added, halves, halves_here, let_next_start, paired, words_of
 
 
 @gluon.jit
