@@ -9,6 +9,7 @@ that somebody still holds are moved away first.
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import weakref
 from collections import Counter
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ridgeline.errors import NotGraphable, OptimizeError
 from ridgeline.optimizer import casts
@@ -428,7 +430,7 @@ class TrainingStudio(Studio):
     def step(self, statics: Statics, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
         """A forward and its backward, in which functions with one of their own and hooks run Python too."""
         result = super().step(statics, arguments)
-        value = self.loss(result) if self.loss is not None else _own_loss(result)
+        value = _unseen(self.loss, result) if self.loss is not None else _own_loss(result)
         able = [t for _, t in leaves(result if value is None else [value]) if t.requires_grad]
         wanted = [tensor for _, tensor in self.watch.tensors.values() if tensor.requires_grad and tensor.is_leaf]
         if able and wanted:
@@ -629,6 +631,17 @@ def renew_accumulator(parameter: Tensor) -> None:
     kept = parameter.data
     parameter.data = kept.new_empty(0, dtype=torch.float64 if kept.dtype != torch.float64 else torch.float32)
     parameter.data = kept
+
+
+def _unseen(loss: Callable[..., Any], result: Any) -> Any:
+    """A loss, which loops call by themselves: that it draws, seeds or prints is no obstacle to recording the model."""
+    profile = sys.getprofile()
+    sys.setprofile(None)
+    try:
+        with _disable_current_modes(), restored_random():
+            return loss(result)
+    finally:
+        sys.setprofile(profile)
 
 
 def mark_accumulators(parameters: Sequence[Tensor]) -> None:

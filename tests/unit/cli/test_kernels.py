@@ -25,10 +25,10 @@ def test_the_list_names_every_function(capsys):
 
 
 def test_the_list_is_json_when_asked_and_says_what_is_supported(capsys):
-    assert run(["kernels", "list", "softmax", "pool", "--json"]) == 0
+    assert run(["kernels", "list", "softmax", "scan", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["functions"]
-    assert set(found) == {"softmax", "pool"} and found["softmax"]["types"] == ["float32", "float16", "bfloat16"]
-    assert found["softmax"]["gradient"] and not found["pool"]["gradient"] and found["pool"]["types"] == ["float32"]
+    assert set(found) == {"softmax", "scan"} and found["softmax"]["types"] == ["float32", "float16", "bfloat16"]
+    assert found["softmax"]["gradient"] and not found["scan"]["gradient"] and found["scan"]["types"] == ["float32"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

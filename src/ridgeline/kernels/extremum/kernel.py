@@ -18,6 +18,7 @@ def extreme_of(a, b):
 @triton.jit
 def is_further(x, best, LARGEST: tl.constexpr):
     """Whether an element takes another's place: it is further out, or no number and the other is one."""
+    x = x.to(tl.float32)  # the interpreter compares bfloat16 with itself bit by bit, and finds numbers alone
     out = x > best if LARGEST else x < best
     return out | ((x != x) & (best == best))
 
@@ -113,7 +114,8 @@ def extreme_rows(
         else:
             x = step_of(x_at, first + row, i, rows, inner, least)
             x_at += BR * inner
-        best = extreme_of(best, x if LARGEST else -x)
+        number = x.to(tl.float32)  # 16 bits wait as they lie; the interpreter knows no bfloat16 below zero
+        best = extreme_of(best, number if LARGEST else -number)
         if AHEAD:
             x = later
     value = tl.reduce(best, 0, extreme_of)
