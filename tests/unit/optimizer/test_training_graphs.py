@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -123,3 +124,19 @@ def test_a_recording_keeps_no_random_state_and_refuses_parts_that_need_one(drop:
         else:
             assert asked(torch.ones(1)) == ([], [])
     assert torch.utils.checkpoint.get_device_states is real
+
+
+def test_what_a_loss_does_is_no_obstacle_to_recording_its_model(capsys: Any) -> None:
+    """Loops call it by themselves: it may draw, seed and print, and the model is recorded all the same."""
+    model, x = torch.nn.Linear(8, 4), torch.randn(2, 8)
+
+    def loss(output: Any) -> Any:
+        torch.manual_seed(random.randrange(9))
+        print("a loss")
+        return (output * torch.rand(4)).sum()
+
+    before = torch.get_rng_state()
+    call = training.graph_training(model, (x,), {}, model, loss=loss, executor=TapeExecutor())
+    assert torch.equal(torch.get_rng_state(), before) and "a loss" in capsys.readouterr().out
+    call(x).sum().backward()
+    assert torch.equal(model.bias.grad, torch.full((4,), 2.0))
