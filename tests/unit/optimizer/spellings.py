@@ -675,6 +675,42 @@ def scores_in_float32_divided_by_a_tensor_from_outside() -> Any:
     return Of(lambda self, q, k, v, scale: _wide_scores(q, k, v, torch.float32, scale)), given
 
 
+def _scaled_behind(hidden: float, diagonal: int = 1, scale: float = 4.0) -> Any:
+    """CodeGen's way: a mask is added to scores before both are divided."""
+
+    def forward(self: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        mask = torch.full((L, L), hidden, dtype=q.dtype, device=q.device).triu(diagonal)
+        scores = torch.matmul(q.float(), k.float().transpose(-1, -2))
+        return nn.Softmax(dim=-1)((scores + mask) / scale).to(v.dtype) @ v
+
+    return Of(forward), _qkv()
+
+
+@spelled("attention", training=False, dtypes=(torch.bfloat16, torch.float32))
+def a_mask_before_the_scale() -> Any:
+    return _scaled_behind(torch.finfo(torch.bfloat16).min)
+
+
+@missed("attention")
+def a_mask_that_hides_no_more_once_scaled() -> Any:
+    return _scaled_behind(-2e4)
+
+
+@missed("attention")
+def a_bias_before_the_scale() -> Any:
+    return _scaled_behind(-3.0)
+
+
+@missed("attention")
+def a_mask_before_the_scale_that_hides_a_whole_row() -> Any:
+    return _scaled_behind(torch.finfo(torch.bfloat16).min, 0)
+
+
+@missed("attention")
+def a_mask_before_a_scale_that_turns_it_over() -> Any:
+    return _scaled_behind(torch.finfo(torch.bfloat16).min, 1, -4.0)
+
+
 @missed("attention")
 def scores_that_are_read_besides() -> Any:
     def forward(self: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

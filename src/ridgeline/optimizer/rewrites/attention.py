@@ -243,7 +243,7 @@ def _is_row_maximum(node: Any, of: Any) -> bool:
 def _scores(scene: Scene, node: fx.Node) -> Scores | None:
     """Follow scores back to their product: casts, scales, a bias and a mask behind it.
 
-    A scale after the mask would scale the mask: no.
+    A scale after the mask would scale the mask: only where that is known to be a pattern before and after it.
     """
     scale, softcap, added, hidden = 1.0, 0.0, None, None
     inside: list[fx.Node] = []
@@ -262,12 +262,27 @@ def _scores(scene: Scene, node: fx.Node) -> Scores | None:
         elif (factor := _factor(read)) is not None:
             # read backwards: everything met before this point was done to the scaled scores
             scale, node = scale * factor[0], factor[1]
-        elif added is None and scale == 1.0 and not softcap and (step := _masking(scene, read)) is not None:
+        elif added is None and not softcap and (step := _masking(scene, read)) is not None:
             if step[2] is not None and hidden is not None:
+                return None
+            if scale != 1.0 and (hidden is not None or not _hides_scaled(scene, step[1], scale, node)):
                 return None
             node, added, hidden = step[0], step[1], hidden if step[2] is None else step[2]
         else:
             return None
+
+
+def _hides_scaled(scene: Scene, added: fx.Node | None, scale: float, scores: fx.Node) -> bool:
+    """Whether what is added is a constant that leaves every row something, and hides the rest scaled too (CodeGen)."""
+    sizes = scene.shape(scores)
+    if added is None or sizes is None or not 0 < scale < float("inf"):
+        return False
+    key = ("scaled mask", added, scale, sizes[-2:])
+    if key not in scene.notes:
+        plain = _constant_pattern(scene, added, "added", *sizes[-2:]) is not None
+        value = Constants(scene).of(added) if plain else None
+        scene.notes[key] = value is not None and allowed_by(value * scale) is not None
+    return scene.notes[key]
 
 
 def _asks_for_sizes(node: fx.Node) -> bool:
