@@ -616,6 +616,29 @@ def heads_merged_for_a_product_with_a_scaled_bias_and_a_softmax_in_float32() -> 
     return _bloom(lambda scores: scores.softmax(dim=-1, dtype=torch.float32), 0.3, 0.5)
 
 
+def _two_layers(written: bool) -> Any:
+    layer, args = _bloom()
+
+    def forward(self: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
+        mask = mask * 1.0
+        first = layer(q, k, v, bias, mask)
+        if written:
+            mask.mul_(0.0)
+        return first + layer(k, q, v, bias, mask)
+
+    return Of(forward), args
+
+
+@spelled("attention", matches=2, training=False)
+def heads_merged_in_two_layers_that_share_a_bias() -> Any:
+    return _two_layers(False)
+
+
+@spelled("attention", training=False)
+def heads_merged_in_two_layers_between_which_the_mask_is_written() -> Any:
+    return _two_layers(True)  # the first alone, which shares nothing
+
+
 @missed("attention")
 def heads_merged_and_a_softmax_over_rows() -> Any:
     return _bloom(lambda scores: scores.softmax(-2))
