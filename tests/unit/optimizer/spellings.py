@@ -591,6 +591,149 @@ def a_bias_behind_the_mask_of_finite_scores() -> Any:
     return Of(forward), (*_qkv(), torch.randn(L, L))
 
 
+def _bloom(finish: Callable[[Tensor], Tensor] | None = None, scale: Any = 0.25, beta: float = 1.0) -> Any:
+    """Heads merged with the batch for products, with a bias in the first one, and apart for the softmax."""
+
+    def forward(self: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
+        q, k, v = (x.reshape(B * H, -1, D) for x in (q, k, v))
+        scores = bias.baddbmm(batch1=q, batch2=k.transpose(-1, -2), beta=beta, alpha=scale).view(B, H, L, -1)
+        weights = (scores + mask).softmax(-1) if finish is None else finish(scores + mask)
+        mixed = torch.bmm(F.dropout(weights.to(q.dtype), 0.1, False).view(B * H, L, -1), v)
+        return mixed.view(B, H, L, D).permute(0, 2, 1, 3).reshape(B, L, H * D)
+
+    mask = torch.full((L, L), torch.finfo(torch.bfloat16).min).triu(1).expand(B, 1, L, L).clone()
+    mask[1, :, :3] = torch.finfo(torch.bfloat16).min  # rows that see nothing get the mean of all values
+    return Of(forward), (*_qkv(), torch.randn(B * H, 1, L), mask)
+
+
+@spelled("attention", training=False, dtypes=(torch.float32, torch.bfloat16))
+def heads_merged_for_a_product_with_a_bias() -> Any:
+    return _bloom()
+
+
+@spelled("attention", training=False)
+def heads_merged_for_a_product_with_a_scaled_bias_and_a_softmax_in_float32() -> Any:
+    return _bloom(lambda scores: scores.softmax(dim=-1, dtype=torch.float32), 0.3, 0.5)
+
+
+def _two_layers(written: bool) -> Any:
+    layer, args = _bloom()
+
+    def forward(self: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
+        mask = mask * 1.0
+        first = layer(q, k, v, bias, mask)
+        if written:
+            mask.mul_(0.0)
+        return first + layer(k, q, v, bias, mask)
+
+    return Of(forward), args
+
+
+@spelled("attention", matches=2, training=False)
+def heads_merged_in_two_layers_that_share_a_bias() -> Any:
+    return _two_layers(False)
+
+
+@spelled("attention", training=False)
+def heads_merged_in_two_layers_between_which_the_mask_is_written() -> Any:
+    return _two_layers(True)  # the first alone, which shares nothing
+
+
+@missed("attention")
+def heads_merged_and_a_softmax_over_rows() -> Any:
+    return _bloom(lambda scores: scores.softmax(-2))
+
+
+@missed("attention")
+def heads_merged_and_a_scale_behind_the_mask() -> Any:
+    return _bloom(lambda scores: (scores * 0.5).softmax(-1))
+
+
+@missed("attention")
+def heads_merged_with_a_bias_that_is_left_out() -> Any:
+    return _bloom(beta=0.0)
+
+
+@missed("attention")
+def heads_merged_in_float16() -> Any:
+    model, args = _bloom()
+    return model, tuple(x.clamp_min(-65504).half() for x in args)
+
+
+@missed("attention")
+def heads_taken_apart_another_way() -> Any:
+    def forward(self: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        scores = torch.baddbmm(bias, q, k.mT).view(1, B * H * L // 4, 4, L)
+        return torch.bmm(scores.softmax(-1).view(B * H, L, L), v)
+
+    return Of(forward), (*(torch.randn(B * H, L, D) for _ in range(3)), torch.randn(B * H, L, L))
+
+
+def _wide_scores(q: Tensor, k: Tensor, v: Tensor, wide: torch.dtype, scale: Any = 4.0) -> Tensor:
+    """GPT-J's way: queries and keys in float32, values not."""
+    scores = torch.matmul(q.to(wide), k.to(wide).transpose(-1, -2)) / scale
+    hidden = torch.full((L, L), torch.finfo(q.dtype).min, dtype=q.dtype, device=q.device).triu(1)
+    return F.softmax(scores + hidden, dim=-1).to(v.dtype) @ v
+
+
+@spelled("attention", training=False, dtypes=(torch.bfloat16, torch.float16, torch.float32))
+def scores_in_float32_of_narrow_values() -> Any:
+    return Of(lambda self, q, k, v: _wide_scores(q, k, v, torch.float32)), _qkv()
+
+
+@missed("attention")
+def scores_in_float32_of_which_keys_were_wider() -> Any:
+    q, k, v = _qkv()
+    return Of(lambda self, q, k, v: _wide_scores(q, k, v, torch.float32)), (q.bfloat16(), k, v.bfloat16())
+
+
+@missed("attention")
+def scores_in_float64_of_narrow_values() -> Any:
+    return Of(lambda self, q, k, v: _wide_scores(q, k, v, torch.float64)), tuple(x.bfloat16() for x in _qkv())
+
+
+@missed("attention")
+def scores_in_float32_divided_by_a_tensor_from_outside() -> Any:
+    given = (*(x.bfloat16() for x in _qkv()), torch.tensor(4.0))
+    return Of(lambda self, q, k, v, scale: _wide_scores(q, k, v, torch.float32, scale)), given
+
+
+def _scaled_behind(hidden: float, diagonal: int = 1, scale: float = 4.0) -> Any:
+    """CodeGen's way: a mask is added to scores before both are divided."""
+
+    def forward(self: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        mask = torch.full((L, L), hidden, dtype=q.dtype, device=q.device).triu(diagonal)
+        scores = torch.matmul(q.float(), k.float().transpose(-1, -2))
+        return nn.Softmax(dim=-1)((scores + mask) / scale).to(v.dtype) @ v
+
+    return Of(forward), _qkv()
+
+
+@spelled("attention", training=False, dtypes=(torch.bfloat16, torch.float32))
+def a_mask_before_the_scale() -> Any:
+    return _scaled_behind(torch.finfo(torch.bfloat16).min)
+
+
+@missed("attention")
+def a_mask_that_hides_no_more_once_scaled() -> Any:
+    return _scaled_behind(-2e4)
+
+
+@missed("attention")
+def a_bias_before_the_scale() -> Any:
+    return _scaled_behind(-3.0)
+
+
+@missed("attention")
+def a_mask_before_the_scale_that_hides_a_whole_row() -> Any:
+    return _scaled_behind(torch.finfo(torch.bfloat16).min, 0)
+
+
+@missed("attention")
+def a_mask_before_a_scale_that_turns_it_over() -> Any:
+    return _scaled_behind(torch.finfo(torch.bfloat16).min, 1, -4.0)
+
+
 @missed("attention")
 def scores_that_are_read_besides() -> Any:
     def forward(self: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -78,12 +79,14 @@ class Scores:
     worth=Worth(eager=2.0, compiled=1.5, basis="no scores in memory: 4 passes over rows x keys less"),
 )
 def spelled_attention(scene: Scene) -> list[Match]:
-    found = []
+    found: list[Match | None] = []
     for node in scene.nodes:
         read = None if scene.autocast else _spelled(scene, node)
         if read is not None and not _is_special(read) and (match := _called(scene, read)) is not None:
             found.append(match)
-    return found
+        elif read is None and (merged := _merged(scene, node)) is not None:
+            found.append(_called_apart(scene, merged))
+    return [match for match in found if match is not None]
 
 
 @rewrite(
@@ -240,7 +243,7 @@ def _is_row_maximum(node: Any, of: Any) -> bool:
 def _scores(scene: Scene, node: fx.Node) -> Scores | None:
     """Follow scores back to their product: casts, scales, a bias and a mask behind it.
 
-    A scale after the mask would scale the mask: no.
+    A scale after the mask would scale the mask: only where that is known to be a pattern before and after it.
     """
     scale, softcap, added, hidden = 1.0, 0.0, None, None
     inside: list[fx.Node] = []
@@ -259,12 +262,27 @@ def _scores(scene: Scene, node: fx.Node) -> Scores | None:
         elif (factor := _factor(read)) is not None:
             # read backwards: everything met before this point was done to the scaled scores
             scale, node = scale * factor[0], factor[1]
-        elif added is None and scale == 1.0 and not softcap and (step := _masking(scene, read)) is not None:
+        elif added is None and not softcap and (step := _masking(scene, read)) is not None:
             if step[2] is not None and hidden is not None:
+                return None
+            if scale != 1.0 and (hidden is not None or not _hides_scaled(scene, step[1], scale, node)):
                 return None
             node, added, hidden = step[0], step[1], hidden if step[2] is None else step[2]
         else:
             return None
+
+
+def _hides_scaled(scene: Scene, added: fx.Node | None, scale: float, scores: fx.Node) -> bool:
+    """Whether what is added is a constant that leaves every row something, and hides the rest scaled too (CodeGen)."""
+    sizes = scene.shape(scores)
+    if added is None or sizes is None or not 0 < scale < float("inf"):
+        return False
+    key = ("scaled mask", added, scale, sizes[-2:])
+    if key not in scene.notes:
+        plain = _constant_pattern(scene, added, "added", *sizes[-2:]) is not None
+        value = Constants(scene).of(added) if plain else None
+        scene.notes[key] = value is not None and allowed_by(value * scale) is not None
+    return scene.notes[key]
 
 
 def _asks_for_sizes(node: fx.Node) -> bool:
@@ -380,6 +398,7 @@ def _number(value: Any) -> float | None:
 
 def _called(scene: Scene, read: Spelled) -> Match | None:
     """Replace what was written out by PyTorch's function."""
+    read = _narrowed(scene, read)
     shapes = [scene.shape(node) for node in (read.query, read.key, read.value)]
     if any(shape is None or len(shape) not in (3, 4) for shape in shapes) or len({len(s) for s in shapes if s}) != 1:
         return None
@@ -401,6 +420,137 @@ def _called(scene: Scene, read: Spelled) -> Match | None:
     scene.relaid(read.out, new)
     scene.discard(read.out)
     return scene.match(new, f"attention written out, {tuple(shapes[0] or ())}{' causal' if mask[1] else ''}")
+
+
+def _narrowed(scene: Scene, read: Spelled) -> Spelled:
+    """The same over queries and keys as they were before both were cast to float32, where values were not (GPT-J).
+
+    Products of 16-bit numbers are exact in float32, in which the function keeps scores.
+    """
+    like = scene.dtype(read.value)
+    casts = [call(node) for node in (read.query, read.key)]
+    if scene.training or like not in (torch.bfloat16, torch.float16) or scene.dtype(read.out) != like:
+        return read
+    if any(each is None or cast_target(each) is not torch.float32 for each in casts):
+        return read
+    query, key = (each["input"] for each in casts if each is not None)
+    if not all(isinstance(node, fx.Node) and scene.dtype(node) == like for node in (query, key)):
+        return read
+    return replace(read, query=query, key=key, inside=(*read.inside, read.query, read.key))
+
+
+# heads merged with the batch for products, and apart for the softmax (BLOOM) --------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """softmax(q · kᵀ · scale + bias · beta + mask) · v of tensors whose heads are merged with the batch."""
+
+    leaves: tuple[fx.Node, fx.Node, fx.Node]
+    scale: float
+    bias: fx.Node
+    beta: float
+    mask: fx.Node | None
+    sizes: tuple[int, ...]  # of the scores: batch, heads, rows, keys
+    out: fx.Node
+    inside: tuple[fx.Node, ...]
+
+
+def _merged(scene: Scene, node: fx.Node) -> Merged | None:
+    product = None if scene.training or scene.autocast else _product(node)
+    split = None if product is None else _viewed(scene, product["input"], 4, 3)
+    if product is None or split is None:
+        return None
+    scores, inside, sinks = _weights(scene, split)
+    mask, read = None, call(scores)
+    if read is not None and read.op == "add" and read.given.get("alpha") in (None, 1) and len(read.node.users) == 1:
+        inside, mask, scores = (*inside, read.node), read["other"], read["input"]
+    merged = None if sinks is not None or scores is None else _viewed(scene, scores, 3, 4)
+    sizes = scene.shape(scores)
+    read = call(merged)
+    if read is None or read.op != "baddbmm" or len(read.node.users) != 1 or sizes is None:
+        return None
+    scale, beta = _number(read.get("alpha", 1)), _number(read.get("beta", 1))
+    key, turned, turn = _untransposed(scene, read["batch2"])
+    if not scale or not beta or turned or not isinstance(mask, (fx.Node, type(None))):
+        return None
+    leaves, everything = (read["batch1"], key, product["other"]), (*inside, *turn, split, scores, read.node, node)
+    found = Merged(leaves, scale, read["input"], beta, mask, sizes, node, everything)
+    return found if _fits(scene, found) else None
+
+
+def _viewed(scene: Scene, node: Any, before: int, after: int) -> fx.Node | None:
+    """What a node is a view of, where that only merges the first two of four dims, or takes them apart."""
+    read = call(node)
+    inner = None if read is None or read.op not in ("view", "reshape") or len(node.users) != 1 else read["input"]
+    a, b = scene.shape(inner), scene.shape(node)
+    if a is None or b is None or (len(a), len(b)) != (before, after):
+        return None
+    four, three = (a, b) if before == 4 else (b, a)
+    return inner if (four[0] * four[1], *four[2:]) == three else None
+
+
+def _fits(scene: Scene, read: Merged) -> bool:
+    """Whether sizes and types are those of attention, and what is added can be added up before.
+
+    The sum of a bias and the smallest number of float16 may leave that type's range: then rows without keys differ.
+    """
+    batch, heads, rows, keys = read.sizes
+    given = (*read.leaves, read.bias, *(() if read.mask is None else (read.mask,)))
+    if len({scene.dtype(node) for node in given}) != 1 or scene.dtype(read.bias) not in (torch.bfloat16, torch.float32):
+        return False
+    q, k, v, bias = (scene.shape(node) for node in given[:4])
+    if q is None or k is None or v is None or {len(q), len(k), len(v)} != {3} or bias is None:
+        return False
+    mask = (1,) * 4 if read.mask is None else scene.shape(read.mask)
+    if mask is None or len(mask) != 4 or any(have not in (1, want) for have, want in zip(mask, read.sizes)):
+        return False
+    alike = q == (batch * heads, rows, k[2]) and k[:2] == v[:2] == (batch * heads, keys)
+    return alike and bias in ((batch * heads, 1, keys), (batch * heads, rows, keys))
+
+
+def _called_apart(scene: Scene, read: Merged) -> Match | None:
+    """PyTorch's function over heads apart from the batch; what is added is made once for all layers."""
+    key = ("merged bias", read.bias, read.beta, read.mask, read.sizes)
+    known = scene.notes.get(key)
+    shared = (known,) if known is not None and not known._erased else ()
+    given = (*read.leaves, read.bias, *(() if read.mask is None else (read.mask,)))
+    if not scene.unchanged(given, (*read.inside, *shared), read.out):
+        scene.refuse(read.out, "something is written between the scores and the result")
+        return None
+    added = shared[0] if shared else scene.emit(read.out, added_up, read.bias, read.beta, read.mask, read.sizes)
+    q, k, v = (_apart(scene, node, read) for node in read.leaves)
+    new = scene.emit(read.out, F.scaled_dot_product_attention, q, k, v, attn_mask=added, scale=read.scale)
+    old, put = read.out, new
+    views = [user for user in old.users if (scene.shape(user) == scene.shape(new) and call(user) is not None)]
+    view = call(views[0]) if len(views) == len(old.users) == 1 else None
+    if view is not None and view.op in ("view", "reshape") and scene.alike_sizes(view.node, new):
+        old = view.node
+    else:
+        put = scene.emit(read.out, torch.reshape, new, scene.shape(read.out))
+    if not scene.alike_sizes(old, put):
+        scene.discard(put)
+        return None
+    scene.notes[key] = added
+    scene.relaid(old, put)
+    scene.discard(old)
+    return scene.match(put, f"attention written out, heads merged with the batch, {tuple(scene.shape(q) or ())}")
+
+
+def _apart(scene: Scene, node: fx.Node, read: Merged) -> fx.Node:
+    """A tensor with its heads apart from the batch: as it was before they were merged, if so."""
+    sizes = (*read.sizes[:2], *(scene.shape(node) or ())[1:])
+    inner = call(node)
+    if inner is not None and inner.op in ("view", "reshape") and scene.shape(inner["input"]) == sizes:
+        if scene.unchanged((inner["input"],), (node, *read.inside), read.out):
+            return inner["input"]
+    return scene.emit(read.out, torch.reshape, node, sizes)
+
+
+def added_up(bias: Tensor, beta: float, mask: Tensor | None, sizes: Sequence[int]) -> Tensor:
+    """What is added to scores of these sizes: a bias whose heads are merged with the batch, and a mask."""
+    apart = (bias if beta == 1 else bias * beta).reshape(*sizes[:2], -1, sizes[3])
+    return apart if mask is None else apart + mask
 
 
 def _emit_call(scene: Scene, read: Spelled, mask: fx.Node | None, causal: bool) -> fx.Node:
