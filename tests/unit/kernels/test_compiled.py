@@ -188,6 +188,8 @@ def test_powers_that_wait_for_their_row_in_registers_are_computed_once():
         made = facts(found)
         assert made.num_spills == 0 and made.num("MUFU.EX2") <= most
         assert dict(found.constants)["KEPT"] is kept
+    default = variants(kernels.softmax, (4, 1500000), grad=False)["softmax_forward_streamed"]
+    assert dict(default.constants)["KEPT"], "what is faster is what is taken, where rows are too long for clusters"
 
 
 def test_long_float32_rows_of_softmax_have_no_branch_an_element():

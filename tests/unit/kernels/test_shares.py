@@ -64,6 +64,7 @@ def test_a_row_too_long_for_all_programs_together_is_refused():
     ("name", "of", "wanted"),
     [
         ("softmax", case("float32", rows=140, cols=50260), "softmax_forward_streamed"),
+        ("softmax", case("float16", rows=4, cols=1500000), "softmax_forward_streamed"),
         ("group_norm_silu", case("bfloat16", batch=10, channels=96, side=96, groups=4), "group_norm_backward_streamed"),
     ],
 )
