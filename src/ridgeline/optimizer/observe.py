@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from ridgeline.optimizer.recurrent import dropping
 from ridgeline.optimizer.watch import Watch, installed, library
 
 _ADOPTED = frozenset(("aten::lift_fresh", "aten::lift_fresh_copy", "aten::lift"))
@@ -47,6 +48,8 @@ class Observation:
     """Things done outside of PyTorch that a replay would not do."""
     drawn: frozenset[str] = frozenset()
     """Which random generators moved: ``python``, ``numpy``, ``cpu``, ``cuda``."""
+    recurrent: torch.device | None = None
+    """Where cuDNN's recurrent layers ran that drop."""
 
 
 class Journal(TorchDispatchMode):
@@ -71,6 +74,7 @@ class Journal(TorchDispatchMode):
                 self._use(tensor, adopted)
         if schema.is_mutable or "batch_norm" in schema.name:
             self._write(schema, args, kwargs)
+        self.seen.recurrent = self.seen.recurrent or dropping(schema, args)
         result = func(*args, **kwargs)
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor) and tensor.layout is torch.strided and not _is_view(schema):

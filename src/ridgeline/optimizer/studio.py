@@ -17,6 +17,7 @@ from ridgeline.optimizer.executor import Executor, Recording, reason_of
 from ridgeline.optimizer.hush import hushed, only_warns
 from ridgeline.optimizer.observe import Observation, Values, observe, restored_random
 from ridgeline.optimizer.recipe import Scene
+from ridgeline.optimizer.recurrent import following, settled
 from ridgeline.optimizer.statics import Group, Statics, extent, grouped, view_of
 from ridgeline.optimizer.tree import HOST_ELEMENTS, OPAQUE, STRANGE, Flat, all_tokens, opaque, twin
 from ridgeline.optimizer.watch import Watch
@@ -46,6 +47,7 @@ class Studio:
         self.written_model: list[Tensor] = []
         self.drawn: frozenset[str] = frozenset()
         self.host_draws = 0
+        self._recurrent: torch.device | None = None
         self._codes: dict[Any, Any] = {}
         self._constants: Constants | None = None
         self._told = self._hushed = False
@@ -150,7 +152,7 @@ class Studio:
     def judge(self, seen: Observation, statics: Statics) -> None:
         if seen.acts:
             raise NotGraphable(f"the model {seen.acts[0]}, which a replay would not")
-        self.drawn = seen.drawn
+        self.drawn, self._recurrent = seen.drawn, seen.recurrent
         host = seen.drawn - {self.executor.generator}
         if host:
             raise NotGraphable(f"random numbers are drawn on the host ({', '.join(sorted(host))})")
@@ -207,9 +209,12 @@ class Studio:
         """Records a run, or the ``first`` or ``last`` part of one, and changes nothing that others see."""
         served = nullcontext() if self._constants is None else self._constants.serving(part)
         with restored_random(), served, self._hush(), random_states(drawn=self.executor.generator in self.drawn):
-            made = (executor or self.executor).record(run, told=self._told)
+            state = settled(self._recurrent) if self._recurrent is not None and part != "last" else None
+            recording, result = (executor or self.executor).record(run, told=self._told)
         self.refuse_changes()
-        return made
+        if self._recurrent is not None and state is not None:
+            recording = following(recording, self._recurrent, state)
+        return recording, result
 
     def is_written(self, group: Group) -> bool:
         return any(i in self._written for i in group.indices)
