@@ -402,9 +402,9 @@ def _searched(asked: argparse.Namespace) -> None:
 
 def _updates(fast: Any) -> dict[str, Any]:
     """How often ``train_step`` replayed the optimizer's update and the two passes before it, and why it could not."""
-    from ridgeline.optimizer.optimized import _state
+    from ridgeline.optimizer.optimized import state_of
 
-    update = _state(fast).update
+    update = state_of(fast).update
     if update is None:
         return {}
     passes = {"replays": update.graphed.replays, "misses": update.graphed.misses}

@@ -78,6 +78,21 @@ def test_deterministic_steps_are_those_of_eager_training_bit_by_bit() -> None:
     assert losses[0] == losses[1] and losses[0][-1] < losses[0][0]
 
 
+def test_steps_with_a_loss_of_the_callers_are_recorded() -> None:
+    """What the loss was looked at with kept every gradient on the default stream, and no such step was recorded."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)).cuda()
+    x, loss = torch.randn(32, 64, device="cuda"), lambda y: y.square().mean()
+    graphed = graph_training(model, (x,), {}, model, loss=loss)
+    grads = []
+    for call in (model, graphed):
+        model.zero_grad(set_to_none=True)
+        loss(call(x)).backward()
+        grads.append([p.grad.clone() for p in model.parameters()])
+    assert graphed.replays == 1
+    assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(*grads, strict=True))
+
+
 def _peak_bytes(step: Any) -> int:
     for _ in range(3):
         step()

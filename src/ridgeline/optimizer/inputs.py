@@ -42,7 +42,7 @@ class Inputs:
         return self._walked(_Copier(_Cloner()))
 
     def converted(self, dtype: torch.dtype) -> Inputs:
-        """Copies with every floating-point tensor in another precision."""
+        """Copies with every floating-point tensor in another precision, complex ones of 32 bits and more too."""
         cloner = _Cloner()
         return self._walked(_Copier(lambda t: _converted(cloner(t), dtype)))
 
@@ -160,9 +160,10 @@ class _Cloner:
 
 
 def _converted(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    if not tensor.is_floating_point() or tensor.dtype == dtype:
+    kind = dtype.to_complex() if tensor.is_complex() and dtype.itemsize >= 4 else dtype
+    if not (tensor.is_floating_point() or kind.is_complex) or tensor.dtype == kind:
         return tensor
-    return tensor.detach().to(dtype).requires_grad_(tensor.requires_grad)
+    return tensor.detach().to(kind).requires_grad_(tensor.requires_grad)
 
 
 class _Copier:

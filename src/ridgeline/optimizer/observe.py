@@ -127,20 +127,20 @@ class Values:
         self._kept = [(tensor, tensor.detach().clone()) for tensor in tensors]
 
     def put_back(self) -> None:
-        with torch.no_grad(), torch.inference_mode(False):
+        with torch.inference_mode(False), torch.no_grad():  # in this order: the first switches gradients on
             for tensor, was in self._kept:
                 tensor.copy_(was)
 
 
 def keep(tensor: Tensor) -> tuple[Tensor, Tensor]:
     """All memory under a tensor, and a copy of it."""
-    with torch.no_grad(), torch.inference_mode(False):
+    with torch.inference_mode(False), torch.no_grad():
         whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())  # type: ignore[call-overload]
         return whole, whole.clone()
 
 
 def put_back(whole: Tensor, was: Tensor) -> None:
-    with torch.no_grad(), torch.inference_mode(False):
+    with torch.inference_mode(False), torch.no_grad():
         whole.copy_(was)
 
 
@@ -173,7 +173,17 @@ def observe(call: Callable[[], Any], given: list[Tensor], watch: Watch, *, profi
     for _, tensor in watch.tensors.values():
         if tensor.layout is torch.strided and tensor.device.type != "meta":
             seen.externals.pop(_storage(tensor), None)
+    seen.externals = {key: _without_history(tensor) for key, tensor in seen.externals.items()}
     return seen
+
+
+def _without_history(tensor: Tensor) -> Tensor:
+    """What keeps a tensor's memory and nothing that led to it.
+
+    The history of an observed loss held every parameter's gradients to the stream of the observation, and no step
+    with a loss of the caller's could be recorded (H200).
+    """
+    return tensor if tensor.grad_fn is None else tensor.detach()
 
 
 def as_written() -> AbstractContextManager[Any]:

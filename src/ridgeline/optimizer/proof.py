@@ -64,7 +64,10 @@ GRADIENT = "gradient of "
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One tensor that a call left behind: what it is, and its elements or a regular selection of them."""
+    """One tensor that a call left behind: what it is, and its elements or a regular selection of them.
+
+    Complex numbers are two real ones each: an error has no other size of its own.
+    """
 
     name: str
     dtype: torch.dtype
@@ -175,7 +178,8 @@ def coarsest_step(model: nn.Module, inputs: Inputs) -> float:
 
 
 def _leaf(name: str, tensor: Tensor, limit: int) -> Leaf:
-    flat = tensor.detach().reshape(-1)
+    held = tensor.detach()
+    flat = (torch.view_as_real(held.resolve_conj()) if held.is_complex() else held).reshape(-1)
     stride = flat.numel() // limit | 1 if flat.numel() > limit else 1
     return Leaf(name, tensor.dtype, tuple(tensor.shape), flat[::stride].clone())
 
@@ -296,8 +300,8 @@ class Prover:
         return replace(worst, most_rms_frac=most)
 
     def _leaf_verdict(self, ours: Leaf, theirs: Leaf, wide: Leaf, num: int, spare: Error | None = None) -> Verdict:
-        exact = not ours.dtype.is_floating_point and not ours.dtype.is_complex
-        reference = wide.values if exact or ours.dtype.is_complex else wide.values.double()
+        exact = not ours.values.is_floating_point()
+        reference = wide.values if exact else wide.values.double()
         distance = _mismatch if exact else error_of
         error, eager = distance(ours.values, reference), distance(theirs.values, reference)
         if spare is not None and not exact:
@@ -332,7 +336,7 @@ class Prover:
             return f"{ours.name}: {num} are numbers where eager's are not, which overflow on the way"
         wide = self.subject.mode == "infer" and self._step(ours.dtype) <= WIDE_STEP
         settled = self.error_budget >= FAR_FRAC or eager_frac < FAR_FRAC / (1.0 + TIMES_EAGER)
-        if not wide or settled or ours.dtype.is_complex:
+        if not wide or settled:
             return ""
         apart = error_of(ours.values, theirs.values.double())
         if apart.rms_frac <= FAR_FRAC or apart.largest <= NEAR:
@@ -416,7 +420,7 @@ class Prover:
         for draw in range(first, first + num):
             torch.manual_seed(1234 + 977 * draw)
             for leaf in self.subject.observe(call, inputs.copied()):
-                if leaf.dtype.is_floating_point:
+                if leaf.values.is_floating_point():
                     runs.setdefault(leaf.name, Runs()).add(leaf.values)
         for name, found in runs.items():
             if name.startswith(GRADIENT):
@@ -437,7 +441,7 @@ def unproved(reason: str, reference: str = "", notes: tuple[str, ...] = ()) -> V
 
 def allowed(eager: Error, reference: Tensor, step: float) -> tuple[float, float]:
     """Twice eager's own error, and what rounding in the model's type explains where eager happens to be exact."""
-    finite = reference[reference.isfinite()] if reference.is_floating_point() or reference.is_complex() else reference
+    finite = reference[reference.isfinite()] if reference.is_floating_point() else reference
     scale = float(finite.abs().max()) if step and finite.numel() else 0.0
     rms_floor, max_floor = (RMS_FLOOR, MAX_FLOOR) if step > WIDE_STEP else (WIDE_RMS_FLOOR, WIDE_MAX_FLOOR)
     times = TIMES_EAGER if eager.rms_frac < NO_DIGIT else TIMES_NOISE
@@ -454,9 +458,9 @@ def _worse(errors: Sequence[Error], found: Sequence[Leaf], reference: Sequence[L
 
 
 def _distance(found: Leaf, wide: Leaf) -> Error:
-    if not found.dtype.is_floating_point and not found.dtype.is_complex:
+    if not found.values.is_floating_point():
         return _mismatch(found.values, wide.values)
-    return error_of(found.values, wide.values if found.dtype.is_complex else wide.values.double())
+    return error_of(found.values, wide.values.double())
 
 
 def _worse_of(a: Error, b: Error) -> Error:
@@ -474,7 +478,7 @@ def _like(ours: Leaf, theirs: Leaf) -> bool:
 def _tail(rms_frac: float, reference: Tensor) -> float:
     """How far the farthest element may be off where all of them are off by so much of the reference's size."""
     finite = reference[reference.isfinite()]
-    if finite.numel() < 2 or finite.is_complex():
+    if finite.numel() < 2:
         return 0.0
     return TAIL * math.sqrt(2.0 * math.log(finite.numel())) * rms_frac * float(finite.square().mean().sqrt())
 
@@ -543,7 +547,9 @@ class Widened:
     def of(self, tensor: Tensor) -> Tensor:
         """The wide counterpart; one for each tensor, however often it is used."""
         if id(tensor) not in self.made:
-            wide = tensor.detach().to(self.dtype) if tensor.is_floating_point() else tensor.detach().clone()
+            kind = self.dtype.to_complex() if tensor.is_complex() else self.dtype
+            counts = tensor.is_floating_point() or tensor.is_complex()
+            wide = tensor.detach().to(kind, copy=True) if counts else tensor.detach().clone()
             self.made[id(tensor)] = wide.requires_grad_(tensor.requires_grad)
         return self.made[id(tensor)]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 from weakref import WeakValueDictionary
@@ -17,7 +18,7 @@ from ridgeline.errors import NotGraphable, OptimizeError, nearest
 from ridgeline.optimizer import cache, update
 from ridgeline.optimizer.backend import Report
 from ridgeline.optimizer.candidate import Built, Candidate, Layout, build, forget_compiled
-from ridgeline.optimizer.inputs import Inputs
+from ridgeline.optimizer.inputs import Inputs, State
 from ridgeline.optimizer.ladder import DEFAULT_BUDGET_S
 from ridgeline.optimizer.later import Later
 from ridgeline.optimizer.measure import Track, compare, reserved_bytes
@@ -102,11 +103,23 @@ def _searched(problem: Problem) -> Outcome:
     except Exception as error:
         if isinstance(error, OptimizeError) and not isinstance(error, NotGraphable):
             raise  # something to tell the caller about the question itself
+        _called_once(problem)
+        return given_up(problem, f"left as it is: {why_failed(error)}")
+
+
+def _called_once(problem: Problem) -> None:
+    """A call as the caller makes it, whose own mistakes are the caller's; nothing of it stays."""
+    state, given = None, problem.inputs
+    with suppress(Exception):  # what kept the search from looking at it keeps us, too
+        state, given = State(problem.model), problem.inputs.copied()
+    try:
         with torch.set_grad_enabled(problem.mode != "infer"):
-            output = problem.model(*problem.inputs.args, **problem.inputs.kwargs)  # its own mistakes are the caller's
+            output = problem.model(*given.args, **given.kwargs)
             if problem.loss is not None:
                 problem.loss(output)
-        return given_up(problem, f"left as it is: {why_failed(error)}")
+    finally:
+        if state is not None:
+            state.restore()
 
 
 def _problem(

@@ -308,6 +308,33 @@ def test_recurrent_layers_are_afterwards_what_they_were() -> None:
     assert watch.same(), watch.changes()
 
 
+class _Spectral(nn.Module):
+    """A layer over frequencies, whose weights are complex."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(0.3 * torch.randn(5, 5, dtype=torch.complex64))
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        found = torch.fft.rfft(x) @ self.weight
+        return {"loss": torch.fft.irfft(found, n=8).square().sum(), "found": found.conj()}
+
+
+@pytest.mark.parametrize("turn", [1.0, 1.0 + 1e-3, 1.0 + 1e-3j])
+def test_complex_weights_and_results_are_judged_in_both_parts(turn: complex) -> None:
+    torch.manual_seed(0)
+    model = _Spectral()
+
+    def turned(x: torch.Tensor) -> dict[str, torch.Tensor]:
+        found = model(x)
+        return found | {"found": found["found"] * turn}
+
+    prover = _prover(model, torch.randn(3, 8), mode="train")
+    verdict = prover.judge(turned)
+    assert prover.reference == "float64" and bool(verdict) == (turn == 1.0), verdict
+    assert model.weight.dtype is torch.complex64 and model.weight.grad is None
+
+
 def test_experts_have_a_float64_reference_too() -> None:
     """Products of groups have none, and eager's own results in its place would call every other rounding wrong."""
     transformers = pytest.importorskip("transformers")

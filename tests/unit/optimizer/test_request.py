@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import time
 from dataclasses import replace
@@ -207,3 +208,17 @@ def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: Any) -> None:
                          (f"{tmp_path}/other.json", "no receipt")):  # fmt: skip
         assert main(["optimize", source]) == 2
         assert said in capsys.readouterr().err
+
+
+def test_a_search_that_fails_leaves_statistics_and_random_numbers_alone(monkeypatch: Any) -> None:
+    def failing(problem: Any) -> Any:
+        raise RuntimeError("no search today")
+
+    monkeypatch.setattr(request, "search", failing)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.5)).train()
+    before, drawn = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    fast = rl.optimize(model, (torch.randn(4, 8, generator=torch.Generator().manual_seed(1)),), mode="train")
+    assert fast.receipt.winner == "eager" and any("no search today" in note for note in fast.receipt.notes)
+    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), before.values(), strict=True))
+    assert torch.equal(torch.get_rng_state(), drawn)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import sys
 from collections.abc import Callable
@@ -140,3 +141,35 @@ def test_what_a_loss_does_is_no_obstacle_to_recording_its_model(capsys: Any) -> 
     assert torch.equal(torch.get_rng_state(), before) and "a loss" in capsys.readouterr().out
     call(x).sum().backward()
     assert torch.equal(model.bias.grad, torch.full((4,), 2.0))
+
+
+def test_no_history_of_an_observed_step_is_left_when_it_is_recorded(monkeypatch: Any) -> None:
+    """On a device it would hold the parameters' gradients to another stream than the one that is recorded."""
+    model, x = torch.nn.Linear(4, 4), torch.randn(3, 4)
+    unseen, record, left = training._unseen, training.TrainingStudio._record, []
+
+    def marked(loss: Any, result: Any) -> Any:
+        training.mark_accumulators(list(model.parameters()))
+        return unseen(loss, result)
+
+    def recorded(self: Any, *args: Any) -> Any:
+        nodes = [training.get_gradient_edge(parameter).node for parameter in model.parameters()]
+        left.append([training._BEFORE in node.metadata for node in nodes])
+        return record(self, *args)
+
+    monkeypatch.setattr(training, "_unseen", marked)
+    monkeypatch.setattr(training.TrainingStudio, "_record", recorded)
+    training.graph_training(model, (x,), {}, model, loss=lambda y: y.square().sum(), executor=TapeExecutor())
+    assert left == [[False, False]]
+
+
+def test_weights_that_a_forward_writes_are_recorded() -> None:
+    model = torch.nn.Embedding(11, 8, max_norm=0.5)
+    eager, ids = copy.deepcopy(model), torch.tensor([1, 4, 4, 9])
+    graphed = training.graph_training(model, (ids,), {}, model, loss=lambda y: y.sum(), executor=TapeExecutor())
+    for each, call in ((eager, eager), (model, graphed)):
+        for _ in range(3):
+            call(ids).square().sum().backward()
+            with torch.no_grad():
+                each.weight -= each.weight.grad
+    assert graphed.replays == 3 and torch.equal(model.weight, eager.weight)
