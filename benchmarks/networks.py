@@ -238,3 +238,46 @@ class Detector(nn.Module):
             chosen += [taken[thing] for thing in range(kinds.shape[1])]
         rows = torch.arange(len(kinds), device=kind.device).repeat_interleave(kinds.shape[1])
         return rows, torch.tensor(chosen, device=kind.device)
+
+
+class Waves(nn.Module):
+    """A field from a field by layers over its lowest frequencies, whose weights are complex, in float32."""
+
+    def __init__(self, width: int = 32, modes: int = 12, layers: int = 4) -> None:
+        super().__init__()
+        self.modes = modes
+        self.rise, self.fall = nn.Conv2d(3, width, 1).float(), nn.Conv2d(width, 1, 1).float()
+        self.points = nn.ModuleList(nn.Conv2d(width, width, 1).float() for _ in range(layers))
+        size = (layers, 2, width, width, modes, modes)
+        self.waves = nn.Parameter(torch.randn(size, dtype=torch.complex64) / width)
+
+    def forward(self, field: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        x, k = self.rise(field), self.modes
+        for point, (low, high) in zip(self.points, self.waves):
+            seen = torch.fft.rfft2(x)
+            made = torch.zeros_like(seen)
+            made[:, :, :k, :k] = torch.einsum("bixy,ioxy->boxy", seen[:, :, :k, :k], low)
+            made[:, :, -k:, :k] = torch.einsum("bixy,ioxy->boxy", seen[:, :, -k:, :k], high)
+            x = F.gelu(torch.fft.irfft2(made, s=x.shape[-2:]) + point(x))
+        return {"loss": F.mse_loss(self.fall(x), labels)}
+
+
+class Sketches(nn.Module):
+    """Images from few numbers each, drawn around what an encoder says of them."""
+
+    def __init__(self, width: int = 32, latent: int = 64) -> None:
+        super().__init__()
+        sizes = [3, width, 2 * width, 4 * width]
+        self.down = nn.Sequential(*(layer for a, b in pairwise(sizes) for layer in
+                                    (nn.Conv2d(a, b, 4, 2, 1), nn.BatchNorm2d(b), nn.LeakyReLU(0.2))))  # fmt: skip
+        self.about, self.again = nn.Linear(4 * width * 64, 2 * latent), nn.Linear(latent, 4 * width * 64)
+        back = [*sizes[:0:-1], 3]
+        self.up = nn.Sequential(*(layer for a, b in pairwise(back) for layer in
+                                  (nn.BatchNorm2d(a), nn.ReLU(), nn.ConvTranspose2d(a, b, 4, 2, 1))))  # fmt: skip
+
+    def forward(self, image: Tensor) -> dict[str, Tensor]:
+        mean, spread = self.about(self.down(image).flatten(1)).chunk(2, -1)
+        drawn = mean + torch.randn_like(mean) * (0.5 * spread).exp()
+        made = self.up(self.again(drawn).unflatten(1, (-1, 8, 8)))
+        apart = 0.5 * (mean.float().square() + spread.float().exp() - 1.0 - spread.float()).sum(-1).mean()
+        return {"loss": F.mse_loss(made.float(), image.float()) + 1e-3 * apart}

@@ -882,6 +882,21 @@ def _citations() -> Any:
     return Messages(1433, 64, 7), (), {**kwargs, "labels": workloads._ids(7, 2708, 1)[:, 0]}
 
 
+def _waves() -> Any:
+    import torch
+    from networks import Waves
+
+    kwargs = {"field": torch.randn(16, 3, 64, 64, dtype=torch.float32)}
+    return Waves(), (), {**kwargs, "labels": torch.randn(16, 1, 64, 64, dtype=torch.float32)}
+
+
+def _sketches() -> Any:
+    import torch
+    from networks import Sketches
+
+    return Sketches(), (), {"image": torch.randn(128, 3, 64, 64)}
+
+
 def _timm(name: str, batch: int) -> Any:
     def make() -> Any:
         import workloads
@@ -901,7 +916,8 @@ TRAINED = {
     "gpt2-medium-amp-train-8x512": _cast_words, "t5-small-train-8x128": _t5_small, "lstm-train-35x20": _words,
     "table-train-1024": _columns, "segformer-b0-train-4": _segments, "detector-train-4": _detector,
     "citations-train-2708": _citations, "resnet18-train-16": _timm("resnet18", 16),
-    "mobilenetv3-train-32": _timm("mobilenetv3_small_100", 32),
+    "mobilenetv3-train-32": _timm("mobilenetv3_small_100", 32), "waves-train-16": _waves,
+    "sketches-train-128": _sketches,
 }  # fmt: skip
 
 
