@@ -81,3 +81,16 @@ def test_steps_without_a_seeding_drop_others_every_time() -> None:
     graphed = graph_training(layers, (x,), {}, layers, loss=_loss)
     steps = [_stepped(graphed, layers, x)[0] for _ in range(6)]
     assert min(_apart([a], [b]) for i, a in enumerate(steps) for b in steps[:i]) > 0.05
+
+
+def test_gradients_of_recorded_layers_add_up() -> None:
+    """cuDNN leaves those of all weights in one stretch of memory, in which the next step's are written."""
+    layers, x = _layers("lstm", torch.float32, 0.0)
+    graphed = graph_training(layers, (x,), {}, layers, loss=_loss)
+    found = []
+    for call in (layers, graphed):
+        layers.zero_grad(set_to_none=True)
+        for i in range(3):
+            _loss(call(x + i)).backward()
+        found.append([p.grad.clone() for p in layers.parameters()])
+    assert _apart(found[1], found[0]) < 1e-3 and graphed.replays == 3

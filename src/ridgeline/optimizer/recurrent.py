@@ -8,6 +8,7 @@ next seeding. A recording therefore has its state made before it, holds it, and 
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -44,7 +45,8 @@ def settled(device: torch.device) -> Tensor | None:
 
     None where such a layer does not take cuDNN's way.
     """
-    with torch.inference_mode(False), torch.no_grad(), _Handed() as handed:
+    with torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings(), _Handed() as handed:
+        warnings.simplefilter("ignore")  # weights that do not lie in one stretch are put together, with a word
         x = torch.zeros(1, 1, 1, device=device)
         weights = [torch.zeros(4, 1, device=device)] * 2 + [torch.zeros(4, device=device)] * 2
         torch.lstm(x, (x, x), weights, True, 1, 0.5, True, False, False)
