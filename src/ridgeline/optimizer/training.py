@@ -430,14 +430,25 @@ class TrainingStudio(Studio):
     def step(self, statics: Statics, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
         """A forward and its backward, in which functions with one of their own and hooks run Python too."""
         result = super().step(statics, arguments)
-        value = _unseen(self.loss, result) if self.loss is not None else _own_loss(result)
-        able = [t for _, t in leaves(result if value is None else [value]) if t.requires_grad]
+        able = self._ends(result)
         wanted = [tensor for _, tensor in self.watch.tensors.values() if tensor.requires_grad and tensor.is_leaf]
         if able and wanted:
             _refuse_reentrant(able)
             with casts.off(), self.without_hooks(), torch.autograd.set_multithreading_enabled(False):
                 torch.autograd.grad(able, wanted, [torch.ones_like(each) for each in able], allow_unused=True)
         return result
+
+    def _ends(self, result: Any) -> list[Tensor]:
+        """Where a backward enters the model: the results that the loss comes from.
+
+        What a loss of the caller's makes on the way is nobody's to keep: widened logits, say.
+        """
+        able = [tensor for _, tensor in leaves(result) if tensor.requires_grad]
+        if self.loss is not None:
+            loss = self.loss
+            return _unseen(lambda found: _used(loss(found), able), result)
+        value = _own_loss(result)
+        return able if value is None else [value] if value.requires_grad else []
 
     def _adopt_after(self) -> None:
         """The watch was made anew by observing; parameters may have been made in the first call."""
@@ -516,10 +527,7 @@ class TrainingStudio(Studio):
         value = self.loss(result) if self.loss is not None else _own_loss(result)
         if value is None or not value.requires_grad:
             return tuple(output.requires_grad for output in outputs)
-        if any(value is output for output in able):
-            return tuple(output is value for output in outputs)
-        grads = torch.autograd.grad(value, able, retain_graph=True, allow_unused=True)
-        used = {id(output) for output, grad in zip(able, grads) if grad is not None}
+        used = {id(output) for output in _used(value, able)}
         return tuple(id(output) in used for output in outputs)
 
     def _reach(self, flat: Flat, statics: Statics) -> list[set[int]]:
@@ -631,6 +639,16 @@ def renew_accumulator(parameter: Tensor) -> None:
     kept = parameter.data
     parameter.data = kept.new_empty(0, dtype=torch.float64 if kept.dtype != torch.float64 else torch.float32)
     parameter.data = kept
+
+
+def _used(value: Any, able: list[Tensor]) -> list[Tensor]:
+    """Of these results those that a value comes from; the value alone where it is one of them."""
+    if not isinstance(value, Tensor) or not value.requires_grad or not able:
+        return []
+    if any(value is each for each in able):
+        return [value]
+    grads = torch.autograd.grad(value, able, torch.ones_like(value), retain_graph=True, allow_unused=True)
+    return [each for each, grad in zip(able, grads) if grad is not None]
 
 
 def _unseen(loss: Callable[..., Any], result: Any) -> Any:

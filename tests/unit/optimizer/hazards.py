@@ -556,7 +556,7 @@ CASES: tuple[Case, ...] = (
     Case("a mark on a result", _of(_marked_result), _x(), refused="tag"),
     Case("a result to be awaited", _of(_awaited), _x(), refused="coroutine", state=False),
     Case("a result that is a function", _of(_function_result), _x(), refused="function", state=False),
-    Case("writes past autograd to what it returns", _of(_own_buffer), _x(), refused="leaf"),
+    Case("writes past autograd to what it returns", _of(_own_buffer), _x()),
 )  # fmt: skip
 
 

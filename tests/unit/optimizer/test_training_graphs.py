@@ -159,8 +159,10 @@ def test_no_history_of_an_observed_step_is_left_when_it_is_recorded(monkeypatch:
 
     monkeypatch.setattr(training, "_unseen", marked)
     monkeypatch.setattr(training.TrainingStudio, "_record", recorded)
-    training.graph_training(model, (x,), {}, model, loss=lambda y: y.square().sum(), executor=TapeExecutor())
+    loss = lambda y: y.double().square().sum()
+    graphed = training.graph_training(model, (x,), {}, model, loss=loss, executor=TapeExecutor())
     assert left == [[False, False]]
+    assert not graphed._studio._externals, "what the loss makes of the result is nobody's to keep"
 
 
 def test_weights_that_a_forward_writes_are_recorded() -> None:
