@@ -71,6 +71,18 @@ def constrained() -> nn.Module:
     return nn.Sequential(first, nn.ReLU(), nn.utils.parametrizations.weight_norm(nn.Linear(8, 4)))
 
 
+class Waves(nn.Module):
+    """A layer whose weights are complex."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.head = nn.Parameter(0.3 * torch.randn(5, 5, dtype=torch.complex64)), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.head(torch.fft.irfft(torch.fft.rfft(x) @ self.weight, n=8))
+        return found
+
+
 class Adapted(nn.Module):
     """A frozen layer with a trained one of low rank beside it, which can be switched off."""
 
@@ -369,6 +381,37 @@ def the_last_batch_is_smaller(call: Any, model: Any, data: Data, seen: Seen) -> 
     _trained(call, model, data, seen, loss=loss)
 
 
+def a_closure_is_called_several_times(call: Any, model: Any, data: Data, seen: Seen) -> None:
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.2, max_iter=3)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        value = _loss(call, data, 0)
+        value.backward()
+        return value
+
+    for _ in range(STEPS):
+        seen.append(optimizer.step(closure).detach())
+
+
+def weights_are_in_the_loss_too(call: Any, model: Any, data: Data, seen: Seen) -> None:
+    def loss(call: Any, data: Data, step: int) -> Tensor:
+        return _loss(call, data, step) + 1e-2 * sum(p.abs().sum() for p in model.parameters())
+
+    _trained(call, model, data, seen, loss=loss)
+
+
+def several_forwards_make_one_loss(call: Any, model: Any, data: Data, seen: Seen) -> None:
+    def loss(call: Any, data: Data, step: int) -> Tensor:
+        return torch.stack([_loss(call, data, 10 * step + i) for i in range(3)]).mean()
+
+    _trained(call, model, data, seen, loss=loss)
+
+
+def frequencies_are_weighed(call: Any, model: Any, data: Data, seen: Seen) -> None:
+    _trained(call, model, data, seen)
+
+
 LOOPS: dict[Callable[..., None], Callable[[], nn.Module]] = {
     gradients_are_clipped: constrained, gradients_add_up_under_a_schedule: dropped, weights_are_averaged: mlp,
     gradients_are_scaled: mlp, adapters_are_merged_and_switched_off: Adapted, parameters_step_in_the_backward: mlp,
@@ -377,7 +420,8 @@ LOOPS: dict[Callable[..., None], Callable[[], nn.Module]] = {
     inputs_are_moved_by_their_gradients: normed, some_parameters_are_asked_for: mlp, settings_change: dropped,
     statistics_are_frozen: normed, weights_move: mlp, other_weights_are_called_with: mlp,
     states_are_carried: Recurrent, two_are_compared: mlp, a_teacher_follows: Taught, hooks_come_and_go: mlp,
-    the_last_batch_is_smaller: normed,
+    the_last_batch_is_smaller: normed, a_closure_is_called_several_times: mlp, weights_are_in_the_loss_too: mlp,
+    several_forwards_make_one_loss: mlp, frequencies_are_weighed: Waves,
 }  # fmt: skip
 
 
