@@ -390,10 +390,17 @@ def _passed_on(name: str) -> property:
 def plain_step(model: Callable[..., Any], optimizer: Any, loss: Callable[..., Tensor] | None, args: tuple[Any, ...],
                kwargs: dict[str, Any], update: Callable[[], Any] | None = None) -> Tensor:  # fmt: skip
     """A step of training as a person writes it; ``update`` is what stands for the optimizer's own step."""
-    optimizer.zero_grad(set_to_none=True)
-    value = loss_of(model(*args, **kwargs), loss)
-    with casts.off():
-        value.backward()
+
+    def differentiated() -> Tensor:
+        optimizer.zero_grad(set_to_none=True)
+        value = loss_of(model(*args, **kwargs), loss)
+        with casts.off():
+            value.backward()
+        return value
+
+    if isinstance(optimizer, torch.optim.LBFGS):  # which asks for the loss as often as it likes
+        return optimizer.step(differentiated).detach()  # type: ignore[arg-type, return-value, union-attr]
+    value = differentiated()
     (update or optimizer.step)()
     return value.detach()
 
