@@ -33,7 +33,7 @@ LOST = {
 """Results that were slower than `torch.compile`, or allocated more than eager; the note says why."""
 LITTLE = {("optimize_train_16.json.gz", "wav2vec2-base-train-8x10s"), ("optimize_train_17.json.gz", "lstm-train-35x20"),
           ("optimize_train_18.json.gz", "mobilenetv3-train-32")}  # fmt: skip
-"""Eager returned: by layers that a step happens to drop, and by 60 to 240 KB of tables for our update, a little more."""
+"""Eager returned: by layers that a step drops, and by 60 to 240 KB of tables for our update: a little more."""
 
 
 def _parts(path: Path) -> dict[str, Any]:
