@@ -324,9 +324,10 @@ def molecules_then_collected(s: Setting, fixed: bool) -> Program:
 
 @case("graph break", "no logger inside of what is compiled", compiles=True, both=True, **ONE)
 def blocks_that_log_compiled(s: Setting, fixed: bool) -> Program:
-    """A compiled network whose blocks tell a logger what they gave."""
+    """A compiled network whose blocks tell a logger what is inside of them."""
     torch._dynamo.reset()
-    model = s.place(lambda: nets.Counted(s.pick(1024, 16), s.pick(16, 2), None if fixed else nets.tell)).eval()
+    block = lambda: nets.Narrow(s.pick(1024, 16), None if fixed else nets.tell)
+    model = s.place(lambda: nn.Sequential(*(block() for _ in range(s.pick(16, 2))))).eval()
     run = torch.compile(model, backend=compiler(s), dynamic=False)
     x = _rows(s, 512, 1024)
 
@@ -652,6 +653,6 @@ def healthy_copied_ahead(s: Setting, fixed: bool) -> Program:
 def healthy_compiled_blocks(s: Setting, fixed: bool) -> Program:
     """A network of blocks, compiled whole, trained."""
     torch._dynamo.reset()
-    model = s.place(lambda: nets.Counted(s.pick(1024, 16), s.pick(8, 2), None))
-    run, x = torch.compile(model, backend=compiler(s), dynamic=False), _rows(s, 16_384, 1024)
+    model, x = _stack(s, 1024, 8), _rows(s, 16_384, 1024)
+    run = torch.compile(model, backend=compiler(s), dynamic=False)
     return Program(_optimized(fresh.adamw(s, model), lambda: F.mse_loss(run(x), x)))

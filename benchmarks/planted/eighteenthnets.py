@@ -155,14 +155,18 @@ class Settling(nn.Module):
 
 
 class Narrow(nn.Module):
-    """A wide layer between two narrow ones, and a way around them."""
+    """A wide layer between two narrow ones, and a way around them; whoever listens is told what comes in between."""
 
-    def __init__(self, wide: int) -> None:
+    def __init__(self, wide: int, tell: Callable[..., None] | None = None) -> None:
         super().__init__()
+        self.tell = tell
         self.norm, self.up, self.down = nn.LayerNorm(wide), nn.Linear(wide, 4 * wide), nn.Linear(4 * wide, wide)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(F.gelu(self.up(self.norm(x))))
+        inner = F.gelu(self.up(self.norm(x)))
+        if self.tell is not None:
+            self.tell("inside there are %s", tuple(inner.shape))
+        return x + self.down(inner)
 
 
 class Orbit(nn.Module):
@@ -178,21 +182,6 @@ class Orbit(nn.Module):
             second = self.parts(x + 0.5 * by * first)
             third = self.parts(x + 0.5 * by * second)
             x = x + by / 6 * (first + 2 * second + 2 * third + self.parts(x + by * third))
-        return x
-
-
-class Counted(nn.Module):
-    """Rows through blocks; how large they get is told to whoever listens."""
-
-    def __init__(self, wide: int, layers: int, tell: Callable[[str, Any], None] | None) -> None:
-        super().__init__()
-        self.blocks, self.tell = nn.ModuleList(Narrow(wide) for _ in range(layers)), tell
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = block(x)
-            if self.tell is not None:
-                self.tell("block gave %s", tuple(x.shape))
         return x
 
 
