@@ -210,6 +210,8 @@ EIGHTEENTH = (
     "healthy_wide_sight healthy_grouped_pictures healthy_foreseen healthy_replayed_control healthy_pairs_told_apart "
     "healthy_counted_at_the_end healthy_questions_answered healthy_copied_ahead healthy_compiled_blocks"
 ).split()
+EIGHTEENTH_REST = "texts_collated_in_the_loop again_healthy_tuned_experts again_words_checkpointed".split()
+"""What the seventeenth left to ask and to record."""
 LEFT = (
     "again_padded_in_order again_pictures_in_graph again_tables_zeroed healthy_compiled_training "
     "again_adam_tensor_by_tensor again_healthy_graph_decode"
@@ -221,7 +223,7 @@ SUITES = {
     "tenth": TENTH, "eleventh": ELEVENTH, "twelfth": TWELFTH, "thirteenth": THIRTEENTH,
     "fourteenth": FOURTEENTH, "fourteenth-rest": FOURTEENTH_REST, "fifteenth": FIFTEENTH, "sixteenth": SIXTEENTH,
     "seventeenth": SEVENTEENTH, "seventeenth-rest": SEVENTEENTH_REST, "eighteenth": EIGHTEENTH,
-    "left": LEFT,
+    "eighteenth-rest": EIGHTEENTH_REST, "left": LEFT,
 }  # fmt: skip
 
 
