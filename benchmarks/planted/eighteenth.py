@@ -13,7 +13,7 @@ import itertools
 import random
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import eighteenthnets as nets
@@ -257,14 +257,18 @@ def negatives_mined_on_host(s: Setting, fixed: bool) -> Program:
 @case("host-bound", "replay the orbits from a CUDA graph", **TRIED)
 def orbits_followed_eagerly(s: Setting, fixed: bool) -> Program:
     """Where things are after twenty steps of a learned law, four looks a step."""
-    model = s.place(lambda: nets.Orbit(s.pick(256, 8)), torch.float32).eval()
-    x = torch.randn(s.pick(1024, 4), 8, device=s.device)
+    return _orbits(s, replayed=fixed, dtype=torch.float32)
+
+
+def _orbits(s: Setting, replayed: bool, dtype: torch.dtype) -> Program:
+    model = s.place(lambda: nets.Orbit(s.pick(256, 8)), dtype).eval()
+    x = torch.randn(s.pick(1024, 4), 8, device=s.device, dtype=dtype)
 
     @torch.no_grad()
     def run() -> None:
         x.copy_(model(x, 0.01, s.pick(20, 2)).clamp(-3, 3))
 
-    return Program(graphed(run) if fixed and s.cuda else run, functools.partial(precision, "high"))
+    return Program(graphed(run) if replayed and s.cuda else run, functools.partial(precision, "high"))
 
 
 @case("unfused optimizer", "the same update over lists of weights", **TRIED)
@@ -354,14 +358,18 @@ def waves_in_steps(s: Setting, fixed: bool) -> Program:
 @case("fp32 matmul", 'set_float32_matmul_precision("high")', **TRIED)
 def genes_in_fp32(s: Setting, fixed: bool) -> Program:
     """How much of each gene there is, through a narrow middle and back."""
+    return _genes(s, "high" if fixed else "highest", F.poisson_nll_loss)
+
+
+def _genes(s: Setting, how: str, judged: Callable[[Tensor, Tensor], Tensor]) -> Program:
     genes, wide = s.pick(16_384, 16), s.pick(2048, 8)
     sizes = (genes, wide, wide, genes)
     layers = lambda: nn.Sequential(
         *(part for a, b in itertools.pairwise(sizes) for part in (nn.Linear(a, b), nn.LayerNorm(b), nn.ReLU()))
     )
     model, x = s.place(layers, torch.float32), torch.rand(s.pick(2048, 4), genes, device=s.device)
-    learn = _optimized(fresh.adamw(s, model), lambda: F.poisson_nll_loss(model(x), x))
-    return Program(learn, functools.partial(precision, "high" if fixed else "highest"))
+    learn = _optimized(fresh.adamw(s, model), lambda: judged(model(x), x))
+    return Program(learn, functools.partial(precision, how))
 
 
 @case("NCHW convolution", "network and pictures in channels_last", **TRIED)
@@ -557,10 +565,16 @@ def healthy_grouped_pictures(s: Setting, fixed: bool) -> Program:
 @healthy
 def healthy_foreseen(s: Setting, fixed: bool) -> Program:
     """Gated cells of cuDNN over long series."""
+    return _foreseen(s, replayed=False)
+
+
+def _foreseen(s: Setting, replayed: bool) -> Program:
     model = s.place(lambda: nets.Foreseen(s.pick(256, 8), s.pick(1024, 8), 2))
     x = _bf16(s, s.pick(256, 2), s.pick(129, 5), s.pick(256, 8))
     state = _bf16(s, 2, len(x), s.pick(1024, 8))
-    return Program(_optimized(fresh.adamw(s, model), lambda: F.mse_loss(model(x[:, :-1], state), x[:, 1:])))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True, capturable=replayed and s.cuda)
+    learn = _optimized(optimizer, lambda: F.mse_loss(model(x[:, :-1], state), x[:, 1:]))
+    return Program(graphed(learn) if replayed and s.cuda else learn)
 
 
 @healthy
@@ -656,3 +670,23 @@ def healthy_compiled_blocks(s: Setting, fixed: bool) -> Program:
     model, x = _stack(s, 1024, 8), _rows(s, 16_384, 1024)
     run = torch.compile(model, backend=compiler(s), dynamic=False)
     return Program(_optimized(fresh.adamw(s, model), lambda: F.mse_loss(run(x), x)))
+
+
+# ---------------------------------------------------------------- what was told, done
+
+
+@case("host-bound", "capture the step in a CUDA graph", **TRIED)
+def again_healthy_foreseen(s: Setting, fixed: bool) -> Program:
+    return _foreseen(s, replayed=fixed)
+
+
+@case("fp32 matmul", "weights and places in bf16", **TRIED)
+def again_orbits_followed_eagerly(s: Setting, fixed: bool) -> Program:
+    return _orbits(s, replayed=True, dtype=torch.bfloat16 if fixed else torch.float32)
+
+
+@case("unfused pointwise chain", "torch.compile the loss", compiles=True, **ONE)
+def again_genes_in_fp32(s: Setting, fixed: bool) -> Program:
+    torch._dynamo.reset()
+    judged = torch.compile(F.poisson_nll_loss, backend=compiler(s), dynamic=False) if fixed else F.poisson_nll_loss
+    return _genes(s, "high", judged)

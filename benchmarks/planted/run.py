@@ -210,8 +210,12 @@ EIGHTEENTH = (
     "healthy_wide_sight healthy_grouped_pictures healthy_foreseen healthy_replayed_control healthy_pairs_told_apart "
     "healthy_counted_at_the_end healthy_questions_answered healthy_copied_ahead healthy_compiled_blocks"
 ).split()
-EIGHTEENTH_REST = "texts_collated_in_the_loop again_healthy_tuned_experts again_words_checkpointed".split()
-"""What the seventeenth left to ask and to record."""
+EIGHTEENTH_REST = (
+    "healthy_counted_at_the_end healthy_questions_answered healthy_copied_ahead healthy_compiled_blocks "
+    "again_healthy_foreseen again_orbits_followed_eagerly again_genes_in_fp32 again_healthy_tuned_experts "
+    "again_words_checkpointed texts_collated_in_the_loop"
+).split()
+"""Of the eighteenth, what its first run did not reach, and what it and the seventeenth left to ask."""
 LEFT = (
     "again_padded_in_order again_pictures_in_graph again_tables_zeroed healthy_compiled_training "
     "again_adam_tensor_by_tensor again_healthy_graph_decode"
