@@ -78,6 +78,11 @@ TRUE = {
     ("healthy_averaged_diffusion", "pointwise-chains"),  # group norms, SiLU and casts in steps: 31.4 of 58.0 ms
     ("healthy_policy_near_the_old", "launch-bound"),  # from a graph 10.8 of 19.1 ms
     ("healthy_tuned_adapters", "pointwise-chains"),  # a hub's decoder, its layers compiled: 17.6 of 51.8 ms
+    ("words_checkpointed", "pointwise-chains"),  # a hub's decoder, its layers compiled: 12.9 of 61.5 ms
+    ("words_tensor_by_tensor", "pointwise-chains"),
+    ("genes_in_fp32", "pointwise-chains"),  # a loss in six passes, compiled: 0.58 of 4.37 ms
+    ("orbits_followed_eagerly", "tensor-cores-unused"),  # products of 6 µs in a graph, in bf16: 0.86 of 2.12 ms
+    ("healthy_foreseen", "launch-bound"),  # cells of cuDNN from a graph: 8.10 of 15.2 ms
     ("words_checkpointed", "logits"),  # the hub's loss makes logits fp32: 1.77 of 63.3 ms
     ("words_tensor_by_tensor", "logits"),
     ("healthy_compiled_words", "logits"),  # so does autocast: 4.8 of 68.7 ms of kernels are gone outside of it
@@ -88,16 +93,12 @@ UNTRIED = {
     ("norms_one_by_one", "pointwise-chains"),  # gates over channels
     ("healthy_drawn_words", "pointwise-chains"),  # rotary positions and gates inside of a graph
     ("healthy_tuned_experts", "pointwise-chains"),
-    ("words_checkpointed", "pointwise-chains"),
-    ("words_tensor_by_tensor", "pointwise-chains"),
     ("healthy_tuned_adapters", "logits"),  # the hub's loss turns logits into fp32 and their gradients back
     ("healthy_tuned_experts", "logits"),
     ("healthy_tuned_summaries", "unfused-attention"),  # the hub spells it out, in fp32
     ("healthy_tuned_summaries", "tensor-cores-unused"),  # its products
     ("healthy_tuned_texts", "masked-attention"),  # padded texts, a sixth of them padding
-    ("genes_in_fp32", "pointwise-chains"),  # a loss in six passes
-    ("orbits_followed_eagerly", "tensor-cores-unused"),  # products of 6 µs in a graph
-    ("healthy_foreseen", "launch-bound"),  # cells of cuDNN, 10.1 of 16.1 ms are kernels
+    ("healthy_questions_answered", "launch-bound"),  # PyTorch's own layers on a slow host
     ("healthy_inner_steps", "launch-bound"),  # 12.4 of 20.7 ms are kernels
 }
 """What is found there and has evidence, and nobody has tried the advice: neither true nor false."""
@@ -109,6 +110,7 @@ MISSED = {
     "again_weights_cast_for_each_piece",  # compiling brought 5.85 ms, 4.71 at most were promised
     "again_healthy_hub_translator",  # −0.9 ± 4.2 ms: under capture the hub leaves fused attention
     "again_healthy_averaged_diffusion",  # 31.4 of 58.0 ms, where 15.1 at most are promised: norms are joined as well
+    "again_words_checkpointed",  # 12.9 of 61.5 ms by compiling, where 10.1 at most are promised
     "again_healthy_compiled_words",  # 13.8 ± 12.6 of 94 ms, where the host decides and 1.4 at most are promised
     "again_policy_compiled",  # 0.49 where 0.39 at most were promised
     "again_pictures_embedded_under_autocast",  # 0.28 of 8.16 from a graph, where the device decides
@@ -218,7 +220,7 @@ def test_what_was_tried_of_fixed_and_healthy_programs_was_true(tried):
     """The advice was taken, and brought at least the low end and more than noise."""
     named = [one for one in tried if one.finding is not None and one.finding.step_frac > WEIGHTY_FRAC]
     false = {one.case for one in named if not one.confirmed}
-    known = {"again_columns_one_by_one", "again_healthy_ranker"}
+    known = {"again_columns_one_by_one", "again_healthy_ranker", "again_healthy_tuned_experts"}  # 0.36 ± 1.72 of 27.4
     assert len(named) >= 15 and false <= known, false
 
 
