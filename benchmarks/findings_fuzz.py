@@ -19,7 +19,7 @@ from ridgeline.profiler.floors import device_of
 from ridgeline.profiler.recordings import planted_folder
 from ridgeline.trace import Trace, read
 
-SUITES = ("eleventh", "twelfth", "thirteenth", "fourteenth", "fifteenth", "sixteenth", "seventeenth")
+SUITES = ("eleventh", "twelfth", "thirteenth", "fourteenth", "fifteenth", "sixteenth", "seventeenth", "eighteenth")
 SMALL_BYTES = 30_000
 EACH = 4
 ODD = (

@@ -85,6 +85,7 @@ class Case:
     stack: bool = True  # the planted program is also recorded with its Python stack
     traced: bool = True
     plain: bool = False  # also recorded without shapes, schedule and marks of steps
+    both: bool = False  # the planted program compiles as well, and is warmed up
 
 
 CASES: dict[str, Case] = {}

@@ -107,12 +107,13 @@ def _build(setting: Setting, case: Case, fixed: bool) -> Program:
 
 
 def warmed(setting: Setting, case: Case, folder: Path) -> dict[str, Any]:
-    """The fixed program for two steps, so that what it compiles lies in the cache."""
-    program = _build(setting, case, True)
-    with running([program]), program.scope():
-        for _ in range(2):
-            program.step()
-        setting.synchronize()
+    """The fixed program for two steps (or both), so that what it compiles lies in the cache."""
+    for fixed in (True, False) if case.both else (True,):
+        program = _build(setting, case, fixed)
+        with running([program]), program.scope():
+            for _ in range(2):
+                program.step()
+            setting.synchronize()
     return {}
 
 

@@ -200,6 +200,22 @@ SEVENTEENTH_REST = (
     "again_healthy_compiled_words series_pageable"
 ).split()
 """Of the seventeenth, what its first run did not reach, and what it left to ask."""
+EIGHTEENTH = (
+    "proteins_read_in_the_loop tiles_pageable features_probed_in_line annotations_one_by_one negatives_drawn_in_python "
+    "rounds_until_it_settles blocks_timed_by_hooks scalars_written_every_step negatives_mined_on_host "
+    "orbits_followed_eagerly lamb_weight_by_weight answers_learned_two_by_two windows_then_emptied "
+    "molecules_then_collected genes_in_fp32 cells_outlined_channels_first letters_attend_by_hand code_judged_in_fp32 "
+    "words_of_250002 reviews_padded_to_the_limit distances_indexed factors_dense slopes_set_to_zero "
+    "sounds_checkpointed queries_under_autocast blocks_offloaded waves_in_steps blocks_that_log_compiled "
+    "healthy_wide_sight healthy_grouped_pictures healthy_foreseen healthy_replayed_control healthy_pairs_told_apart "
+    "healthy_counted_at_the_end healthy_questions_answered healthy_copied_ahead healthy_compiled_blocks"
+).split()
+EIGHTEENTH_REST = (
+    "healthy_counted_at_the_end healthy_questions_answered healthy_copied_ahead healthy_compiled_blocks "
+    "again_healthy_foreseen again_orbits_followed_eagerly again_genes_in_fp32 again_healthy_tuned_experts "
+    "again_words_checkpointed texts_collated_in_the_loop"
+).split()
+"""Of the eighteenth, what its first run did not reach, and what it and the seventeenth left to ask."""
 LEFT = (
     "again_padded_in_order again_pictures_in_graph again_tables_zeroed healthy_compiled_training "
     "again_adam_tensor_by_tensor again_healthy_graph_decode"
@@ -210,7 +226,8 @@ SUITES = {
     "sixth-rest": SIXTH_REST, "seventh": SEVENTH, "eighth": EIGHTH, "eighth-rest": EIGHTH_REST, "ninth": NINTH,
     "tenth": TENTH, "eleventh": ELEVENTH, "twelfth": TWELFTH, "thirteenth": THIRTEENTH,
     "fourteenth": FOURTEENTH, "fourteenth-rest": FOURTEENTH_REST, "fifteenth": FIFTEENTH, "sixteenth": SIXTEENTH,
-    "seventeenth": SEVENTEENTH, "seventeenth-rest": SEVENTEENTH_REST, "left": LEFT,
+    "seventeenth": SEVENTEENTH, "seventeenth-rest": SEVENTEENTH_REST, "eighteenth": EIGHTEENTH,
+    "eighteenth-rest": EIGHTEENTH_REST, "left": LEFT,
 }  # fmt: skip
 
 

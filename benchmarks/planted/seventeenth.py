@@ -185,6 +185,10 @@ def healthy_tuned_summaries(s: Setting, fixed: bool) -> Program:
 @healthy
 def healthy_tuned_experts(s: Setting, fixed: bool) -> Program:
     """A mixture of experts of a hub."""
+    return _tuned_experts(s, wide_loss=True)
+
+
+def _tuned_experts(s: Setting, wide_loss: bool) -> Program:
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     wide, vocab = s.pick(1024, 32), s.pick(32_000, 96)
@@ -195,7 +199,10 @@ def healthy_tuned_experts(s: Setting, fixed: bool) -> Program:
     )  # fmt: skip
     model = s.place(lambda: Qwen3MoeForCausalLM(config)).train()
     ids = _ints(s, vocab, s.pick(8, 2), s.pick(1024, 8))
-    return _script(s, model, [lambda: model(input_ids=ids, labels=ids).loss], None)
+    if wide_loss:
+        return _script(s, model, [lambda: model(input_ids=ids, labels=ids).loss], None)
+    logits = lambda: model(input_ids=ids).logits[:, :-1].flatten(0, 1)
+    return _script(s, model, [lambda: F.cross_entropy(logits(), ids[:, 1:].flatten())], None)
 
 
 @healthy
@@ -508,7 +515,7 @@ def healthy_relations(s: Setting, fixed: bool) -> Program:
 # ---------------------------------------------------------------- further causes
 
 
-def _tuned_words(s: Setting, again: bool, fused: bool, wide_loss: bool = True) -> Program:
+def _tuned_words(s: Setting, again: bool, fused: bool, wide_loss: bool = True, compiled: bool = False) -> Program:
     """A decoder of a hub learns; what layers computed is thrown away and computed again, or kept."""
     from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
@@ -521,6 +528,8 @@ def _tuned_words(s: Setting, again: bool, fused: bool, wide_loss: bool = True) -
     model = s.place(lambda: GPTNeoXForCausalLM(config)).train()
     if again:
         model.gradient_checkpointing_enable()
+    for layer in model.gpt_neox.layers if compiled else ():
+        layer.compile(backend=compiler(s), dynamic=False)
     ids = _ints(s, vocab, s.pick(16, 2), s.pick(1024, 8))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, **({"fused": True} if fused else {"foreach": False}))
     if wide_loss:
@@ -617,3 +626,14 @@ def again_healthy_compiled_words(s: Setting, fixed: bool) -> Program:
 @case("host-bound", "capture the updates in a CUDA graph", **TRIED)
 def again_healthy_policy_near_the_old(s: Setting, fixed: bool) -> Program:
     return _policy(s, replayed=fixed)
+
+
+@case("unfused pointwise chain", "torch.compile the layers", compiles=True, **TRIED | {"rounds": 1})
+def again_words_checkpointed(s: Setting, fixed: bool) -> Program:
+    torch._dynamo.reset()
+    return _tuned_words(s, again=False, fused=True, compiled=fixed)
+
+
+@case("fp32 logits", "the loss of the logits as they are", **TRIED)
+def again_healthy_tuned_experts(s: Setting, fixed: bool) -> Program:
+    return _tuned_experts(s, wide_loss=not fixed)

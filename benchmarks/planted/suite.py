@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import again
+import eighteenth
 import eighth
 import eleventh
 import fifteenth
@@ -23,6 +24,6 @@ import twelfth
 from cases import CASES
 
 __all__ = [
-    "CASES", "again", "eighth", "eleventh", "fifteenth", "fifth", "fourteenth", "fourth", "fresh", "healthy", "ninth",
-    "seventeenth", "seventh", "sixteenth", "sixth", "tenth", "third", "thirteenth", "twelfth",
+    "CASES", "again", "eighteenth", "eighth", "eleventh", "fifteenth", "fifth", "fourteenth", "fourth", "fresh",
+    "healthy", "ninth", "seventeenth", "seventh", "sixteenth", "sixth", "tenth", "third", "thirteenth", "twelfth",
 ]  # fmt: skip

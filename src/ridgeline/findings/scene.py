@@ -141,6 +141,12 @@ class Scene:
         return self._unrecorded_step_s() is not None
 
     @property
+    def hides_its_host(self) -> bool:
+        """Whether the device decides a step that was timed, so that nothing tells how fast the host is: as slow as it
+        was recorded, or as fast as it usually is."""
+        return self.is_timed and self.hosts.frac == 1.0 and bool(self._other_hosts)
+
+    @property
     def noise_s(self) -> float:
         """What the step may differ by when it is measured again: as unrecorded steps vary, else as others did."""
         spread_s = self.number("unprofiled_spread_s")
@@ -280,17 +286,19 @@ class Scene:
 
     @cached_property
     def _away(self) -> Mask:
-        """Calls before which the host did something else for long; preparing an optimizer's step is launching."""
+        """Calls before which the host did something else for long; preparing an optimizer's step is launching, and so
+        is waking the thread that prepares it once the backward pass of another has ended."""
         clock, gap_s = self.clock, self.wiring.program.gap_s
         usual_s = float(np.median(gap_s[gap_s > 0])) if (gap_s > 0).any() else 0.0
         ops = covered_within(self.time_of(self.of_kind(Kind.OP)), clock.gap_start_ns, clock.start_ns) / 1e9
         silent = (gap_s >= max(SILENT_S, SILENT_TIMES * usual_s)) & (ops < SILENT_FRAC * gap_s) & ~self._handed_over
         long = (gap_s >= LONG_GAP_S) | silent
         optimizer = self.time_of(self.host_spans(r"^Optimizer\.step"))
-        held = covered_within(optimizer, clock.gap_start_ns, clock.start_ns) > 0.5 * (
-            clock.start_ns - clock.gap_start_ns
-        )
-        return np.asarray(long & ~held, dtype=bool)
+        inside_ns = covered_within(optimizer, clock.gap_start_ns, clock.start_ns)
+        gap_ns = clock.start_ns - clock.gap_start_ns
+        held = inside_ns > 0.5 * gap_ns
+        handed = (inside_ns > 0) & (gap_ns - inside_ns < LONG_GAP_S * 1e9) & self._handed_over
+        return np.asarray(long & ~held & ~handed, dtype=bool)
 
     @cached_property
     def _handed_over(self) -> Mask:

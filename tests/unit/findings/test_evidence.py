@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from stage import Stage, healthy
+from stage import Stage, healthy, rules_of
 
 from ridgeline.findings.finding import Finding
 from ridgeline.trace import Kind
@@ -446,6 +446,34 @@ def test_sizes_that_an_op_makes_itself_cannot_be_padded(op, named):
             stage.kernel("cutlass_80_tensorop_s1688gemm_128x128_nn_align2", 600.0, op="aten::mm", around=op)
 
     assert (_found(play, "misaligned-sizes") is not None) is named
+
+
+@pytest.mark.parametrize("host_us", [100.0, 640.0])
+def test_odd_products_are_told_whatever_a_host_that_does_not_show_may_take(host_us):
+    """The device decides the step: a host as slow as it was recorded would leave nothing to be had."""
+    stage, name = Stage(), "cutlass_80_tensorop_bf16_s16816gemm_bf16_256x128_64x3_tn_align2"
+    for _ in range(2):
+        with stage.step():
+            for _ in range(12):
+                stage.kernel(name, 650.0, op="aten::mm", host_us=host_us, shapes=[[4096, 768], [768, 25_002]],
+                             dtypes=["c10::BFloat16"] * 2)  # fmt: skip
+    stage.facts |= {"unprofiled_step_s": 12 * 650e-6, "unprofiled_spread_s": 1e-5}
+    assert rules_of(stage.findings()) == ["misaligned-sizes"]
+
+
+def test_what_an_allocator_seeks_before_it_asks_may_go_with_the_call():
+    def promised_ms(sought_us: float) -> float:
+        def play(stage: Stage) -> None:
+            for call in ("cudaFree", "cudaMalloc") * 4:
+                stage.kernel("nvjet_tst_64x8", 20.0, op="aten::mm")
+                stage.work(sought_us)
+                stage.call(call, 200.0)
+
+        found = _found(play, "allocator")
+        assert found is not None
+        return found.high_ms
+
+    assert promised_ms(100.0) - promised_ms(0.0) > 0.7 * 8 * 0.1
 
 
 @pytest.mark.parametrize(("first", "named"), [("cudaFree", True), ("cudaMalloc", False)])

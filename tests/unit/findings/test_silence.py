@@ -138,6 +138,23 @@ def test_a_pause_of_a_millisecond_in_a_short_step_is_no_launching():
     assert timed(20.0) == []
 
 
+def test_pauses_of_a_recorded_stack_are_host_code_only_where_they_surely_are():
+    """Recorded, every call of Python takes longer than it does: how long a pause is without is a guess."""
+
+    def timed(frame: str, pause_us: float, spread_s: float) -> list[str]:
+        stage = Stage()
+        for _ in range(2):
+            with stage.step():
+                for _ in range(12):
+                    stage.kernel("nvjet_tst_64x8", 50.0, op="aten::mm", host_us=15.0)
+                stage.host(frame, pause_us, Kind.PYTHON) if frame else stage.work(pause_us)
+        stage.facts |= {"unprofiled_step_s": stage.now_s / 2 - 1e-4, "unprofiled_spread_s": spread_s}
+        return rules_of(stage.findings())
+
+    assert timed("", 600.0, 1e-4) == ["host-code"] and timed("nn.Module: Layer_3", 600.0, 1e-4) == []
+    assert timed("nn.Module: Layer_3", 1000.0, 1e-4) == ["host-code"]
+
+
 def _losses(stage: Stage, wide_op: str, wide: int) -> None:
     """A loss over 16,384 classes, and light kernels on tensors of some width."""
     healthy(stage, 10)
