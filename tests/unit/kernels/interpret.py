@@ -453,6 +453,19 @@ if len(sys.argv) == 1 or "convolution" in sys.argv[1:]:
         torch.testing.assert_close(call(image, weight, None, None).double(), meant, rtol=1e-5, atol=1e-5)
     print("factors rounded or cut off, all right")
 
+    bits = torch.tensor([0x7FFFFFFF, -1, 0x7FC00000], dtype=torch.int32).view(torch.float32)  # NaN, as GPUs make it too
+    image, weight = torch.randn(1, 8, 9, 9), torch.randn(12, 8, 3, 3)
+    image[0, 1, 1, 1], image[0, 2, 7, 1], image[0, 3, 1, 7] = bits
+    image[0, 4, 7, 7], weight[5, 0, 0, 0] = float("inf"), bits[0]
+    meant = torch.nn.functional.conv2d(image, weight, padding=1)
+    for rounding, last in itertools.product((*ways, "exact"), (False, True)):
+        tile = convolution.Tile(32, 32, 16, 1, 1, rounding=rounding, last=last)
+        call = planned(image, weight, None, None, (1, 1), (1, 1), (1, 1), (0, 0), 1, False, "", tile=tile)
+        found = call(image, weight, None, None)
+        assert torch.equal(found.isnan(), meant.isnan()), f"{rounding}, {last}: NaN stays, and nothing else becomes NaN"
+        assert torch.equal(found == float("inf"), meant == float("inf")), f"{rounding}, {last}: infinities"
+    print("no number stays none, all right")
+
 if len(sys.argv) == 1 or "extreme" in sys.argv[1:]:
     from ridgeline.kernels.extremum.op import extreme
 

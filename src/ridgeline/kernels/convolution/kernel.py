@@ -19,11 +19,20 @@ from ridgeline.kernels.convolution.links import linked, pooled, softmax_of
 
 @triton.jit
 def rounded(x, CUT: tl.constexpr):
-    """A number of TensorFloat-32's ten bits, the nearest or the next one to zero; infinities stay what they are."""
+    """A number of TensorFloat-32's ten bits, the nearest or the next one to zero; infinities stay what they are.
+
+    So does NaN: one of nothing but ones, which is what a GPU makes, would become zero by being rounded.
+    """
     bits = x.to(tl.int32, bitcast=True)
-    if not CUT:
-        bits += 0x1000
-    return (bits & -8192).to(tl.float32, bitcast=True)
+    if CUT:
+        return (bits & -8192).to(tl.float32, bitcast=True)
+    return tl.where(x == x, ((bits + 0x1000) & -8192).to(tl.float32, bitcast=True), x)
+
+
+@triton.jit
+def left_over(x, high):
+    """What rounding took away; nothing of an infinity, which has no digits."""
+    return tl.where(tl.abs(high) < float("inf"), x - high, 0.0)
 
 
 @triton.jit
@@ -53,7 +62,7 @@ def convolution_weights(
     high = rounded(w, CUT)
     tl.store(out_ptr + at, high, mask=inside)
     if EXACT:
-        tl.store(out_ptr + total + at, rounded(w - high, False), mask=inside)
+        tl.store(out_ptr + total + at, rounded(left_over(w, high), False), mask=inside)
 
 
 @triton.jit
@@ -197,8 +206,9 @@ def convolution_tile(
         high = a if LAST and not EXACT else rounded(a, CUT)
         if EXACT:  # the tensor cores cut sums off: they carry one over a block of terms only
             low_b = tl.load(b_at + GROUPS * CO * KD * KH * KW * CI, mask=known, other=0.0)
-            part = tl.dot(a - high, b, input_precision="tf32")
-            part = tl.dot(high, low_b, part, input_precision="tf32")
+            part = tl.dot(left_over(a, high), b, input_precision="tf32")
+            digits = tl.where(tl.abs(high) < float("inf"), high, 0.0)  # an infinity meets whole weights alone, below
+            part = tl.dot(digits, low_b, part, input_precision="tf32")
             acc += tl.dot(high, b, part, input_precision="tf32")
         else:
             acc = tl.dot(high, b, acc, input_precision="tf32")
