@@ -440,16 +440,20 @@ if len(sys.argv) == 1 or "rows apart" in sys.argv[1:]:
 if len(sys.argv) == 1 or "convolution" in sys.argv[1:]:
     from ridgeline.kernels.convolution.op import planned
 
-    def kept(x: torch.Tensor, cut: bool) -> torch.Tensor:
+    def kept(x: torch.Tensor, how: int) -> torch.Tensor:
         """TensorFloat-32's ten bits of numbers."""
-        return ((x.view(torch.int32) + (0 if cut else 0x1000)) & -8192).view(torch.float32).double()
+        bits = x.view(torch.int32)
+        added = (0x1000, 0, 0xFFF + ((bits >> 13) & 1))[how]
+        return ((bits + added) & -8192).view(torch.float32).double()
 
     image, weight = torch.randn(1, 8, 6, 7), torch.randn(8, 12, 3, 3)
-    ways = {"nearest": (False, False), "cut": (True, True), "weights cut": (False, True), "image cut": (True, False)}
-    for rounding, (image_cut, weights_cut) in ways.items():
+    image, weight = ((x.view(torch.int32) & -4096).view(torch.float32) for x in (image, weight))  # half of them ties
+    ways = {name: way for name, way in convolution.ROUNDINGS.items() if name != "exact"}
+    assert len(set(ways.values())) == len(ways) == 5
+    for rounding, (image_how, weights_how) in ways.items():
         tile = convolution.Tile(32, 32, 16, 1, 1, rounding=rounding)
         call = planned(image, weight, None, None, (1, 1), (1, 1), (1, 1), (0, 0), 1, True, "", tile=tile)
-        meant = torch.nn.functional.conv_transpose2d(kept(image, image_cut), kept(weight, weights_cut), padding=1)
+        meant = torch.nn.functional.conv_transpose2d(kept(image, image_how), kept(weight, weights_how), padding=1)
         torch.testing.assert_close(call(image, weight, None, None).double(), meant, rtol=1e-5, atol=1e-5)
     print("factors rounded or cut off, all right")
 

@@ -129,9 +129,15 @@ def _others(sizes: Sizes, settings: Settings, chain: str) -> dict[str, Way]:
 def _expected(sizes: Sizes, tiles: Iterable[config.Tile]) -> list[config.Tile]:
     """Tiles as they will be wanted: cuDNN of an H200 has been seen to convolve thin and grouped images in float32."""
     first, *rest = tiles
+    names = _likely(sizes)
+    wanted = [replace(tile, rounding="exact" if names[1] == "exact" else "nearest") for tile in rest]
+    return [first, replace(first, rounding=names[1]), *wanted]
+
+
+def _likely(sizes: Sizes) -> list[str]:
+    """What may become of factors, the likely first; each that is tried is a kernel to compile."""
     exact = not sizes.transposed and (sizes.inputs < LEAST_LAST or sizes.groups > 1)
-    wanted = [replace(tile, rounding="exact" if exact else "nearest") for tile in rest]
-    return [first, replace(first, rounding="exact"), *wanted]
+    return sorted(config.ROUNDINGS, key=("nearest", "exact" if exact else "even").__contains__, reverse=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +179,7 @@ def _rounding_of(
     reference: Tensor, near: float, given: tuple[Any, ...], settings: Settings, chain: str, tile: config.Tile,
     apart: dict[str, float],
 ) -> str:  # fmt: skip
-    for rounding in ("nearest", "exact", "cut", "weights cut", "image cut"):
+    for rounding in _likely(Sizes(*given[:2], *settings)):
         apart[rounding] = _apart(partial(_ours, settings, chain, replace(tile, rounding=rounding)), given, reference)
         if apart[rounding] <= near:
             return rounding
