@@ -189,6 +189,7 @@ class Watch:
         self._names: list[_Name] = []
         self._spaces: dict[int, _Space] = {}
         self._probes: list[_Probe] = []
+        self._kinds: list[tuple[str, nn.Module, type]] = []
         self._empties: list[dict[Any, Any]] = []
         self._unhooked: list[dict[Any, Any]] = [getattr(module_globals, name) for name in _GLOBAL_HOOKS]
         self._owners: dict[int, str] = {}
@@ -222,6 +223,7 @@ class Watch:
 
     def _module(self, path: str, module: nn.Module) -> None:
         held = module.__dict__
+        self._kinds.append((path, module, type(module)))
         if self._hooks_only:
             for name in ("_modules", *HOOKS):
                 self._dict(f"{path}.{name}", held.get(name, {}))
@@ -558,8 +560,9 @@ class Watch:
         self._deques_size = sum(map(len, self._deques))
         lists = [held for _, held, _ in self._lists if isinstance(held, list)]
         asks = [(probe.value if probe.read() is probe.value else probe.read, probe.was) for probe in self._probes]
-        self.glance = glance(self._tensors, names=[row for row in named if not isinstance(row[0], deque)], lists=lists,
-                             asks=asks)  # fmt: skip
+        kinds = [(module, type, cls) for _, module, cls in self._kinds]
+        self.glance = glance(self._tensors, names=[*(row for row in named if not isinstance(row[0], deque)), *kinds],
+                             lists=lists, asks=asks)  # fmt: skip
 
     def same(self) -> bool:
         """Whether nothing has changed since this watch was made or last refreshed."""
@@ -611,6 +614,7 @@ class Watch:
             found += _differences(entry)
         for space in self._spaces.values():
             found += space.replaced()
+        found += [f"{path} is a {type(part).__name__} now" for path, part, cls in self._kinds if type(part) is not cls]
         found += ["a linear layer was given an attribute"] if self._attributed() else []
         for path, held, was in self._lists:
             if len(held) != len(was) or not all(map(_alike, held, was)):
@@ -684,6 +688,9 @@ class Watch:
                     setattr(name.owner, name.key, name.value)
         for _, cell, value in self._cells:
             cell.cell_contents = value
+        for _, module, cls in self._kinds:
+            if type(module) is not cls:
+                module.__class__ = cls
         for probe in self._probes:
             probe.restore()
         for switch in self._switches:

@@ -238,6 +238,31 @@ def _change_linear(model: Any, call: int) -> None:
     model.inner.gain = 2.0 + call
 
 
+class Doubled(nn.Linear):
+    """A linear layer and twice what it gives."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+class Tripled(Lambda):
+    """What a function gives three times."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return 3 * super().forward(*args, **kwargs)
+
+
+def _other_class(cls: type, *path: str) -> Callable[[Any, int], None]:
+    def change(model: Any, call: int) -> None:
+        functools.reduce(getattr, path, model).__class__ = cls
+
+    return change
+
+
+def _repeatable(model: Any, call: int) -> None:
+    torch.backends.cudnn.deterministic = call > 0
+
+
 def _change_width(model: Any, call: int) -> None:
     model.inner.out_features = 8 + call
 
@@ -526,6 +551,12 @@ CASES: tuple[Case, ...] = (
     Case("a distribution", _prior, _x(), missed="loc|kept", between=_change_prior, marks=("host",)),
     Case("a mark on a weight", _tagged_weight, _x(), missed="scale", between=_change_tag),
     Case("a mark on a linear layer", _linear_attribute, _x(), missed="gain", between=_change_linear),
+    Case("a layer of another class later", _of(lambda m, x: m.inner(x)), _x(), missed="is a Doubled",
+         between=_other_class(Doubled, "inner")),
+    Case("a model of another class later", _of(lambda m, x: m.inner(x)), _x(), missed="is a Tripled",
+         between=_other_class(Tripled)),
+    Case("convolutions that are to repeat themselves", _of(lambda m, x: m.inner(x)), _x(), missed="determinism",
+         between=_repeatable),
     Case("counts in an array of the standard library", _counts_in("array"), _x(), refused="kept"),
     Case("counts in bytes", _counts_in("bytes"), _x(), refused="kept"),
     Case("counts by what is alive", _counts_in("weak"), _x(), refused="kept", state=False),
@@ -562,6 +593,7 @@ CASES: tuple[Case, ...] = (
 
 def reset() -> None:
     """Everything that cases change for everybody, as it was."""
+    torch.backends.cudnn.deterministic = False
     SETTINGS.scale = SETTINGS.inner.scale = Options.Deep.scale = 2.0  # type: ignore[attr-defined]
     GLOBAL_PART.scale = PART.scale = 2.0
     _set_global("FACTOR")(None, 0)
