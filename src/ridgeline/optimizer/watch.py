@@ -375,6 +375,7 @@ class Watch:
             self._imported(code, names)
             self._looked_up(code, names)
         self._attributes(frozenset(chain.from_iterable(map(_of_others, own))))
+        self._askers(frozenset(chain.from_iterable(map(_asked_weights, own))))
         for path, value, depth in self._frontier:
             self._hold(path, value, depth)
         self._frontier = []
@@ -440,6 +441,12 @@ class Watch:
         for path, held in self._linear:
             for name in (held.keys() & words) - _LINEAR | (_LINEAR_PLAIN & others & held.keys()):
                 self._name(f"{path}.{name}", held, name)
+
+    def _askers(self, names: frozenset[str]) -> None:
+        """Whether weights ask for gradients and have them, of those that code asks."""
+        for path, tensor in list(self.tensors.values()) if names else ():
+            if path.rpartition(".")[2] in names:
+                self._probes.append(_Probe(f"{path}'s gradient", tensor, partial(_asks, tensor), _asks(tensor)))
 
     def _named(self) -> None:
         """Classes and modules that the model holds, or whose objects it holds: what code asks for by name."""
@@ -927,6 +934,22 @@ def _chains(code: types.CodeType) -> tuple[tuple[str, ...], ...]:
         elif instruction.opname not in ("PRECALL", "CACHE", "PUSH_NULL"):
             open_ = False
     return tuple(dict.fromkeys(map(tuple, found)))
+
+
+@lru_cache(maxsize=4096)
+def _asked_weights(code: types.CodeType) -> frozenset[str]:
+    """Attributes that a piece of code asks whether they require gradients, or have them: ``self.weight.grad``."""
+    found, before = set(), ""
+    for instruction in dis.get_instructions(code):
+        attribute = str(instruction.argval) if instruction.opname == "LOAD_ATTR" else ""
+        if attribute in ("requires_grad", "grad") and before:
+            found.add(before)
+        before = before if instruction.opname == "CACHE" else attribute
+    return frozenset(found)
+
+
+def _asks(tensor: Tensor) -> tuple[bool, bool]:
+    return tensor.requires_grad, tensor.is_leaf and tensor.grad is not None
 
 
 @lru_cache(maxsize=4096)

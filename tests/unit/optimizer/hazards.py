@@ -249,6 +249,18 @@ def _double(model: Any, call: int) -> None:
     model.inner.__class__ = Doubled
 
 
+def _asks_its_weight(m: Any, x: Tensor) -> Tensor:
+    return m.inner(x) * (2.0 if m.inner.weight.requires_grad else 3.0) + (m.inner.bias.grad is None)
+
+
+def _freeze(model: Any, call: int) -> None:
+    model.inner.weight.requires_grad_(False)
+
+
+def _give_gradient(model: Any, call: int) -> None:
+    model.inner.bias.grad = torch.ones_like(model.inner.bias)
+
+
 def _repeatable(model: Any, call: int) -> None:
     torch.backends.cudnn.deterministic = call > 0
 
@@ -543,6 +555,9 @@ CASES: tuple[Case, ...] = (
     Case("a mark on a linear layer", _linear_attribute, _x(), missed="gain", between=_change_linear),
     Case("a layer of another class later", _of(lambda m, x: m.inner(x)), _x(), missed="is a Doubled",
          between=_double),
+    Case("a weight that is asked whether it learns", _of(_asks_its_weight), _x(), missed="gradient", between=_freeze),
+    Case("a weight that is asked for its gradient", _of(_asks_its_weight), _x(), missed="gradient",
+         between=_give_gradient),
     Case("convolutions that are to repeat themselves", _of(lambda m, x: m.inner(x)), _x(), missed="determinism",
          between=_repeatable),
     Case("counts in an array of the standard library", _counts_in("array"), _x(), refused="kept"),
