@@ -269,16 +269,19 @@ def test_a_convolution_is_as_accurate_as_pytorchs_and_so_are_its_rivals(
 
 
 @pytest.mark.parametrize(
-    ("inputs", "transposed", "second"), [(3, False, "exact"), (64, False, "even"), (3, True, "even")]
+    ("inputs", "transposed", "first"),
+    [(3, False, ["nearest", "exact"]), (64, False, ["nearest", "even"]), (3, True, ["even", "nearest"])],
 )
-def test_the_likely_rounding_of_a_convolution_is_compiled_first(inputs: int, transposed: bool, second: str) -> None:
+def test_the_likely_rounding_of_a_convolution_is_compiled_first(
+    inputs: int, transposed: bool, first: list[str]
+) -> None:
     """Each that is tried is a kernel to compile; cuDNN takes thin images in float32, and transposed ones never."""
     weight = torch.empty(*((inputs, 32) if transposed else (32, inputs)), 3, 3)
     sizes = chains.Sizes(torch.empty(1, inputs, 8, 8), weight, (1, 1), (0, 0), (1, 1), (0, 0), 1, transposed)
-    assert chains._likely(sizes)[:2] == ["nearest", second] and set(chains._likely(sizes)) == {*chains.config.ROUNDINGS}
+    assert chains._likely(sizes)[:2] == first and sorted(chains._likely(sizes)) == sorted(chains.config.ROUNDINGS)
     expected = chains._expected(sizes, [chains.config.Tile(128, 32), chains.config.Tile(256, 32)])
-    last = "exact" if second == "exact" else "nearest"
-    assert [tile.rounding for tile in expected] == ["nearest", second, last]
+    last = "exact" if "exact" in first else first[0]
+    assert [tile.rounding for tile in expected] == [*first, last]
 
 
 @pytest.mark.parametrize(
