@@ -11,7 +11,8 @@ Results are compared with eager PyTorch's on two other draws of the inputs: wron
 the largest value apart and not *close*, that is elementwise within 1e-4, absolute and relative (the benchmark's own
 rule for float32, which eager PyTorch itself need not keep against float64: it convolves in TensorFloat-32). The
 search's own proof is against float64. Where ``torch.compile`` is wrong by this rule, it is no rival. What a harness may
-do besides (keep results, lay inputs out otherwise, write other weights, look at inputs and strides) is tried too.
+do besides (keep results, lay inputs out otherwise or elsewhere, write other weights, record gradients, look at inputs
+and strides) is tried too.
 
 With ``--go`` workers import and wait for a file. Meanwhile processes of their own compile the problems named by
 ``--warm``, for nothing but what compilers remember on disk, beside whoever else uses the device; they end when the file
@@ -62,7 +63,8 @@ DEVICE_BYTES, AHEAD = 138e9, 60
 RIGHT, CLOSE = 1e-3, 1e-4
 HALF_RIGHT, HALF_CLOSE = 2e-2, 1e-2
 """The same for 16 bits, where the benchmark's own rule is a hundredth."""
-WRONGS = ("a result changed when the next was made", "inputs changed", "other strides of the inputs", "other weights")
+WRONGS = ("a result changed when the next was made", "inputs changed", "other strides of the inputs", "other weights",
+          "inputs that start between two accesses", "gradients recorded")  # fmt: skip
 MOST_SNARED_BYTES = 3 << 30
 """Inputs up to which copies of them fit beside everything else."""
 SHARED_BYTES = 24
@@ -356,9 +358,12 @@ def snared(case: Case, fast: Callable[..., Any]) -> list[str]:
     if not all(torch.equal(a, b) for a, b in zip(before, case.args, strict=True) if isinstance(a, Tensor)):
         found.append(WRONGS[1])
     meant = detached(case.run(case.model, case.args))
-    turned = tuple(turned_around(x) for x in case.args)
-    if not agreed(detached(case.run(fast, turned)), meant)[0]:
-        found.append(WRONGS[2])
+    for laid, wrong in ((turned_around, WRONGS[2]), (shifted, WRONGS[4])):
+        if not agreed(detached(case.run(fast, tuple(map(laid, case.args)))), meant)[0]:
+            found.append(wrong)
+    with torch.enable_grad():
+        if not agreed(detached(case.run(fast, case.args)), meant)[0]:
+            found.append(WRONGS[5])
     found += [] if same_strides(kept, case.run(case.model, case.args)) else ["other strides of the results"]
     return found + other_weights(case, fast)
 
@@ -379,6 +384,13 @@ def other_weights(case: Case, fast: Callable[..., Any]) -> list[str]:
 def turned_around(x: Any) -> Any:
     """The same numbers, laid out otherwise."""
     return x.mT.contiguous().mT if isinstance(x, Tensor) and x.dim() > 1 else x
+
+
+def shifted(x: Any) -> Any:
+    """The same numbers one element behind where memory begins: whole accesses do not begin there."""
+    if not isinstance(x, Tensor) or not x.is_contiguous():
+        return x
+    return x.new_empty(x.numel() + 1)[1:].view(x.shape).copy_(x)
 
 
 def like_bits(a: Tensor, b: Tensor) -> bool:

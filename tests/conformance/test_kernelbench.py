@@ -111,7 +111,8 @@ NINTH = results("kernelbench_apart9.json.gz")
 TENTH, ELEVENTH = results("kernelbench_apart10.json.gz"), results("kernelbench_apart11.json.gz")
 TWELFTH, THIRTEENTH = results("kernelbench_apart12.json.gz"), results("kernelbench_apart13.json.gz")
 FOURTEENTH = results("kernelbench_apart14.json.gz")
-RUNS = [FIFTH, SIXTH, SEVENTH, EIGHTH, NINTH, TENTH, ELEVENTH, TWELFTH, THIRTEENTH, FOURTEENTH]
+FIFTEENTH, SIXTEENTH = results("kernelbench_apart15.json.gz"), results("kernelbench_apart16.json.gz")
+RUNS = [FIFTH, SIXTH, SEVENTH, EIGHTH, NINTH, TENTH, ELEVENTH, TWELFTH, THIRTEENTH, FOURTEENTH, FIFTEENTH, SIXTEENTH]
 
 
 @pytest.mark.parametrize("found", [row for run in RUNS for row in run], ids=lambda found: found["name"])
@@ -188,6 +189,27 @@ def test_networks_reach_torch_compile_in_budgets_of_seconds_and_what_is_slower_h
     tried = {entry["name"]: entry["status"] for entry in slower["search"]["tried"]}
     assert slower["winner"] == "torch.compile" and tried["compiled as it is"] == "skipped"
     assert all(row["right"] for row in rows.values())
+
+
+def test_nothing_is_slower_since_and_what_a_harness_does_besides_finds_nothing():
+    rows = [*FIFTEENTH, *SIXTEENTH]
+    assert all(row["verdict"] in ("faster", "even") for row in rows)
+    (other,) = [row for row in rows if row["search"]["snares"]]  # torch.compile's own, whose result lies otherwise
+    assert other["winner"].startswith("torch.compile") and other["search"]["snares"] == ["other strides of the results"]
+    (guarded,) = [row for row in rows if row["name"] == "2/11"]
+    assert guarded["winner"] == "compiled as it is" and guarded["over_compiled"] > 1
+
+
+def test_transposed_convolutions_are_rounded_to_the_even_one_of_two_and_faster_by_that():
+    for row in results("convolution_rounding1.json.gz"):
+        best = min(row["apart"], key=row["apart"].get)
+        assert best == ("away, away" if row["name"].startswith("plain") else "even, even")
+        assert row["apart"]["cut, cut"] > 50 * row["apart"][best]
+    before, since = ({row["name"]: row for row in run} for run in (FIFTEENTH, SIXTEENTH))
+    for name in ("2/3", "2/34", "2/60"):
+        stood_out = [entry for entry in before[name]["search"]["tried"] if "1e-4 from eager's" in entry["reason"]]
+        assert stood_out and before[name]["verdict"] == "even"
+        assert since[name]["verdict"] == "faster" and since[name]["close"] and max(since[name]["errors"]) < 1e-5
 
 
 def test_a_new_process_measures_torch_compile_in_five_seconds_and_takes_longer():

@@ -98,22 +98,44 @@ def test_places_of_extremes_are_pytorchs_with_ties_and_what_is_no_number(largest
         assert torch.equal(found, same.int().argmax(1)), "the first of equals"
 
 
-def kept(x, cut):
-    """TensorFloat-32's ten bits of numbers, the nearest or cut off."""
-    return ((x.view(torch.int32) + (0 if cut else 0x1000)) & -8192).view(torch.float32).double()
+@pytest.mark.parametrize("inputs", [3, 32], ids=["thin", "wide"])
+def test_what_is_no_number_stays_none_in_every_way_to_convolve(inputs):
+    torch.manual_seed(0)
+    x, weight = torch.rand(3, inputs, 33, 30, device="cuda"), torch.randn(48, inputs, 3, 3, device="cuda")
+    settings = ([1, 1], [0, 0], [1, 1], [0, 0], 1, False)  # what NaN times padding is hangs on who convolves
+    ways = chains._ways(("no number", inputs, x.device), x, weight, None, None, settings, "")
+    ways = {name: way for name, way in ways.items() if "library" not in name and name != "channels last"}
+    x[0, 1, 9, 9], x[1, 2, 20, 20], x[2, 0, 5, 5] = 0.0, 0.0, float("inf")
+    x[0, 1, 9, 9] /= x[1, 2, 20, 20]
+    weight[7, 0, 0, 0] = x[0, 1, 9, 9]
+    assert int(x[0, 1, 9, 9].view(torch.int32)) & 0x7FFFFFFF == 0x7FFFFFFF, "NaN as a GPU makes it: nothing but ones"
+    meant = F.conv2d(x.cpu(), weight.cpu()).to(x.device)  # cuDNN may spread what it meets over tiles
+    assert ways
+    for name, way in ways.items():
+        found = way(x, weight, None, None)
+        assert torch.equal(found.isnan(), meant.isnan()), name
+        assert torch.equal(found.isinf(), meant.isinf()), name
 
 
-WAYS = {"nearest": (False, False), "cut": (True, True), "weights cut": (False, True), "image cut": (True, False)}
+def kept(x, how):
+    """TensorFloat-32's ten bits of numbers: the nearest, cut off, or the nearest and of two the even one."""
+    bits = x.view(torch.int32)
+    return ((bits + (0x1000, 0, 0xFFF + ((bits >> 13) & 1))[how]) & -8192).view(torch.float32).double()
 
 
+WAYS = {name: way for name, way in chains.config.ROUNDINGS.items() if name != "exact"}
+
+
+@pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("rounding", WAYS)
-def test_each_factor_of_a_convolution_is_rounded_or_cut_off_as_asked(rounding):
+def test_each_factor_of_a_convolution_is_rounded_or_cut_off_as_asked(rounding, last):
     torch.manual_seed(0)
     x, weight = torch.randn(2, 32, 33, 30, device="cuda"), torch.randn(32, 48, 3, 3, device="cuda")
-    tile = chains.config.Tile(128, 64, 32, 4, 3, rounding=rounding)
+    x, weight = ((each.view(torch.int32) & -4096).view(torch.float32) for each in (x, weight))  # half of them ties
+    tile = chains.config.Tile(128, 64, 32, 4, 3, rounding=rounding, last=last)
     found = chains._ours(([1, 1], [1, 1], [1, 1], [0, 0], 1, True), "", tile, x, weight, None, None)
-    for other, (image_cut, weights_cut) in WAYS.items():
-        meant = F.conv_transpose2d(kept(x, image_cut), kept(weight, weights_cut), padding=1)
+    for other, (image_how, weights_how) in WAYS.items():
+        meant = F.conv_transpose2d(kept(x, image_how), kept(weight, weights_how), padding=1)
         assert (error(found, meant) < 2e-5) == (other == rounding), other
 
 

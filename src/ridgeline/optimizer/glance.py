@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from ridgeline.kernels.files import cache_folder, extension, write_atomically
 
 Named = tuple[Any, Any, Any]
-"""A mapping or a list, a key or a number, and what is to be found there."""
+"""A mapping or a list, a key or a number, and what is to be found there; or an object, ``type`` and its class."""
 Asked = tuple[Any, Any]
 """A function without arguments and what it answers, or a set and what equals it."""
 GONE = -1
@@ -80,8 +80,9 @@ class Plain:
         self._forms = _forms(tensors)
         self._guards = _guards(tensors)
         self._places = Places([address(tensor) for tensor in tensors], list(range(len(tensors))))
-        columns: list[list[Any]] = [[row[i] for row in names] for i in range(3)]
+        columns: list[list[Any]] = [[row[i] for row in names if row[1] is not type] for i in range(3)]
         self._holders, self._keys, self._values = columns
+        self._objects, self._classes = ([row[i] for row in names if row[1] is type] for i in (0, 2))
         self._lists, self._asks = list(lists), list(asks)
         self._list_size = sum(map(len, self._lists))
 
@@ -91,6 +92,7 @@ class Plain:
             return (tensors is not None and self._places.hold(tensors)
                     and (not self._lists or sum(map(len, self._lists)) == self._list_size)
                     and (not self._holders or all(map(is_, map(getitem, self._holders, self._keys), self._values)))
+                    and all(map(is_, map(type, self._objects), self._classes))
                     and all((now() if callable(now) else now) == was for now, was in self._asks))  # fmt: skip
         except LookupError:
             return False

@@ -38,6 +38,9 @@ FLOOR_REACHED = 1.05
 """This close to the floor there is nothing left to search for."""
 KERNELS_A_LEAF = 2.5
 """Kernels a leaf module launches in eager mode, where nothing was priced: what the workloads of benchmarks/ show."""
+HOST_A_KERNEL_S = 1.5e-5
+"""What the host takes to start one in eager mode, at most: a model written as one function has a single leaf, and may
+be long all the same."""
 COMPILING_S = 45.0
 """A budget in which something will be compiled, so that the compiler may as well be imported before all else."""
 IMPORTS_S = {"torch._dynamo": 2.5, "torch._inductor.compile_fx": 1.5}
@@ -129,6 +132,8 @@ class Facts:
     def num_kernels(self) -> float:
         """Kernels that a compiler would see: of recurrent layers it sees none of the thousands of their steps."""
         per_leaf = KERNELS_A_LEAF * (3 if self.mode == "train" else 1)
+        if self.forecast is None and self.cuda and not self.recurrent and self.mode == "infer":
+            return max(per_leaf * self.num_leaves, self.host_s / HOST_A_KERNEL_S)
         if self.forecast is None or self.recurrent:
             return per_leaf * self.num_leaves
         return self.forecast.num_kernels if self.forecast.num_seen is None else self.forecast.num_seen

@@ -30,9 +30,9 @@ _TENSOR, _PLAIN, _PIECE = range(3)
 _QUESTIONS = (
     torch._C._is_any_autocast_enabled, torch._C._get_deterministic_algorithms, torch.get_default_dtype,
     torch._C._get_flash_sdp_enabled, torch._C._get_mem_efficient_sdp_enabled, torch._C._get_math_sdp_enabled,
-    torch._C._get_cudnn_sdp_enabled, torch._C._get_cudnn_enabled, torch._C._len_torch_dispatch_stack,
-    torch._C._len_torch_function_stack, torch._C._functorch.maybe_current_level, torch._C._get_tracing_state,
-    *PRECISIONS,
+    torch._C._get_cudnn_sdp_enabled, torch._C._get_cudnn_enabled, torch._C._get_cudnn_deterministic,
+    torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack, torch._C._functorch.maybe_current_level,
+    torch._C._get_tracing_state, *PRECISIONS,
 )  # fmt: skip
 """All that ``ambient`` compares besides the model's own, and what keeps an optimized model from being called at all."""
 _AROUND: tuple[Named, ...] = ((vars(forward_ad), "_current_level", -1),)

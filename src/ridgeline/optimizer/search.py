@@ -113,9 +113,14 @@ NARROW_FRAC = 0.35
 """Of the time, what is kept for fewer bits where they are allowed: measuring layers, building and proving a choice."""
 MOST_ROUNDING = 2e-3
 """An error up to which products in TensorFloat-32 explain it."""
-COMPILERS = ("torch._dynamo", "torch._inductor.compile_fx", "torch._inductor.select_algorithm")
+TRACER = "torch._dynamo"
+COMPILERS = (TRACER, "torch._inductor.compile_fx", "torch._inductor.select_algorithm")
 PRICED_FRAC = 0.6
 """Of the budget, what must be left for a model to be priced: on a slow host the first calls may take seconds."""
+IMPORT_FRAC = 0.25
+"""Of the budget, what a price may take to import: in a new process PyTorch's tracer takes 2.5 s, half of five."""
+LATE_FRAC = 0.5
+"""By how much of the budget a search may be late and still make torch.compile's code past its guards."""
 FROZEN_BY_PYTHON = 1000
 """Python 3.12 starts with 375 objects that are never collected."""
 MEMORY_SLACK = 1.01
@@ -219,7 +224,8 @@ class Search:
         self.eager_s = timed.median_s
         self._note(self.eager, WINNER, "", timed=timed, peak=self.eager_bytes, comparison=compare(timed, timed))
         self.steps.append(Step("eager", self.eager_s))
-        if self.left_s() > PRICED_FRAC * problem.budget_s:
+        tracer_s = 0.0 if TRACER in sys.modules else IMPORTS_S[TRACER]
+        if self.left_s() > PRICED_FRAC * problem.budget_s and tracer_s <= IMPORT_FRAC * problem.budget_s:
             self._price()
         else:
             self.notes.append("not priced: what is left of the budget is for candidates")
@@ -772,8 +778,13 @@ class Search:
         return found
 
     def _feels_guards(self, timed: Timed) -> bool:
-        """Whether torch.compile's guards and our look on top of them show in a call, and its code is made in time."""
-        made = self.best.build_s < self.problem.budget_s  # what it compiled is remembered: a fraction of that
+        """Whether torch.compile's guards and our look on top of them show in a call, and its code is made in time.
+
+        What it compiled is remembered: a fraction of that. A second late is well spent; a search of 5 s in a new
+        process, which took eight for what it imported, ends.
+        """
+        budget_s = self.problem.budget_s
+        made = self.best.build_s < budget_s and self.left_s() > -LATE_FRAC * budget_s
         inference = self.problem.mode == "infer" and self.problem.device.type == "cuda"
         return inference and made and timed.median_s < MOST_GUARDED_S
 

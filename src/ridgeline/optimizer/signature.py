@@ -15,12 +15,12 @@ from ridgeline.optimizer.tree import Flat, Token, TooLarge, flatten, paths, told
 _NAMES = (
     "gradients recorded", "model.training", "inference mode", "autocast", "deterministic algorithms", "default dtype",
     "float32 precision", "flash attention", "memory-efficient attention", "math attention", "cuDNN attention",
-    "cuDNN", "dispatch modes", "function modes", "function transforms",
+    "cuDNN", "cuDNN's determinism", "dispatch modes", "function modes", "function transforms",
 )  # fmt: skip
 _any_autocast = torch._C._is_any_autocast_enabled
 _flash, _efficient = torch._C._get_flash_sdp_enabled, torch._C._get_mem_efficient_sdp_enabled
 _math, _cudnn_attention = torch._C._get_math_sdp_enabled, torch._C._get_cudnn_sdp_enabled
-_cudnn = torch._C._get_cudnn_enabled
+_cudnn, _cudnn_repeats = torch._C._get_cudnn_enabled, torch._C._get_cudnn_deterministic
 _dispatch_modes, _function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
 _transforms = torch._C._functorch.maybe_current_level
 
@@ -60,7 +60,7 @@ def ambient(model: Any, grad: bool) -> tuple[Any, ...]:
     return (
         grad, getattr(model, "training", None), grad and torch.is_inference_mode_enabled(),
         _any_autocast() and _autocast(), torch.are_deterministic_algorithms_enabled(), torch.get_default_dtype(),
-        settings(), _flash(), _efficient(), _math(), _cudnn_attention(), _cudnn(), _dispatch_modes(),
+        settings(), _flash(), _efficient(), _math(), _cudnn_attention(), _cudnn(), _cudnn_repeats(), _dispatch_modes(),
         _function_modes() and str(torch.get_default_device()), _transforms(),
     )  # fmt: skip
 

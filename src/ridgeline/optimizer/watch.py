@@ -189,6 +189,7 @@ class Watch:
         self._names: list[_Name] = []
         self._spaces: dict[int, _Space] = {}
         self._probes: list[_Probe] = []
+        self._kinds: list[tuple[str, nn.Module, type]] = []
         self._empties: list[dict[Any, Any]] = []
         self._unhooked: list[dict[Any, Any]] = [getattr(module_globals, name) for name in _GLOBAL_HOOKS]
         self._owners: dict[int, str] = {}
@@ -222,6 +223,7 @@ class Watch:
 
     def _module(self, path: str, module: nn.Module) -> None:
         held = module.__dict__
+        self._kinds.append((path, module, type(module)))
         if self._hooks_only:
             for name in ("_modules", *HOOKS):
                 self._dict(f"{path}.{name}", held.get(name, {}))
@@ -373,6 +375,7 @@ class Watch:
             self._imported(code, names)
             self._looked_up(code, names)
         self._attributes(frozenset(chain.from_iterable(map(_of_others, own))))
+        self._askers(frozenset(chain.from_iterable(map(_asked_weights, own))))
         for path, value, depth in self._frontier:
             self._hold(path, value, depth)
         self._frontier = []
@@ -438,6 +441,12 @@ class Watch:
         for path, held in self._linear:
             for name in (held.keys() & words) - _LINEAR | (_LINEAR_PLAIN & others & held.keys()):
                 self._name(f"{path}.{name}", held, name)
+
+    def _askers(self, names: frozenset[str]) -> None:
+        """Whether weights ask for gradients and have them, of those that code asks."""
+        for path, tensor in list(self.tensors.values()) if names else ():
+            if path.rpartition(".")[2] in names:
+                self._probes.append(_Probe(f"{path}'s gradient", tensor, partial(_asks, tensor), _asks(tensor)))
 
     def _named(self) -> None:
         """Classes and modules that the model holds, or whose objects it holds: what code asks for by name."""
@@ -558,8 +567,9 @@ class Watch:
         self._deques_size = sum(map(len, self._deques))
         lists = [held for _, held, _ in self._lists if isinstance(held, list)]
         asks = [(probe.value if probe.read() is probe.value else probe.read, probe.was) for probe in self._probes]
-        self.glance = glance(self._tensors, names=[row for row in named if not isinstance(row[0], deque)], lists=lists,
-                             asks=asks)  # fmt: skip
+        kinds = [(module, type, cls) for _, module, cls in self._kinds]
+        self.glance = glance(self._tensors, names=[*(row for row in named if not isinstance(row[0], deque)), *kinds],
+                             lists=lists, asks=asks)  # fmt: skip
 
     def same(self) -> bool:
         """Whether nothing has changed since this watch was made or last refreshed."""
@@ -611,6 +621,7 @@ class Watch:
             found += _differences(entry)
         for space in self._spaces.values():
             found += space.replaced()
+        found += [f"{path} is a {type(part).__name__} now" for path, part, cls in self._kinds if type(part) is not cls]
         found += ["a linear layer was given an attribute"] if self._attributed() else []
         for path, held, was in self._lists:
             if len(held) != len(was) or not all(map(_alike, held, was)):
@@ -684,6 +695,9 @@ class Watch:
                     setattr(name.owner, name.key, name.value)
         for _, cell, value in self._cells:
             cell.cell_contents = value
+        for _, module, cls in self._kinds:
+            if type(module) is not cls:
+                module.__class__ = cls
         for probe in self._probes:
             probe.restore()
         for switch in self._switches:
@@ -920,6 +934,22 @@ def _chains(code: types.CodeType) -> tuple[tuple[str, ...], ...]:
         elif instruction.opname not in ("PRECALL", "CACHE", "PUSH_NULL"):
             open_ = False
     return tuple(dict.fromkeys(map(tuple, found)))
+
+
+@lru_cache(maxsize=4096)
+def _asked_weights(code: types.CodeType) -> frozenset[str]:
+    """Attributes that a piece of code asks whether they require gradients, or have them: ``self.weight.grad``."""
+    found, before = set(), ""
+    for instruction in dis.get_instructions(code):
+        attribute = str(instruction.argval) if instruction.opname == "LOAD_ATTR" else ""
+        if attribute in ("requires_grad", "grad") and before:
+            found.add(before)
+        before = before if instruction.opname == "CACHE" else attribute
+    return frozenset(found)
+
+
+def _asks(tensor: Tensor) -> tuple[bool, bool]:
+    return tensor.requires_grad, tensor.is_leaf and tensor.grad is not None
 
 
 @lru_cache(maxsize=4096)

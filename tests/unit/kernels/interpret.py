@@ -440,18 +440,35 @@ if len(sys.argv) == 1 or "rows apart" in sys.argv[1:]:
 if len(sys.argv) == 1 or "convolution" in sys.argv[1:]:
     from ridgeline.kernels.convolution.op import planned
 
-    def kept(x: torch.Tensor, cut: bool) -> torch.Tensor:
+    def kept(x: torch.Tensor, how: int) -> torch.Tensor:
         """TensorFloat-32's ten bits of numbers."""
-        return ((x.view(torch.int32) + (0 if cut else 0x1000)) & -8192).view(torch.float32).double()
+        bits = x.view(torch.int32)
+        added = (0x1000, 0, 0xFFF + ((bits >> 13) & 1))[how]
+        return ((bits + added) & -8192).view(torch.float32).double()
 
     image, weight = torch.randn(1, 8, 6, 7), torch.randn(8, 12, 3, 3)
-    ways = {"nearest": (False, False), "cut": (True, True), "weights cut": (False, True), "image cut": (True, False)}
-    for rounding, (image_cut, weights_cut) in ways.items():
+    image, weight = ((x.view(torch.int32) & -4096).view(torch.float32) for x in (image, weight))  # half of them ties
+    ways = {name: way for name, way in convolution.ROUNDINGS.items() if name != "exact"}
+    assert len(set(ways.values())) == len(ways) == 5
+    for rounding, (image_how, weights_how) in ways.items():
         tile = convolution.Tile(32, 32, 16, 1, 1, rounding=rounding)
         call = planned(image, weight, None, None, (1, 1), (1, 1), (1, 1), (0, 0), 1, True, "", tile=tile)
-        meant = torch.nn.functional.conv_transpose2d(kept(image, image_cut), kept(weight, weights_cut), padding=1)
+        meant = torch.nn.functional.conv_transpose2d(kept(image, image_how), kept(weight, weights_how), padding=1)
         torch.testing.assert_close(call(image, weight, None, None).double(), meant, rtol=1e-5, atol=1e-5)
     print("factors rounded or cut off, all right")
+
+    bits = torch.tensor([0x7FFFFFFF, -1, 0x7FC00000], dtype=torch.int32).view(torch.float32)  # NaN, as GPUs make it too
+    image, weight = torch.randn(1, 8, 9, 9), torch.randn(12, 8, 3, 3)
+    image[0, 1, 1, 1], image[0, 2, 7, 1], image[0, 3, 1, 7] = bits
+    image[0, 4, 7, 7], weight[5, 0, 0, 0] = float("inf"), bits[0]
+    meant = torch.nn.functional.conv2d(image, weight, padding=1)
+    for rounding, last in itertools.product((*ways, "exact"), (False, True)):
+        tile = convolution.Tile(32, 32, 16, 1, 1, rounding=rounding, last=last)
+        call = planned(image, weight, None, None, (1, 1), (1, 1), (1, 1), (0, 0), 1, False, "", tile=tile)
+        found = call(image, weight, None, None)
+        assert torch.equal(found.isnan(), meant.isnan()), f"{rounding}, {last}: NaN stays, and nothing else becomes NaN"
+        assert torch.equal(found == float("inf"), meant == float("inf")), f"{rounding}, {last}: infinities"
+    print("no number stays none, all right")
 
 if len(sys.argv) == 1 or "extreme" in sys.argv[1:]:
     from ridgeline.kernels.extremum.op import extreme

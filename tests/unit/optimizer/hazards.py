@@ -238,6 +238,33 @@ def _change_linear(model: Any, call: int) -> None:
     model.inner.gain = 2.0 + call
 
 
+class Doubled(nn.Linear):
+    """A linear layer and twice what it gives."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+def _double(model: Any, call: int) -> None:
+    model.inner.__class__ = Doubled
+
+
+def _asks_its_weight(m: Any, x: Tensor) -> Tensor:
+    return m.inner(x) * (2.0 if m.inner.weight.requires_grad else 3.0) + (m.inner.bias.grad is None)
+
+
+def _freeze(model: Any, call: int) -> None:
+    model.inner.weight.requires_grad_(False)
+
+
+def _give_gradient(model: Any, call: int) -> None:
+    model.inner.bias.grad = torch.ones_like(model.inner.bias)
+
+
+def _repeatable(model: Any, call: int) -> None:
+    torch.backends.cudnn.deterministic = call > 0
+
+
 def _change_width(model: Any, call: int) -> None:
     model.inner.out_features = 8 + call
 
@@ -526,6 +553,13 @@ CASES: tuple[Case, ...] = (
     Case("a distribution", _prior, _x(), missed="loc|kept", between=_change_prior, marks=("host",)),
     Case("a mark on a weight", _tagged_weight, _x(), missed="scale", between=_change_tag),
     Case("a mark on a linear layer", _linear_attribute, _x(), missed="gain", between=_change_linear),
+    Case("a layer of another class later", _of(lambda m, x: m.inner(x)), _x(), missed="is a Doubled",
+         between=_double),
+    Case("a weight that is asked whether it learns", _of(_asks_its_weight), _x(), missed="gradient", between=_freeze),
+    Case("a weight that is asked for its gradient", _of(_asks_its_weight), _x(), missed="gradient",
+         between=_give_gradient),
+    Case("convolutions that are to repeat themselves", _of(lambda m, x: m.inner(x)), _x(), missed="determinism",
+         between=_repeatable),
     Case("counts in an array of the standard library", _counts_in("array"), _x(), refused="kept"),
     Case("counts in bytes", _counts_in("bytes"), _x(), refused="kept"),
     Case("counts by what is alive", _counts_in("weak"), _x(), refused="kept", state=False),
@@ -562,6 +596,7 @@ CASES: tuple[Case, ...] = (
 
 def reset() -> None:
     """Everything that cases change for everybody, as it was."""
+    torch.backends.cudnn.deterministic = False
     SETTINGS.scale = SETTINGS.inner.scale = Options.Deep.scale = 2.0  # type: ignore[attr-defined]
     GLOBAL_PART.scale = PART.scale = 2.0
     _set_global("FACTOR")(None, 0)

@@ -245,6 +245,7 @@ def test_wide_attention_may_lay_the_heads_of_a_position_side_by_side() -> None:
     [
         ("exact", "exact", {"a"}),
         ("nearest", "nearest", {"a", "b"}),
+        ("even", "even", {"a", "b"}),
         ("cut", "cut", {"a", "b"}),
         ("weights cut", "weights cut", {"a", "b"}),
         ("own", "cut", {"a", "b"}),
@@ -253,15 +254,34 @@ def test_wide_attention_may_lay_the_heads_of_a_position_side_by_side() -> None:
 def test_a_convolution_is_as_accurate_as_pytorchs_and_so_are_its_rivals(
     monkeypatch: pytest.MonkeyPatch, library: str, rounding: str, agreeing: set[str]
 ) -> None:
-    results = {"exact": 1.0, "nearest": 1.001, "cut": 0.9995, "own": 0.9996, "weights cut": 1.0003, "image cut": 1.0004}
+    results = {"exact": 1.0, "nearest": 1.001, "cut": 0.9995, "own": 0.9996, "weights cut": 1.0003, "image cut": 1.0004,
+               "even": 1.0012}  # fmt: skip
     monkeypatch.setattr(chains, "may_time", lambda device: True)
     monkeypatch.setattr(chains, "_library", lambda settings, chain, *given: torch.tensor(results[library]))
     monkeypatch.setattr(chains, "_ours", lambda settings, chain, tile, *given: torch.tensor(results[tile.rounding]))
     monkeypatch.setattr(chains, "_accuracy", {})
     others: Any = {"a": lambda *given: torch.tensor(1.0), "b": lambda *given: torch.tensor(1.002)}
     tile = chains.config.Tile(128, 128)
-    found = chains._accuracy_of(("key", torch.device("cpu")), (1, 2, 3, 4), (), "", tile, others)  # type: ignore[arg-type]
+    given = (torch.zeros(1, 3, 8, 8), torch.zeros(4, 3, 3, 3), None, None)
+    settings = ((1, 1), (0, 0), (1, 1), (0, 0), 1, False)
+    found = chains._accuracy_of(("key", torch.device("cpu")), given, settings, "", tile, others)
     assert found == chains.Accuracy(rounding, frozenset(agreeing))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "transposed", "first"),
+    [(3, False, ["nearest", "exact"]), (64, False, ["nearest", "even"]), (3, True, ["even", "nearest"])],
+)
+def test_the_likely_rounding_of_a_convolution_is_compiled_first(
+    inputs: int, transposed: bool, first: list[str]
+) -> None:
+    """Each that is tried is a kernel to compile; cuDNN takes thin images in float32, and transposed ones never."""
+    weight = torch.empty(*((inputs, 32) if transposed else (32, inputs)), 3, 3)
+    sizes = chains.Sizes(torch.empty(1, inputs, 8, 8), weight, (1, 1), (0, 0), (1, 1), (0, 0), 1, transposed)
+    assert chains._likely(sizes)[:2] == first and sorted(chains._likely(sizes)) == sorted(chains.config.ROUNDINGS)
+    expected = chains._expected(sizes, [chains.config.Tile(128, 32), chains.config.Tile(256, 32)])
+    last = "exact" if "exact" in first else first[0]
+    assert [tile.rounding for tile in expected] == [*first, last]
 
 
 @pytest.mark.parametrize(

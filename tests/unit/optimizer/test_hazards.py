@@ -77,6 +77,23 @@ def _fast(model: Any) -> Any:
     return Optimized(model, [Plan(recording.signature, recording)])
 
 
+class Tripled(Lambda):
+    """What a function gives, three times."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return 3 * super().forward(*args, **kwargs)
+
+
+def test_a_model_of_another_class_is_noticed() -> None:
+    model = Lambda(lambda m, x: m.inner(x))
+    with torch.no_grad():
+        fast = _fast(model)
+        before = fast(X)
+        model.__class__ = Tripled
+        torch.testing.assert_close(fast(X), 3 * before)
+    assert any("is a Tripled now" in reason for reason in fast.fallbacks)
+
+
 class Registered(nn.Module):
     """Of every class once."""
 

@@ -13,11 +13,13 @@ torch = pytest.importorskip("torch")
 
 from torch import nn
 
+from ridgeline.optimizer import search as searching
 from ridgeline.optimizer.backend import Report
 from ridgeline.optimizer.candidate import Built, Candidate
 from ridgeline.optimizer.forecast import MOST_A_CALL, Forecast, forecast
 from ridgeline.optimizer.inputs import Inputs
 from ridgeline.optimizer.ladder import DEFAULT_BUDGET_S, IMPORTS_S, STOCK, Facts, Ladder, Rung
+from ridgeline.optimizer.measure import Timed
 from ridgeline.optimizer.receipt import SKIPPED, SLOWER
 from ridgeline.optimizer.regions import groups
 from ridgeline.optimizer.search import Problem, Search, _family
@@ -92,6 +94,39 @@ def test_a_new_process_may_import_the_tracer_before_it_comes_to_compile(monkeypa
     monkeypatch.setattr(f"{__name__}.PREPARED_S", PREPARED_S + IMPORTS_S["torch._dynamo"])
     run = Run(monkeypatch, _facts(3, 5.0, import_s=IMPORTS_S["torch._inductor.compile_fx"]), COMPILED_S)
     assert run.search.entries[STOCK].status == SLOWER and run.now_s < 2 * 5.0
+
+
+@pytest.mark.parametrize(
+    ("budget_s", "imported", "priced"), [(5.0, False, False), (5.0, True, True), (12.0, False, True)]
+)
+def test_a_price_is_not_worth_half_of_a_budget_in_imports(
+    monkeypatch: Any, budget_s: float, imported: bool, priced: bool
+) -> None:
+    """A search of 5 s in a new process took 11, and one of 2 s four, because a price imports PyTorch's tracer."""
+    asked: list[bool] = []
+    monkeypatch.setattr(searching, "TRACER", "torch" if imported else "torch.not_imported_yet")
+    monkeypatch.setattr(searching, "IMPORTS_S", {"torch.not_imported_yet": IMPORTS_S["torch._dynamo"]})
+    monkeypatch.setattr(Search, "_price", lambda self: asked.append(True))
+    search = Search(Problem(model=nn.Linear(4, 4), inputs=Inputs((torch.zeros(1, 4),)), mode="infer",
+                            device=torch.device("cpu"), budget_s=budget_s))  # fmt: skip
+    search._prepare()
+    assert bool(asked) == priced and any("not priced" in note for note in search.notes) != priced
+
+
+def test_a_long_model_in_one_function_is_known_by_its_calls() -> None:
+    """One leaf, and 2,000 kernels: where nothing is priced it would pass for a function of few ops."""
+    assert Ladder(_facts(0, 5.0, forecast=None, host_s=3e-5)).is_short
+    assert not Ladder(_facts(0, 5.0, forecast=None, host_s=2e-2)).is_short
+    assert Ladder(_facts(3, 5.0, host_s=2e-2)).is_short, "counted where it is priced"
+
+
+@pytest.mark.parametrize(("late_s", "made"), [(-1.0, True), (1.0, True), (3.0, False)])
+def test_guards_are_taken_away_a_second_late_and_not_three(monkeypatch: Any, late_s: float, made: bool) -> None:
+    search = Search(Problem(model=nn.Linear(4, 4), inputs=Inputs((torch.zeros(1, 4),)), mode="infer",
+                            device=torch.device("cuda"), budget_s=5.0))  # fmt: skip
+    monkeypatch.setattr(Search, "left_s", lambda search: -late_s)
+    search.best = Built(Candidate(name=STOCK), search.problem.model, Report(), build_s=2.0)
+    assert search._feels_guards(Timed((1e-3,) * 6)) == made
 
 
 def test_what_is_not_reached_is_skipped_in_words(monkeypatch: Any) -> None:

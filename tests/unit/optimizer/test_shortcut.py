@@ -78,7 +78,14 @@ def test_weights_that_change_in_place_are_seen_and_no_miss() -> None:
     assert not fast.misses
 
 
-@pytest.mark.parametrize("change", ["attribute", "parameter", "memory", "hook"])
+class Doubled(nn.Linear):
+    """A linear layer and twice what it gives."""
+
+    def forward(self, x: Any) -> Any:
+        return 2 * super().forward(x)
+
+
+@pytest.mark.parametrize("change", ["attribute", "parameter", "memory", "class", "hook"])
 def test_what_guards_would_have_noticed_is_noticed(change: str) -> None:
     model, x = Scaled(), torch.randn(3, 6)
     fast = made(model, x)
@@ -89,6 +96,8 @@ def test_what_guards_would_have_noticed_is_noticed(change: str) -> None:
         model.fc.weight = nn.Parameter(torch.randn(4, 6))
     elif change == "memory":
         model.fc.weight.data = torch.randn(4, 6)
+    elif change == "class":
+        model.fc.__class__ = Doubled
     else:
         model.fc.register_forward_hook(lambda module, given, out: out + 100)
     with torch.no_grad():

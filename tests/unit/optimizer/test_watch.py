@@ -18,6 +18,7 @@ from recorder import TapeExecutor
 from torch import nn
 
 from ridgeline.errors import NotGraphable
+from ridgeline.optimizer import glance as glancing
 from ridgeline.optimizer.graphed import graph_inference
 from ridgeline.optimizer.watch import Watch, library
 
@@ -260,3 +261,25 @@ def test_code_that_was_typed_or_run_is_watched_as_a_file_is(file: str, name: str
 @pytest.mark.parametrize("file", ["<eval_with_key>.3", "<frozen importlib._bootstrap>", torch.__file__, ""])
 def test_what_tracers_and_libraries_made_is_not(file: str) -> None:
     assert library(file)
+
+
+class Doubled(nn.Linear):
+    """A linear layer and twice what it gives."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(x)
+
+
+@pytest.mark.parametrize("look", ["in C", "in Python"])
+@pytest.mark.parametrize("hooks_only", [False, True])
+def test_a_layer_of_another_class_is_noticed_and_put_back(look: str, hooks_only: bool, monkeypatch: Any) -> None:
+    if look == "in Python":
+        monkeypatch.setattr(glancing, "native", lambda: None)
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    watch = Watch(model, hooks_only=hooks_only)
+    assert (type(watch.glance) is glancing.Plain) == (look == "in Python" or glancing.native() is None)
+    assert watch.same()
+    model[0].__class__ = Doubled
+    assert not watch.same() and not watch.addressed() and watch.changes() == ["0 is a Doubled now"]
+    watch.restore()
+    assert watch.same() and type(model[0]) is nn.Linear

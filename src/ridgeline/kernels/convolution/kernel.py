@@ -18,12 +18,26 @@ from ridgeline.kernels.convolution.links import linked, pooled, softmax_of
 
 
 @triton.jit
-def rounded(x, CUT: tl.constexpr):
-    """A number of TensorFloat-32's ten bits, the nearest or the next one to zero; infinities stay what they are."""
+def rounded(x, HOW: tl.constexpr):
+    """A number of TensorFloat-32's ten bits: 0 the nearest, of two the one farther from zero, 1 the next one to zero, 2
+    the nearest, of two the even one. Infinities stay what they are.
+
+    So does NaN: one of nothing but ones, which is what a GPU makes, would become zero by being rounded.
+    """
     bits = x.to(tl.int32, bitcast=True)
-    if not CUT:
+    if HOW == 1:
+        return (bits & -8192).to(tl.float32, bitcast=True)
+    if HOW == 2:
+        bits += 0xFFF + ((bits >> 13) & 1)
+    else:
         bits += 0x1000
-    return (bits & -8192).to(tl.float32, bitcast=True)
+    return tl.where(x == x, (bits & -8192).to(tl.float32, bitcast=True), x)
+
+
+@triton.jit
+def left_over(x, high):
+    """What rounding took away; nothing of an infinity, which has no digits."""
+    return tl.where(tl.abs(high) < float("inf"), x - high, 0.0)
 
 
 @triton.jit
@@ -35,7 +49,7 @@ def convolution_weights(
     taps,
     total,
     TURNED: tl.constexpr,
-    CUT: tl.constexpr,
+    HOW: tl.constexpr,  # see ``rounded``
     EXACT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -50,10 +64,10 @@ def convolution_weights(
         source = (co * inputs + ci) * taps + tap
     inside = at < total
     w = tl.load(w_ptr + source, mask=inside, other=0.0)
-    high = rounded(w, CUT)
+    high = rounded(w, HOW)
     tl.store(out_ptr + at, high, mask=inside)
     if EXACT:
-        tl.store(out_ptr + total + at, rounded(w - high, False), mask=inside)
+        tl.store(out_ptr + total + at, rounded(left_over(w, high), 0), mask=inside)
 
 
 @triton.jit
@@ -86,7 +100,7 @@ def convolution_tile(
     GROUPS: tl.constexpr,
     TURNED: tl.constexpr,  # transposed; then strides or dilations are 1
     PADDED: tl.constexpr,  # whether a tap may lie outside of the image
-    CUT: tl.constexpr,  # whether factors are cut off instead of rounded
+    HOW: tl.constexpr,  # how images are rounded: see ``rounded``
     EXACT: tl.constexpr,  # float32's own accuracy, from three products: high·high + high·low + low·high
     LAST: tl.constexpr,  # whether x is [N, D, H, W, CI], rounded already unless EXACT
     BIAS: tl.constexpr,
@@ -194,11 +208,12 @@ def convolution_tile(
         a = tl.load(x_start + base[:, None] + ahead[None, :], mask=inside, other=0.0)
         b_at = w_start + (weight * CI + ci)[:, None] + col[None, :] * (KD * KH * KW * CI)
         b = tl.load(b_at, mask=known, other=0.0)
-        high = a if LAST and not EXACT else rounded(a, CUT)
+        high = a if LAST and not EXACT else rounded(a, HOW)
         if EXACT:  # the tensor cores cut sums off: they carry one over a block of terms only
             low_b = tl.load(b_at + GROUPS * CO * KD * KH * KW * CI, mask=known, other=0.0)
-            part = tl.dot(a - high, b, input_precision="tf32")
-            part = tl.dot(high, low_b, part, input_precision="tf32")
+            part = tl.dot(left_over(a, high), b, input_precision="tf32")
+            digits = tl.where(tl.abs(high) < float("inf"), high, 0.0)  # an infinity meets whole weights alone, below
+            part = tl.dot(digits, low_b, part, input_precision="tf32")
             acc += tl.dot(high, b, part, input_precision="tf32")
         else:
             acc = tl.dot(high, b, acc, input_precision="tf32")
@@ -309,7 +324,7 @@ def convolution_turn(
     P: tl.constexpr,
     BACK: tl.constexpr,
     LINKS: tl.constexpr,
-    ROUND: tl.constexpr,  # to TensorFloat-32: 0 not at all, 1 to the nearest, 2 cut off
+    ROUND: tl.constexpr,  # to TensorFloat-32: 0 not at all, else one more than ``rounded`` has it
     BC: tl.constexpr,
     BP: tl.constexpr,
 ):
@@ -325,5 +340,5 @@ def convolution_turn(
     x = tl.load(x_ptr + image + (last if BACK else plain), mask=inside, other=0.0)
     x = linked(x, vectors_ptr, c[:, None], (c < C)[:, None], C, LINKS)
     if ROUND > 0:
-        x = rounded(x, ROUND == 2)
+        x = rounded(x, ROUND - 1)
     tl.store(out_ptr + image + (plain if BACK else last), x, mask=inside)

@@ -211,7 +211,7 @@ class _Tiled:
         chosen = tile or tuning.choose("convolution", named, config.tiles(**named, pooled=together)[0])
         if together and chosen.channels < sizes.outputs:
             raise KernelError(f"convolution: {pool} over {sizes.outputs} channels needs a tile with all of them")
-        self.cut, self.exact = chosen.rounding in ("cut", "image cut"), chosen.rounding == "exact"
+        (self.how, weights_how), self.exact = config.ROUNDINGS[chosen.rounding], chosen.rounding == "exact"
         self.last = chosen.last and sizes.groups == 1 and sizes.inputs % chosen.depth == 0
         tiles = cdiv(sizes.phase_pixels, chosen.pixels) * sizes.num_phases
         self.means = (*sizes.shape[:2], *([1] * (len(sizes.shape) - 2))) if pool == MEAN else None
@@ -222,7 +222,7 @@ class _Tiled:
         self.lay = _WEIGHTS.bind(
             (weight, laid, *self.counts),
             grid=(cdiv(weight.numel(), _BLOCK),),
-            constants={"TURNED": sizes.transposed, "CUT": chosen.rounding in ("cut", "weights cut")}
+            constants={"TURNED": sizes.transposed, "HOW": weights_how}
             | {"EXACT": self.exact, "BLOCK": _BLOCK},
             num_warps=4,
             device=device,
@@ -233,7 +233,7 @@ class _Tiled:
             constants=sizes.constants()
             | {"GROUPS": sizes.groups, "TURNED": sizes.transposed, "PADDED": sizes.padded, "BIAS": bias is not None}
             | {
-                "CUT": self.cut,
+                "HOW": self.how,
                 "EXACT": self.exact,
                 "LAST": self.last,
                 "POOL": list(POOLS).index(pool),
@@ -255,8 +255,7 @@ class _Tiled:
         self.lay(weight.contiguous(), laid, *self.counts)
         x = x.contiguous()
         if self.last:
-            rounding = 0 if self.exact else 2 if self.cut else 1
-            x = turn(x, torch.empty_like(x), None, back=False, rounding=rounding)
+            x = turn(x, torch.empty_like(x), None, back=False, rounding=0 if self.exact else self.how + 1)
         self.launch(x, laid, *_there(laid, bias, vectors), out)
         return out if self.means is None else out.sum(2).div_(self.pixels).view(self.means)
 
@@ -316,7 +315,7 @@ def turn(
     """An image written with its channels last, or one with its channels last written densely, through a chain.
 
     Either is dense memory; ``x`` and ``out`` have the same shape [N, C, ...]. ``rounding``: to TensorFloat-32, 1 to the
-    nearest, 2 cut off.
+    nearest, 2 cut off, 3 to the nearest or the even one.
     """
     channels, pixels = x.shape[1], math.prod(x.shape[2:])
     places = x.data_ptr() | out.data_ptr()

@@ -129,9 +129,22 @@ def _others(sizes: Sizes, settings: Settings, chain: str) -> dict[str, Way]:
 def _expected(sizes: Sizes, tiles: Iterable[config.Tile]) -> list[config.Tile]:
     """Tiles as they will be wanted: cuDNN of an H200 has been seen to convolve thin and grouped images in float32."""
     first, *rest = tiles
-    exact = not sizes.transposed and (sizes.inputs < LEAST_LAST or sizes.groups > 1)
-    wanted = [replace(tile, rounding="exact" if exact else "nearest") for tile in rest]
-    return [first, replace(first, rounding="exact"), *wanted]
+    likely, next_, *_ = _likely(sizes)
+    wanted = [replace(tile, rounding="exact" if next_ == "exact" else likely) for tile in rest]
+    return [replace(first, rounding=likely), replace(first, rounding=next_), *wanted]
+
+
+def _likely(sizes: Sizes) -> list[str]:
+    """What may become of factors, the likely first; each that is tried is a kernel to compile.
+
+    Of seven transposed convolutions cuDNN rounds both factors of all to the even one of two, of two plain ones to the
+    one farther from zero (H200, benchmarks/convolution_rounding.py); some transposed ones it rounds as plain ones.
+    """
+    if sizes.transposed:
+        first = ["even", "nearest"]
+    else:
+        first = ["nearest", "exact" if sizes.inputs < LEAST_LAST or sizes.groups > 1 else "even"]
+    return [*first, *(each for each in config.ROUNDINGS if each not in first)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +186,8 @@ def _rounding_of(
     reference: Tensor, near: float, given: tuple[Any, ...], settings: Settings, chain: str, tile: config.Tile,
     apart: dict[str, float],
 ) -> str:  # fmt: skip
-    for rounding in ("nearest", "exact", "cut", "weights cut", "image cut"):
+    x, weight, *_ = given
+    for rounding in _likely(Sizes(x, weight, *settings)):
         apart[rounding] = _apart(partial(_ours, settings, chain, replace(tile, rounding=rounding)), given, reference)
         if apart[rounding] <= near:
             return rounding
