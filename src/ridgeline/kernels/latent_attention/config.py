@@ -98,6 +98,18 @@ def takes_blocks(heads: int, dim: int, more: int, page: int) -> bool:
     return heads >= FED_HEADS and dim == FED_DIM and more == FED_MORE and page % FED_KEYS == 0
 
 
+def takes_line(heads: int, dim: int, more: int, page: int) -> bool:
+    """Whether many heads can walk the line: as many in every program as in its neighbors."""
+    return heads > FEW_HEADS and columns_fit(heads, dim, more, page) and heads % cdiv(heads, MAX_ROWS) == 0
+
+
+def choose_line(batch: int, heads: int, longest: int, num_sms: int) -> Few:
+    """A stretch for every so many programs as heads take, one program a multiprocessor."""
+    programs, leaves = max(1, num_sms // cdiv(heads, MAX_ROWS)), batch * longest <= LEAVING_KEYS
+    borders = by_borders(programs, batch, batch * heads)
+    return Few(FED_KEYS, programs, 4, 2, leaves=leaves, fed=True, borders=borders)
+
+
 def choose_blocks(batch: int, heads: int, longest: int, num_sms: int) -> Latent:
     """Shares of whole blocks that end soonest, one program a multiprocessor."""
     programs, blocks = max(1, batch * cdiv(heads, 64)), cdiv(longest, FED_KEYS)

@@ -249,9 +249,10 @@ def wide_tile(programs: int, sequences: int, heads: int, dim: int) -> tuple[int,
     return parts, columns, 8 if parts * columns == MOST_ELEMENTS or columns == 512 else 4
 
 
-def wide_border(programs: int, sequences: int) -> tuple[int, int, int]:
-    """Parts and columns of a border of wide heads, and warps."""
-    return (2, 128, 4) if sequences >= programs else (4, 128, 8)
+def wide_border(programs: int, sequences: int, rows: int = 16) -> tuple[int, int, int]:
+    """Parts and columns of a border of wide heads, and warps: fewer columns where there are many heads."""
+    columns = clamp(2048 // rows, 16, 128)
+    return (2, columns, 4) if sequences >= programs else (4, columns, 8)
 
 
 def border_tile(programs: int, sequences: int, rows: int) -> tuple[int, int]:

@@ -393,11 +393,17 @@ def _first_of(lens, batch, key_heads, KEYS: gl.constexpr, LEAST: gl.constexpr):
 @gluon.jit
 def _placed(lens, batch, key_heads, KEYS: gl.constexpr, LEAST: gl.constexpr):
     """``_first_of``; and where in the line that is, the fewest blocks of a program, how many programs have one more."""
+    return _place_of(lens, batch, key_heads, gl.program_id(0), gl.num_programs(0), KEYS, LEAST)
+
+
+@gluon.jit
+def _place_of(lens, batch, key_heads, pid, programs, KEYS: gl.constexpr, LEAST: gl.constexpr):
+    """``_placed`` of one of so many programs."""
     blocks = (lens + KEYS - 1) // KEYS * key_heads
     ends = gl.associative_scan(blocks, 0, _add)
     total = gl.sum(blocks, 0)
-    num = max(min(gl.num_programs(0), total // LEAST), 1)
-    each, longer, pid = total // num, total % num, gl.program_id(0)
+    num = max(min(programs, total // LEAST), 1)
+    each, longer = total // num, total % num
     start = pid * each + min(pid, longer)
     b = min(gl.sum((ends <= start).to(gl.int32), 0), batch - 1)
     within = start - gl.sum(gl.where(ends <= start, blocks, 0), 0)

@@ -156,7 +156,7 @@ class Parts:
         key_heads, programs = self.sizes[1], self.sizes[4]
         rows, warps = power_of_two(heads // key_heads), 4
         if dim > config.WIDE_DIM:
-            parts, wide, warps = config.wide_border(programs, batch * key_heads)
+            parts, wide, warps = config.wide_border(programs, batch * key_heads, rows)
         else:
             parts, wide = config.border_tile(programs, batch * key_heads, rows)
         wide = min(wide, max(16, power_of_two(dim)))
