@@ -66,7 +66,8 @@ class Paged:
     by the last program of a sequence, without a kernel of their own. ``queries``: sequences whose queries are there or
     on their way: with three of them 300 uneven sequences of at most 300 keys take 66.4 µs (70.9 with two). ``skips``:
     pages without keys are not copied. ``even``: where the longest sequence has at most so many quarters of what all
-    have on average, one key head of each is taken by ``together`` programs, a cluster."""
+    have on average, one key head of each is taken by ``together`` programs, a cluster. ``units``: programs take one
+    whole after the other, whichever nobody has taken."""
 
     keys: int
     programs: int
@@ -83,6 +84,7 @@ class Paged:
     skips: bool = False
     together: int = 1
     even: int = 0
+    units: bool = False
 
 
 def takes_columns(batch: int, ratio: int, head_dim: int, page: int) -> bool:
@@ -172,7 +174,7 @@ def programs_together(sequences: int, head_dim: int, ratio: int, num_sms: int) -
 def joined_together(found: Paged, sequences: int, num: int, ratio: int, even: int = EVEN_QUARTERS) -> Paged:
     """The same where sequences (each key head of each) are a cluster's of ``num`` programs, or a program's; there are
     as many as fit, since uneven ones are cut for all of them."""
-    programs = max(BESIDE[num], sequences) * num if num > 1 else sequences
+    programs = max(BESIDE[num], sequences) * num if num > 1 else max(found.programs, sequences)
     queries = found.queries if num == 1 else 2 if ratio <= 8 else 1  # parts are told where other queries would be
     return replace(
         found, programs=programs, inside=True, borders=False, queries=queries, together=num, even=even,

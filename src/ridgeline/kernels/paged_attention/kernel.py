@@ -34,6 +34,14 @@ from ridgeline.kernels.paged_attention.links import (
     tell_part,
     wait_for_cluster,
 )
+from ridgeline.kernels.paged_attention.tickets import (
+    draw_ticket,
+    heard,
+    mark_tickets,
+    room_for_words,
+    say,
+    ticket_drawn,
+)
 
 
 @triton.jit
@@ -809,3 +817,133 @@ def paged_together(
             (_feed_columns, (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads,
                              table_b, b, kh, first, left, length, R, D, P, KEYS, ROWS, COLS, STAGES, QUERIES, SKIPS)),
         ], [1], [40])  # fmt: skip
+
+
+@gluon.jit
+def _feed_units(
+    q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, room, table_ptr, lens_ptr, count_ptr, key_heads, table_b,
+    pages, units,
+    R: gl.constexpr, D: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
+    STAGES: gl.constexpr, QUERIES: gl.constexpr,
+):
+    """Queries and blocks of one sequence after the other (each key head of each): the first is this program's own, the
+    next one is whichever nobody has taken yet. Of a last block only pages that have keys are copied."""
+    q_full, q_empty, full, empty = bars
+    TILES: gl.constexpr = KEYS // ROWS
+    unit, turn, num = gl.program_id(0), key_heads * 0, key_heads * 0
+    known = gl.load(count_ptr)
+    while unit < units:
+        b, kh = unit // key_heads, unit % key_heads
+        length, table, half = gl.load(lens_ptr + b), table_ptr + b.to(gl.int64) * table_b, turn % QUERIES
+        after = _pages_of(table, kh * 0, pages * P, P, ROWS, TILES)  # looked up while the length is on its way
+        mbarrier.wait(q_empty.index(half), ((turn // QUERIES) & 1) ^ 1)
+        say(room, half, unit, length)
+        mbarrier.expect(q_full.index(half), COLS * D * 2)
+        tma.async_copy_global_to_shared(q_desc, [b, kh * R, 0], q_full.index(half), q_smem.index(half))
+        if turn == 0:
+            mark_tickets(count_ptr, known)
+        ticket = draw_ticket(count_ptr, turn)
+        for key in range(0, length, KEYS):
+            slot, here = num % STAGES, after
+            after = _pages_of(table, key + KEYS, length, P, ROWS, TILES)
+            mbarrier.wait(empty.index(slot), ((num // STAGES) & 1) ^ 1)
+            tiles = min((length - key + ROWS - 1) // ROWS, TILES)
+            for i in gl.static_range(1, TILES + 1):
+                mbarrier.expect(full.index(slot), 2 * i * ROWS * D * 2, pred=tiles == i)
+            _fill(k_desc, k_smem, full, here, key, kh, slot, tiles, P, D, KEYS, ROWS)
+            _fill(v_desc, v_smem, full, here, key, kh, slot, tiles, P, D, KEYS, ROWS)
+            num += 1
+        turn += 1
+        mine = ticket_drawn(ticket)
+        if mine == units - 1:
+            gl.store(count_ptr, 0)  # everybody has drawn all of theirs
+        unit = gl.num_programs(0) + mine
+    half = turn % QUERIES
+    mbarrier.wait(q_empty.index(half), ((turn // QUERIES) & 1) ^ 1)
+    say(room, half, turn * 0 - 1, turn * 0)
+    mbarrier.arrive(q_full.index(half), count=1)
+
+
+@gluon.jit
+def _columns_of_units(
+    q_smem, k_smem, v_smem, p_smem, bars, room, out_ptr, scale, d,
+    R: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr, STAGES: gl.constexpr,
+    DTYPE: gl.constexpr, QUERIES: gl.constexpr,
+):
+    """``_columns`` of whole sequences, as they are told."""
+    q_full, q_empty, full, empty = bars
+    TILES: gl.constexpr = D // 64 * (KEYS // ROWS)
+    BLOCK_L: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, D], DTYPE)
+    L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLS, 16])
+    head = gl.arange(0, COLS, gl.SliceLayout(0, L))
+    row = gl.arange(0, KEYS, gl.SliceLayout(1, L))
+    col = gl.arange(0, D, gl.SliceLayout(1, L))
+    inside = gl.expand_dims(head < R, 0) & gl.expand_dims(col < d, 1)
+    none = gl.zeros([KEYS, COLS], gl.float32, L)
+    turn, num = d * 0, d * 0
+    mbarrier.wait(q_full.index(0), 0)
+    unit, length = heard(room, turn)
+    while unit >= 0:
+        half = turn % QUERIES
+        q = q_smem.index(half).reshape([COLS, D]).permute((1, 0))
+        top = gl.full([COLS], float("-inf"), gl.float32, gl.SliceLayout(0, L))
+        sums = gl.zeros([KEYS, COLS], gl.float32, L)
+        o = gl.zeros([D, COLS], gl.float32, L)
+        for key in range(0, length, KEYS):
+            slot, parity, rest = num % STAGES, (num // STAGES) & 1, length - key
+            keys = k_smem.index(slot * TILES)._reinterpret(DTYPE, [KEYS, D], BLOCK_L)
+            values = v_smem.index(slot * TILES)._reinterpret(DTYPE, [KEYS, D], BLOCK_L)
+            mbarrier.wait(full.index(slot), parity)
+            s = warpgroup_mma(keys, q, none, use_acc=False, is_async=True)
+            s = warpgroup_mma_wait(0, [s])
+            s = gl.where(gl.expand_dims(row < rest, 1), s, float("-inf"))
+            raised = gl.maximum(top, gl.max(s, 0))
+            alpha = gl.exp2((top - raised) * scale)
+            p = gl.exp2(s * scale - gl.expand_dims(raised * scale, 0))
+            sums = sums * gl.expand_dims(alpha, 0) + p
+            top = raised
+            p_smem.store(p.to(DTYPE))
+            if rest < KEYS:
+                _without_the_rest(values, rest, KEYS, D)
+            fence_async_shared()
+            o = o * gl.expand_dims(alpha, 0)
+            o = warpgroup_mma(values.permute((1, 0)), p_smem, o, is_async=True)
+            o = warpgroup_mma_wait(0, [o])
+            mbarrier.arrive(empty.index(slot), count=1)
+            num += 1
+        mbarrier.arrive(q_empty.index(half), count=1)
+        total = gl.sum(sums, 0)
+        whole = o / gl.expand_dims(gl.where(total == 0.0, 1.0, total), 0)
+        at = gl.expand_dims((unit.to(gl.int64) * R + head) * d, 0) + gl.expand_dims(col, 1)
+        gl.store(out_ptr + at, whole.to(out_ptr.dtype.element_ty), mask=inside)
+        turn += 1
+        mbarrier.wait(q_full.index(turn % QUERIES), (turn // QUERIES) & 1)
+        unit, length = heard(room, turn % QUERIES)
+
+
+@gluon.jit
+def paged_units(
+    q_desc, k_desc, v_desc, table_ptr, lens_ptr, out_ptr, part_ptr, seen_ptr, count_ptr, scale, batch, key_heads,
+    table_b, pages, d,
+    R: gl.constexpr, D: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
+    STAGES: gl.constexpr, LEAVES: gl.constexpr, QUERIES: gl.constexpr,
+):
+    """``paged_columns`` where sequences (each key head of each) are many and short: a program takes one whole, then the
+    next that nobody has taken, so that whoever is served faster takes more. Nothing is cut, joined or added up first;
+    ``count_ptr`` says how many have been taken."""
+    DTYPE: gl.constexpr = q_desc.dtype
+    gl.static_assert(P % ROWS == 0)
+    TILES: gl.constexpr = STAGES * (D // 64) * (KEYS // ROWS)
+    P_L: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, COLS], DTYPE)
+    q_smem = gl.allocate_shared_memory(DTYPE, [QUERIES, 1, COLS, D], q_desc.layout)
+    k_smem = gl.allocate_shared_memory(DTYPE, [TILES, 1, ROWS, 1, 64], k_desc.layout)
+    v_smem = gl.allocate_shared_memory(DTYPE, [TILES, 1, ROWS, 1, 64], v_desc.layout)
+    p_smem = gl.allocate_shared_memory(DTYPE, [KEYS, COLS], P_L)
+    bars = (_barriers(QUERIES, 1), _barriers(QUERIES, 1), _barriers(STAGES, 1), _barriers(STAGES, 1))
+    room = room_for_words(QUERIES)
+    gl.warp_specialize([
+        (_columns_of_units, (q_smem, k_smem, v_smem, p_smem, bars, room, out_ptr, scale, d, R, D, KEYS, ROWS, COLS,
+                             STAGES, DTYPE, QUERIES)),
+        (_feed_units, (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, room, table_ptr, lens_ptr, count_ptr,
+                       key_heads, table_b, pages, batch * key_heads, R, D, P, KEYS, ROWS, COLS, STAGES, QUERIES)),
+    ], [1], [48])  # fmt: skip
