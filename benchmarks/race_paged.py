@@ -350,7 +350,7 @@ def wanted_variants(parts: Sequence[str] = PARTS) -> list[Any]:
         for way in ways((9, *of[:2], EDGE_KEYS, *of[2:])).values():
             with way():
                 found += variants_of("paged_attention", [paged_case(9, *of[:2], EDGE_KEYS, *of[2:], False)])
-    for edge in TOGETHER_EDGES if "together" in parts else ():
+    for edge in ((9, 32, 8, 128, 16), *TOGETHER_EDGES) if "together" in parts else ():
         of = (*edge[:3], EDGE_KEYS, *edge[3:])
         for way in clustered(of).values():
             with way():
@@ -544,7 +544,7 @@ def beside(way: str = "together") -> list[int]:
     from ridgeline.kernels.contract import trials
     from ridgeline.kernels.paged_attention import op
 
-    of = (*TOGETHER_EDGES[0][:3], EDGE_KEYS, *TOGETHER_EDGES[0][3:])
+    of = (9, 32, 8, EDGE_KEYS, 128, 16)
     args = trials()["paged_attention"][1].make(paged_case(*of, False), torch.device("cuda"), None)
     with clustered(of)[way]():
         plan = op._Plan(args, torch.empty_like(args[0]), 0.1)
@@ -886,6 +886,7 @@ def main() -> None:
     parser.add_argument("--pick", type=int, nargs="+", help="of CASES only these, by number")
     parser.add_argument("--ways", nargs="+", help="configurations of paged and latent decoding, by name")
     parser.add_argument("--pick-latent", type=int, nargs="+", help="of LATENT only these, by number")
+    parser.add_argument("--pick-edges", type=int, nargs="+", help="of TOGETHER_EDGES only these, by number")
     parser.add_argument("--clean", action="store_true", help="no timing behind a flush that leaves dirty lines")
     parser.add_argument("--write-pack", type=Path)
     parser.add_argument("--show", type=Path)
@@ -898,6 +899,8 @@ def main() -> None:
         globals()["CASES"] = tuple(CASES[i] for i in options.pick)
     for name in ("OVER", "SHORT_OVER", "LATENT_OVER", "TOGETHER") if options.ways else ():
         globals()[name] = {way: over for way, over in globals()[name].items() if way in options.ways}
+    if options.pick_edges:
+        globals()["TOGETHER_EDGES"] = tuple(TOGETHER_EDGES[i] for i in options.pick_edges)
     if options.pick_latent:
         globals()["LATENT"] = tuple(LATENT[i] for i in options.pick_latent)
     if options.write_pack:

@@ -17,7 +17,9 @@ import argparse
 import gzip
 import json
 import math
+import os
 import random
+import threading
 import time
 import traceback
 from collections.abc import Iterator
@@ -70,20 +72,19 @@ def key_bytes(of: dict[str, Any]) -> int:
 
 
 def shapes(seed: int, num: int, num_latent: int) -> list[dict[str, Any]]:
-    """The same for the same seed, other ones for another; latent ones in between."""
+    """The same for the same seed, other ones for another; latent ones last."""
     found: list[dict[str, Any]] = []
     for draw, many in ((one_paged, num), (one_latent, num_latent)):
-        rng, mine = random.Random(f"{draw.__name__} {seed}"), []
-        while len(mine) < many:
+        rng, end = random.Random(f"{draw.__name__} {seed}"), len(found) + many
+        while len(found) < end:
             of = draw(rng)
             of |= {"dtype": rng.choice(("bfloat16", "bfloat16", "float16")), "lengths": rng.choice(list(LENGTHS))}
             if of["b"] < 4:
                 of["lengths"] = "even"
             of["s"] = round(between(rng, LOW, HIGH) / key_bytes(of) / of["b"] / LENGTHS[of["lengths"]])
             if 32 <= of["s"] <= LONGEST:
-                mine.append({**of, "at": len(mine) / many})
-        found += mine
-    return [{key: x for key, x in of.items() if key != "at"} for of in sorted(found, key=lambda of: of["at"])]
+                found.append(of)
+    return found
 
 
 def case_of(of: dict[str, Any]) -> Any:
@@ -180,6 +181,9 @@ def measure(asked: argparse.Namespace) -> None:
                              "copy_bytes_per_s": track.copied, "rows": [], "errors": []}  # fmt: skip
     print(f"compiled {compiled}, copy {track.copied / 1e12:.2f} TB/s, {time.perf_counter() - BEGAN:.0f} s", flush=True)
     asked.out.mkdir(parents=True, exist_ok=True)
+    watch = threading.Timer(asked.budget_s + 8, lambda: os._exit(3))  # something never ended
+    watch.daemon = True
+    watch.start()
     for of in shapes(asked.seed, asked.num, asked.latent):
         if time.perf_counter() - BEGAN > asked.budget_s:
             found["errors"].append({**of, "error": "no time left"})
