@@ -107,7 +107,7 @@ CASES = (
     (8, 64, 8, 3000, 128, 16, False), (11, 16, 2, 12000, 128, 32, False), (24, 32, 8, 1500, 128, 16, False),
     (128, 32, 8, 400, 128, 16, False), (128, 16, 16, 700, 128, 16, True), (5, 32, 8, 6000, 128, 16, False),
     (7, 28, 4, 9000, 128, 16, False), (16, 32, 8, 2000, 128, 16, False), (8, 32, 8, 4100, 128, 16, False),
-    (16, 64, 8, 5000, 64, 16, False),
+    (16, 64, 8, 5000, 64, 16, False), (40, 32, 1, 8000, 128, 16, False), (60, 48, 1, 9000, 128, 64, True),
 )  # fmt: skip
 """Batch, heads, key heads, keys, head dim, page, uneven lengths."""
 
@@ -120,7 +120,7 @@ LATENT = (
 )  # fmt: skip
 """Batch, heads, keys, page, uneven lengths."""
 
-EDGES = ((32, 8, 128, 16), (16, 1, 128, 64), (8, 8, 64, 16), (24, 8, 256, 48))
+EDGES = ((32, 8, 128, 16), (16, 1, 128, 64), (8, 8, 64, 16), (24, 8, 256, 48), (32, 1, 128, 16), (96, 2, 64, 48))
 """Heads, key heads, head dim and page of checks with lengths at every border, over caches never written elsewhere."""
 
 LATENT_EDGES = ((16, 16), (16, 64), (64, 16), (128, 64), (40, 32), (100, 48))
@@ -186,7 +186,7 @@ def clustered(of: tuple[Any, ...]) -> dict[str, Any]:
 
     found: dict[Any, tuple[str, Any]] = {}
     for name, asked in TOGETHER.items():
-        if of[4] == 256 or of[0] * of[2] > 264:
+        if of[4] == 256 or of[0] * of[2] > 264 or of[1] > 16 * of[2]:
             continue
         default = config.choose(of[0], of[2], of[3], of[4], 132, ratio=of[1] // of[2], fed=True, together=False)
         chosen = joined(of, default, asked)
@@ -235,6 +235,13 @@ def by_sequence() -> Any:
     from ridgeline.kernels.paged_attention import config
 
     return instead(config, "MAX_FED_LINED", 128)
+
+
+def by_threads() -> Any:
+    """Inside, more than sixteen heads that share keys are read by threads."""
+    from ridgeline.kernels.paged_attention import config
+
+    return instead(config, "MOST_COLUMNS", 16)
 
 
 def latent_changed(over: dict[str, Any]) -> Any:
@@ -302,6 +309,7 @@ def ways(of: tuple[Any, ...]) -> dict[str, Any]:
     found = {name: partial(changed, more) for name, more in over.items()} | clustered(of)
     default = config.choose(of[0], of[2], of[3], of[4], 132, ratio=of[1] // of[2], fed=True)
     found |= {"apart": apart} if default.even else {}
+    found |= {"by threads": by_threads} if of[1] > 16 * of[2] else {}
     return found | ({} if of[0] <= 128 else {"a program a sequence and head": by_sequence})
 
 

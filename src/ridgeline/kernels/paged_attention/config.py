@@ -24,8 +24,8 @@ of each is a program of its own. 300 uneven sequences (197 MB) in one line 79 µ
 153."""
 
 JOINED = (8, 32, 64)
-COLUMNS = 16
-"""Heads that share keys, as columns of the products."""
+COLUMNS, MOST_COLUMNS = 16, 64
+"""Heads that share keys, as columns of the products: sixteen of them, or 32, or at most 64."""
 
 FED_KEYS, FED_PROGRAMS, FED_BYTES = 64, 2, 6 << 15
 """Keys of a block, programs a multiprocessor and bytes of their blocks where the copy engine feeds them: two programs
@@ -89,7 +89,17 @@ class Paged:
 
 def takes_columns(batch: int, ratio: int, head_dim: int, page: int) -> bool:
     """Whether the kernel that the copy engine feeds is written for these."""
-    return batch <= MAX_FED_LINED and ratio <= COLUMNS and head_dim in (64, 128, 256) and page % 16 == 0
+    return batch <= MAX_FED_LINED and ratio <= most_columns(head_dim) and head_dim in (64, 128, 256) and page % 16 == 0
+
+
+def most_columns(head_dim: int) -> int:
+    """Heads that share keys whose sums fit into the registers of four warps."""
+    return MOST_COLUMNS if head_dim <= 128 else COLUMNS
+
+
+def columns_of(ratio: int) -> int:
+    """Columns for so many heads that share keys."""
+    return max(COLUMNS, power_of_two(ratio))
 
 
 def takes_short(sequences: int, longest: int, head_dim: int, num_sms: int, ratio: int) -> bool:
@@ -112,7 +122,8 @@ def choose(
     keys = clamp(BLOCK_BYTES // (2 * max(16, power_of_two(head_dim)) * itemsize), 32, 128)
     programs = 0 if batch > MAX_LINED else 2 * num_sms
     if fed:
-        keys = NARROW_KEYS if head_dim == NARROW_DIM and longest >= NARROW_LONGEST else FED_KEYS
+        narrow = head_dim == NARROW_DIM and longest >= NARROW_LONGEST and ratio <= COLUMNS
+        keys = NARROW_KEYS if narrow else FED_KEYS
         blocks = FED_BYTES // (2 * keys * head_dim * itemsize)
         leaves = 2 * batch * key_heads * longest * head_dim * itemsize <= LEAVING_BYTES
         if takes_short(batch * key_heads, longest, head_dim, num_sms, ratio):
@@ -128,6 +139,12 @@ def choose(
             keys, programs, 4, blocks // num, fed=True, leaves=leaves, borders=borders, inside=inside,
             max_registers=LONE_REGISTERS if inside else FED_REGISTERS,
         )  # fmt: skip
+        if ratio > COLUMNS:  # queries and probabilities take the room of two queries' more, then of a block
+            more = columns_of(ratio) > 2 * COLUMNS
+            return replace(
+                found, queries=1, num_stages=found.num_stages - more,
+                max_registers=LONE_REGISTERS if more else found.max_registers,
+            )  # fmt: skip
         size = programs_together(batch * key_heads, head_dim, ratio, num_sms) if together else 0
         if size and cdiv(longest, keys) >= LEAST_TOGETHER * size:
             return joined_together(found, batch * key_heads, size, ratio)
@@ -227,7 +244,8 @@ def by_the_last(programs: int, sequences: int, ratio: int, all_read: bool) -> bo
     against 26.5: behind a full memory every turn to it takes long. Where keys are few, 4 parts 10.8 against 12.0. Heads
     that share no keys lose with three parts already (43.8 against 42.4), and are left to the kernel.
     """
-    return ratio > 1 and cdiv(programs, sequences) <= (MOST_JOINED if all_read else MOST_JOINED_SMALL)
+    few = cdiv(programs, sequences) <= (MOST_JOINED if all_read else MOST_JOINED_SMALL)
+    return 1 < ratio <= COLUMNS and few
 
 
 def joined_at_once(ratio: int, dim: int) -> int:
@@ -260,6 +278,8 @@ def wide_border(programs: int, sequences: int, rows: int = 16) -> tuple[int, int
 def border_tile(programs: int, sequences: int, rows: int) -> tuple[int, int]:
     """Parts and columns of a border that are joined at once: two parts are the rule where there are more sequences
     than programs; where there are fewer, there are more parts and fewer borders to join."""
+    if rows > COLUMNS:
+        return 2, 2048 // rows
     if sequences >= programs:
         return (4, 128) if rows <= 8 else (2, 128)
     return (8, 32) if rows > 4 else (8, 64)

@@ -275,12 +275,12 @@ class _Plan:
         elif chosen.units:
             kind, more = _UNITS, {}
         self.share = kind.bind(
-            (_blocks(query, (1, config.COLUMNS, dim)), *caches, table, lens, out, *self._room(out),
+            (_blocks(query, (1, config.columns_of(ratio), dim)), *caches, table, lens, out, *self._room(out),
              counter(out), scale * LOG2_E, *self.rest),
             grid=(chosen.programs,),
             constants={
                 "R": ratio, "D": dim, "P": page, "KEYS": chosen.keys, "ROWS": rows,
-                "COLS": config.COLUMNS, "STAGES": chosen.num_stages, "LEAVES": chosen.leaves,
+                "COLS": config.columns_of(ratio), "STAGES": chosen.num_stages, "LEAVES": chosen.leaves,
                 "QUERIES": chosen.queries, **more,
             },
             num_warps=chosen.num_warps,
