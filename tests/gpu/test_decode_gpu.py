@@ -59,6 +59,21 @@ EDGES = tuple(
     ("paged_latent_attention", case("bfloat16", b=9, h=h, s=5040, d=512, e=64, page=page, uneven=False))
     for h, page in ((16, 64), (5, 16), (16, 48))
 )  # fmt: skip
+WIDE = tuple(
+    ("paged_attention", case("bfloat16", b=9, h=h, k=k, s=5040, d=d, page=page, uneven=False))
+    for h, k, d, page in ((32, 1, 128, 16), (96, 2, 64, 48), (63, 1, 128, 64))
+) + tuple(
+    ("paged_latent_attention", case("bfloat16", b=9, h=h, s=5040, d=512, e=64, page=page, uneven=False))
+    for h, page in ((64, 16), (128, 64), (40, 32), (100, 48), (17, 128))
+)  # fmt: skip
+"""More heads that share keys than sixteen."""
+
+MANY = tuple(
+    case("bfloat16", b=b, h=h, s=s, d=512, e=64, page=page, uneven=True)
+    for b, h, s, page in ((40, 64, 900, 64), (5, 128, 3000, 16), (200, 32, 150, 64), (3, 66, 2000, 32))
+)
+"""Latent sequences of many heads, of any length."""
+
 SHORT = tuple(
     case(dtype, b=b, h=h, k=k, s=s, d=128, page=page, uneven=False)
     for dtype, b, h, k, s, page in (
@@ -154,7 +169,8 @@ JOINED = case("bfloat16", b=1, h=32, k=8, s=12000, d=128, page=16, uneven=False)
 def wanted_variants():
     found = variants_of("cross_layer", [*HALVES, *ENDLESS])
     found += variants_of("paged_attention", [JOINED, *SHORT, *TOGETHER])
-    for name, of in EDGES:
+    found += variants_of("paged_latent_attention", MANY)
+    for name, of in (*EDGES, *WIDE):
         found += variants_of(name, [of])
     with by_the_last():
         for name, of in (*EDGES, *COUNTED):
@@ -194,8 +210,16 @@ def poisoned(query, caches, table, lens, page):
     return tuple((query, *(torch.where(used, x, other) for x in caches), table, lens) for other in (float("nan"), 0.0))
 
 
-@pytest.mark.parametrize("way", [nullcontext, by_the_last])
-@pytest.mark.parametrize(("name", "of"), EDGES, ids=str)
+@pytest.mark.parametrize("of", MANY, ids=str)
+def test_latent_sequences_of_many_heads_are_as_right_as_pytorch_and_repeat_bit_for_bit(of):
+    assert "latent_line" in {variant.kernel for variant in variants_of("paged_latent_attention", [of])}
+    assert not wrong("paged_latent_attention", of)
+
+
+AT_BORDERS = [(*edge, nullcontext) for edge in (*EDGES, *WIDE)] + [(*edge, by_the_last) for edge in EDGES]
+
+
+@pytest.mark.parametrize(("name", "of", "way"), AT_BORDERS, ids=lambda x: getattr(x, "__name__", str(x)))
 def test_lengths_at_every_border_over_caches_that_nobody_has_written_elsewhere(name, of, way):
     trial = trials()[name][1]
     args = trial.make(of, torch.device("cuda"), torch.Generator("cuda").manual_seed(4))

@@ -107,13 +107,21 @@ def replaced(variant, **constants):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "d", "h"), [("float32", 128, 32), ("bfloat16", 80, 32), ("bfloat16", 64, 512)], ids=str
+    ("dtype", "d", "h"), [("float32", 128, 32), ("bfloat16", 80, 32), ("bfloat16", 64, 1024)], ids=str
 )
 def test_odd_heads_float32_and_many_heads_a_key_are_read_by_threads_and_fit(dtype, d, h):
     of = case(dtype, b=2, h=h, k=8, s=3000, d=d, page=16, uneven=False)
     variant, facts = compiled_for(of)
     assert variant.kernel == "paged_share"
     assert facts.shared_bytes <= 227 * 1024 and facts.num_spills <= 8
+
+
+@pytest.mark.parametrize(("h", "d", "columns"), [(24, 128, 32), (32, 128, 32), (48, 64, 64)])
+def test_up_to_64_heads_that_share_keys_are_columns_in_two_programs_that_fit(h, d, columns):
+    of = case("bfloat16", b=8, h=h, k=1, s=9000, d=d, page=16, uneven=False)
+    variant, facts = compiled_for(of)
+    assert variant.kernel == "paged_columns" and dict(variant.constants)["COLS"] == columns and facts.num_spills == 0
+    assert 2 * (facts.shared_bytes + 1024) <= 228 * 1024 and 2 * 256 * variant.max_registers <= 65536
 
 
 def test_the_line_is_cut_for_every_multiprocessor_and_long_batches_by_sequence():
