@@ -32,7 +32,7 @@ SHARES = {"edges": 0.15, "together": 0.3, "units": 0.35, "arrivals": 0.2, "decod
           "graphs": 0.97}  # fmt: skip
 """Of the time there is, by when a part ends; the others may take the rest."""
 
-OVER: dict[str, dict[str, Any]] = {"now": {}}
+OVER: dict[str, dict[str, Any]] = {"now": {}, "joined early": {"early": 1}}
 """What is changed of the analytical default, by name."""
 
 TWO = {"programs": 264, "num_stages": 3, "queries": 3, "max_registers": 128}
@@ -44,7 +44,7 @@ SHORT_OVER: dict[str, dict[str, Any]] = {
 """The same for many sequences: how many programs a multiprocessor has, and whether they cut the line or take one whole
 after the other."""
 
-LATENT_OVER: dict[str, dict[str, Any]] = {"now": {}}
+LATENT_OVER: dict[str, dict[str, Any]] = {"now": {}, "joined early": {"early": 1}}
 """The same for latent decoding of few heads."""
 
 TOGETHER: dict[str, dict[str, Any]] = {
@@ -306,8 +306,9 @@ def ways(of: tuple[Any, ...]) -> dict[str, Any]:
     from ridgeline.kernels.paged_attention import config
 
     over = SHORT_OVER if of[4] == 128 and of[0] * of[2] >= 3 * 132 else OVER
-    found = {name: partial(changed, more) for name, more in over.items()} | clustered(of)
     default = config.choose(of[0], of[2], of[3], of[4], 132, ratio=of[1] // of[2], fed=True)
+    over = {name: more for name, more in over.items() if name != "joined early" or not default.inside}
+    found = {name: partial(changed, more) for name, more in over.items()} | clustered(of)
     found |= {"apart": apart} if default.even else {}
     found |= {"by threads": by_threads} if of[1] > 16 * of[2] else {}
     return found | ({} if of[0] <= 128 else {"a program a sequence and head": by_sequence})
