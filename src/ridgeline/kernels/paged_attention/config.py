@@ -67,7 +67,7 @@ class Paged:
     on their way: with three of them 300 uneven sequences of at most 300 keys take 66.4 µs (70.9 with two). ``skips``:
     pages without keys are not copied. ``even``: where the longest sequence has at most so many quarters of what all
     have on average, one key head of each is taken by ``together`` programs, a cluster. ``units``: programs take one
-    whole after the other, whichever nobody has taken."""
+    whole after the other, whichever nobody has taken. ``ends``: blocks that a sequence's end takes as long as."""
 
     keys: int
     programs: int
@@ -85,6 +85,7 @@ class Paged:
     together: int = 1
     even: int = 0
     units: bool = False
+    ends: int = 0
 
 
 def takes_columns(batch: int, ratio: int, head_dim: int, page: int) -> bool:

@@ -128,14 +128,16 @@ class Parts:
 
     def __init__(
         self, keys: int, programs: int, least: int, key_heads: int, out: Tensor, lens: Tensor, borders: bool = False,
-        inside: bool = False,
+        inside: bool = False, ends: int = 0,
     ) -> None:  # fmt: skip
         batch, heads, dim = out.shape
         ratio = heads // key_heads
         self.shape, self.seen_shape = (programs, 2, ratio, dim), (programs, 2, 2, ratio)
         self.lengths = (cdiv(programs * 2 * ratio * dim, 4) * 4, programs * 4 * ratio, programs * 2)
         self.sizes = (batch, key_heads, dim, keys, programs)
-        self.fixed = {"R": ratio, "BATCH": config.lined(batch), "LEAST": least, "EARLY": not INTERPRETING}
+        self.fixed = {
+            "R": ratio, "BATCH": config.lined(batch), "LEAST": least, "EARLY": not INTERPRETING, "ENDS": ends
+        }  # fmt: skip
         bind = self._bind_borders if borders else self._bind_heads
         self.launch = None if inside else bind(out, lens)
 
@@ -231,7 +233,8 @@ class _Plan:
         num, key_heads = chosen.programs, args[1].shape[2]
         self.counts, self.beside = False, (num // chosen.together, chosen.together) if chosen.together > 1 else None
         sized = (chosen.keys, 1 if chosen.units else num, chosen.least, key_heads)
-        self.parts = Parts(*sized, out, args[4], chosen.borders, chosen.fed and chosen.inside) if num else None
+        joined = (chosen.borders, chosen.fed and chosen.inside, chosen.ends if chosen.fed else 0)
+        self.parts = Parts(*sized, out, args[4], *joined) if num else None
         bind = self._bind_columns if chosen.fed else self._bind
         bind(chosen, args, out, scale)
 
@@ -268,7 +271,7 @@ class _Plan:
         kind, more = _COLUMNS, {
             "BATCH": config.lined(batch), "LEAST": chosen.least, "EARLY": 0 if chosen.inside else chosen.early,
             "JOINS": config.joined_at_once(ratio, dim) if chosen.inside else 0, "HEADS": power_of_two(ratio),
-            "SKIPS": chosen.skips,
+            "SKIPS": chosen.skips, "ENDS": chosen.ends,
         }  # fmt: skip
         if chosen.even:
             kind, more = _TOGETHER, {**more, "TOGETHER": chosen.together, "EVEN": chosen.even}
