@@ -32,13 +32,16 @@ SHARES = {"edges": 0.15, "together": 0.3, "units": 0.35, "arrivals": 0.2, "decod
           "graphs": 0.97}  # fmt: skip
 """Of the time there is, by when a part ends; the others may take the rest."""
 
-OVER: dict[str, dict[str, Any]] = {"now": {}, "joined early": {"early": 1}}
+OVER: dict[str, dict[str, Any]] = {
+    "now": {}, "joined early": {"early": 1}, "ends of one block": {"ends": 1}, "ends of two": {"ends": 2},
+}  # fmt: skip
 """What is changed of the analytical default, by name."""
 
 TWO = {"programs": 264, "num_stages": 3, "queries": 3, "max_registers": 128}
 THREE = {"programs": 396, "num_stages": 2, "queries": 2, "max_registers": 80, "skips": True}
 SHORT_OVER: dict[str, dict[str, Any]] = {
     "now": {}, "cut, three programs": {**THREE, "units": False}, "cut, two programs": {**TWO, "units": False},
+    "ends of one block": {"ends": 1, "units": False}, "ends of two": {"ends": 2, "units": False},
     "units, three programs": {**THREE, "units": True}, "units, two programs": {**TWO, "units": True},
 }  # fmt: skip
 """The same for many sequences: how many programs a multiprocessor has, and whether they cut the line or take one whole
@@ -93,6 +96,7 @@ ARRIVALS = (
 )  # fmt: skip
 """Calls whose parts are joined by whoever comes last, and their sizes."""
 
+FEW_LONG = 2
 CASES = (
     (16, 32, 8, 3000, 128, 16, False), (4, 32, 8, 8000, 128, 16, False), (1, 32, 8, 16400, 128, 16, False),
     (64, 16, 1, 2050, 128, 64, False), (64, 32, 8, 1000, 128, 16, False), (100, 64, 8, 1200, 128, 16, True),
@@ -108,8 +112,10 @@ CASES = (
     (128, 32, 8, 400, 128, 16, False), (128, 16, 16, 700, 128, 16, True), (5, 32, 8, 6000, 128, 16, False),
     (7, 28, 4, 9000, 128, 16, False), (16, 32, 8, 2000, 128, 16, False), (8, 32, 8, 4100, 128, 16, False),
     (16, 64, 8, 5000, 64, 16, False), (40, 32, 1, 8000, 128, 16, False), (60, 48, 1, 9000, 128, 64, True),
+    (147, 64, 4, 1877, 128, 256, FEW_LONG), (290, 16, 4, 497, 128, 32, FEW_LONG), (47, 256, 32, 1190, 128, 64, FEW_LONG),
+    (19, 32, 8, 3765, 128, 128, FEW_LONG),
 )  # fmt: skip
-"""Batch, heads, key heads, keys, head dim, page, uneven lengths."""
+"""Batch, heads, key heads, keys, head dim, page, uneven lengths (drawn evenly, or a few long among many short)."""
 
 LATENT = (
     (64, 16, 1800, 64, False), (128, 16, 1300, 64, False), (16, 16, 3700, 64, False), (100, 16, 2000, 64, True),
@@ -317,7 +323,7 @@ def ways(of: tuple[Any, ...]) -> dict[str, Any]:
 def paged_case(b: int, h: int, k: int, s: int, d: int, page: int, uneven: bool) -> Any:
     from ridgeline.kernels.contract import case
 
-    return case("bfloat16", b=b, h=h, k=k, s=s, d=d, page=page, uneven=uneven)
+    return case("bfloat16", b=b, h=h, k=k, s=s, d=d, page=page, uneven=bool(uneven))
 
 
 def decode_case(b: int, h: int, k: int, s: int, d: int, hide: str) -> Any:
@@ -697,6 +703,9 @@ def part_cases(end: float, track: Track) -> Iterator[dict[str, Any]]:
         if time.perf_counter() > end:
             return
         args = trial.make(paged_case(*of), torch.device("cuda"), torch.Generator("cuda").manual_seed(2))
+        if of[-1] is FEW_LONG:
+            drawn = torch.rand(of[0], generator=torch.Generator().manual_seed(2))
+            args[4].copy_((of[3] * 0.01**drawn).ceil().int())
         num_bytes, meant = trial.forward_bytes(args), trial.eager(*args).float()
         runs: dict[str, Callable[[], Any]] = {}
         for name, way in ways(of).items():
@@ -895,7 +904,7 @@ def main() -> None:
     parser.add_argument("--pick", type=int, nargs="+", help="of CASES only these, by number")
     parser.add_argument("--ways", nargs="+", help="configurations of paged and latent decoding, by name")
     parser.add_argument("--pick-latent", type=int, nargs="+", help="of LATENT only these, by number")
-    parser.add_argument("--pick-edges", type=int, nargs="+", help="of TOGETHER_EDGES only these, by number")
+    parser.add_argument("--pick-edges", type=int, nargs="+", help="of edges only these, by number")
     parser.add_argument("--clean", action="store_true", help="no timing behind a flush that leaves dirty lines")
     parser.add_argument("--write-pack", type=Path)
     parser.add_argument("--show", type=Path)
@@ -908,8 +917,8 @@ def main() -> None:
         globals()["CASES"] = tuple(CASES[i] for i in options.pick)
     for name in ("OVER", "SHORT_OVER", "LATENT_OVER", "TOGETHER") if options.ways else ():
         globals()[name] = {way: over for way, over in globals()[name].items() if way in options.ways}
-    if options.pick_edges:
-        globals()["TOGETHER_EDGES"] = tuple(TOGETHER_EDGES[i] for i in options.pick_edges)
+    for name in ("TOGETHER_EDGES", "EDGES", "LATENT_EDGES") if options.pick_edges else ():
+        globals()[name] = tuple(edge for i, edge in enumerate(globals()[name]) if i in options.pick_edges)
     if options.pick_latent:
         globals()["LATENT"] = tuple(LATENT[i] for i in options.pick_latent)
     if options.write_pack:
