@@ -112,8 +112,8 @@ CASES = (
     (128, 32, 8, 400, 128, 16, False), (128, 16, 16, 700, 128, 16, True), (5, 32, 8, 6000, 128, 16, False),
     (7, 28, 4, 9000, 128, 16, False), (16, 32, 8, 2000, 128, 16, False), (8, 32, 8, 4100, 128, 16, False),
     (16, 64, 8, 5000, 64, 16, False), (40, 32, 1, 8000, 128, 16, False), (60, 48, 1, 9000, 128, 64, True),
-    (147, 64, 4, 1877, 128, 256, FEW_LONG), (290, 16, 4, 497, 128, 32, FEW_LONG), (47, 256, 32, 1190, 128, 64, FEW_LONG),
-    (19, 32, 8, 3765, 128, 128, FEW_LONG),
+    (147, 64, 4, 1877, 128, 256, FEW_LONG), (290, 16, 4, 497, 128, 32, FEW_LONG),
+    (47, 256, 32, 1190, 128, 64, FEW_LONG), (19, 32, 8, 3765, 128, 128, FEW_LONG),
 )  # fmt: skip
 """Batch, heads, key heads, keys, head dim, page, uneven lengths (drawn evenly, or a few long among many short)."""
 
@@ -703,7 +703,7 @@ def part_cases(end: float, track: Track) -> Iterator[dict[str, Any]]:
         if time.perf_counter() > end:
             return
         args = trial.make(paged_case(*of), torch.device("cuda"), torch.Generator("cuda").manual_seed(2))
-        if of[-1] is FEW_LONG:
+        if of[-1] == FEW_LONG:
             drawn = torch.rand(of[0], generator=torch.Generator().manual_seed(2))
             args[4].copy_((of[3] * 0.01**drawn).ceil().int())
         num_bytes, meant = trial.forward_bytes(args), trial.eager(*args).float()
