@@ -32,13 +32,16 @@ FED_KEYS, FED_PROGRAMS, FED_BYTES = 64, 2, 6 << 15
 of three blocks take 27, 42, 73 and 137 µs at 67, 134, 269 and 545 MB, one of six blocks 28, 46, 78 and 149: a block is
 worked on for a microsecond, which is as long as it takes to read."""
 
-SHORT_DIM, SHORT_LONGEST, SHORT_PROGRAMS, SHORT_BLOCKS = 128, 640, 3, 2
-"""Many short sequences: three programs a multiprocessor of two blocks each, so that more sequences begin and end at a
-time. 300 uneven ones of at most 300 keys take 61.4 µs against 64.8 (dirty 68.3 against 70.9), 100 of at most 1,200 65.1
-against 65.5 (72.9 against 74.0): as good as nothing, and even ones that are as long were not raced."""
+SHORT_DIM, SHORT_LONGEST, SHORT_EACH = 128, 640, 3
+"""Many short sequences, at least three a multiprocessor (each key head of each): programs take them whole, as they are
+asked for. 300 uneven ones of at most 300 keys take 56.9 µs against 61.0 where the line is cut, 256 of 500 128.0 against
+138.3, 128 of 400 57.6 against 59.1, 290 of which a few are long 29.6 against 33.1; but 100 of at most 1,200 keys 68.0
+against 66.2, and 147 of at most 1,877 56.6 against 51.2."""
 
-SHORT_REGISTERS = 80
-"""Of a thread when three programs of eight warps start."""
+ENDS = 1
+"""Blocks that a sequence's end takes as long as (sums, division, writing). Where the line is cut by blocks alone, 147
+sequences of which a few are long take 51.2 µs against 45.0, 47 66.6 against 64.0, 24 uneven ones 44.0 against 43.6;
+even ones as long. Two blocks are no better."""
 
 NARROW_DIM, NARROW_KEYS, NARROW_LONGEST = 64, 128, 1024
 """Narrow heads take more keys at once, so that blocks are as large: 43.9 against 46.0 µs at 136 MB. Where sequences are
@@ -104,8 +107,9 @@ def columns_of(ratio: int) -> int:
 
 
 def takes_short(sequences: int, longest: int, head_dim: int, num_sms: int, ratio: int) -> bool:
-    """Whether sequences (each key head of each) are short, and enough of them for three programs a multiprocessor."""
-    return head_dim == SHORT_DIM and longest <= SHORT_LONGEST and sequences >= SHORT_PROGRAMS * num_sms and ratio > 1
+    """Whether sequences (each key head of each) are short, and enough of them to be taken whole."""
+    many = sequences >= SHORT_EACH * num_sms and 1 < ratio <= COLUMNS
+    return head_dim == SHORT_DIM and longest <= SHORT_LONGEST and many
 
 
 def choose(
@@ -129,8 +133,8 @@ def choose(
         leaves = 2 * batch * key_heads * longest * head_dim * itemsize <= LEAVING_BYTES
         if takes_short(batch * key_heads, longest, head_dim, num_sms, ratio):
             return Paged(
-                keys, SHORT_PROGRAMS * num_sms, 4, SHORT_BLOCKS, fed=True, leaves=leaves, inside=True, skips=True,
-                max_registers=SHORT_REGISTERS, queries=SHORT_BLOCKS,
+                keys, FED_PROGRAMS * num_sms, 4, blocks // FED_PROGRAMS, fed=True, leaves=leaves, inside=True,
+                skips=True, units=True, max_registers=LONE_REGISTERS,
             )  # fmt: skip
         num = FED_PROGRAMS if blocks >= 2 * FED_PROGRAMS else 1
         programs = min(num * num_sms, max(1, batch * key_heads * cdiv(longest, keys) // LEAST_BLOCKS))
@@ -138,7 +142,7 @@ def choose(
         inside = by_the_last(programs, batch * key_heads, ratio, programs == num * num_sms)
         found = Paged(
             keys, programs, 4, blocks // num, fed=True, leaves=leaves, borders=borders, inside=inside,
-            max_registers=LONE_REGISTERS if inside else FED_REGISTERS,
+            max_registers=LONE_REGISTERS if inside else FED_REGISTERS, ends=ENDS,
         )  # fmt: skip
         if ratio > COLUMNS:  # queries and probabilities take the room of two queries' more, then of a block
             more = columns_of(ratio) > 2 * COLUMNS
@@ -159,9 +163,10 @@ BESIDE = dict(zip(range(2, 17), (132, 79, 62, 47, 39, 32, 30, 23, 21, 16, 16, 14
 """Clusters of so many programs that are on an H200 together, two programs a multiprocessor: a cluster lies in a group
 of 14 to 18 multiprocessors. Where the driver says that fewer fit, none are asked for."""
 
-EVEN_QUARTERS = 7
+EVEN_QUARTERS, LONE_QUARTERS = 7, 5
 """Of the average, up to which the longest sequence is one cluster's: 6 uneven ones of at most 1.7 times as many keys
-take 50.8 µs by clusters and by stretches alike, 57.5 where four fifths of the programs cut the line."""
+take 50.8 µs by clusters of five and by stretches alike, 57.5 where four fifths of the programs cut the line. Where a
+multiprocessor has one program of a cluster, 65.9 against 50.9: there lengths have to be more even."""
 
 WHOLE_SHARE = 0.95
 """Of all places for programs, from which on sequences are a program's each: 256 take 123.6 µs instead of 127.6 (525
@@ -170,29 +175,43 @@ MB), 192 as long as by stretches."""
 LEAST_TOGETHER, TOGETHER_DIM, TOGETHER_SMS = 10, 128, 132
 """Blocks of a program, head dim and multiprocessors with which clusters were raced."""
 
+LONE = {2: (57, 79), 4: (22, 27)}
+"""Sequences (each key head of each), from and to, that clusters of two or four programs take where there is about one
+program a multiprocessor."""
+
 
 def programs_together(sequences: int, head_dim: int, ratio: int, num_sms: int) -> int:
     """Programs that take a sequence (each key head of each) together, 1 where one takes it whole, 0 where the line is
     cut.
 
-    Two: 128 sequences 53.1 against 54.8 µs (197 MB), 38.9 against 41.5 (138 MB, heads that share no keys). Three: 64 of
-    one key head for 16 26.1 against 29.0, but 64 of four heads 69.2 against 69.3, and heads of 64 42.8 against 42.1.
-    Four: 56 41.9 against 43.2. Six: 32 38.9 against 41.1 (seven 39.8). Five or eight of 40 and 24 are level, fourteen
-    of 16 or 8 lose 4 to 9 µs.
+    Two: 128 sequences 53.1 against 54.8 µs (197 MB), 38.9 against 41.5 (138 MB, heads that share no keys); 64 of four
+    heads 38.2 against 41.2 (134 MB), of eight 30.3 against 34.2 (99 MB), of 16 24.7 against 29.1 (by three 26.1), 72 of
+    heads of 64 40.6 against 43.0 (136 MB). Three: 40 36.5 against 37.9, which is less than uneven ones
+    lose. Four: 56 41.9 against 43.2, 24 31.1 against 33.6. Six: 32 38.9 against 41.1 (seven 39.8). Fourteen of 16 or 8
+    lose 4 to 9 µs.
     """
-    if head_dim != TOGETHER_DIM or num_sms != TOGETHER_SMS:
+    if num_sms != TOGETHER_SMS or head_dim not in (NARROW_DIM, TOGETHER_DIM) or ratio > COLUMNS:
+        return 0
+    if lone_size(sequences):
+        return lone_size(sequences) if head_dim == TOGETHER_DIM or lone_size(sequences) == 2 else 0
+    if head_dim != TOGETHER_DIM:
         return 0
     if WHOLE_SHARE * FED_PROGRAMS * num_sms <= sequences <= FED_PROGRAMS * num_sms:
         return 1
-    three = ratio > 8
-    fits = {2: sequences >= 113, 3: three and sequences >= 57, 4: not three and sequences >= 49, 6: sequences >= 28}
+    fits = {2: sequences >= 113, 4: ratio <= 8 and sequences >= 49, 6: sequences >= 28}
     return next((size for size, enough in fits.items() if enough and sequences <= BESIDE[size]), 0)
 
 
-def joined_together(found: Paged, sequences: int, num: int, ratio: int, even: int = EVEN_QUARTERS) -> Paged:
+def lone_size(sequences: int) -> int:
+    """Programs of a cluster of which a multiprocessor has about one; 0 where that was no faster."""
+    return next((size for size, (least, most) in LONE.items() if least <= sequences <= most), 0)
+
+
+def joined_together(found: Paged, sequences: int, num: int, ratio: int, even: int = 0) -> Paged:
     """The same where sequences (each key head of each) are a cluster's of ``num`` programs, or a program's; there are
     as many as fit, since uneven ones are cut for all of them."""
-    programs = max(BESIDE[num], sequences) * num if num > 1 else max(found.programs, sequences)
+    programs = max(BESIDE[num], sequences) * num if num > 1 else sequences
+    even = even or (LONE_QUARTERS if lone_size(sequences) == num else EVEN_QUARTERS)
     queries = found.queries if num == 1 else 2 if ratio <= 8 else 1  # parts are told where other queries would be
     return replace(
         found, programs=programs, inside=True, borders=False, queries=queries, together=num, even=even,
