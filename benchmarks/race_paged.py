@@ -19,45 +19,57 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from race_attention import clean_course, instead, timed
 
-PARTS = ("edges", "together", "arrivals", "decode", "latent", "cases", "graphs", "pieces", "cross", "resident", "host")
-SHARES = {"edges": 0.15, "together": 0.3, "arrivals": 0.2, "decode": 0.45, "latent": 0.6, "cases": 0.9, "graphs": 0.97}
+PARTS = ("edges", "together", "units", "arrivals", "decode", "latent", "cases", "graphs", "pieces", "cross", "resident",
+         "host")  # fmt: skip
+SHARES = {"edges": 0.15, "together": 0.3, "units": 0.35, "arrivals": 0.2, "decode": 0.45, "latent": 0.6, "cases": 0.9,
+          "graphs": 0.97}  # fmt: skip
 """Of the time there is, by when a part ends; the others may take the rest."""
 
-OVER: dict[str, dict[str, Any]] = {"now": {}}
+OVER: dict[str, dict[str, Any]] = {
+    "now": {}, "joined early": {"early": 1}, "ends of one block": {"ends": 1}, "ends of two": {"ends": 2},
+}  # fmt: skip
 """What is changed of the analytical default, by name."""
 
 TWO = {"programs": 264, "num_stages": 3, "queries": 3, "max_registers": 128}
+THREE = {"programs": 396, "num_stages": 2, "queries": 2, "max_registers": 80, "skips": True}
 SHORT_OVER: dict[str, dict[str, Any]] = {
-    "now": {}, "no skips": {"skips": False}, "two programs": {**TWO, "skips": False}, "two programs, skips": TWO,
+    "now": {}, "cut, three programs": {**THREE, "units": False}, "cut, two programs": {**TWO, "units": False},
+    "ends of one block": {"ends": 1, "units": False}, "ends of two": {"ends": 2, "units": False},
+    "units, three programs": {**THREE, "units": True}, "units, two programs": {**TWO, "units": True},
 }  # fmt: skip
-"""The same for many short sequences."""
+"""The same for many sequences: how many programs a multiprocessor has, and whether they cut the line or take one whole
+after the other."""
 
-MANY_OVER: dict[str, dict[str, Any]] = {
-    "now": {}, "three programs": {"programs": 396, "num_stages": 2, "queries": 2, "max_registers": 80, "skips": True},
-}  # fmt: skip
-"""The same for as many that are longer."""
-
-LATENT_OVER: dict[str, dict[str, Any]] = {"now": {}}
+LATENT_OVER: dict[str, dict[str, Any]] = {"now": {}, "joined early": {"early": 1}}
 """The same for latent decoding of few heads."""
 
 TOGETHER: dict[str, dict[str, Any]] = {
-    "together": {}, "together, any lengths": {"even": 1000}, "one fewer": {"fewer": 1},
+    "together": {}, "together, any lengths": {"even": 1000}, "one fewer": {"fewer": 1}, "two fewer": {"fewer": 2},
+    "one a multiprocessor": {"lone": True}, "one of six blocks a multiprocessor": {"lone": True, "blocks": 6},
 }  # fmt: skip
-"""Clusters of as many programs as fit that take a sequence each: how ``config.joined_together`` is asked, and how many
-fewer programs a cluster has."""
+"""Clusters of as many programs as fit that take a sequence each: how ``config.joined_together`` is asked, how many
+fewer programs a cluster has, or whether a multiprocessor has one of them."""
+
+LONE = {1: 132, 2: 66, 3: 41, 4: 31, 5: 23, 6: 18, 7: 14}
+"""Clusters of so many programs that were expected to fit with one program a multiprocessor."""
 
 TOGETHER_EDGES = (
     (9, 32, 8, 128, 16), (2, 64, 8, 128, 16), (1, 24, 8, 128, 48), (3, 16, 4, 256, 64), (5, 8, 8, 64, 16),
     (64, 16, 1, 128, 64), (16, 40, 8, 128, 16), (24, 32, 8, 128, 16),
 )  # fmt: skip
 """Batch, heads, key heads, head dim and page of checks of clusters."""
+
+UNIT_EDGES = ((64, 32, 8, 128, 16), (70, 16, 8, 128, 64), (400, 7, 1, 128, 48))
+"""The same of checks of programs that take one sequence after the other."""
+
+UNIT_KEYS = 672
 
 TOGETHER_LENGTHS = (0, 1, 17, 64, 65, 333, 1040, 5000)
 
@@ -84,6 +96,7 @@ ARRIVALS = (
 )  # fmt: skip
 """Calls whose parts are joined by whoever comes last, and their sizes."""
 
+FEW_LONG = 2
 CASES = (
     (16, 32, 8, 3000, 128, 16, False), (4, 32, 8, 8000, 128, 16, False), (1, 32, 8, 16400, 128, 16, False),
     (64, 16, 1, 2050, 128, 64, False), (64, 32, 8, 1000, 128, 16, False), (100, 64, 8, 1200, 128, 16, True),
@@ -96,18 +109,28 @@ CASES = (
     (4, 32, 32, 2100, 128, 16, False), (256, 32, 8, 500, 128, 16, False),
     (6, 32, 8, 12000, 128, 16, True), (2, 32, 8, 20000, 128, 16, True), (12, 32, 4, 12000, 128, 16, True),
     (8, 64, 8, 3000, 128, 16, False), (11, 16, 2, 12000, 128, 32, False), (24, 32, 8, 1500, 128, 16, False),
+    (128, 32, 8, 400, 128, 16, False), (128, 16, 16, 700, 128, 16, True), (5, 32, 8, 6000, 128, 16, False),
+    (7, 28, 4, 9000, 128, 16, False), (16, 32, 8, 2000, 128, 16, False), (8, 32, 8, 4100, 128, 16, False),
+    (16, 64, 8, 5000, 64, 16, False), (40, 32, 1, 8000, 128, 16, False), (60, 48, 1, 9000, 128, 64, True),
+    (147, 64, 4, 1877, 128, 256, FEW_LONG), (290, 16, 4, 497, 128, 32, FEW_LONG),
+    (47, 256, 32, 1190, 128, 64, FEW_LONG), (19, 32, 8, 3765, 128, 128, FEW_LONG),
 )  # fmt: skip
-"""Batch, heads, key heads, keys, head dim, page, uneven lengths."""
+"""Batch, heads, key heads, keys, head dim, page, uneven lengths (drawn evenly, or a few long among many short)."""
 
 LATENT = (
     (64, 16, 1800, 64, False), (128, 16, 1300, 64, False), (16, 16, 3700, 64, False), (100, 16, 2000, 64, True),
     (40, 8, 3001, 16, False), (33, 16, 2200, 64, False), (64, 16, 4096, 64, False), (2, 16, 512, 64, False),
     (16, 16, 8192, 64, False), (5, 16, 11000, 64, False), (1, 16, 65536, 64, False), (8, 16, 9000, 64, False),
+    (64, 64, 1800, 64, False), (100, 64, 2000, 64, True), (40, 32, 3001, 16, False), (2, 64, 54000, 64, False),
+    (32, 128, 4096, 64, False), (100, 128, 1300, 64, True),
 )  # fmt: skip
 """Batch, heads, keys, page, uneven lengths."""
 
-EDGES = ((32, 8, 128, 16), (16, 1, 128, 64), (8, 8, 64, 16), (24, 8, 256, 48))
+EDGES = ((32, 8, 128, 16), (16, 1, 128, 64), (8, 8, 64, 16), (24, 8, 256, 48), (32, 1, 128, 16), (96, 2, 64, 48))
 """Heads, key heads, head dim and page of checks with lengths at every border, over caches never written elsewhere."""
+
+LATENT_EDGES = ((16, 16), (16, 64), (64, 16), (128, 64), (40, 32), (100, 48))
+"""The same of latent decoding: heads and page."""
 
 EDGE_LENGTHS, EDGE_KEYS = (0, 1, 15, 16, 17, 64, 65, 5000, 333), 5040
 GRAPHS = ((1, 32, 8, 16400, 128, 16, False), (4, 32, 8, 8000, 128, 16, False), (16, 32, 8, 3000, 128, 16, False))
@@ -136,9 +159,13 @@ def joined(of: tuple[Any, ...], found: Any, asked: dict[str, Any]) -> Any:
     from ridgeline.kernels.paged_attention import config
 
     sequences, fewer = of[0] * of[2], asked.get("fewer", 0)
-    num = max((size for size, fit in config.BESIDE.items() if sequences <= fit), default=1)
-    rest = {name: value for name, value in asked.items() if name != "fewer"}
-    return config.joined_together(found, sequences, max(1, num - fewer), of[1] // of[2], **rest)
+    sizes = LONE if asked.get("lone") else config.BESIDE
+    num = max((size for size, fit in sizes.items() if sequences <= fit), default=1)
+    rest = {name: value for name, value in asked.items() if name not in ("fewer", "lone", "blocks")}
+    made = config.joined_together(found, sequences, max(1, num - fewer), of[1] // of[2], **rest)
+    if "blocks" not in asked:
+        return made
+    return dataclasses.replace(made, num_stages=asked["blocks"], programs=sequences * made.together)
 
 
 def together_changed(of: tuple[Any, ...], asked: dict[str, Any]) -> Any:
@@ -165,7 +192,7 @@ def clustered(of: tuple[Any, ...]) -> dict[str, Any]:
 
     found: dict[Any, tuple[str, Any]] = {}
     for name, asked in TOGETHER.items():
-        if of[4] == 256 or of[0] * of[2] > 264:
+        if of[4] == 256 or of[0] * of[2] > 264 or of[1] > 16 * of[2]:
             continue
         default = config.choose(of[0], of[2], of[3], of[4], 132, ratio=of[1] // of[2], fed=True, together=False)
         chosen = joined(of, default, asked)
@@ -216,6 +243,13 @@ def by_sequence() -> Any:
     return instead(config, "MAX_FED_LINED", 128)
 
 
+def by_threads() -> Any:
+    """Inside, more than sixteen heads that share keys are read by threads."""
+    from ridgeline.kernels.paged_attention import config
+
+    return instead(config, "MOST_COLUMNS", 16)
+
+
 def latent_changed(over: dict[str, Any]) -> Any:
     """Inside, latent decoding of few heads is configured otherwise."""
     from ridgeline.kernels.latent_attention import config
@@ -229,9 +263,18 @@ def latent_changed(over: dict[str, Any]) -> Any:
     return instead(config, "choose_few", choose)
 
 
-def latent_ways() -> dict[str, Any]:
+def latent_ways(heads: int = 16) -> dict[str, Any]:
     """Configurations by name."""
+    if heads > 16:
+        return {"now": nullcontext, "by shares": by_shares}
     return {name: partial(latent_changed, over) for name, over in LATENT_OVER.items()}
+
+
+def by_shares() -> Any:
+    """Inside, many heads do not walk the line."""
+    from ridgeline.kernels.latent_attention import config
+
+    return instead(config, "takes_line", lambda *sizes: False)
 
 
 def planned_latent(args: tuple[Any, ...]) -> Callable[[], Any]:
@@ -242,7 +285,8 @@ def planned_latent(args: tuple[Any, ...]) -> Callable[[], Any]:
 
     query = args[0]
     out, scale = torch.empty(*query.shape[:2], 512, dtype=query.dtype, device=query.device), query.shape[2] ** -0.5
-    plan = op._FewPlan(args[:4], out, scale)
+    lined = query.shape[1] <= 16 or op._fed(query, args[1], 512, op.config.takes_line)
+    plan = (op._FewPlan if lined else op._Plan)(args[:4], out, scale)
 
     def run() -> Any:
         plan.run(args[:4], out, scale)
@@ -267,20 +311,19 @@ def ways(of: tuple[Any, ...]) -> dict[str, Any]:
     """Configurations of a case by name."""
     from ridgeline.kernels.paged_attention import config
 
-    short, any_length = (
-        config.takes_short(of[0] * of[2], keys, of[4], 132, of[1] // of[2]) for keys in (of[3], config.SHORT_LONGEST)
-    )
-    over = SHORT_OVER if short else MANY_OVER if any_length else OVER
-    found = {name: partial(changed, more) for name, more in over.items()} | clustered(of)
+    over = SHORT_OVER if of[4] == 128 and of[0] * of[2] >= 3 * 132 else OVER
     default = config.choose(of[0], of[2], of[3], of[4], 132, ratio=of[1] // of[2], fed=True)
+    over = {name: more for name, more in over.items() if name != "joined early" or not default.inside}
+    found = {name: partial(changed, more) for name, more in over.items()} | clustered(of)
     found |= {"apart": apart} if default.even else {}
+    found |= {"by threads": by_threads} if of[1] > 16 * of[2] else {}
     return found | ({} if of[0] <= 128 else {"a program a sequence and head": by_sequence})
 
 
 def paged_case(b: int, h: int, k: int, s: int, d: int, page: int, uneven: bool) -> Any:
     from ridgeline.kernels.contract import case
 
-    return case("bfloat16", b=b, h=h, k=k, s=s, d=d, page=page, uneven=uneven)
+    return case("bfloat16", b=b, h=h, k=k, s=s, d=d, page=page, uneven=bool(uneven))
 
 
 def decode_case(b: int, h: int, k: int, s: int, d: int, hide: str) -> Any:
@@ -315,22 +358,27 @@ def wanted_variants(parts: Sequence[str] = PARTS) -> list[Any]:
     for name, of in ARRIVALS if "arrivals" in parts else ():
         found += variants_of(name, [made_case(name, of)])
     for of in LATENT if "latent" in parts else ():
-        for way in latent_ways().values():
+        for way in latent_ways(of[1]).values():
             with way():
                 found += variants_of("paged_latent_attention", [latent_case(*of)])
     for of in EDGES if "edges" in parts else ():
         for way in ways((9, *of[:2], EDGE_KEYS, *of[2:])).values():
             with way():
                 found += variants_of("paged_attention", [paged_case(9, *of[:2], EDGE_KEYS, *of[2:], False)])
-    for edge in TOGETHER_EDGES if "together" in parts else ():
+    for edge in ((9, 32, 8, 128, 16), *TOGETHER_EDGES) if "together" in parts else ():
         of = (*edge[:3], EDGE_KEYS, *edge[3:])
         for way in clustered(of).values():
             with way():
                 found += variants_of("paged_attention", [paged_case(*of, False)])
-    for page in (16, 64) if "latent" in parts and "edges" in parts else ():
-        for way in latent_ways().values():
+    for edge in UNIT_EDGES if "units" in parts else ():
+        of = (*edge[:3], UNIT_KEYS, *edge[3:])
+        for way in unit_ways(of).values():
             with way():
-                found += variants_of("paged_latent_attention", [latent_case(9, 16, EDGE_KEYS, page, False)])
+                found += variants_of("paged_attention", [paged_case(*of, False)])
+    for heads, page in LATENT_EDGES if "latent" in parts and "edges" in parts else ():
+        for way in latent_ways(heads).values():
+            with way():
+                found += variants_of("paged_latent_attention", [latent_case(9, heads, EDGE_KEYS, page, False)])
     if "host" in parts:
         found += host_calls.wanted_variants()
     if "cross" in parts:
@@ -439,13 +487,13 @@ def part_edges(end: float, track: Track) -> Iterator[dict[str, Any]]:
         for name, way in ways((9, *of[:2], EDGE_KEYS, *of[2:])).items():
             with way():
                 yield right(planned(dirty), meant, what=name, case=f"edges {of}")
-    for page in (16, 64) if track.with_latent else ():
-        args = latent.make(latent_case(9, 16, EDGE_KEYS, page, False), torch.device("cuda"), draw)
+    for heads, page in LATENT_EDGES if track.with_latent else ():
+        args = latent.make(latent_case(9, heads, EDGE_KEYS, page, False), torch.device("cuda"), draw)
         dirty, clean = poisoned(args, 1)
         meant = latent.eager(*clean).float().nan_to_num(0.0)
-        for name, way in latent_ways().items():
+        for name, way in latent_ways(heads).items():
             with way():
-                yield right(planned_latent(dirty), meant, what=name, case=f"edges latent {page}")
+                yield right(planned_latent(dirty), meant, what=name, case=f"edges latent {heads} {page}")
 
 
 def edge_lengths(batch: int) -> Iterator[tuple[int, ...]]:
@@ -466,7 +514,9 @@ def part_together(end: float, track: Track) -> Iterator[dict[str, Any]]:
 
     paged = trials()["paged_attention"][1]
     draw = torch.Generator("cuda").manual_seed(3)
-    yield {"what": "clusters of 2 to 16 beside each other", "case": "clusters", "num": beside(), "note": str(beside())}
+    for way in ("together", "one of six blocks a multiprocessor"):
+        num = beside(way)
+        yield {"what": f"of 2 to 16 beside each other, {way}", "case": "clusters", "num": num, "note": str(num)}
     for edge in TOGETHER_EDGES:
         of = (*edge[:3], EDGE_KEYS, *edge[3:])
         args = paged.make(paged_case(*of, False), torch.device("cuda"), draw)
@@ -477,17 +527,41 @@ def part_together(end: float, track: Track) -> Iterator[dict[str, Any]]:
         yield from checked(runs, edge, lambda given: paged.eager(*given).float().nan_to_num(0.0), args, 2)
 
 
-def beside() -> list[int]:
-    """Clusters of 2 to 16 programs that are on the device together, two programs a multiprocessor."""
+def part_units(end: float, track: Track) -> Iterator[dict[str, Any]]:
+    """Sequences taken as they are asked for, on lengths at every border, over caches never written elsewhere."""
+    import torch
+
+    from ridgeline.kernels.contract import trials
+
+    paged = trials()["paged_attention"][1]
+    draw = torch.Generator("cuda").manual_seed(4)
+    for edge in UNIT_EDGES:
+        of = (*edge[:3], UNIT_KEYS, *edge[3:])
+        args = paged.make(paged_case(*of, False), torch.device("cuda"), draw)
+        runs = {}
+        for name, way in unit_ways(of).items():
+            with way():
+                runs[name] = args_planned(args)
+        sets = [[min(one, UNIT_KEYS) for one in lengths] for lengths in edge_lengths(edge[0])]
+        yield from checked(runs, edge, lambda given: paged.eager(*given).float().nan_to_num(0.0), args, 2, sets)
+
+
+def unit_ways(of: tuple[Any, ...]) -> dict[str, Any]:
+    """Ways of taking many sequences that cut nothing."""
+    return {name: partial(changed, over) for name, over in SHORT_OVER.items() if name.startswith("units")}
+
+
+def beside(way: str = "together") -> list[int]:
+    """Clusters of 2 to 16 programs that are on the device together."""
     import torch
 
     from ridgeline.kernels import launcher
     from ridgeline.kernels.contract import trials
     from ridgeline.kernels.paged_attention import op
 
-    of = (*TOGETHER_EDGES[0][:3], EDGE_KEYS, *TOGETHER_EDGES[0][3:])
+    of = (9, 32, 8, EDGE_KEYS, 128, 16)
     args = trials()["paged_attention"][1].make(paged_case(*of, False), torch.device("cuda"), None)
-    with clustered(of)["together"]():
+    with clustered(of)[way]():
         plan = op._Plan(args, torch.empty_like(args[0]), 0.1)
     return [launcher.native().fitting(plan.share.args[0], size) for size in range(2, 17)]
 
@@ -508,12 +582,13 @@ def args_planned(args: tuple[Any, ...]) -> Callable[..., Any]:
 
 
 def checked(
-    runs: dict[str, Callable[..., Any]], edge: tuple[int, ...], eager: Callable[..., Any], args: Any, num_caches: int
-) -> Iterator[dict[str, Any]]:
+    runs: dict[str, Callable[..., Any]], edge: tuple[int, ...], eager: Callable[..., Any], args: Any, num_caches: int,
+    sets: Any = None,
+) -> Iterator[dict[str, Any]]:  # fmt: skip
     """Every plan on every set of lengths: one row a plan, which says where it was wrong."""
     wrong: dict[str, list[str]] = {name: [] for name in runs}
     num = 0
-    for lengths in edge_lengths(edge[0]):
+    for lengths in sets or edge_lengths(edge[0]):
         num += 1
         dirty, clean = poisoned(args, num_caches, lengths)
         meant = eager(clean)
@@ -628,6 +703,9 @@ def part_cases(end: float, track: Track) -> Iterator[dict[str, Any]]:
         if time.perf_counter() > end:
             return
         args = trial.make(paged_case(*of), torch.device("cuda"), torch.Generator("cuda").manual_seed(2))
+        if of[-1] == FEW_LONG:
+            drawn = torch.rand(of[0], generator=torch.Generator().manual_seed(2))
+            args[4].copy_((of[3] * 0.01**drawn).ceil().int())
         num_bytes, meant = trial.forward_bytes(args), trial.eager(*args).float()
         runs: dict[str, Callable[[], Any]] = {}
         for name, way in ways(of).items():
@@ -654,7 +732,7 @@ def part_latent(end: float, track: Track) -> Iterator[dict[str, Any]]:
         args = trial.make(latent_case(*of), torch.device("cuda"), torch.Generator("cuda").manual_seed(2))
         num_bytes, meant = trial.forward_bytes(args), trial.eager(*args).float()
         runs: dict[str, Callable[[], Any]] = {}
-        for name, way in latent_ways().items():
+        for name, way in latent_ways(of[1]).items():
             with way():
                 runs[name] = planned_latent(args)
         for name, run in list(runs.items()):
@@ -662,7 +740,9 @@ def part_latent(end: float, track: Track) -> Iterator[dict[str, Any]]:
             if not found["ok"]:
                 del runs[name]
             yield found
-        runs |= {"reading": latent_reading(args), "bare read": bare(num_bytes), "copy": copied(num_bytes)}
+        if of[1] <= 16:
+            runs["reading"] = latent_reading(args)
+        runs |= {"bare read": bare(num_bytes), "copy": copied(num_bytes)}
         yield from track.rows(runs, num_bytes, case=f"latent {of}")
 
 
@@ -824,6 +904,7 @@ def main() -> None:
     parser.add_argument("--pick", type=int, nargs="+", help="of CASES only these, by number")
     parser.add_argument("--ways", nargs="+", help="configurations of paged and latent decoding, by name")
     parser.add_argument("--pick-latent", type=int, nargs="+", help="of LATENT only these, by number")
+    parser.add_argument("--pick-edges", type=int, nargs="+", help="of edges only these, by number")
     parser.add_argument("--clean", action="store_true", help="no timing behind a flush that leaves dirty lines")
     parser.add_argument("--write-pack", type=Path)
     parser.add_argument("--show", type=Path)
@@ -834,8 +915,10 @@ def main() -> None:
         return
     if options.pick:
         globals()["CASES"] = tuple(CASES[i] for i in options.pick)
-    for name in ("OVER", "SHORT_OVER", "MANY_OVER", "LATENT_OVER") if options.ways else ():
+    for name in ("OVER", "SHORT_OVER", "LATENT_OVER", "TOGETHER") if options.ways else ():
         globals()[name] = {way: over for way, over in globals()[name].items() if way in options.ways}
+    for name in ("TOGETHER_EDGES", "EDGES", "LATENT_EDGES") if options.pick_edges else ():
+        globals()[name] = tuple(edge for i, edge in enumerate(globals()[name]) if i in options.pick_edges)
     if options.pick_latent:
         globals()["LATENT"] = tuple(LATENT[i] for i in options.pick_latent)
     if options.write_pack:

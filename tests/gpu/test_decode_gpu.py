@@ -59,13 +59,28 @@ EDGES = tuple(
     ("paged_latent_attention", case("bfloat16", b=9, h=h, s=5040, d=512, e=64, page=page, uneven=False))
     for h, page in ((16, 64), (5, 16), (16, 48))
 )  # fmt: skip
+WIDE = tuple(
+    ("paged_attention", case("bfloat16", b=9, h=h, k=k, s=5040, d=d, page=page, uneven=False))
+    for h, k, d, page in ((32, 1, 128, 16), (96, 2, 64, 48), (63, 1, 128, 64))
+) + tuple(
+    ("paged_latent_attention", case("bfloat16", b=9, h=h, s=5040, d=512, e=64, page=page, uneven=False))
+    for h, page in ((64, 16), (128, 48), (40, 32), (100, 48), (17, 16))
+)  # fmt: skip
+"""More heads that share keys than sixteen."""
+
+MANY = tuple(
+    case("bfloat16", b=b, h=h, s=s, d=512, e=64, page=page, uneven=True)
+    for b, h, s, page in ((40, 64, 900, 32), (5, 128, 3000, 16), (200, 32, 150, 48), (3, 66, 2000, 32))
+)
+"""Latent sequences of many heads, of any length."""
+
 SHORT = tuple(
     case(dtype, b=b, h=h, k=k, s=s, d=128, page=page, uneven=False)
     for dtype, b, h, k, s, page in (
         ("bfloat16", 300, 8, 2, 144, 16), ("float16", 64, 64, 8, 624, 48), ("bfloat16", 400, 16, 1, 192, 64),
     )
 )  # fmt: skip
-"""Many short sequences: three programs a multiprocessor, and pages without keys are not copied."""
+"""Many short sequences, taken whole as they are asked for; pages without keys are not copied."""
 
 COUNTED = (
     ("decode_attention", case("bfloat16", b=2, h=32, k=8, s=512, d=128, hide="")),
@@ -97,7 +112,7 @@ TOGETHER = tuple(
     case("bfloat16", b=b, h=h, k=k, s=5040, d=128, page=page, uneven=False)
     for b, h, k, page in ((4, 32, 8, 16), (16, 64, 8, 16), (7, 32, 8, 64), (64, 16, 1, 64), (32, 16, 8, 16))
 )
-"""What is taken by clusters of 6, 2, 4 and 3, or whole, unless told otherwise."""
+"""What is taken by clusters of 6, 2, 4 and 2, or whole, unless told otherwise."""
 
 
 @contextmanager
@@ -118,12 +133,29 @@ def chosen_with(paged_more, decode_more, latent_more=None):
 
 def by_borders():
     """Inside, parts are joined by borders."""
-    return chosen_with({"borders": True, "inside": False, **APART}, {"inside": False}, {"borders": True})
+    more = {"borders": True, "inside": False, "units": False, **APART}
+    return chosen_with(more, {"inside": False}, {"borders": True})
 
 
 def by_the_last():
     """Inside, parts are joined by whoever comes last."""
-    return chosen_with({"inside": True, "max_registers": paged.LONE_REGISTERS, **APART}, {"inside": True})
+    more = {"inside": True, "units": False, "max_registers": paged.LONE_REGISTERS, **APART}
+    return chosen_with(more, {"inside": True})
+
+
+def by_tickets():
+    """Inside, sequences are taken whole, as they are asked for."""
+    return chosen_with({"units": True, "inside": True, "ends": 0, **APART}, {})
+
+
+def by_ends():
+    """Inside, the end of a sequence counts where the line is cut."""
+    return chosen_with({"units": False, "ends": 1, **APART}, {})
+
+
+def by_ends_and_borders():
+    """The same where parts are joined by borders, and ends count twice."""
+    return chosen_with({"units": False, "ends": 2, "borders": True, "inside": False, **APART}, {})
 
 
 @contextmanager
@@ -154,7 +186,8 @@ JOINED = case("bfloat16", b=1, h=32, k=8, s=12000, d=128, page=16, uneven=False)
 def wanted_variants():
     found = variants_of("cross_layer", [*HALVES, *ENDLESS])
     found += variants_of("paged_attention", [JOINED, *SHORT, *TOGETHER])
-    for name, of in EDGES:
+    found += variants_of("paged_latent_attention", MANY)
+    for name, of in (*EDGES, *WIDE):
         found += variants_of(name, [of])
     with by_the_last():
         for name, of in (*EDGES, *COUNTED):
@@ -166,6 +199,12 @@ def wanted_variants():
             found += variants_of("paged_attention", PAGED)
     with by_clusters():
         found += variants_of("paged_attention", CLUSTERED)
+    for way in (by_tickets, by_ends):
+        with way():
+            found += variants_of("paged_attention", SHORT)
+    for way in (by_ends, by_ends_and_borders):
+        with way():
+            found += variants_of("paged_attention", PAGED)
     for chosen, of in RESIDENT:
         with tuning.forced("cross_layer.resident", chosen):
             found += variants_of("cross_layer", [of])
@@ -174,6 +213,13 @@ def wanted_variants():
 
 def wrong(name, of):
     return [finding for finding in check_case(name, of, torch.device("cuda"), 3) if not finding.ok]
+
+
+@pytest.mark.parametrize("way", [by_ends, by_ends_and_borders])
+@pytest.mark.parametrize("of", PAGED, ids=str)
+def test_a_line_that_counts_ends_is_as_right_as_pytorch_and_repeats_bit_for_bit(of, way):
+    with way():
+        assert not wrong("paged_attention", of)
 
 
 @pytest.mark.parametrize(("name", "of"), [*(("paged_attention", of) for of in PAGED),
@@ -194,8 +240,16 @@ def poisoned(query, caches, table, lens, page):
     return tuple((query, *(torch.where(used, x, other) for x in caches), table, lens) for other in (float("nan"), 0.0))
 
 
-@pytest.mark.parametrize("way", [nullcontext, by_the_last])
-@pytest.mark.parametrize(("name", "of"), EDGES, ids=str)
+@pytest.mark.parametrize("of", MANY, ids=str)
+def test_latent_sequences_of_many_heads_are_as_right_as_pytorch_and_repeat_bit_for_bit(of):
+    assert "latent_line" in {variant.kernel for variant in variants_of("paged_latent_attention", [of])}
+    assert not wrong("paged_latent_attention", of)
+
+
+AT_BORDERS = [(*edge, nullcontext) for edge in (*EDGES, *WIDE)] + [(*edge, by_the_last) for edge in EDGES]
+
+
+@pytest.mark.parametrize(("name", "of", "way"), AT_BORDERS, ids=lambda x: getattr(x, "__name__", str(x)))
 def test_lengths_at_every_border_over_caches_that_nobody_has_written_elsewhere(name, of, way):
     trial = trials()[name][1]
     args = trial.make(of, torch.device("cuda"), torch.Generator("cuda").manual_seed(4))
@@ -208,17 +262,18 @@ def test_lengths_at_every_border_over_caches_that_nobody_has_written_elsewhere(n
     torch.testing.assert_close(found[1:], meant[1:], rtol=0.02, atol=0.01)
 
 
+@pytest.mark.parametrize("way", [nullcontext, by_tickets, by_ends])
 @pytest.mark.parametrize("of", SHORT, ids=str)
-def test_many_short_sequences_of_every_length_over_caches_that_nobody_has_written_elsewhere(of):
-    assert paged.choose(of["b"], of["k"], of["s"], 128, 132, ratio=of["h"] // of["k"], fed=True).skips
+def test_many_short_sequences_of_every_length_over_caches_that_nobody_has_written_elsewhere(of, way):
     trial = trials()["paged_attention"][1]
     args = trial.make(of, torch.device("cuda"), torch.Generator("cuda").manual_seed(4))
     lens = [b * 7 % (of["s"] + 1) for b in range(of["b"])]
     dirty, clean = poisoned(args[0], args[1:3], args[3], lens, of["page"])
-    found, there = trial.call(*dirty), clean[4] > 0
+    with way():
+        found, there = trial.call(*dirty), clean[4] > 0
+        assert torch.equal(found, trial.call(*dirty))
     assert found[~there].count_nonzero() == 0 and found.isfinite().all()
     torch.testing.assert_close(found[there], trial.eager(*clean)[there], rtol=0.02, atol=0.02)
-    assert torch.equal(found, trial.call(*dirty))
 
 
 def lengths_of(batch):
@@ -269,13 +324,17 @@ def test_clusters_of_two_streams_and_of_a_graph_do_not_disturb_each_other():
             assert all(torch.equal(a, b) for a, b in zip(played, meant, strict=True))
 
 
-@pytest.fixture(params=COUNTED, ids=str)
+BY_COUNTERS = [*((*of, by_the_last) for of in COUNTED), *(("paged_attention", of, by_tickets) for of in SHORT)]
+
+
+@pytest.fixture(params=BY_COUNTERS, ids=str)
 def counted(request):
-    """A call whose parts are joined by whoever comes last, three sets of arguments, and what each gives."""
-    name, of = request.param
+    """A call whose parts are joined by whoever comes last, or whose sequences are given out by a counter; three sets of
+    arguments, and what each gives."""
+    name, of, way = request.param
     trial = trials()[name][1]
     sets = [trial.make(of, torch.device("cuda"), torch.Generator("cuda").manual_seed(i)) for i in range(3)]
-    with by_the_last():
+    with way():
         assert len({variant.kernel for variant in variants_of(name, [of])}) == 1, "no kernel joins"
         assert not wrong(name, of)
         yield trial.call, sets, [trial.call(*args) for args in sets]

@@ -56,6 +56,30 @@ def test_two_groups_share_the_scores_without_spills():
     assert facts.num_spills == 0 and facts.shared_bytes <= 227 * 1024
 
 
+@pytest.mark.parametrize(("heads", "page"), [(128, 48), (64, 16), (40, 32)])
+def test_many_heads_walk_the_line_in_pages_of_whole_16_keys(heads, page):
+    name, facts = compiled_for(h=heads, page=page)
+    assert name == "latent_line"
+    assert facts.num("HGMMA") == 2 * (36 + 4), "each group makes half of the scores and half of the columns"
+    assert facts.num("UTMALDG") == 9 + 64 // math.gcd(page, 64), "queries, and a stripe of a block in tiles of a page"
+    assert facts.num_spills <= 120 and facts.shared_bytes <= 227 * 1024, "between sequences; one or two in a block"
+
+
+def test_neighbors_take_the_same_stretch_where_heads_are_more_than_a_program_has():
+    assert config.choose_line(32, 128, 4096, 132).programs == 66 and config.choose_line(32, 64, 4096, 132).borders
+    assert config.takes_line(100, 512, 64, 48) and config.takes_line(17, 512, 64, 16)
+    others = ((16, 512, 64, 16), (65, 512, 64, 16), (64, 512, 64, 8), (64, 512, 64, 128))
+    assert not any(config.takes_line(*of) for of in others)
+
+
+@pytest.mark.parametrize(("heads", "batch"), [(64, 100), (128, 100), (128, 200), (64, 2), (20, 300)])
+def test_parts_of_many_heads_are_joined_without_spills(heads, batch):
+    of = case("bfloat16", b=batch, h=heads, s=4096, d=512, e=64, page=16, uneven=False)
+    (variant,) = (v for v in variants_of("paged_latent_attention", [of]) if v.kernel.startswith("paged"))
+    facts = facts_of(launcher.kernel(variant.kernel).function, variant)
+    assert facts.num_spills == 0 and 32 * variant.num_warps * facts.num_registers <= 32768
+
+
 @pytest.mark.parametrize("page", [16, 32, 48])
 def test_few_heads_are_columns_of_the_products_and_blocks_come_in_thirds(page):
     name, facts = compiled_for(h=16, b=16, page=page)
@@ -92,14 +116,14 @@ def test_wide_parts_are_joined_by_about_two_programs_a_multiprocessor(batch, ker
     assert 200 <= programs <= 600 and 32 * variant.num_warps * facts.num_registers * cdiv(programs, 132) <= 2 * 65536
 
 
-@pytest.mark.parametrize("sizes", [{"page": 16}, {"e": 32}, {"d": 256}, {"h": 17, "page": 16}], ids=str)
+@pytest.mark.parametrize("sizes", [{"page": 8}, {"e": 32}, {"d": 256}, {"h": 65, "page": 16}], ids=str)
 def test_what_blocks_were_not_written_for_takes_the_general_kernel(sizes):
     of = case("bfloat16", **{"b": 1, "h": 64, "s": 512, "d": 512, "e": 64, "page": 64, "uneven": False, **sizes})
     assert "latent_share" in {v.kernel for v in variants_of("paged_latent_attention", [of])}
 
 
 def test_the_kernel_uses_the_tensor_cores_on_asynchronous_copies():
-    of = case("bfloat16", b=32, h=128, s=4096, d=512, e=64, page=16, uneven=False)
+    of = case("bfloat16", b=32, h=128, s=4096, d=512, e=64, page=8, uneven=False)
     (variant,) = (v for v in variants_of("paged_latent_attention", [of]) if v.kernel == "latent_share")
     facts = facts_of(launcher.kernel(variant.kernel).function, variant)
     assert facts.num("HGMMA") > 0 and facts.num("LDGSTS.E.BYPASS.128") >= 16

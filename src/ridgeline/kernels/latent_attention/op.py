@@ -15,7 +15,7 @@ from ridgeline.kernels.autocast import as_cached
 from ridgeline.kernels.contract import Case, Trial, case, declare
 from ridgeline.kernels.latent_attention import config, kernel, reference
 from ridgeline.kernels.launcher import INTERPRETING, Blocks, Kernel, Plans, launchable, num_sms, vector_of
-from ridgeline.kernels.paged_attention.config import lined
+from ridgeline.kernels.paged_attention.config import MAX_FED_LINED, lined
 from ridgeline.kernels.paged_attention.op import Parts, bind_join, dense
 from ridgeline.kernels.rows import cdiv, float_reason, power_of_two
 
@@ -27,6 +27,7 @@ _FEW = Kernel(
 )
 _COLUMNS = Kernel(kernel.latent_columns, vectors=("d",), loose=("table_ptr", "lens_ptr"))
 _RING = Kernel(kernel.latent_ring, vectors=("d",), loose=("table_ptr", "lens_ptr"))
+_LINE = Kernel(kernel.latent_line, vectors=("d",), loose=("table_ptr", "lens_ptr"))
 _BLOCKS = Kernel(kernel.latent_blocks, vectors=("d",), loose=("table_ptr", "lens_ptr"))
 BLOCK_VECTOR = 8
 """16-byte accesses of 16-bit elements, which is how far apart rows have to be for the copy engine."""
@@ -95,7 +96,8 @@ def _forward(
         fed = _fed(query, cache, value_dim, config.columns_fit)
         longest = block_table.shape[1] * cache.shape[1]
         few = query.element_size() == 2 and config.takes_few(query.shape[0], query.shape[1], longest, fed)
-        plan = _plans[key] = (_FewPlan if few else _Plan)(args, out, scale)
+        lined_up = query.shape[0] <= MAX_FED_LINED and _fed(query, cache, value_dim, config.takes_line)
+        plan = _plans[key] = (_FewPlan if few or lined_up else _Plan)(args, out, scale)
     plan.run(args, out, scale)
     return out
 
@@ -197,20 +199,25 @@ class _Plan:
 
 
 class _FewPlan:
-    """The same for few heads: keys of all sequences in one line, cut evenly."""
+    """The same where keys of all sequences stand in one line, cut evenly: few heads, or many that the copy engine
+    feeds."""
 
     def __init__(self, args: tuple[Tensor, ...], out: Tensor, scale: float) -> None:
         query, cache, table, lens = args
         (batch, heads, _), dim, page = query.shape, out.shape[2], cache.shape[1]
         LATENT_ATTENTION.check(*args, dim, scale)
         sizes = {"batch": batch, "heads": heads, "longest": table.shape[1] * page}
-        fed = _fed(query, cache, dim, config.columns_fit)
-        default = config.choose_few(**sizes, num_sms=num_sms(query.get_device()), fed=fed, page=page)
-        chosen = tuning.choose("latent_attention.few", sizes, default)
+        num = num_sms(query.get_device())
+        if heads > config.FEW_HEADS:
+            chosen = tuning.choose("latent_attention.line", sizes, config.choose_line(**sizes, num_sms=num))
+            bind = self._bind_line
+        else:
+            fed = _fed(query, cache, dim, config.columns_fit)
+            default = config.choose_few(**sizes, num_sms=num, fed=fed, page=page)
+            chosen = tuning.choose("latent_attention.few", sizes, default)
+            bind = self._bind_ring if chosen.ring else self._bind_columns if chosen.fed else self._bind
         self.parts = Parts(chosen.keys, chosen.programs, chosen.least, 1, out, lens, chosen.borders)
-        self.fed = chosen.fed
-        self.ring = chosen.ring > 0
-        bind = self._bind_ring if self.ring else self._bind_columns if chosen.fed else self._bind
+        self.fed, self.once = chosen.fed, chosen.ring > 0 or heads > config.FEW_HEADS
         bind(chosen, args, out, scale)
 
     def _bind(self, chosen: config.Few, args: tuple[Tensor, ...], out: Tensor, scale: float) -> None:
@@ -277,10 +284,30 @@ class _FewPlan:
             vector=BLOCK_VECTOR,
         )  # fmt: skip
 
+    def _bind_line(self, chosen: config.Few, args: tuple[Tensor, ...], out: Tensor, scale: float) -> None:
+        query, cache, table, lens = args
+        (batch, heads, width), dim, page = query.shape, out.shape[2], cache.shape[1]
+        self.rest = (batch, heads, table.stride(0), table.shape[1], dim)
+        rows, groups = math.gcd(page, chosen.keys), cdiv(heads, config.MAX_ROWS)
+        blocks = (_blocks(query, config.MAX_ROWS, dim), _blocks(query, config.MAX_ROWS, width - dim))
+        self.share = _LINE.bind(
+            (*blocks, _blocks(cache, rows, 64), table, lens, out, *self.parts.room(out), scale * LOG2_E, *self.rest),
+            grid=(chosen.programs * groups,),
+            constants={
+                "R": heads // groups, "GROUPS": groups, "D": dim, "E": width - dim, "P": page, "KEYS": chosen.keys,
+                "ROWS": rows, "STAGES": chosen.num_stages, "BATCH": lined(batch), "LEAST": chosen.least,
+                "EARLY": chosen.early, "LEAVES": chosen.leaves,
+            },
+            num_warps=chosen.num_warps,
+            max_registers=config.MAX_REGISTERS,
+            device=query.get_device(),
+            vector=BLOCK_VECTOR,
+        )  # fmt: skip
+
     def given(self, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Tensors as the reading kernel takes them: once for every block of theirs."""
         query, cache, *rest = args
-        caches = (cache,) if self.ring else (cache, cache)
+        caches = (cache,) if self.once else (cache, cache)
         return (query, query, *caches, *rest) if self.fed else args
 
     def run(self, args: tuple[Tensor, ...], out: Tensor, scale: float) -> None:

@@ -24,21 +24,24 @@ of each is a program of its own. 300 uneven sequences (197 MB) in one line 79 µ
 153."""
 
 JOINED = (8, 32, 64)
-COLUMNS = 16
-"""Heads that share keys, as columns of the products."""
+COLUMNS, MOST_COLUMNS = 16, 64
+"""Heads that share keys, as columns of the products: sixteen of them, or 32, or at most 64."""
 
 FED_KEYS, FED_PROGRAMS, FED_BYTES = 64, 2, 6 << 15
 """Keys of a block, programs a multiprocessor and bytes of their blocks where the copy engine feeds them: two programs
 of three blocks take 27, 42, 73 and 137 µs at 67, 134, 269 and 545 MB, one of six blocks 28, 46, 78 and 149: a block is
 worked on for a microsecond, which is as long as it takes to read."""
 
-SHORT_DIM, SHORT_LONGEST, SHORT_PROGRAMS, SHORT_BLOCKS = 128, 640, 3, 2
-"""Many short sequences: three programs a multiprocessor of two blocks each, so that more sequences begin and end at a
-time. 300 uneven ones of at most 300 keys take 61.4 µs against 64.8 (dirty 68.3 against 70.9), 100 of at most 1,200 65.1
-against 65.5 (72.9 against 74.0): as good as nothing, and even ones that are as long were not raced."""
+SHORT_DIM, SHORT_LONGEST, SHORT_EACH = 128, 640, 3
+"""Many short sequences, at least three a multiprocessor (each key head of each): programs take them whole, as they are
+asked for. 300 uneven ones of at most 300 keys take 56.9 µs against 61.0 where the line is cut, 256 of 500 128.0 against
+138.3, 128 of 400 57.6 against 59.1, 290 of which a few are long 29.6 against 33.1; but 100 of at most 1,200 keys 68.0
+against 66.2, and 147 of at most 1,877 56.6 against 51.2."""
 
-SHORT_REGISTERS = 80
-"""Of a thread when three programs of eight warps start."""
+ENDS = 1
+"""Blocks that a sequence's end takes as long as (sums, division, writing). Where the line is cut by blocks alone, 147
+sequences of which a few are long take 51.2 µs against 45.0, 47 66.6 against 64.0, 24 uneven ones 44.0 against 43.6;
+even ones as long. Two blocks are no better."""
 
 NARROW_DIM, NARROW_KEYS, NARROW_LONGEST = 64, 128, 1024
 """Narrow heads take more keys at once, so that blocks are as large: 43.9 against 46.0 µs at 136 MB. Where sequences are
@@ -66,7 +69,8 @@ class Paged:
     by the last program of a sequence, without a kernel of their own. ``queries``: sequences whose queries are there or
     on their way: with three of them 300 uneven sequences of at most 300 keys take 66.4 µs (70.9 with two). ``skips``:
     pages without keys are not copied. ``even``: where the longest sequence has at most so many quarters of what all
-    have on average, one key head of each is taken by ``together`` programs, a cluster."""
+    have on average, one key head of each is taken by ``together`` programs, a cluster. ``units``: programs take one
+    whole after the other, whichever nobody has taken. ``ends``: blocks that a sequence's end takes as long as."""
 
     keys: int
     programs: int
@@ -83,16 +87,29 @@ class Paged:
     skips: bool = False
     together: int = 1
     even: int = 0
+    units: bool = False
+    ends: int = 0
 
 
 def takes_columns(batch: int, ratio: int, head_dim: int, page: int) -> bool:
     """Whether the kernel that the copy engine feeds is written for these."""
-    return batch <= MAX_FED_LINED and ratio <= COLUMNS and head_dim in (64, 128, 256) and page % 16 == 0
+    return batch <= MAX_FED_LINED and ratio <= most_columns(head_dim) and head_dim in (64, 128, 256) and page % 16 == 0
+
+
+def most_columns(head_dim: int) -> int:
+    """Heads that share keys whose sums fit into the registers of four warps."""
+    return MOST_COLUMNS if head_dim <= 128 else COLUMNS
+
+
+def columns_of(ratio: int) -> int:
+    """Columns for so many heads that share keys."""
+    return max(COLUMNS, power_of_two(ratio))
 
 
 def takes_short(sequences: int, longest: int, head_dim: int, num_sms: int, ratio: int) -> bool:
-    """Whether sequences (each key head of each) are short, and enough of them for three programs a multiprocessor."""
-    return head_dim == SHORT_DIM and longest <= SHORT_LONGEST and sequences >= SHORT_PROGRAMS * num_sms and ratio > 1
+    """Whether sequences (each key head of each) are short, and enough of them to be taken whole."""
+    many = sequences >= SHORT_EACH * num_sms and 1 < ratio <= COLUMNS
+    return head_dim == SHORT_DIM and longest <= SHORT_LONGEST and many
 
 
 def choose(
@@ -110,13 +127,14 @@ def choose(
     keys = clamp(BLOCK_BYTES // (2 * max(16, power_of_two(head_dim)) * itemsize), 32, 128)
     programs = 0 if batch > MAX_LINED else 2 * num_sms
     if fed:
-        keys = NARROW_KEYS if head_dim == NARROW_DIM and longest >= NARROW_LONGEST else FED_KEYS
+        narrow = head_dim == NARROW_DIM and longest >= NARROW_LONGEST and ratio <= COLUMNS
+        keys = NARROW_KEYS if narrow else FED_KEYS
         blocks = FED_BYTES // (2 * keys * head_dim * itemsize)
         leaves = 2 * batch * key_heads * longest * head_dim * itemsize <= LEAVING_BYTES
         if takes_short(batch * key_heads, longest, head_dim, num_sms, ratio):
             return Paged(
-                keys, SHORT_PROGRAMS * num_sms, 4, SHORT_BLOCKS, fed=True, leaves=leaves, inside=True, skips=True,
-                max_registers=SHORT_REGISTERS, queries=SHORT_BLOCKS,
+                keys, FED_PROGRAMS * num_sms, 4, blocks // FED_PROGRAMS, fed=True, leaves=leaves, inside=True,
+                skips=True, units=True, max_registers=LONE_REGISTERS,
             )  # fmt: skip
         num = FED_PROGRAMS if blocks >= 2 * FED_PROGRAMS else 1
         programs = min(num * num_sms, max(1, batch * key_heads * cdiv(longest, keys) // LEAST_BLOCKS))
@@ -124,8 +142,14 @@ def choose(
         inside = by_the_last(programs, batch * key_heads, ratio, programs == num * num_sms)
         found = Paged(
             keys, programs, 4, blocks // num, fed=True, leaves=leaves, borders=borders, inside=inside,
-            max_registers=LONE_REGISTERS if inside else FED_REGISTERS,
+            max_registers=LONE_REGISTERS if inside else FED_REGISTERS, ends=ENDS,
         )  # fmt: skip
+        if ratio > COLUMNS:  # queries and probabilities take the room of two queries' more, then of a block
+            more = columns_of(ratio) > 2 * COLUMNS
+            return replace(
+                found, queries=1, num_stages=found.num_stages - more,
+                max_registers=LONE_REGISTERS if more else found.max_registers,
+            )  # fmt: skip
         size = programs_together(batch * key_heads, head_dim, ratio, num_sms) if together else 0
         if size and cdiv(longest, keys) >= LEAST_TOGETHER * size:
             return joined_together(found, batch * key_heads, size, ratio)
@@ -139,9 +163,10 @@ BESIDE = dict(zip(range(2, 17), (132, 79, 62, 47, 39, 32, 30, 23, 21, 16, 16, 14
 """Clusters of so many programs that are on an H200 together, two programs a multiprocessor: a cluster lies in a group
 of 14 to 18 multiprocessors. Where the driver says that fewer fit, none are asked for."""
 
-EVEN_QUARTERS = 7
+EVEN_QUARTERS, LONE_QUARTERS = 7, 5
 """Of the average, up to which the longest sequence is one cluster's: 6 uneven ones of at most 1.7 times as many keys
-take 50.8 µs by clusters and by stretches alike, 57.5 where four fifths of the programs cut the line."""
+take 50.8 µs by clusters of five and by stretches alike, 57.5 where four fifths of the programs cut the line. Where a
+multiprocessor has one program of a cluster, 65.9 against 50.9: there lengths have to be more even."""
 
 WHOLE_SHARE = 0.95
 """Of all places for programs, from which on sequences are a program's each: 256 take 123.6 µs instead of 127.6 (525
@@ -150,29 +175,43 @@ MB), 192 as long as by stretches."""
 LEAST_TOGETHER, TOGETHER_DIM, TOGETHER_SMS = 10, 128, 132
 """Blocks of a program, head dim and multiprocessors with which clusters were raced."""
 
+LONE = {2: (57, 79), 4: (22, 27)}
+"""Sequences (each key head of each), from and to, that clusters of two or four programs take where there is about one
+program a multiprocessor."""
+
 
 def programs_together(sequences: int, head_dim: int, ratio: int, num_sms: int) -> int:
     """Programs that take a sequence (each key head of each) together, 1 where one takes it whole, 0 where the line is
     cut.
 
-    Two: 128 sequences 53.1 against 54.8 µs (197 MB), 38.9 against 41.5 (138 MB, heads that share no keys). Three: 64 of
-    one key head for 16 26.1 against 29.0, but 64 of four heads 69.2 against 69.3, and heads of 64 42.8 against 42.1.
-    Four: 56 41.9 against 43.2. Six: 32 38.9 against 41.1 (seven 39.8). Five or eight of 40 and 24 are level, fourteen
-    of 16 or 8 lose 4 to 9 µs.
+    Two: 128 sequences 53.1 against 54.8 µs (197 MB), 38.9 against 41.5 (138 MB, heads that share no keys); 64 of four
+    heads 38.2 against 41.2 (134 MB), of eight 30.3 against 34.2 (99 MB), of 16 24.7 against 29.1 (by three 26.1), 72 of
+    heads of 64 40.6 against 43.0 (136 MB). Three: 40 36.5 against 37.9, which is less than uneven ones
+    lose. Four: 56 41.9 against 43.2, 24 31.1 against 33.6. Six: 32 38.9 against 41.1 (seven 39.8). Fourteen of 16 or 8
+    lose 4 to 9 µs.
     """
-    if head_dim != TOGETHER_DIM or num_sms != TOGETHER_SMS:
+    if num_sms != TOGETHER_SMS or head_dim not in (NARROW_DIM, TOGETHER_DIM) or ratio > COLUMNS:
+        return 0
+    if lone_size(sequences):
+        return lone_size(sequences) if head_dim == TOGETHER_DIM or lone_size(sequences) == 2 else 0
+    if head_dim != TOGETHER_DIM:
         return 0
     if WHOLE_SHARE * FED_PROGRAMS * num_sms <= sequences <= FED_PROGRAMS * num_sms:
         return 1
-    three = ratio > 8
-    fits = {2: sequences >= 113, 3: three and sequences >= 57, 4: not three and sequences >= 49, 6: sequences >= 28}
+    fits = {2: sequences >= 113, 4: ratio <= 8 and sequences >= 49, 6: sequences >= 28}
     return next((size for size, enough in fits.items() if enough and sequences <= BESIDE[size]), 0)
 
 
-def joined_together(found: Paged, sequences: int, num: int, ratio: int, even: int = EVEN_QUARTERS) -> Paged:
+def lone_size(sequences: int) -> int:
+    """Programs of a cluster of which a multiprocessor has about one; 0 where that was no faster."""
+    return next((size for size, (least, most) in LONE.items() if least <= sequences <= most), 0)
+
+
+def joined_together(found: Paged, sequences: int, num: int, ratio: int, even: int = 0) -> Paged:
     """The same where sequences (each key head of each) are a cluster's of ``num`` programs, or a program's; there are
     as many as fit, since uneven ones are cut for all of them."""
     programs = max(BESIDE[num], sequences) * num if num > 1 else sequences
+    even = even or (LONE_QUARTERS if lone_size(sequences) == num else EVEN_QUARTERS)
     queries = found.queries if num == 1 else 2 if ratio <= 8 else 1  # parts are told where other queries would be
     return replace(
         found, programs=programs, inside=True, borders=False, queries=queries, together=num, even=even,
@@ -225,7 +264,8 @@ def by_the_last(programs: int, sequences: int, ratio: int, all_read: bool) -> bo
     against 26.5: behind a full memory every turn to it takes long. Where keys are few, 4 parts 10.8 against 12.0. Heads
     that share no keys lose with three parts already (43.8 against 42.4), and are left to the kernel.
     """
-    return ratio > 1 and cdiv(programs, sequences) <= (MOST_JOINED if all_read else MOST_JOINED_SMALL)
+    few = cdiv(programs, sequences) <= (MOST_JOINED if all_read else MOST_JOINED_SMALL)
+    return 1 < ratio <= COLUMNS and few
 
 
 def joined_at_once(ratio: int, dim: int) -> int:
@@ -249,14 +289,17 @@ def wide_tile(programs: int, sequences: int, heads: int, dim: int) -> tuple[int,
     return parts, columns, 8 if parts * columns == MOST_ELEMENTS or columns == 512 else 4
 
 
-def wide_border(programs: int, sequences: int) -> tuple[int, int, int]:
-    """Parts and columns of a border of wide heads, and warps."""
-    return (2, 128, 4) if sequences >= programs else (4, 128, 8)
+def wide_border(programs: int, sequences: int, rows: int = 16) -> tuple[int, int, int]:
+    """Parts and columns of a border of wide heads, and warps: fewer columns where there are many heads."""
+    columns = clamp(2048 // rows, 16, 128)
+    return (2, columns, 4) if sequences >= programs else (4, columns, 8)
 
 
 def border_tile(programs: int, sequences: int, rows: int) -> tuple[int, int]:
     """Parts and columns of a border that are joined at once: two parts are the rule where there are more sequences
     than programs; where there are fewer, there are more parts and fewer borders to join."""
+    if rows > COLUMNS:
+        return 2, 2048 // rows
     if sequences >= programs:
         return (4, 128) if rows <= 8 else (2, 128)
     return (8, 32) if rows > 4 else (8, 64)

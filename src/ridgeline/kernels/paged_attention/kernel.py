@@ -34,6 +34,14 @@ from ridgeline.kernels.paged_attention.links import (
     tell_part,
     wait_for_cluster,
 )
+from ridgeline.kernels.paged_attention.tickets import (
+    draw_ticket,
+    heard,
+    mark_tickets,
+    room_for_words,
+    say,
+    ticket_drawn,
+)
 
 
 @triton.jit
@@ -45,11 +53,21 @@ def _prefetch(ptr):
 
 
 @triton.jit
-def _line(lens_ptr, batch, key_heads, keys, BATCH: tl.constexpr):
-    """Of every sequence: its number, the blocks of its key heads, and where they end in the line."""
+def _line(lens_ptr, batch, key_heads, keys, BATCH: tl.constexpr, ENDS: tl.constexpr = 0):
+    """Of every sequence: its number, the blocks of its key heads, and where they end in the line. Its end takes as long
+    as ENDS blocks, which stand behind its own."""
     i = tl.arange(0, BATCH)
-    blocks = tl.cdiv(tl.load(lens_ptr + i, mask=i < batch, other=0), keys) * key_heads
+    blocks = _weight(tl.load(lens_ptr + i, mask=i < batch, other=0), keys, ENDS) * key_heads
     return i, blocks, tl.cumsum(blocks, 0)
+
+
+@triton.jit
+def _weight(length, keys, ENDS: tl.constexpr):
+    """Blocks of one key head of a sequence, and those that its end takes as long as."""
+    blocks = tl.cdiv(length, keys)
+    if ENDS:
+        blocks += (length > 0).to(tl.int32) * ENDS
+    return blocks
 
 
 @triton.jit
@@ -233,17 +251,18 @@ def paged_share(
 def paged_join(
     part_ptr, seen_ptr, lens_ptr, out_ptr, batch, key_heads, d, keys, programs,
     R: tl.constexpr, HEADS: tl.constexpr, BATCH: tl.constexpr, LEAST: tl.constexpr, PARTS: tl.constexpr,
-    D: tl.constexpr, EARLY: tl.constexpr,
+    D: tl.constexpr, EARLY: tl.constexpr, ENDS: tl.constexpr,
 ):  # fmt: skip
     """The parts of HEADS heads that share keys, one or all R, in the order of their keys and weighted by what each saw;
     zeros where there is no key, and nothing where a sequence lies in one stretch."""
     col = tl.program_id(1) * D + tl.arange(0, D)
     b = tl.program_id(0) * HEADS // (key_heads * R)
     head = tl.program_id(0) * HEADS % (key_heads * R)
-    i, blocks, ends = _line(lens_ptr, batch, key_heads, keys, BATCH)
+    i, blocks, ends = _line(lens_ptr, batch, key_heads, keys, BATCH, ENDS)
     num, each, longer = _stretches(blocks, programs, LEAST)
-    of_head = tl.cdiv(tl.load(lens_ptr + b), keys)
-    start = tl.sum(tl.where(i < b, blocks, 0), 0) + head // R * of_head
+    length = tl.load(lens_ptr + b)
+    of_head = tl.cdiv(length, keys)
+    start = tl.sum(tl.where(i < b, blocks, 0), 0) + head // R * _weight(length, keys, ENDS)
     first = _program_of(start, each, longer)
     last = _program_of(start + of_head - 1, each, longer)
     if EARLY:
@@ -277,7 +296,7 @@ def paged_join(
 def paged_border(
     part_ptr, seen_ptr, lens_ptr, out_ptr, batch, key_heads, d, keys, programs,
     R: tl.constexpr, ROWS: tl.constexpr, BATCH: tl.constexpr, LEAST: tl.constexpr, PARTS: tl.constexpr,
-    D: tl.constexpr, EARLY: tl.constexpr,
+    D: tl.constexpr, EARLY: tl.constexpr, ENDS: tl.constexpr,
 ):  # fmt: skip
     """``paged_join`` by borders between stretches instead of by heads: where there are more heads than borders, most
     would find nothing to join. Joins the sequence that begins in a program's stretch and goes on past its end, all R
@@ -287,18 +306,21 @@ def paged_border(
     row = tl.arange(0, ROWS)
     col = tl.program_id(1) * D + tl.arange(0, D)
     inside = (row < R)[:, None] & (col < d)[None, :]
-    i, blocks, ends = _line(lens_ptr, batch, key_heads, keys, BATCH)
+    i, blocks, ends = _line(lens_ptr, batch, key_heads, keys, BATCH, ENDS)
     num, each, longer = _stretches(blocks, programs, LEAST)
     border = (pid + 1) * each + tl.minimum(pid + 1, longer)
     b = tl.minimum(tl.sum((ends <= border).to(tl.int32), 0), batch - 1)
     within = border - tl.sum(tl.where(ends <= border, blocks, 0), 0)
-    of_head = tl.maximum(tl.cdiv(tl.load(lens_ptr + b), keys), 1)
-    kh = within // of_head
-    start = border - within % of_head
+    length = tl.load(lens_ptr + b)
+    of_head = tl.maximum(tl.cdiv(length, keys), 1)
+    weight_of = tl.maximum(_weight(length, keys, ENDS), 1)
+    kh = within // weight_of
+    start = border - within % weight_of
     last = _program_of(start + of_head - 1, each, longer)
+    crosses = (start < border) & (border < start + of_head)
     if EARLY:
         gdc_wait()
-    if (pid + 1 < num) & (start < border) & (_program_of(start, each, longer) == pid):
+    if (pid + 1 < num) & crosses & (_program_of(start, each, longer) == pid):
         top = tl.full([ROWS], float("-inf"), tl.float32)
         whole = tl.zeros([ROWS], tl.float32)
         acc = tl.zeros([ROWS, D], tl.float32)
@@ -391,13 +413,30 @@ def _first_of(lens, batch, key_heads, KEYS: gl.constexpr, LEAST: gl.constexpr):
 
 
 @gluon.jit
-def _placed(lens, batch, key_heads, KEYS: gl.constexpr, LEAST: gl.constexpr):
+def _placed(lens, batch, key_heads, KEYS: gl.constexpr, LEAST: gl.constexpr, ENDS: gl.constexpr = 0):
     """``_first_of``; and where in the line that is, the fewest blocks of a program, how many programs have one more."""
-    blocks = (lens + KEYS - 1) // KEYS * key_heads
+    return _place_of(lens, batch, key_heads, gl.program_id(0), gl.num_programs(0), KEYS, LEAST, ENDS)
+
+
+@gluon.jit
+def _weighed(length, KEYS: gl.constexpr, ENDS: gl.constexpr):
+    """``_weight``."""
+    blocks = (length + KEYS - 1) // KEYS
+    if ENDS:
+        blocks += (length > 0).to(gl.int32) * ENDS
+    return blocks
+
+
+@gluon.jit
+def _place_of(
+    lens, batch, key_heads, pid, programs, KEYS: gl.constexpr, LEAST: gl.constexpr, ENDS: gl.constexpr = 0
+):  # fmt: skip
+    """``_placed`` of one of so many programs."""
+    blocks = _weighed(lens, KEYS, ENDS) * key_heads
     ends = gl.associative_scan(blocks, 0, _add)
     total = gl.sum(blocks, 0)
-    num = max(min(gl.num_programs(0), total // LEAST), 1)
-    each, longer, pid = total // num, total % num, gl.program_id(0)
+    num = max(min(programs, total // LEAST), 1)
+    each, longer = total // num, total % num
     start = pid * each + min(pid, longer)
     b = min(gl.sum((ends <= start).to(gl.int32), 0), batch - 1)
     within = start - gl.sum(gl.where(ends <= start, blocks, 0), 0)
@@ -525,13 +564,14 @@ def _feed_columns(
     q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads, table_b, b, kh, first, left,
     length,
     R: gl.constexpr, D: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
-    STAGES: gl.constexpr, QUERIES: gl.constexpr, SKIPS: gl.constexpr,
+    STAGES: gl.constexpr, QUERIES: gl.constexpr, SKIPS: gl.constexpr, ENDS: gl.constexpr,
 ):
     """Queries of the next sequence and blocks of the cache, as soon as there is room; pages are known a block ahead."""
     q_full, q_empty, full, empty = bars
     turn, num = left * 0, left * 0
     while left > 0:
-        last = min(first + left, (length + KEYS - 1) // KEYS)
+        goes = min(first + left, _weighed(length, KEYS, ENDS))
+        last = min(goes, (length + KEYS - 1) // KEYS)
         if last > first:
             table, end = table_ptr + b.to(gl.int64) * table_b, min(last * KEYS, length)
             after = _pages_of(table, first * KEYS, end, P, ROWS, KEYS // ROWS)
@@ -553,7 +593,7 @@ def _feed_columns(
                 _fill(v_desc, v_smem, full, here, key, kh, slot, tiles, P, D, KEYS, ROWS)
                 num += 1
             turn += 1
-        left -= last - first
+        left -= goes - first
         first = first * 0
         kh += 1
         if kh == key_heads:
@@ -568,7 +608,7 @@ def _columns(
     b, kh, first, left, length, line, told,
     R: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
     STAGES: gl.constexpr, EARLY: gl.constexpr, DTYPE: gl.constexpr, JOINS: gl.constexpr, HEADS: gl.constexpr,
-    QUERIES: gl.constexpr, TOGETHER: gl.constexpr,
+    QUERIES: gl.constexpr, TOGETHER: gl.constexpr, ENDS: gl.constexpr,
 ):
     """Scores and sums with keys, then dims, as rows of the products, and heads as columns."""
     at_block, each, longer = line
@@ -591,7 +631,8 @@ def _columns(
     turn, num = left * 0, left * 0
     while left > 0:
         blocks = (length + KEYS - 1) // KEYS
-        last = min(first + left, blocks)
+        goes = min(first + left, _weighed(length, KEYS, ENDS))
+        last = min(goes, blocks)
         if last > first:
             if JOINS:
                 known = gl.load(count_ptr + _whose(at_block - first, each, longer))
@@ -652,8 +693,8 @@ def _columns(
                         head0 = (b.to(gl.int64) * key_heads + kh) * R
                         _join_parts(part_ptr, seen_ptr, out_ptr, head0, begins, ends, R, HEADS, D, JOINS)
                         gl.store(count_ptr + begins, 0)
-        left -= last - first
-        at_block += last - first
+        left -= goes - first
+        at_block += goes - first
         first = first * 0
         kh += 1
         if kh == key_heads:
@@ -675,7 +716,7 @@ def paged_columns(
     table_b, pages, d,
     R: gl.constexpr, D: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
     STAGES: gl.constexpr, BATCH: gl.constexpr, LEAST: gl.constexpr, EARLY: gl.constexpr, LEAVES: gl.constexpr,
-    JOINS: gl.constexpr, HEADS: gl.constexpr, QUERIES: gl.constexpr, SKIPS: gl.constexpr,
+    JOINS: gl.constexpr, HEADS: gl.constexpr, QUERIES: gl.constexpr, SKIPS: gl.constexpr, ENDS: gl.constexpr,
 ):
     """``paged_share`` for heads of 64, 128 or 256 and pages of whole 16 keys: one warp feeds a group of four through
     the copy engine, many blocks ahead and from one sequence into the next.
@@ -683,7 +724,8 @@ def paged_columns(
     LEAVES: what is read leaves the L2 first, so that nothing else has to. JOINS: how many parts the last program of a
     sequence joins at once, of HEADS heads (R of them there); 0 leaves them to a second kernel. ``count_ptr`` [programs]
     int64 counts, by the first program of a sequence, who has left a part; it is never cleared. QUERIES: sequences whose
-    queries are there or on their way. SKIPS: of a sequence's last block only pages that have keys are copied.
+    queries are there or on their way. SKIPS: of a sequence's last block only pages that have keys are copied. ENDS:
+    blocks that a sequence's end takes as long as, which count where the line is cut.
     """
     DTYPE: gl.constexpr = q_desc.dtype
     gl.static_assert(P % ROWS == 0)
@@ -697,16 +739,16 @@ def paged_columns(
     v_smem = gl.allocate_shared_memory(DTYPE, [TILES, 1, ROWS, 1, 64], v_desc.layout)
     p_smem = gl.allocate_shared_memory(DTYPE, [KEYS, COLS], P_L)
     bars = (_barriers(QUERIES, 1), _barriers(QUERIES, 1), _barriers(STAGES, 1), _barriers(STAGES, 1))
-    b, within, left, line = _placed(lens, batch, key_heads, KEYS, LEAST)
+    b, within, left, line = _placed(lens, batch, key_heads, KEYS, LEAST, ENDS)
     length = gl.load(lens_ptr + b)
-    of_head = max((length + KEYS - 1) // KEYS, 1)
+    of_head = max(_weighed(length, KEYS, ENDS), 1)
     kh, first = within // of_head, within % of_head
     gl.warp_specialize([
         (_columns, (q_smem, k_smem, v_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, count_ptr, scale,
                     batch, key_heads, d, b, kh, first, left, length, line, line, R, D, KEYS, ROWS, COLS, STAGES, EARLY,
-                    DTYPE, JOINS, HEADS, QUERIES, 1)),
+                    DTYPE, JOINS, HEADS, QUERIES, 1, ENDS)),
         (_feed_columns, (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads, table_b,
-                         b, kh, first, left, length, R, D, P, KEYS, ROWS, COLS, STAGES, QUERIES, SKIPS)),
+                         b, kh, first, left, length, R, D, P, KEYS, ROWS, COLS, STAGES, QUERIES, SKIPS, ENDS)),
     ], [1], [40])  # fmt: skip
 
 
@@ -715,12 +757,12 @@ def _feed_together(
     q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads, table_b, b, kh, first, left,
     length,
     R: gl.constexpr, D: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
-    STAGES: gl.constexpr, QUERIES: gl.constexpr, SKIPS: gl.constexpr,
+    STAGES: gl.constexpr, QUERIES: gl.constexpr, SKIPS: gl.constexpr, ENDS: gl.constexpr,
 ):
     """``_feed_columns`` of a program that is one of a cluster."""
     arrive_in_cluster()
     _feed_columns(q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads, table_b, b, kh,
-                  first, left, length, R, D, P, KEYS, ROWS, COLS, STAGES, QUERIES, SKIPS)  # fmt: skip
+                  first, left, length, R, D, P, KEYS, ROWS, COLS, STAGES, QUERIES, SKIPS, ENDS)  # fmt: skip
     wait_for_cluster()
 
 
@@ -748,8 +790,8 @@ def paged_together(
     table_b, pages, d,
     R: gl.constexpr, D: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
     STAGES: gl.constexpr, BATCH: gl.constexpr, LEAST: gl.constexpr, EARLY: gl.constexpr, LEAVES: gl.constexpr,
-    JOINS: gl.constexpr, HEADS: gl.constexpr, QUERIES: gl.constexpr, SKIPS: gl.constexpr, TOGETHER: gl.constexpr,
-    EVEN: gl.constexpr,
+    JOINS: gl.constexpr, HEADS: gl.constexpr, QUERIES: gl.constexpr, SKIPS: gl.constexpr, ENDS: gl.constexpr,
+    TOGETHER: gl.constexpr, EVEN: gl.constexpr,
 ):
     """``paged_columns`` where sequences are few and about as long as each other: a cluster of TOGETHER programs takes
     one key head of one, and tells its parts through shared memory; or a program takes it whole, where TOGETHER is 1.
@@ -781,25 +823,157 @@ def paged_together(
     first, left = _unit_of(length, KEYS, TOGETHER)
     b, kh, line = mine // key_heads, mine % key_heads, (first, left, left)
     if even == 0:
-        b, within, left, line = _placed(lens, batch, key_heads, KEYS, LEAST)
+        b, within, left, line = _placed(lens, batch, key_heads, KEYS, LEAST, ENDS)
         length = gl.load(lens_ptr + b)
-        of_head = max((length + KEYS - 1) // KEYS, 1)
+        of_head = max(_weighed(length, KEYS, ENDS), 1)
         kh, first = within // of_head, within % of_head
     told = (room, even, rank)
     if TOGETHER > 1:  # a cluster's barrier waits for all warps, those without work too
         gl.warp_specialize([
             (_columns, (q_smem, k_smem, v_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, count_ptr, scale,
                         batch, key_heads, d, b, kh, first, left, length, line, told, R, D, KEYS, ROWS, COLS, STAGES,
-                        EARLY, DTYPE, JOINS, HEADS, QUERIES, TOGETHER)),
+                        EARLY, DTYPE, JOINS, HEADS, QUERIES, TOGETHER, ENDS)),
             (_feed_together, (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads,
-                              table_b, b, kh, first, left, length, R, D, P, KEYS, ROWS, COLS, STAGES, QUERIES, SKIPS)),
+                              table_b, b, kh, first, left, length, R, D, P, KEYS, ROWS, COLS, STAGES, QUERIES, SKIPS,
+                              ENDS)),
             (attend_cluster, ()), (attend_cluster, ()), (attend_cluster, ()),
         ], [1, 1, 1, 1], [40, 24, 24, 24])  # fmt: skip
     else:
         gl.warp_specialize([
             (_columns, (q_smem, k_smem, v_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, count_ptr, scale,
                         batch, key_heads, d, b, kh, first, left, length, line, line, R, D, KEYS, ROWS, COLS, STAGES,
-                        EARLY, DTYPE, JOINS, HEADS, QUERIES, 1)),
+                        EARLY, DTYPE, JOINS, HEADS, QUERIES, 1, ENDS)),
             (_feed_columns, (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads,
-                             table_b, b, kh, first, left, length, R, D, P, KEYS, ROWS, COLS, STAGES, QUERIES, SKIPS)),
+                             table_b, b, kh, first, left, length, R, D, P, KEYS, ROWS, COLS, STAGES, QUERIES, SKIPS,
+                             ENDS)),
         ], [1], [40])  # fmt: skip
+
+
+@gluon.jit
+def _feed_units(
+    q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, room, table_ptr, lens_ptr, count_ptr, key_heads, table_b,
+    pages, units,
+    R: gl.constexpr, D: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
+    STAGES: gl.constexpr, QUERIES: gl.constexpr,
+):
+    """Queries and blocks of one sequence after the other (each key head of each): the first is this program's own, the
+    next one is whichever nobody has taken yet. Of a last block only pages that have keys are copied."""
+    q_full, q_empty, full, empty = bars
+    TILES: gl.constexpr = KEYS // ROWS
+    unit, turn, num = gl.program_id(0), key_heads * 0, key_heads * 0
+    known = gl.load(count_ptr)
+    while unit < units:
+        b, kh = unit // key_heads, unit % key_heads
+        length, table, half = gl.load(lens_ptr + b), table_ptr + b.to(gl.int64) * table_b, turn % QUERIES
+        after = _pages_of(table, kh * 0, pages * P, P, ROWS, TILES)  # looked up while the length is on its way
+        mbarrier.wait(q_empty.index(half), ((turn // QUERIES) & 1) ^ 1)
+        say(room, half, unit, length)
+        mbarrier.expect(q_full.index(half), COLS * D * 2)
+        tma.async_copy_global_to_shared(q_desc, [b, kh * R, 0], q_full.index(half), q_smem.index(half))
+        if turn == 0:
+            mark_tickets(count_ptr, known)
+        ticket = draw_ticket(count_ptr, turn)
+        for key in range(0, length, KEYS):
+            slot, here = num % STAGES, after
+            after = _pages_of(table, key + KEYS, length, P, ROWS, TILES)
+            mbarrier.wait(empty.index(slot), ((num // STAGES) & 1) ^ 1)
+            tiles = min((length - key + ROWS - 1) // ROWS, TILES)
+            for i in gl.static_range(1, TILES + 1):
+                mbarrier.expect(full.index(slot), 2 * i * ROWS * D * 2, pred=tiles == i)
+            _fill(k_desc, k_smem, full, here, key, kh, slot, tiles, P, D, KEYS, ROWS)
+            _fill(v_desc, v_smem, full, here, key, kh, slot, tiles, P, D, KEYS, ROWS)
+            num += 1
+        turn += 1
+        mine = ticket_drawn(ticket)
+        if mine == units - 1:
+            gl.store(count_ptr, 0)  # everybody has drawn all of theirs
+        unit = gl.num_programs(0) + mine
+    half = turn % QUERIES
+    mbarrier.wait(q_empty.index(half), ((turn // QUERIES) & 1) ^ 1)
+    say(room, half, turn * 0 - 1, turn * 0)
+    mbarrier.arrive(q_full.index(half), count=1)
+
+
+@gluon.jit
+def _columns_of_units(
+    q_smem, k_smem, v_smem, p_smem, bars, room, out_ptr, scale, d,
+    R: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr, STAGES: gl.constexpr,
+    DTYPE: gl.constexpr, QUERIES: gl.constexpr,
+):
+    """``_columns`` of whole sequences, as they are told."""
+    q_full, q_empty, full, empty = bars
+    TILES: gl.constexpr = D // 64 * (KEYS // ROWS)
+    BLOCK_L: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, D], DTYPE)
+    L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLS, 16])
+    head = gl.arange(0, COLS, gl.SliceLayout(0, L))
+    row = gl.arange(0, KEYS, gl.SliceLayout(1, L))
+    col = gl.arange(0, D, gl.SliceLayout(1, L))
+    inside = gl.expand_dims(head < R, 0) & gl.expand_dims(col < d, 1)
+    none = gl.zeros([KEYS, COLS], gl.float32, L)
+    turn, num = d * 0, d * 0
+    mbarrier.wait(q_full.index(0), 0)
+    unit, length = heard(room, turn)
+    while unit >= 0:
+        half = turn % QUERIES
+        q = q_smem.index(half).reshape([COLS, D]).permute((1, 0))
+        top = gl.full([COLS], float("-inf"), gl.float32, gl.SliceLayout(0, L))
+        sums = gl.zeros([KEYS, COLS], gl.float32, L)
+        o = gl.zeros([D, COLS], gl.float32, L)
+        for key in range(0, length, KEYS):
+            slot, parity, rest = num % STAGES, (num // STAGES) & 1, length - key
+            keys = k_smem.index(slot * TILES)._reinterpret(DTYPE, [KEYS, D], BLOCK_L)
+            values = v_smem.index(slot * TILES)._reinterpret(DTYPE, [KEYS, D], BLOCK_L)
+            mbarrier.wait(full.index(slot), parity)
+            s = warpgroup_mma(keys, q, none, use_acc=False, is_async=True)
+            s = warpgroup_mma_wait(0, [s])
+            s = gl.where(gl.expand_dims(row < rest, 1), s, float("-inf"))
+            raised = gl.maximum(top, gl.max(s, 0))
+            alpha = gl.exp2((top - raised) * scale)
+            p = gl.exp2(s * scale - gl.expand_dims(raised * scale, 0))
+            sums = sums * gl.expand_dims(alpha, 0) + p
+            top = raised
+            p_smem.store(p.to(DTYPE))
+            if rest < KEYS:
+                _without_the_rest(values, rest, KEYS, D)
+            fence_async_shared()
+            o = o * gl.expand_dims(alpha, 0)
+            o = warpgroup_mma(values.permute((1, 0)), p_smem, o, is_async=True)
+            o = warpgroup_mma_wait(0, [o])
+            mbarrier.arrive(empty.index(slot), count=1)
+            num += 1
+        mbarrier.arrive(q_empty.index(half), count=1)
+        total = gl.sum(sums, 0)
+        whole = o / gl.expand_dims(gl.where(total == 0.0, 1.0, total), 0)
+        at = gl.expand_dims((unit.to(gl.int64) * R + head) * d, 0) + gl.expand_dims(col, 1)
+        gl.store(out_ptr + at, whole.to(out_ptr.dtype.element_ty), mask=inside)
+        turn += 1
+        mbarrier.wait(q_full.index(turn % QUERIES), (turn // QUERIES) & 1)
+        unit, length = heard(room, turn % QUERIES)
+
+
+@gluon.jit
+def paged_units(
+    q_desc, k_desc, v_desc, table_ptr, lens_ptr, out_ptr, part_ptr, seen_ptr, count_ptr, scale, batch, key_heads,
+    table_b, pages, d,
+    R: gl.constexpr, D: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
+    STAGES: gl.constexpr, LEAVES: gl.constexpr, QUERIES: gl.constexpr,
+):
+    """``paged_columns`` where sequences (each key head of each) are many and short: a program takes one whole, then the
+    next that nobody has taken, so that whoever is served faster takes more. Nothing is cut, joined or added up first;
+    ``count_ptr`` says how many have been taken."""
+    DTYPE: gl.constexpr = q_desc.dtype
+    gl.static_assert(P % ROWS == 0)
+    TILES: gl.constexpr = STAGES * (D // 64) * (KEYS // ROWS)
+    P_L: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, COLS], DTYPE)
+    q_smem = gl.allocate_shared_memory(DTYPE, [QUERIES, 1, COLS, D], q_desc.layout)
+    k_smem = gl.allocate_shared_memory(DTYPE, [TILES, 1, ROWS, 1, 64], k_desc.layout)
+    v_smem = gl.allocate_shared_memory(DTYPE, [TILES, 1, ROWS, 1, 64], v_desc.layout)
+    p_smem = gl.allocate_shared_memory(DTYPE, [KEYS, COLS], P_L)
+    bars = (_barriers(QUERIES, 1), _barriers(QUERIES, 1), _barriers(STAGES, 1), _barriers(STAGES, 1))
+    room = room_for_words(QUERIES)
+    gl.warp_specialize([
+        (_columns_of_units, (q_smem, k_smem, v_smem, p_smem, bars, room, out_ptr, scale, d, R, D, KEYS, ROWS, COLS,
+                             STAGES, DTYPE, QUERIES)),
+        (_feed_units, (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, room, table_ptr, lens_ptr, count_ptr,
+                       key_heads, table_b, pages, batch * key_heads, R, D, P, KEYS, ROWS, COLS, STAGES, QUERIES)),
+    ], [1], [48])  # fmt: skip

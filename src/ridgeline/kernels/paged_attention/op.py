@@ -29,6 +29,7 @@ _SHARE = Kernel(
 )
 _COLUMNS = Kernel(kernel.paged_columns, vectors=("d",), loose=("table_ptr", "lens_ptr"))
 _TOGETHER = Kernel(kernel.paged_together, vectors=("d",), loose=("table_ptr", "lens_ptr"))
+_UNITS = Kernel(kernel.paged_units, vectors=("d",), loose=("table_ptr", "lens_ptr"))
 _JOIN = Kernel(kernel.paged_join, vectors=("d",), loose=("lens_ptr",), dependent=True)
 _BORDER = Kernel(kernel.paged_border, vectors=("d",), loose=("lens_ptr",), dependent=True)
 _SHARES = Kernel(kernel.shares_join, vectors=("d",), dependent=True)
@@ -127,14 +128,16 @@ class Parts:
 
     def __init__(
         self, keys: int, programs: int, least: int, key_heads: int, out: Tensor, lens: Tensor, borders: bool = False,
-        inside: bool = False,
+        inside: bool = False, ends: int = 0,
     ) -> None:  # fmt: skip
         batch, heads, dim = out.shape
         ratio = heads // key_heads
         self.shape, self.seen_shape = (programs, 2, ratio, dim), (programs, 2, 2, ratio)
         self.lengths = (cdiv(programs * 2 * ratio * dim, 4) * 4, programs * 4 * ratio, programs * 2)
         self.sizes = (batch, key_heads, dim, keys, programs)
-        self.fixed = {"R": ratio, "BATCH": config.lined(batch), "LEAST": least, "EARLY": not INTERPRETING}
+        self.fixed = {
+            "R": ratio, "BATCH": config.lined(batch), "LEAST": least, "EARLY": not INTERPRETING, "ENDS": ends
+        }  # fmt: skip
         bind = self._bind_borders if borders else self._bind_heads
         self.launch = None if inside else bind(out, lens)
 
@@ -156,7 +159,7 @@ class Parts:
         key_heads, programs = self.sizes[1], self.sizes[4]
         rows, warps = power_of_two(heads // key_heads), 4
         if dim > config.WIDE_DIM:
-            parts, wide, warps = config.wide_border(programs, batch * key_heads)
+            parts, wide, warps = config.wide_border(programs, batch * key_heads, rows)
         else:
             parts, wide = config.border_tile(programs, batch * key_heads, rows)
         wide = min(wide, max(16, power_of_two(dim)))
@@ -229,8 +232,9 @@ class _Plan:
         """Launches of a configuration; and how many of its clusters have to be on the device together."""
         num, key_heads = chosen.programs, args[1].shape[2]
         self.counts, self.beside = False, (num // chosen.together, chosen.together) if chosen.together > 1 else None
-        sized = (chosen.keys, num, chosen.least, key_heads)
-        self.parts = Parts(*sized, out, args[4], chosen.borders, chosen.fed and chosen.inside) if num else None
+        sized = (chosen.keys, 1 if chosen.units else num, chosen.least, key_heads)
+        joined = (chosen.borders, chosen.fed and chosen.inside, chosen.ends if chosen.fed else 0)
+        self.parts = Parts(*sized, out, args[4], *joined) if num else None
         bind = self._bind_columns if chosen.fed else self._bind
         bind(chosen, args, out, scale)
 
@@ -264,19 +268,23 @@ class _Plan:
         self.rest = (batch, key_heads, table.stride(0), table.shape[1], dim)
         caches = (_blocks(x, (1, rows, 1, 64)) for x in (keys, values))
         ratio, self.counts = heads // key_heads, True
-        kind, more = _COLUMNS, {}
+        kind, more = _COLUMNS, {
+            "BATCH": config.lined(batch), "LEAST": chosen.least, "EARLY": 0 if chosen.inside else chosen.early,
+            "JOINS": config.joined_at_once(ratio, dim) if chosen.inside else 0, "HEADS": power_of_two(ratio),
+            "SKIPS": chosen.skips, "ENDS": chosen.ends,
+        }  # fmt: skip
         if chosen.even:
-            kind, more = _TOGETHER, {"TOGETHER": chosen.together, "EVEN": chosen.even}
+            kind, more = _TOGETHER, {**more, "TOGETHER": chosen.together, "EVEN": chosen.even}
+        elif chosen.units:
+            kind, more = _UNITS, {}
         self.share = kind.bind(
-            (_blocks(query, (1, config.COLUMNS, dim)), *caches, table, lens, out, *self._room(out),
+            (_blocks(query, (1, config.columns_of(ratio), dim)), *caches, table, lens, out, *self._room(out),
              counter(out), scale * LOG2_E, *self.rest),
             grid=(chosen.programs,),
             constants={
                 "R": ratio, "D": dim, "P": page, "KEYS": chosen.keys, "ROWS": rows,
-                "COLS": config.COLUMNS, "STAGES": chosen.num_stages, "BATCH": config.lined(batch),
-                "LEAST": chosen.least, "EARLY": 0 if chosen.inside else chosen.early, "LEAVES": chosen.leaves,
-                "JOINS": config.joined_at_once(ratio, dim) if chosen.inside else 0, "HEADS": power_of_two(ratio),
-                "QUERIES": chosen.queries, "SKIPS": chosen.skips, **more,
+                "COLS": config.columns_of(ratio), "STAGES": chosen.num_stages, "LEAVES": chosen.leaves,
+                "QUERIES": chosen.queries, **more,
             },
             num_warps=chosen.num_warps,
             max_registers=chosen.max_registers,
