@@ -1,11 +1,11 @@
-"""Where the time of a norm's backward pass goes: all of it, without its last sums, without any sums, beside bare passes.
+"""Where the time of a norm's backward pass goes: all of it, without its last sums, without any, beside bare passes.
 
     python benchmarks/norm_parts.py --pack kernels                      (compiles, without a device)
     RIDGELINE_KERNEL_PACK=kernels python benchmarks/norm_parts.py --out results --budget-s 20
     python benchmarks/norm_parts.py --table data/recordings/h200/norm_parts1.json.gz
 
-``full`` is the call; ``walked`` leaves out the small kernel that adds up the programs' shares of the weights' gradients;
-``bare`` wants no such gradients; ``add`` reads two tensors and writes one, as the pass must; ``copy`` moves as many
+``full`` is the call; ``walked`` leaves out the small kernel that adds up the programs' shares of the weights'
+gradients; ``bare`` wants no such gradients; ``add`` reads two tensors and writes one, as the pass must; ``copy`` moves as many
 bytes. Times are taken in turns with a cold L2.
 """
 
@@ -25,15 +25,16 @@ BEGAN = time.perf_counter()
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "src"))
 FILE = "norm_parts.json.gz"
-SHAPES = (
-    ("layer_norm", "bfloat16", 2470, 12288), ("layer_norm", "bfloat16", 7519, 5376), ("layer_norm", "float16", 5430, 4544),
-    ("layer_norm", "bfloat16", 4845, 3200), ("layer_norm", "float16", 3758, 6848), ("layer_norm", "bfloat16", 16384, 4096),
-    ("layer_norm", "bfloat16", 4096, 14336), ("layer_norm", "bfloat16", 16384, 5003), ("layer_norm", "float16", 9354, 8111),
-    ("layer_norm", "bfloat16", 65536, 608), ("layer_norm", "float32", 15784, 768), ("layer_norm", "float32", 59728, 256),
-    ("rms_norm", "bfloat16", 2470, 12288), ("rms_norm", "bfloat16", 3048, 11450), ("rms_norm", "bfloat16", 6906, 2942),
-    ("rms_norm", "bfloat16", 65536, 384), ("rms_norm", "bfloat16", 12164, 1918), ("rms_norm", "float32", 12782, 1152),
-    ("rms_norm", "float16", 65536, 642), ("rms_norm", "float32", 4780, 2560),
+LAYER_NORM = (
+    ("bfloat16", 2470, 12288), ("bfloat16", 7519, 5376), ("float16", 5430, 4544), ("bfloat16", 4845, 3200),
+    ("float16", 3758, 6848), ("bfloat16", 16384, 4096), ("bfloat16", 4096, 14336), ("bfloat16", 16384, 5003),
+    ("float16", 9354, 8111), ("bfloat16", 65536, 608), ("float32", 15784, 768), ("float32", 59728, 256),
 )  # fmt: skip
+RMS_NORM = (
+    ("bfloat16", 2470, 12288), ("bfloat16", 3048, 11450), ("bfloat16", 6906, 2942), ("bfloat16", 65536, 384),
+    ("bfloat16", 12164, 1918), ("float32", 12782, 1152), ("float16", 65536, 642), ("float32", 4780, 2560),
+)  # fmt: skip
+SHAPES = tuple(("layer_norm", *shape) for shape in LAYER_NORM) + tuple(("rms_norm", *shape) for shape in RMS_NORM)
 
 
 def parts(name: str, dtype: str, rows: int, cols: int, device: Any) -> dict[str, Callable[[], Any]]:
@@ -62,7 +63,7 @@ def parts(name: str, dtype: str, rows: int, cols: int, device: Any) -> dict[str,
             module.plan_reduce = kept
         return lambda: plan(dy, x, weight, *stats, dy, dx, *sums, *last)
 
-    none: Any = lambda *_, **__: lambda *_: None  # noqa: E731
+    none: Any = lambda *_, **__: lambda *_: None
     every: Any = True if name == "rms_norm" else 3
     runs = {"full": planned(every, kept), "walked": planned(every, none), "bare": planned(type(every)(0), none)}
     if meta:
