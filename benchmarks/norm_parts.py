@@ -5,8 +5,8 @@
     python benchmarks/norm_parts.py --table data/recordings/h200/norm_parts1.json.gz
 
 ``full`` is the call; ``walked`` leaves out the small kernel that adds up the programs' shares of the weights'
-gradients; ``bare`` wants no such gradients; ``add`` reads two tensors and writes one, as the pass must; ``copy`` moves as many
-bytes. Times are taken in turns with a cold L2.
+gradients; ``bare`` wants no such gradients; ``add`` reads two tensors and writes one, as the pass must; ``copy`` moves
+as many bytes. Times are taken in turns with a cold L2.
 """
 
 from __future__ import annotations
