@@ -630,6 +630,29 @@ def misses() -> Iterator[Sweep]:
         yield Sweep("layer_norm.forward", "layer_norm", "fwd", case("bfloat16", rows=rows, cols=cols), ways)
 
 
+def ahead() -> Iterator[Sweep]:
+    """Rows that are finished while the next one's sums are taken, beside what is the default without it."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.rms_norm.config import ahead as A
+
+    tried: tuple[tuple[str, str, int, int, tuple[Any, ...]], ...] = (
+        ("layer_norm", "bfloat16", 16384, 5003, (A(5003, 8, 3, 2), A(5003, 8, 2, 2), A(5003, 4, 3, 3),
+                                                 A(5003, 16, 3, 1))),
+        ("layer_norm", "bfloat16", 7519, 5376, (A(5376, 8, 3, 2), A(5376, 8, 2, 2), A(5376, 8, 3, 1, True))),
+        ("layer_norm", "bfloat16", 4096, 14336, (A(14336, 8, 3, 1), A(14336, 16, 2, 1))),
+        ("rms_norm", "float16", 65536, 642, (A(642, 1, 3, 12, True), A(642, 1, 3, 16, True))),
+        ("layer_norm", "float16", 9354, 8111, (A(8111, 8, 3, 1), A(8111, 16, 3, 1))),
+        ("rms_norm", "bfloat16", 3048, 11450, (A(11450, 16, 3, 1), A(11450, 8, 3, 1))),
+        ("layer_norm", "float32", 3332, 10234, (A(10234, 16, 2, 1, False, 4),)),
+        ("layer_norm", "bfloat16", 2470, 12288, (A(12288, 8, 3, 1), A(12288, 16, 3, 1))),
+        ("layer_norm", "bfloat16", 16384, 4096, (A(4096, 8, 3, 2), A(4096, 4, 3, 4), A(4096, 8, 3, 3))),
+        ("rms_norm", "bfloat16", 6906, 2942, (A(2942, 4, 3, 4, True), A(2942, 8, 3, 3, True))),
+        ("layer_norm", "bfloat16", 65536, 1458, (A(1458, 2, 3, 8), A(1458, 2, 3, 6, True))),
+    )  # fmt: skip
+    for name, dtype, rows, cols, ways in tried:
+        yield Sweep(f"{name}.backward", name, "bwd", case(dtype, rows=rows, cols=cols), ways)
+
+
 def odd_long() -> Iterator[Sweep]:
     """Softmax of long rows that start inside accesses, whose shares are whole accesses, by clusters of other sizes."""
     from ridgeline.kernels.contract import case
@@ -728,6 +751,7 @@ PARTS: dict[str, Callable[[], Iterator[Sweep]]] = {
     "middling": middling,
     "misses": misses,
     "odd_long": odd_long,
+    "ahead": ahead,
     "groups_shared": groups_shared,
     "groups_back": groups_back,
     "heads_back": heads_back,

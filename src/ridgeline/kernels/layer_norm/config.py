@@ -36,6 +36,7 @@ def backward_ends(rows: int, whole: int, itemsize: int, words: bool = False) -> 
     sixteen, 244 with masks; 16384×5003 169 and 179. 131072×1001 216 and 220 with masks; 65536×2049 226 in shared
     memory, as it was with its ends apart, 65536×1458 176 and 193.
     """
+    words = words and itemsize == 2
     if rows < rms.LEAST_WALKED or not 512 <= whole <= (8192 if words else 4096):
         return None
     if words and 1024 < whole <= 2048:
@@ -72,7 +73,7 @@ def backward(rows: int, cols: int, itemsize: int, shifted: bool = False, words: 
 
     Rows that start inside accesses reach into one piece more: 32768×4099 306 µs on four warps, 376 to 443 on eight.
     """
-    found = in_words(rows, cols, shifted) if words else None
+    found = in_words(rows, cols, shifted) if words and itemsize == 2 else None
     if found is not None:
         return found
     if 1024 < cols <= 1280 and itemsize == 2 and rows >= 8192 and not shifted:  # 65536×1280: 134 µs, 187 on eight warps

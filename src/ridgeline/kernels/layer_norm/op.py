@@ -19,6 +19,7 @@ from ridgeline.kernels.rms_norm.op import (
     plan_copies,
     plan_reduce,
     plan_words,
+    start_places,
     walkers,
     words_access,
 )
@@ -287,8 +288,8 @@ def _plan_backward(
         (config.backward_ends(rows, cols // ends * ends, size, in_words) if ends else None)
         or config.backward(rows, cols, size, shifts, in_words),
     )
-    if chosen.again and in_words:
-        programs = walkers(rows, chosen, 8 if cols % 8 else 1, on)
+    if (chosen.again or chosen.ahead) and in_words:
+        programs = walkers(rows, chosen, start_places(x, cols), on)
         partial = template((2, programs, cols), torch.float32, x.device)
         return _plan_backward_words(chosen, dy, x, weight, mean, dx, partial, rows, cols, stride, want)
     flags = {"HAS_WEIGHT": weight is not None, "HAS_DH": has_dh}
@@ -343,7 +344,7 @@ def _plan_backward_words(
     w, on, programs = x if weight is None else weight, x.get_device(), partial.shape[1]
     wants = (bool(want & WANT_WEIGHT), bool(want & WANT_BIAS))
     numbers: tuple[Any, ...] = (rows, cols, stride)
-    if chosen.again:
+    if chosen.again or chosen.ahead:
         run = plan_words(chosen, dy, x, weight, stats, dx, partial, rows, cols, stride, *wants, True)
         numbers = (rows, cols, stride, 0.0)
     else:

@@ -50,6 +50,9 @@ class Backward:
     again: bool = False
     """16-bit rows wait in shared memory, ``num_stages`` of them, and are read there twice; so do weights, unless
     ``keep_weight``."""
+    ahead: bool = False
+    """Rows wait in shared memory, ``num_stages`` of them, until their sums are taken, and in registers until they are
+    finished, while the next one's sums are taken; weights wait in shared memory, unless ``keep_weight``."""
 
 
 LONG_BLOCK = 8192
@@ -137,6 +140,16 @@ def again(cols: int, num_warps: int, slots: int, programs_per_sm: int, keep_weig
     return Backward(1, cdiv(cols // 8 * 8, block), block, num_warps, slots, programs_per_sm, keep_weight, again=True)
 
 
+def ahead(
+    cols: int, num_warps: int, slots: int, programs_per_sm: int, keep_weight: bool = False, itemsize: int = 2
+) -> Backward:
+    """Rows that are finished while the next one's sums are taken, ``slots`` of them in shared memory."""
+    vector = 16 // itemsize
+    block = 32 * vector * num_warps
+    chunks = cdiv(cols // vector * vector, block)
+    return Backward(1, chunks, block, num_warps, slots, programs_per_sm, keep_weight, ahead=True)
+
+
 def in_words(rows: int, cols: int, shifted: bool) -> Backward | None:
     """Rows that wait in shared memory: those that start inside accesses, and those too long for registers.
 
@@ -165,7 +178,7 @@ def backward(
     256 in a program of its own: 86 µs against 104 with four warps for LayerNorm of 65536×768, 44 and 61 for 65536×320
     (RMSNorm 43 and 50), 10.8 and 28.7 for 4550×264, 52 and 142 for 65536×305, float32 65536×448 95 and 112.
     """
-    found = in_words(rows, cols, shifted) if words and num_sums == 1 else None
+    found = in_words(rows, cols, shifted) if words and num_sums == 1 and itemsize == 2 else None
     if found is not None:
         return found
     short = short_tile(rows, cols, itemsize, 4)
