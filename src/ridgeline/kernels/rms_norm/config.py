@@ -140,6 +140,12 @@ def again(cols: int, num_warps: int, slots: int, programs_per_sm: int, keep_weig
     return Backward(1, cdiv(cols // 8 * 8, block), block, num_warps, slots, programs_per_sm, keep_weight, again=True)
 
 
+SHARED_BYTES, PROGRAM_BYTES = 228 << 10, 1216
+"""Shared memory of a multiprocessor for programs, and what a program takes besides its rows."""
+WARPS = 16
+"""Warps of a multiprocessor that have 128 registers a thread."""
+
+
 def ahead(
     cols: int, num_warps: int, slots: int, programs_per_sm: int, keep_weight: bool = False, itemsize: int = 2
 ) -> Backward:
@@ -148,6 +154,24 @@ def ahead(
     block = 32 * vector * num_warps
     chunks = cdiv(cols // vector * vector, block)
     return Backward(1, chunks, block, num_warps, slots, programs_per_sm, keep_weight, ahead=True)
+
+
+def shared_bytes(chosen: Backward, itemsize: int, slots: int, weight: bool) -> int:
+    """What rows of two tensors, and weights, take of a multiprocessor's shared memory."""
+    row = chosen.chunks * chosen.block * itemsize
+    return chosen.programs_per_sm * (2 * slots * row + weight * row + PROGRAM_BYTES)
+
+
+def ahead_tile(cols: int, itemsize: int, num_sums: int) -> Backward | None:
+    """Sixteen warps a multiprocessor in as many programs as can be, three rows of each in shared memory where they fit
+    and two else; None where registers do not hold a row and its column sums, or shared memory two rows."""
+    most = {(2, 1): 4, (2, 2): 3, (4, 1): 6, (4, 2): 5}[itemsize, num_sums]
+    for num_warps in (1, 2, 4, 8, 16):
+        found = ahead(cols, num_warps, 3, WARPS // num_warps, itemsize=itemsize)
+        if found.chunks <= most:
+            slots = 3 if shared_bytes(found, itemsize, 3, True) <= SHARED_BYTES else 2
+            return replace(found, num_stages=slots) if shared_bytes(found, itemsize, 2, False) <= SHARED_BYTES else None
+    return None
 
 
 def in_words(rows: int, cols: int, shifted: bool) -> Backward | None:

@@ -91,7 +91,7 @@ def norm_backward_ahead(
     SLOTS: gl.constexpr,
     EARLY: gl.constexpr,
     SHIFTED: gl.constexpr,  # rows start inside accesses; P is a multiple of VECTOR, a program's rows start alike
-    SHARED: gl.constexpr,  # weights wait in shared memory
+    SHARED: gl.constexpr,  # where weights wait: 0 in registers, 1 in shared memory, 2 where they are
 ):
     """Rows turn + 2 to turn + SLOTS are on their way while row turn is finished and the sums of row turn + 1 are taken.
 
@@ -125,9 +125,9 @@ def norm_backward_ahead(
     width = whole // NUM
     c = gl.arange(0, PIECE, L)
     access = c // 4 * 4
-    x_at = x_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + (first.to(gl.int64) * x_stride + lead) // VECTOR * 4 + c
-    dy_at = dy_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + (first.to(gl.int64) * cols + lead) // VECTOR * 4 + c
-    dx_at = dx_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + (first.to(gl.int64) * cols + lead) // VECTOR * 4 + c
+    x_at = x_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + (first.to(gl.int64) * x_stride + lead) // VECTOR * 4
+    dy_at = dy_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + (first.to(gl.int64) * cols + lead) // VECTOR * 4
+    dx_at = dx_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + (first.to(gl.int64) * cols + lead) // VECTOR * 4
     x_step = step.to(gl.int64) * x_stride // VECTOR * 4
     dy_step = step.to(gl.int64) * cols // VECTOR * 4
     none = gl.arange(0, 1, ONE)
@@ -137,8 +137,8 @@ def norm_backward_ahead(
         for i in gl.static_range(CHUNKS):
             there = access < (left - i * PIECE if i == CHUNKS - 1 else left)
             x_from, dy_from = x_at + turn * x_step, dy_at + turn * dy_step
-            async_copy.async_copy_global_to_shared(x_places[i].index(turn), x_from + i * PIECE, mask=there)
-            async_copy.async_copy_global_to_shared(dy_places[i].index(turn), dy_from + i * PIECE, mask=there)
+            async_copy.async_copy_global_to_shared(x_places[i].index(turn), x_from + (i * PIECE + c), mask=there)
+            async_copy.async_copy_global_to_shared(dy_places[i].index(turn), dy_from + (i * PIECE + c), mask=there)
         async_copy.async_copy_global_to_shared(rstd_places.index(turn), rstd_ptr + row + none)
         if CENTERED:
             async_copy.async_copy_global_to_shared(mean_places.index(turn), mean_ptr + row + none)
@@ -147,14 +147,14 @@ def norm_backward_ahead(
         k = gl.arange(0, 32 * NUM_WARPS, ONE)
         edge = gl.where(k < VECTOR, k, lead + whole + k - VECTOR)
         own = gl.where(k < VECTOR, k < lead, edge < cols) & (k < 2 * VECTOR)
-        x_edge = x_ptr + first.to(gl.int64) * x_stride + edge
-        dy_edge = dy_ptr + first.to(gl.int64) * cols + edge
-        dx_edge = dx_ptr + first.to(gl.int64) * cols + edge
+        x_edge = x_ptr + first.to(gl.int64) * x_stride
+        dy_edge = dy_ptr + first.to(gl.int64) * cols
+        dx_edge = dx_ptr + first.to(gl.int64) * cols
         second_turn = gl.minimum(1, num_turns - 1)
-        x_end = gl.load(x_edge, mask=own, other=0.0)
-        dy_end = gl.load(dy_edge, mask=own, other=0.0)
-        x_ahead = gl.load(x_edge + second_turn * NUM * x_step, mask=own, other=0.0)
-        dy_ahead = gl.load(dy_edge + second_turn * NUM * dy_step, mask=own, other=0.0)
+        x_end = gl.load(x_edge + edge, mask=own, other=0.0)
+        dy_end = gl.load(dy_edge + edge, mask=own, other=0.0)
+        x_ahead = gl.load(x_edge + second_turn * NUM * x_step + edge, mask=own, other=0.0)
+        dy_ahead = gl.load(dy_edge + second_turn * NUM * dy_step + edge, mask=own, other=0.0)
         w_edge = gl.full([32 * NUM_WARPS], 1.0, gl.float32, ONE)
         if HAS_WEIGHT:
             w_edge = gl.load(weight_ptr + edge, mask=own, other=0.0).to(gl.float32)
@@ -166,7 +166,7 @@ def norm_backward_ahead(
     dw = ()
     db = ()
     for i in gl.static_range(CHUNKS):
-        if HAS_WEIGHT:
+        if HAS_WEIGHT and SHARED < 2:
             words = weight_words(weight_ptr + i * BLOCK, c, lead, whole - i * BLOCK, WIDE, SHIFTED)
             if SHARED:
                 weights = weights + (gl.allocate_shared_memory(gl.int32, [PIECE], FLAT, words),)  # type: ignore[assignment]
@@ -191,7 +191,11 @@ def norm_backward_ahead(
         ns = numbers(xs[i], WIDE, BF16)
         gs = numbers(dys[i], WIDE, BF16)
         if HAS_WEIGHT:
-            ws = numbers_here(weights[i].load(L) if SHARED else weights[i], WIDE, BF16)
+            if SHARED == 2:
+                ww = weight_words(weight_ptr + i * BLOCK, c, lead, whole - i * BLOCK, WIDE, SHIFTED)
+            else:
+                ww = weights[i].load(L) if SHARED else weights[i]
+            ws = numbers_here(ww, WIDE, BF16)
         for j in gl.static_range(NUM):
             n = ns[j]
             g = gs[j]
@@ -221,8 +225,8 @@ def norm_backward_ahead(
         for i in gl.static_range(CHUNKS):
             there = access < (left - i * PIECE if i == CHUNKS - 1 else left)
             x_from, dy_from = x_at + (turn + SLOTS) * x_step, dy_at + (turn + SLOTS) * dy_step
-            async_copy.async_copy_global_to_shared(x_places[i].index(slot), x_from + i * PIECE, mask=there)
-            async_copy.async_copy_global_to_shared(dy_places[i].index(slot), dy_from + i * PIECE, mask=there)
+            async_copy.async_copy_global_to_shared(x_places[i].index(slot), x_from + (i * PIECE + c), mask=there)
+            async_copy.async_copy_global_to_shared(dy_places[i].index(slot), dy_from + (i * PIECE + c), mask=there)
         later = first + gl.minimum(turn + SLOTS, num_turns - 1) * step
         async_copy.async_copy_global_to_shared(rstd_places.index(slot), rstd_ptr + later + none)
         if CENTERED:
@@ -230,8 +234,8 @@ def norm_backward_ahead(
         async_copy.commit_group()
         if SHIFTED:
             following = gl.minimum(turn + 2, num_turns - 1)
-            x_new = gl.load(x_edge + following * NUM * x_step, mask=own, other=0.0)
-            dy_new = gl.load(dy_edge + following * NUM * dy_step, mask=own, other=0.0)
+            x_new = gl.load(x_edge + following * NUM * x_step + edge, mask=own, other=0.0)
+            dy_new = gl.load(dy_edge + following * NUM * dy_step + edge, mask=own, other=0.0)
         by_x = slope * inverse * rstd * rstd * rstd
         rstd_next = one_of(rstd_places.index(near), ONE)
         mean_next = rstd * 0.0
@@ -243,7 +247,11 @@ def norm_backward_ahead(
             ns = numbers_here(xs[i], WIDE, BF16)
             gs = numbers_here(dys[i], WIDE, BF16)
             if HAS_WEIGHT:
-                ws = numbers_here(weights[i].load(L) if SHARED else weights[i], WIDE, BF16)
+                if SHARED == 2:
+                    ww = weight_words(weight_ptr + i * BLOCK, c, lead, whole - i * BLOCK, WIDE, SHIFTED)
+                else:
+                    ww = weights[i].load(L) if SHARED else weights[i]
+                ws = numbers_here(ww, WIDE, BF16)
             values = ()
             for j in gl.static_range(NUM):
                 n = ns[j]
@@ -261,7 +269,7 @@ def norm_backward_ahead(
                 if CENTERED:
                     g -= shift
                 values = values + (g,)  # type: ignore[assignment]
-            to = dx_at + turn * dy_step + i * PIECE
+            to = dx_at + turn * dy_step + (i * PIECE + c)
             if i == CHUNKS - 1:
                 gl.store(to, word(values, WIDE, BF16), mask=access < width - i * PIECE)
             else:
@@ -292,7 +300,7 @@ def norm_backward_ahead(
             at_end = g_end * w_edge - n_end * by_x
             if CENTERED:
                 at_end -= shift
-            gl.store(dx_edge + turn * NUM * dy_step, at_end.to(dx_ptr.dtype.element_ty), mask=own)
+            gl.store(dx_edge + turn * NUM * dy_step + edge, at_end.to(dx_ptr.dtype.element_ty), mask=own)
             g_ahead = dy_ahead.to(gl.float32) * w_edge
             by_lane += gl.where(own, g_ahead * (x_ahead.to(gl.float32) - mean_next), 0.0)
             level_by_lane += g_ahead

@@ -331,7 +331,7 @@ def plan_words(
         constants={"CENTERED": centered, "HAS_WEIGHT": weight is not None, "WANT_DW": want_dw, "WANT_DB": want_db,
                    "CHUNKS": cdiv(cols // vector * vector, chosen.block), "BLOCK": chosen.block,
                    "SLOTS": chosen.num_stages, "EARLY": (want_dw or want_db) and chosen.early,
-                   "SHIFTED": cols % vector != 0, "SHARED": weight is not None and not chosen.keep_weight},
+                   "SHIFTED": cols % vector != 0, "SHARED": weights_in(chosen, x.element_size(), weight is not None)},
         num_warps=chosen.num_warps,
         device=x.get_device(),
         vector=vector,
@@ -356,6 +356,15 @@ def _plan_backward_words(
             reduce(shares, dw, dw, programs, cols)
 
     return plan
+
+
+def weights_in(chosen: config.Backward, itemsize: int, given: bool) -> int:
+    """Where weights wait: in registers (0), in shared memory (1), or in the L2 (2) where they do not fit there."""
+    if not given or chosen.keep_weight:
+        return 0
+    if not chosen.ahead:
+        return 1
+    return 1 if config.shared_bytes(chosen, itemsize, chosen.num_stages, True) <= config.SHARED_BYTES else 2
 
 
 def start_places(x: Tensor, cols: int) -> int:
