@@ -662,6 +662,39 @@ def ahead() -> Iterator[Sweep]:
         yield Sweep(f"{name}.backward", name, "bwd", of, (*((ruled,) if ruled else ()), *ways))
 
 
+def short_rows() -> Iterator[Sweep]:
+    """Short rows: several a warp in pieces that leave few lanes idle; softmax of 1k to 2k columns on two warps."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.rms_norm.config import Backward as B
+    from ridgeline.kernels.rms_norm.config import Forward as F
+    from ridgeline.kernels.softmax.config import Softmax as S
+
+    last = "evict_last"
+    softmax: tuple[tuple[str, int, int, tuple[Any, ...]], ...] = (
+        ("bfloat16", 65536, 394, (S(4, 2, 256, 4), S(1, 2, 256, 1), S(4, 2, 256, 4, 3, 8))),
+        ("bfloat16", 65536, 1232, (S(1, 3, 512, 2, reads=last), S(1, 5, 256, 1, reads=last))),
+        ("bfloat16", 30111, 1162, (S(1, 3, 512, 2, ends=True), S(1, 5, 256, 1, ends=True), S(1, 2, 1024, 4))),
+        ("bfloat16", 65536, 1552, (S(1, 4, 512, 2, reads=last),)), ("float16", 18727, 1048, (S(1, 3, 512, 2),)),
+        ("bfloat16", 65536, 264, (S(8, 3, 128, 4), S(8, 5, 64, 2), S(2, 2, 256, 2))),
+        ("float32", 65536, 177, (S(4, 2, 128, 4), S(8, 3, 64, 4))),
+    )  # fmt: skip
+    for dtype, rows, cols, ways in softmax:
+        yield Sweep("softmax.forward", "softmax", "fwd", case(dtype, rows=rows, cols=cols), ways)
+    back: tuple[tuple[str, int, tuple[Any, ...]], ...] = (
+        ("layer_norm", 312, (B(4, 5, 64, 1, 3, 8, True), B(2, 3, 128, 1, 3, 12, True), B(2, 3, 128, 1, 3, 8, True))),
+        ("rms_norm", 384, (B(2, 3, 128, 1, 3, 16, True), B(2, 3, 128, 1, 3, 12, True), B(8, 3, 128, 4, 3, 4, True))),
+        ("rms_norm", 304, (B(4, 5, 64, 1, 3, 12, True), B(2, 3, 128, 1, 3, 16, True))),
+        ("rms_norm", 416, (B(2, 4, 128, 1, 3, 12, True),)), ("layer_norm", 480, (B(2, 4, 128, 1, 3, 8, True),)),
+    )  # fmt: skip
+    for name, cols, ways in back:
+        yield Sweep(f"{name}.backward", name, "bwd", case("bfloat16", rows=65536, cols=cols), ways)
+    for name, cols, ways in (
+        ("layer_norm", 312, (F(8, 5, 64, 2), F(16, 5, 64, 4), F(8, 3, 128, 4), F(2, 2, 256, 2))),
+        ("rms_norm", 304, (F(8, 5, 64, 2), F(16, 5, 64, 4), F(8, 3, 128, 4))),
+    ):
+        yield Sweep(f"{name}.forward", name, "fwd", case("bfloat16", rows=65536, cols=cols), ways)
+
+
 def odd_long() -> Iterator[Sweep]:
     """Softmax of long rows that start inside accesses, whose shares are whole accesses, by clusters of other sizes."""
     from ridgeline.kernels.contract import case
@@ -761,6 +794,7 @@ PARTS: dict[str, Callable[[], Iterator[Sweep]]] = {
     "misses": misses,
     "odd_long": odd_long,
     "ahead": ahead,
+    "short_rows": short_rows,
     "groups_shared": groups_shared,
     "groups_back": groups_back,
     "heads_back": heads_back,
