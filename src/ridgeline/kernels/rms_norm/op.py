@@ -33,7 +33,9 @@ _BACKWARD_LONG = Kernel(kernel.rms_norm_backward_long, vectors=("cols", "x_strid
 _BACKWARD_AHEAD = Kernel(
     gradient.norm_backward_ahead, vectors=("cols", "x_stride"), loose=("mean_ptr", "rstd_ptr")
 )
-_BACKWARD_WORDS = Kernel(streamed.norm_backward_words, loose=("weight_ptr", "mean_ptr", "rstd_ptr", "shares_ptr"))
+_BACKWARD_WORDS = Kernel(
+    streamed.norm_backward_words, vectors=("cols", "x_stride"), loose=("mean_ptr", "rstd_ptr")
+)
 _WEIGHT_SHARE = Kernel(kernel.rms_norm_weight_share, vectors=("cols", "x_stride"))
 REDUCE = Kernel(device.reduce_partials, vectors=("cols",))
 _COPIES = Kernel(device.copy_shifted)
