@@ -285,7 +285,8 @@ def _plan_backward(
     chosen = tuning.choose(
         "layer_norm.backward",
         {"rows": rows, "cols": cols, "dtype": dx.dtype},
-        (config.backward_ends(rows, cols // ends * ends, size, in_words) if ends else None)
+        (config.walked_ahead(rows, cols, size, shifts) if in_words else None)
+        or (config.backward_ends(rows, cols // ends * ends, size, in_words) if ends else None)
         or config.backward(rows, cols, size, shifts, in_words),
     )
     if (chosen.again or chosen.ahead) and in_words:

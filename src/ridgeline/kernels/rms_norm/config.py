@@ -75,6 +75,19 @@ def short_tile(rows: int, cols: int, itemsize: int, num_warps: int) -> tuple[int
     return num_warps * per_warp, chunks, block, num_warps
 
 
+def narrow_tile(rows: int, cols: int, itemsize: int, num_warps: int) -> tuple[int, int, int, int] | None:
+    """As ``short_tile``, two rows a warp in three pieces where a row a warp would leave half of the second idle.
+
+    LayerNorm 65536×312 26.3 µs, 31.1 in two pieces, RMSNorm 65536×304 24.9 and 25.7, softmax 65536×264 22.5 and 25.3,
+    float32 65536×177 27.6 and 29.1.
+    """
+    found = short_tile(rows, cols, itemsize, num_warps)
+    if found is None or not lanes(itemsize) < cols <= lanes(itemsize) * 3 // 2:
+        return found
+    num_warps = clamp(power_of_two(cdiv(rows, 132 * 2)), 1, num_warps)
+    return 2 * num_warps, 3, lanes(itemsize) // 2, num_warps
+
+
 LEAST_WALKED = 4096
 """Backward, rows that start inside accesses are walked over where there are so many."""
 LEAST_APART_BYTES = 16 << 20
@@ -124,7 +137,7 @@ def kept(chosen: Forward, rows: int, cols: int, itemsize: int) -> Forward:
 
 def held(rows: int, cols: int, itemsize: int) -> Forward:
     """At most 40 elements a thread: then two programs or more share a multiprocessor up to 16k columns."""
-    short = short_tile(rows, cols, itemsize, 4)
+    short = narrow_tile(rows, cols, itemsize, 4)
     if short is not None:
         return Forward(*short)
     for num_warps, most in ((4, 5), (8, 4), (16, 4), (32, 4)):
@@ -164,14 +177,37 @@ def shared_bytes(chosen: Backward, itemsize: int, slots: int, weight: bool) -> i
 
 def ahead_tile(cols: int, itemsize: int, num_sums: int) -> Backward | None:
     """Sixteen warps a multiprocessor in as many programs as can be, three rows of each in shared memory where they fit
-    and two else; None where registers do not hold a row and its column sums, or shared memory two rows."""
-    most = {(2, 1): 4, (2, 2): 3, (4, 1): 6, (4, 2): 5}[itemsize, num_sums]
+    and two else; twelve programs of one warp. None where registers do not hold a row and its column sums, or shared
+    memory two rows.
+
+    65536×642: 79.6 µs with twelve programs, 82.1 with sixteen, LayerNorm 65536×734 90.8 and 93.8.
+    """
+    most = {(2, 1): 4, (2, 2): 3, (4, 1): 7, (4, 2): 5}[itemsize, num_sums]
     for num_warps in (1, 2, 4, 8, 16):
-        found = ahead(cols, num_warps, 3, WARPS // num_warps, itemsize=itemsize)
+        found = ahead(cols, num_warps, 3, WARPS // num_warps if num_warps > 1 else 12, itemsize=itemsize)
         if found.chunks <= most:
             slots = 3 if shared_bytes(found, itemsize, 3, True) <= SHARED_BYTES else 2
             return replace(found, num_stages=slots) if shared_bytes(found, itemsize, 2, False) <= SHARED_BYTES else None
     return None
+
+
+def walked_ahead(rows: int, cols: int, itemsize: int, shifted: bool) -> Backward | None:
+    """Where rows finished a turn after their sums were taken are the fastest; None elsewhere.
+
+    65536×642: 79.6 µs, 107.8 with masks; 3048×11450 69.9, 75.0 read twice in shared memory; 18810×8216 262, 270 held;
+    float32 5441×9584 164 and 179, 876×11008 42.6 and 44.7, 4531×14336 221, 382 read three times. Not 16384×4096 (109,
+    107 held), 28094×1250 (72.0, 65.7), 6906×2942 (45.1, 43.2), 8000×5001 (76.8, 73.9), 10576×14008 (263, 247).
+    """
+    if rows < LEAST_AHEAD:
+        return None
+    if itemsize == 4:
+        return ahead_tile(cols, 4, 1) if 8192 < cols <= (10240 if shifted else 14336) else None
+    wanted = 512 < cols <= 768 or 8192 < cols <= 16384 if shifted else 8192 < cols <= 10240
+    return ahead_tile(cols, 2, 1) if wanted else None
+
+
+LEAST_AHEAD = 792
+"""Rows worth it: six turns of a program a multiprocessor."""
 
 
 def in_words(rows: int, cols: int, shifted: bool) -> Backward | None:
@@ -185,7 +221,7 @@ def in_words(rows: int, cols: int, shifted: bool) -> Backward | None:
         return again(cols, 2, 2, 8, True) if cols <= 2048 else again(cols, 4, 3, 4, True)
     if shifted and 5112 < cols <= 8192:
         return again(cols, 8, 3, 2, True)
-    if shifted and 8192 < cols <= 16384:
+    if shifted and 8192 < cols <= 16384:  # few of them
         return again(cols, 16, 3, 1, True)
     if 16384 < cols <= 24576:
         return again(cols, 16, 2, 1, cols > 20480)
@@ -202,7 +238,9 @@ def backward(
     256 in a program of its own: 86 µs against 104 with four warps for LayerNorm of 65536×768, 44 and 61 for 65536×320
     (RMSNorm 43 and 50), 10.8 and 28.7 for 4550×264, 52 and 142 for 65536×305, float32 65536×448 95 and 112.
     """
-    found = in_words(rows, cols, shifted) if words and num_sums == 1 and itemsize == 2 else None
+    found = walked_ahead(rows, cols, itemsize, shifted) if words and num_sums == 1 else None
+    if found is None and words and num_sums == 1 and itemsize == 2:
+        found = in_words(rows, cols, shifted)
     if found is not None:
         return found
     short = short_tile(rows, cols, itemsize, 4)
