@@ -662,6 +662,35 @@ def ahead() -> Iterator[Sweep]:
         yield Sweep(f"{name}.backward", name, "bwd", of, (*((ruled,) if ruled else ()), *ways))
 
 
+def odd_more() -> Iterator[Sweep]:
+    """Odd rows that were not swept: read twice in shared memory beside finished a turn later, few rows, short ones."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.rms_norm.config import Backward as B
+    from ridgeline.kernels.rms_norm.config import again as R
+    from ridgeline.kernels.rms_norm.config import ahead as A
+    from ridgeline.kernels.rms_norm.config import ahead_tile as T
+
+    ln, rms, bf16, fp16, fp32 = "layer_norm", "rms_norm", "bfloat16", "float16", "float32"
+    tried: tuple[tuple[str, str, int, int, tuple[Any, ...]], ...] = (
+        (ln, fp16, 8107, 7538, (R(7538, 8, 3, 1), R(7538, 16, 3, 1))),
+        (ln, bf16, 8107, 7538, (R(7538, 8, 3, 1), A(7538, 16, 3, 1))),
+        (ln, fp16, 14076, 8482, (R(8482, 16, 3, 1), A(8482, 16, 3, 1))), (ln, bf16, 2699, 10898, (R(10898, 16, 3, 1),)),
+        (rms, bf16, 16384, 7001, (T(7001, 2, 1), A(7001, 8, 3, 1))), (rms, bf16, 65536, 340, (A(340, 1, 3, 16),)),
+        (rms, bf16, 12559, 701, (A(701, 2, 3, 8),)), (ln, bf16, 300, 5003, (A(5003, 8, 3, 2), R(5003, 8, 3, 2))),
+        (ln, bf16, 1200, 735, (A(735, 1, 3, 12), A(735, 2, 3, 8))), (ln, bf16, 600, 3771, (A(3771, 8, 3, 2),)),
+        (ln, bf16, 10371, 14904, (R(14904, 16, 2, 1),)), (rms, bf16, 3904, 15708, (R(15708, 16, 3, 1, True),)),
+        (rms, bf16, 20000, 2500, (T(2500, 2, 1),)),
+        (rms, bf16, 9000, 6001, (T(6001, 2, 1), B(1, 3, 2048, 8, 3, 1, True))),
+        (rms, fp32, 3000, 11451, (A(11451, 16, 2, 1, False, 4),)),
+        (ln, fp32, 65536, 640, (A(640, 1, 2, 12, False, 4),)),
+        (ln, bf16, 4800, 6144, (A(6144, 8, 3, 2), B(1, 3, 2048, 8, 3, 1, False))),
+        (ln, bf16, 5430, 4544, (A(4544, 8, 3, 2), B(1, 5, 1024, 4, 3, 2, False))),
+        (ln, bf16, 9000, 3200, (A(3200, 8, 3, 2), B(1, 4, 1024, 4, 3, 2, True), B(1, 4, 1024, 4, 3, 3, True))),
+    )  # fmt: skip
+    for name, dtype, rows, cols, ways in tried:
+        yield Sweep(f"{name}.backward", name, "bwd", case(dtype, rows=rows, cols=cols), ways)
+
+
 def short_rows() -> Iterator[Sweep]:
     """Short rows: several a warp in pieces that leave few lanes idle; softmax of 1k to 2k columns on two warps."""
     from ridgeline.kernels.contract import case
@@ -795,6 +824,7 @@ PARTS: dict[str, Callable[[], Iterator[Sweep]]] = {
     "odd_long": odd_long,
     "ahead": ahead,
     "short_rows": short_rows,
+    "odd_more": odd_more,
     "groups_shared": groups_shared,
     "groups_back": groups_back,
     "heads_back": heads_back,
