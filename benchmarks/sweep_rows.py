@@ -497,25 +497,6 @@ def odd_forward() -> Iterator[Sweep]:
             yield Sweep(f"{name}.forward", name, "fwd", case(dtype, rows=rows, cols=cols), tried)
 
 
-def odd_words() -> Iterator[Sweep]:
-    """LayerNorm's backward pass of rows that start inside accesses, with two 16-bit numbers a word waiting."""
-    from ridgeline.kernels.contract import case
-    from ridgeline.kernels.rms_norm.config import Backward
-
-    def B(chunks: int, block: int, num_warps: int, slots: int, programs: int) -> Backward:
-        return Backward(1, chunks, block, num_warps, slots, programs, True, True, words=True)
-
-    for rows, cols, tried in (
-        (32768, 4099, (B(2, 2048, 8, 2, 2), B(2, 2048, 8, 3, 2), B(4, 1024, 4, 2, 3), B(4, 1024, 4, 3, 2),
-                       B(4, 1024, 4, 2, 4))),
-        (16384, 7001, (B(2, 4096, 16, 2, 1), B(2, 4096, 16, 3, 1), B(4, 2048, 8, 2, 2), B(4, 2048, 8, 3, 1))),
-        (65536, 2049, (B(2, 1024, 4, 2, 4), B(2, 1024, 4, 3, 4), B(4, 512, 2, 2, 6))),
-        (16384, 5003, (B(5, 1024, 4, 2, 2), B(3, 2048, 8, 2, 2))),
-    ):
-        of = case("bfloat16", rows=rows, cols=cols)
-        yield Sweep("layer_norm.backward", "layer_norm", "bwd", of, tried)
-
-
 def stages() -> Iterator[Sweep]:
     """LayerNorm to fp8 in blocks of 128 with fewer rows on their way, and with more."""
     from ridgeline.kernels.contract import case
@@ -817,7 +798,6 @@ PARTS: dict[str, Callable[[], Iterator[Sweep]]] = {
     "groups_clustered": groups_clustered,
     "rows_clustered": rows_clustered,
     "odd_forward": odd_forward,
-    "odd_words": odd_words,
     "rows_again": rows_again,
     "middling": middling,
     "misses": misses,

@@ -29,26 +29,20 @@ def apart(rows: int, whole: int, itemsize: int) -> Forward | None:
 
 
 def backward_ends(rows: int, whole: int, itemsize: int, words: bool = False) -> Backward | None:
-    """Rows that start inside accesses, ``whole`` columns of them in whole accesses: a thread has 32 of each vector.
-    ``words``: what waits may be two numbers a word.
+    """Rows that start inside accesses, ``whole`` columns of them in whole accesses, their ends apart: a thread has 32
+    of each vector. ``words``: what waits may be two numbers a word.
 
-    32768×4099: 231 µs in words, 256 as float32 numbers, 316 with masks; 16384×7001 210 in words on eight warps, 224 on
-    sixteen, 244 with masks; 16384×5003 169 and 179. 131072×1001 216 and 220 with masks; 65536×2049 226 in shared
-    memory, as it was with its ends apart, 65536×1458 176 and 193.
+    131072×1001 216 µs and 220 with masks; 65536×2049 226 in shared memory, as it was with its ends apart, 65536×1458
+    159 and 193. Float32 16384×4099 215, 264 with masks.
     """
-    words = words and itemsize == 2
-    if rows < rms.LEAST_WALKED or not 512 <= whole <= (8192 if words else 4096):
+    if rows < rms.LEAST_WALKED or not 512 <= whole <= 4096:
         return None
-    if words and 1024 < whole <= 2048:
+    if words and itemsize == 2 and 1024 < whole <= 2048:
         return rms.again(whole, 2, 2, 8)
-    if itemsize == 4:  # 16384×4099: 215 µs, 264 with masks
+    if itemsize == 4:
         return Backward(1, cdiv(whole, 512), 512, 4, 3, 2, True, True) if 1024 < whole <= 4096 else None
     if whole <= 1024:
         return Backward(1, cdiv(whole, 256), 256, 1, 3, 8, True, True)
-    if whole > 5120:
-        return Backward(1, cdiv(whole, 2048), 2048, 8, 3, 1, True, True, words=True)
-    if whole > 2048 and words:
-        return Backward(1, cdiv(whole, 1024), 1024, 4, 3 if whole <= 4096 else 2, 2, True, True, words=True)
     return Backward(1, cdiv(whole, 1024), 1024, 4, 3, 3 if whole <= 2048 else 2, True, True)
 
 

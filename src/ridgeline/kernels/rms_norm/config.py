@@ -45,8 +45,6 @@ class Backward:
     early: bool = True
     """The kernel that adds up the shares starts while this one ends: 2048×4096 22.5 µs, 24.0 else; 8192×128 11.6 and
     12.8, LayerNorm 1024×12288 33.2 and 35.2. Let in from this one's start on it is in the way: 23.3, 11.9, 34.0."""
-    words: bool = False
-    """With ``ends``, LayerNorm of 16-bit numbers: what waits are two numbers a word, ``num_stages`` rows of them."""
     again: bool = False
     """16-bit rows wait in shared memory, ``num_stages`` of them, and are read there twice; so do weights, unless
     ``keep_weight``."""
