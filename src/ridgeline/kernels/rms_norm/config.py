@@ -189,37 +189,47 @@ def ahead_tile(cols: int, itemsize: int, num_sums: int) -> Backward | None:
     return None
 
 
+LEAST_TURNS = 6
+"""Rows of a program from which on the first row's sums and the last row's end are worth it: 600×3771 24.2 µs, 19.5
+held; 876×11008 of float32, 6.6 turns, 42.6 and 44.7."""
+
+
+def if_enough(found: Backward | None, rows: int) -> Backward | None:
+    """A tile where its programs have turns enough."""
+    return found if found is not None and rows >= LEAST_TURNS * 132 * found.programs_per_sm else None
+
+
 def walked_ahead(rows: int, cols: int, itemsize: int, shifted: bool) -> Backward | None:
     """Where rows finished a turn after their sums were taken are the fastest; None elsewhere.
 
-    65536×642: 79.6 µs, 107.8 with masks; 3048×11450 69.9, 75.0 read twice in shared memory; 18810×8216 262, 270 held;
-    float32 5441×9584 164 and 179, 876×11008 42.6 and 44.7, 4531×14336 221, 382 read three times. Not 16384×4096 (109,
-    107 held), 28094×1250 (72.0, 65.7), 6906×2942 (45.1, 43.2), 8000×5001 (76.8, 73.9), 10576×14008 (263, 247).
+    65536×642: 79.6 µs, 107.8 with masks; 16384×7001 186, 193 read twice in shared memory; 3048×11450 69.9 and 75.0;
+    18810×8216 262, 270 held; float32 5441×9584 164 and 179, 876×11008 42.6 and 44.7, 4531×14336 221, 382 read three
+    times, 3000×11451 137 and 168. Not 16384×4096 (109, 107 held), 28094×1250 (72.0, 65.7), 6906×2942 (45.1, 43.2;
+    20000×2500 93.2, 98.7), 8000×5001 (76.8, 73.9), 9000×6001 (98.1, 95.2), 10576×14008 (263, 247), 3904×15708 (122,
+    116).
     """
-    if rows < LEAST_AHEAD:
-        return None
     if itemsize == 4:
-        return ahead_tile(cols, 4, 1) if 8192 < cols <= (10240 if shifted else 14336) else None
-    wanted = 512 < cols <= 768 or 8192 < cols <= 16384 if shifted else 8192 < cols <= 10240
-    return ahead_tile(cols, 2, 1) if wanted else None
-
-
-LEAST_AHEAD = 792
-"""Rows worth it: six turns of a program a multiprocessor."""
+        wanted = 8192 < cols <= (12288 if shifted else 14336)
+    else:
+        wanted = 512 < cols <= 768 or 6144 < cols <= 12288 if shifted else 8192 < cols <= 10240
+    return if_enough(ahead_tile(cols, itemsize, 1), rows) if wanted else None
 
 
 def in_words(rows: int, cols: int, shifted: bool) -> Backward | None:
     """Rows that wait in shared memory: those that start inside accesses, and those too long for registers.
 
-    65536×1588 176 µs (202 with masks), 27327×2241 109 (127; 117 on two warps), 16384×7001 200 (216), 8192×12289 193
-    (356; 200 on eight warps), 4096×20480 156 (252 read twice). Where rows fill accesses and registers hold them,
+    65536×1588 176 µs (202 with masks), 27327×2241 109 (127; 117 on two warps), 9000×6001 95.2 (109), 3904×15708 116,
+    4096×20480 156 (252 read twice). Where rows fill accesses and registers hold them,
     waiting there is faster: 16384×4096 107 µs, 120 so; 4096×14336 105 and 110; 16384×3501 100 with masks, 102 to 116.
     """
     if shifted and 1024 < cols <= 3072 and rows >= LEAST_WALKED:
         return again(cols, 2, 2, 8, True) if cols <= 2048 else again(cols, 4, 3, 4, True)
     if shifted and 5112 < cols <= 8192:
         return again(cols, 8, 3, 2, True)
-    if shifted and 8192 < cols <= 16384:  # few of them
+    if 5120 < cols <= 6144 and rows >= LEAST_WALKED:
+        # 9000×6001, which starts inside accesses, has 87 % of a copy as large so, 8577×5896 80 % held
+        return again(cols, 8, 3, 2, True)
+    if shifted and 8192 < cols <= 16384:  # to 12288, where they are few
         return again(cols, 16, 3, 1, True)
     if 16384 < cols <= 24576:
         return again(cols, 16, 2, 1, cols > 20480)
