@@ -274,12 +274,10 @@ def norm_backward_ahead(
                 gl.store(to, word(values, WIDE, BF16), mask=access < width - i * PIECE)
             else:
                 gl.store(to, word(values, WIDE, BF16))
-            x_new_words = x_places[i].index(near).load(L)
-            dy_new_words = dy_places[i].index(near).load(L)  # zeros past the end: sums need no mask
-            xs = xs[:i] + (x_new_words,) + xs[i + 1 :]  # type: ignore[assignment]
-            dys = dys[:i] + (dy_new_words,) + dys[i + 1 :]  # type: ignore[assignment]
-            ns = numbers(x_new_words, WIDE, BF16)
-            gs = numbers(dy_new_words, WIDE, BF16)
+            xs = xs[:i] + (x_places[i].index(near).load(L),) + xs[i + 1 :]  # type: ignore[assignment]
+            dys = dys[:i] + (dy_places[i].index(near).load(L),) + dys[i + 1 :]  # type: ignore[assignment]
+            ns = numbers(xs[i], WIDE, BF16)
+            gs = numbers(dys[i], WIDE, BF16)  # zeros past the end: sums need no mask
             for j in gl.static_range(NUM):
                 n = ns[j]
                 g = gs[j]
