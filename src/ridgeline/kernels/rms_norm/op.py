@@ -30,12 +30,8 @@ _FORWARD_LONG = Kernel(kernel.rms_norm_forward_long, vectors=("cols", "x_stride"
 _FORWARD_APART = Kernel(kernel.rms_norm_forward_apart, vectors=("width",))
 _BACKWARD = Kernel(kernel.rms_norm_backward, vectors=("cols", "x_stride"))
 _BACKWARD_LONG = Kernel(kernel.rms_norm_backward_long, vectors=("cols", "x_stride"))
-_BACKWARD_AHEAD = Kernel(
-    gradient.norm_backward_ahead, vectors=("cols", "x_stride"), loose=("mean_ptr", "rstd_ptr")
-)
-_BACKWARD_WORDS = Kernel(
-    streamed.norm_backward_words, vectors=("cols", "x_stride"), loose=("mean_ptr", "rstd_ptr")
-)
+_BACKWARD_AHEAD = Kernel(gradient.norm_backward_ahead, vectors=("cols", "x_stride"), loose=("mean_ptr", "rstd_ptr"))
+_BACKWARD_WORDS = Kernel(streamed.norm_backward_words, vectors=("cols", "x_stride"), loose=("mean_ptr", "rstd_ptr"))
 _WEIGHT_SHARE = Kernel(kernel.rms_norm_weight_share, vectors=("cols", "x_stride"))
 REDUCE = Kernel(device.reduce_partials, vectors=("cols",))
 _COPIES = Kernel(device.copy_shifted)
