@@ -497,25 +497,6 @@ def odd_forward() -> Iterator[Sweep]:
             yield Sweep(f"{name}.forward", name, "fwd", case(dtype, rows=rows, cols=cols), tried)
 
 
-def odd_words() -> Iterator[Sweep]:
-    """LayerNorm's backward pass of rows that start inside accesses, with two 16-bit numbers a word waiting."""
-    from ridgeline.kernels.contract import case
-    from ridgeline.kernels.rms_norm.config import Backward
-
-    def B(chunks: int, block: int, num_warps: int, slots: int, programs: int) -> Backward:
-        return Backward(1, chunks, block, num_warps, slots, programs, True, True, words=True)
-
-    for rows, cols, tried in (
-        (32768, 4099, (B(2, 2048, 8, 2, 2), B(2, 2048, 8, 3, 2), B(4, 1024, 4, 2, 3), B(4, 1024, 4, 3, 2),
-                       B(4, 1024, 4, 2, 4))),
-        (16384, 7001, (B(2, 4096, 16, 2, 1), B(2, 4096, 16, 3, 1), B(4, 2048, 8, 2, 2), B(4, 2048, 8, 3, 1))),
-        (65536, 2049, (B(2, 1024, 4, 2, 4), B(2, 1024, 4, 3, 4), B(4, 512, 2, 2, 6))),
-        (16384, 5003, (B(5, 1024, 4, 2, 2), B(3, 2048, 8, 2, 2))),
-    ):
-        of = case("bfloat16", rows=rows, cols=cols)
-        yield Sweep("layer_norm.backward", "layer_norm", "bwd", of, tried)
-
-
 def stages() -> Iterator[Sweep]:
     """LayerNorm to fp8 in blocks of 128 with fewer rows on their way, and with more."""
     from ridgeline.kernels.contract import case
@@ -630,6 +611,100 @@ def misses() -> Iterator[Sweep]:
         yield Sweep("layer_norm.forward", "layer_norm", "fwd", case("bfloat16", rows=rows, cols=cols), ways)
 
 
+def ahead() -> Iterator[Sweep]:
+    """Rows that are finished while the next one's sums are taken, by the rule for them and otherwise."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.rms_norm.config import ahead as A
+    from ridgeline.kernels.rms_norm.config import ahead_tile
+
+    ln, rms, bf16, fp16, fp32 = "layer_norm", "rms_norm", "bfloat16", "float16", "float32"
+    tried: tuple[tuple[str, str, int, int, tuple[Any, ...]], ...] = (
+        (ln, bf16, 16384, 5003, (A(5003, 8, 2, 2), A(5003, 4, 3, 3))), (rms, fp16, 65536, 642, (A(642, 1, 3, 12),)),
+        (ln, bf16, 7519, 5376, ()), (ln, bf16, 4096, 14336, (A(14336, 8, 3, 1), A(14336, 16, 3, 1))),
+        (ln, fp16, 8107, 7538, (A(7538, 8, 3, 1),)), (rms, bf16, 3048, 11450, ()), (ln, fp32, 3332, 10234, ()),
+        (ln, bf16, 2470, 12288, (A(12288, 8, 3, 1),)), (ln, bf16, 9569, 12540, (A(12540, 8, 3, 1),)),
+        (ln, bf16, 7756, 16384, (A(16384, 8, 2, 1),)), (rms, bf16, 12164, 1918, ()),
+        (ln, bf16, 65536, 734, (A(734, 1, 3, 12), A(734, 2, 3, 8))), (rms, bf16, 6906, 2942, ()),
+        (ln, bf16, 65536, 1458, (A(1458, 4, 3, 4),)), (ln, bf16, 65536, 305, ()), (ln, bf16, 4501, 4280, ()),
+        (ln, bf16, 2699, 10898, ()), (rms, fp32, 4531, 14336, (A(14336, 16, 2, 1, False, 4),)),
+        (ln, bf16, 38416, 3771, ()), (ln, bf16, 16384, 4096, ()), (ln, fp16, 3758, 6848, ()),
+        (rms, bf16, 28094, 1250, ()), (rms, fp32, 19486, 593, ()), (ln, fp32, 30525, 1910, ()),
+        (ln, fp32, 2155, 6822, ()), (ln, fp32, 36873, 503, ()), (ln, bf16, 18574, 2336, ()),
+        (rms, bf16, 41683, 973, (A(973, 2, 3, 8),)), (ln, bf16, 65536, 312, ()), (rms, bf16, 65536, 384, ()),
+        (ln, fp32, 9119, 3722, ()), (rms, bf16, 18810, 8216, ()), (ln, bf16, 27849, 1600, ()),
+        (rms, bf16, 10576, 14008, ()), (rms, fp32, 5441, 9584, ()), (ln, bf16, 27000, 2049, ()),
+        (ln, bf16, 30000, 1001, ()), (ln, fp32, 4849, 8632, ()), (ln, fp32, 15784, 768, ()),
+        (ln, bf16, 8192, 8192, ()), (rms, bf16, 16384, 4096, ()), (ln, bf16, 65536, 768, ()),
+        (rms, fp32, 876, 11008, ()), (rms, bf16, 8000, 5001, ()), (rms, fp32, 31713, 1781, ()),
+    )  # fmt: skip
+    for name, dtype, rows, cols, ways in tried:
+        ruled = ahead_tile(cols, 4 if dtype == fp32 else 2, 1 if name == rms else 2)
+        of = case(dtype, rows=rows, cols=cols)
+        yield Sweep(f"{name}.backward", name, "bwd", of, (*((ruled,) if ruled else ()), *ways))
+
+
+def odd_more() -> Iterator[Sweep]:
+    """Odd rows that were not swept: read twice in shared memory beside finished a turn later, few rows, short ones."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.rms_norm.config import Backward as B
+    from ridgeline.kernels.rms_norm.config import again as R
+    from ridgeline.kernels.rms_norm.config import ahead as A
+    from ridgeline.kernels.rms_norm.config import ahead_tile as T
+
+    ln, rms, bf16, fp16, fp32 = "layer_norm", "rms_norm", "bfloat16", "float16", "float32"
+    tried: tuple[tuple[str, str, int, int, tuple[Any, ...]], ...] = (
+        (ln, fp16, 8107, 7538, (R(7538, 8, 3, 1), R(7538, 16, 3, 1))),
+        (ln, bf16, 8107, 7538, (R(7538, 8, 3, 1), A(7538, 16, 3, 1))),
+        (ln, fp16, 14076, 8482, (R(8482, 16, 3, 1), A(8482, 16, 3, 1))), (ln, bf16, 2699, 10898, (R(10898, 16, 3, 1),)),
+        (rms, bf16, 16384, 7001, (T(7001, 2, 1), A(7001, 8, 3, 1))), (rms, bf16, 65536, 340, (A(340, 1, 3, 16),)),
+        (rms, bf16, 12559, 701, (A(701, 2, 3, 8),)), (ln, bf16, 300, 5003, (A(5003, 8, 3, 2), R(5003, 8, 3, 2))),
+        (ln, bf16, 1200, 735, (A(735, 1, 3, 12), A(735, 2, 3, 8))), (ln, bf16, 600, 3771, (A(3771, 8, 3, 2),)),
+        (ln, bf16, 10371, 14904, (R(14904, 16, 2, 1),)), (rms, bf16, 3904, 15708, (R(15708, 16, 3, 1, True),)),
+        (rms, bf16, 20000, 2500, (T(2500, 2, 1),)),
+        (rms, bf16, 9000, 6001, (T(6001, 2, 1), B(1, 3, 2048, 8, 3, 1, True))),
+        (rms, fp32, 3000, 11451, (A(11451, 16, 2, 1, False, 4),)),
+        (ln, fp32, 65536, 640, (A(640, 1, 2, 12, False, 4),)),
+        (ln, bf16, 4800, 6144, (A(6144, 8, 3, 2), B(1, 3, 2048, 8, 3, 1, False))),
+        (ln, bf16, 5430, 4544, (A(4544, 8, 3, 2), B(1, 5, 1024, 4, 3, 2, False))),
+        (ln, bf16, 9000, 3200, (A(3200, 8, 3, 2), B(1, 4, 1024, 4, 3, 2, True), B(1, 4, 1024, 4, 3, 3, True))),
+    )  # fmt: skip
+    for name, dtype, rows, cols, ways in tried:
+        yield Sweep(f"{name}.backward", name, "bwd", case(dtype, rows=rows, cols=cols), ways)
+
+
+def short_rows() -> Iterator[Sweep]:
+    """Short rows: several a warp in pieces that leave few lanes idle; softmax of 1k to 2k columns on two warps."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.rms_norm.config import Backward as B
+    from ridgeline.kernels.rms_norm.config import Forward as F
+    from ridgeline.kernels.softmax.config import Softmax as S
+
+    last = "evict_last"
+    softmax: tuple[tuple[str, int, int, tuple[Any, ...]], ...] = (
+        ("bfloat16", 65536, 394, (S(4, 2, 256, 4), S(1, 2, 256, 1), S(4, 2, 256, 4, 3, 8))),
+        ("bfloat16", 65536, 1232, (S(1, 3, 512, 2, reads=last), S(1, 5, 256, 1, reads=last))),
+        ("bfloat16", 30111, 1162, (S(1, 3, 512, 2, ends=True), S(1, 5, 256, 1, ends=True), S(1, 2, 1024, 4))),
+        ("bfloat16", 65536, 1552, (S(1, 4, 512, 2, reads=last),)), ("float16", 18727, 1048, (S(1, 3, 512, 2),)),
+        ("bfloat16", 65536, 264, (S(8, 3, 128, 4), S(8, 5, 64, 2), S(2, 2, 256, 2))),
+        ("float32", 65536, 177, (S(4, 2, 128, 4), S(8, 3, 64, 4))),
+    )  # fmt: skip
+    for dtype, rows, cols, ways in softmax:
+        yield Sweep("softmax.forward", "softmax", "fwd", case(dtype, rows=rows, cols=cols), ways)
+    back: tuple[tuple[str, int, tuple[Any, ...]], ...] = (
+        ("layer_norm", 312, (B(4, 5, 64, 1, 3, 8, True), B(2, 3, 128, 1, 3, 12, True), B(2, 3, 128, 1, 3, 8, True))),
+        ("rms_norm", 384, (B(2, 3, 128, 1, 3, 16, True), B(2, 3, 128, 1, 3, 12, True), B(8, 3, 128, 4, 3, 4, True))),
+        ("rms_norm", 304, (B(4, 5, 64, 1, 3, 12, True), B(2, 3, 128, 1, 3, 16, True))),
+        ("rms_norm", 416, (B(2, 4, 128, 1, 3, 12, True),)), ("layer_norm", 480, (B(2, 4, 128, 1, 3, 8, True),)),
+    )  # fmt: skip
+    for name, cols, ways in back:
+        yield Sweep(f"{name}.backward", name, "bwd", case("bfloat16", rows=65536, cols=cols), ways)
+    for name, cols, ways in (
+        ("layer_norm", 312, (F(8, 5, 64, 2), F(16, 5, 64, 4), F(8, 3, 128, 4), F(2, 2, 256, 2))),
+        ("rms_norm", 304, (F(8, 5, 64, 2), F(16, 5, 64, 4), F(8, 3, 128, 4))),
+    ):
+        yield Sweep(f"{name}.forward", name, "fwd", case("bfloat16", rows=65536, cols=cols), ways)
+
+
 def odd_long() -> Iterator[Sweep]:
     """Softmax of long rows that start inside accesses, whose shares are whole accesses, by clusters of other sizes."""
     from ridgeline.kernels.contract import case
@@ -723,11 +798,13 @@ PARTS: dict[str, Callable[[], Iterator[Sweep]]] = {
     "groups_clustered": groups_clustered,
     "rows_clustered": rows_clustered,
     "odd_forward": odd_forward,
-    "odd_words": odd_words,
     "rows_again": rows_again,
     "middling": middling,
     "misses": misses,
     "odd_long": odd_long,
+    "ahead": ahead,
+    "short_rows": short_rows,
+    "odd_more": odd_more,
     "groups_shared": groups_shared,
     "groups_back": groups_back,
     "heads_back": heads_back,

@@ -29,38 +29,53 @@ def apart(rows: int, whole: int, itemsize: int) -> Forward | None:
 
 
 def backward_ends(rows: int, whole: int, itemsize: int, words: bool = False) -> Backward | None:
-    """Rows that start inside accesses, ``whole`` columns of them in whole accesses: a thread has 32 of each vector.
-    ``words``: what waits may be two numbers a word.
+    """Rows that start inside accesses, ``whole`` columns of them in whole accesses, their ends apart: a thread has 32
+    of each vector. ``words``: what waits may be two numbers a word.
 
-    32768×4099: 231 µs in words, 256 as float32 numbers, 316 with masks; 16384×7001 210 in words on eight warps, 224 on
-    sixteen, 244 with masks; 16384×5003 169 and 179. 131072×1001 216 and 220 with masks; 65536×2049 226 in shared
-    memory, as it was with its ends apart, 65536×1458 176 and 193.
+    131072×1001 216 µs and 220 with masks; 65536×2049 226 in shared memory, as it was with its ends apart, 65536×1458
+    159 and 193. Float32 16384×4099 215, 264 with masks.
     """
-    if rows < rms.LEAST_WALKED or not 512 <= whole <= (8192 if words else 4096):
+    if rows < rms.LEAST_WALKED or not 512 <= whole <= 4096:
         return None
-    if words and 1024 < whole <= 2048:
+    if words and itemsize == 2 and 1024 < whole <= 2048:
         return rms.again(whole, 2, 2, 8)
-    if itemsize == 4:  # 16384×4099: 215 µs, 264 with masks
+    if itemsize == 4:
         return Backward(1, cdiv(whole, 512), 512, 4, 3, 2, True, True) if 1024 < whole <= 4096 else None
     if whole <= 1024:
         return Backward(1, cdiv(whole, 256), 256, 1, 3, 8, True, True)
-    if whole > 5120:
-        return Backward(1, cdiv(whole, 2048), 2048, 8, 3, 1, True, True, words=True)
-    if whole > 2048 and words:
-        return Backward(1, cdiv(whole, 1024), 1024, 4, 3 if whole <= 4096 else 2, 2, True, True, words=True)
     return Backward(1, cdiv(whole, 1024), 1024, 4, 3, 3 if whole <= 2048 else 2, True, True)
+
+
+def walked_ahead(rows: int, cols: int, itemsize: int, shifted: bool) -> Backward | None:
+    """Where rows finished a turn after their sums were taken are the fastest; None elsewhere.
+
+    16384×5003: 137 µs, 170 with what waits in registers until its sums are known; 38416×3771 234 and 235, 65536×734
+    90.8 and 95.6, 30000×1001 60.0 and 70.3. Rows that fill accesses: 7519×5376 76.0, 80.2 held, 3758×6848 50.9 and
+    52.4, 9000×3200 52.6 and 55.6. Float32 3332×10234 127 and 173, 4849×8632 154 and 167, 15784×768 45.6 and 50.1,
+    30525×1910 205 and 209. Not 16384×4096 (110, 108 held), 4501×4280 (47.9, 44.2), 5430×4544 (51.2, 49.2), 18574×2336
+    (84.4, 76.6), 8192×8192 (111, 110), 2470×12288 (61.1, 59.9), 9569×12540 (246, 221 read twice), float32 36873×503
+    (76.5, 70.6), 9119×3722 (125, 122).
+    """
+    if itemsize == 4:
+        wanted = 8192 < cols <= 10240 or (1024 < cols <= 2048 if shifted else 512 < cols <= 768)
+    elif shifted:
+        wanted = 512 < cols <= 1024 or 2048 < cols <= 6144
+    else:
+        wanted = 3072 < cols < 4096 or 5120 < cols < 8192
+    return rms.if_enough(rms.ahead_tile(cols, itemsize, 2), rows) if wanted else None
 
 
 def in_words(rows: int, cols: int, shifted: bool) -> Backward | None:
     """Rows that wait in shared memory, those too long for registers and those that would leave lanes idle.
 
-    8192×12289: 200 µs (591 with masks), 211 on sixteen warps; 4096×14336 133 and 135 (202 on thirty-two warps, held),
-    4096×16384 156 (222), 4096×20480 186 (341 read twice). 65536×1536 163 (189 on eight warps), 65536×1600 180, but
-    65536×2048 211 and 204. Where registers hold rows they win: 16384×4096 108 µs, 122 so, 16384×6144 173 and 181.
+    8107×7538: 119 and 123 µs (bfloat16, float16; 125 and 120 finished a turn later, 134 on sixteen warps), 14076×8482
+    232 (313 on sixteen), 4096×14336 102 (202 on thirty-two warps, held), 7756×16384 198 (314 finished a turn later),
+    4096×20480 186 (341 read twice). 65536×1458 159, 65536×1600 180, but 65536×2048 211 and 204. Where registers hold
+    rows they win: 16384×4096 108 µs, 122 so, 16384×6144 173 and 181.
     """
     if 1280 < cols <= 1792 and rows >= 8192 and not shifted:
         return rms.again(cols, 2, 2, 8)
-    if (8192 if shifted else 12288) < cols <= 16384:
+    if (6144 if shifted else 12288) < cols <= 16384:
         return rms.again(cols, 8, 3 if cols <= 14336 else 2, 1)
     if 16384 < cols <= 20480:
         return rms.again(cols, 16, 2, 1)
@@ -72,9 +87,13 @@ def backward(rows: int, cols: int, itemsize: int, shifted: bool = False, words: 
 
     Rows that start inside accesses reach into one piece more: 32768×4099 306 µs on four warps, 376 to 443 on eight.
     """
-    found = in_words(rows, cols, shifted) if words else None
+    found = walked_ahead(rows, cols, itemsize, shifted) if words else None
+    if found is None and words and itemsize == 2:
+        found = in_words(rows, cols, shifted)
     if found is not None:
         return found
+    if 256 < cols <= 512 and itemsize == 2 and rows >= 16384 and not shifted:  # 65536×480: 56.1 µs, 59.4 a row a warp
+        return Backward(2, cdiv(cols, 128), 128, 1, 3, 8, True)
     if 1024 < cols <= 1280 and itemsize == 2 and rows >= 8192 and not shifted:  # 65536×1280: 134 µs, 187 on eight warps
         return Backward(1, cdiv(cols, 256), 256, 1, 3, 8, True)
     if shifted and 2048 < cols <= 5112 and itemsize == 2:

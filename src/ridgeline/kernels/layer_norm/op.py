@@ -9,16 +9,16 @@ from torch import Tensor
 
 from ridgeline.errors import KernelError
 from ridgeline.kernels import tuning
-from ridgeline.kernels.compiler import POINTER_ALIGNMENT_BYTES
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, common_rows, declare, elementwise_cost
 from ridgeline.kernels.launcher import INTERPRETING, Kernel, Plans, access_of, launchable, num_sms, vector_of
-from ridgeline.kernels.layer_norm import config, kernel, reference, streamed
+from ridgeline.kernels.layer_norm import config, kernel, reference
 from ridgeline.kernels.rms_norm.op import (
     ends_access,
     pieces_of,
     plan_copies,
     plan_reduce,
     plan_words,
+    start_places,
     walkers,
     words_access,
 )
@@ -31,7 +31,6 @@ _FORWARD_APART = Kernel(kernel.layer_norm_forward_apart, vectors=("width",))
 _BACKWARD = Kernel(kernel.layer_norm_backward, vectors=("cols", "x_stride"))
 _BACKWARD_LONG = Kernel(kernel.layer_norm_backward_long, vectors=("cols", "x_stride"))
 _BACKWARD_ENDS = Kernel(kernel.layer_norm_backward_ends)
-_BACKWARD_WORDS = Kernel(streamed.layer_norm_backward_words, loose=("weight_ptr", "mean_ptr", "rstd_ptr", "shares_ptr"))
 _SHARES = Kernel(kernel.layer_norm_column_shares, vectors=("cols", "x_stride"))
 
 _infer_plans, _forward_plans, _backward_plans = Plans(), Plans(), Plans()
@@ -284,11 +283,12 @@ def _plan_backward(
     chosen = tuning.choose(
         "layer_norm.backward",
         {"rows": rows, "cols": cols, "dtype": dx.dtype},
-        (config.backward_ends(rows, cols // ends * ends, size, in_words) if ends else None)
+        (config.walked_ahead(rows, cols, size, shifts) if in_words else None)
+        or (config.backward_ends(rows, cols // ends * ends, size, in_words) if ends else None)
         or config.backward(rows, cols, size, shifts, in_words),
     )
-    if chosen.again and in_words:
-        programs = walkers(rows, chosen, 8 if cols % 8 else 1, on)
+    if (chosen.again or chosen.ahead) and in_words:
+        programs = walkers(rows, chosen, start_places(x, cols), on)
         partial = template((2, programs, cols), torch.float32, x.device)
         return _plan_backward_words(chosen, dy, x, weight, mean, dx, partial, rows, cols, stride, want)
     flags = {"HAS_WEIGHT": weight is not None, "HAS_DH": has_dh}
@@ -307,8 +307,6 @@ def _plan_backward(
         tile = {"CHUNKS": cdiv(cols // ends * ends, chosen.block)}
     partial = template((2, programs, cols), torch.float32, x.device)
     early = chosen.early and not INTERPRETING
-    if apart and chosen.words and in_words:
-        return _plan_backward_words(chosen, dy, x, weight, mean, dx, partial, rows, cols, stride, want)
     run = (_BACKWARD_ENDS if apart else _BACKWARD).bind(
         (dy, x, w, mean, rstd, dh, dx, partial, rows, cols, stride),
         grid=(programs,),
@@ -339,45 +337,21 @@ def _plan_backward_words(
     chosen: config.Backward, dy: Tensor, x: Tensor, weight: Tensor | None, stats: Tensor, dx: Tensor, partial: Tensor,
     rows: int, cols: int, stride: int, want: int,
 ) -> Any:  # fmt: skip
-    """Rows of 16-bit numbers, two numbers a word."""
+    """Rows of which words wait in shared memory."""
     w, on, programs = x if weight is None else weight, x.get_device(), partial.shape[1]
     wants = (bool(want & WANT_WEIGHT), bool(want & WANT_BIAS))
-    numbers: tuple[Any, ...] = (rows, cols, stride)
-    if chosen.again:
-        run = plan_words(chosen, dy, x, weight, stats, dx, partial, rows, cols, stride, *wants, True)
-        numbers = (rows, cols, stride, 0.0)
-    else:
-        run = _bind_words(chosen, dy, x, weight, stats, dx, partial, numbers, wants)
+    run = plan_words(chosen, dy, x, weight, stats, dx, partial, rows, cols, stride, *wants, True)
     reduce = plan_reduce(partial, w, programs, cols, on, second=w, early=chosen.early)
 
     def plan(
         dy: Tensor, x: Tensor, w: Tensor, mean: Tensor, rstd: Tensor, dh: Tensor, dx: Tensor, *sums: Tensor
     ) -> None:
         shares = torch.empty_like(partial, memory_format=torch.contiguous_format) if want else dx
-        run(dy, x, w, mean, rstd, dx, shares, *numbers)
+        run(dy, x, w, mean, rstd, dx, shares, rows, cols, stride, 0.0)
         if want:
             reduce(shares, *sums, programs, cols)
 
     return plan
-
-
-def _bind_words(
-    chosen: config.Backward, dy: Tensor, x: Tensor, weight: Tensor | None, stats: Tensor, dx: Tensor, partial: Tensor,
-    numbers: tuple[int, ...], wants: tuple[bool, bool],
-) -> Any:  # fmt: skip
-    """Rows that start inside accesses and wait in registers."""
-    vector = POINTER_ALIGNMENT_BYTES // x.element_size()
-    return _BACKWARD_WORDS.bind(
-        (dy, x, x if weight is None else weight, stats, stats, dx, partial, *numbers),
-        grid=(partial.shape[1],),
-        constants={"HAS_WEIGHT": weight is not None, "WANT_DW": wants[0], "WANT_DB": wants[1],
-                   "CHUNKS": cdiv(numbers[1] // vector * vector, chosen.block), "BLOCK": chosen.block,
-                   "SLOTS": chosen.num_stages, "EARLY": any(wants) and chosen.early},
-        num_warps=chosen.num_warps,
-        device=x.get_device(),
-        vector=vector,
-        max_registers=registers_of(chosen.num_warps, chosen.programs_per_sm),
-    )  # fmt: skip
 
 
 def _plan_backward_long(

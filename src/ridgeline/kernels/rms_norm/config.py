@@ -45,11 +45,12 @@ class Backward:
     early: bool = True
     """The kernel that adds up the shares starts while this one ends: 2048×4096 22.5 µs, 24.0 else; 8192×128 11.6 and
     12.8, LayerNorm 1024×12288 33.2 and 35.2. Let in from this one's start on it is in the way: 23.3, 11.9, 34.0."""
-    words: bool = False
-    """With ``ends``, LayerNorm of 16-bit numbers: what waits are two numbers a word, ``num_stages`` rows of them."""
     again: bool = False
     """16-bit rows wait in shared memory, ``num_stages`` of them, and are read there twice; so do weights, unless
     ``keep_weight``."""
+    ahead: bool = False
+    """Rows wait in shared memory, ``num_stages`` of them, until their sums are taken, and in registers until they are
+    finished, while the next one's sums are taken; weights wait in shared memory, unless ``keep_weight``."""
 
 
 LONG_BLOCK = 8192
@@ -70,6 +71,19 @@ def short_tile(rows: int, cols: int, itemsize: int, num_warps: int) -> tuple[int
     per_warp = lanes(itemsize) // block
     num_warps = clamp(power_of_two(cdiv(rows, 132 * per_warp)), 1, num_warps)
     return num_warps * per_warp, chunks, block, num_warps
+
+
+def narrow_tile(rows: int, cols: int, itemsize: int, num_warps: int) -> tuple[int, int, int, int] | None:
+    """As ``short_tile``, two rows a warp in three pieces where a row a warp would leave half of the second idle.
+
+    LayerNorm 65536×312 26.3 µs, 31.1 in two pieces, RMSNorm 65536×304 24.9 and 25.7, softmax 65536×264 22.5 and 25.3,
+    float32 65536×177 27.6 and 29.1.
+    """
+    found = short_tile(rows, cols, itemsize, num_warps)
+    if found is None or not lanes(itemsize) < cols <= lanes(itemsize) * 3 // 2:
+        return found
+    num_warps = clamp(power_of_two(cdiv(rows, 132 * 2)), 1, num_warps)
+    return 2 * num_warps, 3, lanes(itemsize) // 2, num_warps
 
 
 LEAST_WALKED = 4096
@@ -121,7 +135,7 @@ def kept(chosen: Forward, rows: int, cols: int, itemsize: int) -> Forward:
 
 def held(rows: int, cols: int, itemsize: int) -> Forward:
     """At most 40 elements a thread: then two programs or more share a multiprocessor up to 16k columns."""
-    short = short_tile(rows, cols, itemsize, 4)
+    short = narrow_tile(rows, cols, itemsize, 4)
     if short is not None:
         return Forward(*short)
     for num_warps, most in ((4, 5), (8, 4), (16, 4), (32, 4)):
@@ -137,18 +151,85 @@ def again(cols: int, num_warps: int, slots: int, programs_per_sm: int, keep_weig
     return Backward(1, cdiv(cols // 8 * 8, block), block, num_warps, slots, programs_per_sm, keep_weight, again=True)
 
 
+SHARED_BYTES, PROGRAM_BYTES = 228 << 10, 1216
+"""Shared memory of a multiprocessor for programs, and what a program takes besides its rows."""
+WARPS = 16
+"""Warps of a multiprocessor that have 128 registers a thread."""
+
+
+def ahead(
+    cols: int, num_warps: int, slots: int, programs_per_sm: int, keep_weight: bool = False, itemsize: int = 2
+) -> Backward:
+    """Rows that are finished while the next one's sums are taken, ``slots`` of them in shared memory."""
+    vector = 16 // itemsize
+    block = 32 * vector * num_warps
+    chunks = cdiv(cols // vector * vector, block)
+    return Backward(1, chunks, block, num_warps, slots, programs_per_sm, keep_weight, ahead=True)
+
+
+def shared_bytes(chosen: Backward, itemsize: int, slots: int, weight: bool) -> int:
+    """What rows of two tensors, and weights, take of a multiprocessor's shared memory."""
+    row = chosen.chunks * chosen.block * itemsize
+    return chosen.programs_per_sm * (2 * slots * row + weight * row + PROGRAM_BYTES)
+
+
+def ahead_tile(cols: int, itemsize: int, num_sums: int) -> Backward | None:
+    """Sixteen warps a multiprocessor in as many programs as can be, three rows of each in shared memory where they fit
+    and two else; twelve programs of one warp. None where registers do not hold a row and its column sums, or shared
+    memory two rows.
+
+    65536×642: 79.6 µs with twelve programs, 82.1 with sixteen, LayerNorm 65536×734 90.8 and 93.8.
+    """
+    most = {(2, 1): 4, (2, 2): 3, (4, 1): 7, (4, 2): 5}[itemsize, num_sums]
+    for num_warps in (1, 2, 4, 8, 16):
+        found = ahead(cols, num_warps, 3, WARPS // num_warps if num_warps > 1 else 12, itemsize=itemsize)
+        if found.chunks <= most:
+            slots = 3 if shared_bytes(found, itemsize, 3, True) <= SHARED_BYTES else 2
+            return replace(found, num_stages=slots) if shared_bytes(found, itemsize, 2, False) <= SHARED_BYTES else None
+    return None
+
+
+LEAST_TURNS = 6
+"""Rows of a program from which on the first row's sums and the last row's end are worth it: 600×3771 24.2 µs, 19.5
+held; 876×11008 of float32, 6.6 turns, 42.6 and 44.7."""
+
+
+def if_enough(found: Backward | None, rows: int) -> Backward | None:
+    """A tile where its programs have turns enough."""
+    return found if found is not None and rows >= LEAST_TURNS * 132 * found.programs_per_sm else None
+
+
+def walked_ahead(rows: int, cols: int, itemsize: int, shifted: bool) -> Backward | None:
+    """Where rows finished a turn after their sums were taken are the fastest; None elsewhere.
+
+    65536×642: 79.6 µs, 107.8 with masks; 16384×7001 186, 193 read twice in shared memory; 3048×11450 69.9 and 75.0;
+    18810×8216 262, 270 held; float32 5441×9584 164 and 179, 876×11008 42.6 and 44.7, 4531×14336 221, 382 read three
+    times, 3000×11451 137 and 168. Not 16384×4096 (109, 107 held), 28094×1250 (72.0, 65.7), 6906×2942 (45.1, 43.2;
+    20000×2500 93.2, 98.7), 8000×5001 (76.8, 73.9), 9000×6001 (98.1, 95.2), 10576×14008 (263, 247), 3904×15708 (122,
+    116).
+    """
+    if itemsize == 4:
+        wanted = 8192 < cols <= (12288 if shifted else 14336)
+    else:
+        wanted = 512 < cols <= 768 or 6144 < cols <= 12288 if shifted else 8192 < cols <= 10240
+    return if_enough(ahead_tile(cols, itemsize, 1), rows) if wanted else None
+
+
 def in_words(rows: int, cols: int, shifted: bool) -> Backward | None:
     """Rows that wait in shared memory: those that start inside accesses, and those too long for registers.
 
-    65536×1588 176 µs (202 with masks), 27327×2241 109 (127; 117 on two warps), 16384×7001 200 (216), 8192×12289 193
-    (356; 200 on eight warps), 4096×20480 156 (252 read twice). Where rows fill accesses and registers hold them,
+    65536×1588 176 µs (202 with masks), 27327×2241 109 (127; 117 on two warps), 9000×6001 95.2 (109), 3904×15708 116,
+    4096×20480 156 (252 read twice). Where rows fill accesses and registers hold them,
     waiting there is faster: 16384×4096 107 µs, 120 so; 4096×14336 105 and 110; 16384×3501 100 with masks, 102 to 116.
     """
     if shifted and 1024 < cols <= 3072 and rows >= LEAST_WALKED:
         return again(cols, 2, 2, 8, True) if cols <= 2048 else again(cols, 4, 3, 4, True)
     if shifted and 5112 < cols <= 8192:
         return again(cols, 8, 3, 2, True)
-    if shifted and 8192 < cols <= 16384:
+    if 5120 < cols <= 6144 and rows >= LEAST_WALKED:
+        # 9000×6001, which starts inside accesses, has 87 % of a copy as large so, 8577×5896 80 % held
+        return again(cols, 8, 3, 2, True)
+    if shifted and 8192 < cols <= 16384:  # to 12288, where they are few
         return again(cols, 16, 3, 1, True)
     if 16384 < cols <= 24576:
         return again(cols, 16, 2, 1, cols > 20480)
@@ -165,7 +246,9 @@ def backward(
     256 in a program of its own: 86 µs against 104 with four warps for LayerNorm of 65536×768, 44 and 61 for 65536×320
     (RMSNorm 43 and 50), 10.8 and 28.7 for 4550×264, 52 and 142 for 65536×305, float32 65536×448 95 and 112.
     """
-    found = in_words(rows, cols, shifted) if words and num_sums == 1 else None
+    found = walked_ahead(rows, cols, itemsize, shifted) if words and num_sums == 1 else None
+    if found is None and words and num_sums == 1 and itemsize == 2:
+        found = in_words(rows, cols, shifted)
     if found is not None:
         return found
     short = short_tile(rows, cols, itemsize, 4)

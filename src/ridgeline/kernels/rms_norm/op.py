@@ -21,7 +21,7 @@ from ridgeline.kernels.launcher import (
     num_sms,
     vector_of,
 )
-from ridgeline.kernels.rms_norm import config, kernel, reference, streamed
+from ridgeline.kernels.rms_norm import config, gradient, kernel, reference, streamed
 from ridgeline.kernels.rows import as_rows, cdiv, clamp, float_reason, power_of_two, template
 from ridgeline.kernels.shares import registers_of
 
@@ -30,7 +30,8 @@ _FORWARD_LONG = Kernel(kernel.rms_norm_forward_long, vectors=("cols", "x_stride"
 _FORWARD_APART = Kernel(kernel.rms_norm_forward_apart, vectors=("width",))
 _BACKWARD = Kernel(kernel.rms_norm_backward, vectors=("cols", "x_stride"))
 _BACKWARD_LONG = Kernel(kernel.rms_norm_backward_long, vectors=("cols", "x_stride"))
-_BACKWARD_WORDS = Kernel(streamed.norm_backward_words, loose=("weight_ptr", "mean_ptr", "rstd_ptr", "shares_ptr"))
+_BACKWARD_AHEAD = Kernel(gradient.norm_backward_ahead, vectors=("cols", "x_stride"), loose=("mean_ptr", "rstd_ptr"))
+_BACKWARD_WORDS = Kernel(streamed.norm_backward_words, vectors=("cols", "x_stride"), loose=("mean_ptr", "rstd_ptr"))
 _WEIGHT_SHARE = Kernel(kernel.rms_norm_weight_share, vectors=("cols", "x_stride"))
 REDUCE = Kernel(device.reduce_partials, vectors=("cols",))
 _COPIES = Kernel(device.copy_shifted)
@@ -269,7 +270,7 @@ def _plan_backward(
         {"rows": rows, "cols": cols, "dtype": dx.dtype},
         config.backward(rows, cols, size, shifted=shifts, words=in_words),
     )
-    if chosen.again and in_words:
+    if (chosen.again or chosen.ahead) and in_words:
         return _plan_backward_words(chosen, dy, x, weight, rstd, dx, rows, cols, stride, want_dw)
     flags = {"HAS_WEIGHT": weight is not None, "HAS_DH": has_dh}
     if not chosen.chunks:
@@ -307,10 +308,10 @@ def _plan_backward(
 
 
 def words_access(dy: Tensor, x: Tensor, w: Tensor, pointers: int, rows: int, cols: int, stride: int) -> bool:
-    """Whether a backward pass can read its rows as words: 16-bit numbers of one type, in accesses of sixteen bytes; of
-    rows that start inside accesses there must be one for every place where they can start."""
+    """Whether a backward pass can read its rows as words: numbers of one type, in accesses of sixteen bytes; of rows
+    that start inside accesses there must be one for every place where they can start."""
     size = x.element_size()
-    if not dy.dtype == x.dtype == w.dtype or size != 2 or INTERPRETING:
+    if not dy.dtype == x.dtype == w.dtype or INTERPRETING:
         return False
     ends = ends_access(size, pointers, cols, stride)
     return 0 < ends <= rows or is_widest(vector_of(size, pointers, cols, stride), size)
@@ -322,13 +323,13 @@ def plan_words(
 ) -> Any:  # fmt: skip
     """Rows that wait in shared memory, two numbers a word, for as many programs as ``partial`` has rows."""
     vector = POINTER_ALIGNMENT_BYTES // x.element_size()
-    return _BACKWARD_WORDS.bind(
+    return (_BACKWARD_AHEAD if chosen.ahead else _BACKWARD_WORDS).bind(
         (dy, x, x if weight is None else weight, stats, stats, dx, partial, rows, cols, stride, 0.0),
         grid=(partial.shape[-2],),
         constants={"CENTERED": centered, "HAS_WEIGHT": weight is not None, "WANT_DW": want_dw, "WANT_DB": want_db,
                    "CHUNKS": cdiv(cols // vector * vector, chosen.block), "BLOCK": chosen.block,
                    "SLOTS": chosen.num_stages, "EARLY": (want_dw or want_db) and chosen.early,
-                   "SHIFTED": cols % vector != 0, "SHARED": weight is not None and not chosen.keep_weight},
+                   "SHIFTED": cols % vector != 0, "SHARED": weights_in(chosen, x.element_size(), weight is not None)},
         num_warps=chosen.num_warps,
         device=x.get_device(),
         vector=vector,
@@ -341,7 +342,7 @@ def _plan_backward_words(
     cols: int, stride: int, want_dw: bool,
 ) -> Any:  # fmt: skip
     w, on = x if weight is None else weight, x.get_device()
-    programs = walkers(rows, chosen, 8 if cols % 8 else 1, on)
+    programs = walkers(rows, chosen, start_places(x, cols), on)
     partial = template((programs, cols), torch.float32, x.device)
     run = plan_words(chosen, dy, x, weight, rstd, dx, partial, rows, cols, stride, want_dw, False, False)
     reduce = plan_reduce(partial, w, programs, cols, on, early=chosen.early)
@@ -353,6 +354,21 @@ def _plan_backward_words(
             reduce(shares, dw, dw, programs, cols)
 
     return plan
+
+
+def weights_in(chosen: config.Backward, itemsize: int, given: bool) -> int:
+    """Where weights wait: in registers (0), in shared memory (1), or in the L2 (2) where they do not fit there."""
+    if not given or chosen.keep_weight:
+        return 0
+    if not chosen.ahead:
+        return 1
+    return 1 if config.shared_bytes(chosen, itemsize, chosen.num_stages, True) <= config.SHARED_BYTES else 2
+
+
+def start_places(x: Tensor, cols: int) -> int:
+    """In how many places of an access rows can start."""
+    vector = POINTER_ALIGNMENT_BYTES // x.element_size()
+    return vector if cols % vector else 1
 
 
 def plan_copies(weight: Tensor | None, bias: Tensor | None, cols: int, vector: int, x: Tensor) -> tuple[int, Any]:

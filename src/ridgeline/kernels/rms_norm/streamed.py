@@ -11,7 +11,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
-from ridgeline.kernels.stream import FLAT, both_added, halves, halves_here, let_next_start, paired, words_of
+from ridgeline.kernels.rms_norm.gradient import in_order, one_of, weight_words
+from ridgeline.kernels.stream import FLAT, both_added, halves, halves_here, let_next_start, paired
 
 
 @gluon.jit
@@ -60,6 +61,10 @@ def norm_backward_words(
     for _ in gl.static_range(CHUNKS):
         x_places = x_places + (gl.allocate_shared_memory(gl.int32, [SLOTS, PIECE], FLAT),)  # type: ignore[assignment]
         dy_places = dy_places + (gl.allocate_shared_memory(gl.int32, [SLOTS, PIECE], FLAT),)  # type: ignore[assignment]
+    rstd_places = gl.allocate_shared_memory(gl.float32, [SLOTS, 1], FLAT)
+    mean_places = gl.allocate_shared_memory(gl.float32, [SLOTS, 1], FLAT)
+    ONE: gl.constexpr = gl.BlockedLayout([1], [32], [NUM_WARPS], [0])
+    none = gl.arange(0, 1, ONE)
     first = gl.program_id(0)
     step = gl.num_programs(0)
     num_turns = (rows - first + step - 1) // step
@@ -70,9 +75,9 @@ def norm_backward_words(
     width = whole // 2
     c = gl.arange(0, PIECE, L)
     access = c // 4 * 4
-    x_at = x_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + (first.to(gl.int64) * x_stride + lead) // 8 * 4 + c
-    dy_at = dy_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + (first.to(gl.int64) * cols + lead) // 8 * 4 + c
-    dx_at = dx_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + (first.to(gl.int64) * cols + lead) // 8 * 4 + c
+    x_at = x_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + (first.to(gl.int64) * x_stride + lead) // 8 * 4
+    dy_at = dy_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + (first.to(gl.int64) * cols + lead) // 8 * 4
+    dx_at = dx_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + (first.to(gl.int64) * cols + lead) // 8 * 4
     x_step = step.to(gl.int64) * x_stride // 8 * 4
     dy_step = step.to(gl.int64) * cols // 8 * 4
     for turn in gl.static_range(AHEAD):
@@ -80,22 +85,23 @@ def norm_backward_words(
         for i in gl.static_range(CHUNKS):
             there = access < left - i * PIECE
             x_from, dy_from = x_at + turn * x_step, dy_at + turn * dy_step
-            async_copy.async_copy_global_to_shared(x_places[i].index(turn), x_from + i * PIECE, mask=there)
-            async_copy.async_copy_global_to_shared(dy_places[i].index(turn), dy_from + i * PIECE, mask=there)
+            async_copy.async_copy_global_to_shared(x_places[i].index(turn), x_from + (i * PIECE + c), mask=there)
+            async_copy.async_copy_global_to_shared(dy_places[i].index(turn), dy_from + (i * PIECE + c), mask=there)
+        row = first + gl.minimum(turn, num_turns - 1) * step
+        async_copy.async_copy_global_to_shared(rstd_places.index(turn), rstd_ptr + row + none)
+        if CENTERED:
+            async_copy.async_copy_global_to_shared(mean_places.index(turn), mean_ptr + row + none)
         async_copy.commit_group()
-    rstd = gl.load(rstd_ptr + first)
-    if CENTERED:
-        mean = gl.load(mean_ptr + first)
     if SHIFTED:
         E: gl.constexpr = gl.BlockedLayout([1], [32], [NUM_WARPS], [0])
         k = gl.arange(0, 16, E)
         edge = gl.where(k < 8, k, lead + whole + k - 8)
         own = gl.where(k < 8, k < lead, edge < cols)
-        x_edge = x_ptr + first.to(gl.int64) * x_stride + edge
-        dy_edge = dy_ptr + first.to(gl.int64) * cols + edge
-        dx_edge = dx_ptr + first.to(gl.int64) * cols + edge
-        x_now = gl.load(x_edge, mask=own, other=0.0)
-        dy_now = gl.load(dy_edge, mask=own, other=0.0)
+        x_edge = x_ptr + first.to(gl.int64) * x_stride
+        dy_edge = dy_ptr + first.to(gl.int64) * cols
+        dx_edge = dx_ptr + first.to(gl.int64) * cols
+        x_now = gl.load(x_edge + edge, mask=own, other=0.0)
+        dy_now = gl.load(dy_edge + edge, mask=own, other=0.0)
         w_edge = gl.full([16], 1.0, gl.float32, E)
         if HAS_WEIGHT:
             w_edge = gl.load(weight_ptr + edge, mask=own, other=0.0).to(gl.float32)
@@ -110,7 +116,7 @@ def norm_backward_words(
     db_high = ()
     for i in gl.static_range(CHUNKS):
         if HAS_WEIGHT:
-            words = words_of(weight_ptr + lead + i * BLOCK, c, whole - i * BLOCK)
+            words = weight_words(weight_ptr + i * BLOCK, c, lead, whole - i * BLOCK, False, SHIFTED)
             if SHARED:
                 weights = weights + (gl.allocate_shared_memory(gl.int32, [PIECE], FLAT, words),)  # type: ignore[assignment]
             else:
@@ -123,14 +129,14 @@ def norm_backward_words(
     slot = first * 0
     free = first * 0 + AHEAD
     for turn in range(num_turns):
-        following = gl.minimum(turn + 1, num_turns - 1)
-        rstd_next = gl.load(rstd_ptr + first + following * step)
-        if CENTERED:
-            mean_next = gl.load(mean_ptr + first + following * step)
         if SHIFTED:
-            x_next = gl.load(x_edge + following * 2 * x_step, mask=own, other=0.0)
-            dy_next = gl.load(dy_edge + following * 2 * dy_step, mask=own, other=0.0)
+            following = gl.minimum(turn + 1, num_turns - 1)
+            x_next = gl.load(x_edge + following * 2 * x_step + edge, mask=own, other=0.0)
+            dy_next = gl.load(dy_edge + following * 2 * dy_step + edge, mask=own, other=0.0)
         async_copy.wait_group(AHEAD - 1)
+        rstd = one_of(rstd_places.index(slot), ONE)
+        if CENTERED:
+            mean = one_of(mean_places.index(slot), ONE)
         along = gl.zeros([PIECE], gl.float32, L)
         level = gl.zeros([PIECE], gl.float32, L)
         for i in gl.static_range(CHUNKS):
@@ -164,8 +170,12 @@ def norm_backward_words(
         for i in gl.static_range(CHUNKS):
             there = access < left - i * PIECE
             x_from, dy_from = x_at + (turn + AHEAD) * x_step, dy_at + (turn + AHEAD) * dy_step
-            async_copy.async_copy_global_to_shared(x_places[i].index(free), x_from + i * PIECE, mask=there)
-            async_copy.async_copy_global_to_shared(dy_places[i].index(free), dy_from + i * PIECE, mask=there)
+            async_copy.async_copy_global_to_shared(x_places[i].index(free), x_from + (i * PIECE + c), mask=there)
+            async_copy.async_copy_global_to_shared(dy_places[i].index(free), dy_from + (i * PIECE + c), mask=there)
+        later = first + gl.minimum(turn + AHEAD, num_turns - 1) * step
+        async_copy.async_copy_global_to_shared(rstd_places.index(free), rstd_ptr + later + none)
+        if CENTERED:
+            async_copy.async_copy_global_to_shared(mean_places.index(free), mean_ptr + later + none)
         async_copy.commit_group()
         by_x = slope * inverse * rstd * rstd * rstd
         if CENTERED:
@@ -193,31 +203,29 @@ def norm_backward_words(
                 m += shift
             low = g - n
             high = h - m
-            gl.store(dx_at + turn * dy_step + i * PIECE, paired(low, high, BF16), mask=access < width - i * PIECE)
+            to = dx_at + turn * dy_step + (i * PIECE + c)
+            gl.store(to, paired(low, high, BF16), mask=access < width - i * PIECE)
         if SHIFTED:
             at_edge = g_edge * rstd - n_edge * by_x
             if CENTERED:
                 at_edge -= shift
-            gl.store(dx_edge + turn * 2 * dy_step, at_edge.to(dx_ptr.dtype.element_ty), mask=own)
+            gl.store(dx_edge + turn * 2 * dy_step + edge, at_edge.to(dx_ptr.dtype.element_ty), mask=own)
             x_now = x_next
             dy_now = dy_next
-        if CENTERED:
-            mean = mean_next
-        rstd = rstd_next
         slot = gl.where(slot + 1 == SLOTS, 0, slot + 1)
         free = gl.where(free + 1 == SLOTS, 0, free + 1)
     let_next_start(EARLY)
     to = shares_ptr + first.to(gl.int64) * cols
     second = step.to(gl.int64) * cols
+    S: gl.constexpr = gl.BlockedLayout([1 if SHIFTED else 4], [32], [NUM_WARPS], [0])
+    col = gl.arange(0, BLOCK, S)
     for i in gl.static_range(CHUNKS):
-        at = to + lead + i * BLOCK + 2 * c
-        there = 2 * c < whole - i * BLOCK
+        at = to + lead + i * BLOCK + col
+        there = col < whole - i * BLOCK
         if WANT_DW:
-            gl.store(at, dw_low[i], mask=there)
-            gl.store(at + 1, dw_high[i], mask=there)
+            gl.store(at, in_order((dw_low[i], dw_high[i]), False, S), mask=there)
         if WANT_DB:
-            gl.store(at + second, db_low[i], mask=there)
-            gl.store(at + second + 1, db_high[i], mask=there)
+            gl.store(at + second, in_order((db_low[i], db_high[i]), False, S), mask=there)
     if SHIFTED:
         if WANT_DW:
             gl.store(to + edge, dw_edge, mask=own)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ridgeline.kernels.rms_norm.config import KEPT_BYTES, short_tile
+from ridgeline.kernels.rms_norm.config import KEPT_BYTES, lanes, narrow_tile, short_tile
 from ridgeline.kernels.rows import cdiv, power_of_two
 from ridgeline.kernels.shares import Streamed
 
@@ -60,10 +60,12 @@ through shared memory; backward 235 and 293."""
 def forward(rows: int, cols: int, itemsize: int, shifted: bool = False) -> Softmax:
     """As for the norms: at most 40 elements a thread, 16 warps at most (8192×16384: 146 µs, 150 with 32 warps). Many
     rows are told to stay in the L2: 16384×4096 67.0 µs, 69.0 else."""
-    short = short_tile(rows, cols, itemsize, 4)
+    short = narrow_tile(rows, cols, itemsize, 4)
     reads = "evict_last" if rows * cols * itemsize >= KEPT_BYTES and not shifted else ""
     if short is not None:
         return Softmax(*short, reads=reads)
+    if 1024 < cols <= 2048 and itemsize == 2:  # 65536×1232: 79.4 µs, 100.9 on four warps, 65536×1552 98.4 and 111.0
+        return Softmax(1, cdiv(cols, 512), 512, 2, reads=reads)
     for num_warps, most in ((4, 5), (8, 4), (16, 5), (32, 3)):
         chunks = cdiv(cols, 256 * num_warps)
         if chunks <= most and cols < TWICE_FORWARD:
@@ -89,6 +91,12 @@ def backward(rows: int, cols: int, itemsize: int, shifted: bool = False) -> Soft
         if chunks <= most:
             return Softmax(1, chunks, 256 * num_warps, num_warps)
     return Softmax(1, 0, 32768 // itemsize, 32, 1)
+
+
+def ends_pay(cols: int, itemsize: int) -> bool:
+    """Whether rows that start inside accesses are worth a program each forward: 65536×394 39.2 µs with masks, 43.8 a
+    program each, float32 65536×177 27.6 and 43.9."""
+    return cols > 2 * lanes(itemsize)
 
 
 def with_ends(held: Softmax) -> Softmax:

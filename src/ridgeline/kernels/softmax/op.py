@@ -160,6 +160,7 @@ def _held(choose: Any, rows: int, cols: int, itemsize: int, vector: int, shifted
         return choose(rows, cols, itemsize)
     found = choose(rows, cols // vector * vector, itemsize, True)
     apart = found.chunks > 1 or found.rows == 1  # shorter rows share a warp
+    apart = apart and (choose is not config.forward or config.ends_pay(cols, itemsize))
     return config.with_ends(found) if apart and found.chunks else choose(rows, cols, itemsize, True)
 
 
