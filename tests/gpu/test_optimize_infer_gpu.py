@@ -156,6 +156,27 @@ def test_convolutions_along_sequences_are_as_right_as_eager(compiler: str, norms
     assert _error(found, meant) < 1.2 * _error(own, meant) + 1e-3
 
 
+@pytest.mark.parametrize("compiler", ["none", "inductor"])
+def test_sequences_whose_channels_stay_apart_are_as_right_as_eager(compiler: str) -> None:
+    """Both ways of a convolution of every channel by itself, raced; the layer before it is gated."""
+    from ridgeline.optimizer.rewrites import positions
+
+    torch.manual_seed(0)
+    wide, apart = torch.nn.Conv1d(256, 512, 1), torch.nn.Conv1d(256, 256, 31, padding=15, groups=256)
+    layers = (wide, torch.nn.GLU(dim=1), apart, torch.nn.SiLU(), torch.nn.Conv1d(256, 256, 1))
+    model, report = torch.nn.Sequential(*layers).cuda().bfloat16().eval(), Report()
+    x = torch.randn(8, 256, 501, device="cuda").bfloat16()
+    with torch.no_grad():
+        names = ("sequence-last", "sequence-apart")
+        found = compiled(model, rewrites=names, compiler=compiler, report=report)(x)
+        own, meant = model(x), model.double()(x.double())
+    assert report.counts() == {"sequence-last": 1, "sequence-apart": 1}, report.refusals
+    assert found.stride() == own.stride()
+    assert _error(found, meant) < 1.2 * _error(own, meant) + 1e-3
+    raced = [ways for key, ways in positions.CONTEST.seconds.items() if key[0] == "apart"]
+    assert raced and all(set(ways) == {"library", "ours"} for ways in raced)
+
+
 def test_every_way_of_a_pointwise_convolution_agrees() -> None:
     torch.manual_seed(0)
     rows, filters = (torch.randn(*s, device="cuda").bfloat16() for s in ((4001, 192), (384, 192)))

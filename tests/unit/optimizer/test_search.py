@@ -270,6 +270,22 @@ def test_where_the_last_race_cannot_tell_a_rival_that_is_ahead_wins(monkeypatch:
     assert entry.status == "beaten" and "last race" in entry.reason
 
 
+def test_a_winner_that_cannot_be_handed_over_leaves_what_else_was_found(monkeypatch: Any) -> None:
+    handed = searching.handed
+
+    def broken(problem: Any, built: Any) -> Any:
+        if built.candidate.name == "ours":
+            raise TypeError("this is no glance")
+        return handed(problem, built)
+
+    monkeypatch.setattr(searching, "handed", broken)
+    twice = lambda model: lambda x: (time.sleep(1e-3), model.layer(x))[1]
+    receipt, built = _searched(monkeypatch, {"torch.compile": twice, "ours": lambda model: model.layer})
+    assert receipt.winner == built.candidate.name == "torch.compile"
+    (entry,) = [each for each in receipt.entries if each.name == "ours"]
+    assert entry.status == "failed" and "no glance" in entry.reason
+
+
 class Asked(dict[str, Any]):
     """Candidates by name, and one that no ladder knows of."""
 

@@ -51,6 +51,7 @@ class Spelled:
     mask: Any
     out: fx.Node
     inside: tuple[fx.Node, ...]
+    is_turned: bool = False  # value and result lie turned: v · weightsᵀ, positions last
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,8 @@ def _is_special(read: Spelled) -> bool:
 
 def _special(scene: Scene, read: Spelled) -> Match | None:
     """Replace special attention by our kernel, if the mask is one it knows."""
-    if not {"softcap", "sinks"} <= kernel_arguments() or len(scene.shape(read.query) or ()) != 4 or read.key_is_turned:
+    turned = read.key_is_turned or read.is_turned
+    if not {"softcap", "sinks"} <= kernel_arguments() or len(scene.shape(read.query) or ()) != 4 or turned:
         return None
     pattern, buffers = _known_pattern(scene, read)
     if pattern is None:
@@ -159,8 +161,11 @@ def _spelled(scene: Scene, node: fx.Node) -> Spelled | None:
     product = _product(node)
     if product is None or not isinstance(product["other"], fx.Node):
         return None
+    value, is_turned = product["other"], False
     weights, inside, sinks = _weights(scene, product["input"])
     if weights is None:
+        value, (weights, inside, sinks), is_turned = product["input"], _turned_weights(scene, product["other"]), True
+    if weights is None or not isinstance(value, fx.Node):
         return None
     scores = _scores(scene, weights)
     if scores is None or scores.product["input"] is None:
@@ -173,12 +178,22 @@ def _spelled(scene: Scene, node: fx.Node) -> Spelled | None:
     if scores.hidden is not None and scores.added is not None:
         mask = Joint(scores.added, scores.hidden)
     everything = (*inside, *scores.inside, *q_inside, *k_inside, *turn_inside, node)
-    return Spelled(q, key, turned, product["other"], scale, scores.softcap, sinks, mask, node, everything)
+    return Spelled(q, key, turned, value, scale, scores.softcap, sinks, mask, node, everything, is_turned)
 
 
 def _product(node: Any) -> Call | None:
     read = call(node)
     return read if read is not None and read.op in ("matmul", "bmm") else None
+
+
+def _turned_weights(scene: Scene, node: fx.Node) -> tuple[fx.Node | None, tuple[fx.Node, ...], fx.Node | None]:
+    """The same of weights that are turned before values are multiplied by them, as code does that keeps channels before
+    positions: v · weightsᵀ (diffusion's first networks, attention in adversarial and non-local ones)."""
+    inner, turned, step = _untransposed(scene, node)
+    if turned or len(node.users) != 1:
+        return None, (), None
+    weights, inside, sinks = _weights(scene, inner)
+    return weights, (*inside, *step), sinks
 
 
 def _weights(scene: Scene, node: Any) -> tuple[fx.Node | None, tuple[fx.Node, ...], fx.Node | None]:
@@ -249,7 +264,7 @@ def _scores(scene: Scene, node: fx.Node) -> Scores | None:
     inside: list[fx.Node] = []
     while True:
         read = call(node)
-        if read is None or sum(not _asks_for_sizes(user) for user in node.users) != 1:
+        if read is None or sum(not _asks_about(user, node) for user in node.users) != 1:
             return None
         inside.append(node)
         if read.op in ("matmul", "bmm"):
@@ -285,10 +300,12 @@ def _hides_scaled(scene: Scene, added: fx.Node | None, scale: float, scores: fx.
     return scene.notes[key]
 
 
-def _asks_for_sizes(node: fx.Node) -> bool:
-    """Whether a node reads of a tensor how large it is, and nothing else."""
-    read = call(node)
-    return read is not None and read.op in ("full_like", "ones_like", "zeros_like")
+def _asks_about(user: fx.Node, node: fx.Node) -> bool:
+    """Whether a node reads of another how large it is, or of what type, and nothing else."""
+    read = call(user)
+    if read is None or read.op in ("full_like", "ones_like", "zeros_like"):
+        return read is not None
+    return read.op == "type_as" and read["other"] is node and read["input"] is not node
 
 
 def _cap(read: Call) -> tuple[float, float, fx.Node, list[fx.Node]] | None:
@@ -387,7 +404,9 @@ def _untransposed(scene: Scene, node: fx.Node) -> tuple[fx.Node, bool, tuple[fx.
     num = len(scene.shape(node) or ())
     if read is not None and isinstance(read.given.get("input"), fx.Node) and num >= 3:
         dims = {d % num for d in (read.given.get("dim0"), read.given.get("dim1")) if isinstance(d, int)}
-        if (read.op == "transpose" and dims == {num - 1, num - 2}) or read.op == "mT":
+        order = tuple(d % num for d in read.given.get("dims", ()) if isinstance(d, int))
+        swaps = read.op == "permute" and order == (*range(num - 2), num - 1, num - 2)
+        if (read.op == "transpose" and dims == {num - 1, num - 2}) or read.op == "mT" or swaps:
             return read["input"], False, (node,)
     return node, True, ()
 
@@ -414,6 +433,8 @@ def _called(scene: Scene, read: Spelled) -> Match | None:
         scene.refuse(read.out, "what is added to the scores has a type or shape that the function does not take")
         return None
     new = _emit_call(scene, read, *mask)
+    if read.is_turned and not scene.alike_sizes(read.out, new):
+        new = scene.emit(read.out, torch.clone, new, memory_format=torch.contiguous_format)
     if not scene.alike_sizes(read.out, new):
         scene.discard(new)
         return None
@@ -557,6 +578,8 @@ def _emit_call(scene: Scene, read: Spelled, mask: fx.Node | None, causal: bool) 
     q, k, v, at = read.query, read.key, read.value, read.out
     if read.key_is_turned:
         k = scene.emit(at, torch.transpose, k, -2, -1)
+    if read.is_turned:
+        v = scene.emit(at, torch.transpose, v, -2, -1)
     flat = len(scene.shape(q) or ()) == 3
     if flat:
         q, k, v = (scene.emit(at, torch.unsqueeze, x, 1) for x in (q, k, v))
@@ -564,7 +587,8 @@ def _emit_call(scene: Scene, read: Spelled, mask: fx.Node | None, causal: bool) 
     new = scene.emit(
         at, F.scaled_dot_product_attention, q, k, v, attn_mask=mask, dropout_p=0.0, is_causal=causal, scale=read.scale
     )
-    return scene.emit(at, torch.squeeze, new, 1) if flat else new
+    new = scene.emit(at, torch.squeeze, new, 1) if flat else new
+    return scene.emit(at, torch.transpose, new, -2, -1) if read.is_turned else new
 
 
 def _mask_argument(scene: Scene, read: Spelled) -> tuple[fx.Node | None, bool] | None:
