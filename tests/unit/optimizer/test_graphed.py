@@ -283,3 +283,24 @@ def test_weights_that_hooks_make_are_no_steps_recording() -> None:
     model = nn.Sequential(nn.utils.weight_norm(nn.Conv1d(4, 8, 3)))
     with pytest.raises(NotGraphable, match="hooks"):
         graph_training(model, (torch.randn(2, 4, 10),), {}, model, loss=None, executor=TapeExecutor())
+
+
+def test_a_model_that_switches_to_inference_mode_by_itself_is_recorded() -> None:
+    class Inferring(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        @torch.inference_mode()
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.layer(x)
+            y += 1.0
+            return y
+
+    model = Inferring().eval()
+    fast = _recorded(model, torch.randn(2, 4))
+    with torch.no_grad():
+        for _ in range(3):
+            x = torch.randn(2, 4)
+            torch.testing.assert_close(fast(x), model(x))
+    assert fast.replays == 3
