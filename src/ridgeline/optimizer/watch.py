@@ -31,9 +31,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as module_globals
-from torch.utils import _python_dispatch
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
+from torch.utils import _python_dispatch
 from torch.utils.hooks import RemovableHandle
 
 from ridgeline.errors import NotGraphable

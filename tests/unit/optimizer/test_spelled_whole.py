@@ -91,6 +91,26 @@ class Turned(nn.Module):
         return mixed.view(*x.shape) if self.views else mixed.reshape(*x.shape)
 
 
+class Sides(nn.Module):
+    """Segmenting anything, as published: positions are relative by rows and by columns of an image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        self.rows, self.columns = (nn.Parameter(torch.randn(n, n, WIDTH // HEADS) * 0.2) for n in (4, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        qkv = self.qkv(x).reshape(batch, length, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
+        q, k, v = qkv.reshape(3, batch * HEADS, length, -1).unbind(0)
+        scores, sides = (q * 0.25) @ k.transpose(-2, -1), q.reshape(batch * HEADS, 4, 5, -1)
+        rows = torch.einsum("bhwc,hkc->bhwk", sides, self.rows)
+        columns = torch.einsum("bhwc,wkc->bhwk", sides, self.columns)
+        scores = scores.view(-1, 4, 5, 4, 5) + rows[:, :, :, :, None] + columns[:, :, :, None, :]
+        mixed = scores.view(-1, length, length).softmax(dim=-1) @ v
+        return mixed.view(batch, HEADS, length, -1).permute(0, 2, 1, 3).reshape(batch, length, -1)
+
+
 class Typed(nn.Module):
     """T5's: a bias in place, weights rounded to the type of the scores; ``.mT`` for keys."""
 
@@ -112,6 +132,7 @@ class Typed(nn.Module):
      (lambda: Turned(views=True), {"attention": 1, "attention-kernel": 1}),
      (lambda: Turned(by_letters=True), {"einsum": 2, "attention": 1, "attention-kernel": 1}),
      (Typed, {"in-place": 1, "attention": 1}),
+     (Sides, {"attention": 1}),
      (Letters, {"einsum": 2, "attention": 1, "attention-kernel": 1}),
      (Complex, {"complex-rotary": 1, "attention": 1, "attention-kernel": 1}),
      (Module, {"in-place": 1, "multi-head": 1, "mask": 1, "attention-kernel": 1})],

@@ -62,13 +62,22 @@ class Joint:
     hidden: tuple[fx.Node, bool, float]
 
 
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """What is added to scores while rows and keys are folded into the sides of an image."""
+
+    parts: tuple[fx.Node, ...]
+    folded: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
 @dataclass(slots=True)
 class Scores:
     """What was done to scores between the product and the softmax, read backwards."""
 
     scale: float
     softcap: float
-    added: fx.Node | None
+    added: fx.Node | Folded | None
     hidden: tuple[fx.Node, bool, float] | None  # a boolean, whether it hides where true, and the score put in
     product: Call
     inside: tuple[fx.Node, ...]
@@ -175,7 +184,9 @@ def _spelled(scene: Scene, node: fx.Node) -> Spelled | None:
     key, turned, turn_inside = _untransposed(scene, k)
     scale = scores.scale * q_scale * k_scale
     mask: Any = scores.added if scores.hidden is None else scores.hidden
-    if scores.hidden is not None and scores.added is not None:
+    if isinstance(scores.added, Folded) and scores.hidden is not None:
+        return None
+    if scores.hidden is not None and isinstance(scores.added, fx.Node):
         mask = Joint(scores.added, scores.hidden)
     everything = (*inside, *scores.inside, *q_inside, *k_inside, *turn_inside, node)
     return Spelled(q, key, turned, value, scale, scores.softcap, sinks, mask, node, everything, is_turned)
@@ -260,7 +271,8 @@ def _scores(scene: Scene, node: fx.Node) -> Scores | None:
 
     A scale after the mask would scale the mask: only where that is known to be a pattern before and after it.
     """
-    scale, softcap, added, hidden = 1.0, 0.0, None, None
+    scale, softcap, hidden = 1.0, 0.0, None
+    added: fx.Node | Folded | None = None
     inside: list[fx.Node] = []
     while True:
         read = call(node)
@@ -283,8 +295,39 @@ def _scores(scene: Scene, node: fx.Node) -> Scores | None:
             if scale != 1.0 and (hidden is not None or not _hides_scaled(scene, step[1], scale, node)):
                 return None
             node, added, hidden = step[0], step[1], hidden if step[2] is None else step[2]
+        elif added is None and hidden is None and scale == 1.0 and (fold := _folded(scene, read)) is not None:
+            node, added, steps = fold
+            inside += steps
         else:
             return None
+
+
+def _folded(scene: Scene, read: Call) -> tuple[fx.Node, Folded, list[fx.Node]] | None:
+    """(scores, what is added, nodes) where scores are folded to the sides of an image for a sum, and back: positions
+    that are relative by rows and columns (segmenting anything, as it was published)."""
+    sizes, folded = scene.shape(read.node), scene.shape(read.given.get("input"))
+    if read.op not in ("view", "reshape") or sizes is None or folded is None or len(folded) <= len(sizes):
+        return None
+    node, parts, steps = read["input"], [], []
+    while True:
+        inner = call(node)
+        if inner is None or len(node.users) != 1:
+            return None
+        steps.append(node)
+        if inner.op in ("view", "reshape") and scene.shape(inner["input"]) == sizes:
+            found = Folded(tuple(parts), folded, sizes)
+            return (inner["input"], found, steps) if parts else None
+        sides = (inner.given.get("input"), inner.given.get("other")) if inner.op == "add" else ()
+        whole = [side for side in sides if scene.shape(side) == folded]
+        other = [side for side in sides if side not in whole and isinstance(side, fx.Node)]
+        if len(whole) != 1 or len(other) != 1 or inner.given.get("alpha") not in (None, 1):
+            return None
+        node, parts = whole[0], [*parts, other[0]]
+
+
+def unfolded(folded: Sequence[int], sizes: Sequence[int], *parts: Tensor) -> Tensor:
+    """What was added to scores on the sides of an image, added up, as a bias of rows and keys."""
+    return sum(parts[1:], parts[0]).expand(folded).reshape(sizes)
 
 
 def _hides_scaled(scene: Scene, added: fx.Node | None, scale: float, scores: fx.Node) -> bool:
@@ -424,6 +467,7 @@ def _called(scene: Scene, read: Spelled) -> Match | None:
     if len({scene.dtype(node) for node in (read.query, read.key, read.value)}) != 1:
         return None
     masks = (read.mask.added, read.mask.hidden[0]) if isinstance(read.mask, Joint) else (read.mask,)
+    masks = read.mask.parts if isinstance(read.mask, Folded) else masks
     leaves = (read.query, read.key, read.value, *(each for each in masks if isinstance(each, fx.Node)))
     if not scene.unchanged(leaves, read.inside, read.out):
         scene.refuse(read.out, "something is written between the scores and the result")
@@ -600,6 +644,10 @@ def _mask_argument(scene: Scene, read: Spelled) -> tuple[fx.Node | None, bool] |
         return _additive(scene, read, rows, keys)
     if isinstance(read.mask, Joint):
         return _hidden_bias(scene, read, read.mask)
+    if isinstance(read.mask, Folded):
+        fold = read.mask
+        alike = all(scene.dtype(part) == scene.dtype(read.query) for part in fold.parts) and not scene.training
+        return (scene.emit(read.out, unfolded, fold.folded, fold.sizes, *fold.parts), False) if alike else None
     condition, hides, number = read.mask
     found = _constant_pattern(scene, condition, "hidden" if hides else "seen", rows, keys)
     if found is not None:
