@@ -621,7 +621,7 @@ class Search:
     def _proved(self, built: Built) -> Verdict:
         try:
             prover = self.prover
-            stock = as_stock(built) or built.candidate.compiler == "stock-autotune"
+            stock = as_stock(built) or built.candidate.compiler.startswith("stock")
             budget = (self.problem.error_budget or 0.0) if built.candidate.narrow or stock else 0.0
             with built.switched() as call:
                 rounded = stock and self._rounds()

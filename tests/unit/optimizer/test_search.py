@@ -943,3 +943,29 @@ def test_no_floor_is_told_where_the_result_does_less_work() -> None:
     search.forecast = Forecast("h200", 10e-3, {}, 20e-3, 1e-3, 300, 0.5, (), 0.0)
     assert search._floor_s(11e-3) == 10e-3 and not search.notes
     assert search._floor_s(7e-3) is None and "10 ms" in search.notes[0]
+
+
+def test_what_cannot_be_recorded_whole_is_tried_in_the_pieces_of_torch_compile() -> None:
+    name = "torch.compile in pieces"
+    found = _climbed(_facts(), lambda c: "failed" if c.graphed else "slower")
+    names = [c.name for c in found]
+    assert names.index("torch.compile + graph") < names.index(name)
+    assert name not in _names(_facts()) and name not in [c.name for c in _climbed(_facts(), lambda c: "slower")]
+    training = _climbed(_facts(mode="train"), lambda c: "failed" if c.graphed else "slower")
+    assert name not in [c.name for c in training]
+
+
+def test_results_of_pytorchs_own_recordings_are_the_callers() -> None:
+    from ridgeline.optimizer import candidate
+
+    place = torch.zeros(3)
+    call = candidate._owned(lambda x: {"logits": place.add_(x), "name": "a"})
+    first = call(1.0)
+    assert first["name"] == "a" and float(call(1.0)["logits"][0]) == 2.0 and float(first["logits"][0]) == 1.0
+
+    class Held:
+        def __init__(self) -> None:
+            self.logits = place
+
+    with pytest.raises(OptimizeError, match="inside of objects"):
+        candidate._owned(lambda x: Held())(1.0)
