@@ -226,10 +226,11 @@ def apart(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: 
 def _apart(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int, last: bool) -> Tensor:
     given = (x, weight, bias, stride, padding, last)
     ways: dict[str, Any] = {"library": partial(_apart_by_library, *given)}
-    if x.is_cuda and DEPTHWISE.support(_image(x), weight.unsqueeze(2), bias, **_steps(stride, padding)) is None:
-        ways["ours"] = partial(_apart_by_ours, *given)
     if not x.is_cuda:
         return ways["library"]()
+    like = _image(torch.empty(x.shape, dtype=x.dtype, device="meta"))  # what lies elsewhere is laid so by a copy
+    if DEPTHWISE.support(like, weight.unsqueeze(2), bias, **_steps(stride, padding)) is None:
+        ways["ours"] = partial(_apart_by_ours, *given)
     key = ("apart", x.shape, x.stride(), weight.shape, stride, padding, last, x.dtype, x.device)
     return CONTEST.run(key, ways, x.device)
 
