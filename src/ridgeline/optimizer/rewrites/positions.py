@@ -249,7 +249,9 @@ def _apart_by_library(x: Tensor, weight: Tensor, bias: Any, stride: int, padding
 
 
 def _apart_by_ours(x: Tensor, weight: Tensor, bias: Any, stride: int, padding: int, last: bool) -> Tensor:
-    made = depthwise(_image(x), weight.unsqueeze(2), bias, **_steps(stride, padding))
+    image = _image(x)
+    image = image.clone() if image.data_ptr() % 16 else image  # a slice of something larger
+    made = depthwise(image, weight.unsqueeze(2), bias, **_steps(stride, padding))
     return _laid(made.squeeze(2), last)
 
 
