@@ -308,7 +308,9 @@ def _folded(scene: Scene, read: Call) -> tuple[fx.Node, Folded, list[fx.Node]] |
     sizes, folded = scene.shape(read.node), scene.shape(read.given.get("input"))
     if read.op not in ("view", "reshape") or sizes is None or folded is None or len(folded) <= len(sizes):
         return None
-    node, parts, steps = read["input"], [], []
+    parts: list[fx.Node] = []
+    steps: list[fx.Node] = []
+    node = read["input"]
     while True:
         inner = call(node)
         if inner is None or len(node.users) != 1:
@@ -322,7 +324,8 @@ def _folded(scene: Scene, read: Call) -> tuple[fx.Node, Folded, list[fx.Node]] |
         other = [side for side in sides if side not in whole and isinstance(side, fx.Node)]
         if len(whole) != 1 or len(other) != 1 or inner.given.get("alpha") not in (None, 1):
             return None
-        node, parts = whole[0], [*parts, other[0]]
+        node = whole[0]
+        parts.append(other[0])
 
 
 def unfolded(folded: Sequence[int], sizes: Sequence[int], *parts: Tensor) -> Tensor:
