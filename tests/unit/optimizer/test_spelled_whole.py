@@ -195,6 +195,30 @@ def test_sequences_whose_channels_stay_apart_lie_with_channels_last(monkeypatch:
     assert float(ours) < 1.5 * float(theirs) + 1e-3
 
 
+def test_convolutions_that_are_added_to_their_input_keep_steps_last(monkeypatch: Any) -> None:
+    """A vocoder's: only the first of each two could lie with channels last, and the second would turn it over."""
+    from ridgeline.optimizer.rewrites import positions
+
+    class Pair(nn.Module):
+        def __init__(self, added: bool) -> None:
+            super().__init__()
+            self.first, self.last, self.added = nn.Conv1d(64, 64, 3, padding=1), nn.Conv1d(64, 64, 3, padding=1), added
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.last(F.leaky_relu(self.first(F.leaky_relu(x, 0.1)), 0.1))
+            return x + y if self.added else y.transpose(1, 2).contiguous()
+
+    monkeypatch.setattr(positions, "SMALL", 0)
+    for added, expected in ((True, {}), (False, {"sequence-last": 2})):
+        torch._dynamo.reset()
+        model, report = Pair(added).eval().bfloat16(), Report()
+        x = torch.randn(2, 64, LENGTH).bfloat16()
+        with torch.no_grad():
+            made = compiled(model, rewrites=("sequence-last",), report=report)(x)
+            torch.testing.assert_close(made, model(x), rtol=2e-2, atol=2e-2)
+        assert report.counts() == expected, report.refusals
+
+
 def test_complex_numbers_are_gone_before_a_compiler_sees_them() -> None:
     torch._dynamo.reset()
     model, x, report = Complex().eval(), torch.randn(2, LENGTH, WIDTH), Report()
