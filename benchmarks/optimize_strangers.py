@@ -1,7 +1,8 @@
 """Networks as people write them who use no library of models: other spellings of what the rewrites were written for.
 
 Attention by einsum, rotary embedding by complex numbers, PyTorch's attention module with a mask and its weights asked
-for, layers over sequences as convolutions of one tap, detectors and vocoders by hand. Each entry builds (model, args,
+for, layers over sequences as convolutions of one tap, detectors and vocoders by hand, norms in float32 around 16 bits,
+attention with channels before positions. Each entry builds (model, args,
 kwargs) as in ``optimize_zoo.py``, whose table it adds to; ``optimize_models.py --models NAME …`` knows them by name.
 """
 
@@ -337,3 +338,152 @@ class Dilated(nn.Module):
 @entry("hifigan-8x200")
 def _() -> Built:
     return Vocoder(), (torch.randn(8, 80, 200),), {}
+
+
+class Wide(nn.GroupNorm):
+    """Groups normed in float32, whatever the type of the image, as diffusion's first networks have it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = F.group_norm(x.float(), self.num_groups, self.weight.float(), self.bias.float(), self.eps)
+        return found.type(x.dtype)
+
+
+class Looking(nn.Module):
+    """Attention over pixels with channels before positions, by letters, the scale shared by both sides."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.norm = heads, Wide(32, width)
+        self.qkv, self.out = nn.Conv1d(width, 3 * width, 1), nn.Conv1d(width, width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, width, *sizes = x.shape
+        x = x.reshape(batch, width, -1)
+        qkv = self.qkv(self.norm(x)).reshape(batch * self.heads, 3 * width // self.heads, -1)
+        q, k, v = qkv.split(width // self.heads, dim=1)
+        scale = (width // self.heads) ** -0.25
+        weights = torch.einsum("bct,bcs->bts", q * scale, k * scale)
+        weights = torch.softmax(weights.float(), dim=-1).type(weights.dtype)
+        mixed = torch.einsum("bts,bcs->bct", weights, v).reshape(batch, -1, x.shape[2])
+        return (x + self.out(mixed)).reshape(batch, width, *sizes)
+
+
+class Timed(nn.Module):
+    """Two convolutions whose second norm is scaled and shifted by the time."""
+
+    def __init__(self, width: int, out: int, times: int) -> None:
+        super().__init__()
+        self.first = nn.Sequential(Wide(32, width), nn.SiLU(), nn.Conv2d(width, out, 3, padding=1))
+        self.times, self.norm = nn.Sequential(nn.SiLU(), nn.Linear(times, 2 * out)), Wide(32, out)
+        self.last = nn.Sequential(nn.SiLU(), nn.Dropout(0.1), nn.Conv2d(out, out, 3, padding=1))
+        self.skip = nn.Identity() if width == out else nn.Conv2d(width, out, 1)
+
+    def forward(self, x: Tensor, time: Tensor) -> Tensor:
+        y, shift = self.first(x), self.times(time)[..., None, None]
+        scale, shift = shift.chunk(2, dim=1)
+        return self.skip(x) + self.last(self.norm(y) * (1 + scale) + shift)
+
+
+class Denoiser(nn.Module):
+    """A diffusion network on pixels: three sizes, attention at the smaller two."""
+
+    def __init__(self, width: int = 192, times: int = 768) -> None:
+        super().__init__()
+        widths, self.width = (width, 2 * width, 3 * width), width
+        self.times = nn.Sequential(nn.Linear(width, times), nn.SiLU(), nn.Linear(times, times))
+        self.first = nn.Conv2d(3, width, 3, padding=1)
+        self.down = nn.ModuleList()
+        for before, after in zip((width, *widths[:-1]), widths, strict=True):
+            last = nn.Conv2d(after, after, 3, 2, 1) if after != widths[-1] else nn.Identity()
+            looks = Looking(after, after // 64) if after != width else nn.Identity()
+            self.down.append(nn.ModuleList([Timed(before, after, times), looks, Timed(after, after, times), last]))
+        self.middle = nn.ModuleList([Timed(widths[-1], widths[-1], times), Looking(widths[-1], widths[-1] // 64)])
+        self.up = nn.ModuleList()
+        for before, after in ((2 * widths[2], widths[1]), (2 * widths[1], widths[0]), (2 * widths[0], widths[0])):
+            looks = Looking(after, after // 64) if after != width else nn.Identity()
+            self.up.append(nn.ModuleList([Timed(before, after, times), looks]))
+        self.end = nn.Sequential(Wide(32, width), nn.SiLU(), nn.Conv2d(width, 6, 3, padding=1))
+
+    def forward(self, x: Tensor, steps: Tensor) -> Tensor:
+        half = self.width // 2
+        rates = torch.exp(-math.log(1e4) * torch.arange(half, dtype=torch.float32, device=x.device) / half)
+        angles = steps[:, None].float() * rates[None]
+        time = self.times(torch.cat([torch.cos(angles), torch.sin(angles)], dim=-1).type(x.dtype))
+        x, kept = self.first(x), []
+        for first, looks, second, smaller in self.down:
+            x = second(looks(first(x, time)), time)
+            kept.append(x)
+            x = smaller(x)
+        first, looks = self.middle
+        x = looks(first(x, time))
+        for first, looks in self.up:
+            beside = kept.pop()
+            if x.shape[2] != beside.shape[2]:
+                x = F.interpolate(x, scale_factor=2, mode="nearest")
+            x = looks(first(torch.cat([x, beside], dim=1), time))
+        return self.end(x)
+
+
+@entry("denoiser-16x64")
+def _() -> Built:
+    return Denoiser(), (torch.randn(16, 3, 64, 64), torch.randint(0, 1000, (16,))), {}
+
+
+class Sigmoid(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.sigmoid(1.702 * x)
+
+
+class Careful(nn.LayerNorm):
+    """Rows normed in float32, as the first code that paired images and texts has it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, bias = self.weight.float(), self.bias.float()
+        return F.layer_norm(x.type(torch.float32), self.normalized_shape, weight, bias, self.eps).type(x.dtype)
+
+
+class Paired(nn.Module):
+    """A block with positions first, PyTorch's attention module and a mask that moves with its input."""
+
+    def __init__(self, width: int, heads: int, mask: Tensor | None) -> None:
+        super().__init__()
+        self.attention, self.mask = nn.MultiheadAttention(width, heads), mask
+        self.norm1, self.norm2 = Careful(width), Careful(width)
+        self.feed = nn.Sequential(nn.Linear(width, 4 * width), Sigmoid(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = None if self.mask is None else self.mask.to(dtype=x.dtype, device=x.device)
+        y = self.norm1(x)
+        x = x + self.attention(y, y, y, need_weights=False, attn_mask=mask)[0]
+        return x + self.feed(self.norm2(x))
+
+
+class Pairing(nn.Module):
+    """Images and texts, each by a transformer, and how well each pair fits."""
+
+    def __init__(self, width: int = 768, words: int = 512, layers: int = 12, shared: int = 512) -> None:
+        super().__init__()
+        self.cut, self.places = nn.Conv2d(3, width, 32, 32, bias=False), nn.Parameter(torch.randn(50, width) * 0.02)
+        self.first = nn.Parameter(torch.randn(width) * 0.02)
+        self.looking = nn.Sequential(Careful(width), *(Paired(width, width // 64, None) for _ in range(layers)))
+        self.looked, self.image = Careful(width), nn.Parameter(torch.randn(width, shared) * width**-0.5)
+        mask = torch.empty(77, 77, dtype=torch.float32).fill_(float("-inf")).triu_(1)
+        self.words, self.order = nn.Embedding(49408, words), nn.Parameter(torch.randn(77, words) * 0.02)
+        self.reading = nn.Sequential(*(Paired(words, words // 64, mask) for _ in range(layers)))
+        self.read, self.text = Careful(words), nn.Parameter(torch.randn(words, shared) * words**-0.5)
+        self.sharpness = nn.Parameter(torch.tensor(2.6))
+
+    def forward(self, images: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.cut(images).flatten(2).permute(0, 2, 1)
+        x = torch.cat([self.first.to(x.dtype) + torch.zeros_like(x[:, :1]), x], dim=1) + self.places
+        x = self.looked(self.looking(x.permute(1, 0, 2)).permute(1, 0, 2)[:, 0]) @ self.image
+        y = self.read(self.reading((self.words(ids) + self.order).permute(1, 0, 2)).permute(1, 0, 2))
+        y = y[torch.arange(y.shape[0], device=y.device), ids.argmax(dim=-1)] @ self.text
+        x, y = x / x.norm(dim=-1, keepdim=True), y / y.norm(dim=-1, keepdim=True)
+        logits = self.sharpness.exp() * x @ y.t()
+        return logits, logits.t()
+
+
+@entry("pairing-64")
+def _() -> Built:
+    return Pairing(), (torch.randn(64, 3, 224, 224), _ids(49000, 64, 77)), {}

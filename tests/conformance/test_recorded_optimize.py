@@ -20,6 +20,9 @@ RECORDINGS = sorted((ROOT / "data" / "recordings" / "h200").glob("optimize_model
 FLOOR_OF_OTHER_WORK = {("optimize_models_6.json.gz", "t5-large-8x512")}
 """A bug that was found here: the floor was that of unfused attention, which the result has no more."""
 
+GIVEN_UP = {("optimize_models_25.json.gz", "llama-complex-8l-2x1024")}
+"""Another: a model that holds complex numbers could not be handed over, and all that was found for it was lost."""
+
 
 @pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.stem)
 def test_the_note_holds_every_row_of_the_recording(path: Path) -> None:
@@ -33,6 +36,9 @@ def test_what_was_kept_was_proved_and_measured(path: Path) -> None:
         if "receipt" not in found:
             continue
         receipt = found["receipt"]
+        if (path.name, found["model"]) in GIVEN_UP:
+            assert receipt["notes"][0].startswith("left as it is") and not receipt["entries"]
+            continue
         (winner,) = [entry for entry in receipt["entries"] if entry["status"] == "winner"]
         assert winner["name"] == receipt["winner"] and winner["measured_s"] > 0
         assert receipt["winner"] == "eager" or receipt["verdict"]["ok"]

@@ -156,6 +156,51 @@ def test_convolutions_along_sequences_are_as_right_as_eager(compiler: str, norms
     assert _error(found, meant) < 1.2 * _error(own, meant) + 1e-3
 
 
+@pytest.mark.parametrize("compiler", ["none", "inductor"])
+def test_sequences_whose_channels_stay_apart_are_as_right_as_eager(compiler: str) -> None:
+    """Both ways of a convolution of every channel by itself, raced; the layer before it is gated."""
+    from ridgeline.optimizer.rewrites import positions
+
+    torch.manual_seed(0)
+    wide, apart = torch.nn.Conv1d(256, 512, 1), torch.nn.Conv1d(256, 256, 31, padding=15, groups=256)
+    layers = (wide, torch.nn.GLU(dim=1), apart, torch.nn.SiLU(), torch.nn.Conv1d(256, 256, 1))
+    model, report = torch.nn.Sequential(*layers).cuda().bfloat16().eval(), Report()
+    x = torch.randn(8, 256, 501, device="cuda").bfloat16()
+    with torch.no_grad():
+        names = ("sequence-last", "sequence-apart")
+        found = compiled(model, rewrites=names, compiler=compiler, report=report)(x)
+        own, meant = model(x), model.double()(x.double())
+    assert report.counts() == {"sequence-last": 1, "sequence-apart": 1}, report.refusals
+    assert found.stride() == own.stride()
+    assert _error(found, meant) < 1.2 * _error(own, meant) + 1e-3
+    raced = [ways for key, ways in positions.CONTEST.seconds.items() if key[0] == "apart"]
+    assert raced and all(set(ways) == {"library", "ours"} for ways in raced)
+
+
+def test_what_the_host_decides_inside_of_is_recorded_in_pieces_and_results_stay() -> None:
+    from ridgeline.optimizer.candidate import Candidate, build
+    from ridgeline.optimizer.inputs import Inputs
+
+    class Deciding(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = (torch.nn.Linear(256, 256) for _ in range(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.first(x)
+            return self.last(y if float(y.float().sum()) > 0 else -y)
+
+    torch.manual_seed(0)
+    model = Deciding().cuda().bfloat16().eval()
+    given = [torch.randn(64, 256, device="cuda").bfloat16() for _ in range(6)]
+    pieces = Candidate(name="torch.compile in pieces", compiler="stock-pieces")
+    built = build(pieces, model, Inputs((given[0],), {}), "infer")
+    with torch.no_grad(), built.switched() as call:
+        found = [call(x) for x in given]
+        for x, made in zip(given, found, strict=True):
+            torch.testing.assert_close(made, model(x), rtol=2e-2, atol=2e-2)
+
+
 def test_every_way_of_a_pointwise_convolution_agrees() -> None:
     torch.manual_seed(0)
     rows, filters = (torch.randn(*s, device="cuda").bfloat16() for s in ((4001, 192), (384, 192)))

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ridgeline.errors import NotGraphable, OptimizeError
 from ridgeline.optimizer import casts
@@ -35,7 +36,7 @@ from ridgeline.optimizer.substitution import apply, revert
 from ridgeline.optimizer.training import graph_training
 
 Call = Callable[..., Any]
-COMPILERS = ("none", "stock", "stock-autotune", "inductor", "inductor-autotune")
+COMPILERS = ("none", "stock", "stock-pieces", "stock-autotune", "inductor", "inductor-autotune")
 LAYOUTS = ("keep", "channels_last")
 RECOMPILE_LIMIT = 64
 MOST_VARIANTS = 6
@@ -83,7 +84,7 @@ class Candidate:
     @property
     def complexity(self) -> int:
         """How much is done to the model; of two that are equally fast, the simpler is returned."""
-        ladder = {"none": 0, "stock": 2, "stock-autotune": 4, "inductor": 3, "inductor-autotune": 5}
+        ladder = {"none": 0, "stock": 2, "stock-pieces": 4, "stock-autotune": 4, "inductor": 3, "inductor-autotune": 5}
         made = 10 * ladder[self.compiler] + 5 * bool(self.rewrites) + 4 * bool(self.substituted)
         return made + 2 * self.graphed + (self.layout != "keep") + 100 * bool(self.narrow)
 
@@ -107,7 +108,8 @@ class Candidate:
         compiler = {
             "none": "",
             "stock": "torch.compile, default settings",
-            "stock-autotune": 'torch.compile, mode="max-autotune"',
+            "stock-pieces": 'torch.compile, mode="reduce-overhead": its graphs recorded one by one, results copied',
+            "stock-autotune": 'torch.compile, mode="max-autotune", results copied',
             "inductor": "lowered by Inductor",
             "inductor-autotune": "lowered by Inductor, products tuned",
         }[self.compiler]
@@ -444,8 +446,8 @@ def _compiled(built: Built, model: nn.Module, traces: Traces) -> Call:
         _forget_sizes()
     if candidate.compiler == "stock":
         return torch.compile(model)
-    if candidate.compiler == "stock-autotune":
-        return torch.compile(model, mode="max-autotune")
+    if candidate.compiler in _RECORDING:
+        return _owned(torch.compile(model, mode=_RECORDING[candidate.compiler]))
     chosen: dict[str, Any] = {"rewrites": candidate.rewrites, "compiler": candidate.compiler, "report": report}
     options = {key: value for key, value in candidate.options if key != ACTIVATION_BUDGET}
     options |= {"narrow": built.bank} if built.bank is not None else {}
@@ -459,6 +461,24 @@ def _compiled(built: Built, model: nn.Module, traces: Traces) -> Call:
         built.switches.append(Switch(blocks.on, blocks.off, outlives_capture=False))
         return blocks
     return traces.of("model", lambda: model).lowered(options=options, **chosen)
+
+
+_RECORDING = {"stock-pieces": "reduce-overhead", "stock-autotune": "max-autotune"}
+"""Modes of torch.compile that record its graphs one by one."""
+
+
+def _owned(call: Call) -> Call:
+    """A call whose results are its caller's: those of PyTorch's own recordings lie where the next call writes."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        torch.compiler.cudagraph_mark_step_begin()
+        found = call(*args, **kwargs)
+        flat, spec = tree_flatten(found)
+        if sum(isinstance(each, torch.Tensor) for each in flat) != sum(1 for _ in leaves(found)):
+            raise OptimizeError("results are inside of objects, where PyTorch's recordings would write over them")
+        return tree_unflatten([each.clone() if isinstance(each, torch.Tensor) else each for each in flat], spec)
+
+    return run
 
 
 def _forget_sizes() -> None:

@@ -470,6 +470,14 @@ class Ladder:
         yield self._rung(stock, self._compile_s("model"), "compiled")
         if self.facts.cuda and search.entries[stock.name].status not in (FAILED, SKIPPED, LARGE):
             yield self._graphed(replace(stock, tries_convolutions=self._tries()), CAPTURE_S)
+            yield from self._pieces(search)
+
+    def _pieces(self, search: Climber) -> Iterator[Rung]:
+        """Where a call cannot be recorded whole, since the host decides inside of it, what torch.compile records of it
+        piece by piece: max-autotune does so too, and takes minutes."""
+        if self.facts.mode == "infer" and search.entries[STOCK + GRAPHED].status == FAILED:
+            pieces = Candidate(name="torch.compile in pieces", compiler="stock-pieces")
+            yield self._rung(pieces, AGAIN_FRAC * self._compile_s("model"), "compiled")
 
     def _inductor(self, name: str, layout: str, scope: str) -> Candidate:
         chosen = recommended(self.kind, "inductor", self.device)

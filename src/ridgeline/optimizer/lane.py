@@ -62,7 +62,7 @@ class Lane:
     @classmethod
     def of(cls, matcher: Matcher | None, watch: Watch, flat: Flat) -> Lane | None:
         """A lane for calls like one that was just looked at in full and found to be as recorded; None if it is rare."""
-        if matcher is None or not stillness.counts or native() is None or _unusual():
+        if matcher is None or not stillness.counts or not _is_native(watch) or _unusual():
             return None
         number = _number(watch, flat)
         try:
@@ -96,7 +96,8 @@ class Lane:
 
     def apart(self, tensors: Sequence[Tensor], free: bytes) -> bool:
         """Whether those inputs that are copied share no memory with others, nor with the model."""
-        return not free or native().apart(tensors, self._spans, free, self._watch.glance)
+        model = self._watch
+        return not free or (_is_native(model) and native().apart(tensors, self._spans, free, model.glance))
 
 
 def _over(lane: weakref.ref[Lane], gone: Any) -> None:
@@ -111,6 +112,12 @@ def _row(value: Any) -> tuple[int, Any]:
     if type(value) in PLAIN or type(value) is float:
         return _PLAIN, value
     raise TypeError(f"an argument of type {type(value).__name__}")
+
+
+def _is_native(watch: Watch) -> bool:
+    """Whether the model's tensors are looked at in C: complex ones are not, since any may be a conjugate."""
+    made = native()
+    return made is not None and isinstance(watch.glance, made.Glance)
 
 
 def _unusual() -> bool:

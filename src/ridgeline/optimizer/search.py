@@ -627,7 +627,7 @@ class Search:
     def _proved(self, built: Built) -> Verdict:
         try:
             prover = self.prover
-            stock = as_stock(built) or built.candidate.compiler == "stock-autotune"
+            stock = as_stock(built) or built.candidate.compiler.startswith("stock")
             budget = (self.problem.error_budget or 0.0) if built.candidate.narrow or stock else 0.0
             with built.switched() as call:
                 rounded = stock and self._rounds()
@@ -735,10 +735,18 @@ class Search:
         runners = {"eager": self.eager}
         if self.stock is not None:
             runners[self.stock.candidate.name] = self.stock
-        if self.best is not self.eager:
-            runners[self.best.candidate.name] = handed(self.problem, self.best)
         budget_s = max(LEAST_RACE_S, min(2 * MOST_RACE_S, LAST_RACE_FRAC * self.problem.budget_s))
-        timed = self.track.race(runners, budget_s, least_rounds=LAST_ROUNDS)
+        try:
+            if self.best is not self.eager:
+                runners[self.best.candidate.name] = handed(self.problem, self.best)
+            timed = self.track.race(runners, budget_s, least_rounds=LAST_ROUNDS)
+        except Exception as error:  # what cannot be handed over is out; whoever is left races again
+            self.track.restore()
+            failed = self.best if self.best is not self.eager else self.stock
+            if failed is None:
+                raise
+            self._unseat(failed, f"failed in the last race: {why_failed(error)}")
+            return self._last_race()
         self._give_way(self._whole_steps(budget_s) or timed)
         tried = AS_IT_IS in self.entries and self.entries[AS_IT_IS].status != SKIPPED
         if self.best is self.stock and not tried and self._feels_guards(timed[STOCK]):

@@ -63,7 +63,7 @@ class Studio:
 
     def refuse(self, flat: Flat) -> None:
         self._given = list(opaque(flat))
-        if hooks := self.watch.hooks():
+        if hooks := self.watch.hooks(training=torch.is_grad_enabled()):
             raise NotGraphable(f"the model has hooks that a replay would not call: {', '.join(hooks[:3])}")
         sparse = [name for name, tensor in self.watch.tensors.values() if tensor.layout is not torch.strided]
         if sparse:

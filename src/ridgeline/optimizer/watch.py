@@ -31,6 +31,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as module_globals
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils import _python_dispatch
 from torch.utils.hooks import RemovableHandle
 
@@ -66,6 +68,9 @@ _HARMLESS_HOOKS = ("transformers.utils.output_capturing", "transformers.utils.ge
 """Hooks that only collect what the same call returns."""
 _FLAGGING_HOOKS = (("transformers.modeling_utils", "make_inputs_require_grads"),)
 """Hooks that only say of a result that gradients flow through it, which a recording has done once for all."""
+_MAKING_HOOKS: tuple[type, ...] = (WeightNorm, SpectralNorm)
+"""Hooks that make a weight of parameters before every call: what they compute is recorded with the call."""
+
 
 @dataclass(slots=True)
 class _Name:
@@ -150,6 +155,7 @@ class _Held:
     owner: str
     held: dict[Any, Any]
     was: dict[Any, Any]
+    derived: frozenset[str] = frozenset()  # names whose values are made anew by every call
 
 
 @dataclass(slots=True)
@@ -233,7 +239,7 @@ class Watch:
             self._counted.append(held)
             self._linear.append((path, held))
         else:
-            self._dict(path, held)
+            self._dict(path, held, _derived(held))
         self._class(type(module))
         self._namespaces.setdefault(id(type(module)), (type(module).__name__, type(module)))
         if slots_of(type(module)):
@@ -245,7 +251,7 @@ class Watch:
         for name, value in chain(held.get("_parameters", {}).items(), held.get("_buffers", {}).items()):
             self._hold(f"{path}.{name}", value, 0)
         for name, value in held.items():
-            if name not in _BOOKKEEPING:
+            if name not in _BOOKKEEPING and name not in _derived(held):
                 self._hold(f"{path}.{name}", value, 0)
 
     def _written(self, cls: type) -> None:
@@ -266,9 +272,9 @@ class Watch:
                 if not key.startswith("__") and isinstance(value, (*_PLAIN, list, dict, set, Tensor)):
                     self._name(f"{part.__name__}.{key}", vars(part), key, part)
 
-    def _dict(self, owner: str, held: dict[Any, Any]) -> None:
+    def _dict(self, owner: str, held: dict[Any, Any], derived: frozenset[str] = frozenset()) -> None:
         if held:
-            self._dicts.append(_Held(owner, held, raw(held)))
+            self._dicts.append(_Held(owner, held, raw(held), derived))
         else:
             hooks = owner.rpartition(".")[2] in HOOKS
             (self._unhooked if hooks else self._empties).append(held)
@@ -704,10 +710,11 @@ class Watch:
             if switch.read() != switch.was:
                 switch.restore()
 
-    def hooks(self) -> list[str]:
-        """Hooks that a replay would not call."""
+    def hooks(self, *, training: bool = False) -> list[str]:
+        """Hooks that a replay would not call; in training those too whose weights gradients flow through."""
         entries = [entry.held for entry in self._dicts if entry.owner.rpartition(".")[2] in HOOKS]
-        return [_hook(hooks) for hooks in chain(self._unhooked, entries) if hooks and not _harmless(hooks)]
+        return [_hook(hooks) for hooks in chain(self._unhooked, entries)
+                if hooks and (not _harmless(hooks) or (training and _makes(hooks)))]  # fmt: skip
 
     def buffers(self) -> list[Tensor]:
         """The tensors held that are not parameters: those a call may write to."""
@@ -754,11 +761,24 @@ def _differences(entry: _Held) -> list[str]:
         return []
     gone = [f"{entry.owner}.{key} is gone" for key in was if key not in now]
     new = [f"{entry.owner}.{key} is new" for key in now if key not in was and not str(key).startswith(_INCIDENTAL)]
+    kept = _BOOKKEEPING | entry.derived
     return gone + new + [f"{entry.owner}.{key} changed" for key in was
-                         if key in now and key not in _BOOKKEEPING and not _alike(now[key], was[key])]  # fmt: skip
+                         if key in now and key not in kept and not _alike(now[key], was[key])]  # fmt: skip
+
+
+def _derived(held: dict[str, Any]) -> frozenset[str]:
+    """Attributes of a module that hooks of PyTorch's make anew of its parameters before every call of it."""
+    hooks = held.get("_forward_pre_hooks", {}).values()
+    return frozenset(str(hook.name) for hook in hooks if type(hook) in _MAKING_HOOKS)
+
+
+def _makes(hooks: dict[Any, Any]) -> bool:
+    return bool(hooks) and all(type(hook) in _MAKING_HOOKS for hook in hooks.values())
 
 
 def _harmless(hooks: dict[Any, Any]) -> bool:
+    if _makes(hooks):
+        return True
     named = [(getattr(hook, "__module__", ""), getattr(hook, "__name__", "")) for hook in hooks.values()]
     known = all(name[0] in _HARMLESS_HOOKS or name in _FLAGGING_HOOKS for name in named)
     return known and all(map(callable, hooks.values()))

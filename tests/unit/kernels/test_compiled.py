@@ -326,7 +326,7 @@ def test_quantization_holds_its_rows():
 
 @pytest.mark.parametrize(
     ("name", "case", "tensor_cores"),
-    [("depthwise", 0, False), ("short_attention", 0, True), ("group_norm_last", 0, False),
+    [("depthwise", 0, False), ("depthwise", 5, False), ("short_attention", 0, True), ("group_norm_last", 0, False),
      ("grouped_convolution", 1, True),
      ("sequence_convolution", 0, True)],
 )  # fmt: skip

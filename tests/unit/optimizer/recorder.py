@@ -50,7 +50,8 @@ class Tape(TorchDispatchMode):
 
     def replay(self) -> None:
         """Runs every call again, as it was recorded; results go where the first ones went."""
-        with torch.no_grad(), torch.inference_mode(False), torch._C._AutoDispatchBelowAutograd(), casts.off():
+        inferred = any(made.is_inference() for *_, results in self.calls for made in results)
+        with torch.no_grad(), torch.inference_mode(inferred), torch._C._AutoDispatchBelowAutograd(), casts.off():
             for func, args, kwargs, results in self.calls:
                 again = [t for t in tree_leaves(func(*args, **kwargs)) if isinstance(t, Tensor)]
                 for mine, fresh in zip(results, again):

@@ -1562,12 +1562,50 @@ def a_mask_that_is_filled_in_place() -> Any:
     return Of(forward), (_x(),)
 
 
-@missed("in-place")
+@spelled("in-place", training=False)
 def a_tensor_read_after_it_was_written() -> Any:
     def forward(self: Any, x: Tensor) -> Tensor:
         y = x * 2.0
         z = F.relu(y, inplace=True)
         return z + y
+
+    return Of(forward), (_x(),)
+
+
+@spelled("in-place", matches=3, training=False)
+def a_tensor_written_for_the_sake_of_it() -> Any:
+    """A view of what nobody reads any more, too; and a wider mask, which is rounded to what it is added to."""
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        scores = (x * 2.0).view(x.shape)
+        scores.mul_(0.5)
+        scores.masked_fill_(scores > 1.0, -1e4)
+        scores += torch.ones(scores.shape[-1], dtype=torch.float64)
+        return scores.softmax(-1)
+
+    return Of(forward), (_x(),)
+
+
+@missed("in-place")
+def a_view_written_whose_base_is_read() -> Any:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        y = x * 2.0
+        y[..., 0].mul_(3.0)
+        return y + 1.0
+
+    return Of(forward), (_x(),)
+
+
+@missed("in-place")
+def views_of_views_written_twice() -> Any:
+    """The second write reaches what the first returned."""
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        y = x * 2.0
+        flat = y.view(-1)
+        y.add_(1.0)
+        flat.mul_(3.0)
+        return y + flat.sum()
 
     return Of(forward), (_x(),)
 
@@ -1581,6 +1619,38 @@ def a_view_of_what_is_written() -> Any:
         return z.sum(-1) + v
 
     return Of(forward), (_x(),)
+
+
+class Widened(nn.Module):
+    """A norm in float32 around 16 bits, as much published code has it."""
+
+    def __init__(self, kind: str, result: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.kind, self.result = kind, result
+        self.weight, self.bias = (nn.Parameter(torch.randn(WIDTH)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        w, b = self.weight.float(), self.bias.float()
+        if self.kind == "groups":
+            y = F.group_norm(x.float().transpose(1, 2), 4, w, b, 1e-5)
+        else:
+            y = F.layer_norm(x.type(torch.float32), (WIDTH,), w, b, 1e-5)
+        return y.type(x.dtype if self.result is None else self.result) * 2.0
+
+
+@spelled("norm-casts", training=False, dtypes=(torch.bfloat16,))
+def a_norm_in_float32() -> Any:
+    return Widened("rows"), (torch.randn(B, L, WIDTH),)
+
+
+@missed("norm-casts")
+def a_norm_in_float32_of_float32() -> Any:
+    return Widened("rows"), (torch.randn(B, L, WIDTH),)
+
+
+@missed("norm-casts")
+def a_norm_in_float32_that_stays_so() -> Any:
+    return Widened("rows", torch.float32).bfloat16(), (torch.randn(B, L, WIDTH).bfloat16(),)
 
 
 @missed("in-place")

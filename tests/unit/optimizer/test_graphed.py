@@ -23,6 +23,7 @@ from ridgeline.optimizer import executor
 from ridgeline.optimizer.dice import indifferent
 from ridgeline.optimizer.executor import executor_for
 from ridgeline.optimizer.graphed import Graphed, graph_inference, graph_training
+from ridgeline.optimizer.optimized import Optimized, Plan
 from ridgeline.optimizer.signature import recordable
 from ridgeline.optimizer.statics import Statics
 from ridgeline.optimizer.studio import Studio
@@ -253,3 +254,53 @@ def test_who_asks_for_a_capture_hears_what_is_told_and_asks_the_same_function() 
     for told in (True, False):
         with executor._answering(told):
             assert torch.cuda.is_current_stream_capturing is asked and asked() is told
+
+
+@pytest.mark.parametrize("normed", [nn.utils.weight_norm, nn.utils.spectral_norm], ids=lambda each: each.__name__)
+def test_weights_that_pytorchs_hooks_make_are_made_by_the_recording(normed: Any) -> None:
+    """Vocoders and adversarial networks have them; every call of a module sets its weight anew."""
+    torch.manual_seed(0)
+    model = nn.Sequential(normed(nn.Conv1d(4, 8, 3)), nn.ReLU(), normed(nn.Conv1d(8, 4, 3))).eval()
+    with torch.no_grad():
+        graphed = _recorded(model, torch.randn(2, 4, 10))
+        fast = Optimized(model, [Plan(graphed.signature, graphed)])
+        for _ in range(4):
+            x = torch.randn(2, 4, 10)
+            torch.testing.assert_close(fast(x), model(x))
+        next(model.parameters()).mul_(2.0)
+        torch.testing.assert_close(fast(x), model(x))
+        assert graphed.replays == 5
+        for parameter in model.parameters():
+            parameter.data = parameter.data * 2.0
+        torch.testing.assert_close(fast(x), model(x))
+        assert graphed.replays == 5
+    model[0].register_forward_pre_hook(lambda module, given: (2 * given[0],))
+    with pytest.raises(NotGraphable, match="hooks"):
+        _recorded(model, torch.randn(2, 4, 10))
+
+
+def test_weights_that_hooks_make_are_no_steps_recording() -> None:
+    model = nn.Sequential(nn.utils.weight_norm(nn.Conv1d(4, 8, 3)))
+    with pytest.raises(NotGraphable, match="hooks"):
+        graph_training(model, (torch.randn(2, 4, 10),), {}, model, loss=None, executor=TapeExecutor())
+
+
+def test_a_model_that_switches_to_inference_mode_by_itself_is_recorded() -> None:
+    class Inferring(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        @torch.inference_mode()
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.layer(x)
+            y += 1.0
+            return y
+
+    model = Inferring().eval()
+    fast = _recorded(model, torch.randn(2, 4))
+    with torch.no_grad():
+        for _ in range(3):
+            x = torch.randn(2, 4)
+            torch.testing.assert_close(fast(x), model(x))
+    assert fast.replays == 3

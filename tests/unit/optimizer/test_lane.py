@@ -69,6 +69,30 @@ def test_other_tokens_are_too_wherever_they_lie(scene: Scene) -> None:
         scene.agree()
 
 
+def test_a_model_that_holds_complex_numbers_is_looked_at_in_full(counted: None) -> None:
+    """Such tensors are looked at in Python, which the helper in C was handed as its own: the search itself gave up."""
+    from ridgeline.optimizer.graphed import graph_inference
+    from ridgeline.optimizer.optimized import Optimized, Plan
+
+    class Turned(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.polar(torch.ones(4), torch.arange(4.0))
+
+        def forward(self, x: Any) -> Any:
+            return torch.view_as_real(torch.view_as_complex(x) * self.table)
+
+    model, x = Turned().eval(), torch.randn(3, 4, 2)
+    recording = graph_inference(model, (x,), {}, model, executor=glances.TapeExecutor())
+    fast = Optimized(model, [Plan(recording.signature, recording)])
+    with torch.no_grad():
+        for _ in range(5):
+            x = torch.randn(3, 4, 2)
+            torch.testing.assert_close(fast(x), model(x))
+        model.table = model.table.conj()  # where it lay, of the same size
+        torch.testing.assert_close(fast(x), model(x))
+
+
 @pytest.mark.parametrize(
     ("change", "plain"),
     [*((change, False) for change in CHANGES), *((change, True) for change in CHANGES[::3])],

@@ -270,6 +270,22 @@ def test_where_the_last_race_cannot_tell_a_rival_that_is_ahead_wins(monkeypatch:
     assert entry.status == "beaten" and "last race" in entry.reason
 
 
+def test_a_winner_that_cannot_be_handed_over_leaves_what_else_was_found(monkeypatch: Any) -> None:
+    handed = searching.handed
+
+    def broken(problem: Any, built: Any) -> Any:
+        if built.candidate.name == "ours":
+            raise TypeError("this is no glance")
+        return handed(problem, built)
+
+    monkeypatch.setattr(searching, "handed", broken)
+    twice = lambda model: lambda x: (time.sleep(1e-3), model.layer(x))[1]
+    receipt, built = _searched(monkeypatch, {"torch.compile": twice, "ours": lambda model: model.layer})
+    assert receipt.winner == built.candidate.name == "torch.compile"
+    (entry,) = [each for each in receipt.entries if each.name == "ours"]
+    assert entry.status == "failed" and "no glance" in entry.reason
+
+
 class Asked(dict[str, Any]):
     """Candidates by name, and one that no ladder knows of."""
 
@@ -927,3 +943,29 @@ def test_no_floor_is_told_where_the_result_does_less_work() -> None:
     search.forecast = Forecast("h200", 10e-3, {}, 20e-3, 1e-3, 300, 0.5, (), 0.0)
     assert search._floor_s(11e-3) == 10e-3 and not search.notes
     assert search._floor_s(7e-3) is None and "10 ms" in search.notes[0]
+
+
+def test_what_cannot_be_recorded_whole_is_tried_in_the_pieces_of_torch_compile() -> None:
+    name = "torch.compile in pieces"
+    found = _climbed(_facts(), lambda c: "failed" if c.graphed else "slower")
+    names = [c.name for c in found]
+    assert names.index("torch.compile + graph") < names.index(name)
+    assert name not in _names(_facts()) and name not in [c.name for c in _climbed(_facts(), lambda c: "slower")]
+    training = _climbed(_facts(mode="train"), lambda c: "failed" if c.graphed else "slower")
+    assert name not in [c.name for c in training]
+
+
+def test_results_of_pytorchs_own_recordings_are_the_callers() -> None:
+    from ridgeline.optimizer import candidate
+
+    place = torch.zeros(3)
+    call = candidate._owned(lambda x: {"logits": place.add_(x), "name": "a"})
+    first = call(1.0)
+    assert first["name"] == "a" and float(call(1.0)["logits"][0]) == 2.0 and float(first["logits"][0]) == 1.0
+
+    class Held:
+        def __init__(self) -> None:
+            self.logits = place
+
+    with pytest.raises(OptimizeError, match="inside of objects"):
+        candidate._owned(lambda x: Held())(1.0)

@@ -71,9 +71,69 @@ class Module(nn.Module):
         return self.attention(x, x, x, attn_mask=hidden)[0]
 
 
+class Turned(nn.Module):
+    """Channels before positions, as in diffusion's first networks: values are multiplied by weights that are turned."""
+
+    def __init__(self, by_letters: bool = False, views: bool = False) -> None:
+        super().__init__()
+        self.qkv, self.by_letters, self.views = nn.Conv1d(WIDTH, 3 * WIDTH, 1), by_letters, views
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.transpose(1, 2)
+        q, k, v = self.qkv(x).reshape(x.shape[0] * HEADS, -1, x.shape[2]).chunk(3, 1)
+        if self.by_letters:
+            weights = torch.einsum("bct,bcs->bts", q * 0.5, k * 0.5)
+            weights = torch.softmax(weights.float(), -1).type(weights.dtype)
+            mixed = torch.einsum("bts,bcs->bct", weights, v)
+        else:
+            weights = F.softmax(torch.bmm(q.permute(0, 2, 1), k) * 0.25, dim=2)
+            mixed = torch.bmm(v, weights.permute(0, 2, 1))
+        return mixed.view(*x.shape) if self.views else mixed.reshape(*x.shape)
+
+
+class Sides(nn.Module):
+    """Segmenting anything, as published: positions are relative by rows and by columns of an image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        self.rows, self.columns = (nn.Parameter(torch.randn(n, n, WIDTH // HEADS) * 0.2) for n in (4, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        qkv = self.qkv(x).reshape(batch, length, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
+        q, k, v = qkv.reshape(3, batch * HEADS, length, -1).unbind(0)
+        scores, sides = (q * 0.25) @ k.transpose(-2, -1), q.reshape(batch * HEADS, 4, 5, -1)
+        rows = torch.einsum("bhwc,hkc->bhwk", sides, self.rows)
+        columns = torch.einsum("bhwc,wkc->bhwk", sides, self.columns)
+        scores = scores.view(-1, 4, 5, 4, 5) + rows[:, :, :, :, None] + columns[:, :, :, None, :]
+        mixed = scores.view(-1, length, length).softmax(dim=-1) @ v
+        return mixed.view(batch, HEADS, length, -1).permute(0, 2, 1, 3).reshape(batch, length, -1)
+
+
+class Typed(nn.Module):
+    """T5's: a bias in place, weights rounded to the type of the scores; ``.mT`` for keys."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
+        self.bias = nn.Parameter(torch.randn(1, HEADS, LENGTH, LENGTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).view(*x.shape[:2], 3, HEADS, -1).permute(2, 0, 3, 1, 4).unbind(0)
+        scores = q @ k.mT
+        scores += self.bias
+        return (F.softmax(scores.float(), dim=-1).type_as(scores) @ v).transpose(1, 2).reshape(*x.shape)
+
+
 @pytest.mark.parametrize(
     ("kind", "expected"),
-    [(Letters, {"einsum": 2, "attention": 1, "attention-kernel": 1}),
+    [(Turned, {"attention": 1, "attention-kernel": 1}),
+     (lambda: Turned(views=True), {"attention": 1, "attention-kernel": 1}),
+     (lambda: Turned(by_letters=True), {"einsum": 2, "attention": 1, "attention-kernel": 1}),
+     (Typed, {"in-place": 1, "attention": 1}),
+     (Sides, {"attention": 1}),
+     (Letters, {"einsum": 2, "attention": 1, "attention-kernel": 1}),
      (Complex, {"complex-rotary": 1, "attention": 1, "attention-kernel": 1}),
      (Module, {"in-place": 1, "multi-head": 1, "mask": 1, "attention-kernel": 1})],
 )  # fmt: skip
@@ -101,6 +161,62 @@ def test_a_row_that_sees_nothing_stays_what_pytorch_makes_of_it() -> None:
         torch.testing.assert_close(fast(x), model(x), equal_nan=True)
         assert bool(model(x)[:, 0].isnan().all())
     assert "multi-head" not in report.counts()
+
+
+class Apart(nn.Module):
+    """A Conformer's convolutions: gated, then each channel by itself; and a look back alone, cut at its end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.narrow = nn.Conv1d(WIDTH, 2 * WIDTH, 1), nn.Conv1d(WIDTH, WIDTH, 1)
+        self.apart, self.norm = nn.Conv1d(WIDTH, WIDTH, 31, padding=15, groups=WIDTH), nn.BatchNorm1d(WIDTH)
+        self.back = nn.Conv1d(WIDTH, WIDTH, 4, padding=3, groups=WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.apart(F.glu(self.wide(x.transpose(1, 2)), dim=1))
+        y = self.narrow(F.silu(self.norm(y))).transpose(1, 2)
+        return F.silu(self.back(y.transpose(1, 2))[:, :, : x.shape[1]].transpose(1, 2))
+
+
+def test_sequences_whose_channels_stay_apart_lie_with_channels_last(monkeypatch: Any) -> None:
+    from ridgeline.optimizer.rewrites import positions
+
+    monkeypatch.setattr(positions, "LEAST_NUMBERS", 0)
+    monkeypatch.setattr(positions, "SMALL", 0)
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model, x, report = Apart().eval(), torch.randn(2, LENGTH, WIDTH), Report()
+    with torch.no_grad():
+        meant = model(x)
+        model, x = model.bfloat16(), x.bfloat16()
+        fast = compiled(model, rewrites=("sequence-last", "sequence-apart"), report=report)
+        theirs, ours = ((made.float() - meant).norm() / meant.norm() for made in (model(x), fast(x)))
+    assert report.counts() == {"sequence-last": 2, "sequence-apart": 2}, report.refusals
+    assert float(ours) < 1.5 * float(theirs) + 1e-3
+
+
+def test_convolutions_that_are_added_to_their_input_keep_steps_last(monkeypatch: Any) -> None:
+    """A vocoder's: only the first of each two could lie with channels last, and the second would turn it over."""
+    from ridgeline.optimizer.rewrites import positions
+
+    class Pair(nn.Module):
+        def __init__(self, added: bool) -> None:
+            super().__init__()
+            self.first, self.last, self.added = nn.Conv1d(64, 64, 3, padding=1), nn.Conv1d(64, 64, 3, padding=1), added
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.last(F.leaky_relu(self.first(F.leaky_relu(x, 0.1)), 0.1))
+            return x + y if self.added else y.transpose(1, 2).contiguous()
+
+    monkeypatch.setattr(positions, "SMALL", 0)
+    for added, expected in ((True, {}), (False, {"sequence-last": 2})):
+        torch._dynamo.reset()
+        model, report = Pair(added).eval().bfloat16(), Report()
+        x = torch.randn(2, 64, LENGTH).bfloat16()
+        with torch.no_grad():
+            made = compiled(model, rewrites=("sequence-last",), report=report)(x)
+            torch.testing.assert_close(made, model(x), rtol=2e-2, atol=2e-2)
+        assert report.counts() == expected, report.refusals
 
 
 def test_complex_numbers_are_gone_before_a_compiler_sees_them() -> None:

@@ -29,6 +29,8 @@ def tiles(out_h: int, channels: int, taps: int) -> tuple[Tile, ...]:
     A thread has eight channels of one slot (32 or 56 sums) or of two. As few channels as possible stay empty.
     """
     widths = sorted(WIDTHS, key=lambda width: (-channels % width, -width))
+    if out_h == 1:  # a sequence: no rows below to share what is read with
+        return tuple(Tile(1, numbers // widths[0], widths[0]) for numbers in (1024, 2048))
     if taps > 5 and out_h % TALL == 0:
         return tuple(Tile(TALL, 1024 // width, width) for width in widths[: 1 + (channels % 64 == 0)])
     return tuple(Tile(4, numbers // widths[0], widths[0]) for numbers in (1024, 2048))

@@ -22,8 +22,8 @@ _LOOSE = ("bias_ptr", "mean_ptr", "var_ptr", "gamma_ptr", "beta_ptr")
 _FORWARD = Kernel(kernel.depthwise_forward, vectors=("channels",), loose=_LOOSE)
 _plans = Plans()
 _active_modes = torch._C._len_torch_dispatch_stack
-MOST_TAPS, MOST_STRIDE = 11, 2
-"""Beyond so many taps a side a column of them no longer fits into registers."""
+MOST_TAPS, MOST_STRIDE, MOST_ALONG = 11, 2, 64
+"""Beyond so many taps in a column it no longer fits into registers; along a row they are taken one after the other."""
 
 
 def depthwise(
@@ -115,8 +115,8 @@ def _support(
         return f"no activation {activation!r}: one of {', '.join(ACTIVATIONS)}"
     if x.dim() != 4 or w.dim() != 4 or w.shape[:2] != (x.shape[1], 1):
         return f"{tuple(x.shape)} by {tuple(w.shape)}: an image and one filter a channel"
-    if max(w.shape[2:]) > MOST_TAPS or max(stride) > MOST_STRIDE or min(stride) < 1:
-        return f"more than {MOST_TAPS} taps a side, or steps of more than {MOST_STRIDE}"
+    if w.shape[2] > MOST_TAPS or w.shape[3] > MOST_ALONG or max(stride) > MOST_STRIDE or min(stride) < 1:
+        return f"more than {MOST_TAPS} taps down, {MOST_ALONG} along, or steps of more than {MOST_STRIDE}"
     return _layout_reason(x, w, stride, padding) or columns_reason(x.shape[1], bias, mean, var, gamma, beta)
 
 
@@ -124,7 +124,7 @@ def _layout_reason(x: Tensor, w: Tensor, stride: Ints, padding: Ints) -> str | N
     out = out_sizes(x.shape[2:], w.shape[2:], stride, padding, (1, 1), (), False)
     if min(out) <= 0 or x.numel() == 0:
         return "the result has no pixels"
-    if max(x.numel(), x.shape[0] * x.shape[1] * (out[0] + MOST_TAPS) * (out[1] + MOST_TAPS)) >= 2**31:
+    if max(x.numel(), x.shape[0] * x.shape[1] * (out[0] + MOST_TAPS) * (out[1] + MOST_ALONG)) >= 2**31:
         return "2³¹ elements or more"
     return image_reason(x)
 
@@ -167,9 +167,10 @@ def _make(of: Case, on: torch.device, generator: torch.Generator) -> tuple[Any, 
 
     x = draw(images, h, w, channels).permute(0, 3, 1, 2)
     norm = (some("n"), some("n", positive=True), some("g"), some("e"))
-    stride, padding = of.get("stride", 1), of.get("padding", side // 2)
-    return (x, draw(channels, 1, side, side, scale=1 / side), some("b"), *norm, 1e-5, of.get("activation", "none"),
-            [stride, stride], [padding, padding])  # fmt: skip
+    stride, padding, along = of.get("stride", 1), of.get("padding", side // 2), of.get("along", side)
+    weight = draw(channels, 1, side, along, scale=(side * along) ** -0.5)
+    return (x, weight, some("b"), *norm, 1e-5, of.get("activation", "none"), [1 if h == 1 else stride, stride],
+            [padding, along // 2 if along != side else padding])  # fmt: skip
 
 
 def _call(
@@ -184,6 +185,7 @@ SMALL = (
     case("float16", shape=(2, 24, 9, 7), side=3, parts="bnge", activation="silu"),
     case("float16", shape=(1, 16, 6, 5), side=7, parts="b"),
     case("float16", shape=(2, 8, 11, 10), side=5, stride=2, padding=2, parts="n", activation="relu"),
+    case("float16", shape=(2, 24, 1, 37), side=1, along=31, parts="b"),
 )
 CHECKS = (
     *SMALL,
@@ -192,6 +194,8 @@ CHECKS = (
     case("bfloat16", shape=(2, 240, 28, 28), side=5, parts="nge", activation="hardswish", stride=2, padding=1),
     case("bfloat16", shape=(2, 320, 32, 32), side=3, parts="b", activation="gelu"),
     case("float16", shape=(5, 72, 7, 7), side=11, parts="", padding=5),
+    case("bfloat16", shape=(3, 512, 1, 500), side=1, along=31, parts="bnge", activation="silu"),
+    case("bfloat16", shape=(2, 264, 1, 333), side=1, along=4, stride=2, parts=""),
 )
 RACES = (
     case("bfloat16", shape=(64, 128, 56, 56), side=7, parts="b"),
@@ -199,6 +203,7 @@ RACES = (
     case("bfloat16", shape=(64, 144, 56, 56), side=3, parts="nge", activation="silu"),
     case("bfloat16", shape=(64, 240, 28, 28), side=5, parts="nge", activation="silu"),
     case("bfloat16", shape=(64, 96, 112, 112), side=3, parts="nge", activation="silu", stride=2),
+    case("bfloat16", shape=(16, 512, 1, 500), side=1, along=31, parts="b"),
 )
 
 DEPTHWISE = declare(

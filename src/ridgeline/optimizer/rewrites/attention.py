@@ -51,6 +51,7 @@ class Spelled:
     mask: Any
     out: fx.Node
     inside: tuple[fx.Node, ...]
+    is_turned: bool = False  # value and result lie turned: v · weightsᵀ, positions last
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +62,22 @@ class Joint:
     hidden: tuple[fx.Node, bool, float]
 
 
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """What is added to scores while rows and keys are folded into the sides of an image."""
+
+    parts: tuple[fx.Node, ...]
+    folded: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
 @dataclass(slots=True)
 class Scores:
     """What was done to scores between the product and the softmax, read backwards."""
 
     scale: float
     softcap: float
-    added: fx.Node | None
+    added: fx.Node | Folded | None
     hidden: tuple[fx.Node, bool, float] | None  # a boolean, whether it hides where true, and the score put in
     product: Call
     inside: tuple[fx.Node, ...]
@@ -111,7 +121,8 @@ def _is_special(read: Spelled) -> bool:
 
 def _special(scene: Scene, read: Spelled) -> Match | None:
     """Replace special attention by our kernel, if the mask is one it knows."""
-    if not {"softcap", "sinks"} <= kernel_arguments() or len(scene.shape(read.query) or ()) != 4 or read.key_is_turned:
+    turned = read.key_is_turned or read.is_turned
+    if not {"softcap", "sinks"} <= kernel_arguments() or len(scene.shape(read.query) or ()) != 4 or turned:
         return None
     pattern, buffers = _known_pattern(scene, read)
     if pattern is None:
@@ -159,8 +170,11 @@ def _spelled(scene: Scene, node: fx.Node) -> Spelled | None:
     product = _product(node)
     if product is None or not isinstance(product["other"], fx.Node):
         return None
+    value, is_turned = product["other"], False
     weights, inside, sinks = _weights(scene, product["input"])
     if weights is None:
+        value, (weights, inside, sinks), is_turned = product["input"], _turned_weights(scene, product["other"]), True
+    if weights is None or not isinstance(value, fx.Node):
         return None
     scores = _scores(scene, weights)
     if scores is None or scores.product["input"] is None:
@@ -170,15 +184,27 @@ def _spelled(scene: Scene, node: fx.Node) -> Spelled | None:
     key, turned, turn_inside = _untransposed(scene, k)
     scale = scores.scale * q_scale * k_scale
     mask: Any = scores.added if scores.hidden is None else scores.hidden
-    if scores.hidden is not None and scores.added is not None:
+    if isinstance(scores.added, Folded) and scores.hidden is not None:
+        return None
+    if scores.hidden is not None and isinstance(scores.added, fx.Node):
         mask = Joint(scores.added, scores.hidden)
     everything = (*inside, *scores.inside, *q_inside, *k_inside, *turn_inside, node)
-    return Spelled(q, key, turned, product["other"], scale, scores.softcap, sinks, mask, node, everything)
+    return Spelled(q, key, turned, value, scale, scores.softcap, sinks, mask, node, everything, is_turned)
 
 
 def _product(node: Any) -> Call | None:
     read = call(node)
     return read if read is not None and read.op in ("matmul", "bmm") else None
+
+
+def _turned_weights(scene: Scene, node: fx.Node) -> tuple[fx.Node | None, tuple[fx.Node, ...], fx.Node | None]:
+    """The same of weights that are turned before values are multiplied by them, as code does that keeps channels before
+    positions: v · weightsᵀ (diffusion's first networks, attention in adversarial and non-local ones)."""
+    inner, turned, step = _untransposed(scene, node)
+    if turned or len(node.users) != 1:
+        return None, (), None
+    weights, inside, sinks = _weights(scene, inner)
+    return weights, (*inside, *step), sinks
 
 
 def _weights(scene: Scene, node: Any) -> tuple[fx.Node | None, tuple[fx.Node, ...], fx.Node | None]:
@@ -245,11 +271,12 @@ def _scores(scene: Scene, node: fx.Node) -> Scores | None:
 
     A scale after the mask would scale the mask: only where that is known to be a pattern before and after it.
     """
-    scale, softcap, added, hidden = 1.0, 0.0, None, None
+    scale, softcap, hidden = 1.0, 0.0, None
+    added: fx.Node | Folded | None = None
     inside: list[fx.Node] = []
     while True:
         read = call(node)
-        if read is None or sum(not _asks_for_sizes(user) for user in node.users) != 1:
+        if read is None or sum(not _asks_about(user, node) for user in node.users) != 1:
             return None
         inside.append(node)
         if read.op in ("matmul", "bmm"):
@@ -268,8 +295,42 @@ def _scores(scene: Scene, node: fx.Node) -> Scores | None:
             if scale != 1.0 and (hidden is not None or not _hides_scaled(scene, step[1], scale, node)):
                 return None
             node, added, hidden = step[0], step[1], hidden if step[2] is None else step[2]
+        elif added is None and hidden is None and scale == 1.0 and (fold := _folded(scene, read)) is not None:
+            node, added, steps = fold
+            inside += steps
         else:
             return None
+
+
+def _folded(scene: Scene, read: Call) -> tuple[fx.Node, Folded, list[fx.Node]] | None:
+    """(scores, what is added, nodes) where scores are folded to the sides of an image for a sum, and back: positions
+    that are relative by rows and columns (segmenting anything, as it was published)."""
+    sizes, folded = scene.shape(read.node), scene.shape(read.given.get("input"))
+    if read.op not in ("view", "reshape") or sizes is None or folded is None or len(folded) <= len(sizes):
+        return None
+    parts: list[fx.Node] = []
+    steps: list[fx.Node] = []
+    node = read["input"]
+    while True:
+        inner = call(node)
+        if inner is None or len(node.users) != 1:
+            return None
+        steps.append(node)
+        if inner.op in ("view", "reshape") and scene.shape(inner["input"]) == sizes:
+            found = Folded(tuple(parts), folded, sizes)
+            return (inner["input"], found, steps) if parts else None
+        sides = (inner.given.get("input"), inner.given.get("other")) if inner.op == "add" else ()
+        whole = [side for side in sides if scene.shape(side) == folded]
+        other = [side for side in sides if side not in whole and isinstance(side, fx.Node)]
+        if len(whole) != 1 or len(other) != 1 or inner.given.get("alpha") not in (None, 1):
+            return None
+        node = whole[0]
+        parts.append(other[0])
+
+
+def unfolded(folded: Sequence[int], sizes: Sequence[int], *parts: Tensor) -> Tensor:
+    """What was added to scores on the sides of an image, added up, as a bias of rows and keys."""
+    return sum(parts[1:], parts[0]).expand(folded).reshape(sizes)
 
 
 def _hides_scaled(scene: Scene, added: fx.Node | None, scale: float, scores: fx.Node) -> bool:
@@ -285,10 +346,12 @@ def _hides_scaled(scene: Scene, added: fx.Node | None, scale: float, scores: fx.
     return scene.notes[key]
 
 
-def _asks_for_sizes(node: fx.Node) -> bool:
-    """Whether a node reads of a tensor how large it is, and nothing else."""
-    read = call(node)
-    return read is not None and read.op in ("full_like", "ones_like", "zeros_like")
+def _asks_about(user: fx.Node, node: fx.Node) -> bool:
+    """Whether a node reads of another how large it is, or of what type, and nothing else."""
+    read = call(user)
+    if read is None or read.op in ("full_like", "ones_like", "zeros_like"):
+        return read is not None
+    return read.op == "type_as" and read["other"] is node and read["input"] is not node
 
 
 def _cap(read: Call) -> tuple[float, float, fx.Node, list[fx.Node]] | None:
@@ -387,7 +450,9 @@ def _untransposed(scene: Scene, node: fx.Node) -> tuple[fx.Node, bool, tuple[fx.
     num = len(scene.shape(node) or ())
     if read is not None and isinstance(read.given.get("input"), fx.Node) and num >= 3:
         dims = {d % num for d in (read.given.get("dim0"), read.given.get("dim1")) if isinstance(d, int)}
-        if (read.op == "transpose" and dims == {num - 1, num - 2}) or read.op == "mT":
+        order = tuple(d % num for d in read.given.get("dims", ()) if isinstance(d, int))
+        swaps = read.op == "permute" and order == (*range(num - 2), num - 1, num - 2)
+        if (read.op == "transpose" and dims == {num - 1, num - 2}) or read.op == "mT" or swaps:
             return read["input"], False, (node,)
     return node, True, ()
 
@@ -405,6 +470,7 @@ def _called(scene: Scene, read: Spelled) -> Match | None:
     if len({scene.dtype(node) for node in (read.query, read.key, read.value)}) != 1:
         return None
     masks = (read.mask.added, read.mask.hidden[0]) if isinstance(read.mask, Joint) else (read.mask,)
+    masks = read.mask.parts if isinstance(read.mask, Folded) else masks
     leaves = (read.query, read.key, read.value, *(each for each in masks if isinstance(each, fx.Node)))
     if not scene.unchanged(leaves, read.inside, read.out):
         scene.refuse(read.out, "something is written between the scores and the result")
@@ -414,6 +480,8 @@ def _called(scene: Scene, read: Spelled) -> Match | None:
         scene.refuse(read.out, "what is added to the scores has a type or shape that the function does not take")
         return None
     new = _emit_call(scene, read, *mask)
+    if read.is_turned and not scene.alike_sizes(read.out, new):
+        new = scene.emit(read.out, torch.clone, new, memory_format=torch.contiguous_format)
     if not scene.alike_sizes(read.out, new):
         scene.discard(new)
         return None
@@ -557,6 +625,8 @@ def _emit_call(scene: Scene, read: Spelled, mask: fx.Node | None, causal: bool) 
     q, k, v, at = read.query, read.key, read.value, read.out
     if read.key_is_turned:
         k = scene.emit(at, torch.transpose, k, -2, -1)
+    if read.is_turned:
+        v = scene.emit(at, torch.transpose, v, -2, -1)
     flat = len(scene.shape(q) or ()) == 3
     if flat:
         q, k, v = (scene.emit(at, torch.unsqueeze, x, 1) for x in (q, k, v))
@@ -564,7 +634,8 @@ def _emit_call(scene: Scene, read: Spelled, mask: fx.Node | None, causal: bool) 
     new = scene.emit(
         at, F.scaled_dot_product_attention, q, k, v, attn_mask=mask, dropout_p=0.0, is_causal=causal, scale=read.scale
     )
-    return scene.emit(at, torch.squeeze, new, 1) if flat else new
+    new = scene.emit(at, torch.squeeze, new, 1) if flat else new
+    return scene.emit(at, torch.transpose, new, -2, -1) if read.is_turned else new
 
 
 def _mask_argument(scene: Scene, read: Spelled) -> tuple[fx.Node | None, bool] | None:
@@ -576,6 +647,10 @@ def _mask_argument(scene: Scene, read: Spelled) -> tuple[fx.Node | None, bool] |
         return _additive(scene, read, rows, keys)
     if isinstance(read.mask, Joint):
         return _hidden_bias(scene, read, read.mask)
+    if isinstance(read.mask, Folded):
+        fold = read.mask
+        alike = all(scene.dtype(part) == scene.dtype(read.query) for part in fold.parts) and not scene.training
+        return (scene.emit(read.out, unfolded, fold.folded, fold.sizes, *fold.parts), False) if alike else None
     condition, hides, number = read.mask
     found = _constant_pattern(scene, condition, "hidden" if hides else "seen", rows, keys)
     if found is not None:

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
 from ridgeline.optimizer.rewrites.scene import ANYWHERE, Scene, clash, is_written
-from ridgeline.optimizer.rewrites.words import Call, call, cast_target
+from ridgeline.optimizer.rewrites.words import Call, call, cast, cast_target
 
 _OUT_OF_PLACE: dict[Any, Any] = {
     operator.iadd: torch.add,
@@ -59,18 +59,30 @@ def in_place(scene: Scene) -> list[Match]:
     found = []
     for node in scene.writers():
         target = _OUT_OF_PLACE.get(node.target)
-        if target is None or not node.args or not _is_last_reader(scene, node, node.args[0]):
+        if target is None or not node.args or not _is_unseen(scene, node, node.args[0]):
             continue
-        kwargs = {name: value for name, value in node.kwargs.items() if name != "inplace"}
-        args = tuple(node.args) if target not in _FLAGGED else _without_flag(target, node.args)
-        new = scene.emit(node, target, *args, **kwargs)
+        written, place = node.args[0], scene.position(node)
+        later = {user for user in written.users if scene.position(user) > place}
+        new = _made_anew(scene, node, target)
         if scene.alike(node, new):
+            new.meta["example_value"] = scene.value(node)  # whoever asks who shares this memory is told of all
             node.replace_all_uses_with(new)
+            written.replace_all_uses_with(new, delete_user_cb=later.__contains__)
             scene.erase_writer(node)
             found.append(scene.match(new, f"{getattr(target, '__name__', target)} out of place"))
         else:
             scene.discard(new)
     return found
+
+
+def _made_anew(scene: Scene, node: fx.Node, target: Any) -> fx.Node:
+    """The result of a node that writes as a new tensor, rounded to the type of what it was written to."""
+    kwargs = {name: value for name, value in node.kwargs.items() if name != "inplace"}
+    args = tuple(node.args) if target not in _FLAGGED else _without_flag(target, node.args)
+    new = scene.emit(node, target, *args, **kwargs)
+    like, have = scene.dtype(node.args[0]), scene.dtype(new)
+    rounds = have != like and have is not None and like is not None and have.is_floating_point
+    return scene.emit(node, cast, new, like) if rounds and like.is_floating_point else new  # type: ignore[union-attr]
 
 
 _FLAGGED = {F.relu: 1, F.silu: 1, F.relu6: 1, F.hardswish: 1, F.leaky_relu: 2, F.elu: 2, F.mish: 1,
@@ -83,17 +95,22 @@ def _without_flag(target: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
     return (*args[:at], *args[at + 1 :])
 
 
-def _is_last_reader(scene: Scene, node: fx.Node, written: Any) -> bool:
-    """Whether nobody but this node's own users can see that memory was written."""
+def _is_unseen(scene: Scene, node: fx.Node, written: Any) -> bool:
+    """Whether memory that is written is read later by this node's users and those of what it wrote to alone.
+
+    Code that writes for the sake of it (``scores.masked_fill_(…)``) goes on with the tensor it wrote to.
+    """
     if not isinstance(written, fx.Node) or written.op == "placeholder" or scene.tensor(written) is None:
         return False
     place, memory = scene.position(node), scene.memory(written)
     for each in scene.nodes:
         if scene.position(each) >= place:
             break
-        if each is not written and scene.memory(each) and clash(memory, scene.memory(each)):
+        if each is written or not scene.memory(each) or not clash(memory, scene.memory(each)):
+            continue
+        if each.op in ("placeholder", "get_attr") or any(scene.position(user) > place for user in each.users):
             return False
-    return all(user is node or scene.position(user) < place for user in written.users)
+    return True
 
 
 @rewrite(

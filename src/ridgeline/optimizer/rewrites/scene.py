@@ -496,6 +496,7 @@ _VIEWS = (
     "split",
     "unbind",
     "t",
+    "mT",
     "detach",
 )
 

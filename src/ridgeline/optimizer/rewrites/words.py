@@ -129,6 +129,7 @@ _spell("hardtanh", "input min_val max_val inplace", F.hardtanh)
 for _name in "mish hardswish hardsigmoid relu6".split():
     _spell(_name, "input inplace", getattr(F, _name))
 _spell("softplus", "input beta threshold", F.softplus)
+_spell("glu", "input dim", F.glu, torch._C._nn.glu)
 _spell("dropout", "input p training inplace", F.dropout, F.alpha_dropout, F.feature_alpha_dropout)
 _spell("dropout", "input p training inplace", F.dropout1d, F.dropout2d, F.dropout3d)
 _spell("dropout", "input p training", torch.dropout, torch.feature_dropout, torch.alpha_dropout)
@@ -154,6 +155,7 @@ _spell("split", "input split_size dim", torch.split_with_sizes, "split_with_size
 _spell("unbind", "input dim", torch.unbind, "unbind")
 _spell("getitem", "input index", operator.getitem, "__getitem__")
 _spell("transpose", "input dim0 dim1", torch.transpose, "transpose", torch.swapaxes, "swapaxes", "swapdims")
+_spell("transpose", "input dim0 dim1", torch.swapdims)
 _spell("t", "input", torch.t, "t")
 _spell("mT", "input", torch.adjoint, "adjoint")
 _spell("permute", "input *dims", "permute", torch.permute)
@@ -169,7 +171,7 @@ _spell("squeeze", "input dim", torch.squeeze, "squeeze")
 _spell("contiguous", "input memory_format", "contiguous")
 _spell("clone", "input memory_format", "clone", torch.clone)
 _spell("detach", "input", "detach", torch.detach)
-_spell("to", "input *to", "to", cast)
+_spell("to", "input *to", "to", cast, "type")
 _spell("type_as", "input other", "type_as")
 for _name in "float half bfloat16 double bool int long".split():
     _spell(_name, "input memory_format", _name)
@@ -222,12 +224,23 @@ def call(node: Any) -> Call | None:
         return None
     if "out" in node.kwargs:
         return None
+    if node.target is getattr:
+        return _attribute(node)
     table: dict[Any, Any] = _methods if node.op == "call_method" else _functions
     try:
         found = table.get(node.target)
     except TypeError:
         return None
     return None if found is None else _named(found[0], found[1], node)
+
+
+def _attribute(node: fx.Node) -> Call | None:
+    """``x.mT`` and its like, which are traced as what they are: attributes."""
+    op = {"mT": "mT", "T": "t"}.get(str(node.args[1])) if len(node.args) == 2 else None
+    value = node.meta.get("example_value")
+    if op is None or not isinstance(value, torch.Tensor) or value.is_complex() or (op == "t" and value.dim() != 2):
+        return None
+    return Call(op, {"input": node.args[0]}, node)
 
 
 def _named(op: str, names: tuple[str, ...], node: fx.Node) -> Call | None:
