@@ -151,6 +151,33 @@ def test_short_groups_backward_leave_room_for_four_programs():
     assert made.num("LDGSTS.E.BYPASS.128") == made.num("LDGSTS") == 2 * dict(packed.constants)["CHUNKS"]
 
 
+@pytest.mark.parametrize(
+    ("dtype", "shape", "wide"),
+    [
+        (torch.bfloat16, (64, 2048, 7, 7), True),
+        (torch.bfloat16, (64, 1024, 14, 14), True),
+        (torch.float32, (64, 1024, 14, 14), True),
+        (torch.bfloat16, (16, 2048, 14, 14), True),
+        (torch.bfloat16, (64, 32, 13, 13), False),
+        (torch.float16, (16, 256, 25, 42), True),
+    ],
+)
+def test_short_groups_are_read_once_wherever_their_channels_start(dtype, shape, wide):
+    weight = torch.ones(shape[1], dtype=dtype, device="meta")
+    found = variants(lambda x: kernels.group_norm(x, 32, weight, weight, silu=True), shape, dtype=dtype)
+    flat, tile = found["group_norm_flat"], found["group_norm_tile"]
+    made = facts(flat)
+    assert made.num_spills == 0 and made.num_registers * flat.num_warps * 32 * (32 // flat.num_warps) <= 65536
+    chunks, straddle = (dict(flat.constants)[name] for name in ("CHUNKS", "STRADDLE"))
+    if wide:  # groups start on 16 bytes though channels do not
+        assert made.num("LDG.E.128") == made.num("STG.E.128") == chunks
+    assert made.num("LDG") <= (16 * chunks if not wide else chunks + (4 if straddle else 2) * chunks)
+    back = facts(tile)
+    sizes = dict(tile.constants)
+    assert back.num_spills == 0 and tile.num_warps * 32 <= sizes["PER_GROUP"] * sizes["WIDTH"]
+    assert "group_norm_channel_sums" not in found and "group_norm_stats" not in found
+
+
 def test_channels_that_powers_of_two_hardly_divide_have_pieces_of_their_own():
     weight = torch.ones(512, dtype=torch.bfloat16, device="meta")
     found = variants(lambda x: kernels.group_norm(x, 32, weight, weight, silu=True), (64, 512, 28, 28))

@@ -74,6 +74,55 @@ class Apart:
     """Sums first, then results, in kernels of their own."""
 
 
+@dataclass(frozen=True, slots=True)
+class Flat:
+    """A short group a program, read once, wherever its channels start: its warps, and programs of a multiprocessor."""
+
+    num_warps: int
+    programs_per_sm: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A short group of the backward pass a program, a channel a line, so many columns at a time."""
+
+    num_warps: int
+    width: int
+
+
+LONGEST_FLAT, LONGEST_TILE = 20480, 16384
+"""Elements of a group that sixteen warps hold in forty registers of a thread, and places of one in the backward pass,
+whose two inputs they hold in thirty-two each."""
+FEWEST_POSITIONS = 4
+
+
+def flat(length: int, positions: int) -> Flat | None:
+    """Forty elements a thread at most; None where groups are longer, or channels too short to be told apart."""
+    if length > LONGEST_FLAT or positions < FEWEST_POSITIONS:
+        return None
+    num_warps = clamp(power_of_two(cdiv(length, 1280)), 1, 16)
+    return Flat(num_warps, 32 // num_warps)
+
+
+LEAST_PIECE = 64
+
+
+def is_ragged(itemsize: int, positions: int) -> bool:
+    """Whether channels of four-byte numbers end where hardly any power of two does: pieces of them would be short."""
+    return itemsize == 4 and positions & -positions < LEAST_PIECE
+
+
+def tile(per_group: int, positions: int) -> Tile | None:
+    """Sixteen elements of each input a thread, 32 where there are many; lines of 32 columns, longer where channels are
+    few. None where a group has more places than sixteen warps hold."""
+    lines, width = power_of_two(per_group), 32
+    places = lines * cdiv(positions, width) * width
+    num_warps = clamp(power_of_two(cdiv(places, 512)), 1, 16)
+    while lines * width < 32 * num_warps:
+        width *= 2
+    return Tile(num_warps, width) if lines * cdiv(positions, width) * width <= LONGEST_TILE else None
+
+
 LONGEST_WHOLE, LONGEST_OF_MANY = 45056, 20480
 """Elements of a group that sixteen warps hold in eleven accesses of every lane (with twelve they spill), and of one for
 which two programs share a multiprocessor: where there are many groups, one program waits for itself."""
