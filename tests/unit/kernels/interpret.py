@@ -96,6 +96,7 @@ FORCED = {
             (("forward", "backward"), softmax.Softmax(1, 1, 64, 1)),
             (("forward", "backward"), softmax.Softmax(1, 0, 16, 1, 2)),
             (("forward", "backward"), softmax.Softmax(1, 3, 16, 1, ends=True)),
+            (("forward", "backward"), softmax.Softmax(2, 3, 16, 1, ends=True)),
         )
     ],
     "cross_entropy": [

@@ -92,7 +92,10 @@ def _plan_forward(x: Tensor, y: Tensor, stride: int) -> Any:
     common = {"device": x.get_device(), "vector": vector}
     streaming: Any = config.streamed_forward(cols, size) if streamable(vector, size) else None
     if size == 2 and is_widest(vector, size) and not INTERPRETING:
-        streaming = config.packed(rows, cols, num_sms(x.get_device()), shifted) or streaming
+        sms = num_sms(x.get_device())
+        streaming = config.packed(rows, cols, sms, shifted) or streaming
+        if shifted and config.is_short_of_rows(rows, cols, sms):
+            streaming = None
     chosen: Any = tuning.choose(
         "softmax.forward",
         {"rows": rows, "cols": cols, "dtype": y.dtype},
@@ -166,12 +169,12 @@ def _held(choose: Any, rows: int, cols: int, itemsize: int, vector: int, shifted
 def _plan_ends(
     kind: Kernel, chosen: config.Softmax, tensors: tuple[Tensor, ...], rows: int, numbers: tuple[int, ...], vector: int
 ) -> Any:
-    """Rows that start inside accesses, their ends apart: a program a row, whose numbers are its length and strides."""
-    chunks = cdiv(numbers[0] // vector * vector, chosen.block)
+    """Rows that start inside accesses, their ends apart: ``numbers`` are their length and strides."""
+    chunks, numbers = cdiv(numbers[0] // vector * vector, chosen.block), (rows, *numbers)
     run = kind.bind(
         (*tensors, *numbers),
-        grid=(rows,),
-        constants={"CHUNKS": chunks, "BLOCK": chosen.block, "VECTOR": vector},
+        grid=(cdiv(rows, chosen.rows),),
+        constants={"ROWS": chosen.rows, "CHUNKS": chunks, "BLOCK": chosen.block, "VECTOR": vector},
         num_warps=chosen.num_warps,
         device=tensors[0].get_device(),
         vector=vector,
