@@ -706,6 +706,10 @@ def groups_flat() -> Iterator[Sweep]:
         yield Sweep("group_norm.flat", "group_norm_silu", "fwd", of, ahead)
         back = tuple(Tile(num, 32 if channels > 256 else 64) for num in (4, 8, 16))
         yield Sweep("group_norm.tile", "group_norm_silu", "bwd", of, (*back, Apart()))
+    for batch, channels, side, groups in ((200, 2560, 7, 8), (64, 256, 63, 32), (64, 640, 30, 32)):
+        of = case("bfloat16", batch=batch, channels=channels, side=side, groups=groups)
+        for kernel, phase in (("group_norm.flat", "fwd"), ("group_norm.tile", "bwd")):
+            yield Sweep(kernel, "group_norm_silu", phase, of, (Apart(),))
     for batch, channels, side in ((128, 320, 32), (64, 640, 16)):
         of = case("float32", batch=batch, channels=channels, side=side, groups=32)
         yield Sweep("group_norm.streamed", "group_norm_silu", "fwd", of, (Apart(),))

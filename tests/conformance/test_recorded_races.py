@@ -456,3 +456,17 @@ def test_configurations_of_the_last_sweeps_took_what_the_note_says(kernel, case,
     assert not any(row["wrong"] for row in rows)
     took = sorted(1e6 * row["s"] for row in rows)
     assert took[0] == pytest.approx(now, abs=1.0) and any(abs(each - before) < 1.0 for each in took)
+
+
+@pytest.mark.parametrize(
+    ("name", "phase", "num", "stated"),
+    [("softmax", "fwd", 3, 1.14), ("softmax", "bwd", 3, 0.98), ("swiglu", "fwd", 2, 1.00), ("swiglu", "bwd", 2, 0.99),
+     ("cross_entropy", "fwd", 2, 2.48), ("cross_entropy", "bwd", 2, 1.13), ("rms_norm", "fwd", 2, 0.92),
+     ("rms_norm", "bwd", 2, 1.53), ("layer_norm", "fwd", 2, 1.05), ("layer_norm", "bwd", 2, 1.26)],
+)  # fmt: skip
+def test_kernels_stand_beside_max_autotune_as_the_note_says(name, phase, num, stated):
+    rows = [Row(**row) for row in recorded("rows_compiled4.json.gz")["race"]]
+    assert {"compiled", "eager", "liger"} <= {row.contender for row in rows}
+    mine = [(ours, best) for ours, best in paired(rows) if (ours.primitive, ours.phase) == (name, phase)]
+    ratios = [best.median_s / ours.median_s for ours, best in mine]
+    assert len(ratios) == num and geometric_mean(ratios) == pytest.approx(stated, abs=0.005)

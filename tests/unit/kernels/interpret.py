@@ -131,6 +131,7 @@ FORCED["group_norm"] = [
     for num in (1, 2)
 ]
 FORCED["group_norm"].append({"group_norm.flat": groups.Flat(1, 32), "group_norm.tile": groups.Tile(1, 8)})
+FORCED["group_norm"].append({"group_norm.flat": groups.Walk(1), "group_norm.tile": groups.Walk(1, 4, 8)})
 # The interpreter rounds float8 toward zero.
 NARROW = [case("float32", rows=5, cols=96, kind=kind, block=b) for kind in ("int8",) for b in (0, 32)]
 for name in ("rms_norm_quant", "layer_norm_quant"):

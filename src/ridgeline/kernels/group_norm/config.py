@@ -90,16 +90,34 @@ class Tile:
     width: int
 
 
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """A longer group a program, read twice, the second time from the L2: its warps; backward so many channels and
+    columns at a time."""
+
+    num_warps: int
+    lines: int = 0
+    width: int = 0
+
+
 LONGEST_FLAT, LONGEST_TILE = 20480, 16384
 """Elements of a group that sixteen warps hold in forty registers of a thread, and places of one in the backward pass,
 whose two inputs they hold in thirty-two each."""
 FEWEST_POSITIONS = 4
 
 
-def flat(length: int, positions: int) -> Flat | None:
-    """Forty elements a thread at most; None where groups are longer, or channels too short to be told apart."""
-    if length > LONGEST_FLAT or positions < FEWEST_POSITIONS:
+LONGEST_WALKED, LEAST_WALKED = 81920, 2
+"""Elements of a group that is still in the L2 when a program is through with it, all programs of the device together;
+and how many of them every multiprocessor has at least: several programs share fewer groups."""
+
+
+def flat(rows: int, length: int, positions: int, sms: int) -> Flat | Walk | None:
+    """Forty elements a thread at most; longer groups are walked over. None where groups are longer still and few, or
+    channels too short to be told apart."""
+    if positions < FEWEST_POSITIONS:
         return None
+    if length > LONGEST_FLAT:
+        return Walk(16) if length <= LONGEST_WALKED and rows >= LEAST_WALKED * sms else None
     num_warps = clamp(power_of_two(cdiv(length, 1280)), 1, 16)
     return Flat(num_warps, 32 // num_warps)
 
@@ -112,15 +130,27 @@ def is_ragged(itemsize: int, positions: int) -> bool:
     return itemsize == 4 and positions & -positions < LEAST_PIECE
 
 
-def tile(per_group: int, positions: int) -> Tile | None:
+def tile(rows: int, per_group: int, positions: int, sms: int) -> Tile | Walk | None:
     """Sixteen elements of each input a thread, 32 where there are many; lines of 32 columns, longer where channels are
-    few. None where a group has more places than sixteen warps hold."""
+    few. Groups with more places than sixteen warps hold are walked over; None where these are few or longer still."""
     lines, width = power_of_two(per_group), 32
     places = lines * cdiv(positions, width) * width
     num_warps = clamp(power_of_two(cdiv(places, 512)), 1, 16)
     while lines * width < 32 * num_warps:
         width *= 2
-    return Tile(num_warps, width) if lines * cdiv(positions, width) * width <= LONGEST_TILE else None
+    if lines * cdiv(positions, width) * width <= LONGEST_TILE:
+        return Tile(num_warps, width)
+    if per_group * positions > LONGEST_WALKED // 2 or rows < LEAST_WALKED * sms:
+        return None
+    width = walked_width(positions)
+    return Walk(8, min(lines, max(1, 2048 // width)), width)
+
+
+def walked_width(positions: int) -> int:
+    """Columns of a tile: a power of two from 32 to 1024 of which a channel leaves least empty, the longest of those
+    that leave little more."""
+    places = {width: cdiv(positions, width) * width for width in (1024, 512, 256, 128, 64, 32)}
+    return next(width for width, filled in places.items() if filled <= 1.1 * min(places.values()))
 
 
 LONGEST_WHOLE, LONGEST_OF_MANY = 45056, 20480

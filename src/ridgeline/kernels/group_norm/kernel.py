@@ -116,6 +116,26 @@ def line_of(weight_ptr, bias_ptr, channel, mean, rstd, HAS_WEIGHT: tl.constexpr,
 
 
 @triton.jit
+def lines_of(
+    weight_ptr, bias_ptr, begin, member, per_group, positions, magic, mean, rstd, HAS_WEIGHT: tl.constexpr,
+    HAS_BIAS: tl.constexpr, STRADDLE: tl.constexpr, VECTOR: tl.constexpr,
+):  # fmt: skip
+    """Factors and shifts of accesses that begin there in a group, whose elements are of one channel or of two."""
+    inside = tl.umulhi(begin.to(tl.uint32), magic.to(tl.uint32)).to(tl.int32)
+    channel = member + tl.minimum(inside, per_group - 1)
+    scale, shift = line_of(weight_ptr, bias_ptr, channel, mean, rstd, HAS_WEIGHT, HAS_BIAS)
+    scale = scale[:, None]
+    shift = shift[:, None]
+    if STRADDLE:
+        channel = member + tl.minimum(inside + 1, per_group - 1)
+        next_scale, next_shift = line_of(weight_ptr, bias_ptr, channel, mean, rstd, HAS_WEIGHT, HAS_BIAS)
+        own = tl.arange(0, VECTOR)[None, :] < ((inside + 1) * positions - begin)[:, None]
+        scale = tl.where(own, scale, next_scale[:, None])
+        shift = tl.where(own, shift, next_shift[:, None])
+    return scale, shift
+
+
+@triton.jit
 def group_norm_flat(
     x_ptr,  # [N·G, length]
     weight_ptr,  # [C]
@@ -142,8 +162,7 @@ def group_norm_flat(
     BLOCK: tl.constexpr = ACCESSES * VECTOR
     row = tl.program_id(0)
     first = tl.arange(0, ACCESSES) * VECTOR
-    j = tl.arange(0, VECTOR)
-    at = first[:, None] + j[None, :]
+    at = first[:, None] + tl.arange(0, VECTOR)[None, :]
     start = row.to(tl.int64) * length
     held = ()
     level = tl.zeros([ACCESSES, VECTOR], tl.float32)
@@ -163,22 +182,75 @@ def group_norm_flat(
     tl.store(rstd_ptr + row, rstd)
     member = row % groups * per_group
     for i in tl.static_range(CHUNKS):
-        begin = first + i * BLOCK
-        inside = tl.umulhi(begin.to(tl.uint32), magic.to(tl.uint32)).to(tl.int32)
-        channel = member + tl.minimum(inside, per_group - 1)
-        scale, shift = line_of(weight_ptr, bias_ptr, channel, mean, rstd, HAS_WEIGHT, HAS_BIAS)
-        scale = scale[:, None]
-        shift = shift[:, None]
-        if STRADDLE:
-            channel = member + tl.minimum(inside + 1, per_group - 1)
-            next_scale, next_shift = line_of(weight_ptr, bias_ptr, channel, mean, rstd, HAS_WEIGHT, HAS_BIAS)
-            own = j[None, :] < ((inside + 1) * positions - begin)[:, None]
-            scale = tl.where(own, scale, next_scale[:, None])
-            shift = tl.where(own, shift, next_shift[:, None])
+        scale, shift = lines_of(
+            weight_ptr, bias_ptr, first + i * BLOCK, member, per_group, positions, magic, mean, rstd, HAS_WEIGHT,
+            HAS_BIAS, STRADDLE, VECTOR,
+        )  # fmt: skip
         y = held[i].to(tl.float32) * scale + shift
         if SILU:
             y = y / (1.0 + tl.exp(-y))
         tl.store(y_ptr + start + i * BLOCK + at, y.to(y_ptr.dtype.element_ty), mask=at < length - i * BLOCK)
+
+
+@triton.jit
+def group_norm_walk(
+    x_ptr,  # [N·G, length]
+    weight_ptr,  # [C]
+    bias_ptr,  # [C]
+    y_ptr,
+    mean_ptr,  # [N·G] fp32
+    rstd_ptr,
+    length,
+    groups,
+    per_group,
+    positions,
+    magic,
+    inverse,
+    eps,
+    HAS_WEIGHT: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    SILU: tl.constexpr,
+    STRADDLE: tl.constexpr,
+    STAGES: tl.constexpr,
+    ACCESSES: tl.constexpr,
+    VECTOR: tl.constexpr,
+):
+    """As group_norm_flat, for a group that registers do not hold: it is read again at once, from the L2. Its moments
+    are relative to its first block's mean: nothing large is subtracted from anything large."""
+    BLOCK: tl.constexpr = ACCESSES * VECTOR
+    row = tl.program_id(0)
+    first = tl.arange(0, ACCESSES) * VECTOR
+    at = first[:, None] + tl.arange(0, VECTOR)[None, :]
+    start = row.to(tl.int64) * length
+    head = tl.load(x_ptr + start + at, mask=at < length, other=0.0).to(tl.float32)
+    center = tl.sum(tl.sum(head, axis=1), axis=0) / tl.minimum(length, BLOCK)
+    level = tl.zeros([ACCESSES, VECTOR], tl.float32)
+    square = tl.zeros([ACCESSES, VECTOR], tl.float32)
+    for done in tl.range(0, length, BLOCK, num_stages=STAGES):
+        there = at < length - done
+        x = tl.load(x_ptr + start + done + at, mask=there, other=0.0, eviction_policy="evict_last").to(tl.float32)
+        off = tl.where(there, x - center, 0.0)
+        level += off
+        square += off * off
+    shift_sum = tl.sum(tl.sum(level, axis=1), axis=0)
+    off_mean = shift_sum * inverse
+    mean = center + off_mean
+    spread = tl.maximum(tl.sum(tl.sum(square, axis=1), axis=0) - shift_sum * off_mean, 0.0)
+    rstd = tl.rsqrt(spread * inverse + eps)
+    tl.store(mean_ptr + row, mean)
+    tl.store(rstd_ptr + row, rstd)
+    member = row % groups * per_group
+    for done in tl.range(0, length, BLOCK, num_stages=STAGES):
+        there = at < length - done
+        x = tl.load(x_ptr + start + done + at, mask=there, other=0.0, eviction_policy="evict_first").to(tl.float32)
+        scale, shift = lines_of(
+            weight_ptr, bias_ptr, first + done, member, per_group, positions, magic, mean, rstd, HAS_WEIGHT, HAS_BIAS,
+            STRADDLE, VECTOR,
+        )  # fmt: skip
+        y = x * scale + shift
+        if SILU:
+            y = y / (1.0 + tl.exp(-y))
+        tl.store(y_ptr + start + done + at, y.to(y_ptr.dtype.element_ty), mask=there)
 
 
 @triton.jit
@@ -316,7 +388,8 @@ def group_norm_tile(
     channel = row % groups * per_group + c
     line = row.to(tl.int64) * per_group + c
     col = tl.arange(0, WIDTH)[None, :]
-    at = line[:, None] * positions + col
+    start = row.to(tl.int64) * per_group * positions
+    at = c[:, None] * positions + col
     mean = tl.load(mean_ptr + row)
     rstd = tl.load(rstd_ptr + row)
     w = tl.full([PER_GROUP], 1.0, tl.float32)
@@ -328,8 +401,8 @@ def group_norm_tile(
     held = ()
     for i in tl.static_range(CHUNKS):
         there = member[:, None] & (col < positions - i * WIDTH)
-        x = tl.load(x_ptr + at + i * WIDTH, mask=there, other=0.0)
-        held = held + (x, tl.load(dy_ptr + at + i * WIDTH, mask=there, other=0.0))
+        x = tl.load(x_ptr + start + i * WIDTH + at, mask=there, other=0.0)
+        held = held + (x, tl.load(dy_ptr + start + i * WIDTH + at, mask=there, other=0.0))
     along = tl.zeros([PER_GROUP, WIDTH], tl.float32)
     level = tl.zeros([PER_GROUP, WIDTH], tl.float32)
     grads = ()
@@ -349,4 +422,83 @@ def group_norm_tile(
         normed = (held[2 * i].to(tl.float32) - mean) * rstd
         dx = grads[i] * (w * rstd)[:, None] - (normed * by_x + offset)
         there = member[:, None] & (col < positions - i * WIDTH)
-        tl.store(dx_ptr + at + i * WIDTH, dx.to(dx_ptr.dtype.element_ty), mask=there)
+        tl.store(dx_ptr + start + i * WIDTH + at, dx.to(dx_ptr.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def group_norm_backward_walk(
+    dy_ptr,  # [N·G, C/G, H]
+    x_ptr,
+    weight_ptr,  # [C]
+    bias_ptr,
+    mean_ptr,  # [N·G]
+    rstd_ptr,
+    dx_ptr,
+    sums_ptr,  # [2, N·pieces of a channel, C] fp32: of dy·normed and of dy
+    all_sums,
+    groups,
+    per_group,
+    positions,
+    inverse,  # of a group's length
+    HAS_WEIGHT: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    SILU: tl.constexpr,
+    PIECES: tl.constexpr,  # of WIDTH columns, of a channel
+    LINES: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """As group_norm_tile, for a group that registers do not hold: tile by tile, then once more at once, from the L2."""
+    row = tl.program_id(0)
+    c = tl.arange(0, LINES)
+    col = tl.arange(0, WIDTH)[None, :]
+    mean = tl.load(mean_ptr + row)
+    rstd = tl.load(rstd_ptr + row)
+    member = row % groups * per_group
+    start = row.to(tl.int64) * per_group * positions
+    place = (row // groups).to(tl.int64) * PIECES * groups * per_group + member
+    tiles = tl.cdiv(per_group, LINES) * PIECES
+    slopes = tl.zeros([LINES], tl.float32)
+    shifts = tl.zeros([LINES], tl.float32)
+    for tile in tl.range(0, tiles):
+        line = tile // PIECES * LINES + c
+        piece = tile % PIECES
+        own = line < per_group
+        there = own[:, None] & (col < positions - piece * WIDTH)
+        at = line[:, None] * positions + piece * WIDTH + col
+        x = tl.load(x_ptr + start + at, mask=there, other=0.0, eviction_policy="evict_last").to(tl.float32)
+        dy = tl.load(dy_ptr + start + at, mask=there, other=0.0, eviction_policy="evict_last").to(tl.float32)
+        w = tl.full([LINES], 1.0, tl.float32)
+        b = tl.zeros([LINES], tl.float32)
+        if HAS_WEIGHT:
+            w = tl.load(weight_ptr + member + line, mask=own, other=0.0).to(tl.float32)
+        if HAS_BIAS:
+            b = tl.load(bias_ptr + member + line, mask=own, other=0.0).to(tl.float32)
+        normed = (x - mean) * rstd
+        dy = through_silu(dy, normed, w[:, None], b[:, None], SILU)
+        along = tl.sum(dy * normed, axis=1)
+        level = tl.sum(dy, axis=1)
+        to = sums_ptr + place + piece.to(tl.int64) * (groups * per_group) + line
+        tl.store(to, along, mask=own)
+        tl.store(to + all_sums, level, mask=own)
+        slopes += tl.where(own, along * w, 0.0)
+        shifts += tl.where(own, level * w, 0.0)
+    by_x = tl.sum(slopes, axis=0) * inverse * rstd
+    offset = tl.sum(shifts, axis=0) * inverse * rstd
+    for tile in tl.range(0, tiles):
+        line = tile // PIECES * LINES + c
+        piece = tile % PIECES
+        own = line < per_group
+        there = own[:, None] & (col < positions - piece * WIDTH)
+        at = line[:, None] * positions + piece * WIDTH + col
+        x = tl.load(x_ptr + start + at, mask=there, other=0.0, eviction_policy="evict_first").to(tl.float32)
+        dy = tl.load(dy_ptr + start + at, mask=there, other=0.0, eviction_policy="evict_first").to(tl.float32)
+        w = tl.full([LINES], 1.0, tl.float32)
+        b = tl.zeros([LINES], tl.float32)
+        if HAS_WEIGHT:
+            w = tl.load(weight_ptr + member + line, mask=own, other=0.0).to(tl.float32)
+        if HAS_BIAS:
+            b = tl.load(bias_ptr + member + line, mask=own, other=0.0).to(tl.float32)
+        normed = (x - mean) * rstd
+        dy = through_silu(dy, normed, w[:, None], b[:, None], SILU)
+        dx = dy * (w * rstd)[:, None] - (normed * by_x + offset)
+        tl.store(dx_ptr + start + at, dx.to(dx_ptr.dtype.element_ty), mask=there)

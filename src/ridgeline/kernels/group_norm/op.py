@@ -23,6 +23,12 @@ _SUMS = Kernel(kernel.group_norm_channel_sums, vectors=("positions",))
 _DX = Kernel(kernel.group_norm_dx, vectors=("positions",))
 _FLAT = Kernel(kernel.group_norm_flat, vectors=("length",), loose=("weight_ptr", "bias_ptr", "mean_ptr", "rstd_ptr"))
 _TILE = Kernel(kernel.group_norm_tile, vectors=("positions",), loose=("weight_ptr", "bias_ptr", "mean_ptr", "rstd_ptr"))
+_WALK = Kernel(kernel.group_norm_walk, vectors=("length",), loose=("weight_ptr", "bias_ptr", "mean_ptr", "rstd_ptr"))
+_BACKWARD_WALK = Kernel(
+    kernel.group_norm_backward_walk,
+    vectors=("positions",),
+    loose=("weight_ptr", "bias_ptr", "mean_ptr", "rstd_ptr", "sums_ptr"),
+)
 _STREAMED = Kernel(streamed.group_norm_streamed, vectors=("cols", "length"), loose=("word_ptr",), cooperative=True)
 _BACKWARD_STREAMED = Kernel(
     streamed.group_norm_backward_streamed, vectors=("cols", "length"), loose=("word_ptr",), cooperative=True
@@ -35,6 +41,8 @@ _BACKWARD_PACKED = Kernel(
     streamed.group_norm_backward_packed, vectors=("length",), loose=("weight_ptr", "bias_ptr", "mean_ptr", "rstd_ptr")
 )
 _forward_plans, _backward_plans = Plans(), Plans()
+WALK_STAGES, WALKING = 3, 3
+"""Blocks of a group on their way, and programs a multiprocessor that walk backward."""
 MOST_SAMPLES = 65535
 """Of a grid whose second dimension they are."""
 
@@ -136,24 +144,27 @@ def _plan_flat(
     x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, silu: bool, rows: int, length: int,
     positions: int,
 ) -> Any:  # fmt: skip
-    """The forward pass with a short group a program, wherever its channels start; else None."""
+    """The forward pass with a group a program, wherever its channels start; else None."""
     sizes = {"groups": rows, "length": length, "positions": positions, "dtype": x.dtype}
-    chosen: Any = tuning.choose("group_norm.flat", sizes, config.flat(length, positions) or config.Apart())
-    if not isinstance(chosen, config.Flat) or not rows:
+    default = config.flat(rows, length, positions, num_sms(x.get_device())) or config.Apart()
+    chosen: Any = tuning.choose("group_norm.flat", sizes, default)
+    if isinstance(chosen, config.Apart) or not rows:
         return None
     stats = template((x.shape[0], groups), torch.float32, x.device)
     w, b = x if weight is None else weight, x if bias is None else bias
     vector = min(POINTER_ALIGNMENT_BYTES // x.element_size(), 4 if positions < 8 else 8)
     accesses = 32 * chosen.num_warps
     numbers = (length, groups, x.shape[1] // groups, positions, cdiv(1 << 32, positions), 1 / length)
-    run = _FLAT.bind(
+    held = isinstance(chosen, config.Flat)
+    own = {"CHUNKS": cdiv(length, accesses * vector)} if held else {"STAGES": WALK_STAGES}
+    run = (_FLAT if held else _WALK).bind(
         (x, w, b, x, stats, stats, *numbers, 0.0),
         grid=(rows,),
         constants={"HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None, "SILU": silu,
-                   "STRADDLE": positions % vector != 0, "CHUNKS": cdiv(length, accesses * vector),
-                   "ACCESSES": accesses, "VECTOR": vector},
+                   "STRADDLE": positions % vector != 0, "ACCESSES": accesses, "VECTOR": vector, **own},
         num_warps=chosen.num_warps,
-        max_registers=shares.registers_of(chosen.num_warps, chosen.programs_per_sm),
+        num_stages=1 if held else WALK_STAGES,
+        max_registers=shares.registers_of(chosen.num_warps, chosen.programs_per_sm) if held else 0,
         device=x.get_device(),
         vector=vector_of(x.element_size(), x.data_ptr(), length),
     )  # fmt: skip
@@ -360,29 +371,32 @@ def _plan_backward_tile(
     dy: Tensor, x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, stats: Tensor, silu: bool,
     positions: int,
 ) -> Any:  # fmt: skip
-    """The backward pass with a short group a program, a channel a line; else None."""
+    """The backward pass with a group a program, a channel a line; else None."""
     samples, channels, on = x.shape[0], x.shape[1], x.get_device()
     per_group = channels // groups
     sizes = {"groups": samples * groups, "positions": positions, "dtype": x.dtype}
-    default = config.tile(per_group, positions) or config.Apart()
+    default = config.tile(samples * groups, per_group, positions, num_sms(on)) or config.Apart()
     chosen: Any = tuning.choose("group_norm.tile", sizes | {"per_group": per_group}, default)
-    if not isinstance(chosen, config.Tile) or not x.numel():
+    if isinstance(chosen, config.Apart) or not x.numel():
         return None
     w, b = x if weight is None else weight, x if bias is None else bias
-    sums = template((2, samples, channels), torch.float32, x.device)
     column = template((channels,), w.dtype, x.device)
-    numbers = (samples * channels, groups, per_group, positions, 1 / (per_group * positions))
-    run = _TILE.bind(
+    num, held = cdiv(positions, chosen.width), isinstance(chosen, config.Tile)
+    pieces = 1 if held else num
+    own = {"PER_GROUP": power_of_two(per_group), "CHUNKS": num} if held else {"LINES": chosen.lines, "PIECES": num}
+    sums = template((2, samples * pieces, channels), torch.float32, x.device)
+    numbers = (samples * pieces * channels, groups, per_group, positions, 1 / (per_group * positions))
+    run = (_TILE if held else _BACKWARD_WALK).bind(
         (dy, x, w, b, stats, stats, x, sums, *numbers),
         grid=(samples * groups,),
         constants={"HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None, "SILU": silu,
-                   "PER_GROUP": power_of_two(per_group), "CHUNKS": cdiv(positions, chosen.width),
-                   "WIDTH": chosen.width},
+                   "WIDTH": chosen.width, **own},
         num_warps=chosen.num_warps,
+        max_registers=0 if held else shares.registers_of(chosen.num_warps, WALKING),
         device=on,
         vector=vector_of(min(x.element_size(), dy.element_size()), x.data_ptr() | dy.data_ptr(), positions),
     )  # fmt: skip
-    reduce = plan_reduce(sums, column, samples, channels, on, second=column)
+    reduce = plan_reduce(sums, column, samples * pieces, channels, on, second=column)
     return _adding(run, reduce, sums, column, numbers)
 
 

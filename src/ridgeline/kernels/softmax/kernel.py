@@ -90,6 +90,46 @@ def softmax_forward(
 def softmax_forward_ends(
     x_ptr,
     y_ptr,
+    cols,
+    x_stride,
+    CHUNKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    VECTOR: tl.constexpr,
+):
+    """A row that starts inside an access of VECTOR elements: whole accesses in CHUNKS pieces, a few elements apart."""
+    NARROW: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth == 16
+    row = tl.program_id(0).to(tl.int64)
+    col = tl.arange(0, BLOCK)
+    lead, whole = whole_part(row * cols, cols, VECTOR)
+    end_at, own = ends_of(lead, whole, cols, VECTOR)
+    ends = tl.load(x_ptr + row * x_stride + end_at, mask=own, other=float("-inf")).to(tl.float32)
+    x_at = x_ptr + (row * x_stride + lead) // VECTOR * VECTOR + col
+    y_at = y_ptr + (row * cols + lead) // VECTOR * VECTOR + col
+    held = ()
+    top = tl.full([BLOCK], LOWEST, tl.float32)
+    for i in tl.static_range(CHUNKS):
+        x = load_whole(x_at + i * BLOCK, i * BLOCK + col, whole, i, CHUNKS, float("-inf")).to(tl.float32)
+        top = tl.maximum(top, x)
+        held = held + (x,)
+    best = tl.maximum(tl.max(top, axis=0), tl.max(ends, axis=0))
+    powers = ()
+    total = tl.zeros([BLOCK], tl.float32)
+    for i in tl.static_range(CHUNKS):
+        e = power(held[i], best, NARROW)
+        total += e
+        powers = powers + (e,)
+    end_powers = power(ends, best, NARROW)
+    all_powers = tl.sum(total, axis=0) + tl.sum(end_powers, axis=0)
+    for i in tl.static_range(CHUNKS):
+        y = part_of(powers[i], all_powers, NARROW).to(y_ptr.dtype.element_ty)
+        store_whole(y_at + i * BLOCK, y, i * BLOCK + col, whole, i, CHUNKS)
+    tl.store(y_ptr + row * cols + end_at, part_of(end_powers, all_powers, NARROW).to(y_ptr.dtype.element_ty), mask=own)
+
+
+@triton.jit
+def softmax_forward_ends_shared(
+    x_ptr,
+    y_ptr,
     rows,
     cols,
     x_stride,
@@ -98,9 +138,7 @@ def softmax_forward_ends(
     BLOCK: tl.constexpr,
     VECTOR: tl.constexpr,
 ):
-    """Rows that start inside accesses of VECTOR elements: whole accesses in CHUNKS pieces, a few elements apart.
-
-    Behind the last row a program takes it once more: it writes the same."""
+    """The same for several short rows a program. Behind the last row it takes that one again, and writes the same."""
     NARROW: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth == 16
     row = tl.minimum(tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None], rows - 1).to(tl.int64)
     col = tl.arange(0, BLOCK)[None, :]
@@ -210,6 +248,40 @@ def softmax_backward(
 
 @triton.jit
 def softmax_backward_ends(
+    dy_ptr,
+    y_ptr,
+    dx_ptr,
+    cols,
+    CHUNKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    VECTOR: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    col = tl.arange(0, BLOCK)
+    lead, whole = whole_part(row * cols, cols, VECTOR)
+    end_at, own = ends_of(lead, whole, cols, VECTOR)
+    end_at = row * cols + end_at
+    y_ends = tl.load(y_ptr + end_at, mask=own, other=0.0).to(tl.float32)
+    dy_ends = tl.load(dy_ptr + end_at, mask=own, other=0.0).to(tl.float32)
+    at = (row * cols + lead) // VECTOR * VECTOR + col
+    outputs = ()
+    grads = ()
+    along = tl.zeros([BLOCK], tl.float32)
+    for i in tl.static_range(CHUNKS):
+        y = load_whole(y_ptr + at + i * BLOCK, i * BLOCK + col, whole, i, CHUNKS).to(tl.float32)
+        dy = load_whole(dy_ptr + at + i * BLOCK, i * BLOCK + col, whole, i, CHUNKS).to(tl.float32)
+        along += y * dy
+        outputs = outputs + (y,)
+        grads = grads + (dy,)
+    level = tl.sum(along, axis=0) + tl.sum(y_ends * dy_ends, axis=0)
+    for i in tl.static_range(CHUNKS):
+        dx = (outputs[i] * (grads[i] - level)).to(dx_ptr.dtype.element_ty)
+        store_whole(dx_ptr + at + i * BLOCK, dx, i * BLOCK + col, whole, i, CHUNKS)
+    tl.store(dx_ptr + end_at, (y_ends * (dy_ends - level)).to(dx_ptr.dtype.element_ty), mask=own)
+
+
+@triton.jit
+def softmax_backward_ends_shared(
     dy_ptr,
     y_ptr,
     dx_ptr,

@@ -28,8 +28,8 @@ _FORWARD = Kernel(kernel.softmax_forward, vectors=("cols", "x_stride"))
 _FORWARD_LONG = Kernel(kernel.softmax_forward_long, vectors=("cols", "x_stride"))
 _BACKWARD = Kernel(kernel.softmax_backward, vectors=("cols",))
 _BACKWARD_LONG = Kernel(kernel.softmax_backward_long, vectors=("cols",))
-_FORWARD_ENDS = Kernel(kernel.softmax_forward_ends)
-_BACKWARD_ENDS = Kernel(kernel.softmax_backward_ends)
+_FORWARD_ENDS = Kernel(kernel.softmax_forward_ends), Kernel(kernel.softmax_forward_ends_shared)
+_BACKWARD_ENDS = Kernel(kernel.softmax_backward_ends), Kernel(kernel.softmax_backward_ends_shared)
 _FORWARD_STREAMED = Kernel(
     streamed.softmax_forward_streamed,
     vectors=("cols", "x_stride", "length"),
@@ -167,14 +167,17 @@ def _held(choose: Any, rows: int, cols: int, itemsize: int, vector: int, shifted
 
 
 def _plan_ends(
-    kind: Kernel, chosen: config.Softmax, tensors: tuple[Tensor, ...], rows: int, numbers: tuple[int, ...], vector: int
-) -> Any:
-    """Rows that start inside accesses, their ends apart: ``numbers`` are their length and strides."""
-    chunks, numbers = cdiv(numbers[0] // vector * vector, chosen.block), (rows, *numbers)
-    run = kind.bind(
+    kinds: tuple[Kernel, Kernel], chosen: config.Softmax, tensors: tuple[Tensor, ...], rows: int,
+    numbers: tuple[int, ...], vector: int,
+) -> Any:  # fmt: skip
+    """Rows that start inside accesses, their ends apart, one or several a program; ``numbers``: length and strides."""
+    constants = {"CHUNKS": cdiv(numbers[0] // vector * vector, chosen.block), "BLOCK": chosen.block, "VECTOR": vector}
+    if chosen.rows > 1:
+        numbers, constants["ROWS"] = (rows, *numbers), chosen.rows
+    run = kinds[chosen.rows > 1].bind(
         (*tensors, *numbers),
         grid=(cdiv(rows, chosen.rows),),
-        constants={"ROWS": chosen.rows, "CHUNKS": chunks, "BLOCK": chosen.block, "VECTOR": vector},
+        constants=constants,
         num_warps=chosen.num_warps,
         device=tensors[0].get_device(),
         vector=vector,
