@@ -118,7 +118,7 @@ FORCED["cross_entropy"].append(
         "cross_entropy.backward_rows": cross_entropy.Rows(2, 128, 1),
     }
 )
-PRODUCTS = [case("float32", rows=9, cols=33, hidden=16)]
+PRODUCTS = [case("float32", rows=9, cols=33, hidden=16), case("float16", rows=9, cols=131, hidden=16)]
 FORCED["linear_cross_entropy"] = [FORCED["cross_entropy"][0] | {"linear_cross_entropy": linear.Chunks(4)}]
 IMAGES = [
     case("float32", batch=2, channels=4, side=5, groups=2),

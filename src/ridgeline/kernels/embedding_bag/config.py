@@ -25,8 +25,30 @@ class Update:
     num_warps: int
 
 
-def forward(dim: int, itemsize: int, mean_length: float) -> Forward:
+FEW_PROGRAMS, MOST_HELD = 264, 4096
+"""Programs for which bags are too few to share one, and elements that a program of four warps holds at once."""
+
+
+def few(dim: int, mean_length: float, num_bags: int) -> Forward:
+    """Few bags: a program has as few as there are enough of them for, and their rows are on their way together.
+
+    Eight rows at a time of 465 bags of 50, eight bags a program, took 30 µs (``F.embedding_bag`` 23), of 426 bags of
+    384 columns 18 (11).
+    """
+    wide = power_of_two(dim)
+    bags = power_of_two(num_bags // FEW_PROGRAMS + 1) // 2 or 1
+    ahead = clamp(power_of_two(int(1.5 * mean_length)), 1, max(1, MOST_HELD // (wide * bags)))
+    return Forward(bags, ahead, 4)
+
+
+def forward(dim: int, itemsize: int, mean_length: float, num_bags: int = 1 << 30) -> Forward:
     """Eight rows on their way for each warp: of one bag where bags are long, of several where they are short."""
+    found = many(dim, itemsize, mean_length)
+    return found if num_bags >= FEW_PROGRAMS * found.bags else few(dim, mean_length, num_bags)
+
+
+def many(dim: int, itemsize: int, mean_length: float) -> Forward:
+    """Bags enough for every multiprocessor."""
     lanes_bytes = 32 * 16
     per_warp = clamp(lanes_bytes // (power_of_two(dim) * itemsize), 1, 32)
     ahead = clamp(power_of_two(int(mean_length)), 1, 8)

@@ -84,9 +84,9 @@ def _plan_forward(x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | 
     rows, per_group = x.shape[0] * groups, channels // groups
     positions = x.numel() // max(1, x.shape[0] * channels)
     length = per_group * positions
-    kinds = (_plan_streamed, _plan_flat)
+    kinds = (_plan_streamed, _plan_flat)  # float32 128×320×32×32: 96 and 87 µs, 64×640×16×16 33 and 26
     through = None
-    for plan_of in kinds[::-1] if config.is_ragged(x.element_size(), positions) else kinds:
+    for plan_of in kinds[::-1] if x.element_size() == 4 and length <= config.LONGEST_FLAT else kinds:
         through = through or plan_of(x, groups, weight, bias, silu, rows, length, positions)
     if through is not None:
         return through

@@ -13,8 +13,8 @@ from ridgeline.kernels.launcher import Kernel, Plans, launchable, vector_of
 from ridgeline.kernels.relu2 import config, kernel, reference
 from ridgeline.kernels.rows import cdiv, float_reason
 
-_FORWARD = Kernel(kernel.relu2_forward, vectors=("num",))
-_BACKWARD = Kernel(kernel.relu2_backward, vectors=("num",))
+_FORWARD = Kernel(kernel.relu2_forward)
+_BACKWARD = Kernel(kernel.relu2_backward)
 _forward_plans, _backward_plans = Plans(), Plans()
 
 
@@ -63,7 +63,7 @@ def _plan(name: str, kind: Kernel, tensors: tuple[Tensor, ...], num: int) -> Any
         constants={"BLOCK": chosen.block},
         num_warps=chosen.num_warps,
         device=tensors[0].get_device(),
-        vector=vector_of(tensors[-1].element_size(), pointers, num),
+        vector=vector_of(tensors[-1].element_size(), pointers),
     )
 
 

@@ -168,16 +168,6 @@ def clustered(rows: int, cols: int, sms: int, shifted: bool) -> Packed | None:
     return Packed(8, max(0, num_pieces(8, length) - 8), 3, reads, cluster=cluster)
 
 
-LONGEST_FEW = 24576
-"""Columns that 32 warps hold in three accesses of a lane."""
-
-
-def is_short_of_rows(rows: int, cols: int, sms: int) -> bool:
-    """Few rows that start inside accesses and fit a program: in clusters 8×20721 took 10.0 µs, 3×20724 9.5, where
-    1×16097 takes 6.3 in one program."""
-    return rows < 2 * sms and cols <= LONGEST_FEW
-
-
 def packed(rows: int, cols: int, sms: int, shifted: bool) -> Packed | None:
     """Rows of 16-bit numbers in accesses of sixteen bytes, a program each, several programs a multiprocessor; longer
     ones a cluster each; None for others.

@@ -92,10 +92,7 @@ def _plan_forward(x: Tensor, y: Tensor, stride: int) -> Any:
     common = {"device": x.get_device(), "vector": vector}
     streaming: Any = config.streamed_forward(cols, size) if streamable(vector, size) else None
     if size == 2 and is_widest(vector, size) and not INTERPRETING:
-        sms = num_sms(x.get_device())
-        streaming = config.packed(rows, cols, sms, shifted) or streaming
-        if shifted and config.is_short_of_rows(rows, cols, sms):
-            streaming = None
+        streaming = config.packed(rows, cols, num_sms(x.get_device()), shifted) or streaming
     chosen: Any = tuning.choose(
         "softmax.forward",
         {"rows": rows, "cols": cols, "dtype": y.dtype},
