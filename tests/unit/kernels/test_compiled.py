@@ -54,6 +54,19 @@ def test_forward_kernels_read_and_write_sixteen_bytes_at_a_time(call, kernel, co
     assert made.num("LDG.E.U16") == 0 and made.num("STG.E.U16") == 0
 
 
+@pytest.mark.parametrize("shape", [(6555, 12458), (1001, 4097)])
+@pytest.mark.parametrize(
+    ("call", "kernel"),
+    [(kernels.relu2, "relu2"), (kernels.gelu, "gelu"), (lambda x: kernels.swiglu(x, x), "gated")],
+)
+def test_pointwise_kernels_have_wide_accesses_whatever_the_number_of_elements(call, kernel, shape):
+    found = variants(call, shape)
+    for name in (f"{kernel}_forward", f"{kernel}_backward"):
+        made = facts(found[name])
+        assert made.num("LDG.E.128") + made.num("LDG.E.EF.128") + made.num("LDG.E.EL.128") > 0
+        assert sum(made.num(f"STG.E.{kind}128") for kind in ("", "EF.", "EL.")) > 0 and made.num_spills == 0
+
+
 def test_an_unaligned_tensor_is_still_right_only_slower():
     args = torch.empty((8, 4097), device="meta", dtype=torch.bfloat16)
     with launcher.collecting(aligned=False) as found:
