@@ -470,3 +470,29 @@ def test_kernels_stand_beside_max_autotune_as_the_note_says(name, phase, num, st
     mine = [(ours, best) for ours, best in paired(rows) if (ours.primitive, ours.phase) == (name, phase)]
     ratios = [best.median_s / ours.median_s for ours, best in mine]
     assert len(ratios) == num and geometric_mean(ratios) == pytest.approx(stated, abs=0.005)
+
+
+@cache
+def families_race(name):
+    path = FOLDER.parents[2] / "benchmarks" / "race_families.py"
+    if not path.exists():
+        pytest.skip("benchmarks are not here")
+    spec = importlib.util.spec_from_file_location("race_families", path)
+    made = sys.modules["race_families"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    found = recorded(f"{name}.json.gz")
+    return found, {(row["family"], row["phase"]): row for row in made.shares(found)}
+
+
+@pytest.mark.parametrize(
+    ("recording", "family", "phase", "num", "over_best", "lost"),
+    [("families_random1", "embedding_bag", "fwd", 5, 1.19, 2), ("families_random1", "linear_cross_entropy", "step", 5, 0.90, 4),
+     ("families_random1", "attention", "fwd", 5, 1.06, 0), ("families_random1", "attention", "bwd", 5, 0.92, 4),
+     ("families_random1", "dot_interaction", "bwd", 5, 20.03, 0), ("families_random1", "qk_norm_rope", "bwd", 5, 12.91, 0)],
+)  # fmt: skip
+def test_random_shapes_of_other_families_stand_as_the_note_says(recording, family, phase, num, over_best, lost):
+    found, told = families_race(recording)
+    row = told[family, phase]
+    assert not found["wrong"] and {error["error"] for error in found["errors"]} <= {"no time left"}
+    assert (row["num"], row["lost"]) == (num, lost)
+    assert row["over_best"] == pytest.approx(over_best, abs=0.005)

@@ -408,6 +408,7 @@ EMBEDDING_BAG = declare(
     cost=_gather_cost,
     setup=_setup,
     backward=_grads,
+    repeats=True,
     trials={
         "embedding_bags": Trial(
             make=make,
