@@ -5,6 +5,8 @@ import importlib.util
 import json
 import math
 import statistics
+import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -485,14 +487,31 @@ def families_race(name):
 
 
 @pytest.mark.parametrize(
-    ("recording", "family", "phase", "num", "over_best", "lost"),
-    [("families_random1", "embedding_bag", "fwd", 5, 1.19, 2), ("families_random1", "linear_cross_entropy", "step", 5, 0.90, 4),
-     ("families_random1", "attention", "fwd", 5, 1.06, 0), ("families_random1", "attention", "bwd", 5, 0.92, 4),
-     ("families_random1", "dot_interaction", "bwd", 5, 20.03, 0), ("families_random1", "qk_norm_rope", "bwd", 5, 12.91, 0)],
+    ("which", "family", "phase", "num", "over_best", "lost"),
+    [("random1", "embedding_bag", "fwd", 5, 1.19, 2), ("random1", "linear_cross_entropy", "step", 5, 0.90, 4),
+     ("random1", "attention", "fwd", 5, 1.06, 0), ("random1", "attention", "bwd", 5, 0.92, 4),
+     ("random1", "dot_interaction", "bwd", 5, 20.03, 0), ("random1", "qk_norm_rope", "bwd", 5, 12.91, 0),
+     ("again1", "linear_cross_entropy", "step", 7, 1.61, 2), ("again1", "embedding_bag", "fwd", 7, 2.09, 1),
+     ("again1", "group_norm_silu", "bwd", 7, 2.39, 0), ("again1", "relu2", "bwd", 7, 2.99, 0)],
 )  # fmt: skip
-def test_random_shapes_of_other_families_stand_as_the_note_says(recording, family, phase, num, over_best, lost):
-    found, told = families_race(recording)
+def test_random_shapes_of_other_families_stand_as_the_note_says(which, family, phase, num, over_best, lost):
+    found, told = families_race(f"families_{which}")
     row = told[family, phase]
     assert not found["wrong"] and {error["error"] for error in found["errors"]} <= {"no time left"}
     assert (row["num"], row["lost"]) == (num, lost)
     assert row["over_best"] == pytest.approx(over_best, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "case", "before", "now"),
+    [("group_norm.flat", "bfloat16 batch=128 channels=2048 side=7 groups=32", 184.1, 25.5),
+     ("group_norm.tile", "bfloat16 batch=128 channels=1024 side=14 groups=32", 170.9, 75.4),
+     ("group_norm.streamed", "float32 batch=64 channels=640 side=16 groups=32", 33.2, 26.1),
+     ("softmax.forward", "bfloat16 rows=65536 cols=1232", 99.0, 79.2),
+     ("softmax.forward", "float32 rows=65536 cols=177", 43.6, 29.5)],
+)  # fmt: skip
+def test_short_groups_and_rows_took_what_the_note_says(kernel, case, before, now):
+    rows = [row for row in recorded("blocks_sweep3.json.gz")["rows"] if (row["kernel"], row["case"]) == (kernel, case)]
+    assert not any(row["wrong"] for row in rows)
+    took = [1e6 * row["s"] for row in rows if row["config"] is not None]
+    assert min(took) == pytest.approx(now, abs=0.06) and any(abs(each - before) < 0.06 for each in took)
