@@ -764,6 +764,61 @@ def groups_back() -> Iterator[Sweep]:
             yield Sweep("group_norm.backward_streamed", "group_norm", "bwd", of, (late, early, *tried))
 
 
+def groups_flat() -> Iterator[Sweep]:
+    """Short groups a program each, wherever channels start, against sums first and results later, and fewer warps and
+    more; groups of float32 against those that pass through shared memory."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.group_norm.config import Apart, Flat, Tile
+
+    for dtype, batch, channels, side in (
+        ("bfloat16", 128, 2048, 7), ("bfloat16", 128, 1024, 14), ("bfloat16", 256, 256, 13), ("float32", 64, 1024, 14),
+        ("float32", 64, 512, 28), ("float16", 64, 320, 30),
+    ):  # fmt: skip
+        of = case(dtype, batch=batch, channels=channels, side=side, groups=32)
+        length = channels // 32 * side * side
+        warps = 4 if length <= 5120 else 8
+        ahead = (Flat(warps, 32 // warps), Flat(2 * warps, 16 // warps), Apart())
+        yield Sweep("group_norm.flat", "group_norm_silu", "fwd", of, ahead)
+        back = tuple(Tile(num, 32 if channels > 256 else 64) for num in (4, 8, 16))
+        yield Sweep("group_norm.tile", "group_norm_silu", "bwd", of, (*back, Apart()))
+    for batch, channels, side, groups in ((200, 2560, 7, 8), (64, 256, 63, 32), (64, 640, 30, 32)):
+        of = case("bfloat16", batch=batch, channels=channels, side=side, groups=groups)
+        for kernel, phase in (("group_norm.flat", "fwd"), ("group_norm.tile", "bwd")):
+            yield Sweep(kernel, "group_norm_silu", phase, of, (Apart(),))
+    for batch, channels, side in ((128, 320, 32), (64, 640, 16)):
+        of = case("float32", batch=batch, channels=channels, side=side, groups=32)
+        yield Sweep("group_norm.streamed", "group_norm_silu", "fwd", of, (Apart(),))
+        yield Sweep("group_norm.backward_streamed", "group_norm_silu", "bwd", of, (Apart(),))
+
+
+def rows_short() -> Iterator[Sweep]:
+    """Softmax: odd rows of one warp, several a program and one; rows of 1k to 2.5k columns in places that fit; few odd
+    rows in one program each and in clusters."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.softmax.config import Packed as P
+    from ridgeline.kernels.softmax.config import Softmax as S
+
+    def odd(chunks: int, block: int, *rows: int) -> tuple[S, ...]:
+        return tuple(S(num, chunks, block, num, ends=True) for num in rows)
+
+    four = S(1, 2, 1024, 4)
+    fit = {1232: (four, S(2, 3, 512, 4), S(4, 5, 256, 4)), 2200: (S(1, 3, 1024, 4), S(2, 5, 512, 4)),
+           1552: (four, S(2, 4, 512, 4), S(4, 7, 256, 4)), 1048: (four, S(2, 3, 512, 4))}  # fmt: skip
+    for dtype, rows, cols, tried in (
+        ("bfloat16", 65536, 394, odd(2, 256, 1, 4, 8)), ("float32", 65536, 177, odd(2, 128, 1, 4, 8)),
+        ("bfloat16", 131072, 1001, odd(4, 256, 1, 2, 4)),
+    ):  # fmt: skip
+        yield Sweep("softmax.forward", "softmax", "fwd", case(dtype, rows=rows, cols=cols), tried)
+        yield Sweep("softmax.backward", "softmax", "bwd", case(dtype, rows=rows, cols=cols), tried)
+    for rows, cols in ((65536, 1232), (65536, 1552), (18727, 1048), (40000, 2200)):
+        yield Sweep("softmax.forward", "softmax", "fwd", case("bfloat16", rows=rows, cols=cols), fit[cols])
+    apart = (S(1, 2, 1024, 4, ends=True), S(4, 5, 256, 4, ends=True), S(1, 5, 256, 1, ends=True))
+    yield Sweep("softmax.forward", "softmax", "fwd", case("bfloat16", rows=30111, cols=1162), apart)
+    few = (S(1, 3, 8192, 32, ends=True), P(8, 0, 3, cluster=4))
+    for rows, cols in ((8, 20721), (3, 20724)):
+        yield Sweep("softmax.forward", "softmax", "fwd", case("float16", rows=rows, cols=cols), few)
+
+
 def heads_back() -> Iterator[Sweep]:
     """Head norms backward on two warps for other types and head dims."""
     from ridgeline.kernels.contract import case
@@ -807,6 +862,8 @@ PARTS: dict[str, Callable[[], Iterator[Sweep]]] = {
     "odd_more": odd_more,
     "groups_shared": groups_shared,
     "groups_back": groups_back,
+    "groups_flat": groups_flat,
+    "rows_short": rows_short,
     "heads_back": heads_back,
 }
 

@@ -5,6 +5,8 @@ import importlib.util
 import json
 import math
 import statistics
+import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -476,3 +478,60 @@ def test_configurations_of_the_last_sweeps_took_what_the_note_says(kernel, case,
     assert not any(row["wrong"] for row in rows)
     took = sorted(1e6 * row["s"] for row in rows)
     assert took[0] == pytest.approx(now, abs=1.0) and any(abs(each - before) < 1.0 for each in took)
+
+
+@pytest.mark.parametrize(
+    ("name", "phase", "num", "stated"),
+    [("softmax", "fwd", 3, 1.14), ("softmax", "bwd", 3, 0.98), ("swiglu", "fwd", 2, 1.00), ("swiglu", "bwd", 2, 0.99),
+     ("cross_entropy", "fwd", 2, 2.48), ("cross_entropy", "bwd", 2, 1.13), ("rms_norm", "fwd", 2, 0.92),
+     ("rms_norm", "bwd", 2, 1.53), ("layer_norm", "fwd", 2, 1.05), ("layer_norm", "bwd", 2, 1.26)],
+)  # fmt: skip
+def test_kernels_stand_beside_max_autotune_as_the_note_says(name, phase, num, stated):
+    rows = [Row(**row) for row in recorded("rows_compiled4.json.gz")["race"]]
+    assert {"compiled", "eager", "liger"} <= {row.contender for row in rows}
+    mine = [(ours, best) for ours, best in paired(rows) if (ours.primitive, ours.phase) == (name, phase)]
+    ratios = [best.median_s / ours.median_s for ours, best in mine]
+    assert len(ratios) == num and geometric_mean(ratios) == pytest.approx(stated, abs=0.005)
+
+
+@cache
+def families_race(name):
+    path = FOLDER.parents[2] / "benchmarks" / "race_families.py"
+    if not path.exists():
+        pytest.skip("benchmarks are not here")
+    spec = importlib.util.spec_from_file_location("race_families", path)
+    made = sys.modules["race_families"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    found = recorded(f"{name}.json.gz")
+    return found, {(row["family"], row["phase"]): row for row in made.shares(found)}
+
+
+@pytest.mark.parametrize(
+    ("which", "family", "phase", "num", "over_best", "lost"),
+    [("random1", "embedding_bag", "fwd", 5, 1.19, 2), ("random1", "linear_cross_entropy", "step", 5, 0.90, 4),
+     ("random1", "attention", "fwd", 5, 1.06, 0), ("random1", "attention", "bwd", 5, 0.92, 4),
+     ("random1", "dot_interaction", "bwd", 5, 20.03, 0), ("random1", "qk_norm_rope", "bwd", 5, 12.91, 0),
+     ("again1", "linear_cross_entropy", "step", 7, 1.61, 2), ("again1", "embedding_bag", "fwd", 7, 2.09, 1),
+     ("again1", "group_norm_silu", "bwd", 7, 2.39, 0), ("again1", "relu2", "bwd", 7, 2.99, 0)],
+)  # fmt: skip
+def test_random_shapes_of_other_families_stand_as_the_note_says(which, family, phase, num, over_best, lost):
+    found, told = families_race(f"families_{which}")
+    row = told[family, phase]
+    assert not found["wrong"] and {error["error"] for error in found["errors"]} <= {"no time left"}
+    assert (row["num"], row["lost"]) == (num, lost)
+    assert row["over_best"] == pytest.approx(over_best, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "case", "before", "now"),
+    [("group_norm.flat", "bfloat16 batch=128 channels=2048 side=7 groups=32", 184.1, 25.5),
+     ("group_norm.tile", "bfloat16 batch=128 channels=1024 side=14 groups=32", 170.9, 75.4),
+     ("group_norm.streamed", "float32 batch=64 channels=640 side=16 groups=32", 33.2, 26.1),
+     ("softmax.forward", "bfloat16 rows=65536 cols=1232", 99.0, 79.2),
+     ("softmax.forward", "float32 rows=65536 cols=177", 43.6, 29.5)],
+)  # fmt: skip
+def test_short_groups_and_rows_took_what_the_note_says(kernel, case, before, now):
+    rows = [row for row in recorded("blocks_sweep3.json.gz")["rows"] if (row["kernel"], row["case"]) == (kernel, case)]
+    assert not any(row["wrong"] for row in rows)
+    took = [1e6 * row["s"] for row in rows if row["config"] is not None]
+    assert min(took) == pytest.approx(now, abs=0.06) and any(abs(each - before) < 0.06 for each in took)

@@ -23,7 +23,7 @@ fake.fake_set_num_args(6)
 direct.build(files.cache_folder())
 launcher._raw_stream = lambda device: 0
 direct._notable = lambda args: True
-for room in ("rms_norm", "softmax", "layer_norm", "cross_entropy", "gated", "rope"):
+for room in ("rms_norm", "softmax", "layer_norm", "cross_entropy", "gated", "rope", "dropout_add", "embedding_bag"):
     sys.modules[f"ridgeline.kernels.{room}.op"].launchable = lambda x: True
 asked = []
 for made in contract.primitives().values():
@@ -354,5 +354,28 @@ with torch.no_grad():
     assert other != kept
     assert decoded()[1] == kept
 fake.fake_set_num_args(6)
+
+# A gradient that is handed on as it came, and a call whose backward pass sorts: forward alone is repeated.
+a, b = (torch.randn(8, 64, dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
+grad, mask_seed = torch.randn(8, 64, dtype=torch.bfloat16), torch.tensor(7)
+
+
+def dropped():
+    return torch.autograd.grad(rk.dropout_add(a, b, 0.5, seed=mask_seed), (a, b), grad)
+
+
+settle(dropped, 4)
+(da, db), seen = launches(dropped, python=False)
+assert [row[:3] for row in seen[:1]] == [[a.data_ptr(), b.data_ptr(), mask_seed.data_ptr()]]
+assert seen[1][:3] == [grad.data_ptr(), mask_seed.data_ptr(), da.data_ptr()] and torch.equal(db, grad)
+table, indices, offsets = torch.randn(50, 16), torch.arange(6), torch.tensor([0, 3, 6])
+with torch.no_grad():
+    settle(lambda: rk.embedding_bags(table, indices, offsets))
+    out, seen = launches(lambda: rk.embedding_bags(table, indices, offsets), python=False)
+    assert out.shape == (2, 16) and seen[0][0] == table.data_ptr()
+    assert seen[0][2:4] == [indices.data_ptr(), offsets.data_ptr()]
+    other = torch.arange(6) + 1
+    out, seen = launches(lambda: rk.embedding_bags(table, other, offsets), python=False)
+    assert seen[0][2] == other.data_ptr()
 
 print("repeated")

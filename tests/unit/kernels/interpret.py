@@ -96,6 +96,7 @@ FORCED = {
             (("forward", "backward"), softmax.Softmax(1, 1, 64, 1)),
             (("forward", "backward"), softmax.Softmax(1, 0, 16, 1, 2)),
             (("forward", "backward"), softmax.Softmax(1, 3, 16, 1, ends=True)),
+            (("forward", "backward"), softmax.Softmax(2, 3, 16, 1, ends=True)),
         )
     ],
     "cross_entropy": [
@@ -117,13 +118,20 @@ FORCED["cross_entropy"].append(
         "cross_entropy.backward_rows": cross_entropy.Rows(2, 128, 1),
     }
 )
-PRODUCTS = [case("float32", rows=9, cols=33, hidden=16)]
+PRODUCTS = [case("float32", rows=9, cols=33, hidden=16), case("float16", rows=9, cols=131, hidden=16)]
 FORCED["linear_cross_entropy"] = [FORCED["cross_entropy"][0] | {"linear_cross_entropy": linear.Chunks(4)}]
 IMAGES = [
     case("float32", batch=2, channels=4, side=5, groups=2),
     case("float16", batch=1, channels=4, side=3, groups=2),
+    case("float16", batch=2, channels=12, side=7, groups=2),
+    case("float32", batch=3, channels=6, side=2, groups=2),
 ]
-FORCED["group_norm"] = [{"group_norm": groups.Groups(16, 1, num, 8, 1)} for num in (1, 2)]
+FORCED["group_norm"] = [
+    {"group_norm": groups.Groups(16, 1, num, 8, 1), **{f"group_norm.{of}": groups.Apart() for of in ("flat", "tile")}}
+    for num in (1, 2)
+]
+FORCED["group_norm"].append({"group_norm.flat": groups.Flat(1, 32), "group_norm.tile": groups.Tile(1, 8)})
+FORCED["group_norm"].append({"group_norm.flat": groups.Walk(1), "group_norm.tile": groups.Walk(1, 4, 8)})
 # The interpreter rounds float8 toward zero.
 NARROW = [case("float32", rows=5, cols=96, kind=kind, block=b) for kind in ("int8",) for b in (0, 32)]
 for name in ("rms_norm_quant", "layer_norm_quant"):

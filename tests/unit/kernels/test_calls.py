@@ -18,6 +18,9 @@ OTHER = {
 BY_ADDRESS = {"adamw", "adamw_8bit", "clip_grad_norm_"}
 """Lists are known by the addresses of their tensors, which tensors without memory do not have."""
 
+SHARED = {("linear_cross_entropy", "argument 1 shorter in 0")}
+"""Rows of logits are as long as whole accesses: 5,000 classes and 4,999 have the same kernels."""
+
 FOR_ANY = {"gelu", "gelu_tanh", "relu2"}
 """What is done to every element, whose shape is a number given at launch."""
 
@@ -54,7 +57,8 @@ def test_a_call_of_other_types_or_shapes_is_refused_or_planned_anew(name):
                 trial.call(*other)
             except (KernelError, RuntimeError):
                 continue
-            assert (len(found), plans()) != before or name == "cross_layer", f"{what} took the plan of another call"
+            anew = (len(found), plans()) != before or (name, what) in SHARED
+            assert anew or name == "cross_layer", f"{what} took the plan of another call"
 
 
 def test_other_numbers_of_sequences_in_as_many_rows_are_another_plan():

@@ -56,6 +56,19 @@ def test_forward_kernels_read_and_write_sixteen_bytes_at_a_time(call, kernel, co
     assert made.num("LDG.E.U16") == 0 and made.num("STG.E.U16") == 0
 
 
+@pytest.mark.parametrize("shape", [(6555, 12458), (1001, 4097)])
+@pytest.mark.parametrize(
+    ("call", "kernel"),
+    [(kernels.relu2, "relu2"), (kernels.gelu, "gelu"), (lambda x: kernels.swiglu(x, x), "gated")],
+)
+def test_pointwise_kernels_have_wide_accesses_whatever_the_number_of_elements(call, kernel, shape):
+    found = variants(call, shape)
+    for name in (f"{kernel}_forward", f"{kernel}_backward"):
+        made = facts(found[name])
+        assert made.num("LDG.E.128") + made.num("LDG.E.EF.128") + made.num("LDG.E.EL.128") > 0
+        assert sum(made.num(f"STG.E.{kind}128") for kind in ("", "EF.", "EL.")) > 0 and made.num_spills == 0
+
+
 def test_an_unaligned_tensor_is_still_right_only_slower():
     args = torch.empty((8, 4097), device="meta", dtype=torch.bfloat16)
     with launcher.collecting(aligned=False) as found:
@@ -152,6 +165,35 @@ def test_short_groups_backward_leave_room_for_four_programs():
     made = facts(packed)
     assert made.num_spills == 0 and made.num_registers <= 64 and 4 * made.shared_bytes <= 227 * 1024
     assert made.num("LDGSTS.E.BYPASS.128") == made.num("LDGSTS") == 2 * dict(packed.constants)["CHUNKS"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "wide"),
+    [
+        (torch.bfloat16, (64, 2048, 7, 7), True),
+        (torch.bfloat16, (64, 1024, 14, 14), True),
+        (torch.float32, (64, 1024, 14, 14), True),
+        (torch.bfloat16, (16, 2048, 14, 14), True),
+        (torch.bfloat16, (64, 32, 13, 13), False),
+        (torch.float16, (16, 256, 25, 42), True),
+    ],
+)
+def test_short_groups_are_read_once_wherever_their_channels_start(dtype, shape, wide):
+    weight = torch.ones(shape[1], dtype=dtype, device="meta")
+    found = variants(lambda x: kernels.group_norm(x, 32, weight, weight, silu=True), shape, dtype=dtype)
+    flat = found["group_norm_flat"]
+    tile = found.get("group_norm_tile") or found["group_norm_backward_walk"]
+    made = facts(flat)
+    assert made.num_spills == 0 and made.num_registers * flat.num_warps * 32 * (32 // flat.num_warps) <= 65536
+    chunks, straddle = (dict(flat.constants)[name] for name in ("CHUNKS", "STRADDLE"))
+    if wide:  # groups start on 16 bytes though channels do not
+        assert made.num("LDG.E.128") == made.num("STG.E.128") == chunks
+    assert made.num("LDG") <= (16 * chunks if not wide else chunks + (4 if straddle else 2) * chunks)
+    back = facts(tile)
+    sizes = dict(tile.constants)
+    lines = sizes.get("PER_GROUP") or sizes["LINES"]
+    assert back.num_spills == 0 and tile.num_warps * 32 <= lines * sizes["WIDTH"]
+    assert "group_norm_channel_sums" not in found and "group_norm_stats" not in found
 
 
 def test_channels_that_powers_of_two_hardly_divide_have_pieces_of_their_own():
@@ -380,6 +422,26 @@ def test_a_long_row_of_softmax_is_a_clusters(rows, cols, shares):
     assert made.shared_bytes * programs <= 232448 and made.num_registers * 32 * found.num_warps * programs <= 65536
     assert made.num("UCGABAR_ARV") == 1 and made.num("MEMBAR") == 0, "programs wait for numbers, not for memory"
     assert made.num("STG.E.128") == constants["CHUNKS"]
+
+
+@pytest.mark.parametrize(("dtype", "cols", "rows"), [(torch.bfloat16, 394, 4), (torch.float32, 177, 4)])
+def test_short_odd_rows_share_a_program(dtype, cols, rows):
+    found = variants(kernels.softmax, (65536, cols), dtype=dtype)
+    for name in ("softmax_forward_ends_shared", "softmax_backward_ends_shared"):
+        made, constants = facts(found[name]), dict(found[name].constants)
+        assert constants["ROWS"] == found[name].num_warps == rows and made.num_spills == 0
+        assert made.num("LDG.E.128") >= constants["CHUNKS"] and made.num_registers <= 64
+        assert made.num("BAR") <= 1, "a row is one warp's"
+
+
+@pytest.mark.parametrize(
+    ("cols", "rows", "chunks"), [(1048, 4, 5), (1232, 4, 5), (1536, 2, 3), (1552, 4, 7), (2048, 1, 2)]
+)
+def test_rows_of_softmax_fill_the_places_of_their_warps(cols, rows, chunks):
+    found = variants(kernels.softmax, (65536, cols), grad=False)["softmax_forward"]
+    constants, made = dict(found.constants), facts(found)
+    assert (constants["ROWS"], constants["CHUNKS"]) == (rows, chunks) and made.num_spills == 0
+    assert cols > 0.79 * constants["CHUNKS"] * constants["BLOCK"] and made.num_registers <= 96
 
 
 def test_a_row_too_long_for_a_cluster_is_shared_by_programs_that_are_all_on_the_device():

@@ -146,3 +146,21 @@ def test_a_recommenders_parts_compile_into_one_graph():
     torch.testing.assert_close(compiled(*args), model(*args))
     found, meant = (torch.autograd.grad(call(*args).sum(), (dense, weight)) for call in (compiled, model))
     torch.testing.assert_close(found, meant, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("dim", "length", "bags"), [(64, 50, 465), (384, 8, 426), (32, 50, 100)])
+def test_few_bags_have_programs_enough_and_their_rows_on_their_way_together(dim, length, bags):
+    from ridgeline.kernels.embedding_bag import config
+
+    chosen = config.forward(dim, 2, length, bags)
+    wide = 1 << (dim - 1).bit_length()
+    assert chosen.bags * chosen.ahead * wide <= config.MOST_HELD
+    assert -(-bags // chosen.bags) >= min(bags, config.FEW_PROGRAMS) and chosen.ahead >= min(length, 8)
+    assert config.forward(dim, 2, length, 1 << 20) == config.many(dim, 2, length)
+
+
+def test_few_bags_of_few_short_rows_share_programs_as_many_do():
+    from ridgeline.kernels.embedding_bag import config
+
+    assert config.forward(128, 2, 8, 532) == config.many(128, 2, 8)
+    assert config.forward(48, 2, 8, 3295) == config.many(48, 2, 8)

@@ -113,6 +113,7 @@ DROPOUT_BACKWARD = declare(
     reference=reference.backward,
     support=lambda dy, seed, p: float_reason(dy=dy),
     cost=elementwise_cost(40.0),
+    repeats=True,
 )
 DROPOUT_ADD = declare(
     name="dropout_add",
@@ -126,6 +127,7 @@ DROPOUT_ADD = declare(
     cost=elementwise_cost(40.0),
     setup=_setup,
     backward=_grads,
+    repeats=True,
     trial=Trial(
         make=_make,
         call=lambda x, residual, seed, p: dropout_add(x, residual, p, seed=seed),

@@ -132,7 +132,7 @@ def _plan_forward(
     chosen = tuning.choose(
         "embedding_bag.forward",
         {"dim": dim, "bags": num_bags, "indices": n, "dtype": weight.dtype},
-        config.forward(dim, weight.element_size(), n / max(1, num_bags)),
+        config.forward(dim, weight.element_size(), n / max(1, num_bags), num_bags),
     )
     numbers = (num_rows, dim, num_bags, batch, offsets.numel(), n, padding)
     wide = power_of_two(dim)
@@ -408,6 +408,7 @@ EMBEDDING_BAG = declare(
     cost=_gather_cost,
     setup=_setup,
     backward=_grads,
+    repeats=True,
     trials={
         "embedding_bags": Trial(
             make=make,

@@ -46,6 +46,43 @@ def _place(blocks_per_row, BLOCK: tl.constexpr, FLAT: tl.constexpr):
 
 
 @triton.jit
+def loaded(at, inside, MASKED: tl.constexpr, READS: tl.constexpr):
+    if MASKED:
+        return tl.load(at, mask=inside, other=0.0, eviction_policy=READS).to(tl.float32)
+    else:
+        return tl.load(at, eviction_policy=READS).to(tl.float32)
+
+
+@triton.jit
+def stored(to, value, inside, MASKED: tl.constexpr, WRITES: tl.constexpr):
+    if MASKED:
+        tl.store(to, value.to(to.dtype.element_ty), mask=inside, eviction_policy=WRITES)
+    else:
+        tl.store(to, value.to(to.dtype.element_ty), eviction_policy=WRITES)
+
+
+@triton.jit
+def forward_part(
+    gate_at, up_at, out_at, inside, KIND: tl.constexpr, MASKED: tl.constexpr, READS: tl.constexpr, WRITES: tl.constexpr
+):
+    y, _ = activation(loaded(gate_at, inside, MASKED, READS), KIND)
+    stored(out_at, y * loaded(up_at, inside, MASKED, READS), inside, MASKED, WRITES)
+
+
+@triton.jit
+def backward_part(
+    dy_at, gate_at, up_at, dgate_at, dup_at, inside, KIND: tl.constexpr, MASKED: tl.constexpr, READS: tl.constexpr,
+    WRITES: tl.constexpr,
+):  # fmt: skip
+    gate = loaded(gate_at, inside, MASKED, READS)
+    up = loaded(up_at, inside, MASKED, READS)
+    dy = loaded(dy_at, inside, MASKED, READS)
+    y, slope = activation(gate, KIND)
+    stored(dgate_at, dy * up * slope, inside, MASKED, WRITES)
+    stored(dup_at, dy * y, inside, MASKED, WRITES)
+
+
+@triton.jit
 def gated_forward(
     gate_ptr,
     up_ptr,
@@ -57,15 +94,21 @@ def gated_forward(
     KIND: tl.constexpr,
     BLOCK: tl.constexpr,
     FLAT: tl.constexpr,
+    SHIFTED: tl.constexpr,  # one long row that ends inside an access: only its last block needs a mask
     READS: tl.constexpr,
     WRITES: tl.constexpr,
 ):
     row, col = _place(blocks_per_row, BLOCK, FLAT)
     inside = col < cols
-    gate = tl.load(gate_ptr + row * gate_stride + col, mask=inside, other=0.0, eviction_policy=READS).to(tl.float32)
-    up = tl.load(up_ptr + row * up_stride + col, mask=inside, other=0.0, eviction_policy=READS).to(tl.float32)
-    y, _ = activation(gate, KIND)
-    tl.store(out_ptr + row * cols + col, (y * up).to(out_ptr.dtype.element_ty), mask=inside, eviction_policy=WRITES)
+    if SHIFTED:
+        if (tl.program_id(0).to(tl.int64) + 1) * BLOCK <= cols:
+            forward_part(gate_ptr + col, up_ptr + col, out_ptr + col, inside, KIND, False, READS, WRITES)
+        else:
+            forward_part(gate_ptr + col, up_ptr + col, out_ptr + col, inside, KIND, True, READS, WRITES)
+    else:
+        gate_at = gate_ptr + row * gate_stride + col
+        up_at = up_ptr + row * up_stride + col
+        forward_part(gate_at, up_at, out_ptr + row * cols + col, inside, KIND, True, READS, WRITES)
 
 
 @triton.jit
@@ -82,15 +125,21 @@ def gated_backward(
     KIND: tl.constexpr,
     BLOCK: tl.constexpr,
     FLAT: tl.constexpr,
+    SHIFTED: tl.constexpr,
     READS: tl.constexpr,
     WRITES: tl.constexpr,
 ):
     row, col = _place(blocks_per_row, BLOCK, FLAT)
     inside = col < cols
-    at = row * cols + col
-    gate = tl.load(gate_ptr + row * gate_stride + col, mask=inside, other=0.0, eviction_policy=READS).to(tl.float32)
-    up = tl.load(up_ptr + row * up_stride + col, mask=inside, other=0.0, eviction_policy=READS).to(tl.float32)
-    dy = tl.load(dy_ptr + at, mask=inside, other=0.0, eviction_policy=READS).to(tl.float32)
-    y, slope = activation(gate, KIND)
-    tl.store(dgate_ptr + at, (dy * up * slope).to(dgate_ptr.dtype.element_ty), mask=inside, eviction_policy=WRITES)
-    tl.store(dup_ptr + at, (dy * y).to(dup_ptr.dtype.element_ty), mask=inside, eviction_policy=WRITES)
+    if SHIFTED:
+        dy_at, gate_at, up_at = dy_ptr + col, gate_ptr + col, up_ptr + col
+        dgate_at, dup_at = dgate_ptr + col, dup_ptr + col
+        if (tl.program_id(0).to(tl.int64) + 1) * BLOCK <= cols:
+            backward_part(dy_at, gate_at, up_at, dgate_at, dup_at, inside, KIND, False, READS, WRITES)
+        else:
+            backward_part(dy_at, gate_at, up_at, dgate_at, dup_at, inside, KIND, True, READS, WRITES)
+    else:
+        at = row * cols + col
+        gate_at = gate_ptr + row * gate_stride + col
+        up_at = up_ptr + row * up_stride + col
+        backward_part(dy_ptr + at, gate_at, up_at, dgate_ptr + at, dup_ptr + at, inside, KIND, True, READS, WRITES)

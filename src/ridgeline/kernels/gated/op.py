@@ -11,7 +11,7 @@ from ridgeline.errors import KernelError
 from ridgeline.kernels import tuning
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, declare, elementwise_cost
 from ridgeline.kernels.gated import config, kernel, reference
-from ridgeline.kernels.launcher import Kernel, Plans, launchable, vector_of
+from ridgeline.kernels.launcher import Kernel, Plans, access_of, launchable, vector_of
 from ridgeline.kernels.rows import as_rows, cdiv, float_reason
 
 _FORWARD = Kernel(kernel.gated_forward, vectors=("cols", "gate_stride", "up_stride"))
@@ -68,13 +68,14 @@ def _forward_planned(gate: Tensor, up: Tensor, kind: str) -> Tensor:
     if plan is None:
         chosen = tuning.choose("gated.forward", {"cols": cols, "dtype": gate.dtype}, config.forward(cols, gate.nbytes))
         blocks = cdiv(cols, chosen.block)
+        vector, shifted = _access(gate, pointers | out.data_ptr(), cols, gate_stride, up_stride)
         run = _FORWARD.bind(
             (gate, up, out, cols, gate_stride, up_stride, blocks),
             grid=(blocks * (out.numel() // cols if cols else 0),),
-            constants=_constants(kind, chosen, out.numel() == cols),
+            constants=_constants(kind, chosen, out.numel() == cols, shifted),
             num_warps=chosen.num_warps,
             device=gate.get_device(),
-            vector=vector_of(gate.element_size(), pointers | out.data_ptr(), cols, gate_stride, up_stride),
+            vector=vector,
         )
         plan = _forward_plans[key] = (run, blocks)
     run, blocks = plan
@@ -82,6 +83,13 @@ def _forward_planned(gate: Tensor, up: Tensor, kind: str) -> Tensor:
     if cols == out.numel():
         _quick_plans[shape, shape, gate.dtype, up.dtype, kind, gate.get_device(), pointers & 15] = (run, cols, blocks)
     return out
+
+
+def _access(like: Tensor, pointers: int, cols: int, *strides: int) -> tuple[int, bool]:
+    """Elements of an access; and whether one long row ends inside one, which only its last block has to know."""
+    if like.numel() == cols:
+        return access_of(like.element_size(), pointers, cols)
+    return vector_of(like.element_size(), pointers, cols, *strides), False
 
 
 def _backward(dy: Tensor, gate: Tensor, up: Tensor, kind: str) -> tuple[Tensor, Tensor]:
@@ -100,13 +108,14 @@ def _backward(dy: Tensor, gate: Tensor, up: Tensor, kind: str) -> tuple[Tensor, 
     if plan is None:
         chosen = tuning.choose("gated.backward", {"cols": cols, "dtype": gate.dtype}, config.backward(cols))
         blocks = cdiv(cols, chosen.block)
+        vector, shifted = _access(gate, pointers, cols, gate_stride, up_stride)
         run = _BACKWARD.bind(
             (dy, gate, up, dgate, dup, cols, gate_stride, up_stride, blocks),
             grid=(blocks * (dup.numel() // cols if cols else 0),),
-            constants=_constants(kind, chosen, dup.numel() == cols),
+            constants=_constants(kind, chosen, dup.numel() == cols, shifted),
             num_warps=chosen.num_warps,
             device=gate.get_device(),
-            vector=vector_of(gate.element_size(), pointers, cols, gate_stride, up_stride),
+            vector=vector,
         )
         plan = _backward_plans[key] = (run, blocks)
     run, blocks = plan
@@ -114,8 +123,9 @@ def _backward(dy: Tensor, gate: Tensor, up: Tensor, kind: str) -> tuple[Tensor, 
     return dgate, dup
 
 
-def _constants(kind: str, chosen: config.Pointwise, flat: bool) -> dict[str, Any]:
-    return {"KIND": KINDS[kind], "BLOCK": chosen.block, "FLAT": flat, "READS": chosen.reads, "WRITES": chosen.writes}
+def _constants(kind: str, chosen: config.Pointwise, flat: bool, shifted: bool) -> dict[str, Any]:
+    return {"KIND": KINDS[kind], "BLOCK": chosen.block, "FLAT": flat, "SHIFTED": shifted, "READS": chosen.reads,
+            "WRITES": chosen.writes}  # fmt: skip
 
 
 def _like(gate: Tensor, *_: Any) -> Tensor:

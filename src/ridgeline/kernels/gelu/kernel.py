@@ -67,17 +67,49 @@ def gelu_of(x, KIND: tl.constexpr):
 
 
 @triton.jit
-def gelu_forward(x_ptr, y_ptr, num, KIND: tl.constexpr, BLOCK: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(x_ptr + at, mask=at < num, other=0.0).to(tl.float32)
-    y, _ = gelu_of(x, KIND)
-    tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=at < num)
+def forward_part(x_at, y_at, inside, KIND: tl.constexpr, MASKED: tl.constexpr):
+    if MASKED:
+        y, _ = gelu_of(tl.load(x_at, mask=inside, other=0.0).to(tl.float32), KIND)
+        tl.store(y_at, y.to(y_at.dtype.element_ty), mask=inside)
+    else:
+        y, _ = gelu_of(tl.load(x_at).to(tl.float32), KIND)
+        tl.store(y_at, y.to(y_at.dtype.element_ty))
 
 
 @triton.jit
-def gelu_backward(dy_ptr, x_ptr, dx_ptr, num, KIND: tl.constexpr, BLOCK: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(x_ptr + at, mask=at < num, other=0.0).to(tl.float32)
-    dy = tl.load(dy_ptr + at, mask=at < num, other=0.0).to(tl.float32)
-    _, slope = gelu_of(x, KIND)
-    tl.store(dx_ptr + at, (dy * slope).to(dx_ptr.dtype.element_ty), mask=at < num)
+def backward_part(dy_at, x_at, dx_at, inside, KIND: tl.constexpr, MASKED: tl.constexpr):
+    if MASKED:
+        _, slope = gelu_of(tl.load(x_at, mask=inside, other=0.0).to(tl.float32), KIND)
+        dx = tl.load(dy_at, mask=inside, other=0.0).to(tl.float32) * slope
+        tl.store(dx_at, dx.to(dx_at.dtype.element_ty), mask=inside)
+    else:
+        _, slope = gelu_of(tl.load(x_at).to(tl.float32), KIND)
+        dx = tl.load(dy_at).to(tl.float32) * slope
+        tl.store(dx_at, dx.to(dx_at.dtype.element_ty))
+
+
+@triton.jit
+def gelu_forward(x_ptr, y_ptr, num, KIND: tl.constexpr, BLOCK: tl.constexpr, SHIFTED: tl.constexpr):
+    """SHIFTED: elements end inside an access. Whole blocks have no mask then, and accesses that are as wide."""
+    start = tl.program_id(0).to(tl.int64) * BLOCK
+    at = start + tl.arange(0, BLOCK)
+    if SHIFTED:
+        if start + BLOCK <= num:
+            forward_part(x_ptr + at, y_ptr + at, at < num, KIND, False)
+        else:
+            forward_part(x_ptr + at, y_ptr + at, at < num, KIND, True)
+    else:
+        forward_part(x_ptr + at, y_ptr + at, at < num, KIND, True)
+
+
+@triton.jit
+def gelu_backward(dy_ptr, x_ptr, dx_ptr, num, KIND: tl.constexpr, BLOCK: tl.constexpr, SHIFTED: tl.constexpr):
+    start = tl.program_id(0).to(tl.int64) * BLOCK
+    at = start + tl.arange(0, BLOCK)
+    if SHIFTED:
+        if start + BLOCK <= num:
+            backward_part(dy_ptr + at, x_ptr + at, dx_ptr + at, at < num, KIND, False)
+        else:
+            backward_part(dy_ptr + at, x_ptr + at, dx_ptr + at, at < num, KIND, True)
+    else:
+        backward_part(dy_ptr + at, x_ptr + at, dx_ptr + at, at < num, KIND, True)

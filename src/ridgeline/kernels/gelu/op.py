@@ -11,7 +11,7 @@ from ridgeline.errors import KernelError
 from ridgeline.kernels import tuning
 from ridgeline.kernels.contract import Case, Trial, case, declare, elementwise_cost
 from ridgeline.kernels.gelu import config, kernel, reference
-from ridgeline.kernels.launcher import Kernel, Plans, launchable, vector_of
+from ridgeline.kernels.launcher import Kernel, Plans, access_of, launchable
 from ridgeline.kernels.rows import cdiv
 
 _FORWARD = Kernel(kernel.gelu_forward, vectors=("num",))
@@ -68,13 +68,14 @@ def _plan(name: str, kind: Kernel, tensors: tuple[Tensor, ...], num: int, form: 
     pointers = 0
     for tensor in tensors:
         pointers |= tensor.data_ptr()
+    vector, shifted = access_of(tensors[-1].element_size(), pointers, num)
     return kind.bind(
         (*tensors, num),
         grid=(cdiv(num, chosen.block),),
-        constants={"KIND": form, "BLOCK": chosen.block},
+        constants={"KIND": form, "BLOCK": chosen.block, "SHIFTED": shifted},
         num_warps=chosen.num_warps,
         device=tensors[0].get_device(),
-        vector=vector_of(tensors[-1].element_size(), pointers, num),
+        vector=vector,
     )
 
 

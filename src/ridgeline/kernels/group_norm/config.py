@@ -74,6 +74,89 @@ class Apart:
     """Sums first, then results, in kernels of their own."""
 
 
+@dataclass(frozen=True, slots=True)
+class Flat:
+    """A short group a program, read once, wherever its channels start: its warps, and programs of a multiprocessor."""
+
+    num_warps: int
+    programs_per_sm: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A short group of the backward pass a program, a channel a line, so many columns at a time."""
+
+    num_warps: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """A longer group a program, read twice, the second time from the L2: its warps; backward so many channels and
+    columns at a time."""
+
+    num_warps: int
+    lines: int = 0
+    width: int = 0
+
+
+LONGEST_FLAT, LONGEST_TILE = 20480, 8192
+"""Elements of a group that sixteen warps hold in forty registers of a thread, and places of one in the backward pass,
+whose two inputs they hold in sixteen each: 64×320×30×30, of 14,848 places, took 97 µs, sums first and results later 80.
+"""
+FEWEST_POSITIONS = 4
+
+
+LONGEST_WALKED, LEAST_WALKED = 81920, 2
+"""Elements of a group that is still in the L2 when a program is through with it, all programs of the device together;
+and how many of them every multiprocessor has at least: several programs share fewer groups."""
+
+
+def flat(rows: int, length: int, positions: int, sms: int) -> Flat | Walk | None:
+    """Forty elements a thread at most; longer groups are walked over. None where groups are longer still and few, or
+    channels too short to be told apart."""
+    if positions < FEWEST_POSITIONS:
+        return None
+    if length > LONGEST_FLAT:
+        return Walk(16) if length <= LONGEST_WALKED and rows >= LEAST_WALKED * sms else None
+    num_warps = clamp(power_of_two(cdiv(length, 1280)), 1, 16)
+    return Flat(num_warps, 32 // num_warps)
+
+
+LEAST_PIECE = 16
+
+
+def is_ragged(itemsize: int, positions: int) -> bool:
+    """Whether channels of four-byte numbers end where hardly any power of two does: pieces of them would be short.
+
+    Backward 64×1024×14×14 takes 67 µs (122 in pieces of four), 64×512×28×28 116 (110 in pieces of sixteen).
+    """
+    return itemsize == 4 and positions & -positions < LEAST_PIECE
+
+
+def tile(rows: int, per_group: int, positions: int, sms: int) -> Tile | Walk | None:
+    """Sixteen elements of each input a thread, 32 where there are many; lines of 32 columns, longer where channels are
+    few. Groups with more places than sixteen warps hold are walked over; None where these are few or longer still."""
+    lines, width = power_of_two(per_group), 32
+    places = lines * cdiv(positions, width) * width
+    num_warps = clamp(power_of_two(cdiv(places, 256 if places >= 4096 else 512)), 1, 16)
+    while lines * width < 32 * num_warps:
+        width *= 2
+    if lines * cdiv(positions, width) * width <= LONGEST_TILE:
+        return Tile(num_warps, width)
+    if per_group * positions > LONGEST_WALKED // 2 or rows < LEAST_WALKED * sms:
+        return None
+    width = walked_width(positions)
+    return Walk(8, min(lines, max(1, 2048 // width)), width)
+
+
+def walked_width(positions: int) -> int:
+    """Columns of a tile: a power of two from 32 to 1024 of which a channel leaves least empty, the longest of those
+    that leave little more."""
+    places = {width: cdiv(positions, width) * width for width in (1024, 512, 256, 128, 64, 32)}
+    return next(width for width, filled in places.items() if filled <= 1.1 * min(places.values()))
+
+
 LONGEST_WHOLE, LONGEST_OF_MANY = 45056, 20480
 """Elements of a group that sixteen warps hold in eleven accesses of every lane (with twelve they spill), and of one for
 which two programs share a multiprocessor: where there are many groups, one program waits for itself."""
@@ -167,11 +250,15 @@ MOST_UNEVEN = 32
 
 def uneven_piece(positions: int, places: int) -> int:
     """Elements of a piece that fills more than three quarters of its places where powers of two hardly divide a
-    channel; 0 where there is none. 64×512×28×28 backward: 59 µs in pieces of 784 of 1024, 84 of 16, 66 of 112 of 128;
-    32×320×56×56 72 of 784, 71 of 64."""
+    channel, or five eighths where the largest that does is sixteen; 0 where there is none.
+
+    64×512×28×28 backward: 59 µs in pieces of 784 of 1024, 84 of 16, 66 of 112 of 128; 32×320×56×56 72 of 784, 71 of
+    64; 197×128×36×36 in eight groups 130 of 16 (a copy as large 55), of 648 not timed.
+    """
     if positions & -positions > MOST_UNEVEN:
         return 0
-    return next((n for n in range(places, places * 3 // 4, -8) if positions % n == 0), 0)
+    least = places * 5 // 8 if positions & -positions <= 16 else places * 3 // 4
+    return next((n for n in range(places, least, -8) if positions % n == 0), 0)
 
 
 def accesses(length: int, positions: int, num_warps: int) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ridgeline.kernels import tuning
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, declare, elementwise_cost
-from ridgeline.kernels.launcher import Kernel, Plans, launchable, vector_of
+from ridgeline.kernels.launcher import Kernel, Plans, access_of, launchable
 from ridgeline.kernels.relu2 import config, kernel, reference
 from ridgeline.kernels.rows import cdiv, float_reason
 
@@ -57,13 +57,14 @@ def _plan(name: str, kind: Kernel, tensors: tuple[Tensor, ...], num: int) -> Any
     pointers = 0
     for tensor in tensors:
         pointers |= tensor.data_ptr()
+    vector, shifted = access_of(tensors[-1].element_size(), pointers, num)
     return kind.bind(
         (*tensors, num),
         grid=(cdiv(num, chosen.block),),
-        constants={"BLOCK": chosen.block},
+        constants={"BLOCK": chosen.block, "SHIFTED": shifted},
         num_warps=chosen.num_warps,
         device=tensors[0].get_device(),
-        vector=vector_of(tensors[-1].element_size(), pointers, num),
+        vector=vector,
     )
 
 

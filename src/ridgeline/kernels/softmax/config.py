@@ -64,13 +64,33 @@ def forward(rows: int, cols: int, itemsize: int, shifted: bool = False) -> Softm
     reads = "evict_last" if rows * cols * itemsize >= KEPT_BYTES and not shifted else ""
     if short is not None:
         return Softmax(*short, reads=reads)
-    if 1024 < cols <= 2048 and itemsize == 2:  # 65536×1232: 79.4 µs, 100.9 on four warps, 65536×1552 98.4 and 111.0
-        return Softmax(1, cdiv(cols, 512), 512, 2, reads=reads)
+    close = fitting(rows, cols)
+    if close is not None:
+        return replace(close, reads=reads)
     for num_warps, most in ((4, 5), (8, 4), (16, 5), (32, 3)):
         chunks = cdiv(cols, 256 * num_warps)
         if chunks <= most and cols < TWICE_FORWARD:
             return Softmax(1, chunks, 256 * num_warps, num_warps, reads=reads)
     return twice(itemsize)
+
+
+MOST_FITTED, LEAST_BETTER = 2560, 1.1
+
+
+def fitting(rows: int, cols: int) -> Softmax | None:
+    """Rows of 1k to 2.5k columns that fill the places of one or two warps, four rows or two a program, where four warps
+    would have places for a tenth more at least; None where they would not, or rows are few.
+
+    On four warps 65536×1232 took 101 µs (a copy as large 81), 30111×1162 49.6 (41.2), 18727×1048 30.1 (26.5).
+    """
+    if cols > MOST_FITTED or rows < 4 * 132:
+        return None
+    places = {warps: cdiv(cols, 256 * warps) * 256 * warps for warps in (4, 2, 1)}
+    able = [warps for warps, most in ((4, 5), (2, 5), (1, 7)) if places[warps] <= most * 256 * warps]
+    best = min(able, key=lambda warps: (places[warps], -warps))
+    if places[4] < LEAST_BETTER * places[best]:
+        return None
+    return Softmax(4 // best, places[best] // (256 * best), 256 * best, 4)
 
 
 def backward(rows: int, cols: int, itemsize: int, shifted: bool = False) -> Softmax:
@@ -94,17 +114,19 @@ def backward(rows: int, cols: int, itemsize: int, shifted: bool = False) -> Soft
 
 
 def ends_pay(cols: int, itemsize: int) -> bool:
-    """Whether rows that start inside accesses are worth a program each forward: 65536×394 39.2 µs with masks, 43.8 a
-    program each, float32 65536×177 27.6 and 43.9."""
-    return cols > 2 * lanes(itemsize)
+    """Whether rows that start inside accesses have their ends apart forward: not where two share a warp in three
+    pieces. Float32 65536×177 27.6 µs with masks, 29.5 with ends; 65536×394 39.2 and 37.5."""
+    return cols > lanes(itemsize) * 3 // 2
 
 
 def with_ends(held: Softmax) -> Softmax:
-    """Rows that start inside accesses, a program each, chosen for the length of their whole accesses.
+    """Rows that start inside accesses, chosen for the length of their whole accesses: as many a program as others.
 
-    32768×4097: 140 µs, 184 with masks, backward 189 and 222; 131072×1001 131 and 173, backward 186 both ways.
+    32768×4097: 140 µs, 184 with masks, backward 189 and 222; 131072×1001 131 and 173, backward 186 both ways. One warp
+    and a row a program, of which a multiprocessor has 32 at most, 65536×394 took 44 µs and float32 65536×177 44 (copies
+    as large 30 and 28).
     """
-    return replace(held, rows=1, num_warps=held.num_warps // held.rows, ends=True, num_stages=1, programs_per_sm=0)
+    return replace(held, ends=True, num_stages=1, programs_per_sm=0)
 
 
 def twice(itemsize: int) -> Softmax:

@@ -127,6 +127,48 @@ def softmax_forward_ends(
 
 
 @triton.jit
+def softmax_forward_ends_shared(
+    x_ptr,
+    y_ptr,
+    rows,
+    cols,
+    x_stride,
+    ROWS: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    VECTOR: tl.constexpr,
+):
+    """The same for several short rows a program. Behind the last row it takes that one again, and writes the same."""
+    NARROW: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth == 16
+    row = tl.minimum(tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None], rows - 1).to(tl.int64)
+    col = tl.arange(0, BLOCK)[None, :]
+    lead, whole = whole_part(row * cols, cols, VECTOR)
+    end_at, own = ends_of(lead, whole, cols, VECTOR)
+    ends = tl.load(x_ptr + row * x_stride + end_at, mask=own, other=float("-inf")).to(tl.float32)
+    x_at = x_ptr + (row * x_stride + lead) // VECTOR * VECTOR + col
+    y_at = y_ptr + (row * cols + lead) // VECTOR * VECTOR + col
+    held = ()
+    top = tl.full([ROWS, BLOCK], LOWEST, tl.float32)
+    for i in tl.static_range(CHUNKS):
+        x = load_whole(x_at + i * BLOCK, i * BLOCK + col, whole, i, CHUNKS, float("-inf")).to(tl.float32)
+        top = tl.maximum(top, x)
+        held = held + (x,)
+    best = tl.maximum(tl.max(top, axis=1, keep_dims=True), tl.max(ends, axis=1, keep_dims=True))
+    powers = ()
+    total = tl.zeros([ROWS, BLOCK], tl.float32)
+    for i in tl.static_range(CHUNKS):
+        e = power(held[i], best, NARROW)
+        total += e
+        powers = powers + (e,)
+    end_powers = power(ends, best, NARROW)
+    all_powers = tl.sum(total, axis=1, keep_dims=True) + tl.sum(end_powers, axis=1, keep_dims=True)
+    for i in tl.static_range(CHUNKS):
+        y = part_of(powers[i], all_powers, NARROW).to(y_ptr.dtype.element_ty)
+        store_whole(y_at + i * BLOCK, y, i * BLOCK + col, whole, i, CHUNKS)
+    tl.store(y_ptr + row * cols + end_at, part_of(end_powers, all_powers, NARROW).to(y_ptr.dtype.element_ty), mask=own)
+
+
+@triton.jit
 def sums_of(x_row, cols, offset, BLOCK: tl.constexpr, STAGES: tl.constexpr):
     """Sum of exp(x − offset) and maximum of a row; threads meet only at its end."""
     NARROW: tl.constexpr = x_row.dtype.element_ty.primitive_bitwidth == 16
@@ -232,6 +274,42 @@ def softmax_backward_ends(
         outputs = outputs + (y,)
         grads = grads + (dy,)
     level = tl.sum(along, axis=0) + tl.sum(y_ends * dy_ends, axis=0)
+    for i in tl.static_range(CHUNKS):
+        dx = (outputs[i] * (grads[i] - level)).to(dx_ptr.dtype.element_ty)
+        store_whole(dx_ptr + at + i * BLOCK, dx, i * BLOCK + col, whole, i, CHUNKS)
+    tl.store(dx_ptr + end_at, (y_ends * (dy_ends - level)).to(dx_ptr.dtype.element_ty), mask=own)
+
+
+@triton.jit
+def softmax_backward_ends_shared(
+    dy_ptr,
+    y_ptr,
+    dx_ptr,
+    rows,
+    cols,
+    ROWS: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    VECTOR: tl.constexpr,
+):
+    row = tl.minimum(tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None], rows - 1).to(tl.int64)
+    col = tl.arange(0, BLOCK)[None, :]
+    lead, whole = whole_part(row * cols, cols, VECTOR)
+    end_at, own = ends_of(lead, whole, cols, VECTOR)
+    end_at = row * cols + end_at
+    y_ends = tl.load(y_ptr + end_at, mask=own, other=0.0).to(tl.float32)
+    dy_ends = tl.load(dy_ptr + end_at, mask=own, other=0.0).to(tl.float32)
+    at = (row * cols + lead) // VECTOR * VECTOR + col
+    outputs = ()
+    grads = ()
+    along = tl.zeros([ROWS, BLOCK], tl.float32)
+    for i in tl.static_range(CHUNKS):
+        y = load_whole(y_ptr + at + i * BLOCK, i * BLOCK + col, whole, i, CHUNKS).to(tl.float32)
+        dy = load_whole(dy_ptr + at + i * BLOCK, i * BLOCK + col, whole, i, CHUNKS).to(tl.float32)
+        along += y * dy
+        outputs = outputs + (y,)
+        grads = grads + (dy,)
+    level = tl.sum(along, axis=1, keep_dims=True) + tl.sum(y_ends * dy_ends, axis=1, keep_dims=True)
     for i in tl.static_range(CHUNKS):
         dx = (outputs[i] * (grads[i] - level)).to(dx_ptr.dtype.element_ty)
         store_whole(dx_ptr + at + i * BLOCK, dx, i * BLOCK + col, whole, i, CHUNKS)

@@ -28,8 +28,8 @@ _FORWARD = Kernel(kernel.softmax_forward, vectors=("cols", "x_stride"))
 _FORWARD_LONG = Kernel(kernel.softmax_forward_long, vectors=("cols", "x_stride"))
 _BACKWARD = Kernel(kernel.softmax_backward, vectors=("cols",))
 _BACKWARD_LONG = Kernel(kernel.softmax_backward_long, vectors=("cols",))
-_FORWARD_ENDS = Kernel(kernel.softmax_forward_ends)
-_BACKWARD_ENDS = Kernel(kernel.softmax_backward_ends)
+_FORWARD_ENDS = Kernel(kernel.softmax_forward_ends), Kernel(kernel.softmax_forward_ends_shared)
+_BACKWARD_ENDS = Kernel(kernel.softmax_backward_ends), Kernel(kernel.softmax_backward_ends_shared)
 _FORWARD_STREAMED = Kernel(
     streamed.softmax_forward_streamed,
     vectors=("cols", "x_stride", "length"),
@@ -165,14 +165,17 @@ def _held(choose: Any, rows: int, cols: int, itemsize: int, vector: int, shifted
 
 
 def _plan_ends(
-    kind: Kernel, chosen: config.Softmax, tensors: tuple[Tensor, ...], rows: int, numbers: tuple[int, ...], vector: int
-) -> Any:
-    """Rows that start inside accesses, their ends apart: a program a row, whose numbers are its length and strides."""
-    chunks = cdiv(numbers[0] // vector * vector, chosen.block)
-    run = kind.bind(
+    kinds: tuple[Kernel, Kernel], chosen: config.Softmax, tensors: tuple[Tensor, ...], rows: int,
+    numbers: tuple[int, ...], vector: int,
+) -> Any:  # fmt: skip
+    """Rows that start inside accesses, their ends apart, one or several a program; ``numbers``: length and strides."""
+    constants = {"CHUNKS": cdiv(numbers[0] // vector * vector, chosen.block), "BLOCK": chosen.block, "VECTOR": vector}
+    if chosen.rows > 1:
+        numbers, constants["ROWS"] = (rows, *numbers), chosen.rows
+    run = kinds[chosen.rows > 1].bind(
         (*tensors, *numbers),
-        grid=(rows,),
-        constants={"CHUNKS": chunks, "BLOCK": chosen.block, "VECTOR": vector},
+        grid=(cdiv(rows, chosen.rows),),
+        constants=constants,
         num_warps=chosen.num_warps,
         device=tensors[0].get_device(),
         vector=vector,
@@ -281,7 +284,8 @@ CHECKS = tuple(
                        (3, 65536), (2, 262144), (300, 40968), (1, 131072), (70, 150016), (140, 50260),
                        (900, 4097), (700, 1001), (300, 20001), (600, 50257), (70, 131075),
                        (270, 24000), (400, 50304), (300, 32768), (1100, 25000), (12300, 4096), (700, 16392),
-                       (600, 20000), (280, 65528))
+                       (600, 20000), (280, 65528), (3001, 394), (1003, 177), (530, 1162), (700, 1232), (601, 1552),
+                       (533, 2200), (3, 20724))
 )  # fmt: skip
 RACES = tuple(
     case(dtype, rows=rows, cols=cols)
