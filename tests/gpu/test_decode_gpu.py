@@ -327,7 +327,7 @@ def test_clusters_of_two_streams_and_of_a_graph_do_not_disturb_each_other():
 BY_COUNTERS = [*((*of, by_the_last) for of in COUNTED), *(("paged_attention", of, by_tickets) for of in SHORT)]
 
 
-@pytest.fixture(params=BY_COUNTERS, ids=str)
+@pytest.fixture(params=BY_COUNTERS, ids=lambda each: f"{each[0]} {each[1]} {each[2].__name__}")
 def counted(request):
     """A call whose parts are joined by whoever comes last, or whose sequences are given out by a counter; three sets of
     arguments, and what each gives."""

@@ -347,6 +347,8 @@ def test_what_is_compiled_of_a_random_model_with_batch_norm_is_right() -> None:
 
 @pytest.mark.parametrize(("outputs", "inputs"), [(50257, 256), (1024, 479)])
 def test_odd_products_are_as_exact_as_plain_ones(outputs: int, inputs: int) -> None:
+    """One of the first two products is rounded twice, √2 of the error, now among ours, now among the plain ones: so
+    does cuBLAS choose in one run of four."""
     torch.manual_seed(0)
     layer = nn.Linear(inputs, outputs, device="cuda", dtype=torch.bfloat16)
     x = torch.randn(512, inputs, device="cuda", dtype=torch.bfloat16, requires_grad=True)
@@ -359,4 +361,5 @@ def test_odd_products_are_as_exact_as_plain_ones(outputs: int, inputs: int) -> N
         errors += [float((a.double() - b).norm() / b.norm()) for a, b in zip(found, expected, strict=True)]
         if run is layer:
             plain = errors
-    assert all(ours <= 1.1 * theirs for ours, theirs in zip(errors, plain, strict=True)), (errors, plain)
+    assert all(ours <= 1.1 * max(plain[:2]) for ours in errors[:2]), (errors, plain)
+    assert all(ours <= 1.1 * theirs for ours, theirs in zip(errors[2:], plain[2:], strict=True)), (errors, plain)

@@ -618,7 +618,31 @@ def _apart(scene: Scene, node: fx.Node, read: Merged) -> fx.Node:
 def added_up(bias: Tensor, beta: float, mask: Tensor | None, sizes: Sequence[int]) -> Tensor:
     """What is added to scores of these sizes: a bias whose heads are merged with the batch, and a mask."""
     apart = (bias if beta == 1 else bias * beta).reshape(*sizes[:2], -1, sizes[3])
-    return apart if mask is None else apart + mask
+    return lifted(apart if mask is None else apart + mask)
+
+
+LOWEST = -1e30
+"""What is lower and finite is added to scores as this. Kernels count in powers of two, in which the lowest number of a
+type is infinite: a row without keys is the mean of all values where attention is written out, and was zero there (torch
+2.11, H200)."""
+
+
+def lifted(added: Tensor) -> Tensor:
+    if added.dtype is torch.float16:
+        return added
+    return torch.where(added == float("-inf"), added, added.clamp_min(LOWEST))
+
+
+def _lifted(scene: Scene, mask: fx.Node, at: fx.Node) -> fx.Node:
+    """A mask as kernels can take it, made once for all layers; a constant that leaves every row something stays."""
+    constant = Constants(scene).of(mask)
+    if constant is not None and not bool((constant <= LOWEST).all(-1).any()):
+        return mask
+    key = ("lifted", mask)
+    known = scene.notes.get(key)
+    if known is None or known._erased or not scene.unchanged((mask,), (known,), at):
+        known = scene.notes[key] = scene.emit(at, lifted, mask)
+    return known
 
 
 def _emit_call(scene: Scene, read: Spelled, mask: fx.Node | None, causal: bool) -> fx.Node:
@@ -662,7 +686,7 @@ def _mask_argument(scene: Scene, read: Spelled) -> tuple[fx.Node | None, bool] |
         allowed = scene.emit(read.out, torch.logical_not, condition) if hides else condition
         return allowed, False
     like = scene.dtype(read.query)
-    limit = torch.finfo(like).min  # type: ignore[arg-type]
+    limit = max(torch.finfo(like).min, LOWEST)  # type: ignore[arg-type]
     added = scene.emit(read.out, _hiding, condition, hides, max(number, limit), like)
     return added, False
 
@@ -674,7 +698,7 @@ def _hidden_bias(scene: Scene, read: Spelled, mask: Joint) -> tuple[fx.Node, boo
     known = value is not None and value.dtype == like and scene.dtype(condition) is torch.bool
     if not known or scene.training or like is None:
         return None
-    number = number if number == float("-inf") else max(number, torch.finfo(like).min)
+    number = number if number == float("-inf") else max(number, torch.finfo(like).min, LOWEST)
     return scene.emit(read.out, _hiding_of, mask.added, condition, hides, number), False
 
 
@@ -696,7 +720,7 @@ def _additive(scene: Scene, read: Spelled, rows: int, keys: int) -> tuple[fx.Nod
     mask = scene.tensor(read.mask)
     if mask is None or mask.dtype != scene.dtype(read.query) or (scene.training and mask.requires_grad):
         return None
-    return read.mask, False
+    return _lifted(scene, read.mask, read.out), False
 
 
 def _constant_pattern(
