@@ -78,7 +78,8 @@ LONGEST = frozenset(
     f"test_{name}.py"
     for name in (
         "training_graphs search_adversarial capture_models lane compiled graphed search traps snares contract pieces "
-        "zoo_flops loops watch training_families hazards rewrites planted_causes adversarial_rewrites positions"
+        "zoo_flops loops watch training_families hazards rewrites planted_causes adversarial_rewrites positions "
+        "backend spelled_whole handed products chains narrowing paged_attention latent_attention recurrent"
     ).split()
 )
 

@@ -637,7 +637,7 @@ def test_trying_convolutions_in_training_costs_what_it_took() -> None:
         assert rung.candidate.name == "channels last + graph"
         return rung.cost_s
 
-    assert 10 < cost_s(mode="train") < 20 and cost_s(mode="infer") == 1.0
+    assert 30 < cost_s(mode="train") < 36 and cost_s(mode="infer") == 1.0
 
 
 def test_few_algorithms_are_tried_where_many_passes_are_recorded(monkeypatch: Any) -> None:
