@@ -103,16 +103,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if (tier := _tier(item.path)) is not None:
             item.add_marker(tier)
     if os.environ[PACE] == "slow" and len(items) > WHOLE:
-        _leave_out_halves(items)
+        _leave_out_most(items)
 
 
-def _leave_out_halves(items: list[pytest.Item]) -> None:
-    """On a slow machine every second case of the longest files is skipped, and the run says so."""
-    left_out = pytest.mark.skip(reason=f"a slow machine: every second case of its file ({PACE}=usual runs all)")
+def _leave_out_most(items: list[pytest.Item]) -> None:
+    """On a slow machine two of three cases of the longest files are skipped, and the run says so."""
+    left_out = pytest.mark.skip(reason=f"a slow machine: every third case of its file ({PACE}=usual runs all)")
     cases = [item for item in items if item.path.name in LONGEST and "[" in item.name]
     for _, file in itertools.groupby(cases, key=lambda item: item.path):
-        for item in list(file)[1::2]:
-            item.add_marker(left_out)
+        for i, item in enumerate(file):
+            if i % 3:
+                item.add_marker(left_out)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
