@@ -20,7 +20,6 @@ import json
 import math
 import random
 import statistics
-import subprocess
 import sys
 import time
 import traceback
@@ -155,14 +154,6 @@ def warm(seed: int, num: int, names: tuple[str, ...], part: int, parts: int) -> 
                 print("not warmed", name, of, f"{type(error).__name__}: {str(error)[:100]}", flush=True)
 
 
-def warm_all(arguments: list[str], jobs: int) -> None:
-    """As many processes as asked for, each with its part of the shapes."""
-    runs = [subprocess.Popen([sys.executable, __file__, "--warm", *arguments, "--part", str(i), "--jobs", str(jobs)])
-            for i in range(jobs)]  # fmt: skip
-    for run in runs:
-        run.wait()
-
-
 def by_shape(rows: list[dict[str, Any]]) -> dict[tuple[Any, ...], dict[str, float]]:
     """Seconds of every contender that ran, by function, phase and shape."""
     found: dict[tuple[Any, ...], dict[str, float]] = {}
@@ -264,35 +255,9 @@ def measure(asked: argparse.Namespace, names: tuple[str, ...]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("results"))
-    parser.add_argument("--table", type=Path, help="a recording to print for a note")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--num", type=int, default=40, help="shapes of a function")
-    parser.add_argument("--names", default=",".join(NAMES))
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--budget-s", type=float, default=60.0)
-    parser.add_argument("--path", action="append", default=[], help="folder for the import path, for Liger")
-    parser.add_argument("--pack", type=Path, help="compile what these shapes need into this folder, and time nothing")
-    parser.add_argument("--warm", action="store_true", help="run Liger on a few rows of every shape, and time nothing")
-    parser.add_argument("--jobs", type=int, default=1, help="processes that compile")
-    parser.add_argument("--part", type=int, default=-1)
-    asked = parser.parse_args()
-    sys.path[:0] = asked.path
-    names = tuple(asked.names.split(","))
-    if asked.table:
-        return print("\n".join(table(json.loads(gzip.decompress(asked.table.read_bytes())))))
-    if asked.pack:
-        from ridgeline.kernels import pack
+    from drawn_races import command
 
-        made = pack.write(asked.pack, wanted_variants(asked.seed, asked.num, names), jobs=asked.jobs)
-        return print(f"{len(made.entries)} kernels in {time.perf_counter() - BEGAN:.0f} s")
-    if asked.warm and asked.part < 0:
-        given = ["--seed", str(asked.seed), "--num", str(asked.num), "--names", asked.names]
-        return warm_all([*given, *(f"--path={folder}" for folder in asked.path)], asked.jobs)
-    if asked.warm:
-        return warm(asked.seed, asked.num, names, asked.part, asked.jobs)
-    measure(asked, names)
+    command(sys.modules[__name__], NAMES, 40, 60.0)
 
 
 if __name__ == "__main__":
