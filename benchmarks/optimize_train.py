@@ -649,18 +649,19 @@ class Rivals:
     """The process that has eager and ``torch.compile``, which steps when it is told to: by files, one a question."""
 
     def __init__(self, asked: Any) -> None:
-        self.marks, self.name, self.num = asked.marks, asked.one, 0
+        self.marks, self.name, self.num, self.cache = asked.marks, asked.one, 0, asked.cache
         self.until = (asked.until or time.monotonic() + 600) - asked.last_s
 
     def ready(self) -> bool:
         return self.marks is not None and (self.marks / f"{STOCK}{self.name}.ready").exists() and not self.gone()
 
     def loaded_s(self) -> float | None:
-        """Seconds that ``torch.compile`` takes now that the rivals' process has made it; none while it has not."""
-        if not self.ready():
-            return None
-        told = json.loads((self.marks / f"{STOCK}{self.name}.ready").read_text())
-        return told["compile_s"] * (1.0 if told["loaded"] else LOADED_FRAC)
+        """Seconds that ``torch.compile`` takes where another process has made it before; none where none has."""
+        if self.ready():
+            told = json.loads((self.marks / f"{STOCK}{self.name}.ready").read_text())
+            return told["compile_s"] * (1.0 if told["loaded"] else LOADED_FRAC)
+        kept = self.cache / f"{self.name}.rival.json" if self.cache else None
+        return LOADED_FRAC * json.loads(kept.read_text())["compile_s"] if kept and kept.exists() else None
 
     def gone(self) -> bool:
         return (self.marks / f"{STOCK}{self.name}.gone").exists()

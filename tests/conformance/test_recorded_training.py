@@ -6,6 +6,8 @@ import gzip
 import json
 import re
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from optimize_train import _table
+from optimize_train import Turn, _table
 from train_memory import _table as memory_table
 
 NOTE = "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "benchmarks").glob("*-optimize-train.md")))
@@ -107,3 +109,28 @@ def test_our_adamw_is_faster_than_the_fused_one_and_as_right() -> None:
     assert found
     for part in found:
         assert part["right"] and all(ways["kernel"] < ways["fused"] for ways in part["updates_s"].values())
+
+
+def test_whoever_is_named_first_has_the_device_first(tmp_path: Path) -> None:
+    lock, served = str(tmp_path / "lock"), []
+    holder = Turn(lock, 9)
+    holder.take()
+
+    def wait(rank: int) -> None:
+        turn = Turn(lock, rank)
+        turn.take()
+        served.append(rank)
+        turn.give()
+        turn.file.close()
+
+    threads = [threading.Thread(target=wait, args=(rank,)) for rank in (3, 1, 2)]
+    for thread in threads:
+        thread.start()
+    while len(list((tmp_path / "lock.queue").iterdir())) < len(threads):
+        time.sleep(0.01)
+    (tmp_path / "lock.queue" / "0000.999999999").touch()  # one that was ended while it waited
+    holder.give()
+    holder.file.close()
+    for thread in threads:
+        thread.join(timeout=30)
+    assert served == [1, 2, 3]
