@@ -946,12 +946,13 @@ def _lora() -> Any:
     return adapted(model, ("q_proj", "v_proj")), args, kwargs
 
 
-def _checkpointed() -> Any:
+def _checkpointed(drops: bool = False) -> Any:
+    """GPT-2 whose layers are computed again in the backward; ``drops`` if with the dropout it comes with."""
     import workloads
 
     model, args, kwargs = workloads.WORKLOADS["gpt2-medium-train-8x512"].build()
     for part in ("resid_pdrop", "embd_pdrop", "attn_pdrop"):
-        setattr(model.config, part, 0.0)
+        setattr(model.config, part, 0.1 if drops else 0.0)
     model = type(model)(model.config)
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model, args, kwargs
@@ -1092,6 +1093,7 @@ TRAINED = {
     "citations-train-2708": _citations, "resnet18-train-16": _timm("resnet18", 16),
     "mobilenetv3-train-32": _timm("mobilenetv3_small_100", 32), "waves-train-16": _waves,
     "sketches-train-128": _sketches, "table-train-8": _few_columns,
+    "gpt2-medium-checkpointed-drops-train-8x512": lambda: _checkpointed(drops=True),
 }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
@@ -421,6 +421,7 @@ class TrainingStudio(Studio):
         seen = self.observe(flat, statics)
         self.throw(seen, flat, statics)
         self.judge(seen, statics)
+        self.rewound = self.executor.rewound() if self.executor.generator in self.drawn else None
         self._adopt_after()
         if any(self.is_written(g) for g in self.groups if any(i in self.asking for i in g.indices)):
             raise NotGraphable("an input that requires gradients is written to")
@@ -492,6 +493,10 @@ class TrainingStudio(Studio):
             with torch.no_grad():
                 statics.fill(flat.tensors)
             kept.put_back()
+            with self.rewound.counting() if self.rewound else nullcontext():
+                both()
+
+        def both() -> None:
             inputs = self.leaves(statics)
             arguments, boxes = self.twin(flat, inputs)
             before = shots(boxes)
@@ -554,6 +559,8 @@ class TrainingStudio(Studio):
             return list(torch.autograd.grad(wanted, leaves, given, allow_unused=True, create_graph=deeper))
 
     def _record(self, flat: Flat, statics: Statics, expected: tuple[bool, ...]) -> Tracks:
+        if self.rewound is not None:
+            self.rewound.begin()
         inputs = self.leaves(statics)
         arguments, boxes = self.twin(flat, inputs)
         before = shots(boxes)
