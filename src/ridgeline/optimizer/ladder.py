@@ -57,6 +57,9 @@ compiling beside), Swin 6.3 (600), DiT 2.7 (655). Convolutions of ours are raced
 TRIED_S = 0.4
 """Seconds to try three of cuDNN's algorithms for each pass of a convolution in training, laid channels last: ResNet-18
 took 6.3 s (20 of them), EfficientNet-B0 32 (81), MobileNetV3 28 (52), depthwise ones the longest."""
+TRIED_AS_IT_IS_S, TRIED_FRAC = 0.2, 0.5
+"""The same in the layout a model has, and the share of a budget that it may take: MobileNetV3's plain recording took
+9.7 s to make for this (52 convolutions), SegFormer's 10.7, which ten seconds do not have."""
 TUNED_TIMES = 3.0
 """A few kernels tuned take this many times what they take to compile: 4.1 and 0.7 s, 3.9 and 1.3, 17.7 and 5.1."""
 MOST_ABLATIONS = 3
@@ -494,7 +497,9 @@ class Ladder:
 
     def _tries(self) -> bool:
         """In a graph cuDNN's choice is made once, so it may take its time; a call made anew would choose anew."""
-        return (self.facts.has_conv or self.facts.convolves) and self.facts.cuda
+        facts = self.facts
+        tried_s = TRIED_AS_IT_IS_S * facts.num_convs if facts.mode == "train" else 0.0
+        return (facts.has_conv or facts.convolves) and facts.cuda and tried_s <= TRIED_FRAC * facts.budget_s
 
     def _ablations(self, search: Climber, scope: str) -> Iterator[Rung]:
         """Without one family at a time, from the best so far, where it is a compiled candidate with several.

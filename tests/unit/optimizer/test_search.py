@@ -727,6 +727,13 @@ def test_training_without_blocks_is_torch_compile_first_and_compiled_only_where_
     assert [dict(c.options) for c in large if c.name == "compiled + graph"] == [{}]
 
 
+@pytest.mark.parametrize(("budget_s", "num", "tried"), [(10.0, 52, False), (40.0, 52, True), (10.0, 20, True)])
+def test_short_budgets_do_not_go_into_the_choice_of_convolutions(budget_s: float, num: int, tried: bool) -> None:
+    facts = _facts(mode="train", convolves=True, has_conv=True, num_convs=num, budget_s=budget_s)
+    (plain,) = [c for c in _climbed(facts, lambda c: "slower") if c.name == "graph"]
+    assert plain.tries_convolutions == tried
+
+
 def test_what_needs_too_much_memory_in_training_is_tried_with_recomputation() -> None:
     found = _climbed(_facts(mode="train"), lambda c: "too large" if c.compiler == "inductor" else "slower")
     assert [c.name for c in found if c.name.startswith("compiled")] == [
