@@ -188,6 +188,9 @@ class Ladder:
             yield from self._rewritten(search, layout)
         if self._decodes():  # the fastest of every decoding step measured, and what a short budget has to reach
             yield from self._rewritten(search)
+        early = training and bool(self.facts.groups) and self._unrecordable(search)
+        if early:
+            yield from self._stock(search)
         if self.facts.groups:  # most of what compiling the whole would bring, for a fraction of its time
             yield from self._block_rungs(search, layout, whole)
             outside = self.facts.grouped_frac < MOST_GROUPED_FRAC  # Swin's large images, say
@@ -197,11 +200,12 @@ class Ladder:
         if self.facts.groups if training else not self._scans():  # rewritten blocks beat them in all steps measured
             yield from self._kernels_in_place(search)
         if self._at_the_floor(search):
-            if not self._hasty():
+            if not self._hasty() and not early:
                 yield from self._stock(search)
             return
         if training:  # the backward doubles what compilers take: torch.compile is measured before all else they make
-            yield from self._stock(search)
+            if not early:
+                yield from self._stock(search)
             if not self.facts.groups and search.entries[STOCK].status in MEASURED:  # the same, but for what matches
                 whole = replace(whole, options=(("matched", True),))
         if (training or not self.facts.groups) and not search.entries.keys() & {whole.name, whole.name + GRAPHED}:
@@ -458,6 +462,16 @@ class Ladder:
         """What a compiler makes of it that keeps half: recorded, it may need no more than eager, whose gaps move."""
         if candidate.compiler == "inductor" and ACTIVATION_BUDGET not in dict(candidate.options):
             yield from self._family(search, self._recomputing(candidate), self._compile_s(candidate.scope))
+
+    def _unrecordable(self, search: Climber) -> bool:
+        """Whether the host decides inside of a step, so that nothing of it can be recorded.
+
+        Most of what compiled blocks gain is gained together with a recording; without one torch.compile, which leaves
+        more of the host out, was ahead. A detector's blocks took 13 s to make and were 0.92 of eager, torch.compile was
+        1.35 and had no time left (H200).
+        """
+        entry = search.entries.get(PLAIN)
+        return self.facts.cuda and entry is not None and entry.status == FAILED
 
     def _captures(self, search: Climber) -> bool:
         """Whether the model could be captured as it is: then every candidate is tried captured first."""
