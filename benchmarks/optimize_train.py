@@ -324,6 +324,11 @@ def _means(rows: dict[str, dict[str, Any]]) -> list[str]:
             mean, worst = statistics.geometric_mean(ratios.values()), min(ratios, key=lambda name: ratios[name])
             found.append(f"Best of eager and torch.compile over {who}: geometric mean {mean:.2f} of {len(ratios)}, "
                          f"least {ratios[worst]:.2f} ({worst}).")  # fmt: skip
+    full = [row["loop"] for row in rows.values() if {RECORDED, "result"} <= row.get("loop", {}).keys()]
+    if full:
+        ratios = [loop[RECORDED] / loop["result"] for loop in full]
+        shown = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+        found.append(f"{RECORDED} over result: geometric mean {statistics.geometric_mean(ratios):.2f} ({shown}).")
     return found
 
 

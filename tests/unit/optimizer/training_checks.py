@@ -590,6 +590,31 @@ def parts_that_are_computed_again_are_recorded(at: Any) -> None:
     assert graphed.replays == 5
 
 
+class _Turned(torch.autograd.Function):
+    """A product whose gradient for the weight lies in columns where the weight lies in rows."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x @ weight.T
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        x, weight = ctx.saved_tensors
+        return grad @ weight, (x.T @ grad).T
+
+
+class _TurnedLayer(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return _Turned.apply(x, self.weight) + self.bias
+
+
+def gradients_lie_as_their_parameters_do(at: Any) -> None:
+    fast, graphed = _steps(at, lambda: nn.Sequential(_TurnedLayer(8, 8), nn.Tanh(), _TurnedLayer(8, 4)))
+    places = {id(p): grad.data_ptr() for p, grad in graphed.gradients() if grad is not None}
+    assert len(places) == 4 and all(p.grad.data_ptr() == places[id(p)] for p in fast.parameters())
+
+
 class CheckpointedDraws(nn.Module):
     """Numbers are drawn before, inside and between parts that are computed again, and in one part of a part."""
 
@@ -955,6 +980,7 @@ CHECKS: tuple[Callable[[Any], None], ...] = (
     accumulators_are_renewed, results_that_are_views_of_others_stay_so,
     results_that_are_halves_of_one_tensor_are_recorded,
     results_that_are_views_in_another_type_are_refused, parts_that_are_computed_again_are_recorded,
+    gradients_lie_as_their_parameters_do,
     parts_that_are_computed_again_draw_the_same_numbers, parts_that_give_gradients_away_by_themselves_are_refused,
     whole_steps_are_those_of_eager_training, learning_rates_may_follow_a_schedule,
     optimizers_that_are_changed_are_recorded_again, a_state_that_is_loaded_is_the_one_used,
