@@ -16,6 +16,14 @@ tunes kernels, the breakdown by kernel and part out of receipts, and of the two 
 optimizer of the search's own. Models after ``--full`` are searched as anybody does it: 120 s, ``torch.compile`` inside,
 nothing compiled by another process.
 
+Device time is what such runs lack. Models are served in the order in which they are named: whoever is named first
+has the device first, so that rows end one after another and none waits for all. ``--ahead`` processes make
+``torch.compile`` of the next models meanwhile, each within ``--rival-s``. ``--warm`` only makes it, keeps Inductor's
+results in ``--cache`` and may share the device; a run with the same ``--cache`` then loads them. ``--thrifty`` is
+brief, leaves out the loops that nobody asked for, gives each search what it can still use, and lets a search try
+``torch.compile`` at the price of loading it where the process beside has made it. ``--recorded`` adds
+``torch.compile(mode="reduce-overhead")`` where it was made by ``--warm``.
+
 ``steps`` are AdamW's alone. ``memory`` is what recordings reserve beside eager passes, with segments as ever and with
 ranges that grow, and whether their gradients are eager's. ``drift`` is that of fifty steps of GPT-2 from the same
 weights: eager beside eager, beside eager from weights one rounding away, and beside recorded steps, with PyTorch's
@@ -27,6 +35,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import gc
 import gzip
 import importlib
@@ -48,12 +57,17 @@ import optimize_models
 
 MARK = "RESULT "
 DRIFT, STEPS, MEMORY, STOCK = "drift", "steps", "memory", "stock:"
+ALONE = (DRIFT, STEPS, MEMORY)
 DEFAULT = (STEPS, "gpt2-medium-train-8x512", "resnet50-train-64-nhwc", "bert-large-train-16x512",
            "llama1b-train-4x1024", "vit-base-train-64", "dit-xl2-train-16", "t5-base-train-8x512",
            "convnext-tiny-train-64", "qwen3moe-4l-train-2x1024", "dlrm-train-4096", "efficientnet-b0-train-64",
            "whisper-base-train-8", DRIFT)  # fmt: skip
 LEAST_S, RIVALS_S, LAST_S = 35.0, 25.0, 12.0
+THRIFTY_S = (12.0, 10.0, 6.0)
 """Seconds below which no search is begun, those kept after a search, and those for the last turns."""
+LOADED_FRAC = 0.6
+"""Of what ``torch.compile`` took beside, what it takes once more with its kernels on disk."""
+RECORDED = "torch.compile recorded"
 LEAST_CORES, TIMING_CORES = 12, 4
 """Of so many processors or more, those that only whoever holds the device runs on."""
 PHASES = ("_prepare", "_made", "_peak_bytes", "_raced", "_proved", "_recapture", "_stilled", "_tracked", "_last_race",
@@ -91,6 +105,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--brief", action="store_true",
                         help="Searches over repeated blocks leave torch.compile out; no breakdowns.")  # fmt: skip
+    parser.add_argument("--thrifty", action="store_true", help="Brief, and only the loops that rows are made of.")
+    parser.add_argument("--ahead", type=int, default=0, help="torch.compile is made of so many models at once.")
+    parser.add_argument("--rival-s", type=float, default=1e9, help="Seconds to make torch.compile of a model.")
+    parser.add_argument("--warm", action="store_true", help="Only make torch.compile of each model, into --cache.")
+    parser.add_argument("--cache", type=Path, default=None, help="Inductor's results, kept from run to run.")
+    parser.add_argument("--recorded", action="store_true", help="Also torch.compile with reduced overhead.")
     parser.add_argument("--kinds", action="store_true", help="Brief searches still break times down by kind of kernel.")
     parser.add_argument("--full", nargs="*", default=[], help="Models searched with the default budget, not briefly.")
     parser.add_argument("--table", type=Path, default=None, help="Only print what a file of results says.")
@@ -98,7 +118,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--lock", default="", help=argparse.SUPPRESS)
     parser.add_argument("--marks", type=Path, default=None, help=argparse.SUPPRESS)
     parser.add_argument("--until", type=float, default=0.0, help=argparse.SUPPRESS)
-    return parser.parse_args()
+    parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    asked.brief |= asked.thrifty
+    asked.least_s, asked.rivals_s, asked.last_s = THRIFTY_S if asked.thrifty else (LEAST_S, RIVALS_S, LAST_S)
+    return asked
 
 
 # The parent starts one process a part, and keeps what each has written even where it has to be ended.
@@ -106,57 +130,113 @@ def _arguments() -> argparse.Namespace:
 
 def _parent(asked: argparse.Namespace) -> None:
     asked.out.mkdir(parents=True, exist_ok=True)
-    began, logs = time.monotonic(), Path(tempfile.mkdtemp())
-    written_s = 0.0
-    waiting, running, done = [*asked.full, *(name for name in asked.only if name not in asked.full)], {}, {}
-    while waiting or running:
-        left_s = asked.total_s - (time.monotonic() - began)
-        models = {name.removeprefix(STOCK) for name in running} - {STEPS, MEMORY}
-        while waiting and len(models) < asked.jobs and left_s > LEAST_S + RIVALS_S:
-            models.add(waiting[0])
-            for name in _sides(waiting.pop(0)):
-                running[name] = _started(name, asked, logs, began + asked.total_s)
-        if left_s < 3 or not running:
+    crew = Crew(asked)
+    while (crew.any_waits() or crew.running) and crew.left_s() >= 3:
+        crew.start()
+        if not crew.running:
             break
-        for name, process in list(running.items()):
-            if process.poll() is not None:
-                del running[name]
-                done[name] = _collected(logs / name, f"ended with {process.returncode}")
-                (logs / f"{name}.gone").touch()  # who waits for it need not
-                if name == STEPS and not done[name].get("right"):
-                    (logs / "no-kernel").touch()  # a kernel that is wrong or fails must not spoil the rest
-                _write(asked, done, began)
-                print(f"{time.monotonic() - began:6.1f} s  {name}: {_line(done[name])}", flush=True)
-        if time.monotonic() - began > written_s + WRITTEN_S:  # whoever ends this process loses nothing
-            _write(asked, done | {name: _collected(logs / name, "ended from outside") for name in running}, began)
-            written_s = time.monotonic() - began
+        crew.collect()
         time.sleep(0.2)
-    for name, process in running.items():
-        process.kill()
-        process.wait()
-        done[name] = _collected(logs / name, "out of time")
-        print(f"{name}: {_line(done[name])}", flush=True)
-    _write(asked, done | {name: {"error": "not started: out of time"} for name in waiting}, began)
+    crew.end()
 
 
-def _sides(name: str) -> tuple[str, ...]:
-    """The processes of a part: a model is searched in one and compiled in another."""
-    return (name,) if name in (DRIFT, STEPS, MEMORY) else (name, f"{STOCK}{name}")
+class Crew:
+    """The processes of a run: which wait, which run since when, and what those that ended have found.
+
+    Searches begin in the order in which models are named, ``--jobs`` at once; the processes that make
+    ``torch.compile`` for them are ahead of them.
+    """
+
+    def __init__(self, asked: argparse.Namespace) -> None:
+        self.asked, self.began, self.written_s = asked, time.monotonic(), 0.0
+        self.logs = Path(tempfile.mkdtemp())
+        self.names = list(dict.fromkeys((*asked.full, *asked.only)))
+        self.rivals = [f"{STOCK}{name}" for name in self.names if name not in ALONE]
+        self.searches = [] if asked.warm else list(self.names)
+        self.running: dict[str, tuple[subprocess.Popen[bytes], float]] = {}
+        self.done: dict[str, Any] = {}
+
+    def left_s(self) -> float:
+        return self.asked.total_s - (time.monotonic() - self.began)
+
+    def any_waits(self) -> bool:
+        return bool(self.searches or (self.asked.warm and self.rivals))
+
+    def start(self) -> None:
+        """Whatever may begin by now, rivals first: they take longest."""
+        asked, making = self.asked, [name for name in self.running if name.startswith(STOCK) and not self._made(name)]
+        ahead = asked.ahead or asked.jobs
+        while self.rivals and len(making) < ahead and self.left_s() > asked.rivals_s:
+            making.append(self.rivals[0])
+            self._start(self.rivals.pop(0))
+        searching = [name for name in self.running if not name.startswith(STOCK) and name not in (STEPS, MEMORY)]
+        timely = self.left_s() > asked.least_s + asked.rivals_s
+        while self.searches and len(searching) < asked.jobs and timely:
+            searching.append(self.searches[0])
+            self._start(self.searches.pop(0))
+        for name in () if timely else self.searches:  # its rivals need not wait for it
+            self.done.setdefault(name, {"error": "not started: out of time"})
+            (self.logs / f"{name}.gone").touch()
+        self.searches = self.searches if timely else []
+
+    def _start(self, name: str) -> None:
+        rank = self.names.index(name.removeprefix(STOCK))
+        process = _started(name, self.asked, self.logs, self.began + self.asked.total_s, rank)
+        self.running[name] = (process, time.monotonic())
+
+    def _made(self, name: str) -> bool:
+        return (self.logs / f"{name}.ready").exists()
+
+    def collect(self) -> None:
+        """What ended since, and what took too long to be made; everything is written every few seconds."""
+        for name, (process, since) in list(self.running.items()):
+            late = name.startswith(STOCK) and not self._made(name) and time.monotonic() - since > self.asked.rival_s
+            if late:
+                process.kill()
+                process.wait()
+            if late or process.poll() is not None:
+                why = f"not made in {self.asked.rival_s:.0f} s" if late else f"ended with {process.returncode}"
+                self._ended(name, why)
+        if time.monotonic() - self.began > self.written_s + WRITTEN_S:  # whoever ends this process loses nothing
+            found = {name: _collected(self.logs / name, "ended from outside") for name in self.running}
+            _write(self.asked, self.done | found, self.began)
+            self.written_s = time.monotonic() - self.began
+
+    def _ended(self, name: str, why: str) -> None:
+        del self.running[name]
+        self.done[name] = _collected(self.logs / name, why)
+        (self.logs / f"{name}.gone").touch()  # who waits for it need not
+        if name == STEPS and not self.done[name].get("right"):
+            (self.logs / "no-kernel").touch()  # a kernel that is wrong or fails must not spoil the rest
+        _write(self.asked, self.done, self.began)
+        print(f"{time.monotonic() - self.began:6.1f} s  {name}: {_line(self.done[name])}", flush=True)
+
+    def end(self) -> None:
+        for name, (process, _) in list(self.running.items()):
+            process.kill()
+            process.wait()
+            self._ended(name, "out of time")
+        missed = self.rivals if self.asked.warm else []
+        _write(self.asked, self.done | {name: {"error": "not started: out of time"} for name in missed}, self.began)
 
 
-def _started(name: str, asked: argparse.Namespace, logs: Path, until: float) -> subprocess.Popen[bytes]:
+def _started(name: str, asked: argparse.Namespace, logs: Path, until: float, rank: int) -> subprocess.Popen[bytes]:
     full = name in asked.full
     budget_s = FULL_S if full else asked.budget_s
     lock = os.environ.get("RIDGELINE_DEVICE_LOCK") or str(logs / "lock")
+    said = [f"--{word}" for word in ("kinds", "warm", "recorded") if getattr(asked, word)]
+    said += [f"--{word}" for word in ("brief", "thrifty") if getattr(asked, word) and not full]
+    said += ["--cache", str(asked.cache)] if asked.cache else []
     command = [sys.executable, "-u", __file__, "--one", name, "--budget-s", str(budget_s), "--rounds",
                str(asked.rounds), "--device", asked.device, "--lock", lock, "--marks", str(logs), "--until",
-               str(until), *(["--brief"] if asked.brief and not full else []),
-               *(["--kinds"] if asked.kinds else [])]  # fmt: skip
-    threads = max(2, ((os.cpu_count() or 8) - TIMING_CORES) // asked.jobs)
+               str(until), "--rank", str(rank), *said]  # fmt: skip
+    threads = max(2, ((os.cpu_count() or 8) - TIMING_CORES) // (asked.ahead or asked.jobs))
     settings = {"TORCHINDUCTOR_COMPILE_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2",
                 "RIDGELINE_CACHE": tempfile.mkdtemp()}  # fmt: skip
     if full:
         settings["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp()
+    elif asked.cache:
+        settings["TORCHINDUCTOR_CACHE_DIR"] = str(asked.cache)
     if name == DRIFT:
         settings["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # deterministic products ask for it
     with (logs / name).open("w") as file:
@@ -185,6 +265,8 @@ def _line(found: dict[str, Any]) -> str:
         return f"{shown}  {found.get('winner')}  memory {found.get('peak_bytes')}"
     if "reserved_bytes" in found:
         return str(found["reserved_bytes"])
+    if "compile_s" in found and "error" not in found:
+        return f"made in {found['compile_s']:.1f} s{', from disk' if found.get('loaded') else ''}"
     if "distances" in found or "updates_s" in found:
         return str(found.get("distances") or {k: found[k] for k in ("updates_s", "apart", "right")})
     return f"{found.get('error')}: {found.get('log', '')[-600:]!r}"
@@ -195,7 +277,7 @@ def _table(path: Path) -> list[str]:
     with gzip.open(path, "rt", encoding="utf-8") as file:
         parts = json.load(file)["parts"]
     rows = {name: _joined(found, parts.get(f"{STOCK}{name}", {})) for name, found in parts.items()
-            if name not in (DRIFT, STEPS, MEMORY) and not name.startswith(STOCK)}  # fmt: skip
+            if name not in ALONE and not name.startswith(STOCK)}  # fmt: skip
     heads = ("model", "eager", "torch.compile", "result", "best of both / result", "train_step", "its optimizer not "
              "passed", "memory: eager, torch.compile, result; allocated (reserved)", "kept", "searched")  # fmt: skip
     lines = [_cells(*heads), _cells(*["---"] * len(heads)), *(_row(name, found) for name, found in rows.items())]
@@ -242,6 +324,11 @@ def _means(rows: dict[str, dict[str, Any]]) -> list[str]:
             mean, worst = statistics.geometric_mean(ratios.values()), min(ratios, key=lambda name: ratios[name])
             found.append(f"Best of eager and torch.compile over {who}: geometric mean {mean:.2f} of {len(ratios)}, "
                          f"least {ratios[worst]:.2f} ({worst}).")  # fmt: skip
+    full = [row["loop"] for row in rows.values() if {RECORDED, "result"} <= row.get("loop", {}).keys()]
+    if full:
+        ratios = [loop[RECORDED] / loop["result"] for loop in full]
+        shown = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+        found.append(f"{RECORDED} over result: geometric mean {statistics.geometric_mean(ratios):.2f} ({shown}).")
     return found
 
 
@@ -351,13 +438,13 @@ def _searched(asked: argparse.Namespace) -> None:
     from ridgeline.optimizer import ladder, update
     from ridgeline.optimizer import search as searching
 
-    turn = Turn(asked.lock)
+    turn, rivals = Turn(asked.lock, asked.rank), Rivals(asked)
     work = _built(asked.one, asked.device)
     until = asked.until or time.monotonic() + 10 * asked.budget_s
     left_s = searching.Search.left_s
 
     def left(search: Any) -> float:  # waiting for others is no searching, unless everything ends
-        return min(left_s(search) + turn.waited_s, until - RIVALS_S - time.monotonic())
+        return min(left_s(search) + turn.waited_s, until - asked.rivals_s - time.monotonic())
 
     searching.Search.left_s = left
     settle = update.settle
@@ -369,8 +456,7 @@ def _searched(asked: argparse.Namespace) -> None:
 
     update.settle = settled
     if asked.brief:
-        stock = ladder.Ladder._stock
-        ladder.Ladder._stock = lambda self, search: iter(()) if self.facts.groups else stock(self, search)
+        ladder.Ladder._stock = _offered(ladder.Ladder._stock, rivals if asked.thrifty else None)
         ladder.Ladder.owed_s = lambda self, rung, search: 0.0
         ladder.Ladder._tuned = lambda self, search, layout: iter(())
         searching.Search._parts = lambda self, *given: ()
@@ -389,15 +475,31 @@ def _searched(asked: argparse.Namespace) -> None:
     eager_bytes = _eager_bytes(work)
     began = time.perf_counter()
     optimizer = work["optimizer"](work["model"])
-    budget_s = max(LEAST_S, min(asked.budget_s, until - RIVALS_S - time.monotonic()))
+    budget_s = max(asked.least_s, min(asked.budget_s, until - asked.rivals_s - time.monotonic()))
     fast = rl.optimize(work["model"], work["args"], work["kwargs"], mode="train", optimizer=optimizer,
                        loss=work["loss"], budget_s=budget_s)  # fmt: skip
     receipt = fast.receipt
     _tell({"optimize_s": time.perf_counter() - began - turn.waited_s, "waited_s": turn.waited_s,
            "winner": receipt.winner, "receipt": receipt.to_dict(), "text": str(receipt),
            "phases_s": spent_s})  # fmt: skip
-    _beside(work, fast, optimizer, eager_bytes, asked, turn)
+    _beside(work, fast, optimizer, eager_bytes, asked, turn, rivals)
     _tell({"fallbacks": type(fast).fallbacks.fget(fast), "updates": _updates(fast)})
+
+
+def _offered(stock: Any, rivals: Rivals | None) -> Any:
+    """``torch.compile`` as a brief search tries it: not where blocks repeat, where it takes most of the seconds.
+
+    Where the process beside has made it by then, its kernels are on disk, and it costs what loading them does.
+    """
+    from dataclasses import replace
+
+    def offered(self: Any, search: Any) -> Any:
+        loaded_s = rivals.loaded_s() if rivals else None
+        if loaded_s is None:
+            return iter(()) if self.facts.groups else stock(self, search)
+        return (replace(rung, cost_s=min(rung.cost_s, loaded_s)) for rung in stock(self, search))
+
+    return offered
 
 
 def _updates(fast: Any) -> dict[str, Any]:
@@ -455,23 +557,24 @@ def _eager_bytes(work: dict[str, Any]) -> tuple[int, int] | None:
     return found
 
 
-def _beside(work: dict[str, Any], fast: Any, given: Any, eager_bytes: Any, asked: Any, turn: Turn) -> None:
+def _beside(
+    work: dict[str, Any], fast: Any, given: Any, eager_bytes: Any, asked: Any, turn: Turn, rivals: Rivals
+) -> None:
     """Whole steps of the result's ways in turns with the rivals; without them, with eager on the searched model."""
     model = work["model"]
     ways = {"result": _stepping(work, fast, given)}
     ways["train_step"] = lambda: fast.train_step(*work["args"], **work["kwargs"])
-    ways["result, its optimizer not passed"] = _stepping(work, fast, work["optimizer"](model))
-    ways["result, cleared late"] = _stepping(work, fast, given, late=True)
+    if not asked.thrifty:
+        ways["result, its optimizer not passed"] = _stepping(work, fast, work["optimizer"](model))
+        ways["result, cleared late"] = _stepping(work, fast, given, late=True)
     peaks: dict[str, Any] = {"eager": eager_bytes}
     failed: dict[str, str] = {}
-    _warmed(ways, peaks, failed, names=("result", "train_step"))
-    _warmed(ways, peaks, failed, names=("result, its optimizer not passed", "result, cleared late"))
+    _warmed(ways, peaks, failed, names=tuple(ways))
     _tell({"peak_bytes": peaks, "loop_failed": failed, "met": False})
     _freed()
-    rivals = Rivals(asked)
     if not rivals.ready():
         alone = {"eager": _stepping(work, model, work["optimizer"](model))} | ways
-        _tell({"loop": _in_turns(alone, 2)})
+        _tell({"loop": _in_turns(alone, 1 if asked.thrifty else 2)})
         del alone
         _freed()
         turn.give()
@@ -485,18 +588,43 @@ def _beside(work: dict[str, Any], fast: Any, given: Any, eager_bytes: Any, asked
 
 
 class Turn(optimize_models.Turn):
-    """Whoever holds the device runs on processors of its own, where nobody compiles."""
+    """Whoever holds the device runs on processors of its own, where nobody compiles.
 
-    def __init__(self, path: str) -> None:
+    Of those who wait, whoever was named first is next: a lock alone gives it to anyone, and a search of four
+    candidates waited 66 s for its third while others took theirs.
+    """
+
+    def __init__(self, path: str, rank: int = 0) -> None:
         super().__init__(path)
+        self.rank, self.queue = rank, Path(f"{path}.queue")
+        if path:
+            self.queue.mkdir(exist_ok=True)
         cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
         some = TIMING_CORES if len(cores) >= LEAST_CORES else 0
         self.timing, self.others = cores[-some:], cores[: len(cores) - some]
         _run_on(self.others)
 
     def take(self) -> None:
-        super().take()
+        began = time.perf_counter()
+        if self.file:
+            mark = self.queue / f"{self.rank:04d}.{os.getpid()}"
+            mark.touch()
+            while self._comes_later(mark.name) or not self._locked():
+                time.sleep(POLL_S)
+            mark.unlink()
+        self.waited_s += time.perf_counter() - began
         _run_on(self.timing)
+
+    def _comes_later(self, own: str) -> bool:
+        """Whether one who was named before waits too; a process that was ended waits no more."""
+        return any(name < own and Path(f"/proc/{name.split('.')[1]}").exists() for name in os.listdir(self.queue))
+
+    def _locked(self) -> bool:
+        try:
+            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # type: ignore[arg-type]
+        except BlockingIOError:
+            return False
+        return True
 
     def give(self) -> None:
         _run_on(self.others)
@@ -526,11 +654,19 @@ class Rivals:
     """The process that has eager and ``torch.compile``, which steps when it is told to: by files, one a question."""
 
     def __init__(self, asked: Any) -> None:
-        self.marks, self.name, self.num = asked.marks, asked.one, 0
-        self.until = (asked.until or time.monotonic() + 600) - LAST_S
+        self.marks, self.name, self.num, self.cache = asked.marks, asked.one, 0, asked.cache
+        self.until = (asked.until or time.monotonic() + 600) - asked.last_s
 
     def ready(self) -> bool:
         return self.marks is not None and (self.marks / f"{STOCK}{self.name}.ready").exists() and not self.gone()
+
+    def loaded_s(self) -> float | None:
+        """Seconds that ``torch.compile`` takes where another process has made it before; none where none has."""
+        if self.ready():
+            told = json.loads((self.marks / f"{STOCK}{self.name}.ready").read_text())
+            return told["compile_s"] * (1.0 if told["loaded"] else LOADED_FRAC)
+        kept = self.cache / f"{self.name}.rival.json" if self.cache else None
+        return LOADED_FRAC * json.loads(kept.read_text())["compile_s"] if kept and kept.exists() else None
 
     def gone(self) -> bool:
         return (self.marks / f"{STOCK}{self.name}.gone").exists()
@@ -552,28 +688,61 @@ class Rivals:
 
 def _stock(asked: argparse.Namespace) -> None:
     """The rivals: eager and ``torch.compile`` with default settings, the optimizer as it was written."""
-    import torch
-
     turn, name = Turn(""), asked.one.removeprefix(STOCK)
     work = _built(name, asked.device)
-    optimizer = work["optimizer"](work["model"])
-    ways = {"eager": _stepping(work, work["model"], optimizer)}
-    ways["torch.compile"] = _stepping(work, torch.compile(work["model"]), optimizer)
-    began = time.perf_counter()
-    ways["torch.compile"]()
-    _tell({"compile_s": time.perf_counter() - began})
-    _freed()
-    (asked.marks / f"{asked.one}.ready").touch()
-    for num, what in enumerate(_questions(asked, name)):
+    ways, apart = _rival_ways(work, asked, name)
+    for num, what in enumerate(() if asked.warm else _questions(asked, name)):
         turn.take()
         if what == "warm":
             found: dict[str, Any] = {"peak_bytes": {}, "loop_failed": {}}
             _warmed(ways, found["peak_bytes"], found["loop_failed"], names=tuple(ways))
+            found["peak_bytes"] |= apart
         else:
             found = _round(ways, num)
         _tell(found if what == "warm" else {})
         _answer(asked.marks / f"{asked.one}.told.{num}", found)
         turn.give()
+
+
+def _rival_ways(work: dict[str, Any], asked: argparse.Namespace, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Steps of eager and of what was compiled; when they are made a mark says so, with the seconds it took.
+
+    Recorded by PyTorch itself it is made where that is asked for and ``--warm`` made it too: from nothing it takes as
+    long again. A recording keeps its memory, so that the most that the others need is measured before, and returned.
+    """
+    import torch
+
+    apart: dict[str, Any] = {}
+
+    optimizer = work["optimizer"](work["model"])
+    ways = {"eager": _stepping(work, work["model"], optimizer)}
+    ways["torch.compile"] = _stepping(work, torch.compile(work["model"]), optimizer)
+    kept = asked.cache / f"{name}.rival.json" if asked.cache else None
+    cold = json.loads(kept.read_text()) if kept and kept.exists() else {}
+    found = {"compile_s": _seconds(ways["torch.compile"]), "loaded": bool(cold), "cold": cold}
+    _tell(found)
+    if asked.warm and kept is not None:
+        _answer(kept, found)
+    _freed()
+    if asked.recorded and (asked.warm or "recorded_s" in cold):
+        recorded = _stepping(work, torch.compile(work["model"], mode="reduce-overhead"), optimizer)
+        _warmed(ways, apart, {}, names=tuple(ways))
+        try:
+            found["recorded_s"] = sum(_seconds(recorded) for _ in range(3))  # the third is recorded
+            ways[RECORDED] = recorded
+        except Exception as error:
+            found["recorded_failed"] = f"{type(error).__name__}: {error}"[:300]
+        _tell(found)
+        if asked.warm and kept is not None:
+            _answer(kept, found)
+    _answer(asked.marks / f"{asked.one}.ready", found)
+    return ways, apart
+
+
+def _seconds(step: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    step()
+    return time.perf_counter() - began
 
 
 def _questions(asked: argparse.Namespace, name: str) -> Any:
@@ -782,12 +951,13 @@ def _lora() -> Any:
     return adapted(model, ("q_proj", "v_proj")), args, kwargs
 
 
-def _checkpointed() -> Any:
+def _checkpointed(drops: bool = False) -> Any:
+    """GPT-2 whose layers are computed again in the backward; ``drops`` if with the dropout it comes with."""
     import workloads
 
     model, args, kwargs = workloads.WORKLOADS["gpt2-medium-train-8x512"].build()
     for part in ("resid_pdrop", "embd_pdrop", "attn_pdrop"):
-        setattr(model.config, part, 0.0)
+        setattr(model.config, part, 0.1 if drops else 0.0)
     model = type(model)(model.config)
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model, args, kwargs
@@ -854,6 +1024,16 @@ def _columns() -> Any:
     return Table(), (), {**kwargs, "labels": workloads._ids(2, 1024, 1)[:, 0]}
 
 
+def _few_columns() -> Any:
+    """Small enough for a host without a GPU: whether a run starts, waits and writes as it should."""
+    import torch
+    import workloads
+    from networks import Table
+
+    kwargs = {"names": workloads._ids(20, 8, 2), "numbers": torch.randn(8, 4, dtype=torch.float32)}
+    return Table(2, 4, 20, 8).float(), (), {**kwargs, "labels": workloads._ids(2, 8, 1)[:, 0]}
+
+
 def _segments() -> Any:
     import torch
     import workloads
@@ -917,7 +1097,8 @@ TRAINED = {
     "table-train-1024": _columns, "segformer-b0-train-4": _segments, "detector-train-4": _detector,
     "citations-train-2708": _citations, "resnet18-train-16": _timm("resnet18", 16),
     "mobilenetv3-train-32": _timm("mobilenetv3_small_100", 32), "waves-train-16": _waves,
-    "sketches-train-128": _sketches,
+    "sketches-train-128": _sketches, "table-train-8": _few_columns,
+    "gpt2-medium-checkpointed-drops-train-8x512": lambda: _checkpointed(drops=True),
 }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import sys
 from collections.abc import Callable
@@ -83,10 +84,31 @@ def test_a_loop_leaves_what_it_leaves_without_recorded_training(loop: Callable[.
     _healthy()
 
 
-def test_parts_that_drop_and_are_computed_again_are_refused_in_words() -> None:
-    model = training_checks.Checkpointed(drop=0.5).cuda().train()
-    with pytest.raises(NotGraphable, match="random generator's state is read"):
-        graph_training(model, (torch.randn(4, 8, device="cuda"),), {}, model, executor=_executor())
+def test_checkpointed_layers_of_a_language_model_drop_what_eager_ones_drop() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_layer=3, n_embd=64, n_head=2, vocab_size=96, n_positions=64)
+    torch.manual_seed(0)
+    eager = transformers.GPT2LMHeadModel(config).cuda().train()
+    eager.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model = copy.deepcopy(eager)
+    ids = torch.randint(0, 96, (2, 32), device="cuda")
+    kwargs = {"input_ids": ids, "labels": ids, "use_cache": False}
+    graphed = graph_training(model, (), kwargs, model, executor=_executor())
+    ends = []
+    for each, call in ((eager, eager), (model, graphed)):
+        optimizer = torch.optim.SGD(each.parameters(), lr=0.1)
+        torch.manual_seed(3)
+        losses = []
+        for _ in range(4):
+            optimizer.zero_grad()
+            loss = call(**kwargs).loss
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+        ends.append((torch.stack(losses), each.transformer.h[0].mlp.c_fc.weight.detach(), torch.rand(2, device="cuda")))
+    assert graphed.replays == 4
+    for mine, theirs in zip(*ends, strict=True):
+        torch.testing.assert_close(theirs, mine, rtol=1e-4, atol=1e-5)
     _healthy()
 
 

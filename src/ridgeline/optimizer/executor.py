@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.errors import NotGraphable
+from ridgeline.optimizer.rewound import Rewound
 from ridgeline.optimizer.statics import extent, view_of
 
 _CAPTURING = threading.Lock()
@@ -66,6 +67,9 @@ class Executor(Protocol):
     def arrive(self) -> None:
         """Makes the work that follows here wait for the work of the last replay elsewhere."""
 
+    def rewound(self) -> Rewound:
+        """How parts that are computed again draw the same numbers, for one call that is recorded."""
+
 
 class CudaExecutor:
     """Records CUDA graphs into a pool of memory of its own; one per graphed call."""
@@ -79,6 +83,7 @@ class CudaExecutor:
         self._last: Any = None
         self._raw = -1
         self._forks: list[CudaExecutor] = []
+        self._rewound: Rewound | None = None
 
     def warm_up(self, run: Callable[[], Any]) -> None:
         with torch.cuda.device(self.device):
@@ -106,6 +111,8 @@ class CudaExecutor:
     def record(self, run: Callable[[], Any], *, told: bool) -> tuple[Recording, Any]:
         with _CAPTURING, torch.cuda.device(self.device), _uncollected(), self._recoverable(), _answering(told):
             graph = torch.cuda.CUDAGraph()
+            for generator in self._rewound.states if self._rewound else ():
+                graph.register_generator_state(generator)
             torch._C._cuda_clearCublasWorkspaces()  # the graph's workspace then lies in its own pool, where it stays
             with _growing(), torch.cuda.graph(graph, pool=self.pool, stream=_side_stream(self.device),
                                               capture_error_mode="thread_local"):  # fmt: skip
@@ -130,6 +137,10 @@ class CudaExecutor:
             if isinstance(error, NotGraphable):
                 raise
             raise NotGraphable(reason_of(error)) from error
+
+    def rewound(self) -> Rewound:
+        self._rewound = Rewound(torch.cuda.default_generators[self.device.index])
+        return self._rewound
 
     def fork(self) -> CudaExecutor:
         made = CudaExecutor(self.device)

@@ -57,6 +57,9 @@ compiling beside), Swin 6.3 (600), DiT 2.7 (655). Convolutions of ours are raced
 TRIED_S = 0.4
 """Seconds to try three of cuDNN's algorithms for each pass of a convolution in training, laid channels last: ResNet-18
 took 6.3 s (20 of them), EfficientNet-B0 32 (81), MobileNetV3 28 (52), depthwise ones the longest."""
+TRIED_AS_IT_IS_S, TRIED_FRAC = 0.2, 0.5
+"""The same in the layout a model has, and the share of a budget that it may take: MobileNetV3's plain recording took
+9.7 s to make for this (52 convolutions), SegFormer's 10.7, which ten seconds do not have."""
 TUNED_TIMES = 3.0
 """A few kernels tuned take this many times what they take to compile: 4.1 and 0.7 s, 3.9 and 1.3, 17.7 and 5.1."""
 MOST_ABLATIONS = 3
@@ -185,6 +188,9 @@ class Ladder:
             yield from self._rewritten(search, layout)
         if self._decodes():  # the fastest of every decoding step measured, and what a short budget has to reach
             yield from self._rewritten(search)
+        early = training and bool(self.facts.groups) and self._unrecordable(search)
+        if early:
+            yield from self._stock(search)
         if self.facts.groups:  # most of what compiling the whole would bring, for a fraction of its time
             yield from self._block_rungs(search, layout, whole)
             outside = self.facts.grouped_frac < MOST_GROUPED_FRAC  # Swin's large images, say
@@ -194,11 +200,12 @@ class Ladder:
         if self.facts.groups if training else not self._scans():  # rewritten blocks beat them in all steps measured
             yield from self._kernels_in_place(search)
         if self._at_the_floor(search):
-            if not self._hasty():
+            if not self._hasty() and not early:
                 yield from self._stock(search)
             return
         if training:  # the backward doubles what compilers take: torch.compile is measured before all else they make
-            yield from self._stock(search)
+            if not early:
+                yield from self._stock(search)
             if not self.facts.groups and search.entries[STOCK].status in MEASURED:  # the same, but for what matches
                 whole = replace(whole, options=(("matched", True),))
         if (training or not self.facts.groups) and not search.entries.keys() & {whole.name, whole.name + GRAPHED}:
@@ -456,6 +463,16 @@ class Ladder:
         if candidate.compiler == "inductor" and ACTIVATION_BUDGET not in dict(candidate.options):
             yield from self._family(search, self._recomputing(candidate), self._compile_s(candidate.scope))
 
+    def _unrecordable(self, search: Climber) -> bool:
+        """Whether the host decides inside of a step, so that nothing of it can be recorded.
+
+        Most of what compiled blocks gain is gained together with a recording; without one torch.compile, which leaves
+        more of the host out, was ahead. A detector's blocks took 13 s to make and were 0.92 of eager, torch.compile was
+        1.35 and had no time left (H200).
+        """
+        entry = search.entries.get(PLAIN)
+        return self.facts.cuda and entry is not None and entry.status == FAILED
+
     def _captures(self, search: Climber) -> bool:
         """Whether the model could be captured as it is: then every candidate is tried captured first."""
         entry = search.entries.get(PLAIN)
@@ -494,7 +511,9 @@ class Ladder:
 
     def _tries(self) -> bool:
         """In a graph cuDNN's choice is made once, so it may take its time; a call made anew would choose anew."""
-        return (self.facts.has_conv or self.facts.convolves) and self.facts.cuda
+        facts = self.facts
+        tried_s = TRIED_AS_IT_IS_S * facts.num_convs if facts.mode == "train" else 0.0
+        return (facts.has_conv or facts.convolves) and facts.cuda and tried_s <= TRIED_FRAC * facts.budget_s
 
     def _ablations(self, search: Climber, scope: str) -> Iterator[Rung]:
         """Without one family at a time, from the best so far, where it is a compiled candidate with several.

@@ -18,6 +18,7 @@ from ridgeline.optimizer.hush import hushed, only_warns
 from ridgeline.optimizer.observe import Observation, Values, observe, restored_random
 from ridgeline.optimizer.recipe import Scene
 from ridgeline.optimizer.recurrent import following, settled
+from ridgeline.optimizer.rewound import Rewound
 from ridgeline.optimizer.statics import Group, Statics, extent, grouped, view_of
 from ridgeline.optimizer.tree import HOST_ELEMENTS, OPAQUE, STRANGE, Flat, all_tokens, opaque, twin
 from ridgeline.optimizer.watch import Watch
@@ -48,6 +49,7 @@ class Studio:
         self.drawn: frozenset[str] = frozenset()
         self.host_draws = 0
         self._recurrent: torch.device | None = None
+        self.rewound: Rewound | None = None
         self._codes: dict[Any, Any] = {}
         self._constants: Constants | None = None
         self._told = self._hushed = False
@@ -208,13 +210,19 @@ class Studio:
                ) -> tuple[Recording, Any]:  # fmt: skip
         """Records a run, or the ``first`` or ``last`` part of one, and changes nothing that others see."""
         served = nullcontext() if self._constants is None else self._constants.serving(part)
-        with restored_random(), served, self._hush(), random_states(drawn=self.executor.generator in self.drawn):
+        with restored_random(), served, self._hush(), self._states():
             state = settled(self._recurrent) if self._recurrent is not None and part != "last" else None
             recording, result = (executor or self.executor).record(run, told=self._told)
         self.refuse_changes()
         if self._recurrent is not None and state is not None:
             recording = following(recording, self._recurrent, state)
-        return recording, result
+        return (self.rewound.followed(recording, part) if self.rewound else recording), result
+
+    def _states(self) -> AbstractContextManager[None]:
+        """How checkpointed parts come to draw the same numbers again."""
+        if self.rewound is not None and self.rewound.places and self._recurrent is None:
+            return self.rewound.recording()
+        return random_states(drawn=self.executor.generator in self.drawn)
 
     def is_written(self, group: Group) -> bool:
         return any(i in self._written for i in group.indices)
@@ -272,7 +280,7 @@ def random_states(*, drawn: bool) -> Iterator[None]:
     """Checkpointed parts keep no state of the device's random generator, or are refused.
 
     Where a call draws nothing from it, what is computed again needs no state. Where it does, a recording would have to
-    go back in its own numbers: some versions of PyTorch say that they cannot, others record something.
+    go back in its own numbers (``rewound.py``): some versions of PyTorch say that they cannot, others record something.
     """
     home: Any = torch.utils.checkpoint
     kept = home.get_device_states

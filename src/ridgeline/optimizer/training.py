@@ -14,7 +14,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
@@ -421,6 +421,7 @@ class TrainingStudio(Studio):
         seen = self.observe(flat, statics)
         self.throw(seen, flat, statics)
         self.judge(seen, statics)
+        self.rewound = self.executor.rewound() if self.executor.generator in self.drawn else None
         self._adopt_after()
         if any(self.is_written(g) for g in self.groups if any(i in self.asking for i in g.indices)):
             raise NotGraphable("an input that requires gradients is written to")
@@ -492,6 +493,10 @@ class TrainingStudio(Studio):
             with torch.no_grad():
                 statics.fill(flat.tensors)
             kept.put_back()
+            with self.rewound.counting() if self.rewound else nullcontext():
+                both()
+
+        def both() -> None:
             inputs = self.leaves(statics)
             arguments, boxes = self.twin(flat, inputs)
             before = shots(boxes)
@@ -554,6 +559,8 @@ class TrainingStudio(Studio):
             return list(torch.autograd.grad(wanted, leaves, given, allow_unused=True, create_graph=deeper))
 
     def _record(self, flat: Flat, statics: Statics, expected: tuple[bool, ...]) -> Tracks:
+        if self.rewound is not None:
+            self.rewound.begin()
         inputs = self.leaves(statics)
         arguments, boxes = self.twin(flat, inputs)
         before = shots(boxes)
@@ -588,7 +595,13 @@ class TrainingStudio(Studio):
         if len(outputs) != len(expected):
             raise NotGraphable("a call returns another number of tensors than the one before")
         given = [torch.ones_like(o) if used else None for o, used in zip(outputs, expected)]
-        backward, grads = self.record(lambda: self._differentiate(outputs, inputs, expected, given), part="last")
+
+        def run() -> list[Tensor | None]:
+            found = self._differentiate(outputs, inputs, expected, given)
+            num = len(self.asking)
+            return [*found[:num], *map(_laid, found[num:], self.parameters)]
+
+        backward, grads = self.record(run, part="last")
         return given, backward, grads
 
     def is_moved(self) -> bool:
@@ -610,6 +623,33 @@ class TrainingStudio(Studio):
             scene, *_ = self._outputs(result, inputs, boxes, before)
             used = tuple(grad is not None for grad in given)
             return self._differentiate(scene.outputs, inputs, used, list(given), deeper=deeper)
+
+
+def _laid(grad: Tensor | None, parameter: Tensor) -> Tensor | None:
+    """A parameter's gradient as it lies in ``.grad``: autograd copies one that is laid out in another way than the
+    parameter, at every step and into memory of its own.
+
+    Compiled convolutions leave theirs channels last: a small autoencoder's recorded updates were never replayed, for
+    gradients that were elsewhere than recorded (H200).
+    """
+    if grad is None or grad.shape != parameter.shape or _steps(grad) == _steps(parameter) or not _is_dense(parameter):
+        return grad
+    return torch.empty_like(parameter, dtype=grad.dtype).copy_(grad)
+
+
+def _steps(tensor: Tensor) -> list[int]:
+    """Strides of the dims that have more than one place."""
+    return [stride for stride, size in zip(tensor.stride(), tensor.shape) if size > 1]
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether a tensor fills its memory, in whatever order of its dims."""
+    num = 1
+    for stride, size in sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape) if size > 1):
+        if stride != num:
+            return False
+        num *= size
+    return tensor.numel() > 0
 
 
 def _leaves_behind(output: Tensor) -> set[int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -91,6 +93,7 @@ class TapeExecutor:
         """Nothing that is written while recording stays, as nothing runs while a graph is captured."""
         self.recorded += 1
         journal, tape = _Quiet(Observation()), Tape(tuple(self.vacated))
+        self.tape = tape
         with journal, tape:
             result = run()
         journal.put_back()
@@ -117,3 +120,63 @@ class TapeExecutor:
 
     def arrive(self) -> None:
         self.arrivals += 1
+
+    def rewound(self) -> Rewinding:
+        return Rewinding(self)
+
+
+class Rewinding:
+    """Numbers drawn once more by checkpointed parts: what keeps and sets the generator's state goes onto the tape.
+
+    On a device a state is a place in the numbers (``ridgeline.optimizer.rewound``); here it is the state itself.
+    """
+
+    def __init__(self, executor: TapeExecutor) -> None:
+        self.executor = executor
+        self.places: list[int] = []
+        self.states: dict[int, Tensor] = {}
+
+    def begin(self) -> None:
+        pass
+
+    def followed(self, recording: Any, part: str) -> Any:
+        return recording
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        kept, found = torch.get_rng_state, []
+        torch.get_rng_state = lambda: found.append(1) or kept()
+        try:
+            yield
+        finally:
+            torch.get_rng_state = kept
+        self.places = found
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        kept = torch.get_rng_state, torch.set_rng_state, torch.random.fork_rng
+        torch.get_rng_state, torch.set_rng_state, torch.random.fork_rng = self._keep, self._set, self._fork
+        self.real = kept[:2]
+        try:
+            yield
+        finally:
+            torch.get_rng_state, torch.set_rng_state, torch.random.fork_rng = kept
+
+    def _keep(self) -> int:
+        number, get = len(self.states), self.real[0]
+        self.states[number] = get()
+        self.executor.tape.calls.append((lambda: self.states.__setitem__(number, get()), (), {}, []))
+        return number
+
+    def _set(self, number: int) -> None:
+        put = self.real[1]
+        put(self.states[number])
+        self.executor.tape.calls.append((lambda: put(self.states[number]), (), {}, []))
+
+    @contextmanager
+    def _fork(self, *args: Any, **kwargs: Any) -> Iterator[None]:
+        number = self._keep()
+        try:
+            yield
+        finally:
+            self._set(number)

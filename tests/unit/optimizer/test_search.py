@@ -727,6 +727,22 @@ def test_training_without_blocks_is_torch_compile_first_and_compiled_only_where_
     assert [dict(c.options) for c in large if c.name == "compiled + graph"] == [{}]
 
 
+def test_torch_compile_comes_before_blocks_where_the_host_decides_inside_of_a_training_step() -> None:
+    (group,) = groups(nn.Sequential(*[Block() for _ in range(4)]))
+    facts = _facts(mode="train", groups=(group,))
+    refused = [c.name for c in _climbed(facts, lambda c: "failed" if c.name == "graph" else "slower")]
+    recorded = [c.name for c in _climbed(facts, lambda c: "slower")]
+    assert refused.index("torch.compile") < refused.index("blocks") and refused.count("torch.compile") == 1
+    assert recorded.index("torch.compile") > recorded.index("blocks + graph")
+
+
+@pytest.mark.parametrize(("budget_s", "num", "tried"), [(10.0, 52, False), (40.0, 52, True), (10.0, 20, True)])
+def test_short_budgets_do_not_go_into_the_choice_of_convolutions(budget_s: float, num: int, tried: bool) -> None:
+    facts = _facts(mode="train", convolves=True, has_conv=True, num_convs=num, budget_s=budget_s)
+    (plain,) = [c for c in _climbed(facts, lambda c: "slower") if c.name == "graph"]
+    assert plain.tries_convolutions == tried
+
+
 def test_what_needs_too_much_memory_in_training_is_tried_with_recomputation() -> None:
     found = _climbed(_facts(mode="train"), lambda c: "too large" if c.compiler == "inductor" else "slower")
     assert [c.name for c in found if c.name.startswith("compiled")] == [

@@ -590,6 +590,69 @@ def parts_that_are_computed_again_are_recorded(at: Any) -> None:
     assert graphed.replays == 5
 
 
+class _Turned(torch.autograd.Function):
+    """A product whose gradient for the weight lies in columns where the weight lies in rows."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x @ weight.T
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        x, weight = ctx.saved_tensors
+        return grad @ weight, (x.T @ grad).T
+
+
+class _TurnedLayer(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return _Turned.apply(x, self.weight) + self.bias
+
+
+def gradients_lie_as_their_parameters_do(at: Any) -> None:
+    fast, graphed = _steps(at, lambda: nn.Sequential(_TurnedLayer(8, 8), nn.Tanh(), _TurnedLayer(8, 4)))
+    places = {id(p): grad.data_ptr() for p, grad in graphed.gradients() if grad is not None}
+    assert len(places) == 4 and all(p.grad.data_ptr() == places[id(p)] for p in fast.parameters())
+
+
+class CheckpointedDraws(nn.Module):
+    """Numbers are drawn before, inside and between parts that are computed again, and in one part of a part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = Checkpointed(drop=0.3), nn.Linear(8, 4)
+        self.inner = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.4), nn.Tanh())
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(nn.functional.dropout(x, 0.2))
+        x = nn.functional.dropout(x, 0.1) + checkpoint(self._outer, x, use_reentrant=False)
+        return self.last(nn.functional.dropout(x, 0.2))
+
+    def _outer(self, x: Tensor) -> Tensor:
+        x = checkpoint(self.inner, nn.functional.dropout(x, 0.3), use_reentrant=False)
+        heads = nn.functional.scaled_dot_product_attention(*[x.view(1, 2, -1, 4)] * 3, dropout_p=0.2)
+        return heads.reshape(x.shape) + nn.functional.dropout(x, 0.5)
+
+
+def parts_that_are_computed_again_draw_the_same_numbers(at: Any) -> None:
+    _steps(at, lambda: Checkpointed(drop=0.5))
+    eager, model = _pair(CheckpointedDraws, at)
+    fast, graphed = _fast(model, at, _x(at, 0))
+    ends = []
+    for m in (eager, fast):
+        batches = [_x(at, call) for call in range(4)]
+        seed(7)
+        found = []
+        for x in batches:
+            m.zero_grad(set_to_none=True)
+            output = m(x)
+            output.square().mean().backward()
+            found.append((output.detach().clone(), _grads(m)))
+        ends.append((found, torch.rand(3, device=at.device)))
+    _same(ends[1], ends[0], at, "results, gradients or the number drawn next")
+    assert graphed.replays == 4 and not graphed.misses
+
+
 def parts_that_give_gradients_away_by_themselves_are_refused(at: Any) -> None:
     _, model = _pair(lambda: Checkpointed(reentrant=True), at)
     with _raises(NotGraphable, "use_reentrant"):
@@ -917,7 +980,8 @@ CHECKS: tuple[Callable[[Any], None], ...] = (
     accumulators_are_renewed, results_that_are_views_of_others_stay_so,
     results_that_are_halves_of_one_tensor_are_recorded,
     results_that_are_views_in_another_type_are_refused, parts_that_are_computed_again_are_recorded,
-    parts_that_give_gradients_away_by_themselves_are_refused,
+    gradients_lie_as_their_parameters_do,
+    parts_that_are_computed_again_draw_the_same_numbers, parts_that_give_gradients_away_by_themselves_are_refused,
     whole_steps_are_those_of_eager_training, learning_rates_may_follow_a_schedule,
     optimizers_that_are_changed_are_recorded_again, a_state_that_is_loaded_is_the_one_used,
     hooks_of_an_optimizer_are_called, gradients_that_were_changed_are_the_ones_applied,
