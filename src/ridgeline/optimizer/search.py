@@ -119,6 +119,10 @@ PRICED_FRAC = 0.6
 """Of the budget, what must be left for a model to be priced: on a slow host the first calls may take seconds."""
 IMPORT_FRAC = 0.25
 """Of the budget, what a price may take to import: in a new process PyTorch's tracer takes 2.5 s, half of five."""
+UNPRICED = "not priced: what is left of the budget is for candidates"
+LATE_PRICE_S = 0.5
+"""Seconds that must be left for a price once the candidates are done and the tracer is there: 0.25 for the first model
+of a process, 0.2 for 24 layers."""
 LATE_FRAC = 0.5
 """By how much of the budget a search may be late and still make torch.compile's code past its guards."""
 FROZEN_BY_PYTHON = 1000
@@ -228,7 +232,7 @@ class Search:
         if self.left_s() > PRICED_FRAC * problem.budget_s and tracer_s <= IMPORT_FRAC * problem.budget_s:
             self._price()
         else:
-            self.notes.append("not priced: what is left of the budget is for candidates")
+            self.notes.append(UNPRICED)
 
     def _draws_random(self, before: RandomState) -> bool:
         before.restore()
@@ -268,6 +272,12 @@ class Search:
             self.notes.append(found)
         else:
             self.forecast = found
+
+    def _price_late(self) -> None:
+        """The floors of a receipt, where a short budget had no time for them before candidates and has some now."""
+        if UNPRICED in self.notes and TRACER in sys.modules and self.left_s() > LATE_PRICE_S:
+            self.notes.remove(UNPRICED)
+            self._price()
 
     def _facts(self) -> Facts:
         model = self.problem.model
@@ -723,6 +733,7 @@ class Search:
         over_eager = compare(eager, best)
         rivals = [eager, *([timed[stock.candidate.name]] if stock else [])]
         strongest = min(rivals, key=lambda each: each.median_s)
+        self._price_late()
         regions, parts = self._regions(stock), self._parts(eager, best)
         self._settle_winner()
         receipt = self._receipt(eager, best, timed.get("torch.compile"), over_eager, compare(strongest, best).speedup)

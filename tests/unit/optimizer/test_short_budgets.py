@@ -113,6 +113,23 @@ def test_a_price_is_not_worth_half_of_a_budget_in_imports(
     assert bool(asked) == priced and any("not priced" in note for note in search.notes) != priced
 
 
+@pytest.mark.parametrize(("imported", "left_s", "priced"), [(True, 2.0, True), (True, 0.1, False), (False, 2.0, False)])
+def test_floors_are_told_after_candidates_where_there_was_no_time_before_them(
+    monkeypatch: Any, imported: bool, left_s: float, priced: bool
+) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(searching, "TRACER", "torch" if imported else "torch.not_imported_yet")
+    monkeypatch.setattr(Search, "_price", lambda self: asked.append(True))
+    monkeypatch.setattr(Search, "left_s", lambda self: left_s)
+    search = Search(Problem(model=nn.Linear(4, 4), inputs=Inputs((torch.zeros(1, 4),)), mode="infer",
+                            device=torch.device("cpu"), budget_s=5.0))  # fmt: skip
+    search._price_late()
+    assert not asked, "what was priced, or could not be, is not priced again"
+    search.notes.append(searching.UNPRICED)
+    search._price_late()
+    assert bool(asked) == priced and (searching.UNPRICED in search.notes) != priced
+
+
 def test_a_long_model_in_one_function_is_known_by_its_calls() -> None:
     """One leaf, and 2,000 kernels: where nothing is priced it would pass for a function of few ops."""
     assert Ladder(_facts(0, 5.0, forecast=None, host_s=3e-5)).is_short
