@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ from ridgeline.optimizer.ladder import (
 )
 from ridgeline.optimizer.measure import LAST_ROUNDS, Comparison, Timed, Track, compare, held_bytes, reserved_bytes
 from ridgeline.optimizer.narrowing import FIRST_FRAC, MOST_TRIES, Study, study
+from ridgeline.optimizer.observe import asking
 from ridgeline.optimizer.optimized import Optimized, Plan
 from ridgeline.optimizer.parts import parts_of
 from ridgeline.optimizer.proof import LEAST_DRAWS, MOST_DRAWS, Prover, Subject, Verdict, unproved
@@ -170,6 +172,7 @@ class Search:
         self.best = self.eager
         self.stock: Built | None = None
         self.plain: Candidate | None = None  # eager's own kernels recorded, once that was right and faster
+        self.asked: tuple[str, ...] = ()
         self.compared = False  # whether it is a function of few ops whose better rival returns what eager does
         self.entries: dict[str, Entry] = {}
         self.steps: list[Step] = []
@@ -236,11 +239,18 @@ class Search:
 
     def _draws_random(self, before: RandomState) -> bool:
         before.restore()
-        self.track.run(self.problem.model, self.problem.inputs.copied())
+        self._listen()
         moved = before.moved()  # asked before anything is put back: a model's state is, generators included
         self.track.restore()
         before.restore()
         return moved
+
+    def _listen(self) -> None:
+        """One call, and what the model's code asks in it besides values."""
+        model, ready = self.problem.model, self.problem.inputs.copied()
+        with asking(ready.tensors(), chain(model.parameters(), model.buffers())) as asked:
+            self.track.run(model, ready)
+        self.asked = tuple(sorted(asked))
 
     def _results_vary(self, before: RandomState) -> bool:
         """Whether the numbers drawn show in the results; layers dropped with probability zero draw them too.
@@ -749,7 +759,7 @@ class Search:
         budget_s = max(LEAST_RACE_S, min(2 * MOST_RACE_S, LAST_RACE_FRAC * self.problem.budget_s))
         try:
             if self.best is not self.eager:
-                runners[self.best.candidate.name] = handed(self.problem, self.best)
+                runners[self.best.candidate.name] = handed(self.problem, self.best, self.asked)
             timed = self.track.race(runners, budget_s, least_rounds=LAST_ROUNDS)
         except Exception as error:  # what cannot be handed over is out; whoever is left races again
             self.track.restore()
@@ -783,7 +793,7 @@ class Search:
         built = {each.candidate.name: each for each in (self.eager, self.stock, self.best) if each is not None}
         if self.problem.mode != "train" or len(built) < 2:
             return {}
-        runners = {name: handed(self.problem, each) for name, each in built.items()}
+        runners = {name: handed(self.problem, each, self.asked) for name, each in built.items()}
         try:
             with updating(self.track, self.problem.optimizer, runners) as (name, updated):
                 found = self.track.race(updated, budget_s, least_rounds=LAST_ROUNDS, least_calls=LOOP_STEPS)
@@ -814,7 +824,7 @@ class Search:
         built = Built(candidate, self.problem.model, Report())
         try:
             built = self._built(candidate)
-            both = {each.candidate.name: handed(self.problem, each) for each in (self.best, built)}
+            both = {each.candidate.name: handed(self.problem, each, self.asked) for each in (self.best, built)}
             timed = self.track.race({"eager": self.eager, **both}, self._race_s(), least_rounds=LAST_ROUNDS)
         except Exception as error:  # what cannot be built or timed changes nothing
             self.track.restore()
@@ -1055,7 +1065,7 @@ class Search:
             memory_limit_bytes=self.limit_bytes, budget_s=problem.budget_s,
             spent_s=time.perf_counter() - self.began, verdict=winner.verdict, entries=tuple(self.entries.values()),
             steps=(Step("eager", eager.median_s), *between, *last),
-            forecast=self.forecast.to_dict() if self.forecast else None,
+            forecast=self.forecast.to_dict() if self.forecast else None, asked=self.asked,
             error_budget=problem.error_budget, narrowed=self._narrow_rows(),
             notes=(*self.notes, *(self._prover.notes if self._prover else ())),
         )  # fmt: skip
@@ -1144,13 +1154,13 @@ def plans_of(problem: Problem, built: Built) -> list[Plan]:
     return [Plan(signature, built.call, built.candidate.name)]
 
 
-def handed(problem: Problem, built: Built) -> Built:
+def handed(problem: Problem, built: Built, asked: tuple[str, ...] = ()) -> Built:
     """The candidate as a person will call it, with the look at every call's arguments that comes before it."""
     if built.candidate.name == "eager":
         return built
     mode = "inference" if problem.mode == "infer" else "train"
     with built.switched():  # what a plan watches is the model as it is then
-        return replace(built, call=Optimized(problem.model, plans_of(problem, built), mode=mode))
+        return replace(built, call=Optimized(problem.model, plans_of(problem, built), mode=mode, asked=asked))
 
 
 def given_up(problem: Problem, reason: str) -> Outcome:
