@@ -5,6 +5,8 @@ Searches run on a made-up clock, with what candidates took on a device.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -128,6 +130,21 @@ def test_floors_are_told_after_candidates_where_there_was_no_time_before_them(
     search.notes.append(searching.UNPRICED)
     search._price_late()
     assert bool(asked) == priced and (searching.UNPRICED in search.notes) != priced
+
+
+def test_what_a_search_knows_before_its_candidates_imports_no_compiler() -> None:
+    """To ask Inductor for its processes took 5.0 s of a search of five in a new process (H200)."""
+    lines = (
+        "import sys, torch; from ridgeline.optimizer import search as s; from ridgeline.optimizer.inputs import Inputs",
+        "model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4), torch.nn.Softsign())",
+        "each = s.Search(s.Problem(model=model, inputs=Inputs((torch.zeros(1, 4),)), mode='infer',",
+        "                          device=torch.device('cpu'), budget_s=5.0))",
+        "each._prepare(); facts = each._facts()",
+        "assert not sys.modules.keys() & set(s.COMPILERS)",
+        "from torch._inductor import config; assert facts.num_threads == config.compile_threads, facts.num_threads",
+    )
+    said = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, timeout=300)
+    assert said.returncode == 0, said.stderr[-2000:]
 
 
 def test_a_long_model_in_one_function_is_known_by_its_calls() -> None:
