@@ -15,13 +15,14 @@ if not torch.cuda.is_available():
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "optimizer"))
 
 import compare
+import doubts
 import hazards
 import perils
 from adversarial import Case
 
 from ridgeline.optimizer.executor import CudaExecutor
 
-HELD = [case for case in hazards.CASES if "host" not in case.marks and case.state]
+HELD = [case for case in (*hazards.CASES, *doubts.DOUBTS) if "host" not in case.marks and case.state]
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::ridgeline.optimizer.optimized.RunsEagerly")]
 
 
@@ -32,10 +33,13 @@ def _executor() -> CudaExecutor:
 @pytest.fixture(autouse=True)
 def _as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(hazards, "FILE", tmp_path / "scale")
+    monkeypatch.setattr(doubts, "FLAG", tmp_path / "flag")
     hazards.reset()
+    doubts.reset()
     perils.reset()
     yield
     hazards.reset()
+    doubts.reset()
     torch.cuda.synchronize()
 
 

@@ -151,6 +151,7 @@ class Graphed:
         self._variants = studio.variants
         self._pure = studio.is_pure()
         self._writes = not self._pure
+        self._questions = studio.questions
         self._lock = threading.RLock()
         self._sighted: dict[tuple[int, ...], int] = {}
         self._lane: Lane | None = None
@@ -187,6 +188,8 @@ class Graphed:
                 return self._stale()
             if executor.is_recording():
                 return self._miss("the call itself is being recorded", stale=False)
+            if self._questions is not None and (reason := self._questions.unlike(flat.tensors)):
+                return self._miss(reason, stale=True)
             variant = self._variant(flat)
             if variant is None:
                 return self._miss("an input that is used in place lies elsewhere", stale=False)
@@ -207,6 +210,8 @@ class Graphed:
             if flat is None or lane is None or self._studio.executor.is_recording():
                 return MISSED
             if recorded and any(map(_REQUIRES_GRAD, flat.tensors)):
+                return MISSED
+            if self._questions is not None and self._questions.unlike(flat.tensors):
                 return MISSED
             for variant in self._variants:
                 if variant.fits(flat.tensors):

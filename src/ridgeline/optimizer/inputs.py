@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -318,7 +319,7 @@ def given_dice(inputs: Inputs) -> list[Callable[[], Any]]:
     """How to put back generators that a call is given; an iterator cannot be, and the first call would use it up."""
     held = {f"args[{i}]": value for i, value in enumerate(inputs.args)} | dict(inputs.kwargs)
     for name, value in held.items():
-        if isinstance(value, Iterator) and not isinstance(value, nn.Module):
+        if _is_used_up(value):
             raise OptimizeError(f"{name} is an iterator, which one call uses up: give a list instead")
     return list(_moving(held))
 
@@ -334,8 +335,13 @@ def _moving(held: dict[str, Any]) -> Iterator[Callable[[], Any]]:
             yield partial(setattr, value.bit_generator, "state", value.bit_generator.state)
         elif isinstance(value, torch.Generator):
             yield partial(value.set_state, value.get_state())
-        elif isinstance(value, Iterator) and not isinstance(value, nn.Module):
+        elif _is_used_up(value):
             yield _rewound(held, name, value)
+
+
+def _is_used_up(value: Any) -> bool:
+    """Whether something is an iterator; a weak proxy has all methods, and says that it is anything."""
+    return isinstance(value, Iterator) and not isinstance(value, nn.Module) and type(value) not in weakref.ProxyTypes
 
 
 def _rewound(held: dict[str, Any], name: str, iterator: Iterator[Any]) -> Callable[[], Any]:

@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
+import builtins
 import gc
+import importlib
 import io
 import logging
 import random
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, _tensor_str
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from ridgeline.optimizer import asking as questioning
+from ridgeline.optimizer.asking import Asking, asked_by_names, missing, state_asked
 from ridgeline.optimizer.recurrent import dropping
-from ridgeline.optimizer.watch import Watch, installed, library
+from ridgeline.optimizer.watch import Watch, installed, library, standard
 
 _ADOPTED = frozenset(("aten::lift_fresh", "aten::lift_fresh_copy", "aten::lift"))
 _COMPARED_BYTES = 1 << 30
 """Memory below this is compared with what it held before, for writes that no operator announces."""
 _UNANNOUNCED = frozenset(("running_mean", "running_var"))
 """Arguments that batch norms write to in training without their schemas saying so."""
+_READS = frozenset(("aten::_local_scalar_dense", "aten::item", "aten::equal", "aten::is_nonzero"))
 _SPEAKING = {print: "prints", input: "asks the user", open: "opens a file"}
 _CLOCKS = frozenset(("time", "_random"))
 _MOMENTS = frozenset(("now", "utcnow", "today"))
 _SYSTEM = frozenset(("urandom", "getrandom"))
+_DISK = frozenset(("stat", "lstat", "access", "listdir", "scandir", "getcwd", "readlink"))
 _WRITES = frozenset(("write", "writelines"))
 _FETCHING = ("linecache.py", "tokenize.py", "<frozen importlib._bootstrap_external>")
 """Where the interpreter opens files of code by itself, to show a line of it or to import it."""
@@ -50,6 +56,16 @@ class Observation:
     """Which random generators moved: ``python``, ``numpy``, ``cpu``, ``cuda``."""
     recurrent: torch.device | None = None
     """Where cuDNN's recurrent layers ran that drop."""
+    waits: bool = False
+    """Whether the host waited for a value, on which it may have branched."""
+    asked: set[str] = field(default_factory=set)
+    """What the model's code asked besides values, as ``asking`` names it."""
+    places: dict[str, str] = field(default_factory=dict)
+    """What it asked of inputs that no copy of them answers as they do, and where."""
+    weights: dict[int, set[str]] = field(default_factory=dict)
+    """What it asked of the model's own tensors."""
+    lookups: list[tuple[Any, str]] = field(default_factory=list)
+    """Whom it asked for attributes by words."""
 
 
 class Journal(TorchDispatchMode):
@@ -75,6 +91,7 @@ class Journal(TorchDispatchMode):
         if schema.is_mutable or "batch_norm" in schema.name:
             self._write(schema, args, kwargs)
         self.seen.recurrent = self.seen.recurrent or dropping(schema, args)
+        self.seen.waits = self.seen.waits or schema.name in _READS
         result = func(*args, **kwargs)
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor) and tensor.layout is torch.strided and not _is_view(schema):
@@ -152,19 +169,21 @@ def _is_view(schema: Any) -> bool:
     return any(r.alias_info is not None for r in schema.returns)
 
 
-def observe(call: Callable[[], Any], given: list[Tensor], watch: Watch, *, profiled: bool,
-            journaled: bool = True) -> Observation:  # fmt: skip
+def observe(call: Callable[[], Any], given: list[Tensor], watch: Watch, *, profiled: bool, journaled: bool = True,
+            inputs: Iterable[Tensor] = ()) -> Observation:  # fmt: skip
     """Calls once with everything noted, and puts back every memory that was written to and every random state.
 
-    ``profiled`` notes also which code runs: of use from the second call on, when all is imported and set up.
-    Without ``journaled``, writes are found by comparing alone.
+    ``profiled`` notes also which code runs, and what it asks of ``inputs`` and others: of use from the second call on,
+    when all is imported and set up. Without ``journaled``, writes are found by comparing alone.
     """
     seen = Observation()
     journal = Journal(seen)
+    questions = Asking(inputs, (tensor for _, tensor in watch.tensors.values()))
     compare = journal.notice([*given, *watch.buffers()])
     with restored_random() as drawn:
         try:
-            with as_written(), _profiled(seen) if profiled else nullcontext(), journal if journaled else nullcontext():
+            with (as_written(), journal if journaled else nullcontext(), questions if profiled else nullcontext(),
+                  _profiled(seen, frozenset(watch.tensors)) if profiled else nullcontext()):  # fmt: skip
                 call()
         finally:
             compare()
@@ -173,8 +192,29 @@ def observe(call: Callable[[], Any], given: list[Tensor], watch: Watch, *, profi
     for _, tensor in watch.tensors.values():
         if tensor.layout is torch.strided and tensor.device.type != "meta":
             seen.externals.pop(_storage(tensor), None)
+    seen.asked |= questions.asked | asked_by_names(seen.codes)
+    seen.places, seen.weights = questions.places, questions.weights
     seen.externals = {key: _without_history(tensor) for key, tensor in seen.externals.items()}
     return seen
+
+
+@contextmanager
+def asking(inputs: Iterable[Tensor], own: Iterable[Tensor]) -> Iterator[set[str]]:
+    """Inside, what a model's code asks besides values is noted, as far as plans of any kind depend on it."""
+    questions, seen = Asking(inputs, own), Observation()
+    before = sys.getprofile()
+
+    def note(frame: types.FrameType, event: str, arg: Any) -> None:
+        if event == "c_call" and (state := state_asked(arg)) and not library(frame.f_code.co_filename):
+            questions.asked.add(state)
+
+    with as_written(), questions, _noting(seen, frozenset()):
+        sys.setprofile(note)
+        try:
+            yield questions.asked
+        finally:
+            sys.setprofile(before)
+            questions.asked |= missing(seen.lookups)
 
 
 def _without_history(tensor: Tensor) -> Tensor:
@@ -243,13 +283,14 @@ def _seeds(method: Any) -> bool:
     return isinstance(getattr(method, "__self__", None), torch.Generator) and method.__name__ in ("manual_seed", "seed")
 
 
-_HANDLE = logging.Logger.handle.__code__
+_HANDLE, _TEXT, _IMPORT = logging.Logger.handle.__code__, _tensor_str._str.__code__, importlib.import_module.__code__
+_TENSOR_TEXT = tuple(str(each.__file__) for each in (_tensor_str, torch._tensor, torch.overrides, questioning))
 
 
-def _outside(frame: types.FrameType, filename: str) -> types.FrameType | None:
+def _outside(frame: types.FrameType, *filenames: str) -> types.FrameType | None:
     """The model's own code that called into a file; None where it is a library's or an installed package's."""
     found: types.FrameType | None = frame
-    while found is not None and found.f_code.co_filename == filename:
+    while found is not None and found.f_code.co_filename in filenames:
         found = found.f_back
     own = found is not None and not library(found.f_code.co_filename) and not installed(found.f_code.co_filename)
     return found if own else None
@@ -269,12 +310,27 @@ def _anywhere(function: Any, frame: types.FrameType) -> str | None:
     """The same for what counts wherever it is called from: libraries open files on a model's behalf."""
     if function is open and not frame.f_code.co_filename.endswith(_FETCHING):
         return _SPEAKING[open]
-    system = getattr(function, "__name__", "") in _SYSTEM and getattr(function, "__module__", "") in ("posix", "nt")
-    return "draws random numbers of the system" if system else None
+    name = getattr(function, "__name__", "")
+    if getattr(function, "__module__", "") not in ("posix", "nt"):
+        return None
+    if name in _DISK and _on_behalf(frame) is not None:
+        return f"looks at files ({name})"
+    return "draws random numbers of the system" if name in _SYSTEM else None
+
+
+def _on_behalf(frame: types.FrameType) -> types.FrameType | None:
+    """The model's own code for which the interpreter's libraries do something; None where it is another's."""
+    found: types.FrameType | None = frame
+    while found is not None and (standard(found.f_code.co_filename) or found.f_code.co_filename.startswith("<frozen")):
+        if found.f_code.co_filename.endswith(_FETCHING):
+            return None
+        found = found.f_back
+    own = found is not None and not library(found.f_code.co_filename) and not installed(found.f_code.co_filename)
+    return found if own else None
 
 
 @contextmanager
-def _profiled(seen: Observation) -> Iterator[None]:
+def _profiled(seen: Observation, own: frozenset[int]) -> Iterator[None]:
     """Notes which code runs and what it does that PyTorch does not see."""
 
     def note(frame: types.FrameType, event: str, arg: Any) -> None:
@@ -282,6 +338,10 @@ def _profiled(seen: Observation) -> Iterator[None]:
             seen.codes.setdefault(frame.f_code, frame.f_globals)
             if frame.f_code is _HANDLE and (by := _outside(frame, logging.__file__)) is not None:
                 act("logs", by)
+            elif frame.f_code is _TEXT and (by := _outside(frame, *_TENSOR_TEXT)) is not None:
+                act("makes a text of a tensor's values", by)
+            elif frame.f_code is _IMPORT:
+                seen.lookups.append((sys.modules, str(frame.f_locals.get("name"))))
         elif event == "c_call":
             try:
                 what = _SPEAKING.get(arg)
@@ -290,6 +350,8 @@ def _profiled(seen: Observation) -> Iterator[None]:
             if what is None and getattr(arg, "__module__", None) in _CLOCKS and arg.__name__ != "sleep":
                 what = f"calls {arg.__module__}.{arg.__name__}"
             what = what or _reaches_out(arg)
+            if (state := state_asked(arg)) is not None and not library(frame.f_code.co_filename):
+                seen.asked.add(state)
             anywhere = "seeds random numbers" if _seeds(arg) else _anywhere(arg, frame)
             if anywhere or (what is not None and not library(frame.f_code.co_filename)):
                 act(anywhere or str(what), frame)
@@ -299,11 +361,35 @@ def _profiled(seen: Observation) -> Iterator[None]:
 
     before, collecting = sys.getprofile(), gc.isenabled()
     gc.disable()  # what others do when garbage is collected is no act of the model's
-    sys.setprofile(note)
+    with _noting(seen, own):
+        sys.setprofile(note)
+        try:
+            yield
+        finally:
+            sys.setprofile(before)
+            if collecting:
+                gc.enable()
+
+
+@contextmanager
+def _noting(seen: Observation, own: frozenset[int]) -> Iterator[None]:
+    """Notes what is asked for by a word, which a profile does not say; of whom, where that is not a passing object."""
+    plain = {name: getattr(builtins, name) for name in ("getattr", "hasattr")}
+
+    def noted(ask: Callable[..., Any]) -> Callable[..., Any]:
+        def asking(owner: Any, *asked: Any) -> Any:
+            if asked and type(asked[0]) is str and not library(sys._getframe(1).f_code.co_filename):
+                stays = isinstance(owner, types.ModuleType | type) or id(owner) in own
+                seen.lookups.append((owner if stays else None, asked[0]))
+            return ask(owner, *asked)
+
+        return asking
+
+    for name, ask in plain.items():
+        setattr(builtins, name, noted(ask))
     try:
         yield
     finally:
-        sys.setprofile(before)
-        if collecting:
-            gc.enable()
+        for name, ask in plain.items():
+            setattr(builtins, name, ask)
 

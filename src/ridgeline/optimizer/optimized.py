@@ -23,6 +23,7 @@ from torch.autograd import forward_ad
 
 from ridgeline.errors import OptimizeError
 from ridgeline.optimizer import casts
+from ridgeline.optimizer.asking import Questions
 from ridgeline.optimizer.graphed import MISSED, Graphed, GraphedTraining, Miss
 from ridgeline.optimizer.matcher import Matcher
 from ridgeline.optimizer.shortcut import Shortcut
@@ -106,6 +107,8 @@ class State:
     guarded: Guarded | None = None
     recorded: Graphed | None = None
     """A recording that is asked first, whether it knows a call at a glance."""
+    questions: Questions | None = None
+    """What the model's code asks besides values, where plans do not look at that themselves."""
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         recorded = torch.is_grad_enabled()
@@ -133,7 +136,7 @@ class State:
         self.plans[plan.signature] = plan
         if plan.matcher is not None and len(self.matchers) < _MOST_MATCHERS:
             self.matchers.append((plan.matcher, plan))
-        if self.mode == "inference" and self.guarded is None:
+        if self.mode == "inference" and self.guarded is None and self.questions is None:
             self.guarded = Guarded.of(plan)
         if self.mode == "inference" and self.recorded is None and isinstance(plan.call, Graphed):
             self.recorded = plan.call
@@ -144,6 +147,8 @@ class State:
             reason = "an input requires gradients, and the model was optimized for inference"
             return self.eager(reason, args, kwargs, 5)
         call = plan.call
+        if self.questions is not None and (reason := self.questions.unlike(flat.tensors)):
+            return self.eager(reason, args, kwargs, 5)
         if call.__class__ in _REPLAYED:
             result = call.replay(flat)
             if result.__class__ is not Miss:
@@ -329,13 +334,15 @@ _NAMES = ("add", "fallbacks", "model", "original", "plans", "receipt", "train_st
 
 def _made(model: Any, plans: Iterable[Plan] = (), *, mode: str = "inference", receipt: Any = None,
           optimizer: Any = None, loss: Callable[..., Tensor] | None = None,
-          update: Callable[[], Any] | None = None) -> Any:  # fmt: skip
+          update: Callable[[], Any] | None = None, asked: Iterable[str] = ()) -> Any:  # fmt: skip
     if mode not in ("inference", "train"):
         raise OptimizeError(f"mode is {mode!r}: 'inference' or 'train'")
     made: Any = object.__new__(_class_for(model))
     if isinstance(made, nn.Module):
         object.__setattr__(made, "__dict__", model.__dict__)
     state = State(model, mode, receipt, optimizer, loss, update)
+    asked = frozenset(asked or getattr(receipt, "asked", ()))
+    state.questions = Questions(asked) if asked and mode == "inference" else None
     object.__setattr__(made, _STATE, state)
     for plan in plans:
         state.add(plan)

@@ -131,6 +131,7 @@ class Receipt:
     explanations: tuple[str, ...] = ()
     remaining: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    asked: tuple[str, ...] = ()  # what the model's code asks besides values: calls answered otherwise run as the model
     cached: bool = False
 
     @property
@@ -178,6 +179,7 @@ class Receipt:
         made["narrowed"] = tuple(Narrow(**layer) for layer in found.get("narrowed", ()))
         for name in ("changes", "explanations", "remaining", "notes"):
             made[name] = tuple(found[name])
+        made["asked"] = tuple(found.get("asked", ()))
         return cls(**made)
 
     def from_cache(self, spent_s: float) -> Receipt:

@@ -226,6 +226,7 @@ def effects(before: Sequence[tuple[Any, Any, dict[str, Any]]], scene: Scene) -> 
     for place, (box, contents, named) in enumerate(before):
         if isinstance(box, dict):
             found += _changed(contents, dict(box), place, scene, _set_item(type(box)), lambda held, key: held.pop(key))
+            found += _ordered(contents, list(box), place, _set_item(type(box)))
         elif contents is not None and not _identical(contents, list(box)):
             found.append(_relist([scene.maker(item) for item in box], place))
         found += _changed(named, dict(attributes(box) or {}), place, scene,
@@ -258,6 +259,20 @@ def _changed(was: dict[Any, Any], now: dict[Any, Any], place: int, scene: Scene,
             put(box, key, make(lent, given, held))
 
     return [apply] if gone or new else []
+
+
+def _ordered(was: dict[Any, Any], now: list[Any], place: int, put: Callable[[Any, Any, Any], None]) -> list[Effect]:
+    """A dictionary's keys in the order in which a call left them, where it took some out and put them back."""
+    kept = [key for key in was if key in now]
+    if [*kept, *(key for key in now if key not in was)] == now:
+        return []
+
+    def apply(lent: Sequence[Tensor], given: Sequence[Tensor], held: Sequence[Any]) -> None:
+        box = held[place]
+        for key in now:
+            put(box, key, box.pop(key))
+
+    return [apply]
 
 
 def _relist(makers: list[Maker], place: int) -> Effect:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,7 @@ from ridgeline.optimizer.ladder import (
 )
 from ridgeline.optimizer.measure import LAST_ROUNDS, Comparison, Timed, Track, compare, held_bytes, reserved_bytes
 from ridgeline.optimizer.narrowing import FIRST_FRAC, MOST_TRIES, Study, study
+from ridgeline.optimizer.observe import asking
 from ridgeline.optimizer.optimized import Optimized, Plan
 from ridgeline.optimizer.parts import parts_of
 from ridgeline.optimizer.proof import LEAST_DRAWS, MOST_DRAWS, Prover, Subject, Verdict, unproved
@@ -114,11 +117,17 @@ NARROW_FRAC = 0.35
 MOST_ROUNDING = 2e-3
 """An error up to which products in TensorFloat-32 explain it."""
 TRACER = "torch._dynamo"
+MOST_COMPILE_THREADS = 32
+"""What Inductor takes at most by itself."""
 COMPILERS = (TRACER, "torch._inductor.compile_fx", "torch._inductor.select_algorithm")
 PRICED_FRAC = 0.6
 """Of the budget, what must be left for a model to be priced: on a slow host the first calls may take seconds."""
 IMPORT_FRAC = 0.25
 """Of the budget, what a price may take to import: in a new process PyTorch's tracer takes 2.5 s, half of five."""
+UNPRICED = "not priced: what is left of the budget is for candidates"
+LATE_PRICE_S = 0.5
+"""Seconds that must be left for a price once the candidates are done and the tracer is there: 0.25 for the first model
+of a process, 0.2 for 24 layers."""
 LATE_FRAC = 0.5
 """By how much of the budget a search may be late and still make torch.compile's code past its guards."""
 FROZEN_BY_PYTHON = 1000
@@ -166,6 +175,7 @@ class Search:
         self.best = self.eager
         self.stock: Built | None = None
         self.plain: Candidate | None = None  # eager's own kernels recorded, once that was right and faster
+        self.asked: tuple[str, ...] = ()
         self.compared = False  # whether it is a function of few ops whose better rival returns what eager does
         self.entries: dict[str, Entry] = {}
         self.steps: list[Step] = []
@@ -228,15 +238,22 @@ class Search:
         if self.left_s() > PRICED_FRAC * problem.budget_s and tracer_s <= IMPORT_FRAC * problem.budget_s:
             self._price()
         else:
-            self.notes.append("not priced: what is left of the budget is for candidates")
+            self.notes.append(UNPRICED)
 
     def _draws_random(self, before: RandomState) -> bool:
         before.restore()
-        self.track.run(self.problem.model, self.problem.inputs.copied())
+        self._listen()
         moved = before.moved()  # asked before anything is put back: a model's state is, generators included
         self.track.restore()
         before.restore()
         return moved
+
+    def _listen(self) -> None:
+        """One call, and what the model's code asks in it besides values."""
+        model, ready = self.problem.model, self.problem.inputs.copied()
+        with asking(ready.tensors(), chain(model.parameters(), model.buffers())) as asked:
+            self.track.run(model, ready)
+        self.asked = tuple(sorted(asked))
 
     def _results_vary(self, before: RandomState) -> bool:
         """Whether the numbers drawn show in the results; layers dropped with probability zero draw them too.
@@ -268,6 +285,12 @@ class Search:
             self.notes.append(found)
         else:
             self.forecast = found
+
+    def _price_late(self) -> None:
+        """The floors of a receipt, where a short budget had no time for them before candidates and has some now."""
+        if UNPRICED in self.notes and TRACER in sys.modules and self.left_s() > LATE_PRICE_S:
+            self.notes.remove(UNPRICED)
+            self._price()
 
     def _facts(self) -> Facts:
         model = self.problem.model
@@ -723,6 +746,7 @@ class Search:
         over_eager = compare(eager, best)
         rivals = [eager, *([timed[stock.candidate.name]] if stock else [])]
         strongest = min(rivals, key=lambda each: each.median_s)
+        self._price_late()
         regions, parts = self._regions(stock), self._parts(eager, best)
         self._settle_winner()
         receipt = self._receipt(eager, best, timed.get("torch.compile"), over_eager, compare(strongest, best).speedup)
@@ -738,7 +762,7 @@ class Search:
         budget_s = max(LEAST_RACE_S, min(2 * MOST_RACE_S, LAST_RACE_FRAC * self.problem.budget_s))
         try:
             if self.best is not self.eager:
-                runners[self.best.candidate.name] = handed(self.problem, self.best)
+                runners[self.best.candidate.name] = handed(self.problem, self.best, self.asked)
             timed = self.track.race(runners, budget_s, least_rounds=LAST_ROUNDS)
         except Exception as error:  # what cannot be handed over is out; whoever is left races again
             self.track.restore()
@@ -772,7 +796,7 @@ class Search:
         built = {each.candidate.name: each for each in (self.eager, self.stock, self.best) if each is not None}
         if self.problem.mode != "train" or len(built) < 2:
             return {}
-        runners = {name: handed(self.problem, each) for name, each in built.items()}
+        runners = {name: handed(self.problem, each, self.asked) for name, each in built.items()}
         try:
             with updating(self.track, self.problem.optimizer, runners) as (name, updated):
                 found = self.track.race(updated, budget_s, least_rounds=LAST_ROUNDS, least_calls=LOOP_STEPS)
@@ -803,7 +827,7 @@ class Search:
         built = Built(candidate, self.problem.model, Report())
         try:
             built = self._built(candidate)
-            both = {each.candidate.name: handed(self.problem, each) for each in (self.best, built)}
+            both = {each.candidate.name: handed(self.problem, each, self.asked) for each in (self.best, built)}
             timed = self.track.race({"eager": self.eager, **both}, self._race_s(), least_rounds=LAST_ROUNDS)
         except Exception as error:  # what cannot be built or timed changes nothing
             self.track.restore()
@@ -1044,7 +1068,7 @@ class Search:
             memory_limit_bytes=self.limit_bytes, budget_s=problem.budget_s,
             spent_s=time.perf_counter() - self.began, verdict=winner.verdict, entries=tuple(self.entries.values()),
             steps=(Step("eager", eager.median_s), *between, *last),
-            forecast=self.forecast.to_dict() if self.forecast else None,
+            forecast=self.forecast.to_dict() if self.forecast else None, asked=self.asked,
             error_budget=problem.error_budget, narrowed=self._narrow_rows(),
             notes=(*self.notes, *(self._prover.notes if self._prover else ())),
         )  # fmt: skip
@@ -1117,10 +1141,16 @@ def _undisturbed(budget_s: float) -> Iterator[None]:
 
 
 def compile_threads() -> int:
-    """Processes that Inductor compiles in."""
-    from torch._inductor import config
+    """Processes that Inductor compiles in; where nobody has imported it, as many as it would take.
 
-    return max(1, int(config.compile_threads or 1))
+    To ask it would import it, and PyTorch's tracer with it: 5.0 s of a search of five (H200).
+    """
+    config = sys.modules.get("torch._inductor.config")
+    if config is not None:
+        return max(1, int(config.compile_threads or 1))
+    asked = os.environ.get("TORCHINDUCTOR_COMPILE_THREADS", "")
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, int(asked)) if asked.isdigit() else min(MOST_COMPILE_THREADS, usable)
 
 
 def plans_of(problem: Problem, built: Built) -> list[Plan]:
@@ -1133,13 +1163,13 @@ def plans_of(problem: Problem, built: Built) -> list[Plan]:
     return [Plan(signature, built.call, built.candidate.name)]
 
 
-def handed(problem: Problem, built: Built) -> Built:
+def handed(problem: Problem, built: Built, asked: tuple[str, ...] = ()) -> Built:
     """The candidate as a person will call it, with the look at every call's arguments that comes before it."""
     if built.candidate.name == "eager":
         return built
     mode = "inference" if problem.mode == "infer" else "train"
     with built.switched():  # what a plan watches is the model as it is then
-        return replace(built, call=Optimized(problem.model, plans_of(problem, built), mode=mode))
+        return replace(built, call=Optimized(problem.model, plans_of(problem, built), mode=mode, asked=asked))
 
 
 def given_up(problem: Problem, reason: str) -> Outcome:

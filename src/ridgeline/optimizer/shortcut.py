@@ -53,6 +53,7 @@ class Shortcut:
         self._places, self._feed = way.places, way.feed
         self._single = way.single
         self._pure = studio.is_pure()
+        self._questions = studio.questions
         self._hooks = Watch(self.watch.root, hooks_only=True)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -68,6 +69,9 @@ class Shortcut:
         """The result of a call whose signature is known, or a miss. What changes nothing may start before the look."""
         if not (self.watch.addressed() if self._pure else self.watch.same()):
             return self._stale()
+        if self._questions is not None and (reason := self._questions.unlike(flat.tensors)):
+            self.misses[reason] = self.misses.get(reason, 0) + 1
+            return Miss(reason, stale=True)
         feed = self._feed.copy()
         for at, place in self._places:
             feed[at] = flat.tensors[place]
@@ -144,7 +148,10 @@ def _way(studio: Studio, signature: Signature, args: tuple[Any, ...], kwargs: di
     studio.refuse(flat)
     studio.group(flat)
     statics = Statics(flat.tensors, studio.groups)
-    studio.judge(studio.observe(flat, statics), statics)
+    seen = studio.observe(flat, statics)
+    studio.judge(seen, statics)
+    if seen.waits:
+        raise NotGraphable("the host waits for a value, and may do something else for another")
     if any(map(studio.is_written, studio.groups)):
         raise NotGraphable("it writes to its inputs")
     del statics

@@ -11,6 +11,7 @@ import torch.utils.checkpoint
 from torch import Tensor
 
 from ridgeline.errors import NotGraphable
+from ridgeline.optimizer.asking import Questions
 from ridgeline.optimizer.constants import Constants
 from ridgeline.optimizer.dice import indifferent, served
 from ridgeline.optimizer.executor import Executor, Recording, reason_of
@@ -50,7 +51,8 @@ class Studio:
         self.host_draws = 0
         self._recurrent: torch.device | None = None
         self.rewound: Rewound | None = None
-        self._codes: dict[Any, Any] = {}
+        self._seen = Observation()
+        self.questions: Questions | None = None
         self._constants: Constants | None = None
         self._told = self._hushed = False
         self._given: list[Any] = []
@@ -64,7 +66,7 @@ class Studio:
         self._nested = _nested(flat)
 
     def refuse(self, flat: Flat) -> None:
-        self._given = list(opaque(flat))
+        self._given = [*opaque(flat), *(type(box) for box in flat.containers if hasattr(box, "__dict__"))]
         if hooks := self.watch.hooks(training=torch.is_grad_enabled()):
             raise NotGraphable(f"the model has hooks that a replay would not call: {', '.join(hooks[:3])}")
         sparse = [name for name, tensor in self.watch.tensors.values() if tensor.layout is not torch.strided]
@@ -90,7 +92,7 @@ class Studio:
         self.refuse_changes()
         if toggled := self.watch.toggled():
             raise NotGraphable(f"a call changes the model's state in Python: {'; '.join(toggled[:3])}")
-        self._codes = seen.codes
+        self._seen = seen
         self._complete()
         return seen
 
@@ -102,9 +104,13 @@ class Studio:
         self._complete()
 
     def _complete(self) -> None:
-        self.watch.read_by(self._codes)
-        self.watch.follow(self._codes)
+        seen = self._seen
+        self.watch.read_by(seen.codes, seen.lookups)
+        self.watch.asked_of(seen.weights)
+        self.watch.follow(seen.codes)
         self.watch.hold_host_to(self.executor.device_type)
+        own = frozenset(t.untyped_storage()._cdata for _, t in self.watch.tensors.values() if _has_memory(t))
+        self.questions = Questions(seen.asked, own) if seen.asked else None
 
     def refuse_changes(self) -> None:
         if changes := self.watch.changes():
@@ -116,14 +122,16 @@ class Studio:
         arguments, _ = self.twin(flat, statics.tensors)
         given = [statics.tensors[g.indices[0]] for g in statics.groups]
         try:
-            return observe(lambda: self.step(statics, arguments), given, self.watch, profiled=profiled)
+            return observe(lambda: self.step(statics, arguments), given, self.watch, profiled=profiled,
+                           inputs=statics.tensors.values())  # fmt: skip
         except NotGraphable:
             raise
         except Exception as error:
             if "rule registered" not in str(error):  # an operator of higher order that no dispatch mode may look into
                 raise NotGraphable(f"the model raises {type(error).__name__}: {error}") from error
         arguments, _ = self.twin(flat, statics.tensors)
-        return observe(lambda: self.step(statics, arguments), given, self.watch, profiled=profiled, journaled=False)
+        return observe(lambda: self.step(statics, arguments), given, self.watch, profiled=profiled, journaled=False,
+                       inputs=statics.tensors.values())  # fmt: skip
 
     def step(self, statics: Statics, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
         """All Python that a call leads to, once."""
@@ -154,6 +162,9 @@ class Studio:
     def judge(self, seen: Observation, statics: Statics) -> None:
         if seen.acts:
             raise NotGraphable(f"the model {seen.acts[0]}, which a replay would not")
+        if seen.places:
+            name, where = next(iter(seen.places.items()))
+            raise NotGraphable(f"the model asks an input for {name} ({where}), which a copy of it answers otherwise")
         self.drawn, self._recurrent = seen.drawn, seen.recurrent
         host = seen.drawn - {self.executor.generator}
         if host:

@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ridgeline.errors import NotGraphable, OptimizeError
 from ridgeline.optimizer import casts
+from ridgeline.optimizer.asking import LEAVES, VIEWS
 from ridgeline.optimizer.dice import draw
 from ridgeline.optimizer.executor import LEGACY, Executor, Recording, Remake, executor_for
 from ridgeline.optimizer.inputs import leaves
@@ -422,6 +423,8 @@ class TrainingStudio(Studio):
         self.throw(seen, flat, statics)
         self.judge(seen, statics)
         self.rewound = self.executor.rewound() if self.executor.generator in self.drawn else None
+        if not seen.asked.isdisjoint((VIEWS, LEAVES)):
+            raise NotGraphable("the model asks what an input came from, which a copy of it answers otherwise")
         self._adopt_after()
         if any(self.is_written(g) for g in self.groups if any(i in self.asking for i in g.indices)):
             raise NotGraphable("an input that requires gradients is written to")

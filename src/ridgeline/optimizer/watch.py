@@ -9,8 +9,10 @@ put. Dictionaries are compared by the version number the interpreter keeps of th
 from __future__ import annotations
 
 import array
+import builtins
 import dis
 import gc
+import inspect
 import os
 import random
 import sys
@@ -24,7 +26,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import chain
-from operator import attrgetter, getitem, is_
+from operator import attrgetter, contains, getitem, is_
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,8 @@ _INCIDENTAL = ("_is_torch_compile", "_dynamo_")
 """Beginnings of what torch.compile leaves on models and weights, which no model reads."""
 _GLOBAL_HOOKS = ("_global_backward_pre_hooks", "_global_backward_hooks", "_global_forward_hooks",
                  "_global_forward_pre_hooks")  # fmt: skip
+Lookups = Sequence[tuple[Any, str]]
+"""Whom code asked for an attribute by a word, and the word; ``sys.modules`` for a module that it imported."""
 _PLAIN = (int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size)
 _CLOSED = (types.BuiltinFunctionType, torch.Generator)
 _DEPTH = 4
@@ -205,7 +209,8 @@ class Watch:
         self.root = model
         self._look(model)
         for each in given:
-            self._hold(f"the {type(each).__name__} given", each, 0)
+            named = each.__name__ if isinstance(each, type) else type(each).__name__
+            self._hold(f"the {named} given", each, 0)
         self._switches = [] if hooks_only else [*map(_Training, self._counted), *self._flags()]
         self._remember()
 
@@ -257,7 +262,7 @@ class Watch:
     def _written(self, cls: type) -> None:
         """Methods of a class, in whose place others may be put: compilers trust that there are none."""
         for part in () if (cls, "methods") in self._seen else _parts(cls):
-            own = not _of_library(part)
+            own = not of_library(part)
             kept = {key: value for key, value in vars(part).items() if key == "forward" or own}
             self._space_of(part).was |= {k: value for k, value in kept.items() if isinstance(value, types.FunctionType)}
         self._seen.add((cls, "methods"))
@@ -265,7 +270,7 @@ class Watch:
     def _class(self, cls: type) -> None:
         """Plain values and containers on the classes of the model's own code."""
         for part in cls.__mro__:
-            if (part, "class") in self._seen or _of_library(part):
+            if (part, "class") in self._seen or of_library(part):
                 continue
             self._seen.add((part, "class"))
             for key, value in list(vars(part).items()):
@@ -301,6 +306,8 @@ class Watch:
         elif isinstance(value, partial):
             held = [(path, value.func), (f"{path}.args", value.args), (f"{path}.keywords", value.keywords)]
             self._inside(held, depth)
+        elif type(value) in _WEAKLY:
+            self._weakly(path, value, depth)
         elif isinstance(value, _WEAK):
             self._inside([(path, value.data)], depth)  # type: ignore[union-attr]
         elif isinstance(value, _CLOSED) or depth > _NAMED_DEPTH or _foreign(value) or len(self._seen) > _MOST:
@@ -310,6 +317,19 @@ class Watch:
             self._frontier.append((path, value, depth))
         else:
             self._contents_held(path, value, depth)
+
+    def _weakly(self, path: str, value: Any, depth: int) -> None:
+        """What a weak reference leads to, and whether it still does; it is not kept alive."""
+        met = value() if isinstance(value, weakref.ref) else value.__repr__.__self__
+        if met is None or id(met) in self._seen:
+            return
+        dead = partial(_is_dead, weakref.ref(met))
+        self._probes.append(_Probe(path, None, dead, False))
+        if isinstance(getattr(met, "__dict__", None), dict) and not isinstance(met, Tensor | nn.Module):
+            self._seen.add(id(met))
+            self._object(path, met, depth)
+        elif not isinstance(met, types.FunctionType | type):
+            raise NotGraphable(f"{path} is a weak reference to a {type(met).__name__}, which cannot be watched")
 
     def _contents_held(self, path: str, value: Any, depth: int) -> None:
         if _is_long(value):
@@ -369,10 +389,17 @@ class Watch:
             self._cells.append((name, cell, value))
             self._hold(name, value, depth + 1)
 
-    def read_by(self, codes: dict[types.CodeType, dict[str, Any]]) -> None:
-        """Watches also the names that these pieces of code read: globals, what they import, attributes far away."""
+    def read_by(self, codes: dict[types.CodeType, dict[str, Any]], lookups: Lookups = ()) -> None:
+        """Watches also the names that these pieces of code read: globals, what they import, attributes far away.
+
+        ``lookups`` are whom they asked for attributes by words that they may have put together, and the words.
+        """
+        codes = {**codes, **_remembering(codes)}
         own = {code: names for code, names in codes.items() if not library(code.co_filename)}
-        self._words = frozenset(word for code in own for word in (*code.co_names, *_strings(code)))
+        words = {word for code in own for word in (*code.co_names, *_strings(code))}
+        self._words = frozenset(words | {word for _, word in lookups})
+        for owner, word in lookups:
+            self._asked_for(owner, word)
         for code, names in own.items():
             for name, *attributes in _chains(code):
                 self._global(name, attributes, names)
@@ -393,7 +420,9 @@ class Watch:
         self._remember()
 
     def _global(self, name: str, attributes: list[str], names: dict[str, Any]) -> None:
-        if name not in names:  # a builtin
+        if name not in names:  # a builtin, or nothing
+            if not hasattr(builtins, name):
+                self._absent(f"the global {name}", names, name)
             return
         value = names[name]
         if isinstance(value, types.ModuleType | type):
@@ -410,7 +439,7 @@ class Watch:
     def _way(self, path: str, owner: types.ModuleType | type, attributes: Iterable[str]) -> None:
         """What attributes read one from the other lead to, through modules and classes."""
         for attribute in attributes:
-            holder = None if _of_library(owner) else next((p for p in _parts(owner) if attribute in vars(p)), None)
+            holder = None if of_library(owner) else next((p for p in _parts(owner) if attribute in vars(p)), None)
             if holder is None:
                 return
             path, value = f"{path}.{attribute}", vars(holder)[attribute]
@@ -424,18 +453,57 @@ class Watch:
         for module in _imports(code, str(names.get("__package__") or "")):
             if module is os and not {"environ", "getenv"}.isdisjoint(code.co_names):
                 self._environment(_words(code, names))
-            for name in () if _of_library(module) else vars(module).keys() & set(code.co_names):
+            for name in () if of_library(module) else vars(module).keys() & set(code.co_names):
                 self._name(f"{module.__name__}.{name}", vars(module), name)
 
     def _looked_up(self, code: types.CodeType, names: dict[str, Any]) -> None:
-        """Names that a piece of code asks for by a word."""
+        """Names that a piece of code asks for by a word; all of them where it has the whole dictionary."""
         if _LOOKING_UP.isdisjoint(code.co_names):
             return
         owners = [names.get(name) for name in code.co_names]
-        spaces = [vars(owner) for owner in owners if isinstance(owner, types.ModuleType) and not _of_library(owner)]
+        owners += [sys.modules.get(word) for word in code.co_consts if isinstance(word, str)]
+        if names.get("sys") is sys and {"sys", "modules"} <= set(code.co_names):
+            owners += [module for module in list(sys.modules.values()) if not installed(_file_of(module))]
+        spaces = [vars(owner) for owner in owners if isinstance(owner, types.ModuleType) and not of_library(owner)]
         for held in [names, *spaces]:
-            for word in held.keys() & _strings(code):
+            whole = not ({"globals"} if held is names else _WHOLE).isdisjoint(code.co_names)
+            words = [key for key, value in held.items() if whole and isinstance(value, _PLAIN) and key[:2] != "__"]
+            read = () if held is names else code.co_names
+            for word in held.keys() & {*_strings(code), *read, *words}:
                 self._name(f"{held.get('__name__')}.{word}", held, word)
+        for word in _strings(code) - names.keys() if "globals" in code.co_names else ():
+            self._absent(f"the global {word}", names, word)
+
+    def _asked_for(self, owner: Any, word: str) -> None:
+        """One attribute of a module or a class that code asked for; of all else what it holds is watched anyway."""
+        if owner is sys.modules:
+            owner, word = sys.modules.get(word), ""
+        if isinstance(owner, types.ModuleType) and not of_library(owner):
+            for name in (vars(owner).keys() & (self._words or ())) if not word else {word} & vars(owner).keys():
+                self._name(f"{owner.__name__}.{name}", vars(owner), name)
+            if word and word not in vars(owner):
+                self._absent(f"{owner.__name__}.{word}", vars(owner), word)
+        elif isinstance(owner, type):
+            self._way(owner.__name__, owner, [word])
+        elif isinstance(owner, Tensor) and not hasattr(owner, word):
+            read = partial(hasattr, owner, word)
+            self._probes.append(_Probe(f"{self.tensors.get(id(owner), ('a weight',))[0]}.{word}", owner, read, False))
+
+    def _absent(self, path: str, held: Any, word: str) -> None:
+        """A name that code asked for, and that was not there."""
+        if (id(held), word) not in self._seen:
+            self._seen.add((id(held), word))
+            self._probes.append(_Probe(path, held, partial(contains, held, word), False))
+
+    def asked_of(self, asked: dict[int, set[str]]) -> None:
+        """Watches also what code asked of the model's tensors besides their values."""
+        for key in asked.keys() & self.tensors.keys():
+            path, tensor = self.tensors[key]
+            if "_version" in asked[key]:  # what is made of a weight once and kept until the weight changes
+                read = partial(getattr, tensor, "_version")
+                self._probes.append(_Probe(f"{path}'s contents", tensor, read, read()))
+            if not asked[key].isdisjoint(("requires_grad", "grad", "is_leaf")):
+                self._probes.append(_Probe(f"{path}'s gradient", tensor, partial(_asks, tensor), _asks(tensor)))
 
     def _attributes(self, others: frozenset[str]) -> None:
         """Marks on weights and on linear layers that code asks for."""
@@ -462,7 +530,7 @@ class Watch:
                 done.add(key)
                 before: list[Any] = []
                 for part in _parts(owner):
-                    if not _of_library(part):
+                    if not of_library(part):
                         self._names_of(path, part, before)
                         before.append(part)
 
@@ -482,18 +550,34 @@ class Watch:
         """Watches also the functions and classes that these pieces of code name, and the methods that they are."""
         classes = {type(module) for module in self.root.modules()} if isinstance(self.root, nn.Module) else set()
         for code, names in codes.items():
-            if code.co_filename.startswith(_OBSERVING) or _standard(code.co_filename):
+            if code.co_filename.startswith(_OBSERVING) or standard(code.co_filename):
                 continue
             for name, *attributes in _chains(code):
                 value = names.get(name)
                 if isinstance(value, _CODE):
                     self._followed(code.co_filename, names, name, attributes)
                 classes |= {value} if isinstance(value, type) else set()
+        held = [owner for _, owner in self._namespaces.values() if isinstance(owner, type)]
+        classes |= {owner for owner in held if not of_library(owner)}
         for cls in classes:
             self._methods_of(cls, codes)
+        self._written_anew(codes)
         self._space_of(Tensor).was |= {key: vars(Tensor).get(key, _GONE) for key in dir(torch._C.TensorBase)
                                        if key not in vars(object)}  # fmt: skip
         self._remember()
+
+    def _written_anew(self, codes: dict[types.CodeType, dict[str, Any]]) -> None:
+        """Functions of the model's own that ran, whose code or defaults may be set: notebooks reload them that way."""
+        own = {code: names for code, names in codes.items()
+               if not library(code.co_filename) and not installed(code.co_filename)}  # fmt: skip
+        values = [names.get(name) for names in {id(each): each for each in own.values()}.values() for name in names]
+        spaces = [value for space in self._spaces.values() for value in space.was.values()]
+        found = {id(each): each for each in (*values, *spaces)
+                 if isinstance(each, types.FunctionType) and each.__code__ in own}  # fmt: skip
+        if found and "functions" not in self._seen:
+            self._seen.add("functions")
+            read = partial(_codes_of, tuple(found.values()))
+            self._probes.append(_Probe("the code of a function", None, read, read()))
 
     def _followed(self, filename: str, names: dict[str, Any], name: str, attributes: list[str]) -> None:
         """What a global name and the attributes read of it lead to, as long as these are modules and classes."""
@@ -506,7 +590,7 @@ class Watch:
             self._names.append(_Name(f"the global {name}", names, name, value))
         for attribute in attributes:
             holder = next((part for part in _parts(value) if attribute in vars(part)), None)
-            if holder is None or not isinstance(vars(holder)[attribute], _CODE) or _standard(_file_of(holder)):
+            if holder is None or not isinstance(vars(holder)[attribute], _CODE) or standard(_file_of(holder)):
                 return
             self._space_of(holder).was[attribute] = value = vars(holder)[attribute]
 
@@ -645,10 +729,12 @@ class Watch:
                         if form(t) != was]  # fmt: skip
 
     def replaced(self) -> list[str]:
-        """Functions and classes in whose place others were put, which guards of compiled code do not all look at."""
+        """Functions and classes in whose place others were put, and names that were not there: what guards of compiled
+        code do not all look at."""
         names = [name for name in self._names if isinstance(name.value, _CODE)]
         return [*chain.from_iterable(space.replaced() for space in self._spaces.values()),
-                *(f"{name.path} changed" for name in names if name.holder.get(name.key) is not name.value)]  # fmt: skip
+                *(f"{name.path} changed" for name in names if name.holder.get(name.key) is not name.value),
+                *(f"{ask.path} changed" for ask in self._probes if ask.was is False and ask.read())]  # fmt: skip
 
     def toggled(self) -> list[str]:
         """Switches of layers and weights that stand otherwise: no result hangs on them, but a call may change them."""
@@ -722,7 +808,9 @@ class Watch:
 
 
 _LINEAR_PLAIN = frozenset(("in_features", "out_features", "training"))
-_LOOKING_UP = frozenset(("getattr", "globals", "vars", "__dict__"))
+_LOOKING_UP = frozenset("getattr globals vars __dict__ attrgetter modules __import__ import_module".split())
+_WHOLE = frozenset(("vars", "__dict__", "attrgetter"))
+_WEAKLY = (weakref.ref, *weakref.ProxyTypes)
 _WEAK = (weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet)
 _contents = attrgetter("cell_contents")
 _WRITES = attrgetter("_version")
@@ -872,7 +960,7 @@ def _methods(model: Any) -> list[types.FunctionType]:
 
 
 _OWN = str(Path(__file__).parent)
-_OBSERVING = (_OWN, str(_python_dispatch.__file__))
+_OBSERVING = (_OWN, str(_python_dispatch.__file__), str(torch.overrides.__file__))
 """Code that ran because somebody looked on, not because of the model; it keeps its state among its names."""
 _LIBRARIES = tuple(str(Path(path).parent) for path in (torch.__file__, dis.__file__) if path)
 
@@ -887,15 +975,15 @@ def library(filename: str) -> bool:
     """Code of PyTorch, of the interpreter and of this package: its state is not the model's."""
     if not filename or filename.startswith(_GENERATED):
         return True
-    return filename.startswith((_LIBRARIES[0], _OWN)) or _standard(filename)
+    return filename.startswith((_LIBRARIES[0], _OWN)) or standard(filename)
 
 
-def _standard(filename: str) -> bool:
+def standard(filename: str) -> bool:
     """Code that came with the interpreter, which nobody replaces and which keeps its state among its names."""
     return filename.startswith(_LIBRARIES[1]) and not installed(filename)
 
 
-def _of_library(value: types.ModuleType | type) -> bool:
+def of_library(value: types.ModuleType | type) -> bool:
     """Whether a module or a class is a library's; one without a file was typed or run, unless it is built in."""
     file = _file_of(value)
     if file:
@@ -966,6 +1054,21 @@ def _asked_weights(code: types.CodeType) -> frozenset[str]:
             found.add(before)
         before = before if instruction.opname == "CACHE" else attribute
     return frozenset(found)
+
+
+def _codes_of(functions: tuple[types.FunctionType, ...]) -> tuple[int, ...]:
+    return tuple(id(part) for each in functions for part in (each.__code__, each.__defaults__))
+
+
+def _is_dead(reference: weakref.ref[Any]) -> bool:
+    return reference() is None
+
+
+def _remembering(codes: dict[types.CodeType, dict[str, Any]]) -> dict[types.CodeType, dict[str, Any]]:
+    """Functions behind ``lru_cache`` that code names: they ran once, and run again when that is cleared."""
+    held = [names.get(name) for code, names in codes.items() if not library(code.co_filename) for name in code.co_names]
+    found = [inspect.unwrap(value) for value in held if hasattr(value, "cache_clear") and callable(value)]
+    return {each.__code__: each.__globals__ for each in found if isinstance(each, types.FunctionType)}
 
 
 def _asks(tensor: Tensor) -> tuple[bool, bool]:

@@ -1580,7 +1580,7 @@ def a_tensor_written_for_the_sake_of_it() -> Any:
         scores = (x * 2.0).view(x.shape)
         scores.mul_(0.5)
         scores.masked_fill_(scores > 1.0, -1e4)
-        scores += torch.ones(scores.shape[-1], dtype=torch.float64)
+        scores += torch.ones(scores.shape[-1], dtype=torch.float64, device=x.device)
         return scores.softmax(-1)
 
     return Of(forward), (_x(),)

@@ -273,10 +273,10 @@ def test_where_the_last_race_cannot_tell_a_rival_that_is_ahead_wins(monkeypatch:
 def test_a_winner_that_cannot_be_handed_over_leaves_what_else_was_found(monkeypatch: Any) -> None:
     handed = searching.handed
 
-    def broken(problem: Any, built: Any) -> Any:
+    def broken(problem: Any, built: Any, asked: tuple[str, ...]) -> Any:
         if built.candidate.name == "ours":
             raise TypeError("this is no glance")
-        return handed(problem, built)
+        return handed(problem, built, asked)
 
     monkeypatch.setattr(searching, "handed", broken)
     twice = lambda model: lambda x: (time.sleep(1e-3), model.layer(x))[1]

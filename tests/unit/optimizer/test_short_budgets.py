@@ -5,6 +5,8 @@ Searches run on a made-up clock, with what candidates took on a device.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -111,6 +113,38 @@ def test_a_price_is_not_worth_half_of_a_budget_in_imports(
                             device=torch.device("cpu"), budget_s=budget_s))  # fmt: skip
     search._prepare()
     assert bool(asked) == priced and any("not priced" in note for note in search.notes) != priced
+
+
+@pytest.mark.parametrize(("imported", "left_s", "priced"), [(True, 2.0, True), (True, 0.1, False), (False, 2.0, False)])
+def test_floors_are_told_after_candidates_where_there_was_no_time_before_them(
+    monkeypatch: Any, imported: bool, left_s: float, priced: bool
+) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(searching, "TRACER", "torch" if imported else "torch.not_imported_yet")
+    monkeypatch.setattr(Search, "_price", lambda self: asked.append(True))
+    monkeypatch.setattr(Search, "left_s", lambda self: left_s)
+    search = Search(Problem(model=nn.Linear(4, 4), inputs=Inputs((torch.zeros(1, 4),)), mode="infer",
+                            device=torch.device("cpu"), budget_s=5.0))  # fmt: skip
+    search._price_late()
+    assert not asked, "what was priced, or could not be, is not priced again"
+    search.notes.append(searching.UNPRICED)
+    search._price_late()
+    assert bool(asked) == priced and (searching.UNPRICED in search.notes) != priced
+
+
+def test_what_a_search_knows_before_its_candidates_imports_no_compiler() -> None:
+    """To ask Inductor for its processes took 5.0 s of a search of five in a new process (H200)."""
+    lines = (
+        "import sys, torch; from ridgeline.optimizer import search as s; from ridgeline.optimizer.inputs import Inputs",
+        "model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4), torch.nn.Softsign())",
+        "each = s.Search(s.Problem(model=model, inputs=Inputs((torch.zeros(1, 4),)), mode='infer',",
+        "                          device=torch.device('cpu'), budget_s=5.0))",
+        "each._prepare(); facts = each._facts()",
+        "assert not sys.modules.keys() & set(s.COMPILERS)",
+        "from torch._inductor import config; assert facts.num_threads == config.compile_threads, facts.num_threads",
+    )
+    said = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, timeout=300)
+    assert said.returncode == 0, said.stderr[-2000:]
 
 
 def test_a_long_model_in_one_function_is_known_by_its_calls() -> None:
