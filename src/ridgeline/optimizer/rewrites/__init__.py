@@ -1,7 +1,7 @@
 """Named rewrites of torch-level graphs, one module a family; imported in the order in which they run."""
 
 from ridgeline.optimizer.rewrites import cleanup  # noqa: F401, I001
-from ridgeline.optimizer.rewrites import algebra, patches, positions, streams, fold, affines, lengths, heads  # noqa: F401
+from ridgeline.optimizer.rewrites import algebra, patches, sounds, positions, streams, fold, affines, lengths, heads  # noqa: F401
 from ridgeline.optimizer.rewrites import multihead, einsums  # noqa: F401
 from ridgeline.optimizer.rewrites import shifted, attention, biases, gate, norm  # noqa: F401
 from ridgeline.optimizer.rewrites import rotary, complexes, headnorms, loss, rows  # noqa: F401
