@@ -6,6 +6,9 @@ what a search finds as it finds it, to ``progress.jsonl``; a search that would r
 
     python benchmarks/optimize_models.py --out OUT --total-s 290 --budget-s 35
 
+With ``--warm`` before it, in a process of its own that may share the device, everything is made and nothing timed:
+Inductor and Triton keep what they compile on disk. With ``--rival-first`` torch.compile and its recording come first.
+
 After the search the result is timed again by a loop that knows nothing of it (same inputs every call, synchronized at
 both ends), beside eager, and its output is compared with eager's. With
 ``--rivals`` eager, torch.compile and torch.compile(mode="max-autotune") are timed on a second model that no search has
@@ -68,6 +71,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--untuned", action="store_true", help="Of the rivals not max-autotune, which takes minutes.")
     parser.add_argument("--rungs", nargs="*", default=[], help="Candidates to try, by name, and no others.")
     parser.add_argument("--rival-first", action="store_true", help="torch.compile and its recording before all others.")
+    parser.add_argument("--warm", action="store_true", help="Only make candidates, for compilers to remember them.")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--one", default="", help=argparse.SUPPRESS)
     parser.add_argument("--lock", default="", help=argparse.SUPPRESS)
@@ -110,7 +114,7 @@ def _started(name: str, asked: argparse.Namespace, lock: str, until: float) -> s
     command = [sys.executable, __file__, "--one", name, "--budget-s", str(asked.budget_s), "--lock", lock,
                "--device", asked.device, "--out", str(asked.out), "--until", str(until),
                *(f"--{name}" for name in ("again", "rivals", "untuned") if getattr(asked, name)),
-               *(("--rival-first",) if asked.rival_first else ()),
+               *(("--rival-first",) if asked.rival_first else ()), *(("--warm",) if asked.warm else ()),
                *(("--rungs", *asked.rungs) if asked.rungs else ())]  # fmt: skip
     threads = max(4, (os.cpu_count() or 8) // asked.jobs)
     settings = {"TORCHINDUCTOR_COMPILE_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2",
@@ -236,7 +240,7 @@ def _measured(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
     from ridgeline.optimizer.inputs import Inputs
     from ridgeline.optimizer.measure import Track
 
-    turn = Turn(asked.lock)
+    turn = Turn("" if asked.warm else asked.lock)
     work = built(asked.one, asked.device)
     inputs = Inputs(work["args"], work["kwargs"])
     searching.build = turn.around(searching.build)
@@ -259,6 +263,8 @@ def _measured(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
         searching.Ladder.rungs = _rival_first(searching.Ladder.rungs)
     if asked.rungs:
         searching.Ladder.rungs = _only(frozenset(asked.rungs), searching.Ladder.rungs)
+    if asked.warm:
+        searching.Search._judge, searching.Search._last_race = _unjudged, _warmed
     tables: dict[str, Any] = {}
     searching.regions_of = _with_tables(searching.regions_of, tables)
     began = time.perf_counter()
@@ -334,12 +340,24 @@ def _only(wanted: frozenset[str], rungs: Any) -> Any:
     return chosen
 
 
+def _unjudged(search: Any, built: Any, rung: Any) -> None:
+    """In the place of a race: what was made is let go of."""
+    search._note(built, "slower", "made, not timed")
+    built.release()
+
+
+def _warmed(search: Any) -> Any:
+    """Nothing else is wanted of this process, nor that it says goodbye."""
+    os._exit(0)
+
+
 def _rival_first(rungs: Any) -> Any:
-    """torch.compile and its recording before whatever else promises more: what is cut short has been compared."""
+    """torch.compile and its recording before whatever else is compiled: what is cut short has been compared."""
 
     def ordered(ladder: Any, search: Any) -> Iterator[Any]:
-        yield from ladder._stock(search)
         for rung in rungs(ladder, search):
+            if rung.candidate.compiles and "torch.compile" not in search.entries:
+                yield from ladder._stock(search)
             if not rung.candidate.compiler.startswith("stock") or rung.candidate.name not in search.entries:
                 yield rung
 
