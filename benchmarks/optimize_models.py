@@ -87,12 +87,13 @@ def _parent(asked: argparse.Namespace) -> None:
     began = time.monotonic()
     lock = os.environ.get("RIDGELINE_DEVICE_LOCK") or str(Path(tempfile.mkdtemp()) / "device.lock")
     waiting, running, done = list(asked.models), {}, []
+    least_s = (10.0 if asked.warm else min(asked.budget_s, LEAST_S)) + ENDING_S
     while waiting or running:
         left_s = asked.total_s - (time.monotonic() - began)
-        while waiting and len(running) < asked.jobs and left_s > min(asked.budget_s, LEAST_S) + ENDING_S:
+        while waiting and len(running) < asked.jobs and left_s > least_s:
             name = waiting.pop(0)
             running[name] = (_started(name, asked, lock, began + asked.total_s), time.monotonic())
-        if left_s < 4 or (not running and left_s <= min(asked.budget_s, LEAST_S) + ENDING_S):
+        if left_s < 4 or (not running and left_s <= least_s):
             break
         for name, (process, _) in list(running.items()):
             if process.poll() is not None:
