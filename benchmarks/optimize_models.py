@@ -299,14 +299,24 @@ def _measured(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
 def _contests() -> dict[str, Any]:
     """Milliseconds of every way that was raced when a shape was first run, by rewrite and problem."""
     from ridgeline.optimizer import padding
-    from ridgeline.optimizer.rewrites import chains, epilogue, pointwise, positions, resizes, shifted, stems, sums
+    from ridgeline.optimizer.rewrites import (
+        chains,
+        epilogue,
+        pointwise,
+        positions,
+        resizes,
+        shifted,
+        short,
+        stems,
+        sums,
+    )
 
     return {
         module.__name__.rpartition(".")[2]: {
             str(key): {way: round(1e3 * seconds, 4) for way, seconds in found.items()}
             for key, found in module.CONTEST.seconds.items()
         }
-        for module in (chains, epilogue, padding, pointwise, positions, resizes, shifted, stems, sums)
+        for module in (chains, epilogue, padding, pointwise, positions, resizes, shifted, short, stems, sums)
     }
 
 

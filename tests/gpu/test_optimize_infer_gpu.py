@@ -434,3 +434,30 @@ def test_blocks_are_recorded_where_the_model_around_them_brings_a_number_from_th
         for x in given:
             torch.testing.assert_close(call(x), model(x), rtol=2e-2, atol=2e-2)
     assert built.call.replays >= 3, built.call.misses
+
+
+@pytest.mark.parametrize("compiler", ["none", "inductor"])
+@pytest.mark.parametrize("rows,dim,causal", [(40, 24, False), (16, 64, False), (77, 64, True), (99, 128, False)])
+def test_attention_of_few_rows_is_as_right_as_eager(compiler: str, rows: int, dim: int, causal: bool) -> None:
+    """Both ways, raced: tables, frames of a video at every pixel, short texts."""
+    from ridgeline.optimizer.rewrites import short
+
+    def attend(x: torch.Tensor) -> torch.Tensor:
+        q, k, v = x.unflatten(-1, (3, 4, dim)).permute(2, 0, 3, 1, 4).unbind(0)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2).flatten(2) * 2
+
+    torch.manual_seed(0)
+    x, report = torch.randn(1024, rows, 12 * dim, device="cuda").bfloat16(), Report()
+    short.CONTEST.seconds.clear()
+    with torch.no_grad():
+        found = compiled(attend, rewrites=("short-attention",), compiler=compiler, report=report)(x)
+        own, meant = attend(x), attend(x.double())
+    assert report.counts() == {"short-attention": 1}, report.refusals
+    assert _error(found, meant) < 1.2 * _error(own, meant) + 1e-3
+    (ways,) = short.CONTEST.seconds.values() or ({"library": 0.0, "ours": 0.0},)  # known from the other compiler
+    assert set(ways) == {"library", "ours"}
+    q = torch.randn(1024, 4, rows, dim, device="cuda").bfloat16()
+    bias = short.plain_bias(q, 4, rows, rows, causal)
+    ours = short.short_attention(q, q, q, bias, dim**-0.5)
+    wide = F.scaled_dot_product_attention(*(q.double(),) * 3, is_causal=causal, scale=dim**-0.5)
+    assert _error(ours, wide) < 1e-2

@@ -3,7 +3,7 @@
 from ridgeline.optimizer.rewrites import cleanup  # noqa: F401, I001
 from ridgeline.optimizer.rewrites import algebra, patches, sounds, positions, streams, fold, affines, lengths, heads  # noqa: F401
 from ridgeline.optimizer.rewrites import multihead, einsums  # noqa: F401
-from ridgeline.optimizer.rewrites import shifted, attention, biases, gate, norm  # noqa: F401
+from ridgeline.optimizer.rewrites import shifted, attention, biases, short, gate, norm  # noqa: F401
 from ridgeline.optimizer.rewrites import rotary, complexes, headnorms, loss, rows  # noqa: F401
 from ridgeline.optimizer.rewrites import narrow, recommender, dropout  # noqa: F401
 from ridgeline.optimizer.rewrites import horizontal, decoding, products, caches, vectors, halves  # noqa: F401
