@@ -437,7 +437,9 @@ def test_blocks_are_recorded_where_the_model_around_them_brings_a_number_from_th
 
 
 @pytest.mark.parametrize("compiler", ["none", "inductor"])
-@pytest.mark.parametrize("rows,dim,causal", [(40, 24, False), (16, 64, False), (77, 64, True), (99, 128, False)])
+@pytest.mark.parametrize(
+    ("rows", "dim", "causal"), [(40, 24, False), (16, 64, False), (77, 64, True), (99, 128, False)]
+)
 def test_attention_of_few_rows_is_as_right_as_eager(compiler: str, rows: int, dim: int, causal: bool) -> None:
     """Both ways, raced: tables, frames of a video at every pixel, short texts."""
     from ridgeline.optimizer.rewrites import short
