@@ -337,13 +337,14 @@ def _split(work: dict[str, Any], fast: Any) -> dict[str, Any]:
 
 
 def _only(wanted: frozenset[str], rungs: Any) -> Any:
-    """The rungs that were asked for; the others are noted as skipped."""
+    """The rungs that were asked for, and the plain recording, a second that every search has; the others are noted as
+    skipped."""
     from ridgeline.optimizer.backend import Report
     from ridgeline.optimizer.candidate import Built
 
     def chosen(ladder: Any, search: Any) -> Iterator[Any]:
         for rung in rungs(ladder, search):
-            if rung.candidate.name in wanted:
+            if rung.candidate.name in wanted or rung.candidate.name == "graph":
                 yield rung
             else:
                 search._note(Built(rung.candidate, search.problem.model, Report()), "skipped", "not asked for")

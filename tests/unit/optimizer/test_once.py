@@ -98,3 +98,58 @@ def test_nothing_is_moved_past_a_switch() -> None:
     x = torch.randn(4, 4)
     made, _ = _counted(Switching(), x)
     torch.testing.assert_close(made, Switching()(x), rtol=0, atol=0)
+
+
+class Speaking(nn.Module):
+    """Attention with heads before the batch, behind a mask of keys that was made for every pair and every head."""
+
+    def __init__(self, heads: int = 2, width: int = 32) -> None:
+        super().__init__()
+        self.heads, self.qkv = heads, nn.ModuleList(nn.Linear(width, 3 * width) for _ in range(3))
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        hidden = torch.arange(length)[None] >= lengths[:, None]
+        pairs = hidden.unsqueeze(1).expand(-1, length, -1)
+        for layer in self.qkv:
+            q, k, v = (
+                each.reshape(batch, length, self.heads, -1).permute(2, 0, 1, 3).reshape(-1, length, width // self.heads)
+                for each in layer(x).chunk(3, -1)
+            )
+            scores = torch.bmm(q, k.transpose(1, 2)) / (width // self.heads) ** 0.5
+            weights = torch.softmax(scores.masked_fill(pairs.repeat(self.heads, 1, 1), -torch.inf), dim=2)
+            mixed = torch.bmm(weights, v).view(self.heads, batch, length, -1).permute(1, 2, 0, 3)
+            x = x + mixed.reshape(batch, length, -1)
+        return x
+
+
+def test_a_mask_of_keys_made_for_every_pair_and_head_is_one_of_keys() -> None:
+    torch.manual_seed(0)
+    model, x, lengths = Speaking().eval(), torch.randn(3, 70, 32), torch.tensor([70, 40, 3])
+    torch._dynamo.reset()
+    report = Report()
+    with torch.no_grad():
+        meant = model(x, lengths)
+        fast = compiled(model.bfloat16(), rewrites=("attention", "attention-kernel", "once"), report=report)
+        found, own = fast(x.bfloat16(), lengths), model(x.bfloat16(), lengths)
+        other = fast(x.bfloat16(), torch.tensor([1, 70, 33]))
+        torch.testing.assert_close(other, model(x.bfloat16(), torch.tensor([1, 70, 33])), rtol=5e-2, atol=5e-2)
+    errors = [float((each.float() - meant).norm() / meant.norm()) for each in (found, own)]
+    assert report.counts()["attention-kernel"] == 3, report.refusals
+    assert errors[0] < 1.3 * errors[1]
+
+
+def _rows_differ(q: Tensor, seen: Tensor) -> Tensor:
+    mask = ~(~seen).unsqueeze(1).repeat(1, 2, 1, 1)
+    return F.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+
+
+def test_a_mask_whose_rows_differ_is_none_of_keys() -> None:
+    torch.manual_seed(0)
+    q, seen = torch.randn(2, 2, 70, 16), torch.rand(2, 70, 70) > 0.3
+    torch._dynamo.reset()
+    report = Report()
+    with torch.no_grad():
+        found = compiled(_rows_differ, rewrites=("attention-kernel",), report=report)(q, seen)
+    assert not report.counts()
+    torch.testing.assert_close(found, _rows_differ(q, seen), rtol=0, atol=0)

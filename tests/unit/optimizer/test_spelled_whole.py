@@ -196,7 +196,7 @@ def test_sequences_whose_channels_stay_apart_lie_with_channels_last(monkeypatch:
         laid, own = [], positions._apart
         monkeypatch.setattr(positions, "_apart", lambda x, *rest: laid.append((x.stride(1), rest[-1])) or own(x, *rest))
         fast(x)
-    assert laid == [(1, True), (1, False)]  # between layers as they lie, a Conformer's was turned twice; a result as ever
+    assert laid == [(1, True), (1, False)]  # a Conformer's was turned twice; results lie as ever
 
 
 def test_convolutions_that_are_added_to_their_input_keep_steps_last(monkeypatch: Any) -> None:
