@@ -6,13 +6,16 @@ what a search finds as it finds it, to ``progress.jsonl``; a search that would r
 
     python benchmarks/optimize_models.py --out OUT --total-s 290 --budget-s 35
 
+With ``--warm`` before it, in a process of its own that may share the device, everything is made and nothing timed:
+Inductor and Triton keep what they compile on disk. With ``--rival-first`` torch.compile and its recording come first.
+
 After the search the result is timed again by a loop that knows nothing of it (same inputs every call, synchronized at
 both ends), beside eager, and its output is compared with eager's. With
 ``--rivals`` eager, torch.compile and torch.compile(mode="max-autotune") are timed on a second model that no search has
 touched, as far as the time goes; what was found before is kept where it does not. While others tune, their kernels are
 on the device too: ``loop`` holds the lower quartile of rounds in turns, and ``median`` the median. Networks of other
-kinds than the rewrites were written for are in ``optimize_zoo.py``, in other spellings in ``optimize_strangers.py``,
-and are given by their names.
+kinds than the rewrites were written for are in ``optimize_zoo.py`` and ``optimize_more.py``, in other spellings in
+``optimize_strangers.py``, and are given by their names.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from __future__ import annotations
 import argparse
 import fcntl
 import gzip
+import importlib
 import json
 import os
 import statistics
@@ -66,6 +70,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rivals", action="store_true", help="Also torch.compile and max-autotune, on a fresh model.")
     parser.add_argument("--untuned", action="store_true", help="Of the rivals not max-autotune, which takes minutes.")
     parser.add_argument("--rungs", nargs="*", default=[], help="Candidates to try, by name, and no others.")
+    parser.add_argument("--rival-first", action="store_true", help="torch.compile and its recording before all others.")
+    parser.add_argument("--warm", action="store_true", help="Only make candidates, for compilers to remember them.")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--one", default="", help=argparse.SUPPRESS)
     parser.add_argument("--lock", default="", help=argparse.SUPPRESS)
@@ -81,12 +87,13 @@ def _parent(asked: argparse.Namespace) -> None:
     began = time.monotonic()
     lock = os.environ.get("RIDGELINE_DEVICE_LOCK") or str(Path(tempfile.mkdtemp()) / "device.lock")
     waiting, running, done = list(asked.models), {}, []
+    least_s = (10.0 if asked.warm else min(asked.budget_s, LEAST_S)) + ENDING_S
     while waiting or running:
         left_s = asked.total_s - (time.monotonic() - began)
-        while waiting and len(running) < asked.jobs and left_s > min(asked.budget_s, LEAST_S) + ENDING_S:
+        while waiting and len(running) < asked.jobs and left_s > least_s:
             name = waiting.pop(0)
             running[name] = (_started(name, asked, lock, began + asked.total_s), time.monotonic())
-        if left_s < 4 or (not running and left_s <= min(asked.budget_s, LEAST_S) + ENDING_S):
+        if left_s < 4 or (not running and left_s <= least_s):
             break
         for name, (process, _) in list(running.items()):
             if process.poll() is not None:
@@ -108,6 +115,7 @@ def _started(name: str, asked: argparse.Namespace, lock: str, until: float) -> s
     command = [sys.executable, __file__, "--one", name, "--budget-s", str(asked.budget_s), "--lock", lock,
                "--device", asked.device, "--out", str(asked.out), "--until", str(until),
                *(f"--{name}" for name in ("again", "rivals", "untuned") if getattr(asked, name)),
+               *(("--rival-first",) if asked.rival_first else ()), *(("--warm",) if asked.warm else ()),
                *(("--rungs", *asked.rungs) if asked.rungs else ())]  # fmt: skip
     threads = max(4, (os.cpu_count() or 8) // asked.jobs)
     settings = {"TORCHINDUCTOR_COMPILE_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2",
@@ -184,6 +192,22 @@ class Turn:
         if self.file:
             fcntl.flock(self.file, fcntl.LOCK_UN)
 
+    def without(self, work: Any) -> Any:
+        """``work`` of the host alone, done while others have the device.
+
+        Five children held it for six seconds each to import a compiler, price a model and look for its parts, one
+        after the other: a third of a call of 92 s.
+        """
+
+        def done(*args: Any, **kwargs: Any) -> Any:
+            self.give()
+            try:
+                return work(*args, **kwargs)
+            finally:
+                self.take()
+
+        return done
+
     def around(self, build: Any) -> Any:
         """``build`` of a candidate, with the device given to others while it compiles.
 
@@ -191,13 +215,8 @@ class Turn:
         """
 
         def built(candidate: Any, *args: Any, **kwargs: Any) -> Any:
-            if not candidate.compiles or kwargs.get("base") is not None:
-                return build(candidate, *args, **kwargs)
-            self.give()
-            try:
-                return build(candidate, *args, **kwargs)
-            finally:
-                self.take()
+            alone = not candidate.compiles or kwargs.get("base") is not None
+            return (build if alone else self.without(build))(candidate, *args, **kwargs)
 
         return built
 
@@ -222,11 +241,15 @@ def _measured(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
     from ridgeline.optimizer.inputs import Inputs
     from ridgeline.optimizer.measure import Track
 
-    turn = Turn(asked.lock)
+    turn = Turn("" if asked.warm else asked.lock)
     work = built(asked.one, asked.device)
     inputs = Inputs(work["args"], work["kwargs"])
     searching.build = turn.around(searching.build)
+    searching.forecast = turn.without(searching.forecast)
+    searching.substitutable = turn.without(searching.substitutable)
     left_s = searching.Search.left_s
+    for name in searching.COMPILERS:
+        importlib.import_module(name)
     turn.take()
     turn.waited_s = 0.0
     until = asked.until or time.monotonic() + 10 * asked.budget_s
@@ -236,8 +259,13 @@ def _measured(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
     searching.Search.left_s = left
     searching.Search._note = _told(asked, searching.Search._note)
+    searching.Search._crown = _crowned(asked, searching.Search._crown)
+    if asked.rival_first:
+        searching.Ladder.rungs = _rival_first(searching.Ladder.rungs)
     if asked.rungs:
         searching.Ladder.rungs = _only(frozenset(asked.rungs), searching.Ladder.rungs)
+    if asked.warm:
+        searching.Search._judge, searching.Search._last_race = _unjudged, _warmed
     tables: dict[str, Any] = {}
     searching.regions_of = _with_tables(searching.regions_of, tables)
     began = time.perf_counter()
@@ -271,14 +299,24 @@ def _measured(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
 def _contests() -> dict[str, Any]:
     """Milliseconds of every way that was raced when a shape was first run, by rewrite and problem."""
     from ridgeline.optimizer import padding
-    from ridgeline.optimizer.rewrites import chains, epilogue, pointwise, positions, resizes, shifted, stems, sums
+    from ridgeline.optimizer.rewrites import (
+        chains,
+        epilogue,
+        pointwise,
+        positions,
+        resizes,
+        shifted,
+        short,
+        stems,
+        sums,
+    )
 
     return {
         module.__name__.rpartition(".")[2]: {
             str(key): {way: round(1e3 * seconds, 4) for way, seconds in found.items()}
             for key, found in module.CONTEST.seconds.items()
         }
-        for module in (chains, epilogue, padding, pointwise, positions, resizes, shifted, stems, sums)
+        for module in (chains, epilogue, padding, pointwise, positions, resizes, shifted, short, stems, sums)
     }
 
 
@@ -299,18 +337,56 @@ def _split(work: dict[str, Any], fast: Any) -> dict[str, Any]:
 
 
 def _only(wanted: frozenset[str], rungs: Any) -> Any:
-    """The rungs that were asked for; the others are noted as skipped."""
+    """The rungs that were asked for, and the plain recording, a second that every search has; the others are noted as
+    skipped."""
     from ridgeline.optimizer.backend import Report
     from ridgeline.optimizer.candidate import Built
 
     def chosen(ladder: Any, search: Any) -> Iterator[Any]:
         for rung in rungs(ladder, search):
-            if rung.candidate.name in wanted:
+            if rung.candidate.name in wanted or rung.candidate.name == "graph":
                 yield rung
             else:
                 search._note(Built(rung.candidate, search.problem.model, Report()), "skipped", "not asked for")
 
     return chosen
+
+
+def _unjudged(search: Any, built: Any, rung: Any) -> None:
+    """In the place of a race: what was made is let go of."""
+    search._note(built, "slower", "made, not timed")
+    built.release()
+
+
+def _warmed(search: Any) -> Any:
+    """Nothing else is wanted of this process, nor that it says goodbye."""
+    os._exit(0)
+
+
+def _rival_first(rungs: Any) -> Any:
+    """torch.compile and its recording before whatever else is compiled: what is cut short has been compared."""
+
+    def ordered(ladder: Any, search: Any) -> Iterator[Any]:
+        for rung in rungs(ladder, search):
+            if rung.candidate.compiles and "torch.compile" not in search.entries:
+                yield from ladder._stock(search)
+            if not rung.candidate.compiler.startswith("stock") or rung.candidate.name not in search.entries:
+                yield rung
+
+    return ordered
+
+
+def _crowned(asked: argparse.Namespace, crown: Any) -> Any:
+    """Whoever comes to lead is told with the ratio, in turns, to whoever led before."""
+
+    def crowned(search: Any, built: Any, against: Any, *rest: Any) -> None:
+        found = {"model": asked.one, "name": built.candidate.name, "status": "leads", "speedup": against.speedup,
+                 "reason": f"of {search.best.candidate.name}", "low": against.low, "high": against.high}  # fmt: skip
+        with open(asked.out / "progress.jsonl", "a") as file:
+            file.write(json.dumps(found) + "\n")
+        crown(search, built, against, *rest)
+
+    return crowned
 
 
 def _told(asked: argparse.Namespace, note: Any) -> Any:
@@ -448,7 +524,8 @@ def _distance(track: Any, eager: Any, fast: Any, inputs: Any) -> float:
 
 def built(name: str, device: str) -> dict[str, Any]:
     """The model on the device, with its inputs."""
-    import optimize_strangers  # noqa: F401  (adds to the zoo)
+    import optimize_more  # noqa: F401  (adds to the zoo)
+    import optimize_strangers  # noqa: F401  (too)
     import optimize_zoo
     import torch
     import workloads

@@ -379,3 +379,87 @@ def test_experts_of_ours_inside_of_compiled_blocks_are_as_right_as_eager() -> No
         meant = exact.to(device="cuda", dtype=torch.float64)(**given).logits
     close = (found.double() - meant).norm(dim=-1) / meant.norm(dim=-1)  # a token near two experts may take the other
     assert close.median() < 1.3 * ((own.double() - meant).norm(dim=-1) / meant.norm(dim=-1)).median() + 1e-3
+
+
+@pytest.mark.parametrize("compiler", ["none", "inductor"])
+def test_a_vocoders_chain_with_channels_last_is_as_right_as_eager(compiler: str) -> None:
+    """Dilated convolutions that are added to what they were made of, behind a transposed one, all of them raced."""
+    from test_sounds import Vocoder
+
+    from ridgeline.optimizer.rewrites import positions
+
+    torch.manual_seed(0)
+    model, report = Vocoder(128).cuda().bfloat16().eval(), Report()
+    model.last = torch.nn.Conv1d(32, 1, 7, padding=3).cuda().bfloat16()
+    x = torch.randn(8, 40, 600, device="cuda").bfloat16()
+    with torch.no_grad():
+        found = compiled(model, rewrites=("identity", "sequence-chain"), compiler=compiler, report=report)(x)
+        own, meant = model(x), model.double()(x.double())
+    assert report.counts()["sequence-chain"] == 19, report.refusals
+    assert found.stride() == own.stride()
+    assert _error(found, meant) < 1.2 * _error(own, meant) + 1e-3
+    raced = [ways for key, ways in positions.CONTEST.seconds.items() if key[0] == "raised"]
+    assert raced and all(set(ways) == {"library", "last"} for ways in raced)
+
+
+def test_blocks_are_recorded_where_the_model_around_them_brings_a_number_from_the_host() -> None:
+    """gpt-oss makes its masks with ``torch.tensor(0.0, device=…)``: the host waits for that copy."""
+    from ridgeline.optimizer.candidate import Candidate, build
+    from ridgeline.optimizer.inputs import Inputs
+
+    class Masked(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            sizes = (torch.nn.Linear(256, 512), torch.nn.GELU(), torch.nn.Linear(512, 256))
+            self.blocks = torch.nn.ModuleList(torch.nn.Sequential(*settled_copies(sizes)) for _ in range(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            kept = torch.arange(x.shape[0], device=x.device)[:, None] % 2 == 0
+            x = x + torch.where(kept, torch.tensor(0.0, device=x.device, dtype=x.dtype), 1.0)
+            for block in self.blocks:
+                x = x + block(x)
+            return x
+
+    def settled_copies(layers: Any) -> list[Any]:
+        import copy
+
+        return [copy.deepcopy(each) for each in layers]
+
+    torch.manual_seed(0)
+    model = Masked().cuda().bfloat16().eval()
+    given = [torch.randn(64, 256, device="cuda").bfloat16() for _ in range(3)]
+    blocks = Candidate(name="blocks + graph", compiler="inductor", scope="blocks", graphed=True)
+    built = build(blocks, model, Inputs((given[0],), {}), "infer")
+    with torch.no_grad(), built.switched() as call:
+        for x in given:
+            torch.testing.assert_close(call(x), model(x), rtol=2e-2, atol=2e-2)
+    assert built.call.replays >= 3, built.call.misses
+
+
+@pytest.mark.parametrize("compiler", ["none", "inductor"])
+@pytest.mark.parametrize(
+    ("rows", "dim", "causal"), [(40, 24, False), (16, 64, False), (77, 64, True), (99, 128, False)]
+)
+def test_attention_of_few_rows_is_as_right_as_eager(compiler: str, rows: int, dim: int, causal: bool) -> None:
+    """Both ways, raced: tables, frames of a video at every pixel, short texts."""
+    from ridgeline.optimizer.rewrites import short
+
+    def attend(x: torch.Tensor) -> torch.Tensor:
+        q, k, v = x.unflatten(-1, (3, 4, dim)).permute(2, 0, 3, 1, 4).unbind(0)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2).flatten(2) * 2
+
+    torch.manual_seed(0)
+    x, report = torch.randn(1024, rows, 12 * dim, device="cuda").bfloat16(), Report()
+    short.CONTEST.seconds.clear()
+    with torch.no_grad():
+        found = compiled(attend, rewrites=("short-attention",), compiler=compiler, report=report)(x)
+        own, meant = attend(x), attend(x.double())
+    assert report.counts() == {"short-attention": 1}, report.refusals
+    assert _error(found, meant) < 1.2 * _error(own, meant) + 1e-3
+    (ways,) = short.CONTEST.seconds.values() or ({"library": 0.0, "ours": 0.0},)  # known from the other compiler
+    assert set(ways) == {"library", "ours"}
+    q = torch.randn(1024, 4, rows, dim, device="cuda").bfloat16()
+    bias = short.plain_bias(q, 4, rows, rows, causal)
+    ours = short.short_attention(q, q, q, bias, dim**-0.5)
+    wide = F.scaled_dot_product_attention(*(q.double(),) * 3, is_causal=causal, scale=dim**-0.5)
+    assert _error(ours, wide) < 1e-2

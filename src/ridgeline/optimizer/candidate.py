@@ -24,6 +24,7 @@ from ridgeline.optimizer import casts
 from ridgeline.optimizer.arguments import simplified
 from ridgeline.optimizer.backend import Report, Traced
 from ridgeline.optimizer.bank import Bank, Narrowed
+from ridgeline.optimizer.constants import compiled_as_ever
 from ridgeline.optimizer.executor import growing
 from ridgeline.optimizer.graphed import Graphed, graph_inference
 from ridgeline.optimizer.inputs import Inputs, leaves
@@ -331,7 +332,7 @@ def _capture(built: Built, model: nn.Module, inputs: Inputs, mode: str, loss: Ca
     built.switches = [switch for switch in built.switches if switch.outlives_capture]
     ready = inputs.reused()
     with built.switched(), switched_on(around), torch.set_grad_enabled(mode != "infer"):
-        call = _around(built.call, passing)
+        call = _around(built.call, passing, model)
         if mode == "infer":
             built.call = graph_inference(call, ready.args, dict(ready.kwargs), model)
         else:
@@ -358,7 +359,7 @@ def _straighten(built: Built, model: nn.Module, inputs: Inputs) -> None:
     built.places = places_of(model)
 
 
-def _around(call: Call, switches: list[Switch]) -> Call:
+def _around(call: Call, switches: list[Switch], model: nn.Module) -> Call:
     """The call with switches on during it, so that whoever watches the model sees it as it is."""
     if not switches:
         return call
@@ -367,6 +368,7 @@ def _around(call: Call, switches: list[Switch]) -> Call:
         with switched_on(switches):
             return call(*args, **kwargs)
 
+    run.in_python = call is model or getattr(call, "in_python", False)  # type: ignore[attr-defined]
     return run
 
 
@@ -499,6 +501,8 @@ class Blocks:
     ``on`` puts a fork in front of each block, which costs next to nothing when the model itself is called.
     """
 
+    in_python = True  # what is around blocks is not compiled: it may be looked at while it is recorded
+
     def __init__(
         self, model: nn.Module, found: list[Group], compiler: Callable[[Group], Call], report: Report | None = None
     ) -> None:
@@ -545,7 +549,8 @@ class Blocks:
                 self._check_variants()
                 with in_block(path):
                     given, named = tuple(map(laid, args)), {name: laid(value) for name, value in kwargs.items()}
-                    return place.call(run, block, given, named)
+                    with compiled_as_ever():
+                        return place.call(run, block, given, named)
             return own(*args, **kwargs)
 
         forward.is_fork = True  # type: ignore[attr-defined]

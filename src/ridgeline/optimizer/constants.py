@@ -10,12 +10,12 @@ the host is given what it read before.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -180,6 +180,11 @@ class _Factories(TorchFunctionMode):
                 del kwargs["device"]
                 return func(*args, **kwargs, device="cpu").to(device)
         return func(*args, **kwargs)
+
+
+def compiled_as_ever() -> AbstractContextManager[Any]:
+    """Inside, nothing is seen of ours by compiled code, which would be compiled anew for a mode around it."""
+    return _pop_mode_temporarily() if type(_get_current_function_mode()) is _Factories else nullcontext()
 
 
 def _listed(index: Any, device: torch.device) -> Any:

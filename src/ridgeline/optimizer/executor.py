@@ -298,8 +298,13 @@ def reason_of(error: BaseException) -> str:
     return f"{said}, at {where.filename.rpartition('/')[2]}:{where.lineno} ({where.line})" if where else said
 
 
+_PYTORCH = os.path.join(os.path.dirname(torch.__file__), "")
+"""Where PyTorch lies: by its name alone every file of an environment under ``/opt/torch`` was taken for its own, and
+receipts said why something could not be recorded and never where."""
+
+
 def _ours(filename: str) -> bool:
-    return "/torch/" in filename or filename.startswith(__file__.rpartition("/")[0])
+    return filename.startswith((_PYTORCH, __file__.rpartition("/")[0]))
 
 
 def executor_for(tensors: list[Tensor]) -> Executor:

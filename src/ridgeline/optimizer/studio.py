@@ -45,6 +45,7 @@ class Studio:
     def __init__(self, call: Callable[..., Any], model: Any, watch: Watch, executor: Executor) -> None:
         self.call, self.model, self.watch, self.executor = call, model, watch, executor
         self._uncompiled = call is model
+        self._in_python = self._uncompiled or getattr(call, "in_python", False)
         self.groups: list[Group] = []
         self.written_model: list[Tensor] = []
         self.drawn: frozenset[str] = frozenset()
@@ -208,7 +209,7 @@ class Studio:
         return hushed() if self._hushed else nullcontext()
 
     def _rehearse_with_constants(self, run: Callable[[], Any], first: NotGraphable) -> None:
-        constants = Constants(self.executor.device_type, factories=self._uncompiled)
+        constants = Constants(self.executor.device_type, factories=self._in_python)
         with constants.collecting():
             self.executor.warm_up(run)
         if not constants:

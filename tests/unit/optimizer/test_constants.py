@@ -15,8 +15,12 @@ from recorder import TapeExecutor
 from torch import nn
 
 from ridgeline.errors import NotGraphable
-from ridgeline.optimizer.constants import Constants
+from ridgeline.optimizer.candidate import Blocks
+from ridgeline.optimizer.constants import Constants, compiled_as_ever
 from ridgeline.optimizer.graphed import graph_inference, graph_training
+from ridgeline.optimizer.regions import Group, groups
+from ridgeline.optimizer.studio import Studio
+from ridgeline.optimizer.watch import Watch
 
 
 def _brings(scale: float = 1.0, num: int = 1) -> Callable[[], list[torch.Tensor]]:
@@ -97,3 +101,54 @@ def test_values_of_anything_else_may_not_be_read(looks_at: str) -> None:
     model = Positions(looks_at)
     with pytest.raises(NotGraphable), torch.no_grad():
         graph_inference(model, (torch.randn(4, 8),), {}, model, executor=TapeExecutor())
+
+
+def test_compiled_code_sees_nothing_of_ours_and_what_is_around_it_is_still_looked_at() -> None:
+    from torch.overrides import _get_current_function_mode
+
+    seen = []
+
+    def run() -> None:
+        torch.tensor(1.0, device="meta")
+        with compiled_as_ever():
+            seen.append(_get_current_function_mode())
+            torch.tensor([2.0, 3.0], device="meta")  # compiled code brings what it brings by itself
+        torch.tensor(4.0, device="meta")
+
+    constants = _collected(run)
+    assert seen == [None]
+    assert [float(source) for source, _ in constants.held] == [1.0, 4.0]
+    with compiled_as_ever():  # where nothing is looked at there is nothing to hide
+        assert _get_current_function_mode() is None
+
+
+def test_blocks_are_called_as_compiled_while_the_model_around_them_is_looked_at() -> None:
+    """gpt-oss makes ``torch.tensor(0.0, device=…)`` for its masks, outside of blocks, and was not recorded for it."""
+    from torch.overrides import _get_current_function_mode
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            torch.tensor(0.5, device="meta")
+            for block in self.blocks:
+                x = block(x)
+            return x
+
+    model, seen = Model(), []
+
+    def compiler(group: Group) -> Callable[..., object]:
+        def run(block: nn.Module, *args: object) -> object:
+            seen.append(_get_current_function_mode())
+            return group.kind.forward(block, *args)
+
+        return run
+
+    blocks = Blocks(model, groups(model), compiler)
+    blocks.on()
+    constants = _collected(lambda: blocks(torch.ones(2, 4)))
+    blocks.off()
+    assert seen == [None] * 3 and len(constants.held) == 1
+    assert Studio(blocks, model, Watch(model), TapeExecutor())._in_python

@@ -1,6 +1,7 @@
 """Races between ways to compute one thing, without a device: who is taken when, and who is left out."""
 
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -58,3 +59,29 @@ def test_plans_are_made_beside_each_other_without_gradients_and_one_that_fails_s
 
     contest.prepared([lambda: plan("a"), lambda: plan("b")])
     assert sorted(made) == [("a", False), ("b", False)]
+
+
+def test_the_device_waits_until_the_host_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a way that the host takes long for, no more is counted than the device takes."""
+    log: list[Any] = []
+
+    class Event:
+        def __init__(self, **options: Any) -> None:
+            self.at = 0
+
+        def record(self, stream: Any) -> None:
+            log.append("event")
+
+        def synchronize(self) -> None:
+            log.append("wait")
+
+        def elapsed_time(self, other: Any) -> float:
+            return 4.0
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: log.append(cycles), raising=False)
+    assert contest._seconds(lambda: log.append("way") or time.sleep(1e-3), CPU) == 4e-3
+    assert [each for each in log if not isinstance(each, int)] == ["way", "event", "way", "event", "wait"]
+    assert log[1] >= 1e-3 * contest.CYCLES_PER_S  # before the first event
+    assert contest._head_start(1.0) == contest._head_start(0.1) < 0.01 * contest.CYCLES_PER_S  # a slow host is not all

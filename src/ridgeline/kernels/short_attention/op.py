@@ -18,6 +18,8 @@ _FORWARD = Kernel(kernel.short_attention_forward, vectors=("d", *_STEPS), loose=
 _plans = Plans()
 NARROW = (torch.bfloat16, torch.float16)
 VECTOR, MOST_KEYS, MOST_DIM = 8, 128, 128
+MOST_GROUPS = 65535 * config.MOST_CHUNK
+"""Batch elements of one bias: a grid has no more programs along its second side."""
 
 
 def short_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> Tensor:
@@ -76,6 +78,8 @@ def _support(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> str
         return f"a bias of {tuple(bias.shape)} for queries {tuple(q.shape)} and keys {tuple(k.shape)}"
     if k.shape[2] > MOST_KEYS or d > MOST_DIM or d % VECTOR or min(q.numel(), k.numel(), bias.numel()) == 0:
         return f"more than {MOST_KEYS} keys or {MOST_DIM} dims, dims no multiple of {VECTOR}, or nothing at all"
+    if batch // bias.shape[0] > MOST_GROUPS:
+        return f"more than {MOST_GROUPS} batch elements with one bias"
     return _layout_reason(q, k, v, bias)
 
 

@@ -86,6 +86,8 @@ def _boolean(scene: Scene, node: fx.Node, rows: int, keys: int) -> Mask | None:
             constant = value if constant is None else constant & value
         elif is_of_keys(scene, factor, keys):
             on_keys.append(factor)
+        elif (alike := _without_rows(scene, factor)) is not None and is_of_keys(scene, alike, keys):
+            on_keys.append(alike)
         else:
             return None
     pattern = Pattern(causal=False) if constant is None else pattern_of(constant, rows, keys)
@@ -107,6 +109,36 @@ def conjuncts(scene: Scene, node: fx.Node) -> list[fx.Node]:
         return [node]
     passes = read.op in ("contiguous", "expand") or cast_target(read) is torch.bool or read.op == "to"
     return conjuncts(scene, inner) if passes else [node]
+
+
+def _without_rows(scene: Scene, node: Any, depth: int = 8) -> fx.Node | None:
+    """A mask with one row, of one that says the same to all: made for every pair of them by a view, then turned around
+    or repeated for heads that are merged with the batch, as speech synthesizers and translators by hand have it."""
+    shape, read = scene.shape(node), call(node)
+    if shape is None or len(shape) < 2 or scene.dtype(node) is not torch.bool or depth == 0:
+        return None
+    if shape[-2] == 1:
+        return node
+    inner = None if read is None else read.given.get("input")
+    before = scene.shape(inner)
+    if read is None or before is None:
+        return None
+    if read.op == "expand" and len(before) == len(shape) and before[-2] == 1:
+        sizes = (*shape[:-2], 1, shape[-1])
+        return inner if before == sizes else scene.emit(node, torch.Tensor.expand, inner, sizes)
+    added = read.given.get("dim")
+    times = tuple(read.given.get("repeats", ())) if read.op == "repeat" else ()
+    turns = read.op in ("not", "logical_not")
+    adds = read.op == "unsqueeze" and isinstance(added, int) and added % len(shape) < len(shape) - 2
+    repeats = len(times) == len(shape) == len(before) and times[-2:] == (1, 1) and all(type(n) is int for n in times)
+    alike = _without_rows(scene, inner, depth - 1) if turns or adds or repeats else None
+    if alike is None:
+        return None
+    if turns:
+        return scene.emit(node, torch.logical_not, alike)
+    if adds:
+        return scene.emit(node, torch.unsqueeze, alike, added)
+    return scene.emit(node, torch.Tensor.repeat, alike, times)
 
 
 def is_of_keys(scene: Scene, node: fx.Node, keys: int) -> bool:

@@ -180,6 +180,8 @@ def _is_indifferent(node: fx.Node, depth: int = 8) -> bool:
     Turned over, a sequence with channels last lies as if it had been made that way, which nothing inside a graph minds.
     """
     for user in node.users:
+        if user.target in (along, apart):
+            continue
         read = call(user)
         if read is None or depth == 0 or user.op == "output":
             return False
@@ -229,7 +231,8 @@ def _is_returned(node: fx.Node) -> bool:
             read = call(user)
             if user.op == "output":
                 return True
-            if user not in seen and (read is None or read.op not in _OWN_LAYOUT):
+            own = user.target in (along, apart) or (read is not None and read.op in _OWN_LAYOUT)
+            if user not in seen and not own:
                 seen.add(user)
                 waiting.append(user)
     return False
