@@ -20,13 +20,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import eighteenth
 import fresh
+import freshnets
 import nineteenthnets as nets
 import numpy as np
+import seventeenth
 import torch
 import torch.nn.functional as F
-from cases import Prefetch, Program, Setting, case, compiler, end_workers, graphed
+from cases import CASES, Prefetch, Program, Setting, case, compiler, end_workers, graphed
 from eighteenth import EVERY, LINES, ONE
+from fourth import swapped
 from ninth import _bf16, _ints, _optimized
 from sixth import _crowd
 from tenth import TRIED
@@ -818,3 +822,24 @@ def again_taught_in_fp32(s: Setting, fixed: bool) -> Program:
     torch._dynamo.reset()
     near = torch.compile(_nearness, backend=compiler(s), dynamic=False) if fixed else _nearness
     return _taught(s, Tensor.contiguous, near)
+
+
+# ---------------------------------------------------------------- what programs of other suites were told, done
+
+
+@case("host-bound", "capture the step in a CUDA graph", **TRIED)
+def again_healthy_questions_answered(s: Setting, fixed: bool) -> Program:
+    return eighteenth._questions(s, replayed=fixed)
+
+
+@case("fp32 logits", "the loss of logits as they are, outside of autocast", **ONE)
+def again_adapters_judged_as_they_are(s: Setting, fixed: bool) -> Program:
+    return seventeenth._tuned_adapters(s, compiled=False, wide_loss=not fixed)
+
+
+@case("unfused pointwise chain", "torch.compile the rotation", compiles=True, **ONE)
+def again_healthy_drawn_words(s: Setting, fixed: bool) -> Program:
+    if not fixed:
+        return CASES["healthy_drawn_words"].build(s, True)
+    with swapped("rotated", torch.compile(freshnets.rotated, backend=compiler(s), dynamic=False)):
+        return CASES["healthy_drawn_words"].build(s, True)

@@ -227,6 +227,12 @@ NINETEENTH = (
     "control_learned_in_a_crowd gestures_on_two_cores colors_changed_in_steps features_of_a_network_that_drops "
     "steps_counted_in_the_network"
 ).split()
+NINETEENTH_REST = (
+    "texts_collated_in_the_loop again_adapters_judged_as_they_are again_healthy_questions_answered "
+    "again_healthy_mobile again_healthy_smooth_critic again_healthy_merged_tokens again_taught_in_fp32 "
+    "again_healthy_drawn_words again_norms_one_by_one"
+).split()
+"""What programs of it and of suites before may be told or were told, done."""
 LEFT = (
     "again_padded_in_order again_pictures_in_graph again_tables_zeroed healthy_compiled_training "
     "again_adam_tensor_by_tensor again_healthy_graph_decode"
@@ -238,7 +244,7 @@ SUITES = {
     "tenth": TENTH, "eleventh": ELEVENTH, "twelfth": TWELFTH, "thirteenth": THIRTEENTH,
     "fourteenth": FOURTEENTH, "fourteenth-rest": FOURTEENTH_REST, "fifteenth": FIFTEENTH, "sixteenth": SIXTEENTH,
     "seventeenth": SEVENTEENTH, "seventeenth-rest": SEVENTEENTH_REST, "eighteenth": EIGHTEENTH,
-    "eighteenth-rest": EIGHTEENTH_REST, "nineteenth": NINETEENTH, "left": LEFT,
+    "eighteenth-rest": EIGHTEENTH_REST, "nineteenth": NINETEENTH, "nineteenth-rest": NINETEENTH_REST, "left": LEFT,
 }  # fmt: skip
 
 
