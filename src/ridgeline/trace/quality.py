@@ -81,7 +81,10 @@ def _set_aside(trace: Trace) -> Iterator[Issue]:
 
 
 def _no_device(trace: Trace) -> Iterator[Issue]:
-    if not len(trace):
+    if not len(trace) and trace.counters:
+        yield Issue("no_spans", NOTE, "the file knows of counters alone, memory as a rule",
+                    "nothing is said of time: record a trace beside it")  # fmt: skip
+    elif not len(trace):
         yield Issue("empty", SEVERE, "the trace holds no spans", "there is nothing to analyze")
     elif not trace.gpu.any():
         yield Issue("no_device", WARNING, "no kernel, copy or collective was recorded on any device",

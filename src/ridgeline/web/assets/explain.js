@@ -312,6 +312,17 @@ function drawMemory() {
   $("memory").replaceChildren(chart, el("div", { class: "legend" }, ...D.memory.map((m, i) => el("span", {}, el("i", { style: `background:var(${HUES[i % HUES.length]})` }), m.name))));
 }
 
+function drawHeld() {
+  const row = (name, num, peak, hue) => el("div", { class: "bar" }, el("div", { class: "name", text: name, title: name }),
+    el("div", { class: "track" }, el("i", { style: `width:${100 * num / Math.max(1, peak.allocated_bytes)}%;background:var(${hue})` })),
+    el("div", { class: "facts" }, el("b", { text: bytes(num) }), ` ${percent(num / Math.max(1, peak.allocated_bytes))}`));
+  $("held").replaceChildren(...D.held.flatMap((peak) => [
+    el("p", { class: "dim", text: `At the peak${D.held.length > 1 ? ` of device ${peak.device}` : ""} ${bytes(peak.allocated_bytes)} are held${peak.reserved_bytes === null ? "" : `, ${bytes(peak.reserved_bytes)} reserved`}.` }),
+    ...Object.entries(peak.by_category).map(([name, num]) => row(name, num, peak, "--memory")),
+    ...peak.holders.slice(0, 10).map((h) => row([h.module, h.source, h.op].filter(Boolean).join(" · ") || h.phase, h.num_bytes, peak, "--compute")),
+  ]));
+}
+
 // ---- what the answers rest on -----------------------------------------------------------------------------------
 function drawQuality() {
   const R = D.replay, all = D.totals.all, linked = D.totals.linked, notes = [];
@@ -329,7 +340,7 @@ $("theme").addEventListener("click", () => {
   document.documentElement.dataset.theme = dark ? "light" : "dark";
   repaint();
 });
-drawHead(); drawFindings(); drawShares(); drawSteps(); drawFlame(flame); drawGaps(); drawRoofline(); drawMemory(); drawQuality();
+drawHead(); drawFindings(); drawShares(); drawSteps(); drawFlame(flame); drawGaps(); drawRoofline(); drawMemory(); drawHeld(); drawQuality();
 if (D.timeline) timelineEvents();
 document.documentElement.dataset.drawn = "yes";
 })();
