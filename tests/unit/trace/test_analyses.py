@@ -347,6 +347,22 @@ def test_stages_and_devices_have_peaks_of_their_own():
     ]
 
 
+def test_a_recording_of_the_first_use_of_a_device_says_so():
+    """A launch of four seconds loads code; one that waits for a busy device, or a wait, does not."""
+    build = TraceBuilder("cold")
+    build.add("kernel", "GPU 0 stream 7", 0.0, 1e-3, kind=Kind.KERNEL, device=0, stream=7)
+    build.add("cudaLaunchKernel", "host", 2e-3, 4.0, kind=Kind.RUNTIME, thread=1)
+    build.add("kernel", "GPU 0 stream 7", 4.1, 1e-3, kind=Kind.KERNEL, device=0, stream=7)
+    found = quality(build.build())
+    assert found.has("cold") and found.verdict == "poor"
+    build = TraceBuilder("warm")
+    build.add("kernel", "GPU 0 stream 7", 0.0, 4.0, kind=Kind.KERNEL, device=0, stream=7)
+    build.add("cudaLaunchKernel", "host", 2e-3, 3.9, kind=Kind.RUNTIME, thread=1)
+    build.add("cudaDeviceSynchronize", "host", 4.0, 3.0, kind=Kind.RUNTIME, thread=1)
+    build.add("kernel", "GPU 0 stream 7", 7.0, 1.0, kind=Kind.KERNEL, device=0, stream=7)
+    assert not quality(build.build()).has("cold")
+
+
 def test_quality_of_a_sound_trace_is_good():
     run = Run()
     for i in range(4):
