@@ -187,11 +187,23 @@ def friends_drawn_in_python(s: Setting, fixed: bool) -> Program:
 @case("synchronization", "take the first length that helps with torch.where, asking nobody", **TRIED)
 def lengths_tried_until_one_helps(s: Setting, fixed: bool) -> Program:
     """A step downhill, as long as it goes down: each length is tried, and the host looks whether it helps."""
+    return _lengths(s, fixed)
+
+
+def _lengths(s: Setting, fixed: bool, joined: bool = False) -> Program:
     wide, rows = s.pick(4096, 16), s.pick(512, 4)
     first, second = (_bf16(s, wide, wide) * wide**-0.5 for _ in range(2))
     at, wanted = _bf16(s, rows, wide), _bf16(s, rows, wide)
     cost = lambda x: F.mse_loss(torch.tanh(x @ first) @ second, wanted)
     lengths = [2.0 ** (20 - i) for i in range(s.pick(24, 3))]
+    placed = torch.tensor(lengths, device=s.device, dtype=torch.bfloat16).unbind(0)
+
+    def tried(length: Tensor, slope: Tensor, now: Tensor, best: Tensor, found: Tensor) -> tuple[Tensor, Tensor]:
+        new = at - length * slope
+        helps = cost(new) < now * 0.5
+        return torch.where(helps & ~found, new, best), found | helps
+
+    tried_at_once = torch.compile(tried, backend=compiler(s), dynamic=False)
 
     def step() -> None:
         x = at.clone().requires_grad_()
@@ -199,7 +211,9 @@ def lengths_tried_until_one_helps(s: Setting, fixed: bool) -> Program:
         (slope,) = torch.autograd.grad(now, x)
         with torch.no_grad():
             best, found = at, torch.zeros((), dtype=torch.bool, device=s.device)
-            for length in lengths:
+            for length in placed if joined else ():
+                best, found = tried_at_once(length, slope, now, best, found)
+            for length in () if joined else lengths:
                 new = torch.sub(at, slope, alpha=length)
                 helps = cost(new) < now * 0.5
                 if fixed:
@@ -238,6 +252,10 @@ def confusions_printed(s: Setting, fixed: bool) -> Program:
 @case("round trip through the host", "cumsum and searchsorted on the device", **TRIED)
 def particles_drawn_again_on_host(s: Setting, fixed: bool) -> Program:
     """A cloud of guesses moved by a learned law, weighed, and drawn again by weight, with numpy."""
+    return _particles(s, fixed)
+
+
+def _particles(s: Setting, fixed: bool, joined: bool = False) -> Program:
     num, deep = s.pick(131_072, 32), s.pick(32, 4)
     model = s.place(lambda: nets.perceptron(deep, s.pick(512, 8), s.pick(512, 8), deep, act=nn.Tanh)).eval()
     cloud, seen = _bf16(s, num, deep), _bf16(s, deep)
@@ -252,9 +270,14 @@ def particles_drawn_again_on_host(s: Setting, fixed: bool) -> Program:
         drawn = np.searchsorted(np.cumsum(shares), points).clip(max=num - 1)
         return torch.from_numpy(drawn).to(s.device)
 
+    def follow(at: Tensor, by: Tensor) -> tuple[Tensor, Tensor]:
+        moved = at + 0.1 * by + 0.05 * torch.randn_like(at)
+        return moved, torch.softmax(-(moved - seen).float().square().sum(1), 0)
+
+    follow_all = torch.compile(follow, backend=compiler(s), dynamic=False) if joined else follow
+
     def step() -> None:
-        moved = cloud + 0.1 * model(cloud) + 0.05 * torch.randn_like(cloud)
-        weights = torch.softmax(-(moved - seen).float().square().sum(1), 0)
+        moved, weights = follow_all(cloud, model(cloud))
         cloud.copy_(moved[again(weights)])
 
     return _asked(step)
@@ -357,9 +380,21 @@ def voices_one_by_one(s: Setting, fixed: bool) -> Program:
 @case("host-bound", "replay the plan from a CUDA graph", **TRIED)
 def plans_made_eagerly(s: Setting, fixed: bool) -> Program:
     """The best of many ways to act, looked for three times over, each way followed twelve steps ahead."""
+    return _plans(s, replayed=fixed)
+
+
+def _plans(s: Setting, replayed: bool, joined: bool = False, more: int = 0) -> Program:
+    """``joined`` compiles a step ahead, ``more`` columns of zeros make its product's rows a multiple of 16 bytes."""
     ways, deep, ahead = s.pick(1024, 8), s.pick(32, 4), s.pick(12, 2)
-    law = s.place(lambda: nets.perceptron(deep + 4, s.pick(512, 8), s.pick(512, 8), deep, act=nn.ELU)).eval()
+    law = s.place(lambda: nets.perceptron(deep + 4 + more, s.pick(512, 8), s.pick(512, 8), deep, act=nn.ELU)).eval()
+    rest = (torch.zeros(ways, more, device=s.device, dtype=torch.bfloat16),) if more else ()
     now, mean = _bf16(s, deep), torch.zeros(ahead, 4, device=s.device, dtype=torch.bfloat16)
+
+    def follow(at: Tensor, act: Tensor, cost: Tensor) -> tuple[Tensor, Tensor]:
+        at = at + 0.1 * law(torch.cat((at, act, *rest), 1))
+        return at, cost + at.float().square().mean(1)
+
+    ahead_by_one = torch.compile(follow, backend=compiler(s), dynamic=False) if joined else follow
 
     @torch.no_grad()
     def plan() -> None:
@@ -368,13 +403,12 @@ def plans_made_eagerly(s: Setting, fixed: bool) -> Program:
             acts = mean + wide * torch.randn(ways, ahead, 4, device=s.device, dtype=torch.bfloat16)
             at, cost = now.expand(ways, -1), torch.zeros(ways, device=s.device)
             for i in range(ahead):
-                at = at + 0.1 * law(torch.cat((at, acts[:, i]), 1))
-                cost = cost + at.float().square().mean(1)
+                at, cost = ahead_by_one(at, acts[:, i], cost)
             best = acts[cost.topk(s.pick(64, 2), largest=False).indices]
             mean.copy_(best.mean(0))
             wide = best.std(0)
 
-    return Program(graphed(plan) if fixed and s.cuda else plan)
+    return Program(graphed(plan) if replayed and s.cuda else plan)
 
 
 # ---------------------------------------------------------------- kernels
@@ -817,11 +851,34 @@ def again_healthy_merged_tokens(s: Setting, fixed: bool) -> Program:
     return _merged(s, replayed=fixed)
 
 
-@case("unfused pointwise chain", "torch.compile the loss", compiles=True, **ONE)
+@case("fp32 logits", "a loss that is compiled", compiles=True, **ONE)
 def again_taught_in_fp32(s: Setting, fixed: bool) -> Program:
     torch._dynamo.reset()
     near = torch.compile(_nearness, backend=compiler(s), dynamic=False) if fixed else _nearness
     return _taught(s, Tensor.contiguous, near)
+
+
+@case("unfused pointwise chain", "torch.compile a step ahead, in the graph", compiles=True, **ONE)
+def again_plans_made_eagerly(s: Setting, fixed: bool) -> Program:
+    torch._dynamo.reset()
+    return _plans(s, replayed=True, joined=fixed)
+
+
+@case("misaligned sizes", "four columns of zeros more", **TRIED)
+def again_plans_padded(s: Setting, fixed: bool) -> Program:
+    return _plans(s, replayed=True, more=4 if fixed else 0)
+
+
+@case("unfused pointwise chain", "torch.compile what moves and weighs", compiles=True, **ONE)
+def again_particles_drawn_again_on_host(s: Setting, fixed: bool) -> Program:
+    torch._dynamo.reset()
+    return _particles(s, fixed=True, joined=fixed)
+
+
+@case("unfused pointwise chain", "torch.compile a try", compiles=True, **ONE)
+def again_lengths_tried_until_one_helps(s: Setting, fixed: bool) -> Program:
+    torch._dynamo.reset()
+    return _lengths(s, fixed=True, joined=fixed)
 
 
 # ---------------------------------------------------------------- what programs of other suites were told, done

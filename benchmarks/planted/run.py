@@ -228,9 +228,10 @@ NINETEENTH = (
     "steps_counted_in_the_network"
 ).split()
 NINETEENTH_REST = (
-    "texts_collated_in_the_loop again_adapters_judged_as_they_are again_healthy_questions_answered "
-    "again_healthy_mobile again_healthy_smooth_critic again_healthy_merged_tokens again_taught_in_fp32 "
-    "again_healthy_drawn_words again_norms_one_by_one"
+    "features_of_a_network_that_drops steps_counted_in_the_network again_plans_padded again_taught_in_fp32 "
+    "again_lengths_tried_until_one_helps again_particles_drawn_again_on_host again_plans_made_eagerly "
+    "again_healthy_questions_answered texts_collated_in_the_loop "
+    "again_adapters_judged_as_they_are again_healthy_drawn_words again_norms_one_by_one"
 ).split()
 """What programs of it and of suites before may be told or were told, done."""
 LEFT = (
