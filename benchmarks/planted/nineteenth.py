@@ -528,13 +528,13 @@ def features_of_a_network_that_drops(s: Setting, fixed: bool) -> Program:
     torch._dynamo.reset()
     wide = s.pick(768, 16)
     model = s.place(
-        lambda: nn.Sequential(*(nets.Dropping(wide, s.pick(12, 2), 0.0) for _ in range(s.pick(12, 2))))
+        lambda: nn.Sequential(*(nets.Dropping(wide, s.pick(12, 2), 0.0) for _ in range(s.pick(4, 2))))
     ).train(not fixed)
     run, x = torch.compile(model, backend=compiler(s), dynamic=False), _bf16(s, s.pick(4, 2), s.pick(256, 4), wide)
 
     @torch.no_grad()
     def step() -> None:
-        for _ in range(s.pick(3, 1)):
+        for _ in range(s.pick(9, 1)):
             run(x)
 
     return Program(step)

@@ -23,7 +23,7 @@ from ridgeline.trace import Trace, read
 
 EVERY = (
     *("planted", "fresh", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh"),
-    *("twelfth", "thirteenth", "fourteenth", "fifteenth", "sixteenth", "seventeenth", "eighteenth"),
+    *("twelfth", "thirteenth", "fourteenth", "fifteenth", "sixteenth", "seventeenth", "eighteenth", "nineteenth"),
 )
 SUITES = EVERY if os.environ.get("RIDGELINE_EVERY_SUITE") else EVERY[-3:]
 """The others take six minutes more, and are replayed where asked for."""

@@ -26,6 +26,7 @@ from ridgeline.units import show_bytes
 
 MAX_PLACES = 5
 HEALTHY_FRAC = 0.9
+FIRST_USE = "A first use: most of the time the device is opened or code is loaded. Record after a few steps."
 NAMED_FRAC = 0.02
 """Of the step: findings that bring less, now and once those above them are done, are not in the verdict."""
 
@@ -198,11 +199,13 @@ def explained(
     findings = tuple(findings_of(scene))
     whole = mean_totals([summary.totals for summary in summaries])
     own = next((one for one in summaries if len(trace) and one.rank == int(trace.rank[0])), summaries[0])
+    checked = quality(trace)
+    cold = checked.verdict == "poor" and checked.has("cold") and not findings
     return Explanation(
         title=trace.title,
         device=found.name if found else _recorded_name(trace),
-        verdict=verdict_of(scene, findings, whole),
-        quality=quality(trace).to_dict(),
+        verdict=FIRST_USE if cold else verdict_of(scene, findings, whole),
+        quality=checked.to_dict(),
         replay=replay_of(scene),
         totals=whole,
         steps=own.steps if len(summaries) == 1 else tuple(step for one in summaries for step in one.steps),
