@@ -129,8 +129,8 @@ class Snapshot:
     def trace(self, title: str) -> Trace:
         """Allocated and reserved bytes as counters of a trace, and who holds them where they are most."""
         build = TraceBuilder(title)
-        number = lambda memory: memory.device if len(self.devices) > 1 else 0
-        holders = {str(number(memory)): _rows(memory.at_peak()) for memory in self.devices}
+        several = len(self.devices) > 1
+        holders = {str(memory.device if several else 0): _rows(memory.at_peak()) for memory in self.devices}
         build.describe(format="memory_snapshot", memory_holders=holders)
         for memory in self.devices:
             tail = "" if len(self.devices) == 1 else f" (GPU {memory.device})"

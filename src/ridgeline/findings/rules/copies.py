@@ -99,8 +99,8 @@ def weight_streaming(scene: Scene) -> Candidate | None:
     works = np.flatnonzero(scene.copies("htod"))
     if not len(works):
         return None
-    if len(moved := _there_and_back(scene)):
-        return _moved(scene, moved)
+    if len(both := _there_and_back(scene)):
+        return _moved(scene, both)
     moved = _bytes(scene, works)
     per_step_s, busy_s = scene.per_step_s(works), scene.per_step_s(np.arange(scene.program.num_works))
     large = moved > 1e6

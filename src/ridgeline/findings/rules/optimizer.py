@@ -88,10 +88,13 @@ def _zeroed_by_hand(scene: Scene) -> Index:
     zeros = zeros[~np.isin(trace.parent[zeros], scene.of_kind(Kind.OP))]
     added = scene.host_spans(r"^aten::add_$", Kind.OP)
     added = added[np.isin(trace.parent[added], scene.host_spans(r"AccumulateGrad", Kind.OP))]
-    size = lambda row: trace.text("shapes", row).split("]")[0].lstrip("[")
-    sizes = {size(row) for row in added.tolist()}
-    found = np.array([row for row in zeros.tolist() if size(row) in sizes], dtype=np.int64)
+    sizes = {_first_size(scene, row) for row in added.tolist()}
+    found = np.array([row for row in zeros.tolist() if _first_size(scene, row) in sizes], dtype=np.int64)
     return found if 0.9 * len(added) <= len(found) <= 1.1 * len(added) else found[:0]
+
+
+def _first_size(scene: Scene, row: int) -> str:
+    return scene.trace.text("shapes", row).split("]")[0].lstrip("[")
 
 
 @rule("zero-grad", version=3, order=16)
