@@ -19,7 +19,10 @@ from ridgeline.profiler.floors import device_of
 from ridgeline.profiler.recordings import planted_folder
 from ridgeline.trace import Trace, read
 
-SUITES = ("eleventh", "twelfth", "thirteenth", "fourteenth", "fifteenth", "sixteenth", "seventeenth", "eighteenth")
+SUITES = (
+    *("eleventh", "twelfth", "thirteenth", "fourteenth", "fifteenth", "sixteenth", "seventeenth", "eighteenth"),
+    "nineteenth",
+)
 SMALL_BYTES = 30_000
 EACH = 4
 ODD = (

@@ -627,11 +627,15 @@ def healthy_counted_at_the_end(s: Setting, fixed: bool) -> Program:
 @healthy
 def healthy_questions_answered(s: Setting, fixed: bool) -> Program:
     """PyTorch's own encoder and decoder, dropped here and there, slopes clipped."""
+    return _questions(s, replayed=False)
+
+
+def _questions(s: Setting, replayed: bool) -> Program:
     wide = s.pick(512, 16)
     make = lambda: nn.Transformer(wide, s.pick(8, 2), s.pick(4, 1), s.pick(4, 1), 4 * wide, 0.1, batch_first=True)
     model, num = s.place(make), s.pick(64, 2)
     asked, said = _bf16(s, num, s.pick(256, 6), wide), _bf16(s, num, s.pick(128, 4), wide)
-    optimizer = fresh.adamw(s, model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True, capturable=replayed and s.cuda)
 
     def step() -> None:
         F.mse_loss(model(asked, said), said).backward()
@@ -639,7 +643,7 @@ def healthy_questions_answered(s: Setting, fixed: bool) -> Program:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    return Program(step)
+    return Program(graphed(step) if replayed and s.cuda else step)
 
 
 @healthy

@@ -29,6 +29,8 @@ OF = {
     "again_letters_on_host": "healthy_spoken",
     "again_windows_in_graph": "windows_cut_by_one_worker",
     "again_mask_laid_out": "healthy_hub_padded",
+    "again_adapters_judged_as_they_are": "healthy_tuned_adapters",
+    "again_plans_padded": "plans_made_eagerly",
     "again_pictures_in_graph": "again_pictures_embedded_under_autocast",
 }
 """Second fixes that are not called after the program they mend."""

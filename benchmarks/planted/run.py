@@ -216,6 +216,24 @@ EIGHTEENTH_REST = (
     "again_words_checkpointed texts_collated_in_the_loop"
 ).split()
 """Of the eighteenth, what its first run did not reach, and what it and the seventeenth left to ask."""
+NINETEENTH = (
+    "fields_out_of_arrays films_in_line texts_moved_one_by_one moves_out_of_a_list friends_drawn_in_python "
+    "lengths_tried_until_one_helps confusions_printed particles_drawn_again_on_host parses_then_collected "
+    "requests_under_a_bound voices_one_by_one plans_made_eagerly weights_that_nobody_reads codes_and_one_that_hides "
+    "taught_in_fp32 speech_filled_to_thirty_seconds atoms_filled_to_the_largest graphs_told_by_index "
+    "pieces_of_words_dense critics_zeroed_in_place teacher_fetched_every_step adapters_fetched_for_each_request "
+    "healthy_swapped_words healthy_queue healthy_crops healthy_mobile healthy_smooth_critic healthy_merged_tokens "
+    "healthy_shared_keys healthy_spoken_lengths healthy_captions healthy_weather_foretold "
+    "control_learned_in_a_crowd gestures_on_two_cores colors_changed_in_steps features_of_a_network_that_drops "
+    "steps_counted_in_the_network"
+).split()
+NINETEENTH_REST = (
+    "features_of_a_network_that_drops steps_counted_in_the_network again_plans_padded again_taught_in_fp32 "
+    "again_lengths_tried_until_one_helps again_particles_drawn_again_on_host again_plans_made_eagerly "
+    "again_healthy_questions_answered texts_collated_in_the_loop "
+    "again_adapters_judged_as_they_are again_healthy_drawn_words again_norms_one_by_one"
+).split()
+"""What programs of it and of suites before may be told or were told, done."""
 LEFT = (
     "again_padded_in_order again_pictures_in_graph again_tables_zeroed healthy_compiled_training "
     "again_adam_tensor_by_tensor again_healthy_graph_decode"
@@ -227,7 +245,7 @@ SUITES = {
     "tenth": TENTH, "eleventh": ELEVENTH, "twelfth": TWELFTH, "thirteenth": THIRTEENTH,
     "fourteenth": FOURTEENTH, "fourteenth-rest": FOURTEENTH_REST, "fifteenth": FIFTEENTH, "sixteenth": SIXTEENTH,
     "seventeenth": SEVENTEENTH, "seventeenth-rest": SEVENTEENTH_REST, "eighteenth": EIGHTEENTH,
-    "eighteenth-rest": EIGHTEENTH_REST, "left": LEFT,
+    "eighteenth-rest": EIGHTEENTH_REST, "nineteenth": NINETEENTH, "nineteenth-rest": NINETEENTH_REST, "left": LEFT,
 }  # fmt: skip
 
 

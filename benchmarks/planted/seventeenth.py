@@ -148,7 +148,7 @@ def healthy_tuned_adapters(s: Setting, fixed: bool) -> Program:
     return _tuned_adapters(s, compiled=False)
 
 
-def _tuned_adapters(s: Setting, compiled: bool) -> Program:
+def _tuned_adapters(s: Setting, compiled: bool, wide_loss: bool = True) -> Program:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     wide, vocab = s.pick(2048, 32), s.pick(32_000, 96)
@@ -164,7 +164,13 @@ def _tuned_adapters(s: Setting, compiled: bool) -> Program:
     for layer in model.model.layers if compiled else ():
         layer.compile(backend=compiler(s), dynamic=False)
     ids = _ints(s, vocab, s.pick(8, 2), s.pick(1024, 8))
-    return _script(s, model, [lambda: model(input_ids=ids, labels=ids).loss])
+    own = lambda: model(input_ids=ids, labels=ids).loss
+    return _script(s, model, [own if wide_loss else lambda: _judged_as_they_are(s, model(input_ids=ids).logits, ids)])
+
+
+def _judged_as_they_are(s: Setting, logits: Tensor, ids: Tensor) -> Tensor:
+    with torch.autocast(s.device, enabled=False):
+        return F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
 
 
 @healthy

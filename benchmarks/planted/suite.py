@@ -12,6 +12,7 @@ import fourteenth
 import fourth
 import fresh
 import healthy
+import nineteenth
 import ninth
 import seventeenth
 import seventh
@@ -25,5 +26,6 @@ from cases import CASES
 
 __all__ = [
     "CASES", "again", "eighteenth", "eighth", "eleventh", "fifteenth", "fifth", "fourteenth", "fourth", "fresh",
-    "healthy", "ninth", "seventeenth", "seventh", "sixteenth", "sixth", "tenth", "third", "thirteenth", "twelfth",
+    "healthy", "nineteenth", "ninth", "seventeenth", "seventh", "sixteenth", "sixth", "tenth", "third", "thirteenth",
+    "twelfth",
 ]  # fmt: skip

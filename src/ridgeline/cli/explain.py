@@ -18,8 +18,12 @@ from ridgeline.findings.explanation import Explanation
 from ridgeline.findings.finding import Finding
 from ridgeline.findings.whatif import WhatIf, what_if
 from ridgeline.journeys import explain
+from ridgeline.trace.memory import Holder
+from ridgeline.units import show_bytes
 
 BAR = 24
+HOLDERS = 5
+"""Who holds the peak, at most, in the terminal; the JSON has more."""
 _WORDS = {
     "dataloader": "data loader",
     "gc": "garbage collection",
@@ -92,6 +96,7 @@ def show(found: Explanation, top: int) -> None:
     _numbers(out, found)
     _findings(out, found, top)
     _breakdown(out, found)
+    _memory(out, found)
     _notes(out, found)
 
 
@@ -114,6 +119,8 @@ def _tried(found: Sequence[WhatIf]) -> None:
 
 def _numbers(out: Console, found: Explanation) -> None:
     """The three numbers: how long a step is, how busy the device, how much can be won back."""
+    if not found.totals["all"]["num_gpu_events"]:
+        return
     won = found.recoverable_ms / found.step_ms if found.step_ms else 0.0
     line = Text("  ")
     steps = f" (mean of {found.replay.num_steps})" if found.replay.num_steps > 1 else ""
@@ -199,6 +206,29 @@ def _breakdown(out: Console, found: Explanation) -> None:
     out.print(made)
 
 
+def _memory(out: Console, found: Explanation) -> None:
+    """What is held where most is, by category, and by whom."""
+    for peak in found.memory:
+        reserved = f", {show_bytes(peak.reserved_bytes)} reserved" if peak.reserved_bytes >= 0 else ""
+        where = f" of device {peak.device}" if len(found.memory) > 1 else ""
+        title = f"Memory at its peak{where}: {show_bytes(peak.allocated_bytes)}{reserved}"
+        made = table(title, ("", "left"), ("held", "right"), ("share", "right"), ("", "left"))
+        rows = [(name, num, "cyan") for name, num in peak.categories]
+        rows += [(f"  {_holder(holder)}", holder.num_bytes, "blue") for holder in peak.holders[:HOLDERS]]
+        shares = [(name, num, num / max(1, peak.allocated_bytes), style) for name, num, style in rows]
+        add_rows(
+            made,
+            [(name, show_bytes(num), percent(frac), bar(frac, BAR, style)) for name, num, frac, style in shares],
+            out.width,
+            clipped,
+        )
+        out.print(made)
+
+
+def _holder(holder: Holder) -> str:
+    return " · ".join(part for part in (holder.module, holder.source, holder.op) if part) or holder.phase
+
+
 def _notes(out: Console, found: Explanation) -> None:
     """What the answers rest on."""
     linked, whole = found.totals["linked"], found.totals["all"]
@@ -216,8 +246,8 @@ def _notes(out: Console, found: Explanation) -> None:
         )
     if found.replay.host_frac < 0.995:
         notes.append(
-            f"recording slowed the host: gains are for launches at {percent(found.replay.host_frac)} of the "
-            "recorded time"
+            f"recording slowed the host ({_short(found.replay.recorded_ms, 4)} ms a step as recorded): gains are for "
+            f"launches at {percent(found.replay.host_frac)} of the recorded time"
         )
     for note in notes:
         out.print(Text(f"· {note}", style=DIM))

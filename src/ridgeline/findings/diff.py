@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ridgeline.errors import FindingError
 from ridgeline.findings.fact import positive
 from ridgeline.findings.kernelname import kernel_name
 from ridgeline.findings.window import Window, window_of
@@ -139,6 +140,9 @@ class Side:
 
 def diff(a: Trace, b: Trace, idle: Idle) -> Difference:
     """Align two runs and attribute the difference of their steps; ``idle`` gives seconds a step by cause."""
+    empty = [trace.title for trace in (a, b) if not trace.gpu.any() and not trace.of_kind(Kind.STEP).any()]
+    if empty:
+        raise FindingError(f"no steps and no device work in {' and '.join(empty)}: nothing to compare")
     before, after = _side(a, idle), _side(b, idle)
     level, matched = _level(before, after)
     key = LEVELS[level]
@@ -154,6 +158,8 @@ def diff(a: Trace, b: Trace, idle: Idle) -> Difference:
 
 def _notes(a: Side, b: Side, level: str, matched: float) -> tuple[str, ...]:
     notes = []
+    if not len(a.rows) and not len(b.rows):
+        return ("no device work in either run: only the lengths of their steps are compared",)
     if matched < MATCHED:
         notes.append(f"only {matched:.0%} of the time has the same {level} in both runs")
     alone = [_unrecorded_ms(side.trace) for side in (a, b)]
@@ -351,7 +357,8 @@ def _why(a: Part, b: Part) -> str:
         pace = "slower" if b.mean_s > a.mean_s else "faster"
         reasons.append(f"{pace} kernels ({_micros(a.mean_s)} → {_micros(b.mean_s)})")
     hidden_a, hidden_b = a.kernels_s - a.exclusive_s, b.kernels_s - b.exclusive_s
-    if not reasons and abs(hidden_b - hidden_a) > 0.5 * abs(b.exclusive_s - a.exclusive_s) > 0:
+    against = (b.kernels_s - a.kernels_s) * (b.exclusive_s - a.exclusive_s) < 0
+    if (against or not reasons) and abs(hidden_b - hidden_a) > 0.5 * abs(b.exclusive_s - a.exclusive_s) > 0:
         reasons.append("less overlapped" if hidden_b < hidden_a else "more overlapped")
     return ", ".join(reasons) or "the same kernels"
 

@@ -18,12 +18,15 @@ from ridgeline.profiler.floors import device_of
 from ridgeline.trace.breakdown import totals
 from ridgeline.trace.idle import Cause, idle_causes, idle_places
 from ridgeline.trace.kind import Kind
+from ridgeline.trace.memory import Peak, peaks
 from ridgeline.trace.quality import quality
 from ridgeline.trace.steps import Step, steps
 from ridgeline.trace.table import Trace
+from ridgeline.units import show_bytes
 
 MAX_PLACES = 5
 HEALTHY_FRAC = 0.9
+FIRST_USE = "A first use: most of the time the device is opened or code is loaded. Record after a few steps."
 NAMED_FRAC = 0.02
 """Of the step: findings that bring less, now and once those above them are done, are not in the verdict."""
 
@@ -69,6 +72,7 @@ class Explanation:
     ranks: tuple[Summary, ...]
     gaps: tuple[Gap, ...] = ()
     path_ms: Mapping[str, float] = field(default_factory=dict)
+    memory: tuple[Peak, ...] = ()
     scene: Scene | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -102,6 +106,7 @@ class Explanation:
             "findings": [finding.to_dict() for finding in self.findings],
             "critical_path_ms": dict(self.path_ms),
             "gaps": [gap.to_dict() for gap in self.gaps],
+            "memory": [peak.to_dict() for peak in self.memory],
             "ranks": [
                 {"rank": rank.rank, "totals": {name: dict(part) for name, part in rank.totals.items()}}
                 for rank in self.ranks
@@ -194,11 +199,13 @@ def explained(
     findings = tuple(findings_of(scene))
     whole = mean_totals([summary.totals for summary in summaries])
     own = next((one for one in summaries if len(trace) and one.rank == int(trace.rank[0])), summaries[0])
+    checked = quality(trace)
+    cold = checked.verdict == "poor" and checked.has("cold") and not findings
     return Explanation(
         title=trace.title,
         device=found.name if found else _recorded_name(trace),
-        verdict=verdict_of(scene, findings, whole),
-        quality=quality(trace).to_dict(),
+        verdict=FIRST_USE if cold else verdict_of(scene, findings, whole),
+        quality=checked.to_dict(),
         replay=replay_of(scene),
         totals=whole,
         steps=own.steps if len(summaries) == 1 else tuple(step for one in summaries for step in one.steps),
@@ -208,6 +215,7 @@ def explained(
         ranks=tuple(summaries),
         gaps=gaps_of(scene),
         path_ms=path_ms(scene.wiring.program, scene.recorded, scene.num_steps),
+        memory=tuple(peaks(trace)),
         scene=scene,
     )
 
@@ -233,9 +241,17 @@ def replay_of(scene: Scene) -> Replay:
     )
 
 
+def _held(peak: Peak) -> str:
+    """Of a file that knows of memory alone."""
+    most = ", ".join(f"{show_bytes(num)} {name}" for name, num in peak.categories[:2])
+    return f"Memory alone: {show_bytes(peak.allocated_bytes)} at the peak{f', of which {most}' if most else ''}."
+
+
 def verdict_of(scene: Scene, findings: Sequence[Finding], whole: Mapping[str, Mapping[str, float]]) -> str:
     """One sentence a person would say."""
     total_ms, busy_ms = whole["all"]["total_ms"], whole["all"]["busy_ms"]
+    if not len(scene.trace) and (held := peaks(scene.trace)):
+        return _held(max(held, key=lambda peak: peak.allocated_bytes))
     if not whole["all"]["num_gpu_events"]:
         return (
             "No device work in this trace: it was recorded without GPU activities, or the program ran on the CPU alone."

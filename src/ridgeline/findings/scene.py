@@ -404,17 +404,17 @@ class Scene:
         return len(spans) > 0 and (self.window.is_marked or self._late_frac(self.time_of(spans)) >= LATE_FRAC)
 
     def stalls(self, spans: Index) -> tuple[Index, float]:
-        """Spans without children that took over ten times (and 50 µs more than) what their name usually takes."""
-        parents = np.unique(self.trace.parent[spans])
-        leaves = spans[~np.isin(spans, parents)]
+        """Spans that took over ten times (and 50 µs more than) what their name usually takes by itself, without what
+        is inside of it: a thread that is not running stops in the middle of an op as well as of a call."""
         waiting = self.wiring.call_rows[self.program.waits_for >= 0]
-        leaves = leaves[~np.isin(leaves, waiting)]
-        if not len(leaves):
-            return leaves, 0.0
-        seconds = self.trace.duration_s[leaves]
-        usual = self._usual(self.trace.name[leaves], seconds)
+        own = spans[~np.isin(spans, waiting)]
+        if not len(own):
+            return own, 0.0
+        inside = np.bincount(self.trace.parent[spans] + 1, self.trace.duration_s[spans], len(self.trace) + 1)[1:]
+        seconds = np.maximum(0.0, self.trace.duration_s[own] - inside[own])
+        usual = self._usual(self.trace.name[own], seconds)
         long = self._is_unusual(seconds, usual)
-        return leaves[long], float((seconds - usual)[long].sum())
+        return own[long], float((seconds - usual)[long].sum())
 
     def unusual(self, spans: Index) -> Index:
         """The same of all spans, those with children as well: whatever is around a stall took as long."""

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
 from ridgeline.trace.kind import Kind
 from ridgeline.trace.table import Index, Trace
 
-_TOTAL = re.compile(r"^(?:allocated_bytes|memory_bytes)\b.*?(?:\(GPU (\d+)\))?$")
+_TOTAL = re.compile(r"^(?:allocated_bytes(?: since start)?|memory_bytes)(?: \(GPU (\d+)\)| stage (\d+))?$")
+HOLDERS = "memory_holders"
+"""What a trace without allocations says of them: for each device rows of category, line, bytes and blocks."""
+BEFORE = "before the recording"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +27,22 @@ class Peak:
     reserved_bytes: int  # -1: not recorded
     recorded_bytes: int  # of the allocations that the trace saw being made; the rest was there before
     holders: tuple[Holder, ...]
+    categories: tuple[tuple[str, int], ...] = ()  # largest first; together all that is allocated, where any is known
 
     @property
     def earlier_bytes(self) -> int:
         """Allocated before the recording began: parameters, as a rule."""
         return self.allocated_bytes - self.recorded_bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "device": self.device,
+            "at_ms": self.at_s * 1e3,
+            "allocated_bytes": self.allocated_bytes,
+            "reserved_bytes": self.reserved_bytes if self.reserved_bytes >= 0 else None,
+            "by_category": dict(self.categories),
+            "holders": [asdict(holder) for holder in self.holders],
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,26 +59,43 @@ class Holder:
 
 def peaks(trace: Trace, limit: int = 20) -> list[Peak]:
     """The peak of every device whose memory was recorded, with its largest holders."""
-    found = []
-    for name, counter in trace.counters.items():
-        match = _TOTAL.match(name)
-        if not match or not len(counter.value) or "(host)" in name:
-            continue
-        device = int(match.group(1) or 0)
-        top = int(np.argmax(counter.value))
-        at_s = float(counter.at_s[top])
-        held = live_at(trace, device, at_s)
-        found.append(
-            Peak(
-                device=device,
-                at_s=at_s,
-                allocated_bytes=int(counter.value[top]),
-                reserved_bytes=_reserved(trace, device, at_s),
-                recorded_bytes=int(trace.optional("bytes")[held].sum()) if len(held) else 0,
-                holders=tuple(_holders(trace, held)[:limit]),
-            )
-        )
-    return found
+    totals = {name: _TOTAL.match(name) for name in trace.counters if len(trace.counters[name].value)}
+    return [_peak(trace, name, int(match[1] or match[2] or 0), limit) for name, match in totals.items() if match]
+
+
+def _peak(trace: Trace, name: str, device: int, limit: int) -> Peak:
+    counter = trace.counters[name]
+    top = int(np.argmax(counter.value))
+    at_s, most = float(counter.at_s[top]), int(counter.value[top])
+    holders = _told(trace, device) or _holders(trace, live_at(trace, device, at_s))
+    recorded = sum(holder.num_bytes for holder in holders)
+    categories = _columns(trace, name, at_s) or _phases(holders, most - recorded)
+    return Peak(device, at_s, most, _reserved(trace, device, at_s), recorded, tuple(holders[:limit]), categories)
+
+
+def _columns(trace: Trace, name: str, at_s: float) -> tuple[tuple[str, int], ...]:
+    """Categories that have counters of their own."""
+    parts = [part for part in trace.counters if part.startswith(f"{name}: ")]
+    return _largest({part.removeprefix(f"{name}: "): _value(trace, part, at_s) for part in parts})
+
+
+def _phases(holders: list[Holder], before_bytes: int) -> tuple[tuple[str, int], ...]:
+    """What the holders are, and what was there before them; nothing where nobody is known."""
+    sums = {BEFORE: before_bytes} if holders else {}
+    for holder in holders:
+        sums[holder.phase or "other"] = sums.get(holder.phase or "other", 0) + holder.num_bytes
+    return _largest(sums)
+
+
+def _largest(sums: dict[str, int]) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted(((name, num) for name, num in sums.items() if num > 0), key=lambda row: -row[1]))
+
+
+def _told(trace: Trace, device: int) -> list[Holder]:
+    """Holders that whoever made the trace has written into it."""
+    told = trace.meta.get(HOLDERS)
+    rows = told.get(str(device), ()) if isinstance(told, dict) else ()
+    return [Holder("", "", str(category), str(line), int(num), int(count)) for category, line, num, count in rows]
 
 
 def live_at(trace: Trace, device: int, at_s: float) -> Index:
@@ -74,11 +106,14 @@ def live_at(trace: Trace, device: int, at_s: float) -> Index:
 
 
 def _reserved(trace: Trace, device: int, at_s: float) -> int:
-    counter = trace.counters.get(f"reserved_bytes (GPU {device})")
-    if counter is None or not len(counter.value):
-        return -1
-    at = int(np.searchsorted(counter.at_s, at_s, side="right")) - 1
-    return int(counter.value[max(at, 0)])
+    known = [name for name in (f"reserved_bytes (GPU {device})", "reserved_bytes") if name in trace.counters]
+    return _value(trace, known[0], at_s) if known and len(trace.counters[known[0]].value) else -1
+
+
+def _value(trace: Trace, name: str, at_s: float) -> int:
+    """What a counter says at a time: its last word until then."""
+    counter = trace.counters[name]
+    return int(counter.value[max(int(np.searchsorted(counter.at_s, at_s, side="right")) - 1, 0)])
 
 
 def _holders(trace: Trace, held: Index) -> list[Holder]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from ridgeline.trace.breakdown import total_of
 from ridgeline.trace.idle import idle_causes, named
+from ridgeline.trace.intervals import covered_within
 from ridgeline.trace.kind import Kind
 from ridgeline.trace.steps import windows_of
 from ridgeline.trace.table import Trace
@@ -22,6 +23,9 @@ _LAUNCH = re.compile(
     re.IGNORECASE,
 )
 _GRAPH = re.compile(r"GraphLaunch", re.IGNORECASE)
+_WAITS = re.compile(r"Synchronize|Memcpy|Memset|EventQuery|GraphInstantiate|Host(?:Register|Alloc)")
+COLD_NS = 100_000_000
+"""Of a call that does not wait for the device: the longest of warm ones take a tenth of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +85,10 @@ def _set_aside(trace: Trace) -> Iterator[Issue]:
 
 
 def _no_device(trace: Trace) -> Iterator[Issue]:
-    if not len(trace):
+    if not len(trace) and trace.counters:
+        yield Issue("no_spans", NOTE, "the file knows of counters alone, memory as a rule",
+                    "nothing is said of time: record a trace beside it")  # fmt: skip
+    elif not len(trace):
         yield Issue("empty", SEVERE, "the trace holds no spans", "there is nothing to analyze")
     elif not trace.gpu.any():
         yield Issue("no_device", WARNING, "no kernel, copy or collective was recorded on any device",
@@ -227,6 +234,23 @@ def _overhead(trace: Trace) -> Iterator[Issue]:
                     "the host runs slower than without: launch-bound time is overstated", 0.0, python)  # fmt: skip
 
 
+def _cold(trace: Trace) -> Iterator[Issue]:
+    """Calls that wait for nothing and take a tenth of a second open the device or load code: a first use."""
+    if not trace.gpu.any():
+        return
+    long = trace.of_kind(Kind.RUNTIME) & (trace.end_ns - trace.start_ns > COLD_NS)
+    long &= ~named(trace, _WAITS, long)
+    busy, span = trace.busy(trace.gpu), (trace.start_ns[trace.gpu].min(), trace.end_ns[trace.gpu].max())
+    start, end = (np.clip(edge[long], *span) for edge in (trace.start_ns, trace.end_ns))
+    idle_ns = int((end - start - covered_within(busy, start, end)).sum())
+    share = idle_ns / max(1, int(span[1] - span[0]))
+    if share > 0.05:
+        yield Issue("cold", SEVERE if share > 0.5 else WARNING,
+                    f"{idle_ns / 1e6:,.0f} ms pass in {len(start)} calls that open the device or load code",
+                    "a first use, which later steps do not have: record after a few steps", share,
+                    len(start))  # fmt: skip
+
+
 def _order(trace: Trace) -> Iterator[Issue]:
     """Spans that overlap on a stream, or start before their launch."""
     rows = trace.in_order(trace.gpu)
@@ -260,5 +284,6 @@ def _ranks(trace: Trace) -> Iterator[Issue]:
 
 
 _CHECKS: tuple[Callable[[Trace], Iterator[Issue]], ...] = (
-    _set_aside, _damage, _no_device, _unlinked, _early, _graphs, _missing, _steps, _clock, _overhead, _order, _ranks,
+    _set_aside, _damage, _no_device, _unlinked, _early, _graphs, _missing, _steps, _clock, _overhead, _cold,
+    _order, _ranks,
 )  # fmt: skip

@@ -127,9 +127,11 @@ class Snapshot:
     devices: tuple[Memory, ...]
 
     def trace(self, title: str) -> Trace:
-        """Allocated and reserved bytes as counters of a trace."""
+        """Allocated and reserved bytes as counters of a trace, and who holds them where they are most."""
         build = TraceBuilder(title)
-        build.describe(format="memory_snapshot")
+        several = len(self.devices) > 1
+        holders = {str(memory.device if several else 0): _rows(memory.at_peak()) for memory in self.devices}
+        build.describe(format="memory_snapshot", memory_holders=holders)
         for memory in self.devices:
             tail = "" if len(self.devices) == 1 else f" (GPU {memory.device})"
             curve = memory.curve
@@ -137,6 +139,10 @@ class Snapshot:
                 for at_s, value in zip(curve.at_s.tolist(), column.tolist(), strict=True):
                     build.count(name + tail, at_s, value)
         return build.build()
+
+
+def _rows(holders: Iterable[Holder]) -> list[list[Any]]:
+    return [[one.category, one.where, one.num_bytes, one.num_blocks] for one in holders]
 
 
 def is_snapshot(head: bytes) -> bool:

@@ -17,6 +17,7 @@ MAX_SPANS = 6000
 """Spans of the timeline: more than a screen can tell apart."""
 MAX_POINTS = 1500
 MAX_DOTS = 400
+MAX_CURVES = 10
 MAX_NODES = 3000
 HOST_KINDS = (Kind.OP, Kind.ANNOTATION, Kind.RUNTIME, Kind.DATALOADER, Kind.GC, Kind.PYTHON)
 
@@ -46,6 +47,7 @@ def explanation_data(found: Explanation) -> dict[str, Any]:
         "modules": _modules(scene) if scene is not None else [],
         "roofline": _roofline(scene) if scene is not None else None,
         "memory": _memory(scene) if scene is not None else [],
+        "held": [peak.to_dict() for peak in found.memory],
     }
 
 
@@ -233,4 +235,4 @@ def _memory(scene: Scene) -> list[dict[str, Any]]:
             for start in range(0, len(counter.value), step)
         ]
         made.append({"name": name, "points": points})
-    return made[:6]
+    return made[:MAX_CURVES]

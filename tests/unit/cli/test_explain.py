@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 
 import pytest
 
 from ridgeline.cli.app import run
+from ridgeline.cli.explain import show
+from ridgeline.journeys import explain
 from ridgeline.trace import Kind, TraceBuilder, write_chrome
 
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
@@ -62,6 +65,31 @@ def test_the_json_is_json_and_nothing_else(slow, capsys):
     assert document["findings"][0]["rule"] == "data-loader"
     assert document["totals"]["all"]["num_gpu_events"] == 40
     assert document["what_if"][0]["after_ms"] < document["what_if"][0]["before_ms"]
+
+
+def test_a_file_of_memory_alone_says_who_holds_the_peak(tmp_path, capsys):
+    """It said that no device work was recorded, and nothing of memory."""
+    path = tmp_path / "memory.raw.json"
+    path.write_text(json.dumps([[-1, 1, 2_000_000, 0], [5_000, 2, 6_000_000, 4], [9_000, 4, -6_000_000, 4]]))
+    assert run(["explain", str(path)]) == 0
+    said = capsys.readouterr().out
+    assert "Memory alone: 8 MB at the peak, of which 6 MB activation, 2 MB parameter." in said
+    assert re.search(r"activation +6 MB +75%", said) and "a step" not in said and "nothing to analyze" not in said
+    assert run(["explain", str(path), "--json"]) == 0
+    (peak,) = json.loads(capsys.readouterr().out)["memory"]
+    assert peak["allocated_bytes"] == 8_000_000
+    assert peak["by_category"] == {"activation": 6_000_000, "parameter": 2_000_000}
+
+
+def test_a_step_slowed_by_its_recording_is_told_as_both(slow, capsys):
+    """A gain may be longer than the step is without a recorder, and never longer than the one recorded."""
+    found = explain([slow])
+    show(replace(found, replay=replace(found.replay, recorded_ms=2 * found.step_ms, host_frac=0.5)), 5)
+    said = " ".join(capsys.readouterr().out.split())
+    step, recorded = (
+        re.search(rf"([\d.]+) ms a step{words}", said)[1] for words in (r" \(mean of 4\)", " as recorded")
+    )
+    assert float(recorded) == pytest.approx(2 * float(step), rel=1e-3)
 
 
 def test_a_healthy_run_has_no_findings(fast, capsys):

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from stage import Stage, healthy
 
+from ridgeline.errors import FindingError
 from ridgeline.findings.diff import diff, exclusive_s, idle_by_cause, plain_op
 from ridgeline.findings.window import window_of
-from ridgeline.trace import Kind
+from ridgeline.trace import Kind, TraceBuilder
 
 
 def _run(
@@ -57,6 +58,26 @@ def test_other_kernels_for_the_same_op_are_named():
     assert "other kernels (softmax_a → softmax_b)" in found.why
 
 
+def _beside(ms: float, from_ms: float):
+    """Steps of a product of 4 ms, and an exchange on another stream that begins after so many."""
+    build = TraceBuilder("run")
+    for i in range(3):
+        at = i * 10e-3
+        build.add(f"ProfilerStep#{i}", "host", at, 10e-3, kind=Kind.STEP, thread=1, step=i)
+        for name, start_ms, long_ms, stream in (("nvjet", 0.0, 4.0, 7), ("exchange", from_ms, ms, 20)):
+            op = {"nvjet": "aten::mm", "exchange": "aten::copy_"}[name]
+            build.add(name, f"stream {stream}", at + start_ms * 1e-3, long_ms * 1e-3, kind=Kind.KERNEL, device=0,
+                      stream=stream, step=i, op=op)  # fmt: skip
+    return build.build()
+
+
+def test_what_takes_longer_and_costs_less_is_more_overlapped():
+    """Slower kernels alone would say the opposite of the change."""
+    change = _change(diff(_beside(3.0, 4.0), _beside(3.7, 2.0), idle_by_cause), "copy")
+    assert change.delta_ms == pytest.approx(-1.3, abs=0.01)
+    assert "slower kernels" in change.why and "more overlapped" in change.why
+
+
 def test_idle_time_is_a_change_with_its_cause():
     found = diff(_run(), _run(loader_us=2000.0), idle_by_cause)
     assert _change(found, "dataloader").delta_ms > 1.0
@@ -69,6 +90,26 @@ def test_runs_without_modules_are_aligned_by_op():
 def test_a_run_is_no_different_from_itself():
     found = diff(_run(), _run(), idle_by_cause)
     assert found.delta_ms == 0 and max(abs(change.delta_ms) for change in found.changes) < 1e-9
+
+
+def test_a_file_without_steps_and_device_work_is_refused():
+    """Memory alone was called fourteen billion percent faster than a run."""
+    build = TraceBuilder("memory")
+    build.count("memory_bytes", 0.0, 1e9)
+    with pytest.raises(FindingError, match="no device work in memory: nothing to compare"):
+        diff(build.build(), _beside(3.0, 4.0), idle_by_cause)
+
+
+def test_steps_of_the_host_alone_are_compared_by_their_length():
+    sides = []
+    for ms in (4.0, 5.0):
+        build = TraceBuilder("host")
+        for i in range(3):
+            build.add(f"ProfilerStep#{i}", "host", i * ms * 1e-3, ms * 1e-3, kind=Kind.STEP, thread=1, step=i)
+        sides.append(build.build())
+    found = diff(*sides, idle_by_cause)
+    assert found.delta_ms == pytest.approx(1.0, rel=1e-3)
+    assert found.notes == ("no device work in either run: only the lengths of their steps are compared",)
 
 
 def test_no_moment_is_counted_twice():

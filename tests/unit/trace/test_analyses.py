@@ -321,6 +321,46 @@ def test_the_peak_of_memory_names_its_holders():
     assert (peak.allocated_bytes, peak.recorded_bytes, peak.earlier_bytes) == (1140, 140, 1000)
     assert [(h.op, h.num_bytes) for h in peak.holders] == [("conv", 100), ("relu", 40)]
     assert over_time(trace)["forward"][1] == [100, 140, 100, 110, 10, 0]
+    assert peak.categories == (("before the recording", 1000), ("forward", 140))
+
+
+def test_counters_of_categories_are_no_devices_of_their_own():
+    """A timeline has one counter for all and one for each category; all of them were taken for totals."""
+    build = TraceBuilder("timeline")
+    for at, parts in ((0, (70, 10)), (10, (70, 50)), (20, (70, 20))):
+        build.count("memory_bytes", at * US, float(sum(parts)))
+        for name, value in zip(("parameter", "activation"), parts, strict=True):
+            build.count(f"memory_bytes: {name}", at * US, float(value))
+    (peak,) = peaks(build.build())
+    assert (peak.device, peak.allocated_bytes, peak.reserved_bytes) == (0, 120, -1)
+    assert peak.categories == (("parameter", 70), ("activation", 50))
+    assert peak.to_dict()["by_category"] == {"parameter": 70, "activation": 50}
+
+
+def test_stages_and_devices_have_peaks_of_their_own():
+    build = TraceBuilder("many")
+    for name, value in (("memory_bytes stage 3", 5.0), ("memory_bytes (GPU 1)", 7.0), ("allocated_bytes (host)", 9.0)):
+        build.count(name, 0.0, value)
+    assert [(peak.device, peak.allocated_bytes, peak.categories) for peak in peaks(build.build())] == [
+        (3, 5, ()),
+        (1, 7, ()),
+    ]
+
+
+def test_a_recording_of_the_first_use_of_a_device_says_so():
+    """A launch of four seconds loads code; one that waits for a busy device, or a wait, does not."""
+    build = TraceBuilder("cold")
+    build.add("kernel", "GPU 0 stream 7", 0.0, 1e-3, kind=Kind.KERNEL, device=0, stream=7)
+    build.add("cudaLaunchKernel", "host", 2e-3, 4.0, kind=Kind.RUNTIME, thread=1)
+    build.add("kernel", "GPU 0 stream 7", 4.1, 1e-3, kind=Kind.KERNEL, device=0, stream=7)
+    found = quality(build.build())
+    assert found.has("cold") and found.verdict == "poor"
+    build = TraceBuilder("warm")
+    build.add("kernel", "GPU 0 stream 7", 0.0, 4.0, kind=Kind.KERNEL, device=0, stream=7)
+    build.add("cudaLaunchKernel", "host", 2e-3, 3.9, kind=Kind.RUNTIME, thread=1)
+    build.add("cudaDeviceSynchronize", "host", 4.0, 3.0, kind=Kind.RUNTIME, thread=1)
+    build.add("kernel", "GPU 0 stream 7", 7.0, 1.0, kind=Kind.KERNEL, device=0, stream=7)
+    assert not quality(build.build()).has("cold")
 
 
 def test_quality_of_a_sound_trace_is_good():

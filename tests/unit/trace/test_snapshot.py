@@ -9,6 +9,7 @@ import pytest
 
 from ridgeline.errors import InputError
 from ridgeline.trace import read
+from ridgeline.trace.memory import peaks
 from ridgeline.trace.snapshot import BEFORE, NO_STACK, is_snapshot, read_snapshot
 
 FORWARD = [
@@ -88,6 +89,13 @@ def test_a_packed_snapshot_reads_the_same_and_becomes_counters(file, tmp_path):
     assert trace.counters["memory_bytes"].value.max() == 530
     assert trace.counters["reserved_bytes"].value[-1] == 3072
     assert is_snapshot(file.read_bytes()[:64])
+
+
+def test_whoever_holds_the_peak_is_in_the_trace(file):
+    (peak,) = peaks(read(file, cache=False))
+    assert (peak.allocated_bytes, peak.reserved_bytes) == (530, 3072)
+    assert [(h.phase, h.source, h.num_bytes) for h in peak.holders][0] == ("activation", "model.py:12 forward", 400)
+    assert dict(peak.categories)["activation"] == 400 and sum(num for _, num in peak.categories) == 530
 
 
 @pytest.mark.parametrize(

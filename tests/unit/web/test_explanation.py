@@ -74,6 +74,17 @@ def test_the_page_holds_findings_timeline_modules_roofline_and_memory(page):
     assert sum(row["ms"] for row in data["modules"]) == pytest.approx(8 * 0.89, rel=1e-6)
 
 
+def test_the_page_of_memory_alone_holds_its_peak_and_every_category():
+    """Two of eight curves were left out, and who holds the peak was nowhere."""
+    build = TraceBuilder("memory")
+    for name in ("memory_bytes", *(f"memory_bytes: {i}" for i in range(8))):
+        build.count(name, 0.0, 8e9 if name == "memory_bytes" else 1e9)
+    trace = build.build()
+    data = _data(render_explanation(explained(trace, [summary_of(trace)])))
+    assert len(data["memory"]) == 9 and not data["totals"]["all"]["num_gpu_events"]
+    assert data["held"][0]["allocated_bytes"] == 8_000_000_000 and len(data["held"][0]["by_category"]) == 8
+
+
 def test_hostile_names_cannot_leave_their_place():
     page = render_explanation(_explanation(HOSTILE))
     assert page.count("</script>") == 2

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.errors import RidgelineError
-from ridgeline.findings.cure import Cure
+from ridgeline.findings.cure import Cure, joined
 from ridgeline.findings.replay import Index
 from ridgeline.findings.rule import rule
 from ridgeline.findings.scene import Candidate, Scene
@@ -22,6 +22,8 @@ VALUE_BYTES = 4096
 """Less is a value that somebody reads, not data that is moved."""
 STREAMED_FRAC = 0.3
 STREAMED_BYTES = 64e6
+RETURNED_FRAC, MOVED = 0.9, 6
+"""Of the copies of one size, how many come back, and tensors a round, at least: a picture that comes back is one."""
 LAYERS = 8
 """Large copies a step, at least: weights come layer by layer, what is computed on comes in a few pieces."""
 
@@ -31,6 +33,10 @@ def _link_bytes_per_s(scene: Scene) -> float:
         return LINK_FRAC * scene.device.link("pcie").bandwidth_bytes_per_s if scene.device else LINK_BYTES_PER_S
     except RidgelineError:
         return LINK_BYTES_PER_S
+
+
+def _times(num: float, one: str, many: str) -> str:
+    return f"{num:.3g} {one if num == 1 else many}"
 
 
 def _bytes(scene: Scene, works: Index) -> NDArray[np.float64]:
@@ -51,12 +57,50 @@ def _exposed(scene: Scene, works: Index) -> float:
     return difference(copies, kernels).total / max(1, copies.total)
 
 
-@rule("weight-streaming", version=2, order=30)
+def _there_and_back(scene: Scene) -> Index:
+    """Copies to the device whose sizes come back: tensors of many sizes that go first and return are a model that is
+    moved; what is kept on the host for a backward pass, and gradients for an optimizer there, come first."""
+    away, back = np.flatnonzero(scene.copies("htod")), np.flatnonzero(scene.copies("dtoh"))
+    sizes = [_bytes(scene, works) for works in (away, back)]
+    known, counts = np.unique(sizes[0], return_counts=True)
+    same = [int(min(count, (sizes[1] == size).sum())) for size, count in zip(known, counts, strict=True)]
+    both = known[(np.array(same) >= np.maximum(1, RETURNED_FRAC * counts)) & (known >= VALUE_BYTES)]
+    works = np.concatenate((away[np.isin(sizes[0], both)], back[np.isin(sizes[1], both)]))
+    num, moved = len(works) / 2, _bytes(scene, works).sum() / 2
+    if len(both) < 2 or num < MOVED * scene.num_rounds or moved / scene.num_steps < STREAMED_BYTES:
+        return works[:0]
+    first = works[np.argmin(scene.start_ns[scene.rows[works]])]
+    return np.sort(works) if first in away else works[:0]
+
+
+def _moved(scene: Scene, works: Index) -> Candidate:
+    moved = _bytes(scene, works).sum() / 2 / scene.num_steps
+    calls = scene.wiring.call_rows[np.unique(scene.program.call[works])]
+    return Candidate(
+        what=f"Weights go to the device and back: {len(works) / 2 / scene.num_steps:.3g} tensors, {moved / 1e9:.3g} GB "
+        f"each way in a step, {scene.frac(scene.per_step_s(works)):.0%} of the time",
+        cause="streaming weights over PCIe: a model is moved to the device, used, and moved away again",
+        change="move it once, before the loop, and leave it there; if it does not fit, keep it in pinned memory and "
+        "use it for many batches at a time",
+        where=scene.where(works),
+        cure=Cure(
+            works=works, keep_best=0.0, keep_worst=0.1, freed=_calls_of(scene, works), aside=works,
+            host=joined(scene.time_of(calls), scene.op_time(works)), host_best=0.0, host_worst=0.1,
+        ),
+        evidence=_copy_evidence(scene, works),
+        spans=tuple(scene.rows[works[:200]].tolist()),
+        unchecked=("whether the model fits into device memory",),
+    )  # fmt: skip
+
+
+@rule("weight-streaming", version=3, order=30)
 def weight_streaming(scene: Scene) -> Candidate | None:
     """Most of the step is copies from the host, far more than inputs: the weights do not live on the device."""
     works = np.flatnonzero(scene.copies("htod"))
     if not len(works):
         return None
+    if len(both := _there_and_back(scene)):
+        return _moved(scene, both)
     moved = _bytes(scene, works)
     per_step_s, busy_s = scene.per_step_s(works), scene.per_step_s(np.arange(scene.program.num_works))
     large = moved > 1e6
@@ -78,11 +122,14 @@ def weight_streaming(scene: Scene) -> Candidate | None:
         change="keep the weights on the device (quantize, shard over GPUs, offload fewer layers); else prefetch "
         "the next layer on its own stream",
         where=scene.where(works),
-        cure=Cure(works=works, keep_best=0.0, keep_worst=1.0, aside=works, aside_at_worst=True),
+        cure=Cure(
+            works=works, keep_best=0.0, keep_worst=1.0, aside=works, aside_at_worst=True,
+            host=scene.op_time(works), host_best=0.0, host_worst=1.0,
+        ),
         evidence=_copy_evidence(scene, works),
         spans=tuple(scene.rows[works[:200]].tolist()),
         unchecked=("whether the model fits into device memory",),
-    )
+    )  # fmt: skip
 
 
 @rule("small-copies", order=29)
@@ -119,7 +166,7 @@ def pageable_copies(scene: Scene) -> Candidate | None:
     faster = np.clip(moved / _link_bytes_per_s(scene) / np.maximum(seconds, 1e-12), 0.0, 1.0)
     calls = _calls_of(scene, works)
     return Candidate(
-        what=f"{len(works) / scene.num_steps:.3g} copies a step from pageable memory, "
+        what=f"{_times(len(works) / scene.num_steps, 'copy', 'copies')} a step from pageable memory, "
         f"{moved.sum() / max(1e-12, seconds.sum()) / 1e9:.3g} GB/s",
         cause="pageable memory: the driver stages every copy through a buffer of its own and the host thread waits",
         change="DataLoader(pin_memory=True) or tensor.pin_memory(), then .to(device, non_blocking=True)",

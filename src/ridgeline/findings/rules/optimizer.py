@@ -80,17 +80,36 @@ def _num_kernels_a_tensor(scene: Scene, works: Index) -> float:
     return len(works) * scene.passes_a_step / tensors if tensors and scene.passes_a_step >= 1 else float(MANY)
 
 
-@rule("zero-grad", version=2, order=16)
+def _zeroed_by_hand(scene: Scene) -> Index:
+    """Zeros written into what a backward pass then adds to: as many, and of the same sizes."""
+    trace, zeros = scene.trace, scene.host_spans(r"^aten::zero_$", Kind.OP)
+    if not len(zeros) or "shapes" not in trace.extra:
+        return zeros[:0]
+    zeros = zeros[~np.isin(trace.parent[zeros], scene.of_kind(Kind.OP))]
+    added = scene.host_spans(r"^aten::add_$", Kind.OP)
+    added = added[np.isin(trace.parent[added], scene.host_spans(r"AccumulateGrad", Kind.OP))]
+    sizes = {_first_size(scene, row) for row in added.tolist()}
+    found = np.array([row for row in zeros.tolist() if _first_size(scene, row) in sizes], dtype=np.int64)
+    return found if 0.9 * len(added) <= len(found) <= 1.1 * len(added) else found[:0]
+
+
+def _first_size(scene: Scene, row: int) -> str:
+    return scene.trace.text("shapes", row).split("]")[0].lstrip("[")
+
+
+@rule("zero-grad", version=3, order=16)
 def zero_grad(scene: Scene) -> Candidate | None:
     spans = scene.host_spans(r"^Optimizer\.zero_grad|zero_grad", Kind.ANNOTATION, Kind.OP)
+    adds = scene.under(r"AccumulateGrad") & scene.family("pointwise")
+    spans = spans if len(spans) else _zeroed_by_hand(scene)
     time = scene.time_of(spans)
     fills = scene.launched_in(time)
-    adds = scene.under(r"AccumulateGrad") & scene.family("pointwise")
     if not fills.any():
         return None
     works = np.flatnonzero(fills | adds)
     time = joined(time, scene.op_time(np.flatnonzero(adds)))
     meant = 1.0 - 1.0 / max(1.0, scene.passes_a_step)  # of the additions: gradients of later batches are added anyway
+    meant = min(meant, max(0.0, 1.0 - float(fills.sum()) / max(1, adds.sum())))  # unless zeroed before each
     kept = np.where(adds[works] & ~fills[works], meant, 0.0)
     return Candidate(
         what=f"zero_grad writes zeros: {fills.sum() / scene.num_steps:.3g} kernels a step"

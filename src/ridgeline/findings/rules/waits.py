@@ -133,11 +133,17 @@ def host_round_trip(scene: Scene) -> Candidate | None:
     copies = _read_back(scene, waits)
     if not waits or float(scene.work_s[copies].sum()) > FETCHED * time.total / 1e9:
         return None
+    change = "keep it on the device: sample, mask and sort with CUDA tensors; move only what leaves the program"
+    if not scene.copies("htod").any():
+        change = (
+            "nothing of it comes back: compute it on the device, and fetch, print or write it every N steps, or in "
+            "another thread"
+        )
     return Candidate(
         what=f"{len(waits) / scene.num_steps:.3g} times a step a tensor goes to the host, is worked on there, and "
         "the device waits",
         cause="a round trip through the host: computation on CPU tensors in the middle of the step",
-        change="keep it on the device: sample, mask and sort with CUDA tensors; move only what leaves the program",
+        change=change,
         where=_place(waits),
         cure=Cure(
             host=joined(time, scene.time_of(_rows(waits))),

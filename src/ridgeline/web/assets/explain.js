@@ -39,11 +39,11 @@ function hover(node, title, facts) {
 // ---- head -------------------------------------------------------------------------------------------------------
 function drawHead() {
   $("title").textContent = D.title;
-  $("subtitle").textContent = [D.device, D.num_ranks > 1 ? `${D.num_ranks} ranks` : "", `${D.replay.num_steps} step${D.replay.num_steps > 1 ? "s" : ""}`].filter(Boolean).join(" · ");
+  $("subtitle").textContent = [D.device, D.num_ranks > 1 ? `${D.num_ranks} ranks` : "", D.totals.all.num_gpu_events ? `${D.replay.num_steps} step${D.replay.num_steps > 1 ? "s" : ""}` : ""].filter(Boolean).join(" · ");
   $("verdict").textContent = D.verdict;
   const won = D.step_ms ? D.recoverable_ms / D.step_ms : 0, all = D.totals.all;
   const cards = [
-    ["a step", ms(D.step_ms), D.replay.num_steps > 1 ? `mean of ${D.replay.num_steps} steps` : "all that was recorded", ""],
+    ["a step", ms(D.step_ms), (D.replay.num_steps > 1 ? `mean of ${D.replay.num_steps} steps` : "one step") + (D.replay.recorded_ms > 1.02 * D.step_ms ? `, ${ms(D.replay.recorded_ms)} as recorded` : ""), ""],
     ["device busy", percent(D.busy_frac), `${digits(all.busy_ms)} of ${digits(all.total_ms)} ms, ${all.num_gpu_events.toLocaleString("en-US")} device events`, D.busy_frac < 0.5 ? "bad" : D.busy_frac < 0.8 ? "warn" : ""],
     ["to win back", ms(D.recoverable_ms), `${percent(won)} of the step by ${D.findings.length} finding${D.findings.length === 1 ? "" : "s"}`, won > 0.3 ? "bad" : won > 0.1 ? "warn" : ""],
   ];
@@ -204,7 +204,7 @@ function drawSteps() {
     const all = svg("rect", { x: 50 + i * w, y: 0, width: w, height, fill: "transparent" });
     hover(all, `step ${step.step}${D.num_ranks > 1 ? `, rank ${step.rank}` : ""}`, () => [["total", ms(step.total_ms)], ...PARTS.map(([p]) => [p.replace("_", " "), step.categories_ms[p] ? ms(step.categories_ms[p]) : ""])]);
     chart.append(all);
-    if (w > 24) chart.append(svg("text", { x: 50 + i * w + w / 2 - 2, y: height + 15, "text-anchor": "middle" }, String(step.step)));
+    if (w > 24) chart.append(svg("text", { x: 50 + i * w + w / 2 - 2, y: height + 15, "text-anchor": "middle" }, D.num_ranks > 1 ? `r${step.rank}` : String(step.step)));
   });
   chart.append(svg("text", { x: 0, y: 20 }, ms(most)), svg("text", { x: 0, y: height }, "0"));
   $("steps").replaceChildren(chart, el("div", { class: "legend" }, ...PARTS.map(([p, fill]) => el("span", {}, el("i", { style: `background:var(${fill})` }), p.replace("_", " ")))));
@@ -312,10 +312,21 @@ function drawMemory() {
   $("memory").replaceChildren(chart, el("div", { class: "legend" }, ...D.memory.map((m, i) => el("span", {}, el("i", { style: `background:var(${HUES[i % HUES.length]})` }), m.name))));
 }
 
+function drawHeld() {
+  const row = (name, num, peak, hue) => el("div", { class: "bar" }, el("div", { class: "name", text: name.replace(/[^ ]*[/](?=[^/ ]*:)/g, ""), title: name }),
+    el("div", { class: "track" }, el("i", { style: `width:${100 * num / Math.max(1, peak.allocated_bytes)}%;background:var(${hue})` })),
+    el("div", { class: "facts" }, el("b", { text: bytes(num) }), ` ${percent(num / Math.max(1, peak.allocated_bytes))}`));
+  $("held").replaceChildren(...D.held.flatMap((peak) => [
+    el("p", { class: "dim", text: `At the peak${D.held.length > 1 ? ` of device ${peak.device}` : ""} ${bytes(peak.allocated_bytes)} are held${peak.reserved_bytes === null ? "" : `, ${bytes(peak.reserved_bytes)} reserved`}.` }),
+    ...Object.entries(peak.by_category).map(([name, num]) => row(name, num, peak, "--memory")),
+    ...peak.holders.filter((h) => h.module || h.op || h.source.includes(":")).slice(0, 10).map((h) => row([h.module, h.source, h.op].filter(Boolean).join(" · ") || h.phase, h.num_bytes, peak, "--compute")),
+  ]));
+}
+
 // ---- what the answers rest on -----------------------------------------------------------------------------------
 function drawQuality() {
   const R = D.replay, all = D.totals.all, linked = D.totals.linked, notes = [];
-  notes.push(`The replay of what was recorded differs from it by ${percent(R.error_frac)}.`);
+  if (all.num_gpu_events) notes.push(`The replay of what was recorded differs from it by ${percent(R.error_frac)}.`);
   if (R.unexplained_frac > 0.005) notes.push(`In ${percent(R.unexplained_frac)} of the time the device waits for something that the trace does not show.`);
   if (R.host_frac < 0.995) notes.push(`The recording slowed the host: gains are computed with launches at ${percent(R.host_frac)} of their recorded time.`);
   if (linked.num_gpu_events < all.num_gpu_events) notes.push(`${(all.num_gpu_events - linked.num_gpu_events).toLocaleString("en-US")} of ${all.num_gpu_events.toLocaleString("en-US")} device events have no launch in the file. They are counted; without them the device would be busy ${ms(linked.busy_ms)} instead of ${ms(all.busy_ms)}.`);
@@ -329,7 +340,13 @@ $("theme").addEventListener("click", () => {
   document.documentElement.dataset.theme = dark ? "light" : "dark";
   repaint();
 });
-drawHead(); drawFindings(); drawShares(); drawSteps(); drawFlame(flame); drawGaps(); drawRoofline(); drawMemory(); drawQuality();
+// A file of memory or of the host alone: panels of device time would show zeros as if they were results.
+if (!D.totals.all.num_gpu_events) {
+  const bare = ["findings", "shares", "flame", ...(D.timeline && D.timeline.lanes.length ? [] : ["timeline"])];
+  for (const id of bare) $(id).closest("section").hidden = true;
+  $("cards").hidden = true;
+}
+drawHead(); drawFindings(); drawShares(); drawSteps(); drawFlame(flame); drawGaps(); drawRoofline(); drawMemory(); drawHeld(); drawQuality();
 if (D.timeline) timelineEvents();
 document.documentElement.dataset.drawn = "yes";
 })();
