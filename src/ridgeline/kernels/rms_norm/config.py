@@ -51,6 +51,29 @@ class Backward:
     ahead: bool = False
     """Rows wait in shared memory, ``num_stages`` of them, until their sums are taken, and in registers until they are
     finished, while the next one's sums are taken; weights wait in shared memory, unless ``keep_weight``."""
+    split: int = 1
+    """So many programs, which start together as a cluster, share a row that is finished a turn later."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnSums:
+    """Shares of columns that a program of the last sum asks for at once, how many columns of them, and its warps."""
+
+    shares: int
+    block: int
+    num_warps: int
+
+
+def column_sums(shares: int) -> ColumnSums:
+    """All shares of a column at once, up to 1024: waiting for 32 at a time took longer than adding them."""
+    shares = clamp(power_of_two(shares), 32, 1024)
+    return ColumnSums(shares, 16, clamp(shares * 16 // 1024, 2, 16))
+
+
+def share_pitch(cols: int) -> int:
+    """Numbers from one program's share of column sums to the next: shares start with an access of four. Read one by
+    one, shares of odd columns took the last sum 1 to 1.5 µs more."""
+    return cdiv(cols, 4) * 4
 
 
 LONG_BLOCK = 8192
@@ -157,14 +180,30 @@ WARPS = 16
 """Warps of a multiprocessor that have 128 registers a thread."""
 
 
+SPLIT_BYTES = 128
+"""Programs that share a row have stretches of it that are made of so many bytes."""
+
+
 def ahead(
-    cols: int, num_warps: int, slots: int, programs_per_sm: int, keep_weight: bool = False, itemsize: int = 2
+    cols: int,
+    num_warps: int,
+    slots: int,
+    programs_per_sm: int,
+    keep_weight: bool = False,
+    itemsize: int = 2,
+    split: int = 1,
 ) -> Backward:
     """Rows that are finished while the next one's sums are taken, ``slots`` of them in shared memory."""
     vector = 16 // itemsize
     block = 32 * vector * num_warps
-    chunks = cdiv(cols // vector * vector, block)
-    return Backward(1, chunks, block, num_warps, slots, programs_per_sm, keep_weight, ahead=True)
+    chunks = cdiv(stretch(cols // vector * vector, itemsize, split), block)
+    return Backward(1, chunks, block, num_warps, slots, programs_per_sm, keep_weight, ahead=True, split=split)
+
+
+def stretch(whole: int, itemsize: int, split: int) -> int:
+    """Columns of the longest stretch of a row that ``split`` programs share."""
+    step = SPLIT_BYTES // itemsize
+    return whole if split == 1 else cdiv(cdiv(whole, split), step) * step
 
 
 def shared_bytes(chosen: Backward, itemsize: int, slots: int, weight: bool) -> int:
