@@ -752,12 +752,11 @@ def split_rows() -> Iterator[Sweep]:
 
 
 def strangers() -> Iterator[Sweep]:
-    """What lost most on drawn shapes: odd rows forward, quantizing norms, groups of 20 by 20, few long rows."""
+    """What lost most on drawn shapes: odd rows forward, quantizing norms, groups of 20 by 20."""
     from ridgeline.kernels.contract import case
     from ridgeline.kernels.group_norm.config import Apart, Images
     from ridgeline.kernels.rms_norm.config import Forward as F
     from ridgeline.kernels.rms_norm_quant.config import Tile
-    from ridgeline.kernels.shares import Streamed
     from ridgeline.kernels.softmax.config import Softmax as S
 
     ln, rms, bf16, fp16, fp32, last = "layer_norm", "rms_norm", "bfloat16", "float16", "float32", "evict_last"
@@ -785,8 +784,6 @@ def strangers() -> Iterator[Sweep]:
     )  # fmt: skip
     for name, dtype, rows, cols, kind, block, ways in narrow:
         yield Sweep(name, name, "fwd", case(dtype, rows=rows, cols=cols, kind=kind, block=block), ways)
-    few = (Streamed(4, 8, 3, 2), Streamed(4, 16, 3, 1), Streamed(8, 4, 3, 2))
-    yield Sweep("softmax.backward", "softmax", "bwd", case(fp32, rows=64, cols=250880), few)
     short = (S(16, 7, 64, 4, ends=True), S(8, 4, 128, 4, ends=True), S(4, 2, 256, 4), S(2, 2, 256, 2, ends=True))
     yield Sweep("softmax.forward", "softmax", "fwd", case(bf16, rows=65536, cols=430), short)
     for name, dtype, batch, channels, side, groups, steps in (
@@ -796,6 +793,25 @@ def strangers() -> Iterator[Sweep]:
         of = case(dtype, batch=batch, channels=channels, side=side, groups=groups)
         back = tuple(Images(4, 4, 3, 4, early=True, step=step) for step in steps)
         yield Sweep("group_norm.backward_streamed", name, "bwd", of, (*back, Apart()))
+
+
+def meetings() -> Iterator[Sweep]:
+    """Long groups and rows in fewer, longer shares: where more than a hundred programs meet, waiting may be what
+    takes time."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.group_norm.config import Images as Im
+    from ridgeline.kernels.shares import Streamed as T
+
+    for dtype, batch, channels, side in (("float16", 3, 320, 192), ("float32", 4, 1024, 96), ("bfloat16", 6, 128, 160)):
+        of, wide = case(dtype, batch=batch, channels=channels, side=side, groups=16), dtype == "float32"
+        ahead = tuple(Im(8, warps, 3, 16 // warps, paired=not wide) for warps in (8, 16))
+        back = tuple(Im(4, warps, 3, 16 // warps, early=True) for warps in (8, 16))
+        yield Sweep("group_norm.streamed", "group_norm", "fwd", of, ahead)
+        yield Sweep("group_norm.backward_streamed", "group_norm", "bwd", of, back)
+    for dtype, rows, cols in (("float32", 64, 250880), ("float32", 141, 100352), ("float32", 421, 120304)):
+        of = case(dtype, rows=rows, cols=cols)
+        yield Sweep("softmax.backward", "softmax", "bwd", of, (T(4, 8, 3, 2), T(4, 16, 3, 1)))
+        yield Sweep("softmax.forward", "softmax", "fwd", of, (T(8, 8, 3, 2), T(8, 16, 3, 1)))
 
 
 def odd_long() -> Iterator[Sweep]:
@@ -955,6 +971,7 @@ PARTS: dict[str, Callable[[], Iterator[Sweep]]] = {
     "odd_more": odd_more,
     "split_rows": split_rows,
     "strangers": strangers,
+    "meetings": meetings,
     "groups_shared": groups_shared,
     "groups_back": groups_back,
     "groups_flat": groups_flat,
