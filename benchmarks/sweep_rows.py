@@ -744,11 +744,15 @@ def split_rows() -> Iterator[Sweep]:
     ):  # fmt: skip
         sums = (C(2048, 16, 16), C(2048, 8, 16), C(1024, 8, 8), C(512, 16, 8), C(512, 32, 16))
         yield Sweep("column_sums", name, "bwd", case(dtype, rows=rows, cols=cols), sums)
-    for name, rows, cols in (  # as they are: gradients that reach the sum past the norm
-        (f"add_{rms}", 16384, 4096), (f"add_{rms}", 9001, 5376), (f"add_{ln}", 30000, 1600), (f"add_{ln}", 4001, 8192),
-        (f"add_{rms}", 3000, 14336),
-    ):  # fmt: skip
-        yield Sweep(f"{name[4:]}.backward", name, "bwd", case(bf16, rows=rows, cols=cols), ())
+    residuals: tuple[tuple[str, str, int, int, tuple[Any, ...]], ...] = (
+        (rms, bf16, 9001, 5376, (a(5376, 8, 3, 2, 2),)), (ln, bf16, 4001, 8192, (a(8192, 8, 3, 2, 2),)),
+        (rms, bf16, 3000, 14336, (a(14336, 8, 3, 2, 4),)), (ln, bf16, 2470, 12288, (a(12288, 8, 3, 2, 4),)),
+        (ln, bf16, 9001, 5003, (a(5003, 8, 3, 2, 2),)), (rms, bf16, 6906, 2942, (a(2942, 8, 3, 2),)),
+        (ln, fp32, 3000, 10240, (a(10240, 8, 2, 2, 4, 4),)), (ln, bf16, 20000, 1600, (a(1600, 4, 3, 4),)),
+        (rms, bf16, 16384, 4096, (a(4096, 8, 3, 2), a(4096, 4, 3, 4, 2))),
+    )  # fmt: skip
+    for name, dtype, rows, cols, ways in residuals:
+        yield Sweep(f"{name}.backward", f"add_{name}", "bwd", case(dtype, rows=rows, cols=cols), ways)
 
 
 def strangers() -> Iterator[Sweep]:
@@ -781,6 +785,8 @@ def strangers() -> Iterator[Sweep]:
          (Tile(1, 5, 2048, 8, 3, 2), Tile(1, 5, 2048, 8), Tile(1, 10, 1024, 4, 3, 2))),
         (f"{rms}_quant", bf16, 85849, 2432, "int8", 128, (Tile(1, 5, 512, 2, 3, 8), Tile(1, 10, 256, 1, 3, 10))),
         (f"{ln}_quant", fp32, 13693, 6144, "float8_e4m3fn", 128, (Tile(1, 3, 2048, 8, 3, 2), Tile(1, 3, 2048, 8))),
+        (f"{ln}_quant", fp16, 138679, 738, "float8_e4m3fn", 0, ()),
+        (f"{rms}_quant", fp16, 44396, 3385, "float8_e4m3fn", 0, (Tile(1, 7, 512, 2, 3, 8),)),
     )  # fmt: skip
     for name, dtype, rows, cols, kind, block, ways in narrow:
         yield Sweep(name, name, "fwd", case(dtype, rows=rows, cols=cols, kind=kind, block=block), ways)

@@ -134,6 +134,7 @@ FORCED["group_norm"].append({"group_norm.flat": groups.Flat(1, 32), "group_norm.
 FORCED["group_norm"].append({"group_norm.flat": groups.Walk(1), "group_norm.tile": groups.Walk(1, 4, 8)})
 # The interpreter rounds float8 toward zero.
 NARROW = [case("float32", rows=5, cols=96, kind=kind, block=b) for kind in ("int8",) for b in (0, 32)]
+NARROW += [case(dtype, rows=19, cols=cols, kind="int8", block=0) for dtype, cols in (("float16", 45), ("float32", 94))]
 for name in ("rms_norm_quant", "layer_norm_quant"):
     FORCED[name] = [{name: narrow.Tile(2, 3, 32, 1)}, {name: narrow.Tile(1, 3, 32, 1, 2, 2)}]
 FORCED["qk_norm_rope"] = [

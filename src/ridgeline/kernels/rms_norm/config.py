@@ -174,8 +174,8 @@ def again(cols: int, num_warps: int, slots: int, programs_per_sm: int, keep_weig
     return Backward(1, cdiv(cols // 8 * 8, block), block, num_warps, slots, programs_per_sm, keep_weight, again=True)
 
 
-SHARED_BYTES, PROGRAM_BYTES = 228 << 10, 1216
-"""Shared memory of a multiprocessor for programs, and what a program takes besides its rows."""
+SHARED_BYTES, PROGRAM_BYTES, EXCHANGE_BYTES = 228 << 10, 1216, 528
+"""Shared memory of a multiprocessor for programs, and what a program takes besides its rows, and to share them."""
 WARPS = 16
 """Warps of a multiprocessor that have 128 registers a thread."""
 
@@ -206,10 +206,11 @@ def stretch(whole: int, itemsize: int, split: int) -> int:
     return whole if split == 1 else cdiv(cdiv(whole, split), step) * step
 
 
-def shared_bytes(chosen: Backward, itemsize: int, slots: int, weight: bool) -> int:
-    """What rows of two tensors, and weights, take of a multiprocessor's shared memory."""
+def shared_bytes(chosen: Backward, itemsize: int, slots: int, weight: bool, num_tensors: int = 2) -> int:
+    """What rows of two tensors or three, and weights, take of a multiprocessor's shared memory."""
     row = chosen.chunks * chosen.block * itemsize
-    return chosen.programs_per_sm * (2 * slots * row + weight * row + PROGRAM_BYTES)
+    besides = PROGRAM_BYTES + (chosen.split > 1) * EXCHANGE_BYTES
+    return chosen.programs_per_sm * (num_tensors * slots * row + weight * row + besides)
 
 
 def ahead_tile(cols: int, itemsize: int, num_sums: int) -> Backward | None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ridgeline.kernels.launcher import access_of, vector_of
 from ridgeline.kernels.rms_norm.config import held
 from ridgeline.kernels.rows import cdiv, power_of_two
 
-__all__ = ["Tile", "default"]
+__all__ = ["Tile", "access", "default"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,16 @@ class Tile:
     num_warps: int
     num_stages: int = 1
     programs_per_sm: int = 0
+
+
+def access(chosen: Tile, pointers: int, itemsize: int, rows: int, cols: int, stride: int) -> tuple[int, bool]:
+    """Elements of an access, and whether rows start inside accesses all the same: where programs walk over single rows,
+    of which there is one for every place where rows can start, those read and written at the same place."""
+    vector, shifted = access_of(itemsize, pointers, cols, stride)
+    walks = chosen.programs_per_sm > 0 and chosen.rows == 1
+    if shifted and walks and rows >= vector and not (stride - cols) % vector:
+        return vector, True
+    return vector_of(itemsize, pointers, cols, stride), False
 
 
 LEAST_ROWS = 8192
