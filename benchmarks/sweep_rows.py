@@ -744,15 +744,6 @@ def split_rows() -> Iterator[Sweep]:
     ):  # fmt: skip
         sums = (C(2048, 16, 16), C(2048, 8, 16), C(1024, 8, 8), C(512, 16, 8), C(512, 32, 16))
         yield Sweep("column_sums", name, "bwd", case(dtype, rows=rows, cols=cols), sums)
-    residuals: tuple[tuple[str, str, int, int, tuple[Any, ...]], ...] = (
-        (rms, bf16, 9001, 5376, (a(5376, 8, 3, 2, 2),)), (ln, bf16, 4001, 8192, (a(8192, 8, 3, 2, 2),)),
-        (rms, bf16, 3000, 14336, (a(14336, 8, 3, 2, 4),)), (ln, bf16, 2470, 12288, (a(12288, 8, 3, 2, 4),)),
-        (ln, bf16, 9001, 5003, (a(5003, 8, 3, 2, 2),)), (rms, bf16, 6906, 2942, (a(2942, 8, 3, 2),)),
-        (ln, fp32, 3000, 10240, (a(10240, 8, 2, 2, 4, 4),)), (ln, bf16, 20000, 1600, (a(1600, 4, 3, 4),)),
-        (rms, bf16, 16384, 4096, (a(4096, 8, 3, 2), a(4096, 4, 3, 4, 2))),
-    )  # fmt: skip
-    for name, dtype, rows, cols, ways in residuals:
-        yield Sweep(f"{name}.backward", f"add_{name}", "bwd", case(dtype, rows=rows, cols=cols), ways)
 
 
 def strangers() -> Iterator[Sweep]:

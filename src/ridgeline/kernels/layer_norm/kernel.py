@@ -342,7 +342,7 @@ def layer_norm_backward(
             dx = dx.to(dx_ptr.dtype.element_ty)
             store_part(dx_ptr + at + i * BLOCK, dx, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR)
     let_next_start(EARLY)
-    pitch = share_pitch(cols)
+    pitch = share_pitch(cols) if SHIFTED else cols
     to = shares_ptr + tl.program_id(0).to(tl.int64) * pitch + first_row - lead
     for i in tl.static_range(CHUNKS):
         c = i * BLOCK + first_row

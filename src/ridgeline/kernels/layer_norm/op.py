@@ -280,20 +280,18 @@ def _plan_backward(
     vector = vector_of(min(dx.element_size(), dy.element_size()), pointers, cols, stride)
     shifts = access_of(min(dx.element_size(), dy.element_size()), pointers, cols, stride)[1]
     ends = ends_access(min(dx.element_size(), dy.element_size()), pointers, cols, stride)
-    in_words = words_access(dy, x, w, pointers, rows, cols, stride) and (not has_dh or dh.dtype == x.dtype)
-    alone = in_words and not has_dh
+    in_words = not has_dh and words_access(dy, x, w, pointers, rows, cols, stride)
     chosen = tuning.choose(
         "layer_norm.backward",
         {"rows": rows, "cols": cols, "dtype": dx.dtype},
-        (config.walked_ahead(rows, cols, size, shifts) if alone else None)
-        or (config.backward_ends(rows, cols // ends * ends, size, alone) if ends else None)
-        or config.backward(rows, cols, size, shifts, alone),
+        (config.walked_ahead(rows, cols, size, shifts) if in_words else None)
+        or (config.backward_ends(rows, cols // ends * ends, size, in_words) if ends else None)
+        or config.backward(rows, cols, size, shifts, in_words),
     )
-    if (chosen.ahead or (chosen.again and not has_dh)) and in_words:
+    if (chosen.again or chosen.ahead) and in_words:
         programs = walkers(rows, chosen, start_places(x, cols), on)
         partial = template((2, programs, share_pitch(cols)), torch.float32, x.device)
-        extra = dh if has_dh else None
-        return _plan_backward_words(chosen, dy, x, weight, mean, extra, dx, partial, rows, cols, stride, want)
+        return _plan_backward_words(chosen, dy, x, weight, mean, dx, partial, rows, cols, stride, want)
     flags = {"HAS_WEIGHT": weight is not None, "HAS_DH": has_dh}
     if not chosen.chunks:
         return _plan_backward_long(dy, x, w, mean, rstd, dh, dx, rows, cols, stride, want, flags, vector)
@@ -308,7 +306,8 @@ def _plan_backward(
     if apart:
         vector, programs = ends, walkers(rows, chosen, ends, on)
         tile = {"CHUNKS": cdiv(cols // ends * ends, chosen.block)}
-    partial = template((2, programs, share_pitch(cols)), torch.float32, x.device)
+    pitch = share_pitch(cols) if shifted or apart else cols
+    partial = template((2, programs, pitch), torch.float32, x.device)
     early = chosen.early and not INTERPRETING
     run = (_BACKWARD_ENDS if apart else _BACKWARD).bind(
         (dy, x, w, mean, rstd, dh, dx, partial, rows, cols, stride),
@@ -337,23 +336,20 @@ def _plan_backward(
 
 
 def _plan_backward_words(
-    chosen: config.Backward, dy: Tensor, x: Tensor, weight: Tensor | None, stats: Tensor, dh: Tensor | None, dx: Tensor,
-    partial: Tensor, rows: int, cols: int, stride: int, want: int,
+    chosen: config.Backward, dy: Tensor, x: Tensor, weight: Tensor | None, stats: Tensor, dx: Tensor, partial: Tensor,
+    rows: int, cols: int, stride: int, want: int,
 ) -> Any:  # fmt: skip
     """Rows of which words wait in shared memory."""
-    w, on, programs, ahead = x if weight is None else weight, x.get_device(), partial.shape[1], chosen.ahead
+    w, on, programs = x if weight is None else weight, x.get_device(), partial.shape[1]
     wants = (bool(want & WANT_WEIGHT), bool(want & WANT_BIAS))
-    run = plan_words(chosen, dy, x, weight, stats, dh, dx, partial, rows, stride, *wants, True)
+    run = plan_words(chosen, dy, x, weight, stats, dx, partial, rows, cols, stride, *wants, True)
     reduce = plan_reduce(partial, w, programs, cols, on, second=w, early=chosen.early)
 
     def plan(
         dy: Tensor, x: Tensor, w: Tensor, mean: Tensor, rstd: Tensor, dh: Tensor, dx: Tensor, *sums: Tensor
     ) -> None:
         shares = torch.empty_like(partial, memory_format=torch.contiguous_format) if want else dx
-        if ahead:
-            run(dy, x, w, mean, rstd, dh, dx, shares, rows, cols, stride, 0.0)
-        else:
-            run(dy, x, w, mean, rstd, dx, shares, rows, cols, stride, 0.0)
+        run(dy, x, w, mean, rstd, dx, shares, rows, cols, stride, 0.0)
         if want:
             reduce(shares, *sums, programs, cols)
 
@@ -499,7 +495,7 @@ CHECKS = tuple(
     for rows, cols in ((1, 3), (3, 7), (1, 4096), (1000, 128), (257, 1000), (64, 4096), (33, 5120), (19, 8192),
                        (9, 16384), (5, 20001), (3, 40000), (2, 131072), (300, 24576),
                        (900, 4099), (5001, 1001), (4101, 4099), (4100, 7001), (12300, 4096), (9001, 1001),
-                       (4101, 2049), (700, 12289), (4097, 5003))
+                       (4101, 2049), (700, 12289), (4097, 5003), (520, 18748), (520, 18749), (8300, 603), (4200, 1248))
 )  # fmt: skip
 RACES = tuple(
     case(dtype, rows=rows, cols=cols)

@@ -102,7 +102,6 @@ def norm_backward_ahead(
     weight_ptr,  # [C] of the same type
     mean_ptr,  # [R] fp32; RMSNorm has none
     rstd_ptr,  # [R] fp32
-    dh_ptr,  # [R, C] of the same type: gradient that reaches x + residual past the norm
     dx_ptr,  # [R, C]
     shares_ptr,  # [2, P, C] fp32, RMSNorm [P, C]; rows share_pitch(C) apart
     rows,
@@ -111,7 +110,6 @@ def norm_backward_ahead(
     offset,
     CENTERED: gl.constexpr,  # LayerNorm
     HAS_WEIGHT: gl.constexpr,
-    HAS_DH: gl.constexpr,
     WANT_DW: gl.constexpr,
     WANT_DB: gl.constexpr,
     CHUNKS: gl.constexpr,
@@ -125,8 +123,7 @@ def norm_backward_ahead(
     """Rows turn + 2 to turn + SLOTS are on their way while row turn is finished and the sums of row turn + 1 are taken.
 
     Ends of rows that start inside accesses are apart, a number a lane of the first warp. Programs that share a row have
-    a stretch of its columns each, and tell each other what their warps have summed. What is only added to a row when it
-    is finished comes a turn after the row's other numbers, and stays in shared memory.
+    a stretch of its columns each, and tell each other what their warps have summed.
     """
     NUM_WARPS: gl.constexpr = gl.num_warps()
     BF16: gl.constexpr = x_ptr.dtype.element_ty == gl.bfloat16
@@ -139,12 +136,9 @@ def norm_backward_ahead(
     ALL: gl.constexpr = gl.BlockedLayout([NUM_WARPS], [32], [NUM_WARPS], [0])
     x_places = ()
     dy_places = ()
-    dh_places = ()
     for _ in gl.static_range(CHUNKS):
         x_places = x_places + (gl.allocate_shared_memory(gl.int32, [SLOTS, PIECE], FLAT),)  # type: ignore[assignment]
         dy_places = dy_places + (gl.allocate_shared_memory(gl.int32, [SLOTS, PIECE], FLAT),)  # type: ignore[assignment]
-        if HAS_DH:
-            dh_places = dh_places + (gl.allocate_shared_memory(gl.int32, [SLOTS, PIECE], FLAT),)  # type: ignore[assignment]
     rstd_places = gl.allocate_shared_memory(gl.float32, [SLOTS, 1], FLAT)
     mean_places = gl.allocate_shared_memory(gl.float32, [SLOTS, 1], FLAT)
     if SPLIT == 1:
@@ -172,12 +166,10 @@ def norm_backward_ahead(
     x_at = x_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + (first.to(gl.int64) * x_stride + lead) // VECTOR * 4
     dy_at = dy_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + (first.to(gl.int64) * cols + lead) // VECTOR * 4
     dx_at = dx_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + (first.to(gl.int64) * cols + lead) // VECTOR * 4
-    dh_at = dh_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + (first.to(gl.int64) * cols + lead) // VECTOR * 4
     if SPLIT > 1:
         x_at += start
         dy_at += start
         dx_at += start
-        dh_at += start
     x_step = step.to(gl.int64) * x_stride // VECTOR * 4
     dy_step = step.to(gl.int64) * cols // VECTOR * 4
     none = gl.arange(0, 1, ONE)
@@ -189,9 +181,6 @@ def norm_backward_ahead(
             x_from, dy_from = x_at + turn * x_step, dy_at + turn * dy_step
             async_copy.async_copy_global_to_shared(x_places[i].index(turn), x_from + (i * PIECE + c), mask=there)
             async_copy.async_copy_global_to_shared(dy_places[i].index(turn), dy_from + (i * PIECE + c), mask=there)
-            if HAS_DH and turn < SLOTS - 1:
-                dh_from = dh_at + turn * dy_step + (i * PIECE + c)
-                async_copy.async_copy_global_to_shared(dh_places[i].index(turn), dh_from, mask=there)
         async_copy.async_copy_global_to_shared(rstd_places.index(turn), rstd_ptr + row + none)
         if CENTERED:
             async_copy.async_copy_global_to_shared(mean_places.index(turn), mean_ptr + row + none)
@@ -210,9 +199,6 @@ def norm_backward_ahead(
         dy_end = gl.load(dy_edge + edge, mask=own, other=0.0)
         x_ahead = gl.load(x_edge + second_turn * NUM * x_step + edge, mask=own, other=0.0)
         dy_ahead = gl.load(dy_edge + second_turn * NUM * dy_step + edge, mask=own, other=0.0)
-        if HAS_DH:
-            dh_edge = dh_ptr + first.to(gl.int64) * cols
-            dh_end = gl.load(dh_edge + edge, mask=own, other=0.0)
         w_edge = gl.full([32 * NUM_WARPS], 1.0, gl.float32, ONE)
         if HAS_WEIGHT:
             w_edge = gl.load(weight_ptr + edge, mask=own, other=0.0).to(gl.float32)
@@ -280,7 +266,6 @@ def norm_backward_ahead(
         tell_cluster(room, 0, by_warp_everywhere(by_lane, NUM_WARPS, ONE), level_told, SPLIT, NUM_WARPS)
     slot = first * 0
     near = first * 0 + 1
-    past = first * 0 + (SLOTS - 1)
     for turn in range(num_turns):
         async_copy.wait_group(SLOTS - 2)
         if SPLIT == 1:
@@ -296,12 +281,6 @@ def norm_backward_ahead(
             x_from, dy_from = x_at + (turn + SLOTS) * x_step, dy_at + (turn + SLOTS) * dy_step
             async_copy.async_copy_global_to_shared(x_places[i].index(slot), x_from + (i * PIECE + c), mask=there)
             async_copy.async_copy_global_to_shared(dy_places[i].index(slot), dy_from + (i * PIECE + c), mask=there)
-        if HAS_DH:
-            left = gl.where(turn + SLOTS - 1 < num_turns, width, 0)
-            for i in gl.static_range(CHUNKS):
-                there = access < (left - i * PIECE if i >= FULL else left)
-                dh_from = dh_at + (turn + SLOTS - 1) * dy_step + (i * PIECE + c)
-                async_copy.async_copy_global_to_shared(dh_places[i].index(past), dh_from, mask=there)
         later = first + gl.minimum(turn + SLOTS, num_turns - 1) * step
         async_copy.async_copy_global_to_shared(rstd_places.index(slot), rstd_ptr + later + none)
         if CENTERED:
@@ -311,9 +290,6 @@ def norm_backward_ahead(
             following = gl.minimum(turn + 2, num_turns - 1)
             x_new = gl.load(x_edge + following * NUM * x_step + edge, mask=own, other=0.0)
             dy_new = gl.load(dy_edge + following * NUM * dy_step + edge, mask=own, other=0.0)
-            if HAS_DH:
-                dh_next = gl.minimum(turn + 1, num_turns - 1)
-                dh_new = gl.load(dh_edge + dh_next * NUM * dy_step + edge, mask=own, other=0.0)
         by_x = slope * inverse * rstd * rstd * rstd
         rstd_next = one_of(rstd_places.index(near), ONE)
         mean_next = rstd * 0.0
@@ -330,8 +306,6 @@ def norm_backward_ahead(
                 else:
                     ww = weights[i].load(L) if SHARED else weights[i]
                 ws = numbers_here(ww, WIDE, BF16)
-            if HAS_DH:
-                hs = numbers(dh_places[i].index(slot).load(L), WIDE, BF16)
             values = ()
             for j in gl.static_range(NUM):
                 n = ns[j]
@@ -348,8 +322,6 @@ def norm_backward_ahead(
                 g -= n * by_x
                 if CENTERED:
                     g -= shift
-                if HAS_DH:
-                    g += hs[j]
                 values = values + (g,)  # type: ignore[assignment]
             to = dx_at + turn * dy_step + (i * PIECE + c)
             if i >= FULL:
@@ -380,9 +352,6 @@ def norm_backward_ahead(
             at_end = g_end * w_edge - n_end * by_x
             if CENTERED:
                 at_end -= shift
-            if HAS_DH:
-                at_end += dh_end.to(gl.float32)
-                dh_end = dh_new
             gl.store(dx_edge + turn * NUM * dy_step + edge, at_end.to(dx_ptr.dtype.element_ty), mask=own)
             g_ahead = dy_ahead.to(gl.float32) * w_edge
             by_lane += gl.where(own, g_ahead * (x_ahead.to(gl.float32) - mean_next), 0.0)
@@ -400,7 +369,6 @@ def norm_backward_ahead(
             tell_cluster(room, turn + 1, by_warp_everywhere(by_lane, NUM_WARPS, ONE), level_told, SPLIT, NUM_WARPS)
         mean = mean_next
         rstd = rstd_next
-        past = slot
         slot = near
         near = gl.where(near + 1 == SLOTS, 0, near + 1)
     async_copy.wait_group(0)

@@ -205,7 +205,7 @@ def rms_norm_backward(
     rstd_ptr,  # [R] fp32
     dh_ptr,  # [R, C] gradient that reaches x + residual past the norm
     dx_ptr,  # [R, C]
-    dw_ptr,  # [P, C] fp32, rows share_pitch(C) apart: each program's share of the weight's gradient
+    dw_ptr,  # [P, C] fp32, shifted rows share_pitch(C) apart: each program's share of the weight's gradient
     rows,
     cols,
     x_stride,
@@ -279,7 +279,8 @@ def rms_norm_backward(
             store_part(dx_ptr + at + i * BLOCK, dx, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR)
     let_next_start(EARLY)
     if WANT_DW:
-        to = dw_ptr + tl.program_id(0).to(tl.int64) * share_pitch(cols) + first_row - lead
+        pitch = share_pitch(cols) if SHIFTED else cols
+        to = dw_ptr + tl.program_id(0).to(tl.int64) * pitch + first_row - lead
         for i in tl.static_range(CHUNKS):
             share = tl.sum(shares[i], axis=0)[None, :]
             c = i * BLOCK + first_row

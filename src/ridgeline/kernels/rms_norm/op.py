@@ -264,14 +264,14 @@ def _plan_backward(
     pointers = x.data_ptr() | dy.data_ptr() | dx.data_ptr() | dh.data_ptr() | w.data_ptr()
     vector = vector_of(min(dx.element_size(), dy.element_size()), pointers, cols, stride)
     shifts = access_of(min(dx.element_size(), dy.element_size()), pointers, cols, stride)[1]
-    in_words = words_access(dy, x, w, pointers, rows, cols, stride) and (not has_dh or dh.dtype == x.dtype)
+    in_words = not has_dh and words_access(dy, x, w, pointers, rows, cols, stride)
     chosen = tuning.choose(
         "rms_norm.backward",
         {"rows": rows, "cols": cols, "dtype": dx.dtype},
-        config.backward(rows, cols, size, shifted=shifts, words=in_words and not has_dh),
+        config.backward(rows, cols, size, shifted=shifts, words=in_words),
     )
-    if (chosen.ahead or (chosen.again and not has_dh)) and in_words:
-        return _plan_backward_words(chosen, dy, x, weight, rstd, dh if has_dh else None, dx, rows, stride, want_dw)
+    if (chosen.again or chosen.ahead) and in_words:
+        return _plan_backward_words(chosen, dy, x, weight, rstd, dx, rows, cols, stride, want_dw)
     flags = {"HAS_WEIGHT": weight is not None, "HAS_DH": has_dh}
     if not chosen.chunks:
         common = {"device": x.get_device(), "vector": vector, "num_warps": chosen.num_warps}
@@ -282,7 +282,7 @@ def _plan_backward(
         narrow = min(dx.element_size(), dy.element_size())
         vector, shifted, chunks = pieces_of(chosen, narrow, pointers, cols, stride)
         programs = max(1, programs // vector) * vector if shifted else programs
-    partial = template((programs, config.share_pitch(cols)), torch.float32, x.device)
+    partial = template((programs, config.share_pitch(cols) if shifted else cols), torch.float32, x.device)
     early = chosen.early and not INTERPRETING
     run = _BACKWARD.bind(
         (dy, x, w, rstd, dh, dx, partial, rows, cols, stride, 0.0),
@@ -318,23 +318,20 @@ def words_access(dy: Tensor, x: Tensor, w: Tensor, pointers: int, rows: int, col
 
 
 def plan_words(
-    chosen: config.Backward, dy: Tensor, x: Tensor, weight: Tensor | None, stats: Tensor, dh: Tensor | None, dx: Tensor,
-    partial: Tensor, rows: int, stride: int, want_dw: bool, want_db: bool, centered: bool,
+    chosen: config.Backward, dy: Tensor, x: Tensor, weight: Tensor | None, stats: Tensor, dx: Tensor, partial: Tensor,
+    rows: int, cols: int, stride: int, want_dw: bool, want_db: bool, centered: bool,
 ) -> Any:  # fmt: skip
     """Rows that wait in shared memory, two numbers a word, for as many programs as ``partial`` has rows."""
-    cols, w = dx.shape[-1], x if weight is None else weight
-    more = (dy if dh is None else dh,) if chosen.ahead else ()
     vector = POINTER_ALIGNMENT_BYTES // x.element_size()
     share = config.stretch(cols // vector * vector, x.element_size(), chosen.split)
-    place = weights_in(chosen, x.element_size(), weight is not None, 2 if dh is None else 3)
     return (_BACKWARD_AHEAD if chosen.ahead else _BACKWARD_WORDS).bind(
-        (dy, x, w, stats, stats, *more, dx, partial, rows, cols, stride, 0.0),
+        (dy, x, x if weight is None else weight, stats, stats, dx, partial, rows, cols, stride, 0.0),
         grid=(partial.shape[-2] * chosen.split,),
         constants={"CENTERED": centered, "HAS_WEIGHT": weight is not None, "WANT_DW": want_dw, "WANT_DB": want_db,
                    "CHUNKS": cdiv(share, chosen.block), "BLOCK": chosen.block,
                    "SLOTS": chosen.num_stages, "EARLY": (want_dw or want_db) and chosen.early,
-                   "SHIFTED": cols % vector != 0, "SHARED": place}
-        | ({"HAS_DH": dh is not None, "SPLIT": chosen.split} if chosen.ahead else {}),
+                   "SHIFTED": cols % vector != 0, "SHARED": weights_in(chosen, x.element_size(), weight is not None)}
+        | ({"SPLIT": chosen.split} if chosen.ahead else {}),
         num_warps=chosen.num_warps,
         device=x.get_device(),
         vector=vector,
@@ -344,35 +341,31 @@ def plan_words(
 
 
 def _plan_backward_words(
-    chosen: config.Backward, dy: Tensor, x: Tensor, weight: Tensor | None, rstd: Tensor, dh: Tensor | None, dx: Tensor,
-    rows: int, stride: int, want_dw: bool,
+    chosen: config.Backward, dy: Tensor, x: Tensor, weight: Tensor | None, rstd: Tensor, dx: Tensor, rows: int,
+    cols: int, stride: int, want_dw: bool,
 ) -> Any:  # fmt: skip
-    w, on, cols, ahead = x if weight is None else weight, x.get_device(), dx.shape[-1], chosen.ahead
+    w, on = x if weight is None else weight, x.get_device()
     programs = walkers(rows, chosen, start_places(x, cols), on)
     partial = template((programs, config.share_pitch(cols)), torch.float32, x.device)
-    run = plan_words(chosen, dy, x, weight, rstd, dh, dx, partial, rows, stride, want_dw, False, False)
+    run = plan_words(chosen, dy, x, weight, rstd, dx, partial, rows, cols, stride, want_dw, False, False)
     reduce = plan_reduce(partial, w, programs, cols, on, early=chosen.early)
 
     def plan(dy: Tensor, x: Tensor, w: Tensor, rstd: Tensor, dh: Tensor, dx: Tensor, dw: Tensor, offset: float) -> None:
         shares = torch.empty_like(partial, memory_format=torch.contiguous_format) if want_dw else dx
-        if ahead:
-            run(dy, x, w, rstd, rstd, dh, dx, shares, rows, cols, stride, offset)
-        else:
-            run(dy, x, w, rstd, rstd, dx, shares, rows, cols, stride, offset)
+        run(dy, x, w, rstd, rstd, dx, shares, rows, cols, stride, offset)
         if want_dw:
             reduce(shares, dw, dw, programs, cols)
 
     return plan
 
 
-def weights_in(chosen: config.Backward, itemsize: int, given: bool, num_tensors: int = 2) -> int:
+def weights_in(chosen: config.Backward, itemsize: int, given: bool) -> int:
     """Where weights wait: in registers (0), in shared memory (1), or in the L2 (2) where they do not fit there."""
     if not given or chosen.keep_weight:
         return 0
     if not chosen.ahead:
         return 1
-    taken = config.shared_bytes(chosen, itemsize, chosen.num_stages, True, num_tensors)
-    return 1 if taken <= config.SHARED_BYTES else 2
+    return 1 if config.shared_bytes(chosen, itemsize, chosen.num_stages, True) <= config.SHARED_BYTES else 2
 
 
 def start_places(x: Tensor, cols: int) -> int:
@@ -565,7 +558,7 @@ CHECKS = tuple(
     for rows, cols in ((1, 2), (3, 7), (1, 4096), (1000, 128), (257, 1000), (64, 4096), (33, 5120), (19, 8192),
                        (9, 16384), (5, 20001), (3, 40000), (2, 131072), (300, 24576),
                        (900, 4099), (5001, 1001), (4101, 4099), (4100, 7001), (12300, 4096), (9001, 1001),
-                       (4101, 2049), (700, 12289))
+                       (4101, 2049), (700, 12289), (520, 18748), (520, 18749), (4200, 1248))
 )  # fmt: skip
 RACES = tuple(
     case(dtype, rows=rows, cols=cols)
