@@ -96,7 +96,8 @@ TARGET = torch.zeros(4096, dtype=torch.long, device="meta")
         (lambda x: kernels.rms_norm(x, None, 1e-6), 6001, "norm_backward_words", "LDGSTS.E.BYPASS.128"),
         (lambda x: kernels.rms_norm(x, None, 1e-6), 7001, "norm_backward_ahead", "LDGSTS.E.BYPASS.128"),
         (lambda x: kernels.layer_norm(x), 9001, "layer_norm_forward_apart", "LDG.E.128"),
-        (lambda x: kernels.layer_norm(x), 20001, "layer_norm_forward", "LDG.E.EL.128"),
+        (lambda x: kernels.layer_norm(x), 19001, "layer_norm_forward_apart", "LDG.E.EL.128"),
+        (lambda x: kernels.layer_norm(x), 20501, "layer_norm_forward", "LDG.E.EL.128"),
         (lambda x: kernels.rms_norm(x, None, 1e-6), 4097, "rms_norm_forward_apart", "LDG.E.128"),
         (lambda x: kernels.rms_norm(x, None, 1e-6), 4097, "rms_norm_backward", "LDGSTS.E.BYPASS.128"),
         (lambda x: kernels.cross_entropy(x, TARGET), 1001, "cross_entropy_short", "LDG.E.128"),
@@ -425,14 +426,14 @@ def test_a_long_row_of_softmax_is_a_clusters(rows, cols, shares):
     assert made.num("STG.E.128") == constants["CHUNKS"]
 
 
-@pytest.mark.parametrize(("dtype", "cols", "rows"), [(torch.bfloat16, 394, 4), (torch.float32, 177, 4)])
+@pytest.mark.parametrize(("dtype", "cols", "rows"), [(torch.bfloat16, 394, 8), (torch.float32, 231, 4)])
 def test_short_odd_rows_share_a_program(dtype, cols, rows):
     found = variants(kernels.softmax, (65536, cols), dtype=dtype)
-    for name in ("softmax_forward_ends_shared", "softmax_backward_ends_shared"):
+    for name, shared in (("softmax_forward_ends_shared", rows), ("softmax_backward_ends_shared", 4)):
         made, constants = facts(found[name]), dict(found[name].constants)
-        assert constants["ROWS"] == found[name].num_warps == rows and made.num_spills == 0
+        assert constants["ROWS"] == shared and found[name].num_warps == 4 and made.num_spills == 0
         assert made.num("LDG.E.128") >= constants["CHUNKS"] and made.num_registers <= 64
-        assert made.num("BAR") <= 1, "a row is one warp's"
+        assert made.num("BAR") <= 1, "a row is one warp's, or part of one's"
 
 
 @pytest.mark.parametrize(
