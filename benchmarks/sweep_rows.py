@@ -705,6 +705,112 @@ def short_rows() -> Iterator[Sweep]:
         yield Sweep(f"{name}.forward", name, "fwd", case("bfloat16", rows=65536, cols=cols), ways)
 
 
+def split_rows() -> Iterator[Sweep]:
+    """Backward passes of norms: rows that clusters of programs share, short ones on one warp, and the last sums."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.rms_norm.config import Backward as B
+    from ridgeline.kernels.rms_norm.config import ColumnSums as C
+    from ridgeline.kernels.rms_norm.config import again as R
+    from ridgeline.kernels.rms_norm.config import ahead
+
+    def a(cols: int, warps: int, slots: int, programs: int, split: int = 1, itemsize: int = 2) -> Any:
+        return ahead(cols, warps, slots, programs, False, itemsize, split)
+
+    ln, rms, bf16, fp16, fp32 = "layer_norm", "rms_norm", "bfloat16", "float16", "float32"
+    tried: tuple[tuple[str, str, int, int, tuple[Any, ...]], ...] = (
+        (ln, fp32, 5259, 15736, (a(15736, 16, 2, 1, 2, 4), a(15736, 8, 3, 2, 4, 4))),
+        (ln, bf16, 8730, 7362, (a(7362, 8, 3, 2, 2), a(7362, 4, 3, 4, 4))),
+        (ln, bf16, 2522, 5680, (a(5680, 4, 3, 4, 2), a(5680, 8, 3, 2, 2))),
+        (ln, bf16, 2470, 12288, (a(12288, 8, 3, 2, 2), a(12288, 8, 3, 2, 4), a(12288, 4, 3, 4, 4))),
+        (ln, fp16, 5243, 14324, (a(14324, 16, 3, 1, 2), a(14324, 8, 3, 2, 4))),
+        (rms, bf16, 6171, 13055, (a(13055, 8, 3, 2, 2), a(13055, 8, 3, 2, 4))),
+        (ln, fp32, 2399, 9432, (a(9432, 16, 2, 1, 2, 4), a(9432, 8, 3, 2, 4, 4), a(9432, 8, 2, 2, 2, 4))),
+        (rms, bf16, 3766, 18748, (a(18748, 16, 3, 1, 2), a(18748, 8, 3, 2, 4))),
+        (ln, bf16, 17169, 789, (a(789, 1, 3, 12), a(789, 1, 3, 10))), (ln, bf16, 37447, 1037, (a(1037, 1, 3, 8),)),
+        (ln, bf16, 7519, 5376, (a(5376, 4, 3, 4, 2),)), (ln, bf16, 5430, 4544, (a(4544, 4, 3, 4, 2),)),
+        (rms, bf16, 15218, 1248, (B(1, 5, 256, 1, 3, 10, True), R(1248, 2, 2, 8, True), a(1248, 2, 3, 8))),
+        (rms, fp32, 4648, 13968, (a(13968, 16, 2, 1, 2, 4), a(13968, 8, 3, 2, 4, 4))),
+        (rms, bf16, 4543, 12243, (a(12243, 8, 3, 2, 2),)), (ln, bf16, 4845, 3200, (a(3200, 4, 3, 4, 2),)),
+        (ln, bf16, 19066, 3207, (a(3207, 4, 3, 4, 2),)), (ln, fp32, 3523, 3200, (a(3200, 4, 3, 4, 2, 4),)),
+        (ln, fp32, 7825, 5396, (a(5396, 8, 2, 2, 2, 4),)), (ln, bf16, 16384, 4096, (a(4096, 4, 3, 4, 2),)),
+        (rms, bf16, 59519, 2744, (a(2744, 4, 3, 4),)), (ln, fp16, 65536, 648, (a(648, 1, 3, 12),)),
+        (ln, bf16, 4096, 14336, (a(14336, 8, 3, 2, 4),)), (rms, bf16, 4046, 14336, (a(14336, 8, 3, 2, 2),)),
+    )  # fmt: skip
+    for name, dtype, rows, cols, ways in tried:
+        yield Sweep(f"{name}.backward", name, "bwd", case(dtype, rows=rows, cols=cols), ways)
+    for name, dtype, rows, cols in (
+        (ln, bf16, 65536, 608), (rms, bf16, 12164, 1918), (ln, bf16, 5430, 4544), (rms, bf16, 6906, 2942),
+        (ln, fp32, 15784, 768), (rms, bf16, 65536, 384),
+    ):  # fmt: skip
+        sums = (C(2048, 16, 16), C(2048, 8, 16), C(1024, 8, 8), C(512, 16, 8), C(512, 32, 16))
+        yield Sweep("column_sums", name, "bwd", case(dtype, rows=rows, cols=cols), sums)
+
+
+def strangers() -> Iterator[Sweep]:
+    """What lost most on drawn shapes: odd rows forward, quantizing norms, groups of 20 by 20."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.group_norm.config import Apart, Images
+    from ridgeline.kernels.rms_norm.config import Forward as F
+    from ridgeline.kernels.rms_norm_quant.config import Tile
+    from ridgeline.kernels.softmax.config import Softmax as S
+
+    ln, rms, bf16, fp16, fp32, last = "layer_norm", "rms_norm", "bfloat16", "float16", "float32", "evict_last"
+
+    def apart(chunks: int, block: int, warps: int, kept: bool = False) -> Any:
+        return F(1, chunks, block, warps, last if kept else "", apart=True)
+
+    forward: tuple[tuple[str, str, int, int, tuple[Any, ...]], ...] = (
+        (ln, fp32, 65536, 603, (apart(5, 128, 1, True), apart(3, 256, 2, True), F(4, 5, 128, 4, last))),
+        (ln, fp32, 32725, 1035, (apart(5, 256, 2, True), apart(3, 512, 4, True), apart(9, 128, 1, True))),
+        (rms, bf16, 3766, 18748, (apart(5, 4096, 16, True), apart(3, 8192, 32, True))),
+        (ln, bf16, 3766, 18748, (apart(5, 4096, 16, True), apart(3, 8192, 32, True))),
+        (rms, bf16, 15309, 14721, (apart(4, 4096, 16, True),)),
+        (ln, fp32, 2111, 4496, (F(1, 5, 1024, 4), F(1, 3, 2048, 8))),
+    )  # fmt: skip
+    for name, dtype, rows, cols, ways in forward:
+        yield Sweep(f"{name}.forward", name, "fwd", case(dtype, rows=rows, cols=cols), ways)
+    narrow: tuple[tuple[str, str, int, int, str, int, tuple[Any, ...]], ...] = (
+        (f"{ln}_quant", bf16, 49495, 1920, "int8", 128, (Tile(1, 4, 512, 2, 3, 8), Tile(1, 8, 256, 1, 3, 8))),
+        (f"{ln}_quant", bf16, 11106, 6144, "float8_e4m3fn", 0, (Tile(1, 6, 1024, 4, 3, 3), Tile(1, 6, 1024, 4, 4, 2))),
+        (f"{rms}_quant", bf16, 7003, 9792, "float8_e4m3fn", 64,
+         (Tile(1, 5, 2048, 8, 3, 2), Tile(1, 5, 2048, 8), Tile(1, 10, 1024, 4, 3, 2))),
+        (f"{rms}_quant", bf16, 85849, 2432, "int8", 128, (Tile(1, 5, 512, 2, 3, 8), Tile(1, 10, 256, 1, 3, 10))),
+        (f"{ln}_quant", fp32, 13693, 6144, "float8_e4m3fn", 128, (Tile(1, 3, 2048, 8, 3, 2), Tile(1, 3, 2048, 8))),
+        (f"{ln}_quant", fp16, 138679, 738, "float8_e4m3fn", 0, ()),
+        (f"{rms}_quant", fp16, 44396, 3385, "float8_e4m3fn", 0, (Tile(1, 7, 512, 2, 3, 8),)),
+    )  # fmt: skip
+    for name, dtype, rows, cols, kind, block, ways in narrow:
+        yield Sweep(name, name, "fwd", case(dtype, rows=rows, cols=cols, kind=kind, block=block), ways)
+    short = (S(16, 7, 64, 4, ends=True), S(8, 4, 128, 4, ends=True), S(4, 2, 256, 4), S(2, 2, 256, 2, ends=True))
+    yield Sweep("softmax.forward", "softmax", "fwd", case(bf16, rows=65536, cols=430), short)
+    for name, dtype, batch, channels, side, groups, steps in (
+        ("group_norm", fp16, 512, 128, 20, 32, (400,)), ("group_norm_silu", fp16, 40, 2560, 20, 32, (400,)),
+        ("group_norm_silu", fp16, 23, 384, 72, 16, (864, 432)),
+    ):  # fmt: skip
+        of = case(dtype, batch=batch, channels=channels, side=side, groups=groups)
+        back = tuple(Images(4, 4, 3, 4, early=True, step=step) for step in steps)
+        yield Sweep("group_norm.backward_streamed", name, "bwd", of, (*back, Apart()))
+
+
+def meetings() -> Iterator[Sweep]:
+    """Long groups and rows in fewer, longer shares: where more than a hundred programs meet, waiting may be what
+    takes time."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.group_norm.config import Images as Im
+    from ridgeline.kernels.shares import Streamed as T
+
+    for dtype, batch, channels, side in (("float16", 3, 320, 192), ("float32", 4, 1024, 96), ("bfloat16", 6, 128, 160)):
+        of, wide = case(dtype, batch=batch, channels=channels, side=side, groups=16), dtype == "float32"
+        ahead = tuple(Im(8, warps, 3, 16 // warps, paired=not wide) for warps in (8, 16))
+        back = tuple(Im(4, warps, 3, 16 // warps, early=True) for warps in (8, 16))
+        yield Sweep("group_norm.streamed", "group_norm", "fwd", of, ahead)
+        yield Sweep("group_norm.backward_streamed", "group_norm", "bwd", of, back)
+    for dtype, rows, cols in (("float32", 64, 250880), ("float32", 141, 100352), ("float32", 421, 120304)):
+        of = case(dtype, rows=rows, cols=cols)
+        yield Sweep("softmax.backward", "softmax", "bwd", of, (T(4, 8, 3, 2), T(4, 16, 3, 1)))
+        yield Sweep("softmax.forward", "softmax", "fwd", of, (T(8, 8, 3, 2), T(8, 16, 3, 1)))
+
+
 def odd_long() -> Iterator[Sweep]:
     """Softmax of long rows that start inside accesses, whose shares are whole accesses, by clusters of other sizes."""
     from ridgeline.kernels.contract import case
@@ -860,6 +966,9 @@ PARTS: dict[str, Callable[[], Iterator[Sweep]]] = {
     "ahead": ahead,
     "short_rows": short_rows,
     "odd_more": odd_more,
+    "split_rows": split_rows,
+    "strangers": strangers,
+    "meetings": meetings,
     "groups_shared": groups_shared,
     "groups_back": groups_back,
     "groups_flat": groups_flat,

@@ -28,12 +28,27 @@ WAYS = [
     ("rms_norm", "bfloat16", 4101, 4099, (8, 3, 2)), ("rms_norm", "float16", 5001, 642, (1, 3, 12)),
     ("rms_norm", "bfloat16", 300, 16384, (16, 3, 1)), ("rms_norm", "bfloat16", 5, 4096, (4, 2, 4)),
     ("rms_norm", "float32", 4099, 1781, (4, 2, 4)), ("rms_norm", "bfloat16", 600, 2942, (4, 3, 4, True)),
+    ("layer_norm", "bfloat16", 700, 12289, (8, 3, 2, False, 2)),
+    ("layer_norm", "float16", 2101, 7001, (8, 3, 2, False, 2)),
+    ("layer_norm", "bfloat16", 300, 14336, (8, 3, 2, False, 4)),
+    ("layer_norm", "float32", 300, 15736, (16, 2, 1, False, 2)),
+    ("layer_norm", "float32", 140, 15737, (8, 3, 2, False, 4)),
+    ("layer_norm", "bfloat16", 1, 5376, (4, 3, 4, False, 2)),
+    ("layer_norm", "bfloat16", 9, 5003, (4, 3, 4, False, 2)),
+    ("layer_norm", "bfloat16", 900, 2064, (4, 3, 4, False, 2)),
+    ("rms_norm", "bfloat16", 700, 18748, (16, 3, 1, False, 2)),
+    ("rms_norm", "float32", 200, 13968, (8, 3, 2, False, 4)),
+    ("rms_norm", "float16", 1101, 13055, (8, 3, 2, False, 2)),
+    ("rms_norm", "bfloat16", 133, 8192, (8, 3, 2, True, 2)),
 ]  # fmt: skip
-BARE = ((4096, (8, 3, 2)), (4099, (8, 3, 2)))
+"""Function, type, rows, columns; warps, rows in shared memory, programs of a multiprocessor, whether weights stay in
+registers, programs that share a row."""
+BARE = ((4096, (8, 3, 2)), (4099, (8, 3, 2)), (4096, (4, 3, 4, False, 2)), (4099, (8, 3, 2, False, 2)))
 
 
 def of(dtype: str, cols: int, way: tuple[Any, ...]) -> Any:
-    return ahead(cols, *(*way, False)[:4], itemsize=4 if dtype == "float32" else 2)
+    warps, slots, programs, kept, split = (*way, False, 1)[:5] if len(way) < 4 else (*way, 1)[:5]
+    return ahead(cols, warps, slots, programs, kept, 4 if dtype == "float32" else 2, split)
 
 
 def wanted_variants() -> list[Any]:

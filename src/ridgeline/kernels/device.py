@@ -153,6 +153,12 @@ def copy_shifted(
 
 
 @triton.jit
+def share_pitch(cols):
+    """Numbers from one program's share of column sums to the next: shares start with an access of four."""
+    return (cols + 3) // 4 * 4
+
+
+@triton.jit
 def reduce_partials(
     partial_ptr,  # [1 or 2, P, C] fp32
     out_ptr,  # [C]
@@ -161,6 +167,7 @@ def reduce_partials(
     cols,
     PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
+    SHIFTED: tl.constexpr,  # columns are no multiple of four, but shares lie as if they were
     DEPENDENT: tl.constexpr,
 ):
     """out[c] = sum over p of partial[p, c], in a fixed order: the second half of a deterministic column sum.
@@ -170,13 +177,14 @@ def reduce_partials(
     col = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     which = tl.program_id(1).to(tl.int64)
     part = tl.arange(0, PARTS)
-    start = partial_ptr + which * num_partials * cols
+    pitch = share_pitch(cols) if SHIFTED else cols
+    start = partial_ptr + which * num_partials * pitch
     acc = tl.zeros([PARTS, BLOCK], tl.float32)
     wait_for_last(DEPENDENT)
     for first in range(0, num_partials, PARTS):
         at = first + part
-        inside = (at[:, None] < num_partials) & (col[None, :] < cols)
-        acc += tl.load(start + at[:, None].to(tl.int64) * cols + col[None, :], mask=inside, other=0.0)
+        inside = (at[:, None] < num_partials) & (col[None, :] < pitch)  # what is past the columns is not stored
+        acc += tl.load(start + at[:, None].to(tl.int64) * pitch + col[None, :], mask=inside, other=0.0)
     total = tl.sum(acc, axis=0)
     if which == 0:
         tl.store(out_ptr + col, total.to(out_ptr.dtype.element_ty), mask=col < cols)

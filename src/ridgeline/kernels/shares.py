@@ -15,6 +15,8 @@ from ridgeline.kernels.rows import cdiv, clamp, power_of_two, template
 
 _CLEAR = Kernel(device.clear_words)
 CLEARED = 1024
+MOST_SHARES = 64
+"""Programs that meet in words of memory, up to which waiting for each other takes little."""
 REGISTERS, MOST_REGISTERS = 65536, 255
 """Of a multiprocessor, and of a thread."""
 

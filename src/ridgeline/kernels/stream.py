@@ -64,6 +64,70 @@ def told_by_cluster(room, a, b, SHARES: gl.constexpr, NUM_WARPS: gl.constexpr):
     return k, first, second
 
 
+@gluon.jit
+def share_pitch(cols):
+    """As ``device.share_pitch``."""
+    return (cols + 3) // 4 * 4
+
+
+@gluon.jit
+def open_exchange(COUNT: gl.constexpr):
+    """Room in shared memory where programs of a cluster tell each other two numbers a warp, turn after turn, COUNT
+    pairs of at most 32 in all, and two barriers that wait for so many bytes, for every second turn each. All programs
+    have begun when this is done."""
+    begin: gl.constexpr = """{ .shared .align 16 .b8 told[528]; .reg .pred %first; .reg .b32 %t; .reg .b64 %s;
+        mov.u32 $0, told; mov.u32 %t, %tid.x; setp.eq.u32 %first, %t, 0;
+        @%first mbarrier.init.shared::cta.b64 [$0+512], 1;
+        @%first mbarrier.init.shared::cta.b64 [$0+520], 1;
+        @%first mbarrier.arrive.expect_tx.shared::cta.b64 %s, [$0+512], $1;
+        @%first mbarrier.arrive.expect_tx.shared::cta.b64 %s, [$0+520], $1;
+        @%first fence.mbarrier_init.release.cluster;
+        barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned; }"""
+    return gl.inline_asm_elementwise(begin, "=&r,r", [COUNT * 8], gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def tell_cluster(room, turn, a, b, SHARES: gl.constexpr, NUM_WARPS: gl.constexpr):
+    """Two numbers of every warp, which all of its lanes have, to all programs of the cluster.
+
+    Numbers of a turn lie where those of the turn before the last did: whoever writes them has heard the last turn's
+    from every warp, each of which had read the ones before by then.
+    """
+    tell: gl.constexpr = """{ .reg .pred %far; .reg .b32 %t, %at, %to, %r;
+        mov.u32 %t, %tid.x; shr.u32 %t, %t, 5; mov.u32 %r, %cluster_ctarank;
+        mad.lo.u32 %r, %r, $6, %t; shl.b32 %r, %r, 3; mov.u32 %t, %laneid; setp.lt.u32 %far, %t, $5;
+        and.b32 %to, $2, 1; shl.b32 %at, %to, 8; shl.b32 %to, %to, 3;
+        add.u32 %at, %at, $1; add.u32 %at, %at, %r; add.u32 %to, %to, $1; add.u32 %to, %to, 512;
+        @%far mapa.shared::cluster.u32 %at, %at, %t;
+        @%far mapa.shared::cluster.u32 %to, %to, %t;
+        @%far st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%at], {$3, $4}, [%to];
+        mov.u32 $0, 0; }"""
+    k = gl.arange(0, 32 * NUM_WARPS, gl.BlockedLayout([1], [32], [NUM_WARPS], [0])) * 0
+    given = [k + room, k + turn, a, b, k + SHARES, k + NUM_WARPS]
+    gl.inline_asm_elementwise(tell, "=r,r,r,f,f,r,r", given, gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def heard_from_cluster(room, turn, SHARES: gl.constexpr, NUM_WARPS: gl.constexpr):
+    """The sums of the two numbers that all warps of a cluster told in a turn, once all have; the same bits for all."""
+    hear: gl.constexpr = """{ .reg .pred %done, %near, %first; .reg .b32 %at, %to, %p; .reg .b64 %s;
+        and.b32 %to, $3, 1; shl.b32 %at, %to, 8; shl.b32 %to, %to, 3; add.u32 %to, %to, $2; add.u32 %to, %to, 512;
+        shr.u32 %p, $3, 1; and.b32 %p, %p, 1;
+        again: mbarrier.try_wait.parity.shared::cta.b64 %done, [%to], %p;
+        @!%done bra again;
+        mov.u32 %p, %tid.x; setp.eq.u32 %first, %p, 0; shl.b32 %p, $5, 3;
+        @%first mbarrier.arrive.expect_tx.shared::cta.b64 %s, [%to], %p;
+        setp.lt.u32 %near, $4, $5; shl.b32 %p, $4, 3; add.u32 %at, %at, $2; add.u32 %at, %at, %p;
+        mov.f32 $0, 0f00000000; mov.f32 $1, 0f00000000;
+        @%near ld.volatile.shared.v2.f32 {$0, $1}, [%at]; }"""
+    k = gl.arange(0, 32, gl.BlockedLayout([1], [32], [NUM_WARPS], [0]))
+    given = [k * 0 + room, k * 0 + turn, k, k * 0 + SHARES * NUM_WARPS]
+    first, second = gl.inline_asm_elementwise(
+        hear, "=&f,=&f,r,r,r,r", given, (gl.float32, gl.float32), is_pure=False, pack=1
+    )
+    return gl.sum(first, axis=0), gl.sum(second, axis=0)
+
+
 @gluon.constexpr_function
 def spread(VECTOR, NUM_WARPS):
     """One access of VECTOR elements a lane; a thread has the same columns of every piece."""

@@ -62,6 +62,7 @@ assert launcher.INTERPRETING
 launcher.ASSUMED_SMS = 1
 verdict.TIMES_EAGER = 4.0  # numpy's float32 exponential is off by up to 2.5 units in the last place
 norm.LONG_BLOCK = 16
+narrow.ONE_WARP = 16
 ridgeline.kernels.layer_norm.__globals__["config"].LONG_BLOCK = 16
 
 ROWS = [case("float32", rows=5, cols=33), case("float16", rows=3, cols=16), case("float16", rows=11, cols=45)]
@@ -134,6 +135,7 @@ FORCED["group_norm"].append({"group_norm.flat": groups.Flat(1, 32), "group_norm.
 FORCED["group_norm"].append({"group_norm.flat": groups.Walk(1), "group_norm.tile": groups.Walk(1, 4, 8)})
 # The interpreter rounds float8 toward zero.
 NARROW = [case("float32", rows=5, cols=96, kind=kind, block=b) for kind in ("int8",) for b in (0, 32)]
+NARROW += [case(dtype, rows=19, cols=cols, kind="int8", block=0) for dtype, cols in (("float16", 45), ("float32", 94))]
 for name in ("rms_norm_quant", "layer_norm_quant"):
     FORCED[name] = [{name: narrow.Tile(2, 3, 32, 1)}, {name: narrow.Tile(1, 3, 32, 1, 2, 2)}]
 FORCED["qk_norm_rope"] = [

@@ -9,6 +9,7 @@ from ridgeline import kernels
 from ridgeline.kernels import compiler, launcher, tuning
 from ridgeline.kernels.compiler import facts_of, triton_kernel
 from ridgeline.kernels.contract import case, trials
+from ridgeline.kernels.rms_norm.config import ahead as rows_ahead
 from ridgeline.kernels.softmax.config import Shares
 from ridgeline.kernels.variants import variants_of
 
@@ -95,7 +96,8 @@ TARGET = torch.zeros(4096, dtype=torch.long, device="meta")
         (lambda x: kernels.rms_norm(x, None, 1e-6), 6001, "norm_backward_words", "LDGSTS.E.BYPASS.128"),
         (lambda x: kernels.rms_norm(x, None, 1e-6), 7001, "norm_backward_ahead", "LDGSTS.E.BYPASS.128"),
         (lambda x: kernels.layer_norm(x), 9001, "layer_norm_forward_apart", "LDG.E.128"),
-        (lambda x: kernels.layer_norm(x), 20001, "layer_norm_forward", "LDG.E.EL.128"),
+        (lambda x: kernels.layer_norm(x), 19001, "layer_norm_forward_apart", "LDG.E.EL.128"),
+        (lambda x: kernels.layer_norm(x), 20501, "layer_norm_forward", "LDG.E.EL.128"),
         (lambda x: kernels.rms_norm(x, None, 1e-6), 4097, "rms_norm_forward_apart", "LDG.E.128"),
         (lambda x: kernels.rms_norm(x, None, 1e-6), 4097, "rms_norm_backward", "LDGSTS.E.BYPASS.128"),
         (lambda x: kernels.cross_entropy(x, TARGET), 1001, "cross_entropy_short", "LDG.E.128"),
@@ -424,14 +426,14 @@ def test_a_long_row_of_softmax_is_a_clusters(rows, cols, shares):
     assert made.num("STG.E.128") == constants["CHUNKS"]
 
 
-@pytest.mark.parametrize(("dtype", "cols", "rows"), [(torch.bfloat16, 394, 4), (torch.float32, 177, 4)])
+@pytest.mark.parametrize(("dtype", "cols", "rows"), [(torch.bfloat16, 394, 8), (torch.float32, 231, 4)])
 def test_short_odd_rows_share_a_program(dtype, cols, rows):
     found = variants(kernels.softmax, (65536, cols), dtype=dtype)
-    for name in ("softmax_forward_ends_shared", "softmax_backward_ends_shared"):
+    for name, shared in (("softmax_forward_ends_shared", rows), ("softmax_backward_ends_shared", 4)):
         made, constants = facts(found[name]), dict(found[name].constants)
-        assert constants["ROWS"] == found[name].num_warps == rows and made.num_spills == 0
+        assert constants["ROWS"] == shared and found[name].num_warps == 4 and made.num_spills == 0
         assert made.num("LDG.E.128") >= constants["CHUNKS"] and made.num_registers <= 64
-        assert made.num("BAR") <= 1, "a row is one warp's"
+        assert made.num("BAR") <= 1, "a row is one warp's, or part of one's"
 
 
 @pytest.mark.parametrize(
@@ -540,11 +542,58 @@ def test_rows_are_finished_a_turn_after_their_sums_were_taken(norm, dtype, cols)
     assert (made.shared_bytes + 1024) * config.programs_per_sm <= 228 * 1024, "all programs are there at once"
 
 
+@pytest.mark.parametrize(("norm", "cols"), [("layer_norm", 2433), ("rms_norm", 3386), ("rms_norm", 9001)])
+def test_odd_rows_to_eight_bits_are_read_and_written_in_whole_accesses(norm, cols):
+    of = case("bfloat16", rows=20000, cols=cols, kind="float8_e4m3fn", block=0)
+    (found,) = variants_of(f"{norm}_quant", [of])
+    constants, made = dict(found.constants), facts(found)
+    assert constants["SHIFTED"] and made.num("LDGSTS.E.BYPASS.128") == 3 * constants["CHUNKS"]
+    assert made.num("STG.E.64") == constants["CHUNKS"] and made.num_spills <= 16
+
+
+@pytest.mark.parametrize(
+    ("norm", "dtype", "cols"),
+    [("layer_norm", "float32", 12292), ("layer_norm", "float32", 20480), ("layer_norm", "float32", 15737),
+     ("layer_norm", "bfloat16", 24576), ("rms_norm", "float32", 20480), ("rms_norm", "float32", 13001),
+     ("rms_norm", "bfloat16", 32001)],
+)  # fmt: skip
+def test_two_programs_share_rows_that_one_does_not_hold(norm, dtype, cols):
+    (found,) = (v for v in variants_of(norm, [case(dtype, rows=800, cols=cols)]) if "_backward" in v.kernel)
+    made = facts(found)
+    assert found.kernel == "norm_backward_ahead" and dict(found.constants)["SPLIT"] == 2 and found.num_warps == 16
+    assert made.num_spills <= 32 and made.num_registers <= 128 and made.shared_bytes + 528 + 1024 <= 228 * 1024
+
+
+def test_shares_of_odd_columns_are_added_four_columns_at_a_time():
+    found = variants(kernels.layer_norm, (9000, 4099), (4099,), (4099,))["reduce_partials"]
+    assert dict(found.constants)["SHIFTED"] and facts(found).num("LDG.E.128") > 0
+
+
 def test_a_turn_has_two_barriers_next_to_each_other(tmp_path):
     found = variants(kernels.layer_norm, (9000, 5376), (5376,), (5376,))["norm_backward_ahead"]
     turn = turn_of(found, tmp_path)
     barriers = [place.start() for place in re.finditer(r"BAR\.SYNC", turn)]
     assert len(barriers) == 2 and barriers[1] < len(turn) / 2, "no chain of sums lies between a row's halves"
+
+
+@pytest.mark.parametrize(
+    ("norm", "dtype", "cols", "way"),
+    [("layer_norm", "bfloat16", 12288, (8, 3, 2, 2)), ("layer_norm", "bfloat16", 7362, (8, 3, 2, 2)),
+     ("layer_norm", "float32", 15736, (8, 3, 2, 4)), ("rms_norm", "bfloat16", 18748, (8, 3, 2, 4))],
+)  # fmt: skip
+def test_programs_that_share_rows_wait_for_numbers_alone(norm, dtype, cols, way, tmp_path):
+    warps, slots, programs, split = way
+    chosen = rows_ahead(cols, warps, slots, programs, itemsize=4 if dtype == "float32" else 2, split=split)
+    with tuning.forced(f"{norm}.backward", chosen):
+        (found,) = (v for v in variants_of(norm, [case(dtype, rows=3000, cols=cols)]) if "ahead" in v.kernel)
+    constants, made = dict(found.constants), facts(found)
+    assert constants["SPLIT"] == split
+    assert made.num("STAS") == 2, "every warp tells every program of its cluster, before the first turn and in each"
+    assert made.num("UCGABAR_ARV") == 1, "they meet once, when they have begun"
+    assert made.num_spills <= 8 and made.num_registers * 32 * warps * programs <= 65536
+    assert (made.shared_bytes + 528 + 1024) * programs <= 228 * 1024, "all programs are there at once"
+    turn = turn_of(found, tmp_path)
+    assert len(re.findall(r"BAR\.SYNC", turn)) <= 3 and not re.search("UCGABAR|MEMBAR", turn)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ridgeline.kernels.rows import cdiv, clamp, power_of_two
-from ridgeline.kernels.shares import Streamed
+from ridgeline.kernels.shares import MOST_SHARES, Streamed
 
 STREAMED_BYTES = 16 << 20
 """From here on a group is worth holding in shared memory: what is smaller is in the L2 when it is read again."""
@@ -207,17 +207,26 @@ def whole(rows: int, length: int, sms: int) -> Whole | None:
     return Whole(num_warps, 1 if rows <= programs * sms else 2, programs)
 
 
-def streamed(num_bytes: int, num_inputs: int, itemsize: int) -> Images | None:
+def streamed(num_bytes: int, num_inputs: int, itemsize: int, length: int = 0) -> Images | None:
     """Three shares of 64 KB a multiprocessor, four programs of four warps; None where the image is small.
 
     4×512×128×128: 42 µs, 45 with two programs of eight warps, 49 with one of sixteen, 60 in two reads; backward 63.
     With SiLU 47 (48 with an inverse an element) and 67 (backward nothing is gained by pairs); 16×512×128×128 162 (168)
     and 220, with two programs of eight warps 243; in pieces of one access 56 and 78, with its slope computed twice 81.
     Sums added by a kernel that starts early: 64.9 (65.7), 216 (219), without SiLU 62.1 (62.9) and 208 (215).
+
+    Groups that would be cut into more than 64 shares have more warps, so that fewer programs meet: sixteen groups of
+    float16 3×320×192×192 45.5 µs on eight warps, 59.8 on four, backward 88 on sixteen (99), of float32 4×1024×96×96 92
+    on sixteen (101).
     """
     if num_bytes < STREAMED_BYTES:
         return None
-    return Images(8, 4, 3, 4, paired=itemsize == 2) if num_inputs == 1 else Images(4, 4, 3, 4, early=True)
+    chunks = 8 if num_inputs == 1 else 4
+    share = chunks * 32 * 16 // itemsize
+    num_warps = next((num for num in (4, 8, 16) if length <= MOST_SHARES * share * num), 4)
+    if num_inputs == 1:
+        return Images(8, num_warps, 3, 16 // num_warps, paired=itemsize == 2)
+    return Images(4, num_warps, 3, 16 // num_warps, early=True)
 
 
 def piece(positions: int, vector: int, accesses: int = 1) -> int:
@@ -253,12 +262,14 @@ def uneven_piece(positions: int, places: int) -> int:
     channel, or five eighths where the largest that does is sixteen; 0 where there is none.
 
     64×512×28×28 backward: 59 µs in pieces of 784 of 1024, 84 of 16, 66 of 112 of 128; 32×320×56×56 72 of 784, 71 of
-    64; 197×128×36×36 in eight groups 130 of 16 (a copy as large 55), of 648 not timed.
+    64; 197×128×36×36 in eight groups 130 of 16 (a copy as large 55), of 648 not timed. Channels shorter than that are
+    a piece in half as many places: 512×128×20×20 51 µs in pieces of 400 of 512, 86 of 16.
     """
     if positions & -positions > MOST_UNEVEN:
         return 0
     least = places * 5 // 8 if positions & -positions <= 16 else places * 3 // 4
-    return next((n for n in range(places, least, -8) if positions % n == 0), 0)
+    found = next((n for n in range(places, least, -8) if positions % n == 0), 0)
+    return found or (positions if places * 3 // 8 < positions <= places // 2 else 0)
 
 
 def accesses(length: int, positions: int, num_warps: int) -> tuple[int, int]:

@@ -183,7 +183,7 @@ def _streaming(
     streamable = is_widest(vector_of(narrow, pointers, positions), narrow)
     if not streamable or INTERPRETING or not rows:
         return None, None
-    default: Any = config.streamed(tensors[0].nbytes, len(tensors), wide) or config.Apart()
+    default: Any = config.streamed(tensors[0].nbytes, len(tensors), wide, length) or config.Apart()
     if len(tensors) == 1 and wide == 2:
         sms = num_sms(tensors[0].get_device())
         alone = config.packed(rows, length, tensors[0].nbytes, sms, silu)
@@ -546,7 +546,7 @@ def _trial(call: Any, eager: Any, meant: Any, mistakes: dict[str, Any]) -> Trial
                           (4, 160, 128, 32), (10, 96, 96, 4), (16, 512, 32, 64), (24, 320, 56, 32), (90, 128, 28, 16),
                           (6, 320, 64, 32), (1, 320, 64, 32), (9, 320, 64, 32), (8, 512, 64, 32), (4, 320, 128, 32),
                           (2, 512, 128, 32), (64, 640, 16, 32), (24, 512, 32, 32), (3, 2048, 7, 32), (2, 1024, 14, 32),
-                          (2, 320, 13, 32), (1, 640, 30, 32))
+                          (2, 320, 13, 32), (1, 640, 30, 32), (170, 128, 20, 32), (4, 64, 192, 4))
         ),
         races=(_problem("bfloat16", 8, 320, 64, 32), _problem("bfloat16", 4, 512, 128, 32),
                _problem("float32", 2, 256, 128, 32), _problem("bfloat16", 16, 512, 128, 32),

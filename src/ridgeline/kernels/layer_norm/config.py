@@ -56,6 +56,8 @@ def walked_ahead(rows: int, cols: int, itemsize: int, shifted: bool) -> Backward
     (84.4, 76.6), 8192×8192 (111, 110), 2470×12288 (61.1, 59.9), 9569×12540 (246, 221 read twice), float32 36873×503
     (76.5, 70.6), 9119×3722 (125, 122).
     """
+    if cols > ((10240 if shifted else 12288) if itemsize == 4 else 20480):
+        return rms.if_enough(rms.split_tile(cols, itemsize, 2), rows)
     if itemsize == 4:
         wanted = 8192 < cols <= 10240 or (1024 < cols <= 2048 if shifted else 512 < cols <= 768)
     elif shifted:

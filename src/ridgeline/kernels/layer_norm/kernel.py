@@ -15,6 +15,7 @@ from ridgeline.kernels.device import (
     load_whole,
     row_lead,
     row_start,
+    share_pitch,
     store_part,
     store_whole,
     wait_for_last,
@@ -341,7 +342,8 @@ def layer_norm_backward(
             dx = dx.to(dx_ptr.dtype.element_ty)
             store_part(dx_ptr + at + i * BLOCK, dx, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR)
     let_next_start(EARLY)
-    to = shares_ptr + tl.program_id(0).to(tl.int64) * cols + first_row - lead
+    pitch = share_pitch(cols) if SHIFTED else cols
+    to = shares_ptr + tl.program_id(0).to(tl.int64) * pitch + first_row - lead
     for i in tl.static_range(CHUNKS):
         c = i * BLOCK + first_row
         in_cols = (c >= lead) & (c < end) if SHIFTED else c < cols
@@ -349,7 +351,7 @@ def layer_norm_backward(
             tl.store(to + i * BLOCK, tl.sum(w_shares[i], axis=0)[None, :], mask=in_cols)
         if WANT_DB:
             share = tl.sum(b_shares[i], axis=0)[None, :]
-            tl.store(to + tl.num_programs(0).to(tl.int64) * cols + i * BLOCK, share, mask=in_cols)
+            tl.store(to + tl.num_programs(0).to(tl.int64) * pitch + i * BLOCK, share, mask=in_cols)
 
 
 @triton.jit
@@ -460,8 +462,8 @@ def layer_norm_backward_ends(
         mean_now = mean_next
         rstd_now = rstd_next
     let_next_start(EARLY)
-    to = shares_ptr + first * cols
-    second = step * cols
+    to = shares_ptr + first * share_pitch(cols)
+    second = step * share_pitch(cols)
     for i in tl.static_range(CHUNKS):
         c = i * BLOCK + col
         if WANT_DW:
@@ -544,6 +546,7 @@ def layer_norm_column_shares(
         mean = tl.load(mean_ptr + row, mask=row < rows, other=0.0)
         acc_w += dy * (x - mean) * tl.load(rstd_ptr + row, mask=row < rows, other=0.0)
         acc_b += dy
-    to = shares_ptr + tl.program_id(1).to(tl.int64) * cols + col
+    pitch = share_pitch(cols)
+    to = shares_ptr + tl.program_id(1).to(tl.int64) * pitch + col
     tl.store(to, tl.sum(acc_w, axis=0)[None, :], mask=col < cols)
-    tl.store(to + tl.num_programs(1).to(tl.int64) * cols, tl.sum(acc_b, axis=0)[None, :], mask=col < cols)
+    tl.store(to + tl.num_programs(1).to(tl.int64) * pitch, tl.sum(acc_b, axis=0)[None, :], mask=col < cols)

@@ -12,6 +12,7 @@ from ridgeline.kernels import tuning
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, common_rows, declare, elementwise_cost
 from ridgeline.kernels.launcher import INTERPRETING, Kernel, Plans, access_of, launchable, num_sms, vector_of
 from ridgeline.kernels.layer_norm import config, kernel, reference
+from ridgeline.kernels.rms_norm.config import share_pitch
 from ridgeline.kernels.rms_norm.op import (
     ends_access,
     pieces_of,
@@ -289,7 +290,7 @@ def _plan_backward(
     )
     if (chosen.again or chosen.ahead) and in_words:
         programs = walkers(rows, chosen, start_places(x, cols), on)
-        partial = template((2, programs, cols), torch.float32, x.device)
+        partial = template((2, programs, share_pitch(cols)), torch.float32, x.device)
         return _plan_backward_words(chosen, dy, x, weight, mean, dx, partial, rows, cols, stride, want)
     flags = {"HAS_WEIGHT": weight is not None, "HAS_DH": has_dh}
     if not chosen.chunks:
@@ -305,7 +306,8 @@ def _plan_backward(
     if apart:
         vector, programs = ends, walkers(rows, chosen, ends, on)
         tile = {"CHUNKS": cdiv(cols // ends * ends, chosen.block)}
-    partial = template((2, programs, cols), torch.float32, x.device)
+    pitch = share_pitch(cols) if shifted or apart else cols
+    partial = template((2, programs, pitch), torch.float32, x.device)
     early = chosen.early and not INTERPRETING
     run = (_BACKWARD_ENDS if apart else _BACKWARD).bind(
         (dy, x, w, mean, rstd, dh, dx, partial, rows, cols, stride),
@@ -369,7 +371,7 @@ def _plan_backward_long(
     )
     block = 512
     groups = max(1, min(cdiv(rows, 8), cdiv(4 * num_sms(on), cdiv(cols, block))))
-    partial = template((2, groups, cols), torch.float32, x.device)
+    partial = template((2, groups, share_pitch(cols)), torch.float32, x.device)
     share = _SHARES.bind(
         (dy, x, mean, rstd, partial, rows, cols, stride),
         grid=(cdiv(cols, block), groups),
@@ -493,7 +495,7 @@ CHECKS = tuple(
     for rows, cols in ((1, 3), (3, 7), (1, 4096), (1000, 128), (257, 1000), (64, 4096), (33, 5120), (19, 8192),
                        (9, 16384), (5, 20001), (3, 40000), (2, 131072), (300, 24576),
                        (900, 4099), (5001, 1001), (4101, 4099), (4100, 7001), (12300, 4096), (9001, 1001),
-                       (4101, 2049), (700, 12289), (4097, 5003))
+                       (4101, 2049), (700, 12289), (4097, 5003), (520, 18748), (520, 18749), (8300, 603), (4200, 1248))
 )  # fmt: skip
 RACES = tuple(
     case(dtype, rows=rows, cols=cols)

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from ridgeline.kernels.rms_norm_quant.config import Tile, default
+from ridgeline.kernels.rms_norm_quant.config import Tile, access, default
 
-__all__ = ["Tile", "default"]
+__all__ = ["Tile", "access", "default"]

@@ -8,7 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ridgeline.kernels.rms_norm_quant.kernel import write_quantized
+from ridgeline.kernels.device import row_lead, row_start
+from ridgeline.kernels.rms_norm_quant.kernel import read_piece, write_piece, write_quantized
 
 
 @triton.jit
@@ -38,31 +39,39 @@ def layer_norm_quantized(
     EVEN: tl.constexpr,  # rows fill their pieces
     STAGES: tl.constexpr,
     KEEP: tl.constexpr,  # programs walk over several tiles and keep weight and bias meanwhile
+    SHIFTED: tl.constexpr,  # rows start inside accesses of VECTOR elements, all rows of a program alike
+    VECTOR: tl.constexpr,
 ):
     """A program takes every P-th tile of rows; with stages, the next ones are on their way meanwhile."""
+    lead = 0
+    if SHIFTED:
+        lead = row_lead(tl.program_id(0), cols, VECTOR)
+    end = lead + cols
     col = tl.arange(0, BLOCK)[None, :] + tl.zeros([ROWS, BLOCK], tl.int32)
     weights = ()
     biases = ()
     for i in tl.static_range(CHUNKS if KEEP else 0):
-        in_cols = (i * BLOCK + col < cols) | EVEN
+        c = i * BLOCK + col
+        in_cols = (c >= lead) & (c < end) if SHIFTED else (c < cols) | EVEN
         if HAS_WEIGHT:
-            w = tl.load(weight_ptr + i * BLOCK + col, mask=in_cols, other=0.0)
+            w = tl.load(weight_ptr + c - lead, mask=in_cols, other=0.0)
             weights = weights + (w.to(tl.float32),)
         if HAS_BIAS:
-            b = tl.load(bias_ptr + i * BLOCK + col, mask=in_cols, other=0.0)
+            b = tl.load(bias_ptr + c - lead, mask=in_cols, other=0.0)
             biases = biases + (b.to(tl.float32),)
     for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
         row = tile * ROWS + tl.arange(0, ROWS)[:, None]
-        at = row.to(tl.int64) * cols + col
+        at = row_start(row, cols, SHIFTED, VECTOR) + col
+        x_at = x_ptr + row_start(row, x_stride, SHIFTED, VECTOR) + col
         held = ()
         total = 0.0
         for i in tl.static_range(CHUNKS):
-            inside = (row < rows) & ((i * BLOCK + col < cols) | EVEN)
-            x = tl.load(x_ptr + row.to(tl.int64) * x_stride + i * BLOCK + col, mask=inside, other=0.0).to(tl.float32)
+            x = read_piece(x_at, row < rows, cols, lead, col, i, CHUNKS, BLOCK, EVEN, SHIFTED, VECTOR)
             if HAS_RESIDUAL:
-                h = x + tl.load(residual_ptr + at + i * BLOCK, mask=inside, other=0.0).to(tl.float32)
+                more = residual_ptr + at
+                h = x + read_piece(more, row < rows, cols, lead, col, i, CHUNKS, BLOCK, EVEN, SHIFTED, VECTOR)
                 h = h.to(h_ptr.dtype.element_ty)
-                tl.store(h_ptr + at + i * BLOCK, h, mask=inside)
+                write_piece(h_ptr + at, h, row < rows, cols, lead, col, i, CHUNKS, BLOCK, EVEN, SHIFTED, VECTOR)
                 x = h.to(tl.float32)
             total = x if i == 0 else total + x
             held = held + (x,)
@@ -71,14 +80,16 @@ def layer_norm_quantized(
         centered = ()
         for i in tl.static_range(CHUNKS):
             off = held[i] - mean
+            c = i * BLOCK + col
             if not EVEN:
-                off = tl.where(i * BLOCK + col < cols, off, 0.0)
+                off = tl.where((c >= lead) & (c < end) if SHIFTED else c < cols, off, 0.0)
             squares += off * off
             centered = centered + (off,)
         rstd = tl.rsqrt(tl.sum(squares, axis=1, keep_dims=True) / cols + eps)
         normed = ()
         for i in tl.static_range(CHUNKS):
-            in_cols = (i * BLOCK + col < cols) | EVEN
+            c = i * BLOCK + col
+            in_cols = (c >= lead) & (c < end) if SHIFTED else (c < cols) | EVEN
             y = centered[i] * rstd
             if HAS_WEIGHT:
                 if KEEP:
@@ -94,6 +105,6 @@ def layer_norm_quantized(
                 y = tl.where(in_cols, y, 0.0)  # the padding of a row is no candidate for its largest
             normed = normed + (y,)
         write_quantized(
-            normed, 0.0 * rstd + 1.0, q_ptr, scale_ptr, row, col, rows, cols, scales, largest, INTEGER, GROUP, PARTS,
-            ROWS, CHUNKS, BLOCK,
+            normed, 0.0 * rstd + 1.0, q_ptr, scale_ptr, row, col, rows, cols, scales, largest, lead, INTEGER, GROUP,
+            PARTS, ROWS, CHUNKS, BLOCK, SHIFTED, VECTOR,
         )  # fmt: skip

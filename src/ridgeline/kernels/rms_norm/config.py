@@ -51,6 +51,34 @@ class Backward:
     ahead: bool = False
     """Rows wait in shared memory, ``num_stages`` of them, until their sums are taken, and in registers until they are
     finished, while the next one's sums are taken; weights wait in shared memory, unless ``keep_weight``."""
+    split: int = 1
+    """So many programs, which start together as a cluster, share a row that is finished a turn later."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnSums:
+    """Shares of columns that a program of the last sum asks for at once, how many columns of them, and its warps."""
+
+    shares: int
+    block: int
+    num_warps: int
+
+
+def column_sums(shares: int) -> ColumnSums:
+    """All shares of a column at once, up to 2048: waiting for 32 at a time took longer than adding them.
+
+    Norms of 65536×608, of 1,320 shares, 69.9 µs, 70.5 where 1024 are asked for at once, 12164×1918 48.5 and 49.4; of
+    65536×384, of 2,112 shares, 45.8 in columns of eight, 46.5 in columns of sixteen, 47.0 where 1024 are.
+    """
+    block = 16 if shares <= 2048 else 8
+    shares = clamp(power_of_two(shares), 32, 2048)
+    return ColumnSums(shares, block, clamp(shares * block // 1024, 2, 16))
+
+
+def share_pitch(cols: int) -> int:
+    """Numbers from one program's share of column sums to the next: shares start with an access of four, odd columns
+    are read four at a time all the same (RMSNorm 12164×1918 50.4 → 49.4 µs, 6906×2942 44.4 → 43.8)."""
+    return cdiv(cols, 4) * 4
 
 
 LONG_BLOCK = 8192
@@ -99,15 +127,20 @@ def apart(rows: int, whole: int, itemsize: int, centered: bool = False) -> Forwa
     RMSNorm 32768×4099 131 µs (150 where programs walked over rows, 153 with masks), 16384×7001 115 (129), 131072×1001
     128 (145), 65536×2049 130 (159), 8192×12289 105 (143 with masks). LayerNorm (``centered``) 137 (152), 127 (128), 132
     (145), 134 (161) and 119 (282); with fewer numbers a thread 152, 134, 148, 146, 129, with one meeting for both sums
-    143, 130, 137, 140. Float32 16384×4099 133 (148), RMSNorm 132 and 130 with masks.
+    143, 130, 137, 140. On sixteen warps 3766×18748 76 (127 with masks), LayerNorm 84 (191), 15309×14721 242 (254 on
+    eight). Float32 16384×4099 133 (148), RMSNorm 132 and 130 with masks; 65536×603 79 and 32725×1035 70 on two warps
+    (143 and 91 on eight).
     """
     enough = rows * whole * itemsize * (1 + centered) >= LEAST_APART_BYTES
-    if not enough or not 512 <= whole <= 16384 or (itemsize == 4 and not centered):
+    if not enough or not 512 <= whole <= 20480 or (itemsize == 4 and not centered):
         return None
     if itemsize == 4:
-        wide = Forward(1, cdiv(whole, 1024), 1024, 8, apart=True)
+        num_warps = 2 if whole <= 1280 else 4 if whole <= 2560 else 8
+        wide = Forward(1, cdiv(whole, 128 * num_warps), 128 * num_warps, num_warps, apart=True)
         return kept(wide, rows, whole, itemsize) if whole <= 8192 else None
     num_warps = 1 if whole <= 1024 else 2 if whole <= 2048 else 4 if whole <= 8192 else 8
+    if whole > (16384 if centered else 14336):
+        num_warps = 16
     found = Forward(1, cdiv(whole, 256 * num_warps), 256 * num_warps, num_warps, apart=True)
     return kept(found, rows, whole, itemsize)
 
@@ -151,26 +184,43 @@ def again(cols: int, num_warps: int, slots: int, programs_per_sm: int, keep_weig
     return Backward(1, cdiv(cols // 8 * 8, block), block, num_warps, slots, programs_per_sm, keep_weight, again=True)
 
 
-SHARED_BYTES, PROGRAM_BYTES = 228 << 10, 1216
-"""Shared memory of a multiprocessor for programs, and what a program takes besides its rows."""
+SHARED_BYTES, PROGRAM_BYTES, EXCHANGE_BYTES = 228 << 10, 1216, 528
+"""Shared memory of a multiprocessor for programs, and what a program takes besides its rows, and to share them."""
 WARPS = 16
 """Warps of a multiprocessor that have 128 registers a thread."""
 
 
+SPLIT_BYTES = 128
+"""Programs that share a row have stretches of it that are made of so many bytes."""
+
+
 def ahead(
-    cols: int, num_warps: int, slots: int, programs_per_sm: int, keep_weight: bool = False, itemsize: int = 2
+    cols: int,
+    num_warps: int,
+    slots: int,
+    programs_per_sm: int,
+    keep_weight: bool = False,
+    itemsize: int = 2,
+    split: int = 1,
 ) -> Backward:
     """Rows that are finished while the next one's sums are taken, ``slots`` of them in shared memory."""
     vector = 16 // itemsize
     block = 32 * vector * num_warps
-    chunks = cdiv(cols // vector * vector, block)
-    return Backward(1, chunks, block, num_warps, slots, programs_per_sm, keep_weight, ahead=True)
+    chunks = cdiv(stretch(cols // vector * vector, itemsize, split), block)
+    return Backward(1, chunks, block, num_warps, slots, programs_per_sm, keep_weight, ahead=True, split=split)
+
+
+def stretch(whole: int, itemsize: int, split: int) -> int:
+    """Columns of the longest stretch of a row that ``split`` programs share."""
+    step = SPLIT_BYTES // itemsize
+    return whole if split == 1 else cdiv(cdiv(whole, split), step) * step
 
 
 def shared_bytes(chosen: Backward, itemsize: int, slots: int, weight: bool) -> int:
     """What rows of two tensors, and weights, take of a multiprocessor's shared memory."""
     row = chosen.chunks * chosen.block * itemsize
-    return chosen.programs_per_sm * (2 * slots * row + weight * row + PROGRAM_BYTES)
+    besides = PROGRAM_BYTES + (chosen.split > 1) * EXCHANGE_BYTES
+    return chosen.programs_per_sm * (2 * slots * row + weight * row + besides)
 
 
 def ahead_tile(cols: int, itemsize: int, num_sums: int) -> Backward | None:
@@ -180,13 +230,33 @@ def ahead_tile(cols: int, itemsize: int, num_sums: int) -> Backward | None:
 
     65536×642: 79.6 µs with twelve programs, 82.1 with sixteen, LayerNorm 65536×734 90.8 and 93.8.
     """
-    most = {(2, 1): 4, (2, 2): 3, (4, 1): 7, (4, 2): 5}[itemsize, num_sums]
     for num_warps in (1, 2, 4, 8, 16):
         found = ahead(cols, num_warps, 3, WARPS // num_warps if num_warps > 1 else 12, itemsize=itemsize)
-        if found.chunks <= most:
-            slots = 3 if shared_bytes(found, itemsize, 3, True) <= SHARED_BYTES else 2
-            return replace(found, num_stages=slots) if shared_bytes(found, itemsize, 2, False) <= SHARED_BYTES else None
+        if found.chunks <= MOST_PIECES[itemsize, num_sums]:
+            return with_places(found, itemsize)
     return None
+
+
+MOST_PIECES = {(2, 1): 4, (2, 2): 3, (4, 1): 7, (4, 2): 5}
+"""Pieces of a row, by the bytes of a number and how many sums of columns there are, that 128 registers hold."""
+
+
+def with_places(found: Backward, itemsize: int) -> Backward | None:
+    """A tile with three rows in shared memory where they fit, two else; None where these do not."""
+    slots = 3 if shared_bytes(found, itemsize, 3, True) <= SHARED_BYTES else 2
+    return replace(found, num_stages=slots) if shared_bytes(found, itemsize, 2, False) <= SHARED_BYTES else None
+
+
+def split_tile(cols: int, itemsize: int, num_sums: int) -> Backward | None:
+    """Two programs of sixteen warps share rows that one does not hold; None where two do not either.
+
+    LayerNorm of float32 5259×15736: 284 µs, 487 read three times (a copy as large 237), 357 by four programs of eight
+    warps. Rows that one program holds lose: waiting for each other costs up to 13 % by two (7519×5376 80.7 and 73.7,
+    8730×7362 133 and 125, 2470×12288 64.9 and 60.7, RMSNorm 6171×13055 146 and 149, 4543×12243 102 and 102, float32
+    4648×13968 235 and 233), 20 to 60 % by four.
+    """
+    found = ahead(cols, 16, 3, 1, itemsize=itemsize, split=2)
+    return with_places(found, itemsize) if found.chunks <= MOST_PIECES[itemsize, num_sums] else None
 
 
 LEAST_TURNS = 6
@@ -196,7 +266,7 @@ held; 876×11008 of float32, 6.6 turns, 42.6 and 44.7."""
 
 def if_enough(found: Backward | None, rows: int) -> Backward | None:
     """A tile where its programs have turns enough."""
-    return found if found is not None and rows >= LEAST_TURNS * 132 * found.programs_per_sm else None
+    return found if found is not None and rows * found.split >= LEAST_TURNS * 132 * found.programs_per_sm else None
 
 
 def walked_ahead(rows: int, cols: int, itemsize: int, shifted: bool) -> Backward | None:
@@ -208,8 +278,10 @@ def walked_ahead(rows: int, cols: int, itemsize: int, shifted: bool) -> Backward
     20000×2500 93.2, 98.7), 8000×5001 (76.8, 73.9), 9000×6001 (98.1, 95.2), 10576×14008 (263, 247), 3904×15708 (122,
     116).
     """
+    if cols > ((12288 if shifted else 14336) if itemsize == 4 else 24576):
+        return if_enough(split_tile(cols, itemsize, 1), rows)
     if itemsize == 4:
-        wanted = 8192 < cols <= (12288 if shifted else 14336)
+        wanted = cols > 8192
     else:
         wanted = 512 < cols <= 768 or 6144 < cols <= 12288 if shifted else 8192 < cols <= 10240
     return if_enough(ahead_tile(cols, itemsize, 1), rows) if wanted else None
@@ -222,6 +294,8 @@ def in_words(rows: int, cols: int, shifted: bool) -> Backward | None:
     4096×20480 156 (252 read twice). Where rows fill accesses and registers hold them,
     waiting there is faster: 16384×4096 107 µs, 120 so; 4096×14336 105 and 110; 16384×3501 100 with masks, 102 to 116.
     """
+    if 1024 < cols <= 1536 and rows >= LEAST_WALKED and not shifted:  # 15218×1248: 38.0 µs, 40.7 held on eight warps
+        return again(cols, 2, 2, 8, True)
     if shifted and 1024 < cols <= 3072 and rows >= LEAST_WALKED:
         return again(cols, 2, 2, 8, True) if cols <= 2048 else again(cols, 4, 3, 4, True)
     if shifted and 5112 < cols <= 8192:

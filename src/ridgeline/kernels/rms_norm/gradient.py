@@ -11,7 +11,18 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
-from ridgeline.kernels.stream import FLAT, halves, halves_here, let_next_start, paired, words_of
+from ridgeline.kernels.stream import (
+    FLAT,
+    halves,
+    halves_here,
+    heard_from_cluster,
+    let_next_start,
+    open_exchange,
+    paired,
+    share_pitch,
+    tell_cluster,
+    words_of,
+)
 
 
 @gluon.jit
@@ -70,6 +81,21 @@ def one_of(place, ONE: gl.constexpr):
 
 
 @gluon.jit
+def by_warp(by_lane, NUM_WARPS: gl.constexpr):
+    """The sum of a number of every lane over its warp."""
+    return gl.sum(by_lane.reshape([NUM_WARPS, 32]), axis=1)
+
+
+@gluon.jit
+def by_warp_everywhere(by_lane, NUM_WARPS: gl.constexpr, ONE: gl.constexpr):
+    """The same, in every lane."""
+    LANES: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [NUM_WARPS, 1], [1, 0])
+    total = gl.sum(gl.convert_layout(by_lane.reshape([NUM_WARPS, 32]), LANES), axis=1)
+    total = gl.expand_dims(total, 1) + gl.zeros([NUM_WARPS, 32], gl.float32, LANES)
+    return gl.convert_layout(total.reshape([32 * NUM_WARPS]), ONE)
+
+
+@gluon.jit
 def norm_backward_ahead(
     dy_ptr,  # [R, C]
     x_ptr,  # [R, C] of the same type, rows x_stride apart
@@ -77,7 +103,7 @@ def norm_backward_ahead(
     mean_ptr,  # [R] fp32; RMSNorm has none
     rstd_ptr,  # [R] fp32
     dx_ptr,  # [R, C]
-    shares_ptr,  # [2, P, C] fp32, RMSNorm [P, C]
+    shares_ptr,  # [2, P, C] fp32, RMSNorm [P, C]; rows share_pitch(C) apart
     rows,
     cols,
     x_stride,
@@ -92,10 +118,12 @@ def norm_backward_ahead(
     EARLY: gl.constexpr,
     SHIFTED: gl.constexpr,  # rows start inside accesses; P is a multiple of VECTOR, a program's rows start alike
     SHARED: gl.constexpr,  # where weights wait: 0 in registers, 1 in shared memory, 2 where they are
+    SPLIT: gl.constexpr,  # programs of a cluster share a row; P counts clusters
 ):
     """Rows turn + 2 to turn + SLOTS are on their way while row turn is finished and the sums of row turn + 1 are taken.
 
-    Ends of rows that start inside accesses are apart, a number a lane of the first warp.
+    Ends of rows that start inside accesses are apart, a number a lane of the first warp. Programs that share a row have
+    a stretch of its columns each, and tell each other what their warps have summed.
     """
     NUM_WARPS: gl.constexpr = gl.num_warps()
     BF16: gl.constexpr = x_ptr.dtype.element_ty == gl.bfloat16
@@ -113,21 +141,35 @@ def norm_backward_ahead(
         dy_places = dy_places + (gl.allocate_shared_memory(gl.int32, [SLOTS, PIECE], FLAT),)  # type: ignore[assignment]
     rstd_places = gl.allocate_shared_memory(gl.float32, [SLOTS, 1], FLAT)
     mean_places = gl.allocate_shared_memory(gl.float32, [SLOTS, 1], FLAT)
-    told_along = gl.allocate_shared_memory(gl.float32, [NUM_WARPS], FLAT)
-    told_level = gl.allocate_shared_memory(gl.float32, [NUM_WARPS], FLAT)
-    first = gl.program_id(0)
-    step = gl.num_programs(0)
+    if SPLIT == 1:
+        told_along = gl.allocate_shared_memory(gl.float32, [NUM_WARPS], FLAT)
+        told_level = gl.allocate_shared_memory(gl.float32, [NUM_WARPS], FLAT)
+    FULL: gl.constexpr = CHUNKS - (1 if SPLIT == 1 else 2)  # pieces before this one are full
+    first = gl.program_id(0) // SPLIT
+    step = gl.num_programs(0) // SPLIT
     num_turns = (rows - first + step - 1) // step
     lead = 0
     if SHIFTED:
         lead = ((VECTOR - first.to(gl.int64) * cols % VECTOR) % VECTOR).to(gl.int32)
     whole = (cols - lead) // VECTOR * VECTOR
+    tail = lead + whole
     width = whole // NUM
+    start = 0
+    if SPLIT > 1:
+        rank = gl.program_id(0) % SPLIT
+        span = (width + (32 * SPLIT - 1)) // (32 * SPLIT) * 32
+        start = rank * span
+        width = gl.minimum(width - start, span)
+        whole = width * NUM
     c = gl.arange(0, PIECE, L)
     access = c // 4 * 4
     x_at = x_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + (first.to(gl.int64) * x_stride + lead) // VECTOR * 4
     dy_at = dy_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + (first.to(gl.int64) * cols + lead) // VECTOR * 4
     dx_at = dx_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + (first.to(gl.int64) * cols + lead) // VECTOR * 4
+    if SPLIT > 1:
+        x_at += start
+        dy_at += start
+        dx_at += start
     x_step = step.to(gl.int64) * x_stride // VECTOR * 4
     dy_step = step.to(gl.int64) * cols // VECTOR * 4
     none = gl.arange(0, 1, ONE)
@@ -135,7 +177,7 @@ def norm_backward_ahead(
         left = gl.where(turn < num_turns, width, 0)
         row = first + gl.minimum(turn, num_turns - 1) * step
         for i in gl.static_range(CHUNKS):
-            there = access < (left - i * PIECE if i == CHUNKS - 1 else left)
+            there = access < (left - i * PIECE if i >= FULL else left)
             x_from, dy_from = x_at + turn * x_step, dy_at + turn * dy_step
             async_copy.async_copy_global_to_shared(x_places[i].index(turn), x_from + (i * PIECE + c), mask=there)
             async_copy.async_copy_global_to_shared(dy_places[i].index(turn), dy_from + (i * PIECE + c), mask=there)
@@ -145,8 +187,10 @@ def norm_backward_ahead(
         async_copy.commit_group()
     if SHIFTED:
         k = gl.arange(0, 32 * NUM_WARPS, ONE)
-        edge = gl.where(k < VECTOR, k, lead + whole + k - VECTOR)
+        edge = gl.where(k < VECTOR, k, tail + k - VECTOR)
         own = gl.where(k < VECTOR, k < lead, edge < cols) & (k < 2 * VECTOR)
+        if SPLIT > 1:
+            own = own & gl.where(k < VECTOR, rank == 0, rank == SPLIT - 1)
         x_edge = x_ptr + first.to(gl.int64) * x_stride
         dy_edge = dy_ptr + first.to(gl.int64) * cols
         dx_edge = dx_ptr + first.to(gl.int64) * cols
@@ -162,12 +206,13 @@ def norm_backward_ahead(
                 w_edge += offset
         dw_edge = gl.zeros([32 * NUM_WARPS], gl.float32, ONE)
         db_edge = gl.zeros([32 * NUM_WARPS], gl.float32, ONE)
+    weight_at = weight_ptr + start * NUM
     weights = ()
     dw = ()
     db = ()
     for i in gl.static_range(CHUNKS):
         if HAS_WEIGHT and SHARED < 2:
-            words = weight_words(weight_ptr + i * BLOCK, c, lead, whole - i * BLOCK, WIDE, SHIFTED)
+            words = weight_words(weight_at + i * BLOCK, c, lead, whole - i * BLOCK, WIDE, SHIFTED)
             if SHARED:
                 weights = weights + (gl.allocate_shared_memory(gl.int32, [PIECE], FLAT, words),)  # type: ignore[assignment]
             else:
@@ -192,7 +237,7 @@ def norm_backward_ahead(
         gs = numbers(dys[i], WIDE, BF16)
         if HAS_WEIGHT:
             if SHARED == 2:
-                ww = weight_words(weight_ptr + i * BLOCK, c, lead, whole - i * BLOCK, WIDE, SHIFTED)
+                ww = weight_words(weight_at + i * BLOCK, c, lead, whole - i * BLOCK, WIDE, SHIFTED)
             else:
                 ww = weights[i].load(L) if SHARED else weights[i]
             ws = numbers_here(ww, WIDE, BF16)
@@ -211,19 +256,28 @@ def norm_backward_ahead(
         g_end = dy_end.to(gl.float32) * w_edge
         by_lane += gl.where(own, g_end * (x_end.to(gl.float32) - mean), 0.0)
         level_by_lane += g_end
-    told_along.store(gl.sum(by_lane.reshape([NUM_WARPS, 32]), axis=1))
-    if CENTERED:
-        told_level.store(gl.sum(level_by_lane.reshape([NUM_WARPS, 32]), axis=1))
+    if SPLIT == 1:
+        told_along.store(by_warp(by_lane, NUM_WARPS))
+        if CENTERED:
+            told_level.store(by_warp(level_by_lane, NUM_WARPS))
+    else:
+        room = open_exchange(SPLIT * NUM_WARPS)
+        level_told = by_warp_everywhere(level_by_lane, NUM_WARPS, ONE)
+        tell_cluster(room, 0, by_warp_everywhere(by_lane, NUM_WARPS, ONE), level_told, SPLIT, NUM_WARPS)
     slot = first * 0
     near = first * 0 + 1
     for turn in range(num_turns):
         async_copy.wait_group(SLOTS - 2)
-        slope = gl.sum(told_along.load(ALL), axis=0)
-        if CENTERED:
-            shift = gl.sum(told_level.load(ALL), axis=0) * inverse * rstd
+        if SPLIT == 1:
+            slope = gl.sum(told_along.load(ALL), axis=0)
+            if CENTERED:
+                shift = gl.sum(told_level.load(ALL), axis=0) * inverse * rstd
+        else:
+            slope, shift = heard_from_cluster(room, turn, SPLIT, NUM_WARPS)
+            shift = shift * inverse * rstd
         left = gl.where(turn + SLOTS < num_turns, width, 0)
         for i in gl.static_range(CHUNKS):
-            there = access < (left - i * PIECE if i == CHUNKS - 1 else left)
+            there = access < (left - i * PIECE if i >= FULL else left)
             x_from, dy_from = x_at + (turn + SLOTS) * x_step, dy_at + (turn + SLOTS) * dy_step
             async_copy.async_copy_global_to_shared(x_places[i].index(slot), x_from + (i * PIECE + c), mask=there)
             async_copy.async_copy_global_to_shared(dy_places[i].index(slot), dy_from + (i * PIECE + c), mask=there)
@@ -248,7 +302,7 @@ def norm_backward_ahead(
             gs = numbers_here(dys[i], WIDE, BF16)
             if HAS_WEIGHT:
                 if SHARED == 2:
-                    ww = weight_words(weight_ptr + i * BLOCK, c, lead, whole - i * BLOCK, WIDE, SHIFTED)
+                    ww = weight_words(weight_at + i * BLOCK, c, lead, whole - i * BLOCK, WIDE, SHIFTED)
                 else:
                     ww = weights[i].load(L) if SHARED else weights[i]
                 ws = numbers_here(ww, WIDE, BF16)
@@ -270,7 +324,7 @@ def norm_backward_ahead(
                     g -= shift
                 values = values + (g,)  # type: ignore[assignment]
             to = dx_at + turn * dy_step + (i * PIECE + c)
-            if i == CHUNKS - 1:
+            if i >= FULL:
                 gl.store(to, word(values, WIDE, BF16), mask=access < width - i * PIECE)
             else:
                 gl.store(to, word(values, WIDE, BF16))
@@ -306,21 +360,27 @@ def norm_backward_ahead(
             dy_end = dy_ahead
             x_ahead = x_new
             dy_ahead = dy_new
-        told_along.store(gl.sum(by_lane.reshape([NUM_WARPS, 32]), axis=1))
-        if CENTERED:
-            told_level.store(gl.sum(level_by_lane.reshape([NUM_WARPS, 32]), axis=1))
+        if SPLIT == 1:
+            told_along.store(by_warp(by_lane, NUM_WARPS))
+            if CENTERED:
+                told_level.store(by_warp(level_by_lane, NUM_WARPS))
+        else:
+            level_told = by_warp_everywhere(level_by_lane, NUM_WARPS, ONE)
+            tell_cluster(room, turn + 1, by_warp_everywhere(by_lane, NUM_WARPS, ONE), level_told, SPLIT, NUM_WARPS)
         mean = mean_next
         rstd = rstd_next
         slot = near
         near = gl.where(near + 1 == SLOTS, 0, near + 1)
     async_copy.wait_group(0)
+    if SPLIT > 1:
+        heard_from_cluster(room, num_turns, SPLIT, NUM_WARPS)  # nobody writes into the room of one that has ended
     let_next_start(EARLY)
-    to = shares_ptr + first.to(gl.int64) * cols
-    second = step.to(gl.int64) * cols
+    to = shares_ptr + first.to(gl.int64) * share_pitch(cols)
+    second = step.to(gl.int64) * share_pitch(cols)
     S: gl.constexpr = gl.BlockedLayout([1 if SHIFTED else 4], [32], [NUM_WARPS], [0])
     col = gl.arange(0, BLOCK, S)
     for i in gl.static_range(CHUNKS):
-        at_col = to + lead + i * BLOCK + col
+        at_col = to + lead + start * NUM + i * BLOCK + col
         inside = col < whole - i * BLOCK
         if WANT_DW:
             gl.store(at_col, in_order(dw[NUM * i : NUM * i + NUM], WIDE, S), mask=inside)

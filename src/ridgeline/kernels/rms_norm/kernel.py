@@ -15,6 +15,7 @@ from ridgeline.kernels.device import (
     load_whole,
     row_lead,
     row_start,
+    share_pitch,
     store_part,
     store_whole,
     wait_for_last,
@@ -204,7 +205,7 @@ def rms_norm_backward(
     rstd_ptr,  # [R] fp32
     dh_ptr,  # [R, C] gradient that reaches x + residual past the norm
     dx_ptr,  # [R, C]
-    dw_ptr,  # [P, C] fp32: each program's share of the weight's gradient
+    dw_ptr,  # [P, C] fp32, shifted rows share_pitch(C) apart: each program's share of the weight's gradient
     rows,
     cols,
     x_stride,
@@ -278,7 +279,8 @@ def rms_norm_backward(
             store_part(dx_ptr + at + i * BLOCK, dx, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR)
     let_next_start(EARLY)
     if WANT_DW:
-        to = dw_ptr + tl.program_id(0).to(tl.int64) * cols + first_row - lead
+        pitch = share_pitch(cols) if SHIFTED else cols
+        to = dw_ptr + tl.program_id(0).to(tl.int64) * pitch + first_row - lead
         for i in tl.static_range(CHUNKS):
             share = tl.sum(shares[i], axis=0)[None, :]
             c = i * BLOCK + first_row
@@ -348,4 +350,4 @@ def rms_norm_weight_share(
         dy = tl.load(dy_ptr + row.to(tl.int64) * cols + col, mask=inside, other=0.0).to(tl.float32)
         acc += dy * x * tl.load(rstd_ptr + row, mask=row < rows, other=0.0)
     share = tl.sum(acc, axis=0)[None, :]
-    tl.store(dw_ptr + tl.program_id(1).to(tl.int64) * cols + col, share, mask=col < cols)
+    tl.store(dw_ptr + tl.program_id(1).to(tl.int64) * share_pitch(cols) + col, share, mask=col < cols)

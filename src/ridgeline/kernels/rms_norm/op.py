@@ -22,7 +22,7 @@ from ridgeline.kernels.launcher import (
     vector_of,
 )
 from ridgeline.kernels.rms_norm import config, gradient, kernel, reference, streamed
-from ridgeline.kernels.rows import as_rows, cdiv, clamp, float_reason, power_of_two, template
+from ridgeline.kernels.rows import as_rows, cdiv, float_reason, template
 from ridgeline.kernels.shares import registers_of
 
 _FORWARD = Kernel(kernel.rms_norm_forward, vectors=("cols", "x_stride"))
@@ -282,7 +282,7 @@ def _plan_backward(
         narrow = min(dx.element_size(), dy.element_size())
         vector, shifted, chunks = pieces_of(chosen, narrow, pointers, cols, stride)
         programs = max(1, programs // vector) * vector if shifted else programs
-    partial = template((programs, cols), torch.float32, x.device)
+    partial = template((programs, config.share_pitch(cols) if shifted else cols), torch.float32, x.device)
     early = chosen.early and not INTERPRETING
     run = _BACKWARD.bind(
         (dy, x, w, rstd, dh, dx, partial, rows, cols, stride, 0.0),
@@ -323,17 +323,20 @@ def plan_words(
 ) -> Any:  # fmt: skip
     """Rows that wait in shared memory, two numbers a word, for as many programs as ``partial`` has rows."""
     vector = POINTER_ALIGNMENT_BYTES // x.element_size()
+    share = config.stretch(cols // vector * vector, x.element_size(), chosen.split)
     return (_BACKWARD_AHEAD if chosen.ahead else _BACKWARD_WORDS).bind(
         (dy, x, x if weight is None else weight, stats, stats, dx, partial, rows, cols, stride, 0.0),
-        grid=(partial.shape[-2],),
+        grid=(partial.shape[-2] * chosen.split,),
         constants={"CENTERED": centered, "HAS_WEIGHT": weight is not None, "WANT_DW": want_dw, "WANT_DB": want_db,
-                   "CHUNKS": cdiv(cols // vector * vector, chosen.block), "BLOCK": chosen.block,
+                   "CHUNKS": cdiv(share, chosen.block), "BLOCK": chosen.block,
                    "SLOTS": chosen.num_stages, "EARLY": (want_dw or want_db) and chosen.early,
-                   "SHIFTED": cols % vector != 0, "SHARED": weights_in(chosen, x.element_size(), weight is not None)},
+                   "SHIFTED": cols % vector != 0, "SHARED": weights_in(chosen, x.element_size(), weight is not None)}
+        | ({"SPLIT": chosen.split} if chosen.ahead else {}),
         num_warps=chosen.num_warps,
         device=x.get_device(),
         vector=vector,
         max_registers=registers_of(chosen.num_warps, chosen.programs_per_sm),
+        cluster=chosen.split,
     )  # fmt: skip
 
 
@@ -343,7 +346,7 @@ def _plan_backward_words(
 ) -> Any:  # fmt: skip
     w, on = x if weight is None else weight, x.get_device()
     programs = walkers(rows, chosen, start_places(x, cols), on)
-    partial = template((programs, cols), torch.float32, x.device)
+    partial = template((programs, config.share_pitch(cols)), torch.float32, x.device)
     run = plan_words(chosen, dy, x, weight, rstd, dx, partial, rows, cols, stride, want_dw, False, False)
     reduce = plan_reduce(partial, w, programs, cols, on, early=chosen.early)
 
@@ -403,8 +406,9 @@ def ends_access(itemsize: int, pointers: int, cols: int, stride: int) -> int:
 
 
 def walkers(rows: int, chosen: Any, vector: int, device: int) -> int:
-    """Programs that walk over rows, a multiple of what an access holds: all rows of one start at the same place."""
-    programs = min(rows, chosen.programs_per_sm * num_sms(device))
+    """Programs that walk over rows, a multiple of what an access holds: all rows of one start at the same place. Those
+    that share rows count as one."""
+    programs = min(rows, chosen.programs_per_sm * num_sms(device) // chosen.split)
     return max(1, programs // vector) * vector
 
 
@@ -428,7 +432,7 @@ def _plan_backward_long(
     )
     block = 512
     groups = max(1, min(cdiv(rows, 8), cdiv(4 * num_sms(x.get_device()), cdiv(cols, block))))
-    partial = template((groups, cols), torch.float32, x.device)
+    partial = template((groups, config.share_pitch(cols)), torch.float32, x.device)
     share = _WEIGHT_SHARE.bind(
         (dy, x, rstd, partial, rows, cols, stride),
         grid=(cdiv(cols, block), groups),
@@ -453,19 +457,17 @@ def plan_reduce(
 ) -> Any:
     """The second half of a column sum: [num_partials, cols] to [cols], small enough to stay in the L2.
 
-    All shares of a column are asked for at once, up to 1024: waiting for 32 at a time took longer than adding them.
-
     With ``second``, two stacked arrays are summed into two tensors. ``early``: started while the first half ends.
     """
-    block = 16
-    parts = clamp(power_of_two(num_partials), 32, 1024)
+    pitch = partial.shape[-1]
+    chosen = tuning.choose("column_sums", {"shares": num_partials, "cols": cols}, config.column_sums(num_partials))
     return REDUCE.bind(
         (partial, out, out if second is None else second, num_partials, cols),
-        grid=(cdiv(cols, block), 1 if second is None else 2),
-        constants={"PARTS": parts, "BLOCK": block, "DEPENDENT": early},
-        num_warps=clamp(parts * block // 1024, 2, 16),
+        grid=(cdiv(cols, chosen.block), 1 if second is None else 2),
+        constants={"PARTS": chosen.shares, "BLOCK": chosen.block, "SHIFTED": pitch != cols, "DEPENDENT": early},
+        num_warps=chosen.num_warps,
         device=on,
-        vector=4 if cols % 4 == 0 else 1,
+        vector=4 if pitch % 4 == 0 else 1,
     )
 
 
@@ -556,7 +558,7 @@ CHECKS = tuple(
     for rows, cols in ((1, 2), (3, 7), (1, 4096), (1000, 128), (257, 1000), (64, 4096), (33, 5120), (19, 8192),
                        (9, 16384), (5, 20001), (3, 40000), (2, 131072), (300, 24576),
                        (900, 4099), (5001, 1001), (4101, 4099), (4100, 7001), (12300, 4096), (9001, 1001),
-                       (4101, 2049), (700, 12289))
+                       (4101, 2049), (700, 12289), (520, 18748), (520, 18749), (4200, 1248))
 )  # fmt: skip
 RACES = tuple(
     case(dtype, rows=rows, cols=cols)

@@ -12,7 +12,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from ridgeline.kernels.rms_norm.gradient import in_order, one_of, weight_words
-from ridgeline.kernels.stream import FLAT, both_added, halves, halves_here, let_next_start, paired
+from ridgeline.kernels.stream import FLAT, both_added, halves, halves_here, let_next_start, paired, share_pitch
 
 
 @gluon.jit
@@ -33,7 +33,7 @@ def norm_backward_words(
     mean_ptr,  # [R] fp32; RMSNorm has none
     rstd_ptr,  # [R] fp32
     dx_ptr,  # [R, C]
-    shares_ptr,  # [2, P, C] fp32, RMSNorm [P, C]
+    shares_ptr,  # [2, P, C] fp32, RMSNorm [P, C]; rows share_pitch(C) apart
     rows,
     cols,
     x_stride,
@@ -215,8 +215,8 @@ def norm_backward_words(
         slot = gl.where(slot + 1 == SLOTS, 0, slot + 1)
         free = gl.where(free + 1 == SLOTS, 0, free + 1)
     let_next_start(EARLY)
-    to = shares_ptr + first.to(gl.int64) * cols
-    second = step.to(gl.int64) * cols
+    to = shares_ptr + first.to(gl.int64) * share_pitch(cols)
+    second = step.to(gl.int64) * share_pitch(cols)
     S: gl.constexpr = gl.BlockedLayout([1 if SHIFTED else 4], [32], [NUM_WARPS], [0])
     col = gl.arange(0, BLOCK, S)
     for i in gl.static_range(CHUNKS):

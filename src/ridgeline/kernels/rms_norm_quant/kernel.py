@@ -8,6 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ridgeline.kernels.device import load_part, row_lead, row_start, store_part
 from ridgeline.kernels.quantize.kernel import rounded
 
 
@@ -46,15 +47,18 @@ def write_quantized(
     cols,
     scales,
     largest,
+    lead,
     INTEGER: tl.constexpr,
     GROUP: tl.constexpr,
     PARTS: tl.constexpr,
     ROWS: tl.constexpr,
     CHUNKS: tl.constexpr,
     BLOCK: tl.constexpr,
+    SHIFTED: tl.constexpr,
+    VECTOR: tl.constexpr,
 ):
     """Rows in registers to narrow numbers and their scales: the largest of a row or block at the end of the range."""
-    at = row.to(tl.int64) * cols + col
+    at = row_start(row, cols, SHIFTED, VECTOR) + col
     if GROUP == 0:
         top = tl.zeros([ROWS, BLOCK], tl.float32)
         for i in tl.static_range(CHUNKS):
@@ -73,7 +77,6 @@ def write_quantized(
     if GROUP > 0:
         write_scales(tops, scale_ptr, row, rows, scales, largest, PARTS, CHUNKS)
     for i in tl.static_range(CHUNKS):
-        inside = (row < rows) & (i * BLOCK + col < cols)
         y = normed[i]
         if GROUP > 0:
             most = tops[i]
@@ -83,7 +86,34 @@ def write_quantized(
             y = y * tl.reshape(wide, [ROWS, BLOCK])
         else:
             y = y * times
-        tl.store(q_ptr + at + i * BLOCK, rounded(y, INTEGER, False, largest, q_ptr), mask=inside)
+        narrow = rounded(y, INTEGER, False, largest, q_ptr)
+        write_piece(q_ptr + at, narrow, row < rows, cols, lead, col, i, CHUNKS, BLOCK, False, SHIFTED, VECTOR)
+
+
+@triton.jit
+def read_piece(
+    at, there, cols, lead, col, I: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
+    SHIFTED: tl.constexpr, VECTOR: tl.constexpr,
+):  # fmt: skip
+    """Piece I of rows as float32, zeros outside of them."""
+    c = I * BLOCK + col
+    if SHIFTED:
+        x = load_part(at + I * BLOCK, c, there, lead, lead + cols, I, CHUNKS, True, VECTOR)
+    else:
+        x = tl.load(at + I * BLOCK, mask=there & ((c < cols) | EVEN), other=0.0)
+    return x.to(tl.float32)
+
+
+@triton.jit
+def write_piece(
+    to, value, there, cols, lead, col, I: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
+    SHIFTED: tl.constexpr, VECTOR: tl.constexpr,
+):  # fmt: skip
+    c = I * BLOCK + col
+    if SHIFTED:
+        store_part(to + I * BLOCK, value, c, there, lead, lead + cols, I, CHUNKS, True, VECTOR)
+    else:
+        tl.store(to + I * BLOCK, value, mask=there & ((c < cols) | EVEN))
 
 
 @triton.jit
@@ -111,25 +141,34 @@ def rms_norm_quantized(
     EVEN: tl.constexpr,  # rows fill their pieces
     STAGES: tl.constexpr,
     KEEP: tl.constexpr,  # programs walk over several tiles and keep the weight meanwhile
+    SHIFTED: tl.constexpr,  # rows start inside accesses of VECTOR elements, all rows of a program alike
+    VECTOR: tl.constexpr,
 ):
     """A program takes every P-th tile of rows; with stages, the next ones are on their way meanwhile."""
+    lead = 0
+    if SHIFTED:
+        lead = row_lead(tl.program_id(0), cols, VECTOR)
+    end = lead + cols
     col = tl.arange(0, BLOCK)[None, :] + tl.zeros([ROWS, BLOCK], tl.int32)
     weights = ()
     for i in tl.static_range(CHUNKS if KEEP else 0):
-        w = tl.load(weight_ptr + i * BLOCK + col, mask=(i * BLOCK + col < cols) | EVEN, other=0.0)
+        c = i * BLOCK + col
+        in_cols = (c >= lead) & (c < end) if SHIFTED else (c < cols) | EVEN
+        w = tl.load(weight_ptr + c - lead, mask=in_cols, other=0.0)
         weights = weights + (w.to(tl.float32) + offset,)
     for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
         row = tile * ROWS + tl.arange(0, ROWS)[:, None]
-        at = row.to(tl.int64) * cols + col
+        at = row_start(row, cols, SHIFTED, VECTOR) + col
+        x_at = x_ptr + row_start(row, x_stride, SHIFTED, VECTOR) + col
         held = ()
         squares = tl.zeros([ROWS, BLOCK], tl.float32)
         for i in tl.static_range(CHUNKS):
-            inside = (row < rows) & ((i * BLOCK + col < cols) | EVEN)
-            x = tl.load(x_ptr + row.to(tl.int64) * x_stride + i * BLOCK + col, mask=inside, other=0.0).to(tl.float32)
+            x = read_piece(x_at, row < rows, cols, lead, col, i, CHUNKS, BLOCK, EVEN, SHIFTED, VECTOR)
             if HAS_RESIDUAL:
-                h = x + tl.load(residual_ptr + at + i * BLOCK, mask=inside, other=0.0).to(tl.float32)
+                more = residual_ptr + at
+                h = x + read_piece(more, row < rows, cols, lead, col, i, CHUNKS, BLOCK, EVEN, SHIFTED, VECTOR)
                 h = h.to(h_ptr.dtype.element_ty)
-                tl.store(h_ptr + at + i * BLOCK, h, mask=inside)
+                write_piece(h_ptr + at, h, row < rows, cols, lead, col, i, CHUNKS, BLOCK, EVEN, SHIFTED, VECTOR)
                 x = h.to(tl.float32)
             squares += x * x
             held = held + (x,)
@@ -142,6 +181,6 @@ def rms_norm_quantized(
                 w = tl.load(weight_ptr + i * BLOCK + col, mask=(i * BLOCK + col < cols) | EVEN, other=0.0)
                 normed = normed + (held[i] * (w.to(tl.float32) + offset),)
         write_quantized(
-            normed, rstd, q_ptr, scale_ptr, row, col, rows, cols, scales, largest, INTEGER, GROUP, PARTS, ROWS, CHUNKS,
-            BLOCK,
+            normed, rstd, q_ptr, scale_ptr, row, col, rows, cols, scales, largest, lead, INTEGER, GROUP, PARTS, ROWS,
+            CHUNKS, BLOCK, SHIFTED, VECTOR,
         )  # fmt: skip

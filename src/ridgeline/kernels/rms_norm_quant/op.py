@@ -10,7 +10,7 @@ from torch import Tensor
 from ridgeline.errors import KernelError
 from ridgeline.kernels import tuning
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, declare, elementwise_cost
-from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms, vector_of
+from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms
 from ridgeline.kernels.rms_norm.op import EPS
 from ridgeline.kernels.rms_norm_quant import config, kernel, reference
 from ridgeline.kernels.rows import as_rows, cdiv, float_reason, template
@@ -80,18 +80,24 @@ def _plan(
     r = x if residual is None else residual
     tiles = cdiv(rows, chosen.rows)
     walking = chosen.programs_per_sm * num_sms(x.get_device())
+    pointers = x.data_ptr() | r.data_ptr() | weight.data_ptr()
+    vector, shifted = config.access(chosen, pointers, x.element_size(), rows, cols, stride)
+    chunks = cdiv(cols + vector - 1, chosen.block) if shifted else chosen.chunks
+    if shifted:  # all rows of a program start alike
+        tiles, walking = tiles // vector * vector, max(1, walking // vector) * vector
     run = _QUANTIZED.bind(
         (x, r, weight, q, scale, r, *numbers, 0.0, 0.0, 0.0),
         grid=(min(tiles, walking) if walking else tiles,),
         constants={"HAS_RESIDUAL": residual is not None, "INTEGER": kind == "int8", "GROUP": group,
                    "PARTS": chosen.block // group if group else 1, "ROWS": chosen.rows,
-                   "CHUNKS": chosen.chunks, "BLOCK": chosen.block, "EVEN": cols == chosen.chunks * chosen.block,
-                   "STAGES": chosen.num_stages, "KEEP": walking > 0},
+                   "CHUNKS": chunks, "BLOCK": chosen.block, "EVEN": cols == chunks * chosen.block,
+                   "STAGES": chosen.num_stages, "KEEP": walking > 0, "SHIFTED": shifted,
+                   "VECTOR": vector if shifted else 1},
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
         max_registers=registers_of(chosen.num_warps, chosen.programs_per_sm) if walking else 0,
         device=x.get_device(),
-        vector=vector_of(x.element_size(), x.data_ptr() | r.data_ptr() | weight.data_ptr(), cols, stride),
+        vector=vector,
     )  # fmt: skip
     return run, q, scale, numbers
 
@@ -154,7 +160,15 @@ RMS_NORM_QUANT = declare(
         checks=tuple(
             case(dtype, rows=rows, cols=cols, kind=kind, block=block)
             for dtype in DTYPES
-            for rows, cols, block in ((3, 64, 0), (33, 1024, 128), (17, 5120, 0), (5, 4096, 128), (8200, 6144, 128))
+            for rows, cols, block in (
+                (3, 64, 0),
+                (33, 1024, 128),
+                (17, 5120, 0),
+                (5, 4096, 128),
+                (8200, 6144, 128),
+                (8201, 739, 0),
+                (8200, 3386, 0),
+            )
             for kind in reference.LARGEST
         ),
         races=(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from ridgeline.kernels.rms_norm.config import KEPT_BYTES, lanes, narrow_tile, short_tile
 from ridgeline.kernels.rows import cdiv, power_of_two
-from ridgeline.kernels.shares import Streamed
+from ridgeline.kernels.shares import MOST_SHARES, Streamed
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,8 @@ def forward(rows: int, cols: int, itemsize: int, shifted: bool = False) -> Softm
     """As for the norms: at most 40 elements a thread, 16 warps at most (8192×16384: 146 µs, 150 with 32 warps). Many
     rows are told to stay in the L2: 16384×4096 67.0 µs, 69.0 else."""
     short = narrow_tile(rows, cols, itemsize, 4)
+    if shifted and itemsize == 2 and 384 < cols <= 512 and rows >= 4 * 132:  # 65536×430: 35.6 µs, 37.7 a row a warp
+        short = (8, 4, 128, 4)
     reads = "evict_last" if rows * cols * itemsize >= KEPT_BYTES and not shifted else ""
     if short is not None:
         return Softmax(*short, reads=reads)
@@ -217,7 +219,8 @@ def streamed_forward(cols: int, itemsize: int) -> Shares | None:
 def streamed_backward(cols: int, itemsize: int) -> Streamed | None:
     """Shares of 32 KB of both inputs: 196 to 199 µs for 2¹⁷ KB at every length, 203 to 320 held or read twice. Where
     shares do not fill their place four programs of four warps: 4096×50257 315 µs, 348 with two of eight, 390 with one
-    of sixteen."""
+    of sixteen. Longer shares where rows would have more than 64: float32 64×250880 58 µs, 112 in 123 shares."""
     if cols * itemsize <= HELD_BACKWARD_BYTES:
         return None
-    return Streamed(4, 16, 3, 1) if power_of_two(cols) == cols else Streamed(4, 4, 3, 4)
+    long = cols * itemsize > MOST_SHARES * 8192
+    return Streamed(4, 16, 3, 1) if long or power_of_two(cols) == cols else Streamed(4, 4, 3, 4)
