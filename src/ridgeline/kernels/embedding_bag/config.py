@@ -25,6 +25,17 @@ class Update:
     num_warps: int
 
 
+@dataclass(frozen=True, slots=True)
+class Order:
+    """How rows are put in order: all pairs counted (no bits), a digit of so many bits at a time, or PyTorch's sort
+    (no block). ``wide``: keys, or counts of blocks, that a program reads at once."""
+
+    block: int
+    bits: int
+    wide: int
+    num_warps: int
+
+
 FEW_PROGRAMS, MOST_HELD = 132, 4096
 """Programs for which bags are too few to share one, and elements that a program of four warps holds at once."""
 LONG_BAG, WIDE_ROW = 16, 512
@@ -68,3 +79,17 @@ def update(dim: int, optimizer: int, num_indices: int) -> Update:
     num_warps = clamp(power_of_two(dim) // 512, 1, 4)
     length = clamp(power_of_two(num_indices // (32 * 132)), 8, 64)
     return Update(length, 2 if optimizer == 3 else 4, num_warps)
+
+
+MOST_PAIRED, MOST_BY_DIGITS = 8192, 1 << 19
+
+
+def order(num_indices: int, num_rows: int) -> Order:
+    """Pairs while there are few: twice as many take four times as long. Digits of at most eight bits after them."""
+    if num_indices <= MOST_PAIRED:
+        return Order(32, 0, 256, 4)
+    if num_indices > MOST_BY_DIGITS or num_rows >= 1 << 24:
+        return Order(0, 0, 0, 0)
+    bits = num_rows.bit_length()
+    passes = -(-bits // 8)
+    return Order(1024 if num_indices <= 1 << 17 else 2048, max(5, -(-bits // passes)), 16, 4)

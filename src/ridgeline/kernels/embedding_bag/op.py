@@ -12,7 +12,7 @@ from ridgeline.kernels import tuning
 from ridgeline.kernels.contract import DTYPES, Case, Laps, Trial, case, declare
 from ridgeline.kernels.embedding_bag import config, kernel, reference
 from ridgeline.kernels.embedding_bag.reference import Rule
-from ridgeline.kernels.embedding_bag.sums import Sorted, apply_rows, bags_of, sample_weight_grad
+from ridgeline.kernels.embedding_bag.sums import Sorted, apply_rows, bags_of, cleared, sample_weight_grad
 from ridgeline.kernels.launcher import Kernel, Plans, launchable, vector_of
 from ridgeline.kernels.rows import FLOATS, cdiv, power_of_two, template
 
@@ -158,7 +158,7 @@ def _backward(
         given = (grad, weight, indices, offsets, starts, factors, num_tables, mean, padding, want_factors)
         return EMBEDDING_BAG_BACKWARD.on_host(*given)
     found = Sorted(weight, indices, offsets, starts, factors, num_tables, mean, padding)
-    dense = torch.zeros_like(weight, memory_format=torch.contiguous_format)
+    dense = cleared(weight)
     apply_rows(found, grad, dense, None, None, None, Rule("none"))
     if not want_factors or factors is None:
         return dense, grad.new_empty(0)
