@@ -50,6 +50,9 @@ TASKS = [("varlen_attention", of) for of in SEQUENCES] + [
     ("adamw", case("bfloat16", list="nine million in five", max_norm=-1.0, master=True)),
     ("adamw_8bit", case("float32", list="nine million in five", max_norm=1.0, bits=8, master=False)),
     ("adamw_8bit", case("bfloat16", list="nine million in five", max_norm=-1.0, bits=8, master=True)),
+    *(("rope", case(dtype, batch=2, seq=37, heads=heads, keys=keys, dim=dim))
+      for dtype, heads, keys, dim in (("float16", 40, 8, 80), ("bfloat16", 20, 20, 80), ("float32", 40, 1, 72),
+                                      ("bfloat16", 5, 1, 272))),
     ("group_norm", case("float16", batch=260, channels=128, side=20, groups=32)),
     ("group_norm_silu", case("bfloat16", batch=70, channels=256, side=36, groups=8)),
     ("group_norm_silu", case("float16", batch=40, channels=128, side=52, groups=16)),
@@ -95,6 +98,8 @@ def test_gradients_of_bags_are_those_of_their_call_when_calls_repeat_without_pyt
             for form in (embedding_bag, functional.embedding_bag)
         )
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+        square = indices.view(400, 5)
+        torch.testing.assert_close(embedding_bag(square, weight), functional.embedding_bag(square, weight))
 
 
 def test_sequences_of_other_lengths_through_the_same_plan_are_theirs():

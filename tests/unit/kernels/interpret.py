@@ -47,6 +47,7 @@ from ridgeline.kernels.qk_norm_rope import config as heads
 from ridgeline.kernels.quantize import config as quantize
 from ridgeline.kernels.rms_norm import config as norm
 from ridgeline.kernels.rms_norm_quant import config as narrow
+from ridgeline.kernels.rope import config as rope
 from ridgeline.kernels.scan import config as scan
 from ridgeline.kernels.scan.op import SMALL as SCANS
 from ridgeline.kernels.selective_scan import config as selective
@@ -195,6 +196,7 @@ CASES["embedding_bags_update"] = [
     case("float32", **BAGS, optimizer="rowwise_adagrad", weighted=True),
     case("float16", **(BAGS | {"rows": 2, "length": 12}), optimizer="adam"),
 ]
+FORCED["rope"] = [{"rope": rope.Rope(1)}, {"rope": rope.Rope(1, True)}]
 CASES["dot_interaction"] = [case("float32", batch=3, tables=5, dim=12), case("float16", batch=2, tables=17, dim=16)]
 FORCED["cross_layer"] = [
     {"cross_layer.product": cross_layer.Product(*tile), "cross_layer.backward": cross_layer.Pass(2, 16, 1, 1)}

@@ -28,7 +28,10 @@ CLEARED_AT_ONCE = 8192
 
 
 def bags_of(offsets: Tensor, num_tables: int) -> tuple[int, int]:
-    """(bags of all tables, bags of each); one offset more than bags says where the last ends."""
+    """(bags of all tables, bags of each); one offset more than bags says where the last ends, unless no table is
+    asked for: then it is one, whose last bag ends where the indices do."""
+    if num_tables == 0:
+        return offsets.numel(), offsets.numel()
     batch = (offsets.numel() - 1) // num_tables
     return batch * num_tables, batch
 
@@ -46,7 +49,7 @@ class Sorted:
         indices, offsets = indices.contiguous(), offsets.contiguous()
         factors = None if factors is None else factors.contiguous()
         num_bags, self.batch = bags_of(offsets, num_tables)
-        self.num_tables, n = num_tables, indices.numel()
+        self.num_tables, n = max(1, num_tables), indices.numel()
         kind = torch.int32 if num_rows < 2**31 - 1 else torch.int64
         self.rows = torch.empty(n, dtype=kind, device=weight.device)
         self.bags = torch.empty(n, dtype=torch.int32, device=weight.device)
