@@ -44,6 +44,10 @@ TASKS = [("varlen_attention", of) for of in SEQUENCES] + [
     ("embedding_bag", bags(3000, 70001, 24, 20, mode="mean", index="int32")),
     ("embedding_bag", bags(20000, 777, 64, 6, skewed=True)),
     ("embedding_bag", bags(700, 50, 32, 8, padding=3)),
+    ("embedding_bag", bags(9000, 30000, 16, 20)), ("embedding_bag", bags(9000, 33000, 16, 20, mode="mean")),
+    ("embedding_bags_update", bags(3000, 900, 64, 10, optimizer="rowwise_adagrad")),
+    *(("cross_entropy", case(dtype, rows=4100, cols=cols))
+      for dtype, cols in (("bfloat16", 3191), ("float16", 2051), ("float32", 3191), ("float32", 4091))),
     *(("clip_grad_norm_", case(dtype, list="nine million in five", max_norm=bound))
       for dtype, bound in (("float32", 1.0), ("bfloat16", 0.5), ("float32", 1e9))),
     ("adamw", case("float32", list="nine million in five", max_norm=1.0, master=False)),

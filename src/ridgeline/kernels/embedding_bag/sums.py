@@ -43,19 +43,22 @@ class Sorted:
 
     def __init__(
         self, weight: Tensor, indices: Tensor, offsets: Tensor, starts: Tensor | None, factors: Tensor | None,
-        num_tables: int, mean: bool, padding: int,
+        num_tables: int, mean: bool, padding: int, repeats: bool = True,
     ) -> None:  # fmt: skip
         num_rows = weight.shape[0]
         indices, offsets = indices.contiguous(), offsets.contiguous()
         factors = None if factors is None else factors.contiguous()
         num_bags, self.batch = bags_of(offsets, num_tables)
         self.num_tables, n = max(1, num_tables), indices.numel()
+        chosen = order_of(n, num_rows, repeats)
         kind = torch.int32 if num_rows < 2**31 - 1 else torch.int64
+        if chosen.block == 0 and num_rows < 2**15 - 1:  # PyTorch sorts bytes of keys, whatever they hold
+            kind = torch.int16
         self.rows = torch.empty(n, dtype=kind, device=weight.device)
         self.bags = torch.empty(n, dtype=torch.int32, device=weight.device)
         shared = mean or factors is not None
         self.shares = torch.empty(n, dtype=torch.float32, device=weight.device) if shared else None
-        key = (num_rows, offsets.shape, offsets.dtype, indices.shape, indices.dtype, starts is None,
+        key = (num_rows, kind, offsets.shape, offsets.dtype, indices.shape, indices.dtype, starts is None,
                None if factors is None else factors.dtype, num_tables, mean, padding, weight.get_device())  # fmt: skip
         numbers = (num_rows, num_bags, self.batch, offsets.numel(), n, padding)
         args = (indices, offsets, indices if starts is None else starts, indices if factors is None else factors,
@@ -73,13 +76,19 @@ class Sorted:
                 device=weight.get_device(),
             )  # fmt: skip
         run(*args)
-        self.keys, self.order = put_in_order(self.rows, num_rows)
+        self.keys, self.order = put_in_order(self.rows, num_rows, chosen)
 
 
-def put_in_order(rows: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
+def order_of(n: int, num_rows: int, repeats: bool) -> config.Order:
+    """How so many rows are put in order. ``repeats``: by a call that may be repeated without Python, so that launches
+    are cheap."""
+    default = config.order(n, num_rows, repeats)
+    return tuning.choose("embedding_bag.order", {"indices": n, "rows": num_rows}, default)
+
+
+def put_in_order(rows: Tensor, num_rows: int, chosen: config.Order) -> tuple[Tensor, Tensor]:
     """(rows from the smallest on, where they stood), equal ones as they stood; rows are at most ``num_rows``."""
     n = rows.numel()
-    chosen = tuning.choose("embedding_bag.order", {"indices": n, "rows": num_rows}, config.order(n, num_rows))
     if not n or chosen.block == 0:
         return torch.sort(rows, stable=True)
     key = (n, num_rows, chosen, rows.dtype, rows.get_device())
