@@ -67,7 +67,7 @@ def in_order(n: int, rows: int, chosen: config.Order, device: str) -> tuple[torc
     keys = torch.randint(0, rows + 1, (n,), dtype=torch.int32, device=device)
     if device == "cuda" and n % 2:  # half of them are a few hot rows
         keys = torch.where(torch.rand(n, device=device) < 0.5, keys % 3, keys)
-    return keys, *(sums._plan_digits if chosen.bits else sums._plan_pairs)(keys, rows, chosen)(keys)
+    return keys, *sums.put_in_order(keys, rows, chosen)
 
 
 def wanted_variants():
