@@ -512,7 +512,11 @@ def families_race(name):
      ("random1", "attention", "fwd", 5, 1.06, 0), ("random1", "attention", "bwd", 5, 0.92, 4),
      ("random1", "dot_interaction", "bwd", 5, 20.03, 0), ("random1", "qk_norm_rope", "bwd", 5, 12.91, 0),
      ("again1", "linear_cross_entropy", "step", 7, 1.61, 2), ("again1", "embedding_bag", "fwd", 7, 2.09, 1),
-     ("again1", "group_norm_silu", "bwd", 7, 2.39, 0), ("again1", "relu2", "bwd", 7, 2.99, 0)],
+     ("again1", "group_norm_silu", "bwd", 7, 2.39, 0), ("again1", "relu2", "bwd", 7, 2.99, 0),
+     ("random2", "embedding_bag", "bwd", 8, 1.62, 0), ("random2", "varlen_attention", "fwd", 7, 1.06, 2),
+     ("random2", "attention", "fwd", 8, 1.08, 0), ("random2", "attention", "bwd", 8, 0.94, 7),
+     ("random2", "linear_cross_entropy", "step", 8, 1.80, 0), ("random2", "cross_layer", "bwd", 8, 1.37, 1),
+     ("random2", "swiglu", "bwd", 8, 1.82, 0), ("random2", "dropout_add", "call step", 4, 1.20, 0)],
 )  # fmt: skip
 def test_random_shapes_of_other_families_stand_as_the_note_says(which, family, phase, num, over_best, lost):
     found, told = families_race(f"families_{which}")
@@ -534,4 +538,20 @@ def test_short_groups_and_rows_took_what_the_note_says(kernel, case, before, now
     rows = [row for row in recorded("blocks_sweep3.json.gz")["rows"] if (row["kernel"], row["case"]) == (kernel, case)]
     assert not any(row["wrong"] for row in rows)
     took = [1e6 * row["s"] for row in rows if row["config"] is not None]
+    assert min(took) == pytest.approx(now, abs=0.06) and any(abs(each - before) < 0.06 for each in took)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "case", "before", "now"),
+    [("embedding_bag.order", "rows=165772 dim=128 length=1", 97.5, 63.9),
+     ("embedding_bag.order", "rows=474085 dim=48 length=8", 116.0, 67.6),
+     ("group_norm.backward_streamed", "float16 batch=512 channels=128 side=20 groups=32", 85.3, 50.7),
+     ("group_norm.backward_streamed", "bfloat16 batch=197 channels=128 side=36 groups=8", 127.6, 79.2),
+     ("cross_entropy.forward", "bfloat16 rows=25054 cols=3191", 75.2, 61.5),
+     ("cross_entropy.forward", "float32 rows=16384 cols=3191", 74.3, 62.0)],
+)  # fmt: skip
+def test_orders_pieces_and_odd_losses_took_what_the_note_says(kernel, case, before, now):
+    rows = [row for row in recorded("blocks_sweep4.json.gz")["rows"] if row["kernel"] == kernel and case in row["case"]]
+    assert not any(row["wrong"] for row in rows)
+    took = [1e6 * row["s"] for row in rows if row["config"] is not None and "bare" not in row["config"]]
     assert min(took) == pytest.approx(now, abs=0.06) and any(abs(each - before) < 0.06 for each in took)

@@ -46,7 +46,7 @@ _VIEWS = frozenset({
     _aten.unsqueeze.default, _aten.transpose.int, _aten._unsafe_view.default,
 })  # fmt: skip
 _NUMBER_OF = {
-    torch.uint8: 0, torch.int8: 1, torch.int32: 3, torch.int64: 4, torch.float16: 5, torch.float32: 6,
+    torch.uint8: 0, torch.int8: 1, torch.int16: 2, torch.int32: 3, torch.int64: 4, torch.float16: 5, torch.float32: 6,
     torch.float64: 7, torch.bool: 11, torch.bfloat16: 15, torch.float8_e5m2: 23, torch.float8_e4m3fn: 24,
 }  # fmt: skip
 """PyTorch's own numbers of its types (c10/core/ScalarType.h)."""

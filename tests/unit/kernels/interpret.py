@@ -47,6 +47,7 @@ from ridgeline.kernels.qk_norm_rope import config as heads
 from ridgeline.kernels.quantize import config as quantize
 from ridgeline.kernels.rms_norm import config as norm
 from ridgeline.kernels.rms_norm_quant import config as narrow
+from ridgeline.kernels.rope import config as rope
 from ridgeline.kernels.scan import config as scan
 from ridgeline.kernels.scan.op import SMALL as SCANS
 from ridgeline.kernels.selective_scan import config as selective
@@ -182,9 +183,11 @@ CASES["dequantize"] = [
 ]
 BAGS = {"tables": 2, "batch": 5, "rows": 9, "dim": 12, "length": 4}
 FORCED["embedding_bag"] = [
-    {"embedding_bag.forward": embedding.Forward(4, ahead, 1), "embedding_bag.update": embedding.Update(length, 2, 1)}
-    for ahead, length in ((2, 4), (4, 64))
-]
+    {"embedding_bag.forward": embedding.Forward(4, ahead, 1), "embedding_bag.update": embedding.Update(length, 2, 1),
+     "embedding_bag.order": order}
+    for ahead, length, order in ((2, 4, embedding.Order(4, 0, 8, 1)), (4, 64, embedding.Order(8, 2, 2, 1)),
+                                 (2, 8, embedding.Order(0, 0, 0, 0)))
+]  # fmt: skip
 CASES["embedding_bag"] = [
     case("float32", **BAGS, weighted=True),
     case("float32", **BAGS, mode="mean", index="int32", padding=1),
@@ -196,6 +199,7 @@ CASES["embedding_bags_update"] = [
     case("float32", **BAGS, optimizer="rowwise_adagrad", weighted=True),
     case("float16", **(BAGS | {"rows": 2, "length": 12}), optimizer="adam"),
 ]
+FORCED["rope"] = [{"rope": rope.Rope(1)}, {"rope": rope.Rope(1, True)}]
 CASES["dot_interaction"] = [case("float32", batch=3, tables=5, dim=12), case("float16", batch=2, tables=17, dim=16)]
 FORCED["cross_layer"] = [
     {"cross_layer.product": cross_layer.Product(*tile), "cross_layer.backward": cross_layer.Pass(2, 16, 1, 1)}
@@ -379,6 +383,22 @@ if len(sys.argv) == 1:  # attention's helpers are ordinary kernels
     rounded = launch._ROUNDED.bind((), grid=(2, 6), constants={"D": 32, "ROWS": 64}, num_warps=1, device=-1)
     rounded(summed, dq, 3, 70, 128, 24, *dq.stride()[:3], 0.5)
     torch.testing.assert_close(dq, summed[:, :, :70, :24] * 0.5)
+
+    for lengths, heads, group, block, backwards in (
+        ((95, 284, 366, 0, 1166, 377), 4, 24, 128, False), ((95, 284, 0, 1166), 4, 7, 128, True),
+        ((3,), 3, 2, 128, False), ((0, 0, 5), 2, 4, 64, True), ((95, 284, 366, 1166), 3, 6, 128, True),
+    ):  # fmt: skip
+        starts = torch.tensor([0, *lengths]).cumsum(0).int()
+        listed = launch.Order(starts, heads, int(starts[-1]), max(lengths), block, group, backwards=backwards)(starts)
+        blocks, num = [-(-length // block) for length in lengths], len(lengths) * heads
+        meant = [
+            (blocks[p // heads] - 1 - m if backwards else m) * num + p
+            for first in range(0, num, group)
+            for m in reversed(range(max(blocks)))
+            for p in range(first, min(first + group, num))
+            if blocks[p // heads] > m
+        ]
+        assert listed[: 1 + len(meant)].tolist() == [len(meant), *meant], (lengths, heads, group)
     print("attention's helpers, all right")
 
 if len(sys.argv) == 1 or "cache_append" in sys.argv[1:]:

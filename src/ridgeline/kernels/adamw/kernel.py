@@ -9,6 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ridgeline.kernels.device import let_next_start, wait_for_last
 from ridgeline.kernels.grad_norm.kernel import clip_factor, summed_root
 
 WIDTH = tl.constexpr(7)  # columns of the table: parameter, moments, master, their scales, step counter
@@ -42,8 +43,12 @@ def adamw_prepare(
     SCALED: tl.constexpr,
     BLOCK: tl.constexpr,
     SHARES: tl.constexpr,
+    EARLY: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """Powers in float64: 1 - 0.999ⁿ in float32 would lose four digits in the first steps."""
+    let_next_start(EARLY)
+    wait_for_last(DEPENDENT)
     skip = 0.0
     unscale = 1.0
     if SCALED:
@@ -137,8 +142,11 @@ def adamw_update(
     ALIGNED: tl.constexpr,
     LANE: tl.constexpr,
     BLOCK: tl.constexpr,
+    BACKWARDS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
-    chunk = tl.program_id(0)
+    """A chunk's step. ``BACKWARDS``: the last chunk first, whose gradients the norm has read last."""
+    chunk = tl.num_programs(0) - 1 - tl.program_id(0) if BACKWARDS else tl.program_id(0)
     tensor = tl.load(chunks_ptr + 2 * chunk)
     first = tl.multiple_of(tl.load(chunks_ptr + 2 * chunk + 1).to(tl.int64) * length, 16)
     n = tl.load(sizes_ptr + tensor)
@@ -157,6 +165,7 @@ def adamw_update(
         w_ptr = tl.load(row + 3).to(tl.pointer_type(tl.float32))
         if ALIGNED:
             w_ptr = tl.multiple_of(w_ptr, 16)
+    wait_for_last(DEPENDENT)
     step_size = tl.load(factors_ptr + 3 * tensor)
     root = tl.load(factors_ptr + 3 * tensor + 1)
     decay = tl.load(factors_ptr + 3 * tensor + 2)
@@ -275,8 +284,10 @@ def adamw_update_8bit(
     MAXIMIZE: tl.constexpr,
     ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr,
+    BACKWARDS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
-    chunk = tl.program_id(0)
+    chunk = tl.num_programs(0) - 1 - tl.program_id(0) if BACKWARDS else tl.program_id(0)
     tensor = tl.load(chunks_ptr + 2 * chunk)
     first = tl.load(chunks_ptr + 2 * chunk + 1).to(tl.int64) * length
     n = tl.load(sizes_ptr + tensor)
@@ -297,6 +308,7 @@ def adamw_update_8bit(
         w_ptr = tl.load(row + 3).to(tl.pointer_type(tl.float32))
         if ALIGNED:
             w_ptr = tl.multiple_of(w_ptr, 16)
+    wait_for_last(DEPENDENT)
     step_size = tl.load(factors_ptr + 3 * tensor)
     root = 1.0 / tl.load(factors_ptr + 3 * tensor + 1)
     decay = tl.load(factors_ptr + 3 * tensor + 2)

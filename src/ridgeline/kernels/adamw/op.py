@@ -19,7 +19,7 @@ from ridgeline.kernels.adamw.reference import Rule
 from ridgeline.kernels.contract import DTYPES, Case, Laps, Trial, case, declare
 from ridgeline.kernels.grad_norm import reference as norm_reference
 from ridgeline.kernels.grad_norm.op import NormPlan, list_reason, sizes_of, split, with_grads
-from ridgeline.kernels.launcher import Kernel, Plans, launchable
+from ridgeline.kernels.launcher import Kernel, Plans, launchable, overlaps
 from ridgeline.kernels.rows import cdiv
 
 _PREPARE = Kernel(kernel.adamw_prepare)
@@ -73,7 +73,8 @@ class UpdatePlan:
         firsts = [states[group.members[0]].exp_avg for group in self.layout.groups]
         self.likes = [torch.empty(8, dtype=moment.dtype, device=on) for moment in firsts]
         self._prepares: dict[Any, list[Any]] = {}
-        self._updates: dict[bool, list[Any]] = {}
+        self._updates: dict[tuple[bool, bool], list[Any]] = {}
+        self.early = overlaps(sum(p.nbytes + g.nbytes for p, g in zip(params, grads, strict=True)))
 
     def run(
         self,
@@ -114,9 +115,10 @@ class UpdatePlan:
         key = (share is not None, None if lr is None else lr.dtype, scaling is not None)
         if key not in self._prepares:
             self._prepares[key] = [self._bind_prepare(i, lr, *key) for i in range(len(self.rows))]
-        if maximize not in self._updates:
-            self._updates[maximize] = [self._bind_update(i, params, grads, maximize) for i in range(len(self.rows))]
-        return self._prepares[key], self._updates[maximize]
+        kind = (maximize, share is not None)
+        if kind not in self._updates:
+            self._updates[kind] = [self._bind_update(i, params, grads, *kind) for i in range(len(self.rows))]
+        return self._prepares[key], self._updates[kind]
 
     def _bind_prepare(self, i: int, lr: Tensor | None, clip: bool, lr_type: Any, scaled: bool) -> Any:
         none = self.shared
@@ -125,18 +127,21 @@ class UpdatePlan:
             (self.rows[i], self.factors[i], none, none, none if lr is None else lr, none, none, num, 1, *(0.5,) * 5),
             grid=(cdiv(num, PREPARE_BLOCK),),
             constants={"CLIP": clip, "LR_TENSOR": lr_type is not None, "SCALED": scaled, "BLOCK": PREPARE_BLOCK,
-                       "SHARES": SHARES},
+                       "SHARES": SHARES, "EARLY": self.early, "DEPENDENT": self.early and clip},
             num_warps=4,
             device=self.device,
         )  # fmt: skip
 
-    def _bind_update(self, i: int, params: Sequence[Tensor], grads: Sequence[Tensor], maximize: bool) -> Any:
+    def _bind_update(
+        self, i: int, params: Sequence[Tensor], grads: Sequence[Tensor], maximize: bool, clip: bool
+    ) -> Any:
         group = self.layout.groups[i]
         kind: Any = group.kind
         _, _, master, bits, is_aligned = kind
         first, sizes, chunks = group.members[0], group.sizes, group.chunks
         kinds: tuple[Tensor, ...] = ()
-        constants = {"MASTER": master, "MAXIMIZE": maximize, "ALIGNED": is_aligned}
+        constants = {"MASTER": master, "MAXIMIZE": maximize, "ALIGNED": is_aligned, "BACKWARDS": clip,
+                     "DEPENDENT": self.early}  # fmt: skip
         if bits > 8:  # where all streams have 16 bits, lanes read eight elements of each
             narrow = not master and max(params[first].element_size(), grads[first].element_size(), bits // 8) == 2
             kinds, constants["LANE"] = (self.likes[i],), 8 if narrow else 4

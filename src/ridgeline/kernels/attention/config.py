@@ -176,6 +176,37 @@ def key_split(lengths: tuple[int, ...], groups: int, ratio: int, num_sms: int) -
     return min((n for n in range(1, ratio + 1) if ratio % n == 0), key=end)
 
 
+def listed_together(keys: int, key_heads: int, columns: int, batch: int) -> int:
+    """Heads of keys of sequences of different length whose tiles go side by side: as many as the L2 has room for."""
+    heads = batch * key_heads
+    return clamp(int(heads * L2_FOR_KEYS_BYTES / max(1, 2 * keys * key_heads * columns)), 1, heads)
+
+
+def listed_split(
+    longest: tuple[int, ...], others: tuple[int, ...], num_others: int, key_heads: int, ratio: int, num_sms: int
+) -> int:
+    """The same for a list of tiles, of sequences of which only the longest is known: the others share what is left."""
+
+    def end(split: int) -> float:
+        each = PART_BLOCKS if split > 1 else WHOLE_BLOCKS
+        costs = [length * (ratio // split) + each for length in longest] * (key_heads * split)
+        costs += [length * (ratio // split) + each for length in others] * (key_heads * split * num_others)
+        return longest_listed(costs, num_sms)
+
+    return min((n for n in range(1, ratio + 1) if ratio % n == 0), key=end)
+
+
+def longest_listed(costs: list[int], num_sms: int) -> int:
+    """Blocks of the program that ends last where the longest tiles come first."""
+    ordered = sorted(costs, reverse=True)
+    ordered += [0] * (-len(ordered) % num_sms)
+    loads = [0] * num_sms
+    for turn in range(len(ordered) // num_sms):
+        row = ordered[turn * num_sms : (turn + 1) * num_sms]
+        loads = list(map(add, loads, reversed(row) if turn % 2 else row))
+    return max(loads)
+
+
 def programs(tiles: int, num_sms: int) -> int:
     """Persistent programs, one a multiprocessor: their registers leave no room for a second."""
     return max(1, min(tiles, num_sms))

@@ -29,9 +29,11 @@ from ridgeline.kernels.attention.kernel import (
     _feed_rows,
     _fetch,
     _keys_of,
+    _num_listed,
     _plain_blocks,
     _rows_of,
     _store,
+    _taken,
     _tanh,
     _tile,
     _turn,
@@ -189,7 +191,7 @@ def _dq_rows(
     local = 0
     for j in range((tiles + gl.num_programs(0) - 1) // gl.num_programs(0)):
         index = _turn(j)
-        m, bh = _tile(index, num_m, heads, group, BAND == 1)
+        m, bh = _taken(index, tiles, num_m, heads, group, sizes, BAND == 1, VARLEN)
         b, h = bh // H, bh % H
         if (index < tiles) & (m * BM < _rows_of(b, index < tiles, sizes, VARLEN)):
             it, local = _dq_tile(c, m, b, h, dq_ptr, g_b, g_h, g_l, lse_ptr, delta_ptr, padded, q, do, smems, bars,
@@ -199,8 +201,8 @@ def _dq_rows(
 
 @gluon.jit
 def attention_queries(
-    q_desc, do_desc, k_desc, v_desc, dq_ptr, lse_ptr, delta_ptr, mask_ptr, q_starts, k_starts, padded, B, H, K, L, S,
-    longest, lo, hi, align, d, mask_b, g_b, g_h, g_l, group, scale, pre, scale_out,
+    q_desc, do_desc, k_desc, v_desc, dq_ptr, lse_ptr, delta_ptr, mask_ptr, q_starts, k_starts, order, padded, B, H, K,
+    L, S, longest, lo, hi, align, d, mask_b, g_b, g_h, g_l, group, scale, pre, scale_out,
     BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr,
     KEYMASK: gl.constexpr, CAPPED: gl.constexpr, VARLEN: gl.constexpr,
 ):
@@ -215,9 +217,9 @@ def attention_queries(
     bias_smem = _bias_memory(STAGES, BN, KEYMASK)
     bars = (_barriers(2, 1), _barriers(2, 1), _barriers(STAGES, 2 if KEYMASK else 1), _barriers(STAGES, 2),
             _barriers(STAGES, 1), _barriers(STAGES, 2))
-    sizes = (L, S, lo, hi, align, q_starts, k_starts)
+    sizes = (L, S, lo, hi, align, q_starts, k_starts, order)
     num_m, heads = (longest + BM - 1) // BM, B * H
-    tiles = num_m * heads
+    tiles = _num_listed(num_m * heads, sizes, VARLEN)
     smems = (k_smem, v_smem, bias_smem)
     gl.warp_specialize([
         (_dq_rows, (0, dq_ptr, g_b, g_h, g_l, lse_ptr, delta_ptr, padded, q_smem, do_smem, smems, bars, sizes, tiles,
@@ -284,7 +286,7 @@ def _feed_keys_item(
 
 @gluon.jit
 def _feed_keys(
-    descs, smems, bars, padded, sizes, items, parts, group, H, K, split,
+    descs, smems, bars, padded, sizes, items, num_n, parts, group, H, K, split,
     BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr,
     VARLEN: gl.constexpr, LEAST: gl.constexpr,
 ):
@@ -294,7 +296,7 @@ def _feed_keys(
     local = 0
     for j in range((items + gl.num_programs(0) - 1) // gl.num_programs(0)):
         index = _turn(j)
-        n, part = _tile(index, items // parts, parts, group, False)
+        n, part = _taken(index, items, num_n, parts, group, sizes, False, VARLEN)
         b, hp = part // (K * split), part % (K * split)
         if (index < items) & (n * BN < _keys_of(b, index < items, sizes, VARLEN)):
             it, local = _feed_keys_item(n, b, hp, descs, smems, bars, padded, sizes, H, split, ratio, it, local, BM,
@@ -426,8 +428,8 @@ def _dkv_item(
 
 @gluon.jit
 def _dkv_rows(
-    c: gl.constexpr, ptrs, k_smem, v_smem, smems, bars, sizes, items, parts, group, H, K, split, d, dv_dim, scale, pre,
-    scale_out,
+    c: gl.constexpr, ptrs, k_smem, v_smem, smems, bars, sizes, items, num_n, parts, group, H, K, split, d, dv_dim,
+    scale, pre, scale_out,
     BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr,
     KEYMASK: gl.constexpr, CAPPED: gl.constexpr, VARLEN: gl.constexpr, ROLE: gl.constexpr, DTYPE: gl.constexpr,
 ):
@@ -438,7 +440,7 @@ def _dkv_rows(
     local = 0
     for j in range((items + gl.num_programs(0) - 1) // gl.num_programs(0)):
         index = _turn(j)
-        n, part = _tile(index, items // parts, parts, group, False)
+        n, part = _taken(index, items, num_n, parts, group, sizes, False, VARLEN)
         b, hp = part // (K * split), part % (K * split)
         if (index < items) & (n * BN < _keys_of(b, index < items, sizes, VARLEN)):
             it, local = _dkv_item(c, n, b, hp, ptrs, k, v, smems, bars, sizes, H // K // split, d, dv_dim, scale, pre,
@@ -448,9 +450,9 @@ def _dkv_rows(
 
 @gluon.jit
 def attention_keys(
-    q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, dk_ptr, dv_ptr, mask_ptr, q_starts, k_starts, padded, B, H,
-    K, split, L, S, longest_keys, lo, hi, align, d, dv_dim, mask_b, dk_b, dk_h, dk_l, dv_b, dv_h, dv_l, group, scale,
-    pre, scale_out,
+    q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, dk_ptr, dv_ptr, mask_ptr, q_starts, k_starts, order, padded,
+    B, H, K, split, L, S, longest_keys, lo, hi, align, d, dv_dim, mask_b, dk_b, dk_h, dk_l, dv_b, dv_h, dv_l, group,
+    scale, pre, scale_out,
     BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr,
     KEYMASK: gl.constexpr, CAPPED: gl.constexpr, VARLEN: gl.constexpr, WIDE: gl.constexpr,
 ):
@@ -465,19 +467,21 @@ def attention_keys(
     delta_smem = gl.allocate_shared_memory(gl.float32, [STAGES, BM], delta_desc.layout)
     bars = (_barriers(1, 1), _barriers(1, 2), _barriers(STAGES, 1), _barriers(STAGES, 2), _barriers(STAGES, 1),
             _barriers(STAGES, 2))
-    sizes = (L, S, lo, hi, align, q_starts, k_starts)
-    parts = B * K * split
-    items = (longest_keys + BN - 1) // BN * parts
+    sizes = (L, S, lo, hi, align, q_starts, k_starts, order)
+    parts, num_n = B * K * split, (longest_keys + BN - 1) // BN
+    items = _num_listed(num_n * parts, sizes, VARLEN)
     smems = (q_smem, do_smem, lse_smem, delta_smem)
     ptrs = (dk_ptr, dk_b, dk_h, dk_l, dv_ptr, dv_b, dv_h, dv_l, mask_ptr, mask_b)
     gl.warp_specialize([
-        (_dkv_rows, (0, ptrs, k_smem, v_smem, smems, bars, sizes, items, parts, group, H, K, split, d, dv_dim, scale,
-                     pre, scale_out, BM, BN, D, DV, STAGES, BAND, KEYMASK, CAPPED, VARLEN, 1 if WIDE else 0, DTYPE)),
-        (_dkv_rows, (1, ptrs, k_smem, v_smem, smems, bars, sizes, items, parts, group, H, K, split, d, dv_dim, scale,
-                     pre, scale_out, BM, BN, D, DV, STAGES, BAND, KEYMASK, CAPPED, VARLEN, 2 if WIDE else 0, DTYPE)),
+        (_dkv_rows, (0, ptrs, k_smem, v_smem, smems, bars, sizes, items, num_n, parts, group, H, K, split, d, dv_dim,
+                     scale, pre, scale_out, BM, BN, D, DV, STAGES, BAND, KEYMASK, CAPPED, VARLEN, 1 if WIDE else 0,
+                     DTYPE)),
+        (_dkv_rows, (1, ptrs, k_smem, v_smem, smems, bars, sizes, items, num_n, parts, group, H, K, split, d, dv_dim,
+                     scale, pre, scale_out, BM, BN, D, DV, STAGES, BAND, KEYMASK, CAPPED, VARLEN, 2 if WIDE else 0,
+                     DTYPE)),
         (_feed_keys, ((q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc),
-                      (q_smem, k_smem, v_smem, do_smem, lse_smem, delta_smem), bars, padded, sizes, items, parts,
-                      group, H, K, split, BM, BN, D, DV, STAGES, BAND, VARLEN, 0)),
+                      (q_smem, k_smem, v_smem, do_smem, lse_smem, delta_smem), bars, padded, sizes, items, num_n,
+                      parts, group, H, K, split, BM, BN, D, DV, STAGES, BAND, VARLEN, 0)),
     ], [4, 1], [240, 24])  # fmt: skip
     _wait_for_the_last()
 
@@ -624,7 +628,7 @@ def attention_fused(
     q_empty = _barriers(STAGES, 2)  # rows of Q and dO are given back together
     bars = (_barriers(1, 1), _barriers(1, 2), _barriers(STAGES, 1), q_empty, _barriers(STAGES, 1), q_empty)
     ds_full = _barriers(1, 2)
-    sizes = (L, S, lo, hi, 0, mask_ptr, mask_ptr)
+    sizes = (L, S, lo, hi, 0, mask_ptr, mask_ptr, mask_ptr)
     parts = B * K * split
     items = (S + BN - 1) // BN * parts
     smems = (q_smem, do_smem, lse_smem, delta_smem)
@@ -637,8 +641,8 @@ def attention_fused(
                        group, H, K, split, padded, d, scale, scale_out, BM, BN, D, STAGES, BUFFERS, BAND, KEYMASK,
                        DTYPE)),
         (_feed_keys, ((q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc),
-                      (q_smem, k_smem, v_smem, do_smem, lse_smem, delta_smem), bars, padded, sizes, items, parts,
-                      group, H, K, split, BM, BN, D, D, STAGES, BAND, False, 1)),
+                      (q_smem, k_smem, v_smem, do_smem, lse_smem, delta_smem), bars, padded, sizes, items,
+                      items // parts, parts, group, H, K, split, BM, BN, D, D, STAGES, BAND, False, 1)),
     ], [4, 1], [240, 24])  # fmt: skip
 
 

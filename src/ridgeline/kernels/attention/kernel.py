@@ -6,8 +6,8 @@ in base 2: ``scale`` is the softmax scale times log2(e), or the cap times it whe
 
 What a row sees is a band of keys: row i sees keys i + lo to i + hi. BAND 0 is no band (full attention), 1 has only the
 upper edge (causal), 2 both (a sliding window). A mask over keys comes as one number a key, 0 or minus infinity, which
-the feeding warp writes beside the keys. Sequences of different length lie one after the other (VARLEN): a tile finds
-its sequence, and ends where it does.
+the feeding warp writes beside the keys. Sequences of different length lie one after the other (VARLEN): a tile ends
+where its sequence does, and which tiles there are at all was listed before, the longest first (order.py).
 
 Forward: a program takes 128 query rows of a head, each group 64 of them. While a group's softmax of one block of keys
 runs, its product P·V of the block before and the other group's products keep the tensor cores busy.
@@ -44,6 +44,24 @@ def _tile(index, num_m, num_heads, group, BACKWARDS: gl.constexpr):
 
 
 @gluon.jit
+def _taken(index, tiles, num_m, num_heads, group, sizes, BACKWARDS: gl.constexpr, VARLEN: gl.constexpr):
+    """The same; of sequences of different length by the list of those tiles that have rows."""
+    m, head = _tile(index, num_m, num_heads, group, BACKWARDS)
+    if VARLEN:
+        found = gl.load(sizes[7] + 1 + index, mask=index < tiles, other=0)
+        m, head = found // num_heads, found % num_heads
+    return m, head
+
+
+@gluon.jit
+def _num_listed(tiles, sizes, VARLEN: gl.constexpr):
+    """How many tiles there are: all, or those of the list."""
+    if VARLEN:
+        tiles = gl.load(sizes[7])
+    return tiles
+
+
+@gluon.jit
 def _turn(j):
     """The j-th tile of this program: back and forth, so that who had the longest gets the shortest next."""
     num, mine = gl.num_programs(0), gl.program_id(0)
@@ -53,7 +71,7 @@ def _turn(j):
 @gluon.jit
 def _extent(b, sizes, VARLEN: gl.constexpr):
     """Rows and keys of sequence b, where each start, and the edges of the band its row 0 sees."""
-    L, S, lo, hi, align, q_starts, k_starts = sizes
+    L, S, lo, hi, align, q_starts, k_starts, _ = sizes
     rows, keys, q0, k0, batch = L, S, L * 0, S * 0, b
     if VARLEN:
         q0 = gl.load(q_starts + b)
@@ -185,7 +203,7 @@ def _feed_rows(
     local = 0
     for j in range((tiles + gl.num_programs(0) - 1) // gl.num_programs(0)):
         index = _turn(j)
-        m, bh = _tile(index, num_m, heads, group, BAND == 1)
+        m, bh = _taken(index, tiles, num_m, heads, group, sizes, BAND == 1, VARLEN)
         b, h = bh // H, bh % H
         if (index < tiles) & (m * BM < _rows_of(b, index < tiles, sizes, VARLEN)):
             it, local = _feed_tile(m, b, h, descs, smems, bars, mask_ptr, mask_b, sizes, it, local, H // K, EXTRA,
@@ -441,7 +459,7 @@ def _attend(
     local = 0
     for j in range((tiles + gl.num_programs(0) - 1) // gl.num_programs(0)):
         index = _turn(j)
-        m, bh = _tile(index, num_m, heads, group, BAND == 1)
+        m, bh = _taken(index, tiles, num_m, heads, group, sizes, BAND == 1, VARLEN)
         b, h = bh // H, bh % H
         rows = _rows_of(b, index < tiles, sizes, VARLEN)
         if (index < tiles) & (m * BM + c * 64 < rows):
@@ -456,8 +474,8 @@ def _attend(
 
 @gluon.jit
 def attention_forward(
-    q_desc, q2_desc, k_desc, k2_desc, v_desc, v2_desc, o_ptr, lse_ptr, mask_ptr, sink_ptr, q_starts, k_starts, B, H, K,
-    L, S, longest, lo, hi, align, d, mask_b, o_b, o_h, o_l, group, scale, pre,
+    q_desc, q2_desc, k_desc, k2_desc, v_desc, v2_desc, o_ptr, lse_ptr, mask_ptr, sink_ptr, q_starts, k_starts, order, B,
+    H, K, L, S, longest, lo, hi, align, d, mask_b, o_b, o_h, o_l, group, scale, pre,
     BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr,
     KEYMASK: gl.constexpr, CAPPED: gl.constexpr, SINK: gl.constexpr, VARLEN: gl.constexpr, Q_STAGES: gl.constexpr,
     E: gl.constexpr, F: gl.constexpr,
@@ -479,9 +497,9 @@ def attention_forward(
     bias_smem = _bias_memory(STAGES, BN, KEYMASK)
     bars = (_barriers(GROUPS * Q_STAGES, 1), _barriers(GROUPS * Q_STAGES, 1), _barriers(STAGES, 2 if KEYMASK else 1),
             _barriers(STAGES, GROUPS), _barriers(STAGES, 1), _barriers(STAGES, GROUPS))
-    sizes = (L, S, lo, hi, align, q_starts, k_starts)
+    sizes = (L, S, lo, hi, align, q_starts, k_starts, order)
     num_m, heads = (longest + BM - 1) // BM, B * H
-    tiles = num_m * heads
+    tiles = _num_listed(num_m * heads, sizes, VARLEN)
     smems = (k_smem, k2_smem, v_smem, v2_smem, bias_smem)
     gl.warp_specialize([
         (_attend, (0, o_ptr, o_b, o_h, o_l, lse_ptr, sink_ptr, q_smem, q2_smem, smems, bars, sizes, tiles, num_m, H,

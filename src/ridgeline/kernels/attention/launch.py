@@ -11,16 +11,17 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels import launcher
-from ridgeline.kernels.attention import config, gradient, kernel, reference
+from ridgeline.kernels.attention import config, gradient, kernel, order, reference
 from ridgeline.kernels.launcher import INTERPRETING, Blocks, Kernel, Plans, carved, num_sms
-from ridgeline.kernels.rows import cdiv, template
+from ridgeline.kernels.rows import cdiv, clamp, power_of_two, template
 
 LOG2_E = math.log2(math.e)
 ALIGNMENT_BYTES = 16
 VECTOR = 8
 """16-byte accesses of 16-bit elements: head dims and row strides are multiples of it."""
 
-_LOOSE = ("mask_ptr", "sink_ptr", "q_starts", "k_starts")
+_LOOSE = ("mask_ptr", "sink_ptr", "q_starts", "k_starts", "order")
+_ORDER = Kernel(order.attention_order, loose=("starts_ptr", "order_ptr"))
 _FORWARD = Kernel(kernel.attention_forward, vectors=("d", "o_b", "o_h", "o_l"), loose=_LOOSE)
 _PREPARE = Kernel(
     gradient.attention_prepare, vectors=("d", "o_b", "o_h", "o_l", "do_b", "do_h", "do_l"), loose=("q_starts",)
@@ -140,6 +141,32 @@ class Empty:
         return torch.empty_strided(like.shape, self.strides, dtype=like.dtype, device=like.device)
 
 
+class Order:
+    """The list of tiles of sequences of different length, made anew for every call: lengths are the device's."""
+
+    def __init__(
+        self, starts: Tensor, heads: int, rows: int, longest: int, block: int, group: int, *, backwards: bool
+    ) -> None:
+        batch = starts.shape[0] - 1
+        capacity = heads * (rows // block + batch)
+        self.rest = (batch, heads, longest, group, capacity)
+        self.template = template((1 + capacity,), torch.int32, starts.device)
+        sequences, together = power_of_two(batch), heads if group % heads == 0 else 1
+        self.start = _ORDER.bind(
+            (starts, self.template, *self.rest),
+            grid=(batch, heads // together),
+            constants={"BLOCK": block, "BACKWARDS": backwards, "SEQUENCES": sequences,
+                       "LEVELS": clamp(2048 // sequences, 1, 16), "HEADS": power_of_two(together)},
+            num_warps=4,
+            device=starts.get_device(),
+        )  # fmt: skip
+
+    def __call__(self, starts: Tensor) -> Tensor:
+        made = torch.empty_like(self.template)
+        self.start(starts, made, *self.rest)
+        return made
+
+
 class _Plan:
     """What the forward and the backward pass work out alike."""
 
@@ -169,8 +196,17 @@ class _Plan:
     def tiles(self, block: int) -> int:
         return config.num_tiles(self.longest_q, self.batch * self.heads, block)
 
+    def row_order(self, q_starts: Tensor | None, of: config.Attention) -> Order | None:
+        """What lists tiles of query rows; nothing where all sequences have one length."""
+        if q_starts is None:
+            return None
+        return Order(q_starts, self.heads, self.rows, self.longest_q, of.rows, self.group(of), backwards=False)
+
     def group(self, of: config.Attention) -> int:
         """Heads whose tiles of query rows go side by side."""
+        if self.varlen:
+            most = config.listed_together(self.keys, self.key_heads, self.dim + self.value_dim, self.batch)
+            return most * (self.heads // self.key_heads)
         lengths = config.row_lengths(self.longest_q, self.longest_k, *self.span[:2], of)
         return config.heads_together(
             self.batch * self.heads, self.heads // self.key_heads, self.longest_k, max(self.dim, self.value_dim),
@@ -193,12 +229,13 @@ class Forward(_Plan):
             self.batch, self.heads, self.key_heads, self.rows, self.keys, self.longest_q, *self.span, self.value_dim,
             self.mask_step, *o.stride()[:3], self.group(chosen), self.scale, self.pre,
         )  # fmt: skip
+        self.order = self.row_order(q_starts, chosen)
         self.start = _FORWARD.bind(
             (
                 blocks(q, 64, width), blocks(q, 64, rest or width), blocks(k, chosen.keys, width),
                 blocks(k, chosen.keys, rest or width), blocks(v, chosen.keys, values),
                 blocks(v, chosen.keys, others or values), o, lse,
-                *(lse if x is None else x for x in (mask, sinks, q_starts, k_starts)), *self.rest,
+                *(lse if x is None else x for x in (mask, sinks, q_starts, k_starts, q_starts)), *self.rest,
             ),
             grid=(config.programs(self.tiles(chosen.rows), self.sms),),
             constants={
@@ -220,7 +257,8 @@ class Forward(_Plan):
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         o, lse = self.output(), None if sums else launcher.sink(self.sums.numel(), self.device)
         lse = torch.empty_like(self.sums) if lse is None else lse
-        self.start(q, q, k, k, v, v, o, lse, mask, sinks, q_starts, k_starts, *self.rest)
+        listed = None if self.order is None or q_starts is None else self.order(q_starts)
+        self.start(q, q, k, k, v, v, o, lse, mask, sinks, q_starts, k_starts, listed, *self.rest)
         return o, lse
 
     @classmethod
@@ -318,11 +356,12 @@ class Backward(_Plan):
             self.padded, self.batch, self.heads, self.key_heads, self.rows, self.keys, self.longest_q, *self.span,
             self.dim, self.mask_step, *dq.stride()[:3], self.group(chosen), self.scale, self.pre, self.scale_out,
         )  # fmt: skip
+        self.order = self.row_order(q_starts, chosen)
         self.queries = _QUERIES.bind(
             (
                 blocks(q, chosen.rows // 2, self.wide[0]), blocks(do, chosen.rows // 2, self.wide[1]),
                 blocks(k, chosen.keys, self.wide[0]), blocks(v, chosen.keys, self.wide[1]), dq, buffer[1], buffer[0],
-                *(buffer if x is None else x for x in (mask, q_starts, k_starts)), *self.queries_rest,
+                *(buffer if x is None else x for x in (mask, q_starts, k_starts, q_starts)), *self.queries_rest,
             ),
             grid=(config.programs(self.tiles(chosen.rows), self.sms),),
             constants={**self.constants, "BM": chosen.rows, "BN": chosen.keys, "STAGES": chosen.stages},
@@ -338,10 +377,14 @@ class Backward(_Plan):
     ) -> None:  # fmt: skip
         chosen = config.keys(self.dim, self.value_dim, of.softcap > 0)
         tiles = config.num_tiles(self.longest_k, self.batch * self.key_heads, chosen.keys)
-        self.split = 1
-        if not self.varlen:
-            self.split = self._split(chosen)
+        self.split = self._split(chosen)
         part_k, part_v = self._parts(dk), self._parts(dv)
+        self.key_order = None
+        if k_starts is not None:
+            parts = self.key_heads * self.split
+            self.key_order = Order(
+                k_starts, parts, self.keys, self.longest_k, chosen.keys, self.batch * parts, backwards=self.band == 1
+            )
         self.keys_rest = (
             self.padded, self.batch, self.heads, self.key_heads, self.split, self.rows, self.keys, self.longest_k,
             *self.span, self.dim, self.value_dim, self.mask_step, *part_k.stride()[:3], *part_v.stride()[:3],
@@ -352,7 +395,7 @@ class Backward(_Plan):
                 blocks(q, chosen.rows, self.wide[0]), blocks(k, chosen.keys, self.wide[0]),
                 blocks(v, chosen.keys, self.wide[1]), blocks(do, chosen.rows, self.wide[1]),
                 numbers(buffer[1], chosen.rows), numbers(buffer[0], chosen.rows), part_k, part_v,
-                *(buffer if x is None else x for x in (mask, q_starts, k_starts)), *self.keys_rest,
+                *(buffer if x is None else x for x in (mask, q_starts, k_starts, k_starts)), *self.keys_rest,
             ),
             grid=(config.programs(tiles * self.split, self.sms),),
             constants={
@@ -418,8 +461,12 @@ class Backward(_Plan):
 
     def _split(self, of: config.Attention) -> int:
         """How many programs share the heads of a block of keys."""
-        groups = self.batch * self.key_heads
-        return config.key_split(self._key_lengths(of), groups, self.heads // self.key_heads, self.sms)
+        groups, ratio = self.batch * self.key_heads, self.heads // self.key_heads
+        if self.varlen:
+            mean = (self.keys - self.longest_k) / max(1, self.batch - 1)
+            rest = tuple(config.key_lengths(*(max(1, round(mean)),) * 2, *self.span[:2], of))
+            return config.listed_split(self._key_lengths(of), rest, self.batch - 1, self.key_heads, ratio, self.sms)
+        return config.key_split(self._key_lengths(of), groups, ratio, self.sms)
 
     def _parts(self, grad: Tensor) -> Tensor:
         """Where dK or dV goes first: partial sums of a few heads each, or at once where it belongs."""
@@ -477,14 +524,23 @@ class Backward(_Plan):
             self.fused_start(q, k, v, do, lse2, delta, total, part_k, part_v, mask, *self.fused_rest)
             self.rounded(total, dq, *self.rounded_rest)
         else:
-            self.queries(q, do, k, v, dq, lse2, delta, mask, q_starts, k_starts, *self.queries_rest)
-            self.keys_start(q, k, v, do, lse2, delta, part_k, part_v, mask, q_starts, k_starts, *self.keys_rest)
+            listed, listed_keys = self._listed(q_starts, k_starts)
+            self.queries(q, do, k, v, dq, lse2, delta, mask, q_starts, k_starts, listed, *self.queries_rest)
+            self.keys_start(
+                q, k, v, do, lse2, delta, part_k, part_v, mask, q_starts, k_starts, listed_keys, *self.keys_rest
+            )
         if self.split > 1:
             for (run, rest), part, grad in ((self.sum_k, part_k, dk), (self.sum_v, part_v, dv)):
                 run(part, grad, *rest)
         if sinks is None:
             return dq, dk, dv, torch.empty_like(self.none)
         return dq, dk, dv, self._sinks(o, do, lse, buffer[0], sinks)
+
+    def _listed(self, q_starts: Tensor | None, k_starts: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """Both lists before the first kernel that reads one: the second starts before the first has ended."""
+        if q_starts is None or k_starts is None or self.order is None or self.key_order is None:
+            return None, None
+        return self.order(q_starts), self.key_order(k_starts)
 
     def _sinks(self, o: Tensor, do: Tensor, lse: Tensor, delta: Tensor, sinks: Tensor) -> Tensor:
         if self.varlen:  # its row sums lie with gaps

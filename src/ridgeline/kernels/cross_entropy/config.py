@@ -76,14 +76,23 @@ class Rows:
     ends: bool = False
 
 
-def forward(rows: int, cols: int, itemsize: int, sms: int, shifted: bool = False) -> Forward:
+LONGEST_IN_SMALL_BLOCKS, LONGEST_HELD = 8192, 4096
+"""Columns of many rows that start inside accesses: 16-bit ones in smaller blocks, float32 held whole."""
+
+
+def forward(rows: int, cols: int, itemsize: int, sms: int, shifted: bool = False) -> Forward | Short:
     """Thirty-two elements a thread, asked for at once; few rows are cut until there are eight waves of programs.
 
     One wave and a bit is the worst: 2048 rows of 151936 took 189 µs whole, 170 in larger blocks, 160 in four stretches.
     Rows that start inside accesses pay for their first and last block: 8192×50257 206 µs in blocks of 2048, 209 of
-    4096, 220 of 8192.
+    4096, 220 of 8192; 25054×3191 61.5 of 1024 on two warps, 75.2 of 2048 (held whole 65.7 to 68.2, a bare read 51.8),
+    16384×5003 56.5, 65.3 (55.7 to 66.6, 49.6); in float32 16384×3191 62.0 held whole, 74.3 in blocks (66.0).
     """
     enough = 8 * 8 * sms // max(rows, 1) if rows < MANY_ROWS else 1
+    if shifted and rows >= MANY_ROWS and itemsize == 2 and cols <= LONGEST_IN_SMALL_BLOCKS:
+        return Forward(1024, 2, 1, 1)
+    if shifted and rows >= MANY_ROWS and itemsize == 4 and cols <= LONGEST_HELD:
+        return Short(1, cdiv(cols + 3, 512), 512, 4, 1, 8)
     if shifted:
         block = min(power_of_two(cols), 2048)
         return Forward(block, 4, 1, clamp(enough, 1, min(MAX_STRETCHES, cdiv(cols, 8 * block))))

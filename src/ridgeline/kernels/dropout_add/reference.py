@@ -45,8 +45,8 @@ def words(seed: int, num: int, device: torch.device) -> Tensor:
 
 
 def threshold(p: float) -> int:
-    """An element stays where its word is not below this: 2³² steps of probability."""
-    return round(p * 2**32)
+    """An element stays where its word is not below this: 2³² steps of probability, of which one always stays."""
+    return min(round(p * 2**32), LOW)
 
 
 def kept(seed: Tensor, like: Tensor, p: float) -> Tensor:

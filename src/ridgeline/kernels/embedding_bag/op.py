@@ -6,18 +6,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from ridgeline.errors import KernelError
-from ridgeline.kernels import tuning
+from ridgeline.kernels import launcher, tuning
 from ridgeline.kernels.contract import DTYPES, Case, Laps, Trial, case, declare
 from ridgeline.kernels.embedding_bag import config, kernel, reference
 from ridgeline.kernels.embedding_bag.reference import Rule
-from ridgeline.kernels.embedding_bag.sums import Sorted, apply_rows, bags_of, sample_weight_grad
+from ridgeline.kernels.embedding_bag.sums import Sorted, apply_rows, bags_of, cleared, sample_weight_grad
 from ridgeline.kernels.launcher import Kernel, Plans, launchable, vector_of
 from ridgeline.kernels.rows import FLOATS, cdiv, power_of_two, template
 
 _FORWARD = Kernel(kernel.embedding_bag_forward, vectors=("dim",), loose=("indices_ptr", "offsets_ptr", "factor_ptr"))
-_plans = Plans()
+_plans, _ends = Plans(), Plans()
 MODES = ("sum", "mean")
 
 
@@ -43,21 +44,30 @@ def embedding_bag(
     if input.dim() == 2:
         if offsets is not None:
             raise KernelError("embedding_bag: offsets belong to a flat input; a matrix has a bag a row")
-        bag_length = input.shape[1]
-        offsets = torch.arange(0, input.numel() + 1, bag_length, dtype=input.dtype, device=input.device)
-        include_last_offset = True
+        offsets, include_last_offset = ends_of_rows(input), True
         input = input.reshape(-1)
         per_sample_weights = None if per_sample_weights is None else per_sample_weights.reshape(-1)
     if offsets is None:
         raise KernelError("embedding_bag: a flat input needs offsets")
     if padding_idx is not None and padding_idx < 0:
         padding_idx += weight.shape[0]
-    if not include_last_offset:  # a table more or less tells them apart: one offset a bag, or one more
-        offsets = torch.cat((offsets, offsets.new_full((1,), input.numel())))
-    return embedding_bags(
-        weight, input, offsets, None, mode=mode, per_sample_weights=per_sample_weights,
-        padding_idx=-1 if padding_idx is None else padding_idx,
+    return _bags(
+        weight, input, offsets, None, int(include_last_offset), mode, per_sample_weights, None,
+        -1 if padding_idx is None else padding_idx, None,
     )  # fmt: skip
+
+
+def ends_of_rows(input: Tensor) -> Tensor:
+    """Where each row of a matrix of indices starts, and the end; kept for the next of its size."""
+    rows, length = input.shape
+    if is_dynamo_compiling() or type(input) is not Tensor or not input.is_cuda or launcher.recording():
+        return torch.arange(rows + 1, dtype=input.dtype, device=input.device) * length
+    key = (rows, length, input.dtype, input.device)
+    found = _ends.get(key)
+    if found is None:
+        with torch.inference_mode(False):  # a call that wants gradients may be the next
+            found = _ends[key] = torch.arange(rows + 1, dtype=input.dtype, device=input.device) * length
+    return found
 
 
 def embedding_bags(
@@ -79,11 +89,20 @@ def embedding_bags(
     the T·B bags starts and, last, where the end is. ``scale_shift`` [R, 2] belongs to tables of uint8 codes, which
     are restored to ``dtype`` (float32 unless told).
     """
+    num_tables = 1 if starts is None else starts.numel()
+    rest = (mode, per_sample_weights, scale_shift, padding_idx, dtype)
+    return _bags(weight, indices, offsets, starts, num_tables, *rest)
+
+
+def _bags(
+    weight: Tensor, indices: Tensor, offsets: Tensor, starts: Tensor | None, num_tables: int, mode: str,
+    per_sample_weights: Tensor | None, scale_shift: Tensor | None, padding_idx: int, dtype: torch.dtype | None,
+) -> Tensor:  # fmt: skip
+    """No tables: one, whose last bag ends where the indices do, without an offset that says so."""
     if mode not in MODES:
         raise KernelError(f"embedding_bags: mode is one of {', '.join(MODES)}, not {mode!r}")
     if mode == "mean" and per_sample_weights is not None:
         raise KernelError("embedding_bags: weights of samples go with mode='sum'")
-    num_tables = 1 if starts is None else starts.numel()
     kind = str(dtype or (weight.dtype if scale_shift is None else torch.float32)).removeprefix("torch.")
     return EMBEDDING_BAG(weight, indices, offsets, starts, per_sample_weights, scale_shift, num_tables, mode == "mean",
                          padding_idx, kind)  # fmt: skip
@@ -127,7 +146,7 @@ def _plan_forward(
 ) -> tuple[Any, Tensor, tuple[int, ...]]:  # fmt: skip
     num_rows, dim = weight.shape
     num_bags, batch = bags_of(offsets, num_tables)
-    like = template((batch, num_tables * dim), getattr(torch, kind), weight.device)
+    like = template((batch, max(1, num_tables) * dim), getattr(torch, kind), weight.device)
     n = indices.numel()
     chosen = tuning.choose(
         "embedding_bag.forward",
@@ -158,7 +177,7 @@ def _backward(
         given = (grad, weight, indices, offsets, starts, factors, num_tables, mean, padding, want_factors)
         return EMBEDDING_BAG_BACKWARD.on_host(*given)
     found = Sorted(weight, indices, offsets, starts, factors, num_tables, mean, padding)
-    dense = torch.zeros_like(weight, memory_format=torch.contiguous_format)
+    dense = cleared(weight)
     apply_rows(found, grad, dense, None, None, None, Rule("none"))
     if not want_factors or factors is None:
         return dense, grad.new_empty(0)
@@ -172,8 +191,8 @@ def _fake(
     weight: Tensor, indices: Tensor, offsets: Tensor, starts: Tensor | None, factors: Tensor | None,
     scale_shift: Tensor | None, num_tables: int, mean: bool, padding: int, kind: str,
 ) -> Tensor:  # fmt: skip
-    batch = (offsets.shape[0] - 1) // num_tables
-    return weight.new_empty((batch, num_tables * weight.shape[1]), dtype=getattr(torch, kind))
+    batch = offsets.shape[0] if num_tables == 0 else (offsets.shape[0] - 1) // num_tables
+    return weight.new_empty((batch, max(1, num_tables) * weight.shape[1]), dtype=getattr(torch, kind))
 
 
 def _backward_fake(
@@ -192,7 +211,7 @@ def reason(
 ) -> str | None:  # fmt: skip
     if weight.dim() != 2 or not weight.is_contiguous() or 0 in weight.shape:
         return f"weight {tuple(weight.shape)} is not one contiguous matrix of rows"
-    if indices.dim() != 1 or offsets.dim() != 1 or (offsets.numel() - 1) % num_tables:
+    if indices.dim() != 1 or offsets.dim() != 1 or (num_tables and (offsets.numel() - 1) % num_tables):
         return "indices and offsets are no vectors with one offset a bag, and one more at the end"
     if any(t.dtype not in (torch.int32, torch.int64) for t in (indices, offsets)):
         return f"indices are {indices.dtype} and offsets {offsets.dtype}; int32 and int64 are known"

@@ -27,8 +27,9 @@ class Rule:
 def rows_and_bags(
     indices: Tensor, offsets: Tensor, starts: Tensor | None, num_tables: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(row among all rows, bag, length of each bag) of every index."""
-    lengths = offsets.diff()
+    """(row among all rows, bag, length of each bag) of every index; no tables: one, whose last offset is left out."""
+    end = None if num_tables else offsets.new_full((1,), indices.numel())
+    lengths = offsets.diff(append=end)
     num_bags = lengths.numel()
     bags = torch.repeat_interleave(torch.arange(num_bags, device=indices.device), lengths.long())
     rows = indices.long()
@@ -64,6 +65,7 @@ def forward(
     if mean:
         counts = torch.zeros_like(lengths, dtype=x.dtype).index_add(0, bags, kept.to(x.dtype))
         out = out / counts.clamp_min(1.0).unsqueeze(-1)
+    num_tables = max(1, num_tables)
     batch = lengths.numel() // num_tables
     return out.reshape(num_tables, batch, -1).transpose(0, 1).reshape(batch, -1)
 
@@ -85,6 +87,7 @@ def row_grads(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """(row, its bag's gradient, share, whether the row exists) of every index."""
     rows, bags, lengths = rows_and_bags(indices, offsets, starts, num_tables)
+    num_tables = max(1, num_tables)
     batch = lengths.numel() // num_tables
     by_bag = grad.reshape(batch, num_tables, -1).transpose(0, 1).reshape(lengths.numel(), -1)
     known = (indices >= 0) & (rows < weight.shape[0]) & ((indices != padding) if padding >= 0 else True)

@@ -26,7 +26,7 @@ def update_bags(
     step.add_(1.0)
     if launchable(weight):
         UPDATE.check(weight, first, second, step, grad, indices, offsets, starts, factors, num_tables, mean, optimizer)
-        found = Sorted(weight, indices, offsets, starts, factors, num_tables, mean, -1)
+        found = Sorted(weight, indices, offsets, starts, factors, num_tables, mean, -1, repeats=False)
         apply_rows(found, grad, weight, first, second, step, rule)
         return
     wide = weight.detach().float()

@@ -9,21 +9,29 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels import tuning
-from ridgeline.kernels.embedding_bag import config, kernel
+from ridgeline.kernels.embedding_bag import config, kernel, order
 from ridgeline.kernels.embedding_bag.reference import OPTIMIZERS, Rule
-from ridgeline.kernels.launcher import Kernel, Plans, vector_of
+from ridgeline.kernels.launcher import INTERPRETING, Kernel, Plans, vector_of
 from ridgeline.kernels.rows import cdiv, power_of_two, template
 
 _KEYS = Kernel(kernel.embedding_keys, loose=("indices_ptr", "offsets_ptr", "factor_ptr"))
 _UPDATE = Kernel(kernel.embedding_update, vectors=("dim",), loose=("key_ptr", "order_ptr", "bag_ptr", "share_ptr"))
 _MERGE = Kernel(kernel.embedding_merge, vectors=("dim",), loose=("key_ptr",))
 _WEIGHT_GRAD = Kernel(kernel.embedding_weight_grad, vectors=("dim",), loose=("key_ptr", "bag_ptr", "out_ptr"))
-_key_plans, _update_plans, _weight_plans = Plans(), Plans(), Plans()
+_PAIRS = Kernel(order.embedding_pairs, loose=("key_ptr", "sorted_ptr", "order_ptr"))
+_DIGITS = Kernel(order.embedding_digits, loose=("key_ptr",))
+_SCATTER = Kernel(order.embedding_scatter, loose=("key_ptr", "order_ptr", "sorted_ptr", "placed_ptr"))
+_CLEAR = Kernel(order.embedding_clear, vectors=("size",))
+_key_plans, _update_plans, _weight_plans, _order_plans, _clear_plans = Plans(), Plans(), Plans(), Plans(), Plans()
 MERGED_AT_ONCE = 16
+CLEARED_AT_ONCE = 8192
 
 
 def bags_of(offsets: Tensor, num_tables: int) -> tuple[int, int]:
-    """(bags of all tables, bags of each); one offset more than bags says where the last ends."""
+    """(bags of all tables, bags of each); one offset more than bags says where the last ends, unless no table is
+    asked for: then it is one, whose last bag ends where the indices do."""
+    if num_tables == 0:
+        return offsets.numel(), offsets.numel()
     batch = (offsets.numel() - 1) // num_tables
     return batch * num_tables, batch
 
@@ -35,19 +43,22 @@ class Sorted:
 
     def __init__(
         self, weight: Tensor, indices: Tensor, offsets: Tensor, starts: Tensor | None, factors: Tensor | None,
-        num_tables: int, mean: bool, padding: int,
+        num_tables: int, mean: bool, padding: int, repeats: bool = True,
     ) -> None:  # fmt: skip
         num_rows = weight.shape[0]
         indices, offsets = indices.contiguous(), offsets.contiguous()
         factors = None if factors is None else factors.contiguous()
         num_bags, self.batch = bags_of(offsets, num_tables)
-        self.num_tables, n = num_tables, indices.numel()
+        self.num_tables, n = max(1, num_tables), indices.numel()
+        chosen = order_of(n, num_rows, repeats)
         kind = torch.int32 if num_rows < 2**31 - 1 else torch.int64
+        if chosen.block == 0 and num_rows < 2**15 - 1:  # PyTorch sorts bytes of keys, whatever they hold
+            kind = torch.int16
         self.rows = torch.empty(n, dtype=kind, device=weight.device)
         self.bags = torch.empty(n, dtype=torch.int32, device=weight.device)
         shared = mean or factors is not None
         self.shares = torch.empty(n, dtype=torch.float32, device=weight.device) if shared else None
-        key = (num_rows, offsets.shape, offsets.dtype, indices.shape, indices.dtype, starts is None,
+        key = (num_rows, kind, offsets.shape, offsets.dtype, indices.shape, indices.dtype, starts is None,
                None if factors is None else factors.dtype, num_tables, mean, padding, weight.get_device())  # fmt: skip
         numbers = (num_rows, num_bags, self.batch, offsets.numel(), n, padding)
         args = (indices, offsets, indices if starts is None else starts, indices if factors is None else factors,
@@ -65,7 +76,96 @@ class Sorted:
                 device=weight.get_device(),
             )  # fmt: skip
         run(*args)
-        self.keys, self.order = torch.sort(self.rows)
+        self.keys, self.order = put_in_order(self.rows, num_rows, chosen)
+
+
+def order_of(n: int, num_rows: int, repeats: bool) -> config.Order:
+    """How so many rows are put in order. ``repeats``: by a call that may be repeated without Python, so that launches
+    are cheap."""
+    default = config.order(n, num_rows, repeats)
+    return tuning.choose("embedding_bag.order", {"indices": n, "rows": num_rows}, default)
+
+
+def put_in_order(rows: Tensor, num_rows: int, chosen: config.Order) -> tuple[Tensor, Tensor]:
+    """(rows from the smallest on, where they stood), equal ones as they stood; rows are at most ``num_rows``."""
+    n = rows.numel()
+    if not n or chosen.block == 0:
+        return torch.sort(rows, stable=True)
+    key = (n, num_rows, chosen, rows.dtype, rows.get_device())
+    plan = _order_plans.get(key)
+    if plan is None:
+        plan = _order_plans[key] = (_plan_digits if chosen.bits else _plan_pairs)(rows, num_rows, chosen)
+    return plan(rows)
+
+
+def _plan_pairs(rows: Tensor, num_rows: int, chosen: config.Order) -> Any:
+    n = rows.numel()
+    placed = template((n,), torch.int32, rows.device)
+    run = _PAIRS.bind(
+        (rows, rows, placed, n, num_rows),
+        grid=(cdiv(n, chosen.block),),
+        constants={"BLOCK": chosen.block, "WIDE": chosen.wide, "DEPENDENT": not INTERPRETING},
+        num_warps=4,
+        device=rows.get_device(),
+    )
+
+    def ordered(rows: Tensor) -> tuple[Tensor, Tensor]:
+        keys, order = torch.empty_like(rows), torch.empty_like(placed, memory_format=torch.contiguous_format)
+        run(rows, keys, order, n, num_rows)
+        return keys, order
+
+    return ordered
+
+
+def _plan_digits(rows: Tensor, num_rows: int, chosen: config.Order) -> Any:
+    """A count and a scatter for every digit, from the lowest on."""
+    n, blocks, bins = rows.numel(), cdiv(rows.numel(), chosen.block), 1 << chosen.bits
+    placed = template((n,), torch.int32, rows.device)
+    counted = template((blocks, bins), torch.int32, rows.device)
+    common: dict[str, Any] = {"grid": (blocks,), "device": rows.get_device(), "num_warps": chosen.num_warps}
+    constants = {"BINS": bins, "BLOCK": chosen.block, "DEPENDENT": not INTERPRETING}
+    shifts = range(0, num_rows.bit_length(), chosen.bits)
+    count = _DIGITS.bind((rows, counted, n, 0), constants=constants, **common)
+    scatters = [
+        _SCATTER.bind(
+            (rows, placed, counted, rows, placed, n, blocks, 0),
+            constants={"FIRST": first, "AT_ONCE": chosen.wide, **constants},
+            **common,
+        )
+        for first in (True, False)
+    ]
+
+    def ordered(rows: Tensor) -> tuple[Tensor, Tensor]:
+        order = torch.empty_like(placed, memory_format=torch.contiguous_format)
+        counts = torch.empty_like(counted, memory_format=torch.contiguous_format)
+        for shift in shifts:
+            keys = torch.empty_like(rows)
+            there = order if shift == 0 else torch.empty_like(order)
+            count(rows, counts, n, shift)
+            scatters[shift > 0](rows, order, counts, keys, there, n, blocks, shift)
+            rows, order = keys, there
+        return rows, order
+
+    return ordered
+
+
+def cleared(like: Tensor) -> Tensor:
+    """Zeros as large as a contiguous tensor, by a launch that can be repeated without Python."""
+    out = torch.empty_like(like, memory_format=torch.contiguous_format)
+    size = out.numel()
+    key = (size, out.dtype, out.get_device())
+    run = _clear_plans.get(key)
+    if run is None:
+        run = _clear_plans[key] = _CLEAR.bind(
+            (out, size),
+            grid=(cdiv(size, CLEARED_AT_ONCE),),
+            constants={"BLOCK": CLEARED_AT_ONCE},
+            num_warps=8,
+            device=out.get_device(),
+            vector=vector_of(out.element_size(), out.data_ptr(), size),
+        )
+    run(out, size)
+    return out
 
 
 def apply_rows(

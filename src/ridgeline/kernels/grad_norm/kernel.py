@@ -8,6 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ridgeline.kernels.device import let_next_start, wait_for_last
+
 
 @triton.jit
 def squares_of(at_ptr, n, start, col, acc, MASKED: tl.constexpr):
@@ -28,8 +30,10 @@ def norm_shares(
     length,
     ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """The sum of squares of one chunk."""
+    let_next_start(EARLY)
     chunk = tl.program_id(0)
     tensor = tl.load(chunks_ptr + 2 * chunk)
     first = tl.load(chunks_ptr + 2 * chunk + 1).to(tl.int64) * length
@@ -56,8 +60,11 @@ def norm_total(
     num_shares,
     max_norm,
     BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """The root of the sum of all shares, in a fixed order; the factor is clip_grad_norm_'s."""
+    let_next_start(DEPENDENT)
+    wait_for_last(DEPENDENT)
     norm = summed_root(share_ptr, num_shares, BLOCK)
     tl.store(found_ptr, norm)
     tl.store(found_ptr + 1, clip_factor(norm, max_norm))
@@ -90,10 +97,13 @@ def scale_all(
     length,
     ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
-    """Every tensor times the factor, in place; a factor of one moves nothing."""
-    factor = tl.load(found_ptr + 1)
-    chunk = tl.program_id(0)
+    """Every tensor times the factor, in place; a factor of one moves nothing.
+
+    From the last chunk to the first: what the norm has read last is in the L2 still.
+    """
+    chunk = tl.num_programs(0) - 1 - tl.program_id(0)
     tensor = tl.load(chunks_ptr + 2 * chunk)
     first = tl.load(chunks_ptr + 2 * chunk + 1).to(tl.int64) * length
     n = tl.load(sizes_ptr + tensor)
@@ -102,6 +112,8 @@ def scale_all(
         at_ptr = tl.multiple_of(at_ptr, 16)
     first = tl.multiple_of(first, 16)
     stop = tl.minimum(first + length, n)
+    wait_for_last(DEPENDENT)
+    factor = tl.load(found_ptr + 1)
     if factor == 1.0:
         stop = first
     whole = tl.multiple_of(first + (stop - first) // BLOCK * BLOCK, 16)

@@ -13,7 +13,7 @@ from ridgeline.errors import KernelError
 from ridgeline.kernels import lists, tuning
 from ridgeline.kernels.contract import DTYPES, Case, Laps, Trial, case, declare
 from ridgeline.kernels.grad_norm import config, kernel, reference
-from ridgeline.kernels.launcher import Kernel, Plans, launchable
+from ridgeline.kernels.launcher import Kernel, Plans, launchable, overlaps
 from ridgeline.kernels.rows import FLOATS, template
 
 _SHARES = Kernel(kernel.norm_shares, vectors=("length",))
@@ -66,6 +66,7 @@ class NormPlan:
         self.layout = lists.Layout(kinds, [t.numel() for t in tensors], length, tensors[0].device)
         self.num_shares = self.layout.num_chunks
         self.like = template((max(1, self.num_shares),), torch.float32, tensors[0].device)
+        self.early = overlaps(sum(t.nbytes for t in tensors))
         self.runs = [self._bind(group, tensors, chosen) for group in self.layout.groups]
 
     def _bind(self, group: lists.Group, tensors: Sequence[Tensor], chosen: config.Pass) -> Any:
@@ -73,7 +74,7 @@ class NormPlan:
         return _SHARES.bind(
             (sizes, sizes, chunks.table, self.like, like, chunks.length),
             grid=(chunks.num,),
-            constants={"ALIGNED": group.kind[1], "BLOCK": chosen.block},  # type: ignore[index]
+            constants={"ALIGNED": group.kind[1], "BLOCK": chosen.block, "EARLY": self.early},  # type: ignore[index]
             num_warps=chosen.num_warps,
             device=self.device,
             vector=16,
@@ -100,7 +101,7 @@ class ClipPlan:
         self.total = _TOTAL.bind(
             (share, self.pair, self.norm.num_shares, 1.0),
             grid=(1,),
-            constants={"BLOCK": TOTAL_BLOCK},
+            constants={"BLOCK": TOTAL_BLOCK, "DEPENDENT": self.norm.early},
             num_warps=8,
             device=self.norm.device,
         )
@@ -112,11 +113,12 @@ class ClipPlan:
         return _SCALE.bind(
             (sizes, sizes, chunks.table, self.pair, like, chunks.length),
             grid=(chunks.num,),
-            constants={"ALIGNED": group.kind[1], "BLOCK": min(chosen.block, chunks.length)},  # type: ignore[index]
+            constants={"ALIGNED": group.kind[1], "BLOCK": min(chosen.block, chunks.length),  # type: ignore[index]
+                       "DEPENDENT": self.norm.early},
             num_warps=chosen.num_warps,
             device=self.norm.device,
             vector=16,
-        )
+        )  # fmt: skip
 
     def run(self, tensors: Sequence[Tensor], found: tuple[int, ...], max_norm: float, scale: bool) -> Tensor:
         tables = self.norm.layout.tables(found)
@@ -124,7 +126,7 @@ class ClipPlan:
         pair = torch.empty_like(self.pair, memory_format=torch.contiguous_format)
         self.total(share, pair, self.norm.num_shares, max_norm)
         if scale:
-            for run, table, group in zip(self.scales, tables, self.norm.layout.groups, strict=True):
+            for run, table, group in reversed([*zip(self.scales, tables, self.norm.layout.groups, strict=True)]):
                 like = tensors[group.members[0]]
                 run(table, group.sizes, group.chunks.table, pair, like, group.chunks.length)
         return pair[0]

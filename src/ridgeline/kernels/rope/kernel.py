@@ -103,3 +103,63 @@ def rope_rotate(
             k_ptr + b * k_batch + s * k_seq, k_out_ptr + b * ko_batch + s * ko_seq, k_heads, k_head, ko_head, cos, sin,
             K_HEADS, HALF, half, TAIL, tail, INTERLEAVED,
         )  # fmt: skip
+
+
+@triton.jit
+def rope_pieces(
+    q_ptr,
+    k_ptr,
+    cos_ptr,
+    sin_ptr,
+    q_out_ptr,
+    k_out_ptr,
+    seq,
+    q_heads,
+    k_heads,
+    half,
+    tail,
+    q_batch,
+    q_seq,
+    q_head,
+    k_batch,
+    k_seq,
+    k_head,
+    qo_batch,
+    qo_seq,
+    qo_head,
+    ko_batch,
+    ko_seq,
+    ko_head,
+    cos_batch,
+    cos_seq,
+    BACKWARD: tl.constexpr,
+    PIECES: tl.constexpr,
+    VECTOR: tl.constexpr,
+):
+    """The same by accesses: query and key heads one after the other in pieces of VECTOR, whatever their number and
+    length, where a tile of powers of two would be more than half empty."""
+    token = tl.program_id(0)
+    b = (token // seq).to(tl.int64)
+    s = (token % seq).to(tl.int64)
+    piece = tl.arange(0, PIECES)[:, None]
+    per_head = half // VECTOR
+    head = piece // per_head
+    i = (piece - head * per_head) * VECTOR + tl.arange(0, VECTOR)[None, :]
+    key = head - q_heads
+    there = head < q_heads + k_heads
+    at = b * cos_batch + s * cos_seq + i
+    cos = tl.load(cos_ptr + at, mask=there, other=0.0).to(tl.float32)
+    sin = tl.load(sin_ptr + at, mask=there, other=0.0).to(tl.float32)
+    if BACKWARD:
+        sin = -sin
+    x = tl.where(
+        key < 0, q_ptr + b * q_batch + s * q_seq + head * q_head, k_ptr + b * k_batch + s * k_seq + key * k_head
+    )
+    y = tl.where(
+        key < 0, q_out_ptr + b * qo_batch + s * qo_seq + head * qo_head,
+        k_out_ptr + b * ko_batch + s * ko_seq + key * ko_head,
+    )  # fmt: skip
+    first = tl.load(x + i, mask=there, other=0.0).to(tl.float32)
+    second = tl.load(x + half + i, mask=there, other=0.0).to(tl.float32)
+    tl.store(y + i, (first * cos - second * sin).to(q_out_ptr.dtype.element_ty), mask=there)
+    tl.store(y + half + i, (second * cos + first * sin).to(q_out_ptr.dtype.element_ty), mask=there)

@@ -9,14 +9,14 @@ from torch import Tensor
 
 from ridgeline.kernels import tuning
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, declare, elementwise_cost
-from ridgeline.kernels.launcher import Kernel, Plans, launchable, vector_of
+from ridgeline.kernels.launcher import Kernel, Plans, is_widest, launchable, vector_of
 from ridgeline.kernels.rope import config, kernel, reference
 from ridgeline.kernels.rope.tables import rope_tables
 from ridgeline.kernels.rows import float_reason, power_of_two
 
 _STRIDES = ("q_batch q_seq q_head k_batch k_seq k_head qo_batch qo_seq qo_head ko_batch ko_seq ko_head"
             " cos_batch cos_seq half").split()  # fmt: skip
-_ROTATE = Kernel(kernel.rope_rotate, vectors=_STRIDES)
+_ROTATE, _PIECES = (Kernel(form, vectors=_STRIDES) for form in (kernel.rope_rotate, kernel.rope_pieces))
 _plans = Plans()
 
 
@@ -78,8 +78,22 @@ def _plan(
     strides = [t.stride(d) for t in (q, k, q_out, k_out) for d in (0, sequence_dim, heads_dim)]
     cos_strides = [cos.stride(0) if cos.dim() == 3 and cos.shape[0] > 1 else 0, cos.stride(-2)]
     numbers = (seq, q.shape[heads_dim], k.shape[heads_dim], half, dim - 2 * half, *strides, *cos_strides)
-    chosen = tuning.choose("rope", {"heads": q.shape[heads_dim], "dim": dim}, config.default(q.shape[heads_dim], dim))
     pointers = q.data_ptr() | k.data_ptr() | cos.data_ptr() | sin.data_ptr()
+    vector = vector_of(q.element_size(), pointers, *strides, *cos_strides, half)
+    heads, keys = q.shape[heads_dim], k.shape[heads_dim]
+    whole = not interleaved and dim == 2 * half and is_widest(vector, q.element_size())
+    default = config.default(heads, dim, keys, vector if whole else 1)
+    chosen = tuning.choose("rope", {"heads": heads, "dim": dim}, default)
+    if chosen.pieces and whole:
+        run = _PIECES.bind(
+            (q, k, cos, sin, q_out, k_out, *numbers),
+            grid=(batch * seq,),
+            constants={"BACKWARD": backward, "PIECES": power_of_two((heads + keys) * half // vector), "VECTOR": vector},
+            num_warps=chosen.num_warps,
+            device=q.get_device(),
+            vector=vector,
+        )
+        return run, numbers
     run = _ROTATE.bind(
         (q, k, cos, sin, q_out, k_out, *numbers),
         grid=(batch * seq,),
@@ -90,7 +104,7 @@ def _plan(
         },
         num_warps=chosen.num_warps,
         device=q.get_device(),
-        vector=vector_of(q.element_size(), pointers, *strides, *cos_strides, half),
+        vector=vector,
     )  # fmt: skip
     return run, numbers
 
