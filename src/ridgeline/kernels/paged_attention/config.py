@@ -27,6 +27,10 @@ JOINED = (8, 32, 64)
 COLUMNS, MOST_COLUMNS = 16, 64
 """Heads that share keys, as columns of the products: sixteen of them, or 32, or at most 64."""
 
+LEAST_ROWS, LEAST_DIM = 8, 32
+"""Keys of a page that are copied at once, at least (shared memory is interleaved by as many rows), and columns of a
+head below which more than half of what is laid out would be zeros."""
+
 FED_KEYS, FED_PROGRAMS, FED_BYTES = 64, 2, 6 << 15
 """Keys of a block, programs a multiprocessor and bytes of their blocks where the copy engine feeds them: two programs
 of three blocks take 27, 42, 73 and 137 µs at 67, 134, 269 and 545 MB, one of six blocks 28, 46, 78 and 149: a block is
@@ -70,7 +74,8 @@ class Paged:
     on their way: with three of them 300 uneven sequences of at most 300 keys take 66.4 µs (70.9 with two). ``skips``:
     pages without keys are not copied. ``even``: where the longest sequence has at most so many quarters of what all
     have on average, one key head of each is taken by ``together`` programs, a cluster. ``units``: programs take one
-    whole after the other, whichever nobody has taken. ``ends``: blocks that a sequence's end takes as long as."""
+    whole after the other, whichever nobody has taken. ``ends``: blocks that a sequence's end takes as long as.
+    ``rows``: keys that one copy brings, at most."""
 
     keys: int
     programs: int
@@ -89,16 +94,23 @@ class Paged:
     even: int = 0
     units: bool = False
     ends: int = 0
+    rows: int = 64
 
 
 def takes_columns(batch: int, ratio: int, head_dim: int, page: int) -> bool:
     """Whether the kernel that the copy engine feeds is written for these."""
-    return batch <= MAX_FED_LINED and ratio <= most_columns(head_dim) and head_dim in (64, 128, 256) and page % 16 == 0
+    widths = head_dim % LEAST_ROWS == 0 and LEAST_DIM <= head_dim
+    return batch <= MAX_FED_LINED and ratio <= most_columns(head_dim) and widths and page % LEAST_ROWS == 0
+
+
+def padded(head_dim: int) -> int:
+    """Columns of a head as the copy engine lays them out, whole stripes of 64; what is beyond is zero and not read."""
+    return cdiv(head_dim, NARROW_DIM) * NARROW_DIM
 
 
 def most_columns(head_dim: int) -> int:
-    """Heads that share keys whose sums fit into the registers of four warps."""
-    return MOST_COLUMNS if head_dim <= 128 else COLUMNS
+    """Heads that share keys whose sums fit into the registers of four warps, and their queries beside the blocks."""
+    return MOST_COLUMNS if head_dim <= 128 else 2 * COLUMNS
 
 
 def columns_of(ratio: int) -> int:
@@ -109,7 +121,7 @@ def columns_of(ratio: int) -> int:
 def takes_short(sequences: int, longest: int, head_dim: int, num_sms: int, ratio: int) -> bool:
     """Whether sequences (each key head of each) are short, and enough of them to be taken whole."""
     many = sequences >= SHORT_EACH * num_sms and 1 < ratio <= COLUMNS
-    return head_dim == SHORT_DIM and longest <= SHORT_LONGEST and many
+    return padded(head_dim) == SHORT_DIM and longest <= SHORT_LONGEST and many
 
 
 def choose(
@@ -122,14 +134,16 @@ def choose(
     ratio: int = 1,
     fed: bool = False,
     together: bool = True,
+    page: int = 16,
 ) -> Paged:
     """``together``: clusters may be asked for, which have to be on the device all at once."""
     keys = clamp(BLOCK_BYTES // (2 * max(16, power_of_two(head_dim)) * itemsize), 32, 128)
     programs = 0 if batch > MAX_LINED else 2 * num_sms
     if fed:
-        narrow = head_dim == NARROW_DIM and longest >= NARROW_LONGEST and ratio <= COLUMNS
+        wide = padded(head_dim)
+        narrow = wide == NARROW_DIM and longest >= NARROW_LONGEST and ratio <= COLUMNS and page % 16 == 0
         keys = NARROW_KEYS if narrow else FED_KEYS
-        blocks = FED_BYTES // (2 * keys * head_dim * itemsize)
+        blocks = FED_BYTES // (2 * keys * wide * itemsize)
         leaves = 2 * batch * key_heads * longest * head_dim * itemsize <= LEAVING_BYTES
         if takes_short(batch * key_heads, longest, head_dim, num_sms, ratio):
             return Paged(
@@ -142,7 +156,7 @@ def choose(
         inside = by_the_last(programs, batch * key_heads, ratio, programs == num * num_sms)
         found = Paged(
             keys, programs, 4, blocks // num, fed=True, leaves=leaves, borders=borders, inside=inside,
-            max_registers=LONE_REGISTERS if inside else FED_REGISTERS, ends=ENDS,
+            max_registers=LONE_REGISTERS if inside else FED_REGISTERS, ends=ENDS, queries=2 if wide == 192 else 3,
         )  # fmt: skip
         if ratio > COLUMNS:  # queries and probabilities take the room of two queries' more, then of a block
             more = columns_of(ratio) > 2 * COLUMNS
@@ -190,11 +204,12 @@ def programs_together(sequences: int, head_dim: int, ratio: int, num_sms: int) -
     lose. Four: 56 41.9 against 43.2, 24 31.1 against 33.6. Six: 32 38.9 against 41.1 (seven 39.8). Fourteen of 16 or 8
     lose 4 to 9 µs.
     """
-    if num_sms != TOGETHER_SMS or head_dim not in (NARROW_DIM, TOGETHER_DIM) or ratio > COLUMNS:
+    wide = padded(head_dim)
+    if num_sms != TOGETHER_SMS or wide not in (NARROW_DIM, TOGETHER_DIM) or ratio > COLUMNS:
         return 0
     if lone_size(sequences):
-        return lone_size(sequences) if head_dim == TOGETHER_DIM or lone_size(sequences) == 2 else 0
-    if head_dim != TOGETHER_DIM:
+        return lone_size(sequences) if wide == TOGETHER_DIM or lone_size(sequences) == 2 else 0
+    if wide != TOGETHER_DIM:
         return 0
     if WHOLE_SHARE * FED_PROGRAMS * num_sms <= sequences <= FED_PROGRAMS * num_sms:
         return 1
@@ -270,7 +285,7 @@ def by_the_last(programs: int, sequences: int, ratio: int, all_read: bool) -> bo
 
 def joined_at_once(ratio: int, dim: int) -> int:
     """Parts that a program joins at once, of as many heads as share keys."""
-    return clamp(JOINED_ELEMENTS // (power_of_two(ratio) * dim), 1, 8)
+    return clamp(JOINED_ELEMENTS // (power_of_two(ratio) * power_of_two(dim)), 1, 8)
 
 
 WIDE_DIM = 256

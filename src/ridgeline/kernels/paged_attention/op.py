@@ -223,7 +223,7 @@ class _Plan:
         page, key_heads = keys.shape[1], keys.shape[2]
         sizes = {"batch": batch, "key_heads": key_heads, "longest": table.shape[1] * page, "head_dim": dim}
         rest = {"itemsize": query.element_size(), "ratio": heads // key_heads, "fed": _fed(args)}
-        rest["num_sms"] = num_sms(query.get_device())
+        rest |= {"num_sms": num_sms(query.get_device()), "page": page}
         self._take(tuning.choose("paged_attention", sizes, config.choose(**sizes, **rest)), args, out, scale)
         if self.beside and not fits(self.share, self.beside):
             self._take(config.choose(**sizes, **rest, together=False), args, out, scale)
@@ -264,25 +264,25 @@ class _Plan:
         query, keys, values, table, lens = args
         batch, heads, dim = query.shape
         page, key_heads = keys.shape[1], keys.shape[2]
-        rows = math.gcd(page, chosen.keys)
+        rows, wide = math.gcd(page, chosen.keys, chosen.rows), config.padded(dim)
         self.rest = (batch, key_heads, table.stride(0), table.shape[1], dim)
         caches = (_blocks(x, (1, rows, 1, 64)) for x in (keys, values))
         ratio, self.counts = heads // key_heads, True
         kind, more = _COLUMNS, {
             "BATCH": config.lined(batch), "LEAST": chosen.least, "EARLY": 0 if chosen.inside else chosen.early,
             "JOINS": config.joined_at_once(ratio, dim) if chosen.inside else 0, "HEADS": power_of_two(ratio),
-            "SKIPS": chosen.skips, "ENDS": chosen.ends,
+            "SKIPS": chosen.skips, "ENDS": chosen.ends, "PADDED": dim < power_of_two(wide),
         }  # fmt: skip
         if chosen.even:
             kind, more = _TOGETHER, {**more, "TOGETHER": chosen.together, "EVEN": chosen.even}
         elif chosen.units:
             kind, more = _UNITS, {}
         self.share = kind.bind(
-            (_blocks(query, (1, config.columns_of(ratio), dim)), *caches, table, lens, out, *self._room(out),
+            (_blocks(query, (1, config.columns_of(ratio), 64)), *caches, table, lens, out, *self._room(out),
              counter(out), scale * LOG2_E, *self.rest),
             grid=(chosen.programs,),
             constants={
-                "R": ratio, "D": dim, "P": page, "KEYS": chosen.keys, "ROWS": rows,
+                "R": ratio, "D": wide, "P": page, "KEYS": chosen.keys, "ROWS": rows,
                 "COLS": config.columns_of(ratio), "STAGES": chosen.num_stages, "LEAVES": chosen.leaves,
                 "QUERIES": chosen.queries, **more,
             },
