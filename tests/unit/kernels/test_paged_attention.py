@@ -107,7 +107,7 @@ def replaced(variant, **constants):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "d", "h"), [("float32", 128, 32), ("bfloat16", 80, 32), ("bfloat16", 64, 1024)], ids=str
+    ("dtype", "d", "h"), [("float32", 128, 32), ("bfloat16", 76, 32), ("bfloat16", 64, 1024)], ids=str
 )
 def test_odd_heads_float32_and_many_heads_a_key_are_read_by_threads_and_fit(dtype, d, h):
     of = case(dtype, b=2, h=h, k=8, s=3000, d=d, page=16, uneven=False)
@@ -116,7 +116,46 @@ def test_odd_heads_float32_and_many_heads_a_key_are_read_by_threads_and_fit(dtyp
     assert facts.shared_bytes <= 227 * 1024 and facts.num_spills <= 8
 
 
-@pytest.mark.parametrize(("h", "d", "columns"), [(24, 128, 32), (32, 128, 32), (48, 64, 64)])
+@pytest.mark.parametrize(("b", "d", "page"), [(1, 80, 16), (132, 96, 64), (5, 192, 16), (132, 160, 32), (9, 72, 8),
+                                              (2, 40, 16)])  # fmt: skip
+@pytest.mark.usefixtures("no_clusters")
+def test_heads_of_other_widths_are_padded_to_stripes_in_shared_memory_alone(b, d, page):
+    of = case("bfloat16", b=b, h=32, k=8, s=4096, d=d, page=page, uneven=False)
+    variant, facts = compiled_for(of)
+    constants, stripes = dict(variant.constants), -(-d // 64)
+    assert variant.kernel == "paged_columns" and facts.num_spills == 0 and constants["PADDED"]
+    assert constants["D"] == 64 * stripes, "whole stripes; what is beyond is written by the copy engine and not read"
+    keys, rows = constants["KEYS"], constants["ROWS"]
+    assert facts.num("HGMMA") == keys // 64 * stripes * 4 + stripes * keys // 16
+    assert facts.num("UTMALDG") == stripes + 2 * stripes * (keys // rows)
+    assert 2 * (facts.shared_bytes + 1024) <= 228 * 1024 and 2 * 256 * variant.max_registers <= 65536
+
+
+@pytest.mark.parametrize(("b", "h", "d", "page"), [(1, 32, 128, 4), (132, 32, 96, 1), (5, 32, 192, 1), (9, 32, 64, 5),
+                                                   (132, 16, 256, 2), (9, 256, 128, 12)])  # fmt: skip
+def test_pages_of_any_size_are_gathered_by_threads_that_only_feed(b, h, d, page):
+    of = case("bfloat16", b=b, h=h, k=8, s=4096, d=d, page=page, uneven=False)
+    variant, facts = compiled_for(of)
+    constants, stripes = dict(variant.constants), -(-d // 64)
+    assert variant.kernel == "paged_gathered" and facts.num_spills == 0
+    copies = 2 * constants["KEYS"] * stripes * 8 // 128
+    assert facts.num("LDGSTS.E.BYPASS.128") == copies, "16 bytes at a time, zeros where there is no key"
+    assert facts.num("ARRIVES.LDGSTSBAR") == 1 and facts.num("UTMALDG") == stripes, "queries alone"
+    programs = 1 if d == 256 else 2
+    assert programs * (facts.shared_bytes + 1024) <= 228 * 1024 and programs * 256 * variant.max_registers <= 65536
+
+
+def test_what_the_copy_engine_or_threads_feed_is_known_by_its_sizes():
+    assert all(config.takes_columns(8, 16, d, page) for d in (32, 72, 96, 128, 192, 256) for page in (1, 3, 8, 16, 64))
+    assert not config.takes_columns(8, 16, 24, 16) and not config.takes_columns(8, 16, 76, 16)
+    assert config.takes_columns(8, 64, 128, 16) and not config.takes_columns(8, 64, 192, 16)
+    assert not config.takes_columns(8, 64, 128, 4) and not config.takes_columns(8, 65, 64, 16)
+    gathered = [config.choose(9, 8, 4096, 128, 132, ratio=4, fed=True, page=page).gathered for page in (4, 8, 16, 20)]
+    assert gathered == [True, False, False, True]
+    assert [config.choose(9, 8, 4096, 64, 132, ratio=4, fed=True, page=p).keys for p in (8, 16, 4)] == [64, 128, 128]
+
+
+@pytest.mark.parametrize(("h", "d", "columns"), [(24, 128, 32), (32, 128, 32), (48, 64, 64), (32, 192, 32)])
 def test_up_to_64_heads_that_share_keys_are_columns_in_two_programs_that_fit(h, d, columns):
     of = case("bfloat16", b=8, h=h, k=1, s=9000, d=d, page=16, uneven=False)
     variant, facts = compiled_for(of)

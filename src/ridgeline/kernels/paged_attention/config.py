@@ -31,6 +31,10 @@ LEAST_ROWS, LEAST_DIM = 8, 32
 """Keys of a page that are copied at once, at least (shared memory is interleaved by as many rows), and columns of a
 head below which more than half of what is laid out would be zeros."""
 
+SHORT_ROWS, ROWS_LONGEST = 16, 4000
+"""Keys that one copy brings where sequences are at most so long: 64 of a large page would be read for a sequence's last
+key too."""
+
 FED_KEYS, FED_PROGRAMS, FED_BYTES = 64, 2, 6 << 15
 """Keys of a block, programs a multiprocessor and bytes of their blocks where the copy engine feeds them: two programs
 of three blocks take 27, 42, 73 and 137 µs at 67, 134, 269 and 545 MB, one of six blocks 28, 46, 78 and 149: a block is
@@ -61,6 +65,9 @@ FED_REGISTERS = 104
 LONE_REGISTERS = 128
 """The same where no joining kernel has to fit beside two programs."""
 
+WIDE_REGISTERS = 168
+"""The same where a multiprocessor has one program."""
+
 LEAST_BLOCKS = 2
 """Blocks below which a stretch is not worth a program and its part in the joining."""
 
@@ -75,7 +82,7 @@ class Paged:
     pages without keys are not copied. ``even``: where the longest sequence has at most so many quarters of what all
     have on average, one key head of each is taken by ``together`` programs, a cluster. ``units``: programs take one
     whole after the other, whichever nobody has taken. ``ends``: blocks that a sequence's end takes as long as.
-    ``rows``: keys that one copy brings, at most."""
+    ``rows``: keys that one copy brings, at most. ``gathered``: threads feed, which know the page of every key."""
 
     keys: int
     programs: int
@@ -95,12 +102,13 @@ class Paged:
     units: bool = False
     ends: int = 0
     rows: int = 64
+    gathered: bool = False
 
 
 def takes_columns(batch: int, ratio: int, head_dim: int, page: int) -> bool:
     """Whether the kernel that the copy engine feeds is written for these."""
-    widths = head_dim % LEAST_ROWS == 0 and LEAST_DIM <= head_dim
-    return batch <= MAX_FED_LINED and ratio <= most_columns(head_dim) and widths and page % LEAST_ROWS == 0
+    widths = head_dim % LEAST_ROWS == 0 and head_dim >= LEAST_DIM
+    return batch <= MAX_FED_LINED and ratio <= most_columns(head_dim, page) and widths and page > 0
 
 
 def padded(head_dim: int) -> int:
@@ -108,9 +116,9 @@ def padded(head_dim: int) -> int:
     return cdiv(head_dim, NARROW_DIM) * NARROW_DIM
 
 
-def most_columns(head_dim: int) -> int:
-    """Heads that share keys whose sums fit into the registers of four warps, and their queries beside the blocks."""
-    return MOST_COLUMNS if head_dim <= 128 else 2 * COLUMNS
+def most_columns(head_dim: int, page: int = 16) -> int:
+    """Heads that share keys whose sums fit into the registers of four warps; threads that feed leave fewer of them."""
+    return MOST_COLUMNS if head_dim <= 128 and page % LEAST_ROWS == 0 else 2 * COLUMNS
 
 
 def columns_of(ratio: int) -> int:
@@ -141,14 +149,15 @@ def choose(
     programs = 0 if batch > MAX_LINED else 2 * num_sms
     if fed:
         wide = padded(head_dim)
-        narrow = wide == NARROW_DIM and longest >= NARROW_LONGEST and ratio <= COLUMNS and page % 16 == 0
+        gathered = page % LEAST_ROWS > 0
+        narrow = wide == NARROW_DIM and longest >= NARROW_LONGEST and ratio <= COLUMNS and (gathered or page % 16 == 0)
         keys = NARROW_KEYS if narrow else FED_KEYS
         blocks = FED_BYTES // (2 * keys * wide * itemsize)
         leaves = 2 * batch * key_heads * longest * head_dim * itemsize <= LEAVING_BYTES
-        if takes_short(batch * key_heads, longest, head_dim, num_sms, ratio):
+        if not gathered and takes_short(batch * key_heads, longest, head_dim, num_sms, ratio):
             return Paged(
                 keys, FED_PROGRAMS * num_sms, 4, blocks // FED_PROGRAMS, fed=True, leaves=leaves, inside=True,
-                skips=True, units=True, max_registers=LONE_REGISTERS,
+                skips=True, units=True, max_registers=LONE_REGISTERS, rows=SHORT_ROWS,
             )  # fmt: skip
         num = FED_PROGRAMS if blocks >= 2 * FED_PROGRAMS else 1
         programs = min(num * num_sms, max(1, batch * key_heads * cdiv(longest, keys) // LEAST_BLOCKS))
@@ -156,21 +165,27 @@ def choose(
         inside = by_the_last(programs, batch * key_heads, ratio, programs == num * num_sms)
         found = Paged(
             keys, programs, 4, blocks // num, fed=True, leaves=leaves, borders=borders, inside=inside,
-            max_registers=LONE_REGISTERS if inside else FED_REGISTERS, ends=ENDS, queries=2 if wide == 192 else 3,
+            max_registers=fed_registers(num, wide, ratio, inside, gathered), ends=ENDS, gathered=gathered,
+            queries=2 if wide == 192 else 3, rows=SHORT_ROWS if longest <= ROWS_LONGEST else FED_KEYS,
         )  # fmt: skip
         if ratio > COLUMNS:  # queries and probabilities take the room of two queries' more, then of a block
-            more = columns_of(ratio) > 2 * COLUMNS
-            return replace(
-                found, queries=1, num_stages=found.num_stages - more,
-                max_registers=LONE_REGISTERS if more else found.max_registers,
-            )  # fmt: skip
-        size = programs_together(batch * key_heads, head_dim, ratio, num_sms) if together else 0
+            return replace(found, queries=1, num_stages=found.num_stages - (columns_of(ratio) > 2 * COLUMNS))
+        size = programs_together(batch * key_heads, head_dim, ratio, num_sms) if together and not gathered else 0
         if size and cdiv(longest, keys) >= LEAST_TOGETHER * size:
             return joined_together(found, batch * key_heads, size, ratio)
         return found
     if itemsize == 4 or rows_of(ratio) >= 64:  # sums of more registers than four warps have
         return Paged(keys, programs, 8, 3)
     return Paged(keys, PROGRAMS_PER_SM * num_sms if programs else 0)
+
+
+def fed_registers(programs: int, wide: int, ratio: int, inside: bool, gathered: bool) -> int:
+    """Registers of a thread when a program starts, of which a multiprocessor has so many: as many as its sums want, or
+    so few that a joining kernel fits beside it."""
+    if programs == 1 and (gathered or ratio > COLUMNS):
+        return WIDE_REGISTERS
+    many = ratio > 2 * COLUMNS or (ratio > COLUMNS and (gathered or wide > 128)) or (gathered and wide > 128)
+    return LONE_REGISTERS if inside or many else FED_REGISTERS
 
 
 BESIDE = dict(zip(range(2, 17), (132, 79, 62, 47, 39, 32, 30, 23, 21, 16, 16, 14, 14, 14, 14), strict=True))

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -649,7 +650,7 @@ def _columns(
     b, kh, first, left, length, line, told,
     R: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
     STAGES: gl.constexpr, EARLY: gl.constexpr, DTYPE: gl.constexpr, JOINS: gl.constexpr, HEADS: gl.constexpr,
-    QUERIES: gl.constexpr, TOGETHER: gl.constexpr, ENDS: gl.constexpr, PADDED: gl.constexpr,
+    QUERIES: gl.constexpr, TOGETHER: gl.constexpr, ENDS: gl.constexpr, PADDED: gl.constexpr, GATHERED: gl.constexpr,
 ):
     """Scores and sums with keys, then dims, as rows of the products, and heads as columns."""
     at_block, each, longer = line
@@ -690,6 +691,8 @@ def _columns(
                 keys = _part_of(k_smem, slot * TILES, DTYPE, KEYS, MAIN)
                 values = _part_of(v_smem, slot * TILES, DTYPE, KEYS, MAIN)
                 mbarrier.wait(full.index(slot), parity)
+                if GATHERED:
+                    fence_async_shared()
                 s = warpgroup_mma(keys, q, none, use_acc=False, is_async=True)
                 if D > MAIN:
                     q2 = _part_of(q_smem, half * (D // 64) + MAIN // 64, DTYPE, COLS, 64).permute((1, 0))
@@ -806,10 +809,104 @@ def paged_columns(
     gl.warp_specialize([
         (_columns, (q_smem, k_smem, v_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, count_ptr, scale,
                     batch, key_heads, d, b, kh, first, left, length, line, line, R, D, KEYS, ROWS, COLS, STAGES, EARLY,
-                    DTYPE, JOINS, HEADS, QUERIES, 1, ENDS, PADDED)),
+                    DTYPE, JOINS, HEADS, QUERIES, 1, ENDS, PADDED, False)),
         (_feed_columns, (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads, table_b,
                          b, kh, first, left, length, R, D, P, KEYS, ROWS, COLS, STAGES, QUERIES, SKIPS, ENDS)),
     ], [1], [40])  # fmt: skip
+
+
+@gluon.jit
+def _gather(
+    from_ptr, at, there, d, smem, slot, D: gl.constexpr, DTYPE: gl.constexpr, KEYS: gl.constexpr, L: gl.constexpr
+):  # fmt: skip
+    """Threads copy a block's keys, each from where it lies (``at``, in elements), 16 bytes at a time; zeros where there
+    is none."""
+    col = gl.expand_dims(gl.arange(0, 64, gl.SliceLayout(0, L)), 0)
+    place, there = from_ptr + gl.expand_dims(at, 1) + col, gl.expand_dims(there, 1)
+    for h in gl.static_range(D // 64):
+        to = _part_of(smem, slot * (D // 64) + h, DTYPE, KEYS, 64)
+        async_copy.async_copy_global_to_shared(to, place + h * 64, mask=there & (h * 64 + col < d))
+
+
+@gluon.jit
+def _feed_gathered(
+    q_desc, k_ptr, v_ptr, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads, table_b, d, steps, b, kh, first,
+    left, length,
+    R: gl.constexpr, D: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, COLS: gl.constexpr, STAGES: gl.constexpr,
+    QUERIES: gl.constexpr, ENDS: gl.constexpr, DTYPE: gl.constexpr,
+):
+    """``_feed_columns`` by four warps, whose threads know the page of every key."""
+    q_full, q_empty, full, empty = bars
+    k_page, k_slot, k_head, v_page, v_slot, v_head = steps
+    L: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    row = gl.arange(0, KEYS, gl.SliceLayout(1, L))
+    turn, num = left * 0, left * 0
+    while left > 0:
+        goes = min(first + left, _weighed(length, KEYS, ENDS))
+        last = min(goes, (length + KEYS - 1) // KEYS)
+        if last > first:
+            table, end = table_ptr + b.to(gl.int64) * table_b, min(last * KEYS, length)
+            keys_at, values_at = k_ptr + kh.to(gl.int64) * k_head, v_ptr + kh.to(gl.int64) * v_head
+            key = first * KEYS + row
+            after = gl.load(table + key // P, mask=key < end, other=0)
+            half = turn % QUERIES
+            mbarrier.wait(q_empty.index(half), ((turn // QUERIES) & 1) ^ 1)
+            mbarrier.expect(q_full.index(half), COLS * D * 2)
+            _fill_queries(q_desc, q_smem, q_full, b, kh * R, half, D)
+            for _ in range(first, last):
+                slot, parity = num % STAGES, ((num // STAGES) & 1) ^ 1
+                page, within, there = after, key % P, key < end
+                key += KEYS
+                after = gl.load(table + key // P, mask=key < end, other=0)
+                mbarrier.wait(empty.index(slot), parity)
+                page = page.to(gl.int64)
+                _gather(keys_at, page * k_page + within * k_slot, there, d, k_smem, slot, D, DTYPE, KEYS, L)
+                _gather(values_at, page * v_page + within * v_slot, there, d, v_smem, slot, D, DTYPE, KEYS, L)
+                async_copy.mbarrier_arrive(full.index(slot), increment_count=False)
+                num += 1
+            turn += 1
+        left -= goes - first
+        first = first * 0
+        kh += 1
+        if kh == key_heads:
+            kh = kh * 0
+            b += 1
+            length = gl.load(lens_ptr + b, mask=left > 0, other=0)
+
+
+@gluon.jit
+def paged_gathered(
+    q_desc, k_ptr, v_ptr, table_ptr, lens_ptr, out_ptr, part_ptr, seen_ptr, count_ptr, scale, batch, key_heads, table_b,
+    pages, d, k_page, k_slot, k_head, v_page, v_slot, v_head,
+    R: gl.constexpr, D: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, COLS: gl.constexpr, STAGES: gl.constexpr,
+    BATCH: gl.constexpr, LEAST: gl.constexpr, EARLY: gl.constexpr, JOINS: gl.constexpr, HEADS: gl.constexpr,
+    QUERIES: gl.constexpr, ENDS: gl.constexpr, PADDED: gl.constexpr,
+):
+    """``paged_columns`` for pages of any number of keys: four warps copy every key from where it lies, blocks ahead as
+    the copy engine would, which can only be told of runs of keys."""
+    DTYPE: gl.constexpr = q_desc.dtype
+    TILE_L: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, 64], DTYPE)
+    P_L: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, COLS], DTYPE)
+    _let_join_start(EARLY == 1)
+    lens = _lengths(lens_ptr, batch, BATCH)
+    _fetch_table(table_ptr, table_b, pages, batch)
+    q_smem = gl.allocate_shared_memory(DTYPE, [QUERIES * (D // 64), 1, COLS, 64], q_desc.layout)
+    k_smem = gl.allocate_shared_memory(DTYPE, [STAGES * (D // 64), KEYS, 64], TILE_L)
+    v_smem = gl.allocate_shared_memory(DTYPE, [STAGES * (D // 64), KEYS, 64], TILE_L)
+    p_smem = gl.allocate_shared_memory(DTYPE, [KEYS, COLS], P_L)
+    bars = (_barriers(QUERIES, 1), _barriers(QUERIES, 1), _barriers(STAGES, 128), _barriers(STAGES, 1))
+    b, within, left, line = _placed(lens, batch, key_heads, KEYS, LEAST, ENDS)
+    length = gl.load(lens_ptr + b)
+    of_head = max(_weighed(length, KEYS, ENDS), 1)
+    kh, first = within // of_head, within % of_head
+    steps = (k_page, k_slot, k_head, v_page, v_slot, v_head)
+    gl.warp_specialize([
+        (_columns, (q_smem, k_smem, v_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, count_ptr, scale,
+                    batch, key_heads, d, b, kh, first, left, length, line, line, R, D, KEYS, KEYS, COLS, STAGES, EARLY,
+                    DTYPE, JOINS, HEADS, QUERIES, 1, ENDS, PADDED, True)),
+        (_feed_gathered, (q_desc, k_ptr, v_ptr, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads, table_b,
+                          d, steps, b, kh, first, left, length, R, D, P, KEYS, COLS, STAGES, QUERIES, ENDS, DTYPE)),
+    ], [4], [64])  # fmt: skip
 
 
 @gluon.jit
@@ -892,7 +989,7 @@ def paged_together(
         gl.warp_specialize([
             (_columns, (q_smem, k_smem, v_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, count_ptr, scale,
                         batch, key_heads, d, b, kh, first, left, length, line, told, R, D, KEYS, ROWS, COLS, STAGES,
-                        EARLY, DTYPE, JOINS, HEADS, QUERIES, TOGETHER, ENDS, PADDED)),
+                        EARLY, DTYPE, JOINS, HEADS, QUERIES, TOGETHER, ENDS, PADDED, False)),
             (_feed_together, (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads,
                               table_b, b, kh, first, left, length, R, D, P, KEYS, ROWS, COLS, STAGES, QUERIES, SKIPS,
                               ENDS)),
@@ -902,7 +999,7 @@ def paged_together(
         gl.warp_specialize([
             (_columns, (q_smem, k_smem, v_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, count_ptr, scale,
                         batch, key_heads, d, b, kh, first, left, length, line, line, R, D, KEYS, ROWS, COLS, STAGES,
-                        EARLY, DTYPE, JOINS, HEADS, QUERIES, 1, ENDS, PADDED)),
+                        EARLY, DTYPE, JOINS, HEADS, QUERIES, 1, ENDS, PADDED, False)),
             (_feed_columns, (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads,
                              table_b, b, kh, first, left, length, R, D, P, KEYS, ROWS, COLS, STAGES, QUERIES, SKIPS,
                              ENDS)),
