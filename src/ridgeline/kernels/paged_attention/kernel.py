@@ -593,6 +593,15 @@ def _part_of(smem, tile, DTYPE: gl.constexpr, ROWS: gl.constexpr, WIDTH: gl.cons
 
 
 @gluon.jit
+def _store_later(to_ptr, head0, o, head, d, R: gl.constexpr, MAIN: gl.constexpr, L: gl.constexpr):
+    """The columns of R heads behind the first MAIN."""
+    col = MAIN + gl.arange(0, 64, gl.SliceLayout(1, L))
+    at = gl.expand_dims((head0 + head) * d, 0) + gl.expand_dims(col, 1)
+    inside = gl.expand_dims(head < R, 0) & gl.expand_dims(col < d, 1)
+    gl.store(to_ptr + at, o.to(to_ptr.dtype.element_ty), mask=inside)
+
+
+@gluon.jit
 def _feed_columns(
     q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads, table_b, b, kh, first, left,
     length,
@@ -633,15 +642,6 @@ def _feed_columns(
             kh = kh * 0
             b += 1
             length = gl.load(lens_ptr + b, mask=left > 0, other=0)
-
-
-@gluon.jit
-def _store_later(to_ptr, head0, o, head, d, R: gl.constexpr, MAIN: gl.constexpr, L: gl.constexpr):
-    """The columns of R heads behind the first MAIN."""
-    col = MAIN + gl.arange(0, 64, gl.SliceLayout(1, L))
-    at = gl.expand_dims((head0 + head) * d, 0) + gl.expand_dims(col, 1)
-    inside = gl.expand_dims(head < R, 0) & gl.expand_dims(col < d, 1)
-    gl.store(to_ptr + at, o.to(to_ptr.dtype.element_ty), mask=inside)
 
 
 @gluon.jit
