@@ -58,7 +58,7 @@ def compiled_for(of, monkeypatch=None, chosen=None):
     if chosen is not None:
         monkeypatch.setattr(config, "choose", lambda *sizes, **named: chosen)
         launcher.forget_plans()
-    (variant,) = (v for v in variants_of("paged_attention", [of]) if v.kernel != "paged_join")
+    (variant,) = (v for v in variants_of("paged_attention", [of]) if v.kernel not in ("paged_join", "paged_border"))
     launcher.forget_plans()
     return variant, facts_of(launcher.kernel(variant.kernel).function, variant)
 
