@@ -35,7 +35,9 @@ SHARES = {"edges": 0.15, "together": 0.3, "units": 0.35, "arrivals": 0.2, "decod
 OVER: dict[str, dict[str, Any]] = {
     "now": {}, "joined early": {"early": 1}, "ends of one block": {"ends": 1}, "ends of two": {"ends": 2},
     "rows of 64": {"rows": 64}, "rows of 16": {"rows": 16}, "rows of 16, skips": {"rows": 16, "skips": True},
-    "gathered": {"gathered": True},
+    "gathered": {"gathered": True}, "128 keys, skips": {"keys": 128, "num_stages": 3, "skips": True, "rows": 16},
+    "units of 128 keys": {"keys": 128, "num_stages": 3, "skips": True, "rows": 16, "units": True, "inside": True,
+                          "ends": 0, "max_registers": 128, "programs": 264},
 }  # fmt: skip
 """What is changed of the analytical default, by name."""
 
@@ -120,7 +122,8 @@ CASES = (
     (24, 40, 10, 3212, 96, 16, FEW_LONG), (42, 160, 32, 913, 192, 64, FEW_LONG), (2, 128, 16, 13633, 192, 64, False),
     (4, 64, 16, 8381, 80, 64, True), (65, 32, 8, 1619, 64, 1, False), (40, 14, 2, 11378, 128, 8, False),
     (30, 32, 8, 3000, 128, 1, True), (16, 32, 8, 8000, 32, 16, False), (5, 64, 2, 20000, 256, 16, False),
-    (60, 32, 8, 1900, 96, 64, True), (20, 8, 8, 2600, 192, 4, True),
+    (60, 32, 8, 1900, 96, 64, True), (20, 8, 8, 2600, 192, 4, True), (213, 8, 8, 678, 64, 16, True),
+    (120, 32, 8, 500, 64, 16, False),
 )  # fmt: skip
 """Batch, heads, key heads, keys, head dim, page, uneven lengths (drawn evenly, or a few long among many short)."""
 
@@ -335,6 +338,8 @@ def fits_case(of: tuple[Any, ...], name: str, more: dict[str, Any]) -> bool:
     """Whether a change is one for these sizes: rows of large pages, gathering of small ones."""
     if "gathered" in more:
         return bool(of[5] == 8 or (of[5] == 16 and of[4] == 32))
+    if "keys" in more:
+        return bool(of[4] == 64 and of[3] < 1024 and of[5] % 16 == 0)
     return "rows" not in more or (of[5] % 32 == 0 and of[3] < 12000)
 
 
