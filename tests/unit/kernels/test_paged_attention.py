@@ -330,7 +330,7 @@ def test_many_short_sequences_are_taken_as_they_are_asked_for_and_no_page_withou
     assert 2 * (facts.shared_bytes + 1024) <= 228 * 1024 and 2 * 256 * facts.num_registers <= 65536
     atomics = sum(n for name, n in facts.instructions.items() if name.startswith("ATOMG"))
     assert atomics == 2, "a mark where there is none, and a ticket"
-    tiles = 64 // min(page, 64)
+    tiles = 64 // min(page, config.SHORT_ROWS)
     assert facts.num("UTMALDG") == 2 + 2 * 2 * tiles, "queries, keys and values, whether they are copied or not"
     expected = sum(n for name, n in facts.instructions.items() if name.startswith("SYNCS.ARRIVE.TRANS64"))
     assert expected >= tiles, "as many bytes as pages that have keys"

@@ -742,8 +742,6 @@ def _latent_line(
         last = min(first + left, blocks)
         if last > first:
             half = turn % QUERIES
-            q = q_smem.index(half).reshape([2 * COLS, D]).slice(c * COLS, COLS, dim=0).permute((1, 0))
-            q2 = q2_smem.index(half).reshape([2 * COLS, E]).slice(c * COLS, COLS, dim=0).permute((1, 0))
             top = gl.full([COLS], float("-inf"), gl.float32, HEAD)
             sums = gl.zeros([KEYS, COLS], gl.float32, L)
             o = gl.zeros([D, COLS], gl.float32, L)
@@ -752,6 +750,9 @@ def _latent_line(
                 slot = num % STAGES
                 block = ring.index(slot * STRIPES * TILES)._reinterpret(DTYPE, [KEYS, D], BLOCK_L)
                 more = ring.index((slot * STRIPES + D // 64) * TILES)._reinterpret(DTYPE, [KEYS, E], MORE_L)
+                here = _anew(half)  # places are worked out here, and not kept through the loop
+                q = q_smem.index(here).reshape([2 * COLS, D]).slice(c * COLS, COLS, dim=0).permute((1, 0))
+                q2 = q2_smem.index(here).reshape([2 * COLS, E]).slice(c * COLS, COLS, dim=0).permute((1, 0))
                 mbarrier.wait(c_full.index(slot), (num // STAGES) & 1)
                 s = warpgroup_mma(block, q, none, use_acc=False, is_async=True)
                 s = warpgroup_mma(more, q2, s, is_async=True)
