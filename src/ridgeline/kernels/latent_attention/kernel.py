@@ -750,7 +750,9 @@ def _latent_line(
                 slot = num % STAGES
                 block = ring.index(slot * STRIPES * TILES)._reinterpret(DTYPE, [KEYS, D], BLOCK_L)
                 more = ring.index((slot * STRIPES + D // 64) * TILES)._reinterpret(DTYPE, [KEYS, E], MORE_L)
-                here = _anew(half)  # places are worked out here, and not kept through the loop
+                here = half
+                if QUERIES == 1:
+                    here = _anew(half)  # places are worked out here, and not kept through the loop
                 q = q_smem.index(here).reshape([2 * COLS, D]).slice(c * COLS, COLS, dim=0).permute((1, 0))
                 q2 = q2_smem.index(here).reshape([2 * COLS, E]).slice(c * COLS, COLS, dim=0).permute((1, 0))
                 mbarrier.wait(c_full.index(slot), (num // STAGES) & 1)

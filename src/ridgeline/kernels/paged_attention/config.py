@@ -27,13 +27,14 @@ JOINED = (8, 32, 64)
 COLUMNS, MOST_COLUMNS = 16, 64
 """Heads that share keys, as columns of the products: sixteen of them, or 32, or at most 64."""
 
-LEAST_ROWS, LEAST_DIM = 8, 32
-"""Keys of a page that are copied at once, at least (shared memory is interleaved by as many rows), and columns of a
-head below which more than half of what is laid out would be zeros."""
+LEAST_DIM, VECTOR = 40, 8
+"""Columns of a head below which half of what is laid out would be zeros (32: 62.7 µs against 57.8 where threads compute
+too), and those that a thread copies at once."""
 
 SHORT_ROWS, ROWS_LONGEST = 16, 4000
 """Keys that one copy brings where sequences are at most so long: 64 of a large page would be read for a sequence's last
-key too."""
+key too. Of few long sequences among many short 147 take 44.0 µs against 45.9, 47 59.7 against 64.3, 42 of heads of 192
+66.8 against 71.9."""
 
 FED_KEYS, FED_PROGRAMS, FED_BYTES = 64, 2, 6 << 15
 """Keys of a block, programs a multiprocessor and bytes of their blocks where the copy engine feeds them: two programs
@@ -44,7 +45,8 @@ SHORT_DIM, SHORT_LONGEST, SHORT_EACH = 128, 640, 3
 """Many short sequences, at least three a multiprocessor (each key head of each): programs take them whole, as they are
 asked for. 300 uneven ones of at most 300 keys take 56.9 µs against 61.0 where the line is cut, 256 of 500 128.0 against
 138.3, 128 of 400 57.6 against 59.1, 290 of which a few are long 29.6 against 33.1; but 100 of at most 1,200 keys 68.0
-against 66.2, and 147 of at most 1,877 56.6 against 51.2."""
+against 66.2, and 147 of at most 1,877 56.6 against 51.2. Of heads of 64, whose blocks are of 128 keys, 213 of at most
+678 keys and 8 heads 46.3 against 53.7, 120 of 500 39.3 against 43.9."""
 
 ENDS = 1
 """Blocks that a sequence's end takes as long as (sums, division, writing). Where the line is cut by blocks alone, 147
@@ -107,18 +109,24 @@ class Paged:
 
 def takes_columns(batch: int, ratio: int, head_dim: int, page: int) -> bool:
     """Whether the kernel that the copy engine feeds is written for these."""
-    widths = head_dim % LEAST_ROWS == 0 and head_dim >= LEAST_DIM
+    widths = head_dim % VECTOR == 0 and head_dim >= LEAST_DIM
     return batch <= MAX_FED_LINED and ratio <= most_columns(head_dim, page) and widths and page > 0
 
 
+def takes_gathered(head_dim: int, page: int) -> bool:
+    """Whether threads feed: where heads are no whole stripes or pages no runs of 16 keys. In pages of 8 keys they take
+    120.9 µs, the copy engine 123.9; heads of 80 and 96 take the copy engine as long as threads that also compute."""
+    return head_dim % NARROW_DIM > 0 or page % SHORT_ROWS > 0
+
+
 def padded(head_dim: int) -> int:
-    """Columns of a head as the copy engine lays them out, whole stripes of 64; what is beyond is zero and not read."""
+    """Columns of a head in shared memory, whole stripes of 64; what is beyond is zero and not read."""
     return cdiv(head_dim, NARROW_DIM) * NARROW_DIM
 
 
 def most_columns(head_dim: int, page: int = 16) -> int:
     """Heads that share keys whose sums fit into the registers of four warps; threads that feed leave fewer of them."""
-    return MOST_COLUMNS if head_dim <= 128 and page % LEAST_ROWS == 0 else 2 * COLUMNS
+    return MOST_COLUMNS if head_dim <= 128 and not takes_gathered(head_dim, page) else 2 * COLUMNS
 
 
 def columns_of(ratio: int) -> int:
@@ -128,8 +136,10 @@ def columns_of(ratio: int) -> int:
 
 def takes_short(sequences: int, longest: int, head_dim: int, num_sms: int, ratio: int) -> bool:
     """Whether sequences (each key head of each) are short, and enough of them to be taken whole."""
-    many = sequences >= SHORT_EACH * num_sms and 1 < ratio <= COLUMNS
-    return padded(head_dim) == SHORT_DIM and longest <= SHORT_LONGEST and many
+    many = sequences >= SHORT_EACH * num_sms and ratio <= COLUMNS
+    if head_dim == NARROW_DIM:
+        return many and longest < NARROW_LONGEST
+    return head_dim == SHORT_DIM and longest <= SHORT_LONGEST and many and ratio > 1
 
 
 def choose(
@@ -149,12 +159,12 @@ def choose(
     programs = 0 if batch > MAX_LINED else 2 * num_sms
     if fed:
         wide = padded(head_dim)
-        gathered = page % LEAST_ROWS > 0
-        narrow = wide == NARROW_DIM and longest >= NARROW_LONGEST and ratio <= COLUMNS and (gathered or page % 16 == 0)
+        gathered, short = takes_gathered(head_dim, page), takes_short(batch * key_heads, longest, wide, num_sms, ratio)
+        narrow = wide == NARROW_DIM and (longest >= NARROW_LONGEST or short) and ratio <= COLUMNS
         keys = NARROW_KEYS if narrow else FED_KEYS
         blocks = FED_BYTES // (2 * keys * wide * itemsize)
         leaves = 2 * batch * key_heads * longest * head_dim * itemsize <= LEAVING_BYTES
-        if not gathered and takes_short(batch * key_heads, longest, head_dim, num_sms, ratio):
+        if short and not gathered:
             return Paged(
                 keys, FED_PROGRAMS * num_sms, 4, blocks // FED_PROGRAMS, fed=True, leaves=leaves, inside=True,
                 skips=True, units=True, max_registers=LONE_REGISTERS, rows=SHORT_ROWS,
@@ -219,12 +229,11 @@ def programs_together(sequences: int, head_dim: int, ratio: int, num_sms: int) -
     lose. Four: 56 41.9 against 43.2, 24 31.1 against 33.6. Six: 32 38.9 against 41.1 (seven 39.8). Fourteen of 16 or 8
     lose 4 to 9 µs.
     """
-    wide = padded(head_dim)
-    if num_sms != TOGETHER_SMS or wide not in (NARROW_DIM, TOGETHER_DIM) or ratio > COLUMNS:
+    if num_sms != TOGETHER_SMS or head_dim not in (NARROW_DIM, TOGETHER_DIM) or ratio > COLUMNS:
         return 0
     if lone_size(sequences):
-        return lone_size(sequences) if wide == TOGETHER_DIM or lone_size(sequences) == 2 else 0
-    if wide != TOGETHER_DIM:
+        return lone_size(sequences) if head_dim == TOGETHER_DIM or lone_size(sequences) == 2 else 0
+    if head_dim != TOGETHER_DIM:
         return 0
     if WHOLE_SHARE * FED_PROGRAMS * num_sms <= sequences <= FED_PROGRAMS * num_sms:
         return 1

@@ -780,9 +780,8 @@ def paged_columns(
     JOINS: gl.constexpr, HEADS: gl.constexpr, QUERIES: gl.constexpr, SKIPS: gl.constexpr, ENDS: gl.constexpr,
     PADDED: gl.constexpr,
 ):
-    """``paged_share`` for heads of whole 8 columns and pages of whole 8 keys: one warp feeds a group of four through
-    the copy engine, many blocks ahead and from one sequence into the next. Heads are padded to D, whole 64 columns: the
-    copy engine writes zeros there, and reads nothing.
+    """``paged_share`` for heads of 64, 128, 192 or 256 and pages of whole 16 keys: one warp feeds a group of four
+    through the copy engine, many blocks ahead and from one sequence into the next.
 
     LEAVES: what is read leaves the L2 first, so that nothing else has to. JOINS: how many parts the last program of a
     sequence joins at once, of HEADS heads (R of them there); 0 leaves them to a second kernel. ``count_ptr`` [programs]
@@ -882,8 +881,10 @@ def paged_gathered(
     BATCH: gl.constexpr, LEAST: gl.constexpr, EARLY: gl.constexpr, JOINS: gl.constexpr, HEADS: gl.constexpr,
     QUERIES: gl.constexpr, ENDS: gl.constexpr, PADDED: gl.constexpr,
 ):
-    """``paged_columns`` for pages of any number of keys: four warps copy every key from where it lies, blocks ahead as
-    the copy engine would, which can only be told of runs of keys."""
+    """``paged_columns`` for pages of any number of keys and heads of whole 8 columns: four warps copy every key from
+    where it lies, blocks ahead as the copy engine would, and pad heads to D, whole 64 columns, in shared memory alone.
+    The copy engine can only be told of runs of keys, and is slow where a box ends beyond a row (d = 80 74.4 µs where
+    threads that also compute took 51.5)."""
     DTYPE: gl.constexpr = q_desc.dtype
     TILE_L: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, 64], DTYPE)
     P_L: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, COLS], DTYPE)
@@ -948,7 +949,7 @@ def paged_together(
     R: gl.constexpr, D: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
     STAGES: gl.constexpr, BATCH: gl.constexpr, LEAST: gl.constexpr, EARLY: gl.constexpr, LEAVES: gl.constexpr,
     JOINS: gl.constexpr, HEADS: gl.constexpr, QUERIES: gl.constexpr, SKIPS: gl.constexpr, ENDS: gl.constexpr,
-    TOGETHER: gl.constexpr, EVEN: gl.constexpr, PADDED: gl.constexpr,
+    TOGETHER: gl.constexpr, EVEN: gl.constexpr,
 ):
     """``paged_columns`` where sequences are few and about as long as each other: a cluster of TOGETHER programs takes
     one key head of one, and tells its parts through shared memory; or a program takes it whole, where TOGETHER is 1.
@@ -989,7 +990,7 @@ def paged_together(
         gl.warp_specialize([
             (_columns, (q_smem, k_smem, v_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, count_ptr, scale,
                         batch, key_heads, d, b, kh, first, left, length, line, told, R, D, KEYS, ROWS, COLS, STAGES,
-                        EARLY, DTYPE, JOINS, HEADS, QUERIES, TOGETHER, ENDS, PADDED, False)),
+                        EARLY, DTYPE, JOINS, HEADS, QUERIES, TOGETHER, ENDS, False, False)),
             (_feed_together, (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads,
                               table_b, b, kh, first, left, length, R, D, P, KEYS, ROWS, COLS, STAGES, QUERIES, SKIPS,
                               ENDS)),
@@ -999,7 +1000,7 @@ def paged_together(
         gl.warp_specialize([
             (_columns, (q_smem, k_smem, v_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, count_ptr, scale,
                         batch, key_heads, d, b, kh, first, left, length, line, line, R, D, KEYS, ROWS, COLS, STAGES,
-                        EARLY, DTYPE, JOINS, HEADS, QUERIES, 1, ENDS, PADDED, False)),
+                        EARLY, DTYPE, JOINS, HEADS, QUERIES, 1, ENDS, False, False)),
             (_feed_columns, (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads,
                              table_b, b, kh, first, left, length, R, D, P, KEYS, ROWS, COLS, STAGES, QUERIES, SKIPS,
                              ENDS)),

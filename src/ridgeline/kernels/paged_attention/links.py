@@ -212,6 +212,6 @@ def join_told(room, rank, to_ptr, d, heads, R: gl.constexpr, D: gl.constexpr, TO
         whole += weight
         acc += shared_at(at + i * EACH) * gl.expand_dims(weight, 0)
     out = acc / gl.expand_dims(gl.where(whole == 0.0, 1.0, whole), 0)
-    there = gl.expand_dims(head < heads, 0) & (col < num) & (begins + col < d)
+    there = gl.expand_dims(head < heads, 0) & (col < num)
     place = gl.expand_dims(head * d, 0) + begins + col
     gl.store(to_ptr + place, out.to(to_ptr.dtype.element_ty), mask=there)

@@ -280,6 +280,7 @@ class _Plan:
         }  # fmt: skip
         if chosen.even:
             kind, more = _TOGETHER, {**more, "TOGETHER": chosen.together, "EVEN": chosen.even}
+            del more["PADDED"]
         elif chosen.units:
             kind, more = _UNITS, {}
         self.share = kind.bind(
