@@ -352,3 +352,24 @@ def test_three_programs_were_faster_on_the_device_and_skips_alone_were_not():
             assert one["skips, three programs"] < one["now"] and abs(one["skips"] / one["now"] - 1) < 0.01
     (short,) = (seconds["clean"] for of, seconds in found.items() if of[0] == 300)
     assert short["skips, three programs"] < 0.95 * short["now"]
+
+
+def test_who_feeds_is_who_was_faster_on_the_device():
+    """In that race heads of 32, 80 and 96 went through the copy engine, which is slow where a box ends beyond a row."""
+    rows, counted = [], 0
+    for (batch, heads, key_heads, keys, dim, page, _), by_kind in raced("paged_race18", ("clean",)).items():
+        seconds, ratio, longest = by_kind["clean"], heads // key_heads, -(-keys // page) * page
+        found = config.choose(batch, key_heads, longest, dim, 132, ratio=ratio, fed=True, page=page)
+        taken = config.takes_columns(batch, ratio, dim, page)
+        if "rows of 64" in seconds:
+            rows.append(seconds["now"] / seconds["rows of 64"])
+        if "units of 128 keys" in seconds:
+            assert found.units and found.keys == 128 and seconds["units of 128 keys"] < 0.9 * seconds["now"]
+        if "by threads" in seconds:
+            counted += 1
+            gathered = seconds.get("gathered", seconds["now"])
+            if dim in (80, 96):
+                assert taken and found.gathered and seconds["now"] > 0.75 * seconds["by threads"], "by the copy engine"
+            else:
+                assert taken == (gathered < seconds["by threads"]) and (page != 8 or gathered < seconds["now"])
+    assert len(rows) == 7 and max(rows) < 1.01 and min(rows) < 0.93 and counted == 11
