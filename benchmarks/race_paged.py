@@ -34,6 +34,10 @@ SHARES = {"edges": 0.15, "together": 0.3, "units": 0.35, "arrivals": 0.2, "decod
 
 OVER: dict[str, dict[str, Any]] = {
     "now": {}, "joined early": {"early": 1}, "ends of one block": {"ends": 1}, "ends of two": {"ends": 2},
+    "rows of 64": {"rows": 64}, "rows of 16": {"rows": 16}, "rows of 16, skips": {"rows": 16, "skips": True},
+    "gathered": {"gathered": True}, "128 keys, skips": {"keys": 128, "num_stages": 3, "skips": True, "rows": 16},
+    "units of 128 keys": {"keys": 128, "num_stages": 3, "skips": True, "rows": 16, "units": True, "inside": True,
+                          "ends": 0, "max_registers": 128, "programs": 264},
 }  # fmt: skip
 """What is changed of the analytical default, by name."""
 
@@ -43,6 +47,7 @@ SHORT_OVER: dict[str, dict[str, Any]] = {
     "now": {}, "cut, three programs": {**THREE, "units": False}, "cut, two programs": {**TWO, "units": False},
     "ends of one block": {"ends": 1, "units": False}, "ends of two": {"ends": 2, "units": False},
     "units, three programs": {**THREE, "units": True}, "units, two programs": {**TWO, "units": True},
+    "rows of 64": {"rows": 64}, "rows of 16": {"rows": 16}, "rows of 16, skips": {"rows": 16, "skips": True},
 }  # fmt: skip
 """The same for many sequences: how many programs a multiprocessor has, and whether they cut the line or take one whole
 after the other."""
@@ -114,6 +119,11 @@ CASES = (
     (16, 64, 8, 5000, 64, 16, False), (40, 32, 1, 8000, 128, 16, False), (60, 48, 1, 9000, 128, 64, True),
     (147, 64, 4, 1877, 128, 256, FEW_LONG), (290, 16, 4, 497, 128, 32, FEW_LONG),
     (47, 256, 32, 1190, 128, 64, FEW_LONG), (19, 32, 8, 3765, 128, 128, FEW_LONG),
+    (24, 40, 10, 3212, 96, 16, FEW_LONG), (42, 160, 32, 913, 192, 64, FEW_LONG), (2, 128, 16, 13633, 192, 64, False),
+    (4, 64, 16, 8381, 80, 64, True), (65, 32, 8, 1619, 64, 1, False), (40, 14, 2, 11378, 128, 8, False),
+    (30, 32, 8, 3000, 128, 1, True), (16, 32, 8, 8000, 32, 16, False), (5, 64, 2, 20000, 256, 16, False),
+    (60, 32, 8, 1900, 96, 64, True), (20, 8, 8, 2600, 192, 4, True), (213, 8, 8, 678, 64, 16, True),
+    (120, 32, 8, 500, 64, 16, False),
 )  # fmt: skip
 """Batch, heads, key heads, keys, head dim, page, uneven lengths (drawn evenly, or a few long among many short)."""
 
@@ -122,11 +132,14 @@ LATENT = (
     (40, 8, 3001, 16, False), (33, 16, 2200, 64, False), (64, 16, 4096, 64, False), (2, 16, 512, 64, False),
     (16, 16, 8192, 64, False), (5, 16, 11000, 64, False), (1, 16, 65536, 64, False), (8, 16, 9000, 64, False),
     (64, 64, 1800, 64, False), (100, 64, 2000, 64, True), (40, 32, 3001, 16, False), (2, 64, 54000, 64, False),
-    (32, 128, 4096, 64, False), (100, 128, 1300, 64, True),
+    (32, 128, 4096, 64, False), (100, 128, 1300, 64, True), (162, 64, 2063, 64, False), (91, 20, 4990, 64, True),
+    (10, 32, 20000, 64, False),
 )  # fmt: skip
 """Batch, heads, keys, page, uneven lengths."""
 
-EDGES = ((32, 8, 128, 16), (16, 1, 128, 64), (8, 8, 64, 16), (24, 8, 256, 48), (32, 1, 128, 16), (96, 2, 64, 48))
+EDGES = ((32, 8, 128, 16), (16, 1, 128, 64), (8, 8, 64, 16), (24, 8, 256, 48), (32, 1, 128, 16), (96, 2, 64, 48),
+         (32, 8, 96, 16), (24, 8, 192, 64), (20, 4, 128, 8), (32, 8, 128, 1), (24, 8, 192, 4), (16, 1, 256, 1),
+         (64, 2, 192, 48), (32, 4, 80, 2))  # fmt: skip
 """Heads, key heads, head dim and page of checks with lengths at every border, over caches never written elsewhere."""
 
 LATENT_EDGES = ((16, 16), (16, 64), (64, 16), (128, 64), (40, 32), (100, 48))
@@ -192,7 +205,7 @@ def clustered(of: tuple[Any, ...]) -> dict[str, Any]:
 
     found: dict[Any, tuple[str, Any]] = {}
     for name, asked in TOGETHER.items():
-        if of[4] == 256 or of[0] * of[2] > 264 or of[1] > 16 * of[2]:
+        if of[4] not in (64, 128) or of[5] % 16 or of[0] * of[2] > 264 or of[1] > 16 * of[2]:
             continue
         default = config.choose(of[0], of[2], of[3], of[4], 132, ratio=of[1] // of[2], fed=True, together=False)
         chosen = joined(of, default, asked)
@@ -244,10 +257,10 @@ def by_sequence() -> Any:
 
 
 def by_threads() -> Any:
-    """Inside, more than sixteen heads that share keys are read by threads."""
+    """Inside, threads read, and compute what they have read."""
     from ridgeline.kernels.paged_attention import config
 
-    return instead(config, "MOST_COLUMNS", 16)
+    return instead(config, "takes_columns", lambda *sizes: False)
 
 
 def latent_changed(over: dict[str, Any]) -> Any:
@@ -314,10 +327,20 @@ def ways(of: tuple[Any, ...]) -> dict[str, Any]:
     over = SHORT_OVER if of[4] == 128 and of[0] * of[2] >= 3 * 132 else OVER
     default = config.choose(of[0], of[2], of[3], of[4], 132, ratio=of[1] // of[2], fed=True)
     over = {name: more for name, more in over.items() if name != "joined early" or not default.inside}
+    over = {name: more for name, more in over.items() if fits_case(of, name, more)}
     found = {name: partial(changed, more) for name, more in over.items()} | clustered(of)
     found |= {"apart": apart} if default.even else {}
-    found |= {"by threads": by_threads} if of[1] > 16 * of[2] else {}
+    found |= {"by threads": by_threads} if of[1] > 16 * of[2] or of[4] not in (64, 128, 256) or of[5] % 16 else {}
     return found | ({} if of[0] <= 128 else {"a program a sequence and head": by_sequence})
+
+
+def fits_case(of: tuple[Any, ...], name: str, more: dict[str, Any]) -> bool:
+    """Whether a change is one for these sizes: rows of large pages, gathering of small ones."""
+    if "gathered" in more:
+        return bool(of[5] == 8 or (of[5] == 16 and of[4] == 32))
+    if "keys" in more:
+        return bool(of[4] == 64 and of[3] < 1024 and of[5] % 16 == 0)
+    return "rows" not in more or (of[5] % 32 == 0 and of[3] < 12000)
 
 
 def paged_case(b: int, h: int, k: int, s: int, d: int, page: int, uneven: bool) -> Any:

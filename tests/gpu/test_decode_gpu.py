@@ -54,30 +54,56 @@ RESIDENT = (
 LENGTHS = (0, 1, 15, 16, 17, 64, 65, 5000, 333)
 EDGES = tuple(
     ("paged_attention", case("bfloat16", b=9, h=h, k=k, s=5040, d=d, page=page, uneven=False))
-    for h, k, d, page in ((32, 8, 128, 16), (16, 1, 128, 64), (8, 8, 64, 16), (20, 4, 64, 48), (24, 8, 256, 48))
+    for h, k, d, page in (
+        (32, 8, 128, 16), (16, 1, 128, 64), (8, 8, 64, 16), (20, 4, 64, 48), (24, 8, 256, 48), (32, 8, 96, 16),
+        (24, 8, 192, 64), (20, 4, 128, 8), (32, 8, 128, 1), (24, 8, 192, 4), (16, 1, 256, 1), (20, 4, 80, 6),
+    )
 ) + tuple(
     ("paged_latent_attention", case("bfloat16", b=9, h=h, s=5040, d=512, e=64, page=page, uneven=False))
     for h, page in ((16, 64), (5, 16), (16, 48))
 )  # fmt: skip
 WIDE = tuple(
     ("paged_attention", case("bfloat16", b=9, h=h, k=k, s=5040, d=d, page=page, uneven=False))
-    for h, k, d, page in ((32, 1, 128, 16), (96, 2, 64, 48), (63, 1, 128, 64))
+    for h, k, d, page in (
+        (32, 1, 128, 16), (96, 2, 64, 48), (63, 1, 128, 64), (64, 2, 192, 48), (32, 1, 256, 64), (48, 2, 128, 3)
+    )
 ) + tuple(
     ("paged_latent_attention", case("bfloat16", b=9, h=h, s=5040, d=512, e=64, page=page, uneven=False))
-    for h, page in ((64, 16), (128, 48), (40, 32), (100, 48), (17, 16))
+    for h, page in ((64, 16), (128, 48), (40, 32), (100, 48), (17, 16), (64, 64), (32, 128), (128, 64))
 )  # fmt: skip
 """More heads that share keys than sixteen."""
 
 MANY = tuple(
     case("bfloat16", b=b, h=h, s=s, d=512, e=64, page=page, uneven=True)
-    for b, h, s, page in ((40, 64, 900, 32), (5, 128, 3000, 16), (200, 32, 150, 48), (3, 66, 2000, 32))
+    for b, h, s, page in (
+        (40, 64, 900, 32), (5, 128, 3000, 16), (200, 32, 150, 48), (3, 66, 2000, 32), (150, 64, 700, 64),
+        (30, 20, 1500, 128), (7, 128, 2000, 64),
+    )
 )
 """Latent sequences of many heads, of any length."""
 
+ODD = tuple(
+    case(dtype, b=b, h=h, k=k, s=s, d=d, page=page, uneven=True)
+    for dtype, b, h, k, s, d, page in (
+        ("bfloat16", 24, 40, 10, 900, 96, 16), ("float16", 7, 32, 8, 1500, 192, 64),
+        ("bfloat16", 130, 12, 4, 300, 80, 48), ("bfloat16", 5, 9, 3, 4500, 160, 64),
+        ("float16", 40, 8, 8, 700, 112, 16), ("bfloat16", 9, 32, 8, 1000, 40, 16),
+        ("bfloat16", 3, 64, 2, 2100, 192, 16), ("bfloat16", 4, 32, 1, 1500, 256, 64),
+        ("bfloat16", 24, 32, 8, 900, 128, 8), ("float16", 12, 32, 8, 1100, 64, 1),
+        ("bfloat16", 130, 16, 4, 300, 128, 4), ("bfloat16", 5, 20, 4, 1800, 192, 1),
+        ("float16", 3, 16, 2, 1500, 256, 2), ("bfloat16", 6, 64, 2, 900, 96, 5),
+        ("bfloat16", 200, 8, 2, 90, 128, 1), ("bfloat16", 20, 16, 4, 700, 64, 8),
+        ("float16", 33, 20, 4, 800, 128, 128),
+    )
+)  # fmt: skip
+"""Heads that are padded in shared memory, pages of any number of keys, copies of few keys of large pages."""
+
 SHORT = tuple(
-    case(dtype, b=b, h=h, k=k, s=s, d=128, page=page, uneven=False)
-    for dtype, b, h, k, s, page in (
-        ("bfloat16", 300, 8, 2, 144, 16), ("float16", 64, 64, 8, 624, 48), ("bfloat16", 400, 16, 1, 192, 64),
+    case(dtype, b=b, h=h, k=k, s=s, d=d, page=page, uneven=False)
+    for dtype, b, h, k, s, d, page in (
+        ("bfloat16", 300, 8, 2, 144, 128, 16), ("float16", 64, 64, 8, 624, 128, 48),
+        ("bfloat16", 400, 16, 1, 192, 128, 64), ("bfloat16", 130, 16, 4, 912, 64, 16),
+        ("float16", 213, 8, 8, 688, 64, 64),
     )
 )  # fmt: skip
 """Many short sequences, taken whole as they are asked for; pages without keys are not copied."""
@@ -186,7 +212,7 @@ JOINED = case("bfloat16", b=1, h=32, k=8, s=12000, d=128, page=16, uneven=False)
 def wanted_variants():
     found = variants_of("cross_layer", [*HALVES, *ENDLESS])
     found += variants_of("paged_attention", [JOINED, *SHORT, *TOGETHER])
-    found += variants_of("paged_latent_attention", MANY)
+    found += variants_of("paged_latent_attention", MANY) + variants_of("paged_attention", ODD)
     for name, of in (*EDGES, *WIDE):
         found += variants_of(name, [of])
     with by_the_last():
@@ -238,6 +264,13 @@ def poisoned(query, caches, table, lens, page):
     used = used.view(*used.shape, *(1 for _ in caches[0].shape[2:]))
     lens = torch.tensor(lens, dtype=torch.int32, device="cuda")
     return tuple((query, *(torch.where(used, x, other) for x in caches), table, lens) for other in (float("nan"), 0.0))
+
+
+@pytest.mark.parametrize("of", ODD, ids=str)
+def test_heads_of_any_width_and_pages_of_any_size_are_as_right_as_pytorch_and_repeat_bit_for_bit(of):
+    kernels = {variant.kernel for variant in variants_of("paged_attention", [of])}
+    assert ("paged_gathered" in kernels) == (of["page"] % 16 > 0 or of["d"] % 64 > 0) and "paged_share" not in kernels
+    assert not wrong("paged_attention", of)
 
 
 @pytest.mark.parametrize("of", MANY, ids=str)

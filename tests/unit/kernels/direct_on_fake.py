@@ -7,6 +7,7 @@ import ctypes
 import gc
 import sys
 import weakref
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -261,6 +262,12 @@ with torch.no_grad():
     early = fake.fake_dependent()
     out, seen = launches(lambda: rk.paged_attention(row, wide[0], wide[1], long, lens), python=False)
     assert len(seen) == 2 and fake.fake_dependent() == early + 1, "long sequences are, by one that starts early"
+    for page in (16, 4):  # heads that are padded; pages that threads gather
+        odd, thin = torch.randn(2, 40, page, 2, 96).bfloat16(), torch.randn(2, 8, 96).bfloat16()
+        call = partial(rk.paged_attention, thin, odd[0], odd[1], table, lens)
+        settle(call)
+        out, seen = launches(call, python=False)
+        assert out.shape == thin.shape and len(seen) == 1
     contract.launchable = lambda x: True
     with pytest.raises(KernelError, match="int32"):
         rk.paged_attention(row, cache[0], cache[1], table.long(), lens)

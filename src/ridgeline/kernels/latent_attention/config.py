@@ -104,7 +104,12 @@ def takes_line(heads: int, dim: int, more: int, page: int) -> bool:
     blocks shares of each sequence are faster if lengths are even (64 of 64 heads 66.2 against 76.4, 32 of 128 103.0
     against 111.4), and as fast if they are drawn evenly (79.9 against 80.2)."""
     even = heads % cdiv(heads, MAX_ROWS) == 0
-    return heads > FEW_HEADS and columns_fit(heads, dim, more, page) and page % FED_KEYS != 0 and even
+    return heads > FEW_HEADS and columns_fit(heads, dim, more, page) and even
+
+
+def columns_of(heads: int) -> int:
+    """Columns of each of two groups of warps that have half of so many heads."""
+    return FEW_HEADS if heads <= 2 * FEW_HEADS else MAX_ROWS // 2
 
 
 def choose_line(batch: int, heads: int, longest: int, num_sms: int) -> Few:

@@ -677,10 +677,11 @@ def _feed_line(
     q_desc, q2_desc, c_desc, q_smem, q2_smem, ring, bars, table_ptr, lens_ptr, table_b, d, head0, b, first, left,
     length,
     D: gl.constexpr, E: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, STAGES: gl.constexpr,
+    COLS: gl.constexpr, QUERIES: gl.constexpr,
 ):
-    """Blocks of the cache as soon as there is room; queries of the next sequence, of which one's fit, after its first
-    block, when the scores of the one before are there. Of a last block only pages that have keys are copied."""
-    q_full, q_empty, c_full, c_empty, top_there, p_there = bars
+    """Blocks of the cache as soon as there is room; queries of the next sequence after its first block, where one's fit
+    when the scores of the one before are there. Of a last block only pages that have keys are copied."""
+    q_full, q_empty, c_full, c_empty = bars
     TILES: gl.constexpr = KEYS // ROWS
     STRIPES: gl.constexpr = (D + E) // 64
     turn, num, stripes = left * 0, left * 0, (d + E) // 64  # as the compiler does not know: unrolled it would spill
@@ -703,10 +704,11 @@ def _feed_line(
                         at = [here[j], (key + j * ROWS) % P, s * 64]
                         tma.async_copy_global_to_shared(c_desc, at, c_full.index(slot), to, pred=j < tiles)
                 if block == first:
-                    mbarrier.wait(q_empty.index(0), (turn & 1) ^ 1)
-                    mbarrier.expect(q_full.index(0), 64 * (D + E) * 2)
-                    tma.async_copy_global_to_shared(q_desc, [b, head0, 0], q_full.index(0), q_smem)
-                    tma.async_copy_global_to_shared(q2_desc, [b, head0, D], q_full.index(0), q2_smem)
+                    half = turn % QUERIES
+                    mbarrier.wait(q_empty.index(half), ((turn // QUERIES) & 1) ^ 1)
+                    mbarrier.expect(q_full.index(half), 2 * COLS * (D + E) * 2)
+                    tma.async_copy_global_to_shared(q_desc, [b, head0, 0], q_full.index(half), q_smem.index(half))
+                    tma.async_copy_global_to_shared(q2_desc, [b, head0, D], q_full.index(half), q2_smem.index(half))
                 num += 1
             turn += 1
         left -= last - first
@@ -717,95 +719,81 @@ def _feed_line(
 
 @gluon.jit
 def _latent_line(
-    c: gl.constexpr, q_smem, q2_smem, ring, told_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, heads, d,
+    c: gl.constexpr, q_smem, q2_smem, ring, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, heads, d,
     stretch, head0, b, first, left, length,
     R: gl.constexpr, D: gl.constexpr, E: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, STAGES: gl.constexpr,
-    EARLY: gl.constexpr, DTYPE: gl.constexpr,
+    COLS: gl.constexpr, QUERIES: gl.constexpr, EARLY: gl.constexpr, DTYPE: gl.constexpr,
 ):
-    """``_latent_rows`` of a stretch of the line: one sequence after the other, whole or a part of it. ``told_smem``:
-    maxima of both groups, then sums, which nobody writes anew before both have read them."""
-    q_full, q_empty, c_full, c_empty, top_there, p_there = bars
-    HALF: gl.constexpr = KEYS // 2
-    WIDTH: gl.constexpr = D // 2
+    """One group of four warps: half of the heads, keys and then dims as rows of the products and heads as columns, so
+    that neither group waits for the other, and one's products hide the other's softmax."""
+    q_full, q_empty, c_full, c_empty = bars
     TILES: gl.constexpr = KEYS // ROWS
     STRIPES: gl.constexpr = (D + E) // 64
-    S_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
-    O_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
-    ROW: gl.constexpr = gl.SliceLayout(1, S_L)
-    P_L: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, HALF], DTYPE)
+    L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLS, 16])
     BLOCK_L: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, D], DTYPE)
     MORE_L: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, E], DTYPE)
-    gl.static_assert(E == KEYS)
-    q = q_smem.reshape([64, D])
-    q2 = q2_smem.reshape([64, E])
-    none = gl.zeros([64, HALF], gl.float32, S_L)
+    HEAD: gl.constexpr = gl.SliceLayout(0, L)
+    head = c * COLS + gl.arange(0, COLS, HEAD)
+    row = gl.arange(0, KEYS, gl.SliceLayout(1, L))
+    none = gl.zeros([KEYS, COLS], gl.float32, L)
     turn, num = left * 0, left * 0
     while left > 0:
         blocks = (length + KEYS - 1) // KEYS
         last = min(first + left, blocks)
         if last > first:
-            top = gl.full([64], float("-inf"), gl.float32, ROW)
-            total = gl.zeros([64], gl.float32, ROW)
-            o = gl.zeros([64, WIDTH], gl.float32, O_L)
-            mbarrier.wait(q_full.index(0), turn & 1)
+            half = turn % QUERIES
+            top = gl.full([COLS], float("-inf"), gl.float32, HEAD)
+            sums = gl.zeros([KEYS, COLS], gl.float32, L)
+            o = gl.zeros([D, COLS], gl.float32, L)
+            mbarrier.wait(q_full.index(half), (turn // QUERIES) & 1)
             for i in range(first, last):
                 slot = num % STAGES
                 block = ring.index(slot * STRIPES * TILES)._reinterpret(DTYPE, [KEYS, D], BLOCK_L)
-                more = ring.index((slot * STRIPES + D // 64) * TILES)
+                more = ring.index((slot * STRIPES + D // 64) * TILES)._reinterpret(DTYPE, [KEYS, E], MORE_L)
+                here = half
+                if QUERIES == 1:
+                    here = _anew(half)  # places are worked out here, and not kept through the loop
+                q = q_smem.index(here).reshape([2 * COLS, D]).slice(c * COLS, COLS, dim=0).permute((1, 0))
+                q2 = q2_smem.index(here).reshape([2 * COLS, E]).slice(c * COLS, COLS, dim=0).permute((1, 0))
                 mbarrier.wait(c_full.index(slot), (num // STAGES) & 1)
-                mine = block.slice(c * HALF, HALF, dim=0)
-                mine2 = more._reinterpret(DTYPE, [KEYS, E], MORE_L).slice(c * HALF, HALF, dim=0)
-                s = warpgroup_mma(q, mine.permute((1, 0)), none, use_acc=False, is_async=True)
-                s = warpgroup_mma(q2, mine2.permute((1, 0)), s, is_async=True)
+                s = warpgroup_mma(block, q, none, use_acc=False, is_async=True)
+                s = warpgroup_mma(more, q2, s, is_async=True)
                 s = warpgroup_mma_wait(0, [s])
                 if i + 1 == last:
-                    mbarrier.arrive(q_empty.index(0), count=1)
+                    mbarrier.arrive(q_empty.index(half), count=1)
                 rest = length - i * KEYS
-                col = gl.expand_dims(c * HALF + gl.arange(0, HALF, gl.SliceLayout(0, S_L)), 0)
-                s = gl.where(col < rest, s, float("-inf"))
-                highest = gl.max(s, 1)
-                told_smem.index(c).store(highest)
-                mbarrier.arrive(top_there.index(0), count=1)
-                mbarrier.wait(top_there.index(0), (num + turn) & 1)
-                raised = gl.maximum(top, gl.maximum(highest, told_smem.index(1 - c).load(ROW)))
+                s = gl.where(gl.expand_dims(row < rest, 1), s, float("-inf"))
+                raised = gl.maximum(top, gl.max(s, 0))
                 alpha = gl.exp2((top - raised) * scale)  # a block has a key that counts, so that raised is a number
-                p = gl.exp2(s * scale - gl.expand_dims(raised * scale, 1))
-                total = total * alpha + gl.sum(p, 1)
+                p = gl.exp2(s * scale - gl.expand_dims(raised * scale, 0))
+                sums = sums * gl.expand_dims(alpha, 0) + p
                 top = raised
-                # Both groups have their scores, so that nobody needs the block's rotary part any more.
-                shared = more._reinterpret(DTYPE, [2, 64, HALF], P_L)
-                shared.index(c).store(p.to(DTYPE))
-                values = block.slice(c * WIDTH, WIDTH, dim=1)
+                p_smem.index(c).store(p.to(DTYPE))
                 if rest < KEYS:
-                    _without_the_rest(values, rest, KEYS, WIDTH)
+                    _without_the_rest(block, rest, KEYS, D)  # the other group writes the same
                 fence_async_shared()
-                mbarrier.arrive(p_there.index(0), count=1)
-                o = o * gl.expand_dims(gl.convert_layout(alpha, gl.SliceLayout(1, O_L)), 1)
-                mbarrier.wait(p_there.index(0), num & 1)
-                o = warpgroup_mma(shared.index(0), values.slice(0, HALF, dim=0), o, is_async=True)
-                o = warpgroup_mma(shared.index(1), values.slice(HALF, HALF, dim=0), o, is_async=True)
+                o = o * gl.expand_dims(alpha, 0)
+                o = warpgroup_mma(block.permute((1, 0)), p_smem.index(c), o, is_async=True)
                 o = warpgroup_mma_wait(0, [o])
                 mbarrier.arrive(c_empty.index(slot), count=1)
                 num += 1
-            told_smem.index(2 + c).store(total)
-            mbarrier.arrive(top_there.index(0), count=1)
-            mbarrier.wait(top_there.index(0), (num + turn) & 1)
-            total = total + told_smem.index(3 - c).load(ROW)
             turn += 1
-            rows = min(heads - head0, R)
+            total = gl.sum(sums, 0)
+            col = gl.arange(0, D, gl.SliceLayout(1, L))
+            mine = head < min(heads - head0, R)
+            inside = gl.expand_dims(mine, 0)
             if (first == 0) & (last == blocks):
-                inverse = gl.convert_layout(1.0 / gl.where(total == 0.0, 1.0, total), gl.SliceLayout(1, O_L))
-                to = out_ptr + (b.to(gl.int64) * heads + head0) * d + c * WIDTH
-                _store(to, o * gl.expand_dims(inverse, 1), 0, rows, D, WIDTH, WIDTH)
+                whole = o / gl.expand_dims(gl.where(total == 0.0, 1.0, total), 0)
+                to = out_ptr + (b.to(gl.int64) * heads + head0) * d
+                at = gl.expand_dims(head * _anew(d), 0) + gl.expand_dims(col, 1)  # not kept all the way
+                gl.store(to + at, whole.to(out_ptr.dtype.element_ty), mask=inside)
             else:
                 place = stretch * 2 + (first == 0).to(gl.int32)
-                part = part_ptr + (place.to(gl.int64) * heads + head0) * d + c * WIDTH
-                _store(part, o, 0, rows, D, WIDTH, WIDTH)
-                if c == 0:
-                    row = gl.arange(0, 64, ROW)
-                    at = seen_ptr + place * 2 * heads + head0 + row
-                    gl.store(at, top * scale, mask=row < rows)
-                    gl.store(at + heads, total, mask=row < rows)
+                at = gl.expand_dims(head * _anew(d), 0) + gl.expand_dims(col, 1)
+                gl.store(part_ptr + (place.to(gl.int64) * heads + head0) * d + at, o, mask=inside)
+                at_seen = seen_ptr + place * 2 * heads + head0 + head
+                gl.store(at_seen, top * scale, mask=mine)
+                gl.store(at_seen + heads, total, mask=mine)
         left -= last - first
         first = first * 0
         b += 1
@@ -817,33 +805,33 @@ def _latent_line(
 def latent_line(
     q_desc, q2_desc, c_desc, table_ptr, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, batch, heads, table_b, pages, d,
     R: gl.constexpr, GROUPS: gl.constexpr, D: gl.constexpr, E: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr,
-    ROWS: gl.constexpr, STAGES: gl.constexpr, BATCH: gl.constexpr, LEAST: gl.constexpr, EARLY: gl.constexpr,
-    LEAVES: gl.constexpr,
+    ROWS: gl.constexpr, STAGES: gl.constexpr, COLS: gl.constexpr, QUERIES: gl.constexpr, BATCH: gl.constexpr,
+    LEAST: gl.constexpr, EARLY: gl.constexpr, LEAVES: gl.constexpr,
 ):
     """``latent_blocks`` over the line that paged attention cuts, whatever lengths are, and for pages of whole 16 keys.
     GROUPS programs beside each other take the same stretch, R heads each, so that one of them finds what it reads in
     the L2."""
     DTYPE: gl.constexpr = q_desc.dtype
     gl.static_assert(P % ROWS == 0)
-    FLAT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)
+    P_L: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, COLS], DTYPE)
     _let_join_start(EARLY == 1)
     lens = _lengths(lens_ptr, batch, BATCH)
     _fetch_table(table_ptr, table_b, pages, batch)
-    q_smem = gl.allocate_shared_memory(DTYPE, [1, 64, D], q_desc.layout)
-    q2_smem = gl.allocate_shared_memory(DTYPE, [1, 64, E], q2_desc.layout)
+    q_smem = gl.allocate_shared_memory(DTYPE, [QUERIES, 1, 2 * COLS, D], q_desc.layout)
+    q2_smem = gl.allocate_shared_memory(DTYPE, [QUERIES, 1, 2 * COLS, E], q2_desc.layout)
     ring = gl.allocate_shared_memory(DTYPE, [STAGES * (D + E) // 64 * (KEYS // ROWS), 1, ROWS, 64], c_desc.layout)
-    told_smem = gl.allocate_shared_memory(gl.float32, [4, 64], FLAT)
-    bars = (
-        _barriers(1, 1), _barriers(1, 2), _barriers(STAGES, 1), _barriers(STAGES, 2), _barriers(1, 2), _barriers(1, 2)
-    )  # fmt: skip
+    p_smem = gl.allocate_shared_memory(DTYPE, [2, KEYS, COLS], P_L)
+    bars = (_barriers(QUERIES, 1), _barriers(QUERIES, 2), _barriers(STAGES, 1), _barriers(STAGES, 2))
     stretch, head0 = gl.program_id(0) // GROUPS, gl.program_id(0) % GROUPS * R
     b, first, left, line = _place_of(lens, batch, 1, stretch, gl.num_programs(0) // GROUPS, KEYS, LEAST)
     length = gl.load(lens_ptr + b)
     gl.warp_specialize([
-        (_latent_line, (0, q_smem, q2_smem, ring, told_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, heads,
-                        d, stretch, head0, b, first, left, length, R, D, E, KEYS, ROWS, STAGES, EARLY, DTYPE)),
-        (_latent_line, (1, q_smem, q2_smem, ring, told_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, heads,
-                        d, stretch, head0, b, first, left, length, R, D, E, KEYS, ROWS, STAGES, EARLY, DTYPE)),
+        (_latent_line, (0, q_smem, q2_smem, ring, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, heads, d,
+                        stretch, head0, b, first, left, length, R, D, E, KEYS, ROWS, STAGES, COLS, QUERIES, EARLY,
+                        DTYPE)),
+        (_latent_line, (1, q_smem, q2_smem, ring, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, heads, d,
+                        stretch, head0, b, first, left, length, R, D, E, KEYS, ROWS, STAGES, COLS, QUERIES, EARLY,
+                        DTYPE)),
         (_feed_line, (q_desc, q2_desc, c_desc, q_smem, q2_smem, ring, bars, table_ptr, lens_ptr, table_b, d, head0,
-                      b, first, left, length, D, E, P, KEYS, ROWS, STAGES)),
+                      b, first, left, length, D, E, P, KEYS, ROWS, STAGES, COLS, QUERIES)),
     ], [4, 1], [232, 40])  # fmt: skip

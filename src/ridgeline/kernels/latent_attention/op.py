@@ -289,13 +289,15 @@ class _FewPlan:
         (batch, heads, width), dim, page = query.shape, out.shape[2], cache.shape[1]
         self.rest = (batch, heads, table.stride(0), table.shape[1], dim)
         rows, groups = math.gcd(page, chosen.keys), cdiv(heads, config.MAX_ROWS)
-        blocks = (_blocks(query, config.MAX_ROWS, dim), _blocks(query, config.MAX_ROWS, width - dim))
+        columns = config.columns_of(heads // groups)
+        blocks = (_blocks(query, 2 * columns, dim), _blocks(query, 2 * columns, width - dim))
         self.share = _LINE.bind(
             (*blocks, _blocks(cache, rows, 64), table, lens, out, *self.parts.room(out), scale * LOG2_E, *self.rest),
             grid=(chosen.programs * groups,),
             constants={
                 "R": heads // groups, "GROUPS": groups, "D": dim, "E": width - dim, "P": page, "KEYS": chosen.keys,
-                "ROWS": rows, "STAGES": chosen.num_stages, "BATCH": lined(batch), "LEAST": chosen.least,
+                "ROWS": rows, "STAGES": chosen.num_stages, "COLS": columns,
+                "QUERIES": 2 if columns < config.MAX_ROWS // 2 else 1, "BATCH": lined(batch), "LEAST": chosen.least,
                 "EARLY": chosen.early, "LEAVES": chosen.leaves,
             },
             num_warps=chosen.num_warps,

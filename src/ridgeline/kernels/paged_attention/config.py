@@ -27,6 +27,15 @@ JOINED = (8, 32, 64)
 COLUMNS, MOST_COLUMNS = 16, 64
 """Heads that share keys, as columns of the products: sixteen of them, or 32, or at most 64."""
 
+LEAST_DIM, VECTOR = 40, 8
+"""Columns of a head below which half of what is laid out would be zeros (32: 62.7 µs against 57.8 where threads compute
+too), and those that a thread copies at once."""
+
+SHORT_ROWS, ROWS_LONGEST = 16, 4000
+"""Keys that one copy brings where sequences are at most so long: 64 of a large page would be read for a sequence's last
+key too. Of few long sequences among many short 147 take 44.0 µs against 45.9, 47 59.7 against 64.3, 42 of heads of 192
+66.8 against 71.9."""
+
 FED_KEYS, FED_PROGRAMS, FED_BYTES = 64, 2, 6 << 15
 """Keys of a block, programs a multiprocessor and bytes of their blocks where the copy engine feeds them: two programs
 of three blocks take 27, 42, 73 and 137 µs at 67, 134, 269 and 545 MB, one of six blocks 28, 46, 78 and 149: a block is
@@ -36,7 +45,8 @@ SHORT_DIM, SHORT_LONGEST, SHORT_EACH = 128, 640, 3
 """Many short sequences, at least three a multiprocessor (each key head of each): programs take them whole, as they are
 asked for. 300 uneven ones of at most 300 keys take 56.9 µs against 61.0 where the line is cut, 256 of 500 128.0 against
 138.3, 128 of 400 57.6 against 59.1, 290 of which a few are long 29.6 against 33.1; but 100 of at most 1,200 keys 68.0
-against 66.2, and 147 of at most 1,877 56.6 against 51.2."""
+against 66.2, and 147 of at most 1,877 56.6 against 51.2. Of heads of 64, whose blocks are of 128 keys, 213 of at most
+678 keys and 8 heads 46.3 against 53.7, 120 of 500 39.3 against 43.9."""
 
 ENDS = 1
 """Blocks that a sequence's end takes as long as (sums, division, writing). Where the line is cut by blocks alone, 147
@@ -57,6 +67,9 @@ FED_REGISTERS = 104
 LONE_REGISTERS = 128
 """The same where no joining kernel has to fit beside two programs."""
 
+WIDE_REGISTERS = 168
+"""The same where a multiprocessor has one program."""
+
 LEAST_BLOCKS = 2
 """Blocks below which a stretch is not worth a program and its part in the joining."""
 
@@ -70,7 +83,8 @@ class Paged:
     on their way: with three of them 300 uneven sequences of at most 300 keys take 66.4 µs (70.9 with two). ``skips``:
     pages without keys are not copied. ``even``: where the longest sequence has at most so many quarters of what all
     have on average, one key head of each is taken by ``together`` programs, a cluster. ``units``: programs take one
-    whole after the other, whichever nobody has taken. ``ends``: blocks that a sequence's end takes as long as."""
+    whole after the other, whichever nobody has taken. ``ends``: blocks that a sequence's end takes as long as.
+    ``rows``: keys that one copy brings, at most. ``gathered``: threads feed, which know the page of every key."""
 
     keys: int
     programs: int
@@ -89,16 +103,30 @@ class Paged:
     even: int = 0
     units: bool = False
     ends: int = 0
+    rows: int = 64
+    gathered: bool = False
 
 
 def takes_columns(batch: int, ratio: int, head_dim: int, page: int) -> bool:
     """Whether the kernel that the copy engine feeds is written for these."""
-    return batch <= MAX_FED_LINED and ratio <= most_columns(head_dim) and head_dim in (64, 128, 256) and page % 16 == 0
+    widths = head_dim % VECTOR == 0 and head_dim >= LEAST_DIM
+    return batch <= MAX_FED_LINED and ratio <= most_columns(head_dim, page) and widths and page > 0
 
 
-def most_columns(head_dim: int) -> int:
-    """Heads that share keys whose sums fit into the registers of four warps."""
-    return MOST_COLUMNS if head_dim <= 128 else COLUMNS
+def takes_gathered(head_dim: int, page: int) -> bool:
+    """Whether threads feed: where heads are no whole stripes or pages no runs of 16 keys. In pages of 8 keys they take
+    120.9 µs, the copy engine 123.9; heads of 80 and 96 take the copy engine as long as threads that also compute."""
+    return head_dim % NARROW_DIM > 0 or page % SHORT_ROWS > 0
+
+
+def padded(head_dim: int) -> int:
+    """Columns of a head in shared memory, whole stripes of 64; what is beyond is zero and not read."""
+    return cdiv(head_dim, NARROW_DIM) * NARROW_DIM
+
+
+def most_columns(head_dim: int, page: int = 16) -> int:
+    """Heads that share keys whose sums fit into the registers of four warps; threads that feed leave fewer of them."""
+    return MOST_COLUMNS if head_dim <= 128 and not takes_gathered(head_dim, page) else 2 * COLUMNS
 
 
 def columns_of(ratio: int) -> int:
@@ -108,8 +136,10 @@ def columns_of(ratio: int) -> int:
 
 def takes_short(sequences: int, longest: int, head_dim: int, num_sms: int, ratio: int) -> bool:
     """Whether sequences (each key head of each) are short, and enough of them to be taken whole."""
-    many = sequences >= SHORT_EACH * num_sms and 1 < ratio <= COLUMNS
-    return head_dim == SHORT_DIM and longest <= SHORT_LONGEST and many
+    many = sequences >= SHORT_EACH * num_sms and ratio <= COLUMNS
+    if head_dim == NARROW_DIM:
+        return many and longest < NARROW_LONGEST
+    return head_dim == SHORT_DIM and longest <= SHORT_LONGEST and many and ratio > 1
 
 
 def choose(
@@ -122,19 +152,22 @@ def choose(
     ratio: int = 1,
     fed: bool = False,
     together: bool = True,
+    page: int = 16,
 ) -> Paged:
     """``together``: clusters may be asked for, which have to be on the device all at once."""
     keys = clamp(BLOCK_BYTES // (2 * max(16, power_of_two(head_dim)) * itemsize), 32, 128)
     programs = 0 if batch > MAX_LINED else 2 * num_sms
     if fed:
-        narrow = head_dim == NARROW_DIM and longest >= NARROW_LONGEST and ratio <= COLUMNS
+        wide = padded(head_dim)
+        gathered, short = takes_gathered(head_dim, page), takes_short(batch * key_heads, longest, wide, num_sms, ratio)
+        narrow = wide == NARROW_DIM and (longest >= NARROW_LONGEST or short) and ratio <= COLUMNS
         keys = NARROW_KEYS if narrow else FED_KEYS
-        blocks = FED_BYTES // (2 * keys * head_dim * itemsize)
+        blocks = FED_BYTES // (2 * keys * wide * itemsize)
         leaves = 2 * batch * key_heads * longest * head_dim * itemsize <= LEAVING_BYTES
-        if takes_short(batch * key_heads, longest, head_dim, num_sms, ratio):
+        if short and not gathered:
             return Paged(
                 keys, FED_PROGRAMS * num_sms, 4, blocks // FED_PROGRAMS, fed=True, leaves=leaves, inside=True,
-                skips=True, units=True, max_registers=LONE_REGISTERS,
+                skips=True, units=True, max_registers=LONE_REGISTERS, rows=SHORT_ROWS,
             )  # fmt: skip
         num = FED_PROGRAMS if blocks >= 2 * FED_PROGRAMS else 1
         programs = min(num * num_sms, max(1, batch * key_heads * cdiv(longest, keys) // LEAST_BLOCKS))
@@ -142,21 +175,27 @@ def choose(
         inside = by_the_last(programs, batch * key_heads, ratio, programs == num * num_sms)
         found = Paged(
             keys, programs, 4, blocks // num, fed=True, leaves=leaves, borders=borders, inside=inside,
-            max_registers=LONE_REGISTERS if inside else FED_REGISTERS, ends=ENDS,
+            max_registers=fed_registers(num, wide, ratio, inside, gathered), ends=ENDS, gathered=gathered,
+            queries=2 if wide == 192 else 3, rows=SHORT_ROWS if longest <= ROWS_LONGEST else FED_KEYS,
         )  # fmt: skip
         if ratio > COLUMNS:  # queries and probabilities take the room of two queries' more, then of a block
-            more = columns_of(ratio) > 2 * COLUMNS
-            return replace(
-                found, queries=1, num_stages=found.num_stages - more,
-                max_registers=LONE_REGISTERS if more else found.max_registers,
-            )  # fmt: skip
-        size = programs_together(batch * key_heads, head_dim, ratio, num_sms) if together else 0
+            return replace(found, queries=1, num_stages=found.num_stages - (columns_of(ratio) > 2 * COLUMNS))
+        size = programs_together(batch * key_heads, head_dim, ratio, num_sms) if together and not gathered else 0
         if size and cdiv(longest, keys) >= LEAST_TOGETHER * size:
             return joined_together(found, batch * key_heads, size, ratio)
         return found
     if itemsize == 4 or rows_of(ratio) >= 64:  # sums of more registers than four warps have
         return Paged(keys, programs, 8, 3)
     return Paged(keys, PROGRAMS_PER_SM * num_sms if programs else 0)
+
+
+def fed_registers(programs: int, wide: int, ratio: int, inside: bool, gathered: bool) -> int:
+    """Registers of a thread when a program starts, of which a multiprocessor has so many: as many as its sums want, or
+    so few that a joining kernel fits beside it."""
+    if programs == 1 and (gathered or ratio > COLUMNS):
+        return WIDE_REGISTERS
+    many = ratio > 2 * COLUMNS or (ratio > COLUMNS and (gathered or wide > 128)) or (gathered and wide > 128)
+    return LONE_REGISTERS if inside or many else FED_REGISTERS
 
 
 BESIDE = dict(zip(range(2, 17), (132, 79, 62, 47, 39, 32, 30, 23, 21, 16, 16, 14, 14, 14, 14), strict=True))
@@ -270,7 +309,7 @@ def by_the_last(programs: int, sequences: int, ratio: int, all_read: bool) -> bo
 
 def joined_at_once(ratio: int, dim: int) -> int:
     """Parts that a program joins at once, of as many heads as share keys."""
-    return clamp(JOINED_ELEMENTS // (power_of_two(ratio) * dim), 1, 8)
+    return clamp(JOINED_ELEMENTS // (power_of_two(ratio) * power_of_two(dim)), 1, 8)
 
 
 WIDE_DIM = 256

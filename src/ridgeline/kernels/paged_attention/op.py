@@ -30,6 +30,11 @@ _SHARE = Kernel(
 _COLUMNS = Kernel(kernel.paged_columns, vectors=("d",), loose=("table_ptr", "lens_ptr"))
 _TOGETHER = Kernel(kernel.paged_together, vectors=("d",), loose=("table_ptr", "lens_ptr"))
 _UNITS = Kernel(kernel.paged_units, vectors=("d",), loose=("table_ptr", "lens_ptr"))
+_GATHERED = Kernel(
+    kernel.paged_gathered,
+    vectors=("k_page", "k_slot", "k_head", "v_page", "v_slot", "v_head", "d"),
+    loose=("table_ptr", "lens_ptr"),
+)
 _JOIN = Kernel(kernel.paged_join, vectors=("d",), loose=("lens_ptr",), dependent=True)
 _BORDER = Kernel(kernel.paged_border, vectors=("d",), loose=("lens_ptr",), dependent=True)
 _SHARES = Kernel(kernel.shares_join, vectors=("d",), dependent=True)
@@ -223,7 +228,7 @@ class _Plan:
         page, key_heads = keys.shape[1], keys.shape[2]
         sizes = {"batch": batch, "key_heads": key_heads, "longest": table.shape[1] * page, "head_dim": dim}
         rest = {"itemsize": query.element_size(), "ratio": heads // key_heads, "fed": _fed(args)}
-        rest["num_sms"] = num_sms(query.get_device())
+        rest |= {"num_sms": num_sms(query.get_device()), "page": page}
         self._take(tuning.choose("paged_attention", sizes, config.choose(**sizes, **rest)), args, out, scale)
         if self.beside and not fits(self.share, self.beside):
             self._take(config.choose(**sizes, **rest, together=False), args, out, scale)
@@ -235,7 +240,7 @@ class _Plan:
         sized = (chosen.keys, 1 if chosen.units else num, chosen.least, key_heads)
         joined = (chosen.borders, chosen.fed and chosen.inside, chosen.ends if chosen.fed else 0)
         self.parts = Parts(*sized, out, args[4], *joined) if num else None
-        bind = self._bind_columns if chosen.fed else self._bind
+        bind = (self._bind_gathered if chosen.gathered else self._bind_columns) if chosen.fed else self._bind
         bind(chosen, args, out, scale)
 
     def _bind(self, chosen: config.Paged, args: tuple[Tensor, ...], out: Tensor, scale: float) -> None:
@@ -264,25 +269,26 @@ class _Plan:
         query, keys, values, table, lens = args
         batch, heads, dim = query.shape
         page, key_heads = keys.shape[1], keys.shape[2]
-        rows = math.gcd(page, chosen.keys)
+        rows, wide = math.gcd(page, chosen.keys, chosen.rows), config.padded(dim)
         self.rest = (batch, key_heads, table.stride(0), table.shape[1], dim)
         caches = (_blocks(x, (1, rows, 1, 64)) for x in (keys, values))
         ratio, self.counts = heads // key_heads, True
         kind, more = _COLUMNS, {
             "BATCH": config.lined(batch), "LEAST": chosen.least, "EARLY": 0 if chosen.inside else chosen.early,
             "JOINS": config.joined_at_once(ratio, dim) if chosen.inside else 0, "HEADS": power_of_two(ratio),
-            "SKIPS": chosen.skips, "ENDS": chosen.ends,
+            "SKIPS": chosen.skips, "ENDS": chosen.ends, "PADDED": dim < power_of_two(wide),
         }  # fmt: skip
         if chosen.even:
             kind, more = _TOGETHER, {**more, "TOGETHER": chosen.together, "EVEN": chosen.even}
+            del more["PADDED"]
         elif chosen.units:
             kind, more = _UNITS, {}
         self.share = kind.bind(
-            (_blocks(query, (1, config.columns_of(ratio), dim)), *caches, table, lens, out, *self._room(out),
+            (_blocks(query, (1, config.columns_of(ratio), 64)), *caches, table, lens, out, *self._room(out),
              counter(out), scale * LOG2_E, *self.rest),
             grid=(chosen.programs,),
             constants={
-                "R": ratio, "D": dim, "P": page, "KEYS": chosen.keys, "ROWS": rows,
+                "R": ratio, "D": wide, "P": page, "KEYS": chosen.keys, "ROWS": rows,
                 "COLS": config.columns_of(ratio), "STAGES": chosen.num_stages, "LEAVES": chosen.leaves,
                 "QUERIES": chosen.queries, **more,
             },
@@ -291,6 +297,29 @@ class _Plan:
             device=query.get_device(),
             vector=BLOCK_VECTOR,
             cluster=chosen.together,
+        )  # fmt: skip
+
+    def _bind_gathered(self, chosen: config.Paged, args: tuple[Tensor, ...], out: Tensor, scale: float) -> None:
+        query, keys, values, table, lens = args
+        batch, heads, dim = query.shape
+        key_heads, ratio = keys.shape[2], heads // keys.shape[2]
+        self.counts = True
+        self.rest = (batch, key_heads, table.stride(0), table.shape[1], dim, *keys.stride()[:3], *values.stride()[:3])
+        self.share = _GATHERED.bind(
+            (_blocks(query, (1, config.columns_of(ratio), 64)), keys, values, table, lens, out, *self._room(out),
+             counter(out), scale * LOG2_E, *self.rest),
+            grid=(chosen.programs,),
+            constants={
+                "R": ratio, "D": config.padded(dim), "P": keys.shape[1], "KEYS": chosen.keys,
+                "COLS": config.columns_of(ratio), "STAGES": chosen.num_stages, "BATCH": config.lined(batch),
+                "LEAST": chosen.least, "EARLY": 0 if chosen.inside else chosen.early,
+                "JOINS": config.joined_at_once(ratio, dim) if chosen.inside else 0, "HEADS": power_of_two(ratio),
+                "QUERIES": chosen.queries, "ENDS": chosen.ends, "PADDED": dim < power_of_two(config.padded(dim)),
+            },
+            num_warps=chosen.num_warps,
+            max_registers=chosen.max_registers,
+            device=query.get_device(),
+            vector=BLOCK_VECTOR,
         )  # fmt: skip
 
     def _room(self, out: Tensor) -> tuple[Tensor, Tensor]:
