@@ -62,7 +62,7 @@ def test_many_heads_walk_the_line_in_halves_that_wait_for_nobody(heads, page):
     assert name == "latent_line"
     assert facts.num("HGMMA") == 2 * (36 + 32), "each group has half of the heads, all keys and all columns"
     assert facts.num("UTMALDG") == 9 + 64 // math.gcd(page, 64), "queries, and a stripe of a block in tiles of a page"
-    most = 160 if heads > 32 else 0
+    most = 160 if heads > 32 else 40
     assert facts.num_spills <= most and facts.shared_bytes <= 227 * 1024, "between sequences; few in a block"
 
 
