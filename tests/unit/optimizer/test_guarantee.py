@@ -126,7 +126,7 @@ def _outcome(
     monkeypatch.setattr(searching, "build", built)
     monkeypatch.setattr(searching, "environment", dict)
     monkeypatch.setattr(searching, "_undisturbed", lambda budget_s: contextlib.nullcontext())
-    monkeypatch.setattr(searching, "handed", lambda problem, built: built)
+    monkeypatch.setattr(searching, "handed", lambda problem, built, asked: built)
     monkeypatch.setattr(Ladder, "rungs", lambda self, search: iter(rungs))
     monkeypatch.setattr(Search, "_parts", lambda self, eager, best: ())
     problem = Problem(model=model, inputs=Inputs((torch.randn(2, 4),)), mode=mode, device=torch.device("cpu"),
