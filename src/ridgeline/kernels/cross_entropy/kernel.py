@@ -296,7 +296,7 @@ def cross_entropy_finish(
     loss_ptr,  # [P] fp32: losses of rows, or of programs
     count_ptr,  # [P] fp32: rows that counted in each
     out_ptr,  # [] loss
-    weight_ptr,  # [] fp32: 1 / counted rows for a mean, 1 for a sum; what the backward pass multiplies with
+    weight_ptr,  # [] fp32: counted rows for a mean, 1 for a sum; what the backward pass divides by
     num,
     MEAN: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -311,23 +311,29 @@ def cross_entropy_finish(
         total += tl.load(loss_ptr + start + at, mask=start + at < num, other=0.0)
         if MEAN:
             count += tl.load(count_ptr + start + at, mask=start + at < num, other=0.0)
+    loss = tl.sum(total, axis=0)
     weight = 1.0
     if MEAN:
-        weight = 1.0 / tl.sum(count, axis=0)
-    tl.store(out_ptr, (tl.sum(total, axis=0) * weight).to(out_ptr.dtype.element_ty))
+        weight = tl.sum(count, axis=0)
+        loss = tl.div_rn(loss, weight)
+    tl.store(out_ptr, loss.to(out_ptr.dtype.element_ty))
     tl.store(weight_ptr, weight)
 
 
 @triton.jit
 def row_numbers(target_ptr, lse_ptr, grad_ptr, weight_ptr, row, rows, cols, ignore_index, PER_ROW: tl.constexpr):
-    """What a row's gradient needs: its lse in two parts, its target's column, its factor, and whether it counts."""
+    """What a row's gradient needs: its lse in two parts, its target's column, its factor, and whether it counts.
+
+    Divided by the rows that count, not multiplied with what a reciprocal of them is rounded to: just below powers of two
+    that is an ulp of every gradient, more than all other roundings together.
+    """
     target = tl.load(target_ptr + row).to(tl.int64)
     top = tl.load(lse_ptr + row)
     log_sum = tl.load(lse_ptr + rows + row)
     if PER_ROW:
         scale = tl.load(grad_ptr + row).to(tl.float32)
     else:
-        scale = tl.load(grad_ptr).to(tl.float32) * tl.load(weight_ptr)
+        scale = tl.div_rn(tl.load(grad_ptr).to(tl.float32), tl.load(weight_ptr))
     hit = tl.where((target >= 0) & (target < cols), target, -1).to(tl.int32)
     return top, log_sum, hit, scale, target != ignore_index
 

@@ -133,25 +133,25 @@ def _plan_forward(x: Tensor, target: Tensor, stride: int, smooth: bool, reductio
         x: Tensor, target: Tensor, ignore_index: int, smoothing: float, z_weight: float
     ) -> tuple[Tensor, Tensor, Tensor]:
         both = torch.empty_like(lse, memory_format=torch.contiguous_format)
-        share = torch.empty_like(weight)
+        counted = torch.empty_like(weight)
         found = torch.empty_like(sums, memory_format=torch.contiguous_format)
         losses, counts = carved(found, num, num)
         read(x, target, losses, counts, both, ignore_index, smoothing, z_weight)
         if reduction == "none":
-            return found[:rows].to(scalar.dtype), both, share
+            return found[:rows].to(scalar.dtype), both, counted
         loss = torch.empty_like(scalar)
-        finish(losses, counts, loss, share, num)
-        return loss, both, share
+        finish(losses, counts, loss, counted, num)
+        return loss, both, counted
 
     def infer(x: Tensor, target: Tensor, ignore_index: int, smoothing: float, z_weight: float) -> Tensor:
         """The loss alone: what the backward pass would need shares one piece of memory that nobody keeps."""
         if reduction == "none":
             return plan(x, target, ignore_index, smoothing, z_weight)[0]
         memory = torch.empty_like(scratch, memory_format=torch.contiguous_format)
-        losses, counts, share, both = carved(memory, num, num, 4, 2 * rows)
+        losses, counts, counted, both = carved(memory, num, num, 4, 2 * rows)
         loss = torch.empty_like(scalar)
         read(x, target, losses, counts, both, ignore_index, smoothing, z_weight)
-        finish(losses, counts, loss, share, num)
+        finish(losses, counts, loss, counted, num)
         return loss
 
     return plan, infer

@@ -20,8 +20,8 @@ def forward(
     both = torch.stack((top, lse - top))
     if reduction == "none":
         return loss, both, one
-    weight = 1.0 / counted.sum().to(x.dtype) if reduction == "mean" else one
-    return loss.sum() * weight, both, weight
+    weight = counted.sum().to(x.dtype) if reduction == "mean" else one
+    return loss.sum() / weight, both, weight
 
 
 def backward(
@@ -31,7 +31,7 @@ def backward(
     lse = lse.sum(0)
     p = (x - lse.unsqueeze(-1)).exp() * (1 + 2 * z_weight * lse.unsqueeze(-1)) - smoothing / x.shape[-1]
     p = p - (1 - smoothing) * F.one_hot(target.clamp(0, x.shape[-1] - 1), x.shape[-1]).to(x.dtype)
-    scale = grad if grad.dim() else (grad * weight).expand(x.shape[0])
+    scale = grad if grad.dim() else (grad / weight).expand(x.shape[0])
     return torch.where((target != ignore_index).unsqueeze(-1), p * scale.unsqueeze(-1), 0.0)
 
 

@@ -57,7 +57,7 @@ def _forward(
     sizes = {"rows": rows, "cols": cols, "dtype": x.dtype}
     step = tuning.choose("linear_cross_entropy", sizes, config.default(rows, cols, x.element_size())).rows
     losses = torch.empty(rows, dtype=torch.float32, device=x.device)
-    share = _share(target, ignore_index, reduction)
+    counted = _counted(target, ignore_index, reduction)
     one = torch.ones((), dtype=torch.float32, device=x.device)
     dx = torch.empty_like(x, memory_format=torch.contiguous_format) if want_x else x.new_empty(0)
     dw = torch.empty_like(weight, memory_format=torch.contiguous_format) if want_w else weight.new_empty(0)
@@ -74,13 +74,13 @@ def _forward(
             logits[:, cols:] = -torch.inf  # what is beside the classes counts nothing, and has no gradient
         lse = row_losses(logits, target[part], losses[part], ignore_index, smoothing, z_weight)
         if want_x or want_w:
-            write_gradient(one, logits, target[part], lse, share, logits, ignore_index, smoothing, z_weight)
+            write_gradient(one, logits, target[part], lse, counted, logits, ignore_index, smoothing, z_weight)
         for at in parts:
             if want_x:
                 _add(dx[part], logits[:, at], weight[at], at.start == 0)
             if want_w:
                 _add(dw[at], logits[:, at].t(), x[part], start == 0)
-    loss = losses.sum() * share
+    loss = losses.sum() / counted
     return (loss if wide else loss.to(x.dtype)), dx, dw
 
 
@@ -104,11 +104,11 @@ def _parts(x: Tensor, cols: int, smoothing: float) -> tuple[list[slice], int]:
     return [slice(0, whole), slice(whole, cols)], cdiv(cols, config.ALIGNED) * config.ALIGNED
 
 
-def _share(target: Tensor, ignore_index: int, reduction: str) -> Tensor:
-    """What a row's loss counts: one over the rows that are not ignored, or one."""
+def _counted(target: Tensor, ignore_index: int, reduction: str) -> Tensor:
+    """What losses are divided by: the rows that are not ignored, or one."""
     if reduction == "sum":
         return torch.ones((), dtype=torch.float32, device=target.device)
-    return (target != ignore_index).sum(dtype=torch.float32).reciprocal()
+    return (target != ignore_index).sum(dtype=torch.float32)
 
 
 def _infer(*args: Any) -> Tensor:

@@ -14,9 +14,9 @@ def forward(
     want_x: bool, want_w: bool, wide: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     logits = x @ weight.t()
-    loss, lse, share = cross_entropy.forward(logits, target, ignore_index, smoothing, z_weight, reduction, False)
+    loss, lse, counted = cross_entropy.forward(logits, target, ignore_index, smoothing, z_weight, reduction, False)
     one = torch.ones((), dtype=x.dtype, device=x.device)
-    d = cross_entropy.backward(one, logits, target, lse, share, ignore_index, smoothing, z_weight)
+    d = cross_entropy.backward(one, logits, target, lse, counted, ignore_index, smoothing, z_weight)
     return loss, (d @ weight if want_x else x.new_empty(0)), (d.t() @ x if want_w else x.new_empty(0))
 
 
