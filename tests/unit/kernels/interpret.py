@@ -447,6 +447,15 @@ if len(sys.argv) == 1 or "softmax" in sys.argv[1:]:
                     stack.enter_context(tuning.forced(kernel, config))
                 torch.testing.assert_close(shared_alike(x), torch.softmax(x, -1), equal_nan=True)
 
+if len(sys.argv) == 1 or "means" in sys.argv[1:]:
+    # A mean's gradient is divided by its rows: multiplied with their reciprocal it is rounded once more than PyTorch's.
+    logits, target = torch.zeros(11, 5), torch.zeros(11, dtype=torch.int64)
+    logits[:, 0] = -1e4  # so that gradients at targets are the factor and nothing else
+    for factor in torch.linspace(0.5, 2.0, 25):
+        leaf = logits.clone().requires_grad_()
+        (dx,) = torch.autograd.grad(ridgeline.kernels.cross_entropy(leaf, target), leaf, factor)
+        assert torch.equal(dx[:, 0], (-factor / 11).expand(11)), (factor, dx[0, 0])
+
 if len(sys.argv) == 1 or "rows apart" in sys.argv[1:]:
     # Rows that start inside accesses and are some accesses apart: what is read and what is written starts elsewhere.
     from torch.nn import functional

@@ -324,8 +324,8 @@ def cross_entropy_finish(
 def row_numbers(target_ptr, lse_ptr, grad_ptr, weight_ptr, row, rows, cols, ignore_index, PER_ROW: tl.constexpr):
     """What a row's gradient needs: its lse in two parts, its target's column, its factor, and whether it counts.
 
-    Divided by the rows that count, not multiplied with what a reciprocal of them is rounded to: just below powers of two
-    that is an ulp of every gradient, more than all other roundings together.
+    Divided by the rows that count, not multiplied with what their reciprocal is rounded to: one rounding more, of every
+    gradient alike, was as large as all others together.
     """
     target = tl.load(target_ptr + row).to(tl.int64)
     top = tl.load(lse_ptr + row)
