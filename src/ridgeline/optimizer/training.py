@@ -635,24 +635,15 @@ def _laid(grad: Tensor | None, parameter: Tensor) -> Tensor | None:
     Compiled convolutions leave theirs channels last: a small autoencoder's recorded updates were never replayed, for
     gradients that were elsewhere than recorded (H200).
     """
-    if grad is None or grad.shape != parameter.shape or _steps(grad) == _steps(parameter) or not _is_dense(parameter):
+    if grad is None or grad.shape != parameter.shape or _steps(grad) == _steps(parameter):
         return grad
-    return torch.empty_like(parameter, dtype=grad.dtype).copy_(grad)
+    laid = torch.empty_like(parameter, dtype=grad.dtype)
+    return laid.copy_(grad) if _steps(laid) == _steps(parameter) else grad  # gaps are not kept, by autograd neither
 
 
 def _steps(tensor: Tensor) -> list[int]:
     """Strides of the dims that have more than one place."""
     return [stride for stride, size in zip(tensor.stride(), tensor.shape) if size > 1]
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    """Whether a tensor fills its memory, in whatever order of its dims."""
-    num = 1
-    for stride, size in sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape) if size > 1):
-        if stride != num:
-            return False
-        num *= size
-    return tensor.numel() > 0
 
 
 def _leaves_behind(output: Tensor) -> set[int]:

@@ -102,7 +102,7 @@ def takes_line(heads: int, dim: int, more: int, page: int) -> bool:
     """Whether many heads walk the line: as many in every program as in its neighbors, in pages of whole 16 keys. By
     shares of each sequence, which is what is left to others, the longest one decides (162 of 64 heads and 2,063 keys
     280.5 µs, 34 % of the copy). More than 32 heads in pages of whole blocks are left to them as well: 128 heads reach
-    284 to 323 TFLOP/s by the line and 390 by shares, 32 heads 78 % of the copy by the line."""
+    284 to 323 TFLOP/s by the line and 390 by shares (other shapes), 32 heads 78 % of the copy by the line."""
     even = heads % cdiv(heads, MAX_ROWS) == 0
     shared = heads > 2 * FEW_HEADS and page % FED_KEYS == 0
     return heads > FEW_HEADS and columns_fit(heads, dim, more, page) and even and not shared

@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional as F
 
-from ridgeline.kernels.rms_norm_quant.reference import LARGEST, quantized, restored
+from ridgeline.kernels.rms_norm_quant.reference import CHECKED, LARGEST, quantized, restored
 
-__all__ = ["LARGEST", "restored"]
+__all__ = ["CHECKED", "LARGEST", "restored"]
 
 
 def normed(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:

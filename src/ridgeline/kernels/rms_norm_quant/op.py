@@ -160,15 +160,7 @@ RMS_NORM_QUANT = declare(
         checks=tuple(
             case(dtype, rows=rows, cols=cols, kind=kind, block=block)
             for dtype in DTYPES
-            for rows, cols, block in (
-                (3, 64, 0),
-                (33, 1024, 128),
-                (17, 5120, 0),
-                (5, 4096, 128),
-                (8200, 6144, 128),
-                (8201, 739, 0),
-                (8200, 3386, 0),
-            )
+            for rows, cols, block in reference.CHECKED
             for kind in reference.LARGEST
         ),
         races=(
