@@ -96,6 +96,225 @@ def by_warp_everywhere(by_lane, NUM_WARPS: gl.constexpr, ONE: gl.constexpr):
 
 
 @gluon.jit
+def places_of(CHUNKS: gl.constexpr, SLOTS: gl.constexpr, PIECE: gl.constexpr):
+    """Room in shared memory for SLOTS rows of words, by piece."""
+    places = ()
+    for _ in gl.static_range(CHUNKS):
+        places = places + (gl.allocate_shared_memory(gl.int32, [SLOTS, PIECE], FLAT),)  # type: ignore[assignment]
+    return places
+
+
+@gluon.jit
+def ask_for_row(
+    x_places, dy_places, slot, x_from, dy_from, c, left, CHUNKS: gl.constexpr, FULL: gl.constexpr, PIECE: gl.constexpr
+):
+    """Asks for the words of a row, of which there are ``left``: pieces before FULL are full, and what comes in the
+    place of words past the end is zero."""
+    access = c // 4 * 4
+    for i in gl.static_range(CHUNKS):
+        there = access < (left - i * PIECE if i >= FULL else left)
+        async_copy.async_copy_global_to_shared(x_places[i].index(slot), x_from + (i * PIECE + c), mask=there)
+        async_copy.async_copy_global_to_shared(dy_places[i].index(slot), dy_from + (i * PIECE + c), mask=there)
+
+
+@gluon.jit
+def ask_for_statistics(rstd_places, mean_places, slot, rstd_from, mean_from, there, CENTERED: gl.constexpr):
+    """Asks for the two numbers of a row, which come with it into shared memory, and ends what is asked for together.
+
+    As numbers of the loop the compiler would wait for them at once, where they are asked for."""
+    none = gl.arange(0, 1, gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
+    async_copy.async_copy_global_to_shared(rstd_places.index(slot), rstd_from + none, mask=none < there)
+    if CENTERED:
+        async_copy.async_copy_global_to_shared(mean_places.index(slot), mean_from + none, mask=none < there)
+    async_copy.commit_group()
+
+
+@gluon.jit
+def statistics(rstd_places, mean_places, slot, CENTERED: gl.constexpr, ONE: gl.constexpr):
+    """A row's 1 / deviation and its mean, which RMSNorm has not."""
+    rstd = one_of(rstd_places.index(slot), ONE)
+    mean = rstd * 0.0
+    if CENTERED:
+        mean = one_of(mean_places.index(slot), ONE)
+    return rstd, mean
+
+
+@gluon.jit
+def weight_numbers(words, offset, OFFSET: gl.constexpr, WIDE: gl.constexpr, BF16: gl.constexpr):
+    """The weights of a piece as float32, now and not before; RMSNorm's may have a number added to them."""
+    ws = numbers_here(words, WIDE, BF16)
+    if not OFFSET:
+        return ws
+    elif WIDE:
+        return (ws[0] + offset,)
+    else:
+        return ws[0] + offset, ws[1] + offset
+
+
+@gluon.jit
+def summed(
+    x, dy, ws, mean, along, level, HAS_WEIGHT: gl.constexpr, CENTERED: gl.constexpr, WIDE: gl.constexpr,
+    BF16: gl.constexpr,
+):  # fmt: skip
+    """A piece of a row added to its two sums, over weighted gradients and over their products with what was normalized.
+
+    16-bit numbers are not centered before: what the mean adds is taken off the sum (``slope_of``). It is as large as
+    the mean's own rounding makes it, which is thousands of times below that of the numbers.
+    """
+    ns = numbers(x, WIDE, BF16)
+    gs = numbers(dy, WIDE, BF16)  # zeros past the end: sums need no mask
+    for j in gl.static_range(1 if WIDE else 2):
+        n = ns[j]
+        g = gs[j]
+        if CENTERED and WIDE:
+            n -= mean
+        if HAS_WEIGHT:
+            g *= ws[j]
+        along += g * n
+        level += g
+    return along, level
+
+
+@gluon.jit
+def slope_of(along, level, mean, CENTERED: gl.constexpr, WIDE: gl.constexpr):
+    """A row's sum of products with what is centered, from that with what may not be."""
+    if CENTERED and not WIDE:
+        return along - mean * level
+    else:
+        return along
+
+
+@gluon.jit
+def finished(
+    x, dy, ws, mean, rstd, by_x, shift, dw, db, HAS_WEIGHT: gl.constexpr, CENTERED: gl.constexpr,
+    WANT_DW: gl.constexpr, WANT_DB: gl.constexpr, WIDE: gl.constexpr, BF16: gl.constexpr,
+):  # fmt: skip
+    """A piece's results as words, and its column sums with this row added."""
+    ns = numbers_here(x, WIDE, BF16)
+    gs = numbers_here(dy, WIDE, BF16)
+    values = ()
+    more_dw = ()
+    more_db = ()
+    for j in gl.static_range(1 if WIDE else 2):
+        n = ns[j]
+        g = gs[j]
+        if CENTERED:
+            n -= mean
+        more_db = more_db + (db[j] + g if WANT_DB else db[j],)  # type: ignore[assignment]
+        g *= rstd
+        more_dw = more_dw + (dw[j] + g * n if WANT_DW else dw[j],)  # type: ignore[assignment]
+        n = n * by_x + shift if CENTERED else n * by_x
+        values = values + (g * ws[j] - n if HAS_WEIGHT else g - n,)  # type: ignore[assignment]
+    return word(values, WIDE, BF16), more_dw, more_db
+
+
+@gluon.jit
+def sums_by_lane(sums, LANES: gl.constexpr, ONE: gl.constexpr):
+    """Four numbers of every lane added, by lane."""
+    return gl.convert_layout(gl.sum(sums.reshape([LANES, 4]), axis=1), ONE)
+
+
+@gluon.jit
+def edges_of(lead, tail, cols, VECTOR: gl.constexpr, ONE: gl.constexpr):
+    """Columns outside of whole accesses, a lane of the first warp each, and which lanes have one."""
+    k = gl.arange(0, 32 * gl.num_warps(), ONE)
+    edge = gl.where(k < VECTOR, k, tail + k - VECTOR)
+    return k, edge, gl.where(k < VECTOR, k < lead, edge < cols) & (k < 2 * VECTOR)
+
+
+@gluon.jit
+def edge_weights(
+    weight_ptr, edge, own, offset, HAS_WEIGHT: gl.constexpr, OFFSET: gl.constexpr, ONE: gl.constexpr
+):  # fmt: skip
+    w = gl.full([32 * gl.num_warps()], 1.0, gl.float32, ONE)
+    if HAS_WEIGHT:
+        w = gl.load(weight_ptr + edge, mask=own, other=0.0).to(gl.float32)
+        if OFFSET:
+            w += offset
+    return w
+
+
+@gluon.jit
+def edge_sums(x, dy, w, own, mean, CENTERED: gl.constexpr, WIDE: gl.constexpr):
+    """What a row's ends add to its two sums, by lane."""
+    g = dy.to(gl.float32) * w
+    n = x.to(gl.float32)
+    if CENTERED and WIDE:
+        n = gl.where(own, n - mean, 0.0)
+    return g * n, g
+
+
+@gluon.jit
+def finish_edges(to, x, dy, w, own, mean, rstd, by_x, shift, dw, db, CENTERED: gl.constexpr):
+    """Writes the results of a row's ends; their column sums with this row added."""
+    n = x.to(gl.float32)
+    g = dy.to(gl.float32)
+    if CENTERED:
+        n = gl.where(own, n - mean, 0.0)
+    db += g
+    g *= rstd
+    dw += g * n
+    value = g * w - n * by_x
+    if CENTERED:
+        value -= shift
+    gl.store(to, value.to(to.dtype.element_ty), mask=own)
+    return dw, db
+
+
+@gluon.jit
+def store_shares(
+    to, second, dw, db, whole, CHUNKS: gl.constexpr, BLOCK: gl.constexpr, WANT_DW: gl.constexpr, WANT_DB: gl.constexpr,
+    WIDE: gl.constexpr, SHIFTED: gl.constexpr,
+):  # fmt: skip
+    """A program's column sums of ``whole`` columns, those of the bias ``second`` numbers further."""
+    NUM: gl.constexpr = 1 if WIDE else 2
+    S: gl.constexpr = gl.BlockedLayout([1 if SHIFTED else 4], [32], [gl.num_warps()], [0])
+    col = gl.arange(0, BLOCK, S)
+    for i in gl.static_range(CHUNKS):
+        at = to + i * BLOCK + col
+        inside = col < whole - i * BLOCK
+        if WANT_DW:
+            gl.store(at, in_order(dw[NUM * i : NUM * i + NUM], WIDE, S), mask=inside)
+        if WANT_DB:
+            gl.store(at + second, in_order(db[NUM * i : NUM * i + NUM], WIDE, S), mask=inside)
+
+
+@gluon.jit
+def words_from(pointer, row, stride, lead, VECTOR: gl.constexpr):
+    """The first whole access of a row, as words."""
+    return pointer.to(gl.pointer_type(gl.int32), bitcast=True) + (row.to(gl.int64) * stride + lead) // VECTOR * 4
+
+
+@gluon.jit
+def tell(
+    room, turn, along, level, told_along, told_level, CENTERED: gl.constexpr, SPLIT: gl.constexpr, ONE: gl.constexpr
+):
+    """What every warp has summed of a row to all warps that work on it."""
+    NUM_WARPS: gl.constexpr = gl.num_warps()
+    if SPLIT > 1:
+        level = by_warp_everywhere(level, NUM_WARPS, ONE)
+        tell_cluster(room, turn, by_warp_everywhere(along, NUM_WARPS, ONE), level, SPLIT, NUM_WARPS)
+    else:
+        told_along.store(by_warp(along, NUM_WARPS))
+        if CENTERED:
+            told_level.store(by_warp(level, NUM_WARPS))
+
+
+@gluon.jit
+def heard(room, turn, told_along, told_level, CENTERED: gl.constexpr, SPLIT: gl.constexpr):
+    """A row's two sums, the same bits for all."""
+    ALL: gl.constexpr = gl.BlockedLayout([gl.num_warps()], [32], [gl.num_warps()], [0])
+    if SPLIT > 1:
+        return heard_from_cluster(room, turn, SPLIT, gl.num_warps())
+    else:
+        along = gl.sum(told_along.load(ALL), axis=0)
+        level = along
+        if CENTERED:
+            level = gl.sum(told_level.load(ALL), axis=0)
+        return along, level
+
+
+@gluon.jit
 def norm_backward_ahead(
     dy_ptr,  # [R, C]
     x_ptr,  # [R, C] of the same type, rows x_stride apart
@@ -110,41 +329,42 @@ def norm_backward_ahead(
     offset,
     CENTERED: gl.constexpr,  # LayerNorm
     HAS_WEIGHT: gl.constexpr,
+    OFFSET: gl.constexpr,  # a number is added to weights
     WANT_DW: gl.constexpr,
     WANT_DB: gl.constexpr,
     CHUNKS: gl.constexpr,
     BLOCK: gl.constexpr,  # columns of a piece: one access of every lane
     SLOTS: gl.constexpr,
     EARLY: gl.constexpr,
-    SHIFTED: gl.constexpr,  # rows start inside accesses; P is a multiple of VECTOR, a program's rows start alike
+    SHIFTED: gl.constexpr,  # rows start inside accesses; P rows fill accesses, a program's rows start alike
     SHARED: gl.constexpr,  # where weights wait: 0 in registers, 1 in shared memory, 2 where they are
     SPLIT: gl.constexpr,  # programs of a cluster share a row; P counts clusters
 ):
     """Rows turn + 2 to turn + SLOTS are on their way while row turn is finished and the sums of row turn + 1 are taken.
 
     Ends of rows that start inside accesses are apart, a number a lane of the first warp. Programs that share a row have
-    a stretch of its columns each, and tell each other what their warps have summed.
+    a stretch of its columns each, and tell each other what their warps have summed. Places in memory are counted along:
+    computed from a turn's number they were a tenth of all instructions.
     """
     NUM_WARPS: gl.constexpr = gl.num_warps()
     BF16: gl.constexpr = x_ptr.dtype.element_ty == gl.bfloat16
     WIDE: gl.constexpr = x_ptr.dtype.element_ty == gl.float32
     NUM: gl.constexpr = 1 if WIDE else 2
     VECTOR: gl.constexpr = 4 * NUM
-    PIECE: gl.constexpr = 128 * NUM_WARPS
+    LANES: gl.constexpr = 32 * NUM_WARPS
+    PIECE: gl.constexpr = 4 * LANES
     L: gl.constexpr = gl.BlockedLayout([4], [32], [NUM_WARPS], [0])
     ONE: gl.constexpr = gl.BlockedLayout([1], [32], [NUM_WARPS], [0])
-    ALL: gl.constexpr = gl.BlockedLayout([NUM_WARPS], [32], [NUM_WARPS], [0])
-    x_places = ()
-    dy_places = ()
-    for _ in gl.static_range(CHUNKS):
-        x_places = x_places + (gl.allocate_shared_memory(gl.int32, [SLOTS, PIECE], FLAT),)  # type: ignore[assignment]
-        dy_places = dy_places + (gl.allocate_shared_memory(gl.int32, [SLOTS, PIECE], FLAT),)  # type: ignore[assignment]
+    FULL: gl.constexpr = CHUNKS - (1 if SPLIT == 1 else 2)  # pieces before this one are full
+    x_places = places_of(CHUNKS, SLOTS, PIECE)
+    dy_places = places_of(CHUNKS, SLOTS, PIECE)
     rstd_places = gl.allocate_shared_memory(gl.float32, [SLOTS, 1], FLAT)
     mean_places = gl.allocate_shared_memory(gl.float32, [SLOTS, 1], FLAT)
+    told_along = rstd_places
+    told_level = mean_places
     if SPLIT == 1:
         told_along = gl.allocate_shared_memory(gl.float32, [NUM_WARPS], FLAT)
         told_level = gl.allocate_shared_memory(gl.float32, [NUM_WARPS], FLAT)
-    FULL: gl.constexpr = CHUNKS - (1 if SPLIT == 1 else 2)  # pieces before this one are full
     first = gl.program_id(0) // SPLIT
     step = gl.num_programs(0) // SPLIT
     num_turns = (rows - first + step - 1) // step
@@ -163,49 +383,37 @@ def norm_backward_ahead(
         whole = width * NUM
     c = gl.arange(0, PIECE, L)
     access = c // 4 * 4
-    x_at = x_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + (first.to(gl.int64) * x_stride + lead) // VECTOR * 4
-    dy_at = dy_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + (first.to(gl.int64) * cols + lead) // VECTOR * 4
-    dx_at = dx_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + (first.to(gl.int64) * cols + lead) // VECTOR * 4
-    if SPLIT > 1:
-        x_at += start
-        dy_at += start
-        dx_at += start
+    x_from = words_from(x_ptr, first, x_stride, lead, VECTOR) + start
+    dy_from = words_from(dy_ptr, first, cols, lead, VECTOR) + start
+    dx_to = words_from(dx_ptr, first, cols, lead, VECTOR) + start
     x_step = step.to(gl.int64) * x_stride // VECTOR * 4
     dy_step = step.to(gl.int64) * cols // VECTOR * 4
-    none = gl.arange(0, 1, ONE)
+    rstd_from = rstd_ptr + first
+    mean_from = mean_ptr + first
     for turn in gl.static_range(SLOTS):
         left = gl.where(turn < num_turns, width, 0)
-        row = first + gl.minimum(turn, num_turns - 1) * step
-        for i in gl.static_range(CHUNKS):
-            there = access < (left - i * PIECE if i >= FULL else left)
-            x_from, dy_from = x_at + turn * x_step, dy_at + turn * dy_step
-            async_copy.async_copy_global_to_shared(x_places[i].index(turn), x_from + (i * PIECE + c), mask=there)
-            async_copy.async_copy_global_to_shared(dy_places[i].index(turn), dy_from + (i * PIECE + c), mask=there)
-        async_copy.async_copy_global_to_shared(rstd_places.index(turn), rstd_ptr + row + none)
-        if CENTERED:
-            async_copy.async_copy_global_to_shared(mean_places.index(turn), mean_ptr + row + none)
-        async_copy.commit_group()
+        ask_for_row(x_places, dy_places, turn, x_from, dy_from, c, left, CHUNKS, FULL, PIECE)
+        ask_for_statistics(rstd_places, mean_places, turn, rstd_from, mean_from, left, CENTERED)
+        x_from += x_step
+        dy_from += dy_step
+        rstd_from += step
+        mean_from += step
     if SHIFTED:
-        k = gl.arange(0, 32 * NUM_WARPS, ONE)
-        edge = gl.where(k < VECTOR, k, tail + k - VECTOR)
-        own = gl.where(k < VECTOR, k < lead, edge < cols) & (k < 2 * VECTOR)
+        k, edge, own = edges_of(lead, tail, cols, VECTOR, ONE)
         if SPLIT > 1:
             own = own & gl.where(k < VECTOR, rank == 0, rank == SPLIT - 1)
         x_edge = x_ptr + first.to(gl.int64) * x_stride
         dy_edge = dy_ptr + first.to(gl.int64) * cols
         dx_edge = dx_ptr + first.to(gl.int64) * cols
-        second_turn = gl.minimum(1, num_turns - 1)
         x_end = gl.load(x_edge + edge, mask=own, other=0.0)
         dy_end = gl.load(dy_edge + edge, mask=own, other=0.0)
-        x_ahead = gl.load(x_edge + second_turn * NUM * x_step + edge, mask=own, other=0.0)
-        dy_ahead = gl.load(dy_edge + second_turn * NUM * dy_step + edge, mask=own, other=0.0)
-        w_edge = gl.full([32 * NUM_WARPS], 1.0, gl.float32, ONE)
-        if HAS_WEIGHT:
-            w_edge = gl.load(weight_ptr + edge, mask=own, other=0.0).to(gl.float32)
-            if not CENTERED:
-                w_edge += offset
-        dw_edge = gl.zeros([32 * NUM_WARPS], gl.float32, ONE)
-        db_edge = gl.zeros([32 * NUM_WARPS], gl.float32, ONE)
+        x_ahead = gl.load(x_edge + NUM * x_step + edge, mask=own & (num_turns > 1), other=0.0)
+        dy_ahead = gl.load(dy_edge + NUM * dy_step + edge, mask=own & (num_turns > 1), other=0.0)
+        x_edge += 2 * NUM * x_step
+        dy_edge += 2 * NUM * dy_step
+        w_edge = edge_weights(weight_ptr, edge, own, offset, HAS_WEIGHT, OFFSET, ONE)
+        dw_edge = gl.zeros([LANES], gl.float32, ONE)
+        db_edge = gl.zeros([LANES], gl.float32, ONE)
     weight_at = weight_ptr + start * NUM
     weights = ()
     dw = ()
@@ -222,10 +430,7 @@ def norm_backward_ahead(
             db = db + (gl.zeros([PIECE], gl.float32, L),)  # type: ignore[assignment]
     inverse = 1.0 / cols
     async_copy.wait_group(SLOTS - 1)
-    rstd = one_of(rstd_places.index(0), ONE)
-    mean = rstd * 0.0
-    if CENTERED:
-        mean = one_of(mean_places.index(0), ONE)
+    rstd, mean = statistics(rstd_places, mean_places, 0, CENTERED, ONE)
     xs = ()
     dys = ()
     along = gl.zeros([PIECE], gl.float32, L)
@@ -233,140 +438,83 @@ def norm_backward_ahead(
     for i in gl.static_range(CHUNKS):
         xs = xs + (x_places[i].index(0).load(L),)  # type: ignore[assignment]
         dys = dys + (dy_places[i].index(0).load(L),)  # type: ignore[assignment]
-        ns = numbers(xs[i], WIDE, BF16)
-        gs = numbers(dys[i], WIDE, BF16)
+        ws = (1.0, 1.0)
         if HAS_WEIGHT:
             if SHARED == 2:
                 ww = weight_words(weight_at + i * BLOCK, c, lead, whole - i * BLOCK, WIDE, SHIFTED)
             else:
                 ww = weights[i].load(L) if SHARED else weights[i]
-            ws = numbers_here(ww, WIDE, BF16)
-        for j in gl.static_range(NUM):
-            n = ns[j]
-            g = gs[j]
-            if CENTERED:
-                n -= mean
-            if HAS_WEIGHT:
-                g *= ws[j] if CENTERED else ws[j] + offset
-            along += g * n
-            level += g
-    by_lane = gl.convert_layout(gl.sum(along.reshape([32 * NUM_WARPS, 4]), axis=1), ONE)
-    level_by_lane = gl.convert_layout(gl.sum(level.reshape([32 * NUM_WARPS, 4]), axis=1), ONE)
+            ws = weight_numbers(ww, offset, OFFSET, WIDE, BF16)
+        along, level = summed(xs[i], dys[i], ws, mean, along, level, HAS_WEIGHT, CENTERED, WIDE, BF16)
+    by_lane = sums_by_lane(along, LANES, ONE)
+    level_by_lane = sums_by_lane(level, LANES, ONE)
     if SHIFTED:
-        g_end = dy_end.to(gl.float32) * w_edge
-        by_lane += gl.where(own, g_end * (x_end.to(gl.float32) - mean), 0.0)
-        level_by_lane += g_end
-    if SPLIT == 1:
-        told_along.store(by_warp(by_lane, NUM_WARPS))
-        if CENTERED:
-            told_level.store(by_warp(level_by_lane, NUM_WARPS))
-    else:
+        more, more_level = edge_sums(x_end, dy_end, w_edge, own, mean, CENTERED, WIDE)
+        by_lane += more
+        level_by_lane += more_level
+    room = 0
+    if SPLIT > 1:
         room = open_exchange(SPLIT * NUM_WARPS)
-        level_told = by_warp_everywhere(level_by_lane, NUM_WARPS, ONE)
-        tell_cluster(room, 0, by_warp_everywhere(by_lane, NUM_WARPS, ONE), level_told, SPLIT, NUM_WARPS)
+    tell(room, 0, by_lane, level_by_lane, told_along, told_level, CENTERED, SPLIT, ONE)
     slot = first * 0
     near = first * 0 + 1
+    x_off = first.to(gl.int64) * 0
+    dy_off = first.to(gl.int64) * 0
     for turn in range(num_turns):
         async_copy.wait_group(SLOTS - 2)
-        if SPLIT == 1:
-            slope = gl.sum(told_along.load(ALL), axis=0)
-            if CENTERED:
-                shift = gl.sum(told_level.load(ALL), axis=0) * inverse * rstd
-        else:
-            slope, shift = heard_from_cluster(room, turn, SPLIT, NUM_WARPS)
-            shift = shift * inverse * rstd
+        slope, shift = heard(room, turn, told_along, told_level, CENTERED, SPLIT)
+        slope = slope_of(slope, shift, mean, CENTERED, WIDE)
         left = gl.where(turn + SLOTS < num_turns, width, 0)
-        for i in gl.static_range(CHUNKS):
-            there = access < (left - i * PIECE if i >= FULL else left)
-            x_from, dy_from = x_at + (turn + SLOTS) * x_step, dy_at + (turn + SLOTS) * dy_step
-            async_copy.async_copy_global_to_shared(x_places[i].index(slot), x_from + (i * PIECE + c), mask=there)
-            async_copy.async_copy_global_to_shared(dy_places[i].index(slot), dy_from + (i * PIECE + c), mask=there)
-        later = first + gl.minimum(turn + SLOTS, num_turns - 1) * step
-        async_copy.async_copy_global_to_shared(rstd_places.index(slot), rstd_ptr + later + none)
-        if CENTERED:
-            async_copy.async_copy_global_to_shared(mean_places.index(slot), mean_ptr + later + none)
-        async_copy.commit_group()
+        ask_for_row(x_places, dy_places, slot, x_from + x_off, dy_from + dy_off, c, left, CHUNKS, FULL, PIECE)
+        ask_for_statistics(rstd_places, mean_places, slot, rstd_from, mean_from, left, CENTERED)
+        rstd_from += step
+        mean_from += step
         if SHIFTED:
-            following = gl.minimum(turn + 2, num_turns - 1)
-            x_new = gl.load(x_edge + following * NUM * x_step + edge, mask=own, other=0.0)
-            dy_new = gl.load(dy_edge + following * NUM * dy_step + edge, mask=own, other=0.0)
+            there = own & (turn + 2 < num_turns)
+            x_new = gl.load(x_edge + NUM * x_off + edge, mask=there, other=0.0)
+            dy_new = gl.load(dy_edge + NUM * dy_off + edge, mask=there, other=0.0)
         by_x = slope * inverse * rstd * rstd * rstd
-        rstd_next = one_of(rstd_places.index(near), ONE)
-        mean_next = rstd * 0.0
-        if CENTERED:
-            mean_next = one_of(mean_places.index(near), ONE)
+        shift = shift * inverse * rstd
+        rstd_next, mean_next = statistics(rstd_places, mean_places, near, CENTERED, ONE)
         along = gl.zeros([PIECE], gl.float32, L)
         level = gl.zeros([PIECE], gl.float32, L)
         for i in gl.static_range(CHUNKS):
-            ns = numbers_here(xs[i], WIDE, BF16)
-            gs = numbers_here(dys[i], WIDE, BF16)
+            ws = (1.0, 1.0)
             if HAS_WEIGHT:
                 if SHARED == 2:
                     ww = weight_words(weight_at + i * BLOCK, c, lead, whole - i * BLOCK, WIDE, SHIFTED)
                 else:
                     ww = weights[i].load(L) if SHARED else weights[i]
-                ws = numbers_here(ww, WIDE, BF16)
-            values = ()
-            for j in gl.static_range(NUM):
-                n = ns[j]
-                g = gs[j]
-                if CENTERED:
-                    n -= mean
-                if WANT_DB:
-                    db = db[: NUM * i + j] + (db[NUM * i + j] + g,) + db[NUM * i + j + 1 :]  # type: ignore[assignment]
-                g *= rstd
-                if WANT_DW:
-                    dw = dw[: NUM * i + j] + (dw[NUM * i + j] + g * n,) + dw[NUM * i + j + 1 :]  # type: ignore[assignment]
-                if HAS_WEIGHT:
-                    g *= ws[j] if CENTERED else ws[j] + offset
-                g -= n * by_x
-                if CENTERED:
-                    g -= shift
-                values = values + (g,)  # type: ignore[assignment]
-            to = dx_at + turn * dy_step + (i * PIECE + c)
+                ws = weight_numbers(ww, offset, OFFSET, WIDE, BF16)
+            result, more_dw, more_db = finished(
+                xs[i], dys[i], ws, mean, rstd, by_x, shift, dw[NUM * i : NUM * i + NUM], db[NUM * i : NUM * i + NUM],
+                HAS_WEIGHT, CENTERED, WANT_DW, WANT_DB, WIDE, BF16,
+            )  # fmt: skip
+            dw = dw[: NUM * i] + more_dw + dw[NUM * i + NUM :]
+            db = db[: NUM * i] + more_db + db[NUM * i + NUM :]
             if i >= FULL:
-                gl.store(to, word(values, WIDE, BF16), mask=access < width - i * PIECE)
+                gl.store(dx_to + dy_off + (i * PIECE + c), result, mask=access < width - i * PIECE)
             else:
-                gl.store(to, word(values, WIDE, BF16))
+                gl.store(dx_to + dy_off + (i * PIECE + c), result)
             xs = xs[:i] + (x_places[i].index(near).load(L),) + xs[i + 1 :]  # type: ignore[assignment]
             dys = dys[:i] + (dy_places[i].index(near).load(L),) + dys[i + 1 :]  # type: ignore[assignment]
-            ns = numbers(xs[i], WIDE, BF16)
-            gs = numbers(dys[i], WIDE, BF16)  # zeros past the end: sums need no mask
-            for j in gl.static_range(NUM):
-                n = ns[j]
-                g = gs[j]
-                if CENTERED:
-                    n -= mean_next
-                if HAS_WEIGHT:
-                    g *= ws[j] if CENTERED else ws[j] + offset
-                along += g * n
-                level += g
-        by_lane = gl.convert_layout(gl.sum(along.reshape([32 * NUM_WARPS, 4]), axis=1), ONE)
-        level_by_lane = gl.convert_layout(gl.sum(level.reshape([32 * NUM_WARPS, 4]), axis=1), ONE)
+            along, level = summed(xs[i], dys[i], ws, mean_next, along, level, HAS_WEIGHT, CENTERED, WIDE, BF16)
+        by_lane = sums_by_lane(along, LANES, ONE)
+        level_by_lane = sums_by_lane(level, LANES, ONE)
         if SHIFTED:
-            n_end = gl.where(own, x_end.to(gl.float32) - mean, 0.0)
-            g_end = dy_end.to(gl.float32)
-            db_edge += g_end
-            g_end *= rstd
-            dw_edge += g_end * n_end
-            at_end = g_end * w_edge - n_end * by_x
-            if CENTERED:
-                at_end -= shift
-            gl.store(dx_edge + turn * NUM * dy_step + edge, at_end.to(dx_ptr.dtype.element_ty), mask=own)
-            g_ahead = dy_ahead.to(gl.float32) * w_edge
-            by_lane += gl.where(own, g_ahead * (x_ahead.to(gl.float32) - mean_next), 0.0)
-            level_by_lane += g_ahead
+            dw_edge, db_edge = finish_edges(
+                dx_edge + NUM * dy_off + edge, x_end, dy_end, w_edge, own, mean, rstd, by_x, shift, dw_edge, db_edge, CENTERED
+            )
+            more, more_level = edge_sums(x_ahead, dy_ahead, w_edge, own, mean_next, CENTERED, WIDE)
+            by_lane += more
+            level_by_lane += more_level
             x_end = x_ahead
             dy_end = dy_ahead
             x_ahead = x_new
             dy_ahead = dy_new
-        if SPLIT == 1:
-            told_along.store(by_warp(by_lane, NUM_WARPS))
-            if CENTERED:
-                told_level.store(by_warp(level_by_lane, NUM_WARPS))
-        else:
-            level_told = by_warp_everywhere(level_by_lane, NUM_WARPS, ONE)
-            tell_cluster(room, turn + 1, by_warp_everywhere(by_lane, NUM_WARPS, ONE), level_told, SPLIT, NUM_WARPS)
+        tell(room, turn + 1, by_lane, level_by_lane, told_along, told_level, CENTERED, SPLIT, ONE)
+        x_off += x_step
+        dy_off += dy_step
         mean = mean_next
         rstd = rstd_next
         slot = near
@@ -377,15 +525,7 @@ def norm_backward_ahead(
     let_next_start(EARLY)
     to = shares_ptr + first.to(gl.int64) * share_pitch(cols)
     second = step.to(gl.int64) * share_pitch(cols)
-    S: gl.constexpr = gl.BlockedLayout([1 if SHIFTED else 4], [32], [NUM_WARPS], [0])
-    col = gl.arange(0, BLOCK, S)
-    for i in gl.static_range(CHUNKS):
-        at_col = to + lead + start * NUM + i * BLOCK + col
-        inside = col < whole - i * BLOCK
-        if WANT_DW:
-            gl.store(at_col, in_order(dw[NUM * i : NUM * i + NUM], WIDE, S), mask=inside)
-        if WANT_DB:
-            gl.store(at_col + second, in_order(db[NUM * i : NUM * i + NUM], WIDE, S), mask=inside)
+    store_shares(to + lead + start * NUM, second, dw, db, whole, CHUNKS, BLOCK, WANT_DW, WANT_DB, WIDE, SHIFTED)
     if SHIFTED:
         if WANT_DW:
             gl.store(to + edge, dw_edge, mask=own)

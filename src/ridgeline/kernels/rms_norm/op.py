@@ -235,11 +235,13 @@ def _backward(
     w, extra = x if weight is None else weight, dy if dh is None else dh
     key = (
         dx.shape, w.shape, dy.shape, x.dtype, w.dtype, dy.dtype, stride, weight is None, dh is None, want_dw,
-        x.get_device(), (x.data_ptr() | w.data_ptr() | dy.data_ptr() | extra.data_ptr()) & 15,
+        offset != 0.0, x.get_device(), (x.data_ptr() | w.data_ptr() | dy.data_ptr() | extra.data_ptr()) & 15,
     )  # fmt: skip
     plan = _backward_plans.get(key)
     if plan is None:
-        plan = _backward_plans[key] = _plan_backward(dy, x, weight, rstd, extra, dx, stride, dh is not None, want_dw)
+        plan = _backward_plans[key] = _plan_backward(
+            dy, x, weight, rstd, extra, dx, stride, dh is not None, want_dw, offset != 0.0
+        )
     dw = torch.empty_like(w) if want_dw else w.new_empty(0)
     plan(dy, x, w, rstd, extra, dx, dw, offset)
     return dx, dw
@@ -255,6 +257,7 @@ def _plan_backward(
     stride: int,
     has_dh: bool,
     want_dw: bool,
+    offset: bool,
 ) -> Any:
     RMS_NORM_BACKWARD.check(dy, dx, weight)
     cols = dx.shape[-1]
@@ -271,7 +274,7 @@ def _plan_backward(
         config.backward(rows, cols, size, shifted=shifts, words=in_words),
     )
     if (chosen.again or chosen.ahead) and in_words:
-        return _plan_backward_words(chosen, dy, x, weight, rstd, dx, rows, cols, stride, want_dw)
+        return _plan_backward_words(chosen, dy, x, weight, rstd, dx, rows, cols, stride, want_dw, offset)
     flags = {"HAS_WEIGHT": weight is not None, "HAS_DH": has_dh}
     if not chosen.chunks:
         common = {"device": x.get_device(), "vector": vector, "num_warps": chosen.num_warps}
@@ -319,16 +322,17 @@ def words_access(dy: Tensor, x: Tensor, w: Tensor, pointers: int, rows: int, col
 
 def plan_words(
     chosen: config.Backward, dy: Tensor, x: Tensor, weight: Tensor | None, stats: Tensor, dx: Tensor, partial: Tensor,
-    rows: int, cols: int, stride: int, want_dw: bool, want_db: bool, centered: bool,
+    rows: int, cols: int, stride: int, want_dw: bool, want_db: bool, centered: bool, offset: bool = False,
 ) -> Any:  # fmt: skip
-    """Rows that wait in shared memory, two numbers a word, for as many programs as ``partial`` has rows."""
+    """Rows that wait in shared memory, two numbers a word, for as many programs as ``partial`` has rows. ``offset``: a
+    number is added to their weights."""
     vector = POINTER_ALIGNMENT_BYTES // x.element_size()
     share = config.stretch(cols // vector * vector, x.element_size(), chosen.split)
     return (_BACKWARD_AHEAD if chosen.ahead else _BACKWARD_WORDS).bind(
         (dy, x, x if weight is None else weight, stats, stats, dx, partial, rows, cols, stride, 0.0),
         grid=(partial.shape[-2] * chosen.split,),
-        constants={"CENTERED": centered, "HAS_WEIGHT": weight is not None, "WANT_DW": want_dw, "WANT_DB": want_db,
-                   "CHUNKS": cdiv(share, chosen.block), "BLOCK": chosen.block,
+        constants={"CENTERED": centered, "HAS_WEIGHT": weight is not None, "OFFSET": offset, "WANT_DW": want_dw,
+                   "WANT_DB": want_db, "CHUNKS": cdiv(share, chosen.block), "BLOCK": chosen.block,
                    "SLOTS": chosen.num_stages, "EARLY": (want_dw or want_db) and chosen.early,
                    "SHIFTED": cols % vector != 0, "SHARED": weights_in(chosen, x.element_size(), weight is not None)}
         | ({"SPLIT": chosen.split} if chosen.ahead else {}),
@@ -342,12 +346,12 @@ def plan_words(
 
 def _plan_backward_words(
     chosen: config.Backward, dy: Tensor, x: Tensor, weight: Tensor | None, rstd: Tensor, dx: Tensor, rows: int,
-    cols: int, stride: int, want_dw: bool,
+    cols: int, stride: int, want_dw: bool, offset: bool,
 ) -> Any:  # fmt: skip
     w, on = x if weight is None else weight, x.get_device()
     programs = walkers(rows, chosen, start_places(x, cols), on)
     partial = template((programs, config.share_pitch(cols)), torch.float32, x.device)
-    run = plan_words(chosen, dy, x, weight, rstd, dx, partial, rows, cols, stride, want_dw, False, False)
+    run = plan_words(chosen, dy, x, weight, rstd, dx, partial, rows, cols, stride, want_dw, False, False, offset)
     reduce = plan_reduce(partial, w, programs, cols, on, early=chosen.early)
 
     def plan(dy: Tensor, x: Tensor, w: Tensor, rstd: Tensor, dh: Tensor, dx: Tensor, dw: Tensor, offset: float) -> None:

@@ -11,18 +11,27 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
-from ridgeline.kernels.rms_norm.gradient import in_order, one_of, weight_words
-from ridgeline.kernels.stream import FLAT, both_added, halves, halves_here, let_next_start, paired, share_pitch
-
-
-@gluon.jit
-def weighted(g, h, words, offset, CENTERED: gl.constexpr, BF16: gl.constexpr):
-    """Two gradients by the weights of their columns, which are words; RMSNorm's have a number added to them."""
-    u, v = halves_here(words, BF16)
-    if not CENTERED:
-        u += offset
-        v += offset
-    return g * u, h * v
+from ridgeline.kernels.rms_norm.gradient import (
+    ask_for_row,
+    ask_for_statistics,
+    edge_sums,
+    edge_weights,
+    edges_of,
+    finish_edges,
+    finished,
+    heard,
+    places_of,
+    slope_of,
+    statistics,
+    store_shares,
+    summed,
+    sums_by_lane,
+    tell,
+    weight_numbers,
+    weight_words,
+    words_from,
+)
+from ridgeline.kernels.stream import FLAT, let_next_start, share_pitch
 
 
 @gluon.jit
@@ -40,31 +49,33 @@ def norm_backward_words(
     offset,
     CENTERED: gl.constexpr,  # LayerNorm
     HAS_WEIGHT: gl.constexpr,
+    OFFSET: gl.constexpr,  # a number is added to weights
     WANT_DW: gl.constexpr,
     WANT_DB: gl.constexpr,
     CHUNKS: gl.constexpr,
     BLOCK: gl.constexpr,
     SLOTS: gl.constexpr,
     EARLY: gl.constexpr,
-    SHIFTED: gl.constexpr,  # rows start inside accesses; P is a multiple of eight, a program's rows start alike
+    SHIFTED: gl.constexpr,  # rows start inside accesses; P rows fill accesses, a program's rows start alike
     SHARED: gl.constexpr,  # weights wait in shared memory as well
 ):
     """The next SLOTS − 1 rows are on their way while a row is worked on; the last of them is asked for between the
-    row's sums and its results, where a barrier has just been. Ends of rows that start inside accesses are apart."""
+    row's sums and its results, where a barrier has just been. Ends of rows that start inside accesses are apart, a
+    number a lane of the first warp."""
     NUM_WARPS: gl.constexpr = gl.num_warps()
     BF16: gl.constexpr = x_ptr.dtype.element_ty == gl.bfloat16
     L: gl.constexpr = gl.BlockedLayout([4], [32], [NUM_WARPS], [0])
+    ONE: gl.constexpr = gl.BlockedLayout([1], [32], [NUM_WARPS], [0])
+    LANES: gl.constexpr = 32 * NUM_WARPS
     PIECE: gl.constexpr = BLOCK // 2
+    FULL: gl.constexpr = CHUNKS - 1  # pieces before this one are full
     AHEAD: gl.constexpr = SLOTS - 1
-    x_places = ()
-    dy_places = ()
-    for _ in gl.static_range(CHUNKS):
-        x_places = x_places + (gl.allocate_shared_memory(gl.int32, [SLOTS, PIECE], FLAT),)  # type: ignore[assignment]
-        dy_places = dy_places + (gl.allocate_shared_memory(gl.int32, [SLOTS, PIECE], FLAT),)  # type: ignore[assignment]
+    x_places = places_of(CHUNKS, SLOTS, PIECE)
+    dy_places = places_of(CHUNKS, SLOTS, PIECE)
     rstd_places = gl.allocate_shared_memory(gl.float32, [SLOTS, 1], FLAT)
     mean_places = gl.allocate_shared_memory(gl.float32, [SLOTS, 1], FLAT)
-    ONE: gl.constexpr = gl.BlockedLayout([1], [32], [NUM_WARPS], [0])
-    none = gl.arange(0, 1, ONE)
+    told_along = gl.allocate_shared_memory(gl.float32, [NUM_WARPS], FLAT)
+    told_level = gl.allocate_shared_memory(gl.float32, [NUM_WARPS], FLAT)
     first = gl.program_id(0)
     step = gl.num_programs(0)
     num_turns = (rows - first + step - 1) // step
@@ -75,45 +86,36 @@ def norm_backward_words(
     width = whole // 2
     c = gl.arange(0, PIECE, L)
     access = c // 4 * 4
-    x_at = x_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + (first.to(gl.int64) * x_stride + lead) // 8 * 4
-    dy_at = dy_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + (first.to(gl.int64) * cols + lead) // 8 * 4
-    dx_at = dx_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + (first.to(gl.int64) * cols + lead) // 8 * 4
+    x_from = words_from(x_ptr, first, x_stride, lead, 8)
+    dy_from = words_from(dy_ptr, first, cols, lead, 8)
+    dx_to = words_from(dx_ptr, first, cols, lead, 8)
     x_step = step.to(gl.int64) * x_stride // 8 * 4
     dy_step = step.to(gl.int64) * cols // 8 * 4
+    rstd_from = rstd_ptr + first
+    mean_from = mean_ptr + first
     for turn in gl.static_range(AHEAD):
         left = gl.where(turn < num_turns, width, 0)
-        for i in gl.static_range(CHUNKS):
-            there = access < left - i * PIECE
-            x_from, dy_from = x_at + turn * x_step, dy_at + turn * dy_step
-            async_copy.async_copy_global_to_shared(x_places[i].index(turn), x_from + (i * PIECE + c), mask=there)
-            async_copy.async_copy_global_to_shared(dy_places[i].index(turn), dy_from + (i * PIECE + c), mask=there)
-        row = first + gl.minimum(turn, num_turns - 1) * step
-        async_copy.async_copy_global_to_shared(rstd_places.index(turn), rstd_ptr + row + none)
-        if CENTERED:
-            async_copy.async_copy_global_to_shared(mean_places.index(turn), mean_ptr + row + none)
-        async_copy.commit_group()
+        ask_for_row(x_places, dy_places, turn, x_from, dy_from, c, left, CHUNKS, FULL, PIECE)
+        ask_for_statistics(rstd_places, mean_places, turn, rstd_from, mean_from, left, CENTERED)
+        x_from += x_step
+        dy_from += dy_step
+        rstd_from += step
+        mean_from += step
     if SHIFTED:
-        E: gl.constexpr = gl.BlockedLayout([1], [32], [NUM_WARPS], [0])
-        k = gl.arange(0, 16, E)
-        edge = gl.where(k < 8, k, lead + whole + k - 8)
-        own = gl.where(k < 8, k < lead, edge < cols)
+        _, edge, own = edges_of(lead, lead + whole, cols, 8, ONE)
         x_edge = x_ptr + first.to(gl.int64) * x_stride
         dy_edge = dy_ptr + first.to(gl.int64) * cols
         dx_edge = dx_ptr + first.to(gl.int64) * cols
-        x_now = gl.load(x_edge + edge, mask=own, other=0.0)
-        dy_now = gl.load(dy_edge + edge, mask=own, other=0.0)
-        w_edge = gl.full([16], 1.0, gl.float32, E)
-        if HAS_WEIGHT:
-            w_edge = gl.load(weight_ptr + edge, mask=own, other=0.0).to(gl.float32)
-            if not CENTERED:
-                w_edge += offset
-        dw_edge = gl.zeros([16], gl.float32, E)
-        db_edge = gl.zeros([16], gl.float32, E)
+        x_end = gl.load(x_edge + edge, mask=own, other=0.0)
+        dy_end = gl.load(dy_edge + edge, mask=own, other=0.0)
+        x_edge += 2 * x_step
+        dy_edge += 2 * dy_step
+        w_edge = edge_weights(weight_ptr, edge, own, offset, HAS_WEIGHT, OFFSET, ONE)
+        dw_edge = gl.zeros([LANES], gl.float32, ONE)
+        db_edge = gl.zeros([LANES], gl.float32, ONE)
     weights = ()
-    dw_low = ()
-    dw_high = ()
-    db_low = ()
-    db_high = ()
+    dw = ()
+    db = ()
     for i in gl.static_range(CHUNKS):
         if HAS_WEIGHT:
             words = weight_words(weight_ptr + i * BLOCK, c, lead, whole - i * BLOCK, False, SHIFTED)
@@ -121,111 +123,77 @@ def norm_backward_words(
                 weights = weights + (gl.allocate_shared_memory(gl.int32, [PIECE], FLAT, words),)  # type: ignore[assignment]
             else:
                 weights = weights + (words,)  # type: ignore[assignment]
-        dw_low = dw_low + (gl.zeros([PIECE], gl.float32, L),)  # type: ignore[assignment]
-        dw_high = dw_high + (gl.zeros([PIECE], gl.float32, L),)  # type: ignore[assignment]
-        db_low = db_low + (gl.zeros([PIECE], gl.float32, L),)  # type: ignore[assignment]
-        db_high = db_high + (gl.zeros([PIECE], gl.float32, L),)  # type: ignore[assignment]
+        for _ in gl.static_range(2):
+            dw = dw + (gl.zeros([PIECE], gl.float32, L),)  # type: ignore[assignment]
+            db = db + (gl.zeros([PIECE], gl.float32, L),)  # type: ignore[assignment]
     inverse = 1.0 / cols
     slot = first * 0
     free = first * 0 + AHEAD
+    x_off = first.to(gl.int64) * 0
+    dy_off = first.to(gl.int64) * 0
     for turn in range(num_turns):
         if SHIFTED:
-            following = gl.minimum(turn + 1, num_turns - 1)
-            x_next = gl.load(x_edge + following * 2 * x_step + edge, mask=own, other=0.0)
-            dy_next = gl.load(dy_edge + following * 2 * dy_step + edge, mask=own, other=0.0)
+            there = own & (turn + 1 < num_turns)
+            x_next = gl.load(x_edge + 2 * x_off + edge, mask=there, other=0.0)
+            dy_next = gl.load(dy_edge + 2 * dy_off + edge, mask=there, other=0.0)
         async_copy.wait_group(AHEAD - 1)
-        rstd = one_of(rstd_places.index(slot), ONE)
-        if CENTERED:
-            mean = one_of(mean_places.index(slot), ONE)
+        rstd, mean = statistics(rstd_places, mean_places, slot, CENTERED, ONE)
         along = gl.zeros([PIECE], gl.float32, L)
         level = gl.zeros([PIECE], gl.float32, L)
         for i in gl.static_range(CHUNKS):
-            n, m = halves(x_places[i].index(slot).load(L), BF16)
-            g, h = halves(dy_places[i].index(slot).load(L), BF16)  # zeros past the end: sums need no mask
-            if CENTERED:
-                n -= mean
-                m -= mean
+            ws = (1.0, 1.0)
             if HAS_WEIGHT:
-                g, h = weighted(g, h, weights[i].load(L) if SHARED else weights[i], offset, CENTERED, BF16)
-            along += g * n + h * m
-            if CENTERED:
-                level += g + h
-        if CENTERED:
-            slope, shift = gl.reduce((along, level), 0, both_added)
-        else:
-            slope = gl.sum(along, axis=0)
+                ws = weight_numbers(weights[i].load(L) if SHARED else weights[i], offset, OFFSET, False, BF16)
+            x = x_places[i].index(slot).load(L)
+            dy = dy_places[i].index(slot).load(L)
+            along, level = summed(x, dy, ws, mean, along, level, HAS_WEIGHT, CENTERED, False, BF16)
+        by_lane = sums_by_lane(along, LANES, ONE)
+        level_by_lane = sums_by_lane(level, LANES, ONE)
         if SHIFTED:
-            n_edge = x_now.to(gl.float32)
-            g_edge = dy_now.to(gl.float32)
-            if CENTERED:
-                n_edge = gl.where(own, n_edge - mean, 0.0)
-            dw_edge += g_edge * rstd * n_edge
-            db_edge += g_edge
-            g_edge *= w_edge
-            more_slope, more_shift = gl.reduce((g_edge * n_edge, g_edge), 0, both_added)
-            slope += more_slope
-            if CENTERED:
-                shift += more_shift
+            more, more_level = edge_sums(x_end, dy_end, w_edge, own, mean, CENTERED, False)
+            by_lane += more
+            level_by_lane += more_level
+        tell(0, turn, by_lane, level_by_lane, told_along, told_level, CENTERED, 1, ONE)
+        slope, shift = heard(0, turn, told_along, told_level, CENTERED, 1)
+        slope = slope_of(slope, shift, mean, CENTERED, False)
         left = gl.where(turn + AHEAD < num_turns, width, 0)
-        for i in gl.static_range(CHUNKS):
-            there = access < left - i * PIECE
-            x_from, dy_from = x_at + (turn + AHEAD) * x_step, dy_at + (turn + AHEAD) * dy_step
-            async_copy.async_copy_global_to_shared(x_places[i].index(free), x_from + (i * PIECE + c), mask=there)
-            async_copy.async_copy_global_to_shared(dy_places[i].index(free), dy_from + (i * PIECE + c), mask=there)
-        later = first + gl.minimum(turn + AHEAD, num_turns - 1) * step
-        async_copy.async_copy_global_to_shared(rstd_places.index(free), rstd_ptr + later + none)
-        if CENTERED:
-            async_copy.async_copy_global_to_shared(mean_places.index(free), mean_ptr + later + none)
-        async_copy.commit_group()
+        ask_for_row(x_places, dy_places, free, x_from + x_off, dy_from + dy_off, c, left, CHUNKS, FULL, PIECE)
+        ask_for_statistics(rstd_places, mean_places, free, rstd_from, mean_from, left, CENTERED)
+        rstd_from += step
+        mean_from += step
         by_x = slope * inverse * rstd * rstd * rstd
-        if CENTERED:
-            shift = shift * inverse * rstd
+        shift = shift * inverse * rstd
         for i in gl.static_range(CHUNKS):
-            n, m = halves(x_places[i].index(slot).load(L), BF16)
-            g, h = halves(dy_places[i].index(slot).load(L), BF16)
-            if CENTERED:
-                n -= mean
-                m -= mean
-            if WANT_DB:
-                db_low = db_low[:i] + (db_low[i] + g,) + db_low[i + 1 :]  # type: ignore[assignment]
-                db_high = db_high[:i] + (db_high[i] + h,) + db_high[i + 1 :]  # type: ignore[assignment]
-            g *= rstd
-            h *= rstd
-            if WANT_DW:
-                dw_low = dw_low[:i] + (dw_low[i] + g * n,) + dw_low[i + 1 :]  # type: ignore[assignment]
-                dw_high = dw_high[:i] + (dw_high[i] + h * m,) + dw_high[i + 1 :]  # type: ignore[assignment]
+            ws = (1.0, 1.0)
             if HAS_WEIGHT:
-                g, h = weighted(g, h, weights[i].load(L) if SHARED else weights[i], offset, CENTERED, BF16)
-            n *= by_x
-            m *= by_x
-            if CENTERED:
-                n += shift
-                m += shift
-            low = g - n
-            high = h - m
-            to = dx_at + turn * dy_step + (i * PIECE + c)
-            gl.store(to, paired(low, high, BF16), mask=access < width - i * PIECE)
+                ws = weight_numbers(weights[i].load(L) if SHARED else weights[i], offset, OFFSET, False, BF16)
+            x = x_places[i].index(slot).load(L)
+            dy = dy_places[i].index(slot).load(L)
+            result, more_dw, more_db = finished(
+                x, dy, ws, mean, rstd, by_x, shift, dw[2 * i : 2 * i + 2], db[2 * i : 2 * i + 2],
+                HAS_WEIGHT, CENTERED, WANT_DW, WANT_DB, False, BF16,
+            )  # fmt: skip
+            dw = dw[: 2 * i] + more_dw + dw[2 * i + 2 :]
+            db = db[: 2 * i] + more_db + db[2 * i + 2 :]
+            if i >= FULL:
+                gl.store(dx_to + dy_off + (i * PIECE + c), result, mask=access < width - i * PIECE)
+            else:
+                gl.store(dx_to + dy_off + (i * PIECE + c), result)
         if SHIFTED:
-            at_edge = g_edge * rstd - n_edge * by_x
-            if CENTERED:
-                at_edge -= shift
-            gl.store(dx_edge + turn * 2 * dy_step + edge, at_edge.to(dx_ptr.dtype.element_ty), mask=own)
-            x_now = x_next
-            dy_now = dy_next
+            dw_edge, db_edge = finish_edges(
+                dx_edge + 2 * dy_off + edge, x_end, dy_end, w_edge, own, mean, rstd, by_x, shift, dw_edge, db_edge,
+                CENTERED,
+            )  # fmt: skip
+            x_end = x_next
+            dy_end = dy_next
+        x_off += x_step
+        dy_off += dy_step
         slot = gl.where(slot + 1 == SLOTS, 0, slot + 1)
         free = gl.where(free + 1 == SLOTS, 0, free + 1)
     let_next_start(EARLY)
     to = shares_ptr + first.to(gl.int64) * share_pitch(cols)
     second = step.to(gl.int64) * share_pitch(cols)
-    S: gl.constexpr = gl.BlockedLayout([1 if SHIFTED else 4], [32], [NUM_WARPS], [0])
-    col = gl.arange(0, BLOCK, S)
-    for i in gl.static_range(CHUNKS):
-        at = to + lead + i * BLOCK + col
-        there = col < whole - i * BLOCK
-        if WANT_DW:
-            gl.store(at, in_order((dw_low[i], dw_high[i]), False, S), mask=there)
-        if WANT_DB:
-            gl.store(at + second, in_order((db_low[i], db_high[i]), False, S), mask=there)
+    store_shares(to + lead, second, dw, db, whole, CHUNKS, BLOCK, WANT_DW, WANT_DB, False, SHIFTED)
     if SHIFTED:
         if WANT_DW:
             gl.store(to + edge, dw_edge, mask=own)
