@@ -81,7 +81,7 @@ def layer_norm_quantized(
         for i in tl.static_range(CHUNKS):
             off = held[i] - mean
             c = i * BLOCK + col
-            if not EVEN:
+            if not EVEN and (i == CHUNKS - 1 or (SHIFTED and (i == 0 or i == CHUNKS - 2))):
                 off = tl.where((c >= lead) & (c < end) if SHIFTED else c < cols, off, 0.0)
             squares += off * off
             centered = centered + (off,)
@@ -101,9 +101,7 @@ def layer_norm_quantized(
                     y += biases[i]
                 else:
                     y += tl.load(bias_ptr + i * BLOCK + col, mask=in_cols, other=0.0).to(tl.float32)
-            if HAS_BIAS and not EVEN:
-                y = tl.where(in_cols, y, 0.0)  # the padding of a row is no candidate for its largest
-            normed = normed + (y,)
+            normed = normed + (y,)  # zero in the padding of a row, which is no candidate for its largest
         write_quantized(
             normed, 0.0 * rstd + 1.0, q_ptr, scale_ptr, row, col, rows, cols, scales, largest, lead, INTEGER, GROUP,
             PARTS, ROWS, CHUNKS, BLOCK, SHIFTED, VECTOR,
