@@ -936,6 +936,68 @@ def heads_back() -> Iterator[Sweep]:
         yield Sweep("qk_norm_rope.backward", "qk_norm_rope", "bwd", of, (Heads(2, 10, rows(2, dim)),))
 
 
+def lean() -> Iterator[Sweep]:
+    """Backward passes of norms whose turns have a tenth fewer instructions, by themselves and where another kernel had
+    been faster; forward passes of odd rows on as many warps as fit; long rows to eight bits walked over."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.rms_norm.config import Backward as B
+    from ridgeline.kernels.rms_norm.config import Forward as F
+    from ridgeline.kernels.rms_norm.config import again
+    from ridgeline.kernels.rms_norm.config import ahead as later
+    from ridgeline.kernels.rms_norm_quant.config import Tile as T
+
+    def odd(chunks: int, warps: int) -> F:
+        return F(1, chunks, 256 * warps, warps, "evict_last", "", True)
+
+    layer: tuple[tuple[str, int, int, tuple[B, ...]], ...] = (
+        ("bfloat16", 6676, 11752, (again(11752, 8, 3, 1), later(11752, 16, 2, 1))),
+        ("bfloat16", 8829, 11197, (later(11197, 16, 2, 1),)),
+        ("bfloat16", 8107, 7538, (again(7538, 8, 3, 2), again(7538, 8, 2, 2), later(7538, 16, 3, 1))),
+        ("float16", 6807, 15579, (again(15579, 16, 2, 1),)),
+        ("bfloat16", 19128, 13006, (again(13006, 16, 2, 1),)),
+        ("bfloat16", 51367, 3499, ()),
+        ("bfloat16", 65536, 2065, (again(2065, 4, 3, 4),)),
+        ("float16", 3433, 8192, (again(8192, 8, 3, 2), later(8192, 16, 3, 1))),
+        ("bfloat16", 5654, 5376, ()),
+        ("bfloat16", 65536, 440, (later(440, 1, 3, 12), again(440, 1, 3, 12))),
+        ("float32", 65536, 450, (later(450, 1, 3, 12, itemsize=4),)),
+        ("float32", 2287, 14336, ()),
+    )
+    plain: tuple[tuple[str, int, int, tuple[B, ...]], ...] = (
+        ("bfloat16", 2672, 14336, (again(14336, 16, 3, 1, True), later(14336, 16, 3, 1), again(14336, 8, 3, 1))),
+        ("bfloat16", 11460, 14803, (later(14803, 16, 2, 1), again(14803, 8, 2, 1))),
+        ("bfloat16", 65536, 369, (later(369, 1, 3, 12), again(369, 1, 3, 16, True))),
+        ("bfloat16", 65536, 392, (later(392, 1, 3, 12), again(392, 1, 3, 16, True))),
+        ("bfloat16", 16384, 7001, (again(7001, 8, 3, 2, True),)),
+        ("bfloat16", 10478, 3513, (again(3513, 4, 3, 4, True),)),
+        ("bfloat16", 8000, 5001, (again(5001, 8, 3, 2, True), again(5001, 4, 3, 3, True))),
+        ("bfloat16", 4431, 5376, (later(5376, 8, 3, 2),)),
+        ("float32", 36830, 1204, (later(1204, 2, 3, 8, itemsize=4),)),
+        ("bfloat16", 13333, 16302, ()),
+    )
+    for name, shapes in (("layer_norm", layer), ("rms_norm", plain)):
+        for dtype, rows, cols, tried in shapes:
+            yield Sweep(f"{name}.backward", name, "bwd", case(dtype, rows=rows, cols=cols), tried)
+    narrow = "float8_e4m3fn"
+    for name, dtype, rows, cols, kind, group, tiles in (
+        ("layer_norm", "bfloat16", 10468, 16384, narrow, 0, (T(1, 4, 4096, 16, 3, 1), T(1, 2, 8192, 32, 2, 1))),
+        ("rms_norm", "bfloat16", 7926, 13696, narrow, 64, (T(1, 4, 4096, 16, 3, 1), T(1, 7, 2048, 8, 3, 1))),
+        ("layer_norm", "bfloat16", 10468, 12288, narrow, 128, (T(1, 3, 4096, 16, 3, 1), T(1, 6, 2048, 8, 3, 1))),
+        ("rms_norm", "float16", 1053, 22016, narrow, 0, (T(1, 3, 8192, 32, 2, 1), T(1, 6, 4096, 16, 2, 1))),
+        ("layer_norm", "float16", 45303, 3584, "int8", 0, (T(1, 2, 2048, 8, 3, 2),)),
+        ("rms_norm", "bfloat16", 28494, 6816, "int8", 0, (T(1, 7, 1024, 4, 3, 2),)),
+        ("layer_norm", "bfloat16", 20284, 3720, "int8", 0, ()),
+    ):  # fmt: skip
+        of = case(dtype, rows=rows, cols=cols, kind=kind, block=group)
+        yield Sweep(f"{name}_quant", f"{name}_quant", "fwd", of, tiles)
+    for dtype, rows, cols, ways in (
+        ("bfloat16", 65536, 2065, (odd(5, 2), odd(9, 1))), ("bfloat16", 8829, 11197, (odd(3, 16), odd(11, 4))),
+        ("float16", 6807, 15579, (odd(4, 16),)), ("bfloat16", 19128, 13006, (odd(4, 16), odd(13, 4))),
+        ("float32", 2287, 14336, (F(1, 7, 2048, 8, "evict_last"), F(1, 2, 8192, 32, "evict_last"))),
+    ):  # fmt: skip
+        yield Sweep("layer_norm.forward", "layer_norm", "fwd", case(dtype, rows=rows, cols=cols), ways)
+
+
 PARTS: dict[str, Callable[[], Iterator[Sweep]]] = {
     "four_warps": four_warps,
     "quantizing": quantizing,
@@ -974,6 +1036,7 @@ PARTS: dict[str, Callable[[], Iterator[Sweep]]] = {
     "groups_flat": groups_flat,
     "rows_short": rows_short,
     "heads_back": heads_back,
+    "lean": lean,
 }
 
 
@@ -1056,7 +1119,9 @@ def reading(num_bytes: int, device: Any) -> Callable[[], None]:
     return reading.run(torch.ones(num_bytes // 4, dtype=torch.int32, device=device), 8, 4096, 1, "")
 
 
-def timed(sweep: Sweep, configs: list[Any], flush: Any, device: Any) -> tuple[dict[Any, list[float]], int]:
+def timed(
+    sweep: Sweep, configs: list[Any], flush: Any, device: Any, rounds: int = ROUNDS
+) -> tuple[dict[Any, list[float]], int]:
     """Seconds of every round of every configuration, and of a copy of as many bytes (None), and, where next to nothing
     is written, of a bare read; and those bytes."""
     import torch
@@ -1087,7 +1152,7 @@ def timed(sweep: Sweep, configs: list[Any], flush: Any, device: Any) -> tuple[di
         marks[config].append((start, end))
 
     order = list(marks)
-    for i in range(ROUNDS):
+    for i in range(rounds):
         for config in order[i % len(order) :] + order[: i % len(order)]:
             if config is None:
                 turn(None, lambda: target.copy_(source))
@@ -1141,7 +1206,7 @@ def default_of(sweep: Sweep, device: Any) -> Any:
     return next((found[2] for found in choices if found[0] == sweep.kernel), None)
 
 
-def swept(sweep: Sweep, flush: Any, device: Any) -> list[dict[str, Any]]:
+def swept(sweep: Sweep, flush: Any, device: Any, rounds: int = ROUNDS) -> list[dict[str, Any]]:
     """Rows of one sweep: configuration, whether it is right, seconds."""
     import torch
 
@@ -1149,7 +1214,7 @@ def swept(sweep: Sweep, flush: Any, device: Any) -> list[dict[str, Any]]:
     configs = [config for config in dict.fromkeys([default, *sweep.configs]) if config is not None]
     wrong = checked(sweep, configs, device)
     torch.cuda.empty_cache()
-    times, num_bytes = timed(sweep, [config for config in configs if not wrong[config]], flush, device)
+    times, num_bytes = timed(sweep, [config for config in configs if not wrong[config]], flush, device, rounds)
     torch.cuda.empty_cache()
     base = {"kernel": sweep.kernel, "primitive": sweep.name, "phase": sweep.phase, "case": str(sweep.of),
             "num_bytes": num_bytes}  # fmt: skip
@@ -1201,6 +1266,7 @@ def main() -> None:
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--pack", type=Path, help="compile what these parts need into this folder, and time nothing")
     parser.add_argument("--jobs", type=int, default=1, help="processes that compile")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="turns that are timed of every configuration")
     asked = parser.parse_args()
     if asked.pack:
         from ridgeline.kernels import pack
@@ -1229,7 +1295,7 @@ def main() -> None:
             found["errors"].append({"case": f"{sweep.kernel} {sweep.of}", "error": "no time left"})
             continue
         try:
-            rows = swept(sweep, flush, device)
+            rows = swept(sweep, flush, device, asked.rounds)
             found["rows"] += rows
             print("\n".join(map(shown, rows)), flush=True)
             if part in asked.split.split(","):

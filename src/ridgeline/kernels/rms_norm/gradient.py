@@ -235,20 +235,45 @@ def edge_weights(
 
 
 @gluon.jit
-def edge_sums(x, dy, w, own, mean, CENTERED: gl.constexpr, WIDE: gl.constexpr):
+def ends_at(x_at, dy_at, there):
+    """Numbers of a row's ends, as they are: whoever turns them into others waits for them."""
+    return gl.load(x_at, mask=there, other=0.0), gl.load(dy_at, mask=there, other=0.0)
+
+
+@gluon.jit
+def ends_kept(ends, WIDE: gl.constexpr):
+    """The same, of which 16-bit ones are one word."""
+    if WIDE:
+        return ends
+    else:
+        low = ends[0].to(gl.int16, bitcast=True).to(gl.int32) & 65535
+        return (low | (ends[1].to(gl.int16, bitcast=True).to(gl.int32) << 16),)
+
+
+@gluon.jit
+def ends_again(kept, WIDE: gl.constexpr, BF16: gl.constexpr):
+    """Ends that were kept, as float32."""
+    if WIDE:
+        return kept
+    else:
+        return halves(kept[0], BF16)
+
+
+@gluon.jit
+def edge_sums(ends, w, own, mean, CENTERED: gl.constexpr, WIDE: gl.constexpr):
     """What a row's ends add to its two sums, by lane."""
-    g = dy.to(gl.float32) * w
-    n = x.to(gl.float32)
+    n = ends[0].to(gl.float32)
+    g = ends[1].to(gl.float32) * w
     if CENTERED and WIDE:
         n = gl.where(own, n - mean, 0.0)
     return g * n, g
 
 
 @gluon.jit
-def finish_edges(to, x, dy, w, own, mean, rstd, by_x, shift, dw, db, CENTERED: gl.constexpr):
+def finish_edges(to, ends, w, own, mean, rstd, by_x, shift, dw, db, CENTERED: gl.constexpr):
     """Writes the results of a row's ends; their column sums with this row added."""
-    n = x.to(gl.float32)
-    g = dy.to(gl.float32)
+    n = ends[0].to(gl.float32)
+    g = ends[1].to(gl.float32)
     if CENTERED:
         n = gl.where(own, n - mean, 0.0)
     db += g
@@ -283,6 +308,12 @@ def store_shares(
 def words_from(pointer, row, stride, lead, VECTOR: gl.constexpr):
     """The first whole access of a row, as words."""
     return pointer.to(gl.pointer_type(gl.int32), bitcast=True) + (row.to(gl.int64) * stride + lead) // VECTOR * 4
+
+
+@gluon.jit
+def numbers_at(words, KIND: gl.constexpr):
+    """The same place in memory, counted in numbers."""
+    return words.to(gl.pointer_type(KIND), bitcast=True)
 
 
 @gluon.jit
@@ -347,8 +378,9 @@ def norm_backward_ahead(
     computed from a turn's number they were a tenth of all instructions.
     """
     NUM_WARPS: gl.constexpr = gl.num_warps()
-    BF16: gl.constexpr = x_ptr.dtype.element_ty == gl.bfloat16
-    WIDE: gl.constexpr = x_ptr.dtype.element_ty == gl.float32
+    KIND: gl.constexpr = x_ptr.dtype.element_ty
+    BF16: gl.constexpr = KIND == gl.bfloat16
+    WIDE: gl.constexpr = KIND == gl.float32
     NUM: gl.constexpr = 1 if WIDE else 2
     VECTOR: gl.constexpr = 4 * NUM
     LANES: gl.constexpr = 32 * NUM_WARPS
@@ -383,34 +415,29 @@ def norm_backward_ahead(
         whole = width * NUM
     c = gl.arange(0, PIECE, L)
     access = c // 4 * 4
-    x_from = words_from(x_ptr, first, x_stride, lead, VECTOR) + start
-    dy_from = words_from(dy_ptr, first, cols, lead, VECTOR) + start
-    dx_to = words_from(dx_ptr, first, cols, lead, VECTOR) + start
+    x_at = words_from(x_ptr, first, x_stride, lead, VECTOR) + start
+    dy_at = words_from(dy_ptr, first, cols, lead, VECTOR) + start
     x_step = step.to(gl.int64) * x_stride // VECTOR * 4
     dy_step = step.to(gl.int64) * cols // VECTOR * 4
-    rstd_from = rstd_ptr + first
-    mean_from = mean_ptr + first
+    dx_at = words_from(dx_ptr, first, cols, lead, VECTOR) + start - SLOTS * dy_step  # counted from the row asked for
+    x_off = first.to(gl.int64) * 0
+    dy_off = first.to(gl.int64) * 0
+    row = first + 0
     for turn in gl.static_range(SLOTS):
         left = gl.where(turn < num_turns, width, 0)
-        ask_for_row(x_places, dy_places, turn, x_from, dy_from, c, left, CHUNKS, FULL, PIECE)
-        ask_for_statistics(rstd_places, mean_places, turn, rstd_from, mean_from, left, CENTERED)
-        x_from += x_step
-        dy_from += dy_step
-        rstd_from += step
-        mean_from += step
+        ask_for_row(x_places, dy_places, turn, x_at + x_off, dy_at + dy_off, c, left, CHUNKS, FULL, PIECE)
+        ask_for_statistics(rstd_places, mean_places, turn, rstd_ptr + row, mean_ptr + row, left, CENTERED)
+        x_off += x_step
+        dy_off += dy_step
+        row += step
     if SHIFTED:
         k, edge, own = edges_of(lead, tail, cols, VECTOR, ONE)
         if SPLIT > 1:
             own = own & gl.where(k < VECTOR, rank == 0, rank == SPLIT - 1)
-        x_edge = x_ptr + first.to(gl.int64) * x_stride
-        dy_edge = dy_ptr + first.to(gl.int64) * cols
-        dx_edge = dx_ptr + first.to(gl.int64) * cols
-        x_end = gl.load(x_edge + edge, mask=own, other=0.0)
-        dy_end = gl.load(dy_edge + edge, mask=own, other=0.0)
-        x_ahead = gl.load(x_edge + NUM * x_step + edge, mask=own & (num_turns > 1), other=0.0)
-        dy_ahead = gl.load(dy_edge + NUM * dy_step + edge, mask=own & (num_turns > 1), other=0.0)
-        x_edge += 2 * NUM * x_step
-        dy_edge += 2 * NUM * dy_step
+        off = edge - lead - start * NUM
+        ends = ends_at(numbers_at(x_at, KIND) + off, numbers_at(dy_at, KIND) + off, own)
+        x_next = numbers_at(x_at + x_step, KIND) + off
+        next_ends = ends_at(x_next, numbers_at(dy_at + dy_step, KIND) + off, own & (num_turns > 1))
         w_edge = edge_weights(weight_ptr, edge, own, offset, HAS_WEIGHT, OFFSET, ONE)
         dw_edge = gl.zeros([LANES], gl.float32, ONE)
         db_edge = gl.zeros([LANES], gl.float32, ONE)
@@ -449,30 +476,29 @@ def norm_backward_ahead(
     by_lane = sums_by_lane(along, LANES, ONE)
     level_by_lane = sums_by_lane(level, LANES, ONE)
     if SHIFTED:
-        more, more_level = edge_sums(x_end, dy_end, w_edge, own, mean, CENTERED, WIDE)
+        more, more_level = edge_sums(ends, w_edge, own, mean, CENTERED, WIDE)
         by_lane += more
         level_by_lane += more_level
+        kept = ends_kept(ends, WIDE)
     room = 0
     if SPLIT > 1:
         room = open_exchange(SPLIT * NUM_WARPS)
     tell(room, 0, by_lane, level_by_lane, told_along, told_level, CENTERED, SPLIT, ONE)
     slot = first * 0
     near = first * 0 + 1
-    x_off = first.to(gl.int64) * 0
-    dy_off = first.to(gl.int64) * 0
     for turn in range(num_turns):
         async_copy.wait_group(SLOTS - 2)
         slope, shift = heard(room, turn, told_along, told_level, CENTERED, SPLIT)
         slope = slope_of(slope, shift, mean, CENTERED, WIDE)
         left = gl.where(turn + SLOTS < num_turns, width, 0)
-        ask_for_row(x_places, dy_places, slot, x_from + x_off, dy_from + dy_off, c, left, CHUNKS, FULL, PIECE)
-        ask_for_statistics(rstd_places, mean_places, slot, rstd_from, mean_from, left, CENTERED)
-        rstd_from += step
-        mean_from += step
+        ask_for_row(x_places, dy_places, slot, x_at + x_off, dy_at + dy_off, c, left, CHUNKS, FULL, PIECE)
+        ask_for_statistics(rstd_places, mean_places, slot, rstd_ptr + row, mean_ptr + row, left, CENTERED)
+        row += step
         if SHIFTED:
             there = own & (turn + 2 < num_turns)
-            x_new = gl.load(x_edge + NUM * x_off + edge, mask=there, other=0.0)
-            dy_new = gl.load(dy_edge + NUM * dy_off + edge, mask=there, other=0.0)
+            x_next = numbers_at(x_at + x_off - (SLOTS - 2) * x_step, KIND) + off
+            dy_next = numbers_at(dy_at + dy_off - (SLOTS - 2) * dy_step, KIND) + off
+            new_ends = ends_at(x_next, dy_next, there)
         by_x = slope * inverse * rstd * rstd * rstd
         shift = shift * inverse * rstd
         rstd_next, mean_next = statistics(rstd_places, mean_places, near, CENTERED, ONE)
@@ -493,25 +519,25 @@ def norm_backward_ahead(
             dw = dw[: NUM * i] + more_dw + dw[NUM * i + NUM :]
             db = db[: NUM * i] + more_db + db[NUM * i + NUM :]
             if i >= FULL:
-                gl.store(dx_to + dy_off + (i * PIECE + c), result, mask=access < width - i * PIECE)
+                gl.store(dx_at + dy_off + (i * PIECE + c), result, mask=access < width - i * PIECE)
             else:
-                gl.store(dx_to + dy_off + (i * PIECE + c), result)
+                gl.store(dx_at + dy_off + (i * PIECE + c), result)
             xs = xs[:i] + (x_places[i].index(near).load(L),) + xs[i + 1 :]  # type: ignore[assignment]
             dys = dys[:i] + (dy_places[i].index(near).load(L),) + dys[i + 1 :]  # type: ignore[assignment]
             along, level = summed(xs[i], dys[i], ws, mean_next, along, level, HAS_WEIGHT, CENTERED, WIDE, BF16)
         by_lane = sums_by_lane(along, LANES, ONE)
         level_by_lane = sums_by_lane(level, LANES, ONE)
         if SHIFTED:
+            to = numbers_at(dx_at + dy_off, KIND) + off
+            now = ends_again(kept, WIDE, BF16)
             dw_edge, db_edge = finish_edges(
-                dx_edge + NUM * dy_off + edge, x_end, dy_end, w_edge, own, mean, rstd, by_x, shift, dw_edge, db_edge, CENTERED
+                to, now, w_edge, own, mean, rstd, by_x, shift, dw_edge, db_edge, CENTERED
             )
-            more, more_level = edge_sums(x_ahead, dy_ahead, w_edge, own, mean_next, CENTERED, WIDE)
+            more, more_level = edge_sums(next_ends, w_edge, own, mean_next, CENTERED, WIDE)
             by_lane += more
             level_by_lane += more_level
-            x_end = x_ahead
-            dy_end = dy_ahead
-            x_ahead = x_new
-            dy_ahead = dy_new
+            kept = ends_kept(next_ends, WIDE)
+            next_ends = new_ends
         tell(room, turn + 1, by_lane, level_by_lane, told_along, told_level, CENTERED, SPLIT, ONE)
         x_off += x_step
         dy_off += dy_step

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -373,9 +374,10 @@ def weights_in(chosen: config.Backward, itemsize: int, given: bool) -> int:
 
 
 def start_places(x: Tensor, cols: int) -> int:
-    """In how many places of an access rows can start."""
+    """In how many places of an access rows can start: every so many rows the same. Of 132 programs 128 walk over odd
+    rows, where eight do, and all over even ones."""
     vector = POINTER_ALIGNMENT_BYTES // x.element_size()
-    return vector if cols % vector else 1
+    return vector // math.gcd(cols, vector)
 
 
 def plan_copies(weight: Tensor | None, bias: Tensor | None, cols: int, vector: int, x: Tensor) -> tuple[int, Any]:

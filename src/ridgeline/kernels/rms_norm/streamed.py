@@ -17,9 +17,11 @@ from ridgeline.kernels.rms_norm.gradient import (
     edge_sums,
     edge_weights,
     edges_of,
+    ends_at,
     finish_edges,
     finished,
     heard,
+    numbers_at,
     places_of,
     slope_of,
     statistics,
@@ -63,7 +65,8 @@ def norm_backward_words(
     row's sums and its results, where a barrier has just been. Ends of rows that start inside accesses are apart, a
     number a lane of the first warp."""
     NUM_WARPS: gl.constexpr = gl.num_warps()
-    BF16: gl.constexpr = x_ptr.dtype.element_ty == gl.bfloat16
+    KIND: gl.constexpr = x_ptr.dtype.element_ty
+    BF16: gl.constexpr = KIND == gl.bfloat16
     L: gl.constexpr = gl.BlockedLayout([4], [32], [NUM_WARPS], [0])
     ONE: gl.constexpr = gl.BlockedLayout([1], [32], [NUM_WARPS], [0])
     LANES: gl.constexpr = 32 * NUM_WARPS
@@ -86,30 +89,25 @@ def norm_backward_words(
     width = whole // 2
     c = gl.arange(0, PIECE, L)
     access = c // 4 * 4
-    x_from = words_from(x_ptr, first, x_stride, lead, 8)
-    dy_from = words_from(dy_ptr, first, cols, lead, 8)
-    dx_to = words_from(dx_ptr, first, cols, lead, 8)
+    x_at = words_from(x_ptr, first, x_stride, lead, 8)
+    dy_at = words_from(dy_ptr, first, cols, lead, 8)
     x_step = step.to(gl.int64) * x_stride // 8 * 4
     dy_step = step.to(gl.int64) * cols // 8 * 4
-    rstd_from = rstd_ptr + first
-    mean_from = mean_ptr + first
+    dx_at = words_from(dx_ptr, first, cols, lead, 8) - AHEAD * dy_step  # counted from the row asked for
+    x_off = first.to(gl.int64) * 0
+    dy_off = first.to(gl.int64) * 0
+    row = first + 0
     for turn in gl.static_range(AHEAD):
         left = gl.where(turn < num_turns, width, 0)
-        ask_for_row(x_places, dy_places, turn, x_from, dy_from, c, left, CHUNKS, FULL, PIECE)
-        ask_for_statistics(rstd_places, mean_places, turn, rstd_from, mean_from, left, CENTERED)
-        x_from += x_step
-        dy_from += dy_step
-        rstd_from += step
-        mean_from += step
+        ask_for_row(x_places, dy_places, turn, x_at + x_off, dy_at + dy_off, c, left, CHUNKS, FULL, PIECE)
+        ask_for_statistics(rstd_places, mean_places, turn, rstd_ptr + row, mean_ptr + row, left, CENTERED)
+        x_off += x_step
+        dy_off += dy_step
+        row += step
     if SHIFTED:
         _, edge, own = edges_of(lead, lead + whole, cols, 8, ONE)
-        x_edge = x_ptr + first.to(gl.int64) * x_stride
-        dy_edge = dy_ptr + first.to(gl.int64) * cols
-        dx_edge = dx_ptr + first.to(gl.int64) * cols
-        x_end = gl.load(x_edge + edge, mask=own, other=0.0)
-        dy_end = gl.load(dy_edge + edge, mask=own, other=0.0)
-        x_edge += 2 * x_step
-        dy_edge += 2 * dy_step
+        off = edge - lead
+        ends = ends_at(numbers_at(x_at, KIND) + off, numbers_at(dy_at, KIND) + off, own)
         w_edge = edge_weights(weight_ptr, edge, own, offset, HAS_WEIGHT, OFFSET, ONE)
         dw_edge = gl.zeros([LANES], gl.float32, ONE)
         db_edge = gl.zeros([LANES], gl.float32, ONE)
@@ -129,13 +127,12 @@ def norm_backward_words(
     inverse = 1.0 / cols
     slot = first * 0
     free = first * 0 + AHEAD
-    x_off = first.to(gl.int64) * 0
-    dy_off = first.to(gl.int64) * 0
     for turn in range(num_turns):
         if SHIFTED:
             there = own & (turn + 1 < num_turns)
-            x_next = gl.load(x_edge + 2 * x_off + edge, mask=there, other=0.0)
-            dy_next = gl.load(dy_edge + 2 * dy_off + edge, mask=there, other=0.0)
+            x_next = numbers_at(x_at + x_off - (AHEAD - 1) * x_step, KIND) + off
+            dy_next = numbers_at(dy_at + dy_off - (AHEAD - 1) * dy_step, KIND) + off
+            next_ends = ends_at(x_next, dy_next, there)
         async_copy.wait_group(AHEAD - 1)
         rstd, mean = statistics(rstd_places, mean_places, slot, CENTERED, ONE)
         along = gl.zeros([PIECE], gl.float32, L)
@@ -150,17 +147,16 @@ def norm_backward_words(
         by_lane = sums_by_lane(along, LANES, ONE)
         level_by_lane = sums_by_lane(level, LANES, ONE)
         if SHIFTED:
-            more, more_level = edge_sums(x_end, dy_end, w_edge, own, mean, CENTERED, False)
+            more, more_level = edge_sums(ends, w_edge, own, mean, CENTERED, False)
             by_lane += more
             level_by_lane += more_level
         tell(0, turn, by_lane, level_by_lane, told_along, told_level, CENTERED, 1, ONE)
         slope, shift = heard(0, turn, told_along, told_level, CENTERED, 1)
         slope = slope_of(slope, shift, mean, CENTERED, False)
         left = gl.where(turn + AHEAD < num_turns, width, 0)
-        ask_for_row(x_places, dy_places, free, x_from + x_off, dy_from + dy_off, c, left, CHUNKS, FULL, PIECE)
-        ask_for_statistics(rstd_places, mean_places, free, rstd_from, mean_from, left, CENTERED)
-        rstd_from += step
-        mean_from += step
+        ask_for_row(x_places, dy_places, free, x_at + x_off, dy_at + dy_off, c, left, CHUNKS, FULL, PIECE)
+        ask_for_statistics(rstd_places, mean_places, free, rstd_ptr + row, mean_ptr + row, left, CENTERED)
+        row += step
         by_x = slope * inverse * rstd * rstd * rstd
         shift = shift * inverse * rstd
         for i in gl.static_range(CHUNKS):
@@ -176,16 +172,15 @@ def norm_backward_words(
             dw = dw[: 2 * i] + more_dw + dw[2 * i + 2 :]
             db = db[: 2 * i] + more_db + db[2 * i + 2 :]
             if i >= FULL:
-                gl.store(dx_to + dy_off + (i * PIECE + c), result, mask=access < width - i * PIECE)
+                gl.store(dx_at + dy_off + (i * PIECE + c), result, mask=access < width - i * PIECE)
             else:
-                gl.store(dx_to + dy_off + (i * PIECE + c), result)
+                gl.store(dx_at + dy_off + (i * PIECE + c), result)
         if SHIFTED:
+            to = numbers_at(dx_at + dy_off, KIND) + off
             dw_edge, db_edge = finish_edges(
-                dx_edge + 2 * dy_off + edge, x_end, dy_end, w_edge, own, mean, rstd, by_x, shift, dw_edge, db_edge,
-                CENTERED,
-            )  # fmt: skip
-            x_end = x_next
-            dy_end = dy_next
+                to, ends, w_edge, own, mean, rstd, by_x, shift, dw_edge, db_edge, CENTERED
+            )
+            ends = next_ends
         x_off += x_step
         dy_off += dy_step
         slot = gl.where(slot + 1 == SLOTS, 0, slot + 1)
