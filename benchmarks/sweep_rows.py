@@ -938,16 +938,11 @@ def heads_back() -> Iterator[Sweep]:
 
 def lean() -> Iterator[Sweep]:
     """Backward passes of norms whose turns have a tenth fewer instructions, by themselves and where another kernel had
-    been faster; forward passes of odd rows on as many warps as fit; long rows to eight bits walked over."""
+    been faster."""
     from ridgeline.kernels.contract import case
     from ridgeline.kernels.rms_norm.config import Backward as B
-    from ridgeline.kernels.rms_norm.config import Forward as F
     from ridgeline.kernels.rms_norm.config import again
     from ridgeline.kernels.rms_norm.config import ahead as later
-    from ridgeline.kernels.rms_norm_quant.config import Tile as T
-
-    def odd(chunks: int, warps: int) -> F:
-        return F(1, chunks, 256 * warps, warps, "evict_last", "", True)
 
     layer: tuple[tuple[str, int, int, tuple[B, ...]], ...] = (
         ("bfloat16", 6676, 11752, (again(11752, 8, 3, 1), later(11752, 16, 2, 1))),
@@ -978,6 +973,17 @@ def lean() -> Iterator[Sweep]:
     for name, shapes in (("layer_norm", layer), ("rms_norm", plain)):
         for dtype, rows, cols, tried in shapes:
             yield Sweep(f"{name}.backward", name, "bwd", case(dtype, rows=rows, cols=cols), tried)
+
+
+def fitting() -> Iterator[Sweep]:
+    """Long rows to eight bits walked over; forward passes of odd rows on as many warps as fit."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.rms_norm.config import Forward as F
+    from ridgeline.kernels.rms_norm_quant.config import Tile as T
+
+    def odd(chunks: int, warps: int) -> F:
+        return F(1, chunks, 256 * warps, warps, "evict_last", "", True)
+
     narrow = "float8_e4m3fn"
     for name, dtype, rows, cols, kind, group, tiles in (
         ("layer_norm", "bfloat16", 10468, 16384, narrow, 0, (T(1, 4, 4096, 16, 3, 1), T(1, 2, 8192, 32, 2, 1))),
@@ -1037,6 +1043,7 @@ PARTS: dict[str, Callable[[], Iterator[Sweep]]] = {
     "rows_short": rows_short,
     "heads_back": heads_back,
     "lean": lean,
+    "fitting": fitting,
 }
 
 
