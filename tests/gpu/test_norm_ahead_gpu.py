@@ -14,7 +14,7 @@ from torch.nn import functional
 from ridgeline.bench.check import check_case
 from ridgeline.kernels import layer_norm, rms_norm, tuning
 from ridgeline.kernels.contract import case
-from ridgeline.kernels.rms_norm.config import ahead
+from ridgeline.kernels.rms_norm.config import again, ahead
 from ridgeline.kernels.variants import variants_of
 
 pytestmark = pytest.mark.usefixtures("packed")
@@ -91,3 +91,35 @@ def test_norms_without_weights_with_a_weight_alone_and_of_rows_that_lie_apart(co
         torch.testing.assert_close(
             mine.double(), torch.autograd.grad(normed, theirs, dy.double())[0], rtol=1e-2, atol=1e-2
         )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("chosen", [ahead(4099, 8, 3, 2), again(4099, 4, 3, 4)], ids=["ahead", "again"])
+def test_rows_far_from_zero_are_as_exact_as_pytorchs(chosen, dtype):
+    """Means are taken off the sums of 16-bit rows, not off their numbers: nothing of it must show."""
+    torch.manual_seed(0)
+    x = (torch.randn(700, 4099, device="cuda") + 40.0).to(dtype)
+    w, b = ((1 + 0.3 * torch.randn(4099, device="cuda")).to(dtype) for _ in range(2))
+    dy = (torch.randn(700, 4099, device="cuda") + 1.0).to(dtype)
+
+    def gradients(form: Any, *given: torch.Tensor) -> list[torch.Tensor]:
+        leaves = [value.detach().requires_grad_() for value in given]
+        return list(torch.autograd.grad(form(*leaves), leaves, dy.to(given[0].dtype)))
+
+    right = gradients(lambda x, w, b: functional.layer_norm(x, (4099,), w, b), x.double(), w.double(), b.double())
+    theirs = gradients(lambda x, w, b: functional.layer_norm(x, (4099,), w, b), x, w, b)
+    with tuning.forced("layer_norm.backward", chosen):
+        ours = gradients(lambda x, w, b: layer_norm(x, w, b), x, w, b)
+    for mine, other, meant in zip(ours, theirs, right, strict=True):
+        assert (mine.double() - meant).abs().max() <= 2 * (other.double() - meant).abs().max()
+        assert (mine.double() - meant).norm() <= 1.1 * (other.double() - meant).norm()
+
+
+@pytest.mark.parametrize("cols", [2052, 2054, 2049])
+def test_even_rows_are_walked_over_by_as_many_programs_as_fit(cols):
+    """Rows of 2052 columns start in two places of an access, of 2054 in four, odd ones in eight."""
+    for name in ("layer_norm", "rms_norm"):
+        with tuning.forced(f"{name}.backward", ahead(cols, 8, 3, 1)):
+            found = check_case(name, case("bfloat16", rows=1901, cols=cols), torch.device("cuda"), 1)
+        wrong = [finding for finding in found if not finding.ok]
+        assert found and not wrong, wrong

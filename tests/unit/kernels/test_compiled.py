@@ -577,6 +577,28 @@ def test_a_turn_has_two_barriers_next_to_each_other(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("norm", "cols", "kernel", "most"),
+    [("layer_norm", 3499, "norm_backward_ahead", 420), ("layer_norm", 11197, "norm_backward_words", 1040),
+     ("rms_norm", 14803, "norm_backward_words", 570)],
+)  # fmt: skip
+def test_places_in_memory_are_counted_along(norm, cols, kernel, most, tmp_path):
+    """From a turn's number they take 456, 1109 and 622 instructions a turn, of which a tenth compute places."""
+    shapes = ((20000, cols), (cols,), (cols,))[: 3 if norm == "layer_norm" else 2]
+    turn = turn_of(variants(getattr(kernels, norm), *shapes)[kernel], tmp_path)
+    assert len(re.findall(r"^\s+/\*[0-9a-f]{4,}\*/ ", turn, re.MULTILINE)) <= most
+    assert not re.search(r"UIMAD\.WIDE\.U32", turn), "no product of 64 bits"
+
+
+def test_a_number_is_added_to_weights_only_where_there_is_one():
+    given = {}
+    for offset in (0.0, 1.0):
+        found = variants(lambda x, w, offset=offset: kernels.rms_norm(x, w, 1e-6, offset=offset), (9000, 9001), (9001,))
+        given[offset] = found["norm_backward_ahead"]
+    assert [dict(found.constants)["OFFSET"] for found in given.values()] == [False, True]
+    assert facts(given[0.0]).num("FADD") < facts(given[1.0]).num("FADD")
+
+
+@pytest.mark.parametrize(
     ("norm", "dtype", "cols", "way"),
     [("layer_norm", "bfloat16", 12288, (8, 3, 2, 2)), ("layer_norm", "bfloat16", 7362, (8, 3, 2, 2)),
      ("layer_norm", "float32", 15736, (8, 3, 2, 4)), ("rms_norm", "bfloat16", 18748, (8, 3, 2, 4))],

@@ -140,9 +140,10 @@ def statistics(rstd_places, mean_places, slot, CENTERED: gl.constexpr, ONE: gl.c
 
 
 @gluon.jit
-def weight_numbers(words, offset, OFFSET: gl.constexpr, WIDE: gl.constexpr, BF16: gl.constexpr):
-    """The weights of a piece as float32, now and not before; RMSNorm's may have a number added to them."""
-    ws = numbers_here(words, WIDE, BF16)
+def weight_numbers(words, offset, OFFSET: gl.constexpr, HERE: gl.constexpr, WIDE: gl.constexpr, BF16: gl.constexpr):
+    """The weights of a piece as float32, now and not before where they are HERE all the time; RMSNorm's may have a
+    number added to them."""
+    ws = numbers_here(words, WIDE, BF16) if HERE else numbers(words, WIDE, BF16)
     if not OFFSET:
         return ws
     elif WIDE:
@@ -379,8 +380,8 @@ def norm_backward_ahead(
     """
     NUM_WARPS: gl.constexpr = gl.num_warps()
     KIND: gl.constexpr = x_ptr.dtype.element_ty
-    BF16: gl.constexpr = KIND == gl.bfloat16
-    WIDE: gl.constexpr = KIND == gl.float32
+    BF16: gl.constexpr = x_ptr.dtype.element_ty == gl.bfloat16
+    WIDE: gl.constexpr = x_ptr.dtype.element_ty == gl.float32
     NUM: gl.constexpr = 1 if WIDE else 2
     VECTOR: gl.constexpr = 4 * NUM
     LANES: gl.constexpr = 32 * NUM_WARPS
@@ -436,8 +437,8 @@ def norm_backward_ahead(
             own = own & gl.where(k < VECTOR, rank == 0, rank == SPLIT - 1)
         off = edge - lead - start * NUM
         ends = ends_at(numbers_at(x_at, KIND) + off, numbers_at(dy_at, KIND) + off, own)
-        x_next = numbers_at(x_at + x_step, KIND) + off
-        next_ends = ends_at(x_next, numbers_at(dy_at + dy_step, KIND) + off, own & (num_turns > 1))
+        second = own & (num_turns > 1)
+        next_ends = ends_at(numbers_at(x_at + x_step, KIND) + off, numbers_at(dy_at + dy_step, KIND) + off, second)
         w_edge = edge_weights(weight_ptr, edge, own, offset, HAS_WEIGHT, OFFSET, ONE)
         dw_edge = gl.zeros([LANES], gl.float32, ONE)
         db_edge = gl.zeros([LANES], gl.float32, ONE)
@@ -471,7 +472,7 @@ def norm_backward_ahead(
                 ww = weight_words(weight_at + i * BLOCK, c, lead, whole - i * BLOCK, WIDE, SHIFTED)
             else:
                 ww = weights[i].load(L) if SHARED else weights[i]
-            ws = weight_numbers(ww, offset, OFFSET, WIDE, BF16)
+            ws = weight_numbers(ww, offset, OFFSET, SHARED == 0, WIDE, BF16)
         along, level = summed(xs[i], dys[i], ws, mean, along, level, HAS_WEIGHT, CENTERED, WIDE, BF16)
     by_lane = sums_by_lane(along, LANES, ONE)
     level_by_lane = sums_by_lane(level, LANES, ONE)
@@ -488,12 +489,15 @@ def norm_backward_ahead(
     near = first * 0 + 1
     for turn in range(num_turns):
         async_copy.wait_group(SLOTS - 2)
+        if SPLIT > 1:  # a loop that waits lies in between: what is counted along would take registers of every thread
+            x_off = (turn + SLOTS) * x_step
+            dy_off = (turn + SLOTS) * dy_step
+            row = first + (turn + SLOTS) * step
         slope, shift = heard(room, turn, told_along, told_level, CENTERED, SPLIT)
         slope = slope_of(slope, shift, mean, CENTERED, WIDE)
         left = gl.where(turn + SLOTS < num_turns, width, 0)
         ask_for_row(x_places, dy_places, slot, x_at + x_off, dy_at + dy_off, c, left, CHUNKS, FULL, PIECE)
         ask_for_statistics(rstd_places, mean_places, slot, rstd_ptr + row, mean_ptr + row, left, CENTERED)
-        row += step
         if SHIFTED:
             there = own & (turn + 2 < num_turns)
             x_next = numbers_at(x_at + x_off - (SLOTS - 2) * x_step, KIND) + off
@@ -511,7 +515,7 @@ def norm_backward_ahead(
                     ww = weight_words(weight_at + i * BLOCK, c, lead, whole - i * BLOCK, WIDE, SHIFTED)
                 else:
                     ww = weights[i].load(L) if SHARED else weights[i]
-                ws = weight_numbers(ww, offset, OFFSET, WIDE, BF16)
+                ws = weight_numbers(ww, offset, OFFSET, SHARED == 0, WIDE, BF16)
             result, more_dw, more_db = finished(
                 xs[i], dys[i], ws, mean, rstd, by_x, shift, dw[NUM * i : NUM * i + NUM], db[NUM * i : NUM * i + NUM],
                 HAS_WEIGHT, CENTERED, WANT_DW, WANT_DB, WIDE, BF16,
@@ -539,8 +543,10 @@ def norm_backward_ahead(
             kept = ends_kept(next_ends, WIDE)
             next_ends = new_ends
         tell(room, turn + 1, by_lane, level_by_lane, told_along, told_level, CENTERED, SPLIT, ONE)
-        x_off += x_step
-        dy_off += dy_step
+        if SPLIT == 1:
+            x_off += x_step
+            dy_off += dy_step
+            row += step
         mean = mean_next
         rstd = rstd_next
         slot = near

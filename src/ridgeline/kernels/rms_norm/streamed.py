@@ -66,7 +66,7 @@ def norm_backward_words(
     number a lane of the first warp."""
     NUM_WARPS: gl.constexpr = gl.num_warps()
     KIND: gl.constexpr = x_ptr.dtype.element_ty
-    BF16: gl.constexpr = KIND == gl.bfloat16
+    BF16: gl.constexpr = x_ptr.dtype.element_ty == gl.bfloat16
     L: gl.constexpr = gl.BlockedLayout([4], [32], [NUM_WARPS], [0])
     ONE: gl.constexpr = gl.BlockedLayout([1], [32], [NUM_WARPS], [0])
     LANES: gl.constexpr = 32 * NUM_WARPS
@@ -140,7 +140,7 @@ def norm_backward_words(
         for i in gl.static_range(CHUNKS):
             ws = (1.0, 1.0)
             if HAS_WEIGHT:
-                ws = weight_numbers(weights[i].load(L) if SHARED else weights[i], offset, OFFSET, False, BF16)
+                ws = weight_numbers(weights[i].load(L) if SHARED else weights[i], offset, OFFSET, True, False, BF16)
             x = x_places[i].index(slot).load(L)
             dy = dy_places[i].index(slot).load(L)
             along, level = summed(x, dy, ws, mean, along, level, HAS_WEIGHT, CENTERED, False, BF16)
@@ -162,7 +162,7 @@ def norm_backward_words(
         for i in gl.static_range(CHUNKS):
             ws = (1.0, 1.0)
             if HAS_WEIGHT:
-                ws = weight_numbers(weights[i].load(L) if SHARED else weights[i], offset, OFFSET, False, BF16)
+                ws = weight_numbers(weights[i].load(L) if SHARED else weights[i], offset, OFFSET, True, False, BF16)
             x = x_places[i].index(slot).load(L)
             dy = dy_places[i].index(slot).load(L)
             result, more_dw, more_db = finished(
