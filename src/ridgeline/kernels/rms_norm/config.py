@@ -128,8 +128,9 @@ def apart(rows: int, whole: int, itemsize: int, centered: bool = False) -> Forwa
     128 (145), 65536×2049 130 (159), 8192×12289 105 (143 with masks). LayerNorm (``centered``) 137 (152), 127 (128), 132
     (145), 134 (161) and 119 (282); with fewer numbers a thread 152, 134, 148, 146, 129, with one meeting for both sums
     143, 130, 137, 140. On sixteen warps 3766×18748 76 (127 with masks), LayerNorm 84 (191), 15309×14721 242 (254 on
-    eight). Float32 16384×4099 133 (148), RMSNorm 132 and 130 with masks; 65536×603 79 and 32725×1035 70 on two warps
-    (143 and 91 on eight).
+    eight), LayerNorm 6807×15579 138 and 142. Float32 16384×4099 133 (148), RMSNorm 132 and 130 with masks; 65536×603 79
+    and 32725×1035 70 on two warps (143 and 91 on eight). LayerNorm of 65536×2065, of which four warps would fill two
+    thirds of their places, 142 on two (166).
     """
     enough = rows * whole * itemsize * (1 + centered) >= LEAST_APART_BYTES
     if not enough or not 512 <= whole <= 20480 or (itemsize == 4 and not centered):
@@ -138,8 +139,8 @@ def apart(rows: int, whole: int, itemsize: int, centered: bool = False) -> Forwa
         num_warps = 2 if whole <= 1280 else 4 if whole <= 2560 else 8
         wide = Forward(1, cdiv(whole, 128 * num_warps), 128 * num_warps, num_warps, apart=True)
         return kept(wide, rows, whole, itemsize) if whole <= 8192 else None
-    num_warps = 1 if whole <= 1024 else 2 if whole <= 2048 else 4 if whole <= 8192 else 8
-    if whole > (16384 if centered else 14336):
+    num_warps = 1 if whole <= 1024 else 2 if whole <= (2560 if centered else 2048) else 4 if whole <= 8192 else 8
+    if whole > 14336:
         num_warps = 16
     found = Forward(1, cdiv(whole, 256 * num_warps), 256 * num_warps, num_warps, apart=True)
     return kept(found, rows, whole, itemsize)
@@ -276,14 +277,16 @@ def walked_ahead(rows: int, cols: int, itemsize: int, shifted: bool) -> Backward
     18810×8216 262, 270 held; float32 5441×9584 164 and 179, 876×11008 42.6 and 44.7, 4531×14336 221, 382 read three
     times, 3000×11451 137 and 168. Not 16384×4096 (109, 107 held), 28094×1250 (72.0, 65.7), 6906×2942 (45.1, 43.2;
     20000×2500 93.2, 98.7), 8000×5001 (76.8, 73.9), 9000×6001 (98.1, 95.2), 10576×14008 (263, 247), 3904×15708 (122,
-    116).
+    116). Since places in memory are counted along, 4431×5376 46.2 (47.8 read twice) and 65536×392 51.3 (53.0 held), but
+    65536×369 55.6 (52.4) and float32 36830×1204 182 (154).
     """
     if cols > ((12288 if shifted else 14336) if itemsize == 4 else 24576):
         return if_enough(split_tile(cols, itemsize, 1), rows)
     if itemsize == 4:
         wanted = cols > 8192
     else:
-        wanted = 512 < cols <= 768 or 6144 < cols <= 12288 if shifted else 8192 < cols <= 10240
+        wanted = 512 < cols <= 768 or 6144 < cols <= 12288 if shifted else 8192 < cols <= 10240 or 5120 < cols <= 6144
+        wanted = wanted or (not shifted and 256 < cols < 512 and rows >= 16384)
     return if_enough(ahead_tile(cols, itemsize, 1), rows) if wanted else None
 
 
@@ -292,18 +295,24 @@ def in_words(rows: int, cols: int, shifted: bool) -> Backward | None:
 
     65536×1588 176 µs (202 with masks), 27327×2241 109 (127; 117 on two warps), 9000×6001 95.2 (109), 3904×15708 116,
     4096×20480 156 (252 read twice). Where rows fill accesses and registers hold them,
-    waiting there is faster: 16384×4096 107 µs, 120 so; 4096×14336 105 and 110; 16384×3501 100 with masks, 102 to 116.
+    waiting there is faster: 16384×4096 107 µs, 120 so; 16384×3501 100 with masks, 102 to 116. From 12k columns on
+    eight warps are enough: 2672×14336 69.6 (70.8 on sixteen, 73.3 held on 32), 11460×14803 301 (319 on sixteen).
+    Aligned rows that fill 32 warps are held: 15334×16384 379 (a copy as large 358). 8000×5001 73.1.
     """
     if 1024 < cols <= 1536 and rows >= LEAST_WALKED and not shifted:  # 15218×1248: 38.0 µs, 40.7 held on eight warps
         return again(cols, 2, 2, 8, True)
     if shifted and 1024 < cols <= 3072 and rows >= LEAST_WALKED:
         return again(cols, 2, 2, 8, True) if cols <= 2048 else again(cols, 4, 3, 4, True)
-    if shifted and 5112 < cols <= 8192:
+    if shifted and 4608 < cols <= 8192:
         return again(cols, 8, 3, 2, True)
     if 5120 < cols <= 6144 and rows >= LEAST_WALKED:
         # 9000×6001, which starts inside accesses, has 87 % of a copy as large so, 8577×5896 80 % held
         return again(cols, 8, 3, 2, True)
-    if shifted and 8192 < cols <= 16384:  # to 12288, where they are few
+    if shifted and 8192 < cols <= 12288:  # where they are few
+        return again(cols, 16, 3, 1, True)
+    if 12288 < cols <= 15360:
+        return again(cols, 8, 3 if cols <= 14336 else 2, 1)
+    if shifted and 15360 < cols <= 16384:
         return again(cols, 16, 3, 1, True)
     if 16384 < cols <= 24576:
         return again(cols, 16, 2, 1, cols > 20480)

@@ -38,8 +38,9 @@ def access(chosen: Tile, pointers: int, itemsize: int, rows: int, cols: int, str
     return vector_of(itemsize, pointers, cols, stride), False
 
 
-LEAST_ROWS = 8192
-"""From here on programs walk over rows: each has a dozen and more."""
+LEAST_ROWS, LEAST_LONG = 8192, 1024
+"""From here on programs walk over rows: each has a dozen and more; over those that one multiprocessor holds one of,
+from fewer."""
 
 
 def default(rows: int, cols: int, itemsize: int, group: int, centered: bool = False) -> Tile:
@@ -54,12 +55,25 @@ def default(rows: int, cols: int, itemsize: int, group: int, centered: bool = Fa
         return walking(cols, group, centered)
     if itemsize == 2 and rows >= LEAST_ROWS // 2 and 8192 < cols <= 10240 and group <= 256 and not centered:
         return Tile(1, cdiv(cols, 2048), 2048, 8, 3, 2)  # 7003×9792 in blocks of 64: 59.3 µs, 90.0 with a program a row
+    if itemsize == 2 and rows >= LEAST_LONG and 8192 < cols <= (16384 if centered else 24576) and group <= 256:
+        return long(cols, centered)
     if itemsize == 4 and rows >= LEAST_ROWS and 4096 < cols <= 6144 and group <= 256 and centered:
         return Tile(1, cdiv(cols, 2048), 2048, 8, 3, 2)  # 13693×6144 in blocks: 110 µs, 123 with a program a row
     if group and chosen.block and chosen.block < group:
         block = max(group, power_of_two(min(cols, 256)))
         return Tile(chosen.num_warps, cdiv(cols, block), block, chosen.num_warps)
     return Tile(chosen.rows, chosen.chunks, chosen.block, chosen.num_warps)
+
+
+def long(cols: int, centered: bool) -> Tile:
+    """One program a multiprocessor, on eight warps where they hold a row, its weights and what LayerNorm adds to them.
+
+    RMSNorm 7926×13696 in blocks of 64 99.9 µs (104 on sixteen warps, 121 with a program a row, which waits for itself),
+    LayerNorm 10468×12288 in blocks of 128 130 (138, 153), 10468×16384 156 on sixteen (275), RMSNorm 1053×22016 33.4
+    (35.6 on 32, 37.5).
+    """
+    num_warps = 8 if cols <= (12288 if centered else 14336) else 16
+    return Tile(1, cdiv(cols, 256 * num_warps), 256 * num_warps, num_warps, 3 if cols <= 16384 else 2, 1)
 
 
 ONE_WARP = 1280
@@ -90,6 +104,6 @@ def walking(cols: int, group: int, centered: bool) -> Tile:
         return Tile(1, 1, cols, cols // 1024, stages, 16384 // cols)
     if cols <= 6144:
         return Tile(1, cdiv(cols, 1024), 1024, 4, stages, 4 if cols <= 4096 else 3)
-    if centered and not group and cols > 7168:
-        return Tile(1, 8, 1024, 4, 3, 2)
+    if not group and (cols > 7168 if centered else cols <= 7168):  # RMSNorm 28494×6816 152 µs, 159 on eight
+        return Tile(1, cdiv(cols, 1024), 1024, 4, 3, 2)
     return Tile(1, cdiv(cols, 2048), 2048, 8, 3, 2)
