@@ -56,9 +56,9 @@ def walked_ahead(rows: int, cols: int, itemsize: int, shifted: bool) -> Backward
     90.8 and 95.6, 30000×1001 60.0 and 70.3. Rows that fill accesses: 7519×5376 76.0, 80.2 held, 3758×6848 50.9 and
     52.4, 9000×3200 52.6 and 55.6. Float32 3332×10234 127 and 173, 4849×8632 154 and 167, 15784×768 45.6 and 50.1,
     30525×1910 205 and 209, 65536×450 102 and 108. Since places in memory are counted along, 6676×11752 140 (146 held,
-    148 read twice), but 65536×2065 239 (228 read twice) and 65536×440 56.4 (55.5 held). Not 16384×4096 (110, 108 held), 4501×4280 (47.9, 44.2), 5430×4544 (51.2, 49.2), 18574×2336
-    (84.4, 76.6), 8192×8192 (111, 110), 2470×12288 (61.1, 59.9), 9569×12540 (246, 221 read twice), float32 36873×503
-    (76.5, 70.6), 9119×3722 (125, 122).
+    148 read twice), but 65536×2065 239 (228 read twice) and 65536×440 56.4 (55.5 held). Not 16384×4096 (110, 108 held),
+    4501×4280 (47.9, 44.2), 5430×4544 (51.2, 49.2), 18574×2336 (84.4, 76.6), 8192×8192 (111, 110), 2470×12288 (61.1,
+    59.9), 9569×12540 (246, 221 read twice), float32 36873×503 (76.5, 70.6), 9119×3722 (125, 122).
     """
     if cols > ((10240 if shifted else 12288) if itemsize == 4 else 20480):
         return rms.if_enough(rms.split_tile(cols, itemsize, 2), rows)
@@ -74,10 +74,10 @@ def walked_ahead(rows: int, cols: int, itemsize: int, shifted: bool) -> Backward
 def in_words(rows: int, cols: int, shifted: bool) -> Backward | None:
     """Rows that wait in shared memory, those too long for registers and those that would leave lanes idle.
 
-    8107×7538: 106 µs (121 finished a turn later on sixteen warps, 113 by two programs), 14076×8482
-    232 (313 on sixteen), 19128×13006 402 and 6807×15579 196 (427 and 203 on sixteen), 4096×14336 102 (202 on thirty-two warps, held), 7756×16384 198 (314 finished a turn later),
-    4096×20480 186 (341 read twice). 65536×1458 159, 65536×1600 180, but 65536×2048 211 and 204. Where registers hold
-    rows they win: 16384×4096 108 µs, 122 so, 16384×6144 173 and 181.
+    8107×7538: 106 µs (121 finished a turn later on sixteen warps, 113 by two programs), 14076×8482 232 (313 on
+    sixteen), 19128×13006 402 and 6807×15579 196 (427 and 203 on sixteen), 4096×14336 102 (202 on thirty-two warps,
+    held), 7756×16384 198 (314 finished a turn later), 4096×20480 186 (341 read twice). 65536×1458 159, 65536×1600 180,
+    but 65536×2048 211 and 204. Where registers hold rows they win: 16384×4096 108 µs, 122 so, 16384×6144 173 and 181.
     """
     if 1280 < cols <= 1792 and rows >= 8192 and not shifted:
         return rms.again(cols, 2, 2, 8)

@@ -534,9 +534,7 @@ def norm_backward_ahead(
         if SHIFTED:
             to = numbers_at(dx_at + dy_off, KIND) + off
             now = ends_again(kept, WIDE, BF16)
-            dw_edge, db_edge = finish_edges(
-                to, now, w_edge, own, mean, rstd, by_x, shift, dw_edge, db_edge, CENTERED
-            )
+            dw_edge, db_edge = finish_edges(to, now, w_edge, own, mean, rstd, by_x, shift, dw_edge, db_edge, CENTERED)
             more, more_level = edge_sums(next_ends, w_edge, own, mean_next, CENTERED, WIDE)
             by_lane += more
             level_by_lane += more_level

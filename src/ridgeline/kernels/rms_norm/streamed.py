@@ -177,9 +177,7 @@ def norm_backward_words(
                 gl.store(dx_at + dy_off + (i * PIECE + c), result)
         if SHIFTED:
             to = numbers_at(dx_at + dy_off, KIND) + off
-            dw_edge, db_edge = finish_edges(
-                to, ends, w_edge, own, mean, rstd, by_x, shift, dw_edge, db_edge, CENTERED
-            )
+            dw_edge, db_edge = finish_edges(to, ends, w_edge, own, mean, rstd, by_x, shift, dw_edge, db_edge, CENTERED)
             ends = next_ends
         x_off += x_step
         dy_off += dy_step
