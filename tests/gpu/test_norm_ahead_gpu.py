@@ -43,6 +43,9 @@ WAYS = [
 ]  # fmt: skip
 """Function, type, rows, columns; warps, rows in shared memory, programs of a multiprocessor, whether weights stay in
 registers, programs that share a row."""
+FAR = (ahead(4099, 8, 3, 2), again(4099, 4, 3, 4))
+STARTS = (2052, 2054, 2049)
+"""Columns of rows that start in two places of an access, in four, in eight."""
 BARE = ((4096, (8, 3, 2)), (4099, (8, 3, 2)), (4096, (4, 3, 4, False, 2)), (4099, (8, 3, 2, False, 2)))
 
 
@@ -57,6 +60,13 @@ def wanted_variants() -> list[Any]:
     for name, dtype, rows, cols, way in WAYS:
         with tuning.forced(f"{name}.backward", of(dtype, cols, way)):
             found += variants_of(name, [case(dtype, rows=rows, cols=cols)])
+    for chosen in FAR:
+        with tuning.forced("layer_norm.backward", chosen):
+            found += variants_of("layer_norm", [case(dtype, rows=700, cols=4099) for dtype in ("bfloat16", "float16")])
+    for name in ("layer_norm", "rms_norm"):
+        for cols in STARTS:
+            with tuning.forced(f"{name}.backward", ahead(cols, 8, 3, 1)):
+                found += variants_of(name, [case("bfloat16", rows=1901, cols=cols)])
     return list(dict.fromkeys(found))
 
 
@@ -94,7 +104,7 @@ def test_norms_without_weights_with_a_weight_alone_and_of_rows_that_lie_apart(co
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("chosen", [ahead(4099, 8, 3, 2), again(4099, 4, 3, 4)], ids=["ahead", "again"])
+@pytest.mark.parametrize("chosen", FAR, ids=["ahead", "again"])
 def test_rows_far_from_zero_are_as_exact_as_pytorchs(chosen, dtype):
     """Means are taken off the sums of 16-bit rows, not off their numbers: nothing of it must show."""
     torch.manual_seed(0)
@@ -115,9 +125,8 @@ def test_rows_far_from_zero_are_as_exact_as_pytorchs(chosen, dtype):
         assert (mine.double() - meant).norm() <= 1.1 * (other.double() - meant).norm()
 
 
-@pytest.mark.parametrize("cols", [2052, 2054, 2049])
+@pytest.mark.parametrize("cols", STARTS)
 def test_even_rows_are_walked_over_by_as_many_programs_as_fit(cols):
-    """Rows of 2052 columns start in two places of an access, of 2054 in four, odd ones in eight."""
     for name in ("layer_norm", "rms_norm"):
         with tuning.forced(f"{name}.backward", ahead(cols, 8, 3, 1)):
             found = check_case(name, case("bfloat16", rows=1901, cols=cols), torch.device("cuda"), 1)
