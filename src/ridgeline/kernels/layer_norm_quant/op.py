@@ -85,7 +85,8 @@ def _plan(
     tiles = cdiv(rows, chosen.rows)
     walking = chosen.programs_per_sm * num_sms(x.get_device())
     vector, shifted = config.access(chosen, pointers, x.element_size(), rows, cols, stride)
-    chunks = cdiv(cols + vector - 1, chosen.block) if shifted else chosen.chunks
+    # a piece without a column of the row is none: only the last one of a row is masked
+    chunks = cdiv(cols + vector - 1 if shifted else cols, chosen.block)
     if shifted:  # all rows of a program start alike
         tiles, walking = tiles // vector * vector, max(1, walking // vector) * vector
     run = _QUANTIZED.bind(
