@@ -183,10 +183,14 @@ CASES["dequantize"] = [
 ]
 BAGS = {"tables": 2, "batch": 5, "rows": 9, "dim": 12, "length": 4}
 FORCED["embedding_bag"] = [
-    {"embedding_bag.forward": embedding.Forward(4, ahead, 1), "embedding_bag.update": embedding.Update(length, 2, 1),
+    {"embedding_bag.forward": forward, "embedding_bag.update": embedding.Update(length, 2, 1),
      "embedding_bag.order": order}
-    for ahead, length, order in ((2, 4, embedding.Order(4, 0, 8, 1)), (4, 64, embedding.Order(8, 2, 2, 1)),
-                                 (2, 8, embedding.Order(0, 0, 0, 0)))
+    for forward, length, order in (
+        (embedding.Forward(4, 2, 1), 4, embedding.Order(4, 0, 8, 1)),
+        (embedding.Forward(4, 4, 1), 64, embedding.Order(8, 2, 2, 1)),
+        (embedding.Forward(4, 2, 1), 8, embedding.Order(0, 0, 0, 0)),
+        (embedding.Forward(1, 2, 1, late=True), 2, embedding.Order(8, 2, 2, 1, share=2)),
+    )
 ]  # fmt: skip
 CASES["embedding_bag"] = [
     case("float32", **BAGS, weighted=True),

@@ -9,11 +9,12 @@ from ridgeline.kernels.rows import clamp, power_of_two
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """Bags a program sums, rows of each on their way, and its warps."""
+    """Bags a program sums, rows of each on their way, its warps, and whether these meet at the end alone."""
 
     bags: int
     ahead: int
     num_warps: int
+    late: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +29,14 @@ class Update:
 @dataclass(frozen=True, slots=True)
 class Order:
     """How rows are put in order: all pairs counted (no bits), a digit of so many bits at a time, or PyTorch's sort
-    (no block). ``wide``: keys, or counts of blocks, that a program reads at once."""
+    (no block). ``wide``: keys, or counts of blocks, that a program reads at once. ``share``: values of a digit that a
+    program of a launch between counts in the blocks before each; without one every block counts by itself."""
 
     block: int
     bits: int
     wide: int
     num_warps: int
+    share: int = 0
 
 
 FEW_PROGRAMS, MOST_HELD = 132, 4096
