@@ -209,9 +209,12 @@ FORCED["cross_layer"] = [
     {"cross_layer.product": cross_layer.Product(*tile), "cross_layer.backward": cross_layer.Pass(2, 16, 1, 1)}
     for tile in ((0, 0, 0, 0, 0), (16, 16, 16, 1, 1), (16, 16, 16, 1, 1, True))
 ]
+cross_layer.LEAST_WIDENED = 20 * 21
 CASES["cross_layer"] = [
     case("float32", batch=9, dim=24, rank=0),
     case("float16", batch=17, dim=40, rank=18),
+    case("float16", batch=20, dim=21, rank=0),
+    case("bfloat16", batch=23, dim=27, rank=8),
 ]
 FORCED["paged_attention"] = [
     {"paged_attention": paged.Paged(16, num, 1, 1, borders=borders)}
