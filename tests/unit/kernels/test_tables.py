@@ -164,3 +164,21 @@ def test_few_bags_of_few_short_rows_share_programs_as_many_do():
 
     assert config.forward(128, 2, 8, 532) == config.many(128, 2, 8)
     assert config.forward(48, 2, 8, 3295) == config.many(48, 2, 8)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_order_of_rows_is_an_op_that_compilers_see(weighted):
+    from ridgeline.kernels.contract import primitive
+
+    per, offsets, _ = bags(3, (9, 9))
+    weight, indices, starts = drawn(18, 8), torch.cat(per), torch.tensor([0, 9])
+    factors = drawn(indices.numel()) if weighted else None
+    order = primitive("embedding_order")
+    torch.library.opcheck(order.op, (weight, indices, offsets, starts, factors, 2, False))
+    keys, told, bag, shares = order(weight, indices, offsets, starts, factors, 2, False)
+    rows = indices + torch.repeat_interleave(starts, torch.tensor([p.numel() for p in per]))
+    assert torch.equal(keys.long(), rows.sort().values)
+    places = rows.sort(stable=True).indices
+    assert torch.equal(told.long(), places if weighted else bag[places].long()) and shares.numel() == (
+        indices.numel() if weighted else 0
+    )

@@ -86,12 +86,13 @@ def update(dim: int, optimizer: int, num_indices: int) -> Update:
     return Update(length, ahead, num_warps)
 
 
-MOST_PAIRED, MOST_BY_DIGITS = 8192, 1 << 16
+MOST_PAIRED, MOST_BY_DIGITS, MOST_BLOCKS = 8192, 1 << 22, 64
+"""Indices that are put in order by pairs and by digits, and blocks that each count all the others."""
 
 
-def order(num_indices: int, num_rows: int, repeats: bool = True) -> Order:
+def order(num_indices: int, num_rows: int) -> Order:
     """Pairs while there are few: twice as many take four times as long. Digits of at most eight bits after them, in
-    blocks of 512; PyTorch's sort of many, and where every launch is one from Python.
+    blocks of 512; PyTorch's sort of many.
 
     All of a gradient, one table: 11k indices of 474k rows 68 µs by pairs, 86 by digits in blocks of 1024, 116 by
     PyTorch's sort; 14k of 72k rows 53 by digits, 75 in blocks of 1024, 77 by pairs, 83 by the sort; 21k of 166k 64, 86,
@@ -99,8 +100,8 @@ def order(num_indices: int, num_rows: int, repeats: bool = True) -> Order:
     """
     if num_indices <= MOST_PAIRED:
         return Order(32, 0, 256, 4)
-    if num_indices > MOST_BY_DIGITS or num_rows >= 1 << 24 or not repeats:
+    if num_indices > MOST_BY_DIGITS or num_rows >= 1 << 24:
         return Order(0, 0, 0, 0)
     bits = num_rows.bit_length()
     passes = -(-bits // 8)
-    return Order(512, max(5, -(-bits // passes)), 16, 4)
+    return Order(512, max(5, -(-bits // passes)), 16, 4, 8 if num_indices > MOST_BLOCKS * 512 else 0)

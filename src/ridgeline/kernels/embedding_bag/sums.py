@@ -40,21 +40,21 @@ def bags_of(offsets: Tensor, num_tables: int) -> tuple[int, int]:
 
 
 class Sorted:
-    """Indices of a batch sorted by row, ready for a backward pass: rows, where they stood (or, ``direct``, the bags they
-    stood in), their bags and shares. ``dense``: a gradient that is cleared on the way."""
+    """Indices of a batch sorted by row, ready for a backward pass: rows, where they stood (or, ``direct``, the bags
+    they stood in), their bags and shares. ``dense``: a gradient that is cleared on the way."""
 
     __slots__ = ("bags", "batch", "direct", "keys", "num_tables", "order", "rows", "shares")
 
     def __init__(
         self, weight: Tensor, indices: Tensor, offsets: Tensor, starts: Tensor | None, factors: Tensor | None,
-        num_tables: int, mean: bool, padding: int, repeats: bool = True, dense: Tensor | None = None,
+        num_tables: int, mean: bool, padding: int, dense: Tensor | None = None,
     ) -> None:  # fmt: skip
         num_rows = weight.shape[0]
         indices, offsets = indices.contiguous(), offsets.contiguous()
         factors = None if factors is None else factors.contiguous()
         num_bags, self.batch = bags_of(offsets, num_tables)
         self.num_tables, n = max(1, num_tables), indices.numel()
-        chosen = order_of(n, num_rows, repeats)
+        chosen = order_of(n, num_rows)
         kind = torch.int32 if num_rows < 2**31 - 1 else torch.int64
         self.rows = torch.empty(n, dtype=kind, device=weight.device)
         self.bags = torch.empty(n, dtype=torch.int32, device=weight.device)
@@ -86,11 +86,22 @@ class Sorted:
         self.direct = not shared and chosen.block > 0
         self.keys, self.order = put_in_order(self.rows, num_rows, chosen, self.bags if self.direct else None)
 
+    @classmethod
+    def of(
+        cls, keys: Tensor, order: Tensor, bags: Tensor, shares: Tensor, batch: int, num_tables: int
+    ) -> Sorted:
+        """What was sorted before: ours tell the bags themselves where nothing has a share."""
+        found = cls.__new__(cls)
+        found.rows = found.keys = keys
+        found.order, found.bags, found.batch, found.num_tables = order, bags, batch, num_tables
+        found.shares = shares if shares.numel() else None
+        found.direct = found.shares is None and order.dtype == torch.int32
+        return found
 
-def order_of(n: int, num_rows: int, repeats: bool) -> config.Order:
-    """How so many rows are put in order. ``repeats``: by a call that may be repeated without Python, so that launches
-    are cheap."""
-    default = config.order(n, num_rows, repeats)
+
+def order_of(n: int, num_rows: int) -> config.Order:
+    """How so many rows are put in order."""
+    default = config.order(n, num_rows)
     return tuning.choose("embedding_bag.order", {"indices": n, "rows": num_rows}, default)
 
 
