@@ -107,15 +107,16 @@ def dropped() -> Iterator[Sweep]:
     from ridgeline.kernels.contract import case
     from ridgeline.kernels.dropout_add.config import Tile as T
 
-    few, one = (T(1, 4), T(2, 4), T(4, 4), T(4, 2), T(8, 4)), (T(1, 4), T(2, 4))
-    for phase in ("bwd", "fwd"):
-        for dtype, rows, cols, tried in (
-            ("bfloat16", 105, 3072, few), ("bfloat16", 161, 7990, few), ("float16", 245, 1948, few),
-            ("bfloat16", 1151, 680, few), ("float32", 615, 1352, few[:3]), ("bfloat16", 4384, 2560, few[:3]),
-            ("float16", 8143, 6009, one), ("float16", 3906, 17731, one), ("bfloat16", 1616, 2763, few[:3]),
-        ):  # fmt: skip
-            of = case(dtype, rows=rows, cols=cols, p=0.2)
-            yield Sweep(f"dropout_add.{'forward' if phase == 'fwd' else 'backward'}", "dropout_add", phase, of, tried)
+    few, one = (T(1, 4), T(2, 4), T(4, 4), T(4, 2)), (T(1, 4),)
+    for phase, dtype, rows, cols, tried in (
+        ("bwd", "bfloat16", 105, 3072, few), ("bwd", "float16", 8143, 6009, one), ("bwd", "bfloat16", 161, 7990, few),
+        ("bwd", "bfloat16", 4384, 2560, few[:3]), ("fwd", "float16", 8143, 6009, one),
+        ("fwd", "bfloat16", 161, 7990, few), ("bwd", "float32", 615, 1352, few[:3]),
+        ("bwd", "float16", 3906, 17731, one), ("bwd", "bfloat16", 1616, 2763, few[:3]),
+        ("fwd", "bfloat16", 105, 3072, few[:3]), ("bwd", "float16", 245, 1948, few[:3]),
+    ):  # fmt: skip
+        of = case(dtype, rows=rows, cols=cols, p=0.2)
+        yield Sweep(f"dropout_add.{'forward' if phase == 'fwd' else 'backward'}", "dropout_add", phase, of, tried)
 
 
 def crossed() -> Iterator[Sweep]:
@@ -143,8 +144,21 @@ def updates() -> Iterator[Sweep]:
         yield Sweep("embedding_bag.none", "embedding_bags_update", "step", of, ())
 
 
-PARTS = {"sums": sums, "gradients": gradients, "updates": updates, "dropped": dropped, "crossed": crossed,
-         "chunks": chunks}  # fmt: skip
+def others() -> Iterator[Sweep]:
+    """Steps of few small tensors, and losses whose weight's gradient was scaled by one."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.grad_norm.op import LISTS
+
+    LISTS["four small"], LISTS["fifteen small"] = (4096, 4096, 58, 1), (64, 700, 9, 1000, 1500, *(100,) * 10)
+    for name in ("four small", "fifteen small"):
+        yield Sweep("adamw.none", "adamw", "fwd", case("float32", list=name, max_norm=-1.0, master=False), ())
+    for rows, cols, hidden in ((1578, 50280, 4096), (3084, 64000, 1536)):
+        of = case("bfloat16", rows=rows, cols=cols, hidden=hidden)
+        yield Sweep("linear_cross_entropy.none", "linear_cross_entropy", "step", of, ())
+
+
+PARTS = {"sums": sums, "gradients": gradients, "crossed": crossed, "dropped": dropped, "updates": updates,
+         "others": others, "chunks": chunks}  # fmt: skip
 
 
 def wanted_variants(parts: list[str]) -> list[Any]:
@@ -162,9 +176,12 @@ def wanted_variants(parts: list[str]) -> list[Any]:
 
 def compared(of: Any) -> Any:
     """The case with fewer bags or rows, where it has more of them than need be compared."""
-    from race_families import fewer
+    import race_families
 
-    return fewer(of)
+    from ridgeline.kernels.grad_norm.op import LISTS
+
+    race_families.NAMED.update(LISTS)
+    return race_families.fewer(of)
 
 
 def wrong_of(sweep: Sweep, config: Any, device: Any) -> list[str]:
@@ -209,7 +226,7 @@ def entrants(sweep: Sweep, device: Any) -> tuple[dict[Any, Callable[[], Any]], i
 
     trial = trials()[sweep.name][1]
     generator = torch.Generator(device).manual_seed(0)
-    if trial.laps and sweep.phase == "step":
+    if trial.laps:
         laps = trial.laps(sweep.of, device, generator)
         return {None: laps.runs["ridgeline"], EAGER: laps.runs[EAGER]}, laps.num_bytes, {}
     args = trial.make(sweep.of, device, generator)
