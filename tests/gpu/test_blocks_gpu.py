@@ -57,8 +57,9 @@ TASKS = [("varlen_attention", of) for of in SEQUENCES] + [
           ("float16", 6970, 64, 50, {"padding": 3}), ("float32", 3, 1000, 100, {}), ("float32", 700, 8, 90, {}))),
     ("embedding_bags", case("float32", tables=3, batch=200, rows=700, dim=100, length=40, codes=True)),
     *(("cross_layer", case(dtype, batch=batch, dim=dim, rank=rank))
-      for dtype, batch, dim, rank in (("float16", 1301, 429, 0), ("bfloat16", 700, 845, 0), ("bfloat16", 1000, 999, 40),
-                                      ("float16", 600, 1002, 21))),
+      for dtype, batch, dim, rank in (("float16", 9800, 429, 0), ("bfloat16", 5000, 845, 0),
+                                      ("bfloat16", 4300, 999, 40), ("float16", 39200, 429, 0),
+                                      ("bfloat16", 16800, 1002, 21))),
     *(("dropout_add", case(dtype, rows=rows, cols=cols, p=0.3))
       for dtype, rows, cols in (("bfloat16", 33, 4099), ("float16", 777, 6009), ("float32", 901, 3001),
                                 ("bfloat16", 2, 8), ("bfloat16", 3000, 1024), ("float16", 5, 3))),

@@ -91,9 +91,9 @@ def _cross(x0: Tensor, x: Tensor, a: Tensor, weight: Tensor, bias: Tensor | None
     return y, u
 
 
-def _pitch(x: Tensor) -> int:
+def _pitch(x: Tensor, backward: bool = False) -> int:
     """Columns of the rows in which x is multiplied: more than it has, where its own start inside accesses."""
-    return config.pitch(x.shape[0], x.shape[1], x.element_size())
+    return config.pitch(x.shape[0], x.shape[1], x.element_size(), backward)
 
 
 def _wide_cross(
@@ -286,7 +286,7 @@ def pointwise(u: Tensor, x0: Tensor, x: Tensor) -> Tensor:
 def _backward(dy: Tensor, u: Tensor, x0: Tensor, want_bias: bool) -> tuple[Tensor, Tensor, Tensor]:
     if not launchable(dy):
         du, dx0, db = (found.to(dy.dtype) for found in reference.backward(dy.float(), u.float(), x0.float(), want_bias))
-        return torch.nn.functional.pad(du, (0, _pitch(dy) - dy.shape[1])), dx0, db
+        return torch.nn.functional.pad(du, (0, _pitch(dy, True) - dy.shape[1])), dx0, db
     dy, u, x0 = dy.contiguous(), u.contiguous(), x0.contiguous()
     m, n = dy.shape
     key = (dy.shape, dy.dtype, u.dtype, x0.dtype, want_bias, dy.get_device(),
@@ -295,7 +295,7 @@ def _backward(dy: Tensor, u: Tensor, x0: Tensor, want_bias: bool) -> tuple[Tenso
     if plan is None:
         plan = _backward_plans[key] = _plan_backward(dy, u, x0, want_bias)
     run, reduce, like, groups = plan
-    p = _pitch(dy)
+    p = _pitch(dy, True)
     du, dx0 = torch.empty_like(dy) if p == n else dy.new_empty((m, p)), torch.empty_like(x0)
     share = torch.empty_like(like, memory_format=torch.contiguous_format) if want_bias else du
     run(dy, u, x0, du, dx0, share, m, n, p)
@@ -306,7 +306,7 @@ def _backward(dy: Tensor, u: Tensor, x0: Tensor, want_bias: bool) -> tuple[Tenso
 
 
 def _plan_backward(dy: Tensor, u: Tensor, x0: Tensor, want_bias: bool) -> tuple[Any, Any, Tensor, int]:
-    (m, n), p = dy.shape, _pitch(dy)
+    (m, n), p = dy.shape, _pitch(dy, True)
     on = dy.get_device()
     chosen = tuning.choose("cross_layer.backward", {"m": m, "n": n, "dtype": dy.dtype}, config.backward(n))
     across = cdiv(n, chosen.block)
@@ -438,7 +438,7 @@ CROSS_LAYER_BACKWARD = declare(
     schema="(Tensor dy, Tensor u, Tensor x0, bool want_bias) -> (Tensor, Tensor, Tensor)",
     forward=_backward,
     fake=lambda dy, u, x0, want_bias: (
-        dy.new_empty((dy.shape[0], _pitch(dy))),
+        dy.new_empty((dy.shape[0], _pitch(dy, True))),
         torch.empty_like(x0, memory_format=torch.contiguous_format),
         dy.new_empty(dy.shape[1] if want_bias else 0),
     ),

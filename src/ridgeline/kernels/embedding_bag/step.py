@@ -67,8 +67,8 @@ def update_bags(
         if (key := (optimizer, num_tables, mean, weight.is_contiguous(), *looks)) not in _met:
             UPDATE.check(*given, num_tables, mean, optimizer)
             _met[key] = True
-        ordered = ORDER(weight, indices, offsets, starts, factors, num_tables, mean)
-        found = Sorted.of(*ordered, bags_of(offsets, num_tables)[1], num_tables)
+        keys, order, of, shares = ORDER(weight, indices, offsets, starts, factors, num_tables, mean)
+        found = Sorted.of(keys, order, of, shares, bags_of(offsets, num_tables)[1], num_tables)
         apply_rows(found, grad, weight, first, second, step, rule)
         return
     wide = weight.detach().float()

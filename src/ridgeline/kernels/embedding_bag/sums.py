@@ -25,7 +25,6 @@ _DIGITS = Kernel(order.embedding_digits, loose=("key_ptr",))
 _BEFORE = Kernel(order.embedding_before)
 _SCATTER = Kernel(order.embedding_scatter, loose=("key_ptr", "order_ptr", "sorted_ptr", "placed_ptr"))
 _key_plans, _update_plans, _weight_plans, _order_plans = Plans(), Plans(), Plans(), Plans()
-MERGED_AT_ONCE = 16
 CLEARED_AT_ONCE = 8192
 SUMMED_AT_ONCE = 256
 
@@ -87,9 +86,7 @@ class Sorted:
         self.keys, self.order = put_in_order(self.rows, num_rows, chosen, self.bags if self.direct else None)
 
     @classmethod
-    def of(
-        cls, keys: Tensor, order: Tensor, bags: Tensor, shares: Tensor, batch: int, num_tables: int
-    ) -> Sorted:
+    def of(cls, keys: Tensor, order: Tensor, bags: Tensor, shares: Tensor, batch: int, num_tables: int) -> Sorted:
         """What was sorted before: ours tell the bags themselves where nothing has a share."""
         found = cls.__new__(cls)
         found.rows = found.keys = keys
@@ -241,7 +238,7 @@ def _plan_update(
     )  # fmt: skip
     merge = _MERGE.bind(
         (found.keys, target, first, second, like, step, n, num_rows, dim, chosen.length, *floats),
-        constants={"OPTIMIZER": optimizer, "DIM": wide, "PARTS": MERGED_AT_ONCE},
+        constants={"OPTIMIZER": optimizer, "DIM": wide, "PARTS": config.merged(dim)},
         num_warps=4,
         **common,
     )
