@@ -183,10 +183,14 @@ CASES["dequantize"] = [
 ]
 BAGS = {"tables": 2, "batch": 5, "rows": 9, "dim": 12, "length": 4}
 FORCED["embedding_bag"] = [
-    {"embedding_bag.forward": embedding.Forward(4, ahead, 1), "embedding_bag.update": embedding.Update(length, 2, 1),
+    {"embedding_bag.forward": forward, "embedding_bag.update": embedding.Update(length, 2, 1),
      "embedding_bag.order": order}
-    for ahead, length, order in ((2, 4, embedding.Order(4, 0, 8, 1)), (4, 64, embedding.Order(8, 2, 2, 1)),
-                                 (2, 8, embedding.Order(0, 0, 0, 0)))
+    for forward, length, order in (
+        (embedding.Forward(4, 2, 1), 4, embedding.Order(4, 0, 8, 1)),
+        (embedding.Forward(4, 4, 1), 64, embedding.Order(8, 2, 2, 1)),
+        (embedding.Forward(4, 2, 1), 8, embedding.Order(0, 0, 0, 0)),
+        (embedding.Forward(1, 2, 1, late=True), 2, embedding.Order(8, 2, 2, 1, share=2)),
+    )
 ]  # fmt: skip
 CASES["embedding_bag"] = [
     case("float32", **BAGS, weighted=True),
@@ -205,9 +209,12 @@ FORCED["cross_layer"] = [
     {"cross_layer.product": cross_layer.Product(*tile), "cross_layer.backward": cross_layer.Pass(2, 16, 1, 1)}
     for tile in ((0, 0, 0, 0, 0), (16, 16, 16, 1, 1), (16, 16, 16, 1, 1, True))
 ]
+cross_layer.LEAST_WIDENED = cross_layer.LEAST_WIDENED_BACK = 20 * 21
 CASES["cross_layer"] = [
     case("float32", batch=9, dim=24, rank=0),
     case("float16", batch=17, dim=40, rank=18),
+    case("float16", batch=20, dim=21, rank=0),
+    case("bfloat16", batch=23, dim=27, rank=8),
 ]
 FORCED["paged_attention"] = [
     {"paged_attention": paged.Paged(16, num, 1, 1, borders=borders)}
