@@ -84,7 +84,8 @@ class Paged:
     pages without keys are not copied. ``even``: where the longest sequence has at most so many quarters of what all
     have on average, one key head of each is taken by ``together`` programs, a cluster. ``units``: programs take one
     whole after the other, whichever nobody has taken. ``ends``: blocks that a sequence's end takes as long as.
-    ``rows``: keys that one copy brings, at most. ``gathered``: threads feed, which know the page of every key."""
+    ``rows``: keys that one copy brings, at most. ``gathered``: threads feed, which know the page of every key.
+    ``tall``: heads of a key are so many rows of the products, 64 or 128; 0 where they are columns."""
 
     keys: int
     programs: int
@@ -105,12 +106,14 @@ class Paged:
     ends: int = 0
     rows: int = 64
     gathered: bool = False
+    tall: int = 0
 
 
 def takes_columns(batch: int, ratio: int, head_dim: int, page: int) -> bool:
     """Whether the kernel that the copy engine feeds is written for these."""
     widths = head_dim % VECTOR == 0 and head_dim >= LEAST_DIM
-    return batch <= MAX_FED_LINED and ratio <= most_columns(head_dim, page) and widths and page > 0
+    heads = ratio <= most_columns(head_dim, page) or tall_rows(ratio, head_dim) > 0
+    return batch <= MAX_FED_LINED and heads and widths and page > 0
 
 
 def takes_gathered(head_dim: int, page: int) -> bool:
@@ -127,6 +130,31 @@ def padded(head_dim: int) -> int:
 def most_columns(head_dim: int, page: int = 16) -> int:
     """Heads that share keys whose sums fit into the registers of four warps; threads that feed leave fewer of them."""
     return MOST_COLUMNS if head_dim <= 128 and not takes_gathered(head_dim, page) else 2 * COLUMNS
+
+
+TALL_FROM, TALL_MOST, GROUP_ROWS = 33, 128, 64
+"""Heads that share keys, from and to, that are rows of the products, and how many a group of four warps has."""
+
+SM_BYTES, PROGRAM_BYTES = 228 << 10, 1536
+"""Shared memory of a multiprocessor, and what a program takes of it besides its blocks and queries."""
+
+
+def tall_rows(ratio: int, head_dim: int) -> int:
+    """Rows for so many heads that share keys, one or two groups of warps; 0 where they are columns, or too many."""
+    if not TALL_FROM <= ratio <= TALL_MOST or padded(head_dim) == 192:
+        return 0
+    return GROUP_ROWS * cdiv(ratio, GROUP_ROWS)
+
+
+def choose_tall(found: Paged, rows: int, wide: int, num_sms: int) -> Paged:
+    """The same with heads as rows: two programs a multiprocessor where their sums fit into its registers, and as many
+    blocks as fit into its shared memory."""
+    num = FED_PROGRAMS if rows == GROUP_ROWS and wide <= SHORT_DIM else 1
+    left = SM_BYTES // num - PROGRAM_BYTES - 2 * rows * wide
+    return replace(
+        found, programs=min(found.programs, num * num_sms), num_stages=left // (4 * found.keys * wide), queries=1,
+        inside=False, tall=rows, max_registers=LONE_REGISTERS if num > 1 else WIDE_REGISTERS,
+    )  # fmt: skip
 
 
 def columns_of(ratio: int) -> int:
@@ -160,7 +188,8 @@ def choose(
     if fed:
         wide = padded(head_dim)
         gathered, short = takes_gathered(head_dim, page), takes_short(batch * key_heads, longest, wide, num_sms, ratio)
-        narrow = wide == NARROW_DIM and (longest >= NARROW_LONGEST or short) and ratio <= COLUMNS
+        tall = tall_rows(ratio, head_dim)
+        narrow = wide == NARROW_DIM and (longest >= NARROW_LONGEST or short) and (ratio <= COLUMNS or tall > 0)
         keys = NARROW_KEYS if narrow else FED_KEYS
         blocks = FED_BYTES // (2 * keys * wide * itemsize)
         leaves = 2 * batch * key_heads * longest * head_dim * itemsize <= LEAVING_BYTES
@@ -178,6 +207,9 @@ def choose(
             max_registers=fed_registers(num, wide, ratio, inside, gathered), ends=ENDS, gathered=gathered,
             queries=2 if wide == 192 else 3, rows=SHORT_ROWS if longest <= ROWS_LONGEST else FED_KEYS,
         )  # fmt: skip
+        if tall:
+            chosen = choose_tall(found, tall, wide, num_sms)
+            return replace(chosen, borders=by_borders(chosen.programs, batch * key_heads, batch * key_heads * ratio))
         if ratio > COLUMNS:  # queries and probabilities take the room of two queries' more, then of a block
             return replace(found, queries=1, num_stages=found.num_stages - (columns_of(ratio) > 2 * COLUMNS))
         size = programs_together(batch * key_heads, head_dim, ratio, num_sms) if together and not gathered else 0
