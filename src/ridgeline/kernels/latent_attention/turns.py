@@ -246,7 +246,7 @@ def latent_turns(
     R: gl.constexpr, GROUPS: gl.constexpr, D: gl.constexpr, E: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr,
     ROWS: gl.constexpr, STAGES: gl.constexpr, BATCH: gl.constexpr, LEAST: gl.constexpr, EARLY: gl.constexpr,
     LEAVES: gl.constexpr,
-):
+):  # fmt: skip
     """64 heads over a stretch of the line that paged attention cuts, in pages of whole 16 keys. GROUPS programs beside
     each other take the same stretch, R heads each, so that one of them finds what it reads in the L2."""
     DTYPE: gl.constexpr = q_desc.dtype

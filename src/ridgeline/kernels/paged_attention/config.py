@@ -85,7 +85,8 @@ class Paged:
     have on average, one key head of each is taken by ``together`` programs, a cluster. ``units``: programs take one
     whole after the other, whichever nobody has taken. ``ends``: blocks that a sequence's end takes as long as.
     ``rows``: keys that one copy brings, at most. ``gathered``: threads feed, which know the page of every key.
-    ``tall``: heads of a key are so many rows of the products, 64 or 128; 0 where they are columns."""
+    ``tall``: heads of a key are so many rows of the products, 64 or 128; 0 where they are columns. ``beside``: as many
+    neighbors as there are key heads take the same keys at a time, a head each."""
 
     keys: int
     programs: int
@@ -107,6 +108,7 @@ class Paged:
     rows: int = 64
     gathered: bool = False
     tall: int = 0
+    beside: bool = False
 
 
 def takes_columns(batch: int, ratio: int, head_dim: int, page: int) -> bool:
@@ -155,6 +157,13 @@ def choose_tall(found: Paged, rows: int, wide: int, num_sms: int) -> Paged:
         found, programs=min(found.programs, num * num_sms), num_stages=left // (4 * found.keys * wide), queries=1,
         inside=False, tall=rows, max_registers=LONE_REGISTERS if num > 1 else WIDE_REGISTERS,
     )  # fmt: skip
+
+
+def side_by_side(found: Paged, batch: int, key_heads: int, ratio: int) -> Paged:
+    """The same where neighbors take key heads of the same keys: as many stretches as there are whole rows of them."""
+    stretches = max(1, found.programs // key_heads)
+    borders = by_borders(stretches, batch, batch * key_heads * ratio)
+    return replace(found, programs=stretches * key_heads, inside=False, borders=borders, beside=True)
 
 
 def columns_of(ratio: int) -> int:

@@ -242,7 +242,8 @@ class _Plan:
         """Launches of a configuration; and how many of its clusters have to be on the device together."""
         num, key_heads = chosen.programs, args[1].shape[2]
         self.counts, self.beside = False, (num // chosen.together, chosen.together) if chosen.together > 1 else None
-        sized = (chosen.keys, 1 if chosen.units else num, chosen.least, key_heads)
+        cut = (num // key_heads, 1) if chosen.beside else (1 if chosen.units else num, key_heads)
+        sized = (chosen.keys, cut[0], chosen.least, cut[1])
         joined = (chosen.borders, chosen.fed and chosen.inside, chosen.ends if chosen.fed else 0)
         self.parts = Parts(*sized, out, args[4], *joined) if num else None
         fed = self._bind_tall if chosen.tall else self._bind_gathered if chosen.gathered else self._bind_columns
@@ -321,6 +322,7 @@ class _Plan:
                 "LEAST": chosen.least, "EARLY": 0 if chosen.inside else chosen.early,
                 "JOINS": config.joined_at_once(ratio, dim) if chosen.inside else 0, "HEADS": power_of_two(ratio),
                 "QUERIES": chosen.queries, "ENDS": chosen.ends, "PADDED": dim < power_of_two(config.padded(dim)),
+                "BESIDE": chosen.beside,
             },
             num_warps=chosen.num_warps,
             max_registers=chosen.max_registers,

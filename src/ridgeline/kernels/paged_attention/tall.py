@@ -24,6 +24,7 @@ from ridgeline.kernels.paged_attention.kernel import (
     _fetch_table,
     _lengths,
     _let_join_start,
+    _next_of,
     _part_of,
     _placed,
     _weighed,
@@ -103,11 +104,7 @@ def _rows(
                 gl.store(seen_ptr + (place * 2 + 1) * R + head, total, mask=head < R)
         left -= goes - first
         first = first * 0
-        kh += 1
-        if kh == key_heads:
-            kh = kh * 0
-            b += 1
-            length = gl.load(lens_ptr + b, mask=left > 0, other=0)
+        b, kh, length = _next_of(b, kh, left, length, lens_ptr, key_heads, False)
     _let_join_start(EARLY == 2)
 
 
@@ -118,7 +115,7 @@ def paged_tall(
     R: gl.constexpr, D: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, HEADS: gl.constexpr,
     STAGES: gl.constexpr, QUERIES: gl.constexpr, BATCH: gl.constexpr, LEAST: gl.constexpr, EARLY: gl.constexpr,
     LEAVES: gl.constexpr, SKIPS: gl.constexpr, ENDS: gl.constexpr, GATHERED: gl.constexpr,
-):
+):  # fmt: skip
     """``paged_columns`` and, where GATHERED (``keys`` and ``values`` are addresses then, else descriptions for the copy
     engine), ``paged_gathered`` for HEADS heads of a key, 64 or 128, of which R are there."""
     DTYPE: gl.constexpr = q_desc.dtype
@@ -148,7 +145,7 @@ def paged_tall(
                      first, left, length, R, D, KEYS, ROWS, HEADS, STAGES, QUERIES, ENDS, EARLY, GATHERED, DTYPE)),
             (_feed_gathered, (q_desc, keys, values, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads,
                               table_b, d, steps, b, kh, first, left, length, R, D, P, KEYS, HEADS, STAGES, QUERIES,
-                              ENDS, DTYPE)),
+                              ENDS, DTYPE, False)),
         ], [4], [64])  # fmt: skip
     elif GATHERED:
         gl.warp_specialize([
@@ -158,7 +155,7 @@ def paged_tall(
                      first, left, length, R, D, KEYS, ROWS, HEADS, STAGES, QUERIES, ENDS, EARLY, GATHERED, DTYPE)),
             (_feed_gathered, (q_desc, keys, values, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads,
                               table_b, d, steps, b, kh, first, left, length, R, D, P, KEYS, HEADS, STAGES, QUERIES,
-                              ENDS, DTYPE)),
+                              ENDS, DTYPE, False)),
         ], [4, 4], [216, 64])  # fmt: skip
     elif GROUPS == 1:
         gl.warp_specialize([
