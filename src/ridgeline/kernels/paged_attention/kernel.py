@@ -644,14 +644,12 @@ def _feed_columns(
 def _left_at(first, kh, key_heads, R: gl.constexpr, BESIDE: gl.constexpr):
     """Where a program leaves its part, in rows, what it saw, and how far apart maxima and sums are: the part of a
     sequence that began before or of one that goes on, of R heads; BESIDE: of all heads, of which R are this one's."""
-    pid, step = gl.program_id(0), kh * 0 + R
     if BESIDE:
-        pid, step = pid // key_heads, key_heads * R
-    half = pid * 2 + (first == 0).to(gl.int32)
-    place, saw = half * step, half * 2 * step
-    if BESIDE:
-        place, saw = place + kh * R, saw + kh * R
-    return place, saw, step
+        half, step = gl.program_id(0) // key_heads * 2 + (first == 0).to(gl.int32), key_heads * R
+        return (half * step + kh * R).to(gl.int64), half * 2 * step + kh * R, step
+    else:
+        half = gl.program_id(0) * 2 + (first == 0).to(gl.int32)
+        return half.to(gl.int64) * R, half * 2 * R, R
 
 
 @gluon.jit
@@ -768,10 +766,10 @@ def _columns(
                     _store_later(out_ptr, (b.to(gl.int64) * key_heads + kh) * R, whole2, head, d, R, MAIN, L)
             elif apart:
                 place, saw, step = _left_at(first, kh, key_heads, R, BESIDE)
-                at = gl.expand_dims((place.to(gl.int64) + head) * d, 0) + gl.expand_dims(col, 1)
+                at = gl.expand_dims((place + head) * d, 0) + gl.expand_dims(col, 1)
                 gl.store(part_ptr + at, o, mask=inside)
                 if D > MAIN:
-                    _store_later(part_ptr, place.to(gl.int64), o2, head, d, R, MAIN, L)
+                    _store_later(part_ptr, place, o2, head, d, R, MAIN, L)
                 gl.store(seen_ptr + saw + head, top * scale, mask=head < R)
                 gl.store(seen_ptr + saw + step + head, total, mask=head < R)
                 if JOINS:
