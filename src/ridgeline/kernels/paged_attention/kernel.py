@@ -451,6 +451,24 @@ def _place_of(
 
 
 @gluon.jit
+def _start_of(
+    lens, lens_ptr, batch, key_heads, KEYS: gl.constexpr, LEAST: gl.constexpr, ENDS: gl.constexpr, BESIDE: gl.constexpr
+):  # fmt: skip
+    """This program's first sequence, key head and block, how many blocks it has, that sequence's length, and where in
+    the line that is. BESIDE: a head each of as many neighbors as there are key heads, which have the same blocks."""
+    if BESIDE:
+        kh, stretches = gl.program_id(0) % key_heads, gl.num_programs(0) // key_heads
+        b, first, left, line = _place_of(lens, batch, 1, gl.program_id(0) // key_heads, stretches, KEYS, LEAST, ENDS)
+        length = gl.load(lens_ptr + b)
+    else:
+        b, within, left, line = _placed(lens, batch, key_heads, KEYS, LEAST, ENDS)
+        length = gl.load(lens_ptr + b)
+        of_head = max(_weighed(length, KEYS, ENDS), 1)
+        kh, first = within // of_head, within % of_head
+    return b, kh, first, left, length, line
+
+
+@gluon.jit
 def _whose(block, each, longer):
     """Whose stretch a block of the line belongs to."""
     border = longer * (each + 1)
@@ -822,10 +840,7 @@ def paged_columns(
     v_smem = gl.allocate_shared_memory(DTYPE, [TILES, 1, ROWS, 1, 64], v_desc.layout)
     p_smem = gl.allocate_shared_memory(DTYPE, [KEYS, COLS], P_L)
     bars = (_barriers(QUERIES, 1), _barriers(QUERIES, 1), _barriers(STAGES, 1), _barriers(STAGES, 1))
-    b, within, left, line = _placed(lens, batch, key_heads, KEYS, LEAST, ENDS)
-    length = gl.load(lens_ptr + b)
-    of_head = max(_weighed(length, KEYS, ENDS), 1)
-    kh, first = within // of_head, within % of_head
+    b, kh, first, left, length, line = _start_of(lens, lens_ptr, batch, key_heads, KEYS, LEAST, ENDS, False)
     gl.warp_specialize([
         (_columns, (q_smem, k_smem, v_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, count_ptr, scale,
                     batch, key_heads, d, b, kh, first, left, length, line, line, R, D, KEYS, ROWS, COLS, STAGES, EARLY,
@@ -916,15 +931,7 @@ def paged_gathered(
     v_smem = gl.allocate_shared_memory(DTYPE, [STAGES * (D // 64), KEYS, 64], TILE_L)
     p_smem = gl.allocate_shared_memory(DTYPE, [KEYS, COLS], P_L)
     bars = (_barriers(QUERIES, 1), _barriers(QUERIES, 1), _barriers(STAGES, 128), _barriers(STAGES, 1))
-    if BESIDE:
-        kh, stretches = gl.program_id(0) % key_heads, gl.num_programs(0) // key_heads
-        b, first, left, line = _place_of(lens, batch, 1, gl.program_id(0) // key_heads, stretches, KEYS, LEAST, ENDS)
-        length = gl.load(lens_ptr + b)
-    else:
-        b, within, left, line = _placed(lens, batch, key_heads, KEYS, LEAST, ENDS)
-        length = gl.load(lens_ptr + b)
-        of_head = max(_weighed(length, KEYS, ENDS), 1)
-        kh, first = within // of_head, within % of_head
+    b, kh, first, left, length, line = _start_of(lens, lens_ptr, batch, key_heads, KEYS, LEAST, ENDS, BESIDE)
     steps = (k_page, k_slot, k_head, v_page, v_slot, v_head)
     gl.warp_specialize([
         (_columns, (q_smem, k_smem, v_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, count_ptr, scale,
@@ -1007,10 +1014,7 @@ def paged_together(
     first, left = _unit_of(length, KEYS, TOGETHER)
     b, kh, line = mine // key_heads, mine % key_heads, (first, left, left)
     if even == 0:
-        b, within, left, line = _placed(lens, batch, key_heads, KEYS, LEAST, ENDS)
-        length = gl.load(lens_ptr + b)
-        of_head = max(_weighed(length, KEYS, ENDS), 1)
-        kh, first = within // of_head, within % of_head
+        b, kh, first, left, length, line = _start_of(lens, lens_ptr, batch, key_heads, KEYS, LEAST, ENDS, False)
     told = (room, even, rank)
     if TOGETHER > 1:  # a cluster's barrier waits for all warps, those without work too
         gl.warp_specialize([

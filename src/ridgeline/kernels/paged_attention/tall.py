@@ -26,7 +26,7 @@ from ridgeline.kernels.paged_attention.kernel import (
     _let_join_start,
     _next_of,
     _part_of,
-    _placed,
+    _start_of,
     _weighed,
 )
 
@@ -134,10 +134,7 @@ def paged_tall(
         v_smem = gl.allocate_shared_memory(DTYPE, [STAGES * (D // 64) * (KEYS // ROWS), 1, ROWS, 1, 64], values.layout)
     bars = (_barriers(QUERIES, 1), _barriers(QUERIES, GROUPS), _barriers(STAGES, 128 if GATHERED else 1),
             _barriers(STAGES, GROUPS))  # fmt: skip
-    b, within, left, _ = _placed(lens, batch, key_heads, KEYS, LEAST, ENDS)
-    length = gl.load(lens_ptr + b)
-    of_head = max(_weighed(length, KEYS, ENDS), 1)
-    kh, first = within // of_head, within % of_head
+    b, kh, first, left, length, _ = _start_of(lens, lens_ptr, batch, key_heads, KEYS, LEAST, ENDS, False)
     steps = (k_page, k_slot, k_head, v_page, v_slot, v_head)
     if GATHERED and GROUPS == 1:
         gl.warp_specialize([
