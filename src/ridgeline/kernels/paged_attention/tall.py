@@ -109,6 +109,24 @@ def _rows(
 
 
 @gluon.jit
+def _feed_tall(
+    q_desc, keys, values, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads, table_b, d, steps, b, kh, first,
+    left, length,
+    R: gl.constexpr, D: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, HEADS: gl.constexpr,
+    STAGES: gl.constexpr, QUERIES: gl.constexpr, SKIPS: gl.constexpr, ENDS: gl.constexpr, GATHERED: gl.constexpr,
+    DTYPE: gl.constexpr,
+):  # fmt: skip
+    """By threads that know the page of every key, or by the copy engine."""
+    if GATHERED:
+        _feed_gathered(q_desc, keys, values, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads, table_b, d,
+                       steps, b, kh, first, left, length, R, D, P, KEYS, HEADS, STAGES, QUERIES, ENDS, DTYPE,
+                       False)  # fmt: skip
+    else:
+        _feed_columns(q_desc, keys, values, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads, table_b, b,
+                      kh, first, left, length, R, D, P, KEYS, ROWS, HEADS, STAGES, QUERIES, SKIPS, ENDS)  # fmt: skip
+
+
+@gluon.jit
 def paged_tall(
     q_desc, keys, values, table_ptr, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, batch, key_heads, table_b, pages, d,
     k_page, k_slot, k_head, v_page, v_slot, v_head,
@@ -136,39 +154,21 @@ def paged_tall(
             _barriers(STAGES, GROUPS))  # fmt: skip
     b, kh, first, left, length, _ = _start_of(lens, lens_ptr, batch, key_heads, KEYS, LEAST, ENDS, False)
     steps = (k_page, k_slot, k_head, v_page, v_slot, v_head)
-    if GATHERED and GROUPS == 1:
+    if GROUPS == 1:
         gl.warp_specialize([
             (_rows, (0, q_smem, k_smem, v_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, key_heads, d, b, kh,
                      first, left, length, R, D, KEYS, ROWS, HEADS, STAGES, QUERIES, ENDS, EARLY, GATHERED, DTYPE)),
-            (_feed_gathered, (q_desc, keys, values, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads,
-                              table_b, d, steps, b, kh, first, left, length, R, D, P, KEYS, HEADS, STAGES, QUERIES,
-                              ENDS, DTYPE, False)),
-        ], [4], [64])  # fmt: skip
-    elif GATHERED:
-        gl.warp_specialize([
-            (_rows, (0, q_smem, k_smem, v_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, key_heads, d, b, kh,
-                     first, left, length, R, D, KEYS, ROWS, HEADS, STAGES, QUERIES, ENDS, EARLY, GATHERED, DTYPE)),
-            (_rows, (1, q_smem, k_smem, v_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, key_heads, d, b, kh,
-                     first, left, length, R, D, KEYS, ROWS, HEADS, STAGES, QUERIES, ENDS, EARLY, GATHERED, DTYPE)),
-            (_feed_gathered, (q_desc, keys, values, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads,
-                              table_b, d, steps, b, kh, first, left, length, R, D, P, KEYS, HEADS, STAGES, QUERIES,
-                              ENDS, DTYPE, False)),
-        ], [4, 4], [216, 64])  # fmt: skip
-    elif GROUPS == 1:
-        gl.warp_specialize([
-            (_rows, (0, q_smem, k_smem, v_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, key_heads, d, b, kh,
-                     first, left, length, R, D, KEYS, ROWS, HEADS, STAGES, QUERIES, ENDS, EARLY, GATHERED, DTYPE)),
-            (_feed_columns, (q_desc, keys, values, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads,
-                             table_b, b, kh, first, left, length, R, D, P, KEYS, ROWS, HEADS, STAGES, QUERIES, SKIPS,
-                             ENDS)),
-        ], [1], [40])  # fmt: skip
+            (_feed_tall, (q_desc, keys, values, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads, table_b,
+                          d, steps, b, kh, first, left, length, R, D, P, KEYS, ROWS, HEADS, STAGES, QUERIES, SKIPS,
+                          ENDS, GATHERED, DTYPE)),
+        ], [4 if GATHERED else 1], [64 if GATHERED else 40])  # fmt: skip
     else:
         gl.warp_specialize([
             (_rows, (0, q_smem, k_smem, v_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, key_heads, d, b, kh,
                      first, left, length, R, D, KEYS, ROWS, HEADS, STAGES, QUERIES, ENDS, EARLY, GATHERED, DTYPE)),
             (_rows, (1, q_smem, k_smem, v_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, key_heads, d, b, kh,
                      first, left, length, R, D, KEYS, ROWS, HEADS, STAGES, QUERIES, ENDS, EARLY, GATHERED, DTYPE)),
-            (_feed_columns, (q_desc, keys, values, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads,
-                             table_b, b, kh, first, left, length, R, D, P, KEYS, ROWS, HEADS, STAGES, QUERIES, SKIPS,
-                             ENDS)),
-        ], [4, 1], [232, 40])  # fmt: skip
+            (_feed_tall, (q_desc, keys, values, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads, table_b,
+                          d, steps, b, kh, first, left, length, R, D, P, KEYS, ROWS, HEADS, STAGES, QUERIES, SKIPS,
+                          ENDS, GATHERED, DTYPE)),
+        ], [4, 4 if GATHERED else 1], [216 if GATHERED else 232, 64 if GATHERED else 40])  # fmt: skip
