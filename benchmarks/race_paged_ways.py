@@ -1,11 +1,11 @@
 """Paged decoding by more than one way, in turns, on shapes that are drawn: what a default is decided by.
 
     python benchmarks/race_paged_ways.py --out DIR --warm --jobs 14                       (compiles, times nothing)
-    python benchmarks/race_paged_ways.py --out DIR --kinds latent --budget-s 20
+    python benchmarks/race_paged_ways.py --out DIR --kinds wide --budget-s 20
     python benchmarks/race_paged_ways.py --table data/recordings/h200/paged_ways1.json.gz
 
 Kinds are what drawn shapes (``race_paged_random.py``, other seeds) lost most in: many heads on a key, heads of 80 to
-112 columns, many latent heads, uneven lengths where clusters were chosen. Every way is first tried on lengths at every
+112 columns, uneven lengths where clusters were chosen. Every way is first tried on lengths at every
 border over caches that are no numbers elsewhere, then compared with PyTorch and with itself on each shape, then timed
 in turns with the others, a bare read and a copy of as many bytes. One file a kind, written again after every shape.
 """
@@ -13,7 +13,6 @@ in turns with the others, a bare read and a copy of as many bytes. One file a ki
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import gzip
 import json
 import os
@@ -21,7 +20,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,24 +31,21 @@ from race_attention import instead
 
 BEGAN = time.perf_counter()
 SEED, POOL = 11, 400
-KINDS = {"latent": 9, "wide": 8, "odd": 7, "clusters": 3}
-MOST_ALIKE = 3
-"""Shapes of each kind, and those of as many latent heads."""
+KINDS = {"wide": 8, "odd": 7, "clusters": 3}
+"""Shapes of each kind."""
 
 EDGES: dict[str, tuple[tuple[int, ...], ...]] = {
     "wide": ((71, 1, 128, 8), (128, 2, 128, 64), (48, 1, 256, 4), (96, 2, 64, 16), (128, 1, 256, 48), (40, 1, 96, 16)),
-    "odd": ((24, 8, 80, 16), (20, 10, 112, 1), (12, 2, 96, 32)), "latent": ((128, 64), (64, 16), (20, 32), (100, 48)),
+    "odd": ((24, 8, 80, 16), (20, 10, 112, 1), (12, 2, 96, 32)),
     "clusters": (),
-}  # fmt: skip
-"""Heads, key heads, head dim and page (heads and page of latent ones) of checks at every border."""
+}
+"""Heads, key heads, head dim and page of checks at every border."""
 
 
 def kind_of(of: dict[str, Any]) -> str:
     """What a drawn shape is raced for; empty where it is one of those that are as they were."""
     from ridgeline.kernels.paged_attention import config
 
-    if "e" in of:
-        return "latent" if of["h"] > 16 else ""
     ratio = of["h"] // of["k"]
     if ratio > 16:
         return "wide" if of["d"] != 192 else ""
@@ -62,10 +58,9 @@ def kind_of(of: dict[str, Any]) -> str:
 def picked(kinds: list[str]) -> list[dict[str, Any]]:
     """The first of each kind that a seed draws, kinds in turns."""
     found: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
-    for of in drawn.shapes(SEED, POOL, POOL // 4):
+    for of in drawn.shapes(SEED, POOL, 0):
         mine = found.get(kind_of(of))
-        alike = 0 if mine is None or "e" not in of else sum(one["h"] == of["h"] for one in mine)
-        if mine is not None and len(mine) < KINDS[kind_of(of)] and alike < MOST_ALIKE:
+        if mine is not None and len(mine) < KINDS[kind_of(of)]:
             mine.append(of)
     most = max(map(len, found.values()))
     return [mine[i] for i in range(most) for mine in found.values() if i < len(mine)]
@@ -82,43 +77,12 @@ def side_by_side(beside: bool) -> Any:
     """Inside, neighbors take key heads of the same keys where threads feed, or nobody does."""
     from ridgeline.kernels.paged_attention import config
 
-    before = config.choose
-
-    def choose(*sizes: Any, **named: Any) -> Any:
-        found = before(*sizes, **named)
-        batch, heads, ratio = named["batch"], named["key_heads"], named["ratio"]
-        if not found.gathered or found.tall or found.beside == beside:
-            return found
-        if not beside:
-            return before(*sizes, **{**named, "beside": False})
-        return config.side_by_side(found, batch, heads, ratio)
-
-    return instead(config, "choose", choose)
-
-
-@contextmanager
-def latent_as_before() -> Iterator[None]:
-    """Inside, many latent heads go in halves, or by shares in pages of whole blocks."""
-    from ridgeline.kernels.latent_attention import config
-
-    choose = config.choose_line
-
-    def takes(heads: int, dim: int, more: int, page: int) -> bool:
-        even, shared = heads % -(-heads // 64) == 0, heads > 32 and page % 64 == 0
-        return heads > 16 and config.columns_fit(heads, dim, more, page) and even and not shared
-
-    def line(*sizes: Any, **named: Any) -> Any:
-        return dataclasses.replace(choose(*sizes, **named), turns=False)
-
-    with instead(config, "takes_line", takes), instead(config, "choose_line", line):
-        yield
+    return instead(config, "takes_beside", lambda *sizes: beside)
 
 
 def ways(of: dict[str, Any]) -> dict[str, Callable[[], Any]]:
     """By name, the one of before first."""
     kind = kind_of(of)
-    if kind == "latent":
-        return {"before": latent_as_before, "turns": nullcontext}
     if kind == "wide":
         return {"before": partial(rows_from, 999), "rows": partial(rows_from, 17)}
     if kind == "odd":
@@ -131,10 +95,9 @@ def edge_shapes(kinds: list[str]) -> Iterator[dict[str, Any]]:
     """Small ones, nine sequences each."""
     for kind in kinds:
         for edge in EDGES[kind]:
-            of = {"b": 9, "h": edge[0], "s": race_paged.EDGE_KEYS, "page": edge[-1], "dtype": "bfloat16",
-                  "lengths": "edges"}  # fmt: skip
-            more = {"name": "paged_latent_attention", "d": 512, "e": 64}
-            yield of | (more if kind == "latent" else {"name": "paged_attention", "k": edge[1], "d": edge[2]})
+            heads, key_heads, dim, page = edge
+            yield {"name": "paged_attention", "b": 9, "h": heads, "k": key_heads, "s": race_paged.EDGE_KEYS, "d": dim,
+                   "page": page, "dtype": "bfloat16", "lengths": "edges"}  # fmt: skip
 
 
 def wanted_variants(kinds: list[str]) -> list[Any]:
@@ -157,19 +120,15 @@ def made(of: dict[str, Any], seed: int) -> tuple[Any, tuple[Any, ...]]:
     return trial, trial.make(drawn.case_of(of), torch.device("cuda"), torch.Generator("cuda").manual_seed(seed))
 
 
-def plan_of(of: dict[str, Any]) -> Callable[..., Callable[[], Any]]:
-    return race_paged.planned_latent if "e" in of else race_paged.planned
-
-
 def edge_rows(kinds: list[str]) -> Iterator[dict[str, Any]]:
     """Every way on lengths at every border."""
     for of in edge_shapes(kinds):
         trial, args = made(of, 3)
-        dirty, clean = race_paged.poisoned(args, 1 if "e" in of else 2)
+        dirty, clean = race_paged.poisoned(args, 2)
         meant = trial.eager(*clean).float().nan_to_num(0.0)
         for name, way in ways(of).items():
             with way():
-                yield race_paged.right(plan_of(of)(dirty), meant, what=name, **of)
+                yield race_paged.right(race_paged.planned(dirty), meant, what=name, **of)
 
 
 def measured(of: dict[str, Any], track: race_paged.Track) -> dict[str, Any]:
@@ -177,11 +136,11 @@ def measured(of: dict[str, Any], track: race_paged.Track) -> dict[str, Any]:
     import torch
 
     trial, args = made(of, SEED)
-    args[3 if "e" in of else 4].copy_(torch.tensor(drawn.drawn_lengths(of, SEED), dtype=torch.int32))
+    args[4].copy_(torch.tensor(drawn.drawn_lengths(of, SEED), dtype=torch.int32))
     num_bytes, meant, runs, notes = trial.forward_bytes(args), trial.eager(*args).float(), {}, {}
     for name, way in ways(of).items():
         with way():
-            runs[name] = plan_of(of)(args)
+            runs[name] = race_paged.planned(args)
         checked = race_paged.right(runs[name], meant)
         notes[name] = checked["note"] if checked["ok"] else f"WRONG {checked['note']}"
     del meant

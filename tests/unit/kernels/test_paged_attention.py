@@ -178,11 +178,37 @@ def test_many_heads_on_a_key_are_rows_in_programs_that_fit_and_hand_on_no_probab
     assert programs * 128 * (1 + groups) * variant.max_registers <= 65536
 
 
+def ways_raced(kind):
+    """Drawn shapes that were raced by several ways on an H200."""
+    path = Path(__file__).parents[3] / "data" / "recordings" / "h200" / f"paged_ways1_{kind}.json.gz"
+    return json.loads(gzip.decompress(path.read_bytes()))["rows"]
+
+
 def test_neighbors_take_whole_rows_of_key_heads():
-    found = config.choose(5, 10, 9000, 80, 132, ratio=3, fed=True)
-    beside = config.side_by_side(found, 5, 10, 3)
-    assert found.gathered and beside.beside and not beside.inside and beside.programs == 260
-    assert config.side_by_side(found, 300, 32, 3).borders
+    def found(batch=5, key_heads=10, longest=9000, dim=80, page=16, ratio=3):
+        return config.choose(batch, key_heads, longest, dim, 132, ratio=ratio, fed=True, page=page)
+
+    beside = found()
+    assert beside.gathered and beside.beside and not beside.inside and beside.programs == 260 and not beside.borders
+    assert found(batch=100, key_heads=32).borders and found(ratio=24).beside and found(dim=112, page=1).beside
+    assert not found(dim=96).beside and not found(dim=128, page=1).beside and not found(longest=3900).beside
+    assert not any(found(key_heads=key_heads).beside for key_heads in (1, 100)) and not found(ratio=40).beside
+
+
+def test_ways_are_those_that_were_faster_on_the_device():
+    """Every drawn shape that was raced, and the default that follows from it."""
+    counted = 0
+    for row in (row for kind in ("wide", "odd_clusters") for row in ways_raced(kind)):
+        seconds, ratio = row["s_by"], row["h"] // row["k"]
+        longest = -(-row["s"] // row["page"]) * row["page"]
+        found = config.choose(row["b"], row["k"], longest, row["d"], 132, ratio=ratio, fed=True, page=row["page"])
+        if row["kind"] == "wide":
+            assert seconds["rows"] < seconds["before"] / (1.15 if found.tall else 1.0), "much faster, or a little"
+            counted += 1
+        elif row["kind"] == "odd":
+            assert found.beside == (seconds["beside"] < seconds["before"]) and seconds["rows"] > seconds["before"]
+            counted += 1
+    assert counted == 13
 
 
 def test_the_line_is_cut_for_every_multiprocessor_and_long_batches_by_sequence():

@@ -56,7 +56,6 @@ class Few:
     leaves: bool = False
     borders: bool = False
     ring: int = 0
-    turns: bool = False
 
 
 RING, TILE = 7, 16
@@ -104,7 +103,9 @@ def takes_line(heads: int, dim: int, more: int, page: int) -> bool:
     shares of each sequence, which is what is left to others, the longest one decides (162 of 64 heads and 2,063 keys
     280.5 µs, 34 % of the copy). More than 32 heads in pages of whole blocks are left to them as well: 128 heads reach
     284 to 323 TFLOP/s by the line and 390 by shares (other shapes), 32 heads 78 % of the copy by the line."""
-    return heads > FEW_HEADS and columns_fit(heads, dim, more, page)
+    even = heads % cdiv(heads, MAX_ROWS) == 0
+    shared = heads > 2 * FEW_HEADS and page % FED_KEYS == 0
+    return heads > FEW_HEADS and columns_fit(heads, dim, more, page) and even and not shared
 
 
 def columns_of(heads: int) -> int:
@@ -116,7 +117,7 @@ def choose_line(batch: int, heads: int, longest: int, num_sms: int) -> Few:
     """A stretch for every so many programs as heads take, one program a multiprocessor."""
     programs, leaves = max(1, num_sms // cdiv(heads, MAX_ROWS)), batch * longest <= LEAVING_KEYS
     borders = by_borders(programs, batch, batch * heads)
-    return Few(FED_KEYS, programs, 4, 2, leaves=leaves, fed=True, borders=borders, turns=True)
+    return Few(FED_KEYS, programs, 4, 2, leaves=leaves, fed=True, borders=borders)
 
 
 def choose_blocks(batch: int, heads: int, longest: int, num_sms: int) -> Latent:

@@ -13,7 +13,7 @@ from torch.compiler import is_dynamo_compiling
 from ridgeline.kernels import tuning
 from ridgeline.kernels.autocast import as_cached
 from ridgeline.kernels.contract import Case, Trial, case, declare
-from ridgeline.kernels.latent_attention import config, kernel, reference, turns
+from ridgeline.kernels.latent_attention import config, kernel, reference
 from ridgeline.kernels.launcher import INTERPRETING, Blocks, Kernel, Plans, launchable, num_sms, vector_of
 from ridgeline.kernels.paged_attention.config import MAX_FED_LINED, lined
 from ridgeline.kernels.paged_attention.op import Parts, bind_join, dense
@@ -28,7 +28,6 @@ _FEW = Kernel(
 _COLUMNS = Kernel(kernel.latent_columns, vectors=("d",), loose=("table_ptr", "lens_ptr"))
 _RING = Kernel(kernel.latent_ring, vectors=("d",), loose=("table_ptr", "lens_ptr"))
 _LINE = Kernel(kernel.latent_line, vectors=("d",), loose=("table_ptr", "lens_ptr"))
-_TURNS = Kernel(turns.latent_turns, vectors=("d",), loose=("table_ptr", "lens_ptr"))
 _BLOCKS = Kernel(kernel.latent_blocks, vectors=("d",), loose=("table_ptr", "lens_ptr"))
 BLOCK_VECTOR = 8
 """16-byte accesses of 16-bit elements, which is how far apart rows have to be for the copy engine."""
@@ -290,16 +289,16 @@ class _FewPlan:
         (batch, heads, width), dim, page = query.shape, out.shape[2], cache.shape[1]
         self.rest = (batch, heads, table.stride(0), table.shape[1], dim)
         rows, groups = math.gcd(page, chosen.keys), cdiv(heads, config.MAX_ROWS)
-        columns = config.MAX_ROWS // 2 if chosen.turns else config.columns_of(heads // groups)
+        columns = config.columns_of(heads // groups)
         blocks = (_blocks(query, 2 * columns, dim), _blocks(query, 2 * columns, width - dim))
-        halves = {"COLS": columns, "QUERIES": 2 if columns < config.MAX_ROWS // 2 else 1}
-        self.share = (_TURNS if chosen.turns else _LINE).bind(
+        self.share = _LINE.bind(
             (*blocks, _blocks(cache, rows, 64), table, lens, out, *self.parts.room(out), scale * LOG2_E, *self.rest),
             grid=(chosen.programs * groups,),
             constants={
-                "R": cdiv(heads, groups), "GROUPS": groups, "D": dim, "E": width - dim, "P": page, "KEYS": chosen.keys,
-                "ROWS": rows, "STAGES": chosen.num_stages, "BATCH": lined(batch), "LEAST": chosen.least,
-                "EARLY": chosen.early, "LEAVES": chosen.leaves, **({} if chosen.turns else halves),
+                "R": heads // groups, "GROUPS": groups, "D": dim, "E": width - dim, "P": page, "KEYS": chosen.keys,
+                "ROWS": rows, "STAGES": chosen.num_stages, "COLS": columns,
+                "QUERIES": 2 if columns < config.MAX_ROWS // 2 else 1, "BATCH": lined(batch), "LEAST": chosen.least,
+                "EARLY": chosen.early, "LEAVES": chosen.leaves,
             },
             num_warps=chosen.num_warps,
             max_registers=config.MAX_REGISTERS,

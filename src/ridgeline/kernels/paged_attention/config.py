@@ -135,7 +135,9 @@ def most_columns(head_dim: int, page: int = 16) -> int:
 
 
 TALL_FROM, TALL_MOST, GROUP_ROWS = 33, 128, 64
-"""Heads that share keys, from and to, that are rows of the products, and how many a group of four warps has."""
+"""Heads that share keys, from and to, that are rows of the products, and how many a group of four warps has. 71 of 128
+columns take 60.8 µs as rows and 71.7 by threads that also compute, 64 38.4 and as columns 45.8, 64 of 256 columns 46.2
+and by threads 68.2; 24 and 32 as long as columns do (94.4 and 95.1, 86.2 and 86.5, 119.4 and 120.0)."""
 
 SM_BYTES, PROGRAM_BYTES = 228 << 10, 1536
 """Shared memory of a multiprocessor, and what a program takes of it besides its blocks and queries."""
@@ -157,6 +159,23 @@ def choose_tall(found: Paged, rows: int, wide: int, num_sms: int) -> Paged:
         found, programs=min(found.programs, num * num_sms), num_stages=left // (4 * found.keys * wide), queries=1,
         inside=False, tall=rows, max_registers=LONE_REGISTERS if num > 1 else WIDE_REGISTERS,
     )  # fmt: skip
+
+
+SECTOR_BYTES, BESIDE_LONGEST = 64, ROWS_LONGEST
+"""What memory answers with at least, and keys of a sequence beyond which neighbors take key heads of the same keys
+where a head is no whole number of it: 44.7 against 48.2 µs (heads of 112, 124 MB), 106.6 against 110.8, 92.7 against
+97.2 and 290.8 against 303.8 (of 80, 297 to 960 MB), 96.0 against 97.7 (112, two key heads). With at most 3,900 keys
+38.0 against 37.7, with 280 77.0 against 73.2: there more parts have to be joined."""
+
+
+IDLE_PROGRAMS, BESIDE_HEADS = 0.1, 512
+"""Of all programs, what neighbors that are no whole rows may leave without work; and heads that are joined at once."""
+
+
+def takes_beside(key_heads: int, longest: int, head_dim: int, programs: int, ratio: int) -> bool:
+    """Whether so many programs, fed by threads, take key heads side by side."""
+    split, heads = 2 * head_dim % SECTOR_BYTES > 0, key_heads > 1 and key_heads * ratio <= BESIDE_HEADS
+    return split and heads and longest > BESIDE_LONGEST and programs % key_heads <= IDLE_PROGRAMS * programs
 
 
 def side_by_side(found: Paged, batch: int, key_heads: int, ratio: int) -> Paged:
@@ -219,6 +238,8 @@ def choose(
         if tall:
             chosen = choose_tall(found, tall, wide, num_sms)
             return replace(chosen, borders=by_borders(chosen.programs, batch * key_heads, batch * key_heads * ratio))
+        if gathered and takes_beside(key_heads, longest, head_dim, programs, ratio):
+            found = side_by_side(found, batch, key_heads, ratio)
         if ratio > COLUMNS:  # queries and probabilities take the room of two queries' more, then of a block
             return replace(found, queries=1, num_stages=found.num_stages - (columns_of(ratio) > 2 * COLUMNS))
         size = programs_together(batch * key_heads, head_dim, ratio, num_sms) if together and not gathered else 0
