@@ -309,6 +309,7 @@ def _contests() -> dict[str, Any]:
         short,
         stems,
         sums,
+        topmost,
     )
 
     return {
@@ -316,7 +317,9 @@ def _contests() -> dict[str, Any]:
             str(key): {way: round(1e3 * seconds, 4) for way, seconds in found.items()}
             for key, found in module.CONTEST.seconds.items()
         }
-        for module in (chains, epilogue, padding, pointwise, positions, resizes, shifted, short, stems, sums)
+        for module in (
+            chains, epilogue, padding, pointwise, positions, resizes, shifted, short, stems, sums, topmost,
+        )  # fmt: skip
     }
 
 
