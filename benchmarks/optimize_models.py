@@ -312,14 +312,13 @@ def _contests() -> dict[str, Any]:
         topmost,
     )
 
+    raced = (chains, epilogue, padding, pointwise, positions, resizes, shifted, short, stems, sums, topmost)
     return {
         module.__name__.rpartition(".")[2]: {
             str(key): {way: round(1e3 * seconds, 4) for way, seconds in found.items()}
             for key, found in module.CONTEST.seconds.items()
         }
-        for module in (
-            chains, epilogue, padding, pointwise, positions, resizes, shifted, short, stems, sums, topmost,
-        )  # fmt: skip
+        for module in raced
     }
 
 
