@@ -45,6 +45,8 @@ MOST_VARIANTS = 6
 MOST_TRIED = 3
 """Algorithms of a convolution that are timed for training, of ten by default: a channels-last step of EfficientNet took
 48 s of a budget of 50 to try them all (81 convolutions, three passes each), a U-Net's 20 s."""
+TUNING = ("max_autotune_pointwise", "coordinate_descent_tuning")
+"""Options of Inductor that have it time the kernels it generates."""
 ACTIVATION_BUDGET = "activation_memory_budget"
 """The share of activations a compiled training step may keep; what is beyond is recomputed."""
 
@@ -81,6 +83,11 @@ class Candidate:
         """Whether what runs is what torch.compile makes: its own, or the same past its guards."""
         same = self.compiler == "inductor" and self.scope == "model" and self.layout == "keep"
         return self.compiler == "stock" or (same and not (self.rewrites or self.options or self.narrow))
+
+    @property
+    def tunes(self) -> bool:
+        """Whether a compiler times ways to compute while it makes this: nobody knows before for how long."""
+        return self.compiler.endswith("autotune") or any(dict(self.options).get(name) for name in TUNING)
 
     @property
     def complexity(self) -> int:

@@ -542,6 +542,8 @@ class Ladder:
         forecast, best = self.facts.forecast, search.best.candidate
         plain = self._blocks(layout) if self.facts.groups else self._inductor("", layout, "model")
         plain = replace(best, graphed=False) if best.compiler == "inductor" else plain
+        if best.is_stock and best.compiler == "stock":  # nothing of ours was ahead of it
+            plain = replace(self._inductor("", "keep", "model"), rewrites=())
         cost_s = self._compile_s(plain.scope)
         few_products = forecast is not None and forecast.matrix_frac < AUTOTUNE_LEAST_MATRIX_FRAC
         if self.facts.mode == "train":  # products of many rows are the library's, and there are three times as many

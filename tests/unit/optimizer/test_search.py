@@ -554,6 +554,18 @@ def test_generated_kernels_are_tuned_where_products_would_take_too_long_and_only
             assert "coordinate_descent_tuning" not in options  # one at a time: minutes for dozens of kernels
 
 
+def test_where_torch_compile_leads_what_it_made_is_what_is_tuned() -> None:
+    """Our rewrites of a restoring network were 3 % behind it: tuned, they would have begun there."""
+    climber = Climbing()
+    climber.best = Built(Candidate(name="torch.compile + graph", compiler="stock", graphed=True), lambda: None, Report())
+    found = {}
+    for rung in Ladder(_facts()).rungs(climber):
+        found[rung.candidate.name] = rung.candidate
+        climber.entries[rung.candidate.name] = replace_status(rung)
+    tuned = found["tuned + graph"]
+    assert tuned.rewrites == () and tuned.scope == "model" and tuned.tunes and found["compiled + graph"].rewrites
+
+
 def test_few_kernels_are_tuned_by_walking_too() -> None:
     few = Forecast("H200", 1e-3, {}, 1e-3, 1e-3, 30, 0.1, (), 0.0)
     (tuned,) = [c for c in _climbed(_facts(forecast=few), lambda c: "slower") if c.name == "tuned kernels + graph"]
