@@ -466,7 +466,7 @@ class Search:
 
     def _records_best(self, candidate: Candidate) -> bool:
         """Whether it is the best so far, recorded."""
-        bare = replace(candidate, name=self.best.candidate.name, graphed=False, tries_convolutions=False, grows=False)
+        bare = replace(_family(candidate), name=self.best.candidate.name)
         return candidate.graphed and bare == replace(self.best.candidate, tries_convolutions=False)
 
     def _capture_again(self, built: Built) -> None:
@@ -1117,7 +1117,7 @@ def _kept(device: torch.device) -> tuple[int, int]:
 
 def _family(candidate: Candidate) -> Candidate:
     """What was compiled for a candidate: all of it but its recording."""
-    return replace(candidate, name="", graphed=False, tries_convolutions=False, grows=False)
+    return replace(candidate, name="", graphed=False, tries_convolutions=False, grows=False, guesses=False)
 
 
 def _equal(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
