@@ -223,6 +223,8 @@ class Ladder:
                 yield from self._stock(search)
         if not training and self.facts.groups and not self._at_the_floor(search) and not self._is_made(search, whole):
             yield from self._family(search, self._as_tuned(whole, search), self._whole_s())
+        if not training:
+            yield from self._without_kernels(search, whole)
         if not convnet and not self.facts.has_cache and not (training and self.facts.groups):
             yield from self._rewritten(search, layout)  # across blocks, what a compiler was tried on too
         yield from self._tuned(search, layout)  # minutes that no price foretells: after what the guarantee rests on
@@ -336,8 +338,9 @@ class Ladder:
     def _guessing(self, search: Climber, plain: Candidate) -> Iterator[Rung]:
         """Where the host waits for a value (the longest of some lengths, whether a mask hides anything), it is guessed
         to be what it was, here and in all recordings that follow; every replay compares."""
-        entry = search.entries[PLAIN]
-        if self.facts.mode == "infer" and entry.status == FAILED and WAITS in entry.reason:
+        entry = search.entries.get(PLAIN)
+        waits = entry is not None and entry.status == FAILED and WAITS in entry.reason
+        if self.facts.mode == "infer" and waits:
             self.guesses = True
             yield self._rung(replace(plain, name=f"{PLAIN}, guessing", guesses=True), CAPTURE_S, "cudagraph")
 
@@ -385,6 +388,22 @@ class Ladder:
             parts = (*compiled.substituted, "experts")
             more = replace(compiled, name=f"{compiled.name} and experts", substituted=parts)
             yield from self._family(search, more, cost_s)
+
+    def _without_kernels(self, search: Climber, whole: Candidate) -> Iterator[Rung]:
+        """The whole without kernels of ours, where with them it is behind torch.compile: they end Inductor's fusions.
+
+        A diffusion network's norms over groups took 0.82 of its pace, and its attention, which Inductor leaves written
+        out, was lost with them (H200).
+        """
+        names = (whole.name + GRAPHED, whole.name)
+        entry = next((search.entries[name] for name in names if name in search.entries), None)
+        if entry is None or entry.status not in MEASURED or not search.best.candidate.is_stock:
+            return
+        kept = tuple(name for name in whole.rewrites if not rewrites()[name].needs_kernels)
+        brings = [name for name in entry.rewrites if name in kept and rewrites()[name].exact != "bits"]
+        if brings and any(name not in kept for name in entry.rewrites):
+            plainer = replace(self._inductor("compiled, no kernels of ours", "keep", "model"), rewrites=kept)
+            yield from self._family(search, plainer, self._whole_s())
 
     def _held(self, search: Climber, blocks: Candidate) -> Iterator[Rung]:
         """The same with rows of norms in registers."""
