@@ -97,6 +97,26 @@ def test_where_they_are_others_the_call_is_made_as_it_is(function: Any) -> None:
         assert missed == {GUESSED: 1} and graphed.replays == 1
 
 
+@pytest.mark.parametrize("training", [False, True])
+def test_means_that_are_only_read_are_no_state_that_a_call_changes(training: bool) -> None:
+    """Speech and pictures have batch norms, which announce that they write their means in evaluation too."""
+
+    def function(self: Of, x: Tensor, lengths: Tensor) -> Tensor:
+        return self.norm(self.layer(x).transpose(1, 2)) * int(lengths.max())
+
+    model = Of(function)
+    model.norm = nn.BatchNorm1d(6)
+    model.train(training)
+    if training:
+        with pytest.raises(NotGraphable, match=WAITS):
+            _recorded(model, torch.randn(3, 5, 6), LENGTHS.clone())
+        return
+    graphed, x = _recorded(model, torch.randn(3, 5, 6), LENGTHS.clone()), torch.randn(3, 5, 6)
+    with torch.no_grad():
+        _alike(graphed(x, LENGTHS), model(x, LENGTHS))
+    assert graphed.replays == 1 and graphed.is_pure
+
+
 def test_without_being_asked_nothing_is_guessed() -> None:
     with pytest.raises(NotGraphable, match=WAITS):
         _recorded(Of(_masked).eval(), torch.randn(3, 5, 6), LENGTHS.clone(), guesses=False)
