@@ -158,10 +158,21 @@ class Track:
         self.restore()
         num_bytes = sum(t.nbytes for t in self.inputs.tensors())
         if not self.mutates and num_bytes < _COPY_BYTES:
-            self.copies = [self.inputs, self.inputs.fresh(8), self.inputs.fresh(10)]
+            self.copies = [self.inputs, self._taken(call, 8), self._taken(call, 10)]
         elif not self.mutates and not self.inputs.has_cache and num_bytes < ROOM_FRAC * free_bytes(self.device):
-            self.copies = [self.inputs, self.inputs.fresh(8)]
+            self.copies = [self.inputs, self._taken(call, 8)]
         return self.about_s(call)
+
+    def _taken(self, call: Call, seed: int) -> Inputs:
+        """Inputs to go round that the model takes."""
+
+        def turn(inputs: Inputs) -> None:
+            try:
+                self.run(call, inputs)
+            finally:
+                self.restore()
+
+        return self.inputs.taken(seed, turn)[0]
 
     def _settle_names(self, call: Call) -> None:
         """What the first call sets up stays; what every call changes is put back after each."""

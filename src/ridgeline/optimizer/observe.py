@@ -68,6 +68,15 @@ class Observation:
     """Whom it asked for attributes by words."""
 
 
+def _only_reads(schema: Any, args: Any, kwargs: Any) -> bool:
+    """Whether it is a batch norm that is told not to train: its running means are read, whatever it announces."""
+    names = [argument.name for argument in schema.arguments]
+    if "batch_norm" not in schema.name or "training" not in names:
+        return False
+    place = names.index("training")
+    return (args[place] if place < len(args) else kwargs.get("training", True)) is False
+
+
 class Journal(TorchDispatchMode):
     """Notes every write to memory that existed before, after saving what was there."""
 
@@ -88,7 +97,7 @@ class Journal(TorchDispatchMode):
         for tensor in tree_leaves((args, kwargs)):
             if isinstance(tensor, Tensor) and tensor.layout is torch.strided:
                 self._use(tensor, adopted)
-        if schema.is_mutable or "batch_norm" in schema.name:
+        if (schema.is_mutable or "batch_norm" in schema.name) and not _only_reads(schema, args, kwargs):
             self._write(schema, args, kwargs)
         self.seen.recurrent = self.seen.recurrent or dropping(schema, args)
         self.seen.waits = self.seen.waits or schema.name in _READS

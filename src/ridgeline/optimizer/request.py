@@ -316,9 +316,8 @@ def _checked(problem: Problem, candidate: Candidate, receipt: Receipt, track: Tr
 def _agrees(problem: Problem, track: Track, built: Built, receipt: Receipt) -> bool:
     """A look at one fresh input beside eager: the proof itself was made when the candidate was searched."""
     subject = Subject(problem.model, problem.inputs, problem.mode, track.loss, track.state)
-    inputs = problem.inputs.fresh(1)
+    inputs, eager = problem.inputs.taken(1, lambda given: subject.observe(problem.model, given))
     most = 2 * float((receipt.verdict or {}).get("most_rms_frac") or 0.0)
-    eager = subject.observe(problem.model, inputs.copied())
     with built.switched() as call:
         found = subject.observe(call, inputs.copied())
     track.restore()

@@ -55,6 +55,7 @@ class Studio:
         self._seen = Observation()
         self.questions: Questions | None = None
         self._constants: Constants | None = None
+        self.guesses = False  # whether values that the host reads may be guessed, and every replay asked for them
         self._told = self._hushed = False
         self._given: list[Any] = []
         self._nested: set[int] = set()
@@ -201,15 +202,18 @@ class Studio:
                 self._constants = None
                 try:
                     self.executor.rehearse(run, told=True)
+                    self._told = True
                 except NotGraphable:
-                    raise first from None
-                self._told = True
+                    if not (self.guesses and self.is_pure() and not self.host_draws):
+                        raise first from None
+                    with self._hush():
+                        self._rehearse_with_constants(run, first, guessing=True)
 
     def _hush(self) -> AbstractContextManager[None]:
         return hushed() if self._hushed else nullcontext()
 
-    def _rehearse_with_constants(self, run: Callable[[], Any], first: NotGraphable) -> None:
-        constants = Constants(self.executor.device_type, factories=self._in_python)
+    def _rehearse_with_constants(self, run: Callable[[], Any], first: NotGraphable, *, guessing: bool = False) -> None:
+        constants = Constants(self.executor.device_type, factories=self._in_python, guessing=guessing)
         with constants.collecting():
             self.executor.warm_up(run)
         if not constants:
@@ -229,6 +233,10 @@ class Studio:
         if self._recurrent is not None and state is not None:
             recording = following(recording, self._recurrent, state)
         return (self.rewound.followed(recording, part) if self.rewound else recording), result
+
+    def right(self) -> Tensor | None:
+        """While a run is recorded: whether what the host was told it has read is so."""
+        return self._constants.right() if self._constants is not None else None
 
     def _states(self) -> AbstractContextManager[None]:
         """How checkpointed parts come to draw the same numbers again."""

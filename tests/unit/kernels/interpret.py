@@ -57,6 +57,8 @@ from ridgeline.kernels.sequence.op import SMALL as SEQUENCES
 from ridgeline.kernels.short_attention import config as short
 from ridgeline.kernels.short_attention.op import SMALL as SHORT
 from ridgeline.kernels.softmax import config as softmax
+from ridgeline.kernels.topmost import config as topmost
+from ridgeline.kernels.topmost.op import SMALL as TOPMOST
 
 warnings.simplefilter("ignore")  # numpy's, on the padding of blocks
 assert launcher.INTERPRETING
@@ -290,6 +292,8 @@ CASES["pool"] = list(pooling.SMALL)
 pooling.BLOCK = 32
 CASES["extreme"] = list(EXTREMES)
 FORCED["extreme"] = [{"extremum": extremum.Tile(8, 16, 1)}, {"extremum": extremum.Tile(8, 16, 1, ahead=True)}]
+CASES["topmost"] = list(TOPMOST)
+FORCED["topmost"] = [{"topmost": topmost.Row(1)}]
 CASES["long_norm"] = list(LONG)
 FORCED["long_norm"] = [
     {"long_norm.held": long_norm.Held(16, 1, 8, 0)},
@@ -530,6 +534,18 @@ if len(sys.argv) == 1 or "extreme" in sys.argv[1:]:
             values = x.amax(1) if largest else x.amin(1)
             torch.testing.assert_close(extreme(x, 1, largest), values, rtol=0, atol=0, equal_nan=True)
     print("places, all right")
+
+if len(sys.argv) == 1 or "topmost" in sys.argv[1:]:
+    from ridgeline.kernels.topmost.op import topmost as places
+    from ridgeline.kernels.topmost.reference import forward as meant_places
+
+    drawn = torch.randint(-3, 4, (9, 40)).float()  # full of ties
+    drawn[0, [3, 30]], drawn[1, [9, 17]], drawn[1, 2] = float("nan"), -float("nan"), float("inf")
+    drawn[2], drawn[3, :36], drawn[4, 33] = float("-inf"), float("-inf"), float("-inf")
+    for largest, x in itertools.product((True, False), (drawn, drawn.bfloat16(), drawn.half())):
+        assert torch.equal(places(x, 7, largest), meant_places(drawn, 7, largest)), "the first of equals first"
+    assert torch.equal(places(drawn, 40, True), meant_places(drawn, 40, True)), "all of a row"
+    print("places of the largest, all right")
 
 if len(sys.argv) == 1 or "endless" in sys.argv[1:]:
     from ridgeline.kernels import matmul as product_of
