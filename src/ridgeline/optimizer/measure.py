@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from ridgeline.optimizer import casts
+from ridgeline.optimizer.beside import Beside
 from ridgeline.optimizer.inputs import Before, Inputs, State, given_dice, writable
 from ridgeline.optimizer.loss import Loss
 from ridgeline.optimizer.tree import TooLarge, flatten
@@ -122,7 +123,8 @@ class Track:
     in inference a call without gradients.
     """
 
-    def __init__(self, model: nn.Module, inputs: Inputs, mode: str, loss: Call | None, device: torch.device) -> None:
+    def __init__(self, model: nn.Module, inputs: Inputs, mode: str, loss: Call | None, device: torch.device,
+                 others: Sequence[torch.Tensor] = ()) -> None:  # fmt: skip
         self.model, self.inputs, self.mode, self.device = model, inputs, mode, device
         self.loss = Loss(loss)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
@@ -130,7 +132,9 @@ class Track:
         for parameter in self.parameters:
             parameter.grad = None
         self.state = State(model)
-        self.state.given = given_dice(inputs)
+        hidden = [t for _, t in self.state.watch.tensors.values() if t.requires_grad and t.is_leaf]
+        self.beside = Beside(model, loss, [*others, *hidden])
+        self.state.given = [*given_dice(inputs), self.beside.restore]
         self.mutates = self.appends = False
         self.copies = [inputs]
         self._turns = 0
@@ -187,6 +191,7 @@ class Track:
     def hand_back(self) -> None:
         """Everything as it was found, gradients included: turns clear them."""
         self.restore()
+        self.beside.hand_back()
         for parameter, gradient in self.gradients:
             parameter.grad = gradient
 

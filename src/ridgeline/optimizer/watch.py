@@ -180,10 +180,12 @@ class Watch:
     """The state of a model besides its inputs, and whether it is still the same.
 
     ``hooks_only`` watches what a compiler does not guard by itself: hooks that come later, modules that are replaced.
-    ``given`` are functions and modules among the arguments, which are told from others but not looked into.
+    ``given`` are functions and modules among the arguments, which are told from others but not looked into;
+    ``without`` are modules that somebody else watches.
     """
 
-    def __init__(self, model: Any, given: Sequence[Any] = (), *, hooks_only: bool = False) -> None:
+    def __init__(self, model: Any, given: Sequence[Any] = (), *, hooks_only: bool = False,
+                 without: Iterable[nn.Module] = ()) -> None:  # fmt: skip
         self._hooks_only = hooks_only
         self._words: frozenset[str] | None = None
         self._frontier: list[tuple[str, Any, int]] = []
@@ -203,7 +205,7 @@ class Watch:
         self._empties: list[dict[Any, Any]] = []
         self._unhooked: list[dict[Any, Any]] = [getattr(module_globals, name) for name in _GLOBAL_HOOKS]
         self._owners: dict[int, str] = {}
-        self._seen: set[Any] = set()
+        self._seen: set[Any] = set(map(id, without))
         self._elsewhere: list[Tensor] = []
         self._contents_of: list[int] = []
         self.root = model
@@ -278,6 +280,8 @@ class Watch:
                     self._name(f"{part.__name__}.{key}", vars(part), key, part)
 
     def _dict(self, owner: str, held: dict[Any, Any], derived: frozenset[str] = frozenset()) -> None:
+        if not isinstance(held, dict):  # a scripted module's parts, which cannot be replaced
+            return
         if held:
             self._dicts.append(_Held(owner, held, raw(held), derived))
         else:
@@ -953,10 +957,15 @@ def _mark(value: Any) -> Any:
 
 
 def _methods(model: Any) -> list[types.FunctionType]:
+    return [each for each in functions_of(model) if each.__closure__ or _kept_defaults(each)]
+
+
+def functions_of(model: Any) -> list[types.FunctionType]:
+    """The functions of a model's classes and of those of its parts, as far as they are the model's own code."""
     classes = {type(part) for part in model.modules()} if isinstance(model, nn.Module) else {type(model)}
     functions = [value for cls in classes for part in cls.__mro__ for value in vars(part).values()]
-    keeping = [f for f in functions if isinstance(f, types.FunctionType) and (f.__closure__ or _kept_defaults(f))]
-    return list({id(f): f for f in keeping if not library(f.__code__.co_filename)}.values())
+    written = [each for each in functions if isinstance(each, types.FunctionType)]
+    return list({id(each): each for each in written if not library(each.__code__.co_filename)}.values())
 
 
 _OWN = str(Path(__file__).parent)
