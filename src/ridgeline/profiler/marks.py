@@ -58,6 +58,8 @@ def forward_lines(models: Iterable[nn.Module]) -> dict[str, str]:
 
 
 def _forward_line(module: nn.Module) -> str:
+    if not _takes_hooks(module):
+        return ""
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     if code is None or Path(code.co_filename).is_relative_to(_TORCH):
         return ""
