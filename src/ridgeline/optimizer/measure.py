@@ -20,6 +20,7 @@ from ridgeline.optimizer.beside import Beside
 from ridgeline.optimizer.inputs import Before, Inputs, State, given_dice, writable
 from ridgeline.optimizer.loss import Loss
 from ridgeline.optimizer.tree import TooLarge, flatten
+from ridgeline.optimizer.watch import Watch
 
 Call = Callable[..., Any]
 SLICE_S = 4e-3
@@ -135,6 +136,7 @@ class Track:
         hidden = [t for _, t in self.state.watch.tensors.values() if t.requires_grad and t.is_leaf]
         self.beside = Beside(model, loss, [*others, *hidden])
         self.state.given = [*given_dice(inputs), self.beside.restore]
+        self.origin: Watch | None = None  # the model before its first call, where every call changes it
         self.mutates = self.appends = False
         self.copies = [inputs]
         self._turns = 0
@@ -168,18 +170,19 @@ class Track:
         return self.about_s(call)
 
     def _settle_names(self, call: Call) -> None:
-        """What the first call sets up stays; what every call changes is put back after each."""
+        """What the first call sets up stays; what every call changes is put back after each, and all in the end."""
+        self.state.watch.detach()
         self.state.restore()
         again = State(self.model)
         self.run(call, self.inputs.copied())
         if again.watch.changes() or again.watch.toggled():
-            self.state.rebinds = self.mutates = True
-        else:
-            again.random, again.given = self.state.random, self.state.given
-            known = {name for name, *_ in again.tensors}
-            again.weights = self.state.weights
-            again.tensors += [each for each in again.weights if each[0] not in known]
-            self.state = again
+            again.rebinds = self.mutates = True
+            self.origin = self.state.watch
+        again.random, again.given, again.moving = self.state.random, self.state.given, self.state.moving
+        known = {name for name, *_ in again.tensors}
+        again.weights = self.state.weights
+        again.tensors += [each for each in again.weights if each[0] not in known]
+        self.state = again
 
     def restore(self) -> None:
         """The model's state and the inputs it writes to as they were."""
@@ -191,6 +194,10 @@ class Track:
     def hand_back(self) -> None:
         """Everything as it was found, gradients included: turns clear them."""
         self.restore()
+        if self.origin is not None:
+            self.origin.restore()
+            for put_back in self.state.moving:  # iterators, whose places names do not keep
+                put_back()
         self.beside.hand_back()
         for parameter, gradient in self.gradients:
             parameter.grad = gradient

@@ -13,7 +13,7 @@ import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -31,7 +31,8 @@ from ridgeline.optimizer.dice import draw
 from ridgeline.optimizer.executor import LEGACY, Executor, Recording, Remake, executor_for
 from ridgeline.optimizer.inputs import leaves
 from ridgeline.optimizer.matcher import Matcher
-from ridgeline.optimizer.observe import Values, restored_random
+from ridgeline.optimizer.notes import found as found_notes
+from ridgeline.optimizer.observe import Observation, Values, restored_random
 from ridgeline.optimizer.recipe import Effect, Maker, Scene, effects, shots
 from ridgeline.optimizer.signature import Signature, difference, recordable
 from ridgeline.optimizer.statics import Statics, extent
@@ -98,7 +99,7 @@ class GraphedTraining:
         self.matcher = Matcher.of(signature)
         self.misses: dict[str, int] = {}
         self.replays = 0
-        self._studio, self._tracks = studio, tracks
+        self._studio, self._tracks, self._notes = studio, tracks, studio.notes
         self._parameters = studio.parameters
         self._asked = list(map(_REQUIRES_GRAD, studio.all_parameters))
         self._lock = threading.RLock()
@@ -134,6 +135,8 @@ class GraphedTraining:
         """Why the next call cannot be replayed, if it cannot."""
         if not self.watch.same():
             return Miss("; ".join(self.watch.changes()[:3]), stale=True)
+        if self._notes and (none := self._notes.unlike()):
+            return Miss(none, stale=True)
         if list(map(_REQUIRES_GRAD, self._studio.all_parameters)) != self._asked:
             return Miss("other parameters require gradients", stale=True)
         if len(self._strays) >= MOST_STRAYS:  # compiled code differentiates once, and keeps nothing for a second time
@@ -149,7 +152,8 @@ class GraphedTraining:
             return Miss("the last forward still waits for its backward", stale=False)
         if not self._move_gradients():
             return Miss("gradients of an earlier step are still held outside of .grad", stale=False)
-        if not free(self._tracks.outputs_free):
+        spare = self._notes.spare() if self._notes else Counter()
+        if not free(self._tracks.outputs_free, spare):
             self._tracks.lent = (False,) * len(self._tracks.lent)  # whoever keeps results gets copies from now on
             return Miss("a result of an earlier step is still held", stale=False)
         return None
@@ -157,10 +161,13 @@ class GraphedTraining:
     def _replay(self, flat: Flat) -> Any:
         tracks = self._tracks
         leaves = [flat.tensors[i] for i in self._studio.asking]
+        self._notes.clear()
         results = _Replayed.apply(self, flat, *leaves, *self._parameters)
-        held = flat.containers
+        held = [*flat.containers, *self._notes.boxes] if self._notes else flat.containers
         for effect in tracks.effects:
             effect(results, flat.tensors, held)
+        if self._notes:
+            self._notes.bound(self.watch)
         found = tracks.result(results, flat.tensors, held)
         if tracks.scene.made:
             tracks.scene.made.clear()
@@ -347,9 +354,12 @@ def _tracked_versions(flat: Flat) -> list[int]:
     return [tensor._version for tensor in flat.tensors if not tensor.is_inference()]
 
 
-def free(counted: list[tuple[int, int]]) -> bool:
+def free(counted: list[tuple[int, int]], spare: Mapping[int, int] | None = None) -> bool:
+    """Whether nobody else holds these; ``spare`` is by how many each may be held besides."""
     count = torch._C._storage_Use_Count
-    return all(count(storage) <= held for storage, held in counted)
+    if not spare:
+        return all(count(storage) <= held for storage, held in counted)
+    return all(count(storage) <= held + spare.get(storage, 0) for storage, held in counted)
 
 
 def graph_training(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], model: Any, *,
@@ -367,6 +377,7 @@ def graph_training(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
         studio = TrainingStudio(call, model, watch, executor or executor_for(given), loss)
         with restoring(watch):
             tracks = studio.record_training(signature.flat)
+            studio.notes.put_back(watch)
     return GraphedTraining(call, signature, studio, tracks)
 
 
@@ -442,6 +453,15 @@ class TrainingStudio(Studio):
                 torch.autograd.grad(able, wanted, [torch.ones_like(each) for each in able], allow_unused=True)
         return result
 
+    def take_notes(self, seen: Observation) -> None:
+        notes = found_notes(self.watch, seen.used, seen.codes, (word for _, word in seen.lookups))
+        self.watch.accept(notes.slots)
+        if not notes or self.watch.changes():
+            return
+        self.notes = notes
+        notes.forget()
+        self.watch = Watch(self.model, self._given, noted=notes.slots)
+
     def _ends(self, result: Any) -> list[Tensor]:
         """Where a backward enters the model: the results that the loss comes from.
 
@@ -498,6 +518,7 @@ class TrainingStudio(Studio):
             kept.put_back()
             with self.rewound.counting() if self.rewound else nullcontext():
                 both()
+            self.notes.forget()
 
         def both() -> None:
             inputs = self.leaves(statics)
@@ -530,13 +551,24 @@ class TrainingStudio(Studio):
             raise NotGraphable("results that can be differentiated share memory")
 
     def _expected(self, result: Any, outputs: list[Tensor]) -> tuple[bool, ...]:
-        """Which results the loss depends on."""
+        """Which results the loss depends on; a note on the way to one is differentiated with it."""
         able = [output for output in outputs if output.requires_grad]
+        passed = self._passed(result, able)
         value = self.loss(result) if self.loss is not None else _own_loss(result)
         if value is None or not value.requires_grad:
-            return tuple(output.requires_grad for output in outputs)
-        used = {id(output) for output in _used(value, able)}
+            return tuple(output.requires_grad and id(output) not in passed for output in outputs)
+        used = {id(output) for output in _used(value, able)} - passed
         return tuple(id(output) in used for output in outputs)
+
+    def _passed(self, result: Any, able: list[Tensor]) -> set[int]:
+        """Notes that the call goes on to compute with, and where the loss is the caller's to find, all others."""
+        if not self.notes:
+            return set()
+        returned = [tensor for _, tensor in leaves(result) if tensor.requires_grad]
+        own = set(map(id, returned))
+        behind = set(_history(returned))
+        alone = self.loss is None and _own_loss(result) is None
+        return {id(each) for each in able if id(each) not in own and (alone or each.grad_fn in behind)}
 
     def _reach(self, flat: Flat, statics: Statics) -> list[set[int]]:
         """For each result of the model itself, which inputs and parameters its history ends in."""
@@ -550,6 +582,7 @@ class TrainingStudio(Studio):
             result = self.model(*arguments[0], **arguments[1])
             scene, *_ = self._outputs(result, inputs, boxes, before)
         kept.put_back()
+        self.notes.forget()
         places = {id(t): i for i, t in enumerate([*(inputs[i] for i in self.asking), *self.parameters])}
         return [{places[leaf] for leaf in _leaves_behind(output) if leaf in places} for output in scene.outputs]
 
@@ -570,7 +603,8 @@ class TrainingStudio(Studio):
         forward, result = self.record(lambda: self.call(*arguments[0], **arguments[1]), part="first")
         scene, maker, applied = self._outputs(result, inputs, boxes, before)
         able = tuple(output.requires_grad for output in scene.outputs)
-        lent = tuple(output.untyped_storage().nbytes() >= LENT_BYTES for output in scene.outputs)
+        noted = self.notes.values()  # which the next call binds anew: nobody needs a copy
+        lent = tuple(output.untyped_storage().nbytes() >= LENT_BYTES or id(output) in noted for output in scene.outputs)
         remakes = {} if applied else self._vacated(scene.outputs, expected, lent)
         outputs: list[Any] = [None if i in remakes else output for i, output in enumerate(scene.outputs)]
         scene.outputs, result = [], None
