@@ -27,12 +27,16 @@ _OURS = 3
 
 @dataclass(slots=True)
 class Note:
-    """A name that every call binds to a tensor; ``read`` if the model's code asks for it, and may ask what it is."""
+    """A name that every call binds to a tensor.
+
+    ``read`` if the model's code asks for it, and may ask what it is; ``own`` if PyTorch's hooks alone have use for it.
+    """
 
     path: str
     held: dict[Any, Any]
     key: Any
     read: bool
+    own: bool = False
     put: Any = field(default=lambda: None)
     """What the last replay has bound, as a weak reference."""
 
@@ -54,9 +58,9 @@ class Notes:
             found.setdefault(id(note.held), set()).add(note.key)
         return found
 
-    def values(self) -> set[int]:
-        """The ``id`` of everything that the names stand for now."""
-        return {id(note.held.get(note.key)) for note in self.notes}
+    def owned(self) -> set[int]:
+        """The ``id`` of every note that nobody keeps: it need not be copied, however small."""
+        return {id(note.held.get(note.key)) for note in self.notes if note.own}
 
     def unlike(self) -> str:
         """Which note is none now, if the model's code could tell."""
@@ -101,7 +105,7 @@ class Notes:
 
 def found(watch: Watch, used: frozenset[int] | None, codes: Iterable[types.CodeType], words: Iterable[str]) -> Notes:
     """Names that a call has bound to another tensor of the same kind, where it used nothing of the one before."""
-    notes = [Note(path, held, key, read=False) for path, held, key in watch.made()]
+    notes = [Note(path, held, key, read=False, own=True) for path, held, key in watch.made()]
     if used is None:
         return Notes(notes)
     asked = set(words).union(*(_loaded(code) for code in codes if not library(code.co_filename)))

@@ -603,8 +603,8 @@ class TrainingStudio(Studio):
         forward, result = self.record(lambda: self.call(*arguments[0], **arguments[1]), part="first")
         scene, maker, applied = self._outputs(result, inputs, boxes, before)
         able = tuple(output.requires_grad for output in scene.outputs)
-        noted = self.notes.values()  # which the next call binds anew: nobody needs a copy
-        lent = tuple(output.untyped_storage().nbytes() >= LENT_BYTES or id(output) in noted for output in scene.outputs)
+        owned = self.notes.owned()
+        lent = tuple(output.untyped_storage().nbytes() >= LENT_BYTES or id(output) in owned for output in scene.outputs)
         remakes = {} if applied else self._vacated(scene.outputs, expected, lent)
         outputs: list[Any] = [None if i in remakes else output for i, output in enumerate(scene.outputs)]
         scene.outputs, result = [], None
