@@ -25,8 +25,8 @@ class Beside:
     """Everything that a loss and the model's code hold outside of the model, as it is now."""
 
     def __init__(self, model: nn.Module, loss: Callable[..., Any] | None, others: Iterable[Tensor] = ()) -> None:
-        named = _named(functions_of(model))
-        mine = [] if loss is None else [loss, *_named(_functions(loss))]
+        named = _named(functions_of(model), _holds)
+        mine = [] if loss is None else [loss, *_named(_functions(loss), _keeps)]
         self._watches = [_watch(each, model) for each in (mine, named)]
         own = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
         held = {id(t): t for watch in self._watches if watch is not None for _, t in watch.tensors.values()}
@@ -81,14 +81,14 @@ def _functions(loss: Callable[..., Any]) -> list[types.FunctionType]:
     return [loss] if isinstance(loss, types.FunctionType) else functions_of(loss)
 
 
-def _named(functions: Iterable[types.FunctionType]) -> list[Any]:
-    """Modules and tensors that code knows by global names, in lists and dictionaries too."""
+def _named(functions: Iterable[types.FunctionType], wanted: Callable[[Any], bool]) -> list[Any]:
+    """What code knows by global names, as far as it is wanted."""
     found: dict[int, Any] = {}
     for function in functions:
         if not library(function.__code__.co_filename):
             for name in _names(function.__code__):
                 value = function.__globals__.get(name)
-                if _holds(value):
+                if wanted(value):
                     found[id(value)] = value
     return list(found.values())
 
@@ -98,7 +98,13 @@ def _names(code: types.CodeType) -> set[str]:
     return set(code.co_names).union(*map(_names, inner))
 
 
+def _keeps(value: Any) -> bool:
+    """Whether calls of a loss may leave something there: a log, say."""
+    return isinstance(value, list | dict | set) or _holds(value)
+
+
 def _holds(value: Any, depth: int = 0) -> bool:
+    """Whether something is a module or a tensor, or a few of them."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list | tuple) and depth < 2:
