@@ -83,7 +83,8 @@ def modules_marked(models: Iterable[nn.Module], only: Callable[[str], bool] | No
     """
     opened = threading.local()
     handles = []
-    named = {path: module for path, module in paths(models).items() if _takes_hooks(module) and (not only or only(path))}
+    taking = {path: module for path, module in paths(models).items() if _takes_hooks(module)}
+    named = {path: module for path, module in taking.items() if only is None or only(path)}
     try:
         for path, module in named.items():
             enter, leave = _pair(path, opened)
