@@ -81,7 +81,7 @@ class Notes:
         found: Counter[int] = Counter()
         for note in self.notes:
             value = note.held.get(note.key)
-            if value is not None and value is note.put() and sys.getrefcount(value) <= _OURS + 1:
+            if value is not None and value is note.put() and sys.getrefcount(value) <= _OURS:
                 found[value.untyped_storage()._cdata] += 1
         return found
 

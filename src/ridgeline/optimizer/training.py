@@ -456,7 +456,7 @@ class TrainingStudio(Studio):
     def take_notes(self, seen: Observation) -> None:
         notes = found_notes(self.watch, seen.used, seen.codes, (word for _, word in seen.lookups))
         self.watch.accept(notes.slots)
-        if not notes or self.watch.changes():
+        if not notes or self.watch.changes() or self.watch.toggled():
             return
         self.notes = notes
         notes.forget()
@@ -553,22 +553,16 @@ class TrainingStudio(Studio):
     def _expected(self, result: Any, outputs: list[Tensor]) -> tuple[bool, ...]:
         """Which results the loss depends on; a note on the way to one is differentiated with it."""
         able = [output for output in outputs if output.requires_grad]
-        passed = self._passed(result, able)
         value = self.loss(result) if self.loss is not None else _own_loss(result)
-        if value is None or not value.requires_grad:
-            return tuple(output.requires_grad and id(output) not in passed for output in outputs)
-        used = {id(output) for output in _used(value, able)} - passed
-        return tuple(id(output) in used for output in outputs)
-
-    def _passed(self, result: Any, able: list[Tensor]) -> set[int]:
-        """Notes that the call goes on to compute with, and where the loss is the caller's to find, all others."""
-        if not self.notes:
-            return set()
         returned = [tensor for _, tensor in leaves(result) if tensor.requires_grad]
-        own = set(map(id, returned))
-        behind = set(_history(returned))
-        alone = self.loss is None and _own_loss(result) is None
-        return {id(each) for each in able if id(each) not in own and (alone or each.grad_fn in behind)}
+        if value is None or not value.requires_grad:
+            own = set(map(id, returned))
+            return tuple(output.requires_grad and (not self.notes or id(output) in own) for output in outputs)
+        used = {id(output) for output in _used(value, able)}
+        if self.notes:
+            asked = _edges(value, set(map(_edge, returned)))
+            used = {id(output) for output in able if id(output) in used and _edge(output) in asked}
+        return tuple(id(output) in used for output in outputs)
 
     def _reach(self, flat: Flat, statics: Statics) -> list[set[int]]:
         """For each result of the model itself, which inputs and parameters its history ends in."""
@@ -696,6 +690,22 @@ def _history(outputs: Sequence[Tensor]) -> Iterator[Any]:
         seen.add(node)
         yield node
         waiting += [after for after, _ in node.next_functions]
+
+
+def _edge(tensor: Tensor) -> tuple[Any, int]:
+    """Where a tensor's gradient enters the step that made it."""
+    return tensor.grad_fn, tensor.output_nr
+
+
+def _edges(value: Tensor, ends: set[tuple[Any, int]]) -> set[tuple[Any, int]]:
+    """Every place that a value comes from, down to those where others end."""
+    waiting, seen = [_edge(value)], set()
+    while waiting:
+        edge = waiting.pop()
+        if edge[0] is not None and edge not in seen:
+            seen.add(edge)
+            waiting += [] if edge in ends else edge[0].next_functions
+    return seen
 
 
 def renew_accumulator(parameter: Tensor) -> None:

@@ -899,14 +899,18 @@ def _noted(model: Any) -> list[Tensor]:
 
 def what_calls_leave_on_the_model_is_left_by_replays(at: Any) -> None:
     eager, model = _pair(_Noting, at)
-    fast, graphed = _fast(model, at, _x(at, 0), loss=lambda result: result.square().mean() + 0.1 * model.aux)
+
+    def loss(result: Tensor, own: Any) -> Tensor:
+        return result.square().mean() + 0.1 * own.aux + 0.01 * own.map.square().sum()
+
+    fast, graphed = _fast(model, at, _x(at, 0), loss=lambda result: loss(result, model))
     assert model.map is None and model.aux is None and not model.log  # recording leaves nothing behind
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (eager, model)]
     for call in range(6):
         seen = []
         for m, own, optimizer in ((eager, eager, optimizers[0]), (fast, model, optimizers[1])):
             optimizer.zero_grad()
-            value = m(_x(at, call)).square().mean() + 0.1 * own.aux
+            value = loss(m(_x(at, call)), own)
             before = _noted(own)
             value.backward()
             seen.append((value.detach().clone(), before, _noted(own), _grads(own)))
@@ -926,6 +930,35 @@ def notes_that_are_kept_do_not_change(at: Any) -> None:
             held += [own.map, own.log["mean"]]
     _same([each.detach() for each in kept[1]], [each.detach() for each in kept[0]], at, "notes of earlier steps")
     assert graphed.replays >= 3, graphed.misses
+
+
+class _Mapped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(8, 1 << 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        large = self.body(x)
+        self.map = large.square()
+        return self.map.mean()
+
+
+def large_notes_are_lent_while_nobody_keeps_them(at: Any) -> None:
+    eager, model = _pair(_Mapped, at)
+    for m in (eager, model):
+        m(_x(at, 0))
+    fast, graphed = _fast(model, at, _x(at, 0))
+    kept: list[Any] = []
+    for call in range(8):
+        for m, own in ((eager, eager), (fast, model)):
+            own.zero_grad()
+            m(_x(at, call)).backward()
+        _same(model.map.detach(), eager.map.detach(), at, f"step {call}: the note")
+        _same(_grads(model), _grads(eager), at, f"step {call}: gradients")
+        if call == 4:
+            assert graphed.replays == 5, graphed.misses
+            kept = [eager.map, model.map]
+    _same(kept[1].detach(), kept[0].detach(), at, "a note that was kept")
 
 
 class _Remembering(nn.Module):
@@ -1083,6 +1116,7 @@ CHECKS: tuple[Callable[[Any], None], ...] = (
     optimizers_that_are_changed_are_recorded_again, a_state_that_is_loaded_is_the_one_used,
     hooks_of_an_optimizer_are_called, gradients_that_were_changed_are_the_ones_applied,
     whole_steps_that_cannot_be_replayed_are_refused, what_calls_leave_on_the_model_is_left_by_replays,
-    notes_that_are_kept_do_not_change, notes_that_the_next_call_reads_are_refused,
+    notes_that_are_kept_do_not_change, large_notes_are_lent_while_nobody_keeps_them,
+    notes_that_the_next_call_reads_are_refused,
     weights_that_hooks_make_are_made_by_replays,
 )  # fmt: skip
