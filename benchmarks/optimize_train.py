@@ -489,14 +489,15 @@ def _searched(asked: argparse.Namespace) -> None:
 def _offered(stock: Any, rivals: Rivals | None) -> Any:
     """``torch.compile`` as a brief search tries it: not where blocks repeat, where it takes most of the seconds.
 
-    Where the process beside has made it by then, its kernels are on disk, and it costs what loading them does.
+    Where the process beside has made it by then, its kernels are on disk, and it costs what loading them does. Where a
+    step cannot be recorded blocks gain little, and it is tried as anybody's search tries it.
     """
     from dataclasses import replace
 
     def offered(self: Any, search: Any) -> Any:
         loaded_s = rivals.loaded_s() if rivals else None
         if loaded_s is None:
-            return iter(()) if self.facts.groups else stock(self, search)
+            return iter(()) if self.facts.groups and not self._unrecordable(search) else stock(self, search)
         return (replace(rung, cost_s=min(rung.cost_s, loaded_s)) for rung in stock(self, search))
 
     return offered

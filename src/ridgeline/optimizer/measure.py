@@ -135,7 +135,9 @@ class Track:
         self.state = State(model)
         hidden = [t for _, t in self.state.watch.tensors.values() if t.requires_grad and t.is_leaf]
         self.beside = Beside(model, loss, [*others, *hidden])
-        self.state.given = [*given_dice(inputs), self.beside.restore]
+        made = [(held, key, held.get(key)) for _, held, key in self.state.watch.made()]
+        self.made = made  # weights that hooks make before every call
+        self.state.given = [*given_dice(inputs), self.beside.restore, self._forget_made]
         self.origin: Watch | None = None  # the model before its first call, where every call changes it
         self.mutates = self.appends = False
         self.copies = [inputs]
@@ -191,6 +193,12 @@ class Track:
             with torch.no_grad(), writable(tensor):
                 tensor.detach().copy_(kept)
 
+    def _forget_made(self) -> None:
+        """The last call's, without its history, which keeps parameters' gradients on the stream of that call."""
+        for held, key, _ in self.made:
+            if isinstance(held.get(key), torch.Tensor):
+                held[key] = held[key].detach()
+
     def hand_back(self) -> None:
         """Everything as it was found, gradients included: turns clear them."""
         self.restore()
@@ -198,6 +206,8 @@ class Track:
             self.origin.restore()
             for put_back in self.state.moving:  # iterators, whose places names do not keep
                 put_back()
+        for held, key, value in self.made:
+            held[key] = value
         self.beside.hand_back()
         for parameter, gradient in self.gradients:
             parameter.grad = gradient

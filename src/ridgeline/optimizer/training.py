@@ -398,15 +398,24 @@ class TrainingStudio(Studio):
         self.written: list[Any] = []
 
     def record_training(self, flat: Flat) -> Tracks:
-        """Records; once more where a history that somebody holds keeps gradients on the stream it was made on."""
+        """Records; once more where a history that somebody holds keeps gradients on the stream it was made on.
+
+        A weight that hooks make has one from the call before, and is held by the model itself.
+        """
+        made = [held.get(key) for _, held, key in self.watch.made()]
+        if any(isinstance(weight, Tensor) and weight.grad_fn is not None for weight in made):
+            self._renew()
         try:
             return self._recorded(flat)
         except NotGraphable as error:
             if LEGACY not in str(error):
                 raise
+        self._renew()
+        return self._recorded(flat)
+
+    def _renew(self) -> None:
         for parameter in self.parameters:
             renew_accumulator(parameter)
-        return self._recorded(flat)
 
     def _recorded(self, flat: Flat) -> Tracks:
         gc.collect()  # histories that nobody holds any more keep parameters' gradients on the streams they were made on

@@ -243,7 +243,7 @@ class Watch:
                 self._dict(f"{path}.{name}", held.get(name, {}))
             self._written(type(module))
             return
-        if type(module) is nn.Linear:  # whose forward reads its parameters alone; but it may be given another forward
+        if type(module) is nn.Linear and not _derived(held):  # which reads its parameters alone, by its own forward
             self._counted.append(held)
             self._linear.append((path, held))
         else:
