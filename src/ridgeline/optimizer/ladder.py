@@ -333,7 +333,10 @@ class Ladder:
         if facts.has_conv:
             last = Candidate(name="channels last", layout="channels_last", tries_convolutions=self._tries())
             tried_s = TRIED_S * facts.num_convs if facts.mode == "train" else 0.0
-            yield self._graphed(last, CAPTURE_S + tried_s)
+            if facts.mode == "train" and self._unrecordable(search):  # the same code cannot be recorded laid otherwise
+                yield self._rung(last, CAPTURE_S + tried_s, "eager")
+            else:
+                yield self._graphed(last, CAPTURE_S + tried_s)
 
     def _guessing(self, search: Climber, plain: Candidate) -> Iterator[Rung]:
         """Where the host waits for a value (the longest of some lengths, whether a mask hides anything), it is guessed

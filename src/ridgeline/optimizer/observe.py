@@ -49,6 +49,8 @@ class Observation:
     """Storages that existed before the call and were written to."""
     externals: dict[int, Tensor] = field(default_factory=dict)
     """Tensors that were used and are neither inputs nor the model's, by storage."""
+    used: frozenset[int] | None = None
+    """Storages that existed before the call and were used by it, the model's included; None where nobody looked."""
     codes: dict[types.CodeType, dict[str, Any]] = field(default_factory=dict)
     acts: list[str] = field(default_factory=list)
     """Things done outside of PyTorch that a replay would not do."""
@@ -198,6 +200,7 @@ def observe(call: Callable[[], Any], given: list[Tensor], watch: Watch, *, profi
             compare()
             seen.drawn = drawn()
             journal.put_back()
+    seen.used = frozenset(seen.externals) if journaled else None
     for _, tensor in watch.tensors.values():
         if tensor.layout is torch.strided and tensor.device.type != "meta":
             seen.externals.pop(_storage(tensor), None)

@@ -172,7 +172,8 @@ class Search:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.began = time.perf_counter()
-        self.track = Track(problem.model, problem.inputs, problem.mode, problem.loss, problem.device)
+        held = [] if problem.optimizer is None else [p for g in problem.optimizer.param_groups for p in g["params"]]
+        self.track = Track(problem.model, problem.inputs, problem.mode, problem.loss, problem.device, held)
         mark_accumulators(self.track.parameters if problem.mode == "train" else ())
         self.eager = Built(Candidate(name="eager"), problem.model, Report())
         self.best = self.eager
@@ -273,7 +274,7 @@ class Search:
         """What a call returns after this seed."""
         torch.manual_seed(seed)
         ready = self.problem.inputs.copied()
-        with torch.no_grad():
+        with torch.set_grad_enabled(self.problem.mode == "train"):  # a model may differentiate inside of its forward
             found = [t.detach().clone() for _, t in leaves(self.problem.model(*ready.args, **ready.kwargs))]
         self.track.restore()
         return found

@@ -16,6 +16,7 @@ from ridgeline.optimizer.constants import Constants
 from ridgeline.optimizer.dice import indifferent, served
 from ridgeline.optimizer.executor import Executor, Recording, reason_of
 from ridgeline.optimizer.hush import hushed, only_warns
+from ridgeline.optimizer.notes import Notes
 from ridgeline.optimizer.observe import Observation, Values, observe, restored_random
 from ridgeline.optimizer.recipe import Scene
 from ridgeline.optimizer.recurrent import following, settled
@@ -57,6 +58,7 @@ class Studio:
         self._constants: Constants | None = None
         self.guesses = False  # whether values that the host reads may be guessed, and every replay asked for them
         self._told = self._hushed = False
+        self.notes = Notes()
         self._given: list[Any] = []
         self._nested: set[int] = set()
         self._written: set[int] = set()
@@ -69,7 +71,7 @@ class Studio:
 
     def refuse(self, flat: Flat) -> None:
         self._given = [*opaque(flat), *(type(box) for box in flat.containers if hasattr(box, "__dict__"))]
-        if hooks := self.watch.hooks(training=torch.is_grad_enabled()):
+        if hooks := self.watch.hooks():
             raise NotGraphable(f"the model has hooks that a replay would not call: {', '.join(hooks[:3])}")
         sparse = [name for name, tensor in self.watch.tensors.values() if tensor.layout is not torch.strided]
         if sparse:
@@ -91,6 +93,7 @@ class Studio:
         self._observed(flat, statics, profiled=False)
         self.watch = Watch(self.model, self._given)
         seen = self._observed(flat, statics, profiled=True)
+        self.take_notes(seen)
         self.refuse_changes()
         if toggled := self.watch.toggled():
             raise NotGraphable(f"a call changes the model's state in Python: {'; '.join(toggled[:3])}")
@@ -98,11 +101,14 @@ class Studio:
         self._complete()
         return seen
 
+    def take_notes(self, seen: Observation) -> None:
+        """What a call binds anew on the model, where a replay can do so; else it is a change, and refused."""
+
     def look_again(self) -> None:
         """Takes the model as it is after the first run of the call, which may lay its weights out anew."""
         if self.watch.same():
             return
-        self.watch = Watch(self.model, self._given)
+        self.watch = Watch(self.model, self._given, noted=self.notes.slots)
         self._complete()
 
     def _complete(self) -> None:
@@ -261,7 +267,7 @@ class Studio:
         replaced = {id(flat.tensors[i]): tensor for i, tensor in tensors.items()}
         memo: dict[int, Any] = {}
         made = twin(flat.root, replaced, memo)
-        return made, [memo[id(box)] for box in flat.containers]
+        return made, [*(memo[id(box)] for box in flat.containers), *self.notes.boxes]
 
     def scene(self, tensors: dict[int, Tensor], boxes: list[Any]) -> Scene:
         held = [t for _, t in self.watch.tensors.values() if _has_memory(t)]

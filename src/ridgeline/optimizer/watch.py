@@ -21,7 +21,7 @@ import types
 import weakref
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -180,11 +180,14 @@ class Watch:
     """The state of a model besides its inputs, and whether it is still the same.
 
     ``hooks_only`` watches what a compiler does not guard by itself: hooks that come later, modules that are replaced.
-    ``given`` are functions and modules among the arguments, which are told from others but not looked into.
+    ``given`` are functions and modules among the arguments, which are told from others but not looked into;
+    ``without`` are modules that somebody else watches, ``noted`` names in dictionaries (by their ``id``) that every
+    call binds anew.
     """
 
-    def __init__(self, model: Any, given: Sequence[Any] = (), *, hooks_only: bool = False) -> None:
-        self._hooks_only = hooks_only
+    def __init__(self, model: Any, given: Sequence[Any] = (), *, hooks_only: bool = False,
+                 without: Iterable[nn.Module] = (), noted: Mapping[int, set[Any]] | None = None) -> None:  # fmt: skip
+        self._hooks_only, self._noted = hooks_only, noted or {}
         self._words: frozenset[str] | None = None
         self._frontier: list[tuple[str, Any, int]] = []
         self._namespaces: dict[int, tuple[str, types.ModuleType | type]] = {}
@@ -203,7 +206,7 @@ class Watch:
         self._empties: list[dict[Any, Any]] = []
         self._unhooked: list[dict[Any, Any]] = [getattr(module_globals, name) for name in _GLOBAL_HOOKS]
         self._owners: dict[int, str] = {}
-        self._seen: set[Any] = set()
+        self._seen: set[Any] = set(map(id, without))
         self._elsewhere: list[Tensor] = []
         self._contents_of: list[int] = []
         self.root = model
@@ -240,7 +243,7 @@ class Watch:
                 self._dict(f"{path}.{name}", held.get(name, {}))
             self._written(type(module))
             return
-        if type(module) is nn.Linear:  # whose forward reads its parameters alone; but it may be given another forward
+        if type(module) is nn.Linear and not _derived(held):  # which reads its parameters alone, by its own forward
             self._counted.append(held)
             self._linear.append((path, held))
         else:
@@ -253,10 +256,12 @@ class Watch:
             self._probes.append(_Probe(path, module, read, read()))
         for name in (*_INNER, *HOOKS):
             self._dict(f"{path}.{name}", held.get(name, {}))
-        for name, value in chain(held.get("_parameters", {}).items(), held.get("_buffers", {}).items()):
-            self._hold(f"{path}.{name}", value, 0)
+        for inner in (held.get("_parameters", {}), held.get("_buffers", {})):
+            for name, value in inner.items():
+                if name not in self._noted.get(id(inner), ()):
+                    self._hold(f"{path}.{name}", value, 0)
         for name, value in held.items():
-            if name not in _BOOKKEEPING and name not in _derived(held):
+            if name not in _BOOKKEEPING and name not in _derived(held) and name not in self._noted.get(id(held), ()):
                 self._hold(f"{path}.{name}", value, 0)
 
     def _written(self, cls: type) -> None:
@@ -278,12 +283,19 @@ class Watch:
                     self._name(f"{part.__name__}.{key}", vars(part), key, part)
 
     def _dict(self, owner: str, held: dict[Any, Any], derived: frozenset[str] = frozenset()) -> None:
+        if not isinstance(held, dict):  # a scripted module's parts, which cannot be replaced
+            return
         if held:
-            self._dicts.append(_Held(owner, held, raw(held), derived))
+            self._dicts.append(self._entry(owner, held, derived))
         else:
             hooks = owner.rpartition(".")[2] in HOOKS
             (self._unhooked if hooks else self._empties).append(held)
             self._owners[id(held)] = owner
+
+    def _entry(self, owner: str, held: dict[Any, Any], derived: frozenset[str] = frozenset()) -> _Held:
+        noted = self._noted.get(id(held), set())
+        was = {key: None if key in noted else value for key, value in raw(held).items()}  # notes are held by nobody
+        return _Held(owner, held, was, derived | noted)
 
     def _hold(self, path: str, value: Any, depth: int) -> None:
         if isinstance(value, _PLAIN) or id(value) in self._seen:
@@ -340,8 +352,9 @@ class Watch:
             self._inside(((f"{path}.{name}", getattr(value, name, None)) for name in slots_of(type(value))), depth)
         if isinstance(value, dict):
             self.known.add(id(value))
-            self._dicts.append(_Held(path, value, raw(value)))
-            self._inside(((f"{path}[{key!r}]", item) for key, item in raw(value).items()), depth)
+            self._dicts.append(self._entry(path, value))
+            kept = {key: item for key, item in raw(value).items() if key not in self._noted.get(id(value), ())}
+            self._inside(((f"{path}[{key!r}]", item) for key, item in kept.items()), depth)
         elif isinstance(value, list | tuple | deque):
             self.known.add(id(value))
             if not isinstance(value, tuple):
@@ -359,8 +372,9 @@ class Watch:
                 self._name(f"{path}.{name}", held, name, depth=depth)
             return
         self.known.add(id(value))
-        self._dicts.append(_Held(path, held, dict(held)))
-        self._inside(((f"{path}.{name}", item) for name, item in list(held.items())), depth)
+        self._dicts.append(self._entry(path, held))
+        kept = {name: item for name, item in held.items() if name not in self._noted.get(id(held), ())}
+        self._inside(((f"{path}.{name}", item) for name, item in kept.items()), depth)
 
     def _part(self, path: str, module: nn.Module) -> None:
         """A module that is no registered part of the model: in a tuple, a global name, given."""
@@ -736,6 +750,42 @@ class Watch:
                 *(f"{name.path} changed" for name in names if name.holder.get(name.key) is not name.value),
                 *(f"{ask.path} changed" for ask in self._probes if ask.was is False and ask.read())]  # fmt: skip
 
+    def rebound(self) -> list[tuple[str, dict[Any, Any], Any, Tensor]]:
+        """Names that stood for a tensor and stand for another: their path, where they are held, and the first."""
+        found = [(entry, key) for entry in self._dicts for key, was in entry.was.items()
+                 if isinstance(was, Tensor) and isinstance(now := entry.held.get(key), Tensor) and now is not was
+                 and key not in entry.derived]  # fmt: skip
+        return [(f"{entry.owner}.{key}", entry.held, key, entry.was[key]) for entry, key in found]
+
+    def made(self) -> list[tuple[str, dict[Any, Any], str]]:
+        """Weights that hooks of PyTorch's make before every call: their path, and where they are held."""
+        return [(f"{entry.owner}.{key}", entry.held, key) for entry in self._dicts for key in entry.derived]
+
+    def accept(self, noted: Mapping[int, set[Any]]) -> None:
+        """Names that every call binds anew are no changes from now on."""
+        for entry in self._dicts:
+            entry.derived |= noted.get(id(entry.held), set())
+
+    def rebind(self, held: dict[Any, Any], key: Any) -> None:
+        """One name as it was when this watch was made."""
+        for entry in self._dicts:
+            if entry.held is held:
+                held.update({key: entry.was[key]}) if key in entry.was else held.pop(key, None)
+
+    def detach(self) -> None:
+        """What calls have bound since is kept without what led to it."""
+        for entry in self._dicts:
+            for key, value in raw(entry.held).items():
+                if isinstance(value, Tensor) and value.grad_fn is not None and entry.was.get(key) is not value:
+                    entry.held[key] = value.detach()
+
+    def stamp(self, boxes: Iterable[dict[Any, Any]]) -> None:
+        """Has seen that these dictionaries changed, and how."""
+        mine = {id(box) for box in boxes}
+        for i, held in enumerate(self._held):
+            if id(held) in mine:
+                self._versions[i] = version(held)
+
     def toggled(self) -> list[str]:
         """Switches of layers and weights that stand otherwise: no result hangs on them, but a call may change them."""
         return [f"{switch.path} changed" for switch in self._switches if switch.read() != switch.was]
@@ -761,7 +811,7 @@ class Watch:
         self._spill()
         self._unhooked = [hooks for hooks in self._unhooked if not hooks]
         for entry in self._dicts:
-            entry.was = raw(entry.held)
+            entry.was = self._entry(entry.owner, entry.held).was
         self._lists = [(path, held, list(held)) for path, held, _ in self._lists]
         for name in self._names:
             name.value = name.holder[name.key]
@@ -771,9 +821,11 @@ class Watch:
     def restore(self) -> None:
         """Puts every watched dictionary, list and name back to what it held; tensors keep their contents."""
         for entry in self._dicts:
-            for key in [key for key in entry.held if key not in entry.was]:
+            noted = self._noted.get(id(entry.held), ())
+            for key in [key for key in entry.held if key not in entry.was and key not in noted]:
                 del entry.held[key]
-            lost = {key: value for key, value in entry.was.items() if entry.held.get(key, _GONE) is not value}
+            lost = {key: value for key, value in entry.was.items()
+                    if entry.held.get(key, _GONE) is not value and key not in noted}  # fmt: skip
             entry.held.update(lost)
         for _, held, was in self._lists:
             if len(held) != len(was) or not all(map(is_, held, was)):
@@ -796,11 +848,10 @@ class Watch:
             if switch.read() != switch.was:
                 switch.restore()
 
-    def hooks(self, *, training: bool = False) -> list[str]:
-        """Hooks that a replay would not call; in training those too whose weights gradients flow through."""
+    def hooks(self) -> list[str]:
+        """Hooks that a replay would not call."""
         entries = [entry.held for entry in self._dicts if entry.owner.rpartition(".")[2] in HOOKS]
-        return [_hook(hooks) for hooks in chain(self._unhooked, entries)
-                if hooks and (not _harmless(hooks) or (training and _makes(hooks)))]  # fmt: skip
+        return [_hook(hooks) for hooks in chain(self._unhooked, entries) if hooks and not _harmless(hooks)]
 
     def buffers(self) -> list[Tensor]:
         """The tensors held that are not parameters: those a call may write to."""
@@ -847,9 +898,10 @@ def _differences(entry: _Held) -> list[str]:
     hooked = entry.owner.rpartition(".")[2] in HOOKS
     if hooked and _harmless(now):
         return []
-    gone = [f"{entry.owner}.{key} is gone" for key in was if key not in now]
-    new = [f"{entry.owner}.{key} is new" for key in now if key not in was and not str(key).startswith(_INCIDENTAL)]
     kept = _BOOKKEEPING | entry.derived
+    gone = [f"{entry.owner}.{key} is gone" for key in was if key not in now and key not in entry.derived]
+    new = [f"{entry.owner}.{key} is new" for key in now
+           if key not in was and not str(key).startswith(_INCIDENTAL) and key not in entry.derived]  # fmt: skip
     return gone + new + [f"{entry.owner}.{key} changed" for key in was
                          if key in now and key not in kept and not _alike(now[key], was[key])]  # fmt: skip
 
@@ -953,10 +1005,15 @@ def _mark(value: Any) -> Any:
 
 
 def _methods(model: Any) -> list[types.FunctionType]:
+    return [each for each in functions_of(model) if each.__closure__ or _kept_defaults(each)]
+
+
+def functions_of(model: Any) -> list[types.FunctionType]:
+    """The functions of a model's classes and of those of its parts, as far as they are the model's own code."""
     classes = {type(part) for part in model.modules()} if isinstance(model, nn.Module) else {type(model)}
     functions = [value for cls in classes for part in cls.__mro__ for value in vars(part).values()]
-    keeping = [f for f in functions if isinstance(f, types.FunctionType) and (f.__closure__ or _kept_defaults(f))]
-    return list({id(f): f for f in keeping if not library(f.__code__.co_filename)}.values())
+    written = [each for each in functions if isinstance(each, types.FunctionType)]
+    return list({id(each): each for each in written if not library(each.__code__.co_filename)}.values())
 
 
 _OWN = str(Path(__file__).parent)

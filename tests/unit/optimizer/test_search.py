@@ -776,6 +776,15 @@ def test_torch_compile_comes_before_blocks_where_the_host_decides_inside_of_a_tr
     assert recorded.index("torch.compile") > recorded.index("blocks + graph")
 
 
+def test_a_step_that_cannot_be_recorded_is_not_recorded_channels_last_either() -> None:
+    """The host decides in it, wherever its images lie: a detector spent four seconds on finding that out (H200)."""
+    facts = _facts(mode="train", has_conv=True)
+    refused = [c.name for c in _climbed(facts, lambda c: "failed" if c.name == "graph" else "slower")]
+    recorded = [c.name for c in _climbed(facts, lambda c: "slower")]
+    assert "channels last" in refused and "channels last + graph" not in refused
+    assert "channels last + graph" in recorded
+
+
 @pytest.mark.parametrize(("budget_s", "num", "tried"), [(10.0, 52, False), (40.0, 52, True), (10.0, 20, True)])
 def test_short_budgets_do_not_go_into_the_choice_of_convolutions(budget_s: float, num: int, tried: bool) -> None:
     facts = _facts(mode="train", convolves=True, has_conv=True, num_convs=num, budget_s=budget_s)
