@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 from ridgeline.optimizer import asking as questioning
 from ridgeline.optimizer.asking import Asking, asked_by_names, missing, state_asked
 from ridgeline.optimizer.recurrent import dropping
-from ridgeline.optimizer.watch import Watch, installed, library, standard
+from ridgeline.optimizer.watch import Free, Watch, installed, library, standard
 
 _ADOPTED = frozenset(("aten::lift_fresh", "aten::lift_fresh_copy", "aten::lift"))
 _COMPARED_BYTES = 1 << 30
@@ -37,6 +37,12 @@ _MOMENTS = frozenset(("now", "utcnow", "today"))
 _SYSTEM = frozenset(("urandom", "getrandom"))
 _DISK = frozenset(("stat", "lstat", "access", "listdir", "scandir", "getcwd", "readlink"))
 _WRITES = frozenset(("write", "writelines"))
+_LOOKING_AROUND = frozenset(("_getframe", "getrefcount", "_current_frames"))
+_SETTINGS = frozenset(("get_ident", "get_native_id", "getpid", "getrecursionlimit", "gettrace", "getswitchinterval"))
+_GETTERS = ("_get_", "get_", "_is_", "is_", "_has_", "are_")
+_PASSING_ON = ("/threading.py", "/inspect.py", "/traceback.py", "torch/__init__.py", "torch/random.py",
+               "torch/backends/__init__.py", "torch/backends/cuda/__init__.py", "torch/backends/cudnn/__init__.py",
+               "torch/backends/mkldnn/__init__.py", "torch/utils/_contextlib.py")  # fmt: skip
 _FETCHING = ("linecache.py", "tokenize.py", "<frozen importlib._bootstrap_external>")
 """Where the interpreter opens files of code by itself, to show a line of it or to import it."""
 
@@ -66,6 +72,10 @@ class Observation:
     """What it asked of the model's own tensors."""
     lookups: list[tuple[Any, str]] = field(default_factory=list)
     """Whom it asked for attributes by words."""
+    free: Free = field(default_factory=dict)
+    """What variables held that functions have from around them."""
+    answers: dict[Any, Any] = field(default_factory=dict)
+    """Functions without arguments that tell of the interpreter's and of PyTorch's settings, and what they told."""
 
 
 class Journal(TorchDispatchMode):
@@ -311,11 +321,34 @@ def _anywhere(function: Any, frame: types.FrameType) -> str | None:
     if function is open and not frame.f_code.co_filename.endswith(_FETCHING):
         return _SPEAKING[open]
     name = getattr(function, "__name__", "")
+    if name in _LOOKING_AROUND and getattr(function, "__module__", "") == "sys" and _asked_from(frame) is not None:
+        return f"looks at who calls it, or holds something ({name})"
     if getattr(function, "__module__", "") not in ("posix", "nt"):
         return None
     if name in _DISK and _on_behalf(frame) is not None:
         return f"looks at files ({name})"
     return "draws random numbers of the system" if name in _SYSTEM else None
+
+
+def _is_own(filename: str) -> bool:
+    """Whether code is the model's own, and no package's."""
+    return not library(filename) and not installed(filename)
+
+
+def _tells(function: Any) -> bool:
+    """Whether a built-in function tells of a setting of the interpreter's or of PyTorch's, and is asked nothing."""
+    name, owner = getattr(function, "__name__", ""), getattr(function, "__self__", None)
+    if isinstance(owner, torch.Generator):
+        return name == "initial_seed"
+    return name in _SETTINGS or (name.startswith(_GETTERS) and getattr(torch._C, name, None) is function)
+
+
+def _asked_from(frame: types.FrameType) -> types.FrameType | None:
+    """The model's own code that asked, by itself or through those files of libraries that only pass a question on."""
+    found: types.FrameType | None = frame
+    while found is not None and found.f_code.co_filename.endswith(_PASSING_ON):
+        found = found.f_back
+    return found if found is not None and _is_own(found.f_code.co_filename) else None
 
 
 def _on_behalf(frame: types.FrameType) -> types.FrameType | None:
@@ -336,6 +369,10 @@ def _profiled(seen: Observation, own: frozenset[int]) -> Iterator[None]:
     def note(frame: types.FrameType, event: str, arg: Any) -> None:
         if event == "call":
             seen.codes.setdefault(frame.f_code, frame.f_globals)
+            if frame.f_code.co_freevars and _is_own(frame.f_code.co_filename):
+                held = frame.f_locals
+                around = tuple(id(held.get(name)) for name in frame.f_code.co_freevars)
+                seen.free.setdefault(frame.f_code, set()).add(around)
             if frame.f_code is _HANDLE and (by := _outside(frame, logging.__file__)) is not None:
                 act("logs", by)
             elif frame.f_code is _TEXT and (by := _outside(frame, *_TENSOR_TEXT)) is not None:
@@ -352,6 +389,8 @@ def _profiled(seen: Observation, own: frozenset[int]) -> Iterator[None]:
             what = what or _reaches_out(arg)
             if (state := state_asked(arg)) is not None and not library(frame.f_code.co_filename):
                 seen.asked.add(state)
+            if _tells(arg) and _asked_from(frame) is not None:
+                seen.answers.setdefault(arg, None)
             anywhere = "seeds random numbers" if _seeds(arg) else _anywhere(arg, frame)
             if anywhere or (what is not None and not library(frame.f_code.co_filename)):
                 act(anywhere or str(what), frame)
@@ -379,7 +418,7 @@ def _noting(seen: Observation, own: frozenset[int]) -> Iterator[None]:
     def noted(ask: Callable[..., Any]) -> Callable[..., Any]:
         def asking(owner: Any, *asked: Any) -> Any:
             if asked and type(asked[0]) is str and not library(sys._getframe(1).f_code.co_filename):
-                stays = isinstance(owner, types.ModuleType | type) or id(owner) in own
+                stays = isinstance(owner, types.ModuleType | types.FunctionType | type) or id(owner) in own
                 seen.lookups.append((owner if stays else None, asked[0]))
             return ask(owner, *asked)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from enum import Enum
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from ridgeline.optimizer.recipe import Scene
 from ridgeline.optimizer.recurrent import following, settled
 from ridgeline.optimizer.rewound import Rewound
 from ridgeline.optimizer.statics import Group, Statics, extent, grouped, view_of
-from ridgeline.optimizer.tree import HOST_ELEMENTS, OPAQUE, STRANGE, Flat, all_tokens, opaque, twin
+from ridgeline.optimizer.tree import HOST_ELEMENTS, OPAQUE, STRANGE, VALUE, Flat, all_tokens, opaque, twin
 from ridgeline.optimizer.watch import Watch
 
 LENT_BYTES = 1 << 20
@@ -67,7 +68,9 @@ class Studio:
         self._nested = _nested(flat)
 
     def refuse(self, flat: Flat) -> None:
-        self._given = [*opaque(flat), *(type(box) for box in flat.containers if hasattr(box, "__dict__"))]
+        members = [token[2] for token in all_tokens(flat.tokens) if token[0] == VALUE and isinstance(token[2], Enum)]
+        boxes = [type(box) for box in flat.containers if hasattr(box, "__dict__")]
+        self._given = [*opaque(flat), *members, *boxes]
         if hooks := self.watch.hooks(training=torch.is_grad_enabled()):
             raise NotGraphable(f"the model has hooks that a replay would not call: {', '.join(hooks[:3])}")
         sparse = [name for name, tensor in self.watch.tensors.values() if tensor.layout is not torch.strided]
@@ -106,8 +109,8 @@ class Studio:
 
     def _complete(self) -> None:
         seen = self._seen
-        self.watch.read_by(seen.codes, seen.lookups)
-        self.watch.asked_of(seen.weights)
+        self.watch.read_by(seen.codes, seen.lookups, seen.free)
+        self.watch.asked_of(seen.weights, seen.answers)
         self.watch.follow(seen.codes)
         self.watch.hold_host_to(self.executor.device_type)
         own = frozenset(t.untyped_storage()._cdata for _, t in self.watch.tensors.values() if _has_memory(t))
