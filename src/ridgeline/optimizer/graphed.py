@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
+from sys import getrefcount
 from typing import Any
 
 import torch
@@ -72,12 +73,12 @@ class Take:
     scene: Scene
     result: Maker
     effects: list[Effect]
-    free: list[tuple[int, int]]
-    """Storages of the results, and how many hold each when no caller does."""
+    free: list[tuple[int, int, Any, int]]
+    """Storages of the results, how many hold each when no caller does, each as an object, and how many hold that."""
 
     def is_free(self) -> bool:
-        for storage, held in self.free:  # noqa: SIM110 a generator would take four times as long
-            if _use_count(storage) > held:
+        for storage, held, memory, refs in self.free:  # a generator would take four times as long
+            if _use_count(storage) > held or getrefcount(memory) > refs:
                 return False
         return True
 

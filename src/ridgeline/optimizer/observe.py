@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 from ridgeline.optimizer import asking as questioning
 from ridgeline.optimizer.asking import Asking, asked_by_names, missing, state_asked
 from ridgeline.optimizer.recurrent import dropping
+from ridgeline.optimizer.statics import extent
 from ridgeline.optimizer.watch import Free, Watch, installed, library, standard
 
 _ADOPTED = frozenset(("aten::lift_fresh", "aten::lift_fresh_copy", "aten::lift"))
@@ -30,6 +31,7 @@ _COMPARED_BYTES = 1 << 30
 """Memory below this is compared with what it held before, for writes that no operator announces."""
 _UNANNOUNCED = frozenset(("running_mean", "running_var"))
 """Arguments that batch norms write to in training without their schemas saying so."""
+_STRIDING = frozenset(("aten::as_strided", "aten::as_strided_", "aten::as_strided_copy", "aten::as_strided_scatter"))
 _READS = frozenset(("aten::_local_scalar_dense", "aten::item", "aten::equal", "aten::is_nonzero"))
 _SPEAKING = {print: "prints", input: "asks the user", open: "opens a file"}
 _CLOCKS = frozenset(("time", "_random"))
@@ -85,9 +87,10 @@ class Journal(TorchDispatchMode):
     def ignore_compile_internals(cls) -> bool:
         return True  # else the tracer gives up code that it first meets here, for good
 
-    def __init__(self, seen: Observation) -> None:
+    def __init__(self, seen: Observation, given: Iterable[Tensor] = ()) -> None:
         super().__init__()
         self.seen = seen
+        self.given = frozenset(_storage(tensor) for tensor in given if tensor.layout is torch.strided)
         self.made: set[int] = set()
         self.saved: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -98,6 +101,8 @@ class Journal(TorchDispatchMode):
         for tensor in tree_leaves((args, kwargs)):
             if isinstance(tensor, Tensor) and tensor.layout is torch.strided:
                 self._use(tensor, adopted)
+        if schema.name in _STRIDING and _storage(args[0]) in self.given and _reaches_beyond(args, kwargs):
+            self.seen.places["as_strided"] = "past its own elements"
         if schema.is_mutable or "batch_norm" in schema.name:
             self._write(schema, args, kwargs)
         self.seen.recurrent = self.seen.recurrent or dropping(schema, args)
@@ -147,6 +152,16 @@ class Journal(TorchDispatchMode):
             put_back(whole, was)
 
 
+def _reaches_beyond(args: Any, kwargs: Any) -> bool:
+    """Whether a tensor is looked at by strides that lead past its elements: to its neighbors, which no copy has."""
+    tensor, size, stride = args[:3] if len(args) > 2 else (args[0], kwargs.get("size"), kwargs.get("stride"))
+    if len(args) > 3 or kwargs.get("storage_offset") is not None:
+        return True
+    reach = 1 + sum((num - 1) * step for num, step in zip(size, stride)) if 0 not in size else 0
+    low, high = extent(tensor)
+    return reach > tensor.numel() or high - low != tensor.nbytes  # or to what lies between them
+
+
 class Values:
     """What tensors hold, put back wherever they lie by then."""
 
@@ -187,7 +202,7 @@ def observe(call: Callable[[], Any], given: list[Tensor], watch: Watch, *, profi
     when all is imported and set up. Without ``journaled``, writes are found by comparing alone.
     """
     seen = Observation()
-    journal = Journal(seen)
+    journal = Journal(seen, inputs)
     questions = Asking(inputs, (tensor for _, tensor in watch.tensors.values()))
     compare = journal.notice([*given, *watch.buffers()])
     with restored_random() as drawn:
@@ -203,7 +218,7 @@ def observe(call: Callable[[], Any], given: list[Tensor], watch: Watch, *, profi
         if tensor.layout is torch.strided and tensor.device.type != "meta":
             seen.externals.pop(_storage(tensor), None)
     seen.asked |= questions.asked | asked_by_names(seen.codes)
-    seen.places, seen.weights = questions.places, questions.weights
+    seen.places, seen.weights = seen.places | questions.places, questions.weights
     seen.externals = {key: _without_history(tensor) for key, tensor in seen.externals.items()}
     return seen
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import Enum
@@ -22,7 +23,7 @@ from ridgeline.optimizer.recipe import Scene
 from ridgeline.optimizer.recurrent import following, settled
 from ridgeline.optimizer.rewound import Rewound
 from ridgeline.optimizer.statics import Group, Statics, extent, grouped, view_of
-from ridgeline.optimizer.tree import HOST_ELEMENTS, OPAQUE, STRANGE, VALUE, Flat, all_tokens, opaque, twin
+from ridgeline.optimizer.tree import HOST_ELEMENTS, OPAQUE, SETS, STRANGE, VALUE, Flat, all_tokens, opaque, twin
 from ridgeline.optimizer.watch import Watch
 
 LENT_BYTES = 1 << 20
@@ -58,6 +59,7 @@ class Studio:
         self._constants: Constants | None = None
         self._told = self._hushed = False
         self._given: list[Any] = []
+        self._sets: list[tuple[set[Any], set[Any]]] = []
         self._nested: set[int] = set()
         self._written: set[int] = set()
         self._externals: dict[int, Tensor] = {}
@@ -125,9 +127,12 @@ class Studio:
             statics.fill(flat.tensors)
         arguments, _ = self.twin(flat, statics.tensors)
         given = [statics.tensors[g.indices[0]] for g in statics.groups]
+        before = [_kind_of(tensor) for tensor in statics.tensors.values()]
         try:
-            return observe(lambda: self.step(statics, arguments), given, self.watch, profiled=profiled,
+            seen = observe(lambda: self.step(statics, arguments), given, self.watch, profiled=profiled,
                            inputs=statics.tensors.values())  # fmt: skip
+            self._refuse_remade(before, statics)
+            return seen
         except NotGraphable:
             raise
         except Exception as error:
@@ -136,6 +141,13 @@ class Studio:
         arguments, _ = self.twin(flat, statics.tensors)
         return observe(lambda: self.step(statics, arguments), given, self.watch, profiled=profiled, journaled=False,
                        inputs=statics.tensors.values())  # fmt: skip
+
+    def _refuse_remade(self, before: list[Any], statics: Statics) -> None:
+        """A call may write to what its inputs hold, but not make other tensors of them, nor change a set."""
+        if before != [_kind_of(tensor) for tensor in statics.tensors.values()]:
+            raise NotGraphable("it makes something else of an input in place: its size, memory or attributes")
+        if any(list(given) != list(ours) for given, ours in self._sets):
+            raise NotGraphable("it changes a set that it is given")
 
     def step(self, statics: Statics, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
         """All Python that a call leads to, once."""
@@ -256,6 +268,7 @@ class Studio:
         replaced = {id(flat.tensors[i]): tensor for i, tensor in tensors.items()}
         memo: dict[int, Any] = {}
         made = twin(flat.root, replaced, memo)
+        self._sets = memo.pop(SETS, [])
         return made, [memo[id(box)] for box in flat.containers]
 
     def scene(self, tensors: dict[int, Tensor], boxes: list[Any]) -> Scene:
@@ -326,15 +339,36 @@ def restoring(watch: Watch) -> Iterator[None]:
         raise NotGraphable(reason_of(error)) from error
 
 
-def counts(outputs: list[Tensor]) -> list[tuple[int, int]]:
-    """Every storage of the results and how many hold it now, when only we do."""
-    storages = {output.untyped_storage()._cdata: output for output in outputs}
-    return [(storage, torch._C._storage_Use_Count(storage)) for storage in storages]
+def counts(outputs: list[Tensor]) -> list[tuple[int, int, Any, int]]:
+    """Every storage of the results and how many hold it now, when only we do: as memory, and as an object of Python's.
+
+    Who keeps a result's storage and not the result is not seen in the first number by every PyTorch.
+    """
+    found = []
+    for memory in {output.untyped_storage()._cdata: output for output in outputs}.values():
+        storage = memory.untyped_storage()
+        found.append((storage._cdata, storage))
+    return [(key, torch._C._storage_Use_Count(key), storage, _refs(storage)) for key, storage in found]
+
+
+def _refs(storage: Any) -> int:
+    """How many hold an object when one list of tuples does, counted as ``Take`` counts."""
+    rows = [(0, 0, storage, 0)]
+    del storage
+    for _, _, memory, _ in rows:
+        return sys.getrefcount(memory)
+    return 0
 
 
 def alias(tensor: Tensor) -> Tensor:
     """Another tensor over the same memory, with nothing of the first's history."""
     return view_of(tensor, tensor.dtype, extent(tensor)[0], tensor.shape, tensor.stride())
+
+
+def _kind_of(tensor: Tensor) -> tuple[Any, ...]:
+    """What a tensor is besides what it holds."""
+    return (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad,
+            {name: id(value) for name, value in tensor.__dict__.items()})  # fmt: skip
 
 
 def _has_memory(tensor: Tensor) -> bool:

@@ -40,6 +40,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as module_globals
+from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.utils import parametrize
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils import _python_dispatch
@@ -57,6 +59,7 @@ _BOOKKEEPING = frozenset((
     "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs", "_state_dict_hooks", "_state_dict_pre_hooks",
     "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
 ))  # fmt: skip
+_WATCHED_INSIDE = frozenset((*HOOKS, *_INNER))
 _INCIDENTAL = ("_is_torch_compile", "_dynamo_")
 """Beginnings of what torch.compile leaves on models and weights, which no model reads."""
 _GLOBAL_HOOKS = ("_global_backward_pre_hooks", "_global_backward_hooks", "_global_forward_hooks",
@@ -276,6 +279,10 @@ class Watch:
             self._linear.append((path, held))
         else:
             self._dict(path, held, _derived(held))
+        self.known.add(id(module))
+        self._dict_of.append((path, module, held))
+        if "parametrizations" in held.get("_modules", ()):
+            self._name("parametrize's cache", vars(parametrize), "_cache_enabled")
         self._class(type(module))
         self._namespaces.setdefault(id(type(module)), (type(module).__name__, type(module)))
         if slots_of(type(module)):
@@ -320,6 +327,8 @@ class Watch:
         if isinstance(value, _PLAIN) or id(value) in self._seen:
             return
         self._seen.add(id(value))
+        if isinstance(value, UninitializedTensorMixin):
+            raise NotGraphable(f"{path} has no size yet: call the model once before it is optimized")
         if isinstance(value, Tensor):
             self.tensors[id(value)] = (path, value)
         elif isinstance(value, types.GeneratorType):
@@ -968,6 +977,8 @@ def _differences(entry: _Held) -> list[str]:
         return []
     if entry.ordered and list(now) != list(was) and now.keys() == was.keys():
         return [f"{entry.owner} is in another order"]
+    if any(now.get(key) is not was[key] for key in was.keys() & _WATCHED_INSIDE):
+        return [f"{entry.owner} has other parts, weights or hooks"]
     gone = [f"{entry.owner}.{key} is gone" for key in was if key not in now]
     new = [f"{entry.owner}.{key} is new" for key in now if key not in was and not str(key).startswith(_INCIDENTAL)]
     kept = _BOOKKEEPING | entry.derived
