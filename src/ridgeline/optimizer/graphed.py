@@ -39,7 +39,7 @@ from ridgeline.optimizer.studio import (
     Miss,
     Studio,
     alias,
-    counts,
+    holders,
     own_copies,
     restoring,
     uncached_casts,
@@ -450,7 +450,7 @@ class InferenceStudio(Studio):
         if like:
             scene.outputs = [outside.tensors[i] for i in range(len(like))]
         scene.settle()
-        return Take(recording, scene.outputs, scene, maker, applied, counts(scene.outputs))
+        return Take(recording, scene.outputs, scene, maker, applied, holders(scene.outputs))
 
 
 __all__ = ["Graphed", "GraphedTraining", "Miss", "graph_inference", "graph_training"]

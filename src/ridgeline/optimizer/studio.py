@@ -339,25 +339,22 @@ def restoring(watch: Watch) -> Iterator[None]:
         raise NotGraphable(reason_of(error)) from error
 
 
-def counts(outputs: list[Tensor]) -> list[tuple[int, int, Any, int]]:
-    """Every storage of the results and how many hold it now, when only we do: as memory, and as an object of Python's.
+def counts(outputs: list[Tensor]) -> list[tuple[int, int]]:
+    """Every storage of the results and how many hold it now, when only we do."""
+    storages = {output.untyped_storage()._cdata: output for output in outputs}
+    return [(storage, torch._C._storage_Use_Count(storage)) for storage in storages]
 
-    Who keeps a result's storage and not the result is not seen in the first number by every PyTorch.
+
+def holders(outputs: list[Tensor]) -> list[tuple[int, int, Any, int]]:
+    """The same, and each storage as an object of Python's with how many hold that.
+
+    Who keeps a result's storage and lets go of the result is not seen in the first number by every PyTorch.
     """
-    found = []
-    for memory in {output.untyped_storage()._cdata: output for output in outputs}.values():
-        storage = memory.untyped_storage()
-        found.append((storage._cdata, storage))
-    return [(key, torch._C._storage_Use_Count(key), storage, _refs(storage)) for key, storage in found]
-
-
-def _refs(storage: Any) -> int:
-    """How many hold an object when one list of tuples does, counted as ``Take`` counts."""
-    rows = [(0, 0, storage, 0)]
-    del storage
-    for _, _, memory, _ in rows:
-        return sys.getrefcount(memory)
-    return 0
+    storages = list({output.untyped_storage()._cdata: output.untyped_storage() for output in outputs}.values())
+    rows = [(each._cdata, torch._C._storage_Use_Count(each._cdata), each) for each in storages]
+    del storages
+    refs = [sys.getrefcount(memory) for _, _, memory in rows]  # as ``Take`` counts: in a row, and by a name
+    return [(*row, num) for row, num in zip(rows, refs)]
 
 
 def alias(tensor: Tensor) -> Tensor:

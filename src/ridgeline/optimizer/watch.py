@@ -280,7 +280,8 @@ class Watch:
         else:
             self._dict(path, held, _derived(held))
         self.known.add(id(module))
-        self._dict_of.append((path, module, held))
+        if not of_library(type(module)) and not installed(_file_of(type(module))):
+            self._dict_of.append((path, module, held))
         if "parametrizations" in held.get("_modules", ()):
             self._name("parametrize's cache", vars(parametrize), "_cache_enabled")
         self._class(type(module))
@@ -505,7 +506,7 @@ class Watch:
                     self._probes.append(_Probe(path, None, ask, ask()))
             held = getattr(value, "__dict__", None)
             for name in held.keys() & words if isinstance(held, dict) else ():
-                if isinstance(held[name], _PLAIN):
+                if isinstance(held[name], _PLAIN) and name != "name":
                     self._name(f"{path}.{name}", held, name)
 
     def _built_in(self, code: types.CodeType, names: dict[str, Any]) -> None:
@@ -852,6 +853,19 @@ class Watch:
                 *(f"{name.path} changed" for name in names if name.holder.get(name.key) is not name.value),
                 *(f"{ask.path} changed" for ask in self._probes if ask.was is False and ask.read())]  # fmt: skip
 
+    def beyond_guards(self) -> bool:
+        """Whether something changed that guards of compiled code may take for the same: the sign of a zero, an order,
+        variables of functions, whatever has to be asked."""
+        pairs = [(entry.held.get(key), value) for entry in self._dicts for key, value in entry.was.items()]
+        pairs += [pair for _, held, was in self._lists for pair in zip(held, was)]
+        pairs += [(name.holder.get(name.key), name.value) for name in self._names]
+        return (any(now is not was and _seems(now, was) for now, was in pairs)
+                or any(each.ordered and list(each.held) != list(each.was) for each in self._dicts)
+                or any(probe.read() != probe.was for probe in self._probes)
+                or any(not _alike(_content(cell), value) for _, cell, value in self._cells)
+                or any(type(part) is not cls for _, part, cls in self._kinds)
+                or any(vars(value) is not held for _, value, held in self._dict_of))  # fmt: skip
+
     def toggled(self) -> list[str]:
         """Switches of layers and weights that stand otherwise: no result hangs on them, but a call may change them."""
         return [f"{switch.path} changed" for switch in self._switches if switch.read() != switch.was]
@@ -953,6 +967,12 @@ def _alike(now: Any, was: Any) -> bool:
     return type(now) is type(was) and isinstance(now, (*_PLAIN, tuple, frozenset)) and bool(_equal(now, was))
 
 
+def _seems(now: Any, was: Any) -> bool:
+    """Whether two plain values are equal and not alike, such as zeros of either sign."""
+    plain = isinstance(now, (*_PLAIN, tuple, frozenset)) and type(now) is type(was)
+    return plain and not _alike(now, was) and bool(now == was)
+
+
 def _equal(now: Any, was: Any) -> bool:
     if isinstance(now, tuple):
         return len(now) == len(was) and all(map(_alike, now, was))
@@ -1018,8 +1038,8 @@ def _foreign(value: Any) -> bool:
 def _reader(value: Any) -> Callable[[], Any] | None:
     """How to read what has no version number, as something that can be compared; None for what is seen otherwise."""
     if isinstance(value, set):
-        if len(value) < _FEW:  # in order and by type: 1 equals True, and is not what it is
-            return lambda: (tuple(value), tuple(map(type, value)))
+        if len(value) < _FEW and any(isinstance(item, int | float | complex) for item in value):
+            return lambda: (tuple(value), tuple(map(type, value)))  # in order and by type: 1 equals True
         return lambda: value if len(value) < _LONG else len(value)  # compared in place: no copy at every call
     if _is_array(value):
         return value.tobytes if value.nbytes < 64 * _LONG else lambda: (value.shape, str(value.dtype))

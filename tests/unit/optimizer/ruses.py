@@ -2,36 +2,14 @@
 
 from __future__ import annotations
 
-import builtins
-import collections
 import contextlib
-import copy
-import ctypes
-import enum
-import functools
-import inspect
-import io
-import itertools
-import logging
-import multiprocessing
-import os
-import pickle
-import queue
-import sys
-import threading
-import types
-from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
-import torch.nn.functional as F
 from adversarial import Inputs, Lambda
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations, parametrize
 
 Script = Callable[[Any], Iterator[Any]]
 
