@@ -1130,7 +1130,12 @@ def _registry(function: types.FunctionType) -> Any:
 
 def _functions_of(codes: set[types.CodeType], free: Free) -> list[types.FunctionType]:
     """The functions whose code ran, by what they hold: a decorator's code is that of many."""
+    frozen = gc.get_freeze_count()  # a search sets what there is aside, where nobody is found who refers to anything
+    if frozen:
+        gc.unfreeze()
     found = [each for each in gc.get_referrers(*codes) if isinstance(each, types.FunctionType)] if codes else []
+    if frozen:
+        gc.freeze()
     ran = [each for each in found if each.__code__ in codes]
     return [f for f in ran if not f.__closure__ or any(_could_be(f, held) for held in free.get(f.__code__, ()))]
 
