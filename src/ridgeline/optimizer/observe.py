@@ -39,6 +39,7 @@ _MOMENTS = frozenset(("now", "utcnow", "today"))
 _SYSTEM = frozenset(("urandom", "getrandom"))
 _DISK = frozenset(("stat", "lstat", "access", "listdir", "scandir", "getcwd", "readlink"))
 _WRITES = frozenset(("write", "writelines"))
+_GOES_ON = frozenset(("read", "read1", "readinto", "readline", "readlines", "seek"))
 _LOOKING_AROUND = frozenset(("_getframe", "getrefcount", "_current_frames"))
 _SETTINGS = frozenset(("get_ident", "get_native_id", "getpid", "getrecursionlimit", "gettrace", "getswitchinterval"))
 _GETTERS = ("_get_", "get_", "_is_", "is_", "_has_", "are_")
@@ -328,6 +329,8 @@ def _reaches_out(function: Any) -> str | None:
         return "draws random numbers on the host"
     if name in _MOMENTS and getattr(owner, "__module__", None) == "datetime":
         return f"asks for the time ({name})"
+    if name in _GOES_ON and isinstance(owner, io.IOBase):
+        return "reads on in a file"
     return "writes to a file or to its output" if name in _WRITES and isinstance(owner, io.IOBase) else None
 
 

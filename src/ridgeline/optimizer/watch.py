@@ -49,6 +49,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ridgeline.errors import NotGraphable
 from ridgeline.optimizer.glance import address, form, glance
+from ridgeline.optimizer.statics import extent, view_of
 from ridgeline.optimizer.tree import slots_of
 from ridgeline.optimizer.version import stillness, version
 
@@ -741,8 +742,15 @@ class Watch:
 
     def hold_host_to(self, device_type: str) -> None:
         """Watches also what tensors hold that are not on the recording's device: Python may have read them."""
-        self._elsewhere = [t for t in self._tensors if t.device.type != device_type and not t.is_inference()]
+        apart = [t for t in self._tensors if t.device.type != device_type]
+        self._elsewhere = [t for t in apart if not t.is_inference()]
         self._contents_of = list(map(_WRITES, self._elsewhere))
+        for tensor in apart if device_type != "cpu" else ():
+            low, high = extent(tensor)
+            if tensor.device.type == "cpu" and 0 < high - low < 64 * _LONG:  # numpy, ``.data``: written past its version
+                memory = view_of(tensor.detach(), torch.uint8, low, (high - low,), (1,)).numpy()
+                self._probes.append(_Probe(self.tensors[id(tensor)][0], memory, memory.tobytes, memory.tobytes()))
+        self._remember()
 
     # --- comparing --------------------------------------------------------------------------------------------------
 

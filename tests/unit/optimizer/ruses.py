@@ -14,9 +14,12 @@ from torch import Tensor, nn
 Script = Callable[[Any], Iterator[Any]]
 
 
+DEVICE = torch.device("cpu")
+
+
 def x(number: int = 0, *shape: int) -> Tensor:
     """Values of their own, whatever was drawn before."""
-    return torch.randn(*(shape or (4, 8)), generator=torch.Generator().manual_seed(number))
+    return torch.randn(*(shape or (4, 8)), generator=torch.Generator().manual_seed(number)).to(DEVICE)
 
 
 @dataclass(frozen=True)
