@@ -40,7 +40,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as module_globals
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.nn.utils import parametrize
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
@@ -329,7 +329,7 @@ class Watch:
         if isinstance(value, _PLAIN) or id(value) in self._seen:
             return
         self._seen.add(id(value))
-        if isinstance(value, UninitializedTensorMixin):
+        if isinstance(value, UninitializedParameter | UninitializedBuffer):
             raise NotGraphable(f"{path} has no size yet: call the model once before it is optimized")
         if isinstance(value, Tensor):
             self.tensors[id(value)] = (path, value)
@@ -505,7 +505,7 @@ class Watch:
                 if callable(ask) and (id(value), word) not in self._seen:
                     self._seen.add((id(value), word))
                     self._probes.append(_Probe(path, None, ask, ask()))
-            held = getattr(value, "__dict__", None)
+            held: dict[str, Any] = getattr(value, "__dict__", {})
             for name in held.keys() & words if isinstance(held, dict) else ():
                 if isinstance(held[name], _PLAIN) and name != "name":
                     self._name(f"{path}.{name}", held, name)
@@ -747,7 +747,7 @@ class Watch:
         self._contents_of = list(map(_WRITES, self._elsewhere))
         for tensor in apart if device_type != "cpu" else ():
             low, high = extent(tensor)
-            if tensor.device.type == "cpu" and 0 < high - low < 64 * _LONG:  # numpy, ``.data``: written past its version
+            if tensor.device.type == "cpu" and 0 < high - low < 64 * _LONG:  # numpy and ``.data`` leave its version
                 memory = view_of(tensor.detach(), torch.uint8, low, (high - low,), (1,)).numpy()
                 self._probes.append(_Probe(self.tensors[id(tensor)][0], memory, memory.tobytes, memory.tobytes()))
         self._remember()
@@ -780,7 +780,7 @@ class Watch:
         self._deques_size = sum(map(len, self._deques))
         lists = [held for _, held, _ in self._lists if isinstance(held, list)]
         asks = [(probe.value if probe.read() is probe.value else probe.read, probe.was) for probe in self._probes]
-        kinds = [(module, type, cls) for _, module, cls in self._kinds]
+        kinds: list[Any] = [(module, type, cls) for _, module, cls in self._kinds]
         kinds += [(value, vars, held) for _, value, held in self._dict_of]
         self.glance = glance(self._tensors, names=[*(row for row in named if not isinstance(row[0], deque)), *kinds],
                              lists=lists, asks=asks)  # fmt: skip
