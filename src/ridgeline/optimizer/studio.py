@@ -365,7 +365,7 @@ def alias(tensor: Tensor) -> Tensor:
 def _kind_of(tensor: Tensor) -> tuple[Any, ...]:
     """What a tensor is besides what it holds."""
     return (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad,
-            {name: id(value) for name, value in tensor.__dict__.items()})  # fmt: skip
+            {name: id(value) for name, value in tensor.__dict__.items() if name[:1] != "_"})  # fmt: skip
 
 
 def _has_memory(tensor: Tensor) -> bool:
