@@ -193,7 +193,9 @@ def _settings(module: nn.Module) -> list[tuple[str, Any]]:
 
 def _is_part(part: Any, kind: type, settings: list[tuple[str, Any]]) -> bool:
     """Whether a part that is computed and not called is of the class it was, set as it was, and nobody listens."""
-    if type(part) is not kind or part._forward_hooks or part._forward_pre_hooks or "forward" in part.__dict__:
+    if not isinstance(part, nn.Module) or type(part) is not kind:
+        return False
+    if part._forward_hooks or part._forward_pre_hooks or "forward" in part.__dict__:
         return False
     return all(getattr(part, name, None) == value for name, value in settings)
 
