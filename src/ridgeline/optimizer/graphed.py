@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
+from sys import getrefcount
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ from ridgeline.optimizer.studio import (
     Miss,
     Studio,
     alias,
-    counts,
+    holders,
     own_copies,
     restoring,
     uncached_casts,
@@ -73,14 +74,14 @@ class Take:
     scene: Scene
     result: Maker
     effects: list[Effect]
-    free: list[tuple[int, int]]
-    """Storages of the results, and how many hold each when no caller does."""
+    free: list[tuple[int, int, Any, int]]
+    """Storages of the results, how many hold each when no caller does, each as an object, and how many hold that."""
     right: Tensor | None = None
     """Whether the values that the host was told it has read are those of this replay, where some were guessed."""
 
     def is_free(self) -> bool:
-        for storage, held in self.free:  # noqa: SIM110 a generator would take four times as long
-            if _use_count(storage) > held:
+        for storage, held, memory, refs in self.free:  # a generator would take four times as long
+            if _use_count(storage) > held or getrefcount(memory) > refs:
                 return False
         return True
 
@@ -458,7 +459,7 @@ class InferenceStudio(Studio):
         if like:
             scene.outputs = [outside.tensors[i] for i in range(len(like))]
         scene.settle()
-        return Take(recording, scene.outputs, scene, maker, applied, counts(scene.outputs), right)
+        return Take(recording, scene.outputs, scene, maker, applied, holders(scene.outputs), right)
 
 
 __all__ = ["Graphed", "GraphedTraining", "Miss", "graph_inference", "graph_training"]
