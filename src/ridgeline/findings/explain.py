@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from ridgeline.findings.calibration import HOST_RULES, UNMEASURED_FRAC, slack, trust
+from ridgeline.findings.calibration import HOST_RULES, UNMEASURED_FRAC, at_best, slack, trust
 from ridgeline.findings.cure import open_ledger
 from ridgeline.findings.finding import Finding
 from ridgeline.findings.replay import Edit
@@ -92,7 +92,8 @@ def _summed(scene: Scene, weighed: list[_Weighed]) -> list[Finding]:
         if (worth or later) and sure and len(made) < MAX_FINDINGS:
             made.append(finding)
             so_far, before_s = so_far | found.best, min(before_s, after_s)
-    return sorted(_fitted(made, scene.longest_step_s * 1e3), key=lambda finding: -finding.expected_ms)
+    fitted = sorted(_fitted(made, scene.longest_step_s * 1e3), key=lambda finding: -finding.expected_ms)
+    return _widened(fitted, scene.longest_step_s * 1e3)
 
 
 def _surely_ms(scene: Scene, found: _Weighed, finding: Finding) -> float:
@@ -117,6 +118,17 @@ def _fitted(made: list[Finding], step_ms: float) -> list[Finding]:
         left_ms = step_ms - share * (total_ms - first.high_ms)
         first = _capped(first, left_ms / first.high_ms)
     return [first, *(_capped(finding, share) for finding in rest)]
+
+
+def _widened(made: list[Finding], step_ms: float) -> list[Finding]:
+    """Upper ends moved by what gains were seen past them, as far as the step has room left, the first finding first."""
+    room_ms, wider = max(0.0, step_ms - sum(finding.high_ms for finding in made)), list[Finding]()
+    for finding in made:
+        more_ms = min(room_ms, at_best(finding.rule) * finding.high_ms)
+        high_ms = finding.high_ms + more_ms
+        wider.append(replace(finding, high_ms=high_ms, later_ms=max(high_ms, finding.later_ms)))
+        room_ms -= more_ms
+    return wider
 
 
 def _capped(finding: Finding, share: float) -> Finding:

@@ -10,6 +10,7 @@ from ridgeline.findings.finding import Where
 from ridgeline.findings.program import ALLOCATES, NOT_ALLOCATING, runtime_named
 from ridgeline.findings.replay import Index
 from ridgeline.findings.rule import rule
+from ridgeline.findings.samples import MANY_PASSES, passes_over_samples
 from ridgeline.findings.scene import SURE_FRAC, Candidate, Scene
 from ridgeline.trace.intervals import Intervals, covered_within, difference, union
 from ridgeline.trace.kind import Kind
@@ -25,7 +26,6 @@ COMPILES = (
 )
 """What runs while code is made. With a stack recorded, files of the compiler are around every call of what was compiled
 before (`eval_frame.py: compile_wrapper`, Triton's `launch_metadata`, `compile_fx.py: run`)."""
-MANY_PASSES = 6
 RECORDED = ("how fast the host is unrecorded: taken from what such recordings usually cost; time a step without one",)
 MORE_WORKERS = (
     "raise num_workers and prefetch_factor, move decoding or augmentation to the GPU, or cache decoded samples"
@@ -333,12 +333,18 @@ def _has_stack(scene: Scene) -> bool:
     return bool((scene.trace.kind == int(Kind.PYTHON)).any())
 
 
-@rule("micro-batches", version=4, order=17)
+@rule("micro-batches", version=5, order=17)
 def micro_batches(scene: Scene) -> Candidate | None:
-    """Gradients accumulated over batches too small for the device: the same few kernels, many times a step."""
+    """Gradients accumulated over batches too small for the device, or samples one by one: the same few kernels, many
+    times a step."""
     passes = scene.passes_a_step
     kernels = np.flatnonzero(scene.work_kind == int(Kind.KERNEL))
-    if passes < MANY_PASSES or not len(kernels) or not _adds_up(scene, passes):
+    if not len(kernels):
+        return None
+    adds_up = passes >= MANY_PASSES and _adds_up(scene, passes)
+    if not adds_up:
+        passes = passes_over_samples(scene) if passes <= 1.0 else 0.0
+    if passes < MANY_PASSES:
         return None
     if (scene.memory_frac or 0.0) > MERGED_FRAC:  # a larger batch does not fit
         return None
@@ -348,8 +354,12 @@ def micro_batches(scene: Scene) -> Candidate | None:
     once = 1.0 / passes
     return Candidate(
         what=f"{passes:.3g} small batches a step, and the device is busy {scene.frac(busy_s):.0%} of it",
-        cause=f"small batch: gradients are accumulated over {passes:.3g} batches that do not fill the device",
-        change="one larger batch instead of accumulating (memory permitting), or fewer and larger micro-batches",
+        cause=f"small batch: gradients are accumulated over {passes:.3g} batches that do not fill the device"
+        if adds_up
+        else f"small batch: {passes:.3g} passes over a sample or a few each do not fill the device",
+        change="one larger batch instead of accumulating (memory permitting), or fewer and larger micro-batches"
+        if adds_up
+        else "one pass over all of them together (pad what differs in length, or sort by it)",
         where=scene.where(kernels),
         cure=Cure(
             works=kernels,

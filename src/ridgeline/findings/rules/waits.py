@@ -92,7 +92,7 @@ def _kind(wait: Wait) -> tuple[str, ...]:
     return (wait.source, wait.names[0], *(name for name in wait.names if name.startswith("aten::")))
 
 
-@rule("logging", version=5, order=14)
+@rule("logging", version=6, order=14)
 def logging(scene: Scene) -> Candidate | None:
     """Values read back, formatted and written in every step."""
     scalars = [
@@ -107,7 +107,8 @@ def logging(scene: Scene) -> Candidate | None:
     )
     used, handled = _followed(scene, _regular(scene, scalars), WRITTEN_S, launching)
     waits = _regular(scene, [wait for wait in scene.waits if _is_log(wait) and not _is_upload(wait)])
-    waits += [wait for wait in used if wait not in waits]
+    shown, formatted = _followed(scene, _regular(scene, _shown(scene)), BUSY_S, launching)
+    waits += [wait for wait in (*used, *shown) if wait not in waits]
     spans = scene.host_spans(LOG_SPANS, Kind.ANNOTATION, Kind.PYTHON)
     spans = spans[np.isin(scene.trace.thread[spans], scene.main_threads)]
     spans = spans if scene.comes_again(spans) else spans[:0]
@@ -119,17 +120,17 @@ def logging(scene: Scene) -> Candidate | None:
         change="log every N steps, keep values on the device (loss.detach() into a list) and read them together, "
         "or log from a thread",
         where=_place(waits) if waits else scene.where_host(spans),
-        cure=_unread(scene, waits, joined(scene.time_of(spans), handled)),
+        cure=_unread(scene, waits, joined(scene.time_of(spans), handled, formatted)),
         evidence=scene.host_evidence(np.concatenate((spans, _rows(waits)))),
         spans=tuple(spans[:200].tolist()),
     )
 
 
-@rule("host-round-trip", version=5, order=19)
+@rule("host-round-trip", version=6, order=19)
 def host_round_trip(scene: Scene) -> Candidate | None:
     """A tensor goes to the host, is computed on there, and comes back."""
-    fetched = [wait for wait in scene.waits if _is_copy_back(wait) and wait.num_bytes >= TENSOR_BYTES]
-    waits, time = _followed(scene, _regular(scene, fetched), BUSY_S)
+    shown = _shown(scene)
+    waits, time = _followed(scene, _regular(scene, [wait for wait in _fetched(scene) if wait not in shown]), BUSY_S)
     copies = _read_back(scene, waits)
     if not waits or float(scene.work_s[copies].sum()) > FETCHED * time.total / 1e9:
         return None
@@ -157,6 +158,22 @@ def host_round_trip(scene: Scene) -> Candidate | None:
         evidence=scene.host_evidence(_rows(waits)),
         spans=tuple(_rows(waits)[:200].tolist()),
     )
+
+
+def _fetched(scene: Scene) -> list[Wait]:
+    return [wait for wait in scene.waits if _is_copy_back(wait) and wait.num_bytes >= TENSOR_BYTES]
+
+
+def _shown(scene: Scene) -> list[Wait]:
+    """Fetches of tables, pictures and histograms: small, and nothing goes back to the device in the same round. Of 11
+    tensors that were worked on at the host ten came back, and the other one was 8 MB (H200)."""
+    returns = np.sort(scene.launch_ns[scene.copies("htod")])
+    ends = np.append(np.asarray(scene.window.marks_ns, dtype=np.int64), scene.window.end_ns)
+    found = [wait for wait in _fetched(scene) if wait.num_bytes < FETCHED_BYTES and not _is_upload(wait)]
+    after = np.array([scene.end_ns[wait.row] for wait in found], dtype=np.int64)
+    until = ends[np.minimum(np.searchsorted(ends, after, side="right"), len(ends) - 1)]
+    back = np.searchsorted(returns, until) > np.searchsorted(returns, after)
+    return [wait for wait, comes_back in zip(found, back.tolist(), strict=True) if not comes_back]
 
 
 def _followed(
