@@ -17,26 +17,32 @@ MANY_PASSES = 6
 CUTS = frozenset(
     f"aten::{name}" for name in ("split", "split_with_sizes", "chunk", "tensor_split", "unbind", "slice", "narrow")
 )
-ENTERS = r"^aten::(linear|matmul|addmm|mm|conv\w*|embedding(_bag)?|\w*layer_norm|rms_norm|batch_norm|group_norm|lstm|gru)$"
+ENTERS = (
+    r"^aten::(linear|matmul|addmm|mm|conv\w*|embedding(_bag)?|\w*layer_norm|rms_norm|batch_norm|group_norm|lstm|gru)$"
+)
 """Where a network begins to work on what it is given."""
 PASS_KERNELS = 10
 """Of one pass, at least: less is a loop over tensors, or an expert."""
 ALIKE, MOSTLY, COVERED = 0.25, 0.75, 0.5
-"""Passes differ by so much, so many of them do not differ by more, and of the kernels outside of backward passes so many
-are theirs."""
+"""Passes differ by so much, so many of them do not differ by more, and of the kernels outside of backward passes so
+many are theirs."""
+LOOKUPS = frozenset({"aten::embedding"})
+MAKES_WORDS = r"^aten::(argmax|multinomial|topk|where|scatter_?|index_put_|masked_fill_?|randint|bernoulli_?)$"
+"""What turns the answer of a pass into the words of the next one."""
+LAYS_OUT = r"^aten::(to|_to_copy|contiguous|detach|copy_|view|reshape|lift_fresh|pin_memory)$"
 Shape = tuple[int, ...]
 
 
 def passes_over_samples(scene: Scene) -> float:
-    """How many passes of a round are over pieces of one tensor or over samples by themselves; 0 where there are none, or
-    sizes were not recorded. Moments of a sequence are pieces along another dim, and one state that is changed again and
-    again has no pieces."""
+    """How many passes of a round are over pieces of one tensor or over samples by themselves; 0 where there are none,
+    or sizes were not recorded. Moments of a sequence are pieces along another dim, and one state that is changed again
+    and again has no pieces."""
     if "shapes" not in scene.trace.extra:
         return 0.0
     calls = _calls(scene)
     given = [(scene.trace.words[int(scene.trace.name[row])], _tensors(scene, row)) for row in calls.tolist()]
-    found = (len(starts) for starts in _series(scene, calls, given) if _are_passes(scene, starts))
-    return max(found, default=0) / scene.num_rounds
+    series = (*_series(scene, calls, given), *_lone(scene, calls, given))
+    return max((_num_passes(scene, starts) for starts in series), default=0) / scene.num_rounds
 
 
 def _calls(scene: Scene) -> Index:
@@ -52,9 +58,7 @@ def _tensors(scene: Scene, row: int) -> tuple[Shape, ...]:
     return tuple(tuple(shape) for shape in parsed(scene.trace.text("shapes", row)) if is_shape(shape) and shape)
 
 
-def _series(
-    scene: Scene, calls: Index, given: Sequence[tuple[str, tuple[Shape, ...]]]
-) -> Iterator[list[int]]:
+def _series(scene: Scene, calls: Index, given: Sequence[tuple[str, tuple[Shape, ...]]]) -> Iterator[list[int]]:
     """Times at which passes may begin: ops that are given a piece of a tensor, as often as it has pieces, and ops that
     are given a sample with a dim of its own, once after each that was made."""
     enters = scene.words_like(ENTERS)[scene.trace.name[calls]]
@@ -78,12 +82,37 @@ def _series(
             yield starts
 
 
-def _are_passes(scene: Scene, starts: Sequence[int]) -> bool:
-    """Whether about as many kernels follow each, enough for a network, and most of what is launched."""
-    if len(starts) < MANY_PASSES * scene.num_rounds:
-        return False
+def _lone(scene: Scene, calls: Index, given: Sequence[tuple[str, tuple[Shape, ...]]]) -> Iterator[list[int]]:
+    """Times at which passes over batches of one begin that came from outside: texts whose words no pass has made, and
+    pictures or series that nothing but the first layer touches."""
+    names = scene.trace.name[calls]
+    enters, lays_out = scene.words_like(ENTERS)[names], scene.words_like(LAYS_OUT)[names]
+    texts, lone, touched = list[tuple[int, int]](), defaultdict[tuple[str, Shape], list[int]](list), set[Shape]()
+    for row, (name, shapes), enter, moved in zip(
+        calls.tolist(), given, enters.tolist(), lays_out.tolist(), strict=True
+    ):
+        if enter and name in LOOKUPS and len(shapes) > 1 and len(shapes[1]) == 2 and shapes[1][0] == 1 < shapes[1][1]:
+            texts.append((int(scene.start_ns[row]), shapes[1][1]))
+        elif enter and name not in LOOKUPS and shapes and shapes[0][0] == 1 and len(shapes[0]) >= 3:
+            lone[name, shapes[0]].append(int(scene.start_ns[row]))
+        elif not moved:
+            touched.update(shapes)
+    makes_words = int(scene.words_like(MAKES_WORDS)[names].sum())
+    grows = np.diff([length for _, length in texts])
+    if 2 * makes_words < len(texts) and not (len(grows) and (grows == 1).mean() > 0.5):
+        yield [start for start, _ in texts]
+    yield from (starts for (_, shape), starts in lone.items() if shape not in touched)
+
+
+def _num_passes(scene: Scene, starts: Sequence[int]) -> int:
+    """How many passes begin there, if about as many kernels follow each, enough for a network, and most of what is
+    launched; else 0."""
     launches = np.sort(scene.launch_ns[~scene.under(BACKWARD) & (scene.work_kind == int(Kind.KERNEL))])
-    follow = np.diff(np.searchsorted(launches, np.sort(starts)))
+    at = np.searchsorted(launches, np.sort(starts))
+    at = at[np.append(np.diff(at) >= PASS_KERNELS, True)]  # words and their places are looked up in the same pass
+    if len(starts) < 2 or len(at) < MANY_PASSES * scene.num_rounds:
+        return 0
+    follow = np.diff(at)
     usual = float(np.median(follow))
-    alike = np.abs(follow - usual) <= ALIKE * usual
-    return usual >= PASS_KERNELS and bool(alike.mean() >= MOSTLY) and usual * len(starts) >= COVERED * len(launches)
+    alike = float((np.abs(follow - usual) <= ALIKE * usual).mean())
+    return len(at) if alike >= MOSTLY and usual * len(at) >= COVERED * len(launches) else 0

@@ -7,9 +7,10 @@ from numpy.typing import NDArray
 
 from ridgeline.errors import RidgelineError
 from ridgeline.findings.cure import Cure, joined
-from ridgeline.findings.replay import Index
+from ridgeline.findings.replay import Index, Mask
 from ridgeline.findings.rule import rule
 from ridgeline.findings.scene import Candidate, Scene
+from ridgeline.findings.shapes import first_shape, is_shape, parsed, shaped_ops
 from ridgeline.trace.intervals import difference
 from ridgeline.trace.kind import Kind
 
@@ -17,13 +18,15 @@ LINK_BYTES_PER_S = 12e9
 """Of an unknown host link: PCIe 3.0 x16, the slowest still in use."""
 LINK_FRAC = 0.85
 """Share of a host link's rate that large copies from pinned memory reach (55 of 64 GB/s on an H200)."""
-SMALL_BYTES, MANY = 1e6, 32
+SMALL_BYTES, MANY = 1e6, 16
 VALUE_BYTES = 4096
 """Less is a value that somebody reads, not data that is moved."""
 STREAMED_FRAC = 0.3
 STREAMED_BYTES = 64e6
 RETURNED_FRAC, MOVED = 0.9, 6
 """Of the copies of one size, how many come back, and tensors a round, at least: a picture that comes back is one."""
+FETCHED, FETCHED_BYTES = 4, 8e6
+"""Tensors a round, and bytes, from which on weights that come from the host are told."""
 LAYERS = 8
 """Large copies a step, at least: weights come layer by layer, what is computed on comes in a few pieces."""
 
@@ -93,7 +96,43 @@ def _moved(scene: Scene, works: Index) -> Candidate:
     )  # fmt: skip
 
 
-@rule("weight-streaming", version=3, order=30)
+def _are_called_with(scene: Scene, works: Index) -> Mask:
+    """Which copies to the device are of tensors that layers are called with as weights, and never as what they work on;
+    none unless several sizes or many of one are."""
+    trace, shapes = scene.trace, scene.trace.optional("shapes")
+    weights, worked_on = set[tuple[int, ...]](), set[tuple[int, ...]]()
+    spans = scene.host_spans(r"^aten::(linear|conv\dd)$", Kind.OP)
+    for word in np.unique(shapes[spans]).tolist():
+        given = [tuple(shape) for shape in parsed(trace.words[word])[:2] if is_shape(shape) and shape]
+        worked_on.update(given[:1])
+        weights.update(shape for shape in given[1:] if len(shape) >= 2)
+    ops = shaped_ops(trace, scene.rows[works])
+    sizes = [first_shape(trace.words[int(shapes[op])]) if op >= 0 else () for op in ops.tolist()]
+    found = np.array([size in weights - worked_on for size in sizes], dtype=bool)
+    return found if found.sum() / scene.num_rounds >= FETCHED else np.zeros(len(works), dtype=bool)
+
+
+def _fetched_weights(scene: Scene, works: Index) -> Candidate:
+    moved = _bytes(scene, works)
+    calls = scene.wiring.call_rows[np.unique(scene.program.call[works])]
+    return Candidate(
+        what=f"Weights come from the host: {len(works) / scene.num_steps:.3g} tensors that layers are called with, "
+        f"{moved.sum() / scene.num_steps / 1e9:.3g} GB a step, {scene.frac(scene.per_step_s(works)):.0%} of the time",
+        cause="streaming weights over PCIe: layers are called with tensors that were copied from the host in this step",
+        change="keep the weights on the device (quantize, shard over GPUs, offload fewer layers); else prefetch "
+        "the next layer from pinned memory on its own stream",
+        where=scene.where(works),
+        cure=Cure(
+            works=works, keep_best=0.0, keep_worst=1.0, freed=_calls_of(scene, works), aside=works, aside_at_worst=True,
+            host=joined(scene.time_of(calls), scene.op_time(works)), host_best=0.0, host_worst=1.0,
+        ),
+        evidence=_copy_evidence(scene, works),
+        spans=tuple(scene.rows[works[:200]].tolist()),
+        unchecked=("whether the model fits into device memory",),
+    )  # fmt: skip
+
+
+@rule("weight-streaming", version=4, order=30)
 def weight_streaming(scene: Scene) -> Candidate | None:
     """Most of the step is copies from the host, far more than inputs: the weights do not live on the device."""
     works = np.flatnonzero(scene.copies("htod"))
@@ -104,14 +143,16 @@ def weight_streaming(scene: Scene) -> Candidate | None:
     moved = _bytes(scene, works)
     per_step_s, busy_s = scene.per_step_s(works), scene.per_step_s(np.arange(scene.program.num_works))
     large = moved > 1e6
-    if (
-        per_step_s < STREAMED_FRAC * scene.step_s * scene.num_devices
-        or per_step_s < 0.5 * busy_s
-        or moved.sum() / scene.num_steps < STREAMED_BYTES
-    ):
-        return None
-    if scene.copies("htod", "pageable")[works].mean() > 0.5 or large.sum() / scene.num_rounds < LAYERS:
-        return None
+    streamed = (
+        per_step_s >= STREAMED_FRAC * scene.step_s * scene.num_devices
+        and per_step_s >= 0.5 * busy_s
+        and moved.sum() / scene.num_steps >= STREAMED_BYTES
+    )
+    if not streamed or scene.copies("htod", "pageable")[works].mean() > 0.5 or large.sum() / scene.num_rounds < LAYERS:
+        called = _are_called_with(scene, works)
+        weights = works if moved[called].sum() > 0.5 * moved.sum() else works[called]
+        known = called.any() and _bytes(scene, weights).sum() / scene.num_steps >= FETCHED_BYTES
+        return _fetched_weights(scene, weights) if known else None
     rate, each = moved.sum() / max(1e-12, scene.work_s[works].sum()), scene.num_steps * scene.num_devices
     return Candidate(
         what=f"Weights are streamed over the host link: {moved.sum() / each / 1e9:.3g} GB a step and device at "
@@ -132,7 +173,7 @@ def weight_streaming(scene: Scene) -> Candidate | None:
     )  # fmt: skip
 
 
-@rule("small-copies", order=29)
+@rule("small-copies", version=2, order=29)
 def small_copies(scene: Scene) -> Candidate | None:
     """Many copies that could be one: each pays a call, a staging buffer and a wait."""
     works = np.flatnonzero(scene.copies("htod"))

@@ -287,7 +287,7 @@ def _dense_mask(shapes: str) -> bool:
     )
 
 
-@rule("weight-casts", version=5, order=46)
+@rule("weight-casts", version=6, order=46)
 def weight_casts(scene: Scene) -> Candidate | None:
     """The same tensors are converted to another dtype again and again."""
     works = _weight_casts(scene)
@@ -339,7 +339,9 @@ def _weight_casts(scene: Scene) -> Index:
     works = np.flatnonzero(casts & scene.named(r"_to_copy|aten::to\b|aten::copy_|aten::_to", "op"))
     ops = shaped_ops(scene.trace, scene.rows[works])
     shapes, dtypes = scene.trace.optional("shapes"), scene.trace.optional("dtypes")
-    weights = np.array([op >= 0 and _is_weight_cast(scene, int(op), shapes, dtypes) for op in ops.tolist()], dtype=bool)
+    called = _weights_called_with(scene)
+    found = {op: _is_weight_cast(scene, op, shapes, dtypes, called) for op in set(ops[ops >= 0].tolist())}
+    weights = np.array([found.get(op, False) for op in ops.tolist()], dtype=bool)
     return works[weights] if len(works) else works
 
 
@@ -374,13 +376,31 @@ def _reads_fp32(scene: Scene) -> Mask:
     return np.array([known.get(op, False) for op in ops.tolist()], dtype=bool)
 
 
-def _is_weight_cast(scene: Scene, op: int, shapes: np.ndarray, dtypes: np.ndarray) -> bool:
+def _is_weight_cast(
+    scene: Scene, op: int, shapes: np.ndarray, dtypes: np.ndarray, called: frozenset[tuple[int, ...]]
+) -> bool:
     """An fp32 tensor that has the shape of a weight (nothing in it is the batch) becomes another type."""
     shape = first_shape(scene.trace.words[int(shapes[op])])
     kinds = [word for word in map(dtype_named, parsed(scene.trace.words[int(dtypes[op])])) if word]
     converted = kinds[-1:] == ["fp32"] and (len(kinds) < 2 or kinds[0] != "fp32")  # copy_(into, from)
-    under_autocast = scene.is_under(op, CALLED)
-    return len(shape) in (1, 2, 4) and converted and under_autocast and not _is_activation(scene, op, shape, shapes)
+    if len(shape) not in (1, 2, 4) or not converted:
+        return False
+    if scene.is_under(op, CALLED):
+        return not _is_activation(scene, op, shape, shapes)
+    return shape in called  # somebody wrote weight.to(x.dtype)
+
+
+def _weights_called_with(scene: Scene) -> frozenset[tuple[int, ...]]:
+    """Sizes of matrices and filters that layers in 16 bits are called with as weights, and never as their input."""
+    trace, shapes, dtypes = scene.trace, scene.trace.optional("shapes"), scene.trace.optional("dtypes")
+    weights, worked_on = set[tuple[int, ...]](), set[tuple[int, ...]]()
+    spans = scene.host_spans(r"^aten::(linear|conv\dd)$", Kind.OP)
+    for word, kinds in set(zip(shapes[spans].tolist(), dtypes[spans].tolist(), strict=True)):
+        given = [tuple(shape) for shape in parsed(trace.words[word])[:2] if is_shape(shape) and shape]
+        worked_on.update(given[:1])
+        if first_dtype(trace.words[kinds]) in ("bf16", "fp16"):
+            weights.update(shape for shape in given[1:] if len(shape) in (2, 4))
+    return frozenset(weights - worked_on)
 
 
 def _is_activation(scene: Scene, cast: int, shape: tuple[int, ...], shapes: np.ndarray) -> bool:

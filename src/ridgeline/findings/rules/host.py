@@ -201,7 +201,7 @@ def _launching_threads(scene: Scene) -> Index:
     return np.asarray(np.unique(scene.trace.thread[launches[launches >= 0]]), dtype=np.int64)
 
 
-@rule("graph-breaks", version=4, order=60)
+@rule("graph-breaks", version=5, order=60)
 def graph_breaks(scene: Scene) -> Candidate | None:
     """What Python goes on with after a break is compiled for itself and called from inside of what was broken. Regions
     beside each other are functions that somebody compiled one by one."""
@@ -209,7 +209,7 @@ def graph_breaks(scene: Scene) -> Candidate | None:
     regions = regions[np.isin(scene.trace.thread[regions], scene.main_threads)]
     resumed = scene.spans_under(regions, REGION)
     top = regions[~resumed & (covered_within(scene.time_of(regions[resumed]), *_bounds(scene, regions)) > 0)]
-    if int(resumed.sum()) / scene.num_rounds < 2:
+    if int(resumed.sum()) / scene.num_rounds < 1:
         return None
     inside = scene.time_of(scene.host_spans(r"CompiledFxGraph"))
     between = difference(scene.time_of(top), inside)

@@ -105,6 +105,7 @@ def logging(scene: Scene) -> Candidate | None:
     launching = scene.time_of(
         np.union1d(scene.of_kind(Kind.OP), scene.host_spans(r"^Optimizer\.", Kind.ANNOTATION, Kind.OP))
     )
+    scalars = [wait for wait in scalars if not _answered(scene, wait)]
     used, handled = _followed(scene, _regular(scene, scalars), WRITTEN_S, launching)
     waits = _regular(scene, [wait for wait in scene.waits if _is_log(wait) and not _is_upload(wait)])
     shown, formatted = _followed(scene, _regular(scene, _shown(scene)), BUSY_S, launching)
@@ -130,7 +131,10 @@ def logging(scene: Scene) -> Candidate | None:
 def host_round_trip(scene: Scene) -> Candidate | None:
     """A tensor goes to the host, is computed on there, and comes back."""
     shown = _shown(scene)
-    waits, time = _followed(scene, _regular(scene, [wait for wait in _fetched(scene) if wait not in shown]), BUSY_S)
+    fetched = [wait for wait in _fetched(scene) if wait not in shown]
+    values = [wait for wait in scene.waits if 0 < wait.num_bytes < TENSOR_BYTES and _is_copy_back(wait)]
+    fetched += [wait for wait in values if _answered(scene, wait)]
+    waits, time = _followed(scene, _regular(scene, sorted(fetched, key=lambda wait: wait.call)), BUSY_S)
     copies = _read_back(scene, waits)
     if not waits or float(scene.work_s[copies].sum()) > FETCHED * time.total / 1e9:
         return None
@@ -158,6 +162,19 @@ def host_round_trip(scene: Scene) -> Candidate | None:
         evidence=scene.host_evidence(_rows(waits)),
         spans=tuple(_rows(waits)[:200].tolist()),
     )
+
+
+def _answered(scene: Scene, wait: Wait) -> bool:
+    """Whether the next that is launched after a read, in the same round and after a while, is a copy to the device:
+    what was read is worked on at the host, and what comes of it goes back."""
+    call = scene.next_launch(wait.call)
+    if call is None or float(scene.wiring.program.gap_s[call]) <= BUSY_S:
+        return False
+    starts = np.asarray(scene.window.marks_ns, dtype=np.int64)
+    ends, begins = scene.end_ns[wait.row], scene.clock.start_ns[call]
+    same = np.searchsorted(starts, ends, side="right") == np.searchsorted(starts, begins, side="right")
+    first, last = np.searchsorted(scene.program.call, (call, call + 2)).tolist()
+    return bool(same and scene.copies("htod")[first:last].any())
 
 
 def _fetched(scene: Scene) -> list[Wait]:
