@@ -1,0 +1,205 @@
+"""The same mistakes in other words: how programs that nobody has recorded yet spell what rules look for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+from stage import Stage, rules_of
+
+from ridgeline.trace import Kind
+
+HALF, SINGLE = ["c10::BFloat16"] * 2, ["float"] * 2
+PRODUCT = "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_TNT"
+POINTWISE = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>"
+CAST = "void at::native::unrolled_elementwise_kernel<at::native::bfloat16_copy_kernel_cuda>"
+
+
+def _rules(play: Callable[[Stage], None], rounds: int = 2) -> list[str]:
+    stage = Stage()
+    for _ in range(rounds):
+        with stage.step():
+            play(stage)
+    return rules_of(stage.findings())
+
+
+def _shapes(*shapes: object) -> dict[str, str]:
+    return {"shapes": json.dumps(list(shapes))}
+
+
+def _layers(stage: Stage, rows: list[int], first: str = "aten::linear", given: list[list[int]] | None = None) -> None:
+    """A network of twenty small kernels over a batch of these rows."""
+    stage.kernel(PRODUCT, 3.0, op=first, shapes=given or [[*rows, 80], [512, 80]], dtypes=HALF, host_us=40.0, blocks=8)
+    for _ in range(20):
+        stage.kernel(
+            PRODUCT, 3.0, op="aten::linear", shapes=[[*rows, 512], [512, 512]], dtypes=HALF, host_us=40.0, blocks=8
+        )
+
+
+def _with_a_dim(stage: Stage) -> None:
+    for _ in range(12):
+        stage.host("aten::unsqueeze", 3.0, extra=_shapes([400, 80], []))
+        _layers(stage, [1, 400])
+
+
+def _in_pieces(stage: Stage) -> None:
+    stage.host("aten::split", 5.0, extra=_shapes([24, 400, 80], [], []))
+    for _ in range(12):
+        _layers(stage, [2, 400])
+
+
+def _texts_of_a_list(stage: Stage) -> None:
+    for length in (31, 80, 12, 44, 63, 97, 20, 55):
+        ids = [1, length]
+        _layers(stage, ids, "aten::embedding", [[30000, 512], ids])
+        stage.kernel(PRODUCT, 3.0, op="aten::linear", shapes=[[1, 512], [2, 512]], dtypes=HALF, host_us=40.0)
+
+
+def _words_one_after_another(stage: Stage) -> None:
+    for length in range(31, 43):
+        _layers(stage, [1, length], "aten::embedding", [[30000, 512], [1, length]])
+
+
+def _words_drawn_anew(stage: Stage) -> None:
+    for _ in range(12):
+        _layers(stage, [1, 64], "aten::embedding", [[30000, 512], [1, 64]])
+        stage.kernel(POINTWISE, 3.0, op="aten::argmax", shapes=[[1, 64, 30000]], host_us=40.0)
+
+
+def _moments_of_a_sequence(stage: Stage) -> None:
+    stage.host("aten::unbind", 5.0, extra=_shapes([12, 64, 80], []))
+    for _ in range(12):
+        _layers(stage, [64])
+
+
+def _a_picture_that_is_changed(stage: Stage) -> None:
+    for _ in range(12):
+        _layers(stage, [1, 64], "aten::conv2d", [[1, 4, 64, 64], [512, 4, 3, 3]])
+        stage.kernel(POINTWISE, 3.0, op="aten::sub", shapes=[[1, 4, 64, 64], [1, 4, 64, 64]], host_us=40.0)
+
+
+@pytest.mark.parametrize(
+    ("play", "named"),
+    [
+        (_with_a_dim, True),
+        (_in_pieces, True),
+        (_texts_of_a_list, True),
+        (_words_one_after_another, False),
+        (_words_drawn_anew, False),
+        (_moments_of_a_sequence, False),
+        (_a_picture_that_is_changed, False),
+    ],
+)
+def test_passes_over_samples_are_a_small_batch_and_passes_that_follow_from_each_other_are_not(play, named):
+    found = _rules(play)
+    assert found[0] == ("micro-batches" if named else "launch-bound"), found
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "back", "rule"),
+    [(9216, False, "logging"), (9216, True, "host-round-trip"), (8_388_608, False, "host-round-trip")],
+)
+def test_a_small_table_of_which_nothing_comes_back_is_shown(num_bytes, back, rule):
+    def play(stage: Stage) -> None:
+        for _ in range(4):
+            stage.kernel(PRODUCT, 200.0, op="aten::mm", shapes=[[4096, 4096]] * 2, dtypes=HALF)
+        stage.copy("DtoH (Device -> Pageable)", num_bytes, 20.0, waits=True)
+        stage.work(3000.0)
+        if back:
+            stage.copy("HtoD (Pageable -> Device)", num_bytes, 5.0)
+        stage.kernel(PRODUCT, 200.0, op="aten::mm", shapes=[[4096, 4096]] * 2, dtypes=HALF)
+
+    assert _rules(play)[0] == rule
+
+
+@pytest.mark.parametrize(("back", "rule"), [(True, "host-round-trip"), (False, "logging")])
+def test_a_few_values_that_are_worked_on_and_come_back_are_a_round_trip(back, rule):
+    def play(stage: Stage) -> None:
+        stage.kernel(PRODUCT, 300.0, op="aten::mm", shapes=[[4096, 4096]] * 2, dtypes=HALF)
+        stage.copy("DtoH (Device -> Pageable)", 260, 3.0, waits=True)
+        stage.work(2000.0)
+        if back:
+            stage.copy("HtoD (Pageable -> Device)", 4096, 3.0)
+        stage.kernel(PRODUCT, 300.0, op="aten::mm", shapes=[[4096, 4096]] * 2, dtypes=HALF)
+
+    assert _rules(play)[0] == rule
+
+
+def _backward(stage: Stage, sizes: list[list[int]], added: bool = False) -> None:
+    for size in sizes:
+        with stage.span("autograd::engine::evaluate_function: AddmmBackward0"):
+            stage.kernel(PRODUCT, 30.0, op="aten::mm", shapes=[[512, 512]] * 2, dtypes=SINGLE)
+        with (
+            stage.span("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"),
+            stage.span("torch::autograd::AccumulateGrad", extra=_shapes(size)),
+        ):
+            if added:
+                stage.kernel(POINTWISE, 20.0, op="aten::add_", shapes=[size, size, []])
+
+
+SIZES = [[512 + 8 * i, 512] for i in range(24)]
+
+
+@pytest.mark.parametrize(("op", "named"), [("aten::add_", True), ("aten::add", False)])
+def test_weights_updated_by_hand_are_an_unfused_optimizer(op, named):
+    def play(stage: Stage) -> None:
+        stage.kernel(PRODUCT, 30.0, op="aten::linear", shapes=[[64, 512], [512, 512]], dtypes=SINGLE)
+        _backward(stage, SIZES)
+        for size in SIZES:
+            for _ in range(3):
+                stage.kernel(POINTWISE, 4.0, op=op, shapes=[size, size, []], host_us=30.0)
+
+    assert ("unfused-optimizer" in _rules(play)) is named
+
+
+@pytest.mark.parametrize("op", ["aten::zero_", "aten::fill_", "aten::_foreach_zero_"])
+def test_gradients_zeroed_by_hand_are_memsets_in_any_words(op):
+    def play(stage: Stage) -> None:
+        stage.kernel(PRODUCT, 100.0, op="aten::linear", shapes=[[64, 512], [512, 512]], dtypes=SINGLE)
+        if "foreach" in op:
+            stage.kernel("void at::native::multi_tensor_apply_kernel<ZeroFunctor>", 300.0, op=op, shapes=[SIZES])
+        else:
+            for size in SIZES:
+                stage.kernel("FillFunctor<float>", 20.0, op=op, shapes=[size, []])
+        _backward(stage, SIZES, added=True)
+        stage.kernel(PRODUCT, 100.0, op="aten::linear", shapes=[[64, 512], [512, 512]], dtypes=SINGLE)
+
+    assert "zero-grad" in _rules(play)
+
+
+@pytest.mark.parametrize(("size", "named"), [([1024, 2048], True), ([64, 2048], False)])
+def test_weights_cast_by_hand_are_told_from_what_a_layer_works_on(size, named):
+    def play(stage: Stage) -> None:
+        for _ in range(12):
+            with stage.span("aten::to", extra=_shapes(size)):
+                stage.kernel(CAST, 40.0, op="aten::copy_", shapes=[size, size, []], dtypes=["c10::BFloat16", "float"])
+            stage.kernel(PRODUCT, 30.0, op="aten::linear", shapes=[[64, 2048], [1024, 2048]], dtypes=HALF)
+
+    assert ("weight-casts" in _rules(play)) is named
+
+
+@pytest.mark.parametrize(("size", "named"), [([4096, 1024], True), ([512, 1024], False)])
+@pytest.mark.parametrize("memory", ["Pageable", "Pinned"])
+def test_weights_that_come_from_the_host_are_told_from_batches_that_do(size, named, memory):
+    def play(stage: Stage) -> None:
+        for _ in range(6):
+            with stage.span("aten::to", extra=_shapes(size)):
+                stage.copy(f"HtoD ({memory} -> Device)", 8_000_000, 900.0, waits=True)
+            stage.kernel(PRODUCT, 100.0, op="aten::linear", shapes=[[512, 1024], [4096, 1024]], dtypes=HALF)
+
+    assert ("weight-streaming" in _rules(play)) is named
+
+
+@pytest.mark.parametrize(("us", "named"), [(200.0, True), (20_000.0, False)])
+def test_a_table_of_many_rows_matters_where_its_update_is_much_of_the_step(us, named):
+    def play(stage: Stage) -> None:
+        stage.kernel("embedding_kernel", 10.0, op="aten::embedding", shapes=[[200_000, 256], [4096]])
+        stage.kernel(PRODUCT, us, op="aten::mm", shapes=[[4096, 256], [256, 256]], dtypes=SINGLE)
+        with stage.span("autograd::engine::evaluate_function: EmbeddingBackward0"), stage.span("EmbeddingBackward0"):
+            stage.kernel("FillFunctor<float>", 60.0, op="aten::zero_", shapes=[[200_000, 256]])
+            stage.kernel("compute_grad_weight", 20.0, op="aten::embedding_dense_backward", shapes=[[4096, 256]])
+        with stage.span("Optimizer.step#Adam.step", Kind.ANNOTATION):
+            stage.kernel("multi_tensor_apply_kernel<FusedAdamMathFunctor>", 400.0, op="aten::_fused_adam_")
+
+    assert ("dense-embedding-gradient" in _rules(play)) is named
