@@ -14,7 +14,7 @@ TABLE = 5e8
 """Values of a lookup table from which on its dense gradient matters; vocabularies of language models stay below."""
 ENTITIES, ENTITY_TABLE = 500_000, 1e8
 """Rows that no vocabulary of a language model has, and values from which on a table of so many rows matters."""
-MANY_ROWS, HELD_UP_FRAC = 100_000, 0.15
+MANY_ROWS, HELD_UP_FRAC = 160_000, 0.2
 """Rows of a table, and what its fused update takes of the step at least, from which on smaller ones matter as well."""
 LARGE_VOCAB = 8192
 WIDE_FRAC = 0.3
