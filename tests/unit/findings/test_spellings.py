@@ -203,3 +203,15 @@ def test_a_table_of_many_rows_matters_where_its_update_is_much_of_the_step(us, n
             stage.kernel("multi_tensor_apply_kernel<FusedAdamMathFunctor>", 400.0, op="aten::_fused_adam_")
 
     assert ("dense-embedding-gradient" in _rules(play)) is named
+
+
+@pytest.mark.parametrize(("size", "rule"), [([512, 1024], "exposed-copies"), ([8_000_000], "weight-streaming")])
+def test_batches_of_many_large_tensors_are_no_weights(size, rule):
+    def play(stage: Stage) -> None:
+        for _ in range(12):
+            with stage.span("aten::copy_", extra=_shapes(size)):
+                stage._launch("Memcpy HtoD (Pinned -> Device)", 900.0, 7, Kind.MEMCPY, "aten::copy_", 0, "",
+                              {"copy": "HtoD pinned", "bytes": 8_000_000}, "cudaMemcpyAsync")  # fmt: skip
+            stage.kernel(PRODUCT, 100.0, op="aten::linear", shapes=[[512, 1024], [4096, 1024]], dtypes=HALF)
+
+    assert _rules(play)[0] == rule

@@ -96,20 +96,22 @@ def _moved(scene: Scene, works: Index) -> Candidate:
     )  # fmt: skip
 
 
-def _are_called_with(scene: Scene, works: Index) -> Mask:
-    """Which copies to the device are of tensors that layers are called with as weights, and never as what they work on;
-    none unless several sizes or many of one are."""
+def _roles(scene: Scene, works: Index) -> tuple[Mask, Mask]:
+    """Which copies to the device are of tensors that layers are called with as weights and never as what they work on,
+    and which are of what they work on."""
     trace, shapes = scene.trace, scene.trace.optional("shapes")
     weights, worked_on = set[tuple[int, ...]](), set[tuple[int, ...]]()
-    spans = scene.host_spans(r"^aten::(linear|conv\dd)$", Kind.OP)
-    for word in np.unique(shapes[spans]).tolist():
+    spans = scene.host_spans(r"^aten::(linear|matmul|conv\dd)$", Kind.OP)
+    for name, word in set(zip(trace.name[spans].tolist(), shapes[spans].tolist(), strict=True)):
         given = [tuple(shape) for shape in parsed(trace.words[word])[:2] if is_shape(shape) and shape]
+        mixes = trace.words[name] == "aten::matmul" and [len(shape) for shape in given] != [3, 2]
         worked_on.update(given[:1])
-        weights.update(shape for shape in given[1:] if len(shape) >= 2)
+        weights.update(shape for shape in given[1:] if len(shape) >= 2 and not mixes)
+    weights -= worked_on
     ops = shaped_ops(trace, scene.rows[works])
     sizes = [first_shape(trace.words[int(shapes[op])]) if op >= 0 else () for op in ops.tolist()]
-    found = np.array([size in weights - worked_on for size in sizes], dtype=bool)
-    return found if found.sum() / scene.num_rounds >= FETCHED else np.zeros(len(works), dtype=bool)
+    called, given_to = (np.array([size in chosen for size in sizes], dtype=bool) for chosen in (weights, worked_on))
+    return called, given_to
 
 
 def _fetched_weights(scene: Scene, works: Index) -> Candidate:
@@ -143,16 +145,18 @@ def weight_streaming(scene: Scene) -> Candidate | None:
     moved = _bytes(scene, works)
     per_step_s, busy_s = scene.per_step_s(works), scene.per_step_s(np.arange(scene.program.num_works))
     large = moved > 1e6
+    called, given = _roles(scene, works)
     streamed = (
         per_step_s >= STREAMED_FRAC * scene.step_s * scene.num_devices
         and per_step_s >= 0.5 * busy_s
         and moved.sum() / scene.num_steps >= STREAMED_BYTES
     )
     if not streamed or scene.copies("htod", "pageable")[works].mean() > 0.5 or large.sum() / scene.num_rounds < LAYERS:
-        called = _are_called_with(scene, works)
         weights = works if moved[called].sum() > 0.5 * moved.sum() else works[called]
-        known = called.any() and _bytes(scene, weights).sum() / scene.num_steps >= FETCHED_BYTES
-        return _fetched_weights(scene, weights) if known else None
+        enough = called.sum() / scene.num_rounds >= FETCHED and moved[called].sum() / scene.num_steps >= FETCHED_BYTES
+        return _fetched_weights(scene, weights) if enough else None
+    if moved[given].sum() > 0.5 * moved.sum():  # batches of many tensors
+        return None
     rate, each = moved.sum() / max(1e-12, scene.work_s[works].sum()), scene.num_steps * scene.num_devices
     return Candidate(
         what=f"Weights are streamed over the host link: {moved.sum() / each / 1e9:.3g} GB a step and device at "
