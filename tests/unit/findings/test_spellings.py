@@ -215,3 +215,17 @@ def test_batches_of_many_large_tensors_are_no_weights(size, rule):
             stage.kernel(PRODUCT, 100.0, op="aten::linear", shapes=[[512, 1024], [4096, 1024]], dtypes=HALF)
 
     assert _rules(play)[0] == rule
+
+
+@pytest.mark.parametrize(("stops", "rule"), [((3, 17, 29, 41, 58), "host-contention"), ((59,), "host-code")])
+def test_a_thread_that_does_not_get_to_run_stops_at_other_places_each_time(stops, rule):
+    """Python beside the loop holds the lock for five milliseconds at a time; code in the loop has its place."""
+
+    def play(stage: Stage) -> None:
+        for i in range(60):
+            stage.kernel(PRODUCT, 40.0, op=("aten::mm", "aten::gelu")[i % 2], host_us=30.0)
+            if i in stops:
+                stage.work(5000.0)
+        stage.kernel(POINTWISE, 40.0, op="aten::sum", host_us=30.0)
+
+    assert _rules(play, rounds=3)[0] == rule

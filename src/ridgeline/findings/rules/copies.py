@@ -18,7 +18,9 @@ LINK_BYTES_PER_S = 12e9
 """Of an unknown host link: PCIe 3.0 x16, the slowest still in use."""
 LINK_FRAC = 0.85
 """Share of a host link's rate that large copies from pinned memory reach (55 of 64 GB/s on an H200)."""
-SMALL_BYTES, MANY = 1e6, 16
+SMALL_BYTES, MANY = 1e6, 32
+TINY_BYTES, MANY_TINY = 65536, 16
+"""Of copies that are all call and no transfer, fewer are many."""
 VALUE_BYTES = 4096
 """Less is a value that somebody reads, not data that is moved."""
 STREAMED_FRAC = 0.3
@@ -183,6 +185,8 @@ def small_copies(scene: Scene) -> Candidate | None:
     works = np.flatnonzero(scene.copies("htod"))
     works = works[_bytes(scene, works) < SMALL_BYTES]
     if len(works) / scene.num_rounds < MANY:
+        works = works[_bytes(scene, works) < TINY_BYTES]
+    if len(works) / scene.num_rounds < MANY_TINY:
         return None
     moved = _bytes(scene, works)
     best = np.clip(moved / _link_bytes_per_s(scene) / np.maximum(scene.work_s[works], 1e-12), 0.0, 1.0)

@@ -50,6 +50,9 @@ GIVES_BACK = ("cudaFree", "hipFree", "cuMemUnmap", "cuMemRelease", "cuMemFree", 
 GIVEN_FRAC = 0.1
 """Of the calls that take memory: all of them in four recordings of emptied caches. One that only takes has not yet
 grown to its size, which passes by itself (95 and 16 calls in two programs that were well)."""
+ADDED_PASSES = 4
+STOPPED_FRAC = 0.1
+"""Of the step, from which on stops between ops alone are told."""
 MERGED_FRAC = 0.5
 """Of the memory: two batches at once need about twice what is held at the peak."""
 
@@ -341,10 +344,10 @@ def micro_batches(scene: Scene) -> Candidate | None:
     kernels = np.flatnonzero(scene.work_kind == int(Kind.KERNEL))
     if not len(kernels):
         return None
-    adds_up = passes >= MANY_PASSES and _adds_up(scene, passes)
+    adds_up = passes >= ADDED_PASSES and _adds_up(scene, passes)
     if not adds_up:
         passes = passes_over_samples(scene) if passes <= 1.0 else 0.0
-    if passes < MANY_PASSES:
+    if passes < (ADDED_PASSES if adds_up else MANY_PASSES):
         return None
     if (scene.memory_frac or 0.0) > MERGED_FRAC:  # a larger batch does not fit
         return None
@@ -415,21 +418,24 @@ def small_batch(scene: Scene) -> Candidate | None:
     )
 
 
-@rule("host-contention", version=4, order=70)
+@rule("host-contention", version=5, order=70)
 def host_contention(scene: Scene) -> Candidate | None:
     """The same op now and then takes many times its usual host time: the thread was not running. Between ops it was not
     running either: long gaps go along."""
     stalls, excess_s = scene.stalls(_of_launching(scene))
-    if scene.frac(excess_s / scene.num_steps) < 0.05 or not scene.lasts(stalls):
+    few = scene.frac(excess_s / scene.num_steps) < 0.05 or not scene.lasts(stalls)
+    if few and scene.frac(scene.stopped_s / scene.num_steps) < STOPPED_FRAC:
         return None
     time = joined(scene.time_of(stalls), scene.elsewhere)
     kept = 1.0 - min(0.95, (excess_s + scene.elsewhere.total / 1e9) / max(1e-12, time.total / 1e9))
     return Candidate(
-        what=f"{len(stalls) / scene.num_steps:.3g} host calls a step take over ten times their usual time",
+        what=f"{len(stalls) / scene.num_steps:.3g} host calls a step take over ten times their usual time"
+        if not few
+        else f"{scene.stopped_s / scene.num_steps * 1e3:.3g} ms a step pass between ops that usually follow at once",
         cause="CPU contention: the launching thread is descheduled (too few cores, oversubscribed threads, wrong "
-        "NUMA node)",
+        "NUMA node, or another thread of the process that holds Python's lock)",
         change="taskset/numactl the process to the cores of the GPU's NUMA node; OMP_NUM_THREADS and loader "
-        "workers within them",
+        "workers within them; Python that works beside the loop in a process of its own",
         where=Where(op=scene.where_host(stalls).op),
         cure=Cure(host=time, host_best=kept, host_worst=min(1.0, kept + 0.5)),
         evidence=scene.host_evidence(stalls),

@@ -34,6 +34,8 @@ TENSOR_BYTES = 1024
 BUSY_S = 300e-6
 """No launch takes this long: the host does something with what it has read."""
 FETCHED_BYTES = 1e6
+TEXT_S_PER_BYTE = 1e-7
+"""Of formatting, at least (7e-7 for a table of floats that numpy prints); numpy computes ten times as fast."""
 FETCHED = 4.0
 """Times as long as what the host does with it: then fetching a tensor is what costs (15 on an H200 where 50 MB were
 fetched and looked at, at most 1.1 where something was worked out of them)."""
@@ -181,12 +183,18 @@ def _fetched(scene: Scene) -> list[Wait]:
     return [wait for wait in scene.waits if _is_copy_back(wait) and wait.num_bytes >= TENSOR_BYTES]
 
 
+def _is_written(scene: Scene, wait: Wait) -> bool:
+    """Whether what follows a fetch takes as long as making text of it does."""
+    call = scene.next_launch(wait.call)
+    return call is not None and float(scene.wiring.program.gap_s[call]) >= TEXT_S_PER_BYTE * wait.num_bytes
+
+
 def _shown(scene: Scene) -> list[Wait]:
-    """Fetches of tables, pictures and histograms: small, and nothing goes back to the device in the same round. Of 11
+    """Fetches of tables that are made text of: small, and nothing goes back to the device in the same round. Of 11
     tensors that were worked on at the host ten came back, and the other one was 8 MB (H200)."""
     returns = np.sort(scene.launch_ns[scene.copies("htod")])
     ends = np.append(np.asarray(scene.window.marks_ns, dtype=np.int64), scene.window.end_ns)
-    found = [wait for wait in _fetched(scene) if wait.num_bytes < FETCHED_BYTES and not _is_upload(wait)]
+    found = [wait for wait in _fetched(scene) if wait.num_bytes < FETCHED_BYTES and _is_written(scene, wait)]
     after = np.array([scene.end_ns[wait.row] for wait in found], dtype=np.int64)
     until = ends[np.minimum(np.searchsorted(ends, after, side="right"), len(ends) - 1)]
     back = np.searchsorted(returns, until) > np.searchsorted(returns, after)
