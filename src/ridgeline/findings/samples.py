@@ -27,8 +27,10 @@ ALIKE, MOSTLY, COVERED = 0.25, 0.75, 0.5
 """Passes differ by so much, so many of them do not differ by more, and of the kernels outside of backward passes so
 many are theirs."""
 LOOKUPS = frozenset({"aten::embedding"})
-MAKES_WORDS = r"^aten::(argmax|multinomial|topk|where|scatter_?|index_put_|masked_fill_?|randint|bernoulli_?)$"
-"""What turns the answer of a pass into the words of the next one."""
+CHOOSES, CHOICES = r"^aten::(argmax|multinomial|topk|sort|max)$", 1000
+"""What turns the answer of a pass into the words of the next one, out of so many at least: labels are fewer."""
+CHANGES = r"^aten::(where|scatter_?|index_put_|masked_fill_?)$"
+"""What changes words, where it is given texts; masks of scores have more dims."""
 LAYS_OUT = r"^aten::(to|_to_copy|contiguous|detach|copy_|view|reshape|lift_fresh|pin_memory)$"
 Shape = tuple[int, ...]
 
@@ -97,7 +99,11 @@ def _lone(scene: Scene, calls: Index, given: Sequence[tuple[str, tuple[Shape, ..
             lone[name, shapes[0]].append(int(scene.start_ns[row]))
         elif not moved:
             touched.update(shapes)
-    makes_words = int(scene.words_like(MAKES_WORDS)[names].sum())
+    chooses, changes = scene.words_like(CHOOSES)[names].tolist(), scene.words_like(CHANGES)[names].tolist()
+    makes_words = sum(
+        bool(shapes) and ((choose and shapes[0][-1] >= CHOICES) or (change and len(shapes[0]) <= 2))
+        for (_, shapes), choose, change in zip(given, chooses, changes, strict=True)
+    )
     grows = np.diff([length for _, length in texts])
     if 2 * makes_words < len(texts) and not (len(grows) and (grows == 1).mean() > 0.5):
         yield [start for start, _ in texts]

@@ -229,3 +229,18 @@ def test_a_thread_that_does_not_get_to_run_stops_at_other_places_each_time(stops
         stage.kernel(POINTWISE, 40.0, op="aten::sum", host_us=30.0)
 
     assert _rules(play, rounds=3)[0] == rule
+
+
+@pytest.mark.parametrize(("scores", "named"), [([64, 2048, 2048], True), ([64, 2048, 512], False)])
+def test_a_softmax_written_out_is_attention_where_it_is_over_scores(scores, named):
+    def play(stage: Stage) -> None:
+        for _ in range(4):
+            stage.kernel(PRODUCT, 200.0, op="aten::bmm", shapes=[[64, 2048, 64], [64, 64, 2048]], dtypes=HALF)
+            stage.kernel("reduce_kernel<512, MaxOps>", 150.0, op="aten::amax", shapes=[scores])
+            stage.kernel(POINTWISE, 200.0, op="aten::sub", shapes=[scores, [64, 2048, 1]], dtypes=HALF)
+            stage.kernel(POINTWISE, 200.0, op="aten::exp", shapes=[scores], dtypes=HALF)
+            stage.kernel("reduce_kernel<512, SumOps>", 150.0, op="aten::sum", shapes=[scores])
+            stage.kernel(POINTWISE, 200.0, op="aten::div", shapes=[scores, [64, 2048, 1]], dtypes=HALF)
+            stage.kernel(PRODUCT, 200.0, op="aten::bmm", shapes=[[64, 2048, 2048], [64, 2048, 64]], dtypes=HALF)
+
+    assert (_rules(play)[0] == "unfused-attention") is named

@@ -14,6 +14,8 @@ from ridgeline.findings.scene import BACKWARD, SURE_FRAC, Candidate, Scene
 from ridgeline.findings.shapes import dtype_named, first_dtype, first_shape, is_shape, parsed, product_of, shaped_ops
 from ridgeline.trace.kind import Kind
 
+EXPONENTIAL = ("aten::exp", "aten::exp_", "aten::mul")
+"""The op that makes a softmax, and the one in its gradient."""
 AROUND = 8
 """Kernels between a product and the softmax that still belong to the same attention: scale, mask, dropout, casts."""
 BATCHED = frozenset({"aten::bmm", "aten::baddbmm", "aten::matmul", "aten::einsum"})
@@ -64,10 +66,11 @@ def _runs(mask: Mask, stream: Index) -> tuple[Index, Index]:
     return starts, ends
 
 
-@rule("unfused-attention", version=6, order=41)
+@rule("unfused-attention", version=7, order=41)
 def unfused_attention(scene: Scene) -> Candidate | None:
     order = np.lexsort((scene.base.work_start_s, scene.program.stream))
-    product, softmax = scene.family("gemm")[order], (scene.family("softmax") & ~scene.named(ACROSS))[order]
+    by_hand = _exponentials(scene)
+    product, softmax = scene.family("gemm")[order], ((scene.family("softmax") & ~scene.named(ACROSS)) | by_hand)[order]
     batched, wide = _may_be_batched(scene)[order], _wide_heads(scene)[order]
     sizes = _sizes(scene, np.flatnonzero(product | softmax), order)
     light = (scene.family(*LIGHT, "softmax", "index") | scene.is_on_device_copy)[order]
@@ -77,6 +80,8 @@ def unfused_attention(scene: Scene) -> Candidate | None:
         before, after = _reach(product, light, at, -1), _reach(product, light, at, +1)
         if before is None or after is None or wide[before] or not (batched[before] and batched[after]):
             continue
+        if by_hand[order[at]] and not all(map(sizes.get, (at, before, after))):
+            continue
         if _are_scores(sizes[at], sizes[before], sizes[after]):
             first, last = _further(product, before, -1), _further(product, after, +1)
             chosen[_along(copied, first, -1) : _along(copied, last, +1) + 1] = True
@@ -85,7 +90,7 @@ def unfused_attention(scene: Scene) -> Candidate | None:
     if not len(works) or not _is_batched(scene, works):
         return None
     num = int(softmax[chosen].sum())
-    forward = works[(scene.family("softmax") & ~scene.named(r"backward"))[works]]
+    forward = works[((scene.family("softmax") & ~scene.named(r"backward")) | (by_hand & ~scene.under(BACKWARD)))[works]]
     if not len(forward) or _are_read_by_others(scene, works, forward):
         return None
     worst = 1.0 if _is_fp32(scene, works[scene.family("gemm")[works]]) else 0.35  # its fused kernels are slow ones
@@ -108,8 +113,15 @@ def _sizes(scene: Scene, places: Index, order: Index) -> dict[int, tuple[int, ..
     ops, found = shaped_ops(trace, scene.rows[order[places]]), dict[int, tuple[int, ...]]()
     for place, op in zip(places.tolist(), ops.tolist(), strict=True):
         name, word = (trace.words[int(trace.name[op])], trace.words[int(shapes[op])]) if op >= 0 else ("", "")
-        found[place] = product_of(name, word) or (first_shape(word) if "softmax" in name else ())
+        scores = "softmax" in name or name in EXPONENTIAL
+        found[place] = product_of(name, word) or (first_shape(word) if scores else ())
     return found
+
+
+def _exponentials(scene: Scene) -> Mask:
+    """Kernels of ``exp`` over scores, and of its gradient: a softmax that somebody wrote out."""
+    forward = scene.named(r"^aten::exp_?$", "op") & ~scene.under(BACKWARD)
+    return np.asarray((forward | scene.under(r"^ExpBackward\d*$")) & scene.family("pointwise"), dtype=bool)
 
 
 def _are_scores(softmax: tuple[int, ...], before: tuple[int, ...], after: tuple[int, ...]) -> bool:

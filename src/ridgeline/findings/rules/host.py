@@ -235,7 +235,7 @@ def graph_breaks(scene: Scene) -> Candidate | None:
         cure=Cure(
             host=scene.time_of(top),
             host_best=0.1,
-            host_worst=0.7,
+            host_worst=0.7 if int(resumed.sum()) >= 2 * scene.num_rounds else 1.0,  # one break costs what it costs
             works=works,
             keep_best=0.0,
             keep_worst=0.9,

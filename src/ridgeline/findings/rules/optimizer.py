@@ -9,6 +9,7 @@ from ridgeline.findings.replay import Index, Mask
 from ridgeline.findings.rule import rule
 from ridgeline.findings.scene import BACKWARD, Candidate, Scene
 from ridgeline.findings.shapes import parsed
+from ridgeline.trace.intervals import Intervals, union
 from ridgeline.trace.kind import Kind
 
 MANY = 32
@@ -18,6 +19,7 @@ FEW_PASSES = 3
 HAS_FUSED = r"^Optimizer\.step#(Adam|AdamW|SGD|Adagrad)\.step|^Optimizer\.step$"
 UPDATES = r"^aten::(add|sub|mul|div|addcmul|addcdiv|lerp|copy|sqrt|sign|square|pow|rsub|neg|clamp|maximum)_?$"
 FORWARD = r"^aten::(linear|matmul|addmm|mm|bmm|conv\w*|embedding|layer_norm|batch_norm)$"
+BETWEEN_NS = 100_000
 COVERED_FRAC = 0.8
 """Of the sizes that gradients have, those that an update by hand writes over."""
 FUSED = "torch.optim.AdamW(…, fused=True) (SGD and Adam have it too); foreach=True where fused is missing"
@@ -29,8 +31,9 @@ COMPILED = "torch._foreach_… over lists of weights, or torch.compile(optimizer
 def unfused_optimizer(scene: Scene) -> Candidate | None:
     """Updates tensor by tensor, or pass by pass over all of them."""
     spans = scene.host_spans(r"^Optimizer\.step", Kind.ANNOTATION, Kind.OP)
-    spans = spans[~_has_no_fused_form(scene, spans)] if len(spans) else _updated_by_hand(scene)
-    time = scene.time_of(spans)
+    by_hand = not len(spans)
+    spans = _updated_by_hand(scene) if by_hand else spans[~_has_no_fused_form(scene, spans)]
+    time = _in_a_row(scene, spans) if by_hand else scene.time_of(spans)
     works = np.flatnonzero(scene.launched_in(time) & ~scene.family("optimizer", "communication", "fused"))
     if not len(works) or len(works) / scene.num_rounds < MANY:
         return None
@@ -82,6 +85,14 @@ def _updated_by_hand(scene: Scene) -> Index:
     written = scene.words_like(r"[a-z]_$")[trace.name[ops]]
     covered = {_first_size(scene, row) for row in ops[written].tolist()}
     return ops if len(covered) >= COVERED_FRAC * len(sizes) else ops[:0]
+
+
+def _in_a_row(scene: Scene, ops: Index) -> Intervals:
+    """The time of ops that follow each other, with the Python between them."""
+    ops = ops[np.argsort(scene.start_ns[ops], kind="stable")]
+    start, end = scene.start_ns[ops], scene.end_ns[ops]
+    following = np.append(start[1:], end[-1:])
+    return union(start, np.where(following - end < BETWEEN_NS, np.maximum(end, following), end))
 
 
 def _has_no_fused_form(scene: Scene, spans: Index) -> Mask:
