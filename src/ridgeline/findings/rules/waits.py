@@ -11,6 +11,7 @@ from ridgeline.findings.finding import Where
 from ridgeline.findings.replay import Index
 from ridgeline.findings.rule import rule
 from ridgeline.findings.scene import FACTORED, Candidate, Scene, Wait
+from ridgeline.findings.shapes import first_dtype
 from ridgeline.trace.intervals import Intervals, covered_within, difference, union
 from ridgeline.trace.kind import Kind
 
@@ -46,7 +47,7 @@ WATCHES = (
 """Ops that make a value or two of a tensor in order to look at it."""
 MADE = 8
 """Kernels before a read that may have made what is read."""
-WHOLE_BYTES = 8
+WHOLE, WHOLE_BYTES = ("int64", "int32", "uint8", "bool"), 8
 """Of a whole number: sizes and counts are read to go on with (what to send to whom, how many rows there are), and what
 is written down is a loss in two or four."""
 WRITTEN_S = 150e-6
@@ -103,7 +104,7 @@ def logging(scene: Scene) -> Candidate | None:
         if _is_read(wait) and wait.num_bytes < TENSOR_BYTES and not (_is_upload(wait) or QUESTION in wait.names)
     ]
     scalars = [wait for wait in scalars if not _reads_by_itself(scene, _outermost(scene, wait))]
-    scalars = [wait for wait in scalars if not wait.num_bytes or wait.num_bytes % WHOLE_BYTES]
+    scalars = [wait for wait in scalars if not _are_whole(scene, wait)]
     launching = scene.time_of(
         np.union1d(scene.of_kind(Kind.OP), scene.host_spans(r"^Optimizer\.", Kind.ANNOTATION, Kind.OP))
     )
@@ -164,6 +165,14 @@ def host_round_trip(scene: Scene) -> Candidate | None:
         evidence=scene.host_evidence(_rows(waits)),
         spans=tuple(_rows(waits)[:200].tolist()),
     )
+
+
+def _are_whole(scene: Scene, wait: Wait) -> bool:
+    """Whether whole numbers are read, by what their op was given, else by their bytes."""
+    dtypes, words = scene.trace.optional("dtypes"), scene.trace.words
+    given = (first_dtype(words[int(dtypes[row])]) for row in scene.trace.path(wait.row))
+    kind = next((found for found in given if found), "")
+    return kind in WHOLE if kind else wait.num_bytes > 0 and wait.num_bytes % WHOLE_BYTES == 0
 
 
 def _answered(scene: Scene, wait: Wait) -> bool:
