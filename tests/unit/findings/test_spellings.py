@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 
 import pytest
-from stage import Stage, rules_of
+from stage import Stage, healthy, rules_of
 
 from ridgeline.trace import Kind
 
@@ -244,3 +244,17 @@ def test_a_softmax_written_out_is_attention_where_it_is_over_scores(scores, name
             stage.kernel(PRODUCT, 200.0, op="aten::bmm", shapes=[[64, 2048, 2048], [64, 2048, 64]], dtypes=HALF)
 
     assert (_rules(play)[0] == "unfused-attention") is named
+
+
+@pytest.mark.parametrize(
+    ("argument", "share", "named"),
+    [("Encoder.attention_mask", 0.25, True), ("Encoder.attention_mask", 0.75, False),
+     ("TransformerEncoder.src_key_padding_mask", 0.75, True), ("TransformerEncoder.src_key_padding_mask", 0.2, False)],
+)  # fmt: skip
+def test_a_mask_of_padding_says_what_is_not_real(argument, share, named):
+    stage = Stage()
+    stage.facts = {"padding": [{"argument": argument, "real_frac": share}]}
+    for _ in range(2):
+        with stage.step():
+            healthy(stage, 10)
+    assert ("padding" in rules_of(stage.findings())) is named
