@@ -17,6 +17,8 @@ LATER_FRAC, LATER_STEP_FRAC = 0.1, 0.03
 of the step."""
 LEAST_SHARE = 0.25
 MAX_FINDINGS = 12
+GENERAL = ("launch-bound", "host-code")
+"""Rules that say the host is too slow, where no other knows why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,14 +123,17 @@ def _fitted(made: list[Finding], step_ms: float) -> list[Finding]:
 
 
 def _widened(made: list[Finding], step_ms: float) -> list[Finding]:
-    """Upper ends moved by what gains were seen past them, as far as the step has room left, the first finding first."""
-    room_ms, wider = max(0.0, step_ms - sum(finding.high_ms for finding in made)), list[Finding]()
-    for finding in made:
-        more_ms = min(room_ms, at_best(finding.rule) * finding.high_ms)
-        high_ms = finding.high_ms + more_ms
-        wider.append(replace(finding, high_ms=high_ms, later_ms=max(high_ms, finding.later_ms)))
-        room_ms -= more_ms
-    return wider
+    """Upper ends moved by what gains were seen past them, as far as the step has room left: of what has a cause of its
+    own before what says that the host is slow, and the first finding first."""
+    room_ms, more_ms = max(0.0, step_ms - sum(finding.high_ms for finding in made)), dict[int, float]()
+    for i in sorted(range(len(made)), key=lambda i: (made[i].rule in GENERAL, i)):
+        more_ms[i] = min(room_ms, at_best(made[i].rule) * made[i].high_ms)
+        room_ms -= more_ms[i]
+    ends_ms = [finding.high_ms + more_ms[i] for i, finding in enumerate(made)]
+    return [
+        replace(finding, high_ms=high_ms, later_ms=max(high_ms, finding.later_ms))
+        for finding, high_ms in zip(made, ends_ms, strict=True)
+    ]
 
 
 def _capped(finding: Finding, share: float) -> Finding:
