@@ -50,7 +50,6 @@ GIVES_BACK = ("cudaFree", "hipFree", "cuMemUnmap", "cuMemRelease", "cuMemFree", 
 GIVEN_FRAC = 0.1
 """Of the calls that take memory: all of them in four recordings of emptied caches. One that only takes has not yet
 grown to its size, which passes by itself (95 and 16 calls in two programs that were well)."""
-ADDED_PASSES = 4
 STOPPED_FRAC = 0.1
 """Of the step, from which on stops between ops alone are told."""
 MERGED_FRAC = 0.5
@@ -344,10 +343,10 @@ def micro_batches(scene: Scene) -> Candidate | None:
     kernels = np.flatnonzero(scene.work_kind == int(Kind.KERNEL))
     if not len(kernels):
         return None
-    adds_up = passes >= ADDED_PASSES and _adds_up(scene, passes)
+    adds_up = passes >= MANY_PASSES and _adds_up(scene, passes)
     if not adds_up:
         passes = passes_over_samples(scene) if passes <= 1.0 else 0.0
-    if passes < (ADDED_PASSES if adds_up else MANY_PASSES):
+    if passes < MANY_PASSES:
         return None
     if (scene.memory_frac or 0.0) > MERGED_FRAC:  # a larger batch does not fit
         return None
