@@ -13,7 +13,7 @@ from ridgeline.findings.scene import BACKWARD, Scene
 from ridgeline.findings.shapes import is_shape, parsed
 from ridgeline.trace.kind import Kind
 
-MANY_PASSES = 6
+MANY_PASSES, MANY_CALLS = 6, 200_000
 CUTS = frozenset(
     f"aten::{name}" for name in ("split", "split_with_sizes", "chunk", "tensor_split", "unbind", "slice", "narrow")
 )
@@ -42,6 +42,8 @@ def passes_over_samples(scene: Scene) -> float:
     if "shapes" not in scene.trace.extra:
         return 0.0
     calls = _calls(scene)
+    if len(calls) > MANY_CALLS:
+        return 0.0
     given = [(scene.trace.words[int(scene.trace.name[row])], _tensors(scene, row)) for row in calls.tolist()]
     series = (*_series(scene, calls, given), *_lone(scene, calls, given))
     return max((_num_passes(scene, starts) for starts in series), default=0) / scene.num_rounds

@@ -341,17 +341,15 @@ def micro_batches(scene: Scene) -> Candidate | None:
     times a step."""
     passes = scene.passes_a_step
     kernels = np.flatnonzero(scene.work_kind == int(Kind.KERNEL))
-    if not len(kernels):
+    busy_s = scene.per_step_s(kernels)
+    if not len(kernels) or busy_s > 0.7 * scene.step_s:
+        return None
+    if (scene.memory_frac or 0.0) > MERGED_FRAC:  # a larger batch does not fit
         return None
     adds_up = passes >= MANY_PASSES and _adds_up(scene, passes)
     if not adds_up:
         passes = passes_over_samples(scene) if passes <= 1.0 else 0.0
     if passes < MANY_PASSES:
-        return None
-    if (scene.memory_frac or 0.0) > MERGED_FRAC:  # a larger batch does not fit
-        return None
-    busy_s = scene.per_step_s(kernels)
-    if busy_s > 0.7 * scene.step_s:
         return None
     once = 1.0 / passes
     return Candidate(
