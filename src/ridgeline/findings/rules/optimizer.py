@@ -84,7 +84,7 @@ def _updated_by_hand(scene: Scene) -> Index:
     ops = ops[(last >= 0) & ~between & np.array([_first_size(scene, row) in sizes for row in ops.tolist()], dtype=bool)]
     written = scene.words_like(r"[a-z]_$")[trace.name[ops]]
     covered = {_first_size(scene, row) for row in ops[written].tolist()}
-    return ops if len(covered) >= COVERED_FRAC * len(sizes) else ops[:0]
+    return np.asarray(ops if len(covered) >= COVERED_FRAC * len(sizes) else ops[:0], dtype=np.int64)
 
 
 def _in_a_row(scene: Scene, ops: Index) -> Intervals:
