@@ -93,12 +93,12 @@ def beats_filtered_in_the_loop(s: Setting, fixed: bool) -> Program:
 @case("host code", "parse all lines once, before the loop", **TRIED | {"steps": 7})
 def visits_parsed_by_a_generator(s: Setting, fixed: bool) -> Program:
     """Visits to a shop as lines of JSON, parsed by a generator that the loop goes through."""
-    each, long = s.pick(256, 2), s.pick(40, 3)
-    lines = nets.visits(s.pick(4 * 256, 4), long)
+    each, long = s.pick(64, 2), s.pick(32, 3)
+    lines = nets.visits(s.pick(6 * 64, 4), long)
     parts = [lines[i : i + each] for i in range(0, len(lines), each)]
     known = [tuple(s.pinned(part) for part in nets.parsed(lines)) for lines in parts] if fixed else []
     feed: Iterator[Any] = itertools.cycle(known) if fixed else map(nets.parsed, itertools.cycle(parts))
-    model = s.place(lambda: nets.Visits(50_000, s.pick(512, 16), s.pick(8, 2), s.pick(4, 1)))
+    model = s.place(lambda: nets.Visits(50_000, s.pick(1024, 16), s.pick(16, 2), s.pick(8, 1)))
 
     def loss() -> Tensor:
         goods, about = (part.to(s.device, non_blocking=True) for part in next(feed))
@@ -129,7 +129,7 @@ def scans_unpacked_on_one_core(s: Setting, fixed: bool) -> Program:
 @case("cpu contention", "workers in processes of their own, in place of a thread", **ONE | {"warmup": 6, "steps": 14})
 def batches_made_by_a_thread(s: Setting, fixed: bool) -> Program:
     """Noisy texts made ahead by a thread of the same process, word by word: it and the loop take turns."""
-    rows, long, words = s.pick(64, 2), s.pick(96, 4), s.pick(16_000, 64)
+    rows, long, words = s.pick(96, 2), s.pick(96, 4), s.pick(16_000, 64)
     model = s.place(lambda: nets.Words(words, s.pick(512, 16), s.pick(8, 2), s.pick(6, 1), long))
     texts = nets.Noised(rows, long, words)
     loader = torch.utils.data.DataLoader(texts, None, num_workers=s.pick(6, 1), persistent_workers=True)
@@ -717,7 +717,7 @@ def pictures_compiled_for_every_size(s: Setting, fixed: bool) -> Program:
     torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = 256
     high, wide, turns = s.pick(512, 8), s.pick(1024, 8), itertools.count(1)
     shot = torch.rand(s.pick(32, 2), 3, high, s.pick(512, 16) + 8 * 64, device=s.device)
-    weights = [_bf16(s, wide, wide) * wide**-0.5 for _ in range(s.pick(12, 2))]
+    weights = [_bf16(s, wide, wide) * wide**-0.5 for _ in range(s.pick(48, 2))]
     even = torch.compile(nets.evened, backend=compiler(s), dynamic=fixed)
 
     @torch.no_grad()
