@@ -236,7 +236,7 @@ NINETEENTH_REST = (
 """What programs of it and of suites before may be told or were told, done."""
 TWENTIETH = (
     "visits_parsed_by_a_generator pictures_uploaded_as_they_come features_fetched_in_line "
-    "molecules_moved_piece_by_piece nearness_asked_of_every_batch passes_timed_one_by_one histograms_of_every_norm "
+    "molecules_moved_piece_by_piece nearness_asked_of_every_batch words_timed_one_by_one histograms_of_every_norm "
     "priorities_kept_in_numpy samples_spoken_one_by_one anchors_summed_weight_by_weight students_taught_four_by_four "
     "belief_weight_by_weight frames_drawn_then_emptied episodes_then_collected rays_in_fp32 boards_channels_first "
     "sounds_attend_as_first_published points_joined_to_every_layer partition_squared_in_fp32 speakers_indexed "
