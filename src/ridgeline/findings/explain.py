@@ -109,7 +109,9 @@ def _surely_ms(scene: Scene, found: _Weighed, finding: Finding) -> float:
 
 
 def _fitted(made: list[Finding], step_ms: float) -> list[Finding]:
-    """Findings that together promise at most this step: what exceeds it is taken from all but the first alike."""
+    """Findings that together promise at most this step: what exceeds it is taken from what says that the host is slow,
+    which is the rest of what has a cause of its own, and then from all but the first alike."""
+    made = _rest_capped(made, step_ms)
     total_ms = sum(finding.high_ms for finding in made)
     if total_ms <= step_ms or len(made) < 2:
         return made
@@ -120,6 +122,18 @@ def _fitted(made: list[Finding], step_ms: float) -> list[Finding]:
         left_ms = step_ms - share * (total_ms - first.high_ms)
         first = _capped(first, left_ms / first.high_ms)
     return [first, *(_capped(finding, share) for finding in rest)]
+
+
+def _rest_capped(made: list[Finding], step_ms: float) -> list[Finding]:
+    """What says that the host is slow, cut down to what others leave of the step, but not below what is sure of it."""
+    over_ms = max(0.0, sum(finding.high_ms for finding in made) - step_ms)
+    kept = list[Finding]()
+    for finding in made:
+        least_ms = max(finding.expected_ms, LEAST_SHARE * finding.high_ms)
+        cut_ms = min(over_ms, max(0.0, finding.high_ms - least_ms)) if finding.rule in GENERAL else 0.0
+        kept.append(_capped(finding, 1.0 - cut_ms / finding.high_ms) if cut_ms else finding)
+        over_ms -= cut_ms
+    return kept
 
 
 def _widened(made: list[Finding], step_ms: float) -> list[Finding]:
@@ -149,7 +163,8 @@ def _finding(scene: Scene, found: _Weighed, in_turn_s: float) -> Finding:
     step_s = scene.unrecorded_step_s
     most_s = min(scene.longest_step_s, scene.most_s(found.candidate.cure))
     best_s = min(trusted.high * found.best_s * scene.pace, most_s)
-    worst_s = min(best_s, trusted.low * found.worst_s * scene.pace)
+    held_frac = best_s / max(1e-12, trusted.high * found.best_s * scene.pace)  # a replay beyond what there is to be had
+    worst_s = min(best_s, held_frac * trusted.low * found.worst_s * scene.pace)
     noise_s = min(scene.noise_s, max(best_s, UNMEASURED_FRAC * step_s))
     more = slack(found.rule.name)
     high_s = min(scene.longest_step_s, (1.0 + more) * best_s + noise_s)

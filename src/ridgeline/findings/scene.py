@@ -767,6 +767,15 @@ class Scene:
             between &= np.diff(np.searchsorted(forward, starts)) > 0
         return 1 + int(between.sum())
 
+    @cached_property
+    def num_turns(self) -> int:
+        """How often a forward pass is followed by a backward one, whatever its loss is made of."""
+        nodes = self.host_spans(r"^autograd::engine::evaluate_function", Kind.OP)
+        calls = self.host_spans(FORWARD_OPS, Kind.OP)
+        forward = np.sort(self.start_ns[calls[~self.spans_under(calls, BACKWARD)]])
+        before = np.unique(np.searchsorted(forward, self.start_ns[nodes]))
+        return int((before > 0).sum())
+
     @property
     def passes_a_step(self) -> float:
         """Backward passes of an optimizer step, also where nobody marked the steps of a recording."""

@@ -258,3 +258,51 @@ def test_a_mask_of_padding_says_what_is_not_real(argument, share, named):
         with stage.step():
             healthy(stage, 10)
     assert ("padding" in rules_of(stage.findings())) is named
+
+
+def test_batches_whose_loss_is_written_out_are_counted_by_their_turns():
+    """A loss over soft targets has no node of its own."""
+
+    def play(stage: Stage) -> None:
+        for _ in range(8):
+            _layers(stage, [4, 400])
+            for _ in range(4):
+                with stage.span("autograd::engine::evaluate_function: LogSoftmaxBackward0"):
+                    stage.kernel(PRODUCT, 3.0, op="aten::mm", host_us=40.0)
+            for size in SIZES[:4]:
+                stage.kernel(POINTWISE, 3.0, op="aten::add_", shapes=[size, size, []],
+                             around="autograd::engine::evaluate_function: torch::autograd::AccumulateGrad")  # fmt: skip
+
+    assert _rules(play)[0] == "micro-batches"
+
+
+@pytest.mark.parametrize(("around", "named"), [("CumprodBackward0", False), ("PowBackward0", True)])
+def test_what_a_gradient_reads_by_itself_nobody_can_leave_where_it_is(around, named):
+    def play(stage: Stage) -> None:
+        for _ in range(3):
+            healthy(stage, 3, 60.0)
+            with stage.span(f"autograd::engine::evaluate_function: {around}"), stage.span("aten::item"):
+                stage.copy("DtoH (Device -> Pageable)", 1, 2.0, waits=True)
+            stage.work(100.0)
+
+    assert ("value-read" in _rules(play)) is named
+
+
+def test_what_has_a_cause_of_its_own_is_not_cut_for_a_slow_host():
+    """Seven of 16 ms were to be had from a round trip of which 2 were promised, behind 12 of a slow host."""
+
+    def play(stage: Stage) -> None:
+        for _ in range(4):
+            for _ in range(60):
+                stage.kernel(PRODUCT, 5.0, op="aten::linear", host_us=60.0)
+            stage.copy("DtoH (Device -> Pageable)", 8192, 3.0, waits=True)
+            stage.work(2000.0)
+            stage.copy("HtoD (Pageable -> Device)", 8192, 3.0, waits=True)
+
+    stage = Stage()
+    for _ in range(3):
+        with stage.step():
+            play(stage)
+    found = {finding.rule: finding for finding in stage.findings()}
+    assert found["host-round-trip"].low_ms < 8.0 < found["host-round-trip"].high_ms
+    assert sum(finding.high_ms for finding in found.values()) <= stage.now_s / 3 * 1e3 * 1.01

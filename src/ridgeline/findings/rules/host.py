@@ -335,11 +335,11 @@ def _has_stack(scene: Scene) -> bool:
     return bool((scene.trace.kind == int(Kind.PYTHON)).any())
 
 
-@rule("micro-batches", version=5, order=17)
+@rule("micro-batches", version=6, order=17)
 def micro_batches(scene: Scene) -> Candidate | None:
     """Gradients accumulated over batches too small for the device, or samples one by one: the same few kernels, many
     times a step."""
-    passes = scene.passes_a_step
+    passes = scene.passes_a_step or scene.num_turns / scene.num_rounds  # a loss may be written out
     kernels = np.flatnonzero(scene.work_kind == int(Kind.KERNEL))
     busy_s = scene.per_step_s(kernels)
     if not len(kernels) or busy_s > 0.7 * scene.step_s:

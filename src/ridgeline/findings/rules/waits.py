@@ -62,7 +62,7 @@ ASKED_FRAC = 0.05
 taken away on an H200, and brought 0.21 ± 0.32 of 16.8 ms, 1.03 ± 0.98 of 30.6, 0.36 ± 0.90 of 83 and 0.15 ± 0.52 of
 8.3, where up to 4 % of the step were promised at worst."""
 NO_OP = -1
-OWN_READS = FACTORED + r"|^torchvision::|_ctc_loss$|^aten::(_?coalesce|_?sparse_\w+)$"
+OWN_READS = FACTORED + r"|^torchvision::|_ctc_loss$|^aten::(_?coalesce|_?sparse_\w+)$|\b(Cumprod|Prod)Backward\d*$"
 COPIES_BACK = re.compile(r"dtoh|device -> (pageable|pinned|host)")
 
 
@@ -137,7 +137,11 @@ def host_round_trip(scene: Scene) -> Candidate | None:
     fetched = [wait for wait in _fetched(scene) if wait not in shown]
     values = [wait for wait in scene.waits if 0 < wait.num_bytes < TENSOR_BYTES and _is_copy_back(wait)]
     fetched += [wait for wait in values if _answered(scene, wait)]
-    waits, time = _followed(scene, _regular(scene, sorted(fetched, key=lambda wait: wait.call)), BUSY_S)
+    fetched = _regular(scene, sorted(fetched, key=lambda wait: wait.call))
+    waits, time = _followed(scene, fetched, BUSY_S)
+    alike = {_kind(wait) for wait in waits}
+    last = [wait for wait in fetched if wait not in waits and _kind(wait) in alike]
+    waits, time = waits + last, joined(time, _after_the_end(scene, last))
     copies = _read_back(scene, waits)
     if not waits or float(scene.work_s[copies].sum()) > FETCHED * time.total / 1e9:
         return None
@@ -175,6 +179,14 @@ def _are_whole(scene: Scene, wait: Wait) -> bool:
     return kind in WHOLE if kind else wait.num_bytes > 0 and wait.num_bytes % WHOLE_BYTES == 0
 
 
+def _after_the_end(scene: Scene, waits: list[Wait]) -> Intervals:
+    """Host time after the end of a round whose last call is such a fetch: somebody waits there for the device first."""
+    ends = [call for wait in waits if (call := scene.next_launch(wait.call)) is not None]
+    calls = [call for end in ends if (call := scene.next_launch(end)) is not None]
+    calls = [call for call in calls if float(scene.wiring.program.gap_s[call]) > BUSY_S]
+    return union(scene.clock.gap_start_ns[calls], scene.clock.start_ns[calls])
+
+
 def _answered(scene: Scene, wait: Wait) -> bool:
     """Whether the next that is launched after a read, in the same round and after a while, is a copy to the device:
     what was read is worked on at the host, and what comes of it goes back."""
@@ -207,7 +219,8 @@ def _shown(scene: Scene) -> list[Wait]:
     after = np.array([scene.end_ns[wait.row] for wait in found], dtype=np.int64)
     until = ends[np.minimum(np.searchsorted(ends, after, side="right"), len(ends) - 1)]
     back = np.searchsorted(returns, until) > np.searchsorted(returns, after)
-    return [wait for wait, comes_back in zip(found, back.tolist(), strict=True) if not comes_back]
+    answered = {_kind(wait) for wait, comes_back in zip(found, back.tolist(), strict=True) if comes_back}
+    return [wait for wait in found if _kind(wait) not in answered]  # the last of a round comes back in the next
 
 
 def _followed(
