@@ -161,10 +161,10 @@ def _capped(finding: Finding, share: float) -> Finding:
 def _finding(scene: Scene, found: _Weighed, in_turn_s: float) -> Finding:
     trusted = trust(found.rule.name)
     step_s = scene.unrecorded_step_s
-    most_s = min(scene.longest_step_s, scene.most_s(found.candidate.cure))
-    best_s = min(trusted.high * found.best_s * scene.pace, most_s)
-    held_frac = best_s / max(1e-12, trusted.high * found.best_s * scene.pace)  # a replay beyond what there is to be had
-    worst_s = min(best_s, held_frac * trusted.low * found.worst_s * scene.pace)
+    had_s = scene.most_s(found.candidate.cure)
+    best_s = min(trusted.high * found.best_s * scene.pace, had_s, scene.longest_step_s)
+    beyond = min(1.0, had_s / max(1e-12, found.best_s * scene.pace))  # a replay may promise more than there is
+    worst_s = min(best_s, beyond * trusted.low * found.worst_s * scene.pace)
     noise_s = min(scene.noise_s, max(best_s, UNMEASURED_FRAC * step_s))
     more = slack(found.rule.name)
     high_s = min(scene.longest_step_s, (1.0 + more) * best_s + noise_s)
