@@ -82,7 +82,7 @@ were inside with those 10 %, 93 with 15, and 94 with 25.
 
 
 AT_BEST: Mapping[str, float] = {
-    "weight-casts": 0.3, "unfused-attention": 0.3, "masked-attention": 0.3, "allocator": 0.3,
+    "weight-casts": 0.2, "unfused-attention": 0.3, "masked-attention": 0.3, "allocator": 0.3,
     "garbage-collection": 0.15, "launch-bound": 0.1, "tensor-loop": 0.1, "host-round-trip": 0.1,
     "weight-streaming": 0.1, "recompute": 0.1, "pointwise-chains": 0.1,
 }  # fmt: skip
