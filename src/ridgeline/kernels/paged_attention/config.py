@@ -182,7 +182,10 @@ def side_by_side(found: Paged, batch: int, key_heads: int, ratio: int) -> Paged:
     """The same where neighbors take key heads of the same keys: as many stretches as there are whole rows of them."""
     stretches = max(1, found.programs // key_heads)
     borders = by_borders(stretches, batch, batch * key_heads * ratio)
-    return replace(found, programs=stretches * key_heads, inside=False, borders=borders, beside=True)
+    return replace(
+        found, programs=stretches * key_heads, inside=False, borders=borders, beside=True,
+        max_registers=max(found.max_registers, LONE_REGISTERS),
+    )  # fmt: skip
 
 
 def columns_of(ratio: int) -> int:
