@@ -115,6 +115,7 @@ class _Probe:
     value: Any
     read: Callable[[], Any]
     was: Any
+    said: str = "changed"
 
     def restore(self) -> None:
         """Puts the contents back where that can be done."""
@@ -770,7 +771,8 @@ class Watch:
             low, high = extent(tensor)
             if tensor.device.type == "cpu" and 0 < high - low < 64 * _LONG:  # numpy and ``.data`` leave its version
                 memory = view_of(tensor.detach(), torch.uint8, low, (high - low,), (1,)).numpy()
-                self._probes.append(_Probe(self.tensors[id(tensor)][0], memory, memory.tobytes, memory.tobytes()))
+                read, path = memory.tobytes, self.tensors[id(tensor)][0]
+                self._probes.append(_Probe(path, memory, read, read(), "was written to"))
         self._remember()
 
     # --- comparing --------------------------------------------------------------------------------------------------
@@ -864,15 +866,16 @@ class Watch:
                 found.append(f"{path} changed")
         found += [f"{name.path} changed" for name in self._names
                   if name.key not in name.holder or not _alike(name.holder[name.key], name.value)]  # fmt: skip
-        found += [f"{probe.path} changed" for probe in self._probes if probe.read() != probe.was]
+        found += [f"{probe.path} {probe.said}" for probe in self._probes if probe.read() != probe.was]
         found += [f"{path} changed" for path, cell, value in self._cells if not _alike(cell.cell_contents, value)]
         names = {id(tensor): path for path, tensor in self.tensors.values()}
         found += [f"{names[id(t)]} was written to" for t, was in zip(self._elsewhere, self._contents_of)
                   if t._version != was]  # fmt: skip
         found += [f"{names[id(t)]} moved to other memory" for t, was in zip(self._tensors, self._addresses)
                   if address(t) != was]  # fmt: skip
-        return found + [f"{names[id(t)]} has another type, size or stride" for t, was in zip(self._tensors, self._forms)
-                        if form(t) != was]  # fmt: skip
+        found += [f"{names[id(t)]} has another type, size or stride" for t, was in zip(self._tensors, self._forms)
+                  if form(t) != was]  # fmt: skip
+        return list(dict.fromkeys(found))
 
     def replaced(self) -> list[str]:
         """Functions and classes in whose place others were put, and names that were not there: what guards of compiled
