@@ -76,7 +76,7 @@ class Studio:
         members = [token[2] for token in all_tokens(flat.tokens) if token[0] == VALUE and isinstance(token[2], Enum)]
         boxes = [type(box) for box in flat.containers if hasattr(box, "__dict__")]
         self._given = [*opaque(flat), *members, *boxes]
-        if hooks := self.watch.hooks(training=torch.is_grad_enabled()):
+        if hooks := self.watch.hooks():
             raise NotGraphable(f"the model has hooks that a replay would not call: {', '.join(hooks[:3])}")
         sparse = [name for name, tensor in self.watch.tensors.values() if tensor.layout is not torch.strided]
         if sparse:
