@@ -191,7 +191,7 @@ def _settings(module: nn.Module) -> list[tuple[str, Any]]:
             if isinstance(value, _SETTINGS) and not name.startswith("_") and name != "training"]  # fmt: skip
 
 
-def _is_part(part: Any, kind: type, settings: list[tuple[str, Any]]) -> bool:
+def _is_part(part: Any, kind: type[nn.Module], settings: list[tuple[str, Any]]) -> bool:
     """Whether a part that is computed and not called is of the class it was, set as it was, and nobody listens."""
     if not isinstance(part, nn.Module) or type(part) is not kind:
         return False
