@@ -12,7 +12,7 @@ import sys
 import types
 import weakref
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +37,8 @@ class Note:
     key: Any
     read: bool
     own: bool = False
+    passed: bool = False
+    """Whether calls go on to compute with it: its gradient is then computed inside of a recording, and nowhere else."""
     put: Any = field(default=lambda: None)
     """What the last replay has bound, as a weak reference."""
 
@@ -68,6 +70,20 @@ class Notes:
             if note.read and not isinstance(note.held.get(note.key), Tensor):
                 return f"{note.path} is no tensor, as calls leave it"
         return ""
+
+    def asking(self) -> str:
+        """Which note was asked to keep or tell its gradient, if that is computed inside of the recording alone."""
+        for note in self.notes:
+            value = note.held.get(note.key) if note.passed else None
+            if value is not None and value is note.put() and _asks(value):
+                return note.path
+        return ""
+
+    def pass_through(self, behind: set[Any]) -> None:
+        """Says which notes lead to a result, by the steps of autograd that results come from."""
+        for note in self.notes:
+            value = note.held.get(note.key)
+            note.passed = isinstance(value, Tensor) and value.grad_fn in behind
 
     def forget(self) -> None:
         """Notes without what led to them: a history keeps gradients on the stream it was made on."""
@@ -103,8 +119,17 @@ class Notes:
             before.rebind(note.held, note.key)
 
 
-def found(watch: Watch, used: frozenset[int] | None, codes: Iterable[types.CodeType], words: Iterable[str]) -> Notes:
-    """Names that a call has bound to another tensor of the same kind, where it used nothing of the one before."""
+def bound(watch: Watch) -> dict[tuple[int, Any], Tensor]:
+    """What names stand for that were bound anew since a watch was made."""
+    return {(id(held), key): held[key] for _, held, key, _ in watch.rebound()}
+
+
+def found(watch: Watch, used: frozenset[int] | None, codes: Iterable[types.CodeType], words: Iterable[str],
+          forward: Mapping[tuple[int, Any], Tensor]) -> Notes:  # fmt: skip
+    """Names that a call has bound to another tensor of the same kind, where it used nothing of the one before.
+
+    ``forward`` is what they stood for before the backward: what is bound in that is nothing that a forward leaves.
+    """
     notes = [Note(path, held, key, read=False, own=True) for path, held, key in watch.made()]
     if used is None:
         return Notes(notes)
@@ -112,9 +137,15 @@ def found(watch: Watch, used: frozenset[int] | None, codes: Iterable[types.CodeT
     for path, held, key, was in watch.rebound():
         now = held[key]
         plain = type(now) is Tensor and type(was) is Tensor and now.layout is was.layout is torch.strided
+        plain = plain and forward.get((id(held), key)) is now and not _asks(now)
         if plain and _kind(now) == _kind(was) and was.untyped_storage()._cdata not in used:
             notes.append(Note(path, held, key, key in asked))
     return Notes(notes)
+
+
+def _asks(tensor: Tensor) -> bool:
+    """Whether somebody wants a tensor's gradient: to keep it, or to be called with it."""
+    return tensor.requires_grad and (tensor.retains_grad or bool(tensor._backward_hooks))
 
 
 def _kind(tensor: Tensor) -> tuple[Any, ...]:

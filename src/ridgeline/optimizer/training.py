@@ -31,6 +31,7 @@ from ridgeline.optimizer.dice import draw
 from ridgeline.optimizer.executor import LEGACY, Executor, Recording, Remake, executor_for
 from ridgeline.optimizer.inputs import leaves
 from ridgeline.optimizer.matcher import Matcher
+from ridgeline.optimizer.notes import bound as bound_notes
 from ridgeline.optimizer.notes import found as found_notes
 from ridgeline.optimizer.observe import Observation, Values, restored_random
 from ridgeline.optimizer.recipe import Effect, Maker, Scene, effects, shots
@@ -264,6 +265,9 @@ class GraphedTraining:
         if pending.weights != list(map(_VERSION, self._parameters)):
             raise OptimizeError("a parameter was changed in place between a recorded forward and its backward, which "
                                 "would use it as it is now: take the optimizer's step after the backward")  # fmt: skip
+        if self._notes and (path := self._notes.asking()):
+            raise OptimizeError(f"the gradient of {path} is asked for, which a recorded backward computes for itself "
+                                "alone: call the model that was optimized, .original")  # fmt: skip
         if pending.versions and pending.versions != self._versions():
             raise OptimizeError("a result of the recorded forward was changed in place before the backward: "
                                 "change a copy of it, or call the model that was optimized, .original")  # fmt: skip
@@ -388,6 +392,7 @@ class TrainingStudio(Studio):
                  loss: Callable[[Any], Tensor] | None) -> None:  # fmt: skip
         super().__init__(call, model, watch, executor)
         self.loss, self.casts = loss, casts.active()
+        self._bound: dict[tuple[int, Any], Tensor] = {}
         self._adopt()
 
     def _adopt(self) -> None:
@@ -454,6 +459,7 @@ class TrainingStudio(Studio):
     def step(self, statics: Statics, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
         """A forward and its backward, in which functions with one of their own and hooks run Python too."""
         result = super().step(statics, arguments)
+        self._bound = bound_notes(self.watch)
         able = self._ends(result)
         wanted = [tensor for _, tensor in self.watch.tensors.values() if tensor.requires_grad and tensor.is_leaf]
         if able and wanted:
@@ -463,7 +469,9 @@ class TrainingStudio(Studio):
         return result
 
     def take_notes(self, seen: Observation) -> None:
-        notes = found_notes(self.watch, seen.used, seen.codes, (word for _, word in seen.lookups))
+        words = (word for _, word in seen.lookups)
+        notes = found_notes(self.watch, seen.used, seen.codes, words, self._bound)
+        self._bound = {}
         self.watch.accept(notes.slots)
         if not notes or self.watch.changes() or self.watch.toggled():
             return
@@ -564,6 +572,7 @@ class TrainingStudio(Studio):
         able = [output for output in outputs if output.requires_grad]
         value = self.loss(result) if self.loss is not None else _own_loss(result)
         returned = [tensor for _, tensor in leaves(result) if tensor.requires_grad]
+        self.notes.pass_through(set(_history(returned)) if self.notes else set())
         if value is None or not value.requires_grad:
             own = set(map(id, returned))
             return tuple(output.requires_grad and (not self.notes or id(output) in own) for output in outputs)

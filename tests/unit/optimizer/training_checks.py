@@ -932,6 +932,18 @@ def notes_that_are_kept_do_not_change(at: Any) -> None:
     assert graphed.replays >= 3, graphed.misses
 
 
+def gradients_of_notes_on_the_way_are_refused(at: Any) -> None:
+    """They are computed inside of a recorded backward: who asks for one outside would get none, without a word."""
+    _, model = _pair(_Noting, at)
+    fast, graphed = _fast(model, at, _x(at, 0), loss=lambda result: result.square().mean())
+    fast(_x(at, 0)).square().mean().backward()
+    value = fast(_x(at, 1)).square().mean()
+    model.map.retain_grad()
+    with _raises(OptimizeError, "gradient of _Noting.map"):
+        value.backward()
+    assert graphed.replays == 1
+
+
 class _Mapped(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -1117,6 +1129,7 @@ CHECKS: tuple[Callable[[Any], None], ...] = (
     hooks_of_an_optimizer_are_called, gradients_that_were_changed_are_the_ones_applied,
     whole_steps_that_cannot_be_replayed_are_refused, what_calls_leave_on_the_model_is_left_by_replays,
     notes_that_are_kept_do_not_change, large_notes_are_lent_while_nobody_keeps_them,
+    gradients_of_notes_on_the_way_are_refused,
     notes_that_the_next_call_reads_are_refused,
     weights_that_hooks_make_are_made_by_replays,
 )  # fmt: skip
