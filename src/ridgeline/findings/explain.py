@@ -16,6 +16,8 @@ LATER_FRAC, LATER_STEP_FRAC = 0.1, 0.03
 """A gain that only shows once the findings above are fixed is worth one from this share of what is then left on, and
 of the step."""
 LEAST_SHARE = 0.25
+GIVEN_WAY = 2.0 / 3.0
+"""Of what findings promise beyond the step, taken from what says that the host is slow."""
 MAX_FINDINGS = 12
 GENERAL = ("launch-bound", "host-code")
 """Rules that say the host is too slow, where no other knows why."""
@@ -125,8 +127,8 @@ def _fitted(made: list[Finding], step_ms: float) -> list[Finding]:
 
 
 def _rest_capped(made: list[Finding], step_ms: float) -> list[Finding]:
-    """What says that the host is slow, cut down to what others leave of the step, but not below what is sure of it."""
-    over_ms = max(0.0, sum(finding.high_ms for finding in made) - step_ms)
+    """What says that the host is slow, cut by most of what is too much, but not below what is expected of it."""
+    over_ms = GIVEN_WAY * max(0.0, sum(finding.high_ms for finding in made) - step_ms)
     kept = list[Finding]()
     for finding in made:
         least_ms = max(finding.expected_ms, LEAST_SHARE * finding.high_ms)

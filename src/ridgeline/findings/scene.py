@@ -779,8 +779,16 @@ class Scene:
     @property
     def passes_a_step(self) -> float:
         """Backward passes of an optimizer step, also where nobody marked the steps of a recording."""
-        updates = len(self.host_spans(r"^Optimizer\.step", Kind.ANNOTATION, Kind.OP))
-        return self.num_passes / max(self.num_steps, updates)
+        return self.num_passes / self._num_updates
+
+    @property
+    def turns_a_step(self) -> float:
+        """The same by turns."""
+        return self.num_turns / self._num_updates
+
+    @cached_property
+    def _num_updates(self) -> int:
+        return max(self.num_steps, len(self.host_spans(r"^Optimizer\.step", Kind.ANNOTATION, Kind.OP)))
 
     @cached_property
     def recomputed(self) -> Mask:

@@ -339,7 +339,7 @@ def _has_stack(scene: Scene) -> bool:
 def micro_batches(scene: Scene) -> Candidate | None:
     """Gradients accumulated over batches too small for the device, or samples one by one: the same few kernels, many
     times a step."""
-    passes = scene.passes_a_step or scene.num_turns / scene.num_rounds  # a loss may be written out
+    passes = scene.passes_a_step or scene.turns_a_step  # a loss may be written out
     kernels = np.flatnonzero(scene.work_kind == int(Kind.KERNEL))
     busy_s = scene.per_step_s(kernels)
     if not len(kernels) or busy_s > 0.7 * scene.step_s:
