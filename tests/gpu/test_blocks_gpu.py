@@ -154,8 +154,9 @@ def test_a_loss_scales_its_gradients_in_place_or_leaves_them(factor):
         found = torch.autograd.grad(linear_cross_entropy(x, weight, target) * factor, (x, weight))
         wide = [t.detach().double().requires_grad_() for t in (x, weight)]
         meant = torch.autograd.grad(functional.cross_entropy(wide[0] @ wide[1].T, target) * factor, wide)
-        for ours, theirs in zip(found, meant, strict=True):
-            torch.testing.assert_close(ours.double(), theirs, rtol=0.03, atol=1e-4)
+        eager = torch.autograd.grad(functional.cross_entropy(functional.linear(x, weight), target) * factor, (x, weight))
+        for ours, theirs, right in zip(found, eager, meant, strict=True):  # logits of 30 in 16 bits are off by a tenth
+            assert (ours - right).abs().max() < 2 * (theirs - right).abs().max()
 
 
 def test_sequences_of_other_lengths_through_the_same_plan_are_theirs():
