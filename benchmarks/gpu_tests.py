@@ -2,6 +2,7 @@
 
     python benchmarks/gpu_tests.py --pack FOLDER --jobs 2        (without a GPU: compiles all that the tests launch)
     RIDGELINE_KERNEL_PACK=FOLDER python benchmarks/gpu_tests.py --out gpu_tests.json --seconds 200
+    python benchmarks/gpu_tests.py --rest gpu_tests.json --out rest.json        (what failed there or was not reached)
 
 A process takes ten seconds and more to import, so tests are dealt out in chunks of many; neighbors are alike, so a
 chunk holds every n-th of its file. Searches go first, then kernels: most tests are of them. Tests that have seconds in
@@ -31,7 +32,7 @@ FOLDER = "tests/gpu"
 LONG = {"test_optimize_train_gpu": 3, "test_optimize_search_gpu": 2, "test_optimize_parts_gpu": 2,
         "test_harness_gpu": 2, "test_optimize_precision_gpu": 8}  # fmt: skip
 CHUNKS = {"test_kernels_gpu": 120, "test_attention_gpu": 30, "test_decode_gpu": 30, **LONG}
-CHUNK = 18
+CHUNK = 26
 """Tests of a chunk, by file. Searches of half a minute go first and few to a chunk: begun last, they end it all."""
 ENDING_S = 8.0
 """Seconds below which nothing is begun any more."""
@@ -70,7 +71,7 @@ def main() -> None:
         write_pack(asked.pack, asked.jobs)
         return
     run = Run(asked.out, time.monotonic() + asked.seconds)
-    names = collected(asked.only)
+    names = rest(asked.rest) if asked.rest else collected(asked.only)
     run.first.update(dict.fromkeys(names, "NOT RUN"))
     side_by_side(run, chunks(names), asked.jobs, asked.alone_s)
     _tell("side by side", run.first)
@@ -94,6 +95,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--alone-s", type=float, default=40.0, help="of these, for what failed")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) - 2))
     parser.add_argument("--only", nargs="*", default=[FOLDER], help="files, folders or tests")
+    parser.add_argument("--rest", type=Path, help="what did not pass in this file of an earlier run, and nothing else")
     return parser.parse_args()
 
 
@@ -107,6 +109,13 @@ def write_pack(folder: Path, jobs: int) -> None:
     wanted = [each for file in files for each in importlib.import_module(file.stem).wanted_variants()]
     made = pack.write(folder, wanted, jobs=jobs, direct=False)
     print(f"{len(made.entries)} kernels of {len(files)} files in {folder}")
+
+
+def rest(earlier: Path) -> list[str]:
+    """Tests that failed or were not reached, by the file of a run."""
+    told = json.loads(earlier.read_text())
+    names = [name for name, verdict in (told["first"] | told["again"]).items() if verdict not in GOOD]
+    return names or sys.exit(f"every test passed in {earlier}")
 
 
 def collected(only: list[str]) -> list[str]:

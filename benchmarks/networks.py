@@ -1,6 +1,7 @@
 """Networks that no package on a bare GPU host has: a diffusion U-Net, a recommender with cross layers, a graph network,
 layers with an adapter of low rank, a model that casts by itself, words behind an LSTM, a network over the columns of a
-table, and a detector that matches on the host."""
+table, a detector that matches on the host, and four as strangers write them: convolutions along time and a judge of
+images whose weights hooks make, a translator that notes its attention, a player with a policy and a value."""
 
 from __future__ import annotations
 
@@ -281,3 +282,125 @@ class Sketches(nn.Module):
         made = self.up(self.again(drawn).unflatten(1, (-1, 8, 8)))
         apart = 0.5 * (mean.float().square() + spread.float().exp() - 1.0 - spread.float()).sum(-1).mean()
         return {"loss": F.mse_loss(made.float(), image.float()) + 1e-3 * apart}
+
+
+class _Causal(nn.Module):
+    """Two dilated convolutions that see the past alone, their weights normed by hooks of PyTorch's."""
+
+    def __init__(self, given: int, made: int, kernel: int, dilation: int) -> None:
+        super().__init__()
+        self.past, norm = (kernel - 1) * dilation, nn.utils.weight_norm
+        self.first = norm(nn.Conv1d(given, made, kernel, padding=self.past, dilation=dilation))
+        self.second = norm(nn.Conv1d(made, made, kernel, padding=self.past, dilation=dilation))
+        self.skip = nn.Conv1d(given, made, 1) if given != made else nn.Identity()
+        self.drop = nn.Dropout(0.2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.drop(F.relu(self.first(x)[..., : -self.past].contiguous()))
+        h = self.drop(F.relu(self.second(h)[..., : -self.past].contiguous()))
+        return F.relu(h + self.skip(x))
+
+
+class Notes(nn.Module):
+    """The next keys of a piano from those before, by convolutions along time."""
+
+    def __init__(self, keys: int = 88, width: int = 150, levels: int = 4, kernel: int = 5) -> None:
+        super().__init__()
+        sizes = [keys] + [width] * levels
+        self.levels = nn.Sequential(*(_Causal(a, b, kernel, 2**i) for i, (a, b) in enumerate(pairwise(sizes))))
+        self.out = nn.Linear(width, keys)
+
+    def forward(self, played: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        found = self.out(self.levels(played.transpose(1, 2)).transpose(1, 2))
+        return {"loss": F.binary_cross_entropy_with_logits(found, labels)}
+
+
+class Judge(nn.Module):
+    """Tells images from made ones, its weights held to a spectral norm by hooks of PyTorch's."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        norm, sizes = nn.utils.spectral_norm, [3, width, 2 * width, 4 * width]
+        layers: list[nn.Module] = []
+        for a, b in pairwise(sizes):
+            layers += [norm(nn.Conv2d(a, b, 3, 1, 1)), nn.LeakyReLU(0.1), norm(nn.Conv2d(b, b, 4, 2, 1)),
+                       nn.LeakyReLU(0.1)]  # fmt: skip
+        self.layers, self.out = nn.Sequential(*layers), norm(nn.Linear(4 * width * 16, 1))
+
+    def forward(self, image: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        said = self.out(self.layers(image).flatten(1))[:, 0]
+        return {"loss": F.relu(1.0 - labels * said).mean()}
+
+
+class _Heads(nn.Module):
+    """Attention in its first spelling, which keeps what it looked at."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.attn = heads, None
+        self.linears, self.drop = nn.ModuleList(nn.Linear(width, width) for _ in range(4)), nn.Dropout(0.1)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+        split = [layer(x).view(len(x), -1, self.heads, x.shape[-1] // self.heads).transpose(1, 2)
+                 for layer, x in zip(self.linears, (query, key, value))]  # fmt: skip
+        scores = split[0] @ split[1].transpose(-2, -1) / math.sqrt(split[0].shape[-1])
+        self.attn = scores.masked_fill(mask == 0, -1e9).softmax(-1)
+        joined = (self.drop(self.attn) @ split[2]).transpose(1, 2).flatten(2)
+        return self.linears[3](joined)
+
+
+class _Layer(nn.Module):
+    def __init__(self, width: int, heads: int, looks: bool) -> None:
+        super().__init__()
+        self.own, self.other = _Heads(width, heads), _Heads(width, heads) if looks else None
+        self.feed = nn.Sequential(nn.Linear(width, 4 * width), nn.ReLU(), nn.Dropout(0.1), nn.Linear(4 * width, width))
+        self.norms, self.drop = nn.ModuleList(nn.LayerNorm(width) for _ in range(3)), nn.Dropout(0.1)
+
+    def forward(self, x: Tensor, mask: Tensor, seen: Tensor | None = None, seen_mask: Tensor | None = None) -> Tensor:
+        h = self.norms[0](x)
+        x = x + self.drop(self.own(h, h, h, mask))
+        if self.other is not None:
+            x = x + self.drop(self.other(self.norms[1](x), seen, seen, seen_mask))
+        return x + self.drop(self.feed(self.norms[2](x)))
+
+
+class Translator(nn.Module):
+    """An encoder and a decoder as a widely read tutorial writes them."""
+
+    def __init__(self, words: int = 10_000, width: int = 256, heads: int = 8, layers: int = 3) -> None:
+        super().__init__()
+        self.words = nn.ModuleList(nn.Embedding(words, width) for _ in range(2))
+        self.encoder = nn.ModuleList(_Layer(width, heads, False) for _ in range(layers))
+        self.decoder = nn.ModuleList(_Layer(width, heads, True) for _ in range(layers))
+        self.norm, self.out = nn.LayerNorm(width), nn.Linear(width, words)
+
+    def forward(self, source: Tensor, target: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        hidden = (source != 0)[:, None, None, :]
+        length = target.shape[1]
+        past = torch.ones(length, length, dtype=torch.bool, device=target.device).tril() & (target != 0)[:, None, None]
+        seen, x = self.words[0](source), self.words[1](target)
+        for layer in self.encoder:
+            seen = layer(seen, hidden)
+        for layer in self.decoder:
+            x = layer(x, past, seen, hidden)
+        logits = self.out(self.norm(x)).float()
+        return {"loss": F.cross_entropy(logits.flatten(0, 1), labels.flatten(), label_smoothing=0.1)}
+
+
+class Player(nn.Module):
+    """A policy and a value over four frames, with the clipped loss of a step that was taken before."""
+
+    def __init__(self, actions: int = 6) -> None:
+        super().__init__()
+        self.seen = nn.Sequential(nn.Conv2d(4, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(),
+                                  nn.Conv2d(64, 64, 3, 1), nn.ReLU(), nn.Flatten(), nn.Linear(3136, 512),
+                                  nn.ReLU())  # fmt: skip
+        self.policy, self.value = nn.Linear(512, actions), nn.Linear(512, 1)
+
+    def forward(self, frames: Tensor, taken: Tensor, before: Tensor, gain: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        h = self.seen(frames.float() / 255.0)
+        logs = self.policy(h).log_softmax(-1)
+        ratio = (logs.gather(1, taken[:, None])[:, 0] - before).exp()
+        ahead = torch.min(ratio * gain, ratio.clamp(0.9, 1.1) * gain).mean()
+        value, spread = F.mse_loss(self.value(h)[:, 0], labels), -(logs.exp() * logs).sum(-1).mean()
+        return {"loss": 0.5 * value - ahead - 0.01 * spread}

@@ -309,14 +309,16 @@ def _contests() -> dict[str, Any]:
         short,
         stems,
         sums,
+        topmost,
     )
 
+    raced = (chains, epilogue, padding, pointwise, positions, resizes, shifted, short, stems, sums, topmost)
     return {
         module.__name__.rpartition(".")[2]: {
             str(key): {way: round(1e3 * seconds, 4) for way, seconds in found.items()}
             for key, found in module.CONTEST.seconds.items()
         }
-        for module in (chains, epilogue, padding, pointwise, positions, resizes, shifted, short, stems, sums)
+        for module in raced
     }
 
 

@@ -489,14 +489,15 @@ def _searched(asked: argparse.Namespace) -> None:
 def _offered(stock: Any, rivals: Rivals | None) -> Any:
     """``torch.compile`` as a brief search tries it: not where blocks repeat, where it takes most of the seconds.
 
-    Where the process beside has made it by then, its kernels are on disk, and it costs what loading them does.
+    Where the process beside has made it by then, its kernels are on disk, and it costs what loading them does. Where a
+    step cannot be recorded blocks gain little, and it is tried as anybody's search tries it.
     """
     from dataclasses import replace
 
     def offered(self: Any, search: Any) -> Any:
         loaded_s = rivals.loaded_s() if rivals else None
         if loaded_s is None:
-            return iter(()) if self.facts.groups else stock(self, search)
+            return iter(()) if self.facts.groups and not self._unrecordable(search) else stock(self, search)
         return (replace(rung, cost_s=min(rung.cost_s, loaded_s)) for rung in stock(self, search))
 
     return offered
@@ -1077,6 +1078,40 @@ def _sketches() -> Any:
     return Sketches(), (), {"image": torch.randn(128, 3, 64, 64)}
 
 
+def _piano() -> Any:
+    import torch
+    from networks import Notes
+
+    kwargs = {name: (torch.rand(32, 400, 88) < 0.05).float() for name in ("played", "labels")}
+    return Notes().float(), (), kwargs
+
+
+def _judge() -> Any:
+    import torch
+    from networks import Judge
+
+    kwargs = {"image": torch.randn(128, 3, 32, 32).float(), "labels": torch.randn(128).sign().float()}
+    return Judge().float(), (), kwargs
+
+
+def _translator() -> Any:
+    import workloads
+    from networks import Translator
+
+    names = ("source", "target", "labels")
+    return Translator().float(), (), {name: workloads._ids(10_000, 32, 64) for name in names}
+
+
+def _player() -> Any:
+    import torch
+    import workloads
+    from networks import Player
+
+    kwargs = {"frames": workloads._ids(256, 256, 4, 84, 84).to(torch.uint8), "taken": workloads._ids(6, 256, 1)[:, 0]}
+    given = {name: torch.randn(256, dtype=torch.float32) for name in ("gain", "labels")}
+    return Player().float(), (), {**kwargs, "before": torch.full((256,), -1.8, dtype=torch.float32), **given}
+
+
 def _timm(name: str, batch: int) -> Any:
     def make() -> Any:
         import workloads
@@ -1097,7 +1132,8 @@ TRAINED = {
     "table-train-1024": _columns, "segformer-b0-train-4": _segments, "detector-train-4": _detector,
     "citations-train-2708": _citations, "resnet18-train-16": _timm("resnet18", 16),
     "mobilenetv3-train-32": _timm("mobilenetv3_small_100", 32), "waves-train-16": _waves,
-    "sketches-train-128": _sketches, "table-train-8": _few_columns,
+    "sketches-train-128": _sketches, "table-train-8": _few_columns, "piano-train-32x400": _piano,
+    "judge-train-128": _judge, "translator-train-32x64": _translator, "player-train-256": _player,
     "gpt2-medium-checkpointed-drops-train-8x512": lambda: _checkpointed(drops=True),
 }  # fmt: skip
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import gc
+import importlib
 import json
 import os
 import statistics
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,9 @@ def main() -> None:
     args = _arguments()
     setting = Setting(args.device, args.tiny)
     note = Notes(args.folder / f"{args.phase}.jsonl")
+    for module in args.ahead:
+        with suppress(Exception):  # a program that needs it will say so
+            importlib.import_module(module)
     _settle()
     for name in _awaited(args.after) if args.after else args.cases:
         note(case=name, event="began")
@@ -49,6 +53,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("phase", choices=("warm", "time", "trace"))
     parser.add_argument("cases", nargs="*")
     parser.add_argument("--after", type=Path, help="get ready, and begin when this file names the cases")
+    parser.add_argument("--ahead", nargs="*", default=[], help="modules to import before the cases are known")
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true")

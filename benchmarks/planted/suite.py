@@ -22,10 +22,11 @@ import tenth
 import third
 import thirteenth
 import twelfth
+import twentieth
 from cases import CASES
 
 __all__ = [
     "CASES", "again", "eighteenth", "eighth", "eleventh", "fifteenth", "fifth", "fourteenth", "fourth", "fresh",
     "healthy", "nineteenth", "ninth", "seventeenth", "seventh", "sixteenth", "sixth", "tenth", "third", "thirteenth",
-    "twelfth",
+    "twelfth", "twentieth",
 ]  # fmt: skip

@@ -24,6 +24,7 @@ from ridgeline.trace import Trace, read
 EVERY = (
     *("planted", "fresh", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh"),
     *("twelfth", "thirteenth", "fourteenth", "fifteenth", "sixteenth", "seventeenth", "eighteenth", "nineteenth"),
+    "twentieth",
 )
 SUITES = EVERY if os.environ.get("RIDGELINE_EVERY_SUITE") else EVERY[-3:]
 """The others take six minutes more, and are replayed where asked for."""
@@ -105,6 +106,8 @@ UNTRIED = {
     ("plans_made_eagerly", "pointwise-chains"),  # inside of a graph, kernels of 2 µs
     ("plans_made_eagerly", "misaligned-sizes"),  # 36 columns
     ("taught_in_fp32", "logits"),  # in bf16 as well the loss walks them seven times
+    ("partition_squared_in_fp32", "logits"),  # in bf16 as well: a square of what they sum to walks them once more
+    ("scans_unpacked_on_one_core", "host-contention"),  # eight threads unpack in the process that launches
     ("speech_filled_to_thirty_seconds", "padding"),  # 40 % of the tokens are padding still
 }
 """What is found there and has evidence, and nobody has tried the advice: neither true nor false."""
@@ -164,9 +167,10 @@ def test_half_of_the_intervals_are_narrower_than_the_gain(scores):
 
 
 def test_a_cause_is_no_longer_named_once_it_is_fixed(scores):
-    """Padding is halved by its fix, not gone; a host-bound program may stay host-bound; two fixes leave a part."""
+    """Padding is halved by its fix, not gone; a host-bound program may stay host-bound; four fixes leave a part."""
     still = {found.case for found in scores if found.still_named and found.cause not in ("padding", "host-bound")}
-    assert still <= {"experts_located", "workers_started_each_epoch", "taught_in_fp32"}
+    left = {"experts_located", "workers_started_each_epoch", "taught_in_fp32", "partition_squared_in_fp32"}
+    assert still <= left
 
 
 def test_what_fixed_runs_are_told_beside_a_slow_host_is_true_of_them(scores):

@@ -555,3 +555,28 @@ def test_orders_pieces_and_odd_losses_took_what_the_note_says(kernel, case, befo
     assert not any(row["wrong"] for row in rows)
     took = [1e6 * row["s"] for row in rows if row["config"] is not None and "bare" not in row["config"]]
     assert min(took) == pytest.approx(now, abs=0.06) and any(abs(each - before) < 0.06 for each in took)
+
+
+@pytest.mark.parametrize(
+    ("phase", "case", "config", "took_us", "times"),
+    [("fwd", "float16 tables=1 batch=381 rows=4334", (1, 16, 4, True), 14.8, 1.23),
+     ("fwd", "float32 tables=1 batch=2834 rows=25786", (1, 16, 1, True), 9.6, 2.36),
+     ("fwd", "bfloat16 tables=1 batch=370 rows=1922", (1, 8, 4, True), 11.0, 1.30),
+     ("fwd", "float32 tables=1 batch=1091 rows=45936", (1, 16, 1, True), 7.1, 2.18),
+     ("fwd", "bfloat16 tables=1 batch=256 rows=60000", (1, 32, 8, True), 23.1, 2.45),
+     ("bwd", "batch=6970 rows=4314 dim=64 length=50 mode=sum index=int32", (512, 7, 16, 4, 2), 88.5, 1.72),
+     ("bwd", "float32 tables=1 batch=61582 rows=4484", (512, 7, 16, 4, 8), 54.2, 2.82),
+     ("bwd", "float16 tables=1 batch=65536 rows=2000", (512, 6, 16, 4, 4), 230.7, 1.79),
+     ("bwd", "float16 rows=3906 cols=17731", None, 72.7, 1.17), ("bwd", "float16 rows=245 cols=1948", None, 4.4, 1.07),
+     ("fwd", "bfloat16 batch=8192 dim=845", None, 65.9, 2.38), ("fwd", "float32 list=four small", None, 8.9, 1.06),
+     ("fwd", "float16 batch=65536 dim=429", None, 173.9, 2.14),
+     ("step", "bfloat16 rows=1578 cols=50280 hidden=4096", None, 2869.8, 1.07)],
+)  # fmt: skip
+def test_long_bags_orders_and_odd_ends_took_what_the_note_says(phase, case, config, took_us, times):
+    rows = [row for row in recorded("tables_sweep1.json.gz")["rows"] if row["phase"] == phase and case in row["case"]]
+    assert rows and not any(row["wrong"] for row in rows)
+    mine = [row for row in rows if row["config"] == config or (config and row["config"] not in (None, "eager")
+            and tuple(row["config"].values()) == config)]  # fmt: skip
+    eager = next(row["s"] for row in rows if row["config"] == "eager")
+    assert 1e6 * mine[0]["s"] == pytest.approx(took_us, abs=0.06)
+    assert eager / mine[0]["s"] == pytest.approx(times, abs=0.01)

@@ -98,6 +98,19 @@ def test_places_of_extremes_are_pytorchs_with_ties_and_what_is_no_number(largest
         assert torch.equal(found, same.int().argmax(1)), "the first of equals"
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize(("n", "k"), [(1024, 20), (128, 8), (3000, 33)])
+def test_places_of_the_largest_are_in_order_with_ties_and_what_is_no_number(dtype, n, k):
+    from ridgeline.kernels.topmost.op import topmost
+    from ridgeline.kernels.topmost.reference import forward
+
+    torch.manual_seed(0)
+    x = torch.randint(-50, 50, (9, 500, n), device="cuda").to(dtype)
+    x[0, :, 3], x[1, :, 7], x[2, 5, [9, 17]], x[3, 0] = float("-inf"), float("inf"), float("nan"), float("-inf")
+    for largest in (True, False):
+        assert torch.equal(topmost(x, k, largest), forward(x.float(), k, largest))
+
+
 @pytest.mark.parametrize("inputs", [3, 32], ids=["thin", "wide"])
 def test_what_is_no_number_stays_none_in_every_way_to_convolve(inputs):
     torch.manual_seed(0)

@@ -65,7 +65,8 @@ EDGES = tuple(
 WIDE = tuple(
     ("paged_attention", case("bfloat16", b=9, h=h, k=k, s=5040, d=d, page=page, uneven=False))
     for h, k, d, page in (
-        (32, 1, 128, 16), (96, 2, 64, 48), (63, 1, 128, 64), (64, 2, 192, 48), (32, 1, 256, 64), (48, 2, 128, 3)
+        (32, 1, 128, 16), (96, 2, 64, 48), (63, 1, 128, 64), (64, 2, 192, 48), (32, 1, 256, 64), (48, 2, 128, 3),
+        (71, 1, 128, 8), (128, 2, 128, 64), (48, 1, 256, 4), (128, 1, 256, 48), (40, 1, 96, 16), (142, 2, 112, 1),
     )
 ) + tuple(
     ("paged_latent_attention", case("bfloat16", b=9, h=h, s=5040, d=512, e=64, page=page, uneven=False))
@@ -81,6 +82,17 @@ MANY = tuple(
     )
 )
 """Latent sequences of many heads, of any length."""
+
+TALL = tuple(
+    case(dtype, b=b, h=h, k=k, s=s, d=d, page=page, uneven=True)
+    for dtype, b, h, k, s, d, page in (
+        ("bfloat16", 5, 71, 1, 2100, 128, 8), ("float16", 130, 96, 2, 300, 64, 16),
+        ("bfloat16", 3, 128, 1, 1500, 256, 64), ("bfloat16", 40, 80, 2, 700, 128, 16),
+        ("float16", 7, 100, 1, 900, 96, 3), ("bfloat16", 9, 65, 1, 1000, 112, 16),
+        ("bfloat16", 2, 48, 1, 9000, 256, 2), ("float16", 20, 256, 4, 1100, 64, 1),
+    )
+)  # fmt: skip
+"""More heads on a key than 32, which are rows of the products, of any width and in pages of any size."""
 
 ODD = tuple(
     case(dtype, b=b, h=h, k=k, s=s, d=d, page=page, uneven=True)
@@ -165,7 +177,7 @@ def by_borders():
 
 def by_the_last():
     """Inside, parts are joined by whoever comes last."""
-    more = {"inside": True, "units": False, "max_registers": paged.LONE_REGISTERS, **APART}
+    more = {"inside": True, "units": False, "max_registers": paged.LONE_REGISTERS, "beside": False, **APART}
     return chosen_with(more, {"inside": True})
 
 
@@ -201,6 +213,33 @@ def by_clusters():
     launcher.forget_plans()
 
 
+@contextmanager
+def by_neighbors():
+    """Inside, neighbors take key heads of the same keys wherever threads feed columns."""
+    before = paged.choose
+
+    def choose(batch, key_heads, *sizes, ratio=1, **named):
+        found = before(batch, key_heads, *sizes, ratio=ratio, **named)
+        gathered = found.gathered and not found.tall
+        return paged.side_by_side(found, batch, key_heads, ratio) if gathered else found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(paged, "choose", choose)
+        launcher.forget_plans()
+        yield
+    launcher.forget_plans()
+
+
+BESIDE = tuple(
+    case(dtype, b=b, h=h, k=k, s=s, d=d, page=page, uneven=True)
+    for dtype, b, h, k, s, d, page in (
+        ("bfloat16", 55, 12, 2, 900, 80, 16), ("float16", 1, 24, 8, 9000, 112, 32),
+        ("bfloat16", 130, 20, 10, 300, 80, 1), ("bfloat16", 3, 128, 32, 700, 72, 48),
+        ("float16", 9, 40, 5, 1500, 96, 8),
+    )
+)  # fmt: skip
+"""Heads that are no whole 64 bytes, and others, of several key heads."""
+
 ENDLESS = tuple(
     case("float32", batch=batch, dim=dim, rank=rank)
     for batch, dim, rank in ((8192, 1024, 0), (256, 3456, 0), (16383, 512, 0), (16384, 1024, 256))
@@ -212,7 +251,9 @@ JOINED = case("bfloat16", b=1, h=32, k=8, s=12000, d=128, page=16, uneven=False)
 def wanted_variants():
     found = variants_of("cross_layer", [*HALVES, *ENDLESS])
     found += variants_of("paged_attention", [JOINED, *SHORT, *TOGETHER])
-    found += variants_of("paged_latent_attention", MANY) + variants_of("paged_attention", ODD)
+    found += variants_of("paged_latent_attention", MANY) + variants_of("paged_attention", [*ODD, *TALL])
+    with by_neighbors():
+        found += variants_of("paged_attention", BESIDE)
     for name, of in (*EDGES, *WIDE):
         found += variants_of(name, [of])
     with by_the_last():
@@ -271,6 +312,19 @@ def test_heads_of_any_width_and_pages_of_any_size_are_as_right_as_pytorch_and_re
     kernels = {variant.kernel for variant in variants_of("paged_attention", [of])}
     assert ("paged_gathered" in kernels) == (of["page"] % 16 > 0 or of["d"] % 64 > 0) and "paged_share" not in kernels
     assert not wrong("paged_attention", of)
+
+
+@pytest.mark.parametrize("of", TALL, ids=str)
+def test_many_heads_on_a_key_as_rows_are_as_right_as_pytorch_and_repeat_bit_for_bit(of):
+    assert "paged_tall" in {variant.kernel for variant in variants_of("paged_attention", [of])}
+    assert not wrong("paged_attention", of)
+
+
+@pytest.mark.parametrize("of", BESIDE, ids=str)
+def test_neighbors_that_read_key_heads_of_the_same_keys_are_as_right_as_pytorch_and_repeat_bit_for_bit(of):
+    with by_neighbors():
+        assert all(dict(v.constants)["BESIDE"] for v in variants_of("paged_attention", [of]) if "gather" in v.kernel)
+        assert not wrong("paged_attention", of)
 
 
 @pytest.mark.parametrize("of", MANY, ids=str)

@@ -84,6 +84,29 @@ def test_a_loop_leaves_what_it_leaves_without_recorded_training(loop: Callable[.
     _healthy()
 
 
+def test_a_capture_that_fails_leaves_earlier_recordings_as_they_were() -> None:
+    """They share the random generator's state with it, which took the failed capture for one that is under way."""
+    torch.manual_seed(0)
+    eager = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.Dropout(0.5), torch.nn.Linear(64, 4)).cuda()
+    model, x = copy.deepcopy(eager), torch.randn(6, 8, device="cuda")
+    graphed = graph_training(model, (x,), {}, model, executor=_executor())
+    with pytest.raises(NotGraphable):
+        _executor().record(lambda: torch.rand(4, device="cuda").sum().item(), told=False)
+    ends = []
+    for each, call in ((eager, eager), (model, graphed)):
+        torch.manual_seed(3)
+        found = []
+        for _ in range(4):
+            result = call(x)
+            result.square().mean().backward()
+            found += [result.detach().clone(), torch.rand(2, device="cuda")]
+        ends.append([*found, each[0].weight.grad])
+    assert graphed.replays == 4, graphed.misses
+    for mine, theirs in zip(*ends, strict=True):
+        torch.testing.assert_close(mine, theirs)
+    _healthy()
+
+
 def test_checkpointed_layers_of_a_language_model_drop_what_eager_ones_drop() -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(n_layer=3, n_embd=64, n_head=2, vocab_size=96, n_positions=64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from ridgeline.findings.calibration import HOST_RULES, UNMEASURED_FRAC, slack, trust
+from ridgeline.findings.calibration import HOST_RULES, UNMEASURED_FRAC, at_best, slack, trust
 from ridgeline.findings.cure import open_ledger
 from ridgeline.findings.finding import Finding
 from ridgeline.findings.replay import Edit
@@ -16,7 +16,11 @@ LATER_FRAC, LATER_STEP_FRAC = 0.1, 0.03
 """A gain that only shows once the findings above are fixed is worth one from this share of what is then left on, and
 of the step."""
 LEAST_SHARE = 0.25
+GIVEN_WAY = 2.0 / 3.0
+"""Of what findings promise beyond the step, taken from what says that the host is slow."""
 MAX_FINDINGS = 12
+GENERAL = ("launch-bound", "host-code")
+"""Rules that say the host is too slow, where no other knows why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +96,8 @@ def _summed(scene: Scene, weighed: list[_Weighed]) -> list[Finding]:
         if (worth or later) and sure and len(made) < MAX_FINDINGS:
             made.append(finding)
             so_far, before_s = so_far | found.best, min(before_s, after_s)
-    return sorted(_fitted(made, scene.longest_step_s * 1e3), key=lambda finding: -finding.expected_ms)
+    fitted = sorted(_fitted(made, scene.longest_step_s * 1e3), key=lambda finding: -finding.expected_ms)
+    return _widened(fitted, scene.longest_step_s * 1e3)
 
 
 def _surely_ms(scene: Scene, found: _Weighed, finding: Finding) -> float:
@@ -106,7 +111,9 @@ def _surely_ms(scene: Scene, found: _Weighed, finding: Finding) -> float:
 
 
 def _fitted(made: list[Finding], step_ms: float) -> list[Finding]:
-    """Findings that together promise at most this step: what exceeds it is taken from all but the first alike."""
+    """Findings that together promise at most this step: what exceeds it is taken from what says that the host is slow,
+    which is the rest of what has a cause of its own, and then from all but the first alike."""
+    made = _rest_capped(made, step_ms)
     total_ms = sum(finding.high_ms for finding in made)
     if total_ms <= step_ms or len(made) < 2:
         return made
@@ -117,6 +124,32 @@ def _fitted(made: list[Finding], step_ms: float) -> list[Finding]:
         left_ms = step_ms - share * (total_ms - first.high_ms)
         first = _capped(first, left_ms / first.high_ms)
     return [first, *(_capped(finding, share) for finding in rest)]
+
+
+def _rest_capped(made: list[Finding], step_ms: float) -> list[Finding]:
+    """What says that the host is slow, cut by most of what is too much, but not below what is expected of it."""
+    over_ms = GIVEN_WAY * max(0.0, sum(finding.high_ms for finding in made) - step_ms)
+    kept = list[Finding]()
+    for finding in made:
+        least_ms = max(finding.expected_ms, LEAST_SHARE * finding.high_ms)
+        cut_ms = min(over_ms, max(0.0, finding.high_ms - least_ms)) if finding.rule in GENERAL else 0.0
+        kept.append(_capped(finding, 1.0 - cut_ms / finding.high_ms) if cut_ms else finding)
+        over_ms -= cut_ms
+    return kept
+
+
+def _widened(made: list[Finding], step_ms: float) -> list[Finding]:
+    """Upper ends moved by what gains were seen past them, as far as the step has room left: of what has a cause of its
+    own before what says that the host is slow, and the first finding first."""
+    room_ms, more_ms = max(0.0, step_ms - sum(finding.high_ms for finding in made)), dict[int, float]()
+    for i in sorted(range(len(made)), key=lambda i: (made[i].rule in GENERAL, i)):
+        more_ms[i] = min(room_ms, at_best(made[i].rule) * made[i].high_ms)
+        room_ms -= more_ms[i]
+    ends_ms = [finding.high_ms + more_ms[i] for i, finding in enumerate(made)]
+    return [
+        replace(finding, high_ms=high_ms, later_ms=max(high_ms, finding.later_ms))
+        for finding, high_ms in zip(made, ends_ms, strict=True)
+    ]
 
 
 def _capped(finding: Finding, share: float) -> Finding:
@@ -130,9 +163,10 @@ def _capped(finding: Finding, share: float) -> Finding:
 def _finding(scene: Scene, found: _Weighed, in_turn_s: float) -> Finding:
     trusted = trust(found.rule.name)
     step_s = scene.unrecorded_step_s
-    most_s = min(scene.longest_step_s, scene.most_s(found.candidate.cure))
-    best_s = min(trusted.high * found.best_s * scene.pace, most_s)
-    worst_s = min(best_s, trusted.low * found.worst_s * scene.pace)
+    had_s = scene.most_s(found.candidate.cure)
+    best_s = min(trusted.high * found.best_s * scene.pace, had_s, scene.longest_step_s)
+    beyond = min(1.0, had_s / max(1e-12, found.best_s * scene.pace))  # a replay may promise more than there is
+    worst_s = min(best_s, beyond * trusted.low * found.worst_s * scene.pace)
     noise_s = min(scene.noise_s, max(best_s, UNMEASURED_FRAC * step_s))
     more = slack(found.rule.name)
     high_s = min(scene.longest_step_s, (1.0 + more) * best_s + noise_s)

@@ -60,6 +60,8 @@ LONG_GAP_S = 2e-3
 something else."""
 ONGOING_FRAC, LATE_FRAC = 0.25, 0.1
 """Of what a round has in the mean, in half of them; and of a whole recording, in its later half."""
+STOPS = 4
+"""Gaps in which a thread was not running, at least: once is whatever a machine does."""
 SILENT_S, SILENT_TIMES, SILENT_FRAC = 300e-6, 20.0, 0.25
 """Nor does a host that launches stay without an op for this long, and this many times as long as it usually does: of
 such a gap ops cover less than a quarter."""
@@ -416,6 +418,21 @@ class Scene:
         long = self._is_unusual(seconds, usual)
         return own[long], float((seconds - usual)[long].sum())
 
+    @cached_property
+    def stopped_s(self) -> float:
+        """Seconds in long gaps between two ops that usually follow each other at once, if they are most of such gaps:
+        code that somebody wrote there would take its time whenever the two meet."""
+        trace, rows, gap_s = self.trace, self.wiring.call_rows, self.wiring.program.gap_s
+        after = self.wiring.program.after
+        known = np.flatnonzero((rows >= 0) & (after >= 0) & (rows[np.maximum(after, 0)] >= 0))
+        ops = np.where(trace.parent[rows] >= 0, trace.parent[rows], rows)
+        words = trace.name[np.maximum(ops, 0)].astype(np.int64)
+        _, pairs = np.unique(words[after[known]] * len(trace.words) + words[known], return_inverse=True)
+        usual = self._usual(pairs.astype(np.int32), gap_s[known])
+        long = self._is_unusual(gap_s[known], usual) & self._away[known]
+        found_s = float((gap_s[known] - usual)[long].sum())
+        return found_s if int(long.sum()) >= STOPS and found_s > 0.5 * self.elsewhere.total / 1e9 else 0.0
+
     def unusual(self, spans: Index) -> Index:
         """The same of all spans, those with children as well: whatever is around a stall took as long."""
         seconds = self.trace.duration_s[spans]
@@ -750,11 +767,28 @@ class Scene:
             between &= np.diff(np.searchsorted(forward, starts)) > 0
         return 1 + int(between.sum())
 
+    @cached_property
+    def num_turns(self) -> int:
+        """How often a forward pass is followed by a backward one, whatever its loss is made of."""
+        nodes = self.host_spans(r"^autograd::engine::evaluate_function", Kind.OP)
+        calls = self.host_spans(FORWARD_OPS, Kind.OP)
+        forward = np.sort(self.start_ns[calls[~self.spans_under(calls, BACKWARD)]])
+        before = np.unique(np.searchsorted(forward, self.start_ns[nodes]))
+        return int((before > 0).sum())
+
     @property
     def passes_a_step(self) -> float:
         """Backward passes of an optimizer step, also where nobody marked the steps of a recording."""
-        updates = len(self.host_spans(r"^Optimizer\.step", Kind.ANNOTATION, Kind.OP))
-        return self.num_passes / max(self.num_steps, updates)
+        return self.num_passes / self._num_updates
+
+    @property
+    def turns_a_step(self) -> float:
+        """The same by turns."""
+        return self.num_turns / self._num_updates
+
+    @cached_property
+    def _num_updates(self) -> int:
+        return max(self.num_steps, len(self.host_spans(r"^Optimizer\.step", Kind.ANNOTATION, Kind.OP)))
 
     @cached_property
     def recomputed(self) -> Mask:

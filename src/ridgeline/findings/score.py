@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ridgeline.findings.explain import GENERAL as GENERAL
 from ridgeline.findings.explain import findings_of
 from ridgeline.findings.finding import Finding
 from ridgeline.findings.scene import Scene
@@ -45,8 +46,6 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "cpu contention": ("host-contention",),
 }
 """The rules that name a planted cause."""
-GENERAL = ("launch-bound", "host-code")
-"""Rules that say the host is too slow: true of many fixed programs, and no mistake of the fix."""
 WEIGHTY_FRAC = 0.02
 
 

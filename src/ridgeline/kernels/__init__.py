@@ -61,6 +61,7 @@ from ridgeline.kernels.sequence.op import sequence_convolution
 from ridgeline.kernels.short_attention.op import short_attention
 from ridgeline.kernels.softmax.op import softmax
 from ridgeline.kernels.tighten.op import tighten
+from ridgeline.kernels.topmost.op import topmost
 from ridgeline.kernels.unshuffle.op import unshuffle
 
 __all__ = [
@@ -120,6 +121,7 @@ __all__ = [
     "supports",
     "swiglu",
     "tighten",
+    "topmost",
     "unshuffle",
     "varlen_attention",
 ]

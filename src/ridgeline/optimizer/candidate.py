@@ -45,6 +45,8 @@ MOST_VARIANTS = 6
 MOST_TRIED = 3
 """Algorithms of a convolution that are timed for training, of ten by default: a channels-last step of EfficientNet took
 48 s of a budget of 50 to try them all (81 convolutions, three passes each), a U-Net's 20 s."""
+TUNING = ("max_autotune_pointwise", "coordinate_descent_tuning")
+"""Options of Inductor that have it time the kernels it generates."""
 ACTIVATION_BUDGET = "activation_memory_budget"
 """The share of activations a compiled training step may keep; what is beyond is recomputed."""
 
@@ -66,6 +68,7 @@ class Candidate:
     narrow: tuple[tuple[str, str], ...] = ()  # linear layers in fewer bits, and their formats
     straight: bool = False  # the compiled graph is called without its guards, where it is one
     grows: bool = False  # recorded into memory that grows, which has no gaps between segments
+    guesses: bool = False  # values that the host reads are taken to be what they were, and compared by every replay
 
     @property
     def compiles(self) -> bool:
@@ -81,6 +84,11 @@ class Candidate:
         """Whether what runs is what torch.compile makes: its own, or the same past its guards."""
         same = self.compiler == "inductor" and self.scope == "model" and self.layout == "keep"
         return self.compiler == "stock" or (same and not (self.rewrites or self.options or self.narrow))
+
+    @property
+    def tunes(self) -> bool:
+        """Whether a compiler times ways to compute while it makes this: nobody knows before for how long."""
+        return self.compiler.endswith("autotune") or any(dict(self.options).get(name) for name in TUNING)
 
     @property
     def complexity(self) -> int:
@@ -126,7 +134,8 @@ class Candidate:
         found += [compiler + (", repeated blocks once" if self.scope == "blocks" else "")] if compiler else []
         past = self.straight and not self.graphed
         found += ["called past the compiler's guards, the model watched instead"] if past else []
-        return found + (["the whole call as one CUDA graph"] if self.graphed else []) or ["nothing"]
+        guessed = ", values that the host reads guessed and compared" if self.guesses else ""
+        return found + ([f"the whole call as one CUDA graph{guessed}"] if self.graphed else []) or ["nothing"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,7 +343,7 @@ def _capture(built: Built, model: nn.Module, inputs: Inputs, mode: str, loss: Ca
     with built.switched(), switched_on(around), torch.set_grad_enabled(mode != "infer"):
         call = _around(built.call, passing, model)
         if mode == "infer":
-            built.call = graph_inference(call, ready.args, dict(ready.kwargs), model)
+            built.call = graph_inference(call, ready.args, dict(ready.kwargs), model, guesses=built.candidate.guesses)
         else:
             built.call = graph_training(call, ready.args, dict(ready.kwargs), model, loss=loss)
         built.places = places_of(model)

@@ -4,11 +4,13 @@ What Python computes on the host from plain values and from tensors that are wat
 same signature. Copying it to the device, though, makes the host wait, which no capture allows. So the copies are made
 once before, and a recording copies them from the device. The other way round, a value that the host reads from the
 device is the same at every call if it was computed from nothing but plain values (positions, masks made of positions):
-the host is given what it read before.
+the host is given what it read before. Any other value that it reads may be guessed, where a recording changes nothing
+but its results: it is given what it read before, and every replay tells whether that was right.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -33,10 +35,11 @@ READ = _aten._local_scalar_dense.default
 class Constants:
     """The tensors brought from the host in one call, in the order in which they were brought."""
 
-    def __init__(self, device_type: str, *, factories: bool) -> None:
-        self.device_type, self.factories = device_type, factories
+    def __init__(self, device_type: str, *, factories: bool, guessing: bool = False) -> None:
+        self.device_type, self.factories, self.guessing = device_type, factories, guessing
         self.held: list[tuple[Tensor, Tensor]] = []
         self.read: list[Any] = []
+        self.guessed: list[Any] = []
         self._courier: _Courier | None = None
 
     @contextmanager
@@ -44,6 +47,7 @@ class Constants:
         """A call that brings tensors as it always does; they are kept."""
         self.held.clear()
         self.read.clear()
+        self.guessed.clear()
         with self._modes(_Courier(self, serving=False)):
             yield
 
@@ -59,7 +63,8 @@ class Constants:
         finally:
             if part != "first":
                 self._courier = None  # it holds memory of the recording
-        if part != "first" and (courier.at != len(self.held) or courier.num_read != len(self.read)):
+        unlike = courier.at != len(self.held) or courier.num_read != len(self.read)
+        if part != "first" and (unlike or len(courier.guesses) != len(self.guessed)):
             raise NotGraphable("a call brings other tensors from the host than the one before, or reads other values")
 
     @contextmanager
@@ -71,7 +76,17 @@ class Constants:
             yield
 
     def __bool__(self) -> bool:
-        return bool(self.held) or bool(self.read)
+        return bool(self.held) or bool(self.read) or bool(self.guessed)
+
+    def right(self) -> Tensor | None:
+        """While a call is served: whether all that was guessed in it is so, computed on the device."""
+        found: Tensor | None = None
+        for tensor, version, value in self._courier.guesses if self._courier is not None else ():
+            if tensor._version != version:
+                raise NotGraphable("a value that the host read is written over behind it")
+            same = _is(tensor, value).reshape(())
+            found = same if found is None else found & same
+        return found
 
 
 class _Courier(TorchDispatchMode):
@@ -85,6 +100,7 @@ class _Courier(TorchDispatchMode):
         super().__init__()
         self.constants, self.serving, self.at, self.num_read = constants, serving, 0, 0
         self.fixed: dict[int, Tensor] = {}  # by storage: tensors computed from nothing but plain values
+        self.guesses: list[tuple[Tensor, int, Any]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -109,6 +125,8 @@ class _Courier(TorchDispatchMode):
 
     def _value(self, tensor: Tensor) -> Any:
         if _storage(tensor) not in self.fixed:
+            if self.constants.guessing:
+                return self._guess(tensor)
             if self.serving:
                 raise NotGraphable("the host waits for a value of a tensor")
             return READ(tensor)
@@ -120,6 +138,18 @@ class _Courier(TorchDispatchMode):
         if self.num_read > len(read):
             raise NotGraphable("a call reads other values than the one before")
         return read[self.num_read - 1]
+
+    def _guess(self, tensor: Tensor) -> Any:
+        """What was read before in its place; the tensor is kept, to be compared with it."""
+        guessed = self.constants.guessed
+        if not self.serving:
+            guessed.append(READ(tensor))
+            return guessed[-1]
+        if len(self.guesses) >= len(guessed):
+            raise NotGraphable("a call reads other values than the one before")
+        value = guessed[len(self.guesses)]
+        self.guesses.append((tensor, tensor._version, value))
+        return value
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func is _aten._to_copy.default and self._leaves_host(args[0], kwargs.get("device")):
@@ -151,6 +181,16 @@ class _Courier(TorchDispatchMode):
         if was.dtype != source.dtype or was.shape != source.shape or not _equal(was, source):
             raise NotGraphable("a tensor on the host has other contents at every call")
         return there
+
+
+def _is(tensor: Tensor, value: Any) -> Tensor:
+    """Whether a tensor holds a value, the sign of zero included."""
+    if value != value:
+        return tensor.isnan()
+    same = tensor == value
+    if isinstance(value, float) and value == 0.0:
+        same = same & (tensor.signbit() == (math.copysign(1.0, value) < 0))
+    return same
 
 
 def _storage(tensor: Tensor) -> int:

@@ -21,8 +21,12 @@ STEPS = (
     ("torch._inductor.scheduler", "Scheduler", "can_fuse"),
     ("torch._inductor.codegen.simd", "SIMDScheduling", "codegen_node"),
     ("torch._inductor.codegen.cpp", "CppScheduling", "codegen_node"),
+    ("torch._inductor.select_algorithm", "AlgorithmSelectorCache", "__call__"),
+    ("torch._inductor.runtime.triton_heuristics", "CachingAutotuner", "autotune_to_one_config"),
+    ("torch._inductor.runtime.triton_heuristics", "CachingAutotuner", "coordinate_descent_tuning"),
 )
-"""Steps of PyTorch's tracer, of whoever walks a graph, and of Inductor's fusing and writing of kernels."""
+"""Steps of PyTorch's tracer, of whoever walks a graph, of Inductor's fusing and writing of kernels, and of its tuning:
+a product, or a kernel when it is first run."""
 
 
 class OutOfTime(OptimizeError):

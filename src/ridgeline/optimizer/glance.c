@@ -31,8 +31,8 @@ typedef struct {
   int64_t span;     /* bytes from its first element to the end of its last */
 } Look;
 typedef struct {
-  PyObject *holder, *key, *value; /* holder[key] is value, or where key is type, type(holder) is */
-  Py_ssize_t index;               /* of an item of a list; -1: of no list; -2: the class of an object */
+  PyObject *holder, *key, *value; /* holder[key] is value, or where key is type or vars, key(holder) is */
+  Py_ssize_t index; /* of an item of a list; -1: of no list; -2: the class of an object; -3: its attributes */
 } Name;
 typedef struct {
   PyObject *question, *answer; /* what a function without arguments answers, or a set and its copy */
@@ -85,6 +85,12 @@ static int is_known(Glance *self, Look *look, PyObject *tensor) {
 static int is_named(Name *name) {
   PyObject *now;
   if (name->index == -2) return (PyObject *)Py_TYPE(name->holder) == name->value;
+  if (name->index == -3) {
+    now = PyObject_GenericGetDict(name->holder, NULL);
+    if (!now) return -1;
+    Py_DECREF(now);
+    return now == name->value;
+  }
   if (name->index >= 0) return name->index < PyList_Size(name->holder) && PyList_GetItem(name->holder, name->index) == name->value;
   if (PyDict_CheckExact(name->holder)) {
     now = PyDict_GetItemWithError(name->holder, name->key);
@@ -224,7 +230,7 @@ static int remember_tensors(Glance *self, PyObject *tensors) {
   return 0;
 }
 
-/* Rows of (holder, key, value): a list and a number, a mapping and a key, or an object and ``type``. */
+/* Rows of (holder, key, value): a list and a number, a mapping and a key, or an object and ``type`` or ``vars``. */
 static int remember_names(Glance *self, PyObject *rows) {
   Py_ssize_t num = PyList_Size(rows);
   self->names = calloc((size_t)num + 1, sizeof(Name));
@@ -233,7 +239,8 @@ static int remember_names(Glance *self, PyObject *rows) {
     PyObject *holder, *key, *value;
     if (!PyArg_ParseTuple(PyList_GetItem(rows, i), "OOO", &holder, &key, &value)) return -1;
     Name *name = &self->names[i];
-    name->index = key == (PyObject *)&PyType_Type ? -2 : PyList_Check(holder) ? PyLong_AsSsize_t(key) : -1;
+    name->index = key == (PyObject *)&PyType_Type ? -2 : PyCFunction_Check(key) ? -3
+                  : PyList_Check(holder) ? PyLong_AsSsize_t(key) : -1;
     if (PyErr_Occurred()) return -1;
     name->holder = Py_NewRef(holder);
     name->key = Py_NewRef(key);

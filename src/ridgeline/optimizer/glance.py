@@ -27,9 +27,11 @@ from torch import Tensor, nn
 from ridgeline.kernels.files import cache_folder, extension, write_atomically
 
 Named = tuple[Any, Any, Any]
-"""A mapping or a list, a key or a number, and what is to be found there; or an object, ``type`` and its class."""
+"""A mapping or a list, a key or a number, and what is to be found there; or an object, ``type`` and its class,
+or an object, ``vars`` and the dictionary of its attributes."""
 Asked = tuple[Any, Any]
 """A function without arguments and what it answers, or a set and what equals it."""
+_APART = (type, vars)
 GONE = -1
 """The address of a tensor whose memory was taken from it."""
 _FORM = (Tensor.size, Tensor.stride, attrgetter("dtype"), Tensor.is_conj, Tensor.is_neg)
@@ -80,9 +82,10 @@ class Plain:
         self._forms = _forms(tensors)
         self._guards = _guards(tensors)
         self._places = Places([address(tensor) for tensor in tensors], list(range(len(tensors))))
-        columns: list[list[Any]] = [[row[i] for row in names if row[1] is not type] for i in range(3)]
+        columns: list[list[Any]] = [[row[i] for row in names if row[1] not in _APART] for i in range(3)]
         self._holders, self._keys, self._values = columns
         self._objects, self._classes = ([row[i] for row in names if row[1] is type] for i in (0, 2))
+        self._owners, self._dicts = ([row[i] for row in names if row[1] is vars] for i in (0, 2))
         self._lists, self._asks = list(lists), list(asks)
         self._list_size = sum(map(len, self._lists))
 
@@ -93,6 +96,7 @@ class Plain:
                     and (not self._lists or sum(map(len, self._lists)) == self._list_size)
                     and (not self._holders or all(map(is_, map(getitem, self._holders, self._keys), self._values)))
                     and all(map(is_, map(type, self._objects), self._classes))
+                    and all(map(is_, map(vars, self._owners), self._dicts))
                     and all((now() if callable(now) else now) == was for now, was in self._asks))  # fmt: skip
         except LookupError:
             return False

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
+from sys import getrefcount
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ from ridgeline.optimizer.studio import (
     Miss,
     Studio,
     alias,
-    counts,
+    holders,
     own_copies,
     restoring,
     uncached_casts,
@@ -59,6 +60,7 @@ _MOST_REASONS = 64
 
 _use_count = torch._C._storage_Use_Count
 _REQUIRES_GRAD = attrgetter("requires_grad")
+GUESSED = "a value that the host reads is not the one it read when the call was recorded"
 MISSED = object()
 """What a look at a glance answers where it cannot tell: the call is then looked at in full."""
 
@@ -72,12 +74,14 @@ class Take:
     scene: Scene
     result: Maker
     effects: list[Effect]
-    free: list[tuple[int, int]]
-    """Storages of the results, and how many hold each when no caller does."""
+    free: list[tuple[int, int, Any, int]]
+    """Storages of the results, how many hold each when no caller does, each as an object, and how many hold that."""
+    right: Tensor | None = None
+    """Whether the values that the host was told it has read are those of this replay, where some were guessed."""
 
     def is_free(self) -> bool:
-        for storage, held in self.free:  # noqa: SIM110 a generator would take four times as long
-            if _use_count(storage) > held:
+        for storage, held, memory, refs in self.free:  # a generator would take four times as long
+            if _use_count(storage) > held or getrefcount(memory) > refs:
                 return False
         return True
 
@@ -215,7 +219,8 @@ class Graphed:
                 return MISSED
             for variant in self._variants:
                 if variant.fits(flat.tensors):
-                    return self._played(variant, flat) if lane.apart(flat.tensors, variant.packed) else MISSED
+                    found = self._played(variant, flat) if lane.apart(flat.tensors, variant.packed) else MISSED
+                    return MISSED if found.__class__ is Miss else found
             return MISSED
 
     def _played(self, variant: Variant, flat: Flat, *, compared: bool = True) -> Any:
@@ -225,6 +230,8 @@ class Graphed:
         torch._C._set_grad_enabled(False)
         try:
             take = variant.start(flat)
+            if take.right is not None and not bool(take.right):
+                return self._miss(GUESSED, stale=False)
             if not compared and not self.watch.same():
                 return self._stale()
             result = variant.finish(take, flat)
@@ -305,18 +312,21 @@ class Graphed:
 
 
 def graph_inference(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], model: Any, *,
-                    executor: Executor | None = None) -> Graphed:  # fmt: skip
+                    executor: Executor | None = None, guesses: bool = False) -> Graphed:  # fmt: skip
     """Records ``call(*args, **kwargs)`` without gradients; ``model`` is what it computes, and whose state is watched.
 
     ``call`` may be the model or a compiled form of it. Raises NotGraphable with the reason where a replay could differ
     from a call: Python state that a call changes, values of tensors read on the host, hooks, random numbers drawn on
-    the host. Nothing of the caller's is changed: inputs, buffers and random states are as before.
+    the host. Nothing of the caller's is changed: inputs, buffers and random states are as before. With ``guesses``
+    values that the host reads are taken to be what they were; every replay waits for the device and compares them, and
+    where one is another the call is made as it is.
     """
     with _quiet():
         signature = recordable(args, kwargs, model, grad=False)
         watch = Watch(model)
         given = signature.flat.tensors + [tensor for _, tensor in watch.tensors.values()]
         studio = InferenceStudio(call, model, watch, executor or executor_for(given))
+        studio.guesses = guesses
         with restoring(watch):
             studio.prepare(signature.flat)
     return Graphed(call, signature, studio)
@@ -438,18 +448,18 @@ class InferenceStudio(Studio):
         scene = self.scene(tensors, boxes)
         outside = Statics(like, grouped(like, range(len(like))))
 
-        def run() -> tuple[Maker, list[Effect]]:
+        def run() -> tuple[Maker, list[Effect], Tensor | None]:
             result = self.call(*arguments[0], **arguments[1])
-            made = scene.maker(result), effects(before, scene)
+            made = scene.maker(result), effects(before, scene), self.right()
             if like:
                 outside.fill(scene.outputs)
             return made
 
-        recording, (maker, applied) = self.record(run, executor)
+        recording, (maker, applied, right) = self.record(run, executor)
         if like:
             scene.outputs = [outside.tensors[i] for i in range(len(like))]
         scene.settle()
-        return Take(recording, scene.outputs, scene, maker, applied, counts(scene.outputs))
+        return Take(recording, scene.outputs, scene, maker, applied, holders(scene.outputs), right)
 
 
 __all__ = ["Graphed", "GraphedTraining", "Miss", "graph_inference", "graph_training"]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ridgeline.errors import OptimizeError
 from ridgeline.optimizer.watch import Watch
 
+Made = TypeVar("Made")
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device, torch.Size, type, nn.Module)
 _JITTER = 0.25
 _MASKING = -1e4
@@ -47,13 +48,29 @@ class Inputs:
         cloner = _Cloner()
         return self._walked(_Copier(lambda t: _converted(cloner(t), dtype)))
 
-    def fresh(self, seed: int) -> Inputs:
-        """Other values that are legal wherever these are: see ``fresh_values``."""
+    def fresh(self, seed: int, *, integers: bool = True) -> Inputs:
+        """Other values that are legal wherever these are: see ``fresh_values``; without ``integers`` those stay."""
         made = self.copied()
         for i, tensor in enumerate(made.tensors()):
-            if not _overlapping(tensor):
+            if not _overlapping(tensor) and (integers or tensor.is_floating_point()):
                 tensor.detach().copy_(fresh_values(tensor, seed * 1000 + i))
         return made
+
+    def taken(self, seed: int, call: Callable[[Inputs], Made]) -> tuple[Inputs, Made]:
+        """Fresh inputs that a call takes, and what it makes of a copy of them.
+
+        Integers may be bound by more than a table's size: the longest of some lengths is the length of a batch, and
+        there are as many places for an image in a text as the image has patches. Where a call raises they stay as they
+        are, and where it still does everything does.
+        """
+        for integers in (True, False):
+            found = self.fresh(seed, integers=integers)
+            try:
+                return found, call(found.copied())
+            except Exception:  # whatever it does not take is not what candidates are judged on
+                continue
+        found = self.copied()
+        return found, call(found.copied())
 
     def tensors(self) -> list[Tensor]:
         return list(dict.fromkeys(tensor for _, tensor in self.named()))
@@ -126,10 +143,11 @@ def _fresh_integers(tensor: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _sorted(tensor: Tensor) -> bool:
-    """Offsets, positions and lengths that add up are in order along their last dim, and mean it."""
+    """Offsets, positions, lengths that add up or that fall are in order along their last dim, and mean it."""
     if tensor.dim() == 0 or tensor.shape[-1] < 2:
         return False
-    return bool((tensor.diff(dim=-1) >= 0).all())
+    steps = tensor.diff(dim=-1)
+    return bool((steps >= 0).all()) or bool((steps <= 0).all())
 
 
 def _fresh_floats(tensor: Tensor, generator: torch.Generator, flip: bool) -> Tensor:

@@ -94,6 +94,8 @@ AS_IT_IS = "compiled as it is"
 """What torch.compile makes, without our rewrites and past its guards: these and our own look at a call take 30 to 50 µs
 more than our look alone, which a call of half a millisecond feels."""
 PLAIN, GRAPHED = "graph", " + graph"
+WAITS = "the host waits for a value"
+"""What a recording says that failed for this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +168,7 @@ class Ladder:
         self.scale = 1.0  # measured over estimated compile time
         self.import_s = facts.import_s
         self.stock_made = False
+        self.guesses = False
         self.device = "cuda" if facts.cuda else "cpu"
         self.kind = "inference" if facts.mode == "infer" else "training"
 
@@ -220,6 +223,8 @@ class Ladder:
                 yield from self._stock(search)
         if not training and self.facts.groups and not self._at_the_floor(search) and not self._is_made(search, whole):
             yield from self._family(search, self._as_tuned(whole, search), self._whole_s())
+        if not training:
+            yield from self._without_kernels(search, whole)
         if not convnet and not self.facts.has_cache and not (training and self.facts.groups):
             yield from self._rewritten(search, layout)  # across blocks, what a compiler was tried on too
         yield from self._tuned(search, layout)  # minutes that no price foretells: after what the guarantee rests on
@@ -324,10 +329,23 @@ class Ladder:
         elif facts.cuda:
             plain = Candidate(name=PLAIN, graphed=True, tries_convolutions=self._tries())
             yield self._rung(plain, CAPTURE_S, "cudagraph")
+            yield from self._guessing(search, plain)
         if facts.has_conv:
             last = Candidate(name="channels last", layout="channels_last", tries_convolutions=self._tries())
             tried_s = TRIED_S * facts.num_convs if facts.mode == "train" else 0.0
-            yield self._graphed(last, CAPTURE_S + tried_s)
+            if facts.mode == "train" and self._unrecordable(search):  # the same code cannot be recorded laid otherwise
+                yield self._rung(last, CAPTURE_S + tried_s, "eager")
+            else:
+                yield self._graphed(last, CAPTURE_S + tried_s)
+
+    def _guessing(self, search: Climber, plain: Candidate) -> Iterator[Rung]:
+        """Where the host waits for a value (the longest of some lengths, whether a mask hides anything), it is guessed
+        to be what it was, here and in all recordings that follow; every replay compares."""
+        entry = search.entries.get(PLAIN)
+        waits = entry is not None and entry.status == FAILED and WAITS in entry.reason
+        if self.facts.mode == "infer" and waits:
+            self.guesses = True
+            yield self._rung(replace(plain, name=f"{PLAIN}, guessing", guesses=True), CAPTURE_S, "cudagraph")
 
     def _rewritten(self, search: Climber, layout: str = "keep") -> Iterator[Rung]:
         chosen = recommended(self.kind, "none", self.device)
@@ -373,6 +391,22 @@ class Ladder:
             parts = (*compiled.substituted, "experts")
             more = replace(compiled, name=f"{compiled.name} and experts", substituted=parts)
             yield from self._family(search, more, cost_s)
+
+    def _without_kernels(self, search: Climber, whole: Candidate) -> Iterator[Rung]:
+        """The whole without kernels of ours, where with them it is behind torch.compile: they end Inductor's fusions.
+
+        A diffusion network's norms over groups took 0.82 of its pace, and its attention, which Inductor leaves written
+        out, was lost with them (H200).
+        """
+        names = (whole.name + GRAPHED, whole.name)
+        entry = next((search.entries[name] for name in names if name in search.entries), None)
+        if entry is None or entry.status not in MEASURED or not search.best.candidate.is_stock:
+            return
+        kept = tuple(name for name in whole.rewrites if not rewrites()[name].needs_kernels)
+        brings = [name for name in entry.rewrites if name in kept and rewrites()[name].exact != "bits"]
+        if brings and any(name not in kept for name in entry.rewrites):
+            plainer = replace(self._inductor("compiled, no kernels of ours", "keep", "model"), rewrites=kept)
+            yield from self._family(search, plainer, self._whole_s())
 
     def _held(self, search: Climber, blocks: Candidate) -> Iterator[Rung]:
         """The same with rows of norms in registers."""
@@ -542,6 +576,8 @@ class Ladder:
         forecast, best = self.facts.forecast, search.best.candidate
         plain = self._blocks(layout) if self.facts.groups else self._inductor("", layout, "model")
         plain = replace(best, graphed=False) if best.compiler == "inductor" else plain
+        if best.is_stock and best.compiler == "stock":  # nothing of ours was ahead of it
+            plain = replace(self._inductor("", "keep", "model"), rewrites=())
         cost_s = self._compile_s(plain.scope)
         few_products = forecast is not None and forecast.matrix_frac < AUTOTUNE_LEAST_MATRIX_FRAC
         if self.facts.mode == "train":  # products of many rows are the library's, and there are three times as many
@@ -622,7 +658,8 @@ class Ladder:
 
     def _graphed(self, candidate: Candidate, cost_s: float) -> Rung:
         execution = "compiled" if candidate.compiles else "cudagraph"
-        return self._rung(self._named(replace(candidate, graphed=self.facts.cuda)), cost_s, execution)
+        recorded = replace(candidate, graphed=self.facts.cuda, guesses=self.guesses and self.facts.cuda)
+        return self._rung(self._named(recorded), cost_s, execution)
 
     def _named(self, candidate: Candidate) -> Candidate:
         return replace(candidate, name=candidate.name + GRAPHED) if candidate.graphed else candidate

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ridgeline.optimizer.signature import Signature, ambient
-from ridgeline.optimizer.tree import PLAIN, SAME, Flat, Piece, known_piece, piece_of
+from ridgeline.optimizer.tree import LOOSE, PLAIN, SAME, Flat, Piece, known_piece, piece_of
 
 _TENSORS = (Tensor, nn.Parameter)
 
@@ -115,7 +115,7 @@ def _wanted(value: Any, grad: bool) -> tuple[Any, Any] | None:
         if value.is_nested or value.is_quantized or value.is_neg() or value.is_conj():
             return None
         return Tensor, (value.shape, value.stride(), value.dtype, value.device, grad and value.requires_grad)
-    if (cls in PLAIN and cls is not slice) or cls is float:
+    if (cls in PLAIN and cls not in LOOSE) or cls is float:
         return cls, value
     piece = piece_of(value, grad) if hasattr(value, "__dict__") and not isinstance(value, dict | list | tuple) else None
     return None if piece is None else (Piece, (cls, piece.key))

@@ -16,9 +16,11 @@ import torch
 from torch import nn
 
 from ridgeline.optimizer import casts
+from ridgeline.optimizer.beside import Beside
 from ridgeline.optimizer.inputs import Before, Inputs, State, given_dice, writable
 from ridgeline.optimizer.loss import Loss
 from ridgeline.optimizer.tree import TooLarge, flatten
+from ridgeline.optimizer.watch import Watch
 
 Call = Callable[..., Any]
 SLICE_S = 4e-3
@@ -122,7 +124,8 @@ class Track:
     in inference a call without gradients.
     """
 
-    def __init__(self, model: nn.Module, inputs: Inputs, mode: str, loss: Call | None, device: torch.device) -> None:
+    def __init__(self, model: nn.Module, inputs: Inputs, mode: str, loss: Call | None, device: torch.device,
+                 others: Sequence[torch.Tensor] = ()) -> None:  # fmt: skip
         self.model, self.inputs, self.mode, self.device = model, inputs, mode, device
         self.loss = Loss(loss)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
@@ -130,7 +133,12 @@ class Track:
         for parameter in self.parameters:
             parameter.grad = None
         self.state = State(model)
-        self.state.given = given_dice(inputs)
+        hidden = [t for _, t in self.state.watch.tensors.values() if t.requires_grad and t.is_leaf]
+        self.beside = Beside(model, loss, [*others, *hidden])
+        made = [(held, key, held.get(key)) for _, held, key in self.state.watch.made()]
+        self.made = made  # weights that hooks make before every call
+        self.state.given = [*given_dice(inputs), self.beside.restore, self._forget_made]
+        self.origin: Watch | None = None  # the model before its first call, where every call changes it
         self.mutates = self.appends = False
         self.copies = [inputs]
         self._turns = 0
@@ -158,24 +166,36 @@ class Track:
         self.restore()
         num_bytes = sum(t.nbytes for t in self.inputs.tensors())
         if not self.mutates and num_bytes < _COPY_BYTES:
-            self.copies = [self.inputs, self.inputs.fresh(8), self.inputs.fresh(10)]
+            self.copies = [self.inputs, self._taken(call, 8), self._taken(call, 10)]
         elif not self.mutates and not self.inputs.has_cache and num_bytes < ROOM_FRAC * free_bytes(self.device):
-            self.copies = [self.inputs, self.inputs.fresh(8)]
+            self.copies = [self.inputs, self._taken(call, 8)]
         return self.about_s(call)
 
+    def _taken(self, call: Call, seed: int) -> Inputs:
+        """Inputs to go round that the model takes."""
+
+        def turn(inputs: Inputs) -> None:
+            try:
+                self.run(call, inputs)
+            finally:
+                self.restore()
+
+        return self.inputs.taken(seed, turn)[0]
+
     def _settle_names(self, call: Call) -> None:
-        """What the first call sets up stays; what every call changes is put back after each."""
+        """What the first call sets up stays; what every call changes is put back after each, and all in the end."""
+        self.state.watch.detach()
         self.state.restore()
         again = State(self.model)
         self.run(call, self.inputs.copied())
         if again.watch.changes() or again.watch.toggled():
-            self.state.rebinds = self.mutates = True
-        else:
-            again.random, again.given = self.state.random, self.state.given
-            known = {name for name, *_ in again.tensors}
-            again.weights = self.state.weights
-            again.tensors += [each for each in again.weights if each[0] not in known]
-            self.state = again
+            again.rebinds = self.mutates = True
+            self.origin = self.state.watch
+        again.random, again.given, again.moving = self.state.random, self.state.given, self.state.moving
+        known = {name for name, *_ in again.tensors}
+        again.weights = self.state.weights
+        again.tensors += [each for each in again.weights if each[0] not in known]
+        self.state = again
 
     def restore(self) -> None:
         """The model's state and the inputs it writes to as they were."""
@@ -184,9 +204,22 @@ class Track:
             with torch.no_grad(), writable(tensor):
                 tensor.detach().copy_(kept)
 
+    def _forget_made(self) -> None:
+        """The last call's, without its history, which keeps parameters' gradients on the stream of that call."""
+        for held, key, _ in self.made:
+            if isinstance(held.get(key), torch.Tensor):
+                held[key] = held[key].detach()
+
     def hand_back(self) -> None:
         """Everything as it was found, gradients included: turns clear them."""
         self.restore()
+        if self.origin is not None:
+            self.origin.restore()
+            for put_back in self.state.moving:  # iterators, whose places names do not keep
+                put_back()
+        for held, key, value in self.made:
+            held[key] = value
+        self.beside.hand_back()
         for parameter, gradient in self.gradients:
             parameter.grad = gradient
 

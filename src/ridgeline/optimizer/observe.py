@@ -23,13 +23,15 @@ from torch.utils._pytree import tree_leaves
 from ridgeline.optimizer import asking as questioning
 from ridgeline.optimizer.asking import Asking, asked_by_names, missing, state_asked
 from ridgeline.optimizer.recurrent import dropping
-from ridgeline.optimizer.watch import Watch, installed, library, standard
+from ridgeline.optimizer.statics import extent
+from ridgeline.optimizer.watch import Free, Watch, installed, library, standard
 
 _ADOPTED = frozenset(("aten::lift_fresh", "aten::lift_fresh_copy", "aten::lift"))
 _COMPARED_BYTES = 1 << 30
 """Memory below this is compared with what it held before, for writes that no operator announces."""
 _UNANNOUNCED = frozenset(("running_mean", "running_var"))
 """Arguments that batch norms write to in training without their schemas saying so."""
+_STRIDING = frozenset(("aten::as_strided", "aten::as_strided_", "aten::as_strided_copy", "aten::as_strided_scatter"))
 _READS = frozenset(("aten::_local_scalar_dense", "aten::item", "aten::equal", "aten::is_nonzero"))
 _SPEAKING = {print: "prints", input: "asks the user", open: "opens a file"}
 _CLOCKS = frozenset(("time", "_random"))
@@ -37,6 +39,13 @@ _MOMENTS = frozenset(("now", "utcnow", "today"))
 _SYSTEM = frozenset(("urandom", "getrandom"))
 _DISK = frozenset(("stat", "lstat", "access", "listdir", "scandir", "getcwd", "readlink"))
 _WRITES = frozenset(("write", "writelines"))
+_GOES_ON = frozenset(("read", "read1", "readinto", "readline", "readlines", "seek"))
+_LOOKING_AROUND = frozenset(("_getframe", "getrefcount", "_current_frames"))
+_SETTINGS = frozenset(("get_ident", "get_native_id", "getpid", "getrecursionlimit", "gettrace", "getswitchinterval"))
+_GETTERS = ("_get_", "get_", "_is_", "is_", "_has_", "are_")
+_PASSING_ON = ("/threading.py", "/inspect.py", "/traceback.py", "torch/__init__.py", "torch/random.py",
+               "torch/backends/__init__.py", "torch/backends/cuda/__init__.py", "torch/backends/cudnn/__init__.py",
+               "torch/backends/mkldnn/__init__.py", "torch/utils/_contextlib.py")  # fmt: skip
 _FETCHING = ("linecache.py", "tokenize.py", "<frozen importlib._bootstrap_external>")
 """Where the interpreter opens files of code by itself, to show a line of it or to import it."""
 
@@ -49,6 +58,8 @@ class Observation:
     """Storages that existed before the call and were written to."""
     externals: dict[int, Tensor] = field(default_factory=dict)
     """Tensors that were used and are neither inputs nor the model's, by storage."""
+    used: frozenset[int] | None = None
+    """Storages that existed before the call and were used by it, the model's included; None where nobody looked."""
     codes: dict[types.CodeType, dict[str, Any]] = field(default_factory=dict)
     acts: list[str] = field(default_factory=list)
     """Things done outside of PyTorch that a replay would not do."""
@@ -66,6 +77,19 @@ class Observation:
     """What it asked of the model's own tensors."""
     lookups: list[tuple[Any, str]] = field(default_factory=list)
     """Whom it asked for attributes by words."""
+    free: Free = field(default_factory=dict)
+    """What variables held that functions have from around them."""
+    answers: dict[Any, Any] = field(default_factory=dict)
+    """Functions without arguments that tell of the interpreter's and of PyTorch's settings, and what they told."""
+
+
+def _only_reads(schema: Any, args: Any, kwargs: Any) -> bool:
+    """Whether it is a batch norm that is told not to train: its running means are read, whatever it announces."""
+    names = [argument.name for argument in schema.arguments]
+    if "batch_norm" not in schema.name or "training" not in names:
+        return False
+    place = names.index("training")
+    return (args[place] if place < len(args) else kwargs.get("training", True)) is False
 
 
 class Journal(TorchDispatchMode):
@@ -75,9 +99,10 @@ class Journal(TorchDispatchMode):
     def ignore_compile_internals(cls) -> bool:
         return True  # else the tracer gives up code that it first meets here, for good
 
-    def __init__(self, seen: Observation) -> None:
+    def __init__(self, seen: Observation, given: Iterable[Tensor] = ()) -> None:
         super().__init__()
         self.seen = seen
+        self.given = frozenset(_storage(tensor) for tensor in given if tensor.layout is torch.strided)
         self.made: set[int] = set()
         self.saved: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -88,7 +113,9 @@ class Journal(TorchDispatchMode):
         for tensor in tree_leaves((args, kwargs)):
             if isinstance(tensor, Tensor) and tensor.layout is torch.strided:
                 self._use(tensor, adopted)
-        if schema.is_mutable or "batch_norm" in schema.name:
+        if schema.name in _STRIDING and _storage(args[0]) in self.given and _reaches_beyond(args, kwargs):
+            self.seen.places["as_strided"] = "past its own elements"
+        if (schema.is_mutable or "batch_norm" in schema.name) and not _only_reads(schema, args, kwargs):
             self._write(schema, args, kwargs)
         self.seen.recurrent = self.seen.recurrent or dropping(schema, args)
         self.seen.waits = self.seen.waits or schema.name in _READS
@@ -137,6 +164,16 @@ class Journal(TorchDispatchMode):
             put_back(whole, was)
 
 
+def _reaches_beyond(args: Any, kwargs: Any) -> bool:
+    """Whether a tensor is looked at by strides that lead past its elements: to its neighbors, which no copy has."""
+    tensor, size, stride = args[:3] if len(args) > 2 else (args[0], kwargs.get("size"), kwargs.get("stride"))
+    if len(args) > 3 or kwargs.get("storage_offset") is not None:
+        return True
+    reach = 1 + sum((num - 1) * step for num, step in zip(size, stride)) if 0 not in size else 0
+    low, high = extent(tensor)
+    return reach > tensor.numel() or high - low != tensor.nbytes  # or to what lies between them
+
+
 class Values:
     """What tensors hold, put back wherever they lie by then."""
 
@@ -177,7 +214,7 @@ def observe(call: Callable[[], Any], given: list[Tensor], watch: Watch, *, profi
     when all is imported and set up. Without ``journaled``, writes are found by comparing alone.
     """
     seen = Observation()
-    journal = Journal(seen)
+    journal = Journal(seen, inputs)
     questions = Asking(inputs, (tensor for _, tensor in watch.tensors.values()))
     compare = journal.notice([*given, *watch.buffers()])
     with restored_random() as drawn:
@@ -189,11 +226,12 @@ def observe(call: Callable[[], Any], given: list[Tensor], watch: Watch, *, profi
             compare()
             seen.drawn = drawn()
             journal.put_back()
+    seen.used = frozenset(seen.externals) if journaled else None
     for _, tensor in watch.tensors.values():
         if tensor.layout is torch.strided and tensor.device.type != "meta":
             seen.externals.pop(_storage(tensor), None)
     seen.asked |= questions.asked | asked_by_names(seen.codes)
-    seen.places, seen.weights = questions.places, questions.weights
+    seen.places, seen.weights = seen.places | questions.places, questions.weights
     seen.externals = {key: _without_history(tensor) for key, tensor in seen.externals.items()}
     return seen
 
@@ -303,6 +341,8 @@ def _reaches_out(function: Any) -> str | None:
         return "draws random numbers on the host"
     if name in _MOMENTS and getattr(owner, "__module__", None) == "datetime":
         return f"asks for the time ({name})"
+    if name in _GOES_ON and isinstance(owner, io.IOBase):
+        return "reads on in a file"
     return "writes to a file or to its output" if name in _WRITES and isinstance(owner, io.IOBase) else None
 
 
@@ -311,11 +351,34 @@ def _anywhere(function: Any, frame: types.FrameType) -> str | None:
     if function is open and not frame.f_code.co_filename.endswith(_FETCHING):
         return _SPEAKING[open]
     name = getattr(function, "__name__", "")
+    if name in _LOOKING_AROUND and getattr(function, "__module__", "") == "sys" and _asked_from(frame) is not None:
+        return f"looks at who calls it, or holds something ({name})"
     if getattr(function, "__module__", "") not in ("posix", "nt"):
         return None
     if name in _DISK and _on_behalf(frame) is not None:
         return f"looks at files ({name})"
     return "draws random numbers of the system" if name in _SYSTEM else None
+
+
+def _is_own(filename: str) -> bool:
+    """Whether code is the model's own, and no package's."""
+    return not library(filename) and not installed(filename)
+
+
+def _tells(function: Any) -> bool:
+    """Whether a built-in function tells of a setting of the interpreter's or of PyTorch's, and is asked nothing."""
+    name, owner = getattr(function, "__name__", ""), getattr(function, "__self__", None)
+    if isinstance(owner, torch.Generator):
+        return name == "initial_seed"
+    return name in _SETTINGS or (name.startswith(_GETTERS) and getattr(torch._C, name, None) is function)
+
+
+def _asked_from(frame: types.FrameType) -> types.FrameType | None:
+    """The model's own code that asked, by itself or through those files of libraries that only pass a question on."""
+    found: types.FrameType | None = frame
+    while found is not None and found.f_code.co_filename.endswith(_PASSING_ON):
+        found = found.f_back
+    return found if found is not None and _is_own(found.f_code.co_filename) else None
 
 
 def _on_behalf(frame: types.FrameType) -> types.FrameType | None:
@@ -336,6 +399,10 @@ def _profiled(seen: Observation, own: frozenset[int]) -> Iterator[None]:
     def note(frame: types.FrameType, event: str, arg: Any) -> None:
         if event == "call":
             seen.codes.setdefault(frame.f_code, frame.f_globals)
+            if frame.f_code.co_freevars and _is_own(frame.f_code.co_filename):
+                held = frame.f_locals
+                around = tuple(id(held.get(name)) for name in frame.f_code.co_freevars)
+                seen.free.setdefault(frame.f_code, set()).add(around)
             if frame.f_code is _HANDLE and (by := _outside(frame, logging.__file__)) is not None:
                 act("logs", by)
             elif frame.f_code is _TEXT and (by := _outside(frame, *_TENSOR_TEXT)) is not None:
@@ -352,6 +419,8 @@ def _profiled(seen: Observation, own: frozenset[int]) -> Iterator[None]:
             what = what or _reaches_out(arg)
             if (state := state_asked(arg)) is not None and not library(frame.f_code.co_filename):
                 seen.asked.add(state)
+            if _tells(arg) and _asked_from(frame) is not None:
+                seen.answers.setdefault(arg, None)
             anywhere = "seeds random numbers" if _seeds(arg) else _anywhere(arg, frame)
             if anywhere or (what is not None and not library(frame.f_code.co_filename)):
                 act(anywhere or str(what), frame)
@@ -379,7 +448,7 @@ def _noting(seen: Observation, own: frozenset[int]) -> Iterator[None]:
     def noted(ask: Callable[..., Any]) -> Callable[..., Any]:
         def asking(owner: Any, *asked: Any) -> Any:
             if asked and type(asked[0]) is str and not library(sys._getframe(1).f_code.co_filename):
-                stays = isinstance(owner, types.ModuleType | type) or id(owner) in own
+                stays = isinstance(owner, types.ModuleType | types.FunctionType | type) or id(owner) in own
                 seen.lookups.append((owner if stays else None, asked[0]))
             return ask(owner, *asked)
 

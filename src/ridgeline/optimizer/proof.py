@@ -199,23 +199,27 @@ class Prover:
         self.reference = ""
         self.error_budget = 0.0
         self.rounded = False
-        self._prepare([subject.inputs.fresh(i) for i in range(num_inputs)])
+        self._prepare(num_inputs)
 
-    def _prepare(self, cases: Sequence[Inputs]) -> None:
+    def _prepare(self, num_inputs: int) -> None:
         if self.random:
             self.reference = f"the mean of {self.num_draws} eager runs"
             self.notes.append(
                 "the model draws random numbers: judged by the means and spreads of runs, not by elements"
             )
-            self.cases = [(cases[0], [], [])]
+            self.cases = [(self._taken(0)[0], [], [])]
             return
-        for inputs in cases:
-            eager = self.subject.observe(self.subject.model, inputs.copied())
+        for seed in range(num_inputs):
+            inputs, eager = self._taken(seed)
             reference = self._referenced(inputs, eager)
             if reference is not None:
                 self.cases.append((inputs, eager, reference))
             else:  # eager's own results in its place would call every other rounding wrong
                 self.notes.append(f"one input fewer: no {self.reference} reference for it")
+
+    def _taken(self, seed: int) -> tuple[Inputs, list[Leaf]]:
+        """Fresh inputs that the model takes, and what it makes of them."""
+        return self.subject.inputs.taken(seed, lambda inputs: self.subject.observe(self.subject.model, inputs))
 
     def _referenced(self, inputs: Inputs, eager: list[Leaf]) -> list[Leaf] | None:
         """Float64 where the model can run in it, float32 where it cannot, else eager itself (and said so).

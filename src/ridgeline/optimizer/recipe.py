@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import types
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,14 +14,14 @@ from torch import Tensor, nn
 
 from ridgeline.errors import NotGraphable
 from ridgeline.optimizer.statics import extent, view_of
-from ridgeline.optimizer.tree import attributes, empty_like, item_setter, remade_tuple, set_attributes
+from ridgeline.optimizer.tree import SEALED, attributes, empty_like, item_setter, remade_tuple, set_attributes
 
 Maker = Callable[[Sequence[Tensor], Sequence[Tensor], Sequence[Any]], Any]
 """From the outputs of this replay, the caller's tensors and the caller's containers, a value for the caller."""
 
-_CONSTANT = (int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size, torch.layout,
-             torch.memory_format, slice, range, type(Ellipsis), enum.Enum, frozenset, type, nn.Module,
-             types.BuiltinFunctionType, types.ModuleType)  # fmt: skip
+_WORDS = (int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size, torch.layout,
+          torch.memory_format, range, type(Ellipsis))  # fmt: skip
+_CONSTANT = (*_WORDS, slice, enum.Enum, frozenset, type, nn.Module, types.BuiltinFunctionType, types.ModuleType)
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class Scene:
         """How to make a value again."""
         if isinstance(value, Tensor):
             return self._tensor(value)
-        if isinstance(value, _CONSTANT) or id(value) in self.known:
+        if id(value) in self.known or (isinstance(value, _CONSTANT) and _is_constant(value, self.known)):
             return lambda lent, given, held: value
         place = self.containers.get(id(value))
         if place is not None:
@@ -62,8 +62,10 @@ class Scene:
             return self._function(value)
         if isinstance(value, Iterator | torch.Generator):
             raise NotGraphable(f"it returns a {type(value).__name__}, which runs Python when it is read")
-        if isinstance(value, set):
+        if isinstance(value, set) and all(map(_is_plain, value)):
             return lambda lent, given, held: set(value)
+        if isinstance(value, (*_CONSTANT, *SEALED, set)):
+            raise NotGraphable(f"it returns a {type(value).__name__} that holds more than plain values")
         if isinstance(value, tuple):
             return self._tuple(value)
         return self._container(value)
@@ -181,6 +183,8 @@ class Scene:
             makers = [self.maker(item) for item in value]
             return lambda made, *around: made.extend([make(*around) for make in makers])
         if isinstance(value, dict):
+            if strange := [key for key in value if not _is_plain(key) and not isinstance(key, _KEYS)]:
+                raise NotGraphable(f"it returns a dictionary with a {type(strange[0]).__name__} for a key")
             keyed = [(key, self.maker(item)) for key, item in value.items()]
             put = item_setter(type(value))
 
@@ -192,8 +196,33 @@ class Scene:
         return lambda made, *around: None
 
 
+_KEYS = (type, nn.Module, types.FunctionType, enum.Enum)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value holds nothing that a call could have made: a word, a number, or several."""
+    if isinstance(value, tuple | frozenset):
+        return all(map(_is_plain, value))
+    return isinstance(value, (*_WORDS, enum.Enum)) and not (attributes(value) and not isinstance(value, enum.Enum))
+
+
+def _is_constant(value: Any, known: Set[int]) -> bool:
+    """Whether a value that cannot change holds nothing that a call made."""
+    if isinstance(value, slice):
+        return all(map(_is_plain, (value.start, value.stop, value.step)))
+    if isinstance(value, nn.Module):
+        return id(value) in known
+    if isinstance(value, type):
+        return not any(isinstance(held, Tensor) for held in vars(value).values())
+    if isinstance(value, types.BuiltinFunctionType):
+        return value.__self__ is None or isinstance(value.__self__, types.ModuleType | type)
+    return isinstance(value, types.ModuleType) or _is_plain(value)
+
+
 def _view_of_model(value: Tensor, base: Tensor) -> Maker:
     dtype, size, stride, start = value.dtype, value.shape, value.stride(), extent(value)[0]
+    if base.requires_grad and not (value._base is not None and value._base.requires_grad):
+        base = base.detach()
     return lambda lent, given, held: _seen_as(base, dtype, start, size, stride)
 
 

@@ -64,7 +64,7 @@ def has_long_rows(model: nn.Module) -> bool:
     for part in model.modules():
         if "norm" not in type(part).__name__.lower() or isinstance(part, others):
             continue
-        weight = vars(part).get("_parameters", {}).get("weight")
+        weight = _weight(part)
         shape = getattr(part, "normalized_shape", None) or (() if weight is None else weight.shape)
         if isinstance(shape, tuple) and len(shape) == 1 and HELD < shape[0] <= MOST_HELD:
             return True
@@ -74,8 +74,13 @@ def has_long_rows(model: nn.Module) -> bool:
 def num_products(model: nn.Module, found: list[Group]) -> int:
     """Matrix products and convolutions of different sizes, in blocks where a model is made of them: what is tuned."""
     parts = [part for group in found for part in group.blocks[0].modules()] if found else list(model.modules())
-    weights = [vars(part).get("_parameters", {}).get("weight") for part in parts if not isinstance(part, nn.Embedding)]
+    weights = [_weight(part) for part in parts if not isinstance(part, nn.Embedding)]
     return len({tuple(weight.shape) for weight in weights if weight is not None and weight.dim() > 1})
+
+
+def _weight(part: nn.Module) -> nn.Parameter | None:
+    """A layer's own, asked for in a way that a scripted one answers too."""
+    return next((each for name, each in part.named_parameters(recurse=False) if name == "weight"), None)
 
 
 def is_checkpointed(model: nn.Module) -> bool:

@@ -17,6 +17,7 @@ from ridgeline.bench.verdict import error_of
 from ridgeline.errors import NotGraphable, OptimizeError, nearest
 from ridgeline.optimizer import cache, update
 from ridgeline.optimizer.backend import Report
+from ridgeline.optimizer.beside import left_alone
 from ridgeline.optimizer.candidate import Built, Candidate, Layout, build, forget_compiled
 from ridgeline.optimizer.inputs import Inputs, State
 from ridgeline.optimizer.ladder import DEFAULT_BUDGET_S
@@ -113,7 +114,7 @@ def _called_once(problem: Problem) -> None:
     with suppress(Exception):  # what kept the search from looking at it keeps us, too
         state, given = State(problem.model), problem.inputs.copied()
     try:
-        with torch.set_grad_enabled(problem.mode != "infer"):
+        with left_alone(problem.model, problem.loss), torch.set_grad_enabled(problem.mode != "infer"):
             output = problem.model(*given.args, **given.kwargs)
             if problem.loss is not None:
                 problem.loss(output)
@@ -316,9 +317,8 @@ def _checked(problem: Problem, candidate: Candidate, receipt: Receipt, track: Tr
 def _agrees(problem: Problem, track: Track, built: Built, receipt: Receipt) -> bool:
     """A look at one fresh input beside eager: the proof itself was made when the candidate was searched."""
     subject = Subject(problem.model, problem.inputs, problem.mode, track.loss, track.state)
-    inputs = problem.inputs.fresh(1)
+    inputs, eager = problem.inputs.taken(1, lambda given: subject.observe(problem.model, given))
     most = 2 * float((receipt.verdict or {}).get("most_rms_frac") or 0.0)
-    eager = subject.observe(problem.model, inputs.copied())
     with built.switched() as call:
         found = subject.observe(call, inputs.copied())
     track.restore()

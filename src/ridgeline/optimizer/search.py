@@ -112,6 +112,9 @@ STANDS_OUT = "as right as eager, and elements are 1e-4 from eager's, where those
 LENIENCY, SHORT_TIMES = 1.2, 2.0
 OVERRUN_FRAC, PRICE_TIMES = 0.4, 1.5
 """By how much of the budget torch.compile may overrun it in training, and how many times too high its price may be."""
+HOPE_TIMES = 2.0
+"""How many times too high the price of tuning may be where nothing of ours is ahead of torch.compile: its own tuning is
+what may be."""
 NARROW_FRAC = 0.35
 """Of the time, what is kept for fewer bits where they are allowed: measuring layers, building and proving a choice."""
 MOST_ROUNDING = 2e-3
@@ -169,7 +172,8 @@ class Search:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.began = time.perf_counter()
-        self.track = Track(problem.model, problem.inputs, problem.mode, problem.loss, problem.device)
+        held = [] if problem.optimizer is None else [p for g in problem.optimizer.param_groups for p in g["params"]]
+        self.track = Track(problem.model, problem.inputs, problem.mode, problem.loss, problem.device, held)
         mark_accumulators(self.track.parameters if problem.mode == "train" else ())
         self.eager = Built(Candidate(name="eager"), problem.model, Report())
         self.best = self.eager
@@ -270,7 +274,7 @@ class Search:
         """What a call returns after this seed."""
         torch.manual_seed(seed)
         ready = self.problem.inputs.copied()
-        with torch.no_grad():
+        with torch.set_grad_enabled(self.problem.mode == "train"):  # a model may differentiate inside of its forward
             found = [t.detach().clone() for _, t in leaves(self.problem.model(*ready.args, **ready.kwargs))]
         self.track.restore()
         return found
@@ -382,6 +386,9 @@ class Search:
         spare_s, limit_s = self._spare_s(rung, ladder), self._stock_limit_s(rung)
         if limit_s is not None and not ladder.facts.groups:  # nothing else is left to try: what is left is for this
             spare_s = max(spare_s, PRICE_TIMES * limit_s)
+        if self._tunes(rung):
+            limit_s = max(0.0, self.left_s() - self._least_s())
+            spare_s = max(spare_s, HOPE_TIMES * limit_s if as_stock(self.best) else 0.0)
         if rung.cost_s > spare_s and not self._records_made(rung):
             left_s = max(0.0, min(spare_s, self.left_s()))
             why = f"needs about {rung.cost_s:.0f} s, {left_s:.0f} s are left of the budget"
@@ -442,6 +449,11 @@ class Search:
             return None
         return max(0.0, self.left_s() + OVERRUN_FRAC * self.problem.budget_s - self._least_s())
 
+    def _tunes(self, rung: Rung) -> bool:
+        """Whether ways to compute are timed for it, which ends when the time does: max-autotune took 87 to 226 s for
+        what torch.compile takes 20 to 60 (H200)."""
+        return rung.candidate.tunes and self.problem.mode == "infer" and not self._records_made(rung)
+
     def _records_made(self, rung: Rung) -> bool:
         """Whether it is what was compiled before or the best so far, recorded: a second that takes the host out.
 
@@ -455,7 +467,7 @@ class Search:
 
     def _records_best(self, candidate: Candidate) -> bool:
         """Whether it is the best so far, recorded."""
-        bare = replace(candidate, name=self.best.candidate.name, graphed=False, tries_convolutions=False, grows=False)
+        bare = replace(_family(candidate), name=self.best.candidate.name)
         return candidate.graphed and bare == replace(self.best.candidate, tries_convolutions=False)
 
     def _capture_again(self, built: Built) -> None:
@@ -1106,7 +1118,7 @@ def _kept(device: torch.device) -> tuple[int, int]:
 
 def _family(candidate: Candidate) -> Candidate:
     """What was compiled for a candidate: all of it but its recording."""
-    return replace(candidate, name="", graphed=False, tries_convolutions=False, grows=False)
+    return replace(candidate, name="", graphed=False, tries_convolutions=False, grows=False, guesses=False)
 
 
 def _equal(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:

@@ -99,7 +99,7 @@ class Shortcut:
         self._pure = False
         reason = "; ".join(self.watch.changes()[:3])
         self.misses[reason] = self.misses.get(reason, 0) + 1
-        unknown = not self._hooks.same() or bool(self.watch.replaced())
+        unknown = not self._hooks.same() or bool(self.watch.replaced()) or self.watch.beyond_guards()
         return Miss(reason, stale=unknown)  # guards know the rest of what was compiled, not hooks, nor all functions
 
     def _guarded(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -7,6 +7,9 @@ from itertools import zip_longest
 from typing import Any
 
 import torch
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from ridgeline.errors import NotGraphable
 from ridgeline.kernels.tensorfloat import settings
@@ -61,18 +64,31 @@ def ambient(model: Any, grad: bool) -> tuple[Any, ...]:
         grad, getattr(model, "training", None), grad and torch.is_inference_mode_enabled(),
         _any_autocast() and _autocast(), torch.are_deterministic_algorithms_enabled(), torch.get_default_dtype(),
         settings(), _flash(), _efficient(), _math(), _cudnn_attention(), _cudnn(), _cudnn_repeats(), _dispatch_modes(),
-        _function_modes() and str(torch.get_default_device()), _transforms(),
+        _function_modes() and _by_default(), _transforms(),
     )  # fmt: skip
+
+
+def _by_default() -> str:
+    """Where tensors are made, and by what modes."""
+    others = [type(mode).__name__ for mode in _get_current_function_mode_stack() if not isinstance(mode, DeviceContext)]
+    return " under ".join([str(torch.get_default_device()), *others])
 
 
 def _autocast() -> tuple[Any, ...]:
     return tuple(torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) for kind in ("cuda", "cpu"))
 
 
+def _modes() -> list[Any]:
+    """What stands between Python and PyTorch's operators here."""
+    return [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]
+
+
 def recordable(
     args: tuple[Any, ...], kwargs: dict[str, Any], model: Any, *, grad: bool | None = None
 ) -> Signature:
     """The signature of a call that is to be recorded; one that would take long to compare is refused."""
+    if mode := next((mode for mode in _modes() if not isinstance(mode, DeviceContext)), None):
+        raise NotGraphable(f"a {type(mode).__name__} is active, which hears of every call and of no replay")
     try:
         return Signature.of(args, kwargs, model, grad=grad)
     except TooLarge:

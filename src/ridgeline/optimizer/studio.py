@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from enum import Enum
 from typing import Any
 
 import torch
@@ -16,12 +18,13 @@ from ridgeline.optimizer.constants import Constants
 from ridgeline.optimizer.dice import indifferent, served
 from ridgeline.optimizer.executor import Executor, Recording, reason_of
 from ridgeline.optimizer.hush import hushed, only_warns
+from ridgeline.optimizer.notes import Notes
 from ridgeline.optimizer.observe import Observation, Values, observe, restored_random
 from ridgeline.optimizer.recipe import Scene
 from ridgeline.optimizer.recurrent import following, settled
 from ridgeline.optimizer.rewound import Rewound
 from ridgeline.optimizer.statics import Group, Statics, extent, grouped, view_of
-from ridgeline.optimizer.tree import HOST_ELEMENTS, OPAQUE, STRANGE, Flat, all_tokens, opaque, twin
+from ridgeline.optimizer.tree import HOST_ELEMENTS, OPAQUE, SETS, STRANGE, VALUE, Flat, all_tokens, opaque, twin
 from ridgeline.optimizer.watch import Watch
 
 LENT_BYTES = 1 << 20
@@ -55,8 +58,11 @@ class Studio:
         self._seen = Observation()
         self.questions: Questions | None = None
         self._constants: Constants | None = None
+        self.guesses = False  # whether values that the host reads may be guessed, and every replay asked for them
         self._told = self._hushed = False
+        self.notes = Notes()
         self._given: list[Any] = []
+        self._sets: list[tuple[set[Any], set[Any]]] = []
         self._nested: set[int] = set()
         self._written: set[int] = set()
         self._externals: dict[int, Tensor] = {}
@@ -67,8 +73,10 @@ class Studio:
         self._nested = _nested(flat)
 
     def refuse(self, flat: Flat) -> None:
-        self._given = [*opaque(flat), *(type(box) for box in flat.containers if hasattr(box, "__dict__"))]
-        if hooks := self.watch.hooks(training=torch.is_grad_enabled()):
+        members = [token[2] for token in all_tokens(flat.tokens) if token[0] == VALUE and isinstance(token[2], Enum)]
+        boxes = [type(box) for box in flat.containers if hasattr(box, "__dict__")]
+        self._given = [*opaque(flat), *members, *boxes]
+        if hooks := self.watch.hooks():
             raise NotGraphable(f"the model has hooks that a replay would not call: {', '.join(hooks[:3])}")
         sparse = [name for name, tensor in self.watch.tensors.values() if tensor.layout is not torch.strided]
         if sparse:
@@ -90,6 +98,7 @@ class Studio:
         self._observed(flat, statics, profiled=False)
         self.watch = Watch(self.model, self._given)
         seen = self._observed(flat, statics, profiled=True)
+        self.take_notes(seen)
         self.refuse_changes()
         if toggled := self.watch.toggled():
             raise NotGraphable(f"a call changes the model's state in Python: {'; '.join(toggled[:3])}")
@@ -97,17 +106,20 @@ class Studio:
         self._complete()
         return seen
 
+    def take_notes(self, seen: Observation) -> None:
+        """What a call binds anew on the model, where a replay can do so; else it is a change, and refused."""
+
     def look_again(self) -> None:
         """Takes the model as it is after the first run of the call, which may lay its weights out anew."""
         if self.watch.same():
             return
-        self.watch = Watch(self.model, self._given)
+        self.watch = Watch(self.model, self._given, noted=self.notes.slots)
         self._complete()
 
     def _complete(self) -> None:
         seen = self._seen
-        self.watch.read_by(seen.codes, seen.lookups)
-        self.watch.asked_of(seen.weights)
+        self.watch.read_by(seen.codes, seen.lookups, seen.free)
+        self.watch.asked_of(seen.weights, seen.answers)
         self.watch.follow(seen.codes)
         self.watch.hold_host_to(self.executor.device_type)
         own = frozenset(t.untyped_storage()._cdata for _, t in self.watch.tensors.values() if _has_memory(t))
@@ -122,9 +134,12 @@ class Studio:
             statics.fill(flat.tensors)
         arguments, _ = self.twin(flat, statics.tensors)
         given = [statics.tensors[g.indices[0]] for g in statics.groups]
+        before = [_kind_of(tensor) for tensor in statics.tensors.values()]
         try:
-            return observe(lambda: self.step(statics, arguments), given, self.watch, profiled=profiled,
+            seen = observe(lambda: self.step(statics, arguments), given, self.watch, profiled=profiled,
                            inputs=statics.tensors.values())  # fmt: skip
+            self._refuse_remade(before, statics)
+            return seen
         except NotGraphable:
             raise
         except Exception as error:
@@ -133,6 +148,13 @@ class Studio:
         arguments, _ = self.twin(flat, statics.tensors)
         return observe(lambda: self.step(statics, arguments), given, self.watch, profiled=profiled, journaled=False,
                        inputs=statics.tensors.values())  # fmt: skip
+
+    def _refuse_remade(self, before: list[Any], statics: Statics) -> None:
+        """A call may write to what its inputs hold, but not make other tensors of them, nor change a set."""
+        if before != [_kind_of(tensor) for tensor in statics.tensors.values()]:
+            raise NotGraphable("it makes something else of an input in place: its size, memory or attributes")
+        if any(list(given) != list(ours) for given, ours in self._sets):
+            raise NotGraphable("it changes a set that it is given")
 
     def step(self, statics: Statics, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
         """All Python that a call leads to, once."""
@@ -201,15 +223,18 @@ class Studio:
                 self._constants = None
                 try:
                     self.executor.rehearse(run, told=True)
+                    self._told = True
                 except NotGraphable:
-                    raise first from None
-                self._told = True
+                    if not (self.guesses and self.is_pure() and not self.host_draws):
+                        raise first from None
+                    with self._hush():
+                        self._rehearse_with_constants(run, first, guessing=True)
 
     def _hush(self) -> AbstractContextManager[None]:
         return hushed() if self._hushed else nullcontext()
 
-    def _rehearse_with_constants(self, run: Callable[[], Any], first: NotGraphable) -> None:
-        constants = Constants(self.executor.device_type, factories=self._in_python)
+    def _rehearse_with_constants(self, run: Callable[[], Any], first: NotGraphable, *, guessing: bool = False) -> None:
+        constants = Constants(self.executor.device_type, factories=self._in_python, guessing=guessing)
         with constants.collecting():
             self.executor.warm_up(run)
         if not constants:
@@ -229,6 +254,10 @@ class Studio:
         if self._recurrent is not None and state is not None:
             recording = following(recording, self._recurrent, state)
         return (self.rewound.followed(recording, part) if self.rewound else recording), result
+
+    def right(self) -> Tensor | None:
+        """While a run is recorded: whether what the host was told it has read is so."""
+        return self._constants.right() if self._constants is not None else None
 
     def _states(self) -> AbstractContextManager[None]:
         """How checkpointed parts come to draw the same numbers again."""
@@ -253,7 +282,8 @@ class Studio:
         replaced = {id(flat.tensors[i]): tensor for i, tensor in tensors.items()}
         memo: dict[int, Any] = {}
         made = twin(flat.root, replaced, memo)
-        return made, [memo[id(box)] for box in flat.containers]
+        self._sets = memo.pop(SETS, [])
+        return made, [*(memo[id(box)] for box in flat.containers), *self.notes.boxes]
 
     def scene(self, tensors: dict[int, Tensor], boxes: list[Any]) -> Scene:
         held = [t for _, t in self.watch.tensors.values() if _has_memory(t)]
@@ -329,9 +359,27 @@ def counts(outputs: list[Tensor]) -> list[tuple[int, int]]:
     return [(storage, torch._C._storage_Use_Count(storage)) for storage in storages]
 
 
+def holders(outputs: list[Tensor]) -> list[tuple[int, int, Any, int]]:
+    """The same, and each storage as an object of Python's with how many hold that.
+
+    Who keeps a result's storage and lets go of the result is not seen in the first number by every PyTorch.
+    """
+    storages = list({output.untyped_storage()._cdata: output.untyped_storage() for output in outputs}.values())
+    rows = [(each._cdata, torch._C._storage_Use_Count(each._cdata), each) for each in storages]
+    del storages
+    refs = [sys.getrefcount(memory) for _, _, memory in rows]  # as ``Take`` counts: in a row, and by a name
+    return [(*row, num) for row, num in zip(rows, refs)]
+
+
 def alias(tensor: Tensor) -> Tensor:
     """Another tensor over the same memory, with nothing of the first's history."""
     return view_of(tensor, tensor.dtype, extent(tensor)[0], tensor.shape, tensor.stride())
+
+
+def _kind_of(tensor: Tensor) -> tuple[Any, ...]:
+    """What a tensor is besides what it holds."""
+    return (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad,
+            {name: id(value) for name, value in tensor.__dict__.items() if name[:1] != "_"})  # fmt: skip
 
 
 def _has_memory(tensor: Tensor) -> bool:

@@ -131,14 +131,73 @@ def _override(module: nn.Module, function: Callable[..., Any], done: Applied) ->
     """Give one module another forward; the one of its class, or one set before, comes back with the undo."""
     before = module.__dict__.get("forward")
     module.forward = types.MethodType(function, module)  # type: ignore[method-assign]
+    module.__dict__[_REPLICATE] = types.MethodType(_replica, module)
 
     def undo() -> None:
+        module.__dict__.pop(_REPLICATE, None)
         if before is None:
             module.__dict__.pop("forward", None)
         else:
             module.__dict__["forward"] = before
 
     done.undos.append(undo)
+
+
+_REPLICATE = "_replicate_for_data_parallel"
+
+
+def _replica(self: nn.Module) -> nn.Module:
+    """A replica on another device computes as its class does: a forward of ours is its original's, with its weights."""
+    made = getattr(type(self), _REPLICATE)(self)
+    for name in ("forward", _REPLICATE):
+        made.__dict__.pop(name, None)
+    return made
+
+
+def _as_found(module: nn.Module, forward: Callable[..., Any], called: Sequence[str] = ()) -> Callable[..., Any]:
+    """A forward for as long as the module is what it was recognized as: its plain attributes, its functions, the parts
+    that are computed and not called, and the forward of its class. Else it is the module's own."""
+    original = type(module).forward
+    settings = _settings(module)
+    functions = [(name, held) for name, held in vars(module).items() if isinstance(held, _FUNCTIONS)]
+    parts = [(name, type(part), _settings(part)) for name, part in module._modules.items()
+             if name not in called and part is not None]  # fmt: skip
+
+    def same(self: Any) -> bool:
+        for name, value in settings:
+            if getattr(self, name, None) != value:
+                return False
+        for name, held in functions:
+            if getattr(self, name, None) is not held:
+                return False
+        return all(_is_part(self._modules.get(name), kind, inner) for name, kind, inner in parts)
+
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():  # whose guards look at the class
+            return forward(self, *args, **kwargs) if same(self) else original(self, *args, **kwargs)
+        written = type(self).forward
+        return forward(self, *args, **kwargs) if written is original and same(self) else written(self, *args, **kwargs)
+
+    return run
+
+
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
+_SETTINGS = (int, float, bool, str, tuple, type(None))
+
+
+def _settings(module: nn.Module) -> list[tuple[str, Any]]:
+    """Plain attributes that a person may set."""
+    return [(name, value) for name, value in vars(module).items()
+            if isinstance(value, _SETTINGS) and not name.startswith("_") and name != "training"]  # fmt: skip
+
+
+def _is_part(part: Any, kind: type[nn.Module], settings: list[tuple[str, Any]]) -> bool:
+    """Whether a part that is computed and not called is of the class it was, set as it was, and nobody listens."""
+    if not isinstance(part, nn.Module) or type(part) is not kind:
+        return False
+    if part._forward_hooks or part._forward_pre_hooks or "forward" in part.__dict__:
+        return False
+    return all(getattr(part, name, None) == value for name, value in settings)
 
 
 def _by_class(model: nn.Module, recognize: Callable[[nn.Module], Any], key: Callable[[nn.Module], Any]) -> Any:
@@ -169,7 +228,7 @@ def _plain(child: nn.Module) -> tuple[Any, ...]:
 
 def _put_norm(model: nn.Module, done: Applied) -> None:
     for path, module, norm in _by_class(model, norm_of, _numbers):
-        _override(module, _norm_forward(norm, type(module).forward), done)
+        _override(module, _as_found(module, _norm_forward(norm, type(module).forward)), done)
         done.replaced.append(Replaced(path, type(module).__name__, f"{'layer' if norm.centered else 'rms'}_norm"))
 
 
@@ -195,7 +254,8 @@ def _is_widened(x: Tensor) -> bool:
 
 def _put_gate(model: nn.Module, done: Applied) -> None:
     for path, module, gated in _by_class(model, gated_of, _numbers):
-        _override(module, _gated_forward(gated, type(module).forward), done)
+        own = (gated.gate, gated.up, gated.down)
+        _override(module, _as_found(module, _gated_forward(gated, type(module).forward), own), done)
         done.replaced.append(Replaced(path, type(module).__name__, "swiglu" if gated.activation == "silu" else "geglu"))
 
 
@@ -294,7 +354,7 @@ def _put_padding(model: nn.Module, done: Applied) -> None:
 def _put_patches(model: nn.Module, done: Applied) -> None:
     for path, module in list(model.named_modules()):
         if "forward" not in module.__dict__ and patches.is_patch_layer(module):
-            _override(module, patches.forward_of(type(module).forward, hooks.RUNS_ON), done)
+            _override(module, _as_found(module, patches.forward_of(type(module).forward, hooks.RUNS_ON)), done)
             done.replaced.append(Replaced(path, "a convolution that cuts patches", "patched"))
 
 

@@ -13,7 +13,7 @@ import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -31,7 +31,9 @@ from ridgeline.optimizer.dice import draw
 from ridgeline.optimizer.executor import LEGACY, Executor, Recording, Remake, executor_for
 from ridgeline.optimizer.inputs import leaves
 from ridgeline.optimizer.matcher import Matcher
-from ridgeline.optimizer.observe import Values, restored_random
+from ridgeline.optimizer.notes import bound as bound_notes
+from ridgeline.optimizer.notes import found as found_notes
+from ridgeline.optimizer.observe import Observation, Values, restored_random
 from ridgeline.optimizer.recipe import Effect, Maker, Scene, effects, shots
 from ridgeline.optimizer.signature import Signature, difference, recordable
 from ridgeline.optimizer.statics import Statics, extent
@@ -98,7 +100,7 @@ class GraphedTraining:
         self.matcher = Matcher.of(signature)
         self.misses: dict[str, int] = {}
         self.replays = 0
-        self._studio, self._tracks = studio, tracks
+        self._studio, self._tracks, self._notes = studio, tracks, studio.notes
         self._parameters = studio.parameters
         self._asked = list(map(_REQUIRES_GRAD, studio.all_parameters))
         self._lock = threading.RLock()
@@ -134,6 +136,8 @@ class GraphedTraining:
         """Why the next call cannot be replayed, if it cannot."""
         if not self.watch.same():
             return Miss("; ".join(self.watch.changes()[:3]), stale=True)
+        if self._notes and (none := self._notes.unlike()):
+            return Miss(none, stale=True)
         if list(map(_REQUIRES_GRAD, self._studio.all_parameters)) != self._asked:
             return Miss("other parameters require gradients", stale=True)
         if len(self._strays) >= MOST_STRAYS:  # compiled code differentiates once, and keeps nothing for a second time
@@ -149,7 +153,8 @@ class GraphedTraining:
             return Miss("the last forward still waits for its backward", stale=False)
         if not self._move_gradients():
             return Miss("gradients of an earlier step are still held outside of .grad", stale=False)
-        if not free(self._tracks.outputs_free):
+        spare = self._notes.spare() if self._notes else Counter()
+        if not free(self._tracks.outputs_free, spare):
             self._tracks.lent = (False,) * len(self._tracks.lent)  # whoever keeps results gets copies from now on
             return Miss("a result of an earlier step is still held", stale=False)
         return None
@@ -157,10 +162,13 @@ class GraphedTraining:
     def _replay(self, flat: Flat) -> Any:
         tracks = self._tracks
         leaves = [flat.tensors[i] for i in self._studio.asking]
+        self._notes.clear()
         results = _Replayed.apply(self, flat, *leaves, *self._parameters)
-        held = flat.containers
+        held = [*flat.containers, *self._notes.boxes] if self._notes else flat.containers
         for effect in tracks.effects:
             effect(results, flat.tensors, held)
+        if self._notes:
+            self._notes.bound(self.watch)
         found = tracks.result(results, flat.tensors, held)
         if tracks.scene.made:
             tracks.scene.made.clear()
@@ -257,6 +265,9 @@ class GraphedTraining:
         if pending.weights != list(map(_VERSION, self._parameters)):
             raise OptimizeError("a parameter was changed in place between a recorded forward and its backward, which "
                                 "would use it as it is now: take the optimizer's step after the backward")  # fmt: skip
+        if self._notes and (path := self._notes.asking()):
+            raise OptimizeError(f"the gradient of {path} is asked for, which a recorded backward computes for itself "
+                                "alone: call the model that was optimized, .original")  # fmt: skip
         if pending.versions and pending.versions != self._versions():
             raise OptimizeError("a result of the recorded forward was changed in place before the backward: "
                                 "change a copy of it, or call the model that was optimized, .original")  # fmt: skip
@@ -347,9 +358,12 @@ def _tracked_versions(flat: Flat) -> list[int]:
     return [tensor._version for tensor in flat.tensors if not tensor.is_inference()]
 
 
-def free(counted: list[tuple[int, int]]) -> bool:
+def free(counted: list[tuple[int, int]], spare: Mapping[int, int] | None = None) -> bool:
+    """Whether nobody else holds these; ``spare`` is by how many each may be held besides."""
     count = torch._C._storage_Use_Count
-    return all(count(storage) <= held for storage, held in counted)
+    if not spare:
+        return all(count(storage) <= held for storage, held in counted)
+    return all(count(storage) <= held + spare.get(storage, 0) for storage, held in counted)
 
 
 def graph_training(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], model: Any, *,
@@ -367,6 +381,7 @@ def graph_training(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
         studio = TrainingStudio(call, model, watch, executor or executor_for(given), loss)
         with restoring(watch):
             tracks = studio.record_training(signature.flat)
+            studio.notes.put_back(watch)
     return GraphedTraining(call, signature, studio, tracks)
 
 
@@ -377,6 +392,7 @@ class TrainingStudio(Studio):
                  loss: Callable[[Any], Tensor] | None) -> None:  # fmt: skip
         super().__init__(call, model, watch, executor)
         self.loss, self.casts = loss, casts.active()
+        self._bound: dict[tuple[int, Any], Tensor] = {}
         self._adopt()
 
     def _adopt(self) -> None:
@@ -387,15 +403,24 @@ class TrainingStudio(Studio):
         self.written: list[Any] = []
 
     def record_training(self, flat: Flat) -> Tracks:
-        """Records; once more where a history that somebody holds keeps gradients on the stream it was made on."""
+        """Records; once more where a history that somebody holds keeps gradients on the stream it was made on.
+
+        A weight that hooks make has one from the call before, and is held by the model itself.
+        """
+        made = [held.get(key) for _, held, key in self.watch.made()]
+        if any(isinstance(weight, Tensor) and weight.grad_fn is not None for weight in made):
+            self._renew()
         try:
             return self._recorded(flat)
         except NotGraphable as error:
             if LEGACY not in str(error):
                 raise
+        self._renew()
+        return self._recorded(flat)
+
+    def _renew(self) -> None:
         for parameter in self.parameters:
             renew_accumulator(parameter)
-        return self._recorded(flat)
 
     def _recorded(self, flat: Flat) -> Tracks:
         gc.collect()  # histories that nobody holds any more keep parameters' gradients on the streams they were made on
@@ -434,6 +459,7 @@ class TrainingStudio(Studio):
     def step(self, statics: Statics, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
         """A forward and its backward, in which functions with one of their own and hooks run Python too."""
         result = super().step(statics, arguments)
+        self._bound = bound_notes(self.watch)
         able = self._ends(result)
         wanted = [tensor for _, tensor in self.watch.tensors.values() if tensor.requires_grad and tensor.is_leaf]
         if able and wanted:
@@ -441,6 +467,17 @@ class TrainingStudio(Studio):
             with casts.off(), self.without_hooks(), torch.autograd.set_multithreading_enabled(False):
                 torch.autograd.grad(able, wanted, [torch.ones_like(each) for each in able], allow_unused=True)
         return result
+
+    def take_notes(self, seen: Observation) -> None:
+        words = (word for _, word in seen.lookups)
+        notes = found_notes(self.watch, seen.used, seen.codes, words, self._bound)
+        self._bound = {}
+        self.watch.accept(notes.slots)
+        if not notes or self.watch.changes() or self.watch.toggled():
+            return
+        self.notes = notes
+        notes.forget()
+        self.watch = Watch(self.model, self._given, noted=notes.slots)
 
     def _ends(self, result: Any) -> list[Tensor]:
         """Where a backward enters the model: the results that the loss comes from.
@@ -498,6 +535,7 @@ class TrainingStudio(Studio):
             kept.put_back()
             with self.rewound.counting() if self.rewound else nullcontext():
                 both()
+            self.notes.forget()
 
         def both() -> None:
             inputs = self.leaves(statics)
@@ -530,12 +568,18 @@ class TrainingStudio(Studio):
             raise NotGraphable("results that can be differentiated share memory")
 
     def _expected(self, result: Any, outputs: list[Tensor]) -> tuple[bool, ...]:
-        """Which results the loss depends on."""
+        """Which results the loss depends on; a note on the way to one is differentiated with it."""
         able = [output for output in outputs if output.requires_grad]
         value = self.loss(result) if self.loss is not None else _own_loss(result)
+        returned = [tensor for _, tensor in leaves(result) if tensor.requires_grad]
+        self.notes.pass_through(set(_history(returned)) if self.notes else set())
         if value is None or not value.requires_grad:
-            return tuple(output.requires_grad for output in outputs)
+            own = set(map(id, returned))
+            return tuple(output.requires_grad and (not self.notes or id(output) in own) for output in outputs)
         used = {id(output) for output in _used(value, able)}
+        if self.notes:
+            asked = _edges(value, set(map(_edge, returned)))
+            used = {id(output) for output in able if id(output) in used and _edge(output) in asked}
         return tuple(id(output) in used for output in outputs)
 
     def _reach(self, flat: Flat, statics: Statics) -> list[set[int]]:
@@ -550,6 +594,7 @@ class TrainingStudio(Studio):
             result = self.model(*arguments[0], **arguments[1])
             scene, *_ = self._outputs(result, inputs, boxes, before)
         kept.put_back()
+        self.notes.forget()
         places = {id(t): i for i, t in enumerate([*(inputs[i] for i in self.asking), *self.parameters])}
         return [{places[leaf] for leaf in _leaves_behind(output) if leaf in places} for output in scene.outputs]
 
@@ -570,7 +615,8 @@ class TrainingStudio(Studio):
         forward, result = self.record(lambda: self.call(*arguments[0], **arguments[1]), part="first")
         scene, maker, applied = self._outputs(result, inputs, boxes, before)
         able = tuple(output.requires_grad for output in scene.outputs)
-        lent = tuple(output.untyped_storage().nbytes() >= LENT_BYTES for output in scene.outputs)
+        owned = self.notes.owned()
+        lent = tuple(output.untyped_storage().nbytes() >= LENT_BYTES or id(output) in owned for output in scene.outputs)
         remakes = {} if applied else self._vacated(scene.outputs, expected, lent)
         outputs: list[Any] = [None if i in remakes else output for i, output in enumerate(scene.outputs)]
         scene.outputs, result = [], None
@@ -662,6 +708,22 @@ def _history(outputs: Sequence[Tensor]) -> Iterator[Any]:
         seen.add(node)
         yield node
         waiting += [after for after, _ in node.next_functions]
+
+
+def _edge(tensor: Tensor) -> tuple[Any, int]:
+    """Where a tensor's gradient enters the step that made it."""
+    return tensor.grad_fn, tensor.output_nr
+
+
+def _edges(value: Tensor, ends: set[tuple[Any, int]]) -> set[tuple[Any, int]]:
+    """Every place that a value comes from, down to those where others end."""
+    waiting, seen = [_edge(value)], set()
+    while waiting:
+        edge = waiting.pop()
+        if edge[0] is not None and edge not in seen:
+            seen.add(edge)
+            waiting += [] if edge in ends else edge[0].next_functions
+    return seen
 
 
 def renew_accumulator(parameter: Tensor) -> None:

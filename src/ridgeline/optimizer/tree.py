@@ -6,11 +6,16 @@ mutable containers in order. Two values with equal tokens differ in nothing but 
 
 from __future__ import annotations
 
+import array
+import copy
+import ctypes
 import enum
+import io
 import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from operator import attrgetter, call
 from typing import Any
 
@@ -26,11 +31,20 @@ Token = tuple[Any, ...]
 _SCALARS = (int, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size, torch.layout,
             torch.memory_format, slice, range, type(Ellipsis))  # fmt: skip
 PLAIN = frozenset(_SCALARS)
+LOOSE = frozenset((slice, complex, range))
+"""Plain types of which two values may be equal and not the same: zeros of either sign, ranges that end elsewhere."""
+_WORDS = (str, bytes, int, float, complex)
+SEALED = (*_WORDS, bytearray, array.array, BaseException, partial, memoryview, io.IOBase, ctypes._SimpleCData,
+          ctypes.Structure, ctypes.Union, ctypes.Array)  # fmt: skip
+"""Types whose values are more than the attributes of theirs that can be seen."""
 _OPAQUE = (type, nn.Module, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType,
            types.CodeType, types.GeneratorType, torch.Generator)  # fmt: skip
 HOST_ELEMENTS = 64
 """A tensor on the host of at most this many elements is read as a value: Python may branch on it."""
 _MOST_TOKENS = 50_000
+
+SETS = -1
+"""Where a twin's memo keeps the sets of the original, each with its copy."""
 
 # The first word of a token.
 TENSOR, VALUE, SEQUENCE, MAPPING, RECORD, AGAIN, SAME, OPAQUE, SHARES, STRANGE, HOST, PIECE = range(12)
@@ -59,7 +73,7 @@ class Flat:
         if cls is Tensor or cls is nn.Parameter:
             self._tensor(value)
         elif cls in PLAIN:
-            self.tokens.append((VALUE, cls, value) if cls is not slice else (VALUE, cls, repr(value)))
+            self.tokens.append((VALUE, cls, value if cls not in LOOSE else exact(value)))
         elif cls is float:
             self.tokens.append((VALUE, float, value.hex()))  # NaN equals itself here, and −0.0 is not 0.0
         elif cls is tuple:
@@ -161,7 +175,7 @@ class Flat:
 
     def _mapping(self, value: Any, cls: type) -> None:
         keys = tuple(value)
-        self.tokens.append((MAPPING, cls, keys if _plain_keys(keys) else tuple(_Once() for _ in keys)))
+        self.tokens.append((MAPPING, cls, _exact_keys(keys)))
         for item in value.values():
             self.walk(item)
 
@@ -188,11 +202,25 @@ class Flat:
                 self._attributes(value)
         elif isinstance(value, set | frozenset):
             plain = all(type(item) in PLAIN or type(item) is float for item in value)
-            self.tokens.append((VALUE, cls, frozenset(value) if plain else _Once()))
+            items = tuple((type(item), exact(item)) for item in value)  # in order, and by type: 1 equals True
+            self.tokens.append((VALUE, cls, items if plain else _Once()))
+        elif isinstance(value, SEALED):
+            self._sealed(value, cls)
         elif attributes(value) is not None:
             self._object(value)
         else:
             self.tokens.append((OPAQUE, cls, _identity(value)))
+
+    def _sealed(self, value: Any, cls: type) -> None:
+        """A number or a word of a class of its own; of all else that is more than its attributes, which it is."""
+        held = attributes(value) or {}
+        if not isinstance(value, _WORDS):
+            self.tokens.append((OPAQUE, cls, _identity(value)))
+        elif all(type(item) in PLAIN or type(item) is float for item in held.values()):
+            more = tuple((name, type(item), exact(item)) for name, item in held.items())
+            self.tokens.append((VALUE, cls, (exact(value), more)))
+        else:
+            self.tokens.append((OPAQUE, cls, _Once()))
 
     def _attributes(self, value: Any) -> None:
         held = attributes(value)
@@ -318,8 +346,13 @@ def _rememberable(flat: Flat) -> bool:
     """Whether all that a piece holds can be told apart by version numbers and identities."""
     plain = all(type(tensor) is Tensor or type(tensor) is nn.Parameter for tensor in flat.tensors)
     seen_through = all(type(box) is list or _dict_of(box) is not None for box in flat.containers)
-    unclear = any(t[0] in (STRANGE, OPAQUE) or (t[0] == VALUE and t[1] in (set, frozenset)) for t in flat.tokens)
-    return plain and seen_through and not unclear
+    return plain and seen_through and not any(map(_unclear, flat.tokens))
+
+
+def _unclear(token: Token) -> bool:
+    """What has no version number, and is not told by which object it is."""
+    odd = token[0] == VALUE and token[1] not in PLAIN and token[1] is not float and not issubclass(token[1], enum.Enum)
+    return odd or token[0] in (STRANGE, OPAQUE)
 
 
 def _dict_of(box: Any) -> dict[Any, Any] | None:
@@ -367,8 +400,21 @@ def _identity(value: Any) -> Any:
     return _Once() if isinstance(value, Iterator | torch.Generator) else _Identity(value)
 
 
-def _plain_keys(keys: tuple[Any, ...]) -> bool:
-    return all(type(key) in PLAIN for key in keys)
+def exact(value: Any) -> Any:
+    """A plain value as something that equals no other."""
+    if isinstance(value, float):
+        return float.hex(value)
+    if isinstance(value, complex):
+        return value.real.hex(), value.imag.hex()
+    if isinstance(value, range):
+        return value.start, value.stop, value.step
+    return repr(value) if isinstance(value, slice) else value
+
+
+def _exact_keys(keys: tuple[Any, ...]) -> tuple[Any, ...]:
+    if all(type(key) is str for key in keys):
+        return keys
+    return tuple((type(key), exact(key)) if type(key) in PLAIN else _Once() for key in keys)
 
 
 def _host_value(value: Tensor) -> Any:
@@ -445,10 +491,14 @@ class _Twin:
         if isinstance(value, Tensor):
             return self.tensors.get(id(value), value)
         cls = type(value)
-        if cls in PLAIN or cls is float or isinstance(value, (enum.Enum, set, frozenset, *_OPAQUE)):
+        if cls in PLAIN or cls is float or isinstance(value, (enum.Enum, frozenset, *_OPAQUE, *SEALED)):
             return value
         if id(value) in self.memo:
             return self.memo[id(value)]
+        if isinstance(value, set):
+            self.memo[id(value)] = made = copy.copy(value)
+            self.memo.setdefault(SETS, []).append((value, made))
+            return made
         if isinstance(value, tuple):
             return remade_tuple(cls, [self.of(item) for item in value])
         if isinstance(value, list | deque | dict) or attributes(value) is not None:

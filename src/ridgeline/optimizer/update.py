@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ridgeline.errors import NotGraphable
 from ridgeline.optimizer import stepping
+from ridgeline.optimizer.beside import left_alone
 from ridgeline.optimizer.inputs import Inputs, State
 from ridgeline.optimizer.loss import Loss
 from ridgeline.optimizer.measure import NOISE_FRAC, Comparison, Contender, Timed, Track, compare, in_turn
@@ -41,7 +42,8 @@ def settle(made: Optimized, optimizer: torch.optim.Optimizer, inputs: Inputs, lo
     What does not follow eager training is taken back, and nothing is changed if ``left_s`` are not enough to tell
     (``eager_s`` is what an eager step takes without the update). Returns what was done and found, in words.
     """
-    with _gradients_kept(state_of(made).model):
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    with _gradients_kept(state_of(made).model), left_alone(state_of(made).model, loss, held):
         before = _settings(optimizer)
         try:
             return _settled(made, optimizer, inputs, loss, left_s / (TIMES_STEPS * STEPS * eager_s))

@@ -10,9 +10,15 @@ from __future__ import annotations
 
 import array
 import builtins
+import ctypes
 import dis
+import enum
 import gc
 import inspect
+import io
+import itertools
+import logging
+import math
 import os
 import random
 import sys
@@ -20,8 +26,9 @@ import threading
 import types
 import weakref
 import zlib
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -33,6 +40,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as module_globals
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+from torch.nn.utils import parametrize
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils import _python_dispatch
@@ -40,6 +49,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ridgeline.errors import NotGraphable
 from ridgeline.optimizer.glance import address, form, glance
+from ridgeline.optimizer.statics import extent, view_of
 from ridgeline.optimizer.tree import slots_of
 from ridgeline.optimizer.version import stillness, version
 
@@ -50,10 +60,13 @@ _BOOKKEEPING = frozenset((
     "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs", "_state_dict_hooks", "_state_dict_pre_hooks",
     "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
 ))  # fmt: skip
+_WATCHED_INSIDE = frozenset((*HOOKS, *_INNER))
 _INCIDENTAL = ("_is_torch_compile", "_dynamo_")
 """Beginnings of what torch.compile leaves on models and weights, which no model reads."""
 _GLOBAL_HOOKS = ("_global_backward_pre_hooks", "_global_backward_hooks", "_global_forward_hooks",
                  "_global_forward_pre_hooks")  # fmt: skip
+Free = dict[types.CodeType, set[tuple[int, ...]]]
+"""What variables of functions that ran held which they have from around them, by ``id``."""
 Lookups = Sequence[tuple[Any, str]]
 """Whom code asked for an attribute by a word, and the word; ``sys.modules`` for a module that it imported."""
 _PLAIN = (int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size)
@@ -66,6 +79,13 @@ _LONG = 1024
 _RUNTIME = frozenset("logging threading _thread weakref torch re functools concurrent asyncio multiprocessing".split())
 _MODELED = ("torch.distributions", "torch.nn.utils.rnn")
 """Parts of PyTorch whose objects are a model's settings."""
+_FEW = 64
+_OF_C = (ctypes._SimpleCData, ctypes.Structure, ctypes.Union, ctypes.Array)
+_ANSWERING = frozenset("is_set locked qsize done cancelled is_alive isEnabledFor getEffectiveLevel".split())
+"""Questions without arguments that objects of the interpreter's answer, and that code may branch on."""
+_ANSWERING_HOMES = frozenset("threading _thread queue _queue logging multiprocessing asyncio concurrent".split())
+_NOTED = frozenset(("getattr", "hasattr"))
+"""Built-in names that stand for something else while somebody looks on."""
 _LINEAR = frozenset((*vars(nn.Linear(1, 1)), "training"))
 _MOST = 20_000
 _HARMLESS_HOOKS = ("transformers.utils.output_capturing", "transformers.utils.generic")
@@ -95,19 +115,29 @@ class _Probe:
     value: Any
     read: Callable[[], Any]
     was: Any
+    said: str = "changed"
 
     def restore(self) -> None:
         """Puts the contents back where that can be done."""
         if self.read() == self.was:
             return
-        if isinstance(self.value, set) and isinstance(self.was, set):
+        if isinstance(self.value, set) and isinstance(self.was, set | tuple):
             self.value.clear()
-            self.value.update(self.was)
+            self.value.update(self.was if isinstance(self.was, set) else self.was[0])
+        elif isinstance(self.value, io.BytesIO | io.StringIO):
+            self.value.seek(self.was[0])
+        elif isinstance(self.value, OrderedDict):
+            for key in self.was if self.value.keys() == set(self.was) else ():
+                self.value.move_to_end(key)
+        elif isinstance(self.value, _OF_C):
+            ctypes.memmove(ctypes.addressof(self.value), self.was, len(self.was))
+        elif isinstance(self.value, memoryview):
+            self.value.cast("B")[:] = self.was
         elif isinstance(self.value, bytearray | array.array):
             del self.value[:]
             self.value.extend(self.was) if isinstance(self.value, bytearray) else self.value.frombytes(self.was)
         elif isinstance(self.was, bytes):
-            self.value[...] = type(self.value)(self.value.shape, self.value.dtype, self.was)
+            self.value[...] = sys.modules["numpy"].ndarray(self.value.shape, self.value.dtype, self.was)
         elif isinstance(self.was, list):
             for name, mark in self.was:
                 if isinstance(mark, tuple):
@@ -160,6 +190,13 @@ class _Held:
     held: dict[Any, Any]
     was: dict[Any, Any]
     derived: frozenset[str] = frozenset()  # names whose values are made anew by every call
+    ordered: bool = True
+    """Whether the order of its keys counts: not where they are attributes of a module, which nobody goes through."""
+
+    def in_order(self) -> bool:
+        """Whether its keys follow each other as they did, but for those that every call binds."""
+        now, was = ([key for key in keys if key not in self.derived] for keys in (self.held, self.was))
+        return now == was
 
 
 @dataclass(slots=True)
@@ -180,11 +217,14 @@ class Watch:
     """The state of a model besides its inputs, and whether it is still the same.
 
     ``hooks_only`` watches what a compiler does not guard by itself: hooks that come later, modules that are replaced.
-    ``given`` are functions and modules among the arguments, which are told from others but not looked into.
+    ``given`` are functions and modules among the arguments, which are told from others but not looked into;
+    ``without`` are modules that somebody else watches, ``noted`` names in dictionaries (by their ``id``) that every
+    call binds anew.
     """
 
-    def __init__(self, model: Any, given: Sequence[Any] = (), *, hooks_only: bool = False) -> None:
-        self._hooks_only = hooks_only
+    def __init__(self, model: Any, given: Sequence[Any] = (), *, hooks_only: bool = False,
+                 without: Iterable[nn.Module] = (), noted: Mapping[int, set[Any]] | None = None) -> None:  # fmt: skip
+        self._hooks_only, self._noted = hooks_only, noted or {}
         self._words: frozenset[str] | None = None
         self._frontier: list[tuple[str, Any, int]] = []
         self._namespaces: dict[int, tuple[str, types.ModuleType | type]] = {}
@@ -199,13 +239,17 @@ class Watch:
         self._names: list[_Name] = []
         self._spaces: dict[int, _Space] = {}
         self._probes: list[_Probe] = []
-        self._kinds: list[tuple[str, nn.Module, type]] = []
+        self._kinds: list[tuple[str, Any, type]] = []
+        self._dict_of: list[tuple[str, Any, dict[str, Any]]] = []
+        self._strangers: list[tuple[str, Any]] = []
+        self._kept: list[Any] = []
         self._empties: list[dict[Any, Any]] = []
         self._unhooked: list[dict[Any, Any]] = [getattr(module_globals, name) for name in _GLOBAL_HOOKS]
         self._owners: dict[int, str] = {}
-        self._seen: set[Any] = set()
+        self._seen: set[Any] = set(map(id, without))
         self._elsewhere: list[Tensor] = []
         self._contents_of: list[int] = []
+        self._ran: list[types.FunctionType] = []
         self.root = model
         self._look(model)
         for each in given:
@@ -240,11 +284,16 @@ class Watch:
                 self._dict(f"{path}.{name}", held.get(name, {}))
             self._written(type(module))
             return
-        if type(module) is nn.Linear:  # whose forward reads its parameters alone; but it may be given another forward
+        if type(module) is nn.Linear and not _derived(held):  # which reads its parameters alone, by its own forward
             self._counted.append(held)
             self._linear.append((path, held))
         else:
             self._dict(path, held, _derived(held))
+        self.known.add(id(module))
+        if not of_library(type(module)) and not installed(_file_of(type(module))):
+            self._dict_of.append((path, module, held))
+        if "parametrizations" in held.get("_modules", ()):
+            self._name("parametrize's cache", vars(parametrize), "_cache_enabled")
         self._class(type(module))
         self._namespaces.setdefault(id(type(module)), (type(module).__name__, type(module)))
         if slots_of(type(module)):
@@ -253,10 +302,12 @@ class Watch:
             self._probes.append(_Probe(path, module, read, read()))
         for name in (*_INNER, *HOOKS):
             self._dict(f"{path}.{name}", held.get(name, {}))
-        for name, value in chain(held.get("_parameters", {}).items(), held.get("_buffers", {}).items()):
-            self._hold(f"{path}.{name}", value, 0)
+        for inner in (held.get("_parameters", {}), held.get("_buffers", {})):
+            for name, value in inner.items():
+                if name not in self._noted.get(id(inner), ()):
+                    self._hold(f"{path}.{name}", value, 0)
         for name, value in held.items():
-            if name not in _BOOKKEEPING and name not in _derived(held):
+            if name not in _BOOKKEEPING and name not in _derived(held) and name not in self._noted.get(id(held), ()):
                 self._hold(f"{path}.{name}", value, 0)
 
     def _written(self, cls: type) -> None:
@@ -278,21 +329,34 @@ class Watch:
                     self._name(f"{part.__name__}.{key}", vars(part), key, part)
 
     def _dict(self, owner: str, held: dict[Any, Any], derived: frozenset[str] = frozenset()) -> None:
+        if not isinstance(held, dict):  # a scripted module's parts, which cannot be replaced
+            return
         if held:
-            self._dicts.append(_Held(owner, held, raw(held), derived))
+            self._dicts.append(self._entry(owner, held, derived, ordered=owner.rpartition(".")[2] in _INNER))
         else:
             hooks = owner.rpartition(".")[2] in HOOKS
             (self._unhooked if hooks else self._empties).append(held)
             self._owners[id(held)] = owner
 
+    def _entry(
+        self, owner: str, held: dict[Any, Any], derived: frozenset[str] = frozenset(), *, ordered: bool = True
+    ) -> _Held:
+        noted = self._noted.get(id(held), set())
+        was = {key: None if key in noted else value for key, value in raw(held).items()}  # notes are held by nobody
+        return _Held(owner, held, was, derived | noted, ordered)
+
     def _hold(self, path: str, value: Any, depth: int) -> None:
         if isinstance(value, _PLAIN) or id(value) in self._seen:
             return
         self._seen.add(id(value))
+        if isinstance(value, UninitializedParameter | UninitializedBuffer):
+            raise NotGraphable(f"{path} has no size yet: call the model once before it is optimized")
         if isinstance(value, Tensor):
             self.tensors[id(value)] = (path, value)
         elif isinstance(value, types.GeneratorType):
             raise NotGraphable(f"{path} is a generator, whose state cannot be watched")
+        elif _goes_on(value):
+            raise NotGraphable(f"{path} is a {type(value).__name__}, which goes on with every call that reads it")
         elif isinstance(value, types.FunctionType):
             self._function(value, depth)
         elif isinstance(value, types.MethodType):
@@ -301,8 +365,17 @@ class Watch:
             self._part(path, value)
         elif isinstance(value, types.ModuleType | type):
             self._namespaces.setdefault(id(value), (path, value))
-        elif (read := _surrounding(value)) is not None:
+        elif (held := _surroundings(value)) is not None:
+            read = partial(_surrounding, value)
             self._probes.append(_Probe(path, value, read, read()))
+            self._kept += held
+            self._inside(((path, each) for each in held), depth)
+        elif isinstance(value, types.MappingProxyType):
+            self._inside(((path, each) for each in gc.get_referents(value)), depth)
+        elif isinstance(value, _OF_C) or (isinstance(value, memoryview) and value.contiguous):
+            self._probes.append(_Probe(path, value, read := partial(bytes, value), read()))
+        elif _is_shared(value):
+            self._inside([(path, value.get_obj())], depth)
         elif isinstance(value, partial):
             held = [(path, value.func), (f"{path}.args", value.args), (f"{path}.keywords", value.keywords)]
             self._inside(held, depth)
@@ -310,8 +383,10 @@ class Watch:
             self._weakly(path, value, depth)
         elif isinstance(value, _WEAK):
             self._inside([(path, value.data)], depth)  # type: ignore[union-attr]
-        elif isinstance(value, _CLOSED) or depth > _NAMED_DEPTH or _foreign(value) or len(self._seen) > _MOST:
+        elif isinstance(value, _CLOSED) or depth > _NAMED_DEPTH or len(self._seen) > _MOST:
             return
+        elif _foreign(value):
+            self._strangers.append((path, value))
         elif depth > _DEPTH and self._words is None:  # looked at once it is known what the code that runs asks for
             self._seen.discard(id(value))
             self._frontier.append((path, value, depth))
@@ -340,8 +415,11 @@ class Watch:
             self._inside(((f"{path}.{name}", getattr(value, name, None)) for name in slots_of(type(value))), depth)
         if isinstance(value, dict):
             self.known.add(id(value))
-            self._dicts.append(_Held(path, value, raw(value)))
-            self._inside(((f"{path}[{key!r}]", item) for key, item in raw(value).items()), depth)
+            self._dicts.append(self._entry(path, value))
+            if isinstance(value, OrderedDict) and len(value) < _LONG:  # which can be put in order without a new version
+                self._probes.append(_Probe(path, value, order := partial(tuple, value), order()))
+            kept = {key: item for key, item in raw(value).items() if key not in self._noted.get(id(value), ())}
+            self._inside(((f"{path}[{key!r}]", item) for key, item in kept.items()), depth)
         elif isinstance(value, list | tuple | deque):
             self.known.add(id(value))
             if not isinstance(value, tuple):
@@ -349,6 +427,8 @@ class Watch:
             self._inside(((f"{path}[{i}]", item) for i, item in enumerate(value)), depth)
         elif isinstance(getattr(value, "__dict__", None), dict):
             self._object(path, value, depth)
+        elif read is None:
+            self._strangers.append((path, value))
 
     def _object(self, path: str, value: Any, depth: int) -> None:
         """An object's attributes; of one far away those that code asks for."""
@@ -359,8 +439,11 @@ class Watch:
                 self._name(f"{path}.{name}", held, name, depth=depth)
             return
         self.known.add(id(value))
-        self._dicts.append(_Held(path, held, dict(held)))
-        self._inside(((f"{path}.{name}", item) for name, item in list(held.items())), depth)
+        self._kinds.append((path, value, type(value)))
+        self._dict_of.append((path, value, held))
+        self._dicts.append(self._entry(path, held))
+        kept = {name: item for name, item in held.items() if name not in self._noted.get(id(held), ())}
+        self._inside(((f"{path}.{name}", item) for name, item in kept.items()), depth)
 
     def _part(self, path: str, module: nn.Module) -> None:
         """A module that is no registered part of the model: in a tuple, a global name, given."""
@@ -379,25 +462,37 @@ class Watch:
                 self._cell(f"{name} in {function.__qualname__}", cell, depth)
             for value in _kept_defaults(function):
                 self._hold(f"a default of {function.__qualname__}", value, depth + 1)
+        for registry in gc.get_referents(registered) if (registered := _registry(function)) is not None else ():
+            self._hold(f"the functions behind {function.__qualname__}", registry, depth + 1)
 
     def _cell(self, name: str, cell: Any, depth: int) -> None:
         try:
             value = cell.cell_contents
         except ValueError:  # not filled yet
             return
+        if id(cell) in self._seen:
+            return
+        self._seen.add(id(cell))
         if not isinstance(value, type) or name.partition(" ")[0] != "__class__":
             self._cells.append((name, cell, value))
             self._hold(name, value, depth + 1)
 
-    def read_by(self, codes: dict[types.CodeType, dict[str, Any]], lookups: Lookups = ()) -> None:
+    def read_by(self, codes: dict[types.CodeType, dict[str, Any]], lookups: Lookups = (),
+                free: Free | None = None) -> None:  # fmt: skip
         """Watches also the names that these pieces of code read: globals, what they import, attributes far away.
 
-        ``lookups`` are whom they asked for attributes by words that they may have put together, and the words.
+        ``lookups`` are whom they asked for attributes by words that they may have put together, and the words; ``free``
+        what the variables held that they have from around them, by which their functions are found.
         """
         codes = {**codes, **_remembering(codes)}
         own = {code: names for code, names in codes.items() if not library(code.co_filename)}
         words = {word for code in own for word in (*code.co_names, *_strings(code))}
         self._words = frozenset(words | {word for _, word in lookups})
+        self._ran = _functions_of({code for code in own if not installed(code.co_filename)}, free or {})
+        for function in self._ran:
+            self._function(function, 0)
+            for name in function.__dict__.keys() & self._words:
+                self._name(f"{function.__qualname__}.{name}", function.__dict__, name)
         for owner, word in lookups:
             self._asked_for(owner, word)
         for code, names in own.items():
@@ -407,6 +502,8 @@ class Watch:
                     self._environment(_words(code, names))
             self._imported(code, names)
             self._looked_up(code, names)
+            if not installed(code.co_filename):
+                self._built_in(code, names)
         self._attributes(frozenset(chain.from_iterable(map(_of_others, own))))
         self._askers(frozenset(chain.from_iterable(map(_asked_weights, own))))
         for path, value, depth in self._frontier:
@@ -417,17 +514,52 @@ class Watch:
                 self._probes.append(_Probe(path, value, partial(_digest, value), _digest(value)))
         self._long = []
         self._named()
+        self._asked_strangers()
         self._remember()
+
+    def _asked_strangers(self) -> None:
+        """What objects of the interpreter's answer that code asks: events, locks, queues, levels of logs."""
+        words = self._words or frozenset()
+        for path, value in self._strangers:
+            home = type(value).__module__.partition(".")[0]
+            for word in words & _ANSWERING if home in _ANSWERING_HOMES else ():
+                ask = partial(_level, value) if isinstance(value, logging.Logger) else getattr(value, word, None)
+                if callable(ask) and (id(value), word) not in self._seen:
+                    self._seen.add((id(value), word))
+                    self._probes.append(_Probe(path, None, ask, ask()))
+            held: dict[str, Any] = getattr(value, "__dict__", {})
+            for name in held.keys() & words if isinstance(held, dict) else ():
+                if isinstance(held[name], _PLAIN) and name != "name":
+                    self._name(f"{path}.{name}", held, name)
+
+    def _built_in(self, code: types.CodeType, names: dict[str, Any]) -> None:
+        """Built-in names that a model's own code reads: they may be replaced, or taken by a global of that name."""
+        used = {name for name in code.co_names if name not in names and name in vars(builtins)} - _NOTED
+        for name in used:
+            if (id(builtins), name) not in self._seen:
+                self._seen.add((id(builtins), name))
+                self._names.append(_Name(f"builtins.{name}", vars(builtins), name, vars(builtins)[name]))
+        free = frozenset(name for name in used if (id(names), "builtin", name) not in self._seen)
+        if free:
+            self._seen |= {(id(names), "builtin", name) for name in free}
+            apart = partial(names.keys().isdisjoint, free)
+            self._probes.append(_Probe(f"a built-in name in {names.get('__name__')}", None, apart, True))
 
     def _global(self, name: str, attributes: list[str], names: dict[str, Any]) -> None:
         if name not in names:  # a builtin, or nothing
             if not hasattr(builtins, name):
                 self._absent(f"the global {name}", names, name)
+            elif not isinstance(vars(builtins)[name], _CODE) and vars(builtins)[name] is not None:
+                self._name(f"builtins.{name}", vars(builtins), name)
             return
         value = names[name]
+        if isinstance(value, type) and not of_library(value) and not installed(_file_of(value)):
+            self._namespaces.setdefault(id(value), (name, value))
         if isinstance(value, types.ModuleType | type):
             self._way(name, value, attributes)
         elif isinstance(value, types.FunctionType):
+            if _registry(value) is not None:
+                self._function(value, 1)
             if not library(value.__code__.co_filename):
                 for kept in _kept_defaults(value):
                     self._hold(f"a default of {value.__qualname__}", kept, 1)
@@ -439,8 +571,8 @@ class Watch:
     def _way(self, path: str, owner: types.ModuleType | type, attributes: Iterable[str]) -> None:
         """What attributes read one from the other lead to, through modules and classes."""
         for attribute in attributes:
-            holder = None if of_library(owner) else next((p for p in _parts(owner) if attribute in vars(p)), None)
-            if holder is None:
+            holder = next((p for p in _parts(owner) if attribute in vars(p)), None)
+            if holder is None or (of_library(owner) and not _is_setting(vars(holder)[attribute])):
                 return
             path, value = f"{path}.{attribute}", vars(holder)[attribute]
             if not isinstance(value, types.ModuleType | type):
@@ -478,7 +610,10 @@ class Watch:
         """One attribute of a module or a class that code asked for; of all else what it holds is watched anyway."""
         if owner is sys.modules:
             owner, word = sys.modules.get(word), ""
-        if isinstance(owner, types.ModuleType) and not of_library(owner):
+        if isinstance(owner, types.FunctionType):
+            owner, path = owner.__dict__, owner.__qualname__
+            self._name(f"{path}.{word}", owner, word) if word in owner else self._absent(f"{path}.{word}", owner, word)
+        elif isinstance(owner, types.ModuleType) and (word or not of_library(owner)):
             for name in (vars(owner).keys() & (self._words or ())) if not word else {word} & vars(owner).keys():
                 self._name(f"{owner.__name__}.{name}", vars(owner), name)
             if word and word not in vars(owner):
@@ -495,8 +630,11 @@ class Watch:
             self._seen.add((id(held), word))
             self._probes.append(_Probe(path, held, partial(contains, held, word), False))
 
-    def asked_of(self, asked: dict[int, set[str]]) -> None:
-        """Watches also what code asked of the model's tensors besides their values."""
+    def asked_of(self, asked: dict[int, set[str]], answers: Iterable[Callable[[], Any]] = ()) -> None:
+        """Watches also what code asked of the model's tensors besides their values, and what of PyTorch's settings."""
+        for ask in answers:
+            with suppress(TypeError, RuntimeError):  # asked with an argument, which nobody saw
+                self._probes.append(_Probe(f"what {ask.__name__} tells", None, ask, ask()))
         for key in asked.keys() & self.tensors.keys():
             path, tensor = self.tensors[key]
             if "_version" in asked[key]:  # what is made of a weight once and kept until the weight changes
@@ -543,7 +681,7 @@ class Watch:
                     self._space_of(each).was[name] = _GONE
             if isinstance(value, type):
                 self._namespaces.setdefault(id(value), (f"{path}.{name}", value))
-            elif isinstance(value, (*_PLAIN, list, dict, set, tuple, Tensor)):
+            elif isinstance(value, (*_PLAIN, list, dict, set, tuple, Tensor)) or _is_object(value, part):
                 self._name(f"{path}.{name}", vars(part), name, part if isinstance(part, type) else None)
 
     def follow(self, codes: dict[types.CodeType, dict[str, Any]]) -> None:
@@ -572,7 +710,7 @@ class Watch:
                if not library(code.co_filename) and not installed(code.co_filename)}  # fmt: skip
         values = [names.get(name) for names in {id(each): each for each in own.values()}.values() for name in names]
         spaces = [value for space in self._spaces.values() for value in space.was.values()]
-        found = {id(each): each for each in (*values, *spaces)
+        found = {id(each): each for each in (*values, *spaces, *self._ran)
                  if isinstance(each, types.FunctionType) and each.__code__ in own}  # fmt: skip
         if found and "functions" not in self._seen:
             self._seen.add("functions")
@@ -626,8 +764,16 @@ class Watch:
 
     def hold_host_to(self, device_type: str) -> None:
         """Watches also what tensors hold that are not on the recording's device: Python may have read them."""
-        self._elsewhere = [t for t in self._tensors if t.device.type != device_type and not t.is_inference()]
+        apart = [t for t in self._tensors if t.device.type != device_type]
+        self._elsewhere = [t for t in apart if not t.is_inference()]
         self._contents_of = list(map(_WRITES, self._elsewhere))
+        for tensor in apart if device_type != "cpu" else ():
+            low, high = extent(tensor)
+            if tensor.device.type == "cpu" and 0 < high - low < 64 * _LONG:  # numpy and ``.data`` leave its version
+                memory = view_of(tensor.detach(), torch.uint8, low, (high - low,), (1,)).numpy()
+                read, path = memory.tobytes, self.tensors[id(tensor)][0]
+                self._probes.append(_Probe(path, memory, read, read(), "was written to"))
+        self._remember()
 
     # --- comparing --------------------------------------------------------------------------------------------------
 
@@ -657,7 +803,8 @@ class Watch:
         self._deques_size = sum(map(len, self._deques))
         lists = [held for _, held, _ in self._lists if isinstance(held, list)]
         asks = [(probe.value if probe.read() is probe.value else probe.read, probe.was) for probe in self._probes]
-        kinds = [(module, type, cls) for _, module, cls in self._kinds]
+        kinds: list[Any] = [(module, type, cls) for _, module, cls in self._kinds]
+        kinds += [(value, vars, held) for _, value, held in self._dict_of]
         self.glance = glance(self._tensors, names=[*(row for row in named if not isinstance(row[0], deque)), *kinds],
                              lists=lists, asks=asks)  # fmt: skip
 
@@ -712,21 +859,23 @@ class Watch:
         for space in self._spaces.values():
             found += space.replaced()
         found += [f"{path} is a {type(part).__name__} now" for path, part, cls in self._kinds if type(part) is not cls]
+        found += [f"{path} has other attributes" for path, value, held in self._dict_of if vars(value) is not held]
         found += ["a linear layer was given an attribute"] if self._attributed() else []
         for path, held, was in self._lists:
             if len(held) != len(was) or not all(map(_alike, held, was)):
                 found.append(f"{path} changed")
         found += [f"{name.path} changed" for name in self._names
                   if name.key not in name.holder or not _alike(name.holder[name.key], name.value)]  # fmt: skip
-        found += [f"{probe.path} changed" for probe in self._probes if probe.read() != probe.was]
+        found += [f"{probe.path} {probe.said}" for probe in self._probes if probe.read() != probe.was]
         found += [f"{path} changed" for path, cell, value in self._cells if not _alike(cell.cell_contents, value)]
         names = {id(tensor): path for path, tensor in self.tensors.values()}
         found += [f"{names[id(t)]} was written to" for t, was in zip(self._elsewhere, self._contents_of)
                   if t._version != was]  # fmt: skip
         found += [f"{names[id(t)]} moved to other memory" for t, was in zip(self._tensors, self._addresses)
                   if address(t) != was]  # fmt: skip
-        return found + [f"{names[id(t)]} has another type, size or stride" for t, was in zip(self._tensors, self._forms)
-                        if form(t) != was]  # fmt: skip
+        found += [f"{names[id(t)]} has another type, size or stride" for t, was in zip(self._tensors, self._forms)
+                  if form(t) != was]  # fmt: skip
+        return list(dict.fromkeys(found))
 
     def replaced(self) -> list[str]:
         """Functions and classes in whose place others were put, and names that were not there: what guards of compiled
@@ -735,6 +884,55 @@ class Watch:
         return [*chain.from_iterable(space.replaced() for space in self._spaces.values()),
                 *(f"{name.path} changed" for name in names if name.holder.get(name.key) is not name.value),
                 *(f"{ask.path} changed" for ask in self._probes if ask.was is False and ask.read())]  # fmt: skip
+
+    def rebound(self) -> list[tuple[str, dict[Any, Any], Any, Tensor]]:
+        """Names that stood for a tensor and stand for another: their path, where they are held, and the first."""
+        found = [(entry, key) for entry in self._dicts for key, was in entry.was.items()
+                 if isinstance(was, Tensor) and isinstance(now := entry.held.get(key), Tensor) and now is not was
+                 and key not in entry.derived]  # fmt: skip
+        return [(f"{entry.owner}.{key}", entry.held, key, entry.was[key]) for entry, key in found]
+
+    def made(self) -> list[tuple[str, dict[Any, Any], str]]:
+        """Weights that hooks of PyTorch's make before every call: their path, and where they are held."""
+        return [(f"{entry.owner}.{key}", entry.held, key) for entry in self._dicts for key in entry.derived]
+
+    def accept(self, noted: Mapping[int, set[Any]]) -> None:
+        """Names that every call binds anew are no changes from now on."""
+        for entry in self._dicts:
+            entry.derived |= noted.get(id(entry.held), set())
+
+    def rebind(self, held: dict[Any, Any], key: Any) -> None:
+        """One name as it was when this watch was made."""
+        for entry in self._dicts:
+            if entry.held is held:
+                held.update({key: entry.was[key]}) if key in entry.was else held.pop(key, None)
+
+    def detach(self) -> None:
+        """What calls have bound since is kept without what led to it."""
+        for entry in self._dicts:
+            for key, value in raw(entry.held).items():
+                if isinstance(value, Tensor) and value.grad_fn is not None and entry.was.get(key) is not value:
+                    entry.held[key] = value.detach()
+
+    def stamp(self, boxes: Iterable[dict[Any, Any]]) -> None:
+        """Has seen that these dictionaries changed, and how."""
+        mine = {id(box) for box in boxes}
+        for i, held in enumerate(self._held):
+            if id(held) in mine:
+                self._versions[i] = version(held)
+
+    def beyond_guards(self) -> bool:
+        """Whether something changed that guards of compiled code may take for the same: the sign of a zero, an order,
+        variables of functions, whatever has to be asked."""
+        pairs = [(entry.held.get(key), value) for entry in self._dicts for key, value in entry.was.items()]
+        pairs += [pair for _, held, was in self._lists for pair in zip(held, was)]
+        pairs += [(name.holder.get(name.key), name.value) for name in self._names]
+        return (any(now is not was and _seems(now, was) for now, was in pairs)
+                or any(each.ordered and not each.in_order() for each in self._dicts)
+                or any(probe.read() != probe.was for probe in self._probes)
+                or any(not _alike(_content(cell), value) for _, cell, value in self._cells)
+                or any(type(part) is not cls for _, part, cls in self._kinds)
+                or any(vars(value) is not held for _, value, held in self._dict_of))  # fmt: skip
 
     def toggled(self) -> list[str]:
         """Switches of layers and weights that stand otherwise: no result hangs on them, but a call may change them."""
@@ -761,7 +959,7 @@ class Watch:
         self._spill()
         self._unhooked = [hooks for hooks in self._unhooked if not hooks]
         for entry in self._dicts:
-            entry.was = raw(entry.held)
+            entry.was = self._entry(entry.owner, entry.held).was
         self._lists = [(path, held, list(held)) for path, held, _ in self._lists]
         for name in self._names:
             name.value = name.holder[name.key]
@@ -771,10 +969,16 @@ class Watch:
     def restore(self) -> None:
         """Puts every watched dictionary, list and name back to what it held; tensors keep their contents."""
         for entry in self._dicts:
-            for key in [key for key in entry.held if key not in entry.was]:
+            noted = self._noted.get(id(entry.held), ())
+            for key in [key for key in entry.held if key not in entry.was and key not in noted]:
                 del entry.held[key]
-            lost = {key: value for key, value in entry.was.items() if entry.held.get(key, _GONE) is not value}
+            lost = {key: value for key, value in entry.was.items()
+                    if entry.held.get(key, _GONE) is not value and key not in noted}  # fmt: skip
             entry.held.update(lost)
+            if entry.ordered and not entry.in_order():
+                kept = {key: entry.held[key] for key in (*entry.was, *entry.held) if key in entry.held}
+                entry.held.clear()
+                entry.held.update(kept)
         for _, held, was in self._lists:
             if len(held) != len(was) or not all(map(is_, held, was)):
                 held.clear()
@@ -787,6 +991,9 @@ class Watch:
                     setattr(name.owner, name.key, name.value)
         for _, cell, value in self._cells:
             cell.cell_contents = value
+        for _, value, held in self._dict_of:
+            if vars(value) is not held:
+                value.__dict__ = held
         for _, module, cls in self._kinds:
             if type(module) is not cls:
                 module.__class__ = cls
@@ -796,11 +1003,10 @@ class Watch:
             if switch.read() != switch.was:
                 switch.restore()
 
-    def hooks(self, *, training: bool = False) -> list[str]:
-        """Hooks that a replay would not call; in training those too whose weights gradients flow through."""
+    def hooks(self) -> list[str]:
+        """Hooks that a replay would not call."""
         entries = [entry.held for entry in self._dicts if entry.owner.rpartition(".")[2] in HOOKS]
-        return [_hook(hooks) for hooks in chain(self._unhooked, entries)
-                if hooks and (not _harmless(hooks) or (training and _makes(hooks)))]  # fmt: skip
+        return [_hook(hooks) for hooks in chain(self._unhooked, entries) if hooks and not _harmless(hooks)]
 
     def buffers(self) -> list[Tensor]:
         """The tensors held that are not parameters: those a call may write to."""
@@ -831,10 +1037,22 @@ def _alike(now: Any, was: Any) -> bool:
     return type(now) is type(was) and isinstance(now, (*_PLAIN, tuple, frozenset)) and bool(_equal(now, was))
 
 
+def _seems(now: Any, was: Any) -> bool:
+    """Whether two plain values are equal and not alike, such as zeros of either sign."""
+    plain = isinstance(now, (*_PLAIN, tuple, frozenset)) and type(now) is type(was)
+    return plain and not _alike(now, was) and bool(now == was)
+
+
 def _equal(now: Any, was: Any) -> bool:
     if isinstance(now, tuple):
         return len(now) == len(was) and all(map(_alike, now, was))
-    return now == was or (now != now and was != was)
+    if isinstance(now, frozenset):
+        return len(now) == len(was) and all(map(_alike, now, was))  # in order: that is what code goes through
+    if isinstance(now, float):
+        return (now == was and math.copysign(1.0, now) == math.copysign(1.0, was)) or (now != now and was != was)
+    if isinstance(now, complex):
+        return _equal(now.real, was.real) and _equal(now.imag, was.imag)
+    return bool(now == was)
 
 
 def raw(held: dict[Any, Any]) -> dict[Any, Any]:
@@ -847,9 +1065,14 @@ def _differences(entry: _Held) -> list[str]:
     hooked = entry.owner.rpartition(".")[2] in HOOKS
     if hooked and _harmless(now):
         return []
-    gone = [f"{entry.owner}.{key} is gone" for key in was if key not in now]
-    new = [f"{entry.owner}.{key} is new" for key in now if key not in was and not str(key).startswith(_INCIDENTAL)]
+    if entry.ordered and now.keys() == was.keys() and not entry.in_order():
+        return [f"{entry.owner} is in another order"]
+    if any(now.get(key) is not was[key] for key in was.keys() & _WATCHED_INSIDE):
+        return [f"{entry.owner} has other parts, weights or hooks"]
     kept = _BOOKKEEPING | entry.derived
+    gone = [f"{entry.owner}.{key} is gone" for key in was if key not in now and key not in entry.derived]
+    new = [f"{entry.owner}.{key} is new" for key in now
+           if key not in was and not str(key).startswith(_INCIDENTAL) and key not in entry.derived]  # fmt: skip
     return gone + new + [f"{entry.owner}.{key} changed" for key in was
                          if key in now and key not in kept and not _alike(now[key], was[key])]  # fmt: skip
 
@@ -885,10 +1108,16 @@ def _foreign(value: Any) -> bool:
 
 def _reader(value: Any) -> Callable[[], Any] | None:
     """How to read what has no version number, as something that can be compared; None for what is seen otherwise."""
-    if isinstance(value, set | frozenset):
+    if isinstance(value, set):
+        if len(value) < _FEW and any(isinstance(item, int | float | complex) for item in value):
+            return lambda: (tuple(value), tuple(map(type, value)))  # in order and by type: 1 equals True
         return lambda: value if len(value) < _LONG else len(value)  # compared in place: no copy at every call
-    if type(value).__module__ == "numpy" and hasattr(value, "tobytes"):
+    if _is_array(value):
         return value.tobytes if value.nbytes < 64 * _LONG else lambda: (value.shape, str(value.dtype))
+    if isinstance(value, io.BytesIO | io.StringIO):
+        return lambda: (value.tell(), value.getvalue())
+    if type(value).__module__ == "numpy.random.mtrand":
+        return lambda: repr(value.get_state(legacy=False))
     if isinstance(value, bytearray | array.array):
         return lambda: bytes(value) if len(value) < 8 * _LONG else len(value)
     if isinstance(value, random.Random):
@@ -906,7 +1135,7 @@ def _is_long(value: Any) -> bool:
     """Whether a list or an array is compared by its size, where no code is known to read it."""
     if isinstance(value, list | deque | bytearray | array.array):
         return len(value) >= _LONG
-    return type(value).__module__ == "numpy" and getattr(value, "nbytes", 0) >= 64 * _LONG
+    return _is_array(value) and value.nbytes >= 64 * _LONG
 
 
 def _digest(value: Any) -> int:
@@ -914,17 +1143,89 @@ def _digest(value: Any) -> int:
     return hash(tuple(map(id, value))) if isinstance(value, list | deque) else zlib.crc32(bytes(value))
 
 
-def _surrounding(value: Any) -> Callable[[], Any] | None:
-    """How to read the plain values of what differs by thread or by context."""
+def _surroundings(value: Any) -> list[Any] | None:
+    """What differs by thread or by context holds here that is more than a plain value; None for all else."""
     if isinstance(value, ContextVar):
-        return lambda: _plainly(value.get(None))
+        return [held for held in (value.get(None),) if not isinstance(held, _PLAIN)]
     if isinstance(value, threading.local):
-        return lambda: tuple((name, _plainly(held)) for name, held in vars(value).items())
+        return [held for held in vars(value).values() if not isinstance(held, _PLAIN)]
     return None
 
 
+def _surrounding(value: Any) -> Any:
+    """The same as something that can be compared."""
+    if isinstance(value, ContextVar):
+        return _plainly(value.get(None))
+    return tuple((name, _plainly(held)) for name, held in vars(value).items())
+
+
 def _plainly(value: Any) -> Any:
-    return (type(value), value) if isinstance(value, _PLAIN) else type(value)
+    return (type(value), value) if isinstance(value, _PLAIN) else (type(value), id(value))
+
+
+def _goes_on(value: Any) -> bool:
+    """Whether reading something changes it, and nothing shows how far it was read."""
+    known = isinstance(value, io.IOBase | itertools.count | itertools.repeat)
+    return isinstance(value, Iterator) and not known and not hasattr(value, "__dict__") and not slots_of(type(value))
+
+
+def _is_shared(value: Any) -> bool:
+    """Whether a number or an array lies in memory that several processes see."""
+    return type(value).__module__ == "multiprocessing.sharedctypes" and hasattr(value, "get_obj")
+
+
+def _is_array(value: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray | numpy.generic)
+
+
+def _is_setting(value: Any) -> bool:
+    """Whether an attribute of a library's module is a value that somebody may set, and code go by."""
+    plain = isinstance(value, _PLAIN) and not isinstance(value, torch.dtype | torch.device)
+    return plain or (isinstance(value, list | set | dict) and len(value) < _FEW)
+
+
+def _is_object(value: Any, part: Any) -> bool:
+    """Whether a class of the model's own holds an object: one for all, or one that is asked for an attribute."""
+    if not isinstance(part, type) or installed(_file_of(part)):
+        return False
+    return not isinstance(value, (*_CODE, staticmethod, classmethod, property, types.MemberDescriptorType,
+                                  types.GetSetDescriptorType))  # fmt: skip
+
+
+def _registry(function: types.FunctionType) -> Any:
+    """Which function answers for which type, where one is chosen by the type of its argument."""
+    found = function.__dict__.get("registry")
+    return found if isinstance(found, types.MappingProxyType) else None
+
+
+def _functions_of(codes: set[types.CodeType], free: Free) -> list[types.FunctionType]:
+    """The functions whose code ran, by what they hold: a decorator's code is that of many."""
+    frozen = gc.get_freeze_count()  # a search sets what there is aside, where nobody is found who refers to anything
+    if frozen:
+        gc.unfreeze()
+    found = [each for each in gc.get_referrers(*codes) if isinstance(each, types.FunctionType)] if codes else []
+    if frozen:
+        gc.freeze()
+    ran = [each for each in found if each.__code__ in codes]
+    return [f for f in ran if not f.__closure__ or any(_could_be(f, held) for held in free.get(f.__code__, ()))]
+
+
+def _could_be(function: types.FunctionType, held: tuple[int, ...]) -> bool:
+    """Whether a function's variables are those that were seen; plain ones may have changed since."""
+    return all(now is None or id(now) == was or isinstance(now, _PLAIN)
+               for now, was in zip(map(_content, function.__closure__ or ()), held))  # fmt: skip
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not filled yet
+        return None
+
+
+def _level(log: Any) -> tuple[Any, ...]:
+    return log.getEffectiveLevel(), log.disabled, log.manager.disable
 
 
 def _is_environment(value: Any, attribute: str | None) -> bool:
@@ -945,7 +1246,7 @@ def _asked(names: tuple[str, ...]) -> tuple[str | None, ...]:
 def _kept_defaults(function: types.FunctionType) -> list[Any]:
     """Defaults of a function's arguments that outlive its calls and may change in them."""
     held = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-    return [value for value in held if isinstance(value, list | dict | set | deque | Tensor)]
+    return [value for value in held if not isinstance(value, (*_PLAIN, *_CODE, enum.Enum, types.EllipsisType))]
 
 
 def _mark(value: Any) -> Any:
@@ -953,10 +1254,15 @@ def _mark(value: Any) -> Any:
 
 
 def _methods(model: Any) -> list[types.FunctionType]:
+    return [each for each in functions_of(model) if each.__closure__ or _kept_defaults(each)]
+
+
+def functions_of(model: Any) -> list[types.FunctionType]:
+    """The functions of a model's classes and of those of its parts, as far as they are the model's own code."""
     classes = {type(part) for part in model.modules()} if isinstance(model, nn.Module) else {type(model)}
     functions = [value for cls in classes for part in cls.__mro__ for value in vars(part).values()]
-    keeping = [f for f in functions if isinstance(f, types.FunctionType) and (f.__closure__ or _kept_defaults(f))]
-    return list({id(f): f for f in keeping if not library(f.__code__.co_filename)}.values())
+    written = [each for each in functions if isinstance(each, types.FunctionType)]
+    return list({id(each): each for each in written if not library(each.__code__.co_filename)}.values())
 
 
 _OWN = str(Path(__file__).parent)

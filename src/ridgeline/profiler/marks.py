@@ -58,6 +58,8 @@ def forward_lines(models: Iterable[nn.Module]) -> dict[str, str]:
 
 
 def _forward_line(module: nn.Module) -> str:
+    if not _takes_hooks(module):
+        return ""
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     if code is None or Path(code.co_filename).is_relative_to(_TORCH):
         return ""
@@ -81,16 +83,22 @@ def modules_marked(models: Iterable[nn.Module], only: Callable[[str], bool] | No
     """
     opened = threading.local()
     handles = []
-    named = {path: module for path, module in paths(models).items() if only is None or only(path)}
-    for path, module in named.items():
-        enter, leave = _pair(path, opened)
-        handles.append(module.register_forward_pre_hook(enter))
-        handles.append(module.register_forward_hook(leave, always_call=True))
+    taking = {path: module for path, module in paths(models).items() if _takes_hooks(module)}
+    named = {path: module for path, module in taking.items() if only is None or only(path)}
     try:
+        for path, module in named.items():
+            enter, leave = _pair(path, opened)
+            handles.append(module.register_forward_pre_hook(enter))
+            handles.append(module.register_forward_hook(leave, always_call=True))
         yield len(named)
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _takes_hooks(module: nn.Module) -> bool:
+    """Whether Python runs around a module's calls: TorchScript's interpreter calls scripted parts by itself."""
+    return not isinstance(module, torch.jit.ScriptModule)
 
 
 def _pair(path: str, opened: threading.local) -> tuple[Callable[..., None], Callable[..., None]]:
@@ -141,7 +149,7 @@ class Masks:
         self.handles = [
             model.register_forward_pre_hook(self._note, with_kwargs=True)
             for model in models
-            if type(model).__name__ != "OptimizedModule"
+            if type(model).__name__ != "OptimizedModule" and _takes_hooks(model)
         ]
 
     def _note(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:

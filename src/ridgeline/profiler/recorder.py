@@ -374,8 +374,8 @@ class _Session:
         _synchronize()
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
-        self.masks = Masks(models)
         self.module_lines = forward_lines(models)
+        self.masks = Masks(models)
         self.profiler.start_trace()
         self.running = True
         if not self.with_stack:  # the stack's tracer must not meet Python code that runs inside a collection

@@ -7,6 +7,7 @@ import json
 import pytest
 from stage import Stage, healthy, rules_of
 
+from ridgeline.findings.calibration import at_best
 from ridgeline.findings.explanation import explained, summary_of
 from ridgeline.findings.finding import Finding
 from ridgeline.trace import Kind
@@ -118,7 +119,8 @@ def test_gradients_of_several_batches_are_added_anyway(passes):
                 stage.kernel("FillFunctor<float>", 50.0, op="aten::zero_")
 
     found = _found(play, "zero-grad")
-    assert found is not None and 1.2 < found.high_ms < 2.2  # 0.5 ms of zeros, 1 ms of additions to them
+    most_ms = 2.2 * (1.0 + at_best("zero-grad"))
+    assert found is not None and 1.2 < found.high_ms < most_ms  # 0.5 ms of zeros, 1 ms of additions to them
 
 
 @pytest.mark.parametrize(
@@ -157,7 +159,8 @@ def test_of_an_update_of_all_weights_a_table_has_its_share(others_ms):
             stage.kernel("multi_tensor_apply_kernel<FusedAdam>", 6000.0 + 1e3 * others_ms, op="aten::_fused_adamw_")
 
     found = _found(play, "dense-embedding-gradient")
-    assert found is not None and 3.0 < found.low_ms < found.high_ms < 11.0
+    most_ms = 11.0 * (1.0 + at_best("dense-embedding-gradient"))
+    assert found is not None and 3.0 < found.low_ms < found.high_ms < most_ms
 
 
 def _attends(
@@ -748,10 +751,10 @@ def test_collections_may_take_unrecorded_what_they_took():
 def test_what_does_not_come_back_from_the_host_is_advised_to_go_there_seldom(returns):
     def play(stage: Stage) -> None:
         healthy(stage, 4, 60.0)
-        stage.copy("DtoH pageable", 40_000, 4.0, waits=True)
+        stage.copy("DtoH pageable", 4_000_000, 4.0, waits=True)
         stage.work(4000.0)
         if returns:
-            stage.copy("HtoD pageable", 40_000, 4.0, waits=True)
+            stage.copy("HtoD pageable", 4_000_000, 4.0, waits=True)
 
     found = _found(play, "host-round-trip")
     assert ("every N steps" in found.change) is not returns

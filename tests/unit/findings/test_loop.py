@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from stage import Stage, healthy
 
+from ridgeline.findings.calibration import at_best
 from ridgeline.findings.cure import Cure
 from ridgeline.trace import Kind
 
@@ -86,7 +87,7 @@ def test_what_a_step_varies_by_widens_what_is_promised():
     plain = _steps(3, host_us=60.0, kernel_us=20.0, facts=facts).findings()[0]
     spread = _steps(3, host_us=60.0, kernel_us=20.0, facts={**facts, "unprofiled_spread_s": 1e-4}).findings()[0]
     more_ms = 0.1 - 0.012 * step_ms
-    assert spread.high_ms == pytest.approx(plain.high_ms + more_ms, abs=1e-6)
+    assert spread.high_ms == pytest.approx(plain.high_ms + more_ms * (1.0 + at_best(plain.rule)), abs=1e-6)
     assert spread.low_ms == pytest.approx(plain.low_ms - more_ms, abs=1e-6)
     assert spread.step_frac == pytest.approx(plain.step_frac)
     assert spread.expected_ms == pytest.approx(plain.expected_ms)

@@ -57,6 +57,8 @@ from ridgeline.kernels.sequence.op import SMALL as SEQUENCES
 from ridgeline.kernels.short_attention import config as short
 from ridgeline.kernels.short_attention.op import SMALL as SHORT
 from ridgeline.kernels.softmax import config as softmax
+from ridgeline.kernels.topmost import config as topmost
+from ridgeline.kernels.topmost.op import SMALL as TOPMOST
 
 warnings.simplefilter("ignore")  # numpy's, on the padding of blocks
 assert launcher.INTERPRETING
@@ -183,10 +185,14 @@ CASES["dequantize"] = [
 ]
 BAGS = {"tables": 2, "batch": 5, "rows": 9, "dim": 12, "length": 4}
 FORCED["embedding_bag"] = [
-    {"embedding_bag.forward": embedding.Forward(4, ahead, 1), "embedding_bag.update": embedding.Update(length, 2, 1),
+    {"embedding_bag.forward": forward, "embedding_bag.update": embedding.Update(length, 2, 1),
      "embedding_bag.order": order}
-    for ahead, length, order in ((2, 4, embedding.Order(4, 0, 8, 1)), (4, 64, embedding.Order(8, 2, 2, 1)),
-                                 (2, 8, embedding.Order(0, 0, 0, 0)))
+    for forward, length, order in (
+        (embedding.Forward(4, 2, 1), 4, embedding.Order(4, 0, 8, 1)),
+        (embedding.Forward(4, 4, 1), 64, embedding.Order(8, 2, 2, 1)),
+        (embedding.Forward(4, 2, 1), 8, embedding.Order(0, 0, 0, 0)),
+        (embedding.Forward(1, 2, 1, late=True), 2, embedding.Order(8, 2, 2, 1, share=2)),
+    )
 ]  # fmt: skip
 CASES["embedding_bag"] = [
     case("float32", **BAGS, weighted=True),
@@ -205,9 +211,12 @@ FORCED["cross_layer"] = [
     {"cross_layer.product": cross_layer.Product(*tile), "cross_layer.backward": cross_layer.Pass(2, 16, 1, 1)}
     for tile in ((0, 0, 0, 0, 0), (16, 16, 16, 1, 1), (16, 16, 16, 1, 1, True))
 ]
+cross_layer.LEAST_WIDENED = cross_layer.LEAST_WIDENED_BACK = 20 * 21
 CASES["cross_layer"] = [
     case("float32", batch=9, dim=24, rank=0),
     case("float16", batch=17, dim=40, rank=18),
+    case("float16", batch=20, dim=21, rank=0),
+    case("bfloat16", batch=23, dim=27, rank=8),
 ]
 FORCED["paged_attention"] = [
     {"paged_attention": paged.Paged(16, num, 1, 1, borders=borders)}
@@ -283,6 +292,8 @@ CASES["pool"] = list(pooling.SMALL)
 pooling.BLOCK = 32
 CASES["extreme"] = list(EXTREMES)
 FORCED["extreme"] = [{"extremum": extremum.Tile(8, 16, 1)}, {"extremum": extremum.Tile(8, 16, 1, ahead=True)}]
+CASES["topmost"] = list(TOPMOST)
+FORCED["topmost"] = [{"topmost": topmost.Row(1)}]
 CASES["long_norm"] = list(LONG)
 FORCED["long_norm"] = [
     {"long_norm.held": long_norm.Held(16, 1, 8, 0)},
@@ -523,6 +534,18 @@ if len(sys.argv) == 1 or "extreme" in sys.argv[1:]:
             values = x.amax(1) if largest else x.amin(1)
             torch.testing.assert_close(extreme(x, 1, largest), values, rtol=0, atol=0, equal_nan=True)
     print("places, all right")
+
+if len(sys.argv) == 1 or "topmost" in sys.argv[1:]:
+    from ridgeline.kernels.topmost.op import topmost as places
+    from ridgeline.kernels.topmost.reference import forward as meant_places
+
+    drawn = torch.randint(-3, 4, (9, 40)).float()  # full of ties
+    drawn[0, [3, 30]], drawn[1, [9, 17]], drawn[1, 2] = float("nan"), -float("nan"), float("inf")
+    drawn[2], drawn[3, :36], drawn[4, 33] = float("-inf"), float("-inf"), float("-inf")
+    for largest, x in itertools.product((True, False), (drawn, drawn.bfloat16(), drawn.half())):
+        assert torch.equal(places(x, 7, largest), meant_places(drawn, 7, largest)), "the first of equals first"
+    assert torch.equal(places(drawn, 40, True), meant_places(drawn, 40, True)), "all of a row"
+    print("places of the largest, all right")
 
 if len(sys.argv) == 1 or "endless" in sys.argv[1:]:
     from ridgeline.kernels import matmul as product_of

@@ -107,7 +107,7 @@ def replaced(variant, **constants):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "d", "h"), [("float32", 128, 32), ("bfloat16", 76, 32), ("bfloat16", 64, 1024)], ids=str
+    ("dtype", "d", "h"), [("float32", 128, 32), ("bfloat16", 76, 32), ("bfloat16", 64, 1040)], ids=str
 )
 def test_odd_heads_float32_and_many_heads_a_key_are_read_by_threads_and_fit(dtype, d, h):
     of = case(dtype, b=2, h=h, k=8, s=3000, d=d, page=16, uneven=False)
@@ -145,9 +145,9 @@ def test_pages_of_any_size_and_heads_of_any_width_are_gathered_by_threads_that_o
 def test_what_the_copy_engine_or_threads_feed_is_known_by_its_sizes():
     assert all(config.takes_columns(8, 16, d, page) for d in (40, 72, 96, 128, 192, 256) for page in (1, 3, 8, 16, 64))
     assert not config.takes_columns(8, 16, 32, 16) and not config.takes_columns(8, 16, 76, 16)
-    assert config.takes_columns(8, 64, 128, 16) and not config.takes_columns(8, 64, 192, 16)
-    assert not config.takes_columns(8, 64, 128, 4) and not config.takes_columns(8, 65, 64, 16)
-    assert not config.takes_columns(8, 64, 96, 16) and config.takes_columns(8, 32, 96, 16)
+    assert all(config.takes_columns(8, ratio, d, 4) for ratio in (64, 71, 128) for d in (64, 96, 128, 256))
+    assert config.takes_columns(8, 32, 192, 16) and not config.takes_columns(8, 64, 192, 16)
+    assert not config.takes_columns(8, 129, 64, 16), "three groups of warps with their sums"
     gathered = [config.choose(9, 8, 4096, 128, 132, ratio=4, fed=True, page=page).gathered for page in (4, 8, 16, 48)]
     assert gathered == [True, True, False, False]
     gathered = [config.choose(9, 8, 4096, d, 132, ratio=4, fed=True).gathered for d in (40, 64, 80, 112, 192, 224)]
@@ -155,12 +155,60 @@ def test_what_the_copy_engine_or_threads_feed_is_known_by_its_sizes():
     assert not config.choose(400, 8, 300, 96, 132, ratio=4, fed=True).units, "tickets are drawn for the copy engine"
 
 
-@pytest.mark.parametrize(("h", "d", "columns"), [(24, 128, 32), (32, 128, 32), (48, 64, 64), (32, 192, 32)])
-def test_up_to_64_heads_that_share_keys_are_columns_in_two_programs_that_fit(h, d, columns):
+@pytest.mark.parametrize(("h", "d", "columns"), [(24, 128, 32), (32, 128, 32), (17, 64, 32), (32, 192, 32)])
+def test_up_to_32_heads_that_share_keys_are_columns_in_two_programs_that_fit(h, d, columns):
     of = case("bfloat16", b=8, h=h, k=1, s=9000, d=d, page=16, uneven=False)
     variant, facts = compiled_for(of)
     assert variant.kernel == "paged_columns" and dict(variant.constants)["COLS"] == columns and facts.num_spills == 0
     assert 2 * (facts.shared_bytes + 1024) <= 228 * 1024 and 2 * 256 * variant.max_registers <= 65536
+
+
+@pytest.mark.parametrize(("h", "d", "page", "programs"), [
+    (33, 128, 16, 2), (64, 128, 8, 2), (48, 64, 64, 2), (71, 128, 8, 1), (128, 128, 256, 1), (48, 256, 8, 1),
+    (128, 256, 32, 1), (40, 96, 16, 2), (128, 64, 1, 1),
+])  # fmt: skip
+def test_many_heads_on_a_key_are_rows_in_programs_that_fit_and_hand_on_no_probabilities(h, d, page, programs):
+    of = case("bfloat16", b=8, h=h, k=1, s=9000, d=d, page=page, uneven=False)
+    variant, facts = compiled_for(of)
+    constants, groups = dict(variant.constants), -(-h // 64)
+    wide = constants["D"]
+    assert variant.kernel == "paged_tall" and constants["HEADS"] == 64 * groups and facts.num_spills <= 4
+    assert facts.num("HGMMA") == groups * (wide // 16 + constants["KEYS"] // 16), "no product for each 64 columns"
+    assert programs * (facts.shared_bytes + 1024) <= 228 * 1024 and constants["STAGES"] >= 2
+    assert programs * 128 * (1 + groups) * variant.max_registers <= 65536
+
+
+def ways_raced(kind):
+    """Drawn shapes that were raced by several ways on an H200."""
+    path = Path(__file__).parents[3] / "data" / "recordings" / "h200" / f"paged_ways1_{kind}.json.gz"
+    return json.loads(gzip.decompress(path.read_bytes()))["rows"]
+
+
+def test_neighbors_take_whole_rows_of_key_heads():
+    def found(batch=5, key_heads=10, longest=9000, dim=80, page=16, ratio=3):
+        return config.choose(batch, key_heads, longest, dim, 132, ratio=ratio, fed=True, page=page)
+
+    beside = found()
+    assert beside.gathered and beside.beside and not beside.inside and beside.programs == 260 and not beside.borders
+    assert found(batch=100, key_heads=32).borders and found(ratio=24).beside and found(dim=112, page=1).beside
+    assert not found(dim=96).beside and not found(dim=128, page=1).beside and not found(longest=3900).beside
+    assert not any(found(key_heads=key_heads).beside for key_heads in (1, 100)) and not found(ratio=40).beside
+
+
+def test_ways_are_those_that_were_faster_on_the_device():
+    """Every drawn shape that was raced, and the default that follows from it."""
+    counted = 0
+    for row in (row for kind in ("wide", "odd_clusters") for row in ways_raced(kind)):
+        seconds, ratio = row["s_by"], row["h"] // row["k"]
+        longest = -(-row["s"] // row["page"]) * row["page"]
+        found = config.choose(row["b"], row["k"], longest, row["d"], 132, ratio=ratio, fed=True, page=row["page"])
+        if row["kind"] == "wide":
+            assert seconds["rows"] < seconds["before"] / (1.15 if found.tall else 1.0), "much faster, or a little"
+            counted += 1
+        elif row["kind"] == "odd":
+            assert found.beside == (seconds["beside"] < seconds["before"]) and seconds["rows"] > seconds["before"]
+            counted += 1
+    assert counted == 13
 
 
 def test_the_line_is_cut_for_every_multiprocessor_and_long_batches_by_sequence():

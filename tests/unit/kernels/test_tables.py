@@ -148,19 +148,46 @@ def test_a_recommenders_parts_compile_into_one_graph():
     torch.testing.assert_close(found, meant, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("dim", "length", "bags"), [(64, 50, 465), (384, 8, 426), (32, 50, 100)])
-def test_few_bags_have_programs_enough_and_their_rows_on_their_way_together(dim, length, bags):
+@pytest.mark.parametrize(("dim", "length", "bags"), [(64, 50, 465), (384, 8, 426), (32, 100, 100), (1000, 70, 3)])
+def test_few_bags_have_a_program_each_and_sums_that_its_threads_have_registers_for(dim, length, bags):
     from ridgeline.kernels.embedding_bag import config
 
     chosen = config.forward(dim, 2, length, bags)
     wide = 1 << (dim - 1).bit_length()
-    assert chosen.bags * chosen.ahead * wide <= config.MOST_HELD
-    assert -(-bags // chosen.bags) >= min(bags, config.FEW_PROGRAMS) and chosen.ahead >= min(length, 8)
+    assert chosen.bags == 1 and chosen.ahead * wide <= 64 * 32 * chosen.num_warps
+    assert chosen.late or chosen.ahead >= length
     assert config.forward(dim, 2, length, 1 << 20) == config.many(dim, 2, length)
 
 
-def test_few_bags_of_few_short_rows_share_programs_as_many_do():
+def test_short_bags_share_programs_however_few_they_are():
     from ridgeline.kernels.embedding_bag import config
 
-    assert config.forward(128, 2, 8, 532) == config.many(128, 2, 8)
-    assert config.forward(48, 2, 8, 3295) == config.many(48, 2, 8)
+    assert config.forward(128, 2, 3, 532) == config.many(128, 2, 3)
+    assert config.forward(48, 4, 1, 3295) == config.many(48, 4, 1)
+
+
+def test_rows_are_put_in_order_by_what_so_many_are_worth():
+    from ridgeline.kernels.embedding_bag import config
+
+    assert not config.order(8192, 1000).bits and config.order(8193, 1000).bits
+    assert not config.order(20_000, 1000).share and config.order(40_000, 1000).share
+    assert config.order(3_000_000, 60_000).block and not config.order(3_000_000, 70_000).block
+    assert not config.order(20_000, 1 << 24).block
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_order_of_rows_is_an_op_that_compilers_see(weighted):
+    from ridgeline.kernels.contract import primitive
+
+    per, offsets, _ = bags(3, (9, 9))
+    weight, indices, starts = drawn(18, 8), torch.cat(per), torch.tensor([0, 9])
+    factors = drawn(indices.numel()) if weighted else None
+    order = primitive("embedding_order")
+    torch.library.opcheck(order.op, (weight, indices, offsets, starts, factors, 2, False))
+    keys, told, bag, shares = order(weight, indices, offsets, starts, factors, 2, False)
+    rows = indices + torch.repeat_interleave(starts, torch.tensor([p.numel() for p in per]))
+    assert torch.equal(keys.long(), rows.sort().values)
+    places = rows.sort(stable=True).indices
+    assert torch.equal(told.long(), places if weighted else bag[places].long()) and shares.numel() == (
+        indices.numel() if weighted else 0
+    )

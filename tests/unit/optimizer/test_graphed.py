@@ -279,10 +279,20 @@ def test_weights_that_pytorchs_hooks_make_are_made_by_the_recording(normed: Any)
         _recorded(model, torch.randn(2, 4, 10))
 
 
-def test_weights_that_hooks_make_are_no_steps_recording() -> None:
-    model = nn.Sequential(nn.utils.weight_norm(nn.Conv1d(4, 8, 3)))
-    with pytest.raises(NotGraphable, match="hooks"):
-        graph_training(model, (torch.randn(2, 4, 10),), {}, model, loss=None, executor=TapeExecutor())
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_weights_that_hooks_make_are_made_by_recorded_steps_with_their_gradients() -> None:
+    model, x = nn.Sequential(nn.utils.weight_norm(nn.Conv1d(4, 8, 3))), torch.randn(2, 4, 10)
+    graphed = graph_training(model, (x,), {}, model, loss=None, executor=TapeExecutor())
+    found = []
+    for call in (model, graphed):
+        model.zero_grad()
+        with torch.no_grad():
+            model[0].weight_g.fill_(1.5)
+        call(x).square().sum().backward()
+        found.append([model[0].weight.detach(), model[0].weight_v.grad.clone(), model[0].weight_g.grad.clone()])
+    for mine, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(mine, theirs)
+    assert graphed.replays == 1
 
 
 def test_a_model_that_switches_to_inference_mode_by_itself_is_recorded() -> None:

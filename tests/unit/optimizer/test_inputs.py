@@ -12,6 +12,7 @@ from ridgeline.optimizer.backend import Report
 from ridgeline.optimizer.candidate import Built, Candidate
 from ridgeline.optimizer.inputs import Inputs, RandomState, State, fresh_values, leaves
 from ridgeline.optimizer.measure import Track
+from ridgeline.optimizer.proof import Prover, Subject
 
 
 class Cache:
@@ -62,6 +63,7 @@ def test_fresh_indices_never_exceed_the_old_ones() -> None:
     torch.tensor([True, False]),
     torch.tensor([0.0, -torch.inf]),
     torch.tensor([[0, 4, 9, 30]], dtype=torch.int32),
+    torch.tensor([30, 12, 9, 9]),
 ])  # fmt: skip
 def test_flags_masks_and_sorted_integers_stay(kept: torch.Tensor) -> None:
     assert torch.equal(fresh_values(kept, 1), kept)
@@ -79,6 +81,58 @@ def test_fresh_floats_keep_their_sign_or_all_change_it() -> None:
 def test_expanded_tensors_are_left_as_they_are() -> None:
     given = Inputs((torch.randn(1, 4).expand(3, 4),))
     assert torch.equal(given.fresh(1).args[0], given.args[0])
+
+
+class Spoken(nn.Module):
+    """Masks made of lengths, of which the longest has to be the batch's, and as many marks as there are pictures."""
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(int(lengths.max()))[None] < lengths[:, None]
+        if int((ids == 9).sum()) != x.shape[0]:
+            raise ValueError("pictures and their places do not match")
+        return x.masked_fill(~places[..., None], 0.0).sum((1, 2))
+
+
+def _spoken() -> tuple[nn.Module, Inputs]:
+    return Spoken().eval(), Inputs((torch.randn(4, 12, 3), torch.tensor([3, 12, 9, 4])),
+                                   {"ids": torch.tensor([[9, 3, 9, 2], [9, 4, 1, 9]])})  # fmt: skip
+
+
+def test_what_a_call_does_not_take_keeps_its_integers() -> None:
+    model, given = _spoken()
+    fresh = given.fresh(8)
+    with pytest.raises((RuntimeError, ValueError)):
+        model(*fresh.args, **fresh.kwargs)
+    found, made = given.taken(8, lambda inputs: model(*inputs.args, **inputs.kwargs))
+    assert torch.equal(found.args[1], given.args[1]) and torch.equal(found.kwargs["ids"], given.kwargs["ids"])
+    assert not torch.equal(found.args[0], given.args[0]) and torch.equal(made, model(*found.args, **found.kwargs))
+
+
+def test_what_a_call_takes_is_fresh_all_over() -> None:
+    given = Inputs((torch.randn(4, 3), torch.tensor([30, 2, 17])))
+    found, _ = given.taken(3, lambda inputs: None)
+    assert torch.equal(found.args[1], given.fresh(3).args[1]) and not torch.equal(found.args[1], given.args[1])
+
+
+def test_what_takes_nothing_else_is_judged_on_what_it_was_given() -> None:
+    given = Inputs((torch.tensor([1.0, 2.0]),))
+
+    def call(inputs: Inputs) -> None:
+        if inputs.args[0].tolist() != [1.0, 2.0]:
+            raise ValueError("other numbers")
+
+    assert torch.equal(given.taken(1, call)[0].args[0], given.args[0])
+
+
+def test_a_search_copes_with_integers_that_are_bound_by_more_than_their_size() -> None:
+    """One whose fresh lengths did not fit was given up, and the model returned as it was."""
+    model, given = _spoken()
+    track = Track(model, given, "infer", None, torch.device("cpu"))
+    track.settle(model)
+    assert len(track.copies) == 3
+    prover = Prover(Subject(model, given, "infer", track.loss, track.state))
+    assert len(prover.cases) == 2 and prover.judge(model)
+    assert not prover.judge(lambda x, lengths, ids: 1.5 * model(x, lengths, ids))
 
 
 def test_leaves_are_found_in_objects_and_in_order() -> None:

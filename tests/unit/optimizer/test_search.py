@@ -554,6 +554,46 @@ def test_generated_kernels_are_tuned_where_products_would_take_too_long_and_only
             assert "coordinate_descent_tuning" not in options  # one at a time: minutes for dozens of kernels
 
 
+def test_where_torch_compile_leads_what_it_made_is_what_is_tuned() -> None:
+    """Our rewrites of a restoring network were 3 % behind it: tuned, they would have begun there."""
+    climber = Climbing()
+    leader = Candidate(name="torch.compile + graph", compiler="stock", graphed=True)
+    climber.best = Built(leader, lambda: None, Report())
+    found = {}
+    for rung in Ladder(_facts()).rungs(climber):
+        found[rung.candidate.name] = rung.candidate
+        climber.entries[rung.candidate.name] = replace_status(rung)
+    tuned = found["tuned + graph"]
+    assert tuned.rewrites == () and tuned.scope == "model" and tuned.tunes and found["compiled + graph"].rewrites
+
+
+@pytest.mark.parametrize(
+    ("leader", "matched", "tried"),
+    [("stock", {"attention": 4, "group-norm-last": 11}, True), ("stock", {"group-norm-last": 11}, False),
+     ("stock", {"attention": 4}, False), ("inductor", {"attention": 4, "group-norm-last": 11}, False)],
+)  # fmt: skip
+def test_where_torch_compile_leads_the_whole_is_tried_without_kernels_of_ours(
+    leader: str, matched: dict[str, int], tried: bool
+) -> None:
+    climber = Climbing()
+    rewritten = {} if leader == "stock" else {"rewrites": ("attention",)}
+    climber.best = Built(Candidate(name="best", compiler=leader, graphed=True, **rewritten), lambda: None, Report())
+    found = {}
+    for rung in Ladder(_facts()).rungs(climber):
+        found[rung.candidate.name] = rung.candidate
+
+        class Entry:
+            status, measured_s, reason = "slower", 1.0, ""
+            rewrites = matched if rung.candidate.name == "compiled + graph" else {}
+
+        climber.entries[rung.candidate.name] = Entry()
+    plainer = found.get("compiled, no kernels of ours + graph")
+    assert (plainer is not None) is tried
+    if plainer is not None:
+        assert "attention" in plainer.rewrites and "group-norm-last" not in plainer.rewrites
+        assert plainer.layout == "keep" and plainer.compiler == "inductor"
+
+
 def test_few_kernels_are_tuned_by_walking_too() -> None:
     few = Forecast("H200", 1e-3, {}, 1e-3, 1e-3, 30, 0.1, (), 0.0)
     (tuned,) = [c for c in _climbed(_facts(forecast=few), lambda c: "slower") if c.name == "tuned kernels + graph"]
@@ -734,6 +774,15 @@ def test_torch_compile_comes_before_blocks_where_the_host_decides_inside_of_a_tr
     recorded = [c.name for c in _climbed(facts, lambda c: "slower")]
     assert refused.index("torch.compile") < refused.index("blocks") and refused.count("torch.compile") == 1
     assert recorded.index("torch.compile") > recorded.index("blocks + graph")
+
+
+def test_a_step_that_cannot_be_recorded_is_not_recorded_channels_last_either() -> None:
+    """The host decides in it, wherever its images lie: a detector spent four seconds on finding that out (H200)."""
+    facts = _facts(mode="train", has_conv=True)
+    refused = [c.name for c in _climbed(facts, lambda c: "failed" if c.name == "graph" else "slower")]
+    recorded = [c.name for c in _climbed(facts, lambda c: "slower")]
+    assert "channels last" in refused and "channels last + graph" not in refused
+    assert "channels last + graph" in recorded
 
 
 @pytest.mark.parametrize(("budget_s", "num", "tried"), [(10.0, 52, False), (40.0, 52, True), (10.0, 20, True)])

@@ -293,3 +293,75 @@ def test_a_mask_of_ones_is_left_out_under_a_guard() -> None:
         torch.testing.assert_close(model(*args, **kwargs).last_hidden_state, model(**ones).last_hidden_state)
     by_place = simplified(model, (ones["input_ids"], ones["attention_mask"]), {})
     assert by_place is not None and by_place[0][1] is None
+
+
+def _listening(part: nn.Module) -> None:
+    part.register_forward_hook(lambda module, given, result: result * 2)
+
+
+CHANGES: dict[str, Any] = {
+    "epsilon": lambda layer: setattr(layer.input_layernorm, "variance_epsilon", 0.5),
+    "weight": lambda layer: setattr(layer.input_layernorm, "weight", nn.Parameter(torch.full((32,), 2.0))),
+    "another activation": lambda layer: setattr(layer.mlp, "act_fn", nn.ReLU()),
+    "a hook on the activation": lambda layer: _listening(layer.mlp.act_fn),
+    "a hook on the gate": lambda layer: _listening(layer.mlp.gate_proj),
+    "a forward of the activation's own": lambda layer: setattr(layer.mlp.act_fn, "forward", torch.relu),
+    "a gate with a bias": lambda layer: setattr(layer.mlp, "gate_proj", _biased()),
+}
+
+
+def _biased() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Linear(32, 64)
+
+
+def _llama() -> Any:
+    torch.manual_seed(0)
+    return _lm(transformers.LlamaConfig(num_key_value_heads=2, **SMALL)).eval()
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_is_changed_after_kernels_were_put_in_counts(change: str) -> None:
+    ours, theirs, ids = _llama(), _llama(), torch.arange(12)[None]
+    apply(ours)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(ids).logits, theirs(ids).logits)
+        for model in (ours, theirs):
+            CHANGES[change](model.model.layers[0])
+        torch.testing.assert_close(ours(ids).logits, theirs(ids).logits)
+
+
+def test_a_class_whose_forward_is_replaced_later_computes_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = _llama(), torch.arange(12)[None]
+    apply(model)
+    norm = model.model.layers[0].input_layernorm
+    monkeypatch.setattr(type(norm), "forward", lambda self, x: x * 2)
+    with torch.no_grad():
+        ours = model(ids).logits
+        revert(model)
+        torch.testing.assert_close(ours, model(ids).logits)
+
+
+def test_a_replica_computes_with_its_own_weights() -> None:
+    """Its forward was its original's, which computed with the original's weights on another device."""
+    model, x = _llama(), torch.randn(2, 3, 32)
+    apply(model)
+    norm = model.model.layers[0].input_layernorm
+    replica = norm._replicate_for_data_parallel()
+    replica.weight = torch.full((32,), 3.0)
+    with torch.no_grad():
+        torch.testing.assert_close(replica(x), 3 * norm(x))
+    revert(model)
+    assert "_replicate_for_data_parallel" not in vars(norm)
+
+
+def test_a_deep_copy_computes_with_its_own_weights() -> None:
+    model, ids = _llama(), torch.arange(12)[None]
+    apply(model)
+    other, plain = copy.deepcopy(model), _llama()
+    with torch.no_grad():
+        for each in (other, plain):
+            each.model.layers[0].input_layernorm.weight.fill_(3.0)
+            each.model.layers[0].mlp.gate_proj.weight.fill_(0.1)
+        torch.testing.assert_close(other(ids).logits, plain(ids).logits)
+        torch.testing.assert_close(model(ids).logits, _llama()(ids).logits)

@@ -13,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent))
 
+import numpy as np
 import torch.nn.functional as F
 from recorder import TapeExecutor
 from torch import nn
@@ -283,3 +284,23 @@ def test_a_layer_of_another_class_is_noticed_and_put_back(look: str, hooks_only:
     assert not watch.same() and not watch.addressed() and watch.changes() == ["0 is a Doubled now"]
     watch.restore()
     assert watch.same() and type(model[0]) is nn.Linear
+
+
+@pytest.mark.parametrize("write", ["numpy", "data", "storage"])
+def test_what_is_written_to_memory_of_the_host_past_its_version_is_noticed(write: str) -> None:
+    """A recording on a device has read it once, or Python has."""
+    values = np.array([1.0, 2.0], dtype=np.float32)
+    model = nn.Module()
+    model.scales = torch.from_numpy(values)
+    watch = Watch(model)
+    watch.hold_host_to("cuda")
+    assert watch.same()
+    if write == "numpy":
+        values[1] = 3.0
+    elif write == "data":
+        model.scales.data.fill_(3.0)
+    else:
+        model.scales.untyped_storage()[0] = 7
+    assert not watch.same() and "scales" in watch.changes()[0]
+    watch.restore()
+    assert watch.same() and values.tolist() == [1.0, 2.0]

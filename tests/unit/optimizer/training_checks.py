@@ -7,6 +7,7 @@ import copy
 import gc
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -874,6 +875,147 @@ def learning_rates_may_follow_a_schedule(at: Any) -> None:
         assert optimizers[1].param_groups[0]["lr"] == 0.01 * 0.9**5
 
 
+class _Noting(nn.Module):
+    """Leaves what others read: a map on the way to the result, a loss beside it, a mean for the log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head, self.route = nn.Linear(8, 16), nn.Linear(16, 4), nn.Linear(8, 3)
+        self.map: Any = None
+        self.aux: Any = None
+        self.log: dict[str, Any] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.map = self.body(x).softmax(-1)
+        self.aux = self.route(x).softmax(-1).mean(0).square().sum()
+        result: Tensor = self.head(self.map)
+        self.log["mean"] = result.detach().mean()
+        return result
+
+
+def _noted(model: Any) -> list[Tensor]:
+    return [model.map.detach().clone(), model.aux.detach().clone(), model.log["mean"].clone()]
+
+
+def what_calls_leave_on_the_model_is_left_by_replays(at: Any) -> None:
+    eager, model = _pair(_Noting, at)
+
+    def loss(result: Tensor, own: Any) -> Tensor:
+        return result.square().mean() + 0.1 * own.aux + 0.01 * own.map.square().sum()
+
+    fast, graphed = _fast(model, at, _x(at, 0), loss=lambda result: loss(result, model))
+    assert model.map is None and model.aux is None and not model.log  # recording leaves nothing behind
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (eager, model)]
+    for call in range(6):
+        seen = []
+        for m, own, optimizer in ((eager, eager, optimizers[0]), (fast, model, optimizers[1])):
+            optimizer.zero_grad()
+            value = loss(m(_x(at, call)), own)
+            before = _noted(own)
+            value.backward()
+            seen.append((value.detach().clone(), before, _noted(own), _grads(own)))
+            optimizer.step()
+        _same(seen[1], seen[0], at, f"step {call}: loss, notes or gradients")
+    assert graphed.replays == 5, graphed.misses  # the first call found no tensor where the model's code asks for one
+
+
+def notes_that_are_kept_do_not_change(at: Any) -> None:
+    eager, model = _pair(_Noting, at)
+    fast, graphed = _fast(model, at, _x(at, 0), loss=lambda result: result.square().mean())
+    kept: list[list[Any]] = [[], []]
+    for call in range(5):
+        for m, own, held in ((eager, eager, kept[0]), (fast, model, kept[1])):
+            own.zero_grad()
+            m(_x(at, call)).square().mean().backward()
+            held += [own.map, own.log["mean"]]
+    _same([each.detach() for each in kept[1]], [each.detach() for each in kept[0]], at, "notes of earlier steps")
+    assert graphed.replays >= 3, graphed.misses
+
+
+def gradients_of_notes_on_the_way_are_refused(at: Any) -> None:
+    """They are computed inside of a recorded backward: who asks for one outside would get none, without a word."""
+    _, model = _pair(_Noting, at)
+    fast, graphed = _fast(model, at, _x(at, 0), loss=lambda result: result.square().mean())
+    fast(_x(at, 0)).square().mean().backward()
+    value = fast(_x(at, 1)).square().mean()
+    model.map.retain_grad()
+    with _raises(OptimizeError, "gradient of _Noting.map"):
+        value.backward()
+    assert graphed.replays == 1
+
+
+class _Mapped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(8, 1 << 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        large = self.body(x)
+        self.map = large.square()
+        return self.map.mean()
+
+
+def large_notes_are_lent_while_nobody_keeps_them(at: Any) -> None:
+    eager, model = _pair(_Mapped, at)
+    for m in (eager, model):
+        m(_x(at, 0))
+    fast, graphed = _fast(model, at, _x(at, 0))
+    kept: list[Any] = []
+    for call in range(8):
+        for m, own in ((eager, eager), (fast, model)):
+            own.zero_grad()
+            m(_x(at, call)).backward()
+        _same(model.map.detach(), eager.map.detach(), at, f"step {call}: the note")
+        _same(_grads(model), _grads(eager), at, f"step {call}: gradients")
+        if call == 4:
+            assert graphed.replays == 5, graphed.misses
+            kept = [eager.map, model.map]
+    _same(kept[1].detach(), kept[0].detach(), at, "a note that was kept")
+
+
+class _Remembering(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(8, 4)
+        self.before: Any = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.body(x)
+        found = result if self.before is None else result + self.before
+        self.before = result.detach()
+        return found
+
+
+def notes_that_the_next_call_reads_are_refused(at: Any) -> None:
+    _, model = _pair(_Remembering, at)
+    with _raises(NotGraphable, "before changed"):
+        graph_training(model, (_x(at, 0),), {}, model, executor=at.executor())
+    assert model.before is None
+
+
+def weights_that_hooks_make_are_made_by_replays(at: Any) -> None:
+    """Old spellings of weight and spectral norms, in which most vocoders and judges of images are written."""
+    norms = (nn.utils.weight_norm, nn.utils.spectral_norm)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        for norm in norms:
+            models = []
+            for _ in range(2):  # which cannot be copied: its weight has a history
+                seed(3)
+                models.append(nn.Sequential(norm(nn.Linear(8, 16)), nn.ReLU(), norm(nn.Linear(16, 4))).to(at.device))
+            eager, model = models
+            fast, graphed = _fast(model, at, _x(at, 0))
+            optimizers = [torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in models]
+            for call in range(5):
+                for m, optimizer in zip((eager, fast), optimizers):
+                    optimizer.zero_grad()
+                    m(_x(at, call)).square().mean().backward()
+                    optimizer.step()
+                _same(list(model.state_dict().values()), list(eager.state_dict().values()), at, f"step {call}: state")
+                _same(model[0].weight.detach(), eager[0].weight.detach(), at, f"step {call}: the weight made")
+            assert graphed.replays == 5, graphed.misses
+
+
 def optimizers_that_are_changed_are_recorded_again(at: Any) -> None:
     step, update, optimizers = _stepping(torch.optim.AdamW, at, fused=True)
     for call in range(8):
@@ -985,5 +1127,9 @@ CHECKS: tuple[Callable[[Any], None], ...] = (
     whole_steps_are_those_of_eager_training, learning_rates_may_follow_a_schedule,
     optimizers_that_are_changed_are_recorded_again, a_state_that_is_loaded_is_the_one_used,
     hooks_of_an_optimizer_are_called, gradients_that_were_changed_are_the_ones_applied,
-    whole_steps_that_cannot_be_replayed_are_refused,
+    whole_steps_that_cannot_be_replayed_are_refused, what_calls_leave_on_the_model_is_left_by_replays,
+    notes_that_are_kept_do_not_change, large_notes_are_lent_while_nobody_keeps_them,
+    gradients_of_notes_on_the_way_are_refused,
+    notes_that_the_next_call_reads_are_refused,
+    weights_that_hooks_make_are_made_by_replays,
 )  # fmt: skip

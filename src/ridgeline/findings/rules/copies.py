@@ -7,9 +7,10 @@ from numpy.typing import NDArray
 
 from ridgeline.errors import RidgelineError
 from ridgeline.findings.cure import Cure, joined
-from ridgeline.findings.replay import Index
+from ridgeline.findings.replay import Index, Mask
 from ridgeline.findings.rule import rule
 from ridgeline.findings.scene import Candidate, Scene
+from ridgeline.findings.shapes import first_shape, is_shape, parsed, shaped_ops
 from ridgeline.trace.intervals import difference
 from ridgeline.trace.kind import Kind
 
@@ -18,12 +19,16 @@ LINK_BYTES_PER_S = 12e9
 LINK_FRAC = 0.85
 """Share of a host link's rate that large copies from pinned memory reach (55 of 64 GB/s on an H200)."""
 SMALL_BYTES, MANY = 1e6, 32
+TINY_BYTES, MANY_TINY = 65536, 16
+"""Of copies that are all call and no transfer, fewer are many."""
 VALUE_BYTES = 4096
 """Less is a value that somebody reads, not data that is moved."""
 STREAMED_FRAC = 0.3
 STREAMED_BYTES = 64e6
 RETURNED_FRAC, MOVED = 0.9, 6
 """Of the copies of one size, how many come back, and tensors a round, at least: a picture that comes back is one."""
+FETCHED, FETCHED_BYTES = 4, 8e6
+"""Tensors a round, and bytes, from which on weights that come from the host are told."""
 LAYERS = 8
 """Large copies a step, at least: weights come layer by layer, what is computed on comes in a few pieces."""
 
@@ -93,7 +98,45 @@ def _moved(scene: Scene, works: Index) -> Candidate:
     )  # fmt: skip
 
 
-@rule("weight-streaming", version=3, order=30)
+def _roles(scene: Scene, works: Index) -> tuple[Mask, Mask]:
+    """Which copies to the device are of tensors that layers are called with as weights and never as what they work on,
+    and which are of what they work on."""
+    trace, shapes = scene.trace, scene.trace.optional("shapes")
+    weights, worked_on = set[tuple[int, ...]](), set[tuple[int, ...]]()
+    spans = scene.host_spans(r"^aten::(linear|matmul|conv\dd)$", Kind.OP)
+    for name, word in set(zip(trace.name[spans].tolist(), shapes[spans].tolist(), strict=True)):
+        given = [tuple(shape) for shape in parsed(trace.words[word])[:2] if is_shape(shape) and shape]
+        mixes = trace.words[name] == "aten::matmul" and [len(shape) for shape in given] != [3, 2]
+        worked_on.update(given[:1])
+        weights.update(shape for shape in given[1:] if len(shape) >= 2 and not mixes)
+    weights -= worked_on
+    ops = shaped_ops(trace, scene.rows[works])
+    sizes = [first_shape(trace.words[int(shapes[op])]) if op >= 0 else () for op in ops.tolist()]
+    called, given_to = (np.array([size in chosen for size in sizes], dtype=bool) for chosen in (weights, worked_on))
+    return called, given_to
+
+
+def _fetched_weights(scene: Scene, works: Index) -> Candidate:
+    moved = _bytes(scene, works)
+    calls = scene.wiring.call_rows[np.unique(scene.program.call[works])]
+    return Candidate(
+        what=f"Weights come from the host: {len(works) / scene.num_steps:.3g} tensors that layers are called with, "
+        f"{moved.sum() / scene.num_steps / 1e9:.3g} GB a step, {scene.frac(scene.per_step_s(works)):.0%} of the time",
+        cause="streaming weights over PCIe: layers are called with tensors that were copied from the host in this step",
+        change="keep the weights on the device (quantize, shard over GPUs, offload fewer layers); else prefetch "
+        "the next layer from pinned memory on its own stream",
+        where=scene.where(works),
+        cure=Cure(
+            works=works, keep_best=0.0, keep_worst=1.0, freed=_calls_of(scene, works), aside=works, aside_at_worst=True,
+            host=joined(scene.time_of(calls), scene.op_time(works)), host_best=0.0, host_worst=1.0,
+        ),
+        evidence=_copy_evidence(scene, works),
+        spans=tuple(scene.rows[works[:200]].tolist()),
+        unchecked=("whether the model fits into device memory",),
+    )  # fmt: skip
+
+
+@rule("weight-streaming", version=4, order=30)
 def weight_streaming(scene: Scene) -> Candidate | None:
     """Most of the step is copies from the host, far more than inputs: the weights do not live on the device."""
     works = np.flatnonzero(scene.copies("htod"))
@@ -104,13 +147,17 @@ def weight_streaming(scene: Scene) -> Candidate | None:
     moved = _bytes(scene, works)
     per_step_s, busy_s = scene.per_step_s(works), scene.per_step_s(np.arange(scene.program.num_works))
     large = moved > 1e6
-    if (
-        per_step_s < STREAMED_FRAC * scene.step_s * scene.num_devices
-        or per_step_s < 0.5 * busy_s
-        or moved.sum() / scene.num_steps < STREAMED_BYTES
-    ):
-        return None
-    if scene.copies("htod", "pageable")[works].mean() > 0.5 or large.sum() / scene.num_rounds < LAYERS:
+    called, given = _roles(scene, works)
+    streamed = (
+        per_step_s >= STREAMED_FRAC * scene.step_s * scene.num_devices
+        and per_step_s >= 0.5 * busy_s
+        and moved.sum() / scene.num_steps >= STREAMED_BYTES
+    )
+    if not streamed or scene.copies("htod", "pageable")[works].mean() > 0.5 or large.sum() / scene.num_rounds < LAYERS:
+        weights = works if moved[called].sum() > 0.5 * moved.sum() else works[called]
+        enough = called.sum() / scene.num_rounds >= FETCHED and moved[called].sum() / scene.num_steps >= FETCHED_BYTES
+        return _fetched_weights(scene, weights) if enough else None
+    if moved[given].sum() > 0.5 * moved.sum():  # batches of many tensors
         return None
     rate, each = moved.sum() / max(1e-12, scene.work_s[works].sum()), scene.num_steps * scene.num_devices
     return Candidate(
@@ -132,12 +179,14 @@ def weight_streaming(scene: Scene) -> Candidate | None:
     )  # fmt: skip
 
 
-@rule("small-copies", order=29)
+@rule("small-copies", version=2, order=29)
 def small_copies(scene: Scene) -> Candidate | None:
     """Many copies that could be one: each pays a call, a staging buffer and a wait."""
     works = np.flatnonzero(scene.copies("htod"))
     works = works[_bytes(scene, works) < SMALL_BYTES]
     if len(works) / scene.num_rounds < MANY:
+        works = works[_bytes(scene, works) < TINY_BYTES]
+    if len(works) / scene.num_rounds < MANY_TINY:
         return None
     moved = _bytes(scene, works)
     best = np.clip(moved / _link_bytes_per_s(scene) / np.maximum(scene.work_s[works], 1e-12), 0.0, 1.0)

@@ -14,6 +14,8 @@ from ridgeline.findings.scene import BACKWARD, SURE_FRAC, Candidate, Scene
 from ridgeline.findings.shapes import dtype_named, first_dtype, first_shape, is_shape, parsed, product_of, shaped_ops
 from ridgeline.trace.kind import Kind
 
+EXPONENTIAL = ("aten::exp", "aten::exp_", "aten::mul")
+"""The op that makes a softmax, and the one in its gradient."""
 AROUND = 8
 """Kernels between a product and the softmax that still belong to the same attention: scale, mask, dropout, casts."""
 BATCHED = frozenset({"aten::bmm", "aten::baddbmm", "aten::matmul", "aten::einsum"})
@@ -64,10 +66,11 @@ def _runs(mask: Mask, stream: Index) -> tuple[Index, Index]:
     return starts, ends
 
 
-@rule("unfused-attention", version=6, order=41)
+@rule("unfused-attention", version=7, order=41)
 def unfused_attention(scene: Scene) -> Candidate | None:
     order = np.lexsort((scene.base.work_start_s, scene.program.stream))
-    product, softmax = scene.family("gemm")[order], (scene.family("softmax") & ~scene.named(ACROSS))[order]
+    by_hand = _exponentials(scene)
+    product, softmax = scene.family("gemm")[order], ((scene.family("softmax") & ~scene.named(ACROSS)) | by_hand)[order]
     batched, wide = _may_be_batched(scene)[order], _wide_heads(scene)[order]
     sizes = _sizes(scene, np.flatnonzero(product | softmax), order)
     light = (scene.family(*LIGHT, "softmax", "index") | scene.is_on_device_copy)[order]
@@ -77,6 +80,8 @@ def unfused_attention(scene: Scene) -> Candidate | None:
         before, after = _reach(product, light, at, -1), _reach(product, light, at, +1)
         if before is None or after is None or wide[before] or not (batched[before] and batched[after]):
             continue
+        if by_hand[order[at]] and not all(map(sizes.get, (at, before, after))):
+            continue
         if _are_scores(sizes[at], sizes[before], sizes[after]):
             first, last = _further(product, before, -1), _further(product, after, +1)
             chosen[_along(copied, first, -1) : _along(copied, last, +1) + 1] = True
@@ -85,7 +90,7 @@ def unfused_attention(scene: Scene) -> Candidate | None:
     if not len(works) or not _is_batched(scene, works):
         return None
     num = int(softmax[chosen].sum())
-    forward = works[(scene.family("softmax") & ~scene.named(r"backward"))[works]]
+    forward = works[((scene.family("softmax") & ~scene.named(r"backward")) | (by_hand & ~scene.under(BACKWARD)))[works]]
     if not len(forward) or _are_read_by_others(scene, works, forward):
         return None
     worst = 1.0 if _is_fp32(scene, works[scene.family("gemm")[works]]) else 0.35  # its fused kernels are slow ones
@@ -108,8 +113,15 @@ def _sizes(scene: Scene, places: Index, order: Index) -> dict[int, tuple[int, ..
     ops, found = shaped_ops(trace, scene.rows[order[places]]), dict[int, tuple[int, ...]]()
     for place, op in zip(places.tolist(), ops.tolist(), strict=True):
         name, word = (trace.words[int(trace.name[op])], trace.words[int(shapes[op])]) if op >= 0 else ("", "")
-        found[place] = product_of(name, word) or (first_shape(word) if "softmax" in name else ())
+        scores = "softmax" in name or name in EXPONENTIAL
+        found[place] = product_of(name, word) or (first_shape(word) if scores else ())
     return found
+
+
+def _exponentials(scene: Scene) -> Mask:
+    """Kernels of ``exp`` over scores, and of its gradient: a softmax that somebody wrote out."""
+    forward = scene.named(r"^aten::exp_?$", "op") & ~scene.under(BACKWARD)
+    return np.asarray((forward | scene.under(r"^ExpBackward\d*$")) & scene.family("pointwise"), dtype=bool)
 
 
 def _are_scores(softmax: tuple[int, ...], before: tuple[int, ...], after: tuple[int, ...]) -> bool:
@@ -287,7 +299,7 @@ def _dense_mask(shapes: str) -> bool:
     )
 
 
-@rule("weight-casts", version=5, order=46)
+@rule("weight-casts", version=6, order=46)
 def weight_casts(scene: Scene) -> Candidate | None:
     """The same tensors are converted to another dtype again and again."""
     works = _weight_casts(scene)
@@ -339,7 +351,9 @@ def _weight_casts(scene: Scene) -> Index:
     works = np.flatnonzero(casts & scene.named(r"_to_copy|aten::to\b|aten::copy_|aten::_to", "op"))
     ops = shaped_ops(scene.trace, scene.rows[works])
     shapes, dtypes = scene.trace.optional("shapes"), scene.trace.optional("dtypes")
-    weights = np.array([op >= 0 and _is_weight_cast(scene, int(op), shapes, dtypes) for op in ops.tolist()], dtype=bool)
+    called = _weights_called_with(scene)
+    found = {op: _is_weight_cast(scene, op, shapes, dtypes, called) for op in set(ops[ops >= 0].tolist())}
+    weights = np.array([found.get(op, False) for op in ops.tolist()], dtype=bool)
     return works[weights] if len(works) else works
 
 
@@ -374,13 +388,31 @@ def _reads_fp32(scene: Scene) -> Mask:
     return np.array([known.get(op, False) for op in ops.tolist()], dtype=bool)
 
 
-def _is_weight_cast(scene: Scene, op: int, shapes: np.ndarray, dtypes: np.ndarray) -> bool:
+def _is_weight_cast(
+    scene: Scene, op: int, shapes: np.ndarray, dtypes: np.ndarray, called: frozenset[tuple[int, ...]]
+) -> bool:
     """An fp32 tensor that has the shape of a weight (nothing in it is the batch) becomes another type."""
     shape = first_shape(scene.trace.words[int(shapes[op])])
     kinds = [word for word in map(dtype_named, parsed(scene.trace.words[int(dtypes[op])])) if word]
     converted = kinds[-1:] == ["fp32"] and (len(kinds) < 2 or kinds[0] != "fp32")  # copy_(into, from)
-    under_autocast = scene.is_under(op, CALLED)
-    return len(shape) in (1, 2, 4) and converted and under_autocast and not _is_activation(scene, op, shape, shapes)
+    if len(shape) not in (1, 2, 4) or not converted:
+        return False
+    if scene.is_under(op, CALLED):
+        return not _is_activation(scene, op, shape, shapes)
+    return shape in called  # somebody wrote weight.to(x.dtype)
+
+
+def _weights_called_with(scene: Scene) -> frozenset[tuple[int, ...]]:
+    """Sizes of matrices and filters that layers in 16 bits are called with as weights, and never as their input."""
+    trace, shapes, dtypes = scene.trace, scene.trace.optional("shapes"), scene.trace.optional("dtypes")
+    weights, worked_on = set[tuple[int, ...]](), set[tuple[int, ...]]()
+    spans = scene.host_spans(r"^aten::(linear|conv\dd)$", Kind.OP)
+    for word, kinds in set(zip(shapes[spans].tolist(), dtypes[spans].tolist(), strict=True)):
+        given = [tuple(shape) for shape in parsed(trace.words[word])[:2] if is_shape(shape) and shape]
+        worked_on.update(given[:1])
+        if first_dtype(trace.words[kinds]) in ("bf16", "fp16"):
+            weights.update(shape for shape in given[1:] if len(shape) in (2, 4))
+    return frozenset(weights - worked_on)
 
 
 def _is_activation(scene: Scene, cast: int, shape: tuple[int, ...], shapes: np.ndarray) -> bool:

@@ -10,6 +10,7 @@ from ridgeline.findings.finding import Where
 from ridgeline.findings.program import ALLOCATES, NOT_ALLOCATING, runtime_named
 from ridgeline.findings.replay import Index
 from ridgeline.findings.rule import rule
+from ridgeline.findings.samples import MANY_PASSES, passes_over_samples
 from ridgeline.findings.scene import SURE_FRAC, Candidate, Scene
 from ridgeline.trace.intervals import Intervals, covered_within, difference, union
 from ridgeline.trace.kind import Kind
@@ -25,7 +26,6 @@ COMPILES = (
 )
 """What runs while code is made. With a stack recorded, files of the compiler are around every call of what was compiled
 before (`eval_frame.py: compile_wrapper`, Triton's `launch_metadata`, `compile_fx.py: run`)."""
-MANY_PASSES = 6
 RECORDED = ("how fast the host is unrecorded: taken from what such recordings usually cost; time a step without one",)
 MORE_WORKERS = (
     "raise num_workers and prefetch_factor, move decoding or augmentation to the GPU, or cache decoded samples"
@@ -50,6 +50,8 @@ GIVES_BACK = ("cudaFree", "hipFree", "cuMemUnmap", "cuMemRelease", "cuMemFree", 
 GIVEN_FRAC = 0.1
 """Of the calls that take memory: all of them in four recordings of emptied caches. One that only takes has not yet
 grown to its size, which passes by itself (95 and 16 calls in two programs that were well)."""
+STOPPED_FRAC = 0.1
+"""Of the step, from which on stops between ops alone are told."""
 MERGED_FRAC = 0.5
 """Of the memory: two batches at once need about twice what is held at the peak."""
 
@@ -201,7 +203,7 @@ def _launching_threads(scene: Scene) -> Index:
     return np.asarray(np.unique(scene.trace.thread[launches[launches >= 0]]), dtype=np.int64)
 
 
-@rule("graph-breaks", version=4, order=60)
+@rule("graph-breaks", version=5, order=60)
 def graph_breaks(scene: Scene) -> Candidate | None:
     """What Python goes on with after a break is compiled for itself and called from inside of what was broken. Regions
     beside each other are functions that somebody compiled one by one."""
@@ -209,7 +211,7 @@ def graph_breaks(scene: Scene) -> Candidate | None:
     regions = regions[np.isin(scene.trace.thread[regions], scene.main_threads)]
     resumed = scene.spans_under(regions, REGION)
     top = regions[~resumed & (covered_within(scene.time_of(regions[resumed]), *_bounds(scene, regions)) > 0)]
-    if int(resumed.sum()) / scene.num_rounds < 2:
+    if int(resumed.sum()) / scene.num_rounds < 1:
         return None
     inside = scene.time_of(scene.host_spans(r"CompiledFxGraph"))
     between = difference(scene.time_of(top), inside)
@@ -232,7 +234,7 @@ def graph_breaks(scene: Scene) -> Candidate | None:
         cure=Cure(
             host=scene.time_of(top),
             host_best=0.1,
-            host_worst=0.7,
+            host_worst=0.7 if int(resumed.sum()) >= 2 * scene.num_rounds else 1.0,  # one break costs what it costs
             works=works,
             keep_best=0.0,
             keep_worst=0.9,
@@ -333,23 +335,31 @@ def _has_stack(scene: Scene) -> bool:
     return bool((scene.trace.kind == int(Kind.PYTHON)).any())
 
 
-@rule("micro-batches", version=4, order=17)
+@rule("micro-batches", version=6, order=17)
 def micro_batches(scene: Scene) -> Candidate | None:
-    """Gradients accumulated over batches too small for the device: the same few kernels, many times a step."""
-    passes = scene.passes_a_step
+    """Gradients accumulated over batches too small for the device, or samples one by one: the same few kernels, many
+    times a step."""
+    passes = scene.passes_a_step or scene.turns_a_step  # a loss may be written out
     kernels = np.flatnonzero(scene.work_kind == int(Kind.KERNEL))
-    if passes < MANY_PASSES or not len(kernels) or not _adds_up(scene, passes):
+    busy_s = scene.per_step_s(kernels)
+    if not len(kernels) or busy_s > 0.7 * scene.step_s:
         return None
     if (scene.memory_frac or 0.0) > MERGED_FRAC:  # a larger batch does not fit
         return None
-    busy_s = scene.per_step_s(kernels)
-    if busy_s > 0.7 * scene.step_s:
+    adds_up = passes >= MANY_PASSES and _adds_up(scene, passes)
+    if not adds_up:
+        passes = passes_over_samples(scene) if passes <= 1.0 else 0.0
+    if passes < MANY_PASSES:
         return None
     once = 1.0 / passes
     return Candidate(
         what=f"{passes:.3g} small batches a step, and the device is busy {scene.frac(busy_s):.0%} of it",
-        cause=f"small batch: gradients are accumulated over {passes:.3g} batches that do not fill the device",
-        change="one larger batch instead of accumulating (memory permitting), or fewer and larger micro-batches",
+        cause=f"small batch: gradients are accumulated over {passes:.3g} batches that do not fill the device"
+        if adds_up
+        else f"small batch: {passes:.3g} passes over a sample or a few each do not fill the device",
+        change="one larger batch instead of accumulating (memory permitting), or fewer and larger micro-batches"
+        if adds_up
+        else "one pass over all of them together (pad what differs in length, or sort by it)",
         where=scene.where(kernels),
         cure=Cure(
             works=kernels,
@@ -405,21 +415,24 @@ def small_batch(scene: Scene) -> Candidate | None:
     )
 
 
-@rule("host-contention", version=4, order=70)
+@rule("host-contention", version=5, order=70)
 def host_contention(scene: Scene) -> Candidate | None:
     """The same op now and then takes many times its usual host time: the thread was not running. Between ops it was not
     running either: long gaps go along."""
     stalls, excess_s = scene.stalls(_of_launching(scene))
-    if scene.frac(excess_s / scene.num_steps) < 0.05 or not scene.lasts(stalls):
+    few = scene.frac(excess_s / scene.num_steps) < 0.05 or not scene.lasts(stalls)
+    if few and scene.frac(scene.stopped_s / scene.num_steps) < STOPPED_FRAC:
         return None
     time = joined(scene.time_of(stalls), scene.elsewhere)
     kept = 1.0 - min(0.95, (excess_s + scene.elsewhere.total / 1e9) / max(1e-12, time.total / 1e9))
     return Candidate(
-        what=f"{len(stalls) / scene.num_steps:.3g} host calls a step take over ten times their usual time",
+        what=f"{len(stalls) / scene.num_steps:.3g} host calls a step take over ten times their usual time"
+        if not few
+        else f"{scene.stopped_s / scene.num_steps * 1e3:.3g} ms a step pass between ops that usually follow at once",
         cause="CPU contention: the launching thread is descheduled (too few cores, oversubscribed threads, wrong "
-        "NUMA node)",
+        "NUMA node, or another thread of the process that holds Python's lock)",
         change="taskset/numactl the process to the cores of the GPU's NUMA node; OMP_NUM_THREADS and loader "
-        "workers within them",
+        "workers within them; Python that works beside the loop in a process of its own",
         where=Where(op=scene.where_host(stalls).op),
         cure=Cure(host=time, host_best=kept, host_worst=min(1.0, kept + 0.5)),
         evidence=scene.host_evidence(stalls),

@@ -14,6 +14,8 @@ TABLE = 5e8
 """Values of a lookup table from which on its dense gradient matters; vocabularies of language models stay below."""
 ENTITIES, ENTITY_TABLE = 500_000, 1e8
 """Rows that no vocabulary of a language model has, and values from which on a table of so many rows matters."""
+MANY_ROWS, HELD_UP_FRAC = 160_000, 0.2
+"""Rows of a table, and what its fused update takes of the step at least, from which on smaller ones matter as well."""
 LARGE_VOCAB = 8192
 WIDE_FRAC = 0.3
 """Of the step, from which on the loss is worth fusing although it has no needless copies."""
@@ -162,7 +164,7 @@ def _least_frac(scene: Scene, works: np.ndarray) -> float:
     return moved_bytes / scene.device.dram.bandwidth_bytes_per_s / taken_s if taken_s > 0 else 0.0
 
 
-@rule("dense-embedding-gradient", version=5, order=8)
+@rule("dense-embedding-gradient", version=6, order=8)
 def dense_embedding_gradient(scene: Scene) -> Candidate | None:
     """A table far larger than the rows a step touches gets a dense gradient that is filled, added and applied in
     full."""
@@ -199,10 +201,17 @@ def _table_elements(scene: Scene) -> float:
     for span in scene.host_spans(r"aten::(embedding|_embedding_bag|embedding_bag)$").tolist()[:50]:
         shape = first_shape(scene.trace.words[int(shapes[span])])
         values = float(np.prod(shape)) if len(shape) == 2 else 0.0
-        matters = values >= TABLE or (values >= ENTITY_TABLE and shape[0] >= ENTITIES)
+        matters = values >= TABLE or (values >= ENTITY_TABLE and shape[0] >= ENTITIES) or _holds_up(scene, shape)
         learns = (learned is None or shape in learned) and not multiplied & set(shape[:1])
         found = max(found, values if matters and learns else 0.0)
     return found
+
+
+def _holds_up(scene: Scene, shape: tuple[int, ...]) -> bool:
+    """Whether zeroing and updating a table of many rows is much of a step, at the memory's rate."""
+    if scene.device is None or len(shape) != 2 or shape[0] < MANY_ROWS:
+        return False
+    return scene.frac(float(np.prod(shape)) * FUSED_BYTES / scene.device.dram.bandwidth_bytes_per_s) >= HELD_UP_FRAC
 
 
 def _learned_tables(scene: Scene) -> set[tuple[int, ...]] | None:

@@ -7,7 +7,9 @@ import numpy as np
 from ridgeline.findings.cure import Cure, joined
 from ridgeline.findings.replay import Index, Mask
 from ridgeline.findings.rule import rule
-from ridgeline.findings.scene import Candidate, Scene
+from ridgeline.findings.scene import BACKWARD, Candidate, Scene
+from ridgeline.findings.shapes import parsed
+from ridgeline.trace.intervals import Intervals, union
 from ridgeline.trace.kind import Kind
 
 MANY = 32
@@ -15,17 +17,23 @@ MANY = 32
 FEW_PASSES = 3
 """Of a foreach optimizer over its tensors: SGD without momentum has one or two, with it three, Adam ten."""
 HAS_FUSED = r"^Optimizer\.step#(Adam|AdamW|SGD|Adagrad)\.step|^Optimizer\.step$"
+UPDATES = r"^aten::(add|sub|mul|div|addcmul|addcdiv|lerp|copy|sqrt|sign|square|pow|rsub|neg|clamp|maximum)_?$"
+FORWARD = r"^aten::(linear|matmul|addmm|mm|bmm|conv\w*|embedding|layer_norm|batch_norm)$"
+BETWEEN_NS = 100_000
+COVERED_FRAC = 0.8
+"""Of the sizes that gradients have, those that an update by hand writes over."""
 FUSED = "torch.optim.AdamW(…, fused=True) (SGD and Adam have it too); foreach=True where fused is missing"
 SPARSE = r"^aten::(_?coalesce|sparse_mask|_nnz|sparse_dim)$"
 COMPILED = "torch._foreach_… over lists of weights, or torch.compile(optimizer.step): this optimizer has no fused form"
 
 
-@rule("unfused-optimizer", version=6, order=15)
+@rule("unfused-optimizer", version=7, order=15)
 def unfused_optimizer(scene: Scene) -> Candidate | None:
     """Updates tensor by tensor, or pass by pass over all of them."""
     spans = scene.host_spans(r"^Optimizer\.step", Kind.ANNOTATION, Kind.OP)
-    spans = spans[~_has_no_fused_form(scene, spans)]
-    time = scene.time_of(spans)
+    by_hand = not len(spans)
+    spans = _updated_by_hand(scene) if by_hand else spans[~_has_no_fused_form(scene, spans)]
+    time = _in_a_row(scene, spans) if by_hand else scene.time_of(spans)
     works = np.flatnonzero(scene.launched_in(time) & ~scene.family("optimizer", "communication", "fused"))
     if not len(works) or len(works) / scene.num_rounds < MANY:
         return None
@@ -56,6 +64,37 @@ def unfused_optimizer(scene: Scene) -> Candidate | None:
     )
 
 
+def _updated_by_hand(scene: Scene) -> Index:
+    """Ops over tensors of the gradients' sizes after a backward pass, where the program has no optimizer of PyTorch's:
+    most of them have been written over once the last one is done. Averages of weights have an optimizer beside them."""
+    trace = scene.trace
+    learned = scene.host_spans(r"^torch::autograd::AccumulateGrad$", Kind.OP)
+    sizes = {_first_size(scene, row) for row in learned.tolist()}
+    ops = scene.host_spans(UPDATES, Kind.OP)
+    ops = ops[~np.isin(trace.parent[ops], scene.of_kind(Kind.OP)) & np.isin(trace.thread[ops], scene.main_threads)]
+    passes = scene.host_spans(r"^autograd::engine::evaluate_function", Kind.OP)
+    if not len(ops) or not len(sizes - {""}) or not len(passes):
+        return ops[:0]
+    launches = scene.host_spans(FORWARD, Kind.OP)
+    launches = np.sort(scene.start_ns[launches[~scene.spans_under(launches, BACKWARD)]])
+    ended = np.sort(scene.end_ns[passes])
+    last = np.searchsorted(ended, scene.start_ns[ops]) - 1
+    since = np.where(last >= 0, ended[np.maximum(last, 0)], np.iinfo(np.int64).max)
+    between = np.searchsorted(launches, scene.start_ns[ops]) > np.searchsorted(launches, since)
+    ops = ops[(last >= 0) & ~between & np.array([_first_size(scene, row) in sizes for row in ops.tolist()], dtype=bool)]
+    written = scene.words_like(r"[a-z]_$")[trace.name[ops]]
+    covered = {_first_size(scene, row) for row in ops[written].tolist()}
+    return np.asarray(ops if len(covered) >= COVERED_FRAC * len(sizes) else ops[:0], dtype=np.int64)
+
+
+def _in_a_row(scene: Scene, ops: Index) -> Intervals:
+    """The time of ops that follow each other, with the Python between them."""
+    ops = ops[np.argsort(scene.start_ns[ops], kind="stable")]
+    start, end = scene.start_ns[ops], scene.end_ns[ops]
+    following = np.append(start[1:], end[-1:])
+    return union(start, np.where(following - end < BETWEEN_NS, np.maximum(end, following), end))
+
+
 def _has_no_fused_form(scene: Scene, spans: Index) -> Mask:
     """Which steps have products of their own, as Muon and Shampoo have, gradients of rows alone, or a whole backward
     pass, as those have that call for the loss themselves."""
@@ -82,9 +121,11 @@ def _num_kernels_a_tensor(scene: Scene, works: Index) -> float:
 
 def _zeroed_by_hand(scene: Scene) -> Index:
     """Zeros written into what a backward pass then adds to: as many, and of the same sizes."""
-    trace, zeros = scene.trace, scene.host_spans(r"^aten::zero_$", Kind.OP)
-    if not len(zeros) or "shapes" not in trace.extra:
+    trace, zeros = scene.trace, scene.host_spans(r"^aten::(zero_|fill_|zeros_like)$", Kind.OP)
+    if "shapes" not in trace.extra:
         return zeros[:0]
+    if len(lists := _lists_zeroed(scene)):
+        return lists
     zeros = zeros[~np.isin(trace.parent[zeros], scene.of_kind(Kind.OP))]
     added = scene.host_spans(r"^aten::add_$", Kind.OP)
     added = added[np.isin(trace.parent[added], scene.host_spans(r"AccumulateGrad", Kind.OP))]
@@ -93,11 +134,22 @@ def _zeroed_by_hand(scene: Scene) -> Index:
     return found if 0.9 * len(added) <= len(found) <= 1.1 * len(added) else found[:0]
 
 
+def _lists_zeroed(scene: Scene) -> Index:
+    """``torch._foreach_zero_`` over as many tensors as gradients are added to."""
+    lists = scene.host_spans(r"^aten::_foreach_zero_$", Kind.OP)
+    lists = lists[~scene.spans_under(lists, r"^Optimizer\.")]
+    given = [parsed(scene.trace.text("shapes", row)) for row in lists.tolist()]
+    zeroed = sum(len(found[0]) for found in given if found and isinstance(found[0], list))
+    added = scene.host_spans(r"^aten::add_$", Kind.OP)
+    num = int(np.isin(scene.trace.parent[added], scene.host_spans(r"AccumulateGrad", Kind.OP)).sum())
+    return lists if num and 0.9 * num <= zeroed <= 1.1 * num else lists[:0]
+
+
 def _first_size(scene: Scene, row: int) -> str:
     return scene.trace.text("shapes", row).split("]")[0].lstrip("[")
 
 
-@rule("zero-grad", version=3, order=16)
+@rule("zero-grad", version=4, order=16)
 def zero_grad(scene: Scene) -> Candidate | None:
     spans = scene.host_spans(r"^Optimizer\.zero_grad|zero_grad", Kind.ANNOTATION, Kind.OP)
     adds = scene.under(r"AccumulateGrad") & scene.family("pointwise")

@@ -409,7 +409,7 @@ def _around_convs(scene: Scene) -> Mask:
     )
 
 
-@rule("padding", version=2, order=43)
+@rule("padding", version=3, order=43)
 def padding(scene: Scene) -> Candidate | None:
     """Tokens that are padding: from sequences joined by pad_sequence, or from what the recorder noted of masks."""
     real = _real_frac(scene)
@@ -431,8 +431,8 @@ def padding(scene: Scene) -> Candidate | None:
 
 def _real_frac(scene: Scene) -> float | None:
     noted = scene.facts.get("padding")
-    given = [fact.get("real_frac") for fact in noted if isinstance(fact, dict)] if isinstance(noted, list) else []
-    fractions = [frac for frac in map(positive, given) if frac is not None]
+    given = [_noted_frac(fact) for fact in noted if isinstance(fact, dict)] if isinstance(noted, list) else []
+    fractions = [frac for frac in given if frac is not None]
     if fractions:
         return min(1.0, *fractions)
     shapes = scene.trace.optional("shapes")
@@ -441,6 +441,14 @@ def _real_frac(scene: Scene) -> float | None:
     ]
     known = [frac for frac in found if frac is not None]
     return float(np.mean(known)) if known else None
+
+
+def _noted_frac(fact: dict[str, object]) -> float | None:
+    """What a mask says is real: those that PyTorch's layers call key_padding_mask say what is not."""
+    share = positive(fact.get("real_frac"))
+    if share is None or not str(fact.get("argument", "")).endswith("key_padding_mask"):
+        return share
+    return 1.0 - share if share < 1.0 else None
 
 
 def _pad_frac(shapes: str) -> float | None:

@@ -11,6 +11,7 @@ from ridgeline.findings.finding import Where
 from ridgeline.findings.replay import Index
 from ridgeline.findings.rule import rule
 from ridgeline.findings.scene import FACTORED, Candidate, Scene, Wait
+from ridgeline.findings.shapes import first_dtype
 from ridgeline.trace.intervals import Intervals, covered_within, difference, union
 from ridgeline.trace.kind import Kind
 
@@ -34,6 +35,8 @@ TENSOR_BYTES = 1024
 BUSY_S = 300e-6
 """No launch takes this long: the host does something with what it has read."""
 FETCHED_BYTES = 1e6
+TEXT_S_PER_BYTE = 1e-7
+"""Of formatting, at least (7e-7 for a table of floats that numpy prints); numpy computes ten times as fast."""
 FETCHED = 4.0
 """Times as long as what the host does with it: then fetching a tensor is what costs (15 on an H200 where 50 MB were
 fetched and looked at, at most 1.1 where something was worked out of them)."""
@@ -44,7 +47,7 @@ WATCHES = (
 """Ops that make a value or two of a tensor in order to look at it."""
 MADE = 8
 """Kernels before a read that may have made what is read."""
-WHOLE_BYTES = 8
+WHOLE, WHOLE_BYTES = ("int64", "int32", "uint8", "bool"), 8
 """Of a whole number: sizes and counts are read to go on with (what to send to whom, how many rows there are), and what
 is written down is a loss in two or four."""
 WRITTEN_S = 150e-6
@@ -59,7 +62,7 @@ ASKED_FRAC = 0.05
 taken away on an H200, and brought 0.21 ± 0.32 of 16.8 ms, 1.03 ± 0.98 of 30.6, 0.36 ± 0.90 of 83 and 0.15 ± 0.52 of
 8.3, where up to 4 % of the step were promised at worst."""
 NO_OP = -1
-OWN_READS = FACTORED + r"|^torchvision::|_ctc_loss$|^aten::(_?coalesce|_?sparse_\w+)$"
+OWN_READS = FACTORED + r"|^torchvision::|_ctc_loss$|^aten::(_?coalesce|_?sparse_\w+)$|\b(Cumprod|Prod)Backward\d*$"
 COPIES_BACK = re.compile(r"dtoh|device -> (pageable|pinned|host)")
 
 
@@ -92,7 +95,7 @@ def _kind(wait: Wait) -> tuple[str, ...]:
     return (wait.source, wait.names[0], *(name for name in wait.names if name.startswith("aten::")))
 
 
-@rule("logging", version=5, order=14)
+@rule("logging", version=6, order=14)
 def logging(scene: Scene) -> Candidate | None:
     """Values read back, formatted and written in every step."""
     scalars = [
@@ -101,13 +104,15 @@ def logging(scene: Scene) -> Candidate | None:
         if _is_read(wait) and wait.num_bytes < TENSOR_BYTES and not (_is_upload(wait) or QUESTION in wait.names)
     ]
     scalars = [wait for wait in scalars if not _reads_by_itself(scene, _outermost(scene, wait))]
-    scalars = [wait for wait in scalars if not wait.num_bytes or wait.num_bytes % WHOLE_BYTES]
+    scalars = [wait for wait in scalars if not _are_whole(scene, wait)]
     launching = scene.time_of(
         np.union1d(scene.of_kind(Kind.OP), scene.host_spans(r"^Optimizer\.", Kind.ANNOTATION, Kind.OP))
     )
+    scalars = [wait for wait in scalars if not _answered(scene, wait)]
     used, handled = _followed(scene, _regular(scene, scalars), WRITTEN_S, launching)
     waits = _regular(scene, [wait for wait in scene.waits if _is_log(wait) and not _is_upload(wait)])
-    waits += [wait for wait in used if wait not in waits]
+    shown, formatted = _followed(scene, _regular(scene, _shown(scene)), BUSY_S, launching)
+    waits += [wait for wait in (*used, *shown) if wait not in waits]
     spans = scene.host_spans(LOG_SPANS, Kind.ANNOTATION, Kind.PYTHON)
     spans = spans[np.isin(scene.trace.thread[spans], scene.main_threads)]
     spans = spans if scene.comes_again(spans) else spans[:0]
@@ -119,17 +124,24 @@ def logging(scene: Scene) -> Candidate | None:
         change="log every N steps, keep values on the device (loss.detach() into a list) and read them together, "
         "or log from a thread",
         where=_place(waits) if waits else scene.where_host(spans),
-        cure=_unread(scene, waits, joined(scene.time_of(spans), handled)),
+        cure=_unread(scene, waits, joined(scene.time_of(spans), handled, formatted)),
         evidence=scene.host_evidence(np.concatenate((spans, _rows(waits)))),
         spans=tuple(spans[:200].tolist()),
     )
 
 
-@rule("host-round-trip", version=5, order=19)
+@rule("host-round-trip", version=6, order=19)
 def host_round_trip(scene: Scene) -> Candidate | None:
     """A tensor goes to the host, is computed on there, and comes back."""
-    fetched = [wait for wait in scene.waits if _is_copy_back(wait) and wait.num_bytes >= TENSOR_BYTES]
-    waits, time = _followed(scene, _regular(scene, fetched), BUSY_S)
+    shown = _shown(scene)
+    fetched = [wait for wait in _fetched(scene) if wait not in shown]
+    values = [wait for wait in scene.waits if 0 < wait.num_bytes < TENSOR_BYTES and _is_copy_back(wait)]
+    fetched += [wait for wait in values if _answered(scene, wait)]
+    fetched = _regular(scene, sorted(fetched, key=lambda wait: wait.call))
+    waits, time = _followed(scene, fetched, BUSY_S)
+    alike = {_kind(wait) for wait in waits}
+    last = [wait for wait in fetched if wait not in waits and _kind(wait) in alike]
+    waits, time = waits + last, joined(time, _after_the_end(scene, last))
     copies = _read_back(scene, waits)
     if not waits or float(scene.work_s[copies].sum()) > FETCHED * time.total / 1e9:
         return None
@@ -157,6 +169,58 @@ def host_round_trip(scene: Scene) -> Candidate | None:
         evidence=scene.host_evidence(_rows(waits)),
         spans=tuple(_rows(waits)[:200].tolist()),
     )
+
+
+def _are_whole(scene: Scene, wait: Wait) -> bool:
+    """Whether whole numbers are read, by what their op was given, else by their bytes."""
+    dtypes, words = scene.trace.optional("dtypes"), scene.trace.words
+    given = (first_dtype(words[int(dtypes[row])]) for row in scene.trace.path(wait.row))
+    kind = next((found for found in given if found), "")
+    return kind in WHOLE if kind else wait.num_bytes > 0 and wait.num_bytes % WHOLE_BYTES == 0
+
+
+def _after_the_end(scene: Scene, waits: list[Wait]) -> Intervals:
+    """Host time after the end of a round whose last call is such a fetch: somebody waits there for the device first."""
+    ends = [call for wait in waits if (call := scene.next_launch(wait.call)) is not None]
+    calls = [call for end in ends if (call := scene.next_launch(end)) is not None]
+    calls = [call for call in calls if float(scene.wiring.program.gap_s[call]) > BUSY_S]
+    return union(scene.clock.gap_start_ns[calls], scene.clock.start_ns[calls])
+
+
+def _answered(scene: Scene, wait: Wait) -> bool:
+    """Whether the next that is launched after a read, in the same round and after a while, is a copy to the device:
+    what was read is worked on at the host, and what comes of it goes back."""
+    call = scene.next_launch(wait.call)
+    if call is None or float(scene.wiring.program.gap_s[call]) <= BUSY_S:
+        return False
+    starts = np.asarray(scene.window.marks_ns, dtype=np.int64)
+    ends, begins = scene.end_ns[wait.row], scene.clock.start_ns[call]
+    same = np.searchsorted(starts, ends, side="right") == np.searchsorted(starts, begins, side="right")
+    first, last = np.searchsorted(scene.program.call, (call, call + 2)).tolist()
+    return bool(same and scene.copies("htod")[first:last].any())
+
+
+def _fetched(scene: Scene) -> list[Wait]:
+    return [wait for wait in scene.waits if _is_copy_back(wait) and wait.num_bytes >= TENSOR_BYTES]
+
+
+def _is_written(scene: Scene, wait: Wait) -> bool:
+    """Whether what follows a fetch takes as long as making text of it does."""
+    call = scene.next_launch(wait.call)
+    return call is not None and float(scene.wiring.program.gap_s[call]) >= TEXT_S_PER_BYTE * wait.num_bytes
+
+
+def _shown(scene: Scene) -> list[Wait]:
+    """Fetches of tables that are made text of: small, and nothing goes back to the device in the same round. Of 11
+    tensors that were worked on at the host ten came back, and the other one was 8 MB (H200)."""
+    returns = np.sort(scene.launch_ns[scene.copies("htod")])
+    ends = np.append(np.asarray(scene.window.marks_ns, dtype=np.int64), scene.window.end_ns)
+    found = [wait for wait in _fetched(scene) if wait.num_bytes < FETCHED_BYTES and _is_written(scene, wait)]
+    after = np.array([scene.end_ns[wait.row] for wait in found], dtype=np.int64)
+    until = ends[np.minimum(np.searchsorted(ends, after, side="right"), len(ends) - 1)]
+    back = np.searchsorted(returns, until) > np.searchsorted(returns, after)
+    answered = {_kind(wait) for wait, comes_back in zip(found, back.tolist(), strict=True) if comes_back}
+    return [wait for wait in found if _kind(wait) not in answered]  # the last of a round comes back in the next
 
 
 def _followed(

@@ -19,7 +19,7 @@ from ridgeline.kernels.adamw.reference import Rule
 from ridgeline.kernels.contract import DTYPES, Case, Laps, Trial, case, declare
 from ridgeline.kernels.grad_norm import reference as norm_reference
 from ridgeline.kernels.grad_norm.op import NormPlan, list_reason, sizes_of, split, with_grads
-from ridgeline.kernels.launcher import Kernel, Plans, launchable, overlaps
+from ridgeline.kernels.launcher import INTERPRETING, Kernel, Plans, launchable
 from ridgeline.kernels.rows import cdiv
 
 _PREPARE = Kernel(kernel.adamw_prepare)
@@ -74,7 +74,7 @@ class UpdatePlan:
         self.likes = [torch.empty(8, dtype=moment.dtype, device=on) for moment in firsts]
         self._prepares: dict[Any, list[Any]] = {}
         self._updates: dict[tuple[bool, bool], list[Any]] = {}
-        self.early = overlaps(sum(p.nbytes + g.nbytes for p, g in zip(params, grads, strict=True)))
+        self.early = not INTERPRETING
 
     def run(
         self,

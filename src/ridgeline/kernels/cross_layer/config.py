@@ -115,6 +115,20 @@ def cuts(m: int, n: int, k: int, num_sms: int) -> int:
     return num
 
 
+LEAST_WIDENED, LEAST_WIDENED_BACK, ALIGNED = 1 << 22, 1 << 24, 8
+"""Elements from which odd rows of 16 bits are multiplied in longer ones, forward and backward, and what the length of
+those is a multiple of. cuBLAS and our own tiles read rows that start inside accesses element by element, and a copy
+costs less: 65536×429 174 µs (eager 371), 8192×845 66 (157), backward 495 (647). Below it is the host that takes time,
+which has eight calls to make: 738×845 61 to 110 µs where one launch takes 26, backward of 19960×429 211 to 483 (266).
+"""
+
+
+def pitch(m: int, n: int, itemsize: int, backward: bool = False) -> int:
+    """Columns of the rows in which m rows of n columns are multiplied."""
+    least = LEAST_WIDENED_BACK if backward else LEAST_WIDENED
+    return cdiv(n, ALIGNED) * ALIGNED if itemsize == 2 and m * n >= least else n
+
+
 def backward(n: int) -> Pass:
     """Sixteen bytes a lane; eight rows, so that few programs share a column's sum: 78.5 µs, 82.8 with four programs."""
     block = clamp(power_of_two(n), 64, 512)

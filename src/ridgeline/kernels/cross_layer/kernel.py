@@ -1,6 +1,6 @@
 """The cross layer on the device: y = x0 · (a Wᵀ + b) + x as the epilogue of a product, or as one pass after it.
 
-Shapes: M rows, N columns of the result, K the inner dim, G groups of rows.
+Shapes: M rows, N columns of the result, in rows of P where accesses need it, K the inner dim, G groups of rows.
 """
 
 from __future__ import annotations
@@ -105,15 +105,71 @@ def cross_pointwise(u_ptr, x0_ptr, x_ptr, y_ptr, size, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def tile_of(across, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Rows and columns of a program's tile."""
+    row = (tl.program_id(0) // across).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    return row, tl.program_id(0) % across * BLOCK + tl.arange(0, BLOCK)[None, :]
+
+
+@triton.jit
+def cross_widen(
+    x_ptr,  # [M, N]
+    out_ptr,  # [M or more, P]
+    m,
+    n,
+    rows,
+    p,
+    across,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Rows that start in whole accesses: zeros behind each, and in further rows."""
+    row, col = tile_of(across, ROWS, BLOCK)
+    x = tl.load(x_ptr + row * n + col, mask=(row < m) & (col < n), other=0.0)
+    tl.store(out_ptr + row * p + col, x, mask=(row < rows) & (col < p))
+
+
+@triton.jit
+def cross_narrow(
+    t_ptr,  # [M, P]
+    x0_ptr,  # [M, N]
+    x_ptr,  # [M, N]
+    y_ptr,  # [M, N]
+    u_ptr,  # [M, N] the product itself, in rows of its own length
+    m,
+    n,
+    p,
+    across,
+    CROSS: tl.constexpr,  # x0 · t + x; else t + x
+    SAVE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """What follows a product whose rows are longer than those of everything else."""
+    row, col = tile_of(across, ROWS, BLOCK)
+    at = row * n + col
+    inside = (row < m) & (col < n)
+    t = tl.load(t_ptr + row * p + col, mask=inside, other=0.0)
+    x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    y = t.to(tl.float32)
+    if CROSS:
+        y *= tl.load(x0_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(y_ptr + at, (y + x).to(y_ptr.dtype.element_ty), mask=inside)
+    if SAVE:
+        tl.store(u_ptr + at, t, mask=inside)
+
+
+@triton.jit
 def cross_backward(
     dy_ptr,  # [M, N]
     u_ptr,  # [M, N]
     x0_ptr,  # [M, N]
-    du_ptr,  # [M, N] dy · x0
+    du_ptr,  # [M, P] dy · x0, and zeros behind it
     dx0_ptr,  # [M, N] dy · u
     share_ptr,  # [G, N] fp32: each group's share of the bias's gradient
     m,
     n,
+    p,
     WANT_BIAS: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -131,7 +187,7 @@ def cross_backward(
         du = dy * x0
         if WANT_BIAS:
             acc += du
-        tl.store(du_ptr + at, du.to(du_ptr.dtype.element_ty), mask=inside)
+        tl.store(du_ptr + row.to(tl.int64) * p + col, du.to(du_ptr.dtype.element_ty), mask=(row < m) & (col < p))
         tl.store(dx0_ptr + at, (dy * u).to(dx0_ptr.dtype.element_ty), mask=inside)
     if WANT_BIAS:
         out = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

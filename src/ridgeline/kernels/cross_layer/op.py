@@ -22,8 +22,10 @@ from ridgeline.kernels.tensorfloat import products_round
 _PRODUCT = Kernel(kernel.cross_product, vectors=("n", "k"))
 _RESIDENT = Kernel(streamed.cross_resident)
 _POINTWISE = Kernel(kernel.cross_pointwise)
-_BACKWARD = Kernel(kernel.cross_backward, vectors=("n",))
-_product_plans, _pointwise_plans, _backward_plans = Plans(), Plans(), Plans()
+_BACKWARD = Kernel(kernel.cross_backward, vectors=("n", "p"))
+_WIDEN = Kernel(kernel.cross_widen, vectors=("p",), loose=("x_ptr",))
+_NARROW = Kernel(kernel.cross_narrow, vectors=("p",), loose=("x0_ptr", "x_ptr", "y_ptr", "u_ptr"))
+_product_plans, _pointwise_plans, _backward_plans, _wide_plans = Plans(), Plans(), Plans(), Plans()
 POINTWISE_BLOCK = 2048
 MAX_REGISTERS = 168
 """Of a thread when twelve warps start; the two computing groups take more from there."""
@@ -51,6 +53,9 @@ def _forward(
     if not launchable(x):
         return CROSS_LAYER.on_host(x0, x, weight, bias, down)
     x0, x = x0.contiguous(), x.contiguous()
+    if _pitch(x) != x.shape[1]:
+        y, u, inner = _wide_cross(x0, x, weight, bias, down, save=True)
+        return y, u, x.new_empty(0) if down is None else inner
     inner = x if down is None else _product(x, down.mT, least=config.LEAST_FORWARD)
     y, u = _cross(x0, x, inner, weight, bias, save=True)
     return y, u, x.new_empty(0) if down is None else inner
@@ -60,6 +65,8 @@ def _infer(x0: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, down: Ten
     if not launchable(x):
         return CROSS_LAYER.on_host(x0, x, weight, bias, down)[0]
     x0, x = x0.contiguous(), x.contiguous()
+    if _pitch(x) != x.shape[1]:
+        return _wide_cross(x0, x, weight, bias, down, save=False)[0]
     inner = x if down is None else _product(x, down.mT, least=config.LEAST_FORWARD)
     return _cross(x0, x, inner, weight, bias, save=False)[0]
 
@@ -82,6 +89,78 @@ def _cross(x0: Tensor, x: Tensor, a: Tensor, weight: Tensor, bias: Tensor | None
     u = torch.empty_like(x) if save else y
     run(a, weight, x0, x, bias, y, u)
     return y, u
+
+
+def _pitch(x: Tensor, backward: bool = False) -> int:
+    """Columns of the rows in which x is multiplied: more than it has, where its own start inside accesses."""
+    return config.pitch(x.shape[0], x.shape[1], x.element_size(), backward)
+
+
+def _wide_cross(
+    x0: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor | None, save: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The layer on copies whose rows start in whole accesses; its results have rows as they were."""
+    CROSS_LAYER.check(x0, x, weight, bias, down)
+    p = _pitch(x)
+    inner = widened(x, p)
+    if down is not None:
+        inner = inner @ widened(down, p).mT
+    by = widened(weight, inner.shape[1], p).mT
+    t = inner @ by if bias is None else torch.addmm(torch.nn.functional.pad(bias, (0, p - x.shape[1])), inner, by)
+    return *narrowed_to(x, t, x0, save), inner
+
+
+def _plain(x: Tensor) -> bool:
+    """Whether a kernel can be launched on x right here: a compiler that traces has passes of its own."""
+    return type(x) in (Tensor, torch.nn.Parameter) and launchable(x)
+
+
+def widened(x: Tensor, columns: int, rows: int = 0) -> Tensor:
+    """A copy with zeros behind its columns and below its rows."""
+    (m, n), rows = x.shape, rows or x.shape[0]
+    if not _plain(x):
+        return torch.nn.functional.pad(x, (0, columns - n, 0, rows - m))
+    x = x.contiguous()
+    out = x.new_empty((rows, columns))
+    key = (m, n, rows, columns, x.dtype, x.get_device())
+    plan = _wide_plans.get(key)
+    if plan is None:
+        plan = _wide_plans[key] = _plan_wide(_WIDEN, (x, out, m, n, rows, columns), rows, columns, {}, columns)
+    run, across = plan
+    run(x, out, m, n, rows, columns, across)
+    return out
+
+
+def narrowed_to(x: Tensor, t: Tensor, x0: Tensor | None, save: bool = False) -> tuple[Tensor, Tensor]:
+    """(``x0 * t + x``, or ``t + x`` without an ``x0``; t), of the columns that x has."""
+    (m, n), p = x.shape, t.shape[1]
+    if not _plain(x) or not _plain(t):
+        short = t[:, :n]
+        return (short + x if x0 is None else x0 * short + x), short.contiguous()
+    y = torch.empty_like(x)
+    u = torch.empty_like(x) if save else y
+    key = (m, n, p, x.dtype, x0 is None, save, x.get_device())
+    plan = _wide_plans.get(key)
+    if plan is None:
+        constants = {"CROSS": x0 is not None, "SAVE": save}
+        plan = _wide_plans[key] = _plan_wide(_NARROW, (t, x, x, y, u, m, n, p), m, n, constants, p)
+    run, across = plan
+    run(t, x if x0 is None else x0, x, y, u, m, n, p, across)
+    return y, u
+
+
+def _plan_wide(kind: Kernel, args: Any, rows: int, columns: int, constants: dict[str, Any], p: int) -> tuple[Any, int]:
+    tile = config.backward(columns)
+    across = cdiv(columns, tile.block)
+    run = kind.bind(
+        (*args, across),
+        grid=(across * cdiv(rows, tile.rows),),
+        constants={**constants, "ROWS": tile.rows, "BLOCK": tile.block},
+        num_warps=tile.num_warps,
+        device=args[0].get_device(),
+        vector=vector_of(args[0].element_size(), 0, p),
+    )
+    return run, across
 
 
 def add_product(a: Tensor, weight: Tensor, x: Tensor) -> Tensor:
@@ -206,7 +285,8 @@ def pointwise(u: Tensor, x0: Tensor, x: Tensor) -> Tensor:
 
 def _backward(dy: Tensor, u: Tensor, x0: Tensor, want_bias: bool) -> tuple[Tensor, Tensor, Tensor]:
     if not launchable(dy):
-        return CROSS_LAYER_BACKWARD.on_host(dy, u, x0, want_bias)
+        du, dx0, db = (found.to(dy.dtype) for found in reference.backward(dy.float(), u.float(), x0.float(), want_bias))
+        return torch.nn.functional.pad(du, (0, _pitch(dy, True) - dy.shape[1])), dx0, db
     dy, u, x0 = dy.contiguous(), u.contiguous(), x0.contiguous()
     m, n = dy.shape
     key = (dy.shape, dy.dtype, u.dtype, x0.dtype, want_bias, dy.get_device(),
@@ -215,9 +295,10 @@ def _backward(dy: Tensor, u: Tensor, x0: Tensor, want_bias: bool) -> tuple[Tenso
     if plan is None:
         plan = _backward_plans[key] = _plan_backward(dy, u, x0, want_bias)
     run, reduce, like, groups = plan
-    du, dx0 = torch.empty_like(dy), torch.empty_like(x0)
+    p = _pitch(dy, True)
+    du, dx0 = torch.empty_like(dy) if p == n else dy.new_empty((m, p)), torch.empty_like(x0)
     share = torch.empty_like(like, memory_format=torch.contiguous_format) if want_bias else du
-    run(dy, u, x0, du, dx0, share, m, n)
+    run(dy, u, x0, du, dx0, share, m, n, p)
     db = dy.new_empty(n if want_bias else 0)
     if want_bias:
         reduce(share, db, db, groups, n)
@@ -225,14 +306,14 @@ def _backward(dy: Tensor, u: Tensor, x0: Tensor, want_bias: bool) -> tuple[Tenso
 
 
 def _plan_backward(dy: Tensor, u: Tensor, x0: Tensor, want_bias: bool) -> tuple[Any, Any, Tensor, int]:
-    m, n = dy.shape
+    (m, n), p = dy.shape, _pitch(dy, True)
     on = dy.get_device()
     chosen = tuning.choose("cross_layer.backward", {"m": m, "n": n, "dtype": dy.dtype}, config.backward(n))
     across = cdiv(n, chosen.block)
     groups = clamp(cdiv(chosen.programs_per_sm * num_sms(on), across), 1, max(1, cdiv(m, chosen.rows)))
     like = template((groups, n), torch.float32, dy.device)
     run = _BACKWARD.bind(
-        (dy, u, x0, dy, x0, like if want_bias else dy, m, n),
+        (dy, u, x0, dy, x0, like if want_bias else dy, m, n, p),
         grid=(across, groups),
         constants={"WANT_BIAS": want_bias, "ROWS": chosen.rows, "BLOCK": chosen.block},
         num_warps=chosen.num_warps,
@@ -291,6 +372,9 @@ def _grads(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Any, ...]:
         return (None,) * 5
     x0, x, weight, down, u, inner = ctx.saved_tensors
     du, dx0, db = CROSS_LAYER_BACKWARD(dy, u, x0, ctx.want_bias)
+    if du.shape != dy.shape:
+        dx, dw, d_down = _wide_grads(ctx.wants, du, dy, x, weight, down, inner)
+        return dx0, dx, dw, db if ctx.want_bias else None, d_down
     want_x, want_weight, want_down = ctx.wants
     dw = _product(du.mT, x if down is None else inner) if want_weight else None
     dx = d_down = None
@@ -301,6 +385,23 @@ def _grads(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Any, ...]:
         dx = _added(d_inner, down, dy) if want_x else None
         d_down = _product(d_inner.mT, x) if want_down else None
     return dx0, dx, dw, db if ctx.want_bias else None, d_down
+
+
+def _wide_grads(
+    wants: tuple[bool, ...], du: Tensor, dy: Tensor, x: Tensor, weight: Tensor, down: Tensor | None, inner: Tensor
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of x and of both weights from rows of ``du`` that start in whole accesses."""
+    (n, p), (want_x, want_weight, want_down) = (dy.shape[1], du.shape[1]), wants
+    dy = dy.contiguous()
+    if down is None:
+        dw = (du.mT @ widened(x, p))[:n, :n].contiguous() if want_weight else None
+        return narrowed_to(dy, du @ widened(weight, p, p), None)[0] if want_x else None, dw, None
+    dw = (du.mT @ inner)[:n] if want_weight else None
+    if not (want_x or want_down):
+        return None, dw, None
+    d_inner = du @ widened(weight, weight.shape[1], p)
+    dx = narrowed_to(dy, d_inner @ widened(down, p), None)[0] if want_x else None
+    return dx, dw, (d_inner.mT @ widened(x, p))[:, :n].contiguous() if want_down else None
 
 
 def _product_cost(inputs: tuple[Any, ...], outputs: tuple[Any, ...], **_: Any) -> dict[str, float]:
@@ -337,7 +438,7 @@ CROSS_LAYER_BACKWARD = declare(
     schema="(Tensor dy, Tensor u, Tensor x0, bool want_bias) -> (Tensor, Tensor, Tensor)",
     forward=_backward,
     fake=lambda dy, u, x0, want_bias: (
-        torch.empty_like(dy, memory_format=torch.contiguous_format),
+        dy.new_empty((dy.shape[0], _pitch(dy, True))),
         torch.empty_like(x0, memory_format=torch.contiguous_format),
         dy.new_empty(dy.shape[1] if want_bias else 0),
     ),

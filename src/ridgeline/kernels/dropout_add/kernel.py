@@ -14,36 +14,70 @@ ROUNDS = tl.constexpr(7)
 
 
 @triton.jit
-def dropout_add_forward(x_ptr, residual_ptr, seed_ptr, y_ptr, num, threshold, scale, QUARTER: tl.constexpr):
-    i = tl.arange(0, QUARTER)
-    tile = tl.program_id(0).to(tl.int64)
+def fetched(ptr, at, num, SHIFTED: tl.constexpr):
+    """SHIFTED: elements end inside an access, of which all is read."""
+    wide: tl.constexpr = 128 // ptr.dtype.element_ty.primitive_bitwidth if SHIFTED else 1
+    return tl.load(ptr + at, mask=at // wide * wide < num, other=0.0)
+
+
+@triton.jit
+def placed(QUARTER: tl.constexpr, PARTS: tl.constexpr):
+    """A program's first element, its counters, and their places in the tile: all of its counters, or a part."""
+    program = tl.program_id(0).to(tl.int64)
+    i = (program % PARTS) * (QUARTER // PARTS) + tl.arange(0, QUARTER // PARTS)
+    tile = program // PARTS
+    return tile * (4 * QUARTER), tile * QUARTER + i, i
+
+
+@triton.jit
+def kept(ptr, start, i, values, num, QUARTER: tl.constexpr, SHIFTED: tl.constexpr):
+    """A program's results: without a mask where a tile is whole, so that accesses are wide wherever the last ends."""
+    if SHIFTED:
+        if start + 4 * QUARTER <= num:
+            for j in tl.static_range(4):
+                tl.store(ptr + start + j * QUARTER + i, values[j].to(ptr.dtype.element_ty))
+        else:
+            for j in tl.static_range(4):
+                at = start + j * QUARTER + i
+                tl.store(ptr + at, values[j].to(ptr.dtype.element_ty), mask=at < num)
+    else:
+        for j in tl.static_range(4):
+            at = start + j * QUARTER + i
+            tl.store(ptr + at, values[j].to(ptr.dtype.element_ty), mask=at < num)
+
+
+@triton.jit
+def dropout_add_forward(
+    x_ptr, residual_ptr, seed_ptr, y_ptr, num, threshold, scale, QUARTER: tl.constexpr, PARTS: tl.constexpr,
+    SHIFTED: tl.constexpr,
+):  # fmt: skip
+    start, counter, i = placed(QUARTER, PARTS)
     seed = tl.load(seed_ptr)
     xs = ()
     residuals = ()
     for j in tl.static_range(4):  # asked for before the words are made, which wait for the seed
-        at = tile * (4 * QUARTER) + j * QUARTER + i
-        xs = xs + (tl.load(x_ptr + at, mask=at < num, other=0.0),)
-        residuals = residuals + (tl.load(residual_ptr + at, mask=at < num, other=0.0),)
-    words = tl.randint4x(seed, tile * QUARTER + i, ROUNDS)
+        xs = xs + (fetched(x_ptr, start + j * QUARTER + i, num, SHIFTED),)
+        residuals = residuals + (fetched(residual_ptr, start + j * QUARTER + i, num, SHIFTED),)
+    words = tl.randint4x(seed, counter, ROUNDS)
+    ys = ()
     for j in tl.static_range(4):
-        at = tile * (4 * QUARTER) + j * QUARTER + i
         keep = words[j].to(tl.uint32, bitcast=True) >= threshold.to(tl.uint32)
-        y = tl.where(keep, xs[j].to(tl.float32) * scale, 0.0) + residuals[j].to(tl.float32)
-        tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=at < num)
+        ys = ys + (tl.where(keep, xs[j].to(tl.float32) * scale, 0.0) + residuals[j].to(tl.float32),)
+    kept(y_ptr, start, i, ys, num, QUARTER, SHIFTED)
 
 
 @triton.jit
-def dropout_backward(dy_ptr, seed_ptr, dx_ptr, num, threshold, scale, QUARTER: tl.constexpr):
-    i = tl.arange(0, QUARTER)
-    tile = tl.program_id(0).to(tl.int64)
+def dropout_backward(
+    dy_ptr, seed_ptr, dx_ptr, num, threshold, scale, QUARTER: tl.constexpr, PARTS: tl.constexpr, SHIFTED: tl.constexpr
+):
+    start, counter, i = placed(QUARTER, PARTS)
     seed = tl.load(seed_ptr)
     dys = ()
     for j in tl.static_range(4):
-        at = tile * (4 * QUARTER) + j * QUARTER + i
-        dys = dys + (tl.load(dy_ptr + at, mask=at < num, other=0.0),)
-    words = tl.randint4x(seed, tile * QUARTER + i, ROUNDS)
+        dys = dys + (fetched(dy_ptr, start + j * QUARTER + i, num, SHIFTED),)
+    words = tl.randint4x(seed, counter, ROUNDS)
+    dxs = ()
     for j in tl.static_range(4):
-        at = tile * (4 * QUARTER) + j * QUARTER + i
         keep = words[j].to(tl.uint32, bitcast=True) >= threshold.to(tl.uint32)
-        dx = tl.where(keep, dys[j].to(tl.float32) * scale, 0.0)
-        tl.store(dx_ptr + at, dx.to(dx_ptr.dtype.element_ty), mask=at < num)
+        dxs = dxs + (tl.where(keep, dys[j].to(tl.float32) * scale, 0.0),)
+    kept(dx_ptr, start, i, dxs, num, QUARTER, SHIFTED)

@@ -11,7 +11,7 @@ from ridgeline.errors import KernelError
 from ridgeline.kernels import tuning
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, declare, elementwise_cost
 from ridgeline.kernels.dropout_add import config, kernel, reference
-from ridgeline.kernels.launcher import Kernel, Plans, launchable, vector_of
+from ridgeline.kernels.launcher import Kernel, Plans, access_of, launchable
 from ridgeline.kernels.rows import cdiv, float_reason
 
 _FORWARD = Kernel(kernel.dropout_add_forward, vectors=("num",))
@@ -65,14 +65,16 @@ def _backward(dy: Tensor, seed: Tensor, p: float) -> Tensor:
 
 
 def _plan(name: str, kind: Kernel, tensors: tuple[Tensor, ...], num: int, pointers: int) -> Any:
-    chosen = tuning.choose(name, {"num": num, "dtype": tensors[0].dtype}, config.default())
+    tile = 4 * reference.QUARTER
+    chosen = tuning.choose(name, {"num": num, "dtype": tensors[0].dtype}, config.default(num, tile))
+    vector, shifted = access_of(tensors[0].element_size(), pointers | tensors[-1].data_ptr(), num)
     return kind.bind(
         (*tensors, num, 2**32, 0.0),
-        grid=(cdiv(num, 4 * reference.QUARTER),),
-        constants={"QUARTER": reference.QUARTER},
+        grid=(chosen.parts * cdiv(num, tile),),
+        constants={"QUARTER": reference.QUARTER, "PARTS": chosen.parts, "SHIFTED": shifted},
         num_warps=chosen.num_warps,
         device=tensors[0].get_device(),
-        vector=vector_of(tensors[0].element_size(), pointers | tensors[-1].data_ptr(), num),
+        vector=vector,
     )
 
 

@@ -9,11 +9,12 @@ from ridgeline.kernels.rows import clamp, power_of_two
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """Bags a program sums, rows of each on their way, and its warps."""
+    """Bags a program sums, rows of each on their way, its warps, and whether these meet at the end alone."""
 
     bags: int
     ahead: int
     num_warps: int
+    late: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,41 +29,48 @@ class Update:
 @dataclass(frozen=True, slots=True)
 class Order:
     """How rows are put in order: all pairs counted (no bits), a digit of so many bits at a time, or PyTorch's sort
-    (no block). ``wide``: keys, or counts of blocks, that a program reads at once."""
+    (no block). ``wide``: keys, or counts of blocks, that a program reads at once. ``share``: values of a digit that a
+    program of a launch between counts in the blocks before each; without one every block counts by itself."""
 
     block: int
     bits: int
     wide: int
     num_warps: int
+    share: int = 0
 
 
-FEW_PROGRAMS, MOST_HELD = 132, 4096
-"""Programs for which bags are too few to share one, and elements that a program of four warps holds at once."""
-LONG_BAG, WIDE_ROW = 16, 512
+FEW_BAGS, LEAST_LENGTH, LONG_BAG = 64 * 132, 4, 64
+"""Bags up to which each has a program, the mean length that is worth one, and the one from which more rows are on their
+way. 53,739 bags of 20 rows of 32 columns take 44 µs in as many programs, 34 in programs of 32 bags."""
 
 
-def few(dim: int, mean_length: float, num_bags: int) -> Forward:
-    """Few bags: a program has as few as there are enough of them for, and their rows are on their way together.
+def apart(dim: int, mean_length: float) -> Forward:
+    """A program a bag, of as few warps as have 32 sums a thread: what meets across warps costs more than turns do.
 
-    465 bags of 50 rows 10.1 µs, 30 with eight bags a program (``F.embedding_bag`` 24), 426 of eight rows of 384
-    columns 11.9, 17.6 with four (10.8). Short rows of short bags lose: 532 of 128 columns 9.0 (7.0), 3295 of 48 12.1
-    (8.2).
+    381 bags of 50 rows of 192 columns 14.8 µs with 16 rows on four warps or 32 on eight, 28 with sixteen, 28 where
+    warps met in every turn (``F.embedding_bag`` 18); 2834 of 50 of 32 9.6 with 16 rows on one warp, 12.9 with 64 on
+    two, 38 in programs of 16 bags (23); 370 of 20 of 384 11.0 with 8 rows on four, 14 with 16 on eight (14); 256 of
+    100 of 512 23 with 32 rows on eight, 31 with 16 (57). Where all rows come at once nothing is kept apart: 2123 of 8
+    of 384 15.3 instead of 17.5 (27).
     """
     wide = power_of_two(dim)
-    bags = power_of_two(num_bags // (2 * FEW_PROGRAMS) + 1) // 2 or 1
-    ahead = clamp(power_of_two(int(1.5 * mean_length)), 1, max(1, MOST_HELD // (wide * bags)))
-    return Forward(bags, ahead, 4)
+    if mean_length >= LONG_BAG:
+        ahead = clamp(16384 // wide, 1, 32)
+        return Forward(1, ahead, clamp(ahead * wide // 1024, 1, 8), True)
+    ahead = min(clamp(power_of_two(int(1.5 * mean_length)), 4, 16), max(1, 4096 // wide))
+    num_warps = clamp(ahead * wide // 1024, 1, 4)
+    return Forward(1, ahead, num_warps, num_warps == 1 or mean_length > ahead)
 
 
 def forward(dim: int, itemsize: int, mean_length: float, num_bags: int = 1 << 30) -> Forward:
-    """Eight rows on their way for each warp: of one bag where bags are long, of several where they are short."""
-    found = many(dim, itemsize, mean_length)
-    worth = mean_length > LONG_BAG or power_of_two(dim) >= WIDE_ROW
-    return few(dim, mean_length, num_bags) if worth and num_bags < FEW_PROGRAMS * found.bags else found
+    """A program a bag where bags are few, and several bags a program where they are many or short."""
+    if num_bags <= FEW_BAGS and mean_length >= LEAST_LENGTH:
+        return apart(dim, mean_length)
+    return many(dim, itemsize, mean_length)
 
 
 def many(dim: int, itemsize: int, mean_length: float) -> Forward:
-    """Bags enough for every multiprocessor."""
+    """Eight rows on their way for each warp: of one bag where bags are long, of several where they are short."""
     lanes_bytes = 32 * 16
     per_warp = clamp(lanes_bytes // (power_of_two(dim) * itemsize), 1, 32)
     ahead = clamp(power_of_two(int(mean_length)), 1, 8)
@@ -83,21 +91,33 @@ def update(dim: int, optimizer: int, num_indices: int) -> Update:
     return Update(length, ahead, num_warps)
 
 
-MOST_PAIRED, MOST_BY_DIGITS = 8192, 1 << 16
+def merged(dim: int) -> int:
+    """Parts of a row's sum that are added at once: a row that half of all indices name has hundreds, one program adds
+    them, and what it waits for is their latency."""
+    return clamp(8192 // power_of_two(dim), 8, 64)
 
 
-def order(num_indices: int, num_rows: int, repeats: bool = True) -> Order:
+MOST_PAIRED, MOST_BLOCKS = 8192, 64
+"""Indices that are put in order by pairs, and blocks that each count all the others."""
+MOST_BY_DIGITS, MOST_BY_THREE = 1 << 22, 1 << 21
+"""Indices that are put in order by digits, of two and of three passes."""
+
+
+def order(num_indices: int, num_rows: int) -> Order:
     """Pairs while there are few: twice as many take four times as long. Digits of at most eight bits after them, in
-    blocks of 512; PyTorch's sort of many, and where every launch is one from Python.
+    blocks of 512; PyTorch's sort of many.
 
     All of a gradient, one table: 11k indices of 474k rows 68 µs by pairs, 86 by digits in blocks of 1024, 116 by
-    PyTorch's sort; 14k of 72k rows 53 by digits, 75 in blocks of 1024, 77 by pairs, 83 by the sort; 21k of 166k 64, 86,
-    138 and 98; 62k of 4k 75 and 82, 97 by the sort; 524k 370 to 660, 160 by the sort.
+    PyTorch's sort; 14k of 72k rows 53 by digits, 75 in blocks of 1024, 77 by pairs, 83 by the sort; 62k of 4k rows 68
+    where every block counts all, 54 where a launch counts for them; 348k of 4k 89 (91 with eight values a program of
+    that launch, 101 in blocks of 1024, 126 to 223 by the sort), 142k of 26k 60 (160 to 239), 1.07 million of 96k 270
+    (246 to 312), 1.3 million of 2k 231 (292 to 463). On the device alone the sort of a million takes 82 of 223: it is
+    a dozen launches that the host has to make.
     """
     if num_indices <= MOST_PAIRED:
         return Order(32, 0, 256, 4)
-    if num_indices > MOST_BY_DIGITS or num_rows >= 1 << 24 or not repeats:
-        return Order(0, 0, 0, 0)
     bits = num_rows.bit_length()
     passes = -(-bits // 8)
-    return Order(512, max(5, -(-bits // passes)), 16, 4)
+    if passes > 3 or num_indices > (MOST_BY_THREE if passes == 3 else MOST_BY_DIGITS):
+        return Order(0, 0, 0, 0)
+    return Order(512, max(5, -(-bits // passes)), 16, 4, 2 if num_indices > MOST_BLOCKS * 512 else 0)

@@ -44,8 +44,13 @@ def embedding_bag_forward(
     EXACT: tl.constexpr,
     BAGS: tl.constexpr,
     AHEAD: tl.constexpr,
+    LATE: tl.constexpr,
 ):
-    """A program sums BAGS bags, AHEAD rows of each at a time: a warp a bag, so that nothing crosses warps."""
+    """A program sums BAGS bags, AHEAD rows of each at a time: a warp a bag, so that nothing crosses warps.
+
+    LATE: every place of the AHEAD has a sum of its own to the end, where warps meet once; the next turn's indices are
+    asked for before this turn's rows, so that a turn waits for one answer of memory instead of two.
+    """
     bag = tl.program_id(0) * BAGS + tl.arange(0, BAGS)
     inside = bag < num_bags
     start, end = bounds(offsets_ptr, bag, inside, num_offsets, num_indices)
@@ -54,12 +59,19 @@ def embedding_bag_forward(
     if MANY:
         base = tl.load(starts_ptr + table, mask=inside, other=0)
     col = tl.arange(0, DIM)[None, None, :]
-    acc = tl.zeros([BAGS, DIM], tl.float32)
+    place = tl.arange(0, AHEAD)[None, :]
+    acc = tl.zeros([BAGS, AHEAD if LATE else 1, DIM], tl.float32)
     count = tl.zeros([BAGS], tl.float32)
+    at = start[:, None] + place
+    index = tl.load(indices_ptr + at, mask=at < end[:, None], other=0).to(tl.int64) if LATE else at
     for step in range(0, tl.max(end - start, axis=0), AHEAD):
-        at = start[:, None] + step + tl.arange(0, AHEAD)[None, :]
+        at = start[:, None] + step + place
         there = at < end[:, None]
-        index = tl.load(indices_ptr + at, mask=there, other=0).to(tl.int64)
+        following = index
+        if LATE:
+            following = tl.load(indices_ptr + at + AHEAD, mask=at + AHEAD < end[:, None], other=0).to(tl.int64)
+        else:
+            index = tl.load(indices_ptr + at, mask=there, other=0).to(tl.int64)
         if PADDED:
             there = there & (index != padding)
         row = index + base[:, None]
@@ -72,10 +84,12 @@ def embedding_bag_forward(
             x = x * scale[:, :, None] + shift[:, :, None]
         if WEIGHTED:
             x *= tl.load(factor_ptr + at, mask=there, other=0.0).to(tl.float32)[:, :, None]
-        bad = tl.where(there & ~known, float("nan"), 0.0)
-        acc += tl.sum(x + bad[:, :, None], axis=1)
+        x += tl.where(there & ~known, float("nan"), 0.0)[:, :, None]
+        acc += x if LATE else tl.sum(x, axis=1)[:, None, :]
         if MEAN:
             count += tl.sum(there.to(tl.float32), axis=1)
+        index = following
+    acc = tl.sum(acc, axis=1)
     if MEAN:
         acc = acc / tl.maximum(count, 1.0)[:, None]
     tables = num_bags // batch
@@ -85,28 +99,12 @@ def embedding_bag_forward(
 
 
 @triton.jit
-def embedding_keys(
-    indices_ptr,  # [N]
-    offsets_ptr,
-    starts_ptr,  # [T] i64
-    factor_ptr,  # [N]
-    key_ptr,  # [N] row among all tables' rows; R for what has no row
-    bag_ptr,  # [N] i32
-    share_ptr,  # [N] fp32: what the bag's gradient is multiplied by
-    num_rows,
-    num_bags,
-    batch,
-    num_offsets,
-    num_indices,
-    padding,
-    MANY: tl.constexpr,
-    WEIGHTED: tl.constexpr,
-    MEAN: tl.constexpr,
-    PADDED: tl.constexpr,
-    BAGS: tl.constexpr,
-    AHEAD: tl.constexpr,
-):
-    """Each index's row, bag and share, as the backward pass sorts and uses them."""
+def keyed(
+    indices_ptr, offsets_ptr, starts_ptr, factor_ptr, key_ptr, bag_ptr, share_ptr, num_rows, num_bags, batch,
+    num_offsets, num_indices, padding, MANY: tl.constexpr, WEIGHTED: tl.constexpr, MEAN: tl.constexpr,
+    PADDED: tl.constexpr, BAGS: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
+    """Each index's row, bag and share."""
     bag = tl.program_id(0) * BAGS + tl.arange(0, BAGS)
     inside = bag < num_bags
     start, end = bounds(offsets_ptr, bag, inside, num_offsets, num_indices)
@@ -141,6 +139,46 @@ def embedding_keys(
             if MEAN:
                 share = share / tl.maximum(count, 1.0)[:, None]
             tl.store(share_ptr + at, share, mask=there)
+
+
+@triton.jit
+def embedding_keys(
+    indices_ptr,  # [N]
+    offsets_ptr,
+    starts_ptr,  # [T] i64
+    factor_ptr,  # [N]
+    key_ptr,  # [N] row among all tables' rows; R for what has no row
+    bag_ptr,  # [N] i32
+    share_ptr,  # [N] fp32: what the bag's gradient is multiplied by
+    out_ptr,  # [R·D] the gradient, where there is one
+    num_rows,
+    num_bags,
+    batch,
+    num_offsets,
+    num_indices,
+    padding,
+    programs,
+    size,
+    MANY: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+    MEAN: tl.constexpr,
+    PADDED: tl.constexpr,
+    BAGS: tl.constexpr,
+    AHEAD: tl.constexpr,
+    CLEARED: tl.constexpr,
+):
+    """Each index's row, bag and share, as the backward pass sorts and uses them; zeros for every row that no index
+    names, CLEARED numbers a program, by the programs after those."""
+    block = tl.program_id(0).to(tl.int64) - programs
+    if block < 0:
+        keyed(
+            indices_ptr, offsets_ptr, starts_ptr, factor_ptr, key_ptr, bag_ptr, share_ptr, num_rows, num_bags, batch,
+            num_offsets, num_indices, padding, MANY, WEIGHTED, MEAN, PADDED, BAGS, AHEAD,
+        )  # fmt: skip
+    else:
+        if CLEARED > 0:
+            at = block * CLEARED + tl.arange(0, CLEARED)
+            tl.store(out_ptr + at, tl.zeros([CLEARED], out_ptr.dtype.element_ty), mask=at < size)
 
 
 @triton.jit
@@ -189,7 +227,7 @@ def fixes(step_ptr, log2_keep1, log2_keep2, OPTIMIZER: tl.constexpr):
 @triton.jit
 def embedding_update(
     key_ptr,  # [N] sorted
-    order_ptr,  # [N] i64: where each sorted index stood
+    order_ptr,  # [N] where each sorted index stood, or its bag
     bag_ptr,  # [N] i32
     share_ptr,  # [N] fp32
     grad_ptr,  # [B, T·D]
@@ -213,6 +251,7 @@ def embedding_update(
     log2_keep2,
     OPTIMIZER: tl.constexpr,
     SHARED: tl.constexpr,
+    DIRECT: tl.constexpr,
     DIM: tl.constexpr,
     AHEAD: tl.constexpr,
 ):
@@ -243,7 +282,7 @@ def embedding_update(
             after = tl.load(key_ptr + at + 1, mask=at + 1 < num_indices, other=-1).to(tl.int64)
             place = tl.load(order_ptr + at, mask=inside, other=0)
             valid = inside & (row < num_rows)
-            bag = tl.load(bag_ptr + place, mask=valid, other=0)
+            bag = place.to(tl.int32) if DIRECT else tl.load(bag_ptr + place, mask=valid, other=0)
             source = (bag % batch).to(tl.int64) * tables + bag // batch
             g = tl.load(grad_ptr + source * dim + col, mask=fits & valid, other=0.0).to(tl.float32)
             if SHARED:
@@ -318,14 +357,15 @@ def embedding_merge(
     after = tl.load(key_ptr + end, mask=end < num_indices, other=-1).to(tl.int64)
     before = tl.load(key_ptr + begin - 1, mask=begin > 0, other=-1).to(tl.int64)
     if (row == after) & (row != before) & (row < num_rows):
-        low = end  # the last index of the row lies in [end, num_indices)
-        high = tl.cast(num_indices, tl.int64)
-        while low < high:
-            middle = (low + high) // 2
-            same = tl.load(key_ptr + middle).to(tl.int64) == row
-            low = tl.where(same, middle + 1, low)
-            high = tl.where(same, high, middle)
-        last = (low - 1) // length
+        last = chunk + 1  # the last chunk that starts with this row: steps that double while it does, then halve
+        step = tl.cast(1, tl.int64)
+        growing = step
+        while step > 0:
+            at = (last + step) * length
+            same = tl.load(key_ptr + at, mask=at < num_indices, other=-1).to(tl.int64) == row
+            last = tl.where(same, last + step, last)
+            growing = tl.where(same, growing, 0)
+            step = tl.where(growing > 0, step * 2, step // 2)
         col = tl.arange(0, DIM)
         fits = col < dim
         part = tl.arange(0, PARTS)

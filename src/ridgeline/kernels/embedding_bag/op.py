@@ -13,7 +13,7 @@ from ridgeline.kernels import launcher, tuning
 from ridgeline.kernels.contract import DTYPES, Case, Laps, Trial, case, declare
 from ridgeline.kernels.embedding_bag import config, kernel, reference
 from ridgeline.kernels.embedding_bag.reference import Rule
-from ridgeline.kernels.embedding_bag.sums import Sorted, apply_rows, bags_of, cleared, sample_weight_grad
+from ridgeline.kernels.embedding_bag.sums import Sorted, apply_rows, bags_of, sample_weight_grad
 from ridgeline.kernels.launcher import Kernel, Plans, launchable, vector_of
 from ridgeline.kernels.rows import FLOATS, cdiv, power_of_two, template
 
@@ -161,7 +161,7 @@ def _plan_forward(
         grid=(cdiv(num_bags, chosen.bags),),
         constants={"MANY": starts is not None, "CODES": scale_shift is not None, "WEIGHTED": factors is not None,
                    "MEAN": mean, "PADDED": padding >= 0, "DIM": wide, "EXACT": wide == dim, "BAGS": chosen.bags,
-                   "AHEAD": chosen.ahead},
+                   "AHEAD": chosen.ahead, "LATE": chosen.late},
         num_warps=chosen.num_warps,
         device=weight.get_device(),
         vector=vector_of(weight.element_size(), weight.data_ptr(), dim),
@@ -176,8 +176,8 @@ def _backward(
     if not launchable(weight):
         given = (grad, weight, indices, offsets, starts, factors, num_tables, mean, padding, want_factors)
         return EMBEDDING_BAG_BACKWARD.on_host(*given)
-    found = Sorted(weight, indices, offsets, starts, factors, num_tables, mean, padding)
-    dense = cleared(weight)
+    dense = torch.empty_like(weight, memory_format=torch.contiguous_format)
+    found = Sorted(weight, indices, offsets, starts, factors, num_tables, mean, padding, dense=dense)
     apply_rows(found, grad, dense, None, None, None, Rule("none"))
     if not want_factors or factors is None:
         return dense, grad.new_empty(0)

@@ -1,7 +1,7 @@
 """Rows of indices put in order on the device, equal ones as they stood: few by counting pairs, many digit by digit.
 
-PyTorch's sort is a dozen launches from Python, for keys of 32 bits whatever the tables' size; these are one, or two for
-every eight bits that rows have, and calls that launch nothing else repeat themselves without Python.
+PyTorch's sort is a dozen launches from Python, for keys of 32 bits whatever the tables' size; these are one, or two or
+three for every eight bits that rows have, and calls that launch nothing else repeat themselves without Python.
 Shapes: N indices, C blocks of them, BINS values of a digit.
 """
 
@@ -16,10 +16,12 @@ from ridgeline.kernels.device import let_next_start, wait_for_last
 @triton.jit
 def embedding_pairs(
     key_ptr,  # [N]
+    bag_ptr,  # [N] i32
     sorted_ptr,  # [N]
-    order_ptr,  # [N] i32: where each sorted key stood
+    order_ptr,  # [N] i32: where each sorted key stood, or its bag
     num_indices,
     num_rows,
+    BAGS: tl.constexpr,
     BLOCK: tl.constexpr,
     WIDE: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -46,7 +48,8 @@ def embedding_pairs(
         below += (other[None, :] < key[:, None]).to(tl.int32)
     place = tl.sum(below, axis=1)
     tl.store(sorted_ptr + place, key, mask=mine < num_indices)
-    tl.store(order_ptr + place, mine, mask=mine < num_indices)
+    told = tl.load(bag_ptr + mine, mask=mine < num_indices, other=0) if BAGS else mine
+    tl.store(order_ptr + place, told, mask=mine < num_indices)
 
 
 @triton.jit
@@ -70,36 +73,70 @@ def embedding_digits(
 
 
 @triton.jit
+def embedding_before(
+    count_ptr,  # [C, BINS] i32
+    before_ptr,  # [C, BINS] i32
+    total_ptr,  # [BINS] i32
+    num_blocks,
+    BINS: tl.constexpr,
+    SHARE: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """How often the blocks before each have a value, and how often all have it: SHARE values a program."""
+    let_next_start(DEPENDENT)
+    wait_for_last(DEPENDENT)
+    bin = tl.program_id(0) * SHARE + tl.arange(0, SHARE)
+    past = tl.zeros([SHARE], tl.int32)
+    for first in range(0, num_blocks, AT_ONCE):
+        of = first + tl.arange(0, AT_ONCE)[:, None]
+        at = of * BINS + bin[None, :]
+        count = tl.load(count_ptr + at, mask=of < num_blocks, other=0)
+        tl.store(before_ptr + at, tl.cumsum(count, axis=0) - count + past[None, :], mask=of < num_blocks)
+        past += tl.sum(count, axis=0)
+    tl.store(total_ptr + bin, past)
+
+
+@triton.jit
 def embedding_scatter(
     key_ptr,  # [N]
     order_ptr,  # [N] i32
     count_ptr,  # [C, BINS] i32
+    before_ptr,  # [C, BINS] i32
+    total_ptr,  # [BINS] i32
     sorted_ptr,  # [N]
     placed_ptr,  # [N] i32
     num_indices,
     num_blocks,
     shift,
     FIRST: tl.constexpr,
+    COUNTED: tl.constexpr,
     BINS: tl.constexpr,
     BLOCK: tl.constexpr,
     AT_ONCE: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """A block's keys by one digit: behind all smaller digits, and behind the same digit of the blocks before it."""
+    """A block's keys by one digit: behind all smaller digits, and behind the same digit of the blocks before it, which
+    are COUNTED already, or few enough to be counted by every block."""
     let_next_start(DEPENDENT)
     wait_for_last(DEPENDENT)
     block = tl.program_id(0)
     bin = tl.arange(0, BINS)
-    total = tl.zeros([AT_ONCE, BINS], tl.int32)
-    before = tl.zeros([AT_ONCE, BINS], tl.int32)
-    for first in range(0, num_blocks, AT_ONCE):
-        of = first + tl.arange(0, AT_ONCE)[:, None]
-        count = tl.load(count_ptr + of * BINS + bin[None, :], mask=of < num_blocks, other=0)
-        total += count
-        before += tl.where(of < block, count, 0)
-    everywhere = tl.sum(total, axis=0)
+    if COUNTED:
+        everywhere = tl.load(total_ptr + bin)
+        earlier = tl.load(before_ptr + block * BINS + bin)
+    else:
+        total = tl.zeros([AT_ONCE, BINS], tl.int32)
+        before = tl.zeros([AT_ONCE, BINS], tl.int32)
+        for first in range(0, num_blocks, AT_ONCE):
+            of = first + tl.arange(0, AT_ONCE)[:, None]
+            count = tl.load(count_ptr + of * BINS + bin[None, :], mask=of < num_blocks, other=0)
+            total += count
+            before += tl.where(of < block, count, 0)
+        everywhere = tl.sum(total, axis=0)
+        earlier = tl.sum(before, axis=0)
     own = tl.load(count_ptr + block * BINS + bin)
-    start = tl.cumsum(everywhere, axis=0) - everywhere + tl.sum(before, axis=0)
+    start = tl.cumsum(everywhere, axis=0) - everywhere + earlier
     start -= tl.cumsum(own, axis=0) - own  # a key's place in its sorted block is added to this
     lane = tl.arange(0, BLOCK)
     at = block * BLOCK + lane
@@ -115,10 +152,3 @@ def embedding_scatter(
     if not FIRST:
         placed = tl.load(order_ptr + source, mask=there, other=0)
     tl.store(placed_ptr + to, placed, mask=there)
-
-
-@triton.jit
-def embedding_clear(out_ptr, size, BLOCK: tl.constexpr):
-    """Zeros for every row that no index names."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out_ptr + at, tl.zeros([BLOCK], out_ptr.dtype.element_ty), mask=at < size)

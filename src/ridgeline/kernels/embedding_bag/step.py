@@ -8,12 +8,49 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.contract import Case, Laps, Trial, declare
-from ridgeline.kernels.embedding_bag import reference
+from ridgeline.kernels.embedding_bag import config, reference
 from ridgeline.kernels.embedding_bag.op import bags, drawn_bags, drawn_tables, make, per_table, reason
 from ridgeline.kernels.embedding_bag.reference import OPTIMIZERS, Rule
-from ridgeline.kernels.embedding_bag.sums import Sorted, apply_rows
-from ridgeline.kernels.launcher import launchable
+from ridgeline.kernels.embedding_bag.sums import Sorted, apply_rows, bags_of
+from ridgeline.kernels.launcher import Plans, launchable
 from ridgeline.kernels.rows import FLOATS
+
+_met = Plans()
+
+
+def _ordered(
+    weight: Tensor, indices: Tensor, offsets: Tensor, starts: Tensor | None, factors: Tensor | None, num_tables: int,
+    mean: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """(rows from the smallest on, where they stood or their bags, the bag of each index, its share)."""
+    if not launchable(weight):
+        return ORDER.on_host(weight, indices, offsets, starts, factors, num_tables, mean)  # type: ignore[no-any-return]
+    found = Sorted(weight, indices, offsets, starts, factors, num_tables, mean, -1)
+    none = found.keys.new_empty(0, dtype=torch.float32)
+    return found.keys, found.order, found.bags, none if found.shares is None else found.shares
+
+
+def _ordered_fake(
+    weight: Tensor, indices: Tensor, offsets: Tensor, starts: Tensor | None, factors: Tensor | None, num_tables: int,
+    mean: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    n, (num_rows, _) = indices.numel(), weight.shape
+    keys = indices.new_empty(n, dtype=torch.int32 if num_rows < 2**31 - 1 else torch.int64)
+    order = indices.new_empty(n, dtype=torch.int32 if n and config.order(n, num_rows).block else torch.int64)
+    shares = indices.new_empty(n if mean or factors is not None else 0, dtype=torch.float32)
+    return keys, order, indices.new_empty(n, dtype=torch.int32), shares
+
+
+def _ordered_meant(
+    weight: Tensor, indices: Tensor, offsets: Tensor, starts: Tensor | None, factors: Tensor | None, num_tables: int,
+    mean: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    rows, bags, lengths = reference.rows_and_bags(indices, offsets, starts, num_tables)
+    keys, places = torch.where((indices >= 0) & (rows < weight.shape[0]), rows, weight.shape[0]).sort(stable=True)
+    if not mean and factors is None:
+        direct = rows.numel() and config.order(rows.numel(), weight.shape[0]).block
+        return keys, bags[places] if direct else places, bags, weight.new_empty(0)
+    return keys, places, bags, reference.shares(indices, bags, lengths, factors, mean, -1)
 
 
 def update_bags(
@@ -25,8 +62,13 @@ def update_bags(
     rule = Rule(optimizer, lr, eps, decay, beta1, beta2)
     step.add_(1.0)
     if launchable(weight):
-        UPDATE.check(weight, first, second, step, grad, indices, offsets, starts, factors, num_tables, mean, optimizer)
-        found = Sorted(weight, indices, offsets, starts, factors, num_tables, mean, -1, repeats=False)
+        given = (weight, first, second, step, grad, indices, offsets, starts, factors)
+        looks = tuple(None if t is None else (t.shape, t.dtype, t.get_device()) for t in given)
+        if (key := (optimizer, num_tables, mean, weight.is_contiguous(), *looks)) not in _met:
+            UPDATE.check(*given, num_tables, mean, optimizer)
+            _met[key] = True
+        keys, order, of, shares = ORDER(weight, indices, offsets, starts, factors, num_tables, mean)
+        found = Sorted.of(keys, order, of, shares, bags_of(offsets, num_tables)[1], num_tables)
         apply_rows(found, grad, weight, first, second, step, rule)
         return
     wide = weight.detach().float()
@@ -165,6 +207,21 @@ def _update_laps(of: Case, on: torch.device, generator: torch.Generator) -> Laps
     return Laps({"ridgeline": lap, "eager": eager}, moved)
 
 
+ORDER = declare(
+    name="embedding_order",
+    summary="indices of embedding bags in the order of their rows, as a step on these rows takes them",
+    schema="(Tensor weight, Tensor indices, Tensor offsets, Tensor? starts, Tensor? sample_weights, int num_tables,"
+    " bool mean) -> (Tensor, Tensor, Tensor, Tensor)",
+    forward=_ordered,
+    fake=_ordered_fake,
+    reference=_ordered_meant,
+    support=lambda weight, indices, offsets, starts=None, factors=None, num_tables=1, *_: reason(
+        weight, indices, offsets, starts, factors, None, num_tables
+    ),
+    cost=lambda inputs, outputs, **_: {"flops": 10.0 * inputs[1].numel, "read_bytes": 50.0 * inputs[1].numel},
+    num_results=4,
+    repeats=True,
+)
 UPDATE = declare(
     name="embedding_bags_update",
     summary="the backward pass of embedding bags with the optimizer's step in it: no gradient is ever written",

@@ -14,17 +14,19 @@ from ridgeline.kernels.embedding_bag.reference import OPTIMIZERS, Rule
 from ridgeline.kernels.launcher import INTERPRETING, Kernel, Plans, vector_of
 from ridgeline.kernels.rows import cdiv, power_of_two, template
 
-_KEYS = Kernel(kernel.embedding_keys, loose=("indices_ptr", "offsets_ptr", "factor_ptr"))
+_KEYS = Kernel(
+    kernel.embedding_keys, vectors=("size",), loose=("indices_ptr", "offsets_ptr", "starts_ptr", "factor_ptr")
+)
 _UPDATE = Kernel(kernel.embedding_update, vectors=("dim",), loose=("key_ptr", "order_ptr", "bag_ptr", "share_ptr"))
 _MERGE = Kernel(kernel.embedding_merge, vectors=("dim",), loose=("key_ptr",))
 _WEIGHT_GRAD = Kernel(kernel.embedding_weight_grad, vectors=("dim",), loose=("key_ptr", "bag_ptr", "out_ptr"))
-_PAIRS = Kernel(order.embedding_pairs, loose=("key_ptr", "sorted_ptr", "order_ptr"))
+_PAIRS = Kernel(order.embedding_pairs, loose=("key_ptr", "bag_ptr", "sorted_ptr", "order_ptr"))
 _DIGITS = Kernel(order.embedding_digits, loose=("key_ptr",))
+_BEFORE = Kernel(order.embedding_before)
 _SCATTER = Kernel(order.embedding_scatter, loose=("key_ptr", "order_ptr", "sorted_ptr", "placed_ptr"))
-_CLEAR = Kernel(order.embedding_clear, vectors=("size",))
-_key_plans, _update_plans, _weight_plans, _order_plans, _clear_plans = Plans(), Plans(), Plans(), Plans(), Plans()
-MERGED_AT_ONCE = 16
+_key_plans, _update_plans, _weight_plans, _order_plans = Plans(), Plans(), Plans(), Plans()
 CLEARED_AT_ONCE = 8192
+SUMMED_AT_ONCE = 256
 
 
 def bags_of(offsets: Tensor, num_tables: int) -> tuple[int, int]:
@@ -37,88 +39,106 @@ def bags_of(offsets: Tensor, num_tables: int) -> tuple[int, int]:
 
 
 class Sorted:
-    """Indices of a batch sorted by row, ready for a backward pass: rows, where they stood, their bags and shares."""
+    """Indices of a batch sorted by row, ready for a backward pass: rows, where they stood (or, ``direct``, the bags
+    they stood in), their bags and shares. ``dense``: a gradient that is cleared on the way."""
 
-    __slots__ = ("bags", "batch", "keys", "num_tables", "order", "rows", "shares")
+    __slots__ = ("bags", "batch", "direct", "keys", "num_tables", "order", "rows", "shares")
 
     def __init__(
         self, weight: Tensor, indices: Tensor, offsets: Tensor, starts: Tensor | None, factors: Tensor | None,
-        num_tables: int, mean: bool, padding: int, repeats: bool = True,
+        num_tables: int, mean: bool, padding: int, dense: Tensor | None = None,
     ) -> None:  # fmt: skip
         num_rows = weight.shape[0]
         indices, offsets = indices.contiguous(), offsets.contiguous()
         factors = None if factors is None else factors.contiguous()
         num_bags, self.batch = bags_of(offsets, num_tables)
         self.num_tables, n = max(1, num_tables), indices.numel()
-        chosen = order_of(n, num_rows, repeats)
+        chosen = order_of(n, num_rows)
         kind = torch.int32 if num_rows < 2**31 - 1 else torch.int64
-        if chosen.block == 0 and num_rows < 2**15 - 1:  # PyTorch sorts bytes of keys, whatever they hold
-            kind = torch.int16
         self.rows = torch.empty(n, dtype=kind, device=weight.device)
         self.bags = torch.empty(n, dtype=torch.int32, device=weight.device)
         shared = mean or factors is not None
         self.shares = torch.empty(n, dtype=torch.float32, device=weight.device) if shared else None
         key = (num_rows, kind, offsets.shape, offsets.dtype, indices.shape, indices.dtype, starts is None,
-               None if factors is None else factors.dtype, num_tables, mean, padding, weight.get_device())  # fmt: skip
-        numbers = (num_rows, num_bags, self.batch, offsets.numel(), n, padding)
+               None if factors is None else factors.dtype, num_tables, mean, padding, weight.get_device(),
+               None if dense is None else (dense.shape, dense.dtype))  # fmt: skip
+        ahead = min(32, power_of_two(max(1, n // max(1, num_bags))))
+        bags = 1024 // ahead
+        programs, size = cdiv(num_bags, bags), 0 if dense is None else dense.numel()
+        numbers = (num_rows, num_bags, self.batch, offsets.numel(), n, padding, programs, size)
         args = (indices, offsets, indices if starts is None else starts, indices if factors is None else factors,
-                self.rows, self.bags, self.rows if self.shares is None else self.shares, *numbers)  # fmt: skip
+                self.rows, self.bags, self.rows if self.shares is None else self.shares,
+                self.rows if dense is None else dense, *numbers)  # fmt: skip
         run = _key_plans.get(key)
         if run is None:
-            ahead = min(32, power_of_two(max(1, n // max(1, num_bags))))
-            bags = 1024 // ahead
             run = _key_plans[key] = _KEYS.bind(
                 args,
-                grid=(cdiv(num_bags, bags),),
+                grid=(programs + cdiv(size, CLEARED_AT_ONCE),),
                 constants={"MANY": starts is not None, "WEIGHTED": factors is not None, "MEAN": mean,
-                           "PADDED": padding >= 0, "BAGS": bags, "AHEAD": ahead},
+                           "PADDED": padding >= 0, "BAGS": bags, "AHEAD": ahead,
+                           "CLEARED": 0 if dense is None else CLEARED_AT_ONCE},
                 num_warps=4,
                 device=weight.get_device(),
+                vector=1 if dense is None else vector_of(dense.element_size(), dense.data_ptr(), size),
             )  # fmt: skip
         run(*args)
-        self.keys, self.order = put_in_order(self.rows, num_rows, chosen)
+        self.direct = not shared and chosen.block > 0
+        self.keys, self.order = put_in_order(self.rows, num_rows, chosen, self.bags if self.direct else None)
+
+    @classmethod
+    def of(cls, keys: Tensor, order: Tensor, bags: Tensor, shares: Tensor, batch: int, num_tables: int) -> Sorted:
+        """What was sorted before: ours tell the bags themselves where nothing has a share."""
+        found = cls.__new__(cls)
+        found.rows = found.keys = keys
+        found.order, found.bags, found.batch, found.num_tables = order, bags, batch, num_tables
+        found.shares = shares if shares.numel() else None
+        found.direct = found.shares is None and order.dtype == torch.int32
+        return found
 
 
-def order_of(n: int, num_rows: int, repeats: bool) -> config.Order:
-    """How so many rows are put in order. ``repeats``: by a call that may be repeated without Python, so that launches
-    are cheap."""
-    default = config.order(n, num_rows, repeats)
+def order_of(n: int, num_rows: int) -> config.Order:
+    """How so many rows are put in order."""
+    default = config.order(n, num_rows)
     return tuning.choose("embedding_bag.order", {"indices": n, "rows": num_rows}, default)
 
 
-def put_in_order(rows: Tensor, num_rows: int, chosen: config.Order) -> tuple[Tensor, Tensor]:
-    """(rows from the smallest on, where they stood), equal ones as they stood; rows are at most ``num_rows``."""
+def put_in_order(
+    rows: Tensor, num_rows: int, chosen: config.Order, bags: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """(rows from the smallest on, where they stood or what ``bags`` had there), equal ones as they stood; rows are at
+    most ``num_rows``."""
     n = rows.numel()
     if not n or chosen.block == 0:
         return torch.sort(rows, stable=True)
-    key = (n, num_rows, chosen, rows.dtype, rows.get_device())
+    key = (n, num_rows, chosen, rows.dtype, bags is None, rows.get_device())
     plan = _order_plans.get(key)
     if plan is None:
-        plan = _order_plans[key] = (_plan_digits if chosen.bits else _plan_pairs)(rows, num_rows, chosen)
-    return plan(rows)
+        plan = _order_plans[key] = (_plan_digits if chosen.bits else _plan_pairs)(rows, num_rows, chosen, bags)
+    return plan(rows, bags)
 
 
-def _plan_pairs(rows: Tensor, num_rows: int, chosen: config.Order) -> Any:
+def _plan_pairs(rows: Tensor, num_rows: int, chosen: config.Order, bags: Tensor | None) -> Any:
     n = rows.numel()
     placed = template((n,), torch.int32, rows.device)
     run = _PAIRS.bind(
-        (rows, rows, placed, n, num_rows),
+        (rows, placed, rows, placed, n, num_rows),
         grid=(cdiv(n, chosen.block),),
-        constants={"BLOCK": chosen.block, "WIDE": chosen.wide, "DEPENDENT": not INTERPRETING},
+        constants={"BAGS": bags is not None, "BLOCK": chosen.block, "WIDE": chosen.wide, "DEPENDENT": not INTERPRETING},
         num_warps=4,
         device=rows.get_device(),
     )
 
-    def ordered(rows: Tensor) -> tuple[Tensor, Tensor]:
+    def ordered(rows: Tensor, bags: Tensor | None) -> tuple[Tensor, Tensor]:
         keys, order = torch.empty_like(rows), torch.empty_like(placed, memory_format=torch.contiguous_format)
-        run(rows, keys, order, n, num_rows)
+        run(rows, order if bags is None else bags, keys, order, n, num_rows)
         return keys, order
 
     return ordered
 
 
-def _plan_digits(rows: Tensor, num_rows: int, chosen: config.Order) -> Any:
-    """A count and a scatter for every digit, from the lowest on."""
+def _plan_digits(rows: Tensor, num_rows: int, chosen: config.Order, bags: Tensor | None) -> Any:
+    """A count and a scatter for every digit, from the lowest on; between them the blocks before each are counted, where
+    they are many."""
     n, blocks, bins = rows.numel(), cdiv(rows.numel(), chosen.block), 1 << chosen.bits
     placed = template((n,), torch.int32, rows.device)
     counted = template((blocks, bins), torch.int32, rows.device)
@@ -126,46 +146,40 @@ def _plan_digits(rows: Tensor, num_rows: int, chosen: config.Order) -> Any:
     constants = {"BINS": bins, "BLOCK": chosen.block, "DEPENDENT": not INTERPRETING}
     shifts = range(0, num_rows.bit_length(), chosen.bits)
     count = _DIGITS.bind((rows, counted, n, 0), constants=constants, **common)
+    add = None
+    if chosen.share:
+        add = _BEFORE.bind(
+            (counted, counted, counted, blocks),
+            grid=(bins // chosen.share,),
+            constants={"BINS": bins, "SHARE": chosen.share, "AT_ONCE": SUMMED_AT_ONCE, "DEPENDENT": not INTERPRETING},
+            num_warps=4,
+            device=rows.get_device(),
+        )
     scatters = [
         _SCATTER.bind(
-            (rows, placed, counted, rows, placed, n, blocks, 0),
-            constants={"FIRST": first, "AT_ONCE": chosen.wide, **constants},
+            (rows, placed, counted, counted, counted, rows, placed, n, blocks, 0),
+            constants={"FIRST": first, "COUNTED": chosen.share > 0, "AT_ONCE": chosen.wide, **constants},
             **common,
         )
         for first in (True, False)
     ]
 
-    def ordered(rows: Tensor) -> tuple[Tensor, Tensor]:
-        order = torch.empty_like(placed, memory_format=torch.contiguous_format)
-        counts = torch.empty_like(counted, memory_format=torch.contiguous_format)
+    def ordered(rows: Tensor, bags: Tensor | None) -> tuple[Tensor, Tensor]:
+        order = torch.empty_like(placed, memory_format=torch.contiguous_format) if bags is None else bags
+        counts, before = (torch.empty_like(counted, memory_format=torch.contiguous_format) for _ in range(2))
+        total = counts.new_empty(bins)
         for shift in shifts:
             keys = torch.empty_like(rows)
-            there = order if shift == 0 else torch.empty_like(order)
+            fresh = shift == 0 and bags is None
+            there = order if fresh else torch.empty_like(order)
             count(rows, counts, n, shift)
-            scatters[shift > 0](rows, order, counts, keys, there, n, blocks, shift)
+            if add is not None:
+                add(counts, before, total, blocks)
+            scatters[not fresh](rows, order, counts, before, total, keys, there, n, blocks, shift)
             rows, order = keys, there
         return rows, order
 
     return ordered
-
-
-def cleared(like: Tensor) -> Tensor:
-    """Zeros as large as a contiguous tensor, by a launch that can be repeated without Python."""
-    out = torch.empty_like(like, memory_format=torch.contiguous_format)
-    size = out.numel()
-    key = (size, out.dtype, out.get_device())
-    run = _clear_plans.get(key)
-    if run is None:
-        run = _clear_plans[key] = _CLEAR.bind(
-            (out, size),
-            grid=(cdiv(size, CLEARED_AT_ONCE),),
-            constants={"BLOCK": CLEARED_AT_ONCE},
-            num_warps=8,
-            device=out.get_device(),
-            vector=vector_of(out.element_size(), out.data_ptr(), size),
-        )
-    run(out, size)
-    return out
 
 
 def apply_rows(
@@ -179,7 +193,7 @@ def apply_rows(
     grad = grad.contiguous()
     optimizer = OPTIMIZERS.index(rule.optimizer)
     key = (n, target.shape, target.dtype, grad.dtype, found.batch, found.num_tables, found.shares is None, optimizer,
-           found.keys.dtype, target.get_device(), (grad.data_ptr() | target.data_ptr()) & 15)  # fmt: skip
+           found.direct, found.keys.dtype, target.get_device(), (grad.data_ptr() | target.data_ptr()) & 15)  # fmt: skip
     numbers = (rule.lr, rule.eps, rule.decay, rule.beta1, rule.beta2, math.log2(rule.beta1), math.log2(rule.beta2))
     none = found.bags
     states = (none if first is None else first, none if second is None else second)
@@ -217,13 +231,14 @@ def _plan_update(
     update = _UPDATE.bind(
         (found.keys, found.order, found.bags, shares, grad, target, first, second, like, step, n, num_rows, dim,
          found.batch, found.num_tables, chosen.length, *floats),
-        constants={"OPTIMIZER": optimizer, "SHARED": found.shares is not None, "DIM": wide, "AHEAD": chosen.ahead},
+        constants={"OPTIMIZER": optimizer, "SHARED": found.shares is not None, "DIRECT": found.direct, "DIM": wide,
+                   "AHEAD": chosen.ahead},
         num_warps=chosen.num_warps,
         **common,
     )  # fmt: skip
     merge = _MERGE.bind(
         (found.keys, target, first, second, like, step, n, num_rows, dim, chosen.length, *floats),
-        constants={"OPTIMIZER": optimizer, "DIM": wide, "PARTS": MERGED_AT_ONCE},
+        constants={"OPTIMIZER": optimizer, "DIM": wide, "PARTS": config.merged(dim)},
         num_warps=4,
         **common,
     )

@@ -12,11 +12,14 @@ from ridgeline.kernels import tuning
 from ridgeline.kernels.autocast import narrowed, widens
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, declare
 from ridgeline.kernels.cross_entropy.op import row_losses, write_gradient
-from ridgeline.kernels.launcher import launchable
-from ridgeline.kernels.linear_cross_entropy import config, reference
+from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms, vector_of
+from ridgeline.kernels.linear_cross_entropy import config, kernel, reference
 from ridgeline.kernels.rows import cdiv, float_reason
 
 REDUCTIONS = ("mean", "sum")
+SCALED_AT_ONCE = 4096
+_SCALED = Kernel(kernel.scaled_unless_one, vectors=("size",), loose=("factor_ptr",))
+_plans = Plans()
 
 
 def linear_cross_entropy(
@@ -161,9 +164,30 @@ def _grads(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Any, ...]:
         return (None,) * ctx.num
     dx, dw = ctx.saved_tensors
     want_x, want_w = ctx.want
-    scaled = Tensor.mul_ if _asked_once() else Tensor.mul
+    scaled = _scaled if _asked_once() else Tensor.mul
     none = (None,) * (ctx.num - 2)
     return (scaled(dx, grad) if want_x else None), (scaled(dw, grad) if want_w else None), *none
+
+
+def _scaled(x: Tensor, factor: Tensor) -> Tensor:
+    """x times a number on the device, in its place; untouched where that is one."""
+    plain = type(x) is Tensor and type(factor) is Tensor and factor.device == x.device and x.is_contiguous()
+    if not plain or not launchable(x) or not x.numel():
+        return x.mul_(factor)
+    size = x.numel()
+    key = (size, x.dtype, factor.dtype, x.get_device())
+    run = _plans.get(key)
+    if run is None:
+        run = _plans[key] = _SCALED.bind(
+            (x, factor, size),
+            grid=(min(cdiv(size, SCALED_AT_ONCE), 16 * num_sms(x.get_device())),),
+            constants={"BLOCK": SCALED_AT_ONCE},
+            num_warps=4,
+            device=x.get_device(),
+            vector=vector_of(x.element_size(), x.data_ptr(), size),
+        )
+    run(x, factor, size)
+    return x
 
 
 def _asked_once() -> bool:

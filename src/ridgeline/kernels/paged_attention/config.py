@@ -84,7 +84,9 @@ class Paged:
     pages without keys are not copied. ``even``: where the longest sequence has at most so many quarters of what all
     have on average, one key head of each is taken by ``together`` programs, a cluster. ``units``: programs take one
     whole after the other, whichever nobody has taken. ``ends``: blocks that a sequence's end takes as long as.
-    ``rows``: keys that one copy brings, at most. ``gathered``: threads feed, which know the page of every key."""
+    ``rows``: keys that one copy brings, at most. ``gathered``: threads feed, which know the page of every key.
+    ``tall``: heads of a key are so many rows of the products, 64 or 128; 0 where they are columns. ``beside``: as many
+    neighbors as there are key heads take the same keys at a time, a head each."""
 
     keys: int
     programs: int
@@ -105,12 +107,15 @@ class Paged:
     ends: int = 0
     rows: int = 64
     gathered: bool = False
+    tall: int = 0
+    beside: bool = False
 
 
 def takes_columns(batch: int, ratio: int, head_dim: int, page: int) -> bool:
     """Whether the kernel that the copy engine feeds is written for these."""
     widths = head_dim % VECTOR == 0 and head_dim >= LEAST_DIM
-    return batch <= MAX_FED_LINED and ratio <= most_columns(head_dim, page) and widths and page > 0
+    heads = ratio <= most_columns(head_dim, page) or tall_rows(ratio, head_dim) > 0
+    return batch <= MAX_FED_LINED and heads and widths and page > 0
 
 
 def takes_gathered(head_dim: int, page: int) -> bool:
@@ -127,6 +132,60 @@ def padded(head_dim: int) -> int:
 def most_columns(head_dim: int, page: int = 16) -> int:
     """Heads that share keys whose sums fit into the registers of four warps; threads that feed leave fewer of them."""
     return MOST_COLUMNS if head_dim <= 128 and not takes_gathered(head_dim, page) else 2 * COLUMNS
+
+
+TALL_FROM, TALL_MOST, GROUP_ROWS = 33, 128, 64
+"""Heads that share keys, from and to, that are rows of the products, and how many a group of four warps has. 71 of 128
+columns take 60.8 µs as rows and 71.7 by threads that also compute, 64 38.4 and as columns 45.8, 64 of 256 columns 46.2
+and by threads 68.2; 24 and 32 as long as columns do (94.4 and 95.1, 86.2 and 86.5, 119.4 and 120.0)."""
+
+SM_BYTES, PROGRAM_BYTES = 228 << 10, 1536
+"""Shared memory of a multiprocessor, and what a program takes of it besides its blocks and queries."""
+
+
+def tall_rows(ratio: int, head_dim: int) -> int:
+    """Rows for so many heads that share keys, one or two groups of warps; 0 where they are columns, or too many."""
+    if not TALL_FROM <= ratio <= TALL_MOST or padded(head_dim) == 192:
+        return 0
+    return GROUP_ROWS * cdiv(ratio, GROUP_ROWS)
+
+
+def choose_tall(found: Paged, rows: int, wide: int, num_sms: int) -> Paged:
+    """The same with heads as rows: two programs a multiprocessor where their sums fit into its registers, and as many
+    blocks as fit into its shared memory."""
+    num = FED_PROGRAMS if rows == GROUP_ROWS and wide <= SHORT_DIM else 1
+    left = SM_BYTES // num - PROGRAM_BYTES - 2 * rows * wide
+    return replace(
+        found, programs=min(found.programs, num * num_sms), num_stages=left // (4 * found.keys * wide), queries=1,
+        inside=False, tall=rows, max_registers=LONE_REGISTERS if num > 1 else WIDE_REGISTERS,
+    )  # fmt: skip
+
+
+SECTOR_BYTES, BESIDE_LONGEST = 64, ROWS_LONGEST
+"""What memory answers with at least, and keys of a sequence beyond which neighbors take key heads of the same keys
+where a head is no whole number of it: 44.7 against 48.2 µs (heads of 112, 124 MB), 106.6 against 110.8, 92.7 against
+97.2 and 290.8 against 303.8 (of 80, 297 to 960 MB), 96.0 against 97.7 (112, two key heads). With at most 3,900 keys
+38.0 against 37.7, with 280 77.0 against 73.2: there more parts have to be joined."""
+
+
+IDLE_PROGRAMS, BESIDE_HEADS = 0.1, 512
+"""Of all programs, what neighbors that are no whole rows may leave without work; and heads that are joined at once."""
+
+
+def takes_beside(key_heads: int, longest: int, head_dim: int, programs: int, ratio: int) -> bool:
+    """Whether so many programs, fed by threads, take key heads side by side."""
+    split, heads = 2 * head_dim % SECTOR_BYTES > 0, key_heads > 1 and key_heads * ratio <= BESIDE_HEADS
+    return split and heads and longest > BESIDE_LONGEST and programs % key_heads <= IDLE_PROGRAMS * programs
+
+
+def side_by_side(found: Paged, batch: int, key_heads: int, ratio: int) -> Paged:
+    """The same where neighbors take key heads of the same keys: as many stretches as there are whole rows of them."""
+    stretches = max(1, found.programs // key_heads)
+    borders = by_borders(stretches, batch, batch * key_heads * ratio)
+    return replace(
+        found, programs=stretches * key_heads, inside=False, borders=borders, beside=True,
+        max_registers=max(found.max_registers, LONE_REGISTERS),
+    )  # fmt: skip
 
 
 def columns_of(ratio: int) -> int:
@@ -160,7 +219,8 @@ def choose(
     if fed:
         wide = padded(head_dim)
         gathered, short = takes_gathered(head_dim, page), takes_short(batch * key_heads, longest, wide, num_sms, ratio)
-        narrow = wide == NARROW_DIM and (longest >= NARROW_LONGEST or short) and ratio <= COLUMNS
+        tall = tall_rows(ratio, head_dim)
+        narrow = wide == NARROW_DIM and (longest >= NARROW_LONGEST or short) and (ratio <= COLUMNS or tall > 0)
         keys = NARROW_KEYS if narrow else FED_KEYS
         blocks = FED_BYTES // (2 * keys * wide * itemsize)
         leaves = 2 * batch * key_heads * longest * head_dim * itemsize <= LEAVING_BYTES
@@ -178,6 +238,11 @@ def choose(
             max_registers=fed_registers(num, wide, ratio, inside, gathered), ends=ENDS, gathered=gathered,
             queries=2 if wide == 192 else 3, rows=SHORT_ROWS if longest <= ROWS_LONGEST else FED_KEYS,
         )  # fmt: skip
+        if tall:
+            chosen = choose_tall(found, tall, wide, num_sms)
+            return replace(chosen, borders=by_borders(chosen.programs, batch * key_heads, batch * key_heads * ratio))
+        if gathered and takes_beside(key_heads, longest, head_dim, programs, ratio):
+            found = side_by_side(found, batch, key_heads, ratio)
         if ratio > COLUMNS:  # queries and probabilities take the room of two queries' more, then of a block
             return replace(found, queries=1, num_stages=found.num_stages - (columns_of(ratio) > 2 * COLUMNS))
         size = programs_together(batch * key_heads, head_dim, ratio, num_sms) if together and not gathered else 0

@@ -451,6 +451,24 @@ def _place_of(
 
 
 @gluon.jit
+def _start_of(
+    lens, lens_ptr, batch, key_heads, KEYS: gl.constexpr, LEAST: gl.constexpr, ENDS: gl.constexpr, BESIDE: gl.constexpr
+):  # fmt: skip
+    """This program's first sequence, key head and block, how many blocks it has, that sequence's length, and where in
+    the line that is. BESIDE: a head each of as many neighbors as there are key heads, which have the same blocks."""
+    if BESIDE:
+        kh, stretches = gl.program_id(0) % key_heads, gl.num_programs(0) // key_heads
+        b, first, left, line = _place_of(lens, batch, 1, gl.program_id(0) // key_heads, stretches, KEYS, LEAST, ENDS)
+        length = gl.load(lens_ptr + b)
+    else:
+        b, within, left, line = _placed(lens, batch, key_heads, KEYS, LEAST, ENDS)
+        length = gl.load(lens_ptr + b)
+        of_head = max(_weighed(length, KEYS, ENDS), 1)
+        kh, first = within // of_head, within % of_head
+    return b, kh, first, left, length, line
+
+
+@gluon.jit
 def _whose(block, each, longer):
     """Whose stretch a block of the line belongs to."""
     border = longer * (each + 1)
@@ -637,11 +655,34 @@ def _feed_columns(
             turn += 1
         left -= goes - first
         first = first * 0
+        b, kh, length = _next_of(b, kh, left, length, lens_ptr, key_heads, False)
+
+
+@gluon.jit
+def _left_at(first, kh, key_heads, R: gl.constexpr, BESIDE: gl.constexpr):
+    """Where a program leaves its part, in rows, what it saw, and how far apart maxima and sums are: the part of a
+    sequence that began before or of one that goes on, of R heads; BESIDE: of all heads, of which R are this one's."""
+    if BESIDE:
+        half, step = gl.program_id(0) // key_heads * 2 + (first == 0).to(gl.int32), key_heads * R
+        return (half * step + kh * R).to(gl.int64), half * 2 * step + kh * R, step
+    else:
+        half = gl.program_id(0) * 2 + (first == 0).to(gl.int32)
+        return half.to(gl.int64) * R, half * 2 * R, R
+
+
+@gluon.jit
+def _next_of(b, kh, left, length, lens_ptr, key_heads, BESIDE: gl.constexpr):
+    """The next sequence of a program, or the next key head of this one; and its length."""
+    if BESIDE:
+        b += 1
+        length = gl.load(lens_ptr + b, mask=left > 0, other=0)
+    else:
         kh += 1
         if kh == key_heads:
             kh = kh * 0
             b += 1
             length = gl.load(lens_ptr + b, mask=left > 0, other=0)
+    return b, kh, length
 
 
 @gluon.jit
@@ -651,8 +692,10 @@ def _columns(
     R: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
     STAGES: gl.constexpr, EARLY: gl.constexpr, DTYPE: gl.constexpr, JOINS: gl.constexpr, HEADS: gl.constexpr,
     QUERIES: gl.constexpr, TOGETHER: gl.constexpr, ENDS: gl.constexpr, PADDED: gl.constexpr, GATHERED: gl.constexpr,
+    BESIDE: gl.constexpr,
 ):
     """Scores and sums with keys, then dims, as rows of the products, and heads as columns."""
+    gl.static_assert(not (BESIDE and JOINS))
     at_block, each, longer = line
     if TOGETHER > 1:
         room, even, rank = told
@@ -740,13 +783,13 @@ def _columns(
                     whole2 = o2 / gl.expand_dims(gl.where(total == 0.0, 1.0, total), 0)
                     _store_later(out_ptr, (b.to(gl.int64) * key_heads + kh) * R, whole2, head, d, R, MAIN, L)
             elif apart:
-                place = gl.program_id(0) * 2 + (first == 0).to(gl.int32)
-                at = gl.expand_dims((place.to(gl.int64) * R + head) * d, 0) + gl.expand_dims(col, 1)
+                place, saw, step = _left_at(first, kh, key_heads, R, BESIDE)
+                at = gl.expand_dims((place + head) * d, 0) + gl.expand_dims(col, 1)
                 gl.store(part_ptr + at, o, mask=inside)
                 if D > MAIN:
-                    _store_later(part_ptr, place.to(gl.int64) * R, o2, head, d, R, MAIN, L)
-                gl.store(seen_ptr + place * 2 * R + head, top * scale, mask=head < R)
-                gl.store(seen_ptr + (place * 2 + 1) * R + head, total, mask=head < R)
+                    _store_later(part_ptr, place, o2, head, d, R, MAIN, L)
+                gl.store(seen_ptr + saw + head, top * scale, mask=head < R)
+                gl.store(seen_ptr + saw + step + head, total, mask=head < R)
                 if JOINS:
                     begins, ends = _span(_anew(at_block) - first, blocks, each, longer)  # not kept all the way
                     arrivals.begin_group(count_ptr + begins, known)
@@ -757,11 +800,7 @@ def _columns(
         left -= goes - first
         at_block += goes - first
         first = first * 0
-        kh += 1
-        if kh == key_heads:
-            kh = kh * 0
-            b += 1
-            length = gl.load(lens_ptr + b, mask=left > 0, other=0)
+        b, kh, length = _next_of(b, kh, left, length, lens_ptr, key_heads, BESIDE)
     if TOGETHER > 1:
         if even == 1:
             if nothing:
@@ -801,14 +840,11 @@ def paged_columns(
     v_smem = gl.allocate_shared_memory(DTYPE, [TILES, 1, ROWS, 1, 64], v_desc.layout)
     p_smem = gl.allocate_shared_memory(DTYPE, [KEYS, COLS], P_L)
     bars = (_barriers(QUERIES, 1), _barriers(QUERIES, 1), _barriers(STAGES, 1), _barriers(STAGES, 1))
-    b, within, left, line = _placed(lens, batch, key_heads, KEYS, LEAST, ENDS)
-    length = gl.load(lens_ptr + b)
-    of_head = max(_weighed(length, KEYS, ENDS), 1)
-    kh, first = within // of_head, within % of_head
+    b, kh, first, left, length, line = _start_of(lens, lens_ptr, batch, key_heads, KEYS, LEAST, ENDS, False)
     gl.warp_specialize([
         (_columns, (q_smem, k_smem, v_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, count_ptr, scale,
                     batch, key_heads, d, b, kh, first, left, length, line, line, R, D, KEYS, ROWS, COLS, STAGES, EARLY,
-                    DTYPE, JOINS, HEADS, QUERIES, 1, ENDS, PADDED, False)),
+                    DTYPE, JOINS, HEADS, QUERIES, 1, ENDS, PADDED, False, False)),
         (_feed_columns, (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads, table_b,
                          b, kh, first, left, length, R, D, P, KEYS, ROWS, COLS, STAGES, QUERIES, SKIPS, ENDS)),
     ], [1], [40])  # fmt: skip
@@ -832,7 +868,7 @@ def _feed_gathered(
     q_desc, k_ptr, v_ptr, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads, table_b, d, steps, b, kh, first,
     left, length,
     R: gl.constexpr, D: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, COLS: gl.constexpr, STAGES: gl.constexpr,
-    QUERIES: gl.constexpr, ENDS: gl.constexpr, DTYPE: gl.constexpr,
+    QUERIES: gl.constexpr, ENDS: gl.constexpr, DTYPE: gl.constexpr, BESIDE: gl.constexpr,
 ):
     """``_feed_columns`` by four warps, whose threads know the page of every key."""
     q_full, q_empty, full, empty = bars
@@ -866,11 +902,7 @@ def _feed_gathered(
             turn += 1
         left -= goes - first
         first = first * 0
-        kh += 1
-        if kh == key_heads:
-            kh = kh * 0
-            b += 1
-            length = gl.load(lens_ptr + b, mask=left > 0, other=0)
+        b, kh, length = _next_of(b, kh, left, length, lens_ptr, key_heads, BESIDE)
 
 
 @gluon.jit
@@ -879,12 +911,15 @@ def paged_gathered(
     pages, d, k_page, k_slot, k_head, v_page, v_slot, v_head,
     R: gl.constexpr, D: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, COLS: gl.constexpr, STAGES: gl.constexpr,
     BATCH: gl.constexpr, LEAST: gl.constexpr, EARLY: gl.constexpr, JOINS: gl.constexpr, HEADS: gl.constexpr,
-    QUERIES: gl.constexpr, ENDS: gl.constexpr, PADDED: gl.constexpr,
+    QUERIES: gl.constexpr, ENDS: gl.constexpr, PADDED: gl.constexpr, BESIDE: gl.constexpr,
 ):
     """``paged_columns`` for pages of any number of keys and heads of whole 8 columns: four warps copy every key from
     where it lies, blocks ahead as the copy engine would, and pad heads to D, whole 64 columns, in shared memory alone.
     The copy engine can only be told of runs of keys, and is slow where a box ends beyond a row (d = 80 74.4 µs where
-    threads that also compute took 51.5)."""
+    threads that also compute took 51.5).
+
+    BESIDE: as many neighbors as there are key heads take the same stretch, a head each: where a head is no whole 64
+    bytes, memory answers with bytes of its neighbor, which finds them in the L2 if it reads the same keys now."""
     DTYPE: gl.constexpr = q_desc.dtype
     TILE_L: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, 64], DTYPE)
     P_L: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, COLS], DTYPE)
@@ -896,17 +931,15 @@ def paged_gathered(
     v_smem = gl.allocate_shared_memory(DTYPE, [STAGES * (D // 64), KEYS, 64], TILE_L)
     p_smem = gl.allocate_shared_memory(DTYPE, [KEYS, COLS], P_L)
     bars = (_barriers(QUERIES, 1), _barriers(QUERIES, 1), _barriers(STAGES, 128), _barriers(STAGES, 1))
-    b, within, left, line = _placed(lens, batch, key_heads, KEYS, LEAST, ENDS)
-    length = gl.load(lens_ptr + b)
-    of_head = max(_weighed(length, KEYS, ENDS), 1)
-    kh, first = within // of_head, within % of_head
+    b, kh, first, left, length, line = _start_of(lens, lens_ptr, batch, key_heads, KEYS, LEAST, ENDS, BESIDE)
     steps = (k_page, k_slot, k_head, v_page, v_slot, v_head)
     gl.warp_specialize([
         (_columns, (q_smem, k_smem, v_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, count_ptr, scale,
                     batch, key_heads, d, b, kh, first, left, length, line, line, R, D, KEYS, KEYS, COLS, STAGES, EARLY,
-                    DTYPE, JOINS, HEADS, QUERIES, 1, ENDS, PADDED, True)),
+                    DTYPE, JOINS, HEADS, QUERIES, 1, ENDS, PADDED, True, BESIDE)),
         (_feed_gathered, (q_desc, k_ptr, v_ptr, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads, table_b,
-                          d, steps, b, kh, first, left, length, R, D, P, KEYS, COLS, STAGES, QUERIES, ENDS, DTYPE)),
+                          d, steps, b, kh, first, left, length, R, D, P, KEYS, COLS, STAGES, QUERIES, ENDS, DTYPE,
+                          BESIDE)),
     ], [4], [64])  # fmt: skip
 
 
@@ -981,16 +1014,13 @@ def paged_together(
     first, left = _unit_of(length, KEYS, TOGETHER)
     b, kh, line = mine // key_heads, mine % key_heads, (first, left, left)
     if even == 0:
-        b, within, left, line = _placed(lens, batch, key_heads, KEYS, LEAST, ENDS)
-        length = gl.load(lens_ptr + b)
-        of_head = max(_weighed(length, KEYS, ENDS), 1)
-        kh, first = within // of_head, within % of_head
+        b, kh, first, left, length, line = _start_of(lens, lens_ptr, batch, key_heads, KEYS, LEAST, ENDS, False)
     told = (room, even, rank)
     if TOGETHER > 1:  # a cluster's barrier waits for all warps, those without work too
         gl.warp_specialize([
             (_columns, (q_smem, k_smem, v_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, count_ptr, scale,
                         batch, key_heads, d, b, kh, first, left, length, line, told, R, D, KEYS, ROWS, COLS, STAGES,
-                        EARLY, DTYPE, JOINS, HEADS, QUERIES, TOGETHER, ENDS, False, False)),
+                        EARLY, DTYPE, JOINS, HEADS, QUERIES, TOGETHER, ENDS, False, False, False)),
             (_feed_together, (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads,
                               table_b, b, kh, first, left, length, R, D, P, KEYS, ROWS, COLS, STAGES, QUERIES, SKIPS,
                               ENDS)),
@@ -1000,7 +1030,7 @@ def paged_together(
         gl.warp_specialize([
             (_columns, (q_smem, k_smem, v_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, count_ptr, scale,
                         batch, key_heads, d, b, kh, first, left, length, line, line, R, D, KEYS, ROWS, COLS, STAGES,
-                        EARLY, DTYPE, JOINS, HEADS, QUERIES, 1, ENDS, False, False)),
+                        EARLY, DTYPE, JOINS, HEADS, QUERIES, 1, ENDS, False, False, False)),
             (_feed_columns, (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads,
                              table_b, b, kh, first, left, length, R, D, P, KEYS, ROWS, COLS, STAGES, QUERIES, SKIPS,
                              ENDS)),

@@ -13,7 +13,7 @@ from ridgeline.kernels import tuning
 from ridgeline.kernels.autocast import as_cached
 from ridgeline.kernels.contract import Case, Trial, case, declare
 from ridgeline.kernels.launcher import INTERPRETING, Blocks, Kernel, Plans, carved, fits, launchable, num_sms, vector_of
-from ridgeline.kernels.paged_attention import config, kernel, reference
+from ridgeline.kernels.paged_attention import config, kernel, reference, tall
 from ridgeline.kernels.rows import cdiv, float_reason, power_of_two
 
 LOG2_E = math.log2(math.e)
@@ -32,6 +32,11 @@ _TOGETHER = Kernel(kernel.paged_together, vectors=("d",), loose=("table_ptr", "l
 _UNITS = Kernel(kernel.paged_units, vectors=("d",), loose=("table_ptr", "lens_ptr"))
 _GATHERED = Kernel(
     kernel.paged_gathered,
+    vectors=("k_page", "k_slot", "k_head", "v_page", "v_slot", "v_head", "d"),
+    loose=("table_ptr", "lens_ptr"),
+)
+_TALL = Kernel(
+    tall.paged_tall,
     vectors=("k_page", "k_slot", "k_head", "v_page", "v_slot", "v_head", "d"),
     loose=("table_ptr", "lens_ptr"),
 )
@@ -237,10 +242,12 @@ class _Plan:
         """Launches of a configuration; and how many of its clusters have to be on the device together."""
         num, key_heads = chosen.programs, args[1].shape[2]
         self.counts, self.beside = False, (num // chosen.together, chosen.together) if chosen.together > 1 else None
-        sized = (chosen.keys, 1 if chosen.units else num, chosen.least, key_heads)
+        cut = (num // key_heads, 1) if chosen.beside else (1 if chosen.units else num, key_heads)
+        sized = (chosen.keys, cut[0], chosen.least, cut[1])
         joined = (chosen.borders, chosen.fed and chosen.inside, chosen.ends if chosen.fed else 0)
         self.parts = Parts(*sized, out, args[4], *joined) if num else None
-        bind = (self._bind_gathered if chosen.gathered else self._bind_columns) if chosen.fed else self._bind
+        fed = self._bind_tall if chosen.tall else self._bind_gathered if chosen.gathered else self._bind_columns
+        bind = fed if chosen.fed else self._bind
         bind(chosen, args, out, scale)
 
     def _bind(self, chosen: config.Paged, args: tuple[Tensor, ...], out: Tensor, scale: float) -> None:
@@ -315,6 +322,31 @@ class _Plan:
                 "LEAST": chosen.least, "EARLY": 0 if chosen.inside else chosen.early,
                 "JOINS": config.joined_at_once(ratio, dim) if chosen.inside else 0, "HEADS": power_of_two(ratio),
                 "QUERIES": chosen.queries, "ENDS": chosen.ends, "PADDED": dim < power_of_two(config.padded(dim)),
+                "BESIDE": chosen.beside,
+            },
+            num_warps=chosen.num_warps,
+            max_registers=chosen.max_registers,
+            device=query.get_device(),
+            vector=BLOCK_VECTOR,
+        )  # fmt: skip
+
+    def _bind_tall(self, chosen: config.Paged, args: tuple[Tensor, ...], out: Tensor, scale: float) -> None:
+        query, keys, values, table, lens = args
+        batch, heads, dim = query.shape
+        page, key_heads, ratio = keys.shape[1], keys.shape[2], heads // keys.shape[2]
+        rows = chosen.keys if chosen.gathered else math.gcd(page, chosen.keys, chosen.rows)
+        caches = (keys, values) if chosen.gathered else (_blocks(x, (1, rows, 1, 64)) for x in (keys, values))
+        self.rest = (batch, key_heads, table.stride(0), table.shape[1], dim, *keys.stride()[:3], *values.stride()[:3])
+        self.share = _TALL.bind(
+            (_blocks(query, (1, chosen.tall, 64)), *caches, table, lens, out, *self._room(out), scale * LOG2_E,
+             *self.rest),
+            grid=(chosen.programs,),
+            constants={
+                "R": ratio, "D": config.padded(dim), "P": page, "KEYS": chosen.keys, "ROWS": rows,
+                "HEADS": chosen.tall, "STAGES": chosen.num_stages, "QUERIES": chosen.queries,
+                "BATCH": config.lined(batch), "LEAST": chosen.least, "EARLY": chosen.early,
+                "LEAVES": chosen.leaves and not chosen.gathered, "SKIPS": chosen.skips, "ENDS": chosen.ends,
+                "GATHERED": chosen.gathered,
             },
             num_warps=chosen.num_warps,
             max_registers=chosen.max_registers,

@@ -8,7 +8,7 @@ from ridgeline.optimizer.rewrites import rotary, complexes, headnorms, loss, row
 from ridgeline.optimizer.rewrites import narrow, recommender, dropout  # noqa: F401
 from ridgeline.optimizer.rewrites import horizontal, decoding, products, caches, vectors, halves  # noqa: F401
 from ridgeline.optimizer.rewrites import averages, enlarged, chains, windows, pointwise, stems, extremes, resizes  # noqa: F401
-from ridgeline.optimizer.rewrites import epilogue, convolution, odd, sums, once  # noqa: F401
+from ridgeline.optimizer.rewrites import epilogue, convolution, odd, sums, topmost, once  # noqa: F401
 from ridgeline.optimizer.rewrites.registry import (
     Match,
     Rewrite,

@@ -1,0 +1,379 @@
+"""Launch configurations of embedding bags, dropout and odd cross layers, PyTorch beside each, calls as users make them.
+
+    python benchmarks/sweep_tables.py --pack kernels --jobs 12                 (compiles, without a device)
+    RIDGELINE_KERNEL_PACK=kernels python benchmarks/sweep_tables.py --out results --budget-s 55
+    python benchmarks/sweep_tables.py --table data/recordings/h200/tables_sweep1.json.gz
+
+Unlike `sweep_rows.py` calls that come again are repeated without Python here: a gradient of bags is a dozen launches,
+and from Python it is the host that takes time. Every configuration has a graph of its own, and three calls before each
+that is timed. Results are first compared with float64 in fewer bags, and with themselves; a configuration that is not
+right is not timed. ``--split`` has the profiler time kernel by kernel. One file, written again after every case.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+BEGAN = time.perf_counter()
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]
+FILE = "sweep_tables.json.gz"
+ROUNDS, WARM = 7, 3
+EAGER = "eager"
+
+from sweep_rows import Sweep, bits
+
+
+def one_table(dtype: str, batch: int, rows: int, dim: int, length: int, **more: Any) -> Any:
+    from ridgeline.kernels.contract import case
+
+    given = {"mode": "sum", "index": "int64"} | more
+    return case(dtype, tables=1, batch=batch, rows=rows, dim=dim, length=length, **given)
+
+
+def sums() -> Iterator[Sweep]:
+    """Long bags with a program each whose warps meet at the end, and as many bags a program as there were."""
+    from ridgeline.kernels.embedding_bag.config import Forward as F
+
+    for dtype, batch, rows, dim, length, more, tried in (
+        ("float16", 381, 4334, 192, 50, {"mode": "mean", "index": "int32"},
+         (F(1, 16, 4), F(1, 16, 4, True), F(1, 32, 8, True), F(1, 64, 16, True), F(1, 32, 16, True))),
+        ("float32", 2834, 25786, 32, 50, {},
+         (F(16, 8, 4), F(1, 32, 1, True), F(1, 64, 2, True), F(1, 16, 1, True), F(2, 64, 4, True))),
+        ("bfloat16", 370, 1922, 384, 20, {},
+         (F(1, 8, 4), F(1, 32, 16, True), F(1, 16, 8, True), F(1, 32, 8, True), F(1, 8, 4, True))),
+        ("float32", 1091, 45936, 24, 20, {}, (F(16, 8, 4), F(1, 32, 1, True), F(1, 16, 1, True), F(2, 32, 2, True))),
+        ("float16", 6970, 4314, 64, 50, {"index": "int32"},
+         (F(16, 8, 4), F(1, 16, 1, True), F(1, 32, 2, True), F(4, 16, 4, True), F(1, 32, 1, True))),
+        ("float32", 16384, 200000, 128, 20, {}, (F(4, 8, 4), F(1, 8, 1, True), F(1, 16, 2, True), F(1, 16, 4, True))),
+        ("float32", 2123, 280286, 384, 8, {"index": "int32"},
+         (F(4, 8, 4), F(1, 8, 4, True), F(1, 8, 4), F(1, 16, 8, True))),
+        ("float32", 1434, 474085, 48, 8, {}, (F(8, 8, 4), F(1, 16, 1, True), F(2, 16, 2, True), F(1, 8, 1, True))),
+        ("bfloat16", 53739, 96116, 32, 20, {"mode": "mean"},
+         (F(32, 8, 4), F(1, 32, 1, True), F(4, 32, 4, True), F(4, 16, 4, True), F(16, 16, 4))),
+        ("bfloat16", 256, 60000, 512, 100, {},
+         (F(1, 8, 4), F(1, 16, 8, True), F(1, 32, 16, True), F(1, 32, 8, True))),
+        ("float16", 900, 100000, 64, 100, {}, (F(2, 32, 4), F(1, 64, 4, True), F(1, 128, 8, True), F(1, 32, 2, True))),
+    ):  # fmt: skip
+        yield Sweep("embedding_bag.forward", "embedding_bag", "fwd",
+                    one_table(dtype, batch, rows, dim, length, **more), tried)  # fmt: skip
+
+
+def gradients() -> Iterator[Sweep]:
+    """PyTorch's sort, digits whose blocks count by themselves, and digits with a launch that counts for them."""
+    from ridgeline.kernels.embedding_bag.config import Order as O
+
+    library = O(0, 0, 0, 0)
+    for dtype, batch, rows, dim, length, more, tried in (
+        ("float16", 6970, 4314, 64, 50, {"index": "int32"},
+         (library, O(512, 7, 16, 4, 8), O(1024, 7, 16, 8, 8), O(512, 7, 16, 4, 2))),
+        ("float32", 2834, 25786, 32, 50, {}, (library, O(512, 8, 16, 4, 8), O(1024, 8, 16, 8, 8), O(512, 5, 16, 4, 8))),
+        ("bfloat16", 53739, 96116, 32, 20, {"mode": "mean"}, (library, O(512, 6, 16, 4, 4), O(1024, 6, 16, 8, 4))),
+        ("float32", 61582, 4484, 128, 1, {}, (O(512, 7, 16, 4), O(512, 7, 16, 4, 8), O(1024, 7, 16, 8, 8))),
+        ("float32", 21490, 165772, 128, 1, {}, (O(512, 6, 16, 4), O(512, 6, 16, 4, 4), O(256, 6, 16, 4, 4))),
+        ("float32", 1000, 50000, 64, 8, {}, (O(32, 0, 256, 4), O(512, 6, 16, 4), O(256, 8, 16, 4))),
+        ("float32", 16384, 200000, 128, 20, {"skewed": True}, (library, O(512, 6, 16, 4, 4), O(1024, 6, 16, 8, 4))),
+        ("float16", 65536, 2000, 32, 20, {}, (library, O(512, 6, 16, 4, 4), O(2048, 6, 16, 8, 4))),
+    ):  # fmt: skip
+        yield Sweep("embedding_bag.order", "embedding_bag", "bwd",
+                    one_table(dtype, batch, rows, dim, length, **more), tried)  # fmt: skip
+
+
+def chunks() -> Iterator[Sweep]:
+    """Sorted indices of a program that sums gradients, and how many of these are on their way."""
+    from ridgeline.kernels.embedding_bag.config import Update as U
+
+    for dtype, batch, rows, dim, length, tried in (
+        ("float16", 6970, 4314, 64, 50, (U(64, 8, 1), U(32, 8, 1), U(128, 8, 1), U(32, 16, 1), U(64, 4, 1))),
+        ("float32", 16384, 200000, 128, 20, (U(64, 8, 1), U(32, 8, 1), U(64, 4, 1), U(16, 8, 1))),
+        ("float32", 2123, 280286, 384, 8, (U(8, 4, 1), U(8, 8, 1), U(8, 4, 2), U(16, 4, 1))),
+    ):
+        yield Sweep("embedding_bag.update", "embedding_bag", "bwd", one_table(dtype, batch, rows, dim, length), tried)
+
+
+def dropped() -> Iterator[Sweep]:
+    """Programs that share a tile of dropout, and elements that end inside accesses."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.dropout_add.config import Tile as T
+
+    few, one = (T(1, 4), T(2, 4), T(4, 4), T(4, 2)), (T(1, 4),)
+    for phase, dtype, rows, cols, tried in (
+        ("bwd", "bfloat16", 105, 3072, few), ("bwd", "float16", 8143, 6009, one), ("bwd", "bfloat16", 161, 7990, few),
+        ("bwd", "bfloat16", 4384, 2560, few[:3]), ("fwd", "float16", 8143, 6009, one),
+        ("fwd", "bfloat16", 161, 7990, few), ("bwd", "float32", 615, 1352, few[:3]),
+        ("bwd", "float16", 3906, 17731, one), ("bwd", "bfloat16", 1616, 2763, few[:3]),
+        ("fwd", "bfloat16", 105, 3072, few[:3]), ("bwd", "float16", 245, 1948, few[:3]),
+    ):  # fmt: skip
+        of = case(dtype, rows=rows, cols=cols, p=0.2)
+        yield Sweep(f"dropout_add.{'forward' if phase == 'fwd' else 'backward'}", "dropout_add", phase, of, tried)
+
+
+def crossed() -> Iterator[Sweep]:
+    """Odd widths in longer rows, as they are now."""
+    from ridgeline.kernels.contract import case
+
+    for phase in ("fwd", "bwd"):
+        for dtype, batch, dim, rank in (
+            ("float16", 19960, 429, 0), ("bfloat16", 738, 845, 0), ("bfloat16", 8192, 845, 0),
+            ("bfloat16", 2605, 429, 0), ("float16", 65536, 429, 0), ("bfloat16", 16384, 1001, 64),
+        ):  # fmt: skip
+            yield Sweep("cross_layer.none", "cross_layer", phase, case(dtype, batch=batch, dim=dim, rank=rank), ())
+
+
+def updates() -> Iterator[Sweep]:
+    """Fused steps beside sparse gradients and PyTorch's optimizers."""
+    from ridgeline.kernels.contract import case
+
+    for tables, batch, rows, dim, length, optimizer in (
+        (1, 5327, 78201, 96, 3, "sgd"), (5, 5668, 7960, 24, 8, "sgd"), (8, 1592, 5456, 48, 8, "adam"),
+        (1, 2048, 100000, 64, 1, "rowwise_adagrad"), (2, 5972, 19277, 128, 8, "adam"),
+        (1, 16384, 500000, 64, 20, "sgd"),
+    ):  # fmt: skip
+        of = case("float32", tables=tables, batch=batch, rows=rows, dim=dim, length=length, optimizer=optimizer)
+        yield Sweep("embedding_bag.none", "embedding_bags_update", "step", of, ())
+
+
+def others() -> Iterator[Sweep]:
+    """Steps of few small tensors, and losses whose weight's gradient was scaled by one."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.grad_norm.op import LISTS
+
+    LISTS["four small"], LISTS["fifteen small"] = (4096, 4096, 58, 1), (64, 700, 9, 1000, 1500, *(100,) * 10)
+    for name in ("four small", "fifteen small"):
+        yield Sweep("adamw.none", "adamw", "fwd", case("float32", list=name, max_norm=-1.0, master=False), ())
+    for rows, cols, hidden in ((1578, 50280, 4096), (3084, 64000, 1536)):
+        of = case("bfloat16", rows=rows, cols=cols, hidden=hidden)
+        yield Sweep("linear_cross_entropy.none", "linear_cross_entropy", "step", of, ())
+
+
+PARTS = {"sums": sums, "gradients": gradients, "crossed": crossed, "dropped": dropped, "updates": updates,
+         "others": others, "chunks": chunks}  # fmt: skip
+
+
+def wanted_variants(parts: list[str]) -> list[Any]:
+    """What a pack must hold for these parts."""
+    from ridgeline.kernels import tuning
+    from ridgeline.kernels.variants import variants_of
+
+    found: list[Any] = []
+    for sweep in (sweep for part in parts for sweep in PARTS[part]()):
+        for config in (None, *sweep.configs):
+            with tuning.forced(sweep.kernel, config) if config else nullcontext():
+                found += variants_of(sweep.name, [sweep.of, compared(sweep.of)])
+    return list(dict.fromkeys(found))
+
+
+def compared(of: Any) -> Any:
+    """The case with fewer bags or rows, where it has more of them than need be compared."""
+    import race_families
+
+    from ridgeline.kernels.grad_norm.op import LISTS
+
+    race_families.NAMED.update(LISTS)
+    return race_families.fewer(of)
+
+
+def wrong_of(sweep: Sweep, config: Any, device: Any) -> list[str]:
+    """What is wrong with results beside float64, and beside a second call."""
+    import torch
+
+    from ridgeline.bench.check import check_case
+
+    checked = check_case(sweep.name, compared(sweep.of), device, 1)
+    found = [f"{each.what}: {each.note}" for each in checked if not each.ok]
+    if sweep.name != "embedding_bag" or sweep.phase != "bwd":
+        return found
+    return found + same_twice(sweep, torch.device(device))
+
+
+def same_twice(sweep: Sweep, device: Any) -> list[str]:
+    """Gradients of the whole case, twice and beside PyTorch's: orders differ where there are more blocks."""
+    import torch
+
+    from ridgeline.bench.race import runner
+    from ridgeline.kernels.contract import trials
+
+    trial = trials()[sweep.name][1]
+    args = trial.make(sweep.of, device, torch.Generator(device).manual_seed(2))
+    torch.manual_seed(0)
+    run = runner(trial.call, args, "bwd", trial.constants)
+    first, second = run()[0], run()[0]
+    torch.manual_seed(0)
+    meant = runner(trial.raced or trial.eager, args, "bwd", trial.constants)()[0]
+    apart = (first.double() - meant.double()).abs().max() / meant.double().abs().max()
+    found = [] if torch.equal(bits(first), bits(second)) else ["not the same twice"]
+    return found + ([f"{float(apart):.1e} off PyTorch's"] if not apart < 0.02 else [])
+
+
+def entrants(sweep: Sweep, device: Any) -> tuple[dict[Any, Callable[[], Any]], int, dict[str, list[str]]]:
+    """A runner for each configuration that is right, the default first, and PyTorch's last."""
+    import torch
+
+    from ridgeline.bench.race import moved_bytes, runner
+    from ridgeline.kernels import tuning
+    from ridgeline.kernels.contract import trials
+
+    trial = trials()[sweep.name][1]
+    generator = torch.Generator(device).manual_seed(0)
+    if trial.laps:
+        laps = trial.laps(sweep.of, device, generator)
+        return {None: laps.runs["ridgeline"], EAGER: laps.runs[EAGER]}, laps.num_bytes, {}
+    args = trial.make(sweep.of, device, generator)
+    found: dict[Any, Callable[[], Any]] = {}
+    wrong: dict[str, list[str]] = {}
+    for config in (None, *sweep.configs):
+        with tuning.forced(sweep.kernel, config) if config else nullcontext():
+            if said := wrong_of(sweep, config, device):
+                wrong[str(config)] = said
+                continue
+            found[config] = runner(trial.timed or trial.call, args, sweep.phase, trial.constants)
+    found[EAGER] = runner(trial.raced or trial.eager, args, sweep.phase, trial.constants)
+    return found, moved_bytes(trial, args, sweep.phase), wrong
+
+
+def timed(sweep: Sweep, runs: dict[Any, Callable[[], Any]], flush: Any) -> dict[Any, list[float]]:
+    """Seconds of every round of every entrant, in turns."""
+    import torch
+
+    from ridgeline.bench.race import HEAD_START_CYCLES
+    from ridgeline.kernels import tuning
+
+    marks: dict[Any, list[Any]] = {who: [] for who in runs}
+    order = list(runs)
+    for i in range(ROUNDS):
+        for who in order[i % len(order) :] + order[: i % len(order)]:
+            with tuning.forced(sweep.kernel, who) if who not in (None, EAGER) else nullcontext():
+                for _ in range(WARM):
+                    runs[who]()
+                flush.zero_()
+                torch.cuda._sleep(HEAD_START_CYCLES)
+                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                start.record()
+                runs[who]()
+                end.record()
+                marks[who].append((start, end))
+        torch.cuda.synchronize()
+    return {who: [a.elapsed_time(b) * 1e-3 for a, b in pairs] for who, pairs in marks.items()}
+
+
+def kernels_in(sweep: Sweep, who: Any, run: Callable[[], Any], flush: Any) -> dict[str, float]:
+    """Seconds of each kernel of a call by the profiler, with a cold L2."""
+    import torch
+
+    from ridgeline.bench.clock import kernels_of
+    from ridgeline.kernels import tuning
+
+    def cold() -> Iterator[Any]:
+        for _ in range(3):
+            flush.zero_()
+            torch.cuda.synchronize()
+            yield run
+
+    with tuning.forced(sweep.kernel, who) if who not in (None, EAGER) else nullcontext():
+        run()
+        found = kernels_of(cold())
+    kinds = dict.fromkeys(kind for stretch in found for kind, _ in stretch)
+    return {kind[:60]: statistics.median(sum(s for k, s in each if k == kind) for each in found) for kind in kinds}
+
+
+def swept(sweep: Sweep, flush: Any, device: Any, split: bool) -> list[dict[str, Any]]:
+    """Rows of one sweep: configuration, seconds, and what was wrong."""
+    runs, num_bytes, wrong = entrants(sweep, device)
+    times = timed(sweep, runs, flush)
+    base = {"kernel": sweep.kernel, "primitive": sweep.name, "phase": sweep.phase, "case": str(sweep.of),
+            "num_bytes": num_bytes}  # fmt: skip
+    rows = [base | {"config": config, "wrong": said, "s": None} for config, said in wrong.items()]
+    for who, samples in times.items():
+        told = who if who in (None, EAGER) else asdict(who)
+        more = {"kernels_s": kernels_in(sweep, who, runs[who], flush)} if split else {}
+        rows.append(base | {"config": told, "wrong": [], "s": statistics.median(samples), "low_s": min(samples)} | more)
+    return rows
+
+
+def shown(row: dict[str, Any]) -> str:
+    given = row["config"]
+    config = " ".join(f"{k}={v}" for k, v in given.items()) if isinstance(given, dict) else given or "default"
+    took = f"{1e6 * row['s']:8.1f} us" if row["s"] else f"not timed {row['wrong']}"
+    return f"{row['kernel']:24s} {row['phase']:4s} {row['case']:84s} {config:60s} {took}"
+
+
+def table(found: dict[str, Any]) -> Iterator[str]:
+    """The rows of a recording for a note, in Markdown."""
+    yield "| phase | case | configuration | µs | eager over it |"
+    yield "|---|---|---|---|---|"
+    eager = {(row["phase"], row["case"]): row["s"] for row in found["rows"] if row["config"] == EAGER}
+    for row in found["rows"]:
+        given = row["config"]
+        config = " ".join(f"{k}={v}" for k, v in given.items()) if isinstance(given, dict) else given or "default"
+        took = f"{1e6 * row['s']:.1f}" if row["s"] else str(row["wrong"])[:80]
+        over = f"{eager[row['phase'], row['case']] / row['s']:.2f}" if row["s"] and eager else ""
+        yield f"| {row['phase']} | {row['primitive']} {row['case']} | {config} | {took} | {over} |"
+        for kernel, s in row.get("kernels_s", {}).items():
+            yield f"| | | {kernel} | {1e6 * s:.1f} | |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("results"))
+    parser.add_argument("--table", type=Path)
+    parser.add_argument("--budget-s", type=float, default=55.0)
+    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--split", default="", help="cases (numbers in their part, as gradients:0) timed by kernel")
+    parser.add_argument("--pack", type=Path)
+    parser.add_argument("--jobs", type=int, default=1)
+    asked = parser.parse_args()
+    if asked.table:
+        return print("\n".join(table(json.loads(gzip.decompress(asked.table.read_bytes())))))
+    if asked.pack:
+        from ridgeline.kernels import pack
+
+        made = pack.write(asked.pack, wanted_variants(asked.parts.split(",")), jobs=asked.jobs)
+        return print(f"{len(made.entries)} kernels in {time.perf_counter() - BEGAN:.0f} s")
+    measure(asked)
+
+
+def measure(asked: argparse.Namespace) -> None:
+    import torch
+    from race_families import direct_calls
+
+    import ridgeline.kernels  # noqa: F401
+    from ridgeline.bench.clock import FLUSH_BYTES
+
+    device = torch.device("cuda")
+    asked.out.mkdir(parents=True, exist_ok=True)
+    found: dict[str, Any] = {"direct": direct_calls(), "rows": [], "errors": []}
+    flush = torch.empty(FLUSH_BYTES // 4, dtype=torch.int32, device=device)
+    parts = [[(part, i, sweep) for i, sweep in enumerate(PARTS[part]())] for part in asked.parts.split(",")]
+    work = [each for i in range(max(map(len, parts))) for part in parts for each in part[i : i + 1]]
+    for part, i, sweep in work:
+        if time.perf_counter() - BEGAN > asked.budget_s:
+            found["errors"].append({"case": f"{sweep.phase} {sweep.of}", "error": "no time left"})
+            continue
+        try:
+            rows = swept(sweep, flush, device, f"{part}:{i}" in asked.split.split(","))
+            found["rows"] += rows
+            print("\n".join(map(shown, rows)), flush=True)
+        except Exception as error:
+            text = f"{type(error).__name__}: {str(error)[:300]}"
+            found["errors"].append({"case": f"{sweep.phase} {sweep.of}", "error": text,
+                                    "trace": traceback.format_exc()[-1200:]})  # fmt: skip
+            print("FAILED", sweep.phase, sweep.of, text, flush=True)
+        torch.cuda.empty_cache()
+        (asked.out / FILE).write_bytes(gzip.compress(json.dumps(found, default=str).encode()))
+    (asked.out / FILE).write_bytes(gzip.compress(json.dumps(found, default=str).encode()))
+    print(f"{time.perf_counter() - BEGAN:.0f} s, {len(found['errors'])} failed or not reached")
+
+
+if __name__ == "__main__":
+    main()

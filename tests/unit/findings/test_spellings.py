@@ -1,0 +1,308 @@
+"""The same mistakes in other words: how programs that nobody has recorded yet spell what rules look for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+from stage import Stage, healthy, rules_of
+
+from ridgeline.trace import Kind
+
+HALF, SINGLE = ["c10::BFloat16"] * 2, ["float"] * 2
+PRODUCT = "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_TNT"
+POINTWISE = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>"
+CAST = "void at::native::unrolled_elementwise_kernel<at::native::bfloat16_copy_kernel_cuda>"
+
+
+def _rules(play: Callable[[Stage], None], rounds: int = 2) -> list[str]:
+    stage = Stage()
+    for _ in range(rounds):
+        with stage.step():
+            play(stage)
+    return rules_of(stage.findings())
+
+
+def _shapes(*shapes: object) -> dict[str, str]:
+    return {"shapes": json.dumps(list(shapes))}
+
+
+def _layers(stage: Stage, rows: list[int], first: str = "aten::linear", given: list[list[int]] | None = None) -> None:
+    """A network of twenty small kernels over a batch of these rows."""
+    stage.kernel(PRODUCT, 3.0, op=first, shapes=given or [[*rows, 80], [512, 80]], dtypes=HALF, host_us=40.0, blocks=8)
+    for _ in range(20):
+        stage.kernel(
+            PRODUCT, 3.0, op="aten::linear", shapes=[[*rows, 512], [512, 512]], dtypes=HALF, host_us=40.0, blocks=8
+        )
+
+
+def _with_a_dim(stage: Stage) -> None:
+    for _ in range(12):
+        stage.host("aten::unsqueeze", 3.0, extra=_shapes([400, 80], []))
+        _layers(stage, [1, 400])
+
+
+def _in_pieces(stage: Stage) -> None:
+    stage.host("aten::split", 5.0, extra=_shapes([24, 400, 80], [], []))
+    for _ in range(12):
+        _layers(stage, [2, 400])
+
+
+def _texts_of_a_list(stage: Stage) -> None:
+    for length in (31, 80, 12, 44, 63, 97, 20, 55):
+        ids = [1, length]
+        _layers(stage, ids, "aten::embedding", [[30000, 512], ids])
+        stage.kernel(PRODUCT, 3.0, op="aten::linear", shapes=[[1, 512], [2, 512]], dtypes=HALF, host_us=40.0)
+
+
+def _words_one_after_another(stage: Stage) -> None:
+    for length in range(31, 43):
+        _layers(stage, [1, length], "aten::embedding", [[30000, 512], [1, length]])
+
+
+def _words_drawn_anew(stage: Stage) -> None:
+    for _ in range(12):
+        _layers(stage, [1, 64], "aten::embedding", [[30000, 512], [1, 64]])
+        stage.kernel(POINTWISE, 3.0, op="aten::argmax", shapes=[[1, 64, 30000]], host_us=40.0)
+
+
+def _moments_of_a_sequence(stage: Stage) -> None:
+    stage.host("aten::unbind", 5.0, extra=_shapes([12, 64, 80], []))
+    for _ in range(12):
+        _layers(stage, [64])
+
+
+def _a_picture_that_is_changed(stage: Stage) -> None:
+    for _ in range(12):
+        _layers(stage, [1, 64], "aten::conv2d", [[1, 4, 64, 64], [512, 4, 3, 3]])
+        stage.kernel(POINTWISE, 3.0, op="aten::sub", shapes=[[1, 4, 64, 64], [1, 4, 64, 64]], host_us=40.0)
+
+
+@pytest.mark.parametrize(
+    ("play", "named"),
+    [
+        (_with_a_dim, True),
+        (_in_pieces, True),
+        (_texts_of_a_list, True),
+        (_words_one_after_another, False),
+        (_words_drawn_anew, False),
+        (_moments_of_a_sequence, False),
+        (_a_picture_that_is_changed, False),
+    ],
+)
+def test_passes_over_samples_are_a_small_batch_and_passes_that_follow_from_each_other_are_not(play, named):
+    found = _rules(play)
+    assert found[0] == ("micro-batches" if named else "launch-bound"), found
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "back", "rule"),
+    [(9216, False, "logging"), (9216, True, "host-round-trip"), (8_388_608, False, "host-round-trip")],
+)
+def test_a_small_table_of_which_nothing_comes_back_is_shown(num_bytes, back, rule):
+    def play(stage: Stage) -> None:
+        for _ in range(4):
+            stage.kernel(PRODUCT, 200.0, op="aten::mm", shapes=[[4096, 4096]] * 2, dtypes=HALF)
+        stage.copy("DtoH (Device -> Pageable)", num_bytes, 20.0, waits=True)
+        stage.work(3000.0)
+        if back:
+            stage.copy("HtoD (Pageable -> Device)", num_bytes, 5.0)
+        stage.kernel(PRODUCT, 200.0, op="aten::mm", shapes=[[4096, 4096]] * 2, dtypes=HALF)
+
+    assert _rules(play)[0] == rule
+
+
+@pytest.mark.parametrize(("back", "rule"), [(True, "host-round-trip"), (False, "logging")])
+def test_a_few_values_that_are_worked_on_and_come_back_are_a_round_trip(back, rule):
+    def play(stage: Stage) -> None:
+        stage.kernel(PRODUCT, 300.0, op="aten::mm", shapes=[[4096, 4096]] * 2, dtypes=HALF)
+        stage.copy("DtoH (Device -> Pageable)", 260, 3.0, waits=True)
+        stage.work(2000.0)
+        if back:
+            stage.copy("HtoD (Pageable -> Device)", 4096, 3.0)
+        stage.kernel(PRODUCT, 300.0, op="aten::mm", shapes=[[4096, 4096]] * 2, dtypes=HALF)
+
+    assert _rules(play)[0] == rule
+
+
+def _backward(stage: Stage, sizes: list[list[int]], added: bool = False) -> None:
+    for size in sizes:
+        with stage.span("autograd::engine::evaluate_function: AddmmBackward0"):
+            stage.kernel(PRODUCT, 30.0, op="aten::mm", shapes=[[512, 512]] * 2, dtypes=SINGLE)
+        with (
+            stage.span("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"),
+            stage.span("torch::autograd::AccumulateGrad", extra=_shapes(size)),
+        ):
+            if added:
+                stage.kernel(POINTWISE, 20.0, op="aten::add_", shapes=[size, size, []])
+
+
+SIZES = [[512 + 8 * i, 512] for i in range(24)]
+
+
+@pytest.mark.parametrize(("op", "named"), [("aten::add_", True), ("aten::add", False)])
+def test_weights_updated_by_hand_are_an_unfused_optimizer(op, named):
+    def play(stage: Stage) -> None:
+        stage.kernel(PRODUCT, 30.0, op="aten::linear", shapes=[[64, 512], [512, 512]], dtypes=SINGLE)
+        _backward(stage, SIZES)
+        for size in SIZES:
+            for _ in range(3):
+                stage.kernel(POINTWISE, 4.0, op=op, shapes=[size, size, []], host_us=30.0)
+
+    assert ("unfused-optimizer" in _rules(play)) is named
+
+
+@pytest.mark.parametrize("op", ["aten::zero_", "aten::fill_", "aten::_foreach_zero_"])
+def test_gradients_zeroed_by_hand_are_memsets_in_any_words(op):
+    def play(stage: Stage) -> None:
+        stage.kernel(PRODUCT, 100.0, op="aten::linear", shapes=[[64, 512], [512, 512]], dtypes=SINGLE)
+        if "foreach" in op:
+            stage.kernel("void at::native::multi_tensor_apply_kernel<ZeroFunctor>", 300.0, op=op, shapes=[SIZES])
+        else:
+            for size in SIZES:
+                stage.kernel("FillFunctor<float>", 20.0, op=op, shapes=[size, []])
+        _backward(stage, SIZES, added=True)
+        stage.kernel(PRODUCT, 100.0, op="aten::linear", shapes=[[64, 512], [512, 512]], dtypes=SINGLE)
+
+    assert "zero-grad" in _rules(play)
+
+
+@pytest.mark.parametrize(("size", "named"), [([1024, 2048], True), ([64, 2048], False)])
+def test_weights_cast_by_hand_are_told_from_what_a_layer_works_on(size, named):
+    def play(stage: Stage) -> None:
+        for _ in range(12):
+            with stage.span("aten::to", extra=_shapes(size)):
+                stage.kernel(CAST, 40.0, op="aten::copy_", shapes=[size, size, []], dtypes=["c10::BFloat16", "float"])
+            stage.kernel(PRODUCT, 30.0, op="aten::linear", shapes=[[64, 2048], [1024, 2048]], dtypes=HALF)
+
+    assert ("weight-casts" in _rules(play)) is named
+
+
+@pytest.mark.parametrize(("size", "named"), [([4096, 1024], True), ([512, 1024], False)])
+@pytest.mark.parametrize("memory", ["Pageable", "Pinned"])
+def test_weights_that_come_from_the_host_are_told_from_batches_that_do(size, named, memory):
+    def play(stage: Stage) -> None:
+        for _ in range(6):
+            with stage.span("aten::to", extra=_shapes(size)):
+                stage.copy(f"HtoD ({memory} -> Device)", 8_000_000, 900.0, waits=True)
+            stage.kernel(PRODUCT, 100.0, op="aten::linear", shapes=[[512, 1024], [4096, 1024]], dtypes=HALF)
+
+    assert ("weight-streaming" in _rules(play)) is named
+
+
+@pytest.mark.parametrize(("us", "named"), [(200.0, True), (20_000.0, False)])
+def test_a_table_of_many_rows_matters_where_its_update_is_much_of_the_step(us, named):
+    def play(stage: Stage) -> None:
+        stage.kernel("embedding_kernel", 10.0, op="aten::embedding", shapes=[[200_000, 256], [4096]])
+        stage.kernel(PRODUCT, us, op="aten::mm", shapes=[[4096, 256], [256, 256]], dtypes=SINGLE)
+        with stage.span("autograd::engine::evaluate_function: EmbeddingBackward0"), stage.span("EmbeddingBackward0"):
+            stage.kernel("FillFunctor<float>", 60.0, op="aten::zero_", shapes=[[200_000, 256]])
+            stage.kernel("compute_grad_weight", 20.0, op="aten::embedding_dense_backward", shapes=[[4096, 256]])
+        with stage.span("Optimizer.step#Adam.step", Kind.ANNOTATION):
+            stage.kernel("multi_tensor_apply_kernel<FusedAdamMathFunctor>", 400.0, op="aten::_fused_adam_")
+
+    assert ("dense-embedding-gradient" in _rules(play)) is named
+
+
+@pytest.mark.parametrize(("size", "rule"), [([512, 1024], "exposed-copies"), ([8_000_000], "weight-streaming")])
+def test_batches_of_many_large_tensors_are_no_weights(size, rule):
+    def play(stage: Stage) -> None:
+        for _ in range(12):
+            with stage.span("aten::copy_", extra=_shapes(size)):
+                stage._launch("Memcpy HtoD (Pinned -> Device)", 900.0, 7, Kind.MEMCPY, "aten::copy_", 0, "",
+                              {"copy": "HtoD pinned", "bytes": 8_000_000}, "cudaMemcpyAsync")  # fmt: skip
+            stage.kernel(PRODUCT, 100.0, op="aten::linear", shapes=[[512, 1024], [4096, 1024]], dtypes=HALF)
+
+    assert _rules(play)[0] == rule
+
+
+@pytest.mark.parametrize(("stops", "rule"), [((3, 17, 29, 41, 58), "host-contention"), ((59,), "host-code")])
+def test_a_thread_that_does_not_get_to_run_stops_at_other_places_each_time(stops, rule):
+    """Python beside the loop holds the lock for five milliseconds at a time; code in the loop has its place."""
+
+    def play(stage: Stage) -> None:
+        for i in range(60):
+            stage.kernel(PRODUCT, 40.0, op=("aten::mm", "aten::gelu")[i % 2], host_us=30.0)
+            if i in stops:
+                stage.work(5000.0)
+        stage.kernel(POINTWISE, 40.0, op="aten::sum", host_us=30.0)
+
+    assert _rules(play, rounds=3)[0] == rule
+
+
+@pytest.mark.parametrize(("scores", "named"), [([64, 2048, 2048], True), ([64, 2048, 512], False)])
+def test_a_softmax_written_out_is_attention_where_it_is_over_scores(scores, named):
+    def play(stage: Stage) -> None:
+        for _ in range(4):
+            stage.kernel(PRODUCT, 200.0, op="aten::bmm", shapes=[[64, 2048, 64], [64, 64, 2048]], dtypes=HALF)
+            stage.kernel("reduce_kernel<512, MaxOps>", 150.0, op="aten::amax", shapes=[scores])
+            stage.kernel(POINTWISE, 200.0, op="aten::sub", shapes=[scores, [64, 2048, 1]], dtypes=HALF)
+            stage.kernel(POINTWISE, 200.0, op="aten::exp", shapes=[scores], dtypes=HALF)
+            stage.kernel("reduce_kernel<512, SumOps>", 150.0, op="aten::sum", shapes=[scores])
+            stage.kernel(POINTWISE, 200.0, op="aten::div", shapes=[scores, [64, 2048, 1]], dtypes=HALF)
+            stage.kernel(PRODUCT, 200.0, op="aten::bmm", shapes=[[64, 2048, 2048], [64, 2048, 64]], dtypes=HALF)
+
+    assert (_rules(play)[0] == "unfused-attention") is named
+
+
+@pytest.mark.parametrize(
+    ("argument", "share", "named"),
+    [("Encoder.attention_mask", 0.25, True), ("Encoder.attention_mask", 0.75, False),
+     ("TransformerEncoder.src_key_padding_mask", 0.75, True), ("TransformerEncoder.src_key_padding_mask", 0.2, False)],
+)  # fmt: skip
+def test_a_mask_of_padding_says_what_is_not_real(argument, share, named):
+    stage = Stage()
+    stage.facts = {"padding": [{"argument": argument, "real_frac": share}]}
+    for _ in range(2):
+        with stage.step():
+            healthy(stage, 10)
+    assert ("padding" in rules_of(stage.findings())) is named
+
+
+def test_batches_whose_loss_is_written_out_are_counted_by_their_turns():
+    """A loss over soft targets has no node of its own."""
+
+    def play(stage: Stage) -> None:
+        for _ in range(8):
+            _layers(stage, [4, 400])
+            for _ in range(4):
+                with stage.span("autograd::engine::evaluate_function: LogSoftmaxBackward0"):
+                    stage.kernel(PRODUCT, 3.0, op="aten::mm", host_us=40.0)
+            for size in SIZES[:4]:
+                stage.kernel(POINTWISE, 3.0, op="aten::add_", shapes=[size, size, []],
+                             around="autograd::engine::evaluate_function: torch::autograd::AccumulateGrad")  # fmt: skip
+
+    assert _rules(play)[0] == "micro-batches"
+
+
+@pytest.mark.parametrize(("around", "named"), [("CumprodBackward0", False), ("PowBackward0", True)])
+def test_what_a_gradient_reads_by_itself_nobody_can_leave_where_it_is(around, named):
+    def play(stage: Stage) -> None:
+        for _ in range(3):
+            healthy(stage, 3, 60.0)
+            with stage.span(f"autograd::engine::evaluate_function: {around}"), stage.span("aten::item"):
+                stage.copy("DtoH (Device -> Pageable)", 1, 2.0, waits=True)
+            stage.work(100.0)
+
+    assert ("value-read" in _rules(play)) is named
+
+
+def test_what_has_a_cause_of_its_own_is_not_cut_for_a_slow_host():
+    """Seven of 16 ms were to be had from a round trip of which 2 were promised, behind 12 of a slow host."""
+
+    def play(stage: Stage) -> None:
+        for _ in range(4):
+            for _ in range(60):
+                stage.kernel(PRODUCT, 5.0, op="aten::linear", host_us=60.0)
+            stage.copy("DtoH (Device -> Pageable)", 8192, 3.0, waits=True)
+            stage.work(2000.0)
+            stage.copy("HtoD (Pageable -> Device)", 8192, 3.0, waits=True)
+
+    stage = Stage()
+    for _ in range(3):
+        with stage.step():
+            play(stage)
+    found = {finding.rule: finding for finding in stage.findings()}
+    assert found["host-round-trip"].low_ms < 8.0 < found["host-round-trip"].high_ms
+    assert sum(finding.high_ms for finding in found.values()) <= stage.now_s / 3 * 1e3 * 1.01

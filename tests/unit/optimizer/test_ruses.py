@@ -1,0 +1,131 @@
+"""What a caller may do with an optimized model and around it: as eager does, or as the model itself with a reason."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+sys.path.insert(0, str(Path(__file__).parent))
+
+import compare
+import numpy as np
+from feints import FEINTS
+from guises import GUISES
+from recorder import TapeExecutor
+from ruses import Ruse
+from shifts import SHIFTS
+from test_search_adversarial import _kept_if_right  # noqa: F401  (a fixture: whatever is right is kept)
+from torch import nn
+
+import ridgeline as rl
+from ridgeline.errors import NotGraphable
+from ridgeline.optimizer import graphed
+from ridgeline.optimizer.candidate import Candidate
+from ridgeline.optimizer.graphed import Graphed, graph_inference
+from ridgeline.optimizer.ladder import Ladder, Rung, recommended
+from ridgeline.optimizer.optimized import Optimized, Plan
+
+STRAIGHT = Candidate(name="straight", rewrites=recommended("inference", "none", "cpu"), straight=True)
+TRACED = (
+    "a dictionary put in another order", "layers in another order", "a view of a dictionary",
+    "an attribute that is negative zero later", "an event that is set", "an object with another dictionary",
+    "a global function's own variable", "complex zeros of either sign", "a weight laid out otherwise",
+    "hooks of all kinds, that come and go", "an error in the middle, and calls after it",
+)  # fmt: skip
+
+
+def _seed(value: int) -> None:
+    random.seed(value)
+    torch.manual_seed(value)
+    np.random.seed(value)
+
+
+def _model(ruse: Ruse) -> Any:
+    ruse.reset()
+    ruse.inputs()
+    _seed(7)
+    return ruse.model().train(ruse.train)
+
+
+def _around(ruse: Ruse) -> Any:
+    return contextlib.nullcontext() if ruse.grad else torch.no_grad()
+
+
+def _played(ruse: Ruse, call: Any) -> list[Any]:
+    """What a script sees, errors and random numbers after it included."""
+    _seed(11)
+    seen: list[Any] = []
+    with _around(ruse), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            seen += ruse.script(call)
+        except Exception as error:
+            seen.append((type(error), str(error)))
+    return [*seen, random.random(), torch.rand(2), np.random.rand()]
+
+
+def _recorded(ruse: Ruse, model: Any) -> tuple[Any, Graphed | None, str]:
+    args, kwargs = ruse.inputs()
+    try:
+        with _around(ruse), ruse.around():
+            recording = graph_inference(model, args, kwargs, model, executor=TapeExecutor())
+    except NotGraphable as error:
+        return Optimized(model), None, str(error)
+    return Optimized(model, [Plan(recording.signature, recording)]), recording, ""
+
+
+def _compare(found: list[Any], wanted: list[Any], *, exact: bool) -> None:
+    assert len(found) == len(wanted), f"{found[-4:]} instead of {wanted[-4:]}"
+    for number, (ours, theirs) in enumerate(zip(found, wanted)):
+        assert compare.alike(ours, theirs, exact=exact), f"number {number} differs: {ours} instead of {theirs}"
+        assert compare.aliases(ours) == compare.aliases(theirs), f"number {number} shares other memory"
+
+
+@pytest.fixture(autouse=True)
+def _as_before(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No garbage is collected before every recording, which no tape minds: that is four fifths of the time."""
+    monkeypatch.setattr(graphed, "gc", SimpleNamespace(collect=lambda: 0))
+    yield
+    for ruse in [held for held in request.node.callspec.params.values() if isinstance(held, Ruse)]:
+        ruse.reset()
+
+
+@pytest.mark.parametrize("ruse", [*GUISES, *FEINTS, *SHIFTS], ids=lambda ruse: ruse.name)
+def test_a_recording_is_not_caught_out(ruse: Ruse) -> None:
+    wanted = _played(ruse, _model(ruse))
+    model = _model(ruse)
+    before = compare.snapshot(model) if ruse.snap else {}
+    fast, recording, reason = _recorded(ruse, model)
+    assert compare.alike(compare.snapshot(model) if ruse.snap else {}, before, exact=True), "recording left a trace"
+    _compare(_played(ruse, fast), wanted, exact=True)
+    assert recording.replays or fast.fallbacks if recording is not None else reason
+
+
+@pytest.mark.parametrize(
+    "ruse", [each for each in (*GUISES, *FEINTS, *SHIFTS) if each.name in TRACED], ids=lambda ruse: ruse.name
+)
+def test_compiled_code_without_its_guards_is_not_caught_out(ruse: Ruse, monkeypatch: Any) -> None:
+    monkeypatch.setattr(Ladder, "rungs", lambda self, search: iter([Rung(STRAIGHT, 0.1)]))
+    wanted = _played(ruse, _model(ruse))
+    model, (args, kwargs) = _model(ruse), ruse.inputs()
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        fast = rl.optimize(model, args, kwargs, budget_s=30, use_cache=False)
+    assert fast.receipt.winner in ("straight", "eager")
+    _compare(_played(ruse, fast), wanted, exact=False)
+
+
+@pytest.mark.parametrize("ruse", [GUISES[0]], ids=["all"])
+def test_every_ruse_has_a_name_of_its_own(ruse: Ruse) -> None:
+    names = [ruse.name for ruse in (*GUISES, *FEINTS, *SHIFTS)]
+    assert len(set(names)) == len(names) >= 200
+    assert isinstance(ruse.model(), nn.Module)
