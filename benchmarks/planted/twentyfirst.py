@@ -149,7 +149,8 @@ def healthy_flow_averaged(s: Setting, fixed: bool) -> Program:
         nn.utils.clip_grad_norm_(params, 1.0, foreach=True)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        torch._foreach_lerp_(averages, params, 0.001)
+        with torch.no_grad():
+            torch._foreach_lerp_(averages, params, 0.001)
 
     return Program(step)
 
