@@ -30,7 +30,7 @@ from ridgeline.trace import read
 SUITES = (
     *("planted", "fresh", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh"),
     *("twelfth", "thirteenth", "fourteenth", "fifteenth", "sixteenth", "seventeenth", "eighteenth", "nineteenth"),
-    "twentieth",
+    *("twentieth", "twenty-first"),
 )
 ROUNDS = 3
 """Of a program in a plain recording, which has no marks: all of them are one step."""

@@ -247,6 +247,14 @@ TWENTIETH = (
     "layers_that_look_before_they_clip pairs_filled_to_512 healthy_hub_sounds "
     "pictures_compiled_for_every_size"
 ).split()
+TWENTY_FIRST = (
+    "healthy_noted_songs healthy_tags_judged healthy_flow_averaged healthy_rates_by_depth healthy_survivors "
+    "healthy_prefixed healthy_questions_packed healthy_multiples_of_eight healthy_songs_sung "
+    "healthy_fingerprints_mixed healthy_fields_in_tf32 healthy_one_scan healthy_flow_followed healthy_crossed_clicks "
+    "healthy_roads healthy_columns_ahead healthy_turned_maps healthy_spared_memory healthy_games_in_memory "
+    "healthy_turned_keys"
+).split()
+"""Nothing but programs that are well."""
 AHEAD = {
     "twentieth": (
         "transformers.models.bert.modeling_bert",
@@ -266,7 +274,7 @@ SUITES = {
     "fourteenth": FOURTEENTH, "fourteenth-rest": FOURTEENTH_REST, "fifteenth": FIFTEENTH, "sixteenth": SIXTEENTH,
     "seventeenth": SEVENTEENTH, "seventeenth-rest": SEVENTEENTH_REST, "eighteenth": EIGHTEENTH,
     "eighteenth-rest": EIGHTEENTH_REST, "nineteenth": NINETEENTH, "nineteenth-rest": NINETEENTH_REST,
-    "twentieth": TWENTIETH, "left": LEFT,
+    "twentieth": TWENTIETH, "twenty-first": TWENTY_FIRST, "left": LEFT,
 }  # fmt: skip
 
 

@@ -23,10 +23,11 @@ import third
 import thirteenth
 import twelfth
 import twentieth
+import twentyfirst
 from cases import CASES
 
 __all__ = [
     "CASES", "again", "eighteenth", "eighth", "eleventh", "fifteenth", "fifth", "fourteenth", "fourth", "fresh",
     "healthy", "nineteenth", "ninth", "seventeenth", "seventh", "sixteenth", "sixth", "tenth", "third", "thirteenth",
-    "twelfth", "twentieth",
+    "twelfth", "twentieth", "twentyfirst",
 ]  # fmt: skip
