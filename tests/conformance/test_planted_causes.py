@@ -108,7 +108,7 @@ UNTRIED = {
     ("taught_in_fp32", "logits"),  # in bf16 as well the loss walks them seven times
     ("partition_squared_in_fp32", "logits"),  # in bf16 as well: a square of what they sum to walks them once more
     ("scans_unpacked_on_one_core", "host-contention"),  # eight threads unpack in the process that launches
-    ("healthy_crossed_clicks", "pointwise-chains"),  # layers that cross features; such brought 2.73 of 17.5 ms elsewhere
+    ("healthy_crossed_clicks", "pointwise-chains"),  # such brought 2.73 of 17.5 ms elsewhere
     ("healthy_prefixed", "masked-attention"),  # a mask of its own for each text, causal behind a prefix
     ("speech_filled_to_thirty_seconds", "padding"),  # 40 % of the tokens are padding still
 }
