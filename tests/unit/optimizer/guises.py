@@ -662,33 +662,23 @@ add(
 )
 
 
-def _bench(v):
-    def f(m=None):
-        torch.backends.cudnn.benchmark = v
-
-    return f
+def _flag(backend, name, value):
+    return lambda m=None: setattr(backend, name, value)
 
 
 add(
     "a flag of a backend",
     of(lambda m, y: m.inner(y) * (2.0 if torch.backends.cudnn.benchmark else 3.0)),
-    calls(_bench(True)),
-    reset=_bench(False),
+    calls(_flag(torch.backends.cudnn, "benchmark", True)),
+    reset=_flag(torch.backends.cudnn, "benchmark", False),
 )
-
-
-def _mk_flag(v):
-    def f(m=None):
-        torch.backends.mkldnn.deterministic = v
-
-    return f
 
 
 add(
     "a flag of another backend",
     of(lambda m, y: m.inner(y) * (2.0 if torch.backends.mkldnn.deterministic else 3.0)),
-    calls(_mk_flag(True)),
-    reset=_mk_flag(False),
+    calls(_flag(torch.backends.mkldnn, "deterministic", True)),
+    reset=_flag(torch.backends.mkldnn, "deterministic", False),
 )
 add(
     "the seed it was begun with",

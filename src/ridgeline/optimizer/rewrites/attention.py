@@ -687,7 +687,7 @@ def _mask_argument(scene: Scene, read: Spelled) -> tuple[fx.Node | None, bool] |
         return allowed, False
     like = scene.dtype(read.query)
     limit = max(torch.finfo(like).min, LOWEST)  # type: ignore[arg-type]
-    added = scene.emit(read.out, _hiding, condition, hides, max(number, limit), like)
+    added = scene.emit(read.out, hiding, condition, hides, max(number, limit), like)
     return added, False
 
 
@@ -699,14 +699,14 @@ def _hidden_bias(scene: Scene, read: Spelled, mask: Joint) -> tuple[fx.Node, boo
     if not known or scene.training or like is None:
         return None
     number = number if number == float("-inf") else max(number, torch.finfo(like).min, LOWEST)
-    return scene.emit(read.out, _hiding_of, mask.added, condition, hides, number), False
+    return scene.emit(read.out, hiding_of, mask.added, condition, hides, number), False
 
 
-def _hiding_of(added: Tensor, condition: Tensor, hides: bool, number: float) -> Tensor:
+def hiding_of(added: Tensor, condition: Tensor, hides: bool, number: float) -> Tensor:
     return torch.where(condition, number, added) if hides else torch.where(condition, added, number)
 
 
-def _hiding(condition: Tensor, hides: bool, number: float, dtype: torch.dtype) -> Tensor:
+def hiding(condition: Tensor, hides: bool, number: float, dtype: torch.dtype) -> Tensor:
     """What to add to scores to hide them: a finite number, so that rows without keys stay finite."""
     zero = torch.zeros((), dtype=dtype, device=condition.device)
     return torch.where(condition, number, zero) if hides else torch.where(condition, zero, number)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ridgeline.optimizer.rewrites.attention import _hiding, _hiding_of, added_up, key_mask, lifted, unfolded
+from ridgeline.optimizer.rewrites.attention import added_up, hiding, hiding_of, key_mask, lifted, unfolded
 from ridgeline.optimizer.rewrites.biases import along
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
 from ridgeline.optimizer.rewrites.scene import Scene, clash, is_written
@@ -26,7 +26,7 @@ _FUNCTIONS = (
     "getitem", "select", "narrow",
 )  # fmt: skip
 """What depends on nothing but its arguments, and writes nowhere."""
-_OURS = (_hiding, _hiding_of, added_up, along, key_mask, lifted, unfolded)
+_OURS = (added_up, hiding, hiding_of, along, key_mask, lifted, unfolded)
 _PLAIN = (int, float, bool, str, type(None), type(Ellipsis), torch.dtype, torch.device, torch.memory_format)
 
 
