@@ -5,6 +5,7 @@ run several times and blocks end in the middle of rows.
 """
 
 import itertools
+import re
 import sys
 import warnings
 from contextlib import ExitStack
@@ -333,13 +334,24 @@ FORCED["selective_scan"] = [{"selective_scan": selective.Chunk(*of)} for of in (
 NOT_INTERPRETED = ("attention", "varlen_attention")  # made of instructions that the interpreter does not know
 
 
+_TURN = itertools.count()
+
+
+def asked(name):
+    """Whether this process runs a kernel or section: all, those named, or every n-th from the k-th on (``k/n``)."""
+    given = sys.argv[1:]
+    if len(given) == 1 and (part := re.fullmatch(r"(\d+)/(\d+)", given[0])):
+        return next(_TURN) % int(part[2]) == int(part[1])
+    return not given or name in given
+
+
 def replaced(of, **sizes):
     return case(of.dtype, **(dict(of.sizes) | sizes))
 
 
 num = 0
 for name, (made, trial) in trials().items():
-    if name in NOT_INTERPRETED or (len(sys.argv) > 1 and name not in sys.argv[1:]):
+    if name in NOT_INTERPRETED or not asked(name):
         continue
     forced = FORCED.get(made.name.removeprefix("add_"), [{}])
     for given in forced:
@@ -356,7 +368,7 @@ for name, (made, trial) in trials().items():
                         assert finding.ok, (finding, given)
 print(f"{num} findings, all right")
 
-if len(sys.argv) == 1:  # attention's helpers are ordinary kernels
+if asked("helpers"):  # attention's helpers are ordinary kernels
     from ridgeline.kernels.attention import launch
 
     o, do = torch.randn(2, 3, 70, 24), torch.randn(2, 70, 3, 24).transpose(1, 2)
@@ -412,7 +424,7 @@ if len(sys.argv) == 1:  # attention's helpers are ordinary kernels
         assert listed[: 1 + len(meant)].tolist() == [len(meant), *meant], (lengths, heads, group)
     print("attention's helpers, all right")
 
-if len(sys.argv) == 1 or "cache_append" in sys.argv[1:]:
+if asked("cache_append"):
     from ridgeline.kernels.cache_append.op import append
 
     caches = torch.zeros(2, 2, 3, 5, 12)
@@ -445,7 +457,7 @@ if len(sys.argv) == 1 or "cache_append" in sys.argv[1:]:
         found, meant = selective_scan(*args, softplus)[0], scans.forward(*wide, softplus)[0]
         torch.testing.assert_close(found, meant.float(), rtol=1e-6, atol=1e-37, equal_nan=True)
 
-if len(sys.argv) == 1 or "softmax" in sys.argv[1:]:
+if asked("softmax"):
     from ridgeline.kernels import softmax as shared_alike
 
     rows = torch.randn(5, 45)
@@ -458,7 +470,7 @@ if len(sys.argv) == 1 or "softmax" in sys.argv[1:]:
                     stack.enter_context(tuning.forced(kernel, config))
                 torch.testing.assert_close(shared_alike(x), torch.softmax(x, -1), equal_nan=True)
 
-if len(sys.argv) == 1 or "means" in sys.argv[1:]:
+if asked("means"):
     # A mean's gradient is divided by its rows: multiplied with their reciprocal it is rounded once more than PyTorch's.
     logits, target = torch.zeros(11, 5), torch.zeros(11, dtype=torch.int64)
     logits[:, 0] = -1e4  # so that gradients at targets are the factor and nothing else
@@ -467,7 +479,7 @@ if len(sys.argv) == 1 or "means" in sys.argv[1:]:
         (dx,) = torch.autograd.grad(ridgeline.kernels.cross_entropy(leaf, target), leaf, factor)
         assert torch.equal(dx[:, 0], (-factor / 11).expand(11)), (factor, dx[0, 0])
 
-if len(sys.argv) == 1 or "rows apart" in sys.argv[1:]:
+if asked("rows apart"):
     # Rows that start inside accesses and are some accesses apart: what is read and what is written starts elsewhere.
     from torch.nn import functional
 
@@ -487,7 +499,7 @@ if len(sys.argv) == 1 or "rows apart" in sys.argv[1:]:
     for ours, meant in zip((*found, y, dx), (torch.softmax(x.float(), -1), rms, y_exact, dx_exact), strict=True):
         torch.testing.assert_close(ours.float(), meant, rtol=2e-3, atol=2e-3 * float(meant.abs().max()))
 
-if len(sys.argv) == 1 or "convolution" in sys.argv[1:]:
+if asked("convolution"):
     from ridgeline.kernels.convolution.op import planned
 
     def kept(x: torch.Tensor, how: int) -> torch.Tensor:
@@ -520,7 +532,7 @@ if len(sys.argv) == 1 or "convolution" in sys.argv[1:]:
         assert torch.equal(found == float("inf"), meant == float("inf")), f"{rounding}, {last}: infinities"
     print("no number stays none, all right")
 
-if len(sys.argv) == 1 or "extreme" in sys.argv[1:]:
+if asked("extreme"):
     from ridgeline.kernels.extremum.op import extreme
 
     drawn = torch.randint(-3, 4, (2, 37, 40)).float()  # full of ties
@@ -535,7 +547,7 @@ if len(sys.argv) == 1 or "extreme" in sys.argv[1:]:
             torch.testing.assert_close(extreme(x, 1, largest), values, rtol=0, atol=0, equal_nan=True)
     print("places, all right")
 
-if len(sys.argv) == 1 or "topmost" in sys.argv[1:]:
+if asked("topmost"):
     from ridgeline.kernels.topmost.op import topmost as places
     from ridgeline.kernels.topmost.reference import forward as meant_places
 
@@ -547,7 +559,7 @@ if len(sys.argv) == 1 or "topmost" in sys.argv[1:]:
     assert torch.equal(places(drawn, 40, True), meant_places(drawn, 40, True)), "all of a row"
     print("places of the largest, all right")
 
-if len(sys.argv) == 1 or "endless" in sys.argv[1:]:
+if asked("endless"):
     from ridgeline.kernels import matmul as product_of
     from ridgeline.kernels.matmul.op import ended
 
@@ -579,7 +591,7 @@ if len(sys.argv) == 1 or "endless" in sys.argv[1:]:
                                            equal_nan=True)  # fmt: skip
     print("infinities, all right")
 
-if len(sys.argv) == 1 or "attend" in sys.argv[1:]:
+if asked("attend"):
     from ridgeline.kernels.matmul.attend import attend
 
     for length, keys, width, causal, turned in (
@@ -593,3 +605,5 @@ if len(sys.argv) == 1 or "attend" in sys.argv[1:]:
         torch.testing.assert_close(found, meant.float(), rtol=2e-6, atol=2e-6)
         assert found.transpose(1, 2).is_contiguous() == turned
     print("float32 attention, all right")
+
+print("nothing is left")

@@ -5,13 +5,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).with_name("interpret.py")
+PARTS = 6
+LIMIT_S = 600
+"""A part takes 15 to 30 s by itself; this is for machines that have much else to do."""
 
 
-def test_every_kernel_agrees_with_its_reference_on_the_interpreter():
+@pytest.mark.parametrize("part", range(PARTS))
+def test_every_kernel_agrees_with_its_reference_on_the_interpreter(part):
     env = dict(os.environ) | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT)], env=env, capture_output=True, text=True, timeout=300, check=False
-    )
+    command = [sys.executable, str(SCRIPT), f"{part}/{PARTS}"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "all right" in done.stdout
+    assert "nothing is left" in done.stdout
