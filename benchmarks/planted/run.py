@@ -256,7 +256,7 @@ TWENTY_FIRST = (
 ).split()
 """Nothing but programs that are well."""
 TWENTY_SECOND = (
-    "lines_of_text_by_one_worker workers_all_on_core_zero log_mels_before_the_copy points_of_a_lidar_in_double "
+    "lines_of_text_by_one_worker radar_unpacked_under_taskset log_mels_before_the_copy points_of_a_lidar_in_double "
     "chunks_sent_when_needed phones_repeated_by_utterance sampler_compares_its_timestep activations_told_to_a_logger "
     "paths_summed_word_by_word adam_leaf_by_leaf episodes_one_at_a_time phases_that_free_memory callback_that_collects "
     "mixer_of_series_in_fp32 wide_residuals_channels_first heads_in_a_list spectra_of_2049_bins smoothing_laid_out "

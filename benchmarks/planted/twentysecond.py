@@ -16,8 +16,11 @@ import gc
 import itertools
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any
 
+import fresh
 import numpy as np
 import torch
 import torch.nn as nn
@@ -33,7 +36,7 @@ from torch.utils.data import DataLoader
 
 EXPECTED: dict[str, tuple[str, ...]] = {
     "lines_of_text_by_one_worker": ("data-loader",),
-    "workers_all_on_core_zero": ("cpu-affinity", "data-loader"),
+    "radar_unpacked_under_taskset": ("cpu-affinity",),
     "log_mels_before_the_copy": ("host-code", "data-loader"),
     "points_of_a_lidar_in_double": ("pageable-copies",),
     "chunks_sent_when_needed": ("exposed-copies", "pageable-copies", "synchronize"),
@@ -86,7 +89,7 @@ def _adamw(model: nn.Module) -> torch.optim.Optimizer:
 @case("data loader", "num_workers=1 → 10", **LOADED)
 def lines_of_text_by_one_worker(s: Setting, fixed: bool) -> Program:
     """A reader of printed lines, which are drawn letter by letter by one worker."""
-    width, batch = s.pick(1024, 64), s.pick(64, 2)
+    width, batch = s.pick(1024, 64), s.pick(48, 2)
     model = s.place(lambda: nets.LineReader(width, s.pick(1024, 32), s.pick(16, 2), s.pick(8, 1)))
     workers = s.pick(10 if fixed else 1, 1)
     loader = DataLoader(
@@ -103,29 +106,31 @@ def lines_of_text_by_one_worker(s: Setting, fixed: bool) -> Program:
     return Program(step, close=lambda: end_workers(batches))
 
 
-@case("cpu affinity", "no worker_init_fn that pins: workers use every core", **LOADED)
-def workers_all_on_core_zero(s: Setting, fixed: bool) -> Program:
-    """Sensors that somebody wears; eight workers filter windows, and each moves itself to the first core."""
-    channels, window, batch = s.pick(12, 3), s.pick(1024, 32), s.pick(128, 2)
-    model = s.place(lambda: nets.SensorNet(channels, s.pick(8, 8), s.pick(512, 16), s.pick(8, 2), s.pick(6, 1)))
-    loader = DataLoader(
-        nets.SensorWindows(batch, window, channels), batch_size=None, num_workers=s.pick(8, 1), pin_memory=s.cuda,
-        worker_init_fn=None if fixed else nets.pin_to_core_zero, persistent_workers=True, prefetch_factor=2,
-    )  # fmt: skip
-    data_iter: Any = iter(loader)
-    trainer = nets.Trainer(model, _adamw(model), F.cross_entropy)
+@case("cpu affinity", "let the process use every core", **ONE)
+def radar_unpacked_under_taskset(s: Setting, fixed: bool) -> Program:
+    """Rain foretold; eight threads unpack each batch, in a process that was started on one core."""
+    side, batch = s.pick(128, 32), s.pick(24, 2)
+    scope = nullcontext if fixed else functools.partial(fresh._cores, 1)
+    with scope():
+        pool = ThreadPoolExecutor(8)
+        radar = nets.Radar(pool, side, batch)
+        radar.load()
+    model = s.place(lambda: nets.SensorNet(side, 1, s.pick(2048, 16), s.pick(16, 2), s.pick(4, 1)))
+    soon, optimizer = _ints(s, 6, batch), _adamw(model)
 
     def step() -> None:
-        x, y = (part.to(s.device, non_blocking=True) for part in next(data_iter))
-        trainer.training_step(x.to(torch.bfloat16), y)
+        now = radar.load().to(s.device).to(torch.bfloat16) / 64
+        optimizer.zero_grad()
+        F.cross_entropy(model(now), soon).backward()
+        optimizer.step()
 
-    return Program(step, close=lambda: end_workers(data_iter))
+    return Program(step, scope, close=pool.shutdown)
 
 
 @case("host preprocessing", "features on the device, out of the waves", **TRIED | {"steps": 7})
 def log_mels_before_the_copy(s: Setting, fixed: bool) -> Program:
     """Words that are called out, recognized; the loop makes spectrograms before it moves anything."""
-    batch, samples = s.pick(64, 2), s.pick(32_000, 400)
+    batch, samples = s.pick(64, 2), s.pick(16_000, 400)
     waves = itertools.cycle([s.pinned(torch.randn(batch, samples)) for _ in range(3)])
     frontend = nets.LogMel(s.pick(400, 64), s.pick(160, 32), s.pick(80, 8)).to(s.device if fixed else "cpu")
     model = s.place(lambda: nets.SensorNet(s.pick(80, 8), 1, s.pick(768, 16), s.pick(12, 2), s.pick(4, 1)))
@@ -381,7 +386,7 @@ def phases_that_free_memory(s: Setting, fixed: bool) -> Program:
 @case("garbage collection", "no gc.collect() in a callback", **ONE | {"steps": 10})
 def callback_that_collects(s: Setting, fixed: bool) -> Program:
     """Pictures told apart while the index of all annotations lies in memory; a callback looks through it each step."""
-    index, side, batch = nets.annotations(s.pick(120_000, 10)), s.pick(224, 32), s.pick(96, 2)
+    index, side, batch = nets.annotations(s.pick(45_000, 10)), s.pick(224, 32), s.pick(96, 2)
     dim = s.pick(768, 16)
     model = s.place(lambda: nn.Sequential(nets.PatchNet(16, dim, s.pick(12, 2), s.pick(4, 1)), nn.Linear(dim, 80)))
     trainer = nets.Trainer(model, _adamw(model), nn.CrossEntropyLoss())

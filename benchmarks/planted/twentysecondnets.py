@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import bz2
 import contextlib
 import itertools
 import logging
 import math
-import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -73,36 +74,29 @@ class TextLines(Dataset[tuple[Tensor, Tensor]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         rng = np.random.default_rng(index)
-        page, target = np.zeros((32, self.width), np.float32), np.zeros(self.width // 8, np.int64)
-        for left in range(0, self.width - 16, 16):
-            letter = int(rng.integers(64))
-            shift = int(rng.integers(-2, 3))
-            page[:, left : left + 16] = np.roll(self.font[letter], shift, axis=0)
-            target[left // 8 : left // 8 + 2] = letter
+        letters = rng.integers(0, 64, self.width // 16)
+        page = self.font[letters].transpose(1, 0, 2).reshape(32, self.width)
         for row in range(32):
             page[row] = np.roll(page[row], row // 8)
-        page = (page + np.roll(page, 1, 0) + np.roll(page, 1, 1)) / 3 + rng.normal(0, 12, page.shape)
-        return torch.from_numpy(np.clip(page, 0, 255).astype(np.uint8)), torch.from_numpy(target)
+        smeared = page // 2 + np.roll(page, 1, axis=1) // 4 + rng.integers(0, 24, page.shape, dtype=np.uint8)
+        return torch.from_numpy(smeared), torch.from_numpy(letters.repeat(2))
 
 
-class SensorWindows(Dataset[tuple[Tensor, Tensor]]):
-    """Whole batches of windows out of many sensors, each warped, scaled and filtered in the frequency domain."""
+class Radar:
+    """Compressed pictures of rain, unpacked by a pool of threads whenever a batch is asked for."""
 
-    def __init__(self, batch: int, window: int, channels: int, length: int = 100_000) -> None:
-        self.signal = np.random.default_rng(3).standard_normal((channels, 64 * window)).astype(np.float32)
-        self.batch, self.window, self.length = batch, window, length
+    def __init__(self, pool: ThreadPoolExecutor, side: int, batch: int) -> None:
+        rng = np.random.default_rng(5)
+        rain = rng.integers(0, 64, (8, side // 8, side // 8)).astype(np.uint8).repeat(8, 1).repeat(8, 2)
+        noisy = rain + rng.integers(0, 4, rain.shape).astype(np.uint8)
+        self.packed = [bz2.compress(one.tobytes()) for one in noisy]
+        self.pool, self.side, self.batch = pool, side, batch
 
-    def __len__(self) -> int:
-        return self.length
+    def unpack(self, index: int) -> np.ndarray:
+        return np.frombuffer(bz2.decompress(self.packed[index % 8]), np.uint8).reshape(self.side, self.side)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        rng = np.random.default_rng(index)
-        starts = rng.integers(0, self.signal.shape[1] - self.window, self.batch)
-        x = np.stack([self.signal[:, i : i + self.window] for i in starts])
-        spectrum = np.fft.rfft(x * rng.uniform(0.8, 1.2, (self.batch, 1, 1)), axis=-1)
-        spectrum[..., self.window // 3 :] *= rng.uniform(0, 1, (self.batch, 1, 1))
-        x = np.fft.irfft(spectrum, self.window).astype(np.float32).transpose(0, 2, 1)
-        return torch.from_numpy(np.ascontiguousarray(x)), torch.from_numpy(rng.integers(0, 6, self.batch))
+    def load(self) -> Tensor:
+        return torch.from_numpy(np.stack(list(self.pool.map(self.unpack, range(self.batch)))))
 
 
 class PackedRows(Dataset[tuple[Tensor, Tensor]]):
@@ -119,11 +113,6 @@ class PackedRows(Dataset[tuple[Tensor, Tensor]]):
         start = np.random.default_rng(index).integers(0, 3 * self.rows)
         rows = self.store[start : start + self.rows].copy()
         return torch.from_numpy(rows), torch.from_numpy(rows[:, 0].astype(np.int64) % 16)
-
-
-def pin_to_core_zero(worker_id: int) -> None:
-    """Copied from a recipe for a machine on which it once helped."""
-    os.sched_setaffinity(0, {0})
 
 
 class LogMel(nn.Module):
