@@ -90,7 +90,7 @@ def _adamw(model: nn.Module) -> torch.optim.Optimizer:
 def lines_of_text_by_one_worker(s: Setting, fixed: bool) -> Program:
     """A reader of printed lines, which are drawn letter by letter by one worker."""
     width, batch = s.pick(1024, 64), s.pick(48, 2)
-    model = s.place(lambda: nets.LineReader(width, s.pick(1024, 32), s.pick(16, 2), s.pick(8, 1)))
+    model = s.place(lambda: nets.LineReader(s.pick(1024, 32), s.pick(16, 2), s.pick(8, 1)))
     workers = s.pick(10 if fixed else 1, 1)
     loader = DataLoader(
         nets.TextLines(width), batch, num_workers=workers, pin_memory=s.cuda, persistent_workers=True, drop_last=True
@@ -101,7 +101,7 @@ def lines_of_text_by_one_worker(s: Setting, fixed: bool) -> Program:
     def step() -> None:
         lines, letters = next(batches)
         lines = lines.to(s.device, non_blocking=True).to(torch.bfloat16).div_(255)
-        trainer.training_step(lines, letters.to(s.device, non_blocking=True))
+        trainer.training_step(lines, letters.to(s.device, non_blocking=True).flatten())
 
     return Program(step, close=lambda: end_workers(batches))
 
@@ -617,14 +617,14 @@ def reviews_filled_to_the_limit(s: Setting, fixed: bool) -> Program:
 def lattice_in_steps(s: Setting, fixed: bool) -> Program:
     """A fluid on a lattice: what meets at each place is worked out an op at a time."""
     torch._dynamo.reset()
-    side = s.pick(2048, 8)
+    side = s.pick(3072, 8)
     f = torch.ones(9, side, side, device=s.device) + 0.01 * torch.rand(9, side, side, device=s.device)
     collide = torch.compile(nets.collide, backend=compiler(s), dynamic=False) if fixed else nets.collide
 
     @torch.no_grad()
     def step() -> None:
         g = f
-        for _ in range(s.pick(4, 1)):
+        for _ in range(s.pick(5, 1)):
             g = nets.stream(collide(g, 0.6))
         f.copy_(g)
 
@@ -752,7 +752,7 @@ def healthy_bytes_from_workers(s: Setting, fixed: bool) -> Program:
 
     def loss() -> Tensor:
         x, kinds = next(ahead)
-        return F.cross_entropy(net(x.to(torch.bfloat16)), kinds)
+        return F.cross_entropy(net(x.to(torch.bfloat16).mul_(1 / 255)), kinds)
 
     return Program(_descended(optimizer, loss), close=lambda: end_workers(feed))
 

@@ -193,19 +193,15 @@ def freeing_memory(enabled: bool) -> Iterator[None]:
 
 
 class LineReader(nn.Module):
-    """Convolutions over a line of text, then an encoder over its columns."""
+    """A line of text cut into narrow columns, and an encoder over them."""
 
-    def __init__(self, width: int, dim: int, heads: int, depth: int) -> None:
+    def __init__(self, dim: int, heads: int, depth: int) -> None:
         super().__init__()
-        self.stem = nn.Sequential(
-            nn.Conv2d(1, dim // 4, 4, 4, bias=False), nn.ReLU(inplace=True),
-            nn.Conv2d(dim // 4, dim // 2, 2, 2, bias=False), nn.ReLU(inplace=True),
-        )  # fmt: skip
-        self.join, self.trunk, self.head = nn.Linear(2 * dim, dim), encoder(dim, heads, depth), nn.Linear(dim, 64)
+        self.enter, self.trunk, self.head = nn.Linear(32 * 8, dim), encoder(dim, heads, depth), nn.Linear(dim, 64)
 
     def forward(self, lines: Tensor) -> Tensor:
-        columns = self.stem(lines[:, None]).permute(0, 3, 1, 2).flatten(2)
-        return self.head(self.trunk(self.join(columns))).transpose(1, 2)
+        columns = lines.unflatten(2, (-1, 8)).transpose(1, 2).flatten(2)
+        return self.head(self.trunk(self.enter(columns))).flatten(0, 1)
 
 
 class WideBlock(nn.Module):
@@ -234,11 +230,13 @@ class PatchNet(nn.Module):
 
     def __init__(self, patch: int, dim: int, heads: int, depth: int) -> None:
         super().__init__()
-        self.patchify = nn.Conv2d(3, dim, patch, patch)
+        self.patch, self.embed = patch, nn.Linear(3 * patch * patch, dim)
         self.trunk, self.norm = encoder(dim, heads, depth), nn.LayerNorm(dim)
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.norm(self.trunk(self.patchify(images).flatten(2).transpose(1, 2)).mean(1))
+        pieces = images.unflatten(3, (-1, self.patch)).unflatten(2, (-1, self.patch))
+        patches = pieces.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+        return self.norm(self.trunk(self.embed(patches)).mean(1))
 
 
 class Probe(nn.Module):
