@@ -715,7 +715,7 @@ def healthy_bags_looked_up(s: Setting, fixed: bool) -> Program:
     """What somebody saw, as sums of rows out of three large tables; a kernel for each."""
     rows, dim = s.pick(4_000_000, 64), s.pick(128, 8)
     tables = [_bf16(s, rows, dim) for _ in range(3)]
-    ids = [_ints(s, rows, s.pick(196_608, 4), s.pick(96, 3)) for _ in range(3)]
+    ids = [_ints(s, rows, s.pick(196_608, 4), s.pick(96, 3)).int() for _ in range(3)]
     return _asked(lambda: [F.embedding_bag(some, table, mode="sum") for some, table in zip(ids, tables)])
 
 
