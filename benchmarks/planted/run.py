@@ -255,6 +255,17 @@ TWENTY_FIRST = (
     "healthy_turned_keys"
 ).split()
 """Nothing but programs that are well."""
+TWENTY_SECOND = (
+    "lines_of_text_by_one_worker radar_unpacked_under_taskset log_mels_before_the_copy points_of_a_lidar_in_double "
+    "chunks_sent_when_needed phones_repeated_by_utterance sampler_compares_its_timestep activations_told_to_a_logger "
+    "paths_summed_word_by_word adam_leaf_by_leaf episodes_one_at_a_time phases_that_free_memory callback_that_collects "
+    "mixer_of_series_in_fp32 wide_residuals_channels_first heads_in_a_list spectra_of_2049_bins smoothing_laid_out "
+    "facts_of_many_things_dense slopes_zeroed_by_hand blocks_wrapped_to_recompute items_through_convolutions_of_one "
+    "backbone_learns_for_nothing reviews_filled_to_the_limit healthy_scores_streamed_in healthy_book_read_at_once "
+    "healthy_broad_words healthy_deep_filters healthy_bags_looked_up healthy_filter_in_double "
+    "healthy_loss_read_each_step healthy_pairs_in_one_square healthy_broad_layer healthy_bytes_from_workers "
+    "lattice_in_steps norm_left_out_of_compilation"
+).split()
 AHEAD = {
     "twentieth": (
         "transformers.models.bert.modeling_bert",
@@ -274,7 +285,7 @@ SUITES = {
     "fourteenth": FOURTEENTH, "fourteenth-rest": FOURTEENTH_REST, "fifteenth": FIFTEENTH, "sixteenth": SIXTEENTH,
     "seventeenth": SEVENTEENTH, "seventeenth-rest": SEVENTEENTH_REST, "eighteenth": EIGHTEENTH,
     "eighteenth-rest": EIGHTEENTH_REST, "nineteenth": NINETEENTH, "nineteenth-rest": NINETEENTH_REST,
-    "twentieth": TWENTIETH, "twenty-first": TWENTY_FIRST, "left": LEFT,
+    "twentieth": TWENTIETH, "twenty-first": TWENTY_FIRST, "twenty-second": TWENTY_SECOND, "left": LEFT,
 }  # fmt: skip
 
 

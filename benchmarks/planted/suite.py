@@ -24,10 +24,11 @@ import thirteenth
 import twelfth
 import twentieth
 import twentyfirst
+import twentysecond
 from cases import CASES
 
 __all__ = [
     "CASES", "again", "eighteenth", "eighth", "eleventh", "fifteenth", "fifth", "fourteenth", "fourth", "fresh",
     "healthy", "nineteenth", "ninth", "seventeenth", "seventh", "sixteenth", "sixth", "tenth", "third", "thirteenth",
-    "twelfth", "twentieth", "twentyfirst",
+    "twelfth", "twentieth", "twentyfirst", "twentysecond",
 ]  # fmt: skip
