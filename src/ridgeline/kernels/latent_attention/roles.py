@@ -48,13 +48,12 @@ def _piece(ring, num, WIDTH: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexp
 
 @gluon.jit
 def _copy_piece(
-    c_desc, ring, full, empty, num, pages, key, col, stripes, tiles,
+    c_desc, ring, full, num, pages, key, col, stripes, tiles,
     P: gl.constexpr, WIDTH: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, NUM: gl.constexpr,
 ):  # fmt: skip
-    """Keys of a block that are there, ``stripes`` times 64 columns from ``col``, as soon as there is room."""
+    """Keys of a block that are there, ``stripes`` times 64 columns from ``col``."""
     TILES: gl.constexpr = KEYS // ROWS
     slot = num % NUM
-    _wait_room(empty, num, NUM)
     for i in gl.static_range(1, TILES + 1):
         mbarrier.expect(full.index(slot), i * ROWS * WIDTH * 2, pred=tiles == i)
     for s in range(stripes):
@@ -73,7 +72,7 @@ def _feed(
 ):  # fmt: skip
     """Blocks of the cache as soon as there is room; queries of a sequence after its first block, half of them as a
     piece among the others."""
-    half_full, half_empty, more_full, more_empty, told, over, over_empty, q_full, q_empty = bars
+    half_full, half_empty, more_full, q_full, q_empty = bars
     DTYPE: gl.constexpr = halves.dtype
     TILES: gl.constexpr = KEYS // ROWS
     WIDTH: gl.constexpr = D // 2
@@ -88,11 +87,12 @@ def _feed(
                 after = _pages_of(table, key + KEYS, end, P, ROWS, TILES)
                 tiles = min((end - key + ROWS - 1) // ROWS, TILES)
                 for c in range(2):
-                    _copy_piece(c_desc, halves, half_full, half_empty, num, here, key, c * WIDTH, stripes, tiles, P,
-                                WIDTH, KEYS, ROWS, HALVES)  # fmt: skip
+                    _wait_room(half_empty, num, HALVES)
+                    _copy_piece(c_desc, halves, half_full, num, here, key, c * WIDTH, stripes, tiles, P, WIDTH, KEYS,
+                                ROWS, HALVES)  # fmt: skip
                     num += 1
-                _copy_piece(c_desc, mores, more_full, more_empty, block, here, key, D, 1, tiles, P, 64, KEYS, ROWS,
-                            MORES)  # fmt: skip
+                # Whoever left a half has read its block's probabilities: of the rotary parts this one is free as well.
+                _copy_piece(c_desc, mores, more_full, block, here, key, D, 1, tiles, P, 64, KEYS, ROWS, MORES)
                 block += 1
                 if i == first:
                     _wait_room(half_empty, num, HALVES)
@@ -129,7 +129,7 @@ def _scores(
     MORES: gl.constexpr, SHARED: gl.constexpr,
 ):  # fmt: skip
     """Four warps: scores and probabilities of every block, and what is known of a sequence at its end."""
-    half_full, half_empty, more_full, more_empty, told, over, over_empty, q_full, q_empty = bars
+    half_full, half_empty, more_full, told, over, over_empty, q_full, q_empty = bars
     DTYPE: gl.constexpr = halves.dtype
     WIDTH: gl.constexpr = D // 2
     L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
@@ -225,7 +225,7 @@ def _sums(
     MORES: gl.constexpr, SHARED: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     """Four warps: half of the columns of the sums."""
-    half_full, half_empty, more_full, more_empty, told, over, over_empty, q_full, q_empty = bars
+    half_full, half_empty, told, over, over_empty = bars
     WIDTH: gl.constexpr = D // 2
     L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH // 2, 16])
     ROW: gl.constexpr = gl.SliceLayout(1, L)
@@ -256,7 +256,6 @@ def _sums(
                 o2 = warpgroup_mma(p, values.slice(WIDTH // 2, WIDTH // 2, dim=1), o2, is_async=True)
                 o, o2 = warpgroup_mma_wait(0, [o, o2])
                 mbarrier.arrive(half_empty.index(mine % HALVES), count=1)
-                mbarrier.arrive(more_empty.index(slot), count=1)
                 num += 2 + (i == first).to(gl.int32)
                 block += 1
             mbarrier.wait(over.index(0), turn & 1)
@@ -297,6 +296,7 @@ def latent_roles(
     gl.static_assert(P % ROWS == 0)
     gl.static_assert(E == 64)
     gl.static_assert(KEYS == 64)
+    gl.static_assert(2 * MORES >= HALVES)
     FLAT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)
     TILES: gl.constexpr = KEYS // ROWS
     stretch, head0 = gl.program_id(0) // GROUPS, gl.program_id(0) % GROUPS * R
@@ -319,17 +319,18 @@ def latent_roles(
     mores = gl.allocate_shared_memory(DTYPE, [MORES * TILES, 1, ROWS, 64], c_desc.layout)
     alphas = gl.allocate_shared_memory(gl.float32, [MORES, 64], FLAT)
     totals = gl.allocate_shared_memory(gl.float32, [1, 64], FLAT)
-    bars = (
-        _barriers(HALVES, 1), _barriers(HALVES, 1), _barriers(MORES, 1), _barriers(MORES, 2), _barriers(MORES, 1),
-        _barriers(1, 1), _barriers(1, 2), _barriers(1, 1), _barriers(1, 1),
-    )  # fmt: skip
+    half_full, half_empty, more_full = _barriers(HALVES, 1), _barriers(HALVES, 1), _barriers(MORES, 1)
+    told, over, over_empty = _barriers(MORES, 1), _barriers(1, 1), _barriers(1, 2)
+    q_full, q_empty = _barriers(1, 1), _barriers(1, 1)
+    fed, summed = (half_full, half_empty, more_full, q_full, q_empty), (half_full, half_empty, told, over, over_empty)
+    bars = (half_full, half_empty, more_full, told, over, over_empty, q_full, q_empty)
     gl.warp_specialize([
-        (_sums, (0, halves, mores, alphas, totals, bars, lens_ptr, out_ptr, part_ptr, heads, d, stretch, head0, b,
+        (_sums, (0, halves, mores, alphas, totals, summed, lens_ptr, out_ptr, part_ptr, heads, d, stretch, head0, b,
                  first, left, length, R, D, KEYS, ROWS, HALVES, MORES, SHARED, EARLY)),
-        (_sums, (1, halves, mores, alphas, totals, bars, lens_ptr, out_ptr, part_ptr, heads, d, stretch, head0, b,
+        (_sums, (1, halves, mores, alphas, totals, summed, lens_ptr, out_ptr, part_ptr, heads, d, stretch, head0, b,
                  first, left, length, R, D, KEYS, ROWS, HALVES, MORES, SHARED, EARLY)),
         (_scores, (q_smem, q2_smem, halves, mores, alphas, totals, bars, lens_ptr, seen_ptr, scale, heads, stretch,
                    head0, b, first, left, length, R, D, KEYS, ROWS, HALVES, MORES, SHARED)),
-        (_feed, (q_desc, q2_desc, c_desc, q_smem, q2_smem, halves, mores, bars, table_ptr, lens_ptr, table_b, d, head0,
+        (_feed, (q_desc, q2_desc, c_desc, q_smem, q2_smem, halves, mores, fed, table_ptr, lens_ptr, table_b, d, head0,
                  b, first, left, length, D, P, KEYS, ROWS, HALVES, MORES)),
     ], [4, 4, 1], [160, 160, 32])  # fmt: skip
