@@ -111,6 +111,11 @@ class Program:
     def feed(self, *stretch):
         num = block = 0
         for turn, (b, first, last, length) in enumerate(self.stretches(*stretch)):
+            yield self.room("half_empty", num)
+            slot = num % self.num_halves
+            self.halves[slot] = np.nan
+            self.copy(self.half_full[slot], (self.held[slot], self.q[b][:, :WIDTH]))
+            num += 1
             for i in range(first, last):
                 there = min(-(-(min(last * KEYS, length) - i * KEYS) // TILE) * TILE, KEYS)
                 rows = np.full((there, 2 * WIDTH + MORE), np.nan)  # of a last tile whatever the page has
@@ -127,11 +132,6 @@ class Program:
                 self.copy(self.more_full[slot], (self.mores[slot, :there, :MORE], rows[:, 2 * WIDTH :]))
                 block += 1
                 if i == first:
-                    yield self.room("half_empty", num)
-                    slot = num % self.num_halves
-                    self.halves[slot] = np.nan
-                    self.copy(self.half_full[slot], (self.held[slot], self.q[b][:, :WIDTH]))
-                    num += 1
                     yield self.room("q_empty", turn)
                     self.copy(self.q_full[0], (self.q_room, self.q[b][:, WIDTH:]))
 
@@ -139,10 +139,11 @@ class Program:
         num = block = 0
         for turn, (b, first, last, length) in enumerate(self.stretches(*stretch)):
             top, total = np.full(HEADS, -np.inf), np.zeros(HEADS)
-            yield self.turn("half_full", num + 2)
-            held = self.held[(num + 2) % self.num_halves].copy()
+            yield self.turn("half_full", num)
+            held = self.held[num % self.num_halves].copy()
             yield None
-            self.half_empty[(num + 2) % self.num_halves].arrive()
+            self.half_empty[num % self.num_halves].arrive()
+            num += 1
             yield self.turn("q_full", turn)
             for i in range(first, last):
                 slot, low, high = block % self.num_mores, num % self.num_halves, (num + 1) % self.num_halves
@@ -167,7 +168,7 @@ class Program:
                 yield None
                 self.told[slot].arrive()
                 total, top = total * alpha + p.sum(1), raised
-                num, block = num + 2 + (i == first), block + 1
+                num, block = num + 2, block + 1
             yield self.room("over_empty", turn)
             self.totals[:] = total
             yield None
@@ -178,6 +179,7 @@ class Program:
         num = block = 0
         for turn, (b, first, last, length) in enumerate(self.stretches(*stretch)):
             o = np.zeros((HEADS, WIDTH))
+            num += 1
             for i in range(first, last):
                 slot, mine, rest = block % self.num_mores, (num + c) % self.num_halves, length - i * KEYS
                 yield self.turn("told", block)
@@ -192,7 +194,7 @@ class Program:
                 np.testing.assert_array_equal(found, again, "operands of a product changed")
                 o = o * alpha[:, None] + found
                 self.half_empty[mine].arrive()
-                num, block = num + 2 + (i == first), block + 1
+                num, block = num + 2, block + 1
             yield self.turn("over", turn)
             total = self.totals.copy()
             yield None

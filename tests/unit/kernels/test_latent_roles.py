@@ -85,9 +85,9 @@ def test_rotary_parts_that_are_fewer_than_blocks_are_overwritten():
     assert any(goes_wrong(program_of((30,), 5, 2, seed=seed), seed, 0, 0, 8) for seed in range(150))
 
 
-def test_a_ring_without_room_for_a_block_and_its_queries_stops_everybody():
+def test_a_ring_without_room_for_both_halves_of_a_block_stops_everybody():
     with pytest.raises(role_play.Stuck):
-        program_of((9,), 2, 1).play(0, 0, 0, 3)
+        program_of((9,), 1, 1).play(0, 0, 0, 3)
 
 
 def roles_of(monkeypatch, way, **sizes):

@@ -70,8 +70,8 @@ def _feed(
     D: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, HALVES: gl.constexpr,
     MORES: gl.constexpr,
 ):  # fmt: skip
-    """Blocks of the cache as soon as there is room; queries of a sequence after its first block, half of them as a
-    piece among the others."""
+    """Blocks of the cache as soon as there is room; queries of a sequence before its first block, as a piece among the
+    others, and the other half of them after it."""
     half_full, half_empty, more_full, q_full, q_empty = bars
     DTYPE: gl.constexpr = halves.dtype
     TILES: gl.constexpr = KEYS // ROWS
@@ -82,6 +82,12 @@ def _feed(
         if last > first:
             table, end = table_ptr + b.to(gl.int64) * table_b, min(last * KEYS, length)
             after = _pages_of(table, first * KEYS, end, P, ROWS, TILES)
+            _wait_room(half_empty, num, HALVES)
+            full, to = half_full.index(num % HALVES), halves.index(num % HALVES * (WIDTH // 64 * TILES))
+            mbarrier.expect(full, 64 * WIDTH * 2)
+            to = to._reinterpret(DTYPE, [1, 64, WIDTH], q_desc.layout)
+            tma.async_copy_global_to_shared(q_desc, [b, head0, 0], full, to)
+            num += 1
             for i in range(first, last):
                 key, here = i * KEYS, after
                 after = _pages_of(table, key + KEYS, end, P, ROWS, TILES)
@@ -95,13 +101,6 @@ def _feed(
                 _copy_piece(c_desc, mores, more_full, block, here, key, D, 1, tiles, P, 64, KEYS, ROWS, MORES)
                 block += 1
                 if i == first:
-                    _wait_room(half_empty, num, HALVES)
-                    to = halves.index(num % HALVES * (WIDTH // 64 * TILES))
-                    full = half_full.index(num % HALVES)
-                    mbarrier.expect(full, 64 * WIDTH * 2)
-                    to = to._reinterpret(DTYPE, [1, 64, WIDTH], q_desc.layout)
-                    tma.async_copy_global_to_shared(q_desc, [b, head0, 0], full, to)
-                    num += 1
                     _wait_room(q_empty, turn, 1)
                     mbarrier.expect(q_full.index(0), 64 * (WIDTH + 64) * 2)
                     tma.async_copy_global_to_shared(q_desc, [b, head0, WIDTH], q_full.index(0), q_smem)
@@ -148,19 +147,21 @@ def _scores(
         if last > first:
             top = gl.full([64], float("-inf"), gl.float32, ROW)
             total = gl.zeros([64], gl.float32, ROW)
-            _wait_turn(half_full, num + 2, HALVES)
-            held = _piece(halves, num + 2, WIDTH, KEYS, ROWS, HALVES).load(gl.DotOperandLayout(0, L, 2))
-            mbarrier.arrive(half_empty.index((num + 2) % HALVES), count=1)
+            _wait_turn(half_full, num, HALVES)
+            held = _piece(halves, num, WIDTH, KEYS, ROWS, HALVES).load(gl.DotOperandLayout(0, L, 2))
+            mbarrier.arrive(half_empty.index(num % HALVES), count=1)
+            num += 1
             mbarrier.wait(q_full.index(0), turn & 1)
             for i in range(first, last):
                 slot = block % MORES
                 more = _piece(mores, block, 64, KEYS, ROWS, MORES)
-                low, high = num, num + 1
-                _wait_turn(half_full, low, HALVES)
-                s = warpgroup_mma(held, _piece(halves, low, WIDTH, KEYS, ROWS, HALVES).permute((1, 0)), none,
+                _wait_turn(half_full, num, HALVES)
+                s = warpgroup_mma(held, _piece(halves, num, WIDTH, KEYS, ROWS, HALVES).permute((1, 0)), none,
                                   use_acc=False, is_async=True)  # fmt: skip
-                _wait_turn(half_full, high, HALVES)
-                s = warpgroup_mma(q, _piece(halves, high, WIDTH, KEYS, ROWS, HALVES).permute((1, 0)), s, is_async=True)
+                num += 1
+                _wait_turn(half_full, num, HALVES)
+                s = warpgroup_mma(q, _piece(halves, num, WIDTH, KEYS, ROWS, HALVES).permute((1, 0)), s, is_async=True)
+                num += 1
                 _wait_turn(more_full, block, MORES)
                 s = warpgroup_mma(q2, more.permute((1, 0)), s, is_async=True)
                 s = warpgroup_mma_wait(0, [s])
@@ -178,7 +179,6 @@ def _scores(
                 mbarrier.arrive(told.index(slot), count=1)
                 total = total * alpha + gl.sum(p, 1)
                 top = raised
-                num += 2 + (i == first).to(gl.int32)
                 block += 1
             _wait_room(over_empty, turn, 1)
             totals.index(0).store(total)
@@ -240,6 +240,7 @@ def _sums(
         if last > first:
             o = gl.zeros([64, WIDTH // 2], gl.float32, L)
             o2 = gl.zeros([64, WIDTH // 2], gl.float32, L)
+            num += 1  # a piece of queries
             for i in range(first, last):
                 slot, mine, rest = block % MORES, num + c, length - i * KEYS
                 values = _piece(halves, mine, WIDTH, KEYS, ROWS, HALVES)
@@ -256,7 +257,7 @@ def _sums(
                 o2 = warpgroup_mma(p, values.slice(WIDTH // 2, WIDTH // 2, dim=1), o2, is_async=True)
                 o, o2 = warpgroup_mma_wait(0, [o, o2])
                 mbarrier.arrive(half_empty.index(mine % HALVES), count=1)
-                num += 2 + (i == first).to(gl.int32)
+                num += 2
                 block += 1
             mbarrier.wait(over.index(0), turn & 1)
             total = totals.index(0).load(ROW)
