@@ -21,7 +21,8 @@ MAX_ROWS = 64
 
 @dataclass(frozen=True, slots=True)
 class Latent:
-    """Heads of a program, keys of a block, shares of a sequence, warps and stages; ``fed`` through the copy engine."""
+    """Heads of a program, keys of a block, shares of a sequence, warps and stages; ``fed`` through the copy engine;
+    ``roles``: one group of warps makes scores, two make sums."""
 
     rows: int
     keys: int
@@ -30,6 +31,7 @@ class Latent:
     num_stages: int = 5
     early: int = 2
     fed: bool = False
+    roles: bool = False
 
 
 LEAVING_KEYS = 350_000
@@ -44,7 +46,7 @@ class Few:
     """Keys of a block, programs, warps, stages, when the joining kernel starts, the fewest blocks of a program; ``fed``
     through the copy engine, where the cache may leave the L2 first; ``borders``: parts are joined by borders between
     programs, not by heads. ``ring``: thirds of blocks that are on their way or worked on, where the copy engine is
-    asked for thirds."""
+    asked for thirds. ``roles`` as in ``Latent``."""
 
     keys: int
     programs: int
@@ -56,6 +58,7 @@ class Few:
     leaves: bool = False
     borders: bool = False
     ring: int = 0
+    roles: bool = False
 
 
 RING, TILE = 7, 16
@@ -94,7 +97,21 @@ MAX_REGISTERS = 168
 """Of a thread when twelve warps start; the computing groups take 240 from there, the feeding warp gives up its own."""
 
 
+ROLES = ""
+"""Who has more than 32 heads go by roles, one group of warps for scores and two for sums: nobody, or those who walk the
+"line", or those who take "shares" of each sequence. Written, compiled and not raced yet."""
+
+HALVES, MORES, ROLE_REGISTERS = 5, 3, 128
+"""Halves of blocks and rotary parts in shared memory where warps have roles, and registers when sixteen warps start."""
+
+
+def by_roles(heads: int, dim: int, more: int, page: int, way: str) -> bool:
+    return way == ROLES and heads > 2 * FEW_HEADS and columns_fit(heads, dim, more, page)
+
+
 def takes_blocks(heads: int, dim: int, more: int, page: int) -> bool:
+    if by_roles(heads, dim, more, page, "shares"):
+        return True
     return heads >= FED_HEADS and dim == FED_DIM and more == FED_MORE and page % FED_KEYS == 0
 
 
@@ -103,8 +120,10 @@ def takes_line(heads: int, dim: int, more: int, page: int) -> bool:
     shares of each sequence, which is what is left to others, the longest one decides (162 of 64 heads and 2,063 keys
     280.5 µs, 34 % of the copy). More than 32 heads in pages of whole blocks are left to them as well: 128 heads reach
     284 to 323 TFLOP/s by the line and 390 by shares (other shapes), 32 heads 78 % of the copy by the line."""
+    if by_roles(heads, dim, more, page, "line"):
+        return True
     even = heads % cdiv(heads, MAX_ROWS) == 0
-    shared = heads > 2 * FEW_HEADS and page % FED_KEYS == 0
+    shared = heads > 2 * FEW_HEADS and (page % FED_KEYS == 0 or ROLES == "shares")
     return heads > FEW_HEADS and columns_fit(heads, dim, more, page) and even and not shared
 
 
@@ -117,7 +136,8 @@ def choose_line(batch: int, heads: int, longest: int, num_sms: int) -> Few:
     """A stretch for every so many programs as heads take, one program a multiprocessor."""
     programs, leaves = max(1, num_sms // cdiv(heads, MAX_ROWS)), batch * longest <= LEAVING_KEYS
     borders = by_borders(programs, batch, batch * heads)
-    return Few(FED_KEYS, programs, 4, 2, leaves=leaves, fed=True, borders=borders)
+    roles = ROLES == "line" and heads > 2 * FEW_HEADS
+    return Few(FED_KEYS, programs, 4, 2, leaves=leaves, fed=True, borders=borders, roles=roles)
 
 
 def choose_blocks(batch: int, heads: int, longest: int, num_sms: int) -> Latent:
@@ -127,7 +147,8 @@ def choose_blocks(batch: int, heads: int, longest: int, num_sms: int) -> Latent:
     def waves(shares: int) -> tuple[int, int]:
         return cdiv(programs * shares, num_sms) * (cdiv(blocks, shares) + START_BLOCKS), shares
 
-    return Latent(64, FED_KEYS, min(range(1, clamp(blocks // 4, 1, MAX_SHARES) + 1), key=waves), 4, 2, 0, True)
+    shares = min(range(1, clamp(blocks // 4, 1, MAX_SHARES) + 1), key=waves)
+    return Latent(64, FED_KEYS, shares, 4, 2, 0, True, ROLES == "shares" and heads > 2 * FEW_HEADS)
 
 
 def choose(batch: int, heads: int, longest: int, num_sms: int) -> Latent:

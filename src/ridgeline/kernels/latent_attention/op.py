@@ -13,7 +13,7 @@ from torch.compiler import is_dynamo_compiling
 from ridgeline.kernels import tuning
 from ridgeline.kernels.autocast import as_cached
 from ridgeline.kernels.contract import Case, Trial, case, declare
-from ridgeline.kernels.latent_attention import config, kernel, reference
+from ridgeline.kernels.latent_attention import config, kernel, reference, roles
 from ridgeline.kernels.launcher import INTERPRETING, Blocks, Kernel, Plans, launchable, num_sms, vector_of
 from ridgeline.kernels.paged_attention.config import MAX_FED_LINED, lined
 from ridgeline.kernels.paged_attention.op import Parts, bind_join, dense
@@ -28,6 +28,7 @@ _FEW = Kernel(
 _COLUMNS = Kernel(kernel.latent_columns, vectors=("d",), loose=("table_ptr", "lens_ptr"))
 _RING = Kernel(kernel.latent_ring, vectors=("d",), loose=("table_ptr", "lens_ptr"))
 _LINE = Kernel(kernel.latent_line, vectors=("d",), loose=("table_ptr", "lens_ptr"))
+_ROLES = Kernel(roles.latent_roles, vectors=("d",), loose=("table_ptr", "lens_ptr"))
 _BLOCKS = Kernel(kernel.latent_blocks, vectors=("d",), loose=("table_ptr", "lens_ptr"))
 BLOCK_VECTOR = 8
 """16-byte accesses of 16-bit elements, which is how far apart rows have to be for the copy engine."""
@@ -117,6 +118,25 @@ def _blocks(x: Tensor, rows: int, width: int) -> Blocks:
     return Blocks(x, tuple(x.shape), (*strides, 1), (1, rows, width))
 
 
+def _role_blocks(query: Tensor, cache: Tensor, dim: int, keys: int) -> tuple[Blocks, Blocks, Blocks]:
+    """Half of 64 queries, their rotary part, and a stripe of as many keys as lie together."""
+    rows = math.gcd(cache.shape[1], keys)
+    return (
+        _blocks(query, config.MAX_ROWS, dim // 2), _blocks(query, config.MAX_ROWS, query.shape[2] - dim),
+        _blocks(cache, rows, 64),
+    )  # fmt: skip
+
+
+def _role_constants(query: Tensor, cache: Tensor, dim: int, keys: int) -> dict[str, Any]:
+    """What does not depend on how sequences are cut."""
+    heads, page = query.shape[1], cache.shape[1]
+    groups = cdiv(heads, config.MAX_ROWS)
+    return {
+        "R": cdiv(heads, groups), "GROUPS": groups, "D": dim, "E": query.shape[2] - dim, "P": page, "KEYS": keys,
+        "ROWS": math.gcd(page, keys), "HALVES": config.HALVES, "MORES": config.MORES,
+    }  # fmt: skip
+
+
 class _Plan:
     """Launches for one set of shapes; partial results are allocated anew each time, from PyTorch's own pool."""
 
@@ -129,10 +149,13 @@ class _Plan:
         pick = config.choose_blocks if _fed(query, cache, dim, config.takes_blocks) else config.choose
         chosen = tuning.choose("latent_attention", sizes, pick(**sizes, num_sms=num_sms(device)))
         self.shares, self.shape = chosen.shares, (batch, heads, chosen.shares, dim)
-        self.fed = chosen.fed
+        self.fed, self.roles = chosen.fed, chosen.roles
         part, lse = self._partial(out)
-        bind = self._bind_blocks if chosen.fed else self._bind_share
-        bind(chosen, args, part, lse, scale)
+        if chosen.roles:
+            self._bind_roles(chosen, args, out, part, lse, scale)
+        else:
+            bind = self._bind_blocks if chosen.fed else self._bind_share
+            bind(chosen, args, part, lse, scale)
         self.join = bind_join(part, lse, out, chosen.shares) if chosen.shares > 1 else None
 
     def _bind_share(
@@ -183,6 +206,26 @@ class _Plan:
             vector=BLOCK_VECTOR,
         )  # fmt: skip
 
+    def _bind_roles(
+        self, chosen: config.Latent, args: tuple[Tensor, ...], out: Tensor, part: Tensor, lse: Tensor, scale: float
+    ) -> None:
+        query, cache, table, lens = args
+        (batch, heads, _), dim = query.shape, self.shape[3]
+        fixed = _role_constants(query, cache, dim, chosen.keys)
+        leaves = batch * table.shape[1] * cache.shape[1] <= config.LEAVING_KEYS
+        self.rest = (batch, heads, table.stride(0), table.shape[1], dim)
+        self.share = _ROLES.bind(
+            (*_role_blocks(query, cache, dim, chosen.keys), table, lens, out, part, lse, scale * LOG2_E, *self.rest),
+            grid=(batch * fixed["GROUPS"], chosen.shares),
+            constants=fixed | {
+                "BATCH": 0, "LEAST": 0, "EARLY": 0, "LEAVES": leaves, "SHARED": 2 if chosen.shares == 1 else 1,
+            },
+            num_warps=chosen.num_warps,
+            max_registers=config.ROLE_REGISTERS,
+            device=query.get_device(),
+            vector=BLOCK_VECTOR,
+        )  # fmt: skip
+
     def _partial(self, out: Tensor) -> tuple[Tensor, Tensor]:
         if self.shares == 1:
             return out, out
@@ -192,7 +235,10 @@ class _Plan:
     def run(self, args: tuple[Tensor, ...], out: Tensor, scale: float) -> None:
         part, lse = self._partial(out)
         query, cache, *rest = args
-        given = (query, query, cache, cache, *rest) if self.fed else args
+        if self.roles:
+            given = (query, query, cache, *rest, out)
+        else:
+            given = (query, query, cache, cache, *rest) if self.fed else args
         self.share(*given, part, lse, scale * LOG2_E, *self.rest)
         if self.join is not None:
             self.join(part, lse, out, self.shares, self.shape[3])
@@ -210,7 +256,7 @@ class _FewPlan:
         num = num_sms(query.get_device())
         if heads > config.FEW_HEADS:
             chosen = tuning.choose("latent_attention.line", sizes, config.choose_line(**sizes, num_sms=num))
-            bind = self._bind_line
+            bind = self._bind_roles if chosen.roles else self._bind_line
         else:
             fed = _fed(query, cache, dim, config.columns_fit)
             default = config.choose_few(**sizes, num_sms=num, fed=fed, page=page)
@@ -302,6 +348,25 @@ class _FewPlan:
             },
             num_warps=chosen.num_warps,
             max_registers=config.MAX_REGISTERS,
+            device=query.get_device(),
+            vector=BLOCK_VECTOR,
+        )  # fmt: skip
+
+    def _bind_roles(self, chosen: config.Few, args: tuple[Tensor, ...], out: Tensor, scale: float) -> None:
+        query, cache, table, lens = args
+        batch, heads, dim = out.shape
+        fixed = _role_constants(query, cache, dim, chosen.keys)
+        blocks = _role_blocks(query, cache, dim, chosen.keys)
+        self.rest = (batch, heads, table.stride(0), table.shape[1], dim)
+        self.share = _ROLES.bind(
+            (*blocks, table, lens, out, *self.parts.room(out), scale * LOG2_E, *self.rest),
+            grid=(chosen.programs * fixed["GROUPS"],),
+            constants=fixed | {
+                "BATCH": lined(batch), "LEAST": chosen.least, "EARLY": chosen.early, "LEAVES": chosen.leaves,
+                "SHARED": 0,
+            },
+            num_warps=chosen.num_warps,
+            max_registers=config.ROLE_REGISTERS,
             device=query.get_device(),
             vector=BLOCK_VECTOR,
         )  # fmt: skip
