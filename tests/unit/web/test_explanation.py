@@ -149,13 +149,17 @@ def browser():
 @pytest.mark.parametrize("width", [600, 1280])
 def test_text_of_charts_keeps_its_size_in_a_narrow_window(tmp_path, width):
     """Charts were drawn 1200 wide and shrunk with their letters."""
-    path = write_explanation(_explanation(), tmp_path / "r.html")
+    found = _explanation()
+    promised = replace(found.findings[0], low_ms=0.5 * found.step_ms, high_ms=1.8 * found.step_ms)
+    slowed = replace(found.replay, recorded_ms=2.0 * found.step_ms)
+    path = write_explanation(replace(found, findings=(promised,), replay=slowed), tmp_path / "r.html")
     options = ["--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
     command = ["chromium", *options, f"--window-size={width},900", "--dump-dom", path.as_uri()]
     drawn = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
     assert 'data-drawn="yes"' in drawn
     found = re.findall(r'id="(?:flame|roofline|memory)"><svg viewBox="0 0 (\d+) ', drawn)
     assert len(found) == 3 and all(0.75 * width < int(each) < width for each in found)
+    assert re.search(r'style="left: 25%; width: 65%;', drawn)  # of the step as recorded: none leaves its track
 
 
 @pytest.mark.parametrize("name", ["cutlass_80_simt_sgemm_128x64", HOSTILE], ids=["plain", "hostile"])

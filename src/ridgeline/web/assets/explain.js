@@ -62,8 +62,8 @@ function drawFindings() {
   $("findings").replaceChildren(...D.findings.map(drawFinding));
 }
 function drawFinding(f, i) {
-  const at = (v) => `${Math.min(100, 100 * v / D.step_ms).toFixed(2)}%`;
-  const track = el("div", { class: "interval", title: "share of the step" });
+  const whole = Math.max(D.step_ms, D.replay.recorded_ms), at = (v) => `${Math.min(100, 100 * v / whole).toFixed(2)}%`;  // gains end at the step as recorded
+  const track = el("div", { class: "interval", title: "share of the step as recorded" });
   if (f.later_ms > 1.5 * f.high_ms) track.append(el("i", { class: "later", style: `left:0;width:${at(f.later_ms)}` }));
   track.append(el("i", { style: `left:${at(f.low_ms)};width:${at(f.high_ms - f.low_ms)}` }));
   if (f.expected_ms > 0.01 * f.high_ms) track.append(el("i", { class: "likely", title: "likely", style: `left:${at(f.expected_ms)}` }));
@@ -280,9 +280,11 @@ function drawRoofline() {
   for (let e = Math.ceil(x0); e <= x1; e++) chart.append(svg("line", { class: "grid", x1: x(e), x2: x(e), y1: 8, y2: height - bottom }), svg("text", { x: x(e), y: height - 10, "text-anchor": "middle" }, `${digits(10 ** e)}`));
   for (let e = Math.ceil(y0); e <= y1; e++) chart.append(svg("line", { class: "grid", x1: left, x2: width - 10, y1: y(e), y2: y(e) }), svg("text", { x: left - 8, y: y(e) + 4, "text-anchor": "end" }, `${digits(10 ** (e - 12))} TFLOP/s`));
   const slope = Math.log10(R.dram_bytes_per_s);
+  let above = -100;
   for (const [name, peak] of R.peaks) {
-    const p = Math.log10(peak), knee = p - slope;
-    chart.append(svg("path", { class: "ceiling", d: `M${x(Math.max(x0, y0 - slope))},${y(Math.max(y0, x0 + slope))} L${x(knee)},${y(p)} L${x(x1)},${y(p)}` }), svg("text", { class: "ink", x: width - 14, y: y(p) - 5, "text-anchor": "end" }, name));
+    const p = Math.log10(peak), knee = p - slope, crowded = y(p) - above < 14;  // two roofs close together: the lower name below its line
+    above = y(p);
+    chart.append(svg("path", { class: "ceiling", d: `M${x(Math.max(x0, y0 - slope))},${y(Math.max(y0, x0 + slope))} L${x(knee)},${y(p)} L${x(x1)},${y(p)}` }), svg("text", { class: "ink", x: width - 14, y: crowded ? y(p) + 12 : y(p) - 5, "text-anchor": "end" }, name));
   }
   R.dots.forEach((d, i) => {
     const dot = svg("circle", { class: "dot", cx: x(xs[i]), cy: y(ys[i]), r: Math.max(3, Math.min(16, Math.sqrt(d.s * 1e6) / 2)), fill: "var(--compute)" });
