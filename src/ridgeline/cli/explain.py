@@ -77,7 +77,7 @@ def show(found: Explanation, top: int) -> None:
     out = console()
     many = f"{len(found.ranks)} ranks" if len(found.ranks) > 1 else ""
     beside = "".join(f"  {part}" for part in (found.device, many) if part)
-    out.print(Text(found.title, style="bold") + Text(beside, style=DIM))
+    out.print(Text.assemble((found.title, "bold"), (beside, DIM)))
     out.print(Text(found.verdict, style="bold yellow" if found.findings else "bold green"))
     out.print()
     _numbers(out, found)
@@ -114,7 +114,7 @@ def _numbers(out: Console, found: Explanation) -> None:
         (percent(found.busy_frac), "device busy"),
         (f"{_short(found.recoverable_ms)} ms", f"to win back ({percent(won)})"),
     )
-    parts = [Text(value, style="bold") + Text(f" {label}", style=DIM) for value, label in numbers]
+    parts = [Text.assemble((value, "bold"), (f" {label}", DIM)) for value, label in numbers]
     one = Text("    ").join(parts)
     for line in [one] if len(one) + 2 <= out.width else parts:
         out.print(Text("  ") + line)
@@ -144,7 +144,7 @@ def _findings(out: Console, found: Explanation, top: int) -> None:
 def _finding(out: Console, number: int, finding: Finding) -> None:
     gain = f"{_short(finding.low_ms)} to {_short(finding.high_ms)} ms"
     likely = f", likely {_short(finding.expected_ms)}" if finding.expected_ms > 0.01 * finding.high_ms else ""
-    head = Text(gain, style="bold yellow") + Text(likely, style="yellow") + Text(f"  {finding.what}", style="bold")
+    head = Text.assemble((gain, "bold yellow"), (likely, "yellow"), (f"  {finding.what}", "bold"))
     out.print(hanging(f"{number:2d}. ", head))
     lines = Table.grid(padding=(0, 1, 0, 0))
     lines.add_column(style=DIM, no_wrap=True)
