@@ -213,7 +213,10 @@ def validate(
 def explain(
     trace_files: Annotated[
         list[str],
-        typer.Argument(metavar="TRACE…", help="Kineto or Chrome JSON, Nsight Systems SQLite, or a folder of ranks."),
+        typer.Argument(
+            metavar="TRACE…",
+            help="Kineto or Chrome JSON, Nsight Systems SQLite, a folder of ranks, memory files, or TORCH_TRACE logs.",
+        ),
     ],
     on: Annotated[str | None, typer.Option("--on", help="Device, when the trace does not name it.")] = None,
     top: Annotated[int, typer.Option(min=0, help="Findings to print.")] = 5,

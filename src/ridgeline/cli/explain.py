@@ -13,13 +13,17 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from ridgeline.cli import compile_log
+from ridgeline.cli.compile_log import compile_log_of
 from ridgeline.cli.draw import DIM, add_rows, bar, clipped, console, hanging, percent, print_json, shortened, table
+from ridgeline.errors import InputError
 from ridgeline.findings.explanation import Explanation
 from ridgeline.findings.finding import Finding
 from ridgeline.findings.whatif import WhatIf, what_if
 from ridgeline.findings.words import idle_words
 from ridgeline.journeys import explain
 from ridgeline.trace.memory import Holder
+from ridgeline.trace.torchlog import CompileLog
 from ridgeline.units import show_bytes
 
 BAR = 24
@@ -44,6 +48,10 @@ class Wish:
 
 def explain_and_show(wish: Wish) -> None:
     """Write the files that were asked for, and print JSON or the summary; whoever reads may stop after a few lines."""
+    log = compile_log_of(wish.sources)
+    if log is not None:
+        _show_log(log, wish)
+        return
     found = explain(list(wish.sources), on=wish.device)
     tried = what_if(found.scene, wish.what_if) if wish.what_if and found.scene else []
     written = _written(found, wish)
@@ -54,6 +62,15 @@ def explain_and_show(wish: Wish) -> None:
         _tried(tried)
     for line in written:
         print(line, file=sys.stderr)
+
+
+def _show_log(log: CompileLog, wish: Wish) -> None:
+    if wish.html or wish.trace or wish.what_if:
+        raise InputError(f"{wish.sources[0]} is a compile log: --html, --trace and --what-if need a trace")
+    if wish.json:
+        print_json(compile_log.document_of(log))
+    else:
+        compile_log.show(log, Path(wish.sources[0]).name, wish.top)
 
 
 def _written(found: Explanation, wish: Wish) -> list[str]:

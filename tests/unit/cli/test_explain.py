@@ -178,6 +178,27 @@ def test_what_is_left_out_of_a_file_is_said(slow, tmp_path, capsys):
     assert found["negative"] == "3 events end before they start"
 
 
+def test_a_folder_of_compile_logs_is_told_by_line_and_cause(tmp_path, capsys):
+    """It was refused as a folder without traces."""
+    facts = {"co_name": "forward", "co_filename": "model.py", "co_firstlineno": 12, "start_time": 1.7e9}
+    head = "V1115 06:45:34.096000 24127 torch/_dynamo/convert_frame.py:303] "
+    entries = [
+        {"compilation_metrics": facts | {"compile_id": f"0/{i}", "entire_frame_compile_time_s": 2.0 + i}, "frame_id": 0,
+         "frame_compile_id": i} for i in range(2)
+    ]  # fmt: skip
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    text = "".join(f"{head}{json.dumps(entry)}\n" for entry in entries)
+    (logs / "dedicated_log_torch_trace_a.log").write_text(text)
+    assert run(["explain", str(logs)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Compilation alone: 5 s in 2 compilations, of which 1 again, with 0 graph breaks." in said
+    assert "model.py:12 1 3 s recompilation" in said
+    assert run(["explain", str(logs), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["num_recompilations"] == 1
+    assert run(["explain", str(logs), "--html", str(tmp_path / "r.html")]) == 2
+
+
 def test_a_healthy_run_has_no_findings(fast, capsys):
     assert run(["explain", fast, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["findings"] == []
