@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from os import PathLike as PathLikeType
@@ -21,7 +21,7 @@ from ridgeline.models import build
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
     from ridgeline.cost.check import Check
     from ridgeline.cost.prediction import Span
@@ -257,12 +257,15 @@ def explain(source: Trace | PathLike | Sequence[PathLike], on: str | Device | No
 
     device = device_named(on) if on is not None else None
     aside: list[str] = []
+    worlds: list[int | None] = []
 
     def ranks() -> Iterator[Trace]:
         """One rank after another, read again each time: only one is held."""
         aside.clear()
+        worlds.clear()
         for trace in [source] if isinstance(source, Trace) else read_ranks(_paths(source), aside=aside):
             own = trace.ranks()
+            worlds.append(trace.meta.get("distributed", {}).get("world_size"))
             yield from (trace.of_rank(rank) for rank in own) if len(own) > 1 else (trace,)
 
     summaries: list[Summary] = []
@@ -271,12 +274,13 @@ def explain(source: Trace | PathLike | Sequence[PathLike], on: str | Device | No
     for alone in ranks():
         summaries.append(summary_of(alone))
         collectives.append(communication_of(alone))
-    lost = tuple(aside)
+    beside = {"set_aside": tuple(aside), "num_ranks": len(summaries), "worlds": tuple(worlds)}
     if len(summaries) == 1 and alone is not None:
-        return explained(_beside(alone, lost), summaries, device=device)
+        return explained(_beside(alone, beside), summaries, device=device)
     chosen = _typical(summaries)
-    trace = _beside(next(islice(ranks(), chosen, None)), lost)
-    return explained(trace, summaries, [c for i, c in enumerate(collectives) if i != chosen], device=device)
+    trace = _beside(next(islice(ranks(), chosen, None)), beside)
+    found = explained(trace, summaries, [c for i, c in enumerate(collectives) if i != chosen], device=device)
+    return replace(found, title=_job_title(source, trace, summaries[chosen].rank))
 
 
 def what_if(source: Trace | PathLike, *changes: str) -> list[WhatIf]:
@@ -305,9 +309,17 @@ def _paths(source: PathLike | Sequence[PathLike]) -> list[PathLike]:
     return [source] if isinstance(source, (str, PathLikeType)) else list(source)
 
 
-def _beside(trace: Trace, lost: Sequence[str]) -> Trace:
-    """The trace, with a note of files beside it that are none."""
-    return replace(trace, meta={**trace.meta, "set_aside": lost}) if lost else trace
+def _beside(trace: Trace, beside: Mapping[str, Any]) -> Trace:
+    """The trace, with a note of what lies beside it: further ranks, and files that are no traces."""
+    return replace(trace, meta={**trace.meta, **beside})
+
+
+def _job_title(source: Trace | PathLike | Sequence[PathLike], trace: Trace, rank: int) -> str:
+    """What several ranks are called: their folder or their one file, and which of them is looked into."""
+    given = list(source) if isinstance(source, (list, tuple)) else [source]
+    folder = Path(given[0]) if len(given) == 1 and isinstance(given[0], (str, PathLikeType)) else None
+    name = (folder.resolve().name if folder and folder.is_dir() else "") or trace.title
+    return f"{name}, rank {rank} in detail"
 
 
 def _typical(summaries: Sequence[Summary]) -> int:
@@ -318,11 +330,22 @@ def _typical(summaries: Sequence[Summary]) -> int:
 
 def diff(a: Trace | PathLike, b: Trace | PathLike) -> Difference:
     """What differs between two runs, measured, simulated or predicted: aligned by module and op, largest change
-    first."""
+    first. Of a folder of ranks the first is compared, and a note says so."""
     from ridgeline.findings.diff import diff as compared
     from ridgeline.findings.diff import idle_by_cause
 
-    return compared(_one_trace(a), _one_trace(b), idle_by_cause)
+    found = compared(_one_trace(a), _one_trace(b), idle_by_cause)
+    return replace(found, notes=(*found.notes, *_left_out(a, "A"), *_left_out(b, "B")))
+
+
+def _left_out(source: Trace | PathLike, side: str) -> list[str]:
+    """A note of a folder that holds more than the trace that was compared."""
+    from ridgeline.trace.read import trace_files
+
+    if not isinstance(source, (str, PathLikeType)) or len(files := trace_files(source)) < 2:
+        return []
+    rest = f"{len(files)} traces, of which {files[0].name} is compared: name two files to compare others"
+    return [f"{side} is a folder of {rest}"]
 
 
 def _one_trace(source: Trace | PathLike) -> Trace:

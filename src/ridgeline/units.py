@@ -39,6 +39,12 @@ def _scaled(value: float, steps: list[tuple[float, str]]) -> str:
     return f"{value / scale:.3g} {unit}"
 
 
+def show_ms(value_s: float) -> str:
+    """Milliseconds to three digits, never with an exponent: ``3,360 ms``."""
+    value = value_s * 1e3
+    return f"{value:,.0f} ms" if value >= 999.5 else f"{value:.3g} ms"
+
+
 def show_seconds(value_s: float) -> str:
     return "0 s" if value_s == 0 else _scaled(value_s, [(1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns")])
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline.errors import UnitError
-from ridgeline.units import parse_quantity, show_bytes, show_flops, show_joules, show_seconds, show_usd
+from ridgeline.units import parse_quantity, show_bytes, show_flops, show_joules, show_ms, show_seconds, show_usd
 
 
 @pytest.mark.parametrize(("text", "value"), [
@@ -47,3 +47,7 @@ def test_numbers_are_shown_with_three_digits_and_decimal_prefixes():
 @given(st.floats(1e-9, 1e15))
 def test_shown_bytes_read_back_within_the_digits_shown(value: float):
     assert parse_quantity(show_bytes(value).replace(",", "")) == pytest.approx(value, rel=6e-3, abs=1e-12)
+
+
+def test_milliseconds_never_have_an_exponent():
+    assert [show_ms(value_s) for value_s in (3.365, 0.0693, 0.9996)] == ["3,365 ms", "69.3 ms", "1,000 ms"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Sequence
@@ -47,7 +48,7 @@ def run(argv: Sequence[str]) -> int:
     except typer.Exit as error:
         return error.exit_code
     except Exception as error:
-        message = _usage(error)
+        message = _usage(error, argv[0] if argv and not argv[0].startswith("-") else "")
         if message is None:
             raise
         return _fail(message) if message else 0
@@ -60,7 +61,7 @@ def _check_command(argv: Sequence[str]) -> None:
         raise InputError(f"no command {argv[0]!r}{nearest(argv[0], known)}")
 
 
-def _usage(error: Exception) -> str | None:
+def _usage(error: Exception, command: str) -> str | None:
     """The text of an error about options and commands (their class differs between versions of typer), else None."""
     if type(error).__name__ == "NoArgsIsHelpError":
         print(error)
@@ -69,7 +70,8 @@ def _usage(error: Exception) -> str | None:
     if described is None:
         return None
     message = described().strip().removesuffix(".")
-    return message if "?" in message else f"{message}; `ridgeline --help` lists what there is"
+    asked = f"ridgeline {command} --help" if command else "ridgeline --help"
+    return message if "?" in message else f"{message}; `{asked}` lists what there is"
 
 
 def _fail(message: str) -> int:
@@ -211,7 +213,10 @@ def validate(
 def explain(
     trace_files: Annotated[
         list[str],
-        typer.Argument(metavar="TRACE…", help="Kineto or Chrome JSON, Nsight Systems SQLite, or a folder of ranks."),
+        typer.Argument(
+            metavar="TRACE…",
+            help="Kineto or Chrome JSON, Nsight Systems SQLite, a folder of ranks, memory files, or TORCH_TRACE logs.",
+        ),
     ],
     on: Annotated[str | None, typer.Option("--on", help="Device, when the trace does not name it.")] = None,
     top: Annotated[int, typer.Option(min=0, help="Findings to print.")] = 5,
@@ -275,6 +280,9 @@ def profile(
     """Run a script and record its steady steps: shapes, modules, lines, power, with the recording's own cost."""
     from ridgeline.cli.profile import Asked, profile_and_show
 
+    if target.startswith("-"):  # options of ours end where the script begins: one that is not ours is read as a script
+        known = [f"--{name.replace('_', '-')}" for name in inspect.signature(profile).parameters]
+        raise InputError(f"profile has no option {target!r}{nearest(target.split('=')[0], known)}")
     options = {"steps": steps, "warmup": warmup, "stack": stack, "power": power, "memory": memory}
     code = profile_and_show(Asked(target, tuple(args or ()), module, out, step_on, options, top, json))
     if code:

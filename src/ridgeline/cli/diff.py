@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import re
+
 from rich.text import Text
 
-from ridgeline.cli.draw import DIM, console, percent, print_json, shortened, table
+from ridgeline.cli.draw import DIM, clipped, console, hanging, percent, print_json, shortened, table
 from ridgeline.findings.diff import Change, Difference
+from ridgeline.findings.words import spoken
 from ridgeline.journeys import diff
 
 LEAST_FRAC = 0.002
+SAME_FRAC = 0.0005
+"""Of the step: less than this is printed as no difference."""
+_CALL = re.compile(r"^((?:copy|communication): )?(?:void )?([\w:]+)\(.*\)$")
 
 
 def diff_and_show(a: str, b: str, top: int, json: bool) -> None:
@@ -23,12 +29,12 @@ def show(found: Difference, top: int) -> None:
     """The verdict, then the largest changes; they add up to the difference."""
     out = console()
     slower = found.delta_ms > 0
-    word = "slower" if slower else "faster"
     share = abs(found.delta_ms) / found.a_step_ms if found.a_step_ms else 0.0
     out.print(Text(f"A  {found.a}", style=DIM))
     out.print(Text(f"B  {found.b}", style=DIM))
     moved = f"{found.a_step_ms:,.4g} → {found.b_step_ms:,.4g} ms a step ({found.delta_ms:+,.3g} ms)"
-    head = f"B is {percent(share)} {word}: {moved}"
+    same = share < SAME_FRAC
+    head = f"No difference: {moved}" if same else f"B is {percent(share)} {'slower' if slower else 'faster'}: {moved}"
     out.print(Text(head, style="bold red" if slower and share > 0.01 else "bold green"))
     out.print()
     shown = [change for change in found.changes if abs(change.delta_ms) > LEAST_FRAC * found.a_step_ms][:top]
@@ -38,17 +44,27 @@ def show(found: Difference, top: int) -> None:
     else:
         out.print(Text(f"{aligned}: no change above {percent(LEAST_FRAC)} of the step", style=DIM))
     rest_ms = found.delta_ms - sum(change.delta_ms for change in shown)
-    out.print(Text(f"everything else: {rest_ms:+,.3g} ms", style=DIM))
+    if len(shown) < len(found.changes) and abs(rest_ms) >= 5e-4:
+        out.print(Text(f"everything else: {rest_ms:+,.3g} ms", style=DIM))
     for note in found.notes:
-        out.print(Text(f"· {note}", style=DIM))
+        out.print(hanging("· ", Text(note, style=DIM)))
+
+
+def _label(key: str, room: int) -> str:
+    """A row's name in the room there is: copies and kernels say most where they begin, paths where they end."""
+    match = _CALL.match(key)
+    if match:
+        key = f"{match[1] or ''}{match[2]}"
+    text = spoken(key).replace("copy: Memcpy ", "copy: ")
+    return clipped(text, room) if text.startswith(("idle: ", "copy: ", "communication: ")) else shortened(text, room)
 
 
 def changes_table(changes: list[Change], title: str) -> None:
     out = console()
     made = table(title, ("", "left"), ("A ms", "right"), ("B ms", "right"), ("change", "right"), ("why", "left"))
     made.columns[-1].no_wrap = False
-    room = max(24, min(60, out.width - 72))
+    room = max(30, min(60, out.width - 64))
     for c in changes:
         delta = Text(f"{c.delta_ms:+,.3f}", style="red" if c.delta_ms > 0 else "green")
-        made.add_row(shortened(c.key, room), f"{c.a_ms:,.3f}", f"{c.b_ms:,.3f}", delta, c.why)
+        made.add_row(_label(c.key, room), f"{c.a_ms:,.3f}", f"{c.b_ms:,.3f}", delta, c.why)
     out.print(made)

@@ -113,12 +113,20 @@ def grid(lines: Iterable[Line]) -> Table:
     return made
 
 
+def hanging(mark: str, text: Text) -> Table:
+    """Text whose further lines begin below its first word, not below its number or bullet."""
+    made = Table.grid()
+    made.add_column(no_wrap=True)
+    made.add_column()
+    made.add_row(Text(mark, style="bold"), text)
+    return made
+
+
 def table(title: str, *columns: tuple[str, str], tight: bool = False) -> Table:
     """A plain table; columns are (heading, left or right), a tight one has a single space between them."""
     made = Table(
-        title=title,
+        title=Text(title, style="bold", no_wrap=True, overflow="ignore"),  # a narrow table does not break its title
         title_justify="left",
-        title_style="bold",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
         show_edge=False,

@@ -13,34 +13,24 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from ridgeline.cli.draw import DIM, add_rows, bar, clipped, console, percent, print_json, table
+from ridgeline.cli import compile_log
+from ridgeline.cli.compile_log import compile_log_of
+from ridgeline.cli.draw import DIM, add_rows, bar, clipped, console, hanging, percent, print_json, shortened, table
+from ridgeline.errors import InputError
 from ridgeline.findings.explanation import Explanation
 from ridgeline.findings.finding import Finding
 from ridgeline.findings.whatif import WhatIf, what_if
+from ridgeline.findings.words import idle_words
 from ridgeline.journeys import explain
 from ridgeline.trace.memory import Holder
+from ridgeline.trace.torchlog import CompileLog
 from ridgeline.units import show_bytes
 
 BAR = 24
+PATH = 36
+"""Characters of a module's path, its end: the modules of a network begin alike."""
 HOLDERS = 5
 """Who holds the peak, at most, in the terminal; the JSON has more."""
-_WORDS = {
-    "dataloader": "data loader",
-    "gc": "garbage collection",
-    "recompile": "compilation",
-    "allocator": "allocator",
-    "pageable_copy": "copies of pageable memory",
-    "pinned_copy": "copies of pinned memory",
-    "synchronization": "the host waited for the device",
-    "launch_bound": "the host had not launched yet",
-    "device_gap": "between queued kernels",
-    "device_copy": "copies on the device",
-    "communication": "communication",
-    "straggler": "waiting for another rank",
-    "unrecorded": "work that was not recorded",
-    "bubble": "pipeline bubble",
-    "unknown": "not known",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +48,10 @@ class Wish:
 
 def explain_and_show(wish: Wish) -> None:
     """Write the files that were asked for, and print JSON or the summary; whoever reads may stop after a few lines."""
+    log = compile_log_of(wish.sources)
+    if log is not None:
+        _show_log(log, wish)
+        return
     found = explain(list(wish.sources), on=wish.device)
     tried = what_if(found.scene, wish.what_if) if wish.what_if and found.scene else []
     written = _written(found, wish)
@@ -68,6 +62,15 @@ def explain_and_show(wish: Wish) -> None:
         _tried(tried)
     for line in written:
         print(line, file=sys.stderr)
+
+
+def _show_log(log: CompileLog, wish: Wish) -> None:
+    if wish.html or wish.trace or wish.what_if:
+        raise InputError(f"{wish.sources[0]} is a compile log: --html, --trace and --what-if need a trace")
+    if wish.json:
+        print_json(compile_log.document_of(log))
+    else:
+        compile_log.show(log, Path(wish.sources[0]).name, wish.top)
 
 
 def _written(found: Explanation, wish: Wish) -> list[str]:
@@ -89,8 +92,9 @@ def _written(found: Explanation, wish: Wish) -> list[str]:
 def show(found: Explanation, top: int) -> None:
     """Verdict, three numbers, findings, and where the time went."""
     out = console()
-    out.print(Text(found.title, style="bold"), Text(f"  {found.device}", style=DIM), end="")
-    out.print(Text(f"  {len(found.ranks)} ranks", style=DIM) if len(found.ranks) > 1 else "")
+    many = f"{len(found.ranks)} ranks" if len(found.ranks) > 1 else ""
+    beside = "".join(f"  {part}" for part in (found.device, many) if part)
+    out.print(Text.assemble((found.title, "bold"), (beside, DIM)))
     out.print(Text(found.verdict, style="bold yellow" if found.findings else "bold green"))
     out.print()
     _numbers(out, found)
@@ -118,21 +122,29 @@ def _tried(found: Sequence[WhatIf]) -> None:
 
 
 def _numbers(out: Console, found: Explanation) -> None:
-    """The three numbers: how long a step is, how busy the device, how much can be won back."""
+    """The three numbers: how long a step is, how busy the device, how much can be won back; in one line if it fits."""
     if not found.totals["all"]["num_gpu_events"]:
         return
     won = found.recoverable_ms / found.step_ms if found.step_ms else 0.0
-    line = Text("  ")
-    steps = f" (mean of {found.replay.num_steps})" if found.replay.num_steps > 1 else ""
-    for value, label in (
-        (f"{_short(found.step_ms, 4)} ms", f"a step{steps}"),
+    numbers = (
+        (f"{_short(found.step_ms, 4)} ms", f"a step{_step_basis(found)}"),
         (percent(found.busy_frac), "device busy"),
         (f"{_short(found.recoverable_ms)} ms", f"to win back ({percent(won)})"),
-    ):
-        line.append(value, style="bold")
-        line.append(f" {label}    ", style=DIM)
-    out.print(line)
+    )
+    parts = [Text.assemble((value, "bold"), (f" {label}", DIM)) for value, label in numbers]
+    one = Text("    ").join(parts)
+    for line in [one] if len(one) + 2 <= out.width else parts:
+        out.print(Text("  ") + line)
     out.print()
+
+
+def _step_basis(found: Explanation) -> str:
+    """What the step's length rests on: how many were recorded, and what they took then."""
+    replay = found.replay
+    said = [f"mean of {replay.num_steps}"] if replay.num_steps > 1 else []
+    if replay.recorded_ms > 1.02 * replay.step_ms:
+        said.append(f"{_short(replay.recorded_ms, 4)} as recorded")
+    return f" ({', '.join(said)})" if said else ""
 
 
 def _findings(out: Console, found: Explanation, top: int) -> None:
@@ -147,10 +159,10 @@ def _findings(out: Console, found: Explanation, top: int) -> None:
 
 
 def _finding(out: Console, number: int, finding: Finding) -> None:
-    head = Text(f"{number:2d}. ", style="bold")
-    head.append(f"{_short(finding.low_ms)} to {_short(finding.high_ms)} ms", style="bold yellow")
-    head.append(f"  {finding.what}", style="bold")
-    out.print(head)
+    gain = f"{_short(finding.low_ms)} to {_short(finding.high_ms)} ms"
+    likely = f", likely {_short(finding.expected_ms)}" if finding.expected_ms > 0.01 * finding.high_ms else ""
+    head = Text.assemble((gain, "bold yellow"), (likely, "yellow"), (f"  {finding.what}", "bold"))
+    out.print(hanging(f"{number:2d}. ", head))
     lines = Table.grid(padding=(0, 1, 0, 0))
     lines.add_column(style=DIM, no_wrap=True)
     lines.add_column(overflow="fold")
@@ -179,7 +191,8 @@ def _breakdown(out: Console, found: Explanation) -> None:
     total_ms = whole["total_ms"]
     if not total_ms:
         return
-    made = table("Where the time went", ("", "left"), ("ms", "right"), ("share", "right"), ("", "left"))
+    steps = f" ({found.replay.num_steps} steps)" if found.replay.num_steps > 1 else ""
+    made = table(f"Where the time went{steps}", ("", "left"), ("ms", "right"), ("share", "right"), ("", "left"))
     rows = [
         (label, whole[key], style)
         for label, key, style in (
@@ -192,7 +205,7 @@ def _breakdown(out: Console, found: Explanation) -> None:
     ]
     idle_ms = sum(cause.idle_s for cause in found.idle) * 1e3
     scale = whole["idle_ms"] / idle_ms if idle_ms else 0.0
-    rows += [(f"  {_WORDS.get(c.cause, c.cause)}", c.idle_s * 1e3 * scale, "red") for c in found.idle if c.idle_s > 0]
+    rows += [(f"  {idle_words(c.cause)}", c.idle_s * 1e3 * scale, "red") for c in found.idle if c.idle_s > 0]
     add_rows(
         made,
         [
@@ -204,6 +217,7 @@ def _breakdown(out: Console, found: Explanation) -> None:
         clipped,
     )
     out.print(made)
+    out.print()
 
 
 def _memory(out: Console, found: Explanation) -> None:
@@ -212,6 +226,10 @@ def _memory(out: Console, found: Explanation) -> None:
         reserved = f", {show_bytes(peak.reserved_bytes)} reserved" if peak.reserved_bytes >= 0 else ""
         where = f" of device {peak.device}" if len(found.memory) > 1 else ""
         title = f"Memory at its peak{where}: {show_bytes(peak.allocated_bytes)}{reserved}"
+        if not peak.categories and not peak.holders:
+            out.print(Text(title, style="bold"))
+            out.print()
+            continue
         made = table(title, ("", "left"), ("held", "right"), ("share", "right"), ("", "left"))
         rows = [(name, num, "cyan") for name, num in peak.categories]
         rows += [(f"  {_holder(holder)}", holder.num_bytes, "blue") for holder in peak.holders[:HOLDERS]]
@@ -220,20 +238,27 @@ def _memory(out: Console, found: Explanation) -> None:
             made,
             [(name, show_bytes(num), percent(frac), bar(frac, BAR, style)) for name, num, frac, style in shares],
             out.width,
-            clipped,
+            _ending,
         )
         out.print(made)
+        out.print()
+
+
+def _ending(text: str, width: int) -> str:
+    """Of a long path the end: modules of a network begin alike, and differ where they end."""
+    return f"  {shortened(text.strip(), width - 2)}" if text.startswith("  ") else clipped(text, width)
 
 
 def _holder(holder: Holder) -> str:
-    return " · ".join(part for part in (holder.module, holder.source, holder.op) if part) or holder.phase
+    module, source = shortened(holder.module, PATH), holder.source.rsplit("/", 1)[-1]
+    return " · ".join(part for part in (module, source, holder.op) if part) or holder.phase
 
 
 def _notes(out: Console, found: Explanation) -> None:
     """What the answers rest on."""
     linked, whole = found.totals["linked"], found.totals["all"]
     notes = list(_quality_notes(found))
-    if linked["num_gpu_events"] < whole["num_gpu_events"]:
+    if 0 < linked["num_gpu_events"] < whole["num_gpu_events"]:
         lost = int(whole["num_gpu_events"] - linked["num_gpu_events"])
         notes.append(
             f"{lost:,} of {int(whole['num_gpu_events']):,} device events have no launch in the file; they are counted "
@@ -245,15 +270,23 @@ def _notes(out: Console, found: Explanation) -> None:
             "not show"
         )
     if found.replay.host_frac < 0.995:
-        notes.append(
-            f"recording slowed the host ({_short(found.replay.recorded_ms, 4)} ms a step as recorded): gains are for "
-            f"launches at {percent(found.replay.host_frac)} of the recorded time"
-        )
+        notes.append(_host_note(found))
     for note in notes:
-        out.print(Text(f"· {note}", style=DIM))
+        out.print(hanging("· ", Text(note, style=DIM)))
+
+
+def _host_note(found: Explanation) -> str:
+    """What was done about the host, which a recorder slows."""
+    left = f"calls of the host are taken at {percent(found.replay.host_frac)} of their recorded time"
+    if found.scene is not None and found.scene.is_timed:
+        return f"the step and the gains are those measured without the recording: {left}"
+    return (
+        f"recording slows the host, and nobody timed this program without it: {left}, as is usual; "
+        "`ridgeline profile` times it"
+    )
 
 
 def _quality_notes(found: Explanation) -> Sequence[str]:
     """What makes the answers less than certain; mere notes are in the JSON."""
     issues = [issue for issue in found.quality.get("issues", ()) if issue["severity"] != "note"]
-    return [f"{issue['what']}: {issue['effect']}" for issue in issues if issue["code"] != "unlinked"]
+    return [f"{issue['what']}; {issue['effect']}" for issue in issues if issue["code"] != "unlinked"]

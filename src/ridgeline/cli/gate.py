@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.text import Text
 
 from ridgeline.cli.diff import changes_table
-from ridgeline.cli.draw import DIM, console, percent, print_json
+from ridgeline.cli.draw import DIM, console, hanging, percent, print_json
 from ridgeline.errors import InputError
 from ridgeline.findings.regression import Gate
 from ridgeline.journeys import gate
@@ -39,13 +39,18 @@ def fraction(text: str) -> float:
     return found
 
 
+def _runs(num: int) -> str:
+    return "1 run" if num == 1 else f"{num} runs"
+
+
 def show(found: Gate) -> None:
     out, v = console(), found.verdict
     out.print(Text(found.message, style=_STYLE[v.verdict]))
-    sides = f"{v.num_baseline} baseline runs, {v.num_runs} runs; a run scatters by {percent(v.noise_frac)}"
-    out.print(Text(f"{sides}; chance alone would look like this with p = {v.p_slower:.3g}", style=DIM))
+    sides = f"{_runs(v.num_baseline)} of the baseline, {_runs(v.num_runs)} judged"
+    chance = f"p = {v.p_slower:.2g} that runs no slower than the baseline look like this by chance"
+    out.print(Text(f"{sides}; a run scatters by {percent(v.noise_frac)}; {chance}", style=DIM))
     for note in v.notes:
-        out.print(Text(f"· {note}", style=DIM))
+        out.print(hanging("· ", Text(note, style=DIM)))
     if found.causes and v.verdict != "ok":
         out.print()
         changes_table(list(found.causes), "What changed most")

@@ -48,8 +48,12 @@ def optimize_and_show(asked: Asked) -> None:
     out = draw.console()
     say = (lambda text: None) if asked.json else (lambda text: out.print(Text(f"· {text}", style=draw.DIM)))
     _to_eval(model, asked.mode)
-    fast = optimize(model, args, kwargs, mode=asked.mode, budget_s=asked.budget_s, memory_limit=asked.memory_limit,
-                    error_budget=asked.error_budget, use_cache=asked.use_cache, say=say)  # fmt: skip
+    options = {name: getattr(asked, name) for name in ("mode", "budget_s", "memory_limit", "error_budget", "use_cache")}
+    try:
+        fast = optimize(model, args, kwargs, **options, say=say)
+    except (TypeError, ValueError, RuntimeError):
+        _refuse_what_cannot_be_called(model, args, kwargs, asked.source)
+        raise
     receipt = state_of(fast).receipt.to_dict()
     if asked.html:
         from ridgeline.web.optimize import write_receipt
@@ -59,6 +63,19 @@ def optimize_and_show(asked: Asked) -> None:
         draw.print_json(receipt)
     else:
         _show(receipt, asked.html)
+
+
+def _refuse_what_cannot_be_called(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], source: str) -> None:
+    """A model that fails by itself on its inputs is the script's mistake, and one line says so."""
+    try:
+        model(*args, **kwargs)
+    except Exception as error:
+        given = ", ".join((f"{len(args)} positional argument{'' if len(args) == 1 else 's'}", *kwargs))
+        said = next(iter(str(error).splitlines()), "")
+        raise InputError(
+            f"the model fails on the inputs that {source} returns ({given}): {type(error).__name__}: {said}; "
+            "return (model, args, kwargs)"
+        ) from error
 
 
 def _to_eval(model: Any, mode: str) -> None:

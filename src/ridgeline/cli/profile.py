@@ -117,14 +117,14 @@ def _show(trace: Trace, rows: list[OpRow], asked: Asked, counted: str) -> None:
     found = [step for step in steps(trace) if step.number >= 0]
     on = "device" if trace.gpu.any() else "host"
     total_s = sum(step.total_s for step in found) or trace.end_s
-    out.print(Text(f"{asked.target}: {len(found)} steps recorded, counted by {counted or WHOLE}", style="bold"))
+    num = f"{len(found)} step{'' if len(found) == 1 else 's'}"
+    out.print(Text(f"{asked.target}: {num} recorded, counted by {counted or WHOLE}", style="bold"))
     for step in found:
-        out.print(
-            f"  step {step.number}: {show_seconds(step.total_s)}, {draw.percent(step.gpu_frac)} with a kernel running"
-        )
-    out.print(_table(rows, on, total_s))
+        busy = f", {draw.percent(step.gpu_frac)} with a kernel running" if on == "device" else ""
+        out.print(f"  step {step.number}: {show_seconds(step.total_s)}{busy}")
+    out.print(_table(rows, on, total_s) if rows else "no op was recorded: the program called none of PyTorch's")
     for note in trace.notes:
-        out.print(Text(f"· {note}", style=draw.DIM))
+        out.print(draw.hanging("· ", Text(note, style=draw.DIM)))
     out.print(f"\ntrace: {asked.out}; ui.perfetto.dev opens it, and `ridgeline explain` says why and what to do")
 
 

@@ -183,6 +183,26 @@ def mean_totals(found: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str,
     }
 
 
+def mean_causes(found: Sequence[Sequence[Cause]]) -> tuple[Cause, ...]:
+    """Over ranks, as the totals are: times are means, so that causes add up to the idle time; counts add up."""
+    if len(found) == 1:
+        return tuple(found[0])
+    rows: dict[str, list[Cause]] = {}
+    for cause in (cause for one in found for cause in one):
+        rows.setdefault(cause.cause, []).append(cause)
+    made = [
+        Cause(
+            name,
+            sum(cause.idle_s for cause in own) / len(found),
+            sum(cause.exposed_s for cause in own) / len(found),
+            sum(cause.count for cause in own),
+            longest_s=max(cause.longest_s for cause in own),
+        )
+        for name, own in rows.items()
+    ]
+    return tuple(sorted(made, key=lambda cause: -cause.total_s))
+
+
 def _mean(values: Sequence[float]) -> float:
     return float(np.mean(values))
 
@@ -209,7 +229,7 @@ def explained(
         replay=replay_of(scene),
         totals=whole,
         steps=own.steps if len(summaries) == 1 else tuple(step for one in summaries for step in one.steps),
-        idle=own.idle,
+        idle=mean_causes([summary.idle for summary in summaries]),
         places=tuple(idle_places(trace)),
         findings=findings,
         ranks=tuple(summaries),
@@ -247,15 +267,24 @@ def _held(peak: Peak) -> str:
     return f"Memory alone: {show_bytes(peak.allocated_bytes)} at the peak{f', of which {most}' if most else ''}."
 
 
+def _nothing_ran(trace: Trace) -> str:
+    """Of a trace without device events: because it is cut off or unreadable, or because there were none."""
+    if trace.meta.get("truncated"):
+        return "The file is cut off before any device work: what is left says nothing of the device. Export it again."
+    if not len(trace) and (lost := int(trace.meta.get("num_lost", 0))):
+        return f"Nothing could be read: none of the {lost:,} events has a readable time. Export the trace again."
+    if not len(trace):
+        return "The trace is empty: it holds no events. Record at least one step."
+    return "No device work in this trace: it was recorded without GPU activities, or the program ran on the CPU alone."
+
+
 def verdict_of(scene: Scene, findings: Sequence[Finding], whole: Mapping[str, Mapping[str, float]]) -> str:
     """One sentence a person would say."""
     total_ms, busy_ms = whole["all"]["total_ms"], whole["all"]["busy_ms"]
     if not len(scene.trace) and (held := peaks(scene.trace)):
         return _held(max(held, key=lambda peak: peak.allocated_bytes))
     if not whole["all"]["num_gpu_events"]:
-        return (
-            "No device work in this trace: it was recorded without GPU activities, or the program ran on the CPU alone."
-        )
+        return _nothing_ran(scene.trace)
     if findings:
         least_ms = NAMED_FRAC * scene.unrecorded_step_s * 1e3
         weighty = [finding for finding in findings[:2] if finding.later_ms >= least_ms] or findings[:1]
@@ -264,6 +293,11 @@ def verdict_of(scene: Scene, findings: Sequence[Finding], whole: Mapping[str, Ma
         causes = _capitalized(", and ".join(named))
         return f"{causes}: {share:.0%} of the step can be won back."
     busy = busy_ms / total_ms if total_ms else 0.0
+    if quality(scene.trace).has("no_calls") and busy < HEALTHY_FRAC:
+        return (
+            f"No known mistake was found; the device is busy {busy:.0%} of the time, and without launch calls in the "
+            "file nobody can say what it waits for."
+        )
     lost = scene.wiring.unexplained_s / scene.window.duration_s
     if lost > 0.1:
         return f"No known mistake. The device waits {lost:.0%} of the time and the trace does not say for what."

@@ -60,9 +60,20 @@ def gaps_of(scene: Scene) -> tuple[Gap, ...]:
 UNITS = (1.0, 1e3, 1e3, 1e3)
 
 
+def with_work(scene: Scene) -> Trace:
+    """The trace with the flops and bytes of its kernels, if it has them or its shapes tell them."""
+    if np.isfinite(scene.trace.optional("flops")[scene.rows]).any():
+        return scene.trace
+    return _from_shapes(scene) or scene.trace
+
+
 def _priced(scene: Scene) -> Trace | None:
     if "floor_s" in scene.trace.extra and np.isfinite(scene.trace.extra["floor_s"]).any():
         return scene.trace
+    return _from_shapes(scene)
+
+
+def _from_shapes(scene: Scene) -> Trace | None:
     if scene.device is None or scene.program.num_works > MAX_WORKS or "shapes" not in scene.trace.extra:
         return None
     return with_floors(scene.trace, scene.device)[0]

@@ -13,6 +13,7 @@ import numpy as np
 from ridgeline.errors import FindingError
 from ridgeline.findings.diff import Change, Difference, diff, idle_by_cause
 from ridgeline.findings.gate import Verdict, gate
+from ridgeline.findings.words import spoken
 from ridgeline.trace.read import read, trace_files
 from ridgeline.trace.steps import steps
 from ridgeline.trace.table import Trace
@@ -47,7 +48,7 @@ class Gate:
         v = self.verdict
         moved = f"{v.slowdown_frac:+.1%} ({v.low_frac:+.1%} to {v.high_frac:+.1%}; {v.max_frac:.1%} allowed)"
         head = f"{v.verdict}: step {v.baseline_s * 1e3:.4g} → {v.runs_s * 1e3:.4g} ms, {moved}"
-        because = "; ".join(f"{c.key} {c.delta_ms:+.3g} ms, {c.why}" for c in self.causes)
+        because = "; ".join(f"{spoken(c.key)} {c.delta_ms:+.3g} ms, {c.why}" for c in self.causes)
         return f"{head}; {because}" if because and v.verdict in ("regression", "improvement", "inconclusive") else head
 
     def to_dict(self) -> dict[str, Any]:
@@ -107,7 +108,14 @@ def _listed(path: Path) -> list[Run] | None:
         document.items() if isinstance(document, dict) else enumerate(document) if isinstance(document, list) else ()
     )
     runs = [Run(str(name), _steady(times)) for name, times in named if _are_times(times)]
-    return runs if runs and len(runs) == len(document) else None
+    if runs and len(runs) == len(document):
+        return runs
+    if isinstance(document, list) and not any(isinstance(part, dict) for part in document):
+        raise FindingError(
+            f"{path} is a list, but not of step times: write a list of seconds for every run, such as "
+            "[[0.0201, 0.0199], [0.0203, 0.0200]], all above zero"
+        )
+    return None
 
 
 def _are_times(value: Any) -> bool:

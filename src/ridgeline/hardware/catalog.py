@@ -62,7 +62,8 @@ def _canonical(name: str) -> str:
             return candidate
         if candidate in _aliases():
             return _aliases()[candidate]
-    raise HardwareError(f"unknown device {name!r}{nearest(word, [*devices(), *_aliases()])} `devices()` lists them all")
+    meant = nearest(word, [*devices(), *_aliases()])
+    raise HardwareError(f"unknown device {name!r}{meant} `ridgeline devices` lists them all")
 
 
 def _is_file(name: str) -> bool:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ridgeline.cost.estimate import L2_KEPT_FRAC
 from ridgeline.cost.lower import lower
 from ridgeline.cost.price import Pricer, pricer_of
-from ridgeline.cost.work import Site
+from ridgeline.cost.work import Site, work_of
 from ridgeline.errors import RidgelineError
 from ridgeline.hardware import Device
 from ridgeline.hardware import device as device_named
@@ -38,6 +38,36 @@ class Priced:
 
     floor_s: float
     expected_s: float
+    flops: float = 0.0
+    read_bytes: float = 0.0
+    written_bytes: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """What is written beside every span: prices, and the work they are prices of."""
+
+    floor_s: Seconds
+    expected_s: Seconds
+    flops: Seconds
+    read_bytes: NDArray[np.int64]
+    written_bytes: NDArray[np.int64]
+
+    @classmethod
+    def empty(cls, num: int) -> Columns:
+        floor_s, expected_s, flops = (np.full(num, np.nan) for _ in range(3))
+        read_bytes, written_bytes = (np.full(num, -1, dtype=np.int64) for _ in range(2))
+        return cls(floor_s, expected_s, flops, read_bytes, written_bytes)
+
+    def fill(self, rows: Any, priced: Priced, weight: Any = 1.0) -> None:
+        """Share what was priced among rows by weight."""
+        self.floor_s[rows], self.expected_s[rows] = priced.floor_s * weight, priced.expected_s * weight
+        self.flops[rows] = priced.flops * weight
+        self.read_bytes[rows] = np.rint(priced.read_bytes * weight)
+        self.written_bytes[rows] = np.rint(priced.written_bytes * weight)
+
+    def beside(self, trace: Trace) -> Trace:
+        return trace.with_columns(**{name: getattr(self, name) for name in self.__slots__})
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,21 +106,20 @@ def device_called(name: str) -> Device | None:
 
 
 def with_floors(trace: Trace, on: Device | str | None = None) -> tuple[Trace, Coverage]:
-    """The trace with ``floor_s`` and ``expected_s`` for every kernel whose op was recorded with its shapes.
+    """The trace with ``floor_s``, ``expected_s`` and the work (``flops``, ``read_bytes``, ``written_bytes``) of every
+    kernel whose op was recorded with its shapes.
 
-    An op that launched several kernels is priced as one; its floor and expectation are shared among them by their
-    measured time. The floor assumes that everything that can be in the L2 is there.
+    An op that launched several kernels is priced as one; its floor, expectation and work are shared among them by
+    their measured time. The floor assumes that everything that can be in the L2 is there.
     """
     device = device_named(on) if isinstance(on, str) else on or device_of(trace)
     works = np.flatnonzero(trace.gpu)
-    floor, expected = np.full(len(trace), np.nan), np.full(len(trace), np.nan)
-    if device is None or not len(works):
-        return trace.with_columns(floor_s=floor, expected_s=expected), _coverage(trace, works, floor)
-    pricer = _Prices(pricer_of(device))
-    caller = priced_ops(trace, works)
-    _price_ops(trace, works, caller, pricer, floor, expected)
-    _price_copies(trace, works, pricer, floor, expected)
-    return trace.with_columns(floor_s=floor, expected_s=expected), _coverage(trace, works, floor)
+    columns = Columns.empty(len(trace))
+    if device is not None and len(works):
+        pricer = _Prices(pricer_of(device))
+        _price_ops(trace, works, priced_ops(trace, works), pricer, columns)
+        _price_copies(trace, works, pricer, columns)
+    return columns.beside(trace), _coverage(trace, works, columns.floor_s)
 
 
 def priced_ops(trace: Trace, works: Index) -> Index:
@@ -109,7 +138,7 @@ def priced_ops(trace: Trace, works: Index) -> Index:
     return np.where((found >= 0) & is_known[trace.name[np.maximum(found, 0)]], found, -1).astype(np.intp)
 
 
-def _price_ops(trace: Trace, works: Index, caller: Index, pricer: _Prices, floor: Seconds, expected: Seconds) -> None:
+def _price_ops(trace: Trace, works: Index, caller: Index, pricer: _Prices, columns: Columns) -> None:
     order = np.argsort(caller, kind="stable")
     calls, first = np.unique(caller[order], return_index=True)
     for op, members in zip(calls.tolist(), np.split(order, first[1:]), strict=True):
@@ -118,25 +147,25 @@ def _price_ops(trace: Trace, works: Index, caller: Index, pricer: _Prices, floor
         rows = works[members]
         rows = rows[trace.of_kind(Kind.KERNEL, Kind.MEMSET)[rows]] if len(rows) < 64 else rows
         if len(rows):
-            _share(trace, rows, pricer.op(trace, op, [trace.words[trace.name[i]] for i in rows]), floor, expected)
+            _share(trace, rows, pricer.op(trace, op, [trace.words[trace.name[i]] for i in rows]), columns)
 
 
-def _share(trace: Trace, rows: Index, priced: Priced | None, floor: Seconds, expected: Seconds) -> None:
+def _share(trace: Trace, rows: Index, priced: Priced | None, columns: Columns) -> None:
     if priced is None:
         return
     weight = trace.duration_s[rows]
     weight = weight / weight.sum() if weight.sum() > 0 else np.full(len(rows), 1.0 / len(rows))
-    floor[rows], expected[rows] = priced.floor_s * weight, priced.expected_s * weight
+    columns.fill(rows, priced, weight)
 
 
-def _price_copies(trace: Trace, works: Index, pricer: _Prices, floor: Seconds, expected: Seconds) -> None:
+def _price_copies(trace: Trace, works: Index, pricer: _Prices, columns: Columns) -> None:
     sizes, copies = trace.optional("bytes"), trace.optional("copy")
     for row in works[trace.of_kind(Kind.MEMCPY)[works]].tolist():
         words = trace.words[copies[row]]
         if sizes[row] > 0 and ("HtoD" in words or "DtoH" in words):
             priced = pricer.site(copied(int(sizes[row]), pinned="pinned" in words.lower()))
             if priced is not None:
-                floor[row], expected[row] = priced.floor_s, priced.expected_s
+                columns.fill(row, priced)
 
 
 class _Prices:
@@ -174,7 +203,16 @@ class _Prices:
                 expected_s += self.pricer.price(one, likely, flushed=False).time.busy_s
             except (RidgelineError, KeyError, ValueError, ZeroDivisionError):
                 return None
-        return Priced(floor_s, expected_s) if calls else None
+        return Priced(floor_s, expected_s, *_work(site)) if calls else None
+
+
+def _work(site: Site) -> tuple[float, float, float]:
+    """Flops, bytes read and bytes written, as far as there is a rule."""
+    try:
+        work = work_of(site)
+    except (RidgelineError, KeyError, IndexError, ValueError, ZeroDivisionError):
+        return 0.0, site.read_bytes, site.written_bytes
+    return float(work.flops), float(work.read_bytes), float(work.written_bytes)
 
 
 def element_of(kernel: str) -> str:

@@ -21,6 +21,7 @@ from ridgeline.sim.footprint import STATE_BYTES, footprint
 from ridgeline.sim.generation import Stack
 from ridgeline.sim.pieces import groups_of
 from ridgeline.sim.step import Prices, Step, simulate_step
+from ridgeline.units import show_bytes
 
 Progress = Callable[[int, int], None]
 CHOICES = ("tp", "pp", "vp", "cp", "ep", "micro_batch", "zero", "recompute", "schedule", "sequence_parallel",
@@ -243,7 +244,7 @@ class _Search:
         step = simulate_step(self.graph(plan.micro_batch), plan, self.cluster, self.stack, prices=self.prices)
         if not step.fits:
             missing = step.peak_bytes - self.cluster.device.dram.capacity_bytes
-            return Sensitivity(choice, value, None, f"misses {missing / 1e9:.3g} GB of memory")
+            return Sensitivity(choice, value, None, f"misses {show_bytes(missing)} of memory")
         return Sensitivity(choice, value, step.step_s, _difference(best, step))
 
 

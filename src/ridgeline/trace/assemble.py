@@ -441,6 +441,8 @@ def _meta(
         "threads": [{"pid": pid, "tid": tid, "name": name} for pid, tid, name in labels],
         "truncated": document.truncated,
         "num_lost": document.num_lost + gathered.num_bad_times,
+        "num_negative": gathered.num_negative,
+        "unread": document.note,
         "categories": sorted(str(word) for word in gathered.categories if word),
         "recorded": {flag: bool(head[flag]) for flag in _FLAGS if flag in head},
         "windows_s": [((start - origin) / 1e9, (end - origin) / 1e9) for start, end in gathered.windows],

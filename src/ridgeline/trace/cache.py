@@ -13,7 +13,7 @@ from ridgeline.trace.archive import load, save
 from ridgeline.trace.table import Trace
 
 #: Part of every key: a reader that answers differently must not find the old answers.
-READER_VERSION = 3
+READER_VERSION = 4
 MAX_BYTES = 8 << 30
 #: Smaller files are read faster than their cache is written.
 MIN_BYTES = 4 << 20

@@ -147,11 +147,12 @@ def _decoded(value: Any) -> str:
     return "" if isinstance(value, (list, dict)) or not is_given(value) else bytes(value).decode("utf-8", "replace")
 
 
-def durations_ns(values: Sequence[Any], *, in_ns: bool) -> Ints:
-    """Microseconds (or nanoseconds) in whole nanoseconds; absent and negative ones are 0."""
+def durations_ns(values: Sequence[Any], *, in_ns: bool) -> tuple[Ints, int]:
+    """Microseconds (or nanoseconds) in whole nanoseconds; absent and negative ones are 0, and negative ones counted."""
     unit = 1.0 if in_ns else 1000.0
-    lasts = np.clip(np.nan_to_num(_numbers(values), nan=0.0), 0.0, _MAX_DURATION_NS / unit)
-    return np.rint(lasts * unit).astype(np.int64)
+    said = _numbers(values)
+    lasts = np.clip(np.nan_to_num(said, nan=0.0), 0.0, _MAX_DURATION_NS / unit)
+    return np.rint(lasts * unit).astype(np.int64), int(np.count_nonzero(said < 0.0))
 
 
 def triples(texts: Iterable[str]) -> NDArray[np.int32]:

@@ -63,6 +63,7 @@ class Gathered:
     sparse: dict[str, list[tuple[Ints, Column]]] = field(default_factory=dict)
     num_rows: int = 0
     num_bad_times: int = 0
+    num_negative: int = 0  # spans that end before they start
     in_ns: bool | None = None
     labels: dict[tuple[str, str, str], str] = field(default_factory=dict)
     opened: list[Any] = field(default_factory=list)  # B and E events, until they are paired
@@ -131,7 +132,9 @@ class Gathered:
         events, start, category = self._without_windows(events, start, category)
         num = len(events)
         self._append("start", start)
-        self._append("duration", durations_ns(list(map(_DUR, events)), in_ns=bool(self.in_ns)))
+        duration, num_negative = durations_ns(list(map(_DUR, events)), in_ns=bool(self.in_ns))
+        self._append("duration", duration)
+        self.num_negative += num_negative
         self._append("category", category)
         self._append("name", self.words.ids(list(map(_NAME, events))))
         self._append("process", self.processes.ids(list(map(_PID, events))))
@@ -160,7 +163,7 @@ class Gathered:
         if not window.any():
             return events, start, category
         for i in np.flatnonzero(window):
-            lasted = durations_ns([events[i].dur], in_ns=bool(self.in_ns))
+            lasted, _ = durations_ns([events[i].dur], in_ns=bool(self.in_ns))
             self.windows.append((int(start[i]), int(start[i] + lasted[0])))
         kept = np.flatnonzero(~window)
         return [events[i] for i in kept], start[kept], category[kept]

@@ -77,6 +77,17 @@ def _damage(trace: Trace) -> Iterator[Issue]:
                     "their time is missing from every answer", share, lost)  # fmt: skip
 
 
+def _unusable(trace: Trace) -> Iterator[Issue]:
+    if trace.meta.get("unread"):
+        yield Issue("unread", WARNING, str(trace.meta["unread"]),
+                    "the others are in no answer: unpack the archive and give its folder")  # fmt: skip
+    num = int(trace.meta.get("num_negative", 0))
+    if num:
+        share = num / max(1, len(trace))
+        yield Issue("negative", SEVERE if share > 0.01 else WARNING, f"{num:,} events end before they start",
+                    "they are counted as taking no time: totals are too small by theirs", share, num)  # fmt: skip
+
+
 def _set_aside(trace: Trace) -> Iterator[Issue]:
     aside = trace.meta.get("set_aside", ())
     if aside:
@@ -276,14 +287,28 @@ def _order(trace: Trace) -> Iterator[Issue]:
 
 def _ranks(trace: Trace) -> Iterator[Issue]:
     world = trace.meta.get("distributed", {}).get("world_size")
-    num = len(trace.ranks())
+    num = max(len(trace.ranks()), int(trace.meta.get("num_ranks", 0)))
     if isinstance(world, int) and world > num:
         yield Issue("missing_ranks", NOTE, f"{num} of {world} ranks are at hand",
                     "waiting for a straggler cannot be told from slow communication", 1 - num / world,
                     world - num)  # fmt: skip
 
 
+def _strangers(trace: Trace) -> Iterator[Issue]:
+    """Files that were given together as the ranks of one job, and may be none."""
+    worlds = trace.meta.get("worlds", ())
+    if len(worlds) < 2:
+        return
+    stated = sorted({world for world in worlds if isinstance(world, int)})
+    silent = sum(not isinstance(world, int) for world in worlds)
+    says = "files are of jobs of different sizes" if len(stated) > 1 else "files do not say which rank they are"
+    if len(stated) > 1 or silent:
+        yield Issue("strangers", WARNING, f"{len(worlds) if len(stated) > 1 else silent} of {len(worlds)} {says}",
+                    "all are taken as ranks of one job and numbered as they come; traces of different programs are "
+                    "to be explained one at a time", silent / len(worlds), silent)  # fmt: skip
+
+
 _CHECKS: tuple[Callable[[Trace], Iterator[Issue]], ...] = (
-    _set_aside, _damage, _no_device, _unlinked, _early, _graphs, _missing, _steps, _clock, _overhead, _cold,
-    _order, _ranks,
+    _set_aside, _damage, _unusable, _no_device, _unlinked, _early, _graphs, _missing, _steps, _clock, _overhead, _cold,
+    _order, _ranks, _strangers,
 )  # fmt: skip

@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 from ridgeline.errors import RidgelineError
 from ridgeline.findings.critical import Link, critical_path
 from ridgeline.findings.explanation import Explanation, idle_document, step_document
+from ridgeline.findings.floors import with_work
 from ridgeline.findings.scene import Scene
+from ridgeline.findings.words import IDLE_WORDS
 from ridgeline.trace.kind import Kind
 
 MAX_SPANS = 6000
@@ -40,6 +42,8 @@ def explanation_data(found: Explanation) -> dict[str, Any]:
         "replay": _replay(found),
         "steps": [step_document(step) for step in found.steps[:400]],
         "idle": idle_document(found.idle, found.places),
+        "idle_words": IDLE_WORDS,
+        "is_timed": scene is not None and scene.is_timed,
         "findings": [finding.to_dict() for finding in found.findings],
         "num_ranks": len(found.ranks),
         "gaps": [gap.to_dict() for gap in found.gaps],
@@ -80,7 +84,8 @@ def _timeline(scene: Scene, found: Explanation) -> dict[str, Any]:
     trace = scene.trace
     inside = (scene.start_ns < end_ns) & (scene.end_ns > start_ns)
     device = np.flatnonzero(inside & trace.gpu)
-    host = np.flatnonzero(inside & trace.of_kind(*HOST_KINDS) & (trace.device < 0))
+    around = trace.of_kind(Kind.PYTHON) & (scene.start_ns <= start_ns) & (scene.end_ns >= end_ns)  # above the step
+    host = np.flatnonzero(inside & trace.of_kind(*HOST_KINDS) & (trace.device < 0) & ~around)
     rows = np.concatenate((_longest(scene, device, MAX_SPANS // 2), _longest(scene, host, MAX_SPANS // 2)))
     marked = {row: number for number, finding in enumerate(found.findings) for row in finding.rows}
     words: dict[str, int] = {}
@@ -122,12 +127,14 @@ def _longest(scene: Scene, rows: NDArray[np.intp], num: int) -> NDArray[np.intp]
 
 
 def _depths(scene: Scene, rows: NDArray[np.intp]) -> dict[int, int]:
-    """How many spans lie around each host span, steps not counted."""
+    """How many spans lie around each host span, steps not counted, whatever order those that start together are in."""
     parent, steps = scene.trace.parent, scene.trace.of_kind(Kind.STEP)
     found: dict[int, int] = {}
-    for row in rows[np.argsort(scene.start_ns[rows], kind="stable")].tolist():
+    for row in rows[np.lexsort((-scene.end_ns[rows], scene.start_ns[rows]))].tolist():
         above = int(parent[row])
-        found[row] = found.get(above, -1) + 1 if above >= 0 and not steps[above] else 0
+        while above >= 0 and steps[above]:
+            above = int(parent[above])
+        found[row] = found.get(above, -1) + 1
     return found
 
 
@@ -183,16 +190,15 @@ def _modules(scene: Scene) -> list[dict[str, Any]]:
 
 
 def _roofline(scene: Scene) -> dict[str, Any] | None:
-    """Kernels with known flops and bytes against the device's roofs; None where neither is recorded."""
-    trace, rows = scene.trace, scene.rows
+    """Kernels with known flops and bytes against the device's roofs; None where no shapes tell them."""
+    trace, rows = with_work(scene), scene.rows
     flops, read, written = (trace.optional(name)[rows] for name in ("flops", "read_bytes", "written_bytes"))
     moved = np.maximum(read, 0).astype(float) + np.maximum(written, 0)
     known = np.isfinite(flops) & (flops > 0) & (moved > 0) & (scene.work_s > 0)
     floors = trace.optional("floor_s")[rows]
     if not known.any() or scene.device is None:
         return None
-    chosen = np.flatnonzero(known)
-    chosen = chosen[np.argsort(-scene.work_s[chosen], kind="stable")[:MAX_DOTS]]
+    chosen = _distinct(scene, np.flatnonzero(known), flops, moved)
     return {
         "dram_bytes_per_s": scene.device.dram.bandwidth_bytes_per_s,
         "peaks": _peaks(scene),
@@ -207,6 +213,16 @@ def _roofline(scene: Scene) -> dict[str, Any] | None:
             for i in chosen.tolist()
         ],
     }
+
+
+def _distinct(
+    scene: Scene, known: NDArray[np.intp], flops: NDArray[np.float64], moved: NDArray[np.float64]
+) -> NDArray[np.intp]:
+    """The longest of every kernel with the same work: a layer that runs eighty times is one dot."""
+    order = known[np.argsort(-scene.work_s[known], kind="stable")]
+    alike = np.stack([scene.trace.name[scene.rows[order]], flops[order], moved[order]], axis=1)
+    first = np.unique(alike, axis=0, return_index=True)[1]
+    return order[np.sort(first)[:MAX_DOTS]]
 
 
 def _peaks(scene: Scene) -> list[list[Any]]:

@@ -54,3 +54,23 @@ def test_the_scripts_own_failure_is_shown_and_returned(tmp_path, capsys):
     path.write_text("raise RuntimeError('mine')\n")
     assert run(["profile", "--out", str(tmp_path / "t.json"), str(path)]) == 1
     assert "RuntimeError: mine" in capsys.readouterr().err
+
+
+def test_a_model_that_cannot_be_called_is_the_scripts_mistake(tmp_path, capsys):
+    """It was a traceback of sixty lines through the search."""
+    pytest.importorskip("torch")
+    (tmp_path / "m.py").write_text("import torch\ndef make():\n    return torch.nn.Linear(3, 3)\n")
+    assert run(["optimize", f"{tmp_path / 'm.py'}:make", "--budget-s", "5"]) == 2
+    said = capsys.readouterr().err
+    assert "the model fails on the inputs" in said and "return (model, args, kwargs)" in said
+    assert len([line for line in said.splitlines() if line.startswith("error:")]) == 1
+
+
+def test_a_program_without_ops_prints_no_empty_table(tmp_path, monkeypatch, capsys):
+    """Its title was broken into a column of letters."""
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plain.py").write_text("print('nothing')\n")
+    assert run(["profile", "--no-power", "plain.py"]) == 0
+    said = capsys.readouterr().out
+    assert "1 step recorded" in said and "no op was recorded" in said and "time went" not in said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import pairwise
 
 import pytest
@@ -355,3 +356,12 @@ def test_two_findings_that_free_the_same_time_are_not_won_back_twice():
     assert len(found.findings) >= 2
     assert found.recoverable_ms <= found.step_ms - device_ms + 1e-9
     assert found.recoverable_ms <= sum(finding.expected_ms for finding in found.findings) + 1e-9
+
+
+def test_shares_of_recorded_time_are_of_the_recorded_step():
+    """69 ms of a step of 178 were called 56 % of it: of what the step might take without its recording."""
+    found = findings_of(_troubled().scene())
+    (said,) = [finding.what for finding in found if finding.rule == "data-loader"]
+    ms, share = re.search(r"waits ([\d.,]+) ms \((\d+)%\)", said).groups()
+    step_ms = _troubled().scene().window.step_s * 1e3
+    assert int(share) == round(100 * float(ms) / step_ms)

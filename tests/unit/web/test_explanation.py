@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
 from dataclasses import replace
 
 import pytest
@@ -85,6 +86,42 @@ def test_the_page_of_memory_alone_holds_its_peak_and_every_category():
     assert data["held"][0]["allocated_bytes"] == 8_000_000_000 and len(data["held"][0]["by_category"]) == 8
 
 
+def _stacked():
+    """A step inside of Python frames that last longer than it, with a frame and an op inside of the step."""
+    build = TraceBuilder("stack")
+    build.describe(devices=[{"name": "NVIDIA H200"}])
+    main = build.add("train.py(1): <module>", "host", 0.0, 10e-3, kind=Kind.PYTHON, thread=1)
+    loop = build.add("train.py(9): loop", "host", 0.0, 10e-3, kind=Kind.PYTHON, thread=1, parent=main)
+    mark = build.add("ProfilerStep#1", "host", 1e-3, 8e-3, kind=Kind.STEP, thread=1, parent=loop, step=1)
+    frame = build.add("model.py(3): forward", "host", 1.1e-3, 7e-3, kind=Kind.PYTHON, thread=1, parent=mark, step=1)
+    words = {"shapes": "[[2048, 2048], [2048, 2048]]", "dtypes": '["c10::BFloat16", "c10::BFloat16"]'}
+    op = build.add("aten::mm", "host", 1.2e-3, 1e-3, kind=Kind.OP, thread=1, parent=frame, step=1, extra=words)
+    call = build.add("cudaLaunchKernel", "host", 1.3e-3, 5e-6, kind=Kind.RUNTIME, thread=1, parent=op, step=1)
+    build.add("nvjet_tst_128x256", "GPU 0 stream 7", 1.4e-3, 60e-6, kind=Kind.KERNEL, device=0, stream=7, launch=call,
+              step=1, op="aten::mm")  # fmt: skip
+    trace = build.build()
+    return _data(render_explanation(explained(trace, [summary_of(trace)])))
+
+
+def test_frames_around_the_step_are_left_out_and_none_lies_on_another():
+    """They were drawn over each other, and what is inside of the step below the last row."""
+    lanes = dict(_stacked()["timeline"]["lanes"])
+    words = _stacked()["timeline"]["words"]
+    drawn = {words[span[2]]: span[5] for span in lanes["host thread 1"]}
+    assert drawn == {"model.py(3): forward": 0, "aten::mm": 1, "cudaLaunchKernel": 2}
+
+
+def test_a_measured_trace_with_shapes_has_a_roofline():
+    """Only predicted ones had: a recording says shapes, and no flops."""
+    (dot,) = _stacked()["roofline"]["dots"]
+    assert dot["flops"] == 2 * 2048**3 and dot["bytes"] == 3 * 2 * 2048**2
+
+
+def test_causes_are_called_by_words():
+    data = _stacked()
+    assert set(data["idle"]) <= set(data["idle_words"]) and data["idle_words"]["dataloader"] == "data loader"
+
+
 def test_hostile_names_cannot_leave_their_place():
     page = render_explanation(_explanation(HOSTILE))
     assert page.count("</script>") == 2
@@ -106,6 +143,23 @@ def browser():
         opened = p.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
         yield opened
         opened.close()
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
+@pytest.mark.parametrize("width", [600, 1280])
+def test_text_of_charts_keeps_its_size_in_a_narrow_window(tmp_path, width):
+    """Charts were drawn 1200 wide and shrunk with their letters."""
+    found = _explanation()
+    promised = replace(found.findings[0], low_ms=0.5 * found.step_ms, high_ms=1.8 * found.step_ms)
+    slowed = replace(found.replay, recorded_ms=2.0 * found.step_ms)
+    path = write_explanation(replace(found, findings=(promised,), replay=slowed), tmp_path / "r.html")
+    options = ["--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    command = ["chromium", *options, f"--window-size={width},900", "--dump-dom", path.as_uri()]
+    drawn = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert 'data-drawn="yes"' in drawn
+    found = re.findall(r'id="(?:flame|roofline|memory)"><svg viewBox="0 0 (\d+) ', drawn)
+    assert len(found) == 3 and all(0.75 * width < int(each) < width for each in found)
+    assert re.search(r'style="left: 25%; width: 65%;', drawn)  # of the step as recorded: none leaves its track
 
 
 @pytest.mark.parametrize("name", ["cutlass_80_simt_sgemm_128x64", HOSTILE], ids=["plain", "hostile"])

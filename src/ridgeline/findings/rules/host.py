@@ -15,6 +15,7 @@ from ridgeline.findings.scene import SURE_FRAC, Candidate, Scene
 from ridgeline.trace.intervals import Intervals, covered_within, difference, union
 from ridgeline.trace.kind import Kind
 from ridgeline.trace.quality import COLD_NS
+from ridgeline.units import show_ms
 
 TINY_S = 10e-6
 REGION = r"Torch-Compiled Region"
@@ -87,7 +88,7 @@ def data_loader(scene: Scene) -> Candidate | None:
     per_step_s = time.total / 1e9 / scene.num_steps
     cause, change = _starved(scene, time.total)
     return Candidate(
-        what=f"The step waits {per_step_s * 1e3:.3g} ms ({scene.frac(per_step_s):.0%}) for the data loader",
+        what=f"The step waits {show_ms(per_step_s)} ({per_step_s / scene.window.step_s:.0%}) for the data loader",
         cause=f"data loader: {cause}",
         change=change,
         where=scene.where_host(spans),
@@ -316,7 +317,7 @@ def host_code(scene: Scene) -> Candidate | None:
     ]
     held = held[scene.trace.duration_s[held] > 100e-6]
     return Candidate(
-        what=f"The host spends {per_step_s * 1e3:.3g} ms a step on code that launches nothing",
+        what=f"The host spends {show_ms(per_step_s)} a step on code that launches nothing",
         cause="host code between launches (preprocessing, Python loops, I/O) while the device runs dry",
         change="move it to a worker process or a thread ahead of the step, to the GPU, or out of the loop",
         where=scene.where_host(held),
@@ -428,7 +429,7 @@ def host_contention(scene: Scene) -> Candidate | None:
     return Candidate(
         what=f"{len(stalls) / scene.num_steps:.3g} host calls a step take over ten times their usual time"
         if not few
-        else f"{scene.stopped_s / scene.num_steps * 1e3:.3g} ms a step pass between ops that usually follow at once",
+        else f"{show_ms(scene.stopped_s / scene.num_steps)} a step pass between ops that usually follow at once",
         cause="CPU contention: the launching thread is descheduled (too few cores, oversubscribed threads, wrong "
         "NUMA node, or another thread of the process that holds Python's lock)",
         change="taskset/numactl the process to the cores of the GPU's NUMA node; OMP_NUM_THREADS and loader "

@@ -209,7 +209,9 @@ function heading() {
 }
 
 // ---- roofline and distance ----------------------------------------------------------------------------------------
-const PLOT = { w: 1240, h: 470, l: 84, r: 18, t: 14, b: 48 };
+// A chart is as wide as its panel, so that its letters keep their size in a narrow window.
+const wide = (id) => Math.max(300, $(id).clientWidth || 1240);
+const PLOT = { get w() { return wide("plot"); }, h: 470, l: 84, r: 18, t: 14, b: 48 };
 let plotKind = "roofline";
 function facts(i) {
   const t = state.t[i], f = R.flops[i], b = R.bytes[i];
@@ -321,7 +323,7 @@ function repeatOf(node) {
   return node.name === "*" && node.rows.every((i) => R.times[i] === first) ? ` × ${first}` : "";
 }
 function icicle() {
-  const root = tree(), w = 1240, rowH = 27;
+  const root = tree(), w = wide("icicle"), rowH = 27;
   let focus = root;
   for (const key of zoom) { if (!focus.kids.has(key)) break; focus = focus.kids.get(key); }
   const depthOf = (n) => n.kids.size ? 1 + Math.max(...[...n.kids.values()].map(depthOf)) : 1;
@@ -373,7 +375,7 @@ function bars() {
 // ---- memory -------------------------------------------------------------------------------------------------------
 const KIND_COLORS = { param: "#4f6bed", state: "#8a5cf0", grad: "#d9487d", activation: "#0d9aa5", input: "#6b9a2f", buffer: "#9a7a3b", constant: "#7d8896", workspace: "#dd8a12" };
 function memory() {
-  const M = D.memory, w = 1240, h = 300, l = 76, r = 18, t = 16, b = 34, n = Math.max(1, M.num_nodes - 1);
+  const M = D.memory, w = wide("memory"), h = 300, l = 76, r = 18, t = 16, b = 34, n = Math.max(1, M.num_nodes - 1);
   const withCapacity = M.capacity_bytes < 2.2 * M.peak_bytes, top = (withCapacity ? Math.max(M.capacity_bytes, M.peak_bytes) : M.peak_bytes) * 1.08 || 1;
   const X = (i) => l + i / n * (w - l - r), Y = (v) => h - b - v / top * (h - t - b), out = svg("svg", { viewBox: `0 0 ${w} ${h}`, role: "img" });
   const step = niceStep(top / 5);
@@ -496,6 +498,7 @@ $("theme").addEventListener("click", () => {
 const present = [...new Set(R.bound.map((k) => W[k]))].filter((b) => b !== "free");
 $("bound-legend").replaceChildren(...present.map((b) => el("span", {}, el("i", { style: `background:${boundVar(b)}` }), document.createTextNode(`bound by ${b}`))));
 heading(); cards(); sliders(); filters(); tableHead(); memory(); notes(); redraw();
+addEventListener("resize", () => { memory(); redraw(); });
 document.documentElement.dataset.replay = anchorWall.toFixed(4);
 document.documentElement.dataset.ready = "yes";
 })();

@@ -23,6 +23,8 @@ function ticks(low, high, wanted) {
   return found;
 }
 
+// A chart is as wide as its panel, so that its letters keep their size in a narrow window.
+const wide = (id) => Math.max(300, $(id).clientWidth || 1240);
 function frame(parent, width, height, xs, ys, xname, yname, xshow, yshow) {
   const svg = node("svg", { viewBox: `0 0 ${width} ${height}`, role: "img" }, parent);
   const left = 62, right = 16, top = 12, bottom = 40;
@@ -82,14 +84,14 @@ function distributions() {
 function overTime() {
   const s = data.samples, end = s.at_s[s.at_s.length - 1];
   const high = Math.max(data.capacity_tokens, ...s.held);
-  const plot = frame($("cache"), 1240, 260, [0, end], [0, high * 1.05], "seconds", "tokens", (v) => num(v), num);
+  const plot = frame($("cache"), wide("cache"), 260, [0, end], [0, high * 1.05], "seconds", "tokens", (v) => num(v), num);
   const area = line(plot, s.at_s, s.held, "var(--memory)", true);
   const fill = node("path", { d: area.getAttribute("d") + `V${plot.bottom}H${plot.x(s.at_s[0])}Z`, fill: "var(--memory)", "fill-opacity": 0.16 }, plot.svg);
   fill.setAttribute("stroke", "none");
   node("line", { x1: plot.x(0), x2: plot.x(end), y1: plot.y(data.capacity_tokens), y2: plot.y(data.capacity_tokens), stroke: "var(--bad)", "stroke-dasharray": "5 4" }, plot.svg);
   node("text", { x: plot.x(end) - 6, y: plot.y(data.capacity_tokens) + 14, "text-anchor": "end", class: "ink over" }, plot.svg, `capacity ${num(data.capacity_tokens)} tokens`);
   const most = Math.max(1, ...s.running, ...s.waiting);
-  const second = frame($("batch"), 1240, 240, [0, end], [0, most * 1.08], "seconds", "requests", (v) => num(v), num);
+  const second = frame($("batch"), wide("batch"), 240, [0, end], [0, most * 1.08], "seconds", "requests", (v) => num(v), num);
   line(second, s.at_s, s.running, "var(--compute)", true);
   line(second, s.at_s, s.waiting, "var(--latency)", true);
   legend("batch-legend", [["var(--compute)", "decoding"], ["var(--latency)", "waiting"]]);
@@ -108,7 +110,7 @@ function pareto() {
   const points = data.points;
   if (!points.length) { $("pareto-panel").remove(); $("table-panel").remove(); return; }
   const high = [Math.max(...points.map((p) => p.user)), Math.max(...points.map((p) => p.device))];
-  const plot = frame($("pareto"), 1240, 420, [0, high[0] * 1.06], [0, high[1] * 1.08], "tokens a second and user", "tokens a second and device", num, num);
+  const plot = frame($("pareto"), wide("pareto"), 420, [0, high[0] * 1.06], [0, high[1] * 1.08], "tokens a second and user", "tokens a second and device", num, num);
   const groups = [...new Set(points.map((p) => data.kind === "search" ? `${p.title} ${p.precision}` : "this deployment"))];
   groups.forEach((name, i) => {
     const color = COLORS[i % COLORS.length];

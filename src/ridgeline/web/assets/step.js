@@ -77,8 +77,10 @@ function cards() {
   $("cards").replaceChildren(...list);
 }
 
+// A chart is as wide as its panel, so that its letters keep their size in a narrow window.
+const wide = (id) => Math.max(300, $(id).clientWidth || 1240);
 function parts() {
-  const rows = S.stages, h = 22, gap = 5, w = 1240, left = 76, top = 4, height = top + rows.length * (h + gap) + 24;
+  const rows = S.stages, h = 22, gap = 5, w = wide("parts"), left = 76, top = 4, height = top + rows.length * (h + gap) + 24;
   const chart = svg("svg", { viewBox: `0 0 ${w} ${height}` });
   const x = (v) => left + v / S.step_s * (w - left - 10);
   rows.forEach((row, i) => {
@@ -158,7 +160,7 @@ function wireTimeline() {
 }
 
 function memory() {
-  const w = 660, h = 280, left = 66, bottom = 26, lanes = S.lanes;
+  const w = wide("memory"), h = 280, left = 66, bottom = 26, lanes = S.lanes;
   const chart = svg("svg", { viewBox: `0 0 ${w} ${h}` });
   const end = Math.max(...lanes.map((l) => l.end[l.end.length - 1] || 0)), top = 1.08 * Math.max(S.capacity_bytes, S.peak_bytes);
   const x = (v) => left + v / end * (w - left - 8), y = (v) => h - bottom - v / top * (h - bottom - 8);
@@ -180,7 +182,7 @@ function memory() {
   kinds();
 }
 function kinds() {
-  const rows = S.memory, w = 560, left = 66, step = Math.max(9, Math.min(24, 250 / rows.length)), h = rows.length * step + 26;
+  const rows = S.memory, w = wide("memory-kinds"), left = 66, step = Math.max(9, Math.min(24, 250 / rows.length)), h = rows.length * step + 26;
   const chart = svg("svg", { viewBox: `0 0 ${w} ${h}` });
   const top = 1.05 * Math.max(S.capacity_bytes, S.peak_bytes), x = (v) => left + v / top * (w - left - 8);
   rows.forEach((row, i) => {
@@ -216,7 +218,7 @@ function search() {
   if (!Q) return;
   $("search-panel").hidden = false;
   $("search-note").textContent = `${count(Q.num_candidates)} legal plans: ${Object.entries(Q.outcomes).map(([k, v]) => `${count(v)} ${k}`).join(", ")}`;
-  const w = 1240, h = 330, left = 70, bottom = 34, all = Q.points;
+  const w = wide("frontier"), h = 330, left = 70, bottom = 34, all = Q.points;
   const chart = svg("svg", { viewBox: `0 0 ${w} ${h}` });
   const xs = all.map((p) => p[1]), ys = all.map((p) => p[0]);
   const x0 = Math.min(...xs) * 0.95, x1 = Math.max(S.capacity_bytes * 1.15, Math.min(Math.max(...xs), S.capacity_bytes * 2)), y0 = Math.min(...ys) * 0.97, y1 = Math.min(Math.max(...ys), y0 * 2.2) * 1.02;
@@ -251,4 +253,4 @@ $("theme").addEventListener("click", () => {
   timeline();
 });
 heading(); cards(); search(); parts(); timeline(); wireTimeline(); memory(); plan();
-addEventListener("resize", timeline);
+addEventListener("resize", () => { search(); parts(); timeline(); memory(); });
