@@ -88,3 +88,14 @@ def test_recorded_steps_wait_for_who_reads_their_results_and_gradients() -> None
     assert seen.unique().tolist() == [3.0]
     assert slopes.item() == pytest.approx(3.0 * x.numel())
     assert graphed.replays >= 3
+
+
+def test_what_another_process_was_handed_is_never_written_again() -> None:
+    model, x = Scaled(), torch.ones(1024, 1024, device="cuda")
+    with torch.no_grad():
+        recording = graph_inference(model, (x,), {}, model)
+        result = recording(x)
+        place = result.data_ptr()
+        result.untyped_storage()._share_cuda_()
+        del result
+        assert place not in {recording(x).data_ptr() for _ in range(3)}

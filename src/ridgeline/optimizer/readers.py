@@ -1,7 +1,8 @@
-"""Streams that still read what a recording has lent: ``Tensor.record_stream`` names them, and is listened to here.
+"""Who still reads what a recording has lent: streams that ``Tensor.record_stream`` names, and other processes.
 
-PyTorch's allocator hands a block out again when the streams named for it are done. A recording's memory never goes back
-to the allocator, so it is the recording that has to ask, before a replay writes there.
+PyTorch's allocator hands a block out again when the streams named for it are done, and when no other process holds it.
+A recording's memory never goes back to the allocator, so it is the recording that has to ask, before a replay writes
+there. Both are said through PyTorch's own methods, which are listened to here.
 """
 
 from __future__ import annotations
@@ -21,23 +22,24 @@ _lent: weakref.WeakValueDictionary[int, Readers] = weakref.WeakValueDictionary()
 class Readers:
     """The streams named for some tensors, as long as their memory may still be read."""
 
-    __slots__ = ("__weakref__", "_events", "streams")
+    __slots__ = ("__weakref__", "_events", "abroad", "streams")
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self.streams: list[Any] = []
+        self.abroad = False  # another process was handed the memory, which nobody here hears of again
         self._events: list[Any] = []
         for tensor in tensors:
             _lent[tensor.untyped_storage()._cdata] = self
 
     def __bool__(self) -> bool:
-        return bool(self.streams or self._events)
+        return bool(self.streams or self._events or self.abroad)
 
     def done(self) -> bool:
         """Whether nobody reads any more; to be asked when nobody holds the tensors either."""
         while self.streams:
             self._events.append(self.streams.pop().record_event())
         self._events = [event for event in self._events if not event.query()]
-        return not self._events
+        return not self._events and not self.abroad
 
     def wait(self) -> None:
         """What is put on the current stream from now on comes after what the others have to read."""
@@ -58,7 +60,14 @@ def name_reader(tensor: Tensor, stream: Any) -> None:
         readers.streams.append(stream)
 
 
-_record_stream = Tensor.record_stream
+def name_abroad(storage: Any) -> None:
+    """Another process is handed a storage, which may be one that a recording has lent."""
+    readers = _lent.get(storage._cdata)
+    if readers is not None:
+        readers.abroad = True
+
+
+_record_stream, _share = Tensor.record_stream, torch.UntypedStorage._share_cuda_
 
 
 @wraps(_record_stream)
@@ -67,5 +76,12 @@ def _heard(self: Tensor, s: Any) -> None:
     _record_stream(self, s)
 
 
+@wraps(_share)
+def _shared(self: Any, *args: Any, **kwargs: Any) -> Any:
+    name_abroad(self)
+    return _share(self, *args, **kwargs)
+
+
 if not hasattr(_record_stream, "__wrapped__"):
     Tensor.record_stream = _heard  # type: ignore[method-assign, assignment]
+    torch.UntypedStorage._share_cuda_ = _shared  # type: ignore[method-assign, assignment]

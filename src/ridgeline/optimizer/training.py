@@ -153,6 +153,8 @@ class GraphedTraining:
         last = self._last() if self._last is not None else None
         if last is not None and not last.done:
             return Miss("the last forward still waits for its backward", stale=False)
+        if self._readers.abroad:
+            return Miss("a result or a gradient was handed to another process", stale=False)
         if not self._move_gradients():
             return Miss("gradients of an earlier step are still held outside of .grad", stale=False)
         spare = self._notes.spare() if self._notes else Counter()

@@ -15,7 +15,7 @@ from recorder import TapeExecutor
 from torch import nn
 
 from ridgeline.optimizer.graphed import graph_inference
-from ridgeline.optimizer.readers import Readers, name_reader
+from ridgeline.optimizer.readers import Readers, name_abroad, name_reader
 from ridgeline.optimizer.training import graph_training
 
 
@@ -66,6 +66,21 @@ def test_recorded_steps_wait_for_streams_that_read_results_and_gradients(monkeyp
     assert waited == [stream, stream, other]
     result.sum().backward()
     assert len(waited) == 3, "streams are waited for until the next forward, which nobody's memory outlives"
+
+
+def test_what_another_process_was_handed_is_never_written_again() -> None:
+    model, x = nn.Linear(8, 70_000), torch.randn(8, 8)
+    graphed = graph_inference(model, (x,), {}, model, executor=TapeExecutor())
+    result = graphed(x)
+    place = result.data_ptr()
+    with pytest.raises(Exception, match=r".*"):
+        result.untyped_storage()._share_cuda_()  # no memory of a device's, which PyTorch says after we have heard of it
+    del result
+    assert place not in {graphed(x).data_ptr() for _ in range(3)}
+    steps = graph_training(model, (x,), {}, model, executor=TapeExecutor())
+    name_abroad(steps(x).untyped_storage())
+    torch.testing.assert_close(steps(x), model(x))
+    assert list(steps.misses) == ["a result or a gradient was handed to another process"]
 
 
 def test_who_names_a_stream_is_heard_through_pytorchs_own_method() -> None:
