@@ -72,12 +72,12 @@ def _kept_of(owner: Any) -> dict[str, Any]:
 
 def _reduced(self: Any, protocol: Any) -> Any:
     """How a module with something of ours is copied and saved: as it was before."""
-    return _without(self, type(self).__reduce_ex__(self, protocol))
+    return _without(self, getattr(type(self), _REDUCE)(self, protocol))
 
 
 def _reduced_plainly(owner: Any) -> Any:
     """The same for a configuration, whose classes are looked up where Python copies and saves."""
-    return _without(owner, type(owner).__reduce_ex__(owner, _PROTOCOL))
+    return _without(owner, getattr(type(owner), _REDUCE)(owner, _PROTOCOL))
 
 
 def _without(owner: Any, made: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,11 +27,10 @@ pytestmark = pytest.mark.filterwarnings("ignore::ridgeline.optimizer.optimized.R
 
 
 @pytest.fixture(autouse=True)
-def _without_collections(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _without_collections(monkeypatch: pytest.MonkeyPatch) -> None:
     """No garbage is collected before every recording, which no tape minds: that is most of the time."""
     for module in (graphed, training):
         monkeypatch.setattr(module, "gc", SimpleNamespace(collect=lambda: 0))
-    yield
 
 
 @pytest.mark.parametrize("ruse", WILES, ids=lambda ruse: ruse.name)

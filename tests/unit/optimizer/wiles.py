@@ -1,4 +1,4 @@
-"""Models that a compiler would get wrong by their tensors alone: memory, state, types and what changes between calls."""
+"""Models that a compiler would get wrong by tensors alone: memory, state, types and what changes between calls."""
 
 from __future__ import annotations
 
@@ -309,7 +309,7 @@ for _layer in (nn.Dropout(0.5), nn.Dropout(0.0), nn.Dropout(1.0), nn.Dropout(0.3
 _both("dropping that is switched on, off and changed", model=_dropping(lambda: nn.Dropout(0.5)),
       change=lambda m, n: (m.train(n != 1), setattr(m[1], "p", 0.5 if n < 2 else 0.9)), train=True)  # fmt: skip
 _both("dropping in inference too", lambda m, a: F.dropout(m.inner(a), 0.5, training=True))
-_both("noise of every kind", lambda m, a: (m.inner(a + torch.randn_like(a)), torch.rand(3), torch.bernoulli(a.sigmoid()),
+_both("noise of every kind", lambda m, a: (m.inner(a + torch.randn_like(a)), torch.rand(3), a.sigmoid().bernoulli(),
       torch.randperm(5), torch.multinomial(a.softmax(-1), 2)), learns=False)  # fmt: skip
 _both("seeds between calls", lambda m, a: m.inner(a) * torch.rand(8), change=lambda m, n: torch.manual_seed(n // 2))
 _both("a layer left out by chance", lambda m, a: m.inner(a) if torch.rand(()) > 0.5 else m.other(a))
