@@ -413,12 +413,15 @@ def _without_autocast(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _copied_graph(gm: fx.GraphModule) -> fx.Graph:
-    """The graph again, node for node, with the tracer's notes on where each input came from."""
+    """The graph again, node for node, with the tracer's notes on where each input came from.
+
+    Not with its weak references to them, which the tracer drops too: a weight that has one cannot be swapped.
+    """
     graph = fx.Graph()
     table: dict[fx.Node, fx.Node] = {}
     output = graph.graph_copy(gm.graph, table)
     for old, new in table.items():
-        new.meta = dict(old.meta)
+        new.meta = {name: note for name, note in old.meta.items() if name != "grapharg"}
         if hasattr(old, "_dynamo_source"):
             new._dynamo_source = old._dynamo_source  # type: ignore[attr-defined]
     last = next(iter(gm.graph.find_nodes(op="output")))

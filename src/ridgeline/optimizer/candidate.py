@@ -32,6 +32,7 @@ from ridgeline.optimizer.labels import in_block
 from ridgeline.optimizer.regions import Group, groups
 from ridgeline.optimizer.shortcut import shortcut
 from ridgeline.optimizer.slots import Place
+from ridgeline.optimizer.statics import is_alone
 from ridgeline.optimizer.streams import entry_of
 from ridgeline.optimizer.substitution import apply, revert
 from ridgeline.optimizer.training import graph_training
@@ -609,6 +610,8 @@ class Layout:
         for module in model.modules():
             weight = getattr(module, "weight", None)
             if isinstance(module, _IMAGED) and isinstance(weight, nn.Parameter):
+                if not is_alone(weight):  # a weight of two layers is met twice, and others' memory is not moved
+                    continue
                 last = weight.data.contiguous(memory_format=_LAST[weight.dim()])
                 if last.stride() != weight.stride():
                     self.pairs.append((weight, weight.data, last))

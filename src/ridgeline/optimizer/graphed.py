@@ -15,7 +15,7 @@ import weakref
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
 from sys import getrefcount
 from typing import Any
@@ -30,6 +30,7 @@ from ridgeline.optimizer.glance import Places, address
 from ridgeline.optimizer.lane import Lane
 from ridgeline.optimizer.matcher import Late, Matcher
 from ridgeline.optimizer.observe import Values, restored_random
+from ridgeline.optimizer.readers import Readers
 from ridgeline.optimizer.recipe import Effect, Maker, Scene, effects, shots
 from ridgeline.optimizer.signature import Signature, difference, recordable
 from ridgeline.optimizer.statics import Group, Statics, grouped
@@ -78,12 +79,16 @@ class Take:
     """Storages of the results, how many hold each when no caller does, each as an object, and how many hold that."""
     right: Tensor | None = None
     """Whether the values that the host was told it has read are those of this replay, where some were guessed."""
+    readers: Readers = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.readers = Readers(self.outputs)
 
     def is_free(self) -> bool:
         for storage, held, memory, refs in self.free:  # a generator would take four times as long
             if _use_count(storage) > held or getrefcount(memory) > refs:
                 return False
-        return True
+        return not self.readers or self.readers.done()
 
     def lend(self) -> list[Tensor]:
         return [output.detach() for output in self.outputs]

@@ -147,20 +147,24 @@ class Track:
         self.waits = mode == "infer"  # after every call, as whoever wants its result does
         self._kept: dict[int, tuple[Inputs, Inputs, Any]] = {}
         self.written: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.remade: list[tuple[torch.Tensor, torch.Tensor]] = []  # inputs that calls turn, resize or mark in place
 
     def settle(self, call: Call) -> float:
         """One call of eager PyTorch: whether calls change their inputs, and about how long they take."""
         trial = self.inputs.copied()
         before, places, form = Before(trial), [id(tensor) for _, tensor in trial.named()], _form(trial)
         find_written = self.state.looking_for_written_weights(self.model)
+        given = [(tensor, _kind_of(tensor)) for _, tensor in trial.named()]
+        own = self.inputs.named()
+        kept = [each.detach().requires_grad_(each.requires_grad) for _, each in own]
         self.run(call, trial)
         find_written()
+        self.remade = [(own[i][1], kept[i]) for i, (tensor, kind) in enumerate(given) if _kind_of(tensor) != kind]
         self.steady = form is not None and _form(trial) == form
         self.appends = places != [id(tensor) for _, tensor in trial.named()]
         changed = before.written()
-        own = self.inputs.named()
         self.written = [(own[i][1], own[i][1].detach().clone()) for i in changed]
-        self.mutates = bool(changed) or bool(self.state.changed())
+        self.mutates = bool(changed or self.remade or self.state.changed())
         if self.state.watch.changes() or self.state.watch.toggled():
             self._settle_names(call)
         self.restore()
@@ -200,6 +204,10 @@ class Track:
     def restore(self) -> None:
         """The model's state and the inputs it writes to as they were."""
         self.state.restore()
+        for tensor, kept in self.remade:
+            if _kind_of(tensor) != _kind_of(kept):
+                tensor.data = kept.detach()
+                tensor.requires_grad_(kept.requires_grad)
         for tensor, kept in self.written:
             with torch.no_grad(), writable(tensor):
                 tensor.detach().copy_(kept)
@@ -389,6 +397,14 @@ def _form(inputs: Inputs) -> Any:
     except TooLarge:
         return None
     return flat.tokens, [id(tensor) for tensor in flat.tensors], [id(box) for box in flat.containers]
+
+
+def _kind_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """What a tensor is besides the numbers in it; of one that is not strided its shape and type."""
+    told = (tensor.layout, tensor.shape, tensor.dtype, tensor.requires_grad)
+    if tensor.layout is not torch.strided or type(tensor) is not torch.Tensor:
+        return told
+    return *told, tensor.stride(), tensor.storage_offset(), tensor.data_ptr()
 
 
 def _all_clear(found: Mapping[str, Sequence[float]], pairs: Sequence[tuple[str, str]]) -> bool:

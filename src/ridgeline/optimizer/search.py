@@ -137,6 +137,7 @@ FROZEN_BY_PYTHON = 1000
 """Python 3.12 starts with 375 objects that are never collected."""
 MEMORY_SLACK = 1.01
 """The allocator rounds: a hundredth more is not more."""
+REMADE = "nothing was tried: calls make something else of an input in place, its shape, memory or gradients"
 WORKSPACE_BYTES = 32 << 20
 """What a recording may reserve beyond eager's steps: its copies of the inputs, and segments that are handed out whole.
 Of a step of a few gigabytes it is less than a hundredth."""
@@ -212,6 +213,9 @@ class Search:
     def _run(self) -> Outcome:
         try:
             self._prepare()
+            if self.track.remade:
+                self.notes.append(REMADE)
+                return self._finish()
             ladder = Ladder(self._facts())
             for rung in ladder.rungs(self):
                 self._climb(rung, ladder)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from sys import getrefcount
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 _ALIGNMENT = 256
 
@@ -35,6 +36,21 @@ def extent(tensor: Tensor) -> tuple[int, int]:
         return start, start
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
     return start, start + (last + 1) * tensor.element_size()
+
+
+def _holders(tensor: Tensor) -> tuple[int, int]:
+    """How many hold a tensor's storage, and its storage as an object of Python's."""
+    memory = tensor.untyped_storage()
+    return torch._C._storage_Use_Count(memory._cdata), getrefcount(memory)
+
+
+_ALONE = _holders(nn.Parameter(torch.empty(1)))
+
+
+def is_alone(tensor: Tensor) -> bool:
+    """Whether nobody else holds a tensor's memory: others would write where the tensor no longer lies if it moved."""
+    storages, objects = _holders(tensor)
+    return storages <= _ALONE[0] and objects <= _ALONE[1]
 
 
 def grouped(tensors: Sequence[Tensor], indices: Iterable[int]) -> list[Group]:

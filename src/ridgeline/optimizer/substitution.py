@@ -19,6 +19,7 @@ from ridgeline.kernels.contract import primitive
 from ridgeline.kernels.cross_entropy.op import CROSS_ENTROPY
 from ridgeline.optimizer import casts, encoders, experts, hooks, patches
 from ridgeline.optimizer.padding import forward_of, is_odd
+from ridgeline.optimizer.placed import place
 from ridgeline.optimizer.recognition import Gated, Norm, gated_of, norm_of, rotary_of, scan_of
 
 PARTS = ("attention", "norm", "gate", "rotary", "loss", "padding", "patches", "scan", "experts", "encoders")
@@ -59,7 +60,7 @@ def apply(model: nn.Module, parts: Sequence[str] = PARTS) -> Applied:
 
     Modules are recognized by what they compute, tried on drawn inputs before anything is replaced. Attention goes
     through transformers' registries. Calls that a kernel does not take fall back to what the model came with.
-    ``revert`` undoes it.
+    ``revert`` undoes it. Copies, and what is saved whole and loaded, are the model without kernels.
     """
     if isinstance(parts, str):
         raise OptimizeError(f"apply: parts is a list of names: write parts=[{parts!r}]")
@@ -102,13 +103,8 @@ def _put_attention(model: nn.Module, done: Applied) -> None:
         if not flash:
             done.left.append((path or "model", "its code does not take the masks of flash attention"))
             continue
-        config._attn_implementation_internal = hooks.NAME
-        done.undos.append(_restore(config, "_attn_implementation_internal", before))
+        done.undos.append(place(config, "_attn_implementation_internal", hooks.NAME))
         done.replaced.append(Replaced(path, "attention 'sdpa'", "attention 'ridgeline'"))
-
-
-def _restore(owner: Any, name: str, value: Any) -> Callable[[], None]:
-    return lambda: setattr(owner, name, value)
 
 
 def _attention_configs(model: nn.Module) -> list[tuple[str, Any, bool]] | None:
@@ -129,18 +125,8 @@ def _attention_configs(model: nn.Module) -> list[tuple[str, Any, bool]] | None:
 
 def _override(module: nn.Module, function: Callable[..., Any], done: Applied) -> None:
     """Give one module another forward; the one of its class, or one set before, comes back with the undo."""
-    before = module.__dict__.get("forward")
-    module.forward = types.MethodType(function, module)  # type: ignore[method-assign]
-    module.__dict__[_REPLICATE] = types.MethodType(_replica, module)
-
-    def undo() -> None:
-        module.__dict__.pop(_REPLICATE, None)
-        if before is None:
-            module.__dict__.pop("forward", None)
-        else:
-            module.__dict__["forward"] = before
-
-    done.undos.append(undo)
+    done.undos.append(place(module, "forward", types.MethodType(function, module)))
+    done.undos.append(place(module, _REPLICATE, types.MethodType(_replica, module)))
 
 
 _REPLICATE = "_replicate_for_data_parallel"
@@ -149,7 +135,7 @@ _REPLICATE = "_replicate_for_data_parallel"
 def _replica(self: nn.Module) -> nn.Module:
     """A replica on another device computes as its class does: a forward of ours is its original's, with its weights."""
     made = getattr(type(self), _REPLICATE)(self)
-    for name in ("forward", _REPLICATE):
+    for name in ("forward", _REPLICATE, "__reduce_ex__"):
         made.__dict__.pop(name, None)
     return made
 
@@ -458,8 +444,8 @@ def _put_loss(model: nn.Module, done: Applied) -> None:
             continue
         present = _loss_of(module)
         if present is ForCausalLMLoss or present is ForMaskedLMLoss:
-            module._loss_function = _loss(present, shifted=present is ForCausalLMLoss)  # type: ignore[assignment]
-            done.undos.append(_forget(module, "_loss_function"))
+            ours = _loss(present, shifted=present is ForCausalLMLoss)
+            done.undos.append(place(module, "_loss_function", ours))
             done.replaced.append(Replaced(path, present.__name__, "cross_entropy"))
 
 
@@ -467,10 +453,6 @@ def _uses(module: nn.Module, name: str) -> bool:
     """Whether a module's forward speaks of an attribute; decorated forwards are unwrapped first."""
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     return code is not None and name in code.co_names
-
-
-def _forget(module: nn.Module, name: str) -> Callable[[], None]:
-    return lambda: module.__dict__.pop(name, None)
 
 
 def _loss_of(module: Any) -> Any:
@@ -531,8 +513,7 @@ def _put_experts(model: nn.Module, done: Applied) -> None:
         if before not in experts.REPLACED:
             done.left.append((path, f"its experts are {before!r}, not one of {', '.join(experts.REPLACED)}"))
             continue
-        config._experts_implementation_internal = hooks.NAME
-        done.undos.append(_restore(config, "_experts_implementation_internal", before))
+        done.undos.append(place(config, "_experts_implementation_internal", hooks.NAME))
         done.replaced.append(Replaced(path, f"experts {before!r}", "experts 'ridgeline'"))
 
 

@@ -34,6 +34,7 @@ from ridgeline.optimizer.matcher import Matcher
 from ridgeline.optimizer.notes import bound as bound_notes
 from ridgeline.optimizer.notes import found as found_notes
 from ridgeline.optimizer.observe import Observation, Values, restored_random
+from ridgeline.optimizer.readers import Readers
 from ridgeline.optimizer.recipe import Effect, Maker, Scene, effects, shots
 from ridgeline.optimizer.signature import Signature, difference, recordable
 from ridgeline.optimizer.statics import Statics, extent
@@ -106,6 +107,7 @@ class GraphedTraining:
         self._lock = threading.RLock()
         self._last: weakref.ref[Pending] | None = None
         self._strays: list[str] = []
+        self._readers = Readers([*tracks.outputs, *(grad for grad in tracks.grads if grad is not None)])
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -151,6 +153,8 @@ class GraphedTraining:
         last = self._last() if self._last is not None else None
         if last is not None and not last.done:
             return Miss("the last forward still waits for its backward", stale=False)
+        if self._readers.abroad:
+            return Miss("a result or a gradient was handed to another process", stale=False)
         if not self._move_gradients():
             return Miss("gradients of an earlier step are still held outside of .grad", stale=False)
         spare = self._notes.spare() if self._notes else Counter()
@@ -180,6 +184,8 @@ class GraphedTraining:
         tracks = self._tracks
         with self._lock:
             self._studio.executor.arrive()
+            self._readers.wait()
+            self._readers.forget()  # nobody holds what was lent, or it would not be replayed
             tracks.statics.fill(flat.tensors)
             tracks.forward.replay()
             draw(self._studio.host_draws)
@@ -200,6 +206,7 @@ class GraphedTraining:
             return self._again(pending, given, stray)
         with self._lock, torch.no_grad():
             self._studio.executor.arrive()
+            self._readers.wait()
             for mine, grad in zip(tracks.grad_outputs, given):
                 if mine is not None:
                     mine.zero_() if grad is None else mine.copy_(grad)

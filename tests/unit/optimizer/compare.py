@@ -185,4 +185,6 @@ def _same_tensor(a: Tensor, b: Tensor, exact: bool) -> bool:
     a, b = a.detach(), b.detach()
     if a.layout is not torch.strided:
         a, b = a.to_dense(), b.to_dense()
-    return torch.equal(a, b) if exact else torch.allclose(a, b, rtol=1e-5, atol=1e-6, equal_nan=True)
+    if exact:
+        return torch.equal(a, b) or bool(((a == b) | (a != a) & (b != b)).all())
+    return torch.allclose(a, b, rtol=1e-5, atol=1e-6, equal_nan=True)

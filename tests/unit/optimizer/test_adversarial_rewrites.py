@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ridgeline.optimizer.backend import Report, compiled
+from ridgeline.optimizer.candidate import Layout
 from ridgeline.optimizer.rewrites import rewrites
 
 ALL = tuple(rewrites())
@@ -241,3 +242,68 @@ def test_training_state_and_gradients_with_batch_norm() -> None:
     for a, b in zip(twin.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(twin[1].running_var, model[1].running_var)
+
+
+class _Projected(nn.Module):
+    """Three products of one input, which are laid side by side where nobody minds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.softmax(self.q(x) @ self.k(x).t(), -1) @ self.v(x))
+
+
+def _tied(model: _Projected) -> Tensor:
+    model.out.weight = nn.Parameter(model.q.weight.data)
+    return model.out.weight
+
+
+ALIASES = {
+    "a weight of another layer": _tied,
+    "an alias that the caller has": lambda model: model.q.weight.detach(),
+    "a state that the caller has": lambda model: model.state_dict()["k.bias"],
+    "a part that the caller has": lambda model: model.v.weight.data[2:4],
+    "an array that the caller has": lambda model: torch.from_numpy(model.v.weight.detach().numpy()),
+    "memory that the caller has": lambda model: torch.empty(0).set_(model.k.weight.data.untyped_storage(), 0, (8, 8)),
+}
+
+
+@pytest.mark.parametrize("alias", ALIASES.values(), ids=ALIASES)
+def test_a_weight_whose_memory_others_hold_stays_where_it_is(alias: Any) -> None:
+    """Laid side by side it lay elsewhere, and what was written to its old memory no longer reached the model."""
+    x, models = torch.randn(4, 8), [_Projected() for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    held, report = [alias(model) for model in models], Report()
+    fast = compiled(models[0], rewrites=("horizontal",), report=report)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), models[1](x))
+        for each in held:
+            each.mul_(3)
+        torch.testing.assert_close(fast(x), models[1](x))
+    assert any("shares its memory" in refusal.why for refusal in report.refusals)
+
+
+def test_weights_that_are_tied_after_they_were_laid_side_by_side_stay_tied() -> None:
+    x, models, report = torch.randn(4, 8), [_Projected() for _ in range(2)], Report()
+    models[1].load_state_dict(models[0].state_dict())
+    fast = compiled(models[0], rewrites=("horizontal",), report=report)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), models[1](x))
+        assert report.counts() == {"horizontal": 1}
+        for model in models:
+            model.q.weight.data = model.out.weight.data
+        torch.testing.assert_close(fast(x), models[1](x))
+        for model in models:
+            model.out.weight.mul_(3)
+        torch.testing.assert_close(fast(x), models[1](x))
+
+
+def test_images_last_leaves_a_weight_alone_whose_memory_others_hold() -> None:
+    model = nn.Sequential(nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 3))
+    alias, weight = model[0].weight.detach(), model[1].weight
+    layout = Layout(model)
+    assert [parameter for parameter, *_ in layout.pairs] == [weight]
+    layout.settle(True)
+    assert alias.data_ptr() == model[0].weight.data_ptr() and weight.stride() != alias.stride()

@@ -351,3 +351,13 @@ def test_a_compiled_form_keeps_no_model_alive_that_nobody_holds() -> None:
     del model, traced, run
     gc.collect()
     assert gone() is None
+
+
+def test_a_weight_of_a_compiled_model_can_be_swapped() -> None:
+    """PyTorch refuses to swap what has weak references: the graph's notes held one to every weight."""
+    model, x = nn.Linear(8, 8), torch.randn(4, 8)
+    fast = torch.compile(model, backend="ridgeline", options={"compiler": "none"})
+    with torch.no_grad():
+        fast(x)
+        torch.utils.swap_tensors(model.weight, nn.Parameter(torch.ones(8, 8)))
+        torch.testing.assert_close(fast(x), x.sum(1, keepdim=True).expand(4, 8) + model.bias)

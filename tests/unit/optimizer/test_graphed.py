@@ -314,3 +314,17 @@ def test_a_model_that_switches_to_inference_mode_by_itself_is_recorded() -> None
             x = torch.randn(2, 4)
             torch.testing.assert_close(fast(x), model(x))
     assert fast.replays == 3
+
+
+def test_a_weight_that_is_swapped_for_another_is_noticed() -> None:
+    """PyTorch swaps what nobody else holds: of a recording that is the stand-in's tape, which a CUDA graph has not."""
+    model, x = nn.Linear(8, 8).eval(), torch.randn(4, 8)
+    graphed = _recorded(model, x)
+    for variant in graphed._variants:
+        for take in (variant.home, *variant.loans):
+            take.recording.calls.clear()
+    graphed._studio.executor.tape = None
+    with torch.no_grad():
+        torch.utils.swap_tensors(model.weight, nn.Parameter(torch.ones(8, 8)))
+        torch.testing.assert_close(graphed(x), model(x))
+    assert any("weight moved" in reason for reason in graphed.misses)

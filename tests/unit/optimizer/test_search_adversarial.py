@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent))
 
 import compare
-from adversarial import CASES, Case
+from adversarial import CASES, Case, Lambda
 from recorder import TapeExecutor
 
 import ridgeline as rl
@@ -89,3 +89,23 @@ def test_a_model_that_cannot_run_says_so_itself(monkeypatch: Any) -> None:
         model(*args, **kwargs)
     with pytest.raises(case.raises):
         rl.optimize(model, args, kwargs, budget_s=5, use_cache=False)
+
+
+REMAKES = {
+    "turned": lambda m, x: m.inner(x.t_().t()), "resized": lambda m, x: m.inner(x.resize_(2, 8)),
+    "given a dim": lambda m, x: m.inner(x.unsqueeze_(0)), "given other memory": lambda m, x: m.inner(x.set_(x + 1)),
+    "asked for gradients": lambda m, x: m.inner(x.requires_grad_()).detach(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("forward", REMAKES.values(), ids=REMAKES)
+def test_a_model_that_makes_something_else_of_its_input_is_left_alone_and_so_is_the_input(forward: Any) -> None:
+    """The search called it twice with what it was given, and the second call was given something else."""
+    model, x = Lambda(forward), torch.randn(4, 8)
+    kept, stride = x.clone(), x.stride()
+    fast = rl.optimize(model, (x,), budget_s=2, use_cache=False)
+    assert fast.receipt.winner == "eager" and any("of an input in place" in note for note in fast.receipt.notes)
+    assert torch.equal(x, kept) and x.stride() == stride and not x.requires_grad
+    ours, theirs = kept.clone(), kept.clone()
+    torch.testing.assert_close(fast(ours), model(theirs))
+    assert ours.shape == theirs.shape and ours.stride() == theirs.stride() and torch.equal(ours, theirs)

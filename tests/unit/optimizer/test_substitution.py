@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import io
+import pickle
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from torch import nn
 import ridgeline as rl
 from ridgeline.errors import OptimizeError
 from ridgeline.optimizer import hooks, substitution
+from ridgeline.optimizer.placed import place
 from ridgeline.optimizer.recognition import gated_of, norm_of, rotary_of
 from ridgeline.optimizer.substitution import apply, revert
 
@@ -365,3 +368,62 @@ def test_a_deep_copy_computes_with_its_own_weights() -> None:
             each.model.layers[0].mlp.gate_proj.weight.fill_(0.1)
         torch.testing.assert_close(other(ids).logits, plain(ids).logits)
         torch.testing.assert_close(model(ids).logits, _llama()(ids).logits)
+
+
+def _saved(model: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+def _pickled(model: Any) -> Any:
+    return pickle.loads(pickle.dumps(model))  # noqa: S301  (our own)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, _saved, _pickled], ids=["deepcopy", "save", "pickle"])
+def test_a_copy_or_a_file_has_no_kernels_and_the_original_keeps_them(copied: Any) -> None:
+    """Saving a model whole wrote a file that could not be loaded, and a name that only we register."""
+    model, ids, before = _llama(), torch.arange(12)[None], _state(_llama())
+    apply(model)
+    other = copied(model)
+    assert [names for names, *_ in _state(other)[2:]] == [names for names, *_ in before[2:]]
+    assert other.config._attn_implementation_internal == "sdpa" != model.config._attn_implementation_internal
+    assert other.model.layers[0].self_attn.config is other.config
+    with torch.no_grad():
+        torch.testing.assert_close(other(ids, labels=ids).loss, model(ids, labels=ids).loss)
+        apply(other)
+        revert(model)
+        torch.testing.assert_close(other(ids).logits, model(ids).logits)
+    assert other.config._attn_implementation_internal == hooks.NAME
+    assert copied(model).config._attn_implementation_internal == "sdpa"
+    revert(other)
+    assert [names for names, *_ in _state(other)[2:]] == [names for names, *_ in before[2:]]
+
+
+def test_a_shallow_copy_of_a_layer_computes_with_its_own_weights() -> None:
+    model, x = _llama(), torch.randn(2, 3, 32)
+    apply(model)
+    norm = model.model.layers[0].input_layernorm
+    other = copy.copy(norm)
+    other._parameters = {"weight": nn.Parameter(torch.full((32,), 3.0))}
+    with torch.no_grad():
+        torch.testing.assert_close(other(x), 3 * norm(x))
+    assert "forward" in vars(norm) and not {"forward", "__reduce_ex__"} & vars(other).keys()
+    assert copy.copy(model).model is model.model
+
+
+def test_a_forward_that_was_set_before_is_what_copies_have() -> None:
+    model = nn.Sequential(nn.LayerNorm(8))
+    undo = [place(model[0], "forward", torch.sin), place(model[0], "forward", torch.cos)]
+    assert "forward" not in vars(copy.copy(model[0]))
+    vars(model[0])["forward"] = torch.cos
+    undo.pop()()
+    assert model[0].forward is torch.sin
+    undo.pop()()
+    assert not {"forward", "__reduce_ex__"} & vars(model[0]).keys()
+    model[0].forward = torch.tan
+    undo = [place(model[0], "forward", torch.cos)]
+    assert copy.copy(model[0]).forward is torch.tan and model[0].forward is torch.cos
+    undo.pop()()
+    assert model[0].forward is torch.tan

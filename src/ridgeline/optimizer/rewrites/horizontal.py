@@ -14,6 +14,7 @@ from torch import Tensor, fx
 from ridgeline.optimizer.rewrites.registry import INFERENCE, TRAINING, Match, Worth, rewrite
 from ridgeline.optimizer.rewrites.scene import Extra, Scene
 from ridgeline.optimizer.rewrites.words import Call, call
+from ridgeline.optimizer.statics import is_alone
 
 
 @rewrite(
@@ -128,9 +129,12 @@ def _is_plain(scene: Scene, node: Any) -> bool:
 
 
 def may_be_laid(parameters: Sequence[Tensor]) -> bool:
-    """Whether parameters may be given other memory: each owns all of its own, or they already lie side by side."""
+    """Whether parameters may be given other memory: each owns all of its own, or they already lie side by side.
+
+    Weights tied by their memory were tied no more, and what somebody wrote to an alias of one did not reach the model.
+    """
     return are_adjacent(parameters) or all(
-        x.untyped_storage().nbytes() == x.numel() * x.element_size() for x in parameters
+        x.untyped_storage().nbytes() == x.numel() * x.element_size() and is_alone(x) for x in parameters
     )
 
 
@@ -217,6 +221,8 @@ class Pack:
         if are_adjacent(parameters):
             first, rows = parameters[0].detach(), sum(x.shape[0] for x in parameters)
             pack = first.as_strided((rows, *first.shape[1:]), first.stride())
+        elif not may_be_laid(parameters):  # of another layer than the one that was looked at, or tied since
+            return torch.cat([x.detach() for x in parameters])
         else:
             pack = torch.cat([x.detach() for x in parameters])
             start = 0

@@ -1,0 +1,65 @@
+"""Memory, state, types and changes between calls, recorded in inference and in training: as eager, or a reason."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+sys.path.insert(0, str(Path(__file__).parent))
+
+import compare
+from recorder import TapeExecutor
+from ruses import Ruse
+from test_ruses import _compare, _model, _played, _recorded
+from wiles import STEPS, WILES, summed
+
+from ridgeline.errors import NotGraphable
+from ridgeline.optimizer import graphed, training
+from ridgeline.optimizer.optimized import Optimized, Plan
+from ridgeline.optimizer.training import graph_training
+
+pytestmark = pytest.mark.filterwarnings("ignore::ridgeline.optimizer.optimized.RunsEagerly")
+
+
+@pytest.fixture(autouse=True)
+def _without_collections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No garbage is collected before every recording, which no tape minds: that is most of the time."""
+    for module in (graphed, training):
+        monkeypatch.setattr(module, "gc", SimpleNamespace(collect=lambda: 0))
+
+
+@pytest.mark.parametrize("ruse", WILES, ids=lambda ruse: ruse.name)
+def test_recorded_calls_are_eagers(ruse: Ruse) -> None:
+    wanted = _played(ruse, _model(ruse))
+    model = _model(ruse)
+    before = compare.snapshot(model)
+    fast, recording, reason = _recorded(ruse, model)
+    assert compare.alike(compare.snapshot(model), before, exact=True), "recording left a trace"
+    _compare(_played(ruse, fast), wanted, exact=True)
+    assert recording.replays or fast.fallbacks if recording is not None else reason
+
+
+@pytest.mark.parametrize("ruse", STEPS, ids=lambda ruse: ruse.name)
+def test_recorded_steps_are_eagers(ruse: Ruse) -> None:
+    wanted = _played(ruse, _model(ruse))
+    model, (args, kwargs) = _model(ruse), ruse.inputs()
+    before = compare.snapshot(model)
+    try:
+        recording: Any = graph_training(model, args, kwargs, model, loss=summed, executor=TapeExecutor())
+        plans, reason = [Plan(recording.signature, recording)], ""
+    except NotGraphable as error:
+        recording, plans, reason = None, [], str(error)
+    assert compare.alike(compare.snapshot(model), before, exact=True), "recording left a trace"
+    _compare(_played(ruse, Optimized(model, plans, mode="train")), wanted, exact=True)
+    assert recording.replays if recording is not None else reason
+
+
+def test_most_of_them_are_recorded_and_none_is_there_twice() -> None:
+    for ruses in (WILES, STEPS):
+        names = [ruse.name for ruse in ruses]
+        assert len(set(names)) == len(names) >= 80
