@@ -1,7 +1,7 @@
 """One pack for all races on drawn shapes, so that none of them compiles on the device.
 
     python benchmarks/blind_pack.py --pack kernels --jobs 2                   (without a device)
-    RIDGELINE_KERNEL_PACK=kernels python benchmarks/race_random.py --seed 7 --num 10 --out results --budget-s 40
+    RIDGELINE_KERNEL_PACK=kernels python benchmarks/race_random.py --seed 7 --num 8 --out results --budget-s 40
 
 Holds what `race_random.py`, `race_families.py` and `race_paged_random.py` launch for these seeds and numbers of shapes,
 and what parts of `sweep_rows.py` and `sweep_tables.py` do. `--count` says how many kernels that are, and compiles none.
@@ -60,10 +60,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--pack", type=Path, default=Path("kernels"))
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--count", action="store_true")
-    for name, seed, num in (("rows", 7, 10), ("families", 4, 4), ("paged", 4, 32)):
+    for name, seed, num in (("rows", 7, 8), ("families", 4, 3), ("paged", 4, 16)):
         parser.add_argument(f"--{name}-seed", type=int, default=seed)
         parser.add_argument(f"--{name}", type=int, default=num, help="shapes that are drawn")
-    parser.add_argument("--latent", type=int, default=16)
+    parser.add_argument("--latent", type=int, default=8)
     parser.add_argument("--row-parts", default="asked_early")
     parser.add_argument("--table-parts", default="crossed")
     return parser.parse_args()
