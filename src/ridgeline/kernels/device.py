@@ -93,7 +93,8 @@ def store_part(
 @triton.jit
 def column_part(at, position, lead, end, SHIFTED: tl.constexpr):
     """What a vector of columns has at positions lead to end of a row."""
-    return tl.load(at + position - lead, mask=(position >= lead) & (position < end) if SHIFTED else position < end, other=0.0)
+    inside = (position >= lead) & (position < end) if SHIFTED else position < end
+    return tl.load(at + position - lead, mask=inside, other=0.0)
 
 
 @triton.jit

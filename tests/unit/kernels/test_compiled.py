@@ -83,7 +83,8 @@ def test_weights_that_are_asked_for_early_come_while_sums_are_taken(call, kernel
 
 @pytest.mark.parametrize(("cols", "kernel"), [(5120, "rms_norm_forward"), (7001, "rms_norm_forward_apart")])
 def test_rows_and_residuals_are_asked_for_before_their_sum_is_written(cols, kernel):
-    found = variants(lambda x, r, w: kernels.add_rms_norm(x, r, w, 1e-6), (16384, cols), (16384, cols), (cols,), grad=False)
+    shapes = ((16384, cols), (16384, cols), (cols,))
+    found = variants(lambda x, more, w: kernels.add_rms_norm(x, more, w, 1e-6), *shapes, grad=False)
     order = order_of(found[kernel])
     order = order[: order.index("BAR")]
     assert "LDG" not in order[order.index("STG") :] and order.count("LDG") >= 2 * -(-cols // 1024)

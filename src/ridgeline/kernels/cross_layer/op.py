@@ -188,8 +188,8 @@ def add_product(a: Tensor, weight: Tensor, x: Tensor) -> Tensor:
 
 def _halved(a: Tensor, b: Tensor, least: float = config.LEAST_FLOPS) -> bool:
     """Whether a product in float32 is made of halves: as accurate, and twice as fast or more. Not while tracing, where
-    the compiler has products of its own, nor where TensorFloat-32 was asked for, which a call that is repeated would not
-    ask again: where it decides, no call is noted."""
+    the compiler has products of its own, nor where TensorFloat-32 was asked for. A call that is repeated would not ask
+    again: where that decides, none is noted."""
     plain = type(a) in (Tensor, torch.nn.Parameter) and a.dtype == b.dtype == torch.float32 and not INTERPRETING
     (m, k), n = a.shape, b.shape[1]
     if not plain or not launchable(a) or not config.is_large(m, n, k, least):

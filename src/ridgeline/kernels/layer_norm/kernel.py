@@ -88,7 +88,7 @@ def layer_norm_forward(
     total = tl.zeros([ROWS, BLOCK], tl.float32)
     wide = ()
     for i in tl.static_range(CHUNKS):
-        x = held[i].to(tl.float32)
+        x = held[i].to(tl.float32)  # type: ignore[var-annotated]
         if HAS_RESIDUAL:
             h = (x + more[i].to(tl.float32)).to(h_ptr.dtype.element_ty)
             to = h_ptr + at + i * BLOCK
@@ -178,7 +178,7 @@ def layer_norm_forward_apart(
     squares = tl.zeros([BLOCK], tl.float32)
     wide = ()
     for i in tl.static_range(CHUNKS):
-        x = held[i].to(tl.float32)
+        x = held[i].to(tl.float32)  # type: ignore[var-annotated]
         if HAS_RESIDUAL:
             h = (x + more[i].to(tl.float32)).to(h_ptr.dtype.element_ty)
             store_whole(h_ptr + at + i * BLOCK, h, i * BLOCK + col, whole, i, CHUNKS)

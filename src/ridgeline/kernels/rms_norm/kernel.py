@@ -72,7 +72,7 @@ def rms_norm_forward(
     squares = tl.zeros([ROWS, BLOCK], tl.float32)
     wide = ()
     for i in tl.static_range(CHUNKS):
-        x = held[i].to(tl.float32)
+        x = held[i].to(tl.float32)  # type: ignore[var-annotated]
         if HAS_RESIDUAL:
             # Rounded as stored: the backward pass sees the very numbers that were normalized.
             h = (x + more[i].to(tl.float32)).to(h_ptr.dtype.element_ty)
@@ -147,7 +147,7 @@ def rms_norm_forward_apart(
     squares = tl.zeros([BLOCK], tl.float32)
     wide = ()
     for i in tl.static_range(CHUNKS):
-        x = held[i].to(tl.float32)
+        x = held[i].to(tl.float32)  # type: ignore[var-annotated]
         if HAS_RESIDUAL:
             h = (x + more[i].to(tl.float32)).to(h_ptr.dtype.element_ty)
             store_whole(h_ptr + at + i * BLOCK, h, i * BLOCK + col, whole, i, CHUNKS)
