@@ -176,7 +176,7 @@ instead of 32 where a program has sixteen warps). Then the multiprocessors of a 
 
 
 def early(chosen: Forward, rows: int, itemsize: int, vectors: int = 1) -> Forward:
-    """The same, with weights (``vectors`` of them) asked for with rows where registers for that keep no program waiting:
+    """The same, with weights (``vectors`` of them) asked for with rows where no program waits for registers then:
     few elements a thread, or programs that are all there at once.
 
     Asked for after the sum, a piece's weight waits for the store of the piece before, which might have written it: a
