@@ -1004,7 +1004,33 @@ def fitting() -> Iterator[Sweep]:
         yield Sweep("layer_norm.forward", "layer_norm", "fwd", case(dtype, rows=rows, cols=cols), ways)
 
 
+def asked_early() -> Iterator[Sweep]:
+    """Weights asked for with rows and after their sums; norms of sums and images, whose kernels ask before they write
+    (nothing beside them: before, 4×512×128×128 took 45.2 µs, 8×320×128×128 53.4, 32×320×56×56 39.7, 16×512×128×128
+    157.7)."""
+    from dataclasses import replace
+
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.layer_norm import config as layers
+    from ridgeline.kernels.rms_norm import config as rms
+
+    for name, config, shapes in (
+        ("rms_norm", rms, ((2048, 4096), (16384, 4096), (8192, 8192), (512, 5120), (2048, 5120), (4096, 768))),
+        ("layer_norm", layers, ((2048, 4096), (512, 4096), (16384, 4096), (256, 8192), (4096, 768))),
+    ):
+        for rows, cols in shapes:
+            usual = config.forward(rows, cols, 2)
+            other = (replace(usual, early=not usual.early),)
+            yield Sweep(f"{name}.forward", name, "fwd", case("bfloat16", rows=rows, cols=cols), other)
+    for rows, cols in ((2048, 4096), (16384, 5120), (8192, 7001)):
+        yield Sweep("rms_norm.forward", "add_rms_norm", "fwd", case("bfloat16", rows=rows, cols=cols), ())
+    for batch, channels, side in ((4, 512, 128), (8, 320, 128), (32, 320, 56), (16, 512, 128)):
+        of = case("bfloat16", batch=batch, channels=channels, side=side, groups=32)
+        yield Sweep("group_norm.streamed", "group_norm_silu", "fwd", of, ())
+
+
 PARTS: dict[str, Callable[[], Iterator[Sweep]]] = {
+    "asked_early": asked_early,
     "four_warps": four_warps,
     "quantizing": quantizing,
     "losses": losses,

@@ -141,6 +141,7 @@ class Primitive:
     op: Any = None
     function: Any = field(default=None, repr=False)
     repeats: bool = False
+    multiplies: bool = False
     keyed: bool = False
     front: Callable[..., Any] | None = None
     direct: Any = field(default=None, repr=False)
@@ -270,6 +271,7 @@ def declare(
     trial: Trial | None = None,
     trials: Mapping[str, Trial] | None = None,
     repeats: bool = False,
+    multiplies: bool = False,
     keyed: bool = False,
     front: Callable[..., Any] | None = None,
 ) -> Primitive:
@@ -278,7 +280,9 @@ def declare(
     ``forward`` returns what the schema says; ``infer`` only the results a caller sees, where that is cheaper.
     ``setup`` and ``backward`` are those of ``torch.library.register_autograd``. One trial is named as the primitive;
     an op with several public functions gives ``trials`` by their names. ``repeats`` says that ``forward``, ``infer``
-    and ``backward`` only allocate and launch through ``Kernel.bind``, so that calls may be repeated without Python.
+    and ``backward`` only allocate and launch through ``Kernel.bind``, so that calls may be repeated without Python;
+    ``multiplies`` that products by PyTorch's ``mm`` and ``addmm`` are among what they do, and that nothing but the
+    description of a call decides which.
     ``keyed`` says that its plans are kept by the type and shape of every argument, so that nobody else has to look.
     ``front`` is what a public function of positional arguments does before it calls the primitive: with the same
     description of its arguments it has to hand over the same tensors and numbers, outside autocast. Its calls that come
@@ -300,6 +304,7 @@ def declare(
         backward=backward,
         trials=({name: trial} if trial else {}) | dict(trials or {}),
         repeats=repeats,
+        multiplies=multiplies,
         keyed=keyed,
         front=front,
     )

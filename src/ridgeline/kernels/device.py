@@ -91,6 +91,13 @@ def store_part(
 
 
 @triton.jit
+def column_part(at, position, lead, end, SHIFTED: tl.constexpr):
+    """What a vector of columns has at positions lead to end of a row."""
+    inside = (position >= lead) & (position < end) if SHIFTED else position < end
+    return tl.load(at + position - lead, mask=inside, other=0.0)
+
+
+@triton.jit
 def whole_part(start, cols, VECTOR: tl.constexpr):
     """Of a row that starts inside an access: elements before its first whole access, and those in whole accesses."""
     lead = ((VECTOR - start % VECTOR) % VECTOR).to(tl.int32)

@@ -12,6 +12,9 @@
 #include <dlfcn.h>
 
 #include <ATen/EmptyTensor.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/mm.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
@@ -143,12 +146,18 @@ struct Param {
   int source; /* -1: the value itself; else a tensor, by its place among arguments and allocations */
   uint64_t value; /* or the offset into that tensor in bytes */
 };
+struct View { /* of a tensor by its place: what a product reads */
+  int place;
+  int64_t offset; /* in bytes */
+  std::vector<int64_t> sizes, strides;
+};
 struct Step {
-  Handle *handle; /* or launcher.c's own plan, where x is THROUGH */
+  Handle *handle; /* or launcher.c's own plan, where x is THROUGH; the place of a result, where it is PRODUCT */
   unsigned x, y;
   std::vector<Param> params;
+  std::vector<View> views; /* of a product: its two factors, behind what is added if there is such */
 };
-constexpr unsigned THROUGH = ~0u;
+constexpr unsigned THROUGH = ~0u, PRODUCT = ~1u;
 struct Allocation {
   std::vector<int64_t> sizes, strides;
   at::ScalarType type;
@@ -263,6 +272,25 @@ Tensor allocated(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType 
   return strides.empty() ? at::empty(sizes, options) : at::empty_strided(sizes, strides, options);
 }
 
+Tensor seen(const Tensor *tensors, const View &view) {
+  const Tensor &of = tensors[view.place];
+  if (!view.offset && of.sizes() == at::IntArrayRef(view.sizes) && of.strides() == at::IntArrayRef(view.strides)) return of;
+  auto made = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(of.storage()), of.key_set(), of.dtype());
+  auto *impl = made.unsafeGetTensorImpl();
+  impl->set_storage_offset(of.storage_offset() + view.offset / int64_t(of.element_size()));
+  impl->set_sizes_and_strides(view.sizes, view.strides);
+  return made;
+}
+
+/* PyTorch's own product, below autograd: the node of the graph is ours. */
+void multiply(const Step &step, Tensor *tensors) {
+  at::AutoDispatchBelowADInplaceOrView below;
+  Tensor &out = tensors[reinterpret_cast<intptr_t>(step.handle)];
+  auto &views = step.views;
+  if (views.size() == 2) at::mm_out(out, seen(tensors, views[0]), seen(tensors, views[1]));
+  else at::addmm_out(out, seen(tensors, views[0]), seen(tensors, views[1]), seen(tensors, views[2]));
+}
+
 /* Allocate and launch; tensors holds the arguments and is filled up with what was allocated. */
 void repeat(const Plan &plan, Tensor *tensors, int num_arguments) {
   void *stream = current_stream(plan.device), *current = nullptr, *popped;
@@ -290,6 +318,10 @@ void repeat(const Plan &plan, Tensor *tensors, int num_arguments) {
     address[num] = reinterpret_cast<uint64_t>(tensors[num].const_data_ptr());
   }
   for (auto &step : plan.steps) {
+    if (step.x == PRODUCT) {
+      multiply(step, tensors);
+      continue;
+    }
     uint64_t slots[MAX_PARAMS];
     void *params[MAX_PARAMS];
     size_t count = step.params.size();
@@ -706,7 +738,8 @@ std::vector<std::vector<int64_t>> rows(PyObject *sequence) {
 
 /* (id, device, first, arguments, shown, single, keeps, fills, allocations, steps, outputs, saved): an allocation is (type, number of
    sizes, *sizes, *strides), strides only where it is not contiguous; a step (handle, x, y, source, value, source, value, …),
-   or (launcher.c's plan, -1, -1, source, value, …) */
+   or (launcher.c's plan, -1, -1, source, value, …), or (place of a product, -2, -2, place, offset, number of sizes, *sizes,
+   *strides, place, …) */
 /* What is neither a result nor kept is scratch, one piece after the other. */
 void place_scratch(Plan &plan, int num_arguments) {
   for (size_t i = 0; i < plan.allocations.size(); i++) {
@@ -715,11 +748,26 @@ void place_scratch(Plan &plan, int num_arguments) {
     bool stays = !made.strides.empty();
     for (auto *group : {&plan.outputs, &plan.saved})
       for (int one : *group) stays = stays || one == at;
+    for (auto &step : plan.steps) { /* products take tensors */
+      stays = stays || (step.x == PRODUCT && reinterpret_cast<intptr_t>(step.handle) == at);
+      for (auto &view : step.views) stays = stays || view.place == at;
+    }
     plan.scratch_at.push_back(stays ? -1 : plan.scratch_bytes);
     int64_t bytes = int64_t(c10::elementSize(made.type));
     for (auto size : made.sizes) bytes *= size;
     if (!stays) plan.scratch_bytes += (bytes + SCRATCH_STEP - 1) / SCRATCH_STEP * SCRATCH_STEP;
   }
+}
+
+std::vector<View> views_from(const std::vector<int64_t> &row) {
+  std::vector<View> found;
+  for (size_t i = 3; i < row.size(); i += 3 + 2 * size_t(row[i + 2])) {
+    auto sizes = row.begin() + int64_t(i) + 3, strides = sizes + row.at(i + 2);
+    if (strides + row[i + 2] > row.end()) throw std::runtime_error("a product's factor is cut off");
+    found.push_back({int(row[i]), row[i + 1], {sizes, strides}, {strides, strides + row[i + 2]}});
+  }
+  if (found.size() < 2 || found.size() > 3) throw std::runtime_error("a product has two factors, and at most one summand");
+  return found;
 }
 
 std::shared_ptr<Plan> plan_from(PyObject *spec) {
@@ -742,8 +790,9 @@ std::shared_ptr<Plan> plan_from(PyObject *spec) {
     plan->allocations.push_back({{sizes, strides}, {strides, row.end()}, at::ScalarType(row.at(0))});
   }
   for (auto &row : rows(steps)) {
-    Step step{reinterpret_cast<Handle *>(row.at(0)), unsigned(row.at(1)), unsigned(row.at(2)), {}};
-    for (size_t i = 3; i + 1 < row.size(); i += 2) step.params.push_back({int(row[i]), uint64_t(row[i + 1])});
+    Step step{reinterpret_cast<Handle *>(row.at(0)), unsigned(row.at(1)), unsigned(row.at(2)), {}, {}};
+    if (step.x == PRODUCT) step.views = views_from(row);
+    for (size_t i = 3; step.views.empty() && i + 1 < row.size(); i += 2) step.params.push_back({int(row[i]), uint64_t(row[i + 1])});
     if (step.params.size() + 2 > MAX_PARAMS) throw std::runtime_error("too many parameters for a launch");
     plan->steps.push_back(std::move(step));
   }

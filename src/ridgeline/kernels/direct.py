@@ -2,7 +2,8 @@
 
 An op is written once, in Python. Where it says that its calls only allocate and launch (``repeats=True`` in its
 declaration), the second call of a shape is noted as a plan: tensors to allocate, kernels to start (through the launcher
-where they take tensor maps or start early), which of the tensors go where, and what the backward pass keeps. Further
+where they take tensor maps or start early), products that are PyTorch's own (``multiplies=True``), which of the tensors
+go where, and what the backward pass keeps. Further
 calls with the same description (shapes, types, alignment, numbers) run direct.cpp alone, gradients included. That file
 needs PyTorch's headers and half a minute of a C++ compiler, so it is built with a pack and never behind the user's
 back; without it every call takes the Python path.
@@ -45,6 +46,7 @@ _VIEWS = frozenset({
     _aten.detach.default, _aten.view.default, _aten.alias.default, _aten.slice.Tensor, _aten.expand.default,
     _aten.unsqueeze.default, _aten.transpose.int, _aten._unsafe_view.default,
 })  # fmt: skip
+_PRODUCTS = frozenset({_aten.mm.default, _aten.addmm.default})
 _NUMBER_OF = {
     torch.uint8: 0, torch.int8: 1, torch.int16: 2, torch.int32: 3, torch.int64: 4, torch.float16: 5, torch.float32: 6,
     torch.float64: 7, torch.bool: 11, torch.bfloat16: 15, torch.float8_e5m2: 23, torch.float8_e4m3fn: 24,
@@ -68,8 +70,9 @@ def noting() -> bool:
 class Notes(TorchDispatchMode):
     """What a call allocates and launches. Places count the arguments first, then what was allocated."""
 
-    def __init__(self, args: Sequence[Any]) -> None:
+    def __init__(self, args: Sequence[Any], multiplies: bool = False) -> None:
         super().__init__()
+        self.multiplies = multiplies
         self.tensors: list[Tensor | None] = [value if isinstance(value, Tensor) else None for value in args]
         self.num_args = len(args)
         self.steps: list[tuple[int, ...]] = []
@@ -80,9 +83,29 @@ class Notes(TorchDispatchMode):
         found = func(*args, **(kwargs or {}))
         if func in _ALLOCATIONS:
             self.tensors.append(found)
+        elif self.multiplies and func in _PRODUCTS and not kwargs:
+            self.multiplied(found, args)
         elif func not in _VIEWS:
             self.strange = str(func)
         return found
+
+    def multiplied(self, found: Tensor, factors: Sequence[Tensor]) -> None:
+        """A product of PyTorch's: its result is one more allocation, its factors are views of what is there."""
+        self.tensors.append(found)
+        try:
+            seen = [number for factor in factors for number in self.view(factor)]
+        except Unrepeatable as error:
+            self.strange = str(error)
+            return
+        self.steps.append((len(self.tensors) - 1, -2, -2, *seen))
+
+    def view(self, value: Tensor) -> tuple[int, ...]:
+        """(place, offset in bytes, number of sizes, *sizes, *strides) of what a product reads."""
+        place, offset = self.place(value.data_ptr())
+        base = self.tensors[place] if place >= 0 else None
+        if base is None or base.dtype != value.dtype:
+            raise Unrepeatable("a product reads a tensor in another type than it was made in")
+        return place, offset, value.dim(), *value.shape, *value.stride()
 
     def launched(self, plan: int, *args: Any) -> None:
         """Called by the launcher for every launch of the process."""
@@ -175,11 +198,11 @@ def _allocation(value: Tensor) -> tuple[int, ...]:
 
 
 @contextmanager
-def noted(args: Sequence[Any]) -> Iterator[Notes]:
-    """Inside, allocations and launches of this thread are noted."""
+def noted(args: Sequence[Any], multiplies: bool = False) -> Iterator[Notes]:
+    """Inside, allocations, launches and, where an op has them, products of this thread are noted."""
     global _noting
     with _lock:
-        notes = Notes(args)
+        notes = Notes(args, multiplies)
         _noting = threading.get_ident()
         launcher.native().watch(notes.launched)
         try:
@@ -256,7 +279,7 @@ class Repeater:
         _connect()
         recorded = torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in args)
         try:
-            with noted(args) as notes:
+            with noted(args, made.multiplies) as notes:
                 outputs = made.forward(*args) if recorded else made.infer(*args)
             single = made.num_results == 1
             if not recorded:
@@ -275,7 +298,7 @@ class Repeater:
     def _noted_back(self, context: Context, saved: tuple[Any, ...], grads: tuple[Any, ...]) -> Any:
         _connect()
         try:
-            with noted((*saved, *grads)) as notes:
+            with noted((*saved, *grads), self.primitive.multiplies) as notes:
                 found = _tuple(self.primitive.backward(context, *grads))
             return notes.plan(found, len(found), False)
         except Unrepeatable:

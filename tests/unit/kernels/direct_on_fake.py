@@ -272,21 +272,73 @@ with torch.no_grad():
     with pytest.raises(KernelError, match="int32"):
         rk.paged_attention(row, cache[0], cache[1], table.long(), lens)
 
-# A cross layer: its forward pass with and without a gradient; backward its own kernels, around two products of cuBLAS.
-sys.modules["ridgeline.kernels.cross_layer.op"].launchable = lambda x: True
+# Products of PyTorch's are repeated too, of transposed and cut views, with the numbers that PyTorch has.
+def products(a, b, c, bias):
+    first = a.mT @ b
+    return first, torch.addmm(c, a[:, :3].mT, b), torch.addmm(bias, first, c.mT[:, :3])
+
+
+multiplied = contract.declare(
+    name="products_of_a_test", summary="three products", forward=products, fake=products, reference=products,
+    schema="(Tensor a, Tensor b, Tensor c, Tensor bias) -> (Tensor, Tensor, Tensor)", support=lambda *_: None,
+    cost=contract.elementwise_cost(1.0), num_results=3, repeats=True, multiplies=True, infer=products,
+)  # fmt: skip
+multiplied.direct = direct.Repeater(multiplied).direct
+factors = [torch.randn(*shape) for shape in ((16, 5), (16, 7), (3, 7), (3,))]
+with torch.no_grad():
+    settle(lambda: multiplied(*factors))
+    for again in (factors, [torch.randn_like(value) for value in factors]):
+        found, _ = launches(partial(multiplied, *again), python=False)
+        assert all(torch.equal(x, y) for x, y in zip(found, products(*again), strict=True))
+    other = [torch.randn(17, 5), torch.randn(17, 7), *factors[2:]]
+    assert torch.equal(launches(partial(multiplied, *other), python=True)[0][1], products(*other)[1])
+    with direct.noted(factors) as notes:
+        factors[0].mT @ factors[1]
+    assert "mm" in notes.strange, "not where an op does not say so"
+
+# A cross layer: its forward pass with and without a gradient, and all of its backward pass, products among it.
+crossing = sys.modules["ridgeline.kernels.cross_layer.op"]
+crossing.launchable = lambda x: True
 x0, x1, wide = (torch.randn(*shape).bfloat16() for shape in ((96, 64), (96, 64), (64, 64)))
 with torch.no_grad():
     settle(lambda: rk.cross_layer(x0, x1, wide))
     y, seen = launches(lambda: rk.cross_layer(x0, x1, wide), python=False)
     assert [row[:4] for row in seen] == [[x1.data_ptr(), wide.data_ptr(), x0.data_ptr(), x1.data_ptr()]]
-leaves = [value.detach().requires_grad_() for value in (x0, x1, wide)]
-for _ in range(4):
-    torch.autograd.grad(rk.cross_layer(*leaves), leaves, torch.ones_like(x0))
-y, seen = launches(lambda: rk.cross_layer(*leaves), python=False)
-asked.clear()
-grads = torch.autograd.grad(y, leaves, torch.ones_like(x0))
-assert not asked, "both primitives of the backward pass are repeated, though Python calls them"
-assert [g.shape for g in grads] == [value.shape for value in leaves]
+
+
+def crossed(leaves, num_forward, num_backward):
+    """Neither pass asks Python; so many kernels of ours are launched besides the products."""
+    leaves = [value if value is None else value.detach().requires_grad_() for value in leaves]
+    wanted = [value for value in leaves if value is not None]
+    dy = torch.ones_like(leaves[0])
+    for _ in range(4):
+        torch.autograd.grad(rk.cross_layer(*leaves), wanted, dy)
+    y, seen = launches(lambda: rk.cross_layer(*leaves), python=False)
+    assert len(seen) == num_forward
+    backward = crossing.CROSS_LAYER.backward
+    crossing.CROSS_LAYER.backward = None  # Python's form of the gradients is not there to be asked
+    grads, seen = launches(lambda: torch.autograd.grad(y, wanted, dy), python=False)
+    crossing.CROSS_LAYER.backward = backward
+    assert len(seen) == num_backward
+    assert [(g.shape, g.is_contiguous()) for g in grads] == [(value.shape, True) for value in wanted]
+
+
+crossed((x0, x1, wide), 1, 2)
+crossed((x0, x1, wide, torch.ones(64).bfloat16()), 1, 3)
+low, high = torch.randn(64, 16).bfloat16(), torch.randn(16, 64).bfloat16()
+crossed((x0, x1, low, torch.ones(64).bfloat16(), high), 1, 3)
+odd = [torch.randn(96, 61).bfloat16() for _ in range(2)]
+crossing.config.LEAST_WIDENED = crossing.config.LEAST_WIDENED_BACK = 0
+crossed((*odd, torch.randn(61, 61).bfloat16(), torch.ones(61).bfloat16()), 3, 6)
+crossed((*odd, torch.randn(61, 8).bfloat16(), torch.ones(61).bfloat16(), torch.randn(8, 61).bfloat16()), 5, 8)
+
+# In float32 a large one asks at every call whether products may round, and is not repeated.
+large = [torch.randn(*shape).requires_grad_() for shape in ((4, 64), (4, 64), (64, 64))]
+crossing.config.LEAST_FORWARD = crossing.config.LEAST_FLOPS = 0.0
+crossing.config.is_large = lambda m, n, k, least: True
+crossing.products_round = lambda: True
+settle(lambda: rk.cross_layer(*large))
+launches(lambda: rk.cross_layer(*large), python=True)
 
 # Public functions: what they fill in is remembered, so that a call that comes again runs no line of theirs.
 attending = sys.modules["ridgeline.kernels.attention.op"]

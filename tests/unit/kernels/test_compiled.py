@@ -1,6 +1,8 @@
 """What the compiler makes of the kernels for sm_90, read without a GPU: registers, spills, width of accesses."""
 
 import re
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -55,6 +57,37 @@ def test_forward_kernels_read_and_write_sixteen_bytes_at_a_time(call, kernel, co
     assert made.num_spills == 0
     assert made.num("LDG.E.128") + made.num("LDG.E.EL.128") > 0 and made.num("STG.E.128") > 0
     assert made.num("LDG.E.U16") == 0 and made.num("STG.E.U16") == 0
+
+
+def order_of(variant):
+    """Reads and writes of a kernel without loops, in the order of its machine code."""
+    made = compiler.compile_variant(launcher.kernel(variant.kernel).function, variant)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        Path(file.name).write_bytes(made.cubin)
+        return re.findall(r"\b(LDG|STG|BAR)\b", compiler._tool("nvdisasm", "-c", file.name))
+
+
+@pytest.mark.parametrize(
+    ("call", "kernel", "cols"),
+    [
+        (lambda x, w: kernels.rms_norm(x, w, 1e-6), "rms_norm_forward", 4096),
+        (lambda x, w: kernels.layer_norm(x, w, w), "layer_norm_forward", 4096),
+    ],
+)
+def test_weights_that_are_asked_for_early_come_while_sums_are_taken(call, kernel, cols):
+    order = order_of(variants(call, (512, cols), (cols,), grad=False)[kernel])
+    assert "LDG" not in order[order.index("STG") :], "no read waits for a write that it might have to see"
+    last = max(i for i, name in enumerate(order) if name == "LDG")
+    assert "BAR" in order[last:], "and none begins after the last meeting"
+
+
+@pytest.mark.parametrize(("cols", "kernel"), [(5120, "rms_norm_forward"), (7001, "rms_norm_forward_apart")])
+def test_rows_and_residuals_are_asked_for_before_their_sum_is_written(cols, kernel):
+    shapes = ((16384, cols), (16384, cols), (cols,))
+    found = variants(lambda x, more, w: kernels.add_rms_norm(x, more, w, 1e-6), *shapes, grad=False)
+    order = order_of(found[kernel])
+    order = order[: order.index("BAR")]
+    assert "LDG" not in order[order.index("STG") :] and order.count("LDG") >= 2 * -(-cols // 1024)
 
 
 @pytest.mark.parametrize("shape", [(6555, 12458), (1001, 4097)])
@@ -714,3 +747,14 @@ def test_column_sums_start_while_shares_are_written_whatever_the_size():
         found = variants(lambda x, w: kernels.rms_norm(x, w, 1e-6), (rows, 4096), (4096,))
         assert facts(found["rms_norm_backward"]).num("PREEXIT") == 1
         assert dict(found["reduce_partials"].constants)["DEPENDENT"]
+
+
+@pytest.mark.parametrize("centered", [False, True])
+def test_weights_are_asked_for_early_where_no_program_loses_its_place(centered):
+    from ridgeline.kernels.layer_norm import config as layers
+    from ridgeline.kernels.rms_norm import config as rms
+
+    forward = layers.forward if centered else rms.forward
+    assert forward(64, 4096, 2).early and forward(64, 4096, 4).early, "all programs are there at once"
+    assert forward(16384, 4096, 2).early == (not centered), "one vector of weights has registers that are left over"
+    assert not forward(16384, 5120, 2).early and not forward(16384, 8192, 2).early and not forward(8192, 4096, 4).early

@@ -79,3 +79,18 @@ def test_stretches_of_a_product_add_up_to_it(monkeypatch):
     a, b = torch.randn(2048, 40, dtype=torch.float32), torch.randn(2048, 24)
     assert config.cuts(40, 24, 2048, 132) == 4
     torch.testing.assert_close(op._product(a.mT, b), a.mT @ b, rtol=1e-5, atol=1e-3)
+
+
+def test_odd_rows_are_multiplied_in_longer_ones_where_that_is_worth_its_launches():
+    assert config.pitch(2605, 429, 2) == 432 and config.pitch(738, 845, 2, backward=True) == 848
+    assert config.pitch(738, 845, 2) == 845 and config.pitch(300, 845, 2, backward=True) == 845
+    assert config.pitch(65536, 429, 4) == 429 and config.pitch(65536, 512, 2) == 512
+
+
+def test_a_copy_has_its_own_columns_zeros_and_what_is_put_behind_them():
+    x, more = torch.randn(3, 5), torch.randn(3)
+    wide = op.widened(x, 8, 4, more)
+    assert wide.shape == (4, 8) and torch.equal(wide[:3, :5], x) and torch.equal(wide[:3, 5], more)
+    assert not wide[:, 6:].any() and not wide[3].any()
+    assert torch.equal(op.widened(x, 8, ones=True)[:, 5], torch.ones(3))
+    assert torch.equal(op.widened(wide, 5, 3), x), "and is cut where it has fewer"

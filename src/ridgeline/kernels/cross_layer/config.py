@@ -115,11 +115,13 @@ def cuts(m: int, n: int, k: int, num_sms: int) -> int:
     return num
 
 
-LEAST_WIDENED, LEAST_WIDENED_BACK, ALIGNED = 1 << 22, 1 << 24, 8
+LEAST_WIDENED, LEAST_WIDENED_BACK, ALIGNED = 1 << 20, 1 << 18, 8
 """Elements from which odd rows of 16 bits are multiplied in longer ones, forward and backward, and what the length of
 those is a multiple of. cuBLAS and our own tiles read rows that start inside accesses element by element, and a copy
-costs less: 65536×429 174 µs (eager 371), 8192×845 66 (157), backward 495 (647). Below it is the host that takes time,
-which has eight calls to make: 738×845 61 to 110 µs where one launch takes 26, backward of 19960×429 211 to 483 (266).
+costs less: 65536×429 174 µs (eager 371), 8192×845 66 (157), 2605×429 25 (35, one launch 30), backward 495 (647). Called
+from Python the host's launches took longer than the device's work below 4 million elements and backward below 17
+(738×845 61 to 110 µs where one launch takes 26, backward of 19960×429 211 to 483 and 266); repeated they do not. Less
+than these are few launches, whatever they read: four forward where one is as fast, eight backward.
 """
 
 

@@ -114,18 +114,24 @@ def tile_of(across, ROWS: tl.constexpr, BLOCK: tl.constexpr):
 @triton.jit
 def cross_widen(
     x_ptr,  # [M, N]
-    out_ptr,  # [M or more, P]
+    more_ptr,  # [M] what column N has, where END is 2
+    out_ptr,  # [rows, P]
     m,
     n,
     rows,
     p,
     across,
+    END: tl.constexpr,  # 0: zeros behind each row, 1: a one first, 2: more
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Rows that start in whole accesses: zeros behind each, and in further rows."""
+    """Rows that start in whole accesses: zeros behind each, and in further rows; or rows that are cut."""
     row, col = tile_of(across, ROWS, BLOCK)
     x = tl.load(x_ptr + row * n + col, mask=(row < m) & (col < n), other=0.0)
+    if END == 1:
+        x = tl.where((row < m) & (col == n), 1.0, x)
+    if END == 2:
+        x = tl.where(col == n, tl.load(more_ptr + row, mask=row < m, other=0.0), x)
     tl.store(out_ptr + row * p + col, x, mask=(row < rows) & (col < p))
 
 

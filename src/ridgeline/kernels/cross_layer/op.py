@@ -12,7 +12,7 @@ from ridgeline.kernels import tuning
 from ridgeline.kernels.autocast import narrowed
 from ridgeline.kernels.contract import DTYPES, Case, Primitive, Trial, case, declare, elementwise_cost
 from ridgeline.kernels.cross_layer import config, kernel, reference, streamed
-from ridgeline.kernels.direct import noting
+from ridgeline.kernels.direct import Unrepeatable, noting
 from ridgeline.kernels.launcher import INTERPRETING, Blocks, Kernel, Plans, launchable, num_sms, vector_of
 from ridgeline.kernels.matmul.op import MATMUL, ended, ends_fit, tall_fits
 from ridgeline.kernels.rms_norm.op import plan_reduce
@@ -23,10 +23,12 @@ _PRODUCT = Kernel(kernel.cross_product, vectors=("n", "k"))
 _RESIDENT = Kernel(streamed.cross_resident)
 _POINTWISE = Kernel(kernel.cross_pointwise)
 _BACKWARD = Kernel(kernel.cross_backward, vectors=("n", "p"))
-_WIDEN = Kernel(kernel.cross_widen, vectors=("p",), loose=("x_ptr",))
+_WIDEN = Kernel(kernel.cross_widen, vectors=("p",), loose=("x_ptr", "more_ptr"))
 _NARROW = Kernel(kernel.cross_narrow, vectors=("p",), loose=("x0_ptr", "x_ptr", "y_ptr", "u_ptr"))
 _product_plans, _pointwise_plans, _backward_plans, _wide_plans = Plans(), Plans(), Plans(), Plans()
 POINTWISE_BLOCK = 2048
+ENDS = ("zeros", "ones", "more")
+"""What the column behind a copy's own has."""
 MAX_REGISTERS = 168
 """Of a thread when twelve warps start; the two computing groups take more from there."""
 
@@ -102,11 +104,12 @@ def _wide_cross(
     """The layer on copies whose rows start in whole accesses; its results have rows as they were."""
     CROSS_LAYER.check(x0, x, weight, bias, down)
     p = _pitch(x)
-    inner = widened(x, p)
-    if down is not None:
-        inner = inner @ widened(down, p).mT
+    if down is None:  # the bias is one more column of the weight, and x is one there: no launch of its own
+        t = widened(x, p, ones=bias is not None) @ widened(weight, p, p, bias).mT
+        return *narrowed_to(x, t, x0, save), x
+    inner = widened(x, p) @ widened(down, p).mT
     by = widened(weight, inner.shape[1], p).mT
-    t = inner @ by if bias is None else torch.addmm(torch.nn.functional.pad(bias, (0, p - x.shape[1])), inner, by)
+    t = inner @ by if bias is None else torch.addmm(widened(bias[None], p).view(p), inner, by)
     return *narrowed_to(x, t, x0, save), inner
 
 
@@ -115,19 +118,24 @@ def _plain(x: Tensor) -> bool:
     return type(x) in (Tensor, torch.nn.Parameter) and launchable(x)
 
 
-def widened(x: Tensor, columns: int, rows: int = 0) -> Tensor:
-    """A copy with zeros behind its columns and below its rows."""
+def widened(x: Tensor, columns: int, rows: int = 0, more: Tensor | None = None, ones: bool = False) -> Tensor:
+    """A copy of so many columns and rows: fewer than x has, or zeros in those that it has not. The first of these
+    columns is ``more``, or ones, where that is asked for."""
     (m, n), rows = x.shape, rows or x.shape[0]
     if not _plain(x):
-        return torch.nn.functional.pad(x, (0, columns - n, 0, rows - m))
-    x = x.contiguous()
+        if more is not None or ones:
+            x = torch.cat([x, x.new_ones(m, 1) if more is None else more[:, None]], 1)
+        return torch.nn.functional.pad(x, (0, columns - x.shape[1], 0, rows - m))
+    x, end = x.contiguous(), "ones" if ones else "zeros" if more is None else "more"
     out = x.new_empty((rows, columns))
-    key = (m, n, rows, columns, x.dtype, x.get_device())
+    key = (m, n, rows, columns, x.dtype, end, x.get_device())
     plan = _wide_plans.get(key)
     if plan is None:
-        plan = _wide_plans[key] = _plan_wide(_WIDEN, (x, out, m, n, rows, columns), rows, columns, {}, columns)
+        constants = {"END": ENDS.index(end)}
+        args = (x, x if more is None else more, out, m, n, rows, columns)
+        plan = _wide_plans[key] = _plan_wide(_WIDEN, args, rows, columns, constants, columns)
     run, across = plan
-    run(x, out, m, n, rows, columns, across)
+    run(x, x if more is None else more.contiguous(), out, m, n, rows, columns, across)
     return out
 
 
@@ -180,13 +188,15 @@ def add_product(a: Tensor, weight: Tensor, x: Tensor) -> Tensor:
 
 def _halved(a: Tensor, b: Tensor, least: float = config.LEAST_FLOPS) -> bool:
     """Whether a product in float32 is made of halves: as accurate, and twice as fast or more. Not while tracing, where
-    the compiler has products of its own, nor where TensorFloat-32 was asked for; nor while a call is noted, so that it
-    is not repeated without asking again."""
+    the compiler has products of its own, nor where TensorFloat-32 was asked for. A call that is repeated would not ask
+    again: where that decides, none is noted."""
     plain = type(a) in (Tensor, torch.nn.Parameter) and a.dtype == b.dtype == torch.float32 and not INTERPRETING
-    if not plain or not launchable(a) or noting() or products_round():
-        return False
     (m, k), n = a.shape, b.shape[1]
-    return config.is_large(m, n, k, least) and (config.is_wide(m, n) or tall_fits(a, b))
+    if not plain or not launchable(a) or not config.is_large(m, n, k, least):
+        return False
+    if noting():
+        raise Unrepeatable("whether a product may round to TensorFloat-32 is asked at every call")
+    return not products_round() and (config.is_wide(m, n) or tall_fits(a, b))
 
 
 def _ends(a: Tensor, b: Tensor, *more: Tensor, least: float = config.LEAST_FLOPS) -> bool:
@@ -394,14 +404,14 @@ def _wide_grads(
     (n, p), (want_x, want_weight, want_down) = (dy.shape[1], du.shape[1]), wants
     dy = dy.contiguous()
     if down is None:
-        dw = (du.mT @ widened(x, p))[:n, :n].contiguous() if want_weight else None
+        dw = widened(du.mT @ widened(x, p), n, n) if want_weight else None
         return narrowed_to(dy, du @ widened(weight, p, p), None)[0] if want_x else None, dw, None
-    dw = (du.mT @ inner)[:n] if want_weight else None
+    dw = widened(du.mT @ inner, inner.shape[1], n) if want_weight else None
     if not (want_x or want_down):
         return None, dw, None
     d_inner = du @ widened(weight, weight.shape[1], p)
     dx = narrowed_to(dy, d_inner @ widened(down, p), None)[0] if want_x else None
-    return dx, dw, (d_inner.mT @ widened(x, p))[:, :n].contiguous() if want_down else None
+    return dx, dw, widened(d_inner.mT @ widened(x, p), n) if want_down else None
 
 
 def _product_cost(inputs: tuple[Any, ...], outputs: tuple[Any, ...], **_: Any) -> dict[str, float]:
@@ -463,6 +473,7 @@ ADD_PRODUCT: Primitive = declare(
         "matrix_flops": 2.0 * inputs[0].numel * inputs[1].shape[1],
     },
     repeats=True,
+    multiplies=True,
 )
 CROSS_LAYER = declare(
     name="cross_layer",
@@ -489,4 +500,5 @@ CROSS_LAYER = declare(
         backward_bytes=lambda args: 6 * args[0].nbytes + 2 * sum(t.nbytes for t in args[2:]),
     ),
     repeats=True,
+    multiplies=True,
 )

@@ -104,34 +104,50 @@ def group_norm_apply(
 
 
 @triton.jit
-def line_of(weight_ptr, bias_ptr, channel, mean, rstd, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr):
+def channel_part(ptr, channel, GIVEN: tl.constexpr):
+    """A number a channel, as it is stored; any where there are none."""
+    return tl.load(ptr + channel) if GIVEN else channel
+
+
+@triton.jit
+def lines_asked(
+    weight_ptr, bias_ptr, begin, member, per_group, magic, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr,
+    STRADDLE: tl.constexpr,
+):  # fmt: skip
+    """Of accesses that begin there in a group: their first channel, its weight and bias, and those of the next one."""
+    inside = tl.umulhi(begin.to(tl.uint32), magic.to(tl.uint32)).to(tl.int32)
+    channel = member + tl.minimum(inside, per_group - 1)
+    after = member + tl.minimum(inside + 1, per_group - 1) if STRADDLE else channel
+    w = channel_part(weight_ptr, channel, HAS_WEIGHT)
+    b = channel_part(bias_ptr, channel, HAS_BIAS)
+    return inside, w, b, channel_part(weight_ptr, after, HAS_WEIGHT), channel_part(bias_ptr, after, HAS_BIAS)
+
+
+@triton.jit
+def line_of(w, b, mean, rstd, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr):
     """What a channel's elements are multiplied by, and what is added then."""
-    scale = (channel * 0).to(tl.float32) + rstd
+    scale = (w * 0).to(tl.float32) + rstd
     if HAS_WEIGHT:
-        scale *= tl.load(weight_ptr + channel).to(tl.float32)
+        scale = w.to(tl.float32) * rstd
     shift = -mean * scale
     if HAS_BIAS:
-        shift += tl.load(bias_ptr + channel).to(tl.float32)
-    return scale, shift
+        shift += b.to(tl.float32)
+    return scale[:, None], shift[:, None]
 
 
 @triton.jit
 def lines_of(
-    weight_ptr, bias_ptr, begin, member, per_group, positions, magic, mean, rstd, HAS_WEIGHT: tl.constexpr,
-    HAS_BIAS: tl.constexpr, STRADDLE: tl.constexpr, VECTOR: tl.constexpr,
+    asked, begin, positions, mean, rstd, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, STRADDLE: tl.constexpr,
+    VECTOR: tl.constexpr,
 ):  # fmt: skip
     """Factors and shifts of accesses that begin there in a group, whose elements are of one channel or of two."""
-    inside = tl.umulhi(begin.to(tl.uint32), magic.to(tl.uint32)).to(tl.int32)
-    channel = member + tl.minimum(inside, per_group - 1)
-    scale, shift = line_of(weight_ptr, bias_ptr, channel, mean, rstd, HAS_WEIGHT, HAS_BIAS)
-    scale = scale[:, None]
-    shift = shift[:, None]
+    inside, w, b, next_w, next_b = asked
+    scale, shift = line_of(w, b, mean, rstd, HAS_WEIGHT, HAS_BIAS)
     if STRADDLE:
-        channel = member + tl.minimum(inside + 1, per_group - 1)
-        next_scale, next_shift = line_of(weight_ptr, bias_ptr, channel, mean, rstd, HAS_WEIGHT, HAS_BIAS)
+        next_scale, next_shift = line_of(next_w, next_b, mean, rstd, HAS_WEIGHT, HAS_BIAS)
         own = tl.arange(0, VECTOR)[None, :] < ((inside + 1) * positions - begin)[:, None]
-        scale = tl.where(own, scale, next_scale[:, None])
-        shift = tl.where(own, shift, next_shift[:, None])
+        scale = tl.where(own, scale, next_scale)
+        shift = tl.where(own, shift, next_shift)
     return scale, shift
 
 
@@ -181,11 +197,13 @@ def group_norm_flat(
     tl.store(mean_ptr + row, mean)
     tl.store(rstd_ptr + row, rstd)
     member = row % groups * per_group
+    asked = lines_asked(weight_ptr, bias_ptr, first, member, per_group, magic, HAS_WEIGHT, HAS_BIAS, STRADDLE)
     for i in tl.static_range(CHUNKS):
-        scale, shift = lines_of(
-            weight_ptr, bias_ptr, first + i * BLOCK, member, per_group, positions, magic, mean, rstd, HAS_WEIGHT,
-            HAS_BIAS, STRADDLE, VECTOR,
-        )  # fmt: skip
+        begin = first + i * BLOCK
+        scale, shift = lines_of(asked, begin, positions, mean, rstd, HAS_WEIGHT, HAS_BIAS, STRADDLE, VECTOR)
+        if i + 1 < CHUNKS:  # asked for before this piece is written, which no read may overtake
+            begin += BLOCK
+            asked = lines_asked(weight_ptr, bias_ptr, begin, member, per_group, magic, HAS_WEIGHT, HAS_BIAS, STRADDLE)
         y = held[i].to(tl.float32) * scale + shift
         if SILU:
             y = y / (1.0 + tl.exp(-y))
@@ -243,10 +261,9 @@ def group_norm_walk(
     for done in tl.range(0, length, BLOCK, num_stages=STAGES):
         there = at < length - done
         x = tl.load(x_ptr + start + done + at, mask=there, other=0.0, eviction_policy="evict_first").to(tl.float32)
-        scale, shift = lines_of(
-            weight_ptr, bias_ptr, first + done, member, per_group, positions, magic, mean, rstd, HAS_WEIGHT, HAS_BIAS,
-            STRADDLE, VECTOR,
-        )  # fmt: skip
+        begin = first + done
+        asked = lines_asked(weight_ptr, bias_ptr, begin, member, per_group, magic, HAS_WEIGHT, HAS_BIAS, STRADDLE)
+        scale, shift = lines_of(asked, begin, positions, mean, rstd, HAS_WEIGHT, HAS_BIAS, STRADDLE, VECTOR)
         y = x * scale + shift
         if SILU:
             y = y / (1.0 + tl.exp(-y))

@@ -145,10 +145,16 @@ def group_norm_whole(
         rstd = gl.rsqrt(sum_of(square, PIECE) / cols + eps)
         gl.store(mean_ptr + row, mean)
         gl.store(rstd_ptr + row, rstd)
+        channel = member * per_group + gl.minimum(first * 2, cols - 1) // positions
+        w = channel_numbers(weight_ptr, channel, HAS_WEIGHT, 1.0)
+        b = channel_numbers(bias_ptr, channel, HAS_BIAS, 0.0)
         for i in gl.static_range(CHUNKS):
-            channel = member * per_group + gl.minimum(first * 2 + i * BLOCK, cols - 1) // positions
-            scale = channel_numbers(weight_ptr, channel, HAS_WEIGHT, 1.0) * rstd
-            shift = channel_numbers(bias_ptr, channel, HAS_BIAS, 0.0) - mean * scale
+            scale = w * rstd
+            shift = b - mean * scale
+            if i + 1 < CHUNKS:  # asked for before this piece is written, which no read may overtake
+                channel = member * per_group + gl.minimum(first * 2 + (i + 1) * BLOCK, cols - 1) // positions
+                w = channel_numbers(weight_ptr, channel, HAS_WEIGHT, 1.0)
+                b = channel_numbers(bias_ptr, channel, HAS_BIAS, 0.0)
             low = held[2 * i] * scale[:, None] + shift[:, None]
             high = held[2 * i + 1] * scale[:, None] + shift[:, None]
             if SILU:
@@ -370,11 +376,16 @@ def group_norm_packed(
     channel = inside // positions
     rest = inside - channel * positions
     member *= per_group
+    w = channel_numbers(weight_ptr, member + gl.minimum(channel, per_group - 1), HAS_WEIGHT, 1.0)
+    b = channel_numbers(bias_ptr, member + gl.minimum(channel, per_group - 1), HAS_BIAS, 0.0)
     for i in gl.static_range(CHUNKS):
-        at = member + gl.minimum(channel, per_group - 1)
-        scale = (channel_numbers(weight_ptr, at, HAS_WEIGHT, 1.0) * rstd)[:, None]
-        shift = channel_numbers(bias_ptr, at, HAS_BIAS, 0.0)[:, None] - mean * scale
-        channel, rest = next_channel(channel, rest, whole, part, positions)
+        scale = (w * rstd)[:, None]
+        shift = b[:, None] - mean * scale
+        if i + 1 < CHUNKS:  # asked for before this piece is written, which no read may overtake
+            channel, rest = next_channel(channel, rest, whole, part, positions)
+            at = member + gl.minimum(channel, per_group - 1)
+            w = channel_numbers(weight_ptr, at, HAS_WEIGHT, 1.0)
+            b = channel_numbers(bias_ptr, at, HAS_BIAS, 0.0)
         if i < SHARED:
             low, high = halves(places[i].load(L), BF16)
         else:

@@ -23,7 +23,7 @@ def forward(rows: int, cols: int, itemsize: int) -> Forward:
         chosen = Forward(1, cdiv(cols, 2048), 2048, 8)
     if 1024 < cols <= 2048 and itemsize == 2 and chosen.rows == 1:
         chosen = Forward(1, cdiv(cols, 512), 512, 2)
-    return rms.kept(chosen, rows, cols, itemsize)
+    return rms.early(rms.kept(chosen, rows, cols, itemsize), rows, itemsize, vectors=2)
 
 
 def apart(rows: int, whole: int, itemsize: int) -> Forward | None:

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from ridgeline.kernels.device import (
+    column_part,
     ends_of,
     let_next_start,
     load_part,
@@ -59,6 +60,7 @@ def layer_norm_forward(
     VECTOR: tl.constexpr,
     READS: tl.constexpr,  # what the L2 is told of what is read and written
     WRITES: tl.constexpr,
+    EARLY: tl.constexpr,  # weight and bias are asked for with the row, not when its sums are known
 ):
     """A program holds ROWS rows in CHUNKS pieces of BLOCK columns, so that registers fit rows of any length."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
@@ -70,36 +72,58 @@ def layer_norm_forward(
     end = lead + cols
     at = row_start(row, cols, SHIFTED, VECTOR) + col
     x_at = x_ptr + row_start(row, x_stride, SHIFTED, VECTOR) + col
-    held = ()
-    total = tl.zeros([ROWS, BLOCK], tl.float32)
-    for i in tl.static_range(CHUNKS):
+    held, more, weights, biases = (), (), (), ()
+    if EARLY:
+        for i in tl.static_range(CHUNKS):
+            if HAS_WEIGHT:
+                weights = weights + (column_part(weight_ptr, i * BLOCK + col, lead, end, SHIFTED),)
+            if HAS_BIAS:
+                biases = biases + (column_part(bias_ptr, i * BLOCK + col, lead, end, SHIFTED),)
+    for i in tl.static_range(CHUNKS):  # all is asked for before anything is written, which no read may overtake
         c = i * BLOCK + col
-        x = load_part(x_at + i * BLOCK, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR, 0.0, READS).to(tl.float32)
+        held = held + (load_part(x_at + i * BLOCK, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR, 0.0, READS),)
         if HAS_RESIDUAL:
-            more = load_part(residual_ptr + at + i * BLOCK, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR, 0.0, READS)
-            h = (x + more.to(tl.float32)).to(h_ptr.dtype.element_ty)
-            store_part(h_ptr + at + i * BLOCK, h, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR, WRITES)
+            add_at = residual_ptr + at + i * BLOCK
+            more = more + (load_part(add_at, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR, 0.0, READS),)
+    total = tl.zeros([ROWS, BLOCK], tl.float32)
+    wide = ()
+    for i in tl.static_range(CHUNKS):
+        x = held[i].to(tl.float32)  # type: ignore[var-annotated]
+        if HAS_RESIDUAL:
+            h = (x + more[i].to(tl.float32)).to(h_ptr.dtype.element_ty)
+            to = h_ptr + at + i * BLOCK
+            store_part(to, h, i * BLOCK + col, there, lead, end, i, CHUNKS, SHIFTED, VECTOR, WRITES)
             x = h.to(tl.float32)
         total += x
-        held = held + (x,)
+        wide = wide + (x,)
     mean = tl.sum(total, axis=1, keep_dims=True) / cols
     squares = tl.zeros([ROWS, BLOCK], tl.float32)
     for i in tl.static_range(CHUNKS):
         c = i * BLOCK + col
-        centered = tl.where((c >= lead) & (c < end) if SHIFTED else c < cols, held[i] - mean, 0.0)
+        centered = tl.where((c >= lead) & (c < end) if SHIFTED else c < cols, wide[i] - mean, 0.0)
         squares += centered * centered
     rstd = tl.rsqrt(tl.sum(squares, axis=1, keep_dims=True) / cols + eps)
     if SAVE:
         tl.store(mean_ptr + row, mean, mask=row < rows)
         tl.store(rstd_ptr + row, rstd, mask=row < rows)
+    # Of weight and bias a piece more is asked for before one of the result is written; of many that takes registers.
+    AHEAD: tl.constexpr = 1 if CHUNKS <= 4 else 0
+    for i in tl.static_range(0 if EARLY else AHEAD):
+        if HAS_WEIGHT and i < CHUNKS:
+            weights = weights + (column_part(weight_ptr, i * BLOCK + col, lead, end, SHIFTED),)
+        if HAS_BIAS and i < CHUNKS:
+            biases = biases + (column_part(bias_ptr, i * BLOCK + col, lead, end, SHIFTED),)
     for i in tl.static_range(CHUNKS):
         c = i * BLOCK + col
-        in_cols = (c >= lead) & (c < end) if SHIFTED else c < cols
-        y = (held[i] - mean) * rstd
+        if HAS_WEIGHT and not EARLY and i + AHEAD < CHUNKS:
+            weights = weights + (column_part(weight_ptr, c + AHEAD * BLOCK, lead, end, SHIFTED),)
+        if HAS_BIAS and not EARLY and i + AHEAD < CHUNKS:
+            biases = biases + (column_part(bias_ptr, c + AHEAD * BLOCK, lead, end, SHIFTED),)
+        y = (wide[i] - mean) * rstd
         if HAS_WEIGHT:
-            y *= tl.load(weight_ptr + c - lead, mask=in_cols, other=0.0).to(tl.float32)
+            y *= weights[i].to(tl.float32)
         if HAS_BIAS:
-            y += tl.load(bias_ptr + c - lead, mask=in_cols, other=0.0).to(tl.float32)
+            y += biases[i].to(tl.float32)
         y = y.to(y_ptr.dtype.element_ty)
         store_part(y_ptr + at + i * BLOCK, y, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR, WRITES)
 
@@ -140,25 +164,30 @@ def layer_norm_forward_apart(
     tail = tl.load(x_ptr + row * x_stride + end_at, mask=own, other=0.0).to(tl.float32)
     if HAS_RESIDUAL:
         more_ends = tl.load(residual_ptr + row * cols + end_at, mask=own, other=0.0).to(tl.float32)
+    held, more = (), ()
+    for i in tl.static_range(CHUNKS):  # all is asked for before anything is written, which no read may overtake
+        c = i * BLOCK + col
+        held = held + (load_whole(x_at + i * BLOCK, c, whole, i, CHUNKS, 0.0, READS),)
+        if HAS_RESIDUAL:
+            more = more + (load_whole(residual_ptr + at + i * BLOCK, c, whole, i, CHUNKS, 0.0, READS),)
+    if HAS_RESIDUAL:
         h_ends = (tail + more_ends).to(h_ptr.dtype.element_ty)
         tl.store(h_ptr + row * cols + end_at, h_ends, mask=own)
         tail = h_ends.to(tl.float32)
-    held = ()
     total = tl.zeros([BLOCK], tl.float32)
     squares = tl.zeros([BLOCK], tl.float32)
+    wide = ()
     for i in tl.static_range(CHUNKS):
-        c = i * BLOCK + col
-        x = load_whole(x_at + i * BLOCK, c, whole, i, CHUNKS, 0.0, READS).to(tl.float32)
+        x = held[i].to(tl.float32)  # type: ignore[var-annotated]
         if HAS_RESIDUAL:
-            more = load_whole(residual_ptr + at + i * BLOCK, c, whole, i, CHUNKS, 0.0, READS)
-            h = (x + more.to(tl.float32)).to(h_ptr.dtype.element_ty)
-            store_whole(h_ptr + at + i * BLOCK, h, c, whole, i, CHUNKS)
+            h = (x + more[i].to(tl.float32)).to(h_ptr.dtype.element_ty)
+            store_whole(h_ptr + at + i * BLOCK, h, i * BLOCK + col, whole, i, CHUNKS)
             x = h.to(tl.float32)
         total += x
-        held = held + (x,)
+        wide = wide + (x,)
     mean = (tl.sum(total, axis=0) + tl.sum(tail, axis=0)) / cols
     for i in tl.static_range(CHUNKS):
-        off = held[i] - mean
+        off = wide[i] - mean
         if i == CHUNKS - 1:
             off = tl.where(i * BLOCK + col < whole, off, 0.0)
         squares += off * off
@@ -171,7 +200,7 @@ def layer_norm_forward_apart(
     copy = copies_ptr + lead * width // VECTOR * VECTOR + col
     for i in tl.static_range(CHUNKS):
         c = i * BLOCK + col
-        y = (held[i] - mean) * rstd
+        y = (wide[i] - mean) * rstd
         if HAS_WEIGHT:
             y *= load_whole(copy + i * BLOCK, c, whole, i, CHUNKS).to(tl.float32)
         if HAS_BIAS:

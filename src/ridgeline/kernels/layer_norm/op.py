@@ -196,7 +196,7 @@ def _plan_forward(
         vector, shifted, chunks = pieces_of(chosen, size, pointers, cols, stride)
         constants |= {"ROWS": chosen.rows, "CHUNKS": chunks, "BLOCK": chosen.block, "SHIFTED": shifted,
                       "VECTOR": vector, "READS": "" if has_residual else chosen.reads,
-                      "WRITES": chosen.writes}  # fmt: skip
+                      "WRITES": chosen.writes, "EARLY": chosen.early}  # fmt: skip
     else:
         constants |= {"BLOCK": chosen.block or config.LONG_BLOCK}
     run = kind.bind(

@@ -18,7 +18,8 @@ class Forward:
     blocks.
 
     ``reads`` and ``writes``: what the L2 is told of rows and results ("evict_first", "evict_last"). ``apart``: rows
-    that start inside accesses, the few elements at their ends apart, weights from copies that start where rows can."""
+    that start inside accesses, the few elements at their ends apart, weights from copies that start where rows can.
+    ``early``: weights are asked for with the row, not when its sum is known."""
 
     rows: int
     chunks: int
@@ -27,6 +28,7 @@ class Forward:
     reads: str = ""
     writes: str = ""
     apart: bool = False
+    early: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,12 +161,34 @@ def forward(rows: int, cols: int, itemsize: int) -> Forward:
     for num_warps in (8, 16):
         if itemsize == 2 and 384 * num_warps < cols <= 512 * num_warps:
             chosen = Forward(1, 2, 256 * num_warps, num_warps)
-    return kept(chosen, rows, cols, itemsize)
+    return early(kept(chosen, rows, cols, itemsize), rows, itemsize)
 
 
 def kept(chosen: Forward, rows: int, cols: int, itemsize: int) -> Forward:
     """The same, with rows that the L2 is told to keep where they are many."""
     return replace(chosen, reads="evict_last") if rows * cols * itemsize >= KEPT_BYTES else chosen
+
+
+EARLY_ELEMENTS, SMS, THREADS, REGISTERS = 24, 132, 2048, 65536
+"""16-bit elements a thread up to which a weight that is asked for early costs no program of eight warps its place: 39
+registers instead of 34 with sixteen, 48 instead of 47 with twenty-four (72 instead of 63 with forty, which do; so do 39
+instead of 32 where a program has sixteen warps). Then the multiprocessors of a device, and what programs share."""
+
+
+def early(chosen: Forward, rows: int, itemsize: int, vectors: int = 1) -> Forward:
+    """The same, with weights (``vectors`` of them) asked for with rows where no program waits for registers then:
+    few elements a thread, or programs that are all there at once.
+
+    Asked for after the sum, a piece's weight waits for the store of the piece before, which might have written it: a
+    trip to the L2 a piece, between a row's last barrier and its end.
+    """
+    if not chosen.chunks:
+        return chosen
+    elements = chosen.rows * chosen.chunks * chosen.block // (32 * chosen.num_warps)
+    free = itemsize == 2 and vectors == 1 and elements <= EARLY_ELEMENTS and chosen.num_warps <= 8
+    each = cdiv(40 + elements + vectors * elements * itemsize // 4, 8) * 8 * 32 * chosen.num_warps
+    at_once = SMS * min(THREADS // (32 * chosen.num_warps), REGISTERS // each)
+    return replace(chosen, early=free or cdiv(rows, chosen.rows) <= at_once)
 
 
 def held(rows: int, cols: int, itemsize: int) -> Forward:

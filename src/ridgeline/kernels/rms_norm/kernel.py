@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from ridgeline.kernels.device import (
+    column_part,
     ends_of,
     let_next_start,
     load_part,
@@ -46,6 +47,7 @@ def rms_norm_forward(
     VECTOR: tl.constexpr,
     READS: tl.constexpr,  # what the L2 is told of what is read and written
     WRITES: tl.constexpr,
+    EARLY: tl.constexpr,  # the weight is asked for with the row, not when its sum is known
 ):
     """A program holds ROWS rows in CHUNKS pieces of BLOCK columns, so that registers fit rows of any length."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
@@ -57,28 +59,43 @@ def rms_norm_forward(
     end = lead + cols
     at = row_start(row, cols, SHIFTED, VECTOR) + col
     x_at = x_ptr + row_start(row, x_stride, SHIFTED, VECTOR) + col
-    held = ()
-    squares = tl.zeros([ROWS, BLOCK], tl.float32)
-    for i in tl.static_range(CHUNKS):
+    held, more, weights = (), (), ()
+    if HAS_WEIGHT and EARLY:
+        for i in tl.static_range(CHUNKS):
+            weights = weights + (column_part(weight_ptr, i * BLOCK + col, lead, end, SHIFTED),)
+    for i in tl.static_range(CHUNKS):  # all is asked for before anything is written, which no read may overtake
         c = i * BLOCK + col
-        x = load_part(x_at + i * BLOCK, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR, 0.0, READS).to(tl.float32)
+        held = held + (load_part(x_at + i * BLOCK, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR, 0.0, READS),)
+        if HAS_RESIDUAL:
+            add_at = residual_ptr + at + i * BLOCK
+            more = more + (load_part(add_at, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR, 0.0, READS),)
+    squares = tl.zeros([ROWS, BLOCK], tl.float32)
+    wide = ()
+    for i in tl.static_range(CHUNKS):
+        x = held[i].to(tl.float32)  # type: ignore[var-annotated]
         if HAS_RESIDUAL:
             # Rounded as stored: the backward pass sees the very numbers that were normalized.
-            more = load_part(residual_ptr + at + i * BLOCK, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR, 0.0, READS)
-            h = (x + more.to(tl.float32)).to(h_ptr.dtype.element_ty)
-            store_part(h_ptr + at + i * BLOCK, h, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR, WRITES)
+            h = (x + more[i].to(tl.float32)).to(h_ptr.dtype.element_ty)
+            to = h_ptr + at + i * BLOCK
+            store_part(to, h, i * BLOCK + col, there, lead, end, i, CHUNKS, SHIFTED, VECTOR, WRITES)
             x = h.to(tl.float32)
         squares += x * x
-        held = held + (x,)
+        wide = wide + (x,)
     rstd = tl.rsqrt(tl.sum(squares, axis=1, keep_dims=True) / cols + eps)
     if SAVE:
         tl.store(rstd_ptr + row, rstd, mask=row < rows)
+    # Pieces of the weight that are asked for before one of the result is written: sixteen warps have no registers left.
+    AHEAD: tl.constexpr = 2 if BLOCK < 4096 else 1
+    for i in tl.static_range(0 if EARLY else AHEAD):
+        if HAS_WEIGHT and i < CHUNKS:
+            weights = weights + (column_part(weight_ptr, i * BLOCK + col, lead, end, SHIFTED),)
     for i in tl.static_range(CHUNKS):
         c = i * BLOCK + col
-        in_cols = (c >= lead) & (c < end) if SHIFTED else c < cols
-        y = held[i] * rstd
+        if HAS_WEIGHT and not EARLY and i + AHEAD < CHUNKS:
+            weights = weights + (column_part(weight_ptr, c + AHEAD * BLOCK, lead, end, SHIFTED),)
+        y = wide[i] * rstd
         if HAS_WEIGHT:
-            y *= tl.load(weight_ptr + c - lead, mask=in_cols, other=0.0).to(tl.float32) + offset
+            y *= weights[i].to(tl.float32) + offset
         y = y.to(y_ptr.dtype.element_ty)
         store_part(y_ptr + at + i * BLOCK, y, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR, WRITES)
 
@@ -117,21 +134,26 @@ def rms_norm_forward_apart(
     tail = tl.load(x_ptr + row * x_stride + end_at, mask=own, other=0.0).to(tl.float32)
     if HAS_RESIDUAL:
         more_ends = tl.load(residual_ptr + row * cols + end_at, mask=own, other=0.0).to(tl.float32)
+    held, more = (), ()
+    for i in tl.static_range(CHUNKS):  # all is asked for before anything is written, which no read may overtake
+        c = i * BLOCK + col
+        held = held + (load_whole(x_at + i * BLOCK, c, whole, i, CHUNKS, 0.0, READS),)
+        if HAS_RESIDUAL:
+            more = more + (load_whole(residual_ptr + at + i * BLOCK, c, whole, i, CHUNKS, 0.0, READS),)
+    if HAS_RESIDUAL:
         h_ends = (tail + more_ends).to(h_ptr.dtype.element_ty)
         tl.store(h_ptr + row * cols + end_at, h_ends, mask=own)
         tail = h_ends.to(tl.float32)
-    held = ()
     squares = tl.zeros([BLOCK], tl.float32)
+    wide = ()
     for i in tl.static_range(CHUNKS):
-        c = i * BLOCK + col
-        x = load_whole(x_at + i * BLOCK, c, whole, i, CHUNKS, 0.0, READS).to(tl.float32)
+        x = held[i].to(tl.float32)  # type: ignore[var-annotated]
         if HAS_RESIDUAL:
-            more = load_whole(residual_ptr + at + i * BLOCK, c, whole, i, CHUNKS, 0.0, READS)
-            h = (x + more.to(tl.float32)).to(h_ptr.dtype.element_ty)
-            store_whole(h_ptr + at + i * BLOCK, h, c, whole, i, CHUNKS)
+            h = (x + more[i].to(tl.float32)).to(h_ptr.dtype.element_ty)
+            store_whole(h_ptr + at + i * BLOCK, h, i * BLOCK + col, whole, i, CHUNKS)
             x = h.to(tl.float32)
         squares += x * x
-        held = held + (x,)
+        wide = wide + (x,)
     rstd = tl.rsqrt((tl.sum(squares, axis=0) + tl.sum(tail * tail, axis=0)) / cols + eps)
     if SAVE:
         tl.store(rstd_ptr + row, rstd)
@@ -139,7 +161,7 @@ def rms_norm_forward_apart(
     copy = copies_ptr + lead * width // VECTOR * VECTOR + col
     for i in tl.static_range(CHUNKS):
         c = i * BLOCK + col
-        y = held[i] * rstd
+        y = wide[i] * rstd
         if HAS_WEIGHT:
             y *= load_whole(copy + i * BLOCK, c, whole, i, CHUNKS).to(tl.float32) + offset
         store_whole(y_ptr + at + i * BLOCK, y.to(y_ptr.dtype.element_ty), c, whole, i, CHUNKS)
