@@ -21,7 +21,9 @@ has the device first, so that rows end one after another and none waits for all.
 ``torch.compile`` of the next models meanwhile, each within ``--rival-s``. ``--warm`` only makes it, keeps Inductor's
 results in ``--cache`` and may share the device; a run with the same ``--cache`` then loads them. ``--thrifty`` is
 brief, leaves out the loops that nobody asked for, gives each search what it can still use, and lets a search try
-``torch.compile`` at the price of loading it where the process beside has made it. ``--recorded`` adds
+``torch.compile`` at the price of loading it where the process beside has made it. ``--few`` has searches try the plain
+recording, ``torch.compile`` as it is and recorded, and recorded blocks, and price nothing: seconds a row, and what
+anybody's own search finds is at least that. ``--recorded`` adds
 ``torch.compile(mode="reduce-overhead")`` where it was made by ``--warm``.
 
 ``steps`` are AdamW's alone. ``memory`` is what recordings reserve beside eager passes, with segments as ever and with
@@ -106,6 +108,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--brief", action="store_true",
                         help="Searches over repeated blocks leave torch.compile out; no breakdowns.")  # fmt: skip
     parser.add_argument("--thrifty", action="store_true", help="Brief, and only the loops that rows are made of.")
+    parser.add_argument("--few", action="store_true", help="Searches try recordings, torch.compile and blocks alone.")
     parser.add_argument("--ahead", type=int, default=0, help="torch.compile is made of so many models at once.")
     parser.add_argument("--rival-s", type=float, default=1e9, help="Seconds to make torch.compile of a model.")
     parser.add_argument("--warm", action="store_true", help="Only make torch.compile of each model, into --cache.")
@@ -138,6 +141,8 @@ def _parent(asked: argparse.Namespace) -> None:
         crew.collect()
         time.sleep(0.2)
     crew.end()
+    if not asked.warm:
+        print("\n".join(_table(asked.out / "optimize_train.json.gz")), flush=True)
 
 
 class Crew:
@@ -225,7 +230,7 @@ def _started(name: str, asked: argparse.Namespace, logs: Path, until: float, ran
     budget_s = FULL_S if full else asked.budget_s
     lock = os.environ.get("RIDGELINE_DEVICE_LOCK") or str(logs / "lock")
     said = [f"--{word}" for word in ("kinds", "warm", "recorded") if getattr(asked, word)]
-    said += [f"--{word}" for word in ("brief", "thrifty") if getattr(asked, word) and not full]
+    said += [f"--{word}" for word in ("brief", "thrifty", "few") if getattr(asked, word) and not full]
     said += ["--cache", str(asked.cache)] if asked.cache else []
     command = [sys.executable, "-u", __file__, "--one", name, "--budget-s", str(budget_s), "--rounds",
                str(asked.rounds), "--device", asked.device, "--lock", lock, "--marks", str(logs), "--until",
@@ -463,6 +468,9 @@ def _searched(asked: argparse.Namespace) -> None:
         if not asked.kinds:
             searching.Search._regions = lambda self, *given: ()
         searching.Search._tracked = lambda self: None  # the optimizer that is passed is tracked after the search
+    if asked.few:
+        ladder.Ladder.rungs = _fewer(ladder.Ladder.rungs)
+        searching.Search._price = lambda self: None
     searching.build = turn.around(searching.build)
     for name in ("_price", "_facts"):  # seconds of the host's alone
         setattr(searching.Search, name, turn.given(getattr(searching.Search, name)))
@@ -501,6 +509,25 @@ def _offered(stock: Any, rivals: Rivals | None) -> Any:
         return (replace(rung, cost_s=min(rung.cost_s, loaded_s)) for rung in stock(self, search))
 
     return offered
+
+
+def _fewer(rungs: Any) -> Any:
+    """The rungs that rows rest on; the others are noted as skipped, so that those that follow find them."""
+    from ridgeline.optimizer.backend import Report
+    from ridgeline.optimizer.candidate import Built
+    from ridgeline.optimizer.ladder import GRAPHED, PLAIN
+    from ridgeline.optimizer.ladder import STOCK as COMPILED
+
+    def chosen(self: Any, search: Any) -> Any:
+        for rung in rungs(self, search):
+            name = rung.candidate.name
+            whole = name.startswith("blocks") and name.endswith(GRAPHED) and "−" not in name
+            if name in (PLAIN, COMPILED, COMPILED + GRAPHED) or whole:
+                yield rung
+            else:
+                search._note(Built(rung.candidate, search.problem.model, Report()), "skipped", "not asked for")
+
+    return chosen
 
 
 def _updates(fast: Any) -> dict[str, Any]:
