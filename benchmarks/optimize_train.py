@@ -9,12 +9,14 @@ nobody compiles on. When both are ready they take turns while the device is thei
 (gradients cleared, forward, loss, backward, the optimizer's step) of eager and ``torch.compile`` with the optimizer as
 it was written; of the result with the optimizer that was passed to the search, called in the same loop and through
 ``train_step``, and in a loop that clears gradients behind the forward; and of the result with an optimizer that no
-search has seen. Memory is the most that a step allocates and reserves, weights and the optimizer's state included: of
-eager in the searching process before the search, of the result after it. ``--brief`` leaves ``torch.compile`` out of
-searches over models made of repeated blocks (it is measured beside them, and takes most of a short search), all that
-tunes kernels, the breakdown by kernel and part out of receipts, and of the two runs of fifty steps the one with an
-optimizer of the search's own. Models after ``--full`` are searched as anybody does it: 120 s, ``torch.compile`` inside,
-nothing compiled by another process.
+search has seen. Where the result is eager or ``torch.compile`` itself, that with the optimizer as it was written is
+timed in the searching process too: of two processes with the same code one is a few percent behind now and then.
+Memory is the most that a step allocates and reserves, weights and the optimizer's state included: of eager in the
+searching process before the search, of the result after it. ``--brief`` leaves ``torch.compile`` out of searches over
+models made of repeated blocks (it is measured beside them, and takes most of a short search), all that tunes kernels,
+the breakdown by kernel and part out of receipts, and of the two runs of fifty steps the one with an optimizer of the
+search's own. Models after ``--full`` are searched as anybody does it: 120 s, ``torch.compile`` inside, nothing
+compiled by another process.
 
 Device time is what such runs lack. Models are served in the order in which they are named: whoever is named first
 has the device first, so that rows end one after another and none waits for all. ``--ahead`` processes make
@@ -70,6 +72,7 @@ THRIFTY_S = (12.0, 10.0, 6.0)
 LOADED_FRAC = 0.6
 """Of what ``torch.compile`` took beside, what it takes once more with its kernels on disk."""
 RECORDED = "torch.compile recorded"
+HERE_TOO = ", same process"
 LEAST_CORES, TIMING_CORES = 12, 4
 """Of so many processors or more, those that only whoever holds the device runs on."""
 PHASES = ("_prepare", "_made", "_peak_bytes", "_raced", "_proved", "_recapture", "_stilled", "_tracked", "_last_race",
@@ -286,7 +289,7 @@ def _table(path: Path) -> list[str]:
     heads = ("model", "eager", "torch.compile", "result", "best of both / result", "train_step", "its optimizer not "
              "passed", "memory: eager, torch.compile, result; allocated (reserved)", "kept", "searched")  # fmt: skip
     lines = [_cells(*heads), _cells(*["---"] * len(heads)), *(_row(name, found) for name, found in rows.items())]
-    lines += ["", *_means(rows), ""]
+    lines += ["", *_means(rows), *_within(rows), ""]
     lines += [_cells("forward and backward", "eager", "torch.compile", "result", "memory by its receipt")]
     lines += [_cells(*["---"] * 5)]
     lines += [_raced(name, found["receipt"]) for name, found in rows.items() if "receipt" in found]
@@ -334,6 +337,17 @@ def _means(rows: dict[str, dict[str, Any]]) -> list[str]:
         ratios = [loop[RECORDED] / loop["result"] for loop in full]
         shown = ", ".join(f"{ratio:.2f}" for ratio in ratios)
         found.append(f"{RECORDED} over result: geometric mean {statistics.geometric_mean(ratios):.2f} ({shown}).")
+    return found
+
+
+def _within(rows: dict[str, dict[str, Any]]) -> list[str]:
+    """What was returned beside what it is, in one process."""
+    found = []
+    for name, row in rows.items():
+        loop = row.get("loop", {})
+        found += [f"{name}, in one process: {who.removesuffix(HERE_TOO)} {1e3 * seconds:.2f} ms, result "
+                  f"{1e3 * loop['result']:.2f} ({seconds / loop['result']:.2f})."
+                  for who, seconds in loop.items() if who.endswith(HERE_TOO)]  # fmt: skip
     return found
 
 
@@ -599,6 +613,7 @@ def _beside(
     failed: dict[str, str] = {}
     _warmed(ways, peaks, failed, names=tuple(ways))
     _tell({"peak_bytes": peaks, "loop_failed": failed, "met": False})
+    ways |= _rivals_here(work, fast)
     _freed()
     if not rivals.ready():
         alone = {"eager": _stepping(work, model, work["optimizer"](model))} | ways
@@ -613,6 +628,16 @@ def _beside(
         _tell({"peak_bytes": told["peak_bytes"] | peaks, "rivals_failed": told["loop_failed"]})
         _in_turns(ways, asked.rounds, rivals, lambda loop: _tell({"loop": loop, "met": True}))
     turn.give()
+
+
+def _rivals_here(work: dict[str, Any], fast: Any) -> dict[str, Callable[[], Any]]:
+    """The rival that was returned, as anybody runs it, in this process."""
+    from ridgeline.optimizer.optimized import state_of
+
+    state, model = state_of(fast), work["model"]
+    calls = {f"{plan.name}{HERE_TOO}": plan.call for plan in state.plans.values() if plan.name == "torch.compile"}
+    calls |= {} if state.plans else {f"eager{HERE_TOO}": model}
+    return {who: _stepping(work, call, work["optimizer"](model)) for who, call in calls.items()}
 
 
 class Turn(optimize_models.Turn):

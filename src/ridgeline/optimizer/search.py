@@ -541,7 +541,7 @@ class Search:
             self._unseat(self.best, f"could not be captured again: {why_failed(error)}")
 
     def _judge(self, built: Built, rung: Rung, *, again: bool = False) -> None:
-        """Memory, then time, then (only if it is faster) whether it is right; ``again`` if the best had to be mended."""
+        """Memory, then time, then (only if it is faster) whether it is right; ``again`` once the best was mended."""
         if self._is_eager(built):
             self._note(built, EQUAL, "no rewrite matched", predicted=rung.predicted_s)
             return self._drop(built)
@@ -1012,7 +1012,8 @@ class Search:
             self.notes.append("no run of steps: an optimizer's state does not fit beside the model")
             return
         except Exception as error:  # as it would in a loop
-            return self._strike(f"fails in training: {why_failed(error)}")
+            self._strike(f"fails in training: {why_failed(error)}")
+            return
         finally:
             track_.restore()
         self.notes.append(str(found))

@@ -296,7 +296,8 @@ def test_a_plan_of_torch_compile_is_told_at_a_glance_and_by_the_same_rules(mode:
             "a parameter": lambda: fast(nn.Parameter(x), labels=labels, scale=1),
         }
         if grad:
-            others["an input that asks for gradients"] = lambda: fast(x.clone().requires_grad_(), labels=labels, scale=1)
+            asking = x.clone().requires_grad_()
+            others["an input that asks for gradients"] = lambda: fast(asking, labels=labels, scale=1)
         for name, other in others.items():
             assert other() == "a longer look", name
         with torch.autocast("cpu", torch.bfloat16):
