@@ -9,19 +9,23 @@ nobody compiles on. When both are ready they take turns while the device is thei
 (gradients cleared, forward, loss, backward, the optimizer's step) of eager and ``torch.compile`` with the optimizer as
 it was written; of the result with the optimizer that was passed to the search, called in the same loop and through
 ``train_step``, and in a loop that clears gradients behind the forward; and of the result with an optimizer that no
-search has seen. Memory is the most that a step allocates and reserves, weights and the optimizer's state included: of
-eager in the searching process before the search, of the result after it. ``--brief`` leaves ``torch.compile`` out of
-searches over models made of repeated blocks (it is measured beside them, and takes most of a short search), all that
-tunes kernels, the breakdown by kernel and part out of receipts, and of the two runs of fifty steps the one with an
-optimizer of the search's own. Models after ``--full`` are searched as anybody does it: 120 s, ``torch.compile`` inside,
-nothing compiled by another process.
+search has seen. Where the result is eager or ``torch.compile`` itself, that with the optimizer as it was written is
+timed in the searching process too: of two processes with the same code one is a few percent behind now and then.
+Memory is the most that a step allocates and reserves, weights and the optimizer's state included: of eager in the
+searching process before the search, of the result after it. ``--brief`` leaves ``torch.compile`` out of searches over
+models made of repeated blocks (it is measured beside them, and takes most of a short search), all that tunes kernels,
+the breakdown by kernel and part out of receipts, and of the two runs of fifty steps the one with an optimizer of the
+search's own. Models after ``--full`` are searched as anybody does it: 120 s, ``torch.compile`` inside, nothing
+compiled by another process.
 
 Device time is what such runs lack. Models are served in the order in which they are named: whoever is named first
 has the device first, so that rows end one after another and none waits for all. ``--ahead`` processes make
 ``torch.compile`` of the next models meanwhile, each within ``--rival-s``. ``--warm`` only makes it, keeps Inductor's
 results in ``--cache`` and may share the device; a run with the same ``--cache`` then loads them. ``--thrifty`` is
 brief, leaves out the loops that nobody asked for, gives each search what it can still use, and lets a search try
-``torch.compile`` at the price of loading it where the process beside has made it. ``--recorded`` adds
+``torch.compile`` at the price of loading it where the process beside has made it. ``--few`` has searches try the plain
+recording, ``torch.compile`` as it is and recorded, and recorded blocks, and price nothing: seconds a row, and what
+anybody's own search finds is at least that. ``--recorded`` adds
 ``torch.compile(mode="reduce-overhead")`` where it was made by ``--warm``.
 
 ``steps`` are AdamW's alone. ``memory`` is what recordings reserve beside eager passes, with segments as ever and with
@@ -68,6 +72,7 @@ THRIFTY_S = (12.0, 10.0, 6.0)
 LOADED_FRAC = 0.6
 """Of what ``torch.compile`` took beside, what it takes once more with its kernels on disk."""
 RECORDED = "torch.compile recorded"
+HERE_TOO = ", same process"
 LEAST_CORES, TIMING_CORES = 12, 4
 """Of so many processors or more, those that only whoever holds the device runs on."""
 PHASES = ("_prepare", "_made", "_peak_bytes", "_raced", "_proved", "_recapture", "_stilled", "_tracked", "_last_race",
@@ -106,6 +111,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--brief", action="store_true",
                         help="Searches over repeated blocks leave torch.compile out; no breakdowns.")  # fmt: skip
     parser.add_argument("--thrifty", action="store_true", help="Brief, and only the loops that rows are made of.")
+    parser.add_argument("--few", action="store_true", help="Searches try recordings, torch.compile and blocks alone.")
     parser.add_argument("--ahead", type=int, default=0, help="torch.compile is made of so many models at once.")
     parser.add_argument("--rival-s", type=float, default=1e9, help="Seconds to make torch.compile of a model.")
     parser.add_argument("--warm", action="store_true", help="Only make torch.compile of each model, into --cache.")
@@ -138,6 +144,8 @@ def _parent(asked: argparse.Namespace) -> None:
         crew.collect()
         time.sleep(0.2)
     crew.end()
+    if not asked.warm:
+        print("\n".join(_table(asked.out / "optimize_train.json.gz")), flush=True)
 
 
 class Crew:
@@ -225,7 +233,7 @@ def _started(name: str, asked: argparse.Namespace, logs: Path, until: float, ran
     budget_s = FULL_S if full else asked.budget_s
     lock = os.environ.get("RIDGELINE_DEVICE_LOCK") or str(logs / "lock")
     said = [f"--{word}" for word in ("kinds", "warm", "recorded") if getattr(asked, word)]
-    said += [f"--{word}" for word in ("brief", "thrifty") if getattr(asked, word) and not full]
+    said += [f"--{word}" for word in ("brief", "thrifty", "few") if getattr(asked, word) and not full]
     said += ["--cache", str(asked.cache)] if asked.cache else []
     command = [sys.executable, "-u", __file__, "--one", name, "--budget-s", str(budget_s), "--rounds",
                str(asked.rounds), "--device", asked.device, "--lock", lock, "--marks", str(logs), "--until",
@@ -281,7 +289,7 @@ def _table(path: Path) -> list[str]:
     heads = ("model", "eager", "torch.compile", "result", "best of both / result", "train_step", "its optimizer not "
              "passed", "memory: eager, torch.compile, result; allocated (reserved)", "kept", "searched")  # fmt: skip
     lines = [_cells(*heads), _cells(*["---"] * len(heads)), *(_row(name, found) for name, found in rows.items())]
-    lines += ["", *_means(rows), ""]
+    lines += ["", *_means(rows), *_within(rows), ""]
     lines += [_cells("forward and backward", "eager", "torch.compile", "result", "memory by its receipt")]
     lines += [_cells(*["---"] * 5)]
     lines += [_raced(name, found["receipt"]) for name, found in rows.items() if "receipt" in found]
@@ -329,6 +337,17 @@ def _means(rows: dict[str, dict[str, Any]]) -> list[str]:
         ratios = [loop[RECORDED] / loop["result"] for loop in full]
         shown = ", ".join(f"{ratio:.2f}" for ratio in ratios)
         found.append(f"{RECORDED} over result: geometric mean {statistics.geometric_mean(ratios):.2f} ({shown}).")
+    return found
+
+
+def _within(rows: dict[str, dict[str, Any]]) -> list[str]:
+    """What was returned beside what it is, in one process."""
+    found = []
+    for name, row in rows.items():
+        loop = row.get("loop", {})
+        found += [f"{name}, in one process: {who.removesuffix(HERE_TOO)} {1e3 * seconds:.2f} ms, result "
+                  f"{1e3 * loop['result']:.2f} ({seconds / loop['result']:.2f})."
+                  for who, seconds in loop.items() if who.endswith(HERE_TOO)]  # fmt: skip
     return found
 
 
@@ -463,6 +482,9 @@ def _searched(asked: argparse.Namespace) -> None:
         if not asked.kinds:
             searching.Search._regions = lambda self, *given: ()
         searching.Search._tracked = lambda self: None  # the optimizer that is passed is tracked after the search
+    if asked.few:
+        ladder.Ladder.rungs = _fewer(ladder.Ladder.rungs)
+        searching.Search._price = lambda self: None
     searching.build = turn.around(searching.build)
     for name in ("_price", "_facts"):  # seconds of the host's alone
         setattr(searching.Search, name, turn.given(getattr(searching.Search, name)))
@@ -501,6 +523,25 @@ def _offered(stock: Any, rivals: Rivals | None) -> Any:
         return (replace(rung, cost_s=min(rung.cost_s, loaded_s)) for rung in stock(self, search))
 
     return offered
+
+
+def _fewer(rungs: Any) -> Any:
+    """The rungs that rows rest on; the others are noted as skipped, so that those that follow find them."""
+    from ridgeline.optimizer.backend import Report
+    from ridgeline.optimizer.candidate import Built
+    from ridgeline.optimizer.ladder import GRAPHED, PLAIN
+    from ridgeline.optimizer.ladder import STOCK as COMPILED
+
+    def chosen(self: Any, search: Any) -> Any:
+        for rung in rungs(self, search):
+            name = rung.candidate.name
+            whole = name.startswith("blocks") and name.endswith(GRAPHED) and "−" not in name
+            if name in (PLAIN, COMPILED, COMPILED + GRAPHED) or whole:
+                yield rung
+            else:
+                search._note(Built(rung.candidate, search.problem.model, Report()), "skipped", "not asked for")
+
+    return chosen
 
 
 def _updates(fast: Any) -> dict[str, Any]:
@@ -572,6 +613,7 @@ def _beside(
     failed: dict[str, str] = {}
     _warmed(ways, peaks, failed, names=tuple(ways))
     _tell({"peak_bytes": peaks, "loop_failed": failed, "met": False})
+    ways |= _rivals_here(work, fast)
     _freed()
     if not rivals.ready():
         alone = {"eager": _stepping(work, model, work["optimizer"](model))} | ways
@@ -586,6 +628,16 @@ def _beside(
         _tell({"peak_bytes": told["peak_bytes"] | peaks, "rivals_failed": told["loop_failed"]})
         _in_turns(ways, asked.rounds, rivals, lambda loop: _tell({"loop": loop, "met": True}))
     turn.give()
+
+
+def _rivals_here(work: dict[str, Any], fast: Any) -> dict[str, Callable[[], Any]]:
+    """The rival that was returned, as anybody runs it, in this process."""
+    from ridgeline.optimizer.optimized import state_of
+
+    state, model = state_of(fast), work["model"]
+    calls = {f"{plan.name}{HERE_TOO}": plan.call for plan in state.plans.values() if plan.name == "torch.compile"}
+    calls |= {} if state.plans else {f"eager{HERE_TOO}": model}
+    return {who: _stepping(work, call, work["optimizer"](model)) for who, call in calls.items()}
 
 
 class Turn(optimize_models.Turn):

@@ -22,10 +22,9 @@ class Matcher:
         self._grad = bool(signature.ambient[0])
 
     @property
-    def tensors_alone(self) -> list[Any] | None:
-        """Shape, stride, type and device of every argument, where all are tensors and none is named."""
-        plain = not self._names and all(kind is Tensor for kind, _ in self._wanted)
-        return [want for _, want in self._wanted] if plain else None
+    def plain(self) -> tuple[list[tuple[Any, Any]], int, tuple[str, ...]] | None:
+        """What is compared of every argument, how many have no name, and the others' names; none with an object."""
+        return None if any(kind is Piece for kind, _ in self._wanted) else (self._wanted, self._num, self._names)
 
     @classmethod
     def of(cls, signature: Signature) -> Matcher | None:

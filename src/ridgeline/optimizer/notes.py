@@ -93,11 +93,12 @@ class Notes:
                 note.held[note.key] = value.detach()
 
     def spare(self) -> Counter[int]:
-        """Memory that is held by nothing but notes of the last replay, which the next binds anew."""
+        """Memory that is held by nothing but notes, which the next replay binds anew, whichever replay has bound them:
+        whoever puts a model back as it was binds those of an earlier one."""
         found: Counter[int] = Counter()
         for note in self.notes:
             value = note.held.get(note.key)
-            if value is not None and value is note.put() and sys.getrefcount(value) <= _OURS:
+            if isinstance(value, Tensor) and sys.getrefcount(value) <= _OURS:
                 found[value.untyped_storage()._cdata] += 1
         return found
 

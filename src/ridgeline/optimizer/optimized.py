@@ -38,6 +38,7 @@ _transforms = torch._C._functorch.maybe_current_level
 """Inside of ``vmap`` and the like, tensors have no memory to look at: the model itself is what is transformed."""
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _tracing = torch._C._get_tracing_state
+_inferring, _any_autocast = torch.is_inference_mode_enabled, torch._C._is_any_autocast_enabled
 _MOST_MATCHERS = 4
 _MOST_REASONS = 8
 _REPLAYED = (Graphed, GraphedTraining, Shortcut)
@@ -63,29 +64,40 @@ class Plan:
 
 class Guarded:
     """A plan that is PyTorch's own compiler, which looks at everything else itself: at a glance, since its own look
-    makes every Python call around it several times as slow (20 to 50 µs for what takes 5)."""
+    leaves cold caches, in which every Python call around it takes several times as long (20 to 50 µs for what takes 5).
 
-    __slots__ = ("_num", "_wanted", "_watch", "call")
+    Autocast and the like are the compiler's to notice, but for whether there is any: it would compile another time.
+    """
 
-    def __init__(self, plan: Plan) -> None:
-        assert plan.matcher is not None and plan.watch is not None
-        self.call, self._watch = plan.call, plan.watch
-        self._wanted = plan.matcher.tensors_alone or []
-        self._num = len(self._wanted)
+    __slots__ = ("_cast", "_grad", "_names", "_num", "_own", "_training", "_wanted", "_watch", "call")
+
+    def __init__(self, plan: Plan, model: nn.Module) -> None:
+        assert plan.matcher is not None and plan.matcher.plain is not None and plan.watch is not None
+        self.call, self._watch = plan.call.forward, plan.watch  # type: ignore[attr-defined]  # past a module around it
+        self._wanted, self._num, self._names = plan.matcher.plain
+        self._grad, self._training = plan.signature.ambient[:2]
+        self._cast, self._own = bool(plan.signature.ambient[3]), vars(model)
 
     @classmethod
-    def of(cls, plan: Plan) -> Guarded | None:
-        """For calls that take tensors alone, by place."""
+    def of(cls, plan: Plan, model: Any) -> Guarded | None:
+        """For calls that take tensors and plain values."""
         stock = type(plan.call).__name__ == "OptimizedModule" and plan.watch is not None
-        return cls(plan) if stock and plan.matcher is not None and plan.matcher.tensors_alone else None
+        return cls(plan, model) if stock and plan.matcher is not None and plan.matcher.plain else None
 
-    def takes(self, args: tuple[Any, ...]) -> bool:
-        if (len(args) != self._num or torch.is_grad_enabled() or torch.is_inference_mode_enabled()
-                or _dispatch_modes()):  # fmt: skip
+    def takes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        if (len(args) != self._num or tuple(kwargs) != self._names or torch.is_grad_enabled() is not self._grad
+                or _inferring() or _dispatch_modes() or _any_autocast() is not self._cast
+                or self._own["training"] is not self._training):  # fmt: skip
             return False
-        for value, (shape, stride, dtype, device, _) in zip(args, self._wanted):
-            if (value.__class__ is not Tensor or value.is_nested or value.shape != shape or value.dtype is not dtype
-                    or value.stride() != stride or value.device != device):  # fmt: skip
+        for value, (kind, want) in zip((*args, *kwargs.values()) if kwargs else args, self._wanted):
+            if kind is not Tensor:
+                if value is not want:  # equal ones are compared by a longer look
+                    return False
+                continue
+            shape, stride, dtype, device, asks = want
+            if (value.__class__ is not Tensor or value.shape != shape or value.dtype is not dtype
+                    or value.stride() != stride or value.device != device or value.is_nested
+                    or (asks is not value.requires_grad and self._grad)):  # fmt: skip
                 return False
         return self._watch.same()
 
@@ -136,8 +148,8 @@ class State:
         self.plans[plan.signature] = plan
         if plan.matcher is not None and len(self.matchers) < _MOST_MATCHERS:
             self.matchers.append((plan.matcher, plan))
-        if self.mode == "inference" and self.guarded is None and self.questions is None:
-            self.guarded = Guarded.of(plan)
+        if self.guarded is None and self.questions is None:
+            self.guarded = Guarded.of(plan, self.model)
         if self.mode == "inference" and self.recorded is None and isinstance(plan.call, Graphed):
             self.recorded = plan.call
 
@@ -217,8 +229,8 @@ class Optimized:
         if _transforms() is not None or _carried():
             return state.model(*args, **kwargs)
         guarded = state.guarded
-        if guarded is not None and not kwargs and guarded.takes(args):
-            return guarded.call(*args)
+        if guarded is not None and guarded.takes(args, kwargs):
+            return guarded.call(*args, **kwargs)
         return state.run(args, kwargs)
 
     def add(self, plan: Plan) -> None:

@@ -28,6 +28,7 @@ from ridgeline.optimizer.proof import Subject
 from ridgeline.optimizer.receipt import Receipt
 from ridgeline.optimizer.search import Outcome, Problem, given_up, plans_of, search, why_failed
 from ridgeline.optimizer.studio import uncached_casts
+from ridgeline.optimizer.training import GraphedTraining
 from ridgeline.units import parse_quantity
 
 OPTIMIZER_FRAC = 0.15
@@ -72,6 +73,9 @@ def optimize(
     for plan in state_of(made).plans.values():
         if isinstance(plan.call, Later):
             plan.call.plan = plan
+        for call in (plan.call, getattr(plan.call, "call", None)):
+            if isinstance(call, GraphedTraining):
+                call.lend()
     if not known:
         reserved_bytes(problem.device)  # what a search and its proofs held is the caller's again
     if key:

@@ -544,8 +544,8 @@ class Search:
             self.track.restore()
             self._unseat(self.best, f"could not be captured again: {why_failed(error)}")
 
-    def _judge(self, built: Built, rung: Rung) -> None:
-        """Memory, then time, then (only if it is faster) whether it is right."""
+    def _judge(self, built: Built, rung: Rung, *, again: bool = False) -> None:
+        """Memory, then time, then (only if it is faster) whether it is right; ``again`` once the best was mended."""
         if self._is_eager(built):
             self._note(built, EQUAL, "no rewrite matched", predicted=rung.predicted_s)
             return self._drop(built)
@@ -562,6 +562,8 @@ class Search:
             timed = self._raced(built)
         except Exception as error:
             self.track.restore()
+            if not again and self._mended_best():  # it was not this one that failed
+                return self._judge(built, rung, again=True)
             self._note(built, FAILED, why_failed(error))
             return self._drop(built)
         against = compare(timed[self.best.candidate.name], timed[built.candidate.name])
@@ -698,15 +700,50 @@ class Search:
             finally:
                 self.track.restore()
 
+    def _mended_best(self) -> bool:
+        """Whether the best so far is what failed in a race; it is recorded anew, or makes room for the next best.
+
+        Whatever is raced against one that no longer works fails too: a recording that a later capture had broken was
+        named in the receipts of eight candidates, torch.compile among them, and eager was returned (H200).
+        """
+        if self.best is self.eager or not (why := self._fails(self.best)):
+            return False
+        name = self.best.candidate.name
+        if self.best.candidate.graphed:
+            self._capture_again(self.best)
+            if not self._fails(self.best):
+                self.notes.append(f"{name} failed after it had worked, and was recorded again: {why}")
+                return True
+        self._unseat(self.best, f"failed after it had worked: {why}")
+        return True
+
+    def _fails(self, built: Built) -> str:
+        """Why a contender cannot take a turn now; nothing where it can."""
+        try:
+            with built.switched() as call:
+                self.track.turn_s(call, 1)
+        except Exception as error:
+            return why_failed(error)
+        finally:
+            self.track.restore()
+        return ""
+
     def _unseat(self, built: Built, why: str) -> None:
-        """The best so far no longer works: the next best that needs nothing takes its place."""
+        """One that was measured no longer works; if it was the best, the next best that needs nothing takes its
+        place."""
         name = built.candidate.name
         self.entries[name] = replace(self.entries[name], status=FAILED, reason=why)
         if built is self.stock:
             self.stock = None
         if built is self.best:
-            self.best = self.eager
-            self.entries["eager"] = replace(self.entries["eager"], status=WINNER, reason="")
+            self._fall_back()
+
+    def _fall_back(self) -> None:
+        """Eager takes the place of the best, recorded where that was right and faster."""
+        self.best = self.eager
+        self.entries["eager"] = replace(self.entries["eager"], status=WINNER, reason="")
+        if self.plain is not None and self.entries[PLAIN].status == BEATEN:
+            self._record_eager(self.plain)
 
     def _race_s(self) -> float:
         return min(MOST_RACE_S, max(LEAST_RACE_S, RACE_FRAC * self.problem.budget_s))
@@ -782,16 +819,25 @@ class Search:
             timed = self.track.race(runners, budget_s, least_rounds=LAST_ROUNDS)
         except Exception as error:  # what cannot be handed over is out; whoever is left races again
             self.track.restore()
-            failed = self.best if self.best is not self.eager else self.stock
-            if failed is None:
+            if not self._unseat_broken(why_failed(error)):
                 raise
-            self._unseat(failed, f"failed in the last race: {why_failed(error)}")
             return self._last_race()
         self._give_way(self._whole_steps(budget_s) or timed)
         tried = AS_IT_IS in self.entries and self.entries[AS_IT_IS].status != SKIPPED
         if self.best is self.stock and not tried and self._feels_guards(timed[STOCK]):
             timed |= self._past_guards()
         return timed, self.stock
+
+    def _unseat_broken(self, why: str) -> bool:
+        """Those that can take no turn by themselves are out; where all can, the best, which could not be handed over.
+
+        Whether there was one.
+        """
+        suspects = [each for each in (self.best, self.stock) if each is not None and each is not self.eager]
+        broken = {id(each): (each, found) for each in suspects if (found := self._fails(each))}
+        for each, found in list(broken.values()) or [(each, why) for each in suspects[:1]]:
+            self._unseat(each, f"failed in the last race: {found}")
+        return bool(suspects)
 
     def _renew_histories(self) -> None:
         """Recordings that failed may leave nodes behind that gather gradients on the stream of recordings.
@@ -935,15 +981,12 @@ class Search:
             self._strike(f"without dropout {verdict.reason}", verdict)
 
     def _strike(self, why: str, verdict: Verdict | None = None) -> None:
-        """The winner is wrong: eager takes its place, recorded where that was right and faster."""
+        """The winner is wrong: eager takes its place."""
         entry = self.entries[self.best.candidate.name]
         shown = verdict.to_dict() if verdict else entry.verdict
         self.entries[self.best.candidate.name] = replace(entry, status=WRONG, reason=why, verdict=shown)
         self.best.release()
-        self.best = self.eager
-        self.entries["eager"] = replace(self.entries["eager"], status=WINNER, reason="")
-        if self.plain is not None and self.entries[PLAIN].status == BEATEN:
-            self._record_eager(self.plain)
+        self._fall_back()
 
     def _record_eager(self, plain: Candidate) -> None:
         try:
@@ -972,6 +1015,11 @@ class Search:
         except torch.OutOfMemoryError:
             self.notes.append("no run of steps: an optimizer's state does not fit beside the model")
             return
+        except Exception as error:  # as it would in a loop
+            self._strike(f"fails in training: {why_failed(error)}")
+            return
+        finally:
+            track_.restore()
         self.notes.append(str(found))
         if not found.ok:
             self._strike(f"strays in training: {found}")

@@ -105,6 +105,7 @@ class GraphedTraining:
         self._parameters = studio.parameters
         self._asked = list(map(_REQUIRES_GRAD, studio.all_parameters))
         self._lock = threading.RLock()
+        self._lent = tracks.lent
         self._last: weakref.ref[Pending] | None = None
         self._strays: list[str] = []
         self._readers = Readers([*tracks.outputs, *(grad for grad in tracks.grads if grad is not None)])
@@ -133,6 +134,10 @@ class GraphedTraining:
     def pool_bytes(self) -> int:
         """Memory that the recordings hold: activations, gradients, workspaces."""
         return self._studio.executor.pool_bytes()
+
+    def lend(self) -> None:
+        """Large results are handed out without copies again: who kept some was a proof, which is over."""
+        self._tracks.lent = self._lent
 
     def _obstacle(self) -> Miss | None:
         """Why the next call cannot be replayed, if it cannot."""

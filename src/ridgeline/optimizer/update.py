@@ -31,6 +31,9 @@ _ROUNDS = 7
 LOOP_ROUNDS, MIN_LOOP_ROUNDS, LOOP_STEPS, AMPLE = 5, 3, 2, 2.0
 """Rounds in which whole steps with each way to update take turns, fewer where there is no time for so many proofs, and
 steps in a row."""
+LOOP_S, MOST_LOOP_ROUNDS = 0.6, 25
+"""Seconds of rounds that are worth while anyway, and the most of them: steps of a few milliseconds, which the host
+holds up, are the ones that an update on the host slows, and five rounds of them say little."""
 TIMES_STEPS = 3.0
 """Eager calls that a step of both runs takes, with their updates."""
 
@@ -46,7 +49,8 @@ def settle(made: Optimized, optimizer: torch.optim.Optimizer, inputs: Inputs, lo
     with _gradients_kept(state_of(made).model), left_alone(state_of(made).model, loss, held):
         before = _settings(optimizer)
         try:
-            return _settled(made, optimizer, inputs, loss, left_s / (TIMES_STEPS * STEPS * eager_s))
+            affordable = left_s / (TIMES_STEPS * STEPS * eager_s)
+            return _settled(made, optimizer, inputs, loss, affordable, _rounds(affordable, eager_s))
         except Exception as error:  # whatever keeps it from being proved leaves it as it was
             why = str(error) if isinstance(error, _Unproved) else f"{type(error).__name__}: {error}"
             _put_back(optimizer, before)
@@ -58,11 +62,10 @@ class _Unproved(Exception):
 
 
 def _settled(made: Optimized, optimizer: torch.optim.Optimizer, inputs: Inputs, loss: Callable[..., Any] | None,
-             affordable: float) -> list[str]:  # fmt: skip
-    """``affordable`` is how many proofs there is time for."""
+             affordable: float, rounds: int) -> list[str]:  # fmt: skip
+    """``affordable`` is how many proofs there is time for, ``rounds`` what ways to update take turns in."""
     given, (fast, gain) = cloned(optimizer), fastest(optimizer)
     steps = min(STEPS, int(affordable * STEPS))
-    rounds = LOOP_ROUNDS if affordable >= AMPLE else MIN_LOOP_ROUNDS
     way, lost = _in_the_loop(made, optimizer, fast, inputs, loss, rounds) if steps >= LEAST_STEPS else (fast, [])
     adopt(optimizer, way)
     update = recorded(made, optimizer)
@@ -77,6 +80,11 @@ def _settled(made: Optimized, optimizer: torch.optim.Optimizer, inputs: Inputs, 
     alone = f": {gain.speedup:.2f}× as fast" if gain and way == fast else ""
     how = [f"{KERNEL if way == 'kernel' else FUSED}{alone}"] if way else []
     return [*lost, *how, *([RECORDED] if update else []), f"with this optimizer, {found}"]
+
+
+def _rounds(affordable: float, eager_s: float) -> int:
+    least = LOOP_ROUNDS if affordable >= AMPLE else MIN_LOOP_ROUNDS
+    return max(least, min(MOST_LOOP_ROUNDS, int(LOOP_S / (2 * (LOOP_STEPS + 1) * eager_s))))
 
 
 def again(made: Optimized, optimizer: torch.optim.Optimizer, notes: tuple[str, ...]) -> None:

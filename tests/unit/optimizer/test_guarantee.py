@@ -99,15 +99,19 @@ def _outcome(
     built_s: dict[str, float] | None = None,
     mode: str = "infer",
     looped_s: dict[str, float] | None = None,
+    breaks: dict[str, str] | None = None,
 ) -> Outcome:
     """A search over candidates of these true times, which take a tenth of a second to build or what is said.
 
-    ``looped_s`` are the true times of whole steps, in which there is an update besides.
+    ``looped_s`` are the true times of whole steps, in which there is an update besides. ``breaks`` names candidates
+    that no longer work once another is made.
     """
-    clock, model = [0.0], nn.Linear(4, 4).train(mode == "train")
+    clock, model, made = [0.0], nn.Linear(4, 4).train(mode == "train"), ["eager"]
 
     def turn_s(self: Any, call: Any, num: int) -> float:
         name = call.name if isinstance(call, Contestant) else "eager"
+        if (breaks or {}).get(name) in made:
+            raise RuntimeError("a recording that a later one has broken")
         found = looped_s[name] if looped_s and self.update is not None else true_s[name]
         spent_s = found * next(noise)
         clock[0] += spent_s * num
@@ -116,6 +120,7 @@ def _outcome(
     def built(candidate: Candidate, *_: Any, **__: Any) -> Built:
         kind = Past if candidate.name == "lean" else Contestant
         clock[0] += (built_s or {}).get(candidate.name, 0.0)
+        made.append(candidate.name)
         return Built(candidate, kind(model, candidate.name), Report(), build_s=0.01)
 
     names = [name for name in true_s if name != "eager"]
@@ -237,6 +242,49 @@ def test_a_rival_takes_the_place_of_a_winner_that_strays(monkeypatch: Any) -> No
     found = _outcome(monkeypatch, _quiet(random.Random(2)), case, 120.0)
     assert found.built.candidate.name == "torch.compile"
     assert next(entry for entry in found.receipt.entries if entry.name == "ours").status == "wrong"
+
+
+@pytest.mark.parametrize("mode", ["infer", "train"])
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_winner_that_is_broken_by_what_comes_after_it_is_not_what_others_are_judged_by(
+    monkeypatch: Any, mode: str, plain: bool
+) -> None:
+    """Its error was written down for whoever raced against it, and eager was returned."""
+    monkeypatch.setattr(Search, "_tracked", lambda search: None)
+    ours = {"graph": 6e-3, "ours": 4e-3} if plain else {"ours": 4e-3}
+    case = {"eager": 8e-3, **ours, "torch.compile": 7e-3, "late": 7.5e-3}
+    found = _outcome(monkeypatch, _quiet(random.Random(1)), case, 60.0, mode=mode, breaks={"ours": "torch.compile"})
+    entries = {entry.name: entry for entry in found.receipt.entries}
+    assert found.built.candidate.name == ("graph" if plain else "torch.compile"), entries
+    assert entries["ours"].status == "failed" and "a later one has broken" in entries["ours"].reason
+    assert entries["torch.compile"].measured_s and entries["late"].measured_s
+
+
+def test_of_contestants_in_the_last_race_the_one_that_fails_is_out(monkeypatch: Any) -> None:
+    """A rival that fails there had the winner thrown out for it."""
+    settle = Search._stilled
+
+    def failing(self: Search) -> None:
+        settle(self)
+        broken["torch.compile"] = "eager"
+
+    broken: dict[str, str] = {}
+    monkeypatch.setattr(Search, "_stilled", failing)
+    case = {"eager": 8e-3, "ours": 4e-3, "torch.compile": 7e-3}
+    found = _outcome(monkeypatch, _quiet(random.Random(1)), case, 60.0, breaks=broken)
+    assert found.built.candidate.name == "ours"
+    assert {entry.name: entry.status for entry in found.receipt.entries}["torch.compile"] == "failed"
+
+
+def test_a_winner_that_fails_in_a_run_of_steps_is_not_returned(monkeypatch: Any) -> None:
+    def fails(*given: Any) -> Any:
+        raise RuntimeError("a second step")
+
+    monkeypatch.setattr(searching, "track", fails)
+    case = {"eager": 8e-3, "ours": 4e-3, "torch.compile": 7e-3}
+    found = _outcome(monkeypatch, _quiet(random.Random(1)), case, 60.0, mode="train")
+    assert found.built.candidate.name == "torch.compile"
+    assert {entry.name: entry.reason for entry in found.receipt.entries}["ours"].endswith("a second step")
 
 
 @pytest.mark.parametrize("noise", NOISES)

@@ -53,6 +53,23 @@ def test_weights_made_by_hooks_hold_no_history_while_a_step_is_recorded(norm: An
     assert executor.held[1:] == [0, 0]
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_weights_of_an_earlier_replay_that_somebody_put_back_are_in_nobodys_way() -> None:
+    """They held the memory of a replay: one call as the model makes it, and copies of everything from then on."""
+    model, x = nn.Sequential(nn.utils.spectral_norm(nn.Linear(8, 4))), torch.randn(6, 8)
+    call = training.graph_training(model, (x,), {}, model, executor=TapeExecutor())
+    call(x).sum().backward()
+    before = model[0].weight
+    call(x).sum().backward()  # somebody holds the weight of the replay before
+    assert call.misses and not any(call._tracks.lent)
+    model[0].weight = before  # as the state of a model is put back
+    del before
+    call.lend()
+    for _ in range(3):
+        call(x).sum().backward()
+    assert call.replays == 4 and sum(call.misses.values()) == 1 and any(call._tracks.lent)
+
+
 class Noting(nn.Module):
     def __init__(self) -> None:
         super().__init__()

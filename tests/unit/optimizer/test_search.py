@@ -1034,3 +1034,16 @@ def test_results_of_pytorchs_own_recordings_are_the_callers() -> None:
 
     with pytest.raises(OptimizeError, match="inside of objects"):
         candidate._owned(lambda x: Held())(1.0)
+
+
+def test_candidates_are_compiled_under_the_settings_that_everybody_has() -> None:
+    """Inductor names what it keeps on disk by all of them: a search compiled anew what others had compiled."""
+    pytest.importorskip("torch._inductor.select_algorithm")
+    from torch._inductor import config, select_algorithm
+
+    from ridgeline.optimizer import candidate
+
+    before, printed = config.save_config_portable(), select_algorithm.PRINT_AUTOTUNE
+    with candidate._quiet():
+        assert config.save_config_portable() == before and select_algorithm.PRINT_AUTOTUNE is False
+    assert config.save_config_portable() == before and select_algorithm.PRINT_AUTOTUNE is printed
