@@ -8,8 +8,8 @@ what a search finds as it finds it, to ``progress.jsonl``; a search that would r
 
 With ``--warm`` before it, in a process of its own that may share the device, everything is made and nothing timed:
 Inductor and Triton keep what they compile on disk. With ``--rival-first`` torch.compile and its recording come first.
-``--tuned NAME …`` says which models are also timed beside max-autotune, which ``--warm`` then makes too, by processes of
-their own; ``--again`` optimizes a second time, in the same process and in a new one that finds the result on disk.
+``--tuned NAME …`` says which models are also timed beside max-autotune, which ``--warm`` then makes too, by processes
+of their own; ``--again`` optimizes a second time, in the same process and in a new one that finds the result on disk.
 
 After the search the result is timed again by a loop that knows nothing of it (same inputs every call, synchronized at
 both ends), beside eager, and its output is compared with eager's. With
@@ -37,6 +37,7 @@ import traceback
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
@@ -288,6 +289,7 @@ def _measured(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
         searching.Ladder.rungs = _only(frozenset(asked.rungs), searching.Ladder.rungs)
     if asked.warm:
         searching.Search._judge, searching.Search._last_race = _unjudged, _warmed
+        searching.Ladder._without_kernels = _as_if_behind(searching.Ladder._without_kernels)
     tables: dict[str, Any] = {}
     searching.regions_of = _with_tables(searching.regions_of, tables)
     if asked.bare:
@@ -435,6 +437,23 @@ def _unjudged(search: Any, built: Any, rung: Any) -> None:
 def _warmed(search: Any) -> Any:
     """Nothing else is wanted of this process, nor that it says goodbye."""
     os._exit(0)
+
+
+def _as_if_behind(without: Any) -> Any:
+    """Where nothing is timed, nothing leads: what is tried behind torch.compile is made too."""
+
+    def made(ladder: Any, search: Any, whole: Any) -> Iterator[Any]:
+        before, rungs = search.best, without(ladder, search, whole)
+        search.best = SimpleNamespace(candidate=SimpleNamespace(is_stock=True))
+        try:
+            first = next(rungs, None)
+        finally:
+            search.best = before
+        if first is not None:
+            yield first
+            yield from rungs
+
+    return made
 
 
 def _rival_first(rungs: Any) -> Any:

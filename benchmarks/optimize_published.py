@@ -147,7 +147,7 @@ for _name, _model, _config, _given in (
     ("canine", "CanineModel", "CanineConfig", {"local_transformer_stride": 8, "downsampling_rate": 4}),
     ("megatron-bert", "MegatronBertModel", "MegatronBertConfig", {}), ("luke", "LukeModel", "LukeConfig", {"entity_vocab_size": 20, "entity_emb_size": 32}),
     ("ernie", "ErnieModel", "ErnieConfig", {}), ("esm", "EsmModel", "EsmConfig", {"position_embedding_type": "rotary", "mask_token_id": 3}),
-    ("data2vec-text", "Data2VecTextModel", "Data2VecTextConfig", {}), ("neobert", "EuroBertModel", "EuroBertConfig", {}),
+    ("data2vec-text", "Data2VecTextModel", "Data2VecTextConfig", {}), ("eurobert", "EuroBertModel", "EuroBertConfig", {}),
     ("rembert", "RemBertModel", "RemBertConfig", {"input_embedding_size": 32, "output_embedding_size": 32}),
     ("flaubert", "FlaubertModel", "FlaubertConfig", {"emb_dim": 64}), ("xlm", "XLMModel", "XLMConfig", {"emb_dim": 64}),
 ):  # fmt: skip
@@ -235,8 +235,8 @@ for _name, _model, _config, _size, _given in (
     ("glpn", "GLPNForDepthEstimation", "GLPNConfig", 64, {"hidden_sizes": [16, 32, 32, 64], "depths": [1, 1, 1, 1], "decoder_hidden_size": 32, "num_attention_heads": [1, 2, 2, 4]}),
     ("upernet", "UperNetForSemanticSegmentation", "UperNetConfig", 64, {"backbone_config": "convnext", "hidden_size": 32, "auxiliary_in_channels": 32, "auxiliary_channels": 16}),
     ("swin2sr", "Swin2SRForImageSuperResolution", "Swin2SRConfig", 16, {"embed_dim": 16, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4, "image_size": 16, "patch_size": 1}), ("hiera", "HieraModel", "HieraConfig", 64, {"embed_dim": 16, "depths": [1, 1, 1, 1], "num_heads": [1, 2, 2, 4], "image_size": [64, 64], "masked_unit_size": [2, 2]}),
-    ("efficientformer-vit-hybrid", "BitModel", "BitConfig", 64, {"hidden_sizes": [16, 32, 32, 64], "depths": [1, 1, 1, 1], "embedding_size": 16, "num_groups": 8}), ("ijepa", "IJepaModel", "IJepaConfig", 32, {}),
-    ("dit-doc", "BeitForSemanticSegmentation", "BeitConfig", 32, {"num_hidden_layers": 4, "out_indices": [1, 2, 3, 4], "auxiliary_channels": 16, "pool_scales": [1, 2]}), ("mgp-str", "MgpstrForSceneTextRecognition", "MgpstrConfig", 32, {"image_size": [32, 32], "max_token_length": 8}),
+    ("bit", "BitModel", "BitConfig", 64, {"hidden_sizes": [16, 32, 32, 64], "depths": [1, 1, 1, 1], "embedding_size": 16, "num_groups": 8}), ("ijepa", "IJepaModel", "IJepaConfig", 32, {}),
+    ("beit-segments", "BeitForSemanticSegmentation", "BeitConfig", 32, {"num_hidden_layers": 4, "out_indices": [1, 2, 3, 4], "auxiliary_channels": 16, "pool_scales": [1, 2]}), ("mgp-str", "MgpstrForSceneTextRecognition", "MgpstrConfig", 32, {"image_size": [32, 32], "max_token_length": 8}),
     ("timesformer", "TimesformerModel", "TimesformerConfig", 0, {"num_frames": 4}), ("videomae", "VideoMAEModel", "VideoMAEConfig", 0, {"num_frames": 4}), ("vivit", "VivitModel", "VivitConfig", 0, {"num_frames": 4, "tubelet_size": [2, 8, 8]}),
 ):  # fmt: skip
     entry(_name, _transformers(_model, _config, image(_size) if _size else (lambda: {"pixel_values": torch.randn(BATCH, 4, 3, 32, 32)}), **_given))
@@ -301,7 +301,7 @@ def _() -> Built:
     return MaskFormerForInstanceSegmentation(settings).eval(), (), image(64)()
 
 
-@lambda build: entry("oneformer-less: sam", build)
+@lambda build: entry("sam", build)
 def _() -> Built:
     from transformers import SamConfig, SamModel
 
@@ -330,7 +330,7 @@ for _name, _model, _config in (
     ("clip", "CLIPModel", "CLIPConfig"), ("siglip", "SiglipModel", "SiglipConfig"), ("siglip2", "Siglip2Model", "Siglip2Config"),
     ("altclip", "AltCLIPModel", "AltCLIPConfig"), ("chinese-clip", "ChineseCLIPModel", "ChineseCLIPConfig"),
     ("blip", "BlipForImageTextRetrieval", "BlipConfig"), ("blip-caption", "BlipForConditionalGeneration", "BlipConfig"),
-    ("groupvit-less: metaclip2", "MetaClip2Model", "MetaClip2Config"),
+    ("metaclip2", "MetaClip2Model", "MetaClip2Config"),
 ):  # fmt: skip
     entry(_name, _towers(_model, _config))
 
@@ -392,7 +392,7 @@ entry("speecht5", _transformers("SpeechT5ForTextToSpeech", "SpeechT5Config", lam
 entry("hifigan", _transformers("SpeechT5HifiGan", "SpeechT5HifiGanConfig", lambda: {"spectrogram": torch.randn(BATCH, 12, 80)}, upsample_initial_channel=32))
 entry("fastspeech2-conformer", _transformers("FastSpeech2ConformerModel", "FastSpeech2ConformerConfig", text, encoder_num_attention_heads=4, decoder_num_attention_heads=4, encoder_linear_units=64, decoder_linear_units=64))
 entry("clap-audio", _transformers("ClapAudioModelWithProjection", "ClapAudioConfig", lambda: {"input_features": torch.randn(BATCH, 1, 64, 32)}, spec_size=64, num_mel_bins=32, patch_embeds_hidden_size=16, depths=[1, 1], num_attention_heads=[2, 2], hidden_size=32, window_size=4, patch_size=4, patch_stride=[4, 4]))
-entry("musicgen-melody-decoder", _transformers("MusicgenForCausalLM", "MusicgenDecoderConfig", lambda: {"input_ids": torch.randint(0, 90, (BATCH * 4, 12))}))
+entry("musicgen-decoder", _transformers("MusicgenForCausalLM", "MusicgenDecoderConfig", lambda: {"input_ids": torch.randint(0, 90, (BATCH * 4, 12))}))
 entry("bark", _transformers("BarkSemanticModel", "BarkSemanticConfig", bare, input_vocab_size=96, output_vocab_size=96, block_size=64))
 entry("moonshine", _transformers("MoonshineForConditionalGeneration", "MoonshineConfig", lambda: {"input_values": torch.randn(BATCH, 4000), "decoder_input_ids": _ids(length=9)}, encoder_num_hidden_layers=2, decoder_num_hidden_layers=2, encoder_num_attention_heads=4, decoder_num_attention_heads=4))
 entry("patchtst", _transformers("PatchTSTForPrediction", "PatchTSTConfig", lambda: {"past_values": torch.randn(BATCH, 32, 3)}, num_input_channels=3, context_length=32, patch_length=4, patch_stride=4, prediction_length=8, num_attention_heads=4))
@@ -415,7 +415,7 @@ entry("time-series-transformer", _series("TimeSeriesTransformerModel", "TimeSeri
 entry("timesfm", _transformers("TimesFmModel", "TimesFmConfig", lambda: {"past_values": torch.randn(BATCH, 64), "past_values_padding": torch.zeros(BATCH, 64), "freq": torch.zeros(BATCH, 1, dtype=torch.long)}, patch_length=8))
 entry("decision-transformer", _transformers("DecisionTransformerModel", "DecisionTransformerConfig", lambda: {"states": torch.randn(BATCH, 6, 17), "actions": torch.randn(BATCH, 6, 4), "rewards": torch.randn(BATCH, 6, 1), "returns_to_go": torch.randn(BATCH, 6, 1), "timesteps": torch.arange(6).expand(BATCH, 6).contiguous(), "attention_mask": torch.ones(BATCH, 6)}))
 entry("perceiver", _transformers("PerceiverForMaskedLM", "PerceiverConfig", lambda: {"inputs": _ids(), "attention_mask": torch.ones(BATCH, LENGTH)}, num_latents=8, d_latents=32, num_blocks=1, num_self_attends_per_block=2, num_self_attention_heads=4, num_cross_attention_heads=4, max_position_embeddings=LENGTH))
-entry("superpoint-less: vitpose", _transformers("VitPoseForPoseEstimation", "VitPoseConfig", image(32)))
+entry("vitpose", _transformers("VitPoseForPoseEstimation", "VitPoseConfig", image(32)))
 entry("depth-anything", _transformers("DepthAnythingForDepthEstimation", "DepthAnythingConfig", image(28)))
 
 
@@ -468,7 +468,15 @@ def fresh(value: Any) -> Any:
 
 
 def drawn(kwargs: dict[str, Any]) -> dict[str, Any]:
-    return {k: copy.deepcopy(v) if k == "past_key_values" else tree_map(fresh, v) for k, v in kwargs.items()}
+    """Keyword arguments with other numbers; a cache that lies still is the caller's own, which grows with every call."""
+    return {k: v if k == "past_key_values" and _lies_still(v) else copy.deepcopy(v) if k == "past_key_values"
+            else tree_map(fresh, v) for k, v in kwargs.items()}  # fmt: skip
+
+
+def _lies_still(cache: Any) -> bool:
+    return type(cache).__name__ == "StaticCache"
+
+
 
 
 def tensors(result: Any) -> list[Tensor]:
@@ -517,7 +525,10 @@ def recorded(built: Built) -> dict[str, Any]:
         for turn in range(3):
             given, again = (tree_map(fresh, args), drawn(kwargs)) if turn else (args, drawn(kwargs))
             twin = copy.deepcopy((given, again))
-            if wrong := compared(graphed(*given, **again), model(*twin[0], **twin[1])):
+            torch.manual_seed(turn)
+            mine = graphed(*given, **again)
+            torch.manual_seed(turn)
+            if wrong := compared(mine, model(*twin[0], **twin[1])):
                 return {**found, "wrong": f"turn {turn}: {wrong}"}
         return {**found, "replays": graphed.replays, "misses": dict(graphed.misses)}
 

@@ -199,7 +199,7 @@ class Graphed:
             if self._questions is not None and (reason := self._questions.unlike(flat.tensors)):
                 return self._miss(reason, stale=True)
             if self._notes and (reason := self._notes.unlike()):
-                return self._miss(reason, stale=True)
+                return self._miss(reason, stale=True, usual=True)
             variant = self._variant(flat)
             if variant is None:
                 return self._miss("an input that is used in place lies elsewhere", stale=False)
@@ -319,10 +319,10 @@ class Graphed:
         self._miss(reason, stale=False)
         return self.call(*args, **kwargs)
 
-    def _miss(self, reason: str, *, stale: bool) -> Miss:
+    def _miss(self, reason: str, *, stale: bool, usual: bool = False) -> Miss:
         if reason in self.misses or len(self.misses) < _MOST_REASONS:
             self.misses[reason] = self.misses.get(reason, 0) + 1
-        return Miss(reason, stale=stale)
+        return Miss(reason, stale=stale, usual=usual)
 
 
 def graph_inference(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], model: Any, *,

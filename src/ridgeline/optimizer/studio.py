@@ -35,12 +35,15 @@ PINNED_BYTES = 1 << 20
 
 
 class Miss:
-    """Says that a call cannot be replayed as recorded; ``stale`` if the model is no more what was recorded."""
+    """Says that a call cannot be replayed as recorded; ``stale`` if the model is no more what was recorded.
 
-    __slots__ = ("reason", "stale")
+    ``usual`` if that is how a model comes from its search: before its first call nobody needs to be told.
+    """
 
-    def __init__(self, reason: str, *, stale: bool) -> None:
-        self.reason, self.stale = reason, stale
+    __slots__ = ("reason", "stale", "usual")
+
+    def __init__(self, reason: str, *, stale: bool, usual: bool = False) -> None:
+        self.reason, self.stale, self.usual = reason, stale, usual
 
 
 class Studio:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from ridgeline.errors import NotGraphable
 from ridgeline.optimizer import graphed, measure, training
 from ridgeline.optimizer.candidate import Candidate
 from ridgeline.optimizer.ladder import Ladder, Rung
+from ridgeline.optimizer.optimized import RunsEagerly
 from ridgeline.optimizer.search import Search
 
 
@@ -213,9 +215,13 @@ def test_a_search_records_inference_that_leaves_notes(monkeypatch: Any) -> None:
     model, x = Leaving().eval(), torch.randn(6, 8)
     fast = rl.optimize(model, (x,), budget_s=3, use_cache=False)
     assert fast.receipt.winner == "graph", fast.receipt.entries
-    with torch.no_grad():
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error", RunsEagerly)
         for _ in range(3):
             x = torch.randn(6, 8)
             fast(x)
             assert torch.equal(model.attention, model.body(x).softmax(-1))
-    assert fast.plans[0].call.replays > 0
+        assert fast.plans[0].call.replays > 0
+        model.log.clear()
+        with pytest.raises(RunsEagerly, match="mean is no tensor"):
+            fast(x)
