@@ -8,6 +8,8 @@ what a search finds as it finds it, to ``progress.jsonl``; a search that would r
 
 With ``--warm`` before it, in a process of its own that may share the device, everything is made and nothing timed:
 Inductor and Triton keep what they compile on disk. With ``--rival-first`` torch.compile and its recording come first.
+``--tuned NAME …`` says which models are also timed beside max-autotune, which ``--warm`` then makes too, by processes
+of their own; ``--again`` optimizes a second time, in the same process and in a new one that finds the result on disk.
 
 After the search the result is timed again by a loop that knows nothing of it (same inputs every call, synchronized at
 both ends), beside eager, and its output is compared with eager's. With
@@ -33,7 +35,9 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
@@ -42,6 +46,7 @@ MARK = "RESULT "
 ENDING_S, LEAST_S = 15.0, 45.0
 """Seconds that a child needs after its search, and those below which no search is begun."""
 RIVALS = ("eager", "torch.compile", "max-autotune")
+TUNE = "max-autotune of "
 DEFAULT = (
     "bert-large-32x512", "llama8b-decode-1x2048", "resnet50-128", "vit-large-64", "llama8b-decode-static-1x2048",
     "bert-large-train-16x512", "dlrm-8192", "convnext-base-64", "llama8b-8l-prefill-1x2048", "gpt2-medium-train-8x512",
@@ -69,11 +74,14 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--again", action="store_true", help="Also time a second optimize of the same model.")
     parser.add_argument("--rivals", action="store_true", help="Also torch.compile and max-autotune, on a fresh model.")
     parser.add_argument("--untuned", action="store_true", help="Of the rivals not max-autotune, which takes minutes.")
+    parser.add_argument("--tuned", nargs="*", default=[], help="Models beside which max-autotune is timed: --rivals.")
+    parser.add_argument("--bare", action="store_true", help="No breakdowns of the result by kernels and parts.")
     parser.add_argument("--rungs", nargs="*", default=[], help="Candidates to try, by name, and no others.")
     parser.add_argument("--rival-first", action="store_true", help="torch.compile and its recording before all others.")
     parser.add_argument("--warm", action="store_true", help="Only make candidates, for compilers to remember them.")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--one", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--alone", choices=("", "tune", "reread"), default="", help=argparse.SUPPRESS)
     parser.add_argument("--lock", default="", help=argparse.SUPPRESS)
     parser.add_argument("--until", type=float, default=0.0, help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -86,7 +94,8 @@ def _parent(asked: argparse.Namespace) -> None:
     asked.out.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     lock = os.environ.get("RIDGELINE_DEVICE_LOCK") or str(Path(tempfile.mkdtemp()) / "device.lock")
-    waiting, running, done = list(asked.models), {}, []
+    tuned = [TUNE + name for name in asked.tuned if asked.warm and name in asked.models]
+    waiting, running, done = [*tuned, *asked.models], {}, []
     least_s = (10.0 if asked.warm else min(asked.budget_s, LEAST_S)) + ENDING_S
     while waiting or running:
         left_s = asked.total_s - (time.monotonic() - began)
@@ -112,9 +121,13 @@ def _parent(asked: argparse.Namespace) -> None:
 
 
 def _started(name: str, asked: argparse.Namespace, lock: str, until: float) -> subprocess.Popen[str]:
-    command = [sys.executable, __file__, "--one", name, "--budget-s", str(asked.budget_s), "--lock", lock,
+    plain = name.removeprefix(TUNE)
+    command = [sys.executable, __file__, "--one", plain, "--budget-s", str(asked.budget_s), "--lock", lock,
                "--device", asked.device, "--out", str(asked.out), "--until", str(until),
-               *(f"--{name}" for name in ("again", "rivals", "untuned") if getattr(asked, name)),
+               *(f"--{name}" for name in ("again", "bare") if getattr(asked, name)),
+               *(("--alone", "tune") if plain != name else ()),
+               *(("--rivals",) if asked.rivals or plain in asked.tuned else ()),
+               *(("--untuned",) if asked.untuned or (asked.tuned and plain not in asked.tuned) else ()),
                *(("--rival-first",) if asked.rival_first else ()), *(("--warm",) if asked.warm else ()),
                *(("--rungs", *asked.rungs) if asked.rungs else ())]  # fmt: skip
     threads = max(4, (os.cpu_count() or 8) // asked.jobs)
@@ -156,7 +169,16 @@ def _line(found: dict[str, Any]) -> str:
     shown = "  ".join(f"{who} {s * 1e3:8.3f} ms" for who, s in loop.items())
     best = min([s for who, s in loop.items() if who != "ridgeline"])
     return (f"{found['model']:30} {shown}  best/ours {best / loop['ridgeline']:.3f}  {found['receipt']['winner']}  "
-            f"search {found['optimize_s']:.1f} s  rms {found['rms']}")  # fmt: skip
+            f"search {found['optimize_s']:.1f} s  rms {found['rms']}{_second(found)}")  # fmt: skip
+
+
+def _second(found: dict[str, Any]) -> str:
+    """Seconds of a second search: in the same process, and in a new one with its first call."""
+    anew = found.get("anew")
+    told = f"  again {found['again_s']:.2f} s" if "again_s" in found else ""
+    if isinstance(anew, dict) and "optimize_s" in anew:
+        told += f", anew {anew['optimize_s']:.2f} s and {anew['calls_s'][0]:.2f} s for the first call"
+    return told
 
 
 def _print(done: list[dict[str, Any]]) -> None:
@@ -223,8 +245,9 @@ class Turn:
 
 def _child(asked: argparse.Namespace) -> None:
     found: dict[str, Any] = {}
+    work = {"": _measured, "tune": _tuned, "reread": _reread}[asked.alone]
     try:
-        for found in _measured(asked):
+        for found in work(asked):
             print(MARK + json.dumps(found), flush=True)
     except Exception as error:
         word = "rival_error" if "loop" in found else "error"
@@ -266,8 +289,11 @@ def _measured(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
         searching.Ladder.rungs = _only(frozenset(asked.rungs), searching.Ladder.rungs)
     if asked.warm:
         searching.Search._judge, searching.Search._last_race = _unjudged, _warmed
+        searching.Ladder._without_kernels = _as_if_behind(searching.Ladder._without_kernels)
     tables: dict[str, Any] = {}
     searching.regions_of = _with_tables(searching.regions_of, tables)
+    if asked.bare:
+        searching.Search._regions = searching.Search._parts = lambda search, *ignored: ()
     began = time.perf_counter()
     fast = rl.optimize(work["model"], work["args"], work["kwargs"], mode=work["mode"], budget_s=asked.budget_s)
     optimize_s = time.perf_counter() - began - turn.waited_s
@@ -294,6 +320,54 @@ def _measured(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
         rl.optimize(work["model"], work["args"], work["kwargs"], mode=work["mode"], budget_s=asked.budget_s)
         found["again_s"] = time.perf_counter() - began
         yield found
+        yield found | {"anew": _in_a_new_process(asked, turn)}
+
+
+def _tuned(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """max-autotune of one model, made so that the next process finds it on disk."""
+    import torch
+
+    work = built(asked.one, asked.device)
+    began = time.perf_counter()
+    call = torch.compile(work["model"], mode="max-autotune")
+    with torch.no_grad():
+        for _ in range(2):
+            call(*work["args"], **work["kwargs"])
+    yield {"model": TUNE + asked.one, "error": f"made in {time.perf_counter() - began:.1f} s"}
+
+
+def _in_a_new_process(asked: argparse.Namespace, turn: Turn) -> Any:
+    """What a process takes that finds the result on disk, alone on the device."""
+    command = [sys.executable, __file__, "--one", asked.one, "--alone", "reread", "--budget-s", str(asked.budget_s),
+               "--device", asked.device]  # fmt: skip
+    turn.take()
+    try:
+        told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout
+    finally:
+        turn.give()
+    lines = [line for line in told.splitlines() if line.startswith(MARK)]
+    return json.loads(lines[-1].removeprefix(MARK)) if lines else told[-1000:]
+
+
+def _reread(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    import torch
+
+    import ridgeline as rl
+
+    work = built(asked.one, asked.device)
+    inputs = work["args"], work["kwargs"]
+    marks = [time.perf_counter()]
+    with torch.no_grad():
+        fast = rl.optimize(work["model"], *inputs, mode=work["mode"], budget_s=asked.budget_s)
+        marks.append(time.perf_counter())
+        for _ in range(3):
+            fast(*inputs[0], **inputs[1])
+            if asked.device != "cpu":
+                torch.cuda.synchronize()
+            marks.append(time.perf_counter())
+    spent_s = [after - before for before, after in pairwise(marks)]
+    yield {"model": asked.one, "optimize_s": spent_s[0], "calls_s": spent_s[1:], "winner": fast.receipt.winner,
+           "remembered": fast.receipt.cached, "notes": list(fast.receipt.notes)}  # fmt: skip
 
 
 def _contests() -> dict[str, Any]:
@@ -346,7 +420,7 @@ def _only(wanted: frozenset[str], rungs: Any) -> Any:
 
     def chosen(ladder: Any, search: Any) -> Iterator[Any]:
         for rung in rungs(ladder, search):
-            if rung.candidate.name in wanted or rung.candidate.name == "graph":
+            if rung.candidate.name in wanted or rung.candidate.name in ("graph", "graph, guessing"):
                 yield rung
             else:
                 search._note(Built(rung.candidate, search.problem.model, Report()), "skipped", "not asked for")
@@ -363,6 +437,23 @@ def _unjudged(search: Any, built: Any, rung: Any) -> None:
 def _warmed(search: Any) -> Any:
     """Nothing else is wanted of this process, nor that it says goodbye."""
     os._exit(0)
+
+
+def _as_if_behind(without: Any) -> Any:
+    """Where nothing is timed, nothing leads: what is tried behind torch.compile is made too."""
+
+    def made(ladder: Any, search: Any, whole: Any) -> Iterator[Any]:
+        before, rungs = search.best, without(ladder, search, whole)
+        search.best = SimpleNamespace(candidate=SimpleNamespace(is_stock=True))
+        try:
+            first = next(rungs, None)
+        finally:
+            search.best = before
+        if first is not None:
+            yield first
+            yield from rungs
+
+    return made
 
 
 def _rival_first(rungs: Any) -> Any:

@@ -113,6 +113,29 @@ def _() -> Built:
     return SamVisionModel(SamVisionConfig(num_hidden_layers=12)), (torch.randn(2, 3, 1024, 1024),), {}
 
 
+@entry("llava-8l-2x640")
+def _() -> Built:
+    """Texts around 576 places for an image each: the host asks whether there are as many as the image has patches."""
+    from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
+
+    vision = CLIPVisionConfig(hidden_size=1024, intermediate_size=4096, num_hidden_layers=24, num_attention_heads=16,
+                              image_size=336, patch_size=14, projection_dim=768)  # fmt: skip
+    text = LlamaConfig(hidden_size=4096, intermediate_size=11008, num_hidden_layers=8, num_attention_heads=32,
+                       vocab_size=32064)  # fmt: skip
+    model = LlavaForConditionalGeneration(LlavaConfig(vision_config=vision, text_config=text, image_token_id=32000))
+    ids = _ids(32000, 2, 640)
+    ids[:, 5:581] = 32000
+    more = {"pixel_values": torch.randn(2, 3, 336, 336), "use_cache": False}
+    return model, (), {"input_ids": ids, "attention_mask": torch.ones_like(ids), **more}
+
+
+@entry("bert-base-32x128")
+def _() -> Built:
+    from transformers import BertConfig, BertModel
+
+    return _text(BertModel(BertConfig()), 30522, 32, 128)
+
+
 @entry("detr-decoder-8")
 def _() -> Built:
     return Detector(), (torch.randn(8, 3, 640, 640),), {}

@@ -29,7 +29,8 @@ from ridgeline.optimizer.executor import Executor, Recording, executor_for
 from ridgeline.optimizer.glance import Places, address
 from ridgeline.optimizer.lane import Lane
 from ridgeline.optimizer.matcher import Late, Matcher
-from ridgeline.optimizer.observe import Values, restored_random
+from ridgeline.optimizer.notes import bound as bound_notes
+from ridgeline.optimizer.observe import Observation, Values, restored_random
 from ridgeline.optimizer.readers import Readers
 from ridgeline.optimizer.recipe import Effect, Maker, Scene, effects, shots
 from ridgeline.optimizer.signature import Signature, difference, recordable
@@ -96,8 +97,8 @@ class Take:
     def copies(self) -> list[Tensor]:
         return own_copies(self.outputs)
 
-    def build(self, lent: Sequence[Tensor], flat: Flat) -> Any:
-        held = flat.containers
+    def build(self, lent: Sequence[Tensor], flat: Flat, noted: list[Any]) -> Any:
+        held = [*flat.containers, *noted] if noted else flat.containers
         for effect in self.effects:
             effect(lent, flat.tensors, held)
         found = self.result(lent, flat.tensors, held)
@@ -139,11 +140,14 @@ class Variant:
         take.recording.replay()
         return take
 
-    def finish(self, take: Take, flat: Flat) -> Any:
-        """Hands out what a recording has made, and writes what it wrote to its inputs to the caller's."""
+    def finish(self, take: Take, flat: Flat, noted: list[Any]) -> Any:
+        """Hands out what a recording has made, and writes what it wrote to its inputs to the caller's.
+
+        ``noted`` are the model's own dictionaries in which calls leave something.
+        """
         if self.written:
             self.statics.write_back(flat.tensors, self.written)
-        return take.build(take.copies() if take is self.home else take.lend(), flat)
+        return take.build(take.copies() if take is self.home else take.lend(), flat, noted)
 
 
 class Graphed:
@@ -160,7 +164,7 @@ class Graphed:
         self._variants = studio.variants
         self._pure = studio.is_pure()
         self._writes = not self._pure
-        self._questions = studio.questions
+        self._questions, self._notes = studio.questions, studio.notes
         self._lock = threading.RLock()
         self._sighted: dict[tuple[int, ...], int] = {}
         self._lane: Lane | None = None
@@ -199,6 +203,8 @@ class Graphed:
                 return self._miss("the call itself is being recorded", stale=False)
             if self._questions is not None and (reason := self._questions.unlike(flat.tensors)):
                 return self._miss(reason, stale=True)
+            if self._notes and (reason := self._notes.unlike()):
+                return self._miss(reason, stale=True, usual=True)
             variant = self._variant(flat)
             if variant is None:
                 return self._miss("an input that is used in place lies elsewhere", stale=False)
@@ -234,12 +240,15 @@ class Graphed:
         recorded = torch.is_grad_enabled()
         torch._C._set_grad_enabled(False)
         try:
+            self._notes.clear()
             take = variant.start(flat)
             if take.right is not None and not bool(take.right):
                 return self._miss(GUESSED, stale=False)
             if not compared and not self.watch.same():
                 return self._stale()
-            result = variant.finish(take, flat)
+            result = variant.finish(take, flat, self._notes.boxes)
+            if self._notes:
+                self._notes.bound(self.watch)
             if self._studio.host_draws:
                 draw(self._studio.host_draws)
         finally:
@@ -248,7 +257,12 @@ class Graphed:
         return result
 
     def _widen(self, flat: Flat) -> None:
-        """Calls like this one are told at a glance, once two in a row were given the same object."""
+        """Calls like this one are told at a glance, once two in a row were given the same object.
+
+        What every call changes cannot be: where one leaves notes, all are looked at in full.
+        """
+        if self._notes:
+            return
         met = flat.piece[1] if isinstance(flat, Late) else None
         again = met is (None if self._met is None else self._met())
         self._met = None if met is None else weakref.ref(met)
@@ -310,10 +324,10 @@ class Graphed:
         self._miss(reason, stale=False)
         return self.call(*args, **kwargs)
 
-    def _miss(self, reason: str, *, stale: bool) -> Miss:
+    def _miss(self, reason: str, *, stale: bool, usual: bool = False) -> Miss:
         if reason in self.misses or len(self.misses) < _MOST_REASONS:
             self.misses[reason] = self.misses.get(reason, 0) + 1
-        return Miss(reason, stale=stale)
+        return Miss(reason, stale=stale, usual=usual)
 
 
 def graph_inference(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], model: Any, *,
@@ -334,6 +348,7 @@ def graph_inference(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
         studio.guesses = guesses
         with restoring(watch):
             studio.prepare(signature.flat)
+            studio.notes.put_back(watch)
     return Graphed(call, signature, studio)
 
 
@@ -371,6 +386,9 @@ class InferenceStudio(Studio):
         gc.collect()  # recordings that nobody holds any more must not be destroyed while another is made
         self._record_all(flat)
         self._own = frozenset(_storage_of(t) for _, t in self.watch.tensors.values() if t.layout is torch.strided)
+
+    def take_notes(self, seen: Observation) -> None:
+        self.adopt_notes(seen, bound_notes(self.watch), made=False)
 
     def _warm(self, flat: Flat, statics: Statics) -> None:
         kept = Values(self.written_model)

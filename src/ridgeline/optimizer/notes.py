@@ -126,12 +126,13 @@ def bound(watch: Watch) -> dict[tuple[int, Any], Tensor]:
 
 
 def found(watch: Watch, used: frozenset[int] | None, codes: Iterable[types.CodeType], words: Iterable[str],
-          forward: Mapping[tuple[int, Any], Tensor]) -> Notes:  # fmt: skip
+          forward: Mapping[tuple[int, Any], Tensor], *, made: bool = True) -> Notes:  # fmt: skip
     """Names that a call has bound to another tensor of the same kind, where it used nothing of the one before.
 
     ``forward`` is what they stood for before the backward: what is bound in that is nothing that a forward leaves.
+    With ``made`` weights that hooks make are among them: a backward passes through those.
     """
-    notes = [Note(path, held, key, read=False, own=True) for path, held, key in watch.made()]
+    notes = [Note(path, held, key, read=False, own=True) for path, held, key in watch.made()] if made else []
     if used is None:
         return Notes(notes)
     asked = set(words).union(*(_loaded(code) for code in codes if not library(code.co_filename)))

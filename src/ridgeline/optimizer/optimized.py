@@ -121,6 +121,8 @@ class State:
     """A recording that is asked first, whether it knows a call at a glance."""
     questions: Questions | None = None
     """What the model's code asks besides values, where plans do not look at that themselves."""
+    begun: bool = False
+    """Whether a call has left on the model what calls leave there: the first one that has to is no word worth."""
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         recorded = torch.is_grad_enabled()
@@ -165,6 +167,9 @@ class State:
             result = call.replay(flat)
             if result.__class__ is not Miss:
                 return result
+            if result.usual and not self.begun:
+                self.begun = True
+                return self.model(*args, **kwargs)
             if result.stale:
                 return self.eager(result.reason, args, kwargs, 5)
             call = call.call

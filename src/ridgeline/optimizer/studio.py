@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import Enum
 from typing import Any
@@ -19,6 +19,7 @@ from ridgeline.optimizer.dice import indifferent, served
 from ridgeline.optimizer.executor import Executor, Recording, reason_of
 from ridgeline.optimizer.hush import hushed, only_warns
 from ridgeline.optimizer.notes import Notes
+from ridgeline.optimizer.notes import found as found_notes
 from ridgeline.optimizer.observe import Observation, Values, observe, restored_random
 from ridgeline.optimizer.recipe import Scene
 from ridgeline.optimizer.recurrent import following, settled
@@ -34,12 +35,15 @@ PINNED_BYTES = 1 << 20
 
 
 class Miss:
-    """Says that a call cannot be replayed as recorded; ``stale`` if the model is no more what was recorded."""
+    """Says that a call cannot be replayed as recorded; ``stale`` if the model is no more what was recorded.
 
-    __slots__ = ("reason", "stale")
+    ``usual`` if that is how a model comes from its search: before its first call nobody needs to be told.
+    """
 
-    def __init__(self, reason: str, *, stale: bool) -> None:
-        self.reason, self.stale = reason, stale
+    __slots__ = ("reason", "stale", "usual")
+
+    def __init__(self, reason: str, *, stale: bool, usual: bool = False) -> None:
+        self.reason, self.stale, self.usual = reason, stale, usual
 
 
 class Studio:
@@ -108,6 +112,17 @@ class Studio:
 
     def take_notes(self, seen: Observation) -> None:
         """What a call binds anew on the model, where a replay can do so; else it is a change, and refused."""
+
+    def adopt_notes(self, seen: Observation, bound: Mapping[tuple[int, Any], Tensor], *, made: bool) -> None:
+        """Takes what the observed call has ``bound`` for notes, if it changes nothing else."""
+        words = (word for _, word in seen.lookups)
+        notes = found_notes(self.watch, seen.used, seen.codes, words, bound, made=made)
+        self.watch.accept(notes.slots)
+        if not notes or self.watch.changes() or self.watch.toggled():
+            return
+        self.notes = notes
+        notes.forget()
+        self.watch = Watch(self.model, self._given, noted=notes.slots)
 
     def look_again(self) -> None:
         """Takes the model as it is after the first run of the call, which may lay its weights out anew."""

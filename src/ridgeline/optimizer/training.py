@@ -32,7 +32,6 @@ from ridgeline.optimizer.executor import LEGACY, Executor, Recording, Remake, ex
 from ridgeline.optimizer.inputs import leaves
 from ridgeline.optimizer.matcher import Matcher
 from ridgeline.optimizer.notes import bound as bound_notes
-from ridgeline.optimizer.notes import found as found_notes
 from ridgeline.optimizer.observe import Observation, Values, restored_random
 from ridgeline.optimizer.readers import Readers
 from ridgeline.optimizer.recipe import Effect, Maker, Scene, effects, shots
@@ -481,15 +480,8 @@ class TrainingStudio(Studio):
         return result
 
     def take_notes(self, seen: Observation) -> None:
-        words = (word for _, word in seen.lookups)
-        notes = found_notes(self.watch, seen.used, seen.codes, words, self._bound)
+        self.adopt_notes(seen, self._bound, made=True)
         self._bound = {}
-        self.watch.accept(notes.slots)
-        if not notes or self.watch.changes() or self.watch.toggled():
-            return
-        self.notes = notes
-        notes.forget()
-        self.watch = Watch(self.model, self._given, noted=notes.slots)
 
     def _ends(self, result: Any) -> list[Tensor]:
         """Where a backward enters the model: the results that the loss comes from.

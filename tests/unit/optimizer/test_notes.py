@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 import ridgeline as rl
+from ridgeline.errors import NotGraphable
 from ridgeline.optimizer import graphed, measure, training
 from ridgeline.optimizer.candidate import Candidate
 from ridgeline.optimizer.ladder import Ladder, Rung
+from ridgeline.optimizer.optimized import RunsEagerly
 from ridgeline.optimizer.search import Search
 
 
@@ -100,3 +103,142 @@ def test_a_search_records_a_model_that_notes_something_and_leaves_it_as_it_was(m
         fast(x).square().mean().backward()
         assert torch.equal(model.map, model.body(x).softmax(-1))
     assert fast.plans[0].call.replays > 0
+
+
+class Leaving(nn.Module):
+    """What a model leaves for others in inference: a map, what a router gave, a mean in a dictionary."""
+
+    def __init__(self, wide: int = 8) -> None:
+        super().__init__()
+        self.body, self.out, self.route = nn.Linear(8, wide), nn.Linear(wide, 4), nn.Linear(8, 3)
+        self.attention = self.routed = None
+        self.log: dict[str, Any] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = self.body(x).softmax(-1)
+        self.attention = weights
+        self.routed = self.route(x).argmax(-1)
+        found: Tensor = self.out(weights)
+        self.log["mean"] = found.mean()
+        return found
+
+
+def _left(model: Leaving) -> list[Any]:
+    return [model.attention, model.routed, model.log["mean"]]
+
+
+def _recorded(model: nn.Module, *args: Tensor, **given: Any) -> graphed.Graphed:
+    with torch.no_grad():
+        return graphed.graph_inference(model, args, {}, model, executor=TapeExecutor(), **given)
+
+
+@pytest.mark.parametrize("wide", [8, 1 << 16], ids=["copied", "lent"])
+def test_a_replay_without_gradients_leaves_on_the_model_what_the_call_leaves(wide: int) -> None:
+    model = Leaving(wide).eval()
+    fast = _recorded(model, torch.randn(6, 8))
+    assert model.attention is None and model.routed is None and not model.log, "recording leaves nothing behind"
+    kept = []
+    with torch.no_grad():
+        model(torch.randn(6, 8))  # the code names "mean" and may ask for it: it is replayed where there is one
+    for turn in range(8):
+        x = torch.randn(6, 8)
+        with torch.no_grad():
+            result = fast(x)
+            mine = [result, *_left(model)]
+            expected = [model(x).clone(), *(each.clone() for each in _left(model))]
+        for found, wanted in zip(mine, expected, strict=True):
+            assert torch.equal(found, wanted), turn
+        kept += list(zip(mine, expected)) if turn % 3 == 0 else []
+    assert fast.replays == 8 and not fast.misses, fast.misses
+    for found, wanted in kept:
+        assert torch.equal(found, wanted), "what a caller keeps is not written over"
+
+
+def test_what_replays_left_is_the_last_ones_while_it_is_replayed_again_and_again() -> None:
+    model = Leaving(1 << 16).eval()
+    fast = _recorded(model, torch.randn(6, 8))
+    with torch.no_grad():
+        model(torch.randn(6, 8))
+        for _ in range(5):
+            x = torch.randn(6, 8)
+            fast(x)
+            left = model.attention
+            assert torch.equal(left, model.body(x).softmax(-1))
+    assert fast.replays == 5 and not fast.misses
+
+
+class Recalling(nn.Module):
+    def __init__(self, say: bool) -> None:
+        super().__init__()
+        self.body, self.before, self.say = nn.Linear(8, 4), None, say
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.body(x)
+        if self.say:
+            found = result if self.before is None else result - 1  # asks what it is, not what it holds
+        else:
+            found = result if self.before is None else result + self.before
+        self.before = result
+        return found
+
+
+def test_what_the_next_call_computes_with_is_no_note() -> None:
+    with pytest.raises(NotGraphable, match="before changed"):
+        _recorded(Recalling(say=False), torch.randn(6, 8))
+
+
+def test_a_note_that_the_code_asks_for_is_replayed_only_where_there_is_one() -> None:
+    model, x = Recalling(say=True).eval(), torch.randn(6, 8)
+    fast = _recorded(model, x)
+    with torch.no_grad():
+        expected = [model.body(x), model.body(x) - 1, model.body(x) - 1]
+        found = [fast(x) for _ in expected]
+        model.before = None
+        found.append(fast(x))
+    for mine, theirs in zip(found, [*expected, expected[0]], strict=True):
+        assert torch.equal(mine, theirs)
+    assert fast.replays == 2 and len(fast.misses) == 1
+
+
+class Gauging(Leaving):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x[:, : int(x[0, 0].abs() > 1e9) + 8])
+
+
+def test_a_guess_that_is_wrong_leaves_what_the_call_itself_leaves() -> None:
+    model, x = Gauging().eval(), torch.randn(6, 8)
+    fast = _recorded(model, x, guesses=True)
+    other = x.clone()
+    other[0, 0] = 2e9
+    with torch.no_grad():
+        model(x)
+    for given in (x, other, x):
+        with torch.no_grad():
+            result = fast(given)
+            left = [each.clone() for each in _left(model)]
+            assert torch.equal(result, model(given)) and all(map(torch.equal, left, _left(model)))
+    assert fast.misses == {graphed.GUESSED: 1}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_search_records_inference_that_leaves_notes(monkeypatch: Any) -> None:
+    monkeypatch.setattr(graphed, "executor_for", lambda given: TapeExecutor())
+    monkeypatch.setattr(measure.Comparison, "faster", property(lambda self: True))
+    monkeypatch.setattr(measure.Comparison, "slower", property(lambda self: False))
+    monkeypatch.setattr(measure.Comparison, "ahead", property(lambda self: False))
+    monkeypatch.setattr(Search, "_hardly_gains", lambda self, timed: False)
+    rungs = [Rung(Candidate(name="graph", graphed=True), 0.1)]
+    monkeypatch.setattr(Ladder, "rungs", lambda self, search: iter(rungs))
+    model, x = Leaving().eval(), torch.randn(6, 8)
+    fast = rl.optimize(model, (x,), budget_s=3, use_cache=False)
+    assert fast.receipt.winner == "graph", fast.receipt.entries
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error", RunsEagerly)
+        for _ in range(3):
+            x = torch.randn(6, 8)
+            fast(x)
+            assert torch.equal(model.attention, model.body(x).softmax(-1))
+        assert fast.plans[0].call.replays > 0
+        model.log.clear()
+        with pytest.raises(RunsEagerly, match="mean is no tensor"):
+            fast(x)

@@ -193,6 +193,7 @@ def _around(allowed: Tensor, distance: Tensor) -> Pattern | None:
 class Constants:
     """Works out nodes that depend on no input: index ranges, filled tensors and what is computed from them.
 
+    What anything in the graph writes to is no constant, whoever writes: its value depends on when it is asked for.
     Buffers of the model count as constants; those used are remembered, so that a change of one can be noticed.
     """
 
@@ -225,8 +226,8 @@ class Constants:
             raise _NotConstant
         if node.op == "placeholder":
             return self._buffer(node)
-        if node.op not in ("call_function", "call_method"):
-            raise _NotConstant
+        if node.op not in ("call_function", "call_method") or is_written(self._scene, node):
+            raise _NotConstant  # what was made empty and filled with lengths later is none, as in speech encoders
         name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
         if name in _LIKES:
             return self._like(node, str(name))
