@@ -331,19 +331,22 @@ def test_products_of_doubles_are_told_and_nothing_is_promised_of_them_for_sure(a
         assert found["tensor-cores-unused"].low_ms < 0.3 < 9.0 < found["tensor-cores-unused"].high_ms
 
 
-@pytest.mark.parametrize(("vocab", "named"), [(50304, True), (4096, False)])
-def test_a_loss_that_is_written_out_as_a_logarithm_of_sums_has_logits(vocab, named):
+@pytest.mark.parametrize(("vocab", "times", "named"), [(50304, 1, True), (4096, 1, False), (50304, 8, False)])
+def test_a_loss_that_is_written_out_as_a_logarithm_of_sums_has_logits(vocab, times, named):
+    """Plans of transport sum up one matrix again and again."""
+
     def play(stage: Stage) -> None:
         logits = [8192, vocab]
         stage.kernel(PRODUCT, 1200.0, op="aten::linear", shapes=[[8192, 1024], [vocab, 1024]], dtypes=HALF)
         with stage.span("aten::to", extra=_shapes(logits)):
             stage.kernel("direct_copy_kernel", 550.0, op="aten::copy_", shapes=[logits] * 2,
                          dtypes=["float", "c10::BFloat16"])  # fmt: skip
-        with stage.span("aten::logsumexp", extra=_shapes(logits, [], [])):
-            stage.kernel("reduce_kernel<512, MaxOps>", 350.0, op="aten::amax", shapes=[logits], dtypes=SINGLE)
-            stage.kernel(POINTWISE, 700.0, op="aten::sub", shapes=[logits, [8192, 1]], dtypes=SINGLE)
-            stage.kernel("exp_elementwise", 700.0, op="aten::exp", shapes=[logits], dtypes=SINGLE)
-            stage.kernel("reduce_kernel<512, SumOps>", 350.0, op="aten::sum", shapes=[logits], dtypes=SINGLE)
+        for _ in range(times):
+            with stage.span("aten::logsumexp", extra=_shapes(logits, [], [])):
+                stage.kernel("reduce_kernel<512, MaxOps>", 350.0, op="aten::amax", shapes=[logits], dtypes=SINGLE)
+                stage.kernel(POINTWISE, 700.0, op="aten::sub", shapes=[logits, [8192, 1]], dtypes=SINGLE)
+                stage.kernel("exp_elementwise", 700.0, op="aten::exp", shapes=[logits], dtypes=SINGLE)
+                stage.kernel("reduce_kernel<512, SumOps>", 350.0, op="aten::sum", shapes=[logits], dtypes=SINGLE)
 
     assert ("logits" in _rules(play)) is named
 
@@ -368,13 +371,14 @@ def test_weights_copied_one_by_one_are_a_loop_however_they_are_copied(copied):
 
 
 @pytest.mark.parametrize(("node", "kernel"), [("Index", "aten::_index_put_impl_"), ("IndexSelect", "aten::index_add_")])
-@pytest.mark.parametrize("leaf", [True, False])
-def test_a_table_whose_rows_are_taken_by_index_gets_a_dense_gradient_if_it_is_learned(node, kernel, leaf):
-    """Messages along edges are taken out of what layers have computed, by the same op."""
+@pytest.mark.parametrize(("leaf", "rows", "named"), [(True, 65536, True), (False, 65536, False), (True, 9**7, False)])
+def test_a_table_whose_rows_are_taken_by_index_gets_a_dense_gradient_if_it_is_learned(node, kernel, leaf, rows, named):
+    """Messages along edges are taken out of what layers have computed, by the same op; and where as many rows are asked
+    for as there are, most of them get a gradient."""
 
     def play(stage: Stage) -> None:
         table = [2_000_000, 128]
-        stage.kernel("index_elementwise_kernel", 30.0, op="aten::index", shapes=[table], dtypes=["float"])
+        stage.kernel("index_elementwise_kernel", 30.0, op="aten::index", shapes=[table, [[rows]]], dtypes=["float"])
         healthy(stage, 6, 100.0)
         with stage.span(f"autograd::engine::evaluate_function: {node}Backward0"), stage.span(f"{node}Backward0"):
             stage.kernel("FillFunctor<float>", 300.0, op="aten::zero_", shapes=[table])
@@ -384,7 +388,7 @@ def test_a_table_whose_rows_are_taken_by_index_gets_a_dense_gradient_if_it_is_le
         with stage.span("Optimizer.step#Adam.step", Kind.ANNOTATION):
             stage.kernel("multi_tensor_apply_kernel<FusedAdamMathFunctor>", 1900.0, op="aten::_fused_adam_")
 
-    assert ("dense-embedding-gradient" in _rules(play)) is leaf
+    assert ("dense-embedding-gradient" in _rules(play)) is named
 
 
 @pytest.mark.parametrize(("size", "named"), [([4096, 4096], True), ([64, 4096], False)])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ridgeline.findings.cure import Cure, joined
 from ridgeline.findings.rule import rule
 from ridgeline.findings.scene import BACKWARD, Candidate, Scene
-from ridgeline.findings.shapes import dtype_named, first_dtype, first_shape, is_shape, parsed, shaped_ops
+from ridgeline.findings.shapes import dtype_named, first_dtype, first_shape, is_shape, parsed, product_of, shaped_ops
 from ridgeline.trace.kind import Kind
 
 TABLE = 5e8
@@ -84,9 +86,21 @@ def _class_counts(scene: Scene) -> set[int]:
     """Widths of what losses read: so many classes there are. Hidden layers can be as wide, and are no logits."""
     shapes = scene.trace.optional("shapes")
     ops = shaped_ops(scene.trace, scene.rows[scene.family("loss")])
-    ops = np.union1d(ops, scene.host_spans(SUMMED_UP, Kind.OP))  # a loss may be written out
     found = (first_shape(scene.trace.words[int(shapes[op])]) for op in np.unique(ops[ops >= 0]).tolist())
-    return {shape[-1] for shape in found if len(shape) >= 2 and shape[-1] >= LARGE_VOCAB}
+    return {shape[-1] for shape in found if len(shape) >= 2 and shape[-1] >= LARGE_VOCAB} | _summed_up(scene)
+
+
+def _summed_up(scene: Scene) -> set[int]:
+    """The same of losses that are written out as a logarithm of sums: of what a layer gives, and once or twice of each.
+    Plans of transport sum up the same matrix again and again."""
+    trace, shapes = scene.trace, scene.trace.optional("shapes")
+    sums = [first_shape(trace.words[int(shapes[span])]) for span in scene.host_spans(SUMMED_UP, Kind.OP).tolist()]
+    calls = scene.host_spans(r"^aten::(linear|mm|addmm)$", Kind.OP)
+    calls = calls[~scene.spans_under(calls, r"^aten::linear$|" + BACKWARD)]
+    made = [product_of(trace.words[int(trace.name[at])], trace.words[int(shapes[at])]) for at in calls.tolist()]
+    widths = [product.n for product in made if product is not None]
+    summed = [shape[-1] for shape in sums if len(shape) >= 2 and shape[-1] >= LARGE_VOCAB]
+    return {width for width in summed if summed.count(width) <= 2 * widths.count(width)}
 
 
 def _is_logits(shapes: str, sizes: set[int]) -> bool:
@@ -213,7 +227,24 @@ def _table_elements(scene: Scene) -> float:
 def _matters(scene: Scene, shape: tuple[int, ...]) -> bool:
     """Whether a table is so large that what its dense gradient takes is worth a word."""
     values = float(np.prod(shape)) if len(shape) == 2 else 0.0
-    return values >= TABLE or (values >= ENTITY_TABLE and shape[0] >= ENTITIES) or _holds_up(scene, shape)
+    large = values >= TABLE or (values >= ENTITY_TABLE and shape[0] >= ENTITIES) or _holds_up(scene, shape)
+    return large and _num_lookups(scene, shape) < shape[0]
+
+
+def _num_lookups(scene: Scene, table: tuple[int, ...]) -> float:
+    """Rows that a step takes out of tables of this size: as many as there are, and most are touched."""
+    trace, shapes = scene.trace, scene.trace.optional("shapes")
+    spans = scene.host_spans(r"^aten::(embedding|embedding_bag|index|index_select)$", Kind.OP)
+    spans = spans[~scene.spans_under(spans, BACKWARD)]
+    given = [parsed(trace.words[int(shapes[span])]) for span in spans.tolist()]
+    return sum(_num_ids(each) for each in given if each[:1] == ([*table],)) / scene.num_rounds
+
+
+def _num_ids(given: tuple[Any, ...]) -> float:
+    """How many rows a lookup asks for, by the first tensor after its table, in a list or not; 0 if unknown."""
+    lists = ([entry] if is_shape(entry) else entry for entry in given[1:] if isinstance(entry, list))
+    found = (shape for entry in lists for shape in entry if is_shape(shape) and shape)
+    return float(np.prod(next(found, [0])))
 
 
 def _taken_out_of(scene: Scene) -> set[tuple[int, ...]]:
