@@ -308,23 +308,21 @@ def test_what_has_a_cause_of_its_own_is_not_cut_for_a_slow_host():
     assert sum(finding.high_ms for finding in found.values()) <= stage.now_s / 3 * 1e3 * 1.01
 
 
-def _doubles(stage: Stage, kind: str = "double") -> None:
-    for _ in range(12):
-        stage.kernel("cutlass_80_tensorop_d884gemm_128x128_16x3_tn_align1", 900.0, op="aten::mm",
-                     shapes=[[4096, 1024], [1024, 1024]], dtypes=[kind] * 2)  # fmt: skip
-        stage.kernel(POINTWISE, 40.0, op="aten::relu", shapes=[[4096, 1024]], dtypes=[kind])
-
-
-@pytest.mark.parametrize(("around", "named"), [("aten::linear", True), ("aten::linalg_cholesky_ex", False)])
-def test_products_of_doubles_are_told_and_nothing_is_promised_of_them_for_sure(around, named):
+@pytest.mark.parametrize(
+    ("layer", "solver", "named"),
+    [("aten::linear", "", True), ("aten::mm", "", False), ("aten::linear", "aten::linalg_eigh", False)],
+)
+def test_layers_of_doubles_are_told_and_nothing_is_promised_of_them_for_sure(layer, solver, named):
+    """What solves equations wants them, and so may whatever has no layers."""
     stage = Stage()
     for _ in range(2):
         with stage.step():
-            if named:
-                _doubles(stage)
-            else:
-                stage.kernel("cutlass_80_tensorop_d884gemm_128x128_16x3_tn_align1", 900.0, op=around,
-                             shapes=[[1024, 1024]], dtypes=["double"])  # fmt: skip
+            for _ in range(12):
+                stage.kernel("cutlass_80_tensorop_d884gemm_128x128_16x3_tn_align1", 900.0, op=layer,
+                             shapes=[[4096, 1024], [1024, 1024]], dtypes=["double"] * 2)  # fmt: skip
+                stage.kernel(POINTWISE, 40.0, op="aten::relu", shapes=[[4096, 1024]], dtypes=["double"])
+            if solver:
+                stage.kernel("syevd_kernel", 100.0, op=solver, shapes=[[1024, 1024]], dtypes=["double"])
     found = {finding.rule: finding for finding in stage.findings()}
     assert ("tensor-cores-unused" in found) is named
     if named:

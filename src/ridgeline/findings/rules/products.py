@@ -40,6 +40,7 @@ SMALL_TILES, SMALL_TILES_S = r"tilesize32x32x8_", 50e-6
 """The smallest tiles there are: for so long they go over many matrices that fit into one of them."""
 OWN_SIZES = r"^aten::(cdist|_cdist_forward|_euclidean_dist)$"
 """Ops that multiply what they have laid out themselves, with columns of their own."""
+SEARCHES = r"^Optimizer\.step#LBFGS"
 PRODUCT_OPS = r"^aten::(mm|addmm|bmm|baddbmm|_addmm_activation)$"
 THIN = 8
 """Of a product's smallest side: less does not fill an instruction of the Tensor Cores (16 by 8 by 8 and larger)."""
@@ -98,7 +99,10 @@ def tensor_cores_unused(scene: Scene) -> Candidate | None:
 
 
 def _in_double(scene: Scene) -> Candidate | None:
-    """Products of doubles, which most programs have because numpy makes them."""
+    """Products of doubles in layers, which most networks have because numpy makes them. What solves equations or
+    searches along lines wants them, and a program without layers is likely to."""
+    if scene.factored.any() or len(scene.host_spans(SEARCHES)) or not _layers_of_doubles(scene):
+        return None
     mask = scene.family("gemm", "conv") & ~scene.named(NO_PRODUCT) & ~scene.factored
     works = np.flatnonzero(mask)
     works = works[np.array([dtype == "fp64" for dtype in _dtypes(scene, works)], dtype=bool)] if len(works) else works
@@ -124,6 +128,12 @@ def _in_double(scene: Scene) -> Candidate | None:
         spans=tuple(scene.rows[works[:200]].tolist()),
         unchecked=("whether the program needs double precision",),
     )
+
+
+def _layers_of_doubles(scene: Scene) -> bool:
+    trace, dtypes = scene.trace, scene.trace.optional("dtypes")
+    layers = scene.host_spans(r"^aten::(linear|conv\dd|convolution)$", Kind.OP)
+    return any(first_dtype(trace.words[word]) == "fp64" for word in np.unique(dtypes[layers]).tolist())
 
 
 def _reads_doubles(scene: Scene) -> Mask:
