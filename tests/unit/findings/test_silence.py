@@ -958,3 +958,25 @@ def test_pictures_that_follow_their_own_gradients_are_no_weights_updated_by_hand
                     for op in ("aten::sign", "aten::add_", "aten::sub", "aten::clamp_"):
                         stage.kernel(POINTWISE, 30.0, op=op, shapes=[size, size, []])
     assert ("unfused-optimizer" in rules_of(stage.findings())) is named
+
+
+@pytest.mark.parametrize(("shared", "named"), [(False, False), (True, True)])
+def test_weights_of_two_networks_are_cast_once_in_two_passes(shared, named):
+    stage, kinds = Stage(), ["c10::BFloat16", "float"]
+    for _ in range(2):
+        with stage.step():
+            for turn in range(2):
+                for i in range(8):
+                    size = [1024 + 64 * i + (0 if shared else turn), 2048]
+                    with stage.span("aten::linear"), stage.span("aten::to"), stage.span("aten::_to_copy"):
+                        stage.kernel("unrolled_elementwise_kernel<bfloat16_copy_kernel_cuda>", 12.0, op="aten::copy_",
+                                     shapes=[size, size, []], dtypes=kinds)  # fmt: skip
+                    stage.kernel(PRODUCT, 60.0, op="aten::linear", shapes=[[4096, 2048], size], dtypes=kinds[:1] * 2)
+                with stage.span("autograd::engine::evaluate_function: MseLossBackward0"):
+                    stage.kernel(POINTWISE, 5.0, op="aten::mse_loss_backward")
+                for _ in range(16):
+                    with stage.span("autograd::engine::evaluate_function: MmBackward0"):
+                        stage.kernel(PRODUCT, 60.0, op="aten::mm", shapes=[[4096, 2048], [2048, 2048]])
+            with stage.span("Optimizer.step#Adam.step", Kind.ANNOTATION):
+                stage.kernel("multi_tensor_apply_kernel<FusedAdamMathFunctor>", 100.0, op="aten::_fused_adam_")
+    assert ("weight-casts" in rules_of(stage.findings())) is named

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -323,6 +324,7 @@ def weight_casts(scene: Scene) -> Candidate | None:
     passes = scene.passes_a_step
     if scene.trains and passes < 2:  # an optimizer wants them in fp32, and once a step they must be cast
         return _frozen_casts(scene, works[_are_frozen(scene, works)])
+    works = works[_come_again(scene, works, passes)] if scene.trains else works
     if len(works) < 4 or scene.frac(scene.per_step_s(works)) < 0.02:
         return None
     change = "one autocast region around all passes of a step: within it a weight is cast once"
@@ -338,6 +340,17 @@ def weight_casts(scene: Scene) -> Candidate | None:
         evidence=scene.evidence(works),
         spans=tuple(scene.rows[works[:200]].tolist()),
     )
+
+
+def _come_again(scene: Scene, casts: Index, passes: float) -> Mask:
+    """Casts of weights of which there are as many in every pass: those of two networks, each with a pass of its own,
+    are done once."""
+    shapes, words = scene.trace.optional("shapes"), scene.trace.words
+    ops = shaped_ops(scene.trace, scene.rows[casts])
+    sizes = [first_shape(words[int(shapes[op])]) if op >= 0 else () for op in ops.tolist()]
+    num = max(2, round(passes)) * scene.num_rounds
+    counts = Counter(sizes)
+    return np.array([not size or counts[size] % num == 0 for size in sizes], dtype=bool)
 
 
 def _frozen_casts(scene: Scene, works: Index) -> Candidate | None:
