@@ -2,7 +2,7 @@
 
     python benchmarks/planted/run.py --out FOLDER --budget 400
     python benchmarks/planted/run.py --out FOLDER --budget 185 --suite fresh
-    python benchmarks/planted/run.py --out FOLDER --budget 100 --suite trials --warm-first 34 --case-limit 13
+    python benchmarks/planted/run.py --out FOLDER --budget 100 --suite trials --warm-first 30 --timed-frac 0.8 --case-limit 13
 
 Writes ``timings.json.gz`` (step times of every case, planted and fixed) and ``traces.tar`` (reduced Kineto traces, xz).
 """
@@ -380,7 +380,7 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="planted-"))
     began = time.time()
     if args.warm:
-        _warm(args, folder, args.budget)
+        _warm(args, folder, _compiling(args.cases), args.budget)
         return
     timed_s = args.warm_first + (args.budget - args.warm_first) * args.timed_frac
     timing = Phase("time", folder, args, began + timed_s)
@@ -416,19 +416,19 @@ def _compiling(cases: list[str]) -> list[str]:
 
 def _warm_first(args: argparse.Namespace, folder: Path, timing: Phase) -> None:
     """Fills the cache while nothing is timed, and imports meanwhile; what did not get ready is timed last, so that it
-    takes nothing from the others."""
+    takes nothing from the others. Which programs compile is known once they are imported: those that do not are ready
+    then."""
     args.cache = args.cache or folder / "cache"
     timing.prepare(SPARES)
-    ready = _warm(args, folder, args.warm_first)
-    late = [name for name in _compiling(args.cases) if name not in ready]
-    args.cases = [name for name in args.cases if name not in late] + late
+    ready = _warm(args, folder, args.cases, args.warm_first)
+    args.cases.sort(key=lambda name: name not in ready)
 
 
-def _warm(args: argparse.Namespace, folder: Path, seconds: float) -> list[str]:
+def _warm(args: argparse.Namespace, folder: Path, cases: list[str], seconds: float) -> list[str]:
     """A process for each program; what is not ready in time is ended. Those that are."""
     more = ["--folder", str(folder), "--device", args.device] + (["--tiny"] if args.tiny else [])
     children = {}
-    for name in _compiling(args.cases):
+    for name in cases:
         command = [sys.executable, str(HERE / "measure.py"), "warm", name, *more]
         children[name] = subprocess.Popen(command, env=os.environ | _caches(args.cache), start_new_session=True)
     end_s = time.time() + seconds
