@@ -2,7 +2,8 @@
 
     python benchmarks/planted/run.py --out FOLDER --budget 400
     python benchmarks/planted/run.py --out FOLDER --budget 185 --suite fresh
-    python benchmarks/planted/run.py --out FOLDER --budget 100 --suite trials --warm-first 30 --timed-frac 0.8 --case-limit 13
+    python benchmarks/planted/run.py --out FOLDER --budget 100 --suite trials --warm-first 30 --timed-frac 0.8 \\
+        --case-limit 13
 
 Writes ``timings.json.gz`` (step times of every case, planted and fixed) and ``traces.tar`` (reduced Kineto traces, xz).
 """
