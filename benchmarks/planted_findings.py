@@ -32,6 +32,8 @@ SUITES = (
     *("twelfth", "thirteenth", "fourteenth", "fifteenth", "sixteenth", "seventeenth", "eighteenth", "nineteenth"),
     *("twentieth", "twenty-first"),
 )
+TRIALS = "trials"
+"""A folder of second fixes alone, and of programs of other suites that were recorded with them."""
 ROUNDS = 3
 """Of a program in a plain recording, which has no marks: all of them are one step."""
 WAYS = (("untimed", "planted", "fixed", 1), ("plain", "planted-plain", "plain", ROUNDS))
@@ -65,8 +67,9 @@ def main() -> None:
 
 def trials() -> None:
     """Findings of fixed and healthy programs, each with what came of its advice."""
-    tried = [(fix.of, score(fix)) for suite in SUITES for fix in second_fixes(_folder(suite), *map(_folder, SUITES))]
-    rows = [(*place, _tried(tried, *place[:2])) for suite in SUITES for place in _weighty(_folder(suite))]
+    suites = [*SUITES, TRIALS] if (_folder(TRIALS) / "cases.json").exists() else [*SUITES]
+    tried = [(fix.of, score(fix)) for suite in suites for fix in second_fixes(_folder(suite), *map(_folder, SUITES))]
+    rows = [(*place, _tried(tried, *place[:2])) for suite in suites for place in _weighty(_folder(suite))]
     print("| program | finding | of the step | tried |\n|---|---|---|---|")
     for program, rule, share, word in rows:
         print(f"| {program} | {rule} | {share:.0%} | {word} |")

@@ -31,6 +31,7 @@ OF = {
     "again_mask_laid_out": "healthy_hub_padded",
     "again_adapters_judged_as_they_are": "healthy_tuned_adapters",
     "again_plans_padded": "plans_made_eagerly",
+    "again_experts_norms_compiled": "healthy_tuned_experts",
     "again_pictures_in_graph": "again_pictures_embedded_under_autocast",
 }
 """Second fixes that are not called after the program they mend."""

@@ -113,7 +113,7 @@ def _build(setting: Setting, case: Case, fixed: bool) -> Program:
 
 def warmed(setting: Setting, case: Case, folder: Path) -> dict[str, Any]:
     """The fixed program for two steps (or both), so that what it compiles lies in the cache."""
-    for fixed in (True, False) if case.both else (True,):
+    for fixed in ((True, False) if case.both else (True,)) if case.compiles else ():
         program = _build(setting, case, fixed)
         with running([program]), program.scope():
             for _ in range(2):

@@ -2,6 +2,8 @@
 
     python benchmarks/planted/run.py --out FOLDER --budget 400
     python benchmarks/planted/run.py --out FOLDER --budget 185 --suite fresh
+    python benchmarks/planted/run.py --out FOLDER --budget 100 --suite trials --warm-first 30 --timed-frac 0.8 \\
+        --case-limit 13
 
 Writes ``timings.json.gz`` (step times of every case, planted and fixed) and ``traces.tar`` (reduced Kineto traces, xz).
 """
@@ -29,6 +31,8 @@ HERE = Path(__file__).resolve().parent
 CASE_LIMIT_S = 75.0
 TIMED_FRAC = 0.6
 """Of the budget, at most, for step times."""
+SPARES = 3
+"""Processes that have imported everything: importing takes ten seconds on a slow host."""
 # Cases with the causes most asked for come first: a short budget cuts the tail.
 ORDER = (
     "loader_no_workers item_each_layer tiny_kernels_train pageable_copy pinned_copy_in_line empty_cache_each_step "
@@ -270,9 +274,22 @@ AHEAD = {
     "twentieth": (
         "transformers.models.bert.modeling_bert",
         "transformers.models.audio_spectrogram_transformer.modeling_audio_spectrogram_transformer",
-    )
+    ),
+    "trials": (
+        "transformers.models.llama.modeling_llama",
+        "transformers.models.t5.modeling_t5",
+        "transformers.models.qwen3_moe.modeling_qwen3_moe",
+    ),
 }
 """What takes long to import, and is imported while the first phase runs."""
+TRIALS = (
+    "again_healthy_crossed_clicks again_healthy_prefixed again_plans_padded again_healthy_questions_answered "
+    "again_speech_filled_to_thirty_seconds again_partition_squared_in_fp32 again_healthy_inner_steps "
+    "again_particles_drawn_again_on_host again_taught_in_fp32 again_plans_made_eagerly again_healthy_drawn_words "
+    "healthy_turned_keys again_adapters_judged_as_they_are again_healthy_tuned_summaries again_experts_norms_compiled "
+    "again_scans_unpacked_on_one_core again_healthy_tuned_experts"
+).split()
+"""What fixed and healthy programs were told and nobody has tried, done; what brings most, and imports no hub, first."""
 LEFT = (
     "again_padded_in_order again_pictures_in_graph again_tables_zeroed healthy_compiled_training "
     "again_adam_tensor_by_tensor again_healthy_graph_decode"
@@ -285,7 +302,8 @@ SUITES = {
     "fourteenth": FOURTEENTH, "fourteenth-rest": FOURTEENTH_REST, "fifteenth": FIFTEENTH, "sixteenth": SIXTEENTH,
     "seventeenth": SEVENTEENTH, "seventeenth-rest": SEVENTEENTH_REST, "eighteenth": EIGHTEENTH,
     "eighteenth-rest": EIGHTEENTH_REST, "nineteenth": NINETEENTH, "nineteenth-rest": NINETEENTH_REST,
-    "twentieth": TWENTIETH, "twenty-first": TWENTY_FIRST, "twenty-second": TWENTY_SECOND, "left": LEFT,
+    "twentieth": TWENTIETH, "twenty-first": TWENTY_FIRST, "twenty-second": TWENTY_SECOND, "trials": TRIALS,
+    "left": LEFT,
 }  # fmt: skip
 
 
@@ -297,28 +315,31 @@ class Phase:
         self.log, self.read = folder / f"{name}.jsonl", 0
         self.done: dict[str, dict[str, Any]] = {}
         self.current, self.since_s = "", time.time()
-        self.ready: subprocess.Popen[bytes] | None = None
+        self.ready: list[tuple[Path, subprocess.Popen[bytes]]] = []
 
-    def prepare(self) -> None:
-        """Start a child that imports what it needs, and waits to be told its cases: it opens no device before."""
+    def prepare(self, num: int = 1) -> None:
+        """Start children that import what they need, and wait to be told their cases: they open no device before. The
+        next one takes over at once where a case hangs or kills the one before."""
         ahead = AHEAD.get(self.args.suite, ())
-        self.ready = self._start([], "--after", str(self.folder / "awaited"), "--ahead", *ahead)
+        for i in range(num):
+            awaited = self.folder / f"{self.name}.awaited{i}"
+            self.ready.append((awaited, self._start([], "--after", str(awaited), "--ahead", *ahead)))
 
     def _begin(self, cases: list[str]) -> subprocess.Popen[bytes]:
-        child, self.ready = self.ready, None
-        if child is None:
+        if not self.ready:
             return self._start(cases)
-        partial = self.folder / "awaited.part"
+        awaited, child = self.ready.pop(0)
+        partial = awaited.with_suffix(".part")
         partial.write_text(" ".join(cases))
-        partial.rename(self.folder / "awaited")
+        partial.rename(awaited)
         self.current, self.since_s = "", time.time()
         return child
 
     def end(self) -> None:
         """Nothing waits any longer."""
-        if self.ready is not None:
-            self._stop(self.ready)
-            self.ready = None
+        for _, child in self.ready:
+            self._stop(child)
+        self.ready = []
 
     def run(self, on_done: Any) -> None:
         left = list(self.args.cases)
@@ -372,12 +393,16 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="planted-"))
     began = time.time()
     if args.warm:
-        _warm(args, folder)
+        _warm(args, folder, _compiling(args.cases), args.budget)
         return
-    timing = Phase("time", folder, args, began + args.budget * TIMED_FRAC)
+    timed_s = args.warm_first + (args.budget - args.warm_first) * args.timed_frac
+    timing = Phase("time", folder, args, began + timed_s)
     tracing = Phase("trace", folder, args, began + args.budget * 0.97)
+    if args.warm_first:
+        _warm_first(args, folder, timing)
     tracing.prepare()
     timing.run(lambda fact: _write_timings(args, timing.done, {}))
+    timing.end()
     args.cases = [name for name in args.cases if timing.done.get(name, {}).get("traced")]
     with ProcessPoolExecutor(6) as pool:
         jobs: list[Future[int]] = []
@@ -402,21 +427,34 @@ def _compiling(cases: list[str]) -> list[str]:
     return [name for name in cases if name in known]
 
 
-def _warm(args: argparse.Namespace, folder: Path) -> None:
-    """A process for each program; what is not ready in time is ended."""
+def _warm_first(args: argparse.Namespace, folder: Path, timing: Phase) -> None:
+    """Fills the cache while nothing is timed, and imports meanwhile; what did not get ready is timed last, so that it
+    takes nothing from the others. Which programs compile is known once they are imported: those that do not are ready
+    then."""
+    args.cache = args.cache or folder / "cache"
+    timing.prepare(SPARES)
+    ready = _warm(args, folder, args.cases, args.warm_first)
+    args.cases.sort(key=lambda name: name not in ready)
+
+
+def _warm(args: argparse.Namespace, folder: Path, cases: list[str], seconds: float) -> list[str]:
+    """A process for each program; what is not ready in time is ended. Those that are."""
     more = ["--folder", str(folder), "--device", args.device] + (["--tiny"] if args.tiny else [])
     children = {}
-    for name in _compiling(args.cases):
+    for name in cases:
         command = [sys.executable, str(HERE / "measure.py"), "warm", name, *more]
         children[name] = subprocess.Popen(command, env=os.environ | _caches(args.cache), start_new_session=True)
-    end_s = time.time() + args.budget
+    end_s = time.time() + seconds
     for name, child in children.items():
         try:
             child.wait(max(0.1, end_s - time.time()))
         except subprocess.TimeoutExpired:
             os.killpg(child.pid, 9)
         print(f"warm   {name:28} {child.wait()}", flush=True)
-    print((folder / "warm.jsonl").read_text() if (folder / "warm.jsonl").exists() else "nothing got ready")
+    notes = (folder / "warm.jsonl").read_text() if (folder / "warm.jsonl").exists() else ""
+    print(notes or "nothing got ready")
+    facts = [json.loads(line) for line in notes.splitlines() if line.endswith("}")]
+    return [fact["case"] for fact in facts if fact["event"] == "done"]
 
 
 def _arguments() -> argparse.Namespace:
@@ -429,6 +467,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--case-limit", type=float, default=CASE_LIMIT_S, help="seconds for one case")
     parser.add_argument("--cache", type=Path, help="where compiled code is kept (not where compiling is timed)")
     parser.add_argument("--warm", action="store_true", help="only fill the cache, all programs side by side")
+    parser.add_argument("--warm-first", type=float, default=0.0, help="seconds of the budget to fill the cache in")
+    parser.add_argument("--timed-frac", type=float, default=TIMED_FRAC, help="of what is left, for step times")
     parser.add_argument("--cases", nargs="+", help="these alone, in place of a suite")
     args = parser.parse_args()
     args.cases = args.cases or list(SUITES[args.suite])

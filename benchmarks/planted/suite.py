@@ -21,6 +21,7 @@ import sixth
 import tenth
 import third
 import thirteenth
+import trials
 import twelfth
 import twentieth
 import twentyfirst
@@ -30,5 +31,5 @@ from cases import CASES
 __all__ = [
     "CASES", "again", "eighteenth", "eighth", "eleventh", "fifteenth", "fifth", "fourteenth", "fourth", "fresh",
     "healthy", "nineteenth", "ninth", "seventeenth", "seventh", "sixteenth", "sixth", "tenth", "third", "thirteenth",
-    "twelfth", "twentieth", "twentyfirst", "twentysecond",
+    "trials", "twelfth", "twentieth", "twentyfirst", "twentysecond",
 ]  # fmt: skip

@@ -22,6 +22,7 @@ _PRODUCTS = {
 DTYPES = {
     "float": "fp32", "c10::half": "fp16", "c10::bfloat16": "bf16", "double": "fp64", "half": "fp16", "bfloat16": "bf16",
     "long int": "int64", "int": "int32", "long": "int64", "unsigned char": "uint8", "bool": "bool",
+    "signed char": "int8", "c10::float8_e4m3fn": "fp8", "c10::float8_e5m2": "fp8",
 }  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -141,6 +142,12 @@ def collections_marked() -> Iterator[None]:
         gc.callbacks.remove(mark)
 
 
+OTHER_MASKS = re.compile(
+    r"causal|global|head|loss|label|special|masked_pos|time_ind|look_ahead|(^|_)(attn|src|tgt|memory)_mask$"
+)
+"""Arguments that are masks, and not of padding: who may look at whom, what is hidden, what counts."""
+
+
 class Masks:
     """Notes the padding masks that models are called with, and counts their real share once the recording is over."""
 
@@ -163,7 +170,12 @@ class Masks:
         """What share of each mask is real; the rest is padding."""
         for handle in self.handles:
             handle.remove()
-        rows = [{"argument": name, "real_frac": _real_frac(mask)} for name, mask in self.kept.items()]
+        masks = {name: mask != 0 for name, mask in self.kept.items()}
+        rows = [
+            {"argument": name, "real_frac": _real_frac(name, mask)}
+            for name, mask in masks.items()
+            if _is_of_texts(name, mask)
+        ]
         self.kept.clear()
         return rows
 
@@ -172,11 +184,23 @@ def _is_mask(name: str, value: Any) -> bool:
     return (
         isinstance(value, torch.Tensor)
         and "mask" in name
-        and "causal" not in name
+        and not OTHER_MASKS.search(name)
         and value.dim() == 2
         and not value.dtype.is_floating_point
     )
 
 
-def _real_frac(mask: torch.Tensor) -> float:
-    return float((mask != 0).float().mean().item())
+def _is_of_texts(name: str, mask: torch.Tensor) -> bool:
+    """Whether a mask can be of texts that were filled up, at one end or at both: what is real of each lies together.
+    Patches and frames that are hidden from a network lie anywhere, and a square is as likely who may look at whom."""
+    square = mask.shape[0] == mask.shape[1] and not re.search("attention|pad", name)
+    turns = (mask[:, 1:] != mask[:, :-1]).sum(1)
+    return not square and mask.numel() > 0 and int(turns.max()) <= 2
+
+
+def _real_frac(name: str, mask: torch.Tensor) -> float:
+    """The share that is set; of a mask of padding whose first or last column is not set, what is not."""
+    share = float(mask.float().mean().item())
+    outside = "pad" in name and not name.endswith("key_padding_mask")  # of those whoever reads it knows
+    begins, ends = (not bool(mask[:, at].any()) for at in (0, -1))
+    return 1.0 - share if outside and (begins or ends) and share < 1.0 else share

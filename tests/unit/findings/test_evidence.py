@@ -219,6 +219,21 @@ def test_in_fp32_a_mask_of_lengths_costs_no_faster_kernel(dtype, samples, named)
     assert (_found(play, "masked-attention") is not None) is named
 
 
+@pytest.mark.parametrize(("samples", "sure"), [(1, True), (8, False)])
+def test_of_a_mask_for_each_sample_nothing_is_promised_for_sure(samples, sure):
+    """One for all depends on places alone; how much of another may be seen is not in a trace."""
+
+    def play(stage: Stage) -> None:
+        qkv, mask = [8, 16, 2048, 64], [samples, 1, 2048, 2048]
+        for _ in range(4):
+            healthy(stage, 1)
+            stage.kernel("fmha_cutlassF_aligned_64x64_rf_sm80", 900.0, op="aten::_efficient_attention_forward",
+                         shapes=[qkv, qkv, qkv, mask], dtypes=["c10::BFloat16"] * 4)  # fmt: skip
+
+    found = _found(play, "masked-attention")
+    assert found is not None and (found.low_ms > 0.5) is sure and found.high_ms > 1.0
+
+
 def _small(stage: Stage, op: str, shape: list[int]) -> None:
     stage.kernel(f"vectorized_elementwise_kernel<{op}>", 3.0, op=op, host_us=12.0, shapes=[shape], dtypes=["float"])
 

@@ -11,6 +11,9 @@ from ridgeline.findings.calibration import at_best
 from ridgeline.findings.kernelname import kernel_name
 from ridgeline.trace import Kind
 
+PRODUCT = "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_TNT"
+POINTWISE = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>"
+
 
 def _twice(play) -> Stage:
     stage = Stage()
@@ -873,3 +876,107 @@ def test_recomputation_beside_states_that_fill_the_memory_is_needed(update_us, n
             stage.kernel("multi_tensor_apply_kernel<FusedAdamMathFunctor>", update_us, op="aten::_fused_adamw_")
 
     assert ("recompute" in rules_of(_twice(play).findings())) is named
+
+
+@pytest.mark.parametrize(("kernel", "named"), [("_lion_kernel", False), (POINTWISE, True)])
+def test_an_update_that_is_one_kernel_of_somebodys_own_a_tensor_is_fused(kernel, named):
+    """The device decides the step; one kernel of its own reads and writes all there is to."""
+    stage = Stage()
+    for _ in range(2):
+        with stage.step():
+            healthy(stage, 20, 300.0)
+            for _ in range(40):
+                stage.host("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", 2.0)
+            with stage.span("Optimizer.step#Lion.step", Kind.ANNOTATION):
+                for _ in range(40 if not named else 240):
+                    stage.kernel(kernel, 40.0, op="" if not named else "aten::mul_")
+    assert ("unfused-optimizer" in rules_of(stage.findings())) is named
+
+
+@pytest.mark.parametrize(("by_hand", "named"), [(True, False), (False, True)])
+def test_weights_that_are_written_over_in_16_bits_have_others_in_fp32_by_nature(by_hand, named):
+    """Once a step, after the update of those that the optimizer keeps; frozen ones are cast inside of their layers."""
+    stage, size, logits = Stage(), [2048, 2048], [8192, 32000]
+    kinds = ["c10::BFloat16", "float"]
+    cast = "unrolled_elementwise_kernel<bfloat16_copy_kernel_cuda>"
+
+    def copied() -> None:
+        stage.kernel(cast, 20.0, op="aten::copy_", shapes=[size, size, []], dtypes=kinds)
+
+    for _ in range(2):
+        with stage.step():
+            for _ in range(8):
+                if not by_hand:
+                    with stage.span("aten::linear"), stage.span("aten::to"), stage.span("aten::_to_copy"):
+                        copied()
+                stage.kernel(PRODUCT, 150.0, op="aten::linear", shapes=[[8192, 2048], size], dtypes=kinds[:1] * 2)
+            with stage.span("ToCopyBackward0", extra={"shapes": json.dumps([logits])}):
+                stage.kernel(cast, 60.0, op="aten::copy_", shapes=[logits] * 2, dtypes=kinds)
+            with stage.span("Optimizer.step#AdamW.step", Kind.ANNOTATION):
+                stage.kernel("multi_tensor_apply_kernel<FusedAdamMathFunctor>", 300.0, op="aten::_fused_adamw_")
+            for _ in range(8 if by_hand else 0):
+                copied()
+    assert ("weight-casts" in rules_of(stage.findings())) is named
+
+
+@pytest.mark.parametrize(("second", "sure"), [(True, False), (False, True)])
+def test_of_attention_whose_scores_are_a_sum_of_two_products_nothing_is_promised_for_sure(second, sure):
+    """Positions relative to each other: a fused kernel takes their product as a mask, which somebody has to make."""
+    stage, half = Stage(), ["c10::BFloat16"] * 2
+    for _ in range(2):
+        with stage.step():
+            for _ in range(4):
+                stage.kernel(PRODUCT, 300.0, op="aten::linear", shapes=[[8192, 512], [1536, 512]], dtypes=half)
+                if second:
+                    stage.kernel(PRODUCT, 60.0, op="aten::bmm", shapes=[[64, 1024, 64], [64, 64, 1024]], dtypes=half)
+                stage.kernel(PRODUCT, 110.0, op="aten::bmm", shapes=[[64, 1024, 64], [64, 64, 1024]], dtypes=half)
+                stage.kernel(POINTWISE, 110.0, op="aten::add", shapes=[[64, 1024, 1024]] * 2, dtypes=half)
+                stage.kernel("softmax_warp_forward", 90.0, op="aten::_softmax", shapes=[[64, 1024, 1024]], dtypes=half)
+                stage.kernel(PRODUCT, 60.0, op="aten::bmm", shapes=[[64, 1024, 1024], [64, 1024, 64]], dtypes=half)
+    found = next(finding for finding in stage.findings() if finding.rule == "unfused-attention")
+    assert (found.low_ms > 0.5) is sure and found.high_ms > 0.8
+
+
+@pytest.mark.parametrize(("num", "named"), [(1, False), (12, True)])
+def test_pictures_that_follow_their_own_gradients_are_no_weights_updated_by_hand(num, named):
+    """Ten steps of an attack change one tensor each; an update by hand goes over all weights."""
+    stage = Stage()
+    sizes = [[64 + i, 3, 224, 224] for i in range(num)]
+    for _ in range(2):
+        with stage.step():
+            for _ in range(10 if num == 1 else 1):
+                stage.kernel(PRODUCT, 900.0, op="aten::linear", shapes=[[4096, 512], [512, 512]])
+                with stage.span("autograd::engine::evaluate_function: NllLossBackward0"):
+                    stage.kernel(PRODUCT, 900.0, op="aten::mm", shapes=[[4096, 512], [512, 512]])
+                for size in sizes:
+                    with (
+                        stage.span("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"),
+                        stage.span("torch::autograd::AccumulateGrad", extra={"shapes": json.dumps([size])}),
+                    ):
+                        stage.work(3.0)
+                for size in sizes:
+                    for op in ("aten::sign", "aten::add_", "aten::sub", "aten::clamp_"):
+                        stage.kernel(POINTWISE, 30.0, op=op, shapes=[size, size, []])
+    assert ("unfused-optimizer" in rules_of(stage.findings())) is named
+
+
+@pytest.mark.parametrize(("shared", "named"), [(False, False), (True, True)])
+def test_weights_of_two_networks_are_cast_once_in_two_passes(shared, named):
+    stage, kinds = Stage(), ["c10::BFloat16", "float"]
+    for _ in range(2):
+        with stage.step():
+            for turn in range(2):
+                for i in range(8):
+                    size = [1024 + 64 * i + (0 if shared else turn), 2048]
+                    with stage.span("aten::linear"), stage.span("aten::to"), stage.span("aten::_to_copy"):
+                        stage.kernel("unrolled_elementwise_kernel<bfloat16_copy_kernel_cuda>", 12.0, op="aten::copy_",
+                                     shapes=[size, size, []], dtypes=kinds)  # fmt: skip
+                    stage.kernel(PRODUCT, 60.0, op="aten::linear", shapes=[[4096, 2048], size], dtypes=kinds[:1] * 2)
+                with stage.span("autograd::engine::evaluate_function: MseLossBackward0"):
+                    stage.kernel(POINTWISE, 5.0, op="aten::mse_loss_backward")
+                for _ in range(16):
+                    with stage.span("autograd::engine::evaluate_function: MmBackward0"):
+                        stage.kernel(PRODUCT, 60.0, op="aten::mm", shapes=[[4096, 2048], [2048, 2048]])
+            with stage.span("Optimizer.step#Adam.step", Kind.ANNOTATION):
+                stage.kernel("multi_tensor_apply_kernel<FusedAdamMathFunctor>", 100.0, op="aten::_fused_adam_")
+    assert ("weight-casts" in rules_of(stage.findings())) is named

@@ -306,3 +306,98 @@ def test_what_has_a_cause_of_its_own_is_not_cut_for_a_slow_host():
     found = {finding.rule: finding for finding in stage.findings()}
     assert found["host-round-trip"].low_ms < 8.0 < found["host-round-trip"].high_ms
     assert sum(finding.high_ms for finding in found.values()) <= stage.now_s / 3 * 1e3 * 1.01
+
+
+@pytest.mark.parametrize(
+    ("layer", "solver", "named"),
+    [("aten::linear", "", True), ("aten::mm", "", False), ("aten::linear", "aten::linalg_eigh", False)],
+)
+def test_layers_of_doubles_are_told_and_nothing_is_promised_of_them_for_sure(layer, solver, named):
+    """What solves equations wants them, and so may whatever has no layers."""
+    stage = Stage()
+    for _ in range(2):
+        with stage.step():
+            for _ in range(12):
+                stage.kernel("cutlass_80_tensorop_d884gemm_128x128_16x3_tn_align1", 900.0, op=layer,
+                             shapes=[[4096, 1024], [1024, 1024]], dtypes=["double"] * 2)  # fmt: skip
+                stage.kernel(POINTWISE, 40.0, op="aten::relu", shapes=[[4096, 1024]], dtypes=["double"])
+            if solver:
+                stage.kernel("syevd_kernel", 100.0, op=solver, shapes=[[1024, 1024]], dtypes=["double"])
+    found = {finding.rule: finding for finding in stage.findings()}
+    assert ("tensor-cores-unused" in found) is named
+    if named:
+        assert found["tensor-cores-unused"].low_ms < 0.3 < 9.0 < found["tensor-cores-unused"].high_ms
+
+
+@pytest.mark.parametrize(("vocab", "times", "named"), [(50304, 1, True), (4096, 1, False), (50304, 8, False)])
+def test_a_loss_that_is_written_out_as_a_logarithm_of_sums_has_logits(vocab, times, named):
+    """Plans of transport sum up one matrix again and again."""
+
+    def play(stage: Stage) -> None:
+        logits = [8192, vocab]
+        stage.kernel(PRODUCT, 1200.0, op="aten::linear", shapes=[[8192, 1024], [vocab, 1024]], dtypes=HALF)
+        with stage.span("aten::to", extra=_shapes(logits)):
+            stage.kernel("direct_copy_kernel", 550.0, op="aten::copy_", shapes=[logits] * 2,
+                         dtypes=["float", "c10::BFloat16"])  # fmt: skip
+        for _ in range(times):
+            with stage.span("aten::logsumexp", extra=_shapes(logits, [], [])):
+                stage.kernel("reduce_kernel<512, MaxOps>", 350.0, op="aten::amax", shapes=[logits], dtypes=SINGLE)
+                stage.kernel(POINTWISE, 700.0, op="aten::sub", shapes=[logits, [8192, 1]], dtypes=SINGLE)
+                stage.kernel("exp_elementwise", 700.0, op="aten::exp", shapes=[logits], dtypes=SINGLE)
+                stage.kernel("reduce_kernel<512, SumOps>", 350.0, op="aten::sum", shapes=[logits], dtypes=SINGLE)
+
+    assert ("logits" in _rules(play)) is named
+
+
+@pytest.mark.parametrize("copied", ["DtoD", "cast"])
+def test_weights_copied_one_by_one_are_a_loop_however_they_are_copied(copied):
+    """A target network that is set to the learned one; of the same type the driver copies, of another a kernel."""
+
+    def play(stage: Stage) -> None:
+        healthy(stage, 10, 60.0)
+        for i in range(120):
+            size = [256 + 8 * (i % 24), 256]
+            if copied == "cast":
+                stage.kernel(CAST, 3.0, op="aten::copy_", shapes=[size, size, []], host_us=25.0)
+                continue
+            with stage.span("aten::copy_", extra=_shapes(size, size, [])):
+                stage.work(20.0)
+                stage._launch("Memcpy DtoD (Device -> Device)", 3.0, 7, Kind.MEMCPY, "aten::copy_", 0, "",
+                              {"copy": "DtoD", "bytes": 262_144}, "cudaMemcpyAsync")  # fmt: skip
+
+    assert _rules(play)[0] == "tensor-loop"
+
+
+@pytest.mark.parametrize(("node", "kernel"), [("Index", "aten::_index_put_impl_"), ("IndexSelect", "aten::index_add_")])
+@pytest.mark.parametrize(("leaf", "rows", "named"), [(True, 65536, True), (False, 65536, False), (True, 9**7, False)])
+def test_a_table_whose_rows_are_taken_by_index_gets_a_dense_gradient_if_it_is_learned(node, kernel, leaf, rows, named):
+    """Messages along edges are taken out of what layers have computed, by the same op; and where as many rows are asked
+    for as there are, most of them get a gradient."""
+
+    def play(stage: Stage) -> None:
+        table = [2_000_000, 128]
+        stage.kernel("index_elementwise_kernel", 30.0, op="aten::index", shapes=[table, [[rows]]], dtypes=["float"])
+        healthy(stage, 6, 100.0)
+        with stage.span(f"autograd::engine::evaluate_function: {node}Backward0"), stage.span(f"{node}Backward0"):
+            stage.kernel("FillFunctor<float>", 300.0, op="aten::zero_", shapes=[table])
+            stage.kernel("indexFuncLargeIndex", 60.0, op=kernel, shapes=[table, [65536], [65536, 128]])
+        with stage.span("torch::autograd::AccumulateGrad", extra=_shapes(table if leaf else [128, 128])):
+            stage.work(3.0)
+        with stage.span("Optimizer.step#Adam.step", Kind.ANNOTATION):
+            stage.kernel("multi_tensor_apply_kernel<FusedAdamMathFunctor>", 1900.0, op="aten::_fused_adam_")
+
+    assert ("dense-embedding-gradient" in _rules(play)) is named
+
+
+@pytest.mark.parametrize(("size", "named"), [([4096, 4096], True), ([64, 4096], False)])
+def test_weights_made_large_again_for_every_call_are_cast(size, named):
+    """Out of eight bits; what a layer works on may come out of them as well."""
+
+    def play(stage: Stage) -> None:
+        for _ in range(12):
+            with stage.span("aten::to", extra=_shapes(size)):
+                stage.kernel("direct_copy_kernel_cuda", 14.0, op="aten::copy_", shapes=[size, size, []],
+                             dtypes=["c10::BFloat16", "signed char"])  # fmt: skip
+            stage.kernel(PRODUCT, 20.0, op="aten::linear", shapes=[[64, 4096], [4096, 4096]], dtypes=HALF)
+
+    assert ("weight-casts" in _rules(play)) is named

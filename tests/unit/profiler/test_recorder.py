@@ -6,9 +6,11 @@ import gc
 import json
 
 import pytest
+import torch
 
 import ridgeline as rl
 from ridgeline.errors import InputError
+from ridgeline.profiler.marks import Masks
 from ridgeline.profiler.recorder import Run, Wanted, board_index
 from ridgeline.trace import Kind, steps
 
@@ -149,3 +151,33 @@ def test_a_stacked_step_is_recorded_one_step_after_the_others(net, train, tmp_pa
             run.step()
     sources = {run.trace.words[i].rpartition(":")[0] for i in run.trace.source[run.trace.of_kind(Kind.OP)]}
     assert run.done and any(source.endswith("conftest.py") for source in sources)
+
+
+LENGTHS = torch.tensor([2, 6, 3, 5])
+FILLED = torch.arange(8)[None] < LENGTHS[:, None]
+SCATTERED = torch.tensor([[1, 0, 1, 0, 0, 1, 0, 1]] * 4, dtype=torch.bool)
+
+
+@pytest.mark.parametrize(
+    ("argument", "mask", "noted"),
+    [
+        ("attention_mask", FILLED, 0.5),
+        ("attention_mask", FILLED.flip(1), 0.5),
+        ("padding_mask", ~FILLED[:, 1:], 3 / 7),  # set where there is nothing
+        ("src_key_padding_mask", ~FILLED[:, 1:], 4 / 7),  # as it is: whoever reads it knows what that name means
+        ("mask", torch.ones(8, 8, dtype=torch.bool).tril(), None),
+        ("src_mask", torch.ones(4, 8, dtype=torch.bool).tril(), None),
+        ("bool_masked_pos", FILLED, None),
+        ("patch_mask", SCATTERED, None),
+        ("global_attention_mask", FILLED, None),
+    ],
+)
+def test_masks_of_other_things_than_padding_are_not_counted(argument, mask, noted):
+    class Any(torch.nn.Module):
+        def forward(self, x, **masks):
+            return x
+
+    model = Any()
+    masks = Masks([model])
+    model(torch.zeros(1), **{argument: mask})
+    assert [row["real_frac"] for row in masks.close()] == ([pytest.approx(noted)] if noted else [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -22,6 +23,9 @@ BATCHED = frozenset({"aten::bmm", "aten::baddbmm", "aten::matmul", "aten::einsum
 SCORES_S = 12e-6
 WIDEST = 256
 """Values of a head for which fused attention exists."""
+IN_PARTS = 0.4
+"""Of attention whose scores are a sum of two products, what is left at best: one of them is made apart and read."""
+SECOND = "scores are a sum of two products: a fused kernel takes one of them as a mask that somebody has made"
 ACROSS = r"SpatialSoftMax"
 """Softmax over another dim than the last: over queries, channels or slots, which is no attention."""
 OPERANDS = 6
@@ -51,6 +55,7 @@ TWICE = r"BackwardBackward\d*$"
 """Nodes of gradients that are differentiated again: code that torch.compile made does not let that happen."""
 CALLED = r"aten::(linear|matmul|addmm|mm|bmm|conv\w*|convolution|embedding)$"
 """What autocast casts weights for."""
+EIGHT_BITS = ("int8", "uint8", "fp8")
 FROZEN_FRAC = 0.01
 """Of the step, for casts of weights that never change: what is cast and computed in fp32 around them comes on top."""
 LIGHT = ("pointwise", "reduce", "dropout", "copy", "fill", "random", "other")
@@ -66,7 +71,7 @@ def _runs(mask: Mask, stream: Index) -> tuple[Index, Index]:
     return starts, ends
 
 
-@rule("unfused-attention", version=7, order=41)
+@rule("unfused-attention", version=8, order=41)
 def unfused_attention(scene: Scene) -> Candidate | None:
     order = np.lexsort((scene.base.work_start_s, scene.program.stream))
     by_hand = _exponentials(scene)
@@ -75,7 +80,8 @@ def unfused_attention(scene: Scene) -> Candidate | None:
     sizes = _sizes(scene, np.flatnonzero(product | softmax), order)
     light = (scene.family(*LIGHT, "softmax", "index") | scene.is_on_device_copy)[order]
     copied = (scene.family("copy") | scene.is_on_device_copy | (scene.work_kind == int(Kind.MEMSET)))[order]
-    chosen = np.zeros(len(order), dtype=bool)
+    chosen, apart = np.zeros(len(order), dtype=bool), 0
+    inside = scene.under(BACKWARD)[order]
     for at in np.flatnonzero(softmax).tolist():
         before, after = _reach(product, light, at, -1), _reach(product, light, at, +1)
         if before is None or after is None or wide[before] or not (batched[before] and batched[after]):
@@ -85,6 +91,7 @@ def unfused_attention(scene: Scene) -> Candidate | None:
         if _are_scores(sizes[at], sizes[before], sizes[after]):
             first, last = _further(product, before, -1), _further(product, after, +1)
             chosen[_along(copied, first, -1) : _along(copied, last, +1) + 1] = True
+            apart += not inside[at] and _has_a_second(sizes, before, _reach(product, light, before, -1))
     works = np.sort(order[chosen])
     works = works[~scene.family("loss", "attention")[works]]
     if not len(works) or not _is_batched(scene, works):
@@ -93,18 +100,25 @@ def unfused_attention(scene: Scene) -> Candidate | None:
     forward = works[((scene.family("softmax") & ~scene.named(r"backward")) | (by_hand & ~scene.under(BACKWARD)))[works]]
     if not len(forward) or _are_read_by_others(scene, works, forward):
         return None
-    worst = 1.0 if _is_fp32(scene, works[scene.family("gemm")[works]]) else 0.35  # its fused kernels are slow ones
+    in_parts = 2 * apart >= len(forward)
+    fp32 = _is_fp32(scene, works[scene.family("gemm")[works]])  # its fused kernels are slow ones
     return Candidate(
         what=f"Attention is spelled out {num / scene.num_steps:.3g} times a step: product, softmax, product",
         cause="unfused attention: the score matrix is written to memory and read back several times",
         change="torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=…) instead of matmul, softmax, "
-        "matmul",
+        "matmul; FlexAttention where something is done to the scores",
         where=scene.where(works),
-        cure=_fused(scene, works, 0.06, worst),
+        cure=_fused(scene, works, IN_PARTS if in_parts else 0.06, 1.0 if fp32 or in_parts else 0.35),
         evidence=scene.evidence(works),
         spans=tuple(scene.rows[works[:200]].tolist()),
-        unchecked=("whether the mask, bias or dropout has a fused form",),
+        unchecked=("whether the mask, bias or dropout has a fused form",) + (SECOND,) * in_parts,
     )
+
+
+def _has_a_second(sizes: dict[int, tuple[int, ...]], scores: int, other: int | None) -> bool:
+    """Whether right before one product of the scores there is another of the same queries: with places, say."""
+    one, two = sizes.get(scores, ()), sizes.get(other, ()) if other is not None else ()
+    return len(one) == len(two) == 4 and (one[0], one[1], one[3]) == (two[0], two[1], two[3]) and one[3] <= WIDEST
 
 
 def _sizes(scene: Scene, places: Index, order: Index) -> dict[int, tuple[int, ...]]:
@@ -256,10 +270,14 @@ def masked_attention(scene: Scene) -> Candidate | None:
         "not take it",
         change="is_causal=True instead of a triangular mask; FlexAttention or varlen for others",
         where=scene.where(works),
-        cure=Cure(works=works, keep_best=np.maximum(0.25, least), keep_worst=np.maximum(0.7 if shared else 0.9, least)),
+        cure=Cure(works=works, keep_best=np.maximum(0.25, least), keep_worst=np.maximum(0.7 if shared else 1.0, least)),
         evidence=scene.evidence(works),
         spans=tuple(scene.rows[works[:200]].tolist()),
-        unchecked=("whether the mask is causal: its values are not in the trace",),
+        unchecked=(
+            "whether the mask is causal: its values are not in the trace"
+            if shared
+            else "how much of the mask may be seen: there is one for each sample, and its values are not in the trace",
+        ),
     )
 
 
@@ -299,25 +317,40 @@ def _dense_mask(shapes: str) -> bool:
     )
 
 
-@rule("weight-casts", version=6, order=46)
+@rule("weight-casts", version=7, order=46)
 def weight_casts(scene: Scene) -> Candidate | None:
     """The same tensors are converted to another dtype again and again."""
     works = _weight_casts(scene)
     passes = scene.passes_a_step
     if scene.trains and passes < 2:  # an optimizer wants them in fp32, and once a step they must be cast
         return _frozen_casts(scene, works[_are_frozen(scene, works)])
+    works = works[_come_again(scene, works, passes)] if scene.trains else works
     if len(works) < 4 or scene.frac(scene.per_step_s(works)) < 0.02:
         return None
     change = "one autocast region around all passes of a step: within it a weight is cast once"
     return Candidate(
         what=f"{len(works) / scene.num_steps:.3g} casts of weights a step",
-        cause="autocast converts fp32 weights to the compute dtype in every pass",
-        change=change if scene.trains else "keep the weights in bf16 for inference (model.bfloat16())",
+        cause="autocast, or a cast that somebody wrote, converts weights to the compute dtype in every pass",
+        change=change
+        if scene.trains
+        else "keep the weights in bf16 for inference (model.bfloat16()); of eight bits, products that read them as "
+        "they are (torch.compile, torch._weight_int8pack_mm, torch._scaled_mm)",
         where=scene.where(works),
         cure=_cast_once(scene, works, 1.0 / passes) if scene.trains else _weights_kept(scene, works),
         evidence=scene.evidence(works),
         spans=tuple(scene.rows[works[:200]].tolist()),
     )
+
+
+def _come_again(scene: Scene, casts: Index, passes: float) -> Mask:
+    """Casts of weights of which there are as many in every pass: those of two networks, each with a pass of its own,
+    are done once."""
+    shapes, words = scene.trace.optional("shapes"), scene.trace.words
+    ops = shaped_ops(scene.trace, scene.rows[casts])
+    sizes = [first_shape(words[int(shapes[op])]) if op >= 0 else () for op in ops.tolist()]
+    num = max(2, round(passes)) * scene.num_rounds
+    counts = Counter(sizes)
+    return np.array([not size or counts[size] % num == 0 for size in sizes], dtype=bool)
 
 
 def _frozen_casts(scene: Scene, works: Index) -> Candidate | None:
@@ -348,6 +381,8 @@ def _are_frozen(scene: Scene, casts: Index) -> Mask:
 def _weight_casts(scene: Scene) -> Index:
     """Kernels that convert weights."""
     casts = scene.family("copy") & scene.named(r"bfloat16_copy|float16_copy|direct_copy|copy_kernel")
+    if scene.trains:  # weights that are written over have others in fp32, which an optimizer keeps
+        casts &= scene.under(r"_to_copy|aten::to\b|aten::_to|" + CALLED)
     works = np.flatnonzero(casts & scene.named(r"_to_copy|aten::to\b|aten::copy_|aten::_to", "op"))
     ops = shaped_ops(scene.trace, scene.rows[works])
     shapes, dtypes = scene.trace.optional("shapes"), scene.trace.optional("dtypes")
@@ -395,11 +430,18 @@ def _is_weight_cast(
     shape = first_shape(scene.trace.words[int(shapes[op])])
     kinds = [word for word in map(dtype_named, parsed(scene.trace.words[int(dtypes[op])])) if word]
     converted = kinds[-1:] == ["fp32"] and (len(kinds) < 2 or kinds[0] != "fp32")  # copy_(into, from)
-    if len(shape) not in (1, 2, 4) or not converted:
+    if len(shape) not in (1, 2, 4) or not (converted or _is_unpacked(kinds)):
         return False
+    if not converted:
+        return not scene.trains and shape in called
     if scene.is_under(op, CALLED):
         return not _is_activation(scene, op, shape, shapes)
     return shape in called  # somebody wrote weight.to(x.dtype)
+
+
+def _is_unpacked(kinds: list[str]) -> bool:
+    """Whether eight bits become sixteen: a weight that is kept small, and made large again for every call."""
+    return kinds[:1] in (["bf16"], ["fp16"]) and kinds[-1] in EIGHT_BITS
 
 
 def _weights_called_with(scene: Scene) -> frozenset[tuple[int, ...]]:
@@ -426,11 +468,11 @@ def _is_activation(scene: Scene, cast: int, shape: tuple[int, ...], shapes: np.n
     return shape in given[first : first + 1] and shape not in given[first + 1 :]
 
 
-@rule("tensor-loop", version=5, order=18)
+@rule("tensor-loop", version=6, order=18)
 def tensor_loop(scene: Scene) -> Candidate | None:
     """The same small op again and again, tensor by tensor: averages of weights, norms of gradients, schedules."""
     order = np.lexsort((scene.base.work_start_s, scene.program.stream))
-    light = scene.family("pointwise", "reduce", "copy", "fill", "index") | (scene.work_kind == int(Kind.MEMSET))
+    light = scene.family("pointwise", "reduce", "copy", "fill", "index") | scene.is_on_device_copy
     small = light[order] & (scene.work_s[order] < SMALL_S)
     outside = ~scene.launched_in(scene.time_of(scene.host_spans(r"^Optimizer\.")))[order]
     starts, ends = _runs(small & outside, scene.program.stream[order])
@@ -446,8 +488,8 @@ def tensor_loop(scene: Scene) -> Candidate | None:
     return Candidate(
         what=f"A loop over tensors launches {len(works) / scene.num_steps:,.0f} small kernels a step",
         cause="host-bound loop over tensors: one launch and a few microseconds for every tensor",
-        change="torch._foreach_mul_, _foreach_add_, _foreach_lerp_, _foreach_norm over the whole list; one op over the "
-        "stacked batch where the loop is over samples; torch.optim.swa_utils for averages",
+        change="torch._foreach_mul_, _foreach_add_, _foreach_lerp_, _foreach_copy_, _foreach_norm over the whole list; "
+        "one op over the stacked batch where the loop is over samples; torch.optim.swa_utils for averages",
         where=scene.where(works),
         cure=Cure(
             works=works, keep_best=0.05, keep_worst=0.5, host=scene.op_time(works), host_best=0.02, host_worst=0.15,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ridgeline.findings.cure import Cure, joined
 from ridgeline.findings.rule import rule
 from ridgeline.findings.scene import BACKWARD, Candidate, Scene
-from ridgeline.findings.shapes import dtype_named, first_dtype, first_shape, is_shape, parsed, shaped_ops
+from ridgeline.findings.shapes import dtype_named, first_dtype, first_shape, is_shape, parsed, product_of, shaped_ops
 from ridgeline.trace.kind import Kind
 
 TABLE = 5e8
@@ -25,7 +27,10 @@ FREE_FRAC = 0.5
 OFTEN, SORTED = 100.0, 4.0
 """Lookups of a row from which on they are added in turn (2,048 and 5,461 in two recordings that gained by a lookup of
 its own, 2 and 15 in two that lost), and what that then takes over sorting them."""
+SUMMED_UP = r"^aten::logsumexp$"
 LOOKUP_BACKWARD = r"embedding(_bag)?_(dense_)?backward$|^Embedding(Bag)?Backward\d*$"
+ROWS_BACKWARD = r"^Index(Select)?Backward\d*$"
+"""Gradients of rows that were taken out of any tensor: of a table, if it is a leaf that gets all of them."""
 PASS_BYTES, FUSED_BYTES, PEAK_FRAC = 12.0, 28.0, 0.75
 """Moved for each fp32 value by a pass over lists (two read, one written), and by a fused Adam; and of the memory's peak
 rate, what updates reach at least."""
@@ -38,7 +43,7 @@ WRITTEN_FRAC, WRITTEN_BY_PRODUCTS_FRAC = 0.5, 0.1
 products, convolutions and attention compute (3.5 % for a bf16 product over 4,096 at 700 TFLOP/s)."""
 
 
-@rule("logits", version=3, order=47)
+@rule("logits", version=4, order=47)
 def logits(scene: Scene) -> Candidate | None:
     """The loss reads and writes tensors of tokens by vocabulary several times."""
     light = np.flatnonzero(scene.family("loss", "softmax", "copy", "pointwise", "reduce", "fill", "index"))
@@ -82,7 +87,20 @@ def _class_counts(scene: Scene) -> set[int]:
     shapes = scene.trace.optional("shapes")
     ops = shaped_ops(scene.trace, scene.rows[scene.family("loss")])
     found = (first_shape(scene.trace.words[int(shapes[op])]) for op in np.unique(ops[ops >= 0]).tolist())
-    return {shape[-1] for shape in found if len(shape) >= 2 and shape[-1] >= LARGE_VOCAB}
+    return {shape[-1] for shape in found if len(shape) >= 2 and shape[-1] >= LARGE_VOCAB} | _summed_up(scene)
+
+
+def _summed_up(scene: Scene) -> set[int]:
+    """The same of losses that are written out as a logarithm of sums: of what a layer gives, and once or twice of each.
+    Plans of transport sum up the same matrix again and again."""
+    trace, shapes = scene.trace, scene.trace.optional("shapes")
+    sums = [first_shape(trace.words[int(shapes[span])]) for span in scene.host_spans(SUMMED_UP, Kind.OP).tolist()]
+    calls = scene.host_spans(r"^aten::(linear|mm|addmm)$", Kind.OP)
+    calls = calls[~scene.spans_under(calls, r"^aten::linear$|" + BACKWARD)]
+    made = [product_of(trace.words[int(trace.name[at])], trace.words[int(shapes[at])]) for at in calls.tolist()]
+    widths = [product.n for product in made if product is not None]
+    summed = [shape[-1] for shape in sums if len(shape) >= 2 and shape[-1] >= LARGE_VOCAB]
+    return {width for width in summed if summed.count(width) <= 2 * widths.count(width)}
 
 
 def _is_logits(shapes: str, sizes: set[int]) -> bool:
@@ -164,7 +182,7 @@ def _least_frac(scene: Scene, works: np.ndarray) -> float:
     return moved_bytes / scene.device.dram.bandwidth_bytes_per_s / taken_s if taken_s > 0 else 0.0
 
 
-@rule("dense-embedding-gradient", version=6, order=8)
+@rule("dense-embedding-gradient", version=7, order=8)
 def dense_embedding_gradient(scene: Scene) -> Candidate | None:
     """A table far larger than the rows a step touches gets a dense gradient that is filled, added and applied in
     full."""
@@ -176,6 +194,8 @@ def dense_embedding_gradient(scene: Scene) -> Candidate | None:
         return None
     updated = scene.launched_in(scene.time_of(scene.host_spans(r"^Optimizer\.")))
     tables = scene.under(r"embedding|EmbeddingBag") | updated
+    if _taken_out_of(scene):
+        tables |= scene.under(ROWS_BACKWARD)
     heavy = works[tables[works] & ~scene.named(r"updateOutput|forward")[works]]
     if not len(heavy):
         return None
@@ -197,14 +217,45 @@ def dense_embedding_gradient(scene: Scene) -> Candidate | None:
 def _table_elements(scene: Scene) -> float:
     """Values of the largest table whose dense gradient matters; 0 if there is none."""
     shapes, learned, multiplied = scene.trace.optional("shapes"), _learned_tables(scene), _multiplied(scene)
-    found = 0.0
-    for span in scene.host_spans(r"aten::(embedding|_embedding_bag|embedding_bag)$").tolist()[:50]:
-        shape = first_shape(scene.trace.words[int(shapes[span])])
-        values = float(np.prod(shape)) if len(shape) == 2 else 0.0
-        matters = values >= TABLE or (values >= ENTITY_TABLE and shape[0] >= ENTITIES) or _holds_up(scene, shape)
-        learns = (learned is None or shape in learned) and not multiplied & set(shape[:1])
-        found = max(found, values if matters and learns else 0.0)
-    return found
+    spans = scene.host_spans(r"aten::(embedding|_embedding_bag|embedding_bag)$").tolist()[:50]
+    given = {first_shape(scene.trace.words[int(shapes[span])]) for span in spans}
+    tables = {shape for shape in given if learned is None or shape in learned} | _taken_out_of(scene)
+    matter = (shape for shape in tables if _matters(scene, shape) and not multiplied & set(shape[:1]))
+    return max((float(np.prod(shape)) for shape in matter), default=0.0)
+
+
+def _matters(scene: Scene, shape: tuple[int, ...]) -> bool:
+    """Whether a table is so large that what its dense gradient takes is worth a word."""
+    values = float(np.prod(shape)) if len(shape) == 2 else 0.0
+    large = values >= TABLE or (values >= ENTITY_TABLE and shape[0] >= ENTITIES) or _holds_up(scene, shape)
+    return large and _num_lookups(scene, shape) < shape[0]
+
+
+def _num_lookups(scene: Scene, table: tuple[int, ...]) -> float:
+    """Rows that a step takes out of tables of this size: as many as there are, and most are touched."""
+    trace, shapes = scene.trace, scene.trace.optional("shapes")
+    spans = scene.host_spans(r"^aten::(embedding|embedding_bag|index|index_select)$", Kind.OP)
+    spans = spans[~scene.spans_under(spans, BACKWARD)]
+    given = [parsed(trace.words[int(shapes[span])]) for span in spans.tolist()]
+    return sum(_num_ids(each) for each in given if each[:1] == ([*table],)) / scene.num_rounds
+
+
+def _num_ids(given: tuple[Any, ...]) -> float:
+    """How many rows a lookup asks for, by the first tensor after its table, in a list or not; 0 if unknown."""
+    lists = ([entry] if is_shape(entry) else entry for entry in given[1:] if isinstance(entry, list))
+    found = (shape for entry in lists for shape in entry if is_shape(shape) and shape)
+    return float(np.prod(next(found, [0])))
+
+
+def _taken_out_of(scene: Scene) -> set[tuple[int, ...]]:
+    """Sizes of leaves that rows are taken out of by ``table[ids]`` or ``index_select``, and whose gradients are zeroed
+    for it. What layers have computed is indexed as well (messages along edges), and is no leaf."""
+    if not len(scene.host_spans(ROWS_BACKWARD)):
+        return set()
+    shapes, words = scene.trace.optional("shapes"), scene.trace.words
+    leaves = scene.host_spans(r"^torch::autograd::AccumulateGrad$", Kind.OP)
+    learned = {first_shape(words[int(shapes[span])]) for span in leaves.tolist()}
+    return {shape for shape in _zeroed(scene, ROWS_BACKWARD) if len(shape) == 2 and shape in learned}
 
 
 def _holds_up(scene: Scene, shape: tuple[int, ...]) -> bool:
@@ -222,11 +273,11 @@ def _learned_tables(scene: Scene) -> set[tuple[int, ...]] | None:
     return set(_zeroed(scene)) or None
 
 
-def _zeroed(scene: Scene) -> list[tuple[int, ...]]:
+def _zeroed(scene: Scene, nodes: str = LOOKUP_BACKWARD) -> list[tuple[int, ...]]:
     """Sizes of what is zeroed for the gradients of lookups, once for each."""
     shapes = scene.trace.optional("shapes")
     spans = scene.host_spans(r"^aten::(zero_|fill_)$", Kind.OP)
-    spans = spans[scene.spans_under(spans, LOOKUP_BACKWARD)]
+    spans = spans[scene.spans_under(spans, nodes)]
     found = (first_shape(scene.trace.words[int(shapes[span])]) for span in spans.tolist())
     return [shape for shape in found if shape]
 

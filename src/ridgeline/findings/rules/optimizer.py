@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ridgeline.findings.cure import Cure, joined
-from ridgeline.findings.replay import Index, Mask
+from ridgeline.findings.replay import Index, Mask, Seconds
 from ridgeline.findings.rule import rule
 from ridgeline.findings.scene import BACKWARD, Candidate, Scene
 from ridgeline.findings.shapes import parsed
@@ -16,10 +16,18 @@ MANY = 32
 """Kernels of one optimizer step from which on it is not fused: a fused one needs a few for any number of tensors."""
 FEW_PASSES = 3
 """Of a foreach optimizer over its tensors: SGD without momentum has one or two, with it three, Adam ten."""
+ALONE, SHORT_S = 1.5, 12e-6
+"""Kernels of a tensor's update, less than which are one, and seconds of a kernel from which on it is its traffic that
+takes them."""
+LIBRARY = ("pointwise", "reduce", "copy", "fill", "foreach", "index", "sort", "random", "dropout", "norm", "embedding")
+"""Families of kernels that PyTorch updates weights by where it has no fused form; others are somebody's own."""
 HAS_FUSED = r"^Optimizer\.step#(Adam|AdamW|SGD|Adagrad)\.step|^Optimizer\.step$"
 UPDATES = r"^aten::(add|sub|mul|div|addcmul|addcdiv|lerp|copy|sqrt|sign|square|pow|rsub|neg|clamp|maximum)_?$"
 FORWARD = r"^aten::(linear|matmul|addmm|mm|bmm|conv\w*|embedding|layer_norm|batch_norm)$"
 BETWEEN_NS = 100_000
+WEIGHTS = 6
+"""Tensors that are written over after a backward pass, at least: pictures or a state that are moved along their own
+gradients are one or two, and no list of them is longer."""
 COVERED_FRAC = 0.8
 """Of the sizes that gradients have, those that an update by hand writes over."""
 FUSED = "torch.optim.AdamW(…, fused=True) (SGD and Adam have it too); foreach=True where fused is missing"
@@ -27,7 +35,7 @@ SPARSE = r"^aten::(_?coalesce|sparse_mask|_nnz|sparse_dim)$"
 COMPILED = "torch._foreach_… over lists of weights, or torch.compile(optimizer.step): this optimizer has no fused form"
 
 
-@rule("unfused-optimizer", version=7, order=15)
+@rule("unfused-optimizer", version=8, order=15)
 def unfused_optimizer(scene: Scene) -> Candidate | None:
     """Updates tensor by tensor, or pass by pass over all of them."""
     spans = scene.host_spans(r"^Optimizer\.step", Kind.ANNOTATION, Kind.OP)
@@ -43,7 +51,7 @@ def unfused_optimizer(scene: Scene) -> Candidate | None:
     fusible = bool(scene.words_like(HAS_FUSED)[scene.trace.name[spans]].any())
     if foreach and not fusible:  # over lists of weights: there is nothing better to be had by a setting
         return None
-    once = not foreach and _num_kernels_a_tensor(scene, works) < FEW_PASSES  # on the device that is all there is to do
+    keep = (0.35, 0.7) if foreach else _kept_one_by_one(scene, works)
     how = "foreach: several passes over all weights" if foreach else "one tensor after another"
     return Candidate(
         what=f"The optimizer runs {len(works) / scene.num_steps:,.0f} kernels a step, "
@@ -53,8 +61,8 @@ def unfused_optimizer(scene: Scene) -> Candidate | None:
         where=scene.where_host(spans),
         cure=Cure(
             works=works,
-            keep_best=0.35 if foreach else 0.5 if once else 0.2,
-            keep_worst=0.7 if foreach else 1.0 if once else 0.5,
+            keep_best=keep[0],
+            keep_worst=keep[1],
             host=time,
             host_best=0.05 if not foreach else 0.3,
             host_worst=0.25 if not foreach else 0.8,
@@ -62,6 +70,17 @@ def unfused_optimizer(scene: Scene) -> Candidate | None:
         evidence=scene.evidence(works),
         spans=tuple(spans[:200].tolist()),
     )
+
+
+def _kept_one_by_one(scene: Scene, works: Index) -> tuple[Seconds, Seconds]:
+    """Of the device's time, what is left at best and at worst of updates one tensor after another: of a few kernels for
+    each that is about all there is to do, of a kernel that somebody wrote for the whole update all of it, and of one
+    kernel a tensor what lies within its beginning and its end."""
+    num, few = (found := _num_kernels_a_tensor(scene, works)), found < FEW_PASSES
+    written = (scene.work_kind == int(Kind.KERNEL))[works] & ~scene.family(*LIBRARY)[works]
+    alone = written | ((num < ALONE) & (scene.work_s[works] > SHORT_S))
+    best = np.where(alone, 1.0, 0.5 if few else 0.2)
+    return best, np.where(alone, 1.0, 1.0 if few else 0.5)
 
 
 def _updated_by_hand(scene: Scene) -> Index:
@@ -81,10 +100,13 @@ def _updated_by_hand(scene: Scene) -> Index:
     last = np.searchsorted(ended, scene.start_ns[ops]) - 1
     since = np.where(last >= 0, ended[np.maximum(last, 0)], np.iinfo(np.int64).max)
     between = np.searchsorted(launches, scene.start_ns[ops]) > np.searchsorted(launches, since)
-    ops = ops[(last >= 0) & ~between & np.array([_first_size(scene, row) in sizes for row in ops.tolist()], dtype=bool)]
+    sized = np.array([_first_size(scene, row) in sizes for row in ops.tolist()], dtype=bool)
+    chosen = (last >= 0) & ~between & sized
+    ops, num_passes = ops[chosen], len(np.unique(last[chosen]))
     written = scene.words_like(r"[a-z]_$")[trace.name[ops]]
     covered = {_first_size(scene, row) for row in ops[written].tolist()}
-    return np.asarray(ops if len(covered) >= COVERED_FRAC * len(sizes) else ops[:0], dtype=np.int64)
+    many = written.sum() >= WEIGHTS * num_passes
+    return np.asarray(ops if many and len(covered) >= COVERED_FRAC * len(sizes) else ops[:0], dtype=np.int64)
 
 
 def _in_a_row(scene: Scene, ops: Index) -> Intervals:
@@ -116,7 +138,8 @@ def _num_passes(scene: Scene, spans: Index) -> float:
 def _num_kernels_a_tensor(scene: Scene, works: Index) -> float:
     """Kernels of an update over tensors that got a gradient; many where nobody knows how many those are."""
     tensors = len(scene.host_spans(r"^autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", Kind.OP))
-    return len(works) * scene.passes_a_step / tensors if tensors and scene.passes_a_step >= 1 else float(MANY)
+    passes = scene.passes_a_step or scene.turns_a_step  # a loss may be written out
+    return len(works) * passes / tensors if tensors and passes >= 1 else float(MANY)
 
 
 def _zeroed_by_hand(scene: Scene) -> Index:

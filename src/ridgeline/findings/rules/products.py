@@ -40,6 +40,7 @@ SMALL_TILES, SMALL_TILES_S = r"tilesize32x32x8_", 50e-6
 """The smallest tiles there are: for so long they go over many matrices that fit into one of them."""
 OWN_SIZES = r"^aten::(cdist|_cdist_forward|_euclidean_dist)$"
 """Ops that multiply what they have laid out themselves, with columns of their own."""
+SEARCHES = r"^Optimizer\.step#LBFGS"
 PRODUCT_OPS = r"^aten::(mm|addmm|bmm|baddbmm|_addmm_activation)$"
 THIN = 8
 """Of a product's smallest side: less does not fill an instruction of the Tensor Cores (16 by 8 by 8 and larger)."""
@@ -91,9 +92,60 @@ def _ratios(
     return np.array([otherwise if ratio is None else ratio for ratio in found])
 
 
-@rule("tensor-cores-unused", version=8, order=40)
+@rule("tensor-cores-unused", version=9, order=40)
 def tensor_cores_unused(scene: Scene) -> Candidate | None:
     """fp32 products on hardware that has Tensor Cores."""
+    return _in_single(scene) or _in_double(scene)
+
+
+def _in_double(scene: Scene) -> Candidate | None:
+    """Products of doubles in layers, which most networks have because numpy makes them. What solves equations or
+    searches along lines wants them, and a program without layers is likely to."""
+    if scene.factored.any() or len(scene.host_spans(SEARCHES)) or not _layers_of_doubles(scene):
+        return None
+    mask = scene.family("gemm", "conv") & ~scene.named(NO_PRODUCT) & ~scene.factored
+    works = np.flatnonzero(mask)
+    works = works[np.array([dtype == "fp64" for dtype in _dtypes(scene, works)], dtype=bool)] if len(works) else works
+    share = scene.per_step_s(works) / max(1e-12, scene.per_step_s(scene.work_kind == 1))
+    if not len(works) or not _has_tensor_cores(scene):
+        return None
+    others = np.flatnonzero(_reads_doubles(scene) & ~mask)
+    products, long = _products(scene, works), scene.work_s[works] > SHORT_S
+    best = np.where(long, _ratios(products, lambda p: product_ratio(scene.device, p, "fp64", "bf16"), 0.1), 1.0)
+    worst = np.ones(len(works))  # as floats without TF32 they may take as long
+    return Candidate(
+        what=f"Products in double precision: {share:.0%} of kernel time",
+        cause="fp64 matrix products: twice the bytes everywhere, and a small part of the Tensor Cores' rate",
+        change="x.float() where the data comes in (numpy makes doubles), and "
+        "torch.set_float32_matmul_precision(\"high\") (TF32) or torch.autocast('cuda', dtype=torch.bfloat16)",
+        where=scene.where(works),
+        cure=Cure(
+            works=np.concatenate((works, others)),
+            keep_best=np.concatenate((best, np.full(len(others), 0.5))),
+            keep_worst=np.concatenate((worst, np.full(len(others), 0.75))),
+        ),
+        evidence=scene.evidence(works),
+        spans=tuple(scene.rows[works[:200]].tolist()),
+        unchecked=("whether the program needs double precision",),
+    )
+
+
+def _layers_of_doubles(scene: Scene) -> bool:
+    trace, dtypes = scene.trace, scene.trace.optional("dtypes")
+    layers = scene.host_spans(r"^aten::(linear|conv\dd|convolution)$", Kind.OP)
+    return any(first_dtype(trace.words[word]) == "fp64" for word in np.unique(dtypes[layers]).tolist())
+
+
+def _reads_doubles(scene: Scene) -> Mask:
+    """Light works whose op was given doubles."""
+    words, dtypes = scene.trace.words, scene.trace.optional("dtypes")
+    ops = shaped_ops(scene.trace, scene.rows)
+    known = {op: first_dtype(words[int(dtypes[op])]) == "fp64" for op in set(ops.tolist()) if op >= 0}
+    light = scene.family("pointwise", "norm", "copy", "reduce", "softmax", "dropout")
+    return np.asarray(light & np.array([known.get(op, False) for op in ops.tolist()], dtype=bool), dtype=bool)
+
+
+def _in_single(scene: Scene) -> Candidate | None:
     mask = scene.family("gemm", "conv") & scene.precision("fp32") & ~scene.named(NO_PRODUCT) & ~_beyond_settings(scene)
     mask &= ~(scene.named(SMALL_TILES) & (scene.work_s > SMALL_TILES_S))
     mask[mask] = [dtype not in ("bf16", "fp16") for dtype in _dtypes(scene, np.flatnonzero(mask))]
