@@ -70,8 +70,11 @@ def _has_cuda() -> bool:
 
 
 PACE = "RIDGELINE_PACE"
+EVERY = {"whole": 1, "usual": 2, "slow": 3}
+"""Of the longest files a run of everything takes every n-th case: all of them take 28 minutes of CPU, 15 are allowed
+on two cores. ``RIDGELINE_PACE=whole`` runs all."""
 USUAL_S = 0.12
-"""CPU seconds of ``_loop`` up to which nothing is skipped: where it took 0.14 to 0.19 everything took 16 minutes."""
+"""CPU seconds of ``_loop`` up to which a machine is no slow one: where it took 0.14 to 0.19 everything took longer."""
 WHOLE = 3000
 """Tests from which on a run is of everything; whoever names files gets all of them."""
 LONGEST = frozenset(
@@ -103,17 +106,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if (tier := _tier(item.path)) is not None:
             item.add_marker(tier)
-    if os.environ[PACE] == "slow" and len(items) > WHOLE:
-        _leave_out_most(items)
+    if len(items) > WHOLE and (every := EVERY[os.environ[PACE]]) > 1:
+        _leave_out_most(items, every)
 
 
-def _leave_out_most(items: list[pytest.Item]) -> None:
-    """On a slow machine two of three cases of the longest files are skipped, and the run says so."""
-    left_out = pytest.mark.skip(reason=f"a slow machine: every third case of its file ({PACE}=usual runs all)")
+def _leave_out_most(items: list[pytest.Item], every: int) -> None:
+    """Only every second or third case of the longest files runs, and the run says so."""
+    left_out = pytest.mark.skip(reason=f"1 of {every} cases of a long file is run ({PACE}=whole runs all)")
     cases = [item for item in items if item.path.name in LONGEST and "[" in item.name]
     for _, file in itertools.groupby(cases, key=lambda item: item.path):
         for i, item in enumerate(file):
-            if i % 3:
+            if i % every:
                 item.add_marker(left_out)
 
 
