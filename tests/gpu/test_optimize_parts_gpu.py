@@ -56,7 +56,7 @@ def test_the_receipt_has_parts_that_make_up_the_call(model: Net, mode: str, monk
     model.train(mode == "train")
     if mode == "train":  # compilers of a training step may take all of the time that parts are recorded in
         monkeypatch.setattr(Ladder, "rungs", Ladder._captured)
-    fast = rl.optimize(model, (_x(),), mode=mode, budget_s=8 if mode == "infer" else 20, use_cache=False)
+    fast = rl.optimize(model, (_x(),), mode=mode, budget_s=20, use_cache=False)
     receipt = fast.receipt
     assert receipt.parts, receipt.notes
     assert sum(part.eager_s for part in receipt.parts) == pytest.approx(receipt.eager_s, rel=0.15)

@@ -478,7 +478,8 @@ class InferenceStudio(Studio):
                 outside.fill(scene.outputs)
             return made
 
-        recording, (maker, applied, right) = self.record(run, executor)
+        with self.notes.aside():
+            recording, (maker, applied, right) = self.record(run, executor)
         if like:
             scene.outputs = [outside.tensors[i] for i in range(len(like))]
         scene.settle()

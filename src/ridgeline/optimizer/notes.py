@@ -12,7 +12,8 @@ import sys
 import types
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from ridgeline.optimizer.watch import Watch, library
 
+_NOTHING = object()
 _OURS = 3
 """References to a note that nobody but its dictionary holds: that, a name here, and the question itself."""
 
@@ -101,6 +103,19 @@ class Notes:
             if isinstance(value, Tensor) and sys.getrefcount(value) <= _OURS:
                 found[value.untyped_storage()._cdata] += 1
         return found
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Names stand for what they stood for before a recording: whoever counts who holds its results counts none.
+
+        A note that was counted as a holder hid one that came later, whose tensor the next replay wrote over (H200).
+        """
+        before = [note.held.get(note.key, _NOTHING) for note in self.notes]
+        try:
+            yield
+        finally:
+            for note, value in zip(self.notes, before, strict=True):
+                note.held.pop(note.key, None) if value is _NOTHING else note.held.update({note.key: value})
 
     def clear(self) -> None:
         """Lets go of what the last replay has bound, before the next writes there."""

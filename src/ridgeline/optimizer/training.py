@@ -440,7 +440,8 @@ class TrainingStudio(Studio):
             expected = self.warm(flat, statics)
             reach = self._reach(flat, statics) if sum(expected) > 1 else []
             gc.collect()  # recordings that nobody holds any more must not be destroyed while another is made
-            tracks = self._record(flat, statics, expected)
+            with self.notes.aside():
+                tracks = self._record(flat, statics, expected)
         tracks.reach = reach
         lent = [output for output, is_lent in zip(tracks.outputs, tracks.lent) if is_lent]
         tracks.outputs_free = counts(lent)  # now that nothing of the recorded call is left

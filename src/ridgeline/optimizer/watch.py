@@ -284,7 +284,7 @@ class Watch:
                 self._dict(f"{path}.{name}", held.get(name, {}))
             self._written(type(module))
             return
-        if type(module) is nn.Linear and not _derived(held):  # which reads its parameters alone, by its own forward
+        if type(module) is nn.Linear and not _derived(held) and _is_bare(held):  # whose forward reads parameters alone
             self._counted.append(held)
             self._linear.append((path, held))
         else:
@@ -1011,6 +1011,11 @@ class Watch:
     def buffers(self) -> list[Tensor]:
         """The tensors held that are not parameters: those a call may write to."""
         return [tensor for tensor in self._tensors if not isinstance(tensor, nn.Parameter)]
+
+
+def _is_bare(held: dict[str, Any]) -> bool:
+    """Whether a linear layer was given nothing but marks: what calls leave on one is looked at as on any other."""
+    return held.keys() <= _LINEAR or all(isinstance(held[key], (bool, int, str)) for key in held.keys() - _LINEAR)
 
 
 _LINEAR_PLAIN = frozenset(("in_features", "out_features", "training"))

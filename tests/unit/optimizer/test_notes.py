@@ -242,3 +242,62 @@ def test_a_search_records_inference_that_leaves_notes(monkeypatch: Any) -> None:
         model.log.clear()
         with pytest.raises(RunsEagerly, match="mean is no tensor"):
             fast(x)
+
+
+class _OnLinear(nn.Module):
+    """Leaves its maps on linear layers, which are otherwise looked over in a short way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+        for layer in self.layers:
+            layer.map = None  # type: ignore[assignment]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            weights = x.softmax(-1)
+            layer.map = weights  # type: ignore[assignment]
+            x = layer(x) * weights
+        return x
+
+
+def test_what_calls_leave_on_linear_layers_is_left_by_replays() -> None:
+    model, x = _OnLinear().eval(), torch.randn(4, 8)
+    fast = graphed.graph_inference(model, (x,), {}, model, executor=TapeExecutor())
+    assert [layer.map for layer in model.layers] == [None, None]
+    with torch.no_grad():
+        for _ in range(3):
+            x = torch.randn(4, 8)
+            found = [fast(x), *(layer.map for layer in model.layers)]
+            torch.testing.assert_close(found, [model(x), *(layer.map for layer in model.layers)])
+    assert fast.replays == 3, fast.misses
+
+
+class _Mapped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.map = nn.Linear(8, 1 << 16), None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.map = self.body(x).square()  # type: ignore[assignment]
+        return self.map.mean()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("room", "name", "make"), [(training, "counts", training.graph_training),
+                                                    (graphed, "holders", graphed.graph_inference)])  # fmt: skip
+def test_a_note_is_not_counted_among_the_holders_of_a_result(monkeypatch: Any, room: Any, name: str, make: Any) -> None:
+    """It is let go of when the recording is done, and would have hidden who keeps one later (H200)."""
+    model, x = _Mapped(), torch.randn(4, 8)
+    model(x)
+    counted, count = [], getattr(room, name)
+
+    def looked(outputs: list[Tensor]) -> Any:
+        places = {output.untyped_storage()._cdata for output in outputs}
+        assert isinstance(model.map, Tensor)
+        counted.append(model.map.untyped_storage()._cdata in places)
+        return count(outputs)
+
+    monkeypatch.setattr(room, name, looked)
+    make(model, (x,), {}, model, executor=TapeExecutor())
+    assert counted
+    assert not any(counted[-2:] if room is training else counted)  # training counts gradients first

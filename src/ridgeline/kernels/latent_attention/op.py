@@ -97,7 +97,8 @@ def _forward(
         fed = _fed(query, cache, value_dim, config.columns_fit)
         longest = block_table.shape[1] * cache.shape[1]
         few = query.element_size() == 2 and config.takes_few(query.shape[0], query.shape[1], longest, fed)
-        lined_up = query.shape[0] <= MAX_FED_LINED and _fed(query, cache, value_dim, config.takes_line)
+        short = config.is_short(query.shape[1], cache.shape[1], longest)
+        lined_up = not short and query.shape[0] <= MAX_FED_LINED and _fed(query, cache, value_dim, config.takes_line)
         plan = _plans[key] = (_FewPlan if few or lined_up else _Plan)(args, out, scale)
     plan.run(args, out, scale)
     return out
