@@ -27,9 +27,9 @@ STEPS = (
     ("torch._inductor.runtime.triton_heuristics", "CachingAutotuner", "autotune_to_one_config"),
     ("torch._inductor.runtime.triton_heuristics", "CachingAutotuner", "coordinate_descent_tuning"),
 )
-"""Steps of PyTorch's tracer, of whoever walks a graph, of Inductor's fusing and writing of kernels, of what it asks of a
-C++ compiler (which instructions it knows, a kernel), and of its tuning: a product, or a kernel when it is first run.
-What is asked stays unasked: a build that was stopped inside would be taken for instructions that do not work."""
+"""Steps of PyTorch's tracer, of whoever walks a graph, of Inductor's fusing and writing of kernels, of what it asks a
+C++ compiler for (which instructions it knows, a kernel), and of its tuning: a product, or a kernel when first run. What
+is asked stays unasked: a build that was stopped inside would be taken for instructions that do not work."""
 
 
 class OutOfTime(OptimizeError):

@@ -19,8 +19,8 @@ BARRED = {LARGE: "too large", WRONG: "not as accurate"}
 EVEN = 1.02
 """Times that are this close are called the same."""
 RACES = (
-    "times of the result and its rivals are of the last race, the result as it is handed over; others' of when each was "
-    "tried, beside the best of then"
+    "times of the result and its rivals are of the last race, the result as it is handed over; others' of when each "
+    "was tried, beside the best of then"
 )
 OVERRAN = "the search was"
 """How the note begins that says by what a budget was exceeded."""

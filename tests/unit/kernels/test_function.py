@@ -71,9 +71,9 @@ def test_many_threads_read_a_function_once(monkeypatch) -> None:
 def test_an_import_reads_none_and_registers_every_op() -> None:
     ask = ("import torch, ridgeline.kernels as k; from ridgeline.kernels.launcher import _kernels\n"
            "print(sum(not vars(each.function)['unread'] for each in _kernels.values()), len(_kernels) > 100,"
-           " all(hasattr(torch.ops.ridgeline_kernels, name) for name in k.primitives()), len(k.primitives()) > 50)")  # fmt: skip
+           " all(hasattr(torch.ops.ridgeline_kernels, n) for n in k.primitives()), len(k.primitives()))")  # fmt: skip
     said = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True).stdout.split()
-    assert said == ["0", "True", "True", "True"]
+    assert said[:3] == ["0", "True", "True"] and int(said[3]) > 50
 
 
 def test_arguments_of_every_kernel_are_those_that_triton_reads() -> None:
