@@ -33,7 +33,7 @@ class _Unread:
             if own.get("unread"):
                 own["unread"] = False  # what is asked for meanwhile by this thread is not there
                 try:
-                    super().__init__(own["fn"])
+                    super().__init__(own["fn"])  # type: ignore[call-arg]
                 except BaseException:
                     own["unread"] = True
                     raise
