@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from os import PathLike as PathLikeType
@@ -66,11 +67,18 @@ def predict(model: Graph | str, on: str | Device = "h200", execution: str = "eag
 
 def _uncollected(model: Graph | str, device: Device, execution: str, options: dict[str, Any]) -> Prediction:
     """A prediction makes thousands of small objects and no cycles: looking for some would take a tenth of its time."""
+    with _collecting_later():
+        graph = build(model, **options) if isinstance(model, str) else model
+        return estimate(graph, device, execution)
+
+
+@contextmanager
+def _collecting_later() -> Iterator[None]:
+    """Rubbish is not looked for in here."""
     collects = gc.isenabled()
     gc.disable()
     try:
-        graph = build(model, **options) if isinstance(model, str) else model
-        return estimate(graph, device, execution)
+        yield
     finally:
         if collects:
             gc.enable()
@@ -462,7 +470,8 @@ def optimize(
     0.01 layers may be computed in fewer bits while results stay within 1 % of the reference, root mean square),
     use_cache, say (called with what is tried).
     """
-    from ridgeline.optimizer.request import optimize as optimized
+    with _collecting_later():  # what is imported stays: looking through it and PyTorch took a quarter of the import
+        from ridgeline.optimizer.request import optimize as optimized
 
     known = ("mode", "loss", "optimizer", "budget_s", "memory_limit", "error_budget", "use_cache", "say")
     for name in wanted:

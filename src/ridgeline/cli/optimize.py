@@ -93,6 +93,8 @@ def _show(receipt: Mapping[str, Any], html: Path | None) -> None:
     out.print(Text(f"{head}: {gain}", style="bold"))
     out.print(f"kept: {receipt['winner']} ({'; '.join(receipt['changes'])})")
     out.print(_table(receipt, out.width))
+    for line in receipt.get("legend", ()):
+        out.print(Text(f"  {line}", style=draw.DIM))
     if receipt.get("parts"):
         out.print(_parts(receipt))
     if receipt.get("narrowed"):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -134,7 +135,8 @@ def _loaded(path: Path) -> ModuleType:
     sys.path.insert(0, str(path.resolve().parent))
     sys.modules[path.stem] = module
     try:
-        exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), module.__dict__)
+        with _alone(path):
+            exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), module.__dict__)
     except RidgelineError:
         raise
     except (Exception, SystemExit) as error:
@@ -142,9 +144,21 @@ def _loaded(path: Path) -> ModuleType:
     return module
 
 
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """The script sees its own name as the command line, as if it were run without arguments: ours are not its."""
+    argv = sys.argv
+    sys.argv = [str(path)]
+    try:
+        yield
+    finally:
+        sys.argv = argv
+
+
 def _called(path: Path, function: str, make: Callable[..., Any], options: Mapping[str, Any]) -> Any:
     try:
-        return make(**options)
+        with _alone(path):
+            return make(**options)
     except RidgelineError:
         raise
     except (Exception, SystemExit) as error:

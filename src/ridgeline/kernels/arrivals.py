@@ -12,37 +12,37 @@ Counters belong to whoever allocated the scratch they lie in, so calls on other 
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
-from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+
+from ridgeline.kernels.function import gluon_jit, jit
 
 MARK = tl.constexpr(0x5A3C9E71D24B0000)
 COUNT_BITS = tl.constexpr(16)
 
 
-@triton.jit
+@jit
 def begin(count_ptr, known):
     """Put the mark where ``known``, what this program saw there, has none; to be called before anybody counts."""
     fresh = tl.where((known >> COUNT_BITS) == (MARK >> COUNT_BITS), known, MARK)
     tl.atomic_cas(count_ptr, known, fresh, sem="relaxed", scope="gpu")
 
 
-@triton.jit
+@jit
 def comes_last(count_ptr, num):
     """Whether all ``num`` programs have come now; what they wrote before may then be read, past the L1."""
     tl.debug_barrier()  # the count tells of what all threads of this program wrote
     return tl.atomic_add(count_ptr, 1, sem="acq_rel", scope="gpu") - MARK == num - 1
 
 
-@gluon.jit
+@gluon_jit
 def begin_group(count_ptr, known):
     """``begin``, of a group of warps."""
     fresh = gl.where((known >> COUNT_BITS) == (MARK >> COUNT_BITS), known, MARK)
     gl.atomic_cas(count_ptr, known, fresh, sem="relaxed", scope="gpu")
 
 
-@gluon.jit
+@gluon_jit
 def group_comes_last(count_ptr, num):
     """``comes_last``, of a group of warps."""
     gl.thread_barrier()

@@ -2,41 +2,42 @@
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from ridgeline.kernels.function import jit
 
 USUAL = tl.constexpr("")  # what the L2 does with lines of which it is told nothing
 
 
-@triton.jit
+@jit
 def let_next_start(EARLY: tl.constexpr):
     """Lets the kernel launched after this one start while this one ends; that one waits for results itself."""
     if EARLY:
         gdc_launch_dependents()
 
 
-@triton.jit
+@jit
 def wait_for_last(DEPENDENT: tl.constexpr):
     """Until the kernel launched before this one is done and its results can be read."""
     if DEPENDENT:
         gdc_wait()
 
 
-@triton.jit
+@jit
 def row_start(row, stride, SHIFTED: tl.constexpr, VECTOR: tl.constexpr):
     """Where a row starts; where rows start inside accesses, where the access begins in which it does."""
     start = row.to(tl.int64) * stride
     return start // VECTOR * VECTOR if SHIFTED else start
 
 
-@triton.jit
+@jit
 def row_lead(row, stride, VECTOR: tl.constexpr):
     """How many elements of a row's first access belong to the row before."""
     return (row.to(tl.int64) * stride % VECTOR).to(tl.int32)
 
 
-@triton.jit
+@jit
 def load_part(
     at,
     position,
@@ -63,7 +64,7 @@ def load_part(
         return tl.load(at, mask=there & (position < end), other=OTHER, eviction_policy=POLICY)
 
 
-@triton.jit
+@jit
 def store_part(
     to,
     value,
@@ -90,21 +91,21 @@ def store_part(
         tl.store(to, value, mask=there & (position < end), eviction_policy=POLICY)
 
 
-@triton.jit
+@jit
 def column_part(at, position, lead, end, SHIFTED: tl.constexpr):
     """What a vector of columns has at positions lead to end of a row."""
     inside = (position >= lead) & (position < end) if SHIFTED else position < end
     return tl.load(at + position - lead, mask=inside, other=0.0)
 
 
-@triton.jit
+@jit
 def whole_part(start, cols, VECTOR: tl.constexpr):
     """Of a row that starts inside an access: elements before its first whole access, and those in whole accesses."""
     lead = ((VECTOR - start % VECTOR) % VECTOR).to(tl.int32)
     return lead, (cols - lead) // VECTOR * VECTOR
 
 
-@triton.jit
+@jit
 def ends_of(lead, whole, cols, VECTOR: tl.constexpr):
     """Columns of such a row that lie in no whole access, at most VECTOR − 1 at either end, and which of them there are.
 
@@ -115,7 +116,7 @@ def ends_of(lead, whole, cols, VECTOR: tl.constexpr):
     return at, tl.where(k < VECTOR, k < lead, at < cols)
 
 
-@triton.jit
+@jit
 def load_whole(
     at, c, whole, I: tl.constexpr, CHUNKS: tl.constexpr, OTHER: tl.constexpr = 0.0, POLICY: tl.constexpr = USUAL
 ):
@@ -126,7 +127,7 @@ def load_whole(
         return tl.load(at, eviction_policy=POLICY)
 
 
-@triton.jit
+@jit
 def store_whole(to, value, c, whole, I: tl.constexpr, CHUNKS: tl.constexpr):
     if I == CHUNKS - 1:
         tl.store(to, value, mask=c < whole)
@@ -134,7 +135,7 @@ def store_whole(to, value, c, whole, I: tl.constexpr, CHUNKS: tl.constexpr):
         tl.store(to, value)
 
 
-@triton.jit
+@jit
 def copy_shifted(
     weight_ptr,  # [C]
     bias_ptr,  # [C]
@@ -159,13 +160,13 @@ def copy_shifted(
         tl.store(to + tl.num_programs(1) * width, b, mask=c < width)
 
 
-@triton.jit
+@jit
 def share_pitch(cols):
     """Numbers from one program's share of column sums to the next: shares start with an access of four."""
     return (cols + 3) // 4 * 4
 
 
-@triton.jit
+@jit
 def reduce_partials(
     partial_ptr,  # [1 or 2, P, C] fp32
     out_ptr,  # [C]
@@ -199,14 +200,14 @@ def reduce_partials(
         tl.store(second_ptr + col, total.to(second_ptr.dtype.element_ty), mask=col < cols)
 
 
-@triton.jit
+@jit
 def clear_words(word_ptr, num, BLOCK: tl.constexpr):
     """Zeros, which say that nobody has written yet."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(word_ptr + at, tl.zeros([BLOCK], tl.int64), mask=at < num)
 
 
-@triton.jit
+@jit
 def write_addresses(
     table_ptr,  # [N] int64
     start,

@@ -25,6 +25,7 @@ from ridgeline.errors import KernelError
 from ridgeline.kernels import pack
 from ridgeline.kernels.compiler import POINTER_ALIGNMENT_BYTES, SM_90, Compiled, Variant, compile_variant
 from ridgeline.kernels.files import cache_folder, extension, write_atomically
+from ridgeline.kernels.function import names_of
 
 INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 """Triton's interpreter stands in for the GPU: kernels run on CPU tensors, slowly."""
@@ -224,7 +225,7 @@ class Kernel:
             raise KernelError(f"kernel {self.name!r} is declared twice")
         _kernels[self.name] = self
         self.function = function
-        self.names = list(function.arg_names)
+        self.names = names_of(function)
         self.vectors = frozenset(vectors)
         self.loose = frozenset(loose)
         self.cooperative = cooperative

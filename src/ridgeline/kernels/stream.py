@@ -10,12 +10,14 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from ridgeline.kernels.function import gluon_jit
+
 MINUS_LOG2_E = gl.constexpr(-1.4426950408889634)
 FLAT = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 PLAIN = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
 
 
-@gluon.jit
+@gluon_jit
 def let_next_start(EARLY: gl.constexpr):
     """Lets the kernel launched after this one start while this one ends; that one waits for results itself."""
     if EARLY:
@@ -23,7 +25,7 @@ def let_next_start(EARLY: gl.constexpr):
         gl.inline_asm_elementwise(start, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
-@gluon.jit
+@gluon_jit
 def join_cluster(SHARES: gl.constexpr):
     """Room in shared memory for two numbers of every program of a cluster of at most 32, and a barrier that waits for
     so many bytes. Says that this program has begun: nobody writes into the shared memory of one that has not."""
@@ -36,7 +38,7 @@ def join_cluster(SHARES: gl.constexpr):
     return gl.inline_asm_elementwise(join, "=&r,r", [SHARES * 8], gl.int32, is_pure=False, pack=1)
 
 
-@gluon.jit
+@gluon_jit
 def told_by_cluster(room, a, b, SHARES: gl.constexpr, NUM_WARPS: gl.constexpr):
     """Two numbers of every program of a cluster that all have joined: (whose, first numbers, second numbers).
 
@@ -64,13 +66,13 @@ def told_by_cluster(room, a, b, SHARES: gl.constexpr, NUM_WARPS: gl.constexpr):
     return k, first, second
 
 
-@gluon.jit
+@gluon_jit
 def share_pitch(cols):
     """As ``device.share_pitch``."""
     return (cols + 3) // 4 * 4
 
 
-@gluon.jit
+@gluon_jit
 def open_exchange(COUNT: gl.constexpr):
     """Room in shared memory where programs of a cluster tell each other two numbers a warp, turn after turn, COUNT
     pairs of at most 32 in all, and two barriers that wait for so many bytes, for every second turn each. All programs
@@ -86,7 +88,7 @@ def open_exchange(COUNT: gl.constexpr):
     return gl.inline_asm_elementwise(begin, "=&r,r", [COUNT * 8], gl.int32, is_pure=False, pack=1)
 
 
-@gluon.jit
+@gluon_jit
 def tell_cluster(room, turn, a, b, SHARES: gl.constexpr, NUM_WARPS: gl.constexpr):
     """Two numbers of every warp, which all of its lanes have, to all programs of the cluster.
 
@@ -107,7 +109,7 @@ def tell_cluster(room, turn, a, b, SHARES: gl.constexpr, NUM_WARPS: gl.constexpr
     gl.inline_asm_elementwise(tell, "=r,r,r,f,f,r,r", given, gl.int32, is_pure=False, pack=1)
 
 
-@gluon.jit
+@gluon_jit
 def heard_from_cluster(room, turn, SHARES: gl.constexpr, NUM_WARPS: gl.constexpr):
     """The sums of the two numbers that all warps of a cluster told in a turn, once all have; the same bits for all."""
     hear: gl.constexpr = """{ .reg .pred %done, %near, %first; .reg .b32 %at, %to, %p; .reg .b64 %s;
@@ -141,13 +143,13 @@ def by_piece(VECTOR, BLOCK, NUM_WARPS):
     return gl.BlockedLayout([1, VECTOR], [32 // lanes, lanes], [NUM_WARPS, 1], [1, 0])
 
 
-@gluon.jit
+@gluon_jit
 def sum_of(x, SIZE: gl.constexpr):
     """The sum of a tile: a thread adds what it has before it meets any other."""
     return gl.sum(x.reshape([SIZE]), axis=0)
 
 
-@gluon.jit
+@gluon_jit
 def widened(x):
     """16-bit numbers as float32; two of bfloat16 at a time, an instruction each, where the compiler takes three."""
     halves: gl.constexpr = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;"
@@ -157,7 +159,7 @@ def widened(x):
         return x.to(gl.float32)
 
 
-@gluon.jit
+@gluon_jit
 def halves(words, BF16: gl.constexpr):
     """The two 16-bit numbers of each word, as float32: the one at the lower address first."""
     if BF16:
@@ -168,7 +170,7 @@ def halves(words, BF16: gl.constexpr):
         return gl.inline_asm_elementwise(both, "=f,=f,r", [words], (gl.float32, gl.float32), True, 1)
 
 
-@gluon.jit
+@gluon_jit
 def paired(low, high, BF16: gl.constexpr):
     """Two numbers rounded to 16 bits, as one word."""
     if BF16:
@@ -177,18 +179,18 @@ def paired(low, high, BF16: gl.constexpr):
         return gl.inline_asm_elementwise("cvt.rn.f16x2.f32 $0, $2, $1;", "=r,f,f", [low, high], gl.int32, True, 1)
 
 
-@gluon.jit
+@gluon_jit
 def higher_bf16(a, b):
     """The larger of two pairs of bfloat16, a pair a word, in one instruction."""
     return gl.inline_asm_elementwise("max.bf16x2 $0, $1, $2;", "=r,r,r", [a, b], gl.int32, True, 1)
 
 
-@gluon.jit
+@gluon_jit
 def higher_fp16(a, b):
     return gl.inline_asm_elementwise("max.f16x2 $0, $1, $2;", "=r,r,r", [a, b], gl.int32, True, 1)
 
 
-@gluon.jit
+@gluon_jit
 def sigmoid(x, PAIRED: gl.constexpr):
     """1 / (1 + exp(−x)) in a product, a power of two, a sum and an inverse, each of them one instruction.
 
@@ -208,7 +210,7 @@ def sigmoid(x, PAIRED: gl.constexpr):
         return gl.inline_asm_elementwise(inverse, "=f,f", [1.0 + gl.exp2(x * MINUS_LOG2_E)], gl.float32, True, 1)
 
 
-@gluon.jit
+@gluon_jit
 def two_sigmoids(x, y):
     """The same of two tensors, an inverse for both."""
     two: gl.constexpr = """{ .reg .f32 %a, %b, %r;
@@ -221,14 +223,14 @@ def two_sigmoids(x, y):
     return gl.inline_asm_elementwise(two, "=f,=f,f,f", [low, high], (gl.float32, gl.float32), True, 1)
 
 
-@gluon.jit
+@gluon_jit
 def columns(CHUNKS: gl.constexpr, BLOCK: gl.constexpr, L: gl.constexpr):
     """Where in a share the elements of a tile [CHUNKS, BLOCK] lie."""
     piece = gl.arange(0, CHUNKS, gl.SliceLayout(1, L))[:, None]
     return piece * BLOCK + gl.arange(0, BLOCK, gl.SliceLayout(0, L))[None, :]
 
 
-@gluon.jit
+@gluon_jit
 def word_of(high, low):
     """Two float32 in one word, which is written and read whole; its lowest bit says that it is there.
 
@@ -246,7 +248,7 @@ def words_layout(SHARES, NUM_WARPS):
     return gl.BlockedLayout([min(SHARES // 32, 4)], [32], [NUM_WARPS], [0])
 
 
-@gluon.jit
+@gluon_jit
 def words_when_there(word_ptr, num, SHARES: gl.constexpr, NUM_WARPS: gl.constexpr):
     """The words of all shares of a row, once the last of them is written: (which share, first numbers, second).
 
@@ -261,13 +263,13 @@ def words_when_there(word_ptr, num, SHARES: gl.constexpr, NUM_WARPS: gl.constexp
     return k, high, (words.to(gl.int32) & -2).to(gl.float32, bitcast=True)
 
 
-@gluon.jit
+@gluon_jit
 def both_added(a, b, more_a, more_b):
     """Two sums at once: warps meet once for both."""
     return a + more_a, b + more_b
 
 
-@gluon.jit
+@gluon_jit
 def halves_here(words, BF16: gl.constexpr):
     """The two numbers of each word, now and not before: the compiler would keep what it has computed once."""
     brain: gl.constexpr = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;"
@@ -278,7 +280,7 @@ def halves_here(words, BF16: gl.constexpr):
         return gl.inline_asm_elementwise(half, "=f,=f,r", [words], (gl.float32, gl.float32), False, 1)
 
 
-@gluon.jit
+@gluon_jit
 def words_of(pointer, c, left):
     """Numbers that start anywhere, two a word: read one by one."""
     low = gl.load(pointer + 2 * c, mask=2 * c < left, other=0.0).to(gl.int16, bitcast=True).to(gl.int32)

@@ -21,12 +21,15 @@ STEPS = (
     ("torch._inductor.scheduler", "Scheduler", "can_fuse"),
     ("torch._inductor.codegen.simd", "SIMDScheduling", "codegen_node"),
     ("torch._inductor.codegen.cpp", "CppScheduling", "codegen_node"),
+    ("torch._inductor.cpu_vec_isa", "VecISA", "check_build"),
+    ("torch._inductor.async_compile", "AsyncCompile", "cpp_pybinding"),
     ("torch._inductor.select_algorithm", "AlgorithmSelectorCache", "__call__"),
     ("torch._inductor.runtime.triton_heuristics", "CachingAutotuner", "autotune_to_one_config"),
     ("torch._inductor.runtime.triton_heuristics", "CachingAutotuner", "coordinate_descent_tuning"),
 )
-"""Steps of PyTorch's tracer, of whoever walks a graph, of Inductor's fusing and writing of kernels, and of its tuning:
-a product, or a kernel when it is first run."""
+"""Steps of PyTorch's tracer, of whoever walks a graph, of Inductor's fusing and writing of kernels, of what it asks a
+C++ compiler for (which instructions it knows, a kernel), and of its tuning: a product, or a kernel when first run. What
+is asked stays unasked: a build that was stopped inside would be taken for instructions that do not work."""
 
 
 class OutOfTime(OptimizeError):

@@ -18,6 +18,12 @@ BARRED = {LARGE: "too large", WRONG: "not as accurate"}
 """Why what was measured may not be returned."""
 EVEN = 1.02
 """Times that are this close are called the same."""
+RACES = (
+    "times of the result and its rivals are of the last race, the result as it is handed over; others' of when each "
+    "was tried, beside the best of then"
+)
+OVERRAN = "the search was"
+"""How the note begins that says by what a budget was exceeded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +48,7 @@ class Entry:
     places: Mapping[str, Sequence[str]] = field(default_factory=dict)
     breaks: Mapping[str, int] = field(default_factory=dict)
     recompiles: int = 0
+    last: bool = False  # whether its times are those of the last race, as it is handed over, or of when it was tried
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +169,7 @@ class Receipt:
         return f"; its kernels alone are expected to take {show_seconds(expected_s)}" if expected_s else ""
 
     def to_dict(self) -> dict[str, Any]:
-        return {**_cleaned(asdict(self)), "guarantee": self.guarantee}
+        return {**_cleaned(asdict(self)), "guarantee": self.guarantee, "legend": legend(self)}
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=1, allow_nan=False)
@@ -239,7 +246,8 @@ def _head(r: Receipt) -> list[str]:
         lines.append(f"  peak memory: {show_bytes(r.eager_bytes)} → {show_bytes(r.final_bytes)}{limit}")
     lines.append(f"  proof: {_verdict_line(r.verdict)}")
     lines.append(f"  guarantee: {r.guarantee}")
-    return [*lines, f"  searched {r.spent_s:.1f} s of {r.budget_s:.0f} s{remembered}; inputs {r.inputs}"]
+    over = "" if r.cached else next((f" ({note})" for note in r.notes if note.startswith(OVERRAN)), "")
+    return [*lines, f"  searched {r.spent_s:.1f} s of {r.budget_s:.0f} s{remembered}{over}; inputs {r.inputs}"]
 
 
 def _verdict_line(verdict: Mapping[str, Any] | None) -> str:
@@ -273,7 +281,13 @@ def _table(r: Receipt) -> list[str]:
     for row in rows:
         cells = [cell.ljust(w) if i in (0, 5) else cell.rjust(w) for i, (cell, w) in enumerate(zip(row[:6], widths))]
         made.append(("  " + "  ".join(cells) + "  " + row[6]).rstrip())
-    return made
+    return made + [f"  {line}" for line in legend(r)]
+
+
+def legend(r: Receipt) -> list[str]:
+    """Of which race the times of candidates are, where they are of several: a machine is not always as fast."""
+    last = [entry.last for entry in r.entries if entry.measured_s is not None]
+    return [RACES] if any(last) and not all(last) else []
 
 
 def _row(e: Entry) -> tuple[str, ...]:

@@ -148,6 +148,19 @@ def test_a_script_may_return_a_graph_and_take_options(ridgeline, tmp_path):
     assert "did you mean 'make'" in ridgeline("predict", f"{script}:mak").err
 
 
+def test_a_script_sees_its_own_name_as_the_command_line(ridgeline, tmp_path):
+    script = tmp_path / "asks.py"
+    script.write_text(
+        "import argparse, sys\nimport ridgeline as rl\nparser = argparse.ArgumentParser()\n"
+        "parser.add_argument('--batch', type=int, default=3)\nasked, seen = parser.parse_args(), [sys.argv]\n"
+        "def make():\n    seen.append(sys.argv)\n    return rl.build('resnet50', batch=asked.batch)\n"
+    )
+    before = list(sys.argv)
+    said = ridgeline("predict", f"{script}:make", "--json")
+    assert said.code == 0, said.err
+    assert sys.modules["asks"].seen == [[str(script)], [str(script)]] and sys.argv == before
+
+
 def test_an_error_in_a_script_names_its_line(ridgeline, tmp_path):
     script = tmp_path / "broken.py"
     script.write_text("def make():\n    return 1 / 0\n")

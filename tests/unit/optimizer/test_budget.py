@@ -22,7 +22,7 @@ from ridgeline.optimizer.candidate import Built, Candidate
 from ridgeline.optimizer.deadline import OutOfTime
 from ridgeline.optimizer.forecast import Forecast
 from ridgeline.optimizer.inputs import Inputs
-from ridgeline.optimizer.ladder import STOCK, Facts, Ladder
+from ridgeline.optimizer.ladder import STOCK, Facts, Ladder, Rung
 from ridgeline.optimizer.receipt import SKIPPED, SLOWER
 from ridgeline.optimizer.regions import groups
 from ridgeline.optimizer.search import Problem, Search
@@ -203,3 +203,23 @@ def test_where_torch_compile_leads_its_tuning_is_tried_for_as_long_as_there_is_t
     assert "needs about" in ours.search.entries["tuned + graph"].reason
     quick = Run(*given, STOCK + " + graph", tuned_s=30.0)
     assert "tuned + graph" in quick.order and quick.now_s <= 120.0
+
+
+@pytest.mark.parametrize(("budget_s", "cuda", "compiler", "limit_s"), [
+    (10.0, False, "inductor", 12.0), (10.0, False, "stock", 12.0), (10.0, False, "none", None),
+    (10.0, True, "inductor", None), (120.0, False, "inductor", None),
+])  # fmt: skip
+def test_within_a_short_budget_a_cpp_compiler_is_given_up_half_of_it_late(
+    monkeypatch: Any, budget_s: float, cuda: bool, compiler: str, limit_s: float | None
+) -> None:
+    """A search of 10 s took 27 on two cores that others used: the first compilation of a machine."""
+    monkeypatch.setattr(Search, "left_s", lambda search: budget_s - 3.0)
+    search = Search(Problem(model=nn.Linear(4, 4), inputs=Inputs((torch.zeros(1, 4),)), mode="infer",
+                            device=torch.device("cpu"), budget_s=budget_s))  # fmt: skip
+    ladder = Ladder(replace(_plain_facts(budget_s), cuda=cuda))
+    assert search._host_limit_s(Rung(Candidate(name="compiled", compiler=compiler), 7.0), ladder) == limit_s
+
+
+def _plain_facts(budget_s: float) -> Facts:
+    return Facts(mode="infer", cuda=False, eager_s=1e-4, groups=(), num_leaves=3, unlike_frac=1.0, has_conv=False,
+                 substitutable=(), unmasked=False, has_cache=False, forecast=None, budget_s=budget_s)  # fmt: skip

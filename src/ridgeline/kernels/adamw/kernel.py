@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from ridgeline.kernels.device import let_next_start, wait_for_last
+from ridgeline.kernels.function import jit
 from ridgeline.kernels.grad_norm.kernel import clip_factor, summed_root
 
 WIDTH = tl.constexpr(7)  # columns of the table: parameter, moments, master, their scales, step counter
@@ -22,7 +23,7 @@ def bytes_of(kind, num):
     return kind.element_ty.primitive_bitwidth * num // 8
 
 
-@triton.jit
+@jit
 def adamw_prepare(
     states_ptr,  # [T, WIDTH] i64
     factors_ptr,  # [T, 3] fp32: step size, root of the second bias correction, what decay leaves
@@ -78,17 +79,17 @@ def adamw_prepare(
         tl.store(shared_ptr + 2, skip)
 
 
-@triton.jit
+@jit
 def moments(g, m, v, keep1, add1, keep2, add2):
     return m * keep1 + g * add1, v * keep2 + g * g * add2
 
 
-@triton.jit
+@jit
 def moved(p, m, v, step_size, root, decay, eps):
     return p * decay - step_size * tl.div_rn(m, tl.div_rn(tl.sqrt_rn(v), root) + eps)
 
 
-@triton.jit
+@jit
 def adamw_block(
     p_ptr, g_ptr, m_ptr, v_ptr, w_ptr, at, inside, factor, step_size, root, decay, keep1, add1, keep2, add2, eps,
     MASTER: tl.constexpr, MASKED: tl.constexpr,
@@ -120,7 +121,7 @@ def adamw_block(
             tl.store(w_ptr + at, p)
 
 
-@triton.jit
+@jit
 def adamw_update(
     states_ptr,  # [T, WIDTH] i64
     grads_ptr,  # [T] i64
@@ -189,20 +190,20 @@ def adamw_update(
         )  # fmt: skip
 
 
-@triton.jit
+@jit
 def over(top, x):
     """top / x, and nothing where x is: the square of an inverse root is an inverse without a division's eight steps."""
     root = tl.rsqrt(x)
     return tl.where(x > 1e-37, top * root * root, 0.0)
 
 
-@triton.jit
+@jit
 def largest(x):
     """The largest of every group, found inside one warp."""
     return tl.max(tl.max(x, axis=1, keep_dims=True), axis=2, keep_dims=True)
 
 
-@triton.jit
+@jit
 def adamw_block_8bit(
     p_ptr, g_ptr, m_ptr, v_ptr, w_ptr, m_scale_ptr, v_scale_ptr, start, n, factor, step_size, root, decay, keep1, add1,
     keep2, add2, eps, MASTER: tl.constexpr, MASKED: tl.constexpr, BLOCK: tl.constexpr,
@@ -264,7 +265,7 @@ def adamw_block_8bit(
             tl.store(w_ptr + at, p)
 
 
-@triton.jit
+@jit
 def adamw_update_8bit(
     states_ptr,
     grads_ptr,

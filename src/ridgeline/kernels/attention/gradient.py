@@ -7,9 +7,7 @@ of dQ to a float32 buffer through the copy engine, in whatever order programs co
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
-from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -38,6 +36,7 @@ from ridgeline.kernels.attention.kernel import (
     _tile,
     _turn,
 )
+from ridgeline.kernels.function import gluon_jit, jit
 from ridgeline.kernels.stream import let_next_start
 
 
@@ -51,13 +50,13 @@ def _add_to_global(tensor_desc, coord, src, _semantic=None):
     _semantic.builder.create_async_tma_reduce(kind, tensor_desc.handle, coord, src.handle)
 
 
-@gluon.jit
+@gluon_jit
 def _wait_for_the_last():
     """Nothing after this kernel starts before the one that it was a dependent of has ended."""
     gl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
-@gluon.jit
+@gluon_jit
 def _padded_start(b, q0, VARLEN: gl.constexpr):
     """Where a sequence's numbers start in a head's buffer: every sequence begins a block of 64."""
     start = q0
@@ -66,7 +65,7 @@ def _padded_start(b, q0, VARLEN: gl.constexpr):
     return start
 
 
-@triton.jit
+@jit
 def attention_prepare(
     o_ptr, do_ptr, lse_ptr, delta_ptr, lse2_ptr, dq_ptr, q_starts, o_b, o_h, o_l, do_b, do_h, do_l, H, L, padded, d,
     dqk,
@@ -98,7 +97,7 @@ def attention_prepare(
             tl.store(dq_ptr + head[:, None] * DQ + wide[None, :], tl.zeros([ROWS, DQ], tl.float32))
 
 
-@gluon.jit
+@gluon_jit
 def _dq_step(q, do, smems, bars, it, block, more, dq, lse, delta, scale, pre, row, keys, lo, hi, MASK: gl.constexpr,
              BN: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr,
              KEYMASK: gl.constexpr, CAPPED: gl.constexpr, DTYPE: gl.constexpr):
@@ -141,7 +140,7 @@ def _dq_step(q, do, smems, bars, it, block, more, dq, lse, delta, scale, pre, ro
     return dq, nxt
 
 
-@gluon.jit
+@gluon_jit
 def _dq_tile(
     c: gl.constexpr, m, b, h, dq_ptr, g_b, g_h, g_l, lse_ptr, delta_ptr, padded, q, do, smems, bars, sizes, H, d,
     scale, pre, scale_out, it, local,
@@ -178,7 +177,7 @@ def _dq_tile(
     return it, local + 1
 
 
-@gluon.jit
+@gluon_jit
 def _dq_rows(
     c: gl.constexpr, dq_ptr, g_b, g_h, g_l, lse_ptr, delta_ptr, padded, q_smem, do_smem, smems, bars, sizes, tiles,
     num_m, H, heads, group, d, scale, pre, scale_out,
@@ -199,7 +198,7 @@ def _dq_rows(
                                  CAPPED, VARLEN, DTYPE)
 
 
-@gluon.jit
+@gluon_jit
 def attention_queries(
     q_desc, do_desc, k_desc, v_desc, dq_ptr, lse_ptr, delta_ptr, mask_ptr, q_starts, k_starts, order, padded, B, H, K,
     L, S, longest, lo, hi, align, d, mask_b, g_b, g_h, g_l, group, scale, pre, scale_out,
@@ -235,7 +234,7 @@ def attention_queries(
     ], [4, 1], [240, 24])  # fmt: skip
 
 
-@gluon.jit
+@gluon_jit
 def _rows_seeing(n, rows, lo, hi, BM: gl.constexpr, BN: gl.constexpr, BAND: gl.constexpr, LEAST: gl.constexpr):
     """Blocks of query rows that see any key of block n, and inside them those that see all: first, edge, past, stop.
 
@@ -255,7 +254,7 @@ def _rows_seeing(n, rows, lo, hi, BM: gl.constexpr, BN: gl.constexpr, BAND: gl.c
     return first, edge, past, stop
 
 
-@gluon.jit
+@gluon_jit
 def _feed_keys_item(
     n, b, hp, descs, smems, bars, padded, sizes, H, split, ratio, it, local,
     BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr,
@@ -284,7 +283,7 @@ def _feed_keys_item(
     return it, local + 1
 
 
-@gluon.jit
+@gluon_jit
 def _feed_keys(
     descs, smems, bars, padded, sizes, items, num_n, parts, group, H, K, split,
     BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr,
@@ -303,7 +302,7 @@ def _feed_keys(
                                         BN, D, DV, STAGES, BAND, VARLEN, LEAST)
 
 
-@gluon.jit
+@gluon_jit
 def _hidden(p, i, key, lo, hi, BM: gl.constexpr, BAND: gl.constexpr, S_L: gl.constexpr):
     """Transposed probabilities of row block i with zeros where the band hides a key."""
     row = gl.expand_dims(i * BM + gl.arange(0, BM, gl.SliceLayout(0, S_L)), 0)
@@ -314,7 +313,7 @@ def _hidden(p, i, key, lo, hi, BM: gl.constexpr, BAND: gl.constexpr, S_L: gl.con
     return p
 
 
-@gluon.jit
+@gluon_jit
 def _dkv_step(i, it, k, v, smems, bars, dk, dv, scale, pre, key, lo, hi, MASK: gl.constexpr, BM: gl.constexpr,
               D: gl.constexpr, DV: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr, CAPPED: gl.constexpr,
               ROLE: gl.constexpr, DTYPE: gl.constexpr):
@@ -371,13 +370,13 @@ def _dkv_step(i, it, k, v, smems, bars, dk, dv, scale, pre, key, lo, hi, MASK: g
     return dk, dv, it + 1
 
 
-@gluon.jit
+@gluon_jit
 def _kept_rows(value, kept, L: gl.constexpr):
     """Rows of keys that the mask hides have no gradient."""
     return gl.where(gl.expand_dims(gl.convert_layout(kept, gl.SliceLayout(1, L)), 1), value, 0.0)
 
 
-@gluon.jit
+@gluon_jit
 def _dkv_item(
     c: gl.constexpr, n, b, hp, ptrs, k, v, smems, bars, sizes, ratio, d, dv_dim, scale, pre, scale_out, it, local,
     BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr,
@@ -426,7 +425,7 @@ def _dkv_item(
     return it, local + 1
 
 
-@gluon.jit
+@gluon_jit
 def _dkv_rows(
     c: gl.constexpr, ptrs, k_smem, v_smem, smems, bars, sizes, items, num_n, parts, group, H, K, split, d, dv_dim,
     scale, pre, scale_out,
@@ -448,7 +447,7 @@ def _dkv_rows(
                                   DTYPE)
 
 
-@gluon.jit
+@gluon_jit
 def attention_keys(
     q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, dk_ptr, dv_ptr, mask_ptr, q_starts, k_starts, order, padded,
     B, H, K, split, L, S, longest_keys, lo, hi, align, d, dv_dim, mask_b, dk_b, dk_h, dk_l, dv_b, dv_h, dv_l, group,
@@ -486,7 +485,7 @@ def attention_keys(
     _wait_for_the_last()
 
 
-@gluon.jit
+@gluon_jit
 def _fused_step(
     c: gl.constexpr, s, i, it, flat, masked, k, v, k_cols, kept, smems, ds_smem, dq_smem, dq_desc, bars, ds_full, dk,
     dv, scale, key, keys, lo, hi,
@@ -536,7 +535,7 @@ def _fused_step(
     return dk, dv, it + 1
 
 
-@gluon.jit
+@gluon_jit
 def _scores_of(it, k, q_smem, bars, BM: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr):
     q_full = bars[2]
     S_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
@@ -545,7 +544,7 @@ def _scores_of(it, k, q_smem, bars, BM: gl.constexpr, D: gl.constexpr, STAGES: g
     return warpgroup_mma(k, q.permute((1, 0)), gl.zeros([64, BM], gl.float32, S_L), use_acc=False)
 
 
-@gluon.jit
+@gluon_jit
 def _fused_item(
     c: gl.constexpr, n, b, hp, ptrs, k, v, k_cols, smems, ds_smem, dq_smem, dq_desc, bars, ds_full, sizes, H, ratio,
     padded, d, scale, scale_out, it, local,
@@ -585,7 +584,7 @@ def _fused_item(
     return it
 
 
-@gluon.jit
+@gluon_jit
 def _fused_rows(
     c: gl.constexpr, ptrs, k_smem, v_smem, smems, ds_smem, dq_smem, dq_desc, bars, ds_full, sizes, items, parts, group,
     H, K, split, padded, d, scale, scale_out,
@@ -607,7 +606,7 @@ def _fused_rows(
     tma.store_wait(0)
 
 
-@gluon.jit
+@gluon_jit
 def attention_fused(
     q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, dq_desc, dk_ptr, dv_ptr, mask_ptr, padded, B, H, K,
     split, L, S, lo, hi, d, mask_b, dk_b, dk_h, dk_l, dv_b, dv_h, dv_l, group, scale, scale_out,
@@ -646,7 +645,7 @@ def attention_fused(
     ], [4, 1], [240, 24])  # fmt: skip
 
 
-@triton.jit
+@jit
 def attention_rounded(
     sum_ptr, dq_ptr, H, L, padded, d, g_b, g_h, g_l, scale, D: tl.constexpr, ROWS: tl.constexpr
 ):  # fmt: skip
@@ -661,7 +660,7 @@ def attention_rounded(
     tl.store(to, (found * scale).to(dq_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@jit
 def attention_sum(part_ptr, out_ptr, K, size, o_b, o_h, o_l, d, SPLIT: tl.constexpr, BLOCK: tl.constexpr):
     """out = sum over a head's SPLIT partial results of ``size`` elements each, in a fixed order."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

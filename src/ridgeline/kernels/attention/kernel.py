@@ -27,11 +27,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from ridgeline.kernels.function import gluon_jit
+
 LN_2 = gl.constexpr(0.6931471805599453)
 LOG2_E = gl.constexpr(1.4426950408889634)
 
 
-@gluon.jit
+@gluon_jit
 def _tile(index, num_m, num_heads, group, BACKWARDS: gl.constexpr):
     """Tile number → (row block, head): long blocks first, ``group`` heads side by side so that they share the L2."""
     section = index // (num_m * group)
@@ -43,7 +45,7 @@ def _tile(index, num_m, num_heads, group, BACKWARDS: gl.constexpr):
     return m, section * group + inside % width
 
 
-@gluon.jit
+@gluon_jit
 def _taken(index, tiles, num_m, num_heads, group, sizes, BACKWARDS: gl.constexpr, VARLEN: gl.constexpr):
     """The same; of sequences of different length by the list of those tiles that have rows."""
     m, head = _tile(index, num_m, num_heads, group, BACKWARDS)
@@ -53,7 +55,7 @@ def _taken(index, tiles, num_m, num_heads, group, sizes, BACKWARDS: gl.constexpr
     return m, head
 
 
-@gluon.jit
+@gluon_jit
 def _num_listed(tiles, sizes, VARLEN: gl.constexpr):
     """How many tiles there are: all, or those of the list."""
     if VARLEN:
@@ -61,14 +63,14 @@ def _num_listed(tiles, sizes, VARLEN: gl.constexpr):
     return tiles
 
 
-@gluon.jit
+@gluon_jit
 def _turn(j):
     """The j-th tile of this program: back and forth, so that who had the longest gets the shortest next."""
     num, mine = gl.num_programs(0), gl.program_id(0)
     return j * num + mine + (j % 2) * (num - 1 - 2 * mine)
 
 
-@gluon.jit
+@gluon_jit
 def _extent(b, sizes, VARLEN: gl.constexpr):
     """Rows and keys of sequence b, where each start, and the edges of the band its row 0 sees."""
     L, S, lo, hi, align, q_starts, k_starts, _ = sizes
@@ -84,7 +86,7 @@ def _extent(b, sizes, VARLEN: gl.constexpr):
     return rows, keys, q0, k0, lo, hi, batch
 
 
-@gluon.jit
+@gluon_jit
 def _rows_of(b, there, sizes, VARLEN: gl.constexpr):
     """Query rows of sequence b, if there is one."""
     rows = sizes[0]
@@ -94,7 +96,7 @@ def _rows_of(b, there, sizes, VARLEN: gl.constexpr):
     return rows
 
 
-@gluon.jit
+@gluon_jit
 def _keys_of(b, there, sizes, VARLEN: gl.constexpr):
     """Keys of sequence b, if there is one."""
     keys = sizes[1]
@@ -104,7 +106,7 @@ def _keys_of(b, there, sizes, VARLEN: gl.constexpr):
     return keys
 
 
-@gluon.jit
+@gluon_jit
 def _blocks_seen(m, keys, lo, hi, BM: gl.constexpr, BN: gl.constexpr, BAND: gl.constexpr):
     """First and one past the last block of keys that rows of block m see; at least one, so that every row answers."""
     end = keys
@@ -117,7 +119,7 @@ def _blocks_seen(m, keys, lo, hi, BM: gl.constexpr, BN: gl.constexpr, BAND: gl.c
     return first, stop
 
 
-@gluon.jit
+@gluon_jit
 def _barriers(NUM: gl.constexpr, ARRIVALS: gl.constexpr):
     bars = gl.allocate_shared_memory(gl.int64, [NUM, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(NUM):
@@ -125,7 +127,7 @@ def _barriers(NUM: gl.constexpr, ARRIVALS: gl.constexpr):
     return bars
 
 
-@gluon.jit
+@gluon_jit
 def _without_the_rest(values, num, KEYS: gl.constexpr, WIDTH: gl.constexpr):
     """Zeros in the rows past a sequence's end: what lies there may be no number, and nothing times that is not 0."""
     L: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
@@ -136,7 +138,7 @@ def _without_the_rest(values, num, KEYS: gl.constexpr, WIDTH: gl.constexpr):
         part.store(gl.where(row < num, found, 0.0).to(found.dtype))
 
 
-@gluon.jit
+@gluon_jit
 def _fetch(desc, at, full, empty, smem, turn, slot, NUM_BYTES: gl.constexpr):
     """Wait until the slot is free, then start the copy into it."""
     mbarrier.wait(empty.index(slot), (turn & 1) ^ 1)
@@ -144,7 +146,7 @@ def _fetch(desc, at, full, empty, smem, turn, slot, NUM_BYTES: gl.constexpr):
     tma.async_copy_global_to_shared(desc, at, full.index(slot), smem.index(slot))
 
 
-@gluon.jit
+@gluon_jit
 def _feed_tile(
     m, b, h, descs, smems, bars, mask_ptr, mask_b, sizes, it, local, ratio,
     EXTRA: gl.constexpr, DESCENDING: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr,
@@ -191,7 +193,7 @@ def _feed_tile(
     return it, local + 1
 
 
-@gluon.jit
+@gluon_jit
 def _feed_rows(
     descs, smems, bars, mask_ptr, mask_b, sizes, tiles, num_m, H, K, heads, group,
     EXTRA: gl.constexpr, DESCENDING: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr,
@@ -210,13 +212,13 @@ def _feed_rows(
                                    DESCENDING, BM, BN, D, DV, STAGES, BAND, KEYMASK, VARLEN, Q_STAGES, E, F)
 
 
-@gluon.jit
+@gluon_jit
 def _tanh(x):
     """tanh of x / (2 log2 e): exact to a float's rounding in absolute terms, which is what a score needs."""
     return 1.0 - 2.0 / (1.0 + gl.exp2(x))
 
 
-@gluon.jit
+@gluon_jit
 def _seen(s, row, col, keys, lo, hi, BAND: gl.constexpr, PAST: gl.constexpr):
     """Scores of keys that a row sees; the others minus infinity."""
     if PAST:
@@ -228,7 +230,7 @@ def _seen(s, row, col, keys, lo, hi, BAND: gl.constexpr, PAST: gl.constexpr):
     return s
 
 
-@gluon.jit
+@gluon_jit
 def _online(s, m_i, l_i, bias, scale, pre, row, block, keys, lo, hi, MASK: gl.constexpr, BN: gl.constexpr,
             BAND: gl.constexpr, KEYMASK: gl.constexpr, CAPPED: gl.constexpr, S_L: gl.constexpr):
     """One step of the online softmax: probabilities, new maximum and sum, and the factor for what came before."""
@@ -246,7 +248,7 @@ def _online(s, m_i, l_i, bias, scale, pre, row, block, keys, lo, hi, MASK: gl.co
     return p, m_new, l_i * alpha + gl.sum(p, 1), alpha
 
 
-@gluon.jit
+@gluon_jit
 def _bias(bias_smem, slot, KEYMASK: gl.constexpr, S_L: gl.constexpr):
     """The numbers of a block of keys, where there are any."""
     if KEYMASK:
@@ -255,7 +257,7 @@ def _bias(bias_smem, slot, KEYMASK: gl.constexpr, S_L: gl.constexpr):
         return 0.0
 
 
-@gluon.jit
+@gluon_jit
 def _scores(q, q2, k_smem, k2_smem, slot, BN: gl.constexpr, D: gl.constexpr, E: gl.constexpr, S_L: gl.constexpr):
     """Q · Kᵀ of a block, on its way; of a head's D columns and, where it has more, the E others."""
     zero = gl.zeros([64, BN], gl.float32, S_L)
@@ -265,7 +267,7 @@ def _scores(q, q2, k_smem, k2_smem, slot, BN: gl.constexpr, D: gl.constexpr, E: 
     return s
 
 
-@gluon.jit
+@gluon_jit
 def _step(q, q2, smems, bars, it, block, more, p_op, o, o2, m_i, l_i, scale, pre, row, keys, lo, hi,
           MASK: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, STAGES: gl.constexpr,
           BAND: gl.constexpr, KEYMASK: gl.constexpr, CAPPED: gl.constexpr, DTYPE: gl.constexpr, E: gl.constexpr,
@@ -315,7 +317,7 @@ def _wide(D):
     )
 
 
-@gluon.jit
+@gluon_jit
 def _store(ptr, value, row0, rows, step, d, D: gl.constexpr):
     """64 rows of a head, ``step`` elements apart; those past the last are left out."""
     WIDE: gl.constexpr = _wide(D)
@@ -326,7 +328,7 @@ def _store(ptr, value, row0, rows, step, d, D: gl.constexpr):
     gl.store(ptr + at, gl.convert_layout(value.to(ptr.dtype.element_ty), WIDE), mask=inside)
 
 
-@gluon.jit
+@gluon_jit
 def _plain_blocks(row0, first, stop, keys, lo, hi, BN: gl.constexpr, BAND: gl.constexpr, PAST: gl.constexpr):
     """Blocks that all 64 rows see whole, and therefore without a mask: from the first to one past the last."""
     end = stop
@@ -340,7 +342,7 @@ def _plain_blocks(row0, first, stop, keys, lo, hi, BN: gl.constexpr, BAND: gl.co
     return begin, max(end, begin)
 
 
-@gluon.jit
+@gluon_jit
 def _pass_by(c: gl.constexpr, first, stop, bars, it, local, STAGES: gl.constexpr, Q_STAGES: gl.constexpr):
     """A group whose rows are all past the last: it gives back what it is fed."""
     q_full, q_empty, k_full, k_empty, v_full, v_empty = bars
@@ -357,7 +359,7 @@ def _pass_by(c: gl.constexpr, first, stop, bars, it, local, STAGES: gl.constexpr
     return it, local + 1
 
 
-@gluon.jit
+@gluon_jit
 def _attend_tile(
     c: gl.constexpr, m, b, h, o_ptr, o_b, o_h, o_l, lse_ptr, sink_ptr, q_smem, q2_smem, smems, bars, sizes, H, d, scale,
     pre, it, local,
@@ -446,7 +448,7 @@ def _attend_tile(
     return it + 1, local + 1
 
 
-@gluon.jit
+@gluon_jit
 def _attend(
     c: gl.constexpr, o_ptr, o_b, o_h, o_l, lse_ptr, sink_ptr, q_smem, q2_smem, smems, bars, sizes, tiles, num_m, H,
     heads, group, d, scale, pre,
@@ -472,7 +474,7 @@ def _attend(
             it, local = _pass_by(c, first, stop, bars, it, local, STAGES, Q_STAGES)
 
 
-@gluon.jit
+@gluon_jit
 def attention_forward(
     q_desc, q2_desc, k_desc, k2_desc, v_desc, v2_desc, o_ptr, lse_ptr, mask_ptr, sink_ptr, q_starts, k_starts, order, B,
     H, K, L, S, longest, lo, hi, align, d, mask_b, o_b, o_h, o_l, group, scale, pre,
@@ -515,7 +517,7 @@ def attention_forward(
     ], [4, 1], [240, 24])  # fmt: skip
 
 
-@gluon.jit
+@gluon_jit
 def _bias_memory(STAGES: gl.constexpr, BN: gl.constexpr, KEYMASK: gl.constexpr):
     FLAT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)
     return gl.allocate_shared_memory(gl.float32, [STAGES, BN if KEYMASK else 16], FLAT)

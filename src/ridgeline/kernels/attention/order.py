@@ -6,11 +6,12 @@ empty ones or many full ones: 2.8 times the mean for six sequences of which one 
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
+from ridgeline.kernels.function import jit
 
-@triton.jit
+
+@jit
 def attention_order(
     starts_ptr,  # [B + 1] i32: where each sequence starts
     order_ptr,  # [1 + capacity] i32: how many tiles, then block · B·H + head of each

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
+from ridgeline.kernels.function import jit
 
-@triton.jit
+
+@jit
 def cache_append(
     keys_ptr,  # [B, H, S, D] by strides
     values_ptr,
@@ -30,7 +31,7 @@ def cache_append(
     tl.store(values_ptr + b * values_b + h * values_h + place * values_s + col, v, mask=inside)
 
 
-@triton.jit
+@jit
 def rope_append(
     keys_ptr,  # [B, K, S, D] by strides
     values_ptr,

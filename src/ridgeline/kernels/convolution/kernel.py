@@ -11,13 +11,13 @@ has S phases r a dim, each with taps of its own. Shapes: x [N, CI, D, H, W], out
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
 from ridgeline.kernels.convolution.links import linked, pooled, softmax_of
+from ridgeline.kernels.function import jit
 
 
-@triton.jit
+@jit
 def rounded(x, HOW: tl.constexpr):
     """A number of TensorFloat-32's ten bits: 0 the nearest, of two the one farther from zero, 1 the next one to zero, 2
     the nearest, of two the even one. Infinities stay what they are.
@@ -34,13 +34,13 @@ def rounded(x, HOW: tl.constexpr):
     return tl.where(x == x, (bits & -8192).to(tl.float32, bitcast=True), x)
 
 
-@triton.jit
+@jit
 def left_over(x, high):
     """What rounding took away; nothing of an infinity, which has no digits."""
     return tl.where(tl.abs(high) < float("inf"), x - high, 0.0)
 
 
-@triton.jit
+@jit
 def convolution_weights(
     w_ptr,  # [GROUPS·CO, CI, TAPS], or [GROUPS·CI, CO, TAPS] where TURNED
     out_ptr,  # [GROUPS·CO, TAPS, CI], rounded; where EXACT, what rounding took away behind it
@@ -70,7 +70,7 @@ def convolution_weights(
         tl.store(out_ptr + total + at, rounded(left_over(w, high), 0), mask=inside)
 
 
-@triton.jit
+@jit
 def convolution_tile(
     x_ptr,
     w_ptr,  # [CO, KD·KH·KW, CI]
@@ -237,7 +237,7 @@ def convolution_tile(
     tl.store(to, acc, mask=real[:, None] & (col < CO)[None, :])
 
 
-@triton.jit
+@jit
 def convolution_depthwise(
     x_ptr,  # [N·C, D, H, W]
     w_ptr,  # [C, TAPS]
@@ -296,7 +296,7 @@ def convolution_depthwise(
     tl.store(out_ptr + image * (OD * OH * OW) + p, acc, mask=real)
 
 
-@triton.jit
+@jit
 def convolution_links(
     x_ptr,  # [N·CO, PIXELS], changed in place
     vectors_ptr,
@@ -315,7 +315,7 @@ def convolution_links(
     tl.store(at, linked(x, vectors_ptr, channel, p < PIXELS, CO, LINKS), mask=p < PIXELS)
 
 
-@triton.jit
+@jit
 def convolution_turn(
     x_ptr,  # [N, C, P], or [N, P, C] where BACK
     vectors_ptr,

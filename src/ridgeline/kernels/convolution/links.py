@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-import triton
 import triton.language as tl
 from torch import Tensor
+
+from ridgeline.kernels.function import jit
 
 LINKS: dict[str, Callable[..., Tensor]] = {
     "relu": lambda x, v: F.relu(x),
@@ -96,7 +97,7 @@ def followed(x: Tensor, chain: str, vectors: Sequence[Tensor], channel_dim: int 
     return x
 
 
-@triton.jit
+@jit
 def linked(x, vectors_ptr, channel, inside, CHANNELS: tl.constexpr, LINKS: tl.constexpr):
     """A tile after all links of a chain; ``channel`` says of which channel its elements are, where it spreads to x."""
     for i in tl.static_range(len(LINKS) // 2):
@@ -104,7 +105,7 @@ def linked(x, vectors_ptr, channel, inside, CHANNELS: tl.constexpr, LINKS: tl.co
     return x
 
 
-@triton.jit
+@jit
 def link(x, vectors_ptr, channel, inside, CHANNELS: tl.constexpr, CODE: tl.constexpr, VALUE: tl.constexpr):
     """A tile after one link; comparisons are written so that NaN stays NaN."""
     if CODE == 0:
@@ -142,17 +143,17 @@ def link(x, vectors_ptr, channel, inside, CHANNELS: tl.constexpr, CODE: tl.const
     return x
 
 
-@triton.jit
+@jit
 def smaller(a, b):
     return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
-@triton.jit
+@jit
 def larger(a, b):
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
-@triton.jit
+@jit
 def pooled(x, inside, POOL: tl.constexpr):
     """[pixels, channels] to a number a pixel: smallest, largest, or the logarithm of the sum of exponentials."""
     if POOL == 1:
@@ -164,14 +165,14 @@ def pooled(x, inside, POOL: tl.constexpr):
     return shift + tl.log(tl.sum(tl.where(inside, tl.exp(x - shift[:, None]), 0.0), 1))
 
 
-@triton.jit
+@jit
 def softmax_of(x, inside):
     top = tl.max(tl.where(inside, x, float("-inf")), 1)
     e = tl.where(inside, tl.exp(x - top[:, None]), 0.0)
     return e / tl.sum(e, 1)[:, None]
 
 
-@triton.jit
+@jit
 def tanh(x):
     """By exponentials where they lose nothing, by a series close to zero, where they cancel."""
     size = tl.abs(x)
@@ -182,7 +183,7 @@ def tanh(x):
     return tl.where(size < 0.3, close, tl.where(x < 0, -far, far))
 
 
-@triton.jit
+@jit
 def mish(x):
     """x · tanh(log(1 + eˣ)) = x · (e² + 2e) / (e² + 2e + 2) with e = eˣ; past 20 it is x."""
     e = tl.exp2(tl.where(x > 20.0, 20.0, x) * _LOG2E)
@@ -190,7 +191,7 @@ def mish(x):
     return tl.where(x > 20.0, x, x * (top / (top + 2.0)))
 
 
-@triton.jit
+@jit
 def softplus(x):
     """log(1 + eˣ), which past 20 is x; small e keeps its digits by the quotient of the logarithm's own rounding."""
     e = tl.exp2(tl.where(x > 20.0, 20.0, x) * _LOG2E)

@@ -10,22 +10,22 @@ other loses nothing, while their sum would lose the last digits of small probabi
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
 from ridgeline.kernels.device import ends_of, let_next_start, row_lead, row_start, wait_for_last, whole_part
+from ridgeline.kernels.function import jit
 
 LOWEST = tl.constexpr(-2.0e38)  # still a number when multiplied by LOG2E
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
-@triton.jit
+@jit
 def power(x, top, NARROW: tl.constexpr):
     """exp(x − top); for 16-bit logits with one multiply-add, which is as right as they are."""
     return tl.exp2(x * LOG2E - top * LOG2E) if NARROW else tl.exp(x - top)
 
 
-@triton.jit
+@jit
 def added(x, top, total, level, counted, SMOOTH: tl.constexpr, NARROW: tl.constexpr):
     """One more block [GROUPS, VECTOR] into the running maximum, sum and level of each group.
 
@@ -38,7 +38,7 @@ def added(x, top, total, level, counted, SMOOTH: tl.constexpr, NARROW: tl.conste
     return best, total, level
 
 
-@triton.jit
+@jit
 def sums_of(
     x_row,
     lead,
@@ -86,7 +86,7 @@ def sums_of(
     return best, tl.sum(total * tl.exp(top - best), axis=0), tl.sum(tl.sum(level, axis=1), axis=0)
 
 
-@triton.jit
+@jit
 def loss_of(picked, top, log_sum, mean, target, cols, smoothing, z_weight, SMOOTH: tl.constexpr):
     loss = (top - picked) + log_sum
     if SMOOTH:
@@ -97,7 +97,7 @@ def loss_of(picked, top, log_sum, mean, target, cols, smoothing, z_weight, SMOOT
     return tl.where((target >= 0) & (target < cols), loss, float("nan"))
 
 
-@triton.jit
+@jit
 def cross_entropy_stretches(
     x_ptr,  # [N, V], rows x_stride apart
     target_ptr,  # [N]
@@ -155,7 +155,7 @@ def cross_entropy_stretches(
         tl.store(part_ptr + 2 * all_parts + pid, level)
 
 
-@triton.jit
+@jit
 def cross_entropy_merge(
     x_ptr,
     target_ptr,
@@ -197,7 +197,7 @@ def cross_entropy_merge(
     tl.store(lse_ptr + rows + row, log_sum)
 
 
-@triton.jit
+@jit
 def cross_entropy_short(
     x_ptr,
     target_ptr,
@@ -291,7 +291,7 @@ def cross_entropy_short(
         tl.store(count_ptr + tl.program_id(0), tl.sum(tl.sum(counts, axis=1), axis=0))
 
 
-@triton.jit
+@jit
 def cross_entropy_finish(
     loss_ptr,  # [P] fp32: losses of rows, or of programs
     count_ptr,  # [P] fp32: rows that counted in each
@@ -320,7 +320,7 @@ def cross_entropy_finish(
     tl.store(weight_ptr, weight)
 
 
-@triton.jit
+@jit
 def row_numbers(target_ptr, lse_ptr, grad_ptr, weight_ptr, row, rows, cols, ignore_index, PER_ROW: tl.constexpr):
     """What a row's gradient needs: its lse in two parts, its target's column, its factor, and whether it counts.
 
@@ -338,7 +338,7 @@ def row_numbers(target_ptr, lse_ptr, grad_ptr, weight_ptr, row, rows, cols, igno
     return top, log_sum, hit, scale, target != ignore_index
 
 
-@triton.jit
+@jit
 def gradient_of(x, c, top, log_sum, hit, scale, counts, cols, smoothing, z_weight, x_ptr):
     """scale · (softmax·(1 + 2·z_weight·lse) − target), and zero where the row does not count."""
     lse = top + log_sum
@@ -351,7 +351,7 @@ def gradient_of(x, c, top, log_sum, hit, scale, counts, cols, smoothing, z_weigh
     return tl.where(counts, p * scale, 0.0)
 
 
-@triton.jit
+@jit
 def cross_entropy_backward(
     x_ptr,  # [N, V], rows x_stride apart
     target_ptr,  # [N]
@@ -382,7 +382,7 @@ def cross_entropy_backward(
     tl.store(dx_ptr + row * dx_stride + c, dx.to(dx_ptr.dtype.element_ty), mask=c < cols)
 
 
-@triton.jit
+@jit
 def cross_entropy_backward_rows(
     x_ptr,  # [N, V], rows x_stride apart
     target_ptr,  # [N]
@@ -430,7 +430,7 @@ def cross_entropy_backward_rows(
     tl.store(dx_at + col, dx.to(dx_ptr.dtype.element_ty), mask=whole)
 
 
-@triton.jit
+@jit
 def cross_entropy_backward_ends(
     x_ptr,  # [N, V], rows x_stride apart
     target_ptr,  # [N]
@@ -465,7 +465,7 @@ def cross_entropy_backward_ends(
     tl.store(dx_ptr + row * cols + end_at, dx.to(dx_ptr.dtype.element_ty), mask=own)
 
 
-@triton.jit
+@jit
 def cross_entropy_backward_flat(
     x_ptr,  # [N, V], dense
     target_ptr,  # [N]

@@ -7,16 +7,16 @@ float32 once, for its power.
 
 from __future__ import annotations
 
-from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from ridgeline.kernels.function import gluon_jit
 from ridgeline.kernels.stream import halves, higher_bf16, higher_fp16, let_next_start
 
 LOWEST = gl.constexpr(-2.0e38)  # still a number when multiplied by LOG2_E
 LOG2_E = gl.constexpr(1.4426950408889634)
 
 
-@gluon.jit
+@gluon_jit
 def row_words(
     x_at, access, low, end, CHUNKS: gl.constexpr, PIECE: gl.constexpr, LINES: gl.constexpr, FULL: gl.constexpr,
     LOWEST_TWO: gl.constexpr, POLICY: gl.constexpr,
@@ -35,7 +35,7 @@ def row_words(
     return held
 
 
-@gluon.jit
+@gluon_jit
 def cross_entropy_packed(
     x_ptr,  # [N, V] of 16 bits, rows x_stride apart
     target_ptr,  # [N]

@@ -5,11 +5,12 @@ Shapes: M rows, N columns of the result, in rows of P where accesses need it, K 
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
+from ridgeline.kernels.function import jit
 
-@triton.jit
+
+@jit
 def cross_product(
     a_ptr,  # [M, K]
     w_ptr,  # [N, K], or [K, N] where TURNED
@@ -86,7 +87,7 @@ def cross_product(
     tl.store(y_ptr + at, acc.to(y_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@jit
 def cross_pointwise(u_ptr, x0_ptr, x_ptr, y_ptr, size, BLOCK: tl.constexpr):
     """y = x0 · u + x, where the product came from elsewhere."""
     block = tl.program_id(0).to(tl.int64)
@@ -104,14 +105,14 @@ def cross_pointwise(u_ptr, x0_ptr, x_ptr, y_ptr, size, BLOCK: tl.constexpr):
         tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@jit
 def tile_of(across, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """Rows and columns of a program's tile."""
     row = (tl.program_id(0) // across).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     return row, tl.program_id(0) % across * BLOCK + tl.arange(0, BLOCK)[None, :]
 
 
-@triton.jit
+@jit
 def cross_widen(
     x_ptr,  # [M, N]
     more_ptr,  # [M] what column N has, where END is 2
@@ -135,7 +136,7 @@ def cross_widen(
     tl.store(out_ptr + row * p + col, x, mask=(row < rows) & (col < p))
 
 
-@triton.jit
+@jit
 def cross_narrow(
     t_ptr,  # [M, P]
     x0_ptr,  # [M, N]
@@ -165,7 +166,7 @@ def cross_narrow(
         tl.store(u_ptr + at, t, mask=inside)
 
 
-@triton.jit
+@jit
 def cross_backward(
     dy_ptr,  # [M, N]
     u_ptr,  # [M, N]

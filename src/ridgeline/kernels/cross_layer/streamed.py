@@ -7,7 +7,6 @@ once, which pays where sums are short and rows are many: the last step of the cr
 
 from __future__ import annotations
 
-from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
@@ -18,9 +17,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from ridgeline.kernels.attention.kernel import _barriers
+from ridgeline.kernels.function import gluon_jit
 
 
-@gluon.jit
+@gluon_jit
 def _feed_chunk(desc, row, col, smem, full, empty, at, parity):
     """128×64 or 64×128 through the copy engine, as soon as there is room."""
     mbarrier.wait(empty.index(at), parity)
@@ -28,7 +28,7 @@ def _feed_chunk(desc, row, col, smem, full, empty, at, parity):
     tma.async_copy_global_to_shared(desc, [row, col], full.index(at), smem.index(at))
 
 
-@gluon.jit
+@gluon_jit
 def _feed_tiles(
     a_desc, w_desc, x_desc, a_smem, w_smem, x_smem, bars, blocks, tiles,
     CHUNKS: gl.constexpr, STAGES: gl.constexpr, ENDS: gl.constexpr,
@@ -52,7 +52,7 @@ def _feed_tiles(
         r += 1
 
 
-@gluon.jit
+@gluon_jit
 def _tile_product(
     G: gl.constexpr, tile, mine, parity, last, a_smem, w_smem, bars,
     CHUNKS: gl.constexpr, STAGES: gl.constexpr, L: gl.constexpr,
@@ -82,7 +82,7 @@ def _tile_product(
     return acc
 
 
-@gluon.jit
+@gluon_jit
 def _end_tile(y_desc, row, col, smem, acc, DTYPE: gl.constexpr):
     """What is added, and the tile to memory through the place of that; half the columns at a time saves registers."""
     H: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
@@ -100,7 +100,7 @@ def _end_tile(y_desc, row, col, smem, acc, DTYPE: gl.constexpr):
     tma.store_wait(0)
 
 
-@gluon.jit
+@gluon_jit
 def _every_other_tile(
     G: gl.constexpr, a_smem, w_smem, x_smem, y_desc, bars, blocks, tiles,
     CHUNKS: gl.constexpr, STAGES: gl.constexpr, ENDS: gl.constexpr, DTYPE: gl.constexpr,
@@ -126,7 +126,7 @@ def _every_other_tile(
         r += 1
 
 
-@gluon.jit
+@gluon_jit
 def cross_resident(
     a_desc,  # [M, K]
     w_desc,  # [K, N]

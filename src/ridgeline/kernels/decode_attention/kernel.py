@@ -13,9 +13,10 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ridgeline.kernels import arrivals
+from ridgeline.kernels.function import jit
 
 
-@triton.jit
+@jit
 def decode_share(
     q_ptr,  # [B, H, D] by strides
     k_ptr,  # [B, K, S, D] by strides
@@ -114,7 +115,7 @@ def decode_share(
             tl.store(count, 0)
 
 
-@triton.jit
+@jit
 def _join_all(
     part_ptr, lse_ptr, out_ptr, head, shares, d, R: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr
 ):  # fmt: skip
@@ -144,7 +145,7 @@ def _join_all(
     tl.store(out_ptr + (head + row)[:, None] * d + col[None, :], out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@jit
 def decode_join(
     part_ptr, lse_ptr, out_ptr, shares, d, SHARES: tl.constexpr, D: tl.constexpr, DEPENDENT: tl.constexpr,
     FOLLOWED: tl.constexpr,

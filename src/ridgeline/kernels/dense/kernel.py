@@ -9,9 +9,9 @@ Shapes: x [M, K], w [N, K], added and out [M, N], rows at any distance; a number
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
+from ridgeline.kernels.function import jit
 from ridgeline.kernels.gelu.kernel import gelu_of, inverse, power_of_two
 
 NONE = tl.constexpr(0)
@@ -23,7 +23,7 @@ RELU6 = tl.constexpr(5)
 HARDSWISH = tl.constexpr(6)
 
 
-@triton.jit
+@jit
 def activated(y, ACT: tl.constexpr):
     """The activation; NaN stays one."""
     if ACT == RELU:
@@ -42,7 +42,7 @@ def activated(y, ACT: tl.constexpr):
     return y
 
 
-@triton.jit
+@jit
 def columns(
     bias_ptr,
     mean_ptr,
@@ -72,7 +72,7 @@ def columns(
     return scale, shift
 
 
-@triton.jit
+@jit
 def few_columns(
     bias_ptr,
     mean_ptr,
@@ -99,7 +99,7 @@ def few_columns(
     return tl.sum(tl.where(chosen, scale, 0.0), 0), tl.sum(tl.where(chosen, shift, 0.0), 0)
 
 
-@triton.jit
+@jit
 def dense_forward(
     x_ptr, w_ptr, out_ptr, added_ptr, bias_ptr, mean_ptr, var_ptr, gamma_ptr, beta_ptr, m, n, k, x_step, w_step,
     added_step, eps,
@@ -148,7 +148,7 @@ def dense_forward(
     tl.store(out_ptr + row.to(tl.int64)[:, None] * n + col[None, :], y.to(out_ptr.dtype.element_ty), mask=real)
 
 
-@triton.jit
+@jit
 def dense_finish(
     y_ptr, out_ptr, added_ptr, bias_ptr, mean_ptr, var_ptr, gamma_ptr, beta_ptr, m, n, eps,
     ROWS: tl.constexpr, COLS: tl.constexpr, BIAS: tl.constexpr, NORM: tl.constexpr, GAMMA: tl.constexpr,

@@ -10,13 +10,13 @@ column of results as high as a strip: slots count along a row of the result, the
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
 from ridgeline.kernels.dense.kernel import activated, few_columns
+from ridgeline.kernels.function import jit
 
 
-@triton.jit
+@jit
 def depthwise_forward(
     x_ptr, w_ptr, out_ptr, bias_ptr, mean_ptr, var_ptr, gamma_ptr, beta_ptr, num_slots, channels, h, w, out_h, out_w,
     eps,

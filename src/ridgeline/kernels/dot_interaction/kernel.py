@@ -6,11 +6,12 @@ i(i-1)/2 + j after the dense vector.
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
+from ridgeline.kernels.function import jit
 
-@triton.jit
+
+@jit
 def features(dense_ptr, sparse_ptr, sample, num, dim, left, FEATURES: tl.constexpr, DIM: tl.constexpr):
     """[FEATURES, DIM] of one sample, ``left`` columns of it: the dense vector, then the sparse ones."""
     f = tl.arange(0, FEATURES)[:, None]
@@ -19,7 +20,7 @@ def features(dense_ptr, sparse_ptr, sample, num, dim, left, FEATURES: tl.constex
     return at + col, (f < num) & (col < left)
 
 
-@triton.jit
+@jit
 def dot_interaction_forward(
     dense_ptr,  # [B, D]
     sparse_ptr,  # [B, T, D]
@@ -47,7 +48,7 @@ def dot_interaction_forward(
     tl.store(to + col, tl.load(dense_ptr + sample * dim + col, mask=col < dim, other=0.0), mask=col < dim)
 
 
-@triton.jit
+@jit
 def dot_interaction_backward(
     grad_ptr,  # [B, D + F(F-1)/2]
     dense_ptr,

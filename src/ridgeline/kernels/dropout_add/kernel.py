@@ -7,20 +7,21 @@ time. QUARTER is part of what the mask is, not a launch configuration.
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
+
+from ridgeline.kernels.function import jit
 
 ROUNDS = tl.constexpr(7)
 
 
-@triton.jit
+@jit
 def fetched(ptr, at, num, SHIFTED: tl.constexpr):
     """SHIFTED: elements end inside an access, of which all is read."""
     wide: tl.constexpr = 128 // ptr.dtype.element_ty.primitive_bitwidth if SHIFTED else 1
     return tl.load(ptr + at, mask=at // wide * wide < num, other=0.0)
 
 
-@triton.jit
+@jit
 def placed(QUARTER: tl.constexpr, PARTS: tl.constexpr):
     """A program's first element, its counters, and their places in the tile: all of its counters, or a part."""
     program = tl.program_id(0).to(tl.int64)
@@ -29,7 +30,7 @@ def placed(QUARTER: tl.constexpr, PARTS: tl.constexpr):
     return tile * (4 * QUARTER), tile * QUARTER + i, i
 
 
-@triton.jit
+@jit
 def kept(ptr, start, i, values, num, QUARTER: tl.constexpr, SHIFTED: tl.constexpr):
     """A program's results: without a mask where a tile is whole, so that accesses are wide wherever the last ends."""
     if SHIFTED:
@@ -46,7 +47,7 @@ def kept(ptr, start, i, values, num, QUARTER: tl.constexpr, SHIFTED: tl.constexp
             tl.store(ptr + at, values[j].to(ptr.dtype.element_ty), mask=at < num)
 
 
-@triton.jit
+@jit
 def dropout_add_forward(
     x_ptr, residual_ptr, seed_ptr, y_ptr, num, threshold, scale, QUARTER: tl.constexpr, PARTS: tl.constexpr,
     SHIFTED: tl.constexpr,
@@ -66,7 +67,7 @@ def dropout_add_forward(
     kept(y_ptr, start, i, ys, num, QUARTER, SHIFTED)
 
 
-@triton.jit
+@jit
 def dropout_backward(
     dy_ptr, seed_ptr, dx_ptr, num, threshold, scale, QUARTER: tl.constexpr, PARTS: tl.constexpr, SHIFTED: tl.constexpr
 ):

@@ -6,11 +6,12 @@ Bags are numbered table by table. An index outside the tables gives NaN in its b
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
+from ridgeline.kernels.function import jit
 
-@triton.jit
+
+@jit
 def bounds(offsets_ptr, bag, inside, num_offsets, num_indices):
     """Where a bag's indices start and end; the last offset may be left out."""
     start = tl.load(offsets_ptr + bag, mask=inside, other=0).to(tl.int64)
@@ -19,7 +20,7 @@ def bounds(offsets_ptr, bag, inside, num_offsets, num_indices):
     return start, tl.where(closed, end, tl.where(inside, num_indices, 0).to(tl.int64))
 
 
-@triton.jit
+@jit
 def embedding_bag_forward(
     weight_ptr,  # [R, D]
     scale_ptr,  # [R, 2] fp32: scale and shift of each row of codes
@@ -98,7 +99,7 @@ def embedding_bag_forward(
     tl.store(out_ptr + to, acc.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@jit
 def keyed(
     indices_ptr, offsets_ptr, starts_ptr, factor_ptr, key_ptr, bag_ptr, share_ptr, num_rows, num_bags, batch,
     num_offsets, num_indices, padding, MANY: tl.constexpr, WEIGHTED: tl.constexpr, MEAN: tl.constexpr,
@@ -141,7 +142,7 @@ def keyed(
             tl.store(share_ptr + at, share, mask=there)
 
 
-@triton.jit
+@jit
 def embedding_keys(
     indices_ptr,  # [N]
     offsets_ptr,
@@ -181,7 +182,7 @@ def embedding_keys(
             tl.store(out_ptr + at, tl.zeros([CLEARED], out_ptr.dtype.element_ty), mask=at < size)
 
 
-@triton.jit
+@jit
 def applied(
     g, row, w, weight_ptr, first_ptr, second_ptr, m, v, s, col, mask, dim, lr, eps, decay, keep1, keep2, add1, add2,
     fix1, fix2, OPTIMIZER: tl.constexpr,
@@ -207,7 +208,7 @@ def applied(
         tl.store(to, w.to(weight_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@jit
 def fixes(step_ptr, log2_keep1, log2_keep2, OPTIMIZER: tl.constexpr):
     """Adam's bias corrections, in float64 as long as it matters."""
     fix1 = 1.0
@@ -224,7 +225,7 @@ def fixes(step_ptr, log2_keep1, log2_keep2, OPTIMIZER: tl.constexpr):
     return fix1, fix2, add1, add2
 
 
-@triton.jit
+@jit
 def embedding_update(
     key_ptr,  # [N] sorted
     order_ptr,  # [N] where each sorted index stood, or its bag
@@ -326,7 +327,7 @@ def embedding_update(
         tl.store(part_ptr + (chunk * 2 + half) * dim + col, acc, mask=fits)
 
 
-@triton.jit
+@jit
 def embedding_merge(
     key_ptr,
     weight_ptr,
@@ -394,7 +395,7 @@ def embedding_merge(
         )  # fmt: skip
 
 
-@triton.jit
+@jit
 def embedding_weight_grad(
     weight_ptr,  # [R, D]
     grad_ptr,  # [B, T·D]

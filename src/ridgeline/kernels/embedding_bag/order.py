@@ -7,13 +7,13 @@ Shapes: N indices, C blocks of them, BINS values of a digit.
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
 from ridgeline.kernels.device import let_next_start, wait_for_last
+from ridgeline.kernels.function import jit
 
 
-@triton.jit
+@jit
 def embedding_pairs(
     key_ptr,  # [N]
     bag_ptr,  # [N] i32
@@ -52,7 +52,7 @@ def embedding_pairs(
     tl.store(order_ptr + place, told, mask=mine < num_indices)
 
 
-@triton.jit
+@jit
 def embedding_digits(
     key_ptr,  # [N]
     count_ptr,  # [C, BINS] i32
@@ -72,7 +72,7 @@ def embedding_digits(
     tl.store(count_ptr + tl.program_id(0) * BINS + tl.arange(0, BINS), found)
 
 
-@triton.jit
+@jit
 def embedding_before(
     count_ptr,  # [C, BINS] i32
     before_ptr,  # [C, BINS] i32
@@ -97,7 +97,7 @@ def embedding_before(
     tl.store(total_ptr + bin, past)
 
 
-@triton.jit
+@jit
 def embedding_scatter(
     key_ptr,  # [N]
     order_ptr,  # [N] i32

@@ -6,16 +6,17 @@ Shapes: x [O, R, I], out [O, I].
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
+from ridgeline.kernels.function import jit
 
-@triton.jit
+
+@jit
 def extreme_of(a, b):
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
-@triton.jit
+@jit
 def is_further(x, best, LARGEST: tl.constexpr):
     """Whether an element takes another's place: it is further out, or no number and the other is one."""
     x = x.to(tl.float32)  # the interpreter compares bfloat16 with itself bit by bit, and finds numbers alone
@@ -23,7 +24,7 @@ def is_further(x, best, LARGEST: tl.constexpr):
     return out | ((x != x) & (best == best))
 
 
-@triton.jit
+@jit
 def further_largest(x, at, y, there):
     """The larger of two elements and its place; of equal ones, and of two that are no numbers, the first."""
     alike = (x == y) | ((x != x) & (y != y))
@@ -31,7 +32,7 @@ def further_largest(x, at, y, there):
     return tl.where(taken, x, y), tl.where(taken, at, there)
 
 
-@triton.jit
+@jit
 def further_smallest(x, at, y, there):
     """The smaller of two, as above."""
     alike = (x == y) | ((x != x) & (y != y))
@@ -39,14 +40,14 @@ def further_smallest(x, at, y, there):
     return tl.where(taken, x, y), tl.where(taken, at, there)
 
 
-@triton.jit
+@jit
 def step_of(x_at, row, i, rows, inner, least):
     """Rows of a step; past the end what nothing is behind."""
     inside = (row < rows)[:, None] & (i < inner)[None, :]
     return tl.load(x_at, mask=inside, other=least, eviction_policy="evict_first")
 
 
-@triton.jit
+@jit
 def extreme_places(
     x_ptr,
     out_ptr,
@@ -87,7 +88,7 @@ def extreme_places(
     tl.store(out_ptr + outer * inner + i, found.to(tl.int64), mask=i < inner)
 
 
-@triton.jit
+@jit
 def extreme_rows(
     x_ptr,
     out_ptr,

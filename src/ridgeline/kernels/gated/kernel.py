@@ -5,15 +5,16 @@ Shapes: R rows, C columns; contiguous inputs come as one long row.
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
+
+from ridgeline.kernels.function import jit
 
 SILU = tl.constexpr(0)
 GELU_TANH = tl.constexpr(1)
 GELU_ERF = tl.constexpr(2)
 
 
-@triton.jit
+@jit
 def activation(x, KIND: tl.constexpr):
     """act(x) and its derivative."""
     if KIND == SILU:
@@ -35,7 +36,7 @@ def activation(x, KIND: tl.constexpr):
     return y, slope
 
 
-@triton.jit
+@jit
 def _place(blocks_per_row, BLOCK: tl.constexpr, FLAT: tl.constexpr):
     """A program's row and columns. One long row has no row to find, and a division ahead of every load is not free."""
     pid = tl.program_id(0).to(tl.int64)
@@ -45,7 +46,7 @@ def _place(blocks_per_row, BLOCK: tl.constexpr, FLAT: tl.constexpr):
         return pid // blocks_per_row, (pid % blocks_per_row) * BLOCK + tl.arange(0, BLOCK)
 
 
-@triton.jit
+@jit
 def loaded(at, inside, MASKED: tl.constexpr, READS: tl.constexpr):
     if MASKED:
         return tl.load(at, mask=inside, other=0.0, eviction_policy=READS).to(tl.float32)
@@ -53,7 +54,7 @@ def loaded(at, inside, MASKED: tl.constexpr, READS: tl.constexpr):
         return tl.load(at, eviction_policy=READS).to(tl.float32)
 
 
-@triton.jit
+@jit
 def stored(to, value, inside, MASKED: tl.constexpr, WRITES: tl.constexpr):
     if MASKED:
         tl.store(to, value.to(to.dtype.element_ty), mask=inside, eviction_policy=WRITES)
@@ -61,7 +62,7 @@ def stored(to, value, inside, MASKED: tl.constexpr, WRITES: tl.constexpr):
         tl.store(to, value.to(to.dtype.element_ty), eviction_policy=WRITES)
 
 
-@triton.jit
+@jit
 def forward_part(
     gate_at, up_at, out_at, inside, KIND: tl.constexpr, MASKED: tl.constexpr, READS: tl.constexpr, WRITES: tl.constexpr
 ):
@@ -69,7 +70,7 @@ def forward_part(
     stored(out_at, y * loaded(up_at, inside, MASKED, READS), inside, MASKED, WRITES)
 
 
-@triton.jit
+@jit
 def backward_part(
     dy_at, gate_at, up_at, dgate_at, dup_at, inside, KIND: tl.constexpr, MASKED: tl.constexpr, READS: tl.constexpr,
     WRITES: tl.constexpr,
@@ -82,7 +83,7 @@ def backward_part(
     stored(dup_at, dy * y, inside, MASKED, WRITES)
 
 
-@triton.jit
+@jit
 def gated_forward(
     gate_ptr,
     up_ptr,
@@ -111,7 +112,7 @@ def gated_forward(
         forward_part(gate_at, up_at, out_ptr + row * cols + col, inside, KIND, True, READS, WRITES)
 
 
-@triton.jit
+@jit
 def gated_backward(
     dy_ptr,
     gate_ptr,

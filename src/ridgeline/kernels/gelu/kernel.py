@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import os
 
-import triton
 import triton.language as tl
+
+from ridgeline.kernels.function import jit
 
 ERF = tl.constexpr(0)
 TANH = tl.constexpr(1)
@@ -19,7 +20,7 @@ DIRECT = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")
 """Inverses and powers of two as the one instruction that each is on a GPU; compilers put checks around them."""
 
 
-@triton.jit
+@jit
 def inverse(x):
     """1 / x to float32's last digit but one; zero of what is infinite."""
     if DIRECT:
@@ -29,7 +30,7 @@ def inverse(x):
     return x
 
 
-@triton.jit
+@jit
 def power_of_two(x):
     """2ˣ to float32's last digit but one; nothing smaller than its normal numbers."""
     if DIRECT:
@@ -39,7 +40,7 @@ def power_of_two(x):
     return x
 
 
-@triton.jit
+@jit
 def tail(x):
     """Φ(−|x|) and φ(x), both as float32 has them but for 7.5e-8; zero where x is infinite."""
     t = inverse(1.0 + 0.2316419 * tl.abs(x))
@@ -48,7 +49,7 @@ def tail(x):
     return power * (t * (0.1274147958962986 + t * (-0.14224836829963933 + t * series))), 0.3989422804014327 * power
 
 
-@triton.jit
+@jit
 def gelu_of(x, KIND: tl.constexpr):
     """x · Φ(x) and its derivative."""
     if KIND == ERF:
@@ -66,7 +67,7 @@ def gelu_of(x, KIND: tl.constexpr):
     return y, slope
 
 
-@triton.jit
+@jit
 def forward_part(x_at, y_at, inside, KIND: tl.constexpr, MASKED: tl.constexpr):
     if MASKED:
         y, _ = gelu_of(tl.load(x_at, mask=inside, other=0.0).to(tl.float32), KIND)
@@ -76,7 +77,7 @@ def forward_part(x_at, y_at, inside, KIND: tl.constexpr, MASKED: tl.constexpr):
         tl.store(y_at, y.to(y_at.dtype.element_ty))
 
 
-@triton.jit
+@jit
 def backward_part(dy_at, x_at, dx_at, inside, KIND: tl.constexpr, MASKED: tl.constexpr):
     if MASKED:
         _, slope = gelu_of(tl.load(x_at, mask=inside, other=0.0).to(tl.float32), KIND)
@@ -88,7 +89,7 @@ def backward_part(dy_at, x_at, dx_at, inside, KIND: tl.constexpr, MASKED: tl.con
         tl.store(dx_at, dx.to(dx_at.dtype.element_ty))
 
 
-@triton.jit
+@jit
 def gelu_forward(x_ptr, y_ptr, num, KIND: tl.constexpr, BLOCK: tl.constexpr, SHIFTED: tl.constexpr):
     """SHIFTED: elements end inside an access. Whole blocks have no mask then, and accesses that are as wide."""
     start = tl.program_id(0).to(tl.int64) * BLOCK
@@ -102,7 +103,7 @@ def gelu_forward(x_ptr, y_ptr, num, KIND: tl.constexpr, BLOCK: tl.constexpr, SHI
         forward_part(x_ptr + at, y_ptr + at, at < num, KIND, True)
 
 
-@triton.jit
+@jit
 def gelu_backward(dy_ptr, x_ptr, dx_ptr, num, KIND: tl.constexpr, BLOCK: tl.constexpr, SHIFTED: tl.constexpr):
     start = tl.program_id(0).to(tl.int64) * BLOCK
     at = start + tl.arange(0, BLOCK)

@@ -5,13 +5,13 @@ Shapes: T tensors, C chunks.
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
 from ridgeline.kernels.device import let_next_start, wait_for_last
+from ridgeline.kernels.function import jit
 
 
-@triton.jit
+@jit
 def squares_of(at_ptr, n, start, col, acc, MASKED: tl.constexpr):
     if MASKED:
         g = tl.load(at_ptr + start + col, mask=start + col < n, other=0.0).to(tl.float32)
@@ -20,7 +20,7 @@ def squares_of(at_ptr, n, start, col, acc, MASKED: tl.constexpr):
     return acc + g * g
 
 
-@triton.jit
+@jit
 def norm_shares(
     addresses_ptr,  # [T] i64
     sizes_ptr,  # [T] i64
@@ -53,7 +53,7 @@ def norm_shares(
     tl.store(share_ptr + chunk, tl.sum(acc, axis=0))
 
 
-@triton.jit
+@jit
 def norm_total(
     share_ptr,  # [C] fp32
     found_ptr,  # [2] fp32: the norm, and the factor that brings it to max_norm at most
@@ -70,7 +70,7 @@ def norm_total(
     tl.store(found_ptr + 1, clip_factor(norm, max_norm))
 
 
-@triton.jit
+@jit
 def summed_root(share_ptr, num_shares, BLOCK: tl.constexpr):
     """The root of the sum, added in float64: there are few enough."""
     col = tl.arange(0, BLOCK)
@@ -80,14 +80,14 @@ def summed_root(share_ptr, num_shares, BLOCK: tl.constexpr):
     return tl.sqrt(tl.sum(acc, axis=0)).to(tl.float32)
 
 
-@triton.jit
+@jit
 def clip_factor(norm, max_norm):
     """As clip_grad_norm_: max_norm / (norm + 1e-6), at most one; NaN stays NaN."""
     factor = tl.div_rn(max_norm, norm + 1e-6)
     return tl.where(factor > 1.0, 1.0, factor)
 
 
-@triton.jit
+@jit
 def scale_all(
     addresses_ptr,
     sizes_ptr,

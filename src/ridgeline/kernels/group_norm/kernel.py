@@ -7,11 +7,12 @@ Short groups are a program's each and are read once, whatever their channels are
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
+from ridgeline.kernels.function import jit
 
-@triton.jit
+
+@jit
 def group_norm_stats(
     x_ptr,  # [N·G, length]
     part_ptr,  # [3, N·G, S] fp32: count, mean and squared deviations of a stretch
@@ -48,7 +49,7 @@ def group_norm_stats(
     tl.store(to + 2 * step, tl.maximum(tl.sum(squares, axis=0) - shift * shift * count, 0.0))
 
 
-@triton.jit
+@jit
 def group_norm_merge(part_ptr, mean_ptr, rstd_ptr, rows, length, num_stretches, eps, STRETCHES: tl.constexpr):
     """The stretches of one group merged into its mean and deviation."""
     row = tl.program_id(0).to(tl.int64)
@@ -65,7 +66,7 @@ def group_norm_merge(part_ptr, mean_ptr, rstd_ptr, rows, length, num_stretches, 
     tl.store(rstd_ptr + row, tl.rsqrt(var + eps))
 
 
-@triton.jit
+@jit
 def group_norm_apply(
     x_ptr,  # [N·C, H]
     weight_ptr,  # [C]
@@ -103,13 +104,13 @@ def group_norm_apply(
     tl.store(y_ptr + line * positions + at, y.to(y_ptr.dtype.element_ty), mask=at < positions)
 
 
-@triton.jit
+@jit
 def channel_part(ptr, channel, GIVEN: tl.constexpr):
     """A number a channel, as it is stored; any where there are none."""
     return tl.load(ptr + channel) if GIVEN else channel
 
 
-@triton.jit
+@jit
 def lines_asked(
     weight_ptr, bias_ptr, begin, member, per_group, magic, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr,
     STRADDLE: tl.constexpr,
@@ -123,7 +124,7 @@ def lines_asked(
     return inside, w, b, channel_part(weight_ptr, after, HAS_WEIGHT), channel_part(bias_ptr, after, HAS_BIAS)
 
 
-@triton.jit
+@jit
 def line_of(w, b, mean, rstd, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr):
     """What a channel's elements are multiplied by, and what is added then."""
     scale = (w * 0).to(tl.float32) + rstd
@@ -135,7 +136,7 @@ def line_of(w, b, mean, rstd, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr):
     return scale[:, None], shift[:, None]
 
 
-@triton.jit
+@jit
 def lines_of(
     asked, begin, positions, mean, rstd, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, STRADDLE: tl.constexpr,
     VECTOR: tl.constexpr,
@@ -151,7 +152,7 @@ def lines_of(
     return scale, shift
 
 
-@triton.jit
+@jit
 def group_norm_flat(
     x_ptr,  # [N·G, length]
     weight_ptr,  # [C]
@@ -210,7 +211,7 @@ def group_norm_flat(
         tl.store(y_ptr + start + i * BLOCK + at, y.to(y_ptr.dtype.element_ty), mask=at < length - i * BLOCK)
 
 
-@triton.jit
+@jit
 def group_norm_walk(
     x_ptr,  # [N·G, length]
     weight_ptr,  # [C]
@@ -270,7 +271,7 @@ def group_norm_walk(
         tl.store(y_ptr + start + done + at, y.to(y_ptr.dtype.element_ty), mask=there)
 
 
-@triton.jit
+@jit
 def through_silu(dy, normed, w, b, SILU: tl.constexpr):
     """The gradient before the activation."""
     if SILU:
@@ -280,7 +281,7 @@ def through_silu(dy, normed, w, b, SILU: tl.constexpr):
     return dy
 
 
-@triton.jit
+@jit
 def group_norm_channel_sums(
     dy_ptr,  # [N·C, H]
     x_ptr,
@@ -324,7 +325,7 @@ def group_norm_channel_sums(
     tl.store(sums_ptr + lines + line, tl.sum(level, axis=0))
 
 
-@triton.jit
+@jit
 def group_norm_dx(
     dy_ptr,
     x_ptr,
@@ -376,7 +377,7 @@ def group_norm_dx(
     tl.store(dx_ptr + line * positions + at, dx.to(dx_ptr.dtype.element_ty), mask=at < positions)
 
 
-@triton.jit
+@jit
 def group_norm_tile(
     dy_ptr,  # [N·G, C/G, H]
     x_ptr,
@@ -442,7 +443,7 @@ def group_norm_tile(
         tl.store(dx_ptr + start + i * WIDTH + at, dx.to(dx_ptr.dtype.element_ty), mask=there)
 
 
-@triton.jit
+@jit
 def group_norm_backward_walk(
     dy_ptr,  # [N·G, C/G, H]
     x_ptr,

@@ -9,10 +9,10 @@ is computed once and waits in shared memory.
 
 from __future__ import annotations
 
-from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
+from ridgeline.kernels.function import gluon_jit
 from ridgeline.kernels.stream import (
     PLAIN,
     by_piece,
@@ -31,13 +31,13 @@ from ridgeline.kernels.stream import (
 )
 
 
-@gluon.jit
+@gluon_jit
 def piece_starts(first, CHUNKS: gl.constexpr, BLOCK: gl.constexpr, L: gl.constexpr):
     """Where in the group each piece of a share starts."""
     return first + gl.arange(0, CHUNKS, gl.SliceLayout(1, L)) * BLOCK
 
 
-@gluon.jit
+@gluon_jit
 def channel_numbers(pointer, channel, GIVEN: gl.constexpr, OTHER: gl.constexpr):
     """One number a piece: of its channel, or the same for all."""
     if GIVEN:
@@ -45,34 +45,34 @@ def channel_numbers(pointer, channel, GIVEN: gl.constexpr, OTHER: gl.constexpr):
     return (channel * 0).to(gl.float32) + OTHER
 
 
-@gluon.jit
+@gluon_jit
 def through_silu(dy, z, PAIRED: gl.constexpr):
     """The gradient before the activation: its slope is s + s·(z − zs)."""
     s = sigmoid(z, PAIRED)
     return dy * (s + s * (z - z * s))
 
 
-@gluon.jit
+@gluon_jit
 def both_added(a, b, more_a, more_b):
     """Two sums at once: warps meet once for both."""
     return a + more_a, b + more_b
 
 
-@gluon.jit
+@gluon_jit
 def further(member, hop, groups):
     """The group of a sample that is ``hop`` groups further: in the next sample where this one ends."""
     at = member + hop
     return gl.where(at >= groups, at - groups, at)
 
 
-@gluon.jit
+@gluon_jit
 def ask_piece(x_at, place, turn, num_turns, step, access, width, I: gl.constexpr, PIECE: gl.constexpr):
     """Asks for piece I of a program's group; after its last group for nothing, which comes as zeros."""
     there = access < gl.where(turn < num_turns, width, 0) - I * PIECE
     async_copy.async_copy_global_to_shared(place, x_at + turn * step + I * PIECE, mask=there)
 
 
-@gluon.jit
+@gluon_jit
 def group_norm_whole(
     x_ptr,  # [N·G, length of a group] of 16 bits
     weight_ptr,  # [C]
@@ -167,7 +167,7 @@ def group_norm_whole(
         slot = gl.where(slot + 1 == SLOTS, 0, slot + 1)
 
 
-@gluon.jit
+@gluon_jit
 def group_norm_streamed(
     x_ptr,  # [N·G, length of a group]
     weight_ptr,  # [C]
@@ -261,7 +261,7 @@ def group_norm_streamed(
         async_copy.commit_group()
 
 
-@gluon.jit
+@gluon_jit
 def first_mean(x_ptr, NUM_WARPS: gl.constexpr):
     """The mean of a share's first 32 numbers: of n numbers, that of any 32 is at most √(n/32) deviations from that of
     all, so that squares of differences from it lose at most a factor of n/32 of float32's 2²⁴."""
@@ -269,7 +269,7 @@ def first_mean(x_ptr, NUM_WARPS: gl.constexpr):
     return gl.sum(gl.load(x_ptr + k).to(gl.float32), axis=0) * (1 / 32)
 
 
-@gluon.jit
+@gluon_jit
 def next_channel(channel, rest, whole, part, positions):
     """Where an access lies that is so many whole channels and a part further: its channel, and where in it."""
     rest += part
@@ -277,7 +277,7 @@ def next_channel(channel, rest, whole, part, positions):
     return channel + whole + over.to(gl.int32), gl.where(over, rest - positions, rest)
 
 
-@gluon.jit
+@gluon_jit
 def group_norm_packed(
     x_ptr,  # [N, G, length of a group] of 16 bits
     weight_ptr,  # [C]
@@ -406,7 +406,7 @@ def group_norm_packed(
             gl.store(y_at + i * PIECE, paired(low, high, BF16), mask=access < width - i * PIECE)
 
 
-@gluon.jit
+@gluon_jit
 def silu_slopes(low, high, w, b, PAIRED: gl.constexpr):
     """Slopes of SiLU behind two tiles of normed numbers, a channel a line."""
     low = low * w + b
@@ -419,7 +419,7 @@ def silu_slopes(low, high, w, b, PAIRED: gl.constexpr):
     return s + s * (low - low * s), t + t * (high - high * t)
 
 
-@gluon.jit
+@gluon_jit
 def group_norm_backward_packed(
     dy_ptr,  # [N, G, length] of 16 bits, as x
     x_ptr,
@@ -537,7 +537,7 @@ def group_norm_backward_packed(
         piece = gl.where(over, 0, piece + 1)
 
 
-@gluon.jit
+@gluon_jit
 def within(c, col, end, STEP: gl.constexpr, BLOCK: gl.constexpr):
     """What of a share's places is before its end, and not behind the end of a piece."""
     if STEP < BLOCK:
@@ -546,7 +546,7 @@ def within(c, col, end, STEP: gl.constexpr, BLOCK: gl.constexpr):
         return c < end
 
 
-@gluon.jit
+@gluon_jit
 def group_norm_backward_streamed(
     dy_ptr,
     x_ptr,

@@ -10,11 +10,12 @@ nothing large is subtracted from anything large.
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
+from ridgeline.kernels.function import jit
 
-@triton.jit
+
+@jit
 def channel_stats(
     x_ptr, part_ptr, pixels, channels, stretch, num_stretches, num_images,
     ROWS: tl.constexpr, COLS: tl.constexpr,
@@ -45,7 +46,7 @@ def channel_stats(
     tl.store(part_ptr + num_images * num_stretches * channels + at, spread, mask=inside)
 
 
-@triton.jit
+@jit
 def group_ends(
     part_ptr, weight_ptr, bias_ptr, ends_ptr, pixels, channels, groups, stretch, num_stretches, num_images, eps,
     SHARES: tl.constexpr, COLS: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
@@ -78,7 +79,7 @@ def group_ends(
     tl.store(ends_ptr + num_images * channels + at, shift, mask=inside)
 
 
-@triton.jit
+@jit
 def channels_ended(
     x_ptr, ends_ptr, y_ptr, pixels, channels, num_images, ROWS: tl.constexpr, COLS: tl.constexpr, SILU: tl.constexpr
 ):

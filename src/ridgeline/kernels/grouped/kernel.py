@@ -10,13 +10,13 @@ number a channel for bias and norm.
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
 from ridgeline.kernels.dense.kernel import activated, columns
+from ridgeline.kernels.function import jit
 
 
-@triton.jit
+@jit
 def grouped_forward(
     x_ptr, w_ptr, out_ptr, bias_ptr, mean_ptr, var_ptr, gamma_ptr, beta_ptr, num_pixels, bundles, size_in, size_out, h,
     w, out_h, out_w, eps,

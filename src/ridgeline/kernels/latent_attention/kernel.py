@@ -12,9 +12,7 @@ shared memory.
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
-from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
@@ -26,6 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents
 
 from ridgeline.kernels.attention.kernel import _barriers, _store
+from ridgeline.kernels.function import gluon_jit, jit
 from ridgeline.kernels.paged_attention.kernel import (
     _fetch_table,
     _first_of,
@@ -41,7 +40,7 @@ from ridgeline.kernels.paged_attention.kernel import (
 )
 
 
-@triton.jit
+@jit
 def latent_share(
     q_ptr,  # [B, H, D + E]
     cache_ptr,  # [pages, P, D + E] by strides
@@ -105,7 +104,7 @@ def latent_share(
     tl.store(out_ptr + place[:, None] * d + col[None, :], acc.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@jit
 def latent_few(
     q_ptr,  # [B, H, D + E]
     cache_ptr,  # [pages, P, D + E] by strides
@@ -182,7 +181,7 @@ def latent_few(
         gdc_launch_dependents()
 
 
-@gluon.jit
+@gluon_jit
 def _blocks_of(lens_ptr, b, shares, KEYS: gl.constexpr):
     """This program's first key, one past its last, and how many blocks they are."""
     length = gl.load(lens_ptr + b)
@@ -192,7 +191,7 @@ def _blocks_of(lens_ptr, b, shares, KEYS: gl.constexpr):
     return start, end, (max(end - start, 0) + KEYS - 1) // KEYS
 
 
-@gluon.jit
+@gluon_jit
 def _feed_latent(
     q_desc, q2_desc, c_desc, c2_desc, q_smem, q2_smem, c_smem, c2_smem, bars, table_ptr, lens_ptr, table_b, groups,
     shares,
@@ -217,7 +216,7 @@ def _feed_latent(
         tma.async_copy_global_to_shared(c2_desc, [at, key % P, D], c_full.index(slot), c2_smem.index(slot))
 
 
-@gluon.jit
+@gluon_jit
 def _latent_rows(
     c: gl.constexpr, q_smem, q2_smem, c_smem, c2_smem, top_smem, bars, lens_ptr, out_ptr, lse_ptr, scale, heads, groups,
     d, shares,
@@ -297,7 +296,7 @@ def _latent_rows(
     _store(out_ptr + place * d + c * WIDTH, o * gl.expand_dims(inverse, 1), 0, heads - head0, step, WIDTH, WIDTH)
 
 
-@gluon.jit
+@gluon_jit
 def latent_blocks(
     q_desc, q2_desc, c_desc, c2_desc, table_ptr, lens_ptr, out_ptr, lse_ptr, scale, heads, groups, table_b, d, shares,
     D: gl.constexpr, E: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, WHOLE: gl.constexpr,
@@ -322,7 +321,7 @@ def latent_blocks(
     ], [4, 1], [240, 24])  # fmt: skip
 
 
-@gluon.jit
+@gluon_jit
 def _feed_columns(
     q_desc, q2_desc, c_desc, c2_desc, q_smem, q2_smem, c_smem, c2_smem, bars, table_ptr, lens_ptr, table_b, b, first,
     left,
@@ -357,7 +356,7 @@ def _feed_columns(
         b += 1
 
 
-@gluon.jit
+@gluon_jit
 def _latent_columns(
     c: gl.constexpr, q_smem, q2_smem, c_smem, c2_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, scale,
     heads, d, b, first, left,
@@ -431,7 +430,7 @@ def _latent_columns(
     _let_join_start(EARLY == 2)
 
 
-@gluon.jit
+@gluon_jit
 def latent_columns(
     q_desc, q2_desc, c_desc, c2_desc, table_ptr, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, batch, heads, table_b,
     pages, d,
@@ -462,7 +461,7 @@ def latent_columns(
     ], [4, 1], [240, 24])  # fmt: skip
 
 
-@gluon.jit
+@gluon_jit
 def _page_from(table, key, end, nowhere, P: gl.constexpr, WANTED: gl.constexpr):
     """The page of a key; past the end one that is not there, of which the copy engine makes zeros."""
     page = nowhere
@@ -472,7 +471,7 @@ def _page_from(table, key, end, nowhere, P: gl.constexpr, WANTED: gl.constexpr):
     return page
 
 
-@gluon.jit
+@gluon_jit
 def _pages_from(table, key, end, nowhere, P: gl.constexpr, ROWS: gl.constexpr, NUM: gl.constexpr):
     """Pages of up to four keys that are ROWS apart."""
     return (
@@ -482,7 +481,7 @@ def _pages_from(table, key, end, nowhere, P: gl.constexpr, ROWS: gl.constexpr, N
     )  # fmt: skip
 
 
-@gluon.jit
+@gluon_jit
 def _feed_ring(
     q_desc, q2_desc, c_desc, q_smem, q2_smem, ring, bars, table_ptr, lens_ptr, table_b, b, first, left, length,
     D: gl.constexpr, E: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
@@ -522,7 +521,7 @@ def _feed_ring(
         length = gl.load(lens_ptr + b, mask=left > 0, other=0)
 
 
-@gluon.jit
+@gluon_jit
 def _stripe(ring, num, which, KEYS: gl.constexpr, ROWS: gl.constexpr, RING: gl.constexpr):
     """64 columns of a block whose thirds begin with this one."""
     DTYPE: gl.constexpr = ring.dtype
@@ -531,7 +530,7 @@ def _stripe(ring, num, which, KEYS: gl.constexpr, ROWS: gl.constexpr, RING: gl.c
     return ring.index((slot * 3 + which % 3) * (KEYS // ROWS))._reinterpret(DTYPE, [KEYS, 64], L)
 
 
-@gluon.jit
+@gluon_jit
 def _summed(ring, num, which: gl.constexpr, p_smem, o, alpha, KEYS: gl.constexpr, ROWS: gl.constexpr,
             RING: gl.constexpr):  # fmt: skip
     """The sums of 64 columns with this block's."""
@@ -539,13 +538,13 @@ def _summed(ring, num, which: gl.constexpr, p_smem, o, alpha, KEYS: gl.constexpr
     return warpgroup_mma(values, p_smem, o * gl.expand_dims(alpha, 0), is_async=True)
 
 
-@gluon.jit
+@gluon_jit
 def _anew(number):
     """The number, as if nobody had known it before: what is worked out from it stays where it is used."""
     return gl.inline_asm_elementwise("mov.u32 $0, $1;", "=r,r", [number], dtype=gl.int32, is_pure=False, pack=1)
 
 
-@gluon.jit
+@gluon_jit
 def _leave(found, factor, to_ptr, heads, d, COLS: gl.constexpr):
     """Sums of 8 × 64 columns of all heads, times a factor of each head, in accesses of four elements."""
     FROM: gl.constexpr = found[0].type.layout
@@ -559,7 +558,7 @@ def _leave(found, factor, to_ptr, heads, d, COLS: gl.constexpr):
         gl.store(to + i * 64, gl.convert_layout(found[i] * by, L).to(to_ptr.dtype.element_ty), mask=there)
 
 
-@gluon.jit
+@gluon_jit
 def _latent_ring(
     q_smem, q2_smem, ring, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, heads, d, b, first, left, length,
     D: gl.constexpr, E: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr, RING: gl.constexpr,
@@ -641,7 +640,7 @@ def _latent_ring(
     _let_join_start(EARLY == 2)
 
 
-@gluon.jit
+@gluon_jit
 def latent_ring(
     q_desc, q2_desc, c_desc, table_ptr, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, batch, heads, table_b, pages, d,
     D: gl.constexpr, E: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
@@ -672,7 +671,7 @@ def latent_ring(
     ], [1], [56])  # fmt: skip
 
 
-@gluon.jit
+@gluon_jit
 def _feed_line(
     q_desc, q2_desc, c_desc, q_smem, q2_smem, ring, bars, table_ptr, lens_ptr, table_b, d, head0, b, first, left,
     length,
@@ -717,7 +716,7 @@ def _feed_line(
         length = gl.load(lens_ptr + b, mask=left > 0, other=0)
 
 
-@gluon.jit
+@gluon_jit
 def _latent_line(
     c: gl.constexpr, q_smem, q2_smem, ring, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, heads, d,
     stretch, head0, b, first, left, length,
@@ -801,7 +800,7 @@ def _latent_line(
     _let_join_start(EARLY == 2)
 
 
-@gluon.jit
+@gluon_jit
 def latent_line(
     q_desc, q2_desc, c_desc, table_ptr, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, batch, heads, table_b, pages, d,
     R: gl.constexpr, GROUPS: gl.constexpr, D: gl.constexpr, E: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr,

@@ -11,7 +11,6 @@ half of a block, and a product with one operand in registers asks half as much o
 
 from __future__ import annotations
 
-from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
@@ -22,23 +21,24 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from ridgeline.kernels.attention.kernel import _barriers, _without_the_rest
+from ridgeline.kernels.function import gluon_jit
 from ridgeline.kernels.latent_attention.kernel import _anew
 from ridgeline.kernels.paged_attention.kernel import _fetch_table, _lengths, _let_join_start, _pages_of, _place_of
 
 
-@gluon.jit
+@gluon_jit
 def _wait_turn(bars, num, NUM: gl.constexpr):
     """Until the ``num``-th thing that goes through a ring of so many places is there."""
     mbarrier.wait(bars.index(num % NUM), (num // NUM) & 1)
 
 
-@gluon.jit
+@gluon_jit
 def _wait_room(bars, num, NUM: gl.constexpr):
     """Until the ``num``-th thing may take its place."""
     mbarrier.wait(bars.index(num % NUM), ((num // NUM) & 1) ^ 1)
 
 
-@gluon.jit
+@gluon_jit
 def _piece(ring, num, WIDTH: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, NUM: gl.constexpr):
     """The ``num``-th piece of a ring, 64 rows of WIDTH columns."""
     DTYPE: gl.constexpr = ring.dtype
@@ -46,7 +46,7 @@ def _piece(ring, num, WIDTH: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexp
     return ring.index(num % NUM * (WIDTH // 64 * (KEYS // ROWS)))._reinterpret(DTYPE, [KEYS, WIDTH], L)
 
 
-@gluon.jit
+@gluon_jit
 def _copy_piece(
     c_desc, ring, full, num, pages, key, col, stripes, tiles,
     P: gl.constexpr, WIDTH: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, NUM: gl.constexpr,
@@ -63,7 +63,7 @@ def _copy_piece(
             tma.async_copy_global_to_shared(c_desc, at, full.index(slot), to, pred=j < tiles)
 
 
-@gluon.jit
+@gluon_jit
 def _feed(
     q_desc, q2_desc, c_desc, q_smem, q2_smem, halves, mores, bars, table_ptr, lens_ptr, table_b, d, head0, b, first,
     left, length,
@@ -112,7 +112,7 @@ def _feed(
         length = gl.load(lens_ptr + b, mask=left > 0, other=0)
 
 
-@gluon.jit
+@gluon_jit
 def _leave_lse(to_ptr, lse, b, heads, head0, own):
     """What a share knows of its heads, for the kernel that joins shares."""
     head = gl.arange(0, 64, lse.type.layout)
@@ -120,7 +120,7 @@ def _leave_lse(to_ptr, lse, b, heads, head0, own):
     gl.store(to_ptr + at, lse, mask=head < own)
 
 
-@gluon.jit
+@gluon_jit
 def _scores(
     q_smem, q2_smem, halves, mores, alphas, totals, bars, lens_ptr, seen_ptr, scale, heads, stretch, head0, b, first,
     left, length,
@@ -200,7 +200,7 @@ def _scores(
         length = gl.load(lens_ptr + b, mask=left > 0, other=0)
 
 
-@gluon.jit
+@gluon_jit
 def _leave(to_ptr, o, rows, step):
     """The first of 64 rows as they lie in registers, ``step`` elements apart."""
     row = gl.expand_dims(gl.arange(0, 64, gl.SliceLayout(1, o.type.layout)), 1)
@@ -208,7 +208,7 @@ def _leave(to_ptr, o, rows, step):
     gl.store(to_ptr + row * _anew(step) + col, o.to(to_ptr.dtype.element_ty), mask=row < rows)
 
 
-@gluon.jit
+@gluon_jit
 def _leave_share(to_ptr, o, o2, b, heads, head0, own, d):
     """This share's columns, 2 × 128 of them."""
     shares = gl.num_programs(1)
@@ -217,7 +217,7 @@ def _leave_share(to_ptr, o, o2, b, heads, head0, own, d):
     _leave(to + o.shape[1], o2, own, d * shares)
 
 
-@gluon.jit
+@gluon_jit
 def _sums(
     c: gl.constexpr, halves, mores, alphas, totals, bars, lens_ptr, out_ptr, part_ptr, heads, d, stretch, head0, b,
     first, left, length,
@@ -283,7 +283,7 @@ def _sums(
     _let_join_start(EARLY == 2)
 
 
-@gluon.jit
+@gluon_jit
 def latent_roles(
     q_desc, q2_desc, c_desc, table_ptr, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, batch, heads, table_b, pages, d,
     R: gl.constexpr, GROUPS: gl.constexpr, D: gl.constexpr, E: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr,

@@ -5,7 +5,6 @@ Shapes: R rows, C columns (the normalized dim), P programs. A program holds whol
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
 from ridgeline.kernels.device import (
@@ -22,20 +21,21 @@ from ridgeline.kernels.device import (
     wait_for_last,
     whole_part,
 )
+from ridgeline.kernels.function import jit
 
 
-@triton.jit
+@jit
 def _add_both(a, b, more_a, more_b):
     return a + more_a, b + more_b
 
 
-@triton.jit
+@jit
 def sums_of(a, b, AXIS: tl.constexpr):
     """Two sums at once: warps meet once for both."""
     return tl.reduce((a, b), AXIS, _add_both, keep_dims=AXIS == 1)
 
 
-@triton.jit
+@jit
 def layer_norm_forward(
     x_ptr,  # [R, C], rows x_stride apart
     residual_ptr,  # [R, C]
@@ -128,7 +128,7 @@ def layer_norm_forward(
         store_part(y_ptr + at + i * BLOCK, y, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR, WRITES)
 
 
-@triton.jit
+@jit
 def layer_norm_forward_apart(
     x_ptr,
     residual_ptr,
@@ -214,7 +214,7 @@ def layer_norm_forward_apart(
     tl.store(y_ptr + row * cols + end_at, y.to(y_ptr.dtype.element_ty), mask=own)
 
 
-@triton.jit
+@jit
 def layer_norm_forward_long(
     x_ptr,
     residual_ptr,
@@ -278,7 +278,7 @@ def layer_norm_forward_long(
         tl.store(y_ptr + row * cols + c, y.to(y_ptr.dtype.element_ty), mask=c < cols)
 
 
-@triton.jit
+@jit
 def layer_norm_backward(
     dy_ptr,  # [R, C]
     x_ptr,  # [R, C], rows x_stride apart
@@ -383,7 +383,7 @@ def layer_norm_backward(
             tl.store(to + tl.num_programs(0).to(tl.int64) * pitch + i * BLOCK, share, mask=in_cols)
 
 
-@triton.jit
+@jit
 def layer_norm_backward_ends(
     dy_ptr,
     x_ptr,
@@ -505,7 +505,7 @@ def layer_norm_backward_ends(
         tl.store(to + second + end_at, db_ends, mask=own)
 
 
-@triton.jit
+@jit
 def layer_norm_backward_long(
     dy_ptr,
     x_ptr,
@@ -550,7 +550,7 @@ def layer_norm_backward_long(
         tl.store(dx_ptr + row * cols + c, dx.to(dx_ptr.dtype.element_ty), mask=c < cols)
 
 
-@triton.jit
+@jit
 def layer_norm_column_shares(
     dy_ptr,
     x_ptr,

@@ -5,14 +5,14 @@ Shapes: R rows, C columns, GROUP columns a scale (a whole row where it is 0).
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
 from ridgeline.kernels.device import row_lead, row_start
+from ridgeline.kernels.function import jit
 from ridgeline.kernels.rms_norm_quant.kernel import read_piece, write_piece, write_quantized
 
 
-@triton.jit
+@jit
 def layer_norm_quantized(
     x_ptr,  # [R, C], rows x_stride apart
     residual_ptr,  # [R, C]

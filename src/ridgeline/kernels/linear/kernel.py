@@ -16,12 +16,13 @@ ready to run; gated ones that did so stood in each other's way (60 → 79 µs).
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from ridgeline.kernels.function import jit
 
-@triton.jit
+
+@jit
 def activated(x, ACT: tl.constexpr):
     """silu, gelu (tanh form), gelu, relu by number; 0 leaves it."""
     if ACT == 1:
@@ -36,13 +37,13 @@ def activated(x, ACT: tl.constexpr):
     return x
 
 
-@triton.jit
+@jit
 def _folded(product, BN: tl.constexpr, BK: tl.constexpr, V: tl.constexpr):
     """Sums of V neighbors, all in one thread."""
     return tl.sum(tl.reshape(product, [BN, BK // V, V]), 2)
 
 
-@triton.jit
+@jit
 def linear_row(
     x_ptr,  # [M, K]
     w_ptr,  # [N or 2N, K]
@@ -135,7 +136,7 @@ def linear_row(
                 BIAS, RESIDUAL, GATED, ACT)  # fmt: skip
 
 
-@triton.jit
+@jit
 def _weights(at, inside, EVEN: tl.constexpr):
     if EVEN:
         w = tl.load(at, eviction_policy="evict_first")
@@ -144,7 +145,7 @@ def _weights(at, inside, EVEN: tl.constexpr):
     return w
 
 
-@triton.jit
+@jit
 def _vector(at, inside, EVEN: tl.constexpr):
     if EVEN:
         x = tl.load(at)
@@ -153,7 +154,7 @@ def _vector(at, inside, EVEN: tl.constexpr):
     return x.to(tl.float32)
 
 
-@triton.jit
+@jit
 def _finish(
     y, z, bias_ptr, residual_at, out_at, row, n,
     BIAS: tl.constexpr, RESIDUAL: tl.constexpr, GATED: tl.constexpr, ACT: tl.constexpr,
@@ -172,7 +173,7 @@ def _finish(
     tl.store(out_at, y.to(out_at.dtype.element_ty), mask=real)
 
 
-@triton.jit
+@jit
 def linear_tile(
     x_ptr,  # [M, K]
     w_ptr,  # [N or 2N, K]
@@ -262,7 +263,7 @@ def linear_tile(
                 tl.store(squares_ptr + tl.program_id(1) * m + mine, squares, mask=mine < m)
 
 
-@triton.jit
+@jit
 def _scales(x_ptr, x_stride, m, k, eps, MP: tl.constexpr, BK: tl.constexpr):
     """1 / root mean square of every row, before the products: float16 would not hold products that are not scaled."""
     mine = tl.arange(0, MP)
@@ -275,7 +276,7 @@ def _scales(x_ptr, x_stride, m, k, eps, MP: tl.constexpr, BK: tl.constexpr):
     return tl.rsqrt(squares / k + eps)
 
 
-@triton.jit
+@jit
 def _finish_tile(
     y, z, bias_ptr, residual_at, out_at, row, n, real,
     BIAS: tl.constexpr, RESIDUAL: tl.constexpr, GATED: tl.constexpr, ACT: tl.constexpr,
@@ -293,7 +294,7 @@ def _finish_tile(
     tl.store(out_at, y.to(out_at.dtype.element_ty), mask=real)
 
 
-@triton.jit
+@jit
 def linear_join(
     part_ptr,  # [shares, M, N or 2N] fp32
     squares_ptr,  # [shares, M] fp32

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
+from ridgeline.kernels.function import jit
 
-@triton.jit
+
+@jit
 def scaled_unless_one(x_ptr, factor_ptr, size, BLOCK: tl.constexpr):
     """x times a number on the device, in its place. A loss that is asked for its own gradient has one, and then nothing
     is read: a weight's gradient of 400 MB would take 200 µs."""

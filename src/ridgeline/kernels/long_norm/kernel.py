@@ -10,20 +10,21 @@ Shapes: R rows, C columns, S shares of a row.
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
+
+from ridgeline.kernels.function import jit
 
 NORM, MEAN_SIZE, LENGTH, SOFTMAX, LOG_SOFTMAX = (tl.constexpr(kind) for kind in range(5))
 
 
-@triton.jit
+@jit
 def clear_published(word_ptr, num, BLOCK: tl.constexpr):
     """Zeros, which say that nobody has written yet."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(word_ptr + at, tl.zeros([BLOCK], tl.int64), mask=at < num)
 
 
-@triton.jit
+@jit
 def tell(word_ptr, a, b):
     """Two float32 numbers as one word, which is written and read whole: what is not zero is complete. A second number
     that is zero is told as the least that is not."""
@@ -32,7 +33,7 @@ def tell(word_ptr, a, b):
     tl.atomic_xchg(word_ptr, (a.to(tl.int32, bitcast=True).to(tl.int64) << 32) | low, sem="relaxed")
 
 
-@triton.jit
+@jit
 def read_when_there(word_ptr, k, num):
     """The two numbers of all shares of a row, once the last of them is written."""
     words = tl.load(word_ptr + k, mask=k < num, other=1, volatile=True)
@@ -42,12 +43,12 @@ def read_when_there(word_ptr, k, num):
     return one, words.to(tl.int32).to(tl.float32, bitcast=True)
 
 
-@triton.jit
+@jit
 def both(a, b, c, d):
     return a + c, b + d
 
 
-@triton.jit
+@jit
 def long_norm_rows(
     x_ptr,
     weight_ptr,  # one a column, or one a channel of POSITIONS columns
@@ -94,7 +95,7 @@ def long_norm_rows(
         )  # fmt: skip
 
 
-@triton.jit
+@jit
 def about_share(x_row, first, last, KIND: tl.constexpr, BLOCK: tl.constexpr):
     """Two numbers about a share: sums about the row's first element, sizes, squares, or largest and exponentials."""
     softmax: tl.constexpr = KIND >= SOFTMAX
@@ -121,7 +122,7 @@ def about_share(x_row, first, last, KIND: tl.constexpr, BLOCK: tl.constexpr):
     return (top, tl.sum(one, 0)) if softmax else (tl.sum(one, 0), tl.sum(two, 0))
 
 
-@triton.jit
+@jit
 def finish_share(
     x_ptr, weight_ptr, bias_ptr, y_ptr, word_ptr, row, cols, first, last, num_shares, positions, channels, period, eps,
     KIND: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, CHANNELS: tl.constexpr, SHARES: tl.constexpr,
@@ -143,7 +144,7 @@ def finish_share(
         tl.store(y_ptr + row * cols + c, y, mask=inside)
 
 
-@triton.jit
+@jit
 def scaled(x, shift, scale, KIND: tl.constexpr):
     if KIND == SOFTMAX:
         y = tl.exp(x - shift) * scale
@@ -154,7 +155,7 @@ def scaled(x, shift, scale, KIND: tl.constexpr):
     return y
 
 
-@triton.jit
+@jit
 def about_row(word_ptr, row, origin, cols, num_shares, eps, KIND: tl.constexpr, SHARES: tl.constexpr):
     """What is taken from every element of a row and what the rest is multiplied by, once all its shares have told."""
     k = tl.arange(0, SHARES)
@@ -183,7 +184,7 @@ def about_row(word_ptr, row, origin, cols, num_shares, eps, KIND: tl.constexpr, 
     return shift, scale
 
 
-@triton.jit
+@jit
 def long_norm_held(
     x_ptr,
     weight_ptr,
@@ -235,7 +236,7 @@ def long_norm_held(
                     positions, channels, period, eps, KIND, WEIGHT, BIAS, CHANNELS, SHARES, WHOLE)  # fmt: skip
 
 
-@triton.jit
+@jit
 def tell_share(x, origin, inside, word_ptr, row, share, num_shares, KIND: tl.constexpr):
     """The two numbers about a share, as ``about_share`` has them."""
     if KIND >= SOFTMAX:
@@ -250,7 +251,7 @@ def tell_share(x, origin, inside, word_ptr, row, share, num_shares, KIND: tl.con
     tell(word_ptr + row * num_shares + share, a, b)
 
 
-@triton.jit
+@jit
 def finish_held(
     x, origin, first, c, inside, weight_ptr, bias_ptr, y_ptr, word_ptr, row, cols, num_shares, positions, channels,
     period, eps, KIND: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, CHANNELS: tl.constexpr,

@@ -7,10 +7,10 @@ shares, and finish a row one turn later, when the others' have long arrived. All
 
 from __future__ import annotations
 
-from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
+from ridgeline.kernels.function import gluon_jit
 from ridgeline.kernels.stream import PLAIN, columns, spread, sum_of, word_of, words_when_there
 
 NORM, MEAN_SIZE, LENGTH, SOFTMAX, LOG_SOFTMAX = (gl.constexpr(kind) for kind in range(5))
@@ -18,7 +18,7 @@ LOWEST = gl.constexpr(-3.4028234663852886e38)
 LOG2_E = gl.constexpr(1.4426950408889634)
 
 
-@gluon.jit
+@gluon_jit
 def about_share(x, c, left, num, KIND: gl.constexpr, EVEN: gl.constexpr, SIZE: gl.constexpr):
     """Two numbers about a share: mean and squares about it, the sum of sizes or squares, or the largest and the sum of
     powers. What is past its end was copied as zeros."""
@@ -39,7 +39,7 @@ def about_share(x, c, left, num, KIND: gl.constexpr, EVEN: gl.constexpr, SIZE: g
     return a, b
 
 
-@gluon.jit
+@gluon_jit
 def about_row(k, a, b, cols, length, num_shares, eps, KIND: gl.constexpr):
     """What is taken from every element of a row and what the rest is multiplied by, or divided by of softmax."""
     real = k < num_shares
@@ -61,7 +61,7 @@ def about_row(k, a, b, cols, length, num_shares, eps, KIND: gl.constexpr):
     return shift, scale
 
 
-@gluon.jit
+@gluon_jit
 def finished(x, shift, scale, KIND: gl.constexpr):
     if KIND == SOFTMAX:
         y = gl.exp2((x - shift) * LOG2_E) * scale
@@ -72,7 +72,7 @@ def finished(x, shift, scale, KIND: gl.constexpr):
     return y
 
 
-@gluon.jit
+@gluon_jit
 def of_channels(ptr, first, c, row, positions, channels, period):
     """The numbers of a share's channels, of which it touches two at most."""
     group = (row % period).to(gl.int32) * channels
@@ -83,7 +83,7 @@ def of_channels(ptr, first, c, row, positions, channels, period):
     return gl.where(c < (one + 1) * positions - first, a, b)
 
 
-@gluon.jit
+@gluon_jit
 def long_norm_streamed(
     x_ptr,  # [R, C]
     weight_ptr,  # one a column, or one a channel of POSITIONS columns

@@ -18,11 +18,12 @@ Shapes: [M, K] @ [K, N], or Z of them. ``split`` reads a matrix along K, twice, 
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
+from ridgeline.kernels.function import jit
 
-@triton.jit
+
+@jit
 def matmul_split(
     x_ptr,  # Z matrices of [outer, K] by strides
     high_ptr,  # float16, the same order of dims, sizes filled up with zeros to whole vectors
@@ -76,14 +77,14 @@ def matmul_split(
     tl.store(scale_ptr + z * outer + row, down, mask=row < outer)
 
 
-@triton.jit
+@jit
 def has_nan(x):
     """1 if a tile has a NaN, else 0; 1, too, if its infinities cancel. A sum takes fewer registers than to ask each."""
     total = tl.sum(tl.sum(x, 1), 0)
     return (total != total).to(tl.int32)
 
 
-@triton.jit
+@jit
 def _blocks(ah_ptr, al_ptr, bh_ptr, bl_ptr, a_at, b_at, row, col, term, filled_m, filled_n, k, EVEN: tl.constexpr):
     """Both halves of both factors' blocks."""
     a_inside = (row < filled_m)[:, None]
@@ -98,7 +99,7 @@ def _blocks(ah_ptr, al_ptr, bh_ptr, bl_ptr, a_at, b_at, row, col, term, filled_m
     return ah, al, bh, bl
 
 
-@triton.jit
+@jit
 def matmul_halves(
     ah_ptr,  # Z of [M, K] by strides, float16
     al_ptr,
@@ -202,20 +203,20 @@ def matmul_halves(
     tl.store(nan_ptr + z * tall * wide + tile_m * wide + tile_n, endless)
 
 
-@triton.jit
+@jit
 def nearest(x):
     """The nearest number of TensorFloat-32's ten bits. A NaN of nothing but ones, which is what a GPU makes, becomes
     zero: what is left of x beside it is still NaN."""
     return ((x.to(tl.int32, bitcast=True) + 0x1000) & -8192).to(tl.float32, bitcast=True)
 
 
-@triton.jit
+@jit
 def nearest_or_nan(x):
     """The same, and NaN where x is."""
     return tl.where(x == x, nearest(x), x)
 
 
-@triton.jit
+@jit
 def matmul_mend(
     a_ptr,  # Z of [M, K] by strides
     b_ptr,  # Z of [K, N] by strides
@@ -279,7 +280,7 @@ def matmul_mend(
             tl.store(out_ptr + at, again, mask=real & (found != found))
 
 
-@triton.jit
+@jit
 def matmul_digits(x_ptr, high_ptr, low_ptr, total, BLOCK: tl.constexpr):
     """x as high + low, two TensorFloat-32 numbers of 22 bits together; where high is no number, low is zero."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -290,7 +291,7 @@ def matmul_digits(x_ptr, high_ptr, low_ptr, total, BLOCK: tl.constexpr):
     tl.store(low_ptr + at, nearest(low), mask=at < total)
 
 
-@triton.jit
+@jit
 def matmul_thin(
     w_ptr,  # [N, K]: b as a linear layer has it
     high_ptr,  # [M, K], both digits of a
@@ -350,7 +351,7 @@ def matmul_thin(
         tl.store(out_ptr + row.to(tl.int64)[None, :] * n + col[:, None], acc, mask=real)
 
 
-@triton.jit
+@jit
 def three_products(a_high, a_low, b_high, b_low):
     """A product of two factors in two digits each: the tensor cores carry its sums over one block only."""
     part = tl.dot(a_low, b_high, input_precision="tf32")
@@ -358,7 +359,7 @@ def three_products(a_high, a_low, b_high, b_low):
     return tl.dot(a_high, b_high, part, input_precision="tf32")
 
 
-@triton.jit
+@jit
 def matmul_pieces(
     a_ptr,  # [M, K] or, turned, [K, M]
     b_ptr,  # [K, N] or, turned, [N, K]
@@ -419,7 +420,7 @@ def matmul_pieces(
     tl.store(out_ptr + at, acc, mask=(row < m)[:, None] & (col < n)[None, :])
 
 
-@triton.jit
+@jit
 def attention_digits(
     q_ptr,  # [B, H, L, D] by strides, as are k, v [B, H, S, D] and out
     k_ptr,

@@ -13,16 +13,16 @@ in all an instruction and a half a weight, where conversions would take four.
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
+from ridgeline.kernels.function import jit
 from ridgeline.kernels.linear.kernel import _finish, _finish_tile, _folded, _scales, _vector, _weights
 
 GROUP: tl.constexpr = tl.constexpr(128)
 HALF_GROUP: tl.constexpr = tl.constexpr(64)
 
 
-@triton.jit
+@jit
 def narrow_row(
     x_ptr,  # [M, K]
     w_ptr,  # int8 [N or 2N, K]
@@ -112,7 +112,7 @@ def narrow_row(
                 BIAS, RESIDUAL, GATED, ACT)  # fmt: skip
 
 
-@triton.jit
+@jit
 def _nibbles(b, like, PERMUTED: tl.constexpr):
     """The lower and the upper four bits of bytes, less eight, in the type of ``like``."""
     if PERMUTED:
@@ -164,7 +164,7 @@ def _nibbles(b, like, PERMUTED: tl.constexpr):
     return low, high
 
 
-@triton.jit
+@jit
 def _eased(x, at, inside, offset, squares, level, EVEN: tl.constexpr, NORM: tl.constexpr, FIRST_SCALED: tl.constexpr):
     """Columns of x times the norm's weight, and the squares summed on the way."""
     if NORM:
@@ -178,7 +178,7 @@ def _eased(x, at, inside, offset, squares, level, EVEN: tl.constexpr, NORM: tl.c
     return x, squares
 
 
-@triton.jit
+@jit
 def narrow_tile(
     x_ptr,  # [M, K]
     w_ptr,  # int8 [N or 2N, K], or uint8 [N or 2N, K / 2]

@@ -11,7 +11,6 @@ joins the parts.
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -27,6 +26,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ridgeline.kernels import arrivals
 from ridgeline.kernels.attention.kernel import _barriers, _without_the_rest
+from ridgeline.kernels.function import gluon_jit, jit
 from ridgeline.kernels.paged_attention.links import (
     arrive_in_cluster,
     attend_cluster,
@@ -46,7 +46,7 @@ from ridgeline.kernels.paged_attention.tickets import (
 )
 
 
-@triton.jit
+@jit
 def _prefetch(ptr):
     """Bring what lies there into the L2; nobody waits for it."""
     tl.inline_asm_elementwise(
@@ -54,7 +54,7 @@ def _prefetch(ptr):
     )  # fmt: skip
 
 
-@triton.jit
+@jit
 def _line(lens_ptr, batch, key_heads, keys, BATCH: tl.constexpr, ENDS: tl.constexpr = 0):
     """Of every sequence: its number, the blocks of its key heads, and where they end in the line. Its end takes as long
     as ENDS blocks, which stand behind its own."""
@@ -63,7 +63,7 @@ def _line(lens_ptr, batch, key_heads, keys, BATCH: tl.constexpr, ENDS: tl.conste
     return i, blocks, tl.cumsum(blocks, 0)
 
 
-@triton.jit
+@jit
 def _weight(length, keys, ENDS: tl.constexpr):
     """Blocks of one key head of a sequence, and those that its end takes as long as."""
     blocks = tl.cdiv(length, keys)
@@ -72,7 +72,7 @@ def _weight(length, keys, ENDS: tl.constexpr):
     return blocks
 
 
-@triton.jit
+@jit
 def _stretches(blocks, programs, LEAST: tl.constexpr):
     """How many programs share the line, the fewest blocks of one, and how many of them, the first, have one more."""
     total = tl.sum(blocks, 0)
@@ -80,7 +80,7 @@ def _stretches(blocks, programs, LEAST: tl.constexpr):
     return num, total // num, total % num
 
 
-@triton.jit
+@jit
 def _stretch_of(blocks, ends, batch, LEAST: tl.constexpr):
     """This program's stretch: its first sequence, the block of that sequence it begins with, and how many it has.
 
@@ -94,7 +94,7 @@ def _stretch_of(blocks, ends, batch, LEAST: tl.constexpr):
     return tl.minimum(b, batch - 1), start - tl.sum(tl.where(ends <= start, blocks, 0), 0), left
 
 
-@triton.jit
+@jit
 def _prefetch_table(table_ptr, table_b, pages, batch):
     """A line of the table each, while the lengths are on their way."""
     lines = tl.cdiv(pages, 32)
@@ -103,14 +103,14 @@ def _prefetch_table(table_ptr, table_b, pages, batch):
         _prefetch(table_ptr + (line // lines).to(tl.int64) * table_b + line % lines * 32)
 
 
-@triton.jit
+@jit
 def _program_of(block, each, longer):
     """Whose stretch a block belongs to."""
     border = longer * (each + 1)
     return tl.where(block < border, block // (each + 1), longer + (block - border) // tl.maximum(each, 1))
 
 
-@triton.jit
+@jit
 def _pages(table, block, length, KEYS: tl.constexpr, P: tl.constexpr):
     """Where the keys of a block lie, one page for all of them or one each; page 0 past the end."""
     if P % KEYS == 0:
@@ -120,7 +120,7 @@ def _pages(table, block, length, KEYS: tl.constexpr, P: tl.constexpr):
     return tl.load(table + key // P, mask=key < length, other=0)
 
 
-@triton.jit
+@jit
 def _product(a, b):
     """A product in float32 by sums of 16 terms, which are then added up: one chain of all terms rounds more."""
     num: tl.constexpr = a.shape[1] // 16
@@ -128,7 +128,7 @@ def _product(a, b):
     return tl.sum(tl.dot(left, tl.reshape(b, (num, 16, b.shape[1])), input_precision="ieee"), 0)
 
 
-@triton.jit
+@jit
 def _block(k_ptr, v_ptr, page, key, end, col, d, k_page, k_slot, v_page, v_slot, P: tl.constexpr):
     """A block of keys, one a column, and of values, one a row."""
     slot = key % P
@@ -140,7 +140,7 @@ def _block(k_ptr, v_ptr, page, key, end, col, d, k_page, k_slot, v_page, v_slot,
     return k, v
 
 
-@triton.jit
+@jit
 def _attend(
     q, k_ptr, v_ptr, table, first, last, length, scale, col, d, k_page, k_slot, v_page, v_slot,
     P: tl.constexpr, KEYS: tl.constexpr, APART: tl.constexpr,
@@ -174,7 +174,7 @@ def _attend(
     return m, total, acc
 
 
-@triton.jit
+@jit
 def paged_share(
     q_ptr,  # [B, H, D]
     k_ptr,  # [pages, P, K, D] by strides
@@ -249,7 +249,7 @@ def paged_share(
         gdc_launch_dependents()
 
 
-@triton.jit
+@jit
 def paged_join(
     part_ptr, seen_ptr, lens_ptr, out_ptr, batch, key_heads, d, keys, programs,
     R: tl.constexpr, HEADS: tl.constexpr, BATCH: tl.constexpr, LEAST: tl.constexpr, PARTS: tl.constexpr,
@@ -294,7 +294,7 @@ def paged_join(
             tl.store(out_ptr + place * d + col, out.to(out_ptr.dtype.element_ty), mask=col < d)
 
 
-@triton.jit
+@jit
 def paged_border(
     part_ptr, seen_ptr, lens_ptr, out_ptr, batch, key_heads, d, keys, programs,
     R: tl.constexpr, ROWS: tl.constexpr, BATCH: tl.constexpr, LEAST: tl.constexpr, PARTS: tl.constexpr,
@@ -353,7 +353,7 @@ def paged_border(
                 tl.store(out_ptr + head[:, None] * d + col[None, :], zeros, mask=inside)
 
 
-@triton.jit
+@jit
 def shares_join(
     part_ptr, lse_ptr, out_ptr, shares, d, SHARES: tl.constexpr, D: tl.constexpr, EARLY: tl.constexpr
 ):  # fmt: skip
@@ -373,7 +373,7 @@ def shares_join(
     tl.store(out_ptr + place * d + col, out.to(out_ptr.dtype.element_ty), mask=col < d)
 
 
-@gluon.jit
+@gluon_jit
 def _let_join_start(NOW: gl.constexpr):
     """Lets the joining kernel start, which waits for results itself."""
     if NOW:
@@ -382,7 +382,7 @@ def _let_join_start(NOW: gl.constexpr):
         )
 
 
-@gluon.jit
+@gluon_jit
 def _fetch_table(table_ptr, table_b, pages, batch):
     """A line of the table each, into the L2, while the lengths are on their way."""
     lines = (pages + 31) // 32
@@ -395,32 +395,32 @@ def _fetch_table(table_ptr, table_b, pages, batch):
         )  # fmt: skip
 
 
-@gluon.jit
+@gluon_jit
 def _add(a, b):
     return a + b
 
 
-@gluon.jit
+@gluon_jit
 def _lengths(lens_ptr, batch, BATCH: gl.constexpr):
     """All lengths; asked for first of all, since everything waits for them."""
     i = gl.arange(0, BATCH, gl.BlockedLayout([max(1, BATCH // 128)], [32], [4], [0]))
     return gl.load(lens_ptr + i, mask=i < batch, other=0)
 
 
-@gluon.jit
+@gluon_jit
 def _first_of(lens, batch, key_heads, KEYS: gl.constexpr, LEAST: gl.constexpr):
     """This program's stretch: its first sequence, the block of that sequence it begins with, and how many it has."""
     b, within, left, line = _placed(lens, batch, key_heads, KEYS, LEAST)
     return b, within, left
 
 
-@gluon.jit
+@gluon_jit
 def _placed(lens, batch, key_heads, KEYS: gl.constexpr, LEAST: gl.constexpr, ENDS: gl.constexpr = 0):
     """``_first_of``; and where in the line that is, the fewest blocks of a program, how many programs have one more."""
     return _place_of(lens, batch, key_heads, gl.program_id(0), gl.num_programs(0), KEYS, LEAST, ENDS)
 
 
-@gluon.jit
+@gluon_jit
 def _weighed(length, KEYS: gl.constexpr, ENDS: gl.constexpr):
     """``_weight``."""
     blocks = (length + KEYS - 1) // KEYS
@@ -429,7 +429,7 @@ def _weighed(length, KEYS: gl.constexpr, ENDS: gl.constexpr):
     return blocks
 
 
-@gluon.jit
+@gluon_jit
 def _place_of(
     lens, batch, key_heads, pid, programs, KEYS: gl.constexpr, LEAST: gl.constexpr, ENDS: gl.constexpr = 0
 ):  # fmt: skip
@@ -450,7 +450,7 @@ def _place_of(
     return b, within, left, (start, each, longer)
 
 
-@gluon.jit
+@gluon_jit
 def _start_of(
     lens, lens_ptr, batch, key_heads, KEYS: gl.constexpr, LEAST: gl.constexpr, ENDS: gl.constexpr, BESIDE: gl.constexpr
 ):  # fmt: skip
@@ -468,7 +468,7 @@ def _start_of(
     return b, kh, first, left, length, line
 
 
-@gluon.jit
+@gluon_jit
 def _whose(block, each, longer):
     """Whose stretch a block of the line belongs to."""
     border = longer * (each + 1)
@@ -478,19 +478,19 @@ def _whose(block, each, longer):
     return one
 
 
-@gluon.jit
+@gluon_jit
 def _anew(number):
     """The number, as if nobody had known it before: what is worked out from it stays where it is used."""
     return gl.inline_asm_elementwise("mov.u32 $0, $1;", "=r,r", [number], dtype=gl.int32, is_pure=False, pack=1)
 
 
-@gluon.jit
+@gluon_jit
 def _span(start, blocks, each, longer):
     """The first and the last program of a sequence that starts there in the line."""
     return _whose(start, each, longer), _whose(start + blocks - 1, each, longer)
 
 
-@gluon.jit
+@gluon_jit
 def _zeros_for_nobody(lens_ptr, out_ptr, batch, heads, d, D: gl.constexpr):
     """Zeros for sequences without a key: nobody's stretch has them."""
     L: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
@@ -503,7 +503,7 @@ def _zeros_for_nobody(lens_ptr, out_ptr, batch, heads, d, D: gl.constexpr):
                 gl.store(out_ptr + (heads.to(gl.int64) * b + head) * d + col, zeros, mask=col < d)
 
 
-@gluon.jit
+@gluon_jit
 def _join_parts(
     part_ptr, seen_ptr, out_ptr, head0, begins, ends, d, R: gl.constexpr, HEADS: gl.constexpr, WIDTH: gl.constexpr,
     PARTS: gl.constexpr, PADDED: gl.constexpr,
@@ -556,7 +556,7 @@ def _join_parts(
     gl.store(out_ptr + (head0 + head) * step + across, out, mask=inside)
 
 
-@gluon.jit
+@gluon_jit
 def _page_of(table, key, end, P: gl.constexpr, WANTED: gl.constexpr):
     """The page of a key; page 0 past the end."""
     page = key * 0
@@ -565,7 +565,7 @@ def _page_of(table, key, end, P: gl.constexpr, WANTED: gl.constexpr):
     return page
 
 
-@gluon.jit
+@gluon_jit
 def _pages_of(table, key, end, P: gl.constexpr, ROWS: gl.constexpr, NUM: gl.constexpr):
     """Pages of up to eight keys that are ROWS apart."""
     return (
@@ -576,7 +576,7 @@ def _pages_of(table, key, end, P: gl.constexpr, ROWS: gl.constexpr, NUM: gl.cons
     )  # fmt: skip
 
 
-@gluon.jit
+@gluon_jit
 def _fill(
     desc, smem, full, pages, key, kh, slot, tiles, P: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr,
     ROWS: gl.constexpr,
@@ -590,7 +590,7 @@ def _fill(
             tma.async_copy_global_to_shared(desc, at, full.index(slot), tile, pred=j < tiles)
 
 
-@gluon.jit
+@gluon_jit
 def _fill_queries(desc, smem, full, b, head, half, D: gl.constexpr):
     """Copies of a sequence's queries, 64 columns each."""
     for h in gl.static_range(D // 64):
@@ -603,14 +603,14 @@ def main_columns(D):
     return 128 if D == 192 else D
 
 
-@gluon.jit
+@gluon_jit
 def _part_of(smem, tile, DTYPE: gl.constexpr, ROWS: gl.constexpr, WIDTH: gl.constexpr):
     """Tiles one after the other, as the products want them."""
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, WIDTH], DTYPE)
     return smem.index(tile)._reinterpret(DTYPE, [ROWS, WIDTH], layout)
 
 
-@gluon.jit
+@gluon_jit
 def _store_later(to_ptr, head0, o, head, d, R: gl.constexpr, MAIN: gl.constexpr, L: gl.constexpr):
     """The columns of R heads behind the first MAIN."""
     col = MAIN + gl.arange(0, 64, gl.SliceLayout(1, L))
@@ -619,7 +619,7 @@ def _store_later(to_ptr, head0, o, head, d, R: gl.constexpr, MAIN: gl.constexpr,
     gl.store(to_ptr + at, o.to(to_ptr.dtype.element_ty), mask=inside)
 
 
-@gluon.jit
+@gluon_jit
 def _feed_columns(
     q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads, table_b, b, kh, first, left,
     length,
@@ -658,7 +658,7 @@ def _feed_columns(
         b, kh, length = _next_of(b, kh, left, length, lens_ptr, key_heads, False)
 
 
-@gluon.jit
+@gluon_jit
 def _left_at(first, kh, key_heads, R: gl.constexpr, BESIDE: gl.constexpr):
     """Where a program leaves its part, in rows, what it saw, and how far apart maxima and sums are: the part of a
     sequence that began before or of one that goes on, of R heads; BESIDE: of all heads, of which R are this one's."""
@@ -670,7 +670,7 @@ def _left_at(first, kh, key_heads, R: gl.constexpr, BESIDE: gl.constexpr):
         return half.to(gl.int64) * R, half * 2 * R, R
 
 
-@gluon.jit
+@gluon_jit
 def _next_of(b, kh, left, length, lens_ptr, key_heads, BESIDE: gl.constexpr):
     """The next sequence of a program, or the next key head of this one; and its length."""
     if BESIDE:
@@ -685,7 +685,7 @@ def _next_of(b, kh, left, length, lens_ptr, key_heads, BESIDE: gl.constexpr):
     return b, kh, length
 
 
-@gluon.jit
+@gluon_jit
 def _columns(
     q_smem, k_smem, v_smem, p_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, count_ptr, scale, batch, key_heads, d,
     b, kh, first, left, length, line, told,
@@ -810,7 +810,7 @@ def _columns(
     _let_join_start(EARLY == 2)
 
 
-@gluon.jit
+@gluon_jit
 def paged_columns(
     q_desc, k_desc, v_desc, table_ptr, lens_ptr, out_ptr, part_ptr, seen_ptr, count_ptr, scale, batch, key_heads,
     table_b, pages, d,
@@ -850,7 +850,7 @@ def paged_columns(
     ], [1], [40])  # fmt: skip
 
 
-@gluon.jit
+@gluon_jit
 def _gather(
     from_ptr, at, there, d, smem, slot, D: gl.constexpr, DTYPE: gl.constexpr, KEYS: gl.constexpr, L: gl.constexpr
 ):  # fmt: skip
@@ -863,7 +863,7 @@ def _gather(
         async_copy.async_copy_global_to_shared(to, place + h * 64, mask=there & (h * 64 + col < d))
 
 
-@gluon.jit
+@gluon_jit
 def _feed_gathered(
     q_desc, k_ptr, v_ptr, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads, table_b, d, steps, b, kh, first,
     left, length,
@@ -905,7 +905,7 @@ def _feed_gathered(
         b, kh, length = _next_of(b, kh, left, length, lens_ptr, key_heads, BESIDE)
 
 
-@gluon.jit
+@gluon_jit
 def paged_gathered(
     q_desc, k_ptr, v_ptr, table_ptr, lens_ptr, out_ptr, part_ptr, seen_ptr, count_ptr, scale, batch, key_heads, table_b,
     pages, d, k_page, k_slot, k_head, v_page, v_slot, v_head,
@@ -943,7 +943,7 @@ def paged_gathered(
     ], [4], [64])  # fmt: skip
 
 
-@gluon.jit
+@gluon_jit
 def _feed_together(
     q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads, table_b, b, kh, first, left,
     length,
@@ -957,14 +957,14 @@ def _feed_together(
     wait_for_cluster()
 
 
-@gluon.jit
+@gluon_jit
 def even_lengths(lens, batch, KEYS: gl.constexpr, EVEN: gl.constexpr):
     """Whether the longest sequence has at most EVEN quarters of the blocks that all have on average."""
     blocks = (lens + KEYS - 1) // KEYS
     return (4 * gl.max(blocks, 0) * batch <= EVEN * gl.sum(blocks, 0)).to(gl.int32)
 
 
-@gluon.jit
+@gluon_jit
 def _unit_of(length, KEYS: gl.constexpr, TOGETHER: gl.constexpr):
     """Where every cluster takes one key head of one sequence: this program's first block, and how many it has."""
     blocks, rank = (length + KEYS - 1) // KEYS, gl.program_id(0) % TOGETHER
@@ -975,7 +975,7 @@ def _unit_of(length, KEYS: gl.constexpr, TOGETHER: gl.constexpr):
     return rank * each + min(rank, longer), left
 
 
-@gluon.jit
+@gluon_jit
 def paged_together(
     q_desc, k_desc, v_desc, table_ptr, lens_ptr, out_ptr, part_ptr, seen_ptr, count_ptr, scale, batch, key_heads,
     table_b, pages, d,
@@ -1037,7 +1037,7 @@ def paged_together(
         ], [1], [40])  # fmt: skip
 
 
-@gluon.jit
+@gluon_jit
 def _feed_units(
     q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, bars, room, table_ptr, lens_ptr, count_ptr, key_heads, table_b,
     pages, units,
@@ -1082,7 +1082,7 @@ def _feed_units(
     mbarrier.arrive(q_full.index(half), count=1)
 
 
-@gluon.jit
+@gluon_jit
 def _columns_of_units(
     q_smem, k_smem, v_smem, p_smem, bars, room, out_ptr, scale, d,
     R: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr, STAGES: gl.constexpr,
@@ -1138,7 +1138,7 @@ def _columns_of_units(
         unit, length = heard(room, turn % QUERIES)
 
 
-@gluon.jit
+@gluon_jit
 def paged_units(
     q_desc, k_desc, v_desc, table_ptr, lens_ptr, out_ptr, part_ptr, seen_ptr, count_ptr, scale, batch, key_heads,
     table_b, pages, d,

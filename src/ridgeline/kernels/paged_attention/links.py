@@ -14,6 +14,8 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from ridgeline.kernels.function import gluon_jit
+
 GROUPS = gl.constexpr(16)
 """Stripes of columns that are given out to the programs of a cluster."""
 
@@ -21,21 +23,21 @@ SEEN_AT = gl.constexpr(64)
 """Where in a room begins what programs have seen, 16 heads each; before it is the barrier, behind it are parts."""
 
 
-@gluon.jit
+@gluon_jit
 def arrive_in_cluster():
     """Says that this warp has begun."""
     arrive: gl.constexpr = "barrier.cluster.arrive.relaxed.aligned; // $0"
     gl.inline_asm_elementwise(arrive, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
-@gluon.jit
+@gluon_jit
 def wait_for_cluster():
     """Until all warps of all programs of the cluster have begun."""
     wait: gl.constexpr = "barrier.cluster.wait.acquire.aligned; // $0"
     gl.inline_asm_elementwise(wait, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
-@gluon.jit
+@gluon_jit
 def attend_cluster():
     """A warp without work: its cluster waits for all warps of all programs to begin."""
     arrive_in_cluster()
@@ -78,32 +80,32 @@ def room_asm(R, D, TOGETHER):
     )
 
 
-@gluon.jit
+@gluon_jit
 def first_group(rank, TOGETHER: gl.constexpr):
     """The first stripe of columns that a program of the cluster owns."""
     return (rank * GROUPS + TOGETHER - 1) // TOGETHER
 
 
-@gluon.jit
+@gluon_jit
 def owner_of(col, D: gl.constexpr, TOGETHER: gl.constexpr):
     """The program of the cluster that is told of a column."""
     return col // (D // GROUPS) * TOGETHER // GROUPS
 
 
-@gluon.jit
+@gluon_jit
 def place_of(rank, within, head, R: gl.constexpr, D: gl.constexpr, TOGETHER: gl.constexpr):
     """Where in a room the number of a program, a column (of the owner's) and a head lies, in bytes."""
     return ((rank * most_columns(D, TOGETHER) + within) * even_heads(R) + head) * 4 + parts_at(TOGETHER)
 
 
-@gluon.jit
+@gluon_jit
 def bytes_told(rank, R: gl.constexpr, D: gl.constexpr, TOGETHER: gl.constexpr):
     """Of all parts and what they have seen, to one program."""
     groups = ((rank + 1) * GROUPS + TOGETHER - 1) // TOGETHER - (rank * GROUPS + TOGETHER - 1) // TOGETHER
     return (groups * (D // GROUPS) + 1) * (TOGETHER * even_heads(R) * 4)
 
 
-@gluon.jit
+@gluon_jit
 def room_for_parts(rank, R: gl.constexpr, D: gl.constexpr, TOGETHER: gl.constexpr):
     """Where a program is told the parts of all, R heads of its own columns, and a barrier that waits for their bytes.
     To be called before this program arrives in its cluster."""
@@ -112,19 +114,19 @@ def room_for_parts(rank, R: gl.constexpr, D: gl.constexpr, TOGETHER: gl.constexp
     return gl.inline_asm_elementwise(asm, "=&r,r", [expected], gl.int32, is_pure=False, pack=1)
 
 
-@gluon.jit
+@gluon_jit
 def anew(number):
     """The number, as if nobody had known it before: what is worked out from it stays where it is used."""
     return gl.inline_asm_elementwise("mov.u32 $0, $1;", "=r,r", [number], dtype=gl.int32, is_pure=False, pack=1)
 
 
-@gluon.jit
+@gluon_jit
 def pairs_of(x):
     """The first and the second of every two neighbors in a row."""
     return gl.split(gl.reshape(x, [x.shape[0], x.shape[1] // 2, 2]))
 
 
-@gluon.jit
+@gluon_jit
 def tell_pairs(room, place, low, high):
     """Writes pairs of numbers into the rooms of programs of the cluster, and tells their barriers. A place has a
     program's number in its upper half and bytes in its lower one; nothing is written where it is negative (places are
@@ -139,7 +141,7 @@ def tell_pairs(room, place, low, high):
     gl.inline_asm_elementwise(tell, "=r,r,r,f,f", given, gl.int32, is_pure=False, pack=1)
 
 
-@gluon.jit
+@gluon_jit
 def tell_part(room, rank, o, top, total, R: gl.constexpr, TOGETHER: gl.constexpr):
     """Tells every program of the cluster its columns of this part, o [D, heads], and what the part has seen: the
     logarithm of its sums. Sums are divided first."""
@@ -166,7 +168,7 @@ def tell_part(room, rank, o, top, total, R: gl.constexpr, TOGETHER: gl.constexpr
     tell_pairs(room, gl.where(head < even_heads(R), to * 65536 + place, -1), low, high)
 
 
-@gluon.jit
+@gluon_jit
 def shared_at(place):
     """Numbers in this program's own shared memory."""
     read: gl.constexpr = "ld.shared.f32 $0, [$1];"
@@ -185,7 +187,7 @@ def owned_layout(cols, num_warps):
     return gl.BlockedLayout([1, 1], [lanes, 32 // lanes], [1, num_warps], [0, 1])
 
 
-@gluon.jit
+@gluon_jit
 def join_told(room, rank, to_ptr, d, heads, R: gl.constexpr, D: gl.constexpr, TOGETHER: gl.constexpr):
     """Waits until all parts are told, joins them and writes this program's columns of ``heads`` heads (at most R)."""
     wait: gl.constexpr = """{ .reg .pred %done;

@@ -8,7 +8,6 @@ padding; beyond 64 a second group takes the other heads, and both read the same 
 
 from __future__ import annotations
 
-from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
@@ -18,6 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from ridgeline.kernels.attention.kernel import _barriers, _without_the_rest
+from ridgeline.kernels.function import gluon_jit
 from ridgeline.kernels.paged_attention.kernel import (
     _feed_columns,
     _feed_gathered,
@@ -31,7 +31,7 @@ from ridgeline.kernels.paged_attention.kernel import (
 )
 
 
-@gluon.jit
+@gluon_jit
 def _leave(to_ptr, o, rows, d, D: gl.constexpr):
     """The first of 64 rows as they lie in registers: stores of 16 bytes would take room that a block needs."""
     row = gl.expand_dims(gl.arange(0, 64, gl.SliceLayout(1, o.type.layout)), 1)
@@ -39,7 +39,7 @@ def _leave(to_ptr, o, rows, d, D: gl.constexpr):
     gl.store(to_ptr + row * d + col, o.to(to_ptr.dtype.element_ty), mask=(row < rows) & (col < d))
 
 
-@gluon.jit
+@gluon_jit
 def _rows(
     c: gl.constexpr, q_smem, k_smem, v_smem, bars, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, key_heads, d, b, kh,
     first, left, length,
@@ -108,7 +108,7 @@ def _rows(
     _let_join_start(EARLY == 2)
 
 
-@gluon.jit
+@gluon_jit
 def _feed_tall(
     q_desc, keys, values, q_smem, k_smem, v_smem, bars, table_ptr, lens_ptr, key_heads, table_b, d, steps, b, kh, first,
     left, length,
@@ -126,7 +126,7 @@ def _feed_tall(
                       kh, first, left, length, R, D, P, KEYS, ROWS, HEADS, STAGES, QUERIES, SKIPS, ENDS)  # fmt: skip
 
 
-@gluon.jit
+@gluon_jit
 def paged_tall(
     q_desc, keys, values, table_ptr, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, batch, key_heads, table_b, pages, d,
     k_page, k_slot, k_head, v_page, v_slot, v_head,

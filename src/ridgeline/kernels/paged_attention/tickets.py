@@ -7,13 +7,13 @@ so that nobody waits for memory.
 
 from __future__ import annotations
 
-from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from ridgeline.kernels.arrivals import MARK
+from ridgeline.kernels.function import gluon_jit
 
 
-@gluon.jit
+@gluon_jit
 def mark_tickets(count_ptr, known):
     """Puts the mark where ``known``, what this program saw there, has none; one lane does."""
     mark: gl.constexpr = """{ .reg .pred %first, %none; .reg .b32 %lane; .reg .b64 %high, %was;
@@ -25,7 +25,7 @@ def mark_tickets(count_ptr, known):
     gl.inline_asm_elementwise(mark, "=r,l,l,l", [count_ptr, known, fresh], gl.int32, is_pure=False, pack=1)
 
 
-@gluon.jit
+@gluon_jit
 def draw_ticket(count_ptr, turn):
     """Asks for the next number, which one lane of the warp will have."""
     draw: gl.constexpr = """{ .reg .pred %first; .reg .b32 %lane; .reg .b64 %was; // $2
@@ -35,20 +35,20 @@ def draw_ticket(count_ptr, turn):
     return gl.inline_asm_elementwise(draw, "=r,l,r", [count_ptr, turn], gl.int32, is_pure=False, pack=1)
 
 
-@gluon.jit
+@gluon_jit
 def ticket_drawn(ticket):
     """The number that was asked for, known to all lanes."""
     look: gl.constexpr = "shfl.sync.idx.b32 $0, $1, 0, 31, 0xffffffff; and.b32 $0, $0, 0xffff;"
     return gl.inline_asm_elementwise(look, "=r,r", [ticket], gl.int32, is_pure=False, pack=1)
 
 
-@gluon.jit
+@gluon_jit
 def room_for_words(NUM: gl.constexpr):
     """Where the feeding warp says what it feeds, NUM sequences ahead."""
     return gl.allocate_shared_memory(gl.int64, [NUM, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
 
-@gluon.jit
+@gluon_jit
 def say(room, which, unit, length):
     """A sequence and its length; to be said before the barrier is arrived at that others wait for."""
     both = (unit.to(gl.int64) << 32) | length.to(gl.int64)
@@ -57,7 +57,7 @@ def say(room, which, unit, length):
     gl.inline_asm_elementwise(together, "=r,r", [which], gl.int32, is_pure=False, pack=1)
 
 
-@gluon.jit
+@gluon_jit
 def heard(room, which):
     """What was said."""
     both = gl.max(room.index(which).load(gl.BlockedLayout([1], [32], [4], [0])), 0)

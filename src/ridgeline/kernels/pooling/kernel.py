@@ -10,11 +10,12 @@ four windows of eight, and it is these that take the time.
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
+from ridgeline.kernels.function import jit
 
-@triton.jit
+
+@jit
 def pool_windows(
     x_ptr,
     out_ptr,
@@ -65,12 +66,12 @@ def pool_windows(
     tl.store(out_ptr + row * (OD * OH * OW) + p, acc, mask=real)
 
 
-@triton.jit
+@jit
 def _taken(acc, x, MEAN: tl.constexpr):
     return acc + x if MEAN else tl.maximum(acc, x, propagate_nan=tl.PropagateNan.ALL)
 
 
-@triton.jit
+@jit
 def pool_lines(
     x_ptr,  # [R, W], whole accesses
     out_ptr,  # [R, OW]

@@ -8,11 +8,12 @@ query heads do.
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
+from ridgeline.kernels.function import jit
 
-@triton.jit
+
+@jit
 def places(tile, tokens, seq, HEADS: tl.constexpr, ROWS: tl.constexpr):
     """Heads of a tile one after the other, token by token: which there are, and their tokens, batches and positions."""
     row = tile * ROWS + tl.arange(0, ROWS)[:, None]
@@ -22,14 +23,14 @@ def places(tile, tokens, seq, HEADS: tl.constexpr, ROWS: tl.constexpr):
     return row, row < tokens * HEADS, token, head, b.to(tl.int64), s
 
 
-@triton.jit
+@jit
 def halves(pointer, i, inside, HALF: tl.constexpr):
     """Both halves of heads."""
     low = tl.load(pointer + i, mask=inside, other=0.0).to(tl.float32)
     return low, tl.load(pointer + HALF + i, mask=inside, other=0.0).to(tl.float32)
 
 
-@triton.jit
+@jit
 def norm_rotate_rows(
     x_ptr, y_ptr, rstd_ptr, w_ptr, cos_ptr, sin_ptr, tile, tokens, seq, all_heads, x_batch, x_seq, x_head, cos_batch,
     cos_seq, eps, offset, HEADS: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr, SAVE: tl.constexpr,
@@ -52,7 +53,7 @@ def norm_rotate_rows(
     tl.store(to + HALF, (b * cos + a * sin).to(y_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@jit
 def qk_norm_rope_forward(
     q_ptr,  # [B, S, H, D] in any order of its first three dims
     k_ptr,  # [B, S, K, D]
@@ -98,7 +99,7 @@ def qk_norm_rope_forward(
         )  # fmt: skip
 
 
-@triton.jit
+@jit
 def rows_gradient(
     dy_ptr, x_ptr, dx_ptr, rstd_ptr, w_ptr, cos_ptr, sin_ptr, share_ptr, tokens, seq, all_heads, dy_batch, dy_seq,
     dy_head, x_batch, x_seq, x_head, cos_batch, cos_seq, offset, HEADS: tl.constexpr, HALF: tl.constexpr,
@@ -136,7 +137,7 @@ def rows_gradient(
     tl.store(to + HALF, tl.sum(high, axis=0))
 
 
-@triton.jit
+@jit
 def qk_norm_rope_backward(
     dq_ptr,  # gradients of the outputs, in any order of their first three dims
     dk_ptr,

@@ -5,16 +5,16 @@ Shapes: R rows of C columns with a scale each (blocks are rows of a reshaped ten
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
 from ridgeline.kernels.device import let_next_start, wait_for_last
+from ridgeline.kernels.function import jit
 
 ROUNDER = tl.constexpr(12582912.0)  # 1.5 · 2²³: adding it rounds a float32 to the nearest even integer
 LEAST = tl.constexpr(1e-12)
 
 
-@triton.jit
+@jit
 def rounded(y, INTEGER: tl.constexpr, CLAMPED: tl.constexpr, largest, q_ptr):
     """The low byte of 1.5 · 2²³ + y is y, rounded: a conversion would be four times slower. fp8's saturate."""
     if INTEGER:
@@ -24,7 +24,7 @@ def rounded(y, INTEGER: tl.constexpr, CLAMPED: tl.constexpr, largest, q_ptr):
     return y.to(q_ptr.dtype.element_ty)
 
 
-@triton.jit
+@jit
 def quantize_rows(
     x_ptr,  # [R, C], rows x_stride apart
     q_ptr,  # [R, C]
@@ -58,7 +58,7 @@ def quantize_rows(
         tl.store(q_ptr + row.to(tl.int64) * cols + i * BLOCK + col, y, mask=inside)
 
 
-@triton.jit
+@jit
 def quantize_long_rows(
     x_ptr, q_ptr, scale_ptr, rows, cols, x_stride, largest, INTEGER: tl.constexpr, BLOCK: tl.constexpr
 ):
@@ -80,7 +80,7 @@ def quantize_long_rows(
         tl.store(q_ptr + row * cols + c, y, mask=c < cols)
 
 
-@triton.jit
+@jit
 def largest_shares(x_ptr, share_ptr, n, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     """The largest magnitude of every P-th block; the first half of a scale for a whole tensor."""
     col = tl.arange(0, BLOCK)
@@ -97,7 +97,7 @@ def largest_shares(x_ptr, share_ptr, n, BLOCK: tl.constexpr, EARLY: tl.constexpr
     tl.store(share_ptr + tl.program_id(0), tl.max(top, axis=0))
 
 
-@triton.jit
+@jit
 def scale_of_shares(
     share_ptr,  # [P] largest magnitudes
     scale_ptr,  # [] fp32
@@ -116,7 +116,7 @@ def scale_of_shares(
     tl.store(by_ptr, tl.div_rn(largest, most))
 
 
-@triton.jit
+@jit
 def quantize_all(
     x_ptr,  # [N]
     q_ptr,  # [N]
@@ -147,7 +147,7 @@ def quantize_all(
         tl.store(q_ptr + at, y, mask=at < n)
 
 
-@triton.jit
+@jit
 def dequantize_rows(
     q_ptr,  # [R, C]
     scale_ptr,  # [R]
@@ -168,7 +168,7 @@ def dequantize_rows(
     tl.store(x_ptr + at, x.to(x_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@jit
 def dequantize_all(q_ptr, scale_ptr, x_ptr, n, BLOCK: tl.constexpr):
     block = tl.program_id(0).to(tl.int64)
     at = tl.multiple_of(block * BLOCK, 16) + tl.arange(0, BLOCK)

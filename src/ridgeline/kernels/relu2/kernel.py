@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
+from ridgeline.kernels.function import jit
 
-@triton.jit
+
+@jit
 def squared(x):
     x = x.to(tl.float32)
     x = tl.where(x < 0.0, 0.0, x)  # NaN stays one
     return x * x
 
 
-@triton.jit
+@jit
 def sloped(x, dy):
     x = x.to(tl.float32)
     return tl.where(x < 0.0, 0.0, 2.0 * x * dy.to(tl.float32))
 
 
-@triton.jit
+@jit
 def forward_masked(x_at, y_at, inside):
     tl.store(y_at, squared(tl.load(x_at, mask=inside, other=0.0)).to(y_at.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@jit
 def backward_masked(dy_at, x_at, dx_at, inside):
     dx = sloped(tl.load(x_at, mask=inside, other=0.0), tl.load(dy_at, mask=inside, other=0.0))
     tl.store(dx_at, dx.to(dx_at.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@jit
 def relu2_forward(x_ptr, y_ptr, num, BLOCK: tl.constexpr, SHIFTED: tl.constexpr):
     """SHIFTED: elements end inside an access. Whole blocks have no mask then, and accesses that are as wide."""
     start = tl.program_id(0).to(tl.int64) * BLOCK
@@ -44,7 +45,7 @@ def relu2_forward(x_ptr, y_ptr, num, BLOCK: tl.constexpr, SHIFTED: tl.constexpr)
         forward_masked(x_ptr + at, y_ptr + at, at < num)
 
 
-@triton.jit
+@jit
 def relu2_backward(dy_ptr, x_ptr, dx_ptr, num, BLOCK: tl.constexpr, SHIFTED: tl.constexpr):
     start = tl.program_id(0).to(tl.int64) * BLOCK
     at = start + tl.arange(0, BLOCK)

@@ -6,11 +6,12 @@ channel for many pixels of its rows. The result is written once; of the source m
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
+from ridgeline.kernels.function import jit
 
-@triton.jit
+
+@jit
 def _between(at, scale, size, CORNERS: tl.constexpr):
     """The two pixels of a line that a pixel of the result lies between, and how far it is from the first.
 
@@ -24,7 +25,7 @@ def _between(at, scale, size, CORNERS: tl.constexpr):
     return low, tl.minimum(low + 1, size - 1), place - low.to(tl.float32)
 
 
-@triton.jit
+@jit
 def resize_forward(
     x_ptr, out_ptr, total, channels, height, width, h, w, scale_y, scale_x, x_b, x_c, x_y, x_x, out_b, out_c, out_y,
     out_x, PIXELS: tl.constexpr, CHANNELS: tl.constexpr, CORNERS: tl.constexpr, LAST: tl.constexpr,

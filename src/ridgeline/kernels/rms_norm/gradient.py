@@ -7,10 +7,10 @@ finished, one turn later. So a turn has two barriers next to each other instead 
 
 from __future__ import annotations
 
-from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
+from ridgeline.kernels.function import gluon_jit
 from ridgeline.kernels.stream import (
     FLAT,
     halves,
@@ -25,7 +25,7 @@ from ridgeline.kernels.stream import (
 )
 
 
-@gluon.jit
+@gluon_jit
 def numbers(words, WIDE: gl.constexpr, BF16: gl.constexpr):
     """The numbers of each word, as float32."""
     if WIDE:
@@ -34,7 +34,7 @@ def numbers(words, WIDE: gl.constexpr, BF16: gl.constexpr):
         return halves(words, BF16)
 
 
-@gluon.jit
+@gluon_jit
 def numbers_here(words, WIDE: gl.constexpr, BF16: gl.constexpr):
     """The same, now and not before: the compiler would keep what it has computed once."""
     if WIDE:
@@ -43,7 +43,7 @@ def numbers_here(words, WIDE: gl.constexpr, BF16: gl.constexpr):
         return halves_here(words, BF16)
 
 
-@gluon.jit
+@gluon_jit
 def word(values, WIDE: gl.constexpr, BF16: gl.constexpr):
     """Numbers rounded to their type, as one word."""
     if WIDE:
@@ -52,7 +52,7 @@ def word(values, WIDE: gl.constexpr, BF16: gl.constexpr):
         return paired(values[0], values[1], BF16)
 
 
-@gluon.jit
+@gluon_jit
 def weight_words(weight_ptr, c, lead, left, WIDE: gl.constexpr, SHIFTED: gl.constexpr):
     """Weights as words; where rows start inside accesses, so do these, and they are read one by one."""
     if not SHIFTED:
@@ -64,7 +64,7 @@ def weight_words(weight_ptr, c, lead, left, WIDE: gl.constexpr, SHIFTED: gl.cons
         return words_of(weight_ptr + lead, c, left)
 
 
-@gluon.jit
+@gluon_jit
 def in_order(values, WIDE: gl.constexpr, TO: gl.constexpr):
     """Column sums of a piece by column, lanes next to each other: whole sectors are written at once."""
     if WIDE:
@@ -74,19 +74,19 @@ def in_order(values, WIDE: gl.constexpr, TO: gl.constexpr):
         return gl.convert_layout(both.reshape([2 * values[0].shape[0]]), TO)
 
 
-@gluon.jit
+@gluon_jit
 def one_of(place, ONE: gl.constexpr):
     """A number from shared memory."""
     return gl.sum(place.load(ONE), axis=0)
 
 
-@gluon.jit
+@gluon_jit
 def by_warp(by_lane, NUM_WARPS: gl.constexpr):
     """The sum of a number of every lane over its warp."""
     return gl.sum(by_lane.reshape([NUM_WARPS, 32]), axis=1)
 
 
-@gluon.jit
+@gluon_jit
 def by_warp_everywhere(by_lane, NUM_WARPS: gl.constexpr, ONE: gl.constexpr):
     """The same, in every lane."""
     LANES: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [NUM_WARPS, 1], [1, 0])
@@ -95,7 +95,7 @@ def by_warp_everywhere(by_lane, NUM_WARPS: gl.constexpr, ONE: gl.constexpr):
     return gl.convert_layout(total.reshape([32 * NUM_WARPS]), ONE)
 
 
-@gluon.jit
+@gluon_jit
 def places_of(CHUNKS: gl.constexpr, SLOTS: gl.constexpr, PIECE: gl.constexpr):
     """Room in shared memory for SLOTS rows of words, by piece."""
     places = ()
@@ -104,7 +104,7 @@ def places_of(CHUNKS: gl.constexpr, SLOTS: gl.constexpr, PIECE: gl.constexpr):
     return places
 
 
-@gluon.jit
+@gluon_jit
 def ask_for_row(
     x_places, dy_places, slot, x_from, dy_from, c, left, CHUNKS: gl.constexpr, FULL: gl.constexpr, PIECE: gl.constexpr
 ):
@@ -117,7 +117,7 @@ def ask_for_row(
         async_copy.async_copy_global_to_shared(dy_places[i].index(slot), dy_from + (i * PIECE + c), mask=there)
 
 
-@gluon.jit
+@gluon_jit
 def ask_for_statistics(rstd_places, mean_places, slot, rstd_from, mean_from, there, CENTERED: gl.constexpr):
     """Asks for the two numbers of a row, which come with it into shared memory, and ends what is asked for together.
 
@@ -129,7 +129,7 @@ def ask_for_statistics(rstd_places, mean_places, slot, rstd_from, mean_from, the
     async_copy.commit_group()
 
 
-@gluon.jit
+@gluon_jit
 def statistics(rstd_places, mean_places, slot, CENTERED: gl.constexpr, ONE: gl.constexpr):
     """A row's 1 / deviation and its mean, which RMSNorm has not."""
     rstd = one_of(rstd_places.index(slot), ONE)
@@ -139,7 +139,7 @@ def statistics(rstd_places, mean_places, slot, CENTERED: gl.constexpr, ONE: gl.c
     return rstd, mean
 
 
-@gluon.jit
+@gluon_jit
 def weight_numbers(words, offset, OFFSET: gl.constexpr, HERE: gl.constexpr, WIDE: gl.constexpr, BF16: gl.constexpr):
     """The weights of a piece as float32, now and not before where they are HERE all the time; RMSNorm's may have a
     number added to them."""
@@ -152,7 +152,7 @@ def weight_numbers(words, offset, OFFSET: gl.constexpr, HERE: gl.constexpr, WIDE
         return ws[0] + offset, ws[1] + offset
 
 
-@gluon.jit
+@gluon_jit
 def summed(
     x, dy, ws, mean, along, level, HAS_WEIGHT: gl.constexpr, CENTERED: gl.constexpr, WIDE: gl.constexpr,
     BF16: gl.constexpr,
@@ -176,7 +176,7 @@ def summed(
     return along, level
 
 
-@gluon.jit
+@gluon_jit
 def slope_of(along, level, mean, CENTERED: gl.constexpr, WIDE: gl.constexpr):
     """A row's sum of products with what is centered, from that with what may not be."""
     if CENTERED and not WIDE:
@@ -185,7 +185,7 @@ def slope_of(along, level, mean, CENTERED: gl.constexpr, WIDE: gl.constexpr):
         return along
 
 
-@gluon.jit
+@gluon_jit
 def finished(
     x, dy, ws, mean, rstd, by_x, shift, dw, db, HAS_WEIGHT: gl.constexpr, CENTERED: gl.constexpr,
     WANT_DW: gl.constexpr, WANT_DB: gl.constexpr, WIDE: gl.constexpr, BF16: gl.constexpr,
@@ -209,13 +209,13 @@ def finished(
     return word(values, WIDE, BF16), more_dw, more_db
 
 
-@gluon.jit
+@gluon_jit
 def sums_by_lane(sums, LANES: gl.constexpr, ONE: gl.constexpr):
     """Four numbers of every lane added, by lane."""
     return gl.convert_layout(gl.sum(sums.reshape([LANES, 4]), axis=1), ONE)
 
 
-@gluon.jit
+@gluon_jit
 def edges_of(lead, tail, cols, VECTOR: gl.constexpr, ONE: gl.constexpr):
     """Columns outside of whole accesses, a lane of the first warp each, and which lanes have one."""
     k = gl.arange(0, 32 * gl.num_warps(), ONE)
@@ -223,7 +223,7 @@ def edges_of(lead, tail, cols, VECTOR: gl.constexpr, ONE: gl.constexpr):
     return k, edge, gl.where(k < VECTOR, k < lead, edge < cols) & (k < 2 * VECTOR)
 
 
-@gluon.jit
+@gluon_jit
 def edge_weights(
     weight_ptr, edge, own, offset, HAS_WEIGHT: gl.constexpr, OFFSET: gl.constexpr, ONE: gl.constexpr
 ):  # fmt: skip
@@ -235,13 +235,13 @@ def edge_weights(
     return w
 
 
-@gluon.jit
+@gluon_jit
 def ends_at(x_at, dy_at, there):
     """Numbers of a row's ends, as they are: whoever turns them into others waits for them."""
     return gl.load(x_at, mask=there, other=0.0), gl.load(dy_at, mask=there, other=0.0)
 
 
-@gluon.jit
+@gluon_jit
 def ends_kept(ends, WIDE: gl.constexpr):
     """The same, of which 16-bit ones are one word."""
     if WIDE:
@@ -251,7 +251,7 @@ def ends_kept(ends, WIDE: gl.constexpr):
         return (low | (ends[1].to(gl.int16, bitcast=True).to(gl.int32) << 16),)
 
 
-@gluon.jit
+@gluon_jit
 def ends_again(kept, WIDE: gl.constexpr, BF16: gl.constexpr):
     """Ends that were kept, as float32."""
     if WIDE:
@@ -260,7 +260,7 @@ def ends_again(kept, WIDE: gl.constexpr, BF16: gl.constexpr):
         return halves(kept[0], BF16)
 
 
-@gluon.jit
+@gluon_jit
 def edge_sums(ends, w, own, mean, CENTERED: gl.constexpr, WIDE: gl.constexpr):
     """What a row's ends add to its two sums, by lane."""
     n = ends[0].to(gl.float32)
@@ -270,7 +270,7 @@ def edge_sums(ends, w, own, mean, CENTERED: gl.constexpr, WIDE: gl.constexpr):
     return g * n, g
 
 
-@gluon.jit
+@gluon_jit
 def finish_edges(to, ends, w, own, mean, rstd, by_x, shift, dw, db, CENTERED: gl.constexpr):
     """Writes the results of a row's ends; their column sums with this row added."""
     n = ends[0].to(gl.float32)
@@ -287,7 +287,7 @@ def finish_edges(to, ends, w, own, mean, rstd, by_x, shift, dw, db, CENTERED: gl
     return dw, db
 
 
-@gluon.jit
+@gluon_jit
 def store_shares(
     to, second, dw, db, whole, CHUNKS: gl.constexpr, BLOCK: gl.constexpr, WANT_DW: gl.constexpr, WANT_DB: gl.constexpr,
     WIDE: gl.constexpr, SHIFTED: gl.constexpr,
@@ -305,19 +305,19 @@ def store_shares(
             gl.store(at + second, in_order(db[NUM * i : NUM * i + NUM], WIDE, S), mask=inside)
 
 
-@gluon.jit
+@gluon_jit
 def words_from(pointer, row, stride, lead, VECTOR: gl.constexpr):
     """The first whole access of a row, as words."""
     return pointer.to(gl.pointer_type(gl.int32), bitcast=True) + (row.to(gl.int64) * stride + lead) // VECTOR * 4
 
 
-@gluon.jit
+@gluon_jit
 def numbers_at(words, KIND: gl.constexpr):
     """The same place in memory, counted in numbers."""
     return words.to(gl.pointer_type(KIND), bitcast=True)
 
 
-@gluon.jit
+@gluon_jit
 def tell(
     room, turn, along, level, told_along, told_level, CENTERED: gl.constexpr, SPLIT: gl.constexpr, ONE: gl.constexpr
 ):
@@ -332,7 +332,7 @@ def tell(
             told_level.store(by_warp(level, NUM_WARPS))
 
 
-@gluon.jit
+@gluon_jit
 def heard(room, turn, told_along, told_level, CENTERED: gl.constexpr, SPLIT: gl.constexpr):
     """A row's two sums, the same bits for all."""
     ALL: gl.constexpr = gl.BlockedLayout([gl.num_warps()], [32], [gl.num_warps()], [0])
@@ -346,7 +346,7 @@ def heard(room, turn, told_along, told_level, CENTERED: gl.constexpr, SPLIT: gl.
         return along, level
 
 
-@gluon.jit
+@gluon_jit
 def norm_backward_ahead(
     dy_ptr,  # [R, C]
     x_ptr,  # [R, C] of the same type, rows x_stride apart

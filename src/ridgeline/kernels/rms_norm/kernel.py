@@ -5,7 +5,6 @@ Shapes: R rows, C columns (the normalized dim), P programs. A program holds whol
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
 from ridgeline.kernels.device import (
@@ -22,9 +21,10 @@ from ridgeline.kernels.device import (
     wait_for_last,
     whole_part,
 )
+from ridgeline.kernels.function import jit
 
 
-@triton.jit
+@jit
 def rms_norm_forward(
     x_ptr,  # [R, C], rows x_stride apart
     residual_ptr,  # [R, C]
@@ -100,7 +100,7 @@ def rms_norm_forward(
         store_part(y_ptr + at + i * BLOCK, y, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR, WRITES)
 
 
-@triton.jit
+@jit
 def rms_norm_forward_apart(
     x_ptr,
     residual_ptr,
@@ -171,7 +171,7 @@ def rms_norm_forward_apart(
     tl.store(y_ptr + row * cols + end_at, y.to(y_ptr.dtype.element_ty), mask=own)
 
 
-@triton.jit
+@jit
 def rms_norm_forward_long(
     x_ptr,
     residual_ptr,
@@ -219,7 +219,7 @@ def rms_norm_forward_long(
         tl.store(y_ptr + row * cols + c, y.to(y_ptr.dtype.element_ty), mask=c < cols)
 
 
-@triton.jit
+@jit
 def rms_norm_backward(
     dy_ptr,  # [R, C]
     x_ptr,  # [R, C], rows x_stride apart
@@ -309,7 +309,7 @@ def rms_norm_backward(
             tl.store(to + i * BLOCK, share, mask=(c >= lead) & (c < end) if SHIFTED else c < cols)
 
 
-@triton.jit
+@jit
 def rms_norm_backward_long(
     dy_ptr,
     x_ptr,
@@ -350,7 +350,7 @@ def rms_norm_backward_long(
         tl.store(dx_ptr + row * cols + c, dx.to(dx_ptr.dtype.element_ty), mask=c < cols)
 
 
-@triton.jit
+@jit
 def rms_norm_weight_share(
     dy_ptr,
     x_ptr,

@@ -7,10 +7,10 @@ that as many programs share a multiprocessor as their rows have room.
 
 from __future__ import annotations
 
-from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
+from ridgeline.kernels.function import gluon_jit
 from ridgeline.kernels.rms_norm.gradient import (
     ask_for_row,
     ask_for_statistics,
@@ -36,7 +36,7 @@ from ridgeline.kernels.rms_norm.gradient import (
 from ridgeline.kernels.stream import FLAT, let_next_start, share_pitch
 
 
-@gluon.jit
+@gluon_jit
 def norm_backward_words(
     dy_ptr,  # [R, C] of 16 bits, as x
     x_ptr,  # [R, C], rows x_stride apart

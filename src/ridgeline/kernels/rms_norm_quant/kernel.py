@@ -5,14 +5,14 @@ Shapes: R rows, C columns, GROUP columns a scale (a whole row where it is 0).
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
 from ridgeline.kernels.device import load_part, row_lead, row_start, store_part
+from ridgeline.kernels.function import jit
 from ridgeline.kernels.quantize.kernel import rounded
 
 
-@triton.jit
+@jit
 def write_scales(tops, scale_ptr, row, rows, scales, largest, PARTS: tl.constexpr, CHUNKS: tl.constexpr):
     """Scales of all pieces of a row at once: each store is rearranged through shared memory, behind barriers."""
     if CHUNKS == 1 or CHUNKS > 8:
@@ -35,7 +35,7 @@ def write_scales(tops, scale_ptr, row, rows, scales, largest, PARTS: tl.constexp
         tl.store(at, tl.reshape(eight, [tops[0].shape[0], PARTS, 8]) * (1.0 / largest), mask=there)
 
 
-@triton.jit
+@jit
 def write_quantized(
     normed,  # CHUNKS tiles [ROWS, BLOCK]
     factor,  # [ROWS, 1]: what they are still to be multiplied with
@@ -90,7 +90,7 @@ def write_quantized(
         write_piece(q_ptr + at, narrow, row < rows, cols, lead, col, i, CHUNKS, BLOCK, False, SHIFTED, VECTOR)
 
 
-@triton.jit
+@jit
 def read_piece(
     at, there, cols, lead, col, I: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
     SHIFTED: tl.constexpr, VECTOR: tl.constexpr,
@@ -104,7 +104,7 @@ def read_piece(
     return x.to(tl.float32)
 
 
-@triton.jit
+@jit
 def write_piece(
     to, value, there, cols, lead, col, I: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
     SHIFTED: tl.constexpr, VECTOR: tl.constexpr,
@@ -116,7 +116,7 @@ def write_piece(
         tl.store(to + I * BLOCK, value, mask=there & ((c < cols) | EVEN))
 
 
-@triton.jit
+@jit
 def rms_norm_quantized(
     x_ptr,  # [R, C], rows x_stride apart
     residual_ptr,  # [R, C]

@@ -5,11 +5,12 @@ Shapes: B batches, S positions, H query heads, K key heads, D head dim, W = rota
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
+from ridgeline.kernels.function import jit
 
-@triton.jit
+
+@jit
 def rotate_heads(
     x_ptr,
     y_ptr,
@@ -49,7 +50,7 @@ def rotate_heads(
         tl.store(y_ptr + head * y_head + 2 * half + t, rest, mask=inside)
 
 
-@triton.jit
+@jit
 def rope_rotate(
     q_ptr,  # [B, S, H, D] in any order of its first three dims
     k_ptr,  # [B, S, K, D]
@@ -105,7 +106,7 @@ def rope_rotate(
         )  # fmt: skip
 
 
-@triton.jit
+@jit
 def rope_pieces(
     q_ptr,
     k_ptr,

@@ -5,16 +5,17 @@ Shapes: x [R, C, I], scanned along C; I is 1 where the scanned dim is the last.
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
+from ridgeline.kernels.function import jit
 
-@triton.jit
+
+@jit
 def scan_times(a, b):
     return a * b
 
 
-@triton.jit
+@jit
 def scan_rows(
     x_ptr,
     keep_ptr,  # flags of the same shape that x is multiplied by

@@ -6,15 +6,16 @@ STEPS at a time. Two steps in a row are one step: (a₁, b₁) then (a₂, b₂)
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
+
+from ridgeline.kernels.function import jit
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 FAR, LAST = tl.constexpr(20.0), tl.constexpr(87.0)
 LN2_HIGH, LN2_LOW = tl.constexpr(0.693145751953125), tl.constexpr(1.428606765330187e-06)
 
 
-@triton.jit
+@jit
 def exponential(given):
     """exp(x) to a unit in the last place, between the ends of float32: the hardware's is off by up to three."""
     x = tl.minimum(tl.maximum(given, -LAST), LAST)
@@ -32,7 +33,7 @@ def exponential(given):
     return tl.where(given == given, p, given)  # the ends would hide what is no number
 
 
-@triton.jit
+@jit
 def softplus(x):
     """log(1 + exp(x)) with all its digits where it is small: through the area tangent of exp / (2 + exp)."""
     small = exponential(-tl.abs(x))
@@ -47,12 +48,12 @@ def softplus(x):
     return tl.where((x > FAR) | (x != x), x, tl.maximum(x, 0.0) + (2.0 * s + 2.0 * s * square * p))
 
 
-@triton.jit
+@jit
 def joined(a_first, b_first, a_second, b_second):
     return a_first * a_second, a_second * b_first + b_second
 
 
-@triton.jit
+@jit
 def scan_forward(
     x_ptr, delta_ptr, a_ptr, b_ptr, c_ptr, d_ptr, z_ptr, bias_ptr, y_ptr, last_ptr,
     dim, length, state,

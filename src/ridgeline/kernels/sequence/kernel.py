@@ -9,11 +9,12 @@ Shapes: x [B, T, C], w [G, K, C/G, O/G], out [B, OT, O], all dense.
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
+from ridgeline.kernels.function import jit
 
-@triton.jit
+
+@jit
 def sequence_forward(
     x_ptr, w_ptr, bias_ptr, out_ptr, length, out_length, groups, size_in, size_out, taps, padding,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BIAS: tl.constexpr,

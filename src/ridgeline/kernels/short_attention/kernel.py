@@ -10,13 +10,14 @@ being b mod P; out [B, N, H, D], dense.
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
+
+from ridgeline.kernels.function import jit
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
-@triton.jit
+@jit
 def short_attention_forward(
     q_ptr, k_ptr, v_ptr, bias_ptr, out_ptr, num_batch, period, heads, n, m, d, scale, q_b, q_h, q_n, k_b, k_h, k_n,
     v_b, v_h, v_n,

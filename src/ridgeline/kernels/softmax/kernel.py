@@ -7,7 +7,6 @@ the L2.
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
 from ridgeline.kernels.device import (
@@ -20,25 +19,26 @@ from ridgeline.kernels.device import (
     store_whole,
     whole_part,
 )
+from ridgeline.kernels.function import jit
 
 LOWEST = tl.constexpr(-3.4028234663852886e38)  # of float32: rows that a mask fills with it share alike
 FAR = tl.constexpr(20.0)
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
-@triton.jit
+@jit
 def power(x, top, NARROW: tl.constexpr):
     """exp(x − top); for 16-bit numbers the power of two, which is as right as they are."""
     return tl.exp2((x - top) * LOG2E) if NARROW else tl.exp(x - top)
 
 
-@triton.jit
+@jit
 def part_of(e, total, NARROW: tl.constexpr):
     """e / total; a product with the inverse rounds twice, which no 16-bit number shows."""
     return e * (1.0 / total) if NARROW else e / total
 
 
-@triton.jit
+@jit
 def softmax_forward(
     x_ptr,
     y_ptr,
@@ -86,7 +86,7 @@ def softmax_forward(
             store_part(y_at + i * BLOCK, y, i * BLOCK + col, row < rows, lead, end, i, CHUNKS, SHIFTED, VECTOR, WRITES)
 
 
-@triton.jit
+@jit
 def softmax_forward_ends(
     x_ptr,
     y_ptr,
@@ -126,7 +126,7 @@ def softmax_forward_ends(
     tl.store(y_ptr + row * cols + end_at, part_of(end_powers, all_powers, NARROW).to(y_ptr.dtype.element_ty), mask=own)
 
 
-@triton.jit
+@jit
 def softmax_forward_ends_shared(
     x_ptr,
     y_ptr,
@@ -168,7 +168,7 @@ def softmax_forward_ends_shared(
     tl.store(y_ptr + row * cols + end_at, part_of(end_powers, all_powers, NARROW).to(y_ptr.dtype.element_ty), mask=own)
 
 
-@triton.jit
+@jit
 def sums_of(x_row, cols, offset, BLOCK: tl.constexpr, STAGES: tl.constexpr):
     """Sum of exp(x − offset) and maximum of a row; threads meet only at its end."""
     NARROW: tl.constexpr = x_row.dtype.element_ty.primitive_bitwidth == 16
@@ -183,7 +183,7 @@ def sums_of(x_row, cols, offset, BLOCK: tl.constexpr, STAGES: tl.constexpr):
     return tl.sum(total, axis=0), tl.max(top, axis=0)
 
 
-@triton.jit
+@jit
 def softmax_forward_long(x_ptr, y_ptr, rows, cols, x_stride, BLOCK: tl.constexpr, STAGES: tl.constexpr):
     """One program a row: sums relative to the largest of the first block, then a second read, from the L2.
 
@@ -206,7 +206,7 @@ def softmax_forward_long(x_ptr, y_ptr, rows, cols, x_stride, BLOCK: tl.constexpr
         tl.store(y_ptr + row * cols + c, y.to(y_ptr.dtype.element_ty), mask=c < cols)
 
 
-@triton.jit
+@jit
 def softmax_backward(
     dy_ptr,
     y_ptr,
@@ -246,7 +246,7 @@ def softmax_backward(
         store_part(dx_ptr + at + i * BLOCK, dx, c, row < rows, lead, end, i, CHUNKS, SHIFTED, VECTOR, WRITES)
 
 
-@triton.jit
+@jit
 def softmax_backward_ends(
     dy_ptr,
     y_ptr,
@@ -280,7 +280,7 @@ def softmax_backward_ends(
     tl.store(dx_ptr + end_at, (y_ends * (dy_ends - level)).to(dx_ptr.dtype.element_ty), mask=own)
 
 
-@triton.jit
+@jit
 def softmax_backward_ends_shared(
     dy_ptr,
     y_ptr,
@@ -316,7 +316,7 @@ def softmax_backward_ends_shared(
     tl.store(dx_ptr + end_at, (y_ends * (dy_ends - level)).to(dx_ptr.dtype.element_ty), mask=own)
 
 
-@triton.jit
+@jit
 def softmax_backward_long(dy_ptr, y_ptr, dx_ptr, rows, cols, BLOCK: tl.constexpr, STAGES: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     col = tl.arange(0, BLOCK)

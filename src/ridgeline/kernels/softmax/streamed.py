@@ -11,10 +11,10 @@ memory.
 
 from __future__ import annotations
 
-from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
+from ridgeline.kernels.function import gluon_jit
 from ridgeline.kernels.stream import (
     FLAT,
     PLAIN,
@@ -36,7 +36,7 @@ LOG2_E = gl.constexpr(1.4426950408889634)
 HUGE = gl.constexpr(1e38)  # 16-bit numbers as large as this are equal, or so far apart that a power is zero
 
 
-@gluon.jit
+@gluon_jit
 def base_of(top, NARROW: gl.constexpr):
     """What powers of two are taken of, a·x − b: a, b, and what powers are multiplied by to be those of e, exp(x − top).
 
@@ -47,13 +47,13 @@ def base_of(top, NARROW: gl.constexpr):
     return scale, base, gl.exp2(gl.fma(-top, scale, base)) if NARROW else 1.0
 
 
-@gluon.jit
+@gluon_jit
 def power(x, top, scale, base, NARROW: gl.constexpr):
     """exp(x − top), but for a factor; for 16-bit numbers the power of two, which is as right as they are."""
     return gl.exp2(x * scale - base) if NARROW else gl.exp2((x - top) * LOG2_E)
 
 
-@gluon.jit
+@gluon_jit
 def quotient(e, total):
     """e / total as if divided: a product with the inverse rounds twice, what is left of it puts that right.
 
@@ -65,13 +65,13 @@ def quotient(e, total):
     return gl.fma(gl.fma(-q, total, e), inverse, q)
 
 
-@gluon.jit
+@gluon_jit
 def inside(access, low, left, SHIFTED: gl.constexpr):
     """Which accesses belong to the row as a whole."""
     return (access >= low) & (access < left) if SHIFTED else access < left
 
 
-@gluon.jit
+@gluon_jit
 def edge_positions(lead, end, first, length, VECTOR: gl.constexpr, NUM_WARPS: gl.constexpr):
     """Columns of a row's first and last access where these belong to neighbors as well, and which are the row's own.
 
@@ -85,7 +85,7 @@ def edge_positions(lead, end, first, length, VECTOR: gl.constexpr, NUM_WARPS: gl
     return at - lead, own & ((k >= VECTOR) | (lead > 0))
 
 
-@gluon.jit
+@gluon_jit
 def softmax_forward_streamed(
     x_ptr,  # [R, C], rows x_stride apart
     y_ptr,  # [R, C]
@@ -223,7 +223,7 @@ def softmax_forward_streamed(
         async_copy.commit_group()
 
 
-@gluon.jit
+@gluon_jit
 def softmax_backward_streamed(
     dy_ptr,  # [R, C]
     y_ptr,  # [R, C]
@@ -323,7 +323,7 @@ def softmax_backward_streamed(
         async_copy.commit_group()
 
 
-@gluon.jit
+@gluon_jit
 def softmax_forward_packed(
     x_ptr,  # [R, C] of 16 bits, rows x_stride apart
     y_ptr,  # [R, C]

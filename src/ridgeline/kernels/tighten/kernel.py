@@ -7,11 +7,12 @@ start, and the few that reach over a row's ends are masked.
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
+from ridgeline.kernels.function import jit
 
-@triton.jit
+
+@jit
 def tighten_forward(x_ptr, out_ptr, n, step, blocks, PIECE: tl.constexpr, BLOCK: tl.constexpr):
     program = tl.program_id(0)
     row = program // blocks

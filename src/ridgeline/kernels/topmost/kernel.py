@@ -8,11 +8,12 @@ Shapes: x [R, N], out [R, K].
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
+from ridgeline.kernels.function import jit
 
-@triton.jit
+
+@jit
 def ordered(x, LARGEST: tl.constexpr, WIDE: tl.constexpr):
     """Bits as a whole number that is ordered as the elements are; what is no number is larger than all."""
     if WIDE:
@@ -27,7 +28,7 @@ def ordered(x, LARGEST: tl.constexpr, WIDE: tl.constexpr):
     return bits if LARGEST else -1 - bits
 
 
-@triton.jit
+@jit
 def topmost_places(
     x_ptr,
     out_ptr,

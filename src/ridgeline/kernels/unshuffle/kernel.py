@@ -6,11 +6,12 @@ outside, and channels that the image does not have, are zeros.
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
+from ridgeline.kernels.function import jit
 
-@triton.jit
+
+@jit
 def unshuffle_forward(
     x_ptr, out_ptr, total, channels, height, width, h, w, top, left, x_b, x_c, x_y, x_x, PIXELS: tl.constexpr
 ):
