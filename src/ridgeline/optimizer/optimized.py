@@ -28,6 +28,7 @@ from ridgeline.optimizer.graphed import MISSED, Graphed, GraphedTraining, Miss
 from ridgeline.optimizer.matcher import Matcher
 from ridgeline.optimizer.shortcut import Shortcut
 from ridgeline.optimizer.signature import Signature, TooLarge, difference
+from ridgeline.optimizer.sliding import Sliding, Stood, is_stand_in
 from ridgeline.optimizer.tree import Flat, slots_of
 from ridgeline.optimizer.watch import Watch
 
@@ -47,6 +48,15 @@ _REPLAYED = (Graphed, GraphedTraining, Shortcut)
 
 class RunsEagerly(UserWarning):
     """A call was made that no plan was verified for; it ran as the original model."""
+
+
+class Unplanned:
+    """Says that no plan answers a call with a stand-in for its cache, which nobody but a plan is given."""
+
+    __slots__ = ("reason",)
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
 
 
 @dataclass(slots=True)
@@ -123,8 +133,32 @@ class State:
     """What the model's code asks besides values, where plans do not look at that themselves."""
     begun: bool = False
     """Whether a call has left on the model what calls leave there: the first one that has to is no word worth."""
+    sliding: Sliding | None = None
+    """What stands for caches with windows that slide, where the model was optimized for one."""
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        stood = None if self.sliding is None else self.sliding.stood(args, kwargs)
+        return self._run(args, kwargs) if stood is None else self._slid(stood, args, kwargs)
+
+    def _slid(self, stood: Stood, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call whose cache is stood in for; where no plan takes it, as it is."""
+        result = MISSED if self.recorded is None else self.recorded.quick(
+            stood.args, stood.kwargs, torch.is_grad_enabled())  # fmt: skip
+        if result is MISSED:
+            result = self._run(stood.args, stood.kwargs)
+        if result.__class__ is Unplanned and self._widened(stood, args, kwargs):
+            result = self._run(stood.args, stood.kwargs)
+        return self._run(args, kwargs) if result.__class__ is Unplanned else stood.settled(result)
+
+    def _widened(self, stood: Stood, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a call has got a plan now: a window that has filled is recorded when one is first seen."""
+        assert self.sliding is not None
+        made = self.sliding.recorded(stood, args, kwargs)
+        if made is not None:
+            self.add(Plan(made.signature, made, "the model recorded"))
+        return made is not None
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         recorded = torch.is_grad_enabled()
         grad = recorded and self.mode != "inference"
         for matcher, plan in self.matchers:
@@ -191,6 +225,8 @@ class State:
 
     def eager(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any], depth: int = 4) -> Any:
         """The original model, with a word about why, once a reason."""
+        if self.sliding is not None and any(map(is_stand_in, (*args, *kwargs.values()))):
+            return Unplanned(reason)
         with self.lock:
             said = reason not in self.fallbacks and len(self.fallbacks) < _MOST_REASONS
             self.fallbacks[reason] = self.fallbacks.get(reason, 0) + 1
@@ -337,6 +373,12 @@ for _function in (Optimized.__call__, state_of):
 def replay_updates(optimized: Any, update: Callable[[], Any] | None) -> None:
     """From now on ``train_step`` takes the optimizer's steps this way."""
     state_of(optimized).update = update
+
+
+def slide(optimized: Any, sliding: Sliding) -> Any:
+    """From now on caches with windows that slide are stood in for."""
+    state_of(optimized).sliding = sliding
+    return optimized
 
 
 def with_receipt(optimized: Any, receipt: Any) -> Any:
