@@ -136,29 +136,46 @@ class State:
     sliding: Sliding | None = None
     """What stands for caches with windows that slide, where the model was optimized for one."""
 
-    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        stood = None if self.sliding is None else self.sliding.stood(args, kwargs)
-        return self._run(args, kwargs) if stood is None else self._slid(stood, args, kwargs)
-
-    def _slid(self, stood: Stood, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call whose cache is stood in for; where no plan takes it, as it is."""
-        result = MISSED if self.recorded is None else self.recorded.quick(
-            stood.args, stood.kwargs, torch.is_grad_enabled())  # fmt: skip
-        if result is MISSED:
-            result = self._run(stood.args, stood.kwargs)
+    def slid(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call whose cache has windows that slide, with what stands for it; ``MISSED`` for one that has none."""
+        assert self.sliding is not None
+        stood = self.sliding.stood(args, kwargs)
+        if stood is None:
+            return MISSED
+        result = self._stood(stood)
         if result.__class__ is Unplanned and self._widened(stood, args, kwargs):
-            result = self._run(stood.args, stood.kwargs)
-        return self._run(args, kwargs) if result.__class__ is Unplanned else stood.settled(result)
+            result = self._stood(stood)
+        if result.__class__ is not Unplanned:
+            return stood.settled(result)
+        return MISSED if self._knows(args, kwargs) else self.eager(result.reason, args, kwargs)
+
+    def _stood(self, stood: Stood) -> Any:
+        """What a plan makes of a call with a stand-in, or that none takes it."""
+        recorded = torch.is_grad_enabled()
+        for plan in self.plans.values():
+            if isinstance(plan.call, Graphed):
+                result = plan.call.quick(stood.args, stood.kwargs, recorded)
+                if result is not MISSED:
+                    return result
+        return self.run(stood.args, stood.kwargs)
 
     def _widened(self, stood: Stood, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether a call has got a plan now: a window that has filled is recorded when one is first seen."""
         assert self.sliding is not None
-        made = self.sliding.recorded(stood, args, kwargs)
+        made = self.sliding.recorded(stood, args, kwargs, self.plans)
         if made is not None:
             self.add(Plan(made.signature, made, "the model recorded"))
         return made is not None
 
-    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _knows(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether there is a plan for a call with the cache itself."""
+        grad = torch.is_grad_enabled() and self.mode != "inference"
+        try:
+            return Signature.of(args, kwargs, self.model, grad=grad) in self.plans
+        except TooLarge:
+            return False
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         recorded = torch.is_grad_enabled()
         grad = recorded and self.mode != "inference"
         for matcher, plan in self.matchers:
@@ -272,6 +289,10 @@ class Optimized:
         guarded = state.guarded
         if guarded is not None and guarded.takes(args, kwargs):
             return guarded.call(*args, **kwargs)
+        if state.sliding is not None:
+            result = state.slid(args, kwargs)
+            if result is not MISSED:
+                return result
         return state.run(args, kwargs)
 
     def add(self, plan: Plan) -> None:

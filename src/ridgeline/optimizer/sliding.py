@@ -15,7 +15,7 @@ import hashlib
 import inspect
 import sys
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -82,7 +82,7 @@ def kind(home: Any) -> Kind | None:
     plain, sliding = getattr(home, "StaticLayer", None), getattr(home, "StaticSlidingWindowLayer", None)
     if plain is None or sliding is None or digest(sliding) not in KNOWN:
         return None
-    found = [vars(sliding).get(name) for name in METHODS]
+    found: list[Any] = [vars(sliding).get(name) for name in METHODS]
     if not all(inspect.isfunction(each) and each.__code__.co_filename == home.__file__ for each in found):
         return None
     return Kind(plain, sliding, tuple((each, each.__code__) for each in found), _standing(plain, sliding))
@@ -128,7 +128,7 @@ class Standing:
         self._held = {name: value for name, value in vars(of).items() if name != "layers"}
 
     def _twin(self, layer: Any) -> Any:
-        twin = self._kind.standing.__new__(self._kind.standing)
+        twin = object.__new__(self._kind.standing)
         held = {name: value for name, value in vars(layer).items() if name != COUNT}
         vars(twin).update({**held, "count": self.count, "full": False})
         return twin
@@ -196,7 +196,7 @@ def _count(windows: list[Any]) -> int | None:
 def _windows(value: Any, known: Kind) -> list[Any]:
     """The layers of a cache that slide; none where a layer is of a kind that is not understood."""
     cls = type(value)
-    if cls.__name__ != "StaticCache" or cls.__module__ != HOME or vars(value).get("offloading") or STANDS in vars(value):
+    if (cls.__module__, cls.__name__) != (HOME, "StaticCache") or vars(value).get("offloading") or is_stand_in(value):
         return []
     layers = value.layers
     if type(layers) is not list or not all(type(layer) in (known.plain, known.sliding) for layer in layers):
@@ -225,7 +225,8 @@ class Stood:
     num: int
 
     @classmethod
-    def of(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any], made: Callable[[Any], Standing | None]) -> Stood | None:
+    def of(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any],
+           made: Callable[[Any], Standing | None]) -> Stood | None:  # fmt: skip
         """The call, if there is one such cache among its arguments."""
         caches = [value for value in (*args, *kwargs.values()) if type(value).__name__ == "StaticCache"]
         standing = made(caches[0]) if len(caches) == 1 else None
@@ -348,12 +349,16 @@ class Sliding:
         finally:
             stood.standing.put(states)
 
-    def recorded(self, stood: Stood, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Graphed | None:
-        """The model itself, recorded for a call that differs from the one that was optimized in what is full only."""
+    def recorded(self, stood: Stood, args: tuple[Any, ...], kwargs: Mapping[str, Any],
+                 planned: Container[Signature]) -> Graphed | None:  # fmt: skip
+        """The model itself, recorded for a call that differs from the one that was optimized in what is full only.
+
+        Not where there is a plan: one that does not answer has its reasons.
+        """
         if self._kind is None or self._erased(stood) != self._kind or _is_capturing():
             return None
         signature = Signature.of(stood.args, stood.kwargs, self._model, grad=False).detached()
-        if signature in self._refused:
+        if signature in self._refused or signature in planned:
             return None
         self._refused.add(signature)  # where it fails it is not tried again at every call
         with suppress(NotGraphable):

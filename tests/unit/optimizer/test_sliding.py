@@ -21,6 +21,7 @@ from ridgeline.optimizer import sliding
 from ridgeline.optimizer.graphed import Graphed, graph_inference
 from ridgeline.optimizer.inputs import Inputs
 from ridgeline.optimizer.optimized import Optimized, Plan, RunsEagerly, slide
+from ridgeline.optimizer.request import optimize
 from ridgeline.optimizer.sliding import Sliding, Standing, stood_in
 
 WINDOW = 6
@@ -183,6 +184,43 @@ def test_several_tokens_at_once_run_as_the_model_and_count() -> None:
             assert alike(a.logits, b.logits, exact=True)
             assert alike(mine.layers, theirs.layers, exact=True)
     assert _replays(fast) == 1
+
+
+def test_a_model_that_has_changed_runs_as_it_is_and_is_not_recorded_over() -> None:
+    model = _model()
+    mine, theirs = (_filled(model, 3) for _ in range(2))
+    fast = _fast(model, mine)
+    _beside(fast, model, mine, theirs, range(1))
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach() * 2)
+    with pytest.warns(RunsEagerly, match="lm_head"):
+        _beside(fast, model, mine, theirs, range(2))
+    assert _replays(fast) == 1 and len(fast.plans) == 1
+
+
+def test_a_warning_names_the_window_and_the_line_of_the_call() -> None:
+    model = _model()
+    mine = _filled(model, 3)
+    fast = _fast(model, mine)
+    with torch.no_grad(), pytest.warns(RunsEagerly, match="a tensor") as said:
+        fast(torch.arange(2)[None], past_key_values=mine, use_cache=True)
+    assert {Path(each.filename).name for each in said} == {Path(__file__).name}
+
+
+def test_an_optimized_model_decodes_past_its_window_as_eager_does() -> None:
+    model = _model("gemma3")
+    mine, theirs = (_filled(model, 4) for _ in range(2))
+    given = {"past_key_values": mine, "use_cache": True}
+    fast = optimize(model, (_token(1),), given, budget_s=2, use_cache=False)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RunsEagerly)  # without a GPU a full window is not recorded
+        for value in range(2 * WINDOW):
+            a = fast(_token(value), past_key_values=mine, use_cache=True)
+            b = model(_token(value), past_key_values=theirs, use_cache=True)
+            assert a.past_key_values is mine
+            torch.testing.assert_close(a.logits, b.logits, rtol=1e-4, atol=1e-5)
+    for ours, meant in zip(mine.layers, theirs.layers, strict=True):
+        torch.testing.assert_close((ours.keys, ours.values), (meant.keys, meant.values), rtol=1e-4, atol=1e-5)
+    assert mine.get_seq_length() == theirs.get_seq_length() == 4 + 2 * WINDOW
 
 
 def test_a_method_that_is_replaced_is_called() -> None:
