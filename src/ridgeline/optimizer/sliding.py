@@ -18,7 +18,7 @@ import textwrap
 from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from operator import is_
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -44,6 +44,8 @@ METHODS = ("update", "get_mask_sizes", "get_seq_length")
 """What a stand-in does otherwise than the layer it stands for."""
 _MOST_ERROR = 4
 """A stand-in may differ from eager by so many times what eager differs from itself, where it does."""
+_PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
+"""What a cache and its layers hold besides tensors; anything else may know the cache that it was made for."""
 _GONE = object()
 
 
@@ -72,7 +74,7 @@ class Kind:
     def holds(self) -> bool:
         """Whether nobody has put other methods in their place since."""
         own = vars(self.sliding)
-        return all(own.get(name) is function and function.__code__ is code
+        return all(function.__code__ is code and own.get(name) is function
                    for name, (function, code) in zip(METHODS, self.methods))  # fmt: skip
 
 
@@ -83,9 +85,16 @@ def kind(home: Any) -> Kind | None:
     if plain is None or sliding is None or digest(sliding) not in KNOWN:
         return None
     found: list[Any] = [vars(sliding).get(name) for name in METHODS]
-    if not all(inspect.isfunction(each) and each.__code__.co_filename == home.__file__ for each in found):
+    if not all(map(partial(_is_own, sliding), METHODS, found)):
         return None
     return Kind(plain, sliding, tuple((each, each.__code__) for each in found), _standing(plain, sliding))
+
+
+def _is_own(cls: type, name: str, function: Any) -> bool:
+    """Whether a class has the method that its source gives it."""
+    file = inspect.getsourcefile(cls)
+    return (inspect.isfunction(function) and function.__code__.co_filename == file
+            and function.__code__.co_qualname == f"{cls.__qualname__}.{name}")  # fmt: skip
 
 
 def _standing(plain: Any, sliding: Any) -> type:
@@ -128,7 +137,7 @@ class Standing:
         self._held = {name: value for name, value in vars(of).items() if name != "layers"}
 
     def _twin(self, layer: Any) -> Any:
-        twin = object.__new__(self._kind.standing)
+        twin: Any = object.__new__(self._kind.standing)
         held = {name: value for name, value in vars(layer).items() if name != COUNT}
         vars(twin).update({**held, "count": self.count, "full": False})
         return twin
@@ -199,6 +208,8 @@ def _windows(value: Any, known: Kind) -> list[Any]:
     if (cls.__module__, cls.__name__) != (HOME, "StaticCache") or vars(value).get("offloading") or is_stand_in(value):
         return []
     layers = value.layers
+    if not all(type(held) in _PLAIN for name, held in vars(value).items() if name != "layers"):
+        return []
     if type(layers) is not list or not all(type(layer) in (known.plain, known.sliding) for layer in layers):
         return []
     if not all(vars(layer).get("is_initialized") is True and _is_plain(layer) for layer in layers):
@@ -208,10 +219,11 @@ def _windows(value: Any, known: Kind) -> list[Any]:
 
 
 def _is_plain(layer: Any) -> bool:
-    """Whether a layer holds what its class gives it, and no methods of its own."""
+    """Whether a layer holds tensors and plain values, and no methods of its own."""
     held = vars(layer)
     tensors = all(type(held.get(name)) is Tensor for name in ("keys", "values", "cumulative_length"))
-    return tensors and type(held.get("max_cache_len")) is int and not any(map(callable, held.values()))
+    plain = all(type(value) in (Tensor, *_PLAIN) for value in held.values())
+    return tensors and plain and type(held.get("max_cache_len")) is int
 
 
 @dataclass(slots=True)

@@ -244,6 +244,9 @@ def test_what_is_not_known_word_for_word_is_not_stood_in_for(monkeypatch: Any) -
     assert Standing.of(cache) is not None
     cache.layers[0].update = lambda *given: None
     assert Standing.of(cache) is None
+    cache = _filled(model, 3)
+    cache.update = cache.update  # a method that knows the cache itself
+    assert Standing.of(cache) is None
     monkeypatch.setattr(sliding, "KNOWN", frozenset())
     sliding.kind.cache_clear()
     try:
