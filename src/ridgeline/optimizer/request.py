@@ -27,7 +27,7 @@ from ridgeline.optimizer.optimized import Optimized, RunsEagerly, slide, state_o
 from ridgeline.optimizer.proof import Subject
 from ridgeline.optimizer.receipt import Receipt
 from ridgeline.optimizer.search import Outcome, Problem, given_up, plans_of, search, why_failed
-from ridgeline.optimizer.sliding import Sliding, full_windows, stood_in
+from ridgeline.optimizer.sliding import Sliding, Stood, full_windows, stood_in
 from ridgeline.optimizer.studio import uncached_casts
 from ridgeline.optimizer.training import GraphedTraining
 from ridgeline.units import parse_quantity
@@ -61,7 +61,16 @@ def optimize(
     if stood is not None:
         problem = replace(problem, inputs=Inputs(stood.args, stood.kwargs))
     made = _optimized(problem, optimizer, use_cache)
-    return made if stood is None else slide(made, Sliding(problem.model, stood))
+    return made if stood is None else _sliding(problem, made, stood)
+
+
+def _sliding(problem: Problem, made: Optimized, stood: Stood) -> Optimized:
+    """The result with stand-ins for caches that slide, and a word of it in the receipt."""
+    receipt: Receipt = state_of(made).receipt
+    note = f"windows that slide are counted on the device; searched with {stood.told()}, the rest is recorded when met"
+    if state_of(made).plans and note not in receipt.notes:
+        made = with_receipt(made, receipt.noted(note))
+    return slide(made, Sliding(problem.model, stood))
 
 
 def _optimized(problem: Problem, optimizer: torch.optim.Optimizer | None, use_cache: bool) -> Optimized:

@@ -250,6 +250,11 @@ class Stood:
         named = {name: stand_in if value is real else value for name, value in kwargs.items()}
         return cls(given, named, real, standing, num)
 
+    def told(self) -> str:
+        """Which windows are full, in words."""
+        states = self.standing.states()
+        return "full ones" if all(states) else "some full" if any(states) else "ones that are not full"
+
     def settled(self, result: Any) -> Any:
         """What the call returns, with the cache itself in it, which has counted the token."""
         self.standing.settle(self.num + 1)
