@@ -292,7 +292,8 @@ def agrees(model: nn.Module, inputs: Inputs) -> bool:
     state = State(model)
     try:
         with torch.no_grad(), left_alone(model, None):
-            meant, again, found = (_ran(model, inputs.copied(), stands) for stands in (False, False, True))
+            found = _ran(model, inputs.copied(), True)  # first: a prompt is refused before it is computed
+            meant, again = (_ran(model, inputs.copied(), False) for _ in range(2))
     except Exception:  # whatever a stand-in is not good for, the cache itself is
         return False
     finally:
