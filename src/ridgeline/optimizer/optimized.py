@@ -28,6 +28,7 @@ from ridgeline.optimizer.graphed import MISSED, Graphed, GraphedTraining, Miss
 from ridgeline.optimizer.matcher import Matcher
 from ridgeline.optimizer.shortcut import Shortcut
 from ridgeline.optimizer.signature import Signature, TooLarge, difference
+from ridgeline.optimizer.sliding import Sliding, Stood, is_stand_in
 from ridgeline.optimizer.tree import Flat, slots_of
 from ridgeline.optimizer.watch import Watch
 
@@ -47,6 +48,15 @@ _REPLAYED = (Graphed, GraphedTraining, Shortcut)
 
 class RunsEagerly(UserWarning):
     """A call was made that no plan was verified for; it ran as the original model."""
+
+
+class Unplanned:
+    """Says that no plan answers a call with a stand-in for its cache, which nobody but a plan is given."""
+
+    __slots__ = ("reason",)
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
 
 
 @dataclass(slots=True)
@@ -123,6 +133,47 @@ class State:
     """What the model's code asks besides values, where plans do not look at that themselves."""
     begun: bool = False
     """Whether a call has left on the model what calls leave there: the first one that has to is no word worth."""
+    sliding: Sliding | None = None
+    """What stands for caches with windows that slide, where the model was optimized for one."""
+
+    def slid(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call whose cache has windows that slide, with what stands for it; ``MISSED`` for one that has none."""
+        assert self.sliding is not None
+        stood = self.sliding.stood(args, kwargs)
+        if stood is None:
+            return MISSED
+        result = self._stood(stood)
+        if result.__class__ is Unplanned and self._widened(stood, args, kwargs):
+            result = self._stood(stood)
+        if result.__class__ is not Unplanned:
+            return stood.settled(result)
+        return MISSED if self._knows(args, kwargs) else self.eager(result.reason, args, kwargs)
+
+    def _stood(self, stood: Stood) -> Any:
+        """What a plan makes of a call with a stand-in, or that none takes it."""
+        recorded = torch.is_grad_enabled()
+        for plan in self.plans.values():
+            if isinstance(plan.call, Graphed):
+                result = plan.call.quick(stood.args, stood.kwargs, recorded)
+                if result is not MISSED:
+                    return result
+        return self.run(stood.args, stood.kwargs)
+
+    def _widened(self, stood: Stood, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a call has got a plan now: a window that has filled is recorded when one is first seen."""
+        assert self.sliding is not None
+        made = self.sliding.recorded(stood, args, kwargs, self.plans)
+        if made is not None:
+            self.add(Plan(made.signature, made, "the model recorded"))
+        return made is not None
+
+    def _knows(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether there is a plan for a call with the cache itself."""
+        grad = torch.is_grad_enabled() and self.mode != "inference"
+        try:
+            return Signature.of(args, kwargs, self.model, grad=grad) in self.plans
+        except TooLarge:
+            return False
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         recorded = torch.is_grad_enabled()
@@ -191,6 +242,8 @@ class State:
 
     def eager(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any], depth: int = 4) -> Any:
         """The original model, with a word about why, once a reason."""
+        if self.sliding is not None and any(map(is_stand_in, (*args, *kwargs.values()))):
+            return Unplanned(reason)
         with self.lock:
             said = reason not in self.fallbacks and len(self.fallbacks) < _MOST_REASONS
             self.fallbacks[reason] = self.fallbacks.get(reason, 0) + 1
@@ -236,6 +289,10 @@ class Optimized:
         guarded = state.guarded
         if guarded is not None and guarded.takes(args, kwargs):
             return guarded.call(*args, **kwargs)
+        if state.sliding is not None:
+            result = state.slid(args, kwargs)
+            if result is not MISSED:
+                return result
         return state.run(args, kwargs)
 
     def add(self, plan: Plan) -> None:
@@ -337,6 +394,12 @@ for _function in (Optimized.__call__, state_of):
 def replay_updates(optimized: Any, update: Callable[[], Any] | None) -> None:
     """From now on ``train_step`` takes the optimizer's steps this way."""
     state_of(optimized).update = update
+
+
+def slide(optimized: Any, sliding: Sliding) -> Any:
+    """From now on caches with windows that slide are stood in for."""
+    state_of(optimized).sliding = sliding
+    return optimized
 
 
 def with_receipt(optimized: Any, receipt: Any) -> Any:

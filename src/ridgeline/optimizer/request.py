@@ -23,10 +23,11 @@ from ridgeline.optimizer.inputs import Inputs, State
 from ridgeline.optimizer.ladder import DEFAULT_BUDGET_S
 from ridgeline.optimizer.later import Later
 from ridgeline.optimizer.measure import Track, compare, reserved_bytes
-from ridgeline.optimizer.optimized import Optimized, RunsEagerly, state_of, with_receipt
+from ridgeline.optimizer.optimized import Optimized, RunsEagerly, slide, state_of, with_receipt
 from ridgeline.optimizer.proof import Subject
 from ridgeline.optimizer.receipt import Receipt
 from ridgeline.optimizer.search import Outcome, Problem, given_up, plans_of, search, why_failed
+from ridgeline.optimizer.sliding import Sliding, Stood, full_windows, stood_in
 from ridgeline.optimizer.studio import uncached_casts
 from ridgeline.optimizer.training import GraphedTraining
 from ridgeline.units import parse_quantity
@@ -56,6 +57,25 @@ def optimize(
     problem = _problem(model, args, kwargs, mode, loss, budget_s, memory_limit, error_budget, say)
     _check_optimizer(optimizer, problem.model)
     problem = replace(problem, optimizer=optimizer)
+    stood = stood_in(problem.model, problem.inputs) if mode == "infer" else None
+    if stood is not None:
+        problem = replace(problem, inputs=Inputs(stood.args, stood.kwargs))
+    made = _optimized(problem, optimizer, use_cache)
+    return made if stood is None else _sliding(problem, made, stood)
+
+
+def _sliding(problem: Problem, made: Optimized, stood: Stood) -> Optimized:
+    """The result with stand-ins for caches that slide, and a word of it in the receipt."""
+    receipt: Receipt = state_of(made).receipt
+    note = f"windows that slide are counted on the device; searched with {stood.told()}, the rest is recorded when met"
+    if state_of(made).plans and note not in receipt.notes:
+        made = with_receipt(made, receipt.noted(note))
+    return slide(made, Sliding(problem.model, stood))
+
+
+def _optimized(problem: Problem, optimizer: torch.optim.Optimizer | None, use_cache: bool) -> Optimized:
+    """What a search finds, or has found before."""
+    budget_s, mode, loss = problem.budget_s, problem.mode, problem.loss
     key = cache.key_of(problem.model, problem.inputs, _settings(problem, optimizer)) if use_cache else ""
     began = time.perf_counter()
     given = {"mode": OPTIMIZED_MODES[mode], "optimizer": optimizer, "loss": loss}
@@ -230,6 +250,7 @@ def _settings(problem: Problem, optimizer: torch.optim.Optimizer | None) -> dict
         "loss": cache.described(problem.loss),
         "training": problem.model.training,
         "optimizer": update.described(optimizer) if optimizer is not None else "",
+        **full_windows(problem.inputs),
     }
 
 
