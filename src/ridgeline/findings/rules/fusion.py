@@ -578,9 +578,9 @@ def _is_one_chain(scene: Scene, piece: Index) -> bool:
 
 def _are_launches(scene: Scene, works: Index) -> bool:
     """Whether what chains cost is that they are launched: kernels too short to move anything in a step that waits for
-    its host. Fusing them is one way out, and a graph of the whole step the other."""
+    its host, as far as somebody timed one. Fusing them is one way out, and a graph of the whole step the other."""
     busy_s = scene.per_step_s(scene.work_kind == int(Kind.KERNEL))
-    return busy_s < IDLE_FRAC * scene.step_s and float(np.median(scene.work_s[works])) < MOVES_S
+    return scene.is_timed and busy_s < IDLE_FRAC * scene.step_s and float(np.median(scene.work_s[works])) < MOVES_S
 
 
 def _longest_frac(scene: Scene, piece: Index) -> float:
