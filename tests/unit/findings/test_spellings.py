@@ -479,17 +479,19 @@ def test_light_kernels_that_run_eagerly_in_a_break_are_the_breaks(num, named):
     assert (_rules(play)[:1] == ["graph-breaks"]) is named
 
 
-@pytest.mark.parametrize(("distance", "named"), [(False, True), (True, False)])
-def test_a_distance_between_distributions_in_16_bits_is_told_nothing(distance, named):
+@pytest.mark.parametrize(("distances", "num", "named"), [(0, 2, True), (1, 2, False), (1, 1, True)])
+def test_a_distance_between_what_two_networks_give_is_told_nothing_in_16_bits(distances, num, named):
     loss = "void (anonymous namespace)::cunn_SoftMaxForward<LogSoftMaxForwardEpilogue>"
 
     def play(stage: Stage) -> None:
         stage.kernel(PRODUCT, 500.0, op="aten::linear", shapes=[[8192, 512], [32000, 512]], dtypes=HALF)
-        if distance:
+        for _ in range(distances):
             stage.host("aten::kl_div", 20.0, extra=_shapes([8192, 32000], [8192, 32000], [], []))
         stage.kernel("nll_loss_forward_reduce", 10.0, op="aten::nll_loss", shapes=[[8192, 32000]], dtypes=HALF)
-        for _ in range(6):
+        for _ in range(num):
             stage.kernel(loss, 400.0, op="aten::_log_softmax", shapes=[[8192, 32000], [], []], dtypes=HALF)
+        for _ in range(6 - num):
+            stage.kernel(POINTWISE, 400.0, op="aten::mul", shapes=[[8192, 32000]], dtypes=HALF)
 
     assert ("logits" in _rules(play)) is named
 
@@ -514,6 +516,6 @@ def test_convolutions_of_width_one_are_products(width, change):
                 stage.kernel("void at::native::elementwise_kernel<128, 4, direct_copy>", 80.0, op="aten::copy_")
                 with stage.span("aten::convolution", extra=_shapes([96, 512, 256], [2048, 512, width])):
                     stage.kernel("cudnn::nchwToNhwcKernel<bf16>", 50.0, op="aten::cudnn_convolution", shapes=given)
-                    stage.kernel("sm90_xmma_fprop_implicit_gemm_bf16", 200.0, op="aten::cudnn_convolution", shapes=given)
+                    stage.kernel("sm90_xmma_fprop_gemm_bf16", 200.0, op="aten::cudnn_convolution", shapes=given)
     found = next(finding for finding in stage.findings() if finding.rule == "channels-first")
     assert change in found.change and (found.low_ms > 0) is (width == 1)
