@@ -415,7 +415,7 @@ class Scene:
         inside = np.bincount(self.trace.parent[spans] + 1, self.trace.duration_s[spans], len(self.trace) + 1)[1:]
         seconds = np.maximum(0.0, self.trace.duration_s[own] - inside[own])
         usual = self._usual(self.trace.name[own], seconds)
-        long = self._is_unusual(seconds, usual)
+        long = self._is_unusual(seconds, usual) & ~self._works_on(own, seconds, usual)
         return own[long], float((seconds - usual)[long].sum())
 
     @cached_property
@@ -436,7 +436,18 @@ class Scene:
     def unusual(self, spans: Index) -> Index:
         """The same of all spans, those with children as well: whatever is around a stall took as long."""
         seconds = self.trace.duration_s[spans]
-        return spans[self._is_unusual(seconds, self._usual(self.trace.name[spans], seconds))]
+        usual = self._usual(self.trace.name[spans], seconds)
+        return spans[self._is_unusual(seconds, usual) & ~self._works_on(spans, seconds, usual)]
+
+    def _works_on(self, spans: Index, seconds: Seconds, usual: Seconds) -> Mask:
+        """Spans of ops that take as long whenever they are given tensors of these sizes: they compute on the host, and
+        are not the ops of the same name that launch."""
+        shapes, names = self.trace.optional("shapes")[spans].astype(np.int64), self.trace.name[spans].astype(np.int64)
+        _, same, counts = np.unique(names * len(self.trace.words) + shapes, return_inverse=True, return_counts=True)
+        shortest = np.full(len(counts), np.inf)
+        np.minimum.at(shortest, same, seconds)
+        long = self._is_unusual(shortest[same], usual)
+        return np.asarray((shapes > 0) & (counts[same] >= self.num_rounds) & (self.num_rounds > 1) & long, dtype=bool)
 
     @staticmethod
     def _is_unusual(seconds: Seconds, usual: Seconds) -> Mask:

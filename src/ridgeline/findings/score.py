@@ -18,6 +18,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "cpu affinity": ("cpu-affinity",),
     "pageable copy": ("pageable-copies",),
     "pinned copy on the compute stream": ("exposed-copies",),
+    "blocking copy": ("exposed-copies", "pageable-copies", "synchronize"),
     "many small copies": ("small-copies",),
     "synchronization": ("value-read", "synchronize"),
     "synchronous logging": ("logging",),
@@ -35,6 +36,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "unfused attention": ("unfused-attention", "masked-attention"),
     "padding": ("padding",),
     "fp32 logits": ("logits",),
+    "logits laid out for the loss": ("logits",),
     "misaligned sizes": ("misaligned-sizes",),
     "index backward": ("index-backward",),
     "dense embedding gradient": ("dense-embedding-gradient",),
@@ -43,6 +45,9 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "weights cast every step": ("weight-casts",),
     "weights streamed from the host": ("weight-streaming",),
     "host code": ("host-code",),
+    "host preprocessing": ("host-code", "data-loader"),
+    "copies between layouts": ("channels-first",),
+    "needless gradients": ("needless-gradients",),
     "cpu contention": ("host-contention",),
 }
 """The rules that name a planted cause."""

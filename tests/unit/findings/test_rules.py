@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import pytest
@@ -342,6 +343,20 @@ def _zero_grad(stage: Stage, wrong: bool) -> None:
     with stage.span("Optimizer.zero_grad#SGD.zero_grad", Kind.ANNOTATION):
         for _ in range(10 if wrong else 0):
             stage.kernel("multi_tensor_apply_kernel<ZeroFunctor>", 60.0, op="aten::_foreach_zero_")
+
+
+@plays("needless-gradients")
+def _learns_for_nothing(stage: Stage, wrong: bool) -> None:
+    healthy(stage)
+    for i in range(10 if wrong else 1):
+        with stage.span("autograd::engine::evaluate_function: AddmmBackward0"):
+            stage.kernel("nvjet_tst_128x256", 200.0, op="aten::mm", dtypes=["c10::BFloat16"] * 2,
+                         shapes=[[4096, 4096], [4096, 4096]])  # fmt: skip
+        with stage.span("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"):
+            size = [10, 4096] if i == 0 else [4096, 4096]
+            stage.host("torch::autograd::AccumulateGrad", 5.0, extra={"shapes": json.dumps([size])})
+    with stage.span("Optimizer.step#AdamW.step", Kind.ANNOTATION):
+        stage.kernel("multi_tensor_apply_kernel<FusedAdam>", 20.0, op="aten::_fused_adamw_", shapes=[[[10, 4096]]])
 
 
 @plays("throttling")

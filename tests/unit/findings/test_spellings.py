@@ -401,3 +401,121 @@ def test_weights_made_large_again_for_every_call_are_cast(size, named):
             stage.kernel(PRODUCT, 20.0, op="aten::linear", shapes=[[64, 4096], [4096, 4096]], dtypes=HALF)
 
     assert ("weight-casts" in _rules(play)) is named
+
+
+@pytest.mark.parametrize(
+    ("wanted", "deep", "named"),
+    [("head", "frozen", True), ("all", "frozen", False), ("head", "wanted", False)],
+)
+def test_gradients_of_weights_that_no_optimizer_has_are_needless_beyond_the_last_it_has(wanted, deep, named):
+    sizes = [[10, 512], *([512 + 8 * i, 512] for i in range(12)), [96, 512] if deep == "frozen" else [10, 512]]
+
+    def play(stage: Stage) -> None:
+        stage.kernel(PRODUCT, 100.0, op="aten::linear", shapes=[[64, 512], [512, 512]], dtypes=HALF)
+        _backward(stage, sizes)
+        with stage.span("Optimizer.step#AdamW.step", Kind.ANNOTATION):
+            held = sizes if wanted == "all" else sizes[:1]
+            stage.kernel(POINTWISE, 10.0, op="aten::_fused_adamw_", shapes=[held, held])
+
+    assert ("needless-gradients" in _rules(play)) is named
+
+
+@pytest.mark.parametrize(("often", "rule"), [(True, "host-code"), (False, "host-contention")])
+def test_an_op_that_takes_as_long_each_time_it_is_given_the_same_computes_on_the_host(often, rule):
+    rounds = iter(range(4))
+
+    def play(stage: Stage) -> None:
+        now = next(rounds)
+        for _ in range(12):
+            stage.kernel(PRODUCT, 60.0, op="aten::mm", shapes=[[64, 512], [512, 512]], dtypes=HALF)
+        for i in range(3):
+            size = [6464 + i, 201] if often else [64 + 8 * now + i, 512]
+            stage.host("aten::mm", 2500.0, extra=_shapes(size, [201, 80]))
+
+    found = _rules(play, rounds=4)
+    assert found[0] == rule, found
+
+
+@pytest.mark.parametrize(("sizes", "us", "named"), [(1, 20.0, True), (40, 20.0, False), (1, 4.0, False)])
+def test_a_long_run_of_kernels_over_one_large_tensor_is_a_chain_and_one_over_many_is_not(sizes, us, named):
+    def play(stage: Stage) -> None:
+        for i in range(240):
+            name = POINTWISE.replace("add", ("add", "mul", "pow")[i % 3])
+            stage.kernel(name, us, op="aten::mul", shapes=[[9, 1024, 1000 + 8 * (i % sizes)]], host_us=8.0)
+
+    assert ("pointwise-chains" in _rules(play)) is named
+
+
+@pytest.mark.parametrize(("us", "rule"), [(1.5, "launch-bound"), (40.0, "pointwise-chains")])
+def test_chains_of_kernels_too_short_to_move_anything_are_launches(us, rule):
+    stage = Stage()
+    for _ in range(2):
+        with stage.step():
+            for i in range(440):
+                name = PRODUCT if i % 11 == 10 else POINTWISE.replace("add", ("add", "mul", "pow")[i % 3])
+                op = "aten::mm" if i % 11 == 10 else "aten::mul"
+                stage.kernel(name, us, op=op, shapes=[[64, 64]] * 2, host_us=12.0)
+    stage.facts = {"unprofiled_step_s": 440 * max(12.0, us + 1) * 1e-6}
+    assert rules_of(stage.findings())[0] == rule
+
+
+@pytest.mark.parametrize(("num", "named"), [(6, True), (0, False)])
+def test_light_kernels_that_run_eagerly_in_a_break_are_the_breaks(num, named):
+    def play(stage: Stage) -> None:
+        for _ in range(8):
+            stage.kernel(PRODUCT, 100.0, op="aten::mm", shapes=[[4096, 512]] * 2, dtypes=HALF)
+            with stage.span("Torch-Compiled Region: 0/0", Kind.ANNOTATION):
+                with stage.span("## Call CompiledFxGraph a ##", Kind.ANNOTATION):
+                    stage.kernel("triton_poi_fused_add_0", 20.0, op="triton_poi_fused_add_0")
+                for i in range(num):
+                    name = POINTWISE.replace("add", ("add", "mul", "pow")[i % 3])
+                    stage.kernel(name, 40.0, op="aten::mul", shapes=[[8192, 2048]])
+                with (
+                    stage.span("Torch-Compiled Region: 1/0", Kind.ANNOTATION),
+                    stage.span("## Call CompiledFxGraph b ##", Kind.ANNOTATION),
+                ):
+                    stage.kernel("triton_poi_fused_add_1", 20.0, op="triton_poi_fused_add_1")
+
+    assert (_rules(play)[:1] == ["graph-breaks"]) is named
+
+
+@pytest.mark.parametrize(("distances", "num", "named"), [(0, 2, True), (1, 2, False), (1, 1, True)])
+def test_a_distance_between_what_two_networks_give_is_told_nothing_in_16_bits(distances, num, named):
+    loss = "void (anonymous namespace)::cunn_SoftMaxForward<LogSoftMaxForwardEpilogue>"
+
+    def play(stage: Stage) -> None:
+        stage.kernel(PRODUCT, 500.0, op="aten::linear", shapes=[[8192, 512], [32000, 512]], dtypes=HALF)
+        for _ in range(distances):
+            stage.host("aten::kl_div", 20.0, extra=_shapes([8192, 32000], [8192, 32000], [], []))
+        stage.kernel("nll_loss_forward_reduce", 10.0, op="aten::nll_loss", shapes=[[8192, 32000]], dtypes=HALF)
+        for _ in range(num):
+            stage.kernel(loss, 400.0, op="aten::_log_softmax", shapes=[[8192, 32000], [], []], dtypes=HALF)
+        for _ in range(6 - num):
+            stage.kernel(POINTWISE, 400.0, op="aten::mul", shapes=[[8192, 32000]], dtypes=HALF)
+
+    assert ("logits" in _rules(play)) is named
+
+
+@pytest.mark.parametrize(("us", "named"), [(3.8, False), (60.0, True)])
+def test_of_products_that_begin_and_end_nobody_knows_what_padding_brings(us, named):
+    def play(stage: Stage) -> None:
+        for _ in range(36):
+            stage.kernel("cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16_32x32_32x1_tn_align2", us, host_us=4.0)
+            stage.kernel(PRODUCT, 5.0, host_us=4.0)
+
+    assert ("misaligned-sizes" in _rules(play)) is named
+
+
+@pytest.mark.parametrize(("width", "change"), [(1, "nn.Linear"), (5, "height one")])
+def test_convolutions_of_width_one_are_products(width, change):
+    stage = Stage()
+    for _ in range(2):
+        with stage.step():
+            for _ in range(8):
+                given = [[96, 512, 1, 256], [2048, 512, 1, width]]
+                stage.kernel("void at::native::elementwise_kernel<128, 4, direct_copy>", 80.0, op="aten::copy_")
+                with stage.span("aten::convolution", extra=_shapes([96, 512, 256], [2048, 512, width])):
+                    stage.kernel("cudnn::nchwToNhwcKernel<bf16>", 50.0, op="aten::cudnn_convolution", shapes=given)
+                    stage.kernel("sm90_xmma_fprop_gemm_bf16", 200.0, op="aten::cudnn_convolution", shapes=given)
+    found = next(finding for finding in stage.findings() if finding.rule == "channels-first")
+    assert change in found.change and (found.low_ms > 0) is (width == 1)

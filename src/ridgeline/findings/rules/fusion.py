@@ -51,6 +51,10 @@ COMPUTES, COMPUTES_S = 0.1, 50e-6
 """Of the memory's rate, and of kernels that are longer than it takes to begin one."""
 LOOP, SMALL_S = 48, 30e-6
 """Small kernels in a row from which on they are a loop over tensors, and what small means."""
+MOVES_S = 10e-6
+"""Of kernels in a row over tensors of one size, from which on they move them rather than begin and end."""
+IDLE_FRAC = 0.3
+"""Of a step, less than which kernels take where its host decides."""
 TWICE = r"BackwardBackward\d*$"
 """Nodes of gradients that are differentiated again: code that torch.compile made does not let that happen."""
 CALLED = r"aten::(linear|matmul|addmm|mm|bmm|conv\w*|convolution|embedding)$"
@@ -561,6 +565,24 @@ def _num_kinds(scene: Scene, piece: Index) -> int:
     return len(np.unique(scene.trace.name[scene.rows[piece[taken_s > ALIKE * taken_s.max()]]]))
 
 
+def _is_one_chain(scene: Scene, piece: Index) -> bool:
+    """Whether a long run of kernels walks the same large tensors and is no loop over small ones."""
+    typical_s = float(np.median(scene.work_s[piece]))
+    if typical_s > SMALL_S or typical_s < MOVES_S:
+        return typical_s > SMALL_S
+    trace, ops = scene.trace, shaped_ops(scene.trace, scene.rows[piece])
+    shapes, known = trace.optional("shapes"), ops[ops >= 0]
+    found = {first_shape(trace.words[int(shapes[op])]) for op in np.unique(known).tolist()}
+    return 2 * len(known) > len(piece) and len(found) < SHAPES
+
+
+def _are_launches(scene: Scene, works: Index) -> bool:
+    """Whether what chains cost is that they are launched: kernels too short to move anything in a step that waits for
+    its host, as far as somebody timed one. Fusing them is one way out, and a graph of the whole step the other."""
+    busy_s = scene.per_step_s(scene.work_kind == int(Kind.KERNEL))
+    return scene.is_timed and busy_s < IDLE_FRAC * scene.step_s and float(np.median(scene.work_s[works])) < MOVES_S
+
+
 def _longest_frac(scene: Scene, piece: Index) -> float:
     """Of a chain's time what its longest kernel takes, which at worst remains: one kernel for all has its traffic."""
     return float(scene.work_s[piece].max() / max(1e-12, scene.work_s[piece].sum()))
@@ -586,7 +608,7 @@ def _least_bytes(shapes: str, dtypes: str) -> float:
     return max(sizes) * (2.0 if first_dtype(dtypes) in ("bf16", "fp16") else 4.0) if sizes else np.inf
 
 
-@rule("pointwise-chains", version=9, order=50)
+@rule("pointwise-chains", version=10, order=50)
 def pointwise_chains(scene: Scene) -> Candidate | None:
     if len(scene.host_spans(TWICE)):
         return None
@@ -596,7 +618,7 @@ def pointwise_chains(scene: Scene) -> Candidate | None:
     pieces = [order[starts[i] : ends[i]] for i in np.flatnonzero(ends - starts >= CHAIN).tolist()]
     sums = (scene.trace.op[scene.rows] == 0) & (scene.family("reduce") | scene.named(r"CUDAFunctor_add"))
     pieces = [piece for piece in pieces if len(piece) >= CHAIN_UNKNOWN or sums[piece].sum() < len(piece) - 1]
-    pieces = [piece for piece in pieces if len(piece) < LOOP or np.median(scene.work_s[piece]) > SMALL_S]
+    pieces = [piece for piece in pieces if len(piece) < LOOP or _is_one_chain(scene, piece)]
     drawn_s = np.where(scene.family("random"), 0.0, scene.work_s)  # draws have no input that another kernel writes
     pieces = [piece for piece in pieces if _num_alike(drawn_s[piece]) >= CHAIN and _num_kinds(scene, piece) >= KINDS]
     if not pieces:
@@ -604,7 +626,7 @@ def pointwise_chains(scene: Scene) -> Candidate | None:
     works = np.concatenate(pieces)
     lengths = np.concatenate([np.full(len(piece), len(piece)) for piece in pieces])
     longest = np.concatenate([np.full(len(piece), _longest_frac(scene, piece)) for piece in pieces])
-    if scene.frac(scene.per_step_s(works)) < 0.1:
+    if scene.frac(scene.per_step_s(works)) < 0.1 or _are_launches(scene, works):
         return None
     return Candidate(
         what=f"{len(pieces) / scene.num_steps:.3g} chains of {np.median(lengths):.0f} or so pointwise kernels a step, "

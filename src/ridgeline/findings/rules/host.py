@@ -8,7 +8,7 @@ import numpy as np
 from ridgeline.findings.cure import EMPTY, Cure, joined
 from ridgeline.findings.finding import Where
 from ridgeline.findings.program import ALLOCATES, NOT_ALLOCATING, runtime_named
-from ridgeline.findings.replay import Index
+from ridgeline.findings.replay import Index, Seconds
 from ridgeline.findings.rule import rule
 from ridgeline.findings.samples import MANY_PASSES, passes_over_samples
 from ridgeline.findings.scene import SURE_FRAC, Candidate, Scene
@@ -53,6 +53,8 @@ GIVEN_FRAC = 0.1
 grown to its size, which passes by itself (95 and 16 calls in two programs that were well)."""
 STOPPED_FRAC = 0.1
 """Of the step, from which on stops between ops alone are told."""
+IN_A_BREAK = 4
+"""Light kernels that run eagerly in a break, from which on compiling them pays, as of any chain."""
 MERGED_FRAC = 0.5
 """Of the memory: two batches at once need about twice what is held at the peak."""
 
@@ -204,7 +206,7 @@ def _launching_threads(scene: Scene) -> Index:
     return np.asarray(np.unique(scene.trace.thread[launches[launches >= 0]]), dtype=np.int64)
 
 
-@rule("graph-breaks", version=5, order=60)
+@rule("graph-breaks", version=6, order=49)
 def graph_breaks(scene: Scene) -> Candidate | None:
     """What Python goes on with after a break is compiled for itself and called from inside of what was broken. Regions
     beside each other are functions that somebody compiled one by one."""
@@ -238,12 +240,20 @@ def graph_breaks(scene: Scene) -> Candidate | None:
             host_worst=0.7 if int(resumed.sum()) >= 2 * scene.num_rounds else 1.0,  # one break costs what it costs
             works=works,
             keep_best=0.0,
-            keep_worst=0.9,
+            keep_worst=_kept_of_breaks(scene, works, len(top)),
             freed=reads,
         ),
         evidence=scene.host_evidence(top),
         spans=tuple(top.tolist()),
     )
+
+
+def _kept_of_breaks(scene: Scene, works: Index, num: int) -> Seconds:
+    """Of what runs eagerly in a break, what is left at worst: of several light kernels in a row, which are compiled
+    into one, half; of others nearly all."""
+    light = scene.family("pointwise", "reduce", "dropout", "copy")[works]
+    chained = light & (light.sum() >= IN_A_BREAK * max(1, num))
+    return np.where(chained, 0.5, 0.9)
 
 
 def _bounds(scene: Scene, spans: Index) -> tuple[Index, Index]:

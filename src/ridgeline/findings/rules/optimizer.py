@@ -8,8 +8,8 @@ from ridgeline.findings.cure import Cure, joined
 from ridgeline.findings.replay import Index, Mask, Seconds
 from ridgeline.findings.rule import rule
 from ridgeline.findings.scene import BACKWARD, Candidate, Scene
-from ridgeline.findings.shapes import parsed
-from ridgeline.trace.intervals import Intervals, union
+from ridgeline.findings.shapes import first_shape, is_shape, parsed
+from ridgeline.trace.intervals import Intervals, covered_within, union
 from ridgeline.trace.kind import Kind
 
 MANY = 32
@@ -28,6 +28,8 @@ BETWEEN_NS = 100_000
 WEIGHTS = 6
 """Tensors that are written over after a backward pass, at least: pictures or a state that are moved along their own
 gradients are one or two, and no list of them is longer."""
+UNWANTED = 4
+"""Gradients a round of weights that nobody updates, at least: one or two are of inputs that somebody changes."""
 COVERED_FRAC = 0.8
 """Of the sizes that gradients have, those that an update by hand writes over."""
 FUSED = "torch.optim.AdamW(…, fused=True) (SGD and Adam have it too); foreach=True where fused is missing"
@@ -170,6 +172,62 @@ def _lists_zeroed(scene: Scene) -> Index:
 
 def _first_size(scene: Scene, row: int) -> str:
     return scene.trace.text("shapes", row).split("]")[0].lstrip("[")
+
+
+@rule("needless-gradients", version=1, order=14)
+def needless_gradients(scene: Scene) -> Candidate | None:
+    """A backward pass goes on into weights that no optimizer has."""
+    leaves = scene.host_spans(r"^torch::autograd::AccumulateGrad$", Kind.OP)
+    steps = scene.host_spans(r"^Optimizer\.step", Kind.ANNOTATION, Kind.OP)
+    if len(leaves) < UNWANTED or not len(steps) or (scene.work_kind == int(Kind.COMMUNICATION)).any():
+        return None  # of many devices, weights are updated in pieces
+    updated = _sizes_updated(scene, scene.time_of(steps))
+    leaves = leaves[np.argsort(scene.start_ns[leaves])]
+    shapes, words = scene.trace.optional("shapes"), scene.trace.words
+    sizes = [first_shape(words[int(shapes[row])]) for row in leaves.tolist()]
+    wanted = np.array([not size or size in updated for size in sizes], dtype=bool)
+    time, num = _beyond(scene, leaves, wanted, np.sort(scene.start_ns[steps]))
+    works = np.flatnonzero(scene.launched_in(time) & scene.under(BACKWARD))
+    if not updated or not wanted.any() or num < UNWANTED * scene.num_rounds or not len(works):
+        return None
+    return Candidate(
+        what=f"{num / scene.num_steps:.3g} gradients a step are of weights that the optimizer does not have",
+        cause="needless gradients: the backward pass goes through layers that are never updated",
+        change="requires_grad_(False) on the layers that stay, or torch.no_grad() around them",
+        where=scene.where(works),
+        cure=Cure(
+            works=works, keep_best=0.0, keep_worst=0.1, host=scene.op_time(works), host_best=0.0, host_worst=0.25
+        ),
+        evidence=scene.evidence(works),
+        spans=tuple(scene.rows[works[:200]].tolist()),
+        unchecked=("whether anybody reads these gradients, or updates these weights in other steps",),
+    )
+
+
+def _sizes_updated(scene: Scene, time: Intervals) -> set[tuple[int, ...]]:
+    """Of what ops inside of updates were given, in lists or not; none where an update tells nothing of its tensors."""
+    trace, shapes = scene.trace, scene.trace.optional("shapes")
+    ops = scene.of_kind(Kind.OP)
+    ops = ops[(shapes[ops] > 0) & (covered_within(time, scene.start_ns[ops], scene.end_ns[ops]) > 0)]
+    given = (parsed(trace.words[word]) for word in np.unique(shapes[ops]).tolist())
+    entries = (entry for each in given for entry in each if isinstance(entry, list))
+    lists = ([entry] if is_shape(entry) else entry for entry in entries)
+    return {tuple(size) for entry in lists for size in entry if is_shape(size) and size}
+
+
+def _beyond(scene: Scene, leaves: Index, wanted: Mask, steps_ns: Index) -> tuple[Intervals, int]:
+    """From the last gradient that is wanted before an update to the last that is not, and how many those are."""
+    first, last, num = list[int](), list[int](), 0
+    turn = np.searchsorted(steps_ns, scene.start_ns[leaves])
+    for each in np.unique(turn).tolist():
+        own = np.flatnonzero(turn == each)
+        kept = own[wanted[own]]
+        tail = own[own > kept[-1]] if len(kept) else own[:0]
+        if len(tail):
+            first.append(int(scene.end_ns[leaves[kept[-1]]]))
+            last.append(int(scene.end_ns[leaves[tail[-1]]]))
+            num += len(tail)
+    return Intervals(np.array(first, dtype=np.int64), np.array(last, dtype=np.int64)), num
 
 
 @rule("zero-grad", version=4, order=16)

@@ -28,6 +28,8 @@ NHWC_SUMS = (1.0, 3.3)
 a network without norms on an H200)."""
 STRIDES, BESIDE = r"at::native::elementwise_kernel<", 3
 """The kernel that walks strides, and how many kernels away from a convolution one may be its own."""
+CONVOLVES, THIN_CONV = r"^aten::(convolution|convolution_backward)$", 0.6
+"""Ops around a convolution's kernels, and of one of width one what a product takes at best."""
 STRIDED = 0.25
 """Share of the time of copies and sums on strided tokens that is left once tokens are contiguous (1.1 of 5.5 ms in a
 vision transformer on an H200)."""
@@ -52,6 +54,8 @@ REAL_FRAC = 0.7
 batch into pieces doubled its step (37 against 17 ms on an H200): the host could not launch them fast enough."""
 MOST = 0.5
 """A share of kernel time that deserves a word even when something else holds the step."""
+BRIEF_S = 8e-6
+"""Of a product that begins and ends: 36 of 3.8 µs each kept 0.88 of their time once they were padded."""
 UNSHAPED = 0.8
 """Share that is left at worst of a product called after its alignment whose sizes were not recorded: some sizes cost
 nothing when they are odd (rows of a transposed operand)."""
@@ -201,7 +205,7 @@ def _whole_convolutions(scene: Scene, mask: Mask) -> Mask:
     return np.asarray(mask | (convolution & (op >= 0) & np.isin(op, op[mask & convolution])), dtype=bool)
 
 
-@rule("misaligned-sizes", version=6, order=42)
+@rule("misaligned-sizes", version=7, order=42)
 def misaligned_sizes(scene: Scene) -> Candidate | None:
     """Products on Tensor Cores whose sizes are not multiples of 8, by name (align1, align2) or by shape; kernels that
     load whole tiles (nvjet) only take rows that are aligned, a number of rows is no stride, and of convolutions nobody
@@ -229,7 +233,8 @@ def misaligned_sizes(scene: Scene) -> Candidate | None:
         ]
     )
     shaped = shaped_ops(scene.trace, scene.rows[works[chosen]]) >= 0
-    worst = np.where(shaped, np.minimum(1.0, np.sqrt(best)), UNSHAPED)
+    brief = ~shaped & (scene.work_s[works[chosen]] < BRIEF_S)  # mostly its beginning and its end
+    worst = np.where(shaped, np.minimum(1.0, np.sqrt(best)), np.where(brief, 1.0, UNSHAPED))
     sizes = sorted({size for p in picked if p for size in _strides(p, rows) if size % 8})
     works = works[chosen]
     return Candidate(
@@ -273,7 +278,7 @@ def _dtypes(scene: Scene, works: Index) -> list[str]:
     return [first_dtype(trace.words[int(words[op])]) if op >= 0 else "" for op in ops.tolist()]
 
 
-@rule("channels-first", version=8, order=42)
+@rule("channels-first", version=9, order=42)
 def channels_first(scene: Scene) -> Candidate | None:
     """Convolutions in NCHW: transforms around them, and norms and pools that walk planes."""
     convs, walks = scene.family("conv"), _walks_planes(scene)
@@ -297,6 +302,9 @@ def channels_first(scene: Scene) -> Candidate | None:
     change = "model.to(memory_format=torch.channels_last) and images.to(memory_format=torch.channels_last)"
     if flat:
         change = "convolutions along one axis as Conv2d over pictures of height one, in channels_last"
+    thin = bool(_of_width_one(scene, moved).all())
+    if thin:
+        change = "nn.Linear over rows of channels instead of convolutions of width one between transposed copies"
     deep = scene.per_step_s(moved[_over_volumes(scene, moved)]) > 0.5 * scene.per_step_s(moved)
     if deep:
         change = "model.to(memory_format=torch.channels_last_3d) and clips.to(memory_format=torch.channels_last_3d)"
@@ -307,7 +315,9 @@ def channels_first(scene: Scene) -> Candidate | None:
         cause="NCHW convolutions: Tensor-Core kernels want NHWC, so every convolution transposes its operands",
         change=change,
         where=scene.where(moved),
-        cure=_in_channels_last(scene, moved, others, sure=shaped and not flat and not deep),
+        cure=_as_products(scene, moved, others)
+        if thin
+        else _in_channels_last(scene, moved, others, sure=shaped and not flat and not deep),
         evidence=scene.evidence(moved),
         spans=tuple(scene.rows[moved[:200]].tolist()),
     )
@@ -372,6 +382,35 @@ def _in_channels_last(scene: Scene, moved: Index, others: Index, *, sure: bool) 
         keep_best=np.concatenate((best, np.full(len(strided), STRIDED))),
         keep_worst=np.concatenate((worst, np.ones(len(strided)))),
     )
+
+
+def _as_products(scene: Scene, moved: Index, others: Index) -> Cure:
+    """Neither transforms nor, right beside the convolutions, copies and sums that walk strides."""
+    order, place = scene.stream_order
+    convs = np.flatnonzero(scene.under(CONVOLVES))
+    near = (place[convs][:, None] + np.arange(-BESIDE, BESIDE + 1)).ravel()
+    near = np.unique(order[near[(near >= 0) & (near < len(order))]])
+    strided = near[(scene.family("copy", "pointwise") & scene.named(STRIDES))[near]]
+    strided = np.setdiff1d(strided, np.concatenate((moved, others)))
+    return Cure(
+        works=np.concatenate((moved, others, strided)),
+        keep_best=np.concatenate((np.zeros(len(moved)), np.full(len(others), THIN_CONV), np.zeros(len(strided)))),
+        keep_worst=np.concatenate((np.full(len(moved), 0.25), np.ones(len(others)), np.full(len(strided), 0.75))),
+    )
+
+
+def _of_width_one(scene: Scene, works: Index) -> Mask:
+    """Whether each is of a convolution along one axis whose weight has one value for each pair of channels."""
+    trace, ops = scene.trace, shaped_ops(scene.trace, scene.rows[works])
+    shapes = trace.optional("shapes")
+    known = {op: _is_thin(trace.words[int(shapes[op])]) for op in np.unique(ops[ops >= 0]).tolist()}
+    return np.array([known.get(op, False) for op in ops.tolist()], dtype=bool)
+
+
+def _is_thin(shapes: str) -> bool:
+    given = [shape for shape in parsed(shapes) if is_shape(shape) and len(shape) in (3, 4)]
+    along = len(given) >= 2 and (len(given[-2]) == 3 or given[-2][2] == 1)
+    return along and min(given[-1][:2]) > 1 and set(given[-1][2:]) == {1}
 
 
 def _bias_sums(scene: Scene) -> Mask:
