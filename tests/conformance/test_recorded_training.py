@@ -40,7 +40,8 @@ LOST = {
 """Results that were slower than `torch.compile`, or allocated more than eager; the note says why."""
 LITTLE = {("optimize_train_16.json.gz", "wav2vec2-base-train-8x10s"), ("optimize_train_17.json.gz", "lstm-train-35x20"),
           ("optimize_train_18.json.gz", "mobilenetv3-train-32"), ("optimize_train_22.json.gz", "piano-train-32x400"),
-          ("optimize_train_22.json.gz", "detector-train-4"), ("optimize_train_23.json.gz", "detector-train-4")}  # fmt: skip
+          ("optimize_train_22.json.gz", "detector-train-4"),
+          ("optimize_train_23.json.gz", "detector-train-4")}  # fmt: skip
 """Eager returned, or torch.compile itself: by layers that a step drops, and by 60 to 240 KB of tables for our update: a
 little more."""
 
