@@ -70,7 +70,7 @@ def _has_cuda() -> bool:
 
 
 PACE = "RIDGELINE_PACE"
-EVERY = {"whole": 1, "usual": 2, "slow": 3}
+EVERY = {"whole": 1, "usual": 2, "slow": 4}
 """Of the longest files a run of everything takes every n-th case: all of them take 28 minutes of CPU, 15 are allowed
 on two cores. ``RIDGELINE_PACE=whole`` runs all."""
 USUAL_S = 0.12
@@ -83,7 +83,7 @@ LONGEST = frozenset(
         "training_graphs search_adversarial capture_models lane compiled graphed search traps snares contract pieces "
         "zoo_flops loops watch training_families hazards rewrites planted_causes adversarial_rewrites positions "
         "backend spelled_whole handed products chains narrowing paged_attention latent_attention recurrent ruses "
-        "caches doubts constants substitution tables wiles"
+        "caches doubts constants substitution tables wiles sliding spellings rules"
     ).split()
 )
 
@@ -111,7 +111,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _leave_out_most(items: list[pytest.Item], every: int) -> None:
-    """Only every second or third case of the longest files runs, and the run says so."""
+    """Only every second or fourth case of the longest files runs, and the run says so."""
     left_out = pytest.mark.skip(reason=f"1 of {every} cases of a long file is run ({PACE}=whole runs all)")
     cases = [item for item in items if item.path.name in LONGEST and "[" in item.name]
     for _, file in itertools.groupby(cases, key=lambda item: item.path):
