@@ -290,6 +290,11 @@ TRIALS = (
     "again_scans_unpacked_on_one_core again_healthy_tuned_experts"
 ).split()
 """What fixed and healthy programs were told and nobody has tried, done; what brings most, and imports no hub, first."""
+TRIALS_REST = (
+    "again_reviews_filled_to_the_limit again_sampler_compares_its_timestep again_blocks_wrapped_to_recompute "
+    "again_paths_summed_word_by_word"
+).split()
+"""What fixed programs of the twenty-second suite were told."""
 LEFT = (
     "again_padded_in_order again_pictures_in_graph again_tables_zeroed healthy_compiled_training "
     "again_adam_tensor_by_tensor again_healthy_graph_decode"
@@ -303,7 +308,7 @@ SUITES = {
     "seventeenth": SEVENTEENTH, "seventeenth-rest": SEVENTEENTH_REST, "eighteenth": EIGHTEENTH,
     "eighteenth-rest": EIGHTEENTH_REST, "nineteenth": NINETEENTH, "nineteenth-rest": NINETEENTH_REST,
     "twentieth": TWENTIETH, "twenty-first": TWENTY_FIRST, "twenty-second": TWENTY_SECOND, "trials": TRIALS,
-    "left": LEFT,
+    "trials-rest": TRIALS_REST, "left": LEFT,
 }  # fmt: skip
 
 
