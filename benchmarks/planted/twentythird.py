@@ -113,11 +113,11 @@ def tomograms_by_two_workers(s: Setting, fixed: bool) -> Program:
 
 @case("cpu affinity", "let the process and its workers use every core", **LOADED)
 def tremors_bound_to_a_rank(s: Setting, fixed: bool) -> Program:
-    """Tremors told apart; the launcher bound the process to the core of its rank, and so its eight workers."""
+    """Tremors told apart; the launcher bound the process to the core of its rank, and so its twelve workers."""
     scope = nullcontext if fixed else functools.partial(fresh._cores, 1)
     dataset = nets.Tremors(s.pick(4096, 64))
     loader = DataLoader(
-        dataset, s.pick(128, 2), num_workers=s.pick(8, 1), pin_memory=s.cuda, persistent_workers=True, drop_last=True
+        dataset, s.pick(128, 2), num_workers=s.pick(12, 1), pin_memory=s.cuda, persistent_workers=True, drop_last=True
     )
     with scope():
         feed: Any = iter(loader)
@@ -146,14 +146,13 @@ def screens_as_tensors(s: Setting, fixed: bool) -> Program:
     )
     target.requires_grad_(False)
     optimizer = torch.optim.Adam(q_net.parameters(), lr=1e-4, fused=True)
-    order = itertools.cycle(memory.batches)
-    pinned = itertools.cycle([tuple(s.pinned(torch.from_numpy(a)) for a in b) for b in memory.batches])
-    ahead = iter(Prefetch(s, pinned)) if fixed else None
+    order: Iterator[Any] = itertools.cycle(memory.batches)
+    if fixed:
+        pinned = [tuple(s.pinned(torch.from_numpy(array)) for array in batch) for batch in memory.batches]
+        order = iter(Prefetch(s, itertools.cycle(pinned)))
 
     def sample() -> tuple[Tensor, ...]:
-        if ahead is not None:
-            return next(ahead)
-        return tuple(torch.as_tensor(array, device=s.device) for array in next(order))
+        return next(order) if fixed else tuple(torch.as_tensor(array, device=s.device) for array in next(order))
 
     def learn() -> None:
         obs, next_obs, actions, rewards = sample()
@@ -210,7 +209,7 @@ def sound_coded_in_anomaly_mode(s: Setting, fixed: bool) -> Program:
 
 @case("synchronous logging", "save previews every fiftieth step", **ONE)
 def previews_saved_every_step(s: Setting, fixed: bool) -> Program:
-    """Pictures denoised; what two of them would look like is saved after every step."""
+    """Pictures denoised; what the first would look like is saved after every step."""
     batch, places, pixels = s.pick((32, 1024, 192), (2, 4, 12))
     model = s.place(lambda: nets.Denoiser(pixels, s.pick(512, 16), s.pick(8, 2), s.pick(6, 1)))
     pictures, level, optimizer = _bf16(s, batch, places, pixels), _bf16(s, batch, 8), _adamw(model)
@@ -224,7 +223,7 @@ def previews_saved_every_step(s: Setting, fixed: bool) -> Program:
         F.mse_loss(found, noise).backward()
         optimizer.step()
         if next(turn) % every == 0:
-            nets.pictured(noisy[:2] - found[:2].detach(), file)
+            nets.pictured(noisy[:1] - found[:1].detach(), file)
 
     return Program(step, close=file.close)
 
@@ -290,7 +289,7 @@ def captions_tidied_after(s: Setting, fixed: bool) -> Program:
     """Pictures denoised while all that is said of them lies in memory; a decorator tidies up after each step."""
     batch, places, pixels = s.pick((16, 1024, 64), (2, 4, 8))
     model = s.place(lambda: nets.Denoiser(pixels, s.pick(768, 16), s.pick(12, 2), s.pick(6, 1)))
-    said, pictures, level = nets.captions(s.pick(100_000, 10)), _bf16(s, batch, places, pixels), _bf16(s, batch, 8)
+    said, pictures, level = nets.captions(s.pick(36_000, 10)), _bf16(s, batch, places, pixels), _bf16(s, batch, 8)
 
     def loss(held: Any = said) -> Tensor:
         noise = torch.randn_like(pictures)
@@ -481,7 +480,7 @@ def healthy_shown_ahead(s: Setting, fixed: bool) -> Program:
     """What somebody did, shown out of pinned memory a step ahead, to a network that takes long."""
     rows, seen, inner = s.pick((16_384, 2048, 8192), (4, 8, 16))
     net = s.place(lambda: nets.wide(seen, inner, inner, inner, 64))
-    shown = [(s.pinned(torch.randn(rows, seen).bfloat16()), s.pinned(torch.randint(64, (rows,)))) for _ in "ab"]
+    shown = [(s.pinned(_bf16(s, rows, seen).cpu()), s.pinned(torch.randint(64, (rows,)))) for _ in "ab"]
     ahead: Iterator[Any] = iter(Prefetch(s, itertools.cycle(shown)))
 
     def loss() -> Tensor:

@@ -273,7 +273,7 @@ class Denoiser(nn.Module):
 
 
 def pictured(patches: Tensor, file: Any) -> None:
-    """Some pictures written to a file that a browser of results can show."""
+    """A picture written to a file that a browser of results can show."""
     pixels = patches.float().clamp(-1, 1).cpu().numpy()
     file.seek(0)
     file.write(zlib.compress(((pixels + 1) * 127.5).astype(np.uint8).tobytes(), 6))
@@ -431,11 +431,13 @@ class GatedText(nn.Module):
 
     def __init__(self, width: int, layers: int, between: Callable[..., Tensor], watch: Stopwatch | None) -> None:
         super().__init__()
+        self.enter = nn.Linear(width, width, bias=False)
         self.products = nn.ModuleList(nn.Linear(width, 2 * width, bias=False) for _ in range(layers))
         self.gains = nn.ParameterList(torch.ones(width) for _ in range(layers))
         self.between, self.watch = between, watch
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, words: Tensor) -> Tensor:
+        x = self.enter(words)
         for product, gain in zip(self.products, self.gains):
             update, gate = product(x).chunk(2, -1)
             x = self.between(x, update, gate, gain, self.watch)
