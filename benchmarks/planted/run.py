@@ -271,7 +271,7 @@ TWENTY_SECOND = (
     "lattice_in_steps norm_left_out_of_compilation"
 ).split()
 TWENTY_THIRD = (
-    "tomograms_by_two_workers tremors_bound_to_a_rank screens_as_tensors fine_level_kept_on_the_host "
+    "tomograms_by_one_worker tremors_bound_to_a_rank screens_as_tensors fine_level_kept_on_the_host "
     "worst_places_counted_by_picture sound_coded_in_anomaly_mode previews_saved_every_step cells_grown_step_by_step "
     "residues_under_amsgrad crops_passed_apart graphs_that_free_after_updates captions_tidied_after "
     "views_correlated_in_fp32 joints_channels_first painted_by_slices codes_against_one_hot purchases_zeroed_by_list "

@@ -74,7 +74,7 @@ class MlpBlock(nn.Module):
 
 
 class Tomograms(Dataset[tuple[Tensor, int]]):
-    """Volumes of eight bits, turned, brightened by a power and made noisy, one by one."""
+    """Volumes of eight bits, turned, brightened by a power and speckled, one by one."""
 
     def __init__(self, side: int, num: int = 8, length: int = 100_000) -> None:
         self.volumes = np.random.default_rng(0).integers(0, 256, (num, side, side, side), np.uint8)
@@ -87,9 +87,9 @@ class Tomograms(Dataset[tuple[Tensor, int]]):
         rng = np.random.default_rng(index)
         volume = self.volumes[index % len(self.volumes)]
         turned = np.rot90(volume, int(rng.integers(4)), axes=(1, 2)).astype(np.float32) / 255
-        noise = rng.standard_normal(turned.shape, np.float32)
-        bright = np.power(turned, np.float32(rng.uniform(0.7, 1.4))) + 0.02 * noise
-        return torch.from_numpy((bright.clip(0, 1) * 255).astype(np.uint8)), index % 4
+        speckle = rng.random(turned.shape, np.float32)
+        bright = np.power(turned, np.float32(rng.uniform(0.7, 1.4))) * (1 - 0.1 * speckle)
+        return torch.from_numpy((bright * 255).astype(np.uint8)), index % 4
 
 
 class VolumeNet(nn.Module):
@@ -317,7 +317,7 @@ class Weather(nn.Module):
 # ---------------------------------------------------------------- sound
 
 
-class Tremors(Dataset[tuple[Tensor, int]]):
+class Tremors(Dataset[Tensor]):
     """What a station felt, filtered by its spectrum and made even."""
 
     def __init__(self, samples: int, length: int = 1_000_000) -> None:
@@ -328,11 +328,11 @@ class Tremors(Dataset[tuple[Tensor, int]]):
     def __len__(self) -> int:
         return self.length
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+    def __getitem__(self, index: int) -> Tensor:
         record = np.roll(self.records[index % len(self.records)], index % 997, axis=-1)
         smooth = np.fft.irfft(np.fft.rfft(record) * self.response, n=record.shape[-1])
         even = (smooth - smooth.mean(-1, keepdims=True)) / smooth.std(-1, keepdims=True)
-        return torch.from_numpy(even.astype(np.float16)), index % 3
+        return torch.from_numpy(even.astype(np.float16))
 
 
 class TremorNet(nn.Module):
