@@ -270,6 +270,15 @@ TWENTY_SECOND = (
     "healthy_loss_read_each_step healthy_pairs_in_one_square healthy_broad_layer healthy_bytes_from_workers "
     "lattice_in_steps norm_left_out_of_compilation"
 ).split()
+TWENTY_THIRD = (
+    "tomograms_by_one_worker tremors_bound_to_a_rank screens_as_tensors fine_level_kept_on_the_host "
+    "worst_places_counted_by_picture sound_coded_in_anomaly_mode previews_saved_every_step cells_grown_step_by_step "
+    "residues_under_amsgrad crops_passed_apart graphs_that_free_after_updates captions_tidied_after "
+    "views_correlated_in_fp32 joints_channels_first painted_by_slices codes_against_one_hot purchases_zeroed_by_list "
+    "weather_by_an_old_recipe prompt_of_a_model_that_rests episodes_filled_to_the_longest_allowed "
+    "healthy_long_scores healthy_near_to_all healthy_shown_ahead healthy_halved_pictures healthy_fields_squeezed "
+    "samples_by_mixtures layers_with_a_stopwatch"
+).split()
 AHEAD = {
     "twentieth": (
         "transformers.models.bert.modeling_bert",
@@ -307,8 +316,9 @@ SUITES = {
     "fourteenth": FOURTEENTH, "fourteenth-rest": FOURTEENTH_REST, "fifteenth": FIFTEENTH, "sixteenth": SIXTEENTH,
     "seventeenth": SEVENTEENTH, "seventeenth-rest": SEVENTEENTH_REST, "eighteenth": EIGHTEENTH,
     "eighteenth-rest": EIGHTEENTH_REST, "nineteenth": NINETEENTH, "nineteenth-rest": NINETEENTH_REST,
-    "twentieth": TWENTIETH, "twenty-first": TWENTY_FIRST, "twenty-second": TWENTY_SECOND, "trials": TRIALS,
-    "trials-rest": TRIALS_REST, "left": LEFT,
+    "twentieth": TWENTIETH, "twenty-first": TWENTY_FIRST, "twenty-second": TWENTY_SECOND,
+    "twenty-third": TWENTY_THIRD,
+    "trials": TRIALS, "trials-rest": TRIALS_REST, "left": LEFT,
 }  # fmt: skip
 
 
