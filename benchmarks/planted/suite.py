@@ -25,11 +25,12 @@ import trials
 import twelfth
 import twentieth
 import twentyfirst
+import twentyfourth
 import twentysecond
 from cases import CASES
 
 __all__ = [
     "CASES", "again", "eighteenth", "eighth", "eleventh", "fifteenth", "fifth", "fourteenth", "fourth", "fresh",
     "healthy", "nineteenth", "ninth", "seventeenth", "seventh", "sixteenth", "sixth", "tenth", "third", "thirteenth",
-    "trials", "twelfth", "twentieth", "twentyfirst", "twentysecond",
+    "trials", "twelfth", "twentieth", "twentyfirst", "twentyfourth", "twentysecond",
 ]  # fmt: skip
