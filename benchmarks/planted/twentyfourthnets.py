@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 import zlib
@@ -67,7 +66,7 @@ class CloudPairs(Dataset[tuple[Tensor, Tensor]]):
 
     def view(self, cloud: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         center = cloud[rng.integers(len(cloud))]
-        near = np.argsort(((cloud - center) ** 2).sum(1))[: self.kept]
+        near = np.argpartition(((cloud - center) ** 2).sum(1), self.kept)[: self.kept]
         a = rng.uniform(0, 2 * np.pi)
         turn = np.array([[np.cos(a), -np.sin(a), 0], [np.sin(a), np.cos(a), 0], [0, 0, 1]], np.float32)
         cut = (cloud[near] - center) @ turn * rng.uniform(0.8, 1.25, 3).astype(np.float32)
@@ -420,29 +419,31 @@ def conv_bn(a: int, b: int, stride: int = 1) -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(a, b, 3, stride, 1, bias=False), nn.BatchNorm2d(b), nn.ReLU(inplace=True))
 
 
-class Pyramid(nn.Module):
-    """Features of three sizes, each looked at by the same two heads: what is there, and where."""
+class Hourglass(nn.Module):
+    """Looks at a picture in smaller and smaller sizes, and adds what it saw on the way back."""
 
-    def __init__(self, bands: int, widths: tuple[int, ...], d: int, anchors: int) -> None:
+    def __init__(self, d: int, sizes: int) -> None:
         super().__init__()
-        self.stem = conv_bn(bands, widths[0], 2)
-        self.stages = nn.ModuleList(
-            nn.Sequential(conv_bn(a, b, 2), conv_bn(b, b)) for a, b in itertools.pairwise(widths)
-        )
-        self.lateral = nn.ModuleList(nn.Conv2d(b, d, 1) for b in widths[1:])
-        tower = lambda: [part for _ in range(3) for part in (nn.Conv2d(d, d, 3, padding=1), nn.ReLU(inplace=True))]
-        self.what = nn.Sequential(*tower(), nn.Conv2d(d, anchors * 8, 3, padding=1))
-        self.where = nn.Sequential(*tower(), nn.Conv2d(d, anchors * 4, 3, padding=1))
+        self.beside, self.down, self.up = conv_bn(d, d), conv_bn(d, d, 2), conv_bn(d, d)
+        self.inside = Hourglass(d, sizes - 1) if sizes > 1 else conv_bn(d, d)
 
-    def forward(self, x: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        x, levels = self.stem(x), []
-        for stage in self.stages:
-            x = stage(x)
-            levels.append(x)
-        merged = [lateral(level) for lateral, level in zip(self.lateral, levels)]
-        for i in range(len(merged) - 1, 0, -1):
-            merged[i - 1] = merged[i - 1] + F.interpolate(merged[i], scale_factor=2.0, mode="nearest")
-        return [self.what(level) for level in merged], [self.where(level) for level in merged]
+    def forward(self, x: Tensor) -> Tensor:
+        seen = self.up(self.inside(self.down(x)))
+        return self.beside(x) + F.interpolate(seen, scale_factor=2.0, mode="nearest")
+
+
+class CenterNet(nn.Module):
+    """Where the middles of things are, as a heat map for each kind, and how large they are."""
+
+    def __init__(self, bands: int, d: int, sizes: int, turns: int, kinds: int) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(conv_bn(bands, d // 2, 2), conv_bn(d // 2, d, 2))
+        self.glasses = nn.Sequential(*(Hourglass(d, sizes) for _ in range(turns)))
+        self.heat, self.size = (nn.Sequential(conv_bn(d, d), nn.Conv2d(d, kinds, 1)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.glasses(self.stem(x))
+        return self.heat(x), self.size(x)
 
 
 class AdaptedLayer(nn.Module):
