@@ -235,7 +235,7 @@ def stages_timed_while_compiled(s: Setting, fixed: bool) -> Program:
     @torch.no_grad()
     def step() -> None:
         a, b = u, v
-        for _ in range(s.pick(32, 2)):
+        for _ in range(s.pick(48, 2)):
             a, b = advance(a, b, tick)
         u.copy_(a)
         v.copy_(b)
@@ -279,7 +279,7 @@ def calls_unpacked_on_one_core(s: Setting, fixed: bool) -> Program:
         for one in asked:
             one.result()
     frame = s.pick(160, 16)
-    model = s.place(lambda: nets.CallNet(frame, s.pick(1024, 16), s.pick(16, 2), s.pick(24, 1), 24)).eval()
+    model = s.place(lambda: nets.CallNet(frame, s.pick(1024, 16), s.pick(16, 2), s.pick(16, 1), 24)).eval()
 
     def serve() -> Tensor:
         waves = s.pinned(torch.from_numpy(np.concatenate([one.result() for one in asked])))
@@ -296,7 +296,7 @@ def calls_unpacked_on_one_core(s: Setting, fixed: bool) -> Program:
 @case("data loader", "num_workers=2 → 12", **LOADED)
 def clouds_viewed_by_two_workers(s: Setting, fixed: bool) -> Program:
     """Clouds of points told apart from others by two views of each, which workers cut and turn."""
-    points, kept, batch = s.pick(4096, 64), s.pick(2048, 32), s.pick(64, 2)
+    points, kept, batch = s.pick(20_480, 64), s.pick(2048, 32), s.pick(64, 2)
     workers = s.pick(12 if fixed else 2, 1)
     loader = DataLoader(
         nets.CloudPairs(points, kept), batch, num_workers=workers, pin_memory=s.cuda, persistent_workers=True
@@ -360,7 +360,7 @@ def teacher_gives_its_memory_back(s: Setting, fixed: bool) -> Program:
 def tasks_tidied_up_after(s: Setting, fixed: bool) -> Program:
     """Weights from which two steps lead far; after each task somebody tidies up what its copies might have left."""
     dim, rows, depth = s.pick(2048, 8), s.pick(4096, 4), s.pick(4, 2)
-    index = nets.task_index(s.pick(8000, 10))
+    index = nets.task_index(s.pick(30_000, 10))
     weights = [nn.Parameter(_bf16(s, dim, dim) * dim**-0.5) for _ in range(depth)]
     optimizer = torch.optim.AdamW(weights, lr=1e-4, fused=True)
     tasks = [(_bf16(s, rows, dim), _bf16(s, rows, dim)) for _ in range(s.pick(4, 2))]

@@ -103,7 +103,7 @@ def info_nce(a: Tensor, b: Tensor, tau: float = 0.1) -> Tensor:
 MU_LAW = (np.sign(np.arange(256) - 127.5) * (256 ** (np.abs(np.arange(256) - 127.5) / 127.5) - 1) / 255 * 32767).astype(
     np.int16
 )
-TAPS = np.hanning(33).astype(np.float32) / 16
+TAPS = np.hanning(65).astype(np.float32) / 32
 
 
 def telephone_calls(num: int, samples: int) -> list[bytes]:
