@@ -279,6 +279,15 @@ TWENTY_THIRD = (
     "healthy_long_scores healthy_near_to_all healthy_shown_ahead healthy_halved_pictures healthy_fields_squeezed "
     "samples_by_mixtures layers_with_a_stopwatch"
 ).split()
+TWENTY_FOURTH = (
+    "replicas_swapped_in_turn states_followed_frame_by_frame windows_outlined_in_turn reads_filled_to_512 "
+    "depths_out_of_an_array shards_scored_as_they_come heads_a_slice_at_a_time answers_judged_by_one_hot "
+    "heat_noted_at_every_move calls_unpacked_on_one_core clouds_viewed_by_two_workers targets_sent_to_each_head "
+    "teacher_gives_its_memory_back tasks_tidied_up_after views_decorrelated_in_fp32 centers_channels_first "
+    "adan_of_the_paper selu_of_the_paper slopes_begun_with_zeros labels_for_pixels_computed_twice healthy_long_memory "
+    "healthy_committee_in_blocks healthy_vectors_fetched_beside healthy_modes_in_tf32 healthy_two_halves_of_a_batch "
+    "stages_timed_while_compiled teacher_colder_every_step"
+).split()
 AHEAD = {
     "twentieth": (
         "transformers.models.bert.modeling_bert",
@@ -317,7 +326,7 @@ SUITES = {
     "seventeenth": SEVENTEENTH, "seventeenth-rest": SEVENTEENTH_REST, "eighteenth": EIGHTEENTH,
     "eighteenth-rest": EIGHTEENTH_REST, "nineteenth": NINETEENTH, "nineteenth-rest": NINETEENTH_REST,
     "twentieth": TWENTIETH, "twenty-first": TWENTY_FIRST, "twenty-second": TWENTY_SECOND,
-    "twenty-third": TWENTY_THIRD,
+    "twenty-third": TWENTY_THIRD, "twenty-fourth": TWENTY_FOURTH,
     "trials": TRIALS, "trials-rest": TRIALS_REST, "left": LEFT,
 }  # fmt: skip
 
