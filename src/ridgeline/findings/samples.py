@@ -26,6 +26,8 @@ PASS_KERNELS = 10
 ALIKE, MOSTLY, COVERED = 0.25, 0.75, 0.5
 """Passes differ by so much, so many of them do not differ by more, and of the kernels outside of backward passes so
 many are theirs."""
+FEW_SAMPLES = 8
+"""Of a batch that may be one of several: what a person labels, a request, an episode."""
 LOOKUPS = frozenset({"aten::embedding"})
 CHOOSES, CHOICES = r"^aten::(argmax|multinomial|topk|sort|max)$", 1000
 """What turns the answer of a pass into the words of the next one, out of so many at least: labels are fewer."""
@@ -47,6 +49,34 @@ def passes_over_samples(scene: Scene) -> float:
     given = [(scene.trace.words[int(scene.trace.name[row])], _tensors(scene, row)) for row in calls.tolist()]
     series = (*_series(scene, calls, given), *_lone(scene, calls, given))
     return max((_num_passes(scene, starts) for starts in series), default=0) / scene.num_rounds
+
+
+def passes_over_few(scene: Scene) -> float:
+    """How many passes of a round begin with the layer that its first one begins with, over a few samples each: whether
+    they follow from each other is not asked, but where words are chosen after each they do."""
+    if "shapes" not in scene.trace.extra:
+        return 0.0
+    calls = _calls(scene)
+    if len(calls) > MANY_CALLS:
+        return 0.0
+    entering = calls[scene.words_like(ENTERS)[scene.trace.name[calls]]]
+    begun = defaultdict[tuple[str, Shape], list[int]](list)
+    for row in entering.tolist():
+        name, shapes = scene.trace.words[int(scene.trace.name[row])], _tensors(scene, row)
+        if len(shapes) < 2:
+            continue
+        table, given = (shapes[0], shapes[1]) if name in LOOKUPS else (shapes[1], shapes[0])
+        if given[0] <= FEW_SAMPLES or len(given) == 1:
+            begun[name, table].append(int(scene.start_ns[row]))
+    first = min(begun.values(), key=lambda starts: starts[0], default=[])
+    passes = _num_passes(scene, first) if first else 0
+    return 0.0 if 2 * _num_chosen(scene, calls) >= passes else passes / scene.num_rounds
+
+
+def _num_chosen(scene: Scene, calls: Index) -> int:
+    """How often a word is chosen out of many."""
+    chooses = calls[scene.words_like(CHOOSES)[scene.trace.name[calls]]]
+    return sum(bool(shapes := _tensors(scene, row)) and shapes[0][-1] >= CHOICES for row in chooses.tolist())
 
 
 def _calls(scene: Scene) -> Index:

@@ -418,10 +418,20 @@ class Scene:
         long = self._is_unusual(seconds, usual) & ~self._works_on(own, seconds, usual)
         return own[long], float((seconds - usual)[long].sum())
 
-    @cached_property
+    @property
     def stopped_s(self) -> float:
-        """Seconds in long gaps between two ops that usually follow each other at once, if they are most of such gaps:
-        code that somebody wrote there would take its time whenever the two meet."""
+        """The same where that is most of all long gaps."""
+        return self.stopped_for_s(0.5)
+
+    def stopped_for_s(self, least: float) -> float:
+        """Seconds in long gaps between two ops that usually follow each other at once, if they are this share of such
+        gaps: code that somebody wrote there would take its time whenever the two meet."""
+        num, found_s = self._stops
+        return found_s if num >= STOPS and found_s > least * self.elsewhere.total / 1e9 else 0.0
+
+    @cached_property
+    def _stops(self) -> tuple[int, float]:
+        """How many such gaps there are, and their seconds beyond what is usual."""
         trace, rows, gap_s = self.trace, self.wiring.call_rows, self.wiring.program.gap_s
         after = self.wiring.program.after
         known = np.flatnonzero((rows >= 0) & (after >= 0) & (rows[np.maximum(after, 0)] >= 0))
@@ -430,8 +440,7 @@ class Scene:
         _, pairs = np.unique(words[after[known]] * len(trace.words) + words[known], return_inverse=True)
         usual = self._usual(pairs.astype(np.int32), gap_s[known])
         long = self._is_unusual(gap_s[known], usual) & self._away[known]
-        found_s = float((gap_s[known] - usual)[long].sum())
-        return found_s if int(long.sum()) >= STOPS and found_s > 0.5 * self.elsewhere.total / 1e9 else 0.0
+        return int(long.sum()), float((gap_s[known] - usual)[long].sum())
 
     def unusual(self, spans: Index) -> Index:
         """The same of all spans, those with children as well: whatever is around a stall took as long."""

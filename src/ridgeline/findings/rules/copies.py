@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from ridgeline.errors import RidgelineError
 from ridgeline.findings.cure import Cure, joined
 from ridgeline.findings.replay import Index, Mask
-from ridgeline.findings.rule import rule
+from ridgeline.findings.rule import rule, suspicion
 from ridgeline.findings.scene import Candidate, Scene
 from ridgeline.findings.shapes import first_shape, is_shape, parsed, shaped_ops
 from ridgeline.trace.intervals import difference
@@ -29,6 +29,8 @@ RETURNED_FRAC, MOVED = 0.9, 6
 """Of the copies of one size, how many come back, and tensors a round, at least: a picture that comes back is one."""
 FETCHED, FETCHED_BYTES = 4, 8e6
 """Tensors a round, and bytes, from which on weights that come from the host are told."""
+PIECE_BYTES, PERHAPS_BYTES = 65536, 16e6
+"""Of a tensor, and of all in a round, that may be weights."""
 LAYERS = 8
 """Large copies a step, at least: weights come layer by layer, what is computed on comes in a few pieces."""
 
@@ -177,6 +179,20 @@ def weight_streaming(scene: Scene) -> Candidate | None:
         spans=tuple(scene.rows[works[:200]].tolist()),
         unchecked=("whether the model fits into device memory",),
     )  # fmt: skip
+
+
+@suspicion("weight-streaming")
+def perhaps_weights(scene: Scene) -> Candidate | None:
+    """Many tensors of several sizes come from the host, the same ones in every round."""
+    works = np.flatnonzero(scene.copies("htod"))
+    works = works[_bytes(scene, works) > PIECE_BYTES]
+    sizes, times = np.unique(_bytes(scene, works), return_counts=True)
+    again = sizes[times >= max(2, scene.num_rounds)]
+    works = works[np.isin(_bytes(scene, works), again)]
+    moved = _bytes(scene, works).sum() / scene.num_steps
+    if len(again) < 2 or len(works) / scene.num_rounds < FETCHED or moved < PERHAPS_BYTES:
+        return None
+    return _fetched_weights(scene, works)
 
 
 @rule("small-copies", version=2, order=29)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ridgeline.findings.cure import Cure
 from ridgeline.findings.replay import Index, Mask, Seconds
-from ridgeline.findings.rule import rule
+from ridgeline.findings.rule import rule, suspicion
 from ridgeline.findings.scene import BACKWARD, SURE_FRAC, Candidate, Scene
 from ridgeline.findings.shapes import dtype_named, first_dtype, first_shape, is_shape, parsed, product_of, shaped_ops
 from ridgeline.trace.kind import Kind
@@ -475,19 +475,33 @@ def _is_activation(scene: Scene, cast: int, shape: tuple[int, ...], shapes: np.n
 @rule("tensor-loop", version=6, order=18)
 def tensor_loop(scene: Scene) -> Candidate | None:
     """The same small op again and again, tensor by tensor: averages of weights, norms of gradients, schedules."""
+    pieces = _small_runs(scene)
+    joins = scene.named(r"^aten::(cat|stack)$", "op")
+    pieces = [piece for piece in pieces if _over_tensors(scene, piece, _joins_many(scene, piece[joins[piece]]))]
+    return _one_for_all(scene, pieces) if pieces else None
+
+
+@suspicion("tensor-loop")
+def perhaps_a_loop(scene: Scene) -> Candidate | None:
+    """Runs in which the same few ops come again and again: one state that moves on, or things that could be done at
+    once."""
+    trace = scene.trace
+    pieces = [piece for piece in _small_runs(scene) if (trace.op[scene.rows[piece]] > 0).any()]
+    pieces = [piece for piece in pieces if _comes_again(trace.op[scene.rows[piece]])]
+    return _one_for_all(scene, pieces) if pieces else None
+
+
+def _small_runs(scene: Scene) -> list[Index]:
+    """Stretches of many small light kernels in a row, outside of an optimizer's step."""
     order = np.lexsort((scene.base.work_start_s, scene.program.stream))
     light = scene.family("pointwise", "reduce", "copy", "fill", "index") | scene.is_on_device_copy
     small = light[order] & (scene.work_s[order] < SMALL_S)
     outside = ~scene.launched_in(scene.time_of(scene.host_spans(r"^Optimizer\.")))[order]
     starts, ends = _runs(small & outside, scene.program.stream[order])
-    long = np.flatnonzero(ends - starts >= LOOP)
-    if not len(long):
-        return None
-    pieces = [order[starts[i] : ends[i]] for i in long.tolist()]
-    joins = scene.named(r"^aten::(cat|stack)$", "op")
-    pieces = [piece for piece in pieces if _over_tensors(scene, piece, _joins_many(scene, piece[joins[piece]]))]
-    if not pieces:
-        return None
+    return [order[starts[i] : ends[i]] for i in np.flatnonzero(ends - starts >= LOOP).tolist()]
+
+
+def _one_for_all(scene: Scene, pieces: list[Index]) -> Candidate:
     works = np.concatenate(pieces)
     return Candidate(
         what=f"A loop over tensors launches {len(works) / scene.num_steps:,.0f} small kernels a step",
@@ -524,6 +538,12 @@ def _goes_on(names: NDArray[np.int32], shapes: NDArray[np.int32]) -> bool:
         if again.mean() >= AGAIN_FRAC:
             return bool((shapes[period:] != shapes[:-period])[again].mean() >= ANOTHER_FRAC)
     return False
+
+
+def _comes_again(names: NDArray[np.int32]) -> bool:
+    """Whether the same few ops come again and again, whatever they are over."""
+    longest = min(LONGEST_BODY, len(names) // 2)
+    return any((names[period:] == names[:-period]).mean() >= AGAIN_FRAC for period in range(1, longest + 1))
 
 
 def _joins_many(scene: Scene, works: Index) -> bool:

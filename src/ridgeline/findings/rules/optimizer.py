@@ -6,7 +6,7 @@ import numpy as np
 
 from ridgeline.findings.cure import Cure, joined
 from ridgeline.findings.replay import Index, Mask, Seconds
-from ridgeline.findings.rule import rule
+from ridgeline.findings.rule import rule, suspicion
 from ridgeline.findings.scene import BACKWARD, Candidate, Scene
 from ridgeline.findings.shapes import first_shape, is_shape, parsed
 from ridgeline.trace.intervals import Intervals, covered_within, union
@@ -74,6 +74,43 @@ def unfused_optimizer(scene: Scene) -> Candidate | None:
     )
 
 
+@suspicion("unfused-optimizer")
+def perhaps_updates(scene: Scene) -> Candidate | None:
+    """Ops over tensors of the weights' sizes between a backward pass and the next forward one, without an optimizer of
+    PyTorch's: they may write new weights instead of writing over the old."""
+    if len(scene.host_spans(r"^Optimizer\.step", Kind.ANNOTATION, Kind.OP)):
+        return None
+    ops, _ = _after_gradients(scene, _sizes_learned(scene) | _sizes_called_with(scene))
+    time = _in_a_row(scene, ops)
+    works = np.flatnonzero(scene.launched_in(time) & scene.family(*LIBRARY))
+    if len(works) / scene.num_rounds < MANY:
+        return None
+    return Candidate(
+        what=f"{len(works) / scene.num_steps:,.0f} kernels a step over what has the weights' sizes, after gradients",
+        cause="unfused optimizer: weights are updated one tensor after another",
+        change=FUSED,
+        where=scene.where(works),
+        cure=Cure(works=works, keep_best=0.2, keep_worst=0.6, host=time, host_best=0.05, host_worst=0.4),
+        evidence=scene.evidence(works),
+        spans=tuple(scene.rows[works[:200]].tolist()),
+    )
+
+
+def _sizes_learned(scene: Scene) -> set[str]:
+    """Of leaves that get gradients."""
+    learned = scene.host_spans(r"^torch::autograd::AccumulateGrad$", Kind.OP)
+    return {_first_size(scene, row) for row in learned.tolist()} - {""}
+
+
+def _sizes_called_with(scene: Scene) -> set[str]:
+    """Of matrices and filters that layers are called with, and turned ones, as products are given them."""
+    calls = scene.host_spans(r"^aten::(linear|conv\dd|embedding)$", Kind.OP)
+    words = {scene.trace.text("shapes", row) for row in calls.tolist()}
+    given = [[shape for shape in parsed(word)[:2] if is_shape(shape)] for word in words]
+    weights = [tuple(shapes[1]) for shapes in given if len(shapes) == 2 and len(shapes[1]) >= 2]
+    return {", ".join(map(str, each)) for weight in weights for each in (weight, weight[::-1])}
+
+
 def _kept_one_by_one(scene: Scene, works: Index) -> tuple[Seconds, Seconds]:
     """Of the device's time, what is left at best and at worst of updates one tensor after another: of a few kernels for
     each that is about all there is to do, of a kernel that somebody wrote for the whole update all of it, and of one
@@ -88,14 +125,22 @@ def _kept_one_by_one(scene: Scene, works: Index) -> tuple[Seconds, Seconds]:
 def _updated_by_hand(scene: Scene) -> Index:
     """Ops over tensors of the gradients' sizes after a backward pass, where the program has no optimizer of PyTorch's:
     most of them have been written over once the last one is done. Averages of weights have an optimizer beside them."""
-    trace = scene.trace
-    learned = scene.host_spans(r"^torch::autograd::AccumulateGrad$", Kind.OP)
-    sizes = {_first_size(scene, row) for row in learned.tolist()}
-    ops = scene.host_spans(UPDATES, Kind.OP)
+    sizes = _sizes_learned(scene)
+    ops, num_passes = _after_gradients(scene, sizes)
+    written = scene.words_like(r"[a-z]_$")[scene.trace.name[ops]]
+    covered = {_first_size(scene, row) for row in ops[written].tolist()}
+    many = written.sum() >= WEIGHTS * num_passes
+    return np.asarray(ops if many and len(covered) >= COVERED_FRAC * len(sizes) else ops[:0], dtype=np.int64)
+
+
+def _after_gradients(scene: Scene, sizes: set[str]) -> tuple[Index, int]:
+    """Ops over tensors of these sizes after a backward pass and before the next forward one, and how many such passes
+    there are."""
+    trace, ops = scene.trace, scene.host_spans(UPDATES, Kind.OP)
     ops = ops[~np.isin(trace.parent[ops], scene.of_kind(Kind.OP)) & np.isin(trace.thread[ops], scene.main_threads)]
     passes = scene.host_spans(r"^autograd::engine::evaluate_function", Kind.OP)
-    if not len(ops) or not len(sizes - {""}) or not len(passes):
-        return ops[:0]
+    if not len(ops) or not sizes or not len(passes):
+        return ops[:0], 0
     launches = scene.host_spans(FORWARD, Kind.OP)
     launches = np.sort(scene.start_ns[launches[~scene.spans_under(launches, BACKWARD)]])
     ended = np.sort(scene.end_ns[passes])
@@ -104,11 +149,7 @@ def _updated_by_hand(scene: Scene) -> Index:
     between = np.searchsorted(launches, scene.start_ns[ops]) > np.searchsorted(launches, since)
     sized = np.array([_first_size(scene, row) in sizes for row in ops.tolist()], dtype=bool)
     chosen = (last >= 0) & ~between & sized
-    ops, num_passes = ops[chosen], len(np.unique(last[chosen]))
-    written = scene.words_like(r"[a-z]_$")[trace.name[ops]]
-    covered = {_first_size(scene, row) for row in ops[written].tolist()}
-    many = written.sum() >= WEIGHTS * num_passes
-    return np.asarray(ops if many and len(covered) >= COVERED_FRAC * len(sizes) else ops[:0], dtype=np.int64)
+    return np.asarray(ops[chosen], dtype=np.int64), len(np.unique(last[chosen]))
 
 
 def _in_a_row(scene: Scene, ops: Index) -> Intervals:

@@ -9,7 +9,7 @@ import numpy as np
 from ridgeline.findings.cure import NOWHERE, Cure, joined
 from ridgeline.findings.finding import Where
 from ridgeline.findings.replay import Index
-from ridgeline.findings.rule import rule
+from ridgeline.findings.rule import rule, suspicion
 from ridgeline.findings.scene import FACTORED, Candidate, Scene, Wait
 from ridgeline.findings.shapes import first_dtype
 from ridgeline.trace.intervals import Intervals, covered_within, difference, union
@@ -127,6 +127,42 @@ def logging(scene: Scene) -> Candidate | None:
         cure=_unread(scene, waits, joined(scene.time_of(spans), handled, formatted)),
         evidence=scene.host_evidence(np.concatenate((spans, _rows(waits)))),
         spans=tuple(spans[:200].tolist()),
+    )
+
+
+@suspicion("logging")
+def perhaps_logging(scene: Scene) -> Candidate | None:
+    """Whatever is read or fetched in every round, and then worked on while nothing of it comes back at once."""
+    reads = [wait for wait in scene.waits if (_is_read(wait) or _is_copy_back(wait)) and not _is_upload(wait)]
+    waits, busy = _followed(scene, _regular(scene, [wait for wait in reads if not _answered(scene, wait)]), BUSY_S)
+    if not waits:
+        return None
+    return Candidate(
+        what=f"{len(waits) / scene.num_steps:.3g} reads a step after which the host is busy and sends nothing back",
+        cause="synchronous logging: what is read is formatted, printed or written by the thread that launches",
+        change="log every N steps, keep values on the device and read them together, or log from a thread",
+        where=_place(waits),
+        cure=_unread(scene, waits, busy),
+        evidence=scene.host_evidence(_rows(waits)),
+        spans=tuple(_rows(waits)[:200].tolist()),
+    )
+
+
+@suspicion("host-round-trip")
+def perhaps_round_trip(scene: Scene) -> Candidate | None:
+    """The same reads, whether something comes back or not."""
+    reads = [wait for wait in scene.waits if (_is_read(wait) or _is_copy_back(wait)) and not _is_upload(wait)]
+    waits, busy = _followed(scene, _regular(scene, reads), BUSY_S)
+    if not waits:
+        return None
+    return Candidate(
+        what=f"{len(waits) / scene.num_steps:.3g} reads a step after which the host is busy before it launches again",
+        cause="a round trip through the host: what is read is computed with there",
+        change="compute it on the device with CUDA tensors, and move only what leaves the program",
+        where=_place(waits),
+        cure=_unread(scene, waits, busy),
+        evidence=scene.host_evidence(_rows(waits)),
+        spans=tuple(_rows(waits)[:200].tolist()),
     )
 
 
