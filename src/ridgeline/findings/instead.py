@@ -26,6 +26,14 @@ AMBIGUOUS = frozenset({
 })  # fmt: skip
 """Rules that read a cause out of a pattern which others leave as well; the rest have an event, a type or a layout that
 nothing else makes."""
+GENERALLY: Mapping[str, frozenset[str]] = {
+    "launch-bound": frozenset(
+        {"micro-batches", "small-batch", "tensor-loop", "pointwise-chains", "unfused-optimizer", "graph-breaks"}
+    ),
+    "host-code": frozenset({"host-contention"}),
+}
+"""Findings whose time a slow host may have instead: many short kernels are also many launches, and a thread that stops
+may have been at work. Of every other finding about the host that would be said as well, and say less."""
 TELLS: Mapping[str, str] = {
     "launch-bound": "a step timed out of torch.cuda.graph; if it takes as long, launches are not what it waits for",
     "host-code": "a recording with stacks, in which the same line of Python is there in every step",
@@ -90,7 +98,9 @@ def _instead(
     fitting = [
         (other, promised)
         for other, promised in others
-        if promised.expected_ms >= AS_MUCH * finding.expected_ms and _is_same_time(scene, own, other)
+        if finding.rule in GENERALLY.get(other.rule.name, AMBIGUOUS)
+        and promised.expected_ms >= AS_MUCH * finding.expected_ms
+        and _is_same_time(scene, own, other)
     ]
     fitting.sort(key=lambda one: (one[0].rule.name in GENERAL, -one[1].expected_ms))
     return tuple(_as_instead(promised) for _, promised in fitting[:MOST])

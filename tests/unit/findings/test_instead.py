@@ -44,7 +44,7 @@ def test_passes_that_may_follow_from_each_other_are_launches_or_a_small_batch(ro
     first = _told(lambda stage: _passes(stage, rows, chosen))[0]
     assert first.rule == "launch-bound"
     assert ("micro-batches" in [other.rule for other in first.instead]) == named
-    assert all(other.tell == TELLS[other.rule] and 0 < other.high_ms for other in first.instead)
+    assert all(other.tell == TELLS[other.rule] and other.high_ms > 0 for other in first.instead)
 
 
 def _copies(stage: Stage, sizes: list[int]) -> None:

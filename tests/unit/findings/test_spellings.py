@@ -519,3 +519,18 @@ def test_convolutions_of_width_one_are_products(width, change):
                     stage.kernel("sm90_xmma_fprop_gemm_bf16", 200.0, op="aten::cudnn_convolution", shapes=given)
     found = next(finding for finding in stage.findings() if finding.rule == "channels-first")
     assert change in found.change and (found.low_ms > 0) is (width == 1)
+
+
+@pytest.mark.parametrize(
+    ("sides", "us", "named"), [((4096, 4096), 900.0, True), ((4096, 4096), 200.0, False), ((16, 16), 900.0, False)]
+)
+def test_products_far_from_the_limits_are_told_and_nothing_is_promised_of_them_for_sure(sides, us, named):
+    """Aligned, in 16 bits, and several times as long as their flops and bytes need; thin ones are so by nature."""
+    stage, rows = Stage(), 4096
+    for _ in range(2):
+        with stage.step():
+            for _ in range(20):
+                stage.kernel(PRODUCT, us, op="aten::mm", shapes=[[rows, sides[0]], [*sides]], dtypes=HALF)
+    found = stage.findings()
+    assert ("slow-products" in rules_of(found)) == named
+    assert not named or (found[0].low_ms == 0.0 and found[0].high_ms > 0.5 * 20 * us / 1e3)

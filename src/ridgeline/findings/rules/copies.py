@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,6 +23,7 @@ LINK_FRAC = 0.85
 SMALL_BYTES, MANY = 1e6, 32
 TINY_BYTES, MANY_TINY = 65536, 16
 """Of copies that are all call and no transfer, fewer are many."""
+SEVERAL = 8
 VALUE_BYTES = 4096
 """Less is a value that somebody reads, not data that is moved."""
 STREAMED_FRAC = 0.3
@@ -192,7 +195,15 @@ def perhaps_weights(scene: Scene) -> Candidate | None:
     moved = _bytes(scene, works).sum() / scene.num_steps
     if len(again) < 2 or len(works) / scene.num_rounds < FETCHED or moved < PERHAPS_BYTES:
         return None
-    return _fetched_weights(scene, works)
+    back = np.flatnonzero(scene.copies("dtoh"))
+    back = back[np.isin(_bytes(scene, back), again)]
+    both = 2 * len(back) > len(works)
+    made = _moved(scene, np.union1d(works, back)) if both else _fetched_weights(scene, works)
+    return replace(
+        made,
+        what=f"{len(works) / scene.num_steps:.3g} tensors of the same sizes come from the host in every step"
+        + (", and go back" if both else ""),
+    )
 
 
 @rule("small-copies", version=2, order=29)
@@ -202,8 +213,10 @@ def small_copies(scene: Scene) -> Candidate | None:
     works = works[_bytes(scene, works) < SMALL_BYTES]
     if len(works) / scene.num_rounds < MANY:
         works = works[_bytes(scene, works) < TINY_BYTES]
-    if len(works) / scene.num_rounds < MANY_TINY:
-        return None
+    return _packed(scene, works) if len(works) / scene.num_rounds >= MANY_TINY else None
+
+
+def _packed(scene: Scene, works: Index) -> Candidate:
     moved = _bytes(scene, works)
     best = np.clip(moved / _link_bytes_per_s(scene) / np.maximum(scene.work_s[works], 1e-12), 0.0, 1.0)
     return Candidate(
@@ -219,6 +232,14 @@ def small_copies(scene: Scene) -> Candidate | None:
         evidence=_copy_evidence(scene, works),
         spans=tuple(scene.rows[works[:200]].tolist()),
     )  # fmt: skip
+
+
+@suspicion("small-copies")
+def perhaps_small_copies(scene: Scene) -> Candidate | None:
+    """Fewer than that, and still several that could be one."""
+    works = np.flatnonzero(scene.copies("htod"))
+    works = works[_bytes(scene, works) < SMALL_BYTES]
+    return _packed(scene, works) if len(works) / scene.num_rounds >= SEVERAL else None
 
 
 @rule("pageable-copies", order=31)

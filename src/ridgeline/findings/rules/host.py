@@ -252,12 +252,14 @@ def graph_breaks(scene: Scene) -> Candidate | None:
 
 @suspicion("graph-breaks")
 def perhaps_graph_breaks(scene: Scene) -> Candidate | None:
-    """Compiled functions beside each other with eager kernels between them: compiled one by one, or one that broke."""
+    """Compiled graphs with eager kernels among them: compiled one by one, or one that broke."""
     regions = scene.host_spans(REGION)
     regions = regions[np.isin(scene.trace.thread[regions], scene.main_threads)]
     if len(regions) < 2 * scene.num_rounds:
         return None
-    between = scene.between(regions)
+    graphs = scene.time_of(scene.host_spans(r"CompiledFxGraph"))
+    inside = graphs if len(graphs.start) else scene.time_of(regions)
+    between = difference(joined(scene.time_of(regions), scene.between(regions)), inside)
     works = np.flatnonzero(scene.launched_in(between) & ~scene.under(BACKWARD))
     works = works[~scene.launched_in(scene.time_of(scene.host_spans(r"^Optimizer\.")))[works]]
     if not len(works):

@@ -52,6 +52,8 @@ WHOLE, WHOLE_BYTES = ("int64", "int32", "uint8", "bool"), 8
 is written down is a loss in two or four."""
 WRITTEN_S = 150e-6
 """Of Python between two ops: 98 of 100 reads are followed by 45 µs or less, formatting and writing takes over 200."""
+AFTER_S = 60e-6
+"""The same of what may be written, where nothing is told by it alone."""
 ONCE_FRAC = 0.01
 """Of the step, what one read in it must cost at worst: a queue that is drained once is soon filled again (0.21 ± 0.32
 of 16.8 ms on an H200, where 0.13 to 0.97 were promised)."""
@@ -134,7 +136,8 @@ def logging(scene: Scene) -> Candidate | None:
 def perhaps_logging(scene: Scene) -> Candidate | None:
     """Whatever is read or fetched in every round, and then worked on while nothing of it comes back at once."""
     reads = [wait for wait in scene.waits if (_is_read(wait) or _is_copy_back(wait)) and not _is_upload(wait)]
-    waits, busy = _followed(scene, _regular(scene, [wait for wait in reads if not _answered(scene, wait)]), BUSY_S)
+    reads = [wait for wait in reads if not _answered(scene, wait) and not _are_whole(scene, wait)]
+    waits, busy = _followed(scene, _regular(scene, reads), AFTER_S)
     if not waits:
         return None
     return Candidate(
