@@ -534,3 +534,21 @@ def test_products_far_from_the_limits_are_told_and_nothing_is_promised_of_them_f
     found = stage.findings()
     assert ("slow-products" in rules_of(found)) == named
     assert not named or (found[0].low_ms == 0.0 and found[0].high_ms > 0.5 * 20 * us / 1e3)
+
+
+@pytest.mark.parametrize(("products", "named"), [(0, True), (40, False)])
+def test_a_step_of_light_kernels_in_any_order_is_told_and_one_with_products_between_is_not(products, named):
+    """A lookup after every third of them: no chain, and still nothing but traffic."""
+    stage, kinds = Stage(), ("add", "mul", "sub")
+    for _ in range(2):
+        with stage.step():
+            for i in range(60):
+                word = POINTWISE.replace("CUDAFunctor_add", f"{kinds[i % 3]}_functor")
+                stage.kernel(word, 60.0, op=f"aten::{kinds[i % 3]}", shapes=[[4096, 4096]] * 2, dtypes=HALF)
+                if i % 3 == 2:
+                    stage.kernel("indexSelectLargeIndex", 10.0, op="aten::index_select", shapes=[[4096, 4096]])
+            for _ in range(products):
+                stage.kernel(PRODUCT, 200.0, op="aten::mm", shapes=[[4096, 4096]] * 2, dtypes=HALF)
+    found = stage.findings()
+    assert ("light-kernels" in rules_of(found)) == named
+    assert not named or (found[0].low_ms == 0.0 and found[0].high_ms > 1.0)

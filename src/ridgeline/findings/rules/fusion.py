@@ -60,6 +60,8 @@ TWICE = r"BackwardBackward\d*$"
 CALLED = r"aten::(linear|matmul|addmm|mm|bmm|conv\w*|convolution|embedding)$"
 """What autocast casts weights for."""
 EIGHT_BITS = ("int8", "uint8", "fp8")
+MANY_LIGHT, MOSTLY_LIGHT = 32, 0.65
+"""Kernels of a round, and their share of its time: 0.52 at most in healthy programs on an H200."""
 FROZEN_FRAC = 0.01
 """Of the step, for casts of weights that never change: what is cast and computed in fp32 around them comes on top."""
 LIGHT = ("pointwise", "reduce", "dropout", "copy", "fill", "random", "other")
@@ -667,4 +669,29 @@ def pointwise_chains(scene: Scene) -> Candidate | None:
         evidence=scene.evidence(works),
         spans=tuple(scene.rows[works[:200]].tolist()),
         sure_frac=SURE_FRAC,
+    )
+
+
+@rule("light-kernels", order=96)
+def light_kernels(scene: Scene) -> Candidate | None:
+    """Most of a step is kernels that a compiler could join, in no order that a rule knows."""
+    if len(scene.host_spans(TWICE)):
+        return None
+    light = scene.family("pointwise", "reduce", "dropout", "copy", "random") & _compilable(scene)
+    works = np.flatnonzero(light)
+    if len(works) < MANY_LIGHT * scene.num_rounds or scene.frac(scene.per_step_s(works)) < MOSTLY_LIGHT:
+        return None
+    if _are_launches(scene, works):
+        return None
+    return Candidate(
+        what=f"{len(works) / scene.num_steps:,.0f} pointwise kernels, copies and sums a step, "
+        f"{scene.frac(scene.per_step_s(works)):.0%} of its time",
+        cause="light kernels: hardly anything is multiplied, tensors are read and written again and again",
+        change="torch.compile the step or its functions; a library's op for the whole formula where there is one",
+        where=scene.where(works),
+        cure=_fused(scene, works, 0.25, 1.0),
+        evidence=scene.evidence(works),
+        spans=tuple(scene.rows[works[:200]].tolist()),
+        unchecked=("which of these kernels work on the same tensors",),
+        least_frac=0.1,
     )
