@@ -189,7 +189,7 @@ def _other(other: Instead) -> str:
     """What the same time may be lost to instead, what to do then, and what tells."""
     gain = f"{_short(other.low_ms)} to {_short(other.high_ms)} ms"
     tell = f". What tells: {other.tell}" if other.tell else ""
-    return f"for the same time ({gain}): {other.cause}. Then: {other.change}{tell}"
+    return f"for the same time ({gain}), {other.cause.split(':')[0]}: {other.change.split(';')[0]}{tell}"
 
 
 def _breakdown(out: Console, found: Explanation) -> None:

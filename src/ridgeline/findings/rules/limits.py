@@ -18,8 +18,8 @@ THIN = 64
 matrices by the thousand in a filter, heads that are mixed)."""
 DECIDES = 0.3
 """Of the step, what products must take to be worth it."""
-FAR, USUAL = 0.4, 0.65
-"""Of products' time, what their flops and bytes need at the device's limits: 0.49 at least in healthy programs on an
+FAR, USUAL = 0.3, 0.65
+"""Of products' time, what their flops and bytes need at the device's limits: 0.34 at least in healthy programs on an
 H200 and two thirds in the median, 0.14 to 0.28 where sizes are odd. Convolutions, norms and copies of healthy programs
 have a fifth of it as well (single channels, group norms, strides), so that nothing is told of those."""
 LEAST_FRAC = 0.1
