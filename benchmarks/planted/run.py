@@ -270,6 +270,24 @@ TWENTY_SECOND = (
     "healthy_loss_read_each_step healthy_pairs_in_one_square healthy_broad_layer healthy_bytes_from_workers "
     "lattice_in_steps norm_left_out_of_compilation"
 ).split()
+TWENTY_THIRD = (
+    "tomograms_by_one_worker tremors_bound_to_a_rank screens_as_tensors fine_level_kept_on_the_host "
+    "worst_places_counted_by_picture sound_coded_in_anomaly_mode previews_saved_every_step cells_grown_step_by_step "
+    "residues_under_amsgrad crops_passed_apart graphs_that_free_after_updates captions_tidied_after "
+    "views_correlated_in_fp32 joints_channels_first painted_by_slices codes_against_one_hot purchases_zeroed_by_list "
+    "weather_by_an_old_recipe prompt_of_a_model_that_rests episodes_filled_to_the_longest_allowed "
+    "healthy_long_scores healthy_near_to_all healthy_shown_ahead healthy_halved_pictures healthy_fields_squeezed "
+    "samples_by_mixtures layers_with_a_stopwatch"
+).split()
+TWENTY_FOURTH = (
+    "replicas_swapped_in_turn states_followed_frame_by_frame windows_outlined_in_turn reads_filled_to_512 "
+    "depths_out_of_an_array shards_scored_as_they_come heads_a_slice_at_a_time answers_judged_by_one_hot "
+    "heat_noted_at_every_move calls_unpacked_on_one_core clouds_viewed_by_two_workers targets_sent_to_each_head "
+    "teacher_gives_its_memory_back tasks_tidied_up_after views_decorrelated_in_fp32 centers_channels_first "
+    "adan_of_the_paper selu_of_the_paper slopes_begun_with_zeros labels_for_pixels_computed_twice healthy_long_memory "
+    "healthy_committee_in_blocks healthy_vectors_fetched_beside healthy_modes_in_tf32 healthy_two_halves_of_a_batch "
+    "stages_timed_while_compiled teacher_colder_every_step"
+).split()
 AHEAD = {
     "twentieth": (
         "transformers.models.bert.modeling_bert",
@@ -290,6 +308,11 @@ TRIALS = (
     "again_scans_unpacked_on_one_core again_healthy_tuned_experts"
 ).split()
 """What fixed and healthy programs were told and nobody has tried, done; what brings most, and imports no hub, first."""
+TRIALS_REST = (
+    "again_reviews_filled_to_the_limit again_sampler_compares_its_timestep again_blocks_wrapped_to_recompute "
+    "again_paths_summed_word_by_word"
+).split()
+"""What fixed programs of the twenty-second suite were told."""
 LEFT = (
     "again_padded_in_order again_pictures_in_graph again_tables_zeroed healthy_compiled_training "
     "again_adam_tensor_by_tensor again_healthy_graph_decode"
@@ -302,8 +325,9 @@ SUITES = {
     "fourteenth": FOURTEENTH, "fourteenth-rest": FOURTEENTH_REST, "fifteenth": FIFTEENTH, "sixteenth": SIXTEENTH,
     "seventeenth": SEVENTEENTH, "seventeenth-rest": SEVENTEENTH_REST, "eighteenth": EIGHTEENTH,
     "eighteenth-rest": EIGHTEENTH_REST, "nineteenth": NINETEENTH, "nineteenth-rest": NINETEENTH_REST,
-    "twentieth": TWENTIETH, "twenty-first": TWENTY_FIRST, "twenty-second": TWENTY_SECOND, "trials": TRIALS,
-    "left": LEFT,
+    "twentieth": TWENTIETH, "twenty-first": TWENTY_FIRST, "twenty-second": TWENTY_SECOND,
+    "twenty-third": TWENTY_THIRD, "twenty-fourth": TWENTY_FOURTH,
+    "trials": TRIALS, "trials-rest": TRIALS_REST, "left": LEFT,
 }  # fmt: skip
 
 

@@ -25,11 +25,13 @@ import trials
 import twelfth
 import twentieth
 import twentyfirst
+import twentyfourth
 import twentysecond
+import twentythird
 from cases import CASES
 
 __all__ = [
     "CASES", "again", "eighteenth", "eighth", "eleventh", "fifteenth", "fifth", "fourteenth", "fourth", "fresh",
     "healthy", "nineteenth", "ninth", "seventeenth", "seventh", "sixteenth", "sixth", "tenth", "third", "thirteenth",
-    "trials", "twelfth", "twentieth", "twentyfirst", "twentysecond",
+    "trials", "twelfth", "twentieth", "twentyfirst", "twentyfourth", "twentysecond", "twentythird",
 ]  # fmt: skip

@@ -22,6 +22,8 @@ import torch.nn.functional as F
 import twentieth
 import twentiethnets
 import twentyfirstnets
+import twentysecond
+import twentysecondnets
 from cases import CASES, Program, Setting, case, compiler, end_workers
 from eighteenth import ONE
 from ninth import _bf16, _ints, _optimized
@@ -244,3 +246,60 @@ def again_scans_unpacked_on_one_core(s: Setting, fixed: bool) -> Program:
         return F.cross_entropy(model(here.bfloat16() / 4096), kinds)
 
     return Program(_optimized(fresh.adamw(s, model), loss), close=lambda: end_workers(feed))
+
+
+# ---------------------------------------------------------------- what fixed programs of the twenty-second were told
+
+
+@case("unfused pointwise chain", "torch.compile the blocks", compiles=True, **ONE | UNTRACED)
+def again_blocks_wrapped_to_recompute(s: Setting, fixed: bool) -> Program:
+    blocks = _with(twentysecondnets, "DiTBlock", _compiled(s, twentysecondnets.DiTBlock))
+    return _as_it_was("blocks_wrapped_to_recompute", s, blocks if fixed else nullcontext())
+
+
+@case("unfused pointwise chain", "torch.compile the network inside of the graph", compiles=True, **ONE | UNTRACED)
+def again_sampler_compares_its_timestep(s: Setting, fixed: bool) -> Program:
+    planner = _with(twentysecondnets, "Planner", _compiled(s, twentysecondnets.Planner))
+    return _as_it_was("sampler_compares_its_timestep", s, planner if fixed else nullcontext())
+
+
+@case("unfused pointwise chain", "torch.compile what is done for each word", compiles=True, **ONE | UNTRACED)
+def again_paths_summed_word_by_word(s: Setting, fixed: bool) -> Program:
+    def step(alpha: Tensor, moves: Tensor, emitted: Tensor) -> Tensor:
+        return torch.logsumexp(alpha.unsqueeze(2) + moves + emitted.unsqueeze(1), dim=1)
+
+    taken = torch.compile(step, backend=compiler(s), dynamic=False)
+
+    def forward(crf: Any, emissions: Tensor, tags: Tensor) -> Tensor:
+        is_tag = (tags.unsqueeze(2) == crf.kinds).float()
+        moved = (is_tag[:, :-1] @ crf.transitions.float()) * is_tag[:, 1:]
+        gold = (emissions * is_tag).sum((1, 2)) + moved.sum((1, 2)) + is_tag[:, 0] @ crf.start.float()
+        alpha = crf.start + emissions[:, 0]
+        for t in range(1, emissions.size(1)):
+            alpha = taken(alpha, crf.transitions, emissions[:, t])
+        return (torch.logsumexp(alpha, dim=1) - gold).mean()
+
+    changed = _with(twentysecondnets.Crf, "forward", forward)
+    return _as_it_was("paths_summed_word_by_word", s, changed if fixed else nullcontext())
+
+
+@case("padding", "reviews one behind the other, with attention of varying length", **TRIED | UNTRACED)
+def again_reviews_filled_to_the_limit(s: Setting, fixed: bool) -> Program:
+    if not fixed:
+        return CASES["reviews_filled_to_the_limit"].build(s, True)
+    vocab, batch, limit, heads = s.pick(30_000, 64), s.pick(64, 2), s.pick(512, 16), s.pick(12, 2)
+    lengths = np.random.default_rng(2).integers(limit // 10, limit * 2 // 5, batch)
+    model = s.place(lambda: twentysecondnets.ReviewEncoder(vocab, s.pick(768, 16), heads, s.pick(4, 1)))
+    ends = torch.from_numpy(np.concatenate(([0], lengths.cumsum()))).to(s.device, torch.int32)
+    firsts, longest = ends[:-1].long(), int(lengths.max())
+    words, stars, optimizer = _ints(s, vocab, int(lengths.sum())), _ints(s, 5, batch), twentysecond._adamw(model)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        x = model.embed(words)
+        for layer in model.encoder.layers:
+            x = _packed_layer(s, layer, x, heads, ends, longest)
+        F.cross_entropy(model.classify(x[firsts]), stars).backward()
+        optimizer.step()
+
+    return Program(step)
