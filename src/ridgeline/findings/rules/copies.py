@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from ridgeline.errors import RidgelineError
 from ridgeline.findings.cure import Cure, joined
+from ridgeline.findings.offload import kept_for_later
 from ridgeline.findings.replay import Index, Mask
 from ridgeline.findings.rule import rule, suspicion
 from ridgeline.findings.scene import Candidate, Scene
@@ -103,6 +104,21 @@ def _moved(scene: Scene, works: Index) -> Candidate:
     )  # fmt: skip
 
 
+def _left_there(scene: Scene, works: Index) -> Candidate:
+    moved = _bytes(scene, works).sum() / 2 / scene.num_steps
+    used = scene.memory_frac
+    known = f"the peak is {used:.0%} of the memory" if used is not None else "the trace does not say how full memory is"
+    return replace(
+        _moved(scene, works),
+        what=f"What the backward pass needs goes to the host and back: {len(works) / 2 / scene.num_steps:.3g} tensors, "
+        f"{moved / 1e9:.3g} GB each way in a step",
+        cause=f"activations are kept on the host, over PCIe: {known}",
+        change="no save_on_cpu or offloading while memory is free; else for the largest layers only, from pinned "
+        "memory and on a stream of its own",
+        unchecked=() if used is not None else ("whether the activations fit: record with memory",),
+    )
+
+
 def _roles(scene: Scene, works: Index) -> tuple[Mask, Mask]:
     """Which copies to the device are of tensors that layers are called with as weights and never as what they work on,
     and which are of what they work on."""
@@ -149,6 +165,8 @@ def weight_streaming(scene: Scene) -> Candidate | None:
         return None
     if len(both := _there_and_back(scene)):
         return _moved(scene, both)
+    if len(kept := kept_for_later(scene)):
+        return _left_there(scene, kept)
     moved = _bytes(scene, works)
     per_step_s, busy_s = scene.per_step_s(works), scene.per_step_s(np.arange(scene.program.num_works))
     large = moved > 1e6

@@ -51,6 +51,8 @@ COMPUTES, COMPUTES_S = 0.1, 50e-6
 """Of the memory's rate, and of kernels that are longer than it takes to begin one."""
 LOOP, SMALL_S = 48, 30e-6
 """Small kernels in a row from which on they are a loop over tensors, and what small means."""
+SET_S = 4e-6
+"""Of a kernel that fills a few values: it is no end of a chain."""
 MOVES_S = 10e-6
 """Of kernels in a row over tensors of one size, from which on they move them rather than begin and end."""
 IDLE_FRAC = 0.3
@@ -636,8 +638,10 @@ def pointwise_chains(scene: Scene) -> Candidate | None:
         return None
     order = np.lexsort((scene.base.work_start_s, scene.program.stream))
     light = scene.family("pointwise", "reduce", "dropout", "copy", "random") & _compilable(scene)
-    starts, ends = _runs(light[order], scene.program.stream[order])
+    set_ = scene.family("fill") & (scene.work_s < SET_S) & ~light  # a scalar that the next kernel reads
+    starts, ends = _runs((light | set_)[order], scene.program.stream[order])
     pieces = [order[starts[i] : ends[i]] for i in np.flatnonzero(ends - starts >= CHAIN).tolist()]
+    pieces = [whole for piece in pieces if len(whole := piece[light[piece]]) >= CHAIN]
     sums = (scene.trace.op[scene.rows] == 0) & (scene.family("reduce") | scene.named(r"CUDAFunctor_add"))
     pieces = [piece for piece in pieces if len(piece) >= CHAIN_UNKNOWN or sums[piece].sum() < len(piece) - 1]
     pieces = [piece for piece in pieces if len(piece) < LOOP or _is_one_chain(scene, piece)]
@@ -681,7 +685,7 @@ def light_kernels(scene: Scene) -> Candidate | None:
     works = np.flatnonzero(light)
     if len(works) < MANY_LIGHT * scene.num_rounds or scene.frac(scene.per_step_s(works)) < MOSTLY_LIGHT:
         return None
-    if _are_launches(scene, works):
+    if _are_launches(scene, works) or pointwise_chains(scene) is not None:
         return None
     return Candidate(
         what=f"{len(works) / scene.num_steps:,.0f} pointwise kernels, copies and sums a step, "

@@ -8,7 +8,7 @@ from ridgeline.findings.cure import Cure, joined
 from ridgeline.findings.replay import Index, Mask, Seconds
 from ridgeline.findings.rule import rule, suspicion
 from ridgeline.findings.scene import BACKWARD, Candidate, Scene
-from ridgeline.findings.shapes import first_shape, is_shape, parsed
+from ridgeline.findings.shapes import first_shape, is_shape, parsed, product_of, shaped_ops
 from ridgeline.trace.intervals import Intervals, covered_within, union
 from ridgeline.trace.kind import Kind
 
@@ -228,8 +228,13 @@ def needless_gradients(scene: Scene) -> Candidate | None:
     sizes = [first_shape(words[int(shapes[row])]) for row in leaves.tolist()]
     wanted = np.array([not size or size in updated for size in sizes], dtype=bool)
     time, num = _beyond(scene, leaves, wanted, np.sort(scene.start_ns[steps]))
+    if not updated or not wanted.any():
+        return None
+    if num < UNWANTED * scene.num_rounds:
+        unwanted = {size for size in sizes if size and size not in updated}
+        return _learned_in_passing(scene, unwanted, int((~wanted).sum()))
     works = np.flatnonzero(scene.launched_in(time) & scene.under(BACKWARD))
-    if not updated or not wanted.any() or num < UNWANTED * scene.num_rounds or not len(works):
+    if not len(works):
         return None
     return Candidate(
         what=f"{num / scene.num_steps:.3g} gradients a step are of weights that the optimizer does not have",
@@ -238,6 +243,39 @@ def needless_gradients(scene: Scene) -> Candidate | None:
         where=scene.where(works),
         cure=Cure(
             works=works, keep_best=0.0, keep_worst=0.1, host=scene.op_time(works), host_best=0.0, host_worst=0.25
+        ),
+        evidence=scene.evidence(works),
+        spans=tuple(scene.rows[works[:200]].tolist()),
+        unchecked=("whether anybody reads these gradients, or updates these weights in other steps",),
+    )
+
+
+def _learned_in_passing(scene: Scene, unwanted: set[tuple[int, ...]], num: int) -> Candidate | None:
+    """A backward pass must go through layers to something that is learned before them (a prompt, adapters), and makes
+    gradients of their weights on its way: products whose result has such a weight's size."""
+    inside = scene.under(BACKWARD)
+    products = np.flatnonzero(scene.family("gemm") & inside)
+    trace, ops = scene.trace, shaped_ops(scene.trace, scene.rows[products])
+    shapes = trace.optional("shapes")
+    known = np.unique(ops[ops >= 0]).tolist()
+    made = {op: product_of(trace.words[int(trace.name[op])], trace.words[int(shapes[op])]) for op in known}
+    weights = {op for op, p in made.items() if p is not None and p.b == 1 and {(p.m, p.n), (p.n, p.m)} & unwanted}
+    works = products[[op in weights for op in ops.tolist()]]
+    if num < UNWANTED * scene.num_rounds or len(works) < UNWANTED * scene.num_rounds:
+        return None
+    beside = np.flatnonzero(inside & (scene.named(r"GammaBeta") | (scene.named(r"^aten::sum$", "op"))))
+    return Candidate(
+        what=f"{num / scene.num_steps:.3g} gradients a step are of weights that the optimizer does not have",
+        cause="needless gradients: of layers that the backward pass goes through and that are never updated",
+        change="requires_grad_(False) on the weights that stay: what is learned before them still gets its gradients",
+        where=scene.where(works),
+        cure=Cure(
+            works=np.concatenate((works, beside)),
+            keep_best=0.0,
+            keep_worst=np.concatenate((np.full(len(works), 0.1), np.ones(len(beside)))),
+            host=scene.op_time(works),
+            host_best=0.0,
+            host_worst=0.5,
         ),
         evidence=scene.evidence(works),
         spans=tuple(scene.rows[works[:200]].tolist()),

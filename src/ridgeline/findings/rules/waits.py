@@ -8,6 +8,7 @@ import numpy as np
 
 from ridgeline.findings.cure import NOWHERE, Cure, joined
 from ridgeline.findings.finding import Where
+from ridgeline.findings.offload import kept_for_later
 from ridgeline.findings.replay import Index
 from ridgeline.findings.rule import rule, suspicion
 from ridgeline.findings.scene import FACTORED, Candidate, Scene, Wait
@@ -291,7 +292,8 @@ def _is_copy_back(wait: Wait) -> bool:
 def value_read(scene: Scene) -> Candidate | None:
     held = _ops_that_upload(scene)
     reads = [wait for wait in scene.waits if _is_read(wait) and not _is_upload(wait)]
-    waits = [wait for wait in reads if not _is_fetch(wait)]
+    kept = set(kept_for_later(scene).tolist())  # nobody reads those
+    waits = [wait for wait in reads if not _is_fetch(wait) and not kept.intersection(scene.copies_of(wait))]
     waits = [wait for wait in waits if (op := _outermost(scene, wait)) not in held and not _reads_by_itself(scene, op)]
     waits = _regular(scene, waits)
     if not waits:
