@@ -19,6 +19,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "pageable copy": ("pageable-copies",),
     "pinned copy on the compute stream": ("exposed-copies",),
     "blocking copy": ("exposed-copies", "pageable-copies", "synchronize"),
+    "copies in line": ("exposed-copies", "host-round-trip", "weight-streaming"),
     "many small copies": ("small-copies",),
     "synchronization": ("value-read", "synchronize"),
     "synchronous logging": ("logging",),
