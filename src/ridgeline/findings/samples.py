@@ -37,6 +37,7 @@ CHOOSES, CHOICES = r"^aten::(argmax|multinomial|topk|sort|max)$", 1000
 CHANGES = r"^aten::(where|scatter_?|index_put_|masked_fill_?)$"
 """What changes words, where it is given texts; masks of scores have more dims."""
 LAYS_OUT = r"^aten::(to|_to_copy|contiguous|detach|copy_|view|reshape|lift_fresh|pin_memory)$"
+SHAPED = r"^aten::(unsqueeze|squeeze|(un)?flatten|permute|transpose|unfold|split|chunk|unbind|slice|select|pad|cat)$"
 Shape = tuple[int, ...]
 
 
@@ -54,26 +55,37 @@ def passes_over_samples(scene: Scene) -> float:
     return max((_num_passes(scene, starts) for starts in series), default=0) / scene.num_rounds
 
 
-def passes_over_few(scene: Scene) -> float:
-    """How many passes of a round begin with the layer that its first one begins with, over a few samples each: whether
-    they follow from each other is not asked, but where words are chosen after each they do."""
+def passes_again(scene: Scene) -> float:
+    """How many passes of a round may be over samples by themselves: those that begin as its first one does, over a few
+    samples each, or those of a network all of whose layers are called as often. Whether they follow from each other is
+    asked as far as sizes tell: words that are chosen, or an input that is changed, after each."""
     if "shapes" not in scene.trace.extra:
         return 0.0
     calls = _calls(scene)
     if len(calls) > MANY_CALLS:
         return 0.0
     entering = calls[scene.words_like(ENTERS)[scene.trace.name[calls]]]
-    begun = defaultdict[tuple[str, Shape], list[int]](list)
+    called = defaultdict[tuple[str, Shape], list[tuple[int, Shape]]](list)
     for row in entering.tolist():
         name, shapes = scene.trace.words[int(scene.trace.name[row])], _tensors(scene, row)
-        if len(shapes) < 2:
-            continue
-        table, given = (shapes[0], shapes[1]) if name in LOOKUPS else (shapes[1], shapes[0])
-        if given[0] <= FEW_SAMPLES or len(given) == 1:
-            begun[name, table].append(int(scene.start_ns[row]))
-    first = min(begun.values(), key=lambda starts: starts[0], default=[])
-    passes = _num_passes(scene, first) if first else 0
+        if len(shapes) > 1:
+            table, given = (shapes[0], shapes[1]) if name in LOOKUPS else (shapes[1], shapes[0])
+            called[name, table].append((int(scene.start_ns[row]), given))
+    first = min(called.values(), key=lambda each: each[0], default=[])
+    few = [one for one in first if one[1][0] <= FEW_SAMPLES or len(one[1]) == 1]
+    rare = min(called.values(), key=len, default=[])
+    rare = rare if len(entering) >= DEEP * len(rare) else []
+    num_few, num_rare = (_num_passes(scene, [start for start, _ in each]) if each else 0 for each in (few, rare))
+    if num_few and 2 * _num_changed(scene, calls, {given for _, given in few}) >= num_few:
+        num_few = 0
+    passes = max(num_few, num_rare)
     return 0.0 if 2 * _num_chosen(scene, calls) >= passes else passes / scene.num_rounds
+
+
+def _num_changed(scene: Scene, calls: Index, inputs: set[Shape]) -> int:
+    """How often something of the size of what passes begin with is computed with outside of layers."""
+    others = calls[~scene.words_like(f"{ENTERS}|{LAYS_OUT}|{SHAPED}")[scene.trace.name[calls]]]
+    return sum(any(shape in inputs for shape in _tensors(scene, row)) for row in others.tolist())
 
 
 def _num_chosen(scene: Scene, calls: Index) -> int:

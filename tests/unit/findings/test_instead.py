@@ -25,12 +25,12 @@ def _told(play, rounds: int = 2):
     return stage.findings()
 
 
-def _passes(stage: Stage, rows: int, chosen: bool) -> None:
-    """Twelve passes over as many samples each, by a network that begins with a convolution."""
-    for _ in range(12):
+def _passes(stage: Stage, rows: int, chosen: bool, num: int) -> None:
+    """Passes over as many samples each, by a network that begins with a convolution, of 240 layers in all."""
+    for _ in range(num):
         given = [[rows, 4, 64, 64], [512, 4, 3, 3]]
         stage.kernel(PRODUCT, 3.0, op="aten::conv2d", shapes=given, dtypes=HALF, host_us=40.0, blocks=8)
-        for _ in range(20):
+        for _ in range(240 // num):
             given = [[rows, 64, 512], [512, 512]]
             stage.kernel(PRODUCT, 3.0, op="aten::linear", shapes=given, dtypes=HALF, host_us=40.0, blocks=8)
         stage.kernel(POINTWISE, 3.0, op="aten::sub", shapes=[[rows, 4, 64, 64]] * 2, host_us=40.0)
@@ -38,10 +38,13 @@ def _passes(stage: Stage, rows: int, chosen: bool) -> None:
             stage.kernel(POINTWISE, 3.0, op="aten::argmax", shapes=[[rows, 64, 30000]], host_us=40.0)
 
 
-@pytest.mark.parametrize(("rows", "chosen", "named"), [(1, False, True), (64, False, False), (1, True, False)])
-def test_passes_that_may_follow_from_each_other_are_launches_or_a_small_batch(rows, chosen, named):
-    """Over many samples each they fill the device as they are, and words that are chosen follow for sure."""
-    first = _told(lambda stage: _passes(stage, rows, chosen))[0]
+@pytest.mark.parametrize(
+    ("rows", "chosen", "num", "named"),
+    [(1, False, 12, True), (64, False, 12, True), (1, True, 12, False), (64, False, 1, False)],
+)
+def test_passes_that_may_follow_from_each_other_are_launches_or_a_small_batch(rows, chosen, num, named):
+    """Words that are chosen follow for sure, and layers of one pass are no passes."""
+    first = _told(lambda stage: _passes(stage, rows, chosen, num))[0]
     assert first.rule == "launch-bound"
     assert ("micro-batches" in [other.rule for other in first.instead]) == named
     assert all(other.tell == TELLS[other.rule] and other.high_ms > 0 for other in first.instead)

@@ -10,7 +10,7 @@ from ridgeline.findings.finding import Where
 from ridgeline.findings.program import ALLOCATES, NOT_ALLOCATING, runtime_named
 from ridgeline.findings.replay import Index, Seconds
 from ridgeline.findings.rule import rule, suspicion
-from ridgeline.findings.samples import MANY_PASSES, passes_over_few, passes_over_samples
+from ridgeline.findings.samples import MANY_PASSES, passes_again, passes_over_samples
 from ridgeline.findings.scene import BACKWARD, SURE_FRAC, Candidate, Scene
 from ridgeline.trace.intervals import Intervals, covered_within, difference, union
 from ridgeline.trace.kind import Kind
@@ -409,7 +409,7 @@ def perhaps_micro_batches(scene: Scene) -> Candidate | None:
     passes = leaves / written if written > 0 else 0.0
     if passes >= 2.0:
         return _in_one_pass(scene, kernels, passes, True)
-    passes = passes_over_few(scene)
+    passes = passes_again(scene)
     return _in_one_pass(scene, kernels, passes, False) if passes >= MANY_PASSES else None
 
 
