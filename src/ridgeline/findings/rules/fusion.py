@@ -632,6 +632,13 @@ def _least_bytes(shapes: str, dtypes: str) -> float:
     return max(sizes) * (2.0 if first_dtype(dtypes) in ("bf16", "fp16") else 4.0) if sizes else np.inf
 
 
+def _links(run: Index, light: Mask) -> list[Index]:
+    """Light kernels of a run in one piece, or, where that is as long as a loop, cut where a scalar is set."""
+    if int(light.sum()) < LOOP:
+        return [run[light]]
+    return [piece[chosen] for piece, chosen in zip(*(np.split(of, np.flatnonzero(~light)) for of in (run, light)))]
+
+
 @rule("pointwise-chains", version=10, order=50)
 def pointwise_chains(scene: Scene) -> Candidate | None:
     if len(scene.host_spans(TWICE)):
@@ -640,8 +647,8 @@ def pointwise_chains(scene: Scene) -> Candidate | None:
     light = scene.family("pointwise", "reduce", "dropout", "copy", "random") & _compilable(scene)
     set_ = scene.family("fill") & (scene.work_s < SET_S) & ~light  # a scalar that the next kernel reads
     starts, ends = _runs((light | set_)[order], scene.program.stream[order])
-    pieces = [order[starts[i] : ends[i]] for i in np.flatnonzero(ends - starts >= CHAIN).tolist()]
-    pieces = [whole for piece in pieces if len(whole := piece[light[piece]]) >= CHAIN]
+    runs = [order[starts[i] : ends[i]] for i in np.flatnonzero(ends - starts >= CHAIN).tolist()]
+    pieces = [piece for run in runs for piece in _links(run, light[run]) if len(piece) >= CHAIN]
     sums = (scene.trace.op[scene.rows] == 0) & (scene.family("reduce") | scene.named(r"CUDAFunctor_add"))
     pieces = [piece for piece in pieces if len(piece) >= CHAIN_UNKNOWN or sums[piece].sum() < len(piece) - 1]
     pieces = [piece for piece in pieces if len(piece) < LOOP or _is_one_chain(scene, piece)]

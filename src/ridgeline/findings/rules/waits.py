@@ -66,8 +66,10 @@ ASKED_FRAC = 0.05
 taken away on an H200, and brought 0.21 ± 0.32 of 16.8 ms, 1.03 ± 0.98 of 30.6, 0.36 ± 0.90 of 83 and 0.15 ± 0.52 of
 8.3, where up to 4 % of the step were promised at worst."""
 TURN_WORKS, TURN_S, MANY_TURNS = 24, 30e-6, 8
-"""Works between two reads at most, and of most of them the time, for a turn of a loop over samples; and how many turns
-a round has."""
+"""Works between two reads at most, and the time of each, for a turn of a loop over samples; and how many turns a round
+has."""
+TURN_FAMILIES = ("pointwise", "reduce", "copy", "fill", "index", "sort", "random")
+"""Of a turn's kernels: what has products is a layer, and what is compiled has its own reasons to stop."""
 NO_OP = -1
 OWN_READS = FACTORED + r"|^torchvision::|_ctc_loss$|^aten::(_?coalesce|_?sparse_\w+)$|\b(Cumprod|Prod)Backward\d*$"
 COPIES_BACK = re.compile(r"dtoh|device -> (pageable|pinned|host)")
@@ -405,11 +407,14 @@ def _with_turns(scene: Scene, cure: Cure, waits: list[Wait]) -> Cure:
     (9.1 of 16.8 ms on an H200, where reads alone were 7.0 at most)."""
     calls = np.sort(np.array([wait.call for wait in waits], dtype=np.int64))
     first, last = np.searchsorted(scene.program.call, calls[:-1] + 1), np.searchsorted(scene.program.call, calls[1:])
-    small = (scene.work_kind == int(Kind.KERNEL)) & (scene.work_s < TURN_S)
+    light = scene.family(*TURN_FAMILIES) | (scene.work_kind != int(Kind.KERNEL))
+    small, gap_s = light & (scene.work_s < TURN_S), scene.wiring.program.gap_s
     turns = [
         (i, np.arange(low, high))
         for i, (low, high) in enumerate(zip(first.tolist(), last.tolist(), strict=True))
-        if 0 < high - low <= TURN_WORKS and small[low:high].mean() > 0.5
+        if 0 < high - low <= TURN_WORKS
+        and small[low:high].all()
+        and gap_s[calls[i] + 1 : calls[i + 1] + 1].max() < WRITTEN_S  # else the host does more than launch
     ]
     if len(turns) < MANY_TURNS * scene.num_rounds:
         return cure
