@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 
 from ridgeline.findings.cure import Cure, joined
 from ridgeline.findings.replay import Index, Mask, Seconds
 from ridgeline.findings.rule import rule, suspicion
 from ridgeline.findings.scene import BACKWARD, Candidate, Scene
-from ridgeline.findings.shapes import first_shape, is_shape, parsed, product_of, shaped_ops
+from ridgeline.findings.shapes import Product, first_shape, is_shape, parsed, product_of, shaped_ops
 from ridgeline.trace.intervals import Intervals, covered_within, union
 from ridgeline.trace.kind import Kind
 
@@ -231,8 +233,7 @@ def needless_gradients(scene: Scene) -> Candidate | None:
     if not updated or not wanted.any():
         return None
     if num < UNWANTED * scene.num_rounds:
-        unwanted = {size for size in sizes if size and size not in updated}
-        return _learned_in_passing(scene, unwanted, int((~wanted).sum()))
+        return _learned_in_passing(scene, Counter(size for size in sizes if size and size not in updated))
     works = np.flatnonzero(scene.launched_in(time) & scene.under(BACKWARD))
     if not len(works):
         return None
@@ -250,16 +251,19 @@ def needless_gradients(scene: Scene) -> Candidate | None:
     )
 
 
-def _learned_in_passing(scene: Scene, unwanted: set[tuple[int, ...]], num: int) -> Candidate | None:
+def _learned_in_passing(scene: Scene, unwanted: Counter[tuple[int, ...]]) -> Candidate | None:
     """A backward pass must go through layers to something that is learned before them (a prompt, adapters), and makes
-    gradients of their weights on its way: products whose result has such a weight's size."""
-    inside = scene.under(BACKWARD)
+    gradients of their weights on its way: products whose result has such a weight's size, as many as there are. Where
+    there are more, what layers work on has the same size."""
+    inside, num = scene.under(BACKWARD), unwanted.total()
     products = np.flatnonzero(scene.family("gemm") & inside)
     trace, ops = scene.trace, shaped_ops(scene.trace, scene.rows[products])
     shapes = trace.optional("shapes")
     known = np.unique(ops[ops >= 0]).tolist()
     made = {op: product_of(trace.words[int(trace.name[op])], trace.words[int(shapes[op])]) for op in known}
-    weights = {op for op, p in made.items() if p is not None and p.b == 1 and {(p.m, p.n), (p.n, p.m)} & unwanted}
+    results = {op: _weight_of(p, unwanted) for op, p in made.items() if p is not None and p.b == 1}
+    many = {size for size, count in Counter(results.values()).items() if count > unwanted[size]}
+    weights = {op for op, size in results.items() if size and size not in many}
     works = products[[op in weights for op in ops.tolist()]]
     if num < UNWANTED * scene.num_rounds or len(works) < UNWANTED * scene.num_rounds:
         return None
@@ -281,6 +285,11 @@ def _learned_in_passing(scene: Scene, unwanted: set[tuple[int, ...]], num: int) 
         spans=tuple(scene.rows[works[:200]].tolist()),
         unchecked=("whether anybody reads these gradients, or updates these weights in other steps",),
     )
+
+
+def _weight_of(product: Product, sizes: Counter[tuple[int, ...]]) -> tuple[int, ...]:
+    """The weight that a product's result may be the gradient of, as it is or turned; nothing if there is none."""
+    return next((size for size in ((product.m, product.n), (product.n, product.m)) if size in sizes), ())
 
 
 def _sizes_updated(scene: Scene, time: Intervals) -> set[tuple[int, ...]]:
