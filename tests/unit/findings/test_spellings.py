@@ -647,7 +647,9 @@ def test_a_scalar_that_is_set_between_pointwise_kernels_is_no_end_of_a_chain(us,
                     word = POINTWISE.replace("CUDAFunctor_add", f"{kind}_functor")
                     stage.kernel(word, 60.0, op=f"aten::{kind}", shapes=[[4096, 4096]] * 2, dtypes=HALF)
                 if not half:
-                    stage.kernel("vectorized_elementwise_kernel<FillFunctor>", us, op="aten::fill_", shapes=[[], []])
+                    with stage.span("WhereBackward0"):
+                        name = "vectorized_elementwise_kernel<FillFunctor>"
+                        stage.kernel(name, us, op="aten::fill_", shapes=[[], []])
     found = next(one for one in stage.findings() if one.rule == "pointwise-chains")
     assert f"chains of {num} " in found.what
 
@@ -698,3 +700,28 @@ def test_a_loop_that_reads_a_value_in_each_turn_may_be_one_op_over_all(kernels, 
                     stage.copy("DtoH pageable", 4, 2.0, waits=True)
     found = next(one for one in stage.findings() if one.rule == "value-read")
     assert (found.high_ms > 8.0) == gone
+
+
+@pytest.mark.parametrize(("stream", "named"), [(21, False), (7, True)])
+def test_a_copy_on_its_own_stream_at_the_end_of_a_recording_runs_beside_the_next_step(stream, named):
+    stage = Stage()
+    with stage.step():
+        healthy(stage, num_kernels=20)
+        stage.work(4000.0)
+        stage.copy("DtoH pinned", 2**24, 600.0, stream=stream)
+    assert ("exposed-copies" in rules_of(stage.findings())) == named
+
+
+def test_lists_of_vectors_alone_do_not_say_that_weights_are_not_updated():
+    stage = Stage()
+    for _ in range(2):
+        with stage.step():
+            healthy(stage, num_kernels=6)
+            for _ in range(8):
+                with stage.span("autograd::engine::evaluate_function: AddmmBackward0"):
+                    stage.kernel(PRODUCT, 150.0, op="aten::mm", shapes=[[4096, 8192], [8192, 1024]], dtypes=HALF)
+                stage.host("torch::autograd::AccumulateGrad", 5.0, extra=_shapes([4096, 1024]))
+                stage.host("torch::autograd::AccumulateGrad", 5.0, extra=_shapes([4096]))
+            with stage.span("Optimizer.step#AdamW.step", Kind.ANNOTATION):
+                stage.kernel("multi_tensor_apply_kernel<FusedAdam>", 20.0, op="aten::_fused_adamw_", shapes=[[[4096]]])
+    assert "needless-gradients" not in rules_of(stage.findings())

@@ -68,6 +68,16 @@ def _exposed(scene: Scene, works: Index) -> float:
     return difference(copies, kernels).total / max(1, copies.total)
 
 
+def _beside_the_next(scene: Scene) -> Mask:
+    """Copies on a stream of their own after the last kernel of a recording of one step: the next one would run beside
+    them."""
+    kernels = scene.work_kind == int(Kind.KERNEL)
+    start, end = scene.start_ns[scene.rows], scene.end_ns[scene.rows]
+    last = int(end[kernels].max()) if kernels.any() else 0
+    apart = ~np.isin(scene.program.stream, scene.program.stream[kernels])
+    return np.asarray(apart & (start >= last) & (scene.num_steps == 1), dtype=bool)
+
+
 def _there_and_back(scene: Scene) -> Index:
     """Copies to the device whose sizes come back: tensors of many sizes that go first and return are a model that is
     moved; what is kept on the host for a backward pass, and gradients for an optimizer there, come first."""
@@ -293,7 +303,7 @@ def pageable_copies(scene: Scene) -> Candidate | None:
 @rule("exposed-copies", version=2, order=32)
 def exposed_copies(scene: Scene) -> Candidate | None:
     works = np.flatnonzero((scene.copies("htod") & ~scene.copies("htod", "pageable")) | scene.copies("dtoh", "pinned"))
-    works = works[_bytes(scene, works) > VALUE_BYTES]
+    works = works[(_bytes(scene, works) > VALUE_BYTES) & ~_beside_the_next(scene)[works]]
     if not len(works) or _exposed(scene, works) < 0.5:
         return None
     calls = _calls_of(scene, works)

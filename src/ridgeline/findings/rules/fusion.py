@@ -51,8 +51,8 @@ COMPUTES, COMPUTES_S = 0.1, 50e-6
 """Of the memory's rate, and of kernels that are longer than it takes to begin one."""
 LOOP, SMALL_S = 48, 30e-6
 """Small kernels in a row from which on they are a loop over tensors, and what small means."""
-SET_S = 4e-6
-"""Of a kernel that fills a few values: it is no end of a chain."""
+SET_S, WHERE_BACKWARD = 4e-6, r"^WhereBackward\d*$"
+"""Of a kernel that fills a few values, and the gradient that does so before it chooses: no end of a chain."""
 MOVES_S = 10e-6
 """Of kernels in a row over tensors of one size, from which on they move them rather than begin and end."""
 IDLE_FRAC = 0.3
@@ -632,9 +632,10 @@ def _least_bytes(shapes: str, dtypes: str) -> float:
     return max(sizes) * (2.0 if first_dtype(dtypes) in ("bf16", "fp16") else 4.0) if sizes else np.inf
 
 
-def _links(run: Index, light: Mask) -> list[Index]:
-    """Light kernels of a run in one piece, or, where that is as long as a loop, cut where a scalar is set."""
-    if int(light.sum()) < LOOP:
+def _links(scene: Scene, run: Index, light: Mask) -> list[Index]:
+    """Light kernels of a run in one piece, or, where that is as long as a loop or they are too short to move anything,
+    cut where a scalar is set."""
+    if int(light.sum()) < LOOP and float(np.median(scene.work_s[run[light]])) >= MOVES_S:
         return [run[light]]
     return [piece[chosen] for piece, chosen in zip(*(np.split(of, np.flatnonzero(~light)) for of in (run, light)))]
 
@@ -645,10 +646,10 @@ def pointwise_chains(scene: Scene) -> Candidate | None:
         return None
     order = np.lexsort((scene.base.work_start_s, scene.program.stream))
     light = scene.family("pointwise", "reduce", "dropout", "copy", "random") & _compilable(scene)
-    set_ = scene.family("fill") & (scene.work_s < SET_S) & ~light  # a scalar that the next kernel reads
+    set_ = scene.family("fill") & (scene.work_s < SET_S) & scene.under(WHERE_BACKWARD) & ~light
     starts, ends = _runs((light | set_)[order], scene.program.stream[order])
     runs = [order[starts[i] : ends[i]] for i in np.flatnonzero(ends - starts >= CHAIN).tolist()]
-    pieces = [piece for run in runs for piece in _links(run, light[run]) if len(piece) >= CHAIN]
+    pieces = [piece for run in runs for piece in _links(scene, run, light[run]) if len(piece) >= CHAIN]
     sums = (scene.trace.op[scene.rows] == 0) & (scene.family("reduce") | scene.named(r"CUDAFunctor_add"))
     pieces = [piece for piece in pieces if len(piece) >= CHAIN_UNKNOWN or sums[piece].sum() < len(piece) - 1]
     pieces = [piece for piece in pieces if len(piece) < LOOP or _is_one_chain(scene, piece)]

@@ -233,6 +233,8 @@ def needless_gradients(scene: Scene) -> Candidate | None:
     if not updated or not wanted.any():
         return None
     if num < UNWANTED * scene.num_rounds:
+        if not wanted[-1] or not any(len(size) > 1 for size in set(sizes) & updated):
+            return None  # lists of vectors alone may be of something else than weights
         return _learned_in_passing(scene, Counter(size for size in sizes if size and size not in updated))
     works = np.flatnonzero(scene.launched_in(time) & scene.under(BACKWARD))
     if not len(works):
