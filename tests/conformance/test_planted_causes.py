@@ -25,7 +25,7 @@ from ridgeline.trace import Trace, read
 EVERY = (
     *("planted", "fresh", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh"),
     *("twelfth", "thirteenth", "fourteenth", "fifteenth", "sixteenth", "seventeenth", "eighteenth", "nineteenth"),
-    *("twentieth", "twenty-first", "twenty-second"),
+    *("twentieth", "twenty-first", "twenty-second", "twenty-third", "twenty-fourth"),
 )
 SUITES = EVERY if os.environ.get("RIDGELINE_EVERY_SUITE") else EVERY[-3:]
 """The others take six minutes more, and are replayed where asked for."""
@@ -152,9 +152,12 @@ def _planted_alone(case: Planted) -> Planted:
     return replace(case, files={"planted": case.files["planted"]})
 
 
-BELOW = {"words_tensor_by_tensor", "activations_told_to_a_logger"}
+BELOW = {
+    *("words_tensor_by_tensor", "activations_told_to_a_logger", "heat_noted_at_every_move"),
+    "previews_saved_every_step",
+}
 """Third, behind two larger ones (a hub's pointwise kernels, and its logits in fp32); first, by the name of the values
-that are read for it."""
+that are read for it (twice), or of the tensor that is worked on at the host (a preview that is compressed)."""
 MISSED = {
     "again_columns_one_by_one",  # traced in one run and timed in another, whose host was half as slow again
     "again_weights_cast_for_each_piece",  # compiling brought 5.85 ms, 4.71 at most were promised

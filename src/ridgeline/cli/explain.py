@@ -18,7 +18,7 @@ from ridgeline.cli.compile_log import compile_log_of
 from ridgeline.cli.draw import DIM, add_rows, bar, clipped, console, hanging, percent, print_json, shortened, table
 from ridgeline.errors import InputError
 from ridgeline.findings.explanation import Explanation
-from ridgeline.findings.finding import Finding
+from ridgeline.findings.finding import Finding, Instead
 from ridgeline.findings.whatif import WhatIf, what_if
 from ridgeline.findings.words import idle_words
 from ridgeline.journeys import explain
@@ -182,7 +182,14 @@ def _more(finding: Finding) -> list[tuple[str, str]]:
         more.append(("later", f"up to {_short(finding.later_ms)} ms once the findings above are fixed"))
     if finding.unchecked:
         more.append(("unchecked", "; ".join(finding.unchecked)))
-    return more
+    return more + [("or", _other(other)) for other in finding.instead]
+
+
+def _other(other: Instead) -> str:
+    """What the same time may be lost to instead, what to do then, and what tells."""
+    gain = f"{_short(other.low_ms)} to {_short(other.high_ms)} ms"
+    tell = f". What tells: {other.tell}" if other.tell else ""
+    return f"for the same time ({gain}), {other.cause.split(':')[0]}: {other.change.split(';')[0]}{tell}"
 
 
 def _breakdown(out: Console, found: Explanation) -> None:

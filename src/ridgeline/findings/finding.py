@@ -23,6 +23,20 @@ class Where:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Instead:
+    """Another cause that a finding's time may have: what speaks for it, what to change then, what that brings, and what
+    tells the two apart. It is no further finding, and its milliseconds are not added to any."""
+
+    rule: str
+    what: str
+    cause: str
+    change: str
+    tell: str
+    low_ms: float
+    high_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """One cause of lost time; milliseconds are of one step.
 
@@ -45,6 +59,7 @@ class Finding:
     evidence: tuple[Mapping[str, Any], ...] = ()
     rows: tuple[int, ...] = ()  # spans of the trace that the evidence stands for
     unchecked: tuple[str, ...] = ()
+    instead: tuple[Instead, ...] = ()  # for the same time
     basis: str = "assumed"
 
     def to_dict(self) -> dict[str, Any]:

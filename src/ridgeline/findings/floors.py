@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -14,6 +15,8 @@ from ridgeline.trace.table import Trace
 MAX_WORKS = 20_000
 """Pricing takes about 50 µs a kernel the first time its shapes are seen: longer traces keep what they brought along."""
 MAX_ROWS = 40
+_PRICED: WeakKeyDictionary[Scene, Trace | None] = WeakKeyDictionary()
+"""A rule asks as well as the table: pricing is done once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,7 @@ class Gap:
 
 def gaps_of(scene: Scene) -> tuple[Gap, ...]:
     """Ops with a price, the largest gap first; none where shapes or the device are not known."""
-    trace = _priced(scene)
+    trace = priced(scene)
     if trace is None:
         return ()
     floor, expected = trace.optional("floor_s")[scene.rows], trace.optional("expected_s")[scene.rows]
@@ -67,10 +70,13 @@ def with_work(scene: Scene) -> Trace:
     return _from_shapes(scene) or scene.trace
 
 
-def _priced(scene: Scene) -> Trace | None:
-    if "floor_s" in scene.trace.extra and np.isfinite(scene.trace.extra["floor_s"]).any():
-        return scene.trace
-    return _from_shapes(scene)
+def priced(scene: Scene) -> Trace | None:
+    """The trace with what each op is expected to take and needs at least; None where shapes or the device are not
+    known."""
+    if scene not in _PRICED:
+        known = "floor_s" in scene.trace.extra and np.isfinite(scene.trace.extra["floor_s"]).any()
+        _PRICED[scene] = scene.trace if known else _from_shapes(scene)
+    return _PRICED[scene]
 
 
 def _from_shapes(scene: Scene) -> Trace | None:

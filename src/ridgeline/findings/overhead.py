@@ -49,7 +49,7 @@ class Hosts:
 
 
 def unrecorded(
-    program: Program, ops: Seconds, step_s: float | None, loop: Loop, long_s: float, untimed: tuple[float, ...]
+    program: Program, ops: Seconds, step_s: float | None, loop: Loop, long_s: Seconds, untimed: tuple[float, ...]
 ) -> Hosts:
     """Hosts under which a step takes what it takes unrecorded.
 
@@ -77,7 +77,7 @@ def unrecorded(
     return Hosts(main, alike, charged + (_hidden(main, loop, long_s, USUAL_FRAC / alike) if alike > USUAL_FRAC else ()))
 
 
-def _guessed(program: Program, ops: Seconds, untimed: tuple[float, ...], long_s: float) -> Hosts:
+def _guessed(program: Program, ops: Seconds, untimed: tuple[float, ...], long_s: Seconds | float) -> Hosts:
     """The likeliest host, the fastest (whose long stretches may be the recording's in part, too) and the slowest."""
     main, *others = (_stretched(program, frac, long_s) if frac < 1.0 else program for frac in untimed)
     if len(others) > 1:
@@ -87,12 +87,12 @@ def _guessed(program: Program, ops: Seconds, untimed: tuple[float, ...], long_s:
     return Hosts(main, untimed[0], tuple(others))
 
 
-def usual(program: Program, long_s: float) -> Program:
+def usual(program: Program, long_s: Seconds | float) -> Program:
     """The program with the host as fast as it usually is unrecorded."""
     return _stretched(program, USUAL_FRAC, long_s)
 
 
-def _hidden(program: Program, loop: Loop, long_s: float, frac: float = USUAL_FRAC) -> tuple[Program, ...]:
+def _hidden(program: Program, loop: Loop, long_s: Seconds | float, frac: float = USUAL_FRAC) -> tuple[Program, ...]:
     """A faster host, if that hardly changes the step: a cure that shortens the device's part would run into it."""
     faster = _stretched(program, frac, long_s)
     return (faster,) if loop.step_s(faster) >= HIDDEN * loop.step_s(program) else ()
@@ -113,7 +113,7 @@ def _solved(make: Callable[[float], Program], recorded: float, least: float, ste
     return (slow + fast) / 2
 
 
-def _stretched(program: Program, frac: float, long_s: float) -> Program:
+def _stretched(program: Program, frac: float, long_s: Seconds | float) -> Program:
     """Launching takes a share of its time; long gaps and waits stay."""
     short = (program.gap_s < long_s) & (program.gap_s > 0)
     waits = program.waits_for >= 0

@@ -20,8 +20,14 @@ class Rule:
     order: int
     detect: Detector
 
+    @property
+    def suspect(self) -> Detector | None:
+        """The same cause on less evidence: never a finding, only what a finding's time may have instead."""
+        return _SUSPICIONS.get(self.name)
+
 
 _RULES: dict[str, Rule] = {}
+_SUSPICIONS: dict[str, Detector] = {}
 
 
 def rule(name: str, *, version: int = 1, order: int) -> Callable[[Detector], Detector]:
@@ -31,6 +37,18 @@ def rule(name: str, *, version: int = 1, order: int) -> Callable[[Detector], Det
         if name in _RULES:
             raise FindingError(f"two rules are called {name!r}: rename one of them")
         _RULES[name] = Rule(name, version, order, detect)
+        return detect
+
+    return register
+
+
+def suspicion(name: str) -> Callable[[Detector], Detector]:
+    """Register what a rule suspects on less evidence than it asks for to tell; once for each rule."""
+
+    def register(detect: Detector) -> Detector:
+        if name in _SUSPICIONS:
+            raise FindingError(f"the rule {name!r} has two suspicions: join them")
+        _SUSPICIONS[name] = detect
         return detect
 
     return register

@@ -43,6 +43,7 @@ BACKWARD = r"evaluate_function|Backward\d*$"
 OWN_BACKWARD = r"^(?!CheckpointFunction)\w+Backward$"
 """Gradients that a program wrote itself (those of PyTorch end in a number): reversible layers and the like compute
 forward work there by design."""
+TAKEN_AWAY = r"^aten::(sub|rsub)_?$"
 FACTORED = r"^aten::(_?linalg_\w+|cholesky\w*|_cholesky\w*|triangular_solve|lu_\w+|geqrf|ormqr|orgqr|svd|lstsq)$"
 """Factorizations and solves: what they launch is their solver's own."""
 FACTORED_BACKWARD = r"^(Linalg|Cholesky|TriangularSolve|Lu)\w*Backward\d*$"
@@ -58,6 +59,8 @@ worst; a mistake that somebody made is told by what it brings at best."""
 LONG_GAP_S = 2e-3
 """No op, and no fused optimizer over hundreds of tensors, needs this long between two launches: the host does
 something else."""
+VIEWS, VIEW_S, MANY_VIEWS = r"^aten::(select|slice|narrow|as_strided|view|expand|unsqueeze|transpose)$", 7e-6, 100
+"""Ops that launch nothing, what one of them takes recorded at most, and how many fill a gap."""
 ONGOING_FRAC, LATE_FRAC = 0.25, 0.1
 """Of what a round has in the mean, in half of them; and of a whole recording, in its later half."""
 STOPS = 4
@@ -97,7 +100,7 @@ class Scene:
             self._recorded_ops(),
             self._unrecorded_step_s(),
             self.loop,
-            LONG_GAP_S,
+            self._long_s,
             self._untimed_fracs(),
         )
         self.program = self.hosts.program
@@ -115,6 +118,17 @@ class Scene:
     def recorded_frac(self) -> float:
         """Of the recorded launching time, what is left without the recording."""
         return self.hosts.frac
+
+    @cached_property
+    def _long_s(self) -> Seconds:
+        """What a gap must last to be something else than launching: of one full of views (a tensor taken apart into
+        hundreds), nothing is long enough, and recording stretches it as any launching."""
+        rows = np.flatnonzero(self.trace.of_kind(Kind.OP) & (self.trace.device < 0))
+        views = np.sort(self.start_ns[rows[self.words_like(VIEWS)[self.trace.name[rows]]]])
+        clock = self.clock
+        num = np.searchsorted(views, clock.start_ns) - np.searchsorted(views, clock.gap_start_ns)
+        full = num * VIEW_S > 0.5 * (clock.start_ns - clock.gap_start_ns) / 1e9
+        return np.where(full & (num >= MANY_VIEWS), np.inf, LONG_GAP_S)
 
     def _recorded_ops(self) -> Seconds:
         """How many ops and annotations were recorded in the host time before each call."""
@@ -294,7 +308,7 @@ class Scene:
         usual_s = float(np.median(gap_s[gap_s > 0])) if (gap_s > 0).any() else 0.0
         ops = covered_within(self.time_of(self.of_kind(Kind.OP)), clock.gap_start_ns, clock.start_ns) / 1e9
         silent = (gap_s >= max(SILENT_S, SILENT_TIMES * usual_s)) & (ops < SILENT_FRAC * gap_s) & ~self._handed_over
-        long = (gap_s >= LONG_GAP_S) | silent
+        long = (gap_s >= self._long_s) | silent
         optimizer = self.time_of(self.host_spans(r"^Optimizer\.step"))
         inside_ns = covered_within(optimizer, clock.gap_start_ns, clock.start_ns)
         gap_ns = clock.start_ns - clock.gap_start_ns
@@ -418,10 +432,20 @@ class Scene:
         long = self._is_unusual(seconds, usual) & ~self._works_on(own, seconds, usual)
         return own[long], float((seconds - usual)[long].sum())
 
-    @cached_property
+    @property
     def stopped_s(self) -> float:
-        """Seconds in long gaps between two ops that usually follow each other at once, if they are most of such gaps:
-        code that somebody wrote there would take its time whenever the two meet."""
+        """The same where that is most of all long gaps."""
+        return self.stopped_for_s(0.5)
+
+    def stopped_for_s(self, least: float) -> float:
+        """Seconds in long gaps between two ops that usually follow each other at once, if they are this share of such
+        gaps: code that somebody wrote there would take its time whenever the two meet."""
+        num, found_s = self._stops
+        return found_s if num >= STOPS and found_s > least * self.elsewhere.total / 1e9 else 0.0
+
+    @cached_property
+    def _stops(self) -> tuple[int, float]:
+        """How many such gaps there are, and their seconds beyond what is usual."""
         trace, rows, gap_s = self.trace, self.wiring.call_rows, self.wiring.program.gap_s
         after = self.wiring.program.after
         known = np.flatnonzero((rows >= 0) & (after >= 0) & (rows[np.maximum(after, 0)] >= 0))
@@ -430,8 +454,7 @@ class Scene:
         _, pairs = np.unique(words[after[known]] * len(trace.words) + words[known], return_inverse=True)
         usual = self._usual(pairs.astype(np.int32), gap_s[known])
         long = self._is_unusual(gap_s[known], usual) & self._away[known]
-        found_s = float((gap_s[known] - usual)[long].sum())
-        return found_s if int(long.sum()) >= STOPS and found_s > 0.5 * self.elsewhere.total / 1e9 else 0.0
+        return int(long.sum()), float((gap_s[known] - usual)[long].sum())
 
     def unusual(self, spans: Index) -> Index:
         """The same of all spans, those with children as well: whatever is around a stall took as long."""
@@ -701,7 +724,7 @@ class Scene:
         """Seconds of a step that a change saves if the host is as fast as it usually is unrecorded, and what that frees
         was waited for in what the change removes."""
         before_s = self.step_s if self.is_timed else self.longest_step_s
-        return max(0.0, before_s - self.loop.step_s(edited(usual(self.wiring.program, LONG_GAP_S), edit)))
+        return max(0.0, before_s - self.loop.step_s(edited(usual(self.wiring.program, self._long_s), edit)))
 
     @property
     def unrecorded_step_s(self) -> float:
@@ -815,7 +838,18 @@ class Scene:
     def _forward_again(self) -> Index:
         """Ops of a forward pass inside of a backward one, but not those that somebody's own gradient is made of."""
         spans = self.host_spans(FORWARD_OPS, Kind.OP)
-        return spans[self.spans_under(spans, BACKWARD) & ~self.spans_under(spans, OWN_BACKWARD)]
+        own = self.host_spans(OWN_BACKWARD, Kind.OP)
+        own = own[~np.array([self._goes_through_again(span) for span in own.tolist()], dtype=bool)]
+        return spans[self.spans_under(spans, BACKWARD) & ~self._spans_inside(spans, own)]
+
+    def _goes_through_again(self, node: int) -> bool:
+        """Whether a gradient that somebody wrote runs layers forward and then backward, as checkpoints do: a reversible
+        layer subtracts what it has computed again from what it was given."""
+        names = self.trace.name[self._children_of(node)]
+        forward, backward, taken = (
+            bool(self.words_like(pattern)[names].any()) for pattern in (FORWARD_OPS, r"^autograd::engine", TAKEN_AWAY)
+        )
+        return forward and backward and not taken
 
     @cached_property
     def recomputing(self) -> Intervals:
@@ -846,6 +880,14 @@ class Scene:
     def _by_parent(self) -> tuple[Index, Index]:
         order = np.argsort(self.trace.parent, kind="stable")
         return order, self.trace.parent[order].astype(np.int64)
+
+    def _spans_inside(self, spans: Index, others: Index) -> Mask:
+        """Which of the host spans have one of the others around them."""
+        found, at = np.zeros(len(spans), dtype=bool), self.trace.parent[spans].astype(np.int64)
+        while (at >= 0).any():
+            found |= np.isin(at, others)
+            at = np.where((at >= 0) & ~found, self.trace.parent[np.maximum(at, 0)], -1).astype(np.int64)
+        return found
 
     def spans_under(self, spans: Index, pattern: str) -> Mask:
         """Which of the host spans have one around them whose name has the pattern."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ridgeline.findings.explain import GENERAL as GENERAL
 from ridgeline.findings.explain import findings_of
 from ridgeline.findings.finding import Finding
+from ridgeline.findings.instead import GENERAL as GENERAL
 from ridgeline.findings.scene import Scene
 from ridgeline.profiler.floors import device_of
 from ridgeline.profiler.recordings import Healthy, Planted
@@ -19,6 +19,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "pageable copy": ("pageable-copies",),
     "pinned copy on the compute stream": ("exposed-copies",),
     "blocking copy": ("exposed-copies", "pageable-copies", "synchronize"),
+    "copies in line": ("exposed-copies", "host-round-trip", "weight-streaming"),
     "many small copies": ("small-copies",),
     "synchronization": ("value-read", "synchronize"),
     "synchronous logging": ("logging",),

@@ -121,7 +121,7 @@ def _small_batch(stage: Stage, wrong: bool) -> None:
     stage.host("autograd::engine::evaluate_function: MmBackward0", 2)
     for _ in range(40):
         stage.kernel("nvjet_tst_64x8", 30.0, op="aten::mm", blocks=16 if wrong else 2000, dtypes=["c10::BFloat16"] * 2,
-                     shapes=[[64, 1024], [1024, 1024]])  # fmt: skip
+                     shapes=[[64 if wrong else 8192, 1024], [1024, 1024]])  # fmt: skip
 
 
 @plays("cpu-affinity")
@@ -357,6 +357,24 @@ def _learns_for_nothing(stage: Stage, wrong: bool) -> None:
             stage.host("torch::autograd::AccumulateGrad", 5.0, extra={"shapes": json.dumps([size])})
     with stage.span("Optimizer.step#AdamW.step", Kind.ANNOTATION):
         stage.kernel("multi_tensor_apply_kernel<FusedAdam>", 20.0, op="aten::_fused_adamw_", shapes=[[[10, 4096]]])
+
+
+@plays("slow-products")
+def _far_from_the_limits(stage: Stage, wrong: bool) -> None:
+    for _ in range(20):
+        stage.kernel("nvjet_tst_128x256", 900.0 if wrong else 220.0, op="aten::mm", dtypes=["c10::BFloat16"] * 2,
+                     shapes=[[4096, 4096], [4096, 4096]])  # fmt: skip
+
+
+@plays("light-kernels")
+def _only_traffic(stage: Stage, wrong: bool) -> None:
+    healthy(stage, num_kernels=5)
+    for i in range(60 if wrong else 0):
+        name = ("add", "mul", "sub")[i % 3]
+        stage.kernel(f"vectorized_elementwise_kernel<{name}_functor>", 60.0, op=f"aten::{name}",
+                     shapes=[[4096, 4096]] * 2)  # fmt: skip
+        if i % 3 == 2:
+            stage.kernel("indexSelectLargeIndex", 5.0, op="aten::index_select", shapes=[[4096, 4096]])
 
 
 @plays("throttling")

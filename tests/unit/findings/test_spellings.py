@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 from stage import Stage, healthy, rules_of
 
+from ridgeline.findings.rule import rules
 from ridgeline.trace import Kind
 
 HALF, SINGLE = ["c10::BFloat16"] * 2, ["float"] * 2
@@ -519,3 +520,210 @@ def test_convolutions_of_width_one_are_products(width, change):
                     stage.kernel("sm90_xmma_fprop_gemm_bf16", 200.0, op="aten::cudnn_convolution", shapes=given)
     found = next(finding for finding in stage.findings() if finding.rule == "channels-first")
     assert change in found.change and (found.low_ms > 0) is (width == 1)
+
+
+@pytest.mark.parametrize(
+    ("sides", "us", "named"), [((4096, 4096), 900.0, True), ((4096, 4096), 200.0, False), ((16, 16), 900.0, False)]
+)
+def test_products_far_from_the_limits_are_told_and_nothing_is_promised_of_them_for_sure(sides, us, named):
+    """Aligned, in 16 bits, and several times as long as their flops and bytes need; thin ones are so by nature."""
+    stage, rows = Stage(), 4096
+    for _ in range(2):
+        with stage.step():
+            for _ in range(20):
+                stage.kernel(PRODUCT, us, op="aten::mm", shapes=[[rows, sides[0]], [*sides]], dtypes=HALF)
+    found = stage.findings()
+    assert ("slow-products" in rules_of(found)) == named
+    assert not named or (found[0].low_ms == 0.0 and found[0].high_ms > 0.5 * 20 * us / 1e3)
+
+
+@pytest.mark.parametrize(("products", "named"), [(0, True), (40, False)])
+def test_a_step_of_light_kernels_in_any_order_is_told_and_one_with_products_between_is_not(products, named):
+    """A lookup after every third of them: no chain, and still nothing but traffic."""
+    stage, kinds = Stage(), ("add", "mul", "sub")
+    for _ in range(2):
+        with stage.step():
+            for i in range(60):
+                word = POINTWISE.replace("CUDAFunctor_add", f"{kinds[i % 3]}_functor")
+                stage.kernel(word, 60.0, op=f"aten::{kinds[i % 3]}", shapes=[[4096, 4096]] * 2, dtypes=HALF)
+                if i % 3 == 2:
+                    stage.kernel("indexSelectLargeIndex", 10.0, op="aten::index_select", shapes=[[4096, 4096]])
+            for _ in range(products):
+                stage.kernel(PRODUCT, 200.0, op="aten::mm", shapes=[[4096, 4096]] * 2, dtypes=HALF)
+    found = stage.findings()
+    assert ("light-kernels" in rules_of(found)) == named
+    assert not named or (found[0].low_ms == 0.0 and found[0].high_ms > 1.0)
+
+
+@pytest.mark.parametrize(("filled", "named"), [("aten::zero_", True), ("aten::add_", False)])
+def test_targets_laid_out_as_wide_as_the_logits_are_told_however_small_their_share(filled, named):
+    """Ones among zeros times log-probabilities; what a network gives is multiplied with too, and nobody fills it."""
+    stage, wide = Stage(), [4096, 16384]
+    for _ in range(2):
+        with stage.step():
+            healthy(stage, num_kernels=20)
+            stage.kernel("cunn_SoftMaxForward<LogSoftMax>", 100.0, op="aten::_log_softmax", shapes=[wide], dtypes=HALF)
+            stage.kernel(POINTWISE, 100.0, op=filled, shapes=[wide, []], dtypes=HALF)
+            stage.kernel(POINTWISE, 200.0, op="aten::mul", shapes=[wide, wide], dtypes=HALF)
+    assert ("logits" in rules_of(stage.findings())) == named
+
+
+@pytest.mark.parametrize(("updated", "named"), [([1, 32, 1024], True), ([4096, 1024], False)])
+def test_gradients_of_weights_before_which_something_is_learned_are_needless(updated, named):
+    """A prompt is learned through layers that stay: their products for weights are made in passing."""
+    stage = Stage()
+    for _ in range(2):
+        with stage.step():
+            healthy(stage, num_kernels=6)
+            for _ in range(8):
+                with stage.span("autograd::engine::evaluate_function: AddmmBackward0"):
+                    for given in ([[8192, 4096], [4096, 1024]], [[4096, 8192], [8192, 1024]]):
+                        stage.kernel(PRODUCT, 150.0, op="aten::mm", shapes=given, dtypes=HALF)
+                stage.host("torch::autograd::AccumulateGrad", 5.0, extra=_shapes([4096, 1024]))
+            stage.host("torch::autograd::AccumulateGrad", 5.0, extra=_shapes([1, 32, 1024]))
+            with stage.span("Optimizer.step#AdamW.step", Kind.ANNOTATION):
+                stage.kernel("multi_tensor_apply_kernel<FusedAdam>", 20.0, op="aten::_fused_adamw_", shapes=[[updated]])
+    assert ("needless-gradients" in rules_of(stage.findings())) == named
+
+
+@pytest.mark.parametrize(("taken", "named"), [("aten::add", True), ("aten::sub", False)])
+def test_a_gradient_that_goes_through_layers_again_recomputes_and_one_that_inverts_them_does_not(taken, named):
+    stage = Stage()
+    stage.facts = {"peak_allocated_bytes": 1e9, "total_bytes": 141e9}
+    for _ in range(2):
+        with stage.step():
+            healthy(stage, num_kernels=8)
+            for _ in range(6):
+                with (
+                    stage.span("autograd::engine::evaluate_function: RecomputedBackward"),
+                    stage.span("RecomputedBackward"),
+                ):
+                    stage.kernel(PRODUCT, 200.0, op="aten::linear", shapes=[[4096, 4096]] * 2, dtypes=HALF)
+                    stage.kernel(POINTWISE, 20.0, op=taken, shapes=[[4096, 4096]] * 2, dtypes=HALF)
+                    with stage.span("autograd::engine::evaluate_function: AddmmBackward0"):
+                        stage.kernel(PRODUCT, 200.0, op="aten::mm", shapes=[[4096, 4096]] * 2, dtypes=HALF)
+    assert ("recompute" in rules_of(stage.findings())) == named
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_passes_whose_results_are_joined_and_that_nothing_else_reads_are_a_small_batch(read):
+    """Ten crops through one network; results that the next pass is given follow from each other."""
+    stage = Stage()
+    for _ in range(2):
+        with stage.step():
+            for _ in range(10):
+                if read:
+                    stage.kernel(POINTWISE, 3.0, op="aten::add", shapes=[[16, 4096]] * 2, host_us=40.0)
+                _layers(stage, [16, 36])
+                given = [[16, 512], [4096, 512]]
+                stage.kernel(PRODUCT, 3.0, op="aten::linear", shapes=given, dtypes=HALF, host_us=40.0)
+            stage.kernel("CatArrayBatchedCopy", 5.0, op="aten::cat", shapes=[[[16, 4096]] * 10, []])
+    assert rules_of(stage.findings())[0] == ("launch-bound" if read else "micro-batches")
+
+
+@pytest.mark.parametrize(("around", "named"), [("autograd::engine::evaluate_function: MmBackward0", True), ("", False)])
+def test_what_goes_to_the_host_and_comes_back_in_the_backward_pass_was_kept_there(around, named):
+    stage = Stage()
+    for _ in range(2):
+        with stage.step():
+            for _ in range(8):
+                stage.kernel(PRODUCT, 200.0, op="aten::linear", shapes=[[4096, 4096]] * 2, dtypes=HALF)
+                stage.copy("DtoH pinned", 2**24, 300.0, waits=True)
+            for _ in range(8):
+                with stage.span(around or "fetch"):
+                    stage.copy("HtoD pinned", 2**24, 300.0, waits=True)
+                    stage.kernel(PRODUCT, 200.0, op="aten::mm", shapes=[[4096, 4096]] * 2, dtypes=HALF)
+    found = stage.findings()
+    assert ("activations" in found[0].cause) == named and (found[0].rule == "weight-streaming") == named
+
+
+@pytest.mark.parametrize(("us", "num"), [(2.0, 8), (40.0, 4)])
+def test_a_scalar_that_is_set_between_pointwise_kernels_is_no_end_of_a_chain(us, num):
+    stage, kinds = Stage(), ("add", "mul", "sub", "div")
+    for _ in range(2):
+        with stage.step():
+            healthy(stage, num_kernels=4)
+            for half in range(2):
+                for kind in kinds:
+                    word = POINTWISE.replace("CUDAFunctor_add", f"{kind}_functor")
+                    stage.kernel(word, 60.0, op=f"aten::{kind}", shapes=[[4096, 4096]] * 2, dtypes=HALF)
+                if not half:
+                    with stage.span("WhereBackward0"):
+                        name = "vectorized_elementwise_kernel<FillFunctor>"
+                        stage.kernel(name, us, op="aten::fill_", shapes=[[], []])
+    found = next(one for one in stage.findings() if one.rule == "pointwise-chains")
+    assert f"chains of {num} " in found.what
+
+
+@pytest.mark.parametrize(("op", "rule"), [("aten::select", "launch-bound"), ("aten::randn", "host-code")])
+def test_a_tensor_taken_apart_into_hundreds_of_views_is_launching(op, rule):
+    stage = Stage()
+    for _ in range(2):
+        with stage.step():
+            for _ in range(800):
+                stage.host(op, 6.0)
+            for _ in range(100):
+                given = [[64, 256], [256, 256]]
+                stage.kernel(PRODUCT, 3.0, op="aten::mm", shapes=given, dtypes=HALF, host_us=40.0)
+    assert rules_of(stage.findings())[0] == rule
+
+
+@pytest.mark.parametrize(("pieces", "most"), [(4, 0.7), (1, 0.0)])
+def test_light_kernels_of_a_graph_in_pieces_may_become_one(pieces, most):
+    """Of four kernels over the same large tensors three may go with the breaks between them."""
+    stage = Stage()
+    for _ in range(2):
+        with stage.step():
+            for _ in range(12):
+                with stage.span("Torch-Compiled Region: 0/0"):
+                    for piece in range(pieces):
+                        inner = "Torch-Compiled Region: 0/1" if piece else "## Call CompiledFxGraph ##"
+                        with stage.span(inner), stage.span("## Call CompiledFxGraph ##"):
+                            stage.kernel("triton_poi_fused_add_0", 100.0, op="triton_poi_fused_add_0", host_us=10.0)
+    found = {one.rule: one for one in stage.findings()}
+    assert ("graph-breaks" in found) == (pieces > 1)
+    assert pieces == 1 or found["graph-breaks"].high_ms > most * 12 * pieces * 0.1
+
+
+@pytest.mark.parametrize(
+    ("kernels", "name", "gone"), [(6, POINTWISE, True), (40, POINTWISE, False), (6, PRODUCT, False)]
+)
+def test_a_loop_that_reads_a_value_in_each_turn_may_be_one_op_over_all(kernels, name, gone):
+    """Of short turns all but one may go with the reads; a network or a layer between two reads stays."""
+    stage = Stage()
+    for _ in range(2):
+        with stage.step():
+            healthy(stage, num_kernels=5)
+            for _ in range(240 // kernels):
+                for _ in range(kernels):
+                    stage.kernel(name, 5.0, op="aten::mul", shapes=[[64, 256]] * 2, dtypes=HALF, host_us=40.0)
+                with stage.span("aten::item"), stage.span("aten::_local_scalar_dense"):
+                    stage.copy("DtoH pageable", 4, 2.0, waits=True)
+    found = next(one for one in stage.findings() if one.rule == "value-read")
+    assert (found.high_ms > 8.0) == gone
+
+
+@pytest.mark.parametrize(("stream", "named"), [(21, False), (7, True)])
+def test_a_copy_on_its_own_stream_at_the_end_of_a_recording_runs_beside_the_next_step(stream, named):
+    stage = Stage()
+    with stage.step():
+        healthy(stage, num_kernels=20)
+        stage.wait()
+        stage.copy("DtoH pinned", 2**24, 600.0, stream=stream)
+    suspect = next(rule for rule in rules() if rule.name == "exposed-copies").detect(stage.scene())
+    assert (suspect is not None) == named
+
+
+def test_lists_of_vectors_alone_do_not_say_that_weights_are_not_updated():
+    stage = Stage()
+    for _ in range(2):
+        with stage.step():
+            healthy(stage, num_kernels=6)
+            for _ in range(8):
+                with stage.span("autograd::engine::evaluate_function: AddmmBackward0"):
+                    stage.kernel(PRODUCT, 150.0, op="aten::mm", shapes=[[4096, 8192], [8192, 1024]], dtypes=HALF)
+                stage.host("torch::autograd::AccumulateGrad", 5.0, extra=_shapes([4096, 1024]))
+                stage.host("torch::autograd::AccumulateGrad", 5.0, extra=_shapes([4096]))
+            with stage.span("Optimizer.step#AdamW.step", Kind.ANNOTATION):
+                stage.kernel("multi_tensor_apply_kernel<FusedAdam>", 20.0, op="aten::_fused_adamw_", shapes=[[[4096]]])
+    assert "needless-gradients" not in rules_of(stage.findings())

@@ -1,5 +1,16 @@
 """Every rule of the house; importing a module registers its rules."""
 
-from ridgeline.findings.rules import communication, copies, fusion, host, memory, optimizer, power, products, waits
+from ridgeline.findings.rules import (
+    communication,
+    copies,
+    fusion,
+    host,
+    limits,
+    memory,
+    optimizer,
+    power,
+    products,
+    waits,
+)
 
-__all__ = ["communication", "copies", "fusion", "host", "memory", "optimizer", "power", "products", "waits"]
+__all__ = ["communication", "copies", "fusion", "host", "limits", "memory", "optimizer", "power", "products", "waits"]

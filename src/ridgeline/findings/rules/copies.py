@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.errors import RidgelineError
 from ridgeline.findings.cure import Cure, joined
+from ridgeline.findings.offload import kept_for_later
 from ridgeline.findings.replay import Index, Mask
-from ridgeline.findings.rule import rule
+from ridgeline.findings.rule import rule, suspicion
 from ridgeline.findings.scene import Candidate, Scene
 from ridgeline.findings.shapes import first_shape, is_shape, parsed, shaped_ops
 from ridgeline.trace.intervals import difference
@@ -21,6 +24,7 @@ LINK_FRAC = 0.85
 SMALL_BYTES, MANY = 1e6, 32
 TINY_BYTES, MANY_TINY = 65536, 16
 """Of copies that are all call and no transfer, fewer are many."""
+SEVERAL = 8
 VALUE_BYTES = 4096
 """Less is a value that somebody reads, not data that is moved."""
 STREAMED_FRAC = 0.3
@@ -29,6 +33,8 @@ RETURNED_FRAC, MOVED = 0.9, 6
 """Of the copies of one size, how many come back, and tensors a round, at least: a picture that comes back is one."""
 FETCHED, FETCHED_BYTES = 4, 8e6
 """Tensors a round, and bytes, from which on weights that come from the host are told."""
+PIECE_BYTES, PERHAPS_BYTES = 65536, 16e6
+"""Of a tensor, and of all in a round, that may be weights."""
 LAYERS = 8
 """Large copies a step, at least: weights come layer by layer, what is computed on comes in a few pieces."""
 
@@ -60,6 +66,16 @@ def _exposed(scene: Scene, works: Index) -> float:
     copies = scene.time_of(scene.rows[works])
     kernels = scene.time_of(scene.rows[np.isin(scene.work_kind, (int(Kind.KERNEL), int(Kind.COMMUNICATION)))])
     return difference(copies, kernels).total / max(1, copies.total)
+
+
+def _beside_the_next(scene: Scene) -> Mask:
+    """Copies on a stream of their own after the last kernel of a recording of one step: the next one would run beside
+    them."""
+    kernels = scene.work_kind == int(Kind.KERNEL)
+    start, end = scene.start_ns[scene.rows], scene.end_ns[scene.rows]
+    last = int(end[kernels].max()) if kernels.any() else 0
+    apart = ~np.isin(scene.program.stream, scene.program.stream[kernels])
+    return np.asarray(apart & (start >= last) & (scene.num_steps == 1), dtype=bool)
 
 
 def _there_and_back(scene: Scene) -> Index:
@@ -96,6 +112,21 @@ def _moved(scene: Scene, works: Index) -> Candidate:
         spans=tuple(scene.rows[works[:200]].tolist()),
         unchecked=("whether the model fits into device memory",),
     )  # fmt: skip
+
+
+def _left_there(scene: Scene, works: Index) -> Candidate:
+    moved = _bytes(scene, works).sum() / 2 / scene.num_steps
+    used = scene.memory_frac
+    known = f"the peak is {used:.0%} of the memory" if used is not None else "the trace does not say how full memory is"
+    return replace(
+        _moved(scene, works),
+        what=f"What the backward pass needs goes to the host and back: {len(works) / 2 / scene.num_steps:.3g} tensors, "
+        f"{moved / 1e9:.3g} GB each way in a step",
+        cause=f"activations are kept on the host, over PCIe: {known}",
+        change="no save_on_cpu or offloading while memory is free; else for the largest layers only, from pinned "
+        "memory and on a stream of its own",
+        unchecked=() if used is not None else ("whether the activations fit: record with memory",),
+    )
 
 
 def _roles(scene: Scene, works: Index) -> tuple[Mask, Mask]:
@@ -144,6 +175,8 @@ def weight_streaming(scene: Scene) -> Candidate | None:
         return None
     if len(both := _there_and_back(scene)):
         return _moved(scene, both)
+    if len(kept := kept_for_later(scene)):
+        return _left_there(scene, kept)
     moved = _bytes(scene, works)
     per_step_s, busy_s = scene.per_step_s(works), scene.per_step_s(np.arange(scene.program.num_works))
     large = moved > 1e6
@@ -179,6 +212,28 @@ def weight_streaming(scene: Scene) -> Candidate | None:
     )  # fmt: skip
 
 
+@suspicion("weight-streaming")
+def perhaps_weights(scene: Scene) -> Candidate | None:
+    """Many tensors of several sizes come from the host, the same ones in every round."""
+    works = np.flatnonzero(scene.copies("htod"))
+    works = works[_bytes(scene, works) > PIECE_BYTES]
+    sizes, times = np.unique(_bytes(scene, works), return_counts=True)
+    again = sizes[times >= max(2, scene.num_rounds)]
+    works = works[np.isin(_bytes(scene, works), again)]
+    moved = _bytes(scene, works).sum() / scene.num_steps
+    if len(again) < 2 or len(works) / scene.num_rounds < FETCHED or moved < PERHAPS_BYTES:
+        return None
+    back = np.flatnonzero(scene.copies("dtoh"))
+    back = back[np.isin(_bytes(scene, back), again)]
+    both = 2 * len(back) > len(works)
+    made = _moved(scene, np.union1d(works, back)) if both else _fetched_weights(scene, works)
+    return replace(
+        made,
+        what=f"{len(works) / scene.num_steps:.3g} tensors of the same sizes come from the host in every step"
+        + (", and go back" if both else ""),
+    )
+
+
 @rule("small-copies", version=2, order=29)
 def small_copies(scene: Scene) -> Candidate | None:
     """Many copies that could be one: each pays a call, a staging buffer and a wait."""
@@ -186,8 +241,10 @@ def small_copies(scene: Scene) -> Candidate | None:
     works = works[_bytes(scene, works) < SMALL_BYTES]
     if len(works) / scene.num_rounds < MANY:
         works = works[_bytes(scene, works) < TINY_BYTES]
-    if len(works) / scene.num_rounds < MANY_TINY:
-        return None
+    return _packed(scene, works) if len(works) / scene.num_rounds >= MANY_TINY else None
+
+
+def _packed(scene: Scene, works: Index) -> Candidate:
     moved = _bytes(scene, works)
     best = np.clip(moved / _link_bytes_per_s(scene) / np.maximum(scene.work_s[works], 1e-12), 0.0, 1.0)
     return Candidate(
@@ -203,6 +260,14 @@ def small_copies(scene: Scene) -> Candidate | None:
         evidence=_copy_evidence(scene, works),
         spans=tuple(scene.rows[works[:200]].tolist()),
     )  # fmt: skip
+
+
+@suspicion("small-copies")
+def perhaps_small_copies(scene: Scene) -> Candidate | None:
+    """Fewer than that, and still several that could be one."""
+    works = np.flatnonzero(scene.copies("htod"))
+    works = works[_bytes(scene, works) < SMALL_BYTES]
+    return _packed(scene, works) if len(works) / scene.num_rounds >= SEVERAL else None
 
 
 @rule("pageable-copies", order=31)
@@ -238,7 +303,7 @@ def pageable_copies(scene: Scene) -> Candidate | None:
 @rule("exposed-copies", version=2, order=32)
 def exposed_copies(scene: Scene) -> Candidate | None:
     works = np.flatnonzero((scene.copies("htod") & ~scene.copies("htod", "pageable")) | scene.copies("dtoh", "pinned"))
-    works = works[_bytes(scene, works) > VALUE_BYTES]
+    works = works[(_bytes(scene, works) > VALUE_BYTES) & ~_beside_the_next(scene)[works]]
     if not len(works) or _exposed(scene, works) < 0.5:
         return None
     calls = _calls_of(scene, works)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ridgeline.findings.cure import Cure
 from ridgeline.findings.replay import Index, Mask, Seconds
-from ridgeline.findings.rule import rule
+from ridgeline.findings.rule import rule, suspicion
 from ridgeline.findings.scene import BACKWARD, SURE_FRAC, Candidate, Scene
 from ridgeline.findings.shapes import dtype_named, first_dtype, first_shape, is_shape, parsed, product_of, shaped_ops
 from ridgeline.trace.kind import Kind
@@ -51,6 +51,8 @@ COMPUTES, COMPUTES_S = 0.1, 50e-6
 """Of the memory's rate, and of kernels that are longer than it takes to begin one."""
 LOOP, SMALL_S = 48, 30e-6
 """Small kernels in a row from which on they are a loop over tensors, and what small means."""
+SET_S, WHERE_BACKWARD = 4e-6, r"^WhereBackward\d*$"
+"""Of a kernel that fills a few values, and the gradient that does so before it chooses: no end of a chain."""
 MOVES_S = 10e-6
 """Of kernels in a row over tensors of one size, from which on they move them rather than begin and end."""
 IDLE_FRAC = 0.3
@@ -60,6 +62,8 @@ TWICE = r"BackwardBackward\d*$"
 CALLED = r"aten::(linear|matmul|addmm|mm|bmm|conv\w*|convolution|embedding)$"
 """What autocast casts weights for."""
 EIGHT_BITS = ("int8", "uint8", "fp8")
+MANY_LIGHT, MOSTLY_LIGHT = 32, 0.65
+"""Kernels of a round, and their share of its time: 0.52 at most in healthy programs on an H200."""
 FROZEN_FRAC = 0.01
 """Of the step, for casts of weights that never change: what is cast and computed in fp32 around them comes on top."""
 LIGHT = ("pointwise", "reduce", "dropout", "copy", "fill", "random", "other")
@@ -475,19 +479,33 @@ def _is_activation(scene: Scene, cast: int, shape: tuple[int, ...], shapes: np.n
 @rule("tensor-loop", version=6, order=18)
 def tensor_loop(scene: Scene) -> Candidate | None:
     """The same small op again and again, tensor by tensor: averages of weights, norms of gradients, schedules."""
+    pieces = _small_runs(scene)
+    joins = scene.named(r"^aten::(cat|stack)$", "op")
+    pieces = [piece for piece in pieces if _over_tensors(scene, piece, _joins_many(scene, piece[joins[piece]]))]
+    return _one_for_all(scene, pieces) if pieces else None
+
+
+@suspicion("tensor-loop")
+def perhaps_a_loop(scene: Scene) -> Candidate | None:
+    """Runs in which the same few ops come again and again: one state that moves on, or things that could be done at
+    once."""
+    trace = scene.trace
+    pieces = [piece for piece in _small_runs(scene) if (trace.op[scene.rows[piece]] > 0).any()]
+    pieces = [piece for piece in pieces if _comes_again(trace.op[scene.rows[piece]])]
+    return _one_for_all(scene, pieces) if pieces else None
+
+
+def _small_runs(scene: Scene) -> list[Index]:
+    """Stretches of many small light kernels in a row, outside of an optimizer's step."""
     order = np.lexsort((scene.base.work_start_s, scene.program.stream))
     light = scene.family("pointwise", "reduce", "copy", "fill", "index") | scene.is_on_device_copy
     small = light[order] & (scene.work_s[order] < SMALL_S)
     outside = ~scene.launched_in(scene.time_of(scene.host_spans(r"^Optimizer\.")))[order]
     starts, ends = _runs(small & outside, scene.program.stream[order])
-    long = np.flatnonzero(ends - starts >= LOOP)
-    if not len(long):
-        return None
-    pieces = [order[starts[i] : ends[i]] for i in long.tolist()]
-    joins = scene.named(r"^aten::(cat|stack)$", "op")
-    pieces = [piece for piece in pieces if _over_tensors(scene, piece, _joins_many(scene, piece[joins[piece]]))]
-    if not pieces:
-        return None
+    return [order[starts[i] : ends[i]] for i in np.flatnonzero(ends - starts >= LOOP).tolist()]
+
+
+def _one_for_all(scene: Scene, pieces: list[Index]) -> Candidate:
     works = np.concatenate(pieces)
     return Candidate(
         what=f"A loop over tensors launches {len(works) / scene.num_steps:,.0f} small kernels a step",
@@ -524,6 +542,12 @@ def _goes_on(names: NDArray[np.int32], shapes: NDArray[np.int32]) -> bool:
         if again.mean() >= AGAIN_FRAC:
             return bool((shapes[period:] != shapes[:-period])[again].mean() >= ANOTHER_FRAC)
     return False
+
+
+def _comes_again(names: NDArray[np.int32]) -> bool:
+    """Whether the same few ops come again and again, whatever they are over."""
+    longest = min(LONGEST_BODY, len(names) // 2)
+    return any((names[period:] == names[:-period]).mean() >= AGAIN_FRAC for period in range(1, longest + 1))
 
 
 def _joins_many(scene: Scene, works: Index) -> bool:
@@ -608,14 +632,24 @@ def _least_bytes(shapes: str, dtypes: str) -> float:
     return max(sizes) * (2.0 if first_dtype(dtypes) in ("bf16", "fp16") else 4.0) if sizes else np.inf
 
 
+def _links(scene: Scene, run: Index, light: Mask) -> list[Index]:
+    """Light kernels of a run in one piece, or, where that is as long as a loop or they are too short to move anything,
+    cut where a scalar is set."""
+    if int(light.sum()) < LOOP and float(np.median(scene.work_s[run[light]])) >= MOVES_S:
+        return [run[light]]
+    return [piece[chosen] for piece, chosen in zip(*(np.split(of, np.flatnonzero(~light)) for of in (run, light)))]
+
+
 @rule("pointwise-chains", version=10, order=50)
 def pointwise_chains(scene: Scene) -> Candidate | None:
     if len(scene.host_spans(TWICE)):
         return None
     order = np.lexsort((scene.base.work_start_s, scene.program.stream))
     light = scene.family("pointwise", "reduce", "dropout", "copy", "random") & _compilable(scene)
-    starts, ends = _runs(light[order], scene.program.stream[order])
-    pieces = [order[starts[i] : ends[i]] for i in np.flatnonzero(ends - starts >= CHAIN).tolist()]
+    set_ = scene.family("fill") & (scene.work_s < SET_S) & scene.under(WHERE_BACKWARD) & ~light
+    starts, ends = _runs((light | set_)[order], scene.program.stream[order])
+    runs = [order[starts[i] : ends[i]] for i in np.flatnonzero(ends - starts >= CHAIN).tolist()]
+    pieces = [piece for run in runs for piece in _links(scene, run, light[run]) if len(piece) >= CHAIN]
     sums = (scene.trace.op[scene.rows] == 0) & (scene.family("reduce") | scene.named(r"CUDAFunctor_add"))
     pieces = [piece for piece in pieces if len(piece) >= CHAIN_UNKNOWN or sums[piece].sum() < len(piece) - 1]
     pieces = [piece for piece in pieces if len(piece) < LOOP or _is_one_chain(scene, piece)]
@@ -647,4 +681,29 @@ def pointwise_chains(scene: Scene) -> Candidate | None:
         evidence=scene.evidence(works),
         spans=tuple(scene.rows[works[:200]].tolist()),
         sure_frac=SURE_FRAC,
+    )
+
+
+@rule("light-kernels", order=96)
+def light_kernels(scene: Scene) -> Candidate | None:
+    """Most of a step is kernels that a compiler could join, in no order that a rule knows."""
+    if len(scene.host_spans(TWICE)):
+        return None
+    light = scene.family("pointwise", "reduce", "dropout", "copy", "random") & _compilable(scene)
+    works = np.flatnonzero(light)
+    if len(works) < MANY_LIGHT * scene.num_rounds or scene.frac(scene.per_step_s(works)) < MOSTLY_LIGHT:
+        return None
+    if _are_launches(scene, works) or pointwise_chains(scene) is not None:
+        return None
+    return Candidate(
+        what=f"{len(works) / scene.num_steps:,.0f} pointwise kernels, copies and sums a step, "
+        f"{scene.frac(scene.per_step_s(works)):.0%} of its time",
+        cause="light kernels: hardly anything is multiplied, tensors are read and written again and again",
+        change="torch.compile the step or its functions; a library's op for the whole formula where there is one",
+        where=scene.where(works),
+        cure=_fused(scene, works, 0.25, 1.0),
+        evidence=scene.evidence(works),
+        spans=tuple(scene.rows[works[:200]].tolist()),
+        unchecked=("which of these kernels work on the same tensors",),
+        least_frac=0.1,
     )

@@ -9,9 +9,9 @@ from ridgeline.findings.cure import EMPTY, Cure, joined
 from ridgeline.findings.finding import Where
 from ridgeline.findings.program import ALLOCATES, NOT_ALLOCATING, runtime_named
 from ridgeline.findings.replay import Index, Seconds
-from ridgeline.findings.rule import rule
-from ridgeline.findings.samples import MANY_PASSES, passes_over_samples
-from ridgeline.findings.scene import SURE_FRAC, Candidate, Scene
+from ridgeline.findings.rule import rule, suspicion
+from ridgeline.findings.samples import MANY_PASSES, passes_again, passes_over_samples
+from ridgeline.findings.scene import BACKWARD, SURE_FRAC, Candidate, Scene
 from ridgeline.trace.intervals import Intervals, covered_within, difference, union
 from ridgeline.trace.kind import Kind
 from ridgeline.trace.quality import COLD_NS
@@ -55,6 +55,8 @@ STOPPED_FRAC = 0.1
 """Of the step, from which on stops between ops alone are told."""
 IN_A_BREAK = 4
 """Light kernels that run eagerly in a break, from which on compiling them pays, as of any chain."""
+PERHAPS_STALLED_FRAC, PERHAPS_STOPPED = 0.02, 0.25
+"""Of the step, and of long gaps: what may be a thread that is not running."""
 MERGED_FRAC = 0.5
 """Of the memory: two batches at once need about twice what is held at the peak."""
 
@@ -219,6 +221,8 @@ def graph_breaks(scene: Scene) -> Candidate | None:
     inside = scene.time_of(scene.host_spans(r"CompiledFxGraph"))
     between = difference(scene.time_of(top), inside)
     works = np.flatnonzero(scene.launched_in(between)) if len(inside.start) else EMPTY
+    made = np.flatnonzero(scene.launched_in(scene.time_of(top)) & scene.family("fused"))
+    made = made[~np.isin(made, works)]
     reads = np.array(
         [
             wait.call
@@ -227,6 +231,7 @@ def graph_breaks(scene: Scene) -> Candidate | None:
         ],
         dtype=np.int64,
     )
+    once = len(top) / (len(top) + int(resumed.sum()))  # one light kernel for all pieces: 3.8 of 15.7 ms in four (H200)
     num = (len(top) + int(resumed.sum())) / scene.num_steps
     return Candidate(
         what=f"The compiled model runs as {num:.3g} separate graphs a step",
@@ -238,13 +243,39 @@ def graph_breaks(scene: Scene) -> Candidate | None:
             host=scene.time_of(top),
             host_best=0.1,
             host_worst=0.7 if int(resumed.sum()) >= 2 * scene.num_rounds else 1.0,  # one break costs what it costs
-            works=works,
-            keep_best=0.0,
-            keep_worst=_kept_of_breaks(scene, works, len(top)),
+            works=np.concatenate((works, made)),
+            keep_best=np.concatenate((np.zeros(len(works)), np.full(len(made), once))),
+            keep_worst=np.concatenate((_kept_of_breaks(scene, works, len(top)), np.ones(len(made)))),
             freed=reads,
         ),
         evidence=scene.host_evidence(top),
         spans=tuple(top.tolist()),
+    )
+
+
+@suspicion("graph-breaks")
+def perhaps_graph_breaks(scene: Scene) -> Candidate | None:
+    """Compiled graphs with eager kernels among them: compiled one by one, or one that broke."""
+    regions = scene.host_spans(REGION)
+    regions = regions[np.isin(scene.trace.thread[regions], scene.main_threads)]
+    if len(regions) < 2 * scene.num_rounds:
+        return None
+    graphs = scene.time_of(scene.host_spans(r"CompiledFxGraph"))
+    inside = graphs if len(graphs.start) else scene.time_of(regions)
+    between = difference(joined(scene.time_of(regions), scene.between(regions)), inside)
+    works = np.flatnonzero(scene.launched_in(between) & ~scene.under(BACKWARD))
+    works = works[~scene.launched_in(scene.time_of(scene.host_spans(r"^Optimizer\.")))[works]]
+    if not len(works):
+        return None
+    return Candidate(
+        what=f"{len(regions) / scene.num_steps:.3g} compiled graphs a step, and between them "
+        f"{len(works) / scene.num_steps:,.0f} eager kernels",
+        cause="graph breaks: what is between two graphs runs eagerly",
+        change="torch.compile what is around all of them, with fullgraph=True, which names what breaks it",
+        where=scene.where(works),
+        cure=Cure(works=works, keep_best=0.1, keep_worst=0.9, host=between, host_best=0.1, host_worst=0.9),
+        evidence=scene.host_evidence(regions),
+        spans=tuple(regions[:200].tolist()),
     )
 
 
@@ -360,9 +391,30 @@ def micro_batches(scene: Scene) -> Candidate | None:
     adds_up = passes >= MANY_PASSES and _adds_up(scene, passes)
     if not adds_up:
         passes = passes_over_samples(scene) if passes <= 1.0 else 0.0
-    if passes < MANY_PASSES:
+    return _in_one_pass(scene, kernels, passes, adds_up) if passes >= MANY_PASSES else None
+
+
+@suspicion("micro-batches")
+def perhaps_micro_batches(scene: Scene) -> Candidate | None:
+    """Passes by what gradients are added to, two at least, or passes over a few samples that may follow from each
+    other."""
+    kernels = np.flatnonzero(scene.work_kind == int(Kind.KERNEL))
+    if not len(kernels) or scene.per_step_s(kernels) > 0.7 * scene.step_s:
         return None
-    once = 1.0 / passes
+    if (scene.memory_frac or 0.0) > MERGED_FRAC:
+        return None
+    added = scene.under(r"AccumulateGrad") & (scene.work_kind == int(Kind.KERNEL))
+    leaves = len(scene.host_spans(r"^torch::autograd::AccumulateGrad$", Kind.OP))
+    written = leaves - int(added.sum())
+    passes = leaves / written if written > 0 else 0.0
+    if passes >= 2.0:
+        return _in_one_pass(scene, kernels, passes, True)
+    passes = passes_again(scene)
+    return _in_one_pass(scene, kernels, passes, False) if passes >= MANY_PASSES else None
+
+
+def _in_one_pass(scene: Scene, kernels: Index, passes: float, adds_up: bool) -> Candidate:
+    once, busy_s = 1.0 / passes, scene.per_step_s(kernels)
     return Candidate(
         what=f"{passes:.3g} small batches a step, and the device is busy {scene.frac(busy_s):.0%} of it",
         cause=f"small batch: gradients are accumulated over {passes:.3g} batches that do not fill the device"
@@ -434,12 +486,30 @@ def host_contention(scene: Scene) -> Candidate | None:
     few = scene.frac(excess_s / scene.num_steps) < 0.05 or not scene.lasts(stalls)
     if few and scene.frac(scene.stopped_s / scene.num_steps) < STOPPED_FRAC:
         return None
+    what = (
+        f"{len(stalls) / scene.num_steps:.3g} host calls a step take over ten times their usual time"
+        if not few
+        else f"{show_ms(scene.stopped_s / scene.num_steps)} a step pass between ops that usually follow at once"
+    )
+    return _descheduled(scene, stalls, excess_s, what)
+
+
+@suspicion("host-contention")
+def perhaps_host_contention(scene: Scene) -> Candidate | None:
+    """Fewer stalls than that, or long gaps some of which are between ops that usually follow at once."""
+    stalls, excess_s = scene.stalls(_of_launching(scene))
+    stopped_s = scene.stopped_for_s(PERHAPS_STOPPED)
+    if max(scene.frac(excess_s / scene.num_steps), scene.frac(stopped_s / scene.num_steps)) < PERHAPS_STALLED_FRAC:
+        return None
+    what = f"{show_ms((excess_s + stopped_s) / scene.num_steps)} a step pass in and between calls that are mostly short"
+    return _descheduled(scene, stalls, excess_s, what)
+
+
+def _descheduled(scene: Scene, stalls: Index, excess_s: float, what: str) -> Candidate:
     time = joined(scene.time_of(stalls), scene.elsewhere)
     kept = 1.0 - min(0.95, (excess_s + scene.elsewhere.total / 1e9) / max(1e-12, time.total / 1e9))
     return Candidate(
-        what=f"{len(stalls) / scene.num_steps:.3g} host calls a step take over ten times their usual time"
-        if not few
-        else f"{show_ms(scene.stopped_s / scene.num_steps)} a step pass between ops that usually follow at once",
+        what=what,
         cause="CPU contention: the launching thread is descheduled (too few cores, oversubscribed threads, wrong "
         "NUMA node, or another thread of the process that holds Python's lock)",
         change="taskset/numactl the process to the cores of the GPU's NUMA node; OMP_NUM_THREADS and loader "

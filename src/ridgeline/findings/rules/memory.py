@@ -28,7 +28,7 @@ OFTEN, SORTED = 100.0, 4.0
 """Lookups of a row from which on they are added in turn (2,048 and 5,461 in two recordings that gained by a lookup of
 its own, 2 and 15 in two that lost), and what that then takes over sorting them."""
 DISTANCE, DISTRIBUTIONS = r"^aten::kl_div$", r"^aten::_(log_)?softmax$"
-SUMMED_UP = r"^aten::logsumexp$"
+SUMMED_UP, FILLED = r"^aten::logsumexp$", r"^aten::(zero_|fill_|scatter_?|one_hot|full_like|zeros_like)$"
 LOOKUP_BACKWARD = r"embedding(_bag)?_(dense_)?backward$|^Embedding(Bag)?Backward\d*$"
 ROWS_BACKWARD = r"^Index(Select)?Backward\d*$"
 """Gradients of rows that were taken out of any tensor: of a table, if it is a leaf that gets all of them."""
@@ -59,7 +59,8 @@ def logits(scene: Scene) -> Candidate | None:
     casts = works[scene.family("copy")[works]]
     casts = casts[_changes_type(scene, casts)]
     fp32 = len(casts) > 0 and scene.per_step_s(casts) > 0.1 * scene.per_step_s(works)
-    if not fp32 and (scene.frac(scene.per_step_s(works)) < WIDE_FRAC or _are_compared(scene, sizes)):
+    laid_out = fp32 or _are_laid_out(scene, sizes)
+    if not laid_out and (scene.frac(scene.per_step_s(works)) < WIDE_FRAC or _are_compared(scene, sizes)):
         return None
     return Candidate(
         what=f"Logits are written out for the loss: {scene.per_step_s(works) * 1e3:.3g} ms a step on tensors of "
@@ -73,6 +74,19 @@ def logits(scene: Scene) -> Candidate | None:
         evidence=scene.evidence(works),
         spans=tuple(scene.rows[works[:200]].tolist()),
     )
+
+
+def _are_laid_out(scene: Scene, sizes: set[int]) -> bool:
+    """Whether targets are as wide as the logits: zeros with some ones among them, that log-probabilities are then
+    multiplied with. What a network gives as a target is multiplied with as well, but nobody fills it."""
+    trace, shapes = scene.trace, scene.trace.optional("shapes")
+    filled, products = scene.host_spans(FILLED, Kind.OP), scene.host_spans(r"^aten::mul_?$", Kind.OP)
+    filled, products = (spans[~scene.spans_under(spans, BACKWARD)] for spans in (filled, products))
+    if not any(_is_logits(trace.words[word], sizes) for word in np.unique(shapes[filled]).tolist()):
+        return False
+    given = [parsed(trace.words[word])[:2] for word in np.unique(shapes[products]).tolist()]
+    alike = (tuple(pair[0]) for pair in given if len(pair) == 2 and is_shape(pair[0]) and pair[0] == pair[1])
+    return any(len(shape) >= 2 and shape[-1] in sizes for shape in alike)
 
 
 def _are_compared(scene: Scene, sizes: set[int]) -> bool:

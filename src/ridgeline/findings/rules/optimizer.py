@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 
 from ridgeline.findings.cure import Cure, joined
 from ridgeline.findings.replay import Index, Mask, Seconds
-from ridgeline.findings.rule import rule
+from ridgeline.findings.rule import rule, suspicion
 from ridgeline.findings.scene import BACKWARD, Candidate, Scene
-from ridgeline.findings.shapes import first_shape, is_shape, parsed
+from ridgeline.findings.shapes import Product, first_shape, is_shape, parsed, product_of, shaped_ops
 from ridgeline.trace.intervals import Intervals, covered_within, union
 from ridgeline.trace.kind import Kind
 
@@ -74,6 +76,43 @@ def unfused_optimizer(scene: Scene) -> Candidate | None:
     )
 
 
+@suspicion("unfused-optimizer")
+def perhaps_updates(scene: Scene) -> Candidate | None:
+    """Ops over tensors of the weights' sizes between a backward pass and the next forward one, without an optimizer of
+    PyTorch's: they may write new weights instead of writing over the old."""
+    if len(scene.host_spans(r"^Optimizer\.step", Kind.ANNOTATION, Kind.OP)):
+        return None
+    ops, _ = _after_gradients(scene, _sizes_learned(scene) | _sizes_called_with(scene))
+    time = _in_a_row(scene, ops)
+    works = np.flatnonzero(scene.launched_in(time) & scene.family(*LIBRARY))
+    if len(works) / scene.num_rounds < MANY:
+        return None
+    return Candidate(
+        what=f"{len(works) / scene.num_steps:,.0f} kernels a step over what has the weights' sizes, after gradients",
+        cause="unfused optimizer: weights are updated one tensor after another",
+        change=FUSED,
+        where=scene.where(works),
+        cure=Cure(works=works, keep_best=0.2, keep_worst=0.6, host=time, host_best=0.05, host_worst=0.4),
+        evidence=scene.evidence(works),
+        spans=tuple(scene.rows[works[:200]].tolist()),
+    )
+
+
+def _sizes_learned(scene: Scene) -> set[str]:
+    """Of leaves that get gradients."""
+    learned = scene.host_spans(r"^torch::autograd::AccumulateGrad$", Kind.OP)
+    return {_first_size(scene, row) for row in learned.tolist()} - {""}
+
+
+def _sizes_called_with(scene: Scene) -> set[str]:
+    """Of matrices and filters that layers are called with, and turned ones, as products are given them."""
+    calls = scene.host_spans(r"^aten::(linear|conv\dd|embedding)$", Kind.OP)
+    words = {scene.trace.text("shapes", row) for row in calls.tolist()}
+    given = [[shape for shape in parsed(word)[:2] if is_shape(shape)] for word in words]
+    weights = [tuple(shapes[1]) for shapes in given if len(shapes) == 2 and len(shapes[1]) >= 2]
+    return {", ".join(map(str, each)) for weight in weights for each in (weight, weight[::-1])}
+
+
 def _kept_one_by_one(scene: Scene, works: Index) -> tuple[Seconds, Seconds]:
     """Of the device's time, what is left at best and at worst of updates one tensor after another: of a few kernels for
     each that is about all there is to do, of a kernel that somebody wrote for the whole update all of it, and of one
@@ -88,14 +127,22 @@ def _kept_one_by_one(scene: Scene, works: Index) -> tuple[Seconds, Seconds]:
 def _updated_by_hand(scene: Scene) -> Index:
     """Ops over tensors of the gradients' sizes after a backward pass, where the program has no optimizer of PyTorch's:
     most of them have been written over once the last one is done. Averages of weights have an optimizer beside them."""
-    trace = scene.trace
-    learned = scene.host_spans(r"^torch::autograd::AccumulateGrad$", Kind.OP)
-    sizes = {_first_size(scene, row) for row in learned.tolist()}
-    ops = scene.host_spans(UPDATES, Kind.OP)
+    sizes = _sizes_learned(scene)
+    ops, num_passes = _after_gradients(scene, sizes)
+    written = scene.words_like(r"[a-z]_$")[scene.trace.name[ops]]
+    covered = {_first_size(scene, row) for row in ops[written].tolist()}
+    many = written.sum() >= WEIGHTS * num_passes
+    return np.asarray(ops if many and len(covered) >= COVERED_FRAC * len(sizes) else ops[:0], dtype=np.int64)
+
+
+def _after_gradients(scene: Scene, sizes: set[str]) -> tuple[Index, int]:
+    """Ops over tensors of these sizes after a backward pass and before the next forward one, and how many such passes
+    there are."""
+    trace, ops = scene.trace, scene.host_spans(UPDATES, Kind.OP)
     ops = ops[~np.isin(trace.parent[ops], scene.of_kind(Kind.OP)) & np.isin(trace.thread[ops], scene.main_threads)]
     passes = scene.host_spans(r"^autograd::engine::evaluate_function", Kind.OP)
-    if not len(ops) or not len(sizes - {""}) or not len(passes):
-        return ops[:0]
+    if not len(ops) or not sizes or not len(passes):
+        return ops[:0], 0
     launches = scene.host_spans(FORWARD, Kind.OP)
     launches = np.sort(scene.start_ns[launches[~scene.spans_under(launches, BACKWARD)]])
     ended = np.sort(scene.end_ns[passes])
@@ -104,11 +151,7 @@ def _updated_by_hand(scene: Scene) -> Index:
     between = np.searchsorted(launches, scene.start_ns[ops]) > np.searchsorted(launches, since)
     sized = np.array([_first_size(scene, row) in sizes for row in ops.tolist()], dtype=bool)
     chosen = (last >= 0) & ~between & sized
-    ops, num_passes = ops[chosen], len(np.unique(last[chosen]))
-    written = scene.words_like(r"[a-z]_$")[trace.name[ops]]
-    covered = {_first_size(scene, row) for row in ops[written].tolist()}
-    many = written.sum() >= WEIGHTS * num_passes
-    return np.asarray(ops if many and len(covered) >= COVERED_FRAC * len(sizes) else ops[:0], dtype=np.int64)
+    return np.asarray(ops[chosen], dtype=np.int64), len(np.unique(last[chosen]))
 
 
 def _in_a_row(scene: Scene, ops: Index) -> Intervals:
@@ -187,8 +230,14 @@ def needless_gradients(scene: Scene) -> Candidate | None:
     sizes = [first_shape(words[int(shapes[row])]) for row in leaves.tolist()]
     wanted = np.array([not size or size in updated for size in sizes], dtype=bool)
     time, num = _beyond(scene, leaves, wanted, np.sort(scene.start_ns[steps]))
+    if not updated or not wanted.any():
+        return None
+    if num < UNWANTED * scene.num_rounds:
+        if not wanted[-1] or not any(len(size) > 1 for size in set(sizes) & updated):
+            return None  # lists of vectors alone may be of something else than weights
+        return _learned_in_passing(scene, Counter(size for size in sizes if size and size not in updated))
     works = np.flatnonzero(scene.launched_in(time) & scene.under(BACKWARD))
-    if not updated or not wanted.any() or num < UNWANTED * scene.num_rounds or not len(works):
+    if not len(works):
         return None
     return Candidate(
         what=f"{num / scene.num_steps:.3g} gradients a step are of weights that the optimizer does not have",
@@ -202,6 +251,47 @@ def needless_gradients(scene: Scene) -> Candidate | None:
         spans=tuple(scene.rows[works[:200]].tolist()),
         unchecked=("whether anybody reads these gradients, or updates these weights in other steps",),
     )
+
+
+def _learned_in_passing(scene: Scene, unwanted: Counter[tuple[int, ...]]) -> Candidate | None:
+    """A backward pass must go through layers to something that is learned before them (a prompt, adapters), and makes
+    gradients of their weights on its way: products whose result has such a weight's size, as many as there are. Where
+    there are more, what layers work on has the same size."""
+    inside, num = scene.under(BACKWARD), unwanted.total()
+    products = np.flatnonzero(scene.family("gemm") & inside)
+    trace, ops = scene.trace, shaped_ops(scene.trace, scene.rows[products])
+    shapes = trace.optional("shapes")
+    known = np.unique(ops[ops >= 0]).tolist()
+    made = {op: product_of(trace.words[int(trace.name[op])], trace.words[int(shapes[op])]) for op in known}
+    results = {op: _weight_of(p, unwanted) for op, p in made.items() if p is not None and p.b == 1}
+    many = {size for size, count in Counter(results.values()).items() if count > unwanted[size]}
+    weights = {op for op, size in results.items() if size and size not in many}
+    works = products[[op in weights for op in ops.tolist()]]
+    if num < UNWANTED * scene.num_rounds or len(works) < UNWANTED * scene.num_rounds:
+        return None
+    beside = np.flatnonzero(inside & (scene.named(r"GammaBeta") | (scene.named(r"^aten::sum$", "op"))))
+    return Candidate(
+        what=f"{num / scene.num_steps:.3g} gradients a step are of weights that the optimizer does not have",
+        cause="needless gradients: of layers that the backward pass goes through and that are never updated",
+        change="requires_grad_(False) on the weights that stay: what is learned before them still gets its gradients",
+        where=scene.where(works),
+        cure=Cure(
+            works=np.concatenate((works, beside)),
+            keep_best=0.0,
+            keep_worst=np.concatenate((np.full(len(works), 0.1), np.ones(len(beside)))),
+            host=scene.op_time(works),
+            host_best=0.0,
+            host_worst=0.5,
+        ),
+        evidence=scene.evidence(works),
+        spans=tuple(scene.rows[works[:200]].tolist()),
+        unchecked=("whether anybody reads these gradients, or updates these weights in other steps",),
+    )
+
+
+def _weight_of(product: Product, sizes: Counter[tuple[int, ...]]) -> tuple[int, ...]:
+    """The weight that a product's result may be the gradient of, as it is or turned; nothing if there is none."""
+    return next((size for size in ((product.m, product.n), (product.n, product.m)) if size in sizes), ())
 
 
 def _sizes_updated(scene: Scene, time: Intervals) -> set[tuple[int, ...]]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 
 from ridgeline.findings.cure import NOWHERE, Cure, joined
 from ridgeline.findings.finding import Where
+from ridgeline.findings.offload import kept_for_later
 from ridgeline.findings.replay import Index
-from ridgeline.findings.rule import rule
+from ridgeline.findings.rule import rule, suspicion
 from ridgeline.findings.scene import FACTORED, Candidate, Scene, Wait
 from ridgeline.findings.shapes import first_dtype
 from ridgeline.trace.intervals import Intervals, covered_within, difference, union
@@ -52,6 +54,8 @@ WHOLE, WHOLE_BYTES = ("int64", "int32", "uint8", "bool"), 8
 is written down is a loss in two or four."""
 WRITTEN_S = 150e-6
 """Of Python between two ops: 98 of 100 reads are followed by 45 µs or less, formatting and writing takes over 200."""
+AFTER_S = 60e-6
+"""The same of what may be written, where nothing is told by it alone."""
 ONCE_FRAC = 0.01
 """Of the step, what one read in it must cost at worst: a queue that is drained once is soon filled again (0.21 ± 0.32
 of 16.8 ms on an H200, where 0.13 to 0.97 were promised)."""
@@ -61,6 +65,11 @@ ASKED_FRAC = 0.05
 """The same where that read is such a question, asked once: a library's own (whether a mask is needed). Four such were
 taken away on an H200, and brought 0.21 ± 0.32 of 16.8 ms, 1.03 ± 0.98 of 30.6, 0.36 ± 0.90 of 83 and 0.15 ± 0.52 of
 8.3, where up to 4 % of the step were promised at worst."""
+TURN_WORKS, TURN_S, MANY_TURNS = 24, 30e-6, 8
+"""Works between two reads at most, and the time of each, for a turn of a loop over samples; and how many turns a round
+has."""
+TURN_FAMILIES = ("pointwise", "reduce", "copy", "fill", "index", "sort", "random")
+"""Of a turn's kernels: what has products is a layer, and what is compiled has its own reasons to stop."""
 NO_OP = -1
 OWN_READS = FACTORED + r"|^torchvision::|_ctc_loss$|^aten::(_?coalesce|_?sparse_\w+)$|\b(Cumprod|Prod)Backward\d*$"
 COPIES_BACK = re.compile(r"dtoh|device -> (pageable|pinned|host)")
@@ -127,6 +136,43 @@ def logging(scene: Scene) -> Candidate | None:
         cure=_unread(scene, waits, joined(scene.time_of(spans), handled, formatted)),
         evidence=scene.host_evidence(np.concatenate((spans, _rows(waits)))),
         spans=tuple(spans[:200].tolist()),
+    )
+
+
+@suspicion("logging")
+def perhaps_logging(scene: Scene) -> Candidate | None:
+    """Whatever is read or fetched in every round, and then worked on while nothing of it comes back at once."""
+    reads = [wait for wait in scene.waits if (_is_read(wait) or _is_copy_back(wait)) and not _is_upload(wait)]
+    reads = [wait for wait in reads if not _answered(scene, wait) and not _are_whole(scene, wait)]
+    waits, busy = _followed(scene, _regular(scene, reads), AFTER_S)
+    if not waits:
+        return None
+    return Candidate(
+        what=f"{len(waits) / scene.num_steps:.3g} reads a step after which the host is busy and sends nothing back",
+        cause="synchronous logging: what is read is formatted, printed or written by the thread that launches",
+        change="log every N steps, keep values on the device and read them together, or log from a thread",
+        where=_place(waits),
+        cure=_unread(scene, waits, busy),
+        evidence=scene.host_evidence(_rows(waits)),
+        spans=tuple(_rows(waits)[:200].tolist()),
+    )
+
+
+@suspicion("host-round-trip")
+def perhaps_round_trip(scene: Scene) -> Candidate | None:
+    """The same reads, whether something comes back or not."""
+    reads = [wait for wait in scene.waits if (_is_read(wait) or _is_copy_back(wait)) and not _is_upload(wait)]
+    waits, busy = _followed(scene, _regular(scene, reads), BUSY_S)
+    if not waits:
+        return None
+    return Candidate(
+        what=f"{len(waits) / scene.num_steps:.3g} reads a step after which the host is busy before it launches again",
+        cause="a round trip through the host: what is read is computed with there",
+        change="compute it on the device with CUDA tensors, and move only what leaves the program",
+        where=_place(waits),
+        cure=_unread(scene, waits, busy),
+        evidence=scene.host_evidence(_rows(waits)),
+        spans=tuple(_rows(waits)[:200].tolist()),
     )
 
 
@@ -252,7 +298,8 @@ def _is_copy_back(wait: Wait) -> bool:
 def value_read(scene: Scene) -> Candidate | None:
     held = _ops_that_upload(scene)
     reads = [wait for wait in scene.waits if _is_read(wait) and not _is_upload(wait)]
-    waits = [wait for wait in reads if not _is_fetch(wait)]
+    kept = set(kept_for_later(scene).tolist())  # nobody reads those
+    waits = [wait for wait in reads if not _is_fetch(wait) and not kept.intersection(scene.copies_of(wait))]
     waits = [wait for wait in waits if (op := _outermost(scene, wait)) not in held and not _reads_by_itself(scene, op)]
     waits = _regular(scene, waits)
     if not waits:
@@ -265,7 +312,7 @@ def value_read(scene: Scene) -> Candidate | None:
         change="keep the value on the device (torch.where, masks, capturable optimizers), read it once after the step, "
         "or copy it with non_blocking=True and look at it a step later",
         where=_place(waits),
-        cure=_unread(scene, waits, NOWHERE),
+        cure=_with_turns(scene, _unread(scene, waits, NOWHERE), waits),
         evidence=scene.host_evidence(_rows(waits)),
         spans=tuple(_rows(waits)[:200].tolist()),
         sure_frac=_least_sure(scene, waits),
@@ -352,6 +399,37 @@ def _unread(scene: Scene, waits: list[Wait], host: Intervals) -> Cure:
         keep_best=0.0,
         keep_worst=np.concatenate((np.full(len(copies), 0.3), np.ones(len(made)))),
         elastic=True,
+    )
+
+
+def _with_turns(scene: Scene, cure: Cure, waits: list[Wait]) -> Cure:
+    """A loop in each of whose turns a few small kernels run and a value is read: at best all turns are one op over all
+    (9.1 of 16.8 ms on an H200, where reads alone were 7.0 at most)."""
+    calls = np.sort(np.array([wait.call for wait in waits], dtype=np.int64))
+    first, last = np.searchsorted(scene.program.call, calls[:-1] + 1), np.searchsorted(scene.program.call, calls[1:])
+    light = scene.family(*TURN_FAMILIES) | (scene.work_kind != int(Kind.KERNEL))
+    small, gap_s = light & (scene.work_s < TURN_S), scene.wiring.program.gap_s
+    turns = [
+        (i, np.arange(low, high))
+        for i, (low, high) in enumerate(zip(first.tolist(), last.tolist(), strict=True))
+        if 0 < high - low <= TURN_WORKS
+        and small[low:high].all()
+        and gap_s[calls[i] + 1 : calls[i + 1] + 1].max() < WRITTEN_S  # else the host does more than launch
+    ]
+    if len(turns) < MANY_TURNS * scene.num_rounds:
+        return cure
+    works = np.setdiff1d(np.concatenate([inside for _, inside in turns]), cure.works)
+    ends, starts = scene.wiring.call_end_ns[calls[[i for i, _ in turns]]], scene.clock.start_ns[calls[1:]]
+    between = union(ends, starts[[i for i, _ in turns]])
+    once = scene.num_rounds / len(turns)
+    best = np.broadcast_to(cure.keep_best, cure.works.shape)
+    worst = np.broadcast_to(cure.keep_worst, cure.works.shape)
+    return replace(
+        cure,
+        works=np.concatenate((cure.works, works)),
+        keep_best=np.concatenate((best, np.full(len(works), once))),
+        keep_worst=np.concatenate((worst, np.ones(len(works)))),
+        spare=joined(cure.spare, between),
     )
 
 
