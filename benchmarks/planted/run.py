@@ -270,6 +270,17 @@ TWENTY_SECOND = (
     "healthy_loss_read_each_step healthy_pairs_in_one_square healthy_broad_layer healthy_bytes_from_workers "
     "lattice_in_steps norm_left_out_of_compilation"
 ).split()
+TWENTY_FIFTH = (
+    "replay_mapped_from_a_file activations_saved_on_the_host cameras_moved_one_by_one tokens_that_stand_out_by_mask "
+    "hops_waited_for ratios_of_every_weight ridge_solved_by_numpy chains_moved_eagerly slow_slopes_one_by_one "
+    "attributions_point_by_point amsgrad_after_the_paper chunks_that_release_memory twins_correlated_in_fp32 "
+    "detector_channels_first residues_by_the_reference_kernel masses_in_10001_bins surprise_by_one_hot "
+    "slopes_begun_as_zeros layers_run_again panoramas_in_squares pictures_told_twice events_counted_in_numpy "
+    "request_that_collects sketches_by_two_workers genomes_on_a_share_of_the_cores film_graded_under_a_stopwatch "
+    "healthy_large_filters healthy_two_broad_batches healthy_demand_in_tf32 healthy_prompts_of_a_broad_model "
+    "healthy_scores_read_a_turn_later healthy_experts_side_by_side healthy_inverse_by_products "
+    "healthy_columns_by_workers"
+).split()
 AHEAD = {
     "twentieth": (
         "transformers.models.bert.modeling_bert",
@@ -302,8 +313,8 @@ SUITES = {
     "fourteenth": FOURTEENTH, "fourteenth-rest": FOURTEENTH_REST, "fifteenth": FIFTEENTH, "sixteenth": SIXTEENTH,
     "seventeenth": SEVENTEENTH, "seventeenth-rest": SEVENTEENTH_REST, "eighteenth": EIGHTEENTH,
     "eighteenth-rest": EIGHTEENTH_REST, "nineteenth": NINETEENTH, "nineteenth-rest": NINETEENTH_REST,
-    "twentieth": TWENTIETH, "twenty-first": TWENTY_FIRST, "twenty-second": TWENTY_SECOND, "trials": TRIALS,
-    "left": LEFT,
+    "twentieth": TWENTIETH, "twenty-first": TWENTY_FIRST, "twenty-second": TWENTY_SECOND,
+    "twenty-fifth": TWENTY_FIFTH, "trials": TRIALS, "left": LEFT,
 }  # fmt: skip
 
 

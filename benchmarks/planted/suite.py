@@ -24,6 +24,7 @@ import thirteenth
 import trials
 import twelfth
 import twentieth
+import twentyfifth
 import twentyfirst
 import twentysecond
 from cases import CASES
@@ -31,5 +32,5 @@ from cases import CASES
 __all__ = [
     "CASES", "again", "eighteenth", "eighth", "eleventh", "fifteenth", "fifth", "fourteenth", "fourth", "fresh",
     "healthy", "nineteenth", "ninth", "seventeenth", "seventh", "sixteenth", "sixth", "tenth", "third", "thirteenth",
-    "trials", "twelfth", "twentieth", "twentyfirst", "twentysecond",
+    "trials", "twelfth", "twentieth", "twentyfifth", "twentyfirst", "twentysecond",
 ]  # fmt: skip
