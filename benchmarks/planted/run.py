@@ -276,10 +276,10 @@ TWENTY_FIFTH = (
     "attributions_point_by_point amsgrad_after_the_paper chunks_that_release_memory twins_correlated_in_fp32 "
     "detector_channels_first residues_by_the_reference_kernel masses_in_10001_bins surprise_by_one_hot "
     "slopes_begun_as_zeros layers_run_again panoramas_in_squares pictures_told_twice events_counted_in_numpy "
-    "request_that_collects sketches_by_two_workers genomes_on_a_share_of_the_cores film_graded_under_a_stopwatch "
+    "request_that_collects sketches_by_two_workers genomes_on_a_share_of_the_cores "
     "healthy_large_filters healthy_two_broad_batches healthy_demand_in_tf32 healthy_prompts_of_a_broad_model "
     "healthy_scores_read_a_turn_later healthy_experts_side_by_side healthy_inverse_by_products "
-    "healthy_columns_by_workers"
+    "healthy_columns_by_workers film_graded_under_a_stopwatch"
 ).split()
 AHEAD = {
     "twentieth": (

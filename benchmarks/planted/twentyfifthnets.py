@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import csv
 import functools
@@ -83,7 +84,7 @@ def patches(pictures: Tensor, side: int) -> Tensor:
 
 def perceptron(*sizes: int, bias: bool = False) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for wide_in, wide_out in zip(sizes, sizes[1:]):
+    for wide_in, wide_out in itertools.pairwise(sizes):
         layers += [nn.Linear(wide_in, wide_out, bias=bias), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 
@@ -339,7 +340,7 @@ class Detector(nn.Module):
     def __init__(self, widths: tuple[int, ...], depth: int, answers: int) -> None:
         super().__init__()
         self.stem = ConvUnit(3, widths[0], 3, 2)
-        self.stages = nn.Sequential(*(PartialStage(a, b, depth) for a, b in zip(widths, widths[1:])))
+        self.stages = nn.Sequential(*(PartialStage(a, b, depth) for a, b in itertools.pairwise(widths)))
         self.head = nn.Conv2d(widths[-1], answers, 1)
 
     def forward(self, pictures: Tensor) -> Tensor:
@@ -375,7 +376,7 @@ class TwinHead(nn.Module):
         one, other = (F.batch_norm(half, None, None, training=True) for half in z.chunk(2))
         if self.in_fp32:
             one, other = one.float(), other.float()
-        matrix = one.T @ other / one.size(0)
+        matrix = (one / one.size(0)).T @ other
         diagonal = matrix.diagonal()
         apart = torch.linalg.vector_norm(matrix, dtype=torch.float32).square() - diagonal.float().square().sum()
         return (1 - diagonal.float()).square().sum() + 0.005 * apart
@@ -410,12 +411,13 @@ class HopEnhancer(nn.Module):
     def __init__(self, hop: int, dim: int, depth: int) -> None:
         super().__init__()
         self.enter, self.leave = nn.Linear(hop, dim), nn.Linear(dim, hop)
-        self.cells = nn.ModuleList(nn.Linear(2 * dim, 2 * dim) for _ in range(depth))
+        self.heard = nn.ModuleList(nn.Linear(dim, 2 * dim, bias=False) for _ in range(depth))
+        self.kept = nn.ModuleList(nn.Linear(dim, 2 * dim) for _ in range(depth))
 
     def forward(self, hop: Tensor, states: Tensor) -> Tensor:
         x = self.enter(hop)
-        for cell, state in zip(self.cells, states):
-            x = F.glu(cell(torch.cat([x, state], dim=-1)))
+        for heard, kept, state in zip(self.heard, self.kept, states):
+            x = F.glu(torch.addmm(kept(state), x, heard.weight.T))
             state.copy_(x)
         return self.leave(x)
 
@@ -514,34 +516,33 @@ class ViewsToScene(nn.Module):
         return self.answer(self.trunk(x))
 
 
-def negative_log_posterior(first: Tensor, second: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """For each chain: how unlikely its small network is, given what was seen."""
-    hidden = torch.tanh(torch.matmul(x, first))
-    found = torch.matmul(hidden, second).squeeze(-1)
-    unlikely = F.softplus(-y * found).sum(-1)
-    return unlikely + 0.5 * (first.square().sum((1, 2)) + second.square().sum((1, 2)))
+def negative_log_likelihood(first: Tensor, second: Tensor, x: Tensor, minus_y: Tensor) -> Tensor:
+    """For each chain: how unlikely what was seen is, given its small network."""
+    found = torch.matmul(torch.tanh(torch.matmul(x, first)), second)
+    return F.softplus(minus_y * found).sum((1, 2))
 
 
-def hamiltonian_step(weights: tuple[Tensor, Tensor], x: Tensor, y: Tensor, rounds: int, far: float) -> None:
+def hamiltonian_step(weights: tuple[Tensor, ...], x: Tensor, minus_y: Tensor, rounds: int, far: float) -> None:
     """New weights for all chains, some way along where they are drawn to; each chain moves or stays."""
 
-    def pulled(at: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        at = [part.detach().requires_grad_() for part in at]
+    def kicked(share: float) -> Tensor:
+        """Momentum after a pull of the data and of a normal prior."""
         with torch.enable_grad():
-            unlikely = negative_log_posterior(*at, x, y)
-            grads = torch.autograd.grad(unlikely.sum(), at)
-        return unlikely.detach(), list(grads)
+            here = [w.detach().requires_grad_() for w in at]
+            unlikely = negative_log_likelihood(*here, x, minus_y)
+            grads = torch.autograd.grad(unlikely.sum(), here)
+        torch._foreach_add_(momentum, grads, alpha=-far * share)
+        torch._foreach_add_(momentum, at, alpha=-far * share)
+        return unlikely.detach()
 
-    energy = lambda momentum: sum(0.5 * part.square().sum((1, 2)) for part in momentum)
+    halves = lambda parts: sum(0.5 * part.square().sum((1, 2)) for part in parts)
     at, momentum = [w.clone() for w in weights], [torch.randn_like(w) for w in weights]
-    unlikely, grads = pulled(at)
-    before = unlikely + energy(momentum)
-    for _ in range(rounds):
-        momentum = [m - 0.5 * far * g for m, g in zip(momentum, grads)]
-        at = [w + far * m for w, m in zip(at, momentum)]
-        unlikely, grads = pulled(at)
-        momentum = [m - 0.5 * far * g for m, g in zip(momentum, grads)]
-    moves = torch.rand_like(before).log() < before - unlikely - energy(momentum)
+    before = halves(momentum) + halves(at)
+    before = before + kicked(0.5)
+    for i in range(rounds):
+        torch._foreach_add_(at, momentum, alpha=far)
+        unlikely = kicked(1.0 if i < rounds - 1 else 0.5)
+    moves = torch.rand_like(before).log() < before - unlikely - halves(momentum) - halves(at)
     for w, new in zip(weights, at):
         w.copy_(torch.where(moves[:, None, None], new, w))
 
@@ -574,10 +575,10 @@ class Stopwatch:
     """Notes when it was asked."""
 
     def __init__(self) -> None:
-        self.moments: list[float] = []
+        self.moments = collections.deque[float](maxlen=100)
 
     def __call__(self) -> None:
-        self.moments[:] = [*self.moments[-100:], time.perf_counter()]
+        self.moments.append(time.perf_counter())
 
 
 def unnoted() -> None:
