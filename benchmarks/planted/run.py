@@ -288,6 +288,17 @@ TWENTY_FOURTH = (
     "healthy_committee_in_blocks healthy_vectors_fetched_beside healthy_modes_in_tf32 healthy_two_halves_of_a_batch "
     "stages_timed_while_compiled teacher_colder_every_step"
 ).split()
+TWENTY_FIFTH = (
+    "replay_mapped_from_a_file activations_saved_on_the_host cameras_moved_one_by_one tokens_that_stand_out_by_mask "
+    "hops_waited_for ratios_of_every_weight ridge_solved_by_numpy chains_moved_eagerly slow_slopes_one_by_one "
+    "attributions_point_by_point amsgrad_after_the_paper chunks_that_release_memory twins_correlated_in_fp32 "
+    "detector_channels_first residues_by_the_reference_kernel masses_in_10001_bins surprise_by_one_hot "
+    "slopes_begun_as_zeros layers_run_again panoramas_in_squares pictures_told_twice events_counted_in_numpy "
+    "request_that_collects sketches_by_two_workers genomes_on_a_share_of_the_cores "
+    "healthy_large_filters healthy_two_broad_batches healthy_demand_in_tf32 healthy_prompts_of_a_broad_model "
+    "healthy_scores_read_a_turn_later healthy_experts_side_by_side healthy_inverse_by_products "
+    "healthy_columns_by_workers film_graded_under_a_stopwatch"
+).split()
 AHEAD = {
     "twentieth": (
         "transformers.models.bert.modeling_bert",
@@ -326,7 +337,7 @@ SUITES = {
     "seventeenth": SEVENTEENTH, "seventeenth-rest": SEVENTEENTH_REST, "eighteenth": EIGHTEENTH,
     "eighteenth-rest": EIGHTEENTH_REST, "nineteenth": NINETEENTH, "nineteenth-rest": NINETEENTH_REST,
     "twentieth": TWENTIETH, "twenty-first": TWENTY_FIRST, "twenty-second": TWENTY_SECOND,
-    "twenty-third": TWENTY_THIRD, "twenty-fourth": TWENTY_FOURTH,
+    "twenty-third": TWENTY_THIRD, "twenty-fourth": TWENTY_FOURTH, "twenty-fifth": TWENTY_FIFTH,
     "trials": TRIALS, "trials-rest": TRIALS_REST, "left": LEFT,
 }  # fmt: skip
 

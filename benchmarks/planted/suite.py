@@ -24,6 +24,7 @@ import thirteenth
 import trials
 import twelfth
 import twentieth
+import twentyfifth
 import twentyfirst
 import twentyfourth
 import twentysecond
@@ -33,5 +34,5 @@ from cases import CASES
 __all__ = [
     "CASES", "again", "eighteenth", "eighth", "eleventh", "fifteenth", "fifth", "fourteenth", "fourth", "fresh",
     "healthy", "nineteenth", "ninth", "seventeenth", "seventh", "sixteenth", "sixth", "tenth", "third", "thirteenth",
-    "trials", "twelfth", "twentieth", "twentyfirst", "twentyfourth", "twentysecond", "twentythird",
+    "trials", "twelfth", "twentieth", "twentyfifth", "twentyfirst", "twentyfourth", "twentysecond", "twentythird",
 ]  # fmt: skip
