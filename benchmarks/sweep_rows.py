@@ -1029,7 +1029,73 @@ def asked_early() -> Iterator[Sweep]:
         yield Sweep("group_norm.streamed", "group_norm_silu", "fwd", of, ())
 
 
+def past() -> Iterator[Sweep]:
+    """Gradients past the norm added to rows that wait in shared memory, beside rows that registers hold."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.rms_norm.config import Backward as B
+    from ridgeline.kernels.rms_norm.config import again
+
+    wide, long = B(1, 2, 8192, 32, 1, 1, False), B(1, 0, 0, 16, 1, 1, False)
+    for rows, cols, ways in (
+        (3000, 14336, (wide,)), (4096, 16384, (wide, again(16384, 16, 3, 1, True))), (2048, 18432, (long,)),
+        (9001, 5376, (again(5376, 8, 3, 2, True),)), (8192, 8192, (again(8192, 8, 3, 2, True),)),
+        (4096, 12288, (again(12288, 8, 3, 1),)), (7321, 6144, (again(6144, 8, 3, 2, True),)),
+    ):  # fmt: skip
+        yield Sweep("rms_norm.backward", "add_rms_norm", "bwd", case("bfloat16", rows=rows, cols=cols), ways)
+    for rows, cols, ways in (
+        (4096, 14336, (wide,)), (4096, 16384, (wide,)), (2048, 18432, (long, again(18432, 16, 2, 1))),
+        (4001, 8192, (again(8192, 8, 3, 2),)), (2470, 12288, (again(12288, 8, 3, 1),)),
+        (9001, 5376, (again(5376, 8, 3, 2),)), (20000, 1600, (again(1600, 2, 2, 8),)),
+    ):  # fmt: skip
+        yield Sweep("layer_norm.backward", "add_layer_norm", "bwd", case("bfloat16", rows=rows, cols=cols), ways)
+
+
+def walked_narrow() -> Iterator[Sweep]:
+    """Rows to eight bits: some thousand rows walked over, or a program each."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.rms_norm_quant import config
+
+    for name, dtype, rows, cols, kind, group in (
+        ("layer_norm_quant", "float16", 8119, 4608, "float8_e4m3fn", 128),
+        ("layer_norm_quant", "bfloat16", 4096, 4096, "float8_e4m3fn", 0),
+        ("layer_norm_quant", "bfloat16", 4096, 8192, "float8_e4m3fn", 128),
+        ("rms_norm_quant", "bfloat16", 4096, 4096, "float8_e4m3fn", 128),
+        ("rms_norm_quant", "bfloat16", 7321, 5120, "float8_e4m3fn", 0),
+        ("rms_norm_quant", "bfloat16", 6000, 7168, "float8_e4m3fn", 128),
+    ):
+        of = case(dtype, rows=rows, cols=cols, kind=kind, block=group)
+        walks = config.walking(cols, group, name == "layer_norm_quant")
+        yield Sweep(name, name, "fwd", of, (walks, config.apiece(rows, cols, 2, group)))
+
+
+def narrow_warps() -> Iterator[Sweep]:
+    """Rows to eight bits on fewer warps: what does not depend on a row's length is 100 instructions of every warp."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.rms_norm_quant.config import Tile as T
+
+    eight, int8 = "float8_e4m3fn", "int8"
+    for name, rows, cols, kind, group, ways in (
+        ("layer_norm_quant", 16384, 4096, eight, 0, (T(1, 8, 512, 2, 3, 4),)),
+        ("layer_norm_quant", 16384, 4096, eight, 128, (T(1, 8, 512, 2, 3, 4),)),
+        ("layer_norm_quant", 24000, 3584, int8, 0, (T(1, 7, 512, 2, 3, 5), T(1, 7, 512, 2, 3, 4))),
+        ("layer_norm_quant", 16384, 3072, eight, 128, (T(1, 6, 512, 2, 3, 5),)),
+        ("layer_norm_quant", 30000, 2880, eight, 0, (T(1, 6, 512, 2, 3, 5),)),
+        ("layer_norm_quant", 8200, 7168, eight, 0, (T(1, 7, 1024, 4, 3, 2),)),
+        ("layer_norm_quant", 8200, 7168, eight, 128, (T(1, 7, 1024, 4, 3, 2),)),
+        ("rms_norm_quant", 16384, 4096, eight, 0, (T(1, 8, 512, 2, 3, 6), T(1, 8, 512, 2, 3, 5))),
+        ("rms_norm_quant", 16384, 4096, eight, 128, (T(1, 8, 512, 2, 3, 5),)),
+        ("rms_norm_quant", 24000, 3584, int8, 0, (T(1, 7, 512, 2, 3, 6),)),
+        ("rms_norm_quant", 16384, 3072, eight, 128, (T(1, 6, 512, 2, 3, 7),)),
+        ("rms_norm_quant", 8200, 7168, eight, 128, (T(1, 7, 1024, 4, 3, 3), T(1, 7, 1024, 4, 3, 2))),
+    ):
+        of = case("bfloat16", rows=rows, cols=cols, kind=kind, block=group)
+        yield Sweep(name, name, "fwd", of, ways)
+
+
 PARTS: dict[str, Callable[[], Iterator[Sweep]]] = {
+    "narrow_warps": narrow_warps,
+    "past": past,
+    "walked_narrow": walked_narrow,
     "asked_early": asked_early,
     "four_warps": four_warps,
     "quantizing": quantizing,
@@ -1095,8 +1161,9 @@ def bits(value: Any) -> Any:
     return value.reshape(-1).view(torch.uint8)
 
 
-MOST_CHECKED = 8200
-"""Rows at most that are compared with float64: turns and ends are the same in more."""
+MOST_CHECKED, LEAST_CHECKED, MOST_COMPARED = 8200, 1200, 1 << 25
+"""Rows at most that are compared with float64 (turns and ends are the same in more), rows that always are, numbers from
+which on there are fewer."""
 
 
 def compared(of: Any) -> Any:
@@ -1104,7 +1171,10 @@ def compared(of: Any) -> Any:
     from ridgeline.kernels.contract import case
 
     sizes = dict(of.sizes)
-    return case(of.dtype, **sizes | {"rows": min(sizes["rows"], MOST_CHECKED)}) if "rows" in sizes else of
+    if "rows" not in sizes:
+        return of
+    most = min(MOST_CHECKED, max(LEAST_CHECKED, MOST_COMPARED // sizes["cols"])) if "cols" in sizes else MOST_CHECKED
+    return case(of.dtype, **sizes | {"rows": min(sizes["rows"], most)})
 
 
 def checked(sweep: Sweep, configs: list[Any], device: Any) -> dict[Any, list[str]]:

@@ -343,6 +343,16 @@ def in_words(rows: int, cols: int, shifted: bool) -> Backward | None:
     return None
 
 
+def past_words(rows: int, cols: int) -> Backward | None:
+    """Aligned 16-bit rows to which a gradient past the norm is added (``add_rms_norm``), where registers hold too much
+    beside it; None elsewhere."""
+    if 12288 < cols <= 16384:
+        return again(cols, 8, 3 if cols <= 14336 else 2, 1)
+    if 16384 < cols <= 20480:
+        return again(cols, 16, 2, 1)
+    return None
+
+
 def backward(
     rows: int, cols: int, itemsize: int, num_sums: int = 1, shifted: bool = False, words: bool = False
 ) -> Backward:

@@ -50,7 +50,6 @@ def default(rows: int, cols: int, itemsize: int, group: int, centered: bool = Fa
     LayerNorm 16384×4096 to fp8: 58 µs, 65 with a program a row, in blocks of 128 60 and 76; 65536×768 to int8 45 and
     52; RMSNorm of 4096 columns 56 both ways, in blocks of 128 57 and 62, 8192×8192 56 and 59.
     """
-    chosen = held(rows, cols, itemsize)
     if itemsize == 2 and rows >= LEAST_ROWS and 512 <= cols <= 8192 and group <= 256:
         return walking(cols, group, centered)
     if itemsize == 2 and rows >= LEAST_ROWS // 2 and 8192 < cols <= 10240 and group <= 256 and not centered:
@@ -59,6 +58,12 @@ def default(rows: int, cols: int, itemsize: int, group: int, centered: bool = Fa
         return long(cols, centered)
     if itemsize == 4 and rows >= LEAST_ROWS and 4096 < cols <= 6144 and group <= 256 and centered:
         return Tile(1, cdiv(cols, 2048), 2048, 8, 3, 2)  # 13693×6144 in blocks: 110 µs, 123 with a program a row
+    return apiece(rows, cols, itemsize, group)
+
+
+def apiece(rows: int, cols: int, itemsize: int, group: int) -> Tile:
+    """A program for every tile of rows."""
+    chosen = held(rows, cols, itemsize)
     if group and chosen.block and chosen.block < group:
         block = max(group, power_of_two(min(cols, 256)))
         return Tile(chosen.num_warps, cdiv(cols, block), block, chosen.num_warps)
