@@ -678,6 +678,22 @@ def test_rows_that_wait_in_shared_memory_are_read_there_twice(norm, rows, cols, 
 
 
 @pytest.mark.parametrize(
+    ("name", "rows", "cols"),
+    [("add_rms_norm", 3000, 14336), ("add_rms_norm", 2048, 18432), ("add_layer_norm", 4096, 16384),
+     ("add_layer_norm", 2048, 18432)],
+)  # fmt: skip
+def test_gradients_past_a_norm_of_long_rows_are_asked_for_before_its_sums_are_known(name, rows, cols, tmp_path):
+    found = variants_of(name, [case("bfloat16", rows=rows, cols=cols)])
+    found = next(variant for variant in found if variant.kernel == "norm_backward_words")
+    constants, made = dict(found.constants), facts(found)
+    turn = turn_of(found, tmp_path)
+    asked = turn[: turn.index("SHFL")]
+    assert constants["HAS_DH"] and made.num_spills <= 24
+    assert len(re.findall(r"LDG\.E\.128", asked)) == constants["CHUNKS"]
+    assert made.num_registers * 32 * found.num_warps <= 65536 and made.shared_bytes + 1024 <= 228 * 1024
+
+
+@pytest.mark.parametrize(
     ("norm", "dtype", "rows", "cols"),
     [("rms_norm", "bfloat16", 2000, 2241), ("rms_norm", "bfloat16", 16384, 3501), ("rms_norm", "float32", 31713, 1781),
      ("rms_norm", "bfloat16", 2000, 1588), ("layer_norm", "float32", 32768, 1280), ("rms_norm", "float32", 8192, 2241),
