@@ -1092,7 +1092,52 @@ def narrow_warps() -> Iterator[Sweep]:
         yield Sweep(name, name, "fwd", of, ways)
 
 
+def lost_by_models() -> Iterator[Sweep]:
+    """What shapes of models lost by the first draw, beside what it took them with and what else might do."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.rms_norm.config import Backward as B
+    from ridgeline.kernels.rms_norm.config import Forward as F
+    from ridgeline.kernels.rms_norm.config import again
+    from ridgeline.kernels.rms_norm_quant.config import Tile as T
+
+    def rows(kernel: str, name: str, phase: str, dtype: str, num: int, cols: int, *ways: Any) -> Sweep:
+        return Sweep(kernel, name, phase, case(dtype, rows=num, cols=cols), ways)
+
+    last, half = "evict_last", "float16"
+    yield rows("rms_norm.forward", "rms_norm", "fwd", "bfloat16", 4854, 18432, F(1, 3, 8192, 32, last),
+               F(1, 9, 2048, 8, last))  # fmt: skip
+    for dtype, num in ((half, 1088), ("bfloat16", 4096)):
+        reads = last if num == 4096 else ""
+        yield rows("layer_norm.forward", "layer_norm", "fwd", dtype, num, 18432, F(1, 3, 8192, 32, reads),
+                   F(1, 9, 2048, 8, reads))  # fmt: skip
+    yield rows("layer_norm.backward", "layer_norm", "bwd", half, 1088, 18432, again(18432, 16, 2, 1))
+    for cols in (1152, 1280, 1536):
+        places = -(-cols // 256)
+        yield rows("rms_norm.forward", "rms_norm", "fwd", half, 65536, cols, F(1, -(-cols // 512), 512, 2, last),
+                   F(4, places, 256, 4, last))  # fmt: skip
+    yield rows("rms_norm.backward", "add_rms_norm", "bwd", "bfloat16", 3000, 14336, again(14336, 8, 3, 1))
+    yield rows("rms_norm.backward", "add_rms_norm", "bwd", "bfloat16", 2048, 18432, again(18432, 8, 2, 1))
+    yield rows("layer_norm.backward", "add_layer_norm", "bwd", "bfloat16", 4096, 14336, again(14336, 8, 3, 1))
+    for name in ("rms_norm", "layer_norm"):
+        yield rows(f"{name}.backward", name, "bwd", "bfloat16", 32768, 768, B(1, 3, 256, 1, 3, 12, True))
+    for num, cols, ways in (
+        (16384, 17408, (F(1, 3, 8192, 32), F(1, 5, 4096, 16))), (4096, 29568, (F(1, 4, 8192, 32), F(1, 8, 4096, 16))),
+    ):  # fmt: skip
+        of = case(half, rows=num, cols=cols, kind="float8_e4m3fn", per="row", block=0)
+        yield Sweep("quantize.rows", "quantize", "fwd", of, ways)
+    for dtype, num, cols, group, ways in (
+        ("float32", 16384, 1280, 128, (T(1, 3, 512, 4), T(1, 3, 512, 4, 3, 4), T(1, 5, 256, 2, 3, 8))),
+        ("bfloat16", 2048, 4096, 0, (T(1, 4, 1024, 4, 3, 4),)), ("bfloat16", 16384, 3072, 128, (T(1, 6, 512, 2, 3, 4),)),
+        ("bfloat16", 30000, 2880, 0, (T(1, 6, 512, 2, 3, 4),)), ("bfloat16", 2048, 8192, 128, (T(1, 1, 8192, 8, 4, 2),)),
+    ):  # fmt: skip
+        of = case(dtype, rows=num, cols=cols, kind="float8_e4m3fn", block=group)
+        yield Sweep("layer_norm_quant", "layer_norm_quant", "fwd", of, ways)
+    for num, cols in ((14756, 50265), (8192, 30522)):
+        yield rows("cross_entropy.backward", "cross_entropy", "bwd", "bfloat16", num, cols)
+
+
 PARTS: dict[str, Callable[[], Iterator[Sweep]]] = {
+    "lost_by_models": lost_by_models,
     "narrow_warps": narrow_warps,
     "past": past,
     "walked_narrow": walked_narrow,

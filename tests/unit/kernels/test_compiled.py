@@ -677,6 +677,30 @@ def test_rows_that_wait_in_shared_memory_are_read_there_twice(norm, rows, cols, 
     assert (made.shared_bytes + 1024) * config.programs_per_sm <= 228 * 1024, "all programs are there at once"
 
 
+@pytest.mark.parametrize(("cols", "kind"), [(17408, "float8_e4m3fn"), (18432, "int8"), (29568, "float8_e4m3fn")])
+def test_two_programs_that_quantize_long_rows_share_a_multiprocessor(cols, kind):
+    (found,) = variants_of("quantize", [case("bfloat16", rows=4096, cols=cols, kind=kind, per="row", block=0)])
+    made, constants = facts(found), dict(found.constants)
+    assert made.num("LDG.E.128") == constants["CHUNKS"], "a row is read once"
+    assert 2 * made.num_registers * 32 * found.num_warps <= 65536 and made.num_spills <= 8
+
+
+@pytest.mark.parametrize("norm", ["rms_norm", "layer_norm"])
+def test_two_programs_of_eighteen_thousand_columns_share_a_multiprocessor(norm):
+    shapes = ((4096, 18432), (18432,), (18432,))[: 3 if norm == "layer_norm" else 2]
+    found = variants(getattr(kernels, norm), *shapes, grad=False)[f"{norm}_forward"]
+    made = facts(found)
+    assert 2 * made.num_registers * 32 * found.num_warps <= 65536 and made.num_spills == 0
+
+
+def test_logits_are_asked_for_before_anybody_divides_by_their_number(tmp_path):
+    found = variants(lambda x: kernels.cross_entropy(x, TARGET), (4096, 50265))["cross_entropy_backward_flat"]
+    path = tmp_path / "kernel.cubin"
+    path.write_bytes(compiler.compile_variant(launcher.kernel(found.kernel).function, found).cubin)
+    text = compiler._tool("nvdisasm", "-c", str(path))
+    assert text.index("LDG.E.128") < text.index("MUFU.RCP"), "a division of 64 bits has branches, which loads do not pass"
+
+
 @pytest.mark.parametrize(
     ("name", "rows", "cols"),
     [("add_rms_norm", 3000, 14336), ("add_rms_norm", 2048, 18432), ("add_layer_norm", 4096, 16384),

@@ -19,7 +19,8 @@ class Forward:
 
     ``reads`` and ``writes``: what the L2 is told of rows and results ("evict_first", "evict_last"). ``apart``: rows
     that start inside accesses, the few elements at their ends apart, weights from copies that start where rows can.
-    ``early``: weights are asked for with the row, not when its sum is known."""
+    ``early``: weights are asked for with the row, not when its sum is known. ``programs_per_sm``: registers are such
+    that so many programs share a multiprocessor (0: as the compiler likes)."""
 
     rows: int
     chunks: int
@@ -29,7 +30,7 @@ class Forward:
     writes: str = ""
     apart: bool = False
     early: bool = False
-
+    programs_per_sm: int = 0
 
 @dataclass(frozen=True, slots=True)
 class Backward:
@@ -192,11 +193,12 @@ def early(chosen: Forward, rows: int, itemsize: int, vectors: int = 1) -> Forwar
 
 
 def held(rows: int, cols: int, itemsize: int) -> Forward:
-    """At most 40 elements a thread: then two programs or more share a multiprocessor up to 16k columns."""
+    """At most 40 elements a thread: then two programs or more share a multiprocessor up to 16k columns. Of 18,432
+    columns 32 warps have places for 24,576 and nobody beside them: 4854×18432 120 µs (a copy as large 92)."""
     short = narrow_tile(rows, cols, itemsize, 4)
     if short is not None:
         return Forward(*short)
-    for num_warps, most in ((4, 5), (8, 4), (16, 4), (32, 4)):
+    for num_warps, most in ((4, 5), (8, 4), (16, 5), (32, 4)):
         chunks = cdiv(cols, 256 * num_warps)
         if chunks <= most:
             return Forward(1, chunks, 256 * num_warps, num_warps)
@@ -345,9 +347,17 @@ def in_words(rows: int, cols: int, shifted: bool) -> Backward | None:
 
 def past_words(rows: int, cols: int) -> Backward | None:
     """Aligned 16-bit rows to which a gradient past the norm is added (``add_rms_norm``), where registers hold too much
-    beside it; None elsewhere."""
+    beside it; None elsewhere.
+
+    4096×16384 139 µs (151 held on 32 warps, a copy as large 130), LayerNorm 144 (242), 2048×18432 89.7 (148 read three
+    times; 75.6), 9001×5376 102 (104.5 held), 7321×6144 95.9 (98.6); not 8192×8192 (137, 136), 4096×12288 (111, 108).
+    Two rows in shared memory, not three, where rows are long: what is added comes through the L1, which has what shared
+    memory leaves. With three 14,336 columns take as long as 16,384 with two.
+    """
+    if 5120 < cols <= 6144 and rows >= LEAST_WALKED:
+        return again(cols, 8, 3, 2, True)
     if 12288 < cols <= 16384:
-        return again(cols, 8, 3 if cols <= 14336 else 2, 1)
+        return again(cols, 8, 2, 1)
     if 16384 < cols <= 20480:
         return again(cols, 16, 2, 1)
     return None
