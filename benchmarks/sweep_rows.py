@@ -1099,6 +1099,7 @@ def lost_by_models() -> Iterator[Sweep]:
     from ridgeline.kernels.rms_norm.config import Forward as F
     from ridgeline.kernels.rms_norm.config import again
     from ridgeline.kernels.rms_norm_quant.config import Tile as T
+    from ridgeline.kernels.softmax.config import Softmax as S
 
     def rows(kernel: str, name: str, phase: str, dtype: str, num: int, cols: int, *ways: Any) -> Sweep:
         return Sweep(kernel, name, phase, case(dtype, rows=num, cols=cols), ways)
@@ -1127,13 +1128,20 @@ def lost_by_models() -> Iterator[Sweep]:
         yield Sweep("quantize.rows", "quantize", "fwd", of, ways)
     for dtype, num, cols, group, ways in (
         ("float32", 16384, 1280, 128, (T(1, 3, 512, 4), T(1, 3, 512, 4, 3, 4), T(1, 5, 256, 2, 3, 8))),
-        ("bfloat16", 2048, 4096, 0, (T(1, 4, 1024, 4, 3, 4),)), ("bfloat16", 16384, 3072, 128, (T(1, 6, 512, 2, 3, 4),)),
-        ("bfloat16", 30000, 2880, 0, (T(1, 6, 512, 2, 3, 4),)), ("bfloat16", 2048, 8192, 128, (T(1, 1, 8192, 8, 4, 2),)),
-    ):  # fmt: skip
+        ("bfloat16", 2048, 4096, 0, (T(1, 4, 1024, 4, 3, 4),)),
+        ("bfloat16", 2048, 8192, 128, (T(1, 1, 8192, 8, 4, 2),)),
+        ("bfloat16", 16384, 3072, 128, (T(1, 6, 512, 2, 3, 4),)),
+        ("bfloat16", 30000, 2880, 0, (T(1, 6, 512, 2, 3, 4),)),
+    ):
         of = case(dtype, rows=num, cols=cols, kind="float8_e4m3fn", block=group)
         yield Sweep("layer_norm_quant", "layer_norm_quant", "fwd", of, ways)
     for num, cols in ((14756, 50265), (8192, 30522)):
         yield rows("cross_entropy.backward", "cross_entropy", "bwd", "bfloat16", num, cols)
+    for num, cols in ((1458, 32000), (4096, 32000), (3000, 28992)):
+        yield rows("softmax.backward", "softmax", "bwd", "bfloat16", num, cols, S(1, 1, 32768, 32), S(1, 4, 8192, 32))
+    yield rows("rms_norm.forward", "rms_norm", "fwd", "bfloat16", 1024, 1536, F(1, 3, 512, 2, early=True),
+               F(1, 1, 2048, 8, early=True))  # fmt: skip
+    yield rows("rms_norm.forward", "rms_norm", "fwd", "float32", 3269, 1536, F(1, 3, 512, 4), F(1, 1, 2048, 8))
 
 
 PARTS: dict[str, Callable[[], Iterator[Sweep]]] = {

@@ -698,7 +698,9 @@ def test_logits_are_asked_for_before_anybody_divides_by_their_number(tmp_path):
     path = tmp_path / "kernel.cubin"
     path.write_bytes(compiler.compile_variant(launcher.kernel(found.kernel).function, found).cubin)
     text = compiler._tool("nvdisasm", "-c", str(path))
-    assert text.index("LDG.E.128") < text.index("MUFU.RCP"), "a division of 64 bits has branches, which loads do not pass"
+    assert text.index("LDG.E.128") < text.index("MUFU.RCP"), "a division has branches, which loads do not pass"
+    made = facts(found)
+    assert made.num_registers <= 64 and made.num_spills == 0
 
 
 @pytest.mark.parametrize(
