@@ -26,7 +26,12 @@ CASES = [
     ("layer_norm_quant", case("bfloat16", rows=4100, cols=7168, kind=FP8, block=128)),
     ("layer_norm_quant", case("float16", rows=4100, cols=4608, kind=FP8, block=128)),
     ("rms_norm_quant", case("bfloat16", rows=4100, cols=7168, kind=FP8, block=128)),
+    ("layer_norm_quant", case("bfloat16", rows=2051, cols=4096, kind=FP8, block=0)),
+    ("layer_norm_quant", case("bfloat16", rows=4100, cols=2880, kind="int8", block=0)),
+    ("layer_norm_quant", case("float32", rows=8200, cols=1280, kind=FP8, block=128)),
     ("rms_norm_quant", case("bfloat16", rows=300, cols=18432, kind="int8", block=0)),
+    *(("rms_norm", case(dtype, rows=4101, cols=cols)) for dtype, cols in
+      (("bfloat16", 1152), ("float16", 1536), ("bfloat16", 1033))),
     *(("cross_entropy", case(dtype, rows=515, cols=50265)) for dtype in ("bfloat16", "float16", "float32")),
 ]  # fmt: skip
 

@@ -484,13 +484,12 @@ def cross_entropy_backward_flat(
 ):
     """The same for rows that start inside accesses: one stream of elements, of which a block may end a row."""
     start = tl.program_id(0).to(tl.int64) * BLOCK
+    row = start // cols
     at = tl.arange(0, BLOCK)
     access = at // VECTOR * VECTOR
-    left = tl.minimum(rows.to(tl.int64) * cols - start, BLOCK).to(tl.int32)
-    x = tl.load(x_ptr + start + at, mask=access < left, other=0.0)  # before the division, which has branches
-    row = start // cols
     c = (start - row * cols).to(tl.int32) + at
-    x = x.to(tl.float32)
+    left = tl.minimum(rows.to(tl.int64) * cols - start, BLOCK).to(tl.int32)
+    x = tl.load(x_ptr + start + at, mask=access < left, other=0.0).to(tl.float32)
     top, log_sum, hit, scale, counts = row_numbers(
         target_ptr, lse_ptr, grad_ptr, weight_ptr, row, rows, cols, ignore_index, PER_ROW
     )

@@ -35,9 +35,6 @@ _SHORT = Kernel(kernel.cross_entropy_short, vectors=("cols", "x_stride"), loose=
 _PACKED = Kernel(streamed.cross_entropy_packed, vectors=("cols", "x_stride"), loose=_LOOSE)
 _FINISH = Kernel(kernel.cross_entropy_finish, vectors=("num",), loose=("out_ptr", "weight_ptr"))
 _BACKWARD = Kernel(kernel.cross_entropy_backward, vectors=("cols", "x_stride", "dx_stride"))
-FLAT_REGISTERS = 64
-"""Of the kernel for rows that start inside accesses: 32 warps share a multiprocessor then, 24 with the 73 it would take
-for blocks that end a row, which are few."""
 _BACKWARD_FLAT = Kernel(kernel.cross_entropy_backward_flat, loose=("target_ptr", "lse_ptr", "grad_ptr", "weight_ptr"))
 _BACKWARD_ROWS = Kernel(
     kernel.cross_entropy_backward_rows,
@@ -351,7 +348,6 @@ def _plan_backward(
             num_warps=clamp(block // 512, 1, 8),
             device=x.get_device(),
             vector=vector,
-            max_registers=FLAT_REGISTERS if x.element_size() == 2 else 0,
         )
         return lambda x, target, lse, grad, weight, dx, *scalars: flat(
             x, target, lse, grad, weight, dx, rows, cols, *scalars

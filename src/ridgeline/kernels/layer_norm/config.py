@@ -85,23 +85,21 @@ def in_words(rows: int, cols: int, shifted: bool) -> Backward | None:
         return rms.again(cols, 2, 2, 8)
     if (6144 if shifted else 12288) < cols <= 16384:
         return rms.again(cols, 8, 3 if cols <= 14336 else 2, 1)
-    if 16384 < cols <= 20480:  # on sixteen, which spill: 1088×18432 63.2 µs, a copy as large 34.1
+    if 16384 < cols <= 20480:  # 1088×18432 47.4 µs, 61.0 on sixteen warps, which spill
         return rms.again(cols, 8, 2, 1)
     return None
 
 
 def past_words(rows: int, cols: int) -> Backward | None:
-    """As RMSNorm's, on eight warps where it has sixteen: two sums of columns and what is added do not fit beside.
+    """As RMSNorm's, and where it holds rows of 11k to 12k columns.
 
-    2048×18432 89.3 µs (140 on sixteen, 201 read three times), 4096×14336 143 (226 held), 9001×5376 105.2 (107.3),
+    2048×18432 89.3 µs (140 on sixteen warps, 201 read three times), 4096×14336 130 (226 held), 9001×5376 105.2 (107.3),
     2470×12288 73.8 (75.2); not 4001×8192 (80.8, 76.2), 20000×1600 (81.1, 73.9).
     """
     if 5120 < cols <= 6144 and rows >= rms.LEAST_WALKED:
         return rms.again(cols, 8, 3, 2)
     if 11264 < cols <= 12288:
         return rms.again(cols, 8, 3, 1)
-    if 16384 < cols <= 20480:
-        return rms.again(cols, 8, 2, 1)
     return rms.past_words(rows, cols)
 
 

@@ -171,7 +171,7 @@ def _plan_forward(
     chosen = tuning.choose(
         "rms_norm.forward",
         {"rows": rows, "cols": cols, "dtype": y.dtype},
-        apart or config.forward(rows, cols, size),
+        apart or config.forward(rows, cols, size, has_residual),
     )
     if ends and chosen.apart:
         return _plan_apart(chosen, x, residual, weight, y, h, rows, cols, stride, ends, save), rows, cols, stats
