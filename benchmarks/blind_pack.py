@@ -5,6 +5,7 @@
 
 Holds what `race_random.py`, `race_families.py` and `race_paged_random.py` launch for these seeds and numbers of shapes,
 and what parts of `sweep_rows.py` and `sweep_tables.py` do. `--count` says how many kernels that are, and compiles none.
+`--real 12` has what `race_random.py --real --num 12` and parts of `sweep_rows.py` launch instead.
 """
 
 from __future__ import annotations
@@ -28,6 +29,13 @@ def wanted(asked: argparse.Namespace) -> Iterator[tuple[str, list[Any]]]:
     import sweep_rows
     import sweep_tables
 
+    if asked.real:
+        import real_rows
+
+        yield "real shapes", real_rows.wanted_variants(asked.real_seed, asked.real)
+        if asked.row_parts:
+            yield "sweep of rows", sweep_rows.wanted_variants(asked.row_parts.split(","))
+        return
     yield "rows", race_random.wanted_variants(asked.rows_seed, asked.rows)
     yield "families", race_families.wanted_variants(asked.families_seed, asked.families, tuple(race_families.FAMILIES))
     yield "paged", race_paged_random.wanted_variants(asked.paged_seed, asked.paged, asked.latent)
@@ -64,6 +72,8 @@ def arguments() -> argparse.Namespace:
         parser.add_argument(f"--{name}-seed", type=int, default=seed)
         parser.add_argument(f"--{name}", type=int, default=num, help="shapes that are drawn")
     parser.add_argument("--latent", type=int, default=8)
+    parser.add_argument("--real", type=int, default=0, help="so many shapes of models, and nothing else that is drawn")
+    parser.add_argument("--real-seed", type=int, default=1)
     parser.add_argument("--row-parts", default="asked_early")
     parser.add_argument("--table-parts", default="crossed")
     return parser.parse_args()

@@ -28,7 +28,8 @@ def command(room: Any, names: tuple[str, ...], num: int, budget_s: float) -> Non
         return print(f"{len(made.entries)} kernels in {time.perf_counter() - room.BEGAN:.0f} s")
     if asked.warm and asked.part < 0:
         given = ["--seed", str(asked.seed), "--num", str(asked.num), "--names", asked.names]
-        return _warm_all(room.__file__, [*given, *(f"--path={folder}" for folder in asked.path)], asked.jobs)
+        given += ["--real"] if asked.real else []
+        return _warm_all(sys.argv[0], [*given, *(f"--path={folder}" for folder in asked.path)], asked.jobs)
     if asked.warm:
         return room.warm(asked.seed, asked.num, chosen, asked.part, asked.jobs)
     room.measure(asked, chosen)
@@ -48,6 +49,7 @@ def _arguments(room: Any, names: tuple[str, ...], num: int, budget_s: float) -> 
     parser.add_argument("--warm", action="store_true", help="run Liger on a few rows of every shape, and time nothing")
     parser.add_argument("--jobs", type=int, default=1, help="processes that compile")
     parser.add_argument("--part", type=int, default=-1)
+    parser.add_argument("--real", action="store_true", help="shapes of published models (race_random.py)")
     return parser.parse_args()
 
 

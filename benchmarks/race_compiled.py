@@ -10,6 +10,9 @@ has a process, ``--jobs`` of them compile at a time, say so, and wait until the 
 until all are ready, or only ``--race-s`` seconds are left). Then they race one after the other; who is not ready by
 then takes no part.
 
+``--real 1`` races the shapes that `race_random.py --real --seed 1` draws instead of a function's own: ``--names
+rms_norm:0+2`` are its first and its third.
+
 ``--warm`` compiles and races nothing: it leaves what PyTorch's compiler and Triton made in a cache beside ``--out``,
 where the next run finds it. What may share a device is thus apart from what may not: which of its configurations
 PyTorch's compiler takes is forgotten between the two, and measured again by the run that races.
@@ -117,7 +120,16 @@ def forget_choices(cache: Path) -> int:
     return len(found)
 
 
-def child(out: Path, entry: Entry, go: Path, until_s: float, warm: bool = False) -> None:
+def case_of(entry: Entry, trial: Any, real: int) -> Any:
+    """A function's own race, or the shape of a model that a seed draws."""
+    if not real:
+        return trial.races[entry.index]
+    import real_rows
+
+    return real_rows.shapes(entry.name, real, entry.index + 1)[entry.index]
+
+
+def child(out: Path, entry: Entry, go: Path, until_s: float, warm: bool = False, real: int = 0) -> None:
     import torch
 
     import ridgeline.kernels  # noqa: F401
@@ -126,7 +138,7 @@ def child(out: Path, entry: Entry, go: Path, until_s: float, warm: bool = False)
 
     began = time.perf_counter()
     trial, device = trials()[entry.name][1], torch.device("cuda")
-    of = trial.races[entry.index]
+    of = case_of(entry, trial, real)
     try:
         callers = prepared(entry.name, trial, of, device)
         told(out, entry.label, compiled=str(of), took_s=time.perf_counter() - began)
@@ -255,6 +267,7 @@ def main() -> None:
     parser.add_argument("--names", default=",".join(CASES), help="functions, each with cases or without: softmax:0+3")
     parser.add_argument("--path", action="append", default=[], help="folder for the import path, for Liger")
     parser.add_argument("--warm", action="store_true", help="compile for a later run, which races")
+    parser.add_argument("--real", type=int, default=0, help="the seed of shapes that models have")
     parser.add_argument("--child", default="")
     parser.add_argument("--index", type=int, default=0)
     parser.add_argument("--until-s", type=float, default=0.0)
@@ -270,11 +283,11 @@ def main() -> None:
     work.mkdir(parents=True, exist_ok=True)
     go = asked.go or work / "go"
     if asked.child:
-        return child(work, Entry(asked.child, asked.index), go, asked.until_s, asked.warm)
+        return child(work, Entry(asked.child, asked.index), go, asked.until_s, asked.warm, asked.real)
     until_s = time.time() + asked.budget_s
     command = [sys.executable, __file__, "--out", str(asked.out), "--work", str(work), "--go", str(go)]
     command += [f"--path={folder}" for folder in asked.path] + ["--until-s", str(until_s)]
-    command += ["--warm"] if asked.warm else []
+    command += [*(["--warm"] if asked.warm else []), "--real", str(asked.real)]
     listed = entries(asked.names.split(","), asked.most)
     field = Field(work, listed, asked.jobs, command, beside / "inductor")
     if asked.warm:

@@ -323,12 +323,16 @@ def fewer(of: Any) -> Any:
 
 def wanted_variants(seed: int, num: int, names: tuple[str, ...]) -> list[Any]:
     """What a pack must hold for these cases, and for what is compared of them."""
+    return variants_for({name: shapes(name, seed, num) for name in names})
+
+
+def variants_for(drawn: dict[str, list[Any]]) -> list[Any]:
+    """Kernels of cases that were drawn, and of the smaller ones that are compared."""
     import ridgeline.kernels  # noqa: F401
     from ridgeline.kernels.variants import variants_of
 
     found: list[Any] = []
-    for name in names:
-        cases = shapes(name, seed, num)
+    for name, cases in drawn.items():
         found += variants_of(name, list(dict.fromkeys([*cases, *map(fewer, cases)])))
     return list(dict.fromkeys(found))
 
@@ -425,8 +429,11 @@ def bare(name: str, phase: str, num_bytes: int, device: Any) -> dict[str, Callab
     return {"copy": lambda: target.copy_(source)}
 
 
-def timed(name: str, of: Any, course: Any) -> Iterator[dict[str, Any]]:
-    """Rows of every phase of a case: ours, its rivals and what moves as many bytes, in turns."""
+def timed(name: str, of: Any, course: Any, called: bool = True) -> Iterator[dict[str, Any]]:
+    """Rows of every phase of a case: ours, its rivals and what moves as many bytes, in turns.
+
+    ``called``: small ones are called again and again as well, launch included.
+    """
     import torch
 
     from ridgeline.bench.race import moved_bytes, runner
@@ -447,10 +454,11 @@ def timed(name: str, of: Any, course: Any) -> Iterator[dict[str, Any]]:
                  for who, call in entrants(name, trial, phase, of).items()}
             )  # fmt: skip
         yield from (base | {"contender": who, "s": None, "error": text} for who, text in errors.items())
-        beside = bare(name, phase, num_bytes, device) if num_bytes < 4e9 and FAMILIES[name].of_copy else {}
+        compared = name not in FAMILIES or FAMILIES[name].of_copy
+        beside = bare(name, phase, num_bytes, device) if num_bytes < 4e9 and compared else {}
         samples = course.turns(runs | beside)
         yield from told_of(base, samples)
-        small = num_bytes < SMALL_BYTES
+        small = called and num_bytes < SMALL_BYTES
         if small and phase in ("fwd", "step"):
             yield from told_of(base | {"phase": "call"}, course.calls(runs, num=40, repeats=5))
         if small and phase == "bwd":
@@ -465,6 +473,10 @@ def told_of(base: dict[str, Any], samples: dict[str, list[float]]) -> Iterator[d
 
 
 def warm(seed: int, num: int, names: tuple[str, ...], part: int, parts: int) -> None:
+    warm_cases([(name, of) for name in names for of in shapes(name, seed, num)], part, parts)
+
+
+def warm_cases(cases: list[tuple[str, Any]], part: int, parts: int) -> None:
     """Runs Liger once on a smaller form of every part-th case, so that Triton's cache has its kernels."""
     import torch
 
@@ -474,7 +486,7 @@ def warm(seed: int, num: int, names: tuple[str, ...], part: int, parts: int) -> 
     from ridgeline.kernels.contract import trials
 
     device = torch.device("cuda")
-    work = [(name, of) for name in names if liger_form(name) for of in shapes(name, seed, num)]
+    work = [(name, of) for name, of in cases if liger_form(name)]
     for name, of in work[part::parts]:
         caller, trial = liger_form(name), trials()[name][1]
         for phase in trial.phases:

@@ -5,6 +5,9 @@
     RIDGELINE_KERNEL_PACK=kernels python benchmarks/race_random.py --out results --path LIGER --budget-s 60
     python benchmarks/race_random.py --table data/recordings/h200/rows_random1.json.gz
 
+``--real`` with any of these draws shapes that published models have instead, of gating, losses, quantization and AdamW
+as well (`real_rows.py`).
+
 Rows by columns as people have them: widths and vocabularies of public models, multiples of eight, other even numbers,
 odd ones; more than half of them move over 64 MB. Every shape is first compared with float64, then timed in turns with a
 cold L2. A summary says how many of the shapes over 64 MB reach the figure asked for (90 % of the copy's bandwidth
@@ -257,6 +260,10 @@ def measure(asked: argparse.Namespace, names: tuple[str, ...]) -> None:
 def main() -> None:
     from drawn_races import command
 
+    if "--real" in sys.argv[1:]:
+        import real_rows
+
+        return real_rows.main()
     command(sys.modules[__name__], NAMES, 40, 60.0)
 
 

@@ -1029,7 +1029,126 @@ def asked_early() -> Iterator[Sweep]:
         yield Sweep("group_norm.streamed", "group_norm_silu", "fwd", of, ())
 
 
+def past() -> Iterator[Sweep]:
+    """Gradients past the norm added to rows that wait in shared memory, beside rows that registers hold."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.rms_norm.config import Backward as B
+    from ridgeline.kernels.rms_norm.config import again
+
+    wide, long = B(1, 2, 8192, 32, 1, 1, False), B(1, 0, 0, 16, 1, 1, False)
+    for rows, cols, ways in (
+        (3000, 14336, (wide,)), (4096, 16384, (wide, again(16384, 16, 3, 1, True))), (2048, 18432, (long,)),
+        (9001, 5376, (again(5376, 8, 3, 2, True),)), (8192, 8192, (again(8192, 8, 3, 2, True),)),
+        (4096, 12288, (again(12288, 8, 3, 1),)), (7321, 6144, (again(6144, 8, 3, 2, True),)),
+    ):  # fmt: skip
+        yield Sweep("rms_norm.backward", "add_rms_norm", "bwd", case("bfloat16", rows=rows, cols=cols), ways)
+    for rows, cols, ways in (
+        (4096, 14336, (wide,)), (4096, 16384, (wide,)), (2048, 18432, (long, again(18432, 16, 2, 1))),
+        (4001, 8192, (again(8192, 8, 3, 2),)), (2470, 12288, (again(12288, 8, 3, 1),)),
+        (9001, 5376, (again(5376, 8, 3, 2),)), (20000, 1600, (again(1600, 2, 2, 8),)),
+    ):  # fmt: skip
+        yield Sweep("layer_norm.backward", "add_layer_norm", "bwd", case("bfloat16", rows=rows, cols=cols), ways)
+
+
+def walked_narrow() -> Iterator[Sweep]:
+    """Rows to eight bits: some thousand rows walked over, or a program each."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.rms_norm_quant import config
+
+    for name, dtype, rows, cols, kind, group in (
+        ("layer_norm_quant", "float16", 8119, 4608, "float8_e4m3fn", 128),
+        ("layer_norm_quant", "bfloat16", 4096, 4096, "float8_e4m3fn", 0),
+        ("layer_norm_quant", "bfloat16", 4096, 8192, "float8_e4m3fn", 128),
+        ("rms_norm_quant", "bfloat16", 4096, 4096, "float8_e4m3fn", 128),
+        ("rms_norm_quant", "bfloat16", 7321, 5120, "float8_e4m3fn", 0),
+        ("rms_norm_quant", "bfloat16", 6000, 7168, "float8_e4m3fn", 128),
+    ):
+        of = case(dtype, rows=rows, cols=cols, kind=kind, block=group)
+        walks = config.walking(cols, group, name == "layer_norm_quant")
+        yield Sweep(name, name, "fwd", of, (walks, config.apiece(rows, cols, 2, group)))
+
+
+def narrow_warps() -> Iterator[Sweep]:
+    """Rows to eight bits on fewer warps: what does not depend on a row's length is 100 instructions of every warp."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.rms_norm_quant.config import Tile as T
+
+    eight, int8 = "float8_e4m3fn", "int8"
+    for name, rows, cols, kind, group, ways in (
+        ("layer_norm_quant", 16384, 4096, eight, 0, (T(1, 8, 512, 2, 3, 4),)),
+        ("layer_norm_quant", 16384, 4096, eight, 128, (T(1, 8, 512, 2, 3, 4),)),
+        ("layer_norm_quant", 24000, 3584, int8, 0, (T(1, 7, 512, 2, 3, 5), T(1, 7, 512, 2, 3, 4))),
+        ("layer_norm_quant", 16384, 3072, eight, 128, (T(1, 6, 512, 2, 3, 5),)),
+        ("layer_norm_quant", 30000, 2880, eight, 0, (T(1, 6, 512, 2, 3, 5),)),
+        ("layer_norm_quant", 8200, 7168, eight, 0, (T(1, 7, 1024, 4, 3, 2),)),
+        ("layer_norm_quant", 8200, 7168, eight, 128, (T(1, 7, 1024, 4, 3, 2),)),
+        ("rms_norm_quant", 16384, 4096, eight, 0, (T(1, 8, 512, 2, 3, 6), T(1, 8, 512, 2, 3, 5))),
+        ("rms_norm_quant", 16384, 4096, eight, 128, (T(1, 8, 512, 2, 3, 5),)),
+        ("rms_norm_quant", 24000, 3584, int8, 0, (T(1, 7, 512, 2, 3, 6),)),
+        ("rms_norm_quant", 16384, 3072, eight, 128, (T(1, 6, 512, 2, 3, 7),)),
+        ("rms_norm_quant", 8200, 7168, eight, 128, (T(1, 7, 1024, 4, 3, 3), T(1, 7, 1024, 4, 3, 2))),
+    ):
+        of = case("bfloat16", rows=rows, cols=cols, kind=kind, block=group)
+        yield Sweep(name, name, "fwd", of, ways)
+
+
+def lost_by_models() -> Iterator[Sweep]:
+    """What shapes of models lost by the first draw, beside what it took them with and what else might do."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.rms_norm.config import Backward as B
+    from ridgeline.kernels.rms_norm.config import Forward as F
+    from ridgeline.kernels.rms_norm.config import again
+    from ridgeline.kernels.rms_norm_quant.config import Tile as T
+    from ridgeline.kernels.softmax.config import Softmax as S
+
+    def rows(kernel: str, name: str, phase: str, dtype: str, num: int, cols: int, *ways: Any) -> Sweep:
+        return Sweep(kernel, name, phase, case(dtype, rows=num, cols=cols), ways)
+
+    last, half = "evict_last", "float16"
+    yield rows("rms_norm.forward", "rms_norm", "fwd", "bfloat16", 4854, 18432, F(1, 3, 8192, 32, last),
+               F(1, 9, 2048, 8, last))  # fmt: skip
+    for dtype, num in ((half, 1088), ("bfloat16", 4096)):
+        reads = last if num == 4096 else ""
+        yield rows("layer_norm.forward", "layer_norm", "fwd", dtype, num, 18432, F(1, 3, 8192, 32, reads),
+                   F(1, 9, 2048, 8, reads))  # fmt: skip
+    yield rows("layer_norm.backward", "layer_norm", "bwd", half, 1088, 18432, again(18432, 16, 2, 1))
+    for cols in (1152, 1280, 1536):
+        places = -(-cols // 256)
+        yield rows("rms_norm.forward", "rms_norm", "fwd", half, 65536, cols, F(1, -(-cols // 512), 512, 2, last),
+                   F(4, places, 256, 4, last))  # fmt: skip
+    yield rows("rms_norm.backward", "add_rms_norm", "bwd", "bfloat16", 3000, 14336, again(14336, 8, 3, 1))
+    yield rows("rms_norm.backward", "add_rms_norm", "bwd", "bfloat16", 2048, 18432, again(18432, 8, 2, 1))
+    yield rows("layer_norm.backward", "add_layer_norm", "bwd", "bfloat16", 4096, 14336, again(14336, 8, 3, 1))
+    for name in ("rms_norm", "layer_norm"):
+        yield rows(f"{name}.backward", name, "bwd", "bfloat16", 32768, 768, B(1, 3, 256, 1, 3, 12, True))
+    for num, cols, ways in (
+        (16384, 17408, (F(1, 3, 8192, 32), F(1, 5, 4096, 16))), (4096, 29568, (F(1, 4, 8192, 32), F(1, 8, 4096, 16))),
+    ):  # fmt: skip
+        of = case(half, rows=num, cols=cols, kind="float8_e4m3fn", per="row", block=0)
+        yield Sweep("quantize.rows", "quantize", "fwd", of, ways)
+    for dtype, num, cols, group, ways in (
+        ("float32", 16384, 1280, 128, (T(1, 3, 512, 4), T(1, 3, 512, 4, 3, 4), T(1, 5, 256, 2, 3, 8))),
+        ("bfloat16", 2048, 4096, 0, (T(1, 4, 1024, 4, 3, 4),)),
+        ("bfloat16", 2048, 8192, 128, (T(1, 1, 8192, 8, 4, 2),)),
+        ("bfloat16", 16384, 3072, 128, (T(1, 6, 512, 2, 3, 4),)),
+        ("bfloat16", 30000, 2880, 0, (T(1, 6, 512, 2, 3, 4),)),
+    ):
+        of = case(dtype, rows=num, cols=cols, kind="float8_e4m3fn", block=group)
+        yield Sweep("layer_norm_quant", "layer_norm_quant", "fwd", of, ways)
+    for num, cols in ((14756, 50265), (8192, 30522)):
+        yield rows("cross_entropy.backward", "cross_entropy", "bwd", "bfloat16", num, cols)
+    for num, cols in ((1458, 32000), (4096, 32000), (3000, 28992)):
+        yield rows("softmax.backward", "softmax", "bwd", "bfloat16", num, cols, S(1, 1, 32768, 32), S(1, 4, 8192, 32))
+    yield rows("rms_norm.forward", "rms_norm", "fwd", "bfloat16", 1024, 1536, F(1, 3, 512, 2, early=True),
+               F(1, 1, 2048, 8, early=True))  # fmt: skip
+    yield rows("rms_norm.forward", "rms_norm", "fwd", "float32", 3269, 1536, F(1, 3, 512, 4), F(1, 1, 2048, 8))
+
+
 PARTS: dict[str, Callable[[], Iterator[Sweep]]] = {
+    "lost_by_models": lost_by_models,
+    "narrow_warps": narrow_warps,
+    "past": past,
+    "walked_narrow": walked_narrow,
     "asked_early": asked_early,
     "four_warps": four_warps,
     "quantizing": quantizing,
@@ -1095,8 +1214,9 @@ def bits(value: Any) -> Any:
     return value.reshape(-1).view(torch.uint8)
 
 
-MOST_CHECKED = 8200
-"""Rows at most that are compared with float64: turns and ends are the same in more."""
+MOST_CHECKED, LEAST_CHECKED, MOST_COMPARED = 8200, 1200, 1 << 25
+"""Rows at most that are compared with float64 (turns and ends are the same in more), rows that always are, numbers from
+which on there are fewer."""
 
 
 def compared(of: Any) -> Any:
@@ -1104,7 +1224,10 @@ def compared(of: Any) -> Any:
     from ridgeline.kernels.contract import case
 
     sizes = dict(of.sizes)
-    return case(of.dtype, **sizes | {"rows": min(sizes["rows"], MOST_CHECKED)}) if "rows" in sizes else of
+    if "rows" not in sizes:
+        return of
+    most = min(MOST_CHECKED, max(LEAST_CHECKED, MOST_COMPARED // sizes["cols"])) if "cols" in sizes else MOST_CHECKED
+    return case(of.dtype, **sizes | {"rows": min(sizes["rows"], most)})
 
 
 def checked(sweep: Sweep, configs: list[Any], device: Any) -> dict[Any, list[str]]:

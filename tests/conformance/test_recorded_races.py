@@ -580,3 +580,58 @@ def test_long_bags_orders_and_odd_ends_took_what_the_note_says(phase, case, conf
     eager = next(row["s"] for row in rows if row["config"] == "eager")
     assert 1e6 * mine[0]["s"] == pytest.approx(took_us, abs=0.06)
     assert eager / mine[0]["s"] == pytest.approx(times, abs=0.01)
+
+
+@cache
+def real_race(seed):
+    folder = FOLDER.parents[2] / "benchmarks"
+    if not (folder / "real_rows.py").exists():
+        pytest.skip("benchmarks are not here")
+    for name in ("race_families", "real_rows"):
+        spec = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
+        made = sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(made)
+    found = recorded(f"rows_real{seed}.json.gz")
+    return found, list(made.standings(found))
+
+
+@pytest.mark.parametrize(
+    ("seed", "phase", "num", "large", "possible", "reach", "as_large"),
+    [(1, "fwd", 182, 109, 63, 53, 96), (1, "bwd", 126, 79, 68, 57, 68), (2, "fwd", 169, 89, 55, 49, 77),
+     (2, "bwd", 117, 68, 55, 47, 57)],
+)  # fmt: skip
+def test_shapes_of_models_reach_the_figures_as_the_note_says(seed, phase, num, large, possible, reach, as_large):
+    found, told = real_race(seed)
+    rows = [row for row in told if row["phase"] == phase]
+    assert not found["wrong"] and not found["errors"]
+    sums = [sum(row[key] for row in rows) for key in ("num", "large", "possible", "reach", "reach_as_large")]
+    assert sums == [num, large, possible, reach, as_large]
+
+
+@pytest.mark.parametrize(("phase", "num", "stated", "lost"), [("fwd", 126, 1.39, 15), ("bwd", 126, 1.64, 6)])
+def test_shapes_of_models_stand_beside_eager_and_liger_as_the_note_says(phase, num, stated, lost):
+    _, told = real_race(1)
+    others = ("rms_norm_quant", "layer_norm_quant", "quantize", "adamw")
+    ratios = [ratio for row in told if row["phase"] == phase and row["family"] not in others for ratio in row["beside"]]
+    assert len(ratios) == num and sum(ratio < 1.0 for ratio in ratios) == lost
+    assert geometric_mean(ratios) == pytest.approx(stated, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("which", "kernel", "case", "before", "now"),
+    [(21, "rms_norm.forward", "bfloat16 rows=4854 cols=18432", 118, 88),
+     (21, "layer_norm.forward", "bfloat16 rows=4096 cols=18432", 124, 81),
+     (21, "layer_norm.backward", "float16 rows=1088 cols=18432", 61, 47),
+     (20, "layer_norm.backward", "bfloat16 rows=4096 cols=16384", 242, 144),
+     (20, "layer_norm.backward", "bfloat16 rows=2048 cols=18432", 201, 89),
+     (21, "rms_norm.forward", "float16 rows=65536 cols=1152", 82.5, 74.4),
+     (20, "layer_norm_quant", "bfloat16 rows=4096 cols=8192 kind=float8_e4m3fn block=128", 44.4, 32.8),
+     (20, "layer_norm_quant", "bfloat16 rows=24000 cols=3584 kind=int8 block=0", 79.4, 73.1),
+     (21, "layer_norm_quant", "float32 rows=16384 cols=1280 kind=float8_e4m3fn block=128", 42.9, 33.3)],
+)  # fmt: skip
+def test_configurations_for_rows_of_models_took_what_the_note_says(which, kernel, case, before, now):
+    found = recorded(f"rows_sweep{which}.json.gz")
+    rows = [row for row in found["rows"] if (row["kernel"], row["case"]) == (kernel, case) and row["config"]]
+    took = [1e6 * row["s"] for row in rows]
+    assert not any(row["wrong"] for row in found["rows"])
+    assert min(took) == pytest.approx(now, abs=0.6) and any(s == pytest.approx(before, abs=0.6) for s in took)

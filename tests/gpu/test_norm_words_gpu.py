@@ -25,11 +25,22 @@ WAYS = [
     ("rms_norm", "bfloat16", 4101, 4099, (4, 3, 4, True)), ("rms_norm", "float16", 300, 7002, (8, 3, 2, True)),
     ("rms_norm", "bfloat16", 300, 20480, (16, 2, 1, False)), ("rms_norm", "bfloat16", 5, 4096, (4, 3, 4, True)),
 ]  # fmt: skip
+PAST = [
+    ("add_rms_norm", "bfloat16", 700, 14336, (8, 3, 1, False)), ("add_rms_norm", "float16", 500, 16384, (8, 2, 1)),
+    ("add_rms_norm", "bfloat16", 300, 18432, (16, 2, 1)), ("add_rms_norm", "bfloat16", 900, 5376, (8, 3, 2, True)),
+    ("add_rms_norm", "bfloat16", 3, 4096, (4, 3, 4, True)), ("add_layer_norm", "bfloat16", 700, 14336, (8, 3, 1)),
+    ("add_layer_norm", "float16", 300, 18432, (8, 2, 1)), ("add_layer_norm", "bfloat16", 900, 8192, (8, 3, 2, False)),
+    ("add_layer_norm", "bfloat16", 2500, 1600, (2, 2, 8, False)),
+]  # fmt: skip
+"""Norms of sums, to whose gradients another one is added."""
 
 
 def wanted_variants() -> list[Any]:
     """What this file launches, for a pack."""
     found = []
+    for name, dtype, rows, cols, way in PAST:
+        with tuning.forced(f"{name.removeprefix('add_')}.backward", again(cols, *way)):
+            found += variants_of(name, [case(dtype, rows=rows, cols=cols)])
     for name, dtype, rows, cols, way in WAYS:
         with tuning.forced(f"{name}.backward", again(cols, *way)):
             found += variants_of(name, [case(dtype, rows=rows, cols=cols)])
@@ -39,6 +50,14 @@ def wanted_variants() -> list[Any]:
 @pytest.mark.parametrize(("name", "dtype", "rows", "cols", "way"), WAYS)
 def test_rows_that_wait_in_shared_memory_have_the_right_gradients(name, dtype, rows, cols, way):
     with tuning.forced(f"{name}.backward", again(cols, *way)):
+        found = check_case(name, case(dtype, rows=rows, cols=cols), torch.device("cuda"), 1)
+    wrong = [finding for finding in found if not finding.ok]
+    assert found and not wrong, wrong
+
+
+@pytest.mark.parametrize(("name", "dtype", "rows", "cols", "way"), PAST)
+def test_gradients_past_the_norm_are_added_to_rows_that_wait_in_shared_memory(name, dtype, rows, cols, way):
+    with tuning.forced(f"{name.removeprefix('add_')}.backward", again(cols, *way)):
         found = check_case(name, case(dtype, rows=rows, cols=cols), torch.device("cuda"), 1)
     wrong = [finding for finding in found if not finding.ok]
     assert found and not wrong, wrong

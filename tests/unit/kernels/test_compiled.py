@@ -677,6 +677,38 @@ def test_rows_that_wait_in_shared_memory_are_read_there_twice(norm, rows, cols, 
     assert (made.shared_bytes + 1024) * config.programs_per_sm <= 228 * 1024, "all programs are there at once"
 
 
+@pytest.mark.parametrize(("cols", "kind"), [(17408, "float8_e4m3fn"), (18432, "int8"), (29568, "float8_e4m3fn")])
+def test_two_programs_that_quantize_long_rows_share_a_multiprocessor(cols, kind):
+    (found,) = variants_of("quantize", [case("bfloat16", rows=4096, cols=cols, kind=kind, per="row", block=0)])
+    made, constants = facts(found), dict(found.constants)
+    assert made.num("LDG.E.128") == constants["CHUNKS"], "a row is read once"
+    assert 2 * made.num_registers * 32 * found.num_warps <= 65536 and made.num_spills <= 8
+
+
+@pytest.mark.parametrize("norm", ["rms_norm", "layer_norm"])
+def test_two_programs_of_eighteen_thousand_columns_share_a_multiprocessor(norm):
+    shapes = ((4096, 18432), (18432,), (18432,))[: 3 if norm == "layer_norm" else 2]
+    found = variants(getattr(kernels, norm), *shapes, grad=False)[f"{norm}_forward"]
+    made = facts(found)
+    assert 2 * made.num_registers * 32 * found.num_warps <= 65536 and made.num_spills == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "cols"),
+    [("add_rms_norm", 3000, 14336), ("add_rms_norm", 2048, 18432), ("add_layer_norm", 4096, 16384),
+     ("add_layer_norm", 2048, 18432)],
+)  # fmt: skip
+def test_gradients_past_a_norm_of_long_rows_are_asked_for_before_its_sums_are_known(name, rows, cols, tmp_path):
+    found = variants_of(name, [case("bfloat16", rows=rows, cols=cols)])
+    found = next(variant for variant in found if variant.kernel == "norm_backward_words")
+    constants, made = dict(found.constants), facts(found)
+    turn = turn_of(found, tmp_path)
+    asked = turn[: turn.index("SHFL")]
+    assert constants["HAS_DH"] and made.num_spills <= 24
+    assert len(re.findall(r"LDG\.E\.128", asked)) == constants["CHUNKS"]
+    assert made.num_registers * 32 * found.num_warps <= 65536 and made.shared_bytes + 1024 <= 228 * 1024
+
+
 @pytest.mark.parametrize(
     ("norm", "dtype", "rows", "cols"),
     [("rms_norm", "bfloat16", 2000, 2241), ("rms_norm", "bfloat16", 16384, 3501), ("rms_norm", "float32", 31713, 1781),

@@ -76,3 +76,13 @@ def test_programs_of_a_cooperative_launch_have_the_registers_they_need(name, of,
         assert 0 < made.num_registers <= variant.max_registers
         together = shares.REGISTERS // (32 * variant.num_warps * variant.max_registers)
         assert together * (made.shared_bytes + 1024) <= 233472
+
+
+@given(st.sampled_from([1, 2, 4, 8, 16]), st.integers(1, 32))
+def test_registers_leave_room_for_every_warp_in_its_quarter_of_a_multiprocessor(num_warps, programs):
+    found = shares.registers_of(num_warps, programs)
+    in_a_quarter = -(-num_warps * programs // 4)
+    assert found % 8 == 0 or found == shares.MOST_REGISTERS
+    assert in_a_quarter * 32 * found <= 65536 // 4
+    assert found == shares.MOST_REGISTERS or in_a_quarter * 32 * (found + 8) > 65536 // 4
+    assert num_warps * programs % 4 or found == min(255, 65536 // (32 * num_warps * programs) // 8 * 8)

@@ -8,7 +8,7 @@ from ridgeline.kernels.rms_norm import config as rms
 from ridgeline.kernels.rms_norm.config import LONG_BLOCK, Backward, Forward
 from ridgeline.kernels.rows import cdiv
 
-__all__ = ["LONG_BLOCK", "Backward", "Forward", "apart", "backward", "backward_ends", "forward"]
+__all__ = ["LONG_BLOCK", "Backward", "Forward", "apart", "backward", "backward_ends", "forward", "past_words"]
 
 
 def forward(rows: int, cols: int, itemsize: int) -> Forward:
@@ -21,6 +21,8 @@ def forward(rows: int, cols: int, itemsize: int) -> Forward:
         chosen = Forward(1, cdiv(cols, 2048), 2048, 8)
     if 12288 < cols <= 14336 and itemsize == 4:  # of more columns a multiprocessor has room for one program
         chosen = Forward(1, cdiv(cols, 2048), 2048, 8)
+    if 16384 < cols <= 20480 and itemsize == 2:
+        chosen = replace(chosen, programs_per_sm=2)
     if 1024 < cols <= 2048 and itemsize == 2 and chosen.rows == 1:
         chosen = Forward(1, cdiv(cols, 512), 512, 2)
     return rms.early(rms.kept(chosen, rows, cols, itemsize), rows, itemsize, vectors=2)
@@ -83,9 +85,22 @@ def in_words(rows: int, cols: int, shifted: bool) -> Backward | None:
         return rms.again(cols, 2, 2, 8)
     if (6144 if shifted else 12288) < cols <= 16384:
         return rms.again(cols, 8, 3 if cols <= 14336 else 2, 1)
-    if 16384 < cols <= 20480:
-        return rms.again(cols, 16, 2, 1)
+    if 16384 < cols <= 20480:  # 1088×18432 47.4 µs, 61.0 on sixteen warps, which spill
+        return rms.again(cols, 8, 2, 1)
     return None
+
+
+def past_words(rows: int, cols: int) -> Backward | None:
+    """As RMSNorm's, and where it holds rows of 11k to 12k columns.
+
+    2048×18432 89.3 µs (140 on sixteen warps, 201 read three times), 4096×14336 130 (226 held), 9001×5376 105.2 (107.3),
+    2470×12288 73.8 (75.2); not 4001×8192 (80.8, 76.2), 20000×1600 (81.1, 73.9).
+    """
+    if 5120 < cols <= 6144 and rows >= rms.LEAST_WALKED:
+        return rms.again(cols, 8, 3, 2)
+    if 11264 < cols <= 12288:
+        return rms.again(cols, 8, 3, 1)
+    return rms.past_words(rows, cols)
 
 
 def backward(rows: int, cols: int, itemsize: int, shifted: bool = False, words: bool = False) -> Backward:

@@ -15,6 +15,7 @@ from ridgeline.kernels.layer_norm import config, kernel, reference
 from ridgeline.kernels.rms_norm.config import share_pitch
 from ridgeline.kernels.rms_norm.op import (
     ends_access,
+    past_access,
     pieces_of,
     plan_copies,
     plan_reduce,
@@ -24,7 +25,7 @@ from ridgeline.kernels.rms_norm.op import (
     words_access,
 )
 from ridgeline.kernels.rows import as_rows, cdiv, float_reason, template
-from ridgeline.kernels.shares import registers_of
+from ridgeline.kernels.shares import most_registers, registers_of
 
 _FORWARD = Kernel(kernel.layer_norm_forward, vectors=("cols", "x_stride"))
 _FORWARD_LONG = Kernel(kernel.layer_norm_forward_long, vectors=("cols", "x_stride"))
@@ -206,6 +207,7 @@ def _plan_forward(
         num_warps=chosen.num_warps,
         device=x.get_device(),
         vector=vector,
+        max_registers=most_registers(chosen),
     )
     return run, rows, cols, stats
 
@@ -280,18 +282,22 @@ def _plan_backward(
     vector = vector_of(min(dx.element_size(), dy.element_size()), pointers, cols, stride)
     shifts = access_of(min(dx.element_size(), dy.element_size()), pointers, cols, stride)[1]
     ends = ends_access(min(dx.element_size(), dy.element_size()), pointers, cols, stride)
-    in_words = not has_dh and words_access(dy, x, w, pointers, rows, cols, stride)
+    in_words = words_access(dy, x, w, pointers, rows, cols, stride)
+    past = has_dh and in_words and past_access(dh, x, shifts)
+    waits = in_words and not has_dh
     chosen = tuning.choose(
         "layer_norm.backward",
         {"rows": rows, "cols": cols, "dtype": dx.dtype},
-        (config.walked_ahead(rows, cols, size, shifts) if in_words else None)
-        or (config.backward_ends(rows, cols // ends * ends, size, in_words) if ends else None)
-        or config.backward(rows, cols, size, shifts, in_words),
+        (config.past_words(rows, cols) if past else None)
+        or (config.walked_ahead(rows, cols, size, shifts) if waits else None)
+        or (config.backward_ends(rows, cols // ends * ends, size, waits) if ends else None)
+        or config.backward(rows, cols, size, shifts, waits),
     )
-    if (chosen.again or chosen.ahead) and in_words:
+    if (chosen.again or chosen.ahead) and (waits or past):
         programs = walkers(rows, chosen, start_places(x, cols), on)
         partial = template((2, programs, share_pitch(cols)), torch.float32, x.device)
-        return _plan_backward_words(chosen, dy, x, weight, mean, dx, partial, rows, cols, stride, want)
+        gone = dh if past else None
+        return _plan_backward_words(chosen, dy, x, weight, mean, gone, dx, partial, rows, cols, stride, want)
     flags = {"HAS_WEIGHT": weight is not None, "HAS_DH": has_dh}
     if not chosen.chunks:
         return _plan_backward_long(dy, x, w, mean, rstd, dh, dx, rows, cols, stride, want, flags, vector)
@@ -336,20 +342,21 @@ def _plan_backward(
 
 
 def _plan_backward_words(
-    chosen: config.Backward, dy: Tensor, x: Tensor, weight: Tensor | None, stats: Tensor, dx: Tensor, partial: Tensor,
-    rows: int, cols: int, stride: int, want: int,
+    chosen: config.Backward, dy: Tensor, x: Tensor, weight: Tensor | None, stats: Tensor, dh: Tensor | None, dx: Tensor,
+    partial: Tensor, rows: int, cols: int, stride: int, want: int,
 ) -> Any:  # fmt: skip
     """Rows of which words wait in shared memory."""
     w, on, programs = x if weight is None else weight, x.get_device(), partial.shape[1]
     wants = (bool(want & WANT_WEIGHT), bool(want & WANT_BIAS))
-    run = plan_words(chosen, dy, x, weight, stats, dx, partial, rows, cols, stride, *wants, True)
+    run = plan_words(chosen, dy, x, weight, stats, dh, dx, partial, rows, cols, stride, *wants, True)
     reduce = plan_reduce(partial, w, programs, cols, on, second=w, early=chosen.early)
 
     def plan(
         dy: Tensor, x: Tensor, w: Tensor, mean: Tensor, rstd: Tensor, dh: Tensor, dx: Tensor, *sums: Tensor
     ) -> None:
         shares = torch.empty_like(partial, memory_format=torch.contiguous_format) if want else dx
-        run(dy, x, w, mean, rstd, dx, shares, rows, cols, stride, 0.0)
+        gone = () if chosen.ahead else (dh,)
+        run(dy, x, w, mean, rstd, *gone, dx, shares, rows, cols, stride, 0.0)
         if want:
             reduce(shares, *sums, programs, cols)
 

@@ -48,6 +48,7 @@ def layer_norm_quantized(
         lead = row_lead(tl.program_id(0), cols, VECTOR)
     end = lead + cols
     col = tl.arange(0, BLOCK)[None, :] + tl.zeros([ROWS, BLOCK], tl.int32)
+    inverse = 1.0 / cols
     weights = ()
     biases = ()
     for i in tl.static_range(CHUNKS if KEEP else 0):
@@ -75,7 +76,7 @@ def layer_norm_quantized(
                 x = h.to(tl.float32)
             total = x if i == 0 else total + x
             held = held + (x,)
-        mean = tl.sum(total, axis=1, keep_dims=True) / cols
+        mean = tl.sum(total, axis=1, keep_dims=True) * inverse
         squares = tl.zeros([ROWS, BLOCK], tl.float32)
         centered = ()
         for i in tl.static_range(CHUNKS):
@@ -85,7 +86,7 @@ def layer_norm_quantized(
                 off = tl.where((c >= lead) & (c < end) if SHIFTED else c < cols, off, 0.0)
             squares += off * off
             centered = centered + (off,)
-        rstd = tl.rsqrt(tl.sum(squares, axis=1, keep_dims=True) / cols + eps)
+        rstd = tl.rsqrt(tl.sum(squares, axis=1, keep_dims=True) * inverse + eps)
         normed = ()
         for i in tl.static_range(CHUNKS):
             c = i * BLOCK + col

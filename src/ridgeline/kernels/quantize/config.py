@@ -31,7 +31,9 @@ class Tile:
 def rows(num: int, cols: int, itemsize: int) -> Forward:
     """Rows are held as they came, so a thread holds 64 elements of 16 bits: twice what a norm can.
 
-    Short rows: two for each warp-wide read, 65 against 70 µs for 16384×4096 in blocks of 128.
+    Rows of more than 16k columns are held twice as long by eight warps, of two programs: on 32, whose one program waits
+    for itself, 16384×17408 took 91 µs more and 4096×29568 11 (copies as large take 204 and 87). Short rows: two for
+    each warp-wide read, 65 against 70 µs for 16384×4096 in blocks of 128.
     """
     short = short_tile(num, cols, itemsize, 4)
     if short is not None:
@@ -39,11 +41,11 @@ def rows(num: int, cols: int, itemsize: int) -> Forward:
         twice = 2 if num_warps == 4 and chunks == 1 else 1
         return Forward(twice * tile_rows, chunks, block, num_warps)
     vector = 16 // itemsize
-    for num_warps in (4, 8, 16, 32):
+    for num_warps, most in ((4, 8), (8, 16 if itemsize == 2 else 8), (16, 4), (32, 8)):
         block = 32 * num_warps * vector
         chunks = cdiv(cols, block)
-        if chunks <= (8 if num_warps < 16 else 4):
-            return Forward(1, chunks, block, num_warps)
+        if chunks <= most:
+            return Forward(1, chunks, block, num_warps, programs_per_sm=2 if num_warps == 8 and chunks > 8 else 0)
     return Forward(1, 0, 0, 16)
 
 

@@ -14,6 +14,7 @@ from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms, overl
 from ridgeline.kernels.quantize import config, kernel, reference
 from ridgeline.kernels.quantize.reference import LARGEST, scale_shape
 from ridgeline.kernels.rows import FLOATS, as_rows, cdiv, float_reason, power_of_two, template
+from ridgeline.kernels.shares import most_registers
 
 _ROWS = Kernel(kernel.quantize_rows, vectors=("cols", "x_stride"))
 _LONG_ROWS = Kernel(kernel.quantize_long_rows, vectors=("cols", "x_stride"))
@@ -103,6 +104,7 @@ def _plan_rows(x: Tensor, shape: torch.Size, stride: int, kind: str, block: int,
         num_warps=chosen.num_warps,
         device=x.get_device(),
         vector=vector_of(size, x.data_ptr(), cols, step),
+        max_registers=most_registers(chosen),
     )
     top = LARGEST[kind]
 

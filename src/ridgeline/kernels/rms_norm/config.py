@@ -19,7 +19,8 @@ class Forward:
 
     ``reads`` and ``writes``: what the L2 is told of rows and results ("evict_first", "evict_last"). ``apart``: rows
     that start inside accesses, the few elements at their ends apart, weights from copies that start where rows can.
-    ``early``: weights are asked for with the row, not when its sum is known."""
+    ``early``: weights are asked for with the row, not when its sum is known. ``programs_per_sm``: registers are such
+    that so many programs share a multiprocessor (0: as the compiler likes)."""
 
     rows: int
     chunks: int
@@ -29,7 +30,7 @@ class Forward:
     writes: str = ""
     apart: bool = False
     early: bool = False
-
+    programs_per_sm: int = 0
 
 @dataclass(frozen=True, slots=True)
 class Backward:
@@ -154,10 +155,16 @@ then, early and in its order. 16384×4096 67.8 µs, 70.1 else; LayerNorm 67.5 an
 at 84 MB, a loss at 34. Kernels that come after find no less of what is theirs (benchmarks/l2_after.py)."""
 
 
-def forward(rows: int, cols: int, itemsize: int) -> Forward:
+def forward(rows: int, cols: int, itemsize: int, added: bool = False) -> Forward:
     """Sixteen 16-bit elements a thread where that fills its pieces: 16384×4096 67.6 and 68.7 µs in two runs, 70.1 and
-    69.4 with thirty-two, 8192×8192 67.9 and 70.2, 70.8 and 70.7. Float32 has nothing of it."""
+    69.4 with thirty-two, 8192×8192 67.9 and 70.2, 70.8 and 70.7. Float32 has nothing of it.
+
+    Rows of 1k to 1.5k columns are four a program, a warp each, where four warps of one would have places for 2048:
+    65536×1152 74.4 µs and 82.5, 65536×1280 82.5 and 88.2, 65536×1536 97.6 and 99.1 (copies as large 77.1, 85.4, 100.9);
+    not timed where something is ``added`` to them."""
     chosen = held(rows, cols, itemsize)
+    if itemsize == 2 and 1024 < cols <= 1536 and rows >= LEAST_WALKED and not added:
+        chosen = Forward(4, cdiv(cols, 256), 256, 4)
     for num_warps in (8, 16):
         if itemsize == 2 and 384 * num_warps < cols <= 512 * num_warps:
             chosen = Forward(1, 2, 256 * num_warps, num_warps)
@@ -192,11 +199,13 @@ def early(chosen: Forward, rows: int, itemsize: int, vectors: int = 1) -> Forwar
 
 
 def held(rows: int, cols: int, itemsize: int) -> Forward:
-    """At most 40 elements a thread: then two programs or more share a multiprocessor up to 16k columns."""
+    """At most 40 elements a thread: then two programs or more share a multiprocessor up to 16k columns. Of 18,432
+    columns 32 warps have places for 24,576 and nobody beside them: 4854×18432 118 µs, on sixteen 87.7 (a copy as large
+    90.8), LayerNorm 4096×18432 124 and 81.4 (75.6)."""
     short = narrow_tile(rows, cols, itemsize, 4)
     if short is not None:
         return Forward(*short)
-    for num_warps, most in ((4, 5), (8, 4), (16, 4), (32, 4)):
+    for num_warps, most in ((4, 5), (8, 4), (16, 5), (32, 4)):
         chunks = cdiv(cols, 256 * num_warps)
         if chunks <= most:
             return Forward(1, chunks, 256 * num_warps, num_warps)
@@ -340,6 +349,24 @@ def in_words(rows: int, cols: int, shifted: bool) -> Backward | None:
         return again(cols, 16, 3, 1, True)
     if 16384 < cols <= 24576:
         return again(cols, 16, 2, 1, cols > 20480)
+    return None
+
+
+def past_words(rows: int, cols: int) -> Backward | None:
+    """Aligned 16-bit rows to which a gradient past the norm is added (``add_rms_norm``), where registers hold too much
+    beside it; None elsewhere.
+
+    4096×16384 139 µs (151 held on 32 warps, a copy as large 130), LayerNorm 144 (242), 2048×18432 85.6 (148 read three
+    times; 74.1), 9001×5376 102 (104.5 held), 7321×6144 95.9 (98.6); not 8192×8192 (137, 136), 4096×12288 (111, 108).
+    Two rows in shared memory, not three, where rows are long: what is added comes through the L1, which has what shared
+    memory leaves. 3000×14336 98.2 and 105.3 µs, LayerNorm 4096×14336 130 and 143.
+    """
+    if 5120 < cols <= 6144 and rows >= LEAST_WALKED:
+        return again(cols, 8, 3, 2, True)
+    if 12288 < cols <= 16384:
+        return again(cols, 8, 2, 1)
+    if 16384 < cols <= 20480:  # 2048×18432 85.6 µs, 90.1 on sixteen warps
+        return again(cols, 8, 2, 1)
     return None
 
 

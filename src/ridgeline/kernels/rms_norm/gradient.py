@@ -187,12 +187,13 @@ def slope_of(along, level, mean, CENTERED: gl.constexpr, WIDE: gl.constexpr):
 
 @gluon_jit
 def finished(
-    x, dy, ws, mean, rstd, by_x, shift, dw, db, HAS_WEIGHT: gl.constexpr, CENTERED: gl.constexpr,
-    WANT_DW: gl.constexpr, WANT_DB: gl.constexpr, WIDE: gl.constexpr, BF16: gl.constexpr,
+    x, dy, ws, mean, rstd, by_x, shift, dw, db, past, HAS_WEIGHT: gl.constexpr, CENTERED: gl.constexpr,
+    WANT_DW: gl.constexpr, WANT_DB: gl.constexpr, WIDE: gl.constexpr, BF16: gl.constexpr, HAS_DH: gl.constexpr,
 ):  # fmt: skip
-    """A piece's results as words, and its column sums with this row added."""
+    """A piece's results as words, those of ``past`` added to them, and its column sums with this row added."""
     ns = numbers_here(x, WIDE, BF16)
     gs = numbers_here(dy, WIDE, BF16)
+    hs = numbers(past, WIDE, BF16)
     values = ()
     more_dw = ()
     more_db = ()
@@ -205,6 +206,8 @@ def finished(
         g *= rstd
         more_dw = more_dw + (dw[j] + g * n if WANT_DW else dw[j],)  # type: ignore[assignment]
         n = n * by_x + shift if CENTERED else n * by_x
+        if HAS_DH:
+            n -= hs[j]
         values = values + (g * ws[j] - n if HAS_WEIGHT else g - n,)  # type: ignore[assignment]
     return word(values, WIDE, BF16), more_dw, more_db
 
@@ -518,7 +521,7 @@ def norm_backward_ahead(
                 ws = weight_numbers(ww, offset, OFFSET, SHARED == 0, WIDE, BF16)
             result, more_dw, more_db = finished(
                 xs[i], dys[i], ws, mean, rstd, by_x, shift, dw[NUM * i : NUM * i + NUM], db[NUM * i : NUM * i + NUM],
-                HAS_WEIGHT, CENTERED, WANT_DW, WANT_DB, WIDE, BF16,
+                xs[i], HAS_WEIGHT, CENTERED, WANT_DW, WANT_DB, WIDE, BF16, False,
             )  # fmt: skip
             dw = dw[: NUM * i] + more_dw + dw[NUM * i + NUM :]
             db = db[: NUM * i] + more_db + db[NUM * i + NUM :]

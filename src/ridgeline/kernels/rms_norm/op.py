@@ -24,7 +24,7 @@ from ridgeline.kernels.launcher import (
 )
 from ridgeline.kernels.rms_norm import config, gradient, kernel, reference, streamed
 from ridgeline.kernels.rows import as_rows, cdiv, float_reason, template
-from ridgeline.kernels.shares import registers_of
+from ridgeline.kernels.shares import most_registers, registers_of
 
 _FORWARD = Kernel(kernel.rms_norm_forward, vectors=("cols", "x_stride"))
 _FORWARD_LONG = Kernel(kernel.rms_norm_forward_long, vectors=("cols", "x_stride"))
@@ -171,7 +171,7 @@ def _plan_forward(
     chosen = tuning.choose(
         "rms_norm.forward",
         {"rows": rows, "cols": cols, "dtype": y.dtype},
-        apart or config.forward(rows, cols, size),
+        apart or config.forward(rows, cols, size, has_residual),
     )
     if ends and chosen.apart:
         return _plan_apart(chosen, x, residual, weight, y, h, rows, cols, stride, ends, save), rows, cols, stats
@@ -190,6 +190,7 @@ def _plan_forward(
         num_warps=chosen.num_warps,
         device=x.get_device(),
         vector=vector,
+        max_registers=most_registers(chosen),
     )
     return run, rows, cols, stats
 
@@ -268,14 +269,17 @@ def _plan_backward(
     pointers = x.data_ptr() | dy.data_ptr() | dx.data_ptr() | dh.data_ptr() | w.data_ptr()
     vector = vector_of(min(dx.element_size(), dy.element_size()), pointers, cols, stride)
     shifts = access_of(min(dx.element_size(), dy.element_size()), pointers, cols, stride)[1]
-    in_words = not has_dh and words_access(dy, x, w, pointers, rows, cols, stride)
+    in_words = words_access(dy, x, w, pointers, rows, cols, stride)
+    past = has_dh and in_words and past_access(dh, x, shifts)
     chosen = tuning.choose(
         "rms_norm.backward",
         {"rows": rows, "cols": cols, "dtype": dx.dtype},
-        config.backward(rows, cols, size, shifted=shifts, words=in_words),
+        (config.past_words(rows, cols) if past else None)
+        or config.backward(rows, cols, size, shifted=shifts, words=in_words and not has_dh),
     )
-    if (chosen.again or chosen.ahead) and in_words:
-        return _plan_backward_words(chosen, dy, x, weight, rstd, dx, rows, cols, stride, want_dw, offset)
+    if in_words and (chosen.again or chosen.ahead) and (past or not has_dh):
+        gone = dh if past else None
+        return _plan_backward_words(chosen, dy, x, weight, rstd, gone, dx, rows, cols, stride, want_dw, offset)
     flags = {"HAS_WEIGHT": weight is not None, "HAS_DH": has_dh}
     if not chosen.chunks:
         common = {"device": x.get_device(), "vector": vector, "num_warps": chosen.num_warps}
@@ -321,22 +325,32 @@ def words_access(dy: Tensor, x: Tensor, w: Tensor, pointers: int, rows: int, col
     return 0 < ends <= rows or is_widest(vector_of(size, pointers, cols, stride), size)
 
 
+def past_access(dh: Tensor, x: Tensor, shifted: bool) -> bool:
+    """Whether rows that wait in shared memory can have a gradient past the norm added to them: 16-bit ones of one type
+    that start with accesses."""
+    return dh.dtype == x.dtype and x.element_size() == 2 and not shifted
+
+
 def plan_words(
-    chosen: config.Backward, dy: Tensor, x: Tensor, weight: Tensor | None, stats: Tensor, dx: Tensor, partial: Tensor,
-    rows: int, cols: int, stride: int, want_dw: bool, want_db: bool, centered: bool, offset: bool = False,
+    chosen: config.Backward, dy: Tensor, x: Tensor, weight: Tensor | None, stats: Tensor, dh: Tensor | None,
+    dx: Tensor, partial: Tensor, rows: int, cols: int, stride: int, want_dw: bool, want_db: bool, centered: bool,
+    offset: bool = False,
 ) -> Any:  # fmt: skip
-    """Rows that wait in shared memory, two numbers a word, for as many programs as ``partial`` has rows. ``offset``: a
-    number is added to their weights."""
+    """Rows that wait in shared memory, two numbers a word, for as many programs as ``partial`` has rows. ``dh``: a
+    gradient past the norm; ``offset``: a number is added to their weights."""
+    if dh is not None and chosen.ahead:
+        raise KernelError("gradients past a norm are not added to rows that are finished a turn later")
     vector = POINTER_ALIGNMENT_BYTES // x.element_size()
     share = config.stretch(cols // vector * vector, x.element_size(), chosen.split)
+    gone = () if chosen.ahead else (dy if dh is None else dh,)
     return (_BACKWARD_AHEAD if chosen.ahead else _BACKWARD_WORDS).bind(
-        (dy, x, x if weight is None else weight, stats, stats, dx, partial, rows, cols, stride, 0.0),
+        (dy, x, x if weight is None else weight, stats, stats, *gone, dx, partial, rows, cols, stride, 0.0),
         grid=(partial.shape[-2] * chosen.split,),
         constants={"CENTERED": centered, "HAS_WEIGHT": weight is not None, "OFFSET": offset, "WANT_DW": want_dw,
                    "WANT_DB": want_db, "CHUNKS": cdiv(share, chosen.block), "BLOCK": chosen.block,
                    "SLOTS": chosen.num_stages, "EARLY": (want_dw or want_db) and chosen.early,
                    "SHIFTED": cols % vector != 0, "SHARED": weights_in(chosen, x.element_size(), weight is not None)}
-        | ({"SPLIT": chosen.split} if chosen.ahead else {}),
+        | ({"SPLIT": chosen.split} if chosen.ahead else {"HAS_DH": dh is not None}),
         num_warps=chosen.num_warps,
         device=x.get_device(),
         vector=vector,
@@ -346,18 +360,19 @@ def plan_words(
 
 
 def _plan_backward_words(
-    chosen: config.Backward, dy: Tensor, x: Tensor, weight: Tensor | None, rstd: Tensor, dx: Tensor, rows: int,
-    cols: int, stride: int, want_dw: bool, offset: bool,
+    chosen: config.Backward, dy: Tensor, x: Tensor, weight: Tensor | None, rstd: Tensor, dh: Tensor | None, dx: Tensor,
+    rows: int, cols: int, stride: int, want_dw: bool, offset: bool,
 ) -> Any:  # fmt: skip
     w, on = x if weight is None else weight, x.get_device()
     programs = walkers(rows, chosen, start_places(x, cols), on)
     partial = template((programs, config.share_pitch(cols)), torch.float32, x.device)
-    run = plan_words(chosen, dy, x, weight, rstd, dx, partial, rows, cols, stride, want_dw, False, False, offset)
+    run = plan_words(chosen, dy, x, weight, rstd, dh, dx, partial, rows, cols, stride, want_dw, False, False, offset)
     reduce = plan_reduce(partial, w, programs, cols, on, early=chosen.early)
 
     def plan(dy: Tensor, x: Tensor, w: Tensor, rstd: Tensor, dh: Tensor, dx: Tensor, dw: Tensor, offset: float) -> None:
         shares = torch.empty_like(partial, memory_format=torch.contiguous_format) if want_dw else dx
-        run(dy, x, w, rstd, rstd, dx, shares, rows, cols, stride, offset)
+        gone = () if chosen.ahead else (dh,)
+        run(dy, x, w, rstd, rstd, *gone, dx, shares, rows, cols, stride, offset)
         if want_dw:
             reduce(shares, dw, dw, programs, cols)
 

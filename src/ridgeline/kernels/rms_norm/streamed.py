@@ -43,6 +43,7 @@ def norm_backward_words(
     weight_ptr,  # [C] of x's type
     mean_ptr,  # [R] fp32; RMSNorm has none
     rstd_ptr,  # [R] fp32
+    dh_ptr,  # [R, C]: a gradient past the norm, which is added
     dx_ptr,  # [R, C]
     shares_ptr,  # [2, P, C] fp32, RMSNorm [P, C]; rows share_pitch(C) apart
     rows,
@@ -60,10 +61,12 @@ def norm_backward_words(
     EARLY: gl.constexpr,
     SHIFTED: gl.constexpr,  # rows start inside accesses; P rows fill accesses, a program's rows start alike
     SHARED: gl.constexpr,  # weights wait in shared memory as well
+    HAS_DH: gl.constexpr,  # not where rows start inside accesses
 ):
     """The next SLOTS − 1 rows are on their way while a row is worked on; the last of them is asked for between the
     row's sums and its results, where a barrier has just been. Ends of rows that start inside accesses are apart, a
-    number a lane of the first warp."""
+    number a lane of the first warp. What is added to results is asked for when a turn begins, and waits in registers.
+    """
     NUM_WARPS: gl.constexpr = gl.num_warps()
     KIND: gl.constexpr = x_ptr.dtype.element_ty
     BF16: gl.constexpr = x_ptr.dtype.element_ty == gl.bfloat16
@@ -94,6 +97,7 @@ def norm_backward_words(
     x_step = step.to(gl.int64) * x_stride // 8 * 4
     dy_step = step.to(gl.int64) * cols // 8 * 4
     dx_at = words_from(dx_ptr, first, cols, lead, 8) - AHEAD * dy_step  # counted from the row asked for
+    dh_at = words_from(dh_ptr, first, cols, lead, 8) - AHEAD * dy_step
     x_off = first.to(gl.int64) * 0
     dy_off = first.to(gl.int64) * 0
     row = first + 0
@@ -133,6 +137,13 @@ def norm_backward_words(
             x_next = numbers_at(x_at + x_off - (AHEAD - 1) * x_step, KIND) + off
             dy_next = numbers_at(dy_at + dy_off - (AHEAD - 1) * dy_step, KIND) + off
             next_ends = ends_at(x_next, dy_next, there)
+        past = ()
+        for i in gl.static_range(CHUNKS if HAS_DH else 0):
+            if i >= FULL:
+                more = gl.load(dh_at + dy_off + (i * PIECE + c), mask=access < width - i * PIECE, other=0)
+            else:
+                more = gl.load(dh_at + dy_off + (i * PIECE + c))
+            past = past + (more,)  # type: ignore[assignment]
         async_copy.wait_group(AHEAD - 1)
         rstd, mean = statistics(rstd_places, mean_places, slot, CENTERED, ONE)
         along = gl.zeros([PIECE], gl.float32, L)
@@ -167,7 +178,7 @@ def norm_backward_words(
             dy = dy_places[i].index(slot).load(L)
             result, more_dw, more_db = finished(
                 x, dy, ws, mean, rstd, by_x, shift, dw[2 * i : 2 * i + 2], db[2 * i : 2 * i + 2],
-                HAS_WEIGHT, CENTERED, WANT_DW, WANT_DB, False, BF16,
+                past[i] if HAS_DH else x, HAS_WEIGHT, CENTERED, WANT_DW, WANT_DB, False, BF16, HAS_DH,
             )  # fmt: skip
             dw = dw[: 2 * i] + more_dw + dw[2 * i + 2 :]
             db = db[: 2 * i] + more_db + db[2 * i + 2 :]

@@ -48,17 +48,28 @@ def default(rows: int, cols: int, itemsize: int, group: int, centered: bool = Fa
     weights stay. Rows too long for registers have no configuration. ``centered``: LayerNorm, with a bias to hold.
 
     LayerNorm 16384×4096 to fp8: 58 µs, 65 with a program a row, in blocks of 128 60 and 76; 65536×768 to int8 45 and
-    52; RMSNorm of 4096 columns 56 both ways, in blocks of 128 57 and 62, 8192×8192 56 and 59.
+    52; RMSNorm of 4096 columns 56 both ways, in blocks of 128 57 and 62, 8192×8192 56 and 59. Fewer rows where
+    a program has more to wait for: LayerNorm 4096×4096 19.8 (22.5), 4096×8192 in blocks 32.8 (44.4), 8119×4608 38.4
+    (42.8), 2048×4096 12.7 (14.5), 2048×8192 in blocks 20.9 (26.9), RMSNorm in blocks 4096×4096 18.3 (20.5), 6000×7168
+    41.0 (45.4), but with one scale a row 7321×5120 35.2 (34.3).
     """
-    chosen = held(rows, cols, itemsize)
-    if itemsize == 2 and rows >= LEAST_ROWS and 512 <= cols <= 8192 and group <= 256:
+    least = LEAST_ROWS // 4 if centered else LEAST_ROWS // 2 if group else LEAST_ROWS
+    if itemsize == 2 and rows >= least and 512 <= cols <= 8192 and group <= 256:
         return walking(cols, group, centered)
     if itemsize == 2 and rows >= LEAST_ROWS // 2 and 8192 < cols <= 10240 and group <= 256 and not centered:
         return Tile(1, cdiv(cols, 2048), 2048, 8, 3, 2)  # 7003×9792 in blocks of 64: 59.3 µs, 90.0 with a program a row
     if itemsize == 2 and rows >= LEAST_LONG and 8192 < cols <= (16384 if centered else 24576) and group <= 256:
         return long(cols, centered)
+    if itemsize == 4 and rows >= LEAST_ROWS and 1024 < cols <= 1280 and group <= 256 and centered:
+        return Tile(1, cdiv(cols, 256), 256, 2, 3, 8)  # 16384×1280 in blocks: 33.3 µs, 42.9 with a program a row
     if itemsize == 4 and rows >= LEAST_ROWS and 4096 < cols <= 6144 and group <= 256 and centered:
         return Tile(1, cdiv(cols, 2048), 2048, 8, 3, 2)  # 13693×6144 in blocks: 110 µs, 123 with a program a row
+    return apiece(rows, cols, itemsize, group)
+
+
+def apiece(rows: int, cols: int, itemsize: int, group: int) -> Tile:
+    """A program for every tile of rows."""
+    chosen = held(rows, cols, itemsize)
     if group and chosen.block and chosen.block < group:
         block = max(group, power_of_two(min(cols, 256)))
         return Tile(chosen.num_warps, cdiv(cols, block), block, chosen.num_warps)
@@ -91,7 +102,9 @@ def walking(cols: int, group: int, centered: bool) -> Tile:
 
     Rows that leave much of four warps idle have fewer: LayerNorm 49495×1920 in blocks 84 µs on one, 92 on two, 114 on
     four; RMSNorm 85849×2432 160 on two, 186 on four, 238 on one; odd rows of 3385 columns 137 and 147 on two and four.
-    LayerNorm 11106×6144 with one scale a row 57 on four warps, 69 on eight.
+    LayerNorm 11106×6144 with one scale a row 57 on four warps, 69 on eight, 8200×7168 55.7 and 61.1, in blocks 55.5 and
+    61.6, RMSNorm in blocks 51.6 and 52.8. LayerNorm 24000×3584 to int8 on two warps 73.1, on four, an eighth of whose
+    places are empty, 79.4; 30000×2880 79.1 and 83.3 (16384×4096 57.2 and 57.6, 16384×3072 in blocks 48.9 and 48.2).
     """
     stages = 4 if centered and group and cols > 4096 else 3
     if cols <= ONE_WARP:  # four warps have places for 2048: 21829×1130 took 68 µs, a copy as large 25
@@ -100,10 +113,12 @@ def walking(cols: int, group: int, centered: bool) -> Tile:
         return Tile(1, cdiv(cols, 256), 256, 1, 3, 8)
     if cols <= 2560 or (cols % 8 and cols <= 3576 and not centered):
         return Tile(1, cdiv(cols, 512), 512, 2, 3, 6 if centered else 8)
+    if centered and (3072 < cols <= 3584 or (2560 < cols < 3072 and not group)) and not cols % 8:
+        return Tile(1, cdiv(cols, 512), 512, 2, 3, 4)
     if group and cols in (4096, 8192):
         return Tile(1, 1, cols, cols // 1024, stages, 16384 // cols)
     if cols <= 6144:
         return Tile(1, cdiv(cols, 1024), 1024, 4, stages, 4 if cols <= 4096 else 3)
-    if not group and (cols > 7168 if centered else cols <= 7168):  # RMSNorm 28494×6816 152 µs, 159 on eight
+    if cols <= 7168 or (centered and not group):  # RMSNorm 28494×6816 152 µs, 159 on eight
         return Tile(1, cdiv(cols, 1024), 1024, 4, 3, 2)
     return Tile(1, cdiv(cols, 2048), 2048, 8, 3, 2)

@@ -59,6 +59,7 @@ def write_quantized(
 ):
     """Rows in registers to narrow numbers and their scales: the largest of a row or block at the end of the range."""
     at = row_start(row, cols, SHIFTED, VECTOR) + col
+    narrower = 1.0 / largest
     if GROUP == 0:
         top = tl.zeros([ROWS, BLOCK], tl.float32)
         for i in tl.static_range(CHUNKS):
@@ -66,10 +67,11 @@ def write_quantized(
         most = tl.maximum(tl.max(top, axis=1, keep_dims=True) * factor, 1e-12)
         if ROWS == 1:  # as one number: a tile of one would be worked out again in a layout of its own
             only = tl.max(tl.max(row, axis=1), axis=0)
-            tl.store(scale_ptr + only, tl.max(tl.max(most, axis=1), axis=0) / largest, mask=only < rows)
+            tl.store(scale_ptr + only, tl.max(tl.max(most, axis=1), axis=0) * narrower, mask=only < rows)
         else:
-            tl.store(scale_ptr + row, most / largest, mask=row < rows)
-        times = largest / most * factor  # one division a row: a multiplication's last bit does not show in eight
+            tl.store(scale_ptr + row, most * narrower, mask=row < rows)
+        root = tl.rsqrt(most)
+        times = largest * root * root * factor  # every warp waits for it: a division would take eight instructions
     tops = ()
     for i in tl.static_range(CHUNKS if GROUP > 0 else 0):
         blocks = tl.max(tl.reshape(tl.abs(normed[i]), [ROWS, PARTS, GROUP]), axis=2)
@@ -150,6 +152,7 @@ def rms_norm_quantized(
         lead = row_lead(tl.program_id(0), cols, VECTOR)
     end = lead + cols
     col = tl.arange(0, BLOCK)[None, :] + tl.zeros([ROWS, BLOCK], tl.int32)
+    inverse = 1.0 / cols
     weights = ()
     for i in tl.static_range(CHUNKS if KEEP else 0):
         c = i * BLOCK + col
@@ -172,7 +175,7 @@ def rms_norm_quantized(
                 x = h.to(tl.float32)
             squares += x * x
             held = held + (x,)
-        rstd = tl.rsqrt(tl.sum(squares, axis=1, keep_dims=True) / cols + eps)
+        rstd = tl.rsqrt(tl.sum(squares, axis=1, keep_dims=True) * inverse + eps)
         normed = ()
         for i in tl.static_range(CHUNKS):
             if KEEP:
