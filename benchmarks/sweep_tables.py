@@ -1,4 +1,4 @@
-"""Launch configurations of embedding bags, dropout and odd cross layers, PyTorch beside each, calls as users make them.
+"""Launch configurations of embedding bags, dropout and cross layers, PyTorch beside each, calls as users make them.
 
     python benchmarks/sweep_tables.py --pack kernels --jobs 12                 (compiles, without a device)
     RIDGELINE_KERNEL_PACK=kernels python benchmarks/sweep_tables.py --out results --budget-s 55
@@ -102,18 +102,94 @@ def chunks() -> Iterator[Sweep]:
         yield Sweep("embedding_bag.update", "embedding_bag", "bwd", one_table(dtype, batch, rows, dim, length), tried)
 
 
+def wide() -> Iterator[Sweep]:
+    """Few bags: columns shared out to programs, all rows of a bag at once instead of in turns."""
+    from ridgeline.kernels.embedding_bag.config import Forward as F
+
+    for dtype, batch, rows, dim, length, more, tried in (
+        ("float32", 2677, 1451644, 256, 20, {"index": "int32"},
+         (F(1, 32, 4, False, 128), F(1, 32, 2, False, 64), F(1, 32, 4, False, 64), F(1, 16, 2, True, 128),
+          F(1, 8, 2, True), F(1, 8, 2, True, 128), F(1, 32, 8))),
+        ("bfloat16", 370, 1922, 384, 20, {},
+         (F(1, 32, 4, False, 128), F(1, 32, 2, False, 64), F(1, 16, 2, True, 128), F(1, 32, 4, False, 64))),
+        ("float16", 381, 4334, 192, 50, {"mode": "mean", "index": "int32"},
+         (F(1, 64, 4, False, 64), F(1, 32, 2, True, 64), F(1, 64, 8, False, 64), F(1, 64, 4, False, 32),
+          F(1, 64, 2, False, 32))),
+        ("float32", 5179, 8727, 16, 8, {"mode": "mean"},
+         (F(1, 8, 1), F(2, 8, 1), F(4, 8, 1), F(8, 8, 2), F(8, 8, 4))),
+        ("float32", 2123, 280286, 384, 8, {"index": "int32"},
+         (F(1, 8, 1, False, 128), F(1, 8, 2, False, 128), F(1, 8, 1, False, 64), F(1, 8, 2, False, 256))),
+        ("bfloat16", 722, 71686, 192, 20, {"mode": "mean"},
+         (F(1, 32, 4, False, 64), F(1, 32, 2, False, 64), F(1, 32, 4, False, 128))),
+        ("float32", 1434, 474085, 48, 8, {}, (F(1, 8, 1), F(2, 8, 1), F(2, 8, 2), F(1, 8, 1, False, 32))),
+        ("float32", 1091, 45936, 24, 20, {}, (F(1, 32, 1), F(1, 32, 2), F(2, 32, 2), F(1, 32, 1, False, 16))),
+        ("bfloat16", 426, 370560, 384, 8, {}, (F(1, 8, 1, False, 128), F(1, 8, 1, False, 64), F(1, 8, 2, False, 128))),
+    ):  # fmt: skip
+        yield Sweep("embedding_bag.forward", "embedding_bag", "fwd",
+                    one_table(dtype, batch, rows, dim, length, **more), tried)  # fmt: skip
+
+
+LOW_RANKS = (("bfloat16", 52115, 1504, 64), ("float16", 20857, 512, 128), ("bfloat16", 5355, 1024, 128),
+             ("bfloat16", 38758, 2048, 32), ("bfloat16", 11568, 640, 64))  # fmt: skip
+
+
+def low_rank() -> Iterator[Sweep]:
+    """Low-rank cross layers as one program, and as two products with passes behind them."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.cross_layer.config import APART
+    from ridgeline.kernels.cross_layer.config import LowRank as L
+
+    apart, small = APART, (L(32, 64, 64, 4, 3, 2), L(32, 128, 64, 4, 3, 2), L(32, 128, 128, 4, 2, 1))
+    large = (L(64, 64, 64, 4, 3, 1), L(64, 128, 64, 4, 3, 2), L(64, 128, 64, 4, 3, 1), L(128, 64, 64, 8, 3, 2),
+             L(128, 128, 64, 8, 3, 1), L(128, 128, 64, 8, 3, 2), L(64, 128, 128, 8, 2, 2))  # fmt: skip
+    for dtype, batch, dim, rank in LOW_RANKS:
+        of = case(dtype, batch=batch, dim=dim, rank=rank)
+        tried = (apart, *small, *large[1:4]) if batch < 12000 else (apart, *large)
+        yield Sweep("cross_layer.low_rank", "cross_layer", "fwd", of, tried)
+
+
+def low_rank_back() -> Iterator[Sweep]:
+    """Their backward passes by shape of a program."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.cross_layer.config import APART
+    from ridgeline.kernels.cross_layer.config import LowRank as L
+
+    tried = (L(64, 64, 0, 4, 1, 1), L(64, 64, 0, 4, 2, 1), L(64, 128, 0, 8, 1, 1), L(64, 64, 0, 8, 2, 2),
+             L(128, 64, 0, 8, 1, 1), L(128, 64, 0, 8, 2, 2), L(32, 64, 0, 4, 2, 2), L(32, 128, 0, 4, 1, 1))  # fmt: skip
+    for dtype, batch, dim, rank in LOW_RANKS:
+        of = case(dtype, batch=batch, dim=dim, rank=rank)
+        yield Sweep("cross_layer.low_rank", "cross_layer", "bwd", of, (APART,))
+        yield Sweep("cross_layer.low_rank_backward", "cross_layer", "bwd", of, tried)
+
+
+def tiles() -> Iterator[Sweep]:
+    """GroupNorm's backward pass, short groups a program each: fewer warps for as many places."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.group_norm.config import Tile as T
+    from ridgeline.kernels.group_norm.config import Walk as W
+
+    for name, dtype, batch, channels, side, groups, tried in (
+        ("group_norm", "float16", 316, 384, 14, 16,
+         (T(8, 32), T(4, 32), T(8, 64), T(4, 64), T(16, 64), W(8, 8, 256), W(4, 8, 256))),
+        ("group_norm_silu", "float32", 256, 896, 14, 8, (W(8, 16, 256), W(16, 16, 256), W(4, 8, 256), W(8, 64, 64))),
+    ):  # fmt: skip
+        of = case(dtype, batch=batch, channels=channels, side=side, groups=groups)
+        yield Sweep("group_norm.tile", name, "bwd", of, tried)
+
+
 def dropped() -> Iterator[Sweep]:
     """Programs that share a tile of dropout, and elements that end inside accesses."""
     from ridgeline.kernels.contract import case
     from ridgeline.kernels.dropout_add.config import Tile as T
 
-    few, one = (T(1, 4), T(2, 4), T(4, 4), T(4, 2)), (T(1, 4),)
+    few, many = (T(8, 4), T(16, 2), T(4, 4), T(8, 2), T(32, 1)), (T(1, 4), T(2, 4), T(2, 2), T(4, 4))
     for phase, dtype, rows, cols, tried in (
-        ("bwd", "bfloat16", 105, 3072, few), ("bwd", "float16", 8143, 6009, one), ("bwd", "bfloat16", 161, 7990, few),
-        ("bwd", "bfloat16", 4384, 2560, few[:3]), ("fwd", "float16", 8143, 6009, one),
-        ("fwd", "bfloat16", 161, 7990, few), ("bwd", "float32", 615, 1352, few[:3]),
-        ("bwd", "float16", 3906, 17731, one), ("bwd", "bfloat16", 1616, 2763, few[:3]),
-        ("fwd", "bfloat16", 105, 3072, few[:3]), ("bwd", "float16", 245, 1948, few[:3]),
+        ("bwd", "float32", 169, 1912, few), ("bwd", "bfloat16", 105, 3072, few), ("bwd", "float16", 245, 1948, few),
+        ("bwd", "bfloat16", 94, 8960, few), ("bwd", "bfloat16", 3, 8960, few), ("bwd", "bfloat16", 1151, 680, few),
+        ("bwd", "float32", 615, 1352, (*few[:3], *many[1:2])), ("bwd", "bfloat16", 1616, 2763, (*few[:3], *many[:2])),
+        ("bwd", "bfloat16", 1147, 13696, many), ("bwd", "float32", 3493, 12288, many),
+        ("fwd", "bfloat16", 105, 3072, few[:3]), ("fwd", "bfloat16", 1147, 13696, many),
+        ("bwd", "float16", 3906, 17731, many[:2]),
     ):  # fmt: skip
         of = case(dtype, rows=rows, cols=cols, p=0.2)
         yield Sweep(f"dropout_add.{'forward' if phase == 'fwd' else 'backward'}", "dropout_add", phase, of, tried)
@@ -158,7 +234,8 @@ def others() -> Iterator[Sweep]:
 
 
 PARTS = {"sums": sums, "gradients": gradients, "crossed": crossed, "dropped": dropped, "updates": updates,
-         "others": others, "chunks": chunks}  # fmt: skip
+         "others": others, "chunks": chunks, "wide": wide, "low_rank": low_rank, "low_rank_back": low_rank_back,
+         "tiles": tiles}  # fmt: skip
 
 
 def wanted_variants(parts: list[str]) -> list[Any]:

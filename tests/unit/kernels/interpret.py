@@ -193,6 +193,7 @@ FORCED["embedding_bag"] = [
         (embedding.Forward(4, 4, 1), 64, embedding.Order(8, 2, 2, 1)),
         (embedding.Forward(4, 2, 1), 8, embedding.Order(0, 0, 0, 0)),
         (embedding.Forward(1, 2, 1, late=True), 2, embedding.Order(8, 2, 2, 1, share=2)),
+        (embedding.Forward(2, 4, 1, columns=8), 4, embedding.Order(4, 0, 8, 1)),
     )
 ]  # fmt: skip
 CASES["embedding_bag"] = [
@@ -212,12 +213,18 @@ FORCED["cross_layer"] = [
     {"cross_layer.product": cross_layer.Product(*tile), "cross_layer.backward": cross_layer.Pass(2, 16, 1, 1)}
     for tile in ((0, 0, 0, 0, 0), (16, 16, 16, 1, 1), (16, 16, 16, 1, 1, True))
 ]
+FORCED["cross_layer"].append(
+    {"cross_layer.low_rank": cross_layer.LowRank(16, 16, 32, 1, 1, 1),
+     "cross_layer.low_rank_backward": cross_layer.LowRank(16, 16, 0, 1, 1, 1)}
+)  # fmt: skip
 cross_layer.LEAST_WIDENED = cross_layer.LEAST_WIDENED_BACK = 20 * 21
 CASES["cross_layer"] = [
     case("float32", batch=9, dim=24, rank=0),
     case("float16", batch=17, dim=40, rank=18),
     case("float16", batch=20, dim=21, rank=0),
     case("bfloat16", batch=23, dim=27, rank=8),
+    case("float16", batch=37, dim=40, rank=16),
+    case("float16", batch=16, dim=64, rank=32),
 ]
 FORCED["paged_attention"] = [
     {"paged_attention": paged.Paged(16, num, 1, 1, borders=borders)}

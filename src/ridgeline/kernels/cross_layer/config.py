@@ -135,3 +135,38 @@ def backward(n: int) -> Pass:
     """Sixteen bytes a lane; eight rows, so that few programs share a column's sum: 78.5 µs, 82.8 with four programs."""
     block = clamp(power_of_two(n), 64, 512)
     return Pass(4096 // block, block, 8, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class LowRank:
+    """Rows of a program that makes all of a low-rank layer, columns of its results and terms of its first product at a
+    time, its warps, and how many of these are on their way in either half; no rows: two products with passes behind."""
+
+    rows: int
+    columns: int
+    step: int
+    num_warps: int
+    num_stages: int
+    ends: int
+
+
+APART = LowRank(0, 0, 0, 0, 0, 0)
+RANKS, LEAST_LOW_RANK = (16, 32, 64, 128), 4096
+"""Ranks that a program multiplies without a rest, and rows from which there are enough programs."""
+
+
+def is_low_rank(n: int, rank: int, itemsize: int) -> bool:
+    """Whether one program can make all of such a layer: rows of 16 bits in whole accesses."""
+    return itemsize == 2 and rank in RANKS and n % ALIGNED == 0
+
+
+def low_rank(m: int, n: int, rank: int) -> LowRank:
+    """Each program reads both weights once, so its rows are as many as leave enough programs."""
+    if m < LEAST_LOW_RANK:
+        return APART
+    return LowRank(64, 64, 64, 4, 3, 2) if m >= 64 * 132 else LowRank(32, 64, 64, 4, 3, 2)
+
+
+def low_rank_backward(m: int, n: int, rank: int) -> LowRank:
+    """As forward, where it is taken at all: what is saved depends on that."""
+    return LowRank(64 if m >= 64 * 132 else 32, 64, 0, 4, 2, 2)

@@ -1,6 +1,7 @@
 """The cross layer on the device: y = x0 · (a Wᵀ + b) + x as the epilogue of a product, or as one pass after it.
 
-Shapes: M rows, N columns of the result, in rows of P where accesses need it, K the inner dim, G groups of rows.
+Shapes: M rows, N columns of the result, in rows of P where accesses need it, K the inner dim, R a low rank, G groups
+of rows. Low-rank products are short: their rows pass by once, and what stands between the two products stays inside.
 """
 
 from __future__ import annotations
@@ -199,3 +200,121 @@ def cross_backward(
     if WANT_BIAS:
         out = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         tl.store(share_ptr + tl.program_id(1).to(tl.int64) * n + out, tl.sum(acc, axis=0), mask=out < n)
+
+
+@jit
+def columns_of(ptr, row, col, m, n, EVEN: tl.constexpr):
+    """Rows of n columns, of those after the last the last one again."""
+    at = tl.minimum(row, m - 1).to(tl.int64)[:, None] * n + col[None, :]
+    return tl.load(ptr + at) if EVEN else tl.load(ptr + at, mask=(col < n)[None, :], other=0.0)
+
+
+@jit
+def put_columns(ptr, value, row, col, m, n):
+    at = row.to(tl.int64)[:, None] * n + col[None, :]
+    tl.store(ptr + at, value.to(ptr.dtype.element_ty), mask=(row < m)[:, None] & (col < n)[None, :])
+
+
+@jit
+def cross_low_rank(
+    x_ptr,  # [M, N]
+    x0_ptr,  # [M, N]
+    down_ptr,  # [R, N]
+    weight_ptr,  # [N, R]
+    bias_ptr,  # [N]
+    y_ptr,  # [M, N]
+    inner_ptr,  # [M, R] x downᵀ, which the backward pass needs
+    m,
+    n,
+    HAS_BIAS: tl.constexpr,
+    SAVE: tl.constexpr,
+    EVEN: tl.constexpr,  # neither BN nor BK ends beyond a row
+    RANK: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    STAGES: tl.constexpr,
+    ENDS: tl.constexpr,
+):
+    """All of the low-rank layer, BM rows a program: x is read from memory once, and from the L2 a second time."""
+    row = tl.program_id(0) * BM + tl.arange(0, BM)
+    rank = tl.arange(0, RANK)
+    acc = tl.zeros([BM, RANK], tl.float32)
+    for start in tl.range(0, n, BK, num_stages=STAGES):
+        col = start + tl.arange(0, BK)
+        x = columns_of(x_ptr, row, col, m, n, EVEN)
+        down_at = down_ptr + rank[None, :] * n + col[:, None]
+        down = tl.load(down_at) if EVEN else tl.load(down_at, mask=(col < n)[:, None], other=0.0)
+        acc = tl.dot(x, down, acc)
+    inner = acc.to(x_ptr.dtype.element_ty)
+    if SAVE:
+        put_columns(inner_ptr, inner, row, rank, m, RANK)
+    for start in tl.range(0, n, BN, num_stages=ENDS):
+        col = start + tl.arange(0, BN)
+        weight_at = weight_ptr + col[None, :] * RANK + rank[:, None]
+        weight = tl.load(weight_at) if EVEN else tl.load(weight_at, mask=(col < n)[None, :], other=0.0)
+        x0 = columns_of(x0_ptr, row, col, m, n, EVEN)
+        x = columns_of(x_ptr, row, col, m, n, EVEN)
+        u = tl.dot(inner, weight)
+        if HAS_BIAS:
+            u += tl.load(bias_ptr + col, mask=col < n, other=0.0).to(tl.float32)[None, :]
+        u = u.to(x_ptr.dtype.element_ty).to(tl.float32)
+        put_columns(y_ptr, u * x0.to(tl.float32) + x.to(tl.float32), row, col, m, n)
+
+
+@jit
+def cross_low_rank_backward(
+    dy_ptr,  # [M, N]
+    x0_ptr,  # [M, N]
+    inner_ptr,  # [M, R]
+    weight_ptr,  # [N, R]
+    bias_ptr,  # [N]
+    down_ptr,  # [R, N]
+    du_ptr,  # [M, N] dy · x0
+    dx0_ptr,  # [M, N] dy · (inner weightᵀ + bias), whose factor is computed again
+    dx_ptr,  # [M, N] du weight down + dy
+    d_inner_ptr,  # [M, R] du weight
+    share_ptr,  # [G, N] fp32: each program's share of the bias's gradient
+    m,
+    n,
+    HAS_BIAS: tl.constexpr,
+    WANT_BIAS: tl.constexpr,
+    EVEN: tl.constexpr,
+    RANK: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    STAGES: tl.constexpr,
+    ENDS: tl.constexpr,
+):
+    """Gradients of the low-rank layer but for those of its weights, which need columns instead of rows."""
+    row = tl.program_id(0) * BM + tl.arange(0, BM)
+    rank = tl.arange(0, RANK)
+    there = row < m
+    inner_at = inner_ptr + row.to(tl.int64)[:, None] * RANK + rank[None, :]
+    inner = tl.load(inner_at, mask=there[:, None], other=0.0)
+    acc = tl.zeros([BM, RANK], tl.float32)
+    for start in tl.range(0, n, BN, num_stages=STAGES):
+        col = start + tl.arange(0, BN)
+        weight_at = weight_ptr + col[:, None] * RANK + rank[None, :]
+        weight = tl.load(weight_at) if EVEN else tl.load(weight_at, mask=(col < n)[:, None], other=0.0)
+        dy = columns_of(dy_ptr, row, col, m, n, EVEN).to(tl.float32)
+        x0 = columns_of(x0_ptr, row, col, m, n, EVEN).to(tl.float32)
+        du = dy * x0
+        short = du.to(dy_ptr.dtype.element_ty)
+        acc = tl.dot(short, weight, acc)
+        u = tl.dot(inner, tl.trans(weight))
+        if HAS_BIAS:
+            u += tl.load(bias_ptr + col, mask=col < n, other=0.0).to(tl.float32)[None, :]
+        put_columns(du_ptr, short, row, col, m, n)
+        put_columns(dx0_ptr, dy * u.to(dy_ptr.dtype.element_ty).to(tl.float32), row, col, m, n)
+        if WANT_BIAS:
+            total = tl.sum(tl.where(there[:, None], du, 0.0), axis=0)
+            tl.store(share_ptr + tl.program_id(0).to(tl.int64) * n + col, total, mask=col < n)
+    d_inner = acc.to(dy_ptr.dtype.element_ty)
+    put_columns(d_inner_ptr, d_inner, row, rank, m, RANK)
+    for start in tl.range(0, n, BN, num_stages=ENDS):
+        col = start + tl.arange(0, BN)
+        down_at = down_ptr + rank[:, None] * n + col[None, :]
+        down = tl.load(down_at) if EVEN else tl.load(down_at, mask=(col < n)[None, :], other=0.0)
+        dy = columns_of(dy_ptr, row, col, m, n, EVEN).to(tl.float32)
+        put_columns(dx_ptr, tl.dot(d_inner, down) + dy, row, col, m, n)

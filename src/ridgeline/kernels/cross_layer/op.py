@@ -25,7 +25,10 @@ _POINTWISE = Kernel(kernel.cross_pointwise)
 _BACKWARD = Kernel(kernel.cross_backward, vectors=("n", "p"))
 _WIDEN = Kernel(kernel.cross_widen, vectors=("p",), loose=("x_ptr", "more_ptr"))
 _NARROW = Kernel(kernel.cross_narrow, vectors=("p",), loose=("x0_ptr", "x_ptr", "y_ptr", "u_ptr"))
+_LOW_RANK = Kernel(kernel.cross_low_rank, vectors=("n",), loose=("bias_ptr",))
+_LOW_RANK_BACKWARD = Kernel(kernel.cross_low_rank_backward, vectors=("n",), loose=("bias_ptr",))
 _product_plans, _pointwise_plans, _backward_plans, _wide_plans = Plans(), Plans(), Plans(), Plans()
+_low_rank_plans = Plans()
 POINTWISE_BLOCK = 2048
 ENDS = ("zeros", "ones", "more")
 """What the column behind a copy's own has."""
@@ -53,8 +56,10 @@ def _forward(
     x0: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     if not launchable(x):
-        return CROSS_LAYER.on_host(x0, x, weight, bias, down)
+        return _on_host(x0, x, weight, bias, down)
     x0, x = x0.contiguous(), x.contiguous()
+    if down is not None and _low_rank(x, down).rows:
+        return low_rank(x0, x, weight, bias, down, save=True)
     if _pitch(x) != x.shape[1]:
         y, u, inner = _wide_cross(x0, x, weight, bias, down, save=True)
         return y, u, x.new_empty(0) if down is None else inner
@@ -63,10 +68,23 @@ def _forward(
     return y, u, x.new_empty(0) if down is None else inner
 
 
+def _on_host(
+    x0: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The reference, without what the backward pass computes again."""
+    if down is None or not _low_rank(x, down).rows:
+        found: tuple[Tensor, Tensor, Tensor] = CROSS_LAYER.on_host(x0, x, weight, bias, down)
+        return found
+    y, _, inner = reference.forward(*(None if t is None else t.float() for t in (x0, x, weight, bias, down)))
+    return y.to(x.dtype), x.new_empty(0), inner.to(x.dtype)
+
+
 def _infer(x0: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor | None) -> Tensor:
     if not launchable(x):
-        return CROSS_LAYER.on_host(x0, x, weight, bias, down)[0]
+        return _on_host(x0, x, weight, bias, down)[0]
     x0, x = x0.contiguous(), x.contiguous()
+    if down is not None and _low_rank(x, down).rows:
+        return low_rank(x0, x, weight, bias, down, save=False)[0]
     if _pitch(x) != x.shape[1]:
         return _wide_cross(x0, x, weight, bias, down, save=False)[0]
     inner = x if down is None else _product(x, down.mT, least=config.LEAST_FORWARD)
@@ -91,6 +109,89 @@ def _cross(x0: Tensor, x: Tensor, a: Tensor, weight: Tensor, bias: Tensor | None
     u = torch.empty_like(x) if save else y
     run(a, weight, x0, x, bias, y, u)
     return y, u
+
+
+def _low_rank(x: Tensor, down: Tensor) -> config.LowRank:
+    """How one program makes all of a low-rank layer. It says too what is saved: nothing that it computes again."""
+    sizes = {"m": x.shape[0], "n": x.shape[1], "rank": down.shape[0]}
+    if not config.is_low_rank(x.shape[1], down.shape[0], x.element_size()):
+        return config.APART
+    return tuning.choose("cross_layer.low_rank", sizes, config.low_rank(**sizes))
+
+
+def low_rank(
+    x0: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, save: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(y, nothing, x @ down.T), the last where it is saved."""
+    CROSS_LAYER.check(x0, x, weight, bias, down)
+    weight, down, bias = weight.contiguous(), down.contiguous(), None if bias is None else bias.contiguous()
+    (m, n), rank = x.shape, down.shape[0]
+    y, inner = torch.empty_like(x), x.new_empty((m, rank) if save else 0)
+    args = (x, x0, down, weight, x if bias is None else bias, y, inner, m, n)
+    pointers = x.data_ptr() | x0.data_ptr() | down.data_ptr() | weight.data_ptr()
+    key = (x.shape, rank, x.dtype, bias is None, save, x.get_device(), pointers & 15)
+    run = _low_rank_plans.get(key)
+    if run is None:
+        chosen = _low_rank(x, down)
+        even = n % chosen.columns == 0 and n % chosen.step == 0
+        constants = {"HAS_BIAS": bias is not None, "SAVE": save, "BK": chosen.step}
+        run = _low_rank_plans[key] = _bind_low_rank(_LOW_RANK, args, chosen, constants, rank, even, pointers)
+    run(*args)
+    return y, x.new_empty(0), inner
+
+
+def _bind_low_rank(
+    kind: Kernel, args: Any, chosen: config.LowRank, constants: dict[str, Any], rank: int, even: bool, pointers: int
+) -> Any:
+    x, (m, n) = args[0], args[0].shape
+    return kind.bind(
+        args,
+        grid=(cdiv(m, chosen.rows),),
+        constants={**constants, "EVEN": even, "RANK": rank, "BM": chosen.rows, "BN": chosen.columns,
+                   "STAGES": chosen.num_stages, "ENDS": chosen.ends},
+        num_warps=chosen.num_warps,
+        num_stages=chosen.num_stages,
+        device=x.get_device(),
+        vector=vector_of(x.element_size(), pointers, n),
+    )  # fmt: skip
+
+
+def _low_rank_backward(
+    dy: Tensor, x0: Tensor, inner: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, want_bias: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    if not launchable(dy):
+        return CROSS_LOW_RANK_BACKWARD.on_host(dy, x0, inner, weight, bias, down, want_bias)
+    dy, x0, weight, down = dy.contiguous(), x0.contiguous(), weight.contiguous(), down.contiguous()
+    bias = None if bias is None else bias.contiguous()
+    (m, n), rank = dy.shape, down.shape[0]
+    du, dx0, dx, d_inner = torch.empty_like(dy), torch.empty_like(x0), torch.empty_like(dy), torch.empty_like(inner)
+    pointers = dy.data_ptr() | x0.data_ptr() | down.data_ptr() | weight.data_ptr() | inner.data_ptr()
+    key = (dy.shape, rank, dy.dtype, bias is None, want_bias, "back", dy.get_device(), pointers & 15)
+    plan = _low_rank_plans.get(key)
+    if plan is None:
+        plan = _low_rank_plans[key] = _plan_low_rank_backward(dy, inner, weight, bias, down, want_bias, pointers)
+    run, reduce, like, groups = plan
+    share = torch.empty_like(like, memory_format=torch.contiguous_format) if want_bias else du
+    run(dy, x0, inner, weight, dy if bias is None else bias, down, du, dx0, dx, d_inner, share, m, n)
+    db = dy.new_empty(n if want_bias else 0)
+    if want_bias:
+        reduce(share, db, db, groups, n)
+    return du, dx0, dx, d_inner, db
+
+
+def _plan_low_rank_backward(
+    dy: Tensor, inner: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, want_bias: bool, pointers: int
+) -> tuple[Any, Any, Tensor, int]:
+    (m, n), rank, on = dy.shape, down.shape[0], dy.get_device()
+    sizes = {"m": m, "n": n, "rank": rank}
+    chosen = tuning.choose("cross_layer.low_rank_backward", sizes, config.low_rank_backward(**sizes))
+    groups = cdiv(m, chosen.rows)
+    like = template((groups, n), torch.float32, dy.device)
+    share = like if want_bias else dy
+    args = (dy, dy, inner, weight, dy if bias is None else bias, down, dy, dy, dy, inner, share, m, n)
+    constants = {"HAS_BIAS": bias is not None, "WANT_BIAS": want_bias}
+    run = _bind_low_rank(_LOW_RANK_BACKWARD, args, chosen, constants, rank, n % chosen.columns == 0, pointers)
+    return run, plan_reduce(like, dy, groups, n, on), like, groups
 
 
 def _pitch(x: Tensor, backward: bool = False) -> int:
@@ -341,7 +442,8 @@ def _fake(
 ) -> tuple[Tensor, Tensor, Tensor]:
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     inner = x.new_empty(0) if down is None else x.new_empty((x.shape[0], down.shape[0]))
-    return y, torch.empty_like(y), inner
+    again = down is not None and _low_rank(x, down).rows > 0
+    return y, x.new_empty(0) if again else torch.empty_like(y), inner
 
 
 def _support(
@@ -364,7 +466,8 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> Non
     ctx.set_materialize_grads(False)
     ctx.want_bias = bias is not None and bias.requires_grad
     ctx.wants = (x.requires_grad, weight.requires_grad, down is not None and down.requires_grad)
-    ctx.save_for_backward(x0, x, weight, down, output[1], output[2])
+    again = down is not None and output[1].numel() == 0
+    ctx.save_for_backward(x0, x, weight, down, output[1], output[2], bias if again else None)
 
 
 def _added(a: Tensor, weight: Tensor, x: Tensor) -> Tensor:
@@ -380,7 +483,12 @@ def _added(a: Tensor, weight: Tensor, x: Tensor) -> Tensor:
 def _grads(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Any, ...]:
     if dy is None:
         return (None,) * 5
-    x0, x, weight, down, u, inner = ctx.saved_tensors
+    x0, x, weight, down, u, inner, bias = ctx.saved_tensors
+    if down is not None and u.numel() == 0 and dy.numel():
+        du, dx0, dx, d_inner, db = CROSS_LOW_RANK_BACKWARD(dy, x0, inner, weight, bias, down, ctx.want_bias)
+        dw = du.mT @ inner if ctx.wants[1] else None
+        d_down = d_inner.mT @ x if ctx.wants[2] else None
+        return dx0, dx, dw, db if ctx.want_bias else None, d_down
     du, dx0, db = CROSS_LAYER_BACKWARD(dy, u, x0, ctx.want_bias)
     if du.shape != dy.shape:
         dx, dw, d_down = _wide_grads(ctx.wants, du, dy, x, weight, down, inner)
@@ -456,6 +564,28 @@ CROSS_LAYER_BACKWARD = declare(
     support=lambda dy, u, x0, *_: float_reason(dy=dy, u=u, x0=x0),
     cost=elementwise_cost(3.0),
     num_results=3,
+    repeats=True,
+)
+CROSS_LOW_RANK_BACKWARD: Primitive = declare(
+    name="cross_low_rank_backward",
+    summary="all of the low-rank cross_layer's gradients but its weights'",
+    schema="(Tensor dy, Tensor x0, Tensor inner, Tensor weight, Tensor? bias, Tensor down, bool want_bias)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    forward=_low_rank_backward,
+    fake=lambda dy, x0, inner, weight, bias, down, want_bias: (
+        torch.empty_like(dy, memory_format=torch.contiguous_format),
+        torch.empty_like(x0, memory_format=torch.contiguous_format),
+        torch.empty_like(dy, memory_format=torch.contiguous_format),
+        torch.empty_like(inner, memory_format=torch.contiguous_format),
+        dy.new_empty(dy.shape[1] if want_bias else 0),
+    ),
+    reference=reference.low_rank_backward,
+    support=lambda dy, x0, inner, weight, bias, down, *_: float_reason(dy=dy, x0=x0, inner=inner),
+    cost=lambda inputs, outputs, **_: {
+        "flops": 6.0 * inputs[0].numel * inputs[2].shape[1],
+        "matrix_flops": 6.0 * inputs[0].numel * inputs[2].shape[1],
+    },
+    num_results=5,
     repeats=True,
 )
 ADD_PRODUCT: Primitive = declare(

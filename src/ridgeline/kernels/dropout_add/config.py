@@ -13,10 +13,13 @@ class Tile:
     num_warps: int
 
 
-FEW_TILES = 4 * 132
-"""Tiles for which a multiprocessor has less than four: what a thread makes of random words is then what takes long."""
+FEW_ELEMENTS = 4 * 132 * 4096
+"""Elements up to which a thread has one counter: what it makes of random words is then what takes long."""
 
 
-def default(num: int, tile: int) -> Tile:
-    """Eight elements of a 16-bit type a thread and access; a quarter as many where there are few tiles."""
-    return Tile(4, 4) if num < FEW_TILES * tile else Tile(1, 4)
+def default(num: int, tile: int, itemsize: int) -> Tile:
+    """Sixteen bytes a thread and access: eight counters of 16-bit elements, four of float32; one where there are few
+    elements."""
+    if num < FEW_ELEMENTS:
+        return Tile(8, 4)
+    return Tile(1, 4) if itemsize == 2 else Tile(2, 4)

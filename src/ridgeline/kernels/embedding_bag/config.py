@@ -9,12 +9,14 @@ from ridgeline.kernels.rows import clamp, power_of_two
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """Bags a program sums, rows of each on their way, its warps, and whether these meet at the end alone."""
+    """Bags a program sums, rows of each on their way, its warps, whether these meet at the end alone, and the columns
+    that it sums, where these are not all."""
 
     bags: int
     ahead: int
     num_warps: int
     late: bool = False
+    columns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
