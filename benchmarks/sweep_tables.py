@@ -182,7 +182,7 @@ def dropped() -> Iterator[Sweep]:
     from ridgeline.kernels.contract import case
     from ridgeline.kernels.dropout_add.config import Tile as T
 
-    few, many = (T(8, 4), T(16, 2), T(4, 4), T(8, 2), T(32, 1)), (T(1, 4), T(2, 4), T(2, 2), T(4, 4))
+    few, many = (T(64, 2), T(32, 1), T(256, 4), T(256, 8), T(128, 2)), (T(512, 4), T(256, 4), T(128, 4), T(1024, 8))
     for phase, dtype, rows, cols, tried in (
         ("bwd", "float32", 169, 1912, few), ("bwd", "bfloat16", 105, 3072, few), ("bwd", "float16", 245, 1948, few),
         ("bwd", "bfloat16", 94, 8960, few), ("bwd", "bfloat16", 3, 8960, few), ("bwd", "bfloat16", 1151, 680, few),

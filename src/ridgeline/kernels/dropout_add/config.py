@@ -1,4 +1,4 @@
-"""Launch configuration of dropout and add: a tile's elements are fixed by the mask, not how many programs share it."""
+"""Launch configuration of dropout and add by size."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Programs that share a tile, and the warps of each."""
+    """Calls of the generator in a program, of eight elements each, and its warps."""
 
-    parts: int
+    counters: int
     num_warps: int
 
 
@@ -17,9 +17,8 @@ FEW_ELEMENTS = 4 * 132 * 4096
 """Elements up to which a thread has one counter: what it makes of random words is then what takes long."""
 
 
-def default(num: int, tile: int, itemsize: int) -> Tile:
-    """Sixteen bytes a thread and access: eight counters of 16-bit elements, four of float32; one where there are few
-    elements."""
+def default(num: int, itemsize: int) -> Tile:
+    """Sixteen bytes an access, four of them a thread where there are many."""
     if num < FEW_ELEMENTS:
-        return Tile(8, 4)
-    return Tile(1, 4) if itemsize == 2 else Tile(2, 4)
+        return Tile(128, 4)
+    return Tile(512 if itemsize == 2 else 256, 4)

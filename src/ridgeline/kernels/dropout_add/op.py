@@ -66,13 +66,13 @@ def _backward(dy: Tensor, seed: Tensor, p: float) -> Tensor:
 
 
 def _plan(name: str, kind: Kernel, tensors: tuple[Tensor, ...], num: int, pointers: int) -> Any:
-    tile = 8 * reference.EIGHTH
-    chosen = tuning.choose(name, {"num": num, "dtype": tensors[0].dtype}, config.default(num, tile, tensors[0].element_size()))
+    default = config.default(num, tensors[0].element_size())
+    chosen = tuning.choose(name, {"num": num, "dtype": tensors[0].dtype}, default)
     vector, shifted = access_of(tensors[0].element_size(), pointers | tensors[-1].data_ptr(), num)
     return kind.bind(
         (*tensors, num, reference.STEPS, 0.0),
-        grid=(chosen.parts * cdiv(num, tile),),
-        constants={"EIGHTH": reference.EIGHTH, "PARTS": chosen.parts, "SHIFTED": shifted},
+        grid=(cdiv(num, chosen.counters * reference.TOGETHER),),
+        constants={"COUNTERS": chosen.counters, "SHIFTED": shifted},
         num_warps=chosen.num_warps,
         device=tensors[0].get_device(),
         vector=vector,

@@ -9,9 +9,8 @@ from torch.nn import functional as F
 LOW = 0xFFFFFFFF
 
 
-EIGHTH, STEPS = 1024, 1 << 16
-"""Elements of a tile that have the same number of a call of the generator, and values of it: part of what the mask is.
-"""
+TOGETHER, STEPS = 8, 1 << 16
+"""Elements that share a call of the generator, and values that each one's number has: part of what the mask is."""
 
 ROUNDS = 7
 
@@ -38,11 +37,9 @@ def _product(a: int, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def numbers(seed: int, num: int, device: torch.device) -> Tensor:
-    """16-bit numbers by position: of every 8·EIGHTH elements, each eighth has one of the generator's eight halves, the
-    lower ones of its four words first."""
-    tiles = -(-num // (8 * EIGHTH))
-    words = [word.view(tiles, EIGHTH) for word in philox(seed, torch.arange(tiles * EIGHTH, device=device))]
-    halves = [word % STEPS for word in words] + [word // STEPS for word in words]
+    """16-bit numbers by position: the lower and the upper half of each of the four words of every eight elements."""
+    words = philox(seed, torch.arange(-(-num // TOGETHER), device=device))
+    halves = [half for word in words for half in (word % STEPS, word // STEPS)]
     return torch.stack(halves, 1).reshape(-1)[:num]
 
 
