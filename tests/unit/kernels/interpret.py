@@ -215,7 +215,8 @@ FORCED["cross_layer"] = [
 ]
 FORCED["cross_layer"].append(
     {"cross_layer.low_rank": cross_layer.LowRank(16, 16, 32, 1, 1, 1),
-     "cross_layer.low_rank_backward": cross_layer.LowRank(16, 16, 0, 1, 1, 1)}
+     "cross_layer.low_rank_backward": cross_layer.LowRank(16, 16, 0, 1, 1, 1),
+     "cross_layer.rows": cross_layer.Rows(16, 16, 1, 1)}
 )  # fmt: skip
 cross_layer.LEAST_WIDENED = cross_layer.LEAST_WIDENED_BACK = 20 * 21
 CASES["cross_layer"] = [

@@ -170,3 +170,25 @@ def low_rank(m: int, n: int, rank: int) -> LowRank:
 def low_rank_backward(m: int, n: int, rank: int) -> LowRank:
     """As forward, where it is taken at all: what is saved depends on that."""
     return LowRank(64 if m >= 64 * 132 else 32, 64, 0, 4, 2, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows that a program holds whole, columns of its results at a time, its warps, and how many of these columns are
+    on their way; no rows: tiles of their own."""
+
+    rows: int
+    columns: int
+    num_warps: int
+    num_stages: int
+
+
+WIDEST_HELD = 256
+"""Columns of rows that a program holds whole."""
+
+
+def rows(m: int, n: int, itemsize: int) -> Rows:
+    """Short rows of 16 bits, where they are many."""
+    if itemsize != 2 or n > WIDEST_HELD or n < 16 or n % ALIGNED or m < LEAST_LOW_RANK:
+        return Rows(0, 0, 0, 0)
+    return Rows(64, 64, 4, 1)

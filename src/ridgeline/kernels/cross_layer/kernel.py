@@ -318,3 +318,41 @@ def cross_low_rank_backward(
         down = tl.load(down_at) if EVEN else tl.load(down_at, mask=(col < n)[None, :], other=0.0)
         dy = columns_of(dy_ptr, row, col, m, n, EVEN).to(tl.float32)
         put_columns(dx_ptr, tl.dot(d_inner, down) + dy, row, col, m, n)
+
+
+@jit
+def cross_rows(
+    x_ptr,  # [M, N]
+    x0_ptr,  # [M, N]
+    weight_ptr,  # [N, N]
+    bias_ptr,  # [N]
+    y_ptr,  # [M, N]
+    u_ptr,  # [M, N] the product itself, which the backward pass needs
+    m,
+    n,
+    HAS_BIAS: tl.constexpr,
+    SAVE: tl.constexpr,
+    EVEN: tl.constexpr,  # neither WIDE nor BN ends beyond a row
+    WIDE: tl.constexpr,  # at least a row
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """The layer of short rows, which a program holds whole while the weight passes by: each is read once."""
+    row = tl.program_id(0) * BM + tl.arange(0, BM)
+    inner = tl.arange(0, WIDE)
+    a = columns_of(x_ptr, row, inner, m, n, EVEN)
+    for start in tl.range(0, n, BN, num_stages=STAGES):
+        col = start + tl.arange(0, BN)
+        weight_at = weight_ptr + col[None, :] * n + inner[:, None]
+        inside = (inner < n)[:, None] & (col < n)[None, :]
+        weight = tl.load(weight_at) if EVEN else tl.load(weight_at, mask=inside, other=0.0)
+        x0 = columns_of(x0_ptr, row, col, m, n, EVEN)
+        x = columns_of(x_ptr, row, col, m, n, EVEN)
+        u = tl.dot(a, weight)
+        if HAS_BIAS:
+            u += tl.load(bias_ptr + col, mask=col < n, other=0.0).to(tl.float32)[None, :]
+        u = u.to(x_ptr.dtype.element_ty)
+        if SAVE:
+            put_columns(u_ptr, u, row, col, m, n)
+        put_columns(y_ptr, u.to(tl.float32) * x0.to(tl.float32) + x.to(tl.float32), row, col, m, n)

@@ -16,7 +16,7 @@ from ridgeline.kernels.direct import Unrepeatable, noting
 from ridgeline.kernels.launcher import INTERPRETING, Blocks, Kernel, Plans, launchable, num_sms, vector_of
 from ridgeline.kernels.matmul.op import MATMUL, ended, ends_fit, tall_fits
 from ridgeline.kernels.rms_norm.op import plan_reduce
-from ridgeline.kernels.rows import cdiv, clamp, float_reason, template
+from ridgeline.kernels.rows import cdiv, clamp, float_reason, power_of_two, template
 from ridgeline.kernels.tensorfloat import products_round
 
 _PRODUCT = Kernel(kernel.cross_product, vectors=("n", "k"))
@@ -26,6 +26,7 @@ _BACKWARD = Kernel(kernel.cross_backward, vectors=("n", "p"))
 _WIDEN = Kernel(kernel.cross_widen, vectors=("p",), loose=("x_ptr", "more_ptr"))
 _NARROW = Kernel(kernel.cross_narrow, vectors=("p",), loose=("x0_ptr", "x_ptr", "y_ptr", "u_ptr"))
 _LOW_RANK = Kernel(kernel.cross_low_rank, vectors=("n",), loose=("bias_ptr",))
+_ROWS = Kernel(kernel.cross_rows, vectors=("n",), loose=("bias_ptr",))
 _LOW_RANK_BACKWARD = Kernel(kernel.cross_low_rank_backward, vectors=("n",), loose=("bias_ptr",))
 _product_plans, _pointwise_plans, _backward_plans, _wide_plans = Plans(), Plans(), Plans(), Plans()
 _low_rank_plans = Plans()
@@ -94,11 +95,14 @@ def _infer(x0: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, down: Ten
 def _cross(x0: Tensor, x: Tensor, a: Tensor, weight: Tensor, bias: Tensor | None, save: bool) -> tuple[Tensor, Tensor]:
     """The product with its epilogue, or cuBLAS and one pass."""
     bias = None if bias is None else bias.contiguous()
-    key = (x.shape, a.shape, weight.shape, x.dtype, x0.dtype, weight.dtype, bias is None, save, x.get_device(),
+    key = (x.shape, a.shape, a is x, weight.shape, x.dtype, x0.dtype, weight.dtype, bias is None, save, x.get_device(),
            weight.is_contiguous(), (x0.data_ptr() | x.data_ptr() | a.data_ptr() | weight.data_ptr()) & 15)  # fmt: skip
     if key not in _product_plans:
         CROSS_LAYER.check(x0, x, weight, bias, None if a is x else a.new_empty(a.shape[1], x.shape[1], device="meta"))
-        _product_plans[key] = _plan_product(a, weight, x0, x, bias, cross=True, save=save, turned=False)
+        whole = _plan_rows(weight, x0, x, bias, save) if a is x else None
+        _product_plans[key] = whole or _plan_product(
+            a, weight, x0, x, bias, cross=True, save=save, turned=False
+        )
     run = _product_plans[key]
     if run is None and _ends(a, weight.mT, x0, x, least=config.LEAST_FORWARD):
         return ended(a, weight.mT, bias, x0, x, save)
@@ -342,6 +346,32 @@ def _plan_product(
 
     def plan(a: Tensor, weight: Tensor, x0: Tensor, x: Tensor, bias: Tensor | None, y: Tensor, u: Tensor) -> None:
         run(a, weight, x0, x, x if bias is None else bias, y, u, m, n, k)
+
+    return plan
+
+
+def _plan_rows(weight: Tensor, x0: Tensor, x: Tensor, bias: Tensor | None, save: bool) -> Any:
+    """The layer by programs that hold whole rows; None where tiles of their own are faster."""
+    m, n = x.shape
+    sizes = {"m": m, "n": n, "itemsize": x.element_size()}
+    chosen = tuning.choose("cross_layer.rows", sizes, config.rows(**sizes))
+    same = {weight.dtype, x0.dtype, x.dtype} | (set() if bias is None else {bias.dtype})
+    if not chosen.rows or len(same) > 1 or not weight.is_contiguous():
+        return None
+    wide = power_of_two(n)
+    run = _ROWS.bind(
+        (x, x0, weight, x if bias is None else bias, x, x, m, n),
+        grid=(cdiv(m, chosen.rows),),
+        constants={"HAS_BIAS": bias is not None, "SAVE": save, "EVEN": wide == n and n % chosen.columns == 0,
+                   "WIDE": wide, "BM": chosen.rows, "BN": chosen.columns, "STAGES": chosen.num_stages},
+        num_warps=chosen.num_warps,
+        num_stages=chosen.num_stages,
+        device=x.get_device(),
+        vector=vector_of(x.element_size(), x.data_ptr() | x0.data_ptr() | weight.data_ptr(), n),
+    )  # fmt: skip
+
+    def plan(a: Tensor, weight: Tensor, x0: Tensor, x: Tensor, bias: Tensor | None, y: Tensor, u: Tensor) -> None:
+        run(x, x0, weight, x if bias is None else bias, y, u, m, n)
 
     return plan
 
