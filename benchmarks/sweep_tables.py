@@ -348,7 +348,7 @@ def timed(sweep: Sweep, runs: dict[Any, Callable[[], Any]], flush: Any) -> dict[
                 for _ in range(WARM):
                     runs[who]()
                 flush.zero_()
-                torch.cuda._sleep(HEAD_START_CYCLES)
+                torch.cuda._sleep(HEAD_START_CYCLES * (1 if sweep.phase == "fwd" else 3))
                 start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
                 start.record()
                 runs[who]()
@@ -421,6 +421,7 @@ def main() -> None:
     parser.add_argument("--budget-s", type=float, default=55.0)
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--split", default="", help="cases (numbers in their part, as gradients:0) timed by kernel")
+    parser.add_argument("--python", action="store_true", help="calls are not repeated in C++, which has to be built")
     parser.add_argument("--pack", type=Path)
     parser.add_argument("--jobs", type=int, default=1)
     asked = parser.parse_args()
@@ -443,7 +444,7 @@ def measure(asked: argparse.Namespace) -> None:
 
     device = torch.device("cuda")
     asked.out.mkdir(parents=True, exist_ok=True)
-    found: dict[str, Any] = {"direct": direct_calls(), "rows": [], "errors": []}
+    found: dict[str, Any] = {"direct": not asked.python and direct_calls(), "rows": [], "errors": []}
     flush = torch.empty(FLUSH_BYTES // 4, dtype=torch.int32, device=device)
     parts = [[(part, i, sweep) for i, sweep in enumerate(PARTS[part]())] for part in asked.parts.split(",")]
     work = [each for i in range(max(map(len, parts))) for part in parts for each in part[i : i + 1]]
