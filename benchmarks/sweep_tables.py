@@ -158,6 +158,17 @@ def held() -> Iterator[Sweep]:
         yield Sweep("cross_layer.rows", "cross_layer", "fwd", case(dtype, batch=batch, dim=dim, rank=0), tried)
 
 
+def products() -> Iterator[Sweep]:
+    """Backward passes whose kernels are worth timing one by one (``--split``)."""
+    from ridgeline.kernels.contract import case
+
+    for dtype, batch, dim, rank in (
+        ("float16", 13913, 256, 0), ("bfloat16", 52115, 1504, 64), ("bfloat16", 49781, 640, 0),
+        ("float32", 1473, 3072, 64),
+    ):  # fmt: skip
+        yield Sweep("cross_layer.none", "cross_layer", "bwd", case(dtype, batch=batch, dim=dim, rank=rank), ())
+
+
 def low_rank_back() -> Iterator[Sweep]:
     """Their backward passes by shape of a program."""
     from ridgeline.kernels.contract import case
@@ -245,7 +256,7 @@ def others() -> Iterator[Sweep]:
 
 PARTS = {"sums": sums, "gradients": gradients, "crossed": crossed, "dropped": dropped, "updates": updates,
          "others": others, "chunks": chunks, "wide": wide, "low_rank": low_rank, "low_rank_back": low_rank_back,
-         "tiles": tiles, "held": held}  # fmt: skip
+         "tiles": tiles, "held": held, "products": products}  # fmt: skip
 
 
 def wanted_variants(parts: list[str]) -> list[Any]:
