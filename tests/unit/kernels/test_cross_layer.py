@@ -94,3 +94,40 @@ def test_a_copy_has_its_own_columns_zeros_and_what_is_put_behind_them():
     assert not wide[:, 6:].any() and not wide[3].any()
     assert torch.equal(op.widened(x, 8, ones=True)[:, 5], torch.ones(3))
     assert torch.equal(op.widened(wide, 5, 3), x), "and is cut where it has fewer"
+
+
+def test_a_low_rank_layer_of_many_rows_is_one_kernel_and_its_gradients_another():
+    found = variants_of("cross_layer", [case("bfloat16", batch=16384, dim=640, rank=64)])
+    assert {v.kernel for v in found} == {"cross_low_rank", "cross_low_rank_backward", "reduce_partials"}
+    for variant in found[:3]:
+        made = facts_of(launcher.kernel(variant.kernel).function, variant)
+        assert made.num_spills == 0 and made.num("HGMMA") and made.num("STG.E.128"), variant.kernel
+
+
+@pytest.mark.parametrize(("dtype", "batch", "dim", "rank"), [
+    ("float32", 16384, 640, 64), ("bfloat16", 16384, 640, 48), ("bfloat16", 500, 640, 64), ("bfloat16", 16384, 644, 64),
+])  # fmt: skip
+def test_other_ranks_types_and_widths_and_few_rows_are_two_products(dtype, batch, dim, rank):
+    found = variants_of("cross_layer", [case(dtype, batch=batch, dim=dim, rank=rank)])
+    assert not [v for v in found if v.kernel.startswith("cross_low_rank")]
+
+
+def test_nothing_is_saved_that_the_backward_pass_computes_again():
+    x0, x = (torch.randn(4200, 24, dtype=torch.float16) for _ in range(2))
+    weight, bias, down = torch.randn(24, 16).half(), torch.randn(24).half(), torch.randn(16, 24).half()
+    y, u, inner = op.CROSS_LAYER.op(x0, x, weight, bias, down)
+    assert u.numel() == 0 and inner.shape == (4200, 16)
+    leaves = [t.requires_grad_() for t in (x0, x, weight, bias, down)]
+    grads = torch.autograd.grad(op.cross_layer(*leaves), leaves, torch.ones_like(y))
+    meant = [t.detach().double().requires_grad_() for t in leaves]
+    exact = torch.autograd.grad(op.reference.eager(*meant), meant, torch.ones_like(y).double())
+    for found, right in zip(grads, exact, strict=True):
+        assert (found.double() - right).abs().max() <= 5e-3 * right.abs().max()
+
+
+def test_short_rows_are_held_whole_while_the_weight_passes_by():
+    found = variants_of("cross_layer", [case("float16", batch=64950, dim=200, rank=0)])
+    held = [v for v in found if v.kernel == "cross_rows"]
+    assert len(held) == 2 and not [v for v in found if v.kernel == "cross_product" and dict(v.constants)["CROSS"]]
+    made = facts_of(launcher.kernel("cross_rows").function, held[0])
+    assert made.num_spills == 0 and made.shared_bytes * 3 <= 227 * 1024, "three programs share a multiprocessor"
