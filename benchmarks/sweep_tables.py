@@ -20,7 +20,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -133,54 +133,92 @@ LOW_RANKS = (("bfloat16", 52115, 1504, 64), ("float16", 20857, 512, 128), ("bflo
              ("bfloat16", 38758, 2048, 32), ("bfloat16", 11568, 640, 64))  # fmt: skip
 
 
-def low_rank() -> Iterator[Sweep]:
-    """Low-rank cross layers as one program, and as two products with passes behind them."""
+def crossing(dtype: str, batch: int, dim: int, rank: int) -> Any:
     from ridgeline.kernels.contract import case
-    from ridgeline.kernels.cross_layer.config import APART
+
+    return case(dtype, batch=batch, dim=dim, rank=rank)
+
+
+def low_rank() -> Iterator[Sweep]:
+    """Low-rank cross layers as one program with more on its way, beside two products with passes behind them."""
     from ridgeline.kernels.cross_layer.config import LowRank as L
 
-    apart, small = APART, (L(32, 64, 64, 4, 3, 2), L(32, 128, 64, 4, 3, 2), L(32, 128, 128, 4, 2, 1))
-    large = (L(64, 64, 64, 4, 3, 1), L(64, 128, 64, 4, 3, 2), L(128, 64, 64, 8, 3, 2), L(128, 128, 64, 8, 3, 2),
-             L(64, 128, 128, 8, 2, 2), L(64, 64, 128, 4, 2, 2))  # fmt: skip
-    for dtype, batch, dim, rank in LOW_RANKS:
-        of = case(dtype, batch=batch, dim=dim, rank=rank)
-        tried = (apart, *small, *large[1:4]) if batch < 12000 else (apart, *large)
-        yield Sweep("cross_layer.low_rank", "cross_layer", "fwd", of, tried)
+    tried = (L(64, 64, 64, 4, 3, 2), L(64, 64, 64, 4, 4, 4), L(64, 64, 64, 4, 4, 3), L(32, 128, 128, 4, 2, 1),
+             L(32, 128, 128, 4, 3, 2), L(32, 64, 64, 4, 5, 4))  # fmt: skip
+    for of in LOW_RANKS:
+        yield Sweep("cross_layer.low_rank", "cross_layer", "fwd", crossing(*of), tried)
 
 
-def held() -> Iterator[Sweep]:
-    """Cross layers of short rows that programs hold whole, and in tiles of their own."""
-    from ridgeline.kernels.contract import case
-    from ridgeline.kernels.cross_layer.config import Rows as R
+def low_rank_back() -> Iterator[Sweep]:
+    """Their backward passes."""
+    from ridgeline.kernels.cross_layer.config import LowRank as L
 
-    tried = (R(0, 0, 0, 0), R(64, 64, 4, 2), R(64, 32, 4, 2), R(64, 32, 4, 1), R(128, 64, 8, 2), R(128, 64, 8, 1))
-    for dtype, batch, dim in (("float16", 64950, 200), ("float16", 13913, 256), ("float16", 22230, 128)):
-        yield Sweep("cross_layer.rows", "cross_layer", "fwd", case(dtype, batch=batch, dim=dim, rank=0), tried)
+    tried = (L(64, 64, 0, 4, 1, 1), L(64, 64, 0, 4, 4, 3), L(64, 64, 0, 4, 3, 3), L(64, 32, 0, 4, 4, 4),
+             L(128, 64, 0, 8, 3, 3))  # fmt: skip
+    for of in LOW_RANKS[:4]:
+        yield Sweep("cross_layer.low_rank_backward", "cross_layer", "bwd", crossing(*of), tried)
+
+
+FEWER = (("bfloat16", 4920, 1504, 128), ("bfloat16", 3158, 2048, 32), ("bfloat16", 691, 1504, 128))
+
+
+def ends() -> Iterator[Sweep]:
+    """The product that ends a low-rank layer, in tiles of its own or as other products are made."""
+    from ridgeline.kernels.cross_layer.config import NO_TILE
+    from ridgeline.kernels.cross_layer.config import Tile as T
+
+    tried = (NO_TILE, T(64, 64, 4, 4), T(64, 128, 8, 2), T(128, 64, 8, 2), T(64, 128, 16, 2), T(32, 64, 4, 8),
+             T(32, 128, 8, 4))  # fmt: skip
+    for of in (*LOW_RANKS, *FEWER):
+        yield Sweep("cross_layer.end", "cross_layer", "fwd", crossing(*of), tried)
+
+
+def ends_back() -> Iterator[Sweep]:
+    """The same backward."""
+    from ridgeline.kernels.cross_layer.config import NO_TILE
+    from ridgeline.kernels.cross_layer.config import Tile as T
+
+    for of in (*LOW_RANKS, *FEWER):
+        tried = (NO_TILE, T(64, 64, 4, 4), T(64, 128, 16, 2), T(32, 128, 8, 4))
+        yield Sweep("cross_layer.end", "cross_layer", "bwd", crossing(*of), tried)
+
+
+def again() -> Iterator[Sweep]:
+    """The second product computed again backward, beside reading it; both weights' gradients in one pass or two."""
+    from ridgeline.kernels.cross_layer.config import NO_TILE
+    from ridgeline.kernels.cross_layer.config import Tile as T
+    from ridgeline.kernels.cross_layer.config import Weights as W
+
+    apart = ("cross_layer.weights", W(0, 0, 0, 0, 0))
+    for of in LOW_RANKS:
+        tried = (NO_TILE, T(64, 64, 4, 4), T(64, 128, 8, 2), T(128, 64, 8, 2), T(64, 128, 16, 2), T(32, 128, 8, 4))
+        pairs = [(("cross_layer.again", each),) for each in tried]
+        pairs += [(("cross_layer.weights", each),) for each in (W(64, 64, 4, 4, 2), W(128, 64, 8, 3, 2),
+                                                                W(128, 128, 8, 2, 1))]  # fmt: skip
+        pairs += [(apart,), (apart, ("cross_layer.again", NO_TILE), ("cross_layer.end", NO_TILE))]
+        yield Sweep("cross_layer.again", "cross_layer", "bwd", crossing(*of), tuple(pairs))
+
+
+def passes() -> Iterator[Sweep]:
+    """The pointwise pass backward with more programs, and the last product by cuBLAS."""
+    from ridgeline.kernels.cross_layer.config import Pass, Product
+
+    for dtype, batch, dim in (("float16", 13913, 256), ("float16", 22230, 128), ("bfloat16", 16384, 512),
+                              ("bfloat16", 49781, 640), ("float16", 64950, 200)):  # fmt: skip
+        block = 1 << (min(dim, 512) - 1).bit_length()
+        tried = [Pass(4096 // block, block, 8, 4), Pass(2048 // block, block, 4, 4), Pass(2048 // block, block, 4, 8),
+                 Pass(4096 // block, block, 8, 8), Pass(8192 // block, block, 16, 2)]  # fmt: skip
+        of = crossing(dtype, batch, dim, 0)
+        pairs = [(("cross_layer.backward", each),) for each in tried]
+        pairs += [(("cross_layer.product", Product(0, 0, 0, 0, 0)),),
+                  (("cross_layer.product", Product(128, 256, 64, 8, 3)),)]  # fmt: skip
+        yield Sweep("cross_layer.backward", "cross_layer", "bwd", of, tuple(pairs))
 
 
 def products() -> Iterator[Sweep]:
     """Backward passes whose kernels are worth timing one by one (``--split``)."""
-    from ridgeline.kernels.contract import case
-
-    for dtype, batch, dim, rank in (
-        ("float16", 13913, 256, 0), ("bfloat16", 52115, 1504, 64), ("bfloat16", 49781, 640, 0),
-        ("float32", 1473, 3072, 64),
-    ):  # fmt: skip
-        yield Sweep("cross_layer.none", "cross_layer", "bwd", case(dtype, batch=batch, dim=dim, rank=rank), ())
-
-
-def low_rank_back() -> Iterator[Sweep]:
-    """Their backward passes by shape of a program."""
-    from ridgeline.kernels.contract import case
-    from ridgeline.kernels.cross_layer.config import APART
-    from ridgeline.kernels.cross_layer.config import LowRank as L
-
-    tried = (L(64, 64, 0, 4, 1, 1), L(64, 128, 0, 8, 1, 1), L(64, 64, 0, 8, 2, 2),
-             L(128, 64, 0, 8, 1, 1), L(128, 64, 0, 8, 2, 2), L(32, 64, 0, 4, 2, 2))  # fmt: skip
-    for dtype, batch, dim, rank in LOW_RANKS:
-        of = case(dtype, batch=batch, dim=dim, rank=rank)
-        yield Sweep("cross_layer.low_rank", "cross_layer", "bwd", of, (APART,))
-        yield Sweep("cross_layer.low_rank_backward", "cross_layer", "bwd", of, tried)
+    for of in (("bfloat16", 52115, 1504, 64), ("bfloat16", 5355, 1024, 128)):
+        yield Sweep("cross_layer.none", "cross_layer", "bwd", crossing(*of), ())
 
 
 def tiles() -> Iterator[Sweep]:
@@ -256,18 +294,29 @@ def others() -> Iterator[Sweep]:
 
 PARTS = {"sums": sums, "gradients": gradients, "crossed": crossed, "dropped": dropped, "updates": updates,
          "others": others, "chunks": chunks, "wide": wide, "low_rank": low_rank, "low_rank_back": low_rank_back,
-         "tiles": tiles, "held": held, "products": products}  # fmt: skip
+         "tiles": tiles, "products": products, "ends": ends, "ends_back": ends_back, "again": again,
+         "passes": passes}  # fmt: skip
+
+
+def forcing(sweep: Sweep, config: Any) -> ExitStack:
+    """A configuration of the sweep's kernel, or of several kernels, in pairs with their names."""
+    from ridgeline.kernels import tuning
+
+    stack = ExitStack()
+    if config is not None and config != EAGER:
+        for name, each in config if isinstance(config, tuple) else ((sweep.kernel, config),):
+            stack.enter_context(tuning.forced(name, each))
+    return stack
 
 
 def wanted_variants(parts: list[str]) -> list[Any]:
     """What a pack must hold for these parts."""
-    from ridgeline.kernels import tuning
     from ridgeline.kernels.variants import variants_of
 
     found: list[Any] = []
     for sweep in (sweep for part in parts for sweep in PARTS[part]()):
         for config in (None, *sweep.configs):
-            with tuning.forced(sweep.kernel, config) if config else nullcontext():
+            with forcing(sweep, config):
                 found += variants_of(sweep.name, [sweep.of, compared(sweep.of)])
     return list(dict.fromkeys(found))
 
@@ -323,7 +372,6 @@ def entrants(sweep: Sweep, device: Any) -> tuple[dict[Any, Callable[[], Any]], i
     import torch
 
     from ridgeline.bench.race import moved_bytes, runner
-    from ridgeline.kernels import tuning
     from ridgeline.kernels.contract import trials
 
     trial = trials()[sweep.name][1]
@@ -335,7 +383,7 @@ def entrants(sweep: Sweep, device: Any) -> tuple[dict[Any, Callable[[], Any]], i
     found: dict[Any, Callable[[], Any]] = {}
     wrong: dict[str, list[str]] = {}
     for config in (None, *sweep.configs):
-        with tuning.forced(sweep.kernel, config) if config else nullcontext():
+        with forcing(sweep, config):
             if said := wrong_of(sweep, config, device):
                 wrong[str(config)] = said
                 continue
@@ -349,13 +397,12 @@ def timed(sweep: Sweep, runs: dict[Any, Callable[[], Any]], flush: Any) -> dict[
     import torch
 
     from ridgeline.bench.race import HEAD_START_CYCLES
-    from ridgeline.kernels import tuning
 
     marks: dict[Any, list[Any]] = {who: [] for who in runs}
     order = list(runs)
     for i in range(ROUNDS):
         for who in order[i % len(order) :] + order[: i % len(order)]:
-            with tuning.forced(sweep.kernel, who) if who not in (None, EAGER) else nullcontext():
+            with forcing(sweep, who):
                 for _ in range(WARM):
                     runs[who]()
                 flush.zero_()
@@ -374,7 +421,6 @@ def kernels_in(sweep: Sweep, who: Any, run: Callable[[], Any], flush: Any) -> di
     import torch
 
     from ridgeline.bench.clock import kernels_of
-    from ridgeline.kernels import tuning
 
     def cold() -> Iterator[Any]:
         for _ in range(3):
@@ -382,7 +428,7 @@ def kernels_in(sweep: Sweep, who: Any, run: Callable[[], Any], flush: Any) -> di
             torch.cuda.synchronize()
             yield run
 
-    with tuning.forced(sweep.kernel, who) if who not in (None, EAGER) else nullcontext():
+    with forcing(sweep, who):
         run()
         found = kernels_of(cold())
     kinds = dict.fromkeys(kind for stretch in found for kind, _ in stretch)
@@ -397,7 +443,8 @@ def swept(sweep: Sweep, flush: Any, device: Any, split: bool) -> list[dict[str, 
             "num_bytes": num_bytes}  # fmt: skip
     rows = [base | {"config": config, "wrong": said, "s": None} for config, said in wrong.items()]
     for who, samples in times.items():
-        told = who if who in (None, EAGER) else asdict(who)
+        told = {name: str(each) for name, each in who} if isinstance(who, tuple) else who
+        told = told if isinstance(told, (dict, str, type(None))) else asdict(told)
         more = {"kernels_s": kernels_in(sweep, who, runs[who], flush)} if split else {}
         rows.append(base | {"config": told, "wrong": [], "s": statistics.median(samples), "low_s": min(samples)} | more)
     return rows

@@ -213,11 +213,13 @@ FORCED["cross_layer"] = [
     {"cross_layer.product": cross_layer.Product(*tile), "cross_layer.backward": cross_layer.Pass(2, 16, 1, 1)}
     for tile in ((0, 0, 0, 0, 0), (16, 16, 16, 1, 1), (16, 16, 16, 1, 1, True))
 ]
-FORCED["cross_layer"].append(
-    {"cross_layer.low_rank": cross_layer.LowRank(16, 16, 32, 1, 1, 1),
-     "cross_layer.low_rank_backward": cross_layer.LowRank(16, 16, 0, 1, 1, 1),
-     "cross_layer.rows": cross_layer.Rows(16, 16, 1, 1)}
-)  # fmt: skip
+AGAIN = {"cross_layer.again": cross_layer.Tile(16, 16, 1, 1), "cross_layer.end": cross_layer.Tile(16, 16, 1, 1)}
+FORCED["cross_layer"] += [
+    AGAIN | {"cross_layer.weights": cross_layer.Weights(16, 16, 1, 1, 7)},
+    AGAIN | {"cross_layer.end": cross_layer.NO_TILE, "cross_layer.product": cross_layer.Product(16, 16, 16, 1, 1)},
+    AGAIN | {"cross_layer.low_rank": cross_layer.LowRank(16, 16, 32, 1, 1, 1),
+             "cross_layer.low_rank_backward": cross_layer.LowRank(16, 16, 0, 1, 1, 1)},
+]  # fmt: skip
 cross_layer.LEAST_WIDENED = cross_layer.LEAST_WIDENED_BACK = 20 * 21
 CASES["cross_layer"] = [
     case("float32", batch=9, dim=24, rank=0),

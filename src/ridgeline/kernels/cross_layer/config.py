@@ -161,34 +161,51 @@ def is_low_rank(n: int, rank: int, itemsize: int) -> bool:
 
 
 def low_rank(m: int, n: int, rank: int) -> LowRank:
-    """Each program reads both weights once, so its rows are as many as leave enough programs."""
-    if m < LEAST_LOW_RANK:
-        return APART
-    return LowRank(64, 64, 64, 4, 3, 2) if m >= 64 * 132 else LowRank(32, 64, 64, 4, 3, 2)
+    """Two products with a pass behind the second: 52115×1504 of rank 64 193 µs, 207 as one program."""
+    return APART
 
 
 def low_rank_backward(m: int, n: int, rank: int) -> LowRank:
-    """As forward, where it is taken at all: what is saved depends on that."""
-    return LowRank(64 if m >= 64 * 132 else 32, 64, 0, 4, 2, 2)
+    """The same: 464 µs, 635 as one program, which waits for every step of its columns."""
+    return APART
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """Rows that a program holds whole, columns of its results at a time, its warps, and how many of these columns are
-    on their way; no rows: tiles of their own."""
+class Tile:
+    """Rows and columns of a tile whose product has a few terms, its warps, and programs that a multiprocessor has
+    registers for; no rows: another way."""
 
     rows: int
     columns: int
     num_warps: int
+    programs_per_sm: int
+
+
+NO_TILE = Tile(0, 0, 0, 0)
+
+
+def again(m: int, n: int, rank: int) -> Tile:
+    """Tiles in which the backward pass computes the second product again; none where it reads what was saved."""
+    return Tile(64, 64, 8, 4) if m >= LEAST_LOW_RANK else NO_TILE
+
+
+def end(m: int, n: int, rank: int) -> Tile:
+    """Tiles of the product that ends a low-rank layer, forward and backward."""
+    return Tile(64, 64, 8, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Columns of a program that adds up gradients of a low-rank layer's weights, rows at a time, its warps, how many of
+    these are on their way, and programs a multiprocessor; no columns: two products."""
+
+    columns: int
+    step: int
+    num_warps: int
     num_stages: int
+    programs_per_sm: int
 
 
-WIDEST_HELD = 256
-"""Columns of rows that a program holds whole."""
-
-
-def rows(m: int, n: int, itemsize: int) -> Rows:
-    """Short rows of 16 bits, where they are many."""
-    if itemsize != 2 or n > WIDEST_HELD or n < 16 or n % ALIGNED or m < LEAST_LOW_RANK:
-        return Rows(0, 0, 0, 0)
-    return Rows(64, 64, 4, 1)
+def weights(m: int, n: int, rank: int) -> Weights:
+    """A program a multiprocessor, whose sums leave it once: more of them are more shares to be added up."""
+    return Weights(128, 64, 8, 4 if rank <= 64 else 3, 1)

@@ -321,38 +321,127 @@ def cross_low_rank_backward(
 
 
 @jit
-def cross_rows(
-    x_ptr,  # [M, N]
+def cross_again(
+    dy_ptr,  # [M, N]
     x0_ptr,  # [M, N]
-    weight_ptr,  # [N, N]
+    inner_ptr,  # [M, R]
+    weight_ptr,  # [N, R]
     bias_ptr,  # [N]
-    y_ptr,  # [M, N]
-    u_ptr,  # [M, N] the product itself, which the backward pass needs
+    du_ptr,  # [M, N] dy · x0
+    dx0_ptr,  # [M, N] dy · (inner weightᵀ + bias), whose factor is computed again
+    share_ptr,  # [G, N] fp32: each tile's share of the bias's gradient
     m,
     n,
     HAS_BIAS: tl.constexpr,
-    SAVE: tl.constexpr,
-    EVEN: tl.constexpr,  # neither WIDE nor BN ends beyond a row
-    WIDE: tl.constexpr,  # at least a row
+    WANT_BIAS: tl.constexpr,
+    RANK: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
-    STAGES: tl.constexpr,
 ):
-    """The layer of short rows, which a program holds whole while the weight passes by: each is read once."""
-    row = tl.program_id(0) * BM + tl.arange(0, BM)
-    inner = tl.arange(0, WIDE)
-    a = columns_of(x_ptr, row, inner, m, n, EVEN)
-    for start in tl.range(0, n, BN, num_stages=STAGES):
-        col = start + tl.arange(0, BN)
-        weight_at = weight_ptr + col[None, :] * n + inner[:, None]
-        inside = (inner < n)[:, None] & (col < n)[None, :]
-        weight = tl.load(weight_at) if EVEN else tl.load(weight_at, mask=inside, other=0.0)
-        x0 = columns_of(x0_ptr, row, col, m, n, EVEN)
-        x = columns_of(x_ptr, row, col, m, n, EVEN)
-        u = tl.dot(a, weight)
+    """The pointwise part of the low-rank layer's gradients, a tile a program: a short product instead of a read."""
+    first = tl.program_id(1).to(tl.int64) * BM
+    col = tl.program_id(0) * BN + tl.arange(0, BN)
+    row = tl.arange(0, BM)
+    there = first + row < m
+    rank = tl.arange(0, RANK)
+    at = row[:, None] * n + col[None, :]
+    inside = there[:, None] & (col < n)[None, :]
+    inner_at = inner_ptr + first * RANK + (row[:, None] * RANK + rank[None, :])
+    inner = tl.load(inner_at, mask=there[:, None], other=0.0)
+    weight = tl.load(weight_ptr + col[None, :] * RANK + rank[:, None], mask=(col < n)[None, :], other=0.0)
+    dy = tl.load(dy_ptr + first * n + at, mask=inside, other=0.0).to(tl.float32)
+    x0 = tl.load(x0_ptr + first * n + at, mask=inside, other=0.0).to(tl.float32)
+    u = tl.dot(inner, weight)
+    if HAS_BIAS:
+        u += tl.load(bias_ptr + col, mask=col < n, other=0.0).to(tl.float32)[None, :]
+    du = dy * x0
+    tl.store(du_ptr + first * n + at, du.to(du_ptr.dtype.element_ty), mask=inside)
+    dx0 = dy * u.to(dy_ptr.dtype.element_ty).to(tl.float32)
+    tl.store(dx0_ptr + first * n + at, dx0.to(dx0_ptr.dtype.element_ty), mask=inside)
+    if WANT_BIAS:
+        tl.store(share_ptr + tl.program_id(1).to(tl.int64) * n + col, tl.sum(du, axis=0), mask=col < n)
+
+
+@jit
+def cross_end(
+    a_ptr,  # [M, R]
+    w_ptr,  # [N, R], or [R, N] where TURNED
+    x0_ptr,  # [M, N]
+    x_ptr,  # [M, N]
+    bias_ptr,  # [N]
+    y_ptr,  # [M, N]
+    m,
+    n,
+    TURNED: tl.constexpr,
+    CROSS: tl.constexpr,  # x0 · (product + bias) + x; else product + x
+    HAS_BIAS: tl.constexpr,
+    RANK: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+):
+    """A product of a few terms, a tile a program: everything that it reads is asked for at once."""
+    first = tl.program_id(1).to(tl.int64) * BM
+    col = tl.program_id(0) * BN + tl.arange(0, BN)
+    row = tl.arange(0, BM)
+    there = first + row < m
+    rank = tl.arange(0, RANK)
+    at = row[:, None] * n + col[None, :]
+    inside = there[:, None] & (col < n)[None, :]
+    a = tl.load(a_ptr + first * RANK + (row[:, None] * RANK + rank[None, :]), mask=there[:, None], other=0.0)
+    if TURNED:
+        w_at = w_ptr + rank[:, None] * n + col[None, :]
+    else:
+        w_at = w_ptr + col[None, :] * RANK + rank[:, None]
+    w = tl.load(w_at, mask=(col < n)[None, :], other=0.0)
+    x = tl.load(x_ptr + first * n + at, mask=inside, other=0.0).to(tl.float32)
+    if CROSS:
+        x0 = tl.load(x0_ptr + first * n + at, mask=inside, other=0.0).to(tl.float32)
+        u = tl.dot(a, w)
         if HAS_BIAS:
             u += tl.load(bias_ptr + col, mask=col < n, other=0.0).to(tl.float32)[None, :]
-        u = u.to(x_ptr.dtype.element_ty)
-        if SAVE:
-            put_columns(u_ptr, u, row, col, m, n)
-        put_columns(y_ptr, u.to(tl.float32) * x0.to(tl.float32) + x.to(tl.float32), row, col, m, n)
+        y = u.to(y_ptr.dtype.element_ty).to(tl.float32) * x0 + x
+    else:
+        y = tl.dot(a, w) + x
+    tl.store(y_ptr + first * n + at, y.to(y_ptr.dtype.element_ty), mask=inside)
+
+
+@jit
+def cross_low_rank_weights(
+    du_ptr,  # [M, N]
+    x_ptr,  # [M, N]
+    inner_ptr,  # [M, R]
+    d_inner_ptr,  # [M, R]
+    part_ptr,  # [2, G, N·R] fp32: each group of rows' share of duᵀ inner [N, R] and of d_innerᵀ x [R, N]
+    m,
+    n,
+    stretch,
+    RANK: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Gradients of both weights of the low-rank layer: some columns of a group of rows, each read once."""
+    col = tl.program_id(0) * BN + tl.arange(0, BN)
+    rank = tl.arange(0, RANK)
+    first = tl.program_id(1) * stretch
+    last = tl.minimum(first + stretch, m)
+    known = (col < n)[None, :]
+    by_weight = tl.zeros([BN, RANK], tl.float32)
+    by_down = tl.zeros([BN, RANK], tl.float32)
+    for start in tl.range(first, last, BK, num_stages=STAGES):
+        row = start + tl.arange(0, BK)
+        there = (row < last)[:, None]
+        at = row.to(tl.int64)[:, None] * n + col[None, :]
+        short = row.to(tl.int64)[:, None] * RANK + rank[None, :]
+        du = tl.load(du_ptr + at, mask=there & known, other=0.0)
+        inner = tl.load(inner_ptr + short, mask=there, other=0.0)
+        by_weight = tl.dot(tl.trans(du), inner, by_weight)
+        x = tl.load(x_ptr + at, mask=there & known, other=0.0)
+        d_inner = tl.load(d_inner_ptr + short, mask=there, other=0.0)
+        by_down = tl.dot(tl.trans(x), d_inner, by_down)
+    size = (n * RANK).to(tl.int64)
+    to = part_ptr + tl.program_id(1) * size
+    inside = (col < n)[:, None]
+    tl.store(to + col[:, None] * RANK + rank[None, :], by_weight, mask=inside)
+    to += tl.num_programs(1) * size
+    tl.store(to + rank[:, None] * n + col[None, :], tl.trans(by_down), mask=known)
