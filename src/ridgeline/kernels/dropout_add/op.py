@@ -66,9 +66,8 @@ def _backward(dy: Tensor, seed: Tensor, p: float) -> Tensor:
 
 
 def _plan(name: str, kind: Kernel, tensors: tuple[Tensor, ...], num: int, pointers: int) -> Any:
-    default = config.default(num, tensors[0].element_size())
-    chosen = tuning.choose(name, {"num": num, "dtype": tensors[0].dtype}, default)
     vector, shifted = access_of(tensors[0].element_size(), pointers | tensors[-1].data_ptr(), num)
+    chosen = tuning.choose(name, {"num": num, "dtype": tensors[0].dtype}, config.default(num, shifted))
     return kind.bind(
         (*tensors, num, reference.STEPS, 0.0),
         grid=(cdiv(num, chosen.counters * reference.TOGETHER),),
