@@ -175,6 +175,17 @@ def ends_back() -> Iterator[Sweep]:
         yield Sweep("cross_layer.end", "cross_layer", "bwd", crossing(*of), tried)
 
 
+def squares() -> Iterator[Sweep]:
+    """Full layers of few columns in such tiles, forward and backward."""
+    from ridgeline.kernels.cross_layer.config import Tile as T
+
+    for phase in ("fwd", "bwd"):
+        for dtype, batch, dim in (("float16", 64950, 200), ("float16", 13913, 256), ("float16", 22230, 128),
+                                  ("bfloat16", 1500, 256)):  # fmt: skip
+            tried = (T(64, 64, 8, 2), T(64, 64, 4, 3), T(64, 128, 8, 2), T(128, 64, 8, 2), T(64, 32, 4, 4))
+            yield Sweep("cross_layer.end", "cross_layer", phase, crossing(dtype, batch, dim, 0), tried)
+
+
 def again() -> Iterator[Sweep]:
     """The second product computed again backward, beside reading it; both weights' gradients in one pass or two."""
     from ridgeline.kernels.cross_layer.config import NO_TILE
@@ -285,7 +296,7 @@ def others() -> Iterator[Sweep]:
 PARTS = {"sums": sums, "gradients": gradients, "crossed": crossed, "dropped": dropped, "updates": updates,
          "others": others, "chunks": chunks, "wide": wide, "low_rank": low_rank, "low_rank_back": low_rank_back,
          "tiles": tiles, "products": products, "ends": ends, "ends_back": ends_back, "again": again,
-         "passes": passes}  # fmt: skip
+         "passes": passes, "squares": squares}  # fmt: skip
 
 
 def forcing(sweep: Sweep, config: Any) -> ExitStack:

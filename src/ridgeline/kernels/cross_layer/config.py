@@ -189,9 +189,18 @@ def again(m: int, n: int, rank: int) -> Tile:
     return Tile(64, 64, 8, 4) if m >= LEAST_LOW_RANK else NO_TILE
 
 
-def end(m: int, n: int, rank: int) -> Tile:
+MOST_TERMS = 256
+"""Of a product that a tile's program reads all at once."""
+
+
+def ends(n: int, terms: int, itemsize: int) -> bool:
+    """Whether tiles that read all their terms at once can end such a layer: rows of 16 bits in whole accesses."""
+    return itemsize == 2 and 16 <= terms <= MOST_TERMS and n % ALIGNED == 0 and terms % ALIGNED == 0
+
+
+def end(m: int, n: int, terms: int) -> Tile:
     """Tiles of the product that ends a low-rank layer, forward and backward."""
-    return Tile(64, 64, 8, 4)
+    return Tile(64, 64, 8, 4) if terms <= 128 and terms in RANKS else NO_TILE
 
 
 @dataclass(frozen=True, slots=True)

@@ -364,18 +364,22 @@ def cross_again(
 
 @jit
 def cross_end(
-    a_ptr,  # [M, R]
-    w_ptr,  # [N, R], or [R, N] where TURNED
+    a_ptr,  # [M, K]
+    w_ptr,  # [N, K], or [K, N] where TURNED
     x0_ptr,  # [M, N]
     x_ptr,  # [M, N]
     bias_ptr,  # [N]
     y_ptr,  # [M, N]
+    u_ptr,  # [M, N] the product itself, where the backward pass reads it
     m,
     n,
+    k,
     TURNED: tl.constexpr,
     CROSS: tl.constexpr,  # x0 · (product + bias) + x; else product + x
     HAS_BIAS: tl.constexpr,
-    RANK: tl.constexpr,
+    SAVE: tl.constexpr,
+    EXACT: tl.constexpr,  # there are TERMS terms
+    TERMS: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
 ):
@@ -384,22 +388,27 @@ def cross_end(
     col = tl.program_id(0) * BN + tl.arange(0, BN)
     row = tl.arange(0, BM)
     there = first + row < m
-    rank = tl.arange(0, RANK)
+    term = tl.arange(0, TERMS)
+    known = term < (TERMS if EXACT else k)
     at = row[:, None] * n + col[None, :]
     inside = there[:, None] & (col < n)[None, :]
-    a = tl.load(a_ptr + first * RANK + (row[:, None] * RANK + rank[None, :]), mask=there[:, None], other=0.0)
+    a_at = a_ptr + first * k + (row[:, None] * k + term[None, :])
+    a = tl.load(a_at, mask=there[:, None] & known[None, :], other=0.0)
     if TURNED:
-        w_at = w_ptr + rank[:, None] * n + col[None, :]
+        w_at = w_ptr + term[:, None] * n + col[None, :]
     else:
-        w_at = w_ptr + col[None, :] * RANK + rank[:, None]
-    w = tl.load(w_at, mask=(col < n)[None, :], other=0.0)
+        w_at = w_ptr + col[None, :] * k + term[:, None]
+    w = tl.load(w_at, mask=known[:, None] & (col < n)[None, :], other=0.0)
     x = tl.load(x_ptr + first * n + at, mask=inside, other=0.0).to(tl.float32)
     if CROSS:
         x0 = tl.load(x0_ptr + first * n + at, mask=inside, other=0.0).to(tl.float32)
         u = tl.dot(a, w)
         if HAS_BIAS:
             u += tl.load(bias_ptr + col, mask=col < n, other=0.0).to(tl.float32)[None, :]
-        y = u.to(y_ptr.dtype.element_ty).to(tl.float32) * x0 + x
+        u = u.to(y_ptr.dtype.element_ty)
+        if SAVE:
+            tl.store(u_ptr + first * n + at, u, mask=inside)
+        y = u.to(tl.float32) * x0 + x
     else:
         y = tl.dot(a, w) + x
     tl.store(y_ptr + first * n + at, y.to(y_ptr.dtype.element_ty), mask=inside)

@@ -29,7 +29,7 @@ _WIDEN = Kernel(kernel.cross_widen, vectors=("p",), loose=("x_ptr", "more_ptr"))
 _NARROW = Kernel(kernel.cross_narrow, vectors=("p",), loose=("x0_ptr", "x_ptr", "y_ptr", "u_ptr"))
 _LOW_RANK = Kernel(kernel.cross_low_rank, vectors=("n",), loose=("bias_ptr",))
 _WEIGHTS = Kernel(kernel.cross_low_rank_weights, vectors=("n",))
-_END = Kernel(kernel.cross_end, vectors=("n",), loose=("bias_ptr",))
+_END = Kernel(kernel.cross_end, vectors=("n", "k"), loose=("bias_ptr",))
 _AGAIN = Kernel(kernel.cross_again, vectors=("n",), loose=("bias_ptr",))
 _LOW_RANK_BACKWARD = Kernel(kernel.cross_low_rank_backward, vectors=("n",), loose=("bias_ptr",))
 _product_plans, _pointwise_plans, _backward_plans, _wide_plans = Plans(), Plans(), Plans(), Plans()
@@ -102,11 +102,11 @@ def _infer(x0: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, down: Ten
 def _cross(x0: Tensor, x: Tensor, a: Tensor, weight: Tensor, bias: Tensor | None, save: bool) -> tuple[Tensor, Tensor]:
     """The product with its epilogue, or cuBLAS and one pass."""
     bias = None if bias is None else bias.contiguous()
-    key = (x.shape, a.shape, a is x, weight.shape, x.dtype, x0.dtype, weight.dtype, bias is None, save, x.get_device(),
+    key = (x.shape, a.shape, weight.shape, x.dtype, x0.dtype, weight.dtype, bias is None, save, x.get_device(),
            weight.is_contiguous(), (x0.data_ptr() | x.data_ptr() | a.data_ptr() | weight.data_ptr()) & 15)  # fmt: skip
     if key not in _product_plans:
         CROSS_LAYER.check(x0, x, weight, bias, None if a is x else a.new_empty(a.shape[1], x.shape[1], device="meta"))
-        short = None if save or a is x else _plan_end(a, weight, x0, x, bias, cross=True)
+        short = _plan_end(a, weight, x0, x, bias, cross=True, save=save)
         _product_plans[key] = short or _plan_product(a, weight, x0, x, bias, cross=True, save=save, turned=False)
     run = _product_plans[key]
     if run is None and _ends(a, weight.mT, x0, x, least=config.LEAST_FORWARD):
@@ -395,7 +395,7 @@ def add_product(a: Tensor, weight: Tensor, x: Tensor) -> Tensor:
            weight.is_contiguous(), (x.data_ptr() | a.data_ptr() | weight.data_ptr()) & 15)  # fmt: skip
     if key not in _product_plans:
         tiles = partial(_plan_product, a, weight, x, x, None, cross=False, save=False, turned=True)
-        short = _plan_end(a, weight, x, x, None, cross=False)
+        short = _plan_end(a, weight, x, x, None, cross=False, save=False)
         _product_plans[key] = short or _plan_resident(a, weight, x) or tiles()
     run = _product_plans[key]
     if run is None:
@@ -464,30 +464,33 @@ def _plan_product(
     return plan
 
 
-def _plan_end(a: Tensor, weight: Tensor, x0: Tensor, x: Tensor, bias: Tensor | None, *, cross: bool) -> Any:
-    """The product of a few terms that ends a low-rank layer, or its gradient; None where it is made otherwise."""
-    (m, n), rank = x.shape, a.shape[1]
+def _plan_end(
+    a: Tensor, weight: Tensor, x0: Tensor, x: Tensor, bias: Tensor | None, *, cross: bool, save: bool
+) -> Any:
+    """The layer, or its last gradient, by tiles that read all terms of their product at once; None where it is made
+    otherwise."""
+    (m, n), k = x.shape, a.shape[1]
     same = {a.dtype, weight.dtype, x0.dtype, x.dtype} | (set() if bias is None else {bias.dtype})
-    if not config.is_low_rank(n, rank, x.element_size()) or len(same) > 1 or not weight.is_contiguous():
+    if not config.ends(n, k, x.element_size()) or len(same) > 1 or not weight.is_contiguous():
         return None
-    sizes = {"m": m, "n": n, "rank": rank}
+    sizes = {"m": m, "n": n, "terms": k}
     chosen = tuning.choose("cross_layer.end", sizes, config.end(**sizes))
     if not chosen.rows:
         return None
-    pointers = a.data_ptr() | weight.data_ptr() | x0.data_ptr() | x.data_ptr()
+    pointers, terms = a.data_ptr() | weight.data_ptr() | x0.data_ptr() | x.data_ptr(), power_of_two(k)
     run = _END.bind(
-        (a, weight, x0, x, x if bias is None else bias, x, m, n),
+        (a, weight, x0, x, x if bias is None else bias, x, x, m, n, k),
         grid=(cdiv(n, chosen.columns), cdiv(m, chosen.rows)),
-        constants={"TURNED": not cross, "CROSS": cross, "HAS_BIAS": bias is not None, "RANK": rank,
-                   "BM": chosen.rows, "BN": chosen.columns},
+        constants={"TURNED": not cross, "CROSS": cross, "HAS_BIAS": bias is not None, "SAVE": save,
+                   "EXACT": terms == k, "TERMS": terms, "BM": chosen.rows, "BN": chosen.columns},
         num_warps=chosen.num_warps,
         max_registers=registers_of(chosen.num_warps, chosen.programs_per_sm),
         device=x.get_device(),
-        vector=vector_of(x.element_size(), pointers, n),
+        vector=vector_of(x.element_size(), pointers, n, k),
     )  # fmt: skip
 
     def plan(a: Tensor, weight: Tensor, x0: Tensor, x: Tensor, bias: Tensor | None, y: Tensor, u: Tensor) -> None:
-        run(a, weight, x0, x, x if bias is None else bias, y, m, n)
+        run(a, weight, x0, x, x if bias is None else bias, y, u, m, n, k)
 
     return plan
 
