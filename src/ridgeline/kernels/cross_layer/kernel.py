@@ -332,6 +332,7 @@ def cross_again(
     share_ptr,  # [G, N] fp32: each tile's share of the bias's gradient
     m,
     n,
+    across,  # tiles side by side
     HAS_BIAS: tl.constexpr,
     WANT_BIAS: tl.constexpr,
     RANK: tl.constexpr,
@@ -339,8 +340,9 @@ def cross_again(
     BN: tl.constexpr,
 ):
     """The pointwise part of the low-rank layer's gradients, a tile a program: a short product instead of a read."""
-    first = tl.program_id(1).to(tl.int64) * BM
-    col = tl.program_id(0) * BN + tl.arange(0, BN)
+    group = (tl.program_id(0) // across).to(tl.int64)
+    first = group * BM
+    col = tl.program_id(0) % across * BN + tl.arange(0, BN)
     row = tl.arange(0, BM)
     there = first + row < m
     rank = tl.arange(0, RANK)
@@ -359,7 +361,7 @@ def cross_again(
     dx0 = dy * u.to(dy_ptr.dtype.element_ty).to(tl.float32)
     tl.store(dx0_ptr + first * n + at, dx0.to(dx0_ptr.dtype.element_ty), mask=inside)
     if WANT_BIAS:
-        tl.store(share_ptr + tl.program_id(1).to(tl.int64) * n + col, tl.sum(du, axis=0), mask=col < n)
+        tl.store(share_ptr + group * n + col, tl.sum(du, axis=0), mask=col < n)
 
 
 @jit
@@ -374,6 +376,7 @@ def cross_end(
     m,
     n,
     k,
+    across,  # tiles side by side
     TURNED: tl.constexpr,
     CROSS: tl.constexpr,  # x0 · (product + bias) + x; else product + x
     HAS_BIAS: tl.constexpr,
@@ -384,8 +387,8 @@ def cross_end(
     BN: tl.constexpr,
 ):
     """A product of a few terms, a tile a program: everything that it reads is asked for at once."""
-    first = tl.program_id(1).to(tl.int64) * BM
-    col = tl.program_id(0) * BN + tl.arange(0, BN)
+    first = (tl.program_id(0) // across).to(tl.int64) * BM
+    col = tl.program_id(0) % across * BN + tl.arange(0, BN)
     row = tl.arange(0, BM)
     there = first + row < m
     term = tl.arange(0, TERMS)

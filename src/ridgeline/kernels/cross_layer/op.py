@@ -205,9 +205,9 @@ def _computed_again(
     plan = _low_rank_plans.get(key)
     if plan is None:
         plan = _low_rank_plans[key] = _plan_again(dy, inner, weight, bias, down, want_bias, pointers)
-    run, reduce, like, groups = plan
+    run, reduce, like, groups, across = plan
     share = torch.empty_like(like, memory_format=torch.contiguous_format) if want_bias else du
-    run(dy, x0, inner, weight, dy if bias is None else bias, du, dx0, share, m, n)
+    run(dy, x0, inner, weight, dy if bias is None else bias, du, dx0, share, m, n, across)
     db = dy.new_empty(n if want_bias else 0)
     if want_bias:
         reduce(share, db, db, groups, n)
@@ -216,14 +216,14 @@ def _computed_again(
 
 def _plan_again(
     dy: Tensor, inner: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, want_bias: bool, pointers: int
-) -> tuple[Any, Any, Tensor, int]:
+) -> tuple[Any, Any, Tensor, int, int]:
     (m, n), on = dy.shape, dy.get_device()
     chosen = _again(dy, down) or config.again(config.LEAST_LOW_RANK, n, down.shape[0])
-    groups = cdiv(m, chosen.rows)
+    groups, across = cdiv(m, chosen.rows), cdiv(n, chosen.columns)
     like = template((groups, n), torch.float32, dy.device)
     run = _AGAIN.bind(
-        (dy, dy, inner, weight, dy if bias is None else bias, dy, dy, like if want_bias else dy, m, n),
-        grid=(cdiv(n, chosen.columns), groups),
+        (dy, dy, inner, weight, dy if bias is None else bias, dy, dy, like if want_bias else dy, m, n, across),
+        grid=(groups * across,),
         constants={"HAS_BIAS": bias is not None, "WANT_BIAS": want_bias, "RANK": inner.shape[1], "BM": chosen.rows,
                    "BN": chosen.columns},
         num_warps=chosen.num_warps,
@@ -231,7 +231,7 @@ def _plan_again(
         device=on,
         vector=vector_of(dy.element_size(), pointers, n),
     )  # fmt: skip
-    return run, plan_reduce(like, dy, groups, n, on), like, groups
+    return run, plan_reduce(like, dy, groups, n, on), like, groups, across
 
 
 def _in_one(
@@ -478,9 +478,10 @@ def _plan_end(
     if not chosen.rows:
         return None
     pointers, terms = a.data_ptr() | weight.data_ptr() | x0.data_ptr() | x.data_ptr(), power_of_two(k)
+    across = cdiv(n, chosen.columns)
     run = _END.bind(
-        (a, weight, x0, x, x if bias is None else bias, x, x, m, n, k),
-        grid=(cdiv(n, chosen.columns), cdiv(m, chosen.rows)),
+        (a, weight, x0, x, x if bias is None else bias, x, x, m, n, k, across),
+        grid=(cdiv(m, chosen.rows) * across,),
         constants={"TURNED": not cross, "CROSS": cross, "HAS_BIAS": bias is not None, "SAVE": save,
                    "EXACT": terms == k, "TERMS": terms, "BM": chosen.rows, "BN": chosen.columns},
         num_warps=chosen.num_warps,
@@ -490,7 +491,7 @@ def _plan_end(
     )  # fmt: skip
 
     def plan(a: Tensor, weight: Tensor, x0: Tensor, x: Tensor, bias: Tensor | None, y: Tensor, u: Tensor) -> None:
-        run(a, weight, x0, x, x if bias is None else bias, y, u, m, n, k)
+        run(a, weight, x0, x, x if bias is None else bias, y, u, m, n, k, across)
 
     return plan
 
