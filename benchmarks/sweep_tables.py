@@ -194,7 +194,7 @@ def again() -> Iterator[Sweep]:
 
     apart = ("cross_layer.weights", W(0, 0, 0, 0, 0))
     for of in LOW_RANKS:
-        tried = (NO_TILE, T(64, 64, 4, 4), T(64, 128, 8, 2), T(128, 64, 8, 2), T(64, 128, 16, 2), T(32, 128, 8, 4))
+        tried = (NO_TILE, T(64, 64, 8, 4), T(64, 128, 8, 2), T(128, 64, 8, 2), T(64, 128, 16, 2), T(32, 128, 8, 4))
         pairs = [(("cross_layer.again", each),) for each in tried]
         pairs += [(("cross_layer.weights", each),) for each in (W(64, 64, 4, 4, 2), W(128, 64, 8, 3, 2),
                                                                 W(128, 128, 8, 2, 1))]  # fmt: skip

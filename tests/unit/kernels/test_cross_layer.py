@@ -101,7 +101,7 @@ def test_a_low_rank_layer_ends_in_tiles_that_ask_for_everything_at_once():
     assert {v.kernel for v in found} == {"cross_end", "cross_again", "cross_low_rank_weights", "reduce_partials"}
     for variant in (v for v in found if v.kernel in ("cross_end", "cross_again")):
         made = facts_of(launcher.kernel(variant.kernel).function, variant)
-        assert made.num_registers <= 64 and made.num_spills == 0, "four programs of eight warps share a multiprocessor"
+        assert made.num_registers <= 80 and made.num_spills == 0, "three programs of eight warps share a multiprocessor"
         assert made.num("HGMMA") and made.num("STG.E.128") and made.num("LDG.E.128"), variant.kernel
 
 

@@ -186,7 +186,7 @@ NO_TILE = Tile(0, 0, 0, 0)
 
 def again(m: int, n: int, rank: int) -> Tile:
     """Tiles in which the backward pass computes the second product again; none where it reads what was saved."""
-    return Tile(64, 64, 8, 4) if m >= LEAST_LOW_RANK else NO_TILE
+    return Tile(64, 64, 8, 3) if m >= LEAST_LOW_RANK else NO_TILE
 
 
 MOST_TERMS = 256
