@@ -132,25 +132,6 @@ def crossing(dtype: str, batch: int, dim: int, rank: int) -> Any:
     return case(dtype, batch=batch, dim=dim, rank=rank)
 
 
-def low_rank() -> Iterator[Sweep]:
-    """Low-rank cross layers as one program with more on its way, beside two products with passes behind them."""
-    from ridgeline.kernels.cross_layer.config import LowRank as L
-
-    tried = (L(64, 64, 64, 4, 3, 2), L(64, 64, 64, 4, 4, 4), L(64, 64, 64, 4, 4, 3), L(32, 128, 128, 4, 2, 1),
-             L(32, 128, 128, 4, 3, 2), L(32, 64, 64, 4, 5, 4))  # fmt: skip
-    for of in LOW_RANKS:
-        yield Sweep("cross_layer.low_rank", "cross_layer", "fwd", crossing(*of), tried)
-
-
-def low_rank_back() -> Iterator[Sweep]:
-    """Their backward passes."""
-    from ridgeline.kernels.cross_layer.config import LowRank as L
-
-    tried = (L(64, 64, 0, 4, 4, 3), L(64, 64, 0, 4, 3, 3), L(64, 32, 0, 4, 4, 4))
-    for of in LOW_RANKS[:2]:
-        yield Sweep("cross_layer.low_rank_backward", "cross_layer", "bwd", crossing(*of), tried)
-
-
 FEWER = (("bfloat16", 4920, 1504, 128), ("bfloat16", 3158, 2048, 32), ("bfloat16", 691, 1504, 128))
 
 
@@ -294,7 +275,7 @@ def others() -> Iterator[Sweep]:
 
 
 PARTS = {"sums": sums, "gradients": gradients, "crossed": crossed, "dropped": dropped, "updates": updates,
-         "others": others, "chunks": chunks, "wide": wide, "low_rank": low_rank, "low_rank_back": low_rank_back,
+         "others": others, "chunks": chunks, "wide": wide,
          "tiles": tiles, "products": products, "ends": ends, "ends_back": ends_back, "again": again,
          "passes": passes, "squares": squares}  # fmt: skip
 

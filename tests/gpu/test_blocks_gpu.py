@@ -64,7 +64,9 @@ TASKS = [("varlen_attention", of) for of in SEQUENCES] + [
                                       ("bfloat16", 16800, 1002, 21), ("bfloat16", 8500, 640, 64),
                                       ("float16", 4101, 1504, 128), ("bfloat16", 9001, 200, 16),
                                       ("float16", 4096, 2048, 32), ("float16", 5003, 200, 0),
-                                      ("bfloat16", 4097, 256, 0), ("bfloat16", 9000, 72, 0))),
+                                      ("bfloat16", 4097, 256, 0), ("bfloat16", 9000, 72, 0),
+                                      ("bfloat16", 1500, 256, 0), ("float16", 9001, 128, 0),
+                                      ("bfloat16", 5001, 640, 48), ("float16", 700, 1504, 64))),
     *(("dropout_add", case(dtype, rows=rows, cols=cols, p=0.3))
       for dtype, rows, cols in (("bfloat16", 33, 4099), ("float16", 777, 6009), ("float32", 901, 3001),
                                 ("bfloat16", 2, 8), ("bfloat16", 3000, 1024), ("float16", 5, 3),
@@ -83,6 +85,9 @@ TASKS = [("varlen_attention", of) for of in SEQUENCES] + [
       for dtype, heads, keys, dim in (("float16", 40, 8, 80), ("bfloat16", 20, 20, 80), ("float32", 40, 1, 72),
                                       ("bfloat16", 5, 1, 272))),
     ("group_norm", case("float16", batch=260, channels=128, side=20, groups=32)),
+    ("group_norm", case("float16", batch=100, channels=384, side=14, groups=16)),
+    ("group_norm", case("bfloat16", batch=60, channels=512, side=14, groups=32)),
+    ("group_norm_silu", case("float32", batch=70, channels=896, side=14, groups=8)),
     ("group_norm_silu", case("bfloat16", batch=70, channels=256, side=36, groups=8)),
     ("group_norm_silu", case("float16", batch=40, channels=128, side=52, groups=16)),
 ]  # fmt: skip

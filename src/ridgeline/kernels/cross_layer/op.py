@@ -27,11 +27,9 @@ _POINTWISE = Kernel(kernel.cross_pointwise)
 _BACKWARD = Kernel(kernel.cross_backward, vectors=("n", "p"))
 _WIDEN = Kernel(kernel.cross_widen, vectors=("p",), loose=("x_ptr", "more_ptr"))
 _NARROW = Kernel(kernel.cross_narrow, vectors=("p",), loose=("x0_ptr", "x_ptr", "y_ptr", "u_ptr"))
-_LOW_RANK = Kernel(kernel.cross_low_rank, vectors=("n",), loose=("bias_ptr",))
 _WEIGHTS = Kernel(kernel.cross_low_rank_weights, vectors=("n",))
 _END = Kernel(kernel.cross_end, vectors=("n", "k"), loose=("bias_ptr",))
 _AGAIN = Kernel(kernel.cross_again, vectors=("n",), loose=("bias_ptr",))
-_LOW_RANK_BACKWARD = Kernel(kernel.cross_low_rank_backward, vectors=("n",), loose=("bias_ptr",))
 _product_plans, _pointwise_plans, _backward_plans, _wide_plans = Plans(), Plans(), Plans(), Plans()
 _low_rank_plans = Plans()
 POINTWISE_BLOCK = 2048
@@ -64,8 +62,6 @@ def _forward(
         return _on_host(x0, x, weight, bias, down)
     x0, x = x0.contiguous(), x.contiguous()
     if down is not None and _again(x, down):
-        if _low_rank(x, down).rows:
-            return low_rank(x0, x, weight, bias, down, save=True)
         inner = _product(x, down.mT)
         return _cross(x0, x, inner, weight, bias, save=False)[0], x.new_empty(0), inner
     if _pitch(x) != x.shape[1]:
@@ -91,8 +87,6 @@ def _infer(x0: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, down: Ten
     if not launchable(x):
         return _on_host(x0, x, weight, bias, down)[0]
     x0, x = x0.contiguous(), x.contiguous()
-    if down is not None and _low_rank(x, down).rows:
-        return low_rank(x0, x, weight, bias, down, save=False)[0]
     if _pitch(x) != x.shape[1]:
         return _wide_cross(x0, x, weight, bias, down, save=False)[0]
     inner = x if down is None else _product(x, down.mT, least=config.LEAST_FORWARD)
@@ -120,64 +114,13 @@ def _cross(x0: Tensor, x: Tensor, a: Tensor, weight: Tensor, bias: Tensor | None
     return y, u
 
 
-def _low_rank(x: Tensor, down: Tensor) -> config.LowRank:
-    """How one program makes all of a low-rank layer."""
-    sizes = {"m": x.shape[0], "n": x.shape[1], "rank": down.shape[0]}
-    if not config.is_low_rank(x.shape[1], down.shape[0], x.element_size()):
-        return config.APART
-    return tuning.choose("cross_layer.low_rank", sizes, config.low_rank(**sizes))
-
-
-def _back(x: Tensor, down: Tensor) -> config.LowRank:
-    """How one program makes all of a low-rank layer's gradients but for its weights'."""
-    sizes = {"m": x.shape[0], "n": x.shape[1], "rank": down.shape[0]}
-    return tuning.choose("cross_layer.low_rank_backward", sizes, config.low_rank_backward(**sizes))
-
-
 def _again(x: Tensor, down: Tensor) -> config.Tile | None:
     """How the backward pass computes the second product again; None where the forward pass saves it."""
-    if not config.is_low_rank(x.shape[1], down.shape[0], x.element_size()):
+    if not config.is_short(x.shape[1], down.shape[0], x.element_size()):
         return None
     sizes = {"m": x.shape[0], "n": x.shape[1], "rank": down.shape[0]}
     chosen = tuning.choose("cross_layer.again", sizes, config.again(**sizes))
     return chosen if chosen.rows else None
-
-
-def low_rank(
-    x0: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, save: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(y, nothing, x @ down.T), the last where it is saved."""
-    CROSS_LAYER.check(x0, x, weight, bias, down)
-    weight, down, bias = weight.contiguous(), down.contiguous(), None if bias is None else bias.contiguous()
-    (m, n), rank = x.shape, down.shape[0]
-    y, inner = torch.empty_like(x), x.new_empty((m, rank) if save else 0)
-    args = (x, x0, down, weight, x if bias is None else bias, y, inner, m, n)
-    pointers = x.data_ptr() | x0.data_ptr() | down.data_ptr() | weight.data_ptr()
-    key = (x.shape, rank, x.dtype, bias is None, save, x.get_device(), pointers & 15)
-    run = _low_rank_plans.get(key)
-    if run is None:
-        chosen = _low_rank(x, down)
-        even = n % chosen.columns == 0 and n % chosen.step == 0
-        constants = {"HAS_BIAS": bias is not None, "SAVE": save, "BK": chosen.step}
-        run = _low_rank_plans[key] = _bind_low_rank(_LOW_RANK, args, chosen, constants, rank, even, pointers)
-    run(*args)
-    return y, x.new_empty(0), inner
-
-
-def _bind_low_rank(
-    kind: Kernel, args: Any, chosen: config.LowRank, constants: dict[str, Any], rank: int, even: bool, pointers: int
-) -> Any:
-    x, (m, n) = args[0], args[0].shape
-    return kind.bind(
-        args,
-        grid=(cdiv(m, chosen.rows),),
-        constants={**constants, "EVEN": even, "RANK": rank, "BM": chosen.rows, "BN": chosen.columns,
-                   "STAGES": chosen.num_stages, "ENDS": chosen.ends},
-        num_warps=chosen.num_warps,
-        num_stages=chosen.num_stages,
-        device=x.get_device(),
-        vector=vector_of(x.element_size(), pointers, n),
-    )  # fmt: skip
 
 
 def _low_rank_backward(
@@ -187,8 +130,6 @@ def _low_rank_backward(
         return CROSS_LOW_RANK_BACKWARD.on_host(dy, x0, inner, weight, bias, down, want_bias)
     dy, x0, weight, down = dy.contiguous(), x0.contiguous(), weight.contiguous(), down.contiguous()
     bias = None if bias is None else bias.contiguous()
-    if _back(dy, down).rows:
-        return _in_one(dy, x0, inner, weight, bias, down, want_bias)
     du, dx0, db = _computed_again(dy, x0, inner, weight, bias, down, want_bias)
     d_inner = du @ weight
     return du, dx0, add_product(d_inner, down, dy), d_inner, db
@@ -218,7 +159,7 @@ def _plan_again(
     dy: Tensor, inner: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, want_bias: bool, pointers: int
 ) -> tuple[Any, Any, Tensor, int, int]:
     (m, n), on = dy.shape, dy.get_device()
-    chosen = _again(dy, down) or config.again(config.LEAST_LOW_RANK, n, down.shape[0])
+    chosen = _again(dy, down) or config.again(config.LEAST_AGAIN, n, down.shape[0])
     groups, across = cdiv(m, chosen.rows), cdiv(n, chosen.columns)
     like = template((groups, n), torch.float32, dy.device)
     run = _AGAIN.bind(
@@ -232,39 +173,6 @@ def _plan_again(
         vector=vector_of(dy.element_size(), pointers, n),
     )  # fmt: skip
     return run, plan_reduce(like, dy, groups, n, on), like, groups, across
-
-
-def _in_one(
-    dy: Tensor, x0: Tensor, inner: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, want_bias: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    (m, n), rank = dy.shape, down.shape[0]
-    du, dx0, dx, d_inner = torch.empty_like(dy), torch.empty_like(x0), torch.empty_like(dy), torch.empty_like(inner)
-    pointers = dy.data_ptr() | x0.data_ptr() | down.data_ptr() | weight.data_ptr() | inner.data_ptr()
-    key = (dy.shape, rank, dy.dtype, bias is None, want_bias, "back", dy.get_device(), pointers & 15)
-    plan = _low_rank_plans.get(key)
-    if plan is None:
-        plan = _low_rank_plans[key] = _plan_low_rank_backward(dy, inner, weight, bias, down, want_bias, pointers)
-    run, reduce, like, groups = plan
-    share = torch.empty_like(like, memory_format=torch.contiguous_format) if want_bias else du
-    run(dy, x0, inner, weight, dy if bias is None else bias, down, du, dx0, dx, d_inner, share, m, n)
-    db = dy.new_empty(n if want_bias else 0)
-    if want_bias:
-        reduce(share, db, db, groups, n)
-    return du, dx0, dx, d_inner, db
-
-
-def _plan_low_rank_backward(
-    dy: Tensor, inner: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, want_bias: bool, pointers: int
-) -> tuple[Any, Any, Tensor, int]:
-    (m, n), rank, on = dy.shape, down.shape[0], dy.get_device()
-    chosen = _back(dy, down)
-    groups = cdiv(m, chosen.rows)
-    like = template((groups, n), torch.float32, dy.device)
-    share = like if want_bias else dy
-    args = (dy, dy, inner, weight, dy if bias is None else bias, down, dy, dy, dy, inner, share, m, n)
-    constants = {"HAS_BIAS": bias is not None, "WANT_BIAS": want_bias}
-    run = _bind_low_rank(_LOW_RANK_BACKWARD, args, chosen, constants, rank, n % chosen.columns == 0, pointers)
-    return run, plan_reduce(like, dy, groups, n, on), like, groups
 
 
 def low_rank_weights(du: Tensor, x: Tensor, inner: Tensor, d_inner: Tensor) -> tuple[Tensor, Tensor]:
@@ -471,9 +379,9 @@ def _plan_end(
     otherwise."""
     (m, n), k = x.shape, a.shape[1]
     same = {a.dtype, weight.dtype, x0.dtype, x.dtype} | (set() if bias is None else {bias.dtype})
-    if not config.ends(n, k, x.element_size()) or len(same) > 1 or not weight.is_contiguous():
+    if not config.can_end(n, k, x.element_size()) or len(same) > 1 or not weight.is_contiguous():
         return None
-    sizes = {"m": m, "n": n, "terms": k}
+    sizes = {"m": m, "n": n, "terms": k, "cross": cross}
     chosen = tuning.choose("cross_layer.end", sizes, config.end(**sizes))
     if not chosen.rows:
         return None

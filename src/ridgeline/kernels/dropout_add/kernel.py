@@ -1,9 +1,9 @@
 """Dropout and residual add on the device: the mask is a function of a seed and the position, so nobody stores it.
 
 One call of the generator gives four words, eight numbers of 16 bits, and these are of eight elements that lie together:
-a thread makes the numbers of what it reads in one access, and nothing moves between threads. Where each of four words
-was of an element far from the others, masks went through shared memory, behind seven barriers. Philox with seven
-rounds; ten were two thirds of the time when a word was an element's.
+a thread makes the numbers of what it reads in one access, or in two (PARTS) of four-byte elements, and nothing moves
+between threads. Where each of four words was of an element far from the others, masks went through shared memory,
+behind seven barriers. Philox with seven rounds; ten were two thirds of the time when a word was an element's.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ TOGETHER = tl.constexpr(8)
 
 
 @jit
-def placed(COUNTERS: tl.constexpr):
-    """A program's counters, and the elements of each."""
-    counter = tl.program_id(0).to(tl.int64) * COUNTERS + tl.arange(0, COUNTERS)
-    return counter, counter[:, None] * TOGETHER + tl.arange(0, TOGETHER)[None, :]
+def places(counter, PART: tl.constexpr, PARTS: tl.constexpr):
+    """The elements of a part of every counter."""
+    WIDE: tl.constexpr = TOGETHER // PARTS
+    return counter[:, None] * TOGETHER + tl.arange(0, WIDE)[None, :] + PART * WIDE
 
 
 @jit
@@ -31,11 +31,16 @@ def fetched(ptr, at, num, SHIFTED: tl.constexpr):
 
 
 @jit
-def numbers(seed, counter, COUNTERS: tl.constexpr):
-    """Eight numbers a counter: the lower and the upper half of each of its words."""
-    a, b, c, d = tl.randint4x(seed, counter, ROUNDS)
-    words = tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), [COUNTERS, 4]).to(tl.uint32, bitcast=True)
-    return tl.reshape(tl.join(words & 0xFFFF, words >> 16), [COUNTERS, TOGETHER])
+def numbers(a, b, c, d, PART: tl.constexpr, PARTS: tl.constexpr, COUNTERS: tl.constexpr):
+    """A part of the eight numbers of every counter: the lower and the upper half of each of its four words."""
+    if PARTS == 1:
+        chosen = tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), [COUNTERS, 4])
+    elif PART == 0:
+        chosen = tl.join(a, b)
+    else:
+        chosen = tl.join(c, d)
+    chosen = chosen.to(tl.uint32, bitcast=True)
+    return tl.reshape(tl.join(chosen & 0xFFFF, chosen >> 16), [COUNTERS, TOGETHER // PARTS])
 
 
 @jit
@@ -53,23 +58,35 @@ def kept(ptr, at, values, num, COUNTERS: tl.constexpr, SHIFTED: tl.constexpr):
 
 @jit
 def dropout_add_forward(
-    x_ptr, residual_ptr, seed_ptr, y_ptr, num, threshold, scale, COUNTERS: tl.constexpr, SHIFTED: tl.constexpr
-):
-    counter, at = placed(COUNTERS)
+    x_ptr, residual_ptr, seed_ptr, y_ptr, num, threshold, scale, COUNTERS: tl.constexpr, PARTS: tl.constexpr,
+    SHIFTED: tl.constexpr,
+):  # fmt: skip
+    counter = tl.program_id(0).to(tl.int64) * COUNTERS + tl.arange(0, COUNTERS)
     seed = tl.load(seed_ptr)
-    x = fetched(x_ptr, at, num, SHIFTED)  # asked for before the words are made, which wait for the seed
-    residual = fetched(residual_ptr, at, num, SHIFTED)
-    keep = numbers(seed, counter, COUNTERS) >= threshold.to(tl.uint32)
-    y = tl.where(keep, x.to(tl.float32) * scale, 0.0) + residual.to(tl.float32)
-    kept(y_ptr, at, y, num, COUNTERS, SHIFTED)
+    xs = ()
+    residuals = ()
+    for part in tl.static_range(PARTS):  # asked for before the words are made, which wait for the seed
+        at = places(counter, part, PARTS)
+        xs = xs + (fetched(x_ptr, at, num, SHIFTED),)
+        residuals = residuals + (fetched(residual_ptr, at, num, SHIFTED),)
+    a, b, c, d = tl.randint4x(seed, counter, ROUNDS)
+    for part in tl.static_range(PARTS):
+        keep = numbers(a, b, c, d, part, PARTS, COUNTERS) >= threshold.to(tl.uint32)
+        y = tl.where(keep, xs[part].to(tl.float32) * scale, 0.0) + residuals[part].to(tl.float32)
+        kept(y_ptr, places(counter, part, PARTS), y, num, COUNTERS, SHIFTED)
 
 
 @jit
 def dropout_backward(
-    dy_ptr, seed_ptr, dx_ptr, num, threshold, scale, COUNTERS: tl.constexpr, SHIFTED: tl.constexpr
-):  # fmt: skip
-    counter, at = placed(COUNTERS)
+    dy_ptr, seed_ptr, dx_ptr, num, threshold, scale, COUNTERS: tl.constexpr, PARTS: tl.constexpr, SHIFTED: tl.constexpr
+):
+    counter = tl.program_id(0).to(tl.int64) * COUNTERS + tl.arange(0, COUNTERS)
     seed = tl.load(seed_ptr)
-    dy = fetched(dy_ptr, at, num, SHIFTED)
-    keep = numbers(seed, counter, COUNTERS) >= threshold.to(tl.uint32)
-    kept(dx_ptr, at, tl.where(keep, dy.to(tl.float32) * scale, 0.0), num, COUNTERS, SHIFTED)
+    dys = ()
+    for part in tl.static_range(PARTS):
+        dys = dys + (fetched(dy_ptr, places(counter, part, PARTS), num, SHIFTED),)
+    a, b, c, d = tl.randint4x(seed, counter, ROUNDS)
+    for part in tl.static_range(PARTS):
+        keep = numbers(a, b, c, d, part, PARTS, COUNTERS) >= threshold.to(tl.uint32)
+        dx = tl.where(keep, dys[part].to(tl.float32) * scale, 0.0)
+        kept(dx_ptr, places(counter, part, PARTS), dx, num, COUNTERS, SHIFTED)

@@ -55,26 +55,35 @@ def apart(dim: int, itemsize: int, mean_length: float) -> Forward:
     warps costs more than turns do, and few bags leave room for more programs.
 
     Columns shared out: 381 bags of 50 rows of 192 columns 8.6 µs, 14.8 by a program each (``F.embedding_bag`` 18); 370
-    of 20 of 384 7.9, 11.0 (14); 426 of 8 of 384 7.1, 10.0 (10); 722 of 20 of 192 9.5, 14.8 (15); of four-byte numbers
-    2677 of 20 of 256 25.2, 27.0 (41), 2123 of 8 of 384 15.5, 15.7 (27). All of a long bag's rows at once on more warps
-    lost: 12 to 31. 2834 of 50 of 32 9.6 with 16 rows on one warp, 12.9 with 64 on two, 38 in programs of 16 bags (23);
-    256 of 100 of 512 23 with 32 rows on eight, 31 with 16 (57). Short bags of few columns share a warp: 5179 of 8 of 16
-    6.2, 7.6 alone (10).
+    of 20 of 384 7.9, 11.0 (14); 426 of 8 of 384 7.1, 10.0 (10); 722 of 20 of 192 9.5, 14.8 (15); 256 of 100 of 512
+    16.4, 22.9 (54); of four-byte numbers 612 of 50 of 192 13.3, 24.6 (29), 4100 of 8 of 128 12.1, 22.6 (21), 2677 of 20
+    of 256 25.2, 27.0 (41), 1451 of 50 of 256 34.4, 34.1 (63). All of a long bag's rows at once on more warps lost.
+    2834 of 50 of 32 9.6 with 16 rows on one warp, 12.9 with 64 on two, 38 in programs of 16 bags (23); 3100 of 20 of
+    64 10.3 with eight, 11.9 with sixteen (17). Short bags of few columns share a warp: 5179 of 8 of 16 6.2, 7.6 alone
+    (10).
     """
     wide = power_of_two(dim)
-    columns = WIDE if dim % WIDE == 0 else WIDE // 2
     if mean_length <= SHORT_BAG and wide <= 32:
         return Forward(64 // wide, SHORT_BAG, 1)
-    if mean_length <= SHORT_BAG and dim >= WIDE:
-        return Forward(1, SHORT_BAG, 1, False, columns)
-    if mean_length < LONG_BAG and dim >= WIDE:
-        return Forward(1, 4096 // (columns * itemsize), 2, True, columns)
+    if dim >= WIDE:
+        return shared_out(dim, itemsize, mean_length)
     if mean_length >= LONG_BAG:
         ahead = clamp(16384 // wide, 1, 32)
         return Forward(1, ahead, clamp(ahead * wide // 1024, 1, 8), True)
     ahead = min(clamp(power_of_two(int(1.5 * mean_length)), 4, 16), max(1, 4096 // wide))
+    if itemsize == 4 and mean_length > SHORT_BAG and wide == 64:
+        ahead = 8
     num_warps = clamp(ahead * wide // 1024, 1, 4)
     return Forward(1, ahead, num_warps, num_warps == 1 or mean_length > ahead)
+
+
+def shared_out(dim: int, itemsize: int, mean_length: float) -> Forward:
+    """Columns by 128, or by 64 where those end inside; of four-byte numbers half as many rows where bags are short."""
+    columns = WIDE if dim % WIDE == 0 and mean_length < LONG_BAG else WIDE // 2
+    if mean_length <= SHORT_BAG:
+        return Forward(1, SHORT_BAG, 1, False, columns)
+    rows = 2048 // columns
+    return Forward(1, rows // 2 if itemsize == 4 and mean_length <= 24 else rows, 2, True, columns)
 
 
 def forward(dim: int, itemsize: int, mean_length: float, num_bags: int = 1 << 30) -> Forward:
