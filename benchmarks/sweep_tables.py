@@ -177,8 +177,7 @@ def again() -> Iterator[Sweep]:
     for of in LOW_RANKS:
         tried = (NO_TILE, T(64, 64, 8, 4), T(64, 128, 8, 2), T(128, 64, 8, 2), T(64, 128, 16, 2), T(32, 128, 8, 4))
         pairs = [(("cross_layer.again", each),) for each in tried]
-        pairs += [(("cross_layer.weights", each),) for each in (W(64, 64, 4, 4, 2), W(128, 64, 8, 3, 2),
-                                                                W(128, 128, 8, 2, 1))]  # fmt: skip
+        pairs += [(("cross_layer.weights", each),) for each in (W(64, 64, 4, 4, 2), W(128, 64, 8, 3, 2))]
         pairs += [(apart,), (apart, ("cross_layer.again", NO_TILE), ("cross_layer.end", NO_TILE))]
         yield Sweep("cross_layer.again", "cross_layer", "bwd", crossing(*of), tuple(pairs))
 
@@ -227,13 +226,15 @@ def dropped() -> Iterator[Sweep]:
     from ridgeline.kernels.contract import case
     from ridgeline.kernels.dropout_add.config import Tile as T
 
-    tried = (T(128, 4), T(256, 4), T(128, 2), T(256, 8))
+    tried = (T(128, 4), T(128, 4, 2), T(256, 4), T(256, 8, 2))
     for phase, dtype, rows, cols in (
-        ("bwd", "bfloat16", 77, 4000), ("bwd", "float32", 333, 1001), ("bwd", "bfloat16", 2001, 1333),
-        ("bwd", "float16", 6, 770), ("bwd", "float32", 40, 2048), ("bwd", "bfloat16", 700, 3000),
+        ("bwd", "float32", 333, 1001), ("bwd", "float32", 169, 1912), ("bwd", "float32", 40, 2048),
+        ("bwd", "float32", 615, 1352), ("bwd", "float32", 3493, 12288), ("fwd", "float32", 169, 1912),
+        ("bwd", "bfloat16", 77, 4000),
     ):  # fmt: skip
-        of = case(dtype, rows=rows, cols=cols, p=0.2)
-        yield Sweep(f"dropout_add.{'forward' if phase == 'fwd' else 'backward'}", "dropout_add", phase, of, tried)
+        of, kernel = case(dtype, rows=rows, cols=cols, p=0.2), "forward" if phase == "fwd" else "backward"
+        fitting = tuple(each for each in tried if each.parts == 1 or dtype == "float32")
+        yield Sweep(f"dropout_add.{kernel}", "dropout_add", phase, of, fitting)
 
 
 def crossed() -> Iterator[Sweep]:
@@ -326,6 +327,14 @@ def wrong_of(sweep: Sweep, config: Any, device: Any) -> list[str]:
     return found + same_twice(sweep, torch.device(device))
 
 
+def failing(sweep: Sweep, config: Any, device: Any) -> list[str]:
+    """What is wrong, or why it cannot be run at all: the other configurations are timed all the same."""
+    try:
+        return wrong_of(sweep, config, device)
+    except Exception as error:
+        return [f"{type(error).__name__}: {str(error)[:200]}"]
+
+
 def same_twice(sweep: Sweep, device: Any) -> list[str]:
     """Results of the whole case, twice and beside PyTorch's: orders differ where there are more blocks."""
     import torch
@@ -366,7 +375,7 @@ def entrants(sweep: Sweep, device: Any) -> tuple[dict[Any, Callable[[], Any]], i
     wrong: dict[str, list[str]] = {}
     for config in (None, *sweep.configs):
         with forcing(sweep, config):
-            if said := wrong_of(sweep, config, device):
+            if said := failing(sweep, config, device):
                 wrong[str(config)] = said
                 continue
             found[config] = runner(trial.timed or trial.call, args, sweep.phase, trial.constants)
