@@ -22,9 +22,9 @@ def default(num: int, itemsize: int, shifted: bool) -> Tile:
     """A counter a thread, two where many elements end inside accesses; few four-byte elements in two accesses, each of
     which leaves half of what it touches to the other, since a barrier is what is left to save there (not timed).
 
-    Backward 105×3072 4.3 µs (6.8 where masks went through shared memory; eager 4.3), 169×1912 of float32 4.7 (5.3;
-    4.9), 1147×13696 19.5 (22.1; 23.3), 20.3 with four counters a thread; 3493×12288 of float32 85.3 (89.1; 94.8) and
-    87.2; 1616×2763 9.1 (eager 9.7), on half as many threads 10.0, but 245×1948 4.7 and 4.3 with a counter each (4.7).
-    Forward 1147×13696 27.5 (29.2; 56.6) and 28.6.
+    Backward, in brackets where masks went through shared memory and eager: 169×1912 of float32 4.7 µs (5.3; 4.9),
+    1147×13696 19.5 (22.1; 23.3), 20.3 with four counters a thread; 3493×12288 of float32 85.3 (89.1; 94.8) and 87.2;
+    1616×2763 9.1 (eager 9.7), on half as many threads 10.0, but 245×1948 4.7 and 4.3 with a counter each (4.7). Forward
+    1147×13696 27.5 (29.2; 56.6) and 28.6.
     """
     return Tile(256 if shifted and num >= MANY else 128, 4, 2 if itemsize == 4 and num < MANY else 1)
