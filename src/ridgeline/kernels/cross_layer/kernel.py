@@ -1,7 +1,7 @@
 """The cross layer on the device: y = x0 · (a Wᵀ + b) + x as the epilogue of a product, or as one pass after it.
 
 Shapes: M rows, N columns of the result, in rows of P where accesses need it, K the inner dim, R a low rank, G groups
-of rows. Low-rank products are short: their rows pass by once, and what stands between the two products stays inside.
+of rows. A product of a few terms is a tile's own: what it reads is asked for at once, with all that its end reads.
 """
 
 from __future__ import annotations
