@@ -1,4 +1,4 @@
-"""Launch configurations of embedding bags, dropout and odd cross layers, PyTorch beside each, calls as users make them.
+"""Launch configurations of embedding bags, dropout and cross layers, PyTorch beside each, calls as users make them.
 
     python benchmarks/sweep_tables.py --pack kernels --jobs 12                 (compiles, without a device)
     RIDGELINE_KERNEL_PACK=kernels python benchmarks/sweep_tables.py --out results --budget-s 55
@@ -20,7 +20,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -102,21 +102,139 @@ def chunks() -> Iterator[Sweep]:
         yield Sweep("embedding_bag.update", "embedding_bag", "bwd", one_table(dtype, batch, rows, dim, length), tried)
 
 
+def wide() -> Iterator[Sweep]:
+    """Few bags: columns shared out to programs, and a program each."""
+    from ridgeline.kernels.embedding_bag.config import Forward as F
+
+    for dtype, batch, rows, dim, length, more, tried in (
+        ("bfloat16", 256, 60000, 512, 100, {}, (F(1, 32, 2, True, 64), F(1, 16, 2, True, 128), F(1, 32, 4, True, 128))),
+        ("float32", 612, 30000, 192, 50, {}, (F(1, 32, 2, True, 64), F(1, 16, 1, True, 64), F(1, 16, 4, True))),
+        ("float16", 1900, 500000, 96, 20, {}, (F(1, 32, 1, True, 32), F(1, 16, 1, True, 32), F(1, 32, 2, True, 64))),
+        ("float32", 3100, 90000, 64, 20, {}, (F(1, 8, 1, True), F(1, 16, 1, True, 32), F(1, 16, 2, True))),
+        ("float32", 4100, 700000, 128, 8, {"index": "int32"},
+         (F(1, 8, 1, False, 64), F(1, 8, 2), F(1, 4, 1, True, 128), F(1, 8, 4))),
+        ("bfloat16", 6200, 20000, 384, 3, {}, (F(4, 4, 4), F(1, 4, 1, False, 128), F(1, 4, 1, False, 256))),
+        ("float32", 3300, 40000, 32, 8, {}, (F(1, 16, 1, True), F(1, 8, 1), F(4, 8, 1))),
+        ("float16", 7400, 9000, 8, 8, {"mode": "mean"}, (F(1, 16, 1, True), F(4, 8, 1), F(16, 8, 1))),
+        ("float32", 1451, 1000000, 256, 50, {}, (F(1, 16, 2, True, 128), F(1, 16, 4, True), F(1, 8, 1, True, 64))),
+    ):  # fmt: skip
+        yield Sweep("embedding_bag.forward", "embedding_bag", "fwd",
+                    one_table(dtype, batch, rows, dim, length, **more), tried)  # fmt: skip
+
+
+LOW_RANKS = (("bfloat16", 52115, 1504, 64), ("float16", 20857, 512, 128), ("bfloat16", 5355, 1024, 128),
+             ("bfloat16", 38758, 2048, 32), ("bfloat16", 11568, 640, 64))  # fmt: skip
+
+
+def crossing(dtype: str, batch: int, dim: int, rank: int) -> Any:
+    from ridgeline.kernels.contract import case
+
+    return case(dtype, batch=batch, dim=dim, rank=rank)
+
+
+FEWER = (("bfloat16", 4920, 1504, 128), ("bfloat16", 3158, 2048, 32), ("bfloat16", 691, 1504, 128))
+
+
+def ends() -> Iterator[Sweep]:
+    """The product that ends a low-rank layer, in tiles of its own or as other products are made."""
+    from ridgeline.kernels.cross_layer.config import NO_TILE
+    from ridgeline.kernels.cross_layer.config import Tile as T
+
+    tried = (NO_TILE, T(64, 64, 4, 4), T(64, 128, 8, 2), T(128, 64, 8, 2), T(64, 128, 16, 2), T(32, 64, 4, 8),
+             T(32, 128, 8, 4))  # fmt: skip
+    for of in (*LOW_RANKS, *FEWER):
+        yield Sweep("cross_layer.end", "cross_layer", "fwd", crossing(*of), tried)
+
+
+def ends_back() -> Iterator[Sweep]:
+    """The same backward."""
+    from ridgeline.kernels.cross_layer.config import NO_TILE
+    from ridgeline.kernels.cross_layer.config import Tile as T
+
+    for of in (*LOW_RANKS, *FEWER):
+        tried = (NO_TILE, T(64, 64, 4, 4), T(64, 128, 16, 2), T(32, 128, 8, 4))
+        yield Sweep("cross_layer.end", "cross_layer", "bwd", crossing(*of), tried)
+
+
+def squares() -> Iterator[Sweep]:
+    """Full layers of few columns in such tiles, forward and backward."""
+    from ridgeline.kernels.cross_layer.config import Tile as T
+
+    for phase in ("fwd", "bwd"):
+        for dtype, batch, dim in (("float16", 64950, 200), ("float16", 13913, 256), ("float16", 22230, 128),
+                                  ("bfloat16", 1500, 256)):  # fmt: skip
+            tried = (T(64, 64, 8, 2), T(64, 64, 4, 3), T(64, 128, 8, 2), T(128, 64, 8, 2), T(64, 32, 4, 4))
+            yield Sweep("cross_layer.end", "cross_layer", phase, crossing(dtype, batch, dim, 0), tried)
+
+
+def again() -> Iterator[Sweep]:
+    """The second product computed again backward, beside reading it; both weights' gradients in one pass or two."""
+    from ridgeline.kernels.cross_layer.config import NO_TILE
+    from ridgeline.kernels.cross_layer.config import Tile as T
+    from ridgeline.kernels.cross_layer.config import Weights as W
+
+    apart = ("cross_layer.weights", W(0, 0, 0, 0, 0))
+    for of in LOW_RANKS:
+        tried = (NO_TILE, T(64, 64, 8, 4), T(64, 128, 8, 2), T(128, 64, 8, 2), T(64, 128, 16, 2), T(32, 128, 8, 4))
+        pairs = [(("cross_layer.again", each),) for each in tried]
+        pairs += [(("cross_layer.weights", each),) for each in (W(64, 64, 4, 4, 2), W(128, 64, 8, 3, 2))]
+        pairs += [(apart,), (apart, ("cross_layer.again", NO_TILE), ("cross_layer.end", NO_TILE))]
+        yield Sweep("cross_layer.again", "cross_layer", "bwd", crossing(*of), tuple(pairs))
+
+
+def passes() -> Iterator[Sweep]:
+    """The pointwise pass backward with more programs, and the last product by cuBLAS."""
+    from ridgeline.kernels.cross_layer.config import Pass, Product
+
+    for dtype, batch, dim in (("float16", 13913, 256), ("float16", 22230, 128), ("bfloat16", 16384, 512),
+                              ("bfloat16", 49781, 640), ("float16", 64950, 200)):  # fmt: skip
+        block = 1 << (min(dim, 512) - 1).bit_length()
+        tried = [Pass(4096 // block, block, 8, 4), Pass(2048 // block, block, 4, 4), Pass(2048 // block, block, 4, 8),
+                 Pass(4096 // block, block, 8, 8), Pass(8192 // block, block, 16, 2)]  # fmt: skip
+        of = crossing(dtype, batch, dim, 0)
+        pairs = [(("cross_layer.backward", each),) for each in tried]
+        pairs += [(("cross_layer.product", Product(0, 0, 0, 0, 0)),),
+                  (("cross_layer.product", Product(128, 256, 64, 8, 3)),)]  # fmt: skip
+        yield Sweep("cross_layer.backward", "cross_layer", "bwd", of, tuple(pairs))
+
+
+def products() -> Iterator[Sweep]:
+    """Backward passes whose kernels are worth timing one by one (``--split``)."""
+    for of in (("bfloat16", 52115, 1504, 64), ("bfloat16", 5355, 1024, 128)):
+        yield Sweep("cross_layer.none", "cross_layer", "bwd", crossing(*of), ())
+
+
+def tiles() -> Iterator[Sweep]:
+    """GroupNorm's backward pass, short groups a program each: fewer warps for as many places."""
+    from ridgeline.kernels.contract import case
+    from ridgeline.kernels.group_norm.config import Tile as T
+    from ridgeline.kernels.group_norm.config import Walk as W
+
+    for name, dtype, batch, channels, side, groups, tried in (
+        ("group_norm", "bfloat16", 210, 512, 14, 32, (T(16, 32), T(4, 32), T(4, 64))),
+        ("group_norm_silu", "float32", 256, 896, 14, 8, (W(8, 16, 256), W(8, 8, 256), W(8, 32, 128), W(8, 32, 64))),
+        ("group_norm_silu", "float16", 300, 640, 13, 32, (T(16, 32), T(4, 32), T(8, 64))),
+        ("group_norm", "float32", 100, 1024, 14, 32, (T(8, 32), T(16, 64), T(4, 32))),
+        ("group_norm_silu", "float16", 408, 2560, 7, 8, (W(8, 64, 64), W(16, 64, 64), W(4, 32, 64), W(8, 128, 32))),
+    ):  # fmt: skip
+        of = case(dtype, batch=batch, channels=channels, side=side, groups=groups)
+        yield Sweep("group_norm.tile", name, "bwd", of, tried)
+
+
 def dropped() -> Iterator[Sweep]:
     """Programs that share a tile of dropout, and elements that end inside accesses."""
     from ridgeline.kernels.contract import case
     from ridgeline.kernels.dropout_add.config import Tile as T
 
-    few, one = (T(1, 4), T(2, 4), T(4, 4), T(4, 2)), (T(1, 4),)
-    for phase, dtype, rows, cols, tried in (
-        ("bwd", "bfloat16", 105, 3072, few), ("bwd", "float16", 8143, 6009, one), ("bwd", "bfloat16", 161, 7990, few),
-        ("bwd", "bfloat16", 4384, 2560, few[:3]), ("fwd", "float16", 8143, 6009, one),
-        ("fwd", "bfloat16", 161, 7990, few), ("bwd", "float32", 615, 1352, few[:3]),
-        ("bwd", "float16", 3906, 17731, one), ("bwd", "bfloat16", 1616, 2763, few[:3]),
-        ("fwd", "bfloat16", 105, 3072, few[:3]), ("bwd", "float16", 245, 1948, few[:3]),
+    tried = (T(128, 4), T(128, 4, 2), T(256, 4), T(256, 8, 2))
+    for phase, dtype, rows, cols in (
+        ("bwd", "float32", 333, 1001), ("bwd", "float32", 169, 1912), ("bwd", "float32", 40, 2048),
+        ("bwd", "float32", 615, 1352), ("bwd", "float32", 3493, 12288), ("fwd", "float32", 169, 1912),
+        ("bwd", "bfloat16", 77, 4000),
     ):  # fmt: skip
-        of = case(dtype, rows=rows, cols=cols, p=0.2)
-        yield Sweep(f"dropout_add.{'forward' if phase == 'fwd' else 'backward'}", "dropout_add", phase, of, tried)
+        of, kernel = case(dtype, rows=rows, cols=cols, p=0.2), "forward" if phase == "fwd" else "backward"
+        fitting = tuple(each for each in tried if each.parts == 1 or dtype == "float32")
+        yield Sweep(f"dropout_add.{kernel}", "dropout_add", phase, of, fitting)
 
 
 def crossed() -> Iterator[Sweep]:
@@ -158,18 +276,30 @@ def others() -> Iterator[Sweep]:
 
 
 PARTS = {"sums": sums, "gradients": gradients, "crossed": crossed, "dropped": dropped, "updates": updates,
-         "others": others, "chunks": chunks}  # fmt: skip
+         "others": others, "chunks": chunks, "wide": wide,
+         "tiles": tiles, "products": products, "ends": ends, "ends_back": ends_back, "again": again,
+         "passes": passes, "squares": squares}  # fmt: skip
+
+
+def forcing(sweep: Sweep, config: Any) -> ExitStack:
+    """A configuration of the sweep's kernel, or of several kernels, in pairs with their names."""
+    from ridgeline.kernels import tuning
+
+    stack = ExitStack()
+    if config is not None and config != EAGER:
+        for name, each in config if isinstance(config, tuple) else ((sweep.kernel, config),):
+            stack.enter_context(tuning.forced(name, each))
+    return stack
 
 
 def wanted_variants(parts: list[str]) -> list[Any]:
     """What a pack must hold for these parts."""
-    from ridgeline.kernels import tuning
     from ridgeline.kernels.variants import variants_of
 
     found: list[Any] = []
     for sweep in (sweep for part in parts for sweep in PARTS[part]()):
         for config in (None, *sweep.configs):
-            with tuning.forced(sweep.kernel, config) if config else nullcontext():
+            with forcing(sweep, config):
                 found += variants_of(sweep.name, [sweep.of, compared(sweep.of)])
     return list(dict.fromkeys(found))
 
@@ -192,13 +322,21 @@ def wrong_of(sweep: Sweep, config: Any, device: Any) -> list[str]:
 
     checked = check_case(sweep.name, compared(sweep.of), device, 1)
     found = [f"{each.what}: {each.note}" for each in checked if not each.ok]
-    if sweep.name != "embedding_bag" or sweep.phase != "bwd":
+    if sweep.name != "cross_layer" and (sweep.name != "embedding_bag" or sweep.phase != "bwd"):
         return found
     return found + same_twice(sweep, torch.device(device))
 
 
+def failing(sweep: Sweep, config: Any, device: Any) -> list[str]:
+    """What is wrong, or why it cannot be run at all: the other configurations are timed all the same."""
+    try:
+        return wrong_of(sweep, config, device)
+    except Exception as error:
+        return [f"{type(error).__name__}: {str(error)[:200]}"]
+
+
 def same_twice(sweep: Sweep, device: Any) -> list[str]:
-    """Gradients of the whole case, twice and beside PyTorch's: orders differ where there are more blocks."""
+    """Results of the whole case, twice and beside PyTorch's: orders differ where there are more blocks."""
     import torch
 
     from ridgeline.bench.race import runner
@@ -207,13 +345,17 @@ def same_twice(sweep: Sweep, device: Any) -> list[str]:
     trial = trials()[sweep.name][1]
     args = trial.make(sweep.of, device, torch.Generator(device).manual_seed(2))
     torch.manual_seed(0)
-    run = runner(trial.call, args, "bwd", trial.constants)
-    first, second = run()[0], run()[0]
+    run = runner(trial.call, args, sweep.phase, trial.constants)
+    first, second = listed(run()), listed(run())
     torch.manual_seed(0)
-    meant = runner(trial.raced or trial.eager, args, "bwd", trial.constants)()[0]
-    apart = (first.double() - meant.double()).abs().max() / meant.double().abs().max()
-    found = [] if torch.equal(bits(first), bits(second)) else ["not the same twice"]
-    return found + ([f"{float(apart):.1e} off PyTorch's"] if not apart < 0.02 else [])
+    meant = listed(runner(trial.raced or trial.eager, args, sweep.phase, trial.constants)())
+    same = all(torch.equal(bits(a), bits(b)) for a, b in zip(first, second, strict=True))
+    apart = max(float((a.double() - b.double()).abs().max() / b.double().abs().max()) for a, b in zip(first, meant))
+    return ([] if same else ["not the same twice"]) + ([f"{apart:.1e} off PyTorch's"] if not apart < 0.02 else [])
+
+
+def listed(found: Any) -> list[Any]:
+    return list(found) if isinstance(found, (tuple, list)) else [found]
 
 
 def entrants(sweep: Sweep, device: Any) -> tuple[dict[Any, Callable[[], Any]], int, dict[str, list[str]]]:
@@ -221,7 +363,6 @@ def entrants(sweep: Sweep, device: Any) -> tuple[dict[Any, Callable[[], Any]], i
     import torch
 
     from ridgeline.bench.race import moved_bytes, runner
-    from ridgeline.kernels import tuning
     from ridgeline.kernels.contract import trials
 
     trial = trials()[sweep.name][1]
@@ -233,8 +374,8 @@ def entrants(sweep: Sweep, device: Any) -> tuple[dict[Any, Callable[[], Any]], i
     found: dict[Any, Callable[[], Any]] = {}
     wrong: dict[str, list[str]] = {}
     for config in (None, *sweep.configs):
-        with tuning.forced(sweep.kernel, config) if config else nullcontext():
-            if said := wrong_of(sweep, config, device):
+        with forcing(sweep, config):
+            if said := failing(sweep, config, device):
                 wrong[str(config)] = said
                 continue
             found[config] = runner(trial.timed or trial.call, args, sweep.phase, trial.constants)
@@ -247,17 +388,16 @@ def timed(sweep: Sweep, runs: dict[Any, Callable[[], Any]], flush: Any) -> dict[
     import torch
 
     from ridgeline.bench.race import HEAD_START_CYCLES
-    from ridgeline.kernels import tuning
 
     marks: dict[Any, list[Any]] = {who: [] for who in runs}
     order = list(runs)
     for i in range(ROUNDS):
         for who in order[i % len(order) :] + order[: i % len(order)]:
-            with tuning.forced(sweep.kernel, who) if who not in (None, EAGER) else nullcontext():
+            with forcing(sweep, who):
                 for _ in range(WARM):
                     runs[who]()
                 flush.zero_()
-                torch.cuda._sleep(HEAD_START_CYCLES)
+                torch.cuda._sleep(HEAD_START_CYCLES * (1 if sweep.phase == "fwd" else 3))
                 start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
                 start.record()
                 runs[who]()
@@ -272,7 +412,6 @@ def kernels_in(sweep: Sweep, who: Any, run: Callable[[], Any], flush: Any) -> di
     import torch
 
     from ridgeline.bench.clock import kernels_of
-    from ridgeline.kernels import tuning
 
     def cold() -> Iterator[Any]:
         for _ in range(3):
@@ -280,7 +419,7 @@ def kernels_in(sweep: Sweep, who: Any, run: Callable[[], Any], flush: Any) -> di
             torch.cuda.synchronize()
             yield run
 
-    with tuning.forced(sweep.kernel, who) if who not in (None, EAGER) else nullcontext():
+    with forcing(sweep, who):
         run()
         found = kernels_of(cold())
     kinds = dict.fromkeys(kind for stretch in found for kind, _ in stretch)
@@ -295,7 +434,8 @@ def swept(sweep: Sweep, flush: Any, device: Any, split: bool) -> list[dict[str, 
             "num_bytes": num_bytes}  # fmt: skip
     rows = [base | {"config": config, "wrong": said, "s": None} for config, said in wrong.items()]
     for who, samples in times.items():
-        told = who if who in (None, EAGER) else asdict(who)
+        told = {name: str(each) for name, each in who} if isinstance(who, tuple) else who
+        told = told if isinstance(told, (dict, str, type(None))) else asdict(told)
         more = {"kernels_s": kernels_in(sweep, who, runs[who], flush)} if split else {}
         rows.append(base | {"config": told, "wrong": [], "s": statistics.median(samples), "low_s": min(samples)} | more)
     return rows
@@ -330,6 +470,7 @@ def main() -> None:
     parser.add_argument("--budget-s", type=float, default=55.0)
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--split", default="", help="cases (numbers in their part, as gradients:0) timed by kernel")
+    parser.add_argument("--python", action="store_true", help="calls are not repeated in C++, which has to be built")
     parser.add_argument("--pack", type=Path)
     parser.add_argument("--jobs", type=int, default=1)
     asked = parser.parse_args()
@@ -352,7 +493,7 @@ def measure(asked: argparse.Namespace) -> None:
 
     device = torch.device("cuda")
     asked.out.mkdir(parents=True, exist_ok=True)
-    found: dict[str, Any] = {"direct": direct_calls(), "rows": [], "errors": []}
+    found: dict[str, Any] = {"direct": not asked.python and direct_calls(), "rows": [], "errors": []}
     flush = torch.empty(FLUSH_BYTES // 4, dtype=torch.int32, device=device)
     parts = [[(part, i, sweep) for i, sweep in enumerate(PARTS[part]())] for part in asked.parts.split(",")]
     work = [each for i in range(max(map(len, parts))) for part in parts for each in part[i : i + 1]]

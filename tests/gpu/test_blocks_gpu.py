@@ -54,15 +54,23 @@ TASKS = [("varlen_attention", of) for of in SEQUENCES] + [
       for dtype, batch, dim, length, more in (
           ("float16", 381, 192, 50, {"mode": "mean", "index": "int32"}), ("float32", 2834, 32, 50, {}),
           ("bfloat16", 370, 384, 20, {}), ("float32", 1091, 24, 20, {"weighted": True}),
-          ("float16", 6970, 64, 50, {"padding": 3}), ("float32", 3, 1000, 100, {}), ("float32", 700, 8, 90, {}))),
+          ("float16", 6970, 64, 50, {"padding": 3}), ("float32", 3, 1000, 100, {}), ("float32", 700, 8, 90, {}),
+          ("float32", 2677, 256, 20, {"index": "int32"}), ("bfloat16", 426, 384, 8, {}),
+          ("float32", 300, 200, 20, {"weighted": True}), ("float16", 500, 320, 9, {"mode": "mean", "padding": 2}))),
     ("embedding_bags", case("float32", tables=3, batch=200, rows=700, dim=100, length=40, codes=True)),
     *(("cross_layer", case(dtype, batch=batch, dim=dim, rank=rank))
       for dtype, batch, dim, rank in (("float16", 9800, 429, 0), ("bfloat16", 5000, 845, 0),
                                       ("bfloat16", 4300, 999, 40), ("float16", 39200, 429, 0),
-                                      ("bfloat16", 16800, 1002, 21))),
+                                      ("bfloat16", 16800, 1002, 21), ("bfloat16", 8500, 640, 64),
+                                      ("float16", 4101, 1504, 128), ("bfloat16", 9001, 200, 16),
+                                      ("float16", 4096, 2048, 32), ("float16", 5003, 200, 0),
+                                      ("bfloat16", 4097, 256, 0), ("bfloat16", 9000, 72, 0),
+                                      ("bfloat16", 1500, 256, 0), ("float16", 9001, 128, 0),
+                                      ("bfloat16", 5001, 640, 48), ("float16", 700, 1504, 64))),
     *(("dropout_add", case(dtype, rows=rows, cols=cols, p=0.3))
       for dtype, rows, cols in (("bfloat16", 33, 4099), ("float16", 777, 6009), ("float32", 901, 3001),
-                                ("bfloat16", 2, 8), ("bfloat16", 3000, 1024), ("float16", 5, 3))),
+                                ("bfloat16", 2, 8), ("bfloat16", 3000, 1024), ("float16", 5, 3),
+                                ("float32", 169, 1912), ("float32", 3000, 1024), ("float32", 7, 9))),
     *(("linear_cross_entropy", case("bfloat16", rows=130, cols=cols, hidden=256)) for cols in (5000, 5003)),
     *(("adamw", case("float32", list="seven small", max_norm=bound, master=False)) for bound in (-1.0, 1.0)),
     *(("cross_entropy", case(dtype, rows=4100, cols=cols))
@@ -77,6 +85,9 @@ TASKS = [("varlen_attention", of) for of in SEQUENCES] + [
       for dtype, heads, keys, dim in (("float16", 40, 8, 80), ("bfloat16", 20, 20, 80), ("float32", 40, 1, 72),
                                       ("bfloat16", 5, 1, 272))),
     ("group_norm", case("float16", batch=260, channels=128, side=20, groups=32)),
+    ("group_norm", case("float16", batch=100, channels=384, side=14, groups=16)),
+    ("group_norm", case("bfloat16", batch=60, channels=512, side=14, groups=32)),
+    ("group_norm_silu", case("float32", batch=70, channels=896, side=14, groups=8)),
     ("group_norm_silu", case("bfloat16", batch=70, channels=256, side=36, groups=8)),
     ("group_norm_silu", case("float16", batch=40, channels=128, side=52, groups=16)),
 ]  # fmt: skip

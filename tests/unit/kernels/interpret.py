@@ -26,6 +26,7 @@ from ridgeline.kernels.decode_attention import config as decode
 from ridgeline.kernels.dense import config as dense
 from ridgeline.kernels.depthwise import config as depthwise
 from ridgeline.kernels.depthwise.op import SMALL as DEPTHWISE
+from ridgeline.kernels.dropout_add import config as dropout
 from ridgeline.kernels.embedding_bag import config as embedding
 from ridgeline.kernels.extremum import config as extremum
 from ridgeline.kernels.extremum.op import SMALL as EXTREMES
@@ -193,6 +194,7 @@ FORCED["embedding_bag"] = [
         (embedding.Forward(4, 4, 1), 64, embedding.Order(8, 2, 2, 1)),
         (embedding.Forward(4, 2, 1), 8, embedding.Order(0, 0, 0, 0)),
         (embedding.Forward(1, 2, 1, late=True), 2, embedding.Order(8, 2, 2, 1, share=2)),
+        (embedding.Forward(2, 4, 1, columns=8), 4, embedding.Order(4, 0, 8, 1)),
     )
 ]  # fmt: skip
 CASES["embedding_bag"] = [
@@ -206,18 +208,30 @@ CASES["embedding_bags_update"] = [
     case("float32", **BAGS, optimizer="rowwise_adagrad", weighted=True),
     case("float16", **(BAGS | {"rows": 2, "length": 12}), optimizer="adam"),
 ]
+FORCED["dropout_add"] = [
+    {f"dropout_add.{phase}": dropout.Tile(16, 1, parts) for phase in ("forward", "backward")} for parts in (1, 2)
+]
 FORCED["rope"] = [{"rope": rope.Rope(1)}, {"rope": rope.Rope(1, True)}]
 CASES["dot_interaction"] = [case("float32", batch=3, tables=5, dim=12), case("float16", batch=2, tables=17, dim=16)]
 FORCED["cross_layer"] = [
     {"cross_layer.product": cross_layer.Product(*tile), "cross_layer.backward": cross_layer.Pass(2, 16, 1, 1)}
     for tile in ((0, 0, 0, 0, 0), (16, 16, 16, 1, 1), (16, 16, 16, 1, 1, True))
 ]
+AGAIN = {"cross_layer.again": cross_layer.Tile(16, 16, 1, 1), "cross_layer.end": cross_layer.Tile(16, 16, 1, 1)}
+FORCED["cross_layer"] += [
+    AGAIN | {"cross_layer.weights": cross_layer.Weights(16, 16, 1, 1, 7)},
+    AGAIN | {"cross_layer.end": cross_layer.NO_TILE, "cross_layer.product": cross_layer.Product(16, 16, 16, 1, 1)},
+]  # fmt: skip
 cross_layer.LEAST_WIDENED = cross_layer.LEAST_WIDENED_BACK = 20 * 21
 CASES["cross_layer"] = [
     case("float32", batch=9, dim=24, rank=0),
     case("float16", batch=17, dim=40, rank=18),
     case("float16", batch=20, dim=21, rank=0),
     case("bfloat16", batch=23, dim=27, rank=8),
+    case("float16", batch=37, dim=40, rank=16),
+    case("float16", batch=16, dim=64, rank=32),
+    case("float16", batch=19, dim=40, rank=24),
+    case("float16", batch=21, dim=24, rank=0),
 ]
 FORCED["paged_attention"] = [
     {"paged_attention": paged.Paged(16, num, 1, 1, borders=borders)}

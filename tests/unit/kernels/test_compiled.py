@@ -790,3 +790,16 @@ def test_weights_are_asked_for_early_where_no_program_loses_its_place(centered):
     assert forward(64, 4096, 2).early and forward(64, 4096, 4).early, "all programs are there at once"
     assert forward(16384, 4096, 2).early == (not centered), "one vector of weights has registers that are left over"
     assert not forward(16384, 5120, 2).early and not forward(16384, 8192, 2).early and not forward(8192, 4096, 4).early
+
+
+@pytest.mark.parametrize(("dtype", "rows", "cols"), [
+    ("bfloat16", 105, 3072), ("bfloat16", 1147, 13696), ("bfloat16", 1616, 2763), ("float32", 169, 1912),
+    ("float32", 333, 1001),
+])  # fmt: skip
+def test_a_dropout_mask_stays_in_the_threads_that_make_it(dtype, rows, cols):
+    found = variants_of("dropout_add", [case(dtype, rows=rows, cols=cols, p=0.1)])
+    assert {v.kernel for v in found} == {"dropout_add_forward", "dropout_backward"}
+    for variant in found:
+        made = facts(variant)
+        assert made.shared_bytes == 0 and made.num("BAR") == 0, "what a thread reads is of its own counters"
+        assert made.num("LDG.E.128") and made.num("STG.E.128") and made.num_spills == 0

@@ -412,6 +412,15 @@ def test_dropout_keeps_its_share_and_repeats_with_the_seed():
         kernels.dropout_add(x, x, 1.0)
 
 
+@pytest.mark.parametrize("p", [1e-7, 0.1, 1 / 3, 0.9999])
+def test_dropout_scales_by_the_step_of_probability_that_it_takes(p):
+    x, zero = torch.ones(4000, 250), torch.zeros(4000, 250)
+    found = kernels.dropout_add(x, zero, p, seed=torch.tensor(12345))
+    spread = (p / (1 - p) / x.numel()) ** 0.5
+    assert found.mean().item() == pytest.approx(1.0, abs=4 * spread + 1e-6)
+    assert (found != 0).float().mean().item() == pytest.approx(1 - p, abs=1e-5 + 4 * (p * (1 - p) / x.numel()) ** 0.5)
+
+
 def test_frozen_and_missing_weights_get_no_gradient():
     x, w, b, dy = leaf(5, 40), drawn(40), leaf(40), drawn(5, 40)
     functional = torch.nn.functional

@@ -94,3 +94,74 @@ def test_a_copy_has_its_own_columns_zeros_and_what_is_put_behind_them():
     assert not wide[:, 6:].any() and not wide[3].any()
     assert torch.equal(op.widened(x, 8, ones=True)[:, 5], torch.ones(3))
     assert torch.equal(op.widened(wide, 5, 3), x), "and is cut where it has fewer"
+
+
+def test_a_low_rank_layer_ends_in_tiles_that_ask_for_everything_at_once():
+    found = variants_of("cross_layer", [case("bfloat16", batch=16384, dim=640, rank=64)])
+    assert {v.kernel for v in found} == {"cross_end", "cross_again", "cross_low_rank_weights", "reduce_partials"}
+    for variant in (v for v in found if v.kernel in ("cross_end", "cross_again")):
+        made = facts_of(launcher.kernel(variant.kernel).function, variant)
+        assert made.num_registers * 32 * variant.num_warps * 4 <= 65536 and made.num_spills == 0, "four programs"
+        assert made.num("HGMMA") and made.num("STG.E.128") and made.num("LDG.E.128"), variant.kernel
+
+
+@pytest.mark.parametrize(("dtype", "dim", "rank", "ends"), [
+    ("float32", 640, 64, False), ("bfloat16", 644, 64, False), ("bfloat16", 640, 20, False),
+    ("bfloat16", 640, 48, True), ("bfloat16", 640, 128, True),
+])  # fmt: skip
+def test_other_ranks_types_and_widths_save_their_product(dtype, dim, rank, ends):
+    found = {v.kernel for v in variants_of("cross_layer", [case(dtype, batch=16384, dim=dim, rank=rank)])}
+    assert not found & {"cross_again", "cross_low_rank_weights"} and ("cross_end" in found) == ends
+
+
+@pytest.mark.parametrize(("m", "n", "ends"), [(64950, 200, False), (22230, 128, True), (1500, 256, True),
+                                              (1500, 512, False)])  # fmt: skip
+def test_full_layers_of_few_columns_end_in_such_tiles_too(m, n, ends):
+    forward = [v for v in variants_of("cross_layer", [case("float16", batch=m, dim=n, rank=0)])
+               if dict(v.constants).get("CROSS")]  # fmt: skip
+    assert {v.kernel for v in forward} == {"cross_end" if ends else "cross_product"}
+    for variant in forward if ends else []:
+        assert facts_of(launcher.kernel(variant.kernel).function, variant).num_spills == 0
+
+
+def test_few_rows_of_a_low_rank_layer_save_the_product():
+    few, many = (variants_of("cross_layer", [case("float16", batch=m, dim=640, rank=64)]) for m in (500, 5000))
+    saved = [[v for v in found if dict(v.constants).get("SAVE")] for found in (few, many)]
+    assert [v.kernel for v in saved[0]] == ["cross_end"] and not saved[1]
+
+
+@pytest.mark.parametrize(("m", "n", "rank"), [(52115, 1504, 64), (4096, 128, 16), (20857, 512, 128)])
+def test_shares_of_both_weights_gradients_cover_all_rows(m, n, rank):
+    chosen = config.weights(m, n, rank)
+    across = -(-n // chosen.columns)
+    assert across * (132 * chosen.programs_per_sm // across) <= 132 * chosen.programs_per_sm
+    stage_bytes = 2 * chosen.step * (chosen.columns + rank) * 2
+    assert chosen.num_stages * stage_bytes <= 227 * 1024
+
+
+def test_nothing_is_saved_that_the_backward_pass_computes_again():
+    x0, x = (torch.randn(4200, 24, dtype=torch.float16) for _ in range(2))
+    weight, bias, down = torch.randn(24, 16).half(), torch.randn(24).half(), torch.randn(16, 24).half()
+    y, u, inner = op.CROSS_LAYER.op(x0, x, weight, bias, down)
+    assert u.numel() == 0 and inner.shape == (4200, 16)
+    leaves = [t.requires_grad_() for t in (x0, x, weight, bias, down)]
+    grads = torch.autograd.grad(op.cross_layer(*leaves), leaves, torch.ones_like(y))
+    meant = [t.detach().double().requires_grad_() for t in leaves]
+    exact = torch.autograd.grad(op.reference.eager(*meant), meant, torch.ones_like(y).double())
+    for found, right in zip(grads, exact, strict=True):
+        assert (found.double() - right).abs().max() <= 5e-3 * right.abs().max()
+
+
+@pytest.mark.parametrize("biased", [True, False])
+def test_a_low_rank_layer_traces_as_it_runs(biased):
+    """What is saved depends on sizes: fake and real results agree, compiled gradients are the eager ones."""
+    x0, x = (torch.randn(4200, 24, dtype=torch.float16, requires_grad=True) for _ in range(2))
+    weight, down = (torch.randn(shape, dtype=torch.float16, requires_grad=True) for shape in ((24, 16), (16, 24)))
+    bias = torch.randn(24, dtype=torch.float16, requires_grad=True) if biased else None
+    torch.library.opcheck(op.CROSS_LAYER.op, (x0, x, weight, bias, down))
+    leaves = [t for t in (x0, x, weight, bias, down) if t is not None]
+    compiled = torch.compile(op.cross_layer, fullgraph=True, backend="aot_eager")
+    found, meant = (torch.autograd.grad(call(x0, x, weight, bias, down).float().sum(), leaves)
+                    for call in (compiled, op.cross_layer))  # fmt: skip
+    for a, b in zip(found, meant, strict=True):
+        torch.testing.assert_close(a, b)

@@ -153,10 +153,21 @@ def test_few_bags_have_a_program_each_and_sums_that_its_threads_have_registers_f
     from ridgeline.kernels.embedding_bag import config
 
     chosen = config.forward(dim, 2, length, bags)
-    wide = 1 << (dim - 1).bit_length()
+    wide = min(1 << (dim - 1).bit_length(), chosen.columns or dim * 2)
     assert chosen.bags == 1 and chosen.ahead * wide <= 64 * 32 * chosen.num_warps
     assert chosen.late or chosen.ahead >= length
     assert config.forward(dim, 2, length, 1 << 20) == config.many(dim, 2, length)
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize("dim", [128, 192, 200, 256, 384])
+def test_programs_share_the_columns_of_few_wide_bags(dim, itemsize):
+    from ridgeline.kernels.embedding_bag import config
+
+    for length in (8, 20, 50):
+        chosen = config.forward(dim, itemsize, length, 500)
+        assert 64 <= chosen.columns <= 128 and chosen.num_warps <= 2, "what meets across warps costs more than programs"
+        assert chosen.ahead * chosen.columns <= 32 * 32 * chosen.num_warps
 
 
 def test_short_bags_share_programs_however_few_they_are():

@@ -132,6 +132,87 @@ def pitch(m: int, n: int, itemsize: int, backward: bool = False) -> int:
 
 
 def backward(n: int) -> Pass:
-    """Sixteen bytes a lane; eight rows, so that few programs share a column's sum: 78.5 µs, 82.8 with four programs."""
+    """Sixteen bytes a lane and few programs that share a column's sum: 78.5 µs with two of eight warps, 82.8 with four.
+    Where columns fill their blocks, four of four warps: all of the backward pass of 16384×512 72.4 µs, 75.6, 22230×128
+    33.8 and 34.4, but 64950×200 118 and 115."""
     block = clamp(power_of_two(n), 64, 512)
-    return Pass(4096 // block, block, 8, 2)
+    return Pass(2048 // block, block, 4, 4) if n % block == 0 else Pass(4096 // block, block, 8, 2)
+
+
+RANKS, LEAST_AGAIN = (16, 32, 64), 4096
+"""Ranks for which the backward pass computes the second product again, and the rows that are worth it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Rows and columns of a tile whose product has a few terms, its warps, and programs that a multiprocessor has
+    registers for; no rows: another way."""
+
+    rows: int
+    columns: int
+    num_warps: int
+    programs_per_sm: int
+
+
+NO_TILE = Tile(0, 0, 0, 0)
+
+
+def is_short(n: int, rank: int, itemsize: int) -> bool:
+    """Whether a low-rank layer's second product can be computed again: rows of 16 bits in whole accesses."""
+    return itemsize == 2 and rank in RANKS and n % ALIGNED == 0
+
+
+def again(m: int, n: int, rank: int) -> Tile:
+    """Tiles in which the backward pass computes the second product again; none where it reads what was saved.
+
+    All of the backward pass of 52115×1504 of rank 64: 439 µs, 461 where it is read, 451 to 586 in other tiles, 496 on
+    eight warps; 38758×2048 of 32 406, 434; 11568×640 of 64 65, 72. One program for all columns of its rows, with the
+    product behind: 546 to 635. Rank 128 on eight warps lost, 112 for 20857×512 (95), and is read.
+    """
+    return Tile(64, 64, 4, 4) if m >= LEAST_AGAIN else NO_TILE
+
+
+MOST_TERMS, SHORT_TERMS, FEW_ROWS = 256, 128, 2048
+"""Of a product that a tile's program reads all at once, of one for which that pays whatever the rows, and rows that are
+few for tiles."""
+
+
+def can_end(n: int, terms: int, itemsize: int) -> bool:
+    """Whether tiles that read all their terms at once can end such a layer: rows of 16 bits in whole accesses."""
+    return itemsize == 2 and 16 <= terms <= MOST_TERMS and n % ALIGNED == 0 and terms % ALIGNED == 0
+
+
+def end(m: int, n: int, terms: int, cross: bool) -> Tile:
+    """Tiles of a product of few terms, with the rest of the layer (``cross``) or what is added behind it.
+
+    Forward 52115×1504 of rank 64 178 µs (193 in tiles that ask for x0 and x after their product; all of the layer by
+    one program 207 to 245), 38758×2048 of 32 168 (199), 20857×512 of 128 36 (39), 3158×2048 of 32 22 (26), 691×1504 of
+    128 14 (17) on four warps; the full layer of 22230×128 9.8 (11.7), of 1500×256 5.8 (6.7), but of 13913×256 16 (13)
+    and of 64950×200 46 (46). Backward four warps are better: 489, 496 on eight, 423 and 435.
+    """
+    if terms > SHORT_TERMS:
+        return Tile(64, 64, 8, 2) if m <= FEW_ROWS else NO_TILE
+    if n <= 128:
+        return Tile(64, 128, 8, 2)
+    return Tile(64, 64, 8, 4) if cross and m > FEW_ROWS else Tile(64, 64, 4, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Columns of a program that adds up gradients of a low-rank layer's weights, rows at a time, its warps, how many of
+    these are on their way, and programs a multiprocessor; no columns: two products."""
+
+    columns: int
+    step: int
+    num_warps: int
+    num_stages: int
+    programs_per_sm: int
+
+
+def weights(m: int, n: int, rank: int) -> Weights:
+    """A program a multiprocessor, whose sums leave it once: more of them are more shares to be added up.
+
+    With the rest of the backward pass 52115×1504 of rank 64 496 µs, 499 as two products, 11568×640 70 and 74; with two
+    programs 506 and 76.
+    """
+    return Weights(128, 64, 8, 4 if rank <= 64 else 3, 1)

@@ -1,6 +1,7 @@
 """The cross layer on the device: y = x0 · (a Wᵀ + b) + x as the epilogue of a product, or as one pass after it.
 
-Shapes: M rows, N columns of the result, in rows of P where accesses need it, K the inner dim, G groups of rows.
+Shapes: M rows, N columns of the result, in rows of P where accesses need it, K the inner dim, R a low rank, G groups
+of rows. A product of a few terms is a tile's own: what it reads is asked for at once, with all that its end reads.
 """
 
 from __future__ import annotations
@@ -199,3 +200,142 @@ def cross_backward(
     if WANT_BIAS:
         out = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         tl.store(share_ptr + tl.program_id(1).to(tl.int64) * n + out, tl.sum(acc, axis=0), mask=out < n)
+
+
+@jit
+def cross_again(
+    dy_ptr,  # [M, N]
+    x0_ptr,  # [M, N]
+    inner_ptr,  # [M, R]
+    weight_ptr,  # [N, R]
+    bias_ptr,  # [N]
+    du_ptr,  # [M, N] dy · x0
+    dx0_ptr,  # [M, N] dy · (inner weightᵀ + bias), whose factor is computed again
+    share_ptr,  # [G, N] fp32: each tile's share of the bias's gradient
+    m,
+    n,
+    across,  # tiles side by side
+    HAS_BIAS: tl.constexpr,
+    WANT_BIAS: tl.constexpr,
+    RANK: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+):
+    """The pointwise part of the low-rank layer's gradients, a tile a program: a short product instead of a read."""
+    group = (tl.program_id(0) // across).to(tl.int64)
+    first = group * BM
+    col = tl.program_id(0) % across * BN + tl.arange(0, BN)
+    row = tl.arange(0, BM)
+    there = first + row < m
+    rank = tl.arange(0, RANK)
+    at = row[:, None] * n + col[None, :]
+    inside = there[:, None] & (col < n)[None, :]
+    inner_at = inner_ptr + first * RANK + (row[:, None] * RANK + rank[None, :])
+    inner = tl.load(inner_at, mask=there[:, None], other=0.0)
+    weight = tl.load(weight_ptr + col[None, :] * RANK + rank[:, None], mask=(col < n)[None, :], other=0.0)
+    dy = tl.load(dy_ptr + first * n + at, mask=inside, other=0.0).to(tl.float32)
+    x0 = tl.load(x0_ptr + first * n + at, mask=inside, other=0.0).to(tl.float32)
+    u = tl.dot(inner, weight)
+    if HAS_BIAS:
+        u += tl.load(bias_ptr + col, mask=col < n, other=0.0).to(tl.float32)[None, :]
+    du = dy * x0
+    tl.store(du_ptr + first * n + at, du.to(du_ptr.dtype.element_ty), mask=inside)
+    dx0 = dy * u.to(dy_ptr.dtype.element_ty).to(tl.float32)
+    tl.store(dx0_ptr + first * n + at, dx0.to(dx0_ptr.dtype.element_ty), mask=inside)
+    if WANT_BIAS:
+        tl.store(share_ptr + group * n + col, tl.sum(du, axis=0), mask=col < n)
+
+
+@jit
+def cross_end(
+    a_ptr,  # [M, K]
+    w_ptr,  # [N, K], or [K, N] where TURNED
+    x0_ptr,  # [M, N]
+    x_ptr,  # [M, N]
+    bias_ptr,  # [N]
+    y_ptr,  # [M, N]
+    u_ptr,  # [M, N] the product itself, where the backward pass reads it
+    m,
+    n,
+    k,
+    across,  # tiles side by side
+    TURNED: tl.constexpr,
+    CROSS: tl.constexpr,  # x0 · (product + bias) + x; else product + x
+    HAS_BIAS: tl.constexpr,
+    SAVE: tl.constexpr,
+    EXACT: tl.constexpr,  # there are TERMS terms
+    TERMS: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+):
+    """A product of a few terms, a tile a program: everything that it reads is asked for at once."""
+    first = (tl.program_id(0) // across).to(tl.int64) * BM
+    col = tl.program_id(0) % across * BN + tl.arange(0, BN)
+    row = tl.arange(0, BM)
+    there = first + row < m
+    term = tl.arange(0, TERMS)
+    known = term < (TERMS if EXACT else k)
+    at = row[:, None] * n + col[None, :]
+    inside = there[:, None] & (col < n)[None, :]
+    a_at = a_ptr + first * k + (row[:, None] * k + term[None, :])
+    a = tl.load(a_at, mask=there[:, None] & known[None, :], other=0.0)
+    if TURNED:
+        w_at = w_ptr + term[:, None] * n + col[None, :]
+    else:
+        w_at = w_ptr + col[None, :] * k + term[:, None]
+    w = tl.load(w_at, mask=known[:, None] & (col < n)[None, :], other=0.0)
+    x = tl.load(x_ptr + first * n + at, mask=inside, other=0.0).to(tl.float32)
+    if CROSS:
+        x0 = tl.load(x0_ptr + first * n + at, mask=inside, other=0.0).to(tl.float32)
+        u = tl.dot(a, w)
+        if HAS_BIAS:
+            u += tl.load(bias_ptr + col, mask=col < n, other=0.0).to(tl.float32)[None, :]
+        u = u.to(y_ptr.dtype.element_ty)
+        if SAVE:
+            tl.store(u_ptr + first * n + at, u, mask=inside)
+        y = u.to(tl.float32) * x0 + x
+    else:
+        y = tl.dot(a, w) + x
+    tl.store(y_ptr + first * n + at, y.to(y_ptr.dtype.element_ty), mask=inside)
+
+
+@jit
+def cross_low_rank_weights(
+    du_ptr,  # [M, N]
+    x_ptr,  # [M, N]
+    inner_ptr,  # [M, R]
+    d_inner_ptr,  # [M, R]
+    part_ptr,  # [2, G, N·R] fp32: each group of rows' share of duᵀ inner [N, R] and of d_innerᵀ x [R, N]
+    m,
+    n,
+    stretch,
+    RANK: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Gradients of both weights of the low-rank layer: some columns of a group of rows, each read once."""
+    col = tl.program_id(0) * BN + tl.arange(0, BN)
+    rank = tl.arange(0, RANK)
+    first = tl.program_id(1) * stretch
+    last = tl.minimum(first + stretch, m)
+    known = (col < n)[None, :]
+    by_weight = tl.zeros([BN, RANK], tl.float32)
+    by_down = tl.zeros([BN, RANK], tl.float32)
+    for start in tl.range(first, last, BK, num_stages=STAGES):
+        row = start + tl.arange(0, BK)
+        there = (row < last)[:, None]
+        at = row.to(tl.int64)[:, None] * n + col[None, :]
+        short = row.to(tl.int64)[:, None] * RANK + rank[None, :]
+        du = tl.load(du_ptr + at, mask=there & known, other=0.0)
+        inner = tl.load(inner_ptr + short, mask=there, other=0.0)
+        by_weight = tl.dot(tl.trans(du), inner, by_weight)
+        x = tl.load(x_ptr + at, mask=there & known, other=0.0)
+        d_inner = tl.load(d_inner_ptr + short, mask=there, other=0.0)
+        by_down = tl.dot(tl.trans(x), d_inner, by_down)
+    size = (n * RANK).to(tl.int64)
+    to = part_ptr + tl.program_id(1) * size
+    inside = (col < n)[:, None]
+    tl.store(to + col[:, None] * RANK + rank[None, :], by_weight, mask=inside)
+    to += tl.num_programs(1) * size
+    tl.store(to + rank[:, None] * n + col[None, :], tl.trans(by_down), mask=known)

@@ -15,8 +15,10 @@ from ridgeline.kernels.cross_layer import config, kernel, reference, streamed
 from ridgeline.kernels.direct import Unrepeatable, noting
 from ridgeline.kernels.launcher import INTERPRETING, Blocks, Kernel, Plans, launchable, num_sms, vector_of
 from ridgeline.kernels.matmul.op import MATMUL, ended, ends_fit, tall_fits
+from ridgeline.kernels.rms_norm.config import ColumnSums
 from ridgeline.kernels.rms_norm.op import plan_reduce
-from ridgeline.kernels.rows import cdiv, clamp, float_reason, template
+from ridgeline.kernels.rows import cdiv, clamp, float_reason, power_of_two, template
+from ridgeline.kernels.shares import registers_of
 from ridgeline.kernels.tensorfloat import products_round
 
 _PRODUCT = Kernel(kernel.cross_product, vectors=("n", "k"))
@@ -25,7 +27,11 @@ _POINTWISE = Kernel(kernel.cross_pointwise)
 _BACKWARD = Kernel(kernel.cross_backward, vectors=("n", "p"))
 _WIDEN = Kernel(kernel.cross_widen, vectors=("p",), loose=("x_ptr", "more_ptr"))
 _NARROW = Kernel(kernel.cross_narrow, vectors=("p",), loose=("x0_ptr", "x_ptr", "y_ptr", "u_ptr"))
+_WEIGHTS = Kernel(kernel.cross_low_rank_weights, vectors=("n",))
+_END = Kernel(kernel.cross_end, vectors=("n", "k"), loose=("bias_ptr",))
+_AGAIN = Kernel(kernel.cross_again, vectors=("n",), loose=("bias_ptr",))
 _product_plans, _pointwise_plans, _backward_plans, _wide_plans = Plans(), Plans(), Plans(), Plans()
+_low_rank_plans = Plans()
 POINTWISE_BLOCK = 2048
 ENDS = ("zeros", "ones", "more")
 """What the column behind a copy's own has."""
@@ -53,8 +59,11 @@ def _forward(
     x0: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     if not launchable(x):
-        return CROSS_LAYER.on_host(x0, x, weight, bias, down)
+        return _on_host(x0, x, weight, bias, down)
     x0, x = x0.contiguous(), x.contiguous()
+    if down is not None and _again(x, down):
+        inner = _product(x, down.mT)
+        return _cross(x0, x, inner, weight, bias, save=False)[0], x.new_empty(0), inner
     if _pitch(x) != x.shape[1]:
         y, u, inner = _wide_cross(x0, x, weight, bias, down, save=True)
         return y, u, x.new_empty(0) if down is None else inner
@@ -63,9 +72,20 @@ def _forward(
     return y, u, x.new_empty(0) if down is None else inner
 
 
+def _on_host(
+    x0: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The reference, without what the backward pass computes again."""
+    if down is None or not _again(x, down):
+        found: tuple[Tensor, Tensor, Tensor] = CROSS_LAYER.on_host(x0, x, weight, bias, down)
+        return found
+    y, _, inner = reference.forward(*(None if t is None else t.float() for t in (x0, x, weight, bias, down)))
+    return y.to(x.dtype), x.new_empty(0), inner.to(x.dtype)
+
+
 def _infer(x0: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor | None) -> Tensor:
     if not launchable(x):
-        return CROSS_LAYER.on_host(x0, x, weight, bias, down)[0]
+        return _on_host(x0, x, weight, bias, down)[0]
     x0, x = x0.contiguous(), x.contiguous()
     if _pitch(x) != x.shape[1]:
         return _wide_cross(x0, x, weight, bias, down, save=False)[0]
@@ -80,7 +100,8 @@ def _cross(x0: Tensor, x: Tensor, a: Tensor, weight: Tensor, bias: Tensor | None
            weight.is_contiguous(), (x0.data_ptr() | x.data_ptr() | a.data_ptr() | weight.data_ptr()) & 15)  # fmt: skip
     if key not in _product_plans:
         CROSS_LAYER.check(x0, x, weight, bias, None if a is x else a.new_empty(a.shape[1], x.shape[1], device="meta"))
-        _product_plans[key] = _plan_product(a, weight, x0, x, bias, cross=True, save=save, turned=False)
+        short = _plan_end(a, weight, x0, x, bias, cross=True, save=save)
+        _product_plans[key] = short or _plan_product(a, weight, x0, x, bias, cross=True, save=save, turned=False)
     run = _product_plans[key]
     if run is None and _ends(a, weight.mT, x0, x, least=config.LEAST_FORWARD):
         return ended(a, weight.mT, bias, x0, x, save)
@@ -91,6 +112,111 @@ def _cross(x0: Tensor, x: Tensor, a: Tensor, weight: Tensor, bias: Tensor | None
     u = torch.empty_like(x) if save else y
     run(a, weight, x0, x, bias, y, u)
     return y, u
+
+
+def _again(x: Tensor, down: Tensor) -> config.Tile | None:
+    """How the backward pass computes the second product again; None where the forward pass saves it."""
+    if not config.is_short(x.shape[1], down.shape[0], x.element_size()):
+        return None
+    sizes = {"m": x.shape[0], "n": x.shape[1], "rank": down.shape[0]}
+    chosen = tuning.choose("cross_layer.again", sizes, config.again(**sizes))
+    return chosen if chosen.rows else None
+
+
+def _low_rank_backward(
+    dy: Tensor, x0: Tensor, inner: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, want_bias: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    if not launchable(dy):
+        return CROSS_LOW_RANK_BACKWARD.on_host(dy, x0, inner, weight, bias, down, want_bias)
+    dy, x0, weight, down = dy.contiguous(), x0.contiguous(), weight.contiguous(), down.contiguous()
+    bias = None if bias is None else bias.contiguous()
+    du, dx0, db = _computed_again(dy, x0, inner, weight, bias, down, want_bias)
+    d_inner = du @ weight
+    return du, dx0, add_product(d_inner, down, dy), d_inner, db
+
+
+def _computed_again(
+    dy: Tensor, x0: Tensor, inner: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, want_bias: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(gradient of the product, of x0, of the bias)."""
+    m, n = dy.shape
+    du, dx0 = torch.empty_like(dy), torch.empty_like(x0)
+    pointers = dy.data_ptr() | x0.data_ptr() | weight.data_ptr() | inner.data_ptr()
+    key = (dy.shape, inner.shape[1], dy.dtype, bias is None, want_bias, "again", dy.get_device(), pointers & 15)
+    plan = _low_rank_plans.get(key)
+    if plan is None:
+        plan = _low_rank_plans[key] = _plan_again(dy, inner, weight, bias, down, want_bias, pointers)
+    run, reduce, like, groups, across = plan
+    share = torch.empty_like(like, memory_format=torch.contiguous_format) if want_bias else du
+    run(dy, x0, inner, weight, dy if bias is None else bias, du, dx0, share, m, n, across)
+    db = dy.new_empty(n if want_bias else 0)
+    if want_bias:
+        reduce(share, db, db, groups, n)
+    return du, dx0, db
+
+
+def _plan_again(
+    dy: Tensor, inner: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, want_bias: bool, pointers: int
+) -> tuple[Any, Any, Tensor, int, int]:
+    (m, n), on = dy.shape, dy.get_device()
+    chosen = _again(dy, down) or config.again(config.LEAST_AGAIN, n, down.shape[0])
+    groups, across = cdiv(m, chosen.rows), cdiv(n, chosen.columns)
+    like = template((groups, n), torch.float32, dy.device)
+    run = _AGAIN.bind(
+        (dy, dy, inner, weight, dy if bias is None else bias, dy, dy, like if want_bias else dy, m, n, across),
+        grid=(groups * across,),
+        constants={"HAS_BIAS": bias is not None, "WANT_BIAS": want_bias, "RANK": inner.shape[1], "BM": chosen.rows,
+                   "BN": chosen.columns},
+        num_warps=chosen.num_warps,
+        max_registers=registers_of(chosen.num_warps, chosen.programs_per_sm),
+        device=on,
+        vector=vector_of(dy.element_size(), pointers, n),
+    )  # fmt: skip
+    return run, plan_reduce(like, dy, groups, n, on), like, groups, across
+
+
+def low_rank_weights(du: Tensor, x: Tensor, inner: Tensor, d_inner: Tensor) -> tuple[Tensor, Tensor]:
+    """``du.T @ inner`` and ``d_inner.T @ x``, in one pass over all of them where that is chosen."""
+    (m, n), rank = x.shape, inner.shape[1]
+    x = x.contiguous()
+    pointers = du.data_ptr() | x.data_ptr() | inner.data_ptr() | d_inner.data_ptr()
+    key = (x.shape, rank, x.dtype, "weights", x.get_device(), pointers & 15)
+    plan = _low_rank_plans.get(key)
+    if plan is None:
+        plan = _low_rank_plans[key] = _plan_weights(du, x, inner, pointers)
+    run, reduce, like, groups, stretch = plan
+    if run is None:
+        return du.mT @ inner, d_inner.mT @ x
+    part = torch.empty_like(like, memory_format=torch.contiguous_format)
+    run(du, x, inner, d_inner, part, m, n, stretch)
+    dw, d_down = x.new_empty((n, rank)), x.new_empty((rank, n))
+    reduce(part, dw, d_down, groups, n * rank)
+    return dw, d_down
+
+
+def _plan_weights(du: Tensor, x: Tensor, inner: Tensor, pointers: int) -> tuple[Any, ...]:
+    (m, n), rank, on = x.shape, inner.shape[1], x.get_device()
+    sizes = {"m": m, "n": n, "rank": rank}
+    chosen = tuning.choose("cross_layer.weights", sizes, config.weights(**sizes))
+    if not chosen.columns:
+        return None, None, None, 0, 0
+    across = cdiv(n, chosen.columns)
+    groups = clamp(chosen.programs_per_sm * num_sms(on) // across, 1, cdiv(m, chosen.step))
+    stretch = cdiv(cdiv(m, groups), chosen.step) * chosen.step
+    groups = cdiv(m, stretch)
+    like = template((2, groups, n * rank), torch.float32, x.device)
+    run = _WEIGHTS.bind(
+        (du, x, inner, inner, like, m, n, stretch),
+        grid=(across, groups),
+        constants={"RANK": rank, "BN": chosen.columns, "BK": chosen.step, "STAGES": chosen.num_stages},
+        num_warps=chosen.num_warps,
+        num_stages=chosen.num_stages,
+        device=on,
+        vector=vector_of(x.element_size(), pointers, n),
+    )
+    column, shares = template((n * rank,), x.dtype, x.device), power_of_two(groups)
+    few = ColumnSums(shares, max(16, 4096 // shares), 4)
+    return run, plan_reduce(like, column, groups, n * rank, on, second=column, default=few), like, groups, stretch
 
 
 def _pitch(x: Tensor, backward: bool = False) -> int:
@@ -177,7 +303,8 @@ def add_product(a: Tensor, weight: Tensor, x: Tensor) -> Tensor:
            weight.is_contiguous(), (x.data_ptr() | a.data_ptr() | weight.data_ptr()) & 15)  # fmt: skip
     if key not in _product_plans:
         tiles = partial(_plan_product, a, weight, x, x, None, cross=False, save=False, turned=True)
-        _product_plans[key] = _plan_resident(a, weight, x) or tiles()
+        short = _plan_end(a, weight, x, x, None, cross=False, save=False)
+        _product_plans[key] = short or _plan_resident(a, weight, x) or tiles()
     run = _product_plans[key]
     if run is None:
         return torch.addmm(x, a, weight)
@@ -241,6 +368,38 @@ def _plan_product(
 
     def plan(a: Tensor, weight: Tensor, x0: Tensor, x: Tensor, bias: Tensor | None, y: Tensor, u: Tensor) -> None:
         run(a, weight, x0, x, x if bias is None else bias, y, u, m, n, k)
+
+    return plan
+
+
+def _plan_end(
+    a: Tensor, weight: Tensor, x0: Tensor, x: Tensor, bias: Tensor | None, *, cross: bool, save: bool
+) -> Any:
+    """The layer, or its last gradient, by tiles that read all terms of their product at once; None where it is made
+    otherwise."""
+    (m, n), k = x.shape, a.shape[1]
+    same = {a.dtype, weight.dtype, x0.dtype, x.dtype} | (set() if bias is None else {bias.dtype})
+    if not config.can_end(n, k, x.element_size()) or len(same) > 1 or not weight.is_contiguous():
+        return None
+    sizes = {"m": m, "n": n, "terms": k, "cross": cross}
+    chosen = tuning.choose("cross_layer.end", sizes, config.end(**sizes))
+    if not chosen.rows:
+        return None
+    pointers, terms = a.data_ptr() | weight.data_ptr() | x0.data_ptr() | x.data_ptr(), power_of_two(k)
+    across = cdiv(n, chosen.columns)
+    run = _END.bind(
+        (a, weight, x0, x, x if bias is None else bias, x, x, m, n, k, across),
+        grid=(cdiv(m, chosen.rows) * across,),
+        constants={"TURNED": not cross, "CROSS": cross, "HAS_BIAS": bias is not None, "SAVE": save,
+                   "EXACT": terms == k, "TERMS": terms, "BM": chosen.rows, "BN": chosen.columns},
+        num_warps=chosen.num_warps,
+        max_registers=registers_of(chosen.num_warps, chosen.programs_per_sm),
+        device=x.get_device(),
+        vector=vector_of(x.element_size(), pointers, n, k),
+    )  # fmt: skip
+
+    def plan(a: Tensor, weight: Tensor, x0: Tensor, x: Tensor, bias: Tensor | None, y: Tensor, u: Tensor) -> None:
+        run(a, weight, x0, x, x if bias is None else bias, y, u, m, n, k, across)
 
     return plan
 
@@ -341,7 +500,7 @@ def _fake(
 ) -> tuple[Tensor, Tensor, Tensor]:
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     inner = x.new_empty(0) if down is None else x.new_empty((x.shape[0], down.shape[0]))
-    return y, torch.empty_like(y), inner
+    return y, x.new_empty(0) if down is not None and _again(x, down) else torch.empty_like(y), inner
 
 
 def _support(
@@ -364,7 +523,8 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> Non
     ctx.set_materialize_grads(False)
     ctx.want_bias = bias is not None and bias.requires_grad
     ctx.wants = (x.requires_grad, weight.requires_grad, down is not None and down.requires_grad)
-    ctx.save_for_backward(x0, x, weight, down, output[1], output[2])
+    again = down is not None and output[1].numel() == 0
+    ctx.save_for_backward(x0, x, weight, down, output[1], output[2], bias if again else None)
 
 
 def _added(a: Tensor, weight: Tensor, x: Tensor) -> Tensor:
@@ -380,7 +540,15 @@ def _added(a: Tensor, weight: Tensor, x: Tensor) -> Tensor:
 def _grads(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Any, ...]:
     if dy is None:
         return (None,) * 5
-    x0, x, weight, down, u, inner = ctx.saved_tensors
+    x0, x, weight, down, u, inner, bias = ctx.saved_tensors
+    if down is not None and u.numel() == 0 and dy.numel():
+        du, dx0, dx, d_inner, db = CROSS_LOW_RANK_BACKWARD(dy, x0, inner, weight, bias, down, ctx.want_bias)
+        if ctx.wants[1] and ctx.wants[2] and _plain(dy) and _plain(x):
+            dw, d_down = low_rank_weights(du, x, inner, d_inner)
+        else:
+            dw = du.mT @ inner if ctx.wants[1] else None
+            d_down = d_inner.mT @ x if ctx.wants[2] else None
+        return dx0, dx, dw, db if ctx.want_bias else None, d_down
     du, dx0, db = CROSS_LAYER_BACKWARD(dy, u, x0, ctx.want_bias)
     if du.shape != dy.shape:
         dx, dw, d_down = _wide_grads(ctx.wants, du, dy, x, weight, down, inner)
@@ -457,6 +625,29 @@ CROSS_LAYER_BACKWARD = declare(
     cost=elementwise_cost(3.0),
     num_results=3,
     repeats=True,
+)
+CROSS_LOW_RANK_BACKWARD: Primitive = declare(
+    name="cross_low_rank_backward",
+    summary="all of the low-rank cross_layer's gradients but its weights'",
+    schema="(Tensor dy, Tensor x0, Tensor inner, Tensor weight, Tensor? bias, Tensor down, bool want_bias)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    forward=_low_rank_backward,
+    fake=lambda dy, x0, inner, weight, bias, down, want_bias: (
+        torch.empty_like(dy, memory_format=torch.contiguous_format),
+        torch.empty_like(x0, memory_format=torch.contiguous_format),
+        torch.empty_like(dy, memory_format=torch.contiguous_format),
+        torch.empty_like(inner, memory_format=torch.contiguous_format),
+        dy.new_empty(dy.shape[1] if want_bias else 0),
+    ),
+    reference=reference.low_rank_backward,
+    support=lambda dy, x0, inner, weight, bias, down, *_: float_reason(dy=dy, x0=x0, inner=inner),
+    cost=lambda inputs, outputs, **_: {
+        "flops": 6.0 * inputs[0].numel * inputs[2].shape[1],
+        "matrix_flops": 6.0 * inputs[0].numel * inputs[2].shape[1],
+    },
+    num_results=5,
+    repeats=True,
+    multiplies=True,
 )
 ADD_PRODUCT: Primitive = declare(
     name="add_product",

@@ -23,6 +23,16 @@ def backward(dy: Tensor, u: Tensor, x0: Tensor, want_bias: bool) -> tuple[Tensor
     return du, dy * u, du.sum(0) if want_bias else du.new_empty(0)
 
 
+def low_rank_backward(
+    dy: Tensor, x0: Tensor, inner: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, want_bias: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """(gradient of the product, of x0, of x, of the projection, of the bias)."""
+    u = inner @ weight.mT
+    du, dx0, db = backward(dy, u if bias is None else u + bias, x0, want_bias)
+    d_inner = du @ weight
+    return du, dx0, d_inner @ down + dy, d_inner, db
+
+
 def eager(x0: Tensor, x: Tensor, weight: Tensor, bias: Tensor, down: Tensor | None = None) -> Tensor:
     return x0 * F.linear(x if down is None else F.linear(x, down), weight, bias) + x
 

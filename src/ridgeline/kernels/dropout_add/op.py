@@ -25,7 +25,8 @@ def dropout_add(
     """``dropout(x, p, training) + residual``.
 
     The mask is a function of ``seed``, an int64 tensor of one element on the device; without one it is drawn from
-    PyTorch's generator, so ``torch.manual_seed`` and CUDA graphs work as they do for ``F.dropout``.
+    PyTorch's generator, so ``torch.manual_seed`` and CUDA graphs work as they do for ``F.dropout``. ``p`` is taken to
+    the nearest of 65,536 steps, and what stays is scaled by that step, so that the mean is as it was.
     """
     if not 0.0 <= p < 1.0:
         raise KernelError(f"dropout_add: p is a probability below one, not {p}")
@@ -47,7 +48,7 @@ def _forward(x: Tensor, residual: Tensor, seed: Tensor, p: float) -> Tensor:
     if run is None:
         DROPOUT_ADD.check(x, residual, seed, p)
         run = _forward_plans[key] = _plan("dropout_add.forward", _FORWARD, (x, residual, seed, y), num, pointers)
-    run(x, residual, seed, y, num, reference.threshold(p), 1.0 / (1.0 - p))
+    run(x, residual, seed, y, num, reference.threshold(p), reference.scale(p))
     return y
 
 
@@ -60,18 +61,18 @@ def _backward(dy: Tensor, seed: Tensor, p: float) -> Tensor:
     run = _backward_plans.get(key)
     if run is None:
         run = _backward_plans[key] = _plan("dropout_add.backward", _BACKWARD, (dy, seed, dx), dy.numel(), dy.data_ptr())
-    run(dy, seed, dx, dy.numel(), reference.threshold(p), 1.0 / (1.0 - p))
+    run(dy, seed, dx, dy.numel(), reference.threshold(p), reference.scale(p))
     return dx
 
 
 def _plan(name: str, kind: Kernel, tensors: tuple[Tensor, ...], num: int, pointers: int) -> Any:
-    tile = 4 * reference.QUARTER
-    chosen = tuning.choose(name, {"num": num, "dtype": tensors[0].dtype}, config.default(num, tile))
     vector, shifted = access_of(tensors[0].element_size(), pointers | tensors[-1].data_ptr(), num)
+    default = config.default(num, tensors[0].element_size(), shifted)
+    chosen = tuning.choose(name, {"num": num, "dtype": tensors[0].dtype}, default)
     return kind.bind(
-        (*tensors, num, 2**32, 0.0),
-        grid=(chosen.parts * cdiv(num, tile),),
-        constants={"QUARTER": reference.QUARTER, "PARTS": chosen.parts, "SHIFTED": shifted},
+        (*tensors, num, reference.STEPS, 0.0),
+        grid=(cdiv(num, chosen.counters * reference.TOGETHER),),
+        constants={"COUNTERS": chosen.counters, "PARTS": chosen.parts, "SHIFTED": shifted},
         num_warps=chosen.num_warps,
         device=tensors[0].get_device(),
         vector=vector,

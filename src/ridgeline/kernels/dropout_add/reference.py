@@ -9,8 +9,8 @@ from torch.nn import functional as F
 LOW = 0xFFFFFFFF
 
 
-QUARTER = 1024
-"""Elements that share a word of the generator with nobody in their program: part of what the mask is."""
+TOGETHER, STEPS = 8, 1 << 16
+"""Elements that share a call of the generator, and values that each one's number has: part of what the mask is."""
 
 ROUNDS = 7
 
@@ -36,34 +36,38 @@ def _product(a: int, b: Tensor) -> tuple[Tensor, Tensor]:
     return second >> 16, ((second & 0xFFFF) << 16) | (first & 0xFFFF)
 
 
-def words(seed: int, num: int, device: torch.device) -> Tensor:
-    """32-bit words by position: of every 4·QUARTER elements, each quarter has one of the generator's four words."""
-    tiles = -(-num // (4 * QUARTER))
-    counters = torch.arange(tiles * QUARTER, device=device)
-    quarters = [word.view(tiles, QUARTER) for word in philox(seed, counters)]
-    return torch.stack(quarters, 1).reshape(-1)[:num]
+def numbers(seed: int, num: int, device: torch.device) -> Tensor:
+    """16-bit numbers by position: the lower and the upper half of each of the four words of every eight elements."""
+    words = philox(seed, torch.arange(-(-num // TOGETHER), device=device))
+    halves = [half for word in words for half in (word % STEPS, word // STEPS)]
+    return torch.stack(halves, 1).reshape(-1)[:num]
 
 
 def threshold(p: float) -> int:
-    """An element stays where its word is not below this: 2³² steps of probability, of which one always stays."""
-    return min(round(p * 2**32), LOW)
+    """An element stays where its number is not below this: the nearest step of probability, of which one stays."""
+    return min(round(p * STEPS), STEPS - 1)
+
+
+def scale(p: float) -> float:
+    """What elements that stay are multiplied by: the mean is theirs, whichever step is nearest."""
+    return STEPS / (STEPS - threshold(p))
 
 
 def kept(seed: Tensor, like: Tensor, p: float) -> Tensor:
-    return (words(int(seed), like.numel(), like.device) >= threshold(p)).view(like.shape)
+    return (numbers(int(seed), like.numel(), like.device) >= threshold(p)).view(like.shape)
 
 
 def forward(x: Tensor, residual: Tensor, seed: Tensor, p: float) -> Tensor:
-    return torch.where(kept(seed, x, p), x / (1 - p), 0.0) + residual
+    return torch.where(kept(seed, x, p), x * scale(p), 0.0) + residual
 
 
 def backward(dy: Tensor, seed: Tensor, p: float) -> Tensor:
-    return torch.where(kept(seed, dy, p), dy / (1 - p), 0.0)
+    return torch.where(kept(seed, dy, p), dy * scale(p), 0.0)
 
 
 def eager(x: Tensor, residual: Tensor, seed: Tensor, p: float) -> Tensor:
     """PyTorch in the precision of its inputs, with the same mask."""
-    return x * (kept(seed, x, p).to(x.dtype) / (1 - p)) + residual
+    return x * (kept(seed, x, p).to(x.dtype) * scale(p)) + residual
 
 
 def pytorch(x: Tensor, residual: Tensor, p: float) -> Tensor:
@@ -75,4 +79,4 @@ def not_scaled(x: Tensor, residual: Tensor, seed: Tensor, p: float) -> Tensor:
 
 
 def residual_dropped(x: Tensor, residual: Tensor, seed: Tensor, p: float) -> Tensor:
-    return torch.where(kept(seed, x, p), x / (1 - p) + residual, 0.0)
+    return torch.where(kept(seed, x, p), x * scale(p) + residual, 0.0)

@@ -9,12 +9,14 @@ from ridgeline.kernels.rows import clamp, power_of_two
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """Bags a program sums, rows of each on their way, its warps, and whether these meet at the end alone."""
+    """Bags a program sums, rows of each on their way, its warps, whether these meet at the end alone, and the columns
+    that it sums, where these are not all."""
 
     bags: int
     ahead: int
     num_warps: int
     late: bool = False
+    columns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,28 +46,50 @@ FEW_BAGS, LEAST_LENGTH, LONG_BAG = 64 * 132, 4, 64
 way. 53,739 bags of 20 rows of 32 columns take 44 µs in as many programs, 34 in programs of 32 bags."""
 
 
-def apart(dim: int, mean_length: float) -> Forward:
-    """A program a bag, of as few warps as have 32 sums a thread: what meets across warps costs more than turns do.
+SHORT_BAG, WIDE = 8, 128
+"""Rows of a bag that are on their way at once, and columns from which several programs share a bag's."""
 
-    381 bags of 50 rows of 192 columns 14.8 µs with 16 rows on four warps or 32 on eight, 28 with sixteen, 28 where
-    warps met in every turn (``F.embedding_bag`` 18); 2834 of 50 of 32 9.6 with 16 rows on one warp, 12.9 with 64 on
-    two, 38 in programs of 16 bags (23); 370 of 20 of 384 11.0 with 8 rows on four, 14 with 16 on eight (14); 256 of
-    100 of 512 23 with 32 rows on eight, 31 with 16 (57). Where all rows come at once nothing is kept apart: 2123 of 8
-    of 384 15.3 instead of 17.5 (27).
+
+def apart(dim: int, itemsize: int, mean_length: float) -> Forward:
+    """A program a bag, or a part of its columns: one or two warps with up to 32 sums a thread, since what meets across
+    warps costs more than turns do, and few bags leave room for more programs.
+
+    Columns shared out: 381 bags of 50 rows of 192 columns 8.6 µs, 14.8 by a program each (``F.embedding_bag`` 18); 370
+    of 20 of 384 7.9, 11.0 (14); 426 of 8 of 384 7.1, 10.0 (10); 722 of 20 of 192 9.5, 14.8 (15); 256 of 100 of 512
+    16.4, 22.9 (54); of four-byte numbers 612 of 50 of 192 13.3, 24.6 (29), 4100 of 8 of 128 12.1, 22.6 (21), 2677 of 20
+    of 256 25.2, 27.0 (41), 1451 of 50 of 256 34.4, 34.1 (63). All of a long bag's rows at once on more warps lost.
+    2834 of 50 of 32 9.6 with 16 rows on one warp, 12.9 with 64 on two, 38 in programs of 16 bags (23); 3100 of 20 of
+    64 10.3 with eight, 11.9 with sixteen (17). Short bags of few columns share a warp: 5179 of 8 of 16 6.2, 7.6 alone
+    (10).
     """
     wide = power_of_two(dim)
+    if mean_length <= SHORT_BAG and wide <= 32:
+        return Forward(64 // wide, SHORT_BAG, 1)
+    if dim >= WIDE:
+        return shared_out(dim, itemsize, mean_length)
     if mean_length >= LONG_BAG:
         ahead = clamp(16384 // wide, 1, 32)
         return Forward(1, ahead, clamp(ahead * wide // 1024, 1, 8), True)
     ahead = min(clamp(power_of_two(int(1.5 * mean_length)), 4, 16), max(1, 4096 // wide))
+    if itemsize == 4 and mean_length > SHORT_BAG and wide == 64:
+        ahead = 8
     num_warps = clamp(ahead * wide // 1024, 1, 4)
     return Forward(1, ahead, num_warps, num_warps == 1 or mean_length > ahead)
+
+
+def shared_out(dim: int, itemsize: int, mean_length: float) -> Forward:
+    """Columns by 128, or by 64 where those end inside; of four-byte numbers half as many rows where bags are short."""
+    columns = WIDE if dim % WIDE == 0 and mean_length < LONG_BAG else WIDE // 2
+    if mean_length <= SHORT_BAG:
+        return Forward(1, SHORT_BAG, 1, False, columns)
+    rows = 2048 // columns
+    return Forward(1, rows // 2 if itemsize == 4 and mean_length <= 24 else rows, 2, True, columns)
 
 
 def forward(dim: int, itemsize: int, mean_length: float, num_bags: int = 1 << 30) -> Forward:
     """A program a bag where bags are few, and several bags a program where they are many or short."""
     if num_bags <= FEW_BAGS and mean_length >= LEAST_LENGTH:
-        return apart(dim, mean_length)
+        return apart(dim, itemsize, mean_length)
     return many(dim, itemsize, mean_length)
 
 

@@ -47,7 +47,8 @@ def embedding_bag_forward(
     AHEAD: tl.constexpr,
     LATE: tl.constexpr,
 ):
-    """A program sums BAGS bags, AHEAD rows of each at a time: a warp a bag, so that nothing crosses warps.
+    """A program sums DIM columns of BAGS bags, AHEAD rows of each at a time: a warp a bag, so that nothing crosses
+    warps.
 
     LATE: every place of the AHEAD has a sum of its own to the end, where warps meet once; the next turn's indices are
     asked for before this turn's rows, so that a turn waits for one answer of memory instead of two.
@@ -59,7 +60,8 @@ def embedding_bag_forward(
     base = tl.zeros([BAGS], tl.int64)
     if MANY:
         base = tl.load(starts_ptr + table, mask=inside, other=0)
-    col = tl.arange(0, DIM)[None, None, :]
+    first = tl.program_id(1) * DIM
+    col = first + tl.arange(0, DIM)[None, None, :]
     place = tl.arange(0, AHEAD)[None, :]
     acc = tl.zeros([BAGS, AHEAD if LATE else 1, DIM], tl.float32)
     count = tl.zeros([BAGS], tl.float32)
@@ -94,8 +96,9 @@ def embedding_bag_forward(
     if MEAN:
         acc = acc / tl.maximum(count, 1.0)[:, None]
     tables = num_bags // batch
-    to = ((bag % batch).to(tl.int64) * tables + table)[:, None] * dim + tl.arange(0, DIM)[None, :]
-    mask = inside[:, None] if EXACT else inside[:, None] & (tl.arange(0, DIM)[None, :] < dim)
+    own = first + tl.arange(0, DIM)[None, :]
+    to = ((bag % batch).to(tl.int64) * tables + table)[:, None] * dim + own
+    mask = inside[:, None] if EXACT else inside[:, None] & (own < dim)
     tl.store(out_ptr + to, acc.to(out_ptr.dtype.element_ty), mask=mask)
 
 

@@ -154,13 +154,13 @@ def _plan_forward(
         config.forward(dim, weight.element_size(), n / max(1, num_bags), num_bags),
     )
     numbers = (num_rows, dim, num_bags, batch, offsets.numel(), n, padding)
-    wide = power_of_two(dim)
+    wide = min(power_of_two(dim), chosen.columns or dim * 2)
     run = _FORWARD.bind(
         (weight, weight if scale_shift is None else scale_shift, indices, offsets,
          indices if starts is None else starts, weight if factors is None else factors, like, *numbers),
-        grid=(cdiv(num_bags, chosen.bags),),
+        grid=(cdiv(num_bags, chosen.bags), cdiv(dim, wide)),
         constants={"MANY": starts is not None, "CODES": scale_shift is not None, "WEIGHTED": factors is not None,
-                   "MEAN": mean, "PADDED": padding >= 0, "DIM": wide, "EXACT": wide == dim, "BAGS": chosen.bags,
+                   "MEAN": mean, "PADDED": padding >= 0, "DIM": wide, "EXACT": dim % wide == 0, "BAGS": chosen.bags,
                    "AHEAD": chosen.ahead, "LATE": chosen.late},
         num_warps=chosen.num_warps,
         device=weight.get_device(),

@@ -375,7 +375,7 @@ def _plan_backward_tile(
     samples, channels, on = x.shape[0], x.shape[1], x.get_device()
     per_group = channels // groups
     sizes = {"groups": samples * groups, "positions": positions, "dtype": x.dtype}
-    default = config.tile(samples * groups, per_group, positions, num_sms(on)) or config.Apart()
+    default = config.tile(samples * groups, per_group, positions, num_sms(on), x.element_size()) or config.Apart()
     chosen: Any = tuning.choose("group_norm.tile", sizes | {"per_group": per_group}, default)
     if isinstance(chosen, config.Apart) or not x.numel():
         return None

@@ -474,14 +474,16 @@ def _plan_backward_long(
 
 
 def plan_reduce(
-    partial: Tensor, out: Tensor, num_partials: int, cols: int, on: int, second: Any = None, early: bool = False
-) -> Any:
+    partial: Tensor, out: Tensor, num_partials: int, cols: int, on: int, second: Any = None, early: bool = False,
+    default: config.ColumnSums | None = None,
+) -> Any:  # fmt: skip
     """The second half of a column sum: [num_partials, cols] to [cols], small enough to stay in the L2.
 
     With ``second``, two stacked arrays are summed into two tensors. ``early``: started while the first half ends.
     """
     pitch = partial.shape[-1]
-    chosen = tuning.choose("column_sums", {"shares": num_partials, "cols": cols}, config.column_sums(num_partials))
+    default = default or config.column_sums(num_partials)
+    chosen = tuning.choose("column_sums", {"shares": num_partials, "cols": cols}, default)
     return REDUCE.bind(
         (partial, out, out if second is None else second, num_partials, cols),
         grid=(cdiv(cols, chosen.block), 1 if second is None else 2),
