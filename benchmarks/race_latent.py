@@ -60,7 +60,10 @@ WAYS: dict[str, dict[str, dict[str, Any]]] = {
 """What each way has instead: names of the configuration, or fields of what is chosen for few heads."""
 
 TRIED = {"narrow": "few", "fine": "few", "both": "many"}
-"""Ways that are tried at every border, and whose code the others of their kind have too."""
+"""Ways that are tried at every border, and of which kind they are."""
+
+LIKE = {"no ends": "narrow", "pairs": "both"}
+"""Ways that are raced where another one, whose code they have, is right."""
 
 
 def kind_of(of: dict[str, Any]) -> str:
@@ -249,8 +252,7 @@ def measure(asked: argparse.Namespace) -> None:
             found["errors"].append({**of, "error": "no time left"})
             continue
         try:
-            wrong = [way for way, kind in TRIED.items() if kind == kind_of(of) and way not in right]
-            ways = ["before"] if wrong else list(WAYS[kind_of(of)])
+            ways = [way for way in WAYS[kind_of(of)] if LIKE.get(way, way) in ("before", *right)]
             row = measured(of, ways, asked.seed, track)
             found["rows"].append(row)
             print(next(lines(row, track.copied)), row["notes"], flush=True)
