@@ -21,6 +21,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,13 +32,14 @@ from race_attention import instead
 
 BEGAN = time.perf_counter()
 SEED, POOL = 11, 400
-KINDS = {"wide": 8, "odd": 7, "clusters": 3}
+KINDS = {"wide": 8, "odd": 7, "clusters": 3, "tails": 5}
 """Shapes of each kind."""
 
 EDGES: dict[str, tuple[tuple[int, ...], ...]] = {
     "wide": ((71, 1, 128, 8), (128, 2, 128, 64), (48, 1, 256, 4), (96, 2, 64, 16), (128, 1, 256, 48), (40, 1, 96, 16)),
     "odd": ((24, 8, 80, 16), (20, 10, 112, 1), (12, 2, 96, 32)),
     "clusters": (),
+    "tails": ((64, 8, 64, 64), (32, 8, 128, 16), (24, 8, 256, 32)),
 }
 """Heads, key heads, head dim and page of checks at every border."""
 
@@ -52,7 +54,19 @@ def kind_of(of: dict[str, Any]) -> str:
     if of["d"] in (80, 96, 112):
         return "odd"
     found = config.choose(of["b"], of["k"], of["s"], of["d"], 132, ratio=ratio, fed=True, page=of["page"])
-    return "clusters" if found.even and of["lengths"] == "uneven" else ""
+    if found.even:
+        return "clusters" if of["lengths"] == "uneven" else ""
+    line = not (found.units or found.gathered or of["d"] == 192)
+    return "tails" if line and of["b"] >= 16 and of["lengths"] != "even" and size_of(of) <= TAILS_BYTES else ""
+
+
+TAILS_BYTES = 280e6
+"""Caches up to which ends of sequences are raced: larger ones reach what is asked."""
+
+
+def size_of(of: dict[str, Any]) -> float:
+    """Bytes of a cache, about."""
+    return float(of["b"] * of["s"] * drawn.key_bytes(of) * drawn.LENGTHS[of["lengths"]])
 
 
 def picked(kinds: list[str]) -> list[dict[str, Any]]:
@@ -80,6 +94,14 @@ def side_by_side(beside: bool) -> Any:
     return instead(config, "takes_beside", lambda *sizes: beside)
 
 
+def skipping(skips: bool) -> Any:
+    """Inside, pages of a last block that have no keys are copied or not."""
+    from ridgeline.kernels.paged_attention import config
+
+    choose = config.choose
+    return instead(config, "choose", lambda *sizes, **named: replace(choose(*sizes, **named), skips=skips))
+
+
 def ways(of: dict[str, Any]) -> dict[str, Callable[[], Any]]:
     """By name, the one of before first."""
     kind = kind_of(of)
@@ -88,6 +110,8 @@ def ways(of: dict[str, Any]) -> dict[str, Callable[[], Any]]:
     if kind == "odd":
         beside = {"beside": partial(side_by_side, True)} if of["k"] > 1 else {}
         return {"before": partial(side_by_side, False), "rows": partial(rows_from, 1), **beside}
+    if kind == "tails" or of["lengths"] == "edges":
+        return {"before": partial(skipping, False), "skips": partial(skipping, True)}
     return {"before": nullcontext, "apart": race_paged.apart}
 
 
@@ -202,11 +226,17 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--budget-s", type=float, default=20.0)
+    parser.add_argument("--pack", type=Path, help="compile what is launched into this folder, and time nothing")
     parser.add_argument("--warm", action="store_true", help="compile what is launched, and time nothing")
     parser.add_argument("--jobs", type=int, default=14, help="processes that compile")
     asked = parser.parse_args()
     if asked.table:
         return print("\n".join(table(json.loads(gzip.decompress(asked.table.read_bytes())))))
+    if asked.pack:
+        from ridgeline.kernels import pack
+
+        made_pack = pack.write(asked.pack, wanted_variants(asked.kinds), jobs=asked.jobs)
+        return print(f"{len(made_pack.entries)} kernels in {time.perf_counter() - BEGAN:.0f} s")
     asked.out.mkdir(parents=True, exist_ok=True)
     if asked.warm:
         from ridgeline.kernels import pack
