@@ -46,7 +46,7 @@ class Narrow(role_play.Program):
 
     def feed(self, *stretch):
         num = 0
-        for turn, (b, first, last, end) in enumerate(self.stretches(*stretch)):
+        for turn, (b, first, _, end) in enumerate(self.stretches(*stretch)):
             for key in range(first * self.unit, end, KEYS):
                 there = min(-(-(end - key) // self.unit) * self.unit, KEYS)
                 rows = np.full((there, WIDTH), np.nan)  # of a last tile whatever the page has
@@ -64,7 +64,7 @@ class Narrow(role_play.Program):
 
     def scores(self, *stretch):
         num = block = 0
-        for turn, (b, first, last, end) in enumerate(self.stretches(*stretch)):
+        for turn, (b, first, _, end) in enumerate(self.stretches(*stretch)):
             top, sums, half = np.full(HEADS, -np.inf), np.zeros((KEYS, HEADS)), turn % self.num_queries
             yield self.turn("q_full", turn)
             for key in range(first * self.unit, end, KEYS):
@@ -96,7 +96,7 @@ class Narrow(role_play.Program):
     def sums(self, c, *stretch):
         num = block = 0
         mine = slice(c * VALUES // 2, (c + 1) * VALUES // 2)
-        for turn, (b, first, last, end) in enumerate(self.stretches(*stretch)):
+        for turn, (b, first, _, end) in enumerate(self.stretches(*stretch)):
             o = np.zeros((VALUES // 2, HEADS))
             for key in range(first * self.unit, end, KEYS):
                 slot, rest = block % 2, end - key

@@ -1,6 +1,7 @@
 """Latent decoding of few heads by roles without a GPU: who waits for whom, and what the compiler makes of it."""
 
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +34,7 @@ def cut(lengths, programs, unit, ends):
     """Stretches of as many programs: sequence, first unit of it, and how many units, ends counted."""
     weights = [-(-n // unit) + ends * (n > 0) for n in lengths]
     borders = [sum(weights) * i // programs for i in range(programs + 1)]
-    for start, stop in zip(borders, borders[1:], strict=False):
+    for start, stop in pairwise(borders):
         b = 0
         while b < len(weights) - 1 and start >= weights[b]:
             start, stop, b = start - weights[b], stop - weights[b], b + 1
@@ -68,7 +69,9 @@ def assert_right(lengths, programs, seed, **more):
 
 
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
-@pytest.mark.parametrize(("thirds", "queries", "unit", "ends"), [(7, 1, 2, 1), (6, 2, 4, 0), (6, 1, 2, 2), (3, 1, 4, 1)])
+@pytest.mark.parametrize(
+    ("thirds", "queries", "unit", "ends"), [(7, 1, 2, 1), (6, 2, 4, 0), (6, 1, 2, 2), (3, 1, 4, 1)]
+)
 def test_no_order_of_events_makes_a_sum_wrong_or_stops_everybody(lengths, thirds, queries, unit, ends):
     for seed in range(25):
         for programs in (1, 2, 5):
@@ -125,7 +128,7 @@ def test_nothing_is_multiplied_twice_and_loops_spill_nothing(sizes):
 def test_few_heads_in_pages_of_whole_tiles_are_narrow(monkeypatch):
     assert [v.kernel for v in narrow_of(h=8, page=48)] == ["latent_narrow"]
     assert [v.kernel for v in narrow_of(page=8)] == ["latent_share"]
-    monkeypatch.setattr(config, "NARROW", False)
+    monkeypatch.setattr(config, "NARROW", 0)
     assert [[v.kernel for v in narrow_of(h=h)] for h in (16, 32)] == [["latent_columns"], ["latent_line"]]
 
 

@@ -129,6 +129,6 @@ def test_roles_multiply_as_much_as_they_must_and_spill_nothing_in_their_loops(mo
 def test_roles_are_taken_where_the_configuration_says_so(monkeypatch):
     for way, kernel in (("line", "latent_roles"), ("shares", "latent_roles"), ("", "latent_blocks")):
         assert [v.kernel for v in roles_of(monkeypatch, way)] == [kernel]
-    assert [v.kernel for v in roles_of(monkeypatch, "line", h=32)] == ["latent_line"]
+    assert [v.kernel for v in roles_of(monkeypatch, "line", h=32)] == ["latent_narrow"]
     assert [v.kernel for v in roles_of(monkeypatch, "shares", h=100, page=48)] == ["latent_roles"]
     assert [v.kernel for v in roles_of(monkeypatch, "line", page=8)] == ["latent_share"]

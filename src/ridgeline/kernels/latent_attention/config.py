@@ -113,23 +113,64 @@ SHORT_KEYS = 4096
 """Keys of a sequence up to which 33 to 64 heads take shares: 64 of 1,800 keys 65.7 µs by shares, 76.4 by the line; 35
 uneven ones to 10,263 keys 135.9 and 104.4."""
 
-NARROW = True
-"""Whether at most 32 heads go by roles."""
+NARROW = 32
+"""Heads up to which they are columns and warps have roles."""
 
-NARROW_REGISTERS, NARROW_ROWS, NARROW_LONGEST = 128, 16, 4000
-"""Registers when sixteen warps start; keys that a copy brings where sequences are at most so long, as in paged
-attention: most of 64 would be read for nobody at a sequence's end."""
+NARROW_ROWS, NARROW_LONGEST, NARROW_BYTES = 16, 4000, 231_000
+"""Keys that a copy brings where sequences are at most so long, as in paged attention: most of 64 would be read for
+nobody at a sequence's end; and shared memory of a program."""
+
+NARROW_EARLY = 3
+"""When the joining kernel starts where at most 32 heads are columns."""
+
+BESIDE_EARLY, BESIDE_WARPS, BESIDE_REGISTERS, BESIDE_BYTES = 3, 4, 128, 10_000
+"""When a joining program starts that finds room beside the reading one: after its first block; its warps, registers of
+a thread and shared memory."""
+
+
+def narrow_columns(heads: int) -> int:
+    """Columns for so many heads of a program."""
+    return max(FEW_HEADS, power_of_two(heads))
+
+
+def narrow_registers(columns: int, early: int) -> tuple[int, int, int]:
+    """Of a thread when sixteen warps start, of one that makes sums, and of one that makes scores."""
+    if columns > 2 * FEW_HEADS:
+        return 128, 168, 136
+    return (96, 104, 136) if early == BESIDE_EARLY else (128, 152, 152)
+
+
+def beside_tile(programs: int, batch: int, heads: int) -> tuple[int, int, int]:
+    """Parts, heads and columns that a joining program takes at once: all parts of sequences of even length, or 32."""
+    parts = clamp(power_of_two(cdiv(programs, batch) + 1), 2, 32)
+    each = (BESIDE_ELEMENTS if batch <= MAX_LINED else BESIDE_ELEMENTS // 2) // parts
+    rows = clamp(each // 128, BESIDE_WARPS, max(BESIDE_WARPS, power_of_two(heads)))
+    return parts, rows, min(FED_DIM, each // rows)
+
+
+BESIDE_ELEMENTS = 8192
+"""Of parts that a joining program has on their way, half of its registers; fewer where it knows of more sequences."""
+
+
+def narrow_ring(columns: int, queries: int, early: int) -> int:
+    """Thirds of blocks that fit beside so many sequences' queries, two blocks' probabilities and a joining program."""
+    beside = BESIDE_BYTES if early == BESIDE_EARLY else 0
+    left = NARROW_BYTES - beside - 2 * columns * ((FED_DIM + FED_MORE) * queries + 2 * FED_KEYS)
+    return min(RING, left // (2 * FED_KEYS * (FED_DIM + FED_MORE) // 3))
 
 
 def choose_narrow(batch: int, heads: int, longest: int, num_sms: int, page: int) -> Few:
-    """A stretch a multiprocessor. Room for a second sequence's queries is a third of a block where heads are 32."""
-    columns = FEW_HEADS * cdiv(heads, FEW_HEADS)
+    """A stretch for every so many programs as heads take. Room for a second sequence's queries is taken from blocks."""
+    groups = cdiv(heads, MAX_ROWS)
+    programs, columns = max(1, num_sms // groups), narrow_columns(cdiv(heads, groups))
     rows = math.gcd(page, NARROW_ROWS if longest <= NARROW_LONGEST else FED_KEYS)
-    queries = 2 if columns == FEW_HEADS or 2 * batch >= num_sms else 1
+    early = NARROW_EARLY if columns <= 2 * FEW_HEADS else 2
+    short = columns == 2 * FEW_HEADS and 2 * batch >= num_sms and early != BESIDE_EARLY
+    queries = 2 if columns == FEW_HEADS or short else 1
     return Few(
-        FED_KEYS, num_sms, 4, 2, least=LEAST_BLOCKS, fed=True, leaves=batch * longest <= LEAVING_KEYS,
-        borders=by_borders(num_sms, batch, batch * heads), narrow=True, rows=rows, queries=queries, ends=1,
-        ring=RING if queries * columns <= 2 * FEW_HEADS else RING - 1,
+        FED_KEYS, programs, 4, 2, early, least=LEAST_BLOCKS, fed=True, leaves=batch * longest <= LEAVING_KEYS,
+        borders=by_borders(programs, batch, batch * heads), narrow=True, rows=rows, queries=queries, ends=1,
+        ring=narrow_ring(columns, queries, early),
     )  # fmt: skip
 
 
@@ -137,9 +178,9 @@ HALVES, MORES, ROLE_REGISTERS = 5, 3, 128
 """Halves of blocks and rotary parts in shared memory where warps have roles, and registers when sixteen warps start."""
 
 
-AHEAD, ROLE_ENDS = False, 0
-"""Whether of every two blocks the second one's scores are made while the first one's probabilities are, and blocks that
-a sequence's end takes as long as where many heads walk the line by roles."""
+ROLE_ENDS = 1
+"""Blocks that a sequence's end takes as long as where many heads walk the line by roles: 92 uneven ones of 128 heads
+take 98.5 µs against 113.9, 11 even long ones as long, 32 even ones 77.3 against 75.2."""
 
 
 def by_roles(heads: int, dim: int, more: int, page: int, way: str) -> bool:

@@ -30,6 +30,7 @@ _RING = Kernel(kernel.latent_ring, vectors=("d",), loose=("table_ptr", "lens_ptr
 _LINE = Kernel(kernel.latent_line, vectors=("d",), loose=("table_ptr", "lens_ptr"))
 _ROLES = Kernel(roles.latent_roles, vectors=("d",), loose=("table_ptr", "lens_ptr"))
 _NARROW = Kernel(narrow.latent_narrow, vectors=("d",), loose=("table_ptr", "lens_ptr"))
+_BESIDE = Kernel(narrow.narrow_join, vectors=("d",), loose=("lens_ptr",), dependent=True)
 _BLOCKS = Kernel(kernel.latent_blocks, vectors=("d",), loose=("table_ptr", "lens_ptr"))
 BLOCK_VECTOR = 8
 """16-byte accesses of 16-bit elements, which is how far apart rows have to be for the copy engine."""
@@ -135,7 +136,7 @@ def _role_constants(query: Tensor, cache: Tensor, dim: int, keys: int) -> dict[s
     groups = cdiv(heads, config.MAX_ROWS)
     return {
         "R": cdiv(heads, groups), "GROUPS": groups, "D": dim, "E": query.shape[2] - dim, "P": page, "KEYS": keys,
-        "ROWS": math.gcd(page, keys), "HALVES": config.HALVES, "MORES": config.MORES, "AHEAD": config.AHEAD,
+        "ROWS": math.gcd(page, keys), "HALVES": config.HALVES, "MORES": config.MORES,
     }  # fmt: skip
 
 
@@ -247,6 +248,29 @@ class _Plan:
             self.join(part, lse, out, self.shares, self.shape[3])
 
 
+class _PartsBeside(Parts):
+    """Parts that are joined by programs which are there before results are, one a multiprocessor."""
+
+    def _bind_heads(self, out: Tensor, lens: Tensor) -> Any:
+        batch, heads, dim = out.shape
+        parts, rows, columns = config.beside_tile(self.sizes[4], batch, heads)
+        tiles = {
+            "UNIT": self.sizes[3], "PARTS": parts, "HEADS": rows, "D": columns, "TALL": cdiv(heads, rows),
+            "WIDE": dim // columns,
+        }  # fmt: skip
+        return _BESIDE.bind(
+            (*self.room(out), lens, out, *self.sizes),
+            grid=(num_sms(out.get_device()),),
+            constants=self.fixed | tiles,
+            num_warps=config.BESIDE_WARPS,
+            max_registers=config.BESIDE_REGISTERS,
+            device=out.get_device(),
+            vector=vector_of(out.element_size(), 0, dim),
+        )
+
+    _bind_borders = _bind_heads
+
+
 class _FewPlan:
     """The same where keys of all sequences stand in one line, cut evenly: few heads, or many that the copy engine
     feeds."""
@@ -257,7 +281,7 @@ class _FewPlan:
         LATENT_ATTENTION.check(*args, dim, scale)
         sizes = {"batch": batch, "heads": heads, "longest": table.shape[1] * page}
         num = num_sms(query.get_device())
-        if config.NARROW and heads <= 2 * config.FEW_HEADS and _fed(query, cache, dim, config.columns_fit):
+        if heads <= config.NARROW and _fed(query, cache, dim, config.columns_fit):
             default = config.choose_narrow(**sizes, num_sms=num, page=page)
             chosen = tuning.choose("latent_attention.narrow", sizes, default)
             bind = self._bind_narrow
@@ -269,7 +293,8 @@ class _FewPlan:
             default = config.choose_few(**sizes, num_sms=num, fed=fed, page=page)
             chosen = tuning.choose("latent_attention.few", sizes, default)
             bind = self._bind_ring if chosen.ring else self._bind_columns if chosen.fed else self._bind
-        self.parts = Parts(chosen.keys, chosen.programs, chosen.least, 1, out, lens, chosen.borders, ends=chosen.ends)
+        kind = _PartsBeside if chosen.early == config.BESIDE_EARLY else Parts
+        self.parts = kind(chosen.keys, chosen.programs, chosen.least, 1, out, lens, chosen.borders, ends=chosen.ends)
         self.fed, self.once = chosen.fed, chosen.ring > 0 or heads > config.FEW_HEADS
         bind(chosen, args, out, scale)
 
@@ -363,19 +388,22 @@ class _FewPlan:
         query, cache, table, lens = args
         (batch, heads, width), dim, page = query.shape, out.shape[2], cache.shape[1]
         self.rest = (batch, heads, table.stride(0), table.shape[1], dim)
-        columns = config.FEW_HEADS * cdiv(heads, config.FEW_HEADS)
+        groups = cdiv(heads, config.MAX_ROWS)
+        own = cdiv(heads, groups)
+        columns = config.narrow_columns(own)
         blocks = (_blocks(query, columns, dim), _blocks(query, columns, width - dim), _blocks(cache, chosen.rows, 64))
+        started, sums, scores = config.narrow_registers(columns, chosen.early)
         self.share = _NARROW.bind(
             (*blocks, table, lens, out, *self.parts.room(out), scale * LOG2_E, *self.rest),
-            grid=(chosen.programs,),
+            grid=(chosen.programs * groups,),
             constants={
-                "D": dim, "E": width - dim, "P": page, "KEYS": config.FED_KEYS, "UNIT": chosen.keys,
-                "ROWS": chosen.rows, "COLS": columns, "RING": chosen.ring, "QUERIES": chosen.queries,
-                "BATCH": lined(batch), "LEAST": chosen.least, "ENDS": chosen.ends, "EARLY": chosen.early,
-                "LEAVES": chosen.leaves,
+                "R": own, "GROUPS": groups, "D": dim, "E": width - dim, "P": page, "KEYS": config.FED_KEYS,
+                "UNIT": chosen.keys, "ROWS": chosen.rows, "COLS": columns, "RING": chosen.ring,
+                "QUERIES": chosen.queries, "BATCH": lined(batch), "LEAST": chosen.least, "ENDS": chosen.ends,
+                "EARLY": chosen.early, "LEAVES": chosen.leaves, "SUMS": sums, "SCORES": scores,
             },
             num_warps=chosen.num_warps,
-            max_registers=config.NARROW_REGISTERS,
+            max_registers=started,
             device=query.get_device(),
             vector=BLOCK_VECTOR,
         )  # fmt: skip

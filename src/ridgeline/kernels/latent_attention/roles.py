@@ -172,7 +172,7 @@ def _scores(
     q_smem, q2_smem, halves, mores, alphas, totals, bars, lens_ptr, seen_ptr, scale, heads, stretch, head0, b, first,
     left, length,
     R: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, HALVES: gl.constexpr,
-    MORES: gl.constexpr, SHARED: gl.constexpr, ENDS: gl.constexpr, AHEAD: gl.constexpr,
+    MORES: gl.constexpr, SHARED: gl.constexpr, ENDS: gl.constexpr,
 ):  # fmt: skip
     """Four warps: scores and probabilities of every block, and what is known of a sequence at its end."""
     half_full, half_empty, more_full, told, over, over_empty, q_full, q_empty = bars
@@ -198,43 +198,18 @@ def _scores(
             mbarrier.arrive(half_empty.index(num % HALVES), count=1)
             num += 1
             mbarrier.wait(q_full.index(0), turn & 1)
-            if AHEAD:
-                for i in range(first, last - 1, 2):
-                    coming = _ask(held, q, q2, none, halves, mores, half_full, more_full, num, block, WIDTH, KEYS, ROWS,
-                                  HALVES, MORES)  # fmt: skip
-                    s = warpgroup_mma_wait(0, [coming])
-                    coming = _ask(held, q, q2, none, halves, mores, half_full, more_full, num + 2, block + 1, WIDTH,
-                                  KEYS, ROWS, HALVES, MORES)  # fmt: skip
-                    top, total = _tell(s, top, total, scale, alphas, mores, told, block, KEYS, ROWS, MORES)
-                    s = warpgroup_mma_wait(0, [coming])
-                    if i + 2 == last:
-                        mbarrier.arrive(q_empty.index(0), count=1)
-                    s = gl.where(col < length - (i + 1) * KEYS, s, float("-inf"))
-                    top, total = _tell(s, top, total, scale, alphas, mores, told, block + 1, KEYS, ROWS, MORES)
-                    num += 4
-                    block += 2
-                if (last - first) % 2 == 1:
-                    coming = _ask(held, q, q2, none, halves, mores, half_full, more_full, num, block, WIDTH, KEYS, ROWS,
-                                  HALVES, MORES)  # fmt: skip
-                    s = warpgroup_mma_wait(0, [coming])
+            for i in range(first, last):
+                s = _ask(held, q, q2, none, halves, mores, half_full, more_full, num, block, WIDTH, KEYS, ROWS,
+                         HALVES, MORES)  # fmt: skip
+                num += 2
+                s = warpgroup_mma_wait(0, [s])
+                if i + 1 == last:
                     mbarrier.arrive(q_empty.index(0), count=1)
-                    s = gl.where(col < length - (last - 1) * KEYS, s, float("-inf"))
-                    top, total = _tell(s, top, total, scale, alphas, mores, told, block, KEYS, ROWS, MORES)
-                    num += 2
-                    block += 1
-            else:
-                for i in range(first, last):
-                    s = _ask(held, q, q2, none, halves, mores, half_full, more_full, num, block, WIDTH, KEYS, ROWS,
-                             HALVES, MORES)  # fmt: skip
-                    num += 2
-                    s = warpgroup_mma_wait(0, [s])
-                    if i + 1 == last:
-                        mbarrier.arrive(q_empty.index(0), count=1)
-                    rest = length - i * KEYS
-                    if rest < KEYS:
-                        s = gl.where(col < rest, s, float("-inf"))
-                    top, total = _tell(s, top, total, scale, alphas, mores, told, block, KEYS, ROWS, MORES)
-                    block += 1
+                rest = length - i * KEYS
+                if rest < KEYS:
+                    s = gl.where(col < rest, s, float("-inf"))
+                top, total = _tell(s, top, total, scale, alphas, mores, told, block, KEYS, ROWS, MORES)
+                block += 1
             _wait_room(over_empty, turn, 1)
             totals.index(0).store(total)
             mbarrier.arrive(over.index(0), count=1)
@@ -343,12 +318,11 @@ def latent_roles(
     q_desc, q2_desc, c_desc, table_ptr, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, batch, heads, table_b, pages, d,
     R: gl.constexpr, GROUPS: gl.constexpr, D: gl.constexpr, E: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr,
     ROWS: gl.constexpr, HALVES: gl.constexpr, MORES: gl.constexpr, BATCH: gl.constexpr, LEAST: gl.constexpr,
-    EARLY: gl.constexpr, LEAVES: gl.constexpr, SHARED: gl.constexpr, ENDS: gl.constexpr, AHEAD: gl.constexpr,
+    EARLY: gl.constexpr, LEAVES: gl.constexpr, SHARED: gl.constexpr, ENDS: gl.constexpr,
 ):
     """64 heads over a stretch of the line that paged attention cuts, in pages of whole 16 keys; where SHARED, over a
     share of one sequence (1), or all of it (2: then parts are results). GROUPS programs beside each other take the same
-    keys, R heads each, so that one of them finds what it reads in the L2. AHEAD: of every two
-    blocks, the second one's scores are made while the first one's probabilities are."""
+    keys, R heads each, so that one of them finds what it reads in the L2."""
     DTYPE: gl.constexpr = q_desc.dtype
     gl.static_assert(P % ROWS == 0)
     gl.static_assert(E == 64)
@@ -387,7 +361,7 @@ def latent_roles(
         (_sums, (1, halves, mores, alphas, totals, summed, lens_ptr, out_ptr, part_ptr, heads, d, stretch, head0, b,
                  first, left, length, R, D, KEYS, ROWS, HALVES, MORES, SHARED, EARLY, ENDS)),
         (_scores, (q_smem, q2_smem, halves, mores, alphas, totals, bars, lens_ptr, seen_ptr, scale, heads, stretch,
-                   head0, b, first, left, length, R, D, KEYS, ROWS, HALVES, MORES, SHARED, ENDS, AHEAD)),
+                   head0, b, first, left, length, R, D, KEYS, ROWS, HALVES, MORES, SHARED, ENDS)),
         (_feed, (q_desc, q2_desc, c_desc, q_smem, q2_smem, halves, mores, fed, table_ptr, lens_ptr, table_b, d, head0,
                  b, first, left, length, D, P, KEYS, ROWS, HALVES, MORES, ENDS)),
     ], [4, 4, 1], [160, 160, 32])  # fmt: skip
