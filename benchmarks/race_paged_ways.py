@@ -32,7 +32,7 @@ from race_attention import instead
 
 BEGAN = time.perf_counter()
 SEED, POOL = 11, 400
-KINDS = {"wide": 8, "odd": 7, "clusters": 3, "tails": 5}
+KINDS = {"wide": 8, "odd": 7, "clusters": 3, "tails": 8}
 """Shapes of each kind."""
 
 EDGES: dict[str, tuple[tuple[int, ...], ...]] = {
@@ -69,10 +69,10 @@ def size_of(of: dict[str, Any]) -> float:
     return float(of["b"] * of["s"] * drawn.key_bytes(of) * drawn.LENGTHS[of["lengths"]])
 
 
-def picked(kinds: list[str]) -> list[dict[str, Any]]:
+def picked(kinds: list[str], seed: int = SEED) -> list[dict[str, Any]]:
     """The first of each kind that a seed draws, kinds in turns."""
     found: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
-    for of in drawn.shapes(SEED, POOL, 0):
+    for of in drawn.shapes(seed, POOL, 0):
         mine = found.get(kind_of(of))
         if mine is not None and len(mine) < KINDS[kind_of(of)]:
             mine.append(of)
@@ -124,11 +124,11 @@ def edge_shapes(kinds: list[str]) -> Iterator[dict[str, Any]]:
                    "page": page, "dtype": "bfloat16", "lengths": "edges"}  # fmt: skip
 
 
-def wanted_variants(kinds: list[str]) -> list[Any]:
+def wanted_variants(kinds: list[str], seed: int = SEED) -> list[Any]:
     from ridgeline.kernels.variants import variants_of
 
     found: list[Any] = []
-    for of in (*edge_shapes(kinds), *picked(kinds)):
+    for of in (*edge_shapes(kinds), *picked(kinds, seed)):
         for way in ways(of).values():
             with way():
                 found += variants_of(of["name"], [drawn.case_of(of)])
@@ -155,12 +155,12 @@ def edge_rows(kinds: list[str]) -> Iterator[dict[str, Any]]:
                 yield race_paged.right(race_paged.planned(dirty), meant, what=name, **of)
 
 
-def measured(of: dict[str, Any], track: race_paged.Track) -> dict[str, Any]:
+def measured(of: dict[str, Any], seed: int, track: race_paged.Track) -> dict[str, Any]:
     """One shape: which ways are right, and µs of each, of a bare read and of a copy."""
     import torch
 
-    trial, args = made(of, SEED)
-    args[4].copy_(torch.tensor(drawn.drawn_lengths(of, SEED), dtype=torch.int32))
+    trial, args = made(of, seed)
+    args[4].copy_(torch.tensor(drawn.drawn_lengths(of, seed), dtype=torch.int32))
     num_bytes, meant, runs, notes = trial.forward_bytes(args), trial.eager(*args).float(), {}, {}
     for name, way in ways(of).items():
         with way():
@@ -181,7 +181,7 @@ def measure(asked: argparse.Namespace) -> None:
     watch.daemon = True
     watch.start()
     track = race_paged.Track(asked.rounds, dirty=False)
-    found: dict[str, Any] = {"seed": SEED, "device": torch.cuda.get_device_name(), "torch": torch.__version__,
+    found: dict[str, Any] = {"seed": asked.seed, "device": torch.cuda.get_device_name(), "torch": torch.__version__,
                              "copy_bytes_per_s": track.copied, "edges": [], "rows": [], "errors": []}  # fmt: skip
     path = asked.out / f"paged_ways_{'_'.join(asked.kinds)}.json.gz"
 
@@ -192,12 +192,12 @@ def measure(asked: argparse.Namespace) -> None:
         found["edges"].append(row)
         print("edge", "right" if row["ok"] else "WRONG", row["what"], drawn.told(row), row["note"], flush=True)
         write()
-    for of in picked(asked.kinds):
+    for of in picked(asked.kinds, asked.seed):
         if time.perf_counter() - BEGAN > asked.budget_s:
             found["errors"].append({**of, "error": "no time left"})
             continue
         try:
-            row = measured(of, track)
+            row = measured(of, asked.seed, track)
             found["rows"].append(row)
             times = " ".join(f"{who} {s * 1e6:.1f}" for who, s in row["s_by"].items())
             print(drawn.told(row), f"{row['num_bytes'] / 1e6:.0f} MB:", times, row["notes"], flush=True)
@@ -224,6 +224,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--table", type=Path, help="a recording to print for a note")
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
+    parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--budget-s", type=float, default=20.0)
     parser.add_argument("--pack", type=Path, help="compile what is launched into this folder, and time nothing")
@@ -235,13 +236,13 @@ def main() -> None:
     if asked.pack:
         from ridgeline.kernels import pack
 
-        made_pack = pack.write(asked.pack, wanted_variants(asked.kinds), jobs=asked.jobs)
+        made_pack = pack.write(asked.pack, wanted_variants(asked.kinds, asked.seed), jobs=asked.jobs)
         return print(f"{len(made_pack.entries)} kernels in {time.perf_counter() - BEGAN:.0f} s")
     asked.out.mkdir(parents=True, exist_ok=True)
     if asked.warm:
         from ridgeline.kernels import pack
 
-        missing = [one for one in wanted_variants(asked.kinds) if pack.find(one) is None]
+        missing = [one for one in wanted_variants(asked.kinds, asked.seed) if pack.find(one) is None]
         done = sum(1 for _ in pack.compiled_all(missing, asked.jobs))
         return print(f"{done} of {len(missing)} compiled, {time.perf_counter() - BEGAN:.0f} s")
     measure(asked)
