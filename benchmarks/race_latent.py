@@ -51,12 +51,12 @@ EDGES = {
 """Sequences, heads, keys and page of checks."""
 
 WAYS: dict[str, dict[str, dict[str, Any]]] = {
-    "few": {"before": {"NARROW": 0}, "narrow": {"NARROW_EARLY": 2}, "beside": {"NARROW_EARLY": 3}},
-    "many": {"before": {"ROLE_ENDS": 0}, "ends": {"ROLE_ENDS": 1}, "columns": {"NARROW": 128}},
+    "few": {"before": {"NARROW": False}, "narrow": {}, "fine": {"keys": 32, "rows": 32, "least": 4, "ends": 2}},
+    "many": {"before": {"ROLE_ENDS": 0}, "ends": {"ROLE_ENDS": 1}},
 }
 """What each way has instead: names of the configuration, or fields of what is chosen for few heads."""
 
-TRIED = {"narrow": "few", "beside": "few", "ends": "many", "columns": "many"}
+TRIED = {"narrow": "few", "fine": "few", "ends": "many"}
 """Ways that are tried at every border, and of which kind they are."""
 
 
@@ -233,8 +233,8 @@ def measured(of: dict[str, Any], ways: list[str], seed: int, track: race_paged.T
         runs[way] = lambda plan=plan: plan(args)
         checked = race_paged.right(runs[way], meant)
         notes[way] = checked["note"] if checked["ok"] else f"WRONG {checked['note']}"
-    if "beside" in ways:
-        with by("few", "beside"):
+    if "narrow" in ways:
+        with by("few", "narrow"):
             runs["reading"] = reading(args)
     flops = 2.0 * float(args[3].sum()) * of["h"] * (512 + 64 + 512)
     del meant

@@ -174,7 +174,7 @@ def chosen_with(paged_more, decode_more, latent_more=None):
 def without_roles():
     """Inside, few latent heads are read by groups of warps that do the same."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(latent, "NARROW", 0)
+        patch.setattr(latent, "NARROW", False)
         launcher.forget_plans()
         yield
     launcher.forget_plans()

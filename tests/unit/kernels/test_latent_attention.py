@@ -21,7 +21,7 @@ TRIAL = trials()["paged_latent_attention"][1]
 def _without_roles(monkeypatch):
     """What is said here of heads holds wherever nobody has them go by roles."""
     monkeypatch.setattr(config, "ROLES", "")
-    monkeypatch.setattr(config, "NARROW", 0)
+    monkeypatch.setattr(config, "NARROW", False)
 
 
 def made(**sizes):

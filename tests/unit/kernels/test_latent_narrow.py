@@ -128,7 +128,7 @@ def test_nothing_is_multiplied_twice_and_loops_spill_nothing(sizes):
 def test_few_heads_in_pages_of_whole_tiles_are_narrow(monkeypatch):
     assert [v.kernel for v in narrow_of(h=8, page=48)] == ["latent_narrow"]
     assert [v.kernel for v in narrow_of(page=8)] == ["latent_share"]
-    monkeypatch.setattr(config, "NARROW", 0)
+    monkeypatch.setattr(config, "NARROW", False)
     assert [[v.kernel for v in narrow_of(h=h)] for h in (16, 32)] == [["latent_columns"], ["latent_line"]]
 
 

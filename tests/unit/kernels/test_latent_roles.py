@@ -120,7 +120,7 @@ def test_roles_multiply_as_much_as_they_must_and_spill_nothing_in_their_loops(mo
     assert facts.num("HGMMA") == 36 + 2 * 8, "scores once, sums of 2 × 128 columns in each of two groups"
     assert (facts.num_registers, compiled.num_warps) == (128, 16), "all registers there are"
     assert facts.shared_bytes <= 227 * 1024
-    assert facts.num_spills <= 40, "between sequences"
+    assert facts.num_spills <= 48, "between sequences"
     loops = loops_of(compiled.cubin)
     assert sorted(loop.count("HGMMA") for loop in loops) == [8, 8, 36]
     assert not any("LDL" in loop or "STL" in loop for loop in loops)

@@ -113,64 +113,27 @@ SHORT_KEYS = 4096
 """Keys of a sequence up to which 33 to 64 heads take shares: 64 of 1,800 keys 65.7 µs by shares, 76.4 by the line; 35
 uneven ones to 10,263 keys 135.9 and 104.4."""
 
-NARROW = 32
-"""Heads up to which they are columns and warps have roles."""
+NARROW = True
+"""Whether at most 32 heads go by roles: 19 of 20 shapes gain, 1.10 times in the geometric mean. 13 uneven ones of 32
+heads take 94.3 µs against 109.1, 44 of 20 heads 108.0 against 131.5, 24 of 32 heads 34.9 against 45.1, 23 of 16 heads
+99.2 against 100.4; but 16 of 16 heads of which few are long 53.7 against 53.4."""
 
-NARROW_ROWS, NARROW_LONGEST, NARROW_BYTES = 16, 4000, 231_000
-"""Keys that a copy brings where sequences are at most so long, as in paged attention: most of 64 would be read for
-nobody at a sequence's end; and shared memory of a program."""
-
-NARROW_EARLY = 3
-"""When the joining kernel starts where at most 32 heads are columns."""
-
-BESIDE_EARLY, BESIDE_WARPS, BESIDE_REGISTERS, BESIDE_BYTES = 3, 4, 128, 10_000
-"""When a joining program starts that finds room beside the reading one: after its first block; its warps, registers of
-a thread and shared memory."""
-
-
-def narrow_columns(heads: int) -> int:
-    """Columns for so many heads of a program."""
-    return max(FEW_HEADS, power_of_two(heads))
-
-
-def narrow_registers(columns: int, early: int) -> tuple[int, int, int]:
-    """Of a thread when sixteen warps start, of one that makes sums, and of one that makes scores."""
-    if columns > 2 * FEW_HEADS:
-        return 128, 168, 136
-    return (96, 104, 136) if early == BESIDE_EARLY else (128, 152, 152)
-
-
-def beside_tile(programs: int, batch: int, heads: int) -> tuple[int, int, int]:
-    """Parts, heads and columns that a joining program takes at once: all parts of sequences of even length, or 32."""
-    parts = clamp(power_of_two(cdiv(programs, batch) + 1), 2, 32)
-    each = (BESIDE_ELEMENTS if batch <= MAX_LINED else BESIDE_ELEMENTS // 2) // parts
-    rows = clamp(each // 128, BESIDE_WARPS, max(BESIDE_WARPS, power_of_two(heads)))
-    return parts, rows, min(FED_DIM, each // rows)
-
-
-BESIDE_ELEMENTS = 8192
-"""Of parts that a joining program has on their way, half of its registers; fewer where it knows of more sequences."""
-
-
-def narrow_ring(columns: int, queries: int, early: int) -> int:
-    """Thirds of blocks that fit beside so many sequences' queries, two blocks' probabilities and a joining program."""
-    beside = BESIDE_BYTES if early == BESIDE_EARLY else 0
-    left = NARROW_BYTES - beside - 2 * columns * ((FED_DIM + FED_MORE) * queries + 2 * FED_KEYS)
-    return min(RING, left // (2 * FED_KEYS * (FED_DIM + FED_MORE) // 3))
+NARROW_REGISTERS, NARROW_ROWS, NARROW_LONGEST, NARROW_ENDS = 128, 16, 4000, 1
+"""Registers when sixteen warps start; keys that a copy brings where sequences are at most so long, as in paged
+attention: most of 64 would be read for nobody at a sequence's end; and blocks that such an end takes as long as: where
+nobody counts them 232 of which few are long take 81.7 µs against 78.9, 109 even short ones 43.4 against 41.9."""
 
 
 def choose_narrow(batch: int, heads: int, longest: int, num_sms: int, page: int) -> Few:
-    """A stretch for every so many programs as heads take. Room for a second sequence's queries is taken from blocks."""
-    groups = cdiv(heads, MAX_ROWS)
-    programs, columns = max(1, num_sms // groups), narrow_columns(cdiv(heads, groups))
+    """A stretch a multiprocessor, cut by whole blocks: by halves of blocks all of nine shapes are 0 to 5 % slower. Room
+    for a second sequence's queries is a third of a block where heads are 32."""
+    columns = FEW_HEADS * cdiv(heads, FEW_HEADS)
     rows = math.gcd(page, NARROW_ROWS if longest <= NARROW_LONGEST else FED_KEYS)
-    early = NARROW_EARLY if columns <= 2 * FEW_HEADS else 2
-    short = columns == 2 * FEW_HEADS and 2 * batch >= num_sms and early != BESIDE_EARLY
-    queries = 2 if columns == FEW_HEADS or short else 1
+    queries = 2 if columns == FEW_HEADS or 2 * batch >= num_sms else 1
     return Few(
-        FED_KEYS, programs, 4, 2, early, least=LEAST_BLOCKS, fed=True, leaves=batch * longest <= LEAVING_KEYS,
-        borders=by_borders(programs, batch, batch * heads), narrow=True, rows=rows, queries=queries, ends=1,
-        ring=narrow_ring(columns, queries, early),
+        FED_KEYS, num_sms, 4, 2, least=LEAST_BLOCKS, fed=True, leaves=batch * longest <= LEAVING_KEYS,
+        borders=by_borders(num_sms, batch, batch * heads), narrow=True, rows=rows, queries=queries, ends=NARROW_ENDS,
+        ring=RING if queries * columns <= 2 * FEW_HEADS else RING - 1,
     )  # fmt: skip
 
 
@@ -180,7 +143,8 @@ HALVES, MORES, ROLE_REGISTERS = 5, 3, 128
 
 ROLE_ENDS = 1
 """Blocks that a sequence's end takes as long as where many heads walk the line by roles: 92 uneven ones of 128 heads
-take 98.5 µs against 113.9, 11 even long ones as long, 32 even ones 77.3 against 75.2."""
+take 98.5 µs against 113.9, 35 uneven ones of 64 heads 106.0 against 110.6, 27 of which few are long 65.1 against 69.0,
+even ones of 64 heads 95.5 and 106.4 against 97.5 and 108.7, 32 even ones of 128 heads 77.3 against 75.2."""
 
 
 def by_roles(heads: int, dim: int, more: int, page: int, way: str) -> bool:

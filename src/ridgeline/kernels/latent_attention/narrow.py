@@ -26,15 +26,7 @@ from ridgeline.kernels.attention.kernel import _barriers, _without_the_rest
 from ridgeline.kernels.function import gluon_jit
 from ridgeline.kernels.latent_attention.kernel import _anew, _stripe
 from ridgeline.kernels.latent_attention.roles import _piece_of, _wait_room, _wait_turn
-from ridgeline.kernels.paged_attention.kernel import (
-    _add,
-    _lengths,
-    _let_join_start,
-    _pages_of,
-    _place_of,
-    _weighed,
-    _zeros_for_nobody,
-)
+from ridgeline.kernels.paged_attention.kernel import _lengths, _let_join_start, _pages_of, _place_of
 
 
 @gluon_jit
@@ -52,10 +44,10 @@ def fetch_tables(table_ptr, table_b, pages, batch):
 
 @gluon_jit
 def _feed(
-    q_desc, q2_desc, c_desc, q_smem, q2_smem, ring, bars, table_ptr, lens_ptr, table_b, pages, d, head0, b, first,
-    left, length,
+    q_desc, q2_desc, c_desc, q_smem, q2_smem, ring, bars, table_ptr, lens_ptr, table_b, pages, d, b, first, left,
+    length,
     D: gl.constexpr, E: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, UNIT: gl.constexpr, ROWS: gl.constexpr,
-    COLS: gl.constexpr, RING: gl.constexpr, QUERIES: gl.constexpr, ENDS: gl.constexpr, EARLY: gl.constexpr,
+    COLS: gl.constexpr, RING: gl.constexpr, QUERIES: gl.constexpr, ENDS: gl.constexpr,
 ):  # fmt: skip
     """Thirds of blocks as soon as there is room, and queries of a sequence after its first block. Of a last block only
     tiles that have keys are copied."""
@@ -91,10 +83,8 @@ def _feed(
                     half = turn % QUERIES
                     _wait_room(q_empty, turn, QUERIES)
                     mbarrier.expect(q_full.index(half), COLS * (D + E) * 2)
-                    tma.async_copy_global_to_shared(q_desc, [b, head0, 0], q_full.index(half), q_smem.index(half))
-                    tma.async_copy_global_to_shared(q2_desc, [b, head0, D], q_full.index(half), q2_smem.index(half))
-                    if turn == 0:
-                        _let_join_start(EARLY == 3)
+                    tma.async_copy_global_to_shared(q_desc, [b, 0, 0], q_full.index(half), q_smem.index(half))
+                    tma.async_copy_global_to_shared(q2_desc, [b, 0, D], q_full.index(half), q2_smem.index(half))
             turn += 1
         first = first * 0
         b += 1
@@ -103,8 +93,7 @@ def _feed(
 
 @gluon_jit
 def _scores(
-    q_smem, q2_smem, ring, p_smem, alphas, totals, bars, lens_ptr, seen_ptr, scale, heads, own, stretch, head0, b,
-    first, left, length,
+    q_smem, q2_smem, ring, p_smem, alphas, totals, bars, lens_ptr, seen_ptr, scale, heads, b, first, left, length,
     D: gl.constexpr, E: gl.constexpr, KEYS: gl.constexpr, UNIT: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
     RING: gl.constexpr, QUERIES: gl.constexpr, ENDS: gl.constexpr,
 ):  # fmt: skip
@@ -159,10 +148,9 @@ def _scores(
             mbarrier.arrive(over.index(0), count=1)
             turn += 1
             if (first > 0) | (last * UNIT < length):
-                place = stretch * 2 + (first == 0).to(gl.int32)
-                at = seen_ptr + place * 2 * heads + head0 + head
-                gl.store(at, top * scale, mask=head < own)
-                gl.store(at + heads, total, mask=head < own)
+                place = gl.program_id(0) * 2 + (first == 0).to(gl.int32)
+                gl.store(seen_ptr + place * 2 * heads + head, top * scale, mask=head < heads)
+                gl.store(seen_ptr + (place * 2 + 1) * heads + head, total, mask=head < heads)
         left -= goes - first
         first = first * 0
         b += 1
@@ -177,13 +165,13 @@ def _summed(ring, num, which, p, o, KEYS: gl.constexpr, ROWS: gl.constexpr, RING
 
 
 @gluon_jit
-def _leave(to_ptr, found, factor, own, d, COLS: gl.constexpr):
-    """Sums of 4 × 64 columns of a program's own heads, times a factor of each head, as they lie in registers."""
+def _leave(to_ptr, found, factor, heads, d, COLS: gl.constexpr):
+    """Sums of 4 × 64 columns of all heads, times a factor of each head, as they lie in registers."""
     L: gl.constexpr = found[0].type.layout
     head = gl.arange(0, COLS, gl.SliceLayout(0, L))
     col = gl.arange(0, 64, gl.SliceLayout(1, L))
     to = to_ptr + gl.expand_dims(head * _anew(d), 0) + gl.expand_dims(col, 1)
-    there = gl.expand_dims(head < own, 0)
+    there = gl.expand_dims(head < heads, 0)
     by = gl.expand_dims(factor, 0)
     for i in gl.static_range(4):
         gl.store(to + i * 64, (found[i] * by).to(to_ptr.dtype.element_ty), mask=there)
@@ -191,8 +179,7 @@ def _leave(to_ptr, found, factor, own, d, COLS: gl.constexpr):
 
 @gluon_jit
 def _sums(
-    c: gl.constexpr, ring, p_smem, alphas, totals, bars, lens_ptr, out_ptr, part_ptr, heads, own, d, stretch, head0, b,
-    first, left, length,
+    c: gl.constexpr, ring, p_smem, alphas, totals, bars, lens_ptr, out_ptr, part_ptr, heads, d, b, first, left, length,
     D: gl.constexpr, KEYS: gl.constexpr, UNIT: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
     RING: gl.constexpr, ENDS: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
@@ -235,12 +222,11 @@ def _sums(
             turn += 1
             found = (o0, o1, o2, o3)
             if (first == 0) & (last * UNIT >= length):
-                to = out_ptr + (b.to(gl.int64) * heads + head0) * d + c * (D // 2)
-                _leave(to, found, 1.0 / total, own, d, COLS)
+                _leave(out_ptr + b.to(gl.int64) * heads * d + c * (D // 2), found, 1.0 / total, heads, d, COLS)
             else:
-                place = (stretch * 2 + (first == 0).to(gl.int32)).to(gl.int64)
+                place = gl.program_id(0) * 2 + (first == 0).to(gl.int32)
                 one = gl.full([COLS], 1.0, gl.float32, HEAD)
-                _leave(part_ptr + (place * heads + head0) * d + c * (D // 2), found, one, own, d, COLS)
+                _leave(part_ptr + place.to(gl.int64) * heads * d + c * (D // 2), found, one, heads, d, COLS)
         left -= goes - first
         first = first * 0
         b += 1
@@ -251,14 +237,11 @@ def _sums(
 @gluon_jit
 def latent_narrow(
     q_desc, q2_desc, c_desc, table_ptr, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, batch, heads, table_b, pages, d,
-    R: gl.constexpr, GROUPS: gl.constexpr, D: gl.constexpr, E: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr,
-    UNIT: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr, RING: gl.constexpr, QUERIES: gl.constexpr,
-    BATCH: gl.constexpr, LEAST: gl.constexpr, ENDS: gl.constexpr, EARLY: gl.constexpr, LEAVES: gl.constexpr,
-    SUMS: gl.constexpr, SCORES: gl.constexpr,
+    D: gl.constexpr, E: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, UNIT: gl.constexpr, ROWS: gl.constexpr,
+    COLS: gl.constexpr, RING: gl.constexpr, QUERIES: gl.constexpr, BATCH: gl.constexpr, LEAST: gl.constexpr,
+    ENDS: gl.constexpr, EARLY: gl.constexpr, LEAVES: gl.constexpr,
 ):
-    """A stretch of the line that paged attention cuts, by UNIT keys, in pages of whole ROWS. GROUPS programs beside
-    each other take the same keys, R heads each, so that one of them finds what it reads in the L2. SUMS and SCORES are
-    registers of a thread."""
+    """All heads over a stretch of the line that paged attention cuts, by UNIT keys, in pages of whole ROWS."""
     DTYPE: gl.constexpr = q_desc.dtype
     gl.static_assert((P % ROWS == 0) & (UNIT % ROWS == 0) & (KEYS % UNIT == 0))
     gl.static_assert((D == 512) & (E == 64) & (KEYS == 64))
@@ -276,107 +259,17 @@ def latent_narrow(
     totals = gl.allocate_shared_memory(gl.float32, [1, COLS], FLAT)
     full, empty, told = _barriers(RING, 1), _barriers(RING, 2), _barriers(2, 1)
     over, over_empty, q_full, q_empty = _barriers(1, 1), _barriers(1, 2), _barriers(QUERIES, 1), _barriers(QUERIES, 1)
-    stretch, head0 = gl.program_id(0) // GROUPS, gl.program_id(0) % GROUPS * R
-    own = min(heads - head0, R)
-    b, first, left, _ = _place_of(lens, batch, 1, stretch, gl.num_programs(0) // GROUPS, UNIT, LEAST, ENDS)
+    b, first, left, _ = _place_of(lens, batch, 1, gl.program_id(0), gl.num_programs(0), UNIT, LEAST, ENDS)
     length = gl.load(lens_ptr + b)
     summed, fed = (full, empty, told, over, over_empty), (full, empty, q_full, q_empty)
     scored = (full, told, over, over_empty, q_full, q_empty)
     gl.warp_specialize([
-        (_sums, (0, ring, p_smem, alphas, totals, summed, lens_ptr, out_ptr, part_ptr, heads, own, d, stretch,
-                 head0, b, first, left, length, D, KEYS, UNIT, ROWS, COLS, RING, ENDS, EARLY)),
-        (_sums, (1, ring, p_smem, alphas, totals, summed, lens_ptr, out_ptr, part_ptr, heads, own, d, stretch,
-                 head0, b, first, left, length, D, KEYS, UNIT, ROWS, COLS, RING, ENDS, EARLY)),
-        (_scores, (q_smem, q2_smem, ring, p_smem, alphas, totals, scored, lens_ptr, seen_ptr, scale, heads, own,
-                   stretch, head0, b, first, left, length, D, E, KEYS, UNIT, ROWS, COLS, RING, QUERIES, ENDS)),
-        (_feed, (q_desc, q2_desc, c_desc, q_smem, q2_smem, ring, fed, table_ptr, lens_ptr, table_b, pages, d, head0,
-                 b, first, left, length, D, E, P, KEYS, UNIT, ROWS, COLS, RING, QUERIES, ENDS, EARLY)),
-    ], [4, 4, 1], [SUMS, SCORES, 40])  # fmt: skip
-
-
-@gluon_jit
-def _wait_for_results():
-    """Until the kernel before has ended, and everybody sees what it left."""
-    gl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon_jit
-def _owners(block, each, longer):
-    """Whose stretches blocks of the line belong to."""
-    border = longer * (each + 1)
-    return gl.where(block < border, block // (each + 1), longer + (block - border) // max(each, 1))
-
-
-@gluon_jit
-def _join_tile(
-    part_ptr, seen_ptr, to_ptr, head0, col0, first, last, d,
-    R: gl.constexpr, PARTS: gl.constexpr, HEADS: gl.constexpr, D: gl.constexpr,
-):  # fmt: skip
-    """Some heads and columns of a sequence's parts from ``first`` to ``last``, PARTS at a time and past the L1."""
-    J: gl.constexpr = gl.BlockedLayout([1, 1, min(4, D // 32)], [1, 1, 32], [1, 4, 1], [2, 1, 0])
-    SEEN: gl.constexpr = gl.SliceLayout(2, J)
-    ROW: gl.constexpr = gl.SliceLayout(0, SEEN)
-    SUMS: gl.constexpr = gl.SliceLayout(0, J)
-    head = gl.expand_dims(head0 + gl.arange(0, HEADS, ROW), 0)
-    across = gl.expand_dims(col0 + gl.arange(0, D, gl.SliceLayout(0, SUMS)), 0)
-    col = gl.expand_dims(across, 0)
-    top = gl.full([HEADS], float("-inf"), gl.float32, ROW)
-    whole = gl.zeros([HEADS], gl.float32, ROW)
-    acc = gl.zeros([HEADS, D], gl.float32, SUMS)
-    for one in range(first, last + 1, PARTS):
-        part = one + gl.arange(0, PARTS, gl.SliceLayout(1, SEEN))
-        at = gl.expand_dims(part * 2 + (part == first).to(gl.int32), 1)
-        there = gl.expand_dims(part <= last, 1) & (head < R)
-        saw = seen_ptr + at * 2 * R + head
-        m = gl.load(saw, mask=there, other=float("-inf"), cache_modifier=".cg")
-        total = gl.load(saw + R, mask=there, other=0.0, cache_modifier=".cg")
-        place = gl.expand_dims((at * R + head) * d, 2)
-        sums = gl.load(part_ptr + place + col, mask=gl.expand_dims(there, 2), other=0.0, cache_modifier=".cg")
-        raised = gl.maximum(top, gl.max(m, 0))
-        shift = gl.where(raised == float("-inf"), 0.0, raised)  # of a head that is nobody's
-        weight = gl.exp2(m - gl.expand_dims(shift, 0))
-        alpha = gl.exp2(top - shift)
-        acc = acc * gl.expand_dims(gl.convert_layout(alpha, gl.SliceLayout(1, SUMS)), 1)
-        acc += gl.sum(sums * gl.expand_dims(weight, 2), 0)
-        whole = whole * alpha + gl.sum(total * weight, 0)
-        top = raised
-    divided = gl.convert_layout(gl.where(whole == 0.0, 1.0, whole), gl.SliceLayout(1, SUMS))
-    row = gl.expand_dims(head0 + gl.arange(0, HEADS, gl.SliceLayout(1, SUMS)), 1)
-    found = (acc / gl.expand_dims(divided, 1)).to(to_ptr.dtype.element_ty)
-    gl.store(to_ptr + row * d + across, found, mask=row < R)
-
-
-@gluon_jit
-def narrow_join(
-    part_ptr, seen_ptr, lens_ptr, out_ptr, batch, key_heads, d, keys, programs,
-    R: gl.constexpr, BATCH: gl.constexpr, LEAST: gl.constexpr, EARLY: gl.constexpr, ENDS: gl.constexpr,
-    UNIT: gl.constexpr, PARTS: gl.constexpr, HEADS: gl.constexpr, D: gl.constexpr, TALL: gl.constexpr,
-    WIDE: gl.constexpr,
-):
-    """The parts of all sequences that lie in more than one stretch, TALL × WIDE tiles of HEADS heads and D columns of
-    each, one after the other; and zeros for sequences without a key.
-
-    One program a multiprocessor, which finds room beside the reading one, so that all that can be known without results
-    is known when they are there.
-    """
-    lens = _lengths(lens_ptr, batch, BATCH)
-    i = gl.arange(0, BATCH, lens.type.layout)
-    blocks, own = _weighed(lens, UNIT, ENDS), (lens + UNIT - 1) // UNIT
-    total = gl.sum(blocks, 0)
-    num = max(min(programs, total // LEAST), 1)
-    each, longer = total // num, total % num
-    start = gl.associative_scan(blocks, 0, _add) - blocks
-    begins, goes = _owners(start, each, longer), _owners(start + own - 1, each, longer)
-    crosses = ((own > 0) & (begins < goes)).to(gl.int32)
-    rank = gl.associative_scan(crosses, 0, _add)
-    items = gl.sum(crosses, 0) * (TALL * WIDE)
-    _zeros_for_nobody(lens_ptr, out_ptr, batch, key_heads * R, d, 512)
-    if EARLY:
-        _wait_for_results()
-    for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        tile = item % (TALL * WIDE)
-        b = gl.sum((rank <= item // (TALL * WIDE)).to(gl.int32), 0)
-        first = gl.sum(gl.where(i == b, begins, 0), 0)
-        last = gl.sum(gl.where(i == b, goes, 0), 0)
-        to = out_ptr + b.to(gl.int64) * R * d
-        _join_tile(part_ptr, seen_ptr, to, tile // WIDE * HEADS, tile % WIDE * D, first, last, d, R, PARTS, HEADS, D)
+        (_sums, (0, ring, p_smem, alphas, totals, summed, lens_ptr, out_ptr, part_ptr, heads, d, b, first, left,
+                 length, D, KEYS, UNIT, ROWS, COLS, RING, ENDS, EARLY)),
+        (_sums, (1, ring, p_smem, alphas, totals, summed, lens_ptr, out_ptr, part_ptr, heads, d, b, first, left,
+                 length, D, KEYS, UNIT, ROWS, COLS, RING, ENDS, EARLY)),
+        (_scores, (q_smem, q2_smem, ring, p_smem, alphas, totals, scored, lens_ptr, seen_ptr, scale, heads, b, first,
+                   left, length, D, E, KEYS, UNIT, ROWS, COLS, RING, QUERIES, ENDS)),
+        (_feed, (q_desc, q2_desc, c_desc, q_smem, q2_smem, ring, fed, table_ptr, lens_ptr, table_b, pages, d, b, first,
+                 left, length, D, E, P, KEYS, UNIT, ROWS, COLS, RING, QUERIES, ENDS)),
+    ], [4, 4, 1], [152, 152, 40])  # fmt: skip

@@ -30,7 +30,6 @@ _RING = Kernel(kernel.latent_ring, vectors=("d",), loose=("table_ptr", "lens_ptr
 _LINE = Kernel(kernel.latent_line, vectors=("d",), loose=("table_ptr", "lens_ptr"))
 _ROLES = Kernel(roles.latent_roles, vectors=("d",), loose=("table_ptr", "lens_ptr"))
 _NARROW = Kernel(narrow.latent_narrow, vectors=("d",), loose=("table_ptr", "lens_ptr"))
-_BESIDE = Kernel(narrow.narrow_join, vectors=("d",), loose=("lens_ptr",), dependent=True)
 _BLOCKS = Kernel(kernel.latent_blocks, vectors=("d",), loose=("table_ptr", "lens_ptr"))
 BLOCK_VECTOR = 8
 """16-byte accesses of 16-bit elements, which is how far apart rows have to be for the copy engine."""
@@ -248,29 +247,6 @@ class _Plan:
             self.join(part, lse, out, self.shares, self.shape[3])
 
 
-class _PartsBeside(Parts):
-    """Parts that are joined by programs which are there before results are, one a multiprocessor."""
-
-    def _bind_heads(self, out: Tensor, lens: Tensor) -> Any:
-        batch, heads, dim = out.shape
-        parts, rows, columns = config.beside_tile(self.sizes[4], batch, heads)
-        tiles = {
-            "UNIT": self.sizes[3], "PARTS": parts, "HEADS": rows, "D": columns, "TALL": cdiv(heads, rows),
-            "WIDE": dim // columns,
-        }  # fmt: skip
-        return _BESIDE.bind(
-            (*self.room(out), lens, out, *self.sizes),
-            grid=(num_sms(out.get_device()),),
-            constants=self.fixed | tiles,
-            num_warps=config.BESIDE_WARPS,
-            max_registers=config.BESIDE_REGISTERS,
-            device=out.get_device(),
-            vector=vector_of(out.element_size(), 0, dim),
-        )
-
-    _bind_borders = _bind_heads
-
-
 class _FewPlan:
     """The same where keys of all sequences stand in one line, cut evenly: few heads, or many that the copy engine
     feeds."""
@@ -281,7 +257,7 @@ class _FewPlan:
         LATENT_ATTENTION.check(*args, dim, scale)
         sizes = {"batch": batch, "heads": heads, "longest": table.shape[1] * page}
         num = num_sms(query.get_device())
-        if heads <= config.NARROW and _fed(query, cache, dim, config.columns_fit):
+        if config.NARROW and heads <= 2 * config.FEW_HEADS and _fed(query, cache, dim, config.columns_fit):
             default = config.choose_narrow(**sizes, num_sms=num, page=page)
             chosen = tuning.choose("latent_attention.narrow", sizes, default)
             bind = self._bind_narrow
@@ -293,8 +269,7 @@ class _FewPlan:
             default = config.choose_few(**sizes, num_sms=num, fed=fed, page=page)
             chosen = tuning.choose("latent_attention.few", sizes, default)
             bind = self._bind_ring if chosen.ring else self._bind_columns if chosen.fed else self._bind
-        kind = _PartsBeside if chosen.early == config.BESIDE_EARLY else Parts
-        self.parts = kind(chosen.keys, chosen.programs, chosen.least, 1, out, lens, chosen.borders, ends=chosen.ends)
+        self.parts = Parts(chosen.keys, chosen.programs, chosen.least, 1, out, lens, chosen.borders, ends=chosen.ends)
         self.fed, self.once = chosen.fed, chosen.ring > 0 or heads > config.FEW_HEADS
         bind(chosen, args, out, scale)
 
@@ -388,22 +363,19 @@ class _FewPlan:
         query, cache, table, lens = args
         (batch, heads, width), dim, page = query.shape, out.shape[2], cache.shape[1]
         self.rest = (batch, heads, table.stride(0), table.shape[1], dim)
-        groups = cdiv(heads, config.MAX_ROWS)
-        own = cdiv(heads, groups)
-        columns = config.narrow_columns(own)
+        columns = config.FEW_HEADS * cdiv(heads, config.FEW_HEADS)
         blocks = (_blocks(query, columns, dim), _blocks(query, columns, width - dim), _blocks(cache, chosen.rows, 64))
-        started, sums, scores = config.narrow_registers(columns, chosen.early)
         self.share = _NARROW.bind(
             (*blocks, table, lens, out, *self.parts.room(out), scale * LOG2_E, *self.rest),
-            grid=(chosen.programs * groups,),
+            grid=(chosen.programs,),
             constants={
-                "R": own, "GROUPS": groups, "D": dim, "E": width - dim, "P": page, "KEYS": config.FED_KEYS,
-                "UNIT": chosen.keys, "ROWS": chosen.rows, "COLS": columns, "RING": chosen.ring,
-                "QUERIES": chosen.queries, "BATCH": lined(batch), "LEAST": chosen.least, "ENDS": chosen.ends,
-                "EARLY": chosen.early, "LEAVES": chosen.leaves, "SUMS": sums, "SCORES": scores,
+                "D": dim, "E": width - dim, "P": page, "KEYS": config.FED_KEYS, "UNIT": chosen.keys,
+                "ROWS": chosen.rows, "COLS": columns, "RING": chosen.ring, "QUERIES": chosen.queries,
+                "BATCH": lined(batch), "LEAST": chosen.least, "ENDS": chosen.ends, "EARLY": chosen.early,
+                "LEAVES": chosen.leaves,
             },
             num_warps=chosen.num_warps,
-            max_registers=started,
+            max_registers=config.NARROW_REGISTERS,
             device=query.get_device(),
             vector=BLOCK_VECTOR,
         )  # fmt: skip

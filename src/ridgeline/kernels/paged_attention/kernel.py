@@ -626,26 +626,15 @@ def _feed_columns(
     R: gl.constexpr, D: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr,
     STAGES: gl.constexpr, QUERIES: gl.constexpr, SKIPS: gl.constexpr, ENDS: gl.constexpr,
 ):
-    """Queries of the next sequence and blocks of the cache, as soon as there is room; pages are known a block ahead.
-    SKIPS: pages without keys are not copied, and where the next sequence begins is looked up before this one's blocks
-    are asked for."""
+    """Queries of the next sequence and blocks of the cache, as soon as there is room; pages are known a block ahead."""
     q_full, q_empty, full, empty = bars
     turn, num = left * 0, left * 0
-    if SKIPS:
-        start = _pages_of(table_ptr + b.to(gl.int64) * table_b, first * KEYS, length, P, ROWS, KEYS // ROWS)
     while left > 0:
         goes = min(first + left, _weighed(length, KEYS, ENDS))
         last = min(goes, (length + KEYS - 1) // KEYS)
-        left -= goes - first
-        if SKIPS:
-            after = start
-            next_b, next_kh, next_length = _next_of(b, kh, left, length, lens_ptr, key_heads, False)
-            there = gl.where(left > 0, next_length, 0)
-            start = _pages_of(table_ptr + next_b.to(gl.int64) * table_b, kh * 0, there, P, ROWS, KEYS // ROWS)
         if last > first:
             table, end = table_ptr + b.to(gl.int64) * table_b, min(last * KEYS, length)
-            if not SKIPS:
-                after = _pages_of(table, first * KEYS, end, P, ROWS, KEYS // ROWS)
+            after = _pages_of(table, first * KEYS, end, P, ROWS, KEYS // ROWS)
             half = turn % QUERIES
             mbarrier.wait(q_empty.index(half), ((turn // QUERIES) & 1) ^ 1)
             mbarrier.expect(q_full.index(half), COLS * D * 2)
@@ -664,11 +653,9 @@ def _feed_columns(
                 _fill(v_desc, v_smem, full, here, key, kh, slot, tiles, P, D, KEYS, ROWS)
                 num += 1
             turn += 1
+        left -= goes - first
         first = first * 0
-        if SKIPS:
-            b, kh, length = next_b, next_kh, next_length
-        else:
-            b, kh, length = _next_of(b, kh, left, length, lens_ptr, key_heads, False)
+        b, kh, length = _next_of(b, kh, left, length, lens_ptr, key_heads, False)
 
 
 @gluon_jit
