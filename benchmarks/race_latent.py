@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -51,13 +51,24 @@ EDGES = {
 """Sequences, heads, keys and page of checks."""
 
 WAYS: dict[str, dict[str, dict[str, Any]]] = {
-    "few": {"before": {"NARROW": False}, "narrow": {}, "fine": {"keys": 32, "rows": 32, "least": 4, "ends": 2}},
+    "few": {
+        "before": {"NARROW": False},
+        "narrow": {},
+        "fine": {"keys": 32, "rows": 32, "least": 4, "ends": 2},
+        "by heads": {"borders": False},
+        "wide borders": {"BORDER_TILES": ((2, 4096, 8), (2, 4096, 8))},
+        "small borders": {"BORDER_TILES": ((2, 2048, 4), (2, 2048, 4))},
+    },
     "many": {"before": {"ROLE_ENDS": 0}, "ends": {"ROLE_ENDS": 1}},
 }
-"""What each way has instead: names of the configuration, or fields of what is chosen for few heads."""
+"""What each way has instead: names of the configuration, this kernel's or paged attention's, or fields of what is
+chosen for few heads."""
 
-TRIED = {"narrow": "few", "fine": "few", "ends": "many"}
+TRIED = {"narrow": "few", "ends": "many"}
 """Ways that are tried at every border, and of which kind they are."""
+
+LIKE = {"fine": "narrow", "by heads": "narrow", "wide borders": "narrow", "small borders": "narrow"}
+"""Ways that are raced where another one, whose code they have, is right."""
 
 
 def kind_of(of: dict[str, Any]) -> str:
@@ -94,23 +105,25 @@ def changed(more: dict[str, Any]) -> Callable[..., Any]:
 def by(kind: str, way: str) -> Iterator[None]:
     """Inside, heads of this kind go this way."""
     from ridgeline.kernels.latent_attention import config
+    from ridgeline.kernels.paged_attention import config as paged
 
     with ExitStack() as stack:
         more = WAYS[kind][way]
         for name in [name for name in more if name.isupper()]:
-            stack.enter_context(instead(config, name, more[name]))
+            stack.enter_context(instead(config if hasattr(config, name) else paged, name, more[name]))
         fields = {name: value for name, value in more.items() if not name.isupper()}
         if fields:
             stack.enter_context(instead(config, "choose_narrow", changed(fields)))
         yield
 
 
-def wanted_variants(seed: int, known: bool) -> list[Any]:
+def wanted_variants(seed: int, known: bool, ways: Sequence[str] = ()) -> list[Any]:
     from ridgeline.kernels.variants import variants_of
 
     found: list[Any] = []
     tried = [(kind, way, shape(*edge, "edges")) for way, kind in TRIED.items() for edge in EDGES[kind]]
-    timed = [(kind_of(of), way, of) for of in raced(seed, known) for way in WAYS[kind_of(of)]]
+    raced_ways = [(kind_of(of), way, of) for of in raced(seed, known) for way in WAYS[kind_of(of)]]
+    timed = [one for one in raced_ways if not ways or one[1] in ways]
     for kind, way, of in (*tried, *timed):
         with by(kind, way):
             found += variants_of(of["name"], [drawn.case_of(of)])
@@ -268,7 +281,8 @@ def measure(asked: argparse.Namespace) -> None:
             found["errors"].append({**of, "error": "no time left"})
             continue
         try:
-            ways = [way for way in WAYS[kind_of(of)] if way in ("before", *right)]
+            ways = [way for way in asked.ways or WAYS[kind_of(of)] if LIKE.get(way, way) in ("before", *right)]
+            ways = [way for way in ways if way in WAYS[kind_of(of)]]
             row = measured(of, ways, asked.seed, track)
             found["rows"].append(row)
             print(next(lines(row, track.copied)), row["notes"], flush=True)
@@ -305,6 +319,7 @@ def main() -> None:
     parser.add_argument("--table", type=Path, help="a recording to print for a note")
     parser.add_argument("--edges", choices=list(TRIED), help="only try one way at every border")
     parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--ways", nargs="+", default=[], help="only these")
     parser.add_argument("--known", action=argparse.BooleanOptionalAction, default=True, help="known shapes first")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--budget-s", type=float, default=60.0)
@@ -316,7 +331,7 @@ def main() -> None:
     if asked.pack:
         from ridgeline.kernels import pack
 
-        made_pack = pack.write(asked.pack, wanted_variants(asked.seed, asked.known), jobs=asked.jobs)
+        made_pack = pack.write(asked.pack, wanted_variants(asked.seed, asked.known, asked.ways), jobs=asked.jobs)
         return print(f"{len(made_pack.entries)} kernels in {time.perf_counter() - BEGAN:.0f} s")
     asked.out.mkdir(parents=True, exist_ok=True)
     if asked.edges:
