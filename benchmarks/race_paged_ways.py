@@ -21,6 +21,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,13 +32,14 @@ from race_attention import instead
 
 BEGAN = time.perf_counter()
 SEED, POOL = 11, 400
-KINDS = {"wide": 8, "odd": 7, "clusters": 3}
+KINDS = {"wide": 8, "odd": 7, "clusters": 3, "tails": 8}
 """Shapes of each kind."""
 
 EDGES: dict[str, tuple[tuple[int, ...], ...]] = {
     "wide": ((71, 1, 128, 8), (128, 2, 128, 64), (48, 1, 256, 4), (96, 2, 64, 16), (128, 1, 256, 48), (40, 1, 96, 16)),
     "odd": ((24, 8, 80, 16), (20, 10, 112, 1), (12, 2, 96, 32)),
     "clusters": (),
+    "tails": ((64, 8, 64, 64), (32, 8, 128, 16), (24, 8, 256, 32)),
 }
 """Heads, key heads, head dim and page of checks at every border."""
 
@@ -52,13 +54,25 @@ def kind_of(of: dict[str, Any]) -> str:
     if of["d"] in (80, 96, 112):
         return "odd"
     found = config.choose(of["b"], of["k"], of["s"], of["d"], 132, ratio=ratio, fed=True, page=of["page"])
-    return "clusters" if found.even and of["lengths"] == "uneven" else ""
+    if found.even:
+        return "clusters" if of["lengths"] == "uneven" else ""
+    line = not (found.units or found.gathered or of["d"] == 192)
+    return "tails" if line and of["b"] >= 16 and of["lengths"] != "even" and size_of(of) <= TAILS_BYTES else ""
 
 
-def picked(kinds: list[str]) -> list[dict[str, Any]]:
+TAILS_BYTES = 280e6
+"""Caches up to which ends of sequences are raced: larger ones reach what is asked."""
+
+
+def size_of(of: dict[str, Any]) -> float:
+    """Bytes of a cache, about."""
+    return float(of["b"] * of["s"] * drawn.key_bytes(of) * drawn.LENGTHS[of["lengths"]])
+
+
+def picked(kinds: list[str], seed: int = SEED) -> list[dict[str, Any]]:
     """The first of each kind that a seed draws, kinds in turns."""
     found: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
-    for of in drawn.shapes(SEED, POOL, 0):
+    for of in drawn.shapes(seed, POOL, 0):
         mine = found.get(kind_of(of))
         if mine is not None and len(mine) < KINDS[kind_of(of)]:
             mine.append(of)
@@ -80,6 +94,14 @@ def side_by_side(beside: bool) -> Any:
     return instead(config, "takes_beside", lambda *sizes: beside)
 
 
+def skipping(skips: bool) -> Any:
+    """Inside, pages of a last block that have no keys are copied or not."""
+    from ridgeline.kernels.paged_attention import config
+
+    choose = config.choose
+    return instead(config, "choose", lambda *sizes, **named: replace(choose(*sizes, **named), skips=skips))
+
+
 def ways(of: dict[str, Any]) -> dict[str, Callable[[], Any]]:
     """By name, the one of before first."""
     kind = kind_of(of)
@@ -88,6 +110,8 @@ def ways(of: dict[str, Any]) -> dict[str, Callable[[], Any]]:
     if kind == "odd":
         beside = {"beside": partial(side_by_side, True)} if of["k"] > 1 else {}
         return {"before": partial(side_by_side, False), "rows": partial(rows_from, 1), **beside}
+    if kind == "tails" or of["lengths"] == "edges":
+        return {"before": partial(skipping, False), "skips": partial(skipping, True)}
     return {"before": nullcontext, "apart": race_paged.apart}
 
 
@@ -100,11 +124,11 @@ def edge_shapes(kinds: list[str]) -> Iterator[dict[str, Any]]:
                    "page": page, "dtype": "bfloat16", "lengths": "edges"}  # fmt: skip
 
 
-def wanted_variants(kinds: list[str]) -> list[Any]:
+def wanted_variants(kinds: list[str], seed: int = SEED) -> list[Any]:
     from ridgeline.kernels.variants import variants_of
 
     found: list[Any] = []
-    for of in (*edge_shapes(kinds), *picked(kinds)):
+    for of in (*edge_shapes(kinds), *picked(kinds, seed)):
         for way in ways(of).values():
             with way():
                 found += variants_of(of["name"], [drawn.case_of(of)])
@@ -131,12 +155,12 @@ def edge_rows(kinds: list[str]) -> Iterator[dict[str, Any]]:
                 yield race_paged.right(race_paged.planned(dirty), meant, what=name, **of)
 
 
-def measured(of: dict[str, Any], track: race_paged.Track) -> dict[str, Any]:
+def measured(of: dict[str, Any], seed: int, track: race_paged.Track) -> dict[str, Any]:
     """One shape: which ways are right, and µs of each, of a bare read and of a copy."""
     import torch
 
-    trial, args = made(of, SEED)
-    args[4].copy_(torch.tensor(drawn.drawn_lengths(of, SEED), dtype=torch.int32))
+    trial, args = made(of, seed)
+    args[4].copy_(torch.tensor(drawn.drawn_lengths(of, seed), dtype=torch.int32))
     num_bytes, meant, runs, notes = trial.forward_bytes(args), trial.eager(*args).float(), {}, {}
     for name, way in ways(of).items():
         with way():
@@ -157,7 +181,7 @@ def measure(asked: argparse.Namespace) -> None:
     watch.daemon = True
     watch.start()
     track = race_paged.Track(asked.rounds, dirty=False)
-    found: dict[str, Any] = {"seed": SEED, "device": torch.cuda.get_device_name(), "torch": torch.__version__,
+    found: dict[str, Any] = {"seed": asked.seed, "device": torch.cuda.get_device_name(), "torch": torch.__version__,
                              "copy_bytes_per_s": track.copied, "edges": [], "rows": [], "errors": []}  # fmt: skip
     path = asked.out / f"paged_ways_{'_'.join(asked.kinds)}.json.gz"
 
@@ -168,12 +192,12 @@ def measure(asked: argparse.Namespace) -> None:
         found["edges"].append(row)
         print("edge", "right" if row["ok"] else "WRONG", row["what"], drawn.told(row), row["note"], flush=True)
         write()
-    for of in picked(asked.kinds):
+    for of in picked(asked.kinds, asked.seed):
         if time.perf_counter() - BEGAN > asked.budget_s:
             found["errors"].append({**of, "error": "no time left"})
             continue
         try:
-            row = measured(of, track)
+            row = measured(of, asked.seed, track)
             found["rows"].append(row)
             times = " ".join(f"{who} {s * 1e6:.1f}" for who, s in row["s_by"].items())
             print(drawn.told(row), f"{row['num_bytes'] / 1e6:.0f} MB:", times, row["notes"], flush=True)
@@ -200,18 +224,25 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--table", type=Path, help="a recording to print for a note")
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
+    parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--budget-s", type=float, default=20.0)
+    parser.add_argument("--pack", type=Path, help="compile what is launched into this folder, and time nothing")
     parser.add_argument("--warm", action="store_true", help="compile what is launched, and time nothing")
     parser.add_argument("--jobs", type=int, default=14, help="processes that compile")
     asked = parser.parse_args()
     if asked.table:
         return print("\n".join(table(json.loads(gzip.decompress(asked.table.read_bytes())))))
+    if asked.pack:
+        from ridgeline.kernels import pack
+
+        made_pack = pack.write(asked.pack, wanted_variants(asked.kinds, asked.seed), jobs=asked.jobs)
+        return print(f"{len(made_pack.entries)} kernels in {time.perf_counter() - BEGAN:.0f} s")
     asked.out.mkdir(parents=True, exist_ok=True)
     if asked.warm:
         from ridgeline.kernels import pack
 
-        missing = [one for one in wanted_variants(asked.kinds) if pack.find(one) is None]
+        missing = [one for one in wanted_variants(asked.kinds, asked.seed) if pack.find(one) is None]
         done = sum(1 for _ in pack.compiled_all(missing, asked.jobs))
         return print(f"{done} of {len(missing)} compiled, {time.perf_counter() - BEGAN:.0f} s")
     measure(asked)

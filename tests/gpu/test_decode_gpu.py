@@ -163,10 +163,26 @@ def chosen_with(paged_more, decode_more, latent_more=None):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(paged, "choose", changed(paged.choose, paged_more))
         patch.setattr(latent, "choose_few", changed(latent.choose_few, latent_more or {}))
+        patch.setattr(latent, "choose_narrow", changed(latent.choose_narrow, latent_more or {}))
         patch.setattr(decode, "choose", changed(decode.choose, decode_more))
         launcher.forget_plans()
         yield
     launcher.forget_plans()
+
+
+@contextmanager
+def without_roles():
+    """Inside, few latent heads are read by groups of warps that do the same."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(latent, "NARROW", False)
+        launcher.forget_plans()
+        yield
+    launcher.forget_plans()
+
+
+def by_fine_stretches():
+    """Inside, the line of few latent heads is cut by half a block."""
+    return chosen_with({}, {}, {"keys": 32, "rows": 16, "least": 4, "ends": 2})
 
 
 def by_borders():
@@ -244,6 +260,13 @@ ENDLESS = tuple(
     case("float32", batch=batch, dim=dim, rank=rank)
     for batch, dim, rank in ((8192, 1024, 0), (256, 3456, 0), (16383, 512, 0), (16384, 1024, 256))
 )
+FEW = tuple(of for of in MANY if of["h"] <= 32)
+FEW_EDGES = tuple(edge for edge in (*EDGES, *WIDE) if edge[0] == "paged_latent_attention" and edge[1]["h"] <= 32)
+"""Latent sequences of at most 32 heads, of any length, and at every border."""
+
+FEW_WAYS = (without_roles, by_fine_stretches)
+"""How they are read where the configuration says so."""
+
 JOINED = case("bfloat16", b=1, h=32, k=8, s=12000, d=128, page=16, uneven=False)
 """A call of two kernels, one after the other in the same scratch."""
 
@@ -252,6 +275,9 @@ def wanted_variants():
     found = variants_of("cross_layer", [*HALVES, *ENDLESS])
     found += variants_of("paged_attention", [JOINED, *SHORT, *TOGETHER])
     found += variants_of("paged_latent_attention", MANY) + variants_of("paged_attention", [*ODD, *TALL])
+    for way in FEW_WAYS:
+        with way():
+            found += variants_of("paged_latent_attention", [*LATENT, *FEW, *(of for _, of in FEW_EDGES)])
     with by_neighbors():
         found += variants_of("paged_attention", BESIDE)
     for name, of in (*EDGES, *WIDE):
@@ -329,11 +355,22 @@ def test_neighbors_that_read_key_heads_of_the_same_keys_are_as_right_as_pytorch_
 
 @pytest.mark.parametrize("of", MANY, ids=str)
 def test_latent_sequences_of_many_heads_are_as_right_as_pytorch_and_repeat_bit_for_bit(of):
-    assert {"latent_line", "latent_roles"} & {one.kernel for one in variants_of("paged_latent_attention", [of])}
+    kernel = "latent_narrow" if of["h"] <= 32 else "latent_roles"
+    assert kernel in {one.kernel for one in variants_of("paged_latent_attention", [of])}
     assert not wrong("paged_latent_attention", of)
 
 
+@pytest.mark.parametrize("way", FEW_WAYS)
+@pytest.mark.parametrize("of", [*LATENT, *FEW], ids=str)
+def test_few_latent_heads_are_as_right_as_pytorch_by_every_way_and_repeat_bit_for_bit(of, way):
+    with way():
+        kernels = {one.kernel for one in variants_of("paged_latent_attention", [of])}
+        assert ("latent_narrow" in kernels) == (way is by_fine_stretches)
+        assert not wrong("paged_latent_attention", of)
+
+
 AT_BORDERS = [(*edge, nullcontext) for edge in (*EDGES, *WIDE)] + [(*edge, by_the_last) for edge in EDGES]
+AT_BORDERS += [(*edge, way) for edge in FEW_EDGES for way in FEW_WAYS]
 
 
 @pytest.mark.parametrize(("name", "of", "way"), AT_BORDERS, ids=lambda x: getattr(x, "__name__", str(x)))

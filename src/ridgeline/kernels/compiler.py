@@ -90,7 +90,7 @@ def source_hash() -> str:
     """A hash of every kernel source of this room, and of what edits them: a change makes stored cubins stale."""
     here = Path(__file__).parent
     digest = hashlib.sha256()
-    names = ("kernel", "gradient", "streamed", "links", "tickets", "order", "roles", "tall")
+    names = ("kernel", "gradient", "streamed", "links", "tickets", "order", "roles", "tall", "narrow")
     for path in sorted(
         [*(path for name in names for path in here.glob(f"*/{name}.py")),
          *(here / name for name in ("arrivals.py", "compiler.py", "device.py", "stream.py"))]

@@ -19,8 +19,9 @@ TRIAL = trials()["paged_latent_attention"][1]
 
 @pytest.fixture(autouse=True)
 def _without_roles(monkeypatch):
-    """What is said here of many heads holds wherever nobody has them go by roles."""
+    """What is said here of heads holds wherever nobody has them go by roles."""
     monkeypatch.setattr(config, "ROLES", "")
+    monkeypatch.setattr(config, "NARROW", False)
 
 
 def made(**sizes):

@@ -120,7 +120,7 @@ def test_roles_multiply_as_much_as_they_must_and_spill_nothing_in_their_loops(mo
     assert facts.num("HGMMA") == 36 + 2 * 8, "scores once, sums of 2 × 128 columns in each of two groups"
     assert (facts.num_registers, compiled.num_warps) == (128, 16), "all registers there are"
     assert facts.shared_bytes <= 227 * 1024
-    assert facts.num_spills <= 40, "between sequences"
+    assert facts.num_spills <= 48, "between sequences"
     loops = loops_of(compiled.cubin)
     assert sorted(loop.count("HGMMA") for loop in loops) == [8, 8, 36]
     assert not any("LDL" in loop or "STL" in loop for loop in loops)
@@ -129,6 +129,6 @@ def test_roles_multiply_as_much_as_they_must_and_spill_nothing_in_their_loops(mo
 def test_roles_are_taken_where_the_configuration_says_so(monkeypatch):
     for way, kernel in (("line", "latent_roles"), ("shares", "latent_roles"), ("", "latent_blocks")):
         assert [v.kernel for v in roles_of(monkeypatch, way)] == [kernel]
-    assert [v.kernel for v in roles_of(monkeypatch, "line", h=32)] == ["latent_line"]
+    assert [v.kernel for v in roles_of(monkeypatch, "line", h=32)] == ["latent_narrow"]
     assert [v.kernel for v in roles_of(monkeypatch, "shares", h=100, page=48)] == ["latent_roles"]
     assert [v.kernel for v in roles_of(monkeypatch, "line", page=8)] == ["latent_share"]

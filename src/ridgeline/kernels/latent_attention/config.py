@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ridgeline.kernels.paged_attention.config import (
@@ -46,7 +47,9 @@ class Few:
     """Keys of a block, programs, warps, stages, when the joining kernel starts, the fewest blocks of a program; ``fed``
     through the copy engine, where the cache may leave the L2 first; ``borders``: parts are joined by borders between
     programs, not by heads. ``ring``: thirds of blocks that are on their way or worked on, where the copy engine is
-    asked for thirds. ``roles`` as in ``Latent``."""
+    asked for thirds. ``roles`` as in ``Latent``; ``narrow``: so have at most 32 heads, which are columns. Then the line
+    is cut by ``keys``, blocks have 64, a copy brings ``rows`` of them, ``queries`` sequences' queries are there or on
+    their way, and a sequence's end takes as long as ``ends`` times ``keys``."""
 
     keys: int
     programs: int
@@ -59,6 +62,10 @@ class Few:
     borders: bool = False
     ring: int = 0
     roles: bool = False
+    narrow: bool = False
+    rows: int = 64
+    queries: int = 2
+    ends: int = 0
 
 
 RING, TILE = 7, 16
@@ -106,8 +113,38 @@ SHORT_KEYS = 4096
 """Keys of a sequence up to which 33 to 64 heads take shares: 64 of 1,800 keys 65.7 µs by shares, 76.4 by the line; 35
 uneven ones to 10,263 keys 135.9 and 104.4."""
 
+NARROW = True
+"""Whether at most 32 heads go by roles: 19 of 20 shapes gain, 1.10 times in the geometric mean. 13 uneven ones of 32
+heads take 94.3 µs against 109.1, 44 of 20 heads 108.0 against 131.5, 24 of 32 heads 34.9 against 45.1, 23 of 16 heads
+99.2 against 100.4; but 16 of 16 heads of which few are long 53.7 against 53.4."""
+
+NARROW_REGISTERS, NARROW_ROWS, NARROW_LONGEST, NARROW_ENDS = 128, 16, 4000, 1
+"""Registers when sixteen warps start; keys that a copy brings where sequences are at most so long, as in paged
+attention: most of 64 would be read for nobody at a sequence's end; and blocks that such an end takes as long as: where
+nobody counts them 232 of which few are long take 81.7 µs against 78.9, 109 even short ones 43.4 against 41.9."""
+
+
+def choose_narrow(batch: int, heads: int, longest: int, num_sms: int, page: int) -> Few:
+    """A stretch a multiprocessor, cut by whole blocks: by halves of blocks all of nine shapes are 0 to 5 % slower. Room
+    for a second sequence's queries is a third of a block where heads are 32."""
+    columns = FEW_HEADS * cdiv(heads, FEW_HEADS)
+    rows = math.gcd(page, NARROW_ROWS if longest <= NARROW_LONGEST else FED_KEYS)
+    queries = 2 if columns == FEW_HEADS or 2 * batch >= num_sms else 1
+    return Few(
+        FED_KEYS, num_sms, 4, 2, least=LEAST_BLOCKS, fed=True, leaves=batch * longest <= LEAVING_KEYS,
+        borders=by_borders(num_sms, batch, batch * heads), narrow=True, rows=rows, queries=queries, ends=NARROW_ENDS,
+        ring=RING if queries * columns <= 2 * FEW_HEADS else RING - 1,
+    )  # fmt: skip
+
+
 HALVES, MORES, ROLE_REGISTERS = 5, 3, 128
 """Halves of blocks and rotary parts in shared memory where warps have roles, and registers when sixteen warps start."""
+
+
+ROLE_ENDS = 1
+"""Blocks that a sequence's end takes as long as where many heads walk the line by roles: 92 uneven ones of 128 heads
+take 98.5 µs against 113.9, 35 uneven ones of 64 heads 106.0 against 110.6, 27 of which few are long 65.1 against 69.0,
+even ones of 64 heads 95.5 and 106.4 against 97.5 and 108.7, 32 even ones of 128 heads 77.3 against 75.2."""
 
 
 def by_roles(heads: int, dim: int, more: int, page: int, way: str) -> bool:
@@ -147,7 +184,8 @@ def choose_line(batch: int, heads: int, longest: int, num_sms: int) -> Few:
     programs, leaves = max(1, num_sms // cdiv(heads, MAX_ROWS)), batch * longest <= LEAVING_KEYS
     borders = by_borders(programs, batch, batch * heads)
     roles = ROLES == "line" and heads > 2 * FEW_HEADS
-    return Few(FED_KEYS, programs, 4, 2, leaves=leaves, fed=True, borders=borders, roles=roles)
+    ends = ROLE_ENDS if roles else 0
+    return Few(FED_KEYS, programs, 4, 2, leaves=leaves, fed=True, borders=borders, roles=roles, ends=ends)
 
 
 def choose_blocks(batch: int, heads: int, longest: int, num_sms: int) -> Latent:

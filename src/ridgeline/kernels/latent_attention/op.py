@@ -13,7 +13,7 @@ from torch.compiler import is_dynamo_compiling
 from ridgeline.kernels import tuning
 from ridgeline.kernels.autocast import as_cached
 from ridgeline.kernels.contract import Case, Trial, case, declare
-from ridgeline.kernels.latent_attention import config, kernel, reference, roles
+from ridgeline.kernels.latent_attention import config, kernel, narrow, reference, roles
 from ridgeline.kernels.launcher import INTERPRETING, Blocks, Kernel, Plans, launchable, num_sms, vector_of
 from ridgeline.kernels.paged_attention.config import MAX_FED_LINED, lined
 from ridgeline.kernels.paged_attention.op import Parts, bind_join, dense
@@ -29,6 +29,7 @@ _COLUMNS = Kernel(kernel.latent_columns, vectors=("d",), loose=("table_ptr", "le
 _RING = Kernel(kernel.latent_ring, vectors=("d",), loose=("table_ptr", "lens_ptr"))
 _LINE = Kernel(kernel.latent_line, vectors=("d",), loose=("table_ptr", "lens_ptr"))
 _ROLES = Kernel(roles.latent_roles, vectors=("d",), loose=("table_ptr", "lens_ptr"))
+_NARROW = Kernel(narrow.latent_narrow, vectors=("d",), loose=("table_ptr", "lens_ptr"))
 _BLOCKS = Kernel(kernel.latent_blocks, vectors=("d",), loose=("table_ptr", "lens_ptr"))
 BLOCK_VECTOR = 8
 """16-byte accesses of 16-bit elements, which is how far apart rows have to be for the copy engine."""
@@ -220,6 +221,7 @@ class _Plan:
             grid=(batch * fixed["GROUPS"], chosen.shares),
             constants=fixed | {
                 "BATCH": 0, "LEAST": 0, "EARLY": 0, "LEAVES": leaves, "SHARED": 2 if chosen.shares == 1 else 1,
+                "ENDS": 0,
             },
             num_warps=chosen.num_warps,
             max_registers=config.ROLE_REGISTERS,
@@ -255,7 +257,11 @@ class _FewPlan:
         LATENT_ATTENTION.check(*args, dim, scale)
         sizes = {"batch": batch, "heads": heads, "longest": table.shape[1] * page}
         num = num_sms(query.get_device())
-        if heads > config.FEW_HEADS:
+        if config.NARROW and heads <= 2 * config.FEW_HEADS and _fed(query, cache, dim, config.columns_fit):
+            default = config.choose_narrow(**sizes, num_sms=num, page=page)
+            chosen = tuning.choose("latent_attention.narrow", sizes, default)
+            bind = self._bind_narrow
+        elif heads > config.FEW_HEADS:
             chosen = tuning.choose("latent_attention.line", sizes, config.choose_line(**sizes, num_sms=num))
             bind = self._bind_roles if chosen.roles else self._bind_line
         else:
@@ -263,7 +269,7 @@ class _FewPlan:
             default = config.choose_few(**sizes, num_sms=num, fed=fed, page=page)
             chosen = tuning.choose("latent_attention.few", sizes, default)
             bind = self._bind_ring if chosen.ring else self._bind_columns if chosen.fed else self._bind
-        self.parts = Parts(chosen.keys, chosen.programs, chosen.least, 1, out, lens, chosen.borders)
+        self.parts = Parts(chosen.keys, chosen.programs, chosen.least, 1, out, lens, chosen.borders, ends=chosen.ends)
         self.fed, self.once = chosen.fed, chosen.ring > 0 or heads > config.FEW_HEADS
         bind(chosen, args, out, scale)
 
@@ -353,6 +359,27 @@ class _FewPlan:
             vector=BLOCK_VECTOR,
         )  # fmt: skip
 
+    def _bind_narrow(self, chosen: config.Few, args: tuple[Tensor, ...], out: Tensor, scale: float) -> None:
+        query, cache, table, lens = args
+        (batch, heads, width), dim, page = query.shape, out.shape[2], cache.shape[1]
+        self.rest = (batch, heads, table.stride(0), table.shape[1], dim)
+        columns = config.FEW_HEADS * cdiv(heads, config.FEW_HEADS)
+        blocks = (_blocks(query, columns, dim), _blocks(query, columns, width - dim), _blocks(cache, chosen.rows, 64))
+        self.share = _NARROW.bind(
+            (*blocks, table, lens, out, *self.parts.room(out), scale * LOG2_E, *self.rest),
+            grid=(chosen.programs,),
+            constants={
+                "D": dim, "E": width - dim, "P": page, "KEYS": config.FED_KEYS, "UNIT": chosen.keys,
+                "ROWS": chosen.rows, "COLS": columns, "RING": chosen.ring, "QUERIES": chosen.queries,
+                "BATCH": lined(batch), "LEAST": chosen.least, "ENDS": chosen.ends, "EARLY": chosen.early,
+                "LEAVES": chosen.leaves,
+            },
+            num_warps=chosen.num_warps,
+            max_registers=config.NARROW_REGISTERS,
+            device=query.get_device(),
+            vector=BLOCK_VECTOR,
+        )  # fmt: skip
+
     def _bind_roles(self, chosen: config.Few, args: tuple[Tensor, ...], out: Tensor, scale: float) -> None:
         query, cache, table, lens = args
         batch, heads, dim = out.shape
@@ -364,7 +391,7 @@ class _FewPlan:
             grid=(chosen.programs * fixed["GROUPS"],),
             constants=fixed | {
                 "BATCH": lined(batch), "LEAST": chosen.least, "EARLY": chosen.early, "LEAVES": chosen.leaves,
-                "SHARED": 0,
+                "SHARED": 0, "ENDS": chosen.ends,
             },
             num_warps=chosen.num_warps,
             max_registers=config.ROLE_REGISTERS,

@@ -23,7 +23,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from ridgeline.kernels.attention.kernel import _barriers, _without_the_rest
 from ridgeline.kernels.function import gluon_jit
 from ridgeline.kernels.latent_attention.kernel import _anew
-from ridgeline.kernels.paged_attention.kernel import _fetch_table, _lengths, _let_join_start, _pages_of, _place_of
+from ridgeline.kernels.paged_attention.kernel import (
+    _fetch_table,
+    _lengths,
+    _let_join_start,
+    _pages_of,
+    _place_of,
+    _weighed,
+)
 
 
 @gluon_jit
@@ -36,6 +43,14 @@ def _wait_turn(bars, num, NUM: gl.constexpr):
 def _wait_room(bars, num, NUM: gl.constexpr):
     """Until the ``num``-th thing may take its place."""
     mbarrier.wait(bars.index(num % NUM), ((num // NUM) & 1) ^ 1)
+
+
+@gluon_jit
+def _piece_of(first, left, length, UNIT: gl.constexpr, ENDS: gl.constexpr):
+    """Of a sequence that a stretch has from its unit ``first`` on: the unit where the stretch goes on, and one past the
+    last that has keys."""
+    goes = min(first + left, _weighed(length, UNIT, ENDS))
+    return goes, min(goes, (length + UNIT - 1) // UNIT)
 
 
 @gluon_jit
@@ -68,7 +83,7 @@ def _feed(
     q_desc, q2_desc, c_desc, q_smem, q2_smem, halves, mores, bars, table_ptr, lens_ptr, table_b, d, head0, b, first,
     left, length,
     D: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, HALVES: gl.constexpr,
-    MORES: gl.constexpr,
+    MORES: gl.constexpr, ENDS: gl.constexpr,
 ):  # fmt: skip
     """Blocks of the cache as soon as there is room; queries of a sequence before its first block, as a piece among the
     others, and the other half of them after it."""
@@ -78,7 +93,7 @@ def _feed(
     WIDTH: gl.constexpr = D // 2
     turn, num, block, stripes = left * 0, left * 0, left * 0, d // 128  # unrolled it would spill
     while left > 0:
-        last = min(first + left, (length + KEYS - 1) // KEYS)
+        goes, last = _piece_of(first, left, length, KEYS, ENDS)
         if last > first:
             table, end = table_ptr + b.to(gl.int64) * table_b, min(last * KEYS, length)
             after = _pages_of(table, first * KEYS, end, P, ROWS, TILES)
@@ -106,7 +121,7 @@ def _feed(
                     tma.async_copy_global_to_shared(q_desc, [b, head0, WIDTH], q_full.index(0), q_smem)
                     tma.async_copy_global_to_shared(q2_desc, [b, head0, D], q_full.index(0), q2_smem)
             turn += 1
-        left -= last - first
+        left -= goes - first
         first = first * 0
         b += 1
         length = gl.load(lens_ptr + b, mask=left > 0, other=0)
@@ -121,15 +136,46 @@ def _leave_lse(to_ptr, lse, b, heads, head0, own):
 
 
 @gluon_jit
+def _ask(
+    held, q, q2, none, halves, mores, half_full, more_full, num, block,
+    WIDTH: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, HALVES: gl.constexpr, MORES: gl.constexpr,
+):  # fmt: skip
+    """The products of a block's scores, on their way."""
+    low, high = _piece(halves, num, WIDTH, KEYS, ROWS, HALVES), _piece(halves, num + 1, WIDTH, KEYS, ROWS, HALVES)
+    _wait_turn(half_full, num, HALVES)
+    s = warpgroup_mma(held, low.permute((1, 0)), none, use_acc=False, is_async=True)
+    _wait_turn(half_full, num + 1, HALVES)
+    s = warpgroup_mma(q, high.permute((1, 0)), s, is_async=True)
+    _wait_turn(more_full, block, MORES)
+    more = _piece(mores, block, 64, KEYS, ROWS, MORES)
+    return warpgroup_mma(q2, more.permute((1, 0)), s, is_async=True)
+
+
+@gluon_jit
+def _tell(
+    s, top, total, scale, alphas, mores, told, block, KEYS: gl.constexpr, ROWS: gl.constexpr, MORES: gl.constexpr
+):  # fmt: skip
+    """Probabilities of a block in the place of its rotary part, and a factor for what came before."""
+    slot = block % MORES
+    raised = gl.maximum(top, gl.max(s, 1))  # a block has a key that counts, so that this is a number
+    alpha = gl.exp2((top - raised) * scale)
+    p = gl.exp2(s * scale - gl.expand_dims(raised * scale, 1))
+    alphas.index(slot).store(alpha)
+    _piece(mores, block, 64, KEYS, ROWS, MORES).store(p.to(mores.dtype))
+    fence_async_shared()
+    mbarrier.arrive(told.index(slot), count=1)
+    return raised, total * alpha + gl.sum(p, 1)
+
+
+@gluon_jit
 def _scores(
     q_smem, q2_smem, halves, mores, alphas, totals, bars, lens_ptr, seen_ptr, scale, heads, stretch, head0, b, first,
     left, length,
     R: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, HALVES: gl.constexpr,
-    MORES: gl.constexpr, SHARED: gl.constexpr,
+    MORES: gl.constexpr, SHARED: gl.constexpr, ENDS: gl.constexpr,
 ):  # fmt: skip
     """Four warps: scores and probabilities of every block, and what is known of a sequence at its end."""
     half_full, half_empty, more_full, told, over, over_empty, q_full, q_empty = bars
-    DTYPE: gl.constexpr = halves.dtype
     WIDTH: gl.constexpr = D // 2
     L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     ROW: gl.constexpr = gl.SliceLayout(1, L)
@@ -143,7 +189,7 @@ def _scores(
     turn, num, block = left * 0, left * 0, left * 0
     while left > 0:
         blocks = (length + KEYS - 1) // KEYS
-        last = min(first + left, blocks)
+        goes, last = _piece_of(first, left, length, KEYS, ENDS)
         if last > first:
             top = gl.full([64], float("-inf"), gl.float32, ROW)
             total = gl.zeros([64], gl.float32, ROW)
@@ -153,32 +199,16 @@ def _scores(
             num += 1
             mbarrier.wait(q_full.index(0), turn & 1)
             for i in range(first, last):
-                slot = block % MORES
-                more = _piece(mores, block, 64, KEYS, ROWS, MORES)
-                _wait_turn(half_full, num, HALVES)
-                s = warpgroup_mma(held, _piece(halves, num, WIDTH, KEYS, ROWS, HALVES).permute((1, 0)), none,
-                                  use_acc=False, is_async=True)  # fmt: skip
-                num += 1
-                _wait_turn(half_full, num, HALVES)
-                s = warpgroup_mma(q, _piece(halves, num, WIDTH, KEYS, ROWS, HALVES).permute((1, 0)), s, is_async=True)
-                num += 1
-                _wait_turn(more_full, block, MORES)
-                s = warpgroup_mma(q2, more.permute((1, 0)), s, is_async=True)
+                s = _ask(held, q, q2, none, halves, mores, half_full, more_full, num, block, WIDTH, KEYS, ROWS,
+                         HALVES, MORES)  # fmt: skip
+                num += 2
                 s = warpgroup_mma_wait(0, [s])
                 if i + 1 == last:
                     mbarrier.arrive(q_empty.index(0), count=1)
                 rest = length - i * KEYS
                 if rest < KEYS:
                     s = gl.where(col < rest, s, float("-inf"))
-                raised = gl.maximum(top, gl.max(s, 1))  # a block has a key that counts, so that this is a number
-                alpha = gl.exp2((top - raised) * scale)
-                p = gl.exp2(s * scale - gl.expand_dims(raised * scale, 1))
-                alphas.index(slot).store(alpha)
-                more.store(p.to(DTYPE))
-                fence_async_shared()
-                mbarrier.arrive(told.index(slot), count=1)
-                total = total * alpha + gl.sum(p, 1)
-                top = raised
+                top, total = _tell(s, top, total, scale, alphas, mores, told, block, KEYS, ROWS, MORES)
                 block += 1
             _wait_room(over_empty, turn, 1)
             totals.index(0).store(total)
@@ -194,7 +224,7 @@ def _scores(
                     at = seen_ptr + place * 2 * heads + head0 + head
                     gl.store(at, top * scale, mask=head < own)
                     gl.store(at + heads, total, mask=head < own)
-        left -= last - first
+        left -= goes - first
         first = first * 0
         b += 1
         length = gl.load(lens_ptr + b, mask=left > 0, other=0)
@@ -222,7 +252,7 @@ def _sums(
     c: gl.constexpr, halves, mores, alphas, totals, bars, lens_ptr, out_ptr, part_ptr, heads, d, stretch, head0, b,
     first, left, length,
     R: gl.constexpr, D: gl.constexpr, KEYS: gl.constexpr, ROWS: gl.constexpr, HALVES: gl.constexpr,
-    MORES: gl.constexpr, SHARED: gl.constexpr, EARLY: gl.constexpr,
+    MORES: gl.constexpr, SHARED: gl.constexpr, EARLY: gl.constexpr, ENDS: gl.constexpr,
 ):  # fmt: skip
     """Four warps: half of the columns of the sums."""
     half_full, half_empty, told, over, over_empty = bars
@@ -236,7 +266,7 @@ def _sums(
     turn, num, block = left * 0, left * 0, left * 0
     while left > 0:
         blocks = (length + KEYS - 1) // KEYS
-        last = min(first + left, blocks)
+        goes, last = _piece_of(first, left, length, KEYS, ENDS)
         if last > first:
             o = gl.zeros([64, WIDTH // 2], gl.float32, L)
             o2 = gl.zeros([64, WIDTH // 2], gl.float32, L)
@@ -276,7 +306,7 @@ def _sums(
                 part = part_ptr + (place.to(gl.int64) * heads + head0) * d + c * WIDTH
                 _leave(part, o, own, d)
                 _leave(part + WIDTH // 2, o2, own, d)
-        left -= last - first
+        left -= goes - first
         first = first * 0
         b += 1
         length = gl.load(lens_ptr + b, mask=left > 0, other=0)
@@ -288,7 +318,7 @@ def latent_roles(
     q_desc, q2_desc, c_desc, table_ptr, lens_ptr, out_ptr, part_ptr, seen_ptr, scale, batch, heads, table_b, pages, d,
     R: gl.constexpr, GROUPS: gl.constexpr, D: gl.constexpr, E: gl.constexpr, P: gl.constexpr, KEYS: gl.constexpr,
     ROWS: gl.constexpr, HALVES: gl.constexpr, MORES: gl.constexpr, BATCH: gl.constexpr, LEAST: gl.constexpr,
-    EARLY: gl.constexpr, LEAVES: gl.constexpr, SHARED: gl.constexpr,
+    EARLY: gl.constexpr, LEAVES: gl.constexpr, SHARED: gl.constexpr, ENDS: gl.constexpr,
 ):
     """64 heads over a stretch of the line that paged attention cuts, in pages of whole 16 keys; where SHARED, over a
     share of one sequence (1), or all of it (2: then parts are results). GROUPS programs beside each other take the same
@@ -312,7 +342,7 @@ def latent_roles(
         _let_join_start(EARLY == 1)
         lens = _lengths(lens_ptr, batch, BATCH)
         _fetch_table(table_ptr, table_b, pages, batch)
-        b, first, left, _ = _place_of(lens, batch, 1, stretch, gl.num_programs(0) // GROUPS, KEYS, LEAST)
+        b, first, left, _ = _place_of(lens, batch, 1, stretch, gl.num_programs(0) // GROUPS, KEYS, LEAST, ENDS)
         length = gl.load(lens_ptr + b)
     q_smem = gl.allocate_shared_memory(DTYPE, [1, 64, D // 2], q_desc.layout)
     q2_smem = gl.allocate_shared_memory(DTYPE, [1, 64, E], q2_desc.layout)
@@ -327,11 +357,11 @@ def latent_roles(
     bars = (half_full, half_empty, more_full, told, over, over_empty, q_full, q_empty)
     gl.warp_specialize([
         (_sums, (0, halves, mores, alphas, totals, summed, lens_ptr, out_ptr, part_ptr, heads, d, stretch, head0, b,
-                 first, left, length, R, D, KEYS, ROWS, HALVES, MORES, SHARED, EARLY)),
+                 first, left, length, R, D, KEYS, ROWS, HALVES, MORES, SHARED, EARLY, ENDS)),
         (_sums, (1, halves, mores, alphas, totals, summed, lens_ptr, out_ptr, part_ptr, heads, d, stretch, head0, b,
-                 first, left, length, R, D, KEYS, ROWS, HALVES, MORES, SHARED, EARLY)),
+                 first, left, length, R, D, KEYS, ROWS, HALVES, MORES, SHARED, EARLY, ENDS)),
         (_scores, (q_smem, q2_smem, halves, mores, alphas, totals, bars, lens_ptr, seen_ptr, scale, heads, stretch,
-                   head0, b, first, left, length, R, D, KEYS, ROWS, HALVES, MORES, SHARED)),
+                   head0, b, first, left, length, R, D, KEYS, ROWS, HALVES, MORES, SHARED, ENDS)),
         (_feed, (q_desc, q2_desc, c_desc, q_smem, q2_smem, halves, mores, fed, table_ptr, lens_ptr, table_b, d, head0,
-                 b, first, left, length, D, P, KEYS, ROWS, HALVES, MORES)),
+                 b, first, left, length, D, P, KEYS, ROWS, HALVES, MORES, ENDS)),
     ], [4, 4, 1], [160, 160, 32])  # fmt: skip

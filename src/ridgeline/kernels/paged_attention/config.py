@@ -393,10 +393,15 @@ def wide_tile(programs: int, sequences: int, heads: int, dim: int) -> tuple[int,
     return parts, columns, 8 if parts * columns == MOST_ELEMENTS or columns == 512 else 4
 
 
+BORDER_TILES = ((2, 2048, 4), (4, 2048, 8))
+"""Parts, columns times heads, and warps of a border of wide heads, where sequences are as many as programs and where
+they are fewer."""
+
+
 def wide_border(programs: int, sequences: int, rows: int = 16) -> tuple[int, int, int]:
     """Parts and columns of a border of wide heads, and warps: fewer columns where there are many heads."""
-    columns = clamp(2048 // rows, 16, 128)
-    return (2, columns, 4) if sequences >= programs else (4, columns, 8)
+    parts, elements, warps = BORDER_TILES[sequences < programs]
+    return parts, clamp(elements // rows, 16, 128), warps
 
 
 def border_tile(programs: int, sequences: int, rows: int) -> tuple[int, int]:
