@@ -30,7 +30,7 @@ from ridgeline.trace import read
 SUITES = (
     *("planted", "fresh", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh"),
     *("twelfth", "thirteenth", "fourteenth", "fifteenth", "sixteenth", "seventeenth", "eighteenth", "nineteenth"),
-    *("twentieth", "twenty-first", "twenty-second", "twenty-third", "twenty-fourth"),
+    *("twentieth", "twenty-first", "twenty-second", "twenty-third", "twenty-fourth", "twenty-fifth"),
 )
 TRIALS = "trials"
 """A folder of second fixes alone, and of programs of other suites that were recorded with them."""

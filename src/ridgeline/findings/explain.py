@@ -11,6 +11,7 @@ from ridgeline.findings.finding import Finding
 from ridgeline.findings.instead import GENERAL, with_instead
 from ridgeline.findings.rule import Rule, rules
 from ridgeline.findings.scene import Candidate, Scene
+from ridgeline.findings.turns import LOOPS, STOPS, are_one_loop
 from ridgeline.findings.weighed import Weighed, finding_of, weighed_of
 
 LATER_FRAC, LATER_STEP_FRAC = 0.1, 0.03
@@ -29,7 +30,8 @@ def findings_of(scene: Scene, chosen: Iterable[Rule] | None = None) -> list[Find
     asked = [(rule, rule.detect(scene)) for rule in (rules() if chosen is None else sorted(chosen, key=_order))]
     weighed = [weighed_of(scene, rule, candidate) for rule, candidate in _claimed(scene, asked)]
     weighed.sort(key=lambda found: -found.expected_s)
-    return with_instead(scene, _summed(scene, weighed), weighed, asked)
+    told = _with_turns(scene, _summed(scene, weighed), weighed)
+    return with_instead(scene, told, weighed, asked)
 
 
 def _order(rule: Rule) -> int:
@@ -118,6 +120,21 @@ def _widened(made: list[Finding], step_ms: float) -> list[Finding]:
         replace(finding, high_ms=high_ms, later_ms=max(high_ms, finding.later_ms))
         for finding, high_ms in zip(made, ends_ms, strict=True)
     ]
+
+
+def _with_turns(scene: Scene, made: list[Finding], weighed: Sequence[Weighed]) -> list[Finding]:
+    """Where a loop and what it stops for in each turn are told apart, the first of the two may bring what both do, as
+    far as the step has room (10.4 of 15.8 ms on an H200, 5.3 and 5.2 at most apart)."""
+    cures = {found.rule.name: found.candidate.cure for found in weighed}
+    room_ms = max(0.0, scene.longest_step_s * 1e3 - sum(finding.high_ms for finding in made))
+    loop = next((i for i, finding in enumerate(made) if finding.rule in LOOPS), None)
+    stop = next((i for i, finding in enumerate(made) if finding.rule in STOPS), None)
+    if loop is None or stop is None or not are_one_loop(scene, cures[made[loop].rule], cures[made[stop].rule]):
+        return made
+    first, other = sorted((loop, stop))
+    high_ms = made[first].high_ms + min(room_ms, made[other].high_ms)
+    both = replace(made[first], high_ms=high_ms, later_ms=max(high_ms, made[first].later_ms))
+    return [both if i == first else finding for i, finding in enumerate(made)]
 
 
 def _capped(finding: Finding, share: float) -> Finding:

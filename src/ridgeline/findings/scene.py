@@ -464,13 +464,22 @@ class Scene:
 
     def _works_on(self, spans: Index, seconds: Seconds, usual: Seconds) -> Mask:
         """Spans of ops that take as long whenever they are given tensors of these sizes: they compute on the host, and
-        are not the ops of the same name that launch."""
+        are not the ops of the same name that launch, over tensors of the same sizes perhaps."""
         shapes, names = self.trace.optional("shapes")[spans].astype(np.int64), self.trace.name[spans].astype(np.int64)
-        _, same, counts = np.unique(names * len(self.trace.words) + shapes, return_inverse=True, return_counts=True)
+        alike = 2 * (names * len(self.trace.words) + shapes) + self._launching_spans[spans]
+        _, same, counts = np.unique(alike, return_inverse=True, return_counts=True)
         shortest = np.full(len(counts), np.inf)
         np.minimum.at(shortest, same, seconds)
         long = self._is_unusual(shortest[same], usual)
         return np.asarray((shapes > 0) & (counts[same] >= self.num_rounds) & (self.num_rounds > 1) & long, dtype=bool)
+
+    @cached_property
+    def _launching_spans(self) -> Mask:
+        """Rows of the trace in which something is launched."""
+        found = np.zeros(len(self.trace), dtype=bool)
+        for at in self._ancestry:
+            found[at[at >= 0]] = True
+        return found
 
     @staticmethod
     def _is_unusual(seconds: Seconds, usual: Seconds) -> Mask:

@@ -50,6 +50,8 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "copies between layouts": ("channels-first",),
     "needless gradients": ("needless-gradients",),
     "cpu contention": ("host-contention",),
+    "activations kept on the host": ("weight-streaming", "exposed-copies", "host-round-trip"),
+    "a pass that is not needed": ("redundant-pass",),
 }
 """The rules that name a planted cause."""
 WEIGHTY_FRAC = 0.02

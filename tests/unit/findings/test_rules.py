@@ -377,6 +377,18 @@ def _only_traffic(stage: Stage, wrong: bool) -> None:
             stage.kernel("indexSelectLargeIndex", 5.0, op="aten::index_select", shapes=[[4096, 4096]])
 
 
+@plays("redundant-pass")
+def _asked_twice(stage: Stage, wrong: bool) -> None:
+    given = {"shapes": json.dumps([[8192, 1024], [1024, 1024]])}
+    first = 100 * stage.step_number
+    for number in range(first, first + (20 if wrong else 10)):
+        with stage.span("aten::linear", extra=given), stage.span("aten::addmm", extra=given | {"sequence": number}):
+            healthy(stage, num_kernels=1, us=150.0)
+    for number in range(first, first + 10):
+        with stage.span("autograd::engine::evaluate_function: AddmmBackward0", extra={"sequence": number}):
+            healthy(stage, num_kernels=1, us=300.0)
+
+
 @plays("throttling")
 def _throttle(stage: Stage, wrong: bool) -> None:
     stage.build.count("sm_clock_hz", stage.now_s, 1.1e9 if wrong else 1.95e9)

@@ -727,3 +727,138 @@ def test_lists_of_vectors_alone_do_not_say_that_weights_are_not_updated():
             with stage.span("Optimizer.step#AdamW.step", Kind.ANNOTATION):
                 stage.kernel("multi_tensor_apply_kernel<FusedAdam>", 20.0, op="aten::_fused_adamw_", shapes=[[[4096]]])
     assert "needless-gradients" not in rules_of(stage.findings())
+
+
+@pytest.mark.parametrize(("sizes", "named"), [((*(512,) * 5, 2048, 1024, 768), True), ((512,), False)])
+def test_a_body_of_a_loop_is_as_long_as_most_of_it_comes_again_after(sizes, named):
+    """Of five ops three are alike after two, most of them in the same turn; the next tensor comes after five."""
+    stage = Stage()
+    for _ in range(2):
+        with stage.step():
+            healthy(stage, num_kernels=4)
+            for i in range(60):
+                for kind in ("mul", "mul", "add", "mul", "add"):
+                    word, size = POINTWISE.replace("CUDAFunctor_add", f"{kind}_functor"), [sizes[i % len(sizes)]]
+                    stage.kernel(word, 1.5, op=f"aten::{kind}", shapes=[size, size], dtypes=HALF, host_us=20.0)
+    assert ("tensor-loop" in rules_of(stage.findings())) == named
+
+
+@pytest.mark.parametrize(("steady", "rule"), [(True, "host-code"), (False, "host-contention")])
+def test_an_op_that_takes_long_wherever_it_launches_nothing_computes_on_the_host(steady, rule):
+    """A batch is copied into pinned memory, and then to the device by an op of the same name and sizes."""
+    stage, given = Stage(), [[24, 4, 240, 304]] * 2
+    for turn in range(4):
+        with stage.step():
+            stage.work(3000.0)
+            if steady or turn % 2:
+                stage.host("aten::copy_", 3000.0, extra=_shapes(*given))
+            else:
+                stage.host("aten::copy_", 5.0, extra=_shapes(*given))
+            for _ in range(12):
+                stage.kernel(CAST, 20.0, op="aten::copy_", shapes=given, host_us=12.0)
+            healthy(stage, num_kernels=20)
+            stage.wait()
+    assert rules_of(stage.findings())[0] == rule
+
+
+@pytest.mark.parametrize(("given", "first"), [("c10::BFloat16", "unfused-attention"), ("float", "tensor-cores-unused")])
+def test_attention_in_its_reference_form_casts_up_what_a_fused_kernel_takes_as_it_comes(given, first):
+    """Its products are in fp32 and those of its gradient too; where queries are, only Tensor Cores are asked for."""
+    stage, gemm = Stage(), "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x8_stage3_ffma"
+    heads, scores = [192, 1024, 64], [192, 1024, 1024]
+    softmax = "void at::native::(anonymous namespace)::cunn_SoftMaxForward<float>"
+
+    def spelled_out(words: tuple[str, str]) -> None:
+        stage.kernel(gemm, 700.0, op="aten::bmm", shapes=[heads, [192, 64, 1024]], dtypes=SINGLE)
+        stage.kernel(softmax.replace("Forward", words[0]), 400.0, op=words[1], shapes=[scores], dtypes=SINGLE)
+        stage.kernel(gemm, 700.0, op="aten::bmm", shapes=[scores, heads], dtypes=SINGLE)
+
+    for _ in range(2):
+        with stage.step():
+            healthy(stage, num_kernels=4)
+            for _ in range(4):
+                words = {"shapes": json.dumps([[16, 12, 1024, 64]] * 3), "dtypes": json.dumps([given] * 3)}
+                with stage.span("aten::_scaled_dot_product_attention_math", extra=words):
+                    spelled_out(("Forward", "aten::_softmax"))
+                stage.kernel(PRODUCT, 100.0, op="aten::mm", shapes=[[4096, 4096]] * 2, dtypes=HALF)
+            for _ in range(4):
+                with stage.span("autograd::engine::evaluate_function: BmmBackward0"):
+                    spelled_out(("Backward", "aten::_softmax_backward_data"))
+                stage.kernel(PRODUCT, 100.0, op="aten::mm", shapes=[[4096, 4096]] * 2, dtypes=HALF)
+    found = stage.findings()
+    assert found[0].rule == first and (found[0].low_ms > 0.5 * 8 * 1.8) == (first == "unfused-attention")
+
+
+def _asked_for_gradients(stage: Stage, numbers: range, rows: int = 8192) -> None:
+    given = [[rows, 1024], [1024, 1024]]
+    for number in numbers:
+        with (
+            stage.span("aten::linear", extra=_shapes(*given)),
+            stage.span("aten::addmm", extra=_shapes(*given) | {"sequence": number}),
+        ):
+            stage.kernel(PRODUCT, 150.0, op="aten::addmm", shapes=given, dtypes=HALF)
+
+
+@pytest.mark.parametrize(
+    ("again", "rows", "back", "named"),
+    [(10, 8192, 10, True), (10, 4096, 10, False), (10, 8192, 20, False), (0, 8192, 10, False)],
+)
+def test_a_pass_like_the_one_before_that_no_gradient_goes_back_through_is_not_needed(again, rows, back, named):
+    """One of another size is another batch, one that is gone back through is learned from, one without gradients may
+    be a teacher's."""
+    stage = Stage()
+    for turn in range(2):
+        first = 100 * turn
+        with stage.step():
+            _asked_for_gradients(stage, range(first, first + 10))
+            if again:
+                _asked_for_gradients(stage, range(first + 10, first + 20), rows)
+            else:
+                for _ in range(10):
+                    stage.kernel(PRODUCT, 150.0, op="aten::linear", shapes=[[rows, 1024], [1024, 1024]], dtypes=HALF)
+            for number in reversed(range(first, first + back)):
+                name = "autograd::engine::evaluate_function: AddmmBackward0"
+                with stage.span(name, extra={"sequence": number}):
+                    stage.kernel(PRODUCT, 300.0, op="aten::mm", shapes=[[1024, 8192], [8192, 1024]], dtypes=HALF)
+    found = next((one for one in stage.findings() if one.rule == "redundant-pass"), None)
+    assert (found is not None) == named and (found is None or found.low_ms == 0.0 < 1.2 < found.high_ms)
+
+
+def test_products_by_themselves_are_no_pass():
+    def play(stage: Stage) -> None:
+        for name in ("aten::mm", "autograd::engine::evaluate_function: MmBackward0"):
+            for number in range(8):
+                with stage.span(name, extra={"sequence": number}):
+                    healthy(stage, num_kernels=1)
+
+    assert _rules(play) == []
+
+
+def _read_in_turns(of_reads: bool) -> dict[str, float]:
+    """Upper ends of findings: values are read picture by picture, and the gradient of what is between two reads is a
+    loop over tensors, or of something else."""
+    stage, wide = Stage(), "void at::native::sbtopk::gatherTopK<float>"
+    for turn in range(2):
+        with stage.step():
+            healthy(stage, num_kernels=40)
+            for i in range(32):
+                with stage.span("aten::item"), stage.span("aten::_local_scalar_dense"):
+                    stage.copy("DtoH pageable", 4, 2.0, waits=True)
+                number = {"sequence": 100 * turn + i} if of_reads else {}
+                with stage.span("aten::mul", extra=_shapes([8192]) | number):
+                    stage.kernel(wide, 50.0, op="aten::topk", shapes=[[8192]], dtypes=SINGLE, host_us=60.0)
+            for i in reversed(range(32)):
+                size = [(512, 1024, 768, 256, 2048)[i % 5]]
+                node = {"sequence": 100 * turn + i}
+                with stage.span("autograd::engine::evaluate_function: MulBackward0", extra=node):
+                    for kind in ("mul", "add", "sub"):
+                        word = POINTWISE.replace("CUDAFunctor_add", f"{kind}_functor")
+                        stage.kernel(word, 3.0, op=f"aten::{kind}", shapes=[size, size], dtypes=SINGLE, host_us=20.0)
+    return {one.rule: one.high_ms for one in stage.findings()}
+
+
+def test_a_loop_and_what_it_reads_in_each_turn_may_go_with_one_change():
+    joined, apart = _read_in_turns(of_reads=True), _read_in_turns(of_reads=False)
+    first, other = list(apart)[:2]
+    assert {first, other} == {"tensor-loop", "value-read"} and list(joined)[:2] == [first, other]
+    assert joined[first] == pytest.approx(apart[first] + apart[other]) and joined[other] == apart[other]

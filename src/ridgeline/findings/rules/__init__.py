@@ -8,9 +8,13 @@ from ridgeline.findings.rules import (
     limits,
     memory,
     optimizer,
+    passes,
     power,
     products,
     waits,
 )
 
-__all__ = ["communication", "copies", "fusion", "host", "limits", "memory", "optimizer", "power", "products", "waits"]
+__all__ = [
+    "communication", "copies", "fusion", "host", "limits", "memory", "optimizer", "passes", "power", "products",
+    "waits",
+]  # fmt: skip

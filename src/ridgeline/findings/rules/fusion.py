@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from ridgeline.findings.castup import cast_up
 from ridgeline.findings.cure import Cure
 from ridgeline.findings.replay import Index, Mask, Seconds
 from ridgeline.findings.rule import rule, suspicion
@@ -26,6 +27,7 @@ WIDEST = 256
 IN_PARTS = 0.4
 """Of attention whose scores are a sum of two products, what is left at best: one of them is made apart and read."""
 SECOND = "scores are a sum of two products: a fused kernel takes one of them as a mask that somebody has made"
+REFERENCED = "; its reference form is what runs: leave sdpa_kernel(SDPBackend.MATH), or what keeps the others off"
 ACROSS = r"SpatialSoftMax"
 """Softmax over another dim than the last: over queries, channels or slots, which is no attention."""
 OPERANDS = 6
@@ -79,7 +81,7 @@ def _runs(mask: Mask, stream: Index) -> tuple[Index, Index]:
     return starts, ends
 
 
-@rule("unfused-attention", version=8, order=41)
+@rule("unfused-attention", version=9, order=41)
 def unfused_attention(scene: Scene) -> Candidate | None:
     order = np.lexsort((scene.base.work_start_s, scene.program.stream))
     by_hand = _exponentials(scene)
@@ -109,12 +111,14 @@ def unfused_attention(scene: Scene) -> Candidate | None:
     if not len(forward) or _are_read_by_others(scene, works, forward):
         return None
     in_parts = 2 * apart >= len(forward)
-    fp32 = _is_fp32(scene, works[scene.family("gemm")[works]])  # its fused kernels are slow ones
+    products = works[scene.family("gemm")[works]]
+    is_cast = bool(cast_up(scene)[products].mean() > 0.5)
+    fp32 = _is_fp32(scene, products) and not is_cast  # its fused kernels are slow ones
     return Candidate(
         what=f"Attention is spelled out {num / scene.num_steps:.3g} times a step: product, softmax, product",
         cause="unfused attention: the score matrix is written to memory and read back several times",
         change="torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=…) instead of matmul, softmax, "
-        "matmul; FlexAttention where something is done to the scores",
+        "matmul; FlexAttention where something is done to the scores" + REFERENCED * is_cast,
         where=scene.where(works),
         cure=_fused(scene, works, IN_PARTS if in_parts else 0.06, 1.0 if fp32 or in_parts else 0.35),
         evidence=scene.evidence(works),
@@ -476,7 +480,7 @@ def _is_activation(scene: Scene, cast: int, shape: tuple[int, ...], shapes: np.n
     return shape in given[first : first + 1] and shape not in given[first + 1 :]
 
 
-@rule("tensor-loop", version=6, order=18)
+@rule("tensor-loop", version=7, order=18)
 def tensor_loop(scene: Scene) -> Candidate | None:
     """The same small op again and again, tensor by tensor: averages of weights, norms of gradients, schedules."""
     pieces = _small_runs(scene)
@@ -536,12 +540,14 @@ def _over_tensors(scene: Scene, piece: Index, joined: bool) -> bool:
 
 def _goes_on(names: NDArray[np.int32], shapes: NDArray[np.int32]) -> bool:
     """Whether the same few ops come again and again, and over another tensor each time: a state that moves on has the
-    same ones over the same tensors, and a stretch of code that is run once has others."""
-    for period in range(1, min(LONGEST_BODY, len(names) // 2) + 1):
-        again = names[period:] == names[:-period]
-        if again.mean() >= AGAIN_FRAC:
-            return bool((shapes[period:] != shapes[:-period])[again].mean() >= ANOTHER_FRAC)
-    return False
+    same ones over the same tensors, and a stretch of code that is run once has others. A body is as long as most of it
+    comes again after: of five ops two are alike after two already, and those are of one turn."""
+    periods = range(1, min(LONGEST_BODY, len(names) // 2) + 1)
+    period = max(periods, key=lambda period: float((names[period:] == names[:-period]).mean()), default=0)
+    again = names[period:] == names[: len(names) - period]
+    if not period or again.mean() < AGAIN_FRAC:
+        return False
+    return bool((shapes[period:] != shapes[:-period])[again].mean() >= ANOTHER_FRAC)
 
 
 def _comes_again(names: NDArray[np.int32]) -> bool:

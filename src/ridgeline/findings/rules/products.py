@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ridgeline.errors import RidgelineError
+from ridgeline.findings.castup import cast_up
 from ridgeline.findings.cure import Cure
 from ridgeline.findings.fact import positive
 from ridgeline.findings.pricing import alignment_ratio, product_ratio
@@ -96,7 +97,7 @@ def _ratios(
     return np.array([otherwise if ratio is None else ratio for ratio in found])
 
 
-@rule("tensor-cores-unused", version=9, order=40)
+@rule("tensor-cores-unused", version=10, order=40)
 def tensor_cores_unused(scene: Scene) -> Candidate | None:
     """fp32 products on hardware that has Tensor Cores."""
     return _in_single(scene) or _in_double(scene)
@@ -188,8 +189,8 @@ def _in_single(scene: Scene) -> Candidate | None:
 def _beyond_settings(scene: Scene) -> Mask:
     """Products that nothing a user can set sends to the Tensor Cores: those inside of factorizations, and those that
     stay in fp32 (complex, or of sizes that have no such kernel) where others are in TF32 already: it is set for
-    all, for products and for convolutions each."""
-    beyond, tf32 = scene.factored, scene.precision("tf32")
+    all, for products and for convolutions each. Attention in its reference form is asked for something else."""
+    beyond, tf32 = np.asarray(scene.factored | cast_up(scene), dtype=bool), scene.precision("tf32")
     products = scene.family("gemm") & (scene.named(PRODUCT_OPS, "op") | (scene.trace.op[scene.rows] == 0))
     for alike in (products, scene.family("conv")):
         if (alike & tf32).any():
