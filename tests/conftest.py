@@ -83,7 +83,7 @@ LONGEST = frozenset(
         "training_graphs search_adversarial capture_models lane compiled graphed search traps snares contract pieces "
         "zoo_flops loops watch training_families hazards rewrites planted_causes adversarial_rewrites positions "
         "backend spelled_whole handed products chains narrowing paged_attention latent_attention recurrent ruses "
-        "caches doubts constants substitution tables wiles sliding spellings rules"
+        "caches doubts constants substitution tables wiles sliding spellings rules chance"
     ).split()
 )
 
