@@ -24,7 +24,7 @@ import numpy as np
 from ask_cudnn import H200, Cudnn, Question, draw, questions
 from fit_selection import answers, shape_of, told_by_devices
 
-from ridgeline.cost.selection import Shape, features, pool_of, text_of
+from ridgeline.cost.time.conv.cudnn_choice import Shape, features, pool_of, text_of
 
 BATCH = 3000
 LEAST_ROWS = 20

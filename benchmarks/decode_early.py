@@ -28,8 +28,8 @@ from ridgeline.kernels import decode_attention, launcher, rms_norm
 from ridgeline.kernels.cache_append.op import rope_append
 from ridgeline.kernels.linear import config as products_config
 from ridgeline.kernels.linear import op as products
-from ridgeline.optimizer.rewrites.decoding import attended
-from ridgeline.optimizer.rewrites.products import product
+from ridgeline.optimizer.rewrites.attention.decode import attended
+from ridgeline.optimizer.rewrites.linear.few_rows import product
 
 DEVICE = "cuda"
 HIDDEN, HEADS, KEY_HEADS, DIM, INNER, VOCABULARY, PLACES, LENGTH = 4096, 32, 8, 128, 14336, 128256, 2112, 2048

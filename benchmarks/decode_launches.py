@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ridgeline.optimizer import backend
 from ridgeline.optimizer.rewrites import recommended
-from ridgeline.optimizer.rewrites.scene import Scene
+from ridgeline.optimizer.rewrites.context import Scene
 
 FREE = frozenset(
     {"getitem", "view", "transpose", "reshape", "unsqueeze", "columns", "read_place", "expand", "key_mask",

@@ -27,10 +27,13 @@ import workloads  # noqa: F401  (lets transformers be imported beside a torchvis
 from decode_split import Clocked, Stages
 from recorder import TapeExecutor
 
-from ridgeline.optimizer import glance, lane, tree, version
-from ridgeline.optimizer import graphed as graphs
-from ridgeline.optimizer.graphed import graph_inference
-from ridgeline.optimizer.optimized import Optimized, Plan
+from ridgeline.engine import pytree as tree
+from ridgeline.engine.drop_in import Optimized, Plan
+from ridgeline.engine.guards import dict_version as version
+from ridgeline.engine.guards import fast_path as lane
+from ridgeline.engine.guards import native as glance
+from ridgeline.engine.replay import inference as graphs
+from ridgeline.engine.replay.inference import graph_inference
 
 _ROOM = bytearray(96 << 20)
 

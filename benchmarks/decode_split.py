@@ -22,10 +22,10 @@ import torch
 
 import ridgeline as rl
 from ridgeline.bench.clock import device_events
-from ridgeline.optimizer import tree
-from ridgeline.optimizer.inputs import Inputs
-from ridgeline.optimizer.lane import Lane
-from ridgeline.optimizer.version import stillness
+from ridgeline.engine import pytree as tree
+from ridgeline.engine.example_inputs import Inputs
+from ridgeline.engine.guards.dict_version import stillness
+from ridgeline.engine.guards.fast_path import Lane
 
 LENGTH, PLACES = 2048, 2112
 ROUNDS = 21

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from typing import Any
 
 from ridgeline.findings.annotate import annotate
+from ridgeline.findings.context.context import Scene
 from ridgeline.findings.explain import findings_of
 from ridgeline.findings.explanation import summary_of
-from ridgeline.findings.scene import Scene
 from ridgeline.profiler.floors import device_of
 from ridgeline.trace import read
 from ridgeline.trace.idle import idle_places

@@ -13,8 +13,8 @@ import time
 import traceback
 from dataclasses import replace
 
+from ridgeline.findings.context.context import Scene
 from ridgeline.findings.explain import findings_of
-from ridgeline.findings.scene import Scene
 from ridgeline.profiler.floors import device_of
 from ridgeline.profiler.recordings import planted_folder
 from ridgeline.trace import Trace, read

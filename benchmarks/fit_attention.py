@@ -18,8 +18,8 @@ import numpy as np
 from recordings import DATA, event_to_busy_s, load_operators, update_calibration
 from scipy.optimize import minimize
 
-from ridgeline.cost.attention_calls import BASE, GROUPS, SHARED, plan_of, plan_s
-from ridgeline.cost.chip import Chip, chip_of
+from ridgeline.cost.time.attention.calls import BASE, GROUPS, SHARED, plan_of, plan_s
+from ridgeline.cost.time.chip import Chip, chip_of
 from ridgeline.hardware import device
 
 EVENT_S = 3e-6

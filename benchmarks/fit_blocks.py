@@ -22,7 +22,12 @@ from fit_products import problem_of
 from recordings import DATA, load_operators
 from scipy.optimize import least_squares, nnls
 
-from ridgeline.cost.blocks import (
+from ridgeline.cost.call import ITEMSIZE
+from ridgeline.cost.correction.gemm_attention import Problem, pool_of
+from ridgeline.cost.time.chip import Chip, chip_of
+from ridgeline.cost.time.gemm.calls import alignment
+from ridgeline.cost.time.gemm.cublas_choice import Kernel, kernel_of
+from ridgeline.cost.time.gemm.named_kernels import (
     COEFFICIENTS,
     FILE,
     WHOLE,
@@ -35,11 +40,6 @@ from ridgeline.cost.blocks import (
     walk_of,
     walked_s,
 )
-from ridgeline.cost.call import ITEMSIZE
-from ridgeline.cost.chip import Chip, chip_of
-from ridgeline.cost.heuristic import Kernel, kernel_of
-from ridgeline.cost.matmul import alignment
-from ridgeline.cost.residue import Problem, pool_of
 from ridgeline.hardware import device
 
 POOLS = ("half.odd", "fp32")

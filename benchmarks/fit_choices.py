@@ -24,10 +24,10 @@ from fit_selection import Grown, _flat, _grown
 from record_products import DTYPES, LAYOUTS
 from recordings import DATA
 
-from ridgeline.cost.heuristic import POOLS, questions
-from ridgeline.cost.matmul import Problem, alignment
-from ridgeline.cost.residue import pool_of
-from ridgeline.cost.selection import FILE
+from ridgeline.cost.correction.gemm_attention import pool_of
+from ridgeline.cost.time.conv.cudnn_choice import FILE
+from ridgeline.cost.time.gemm.calls import Problem, alignment
+from ridgeline.cost.time.gemm.cublas_choice import POOLS, questions
 
 Row = tuple[Problem, str, str, int]  # the product, its element type, its kernel as text, slices
 BESIDE = re.compile(r"^Memset|splitKreduce|scal_kernel|reduce_1Block")

@@ -21,14 +21,14 @@ import pyarrow.parquet as parquet
 from scipy.optimize import least_squares
 
 from ridgeline.basis import Basis
-from ridgeline.cost.measurements import read_table
 from ridgeline.errors import RidgelineError
 from ridgeline.hardware import cluster
 from ridgeline.resources import data_dir
 from ridgeline.sim import collectives
 from ridgeline.sim.coefficients import Coefficients, LinkCoefficients, coefficients
-from ridgeline.sim.published import collectives as published
-from ridgeline.sim.published.verdict import Row
+from ridgeline.validation import collectives as published
+from ridgeline.validation.measurements import read_table
+from ridgeline.validation.verdict import Row
 
 
 def bus_s(num_ranks: int, bus_gigabytes_per_s: float, size: int = 8589934592) -> float:

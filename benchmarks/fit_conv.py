@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from ridgeline.bench.fitting import FEW_KERNELS, elapsed_s
-from ridgeline.cost import conv
 from ridgeline.cost.call import Call, call
-from ridgeline.cost.chip import Chip
+from ridgeline.cost.time.chip import Chip
+from ridgeline.cost.time.conv import conv
 
 H200 = Chip(
     name="h200", arch="hopper", num_sms=132, clock_hz=1.98e9, dram_bytes_per_s=4.8e12, l2_bytes=60 * 2.0**20,

@@ -21,14 +21,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.cost.measurements import read_table
 from ridgeline.errors import RidgelineError
 from ridgeline.resources import data_dir
-from ridgeline.sim.published import inference_llm, serving_ttft_tpot
-from ridgeline.sim.published.verdict import Row
 from ridgeline.sim.serving.metrics import metrics
 from ridgeline.sim.serving.simulate import Deployment, simulate
 from ridgeline.sim.serving.workload import closed
+from ridgeline.validation import inference_llm, serving_ttft_tpot
+from ridgeline.validation.measurements import read_table
+from ridgeline.validation.verdict import Row
 
 Floats = NDArray[np.float64]
 Labels = Mapping[str, str]

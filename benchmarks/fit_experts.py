@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import least_squares
 
-from ridgeline.cost.chip import Chip, Floats, chip_of
+from ridgeline.cost.time.chip import Chip, Floats, chip_of
 from ridgeline.hardware import device
 from ridgeline.sim.serving.experts import Grouped, experts_s
 

@@ -14,13 +14,13 @@ import numpy as np
 from recordings import event_to_busy_s, load_operators, update_calibration
 from scipy.optimize import least_squares, minimize
 
-import ridgeline.cost.gemm as gemm
+import ridgeline.cost.time.gemm.tiles as gemm
 from ridgeline.cost import host
 from ridgeline.cost.calibration import calibration_of
-from ridgeline.cost.chip import Chip, chip_of
-from ridgeline.cost.classic import START as CLASSIC
-from ridgeline.cost.classic import VECTOR_COEFFICIENTS, classic_timing, vector_timing
-from ridgeline.cost.matmul import alignment, group_of
+from ridgeline.cost.time.chip import Chip, chip_of
+from ridgeline.cost.time.gemm.calls import alignment, group_of
+from ridgeline.cost.time.gemm.simt import START as CLASSIC
+from ridgeline.cost.time.gemm.simt import VECTOR_COEFFICIENTS, classic_timing, vector_timing
 from ridgeline.hardware import device
 
 EVENT_S, GAP_S = host.DEFAULTS["event_s"], host.DEFAULTS["event_gap_s"]

@@ -19,10 +19,10 @@ import numpy as np
 from recordings import load_operators
 from validate_operators import errors
 
-from ridgeline.cost import conv
 from ridgeline.cost.call import Call
-from ridgeline.cost.chip import chip_of
 from ridgeline.cost.price import Pricer
+from ridgeline.cost.time.chip import chip_of
+from ridgeline.cost.time.conv import conv
 from ridgeline.hardware import device
 
 KERNELS = {"fwd": "conv2d_grouped_direct", "dgrad": "dgrad2d_grouped_direct", "wgrad": "wgrad2d_grouped_direct"}

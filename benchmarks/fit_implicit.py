@@ -22,9 +22,9 @@ import numpy as np
 from fit_conv import H200
 from fit_selection import choice_of, shape_of
 
-from ridgeline.cost import conv
 from ridgeline.cost.call import Call
-from ridgeline.cost.implicit import VECTOR, Choice, Problem, implicit_s
+from ridgeline.cost.time.conv import conv
+from ridgeline.cost.time.conv.implicit_gemm import VECTOR, Choice, Problem, implicit_s
 
 RECORDINGS = Path(__file__).resolve().parent.parent / "data" / "recordings" / "h200"
 NAMES = {"fwd": r"fprop|convolve", "dgrad": r"dgrad", "wgrad": r"_wgrad|wgrad_|ImplicitGemmConvolution|S_4conv"}

@@ -22,9 +22,10 @@ from fit_products import Measured, grow, save
 from fit_selection import choice_of, shape_of
 from recordings import DATA, load_operators
 
-from ridgeline.cost import conv, residue
-from ridgeline.cost.chip import chip_of
-from ridgeline.cost.implicit import VECTOR, Choice, implicit_s
+from ridgeline.cost.correction import gemm_attention as residue
+from ridgeline.cost.time.chip import chip_of
+from ridgeline.cost.time.conv import conv
+from ridgeline.cost.time.conv.implicit_gemm import VECTOR, Choice, implicit_s
 from ridgeline.hardware import device
 
 PASSES = ("fprop", "dgrad", "wgrad", "convolve", "ImplicitGemmConv", "S_4conv", "conv2d_grouped")

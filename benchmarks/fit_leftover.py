@@ -22,10 +22,11 @@ from recordings import DATA, load_operators, update_calibration
 from validate_operators import class_of, errors
 
 from ridgeline.bench.fitting import Sample, intervals, sample
-from ridgeline.cost import leftover, residue
 from ridgeline.cost.call import Call, family_of
+from ridgeline.cost.correction import gemm_attention as residue
+from ridgeline.cost.correction import rows as leftover
+from ridgeline.cost.correction.gemm_attention import Boosted
 from ridgeline.cost.price import Pricer
-from ridgeline.cost.residue import Boosted
 from ridgeline.hardware import device
 
 TREES, DEPTH, CLIP = 150, 4, 0.1

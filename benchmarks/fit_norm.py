@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from scipy.optimize import least_squares
 
-from ridgeline.cost import norm, softmax
 from ridgeline.cost.call import ITEMSIZE, Call
-from ridgeline.cost.chip import Chip
+from ridgeline.cost.time.chip import Chip
+from ridgeline.cost.time.rows import norm, softmax
 
 H200 = Chip(
     name="h200", arch="hopper", num_sms=132, clock_hz=1.98e9, dram_bytes_per_s=4.8e12, l2_bytes=60e6,

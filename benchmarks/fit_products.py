@@ -24,10 +24,12 @@ import numpy as np
 from recordings import DATA, load_operators, update_calibration
 from validate_operators import errors
 
-from ridgeline.cost import host, matmul, residue
-from ridgeline.cost.chip import Chip, chip_of
+from ridgeline.cost import host
+from ridgeline.cost.correction import gemm_attention as residue
+from ridgeline.cost.correction.gemm_attention import BOUND, Boosted, boosted, features, pool_of
 from ridgeline.cost.price import Pricer
-from ridgeline.cost.residue import BOUND, Boosted, boosted, features, pool_of
+from ridgeline.cost.time.chip import Chip, chip_of
+from ridgeline.cost.time.gemm import calls as matmul
 from ridgeline.hardware import device
 
 RATE, RIDGE = 0.1, 10.0

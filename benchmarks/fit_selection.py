@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from ridgeline.cost.implicit import CLUSTERED, Choice
-from ridgeline.cost.selection import FILE, LEAF, SLICED, VOTERS, VOTES, Shape, features, pool_of, text_of
+from ridgeline.cost.time.conv.cudnn_choice import FILE, LEAF, SLICED, VOTERS, VOTES, Shape, features, pool_of, text_of
+from ridgeline.cost.time.conv.implicit_gemm import CLUSTERED, Choice
 from ridgeline.resources import data_dir
 
 SIDES = {0: (128, 128), 1: (128, 64), 2: (128, 32), 3: (256, 128), 4: (256, 64), 5: (64, 64), 6: (128, 256),

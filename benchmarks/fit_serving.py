@@ -20,15 +20,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.cost.measurements import read_table
 from ridgeline.errors import RidgelineError
 from ridgeline.resources import data_dir
-from ridgeline.sim.published import inference_llm
-from ridgeline.sim.published.verdict import Row
 from ridgeline.sim.serving.engine import COEFFICIENTS, DEFAULTS, engine
 from ridgeline.sim.serving.metrics import metrics
 from ridgeline.sim.serving.simulate import Deployment, simulate
 from ridgeline.sim.serving.workload import Workload
+from ridgeline.validation import inference_llm
+from ridgeline.validation.measurements import read_table
+from ridgeline.validation.verdict import Row
 
 Floats = NDArray[np.float64]
 LATER = ("rank_s", "draft_s", "gemm_many", "experts_many", "link_many")  # of engines that were served

@@ -21,9 +21,10 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import least_squares
 
-from ridgeline.cost import attention, gemm
-from ridgeline.cost.borrowing import adapted
-from ridgeline.cost.chip import Chip, Floats, chip_of
+from ridgeline.cost.time.attention import tiles as attention
+from ridgeline.cost.time.chip import Chip, Floats, chip_of
+from ridgeline.cost.time.gemm import tiles as gemm
+from ridgeline.cost.unmeasured.related_device import adapted
 from ridgeline.hardware import device
 
 SOURCE = "ai-dynamo/aiconfigurator kernel timings (Apache-2.0, snapshot 095f58a51c4c), short bursts, clocks free"

@@ -24,14 +24,14 @@ import numpy as np
 import scipy.sparse as sparse
 from scipy.linalg import cho_factor, cho_solve
 
-from ridgeline.cost.measurements import read_table
 from ridgeline.errors import RidgelineError
 from ridgeline.hardware import device
 from ridgeline.resources import data_dir
-from ridgeline.sim.published import inference_other, training_other
-from ridgeline.sim.published.verdict import Row
-from ridgeline.sim.published.workload import Workload, family_of, predicted_s
 from ridgeline.sim.stack import MOST_FRAC, NUM_PRODUCT_KINDS, Load, Reach, Trait, idle_factor, peak_of, reach_of
+from ridgeline.validation import inference_other, training_other
+from ridgeline.validation.measurements import read_table
+from ridgeline.validation.verdict import Row
+from ridgeline.validation.workload import Workload, family_of, predicted_s
 
 START = Reach(
     gemm_frac=0.6, conv_frac=0.5, volume_frac=0.4, thin_frac=0.08, traffic_frac=0.85, norm_frac=0.8, memory_frac=0.8,

@@ -1,7 +1,7 @@
 """Fit what measured architectures have in common, and judge it on each architecture left out of its own fit.
 
 A coefficient of an architecture is a common value, times a contrast between the two generations of matrix instructions,
-times its own deviation, in units that datasheet and library tell (``ridgeline.cost.strangers``). All three are found
+times its own deviation, in units that datasheet and library tell (``ridgeline.cost.unmeasured.architectures``). All three are found
 together, with priors that pull contrasts and deviations to nothing; a device nobody measured has no deviation. Each of
 four architectures in turn is predicted by the other three. Run from the repository root (some minutes of one core):
 
@@ -38,11 +38,13 @@ from fit_silicon import (
 from scipy.optimize import least_squares
 
 from ridgeline.basis import Basis
-from ridgeline.cost import attention, check, strangers
 from ridgeline.cost.calibration import Calibration
-from ridgeline.cost.chip import Floats, chip_of
 from ridgeline.cost.price import FRAMEWORK_ARCHS, Pricer
+from ridgeline.cost.time.attention import tiles as attention
+from ridgeline.cost.time.chip import Floats, chip_of
+from ridgeline.cost.unmeasured import architectures as strangers
 from ridgeline.hardware import device
+from ridgeline.validation import operators as check
 
 MEMBERS = {"ampere": "a100-sxm-80gb", "ada": "l40s", "hopper": "h100-sxm", "blackwell": "b200"}
 KIN = {"hopper": "h200", "blackwell": "gb200"}

@@ -15,9 +15,17 @@ from typing import Any
 import numpy as np
 from scipy.optimize import least_squares
 
-from ridgeline.cost import indexing, multitensor, ordering, pooling, recurrent, reduction, stream  # noqa: F401  registers the families
 from ridgeline.cost.call import ITEMSIZE, Call, family_of
-from ridgeline.cost.chip import Chip
+from ridgeline.cost.time import recurrent  # noqa: F401  registers the families
+from ridgeline.cost.time.chip import Chip
+from ridgeline.cost.time.rows import reduction  # noqa: F401  registers the families
+from ridgeline.cost.time.stream import elementwise as stream  # noqa: F401  registers the families
+from ridgeline.cost.time.stream import (
+    indexing,  # noqa: F401  registers the families
+    pooling,  # noqa: F401  registers the families
+)
+from ridgeline.cost.time.stream import multi_tensor as multitensor  # noqa: F401  registers the families
+from ridgeline.cost.time.stream import sort_scan_topk as ordering  # noqa: F401  registers the families
 
 RECORDINGS = Path(__file__).parent.parent / "data" / "recordings" / "h200"
 FILES = ("operators_seed0", "operators_seed1", "inductor")

@@ -36,9 +36,9 @@ from ridgeline.basis import Basis
 from ridgeline.hardware import device as device_named
 from ridgeline.resources import data_dir
 from ridgeline.sim.generation import NEUTRAL, Stack, family_of
-from ridgeline.sim.published import training_llm as published
-from ridgeline.sim.published.verdict import Row
 from ridgeline.sim.step import Prices, simulate_step
+from ridgeline.validation import training_llm as published
+from ridgeline.validation.verdict import Row
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]

@@ -21,12 +21,12 @@ import torch.nn.functional as F
 from odd_head import Book
 from torch import Tensor
 
+from ridgeline.engine.autotune import prepared
 from ridgeline.kernels.grouped import op as together
 from ridgeline.kernels.grouped import reference
 from ridgeline.kernels.grouped.config import Tile
-from ridgeline.optimizer.contest import prepared
-from ridgeline.optimizer.rewrites import stems
-from ridgeline.optimizer.rewrites.pointwise import _convolved, _rows, finished
+from ridgeline.optimizer.rewrites.conv import stem as stems
+from ridgeline.optimizer.rewrites.conv.batch_norm_epilogue import _convolved, _rows, finished
 
 SHAPES = (
     ("RegNetY-3.2GF", 64, 576, 14, 24, 1),

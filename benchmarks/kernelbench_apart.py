@@ -171,7 +171,8 @@ def signal_all(pids: Path, sent: signal.Signals, but: int = 0) -> None:
 
 def share_the_device(turn: Still) -> None:
     """Last races are alone, building is beside others, and a search's clock stands while others have the device."""
-    from ridgeline.optimizer import contest, search
+    from ridgeline.engine import autotune as contest
+    from ridgeline.optimizer.search import search
 
     for name in search.COMPILERS:
         importlib.import_module(name)
@@ -206,7 +207,7 @@ def share_the_device(turn: Still) -> None:
 
 def note_the_lock(turn: Still) -> None:
     """What the lock is held for, by kind."""
-    from ridgeline.optimizer import search
+    from ridgeline.optimizer.search import search
 
     kinds = {"races": (search.Track, "race"), "first calls": (search.Track, "settle"),
              "eager": (search.Search, "_prepare"), "memory": (search.Search, "_peak_bytes"),
@@ -439,7 +440,7 @@ def compiled(case: Case, receipt: Any, until: float) -> Any:
 
 def timed(case: Case, calls: dict[str, Any], turn: Still) -> dict[str, list[float]]:
     """Seconds a call of each, a number for every round, in turns, alone on the device; each call is waited for."""
-    from ridgeline.optimizer.measure import in_turn
+    from ridgeline.optimizer.search.timing import in_turn
 
     sync = torch.cuda.synchronize if case.device.type == "cuda" else (lambda: None)
 

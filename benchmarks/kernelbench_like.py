@@ -1225,8 +1225,8 @@ def searched(problem: Problem, device: torch.device, asked: argparse.Namespace, 
 
 def rewritten(model: nn.Module, args: Any, device: torch.device, asked: argparse.Namespace, turn: Turn) -> Found:
     """The recommended rewrites without a compiler, and all of it as one CUDA graph."""
+    from ridgeline.engine.replay.inference import graph_inference
     from ridgeline.optimizer.backend import Report, compiled
-    from ridgeline.optimizer.graphed import graph_inference
     from ridgeline.optimizer.rewrites import recommended
 
     report = Report()
@@ -1246,7 +1246,12 @@ def rewritten(model: nn.Module, args: Any, device: torch.device, asked: argparse
 
 def contests() -> dict[str, Any]:
     """What races inside of rewrites have said since the last look."""
-    from ridgeline.optimizer.rewrites import chains, extremes, halves, lengths, vectors, windows
+    from ridgeline.optimizer.rewrites.conv import elementwise_epilogue as chains
+    from ridgeline.optimizer.rewrites.linear import gemv as vectors
+    from ridgeline.optimizer.rewrites.linear import split_gemm as halves
+    from ridgeline.optimizer.rewrites.rows import amax as extremes
+    from ridgeline.optimizer.rewrites.rows import long_rows as lengths
+    from ridgeline.optimizer.rewrites.rows import pool_cumsum as windows
 
     found = {
         str(key): seconds
@@ -1318,8 +1323,9 @@ MARK = "RESULT "
 
 def _share_the_device(turn: Turn) -> None:
     """Whoever times or proves has the device; all others may compile, trace and record meanwhile."""
-    from ridgeline.optimizer import contest, proof
-    from ridgeline.optimizer import search as searching
+    from ridgeline.engine import autotune as contest
+    from ridgeline.optimizer.search import judge as proof
+    from ridgeline.optimizer.search import search as searching
 
     for name in searching.COMPILERS:  # once a process, before any budget
         importlib.import_module(name)

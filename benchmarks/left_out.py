@@ -30,9 +30,9 @@ import fit_serving
 import fit_stacks
 import fit_training
 
-from ridgeline.cost.measurements import read_table
-from ridgeline.sim.published import inference_llm
-from ridgeline.sim.published.verdict import Row
+from ridgeline.validation import inference_llm
+from ridgeline.validation.measurements import read_table
+from ridgeline.validation.verdict import Row
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]

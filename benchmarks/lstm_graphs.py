@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.backends.cudnn import rnn
 
+from ridgeline.engine.replay.training import graph_training
 from ridgeline.errors import NotGraphable
-from ridgeline.optimizer.training import graph_training
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ridgeline import kernels
-from ridgeline.optimizer import padding
+from ridgeline.optimizer.in_place import padded_linear as padding
 
 IMAGES = (
     (8, 768, 16, 128, True),

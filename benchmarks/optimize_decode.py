@@ -530,8 +530,8 @@ KEYS = 2048
 
 def _steps(book: Book, model: Any, token: torch.Tensor, cache: Any, kind: str, floor_bytes: int) -> None:
     """Wall time of a step, eager and ours, the cache put back behind every call."""
+    from ridgeline.engine.replay.inference import graph_inference
     from ridgeline.optimizer.backend import Report, compiled
-    from ridgeline.optimizer.graphed import graph_inference
     from ridgeline.optimizer.rewrites import recommended
 
     given = {"past_key_values": cache, "use_cache": True}

@@ -260,9 +260,9 @@ def _measured(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
     import torch
 
     import ridgeline as rl
-    from ridgeline.optimizer import search as searching
-    from ridgeline.optimizer.inputs import Inputs
-    from ridgeline.optimizer.measure import Track
+    from ridgeline.engine.example_inputs import Inputs
+    from ridgeline.optimizer.search import search as searching
+    from ridgeline.optimizer.search.timing import Track
 
     turn = Turn("" if asked.warm else asked.lock)
     work = built(asked.one, asked.device)
@@ -372,19 +372,17 @@ def _reread(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def _contests() -> dict[str, Any]:
     """Milliseconds of every way that was raced when a shape was first run, by rewrite and problem."""
-    from ridgeline.optimizer import padding
-    from ridgeline.optimizer.rewrites import (
-        chains,
-        epilogue,
-        pointwise,
-        positions,
-        resizes,
-        shifted,
-        short,
-        stems,
-        sums,
-        topmost,
-    )
+    from ridgeline.optimizer.in_place import padded_linear as padding
+    from ridgeline.optimizer.rewrites.attention import short_sequences as short
+    from ridgeline.optimizer.rewrites.attention import window_bias as shifted
+    from ridgeline.optimizer.rewrites.conv import batch_norm_epilogue as pointwise
+    from ridgeline.optimizer.rewrites.conv import elementwise_epilogue as chains
+    from ridgeline.optimizer.rewrites.conv import positional_conv as positions
+    from ridgeline.optimizer.rewrites.conv import resize as resizes
+    from ridgeline.optimizer.rewrites.conv import stem as stems
+    from ridgeline.optimizer.rewrites.linear import activation_epilogue as epilogue
+    from ridgeline.optimizer.rewrites.rows import index_add as sums
+    from ridgeline.optimizer.rewrites.rows import top_k as topmost
 
     raced = (chains, epilogue, padding, pointwise, positions, resizes, shifted, short, stems, sums, topmost)
     return {
@@ -416,7 +414,7 @@ def _only(wanted: frozenset[str], rungs: Any) -> Any:
     """The rungs that were asked for, and the plain recording, a second that every search has; the others are noted as
     skipped."""
     from ridgeline.optimizer.backend import Report
-    from ridgeline.optimizer.candidate import Built
+    from ridgeline.optimizer.search.candidate import Built
 
     def chosen(ladder: Any, search: Any) -> Iterator[Any]:
         for rung in rungs(ladder, search):
@@ -503,8 +501,8 @@ def _with_rivals(asked: argparse.Namespace, found: dict[str, Any], track: Any, f
     meanwhile, and what max-autotune measures may suffer from them."""
     import torch
 
-    from ridgeline.optimizer.inputs import Inputs
-    from ridgeline.optimizer.measure import Track
+    from ridgeline.engine.example_inputs import Inputs
+    from ridgeline.optimizer.search.timing import Track
 
     fresh = built(asked.one, asked.device)
     other = Track(fresh["model"], Inputs(fresh["args"], fresh["kwargs"]), fresh["mode"], None, track.device)
@@ -600,7 +598,7 @@ def _distance(track: Any, eager: Any, fast: Any, inputs: Any) -> float:
     """Root mean square distance of the outputs over eager's own size."""
     import torch
 
-    from ridgeline.optimizer.inputs import leaves
+    from ridgeline.engine.example_inputs import leaves
 
     track.restore()
     ready = [inputs.reused(), inputs.reused()]

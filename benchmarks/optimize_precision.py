@@ -26,17 +26,17 @@ from optimize_decode import ROTATED_BYTES, Book, per_call_s
 import ridgeline as rl
 from ridgeline import kernels
 from ridgeline.bench.check import check_case
+from ridgeline.engine.example_inputs import Inputs, leaves
 from ridgeline.kernels import launcher, pack, tuning
 from ridgeline.kernels.contract import trials
 from ridgeline.kernels.linear.config import Linear
 from ridgeline.kernels.narrow_linear.op import NARROW_LINEAR
 from ridgeline.kernels.variants import variants_of
 from ridgeline.optimizer.backend import Report
-from ridgeline.optimizer.candidate import Built, Candidate, build
-from ridgeline.optimizer.formats import FORMATS
-from ridgeline.optimizer.inputs import Inputs, leaves
-from ridgeline.optimizer.measure import Track
+from ridgeline.optimizer.precision.formats import FORMATS
 from ridgeline.optimizer.rewrites import recommended
+from ridgeline.optimizer.search.candidate import Built, Candidate, build
+from ridgeline.optimizer.search.timing import Track
 
 CHECKED = ("narrow_linear", "narrow_linear_gated")
 SHAPES = ((4096, 4096, False), (28672, 4096, True), (4096, 14336, False), (6144, 4096, False), (128256, 4096, False))

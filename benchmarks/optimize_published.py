@@ -1523,8 +1523,8 @@ def recorded(built: Built) -> dict[str, Any]:
     """Whether the stand-in records the call, and replays are eager's on other inputs."""
     from recorder import TapeExecutor
 
+    from ridgeline.engine.replay.inference import graph_inference
     from ridgeline.errors import NotGraphable
-    from ridgeline.optimizer.graphed import graph_inference
 
     model, args, kwargs = built
     with torch.no_grad():
@@ -1604,7 +1604,7 @@ def searched(built: Built) -> dict[str, Any]:
     from recorder import TapeExecutor
 
     import ridgeline as rl
-    from ridgeline.optimizer import graphed
+    from ridgeline.engine.replay import inference as graphed
 
     model, args, kwargs = built
     graphed.executor_for = lambda given: TapeExecutor()

@@ -27,9 +27,9 @@ sys.path.insert(0, str(ROOT / "src"))
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import workloads  # noqa: F401  (lets transformers be imported beside a torchvision without its binary)
 
-from ridgeline.optimizer import hooks
 from ridgeline.optimizer.backend import Report, compiled
-from ridgeline.optimizer.substitution import apply, revert
+from ridgeline.optimizer.in_place import attention_registry as hooks
+from ridgeline.optimizer.in_place.substitution import apply, revert
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -32,11 +32,11 @@ from compare import check
 from recorder import TapeExecutor
 from torch import nn
 
+from ridgeline.engine.capture.cuda_graph import CudaExecutor
+from ridgeline.engine.drop_in import Optimized, Plan, plain_step
+from ridgeline.engine.replay.inference import graph_inference, graph_training
+from ridgeline.engine.replay.step import GraphedUpdate
 from ridgeline.errors import NotGraphable
-from ridgeline.optimizer.executor import CudaExecutor
-from ridgeline.optimizer.graphed import graph_inference, graph_training
-from ridgeline.optimizer.optimized import Optimized, Plan, plain_step
-from ridgeline.optimizer.steps import GraphedUpdate
 
 
 class Log:
@@ -278,7 +278,7 @@ def decode(log: Log, at: Any) -> None:
                 found["graphed_host_s"] = host_cost(at, one(fast, mine), 100)
                 signature = graphed.signature
                 found["watch_s"] = host_cost(at, graphed.watch.same, 1000)
-                from ridgeline.optimizer.signature import Signature
+                from ridgeline.engine.signature import Signature
                 kw = {"past_key_values": mine, "use_cache": True}
                 found["signature_s"] = host_cost(at, lambda: Signature.of((ids,), kw, model, grad=False), 300)
                 del signature

@@ -405,7 +405,7 @@ def _steps(asked: argparse.Namespace) -> None:
     """AdamW's step as PyTorch takes it, fused and by our kernel: seconds, and how far the kernel's weights are off."""
     import torch
 
-    from ridgeline.optimizer import update
+    from ridgeline.optimizer.training import optimizer_update as update
 
     turn, on = Turn(asked.lock), torch.device(asked.device)
     sizes = {"GPT-2 medium": [(50257, 1024), (1024, 1024), *[(1024, 3072), (1024, 4096), (4096, 1024), (1024,)] * 24],
@@ -432,7 +432,7 @@ def _steps_apart(params: list[Any]) -> float:
     """Relative distance of the change after three steps by the kernel from that by PyTorch's fused one, at worst."""
     import torch
 
-    from ridgeline.optimizer import stepping
+    from ridgeline.engine.replay import fused_adamw as stepping
 
     kept, ends = [p.detach().clone() for p in params], []
     for taken in (False, True):
@@ -454,8 +454,9 @@ def _steps_apart(params: list[Any]) -> float:
 
 def _searched(asked: argparse.Namespace) -> None:
     import ridgeline as rl
-    from ridgeline.optimizer import ladder, update
-    from ridgeline.optimizer import search as searching
+    from ridgeline.optimizer.search import order as ladder
+    from ridgeline.optimizer.search import search as searching
+    from ridgeline.optimizer.training import optimizer_update as update
 
     turn, rivals = Turn(asked.lock, asked.rank), Rivals(asked)
     work = _built(asked.one, asked.device)
@@ -528,9 +529,9 @@ def _offered(stock: Any, rivals: Rivals | None) -> Any:
 def _fewer(rungs: Any) -> Any:
     """The rungs that rows rest on; the others are noted as skipped, so that those that follow find them."""
     from ridgeline.optimizer.backend import Report
-    from ridgeline.optimizer.candidate import Built
-    from ridgeline.optimizer.ladder import GRAPHED, PLAIN
-    from ridgeline.optimizer.ladder import STOCK as COMPILED
+    from ridgeline.optimizer.search.candidate import Built
+    from ridgeline.optimizer.search.order import GRAPHED, PLAIN
+    from ridgeline.optimizer.search.order import STOCK as COMPILED
 
     def chosen(self: Any, search: Any) -> Any:
         for rung in rungs(self, search):
@@ -546,7 +547,7 @@ def _fewer(rungs: Any) -> Any:
 
 def _updates(fast: Any) -> dict[str, Any]:
     """How often ``train_step`` replayed the optimizer's update and the two passes before it, and why it could not."""
-    from ridgeline.optimizer.optimized import state_of
+    from ridgeline.engine.drop_in import state_of
 
     update = state_of(fast).update
     if update is None:
@@ -632,7 +633,7 @@ def _beside(
 
 def _rivals_here(work: dict[str, Any], fast: Any) -> dict[str, Callable[[], Any]]:
     """The rival that was returned, as anybody runs it, in this process."""
-    from ridgeline.optimizer.optimized import state_of
+    from ridgeline.engine.drop_in import state_of
 
     state, model = state_of(fast), work["model"]
     calls = {f"{plan.name}{HERE_TOO}": plan.call for plan in state.plans.values() if plan.name == "torch.compile"}
@@ -825,7 +826,7 @@ def _freed() -> None:
 
 def _stepping(work: dict[str, Any], call: Any, optimizer: Any, late: bool = False) -> Callable[[], Any]:
     """A step as a person writes it; ``late`` if gradients are cleared between the forward and the backward."""
-    from ridgeline.optimizer.loss import Loss
+    from ridgeline.optimizer.search.loss import Loss
 
     loss = work["loss"] or Loss(None)
 
@@ -873,7 +874,7 @@ def _round(ways: dict[str, Any], i: int) -> dict[str, float]:
     What comes before is another's, and of short steps several are not counted: processors that waited for another
     process are slow at first (a step of 7.4 ms took 7.8 for whoever came first).
     """
-    from ridgeline.optimizer.measure import in_turn
+    from ridgeline.optimizer.search.timing import in_turn
 
     seconds = {}
     for who, step in in_turn(list(ways.items()), i):
@@ -894,7 +895,7 @@ def _built(name: str, device: str) -> dict[str, Any]:
     """A model on the device with its inputs, its loss (none where it has its own) and its optimizer as written."""
     import workloads
 
-    from ridgeline.optimizer.loss import Loss
+    from ridgeline.optimizer.search.loss import Loss
 
     optimize_models.EXTRA |= {each: _training(make) for each, make in TRAINED.items()}
     work = optimize_models.built(name, device)
@@ -1222,7 +1223,7 @@ def _peak(step: Any) -> tuple[int, int] | None:
 
 def _memory(asked: argparse.Namespace) -> None:
     """Bytes reserved by eager passes and by recordings of them, and how far the recordings' gradients are off."""
-    from ridgeline.optimizer import executor
+    from ridgeline.engine.capture import cuda_graph as executor
 
     found: dict[str, Any] = {}
     for name in ("resnet50-train-64-nhwc", "gpt2-medium-train-8x512", "vit-base-train-64"):
@@ -1252,7 +1253,7 @@ def _reserved(work: dict[str, Any], call: Any) -> int:
 def _recorded(work: dict[str, Any]) -> dict[str, Any]:
     import torch
 
-    from ridgeline.optimizer.training import graph_training
+    from ridgeline.engine.replay.training import graph_training
 
     model, losses, norms = work["model"], [], []
     call = graph_training(model, work["args"], work["kwargs"], model, loss=work["loss"])
@@ -1276,7 +1277,7 @@ def _odd(rows: int, inputs: int, outputs: int, device: str) -> dict[str, Any]:
     """Milliseconds of a linear layer forward and backward, plain and padded, the least of rounds in turns."""
     import torch
 
-    from ridgeline.optimizer.padding import padded_linear
+    from ridgeline.optimizer.in_place.padded_linear import padded_linear
 
     layer = torch.nn.Linear(inputs, outputs, bias=False, device=device, dtype=torch.bfloat16)
     x = torch.randn(rows, inputs, device=device, dtype=torch.bfloat16, requires_grad=True)
@@ -1328,10 +1329,10 @@ def _trail(kind: str, device: str, small: bool) -> list[float]:
     import workloads  # noqa: F401  (lets transformers be imported beside a torchvision of another build)
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    from ridgeline.optimizer.graphed import graph_training
-    from ridgeline.optimizer.optimized import Optimized, Plan, plain_step
-    from ridgeline.optimizer.steps import GraphedUpdate
-    from ridgeline.optimizer.tracking import _nudge
+    from ridgeline.engine.drop_in import Optimized, Plan, plain_step
+    from ridgeline.engine.replay.inference import graph_training
+    from ridgeline.engine.replay.step import GraphedUpdate
+    from ridgeline.optimizer.search.loss_curve import _nudge
 
     width, depth, vocabulary = (64, 2, 128) if small else (768, 12, 50257)
     config = GPT2Config(n_layer=depth, n_embd=width, n_head=width // 64, vocab_size=vocabulary, resid_pdrop=0.0,

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ridgeline.findings.calibration import HOST_RULES, NOISE, at_best
+from ridgeline.findings.replay.calibration import HOST_RULES, NOISE, at_best
 from ridgeline.findings.score import NAMES
 from ridgeline.profiler.recordings import Planted, planted_cases, planted_folder, second_fixes
 

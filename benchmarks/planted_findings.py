@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ridgeline.findings.context.context import Scene
 from ridgeline.findings.explain import findings_of
 from ridgeline.findings.finding import Finding
-from ridgeline.findings.scene import Scene
 from ridgeline.findings.score import GENERAL, NAMES, WEIGHTY_FRAC, Score, found_in, score
 from ridgeline.profiler.floors import device_of
 from ridgeline.profiler.recordings import Planted, healthy_programs, planted_cases, planted_folder, second_fixes

@@ -36,9 +36,9 @@ from ridgeline.kernels.long_norm.op import in_registers, long_norm
 from ridgeline.kernels.matmul.config import Pieces
 from ridgeline.kernels.matmul.op import planned
 from ridgeline.kernels.shares import Streamed
-from ridgeline.optimizer.rewrites.chains import _channels_last
-from ridgeline.optimizer.rewrites.halves import _in_pieces
-from ridgeline.optimizer.rewrites.lengths import _library
+from ridgeline.optimizer.rewrites.conv.elementwise_epilogue import _channels_last
+from ridgeline.optimizer.rewrites.linear.split_gemm import _in_pieces
+from ridgeline.optimizer.rewrites.rows.long_rows import _library
 
 ROUNDS, TIMES_EAGER = 9, 2.0
 STREAMED = (Streamed(16, 4, 3, 2), Streamed(8, 8, 3, 2), Streamed(8, 16, 3, 1), Streamed(16, 8, 3, 1),

@@ -20,7 +20,7 @@ from typing import Any
 
 from ridgeline.bench.sampling import Point
 from ridgeline.bench.surveys import general_points
-from ridgeline.cost.leftover import KINDS
+from ridgeline.cost.correction.rows import KINDS
 
 CHUNK = 60
 SCALE = 6.0

@@ -35,7 +35,7 @@ import numpy as np
 
 from ridgeline.bench import surveys
 from ridgeline.bench.sampling import Point, between
-from ridgeline.cost.matmul import alignment
+from ridgeline.cost.time.gemm.calls import alignment
 
 HERE = Path(__file__).resolve().parent
 BATCH = 400  # products captured into one graph

@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 
-from ridgeline.cost.measurements import read_table
-from ridgeline.sim.published.registry import PUBLISHED, check_rows
-from ridgeline.sim.published.verdict import Judged, Row, Unused
+from ridgeline.validation.measurements import read_table
+from ridgeline.validation.registry import PUBLISHED, check_rows
+from ridgeline.validation.verdict import Judged, Row, Unused
 
 Respell = Callable[[str, random.Random], str]
 NONSENSE = ("", "?", "n/a", "nan", "inf", "-1", "0", "1e999", "many", "8 or 16", "see notes", "\u03bc", "[]", "None",

@@ -59,7 +59,7 @@ PHASES = {"Search": ("_prepare", "_price", "_facts", "_built", "_raced", "_prove
 
 def watched() -> dict[str, float]:
     """Seconds by step, filled in while a search runs."""
-    from ridgeline.optimizer import search as searching
+    from ridgeline.optimizer.search import search as searching
 
     spent_s: dict[str, float] = {}
 

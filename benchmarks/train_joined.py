@@ -77,9 +77,9 @@ def _made(work: dict[str, Any], asked: argparse.Namespace, wanted: bool) -> Any:
     """Blocks as a search makes them, with the rewrite or without."""
     import torch
 
-    from ridgeline.optimizer.candidate import Candidate, build
-    from ridgeline.optimizer.inputs import Inputs
+    from ridgeline.engine.example_inputs import Inputs
     from ridgeline.optimizer.rewrites import recommended
+    from ridgeline.optimizer.search.candidate import Candidate, build
 
     kept = [name for name in recommended("training", "inductor", asked.device) if name != asked.rewrite]
     masked = "attention_mask" in work["kwargs"]
@@ -92,7 +92,7 @@ def _made(work: dict[str, Any], asked: argparse.Namespace, wanted: bool) -> Any:
 
 def _beside(work: dict[str, Any], masked: bool, device: str) -> tuple[str, ...]:
     """What is outside of blocks and has kernels of ours, as searches choose it."""
-    from ridgeline.optimizer.substitution import apply, revert
+    from ridgeline.optimizer.in_place.substitution import apply, revert
 
     found = []
     for part in ("attention", "loss", "padding") if device == "cuda" else ():

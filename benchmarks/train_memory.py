@@ -69,7 +69,7 @@ def each_model(
 
 def _measured(name: str, found: dict[str, Any]) -> None:
     """Every way of a model; what one leaves is given back before the next."""
-    from ridgeline.optimizer import executor
+    from ridgeline.engine.capture import cuda_graph as executor
 
     work = optimize_train._built(name, "cuda")
     model, reference = work["model"], None
@@ -91,7 +91,7 @@ def _measured(name: str, found: dict[str, Any]) -> None:
 
 
 def _graphed(work: dict[str, Any]) -> Any:
-    from ridgeline.optimizer.training import graph_training
+    from ridgeline.engine.replay.training import graph_training
 
     return graph_training(work["model"], work["args"], work["kwargs"], work["model"], loss=work["loss"])
 
@@ -129,7 +129,7 @@ def _recordings() -> Any:
     """Bytes allocated before each recording, at its most and after it, and what is reserved then."""
     import torch
 
-    from ridgeline.optimizer import executor
+    from ridgeline.engine.capture import cuda_graph as executor
 
     record, found = executor.CudaExecutor.record, []
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ridgeline.optimizer.regions import tallied
+from ridgeline.optimizer.search.blocks import tallied
 
 FOLDER = Path(__file__).resolve().parent.parent / "data" / "recordings" / "h200"
 FILES = ("models.jsonl.gz", "compiled.jsonl.gz")

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import numpy as np
 
-from ridgeline.cost.measurements import read_table
-from ridgeline.journeys import serve
-from ridgeline.sim.published import inference_llm, serving_ttft_tpot
-from ridgeline.sim.published.verdict import Judged, Row, Unused
+from ridgeline.api import serve
 from ridgeline.sim.serving.workload import closed
+from ridgeline.validation import inference_llm, serving_ttft_tpot
+from ridgeline.validation.measurements import read_table
+from ridgeline.validation.verdict import Judged, Row, Unused
 
 
 def scored(rows: Sequence[Judged]) -> str:

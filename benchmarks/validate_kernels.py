@@ -20,8 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ridgeline.cost.check import predict_call
 from ridgeline.errors import RidgelineError
+from ridgeline.validation.operators import predict_call
 
 DEVICES = {
     "A100-SXM-80GB": "a100-sxm-80gb", "A100-SXM4-80GB": "a100-sxm-80gb", "A40": "a40", "AMD MI300X": "mi300x",

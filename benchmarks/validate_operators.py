@@ -23,11 +23,11 @@ from ridgeline.bench.fitting import intervals, sample
 from ridgeline.bench.surveys import general_points
 from ridgeline.cost import host
 from ridgeline.cost.call import Call
-from ridgeline.cost.check import predict_call
-from ridgeline.cost.matmul import alignment
 from ridgeline.cost.price import Pricer, pricer_of
+from ridgeline.cost.time.gemm.calls import alignment
 from ridgeline.errors import RidgelineError
 from ridgeline.hardware import device
+from ridgeline.validation.operators import predict_call
 
 
 def errors(rows: list[dict[str, Any]], pricer: Pricer) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ridgeline.cost.check import predict_call
+from ridgeline.validation.operators import predict_call
 
 FOLDERS = {
     "h100-sxm": "h100_sxm",

@@ -17,7 +17,7 @@ import fit_silicon
 import numpy as np
 import pandas as pd
 
-from ridgeline.cost.check import predict_call
+from ridgeline.validation.operators import predict_call
 
 DEVICES = ("h100-sxm", "a100-sxm-80gb", "b200", "gb200", "l40s")
 ATTENTION = {"h100-sxm": "fa3"}

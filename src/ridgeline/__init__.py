@@ -7,14 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ridgeline.entry import announce
 
 if TYPE_CHECKING:
-    from ridgeline.capture import capture, cost_of, decode_kwargs, spec
-    from ridgeline.cost.prediction import Prediction, Row
-    from ridgeline.findings.diff import Difference
-    from ridgeline.findings.explanation import Explanation
-    from ridgeline.findings.finding import Finding
-    from ridgeline.graph import Graph, load, save
-    from ridgeline.hardware import Device, device, devices
-    from ridgeline.journeys import (
+    from ridgeline.api import (
         apply,
         diff,
         explain,
@@ -29,6 +22,13 @@ if TYPE_CHECKING:
         simulate,
         what_if,
     )
+    from ridgeline.capture import capture, cost_of, decode_kwargs, spec
+    from ridgeline.cost.prediction import Prediction, Row
+    from ridgeline.findings.diff import Difference
+    from ridgeline.findings.explanation import Explanation
+    from ridgeline.findings.finding import Finding
+    from ridgeline.graph import Graph, load, save
+    from ridgeline.hardware import Device, device, devices
     from ridgeline.models import build, models
     from ridgeline.plan import Plan
 
@@ -44,7 +44,7 @@ _ROOMS = {
     "ridgeline.findings.explanation": ("Explanation",),
     "ridgeline.findings.finding": ("Finding",),
     "ridgeline.plan": ("Plan",),
-    "ridgeline.journeys": (
+    "ridgeline.api": (
         "apply", "diff", "explain", "gate", "link", "optimize",
         "plans", "predict", "profile", "revert", "serve", "simulate", "what_if",
     ),

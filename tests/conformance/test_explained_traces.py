@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from ridgeline.api import diff, explain
 from ridgeline.findings.explanation import Explanation
-from ridgeline.journeys import diff, explain
 
 REAL_FIX_MS = 177.592 - 141.068
 """What four loader workers brought the ResNet-50 of Kineto's former viewer, by that viewer's own step times."""

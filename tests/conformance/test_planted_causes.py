@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from ridgeline.errors import InputError
-from ridgeline.findings.calibration import DEVICE_SLACK, HOST_SLACK
+from ridgeline.findings.context.context import Scene
 from ridgeline.findings.explain import findings_of
 from ridgeline.findings.finding import Finding
-from ridgeline.findings.scene import Scene
+from ridgeline.findings.replay.calibration import DEVICE_SLACK, HOST_SLACK
 from ridgeline.findings.score import GENERAL, NAMES, WEIGHTY_FRAC, Score, found_in, score
 from ridgeline.profiler.floors import device_of
 from ridgeline.profiler.recordings import Planted, healthy_programs, planted_cases, planted_folder, second_fixes

@@ -7,8 +7,8 @@ import statistics
 
 import pytest
 
-from ridgeline.sim.published.serving_ttft_tpot import judge
-from ridgeline.sim.published.verdict import Judged, Row
+from ridgeline.validation.serving_ttft_tpot import judge
+from ridgeline.validation.verdict import Judged, Row
 
 SAMPLE, LIGHT = 9, 64
 """Every so many rows of at most so many in flight; `ridgeline validate` does all of them."""

@@ -7,8 +7,8 @@ import statistics
 
 import pytest
 
-from ridgeline.sim.published.training_llm import MEMORY, case_of, judge
-from ridgeline.sim.published.verdict import Judged, Row
+from ridgeline.validation.training_llm import MEMORY, case_of, judge
+from ridgeline.validation.verdict import Judged, Row
 
 SAMPLE = 6
 """Every so many rows; `ridgeline validate` does all of them."""

@@ -16,8 +16,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("timm")
 
+from ridgeline.api import predict
 from ridgeline.cost.prediction import Prediction
-from ridgeline.journeys import predict
 
 NAMES = (
     "llama8b-8l-prefill-1x2048",

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from ridgeline.cost.matmul import alignment
 from ridgeline.cost.price import pricer_of
+from ridgeline.cost.time.gemm.calls import alignment
 from ridgeline.hardware import device
 
 Error = dict[str, Any]

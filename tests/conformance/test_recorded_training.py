@@ -151,8 +151,8 @@ def test_a_search_of_few_candidates_tries_what_rows_rest_on(recordable: bool, tr
     """A detector, of which nothing can be recorded, had its torch.compile withheld, and was returned as eager."""
     pytest.importorskip("torch")
     from ridgeline.optimizer.backend import Report
-    from ridgeline.optimizer.candidate import Built, Candidate
-    from ridgeline.optimizer.ladder import Facts, Ladder
+    from ridgeline.optimizer.search.candidate import Built, Candidate
+    from ridgeline.optimizer.search.order import Facts, Ladder
 
     class Search:
         best, entries = Built(Candidate(name="eager"), lambda: None, Report()), {}

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from ridgeline.cost import norm, softmax
 from ridgeline.cost.call import Call
-from ridgeline.cost.chip import Chip
+from ridgeline.cost.time.chip import Chip
+from ridgeline.cost.time.rows import norm, softmax
 from ridgeline.resources import data_dir
 
 H200 = Chip(

@@ -11,9 +11,17 @@ from typing import Any
 
 import pytest
 
-from ridgeline.cost import indexing, multitensor, ordering, pooling, recurrent, reduction, stream  # noqa: F401  registers them
 from ridgeline.cost.call import Call, Time, family_of
-from ridgeline.cost.chip import Chip
+from ridgeline.cost.time import recurrent  # noqa: F401  registers them
+from ridgeline.cost.time.chip import Chip
+from ridgeline.cost.time.rows import reduction  # noqa: F401  registers them
+from ridgeline.cost.time.stream import elementwise as stream  # noqa: F401  registers them
+from ridgeline.cost.time.stream import (
+    indexing,  # noqa: F401  registers them
+    pooling,  # noqa: F401  registers them
+)
+from ridgeline.cost.time.stream import multi_tensor as multitensor  # noqa: F401  registers them
+from ridgeline.cost.time.stream import sort_scan_topk as ordering  # noqa: F401  registers them
 
 RECORDINGS = Path(__file__).parents[2] / "data" / "recordings" / "h200"
 H200 = Chip(

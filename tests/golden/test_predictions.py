@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ridgeline.journeys import predict
+from ridgeline.api import predict
 
 GOLDEN = Path(__file__).with_name("predictions.json")
 FIELDS = ("expected_s", "busy_s", "floor_s", "peak_bytes", "energy_j")

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from ridgeline.bench.clock import Clock, host_time, kernels_of
 from ridgeline.bench.operators import make
 from ridgeline.bench.power import Board, sustained
-from ridgeline.cost.check import predict_call
+from ridgeline.validation.operators import predict_call
 
 
 def _name() -> str:

@@ -6,7 +6,10 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton")
 
-from ridgeline.optimizer.rewrites import averages, chains, halves, vectors
+from ridgeline.optimizer.rewrites.conv import average_pool as averages
+from ridgeline.optimizer.rewrites.conv import elementwise_epilogue as chains
+from ridgeline.optimizer.rewrites.linear import gemv as vectors
+from ridgeline.optimizer.rewrites.linear import split_gemm as halves
 
 
 def error(found, meant):

@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch")
 from torch import nn
 
 import ridgeline as rl
-from ridgeline.optimizer.graphed import GUESSED, graph_inference
+from ridgeline.engine.replay.inference import GUESSED, graph_inference
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 

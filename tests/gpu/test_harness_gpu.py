@@ -15,7 +15,7 @@ if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
 import ridgeline
-from ridgeline.optimizer.optimized import RunsEagerly
+from ridgeline.engine.drop_in import RunsEagerly
 
 CLOSE = 2e-3
 """Of the largest value: convolutions are rounded to TensorFloat-32, by eager PyTorch too."""

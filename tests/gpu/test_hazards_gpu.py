@@ -20,10 +20,10 @@ import hazards
 import perils
 from adversarial import Case
 
-from ridgeline.optimizer.executor import CudaExecutor
+from ridgeline.engine.capture.cuda_graph import CudaExecutor
 
 HELD = [case for case in (*hazards.CASES, *doubts.DOUBTS) if "host" not in case.marks and case.state]
-pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::ridgeline.optimizer.optimized.RunsEagerly")]
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::ridgeline.engine.drop_in.RunsEagerly")]
 
 
 def _executor() -> CudaExecutor:

@@ -14,8 +14,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "optimizer"))
 import glances
 from glances import CHANGES, Block, Scene
 
-from ridgeline.optimizer import glance
-from ridgeline.optimizer.version import stillness
+from ridgeline.engine.guards import native as glance
+from ridgeline.engine.guards.dict_version import stillness
 
 pytestmark = pytest.mark.gpu
 

@@ -15,7 +15,7 @@ from ridgeline.kernels.convolution.op import planned as planned_convolution
 from ridgeline.kernels.convolution.reference import forward as convolved
 from ridgeline.kernels.long_norm.op import in_registers, long_norm
 from ridgeline.kernels.matmul.op import planned
-from ridgeline.optimizer.rewrites.lengths import _library
+from ridgeline.optimizer.rewrites.rows.long_rows import _library
 
 pytestmark = pytest.mark.usefixtures("packed")
 CASES = [("softmax", 40, 393216, 0, 0), ("log_softmax", 33, 120006, 0, 0), ("norm", 8, 2097152, 8, 64),

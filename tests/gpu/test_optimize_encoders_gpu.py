@@ -10,10 +10,10 @@ pytest.importorskip("triton")
 if not torch.cuda.is_available():
     pytest.skip("no CUDA device", allow_module_level=True)
 
+from ridgeline.engine.replay.inference import graph_inference
 from ridgeline.optimizer.backend import Report, compiled
-from ridgeline.optimizer.graphed import graph_inference
+from ridgeline.optimizer.in_place.substitution import apply, revert
 from ridgeline.optimizer.rewrites import recommended
-from ridgeline.optimizer.substitution import apply, revert
 
 
 class Reader(nn.Module):

@@ -12,11 +12,11 @@ pytest.importorskip("triton")
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ridgeline.engine.example_inputs import Inputs
 from ridgeline.optimizer.backend import Report, compiled
-from ridgeline.optimizer.candidate import Candidate, build
-from ridgeline.optimizer.inputs import Inputs
+from ridgeline.optimizer.in_place.substitution import apply, revert
 from ridgeline.optimizer.rewrites import recommended
-from ridgeline.optimizer.substitution import apply, revert
+from ridgeline.optimizer.search.candidate import Candidate, build
 
 TABLES, DIM, BATCH = 8, 64, 512
 

@@ -15,10 +15,12 @@ import torch.nn.functional as F
 from bottlenecks import Bottleneck, settled
 from torch import nn
 
-from ridgeline.optimizer import patches
 from ridgeline.optimizer.backend import Report, compiled
-from ridgeline.optimizer.rewrites import epilogue, pointwise, stems
-from ridgeline.optimizer.substitution import apply, revert
+from ridgeline.optimizer.in_place import patch_embedding as patches
+from ridgeline.optimizer.in_place.substitution import apply, revert
+from ridgeline.optimizer.rewrites.conv import batch_norm_epilogue as pointwise
+from ridgeline.optimizer.rewrites.conv import stem as stems
+from ridgeline.optimizer.rewrites.linear import activation_epilogue as epilogue
 
 
 def _error(found: Any, meant: Any) -> float:
@@ -159,7 +161,7 @@ def test_convolutions_along_sequences_are_as_right_as_eager(compiler: str, norms
 @pytest.mark.parametrize("compiler", ["none", "inductor"])
 def test_sequences_whose_channels_stay_apart_are_as_right_as_eager(compiler: str) -> None:
     """Both ways of a convolution of every channel by itself, raced; the layer before it is gated."""
-    from ridgeline.optimizer.rewrites import positions
+    from ridgeline.optimizer.rewrites.conv import positional_conv as positions
 
     torch.manual_seed(0)
     wide, apart = torch.nn.Conv1d(256, 512, 1), torch.nn.Conv1d(256, 256, 31, padding=15, groups=256)
@@ -178,8 +180,8 @@ def test_sequences_whose_channels_stay_apart_are_as_right_as_eager(compiler: str
 
 
 def test_what_the_host_decides_inside_of_is_recorded_in_pieces_and_results_stay() -> None:
-    from ridgeline.optimizer.candidate import Candidate, build
-    from ridgeline.optimizer.inputs import Inputs
+    from ridgeline.engine.example_inputs import Inputs
+    from ridgeline.optimizer.search.candidate import Candidate, build
 
     class Deciding(torch.nn.Module):
         def __init__(self) -> None:
@@ -303,8 +305,8 @@ class Masked(nn.Module):
 
 
 def test_a_mask_is_looked_at_while_the_call_is_already_queued() -> None:
-    from ridgeline.optimizer.candidate import Candidate, build
-    from ridgeline.optimizer.inputs import Inputs
+    from ridgeline.engine.example_inputs import Inputs
+    from ridgeline.optimizer.search.candidate import Candidate, build
 
     torch.manual_seed(0)
     model = Masked().cuda().eval()
@@ -357,8 +359,8 @@ def test_attention_that_reads_heads_in_place_is_as_right_as_eager(compiler: str)
 def test_experts_of_ours_inside_of_compiled_blocks_are_as_right_as_eager() -> None:
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("transformers.integrations.moe")
-    from ridgeline.optimizer.candidate import Candidate, build
-    from ridgeline.optimizer.inputs import Inputs
+    from ridgeline.engine.example_inputs import Inputs
+    from ridgeline.optimizer.search.candidate import Candidate, build
 
     torch.manual_seed(0)
     sizes = {"vocab_size": 512, "hidden_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -386,7 +388,7 @@ def test_a_vocoders_chain_with_channels_last_is_as_right_as_eager(compiler: str)
     """Dilated convolutions that are added to what they were made of, behind a transposed one, all of them raced."""
     from test_sounds import Vocoder
 
-    from ridgeline.optimizer.rewrites import positions
+    from ridgeline.optimizer.rewrites.conv import positional_conv as positions
 
     torch.manual_seed(0)
     model, report = Vocoder(128).cuda().bfloat16().eval(), Report()
@@ -404,8 +406,8 @@ def test_a_vocoders_chain_with_channels_last_is_as_right_as_eager(compiler: str)
 
 def test_blocks_are_recorded_where_the_model_around_them_brings_a_number_from_the_host() -> None:
     """gpt-oss makes its masks with ``torch.tensor(0.0, device=…)``: the host waits for that copy."""
-    from ridgeline.optimizer.candidate import Candidate, build
-    from ridgeline.optimizer.inputs import Inputs
+    from ridgeline.engine.example_inputs import Inputs
+    from ridgeline.optimizer.search.candidate import Candidate, build
 
     class Masked(torch.nn.Module):
         def __init__(self) -> None:
@@ -442,7 +444,7 @@ def test_blocks_are_recorded_where_the_model_around_them_brings_a_number_from_th
 )
 def test_attention_of_few_rows_is_as_right_as_eager(compiler: str, rows: int, dim: int, causal: bool) -> None:
     """Both ways, raced: tables, frames of a video at every pixel, short texts."""
-    from ridgeline.optimizer.rewrites import short
+    from ridgeline.optimizer.rewrites.attention import short_sequences as short
 
     def attend(x: torch.Tensor) -> torch.Tensor:
         q, k, v = x.unflatten(-1, (3, 4, dim)).permute(2, 0, 3, 1, 4).unbind(0)

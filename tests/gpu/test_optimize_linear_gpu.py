@@ -9,13 +9,13 @@ if not torch.cuda.is_available():
 
 from ridgeline import kernels
 from ridgeline.bench.check import check_case
+from ridgeline.engine.replay.inference import graph_inference
 from ridgeline.kernels import launcher, tuning
 from ridgeline.kernels.cache_append.op import append
 from ridgeline.kernels.contract import trials
 from ridgeline.kernels.linear.config import Linear
-from ridgeline.optimizer.graphed import graph_inference
-from ridgeline.optimizer.rewrites.decoding import attended
-from ridgeline.optimizer.rewrites.products import product
+from ridgeline.optimizer.rewrites.attention.decode import attended
+from ridgeline.optimizer.rewrites.linear.few_rows import product
 
 DEVICE = torch.device("cuda")
 NAMES = ("linear", "linear_gated", "decode_attention", "matmul")

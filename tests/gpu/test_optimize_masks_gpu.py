@@ -9,8 +9,8 @@ if not torch.cuda.is_available():
     pytest.skip("no CUDA device", allow_module_level=True)
 
 from ridgeline.optimizer import backend
-from ridgeline.optimizer.rewrites import masks, recommended
-from ridgeline.optimizer.rewrites.attention import attention_call
+from ridgeline.optimizer.rewrites import recommended
+from ridgeline.optimizer.rewrites.attention.fused import attention_call, masks
 
 DEVICE = torch.device("cuda")
 SMALL = {"vocab_size": 512, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2,

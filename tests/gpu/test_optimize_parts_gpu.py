@@ -11,12 +11,12 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn
 
 import ridgeline as rl
+from ridgeline.engine.example_inputs import Inputs
 from ridgeline.optimizer.backend import Report
-from ridgeline.optimizer.candidate import Built, Candidate, build
-from ridgeline.optimizer.inputs import Inputs
-from ridgeline.optimizer.ladder import Ladder
-from ridgeline.optimizer.measure import Track
-from ridgeline.optimizer.parts import IDLE, partition, recorded, split
+from ridgeline.optimizer.search.candidate import Built, Candidate, build
+from ridgeline.optimizer.search.order import Ladder
+from ridgeline.optimizer.search.time_by_part import IDLE, partition, recorded, split
+from ridgeline.optimizer.search.timing import Track
 
 
 class Block(nn.Module):

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 import ridgeline as rl
 from ridgeline.bench.check import check_case
+from ridgeline.engine.example_inputs import Inputs
 from ridgeline.kernels import narrow, narrow_linear, tuning
 from ridgeline.kernels.contract import trials
 from ridgeline.kernels.linear.config import Linear
 from ridgeline.kernels.narrow_linear import reference
-from ridgeline.optimizer.candidate import Candidate, build
-from ridgeline.optimizer.formats import FORMATS
-from ridgeline.optimizer.inputs import Inputs
+from ridgeline.optimizer.precision.formats import FORMATS
+from ridgeline.optimizer.search.candidate import Candidate, build
 
 NAMES = ("narrow_linear", "narrow_linear_gated")
 if torch.cuda.is_available():

@@ -14,8 +14,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from ridgeline.optimizer.backend import Report, compiled
+from ridgeline.optimizer.in_place.substitution import apply, revert
 from ridgeline.optimizer.rewrites import recommended, rewrites
-from ridgeline.optimizer.substitution import apply, revert
 
 _path = Path(__file__).resolve().parents[1] / "unit" / "optimizer" / "spellings.py"
 _spec = importlib.util.spec_from_file_location("spellings", _path)

@@ -23,9 +23,9 @@ from adversarial import CASES, Case
 from compare import check
 from torch import nn
 
+from ridgeline.engine.capture.cuda_graph import CudaExecutor
+from ridgeline.engine.replay.inference import graph_inference, graph_training
 from ridgeline.errors import NotGraphable
-from ridgeline.optimizer.executor import CudaExecutor
-from ridgeline.optimizer.graphed import graph_inference, graph_training
 
 
 def _executor() -> CudaExecutor:
@@ -77,7 +77,7 @@ def test_recorded_training(one: Callable[[Any], None]) -> None:
     _healthy()
 
 
-@pytest.mark.filterwarnings("ignore::ridgeline.optimizer.optimized.RunsEagerly")
+@pytest.mark.filterwarnings("ignore::ridgeline.engine.drop_in.RunsEagerly")
 @pytest.mark.parametrize("loop", loops.LOOPS, ids=[loop.__name__ for loop in loops.LOOPS])
 def test_a_loop_leaves_what_it_leaves_without_recorded_training(loop: Callable[..., None]) -> None:
     loops.compared(loop, SimpleNamespace(device=torch.device("cuda", 0), executor=_executor, exact=False))

@@ -8,16 +8,16 @@ if not torch.cuda.is_available():
     pytest.skip("no CUDA device", allow_module_level=True)
 
 from ridgeline.bench.check import check_case
+from ridgeline.engine.example_inputs import Inputs, leaves
 from ridgeline.kernels import rope, selective_scan, tuning
 from ridgeline.kernels.cache_append.op import append, rope_append
 from ridgeline.kernels.contract import trials
 from ridgeline.kernels.selective_scan import reference
 from ridgeline.kernels.selective_scan.config import Chunk
-from ridgeline.optimizer.candidate import Candidate, build
-from ridgeline.optimizer.inputs import Inputs, leaves
 from ridgeline.optimizer.rewrites import recommended
-from ridgeline.optimizer.rewrites.decoding import attended
-from ridgeline.optimizer.rewrites.products import product
+from ridgeline.optimizer.rewrites.attention.decode import attended
+from ridgeline.optimizer.rewrites.linear.few_rows import product
+from ridgeline.optimizer.search.candidate import Candidate, build
 
 DEVICE = torch.device("cuda")
 TRIAL = trials()["selective_scan"][1]

@@ -9,10 +9,11 @@ if not torch.cuda.is_available():
 
 import torch.nn.functional as F
 
-from ridgeline.optimizer import padding
+from ridgeline.engine.replay.inference import graph_inference
 from ridgeline.optimizer.backend import Report, compiled
-from ridgeline.optimizer.graphed import graph_inference
-from ridgeline.optimizer.rewrites import resizes, sums
+from ridgeline.optimizer.in_place import padded_linear as padding
+from ridgeline.optimizer.rewrites.conv import resize as resizes
+from ridgeline.optimizer.rewrites.rows import index_add as sums
 
 DEVICE = torch.device("cuda")
 

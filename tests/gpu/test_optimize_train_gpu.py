@@ -16,18 +16,18 @@ torch = pytest.importorskip("torch")
 from torch import nn
 
 import ridgeline as rl
-from ridgeline.optimizer import stepping
-from ridgeline.optimizer.candidate import Candidate, build
-from ridgeline.optimizer.inputs import Inputs, State
-from ridgeline.optimizer.loss import Loss
-from ridgeline.optimizer.optimized import Optimized, Plan, RunsEagerly, plain_step
-from ridgeline.optimizer.padding import padded_linear
-from ridgeline.optimizer.proof import Prover, Subject
+from ridgeline.engine.capture.capture import uncached_casts
+from ridgeline.engine.drop_in import Optimized, Plan, RunsEagerly, plain_step
+from ridgeline.engine.example_inputs import Inputs, State
+from ridgeline.engine.replay import fused_adamw as stepping
+from ridgeline.engine.replay.step import GraphedUpdate
+from ridgeline.engine.replay.training import TrainingStudio, graph_training
+from ridgeline.optimizer.in_place.padded_linear import padded_linear
 from ridgeline.optimizer.rewrites import recommended
-from ridgeline.optimizer.search import WORKSPACE_BYTES, Problem, Search
-from ridgeline.optimizer.steps import GraphedUpdate
-from ridgeline.optimizer.studio import uncached_casts
-from ridgeline.optimizer.training import TrainingStudio, graph_training
+from ridgeline.optimizer.search.candidate import Candidate, build
+from ridgeline.optimizer.search.judge import Prover, Subject
+from ridgeline.optimizer.search.loss import Loss
+from ridgeline.optimizer.search.search import WORKSPACE_BYTES, Problem, Search
 
 DEVICE = "cuda"
 

@@ -12,9 +12,9 @@ if not torch.cuda.is_available():
 
 from torch import nn
 
-from ridgeline.optimizer.graphed import graph_inference
-from ridgeline.optimizer.optimized import Optimized, Plan
-from ridgeline.optimizer.training import graph_training
+from ridgeline.engine.drop_in import Optimized, Plan
+from ridgeline.engine.replay.inference import graph_inference
+from ridgeline.engine.replay.training import graph_training
 
 pytestmark = pytest.mark.gpu
 CYCLES = 200_000_000

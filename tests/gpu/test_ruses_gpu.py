@@ -20,10 +20,10 @@ from feints import FEINTS
 from guises import GUISES
 from ruses import Ruse, of, x
 
+from ridgeline.engine.capture.cuda_graph import CudaExecutor
+from ridgeline.engine.drop_in import Optimized, Plan
+from ridgeline.engine.replay.inference import graph_inference
 from ridgeline.errors import NotGraphable
-from ridgeline.optimizer.executor import CudaExecutor
-from ridgeline.optimizer.graphed import graph_inference
-from ridgeline.optimizer.optimized import Optimized, Plan
 
 DEVICE = torch.device("cuda", 0)
 CHOSEN = (
@@ -40,7 +40,7 @@ CHOSEN = (
     "an input marked", "tensors as keys", "many results kept and written to", "views of results kept",
     "results fed back", "results that share memory, one written to",
 )  # fmt: skip
-pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::ridgeline.optimizer.optimized.RunsEagerly")]
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::ridgeline.engine.drop_in.RunsEagerly")]
 
 
 @pytest.fixture(autouse=True)

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import ridgeline
+from ridgeline.engine.replay.compiled import shortcut
 from ridgeline.optimizer.backend import compiled
-from ridgeline.optimizer.shortcut import shortcut
 
 
 class Chained(nn.Module):

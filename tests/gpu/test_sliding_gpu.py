@@ -11,9 +11,9 @@ if not torch.cuda.is_available():
 transformers = pytest.importorskip("transformers")
 
 import ridgeline
-from ridgeline.optimizer.graphed import Graphed
-from ridgeline.optimizer.optimized import RunsEagerly
-from ridgeline.optimizer.sliding import HOME, KNOWN, digest
+from ridgeline.engine.compat.transformers import HOME, KNOWN, digest
+from ridgeline.engine.drop_in import RunsEagerly
+from ridgeline.engine.replay.inference import Graphed
 
 WINDOW, NUM_TOKENS, PROMPT = 16, 40, 5
 SIZES = {"num_hidden_layers": 4, "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4,
@@ -85,10 +85,10 @@ def test_tokens_past_the_window_are_replayed_and_agree_with_eager(family):
 
 def test_what_was_recorded_for_a_full_window_is_bit_for_bit_what_eager_computes():
     """The second half of the decoding is the model itself, recorded, where the search's own answer is of no concern."""
-    from ridgeline.optimizer.graphed import graph_inference
-    from ridgeline.optimizer.inputs import Inputs
-    from ridgeline.optimizer.optimized import Optimized, Plan, slide
-    from ridgeline.optimizer.sliding import Sliding, stood_in
+    from ridgeline.engine.compat.transformers import Sliding, stood_in
+    from ridgeline.engine.drop_in import Optimized, Plan, slide
+    from ridgeline.engine.example_inputs import Inputs
+    from ridgeline.engine.replay.inference import graph_inference
 
     model = _model("gemma3")
     mine, theirs = _filled(model), _filled(model)

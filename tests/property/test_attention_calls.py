@@ -8,9 +8,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from ridgeline.cost.attention_calls import DECODE_ROWS, DEFAULTS, model, plan_of
 from ridgeline.cost.call import call
-from ridgeline.cost.chip import Chip, chip_of
+from ridgeline.cost.time.attention.calls import DECODE_ROWS, DEFAULTS, model, plan_of
+from ridgeline.cost.time.chip import Chip, chip_of
 from ridgeline.hardware import device
 
 CHIPS = [chip_of(device(name)) for name in ("h200", "a100-sxm-80gb", "b200", "l40s", "t4")]

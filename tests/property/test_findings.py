@@ -14,10 +14,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit" / "findings"
 
 from stage import Stage, healthy
 
-from ridgeline.findings.critical import critical_path
 from ridgeline.findings.explain import findings_of
 from ridgeline.findings.gate import gate
-from ridgeline.findings.replay import edited, run
+from ridgeline.findings.replay.critical_path import critical_path
+from ridgeline.findings.replay.replay import edited, run
 from ridgeline.trace import Kind
 
 MOVES = st.lists(

@@ -7,9 +7,9 @@ import dataclasses
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ridgeline.cost.attention import LIBRARIES, attention_timing
-from ridgeline.cost.chip import Chip, chip_of
-from ridgeline.cost.gemm import gemm_timing
+from ridgeline.cost.time.attention.tiles import LIBRARIES, attention_timing
+from ridgeline.cost.time.chip import Chip, chip_of
+from ridgeline.cost.time.gemm.tiles import gemm_timing
 from ridgeline.hardware import device
 
 CHIPS = [chip_of(device(name)) for name in ("h200", "a100-sxm-80gb", "b200", "l40s", "t4")]

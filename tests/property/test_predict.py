@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ridgeline.api import predict
 from ridgeline.cost.estimate import EXECUTIONS
 from ridgeline.cost.prediction import Prediction
 from ridgeline.hardware import device, devices
-from ridgeline.journeys import predict
 from ridgeline.models import models
 
 BUSY_SLACK, WALL_SLACK = 1.005, 1.015

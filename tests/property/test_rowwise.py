@@ -8,9 +8,9 @@ from math import isfinite
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.cost import norm, softmax
 from ridgeline.cost.call import Call, Time, call
-from ridgeline.cost.chip import Chip
+from ridgeline.cost.time.chip import Chip
+from ridgeline.cost.time.rows import norm, softmax
 
 ROW_KINDS = ("layer_norm", "rms_norm", "softmax", "log_softmax")
 

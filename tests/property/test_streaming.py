@@ -7,9 +7,14 @@ from math import isfinite
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.cost import indexing, multitensor, ordering, pooling, recurrent, reduction, stream
 from ridgeline.cost.call import Call, Time, call, family_of
-from ridgeline.cost.chip import Chip
+from ridgeline.cost.time import recurrent
+from ridgeline.cost.time.chip import Chip
+from ridgeline.cost.time.rows import reduction
+from ridgeline.cost.time.stream import elementwise as stream
+from ridgeline.cost.time.stream import indexing, pooling
+from ridgeline.cost.time.stream import multi_tensor as multitensor
+from ridgeline.cost.time.stream import sort_scan_topk as ordering
 
 FAMILIES = (indexing, multitensor, ordering, pooling, recurrent, reduction, stream)
 POINTWISE = (

@@ -7,10 +7,10 @@ import time
 import pytest
 
 import ridgeline
+from ridgeline.api import predict, timeline, validate
 from ridgeline.errors import CostError, HardwareError, InputError, ModelError
 from ridgeline.graph import Builder, tensor
 from ridgeline.hardware import device
-from ridgeline.journeys import predict, timeline, validate
 from ridgeline.models import build
 
 

@@ -20,9 +20,9 @@ from typing import Any
 
 from ridgeline.cost import host
 from ridgeline.cost.call import Call, Coef, Family, family_of
-from ridgeline.cost.chip import Chip
 from ridgeline.cost.interval import key_of
 from ridgeline.cost.price import Pricer
+from ridgeline.cost.time.chip import Chip
 from ridgeline.errors import CalibrationError, RidgelineError
 from ridgeline.hardware import Device
 

@@ -6,10 +6,10 @@ import re
 
 from rich.text import Text
 
+from ridgeline.api import diff
 from ridgeline.cli.draw import DIM, clipped, console, hanging, percent, print_json, shortened, table
 from ridgeline.findings.diff import Change, Difference
-from ridgeline.findings.words import spoken
-from ridgeline.journeys import diff
+from ridgeline.findings.labels import spoken
 
 LEAST_FRAC = 0.002
 SAME_FRAC = 0.0005

@@ -13,15 +13,15 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from ridgeline.api import explain
 from ridgeline.cli import compile_log
 from ridgeline.cli.compile_log import compile_log_of
 from ridgeline.cli.draw import DIM, add_rows, bar, clipped, console, hanging, percent, print_json, shortened, table
 from ridgeline.errors import InputError
 from ridgeline.findings.explanation import Explanation
 from ridgeline.findings.finding import Finding, Instead
-from ridgeline.findings.whatif import WhatIf, what_if
-from ridgeline.findings.words import idle_words
-from ridgeline.journeys import explain
+from ridgeline.findings.labels import idle_words
+from ridgeline.findings.replay.what_if import WhatIf, what_if
 from ridgeline.trace.memory import Holder
 from ridgeline.trace.torchlog import CompileLog
 from ridgeline.units import show_bytes
@@ -81,7 +81,7 @@ def _written(found: Explanation, wish: Wish) -> list[str]:
 
         lines.append(f"report: {write_explanation(found, wish.html)}")
     if wish.trace:
-        from ridgeline.journeys import annotated
+        from ridgeline.api import annotated
         from ridgeline.trace import write_chrome
 
         path = write_chrome(annotated(found), wish.trace)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from rich.text import Text
 
+from ridgeline.api import gate
 from ridgeline.cli.diff import changes_table
 from ridgeline.cli.draw import DIM, console, hanging, percent, print_json
 from ridgeline.errors import InputError
 from ridgeline.findings.regression import Gate
-from ridgeline.journeys import gate
 
 PASSED, REGRESSED = 0, 1
 _STYLE = {"regression": "bold red", "inconclusive": "bold yellow", "ok": "bold green", "improvement": "bold green"}

@@ -12,10 +12,10 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from ridgeline.api import optimize
 from ridgeline.cli import draw
 from ridgeline.cli.source import made_by
 from ridgeline.errors import InputError, MissingExtra
-from ridgeline.journeys import optimize
 from ridgeline.units import show_bytes, show_seconds
 
 STYLES = {"winner": "bold green", "beaten": "cyan", "wrong": "bold red", "failed": "red", "too large": "magenta",
@@ -40,7 +40,7 @@ def optimize_and_show(asked: Asked) -> None:
     """Search and print the receipt."""
     if importlib.util.find_spec("torch") is None:
         raise MissingExtra("PyTorch", "torch", "optimize")
-    from ridgeline.optimizer.optimized import state_of
+    from ridgeline.engine.drop_in import state_of
 
     if asked.html is not None and not asked.html.resolve().parent.is_dir():
         raise InputError(f"there is no folder {asked.html.resolve().parent} to write the receipt to: make it first")

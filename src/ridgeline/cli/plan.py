@@ -14,8 +14,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from ridgeline.api import plans
 from ridgeline.cli import draw
-from ridgeline.journeys import plans
 from ridgeline.sim.search import Search, Space
 from ridgeline.units import show_bytes, show_seconds
 

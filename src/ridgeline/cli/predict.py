@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ridgeline.api import predict
 from ridgeline.cli.rates import rate_of
 from ridgeline.cli.source import graph_of
+from ridgeline.cost.analyses.utilization import utilization
 from ridgeline.cost.prediction import Prediction
-from ridgeline.cost.utilization import utilization
 from ridgeline.errors import InputError, nearest
-from ridgeline.journeys import predict
 
 KEYS = ("op", "module", "phase", "bound", "kernel", "basis")
 
@@ -73,7 +73,7 @@ def _write_files(prediction: Prediction, wish: Wish, alone: bool) -> None:
         path = write_report(prediction, _named(wish.html, prediction, alone), (rate.unit, rate.per_s) if rate else None)
         print(f"report: {path}", file=sys.stderr)
     if wish.trace:
-        from ridgeline.journeys import timeline
+        from ridgeline.api import timeline
         from ridgeline.trace import write_chrome
 
         made = timeline(prediction)

@@ -14,8 +14,8 @@ from rich.text import Text
 from ridgeline.basis import Basis, worst
 from ridgeline.cli import draw
 from ridgeline.cli.rates import rate_of
+from ridgeline.cost.analyses.utilization import utilization
 from ridgeline.cost.prediction import Prediction, Row
-from ridgeline.cost.utilization import utilization
 from ridgeline.units import show_bytes, show_flops, show_joules, show_seconds
 
 WIDE = 118

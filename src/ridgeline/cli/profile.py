@@ -13,9 +13,9 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
+from ridgeline.api import profile
 from ridgeline.cli import draw
 from ridgeline.errors import MissingExtra
-from ridgeline.journeys import profile
 from ridgeline.trace import Kind, Trace, steps
 from ridgeline.units import show_seconds
 

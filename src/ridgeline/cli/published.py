@@ -11,13 +11,13 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from ridgeline.api import validate_published
 from ridgeline.cli import draw
-from ridgeline.cost.check import Score
 from ridgeline.errors import InputError
-from ridgeline.journeys import validate_published
-from ridgeline.sim.published.verdict import Judged, PublishedCheck, Unused
 from ridgeline.store.validations import Change, Run, changes, runs
 from ridgeline.units import show_seconds
+from ridgeline.validation.operators import Score
+from ridgeline.validation.verdict import Judged, PublishedCheck, Unused
 
 
 def published_and_show(path: Path, worst: int, as_json: bool, against: str | None, keep: bool) -> None:

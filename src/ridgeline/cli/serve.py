@@ -10,9 +10,9 @@ from typing import Any
 
 from rich.text import Text
 
+from ridgeline.api import serve, serving_timeline
 from ridgeline.cli import draw
 from ridgeline.errors import InputError
-from ridgeline.journeys import serve, serving_timeline
 from ridgeline.sim.serving.compose import Wanted
 from ridgeline.sim.serving.metrics import Metrics, Slo, Spread, metrics
 from ridgeline.sim.serving.search import Candidate, Need, Searched, search

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ridgeline.api import simulate
 from ridgeline.cli.source import graph_of
 from ridgeline.errors import InputError, UnitError
 from ridgeline.graph import Graph
-from ridgeline.journeys import simulate
 from ridgeline.sim.campaign import Campaign, campaign
 from ridgeline.sim.step import Step, Trouble
 from ridgeline.units import parse_quantity

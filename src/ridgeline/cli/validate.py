@@ -10,11 +10,11 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from ridgeline.api import validate, validate_published
 from ridgeline.cli import draw
-from ridgeline.cost.check import Check, CheckedRow, Score
 from ridgeline.errors import InputError, RidgelineError
-from ridgeline.journeys import validate, validate_published
 from ridgeline.units import show_seconds
+from ridgeline.validation.operators import Check, CheckedRow, Score
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def validate_files(paths: Sequence[Path], wish: Wish) -> int:
 
 
 def _checked(path: Path, wish: Wish) -> dict[str, Any]:
-    from ridgeline.sim.published.registry import published_kind
+    from ridgeline.validation.registry import published_kind
 
     if published_kind(path) is None:
         return validate(path, wish.on).to_dict()
@@ -75,7 +75,7 @@ def _show_files(found: Mapping[str, Mapping[str, Any]], refused: Mapping[str, st
 
 def validate_and_show(path: Path, on: str, worst: int, as_json: bool, against: str | None, keep: bool) -> None:
     """Print the scores, the worst cases and what was left out."""
-    from ridgeline.sim.published.registry import published_kind
+    from ridgeline.validation.registry import published_kind
 
     if published_kind(path) is not None:
         from ridgeline.cli.published import published_and_show

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.basis import Basis
-from ridgeline.cost.borrowing import borrowed
 from ridgeline.cost.call import Call, Coef, Family
-from ridgeline.cost.strangers import STRANGERS, families_of
+from ridgeline.cost.unmeasured.architectures import STRANGERS, families_of
+from ridgeline.cost.unmeasured.related_device import borrowed
 from ridgeline.errors import CalibrationError
 from ridgeline.hardware import Device
 from ridgeline.hardware import device as device_named

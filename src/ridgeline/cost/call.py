@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ridgeline.cost.chip import Chip
+from ridgeline.cost.time.chip import Chip
 from ridgeline.errors import CostError, nearest
 
 Coef = Mapping[str, float]

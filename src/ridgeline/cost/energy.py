@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ridgeline.cost.borrowing import wanted_power_frac
 from ridgeline.cost.call import Coef
-from ridgeline.cost.chip import Chip
+from ridgeline.cost.time.chip import Chip
+from ridgeline.cost.unmeasured.related_device import wanted_power_frac
 from ridgeline.cost.work import Work
 
 DEFAULTS: Coef = {

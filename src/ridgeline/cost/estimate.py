@@ -9,11 +9,11 @@ from typing import Any
 from ridgeline.basis import Basis, worst
 from ridgeline.cost import energy, host, interval
 from ridgeline.cost.call import Call, Coef
-from ridgeline.cost.chip import Chip
+from ridgeline.cost.lower.template import Lowered, Storages, lowered_of
 from ridgeline.cost.prediction import Prediction, Row
 from ridgeline.cost.price import Pricer, pricer_of
-from ridgeline.cost.recipe import Lowered, Storages, lowered_of
 from ridgeline.cost.schedule import Segment, wall_s
+from ridgeline.cost.time.chip import Chip
 from ridgeline.cost.work import Work
 from ridgeline.errors import CostError, nearest
 from ridgeline.graph import Block, Graph, Node
@@ -111,7 +111,7 @@ def estimate(graph: Graph, device: Device, execution: str = "eager") -> Predicti
 def segments_of(graph: Graph, pricer: Pricer, coef: Coef, execution: str) -> list[Segment]:
     """The step as stretches that repeat; first what each node finds in the L2, then prices, then lines."""
     if execution == "compiled":
-        from ridgeline.cost.fusion import fused_segments
+        from ridgeline.cost.lower.inductor import fused_segments
 
         return fused_segments(graph, pricer, coef)
     lowered, storages = lowered_of(graph, pricer.chip.arch, pricer.lowered)

@@ -9,29 +9,13 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ridgeline.basis import Basis
-from ridgeline.cost import (  # noqa: F401  (each registers its family)
-    attention_calls,
-    conv,
-    indexing,
-    interval,
-    leftover,
-    matmul,
-    multitensor,
-    norm,
-    ordering,
-    pooling,
-    recurrent,
-    reduction,
-    roofline,
-    serving,
-    softmax,
-    stream,
-    transfer,
-    weightnorm,
-)
+from ridgeline.cost import interval
 from ridgeline.cost.calibration import Calibration, calibration_of
 from ridgeline.cost.call import Call, Coef, Family, Time, family_of
-from ridgeline.cost.chip import Chip, chip_of
+from ridgeline.cost.correction import rows as leftover
+from ridgeline.cost.time import serving
+from ridgeline.cost.time.chip import Chip, chip_of
+from ridgeline.cost.time.gemm import calls as matmul
 from ridgeline.hardware import Device
 from ridgeline.hardware import device as device_named
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from ridgeline.findings.critical import Link, critical_path
+from ridgeline.findings.context.context import Scene
 from ridgeline.findings.finding import Finding
-from ridgeline.findings.scene import Scene
+from ridgeline.findings.replay.critical_path import Link, critical_path
 from ridgeline.trace.kind import Kind
 from ridgeline.trace.table import Trace, TraceBuilder, concat
 

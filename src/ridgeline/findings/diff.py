@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.errors import FindingError
-from ridgeline.findings.fact import positive
-from ridgeline.findings.kernelname import kernel_name
-from ridgeline.findings.window import Window, window_of
+from ridgeline.findings.context.fact import positive
+from ridgeline.findings.context.kernel_name import kernel_name
+from ridgeline.findings.replay.window import Window, window_of
 from ridgeline.trace.idle import CAUSES, pieces_of
 from ridgeline.trace.intervals import Intervals, covered_within, union
 from ridgeline.trace.kind import Kind

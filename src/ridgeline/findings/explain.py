@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from ridgeline.findings.calibration import HOST_RULES, at_best, slack, trust
-from ridgeline.findings.cure import open_ledger
+from ridgeline.findings.alternatives import GENERAL, with_instead
+from ridgeline.findings.context.context import Candidate, Scene
+from ridgeline.findings.context.loop_turns import LOOPS, STOPS, are_one_loop
 from ridgeline.findings.finding import Finding
-from ridgeline.findings.instead import GENERAL, with_instead
+from ridgeline.findings.replay.calibration import HOST_RULES, at_best, slack, trust
+from ridgeline.findings.replay.fix import open_ledger
 from ridgeline.findings.rule import Rule, rules
-from ridgeline.findings.scene import Candidate, Scene
-from ridgeline.findings.turns import LOOPS, STOPS, are_one_loop
-from ridgeline.findings.weighed import Weighed, finding_of, weighed_of
+from ridgeline.findings.scored import Weighed, finding_of, weighed_of
 
 LATER_FRAC, LATER_STEP_FRAC = 0.1, 0.03
 """A gain that only shows once the findings above are fixed is worth one from this share of what is then left on, and

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from ridgeline.findings.critical import path_ms
+from ridgeline.findings.context.context import Scene
+from ridgeline.findings.context.floors import Gap, gaps_of
 from ridgeline.findings.explain import findings_of
 from ridgeline.findings.finding import Finding, together_ms
-from ridgeline.findings.floors import Gap, gaps_of
-from ridgeline.findings.scene import Scene
+from ridgeline.findings.replay.critical_path import path_ms
 from ridgeline.hardware import Device
 from ridgeline.profiler.floors import device_of
 from ridgeline.trace.breakdown import totals

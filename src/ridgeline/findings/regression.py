@@ -13,7 +13,7 @@ import numpy as np
 from ridgeline.errors import FindingError
 from ridgeline.findings.diff import Change, Difference, diff, idle_by_cause
 from ridgeline.findings.gate import Verdict, gate
-from ridgeline.findings.words import spoken
+from ridgeline.findings.labels import spoken
 from ridgeline.trace.read import read, trace_files
 from ridgeline.trace.steps import steps
 from ridgeline.trace.table import Trace

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ridgeline.errors import FindingError
-from ridgeline.findings.scene import Candidate, Scene
+from ridgeline.findings.context.context import Candidate, Scene
 
 Detector = Callable[[Scene], Candidate | None]
 

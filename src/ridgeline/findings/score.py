@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ridgeline.findings.alternatives import GENERAL as GENERAL
+from ridgeline.findings.context.context import Scene
 from ridgeline.findings.explain import findings_of
 from ridgeline.findings.finding import Finding
-from ridgeline.findings.instead import GENERAL as GENERAL
-from ridgeline.findings.scene import Scene
 from ridgeline.profiler.floors import device_of
 from ridgeline.profiler.recordings import Healthy, Planted
 from ridgeline.trace.table import Trace

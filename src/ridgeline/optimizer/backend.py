@@ -6,21 +6,22 @@ import contextlib
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
+from ridgeline.engine import autocast as casts
+from ridgeline.engine.replay.compiled import Heard, heard_on_this_thread
 from ridgeline.errors import OptimizeError, nearest
-from ridgeline.optimizer import casts
-from ridgeline.optimizer.labels import nameable
-from ridgeline.optimizer.pieces import compiled_in_pieces
+from ridgeline.optimizer.compile.module_labels import nameable
+from ridgeline.optimizer.compile.pieces import compiled_in_pieces
 from ridgeline.optimizer.rewrites import autocast, chosen, recommended
 from ridgeline.optimizer.rewrites import rewrites as all_rewrites
+from ridgeline.optimizer.rewrites.context import LOWERED_BY, Extra, Scene, is_removable, stand_in, tracing_mode
 from ridgeline.optimizer.rewrites.registry import INFERENCE, TRAINING, Match, Rewrite
-from ridgeline.optimizer.rewrites.scene import LOWERED_BY, Extra, Scene, is_removable, stand_in, tracing_mode
 
 COMPILERS = ("none", "inductor", "inductor-autotune")
 OWN_OPTIONS = ("attention", "matched", "narrow", "pieces", "timed_convolutions")
@@ -175,30 +176,6 @@ class Way:
     report: Report
 
 
-@dataclass(frozen=True, slots=True)
-class Heard:
-    """One run of a compiled graph: what ran, what it was given and what it returned."""
-
-    graph: Callable[..., Any]
-    given: tuple[Any, ...]
-    returned: Sequence[Any]
-
-
-_listening = threading.local()
-
-
-@contextlib.contextmanager
-def hearing() -> Iterator[list[Heard]]:
-    """Inside, every compiled graph of ours that runs on this thread is noted."""
-    before = getattr(_listening, "heard", None)
-    found: list[Heard] = []
-    _listening.heard = found
-    try:
-        yield found
-    finally:
-        _listening.heard = before
-
-
 class Graph:
     """A traced graph and what was made of it for each way that was asked for and is still held."""
 
@@ -212,7 +189,7 @@ class Graph:
         if call is None:
             with self._tracing():
                 call = self.lowered(args, self._stand_ins(args))
-        heard: list[Heard] | None = getattr(_listening, "heard", None)
+        heard: list[Heard] | None = heard_on_this_thread()
         if heard is None:
             return call(*args)
         returned = call(*args)

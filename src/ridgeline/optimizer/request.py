@@ -14,22 +14,23 @@ import torch
 from torch import nn
 
 from ridgeline.bench.verdict import error_of
+from ridgeline.engine.capture.capture import uncached_casts
+from ridgeline.engine.compat.transformers import Sliding, Stood, full_windows, stood_in
+from ridgeline.engine.deferred import Later
+from ridgeline.engine.drop_in import Optimized, RunsEagerly, slide, state_of, with_receipt
+from ridgeline.engine.example_inputs import Inputs, State
+from ridgeline.engine.replay.training import GraphedTraining
+from ridgeline.engine.state import left_alone
 from ridgeline.errors import NotGraphable, OptimizeError, nearest
-from ridgeline.optimizer import cache, update
+from ridgeline.optimizer import memo as cache
 from ridgeline.optimizer.backend import Report
-from ridgeline.optimizer.beside import left_alone
-from ridgeline.optimizer.candidate import Built, Candidate, Layout, build, forget_compiled
-from ridgeline.optimizer.inputs import Inputs, State
-from ridgeline.optimizer.ladder import DEFAULT_BUDGET_S
-from ridgeline.optimizer.later import Later
-from ridgeline.optimizer.measure import Track, compare, reserved_bytes
-from ridgeline.optimizer.optimized import Optimized, RunsEagerly, slide, state_of, with_receipt
-from ridgeline.optimizer.proof import Subject
 from ridgeline.optimizer.receipt import Receipt
-from ridgeline.optimizer.search import Outcome, Problem, given_up, plans_of, search, why_failed
-from ridgeline.optimizer.sliding import Sliding, Stood, full_windows, stood_in
-from ridgeline.optimizer.studio import uncached_casts
-from ridgeline.optimizer.training import GraphedTraining
+from ridgeline.optimizer.search.candidate import Built, Candidate, Layout, build, forget_compiled
+from ridgeline.optimizer.search.judge import Subject
+from ridgeline.optimizer.search.order import DEFAULT_BUDGET_S
+from ridgeline.optimizer.search.search import Outcome, Problem, given_up, plans_of, search, why_failed
+from ridgeline.optimizer.search.timing import Track, compare, reserved_bytes
+from ridgeline.optimizer.training import optimizer_update as update
 from ridgeline.units import parse_quantity
 
 OPTIMIZER_FRAC = 0.15

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.cost.estimate import L2_KEPT_FRAC
-from ridgeline.cost.lower import lower
+from ridgeline.cost.lower.eager import lower
 from ridgeline.cost.price import Pricer, pricer_of
 from ridgeline.cost.work import Site, work_of
 from ridgeline.errors import RidgelineError

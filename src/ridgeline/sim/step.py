@@ -11,8 +11,8 @@ from typing import Any
 
 from ridgeline.basis import Basis, worst
 from ridgeline.cost import energy, interval
+from ridgeline.cost.lower.template import Lowering
 from ridgeline.cost.price import pricer_of
-from ridgeline.cost.recipe import Lowering
 from ridgeline.errors import PlanError
 from ridgeline.graph import Graph, Phase
 from ridgeline.hardware import Cluster

@@ -7,10 +7,10 @@ from typing import Any
 
 from ridgeline.basis import Basis
 from ridgeline.cost import host
-from ridgeline.cost.memory_curve import live_bytes
+from ridgeline.cost.analyses.memory_curve import live_bytes
+from ridgeline.cost.analyses.utilization import matrix_peak_flops_per_s, roofs, utilization
 from ridgeline.cost.prediction import Prediction, Row
 from ridgeline.cost.price import pricer_of
-from ridgeline.cost.utilization import matrix_peak_flops_per_s, roofs, utilization
 from ridgeline.graph import RESIDENT
 
 MAX_POINTS = 1200

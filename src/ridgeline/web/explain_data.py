@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.errors import RidgelineError
-from ridgeline.findings.critical import Link, critical_path
+from ridgeline.findings.context.context import Scene
+from ridgeline.findings.context.floors import with_work
 from ridgeline.findings.explanation import Explanation, idle_document, step_document
-from ridgeline.findings.floors import with_work
-from ridgeline.findings.scene import Scene
-from ridgeline.findings.words import IDLE_WORDS
+from ridgeline.findings.labels import IDLE_WORDS
+from ridgeline.findings.replay.critical_path import Link, critical_path
 from ridgeline.trace.kind import Kind
 
 MAX_SPANS = 6000

@@ -11,8 +11,8 @@ import pytest
 
 from ridgeline.bench.fitting import Sample, calibrate, descend, fit, intervals, sample, samples
 from ridgeline.cost.call import call, family_of
-from ridgeline.cost.chip import chip_of
 from ridgeline.cost.price import Pricer
+from ridgeline.cost.time.chip import chip_of
 from ridgeline.errors import CalibrationError
 from ridgeline.hardware import device
 

@@ -10,13 +10,13 @@ from dataclasses import replace
 
 import pytest
 
+from ridgeline.api import explain
 from ridgeline.cli.app import run
 from ridgeline.cli.diff import changes_table
 from ridgeline.cli.draw import console, table
 from ridgeline.cli.explain import show
 from ridgeline.findings.diff import Change
 from ridgeline.findings.finding import Instead
-from ridgeline.journeys import explain
 from ridgeline.trace import Kind, TraceBuilder, write_chrome
 from ridgeline.trace.memory import Peak
 

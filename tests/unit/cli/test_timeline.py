@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import ridgeline as rl
-from ridgeline.journeys import timeline
+from ridgeline.api import timeline
 
 
 @pytest.mark.parametrize("options", [{}, {"mode": "decode"}, {"mode": "train"}])

@@ -7,8 +7,8 @@ import statistics
 
 import pytest
 
-from ridgeline.cost.check import call_of, footprint_bytes, predict_call
 from ridgeline.errors import InputError
+from ridgeline.validation.operators import call_of, footprint_bytes, predict_call
 
 HEADER = "kind,dtype,phase,library,shape,measured_s"
 SHAPES = {

@@ -5,8 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ridgeline.cost.attention import COEFFICIENTS, DEFAULTS, LIBRARIES, attention_timing, defaults, library_named
-from ridgeline.cost.chip import MEMORY_BOUND, Chip, Timing, chip_of
+from ridgeline.cost.time.attention.tiles import (
+    COEFFICIENTS,
+    DEFAULTS,
+    LIBRARIES,
+    attention_timing,
+    defaults,
+    library_named,
+)
+from ridgeline.cost.time.chip import MEMORY_BOUND, Chip, Timing, chip_of
 from ridgeline.errors import CostError
 from ridgeline.hardware import device
 

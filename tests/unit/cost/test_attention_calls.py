@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from ridgeline.cost.attention_calls import (
+from ridgeline.cost.call import Call, call
+from ridgeline.cost.time.attention.calls import (
     BASE,
     COEFFICIENTS,
     DEFAULTS,
@@ -17,8 +18,7 @@ from ridgeline.cost.attention_calls import (
     plan_of,
     plan_s,
 )
-from ridgeline.cost.call import Call, call
-from ridgeline.cost.chip import Chip, chip_of
+from ridgeline.cost.time.chip import Chip, chip_of
 from ridgeline.hardware import device
 
 SHAPE = {"b": 4, "h": 32, "hkv": 32, "s": 2048, "skv": 2048, "d": 128, "causal": 0}

@@ -6,7 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from ridgeline.cost.blocks import (
+from ridgeline.cost.time.chip import Chip, chip_of
+from ridgeline.cost.time.gemm.calls import alignment
+from ridgeline.cost.time.gemm.cublas_choice import Kernel, taken
+from ridgeline.cost.time.gemm.named_kernels import (
     CLEAR_S,
     Rates,
     Sums,
@@ -20,9 +23,6 @@ from ridgeline.cost.blocks import (
     walk_of,
     walked_s,
 )
-from ridgeline.cost.chip import Chip, chip_of
-from ridgeline.cost.heuristic import Kernel, taken
-from ridgeline.cost.matmul import alignment
 from ridgeline.hardware import device
 
 KERNEL = Kernel("xmma", 64, 32, 8, 3, 4, False, False, 1)

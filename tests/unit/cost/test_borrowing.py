@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ridgeline.cost.borrowing import adapted, wanted_power_frac
-from ridgeline.cost.check import predict_call
+from ridgeline.cost.unmeasured.related_device import adapted, wanted_power_frac
 from ridgeline.hardware import device
+from ridgeline.validation.operators import predict_call
 
 COEF = {"launch_s": 2e-6, "tensor_frac": 0.9, "power_frac": 1.5, "exp_per_clock": 12.0}
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from ridgeline.cost.call import Call, call
-from ridgeline.cost.chip import chip_of
-from ridgeline.cost.classic import START, classic_timing, vector_timing
-from ridgeline.cost.matmul import group_of
 from ridgeline.cost.price import pricer_of
+from ridgeline.cost.time.chip import chip_of
+from ridgeline.cost.time.gemm.calls import group_of
+from ridgeline.cost.time.gemm.simt import START, classic_timing, vector_timing
 from ridgeline.hardware import device
 
 H200 = chip_of(device("h200"))

@@ -7,7 +7,7 @@ import gc
 import pytest
 
 import ridgeline as rl
-from ridgeline import journeys
+from ridgeline import api as journeys
 from ridgeline.errors import RidgelineError
 
 

@@ -13,8 +13,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ridgeline.cost.call import Call, Time, call, family_of
-from ridgeline.cost.chip import Chip
-from ridgeline.cost.conv import (
+from ridgeline.cost.time.chip import Chip
+from ridgeline.cost.time.conv.conv import (
     DEFAULTS,
     Site,
     Step,

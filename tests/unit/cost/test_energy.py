@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from ridgeline.api import predict
 from ridgeline.cost import energy
-from ridgeline.cost.chip import chip_of
 from ridgeline.cost.energy import DEFAULTS, Activity, activity_of, dynamic_j, energy_j, throttle_factor
+from ridgeline.cost.time.chip import chip_of
 from ridgeline.cost.work import Work
 from ridgeline.hardware import device
-from ridgeline.journeys import predict
 
 LIMIT_W = 700.0
 

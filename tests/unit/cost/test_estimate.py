@@ -6,12 +6,12 @@ import math
 
 import pytest
 
+from ridgeline.api import predict
 from ridgeline.basis import Basis, worst
 from ridgeline.cost.estimate import EXECUTIONS, Cache, estimate
 from ridgeline.errors import CostError
 from ridgeline.graph import Builder, Graph, tensor
 from ridgeline.hardware import device
-from ridgeline.journeys import predict
 from ridgeline.models import build
 from ridgeline.models.card import PRECISIONS
 from ridgeline.units import show_bytes

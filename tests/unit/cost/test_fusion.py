@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from ridgeline.api import predict
 from ridgeline.cost.estimate import estimate
 from ridgeline.cost.prediction import Prediction
 from ridgeline.graph import Builder, Graph, tensor
 from ridgeline.hardware import device
-from ridgeline.journeys import predict
 
 X = tensor((1024, 1024))
 SIZE = X.num_bytes

@@ -7,8 +7,17 @@ import dataclasses
 import numpy as np
 import pytest
 
-from ridgeline.cost.chip import COMPUTE_BOUND, LATENCY_BOUND, MEMORY_BOUND, Chip, chip_of, kindred
-from ridgeline.cost.gemm import COEFFICIENTS, DEFAULTS, defaults, gemm_timing, held_frac, menu, out_dtype_of, overlapped
+from ridgeline.cost.time.chip import COMPUTE_BOUND, LATENCY_BOUND, MEMORY_BOUND, Chip, chip_of, kindred
+from ridgeline.cost.time.gemm.tiles import (
+    COEFFICIENTS,
+    DEFAULTS,
+    defaults,
+    gemm_timing,
+    held_frac,
+    menu,
+    out_dtype_of,
+    overlapped,
+)
 from ridgeline.errors import CostError
 from ridgeline.hardware import device
 

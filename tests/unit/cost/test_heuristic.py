@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ridgeline.cost.call import call
-from ridgeline.cost.chip import Chip, chip_of
-from ridgeline.cost.heuristic import FAMILIES, POOLS, _trees, kernel_of, questions, taken, told
 from ridgeline.cost.price import pricer_of
+from ridgeline.cost.time.chip import Chip, chip_of
+from ridgeline.cost.time.gemm.cublas_choice import FAMILIES, POOLS, _trees, kernel_of, questions, taken, told
 from ridgeline.hardware import device
 
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from ridgeline.cost.conv import DEFAULTS, _pass
-from ridgeline.cost.implicit import Choice, Problem, clusters_at_once, implicit_s, is_shared, waves_of
+from ridgeline.cost.time.conv.conv import DEFAULTS, _pass
+from ridgeline.cost.time.conv.implicit_gemm import Choice, Problem, clusters_at_once, implicit_s, is_shared, waves_of
 
 from .test_conv import H200
 

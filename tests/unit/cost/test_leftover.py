@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from ridgeline.cost import leftover, residue
 from ridgeline.cost.call import Call, call
-from ridgeline.cost.check import predict_call
-from ridgeline.cost.chip import chip_of
+from ridgeline.cost.correction import gemm_attention as residue
+from ridgeline.cost.correction import rows as leftover
 from ridgeline.cost.price import Pricer, pricer_of
+from ridgeline.cost.time.chip import chip_of
 from ridgeline.hardware import device
+from ridgeline.validation.operators import predict_call
 
 CALLS = [
     call("gelu", "bf16", n=64, c=64),

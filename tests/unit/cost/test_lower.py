@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ridgeline.cost.call import Call
-from ridgeline.cost.lower import NoLowering, lower, lowering, reduced_extent
+from ridgeline.cost.lower.eager import NoLowering, lower, lowering, reduced_extent
 from ridgeline.errors import CostError
 from ridgeline.graph import OpDecl, ops, tensor
 

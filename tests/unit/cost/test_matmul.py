@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ridgeline.cost.call import Time, call
-from ridgeline.cost.matmul import alignment
 from ridgeline.cost.price import pricer_of
+from ridgeline.cost.time.gemm.calls import alignment
 from ridgeline.hardware import device
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from ridgeline.api import predict
 from ridgeline.cost.memory import GRANULE, WORKSPACE_BYTES, Fused, Memory, memory_of, rounded, workspace_bytes
 from ridgeline.graph import Builder, Graph, Kind, tensor, with_frees
 from ridgeline.graph.backward import differentiate
-from ridgeline.journeys import predict
 from ridgeline.models import build
 
 _SPEC = importlib.util.spec_from_file_location("liveness", Path(__file__).parent.parent / "graph" / "liveness.py")

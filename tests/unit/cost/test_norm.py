@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ridgeline.cost.call import Call, Time, call, family_of
-from ridgeline.cost.chip import Chip
-from ridgeline.cost.norm import DEFAULTS, kernels, model
+from ridgeline.cost.time.chip import Chip
+from ridgeline.cost.time.rows.norm import DEFAULTS, kernels, model
 from ridgeline.errors import CostError
 
 H200 = Chip(

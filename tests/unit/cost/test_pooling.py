@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ridgeline.cost import pooling, recurrent
 from ridgeline.cost.call import Call, Time, call, family_of
-from ridgeline.cost.chip import Chip
+from ridgeline.cost.time import recurrent
+from ridgeline.cost.time.chip import Chip
+from ridgeline.cost.time.stream import pooling
 
 H200 = Chip(
     name="h200", arch="hopper", num_sms=132, clock_hz=1.98e9, dram_bytes_per_s=4.8e12, l2_bytes=62914560.0,

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from ridgeline.cost import lower, recipe
+from ridgeline.api import predict
 from ridgeline.cost.estimate import EXECUTIONS
+from ridgeline.cost.lower import eager as lower
+from ridgeline.cost.lower import template as recipe
 from ridgeline.cost.prediction import Prediction
-from ridgeline.journeys import predict
 from ridgeline.models import build, models
 
 FIELDS = ("expected_s", "interval_s", "busy_s", "busy_interval_s", "floor_s", "host_s", "peak_bytes", "energy_j",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ridgeline.cost.call import Call, Time, call
-from ridgeline.cost.chip import Chip
-from ridgeline.cost.reduction import DEFAULTS, launch, model
+from ridgeline.cost.time.chip import Chip
+from ridgeline.cost.time.rows.reduction import DEFAULTS, launch, model
 
 H200 = Chip(
     name="h200", arch="hopper", num_sms=132, clock_hz=1.98e9, dram_bytes_per_s=4.8e12, l2_bytes=62914560.0,

@@ -8,12 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ridgeline.cost import conv, matmul, residue
 from ridgeline.cost.calibration import SIBLINGS
 from ridgeline.cost.call import Call
-from ridgeline.cost.chip import Chip, chip_of
-from ridgeline.cost.implicit import Choice, Problem
+from ridgeline.cost.correction import gemm_attention as residue
 from ridgeline.cost.price import pricer_of
+from ridgeline.cost.time.chip import Chip, chip_of
+from ridgeline.cost.time.conv import conv
+from ridgeline.cost.time.conv.implicit_gemm import Choice, Problem
+from ridgeline.cost.time.gemm import calls as matmul
 from ridgeline.hardware import device
 
 PROBLEMS = [(1, 2048, 4096, 4096, "nt"), (1, 7, 333, 4099, "nn"), (64, 128, 128, 64, "nt"), (1, 1, 16, 16, "tn")]

@@ -7,10 +7,10 @@ from itertools import pairwise
 
 import pytest
 
+from ridgeline.api import predict
 from ridgeline.cost.host import DEFAULTS
 from ridgeline.cost.schedule import Segment, wall_s
 from ridgeline.graph import Node
-from ridgeline.journeys import predict
 
 STEP, LAUNCH, GAP = DEFAULTS["step_s"], DEFAULTS["launch_s"], DEFAULTS["gap_s"]
 

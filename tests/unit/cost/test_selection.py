@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from ridgeline.cost.selection import FILE, LEAF, VOTES, Shape, Tree, choice_of, choose, features, text_of
+from ridgeline.cost.time.conv.cudnn_choice import FILE, LEAF, VOTES, Shape, Tree, choice_of, choose, features, text_of
 from ridgeline.resources import data_dir
 
 from .test_conv import RECORDINGS

@@ -8,12 +8,14 @@ import math
 import pytest
 
 from ridgeline.basis import Basis
-from ridgeline.cost import attention, gemm, interval, serving
+from ridgeline.cost import interval
 from ridgeline.cost.calibration import SIBLINGS, calibration_of
 from ridgeline.cost.call import call
-from ridgeline.cost.check import predict_call
 from ridgeline.cost.price import pricer_of
-from ridgeline.cost.strangers import (
+from ridgeline.cost.time import serving
+from ridgeline.cost.time.attention import tiles as attention
+from ridgeline.cost.time.gemm import tiles as gemm
+from ridgeline.cost.unmeasured.architectures import (
     FILE,
     STRANGERS,
     coefficients,
@@ -25,6 +27,7 @@ from ridgeline.cost.strangers import (
 )
 from ridgeline.hardware import device, devices
 from ridgeline.resources import data_dir
+from ridgeline.validation.operators import predict_call
 
 TABLE = json.loads((data_dir() / FILE).read_text())["families"]
 ENTRIES = [(family, key) for family, entries in TABLE.items() for key in entries]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ridgeline.cost.call import Call, Time, call
-from ridgeline.cost.chip import Chip
-from ridgeline.cost.stream import ALU, DEFAULTS, alu_of, model, sweeps
+from ridgeline.cost.time.chip import Chip
+from ridgeline.cost.time.stream.elementwise import ALU, DEFAULTS, alu_of, model, sweeps
 from ridgeline.errors import CostError
 
 H200 = Chip(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from ridgeline.api import predict
 from ridgeline.cost.work import NoWorkRule, Work, attended_pairs, rule, work_of
 from ridgeline.errors import CostError
 from ridgeline.graph import Builder, OpDecl, ops, tensor
-from ridgeline.journeys import predict
 
 HALF = 2  # bytes of a bf16 element
 

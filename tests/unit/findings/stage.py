@@ -6,9 +6,9 @@ import json
 from contextlib import contextmanager
 from typing import Any
 
+from ridgeline.findings.context.context import Scene
 from ridgeline.findings.explain import findings_of
 from ridgeline.findings.finding import Finding
-from ridgeline.findings.scene import Scene
 from ridgeline.hardware import device
 from ridgeline.trace import Kind, Trace, TraceBuilder
 

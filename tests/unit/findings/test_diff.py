@@ -8,7 +8,7 @@ from stage import Stage, healthy
 
 from ridgeline.errors import FindingError
 from ridgeline.findings.diff import diff, exclusive_s, idle_by_cause, plain_op
-from ridgeline.findings.window import window_of
+from ridgeline.findings.replay.window import window_of
 from ridgeline.trace import Kind, TraceBuilder
 
 

@@ -7,9 +7,9 @@ import json
 import pytest
 from stage import Stage, healthy, rules_of
 
-from ridgeline.findings.calibration import at_best
 from ridgeline.findings.explanation import explained, summary_of
 from ridgeline.findings.finding import Finding
+from ridgeline.findings.replay.calibration import at_best
 from ridgeline.trace import Kind
 
 HALF = ["c10::BFloat16"] * 2

@@ -9,14 +9,14 @@ from itertools import pairwise
 import pytest
 from stage import Stage, healthy, rules_of
 
+from ridgeline.api import annotated, explain
 from ridgeline.errors import FindingError, InputError
-from ridgeline.findings.critical import critical_path
+from ridgeline.findings.context.kernel_name import kernel_name
 from ridgeline.findings.explain import _fitted, findings_of
 from ridgeline.findings.explanation import explained, summary_of
 from ridgeline.findings.finding import Finding, Where
-from ridgeline.findings.kernelname import kernel_name
-from ridgeline.findings.whatif import what_if
-from ridgeline.journeys import annotated, explain
+from ridgeline.findings.replay.critical_path import critical_path
+from ridgeline.findings.replay.what_if import what_if
 from ridgeline.trace import Kind, TraceBuilder, read, write_chrome
 
 

@@ -8,7 +8,7 @@ import pytest
 from stage import Stage, healthy
 
 from ridgeline.errors import FindingError
-from ridgeline.findings.instead import AMBIGUOUS, TELLS
+from ridgeline.findings.alternatives import AMBIGUOUS, TELLS
 from ridgeline.findings.rule import rules, suspicion
 from ridgeline.trace import Kind
 
@@ -69,7 +69,7 @@ def test_an_alternative_changes_nothing_else_and_is_in_the_document(monkeypatch)
         _copies(stage, [2**22, 2**20] * 6)
 
     found = _told(play)
-    monkeypatch.setattr("ridgeline.findings.instead.AMBIGUOUS", frozenset())
+    monkeypatch.setattr("ridgeline.findings.alternatives.AMBIGUOUS", frozenset())
     assert _told(play) == [replace(one, instead=()) for one in found] != found
     assert found[0].to_dict()["instead"][0]["rule"] == "weight-streaming"
 

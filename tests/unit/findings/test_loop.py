@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from stage import Stage, healthy
 
-from ridgeline.findings.calibration import at_best
-from ridgeline.findings.cure import Cure
+from ridgeline.findings.replay.calibration import at_best
+from ridgeline.findings.replay.fix import Cure
 from ridgeline.trace import Kind
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from stage import Stage, healthy
 
-from ridgeline.findings.replay import edited, run
+from ridgeline.findings.replay.replay import edited, run
 from ridgeline.trace import Kind
 
 
@@ -34,7 +34,7 @@ def test_the_unchanged_replay_is_the_recorded_run():
 def test_removing_the_loader_replays_to_the_run_without_it():
     scene = _mixed().scene()
     loader = scene.of_kind(Kind.DATALOADER)
-    from ridgeline.findings.cure import Cure
+    from ridgeline.findings.replay.fix import Cure
 
     after_s = scene.step_after_s(scene.edit(Cure(host=scene.time_of(loader), host_best=0.0), best=True))
     assert after_s == pytest.approx(_mixed(loader=False).scene().step_s, rel=0.01)
@@ -42,7 +42,7 @@ def test_removing_the_loader_replays_to_the_run_without_it():
 
 def test_dropping_waits_replays_to_the_run_without_them():
     scene = _mixed().scene()
-    from ridgeline.findings.cure import Cure
+    from ridgeline.findings.replay.fix import Cure
 
     calls = np.array([wait.call for wait in scene.waits])
     after_s = scene.step_after_s(scene.edit(Cure(freed=calls), best=True))
@@ -52,7 +52,7 @@ def test_dropping_waits_replays_to_the_run_without_them():
 
 def test_faster_kernels_replay_to_the_run_with_faster_kernels():
     scene = _mixed().scene()
-    from ridgeline.findings.cure import Cure
+    from ridgeline.findings.replay.fix import Cure
 
     slow = np.flatnonzero(scene.work_s > 50e-6)
     after_s = scene.step_after_s(scene.edit(Cure(works=slow, keep_best=0.1), best=True))
@@ -67,7 +67,7 @@ def test_work_moved_aside_no_longer_holds_its_stream_but_its_own_kind():
         healthy(stage, 4, 500.0)
     scene = stage.scene()
     copies = np.flatnonzero(scene.copies("htod"))
-    from ridgeline.findings.cure import Cure
+    from ridgeline.findings.replay.fix import Cure
 
     moved = run(edited(scene.program, scene.edit(Cure(aside=copies), best=True)))
     assert moved.end_s == pytest.approx(4e-3, rel=0.05)  # the copies still follow one another

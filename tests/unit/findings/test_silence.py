@@ -7,8 +7,8 @@ import json
 import pytest
 from stage import Stage, healthy, rules_of
 
-from ridgeline.findings.calibration import at_best
-from ridgeline.findings.kernelname import kernel_name
+from ridgeline.findings.context.kernel_name import kernel_name
+from ridgeline.findings.replay.calibration import at_best
 from ridgeline.trace import Kind
 
 PRODUCT = "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_TNT"

@@ -7,11 +7,11 @@ pytest.importorskip("triton")
 
 import torch.nn.functional as F
 
+from ridgeline.engine.capture import cuda_graph as executor
 from ridgeline.errors import KernelError
 from ridgeline.kernels import launcher, linear, supports
 from ridgeline.kernels.compiler import facts_of, triton_kernel
 from ridgeline.kernels.linear import config
-from ridgeline.optimizer import executor
 
 
 def drawn(*shape):

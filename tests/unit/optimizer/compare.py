@@ -14,10 +14,10 @@ import torch
 from adversarial import Case
 from torch import Tensor, nn
 
+from ridgeline.engine.drop_in import Optimized, Plan, RunsEagerly
+from ridgeline.engine.pytree import attributes
+from ridgeline.engine.replay.inference import Graphed, graph_inference
 from ridgeline.errors import NotGraphable
-from ridgeline.optimizer.graphed import Graphed, graph_inference
-from ridgeline.optimizer.optimized import Optimized, Plan, RunsEagerly
-from ridgeline.optimizer.tree import attributes
 
 NUM_CALLS = 4
 

@@ -11,8 +11,8 @@ import torch
 from recorder import TapeExecutor
 from torch import Tensor, nn
 
-from ridgeline.optimizer.graphed import MISSED, graph_inference
-from ridgeline.optimizer.optimized import Optimized, Plan
+from ridgeline.engine.drop_in import Optimized, Plan
+from ridgeline.engine.replay.inference import MISSED, graph_inference
 
 SCALE, WORDS = 1.0, {"a"}
 

@@ -16,8 +16,8 @@ from compare import alike, seed
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from ridgeline.optimizer.graphed import graph_training
-from ridgeline.optimizer.optimized import Optimized, Plan
+from ridgeline.engine.drop_in import Optimized, Plan
+from ridgeline.engine.replay.inference import graph_training
 
 Seen = list[Any]
 STEPS = 6

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.utils import parametrize
 
+from ridgeline.engine.drop_in import Optimized, Plan
+from ridgeline.engine.replay.inference import graph_training
 from ridgeline.errors import NotGraphable
-from ridgeline.optimizer.graphed import graph_training
-from ridgeline.optimizer.optimized import Optimized, Plan
 
 STEPS = 4
 Step = Callable[[Any, Any, Tensor, int], Any]

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_leaves
 
+from ridgeline.engine import autocast as casts
+from ridgeline.engine.capture.host_constants import READ, _Courier
+from ridgeline.engine.capture.probe import Journal, Observation
 from ridgeline.errors import NotGraphable
-from ridgeline.optimizer import casts
-from ridgeline.optimizer.constants import READ, _Courier
-from ridgeline.optimizer.observe import Journal, Observation
 
 _READS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default, torch.ops.aten.is_nonzero.default)
 
@@ -128,7 +128,7 @@ class TapeExecutor:
 class Rewinding:
     """Numbers drawn once more by checkpointed parts: what keeps and sets the generator's state goes onto the tape.
 
-    On a device a state is a place in the numbers (``ridgeline.optimizer.rewound``); here it is the state itself.
+    On a device a state is a place in the numbers (``ridgeline.engine.capture.checkpoint_rng``); here it is the state itself.
     """
 
     def __init__(self, executor: TapeExecutor) -> None:

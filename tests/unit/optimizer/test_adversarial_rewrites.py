@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ridgeline.optimizer.backend import Report, compiled
-from ridgeline.optimizer.candidate import Layout
 from ridgeline.optimizer.rewrites import rewrites
+from ridgeline.optimizer.search.candidate import Layout
 
 ALL = tuple(rewrites())
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ridgeline.optimizer.backend import Report, compiled
-from ridgeline.optimizer.rewrites import affines
+from ridgeline.optimizer.rewrites.rows import norm_affine as affines
 
 
 @pytest.fixture(autouse=True)

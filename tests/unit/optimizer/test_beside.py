@@ -17,10 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import ridgeline as rl
-from ridgeline.optimizer import update
-from ridgeline.optimizer.inputs import Inputs
-from ridgeline.optimizer.measure import Track
-from ridgeline.optimizer.optimized import Optimized
+from ridgeline.engine.drop_in import Optimized
+from ridgeline.engine.example_inputs import Inputs
+from ridgeline.optimizer.search.timing import Track
+from ridgeline.optimizer.training import optimizer_update as update
 
 CPU = torch.device("cpu")
 LABELS = torch.tensor([0, 1, 2, 3, 0, 1])

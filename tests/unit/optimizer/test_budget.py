@@ -16,16 +16,16 @@ torch = pytest.importorskip("torch")
 
 from torch import nn
 
-from ridgeline.optimizer import search as searching
+from ridgeline.engine.example_inputs import Inputs
 from ridgeline.optimizer.backend import Report
-from ridgeline.optimizer.candidate import Built, Candidate
-from ridgeline.optimizer.deadline import OutOfTime
-from ridgeline.optimizer.forecast import Forecast
-from ridgeline.optimizer.inputs import Inputs
-from ridgeline.optimizer.ladder import STOCK, Facts, Ladder, Rung
+from ridgeline.optimizer.compile.deadline import OutOfTime
 from ridgeline.optimizer.receipt import SKIPPED, SLOWER
-from ridgeline.optimizer.regions import groups
-from ridgeline.optimizer.search import Problem, Search
+from ridgeline.optimizer.search import search as searching
+from ridgeline.optimizer.search.blocks import groups
+from ridgeline.optimizer.search.candidate import Built, Candidate
+from ridgeline.optimizer.search.forecast import Forecast
+from ridgeline.optimizer.search.order import STOCK, Facts, Ladder, Rung
+from ridgeline.optimizer.search.search import Problem, Search
 
 PREPARED_S, JUDGED_S, FIRST_PROOF_S = 7.0, 3.0, 4.0
 """Before the first candidate; memory, race and proof of one; the reference."""

@@ -18,9 +18,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from compare import alike
 from recorder import TapeExecutor
 
+from ridgeline.engine.drop_in import Optimized, Plan
+from ridgeline.engine.replay.inference import Graphed, graph_inference
 from ridgeline.optimizer import backend
-from ridgeline.optimizer.graphed import Graphed, graph_inference
-from ridgeline.optimizer.optimized import Optimized, Plan
 from ridgeline.optimizer.rewrites import recommended
 
 

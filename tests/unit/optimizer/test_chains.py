@@ -12,8 +12,13 @@ pytest.importorskip("triton")
 
 from ridgeline.kernels.convolution.reference import convolved
 from ridgeline.optimizer.backend import Report, compiled
-from ridgeline.optimizer.rewrites import averages, chains, extremes, halves, lengths, windows
-from ridgeline.optimizer.rewrites.algebra import mean_convolved
+from ridgeline.optimizer.rewrites.conv import average_pool as averages
+from ridgeline.optimizer.rewrites.conv import elementwise_epilogue as chains
+from ridgeline.optimizer.rewrites.linear import split_gemm as halves
+from ridgeline.optimizer.rewrites.linear.algebra import mean_convolved
+from ridgeline.optimizer.rewrites.rows import amax as extremes
+from ridgeline.optimizer.rewrites.rows import long_rows as lengths
+from ridgeline.optimizer.rewrites.rows import pool_cumsum as windows
 
 
 @pytest.fixture(autouse=True)

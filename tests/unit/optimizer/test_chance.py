@@ -10,12 +10,12 @@ torch = pytest.importorskip("torch")
 
 from torch import nn
 
-from ridgeline.optimizer.chance import Runs, beyond_chance
-from ridgeline.optimizer.inputs import Inputs, State
-from ridgeline.optimizer.loss import Loss
-from ridgeline.optimizer.proof import Prover, Subject
-from ridgeline.optimizer.search import Problem, Search
-from ridgeline.optimizer.still import stilled
+from ridgeline.engine.example_inputs import Inputs, State
+from ridgeline.optimizer.search.dropout_off import stilled
+from ridgeline.optimizer.search.judge import Prover, Subject
+from ridgeline.optimizer.search.loss import Loss
+from ridgeline.optimizer.search.search import Problem, Search
+from ridgeline.optimizer.search.statistical_test import Runs, beyond_chance
 
 
 class Path(nn.Module):

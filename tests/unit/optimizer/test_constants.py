@@ -14,13 +14,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 from recorder import TapeExecutor
 from torch import nn
 
+from ridgeline.engine.capture.capture import Studio
+from ridgeline.engine.capture.host_constants import Constants, compiled_as_ever
+from ridgeline.engine.guards.check import Watch
+from ridgeline.engine.replay.inference import graph_inference, graph_training
 from ridgeline.errors import NotGraphable
-from ridgeline.optimizer.candidate import Blocks
-from ridgeline.optimizer.constants import Constants, compiled_as_ever
-from ridgeline.optimizer.graphed import graph_inference, graph_training
-from ridgeline.optimizer.regions import Group, groups
-from ridgeline.optimizer.studio import Studio
-from ridgeline.optimizer.watch import Watch
+from ridgeline.optimizer.search.blocks import Group, groups
+from ridgeline.optimizer.search.candidate import Blocks
 
 
 def _brings(scale: float = 1.0, num: int = 1) -> Callable[[], list[torch.Tensor]]:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from ridgeline.optimizer import contest
-from ridgeline.optimizer.contest import Contest
+from ridgeline.engine import autotune as contest
+from ridgeline.engine.autotune import Contest
 
 CPU = torch.device("cpu")
 

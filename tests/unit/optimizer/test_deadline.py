@@ -8,8 +8,8 @@ torch = pytest.importorskip("torch")
 
 from torch import nn
 
-from ridgeline.optimizer import deadline
-from ridgeline.optimizer.deadline import OutOfTime, within
+from ridgeline.optimizer.compile import deadline
+from ridgeline.optimizer.compile.deadline import OutOfTime, within
 
 
 def _step(call: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:

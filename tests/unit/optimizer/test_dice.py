@@ -14,9 +14,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from recorder import TapeExecutor
 from torch import nn
 
+from ridgeline.engine.replay.inference import graph_inference
+from ridgeline.engine.replay.training import graph_training
 from ridgeline.errors import NotGraphable
-from ridgeline.optimizer.graphed import graph_inference
-from ridgeline.optimizer.training import graph_training
 
 
 class Dropping(nn.Module):

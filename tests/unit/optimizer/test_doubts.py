@@ -21,13 +21,13 @@ from test_search_adversarial import _kept_if_right  # noqa: F401  (a fixture: wh
 from torch import nn
 
 import ridgeline as rl
+from ridgeline.engine.drop_in import Optimized, Plan, state_of
+from ridgeline.engine.replay.compiled import shortcut
+from ridgeline.engine.replay.inference import graph_inference
+from ridgeline.engine.replay.training import graph_training
 from ridgeline.errors import NotGraphable
-from ridgeline.optimizer.candidate import Candidate
-from ridgeline.optimizer.graphed import graph_inference
-from ridgeline.optimizer.ladder import Ladder, Rung, recommended
-from ridgeline.optimizer.optimized import Optimized, Plan, state_of
-from ridgeline.optimizer.shortcut import shortcut
-from ridgeline.optimizer.training import graph_training
+from ridgeline.optimizer.search.candidate import Candidate
+from ridgeline.optimizer.search.order import Ladder, Rung, recommended
 
 CPU = torch.device("cpu")
 X = torch.randn(4, 8)
@@ -37,7 +37,7 @@ KINDS = (
     Candidate(name="rewrites", rewrites=REWRITES),
     Candidate(name="straight", rewrites=REWRITES, straight=True),
 )
-pytestmark = pytest.mark.filterwarnings("ignore::ridgeline.optimizer.optimized.RunsEagerly")
+pytestmark = pytest.mark.filterwarnings("ignore::ridgeline.engine.drop_in.RunsEagerly")
 
 
 @pytest.fixture(autouse=True)

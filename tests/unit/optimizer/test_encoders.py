@@ -15,11 +15,11 @@ pytest.importorskip("triton")
 sys.path.insert(0, str(Path(__file__).parent))
 from recorder import TapeExecutor
 
-from ridgeline.optimizer import hooks
+from ridgeline.engine.replay.inference import graph_inference
 from ridgeline.optimizer.backend import Report, compiled
-from ridgeline.optimizer.graphed import graph_inference
+from ridgeline.optimizer.in_place import attention_registry as hooks
+from ridgeline.optimizer.in_place.substitution import apply, revert
 from ridgeline.optimizer.rewrites import recommended
-from ridgeline.optimizer.substitution import apply, revert
 
 
 class Reader(nn.Module):

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ridgeline.optimizer.backend import Report, compiled
-from ridgeline.optimizer.rewrites import enlarged
+from ridgeline.optimizer.rewrites.conv import upsample as enlarged
 
 
 @pytest.fixture(autouse=True)

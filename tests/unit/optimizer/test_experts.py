@@ -11,8 +11,9 @@ pytest.importorskip("triton")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("transformers.integrations.moe")
 
-from ridgeline.optimizer import experts, hooks
-from ridgeline.optimizer.substitution import apply, revert
+from ridgeline.optimizer.in_place import attention_registry as hooks
+from ridgeline.optimizer.in_place import expert_registry as experts
+from ridgeline.optimizer.in_place.substitution import apply, revert
 
 
 @pytest.fixture(autouse=True)
@@ -115,7 +116,7 @@ def test_an_implementation_of_somebody_elses_is_left_alone() -> None:
 
 @pytest.mark.parametrize("width", [64, 1024, 2048, 2880, 3001])
 def test_rows_wider_than_a_bags_are_summed_in_pieces(width: int) -> None:
-    from ridgeline.optimizer.experts import _summed
+    from ridgeline.optimizer.in_place.expert_registry import _summed
 
     torch.manual_seed(0)
     out, places, weights = torch.randn(14, width), torch.randperm(14).view(7, 2), torch.rand(7, 2)

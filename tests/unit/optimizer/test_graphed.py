@@ -18,17 +18,17 @@ from compare import check
 from recorder import TapeExecutor
 from torch import nn
 
+from ridgeline.engine.capture import cuda_graph as executor
+from ridgeline.engine.capture.capture import Studio
+from ridgeline.engine.capture.cuda_graph import executor_for
+from ridgeline.engine.capture.host_rng import indifferent
+from ridgeline.engine.drop_in import Optimized, Plan
+from ridgeline.engine.guards.check import Watch
+from ridgeline.engine.pytree import flatten
+from ridgeline.engine.replay.inference import Graphed, graph_inference, graph_training
+from ridgeline.engine.replay.static_inputs import Statics
+from ridgeline.engine.signature import recordable
 from ridgeline.errors import NotGraphable
-from ridgeline.optimizer import executor
-from ridgeline.optimizer.dice import indifferent
-from ridgeline.optimizer.executor import executor_for
-from ridgeline.optimizer.graphed import Graphed, graph_inference, graph_training
-from ridgeline.optimizer.optimized import Optimized, Plan
-from ridgeline.optimizer.signature import recordable
-from ridgeline.optimizer.statics import Statics
-from ridgeline.optimizer.studio import Studio
-from ridgeline.optimizer.tree import flatten
-from ridgeline.optimizer.watch import Watch
 
 CPU = torch.device("cpu")
 

@@ -11,14 +11,14 @@ torch = pytest.importorskip("torch")
 
 from torch import nn
 
+from ridgeline.engine.capture import cuda_graph as executor
+from ridgeline.engine.example_inputs import Inputs
 from ridgeline.errors import NotGraphable
-from ridgeline.optimizer import executor
-from ridgeline.optimizer import search as searching
 from ridgeline.optimizer.backend import Report
-from ridgeline.optimizer.candidate import Built, Candidate
-from ridgeline.optimizer.inputs import Inputs
-from ridgeline.optimizer.ladder import Rung
-from ridgeline.optimizer.search import Problem, Search
+from ridgeline.optimizer.search import search as searching
+from ridgeline.optimizer.search.candidate import Built, Candidate
+from ridgeline.optimizer.search.order import Rung
+from ridgeline.optimizer.search.search import Problem, Search
 
 
 @pytest.fixture

@@ -19,15 +19,15 @@ torch = pytest.importorskip("torch")
 
 from torch import nn
 
-from ridgeline.optimizer import measure
-from ridgeline.optimizer import search as searching
+from ridgeline.engine.example_inputs import Inputs
 from ridgeline.optimizer.backend import Report
-from ridgeline.optimizer.candidate import Built, Candidate
-from ridgeline.optimizer.inputs import Inputs
-from ridgeline.optimizer.ladder import Ladder, Rung
-from ridgeline.optimizer.measure import LAST_ROUNDS, MAX_ROUNDS, Comparison, Timed, compare
 from ridgeline.optimizer.rewrites.registry import Match
-from ridgeline.optimizer.search import Outcome, Problem, Search
+from ridgeline.optimizer.search import search as searching
+from ridgeline.optimizer.search import timing as measure
+from ridgeline.optimizer.search.candidate import Built, Candidate
+from ridgeline.optimizer.search.order import Ladder, Rung
+from ridgeline.optimizer.search.search import Outcome, Problem, Search
+from ridgeline.optimizer.search.timing import LAST_ROUNDS, MAX_ROUNDS, Comparison, Timed, compare
 
 Noise = Iterator[float]
 BEYOND_NOISE = 1.02

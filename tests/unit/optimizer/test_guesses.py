@@ -15,11 +15,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 from recorder import TapeExecutor
 from torch import Tensor, nn
 
+from ridgeline.engine.replay.inference import GUESSED, Graphed, graph_inference
 from ridgeline.errors import NotGraphable
 from ridgeline.optimizer.backend import Report
-from ridgeline.optimizer.candidate import Built, Candidate
-from ridgeline.optimizer.graphed import GUESSED, Graphed, graph_inference
-from ridgeline.optimizer.ladder import WAITS, Facts, Ladder
+from ridgeline.optimizer.search.candidate import Built, Candidate
+from ridgeline.optimizer.search.order import WAITS, Facts, Ladder
 
 
 class Of(nn.Module):

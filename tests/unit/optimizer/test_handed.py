@@ -10,9 +10,9 @@ torch = pytest.importorskip("torch")
 
 from torch import nn
 
-from ridgeline.optimizer.candidate import Candidate, build
-from ridgeline.optimizer.inputs import Inputs
-from ridgeline.optimizer.search import Problem, handed
+from ridgeline.engine.example_inputs import Inputs
+from ridgeline.optimizer.search.candidate import Candidate, build
+from ridgeline.optimizer.search.search import Problem, handed
 
 
 class Block(nn.Module):

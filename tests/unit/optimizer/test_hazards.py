@@ -25,17 +25,17 @@ from torch import nn
 
 import ridgeline as rl
 from ridgeline.cli.source import _unpacked
+from ridgeline.engine.drop_in import Optimized, Plan, state_of
+from ridgeline.engine.example_inputs import Inputs
+from ridgeline.engine.replay.inference import graph_inference
+from ridgeline.engine.signature import Signature
 from ridgeline.errors import InputError, OptimizeError
-from ridgeline.optimizer import cache
+from ridgeline.optimizer import memo as cache
 from ridgeline.optimizer.backend import compiled
-from ridgeline.optimizer.graphed import graph_inference
-from ridgeline.optimizer.inputs import Inputs
-from ridgeline.optimizer.optimized import Optimized, Plan, state_of
-from ridgeline.optimizer.signature import Signature
 
 CPU = torch.device("cpu")
 AT = SimpleNamespace(device=CPU, executor=TapeExecutor, exact=True)
-pytestmark = pytest.mark.filterwarnings("ignore::ridgeline.optimizer.optimized.RunsEagerly", "ignore::RuntimeWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::ridgeline.engine.drop_in.RunsEagerly", "ignore::RuntimeWarning")
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ridgeline.optimizer.backend import Report, compiled
-from ridgeline.optimizer.rewrites import attention
+from ridgeline.optimizer.rewrites.attention import fused as attention
 
 B, H, L, D = 2, 4, 12, 16
 LOWEST = torch.finfo(torch.float32).min

@@ -15,9 +15,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from recorder import TapeExecutor
 from torch import Tensor, nn
 
+from ridgeline.engine.capture.silent_warnings import hushed, only_warns
+from ridgeline.engine.replay.inference import graph_inference
 from ridgeline.errors import NotGraphable
-from ridgeline.optimizer.graphed import graph_inference
-from ridgeline.optimizer.hush import hushed, only_warns
 
 SAID: list[str] = []
 

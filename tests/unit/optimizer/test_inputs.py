@@ -8,11 +8,11 @@ torch = pytest.importorskip("torch")
 
 from torch import nn
 
+from ridgeline.engine.example_inputs import Inputs, RandomState, State, fresh_values, leaves
 from ridgeline.optimizer.backend import Report
-from ridgeline.optimizer.candidate import Built, Candidate
-from ridgeline.optimizer.inputs import Inputs, RandomState, State, fresh_values, leaves
-from ridgeline.optimizer.measure import Track
-from ridgeline.optimizer.proof import Prover, Subject
+from ridgeline.optimizer.search.candidate import Built, Candidate
+from ridgeline.optimizer.search.judge import Prover, Subject
+from ridgeline.optimizer.search.timing import Track
 
 
 class Cache:

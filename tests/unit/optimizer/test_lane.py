@@ -17,9 +17,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 import glances
 from glances import CHANGES, Block, Cache, Scene
 
-from ridgeline.optimizer import glance, tree
-from ridgeline.optimizer.graphed import MISSED
-from ridgeline.optimizer.version import Stillness, stillness, version
+from ridgeline.engine import pytree as tree
+from ridgeline.engine.guards import native as glance
+from ridgeline.engine.guards.dict_version import Stillness, stillness, version
+from ridgeline.engine.replay.inference import MISSED
 
 
 @pytest.fixture
@@ -71,8 +72,8 @@ def test_other_tokens_are_too_wherever_they_lie(scene: Scene) -> None:
 
 def test_a_model_that_holds_complex_numbers_is_looked_at_in_full(counted: None) -> None:
     """Such tensors are looked at in Python, which the helper in C was handed as its own: the search itself gave up."""
-    from ridgeline.optimizer.graphed import graph_inference
-    from ridgeline.optimizer.optimized import Optimized, Plan
+    from ridgeline.engine.drop_in import Optimized, Plan
+    from ridgeline.engine.replay.inference import graph_inference
 
     class Turned(torch.nn.Module):
         def __init__(self) -> None:
@@ -101,7 +102,7 @@ def test_a_model_that_holds_complex_numbers_is_looked_at_in_full(counted: None) 
 def test_what_is_changed_behind_its_back_is_noticed(change: Any, plain: bool, counted: None, monkeypatch: Any) -> None:
     if plain:
         monkeypatch.setattr(glance, "native", lambda: None)
-        monkeypatch.setattr("ridgeline.optimizer.lane.native", lambda: None)
+        monkeypatch.setattr("ridgeline.engine.guards.fast_path.native", lambda: None)
     elif glance.native() is None:
         pytest.skip("no C compiler here")
     monkeypatch.setattr(Block, "gain", 2.0)

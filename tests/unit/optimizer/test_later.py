@@ -15,9 +15,10 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn
 
 import ridgeline as rl
-from ridgeline.optimizer import cache, request
-from ridgeline.optimizer.later import Later
-from ridgeline.optimizer.optimized import RunsEagerly
+from ridgeline.engine.deferred import Later
+from ridgeline.engine.drop_in import RunsEagerly
+from ridgeline.optimizer import memo as cache
+from ridgeline.optimizer import request
 
 
 class Slow(nn.Module):

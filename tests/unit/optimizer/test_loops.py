@@ -16,13 +16,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 import loops
 from recorder import TapeExecutor
 
-from ridgeline.optimizer import training
-from ridgeline.optimizer.optimized import Optimized, Plan
+from ridgeline.engine.drop_in import Optimized, Plan
+from ridgeline.engine.replay import training
 
 CPU = torch.device("cpu")
 
 
-@pytest.mark.filterwarnings("ignore::ridgeline.optimizer.optimized.RunsEagerly")
+@pytest.mark.filterwarnings("ignore::ridgeline.engine.drop_in.RunsEagerly")
 @pytest.mark.parametrize("loop", loops.LOOPS, ids=[loop.__name__ for loop in loops.LOOPS])
 def test_a_loop_leaves_what_it_leaves_without_recordings(loop: Callable[..., None]) -> None:
     graphed = loops.compared(loop, SimpleNamespace(device=CPU, executor=TapeExecutor, exact=True))

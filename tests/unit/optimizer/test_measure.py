@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch")
 
 from torch import nn
 
-from ridgeline.optimizer.inputs import Inputs
-from ridgeline.optimizer.measure import MIN_ROUNDS, Timed, Track, compare
+from ridgeline.engine.example_inputs import Inputs
+from ridgeline.optimizer.search.timing import MIN_ROUNDS, Timed, Track, compare
 
 
 class Runner:

@@ -14,18 +14,19 @@ pytest.importorskip("triton")
 from torch import Tensor, nn
 
 import ridgeline as rl
+from ridgeline.engine.example_inputs import Inputs, State
 from ridgeline.errors import OptimizeError
 from ridgeline.kernels.narrow_linear import reference
-from ridgeline.optimizer import narrowing, sensitivity
 from ridgeline.optimizer.backend import Report, Traced
-from ridgeline.optimizer.bank import Bank
-from ridgeline.optimizer.candidate import Candidate, build
-from ridgeline.optimizer.formats import FORMATS, Shape, options
-from ridgeline.optimizer.inputs import Inputs, State
-from ridgeline.optimizer.loss import Loss
-from ridgeline.optimizer.proof import Prover, Subject
+from ridgeline.optimizer.precision import choice as narrowing
+from ridgeline.optimizer.precision import sensitivity
+from ridgeline.optimizer.precision.formats import FORMATS, Shape, options
+from ridgeline.optimizer.precision.sensitivity import Choice, Layer, choose
+from ridgeline.optimizer.precision.weight_bank import Bank
 from ridgeline.optimizer.receipt import Receipt
-from ridgeline.optimizer.sensitivity import Choice, Layer, choose
+from ridgeline.optimizer.search.candidate import Candidate, build
+from ridgeline.optimizer.search.judge import Prover, Subject
+from ridgeline.optimizer.search.loss import Loss
 
 WIDTH = 256
 

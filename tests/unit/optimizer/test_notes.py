@@ -18,12 +18,14 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 import ridgeline as rl
+from ridgeline.engine.drop_in import RunsEagerly
+from ridgeline.engine.replay import inference as graphed
+from ridgeline.engine.replay import training
 from ridgeline.errors import NotGraphable
-from ridgeline.optimizer import graphed, measure, training
-from ridgeline.optimizer.candidate import Candidate
-from ridgeline.optimizer.ladder import Ladder, Rung
-from ridgeline.optimizer.optimized import RunsEagerly
-from ridgeline.optimizer.search import Search
+from ridgeline.optimizer.search import timing as measure
+from ridgeline.optimizer.search.candidate import Candidate
+from ridgeline.optimizer.search.order import Ladder, Rung
+from ridgeline.optimizer.search.search import Search
 
 
 class Marking(TapeExecutor):

@@ -19,10 +19,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from recorder import TapeExecutor
 from torch import Tensor, nn
 
+from ridgeline.engine.drop_in import Optimized, Plan, RunsEagerly, state_of
+from ridgeline.engine.replay.inference import graph_inference
+from ridgeline.engine.signature import Signature
 from ridgeline.errors import OptimizeError
-from ridgeline.optimizer.graphed import graph_inference
-from ridgeline.optimizer.optimized import Optimized, Plan, RunsEagerly, state_of
-from ridgeline.optimizer.signature import Signature
 
 
 class Net(nn.Module):

@@ -10,9 +10,11 @@ torch = pytest.importorskip("torch")
 
 from torch import nn
 
-from ridgeline.optimizer import casts, hooks, padding
-from ridgeline.optimizer.padding import is_odd, padded_linear
-from ridgeline.optimizer.substitution import apply, revert
+from ridgeline.engine import autocast as casts
+from ridgeline.optimizer.in_place import attention_registry as hooks
+from ridgeline.optimizer.in_place import padded_linear as padding
+from ridgeline.optimizer.in_place.padded_linear import is_odd, padded_linear
+from ridgeline.optimizer.in_place.substitution import apply, revert
 
 
 @pytest.mark.parametrize(("outputs", "inputs", "bias"), [(101, 32, True), (96, 31, False), (77, 13, True), (64, 16, 1)])

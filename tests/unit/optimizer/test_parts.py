@@ -15,13 +15,14 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor, nn
 
-from ridgeline.optimizer import parts
+from ridgeline.engine.example_inputs import Inputs
 from ridgeline.optimizer.backend import Report
-from ridgeline.optimizer.candidate import Built, Candidate, build
-from ridgeline.optimizer.explanation import explanations, remaining
-from ridgeline.optimizer.inputs import Inputs
-from ridgeline.optimizer.measure import Track
-from ridgeline.optimizer.parts import (
+from ridgeline.optimizer.receipt import Entry, Part, Receipt, Region
+from ridgeline.optimizer.search import time_by_part as parts
+from ridgeline.optimizer.search.blocks import short_name, tallied
+from ridgeline.optimizer.search.candidate import Built, Candidate, build
+from ridgeline.optimizer.search.explanation import explanations, remaining
+from ridgeline.optimizer.search.time_by_part import (
     IDLE,
     OUTSIDE,
     Partition,
@@ -32,8 +33,7 @@ from ridgeline.optimizer.parts import (
     recorded,
     shared,
 )
-from ridgeline.optimizer.receipt import Entry, Part, Receipt, Region
-from ridgeline.optimizer.regions import short_name, tallied
+from ridgeline.optimizer.search.timing import Track
 from ridgeline.web.optimize import render_receipt
 
 

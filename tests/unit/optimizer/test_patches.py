@@ -15,10 +15,13 @@ import torch.nn.functional as F
 from bottlenecks import Bottleneck, settled
 from torch import nn
 
-from ridgeline.optimizer import hooks, patches
 from ridgeline.optimizer.backend import Report, compiled
-from ridgeline.optimizer.rewrites import pointwise, recommended, stems
-from ridgeline.optimizer.substitution import apply, revert
+from ridgeline.optimizer.in_place import attention_registry as hooks
+from ridgeline.optimizer.in_place import patch_embedding as patches
+from ridgeline.optimizer.in_place.substitution import apply, revert
+from ridgeline.optimizer.rewrites import recommended
+from ridgeline.optimizer.rewrites.conv import batch_norm_epilogue as pointwise
+from ridgeline.optimizer.rewrites.conv import stem as stems
 
 SHAPES = [((2, 3, 37, 32), (8, 3, 16, 16)), ((3, 4, 10), (5, 4, 5)), ((2, 2, 4, 6, 6), (6, 2, 2, 3, 3))]
 
@@ -278,7 +281,7 @@ def test_a_stem_that_does_not_halve_or_has_many_channels_is_left_alone(monkeypat
 
 
 def test_weights_of_clips_are_laid_channels_last_too() -> None:
-    from ridgeline.optimizer.candidate import Layout
+    from ridgeline.optimizer.search.candidate import Layout
 
     model = nn.Sequential(nn.Conv3d(4, 8, 3), nn.Conv2d(4, 8, 3), nn.Conv1d(4, 8, 3))
     layout = Layout(model)
@@ -295,7 +298,7 @@ def test_weights_of_clips_are_laid_channels_last_too() -> None:
 def test_code_compiled_for_the_old_layout_is_forgotten() -> None:
     from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
 
-    from ridgeline.optimizer.candidate import Layout, forget_compiled
+    from ridgeline.optimizer.search.candidate import Layout, forget_compiled
 
     class Small(nn.Module):
         def __init__(self) -> None:

@@ -12,8 +12,9 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn
 from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
 
-from ridgeline.optimizer import backend, pieces
+from ridgeline.optimizer import backend
 from ridgeline.optimizer.backend import Report, Traced, rewritten
+from ridgeline.optimizer.compile import pieces
 
 WIDTH, NUM_LAYERS = 8, 6
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.optimizer.backend import Report, compiled
-from ridgeline.optimizer.rewrites import positions
+from ridgeline.optimizer.rewrites.conv import positional_conv as positions
 
 
 class Positions(nn.Module):

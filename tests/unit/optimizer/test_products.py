@@ -15,9 +15,10 @@ from torch import nn
 
 from ridgeline.optimizer import backend
 from ridgeline.optimizer.backend import Report, compiled
-from ridgeline.optimizer.rewrites import halves, vectors
-from ridgeline.optimizer.rewrites.decoding import attended, num_seen
-from ridgeline.optimizer.rewrites.scene import Scene
+from ridgeline.optimizer.rewrites.attention.decode import attended, num_seen
+from ridgeline.optimizer.rewrites.context import Scene
+from ridgeline.optimizer.rewrites.linear import gemv as vectors
+from ridgeline.optimizer.rewrites.linear import split_gemm as halves
 
 NAMES = (
     "norm", "norm-call", "norm-residual", "gate", "horizontal", "grouped-keys", "decode-attention", "products", "halves"

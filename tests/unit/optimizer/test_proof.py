@@ -12,12 +12,12 @@ torch = pytest.importorskip("torch")
 import torch.nn.functional as F
 from torch import nn
 
-from ridgeline.optimizer import proof
-from ridgeline.optimizer.inputs import Inputs, State
-from ridgeline.optimizer.loss import Loss
-from ridgeline.optimizer.proof import Prover, Subject
-from ridgeline.optimizer.tracking import nudged
-from ridgeline.optimizer.watch import Watch
+from ridgeline.engine.example_inputs import Inputs, State
+from ridgeline.engine.guards.check import Watch
+from ridgeline.optimizer.search import judge as proof
+from ridgeline.optimizer.search.judge import Prover, Subject
+from ridgeline.optimizer.search.loss import Loss
+from ridgeline.optimizer.search.loss_curve import nudged
 
 
 class Net(nn.Module):
@@ -197,8 +197,8 @@ class Dropping(nn.Module):
 
 
 def test_layers_that_are_dropped_whole_are_judged_with_the_gradients_they_have(monkeypatch: Any) -> None:
-    monkeypatch.setattr("ridgeline.optimizer.proof.LEAST_ELEMENTS", 8)
-    monkeypatch.setattr("ridgeline.optimizer.proof.MAX_ELEMENTS", 6000)  # a sample, as of large models
+    monkeypatch.setattr("ridgeline.optimizer.search.judge.LEAST_ELEMENTS", 8)
+    monkeypatch.setattr("ridgeline.optimizer.search.judge.MAX_ELEMENTS", 6000)  # a sample, as of large models
     model, x = Dropping().train(), torch.randn(16, 32)
     prover = Prover(Subject(model, Inputs((x,)), "train", Loss(None), State(model)), random=True, num_draws=12)
     assert prover.judge(model)

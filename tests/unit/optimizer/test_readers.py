@@ -14,9 +14,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from recorder import TapeExecutor
 from torch import nn
 
-from ridgeline.optimizer.graphed import graph_inference
-from ridgeline.optimizer.readers import Readers, name_abroad, name_reader
-from ridgeline.optimizer.training import graph_training
+from ridgeline.engine.replay.inference import graph_inference
+from ridgeline.engine.replay.lifetimes import Readers, name_abroad, name_reader
+from ridgeline.engine.replay.training import graph_training
 
 
 class Stream:

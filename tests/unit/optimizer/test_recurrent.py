@@ -14,9 +14,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from recorder import TapeExecutor
 from torch import nn
 
-from ridgeline.optimizer import recurrent, studio
-from ridgeline.optimizer.observe import Journal, Observation
-from ridgeline.optimizer.training import graph_training
+from ridgeline.engine.capture import capture as studio
+from ridgeline.engine.capture import rnn_dropout as recurrent
+from ridgeline.engine.capture.probe import Journal, Observation
+from ridgeline.engine.replay.training import graph_training
 
 _layers: Any = torch.ops.aten._cudnn_rnn.default
 

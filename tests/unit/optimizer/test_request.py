@@ -17,12 +17,13 @@ from torch import nn
 
 import ridgeline as rl
 from ridgeline.cli.app import run as main
+from ridgeline.engine.example_inputs import Inputs
 from ridgeline.errors import InputError, OptimizeError
-from ridgeline.optimizer import cache, request
-from ridgeline.optimizer.candidate import Candidate
-from ridgeline.optimizer.inputs import Inputs
-from ridgeline.optimizer.ladder import Ladder, Rung
+from ridgeline.optimizer import memo as cache
+from ridgeline.optimizer import request
 from ridgeline.optimizer.receipt import Receipt
+from ridgeline.optimizer.search.candidate import Candidate
+from ridgeline.optimizer.search.order import Ladder, Rung
 from ridgeline.web.optimize import render_receipt, write_receipt
 
 

@@ -15,7 +15,7 @@ from torch import nn
 from ridgeline.kernels.resize import reference
 from ridgeline.kernels.resize.op import RESIZE
 from ridgeline.optimizer.backend import Report, compiled
-from ridgeline.optimizer.rewrites import resizes
+from ridgeline.optimizer.rewrites.conv import resize as resizes
 
 
 @pytest.fixture(autouse=True)

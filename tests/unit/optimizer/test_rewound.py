@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.utils.checkpoint as home
 
+from ridgeline.engine.capture.checkpoint_rng import MOST_PARTS, Rewound
 from ridgeline.errors import NotGraphable
-from ridgeline.optimizer.rewound import MOST_PARTS, Rewound
 
 
 class Generator:

@@ -163,7 +163,7 @@ def test_what_python_calls_an_operator_is_that_op(op: str) -> None:
     """torch 2.11 traces ``a == b`` as a method: masks of decoders, which compare with it, were no constants there."""
     from torch import fx
 
-    from ridgeline.optimizer.rewrites.words import call
+    from ridgeline.optimizer.rewrites.op_names import call
 
     graph = fx.Graph()
     a, b = graph.placeholder("a"), graph.placeholder("b")

@@ -27,12 +27,12 @@ from test_search_adversarial import _kept_if_right  # noqa: F401  (a fixture: wh
 from torch import nn
 
 import ridgeline as rl
+from ridgeline.engine.drop_in import Optimized, Plan
+from ridgeline.engine.replay import inference as graphed
+from ridgeline.engine.replay.inference import Graphed, graph_inference
 from ridgeline.errors import NotGraphable
-from ridgeline.optimizer import graphed
-from ridgeline.optimizer.candidate import Candidate
-from ridgeline.optimizer.graphed import Graphed, graph_inference
-from ridgeline.optimizer.ladder import Ladder, Rung, recommended
-from ridgeline.optimizer.optimized import Optimized, Plan
+from ridgeline.optimizer.search.candidate import Candidate
+from ridgeline.optimizer.search.order import Ladder, Rung, recommended
 
 STRAIGHT = Candidate(name="straight", rewrites=recommended("inference", "none", "cpu"), straight=True)
 TRACED = (

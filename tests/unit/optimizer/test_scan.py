@@ -14,9 +14,9 @@ pytest.importorskip("triton")
 
 from ridgeline.kernels.selective_scan import op as scan_op
 from ridgeline.kernels.selective_scan import reference
-from ridgeline.optimizer import hooks
-from ridgeline.optimizer.recognition import scan_of
-from ridgeline.optimizer.substitution import apply, revert
+from ridgeline.optimizer.in_place import attention_registry as hooks
+from ridgeline.optimizer.in_place.recognition import scan_of
+from ridgeline.optimizer.in_place.substitution import apply, revert
 
 calls: list[str] = []
 

@@ -14,20 +14,20 @@ pytest.importorskip("torch._dynamo")  # a busy host takes the whole budget of a 
 
 from torch import nn
 
+from ridgeline.engine.capture.capture import uncached_casts
+from ridgeline.engine.example_inputs import Inputs
 from ridgeline.errors import NotGraphable, OptimizeError
-from ridgeline.optimizer import search as searching
 from ridgeline.optimizer.backend import Report
-from ridgeline.optimizer.candidate import Blocks, Built, Candidate, Layout, _trying_convolutions, build
-from ridgeline.optimizer.forecast import Forecast
-from ridgeline.optimizer.inputs import Inputs
-from ridgeline.optimizer.ladder import CAPTURE_S, Facts, Ladder, Rung
-from ridgeline.optimizer.measure import Timed, compare
-from ridgeline.optimizer.proof import Verdict
 from ridgeline.optimizer.receipt import Receipt
-from ridgeline.optimizer.regions import Group, grouped_frac, groups, has_head, kind_of
-from ridgeline.optimizer.search import Problem, Search
-from ridgeline.optimizer.studio import uncached_casts
-from ridgeline.optimizer.tracking import Tracked
+from ridgeline.optimizer.search import search as searching
+from ridgeline.optimizer.search.blocks import Group, grouped_frac, groups, has_head, kind_of
+from ridgeline.optimizer.search.candidate import Blocks, Built, Candidate, Layout, _trying_convolutions, build
+from ridgeline.optimizer.search.forecast import Forecast
+from ridgeline.optimizer.search.judge import Verdict
+from ridgeline.optimizer.search.loss_curve import Tracked
+from ridgeline.optimizer.search.order import CAPTURE_S, Facts, Ladder, Rung
+from ridgeline.optimizer.search.search import Problem, Search
+from ridgeline.optimizer.search.timing import Timed, compare
 
 
 class Slow(nn.Module):
@@ -1021,7 +1021,7 @@ def test_what_cannot_be_recorded_whole_is_tried_in_the_pieces_of_torch_compile()
 
 
 def test_results_of_pytorchs_own_recordings_are_the_callers() -> None:
-    from ridgeline.optimizer import candidate
+    from ridgeline.optimizer.search import candidate
 
     place = torch.zeros(3)
     call = candidate._owned(lambda x: {"logits": place.add_(x), "name": "a"})
@@ -1041,7 +1041,7 @@ def test_candidates_are_compiled_under_the_settings_that_everybody_has() -> None
     pytest.importorskip("torch._inductor.select_algorithm")
     from torch._inductor import config, select_algorithm
 
-    from ridgeline.optimizer import candidate
+    from ridgeline.optimizer.search import candidate
 
     before, printed = config.save_config_portable(), select_algorithm.PRINT_AUTOTUNE
     with candidate._quiet():

@@ -18,10 +18,11 @@ from adversarial import CASES, Case, Lambda
 from recorder import TapeExecutor
 
 import ridgeline as rl
-from ridgeline.optimizer import graphed, measure
-from ridgeline.optimizer.candidate import Candidate
-from ridgeline.optimizer.ladder import Ladder, Rung, recommended
-from ridgeline.optimizer.search import Search
+from ridgeline.engine.replay import inference as graphed
+from ridgeline.optimizer.search import timing as measure
+from ridgeline.optimizer.search.candidate import Candidate
+from ridgeline.optimizer.search.order import Ladder, Rung, recommended
+from ridgeline.optimizer.search.search import Search
 
 CPU = torch.device("cpu")
 LEFT_ALONE = ("an expanded input, written to",)

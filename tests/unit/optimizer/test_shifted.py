@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ridgeline.optimizer.backend import Report, compiled
-from ridgeline.optimizer.rewrites import shifted
+from ridgeline.optimizer.rewrites.attention import window_bias as shifted
 
 total = shifted.total_bias
 BATCH, WINDOWS, HEADS, ROWS, DIM = 6, 3, 4, 9, 8

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ridgeline.kernels.short_attention.op import MOST_GROUPS, SHORT_ATTENTION, short_attention
 from ridgeline.optimizer.backend import Report, compiled
-from ridgeline.optimizer.rewrites import short
+from ridgeline.optimizer.rewrites.attention import short_sequences as short
 
 
 def _merged(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

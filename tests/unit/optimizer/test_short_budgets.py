@@ -15,16 +15,16 @@ torch = pytest.importorskip("torch")
 
 from torch import nn
 
-from ridgeline.optimizer import search as searching
+from ridgeline.engine.example_inputs import Inputs
 from ridgeline.optimizer.backend import Report
-from ridgeline.optimizer.candidate import Built, Candidate
-from ridgeline.optimizer.forecast import MOST_A_CALL, Forecast, forecast
-from ridgeline.optimizer.inputs import Inputs
-from ridgeline.optimizer.ladder import DEFAULT_BUDGET_S, IMPORTS_S, STOCK, Facts, Ladder, Rung
-from ridgeline.optimizer.measure import Timed
 from ridgeline.optimizer.receipt import SKIPPED, SLOWER
-from ridgeline.optimizer.regions import groups
-from ridgeline.optimizer.search import Problem, Search, _family
+from ridgeline.optimizer.search import search as searching
+from ridgeline.optimizer.search.blocks import groups
+from ridgeline.optimizer.search.candidate import Built, Candidate
+from ridgeline.optimizer.search.forecast import MOST_A_CALL, Forecast, forecast
+from ridgeline.optimizer.search.order import DEFAULT_BUDGET_S, IMPORTS_S, STOCK, Facts, Ladder, Rung
+from ridgeline.optimizer.search.search import Problem, Search, _family
+from ridgeline.optimizer.search.timing import Timed
 from ridgeline.profiler.floors import device_called
 
 IMPORT_S = sum(IMPORTS_S.values())
@@ -135,7 +135,7 @@ def test_floors_are_told_after_candidates_where_there_was_no_time_before_them(
 def test_what_a_search_knows_before_its_candidates_imports_no_compiler() -> None:
     """To ask Inductor for its processes took 5.0 s of a search of five in a new process (H200)."""
     lines = (
-        "import sys, torch; from ridgeline.optimizer import search as s; from ridgeline.optimizer.inputs import Inputs",
+        "import sys, torch; from ridgeline.optimizer.search import search as s; from ridgeline.engine.example_inputs import Inputs",
         "model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4), torch.nn.Softsign())",
         "each = s.Search(s.Problem(model=model, inputs=Inputs((torch.zeros(1, 4),)), mode='infer',",
         "                          device=torch.device('cpu'), budget_s=5.0))",

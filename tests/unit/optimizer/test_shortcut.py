@@ -11,13 +11,13 @@ pytest.importorskip("triton")
 
 from torch import nn
 
+from ridgeline.engine.drop_in import Optimized, Plan
+from ridgeline.engine.example_inputs import Inputs
+from ridgeline.engine.replay.compiled import Shortcut, shortcut
+from ridgeline.engine.signature import Signature
 from ridgeline.errors import NotGraphable
 from ridgeline.optimizer.backend import compiled
-from ridgeline.optimizer.candidate import Candidate, Traces, build
-from ridgeline.optimizer.inputs import Inputs
-from ridgeline.optimizer.optimized import Optimized, Plan
-from ridgeline.optimizer.shortcut import Shortcut, shortcut
-from ridgeline.optimizer.signature import Signature
+from ridgeline.optimizer.search.candidate import Candidate, Traces, build
 
 
 class Scaled(nn.Module):

@@ -16,8 +16,8 @@ torch = pytest.importorskip("torch")
 
 from torch import nn
 
-from ridgeline.optimizer.signature import Signature, difference
-from ridgeline.optimizer.tree import flatten, twin
+from ridgeline.engine.pytree import flatten, twin
+from ridgeline.engine.signature import Signature, difference
 
 MODEL = nn.Linear(2, 2)
 Pair = namedtuple("Pair", "a b")

@@ -16,13 +16,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 from compare import alike
 from recorder import TapeExecutor
 
+from ridgeline.engine.compat import transformers as sliding
+from ridgeline.engine.compat.transformers import Sliding, Standing, stood_in
+from ridgeline.engine.drop_in import Optimized, Plan, RunsEagerly, slide
+from ridgeline.engine.example_inputs import Inputs
+from ridgeline.engine.replay.inference import Graphed, graph_inference
 from ridgeline.errors import NotGraphable
-from ridgeline.optimizer import sliding
-from ridgeline.optimizer.graphed import Graphed, graph_inference
-from ridgeline.optimizer.inputs import Inputs
-from ridgeline.optimizer.optimized import Optimized, Plan, RunsEagerly, slide
 from ridgeline.optimizer.request import optimize
-from ridgeline.optimizer.sliding import Sliding, Standing, stood_in
 
 WINDOW = 6
 SIZES: dict[str, Any] = {

@@ -15,11 +15,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from recorder import TapeExecutor
 
+from ridgeline.engine.replay.inference import graph_inference
 from ridgeline.optimizer.backend import Report, compiled
-from ridgeline.optimizer.candidate import Blocks, _block_runner
-from ridgeline.optimizer.graphed import graph_inference
-from ridgeline.optimizer.regions import groups
-from ridgeline.optimizer.slots import Place, is_cache
+from ridgeline.optimizer.compile.cache_slots import Place, is_cache
+from ridgeline.optimizer.search.blocks import groups
+from ridgeline.optimizer.search.candidate import Blocks, _block_runner
 
 
 class Layer:

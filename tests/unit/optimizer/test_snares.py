@@ -22,9 +22,9 @@ from torch import nn
 from torch.autograd import forward_ad
 
 import ridgeline as rl
-from ridgeline.optimizer.candidate import Candidate
-from ridgeline.optimizer.ladder import Ladder, Rung, recommended
-from ridgeline.optimizer.optimized import RunsEagerly
+from ridgeline.engine.drop_in import RunsEagerly
+from ridgeline.optimizer.search.candidate import Candidate
+from ridgeline.optimizer.search.order import Ladder, Rung, recommended
 
 CPU = torch.device("cpu")
 REWRITES = Candidate(name="rewrites", rewrites=recommended("inference", "none", "cpu"))
@@ -141,8 +141,8 @@ class Rounding(nn.Module):
 
 
 def test_what_hangs_on_its_rounding_is_not_computed_in_another_order() -> None:
-    from ridgeline.optimizer.inputs import Inputs, State
-    from ridgeline.optimizer.proof import Prover, Subject
+    from ridgeline.engine.example_inputs import Inputs, State
+    from ridgeline.optimizer.search.judge import Prover, Subject
 
     model, x = Rounding(), 0.05 * torch.randn(64, 256)
     subject = Subject(model, Inputs((x,), {}), "infer", lambda output: output, State(model))
@@ -158,10 +158,10 @@ def test_what_hangs_on_its_rounding_is_not_computed_in_another_order() -> None:
 
 @pytest.mark.parametrize("off", [5e-6, 5e-5])
 def test_pytorchs_own_compiler_may_be_a_hundred_thousandth_off_and_ours_may_not(off: float) -> None:
+    from ridgeline.engine.example_inputs import Inputs
     from ridgeline.optimizer.backend import Report
-    from ridgeline.optimizer.candidate import Built
-    from ridgeline.optimizer.inputs import Inputs
-    from ridgeline.optimizer.search import Problem, Search
+    from ridgeline.optimizer.search.candidate import Built
+    from ridgeline.optimizer.search.search import Problem, Search
 
     model = _net()
     search = Search(Problem(model=model, inputs=Inputs((torch.randn(64, 8),), {}), mode="infer", device=CPU))

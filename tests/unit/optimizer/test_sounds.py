@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ridgeline.optimizer.backend import Report, compiled
-from ridgeline.optimizer.rewrites import sounds
+from ridgeline.optimizer.rewrites.conv import vocoder as sounds
 
 
 class Residual(nn.Module):

@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 
 from ridgeline.optimizer.backend import Report, compiled
 from ridgeline.optimizer.rewrites import recommended
-from ridgeline.optimizer.rewrites.words import call
+from ridgeline.optimizer.rewrites.op_names import call
 
 WIDTH, HEADS, LENGTH = 64, 4, 20
 
@@ -179,7 +179,7 @@ class Apart(nn.Module):
 
 
 def test_sequences_whose_channels_stay_apart_lie_with_channels_last(monkeypatch: Any) -> None:
-    from ridgeline.optimizer.rewrites import positions
+    from ridgeline.optimizer.rewrites.conv import positional_conv as positions
 
     monkeypatch.setattr(positions, "LEAST_NUMBERS", 0)
     monkeypatch.setattr(positions, "SMALL", 0)
@@ -201,7 +201,7 @@ def test_sequences_whose_channels_stay_apart_lie_with_channels_last(monkeypatch:
 
 def test_convolutions_that_are_added_to_their_input_keep_steps_last(monkeypatch: Any) -> None:
     """A vocoder's: only the first of each two could lie with channels last, and the second would turn it over."""
-    from ridgeline.optimizer.rewrites import positions
+    from ridgeline.optimizer.rewrites.conv import positional_conv as positions
 
     class Pair(nn.Module):
         def __init__(self, added: bool) -> None:

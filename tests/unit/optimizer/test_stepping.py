@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 
 from torch import nn
 
-from ridgeline.optimizer import stepping
+from ridgeline.engine.replay import fused_adamw as stepping
 
 
 def _model() -> Any:

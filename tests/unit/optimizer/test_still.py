@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn
 
-from ridgeline.optimizer.still import stilled
+from ridgeline.optimizer.search.dropout_off import stilled
 
 
 class Block(nn.Module):

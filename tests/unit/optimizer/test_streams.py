@@ -10,10 +10,10 @@ torch = pytest.importorskip("torch")
 
 from torch import nn
 
-from ridgeline.optimizer import streams
+from ridgeline.engine.example_inputs import Inputs
 from ridgeline.optimizer.backend import Report, compiled
-from ridgeline.optimizer.candidate import Candidate, build
-from ridgeline.optimizer.inputs import Inputs
+from ridgeline.optimizer.in_place import dense_residual as streams
+from ridgeline.optimizer.search.candidate import Candidate, build
 
 
 class Layer(nn.Module):

@@ -17,10 +17,11 @@ from torch import nn
 
 import ridgeline as rl
 from ridgeline.errors import OptimizeError
-from ridgeline.optimizer import hooks, substitution
-from ridgeline.optimizer.placed import place
-from ridgeline.optimizer.recognition import gated_of, norm_of, rotary_of
-from ridgeline.optimizer.substitution import apply, revert
+from ridgeline.optimizer.in_place import attention_registry as hooks
+from ridgeline.optimizer.in_place import substitution
+from ridgeline.optimizer.in_place.attributes import place
+from ridgeline.optimizer.in_place.recognition import gated_of, norm_of, rotary_of
+from ridgeline.optimizer.in_place.substitution import apply, revert
 
 SMALL: dict[str, Any] = {
     "vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,
@@ -283,7 +284,7 @@ def test_dropout_in_a_gated_layer_still_drops_in_training() -> None:
 
 
 def test_a_mask_of_ones_is_left_out_under_a_guard() -> None:
-    from ridgeline.optimizer.arguments import simplified
+    from ridgeline.optimizer.search.redundant_arguments import simplified
 
     model, inputs = _models()["bert"][0]().eval(), _inputs("bert")
     assert simplified(model, (), inputs) is None

@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 import torch.nn.functional as F
 
 from ridgeline.optimizer.backend import Report, compiled
-from ridgeline.optimizer.rewrites import sums
+from ridgeline.optimizer.rewrites.rows import index_add as sums
 
 N, M, E, D = 7, 9, 40, 6
 

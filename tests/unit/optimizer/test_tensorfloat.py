@@ -5,15 +5,15 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch import nn
 
+from ridgeline.engine.drop_in import Optimized, Plan, RunsEagerly
+from ridgeline.engine.example_inputs import Inputs, State
+from ridgeline.engine.signature import Signature, difference
 from ridgeline.kernels import tensorfloat
 from ridgeline.optimizer.backend import Report
-from ridgeline.optimizer.candidate import Built, Candidate
-from ridgeline.optimizer.inputs import Inputs, State
-from ridgeline.optimizer.optimized import Optimized, Plan, RunsEagerly
-from ridgeline.optimizer.proof import Prover, Subject
 from ridgeline.optimizer.rewrites.registry import Match
-from ridgeline.optimizer.search import Problem, Search
-from ridgeline.optimizer.signature import Signature, difference
+from ridgeline.optimizer.search.candidate import Built, Candidate
+from ridgeline.optimizer.search.judge import Prover, Subject
+from ridgeline.optimizer.search.search import Problem, Search
 
 
 @pytest.fixture(autouse=True)

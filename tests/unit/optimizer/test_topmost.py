@@ -16,7 +16,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from torch import Tensor
 
 from ridgeline.optimizer.backend import Report, compiled
-from ridgeline.optimizer.rewrites import recommended, topmost
+from ridgeline.optimizer.rewrites import recommended
+from ridgeline.optimizer.rewrites.rows import top_k as topmost
 
 K = 5
 

@@ -8,9 +8,9 @@ torch = pytest.importorskip("torch")
 
 from torch import nn
 
-from ridgeline.optimizer.inputs import Inputs, State
-from ridgeline.optimizer.loss import Loss
-from ridgeline.optimizer.tracking import track
+from ridgeline.engine.example_inputs import Inputs, State
+from ridgeline.optimizer.search.loss import Loss
+from ridgeline.optimizer.search.loss_curve import track
 
 
 def _model() -> nn.Module:

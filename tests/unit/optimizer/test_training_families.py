@@ -22,12 +22,12 @@ import torch.nn.functional as F
 from recorder import TapeExecutor
 from torch import Tensor, nn
 
+from ridgeline.engine.capture.cuda_graph import _answering
+from ridgeline.engine.drop_in import Optimized, Plan
+from ridgeline.engine.example_inputs import State, same
+from ridgeline.engine.replay import training
+from ridgeline.engine.replay.training import graph_training
 from ridgeline.errors import NotGraphable
-from ridgeline.optimizer import training
-from ridgeline.optimizer.executor import _answering
-from ridgeline.optimizer.inputs import State, same
-from ridgeline.optimizer.optimized import Optimized, Plan
-from ridgeline.optimizer.training import graph_training
 
 STEPS = 50
 

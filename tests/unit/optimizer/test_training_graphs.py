@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import training_checks as checks
 from recorder import TapeExecutor
 
-from ridgeline.optimizer import training
+from ridgeline.engine.replay import training
 
 CPU = torch.device("cpu")
 

@@ -23,10 +23,10 @@ from torch import nn
 from traps import TRAPS
 
 import ridgeline as rl
+from ridgeline.engine.drop_in import RunsEagerly
 from ridgeline.errors import OptimizeError
-from ridgeline.optimizer.candidate import Candidate
-from ridgeline.optimizer.ladder import Ladder, Rung, recommended
-from ridgeline.optimizer.optimized import RunsEagerly
+from ridgeline.optimizer.search.candidate import Candidate
+from ridgeline.optimizer.search.order import Ladder, Rung, recommended
 
 CPU = torch.device("cpu")
 REWRITTEN = (

@@ -15,11 +15,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 from recorder import TapeExecutor
 from torch import nn
 
-from ridgeline.optimizer import stepping, update
-from ridgeline.optimizer.inputs import Inputs
-from ridgeline.optimizer.measure import Comparison, Timed, Track
-from ridgeline.optimizer.optimized import Optimized, Plan
-from ridgeline.optimizer.training import graph_training
+from ridgeline.engine.drop_in import Optimized, Plan
+from ridgeline.engine.example_inputs import Inputs
+from ridgeline.engine.replay import fused_adamw as stepping
+from ridgeline.engine.replay.training import graph_training
+from ridgeline.optimizer.search.timing import Comparison, Timed, Track
+from ridgeline.optimizer.training import optimizer_update as update
 
 
 def _made() -> tuple[Any, Inputs]:

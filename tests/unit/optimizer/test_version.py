@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ridgeline.optimizer import version as module
-from ridgeline.optimizer.version import Stillness, entries, stillness, version
+from ridgeline.engine.guards import dict_version as module
+from ridgeline.engine.guards.dict_version import Stillness, entries, stillness, version
 
 
 def _counted(monkeypatch: pytest.MonkeyPatch) -> tuple[Stillness, Any]:

@@ -18,10 +18,10 @@ import torch.nn.functional as F
 from recorder import TapeExecutor
 from torch import nn
 
+from ridgeline.engine.guards import native as glancing
+from ridgeline.engine.guards.check import Watch, library
+from ridgeline.engine.replay.inference import graph_inference
 from ridgeline.errors import NotGraphable
-from ridgeline.optimizer import glance as glancing
-from ridgeline.optimizer.graphed import graph_inference
-from ridgeline.optimizer.watch import Watch, library
 
 
 class Config:

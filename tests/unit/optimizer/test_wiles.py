@@ -18,12 +18,13 @@ from ruses import Ruse
 from test_ruses import _compare, _model, _played, _recorded
 from wiles import STEPS, WILES, summed
 
+from ridgeline.engine.drop_in import Optimized, Plan
+from ridgeline.engine.replay import inference as graphed
+from ridgeline.engine.replay import training
+from ridgeline.engine.replay.training import graph_training
 from ridgeline.errors import NotGraphable
-from ridgeline.optimizer import graphed, training
-from ridgeline.optimizer.optimized import Optimized, Plan
-from ridgeline.optimizer.training import graph_training
 
-pytestmark = pytest.mark.filterwarnings("ignore::ridgeline.optimizer.optimized.RunsEagerly")
+pytestmark = pytest.mark.filterwarnings("ignore::ridgeline.engine.drop_in.RunsEagerly")
 
 
 @pytest.fixture(autouse=True)

@@ -19,11 +19,11 @@ from compare import alike, seed
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from ridgeline.engine.drop_in import Optimized, Plan
+from ridgeline.engine.replay.inference import graph_training
+from ridgeline.engine.replay.step import GraphedUpdate
+from ridgeline.engine.replay.training import renew_accumulator
 from ridgeline.errors import NotGraphable, OptimizeError
-from ridgeline.optimizer.graphed import graph_training
-from ridgeline.optimizer.optimized import Optimized, Plan
-from ridgeline.optimizer.steps import GraphedUpdate
-from ridgeline.optimizer.training import renew_accumulator
 
 
 def _mlp() -> nn.Module:

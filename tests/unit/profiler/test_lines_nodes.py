@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ridgeline.journeys import link, predict
+from ridgeline.api import link, predict
 from ridgeline.profiler.lines import with_lines, with_module_lines
 from ridgeline.profiler.nodes import canonical, node_runs
 from ridgeline.trace import Kind, TraceBuilder

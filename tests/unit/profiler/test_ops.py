@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from ridgeline.cost.lower import lower
+from ridgeline.cost.lower.eager import lower
 from ridgeline.profiler.ops import known, layout_of, site_of
 
 BF, F32, I64 = "c10::BFloat16", "float", "long int"

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from ridgeline.errors import InputError
-from ridgeline.sim.published import collectives
-from ridgeline.sim.published.registry import PUBLISHED, check_published, published_kind
-from ridgeline.sim.published.verdict import Judged, Row
+from ridgeline.validation import collectives
+from ridgeline.validation.registry import PUBLISHED, check_published, published_kind
+from ridgeline.validation.verdict import Judged, Row
 
 HEADER = (
     "source,collective,device,num_devices,nodes,devices_per_node,intra_link,inter_link,dtype,message_bytes,algo,time_us,"

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from ridgeline.errors import InputError
-from ridgeline.sim.published import inference_other, training_other
-from ridgeline.sim.published.registry import check_published
-from ridgeline.sim.published.verdict import Row
+from ridgeline.validation import inference_other, training_other
+from ridgeline.validation.registry import check_published
+from ridgeline.validation.verdict import Row
 
 EXAMPLES = "github:NVIDIA/DeepLearningExamples/PyTorch/x/README.md@1 (DGX A100 (8x A100 80GB))"
 

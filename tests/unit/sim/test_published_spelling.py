@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ridgeline.sim.published.registry import PUBLISHED, check_rows
-from ridgeline.sim.published.spelling import byte_size, catalog_name, is_no, number_format, whole_number
-from ridgeline.sim.published.training_llm import case_of, flops_per_token, measured_s
-from ridgeline.sim.published.verdict import Judged, Row, Unused
+from ridgeline.validation.registry import PUBLISHED, check_rows
+from ridgeline.validation.spelling import byte_size, catalog_name, is_no, number_format, whole_number
+from ridgeline.validation.training_llm import case_of, flops_per_token, measured_s
+from ridgeline.validation.verdict import Judged, Row, Unused
 
 ROW = {"config_id": "a", "source": "somewhere", "model": "LLAMA2-7B", "layers": "32", "hidden": "4096", "heads": "32",
        "kv_heads": "32", "ffn": "11008", "vocab": "32000", "seq": "4096", "device": "H100-SXM-80GB (DGX-H100)",

@@ -8,8 +8,8 @@ import ridgeline as rl
 from ridgeline.basis import Basis
 from ridgeline.hardware import device
 from ridgeline.sim.generation import stack_of, stacks
-from ridgeline.sim.published.training_llm import case_of, source_of
-from ridgeline.sim.published.verdict import Row
+from ridgeline.validation.training_llm import case_of, source_of
+from ridgeline.validation.verdict import Row
 
 ROW = {"model": "Qwen3_30B_a3B", "layers": "48", "hidden": "2048", "heads": "32", "kv_heads": "4", "ffn": "768",
        "vocab": "151936", "experts": "128", "topk": "8", "seq": "4096", "device": "GB200 (NVL72)", "num_devices": "8",

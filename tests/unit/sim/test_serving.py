@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from ridgeline.api import serve, serving_timeline
 from ridgeline.errors import InputError, ModelError
 from ridgeline.hardware import device
-from ridgeline.journeys import serve, serving_timeline
 from ridgeline.sim.serving.anatomy import anatomy, of_config
 from ridgeline.sim.serving.compose import Wanted, deployment_of
 from ridgeline.sim.serving.deployment import Layout, cache_bytes_per_token, check, precision, weight_bytes

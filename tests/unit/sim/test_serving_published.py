@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ridgeline.cost.measurements import read_table
-from ridgeline.sim.published import inference_llm, serving_ttft_tpot
-from ridgeline.sim.published.verdict import Judged, Row, Unused
 from ridgeline.sim.serving.metrics import metrics
 from ridgeline.sim.serving.simulate import simulate
+from ridgeline.validation import inference_llm, serving_ttft_tpot
+from ridgeline.validation.measurements import read_table
+from ridgeline.validation.verdict import Judged, Row, Unused
 
 RUN = {
     "id": "a", "backend": "vllm", "backend_version": "0.18.0", "model_path": "openai/gpt-oss-120b",

@@ -13,7 +13,7 @@ import pytest
 
 import ridgeline as rl
 from ridgeline.cost import memory
-from ridgeline.cost.memory_curve import live_bytes
+from ridgeline.cost.analyses.memory_curve import live_bytes
 from ridgeline.errors import InputError
 from ridgeline.graph import Block, expand
 from ridgeline.web import render_report, write_report

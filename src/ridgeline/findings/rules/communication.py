@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ridgeline.findings.cure import Cure
+from ridgeline.findings.context.context import Candidate, Scene
 from ridgeline.findings.finding import Where
-from ridgeline.findings.replay import Index, Seconds
+from ridgeline.findings.replay.fix import Cure
+from ridgeline.findings.replay.replay import Index, Seconds
 from ridgeline.findings.rule import rule
-from ridgeline.findings.scene import Candidate, Scene
 from ridgeline.trace.intervals import difference
 from ridgeline.trace.kind import Kind
 from ridgeline.trace.table import Trace

@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.errors import RidgelineError
-from ridgeline.findings.cure import Cure, joined
-from ridgeline.findings.offload import kept_for_later
-from ridgeline.findings.replay import Index, Mask
+from ridgeline.findings.context.context import Candidate, Scene
+from ridgeline.findings.context.offload import kept_for_later
+from ridgeline.findings.context.shapes import first_shape, is_shape, parsed, shaped_ops
+from ridgeline.findings.replay.fix import Cure, joined
+from ridgeline.findings.replay.replay import Index, Mask
 from ridgeline.findings.rule import rule, suspicion
-from ridgeline.findings.scene import Candidate, Scene
-from ridgeline.findings.shapes import first_shape, is_shape, parsed, shaped_ops
 from ridgeline.trace.intervals import difference
 from ridgeline.trace.kind import Kind
 

@@ -8,12 +8,20 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.findings.castup import cast_up
-from ridgeline.findings.cure import Cure
-from ridgeline.findings.replay import Index, Mask, Seconds
+from ridgeline.findings.context.attention_upcast import cast_up
+from ridgeline.findings.context.context import BACKWARD, SURE_FRAC, Candidate, Scene
+from ridgeline.findings.context.shapes import (
+    dtype_named,
+    first_dtype,
+    first_shape,
+    is_shape,
+    parsed,
+    product_of,
+    shaped_ops,
+)
+from ridgeline.findings.replay.fix import Cure
+from ridgeline.findings.replay.replay import Index, Mask, Seconds
 from ridgeline.findings.rule import rule, suspicion
-from ridgeline.findings.scene import BACKWARD, SURE_FRAC, Candidate, Scene
-from ridgeline.findings.shapes import dtype_named, first_dtype, first_shape, is_shape, parsed, product_of, shaped_ops
 from ridgeline.trace.kind import Kind
 
 EXPONENTIAL = ("aten::exp", "aten::exp_", "aten::mul")

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from ridgeline.findings.cure import EMPTY, Cure, joined
+from ridgeline.findings.context.context import BACKWARD, SURE_FRAC, Candidate, Scene
+from ridgeline.findings.context.samples import MANY_PASSES, passes_again, passes_over_samples
 from ridgeline.findings.finding import Where
-from ridgeline.findings.program import ALLOCATES, NOT_ALLOCATING, runtime_named
-from ridgeline.findings.replay import Index, Seconds
+from ridgeline.findings.replay.fix import EMPTY, Cure, joined
+from ridgeline.findings.replay.program import ALLOCATES, NOT_ALLOCATING, runtime_named
+from ridgeline.findings.replay.replay import Index, Seconds
 from ridgeline.findings.rule import rule, suspicion
-from ridgeline.findings.samples import MANY_PASSES, passes_again, passes_over_samples
-from ridgeline.findings.scene import BACKWARD, SURE_FRAC, Candidate, Scene
 from ridgeline.trace.intervals import Intervals, covered_within, difference, union
 from ridgeline.trace.kind import Kind
 from ridgeline.trace.quality import COLD_NS

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from ridgeline.findings.cure import Cure
-from ridgeline.findings.floors import priced
-from ridgeline.findings.replay import Mask
+from ridgeline.findings.context.context import Candidate, Scene
+from ridgeline.findings.context.floors import priced
+from ridgeline.findings.context.shapes import product_of, shaped_ops
+from ridgeline.findings.replay.fix import Cure
+from ridgeline.findings.replay.replay import Mask
 from ridgeline.findings.rule import rule
-from ridgeline.findings.scene import Candidate, Scene
-from ridgeline.findings.shapes import product_of, shaped_ops
 
 BEGINS_S = 4e-6
 """No kernel is over sooner, whatever it has to do."""

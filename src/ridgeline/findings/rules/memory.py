@@ -6,10 +6,18 @@ from typing import Any
 
 import numpy as np
 
-from ridgeline.findings.cure import Cure, joined
+from ridgeline.findings.context.context import BACKWARD, Candidate, Scene
+from ridgeline.findings.context.shapes import (
+    dtype_named,
+    first_dtype,
+    first_shape,
+    is_shape,
+    parsed,
+    product_of,
+    shaped_ops,
+)
+from ridgeline.findings.replay.fix import Cure, joined
 from ridgeline.findings.rule import rule
-from ridgeline.findings.scene import BACKWARD, Candidate, Scene
-from ridgeline.findings.shapes import dtype_named, first_dtype, first_shape, is_shape, parsed, product_of, shaped_ops
 from ridgeline.trace.kind import Kind
 
 TABLE = 5e8

@@ -6,11 +6,11 @@ from collections import Counter
 
 import numpy as np
 
-from ridgeline.findings.cure import Cure, joined
-from ridgeline.findings.replay import Index, Mask, Seconds
+from ridgeline.findings.context.context import BACKWARD, Candidate, Scene
+from ridgeline.findings.context.shapes import Product, first_shape, is_shape, parsed, product_of, shaped_ops
+from ridgeline.findings.replay.fix import Cure, joined
+from ridgeline.findings.replay.replay import Index, Mask, Seconds
 from ridgeline.findings.rule import rule, suspicion
-from ridgeline.findings.scene import BACKWARD, Candidate, Scene
-from ridgeline.findings.shapes import Product, first_shape, is_shape, parsed, product_of, shaped_ops
 from ridgeline.trace.intervals import Intervals, covered_within, union
 from ridgeline.trace.kind import Kind
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ridgeline.findings.cure import Cure
-from ridgeline.findings.replay import Index, Mask
+from ridgeline.findings.context.context import BACKWARD, Candidate, Scene
+from ridgeline.findings.replay.fix import Cure
+from ridgeline.findings.replay.replay import Index, Mask
 from ridgeline.findings.rule import rule
-from ridgeline.findings.scene import BACKWARD, Candidate, Scene
 from ridgeline.trace.intervals import union
 from ridgeline.trace.kind import Kind
 

@@ -6,9 +6,9 @@ import re
 
 import numpy as np
 
-from ridgeline.findings.cure import Cure
+from ridgeline.findings.context.context import Candidate, Scene
+from ridgeline.findings.replay.fix import Cure
 from ridgeline.findings.rule import rule
-from ridgeline.findings.scene import Candidate, Scene
 
 CLOCK = re.compile(r"(sm|graphics|core|gpu).*clock|clock.*(hz|mhz)|clock_hz", re.IGNORECASE)
 POWER = re.compile(r"power", re.IGNORECASE)

@@ -7,14 +7,14 @@ from collections.abc import Callable
 import numpy as np
 
 from ridgeline.errors import RidgelineError
-from ridgeline.findings.castup import cast_up
-from ridgeline.findings.cure import Cure
-from ridgeline.findings.fact import positive
-from ridgeline.findings.pricing import alignment_ratio, product_ratio
-from ridgeline.findings.replay import Index, Mask, Seconds
+from ridgeline.findings.context.attention_upcast import cast_up
+from ridgeline.findings.context.context import BACKWARD, SURE_FRAC, Candidate, Scene
+from ridgeline.findings.context.fact import positive
+from ridgeline.findings.context.shapes import Product, first_dtype, is_shape, parsed, product_of, shaped_ops
+from ridgeline.findings.replay.fix import Cure
+from ridgeline.findings.replay.pricing import alignment_ratio, product_ratio
+from ridgeline.findings.replay.replay import Index, Mask, Seconds
 from ridgeline.findings.rule import rule
-from ridgeline.findings.scene import BACKWARD, SURE_FRAC, Candidate, Scene
-from ridgeline.findings.shapes import Product, first_dtype, is_shape, parsed, product_of, shaped_ops
 from ridgeline.trace.kind import Kind
 
 NO_TENSOR_CORES = ("pascal", "maxwell", "kepler")

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from ridgeline.findings.cure import NOWHERE, Cure, joined
+from ridgeline.findings.context.context import FACTORED, Candidate, Scene, Wait
+from ridgeline.findings.context.offload import kept_for_later
+from ridgeline.findings.context.shapes import first_dtype
 from ridgeline.findings.finding import Where
-from ridgeline.findings.offload import kept_for_later
-from ridgeline.findings.replay import Index
+from ridgeline.findings.replay.fix import NOWHERE, Cure, joined
+from ridgeline.findings.replay.replay import Index
 from ridgeline.findings.rule import rule, suspicion
-from ridgeline.findings.scene import FACTORED, Candidate, Scene, Wait
-from ridgeline.findings.shapes import first_dtype
 from ridgeline.trace.intervals import Intervals, covered_within, difference, union
 from ridgeline.trace.kind import Kind
 

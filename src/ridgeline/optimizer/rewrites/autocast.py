@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, fx
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 
-from ridgeline.optimizer.casts import CAST, off
-from ridgeline.optimizer.rewrites.scene import Scene, is_written
-from ridgeline.optimizer.rewrites.words import call, cast
+from ridgeline.engine.autocast import CAST, off
+from ridgeline.optimizer.rewrites.context import Scene, is_written
+from ridgeline.optimizer.rewrites.op_names import call, cast
 
 ENTER = _enter_autocast
 _PRODUCTS = ("linear", "matmul", "mm", "bmm", "addmm", "conv1d", "conv2d", "conv3d", "conv_transpose2d", "attention",

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
+from ridgeline.optimizer.rewrites.context import ANYWHERE, Scene, clash, is_written
+from ridgeline.optimizer.rewrites.op_names import Call, call, cast, cast_target
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
-from ridgeline.optimizer.rewrites.scene import ANYWHERE, Scene, clash, is_written
-from ridgeline.optimizer.rewrites.words import Call, call, cast, cast_target
 
 _OUT_OF_PLACE: dict[Any, Any] = {
     operator.iadd: torch.add,

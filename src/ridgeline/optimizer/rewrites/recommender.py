@@ -11,11 +11,11 @@ from torch import Tensor, fx
 from ridgeline.kernels import cross_layer, dot_interaction, embedding_bag, embedding_bags
 from ridgeline.kernels.cross_layer.op import CROSS_LAYER
 from ridgeline.kernels.dot_interaction.op import DOT_INTERACTION
-from ridgeline.optimizer.rewrites.horizontal import Pack, _is_plain, columns, may_be_laid
-from ridgeline.optimizer.rewrites.masks import Constants, watch
+from ridgeline.optimizer.rewrites.attention.masks import Constants, watch
+from ridgeline.optimizer.rewrites.context import Extra, Scene, is_written
+from ridgeline.optimizer.rewrites.linear.horizontal_fusion import Pack, _is_plain, columns, may_be_laid
+from ridgeline.optimizer.rewrites.op_names import Call, call
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
-from ridgeline.optimizer.rewrites.scene import Extra, Scene, is_written
-from ridgeline.optimizer.rewrites.words import Call, call
 
 _NOTE = "benchmarks/2026-11-15-recommender.md"
 FREE_FRAC = 0.4

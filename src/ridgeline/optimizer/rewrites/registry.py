@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ridgeline.errors import OptimizeError, nearest
 
 if TYPE_CHECKING:
-    from ridgeline.optimizer.rewrites.scene import Scene
+    from ridgeline.optimizer.rewrites.context import Scene
 
 INFERENCE, TRAINING = "inference", "training"
 MODES = (INFERENCE, TRAINING)

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from ridgeline.basis import Basis
-from ridgeline.cost.chip import kindred
+from ridgeline.cost.time.chip import kindred
 from ridgeline.errors import CalibrationError, InputError, nearest
 from ridgeline.hardware import Device
 from ridgeline.resources import data_dir

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ridgeline.cost.chip import Chip, Floats, kindred
+from ridgeline.cost.time.chip import Chip, Floats, kindred
 from ridgeline.errors import CostError
 
 MIN_TILE = 16

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ridgeline.cost.chip import Floats
+from ridgeline.cost.time.chip import Floats
 from ridgeline.hardware import Cluster, Device, cluster_of
 from ridgeline.sim.collectives import collective_s
 

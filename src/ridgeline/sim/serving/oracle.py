@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ridgeline.cost.chip import Floats
+from ridgeline.cost.time.chip import Floats
 from ridgeline.sim.serving.deployment import KV_BYTES, cache_bytes_per_token, weight_bytes
 from ridgeline.sim.serving.engine import Engine, kernel_factors
 from ridgeline.sim.serving.link import fabric

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ridgeline.basis import Basis
-from ridgeline.cost.attention import attention_timing
 from ridgeline.cost.calibration import calibration_of
-from ridgeline.cost.chip import Chip, Floats, chip_of
-from ridgeline.cost.gemm import gemm_timing, itemsize
 from ridgeline.cost.price import STREAMING_FRAC
+from ridgeline.cost.time.attention.tiles import attention_timing
+from ridgeline.cost.time.chip import Chip, Floats, chip_of
+from ridgeline.cost.time.gemm.tiles import gemm_timing, itemsize
 from ridgeline.hardware import Device
 from ridgeline.sim.serving.anatomy import Anatomy, Layers, Mixer
 from ridgeline.sim.serving.deployment import KV_BYTES, Format, Layout, Precision

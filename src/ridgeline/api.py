@@ -1,0 +1,498 @@
+"""The verbs, each short enough to be the documentation."""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import islice
+from os import PathLike as PathLikeType
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ridgeline.cost.estimate import estimate
+from ridgeline.cost.prediction import Prediction
+from ridgeline.errors import InputError, nearest
+from ridgeline.graph import Graph
+from ridgeline.hardware import Device
+from ridgeline.hardware import device as device_named
+from ridgeline.models import build
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterable
+
+    from ridgeline.cost.prediction import Span
+    from ridgeline.engine.drop_in import Optimized
+    from ridgeline.findings.diff import Difference
+    from ridgeline.findings.explanation import Explanation, Summary
+    from ridgeline.findings.regression import Gate
+    from ridgeline.findings.replay.what_if import WhatIf
+    from ridgeline.hardware import Cluster
+    from ridgeline.optimizer.in_place.substitution import Applied
+    from ridgeline.plan import Plan
+    from ridgeline.profiler.recorder import Run
+    from ridgeline.sim.search import Search, Space
+    from ridgeline.sim.serving.metrics import Metrics, Slo
+    from ridgeline.sim.serving.simulate import Served
+    from ridgeline.sim.serving.workload import Workload
+    from ridgeline.sim.step import Step, Trouble
+    from ridgeline.store.validations import Run as Validation
+    from ridgeline.trace import Trace, TraceBuilder
+    from ridgeline.validation.operators import Check
+    from ridgeline.validation.verdict import PublishedCheck
+
+    PathLike = str | os.PathLike[str]
+
+
+def predict(model: Graph | str, on: str | Device = "h200", execution: str = "eager", **options: Any) -> Prediction:
+    """How long one step takes, what bounds it, and what it needs in memory, energy and money.
+
+    ``model`` is a captured graph or a name of the zoo; for a name, ``options`` are the zoo's (batch, seq, mode,
+    precision, …). ``on`` is a device's name, with overrides if you like: ``"h200 hbm_bandwidth=2x"``.
+    """
+    if isinstance(model, Graph) and options:
+        raise InputError(
+            f"{', '.join(options)}: a captured graph has its sizes already; options are for names of the zoo"
+        )
+    if not isinstance(model, (Graph, str)):
+        raise InputError(
+            f"predict takes a graph or a zoo name, not {type(model).__name__}: "
+            "capture the model first with ridgeline.capture(model, args=…)"
+        )
+    return _uncollected(model, device_named(on), execution, options)
+
+
+def _uncollected(model: Graph | str, device: Device, execution: str, options: dict[str, Any]) -> Prediction:
+    """A prediction makes thousands of small objects and no cycles: looking for some would take a tenth of its time."""
+    with _collecting_later():
+        graph = build(model, **options) if isinstance(model, str) else model
+        return estimate(graph, device, execution)
+
+
+@contextmanager
+def _collecting_later() -> Iterator[None]:
+    """Rubbish is not looked for in here."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+def validate(path: str | os.PathLike[str], on: str | Device = "h200") -> Check:
+    """How far predictions of single operators are from a CSV file of measured ones.
+
+    Columns are ``kind, dtype, phase, library, shape, measured_s`` and, if you like, ``cache`` (cold or warm).
+    """
+    from ridgeline.validation.measurements import read_measurements
+    from ridgeline.validation.operators import check
+
+    return check(on, read_measurements(path))
+
+
+def validate_published(
+    path: str | os.PathLike[str], *, keep: bool = True
+) -> tuple[PublishedCheck, Validation, Validation | None]:
+    """How far simulations are from a file of published results: the verdicts, this run, and the last one kept.
+
+    The kind of file is known by its header. The run is kept unless ``keep`` is off or nothing changed since the last.
+    """
+    from ridgeline import __version__
+    from ridgeline.store import validations
+    from ridgeline.validation.registry import check_published
+
+    check = check_published(path)
+    run = validations.run_of(check.name, __version__, {row.key: (row.measured, row.predicted) for row in check.rows})
+    before = validations.last(check.name)
+    if keep:
+        validations.append(run)
+    return check, run, before
+
+
+def simulate(
+    model: Graph | str,
+    on: str | Cluster = "h100-sxm*8",
+    plan: Plan | None = None,
+    *,
+    stack: str = "",
+    trouble: Trouble | None = None,
+    seq: int | None = None,
+    **choices: Any,
+) -> Step:
+    """One training step of a model under a parallel plan on a cluster: time, memory, communication, energy, money.
+
+    ``model`` is a name of the zoo, or a captured training graph of one micro-batch. ``on`` is a cluster:
+    ``"h100-sxm*16384"``. The plan is given whole, or by its choices (``tp=8, pp=16, global_batch=2048``); what is left
+    of the devices is data parallel. ``stack`` is a software generation, the newest fitted on the device unless told.
+    """
+    from ridgeline.hardware import cluster as cluster_named
+    from ridgeline.plan.legality import check, facts_of
+    from ridgeline.sim.generation import default_stack, stack_of
+    from ridgeline.sim.step import simulate_step
+
+    cluster = cluster_named(on) if isinstance(on, str) else on
+    precision = plan.precision if plan else choices.get("precision", "bf16")
+    found = stack_of(stack or default_stack(cluster.device, cluster.num_devices, precision), cluster.device)
+    chosen = plan or _plan_of(cluster, {**found.choices, **choices})
+    graph = _training_graph(model, chosen.micro_batch, seq, precision)
+    check(chosen, facts_of(graph), cluster)
+    return simulate_step(graph, chosen, cluster, found, trouble=trouble)
+
+
+def _plan_of(cluster: Cluster, choices: Mapping[str, Any]) -> Plan:
+    """A plan from the choices a person made; data parallelism takes the devices that are left."""
+    from dataclasses import fields
+
+    from ridgeline.errors import PlanError, nearest
+    from ridgeline.plan import Plan
+
+    known = [f.name for f in fields(Plan)]
+    for name in choices:
+        if name not in known:
+            raise PlanError(f"a plan has no choice {name!r}{nearest(name, known)}")
+    inner = math.prod(max(1, choices.get(axis, 1)) for axis in ("tp", "pp", "cp"))
+    dp = max(1, choices.get("dp") or cluster.num_devices // inner)
+    given = {"dp": dp, "global_batch": dp * choices.get("micro_batch", 1), **choices}
+    if dp * max(1, choices.get("cp", 1)) > 1 and "zero" not in choices:
+        given["zero"] = 1
+    if choices.get("vp", 1) > 1 and "schedule" not in choices:
+        given["schedule"] = "interleaved"
+    if cluster.num_devices == 1 and "execution" not in choices:
+        given["execution"] = "eager"
+    if choices.get("tp", 1) > 1 and "overlap_tp" not in choices:
+        given["overlap_tp"] = True
+    return Plan(**given)
+
+
+def _training_graph(model: Graph | str, micro_batch: int, seq: int | None, precision: str) -> Graph:
+    if isinstance(model, Graph):
+        if model.mode != "train":
+            raise InputError(f"simulate takes a training graph, and {model.name} was captured for {model.mode}")
+        return model
+    wide = precision if precision in ("fp16", "fp32", "tf32") else "bf16"
+    return build(model, batch=micro_batch, mode="train", precision=wide, seq=seq)
+
+
+def plans(
+    model: str,
+    on: str | Cluster,
+    *,
+    global_batch: int,
+    seq: int | None = None,
+    precision: str = "bf16",
+    stack: str = "",
+    space: Space | None = None,
+    top: int = 5,
+    progress: Callable[[int, int], None] | None = None,
+    **choices: Any,
+) -> Search:
+    """The best parallel plans of a model on a cluster, why they win, and how much each choice matters.
+
+    Every legal plan of ``space`` is a candidate; those that cannot fit or cannot win are not simulated. ``choices`` fix
+    what is not to be searched (``overlap_grads=False``, ``optimizer="sgd"``).
+    """
+    from ridgeline.hardware import cluster as cluster_named
+    from ridgeline.plan import Plan
+    from ridgeline.sim.generation import default_stack, stack_of
+    from ridgeline.sim.search import search
+
+    cluster = cluster_named(on) if isinstance(on, str) else on
+    found = stack_of(stack or default_stack(cluster.device, cluster.num_devices, precision), cluster.device)
+    base = Plan(**{**found.choices, "global_batch": global_batch, "precision": precision, **choices})
+    return search(lambda batch: _training_graph(model, batch, seq, precision), cluster, found, base, space, top=top,
+                  progress=progress)  # fmt: skip
+
+
+def timeline(prediction: Prediction, max_spans: int = 300_000) -> Trace:
+    """When everything of a predicted step happens: host calls, kernels and live memory, repeats unrolled."""
+    from ridgeline.cost.analyses.memory_curve import memory_curve
+    from ridgeline.trace import TraceBuilder
+
+    trace = TraceBuilder(name=f"{prediction.graph.name} on {prediction.device.name}, {prediction.execution}, predicted")
+    trace.describe(devices=[{"name": prediction.device.name}])
+    called_s, end_s = list[float](), 0.0
+    spans = prediction.spans()
+    for call, kernels in _launched(islice(spans, max_spans)):
+        row = _add_span(trace, call, -1) if call else -1
+        called_s += [call.start_s] if call else []
+        for span in kernels:
+            _add_span(trace, span, row)
+        end_s = max([end_s, *(span.start_s + span.duration_s for span in (call, *kernels) if span)])
+    if next(spans, None) is not None:
+        trace.note(f"the first {max_spans:,} spans of the step; the rest are left out")
+        return trace.build()
+    for at_s, live_bytes in memory_curve(prediction, called_s, end_s):
+        trace.count("memory_bytes", at_s, live_bytes)
+    return trace.build()
+
+
+def _launched(spans: Iterable[Span]) -> Iterator[tuple[Span | None, list[Span]]]:
+    """Predicted spans by call: a line's kernels come before the host time that launches them, if it takes any."""
+    waiting = list[Any]()
+    for span in spans:
+        if span.lane == "host":
+            same = waiting[-1:] if waiting and waiting[-1].op == span.op and waiting[-1].module == span.module else []
+            for other in waiting[: len(waiting) - len(same)]:
+                yield None, [other]
+            yield span, same
+            waiting = []
+        else:
+            waiting.append(span)
+    for other in waiting:
+        yield None, [other]
+
+
+def _add_span(trace: TraceBuilder, span: Span, launch: int) -> int:
+    start_s, duration_s = span.start_s, span.duration_s
+    return trace.add(
+        span.name, span.lane, start_s, duration_s, module=span.module, op=span.op, phase=span.phase, launch=launch
+    )
+
+
+def explain(source: Trace | PathLike | Sequence[PathLike], on: str | Device | None = None) -> Explanation:
+    """Where the time of a run went, why, what to change and how much that brings.
+
+    ``source`` is a trace, a file, a folder with a file for each rank, or several of these. ``on`` names the device when
+    the trace does not.
+    """
+    from ridgeline.findings.explanation import communication_of, explained, summary_of
+    from ridgeline.trace import Trace, read_ranks
+
+    device = device_named(on) if on is not None else None
+    aside: list[str] = []
+    worlds: list[int | None] = []
+
+    def ranks() -> Iterator[Trace]:
+        """One rank after another, read again each time: only one is held."""
+        aside.clear()
+        worlds.clear()
+        for trace in [source] if isinstance(source, Trace) else read_ranks(_paths(source), aside=aside):
+            own = trace.ranks()
+            worlds.append(trace.meta.get("distributed", {}).get("world_size"))
+            yield from (trace.of_rank(rank) for rank in own) if len(own) > 1 else (trace,)
+
+    summaries: list[Summary] = []
+    collectives: list[Trace] = []
+    alone: Trace | None = None
+    for alone in ranks():
+        summaries.append(summary_of(alone))
+        collectives.append(communication_of(alone))
+    beside = {"set_aside": tuple(aside), "num_ranks": len(summaries), "worlds": tuple(worlds)}
+    if len(summaries) == 1 and alone is not None:
+        return explained(_beside(alone, beside), summaries, device=device)
+    chosen = _typical(summaries)
+    trace = _beside(next(islice(ranks(), chosen, None)), beside)
+    found = explained(trace, summaries, [c for i, c in enumerate(collectives) if i != chosen], device=device)
+    return replace(found, title=_job_title(source, trace, summaries[chosen].rank))
+
+
+def what_if(source: Trace | PathLike, *changes: str) -> list[WhatIf]:
+    """A step scheduled again after changes: ``what_if(trace, "kernel=gemm:2x", "workers=4", "overlap=communication")``.
+
+    Each alone, then all together; what else holds the step shows, because nothing is subtracted.
+    """
+    from ridgeline.findings.context.context import Scene
+    from ridgeline.findings.replay.what_if import what_if as tried
+    from ridgeline.profiler.floors import device_of
+
+    trace = _one_trace(source)
+    return tried(Scene(trace, device_of(trace)), changes)
+
+
+def annotated(found: Explanation) -> Trace:
+    """The explained trace with the critical path and the findings as lanes of their own, for a timeline viewer."""
+    from ridgeline.findings.annotate import annotate
+
+    if found.scene is None:
+        raise InputError("this explanation was read from JSON and has no trace any more: explain the trace again")
+    return annotate(found.scene, found.findings)
+
+
+def _paths(source: PathLike | Sequence[PathLike]) -> list[PathLike]:
+    return [source] if isinstance(source, (str, PathLikeType)) else list(source)
+
+
+def _beside(trace: Trace, beside: Mapping[str, Any]) -> Trace:
+    """The trace, with a note of what lies beside it: further ranks, and files that are no traces."""
+    return replace(trace, meta={**trace.meta, **beside})
+
+
+def _job_title(source: Trace | PathLike | Sequence[PathLike], trace: Trace, rank: int) -> str:
+    """What several ranks are called: their folder or their one file, and which of them is looked into."""
+    given = list(source) if isinstance(source, (list, tuple)) else [source]
+    folder = Path(given[0]) if len(given) == 1 and isinstance(given[0], (str, PathLikeType)) else None
+    name = (folder.resolve().name if folder and folder.is_dir() else "") or trace.title
+    return f"{name}, rank {rank} in detail"
+
+
+def _typical(summaries: Sequence[Summary]) -> int:
+    """The rank to look into: the one in the middle by time in collectives, which waits as most ranks do."""
+    order = sorted(range(len(summaries)), key=lambda i: summaries[i].comm_s)
+    return order[len(order) // 2]
+
+
+def diff(a: Trace | PathLike, b: Trace | PathLike) -> Difference:
+    """What differs between two runs, measured, simulated or predicted: aligned by module and op, largest change
+    first. Of a folder of ranks the first is compared, and a note says so."""
+    from ridgeline.findings.diff import diff as compared
+    from ridgeline.findings.diff import idle_by_cause
+
+    found = compared(_one_trace(a), _one_trace(b), idle_by_cause)
+    return replace(found, notes=(*found.notes, *_left_out(a, "A"), *_left_out(b, "B")))
+
+
+def _left_out(source: Trace | PathLike, side: str) -> list[str]:
+    """A note of a folder that holds more than the trace that was compared."""
+    from ridgeline.trace.read import trace_files
+
+    if not isinstance(source, (str, PathLikeType)) or len(files := trace_files(source)) < 2:
+        return []
+    rest = f"{len(files)} traces, of which {files[0].name} is compared: name two files to compare others"
+    return [f"{side} is a folder of {rest}"]
+
+
+def _one_trace(source: Trace | PathLike) -> Trace:
+    from ridgeline.trace import Trace, read_ranks
+
+    return source if isinstance(source, Trace) else next(read_ranks(_paths(source)))
+
+
+def gate(baseline: PathLike, runs: PathLike, max_regression: float = 0.03) -> Gate:
+    """Are these runs slower than the baseline by more than allowed, beyond what runs scatter, and where?
+
+    Each is a folder with a trace for every run, or a file of step times (JSON: a list of seconds for every run).
+    """
+    from ridgeline.findings.regression import gate_runs
+
+    return gate_runs(Path(baseline), Path(runs), max_regression)
+
+
+def profile(model: Any | Iterable[Any] | None = None, out: str | os.PathLike[str] | None = None, **wanted: Any) -> Run:
+    """Record a running program: ``with profile() as run:``, and ``run.step()`` after every step.
+
+    The warm-up is found from the step times and left out; ``steps`` steps are then recorded with shapes, module paths
+    (of ``model``, else of every model alive), source lines, power and clocks. ``run.trace`` is the result; its notes
+    say when the run was steady and what recording cost. ``wanted``: steps, warmup, max_warmup, shapes, stack, modules,
+    power, memory.
+    """
+    from ridgeline.profiler.recorder import Run, wanted_of
+
+    return Run(out, model, wanted_of(wanted))
+
+
+def link(trace: Trace, to: Graph | Prediction, on: str | Device | None = None) -> Trace:
+    """The trace with each kernel's node of the captured graph, its floor and its expected time beside the measured.
+
+    ``to`` is the graph of the same model and inputs (predicted on the device the trace names, or ``on``), or a
+    prediction of it.
+    """
+    from dataclasses import replace
+
+    from ridgeline.profiler.floors import device_of
+    from ridgeline.profiler.nodes import with_nodes
+
+    if isinstance(to, Graph):
+        device = on or device_of(trace)
+        if device is None:
+            raise InputError("the trace does not name a device that is known here: say which with on=…")
+        to = predict(to, on=device)
+    linked, matched = with_nodes(trace, to)
+    note = (
+        f"{matched.num_matched:,} of {matched.num_ops:,} ops found their node of {to.graph.name}: "
+        f"{matched.frac:.1%} of the device's time"
+    )
+    return replace(linked, notes=(*linked.notes, note))
+
+
+def serve(
+    model: str,
+    on: str = "h200*8",
+    workload: Workload | None = None,
+    slo: Slo | None = None,
+    *,
+    spans: int = 0,
+    **wanted: Any,
+) -> tuple[Served, Metrics]:
+    """What users of a deployment would see: every request of ``workload`` simulated, and the figures made of it.
+
+    ``model`` is a name of the zoo, a hub path or a ``config.json``; ``on`` a cluster; ``wanted`` the fields of
+    ``ridgeline.sim.serving.compose.Wanted`` (tp, pp, ep, attention_dp, precision, kv, engine, disaggregated, …).
+    """
+    from ridgeline.sim.serving.compose import Wanted, deployment_of
+    from ridgeline.sim.serving.metrics import metrics
+    from ridgeline.sim.serving.simulate import simulate
+    from ridgeline.sim.serving.workload import closed
+
+    known = set(Wanted.__dataclass_fields__)
+    for name in wanted:
+        if name not in known:
+            raise InputError(f"serve has no option {name!r}{nearest(name, known)}")
+    deployment = deployment_of(model, on, Wanted(**wanted))
+    served = simulate(deployment, workload or closed(32, 1024, 1024), max_spans=spans)
+    return served, metrics(served, slo)
+
+
+def serving_timeline(served: Served) -> Trace:
+    """The iterations of every instance, and the cache, batch and queue over time."""
+    from ridgeline.trace import TraceBuilder
+
+    deployment = served.deployment
+    where = f"{deployment.num_devices} × {deployment.device.name}"
+    trace = TraceBuilder(name=f"{deployment.anatomy.name} on {where}, served")
+    num_prefill = deployment.prefill.replicas if deployment.prefill else 0
+    for worker, start_s, end_s, prompts, decoding, steps in served.spans:
+        lane = f"prefill {worker}" if worker < num_prefill else f"replica {worker - num_prefill}"
+        what = "mixed" if prompts and decoding else "prefill" if prompts else "decode"
+        detail = f"{prompts} prompts" if prompts else f"{steps} steps"
+        trace.add(f"{what}: {detail}, batch {decoding}", lane, start_s, end_s - start_s, op=what, phase=what)
+    for name in ("held", "running", "waiting"):
+        label = {"held": "cache_tokens", "running": "batch", "waiting": "queue"}[name]
+        for at_s, value in zip(served.samples["at_s"], served.samples[name], strict=True):
+            trace.count(label, at_s, value)
+    if served.iterations and len(served.spans) < served.iterations:
+        trace.note("runs of equal decoding steps are drawn as one span")
+    return trace.build()
+
+
+def optimize(
+    model: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None, **wanted: Any
+) -> Optimized:
+    """The model as a faster callable, proved and measured; never slower than eager or ``torch.compile``.
+
+    ``fast(...)`` is called as the model is, and ``print(fast.receipt)`` says what was changed, gained and rejected.
+    ``wanted``: mode ("infer", or "train" for a step that is differentiated), loss, optimizer, budget_s (120),
+    memory_limit ("40 GB"; in training what eager needs, unless told), error_budget (None gives up no accuracy; with
+    0.01 layers may be computed in fewer bits while results stay within 1 % of the reference, root mean square),
+    use_cache, say (called with what is tried).
+    """
+    with _collecting_later():  # what is imported stays: looking through it and PyTorch took a quarter of the import
+        from ridgeline.optimizer.request import optimize as optimized
+
+    known = ("mode", "loss", "optimizer", "budget_s", "memory_limit", "error_budget", "use_cache", "say")
+    for name in wanted:
+        if name not in known:
+            raise InputError(f"optimize has no option {name!r}{nearest(name, known)}")
+    return optimized(model, args, kwargs, **wanted)
+
+
+def apply(model: Any, parts: Sequence[str] | None = None) -> Applied:
+    """Put our kernels into a Hugging Face model in place; what comes back says what was replaced and what was left.
+
+    ``parts`` are among attention, norm, gate, rotary, loss, padding, scan and experts (None: all). ``revert`` undoes.
+    """
+    from ridgeline.optimizer.in_place.substitution import PARTS
+    from ridgeline.optimizer.in_place.substitution import apply as put
+
+    return put(model, PARTS if parts is None else parts)
+
+
+def revert(model: Any) -> None:
+    """Take out the kernels that ``apply`` put in: every forward and attribute is what it was."""
+    from ridgeline.optimizer.in_place.substitution import revert as take_out
+
+    take_out(model)

@@ -1,0 +1,1 @@
+"""What a prediction shows beyond time."""

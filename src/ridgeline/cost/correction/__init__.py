@@ -1,0 +1,1 @@
+"""Learned, bounded correction factors on top of the time models."""

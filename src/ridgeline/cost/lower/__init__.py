@@ -1,0 +1,1 @@
+"""From ops of a graph to kernel calls."""

@@ -1,0 +1,1 @@
+"""Time models, one package per kernel family."""

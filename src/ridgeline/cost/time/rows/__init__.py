@@ -1,0 +1,1 @@
+"""Time of row-wise kernels."""

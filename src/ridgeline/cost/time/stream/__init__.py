@@ -1,0 +1,1 @@
+"""Time of kernels that stream over memory."""

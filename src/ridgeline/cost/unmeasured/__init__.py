@@ -1,0 +1,1 @@
+"""Coefficients for devices that nobody measured."""

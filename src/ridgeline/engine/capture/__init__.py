@@ -1,0 +1,1 @@
+"""Capturing a call as CUDA graphs."""

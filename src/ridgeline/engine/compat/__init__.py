@@ -1,0 +1,1 @@
+"""What must know the internals of one library."""

@@ -1,0 +1,1 @@
+"""Guards: whether anything a captured call depends on has changed."""

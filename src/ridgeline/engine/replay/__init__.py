@@ -1,0 +1,1 @@
+"""Replaying captured calls."""

@@ -1,0 +1,1 @@
+"""One rank of a trace as the rules see it."""

@@ -1,0 +1,85 @@
+"""Measured against expected: ops beside what the cost model expects and the speed of light, the largest gap first."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from ridgeline.findings.context.context import Scene
+from ridgeline.profiler.floors import with_floors
+from ridgeline.trace.table import Trace
+
+MAX_WORKS = 20_000
+"""Pricing takes about 50 µs a kernel the first time its shapes are seen: longer traces keep what they brought along."""
+MAX_ROWS = 40
+_PRICED: WeakKeyDictionary[Scene, Trace | None] = WeakKeyDictionary()
+"""A rule asks as well as the table: pricing is done once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """One op of one module: milliseconds a step measured, expected and at best."""
+
+    op: str
+    module: str
+    num: float
+    measured_ms: float
+    expected_ms: float
+    floor_ms: float
+
+    @property
+    def gap_ms(self) -> float:
+        """What is measured above what is expected."""
+        return self.measured_ms - self.expected_ms
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "gap_ms": self.gap_ms}
+
+
+def gaps_of(scene: Scene) -> tuple[Gap, ...]:
+    """Ops with a price, the largest gap first; none where shapes or the device are not known."""
+    trace = priced(scene)
+    if trace is None:
+        return ()
+    floor, expected = trace.optional("floor_s")[scene.rows], trace.optional("expected_s")[scene.rows]
+    known = np.flatnonzero(np.isfinite(floor) & np.isfinite(expected))
+    rows = scene.rows[known]
+    code = np.stack([trace.op[rows], trace.module[rows]], axis=1)
+    distinct, inverse = np.unique(code, axis=0, return_inverse=True)
+    sums = [
+        np.bincount(inverse.reshape(-1), weights=column, minlength=len(distinct)) / scene.num_steps
+        for column in (np.ones(len(known)), scene.work_s[known], expected[known], floor[known])
+    ]
+    found = [
+        Gap(trace.words[int(op)], trace.words[int(module)], *(float(part[i]) * unit for part, unit in zip(sums, UNITS)))
+        for i, (op, module) in enumerate(distinct.tolist())
+    ]
+    return tuple(sorted(found, key=lambda gap: -gap.gap_ms)[:MAX_ROWS])
+
+
+UNITS = (1.0, 1e3, 1e3, 1e3)
+
+
+def with_work(scene: Scene) -> Trace:
+    """The trace with the flops and bytes of its kernels, if it has them or its shapes tell them."""
+    if np.isfinite(scene.trace.optional("flops")[scene.rows]).any():
+        return scene.trace
+    return _from_shapes(scene) or scene.trace
+
+
+def priced(scene: Scene) -> Trace | None:
+    """The trace with what each op is expected to take and needs at least; None where shapes or the device are not
+    known."""
+    if scene not in _PRICED:
+        known = "floor_s" in scene.trace.extra and np.isfinite(scene.trace.extra["floor_s"]).any()
+        _PRICED[scene] = scene.trace if known else _from_shapes(scene)
+    return _PRICED[scene]
+
+
+def _from_shapes(scene: Scene) -> Trace | None:
+    if scene.device is None or scene.program.num_works > MAX_WORKS or "shapes" not in scene.trace.extra:
+        return None
+    return with_floors(scene.trace, scene.device)[0]

@@ -1,0 +1,46 @@
+"""Whether a loop over tensors and what the host stops for are one loop: stops in each of its turns, and kernels in
+between, or in the gradient of what was computed in between."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ridgeline.findings.context.context import BACKWARD, Scene
+from ridgeline.findings.replay.fix import Cure
+from ridgeline.findings.replay.replay import Index
+from ridgeline.trace.kind import Kind
+
+LOOPS, STOPS = frozenset({"tensor-loop"}), frozenset({"value-read", "synchronize"})
+"""Findings about a loop, and about what it may do in each of its turns: one op over all of it has neither."""
+MANY, TURN, IN_TURNS = 8, 24, 0.75
+"""Stops of a round and calls between two of them for turns of a loop, and of the turns those with kernels of the
+loop."""
+
+
+def are_one_loop(scene: Scene, loop: Cure, stops: Cure) -> bool:
+    """Whether most of the stops follow each other closely, with something of the loop in between."""
+    calls = np.sort(stops.freed)
+    if len(calls) < MANY * scene.num_rounds:
+        return False
+    times_ns = np.sort(_made_ns(scene, loop.works))
+    reached = np.searchsorted(times_ns, scene.clock.start_ns[calls])
+    turns = (np.diff(reached) > 0) & (np.diff(calls) <= TURN)
+    return bool(turns.mean() >= IN_TURNS)
+
+
+def _made_ns(scene: Scene, works: Index) -> Index:
+    """When works were launched; those of a gradient when what it is the gradient of was."""
+    numbers = scene.trace.extra.get("sequence")
+    times_ns = scene.launch_ns[works].copy()
+    if numbers is None:
+        return times_ns
+    ops = scene.of_kind(Kind.OP)
+    ops = ops[(numbers[ops] >= 0) & ~scene.words_like(BACKWARD)[scene.trace.name[ops]]]
+    ops = ops[~scene.spans_under(ops, BACKWARD)]
+    made = dict(zip(numbers[ops].tolist(), scene.start_ns[ops].tolist(), strict=True))
+    backward = scene.under(BACKWARD)[works]
+    for place in np.flatnonzero(backward).tolist():
+        path = scene.trace.path(int(scene.trace.launch[scene.rows[works[place]]]))
+        known = (made[number] for number in numbers[list(path)].tolist() if number in made)
+        times_ns[place] = next(known, times_ns[place])
+    return times_ns

@@ -1,0 +1,28 @@
+"""Tensors that a forward pass sends to the host and a backward pass fetches again."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ridgeline.findings.context.context import BACKWARD, Scene
+from ridgeline.findings.replay.replay import Index
+
+VALUE_BYTES, LEAST_BYTES = 4096, 64e6
+"""Of a tensor, and of all of a step, at least."""
+NUM, RETURNED_FRAC = 6, 0.9
+"""Tensors of a round that come back, at least, and of those how many are seen to go."""
+FREE_FRAC = 0.5
+"""Of the memory, what the peak may take for activations to have room beside it."""
+
+
+def kept_for_later(scene: Scene) -> Index:
+    """Copies to the host of tensors that come back, of the same sizes, inside of a backward pass, and those back: what
+    would be kept on the device, where it has room."""
+    away, back = np.flatnonzero(scene.copies("dtoh")), np.flatnonzero(scene.copies("htod") & scene.under(BACKWARD))
+    sizes = [np.maximum(0, scene.trace.optional("bytes")[scene.rows[works]]) for works in (away, back)]
+    both = np.intersect1d(sizes[0][sizes[0] >= VALUE_BYTES], sizes[1])
+    moved = float(sizes[1][np.isin(sizes[1], both)].sum()) / scene.num_steps
+    away, back = away[np.isin(sizes[0], both)], back[np.isin(sizes[1], both)]
+    few = len(back) < NUM * scene.num_rounds or len(away) < RETURNED_FRAC * len(back) or moved < LEAST_BYTES
+    full = (scene.memory_frac or 0.0) > FREE_FRAC
+    return away[:0] if few or full else np.sort(np.concatenate((away, back)))

@@ -1,0 +1,1 @@
+"""Scheduling a recorded run again after a change."""

@@ -1,0 +1,159 @@
+"""What if: a run scheduled again with kernels faster, copies overlapped, links wider, workers added, a cause
+removed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from ridgeline.errors import FindingError, nearest
+from ridgeline.findings.context.context import Scene
+from ridgeline.findings.replay.fix import Cure
+from ridgeline.findings.rule import rules
+from ridgeline.trace.kind import Kind
+
+_SPEED = re.compile(r"^(.*?)[:=]?\s*(\d+(?:\.\d+)?)\s*[x×]$", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """A step before and after a change, scheduled again."""
+
+    change: str
+    before_ms: float
+    after_ms: float
+    touched_ms: float  # device or host time that the change was applied to
+
+    @property
+    def saved_ms(self) -> float:
+        return self.before_ms - self.after_ms
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "saved_ms": self.saved_ms}
+
+
+def what_if(scene: Scene, changes: Sequence[str]) -> list[WhatIf]:
+    """Each change alone, then all of them together.
+
+    ``kernel=REGEX:2x``, ``op=REGEX:2x`` and ``module=REGEX:2x`` make work faster, ``link=2x`` communication,
+    ``pcie=2x`` copies over the host link, ``host=2x`` launching; ``overlap=communication`` or ``overlap=copies`` moves
+    them beside the rest; ``workers=4`` divides the data loader's time; ``remove=RULE`` applies what a rule would
+    change, at its best.
+    """
+    cures = [(change, _cure(scene, change)) for change in changes]
+    found = [_tried(scene, change, [cure]) for change, cure in cures]
+    if len(cures) > 1:
+        found.append(_tried(scene, "all of these", [cure for _, cure in cures]))
+    return found
+
+
+def _tried(scene: Scene, change: str, cures: Sequence[Cure]) -> WhatIf:
+    edit = scene.no_edit()
+    for cure in cures:
+        edit = edit | scene.edit(cure, best=True)
+    touched_s = sum(scene.touched_s(cure) for cure in cures)
+    return WhatIf(change, scene.step_s * 1e3, scene.step_after_s(edit) * 1e3, touched_s * 1e3)
+
+
+def _cure(scene: Scene, change: str) -> Cure:
+    name, equals, value = change.partition("=")
+    make = _CHANGES.get(name.strip())
+    if make is not None and not equals:
+        raise FindingError(f"the change {change!r} does not say how much: write {_EXAMPLES[name.strip()]}")
+    if make is None:
+        raise FindingError(
+            f"cannot read the change {change!r}{nearest(name.strip(), _CHANGES)} as kernel=gemm:2x or workers=4"
+        )
+    return make(scene, value.strip())
+
+
+def _faster(column: str) -> Callable[[Scene, str], Cure]:
+    def make(scene: Scene, value: str) -> Cure:
+        pattern, times = _speed(value)
+        try:
+            works = np.flatnonzero(scene.named(pattern or ".", column))
+        except re.error as error:
+            raise FindingError(
+                f"{pattern!r} is no pattern: {error}; write a regular expression, as gemm or flash.*fwd"
+            ) from error
+        if not len(works):
+            raise FindingError(f"no {column} matches {pattern!r}: `ridgeline explain --json` lists what ran")
+        return Cure(works=works, keep_best=1.0 / times, keep_worst=1.0 / times)
+
+    return make
+
+
+def _speed(value: str) -> tuple[str, float]:
+    match = _SPEED.match(value)
+    if not match or float(match.group(2)) <= 0:
+        raise FindingError(f"cannot read {value!r} as a speed-up: write 2x, or PATTERN:2x")
+    return match.group(1).rstrip(":= "), float(match.group(2))
+
+
+def _of_kind(*kinds: Kind) -> Callable[[Scene, str], Cure]:
+    def make(scene: Scene, value: str) -> Cure:
+        _, times = _speed(value)
+        works = np.flatnonzero(np.isin(scene.work_kind, [int(kind) for kind in kinds]))
+        return Cure(works=works, keep_best=1.0 / times, keep_worst=1.0 / times)
+
+    return make
+
+
+def _pcie(scene: Scene, value: str) -> Cure:
+    _, times = _speed(value)
+    works = np.flatnonzero(scene.copies("htod") | scene.copies("dtoh"))
+    return Cure(works=works, keep_best=1.0 / times, keep_worst=1.0 / times)
+
+
+def _overlap(scene: Scene, value: str) -> Cure:
+    kinds = {"communication": Kind.COMMUNICATION, "copies": Kind.MEMCPY}
+    if value not in kinds:
+        raise FindingError(f"cannot overlap {value!r}{nearest(value, kinds)}")
+    works = np.flatnonzero(scene.work_kind == int(kinds[value]))
+    chosen = np.zeros(scene.program.num_works + 1, dtype=bool)
+    chosen[works] = True
+    calls = np.flatnonzero(chosen[scene.program.waits_for] & (scene.program.waits_for >= 0))
+    return Cure(aside=works, freed=calls)
+
+
+def _workers(scene: Scene, value: str) -> Cure:
+    if not value.isdigit() or int(value) < 1:
+        raise FindingError(f"workers={value!r} is no count: write workers=4")
+    return Cure(
+        host=scene.time_of(scene.of_kind(Kind.DATALOADER)), host_best=1.0 / int(value), host_worst=1.0 / int(value)
+    )
+
+
+def _host(scene: Scene, value: str) -> Cure:
+    _, times = _speed(value)
+    return Cure(host=scene.launching, host_best=1.0 / times, host_worst=1.0 / times)
+
+
+def _remove(scene: Scene, value: str) -> Cure:
+    known = {rule.name: rule for rule in rules()}
+    if value not in known:
+        raise FindingError(f"no rule {value!r}{nearest(value, known)}")
+    candidate = known[value].detect(scene)
+    if candidate is None:
+        raise FindingError(f"{value} is not found in this trace: there is nothing to remove")
+    return candidate.cure
+
+
+_EXAMPLES = {"overlap": "overlap=copies", "workers": "workers=4", "remove": "remove=RULE"} | {
+    name: f"{name}=2x" for name in ("link", "pcie", "host")
+} | {name: f"{name}=PATTERN:2x" for name in ("kernel", "op", "module")}  # fmt: skip
+_CHANGES: Mapping[str, Callable[[Scene, str], Cure]] = {
+    "kernel": _faster("name"),
+    "op": _faster("op"),
+    "module": _faster("module"),
+    "link": _of_kind(Kind.COMMUNICATION),
+    "pcie": _pcie,
+    "overlap": _overlap,
+    "workers": _workers,
+    "host": _host,
+    "remove": _remove,
+}

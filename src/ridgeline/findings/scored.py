@@ -1,0 +1,82 @@
+"""A suspicion weighed: what its change brings alone, by replay, and the finding that this makes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ridgeline.findings.context.context import Candidate, Scene
+from ridgeline.findings.finding import Finding
+from ridgeline.findings.replay.calibration import UNMEASURED_FRAC, slack, trust
+from ridgeline.findings.replay.replay import Edit
+from ridgeline.findings.rule import Rule
+
+
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """A suspicion with its edits and what they bring alone, in seconds a step."""
+
+    rule: Rule
+    candidate: Candidate
+    best: Edit
+    worst: Edit
+    best_s: float
+    worst_s: float
+    likely_s: tuple[float, float]  # worst and best by the likeliest host alone; what is thought of them together
+    surely_s: float  # worst by the likeliest host where the step does not tell how fast its host is
+
+    @property
+    def expected_s(self) -> float:
+        """The middle of what the likeliest host gives."""
+        trusted = trust(self.rule.name)
+        return (trusted.low * self.likely_s[0] + trusted.high * self.likely_s[1]) / 2
+
+
+def weighed_of(scene: Scene, rule: Rule, candidate: Candidate) -> Weighed:
+    """A suspicion with what it brings at best and at worst, by every host that is thought possible."""
+    best, worst = scene.edit(candidate.cure, best=True), scene.edit(candidate.cure, best=False)
+    best_gains_s, worst_gains_s = scene.gains_s(best), scene.gains_s(worst)
+    most_s = scene.usual_gain_s(best) if _is_paced(scene, candidate) else 0.0
+    best_s, worst_s = max(*best_gains_s, *worst_gains_s, most_s), min(*best_gains_s, *worst_gains_s)
+    likely_s = (worst_s, best_s) if scene.is_timed else (worst_gains_s[0], max(best_gains_s[0], most_s))
+    surely_s = worst_gains_s[-1] if scene.is_timed else worst_gains_s[0]
+    return Weighed(rule, candidate, best, worst, best_s, worst_s, likely_s, surely_s)
+
+
+def _is_paced(scene: Scene, candidate: Candidate) -> bool:
+    """Whether workers set the pace that the change would free."""
+    return candidate.cure.elastic and (scene.is_timed or scene.is_fed_late)
+
+
+def finding_of(scene: Scene, found: Weighed, in_turn_s: float) -> Finding:
+    """What a change promises on its own, with what it adds to those above it."""
+    trusted = trust(found.rule.name)
+    step_s = scene.unrecorded_step_s
+    had_s = scene.most_s(found.candidate.cure)
+    best_s = min(trusted.high * found.best_s * scene.pace, had_s, scene.longest_step_s)
+    beyond = min(1.0, had_s / max(1e-12, found.best_s * scene.pace))  # a replay may promise more than there is
+    worst_s = min(best_s, beyond * trusted.low * found.worst_s * scene.pace)
+    noise_s = min(scene.noise_s, max(best_s, UNMEASURED_FRAC * step_s))
+    more = slack(found.rule.name)
+    high_s = min(scene.longest_step_s, (1.0 + more) * best_s + noise_s)
+    low_s = max(0.0, (1.0 - more) * worst_s - noise_s)
+    candidate = found.candidate
+    likely_s = tuple(min(best_s, factor * gain_s * scene.pace)
+                     for factor, gain_s in zip((trusted.low, trusted.high), found.likely_s, strict=True))  # fmt: skip
+    return Finding(
+        rule=found.rule.name,
+        version=found.rule.version,
+        what=candidate.what,
+        where=candidate.where,
+        cause=candidate.cause,
+        change=candidate.change,
+        low_ms=low_s * 1e3,
+        high_ms=high_s * 1e3,
+        expected_ms=min(high_s, sum(likely_s) / 2) * 1e3,
+        later_ms=max(high_s, in_turn_s * scene.pace) * 1e3,
+        in_turn_ms=in_turn_s * scene.pace * 1e3,
+        step_frac=min(1.0, best_s / step_s) if step_s > 0 else 0.0,
+        evidence=candidate.evidence,
+        rows=candidate.spans,
+        unchecked=candidate.unchecked,
+        basis=trusted.basis,
+    )

@@ -1,0 +1,1 @@
+"""Around torch.compile: repeated pieces, labels, deadlines."""

@@ -1,0 +1,164 @@
+"""A block's own place in a key-value cache: equal blocks ask for theirs by number, and compile to one graph a block.
+
+While a block runs compiled, it is told that it is the first, and is handed a cache of one layer, its own. So all blocks
+look alike to the tracer. Tensors of the layer are the same memory as other objects: those that a cache has marked as
+staying where they are would be compared by identity. Likewise for the chance with which a block is skipped in training,
+which differs from block to block and is read, and then not used, in evaluation too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ridgeline.engine.pytree import empty_like, slots_of
+
+NUMBER = "layer_idx"
+"""What transformers' blocks call their place."""
+CHANCES, CHANCE = ("DropPath", "StochasticDepth"), ("drop_prob", "p")
+"""What modules that skip a block in training are called, and what they call the chance of it."""
+_GONE = object()
+
+
+class Place:
+    """The number that a block and its parts ask a cache with; none where they have none or several."""
+
+    def __init__(self, block: nn.Module) -> None:
+        held = [vars(part) for part in block.modules() if type(vars(part).get(NUMBER)) is int]
+        numbers = {names[NUMBER] for names in held}
+        self.number = numbers.pop() if len(numbers) == 1 else None
+        self._held = held
+        self._chances = [
+            (part, name, vars(part)[name])
+            for part in block.modules() for name in CHANCE
+            if type(part).__name__.endswith(CHANCES) and type(vars(part).get(name)) is float
+        ]  # fmt: skip
+
+    def call(self, run: Callable[..., Any], block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """The block compiled, as the first of its kind."""
+        chances = [each for each in self._chances if not each[0].training]
+        for part, name, _ in chances:
+            vars(part)[name] = 0.0
+        try:
+            return self._numbered(run, block, args, kwargs)
+        finally:
+            for part, name, value in chances:
+                vars(part)[name] = value
+
+    def _numbered(
+        self, run: Callable[..., Any], block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """The block compiled, as the first of a cache of one where it is given a cache."""
+        caches = {id(value): value for value in (*args, *kwargs.values()) if is_cache(value)}
+        if self.number is None or len(caches) != 1:
+            return run(block, *args, **kwargs)
+        (cache,) = caches.values()
+        alone = Alone.of(cache, self.number)
+        if alone is None:
+            return run(block, *args, **kwargs)
+        given = [alone.cache if value is cache else value for value in args]
+        named = {name: alone.cache if value is cache else value for name, value in kwargs.items()}
+        for names in self._held:
+            names[NUMBER] = 0
+        try:
+            result = run(block, *given, **named)
+        finally:
+            for names in self._held:
+                names[NUMBER] = self.number
+            alone.settle()
+        return _handed(result, alone.cache, cache)
+
+
+def is_cache(value: Any) -> bool:
+    """An object with a list of layers that are updated by number, or one that holds such objects by name."""
+    if isinstance(value, nn.Module) or not isinstance(getattr(value, "__dict__", None), dict):
+        return False
+    return _is_layered(value) or any(_is_layered(held) for held in vars(value).values())
+
+
+def _is_layered(value: Any) -> bool:
+    layers = getattr(value, "layers", None)
+    return isinstance(layers, list) and callable(getattr(value, "update", None)) and not isinstance(value, nn.Module)
+
+
+class Alone:
+    """A cache of one layer, which is another cache's; ``settle`` tells the other what was changed."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._pairs: list[tuple[dict[Any, Any], dict[Any, Any], dict[Any, Any]]] = []
+        self._numbered: list[tuple[dict[int, Any], dict[int, Any]]] = []
+        self.cache: Any = None
+
+    @classmethod
+    def of(cls, cache: Any, number: int) -> Alone | None:
+        """None where the cache has no such layer or one that is not made of named things."""
+        alone = cls(number)
+        alone.cache = alone._layered(cache) if _is_layered(cache) else alone._named(cache)
+        return alone if alone.cache is not None else None
+
+    def _layered(self, cache: Any) -> Any:
+        grown = getattr(cache, "layer_class_to_replicate", None)
+        while grown is not None and len(cache.layers) <= self._number:
+            cache.layers.append(grown())
+        layer = cache.layers[self._number] if self._number < len(cache.layers) else None
+        if not _is_plain(cache) or not _is_plain(layer):
+            return None
+        own = self._twin(layer, {name: _alias(held) for name, held in vars(layer).items()})
+        return self._twin(cache, {**vars(cache), "layers": [own]})
+
+    def _named(self, cache: Any) -> Any:
+        """A cache of several caches, as encoders and decoders have; what it keeps by number it keeps for the first."""
+        if not _is_plain(cache):
+            return None
+        names = dict(vars(cache))
+        for name, held in vars(cache).items():
+            if _is_layered(held):
+                names[name] = self._layered(held)
+                if names[name] is None:
+                    return None
+            elif type(held) is dict and held and all(type(key) is int for key in held):
+                names[name] = {0: held[self._number]} if self._number in held else {}
+                self._numbered.append((held, names[name]))
+        return self._twin(cache, names)
+
+    def _twin(self, value: Any, names: dict[str, Any]) -> Any:
+        made = empty_like(value)
+        vars(made).update(names)
+        self._pairs.append((vars(value), vars(made), dict(names)))
+        return made
+
+    def settle(self) -> None:
+        """What was given another meaning since is given it in the cache and its layer."""
+        for held, now, before in self._pairs:
+            for name in before.keys() - now.keys():
+                held.pop(name, None)
+            for name, value in now.items():
+                if value is not before.get(name, _GONE):
+                    held[name] = value
+        for numbered, own in self._numbered:
+            if 0 in own:
+                numbered[self._number] = own[0]
+
+
+def _alias(held: Any) -> Any:
+    """A tensor as another object over the same memory; one that gradients go through stays itself."""
+    if not isinstance(held, Tensor) or (held.requires_grad and torch.is_grad_enabled()):
+        return held
+    return held.detach()
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(getattr(value, "__dict__", None), dict) and not slots_of(type(value))
+
+
+def _handed(result: Any, alone: Any, cache: Any) -> Any:
+    """What a block returns, with the cache in the place of the one it was handed."""
+    if result is alone:
+        return cache
+    if type(result) is tuple:
+        return tuple(_handed(item, alone, cache) for item in result)
+    return result

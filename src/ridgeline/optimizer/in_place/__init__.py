@@ -1,0 +1,1 @@
+"""Kernels substituted inside a model in place, and taken out again."""

@@ -1,0 +1,1 @@
+"""Fewer bits within an error budget."""

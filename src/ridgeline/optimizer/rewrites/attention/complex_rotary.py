@@ -1,0 +1,154 @@
+"""Rotary embedding by complex numbers, as Llama's and DeepSeek's first code has it, in real numbers.
+
+No compiler of PyTorch's generates code for complex numbers: every step of such an embedding is a pass of its own there,
+over float32 copies. In real numbers it is one kernel with what surrounds it, or our own.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from ridgeline.kernels import rope
+from ridgeline.kernels.rope.op import ROPE
+from ridgeline.optimizer.rewrites.context import LOWERED_BY, Scene
+from ridgeline.optimizer.rewrites.op_names import call, cast_target
+from ridgeline.optimizer.rewrites.registry import Match, Worth, rewrite
+
+_VIEWS = ("reshape", "view", "unflatten")
+_JOINS = ("reshape", "view", "flatten")
+
+
+@dataclass(frozen=True, slots=True)
+class Turned:
+    """Neighbors of ``x`` read as complex numbers, multiplied by a table and rounded."""
+
+    x: fx.Node
+    table: fx.Node
+    out: fx.Node
+    inside: tuple[fx.Node, ...]
+
+
+def in_pairs(x: Tensor, table: Tensor) -> Tensor:
+    """Neighbors of the last dim turned by the angles of a complex table, in float32."""
+    a, b = x.float().unflatten(-1, (-1, 2)).unbind(-1)
+    cos, sin = torch.view_as_real(table).unbind(-1)
+    return torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2).to(x.dtype)
+
+
+def angles(table: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of a complex table, without the dim of heads."""
+    cos, sin = torch.view_as_real(table.squeeze(dim)).unbind(-1)
+    return cos, sin
+
+
+@rewrite(
+    "complex-rotary",
+    summary="rotary embedding by complex numbers is computed in real ones, by our kernel where nothing else is fused",
+    worth=Worth(eager=2.0, compiled=1.5, basis="five passes over complex copies, which no compiler fuses, become one"),
+    needs_kernels=True,
+)
+def complex_rotary(scene: Scene) -> list[Match]:
+    if scene.autocast or scene.training:
+        return []
+    found = [turn for node in scene.nodes if (turn := _turned(scene, node)) is not None]
+    if scene.options.get(LOWERED_BY) != "none":
+        return [match for turn in found if (match := _real(scene, turn)) is not None]
+    pairs = zip(found[0::2], found[1::2], strict=False)
+    return [match for q, k in pairs if (match := _paired(scene, q, k)) is not None]
+
+
+def _real(scene: Scene, turn: Turned) -> Match | None:
+    if not scene.unchanged((turn.x, turn.table), turn.inside, turn.out):
+        return None
+    new = scene.emit(turn.out, in_pairs, turn.x, turn.table)
+    if not scene.replace(turn.out, new):
+        return None
+    scene.discard(turn.out)
+    return scene.match(new, f"rotary embedding by complex numbers {scene.shape(turn.x)}")
+
+
+def _paired(scene: Scene, q: Turned, k: Turned) -> Match | None:
+    """Queries and keys by one kernel, placed at the second: nobody may read the first before it."""
+    dims = scene.shape(q.table) or ()
+    dim = next((each for each in (1, 2) if len(dims) == 4 and dims[each] == 1 and dims[3 - each] > 1), None)
+    early = any(scene.position(user) < scene.position(k.out) for user in q.out.users)
+    if not _is_same(q.table, k.table) or dim is None or early:
+        return None
+    if not scene.unchanged((q.x, k.x, q.table), (*q.inside, *k.inside), k.out):
+        return None
+    both = scene.emit(k.out, angles, q.table, dim)
+    cos, sin = (scene.emit(k.out, operator.getitem, both, i) for i in range(2))
+    given = (q.x, k.x, cos, sin)
+    if ROPE.support(*(scene.value(each) for each in given), True, 3 - dim) is not None:
+        for each in (cos, sin):
+            scene.discard(each)
+        return None
+    made = scene.emit(k.out, rope, *given, interleaved=True, sequence_dim=3 - dim)
+    new = [scene.emit(k.out, operator.getitem, made, i) for i in range(2)]
+    if not all(scene.alike_sizes(old.out, each) for old, each in zip((q, k), new, strict=True)):
+        for each in new:
+            scene.discard(each)
+        return None
+    for old, each in zip((q, k), new, strict=True):
+        scene.relaid(old.out, each)
+        scene.discard(old.out)
+    return scene.match(new[1], f"rotary embedding by complex numbers {scene.shape(q.x)}")
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    """Whether two nodes are one, or the same view of one: queries and keys each ask for theirs."""
+    if a is b or not isinstance(a, fx.Node) or not isinstance(b, fx.Node):
+        return a is b or (not isinstance(a, fx.Node) and not isinstance(b, fx.Node) and bool(a == b))
+    read = call(a)
+    viewed = read is not None and read.op in ("getitem", "unsqueeze", *_VIEWS)
+    if not viewed or a.target != b.target or a.kwargs != b.kwargs or len(a.args) != len(b.args):
+        return False
+    return all(_is_same(x, y) for x, y in zip(a.args, b.args, strict=True))
+
+
+def _turned(scene: Scene, node: fx.Node) -> Turned | None:
+    """A node that rounds neighbors turned by a table back to the type they had."""
+    joined, inside = _source(scene, node, None), [node]
+    real = _source(scene, joined, _JOINS) if joined is not None else None
+    if joined is None or real is None or real.target is not torch.view_as_real or len(real.users) != 1:
+        return None
+    product = call(real.args[0])
+    if product is None or product.op != "mul" or len(product.node.users) != 1:
+        return None
+    inside += [joined, real, product.node]
+    for pairs, table in ((product["input"], product["other"]), (product["other"], product["input"])):
+        found = _bare(scene, pairs)
+        if found is not None and isinstance(table, fx.Node) and scene.dtype(table) is torch.complex64:
+            x, steps = found
+            same = scene.shape(x) == scene.shape(node) == scene.shape(joined) and scene.dtype(x) is scene.dtype(node)
+            return Turned(x, table, node, (*inside, *steps)) if same else None
+    return None
+
+
+def _source(scene: Scene, node: Any, ops: tuple[str, ...] | None) -> fx.Node | None:
+    """What a node reads, if it is one of some ops, or rounds float32; and if nobody else reads that."""
+    read = call(node)
+    if read is None or (read.op not in ops if ops is not None else cast_target(read) is None):
+        return None
+    inner = read.given.get("input")
+    return inner if isinstance(inner, fx.Node) and len(inner.users) == 1 else None
+
+
+def _bare(scene: Scene, node: Any) -> tuple[fx.Node, tuple[fx.Node, ...]] | None:
+    """What was widened, split into pairs of neighbors and read as complex numbers."""
+    if not isinstance(node, fx.Node) or node.target is not torch.view_as_complex or len(node.users) != 1:
+        return None
+    pairs = node.args[0]
+    wide = _source(scene, pairs, _VIEWS)
+    narrow = None if wide is None else call(wide)
+    if wide is None or narrow is None or cast_target(narrow) is not torch.float32:
+        return None
+    x, shape, split = narrow.given.get("input"), scene.shape(wide), scene.shape(pairs)
+    if shape is None or split is None or split != (*shape[:-1], shape[-1] // 2, 2) or not isinstance(x, fx.Node):
+        return None
+    return x, (node, pairs, wide)

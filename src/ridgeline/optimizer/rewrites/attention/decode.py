@@ -1,0 +1,187 @@
+"""Attention of one new token over a cache becomes the kernel that shares the keys out and reads no hidden ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from ridgeline.kernels import attention as ridgeline_attention
+from ridgeline.kernels import decode_attention
+from ridgeline.kernels.decode_attention.op import DECODE_ATTENTION
+from ridgeline.kernels.launcher import overlapped, recording
+from ridgeline.optimizer.rewrites.attention.fused import _repeated, attention_call, cudnn_first, key_mask
+from ridgeline.optimizer.rewrites.attention.masks import Constants, conjuncts
+from ridgeline.optimizer.rewrites.context import Scene
+from ridgeline.optimizer.rewrites.op_names import call
+from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An attention call with one query position; a mask of keys is [batch, keys], lengths stand for one."""
+
+    query: Any
+    key: Any
+    value: Any
+    mask: Any
+    scale: float | None
+    node: fx.Node
+    is_key_mask: bool = False
+    lengths: Any = None
+
+
+def attended(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scale: float | None,
+    is_key_mask: bool,
+    lengths: Tensor | None = None,
+) -> Tensor:
+    """Our kernel; a mask of keys is given the dims of heads and queries.
+
+    While a graph is recorded it gets ready before the kernel ahead of it has ended, and reads nothing until then.
+    """
+    mask = mask[:, None, None, :] if is_key_mask and mask is not None else mask
+    with overlapped(recording()):
+        return decode_attention(query, key, value, mask, lengths, scale)
+
+
+def num_seen(last: Tensor, more: int, keys: int) -> Tensor:
+    """How many of the keys each sequence sees, in memory of its own: what it was made of may move on.
+
+    Kernels count in 32 bits, so a number far beyond the keys, or before them, is brought near.
+    """
+    return last.reshape(-1).clamp(-1, keys) + more
+
+
+@rewrite(
+    "decode-attention",
+    summary="attention of one query position over many keys becomes our kernel, key heads shared",
+    modes=(INFERENCE,),
+    worth=Worth(eager=1.3, compiled=1.2, basis="benchmarks/2026-11-15-decode.md"),
+    exact="reordered",
+    needs_kernels=True,
+)
+def decoding(scene: Scene) -> list[Match]:
+    found = []
+    for node in scene.nodes:
+        read = None if scene.autocast or scene.training else _read(scene, node)
+        if read is not None and (match := _put(scene, read)) is not None:
+            found.append(match)
+    return found
+
+
+def _read(scene: Scene, node: fx.Node) -> Found | None:
+    """The call, if its query has one position and every key may be seen."""
+    found = _plain(node) or _ours(node)
+    shape = None if found is None else scene.shape(found.query)
+    keys = None if found is None else scene.shape(found.key)
+    if found is None or shape is None or keys is None or len(shape) != 4 or shape[2] != 1 or len(keys) != 4:
+        return None
+    key, value = _repeated(scene, found.key), _repeated(scene, found.value)
+    if key is not None and value is not None and scene.unchanged((key, value), (found.key, found.value), node):
+        found = replace(found, key=key, value=value)
+    lengths = None if found.mask is None else _lengths(scene, found, shape[0], keys[2])
+    return found if lengths is None else replace(found, mask=None, is_key_mask=False, lengths=lengths)
+
+
+def _lengths(scene: Scene, found: Found, batch: int, keys: int) -> fx.Node | None:
+    """Lengths that hide what a mask hides, if it shows the keys up to a number: those behind are not even read.
+
+    So do static caches mask the places that are not filled yet. One node serves all layers that share the mask.
+    """
+    if not isinstance(found.mask, fx.Node):
+        return None
+    key = ("lengths", found.mask, batch, keys)
+    if key not in scene.notes or (scene.notes[key] is not None and scene.notes[key]._erased):
+        scene.notes[key] = _lengths_of(scene, found.mask, batch, keys)
+    return scene.notes[key]
+
+
+def _lengths_of(scene: Scene, mask: fx.Node, batch: int, keys: int) -> fx.Node | None:
+    sources = [each for each in mask.args[1:] if isinstance(each, fx.Node)] if mask.target is key_mask else [mask]
+    known, limits = Constants(scene), []
+    for factor in (each for source in sources for each in conjuncts(scene, source)):
+        value = known.of(factor)
+        if value is None:
+            limits.append((factor, _limit(scene, known, factor, batch, keys)))
+        elif value.dtype is not torch.bool or not bool(value.all()):
+            return None
+    if len(limits) != 1 or known.buffers:
+        return None
+    factor, limit = limits[0]
+    return None if limit is None else scene.emit(factor, num_seen, *limit, keys)
+
+
+def _limit(scene: Scene, known: Constants, node: fx.Node, batch: int, keys: int) -> tuple[fx.Node, int] | None:
+    """(number, 1) of ``arange(keys) <= number`` and (number, 0) of ``arange(keys) < number``, one a sequence or all."""
+    read = call(node)
+    if read is None or read.op not in ("le", "lt", "ge", "gt"):
+        return None
+    places, last = (read["input"], read["other"]) if read.op in ("le", "lt") else (read["other"], read["input"])
+    value, shape = known.of(places), scene.shape(last)
+    if value is None or shape is None or scene.dtype(last) not in (torch.int64, torch.int32):
+        return None
+    if value.dim() == 0 or value.shape[-1] != keys or value.numel() != keys or value.is_floating_point():
+        return None
+    if not torch.equal(value.reshape(-1), torch.arange(keys, device=value.device, dtype=value.dtype)):
+        return None
+    padded = (1,) * (4 - len(shape)) + shape
+    fits = len(padded) == 4 and padded[0] in (1, batch) and padded[1:] == (1, 1, 1)
+    return (last, int(read.op in ("le", "ge"))) if fits else None
+
+
+def _plain(node: fx.Node) -> Found | None:
+    """PyTorch's function, or the one that asks cuDNN first. A causal mask over one row hides all keys but one."""
+    if node.target is cudnn_first:
+        names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+        given = dict(zip(names, node.args, strict=False)) | node.kwargs
+        if given.get("dropout_p") or given.get("is_causal"):
+            return None
+        return Found(given["query"], given["key"], given["value"], given.get("attn_mask"), given.get("scale"), node)
+    read = attention_call(node)
+    if read is None or read.dropout_p or read.is_causal:
+        return None
+    return Found(read.query, read.key, read.value, read.mask, read.scale, node)
+
+
+def _ours(node: fx.Node) -> Found | None:
+    """Our own attention, put in by an earlier rewrite."""
+    if node.target is not ridgeline_attention or len(node.args) != 3:
+        return None
+    given = {name: value for name, value in node.kwargs.items() if value not in (None, False)}
+    causal = given.pop("is_causal", False)
+    whole = given.pop("lower_right", False)
+    scale, mask = given.pop("scale", None), given.pop("key_mask", None)
+    if given or (causal and not whole):
+        return None
+    query, key, value = node.args
+    return Found(query, key, value, mask, scale, node, mask is not None)
+
+
+def _put(scene: Scene, found: Found) -> Match | None:
+    mask = scene.value(found.mask)
+    if found.is_key_mask and isinstance(mask, Tensor):
+        mask = mask[:, None, None, :]
+    given = [scene.value(each) for each in (found.query, found.key, found.value)]
+    reason = DECODE_ATTENTION.support(*given, mask, scene.value(found.lengths))
+    if reason is not None:
+        scene.refuse(found.node, reason)
+        return None
+    new = scene.emit(
+        found.node, attended, found.query, found.key, found.value, found.mask, found.scale, found.is_key_mask,
+        found.lengths,
+    )  # fmt: skip
+    if not scene.alike_sizes(found.node, new):
+        scene.discard(new)
+        return None
+    found.node.replace_all_uses_with(new)
+    scene.relaxed = True
+    scene.discard(found.node)
+    hidden = "" if found.lengths is None else ", those behind a length not read"
+    return scene.match(new, f"decoding over {(scene.shape(found.key) or (0, 0, 0))[2]} keys{hidden}")

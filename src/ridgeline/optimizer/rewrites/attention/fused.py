@@ -1,0 +1,1083 @@
+"""Attention in its spellings: written out, with masks that hide causality, with repeated keys; and who computes it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from ridgeline.kernels import attention as ridgeline_attention
+from ridgeline.kernels.contract import primitive
+from ridgeline.optimizer.rewrites.attention.masks import (
+    BLOCKED,
+    Constants,
+    Mask,
+    Pattern,
+    allowed_by,
+    pattern_of,
+    taken_apart,
+    watch,
+)
+from ridgeline.optimizer.rewrites.context import Scene
+from ridgeline.optimizer.rewrites.op_names import Call, call, cast_target
+from ridgeline.optimizer.rewrites.registry import Match, Worth, rewrite
+
+_RACED = "benchmarks/2026-11-15-optimize-rewrite.md: taken only where the race was won"
+LEAST_ROWS = 64
+"""Our kernel gives blocks of rows to multiprocessors and does not split keys: decoding would use a fraction of them."""
+LEAST_CAUSAL_ROWS = 2048
+"""From here on our causal kernel of head dim 128 beats cuDNN's forward (1.02 to 1.14x); below and at other head dims it
+loses (0.78x at 512 rows of 64), and so does its backward pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spelled:
+    """softmax(q · kᵀ · scale + mask) · v, found written out."""
+
+    query: fx.Node
+    key: fx.Node
+    key_is_turned: bool
+    value: fx.Node
+    scale: float
+    softcap: float
+    sinks: fx.Node | None
+    mask: Any
+    out: fx.Node
+    inside: tuple[fx.Node, ...]
+    is_turned: bool = False  # value and result lie turned: v · weightsᵀ, positions last
+
+
+@dataclass(frozen=True, slots=True)
+class Joint:
+    """What is added to scores, and which of them are hidden then."""
+
+    added: fx.Node
+    hidden: tuple[fx.Node, bool, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """What is added to scores while rows and keys are folded into the sides of an image."""
+
+    parts: tuple[fx.Node, ...]
+    folded: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Scores:
+    """What was done to scores between the product and the softmax, read backwards."""
+
+    scale: float
+    softcap: float
+    added: fx.Node | Folded | None
+    hidden: tuple[fx.Node, bool, float] | None  # a boolean, whether it hides where true, and the score put in
+    product: Call
+    inside: tuple[fx.Node, ...]
+
+
+@rewrite(
+    "attention",
+    summary="matmul, softmax, matmul becomes one call of scaled dot-product attention",
+    worth=Worth(eager=2.0, compiled=1.5, basis="no scores in memory: 4 passes over rows x keys less"),
+)
+def spelled_attention(scene: Scene) -> list[Match]:
+    found: list[Match | None] = []
+    for node in scene.nodes:
+        read = None if scene.autocast else _spelled(scene, node)
+        if read is not None and not _is_special(read) and (match := _called(scene, read)) is not None:
+            found.append(match)
+        elif read is None and (merged := _merged(scene, node)) is not None:
+            found.append(_called_apart(scene, merged))
+    return [match for match in found if match is not None]
+
+
+@rewrite(
+    "attention-special",
+    summary="attention written out with capped scores or with sinks becomes our kernel",
+    worth=Worth(eager=2.0, compiled=1.5, basis="no scores in memory; PyTorch's function has neither"),
+    needs_kernels=True,
+)
+def special_attention(scene: Scene) -> list[Match]:
+    found = []
+    for node in scene.nodes:
+        read = None if scene.autocast else _spelled(scene, node)
+        if read is not None and _is_special(read) and (match := _special(scene, read)) is not None:
+            found.append(match)
+    return found
+
+
+def _is_special(read: Spelled) -> bool:
+    """Whether scores are capped, or a share of every row goes to sinks: what PyTorch's function does not know."""
+    return bool(read.softcap) or read.sinks is not None
+
+
+def _special(scene: Scene, read: Spelled) -> Match | None:
+    """Replace special attention by our kernel, if the mask is one it knows."""
+    turned = read.key_is_turned or read.is_turned
+    if not {"softcap", "sinks"} <= kernel_arguments() or len(scene.shape(read.query) or ()) != 4 or turned:
+        return None
+    pattern, buffers = _known_pattern(scene, read)
+    if pattern is None:
+        scene.refuse(read.out, "the mask is neither causal nor a window")
+        return None
+    key, value = _repeated(scene, read.key), _repeated(scene, read.value)
+    if key is None or value is None:
+        key, value = read.key, read.value
+    if not scene.unchanged((read.query, key, value, read.sinks), (*read.inside, read.key, read.value), read.out):
+        return None
+    options: dict[str, Any] = {"is_causal": pattern.causal, "scale": read.scale}
+    options |= {"softcap": read.softcap, "sinks": read.sinks}
+    reason = kernel_refusal(*(scene.value(x) for x in (read.query, key, value)), **_values(scene, options))
+    if reason is not None:
+        scene.refuse(read.out, reason)
+        return None
+    if pattern.sides is not None:
+        options["window"] = pattern.sides
+    new = scene.emit(read.out, ridgeline_attention, read.query, key, value, **options)
+    if not scene.alike_sizes(read.out, new):
+        scene.discard(new)
+        return None
+    watch(scene, buffers)
+    scene.relaid(read.out, new)
+    scene.discard(read.out)
+    return scene.match(
+        new, f"attention with {'capped scores' if read.softcap else 'sinks'}, {tuple(scene.shape(read.query) or ())}"
+    )
+
+
+def _known_pattern(scene: Scene, read: Spelled) -> tuple[Pattern | None, tuple[fx.Node, ...]]:
+    """The constant pattern that was added to scores, and the buffers it came from."""
+    if read.mask is None:
+        return Pattern(causal=False), ()
+    if not isinstance(read.mask, fx.Node):
+        return None, ()
+    parts = taken_apart(scene, read.mask, *_lengths(scene, read))
+    if parts is None or parts.keys or parts.pattern.shift:
+        return None, ()
+    return parts.pattern, parts.buffers
+
+
+def _spelled(scene: Scene, node: fx.Node) -> Spelled | None:
+    """An attention whose last product this node is."""
+    product = _product(node)
+    if product is None or not isinstance(product["other"], fx.Node):
+        return None
+    value, is_turned = product["other"], False
+    weights, inside, sinks = _weights(scene, product["input"])
+    if weights is None:
+        value, (weights, inside, sinks), is_turned = product["input"], _turned_weights(scene, product["other"]), True
+    if weights is None or not isinstance(value, fx.Node):
+        return None
+    scores = _scores(scene, weights)
+    if scores is None or scores.product["input"] is None:
+        return None
+    q, q_scale, q_inside = _scaled(scores.product["input"])
+    k, k_scale, k_inside = _scaled(scores.product["other"])
+    key, turned, turn_inside = _untransposed(scene, k)
+    scale = scores.scale * q_scale * k_scale
+    mask: Any = scores.added if scores.hidden is None else scores.hidden
+    if isinstance(scores.added, Folded) and scores.hidden is not None:
+        return None
+    if scores.hidden is not None and isinstance(scores.added, fx.Node):
+        mask = Joint(scores.added, scores.hidden)
+    everything = (*inside, *scores.inside, *q_inside, *k_inside, *turn_inside, node)
+    return Spelled(q, key, turned, value, scale, scores.softcap, sinks, mask, node, everything, is_turned)
+
+
+def _product(node: Any) -> Call | None:
+    read = call(node)
+    return read if read is not None and read.op in ("matmul", "bmm") else None
+
+
+def _turned_weights(scene: Scene, node: fx.Node) -> tuple[fx.Node | None, tuple[fx.Node, ...], fx.Node | None]:
+    """The same of weights that are turned before values are multiplied by them, as code does that keeps channels before
+    positions: v · weightsᵀ (diffusion's first networks, attention in adversarial and non-local ones)."""
+    inner, turned, step = _untransposed(scene, node)
+    if turned or len(node.users) != 1:
+        return None, (), None
+    weights, inside, sinks = _weights(scene, inner)
+    return weights, (*inside, *step), sinks
+
+
+def _weights(scene: Scene, node: Any) -> tuple[fx.Node | None, tuple[fx.Node, ...], fx.Node | None]:
+    """(scores, nodes, sinks) under a softmax over the last dim, past a cast, dropout that is off and dropped sinks."""
+    nothing: tuple[None, tuple[fx.Node, ...], None] = (None, (), None)
+    inside: list[fx.Node] = []
+    dropped = False
+    while True:
+        read = call(node)
+        if read is None or len(node.users) != 1:
+            return nothing
+        inside.append(node)
+        if read.op == "softmax":
+            break
+        off = read.op == "dropout" and (read.get("training", True) is False or read.get("p", 0.5) == 0)
+        last_dropped = read.op == "getitem" and read["index"] == (Ellipsis, slice(None, -1, None))
+        if not off and not last_dropped and cast_target(read) is None:
+            return nothing
+        dropped = dropped or last_dropped
+        node = read["input"]
+    shape = scene.shape(node)
+    dim = read.given.get("dim")
+    if shape is None or not isinstance(dim, int) or dim % len(shape) != len(shape) - 1:
+        return nothing
+    if not dropped:
+        return (read["input"], tuple(inside), None) if isinstance(read["input"], fx.Node) else nothing
+    found = _before_sinks(scene, read["input"])
+    return nothing if found is None else (found[0], (*inside, *found[2]), found[1])
+
+
+def _before_sinks(scene: Scene, node: Any) -> tuple[fx.Node, fx.Node, tuple[fx.Node, ...]] | None:
+    """(scores, sinks, nodes) of scores with one more column, the sink of each head, less their largest or not."""
+    inside: list[fx.Node] = []
+    read = call(node)
+    if read is not None and read.op == "sub" and _is_row_maximum(read["other"], read["input"]):
+        inside.append(node)
+        node = read["input"]
+        read = call(node)
+    if read is None or read.op != "cat" or len(read["tensors"]) != 2 or read.get("dim", 0) not in (-1, 3):
+        return None
+    scores, column = read["tensors"]
+    wide = call(column)
+    turned = None if wide is None or wide.op != "expand" else call(wide["input"])
+    if turned is None or turned.op not in ("view", "reshape") or not isinstance(turned["input"], fx.Node):
+        return None
+    heads = (scene.shape(scores) or (0, 0))[1]
+    if scene.shape(turned.node) != (1, heads, 1, 1) or scene.shape(turned["input"]) != (heads,):
+        return None
+    return scores, turned["input"], (*inside, node)
+
+
+def _is_row_maximum(node: Any, of: Any) -> bool:
+    """Whether a node is the largest of each row of another: softmax does not notice it taken away."""
+    read = call(node)
+    if read is not None and read.op == "getitem" and read["index"] == 0:
+        read = call(read["input"])
+    if read is None or read.op not in ("max", "amax") or read["input"] is not of:
+        return False
+    return read.given.get("dim") in (-1, 3) and read.get("keepdim", False) is True
+
+
+def _scores(scene: Scene, node: fx.Node) -> Scores | None:
+    """Follow scores back to their product: casts, scales, a bias and a mask behind it.
+
+    A scale after the mask would scale the mask: only where that is known to be a pattern before and after it.
+    """
+    scale, softcap, hidden = 1.0, 0.0, None
+    added: fx.Node | Folded | None = None
+    inside: list[fx.Node] = []
+    while True:
+        read = call(node)
+        if read is None or sum(not _asks_about(user, node) for user in node.users) != 1:
+            return None
+        inside.append(node)
+        if read.op in ("matmul", "bmm"):
+            return Scores(scale, softcap, added, hidden, read, tuple(inside))
+        if cast_target(read) is not None:
+            node = read["input"]
+        elif not softcap and scale == 1.0 and (cap := _cap(read)) is not None:
+            softcap, scale, node, steps = cap
+            inside += steps
+        elif (factor := _factor(read)) is not None:
+            # read backwards: everything met before this point was done to the scaled scores
+            scale, node = scale * factor[0], factor[1]
+        elif added is None and not softcap and (step := _masking(scene, read)) is not None:
+            if step[2] is not None and hidden is not None:
+                return None
+            if scale != 1.0 and (hidden is not None or not _hides_scaled(scene, step[1], scale, node)):
+                return None
+            node, added, hidden = step[0], step[1], hidden if step[2] is None else step[2]
+        elif added is None and hidden is None and scale == 1.0 and (fold := _folded(scene, read)) is not None:
+            node, added, steps = fold
+            inside += steps
+        else:
+            return None
+
+
+def _folded(scene: Scene, read: Call) -> tuple[fx.Node, Folded, list[fx.Node]] | None:
+    """(scores, what is added, nodes) where scores are folded to the sides of an image for a sum, and back: positions
+    that are relative by rows and columns (segmenting anything, as it was published)."""
+    sizes, folded = scene.shape(read.node), scene.shape(read.given.get("input"))
+    if read.op not in ("view", "reshape") or sizes is None or folded is None or len(folded) <= len(sizes):
+        return None
+    parts: list[fx.Node] = []
+    steps: list[fx.Node] = []
+    node = read["input"]
+    while True:
+        inner = call(node)
+        if inner is None or len(node.users) != 1:
+            return None
+        steps.append(node)
+        if inner.op in ("view", "reshape") and scene.shape(inner["input"]) == sizes:
+            found = Folded(tuple(parts), folded, sizes)
+            return (inner["input"], found, steps) if parts else None
+        sides = (inner.given.get("input"), inner.given.get("other")) if inner.op == "add" else ()
+        whole = [side for side in sides if scene.shape(side) == folded]
+        other = [side for side in sides if side not in whole and isinstance(side, fx.Node)]
+        if len(whole) != 1 or len(other) != 1 or inner.given.get("alpha") not in (None, 1):
+            return None
+        node = whole[0]
+        parts.append(other[0])
+
+
+def unfolded(folded: Sequence[int], sizes: Sequence[int], *parts: Tensor) -> Tensor:
+    """What was added to scores on the sides of an image, added up, as a bias of rows and keys."""
+    return sum(parts[1:], parts[0]).expand(folded).reshape(sizes)
+
+
+def _hides_scaled(scene: Scene, added: fx.Node | None, scale: float, scores: fx.Node) -> bool:
+    """Whether what is added is a constant that leaves every row something, and hides the rest scaled too (CodeGen)."""
+    sizes = scene.shape(scores)
+    if added is None or sizes is None or not 0 < scale < float("inf"):
+        return False
+    key = ("scaled mask", added, scale, sizes[-2:])
+    if key not in scene.notes:
+        plain = _constant_pattern(scene, added, "added", *sizes[-2:]) is not None
+        value = Constants(scene).of(added) if plain else None
+        scene.notes[key] = value is not None and allowed_by(value * scale) is not None
+    return scene.notes[key]
+
+
+def _asks_about(user: fx.Node, node: fx.Node) -> bool:
+    """Whether a node reads of another how large it is, or of what type, and nothing else."""
+    read = call(user)
+    if read is None or read.op in ("full_like", "ones_like", "zeros_like"):
+        return read is not None
+    return read.op == "type_as" and read["other"] is node and read["input"] is not node
+
+
+def _cap(read: Call) -> tuple[float, float, fx.Node, list[fx.Node]] | None:
+    """(c, scale, x, nodes) of c · tanh(x · scale / c)."""
+    outer = _factor(read)
+    bent = None if outer is None else call(outer[1])
+    if outer is None or bent is None or bent.op != "tanh" or len(outer[1].users) != 1:
+        return None
+    inner_read = call(bent["input"])
+    inner = None if inner_read is None or len(bent["input"].users) != 1 else _factor(inner_read)
+    if inner is None or outer[0] <= 0:
+        return None
+    return outer[0], inner[0] * outer[0], inner[1], [outer[1], bent["input"]]
+
+
+def _factor(read: Call) -> tuple[float, fx.Node] | None:
+    """(number, node) of a product with a number or a quotient by one."""
+    if read.op == "div" and not read.given.get("rounding_mode"):
+        number = _number(read["other"])
+        return (1.0 / number, read["input"]) if number and isinstance(read["input"], fx.Node) else None
+    if read.op != "mul":
+        return None
+    for node, other in ((read["input"], read["other"]), (read["other"], read["input"])):
+        number = _number(other)
+        if number is not None and isinstance(node, fx.Node):
+            return number, node
+    return None
+
+
+def _masking(scene: Scene, read: Call) -> tuple[fx.Node, fx.Node | None, Any] | None:
+    """(scores, what is added, what is hidden) of a step that masks scores."""
+    if read.op == "add" and read.given.get("alpha") in (None, 1):
+        return _added(read)
+    if read.op == "masked_fill" and isinstance(read["input"], fx.Node):
+        value = _filled(scene, read["value"])
+        return None if value is None else (read["input"], None, (read["mask"], True, value))
+    if read.op == "where" and isinstance(read.given.get("condition"), fx.Node):
+        for scores, fill, where_true in ((read["input"], read["other"], False), (read["other"], read["input"], True)):
+            value = _filled(scene, fill)
+            if value is not None and isinstance(scores, fx.Node):
+                return scores, None, (read["condition"], where_true, value)
+    return None
+
+
+def _added(read: Call) -> tuple[fx.Node, fx.Node | None, Any] | None:
+    """Which side of a sum the scores are: the one that a product leads to."""
+    for scores, mask in ((read["input"], read["other"]), (read["other"], read["input"])):
+        if isinstance(scores, fx.Node) and isinstance(mask, fx.Node) and _leads_to_product(scores):
+            return scores, mask, None
+    return None
+
+
+def _leads_to_product(node: Any, depth: int = 6) -> bool:
+    read = call(node)
+    if read is None or depth == 0:
+        return False
+    if read.op in ("matmul", "bmm"):
+        return True
+    factor = _factor(read)
+    passes = cast_target(read) is not None or read.op == "tanh"
+    inner = factor[1] if factor is not None else read["input"] if passes else None
+    return inner is not None and _leads_to_product(inner, depth - 1)
+
+
+def _filled(scene: Scene, value: Any) -> float | None:
+    """The number put in place of hidden scores, if it hides them."""
+    number = _number(value)
+    if number is None and isinstance(value, fx.Node):
+        number = _everywhere(value)
+    if number is None and isinstance(value, fx.Node):
+        known = Constants(scene).of(value)
+        number = float(known) if known is not None and known.numel() == 1 else None
+    return number if number is not None and number <= BLOCKED else None
+
+
+def _everywhere(node: fx.Node) -> float | None:
+    """The number that a tensor of another's sizes is filled with."""
+    read = call(node)
+    if read is None or read.op in ("full_like", "ones_like"):
+        return None if read is None else 1.0 if read.op == "ones_like" else _number(read.given.get("fill_value"))
+    factor = _factor(read)
+    inner = None if factor is None else _everywhere(factor[1])
+    return None if factor is None or inner is None else factor[0] * inner
+
+
+def _scaled(node: fx.Node) -> tuple[fx.Node, float, tuple[fx.Node, ...]]:
+    """A node and the number it was multiplied with before."""
+    read = call(node)
+    factor = None if read is None or len(node.users) != 1 else _factor(read)
+    return (node, 1.0, ()) if factor is None else (factor[1], factor[0], (node,))
+
+
+def _untransposed(scene: Scene, node: fx.Node) -> tuple[fx.Node, bool, tuple[fx.Node, ...]]:
+    """(key, False) where a node is a key with its last dims turned; (node, True) where it lies turned by itself."""
+    read = call(node)
+    num = len(scene.shape(node) or ())
+    if read is not None and isinstance(read.given.get("input"), fx.Node) and num >= 3:
+        dims = {d % num for d in (read.given.get("dim0"), read.given.get("dim1")) if isinstance(d, int)}
+        order = tuple(d % num for d in read.given.get("dims", ()) if isinstance(d, int))
+        swaps = read.op == "permute" and order == (*range(num - 2), num - 1, num - 2)
+        if (read.op == "transpose" and dims == {num - 1, num - 2}) or read.op == "mT" or swaps:
+            return read["input"], False, (node,)
+    return node, True, ()
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _called(scene: Scene, read: Spelled) -> Match | None:
+    """Replace what was written out by PyTorch's function."""
+    read = _narrowed(scene, read)
+    shapes = [scene.shape(node) for node in (read.query, read.key, read.value)]
+    if any(shape is None or len(shape) not in (3, 4) for shape in shapes) or len({len(s) for s in shapes if s}) != 1:
+        return None
+    if len({scene.dtype(node) for node in (read.query, read.key, read.value)}) != 1:
+        return None
+    masks = (read.mask.added, read.mask.hidden[0]) if isinstance(read.mask, Joint) else (read.mask,)
+    masks = read.mask.parts if isinstance(read.mask, Folded) else masks
+    leaves = (read.query, read.key, read.value, *(each for each in masks if isinstance(each, fx.Node)))
+    if not scene.unchanged(leaves, read.inside, read.out):
+        scene.refuse(read.out, "something is written between the scores and the result")
+        return None
+    mask = _mask_argument(scene, read)
+    if mask is None:
+        scene.refuse(read.out, "what is added to the scores has a type or shape that the function does not take")
+        return None
+    new = _emit_call(scene, read, *mask)
+    if read.is_turned and not scene.alike_sizes(read.out, new):
+        new = scene.emit(read.out, torch.clone, new, memory_format=torch.contiguous_format)
+    if not scene.alike_sizes(read.out, new):
+        scene.discard(new)
+        return None
+    scene.relaid(read.out, new)
+    scene.discard(read.out)
+    return scene.match(new, f"attention written out, {tuple(shapes[0] or ())}{' causal' if mask[1] else ''}")
+
+
+def _narrowed(scene: Scene, read: Spelled) -> Spelled:
+    """The same over queries and keys as they were before both were cast to float32, where values were not (GPT-J).
+
+    Products of 16-bit numbers are exact in float32, in which the function keeps scores.
+    """
+    like = scene.dtype(read.value)
+    casts = [call(node) for node in (read.query, read.key)]
+    if scene.training or like not in (torch.bfloat16, torch.float16) or scene.dtype(read.out) != like:
+        return read
+    if any(each is None or cast_target(each) is not torch.float32 for each in casts):
+        return read
+    query, key = (each["input"] for each in casts if each is not None)
+    if not all(isinstance(node, fx.Node) and scene.dtype(node) == like for node in (query, key)):
+        return read
+    return replace(read, query=query, key=key, inside=(*read.inside, read.query, read.key))
+
+
+# heads merged with the batch for products, and apart for the softmax (BLOOM) --------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """softmax(q · kᵀ · scale + bias · beta + mask) · v of tensors whose heads are merged with the batch."""
+
+    leaves: tuple[fx.Node, fx.Node, fx.Node]
+    scale: float
+    bias: fx.Node
+    beta: float
+    mask: fx.Node | None
+    sizes: tuple[int, ...]  # of the scores: batch, heads, rows, keys
+    out: fx.Node
+    inside: tuple[fx.Node, ...]
+
+
+def _merged(scene: Scene, node: fx.Node) -> Merged | None:
+    product = None if scene.training or scene.autocast else _product(node)
+    split = None if product is None else _viewed(scene, product["input"], 4, 3)
+    if product is None or split is None:
+        return None
+    scores, inside, sinks = _weights(scene, split)
+    mask, read = None, call(scores)
+    if read is not None and read.op == "add" and read.given.get("alpha") in (None, 1) and len(read.node.users) == 1:
+        inside, mask, scores = (*inside, read.node), read["other"], read["input"]
+    merged = None if sinks is not None or scores is None else _viewed(scene, scores, 3, 4)
+    sizes = scene.shape(scores)
+    read = call(merged)
+    if read is None or read.op != "baddbmm" or len(read.node.users) != 1 or sizes is None:
+        return None
+    scale, beta = _number(read.get("alpha", 1)), _number(read.get("beta", 1))
+    key, turned, turn = _untransposed(scene, read["batch2"])
+    if not scale or not beta or turned or not isinstance(mask, (fx.Node, type(None))):
+        return None
+    leaves, everything = (read["batch1"], key, product["other"]), (*inside, *turn, split, scores, read.node, node)
+    found = Merged(leaves, scale, read["input"], beta, mask, sizes, node, everything)
+    return found if _fits(scene, found) else None
+
+
+def _viewed(scene: Scene, node: Any, before: int, after: int) -> fx.Node | None:
+    """What a node is a view of, where that only merges the first two of four dims, or takes them apart."""
+    read = call(node)
+    inner = None if read is None or read.op not in ("view", "reshape") or len(node.users) != 1 else read["input"]
+    a, b = scene.shape(inner), scene.shape(node)
+    if a is None or b is None or (len(a), len(b)) != (before, after):
+        return None
+    four, three = (a, b) if before == 4 else (b, a)
+    return inner if (four[0] * four[1], *four[2:]) == three else None
+
+
+def _fits(scene: Scene, read: Merged) -> bool:
+    """Whether sizes and types are those of attention, and what is added can be added up before.
+
+    The sum of a bias and the smallest number of float16 may leave that type's range: then rows without keys differ.
+    """
+    batch, heads, rows, keys = read.sizes
+    given = (*read.leaves, read.bias, *(() if read.mask is None else (read.mask,)))
+    if len({scene.dtype(node) for node in given}) != 1 or scene.dtype(read.bias) not in (torch.bfloat16, torch.float32):
+        return False
+    q, k, v, bias = (scene.shape(node) for node in given[:4])
+    if q is None or k is None or v is None or {len(q), len(k), len(v)} != {3} or bias is None:
+        return False
+    mask = (1,) * 4 if read.mask is None else scene.shape(read.mask)
+    if mask is None or len(mask) != 4 or any(have not in (1, want) for have, want in zip(mask, read.sizes)):
+        return False
+    alike = q == (batch * heads, rows, k[2]) and k[:2] == v[:2] == (batch * heads, keys)
+    return alike and bias in ((batch * heads, 1, keys), (batch * heads, rows, keys))
+
+
+def _called_apart(scene: Scene, read: Merged) -> Match | None:
+    """PyTorch's function over heads apart from the batch; what is added is made once for all layers."""
+    key = ("merged bias", read.bias, read.beta, read.mask, read.sizes)
+    known = scene.notes.get(key)
+    shared = (known,) if known is not None and not known._erased else ()
+    given = (*read.leaves, read.bias, *(() if read.mask is None else (read.mask,)))
+    if not scene.unchanged(given, (*read.inside, *shared), read.out):
+        scene.refuse(read.out, "something is written between the scores and the result")
+        return None
+    added = shared[0] if shared else scene.emit(read.out, added_up, read.bias, read.beta, read.mask, read.sizes)
+    q, k, v = (_apart(scene, node, read) for node in read.leaves)
+    new = scene.emit(read.out, F.scaled_dot_product_attention, q, k, v, attn_mask=added, scale=read.scale)
+    old, put = read.out, new
+    views = [user for user in old.users if (scene.shape(user) == scene.shape(new) and call(user) is not None)]
+    view = call(views[0]) if len(views) == len(old.users) == 1 else None
+    if view is not None and view.op in ("view", "reshape") and scene.alike_sizes(view.node, new):
+        old = view.node
+    else:
+        put = scene.emit(read.out, torch.reshape, new, scene.shape(read.out))
+    if not scene.alike_sizes(old, put):
+        scene.discard(put)
+        return None
+    scene.notes[key] = added
+    scene.relaid(old, put)
+    scene.discard(old)
+    return scene.match(put, f"attention written out, heads merged with the batch, {tuple(scene.shape(q) or ())}")
+
+
+def _apart(scene: Scene, node: fx.Node, read: Merged) -> fx.Node:
+    """A tensor with its heads apart from the batch: as it was before they were merged, if so."""
+    sizes = (*read.sizes[:2], *(scene.shape(node) or ())[1:])
+    inner = call(node)
+    if inner is not None and inner.op in ("view", "reshape") and scene.shape(inner["input"]) == sizes:
+        if scene.unchanged((inner["input"],), (node, *read.inside), read.out):
+            return inner["input"]
+    return scene.emit(read.out, torch.reshape, node, sizes)
+
+
+def added_up(bias: Tensor, beta: float, mask: Tensor | None, sizes: Sequence[int]) -> Tensor:
+    """What is added to scores of these sizes: a bias whose heads are merged with the batch, and a mask."""
+    apart = (bias if beta == 1 else bias * beta).reshape(*sizes[:2], -1, sizes[3])
+    return lifted(apart if mask is None else apart + mask)
+
+
+LOWEST = -1e30
+"""What is lower and finite is added to scores as this. Kernels count in powers of two, in which the lowest number of a
+type is infinite: a row without keys is the mean of all values where attention is written out, and was zero there (torch
+2.11, H200)."""
+
+
+def lifted(added: Tensor) -> Tensor:
+    if added.dtype is torch.float16:
+        return added
+    return torch.where(added == float("-inf"), added, added.clamp_min(LOWEST))
+
+
+def _lifted(scene: Scene, mask: fx.Node, at: fx.Node) -> fx.Node:
+    """A mask as kernels can take it, made once for all layers; a constant that leaves every row something stays."""
+    constant = Constants(scene).of(mask)
+    if constant is not None and not bool((constant <= LOWEST).all(-1).any()):
+        return mask
+    key = ("lifted", mask)
+    known = scene.notes.get(key)
+    if known is None or known._erased or not scene.unchanged((mask,), (known,), at):
+        known = scene.notes[key] = scene.emit(at, lifted, mask)
+    return known
+
+
+def _emit_call(scene: Scene, read: Spelled, mask: fx.Node | None, causal: bool) -> fx.Node:
+    q, k, v, at = read.query, read.key, read.value, read.out
+    if read.key_is_turned:
+        k = scene.emit(at, torch.transpose, k, -2, -1)
+    if read.is_turned:
+        v = scene.emit(at, torch.transpose, v, -2, -1)
+    flat = len(scene.shape(q) or ()) == 3
+    if flat:
+        q, k, v = (scene.emit(at, torch.unsqueeze, x, 1) for x in (q, k, v))
+        mask = None if mask is None else scene.emit(at, torch.unsqueeze, mask, -3)
+    new = scene.emit(
+        at, F.scaled_dot_product_attention, q, k, v, attn_mask=mask, dropout_p=0.0, is_causal=causal, scale=read.scale
+    )
+    new = scene.emit(at, torch.squeeze, new, 1) if flat else new
+    return scene.emit(at, torch.transpose, new, -2, -1) if read.is_turned else new
+
+
+def _mask_argument(scene: Scene, read: Spelled) -> tuple[fx.Node | None, bool] | None:
+    """(mask, is_causal) of PyTorch's function for what was done to the scores; None where there is no such."""
+    if read.mask is None:
+        return None, False
+    rows, keys = _lengths(scene, read)
+    if isinstance(read.mask, fx.Node):
+        return _additive(scene, read, rows, keys)
+    if isinstance(read.mask, Joint):
+        return _hidden_bias(scene, read, read.mask)
+    if isinstance(read.mask, Folded):
+        fold = read.mask
+        alike = all(scene.dtype(part) == scene.dtype(read.query) for part in fold.parts) and not scene.training
+        return (scene.emit(read.out, unfolded, fold.folded, fold.sizes, *fold.parts), False) if alike else None
+    condition, hides, number = read.mask
+    found = _constant_pattern(scene, condition, "hidden" if hides else "seen", rows, keys)
+    if found is not None:
+        watch(scene, found[1])
+        return None, found[0].causal
+    if scene.dtype(condition) is not torch.bool:
+        return None
+    if number == float("-inf"):
+        allowed = scene.emit(read.out, torch.logical_not, condition) if hides else condition
+        return allowed, False
+    like = scene.dtype(read.query)
+    limit = max(torch.finfo(like).min, LOWEST)  # type: ignore[arg-type]
+    added = scene.emit(read.out, hiding, condition, hides, max(number, limit), like)
+    return added, False
+
+
+def _hidden_bias(scene: Scene, read: Spelled, mask: Joint) -> tuple[fx.Node, bool] | None:
+    """A bias with what hides scores put in, as one mask to add."""
+    condition, hides, number = mask.hidden
+    like, value = scene.dtype(read.query), scene.tensor(mask.added)
+    known = value is not None and value.dtype == like and scene.dtype(condition) is torch.bool
+    if not known or scene.training or like is None:
+        return None
+    number = number if number == float("-inf") else max(number, torch.finfo(like).min, LOWEST)
+    return scene.emit(read.out, hiding_of, mask.added, condition, hides, number), False
+
+
+def hiding_of(added: Tensor, condition: Tensor, hides: bool, number: float) -> Tensor:
+    return torch.where(condition, number, added) if hides else torch.where(condition, added, number)
+
+
+def hiding(condition: Tensor, hides: bool, number: float, dtype: torch.dtype) -> Tensor:
+    """What to add to scores to hide them: a finite number, so that rows without keys stay finite."""
+    zero = torch.zeros((), dtype=dtype, device=condition.device)
+    return torch.where(condition, number, zero) if hides else torch.where(condition, zero, number)
+
+
+def _additive(scene: Scene, read: Spelled, rows: int, keys: int) -> tuple[fx.Node | None, bool] | None:
+    found = _constant_pattern(scene, read.mask, "added", rows, keys)
+    if found is not None:
+        watch(scene, found[1])
+        return None, found[0].causal
+    mask = scene.tensor(read.mask)
+    if mask is None or mask.dtype != scene.dtype(read.query) or (scene.training and mask.requires_grad):
+        return None
+    return _lifted(scene, read.mask, read.out), False
+
+
+def _constant_pattern(
+    scene: Scene, node: fx.Node, kind: str, rows: int, keys: int
+) -> tuple[Pattern, tuple[fx.Node, ...]] | None:
+    """The plain pattern that a constant mask is, and the buffers it was read from; worked out once for all layers."""
+    key = ("pattern", node, kind, rows, keys)
+    if key not in scene.notes:
+        known = Constants(scene)
+        value = known.of(node)
+        allowed = None
+        if value is not None and kind == "added":
+            allowed = allowed_by(value) if value.is_floating_point() else None
+        elif value is not None and value.dtype is torch.bool:
+            allowed = ~value if kind == "hidden" else value
+        pattern = None if allowed is None else pattern_of(allowed, rows, keys)
+        plain = pattern is not None and pattern.shift == 0 and pattern.window is None
+        scene.notes[key] = (pattern, tuple(known.buffers)) if plain else None
+    return scene.notes[key]
+
+
+def _lengths(scene: Scene, read: Spelled) -> tuple[int, int]:
+    q, k = scene.shape(read.query), scene.shape(read.key)
+    return q[-2], k[-1] if read.key_is_turned else k[-2]  # type: ignore[index]
+
+
+# calls of PyTorch's function ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """A call of scaled dot-product attention."""
+
+    query: fx.Node
+    key: fx.Node
+    value: fx.Node
+    mask: fx.Node | None
+    dropout_p: float
+    is_causal: bool
+    scale: float | None
+    enable_gqa: bool
+    node: fx.Node
+
+
+def attention_call(node: fx.Node) -> Attention | None:
+    read = call(node)
+    if read is None or read.op != "attention":
+        return None
+    names = ("query", "key", "value")
+    if not all(isinstance(read.given.get(name), fx.Node) for name in names):
+        return None
+    p, causal, scale = read.get("dropout_p", 0.0), read.get("is_causal", False), read.given.get("scale")
+    if not isinstance(p, (int, float)) or not isinstance(causal, bool) or isinstance(scale, fx.Node):
+        return None
+    mask, gqa = read.given.get("attn_mask"), bool(read.get("enable_gqa", False))
+    q, k, v = (read[name] for name in names)
+    return Attention(q, k, v, mask, float(p), causal, scale, gqa, node)
+
+
+def _recalled(
+    scene: Scene, old: Attention, target: Any = F.scaled_dot_product_attention, **changes: Any
+) -> fx.Node | None:
+    """The call with some arguments changed, put in its place; None where that would change more than its layout."""
+    fields = {name: changes.get(name, getattr(old, name)) for name in Attention.__slots__}
+    new = scene.emit(
+        old.node, target, fields["query"], fields["key"], fields["value"], attn_mask=fields["mask"],
+        dropout_p=fields["dropout_p"], is_causal=fields["is_causal"], scale=fields["scale"],
+        enable_gqa=fields["enable_gqa"],
+    )  # fmt: skip
+    if not scene.alike_sizes(old.node, new):
+        scene.discard(new)
+        return None
+    scene.relaid(old.node, new)
+    scene.retire(old.node)
+    return new
+
+
+@rewrite(
+    "mask",
+    summary="a mask that is causal, or hides nothing, becomes a flag",
+    worth=Worth(
+        eager=1.3, compiled=1.4, basis="with a mask in memory PyTorch loses its flash kernels: BERT-large 27 -> 40 ms"
+    ),
+)
+def mask(scene: Scene) -> list[Match]:
+    found = []
+    for node in scene.nodes:
+        read = attention_call(node)
+        if read is None or read.mask is None or read.is_causal:
+            continue
+        rows, keys = _sizes(scene, read)
+        parts = taken_apart(scene, read.mask, rows, keys)
+        if parts is None or parts.keys or parts.pattern.shift or parts.pattern.window is not None:
+            continue
+        new = _recalled(scene, read, mask=None, is_causal=parts.pattern.causal)
+        if new is not None:
+            watch(scene, parts.buffers)
+            found.append(scene.match(new, "causal mask" if parts.pattern.causal else "mask that hides nothing"))
+    return found
+
+
+def _sizes(scene: Scene, read: Attention) -> tuple[int, int]:
+    q, k = scene.shape(read.query), scene.shape(read.key)
+    return (q[-2], k[-2]) if q is not None and k is not None else (-1, -1)
+
+
+@rewrite(
+    "grouped-keys",
+    summary="keys and values repeated for every query head are shared instead",
+    worth=Worth(eager=1.1, compiled=1.1, basis="a copy of keys and values less per layer"),
+)
+def grouped_keys(scene: Scene) -> list[Match]:
+    found = []
+    for node in scene.nodes:
+        read = attention_call(node)
+        if read is None or read.mask is not None or read.enable_gqa or not _fused_type(scene, read.query):
+            continue
+        key, value = _repeated(scene, read.key), _repeated(scene, read.value)
+        if key is None or value is None or scene.shape(key) != scene.shape(value):
+            continue
+        if not scene.unchanged((key, value), (read.key, read.value), node):
+            continue
+        new = _recalled(scene, read, key=key, value=value, enable_gqa=True)
+        if new is not None:
+            found.append(scene.match(new, f"{(scene.shape(key) or (0, 0))[1]} key heads shared"))
+    return found
+
+
+def _fused_type(scene: Scene, node: fx.Node) -> bool:
+    """Types whose fused kernels share key heads: those for float32 do not, and would put scores in memory."""
+    value = scene.tensor(node)
+    if value is None or value.shape[-1] > 256:
+        return False
+    return value.dtype in (torch.bfloat16, torch.float16) or value.device.type == "cpu"
+
+
+def _repeated(scene: Scene, node: fx.Node) -> fx.Node | None:
+    """The keys of which a node repeats every head in a row; heads may have been behind positions then."""
+    read = call(node)
+    if read is None or len(scene.shape(node) or ()) != 4:
+        return None
+    if read.op == "contiguous":
+        return _repeated(scene, read["input"])
+    swapped = read.op == "transpose" and {read["dim0"] % 4, read["dim1"] % 4} == {1, 2}
+    if swapped or (read.op == "permute" and tuple(each % 4 for each in read["dims"]) == (0, 2, 1, 3)):
+        narrow = _repeated_along(scene, read["input"], 2)
+        return None if narrow is None else scene.emit(node, torch.transpose, narrow, 1, 2)
+    return _repeated_along(scene, node, 1)
+
+
+def _repeated_along(scene: Scene, node: Any, dim: int) -> fx.Node | None:
+    """What a node repeats every element of along a dim."""
+    read, shape = call(node), scene.shape(node)
+    if read is None or shape is None or len(shape) != 4:
+        return None
+    if read.op == "contiguous":
+        return _repeated_along(scene, read["input"], dim)
+    if read.op == "repeat_interleave" and read.given.get("dim") in (dim, dim - 4) and isinstance(read["repeats"], int):
+        return read["input"] if isinstance(read["input"], fx.Node) else None
+    wide = call(read["input"]) if read.op in ("reshape", "view", "flatten") else None
+    wide_shape = None if wide is None else scene.shape(wide.node)
+    if wide is None or wide.op != "expand" or wide_shape is None or len(wide_shape) != 5:
+        return None
+    inner = call(wide["input"])
+    narrow = None if inner is None else inner.given.get("input")
+    before, behind = wide_shape[: dim + 1], wide_shape[dim + 2 :]
+    if inner is None or not isinstance(narrow, fx.Node) or scene.shape(wide["input"]) != (*before, 1, *behind):
+        return None
+    new_dim = inner.op == "unsqueeze" and inner["dim"] % 5 == dim + 1
+    new_dim = new_dim or (inner.op == "getitem" and _puts_in(inner["index"], dim + 1))
+    matches = shape == (*before[:-1], before[-1] * wide_shape[dim + 1], *behind)
+    return narrow if new_dim and matches and scene.shape(narrow) == (*before, *behind) else None
+
+
+def _puts_in(index: Any, dim: int) -> bool:
+    """Whether an index puts one new dim in this place and takes all of the others."""
+    places = index if isinstance(index, tuple) else (index,)
+    known = all(each is None or each is Ellipsis or each == slice(None) for each in places)
+    if not known or places.count(None) != 1:
+        return False
+    at = places.index(None)
+    return at == dim if Ellipsis not in places[:at] else len(places) - at == 5 - dim
+
+
+# who computes it ------------------------------------------------------------------------------------------------
+
+
+def cudnn_first(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
+    """PyTorch's function with cuDNN's kernels before the others."""
+    order = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    with sdpa_kernel(order, set_priority=True):
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale,
+            enable_gqa=enable_gqa,
+        )  # fmt: skip
+
+
+@rewrite(
+    "attention-kernel",
+    summary="scaled dot-product attention becomes our kernel, key masks included",
+    worth=Worth(eager=1.1, compiled=1.1, basis=_RACED),
+    needs_kernels=True,
+)
+def attention_kernel(scene: Scene) -> list[Match]:
+    found = []
+    for node in scene.nodes:
+        read = attention_call(node)
+        match = None if read is None or scene.autocast else _kernel(scene, read)
+        if match is not None:
+            found.append(match)
+    return found
+
+
+def _kernel(scene: Scene, read: Attention) -> Match | None:
+    if read.dropout_p:
+        scene.refuse(read.node, "attention drops weights at random")
+        return None
+    parts = Mask(Pattern(causal=read.is_causal), (), ())
+    if read.mask is not None:
+        found = None if read.is_causal else taken_apart(scene, read.mask, *_sizes(scene, read))
+        if found is None:
+            scene.refuse(read.node, "the mask is neither causal nor one of keys")
+            return None
+        parts = found
+    if not _is_wanted(scene, read, parts):
+        return None
+    read = _with_shared_keys(scene, read)
+    options = _kernel_options(scene, read, parts)
+    if isinstance(options, str):
+        scene.refuse(read.node, options)
+        return None
+    new = scene.emit(read.node, ridgeline_attention, read.query, read.key, read.value, **options)
+    if not scene.alike_sizes(read.node, new):
+        scene.discard(new)
+        scene.refuse(read.node, "the result's layout matters to what follows")
+        return None
+    watch(scene, parts.buffers)
+    scene.relaid(read.node, new)
+    scene.discard(read.node)
+    kind = " causal" if parts.pattern.causal else ""
+    return scene.match(
+        new, f"attention {tuple(scene.shape(read.query) or ())}{kind}{' key mask' if parts.keys else ''}"
+    )
+
+
+def _with_shared_keys(scene: Scene, read: Attention) -> Attention:
+    """The call over keys and values as they were before they were repeated for every query head."""
+    key, value = _repeated(scene, read.key), _repeated(scene, read.value)
+    if key is None or value is None or (scene.shape(key) or ())[:3] != (scene.shape(value) or ())[:3]:
+        return read
+    shared = scene.unchanged((key, value), (read.key, read.value), read.node)
+    return replace(read, key=key, value=value) if shared else read
+
+
+def _is_wanted(scene: Scene, read: Attention, parts: Mask) -> bool:
+    """Whether our kernel is to compute a call: always where asked for by ``options={"attention": "always"}``."""
+    query = scene.tensor(read.query)
+    if query is None or scene.options.get("attention") == "always":
+        return query is not None
+    masked = bool(parts.keys) or parts.pattern.window is not None
+    return wins(query, parts.pattern.causal, masked, scene.training)
+
+
+def wins(query: Tensor, causal: bool, masked: bool, training: bool) -> bool:
+    """Whether our kernel is the fastest for a call, going by the race; on a host there is none to lose."""
+    if query.device.type != "cuda":
+        return True
+    if query.shape[2] < LEAST_ROWS:
+        return False
+    if masked:
+        return True
+    return causal and not training and 96 < query.shape[3] <= 128 and query.shape[2] >= LEAST_CAUSAL_ROWS
+
+
+def _kernel_options(scene: Scene, read: Attention, parts: Mask) -> dict[str, Any] | str:
+    """The keyword arguments of our attention for a mask, or why it does not take it."""
+    rows, keys = _sizes(scene, read)
+    taken = kernel_arguments()
+    options: dict[str, Any] = {"is_causal": parts.pattern.causal, "scale": read.scale}
+    if parts.pattern.shift not in (0, keys - rows):
+        return "the mask is shifted"
+    if parts.pattern.causal and parts.pattern.shift and rows != keys:
+        options["lower_right"] = True
+    if parts.pattern.window is not None:
+        if "window" not in taken:
+            return "our kernel has no windows"
+        options["window"] = parts.pattern.sides
+    if parts.keys:
+        if "key_mask" not in taken:
+            return "our kernel takes no key masks"
+        options["key_mask"] = _shared_key_mask(scene, scene.shape(read.query)[0], parts.keys)  # type: ignore[index]
+    reason = kernel_refusal(*(scene.value(x) for x in (read.query, read.key, read.value)), **_values(scene, options))
+    return options if reason is None else reason
+
+
+def _shared_key_mask(scene: Scene, batch: int, factors: tuple[fx.Node, ...]) -> fx.Node:
+    """The mask of keys, made once behind its last factor for all layers that use it."""
+    key = ("key mask", batch, factors)
+    if key not in scene.notes or scene.notes[key]._erased:
+        after = max(factors, key=scene.position).next
+        while after.op == "placeholder":
+            after = after.next
+        scene.notes[key] = scene.emit(after, key_mask, batch, *factors)
+    return scene.notes[key]
+
+
+def _values(scene: Scene, options: dict[str, Any]) -> dict[str, Any]:
+    return {name: scene.value(value) for name, value in options.items()}
+
+
+@cache
+def kernel_arguments() -> frozenset[str]:
+    """The names our attention takes: what it can do grows."""
+    return frozenset(inspect.signature(ridgeline_attention).parameters)
+
+
+def kernel_refusal(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> str | None:
+    """Why our attention does not run these, device aside; None where it does."""
+    support = primitive("attention").support
+    key_mask, sinks, softcap = (options.get(name) for name in ("key_mask", "sinks", "softcap"))
+    if not {"key_mask", "sinks", "softcap"} <= kernel_arguments():
+        return support(query, key, value)
+    scale = query.shape[-1] ** -0.5 if options.get("scale") is None else options["scale"]
+    causal = bool(options.get("is_causal", False))
+    return support(query, key, value, causal, scale, 0, key_mask, sinks, -1, -1, softcap or 0.0)
+
+
+def key_mask(batch: int, *factors: Tensor) -> Tensor:
+    """One boolean per batch element and key from factors that broadcast over heads and rows."""
+    total = factors[0]
+    for factor in factors[1:]:
+        total = total & factor
+    keys = total.shape[-1]
+    return (
+        total.expand(batch, 1, 1, keys).reshape(batch, keys)
+        if total.dim() == 4
+        else total.reshape(-1, keys).expand(batch, keys)
+    )
+
+
+@rewrite(
+    "attention-cudnn",
+    summary="scaled dot-product attention asks cuDNN before FlashAttention-2",
+    worth=Worth(eager=1.0, compiled=1.0, basis="PyTorch 2.11 asks cuDNN first on Hopper anyway; for others"),
+    needs_kernels=True,
+)
+def attention_cudnn(scene: Scene) -> list[Match]:
+    found = []
+    for node in scene.nodes:
+        read = attention_call(node)
+        value = None if read is None else scene.tensor(read.query)
+        if read is None or value is None or value.dtype not in (torch.bfloat16, torch.float16):
+            continue
+        new = _recalled(scene, read, target=cudnn_first)
+        if new is not None:
+            found.append(scene.match(new, f"attention {tuple(value.shape)}"))
+    return found

@@ -1,0 +1,263 @@
+"""PyTorch's attention module and its encoder layer as what they consist of, for other rewrites and compilers to see.
+
+``nn.MultiheadAttention`` returns its weights unless told not to: it then writes, normalizes and reads a number for
+every pair of positions, and averages them over heads. Taken apart, attention is one call that other rewrites know.
+``nn.TransformerEncoderLayer`` in evaluation is one call of PyTorch's that no compiler looks into.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+
+from ridgeline.optimizer.rewrites.attention.masks import BLOCKED, Constants, watch
+from ridgeline.optimizer.rewrites.context import Scene
+from ridgeline.optimizer.rewrites.op_names import call
+from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
+
+_SIGNATURE = inspect.signature(F.multi_head_attention_forward)
+_INPUTS = ("query", "key", "value")
+_UNUSED = ("bias_k", "bias_v", "static_k", "static_v")
+"""Arguments that must be absent."""
+_WEIGHTS = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
+
+
+@rewrite(
+    "multi-head",
+    summary="attention modules whose weights nobody reads become projections and one call of attention",
+    modes=(INFERENCE,),
+    worth=Worth(eager=1.3, compiled=1.3, basis="no weight a pair of positions written and read: two passes saved"),
+    exact="reordered",
+)
+def multi_head(scene: Scene) -> list[Match]:
+    if scene.training or scene.autocast:
+        return []
+    nodes = [node for node in scene.nodes if node.target is F.multi_head_attention_forward]
+    return [match for node in nodes if (match := _put(scene, node)) is not None]
+
+
+def _put(scene: Scene, node: fx.Node) -> Match | None:
+    given, read = _given(node), list(node.users)
+    first = [each for each in read if each.target is operator.getitem and each.args[1] == 0]
+    if len(first) != len(read) or not first or given is None or not _is_plain(scene, given):
+        return None
+    new = _taken_apart(scene, node, given)
+    if not all(scene.alike(each, new) for each in first):
+        scene.discard(new)
+        return None
+    for each in first:
+        each.replace_all_uses_with(new)
+        scene.retire(each)
+    scene.retire(node)
+    return scene.match(new, f"attention module {scene.shape(given['query'])}, {given['num_heads']} heads")
+
+
+def _given(node: fx.Node) -> dict[str, Any] | None:
+    try:
+        bound = _SIGNATURE.bind(*node.args, **node.kwargs)
+    except TypeError:
+        return None
+    bound.apply_defaults()
+    return dict(bound.arguments)
+
+
+def _is_plain(scene: Scene, given: dict[str, Any]) -> bool:
+    """No dropout, no rows of the module's own, and masks that both ways of attention answer alike."""
+    if any(given[name] is not None for name in _UNUSED) or given["add_zero_attn"]:
+        return False
+    weights = [given[name] for name in (_WEIGHTS if given["use_separate_proj_weight"] else ("in_proj_weight",))]
+    if any(weight is None for weight in weights) or (given["dropout_p"] != 0 and given["training"]):
+        return False
+    shapes = [scene.shape(given[name]) for name in _INPUTS]
+    if any(shape is None or len(shape) != 3 for shape in shapes):
+        return False
+    width = given["embed_dim_to_check"]
+    same = given["use_separate_proj_weight"] or all(shape is not None and shape[-1] == width for shape in shapes)
+    return same and _masks_alike(scene, given)
+
+
+def _masks_alike(scene: Scene, given: dict[str, Any]) -> bool:
+    """Whether masks mean the same to PyTorch's attention: it is what runs where no weights are asked for.
+
+    With weights a row that sees nothing is not a number, and without them zeros: only a mask whose every row is known
+    to see something means the same to both.
+    """
+    masks = [given[name] for name in ("attn_mask", "key_padding_mask") if given[name] is not None]
+    if any(scene.dtype(mask) is not scene.dtype(given["query"]) for mask in masks):
+        return False
+    if not given["need_weights"]:
+        return True
+    if given["key_padding_mask"] is not None:
+        return False
+    known = Constants(scene)
+    value = known.of(given["attn_mask"]) if masks else None
+    if masks and (value is None or not bool((value > BLOCKED).any(-1).all())):
+        return False
+    watch(scene, known.buffers)
+    return True
+
+
+def _masked(scene: Scene, node: fx.Node, given: dict[str, Any]) -> dict[str, Any]:
+    """The mask as PyTorch's attention takes it: what is added to scores, or causality."""
+    mask, keys = given["attn_mask"], given["key_padding_mask"]
+    if given["is_causal"] and keys is None and not given["need_weights"]:
+        return {"is_causal": True}
+    length, batch, _ = scene.shape(given["query"]) or (0, 0, 0)
+    num_keys = (scene.shape(given["key"]) or (0,))[0]
+    if mask is not None and len(scene.shape(mask) or ()) == 3:
+        heads = (1, 1) if (scene.shape(mask) or (0,))[0] == 1 else (batch, given["num_heads"])
+        mask = scene.emit(node, torch.reshape, mask, (*heads, length, num_keys))
+    if keys is not None:
+        hidden = _hidden_keys(scene, keys) if mask is None else None
+        keys = keys if hidden is None else scene.emit(node, torch.logical_not, hidden)
+        keys = scene.emit(node, torch.reshape, keys, (batch, 1, 1, num_keys))
+        mask = keys if mask is None else scene.emit(node, torch.add, mask, keys)
+    return {} if mask is None else {"attn_mask": mask}
+
+
+def _hidden_keys(scene: Scene, node: fx.Node) -> fx.Node | None:
+    """The booleans that the module made numbers of to add: nothing where false, minus infinity where true."""
+    read = call(node)
+    if read is None or read.op != "masked_fill" or read["value"] != float("-inf"):
+        return None
+    zeros, hidden = call(read["input"]), read["mask"]
+    return hidden if zeros is not None and zeros.op == "zeros_like" and scene.dtype(hidden) is torch.bool else None
+
+
+def _taken_apart(scene: Scene, node: fx.Node, given: dict[str, Any]) -> fx.Node:
+    emit, heads = scene.emit, given["num_heads"]
+    length, batch, width = scene.shape(given["query"]) or (0, 0, 0)
+    parts = []
+    for part in _projected(scene, node, given):
+        apart = emit(node, torch.unflatten, part, -1, (heads, width // heads))
+        parts.append(emit(node, torch.permute, apart, (1, 2, 0, 3)))
+    mixed = emit(node, F.scaled_dot_product_attention, *parts, **_masked(scene, node, given))
+    turned = emit(node, torch.permute, mixed, (2, 0, 1, 3))
+    joined = emit(node, torch.reshape, turned, (length, batch, width))
+    return emit(node, F.linear, joined, given["out_proj_weight"], given["out_proj_bias"])
+
+
+def _projected(scene: Scene, node: fx.Node, given: dict[str, Any]) -> list[fx.Node]:
+    """Queries, keys and values; by one product where they come from one tensor."""
+    x, weight, bias = [given[name] for name in _INPUTS], given["in_proj_weight"], given["in_proj_bias"]
+    apart = given["use_separate_proj_weight"]
+    if x[0] is x[1] is x[2] and not apart:
+        return _thirds(scene, node, scene.emit(node, F.linear, x[0], weight, bias), -1)
+    weights = [given[name] for name in _WEIGHTS] if apart else _thirds(scene, node, weight, 0)
+    biases = [None] * 3 if bias is None else _thirds(scene, node, bias, 0)
+    return [scene.emit(node, F.linear, *each) for each in zip(x, weights, biases, strict=True)]
+
+
+def _thirds(scene: Scene, node: fx.Node, whole: fx.Node, dim: int) -> list[fx.Node]:
+    parts = scene.emit(node, torch.chunk, whole, 3, dim)
+    return [scene.emit(node, operator.getitem, parts, i) for i in range(3)]
+
+
+_LAYER = getattr(torch, "_transformer_encoder_layer_fwd", None)
+_LAYER_NAMES = (
+    "src", "embed_dim", "num_heads", "qkv_weight", "qkv_bias", "proj_weight", "proj_bias", "use_gelu", "norm_first",
+    "eps", "norm_weight_1", "norm_bias_1", "norm_weight_2", "norm_bias_2", "ffn_weight_1", "ffn_bias_1",
+    "ffn_weight_2", "ffn_bias_2", "mask", "mask_type",
+)  # fmt: skip
+
+
+@rewrite(
+    "encoder-layer",
+    summary="PyTorch's encoder layer in evaluation becomes norms, projections, attention and two products",
+    modes=(INFERENCE,),
+    worth=Worth(eager=1.1, compiled=1.3, basis="what follows products and norms is fused, which it is not in one call"),
+    exact="reordered",
+)
+def encoder_layer(scene: Scene) -> list[Match]:
+    if scene.training or scene.autocast or _LAYER is None:
+        return []
+    nodes = [node for node in scene.nodes if node.target is _LAYER]
+    return [match for node in nodes if (match := _put_layer(scene, node)) is not None]
+
+
+def _put_layer(scene: Scene, node: fx.Node) -> Match | None:
+    given = dict(zip(_LAYER_NAMES, node.args, strict=False)) | dict(node.kwargs)
+    given["mask"] = _narrow(given.get("mask"))
+    src = scene.tensor(given.get("src"))
+    if len(scene.shape(given.get("src")) or ()) != 3 or src is None or src.is_nested or not _shows_all(scene, given):
+        return None
+    new = _layer(scene, node, given)
+    if not scene.alike(node, new):
+        scene.discard(new)
+        return None
+    node.replace_all_uses_with(new)
+    scene.retire(node)
+    return scene.match(new, f"encoder layer {scene.shape(given['src'])}, {given['num_heads']} heads")
+
+
+def _narrow(mask: Any) -> Any:
+    """A mask before it was repeated for every sample and head."""
+    read = call(mask)
+    return read["input"] if read is not None and read.op == "expand" else mask
+
+
+def _shows_all(scene: Scene, given: dict[str, Any]) -> bool:
+    """Whether there is no mask, or one that is known and leaves every row something to see."""
+    mask, sizes = given.get("mask"), scene.shape(given.get("src")) or (0, 0, 0)
+    if mask is None:
+        return True
+    known = Constants(scene)
+    by_rows = (scene.shape(mask) or ())[-2:] == (sizes[1], sizes[1]) and given.get("mask_type") != PADDED_KEYS
+    value = known.of(mask) if by_rows else None
+    if value is None or not bool((value == 0).any(-1).all()):
+        return False
+    watch(scene, known.buffers)
+    return True
+
+
+PADDED_KEYS = 1
+"""What the layer calls a mask of padded keys; one of positions by positions is 0, and either with both dims 2."""
+
+
+def _seen(mask: Tensor) -> Tensor:
+    """Where a mask lets keys be seen: the layer hides whatever is not zero."""
+    return mask == 0
+
+
+def _layer(scene: Scene, node: fx.Node, given: dict[str, Any]) -> fx.Node:
+    """Norms before attention and products, or behind their sums with what went in."""
+    x, first = given["src"], given["norm_first"]
+    mixed = _mixed(scene, node, _normed(scene, node, x, given, 1) if first else x, given)
+    x = scene.emit(node, torch.add, mixed, x)
+    x = x if first else _normed(scene, node, x, given, 1)
+    inner = _normed(scene, node, x, given, 2) if first else x
+    inner = scene.emit(node, F.linear, inner, given["ffn_weight_1"], given["ffn_bias_1"])
+    inner = _activated(scene, node, inner, given)
+    inner = scene.emit(node, F.linear, inner, given["ffn_weight_2"], given["ffn_bias_2"])
+    x = scene.emit(node, torch.add, inner, x)
+    return x if first else _normed(scene, node, x, given, 2)
+
+
+def _activated(scene: Scene, node: fx.Node, x: fx.Node, given: dict[str, Any]) -> fx.Node:
+    """On a GPU the layer computes GELU by tanh, whatever the module was told: it is the last step of a product."""
+    if not given["use_gelu"]:
+        return scene.emit(node, torch.relu, x)
+    src = scene.tensor(given["src"])
+    return scene.emit(node, F.gelu, x, approximate="tanh" if src is not None and src.is_cuda else "none")
+
+
+def _normed(scene: Scene, node: fx.Node, x: fx.Node, given: dict[str, Any], which: int) -> fx.Node:
+    weight, bias = given[f"norm_weight_{which}"], given[f"norm_bias_{which}"]
+    return scene.emit(node, F.layer_norm, x, (given["embed_dim"],), weight, bias, given["eps"])
+
+
+def _mixed(scene: Scene, node: fx.Node, x: fx.Node, given: dict[str, Any]) -> fx.Node:
+    """Attention of [B, L, E] with itself."""
+    emit, heads, width = scene.emit, given["num_heads"], given["embed_dim"]
+    parts = []
+    for part in _thirds(scene, node, emit(node, F.linear, x, given["qkv_weight"], given["qkv_bias"]), -1):
+        parts.append(emit(node, torch.transpose, emit(node, torch.unflatten, part, -1, (heads, width // heads)), 1, 2))
+    mask = given.get("mask")
+    masked = {} if mask is None else {"attn_mask": emit(node, _seen, mask)}
+    turned = emit(node, torch.transpose, emit(node, F.scaled_dot_product_attention, *parts, **masked), 1, 2)
+    return emit(node, F.linear, emit(node, torch.flatten, turned, 2), given["proj_weight"], given["proj_bias"])

@@ -1,0 +1,120 @@
+"""Queries and keys normalized head by head and then turned (Qwen 3, Gemma 3): both steps as one kernel.
+
+Written out they are a norm over rows of 128 elements and a rotary embedding that reads its rows twice; a compiler makes
+two or three kernels of it, ours is one pass.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+from ridgeline.kernels import qk_norm_rope
+from ridgeline.kernels.qk_norm_rope.op import QK_NORM_ROPE
+from ridgeline.optimizer.rewrites.attention.rotary import Turned, turned
+from ridgeline.optimizer.rewrites.context import Scene
+from ridgeline.optimizer.rewrites.op_names import call
+from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
+from ridgeline.optimizer.rewrites.rows.norm import Normed, called, spelled
+
+
+@rewrite(
+    "head-norms",
+    summary="RMSNorm of query and key heads and their rotary embedding become one kernel",
+    modes=(INFERENCE,),
+    worth=Worth(eager=2.0, compiled=1.2, basis="1.28 times Inductor's, benchmarks/2026-11-16-rows.md"),
+    needs_kernels=True,
+    before="norm",
+)
+def head_norms(scene: Scene) -> list[Match]:
+    if scene.training or scene.autocast:
+        return []
+    norms = {read.out: read for node in scene.nodes if (read := _normed(scene, node)) is not None}
+    if not norms:
+        return []
+    waiting: dict[Any, tuple[Turned, Normed]] = {}
+    found = []
+    for node in scene.nodes:
+        turn = turned(scene, node)
+        norm = None if turn is None else _before(scene, turn, norms)
+        if turn is None or norm is None or turn.interleaved:
+            continue
+        key = (turn.table, turn.sequence_dim, scene.dtype(turn.x), norm.eps, norm.offset)
+        first = waiting.pop(key, None)
+        match = None if first is None else _put(scene, first, (turn, norm))
+        if match is not None:
+            found.append(match)
+        else:
+            waiting[key] = (turn, norm)
+    return found
+
+
+def _normed(scene: Scene, node: fx.Node) -> Normed | None:
+    """An RMSNorm with a weight, over the last of four dims."""
+    read = called(scene, node) or spelled(scene, node)
+    if read is None or read.centered or read.weight is None or read.bias is not None:
+        return None
+    return read if len(scene.shape(read.x) or ()) == 4 else None
+
+
+def _before(scene: Scene, turn: Turned, norms: dict[fx.Node, Normed]) -> Normed | None:
+    """The norm whose result is turned, heads and places exchanged or not, and read by nothing else."""
+    node = turn.x
+    if any(user not in turn.inside and not _reads_part(scene, user, turn) for user in node.users):
+        return None
+    if node in norms:
+        return norms[node]
+    read = call(node)
+    if read is None or read.op != "transpose" or {read["dim0"] % 4, read["dim1"] % 4} != {1, 2}:
+        return None
+    norm = norms.get(read["input"])
+    return norm if norm is not None and len(norm.out.users) == 1 else None
+
+
+def _reads_part(scene: Scene, user: fx.Node, turn: Turned) -> bool:
+    """Whether a node is one of the halves, which only what is turned reads."""
+    seen = [user]
+    while seen:
+        at = seen.pop()
+        if at in turn.inside:
+            continue
+        if not at.users or at.op == "output" or scene.position(at) > scene.position(turn.out):
+            return False
+        seen += list(at.users)
+    return True
+
+
+def _put(scene: Scene, q: tuple[Turned, Normed], k: tuple[Turned, Normed]) -> Match | None:
+    at, tables = k[0].out, k[0].table
+    if any(scene.position(user) < scene.position(at) for user in q[0].out.users):
+        return None
+    leaves = (q[1].x, k[1].x, q[1].weight, k[1].weight, *tables)
+    inside = (*q[0].inside, *k[0].inside, *q[1].inside, *k[1].inside)
+    if not scene.unchanged(leaves, inside, at):
+        return None
+    heads = [_laid(scene, at, *each) for each in (q, k)]
+    given = (*heads, q[1].weight, k[1].weight, *tables, q[1].eps)
+    values = [scene.value(each) for each in given]
+    if QK_NORM_ROPE.support(*values, q[1].offset, q[0].sequence_dim) is not None:
+        for each in heads:
+            scene.discard(each)
+        return None
+    both = scene.emit(at, qk_norm_rope, *given, offset=q[1].offset, sequence_dim=q[0].sequence_dim)
+    new = [scene.emit(at, operator.getitem, both, index) for index in (0, 1)]
+    outs = (q[0].out, k[0].out)
+    if not all(scene.alike_sizes(old, each) for old, each in zip(outs, new, strict=True)):
+        for each in new:
+            scene.discard(each)
+        return None
+    for old, each in zip(outs, new, strict=True):
+        scene.relaid(old, each)
+        scene.discard(old)
+    return scene.match(new[1], f"head norms and rotary embedding {tuple(scene.shape(heads[0]) or ())}")
+
+
+def _laid(scene: Scene, at: fx.Node, turn: Turned, norm: Normed) -> fx.Node:
+    """What is normalized, as it is turned: heads before places where they were exchanged behind the norm."""
+    return norm.x if turn.x is norm.out else scene.emit(at, torch.transpose, norm.x, 1, 2)

@@ -1,0 +1,264 @@
+"""Rotary embedding in its spellings: halves or neighbors turned, queries and keys by the same table."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from ridgeline.kernels import rope
+from ridgeline.kernels.rope.op import ROPE
+from ridgeline.optimizer.rewrites.context import Scene
+from ridgeline.optimizer.rewrites.op_names import Call, call, cast_target
+from ridgeline.optimizer.rewrites.registry import INFERENCE, TRAINING, Match, Worth, rewrite
+
+
+@dataclass(frozen=True, slots=True)
+class Turned:
+    """x · cos + turn(x) · sin, found in a graph; the table as it stands before it is repeated and given a heads dim."""
+
+    x: fx.Node
+    cos: fx.Node
+    sin: fx.Node
+    table: tuple[fx.Node, fx.Node]
+    out: fx.Node
+    interleaved: bool
+    sequence_dim: int
+    inside: tuple[fx.Node, ...]
+
+
+@rewrite(
+    "rotary",
+    summary="rotary embedding of queries and keys becomes one kernel, forward and backward",
+    worth={
+        INFERENCE: Worth(eager=3.0, compiled=0.97, basis="ten passes over memory become two; compilers fuse it too"),
+        TRAINING: Worth(eager=3.0, compiled=0.97, basis="ten passes over memory become two; compilers fuse it too"),
+    },
+    needs_kernels=True,
+)
+def rotary(scene: Scene) -> list[Match]:
+    if scene.autocast:
+        return []
+    waiting: dict[tuple[Any, ...], Turned] = {}
+    found = []
+    for node in scene.nodes:
+        turn = turned(scene, node)
+        if turn is None:
+            continue
+        key = (turn.cos, turn.sin, turn.interleaved, turn.sequence_dim, scene.dtype(turn.x))
+        first = waiting.pop(key, None)
+        match = None if first is None else _paired(scene, first, turn)
+        if match is not None:
+            found.append(match)
+        else:
+            waiting[key] = turn
+    return found
+
+
+def _paired(scene: Scene, q: Turned, k: Turned) -> Match | None:
+    """One call for two tensors turned by one table; placed at the second, so nobody may use the first before it."""
+    if any(scene.position(user) < scene.position(k.out) for user in q.out.users):
+        return None
+    leaves = (q.x, k.x, *k.table)
+    if q.table != k.table or not scene.unchanged(leaves, (*q.inside, *k.inside), k.out):
+        return None
+    if scene.training and any(scene.value(table).requires_grad for table in k.table):
+        scene.refuse(k.out, "the table asks for a gradient, which the kernel does not give")
+        return None
+    reason = ROPE.support(*(scene.value(node) for node in leaves), q.interleaved, q.sequence_dim)
+    if reason is not None:
+        scene.refuse(k.out, reason)
+        return None
+    options = {"interleaved": q.interleaved, "sequence_dim": q.sequence_dim}
+    both = scene.emit(k.out, rope, q.x, k.x, *k.table, **options)
+    new_q, new_k = (scene.emit(k.out, operator.getitem, both, index) for index in (0, 1))
+    if not scene.alike_sizes(q.out, new_q) or not scene.alike_sizes(k.out, new_k):
+        scene.discard(new_q)
+        scene.discard(new_k)
+        return None
+    scene.relaid(q.out, new_q)
+    scene.relaid(k.out, new_k)
+    scene.discard(q.out)
+    scene.discard(k.out)
+    return scene.match(new_k, f"rotary embedding {tuple(scene.shape(q.x) or ())}")
+
+
+def turned(scene: Scene, node: fx.Node) -> Turned | None:
+    """A node read as the last step of a rotary embedding."""
+    total = call(node)
+    if total is None or total.op != "add" or total.given.get("alpha") not in (None, 1):
+        return None
+    for straight, across in ((total["input"], total["other"]), (total["other"], total["input"])):
+        found = _turned_as(scene, node, call(straight), call(across))
+        if found is not None:
+            return found
+    return None
+
+
+def _turned_as(scene: Scene, node: fx.Node, straight: Call | None, across: Call | None) -> Turned | None:
+    if straight is None or across is None or straight.op != "mul" or across.op != "mul":
+        return None
+    for x, cos in ((straight["input"], straight["other"]), (straight["other"], straight["input"])):
+        for turn, sin in ((across["input"], across["other"]), (across["other"], across["input"])):
+            kind = _rotation(scene, turn, x)
+            if kind is None or not isinstance(cos, fx.Node) or not isinstance(sin, fx.Node):
+                continue
+            tables = _table(scene, cos, kind), _table(scene, sin, kind)
+            if tables[0] is None or tables[1] is None or tables[0][1] != tables[1][1]:
+                continue
+            bare = _bare(scene, x)
+            out = node if scene.dtype(node) is scene.dtype(bare) else _narrowed(scene, node, bare)
+            if out is None:
+                continue
+            inside = (straight.node, across.node, turn, node)
+            table, heads_dim = (tables[0][0], tables[1][0]), tables[0][1]
+            return Turned(bare, cos, sin, table, out, kind, 2 if heads_dim == 1 else 1, inside)
+    return None
+
+
+def _bare(scene: Scene, node: Any) -> Any:
+    """What a node is before it is widened to float32, in which the kernel computes anyway; else the node."""
+    read = call(node)
+    if read is None or cast_target(read) is not torch.float32 or not isinstance(read["input"], fx.Node):
+        return node
+    return read["input"] if scene.dtype(read["input"]) in (torch.bfloat16, torch.float16) else node
+
+
+def _narrowed(scene: Scene, node: fx.Node, like: fx.Node) -> fx.Node | None:
+    """The one user of a sum in float32, if it rounds it to the type of what was turned."""
+    users = list(node.users)
+    read = call(users[0]) if len(users) == 1 else None
+    if read is None or read.given.get("input") is not node or scene.dtype(users[0]) is not scene.dtype(like):
+        return None
+    return users[0] if cast_target(read) is scene.dtype(like) else None
+
+
+def _rotation(scene: Scene, node: Any, x: Any) -> bool | None:
+    """Whether a node turns x by a right angle: True for neighbors, False for halves, None for neither."""
+    shape = scene.shape(x)
+    if shape is None or len(shape) != 4:
+        return None
+    if _halves_turned(scene, node, x, shape[-1]):
+        return False
+    return True if _neighbors_turned(scene, node, x, shape[-1]) else None
+
+
+def _halves_turned(scene: Scene, node: Any, x: fx.Node, width: int) -> bool:
+    """cat(-x[half:], x[:half])."""
+    read = call(node)
+    if read is None or read.op != "cat" or read.get("dim", 0) not in (-1, 3) or len(read["tensors"]) != 2:
+        return False
+    negated = call(read["tensors"][0])
+    if negated is None or negated.op != "neg":
+        return False
+    half = width // 2
+    return _range_of(scene, negated["input"], x) == (half, width, 1) and _range_of(scene, read["tensors"][1], x) == (
+        0,
+        half,
+        1,
+    )
+
+
+def _neighbors_turned(scene: Scene, node: Any, x: fx.Node, width: int) -> bool:
+    """stack(-x[1::2], x[0::2]) along a new last dim, flattened into the last."""
+    read = call(node)
+    if read is None or read.op not in ("flatten", "reshape", "view") or scene.shape(node) != scene.shape(x):
+        return False
+    stacked = call(read["input"])
+    if stacked is None or stacked.op != "stack" or stacked.get("dim", 0) not in (-1, 4) or len(stacked["tensors"]) != 2:
+        return False
+    negated = call(stacked["tensors"][0])
+    if negated is None or negated.op != "neg":
+        return False
+    odd, even = _range_of(scene, negated["input"], x), _range_of(scene, stacked["tensors"][1], x)
+    return odd == (1, width, 2) and even == (0, width, 2)
+
+
+def _range_of(scene: Scene, node: Any, x: fx.Node) -> tuple[int, int, int] | None:
+    """The (start, stop, step) of the last dim of x that a node is."""
+    read = call(node)
+    width = (scene.shape(x) or (0,))[-1]
+    if read is None or read.op != "getitem":
+        return None
+    bare = _bare(scene, x)
+    if _bare(scene, read["input"]) is bare:
+        index = read["index"] if isinstance(read["index"], tuple) else (read["index"],)
+        rest, last = index[:-1], index[-1]
+        full = len(index) == 4 or (index and index[0] is Ellipsis)
+        if not full or not isinstance(last, slice) or any(i is not Ellipsis and i != slice(None) for i in rest):
+            return None
+        return last.indices(width)
+    parts = call(read["input"])
+    if (
+        parts is None
+        or parts.op not in ("chunk", "split")
+        or _bare(scene, parts["input"]) is not bare
+        or parts.get("dim", 0) not in (-1, 3)
+    ):
+        return None
+    size = parts.get("split_size") if parts.op == "split" else width // max(1, parts.get("chunks", 1))
+    if isinstance(size, (list, tuple)):
+        if set(size) != {width // 2} or len(size) != 2:
+            return None
+        size = size[0]
+    start = read["index"] * size
+    return (start, min(start + size, width), 1)
+
+
+def _table(scene: Scene, node: fx.Node, interleaved: bool) -> tuple[fx.Node, int] | None:
+    """The table behind a factor, [S, W] or [B, S, W], and the dim at which heads were put in.
+
+    A kernel reads each angle once, so a table that repeats its angles must be seen to repeat them.
+    """
+    shape = scene.shape(node)
+    read = call(node)
+    if shape is None or len(shape) != 4 or read is None:
+        return None
+    dim = _new_dim(read)
+    if dim not in (1, 2) or shape[dim] != 1:
+        return None
+    inner = read["input"]
+    if not isinstance(inner, fx.Node) or len(scene.shape(inner) or ()) != 3:
+        return None
+    if interleaved:
+        half = _before_repeat(inner)
+        return None if half is None else (half, dim)
+    return (inner, dim) if _repeats_halves(inner) else None
+
+
+def _new_dim(read: Call) -> int | None:
+    """Where a call puts a dim of one element into three."""
+    if read.op == "unsqueeze":
+        return read["dim"] % 4
+    if read.op == "getitem" and isinstance(read["index"], tuple) and read["index"].count(None) == 1:
+        place = read["index"].index(None)
+        return place if all(i == slice(None) for i in read["index"] if i is not None) else None
+    return None
+
+
+def _repeats_halves(node: fx.Node, depth: int = 8) -> bool:
+    """Whether the last dim is a row twice, looking back through what acts on each element alone."""
+    read = call(node)
+    if read is None or depth == 0:
+        return False
+    if read.op == "cat":
+        parts = read["tensors"]
+        return len(parts) == 2 and parts[0] is parts[1] and read.get("dim", 0) in (-1, 2)
+    if read.op in ("cos", "sin", "contiguous") or cast_target(read) is not None:
+        return _repeats_halves(read["input"], depth - 1)
+    if read.op == "mul" and not isinstance(read["other"], fx.Node):
+        return _repeats_halves(read["input"], depth - 1)
+    if read.op == "getitem" and isinstance(read["index"], tuple) and read["index"][-1:] == (slice(None),):
+        return _repeats_halves(read["input"], depth - 1)
+    return False
+
+
+def _before_repeat(node: fx.Node) -> fx.Node | None:
+    """The table whose every angle a node has twice in a row."""
+    read = call(node)
+    if read is None or read.op != "repeat_interleave" or read["repeats"] != 2 or read.given.get("dim") not in (-1, 2):
+        return None
+    return read["input"] if isinstance(read["input"], fx.Node) else None

@@ -1,0 +1,46 @@
+"""Biases that are added to scores, laid out as fused attention reads them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, fx
+
+from ridgeline.optimizer.rewrites.attention.fused import Attention, attention_call
+from ridgeline.optimizer.rewrites.context import Scene, is_written
+from ridgeline.optimizer.rewrites.registry import Match, Worth, rewrite
+
+
+@rewrite(
+    "attention-bias",
+    summary="a bias that lies across its rows is laid along them once, so that fused attention takes it",
+    worth=Worth(eager=2.0, compiled=1.5, basis="T5-large: 17 of 33 ms are unfused attention in float32 for this alone"),
+    exact="rounding",
+)
+def attention_bias(scene: Scene) -> list[Match]:
+    if scene.training:
+        return []
+    made: dict[fx.Node, fx.Node] = {}
+    found = []
+    for node in scene.nodes:
+        read = attention_call(node)
+        if read is None or read.mask is None or not _lies_across(scene, read) or is_written(scene, read.mask):
+            continue
+        if read.mask not in made:  # layers share a bias: it is laid out before the first that reads it
+            made[read.mask] = scene.emit(node, along, read.mask)
+        node.replace_input_with(read.mask, made[read.mask])
+        found.append(scene.match(node, f"bias {tuple(scene.shape(read.mask) or ())}"))
+    return found
+
+
+def _lies_across(scene: Scene, read: Attention) -> bool:
+    """Whether neighbors in a row of a bias are not neighbors in memory, which no fused kernel of PyTorch's reads."""
+    bias = scene.tensor(read.mask)
+    if bias is None or not bias.is_floating_point() or scene.shape(read.mask) is None:
+        return False
+    return bias.shape[-1] > 1 and bias.stride(-1) not in (0, 1)
+
+
+def along(bias: Tensor) -> Tensor:
+    """The same numbers with rows in one piece; what is the same for all batches or heads is kept once."""
+    kept = bias[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in bias.stride())]
+    return kept.contiguous(memory_format=torch.contiguous_format).expand(bias.shape)

@@ -1,0 +1,113 @@
+"""Attention of few rows in large batches: columns of tables, frames of a video at every pixel, patches of a series.
+
+PyTorch's kernels give a tile of 64 or 128 rows to every problem, most of it empty, and thousands of problems wait for
+each other. The kernel for windows takes what fits and goes through many problems in one program; whether that is faster
+is decided by a race when a shape is first run.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+
+from ridgeline.engine.autotune import Contest
+from ridgeline.kernels.short_attention.op import MOST_DIM, MOST_KEYS, NARROW, SHORT_ATTENTION, VECTOR, short_attention
+from ridgeline.optimizer.rewrites.attention.fused import Attention, attention_call
+from ridgeline.optimizer.rewrites.context import Scene
+from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
+
+CONTEST = Contest()
+LEAST_PROBLEMS = 512
+"""Batch elements and heads below which no program would have more than one of them on the largest devices."""
+_active_modes = torch._C._len_torch_dispatch_stack
+
+
+def short(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, causal: bool, scale: float) -> Tensor:
+    """Attention of few rows by the faster of two ways; one opaque op to tracers."""
+    if type(q) is Tensor and not _active_modes():
+        return _short(q, k, v, bias, causal, scale)
+    return torch.ops.ridgeline_optimizer.short(q, k, v, bias, causal, scale)
+
+
+def _short(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, causal: bool, scale: float) -> Tensor:
+    library = partial(_library, q, k, v, causal, scale)
+    if not q.is_cuda:
+        return library()
+    ways: dict[str, Any] = {"library": library}
+    if SHORT_ATTENTION.support(q, k, v, bias, scale) is None:
+        ways["ours"] = partial(short_attention, q, k, v, bias, scale)
+    key = (q.shape, q.stride(), k.shape, k.stride(), v.stride(), causal, q.dtype, q.device)
+    return CONTEST.run(key, ways, q.device)
+
+
+def _library(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor:
+    """PyTorch's function, its result laid as ours is."""
+    found = F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
+    return found.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+_op = torch.library.custom_op("ridgeline_optimizer::short", _short, mutates_args=())
+
+
+@_op.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, causal: bool, scale: float) -> Tensor:
+    return q.new_empty((q.shape[0], q.shape[2], q.shape[1], q.shape[3])).transpose(1, 2)
+
+
+def plain_bias(q: Tensor, heads: int, rows: int, keys: int, causal: bool) -> Tensor:
+    """What is added to scores where nothing is, or where later keys are hidden."""
+    full = q.new_full((heads, rows, keys), float("-inf") if causal else 0.0)
+    return (full.triu(1) if causal else full).unsqueeze(0).contiguous()
+
+
+@rewrite(
+    "short-attention",
+    summary="attention of at most 128 rows and keys in large batches becomes one kernel for many, where faster",
+    modes=(INFERENCE,),
+    worth=Worth(eager=1.2, compiled=1.2, basis="a tile of 128 rows for 16 or 40; raced when first run"),
+    needs_kernels=True,
+)
+def short_attentions(scene: Scene) -> list[Match]:
+    if scene.autocast:
+        return []
+    found = [_put(scene, read) for node in scene.nodes if (read := attention_call(node)) is not None]
+    return [match for match in found if match is not None]
+
+
+def _put(scene: Scene, read: Attention) -> Match | None:
+    q, k, v = (scene.tensor(each) for each in (read.query, read.key, read.value))
+    if read.mask is not None or read.dropout_p or read.enable_gqa or q is None or k is None or v is None:
+        return None
+    if None in map(scene.shape, (read.query, read.key, read.value)) or not _fits(q, k, v, read.is_causal):
+        return None
+    scale = q.shape[3] ** -0.5 if read.scale is None else read.scale
+    bias = _shared_bias(scene, read, (q.shape[1], q.shape[2], k.shape[2]))
+    new = scene.emit(read.node, short, read.query, read.key, read.value, bias, read.is_causal, scale)
+    if not scene.alike_sizes(read.node, new):
+        scene.discard(new)
+        return None
+    scene.relaid(read.node, new)
+    scene.discard(read.node)
+    return scene.match(new, f"attention {tuple(q.shape)}{' causal' if read.is_causal else ''}")
+
+
+def _fits(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> bool:
+    """Few rows and keys, many problems, 16 bits; heads that nobody shares."""
+    if q.dim() != 4 or k.shape != v.shape or q.shape[:2] != k.shape[:2] or q.shape[3] != k.shape[3]:
+        return False
+    if q.dtype not in NARROW or k.dtype != q.dtype or v.dtype != q.dtype or q.shape[3] % VECTOR:
+        return False
+    few = max(q.shape[2], k.shape[2]) <= MOST_KEYS and q.shape[3] <= MOST_DIM and (not causal or q.shape == k.shape)
+    return few and q.shape[0] * q.shape[1] >= LEAST_PROBLEMS and min(q.shape[2], k.shape[2]) > 1
+
+
+def _shared_bias(scene: Scene, read: Attention, sizes: tuple[int, int, int]) -> fx.Node:
+    """A bias that says nothing more than the call does, made once for all layers."""
+    key = ("plain bias", sizes, read.is_causal, scene.dtype(read.query))
+    if key not in scene.notes or scene.notes[key]._erased:
+        scene.notes[key] = scene.emit(read.node, plain_bias, read.query, *sizes, read.is_causal)
+    return scene.notes[key]

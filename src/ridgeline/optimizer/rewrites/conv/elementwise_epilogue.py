@@ -1,0 +1,600 @@
+"""Convolutions and the elementwise functions behind them: one kernel of ours, or the library's, whichever is faster.
+
+Which is faster is decided by a race when a shape is first run on the device (``contest``), with cuDNN's own choice of
+algorithm made by timing too; so a convolution behind this rewrite is never slower than cuDNN's beyond noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from ridgeline.engine.autotune import Contest, may_time, prepared
+from ridgeline.kernels.convolution import config
+from ridgeline.kernels.convolution.links import POOLS, parts_of
+from ridgeline.kernels.convolution.op import CONVOLUTION, MEAN, SOFTMAX, Sizes, link_, planned, turn
+from ridgeline.kernels.convolution.reference import convolved
+from ridgeline.kernels.convolution.reference import forward as meant
+from ridgeline.kernels.tensorfloat import convolutions_round
+from ridgeline.optimizer.rewrites.context import Scene
+from ridgeline.optimizer.rewrites.conv.read import (
+    CONVOLUTIONS,
+    MOST_KINDS,
+    Ints,
+    Settings,
+    convolutions,
+    num_kinds,
+    settings_of,
+)
+from ridgeline.optimizer.rewrites.linear.algebra import pooled_to_one
+from ridgeline.optimizer.rewrites.op_names import Call, call
+from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
+
+LEAST_ELEMENTS = 1 << 18
+LEAST_LAST = 16
+"""Channels from which laying them last pays."""
+_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+AGREED = 1e-5
+"""The difference from the library's result, over its largest element, that sums in another order explain."""
+CONTEST = Contest()
+_accuracy: dict[Any, Accuracy] = {}
+_decided: dict[Any, Any] = {}
+_active_modes = torch._C._len_torch_dispatch_stack
+
+
+def chained_convolution(
+    x: Tensor, weight: Tensor, bias: Tensor | None, vectors: Tensor | None, stride: Ints, padding: Ints,
+    dilation: Ints, output_padding: Ints, groups: int, transposed: bool, chain: str,
+) -> Tensor:  # fmt: skip
+    """A convolution and its chain; one opaque op to tracers."""
+    args = (x, weight, bias, vectors, stride, padding, dilation, output_padding, groups, transposed, chain)
+    if type(x) is Tensor and not _active_modes():
+        return _chained(*args)
+    return torch.ops.ridgeline_optimizer.chained_convolution(*args)
+
+
+def _chained(
+    x: Tensor, weight: Tensor, bias: Tensor | None, vectors: Tensor | None, stride: Ints, padding: Ints,
+    dilation: Ints, output_padding: Ints, groups: int, transposed: bool, chain: str,
+) -> Tensor:  # fmt: skip
+    settings = (stride, padding, dilation, output_padding, groups, transposed)
+    if not x.is_cuda:
+        return meant(x, weight, bias, vectors, *settings, chain)
+    key = (x.shape, weight.shape, bias is None, chain, *map(tuple, settings[:4]), groups, transposed, x.device)
+    decided = _decided.get(key)
+    if decided is not None:
+        return decided(x, weight, bias, vectors)
+    found = _raced(key, x, weight, bias, vectors, settings, chain)
+    name = CONTEST.won.get(key)
+    if name is not None:  # from now on without asking
+        _decided[key] = _ways(key, x, weight, bias, vectors, settings, chain)[name]
+    return found
+
+
+def _raced(
+    key: Any, x: Tensor, weight: Tensor, bias: Tensor | None, vectors: Tensor | None, settings: Settings, chain: str
+) -> Tensor:
+    ways = _ways(key, x, weight, bias, vectors, settings, chain)
+    given = (x, weight, bias, vectors)
+    return CONTEST.run(key, {name: partial(way, *given) for name, way in ways.items()}, x.device)
+
+
+Way = Callable[[Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
+
+
+def _ways(
+    key: Any, x: Tensor, weight: Tensor, bias: Tensor | None, vectors: Tensor | None, settings: Settings, chain: str
+) -> dict[str, Way]:
+    """The library's way and others that are as accurate, ours with every tile worth trying: called with the tensors."""
+    found: dict[str, Way] = {"library": partial(_library, settings, chain)}
+    sizes = Sizes(x, weight, *settings)
+    others = _others(sizes, settings, chain)
+    depthwise, given = sizes.is_depthwise, (x, weight, bias, vectors)
+    links, pool, _ = parts_of(chain)
+    shown = links if pool == MEAN else chain  # a mean hides what becomes of single pixels
+    together = pool not in ("", MEAN)
+    tiles = () if depthwise else config.tiles(sizes.outputs, sizes.phase_pixels, together, sizes.num_terms)
+    flops = 2.0 * math.prod(sizes.shape) * sizes.num_terms
+    tiles += config.turned(tiles, sizes.inputs, sizes.groups, sizes.num_terms, flops)
+    unknown = bool(tiles) and key not in CONTEST.won and may_time(key[-1])
+    if unknown:
+        _prepare(given, settings, shown, _expected(sizes, tiles[:1] if pool == MEAN else tiles))
+    first = tiles[0] if tiles else None
+    accuracy = _accuracy_of(key, given, settings, shown, first, _others(sizes, settings, shown))
+    found |= {name: way for name, way in others.items() if name in accuracy.agreeing}
+    if depthwise:
+        return found | {"ours": partial(_ours, settings, chain, None)}
+    most = config.MOST_EXACT if accuracy.rounding == "exact" else math.inf
+    fitting = [tile for tile in tiles if tile.pixels * tile.channels <= most]
+    rounded = {str(tile): replace(tile, rounding=accuracy.rounding) for tile in fitting}
+    if unknown:
+        _prepare(given, settings, chain, rounded.values())
+    return found | {name: partial(_ours, settings, chain, tile) for name, tile in rounded.items()}
+
+
+def _others(sizes: Sizes, settings: Settings, chain: str) -> dict[str, Way]:
+    """The library's other ways, which need not be as accurate."""
+    found: dict[str, Way] = {"library, timed": partial(_timed, settings, chain)}
+    if len(sizes.shape) in _LAST and sizes.groups == 1 and min(sizes.inputs, sizes.outputs) >= LEAST_LAST:
+        found["channels last"] = partial(_channels_last, settings, chain)
+    return found
+
+
+def _expected(sizes: Sizes, tiles: Iterable[config.Tile]) -> list[config.Tile]:
+    """Tiles as they will be wanted: cuDNN of an H200 has been seen to convolve thin and grouped images in float32."""
+    first, *rest = tiles
+    likely, next_, *_ = _likely(sizes)
+    wanted = [replace(tile, rounding="exact" if next_ == "exact" else likely) for tile in rest]
+    return [replace(first, rounding=likely), replace(first, rounding=next_), *wanted]
+
+
+def _likely(sizes: Sizes) -> list[str]:
+    """What may become of factors, the likely first; each that is tried is a kernel to compile.
+
+    Of seven transposed convolutions cuDNN rounds both factors of all to the even one of two, of two plain ones to the
+    one farther from zero (H200, benchmarks/convolution_rounding.py); some transposed ones it rounds as plain ones.
+    """
+    if sizes.transposed:
+        first = ["even", "nearest"]
+    else:
+        first = ["nearest", "exact" if sizes.inputs < LEAST_LAST or sizes.groups > 1 else "even"]
+    return [*first, *(each for each in config.ROUNDINGS if each not in first)]
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """What PyTorch does to the factors of a convolution, and which other ways are as accurate."""
+
+    rounding: str = "nearest"
+    agreeing: frozenset[str] = frozenset()
+    apart: dict[str, float] = field(default_factory=dict, compare=False)  # the largest difference, by what was tried
+
+
+def _accuracy_of(
+    key: Any, given: tuple[Any, ...], settings: Settings, chain: str, tile: config.Tile | None, others: dict[str, Way]
+) -> Accuracy:
+    """What eager PyTorch does to factors: rounds them to TensorFloat-32, cuts both or one off, or nothing. So do we.
+
+    A way that agrees with it but for the order of sums is taken at once; of those that do not, the closer one. Where it
+    computes in float32, so must cuDNN's other algorithms, which need not.
+    """
+    if key in _accuracy or not may_time(key[-1]):
+        return _accuracy.get(key, Accuracy())
+    reference = _library(settings, chain, *given)
+    near = AGREED * float(reference.abs().max())
+    apart: dict[str, float] = {}
+    rounding = "exact" if tile is None else _rounding_of(reference, near, given, settings, chain, tile, apart)
+    agreeing = frozenset(
+        name for name, way in others.items() if rounding != "exact" or _apart(way, given, reference) <= near
+    )
+    _accuracy[key] = Accuracy(rounding, agreeing, apart)
+    return _accuracy[key]
+
+
+def _prepare(given: tuple[Any, ...], settings: Settings, chain: str, tiles: Iterable[config.Tile]) -> None:
+    """Kernels of several tiles compiled at the same time."""
+    prepared(partial(planned, *given, *settings, chain, tile=tile) for tile in tiles)
+
+
+def _rounding_of(
+    reference: Tensor, near: float, given: tuple[Any, ...], settings: Settings, chain: str, tile: config.Tile,
+    apart: dict[str, float],
+) -> str:  # fmt: skip
+    x, weight, *_ = given
+    for rounding in _likely(Sizes(x, weight, *settings)):
+        apart[rounding] = _apart(partial(_ours, settings, chain, replace(tile, rounding=rounding)), given, reference)
+        if apart[rounding] <= near:
+            return rounding
+    rounded = [each for each in apart if each != "exact"]
+    return min(rounded, key=lambda each: apart[each])  # it rounds in a way of its own, and so may we
+
+
+def _apart(way: Way, given: tuple[Any, ...], reference: Tensor) -> float:
+    """The largest difference of a way from what it is to agree with; infinite where it does not run."""
+    try:
+        return float((way(*given) - reference).abs().max())
+    except Exception:  # a tile that does not fit, no algorithm: it loses its race too
+        return math.inf
+
+
+def _ours(
+    settings: Settings, chain: str, tile: Any, x: Tensor, weight: Tensor, bias: Tensor | None, vectors: Tensor | None
+) -> Tensor:
+    return planned(x, weight, bias, vectors, *settings, chain, tile=tile)(x, weight, bias, vectors)
+
+
+def _library(
+    settings: Settings, chain: str, x: Tensor, weight: Tensor, bias: Tensor | None, vectors: Tensor | None
+) -> Tensor:
+    """The convolution as eager PyTorch computes it, then the chain in place."""
+    links, pool, after = parts_of(chain)
+    linked = link_(convolved(x, weight, bias, *settings).contiguous(), vectors, links)
+    return link_(POOLS[pool](linked), vectors, after)
+
+
+def _timed(settings: Settings, chain: str, *given: Any) -> Tensor:
+    """The same with cuDNN's algorithm chosen by timing, once a shape."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        return _library(settings, chain, *given)
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
+def _channels_last(
+    settings: Settings, chain: str, x: Tensor, weight: Tensor, bias: Tensor | None, vectors: Tensor | None
+) -> Tensor:
+    """cuDNN on images with their channels last, which it is fastest at; the chain on the way back."""
+    form = _LAST[x.dim()]
+    laid = turn(x, torch.empty_like(x, memory_format=form), None, back=False)
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        found = convolved(laid, weight.contiguous(memory_format=form), bias, *settings)
+    finally:
+        torch.backends.cudnn.benchmark = before
+    links, pool, after = parts_of(chain)
+    if not found.is_contiguous(memory_format=form):
+        return link_(POOLS[pool](link_(found.contiguous(), vectors, links)), vectors, after)
+    room = torch.empty_like(found, memory_format=torch.contiguous_format)
+    return link_(POOLS[pool](turn(found, room, vectors, links, back=True)), vectors, after)
+
+
+_op = torch.library.custom_op("ridgeline_optimizer::chained_convolution", _chained, mutates_args=())
+
+
+@_op.register_fake
+def _(
+    x: Tensor, weight: Tensor, bias: Tensor | None, vectors: Tensor | None, stride: Ints, padding: Ints,
+    dilation: Ints, output_padding: Ints, groups: int, transposed: bool, chain: str,
+) -> Tensor:  # fmt: skip
+    return CONVOLUTION.fake(x, weight, bias, vectors, stride, padding, dilation, output_padding, groups, transposed,
+                            chain)  # fmt: skip
+
+
+@rewrite(
+    "convolution-chain",
+    summary="float32 convolutions and what follows element by element become one kernel, where it beats cuDNN's",
+    modes=(INFERENCE,),
+    worth=Worth(eager=1.5, compiled=1.3, basis="copies between layouts and a pass less; the faster is taken by a race"),
+    needs_kernels=True,
+)
+def convolution_chain(scene: Scene) -> list[Match]:
+    if scene.training or scene.autocast or not convolutions_round() or not torch.backends.cudnn.enabled:
+        return []
+    every = convolutions(scene)
+    if num_kinds(scene, every) > MOST_KINDS:
+        return []
+    nodes = [read.node for read in every]  # read again in turn: what one is made from may just have been replaced
+    layers = (read for node in nodes if (read := _layer(scene, node)) is not None)
+    return [match for read in layers if (match := _put(scene, read)) is not None]
+
+
+def _layer(scene: Scene, node: fx.Node) -> Call | None:
+    """A convolution of float32 images in PyTorch's own layout, large enough to matter."""
+    read = call(node)
+    if read is None or read.op not in CONVOLUTIONS or not isinstance(read["weight"], fx.Node):
+        return None
+    x, out = scene.tensor(read["input"]), scene.tensor(node)
+    if x is None or out is None or scene.shape(node) is None or x.dim() != CONVOLUTIONS[read.op] + 2:
+        return None
+    plain = x.is_contiguous() and out.is_contiguous() and out.numel() >= LEAST_ELEMENTS
+    return read if plain and x.dtype == torch.float32 else None
+
+
+def _put(scene: Scene, read: Call) -> Match | None:
+    settings = settings_of(read)
+    if settings is None:
+        return None
+    last, words, vectors = chain_behind(scene, read.node)
+    last, pool, kept = pool_behind(scene, last, settings)
+    chain = " ".join(words) + (f"|{pool}" if pool else "")
+    if pool == SOFTMAX:
+        last, words, vectors = chain_behind(scene, last, vectors)
+        chain += f"|{' '.join(words)}" if words else ""
+    leaves = (read["input"], read["weight"], read.get("bias"))
+    values = [scene.value(leaf) for leaf in leaves]
+    like = None if not vectors else values[1].new_empty(len(vectors), _num_channels(scene, read))
+    if CONVOLUTION.support(*values, like, *settings, chain) is not None:
+        return None
+    inside = _between(read.node, last)
+    if not scene.unchanged((*leaves, *vectors), inside, last):
+        return None
+    stacked = _stacked(scene, last, vectors, _num_channels(scene, read))
+    new = scene.emit(last, chained_convolution, *leaves, stacked, *settings, chain)
+    gone = list(range(2, values[0].dim())) if pool == MEAN else [1]
+    new = new if kept else scene.emit(last, torch.squeeze, new, gone)
+    if not scene.replace(last, new):
+        return None
+    scene.discard(last)
+    return scene.match(new, f"{read.op} {tuple(values[0].shape)}{f', {chain}' if chain else ''}")
+
+
+def _num_channels(scene: Scene, read: Call) -> int:
+    return (scene.shape(read.node) or (0, 0))[1]
+
+
+def _between(first: fx.Node, last: fx.Node) -> tuple[fx.Node, ...]:
+    """The nodes from which only ``last`` is seen: everything between the convolution and the end of its chain."""
+    found, waiting = [], [last]
+    while waiting:
+        node = waiting.pop()
+        if node in found:
+            continue
+        found.append(node)
+        if node is not first:
+            waiting += [each for each in node.all_input_nodes if _reaches(each, first)]
+    return tuple(found)
+
+
+def _reaches(node: fx.Node, first: fx.Node) -> bool:
+    """Whether a node is made from the convolution within a few steps."""
+    waiting: list[fx.Node] = [node]
+    seen: set[fx.Node] = set()
+    while waiting:
+        each = waiting.pop()
+        if each is first:
+            return True
+        if each in seen or len(seen) > 64:
+            continue
+        seen.add(each)
+        waiting += each.all_input_nodes
+    return False
+
+
+def _stacked(scene: Scene, before: fx.Node, vectors: tuple[fx.Node, ...], channels: int) -> fx.Node | None:
+    return scene.emit(before, stacked_vectors, list(vectors), channels) if vectors else None
+
+
+def stacked_vectors(vectors: list[Tensor], channels: int) -> Tensor:
+    """One row a vector; a single number is a row of it. A vector alone stays where it is."""
+    if len(vectors) == 1 and vectors[0].numel() == channels:
+        return vectors[0].reshape(1, channels)
+    return torch.stack([each.reshape(-1).expand(channels) for each in vectors])
+
+
+# the chain ----------------------------------------------------------------------------------------------------------
+
+
+def chain_behind(
+    scene: Scene, node: fx.Node, before: tuple[fx.Node, ...] = ()
+) -> tuple[fx.Node, list[str], tuple[fx.Node, ...]]:
+    """(last node, links, vectors) of the longest chain of elementwise functions behind a convolution, its vectors
+    counted on from those ``before``."""
+    words: list[str] = []
+    vectors: list[fx.Node] = list(before)
+    while True:
+        found = _gated(node) or _single(scene, node, vectors)
+        if found is None or scene.shape(found[0]) != scene.shape(node) or scene.dtype(found[0]) != torch.float32:
+            return node, words, tuple(vectors)
+        following, links = found
+        if not scene.tensor(following).is_contiguous():  # type: ignore[union-attr]
+            return node, words, tuple(vectors)
+        node = following
+        words += links
+
+
+def pool_behind(scene: Scene, node: fx.Node, settings: Settings) -> tuple[fx.Node, str, bool]:
+    """(last node, pool, whether dims are kept) where a chain ends in something over all channels or all pixels."""
+    nothing, shape = (node, "", True), scene.shape(node) or ()
+    users = list(node.users)
+    read = call(users[0]) if len(users) == 1 else None
+    if read is None or read.given.get("input") is not node or settings[4] != 1:
+        return nothing
+    dim = read.given.get("dim")
+    dims = tuple(dim) if isinstance(dim, (tuple, list)) else (dim,)
+    if _averages(read, dims, len(shape)):
+        return users[0], MEAN, read.op != "mean" or bool(read.get("keepdim", False))
+    if shape[1] > config.MOST_POOLED:
+        return nothing
+    if len(dims) != 1 or not isinstance(dims[0], int) or dims[0] % len(shape) != 1 or read.given.get("dtype"):
+        return nothing
+    if read.op in ("softmax", "logsumexp"):
+        return users[0], read.op, read.op == "softmax" or bool(read.get("keepdim", False))
+    picked = list(users[0].users)
+    values = call(picked[0]) if len(picked) == 1 else None
+    if read.op in ("min", "max") and values is not None and values.op == "getitem" and values["index"] == 0:
+        return picked[0], read.op, bool(read.get("keepdim", False))
+    return nothing
+
+
+def _averages(read: Call, dims: tuple[Any, ...], num: int) -> bool:
+    """Whether it is the mean over all pixels."""
+    whole = all(isinstance(dim, int) for dim in dims) and sorted(dim % num for dim in dims) == list(range(2, num))
+    return pooled_to_one(read) or (read.op == "mean" and whole and read.given.get("dtype") is None)
+
+
+_PLAIN = {name: name for name in ("relu", "sigmoid", "tanh", "silu", "mish", "hardswish", "hardsigmoid")}
+
+
+def _single(scene: Scene, node: fx.Node, vectors: list[fx.Node]) -> tuple[fx.Node, list[str]] | None:
+    """The only user of a node as links."""
+    if len(node.users) != 1:
+        return None
+    user = next(iter(node.users))
+    read = call(user)
+    if read is None:
+        return None
+    links = _function(read, node) or _bounded(read, node) or _arithmetic(scene, read, node, vectors)
+    return None if links is None else (user, links)
+
+
+def _function(read: Call, node: fx.Node) -> list[str] | None:
+    """A function of one argument as links."""
+    if read.given.get("input") is not node or any(
+        value is node for name, value in read.given.items() if name != "input"
+    ):
+        return None
+    if read.op in _PLAIN:
+        return [_PLAIN[read.op]]
+    if read.op == "gelu":
+        return ["gelu"] if read.get("approximate", "none") == "none" else None
+    if read.op == "softplus":
+        return ["softplus"] if read.get("beta", 1) == 1 and read.get("threshold", 20) == 20 else None
+    if read.op == "leaky_relu":
+        slope = _number(read.get("negative_slope", 0.01))
+        return None if slope is None else [f"leaky={slope!r}"]
+    if read.op == "relu6":
+        return ["least=0.0", "most=6.0"]
+    if read.op in ("hardtanh", "clamp"):
+        names = ("min_val", "max_val") if read.op == "hardtanh" else ("min", "max")
+        default = (-1.0, 1.0) if read.op == "hardtanh" else (None, None)
+        return _bounds(*(read.get(name, value) for name, value in zip(names, default, strict=True)))
+    return None
+
+
+def _bounded(read: Call, node: fx.Node) -> list[str] | None:
+    """The smaller or larger of a node and a number that was made a tensor on the spot."""
+    word = {"min": "most", "minimum": "most", "max": "least", "maximum": "least"}.get(read.op)
+    other = read.given.get("other", read.given.get("dim"))
+    if word is None or read.given.get("input") is not node or not isinstance(other, fx.Node):
+        return None
+    made = other.target is torch.tensor and other.op == "call_function" and not other.kwargs.get("requires_grad")
+    number = _number(other.args[0]) if made and other.args else None
+    dtype = other.kwargs.get("dtype") if made else None
+    return None if number is None or dtype not in (None, torch.float32) else [f"{word}={number!r}"]
+
+
+def _bounds(low: Any, high: Any) -> list[str] | None:
+    found = []
+    for word, bound in (("least", low), ("most", high)):
+        if bound is None:
+            continue
+        number = _number(bound)
+        if number is None:
+            return None
+        found.append(f"{word}={number!r}")
+    return found or None
+
+
+def _arithmetic(scene: Scene, read: Call, node: fx.Node, vectors: list[fx.Node]) -> list[str] | None:
+    """A sum, difference, product or quotient with a number or with one number a channel."""
+    if read.op not in ("add", "sub", "mul", "div") or read.given.get("rounding_mode") or read.given.get("alpha"):
+        return None
+    a, b = read.given.get("input"), read.given.get("other")
+    if a is node and b is node:
+        return ["scale=2.0"] if read.op == "add" else None
+    other = b if a is node else a
+    if a is not node and read.op in ("sub", "div"):
+        return None
+    number = _number(other)
+    if number is not None:
+        return _with_number(read.op, number)
+    if not isinstance(other, fx.Node) or not _is_channelwise(scene, other, node) or read.op in ("sub", "div"):
+        return _negated(scene, read, other, node, vectors)
+    vectors.append(other)
+    return [f"{'shifts' if read.op == 'add' else 'scales'}@{len(vectors) - 1}"]
+
+
+def _negated(scene: Scene, read: Call, other: Any, node: fx.Node, vectors: list[fx.Node]) -> list[str] | None:
+    """A difference as a sum with the negative vector, which is made for it."""
+    if read.op != "sub" or not isinstance(other, fx.Node) or not _is_channelwise(scene, other, node):
+        return None
+    vectors.append(scene.emit(read.node, torch.neg, other))
+    return [f"shifts@{len(vectors) - 1}"]
+
+
+def _with_number(op: str, number: float) -> list[str] | None:
+    if op == "div":
+        return [f"scale={1.0 / number!r}"] if number else None
+    if op == "mul":
+        return [f"scale={number!r}"]
+    return [f"shift={number if op == 'add' else -number!r}"]
+
+
+def _is_channelwise(scene: Scene, other: fx.Node, node: fx.Node) -> bool:
+    """Whether a float32 tensor has one element, or one a channel that spreads over batch and pixels."""
+    shape, sizes = scene.shape(other), scene.shape(node)
+    if shape is None or sizes is None or scene.dtype(other) != torch.float32:
+        return False
+    x, y = scene.tensor(other), scene.tensor(node)
+    if x is None or y is None or x.device != y.device:  # a number kept on the host
+        return False
+    full = (1,) * (len(sizes) - len(shape)) + shape
+    return len(full) == len(sizes) and all(
+        size == 1 or (dim == 1 and size == sizes[1]) for dim, size in enumerate(full)
+    )
+
+
+def _gated(node: fx.Node) -> tuple[fx.Node, list[str]] | None:
+    """A node times a function of itself: SiLU and mish as people write them out."""
+    if len(node.users) != 2:
+        return None
+    for product in node.users:
+        read = call(product)
+        if read is None or read.op != "mul":
+            continue
+        pair = (read.given.get("input"), read.given.get("other"))
+        gate = pair[1] if pair[0] is node else pair[0] if pair[1] is node else None
+        if not isinstance(gate, fx.Node) or len(gate.users) != 1 or node not in _roots(gate):
+            continue
+        link = _gate_link(gate, node)
+        if link is not None and set(node.users) <= {product, *_steps(gate, node)}:
+            return product, [link]
+    return None
+
+
+def _roots(gate: fx.Node) -> set[fx.Node]:
+    found: set[fx.Node] = set()
+    waiting = [gate]
+    for _ in range(6):
+        waiting = [each for node in waiting for each in node.all_input_nodes]
+        found |= set(waiting)
+    return found
+
+
+def _steps(gate: fx.Node, node: fx.Node) -> list[fx.Node]:
+    """The nodes from a gate back to what it is a function of."""
+    found: list[fx.Node] = []
+    at = gate
+    while at is not node and len(found) < 6:
+        found.append(at)
+        sources = at.all_input_nodes
+        if len(sources) != 1:
+            return []
+        at = sources[0]
+    return found
+
+
+def _gate_link(gate: fx.Node, node: fx.Node) -> str | None:
+    """The link that a product of a node with this gate is."""
+    read = call(gate)
+    if read is None:
+        return None
+    if read.op == "sigmoid" and read["input"] is node:
+        return "silu"
+    if read.op == "hardsigmoid" and read["input"] is node:
+        return "hardswish"
+    inner = call(read.given.get("input"))
+    if read.op == "tanh" and inner is not None and inner["input"] is node and _function(inner, node) == ["softplus"]:
+        return "mish"
+    if read.op == "clamp" and _bounds(read.get("min"), read.get("max")) == ["least=0.0", "most=1.0"]:
+        return "hardswish" if _is_sixth(inner, node) else None
+    return None
+
+
+def _is_sixth(read: Call | None, node: fx.Node) -> bool:
+    """Whether a call is (node + 3) / 6."""
+    if read is None or read.op != "div" or _number(read.given.get("other")) != 6:
+        return False
+    shifted = call(read.given.get("input"))
+    return shifted is not None and shifted.op == "add" and (
+        (shifted.given.get("input") is node and _number(shifted.given.get("other")) == 3)
+        or (shifted.given.get("other") is node and _number(shifted.given.get("input")) == 3)
+    )  # fmt: skip
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def contests() -> Mapping[Any, str]:
+    """Which way won for every convolution that was raced."""
+    return CONTEST.won

@@ -1,0 +1,84 @@
+"""Weights scaled instead of activations: batch norm in evaluation goes into the layer before it.
+
+The scaled weights are computed in the graph, at every call, from what the parameters and statistics are then: nothing
+can go stale, in a recorded CUDA graph either. They are small beside the activations.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from ridgeline.optimizer.rewrites.context import Scene
+from ridgeline.optimizer.rewrites.op_names import Call, call
+from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
+
+_CHANNEL_DIM = {"linear": 0, "conv1d": 0, "conv2d": 0, "conv3d": 0, "conv_transpose2d": 1}
+"""The dim of a weight that counts output channels."""
+
+
+@rewrite(
+    "fold-norm",
+    summary="batch norm in evaluation is folded into the convolution or linear layer before it",
+    modes=(INFERENCE,),
+    worth=Worth(eager=1.0, compiled=1.0, basis="pays with conv-activation only: compilers fuse the pass it saves"),
+    exact="rounding",
+)
+def fold_norm(scene: Scene) -> list[Match]:
+    found = []
+    for node in scene.nodes:
+        read = call(node)
+        match = None if read is None or read.op != "batch_norm" or scene.autocast else _folded(scene, read)
+        if match is not None:
+            found.append(match)
+    return found
+
+
+def _folded(scene: Scene, norm: Call) -> Match | None:
+    if norm.get("training", False) is not False or norm.get("running_mean") is None or norm.get("running_var") is None:
+        return None
+    layer = call(norm["input"])
+    if layer is None or not _is_foldable(scene, layer):
+        return None
+    names = ("running_mean", "running_var", "weight", "bias")
+    sources = (layer["weight"], layer.get("bias"), *(norm.get(name) for name in names))
+    if not scene.unchanged((layer["input"], *sources), (layer.node,), norm.node):
+        return None
+    both = scene.emit(norm.node, folded, *sources, norm.get("eps", 1e-5), _CHANNEL_DIM[layer.op])
+    weight, bias = (scene.emit(norm.node, operator.getitem, both, index) for index in (0, 1))
+    kwargs = {name: value for name, value in layer.given.items() if name not in ("input", "weight", "bias")}
+    new = scene.emit(norm.node, layer.node.target, layer["input"], weight, bias, **kwargs)  # type: ignore[arg-type]
+    if not scene.alike(norm.node, new):
+        scene.discard(new)
+        return None
+    norm.node.replace_all_uses_with(new)
+    scene.discard(norm.node)
+    return scene.match(new, f"batch norm folded into {layer.op}")
+
+
+def _is_foldable(scene: Scene, layer: Call) -> bool:
+    """A layer whose output only the norm reads, and whose output channels are the norm's."""
+    if layer.op not in _CHANNEL_DIM or len(layer.node.users) != 1 or not isinstance(layer["weight"], fx.Node):
+        return False
+    if layer.op == "conv_transpose2d" and layer.get("groups", 1) != 1:
+        return False
+    return layer.op != "linear" or len(scene.shape(layer.node) or ()) == 2  # batch norm counts channels at dim 1
+
+
+def folded(
+    weight: Tensor, bias: Tensor | None, mean: Tensor, var: Tensor, gamma: Tensor | None, beta: Tensor | None,
+    eps: float, channel_dim: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Weight and bias of a layer followed by a batch norm, worked out in float32 or better and rounded once."""
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    scale = torch.rsqrt(var.to(wide) + eps)
+    if gamma is not None:
+        scale = scale * gamma
+    shift: Any = -mean.to(wide) if bias is None else bias - mean.to(wide)
+    shift = shift * scale if beta is None else torch.addcmul(beta.to(wide), shift, scale)
+    shape = [1] * weight.dim()
+    shape[channel_dim] = -1
+    return (weight * scale.view(shape)).to(weight.dtype), shift.to(weight.dtype)

@@ -1,0 +1,136 @@
+"""Products over the channels of images that were made larger: the product first, over the few pixels there were.
+
+A convolution of one tap mixes channels, making an image larger mixes pixels, and each can come first. SegFormer makes
+four maps as large as the first, lays them side by side and mixes 3,072 channels: a third of the sums and none of the
+four large maps are needed where every map is mixed before it is made larger, and what is added up are the results.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import fx
+
+from ridgeline.optimizer.rewrites.context import Scene
+from ridgeline.optimizer.rewrites.conv.read import settings_of
+from ridgeline.optimizer.rewrites.op_names import Call, call
+from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
+
+LEAST_ELEMENTS = 1 << 20
+"""Of the result: below, launches are what is saved or lost."""
+MOST_FRAC = 0.7
+"""Of the sums that are written down, what may be left for the change to pay."""
+_MODES = ("nearest", "bilinear")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some channels of what is mixed: an image, and how it is made larger, if it is."""
+
+    image: fx.Node
+    resized: Call | None
+    channels: int
+    pixels: int
+
+
+@rewrite(
+    "enlarged-products",
+    summary="channels of images that were made larger are mixed before, over fewer pixels",
+    modes=(INFERENCE,),
+    worth=Worth(eager=1.5, compiled=1.5, basis="SegFormer's last layers by bytes: 2.8 ms of 5.8 to 0.8 (H200)"),
+    exact="rounding",
+)
+def enlarged_products(scene: Scene) -> list[Match]:
+    if scene.training or scene.autocast:
+        return []
+    return [match for node in scene.nodes if (match := _put(scene, node)) is not None]
+
+
+def _put(scene: Scene, node: fx.Node) -> Match | None:
+    read = call(node)
+    if read is None or read.op != "conv2d" or settings_of(read) != ([1, 1], [0, 0], [1, 1], [0, 0], 1, False):
+        return None
+    weight, out = scene.tensor(read["weight"]), scene.shape(node)
+    if weight is None or out is None or weight.shape[2:] != (1, 1) or math.prod(out) < LEAST_ELEMENTS:
+        return None
+    parts = _parts(scene, read["input"])
+    inside = [] if parts is None else [part.resized.node for part in parts if part.resized is not None]
+    if parts is None or not _pays(parts, out[2] * out[3]):
+        return None
+    leaves = [*(part.image for part in parts), read["weight"], read.get("bias")]
+    if not scene.unchanged([each for each in leaves if each is not None], [*inside, read["input"]], node):
+        return None
+    new = _emitted(scene, read, parts)
+    if not scene.alike_sizes(node, new):
+        scene.discard(new)
+        return None
+    scene.relaid(node, new)
+    scene.discard(node)
+    return scene.match(new, f"{len(parts)} maps of {[part.channels for part in parts]} channels to {out[1]}")
+
+
+def _parts(scene: Scene, node: Any) -> list[Part] | None:
+    """What lies side by side, whatever nobody else reads of it."""
+    read = call(node)
+    if read is None or len(node.users) != 1:
+        return None
+    if read.op != "cat":
+        found = [_part(scene, node)]
+    elif read.get("dim", 0) in (1, -3):
+        found = [_part(scene, each) for each in read["tensors"]]
+    else:
+        return None
+    return [part for part in found if part is not None] if None not in found else None
+
+
+def _part(scene: Scene, node: Any) -> Part | None:
+    shape = scene.shape(node)
+    if shape is None or len(shape) != 4:
+        return None
+    read = call(node)
+    before = None if read is None else scene.shape(read.given.get("input"))
+    if read is None or before is None or not _enlarges(scene, read, node) or len(node.users) != 1:
+        return Part(node, None, shape[1], shape[2] * shape[3])
+    if before == shape:  # as large as it was: every pixel is its own
+        return Part(read["input"], None, shape[1], shape[2] * shape[3])
+    return Part(read["input"], read, shape[1], before[2] * before[3])
+
+
+def _enlarges(scene: Scene, read: Call, node: fx.Node) -> bool:
+    """A map made larger by lines between pixels or by repeating them; the sum of a pixel's shares is one."""
+    if read.op != "interpolate" or read.get("mode", "nearest") not in _MODES or read.get("antialias", False):
+        return False
+    before, after = scene.tensor(read["input"]), scene.tensor(node)
+    if before is None or after is None or before.dtype != after.dtype:
+        return False
+    if before.shape == after.shape:  # told a factor of its own, even an image as large as it was is another
+        return read.get("scale_factor", None) is None
+    return all(small <= large for small, large in zip(before.shape[2:], after.shape[2:], strict=True))
+
+
+def _pays(parts: list[Part], pixels: int) -> bool:
+    written = sum(part.channels * pixels for part in parts)
+    left = sum(part.channels * part.pixels for part in parts)
+    return left <= MOST_FRAC * written
+
+
+def _emitted(scene: Scene, read: Call, parts: list[Part]) -> fx.Node:
+    """The sum of all maps, mixed and then made larger; a shift is added to one of them alone."""
+    total: fx.Node | None = None
+    start, bias = 0, read.get("bias")
+    for part in parts:
+        own = read["weight"]
+        if len(parts) > 1:
+            own = scene.emit(read.node, torch.narrow, own, 1, start, part.channels)
+        mixed = scene.emit(read.node, F.conv2d, part.image, own, bias)
+        start, bias = start + part.channels, None
+        if part.resized is not None:
+            given = {name: value for name, value in part.resized.given.items() if name != "input"}
+            mixed = scene.emit(read.node, F.interpolate, mixed, **given)
+        total = mixed if total is None else scene.emit(read.node, torch.add, total, mixed)
+    assert total is not None
+    return total

@@ -1,0 +1,1 @@
+"""Rewrites of linear layers and matrix products."""

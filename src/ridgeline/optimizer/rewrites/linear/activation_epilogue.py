@@ -1,0 +1,188 @@
+"""Activations behind products: in the product's last step, or as a kernel that memory alone holds up.
+
+Whether cuBLASLt's last step, ours, or a kernel behind cuBLASLt's plain product is fastest is decided by a race when a
+shape is first run on the device. Where sums are short, as in the first stages of image networks, a pass over the result
+costs more than the product.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+
+from ridgeline.engine.autotune import Contest
+from ridgeline.kernels.dense import config
+from ridgeline.kernels.dense.op import DENSE, NARROW, tiled
+from ridgeline.kernels.gelu.op import GELU, gelu
+from ridgeline.optimizer.rewrites.context import SMALL, Scene
+from ridgeline.optimizer.rewrites.op_names import Call, call
+from ridgeline.optimizer.rewrites.registry import INFERENCE, TRAINING, Match, Worth, rewrite
+
+CONTEST = Contest()
+_PRODUCTS = ("linear", "addmm", "matmul", "mm", "bmm", "conv1d", "conv2d", "conv3d")
+_ROOMS = ("view", "reshape", "flatten", "unflatten", "contiguous", "permute", "transpose", "unsqueeze", "squeeze")
+_active_modes = torch._C._len_torch_dispatch_stack
+
+
+def activated_product(bias: Tensor, x: Tensor, weight: Tensor, kind: str) -> Tensor:
+    """``relu``, ``gelu_tanh`` or ``gelu`` of ``x @ weight + bias``: on a GPU the fastest of a few ways to compute it.
+
+    Tracers see one opaque op: taken apart again, the activation would be a pass over memory of its own.
+    """
+    if type(x) is Tensor and not _active_modes():
+        return _activated(bias, x, weight, kind)
+    return torch.ops.ridgeline_optimizer.activated_product(bias, x, weight, kind)
+
+
+def _activated(bias: Tensor, x: Tensor, weight: Tensor, kind: str) -> Tensor:
+    if not x.is_cuda:
+        return _apart(bias, x, weight, kind)
+    key = (x.shape, x.stride(), weight.shape, weight.stride(), x.dtype, kind, x.device)
+    return CONTEST.run(key, _ways(bias, x, weight, kind), x.device)
+
+
+def _ways(bias: Tensor, x: Tensor, weight: Tensor, kind: str) -> dict[str, Any]:
+    """The library's product and a kernel behind it; the library's with the activation; ours with it."""
+    found: dict[str, Any] = {"apart": partial(_apart, bias, x, weight, kind)}
+    if kind != "gelu":
+        found["together"] = partial(torch._addmm_activation, bias, x, weight, use_gelu=kind == "gelu_tanh")
+    ends = (bias, None, None, None, None, None, 1e-5, kind, False)
+    if x.shape[0] * weight.shape[1] >= SMALL and DENSE.support(x, weight.t(), *ends) is None:
+        for tile in config.tiles(x.shape[0], weight.shape[1], x.shape[1]):
+            found[str(tile)] = partial(tiled, x, weight.t(), *ends, tile=tile)  # type: ignore[arg-type]
+    return found
+
+
+def _apart(bias: Tensor, x: Tensor, weight: Tensor, kind: str) -> Tensor:
+    product = torch.addmm(bias, x, weight)
+    if kind == "relu":
+        return torch.relu_(product)
+    approximate = "tanh" if kind == "gelu_tanh" else "none"
+    return gelu(product, approximate) if x.is_cuda and x.dtype in NARROW else F.gelu(product, approximate=approximate)
+
+
+_op = torch.library.custom_op("ridgeline_optimizer::activated_product", _activated, mutates_args=())
+
+
+@_op.register_fake
+def _(bias: Tensor, x: Tensor, weight: Tensor, kind: str) -> Tensor:
+    return x.new_empty(x.shape[0], weight.shape[1])
+
+
+@rewrite(
+    "linear-activation",
+    summary="ReLU or GELU behind a product with a bias is computed in the product's last step, where that is faster",
+    modes=(INFERENCE,),
+    worth=Worth(eager=1.1, compiled=1.05, basis="a pass over the activations less; raced when first run"),
+)
+def linear_activation(scene: Scene) -> list[Match]:
+    found = []
+    for node in scene.nodes:
+        read = call(node)
+        kind = None if read is None or scene.autocast or scene.training else _kind(scene, read)
+        match = None if kind is None else _joined(scene, read, kind)  # type: ignore[arg-type]
+        if match is not None:
+            found.append(match)
+    return found
+
+
+def _kind(scene: Scene, read: Call) -> str | None:
+    if read.op == "relu":
+        return "relu"
+    if read.op != "gelu":
+        return None
+    if read.get("approximate", "none") == "tanh":
+        return "gelu_tanh"
+    return "gelu" if scene.dtype(read.node) in NARROW else None  # no library has it, and our kernels are for 16 bits
+
+
+def _joined(scene: Scene, act: Call, kind: str) -> Match | None:
+    source, steps = _before_views(act["input"])
+    product = None if len(source.users) != 1 else _product(scene, source)
+    shape = scene.shape(act.node)
+    if product is None or shape is None:
+        return None
+    bias, x, weight, turned = product
+    width = (scene.shape(bias) or (0,))[-1]
+    if (
+        len(scene.shape(bias) or ()) != 1
+        or scene.dtype(bias) != scene.dtype(x)
+        or scene.dtype(x) != scene.dtype(weight)
+    ):
+        return None
+    if not scene.unchanged((bias, x, weight), (source, *steps, act.node), act.node):
+        return None
+    flat = scene.emit(act.node, torch.reshape, x, (-1, (scene.shape(x) or (0,))[-1]))
+    columns = scene.emit(act.node, torch.t, weight) if turned else weight
+    made = scene.emit(act.node, activated_product, bias, flat, columns, kind)
+    new = scene.emit(act.node, torch.reshape, made, shape)
+    if not scene.replace(act.node, new):
+        return None
+    scene.discard(act.node)
+    return scene.match(new, f"{kind} of {width} columns")
+
+
+def _before_views(node: Any) -> tuple[fx.Node, tuple[fx.Node, ...]]:
+    """The node behind views that only this chain uses."""
+    steps = []
+    while (read := call(node)) is not None and read.op in ("view", "reshape") and len(node.users) == 1:
+        steps.append(node)
+        node = read["input"]
+    return node, tuple(steps)
+
+
+def _product(scene: Scene, node: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node, bool] | None:
+    """(bias, x, weight, whether the weight lies turned) of a linear layer or a matrix product with a bias."""
+    read = call(node)
+    if read is None or read.op not in ("linear", "addmm"):
+        return None
+    bias, x = read.get("bias"), read["input"]
+    weight = read["weight"] if read.op == "linear" else read["other"]
+    plain = read.given.get("beta") in (None, 1) and read.given.get("alpha") in (None, 1)
+    if not plain or not all(isinstance(each, fx.Node) for each in (bias, x, weight)):
+        return None
+    return bias, x, weight, read.op == "linear"
+
+
+@rewrite(
+    "gelu",
+    summary="GELU between products becomes our kernel, which computes no longer than memory takes",
+    modes=(INFERENCE, TRAINING),
+    worth=Worth(eager=1.4, compiled=1.4, basis="PyTorch's and Inductor's take 74 and 71 µs for 206 MB: erf"),
+    needs_kernels=True,
+)
+def plain_gelu(scene: Scene) -> list[Match]:
+    """Only where what is before and behind is a product: elsewhere a compiler fuses it with its neighbors."""
+    found = []
+    for node in scene.nodes:
+        read = call(node)
+        if read is None or read.op != "gelu" or scene.autocast or scene.is_small(node) or not _between(read):
+            continue
+        source, approximate = read["input"], read.get("approximate", "none")
+        value = scene.tensor(source)
+        if value is None or value.dtype not in NARROW or GELU.support(value) is not None:
+            continue
+        new = scene.emit(node, gelu, source, approximate)
+        if scene.replace(node, new):
+            scene.discard(node)
+            found.append(scene.match(new, f"GELU of {tuple(scene.shape(source) or ())}"))
+    return found
+
+
+def _between(act: Call) -> bool:
+    """Whether an activation reads a product and is read by products alone, views aside."""
+    source = act["input"]
+    while (read := call(source)) is not None and read.op in _ROOMS:
+        source = read["input"]
+    return read is not None and read.op in _PRODUCTS and all(map(_is_product, act.node.users))
+
+
+def _is_product(user: fx.Node) -> bool:
+    read = call(user)
+    if read is not None and read.op in _ROOMS:
+        return bool(user.users) and all(map(_is_product, user.users))
+    return read is not None and read.op in _PRODUCTS

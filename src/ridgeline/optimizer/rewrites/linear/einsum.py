@@ -1,0 +1,154 @@
+"""Products written as einsum, as products: attention and layers by letters are then seen by those who look for them."""
+
+from __future__ import annotations
+
+import string
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import fx
+
+from ridgeline.optimizer.rewrites.context import Scene
+from ridgeline.optimizer.rewrites.op_names import Call, call
+from ridgeline.optimizer.rewrites.registry import Match, Worth, rewrite
+
+
+@dataclass(frozen=True, slots=True)
+class Letters:
+    """Two operands and what their dims are called; the free letter of the left one comes first in the result."""
+
+    left: str
+    right: str
+    out: str
+    a: fx.Node
+    b: fx.Node
+
+    @property
+    def summed(self) -> str:
+        return "".join(each for each in self.left if each in self.right and each not in self.out)
+
+    @property
+    def shared(self) -> str:
+        """Letters of both and of the result, in its order."""
+        return "".join(each for each in self.out if each in self.left and each in self.right)
+
+    @property
+    def rows(self) -> str:
+        return "".join(each for each in self.left if each not in self.right)
+
+    @property
+    def columns(self) -> str:
+        return "".join(each for each in self.right if each not in self.left)
+
+
+@rewrite(
+    "einsum",
+    summary="an einsum of two operands that is a product of matrices becomes that product, for others to see",
+    worth=Worth(eager=1.0001, compiled=1.0001, basis="PyTorch does the same inside; attention by letters is seen then"),
+    exact="rounding",
+)
+def einsums(scene: Scene) -> list[Match]:
+    if scene.autocast:
+        return []
+    found = [_put(scene, read) for node in scene.nodes if (read := call(node)) is not None and read.op == "dot_einsum"]
+    return [match for match in found if match is not None]
+
+
+def _put(scene: Scene, read: Call) -> Match | None:
+    letters = _letters(scene, read)
+    if letters is None or not scene.unchanged((letters.a, letters.b), (read.node,), read.node):
+        return None
+    new = _layer(scene, read.node, letters) or _product(scene, read.node, letters)
+    if new is None:
+        return None
+    if not scene.alike_sizes(read.node, new):
+        scene.discard(new)
+        return None
+    scene.relaid(read.node, new)
+    scene.discard(read.node)
+    return scene.match(new, f"{letters.left},{letters.right}->{letters.out}")
+
+
+def _letters(scene: Scene, read: Call) -> Letters | None:
+    """The equation with all its dims named, no letter twice in an operand and of one size in both."""
+    operands, equation = read["operands"], read["equation"]
+    if len(operands) != 2 or not all(isinstance(each, fx.Node) for each in operands) or not isinstance(equation, str):
+        return None
+    sides, arrow, out = equation.replace(" ", "").partition("->")
+    names, shapes = sides.split(","), [scene.shape(each) for each in operands]
+    if len(names) != 2 or any(shape is None for shape in shapes):
+        return None
+    if not arrow:  # PyTorch's order for what is not said: letters met once, sorted
+        out = "..." * ("..." in sides) + "".join(sorted(x for x in set(sides) - set(",.") if sides.count(x) == 1))
+    named = _without_dots(names, [len(shape or ()) for shape in shapes], out)
+    if named is None:
+        return None
+    left, right, out = named
+    if not _is_product(left, right, out) or not _agree(left, right, shapes):
+        return None
+    a, b = operands
+    if out.index(_free(left, right)) > out.index(_free(right, left)):
+        left, right, a, b = right, left, b, a
+    return Letters(left, right, out, a, b)
+
+
+def _without_dots(names: list[str], dims: list[int], out: str) -> tuple[str, str, str] | None:
+    """The same with letters for the dims that dots stand for, counted from the last."""
+    spare = [each for each in string.ascii_letters if each not in "".join((*names, out))]
+    hidden = [num - len(name.replace("...", "")) if "..." in name else 0 for name, num in zip(names, dims, strict=True)]
+    most = max(hidden)
+    if min(hidden) < 0 or most > len(spare) or any("." in each.replace("...", "", 1) for each in (*names, out)):
+        return None
+    pool = "".join(spare[:most])
+    left, right = (name.replace("...", pool[most - num :]) for name, num in zip(names, hidden, strict=True))
+    return left, right, out.replace("...", pool)
+
+
+def _is_product(left: str, right: str, out: str) -> bool:
+    """One letter summed, the others kept, and letters of each side alone: products of matrices, batched or not."""
+    if any(len(set(each)) != len(each) for each in (left, right, out)) or set(out) - set(left) - set(right):
+        return False
+    summed = (set(left) & set(right)) - set(out)
+    alone = (set(left) ^ set(right)) - set(out)
+    return len(summed) == 1 and not alone and bool(set(left) - set(right)) and bool(set(right) - set(left))
+
+
+def _free(one: str, other: str) -> str:
+    return next(each for each in one if each not in other)
+
+
+def _agree(left: str, right: str, shapes: list[Any]) -> bool:
+    sizes = dict(zip(left, shapes[0], strict=False))
+    counted = len(left) == len(shapes[0]) and len(right) == len(shapes[1])
+    return counted and all(sizes.get(name, size) == size for name, size in zip(right, shapes[1], strict=False))
+
+
+def _layer(scene: Scene, at: fx.Node, read: Letters) -> fx.Node | None:
+    """A matrix behind all rows of a tensor, as layers have it."""
+    if read.shared or len(read.columns) != 1 or read.left[-1] != read.summed or read.out != read.rows + read.columns:
+        return None
+    if read.right == read.columns + read.summed:
+        return scene.emit(at, F.linear, read.a, read.b)
+    return scene.emit(at, torch.matmul, read.a, read.b)
+
+
+def _product(scene: Scene, at: fx.Node, read: Letters) -> fx.Node | None:
+    """Shared letters first, then rows and columns; keys are turned last, which is how attention is written."""
+    if len(read.rows) != 1 or len(read.columns) != 1 or not read.shared:
+        return None
+    a = _ordered(scene, at, read.a, read.left, read.shared + read.rows + read.summed)
+    if read.right == read.shared + read.summed + read.columns:
+        b = read.b
+    else:
+        b = _ordered(scene, at, read.b, read.right, read.shared + read.columns + read.summed)
+        b = scene.emit(at, torch.transpose, b, -2, -1)
+    made = scene.emit(at, torch.matmul, a, b)
+    return _ordered(scene, at, made, read.shared + read.rows + read.columns, read.out)
+
+
+def _ordered(scene: Scene, at: fx.Node, node: fx.Node, names: str, wanted: str) -> fx.Node:
+    if names == wanted:
+        return node
+    return scene.emit(at, torch.permute, node, tuple(names.index(each) for each in wanted))

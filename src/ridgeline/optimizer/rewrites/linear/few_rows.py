@@ -1,0 +1,246 @@
+"""Products of a few rows: a linear layer with the norm before it and the gate and the sum behind it is one kernel."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from ridgeline.kernels import add_rms_norm, geglu, linear, rms_norm, swiglu
+from ridgeline.kernels.launcher import overlapped, recording
+from ridgeline.kernels.linear.config import MAX_ROWS
+from ridgeline.kernels.linear.op import LINEAR
+from ridgeline.optimizer.rewrites.context import Scene, is_written
+from ridgeline.optimizer.rewrites.linear.horizontal_fusion import columns
+from ridgeline.optimizer.rewrites.op_names import Call, call
+from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
+
+LEAST_WEIGHT = 1 << 16
+"""Elements of a weight below which reading it is not what a product costs."""
+
+
+def product(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    norm_weight: Tensor | None,
+    residual: Tensor | None,
+    eps: float,
+    offset: float,
+    activation: str,
+    gated: bool,
+    early: bool,
+) -> Tensor:
+    """Our kernel; while a graph is recorded, one that fetches its weight before the kernel ahead of it has ended.
+
+    The rewrite has seen that nothing in the graph writes the weight. What ran before the graph it cannot see, so the
+    first product of one is never ``early``: the others come behind it.
+    """
+    with overlapped(early and recording()):
+        return linear(
+            x, weight, bias, norm_weight=norm_weight, residual=residual, eps=eps, offset=offset, activation=activation,
+            gated=gated,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A linear layer with what was found around it; ``inside`` is what one kernel takes the place of."""
+
+    x: fx.Node
+    weight: fx.Node
+    bias: fx.Node | None
+    out: fx.Node
+    inside: tuple[fx.Node, ...]
+    norm_weight: fx.Node | None = None
+    residual: fx.Node | None = None
+    eps: float = 1e-6
+    offset: float = 0.0
+    activation: str = "none"
+    gated: bool = False
+
+    def arguments(self) -> tuple[Any, ...]:
+        return (
+            self.x, self.weight, self.bias, self.norm_weight, self.residual, self.eps, self.offset, self.activation,
+            self.gated,
+        )  # fmt: skip
+
+
+@rewrite(
+    "products",
+    summary=f"linear layers of at most {MAX_ROWS} rows become our kernels, with norm, gate and sum inside",
+    modes=(INFERENCE,),
+    worth=Worth(eager=1.3, compiled=1.2, basis="benchmarks/2026-11-15-decode.md"),
+    exact="reordered",
+    needs_kernels=True,
+)
+def products(scene: Scene) -> list[Match]:
+    if scene.training or scene.autocast:
+        return []
+    for node in scene.nodes:
+        if node.op == "call_function" and node.target is add_rms_norm:
+            _take_apart(scene, node)
+    found: list[Match] = []
+    for node in scene.nodes:
+        read = _read(scene, node)
+        if read is not None and (match := _put(scene, read, early=bool(found))) is not None:
+            found.append(match)
+    return found
+
+
+def _take_apart(scene: Scene, both: fx.Node) -> None:
+    """A sum and its norm as two nodes again: the sum goes into the product before, the norm into those after."""
+    parts = {user.args[1]: user for user in both.users if user.target is operator.getitem}
+    normed, summed = parts.get(0), parts.get(1)
+    if normed is None or len(parts) != len(both.users):
+        return
+    if not normed.users or not all(_read(scene, user, norm=False) for user in normed.users):
+        return
+    a, b, weight, eps = both.args
+    offset = both.kwargs["offset"]
+    total = scene.emit(both, torch.add, a, b)
+    norm = scene.emit(both, rms_norm, total, weight, eps, offset=offset)
+    normed.replace_all_uses_with(norm)
+    scene.discard(normed)
+    if summed is not None:
+        summed.replace_all_uses_with(total)
+        scene.discard(summed)
+
+
+def _read(scene: Scene, node: fx.Node, norm: bool = True) -> Found | None:
+    """A linear layer that the kernel runs, with as much around it as it takes."""
+    read = call(node)
+    if read is None or read.op != "linear" or not isinstance(read["weight"], fx.Node):
+        return None
+    shape, weight = scene.shape(read["input"]), scene.tensor(read["weight"])
+    if shape is None or weight is None or weight.numel() < LEAST_WEIGHT or is_written(scene, read["weight"]):
+        return None
+    if torch.Size(shape[:-1]).numel() > MAX_ROWS or torch.Size(shape).numel() == 0:
+        return None
+    found = Found(read["input"], read["weight"], read.get("bias"), node, (node,))
+    if not _runs(scene, found):
+        return None
+    for step in (_with_norm, _with_gate, _with_activation, _with_sum) if norm else ():
+        wider = step(scene, found)
+        if wider is not None and _runs(scene, wider):
+            found = wider
+    return found
+
+
+def _runs(scene: Scene, found: Found) -> bool:
+    """Whether the kernel takes these, and they are what they were where each was read."""
+    if LINEAR.support(*(scene.value(each) for each in found.arguments())) is not None:
+        return False
+    leaves = [each for each in found.arguments() if isinstance(each, fx.Node)]
+    before = all(scene.position(leaf) < scene.position(found.out) for leaf in leaves)
+    return before and scene.unchanged(leaves, found.inside, found.out)
+
+
+def _with_norm(scene: Scene, found: Found) -> Found | None:
+    node = found.x
+    if node.op != "call_function" or node.target is not rms_norm:
+        return None
+    x, weight, eps = node.args
+    if weight is None:
+        return None
+    offset = node.kwargs.get("offset", 0.0)
+    return replace(found, x=x, norm_weight=weight, eps=eps, offset=offset, inside=(node, *found.inside))
+
+
+def _with_gate(scene: Scene, found: Found) -> Found | None:
+    """act(first half) · second half, of one product of both."""
+    halves = [half for user in found.out.users for half in _halves(scene, user, found.out)]
+    if len({half for half, _ in halves}) != 2 or len(halves) != 2 or not _only_halves(found.out, halves):
+        return None
+    gate, up = (next(node for half, node in halves if half == wanted) for wanted in (0, 1))
+    for user in gate.users:
+        kind, inside = _gate_of(user, gate, up)
+        if kind is not None and len(up.users) == 1 and len(gate.users) == 1:
+            taken = (*found.inside, gate, up, *inside)
+            return replace(found, out=inside[-1], activation=kind, gated=True, inside=taken)
+    return None
+
+
+def _halves(scene: Scene, node: fx.Node, wide: fx.Node) -> list[tuple[int, fx.Node]]:
+    """Which halves of the last dim of a product a user takes: (0 or 1, node)."""
+    width = (scene.shape(wide) or (0,))[-1]
+    if node.target is columns and node.args[2] * 2 == width and node.args[1] in (0, width // 2):
+        return [(int(node.args[1] != 0), node)]
+    read = call(node)
+    last = len(scene.shape(wide) or ()) - 1
+    if read is None or read.op not in ("chunk", "split") or read.get("dim", 0) not in (-1, last):
+        return []
+    size = -(-width // read["chunks"]) if read.op == "chunk" else read["split_size"]
+    sizes = list(size) if isinstance(size, (list, tuple)) else [size]
+    if width % 2 or set(sizes) != {width // 2}:
+        return []
+    return [(user.args[1], user) for user in node.users if user.target is operator.getitem]
+
+
+def _only_halves(wide: fx.Node, halves: list[tuple[int, fx.Node]]) -> bool:
+    """Whether nothing else reads the product."""
+    known = {node for _, node in halves} | {node.args[0] for _, node in halves}
+    return all(user in known for user in wide.users)
+
+
+def _gate_of(node: fx.Node, gate: fx.Node, up: fx.Node) -> tuple[str | None, tuple[fx.Node, ...]]:
+    """The activation of a gate, written as our kernel or as a product; and the nodes that make it."""
+    if node.target is swiglu and tuple(node.args) == (gate, up):
+        return "silu", (node,)
+    if node.target is geglu and tuple(node.args[:2]) == (gate, up):
+        tanh = (node.args[2] if len(node.args) > 2 else node.kwargs.get("approximate", "tanh")) == "tanh"
+        return "gelu_tanh" if tanh else "gelu", (node,)
+    kind = _activation_of(call(node))
+    if kind is None or len(node.users) != 1:
+        return None, ()
+    user = next(iter(node.users))
+    read = call(user)
+    if read is None or read.op != "mul" or {read["input"], read["other"]} != {node, up}:
+        return None, ()
+    return kind, (node, user)
+
+
+def _activation_of(read: Call | None) -> str | None:
+    if read is None or read.op not in ("silu", "gelu", "relu"):
+        return None
+    return "gelu_tanh" if read.op == "gelu" and read.get("approximate", "none") == "tanh" else read.op
+
+
+def _with_activation(scene: Scene, found: Found) -> Found | None:
+    user = _only_user(found.out)
+    kind = _activation_of(call(user))
+    if user is None or kind is None or found.gated:
+        return None
+    return replace(found, out=user, activation=kind, inside=(*found.inside, user))
+
+
+def _with_sum(scene: Scene, found: Found) -> Found | None:
+    user = _only_user(found.out)
+    read = call(user)
+    if user is None or read is None or read.op != "add" or read.given.get("alpha") not in (None, 1):
+        return None
+    other = read["other"] if read["input"] is found.out else read["input"]
+    if not isinstance(other, fx.Node) or other is found.out or scene.shape(other) != scene.shape(found.out):
+        return None
+    return replace(found, out=user, residual=other, inside=(*found.inside, user))
+
+
+def _only_user(node: fx.Node) -> fx.Node | None:
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def _put(scene: Scene, found: Found, early: bool) -> Match | None:
+    new = scene.emit(found.out, product, *found.arguments(), early)
+    if not scene.replace(found.out, new):
+        return None
+    scene.discard(found.out)
+    around = [
+        "RMSNorm" if found.norm_weight is not None else "",
+        f"{found.activation} gate" if found.gated else found.activation.replace("none", ""),
+        "sum" if found.residual is not None else "",
+    ]
+    sizes = f"{scene.shape(found.x)} × {scene.shape(found.weight)}"
+    return scene.match(new, " + ".join([f"product {sizes}", *(each for each in around if each)]))

@@ -1,0 +1,83 @@
+"""A large matrix times one vector: our kernel for products of a few rows, where a race shows it to be faster."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor, fx
+
+from ridgeline.engine.autotune import Contest
+from ridgeline.kernels.linear.op import LINEAR, linear
+from ridgeline.optimizer.rewrites.context import Scene
+from ridgeline.optimizer.rewrites.op_names import Call, call
+from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
+
+LEAST_ELEMENTS = 1 << 24
+"""Elements of a matrix that take longer to read than a launch."""
+CONTEST = Contest()
+_active_modes = torch._C._len_torch_dispatch_stack
+
+
+def raced_vector(matrix: Tensor, vector: Tensor) -> Tensor:
+    """``matrix @ vector``, [M, K] by [K] or [K, 1]; one opaque op to tracers."""
+    if type(matrix) is Tensor and not _active_modes():
+        return _raced(matrix, vector)
+    return torch.ops.ridgeline_optimizer.raced_vector(matrix, vector)
+
+
+def _raced(matrix: Tensor, vector: Tensor) -> Tensor:
+    ways = {"library": partial(torch.matmul, matrix, vector), "ours": partial(_ours, matrix, vector)}
+    return CONTEST.run((matrix.shape, vector.shape, matrix.dtype, matrix.device), ways, matrix.device)
+
+
+def _ours(matrix: Tensor, vector: Tensor) -> Tensor:
+    """A row of the matrix is an output: it is the weight of a linear layer that is given one row, the vector."""
+    return linear(vector.reshape(1, -1), matrix).reshape(matrix.shape[0], *vector.shape[1:])
+
+
+_op = torch.library.custom_op("ridgeline_optimizer::raced_vector", _raced, mutates_args=())
+
+
+@_op.register_fake
+def _(matrix: Tensor, vector: Tensor) -> Tensor:
+    return matrix.new_empty((matrix.shape[0], *vector.shape[1:]))
+
+
+@rewrite(
+    "vectors",
+    summary="a large matrix times one vector becomes our kernel for products of a few rows, where that is faster",
+    modes=(INFERENCE,),
+    worth=Worth(eager=1.1, compiled=1.1, basis="read at the rate of decoding's products; the faster by a race"),
+    exact="reordered",
+    needs_kernels=True,
+)
+def vectors(scene: Scene) -> list[Match]:
+    if scene.training or scene.autocast:
+        return []
+    return [match for node in scene.nodes if (match := _put(scene, node)) is not None]
+
+
+def _put(scene: Scene, node: fx.Node) -> Match | None:
+    read = call(node)
+    if read is None or read.op not in ("matmul", "mm", "mv") or not _fits(scene, read):
+        return None
+    matrix, vector = read["input"], read["other"]
+    if not scene.unchanged((matrix, vector), (node,), node):
+        return None
+    new = scene.emit(node, raced_vector, matrix, vector)
+    if not scene.replace(node, new):
+        return None
+    scene.discard(node)
+    return scene.match(new, f"matrix {scene.shape(matrix)} times a vector")
+
+
+def _fits(scene: Scene, read: Call) -> bool:
+    matrix, vector = scene.tensor(read["input"]), scene.tensor(read["other"])
+    if matrix is None or vector is None or matrix.dim() != 2 or not matrix.is_contiguous():
+        return False
+    single = vector.dim() == 1 or (vector.dim() == 2 and vector.shape[1] == 1)
+    if not single or matrix.numel() < LEAST_ELEMENTS or matrix.shape[1] != vector.shape[0]:
+        return False
+    row = vector.new_empty((1, vector.shape[0]))
+    return LINEAR.support(row, matrix, None, None, None, 1e-6, 0.0, "none", False) is None

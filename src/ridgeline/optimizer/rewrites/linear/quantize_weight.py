@@ -1,0 +1,206 @@
+"""Linear layers in fewer bits: those of a stated list, each in its format, joined where they share their input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, fx
+
+from ridgeline.kernels import add_rms_norm, narrow_linear
+from ridgeline.kernels.narrow_linear.op import NARROW_LINEAR
+from ridgeline.optimizer.precision.formats import WEIGHT_ONLY, bf16_linear, fp8_linear, tf32_linear
+from ridgeline.optimizer.precision.weight_bank import Bank, Packed
+from ridgeline.optimizer.rewrites.context import Extra, Scene, is_written
+from ridgeline.optimizer.rewrites.op_names import Call, call
+from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
+
+if TYPE_CHECKING:
+    from ridgeline.optimizer.rewrites.linear.few_rows import Found
+
+_RUNS: dict[str, Callable[..., Any]] = {"tf32": tf32_linear, "bf16": bf16_linear, "fp8": fp8_linear}
+
+
+def narrow_product(
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    norm_weight: Tensor | None,
+    residual: Tensor | None,
+    eps: float,
+    offset: float,
+    activation: str,
+    gated: bool,
+) -> Tensor:
+    return narrow_linear(
+        x, weight, scale, bias, norm_weight=norm_weight, residual=residual, eps=eps, offset=offset,
+        activation=activation, gated=gated,
+    )  # fmt: skip
+
+
+@rewrite(
+    "narrow",
+    summary="linear layers of a stated list are computed in fewer bits (only within an error_budget)",
+    modes=(INFERENCE,),
+    worth=Worth(eager=1.0, compiled=1.0, basis="never recommended: it changes results, and is asked for by name"),
+    exact="reordered",
+)
+def narrow(scene: Scene) -> list[Match]:
+    bank = scene.options.get("narrow")
+    if scene.training or scene.autocast or not isinstance(bank, Bank):
+        return []
+    _take_norms_apart(scene, bank)
+    made = [node for group in _groups(scene, bank) if (node := _joined(scene, bank, group)) is not None]
+    found = []
+    for node, what in made:  # all layers first: what stands around one may be another
+        wide, around = _wider(scene, node) if node.target is narrow_product else (node, "")
+        found.append(scene.match(wide, what + around))
+    return found
+
+
+def _take_norms_apart(scene: Scene, bank: Bank) -> None:
+    """Sums and their norms as two nodes again where few-row products follow: those take both in."""
+    from ridgeline.optimizer.rewrites.linear.few_rows import (
+        _take_apart,  # registered behind this rewrite, and so imported
+    )
+
+    for node in scene.nodes:
+        if node.op == "call_function" and node.target is add_rms_norm:
+            readers = [reader for user in node.users if user.args[1:] == (0,) for reader in user.users]
+            if any(_format(scene, bank, call(reader)) in WEIGHT_ONLY for reader in readers):
+                _take_apart(scene, node)
+
+
+def _format(scene: Scene, bank: Bank, read: Call | None) -> str | None:
+    """The format a node is to be computed in: a linear layer of the list that nothing in the graph writes to."""
+    if read is None or read.op != "linear" or not isinstance(read["weight"], fx.Node):
+        return None
+    found = bank.format_of(scene.real(read["weight"]))
+    return None if found is None or is_written(scene, read["weight"]) else found
+
+
+def _groups(scene: Scene, bank: Bank) -> list[list[fx.Node]]:
+    """Layers of the list by input, format and whether they have a bias; one whose result is returned stays alone."""
+    by_input: dict[tuple[Any, ...], list[fx.Node]] = {}
+    for node in scene.nodes:
+        read = call(node)
+        format = _format(scene, bank, read)
+        if read is None or format is None:
+            continue
+        alone = any(user.op == "output" for user in node.users) or len(read["weight"].users) > 1
+        key = (read["input"], format, read.get("bias") is None, node if alone else None)
+        by_input.setdefault(key, []).append(node)
+    return list(by_input.values())
+
+
+def _joined(scene: Scene, bank: Bank, layers: list[fx.Node]) -> tuple[fx.Node, str] | None:
+    """The layers as one product in their format, and what it is; read only now, when those before are in place."""
+    group = [read for node in layers if (read := call(node)) is not None]
+    first = min(group, key=lambda read: scene.position(read.node))
+    last = max(group, key=lambda read: scene.position(read.node))
+    weights, biases = [read["weight"] for read in group], [read.get("bias") for read in group]
+    nodes = [read.node for read in group]
+    if not scene.unchanged((first["input"], *weights, *biases), nodes, last.node):
+        return None
+    format = bank.format_of(scene.real(weights[0]))
+    assert format is not None
+    packed = bank.packed([scene.real(weight) for weight in weights], format)  # type: ignore[misc]
+    made = _fed(scene, packed, [scene.input_index(weight) for weight in weights])  # type: ignore[misc]
+    bias = None if biases[0] is None else _bias(scene, first.node, biases)
+    wide = _emitted(scene, first.node, format, first["input"], made, bias)
+    new = _split(scene, first.node, group, wide)
+    for read, part in zip(group, new, strict=True):
+        scene.relaid(read.node, part)
+    for node in nodes:
+        scene.discard(node)
+    what = f"{len(group)} × " if len(group) > 1 else ""
+    return wide, f"{format}: {what}{scene.shape(wide.args[0])} → {packed.tensors[0].shape[0]}"
+
+
+def _emitted(scene: Scene, at: fx.Node, format: str, x: Any, made: Sequence[fx.Node], bias: Any) -> fx.Node:
+    if format in WEIGHT_ONLY:
+        return scene.emit(at, narrow_product, x, *made, bias, None, None, 1e-6, 0.0, "none", False)
+    return scene.emit(at, _RUNS[format], x, *made, bias)
+
+
+def _split(scene: Scene, at: fx.Node, group: list[Call], wide: fx.Node) -> list[fx.Node]:
+    from ridgeline.optimizer.rewrites.linear.horizontal_fusion import (
+        columns,  # registered behind this rewrite, and so imported
+    )
+
+    if len(group) == 1:
+        return [wide]
+    sizes = [(scene.shape(read["weight"]) or (0,))[0] for read in group]
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    return [scene.emit(at, columns, wide, start, size) for start, size in zip(starts, sizes, strict=True)]
+
+
+def _bias(scene: Scene, at: fx.Node, biases: Sequence[Any]) -> fx.Node:
+    return biases[0] if len(biases) == 1 else scene.emit(at, torch.cat, list(biases))
+
+
+def _fed(scene: Scene, packed: Packed, indices: Sequence[int]) -> list[fx.Node]:
+    """The narrow tensors as further inputs of the graph, looked over before every run.
+
+    A module may have been given another parameter since; the narrow weight is then made from that one.
+    """
+
+    def current(place: int) -> Any:
+        def fed(args: Sequence[Any]) -> Tensor:
+            if place == 0:
+                given = tuple(args[index] for index in indices)
+                if any(a is not b for a, b in zip(given, packed.parameters, strict=True)):
+                    packed.parameters = given
+                packed.refresh()
+            return packed.tensors[place]
+
+        return fed
+
+    number = len(scene.extras)
+    return [
+        scene.extra_input(tensor, Extra(f"narrow_{number}_{place}", current(place)))
+        for place, tensor in enumerate(packed.tensors)
+    ]
+
+
+def _wider(scene: Scene, node: fx.Node) -> tuple[fx.Node, str]:
+    """A few-row product with the norm before it and gate, activation and sum behind it, as far as they are there."""
+    from ridgeline.optimizer.rewrites.linear import (
+        few_rows as products,  # registered behind this rewrite, and so imported
+    )
+
+    x, weight, scale, bias = node.args[:4]
+    found = products.Found(x, weight, bias, node, (node,))  # type: ignore[arg-type]
+    for step in (products._with_norm, products._with_gate, products._with_activation, products._with_sum):
+        wider = step(scene, found)
+        if wider is not None and _runs(scene, wider, scale):
+            found = wider
+    if found.inside == (node,):
+        return node, ""
+    new = scene.emit(found.out, narrow_product, *_arguments(found, scale))
+    if not scene.replace(found.out, new):
+        return node, ""
+    scene.discard(found.out)
+    around = [
+        "RMSNorm" if found.norm_weight is not None else "",
+        f"{found.activation} gate" if found.gated else found.activation.replace("none", ""),
+        "sum" if found.residual is not None else "",
+    ]
+    return new, "".join(f" + {each}" for each in around if each)
+
+
+def _arguments(found: Found, scale: Any) -> tuple[Any, ...]:
+    x, weight, *rest = found.arguments()
+    return (x, weight, scale, *rest)
+
+
+def _runs(scene: Scene, found: Found, scale: Any) -> bool:
+    """Whether the kernel takes these, and they are what they were where each was read."""
+    given = _arguments(found, scale)
+    if NARROW_LINEAR.support(*(scene.value(each) for each in given)) is not None:
+        return False
+    leaves = [each for each in given if isinstance(each, fx.Node)]
+    before = all(scene.position(leaf) < scene.position(found.out) for leaf in leaves)
+    return before and scene.unchanged(leaves, found.inside, found.out)

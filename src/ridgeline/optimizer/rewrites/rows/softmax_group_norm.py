@@ -1,0 +1,135 @@
+"""Row-wise calls of PyTorch that our kernels compute: softmax, and GroupNorm with the SiLU behind it."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import fx
+
+from ridgeline.kernels import group_norm, softmax
+from ridgeline.kernels.group_norm.op import GROUP_NORM
+from ridgeline.kernels.group_norm_last.op import GROUP_NORM_LAST, group_norm_last
+from ridgeline.kernels.softmax.op import SOFTMAX
+from ridgeline.optimizer.rewrites.context import Scene
+from ridgeline.optimizer.rewrites.op_names import call
+from ridgeline.optimizer.rewrites.registry import INFERENCE, TRAINING, Match, Worth, rewrite
+
+LEAST_POSITIONS = 64
+"""Positions of a channel that our GroupNorm is made for, and whole vectors of them.
+
+Of [1024, 8192] in 16 groups it took 5 ms, PyTorch's 0.1; of 123039 positions 5 ms, PyTorch's 2.
+"""
+_SOFTMAX = "benchmarks/2026-11-15-kernels.md: 1.2-3x of eager forward, 1.5-2.3x backward; compilers' own is as fast"
+
+
+@rewrite(
+    "softmax",
+    summary="softmax over the last dim becomes our kernel",
+    worth={
+        INFERENCE: Worth(eager=1.5, compiled=0.97, basis=_SOFTMAX),
+        TRAINING: Worth(eager=1.7, compiled=0.97, basis=_SOFTMAX),
+    },
+    needs_kernels=True,
+)
+def softmax_rows(scene: Scene) -> list[Match]:
+    found = []
+    for node in scene.nodes:
+        read = call(node)
+        if read is None or read.op != "softmax" or scene.autocast or not isinstance(read["input"], fx.Node):
+            continue
+        shape, dim = scene.shape(read["input"]), read.given.get("dim")
+        if not shape or not isinstance(dim, int) or dim % len(shape) != len(shape) - 1:
+            continue
+        if read.given.get("dtype") not in (None, scene.dtype(read["input"])):
+            continue
+        if scene.is_small(read["input"]) or SOFTMAX.support(scene.value(read["input"])) is not None:
+            continue
+        new = scene.emit(node, softmax, read["input"], -1)
+        if scene.replace(node, new):
+            scene.discard(node)
+            found.append(scene.match(new, f"softmax {shape}"))
+    return found
+
+
+@rewrite(
+    "group-norm-last",
+    summary="GroupNorm between convolutions that want channels last leaves them there, SiLU included",
+    modes=(INFERENCE,),
+    worth=Worth(eager=2.0, compiled=1.3, basis="three passes over memory, not seven; compilers read across groups"),
+    needs_kernels=True,
+)
+def group_norm_in_place(scene: Scene) -> list[Match]:
+    found = []
+    for node in scene.nodes:
+        read = call(node)
+        image = None if read is None or read.op != "group_norm" or scene.autocast else scene.tensor(read["input"])
+        if read is None or image is None or scene.shape(read["input"]) is None or image.is_contiguous():
+            continue
+        weight, bias = read.get("weight"), read.get("bias")
+        args = (read["num_groups"], weight, bias, float(read.get("eps", 1e-5)))
+        if GROUP_NORM_LAST.support(image, args[0], scene.value(weight), scene.value(bias)) is not None:
+            continue
+        out = _silu_behind(node)
+        if scene.is_small(node) or not scene.unchanged((read["input"], weight, bias), (node,), out):
+            continue
+        new = scene.emit(out, group_norm_last, read["input"], *args, silu=out is not node)
+        if not scene.alike_sizes(out, new) and not _feeds_convolutions(scene, out):
+            scene.discard(new)
+            continue
+        scene.relaid(out, new)
+        scene.discard(out)
+        found.append(scene.match(new, f"GroupNorm {scene.shape(read['input'])}{' SiLU' if out is not node else ''}"))
+    return found
+
+
+def _feeds_convolutions(scene: Scene, node: fx.Node) -> bool:
+    """Whether a value is read by convolutions alone that return channels last, whatever it is laid like."""
+    for user in node.users:
+        read, made = call(user), scene.tensor(user)
+        if read is None or read.op != "conv2d" or made is None or read["input"] is not node:
+            return False
+        if not made.is_contiguous(memory_format=torch.channels_last):
+            return False
+    return bool(node.users)
+
+
+@rewrite(
+    "group-norm",
+    summary="GroupNorm, with SiLU where it follows, becomes our kernel",
+    worth=Worth(eager=1.2, compiled=0.97, basis="one pass less than GroupNorm and SiLU apart; not raced"),
+    needs_kernels=True,
+)
+def group_norm_silu(scene: Scene) -> list[Match]:
+    found = []
+    for node in scene.nodes:
+        read = call(node)
+        if read is None or read.op != "group_norm" or scene.autocast or not isinstance(read["input"], fx.Node):
+            continue
+        positions = math.prod((scene.shape(read["input"]) or (0, 0))[2:])
+        if positions < LEAST_POSITIONS or positions % 4:
+            continue
+        weight, bias = read.get("weight"), read.get("bias")
+        args = (read["num_groups"], weight, bias, read.get("eps", 1e-5))
+        if GROUP_NORM.support(scene.value(read["input"]), args[0], scene.value(weight), scene.value(bias)) is not None:
+            continue
+        out = _silu_behind(node)
+        if not scene.unchanged((read["input"], weight, bias), (node,), out):
+            continue
+        new = scene.emit(out, group_norm, read["input"], *args, silu=out is not node)
+        if scene.replace(out, new):
+            scene.discard(out)
+            found.append(
+                scene.match(new, f"GroupNorm {scene.shape(read['input'])}{' SiLU' if out is not node else ''}")
+            )
+    return found
+
+
+def _silu_behind(node: fx.Node) -> fx.Node:
+    """The SiLU that is the only user of a norm, or the norm itself."""
+    if len(node.users) == 1:
+        user = next(iter(node.users))
+        read = call(user)
+        if read is not None and read.op == "silu":
+            return user
+    return node

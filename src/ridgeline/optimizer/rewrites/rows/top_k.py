@@ -1,0 +1,175 @@
+"""The few largest or smallest elements of many rows, as nearest neighbors and experts are chosen: our kernel, raced.
+
+``torch.topk`` of 32,768 rows of 1,024 elements takes 590 µs where memory takes 16 (H200), and whoever sorts rows to
+take the first few of them waits for the sort of all.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from ridgeline.engine.autotune import Contest
+from ridgeline.kernels.topmost.op import TOPMOST, topmost
+from ridgeline.optimizer.rewrites.context import Scene
+from ridgeline.optimizer.rewrites.op_names import call
+from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
+
+LEAST_ELEMENTS = 1 << 17
+"""Of all rows: below, launches are what it costs."""
+CONTEST = Contest()
+_COPIES = ("add", "mul", "sub", "clone", "contiguous", "softmax", "exp", "neg", "sigmoid", "repeat")
+_active_modes = torch._C._len_torch_dispatch_stack
+
+
+def raced_topmost(x: Tensor, k: int, largest: bool, sorts: bool) -> Tensor:
+    """Places by the library or by our kernel; one opaque op to tracers."""
+    if type(x) is Tensor and not _active_modes():
+        return _raced(x, k, largest, sorts)
+    return torch.ops.ridgeline_optimizer.raced_topmost(x, k, largest, sorts)
+
+
+def _raced(x: Tensor, k: int, largest: bool, sorts: bool) -> Tensor:
+    ways = {"library": partial(_sorted if sorts else _chosen, x, k, largest), "ours": partial(topmost, x, k, largest)}
+    return CONTEST.run((x.shape, x.dtype, k, largest, sorts, x.device), ways, x.device)
+
+
+def _chosen(x: Tensor, k: int, largest: bool) -> Tensor:
+    return torch.topk(x, k, dim=-1, largest=largest).indices
+
+
+def _sorted(x: Tensor, k: int, largest: bool) -> Tensor:
+    return torch.sort(x, dim=-1, descending=largest, stable=True).indices[..., :k].contiguous()
+
+
+_op = torch.library.custom_op("ridgeline_optimizer::raced_topmost", _raced, mutates_args=())
+
+
+@_op.register_fake
+def _(x: Tensor, k: int, largest: bool, sorts: bool) -> Tensor:
+    found: Tensor = TOPMOST.fake(x, k, largest)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Top:
+    """What is taken of a row: of which elements, how many, and the nodes that are their values and their places."""
+
+    node: fx.Node
+    x: fx.Node
+    k: int
+    largest: bool
+    sorts: bool
+    values: tuple[fx.Node, ...]
+    places: tuple[fx.Node, ...]
+
+
+@rewrite(
+    "topmost",
+    summary="the few largest or smallest elements of many rows are found by our kernel, where that is faster",
+    modes=(INFERENCE,),
+    worth=Worth(eager=1.2, compiled=1.2, basis="rows read once; raced with the library's when a shape is first run"),
+    exact="reordered",
+    needs_kernels=True,
+)
+def largest_few(scene: Scene) -> list[Match]:
+    if scene.training or scene.autocast:
+        return []
+    found = [_put(scene, read) for node in scene.nodes if (read := _read(scene, node)) is not None]
+    return [match for match in found if match is not None]
+
+
+def _read(scene: Scene, node: fx.Node) -> Top | None:
+    read = call(node)
+    if read is None or read.op not in ("topk", "sort", "argsort") or not isinstance(read.given.get("input"), fx.Node):
+        return None
+    x, dim = scene.tensor(read["input"]), read.get("dim", -1)
+    if x is None or not scene.shape(read["input"]) or dim not in (-1, x.dim() - 1) or x.numel() < LEAST_ELEMENTS:
+        return None
+    if read.op == "topk":
+        k, largest, parts = read["k"], bool(read.get("largest", True)), _parts(node)
+    else:
+        k, parts = _first_few(scene, node, read.op, x.dim())
+        largest = bool(read.get("descending", False))
+    if parts is None or type(k) is not int or not x.is_contiguous() or TOPMOST.support(x, k, largest) is not None:
+        return None
+    return Top(node, read["input"], k, largest, read.op != "topk", *parts)
+
+
+def _parts(node: fx.Node) -> tuple[tuple[fx.Node, ...], tuple[fx.Node, ...]] | None:
+    """Who takes values of a pair, and who its places; None where somebody does something else with it."""
+    taken: tuple[list[fx.Node], list[fx.Node]] = ([], [])
+    for user in node.users:
+        read = call(user)
+        if read is None or read.op != "getitem" or read["input"] is not node or read["index"] not in (0, 1):
+            return None
+        taken[read["index"]].append(user)
+    return tuple(taken[0]), tuple(taken[1])
+
+
+def _first_few(scene: Scene, node: fx.Node, op: str, dims: int) -> tuple[Any, Any]:
+    """How many are taken of what was sorted, and who takes them, where nobody takes the others."""
+    parts = ((), (node,)) if op == "argsort" else _parts(node)
+    taken: tuple[list[fx.Node], list[fx.Node]] = ([], [])
+    counts = set()
+    for number, nodes in enumerate(parts or ()):
+        for user in [user for each in nodes for user in each.users]:
+            read = call(user)
+            index = read["index"] if read is not None and read.op == "getitem" else None
+            counts.add(_count(index, dims))
+            taken[number].append(user)
+    if parts is None or len(counts) != 1 or None in counts:
+        return None, None
+    return counts.pop(), (tuple(taken[0]), tuple(taken[1]))
+
+
+def _count(index: Any, dims: int) -> int | None:
+    """``k`` of ``[..., :k]`` or ``[:, :, :k]``."""
+    index = index if isinstance(index, tuple) else (index,)
+    if index[:1] == (Ellipsis,) and len(index) == 2:
+        index = (slice(None),) * (dims - 1) + index[1:]
+    if len(index) != dims or any(each != slice(None) for each in index[:-1]) or not isinstance(index[-1], slice):
+        return None
+    last = index[-1]
+    fits = last.start in (None, 0) and last.step in (None, 1) and type(last.stop) is int and last.stop > 0
+    return last.stop if fits else None
+
+
+def _taken_dense(scene: Scene, node: fx.Node, new: fx.Node) -> bool:
+    """Whether a part of sorted rows may lie dense: whoever reads it makes something else of it."""
+    a, b = scene.tensor(node), scene.tensor(new)
+    if a is None or b is None or a.shape != b.shape or a.dtype != b.dtype or a.stride(-1) != 1:
+        return False
+    return all(_makes_another(user, node) for user in node.users)
+
+
+def _makes_another(user: fx.Node, node: fx.Node) -> bool:
+    """Whether a node takes places to pick by, or copies them, whatever they lie like."""
+    read = call(user)
+    if read is not None and read.op in _COPIES:
+        return True
+    by = user.args[1] if user.target is operator.getitem and len(user.args) == 2 else None
+    picked = isinstance(by, (tuple, list)) and any(each is node for each in by)
+    return picked or (user.target in (torch.gather, "gather") and user.args[2:3] == (node,))
+
+
+def _put(scene: Scene, read: Top) -> Match | None:
+    ends = (*read.values, *read.places)
+    first = min(ends, key=scene.position, default=None)
+    if first is None or not scene.unchanged((read.x,), (read.node, *ends), first):
+        return None
+    places = scene.emit(first, raced_topmost, read.x, read.k, read.largest, read.sorts)
+    values = scene.emit(first, torch.gather, read.x, -1, places) if read.values else None
+    made = [(node, values) for node in read.values] + [(node, places) for node in read.places]
+    if any(new is None or not (scene.alike_sizes(node, new) or _taken_dense(scene, node, new)) for node, new in made):
+        scene.discard(values if values is not None else places)
+        return None
+    for node, new in made:
+        node.replace_all_uses_with(new)
+        scene.discard(node)
+    return scene.match(places, f"{read.k} of {tuple(scene.shape(read.x) or ())}")

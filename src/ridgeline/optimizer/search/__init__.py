@@ -1,0 +1,1 @@
+"""The search: candidates in stages, timed, judged, accepted or rejected."""

@@ -1,0 +1,1 @@
+"""The optimizer update of a training step."""

@@ -1,0 +1,1 @@
+"""Predictions judged against published and measured rows."""
