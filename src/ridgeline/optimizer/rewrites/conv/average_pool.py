@@ -92,7 +92,7 @@ def _apart(x: Tensor, weight: Tensor, bias: Tensor | None, padding: Ints, window
     from ridgeline.optimizer.rewrites.conv import (
         elementwise_epilogue as chains,  # rewrites run in the order of their import: behind this
     )
-    from ridgeline.optimizer.rewrites.rows.softmax_group_norm import (
+    from ridgeline.optimizer.rewrites.rows import (
         pool_cumsum as windows,  # rewrites run in the order of their import: behind this
     )
 
