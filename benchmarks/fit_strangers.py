@@ -1,7 +1,7 @@
 """Fit what measured architectures have in common, and judge it on each architecture left out of its own fit.
 
 A coefficient of an architecture is a common value, times a contrast between the two generations of matrix instructions,
-times its own deviation, in units that datasheet and library tell (``ridgeline.cost.unmeasured.architectures``). All three are found
+times its own deviation, in units that datasheet and library tell (``unmeasured.architectures``). All three are found
 together, with priors that pull contrasts and deviations to nothing; a device nobody measured has no deviation. Each of
 four architectures in turn is predicted by the other three. Run from the repository root (some minutes of one core):
 

@@ -13,9 +13,20 @@ from ridgeline.cost import interval
 from ridgeline.cost.calibration import Calibration, calibration_of
 from ridgeline.cost.call import Call, Coef, Family, Time, family_of
 from ridgeline.cost.correction import rows as leftover
-from ridgeline.cost.time import serving
+from ridgeline.cost.time import recurrent, roofline, serving  # noqa: F401  (each module registers its family)
+from ridgeline.cost.time.attention import calls as attention_calls  # noqa: F401
 from ridgeline.cost.time.chip import Chip, chip_of
+from ridgeline.cost.time.conv import conv  # noqa: F401
 from ridgeline.cost.time.gemm import calls as matmul
+from ridgeline.cost.time.rows import norm, reduction, softmax, weight_norm  # noqa: F401
+from ridgeline.cost.time.stream import (  # noqa: F401
+    elementwise,
+    indexing,
+    multi_tensor,
+    pooling,
+    sort_scan_topk,
+    transfer,
+)
 from ridgeline.hardware import Device
 from ridgeline.hardware import device as device_named
 

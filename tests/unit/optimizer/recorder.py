@@ -128,7 +128,7 @@ class TapeExecutor:
 class Rewinding:
     """Numbers drawn once more by checkpointed parts: what keeps and sets the generator's state goes onto the tape.
 
-    On a device a state is a place in the numbers (``ridgeline.engine.capture.checkpoint_rng``); here it is the state itself.
+    On a device a state is a place in the numbers (``engine.capture.checkpoint_rng``); here it is the state itself.
     """
 
     def __init__(self, executor: TapeExecutor) -> None:

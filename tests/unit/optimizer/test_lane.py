@@ -42,8 +42,8 @@ def counted(monkeypatch: Any) -> Iterator[None]:
             state["was"], state["moves"] = found, state["moves"] + 1
         return state["moves"]
 
-    for module in ("watch", "tree"):
-        monkeypatch.setattr(f"ridgeline.optimizer.{module}.version", noted)
+    for module in ("guards.check", "pytree"):
+        monkeypatch.setattr(f"ridgeline.engine.{module}.version", noted)
     monkeypatch.setattr(Stillness, "now", now)
     monkeypatch.setattr(stillness, "counts", True)
     tree._PIECES.clear()

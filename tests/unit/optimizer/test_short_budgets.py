@@ -135,7 +135,8 @@ def test_floors_are_told_after_candidates_where_there_was_no_time_before_them(
 def test_what_a_search_knows_before_its_candidates_imports_no_compiler() -> None:
     """To ask Inductor for its processes took 5.0 s of a search of five in a new process (H200)."""
     lines = (
-        "import sys, torch; from ridgeline.optimizer.search import search as s; from ridgeline.engine.example_inputs import Inputs",
+        "import sys, torch; from ridgeline.optimizer.search import search as s",
+        "from ridgeline.engine.example_inputs import Inputs",
         "model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4), torch.nn.Softsign())",
         "each = s.Search(s.Problem(model=model, inputs=Inputs((torch.zeros(1, 4),)), mode='infer',",
         "                          device=torch.device('cpu'), budget_s=5.0))",

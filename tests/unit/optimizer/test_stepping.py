@@ -107,7 +107,7 @@ def test_a_schedule_may_be_made_for_an_optimizer_that_was_taken_over() -> None:
 _INTERPRETED = """
     import torch
     from torch import nn
-    from ridgeline.optimizer import stepping
+    from ridgeline.engine.replay import fused_adamw as stepping
 
     stepping.ON_DEVICE = ("cpu",)
     torch.manual_seed(0)

@@ -1,6 +1,6 @@
 """Large products with an odd number of columns: a vocabulary of 50,257 words, by whichever way is the fastest here.
 
-Outside of traced graphs a layer of its own is padded (``ridgeline.optimizer.in_place.padded_linear``); a graph of the whole model was
+Outside of traced graphs a layer of its own is padded (``in_place.padded_linear``); a graph of the whole model was
 left the library's slow kernels: GPT-2 medium rewritten as a whole took 10.5 ms where its blocks, with the last product
 padded, took 6.4 (H200). Inductor pads by itself.
 """
