@@ -23,8 +23,8 @@ from ridgeline.optimizer.rewrites.attention import complex_rotary as complexes  
 from ridgeline.optimizer.rewrites.attention import qk_norm as headnorms  # noqa: F401
 from ridgeline.optimizer.rewrites import cross_entropy as loss  # noqa: F401
 from ridgeline.optimizer.rewrites.rows import softmax_group_norm as rows  # noqa: F401
-from ridgeline.optimizer.rewrites import recommender  # noqa: F401
 from ridgeline.optimizer.rewrites.linear import quantize_weight as narrow  # noqa: F401
+from ridgeline.optimizer.rewrites import recommender  # noqa: F401
 from ridgeline.optimizer.rewrites.rows import dropout_add as dropout  # noqa: F401
 from ridgeline.optimizer.rewrites.linear import horizontal_fusion as horizontal  # noqa: F401
 from ridgeline.optimizer.rewrites.attention import decode as decoding  # noqa: F401
