@@ -352,10 +352,6 @@ def _cast(tree: Any, target: torch.dtype, eligible: tuple[torch.dtype, ...]) -> 
     return tree
 
 
-def _has_kernel(name: str) -> bool:
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "AutocastCPU"))
-
-
 def _without_autocast() -> Any:
     return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU))
 
@@ -404,7 +400,11 @@ def _autocast_kernels() -> dict[str, Callable[..., Any]]:
         made[name] = _casting(name, lambda args, kwargs: torch.get_autocast_dtype("cuda"))
     for name in _TO_WIDEST:
         made[name] = _casting(name, _widest)
-    return {name: kernel for name, kernel in made.items() if not _has_kernel(name)}
+    return {
+        name: kernel
+        for name, kernel in made.items()
+        if not bool(torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "AutocastCPU"))
+    }
 
 
 class _AutocastState:

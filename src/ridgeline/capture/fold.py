@@ -35,13 +35,11 @@ def folded(graph: Graph) -> Graph:
         odd = first_difference(made, graph)
         if odd is None:
             return made if frees_once(made) else graph
-        runs = [r for r in runs if r is not _blamed(runs, odd)]
+        # The run that holds a position, or the last before it
+        runs = [
+            r for r in runs if r is not max((r for r in runs if r.start <= odd), key=lambda r: r.start, default=runs[0])
+        ]
     return graph
-
-
-def _blamed(runs: Sequence[Run], at: int) -> Run:
-    """The run that holds a position, or the last before it."""
-    return max((r for r in runs if r.start <= at), key=lambda r: r.start, default=runs[0])
 
 
 # --- finding runs ---------------------------------------------------------------------------------------------------
@@ -97,20 +95,16 @@ def _signatures(graph: Graph) -> list[int]:
         outs = tuple(
             [(values[o].type, values[o].kind, values[o].storage_bytes, values[o].alias is None) for o in node.outputs]
         )
-        key = (node.op, attrs, node.phase, _starred(node.module), node.source, node.target, ins, outs, len(node.frees))
+        found = _STARRED.get(node.module)
+        if found is None:
+            found = ".".join("*" if part.isdigit() else part for part in node.module.split("."))
+            _STARRED[node.module] = found
+        key = (node.op, attrs, node.phase, found, node.source, node.target, ins, outs, len(node.frees))
         signs.append(seen.setdefault(key, len(seen)))
     return signs
 
 
 _STARRED: dict[str, str] = {}
-
-
-def _starred(module: str) -> str:
-    found = _STARRED.get(module)
-    if found is None:
-        found = ".".join("*" if part.isdigit() else part for part in module.split("."))
-        _STARRED[module] = found
-    return found
 
 
 def _layer_runs(graph: Graph, signs: Sequence[int]) -> Iterator[Run]:
@@ -125,7 +119,12 @@ def _cuts(graph: Graph) -> dict[str, list[tuple[int, int]]]:
     last: dict[str, int] = {}
     for at, node in enumerate(graph.items):
         assert isinstance(node, Node)
-        for prefix, member in _numbered(node.module):
+        found = _NUMBERED.get(node.module)
+        if found is None:
+            parts = node.module.split(".")
+            found = tuple((".".join(parts[:i]), int(part)) for i, part in enumerate(parts) if part.isdigit())
+            _NUMBERED[node.module] = found
+        for prefix, member in found:
             if last.get(prefix) != member:
                 cuts.setdefault(prefix, []).append((at, member))
                 last[prefix] = member
@@ -133,15 +132,6 @@ def _cuts(graph: Graph) -> dict[str, list[tuple[int, int]]]:
 
 
 _NUMBERED: dict[str, tuple[tuple[str, int], ...]] = {}
-
-
-def _numbered(module: str) -> tuple[tuple[str, int], ...]:
-    found = _NUMBERED.get(module)
-    if found is None:
-        parts = module.split(".")
-        found = tuple((".".join(parts[:i]), int(part)) for i, part in enumerate(parts) if part.isdigit())
-        _NUMBERED[module] = found
-    return found
 
 
 def _runs_of(prefix: str, cuts: list[tuple[int, int]], layers: int, signs: Sequence[int]) -> Iterator[Run]:
@@ -280,10 +270,6 @@ class _Folder:
         self.linked: dict[int, list[int]] = {}  # storages at one position of list ops
         self.inners: set[int] = set()  # placeholders of carries
         self.bundles: dict[int, set[int]] = {}  # value of a list op → members still alive
-        self._find_homes()
-        self._link_lists()
-
-    def _find_homes(self) -> None:
         for node in self.nodes:
             self.defined.update(node.outputs)
         for index, run in enumerate(self.runs):
@@ -291,6 +277,7 @@ class _Folder:
                 i, j = divmod(at - run.start, run.period)
                 for o, value in enumerate(self.nodes[at].outputs):
                     self.home[value] = (index, i, j, o)
+        self._link_lists()
 
     def fold(self) -> Graph:
         items: list[Item] = []
@@ -301,21 +288,7 @@ class _Folder:
             at = run.end
         items.extend(self._flat_node(node) for node in self.nodes[at:])
         outputs = tuple(dict.fromkeys(self._whole(self.graph.outputs)))
-        self._keep_residents()
-        values = tuple(
-            Value(i, m.type, m.kind, m.alias, m.count, m.name, m.storage_bytes) for i, m in enumerate(self.made)
-        )
-        inputs = tuple(i for i, m in enumerate(self.made) if m.kind is Kind.INPUT and m.alias is None)
-        meta = dict(self.graph.meta)
-        if "donated" in meta:
-            meta["donated"] = sorted({self._donated(old) for old in meta["donated"]})
-        return replace(self.graph, values=values, items=tuple(items), inputs=inputs, outputs=outputs, meta=meta)
-
-    def _donated(self, old: int) -> int:
-        return self.flat[old] if old in self.flat else self.named[old][0]
-
-    def _keep_residents(self) -> None:
-        """Parameters, states and inputs no node touches still occupy memory."""
+        # Parameters, states and inputs no node touches still occupy memory
         for value in self.old:
             if (
                 value.kind in RESIDENT
@@ -324,6 +297,16 @@ class _Folder:
                 and value.id not in self.named
             ):
                 self._flat(value.id)
+        values = tuple(
+            Value(i, m.type, m.kind, m.alias, m.count, m.name, m.storage_bytes) for i, m in enumerate(self.made)
+        )
+        inputs = tuple(i for i, m in enumerate(self.made) if m.kind is Kind.INPUT and m.alias is None)
+        meta = dict(self.graph.meta)
+        if "donated" in meta:
+            meta["donated"] = sorted(
+                {(self.flat[old] if old in self.flat else self.named[old][0]) for old in meta["donated"]}
+            )
+        return replace(self.graph, values=values, items=tuple(items), inputs=inputs, outputs=outputs, meta=meta)
 
     # --- values outside runs ----------------------------------------------------------------------------------------
 
@@ -343,7 +326,10 @@ class _Folder:
         if home is not None:
             return self._last_of(home)
         if old in self.named:
-            raise self._lonely(old)
+            stack = self.named[old][0]
+            slice_ = self.stacks[stack].index(old)
+            run = next(r for r in self.runs if r.repeat == len(self.stacks[stack]))
+            raise self._single(run, run.repeat - 1 - slice_ if run.reverse else slice_)
         alias = self.old[old].alias
         self.flat[old] = self._new(old, None if alias is None else self._flat(alias))
         return self.flat[old]
@@ -362,12 +348,6 @@ class _Folder:
         if after <= before:
             return _Misfit(run, f"stretch {i} of {run.repeat} is used by itself", last=after)
         return _Misfit(run, f"stretch {i} of {run.repeat} is used by itself", first=before)
-
-    def _lonely(self, old: int) -> _Misfit:
-        stack = self.named[old][0]
-        slice_ = self.stacks[stack].index(old)
-        run = next(r for r in self.runs if r.repeat == len(self.stacks[stack]))
-        return self._single(run, run.repeat - 1 - slice_ if run.reverse else slice_)
 
     def _flat_node(self, node: Node) -> Node:
         if node.op in _LIST_OPS:
@@ -417,20 +397,17 @@ class _Folder:
                 self.flat[out] = self._list_name(alias)
         outputs = dict.fromkeys(self.flat[o] for o in node.outputs if self.old[o].alias is not None)
         if fresh:
-            outputs[self._bundle(fresh)] = None
+            # What a list op makes anew, as one value of all elements
+            types = [self.old[old].type for old in fresh]
+            owned = sum(self.old[old].num_bytes for old in fresh)
+            bundle = self._new(fresh[0], None, name="")
+            made = self.made[bundle]
+            made.type = TensorType((sum(t.numel for t in types),), types[0].dtype)
+            made.storage_bytes = None if owned == made.type.num_bytes else owned
+            self.flat.update(dict.fromkeys(fresh, bundle))
+            self.bundles[bundle] = set(fresh)
+            outputs[bundle] = None
         return replace(node, inputs=tuple(inputs), outputs=tuple(outputs), frees=tuple(self._list_frees(node.frees)))
-
-    def _bundle(self, olds: list[int]) -> int:
-        """What a list op makes anew, as one value of all elements."""
-        types = [self.old[old].type for old in olds]
-        owned = sum(self.old[old].num_bytes for old in olds)
-        bundle = self._new(olds[0], None, name="")
-        made = self.made[bundle]
-        made.type = TensorType((sum(t.numel for t in types),), types[0].dtype)
-        made.storage_bytes = None if owned == made.type.num_bytes else owned
-        self.flat.update(dict.fromkeys(olds, bundle))
-        self.bundles[bundle] = set(olds)
-        return bundle
 
     def _list_frees(self, olds: Sequence[int]) -> list[int]:
         """A bundle dies with its last member."""
@@ -510,7 +487,15 @@ class _Folder:
         nodes = []
         for j in range(run.period):
             stretch = [self.nodes[run.start + i * run.period + j] for i in range(run.repeat)]
-            nodes.append(self._body_node(open_, j, stretch))
+            inputs = tuple([self._slot(open_, refs) for refs in zip(*[n.inputs for n in stretch], strict=True)])
+            outputs = []
+            for o, olds in enumerate(zip(*[n.outputs for n in stretch], strict=True)):
+                alias = self._alias_slot(open_, olds)
+                open_.body[j, o] = self._new(olds[0], alias, name=_common_name([self.old[v].name for v in olds]))
+                outputs.append(open_.body[j, o])
+            frees = self._frees(open_, [n.frees for n in stretch])
+            module = _common_name([n.module for n in stretch])
+            nodes.append(replace(stretch[0], inputs=inputs, outputs=tuple(outputs), frees=frees, module=module))
         carries = tuple(Carry(c.init, c.inner, open_.body[c.next]) for _, c in open_.carries)
         self._name_bodies(open_)
         return Block(
@@ -526,17 +511,6 @@ class _Folder:
         looks = [(refs, carried.inner) for refs, carried in open_.carries] + open_.views
         for refs, new in looks:
             self._name(new, tuple(refs[i] for i in order))
-
-    def _body_node(self, open_: _Open, j: int, stretch: list[Node]) -> Node:
-        inputs = tuple([self._slot(open_, refs) for refs in zip(*[n.inputs for n in stretch], strict=True)])
-        outputs = []
-        for o, olds in enumerate(zip(*[n.outputs for n in stretch], strict=True)):
-            alias = self._alias_slot(open_, olds)
-            open_.body[j, o] = self._new(olds[0], alias, name=_common_name([self.old[v].name for v in olds]))
-            outputs.append(open_.body[j, o])
-        frees = self._frees(open_, [n.frees for n in stretch])
-        module = _common_name([n.module for n in stretch])
-        return replace(stretch[0], inputs=inputs, outputs=tuple(outputs), frees=frees, module=module)
 
     def _alias_slot(self, open_: _Open, olds: tuple[int, ...]) -> int | None:
         aliases = [self.old[v].alias for v in olds]
@@ -563,7 +537,21 @@ class _Folder:
             self._expect_all(open_, places[1:], last, first=1)
             if places[0] is not None:
                 raise _Misfit(open_.run, "the first stretch reads its own where others read the one before", first=1)
-            return self._carry(open_, refs, (last[1], last[2]))
+            next_ = (last[1], last[2])
+            roots = tuple(root_of(self.old, ref) for ref in refs)
+            if roots != refs and self._carried_on(open_, roots):
+                view = self._new(refs[1], self._slot(open_, roots), name="")
+                self.made[view].kind = Kind.ACTIVATION
+                open_.views.append((refs, view))
+                return view
+            if self.old[refs[0]].type.shape != self.old[refs[1]].type.shape:
+                raise _Misfit(open_.run, "the first stretch is handed another shape", first=1)
+            init = self._flat(refs[0])
+            inner = self._new(refs[1], init, name="")
+            self.made[inner].kind = Kind.ACTIVATION
+            self.inners.add(inner)
+            open_.carries.append((refs, _Carried(init, inner, next_)))
+            return inner
         if any(place is not None for place in places):
             bad = next(i for i, place in enumerate(places) if place is not None)
             raise self._edge(open_.run, bad, "a value from two stretches back")
@@ -589,22 +577,6 @@ class _Folder:
         if i >= run.repeat - 2 and i >= MIN_REPEAT:
             return _Misfit(run, why, last=run.repeat - i)
         return _Misfit(run, why)
-
-    def _carry(self, open_: _Open, refs: tuple[int, ...], next_: tuple[int, int]) -> int:
-        roots = tuple(root_of(self.old, ref) for ref in refs)
-        if roots != refs and self._carried_on(open_, roots):
-            view = self._new(refs[1], self._slot(open_, roots), name="")
-            self.made[view].kind = Kind.ACTIVATION
-            open_.views.append((refs, view))
-            return view
-        if self.old[refs[0]].type.shape != self.old[refs[1]].type.shape:
-            raise _Misfit(open_.run, "the first stretch is handed another shape", first=1)
-        init = self._flat(refs[0])
-        inner = self._new(refs[1], init, name="")
-        self.made[inner].kind = Kind.ACTIVATION
-        self.inners.add(inner)
-        open_.carries.append((refs, _Carried(init, inner, next_)))
-        return inner
 
     def _carried_on(self, open_: _Open, roots: tuple[int, ...]) -> bool:
         """Whether storages are handed from stretch to stretch as a whole, so that looks at them can share one carry."""

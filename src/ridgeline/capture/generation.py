@@ -30,14 +30,6 @@ def decode_kwargs(model_or_config: Any, batch: int, kv_len: int) -> dict[str, An
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         return _decoder_step(model, batch, kv_len)
     states = _prefilled(model, {"input_ids": spec((batch, kv_len)), "use_cache": True})
-    return _step(model, batch, kv_len, states)
-
-
-def _accepts(model: nn.Module, name: str) -> bool:
-    return name in inspect.signature(model.forward).parameters
-
-
-def _step(model: nn.Module, batch: int, kv_len: int, states: dict[str, Any]) -> dict[str, Any]:
     made: dict[str, Any] = {"input_ids": torch.zeros((batch, 1), dtype=torch.int64), "use_cache": True, **states}
     if _accepts(model, "attention_mask"):
         made["attention_mask"] = torch.ones((batch, kv_len + 1), dtype=torch.int64)
@@ -46,6 +38,10 @@ def _step(model: nn.Module, batch: int, kv_len: int, states: dict[str, Any]) -> 
     if _accepts(model, "cache_position"):
         made["cache_position"] = torch.full((1,), kv_len, dtype=torch.int64)
     return made
+
+
+def _accepts(model: nn.Module, name: str) -> bool:
+    return name in inspect.signature(model.forward).parameters
 
 
 def _decoder_step(model: nn.Module, batch: int, kv_len: int) -> dict[str, Any]:

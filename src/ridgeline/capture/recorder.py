@@ -116,9 +116,22 @@ class Recorder(TorchDispatchMode):
     def meet(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """What PyTorch calls for every dispatch."""
         if func is torch.ops.prim.device.default:
-            return _device_below(args[0])
+            # What C++ is told: cpu:0 stands for the accelerator and cpu for the host, so that the two stay apart there
+            # too
+            t = args[0]
+            if not isinstance(t, FakeTensor):
+                return t.device
+            return HOST if _HOST in t.__dict__ else _ACCELERATOR_BELOW
         if isinstance(func, torch._ops.HigherOrderOperator):
-            raise self._opaque(func)
+            module, source = self.place()
+            name = func.name() if callable(func.name) else func.name
+            cure = (
+                "call a plain operator instead (scaled_dot_product_attention for flex_attention), or wrap the kernel "
+                "with torch.library.custom_op and declare its cost with @ridgeline.cost_of"
+            )
+            raise CaptureError(
+                f"higher-order operator {name!r} in module {module!r}, {source}, hides what it runs: {cure}"
+            )
         if func.namespace == "profiler":
             return func(*args, **(kwargs or {}))
         frame = sys._getframe(1)
@@ -153,15 +166,6 @@ class Recorder(TorchDispatchMode):
             kwargs = {**kwargs, "device": HOST}
         return self._run(func, args, kwargs)
 
-    def _opaque(self, func: Any) -> CaptureError:
-        module, source = self.place()
-        name = func.name() if callable(func.name) else func.name
-        cure = ("call a plain operator instead (scaled_dot_product_attention for flex_attention), or wrap the kernel "
-                "with torch.library.custom_op and declare its cost with @ridgeline.cost_of")  # fmt: skip
-        return CaptureError(
-            f"higher-order operator {name!r} in module {module!r}, {source}, hides what it runs: {cure}"
-        )
-
     def expand_with(self, func: Any, expansion: Callable[..., Any]) -> None:
         """Record ``func`` as what ``expansion`` dispatches instead of as one op."""
         self._expansions[func] = expansion
@@ -169,7 +173,10 @@ class Recorder(TorchDispatchMode):
     def _with_fakes(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Tensors of the caller met on the way are replaced by fakes that stand for them."""
         if func is aten.lift_fresh.default and not self._is_mine(args[0]):
-            return (self._host_constant(args[0]),), kwargs
+            # What `torch.tensor(...)` just made: host memory, whose value is known while it is small
+            fake = self.fake_like(args[0])
+            fake.__dict__[_HOST] = True
+            return (fake,), kwargs
         if all(self._is_mine(t) for t in _tensors(args, kwargs)):
             return args, kwargs
         return self._adopted(args), self._adopted(kwargs)
@@ -177,12 +184,6 @@ class Recorder(TorchDispatchMode):
     def _is_mine(self, t: torch.Tensor) -> bool:
         """A fake of this capture, not one that a cache of the model kept from an earlier one."""
         return isinstance(t, FakeTensor) and t.fake_mode is self.fake_mode
-
-    def _host_constant(self, t: torch.Tensor) -> torch.Tensor:
-        """What ``torch.tensor(...)`` just made: host memory, whose value is known while it is small."""
-        fake = self.fake_like(t)
-        fake.__dict__[_HOST] = True
-        return fake
 
     def _adopted(self, tree: Any) -> Any:
         if isinstance(tree, torch.Tensor):
@@ -247,23 +248,11 @@ class Recorder(TorchDispatchMode):
         node = torch._C._current_autograd_node()
         if node is None or module:
             return module, self._source()
-        found = self._origin_of(node._sequence_nr())
+        at = node._sequence_nr() - self._first_origin
+        found = self._origin[at] if 0 <= at < len(self._origin) else None
         if found is not None:
             self._last_backward = found
         return self._last_backward
-
-    def _origin_of(self, sequence_nr: int) -> tuple[str, str] | None:
-        at = sequence_nr - self._first_origin
-        return self._origin[at] if 0 <= at < len(self._origin) else None
-
-    def _note_origin(self, place: tuple[str, str]) -> None:
-        """Autograd nodes made since the last op belong to this place."""
-        current = torch.autograd._get_sequence_nr()
-        if self._first_origin < 0:
-            self._first_origin = current
-        missing = current - self._first_origin - len(self._origin)
-        if missing > 0:
-            self._origin.extend([place] * missing)
 
     @staticmethod
     def _source() -> str:
@@ -443,7 +432,13 @@ class Recorder(TorchDispatchMode):
         if func is not aten.detach.default:
             self._last_place = self._place_now
         place = self.place()
-        self._note_origin(place)
+        # Autograd nodes made since the last op belong to this place
+        current = torch.autograd._get_sequence_nr()
+        if self._first_origin < 0:
+            self._first_origin = current
+        missing = current - self._first_origin - len(self._origin)
+        if missing > 0:
+            self._origin.extend([place] * missing)
         if any(t.layout is not torch.strided for t in outs):
             raise CaptureError(f"a sparse tensor is made in module {place[0]!r}, {place[1]}: captures know dense "
                                "tensors only, so build the layer with sparse=False")  # fmt: skip
@@ -581,13 +576,6 @@ def _is_dense(t: torch.Tensor) -> bool:
 
 
 _ACCELERATOR_BELOW = torch.device("cpu", 0)
-
-
-def _device_below(t: torch.Tensor) -> torch.device:
-    """What C++ is told: cpu:0 stands for the accelerator and cpu for the host, so that the two stay apart there too."""
-    if not isinstance(t, FakeTensor):
-        return t.device
-    return HOST if _HOST in t.__dict__ else _ACCELERATOR_BELOW
 
 
 def _layout(t: torch.Tensor) -> str:
@@ -786,42 +774,36 @@ def _sized_by_data(rec: Recorder, func: Any, args: Any, kwargs: dict[str, Any], 
     deciding = ins[1:2] if name == "masked_select" else ins[:1]
     for t in deciding:
         if shadow_of(t) is None:
-            _guess(rec, t, name)
+            # Data nobody knows, taken as every other element true (masks) or as 0, 1, 2, … (integers)
+            if not shadows.affordable(t) or t.dtype.is_floating_point:
+                module, source = rec.place()
+                raise CaptureError(
+                    f"{name}() of unknown data in module {module!r}, {source}, decides a shape: "
+                    "pass real integer inputs, or keep the decision out of the captured step"
+                )
+            with outside_modes():
+                counted = torch.arange(t.numel())
+                value = (counted % 2 == 0) if t.dtype is torch.bool else counted
+                give_shadow(t, value.to(t.dtype).reshape(tuple(t.shape)))
+            rec.assume(f"{name}() of a mask over unknown floats: every other element is taken as true")
     if name == "masked_select":
-        return _masked_select(rec, func, args, kwargs, ins)
+        mask = shadow_of(ins[1])
+        assert mask is not None
+        with outside_modes():
+            shape = torch.broadcast_shapes(tuple(ins[0].shape), tuple(mask.shape))
+            num = int(mask.expand(shape).sum())
+            out = torch.empty(num, dtype=ins[0].dtype, device="meta")
+        fake = rec.fake_like(out)
+        give_shadow(fake, None)
+        if rec.recording:
+            rec.record(func, args, kwargs, ins, [fake])
+        return fake
     real = shadows.run_real(func, args, kwargs)
     flat = [real] if isinstance(real, torch.Tensor) else list(real)
     fakes = [rec.fake_of(r) for r in flat]
     if rec.recording:
         rec.record(func, args, kwargs, ins, fakes)
     return fakes[0] if isinstance(real, torch.Tensor) else tuple(fakes)
-
-
-def _masked_select(rec: Recorder, func: Any, args: Any, kwargs: dict[str, Any], ins: list[torch.Tensor]) -> Any:
-    mask = shadow_of(ins[1])
-    assert mask is not None
-    with outside_modes():
-        shape = torch.broadcast_shapes(tuple(ins[0].shape), tuple(mask.shape))
-        num = int(mask.expand(shape).sum())
-        out = torch.empty(num, dtype=ins[0].dtype, device="meta")
-    fake = rec.fake_like(out)
-    give_shadow(fake, None)
-    if rec.recording:
-        rec.record(func, args, kwargs, ins, [fake])
-    return fake
-
-
-def _guess(rec: Recorder, t: torch.Tensor, name: str) -> None:
-    """Data nobody knows, taken as every other element true (masks) or as 0, 1, 2, … (integers)."""
-    if not shadows.affordable(t) or t.dtype.is_floating_point:
-        module, source = rec.place()
-        raise CaptureError(f"{name}() of unknown data in module {module!r}, {source}, decides a shape: "
-                           "pass real integer inputs, or keep the decision out of the captured step")  # fmt: skip
-    with outside_modes():
-        counted = torch.arange(t.numel())
-        value = (counted % 2 == 0) if t.dtype is torch.bool else counted
-        give_shadow(t, value.to(t.dtype).reshape(tuple(t.shape)))
-    rec.assume(f"{name}() of a mask over unknown floats: every other element is taken as true")
 
 
 @_on("index _unsafe_index")

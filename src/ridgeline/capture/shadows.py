@@ -69,43 +69,35 @@ def follow(func: Any, args: Any, kwargs: Any, ins: Sequence[torch.Tensor], outs:
         return False
     known = [t for t in ins if _SHADOW in t.__dict__]
     if len(known) == len(ins) and func.namespace == "aten" and all(affordable(o) for o in outs):
-        return _follow_known(func, args, kwargs, outs)
+        try:
+            real = run_real(func, args, kwargs)
+        except (RuntimeError, NotImplementedError):  # the host has no such kernel: what it would say stays unknown
+            if is_mutable(func):
+                _forget_written(func, args)
+            return assume_indices(func, args, kwargs, outs)
+        if outs:
+            _assign(outs, real)
+        return False
     if known and is_mutable(func):
         _forget_written(func, args)
     return assume_indices(func, args, kwargs, outs)
-
-
-def _follow_known(func: Any, args: Any, kwargs: Any, outs: Sequence[torch.Tensor]) -> bool:
-    try:
-        real = run_real(func, args, kwargs)
-    except (RuntimeError, NotImplementedError):  # the host has no such kernel: what it would say stays unknown
-        if is_mutable(func):
-            _forget_written(func, args)
-        return assume_indices(func, args, kwargs, outs)
-    if outs:
-        _assign(outs, real)
-    return False
 
 
 def _follow_factory(func: Any, args: Any, kwargs: Any, outs: Sequence[torch.Tensor]) -> None:
     if not all(affordable(o, constant=True) for o in outs):
         return
     if any(o.dtype.is_floating_point for o in outs) and base_name(func) in _UNDEFINED_RANDOM:
-        _expect(func, outs)
+        # A uniform draw is taken as its mean: a branch on it goes the likelier way
+        if base_name(func) == "rand":
+            with outside_modes():
+                for out in outs:
+                    give_shadow(out, torch.full(tuple(out.shape), 0.5, dtype=out.dtype))
         return
     real = run_real(func, args, kwargs)
     if base_name(func).startswith("empty"):
         with outside_modes():
             real.zero_()
     _assign(outs, real)
-
-
-def _expect(func: Any, outs: Sequence[torch.Tensor]) -> None:
-    """A uniform draw is taken as its mean: a branch on it goes the likelier way."""
-    if base_name(func) == "rand":
-        with outside_modes():
-            for out in outs:
-                give_shadow(out, torch.full(tuple(out.shape), 0.5, dtype=out.dtype))
 
 
 def _assign(outs: Sequence[torch.Tensor], real: Any) -> None:
@@ -154,17 +146,15 @@ def _dim_of(args: Any, kwargs: Any, at: int, default: int | None = -1) -> int | 
     return value if isinstance(value, int) and not isinstance(value, bool) else default
 
 
-def _round_robin(shape: Sequence[int], num: int, dim: int) -> torch.Tensor:
-    """0, 1, 2, … modulo ``num``, running fastest along ``dim``."""
-    moved = [s for i, s in enumerate(shape) if i != dim] + [shape[dim]] if shape else []
-    flat = torch.arange(math.prod(shape)) % max(num, 1)
-    return flat.reshape(moved).movedim(-1, dim).contiguous() if shape else flat.reshape(())
-
-
 def _pick_topk(args: Any, kwargs: Any, out: torch.Tensor) -> torch.Tensor:
     dim = (_dim_of(args, kwargs, 2) or 0) % max(out.dim(), 1) if out.dim() else 0
     dim = dim if len(args) > 2 or "dim" in kwargs else max(out.dim() - 1, 0)
-    return _round_robin(tuple(out.shape), int(args[0].shape[dim]) if args[0].dim() else 1, dim)
+    # 0, 1, 2, … modulo `num`, running fastest along `dim`
+    shape = tuple(out.shape)
+    num = int(args[0].shape[dim]) if args[0].dim() else 1
+    moved = [s for i, s in enumerate(shape) if i != dim] + [shape[dim]] if shape else []
+    flat = torch.arange(math.prod(shape)) % max(num, 1)
+    return flat.reshape(moved).movedim(-1, dim).contiguous() if shape else flat.reshape(())
 
 
 def _pick_arg(args: Any, kwargs: Any, out: torch.Tensor) -> torch.Tensor:

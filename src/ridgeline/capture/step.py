@@ -138,7 +138,9 @@ class _Training:
         self.optimizer = made_optimizer(optimizer, self.parameters)
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], autocast: str | None) -> Any:
-        self._learn_ownership()
+        # See on a small sum of gradients what reference counts a tensor has that only autograd holds
+        x = torch.zeros(2, requires_grad=True)
+        (x.sin() + x.cos()).sum().backward()
         self._reach_steady_state()
         self.rec.recording = True
         with _autocasting(autocast):
@@ -147,16 +149,13 @@ class _Training:
         self.rec.phase = Phase.BACKWARD
         del output
         loss.backward()
-        self._name_gradients()
+        for p in self.parameters:
+            if p.grad is not None:
+                self.rec.values[self.rec.root_of(p.grad)].kind = Kind.GRAD
         self.rec.phase = Phase.OPTIMIZER
         if self.optimizer is not None:
             self.optimizer.step()
         return loss
-
-    def _learn_ownership(self) -> None:
-        """See on a small sum of gradients what reference counts a tensor has that only autograd holds."""
-        x = torch.zeros(2, requires_grad=True)
-        (x.sin() + x.cos()).sum().backward()
 
     def _reach_steady_state(self) -> None:
         """A first, unrecorded step makes the optimizer's states, as every step after the first finds them."""
@@ -169,19 +168,11 @@ class _Training:
         for state in self.optimizer.state.values():
             for key, value in state.items():
                 if isinstance(value, FakeTensor):
-                    self._register_state(key, value)
-
-    def _register_state(self, key: str, value: torch.Tensor) -> None:
-        group = self.optimizer.param_groups[0]
-        if key == "step" and not group.get("fused") and not group.get("capturable"):
-            value.__dict__["_rl_host"] = True
-        else:
-            self.rec.value_of(value, Kind.STATE, key)
-
-    def _name_gradients(self) -> None:
-        for p in self.parameters:
-            if p.grad is not None:
-                self.rec.values[self.rec.root_of(p.grad)].kind = Kind.GRAD
+                    group = self.optimizer.param_groups[0]
+                    if key == "step" and not group.get("fused") and not group.get("capturable"):
+                        value.__dict__["_rl_host"] = True
+                    else:
+                        self.rec.value_of(value, Kind.STATE, key)
 
 
 def _autocasting(autocast: str | None) -> Any:

@@ -424,13 +424,9 @@ _POINTWISE_NAMES = """
 """.split()
 
 
-def _scalars(call: Call) -> int:
-    return sum(1 for t in call.ins if t.dim() == 0)
-
-
 def _pointwise(call: Call) -> Meaning:
     attrs: Attrs = {"fn": call.name}
-    scalars = _scalars(call)
+    scalars = sum(1 for t in call.ins if t.dim() == 0)
     if scalars and call.outs and call.outs[0].dim():
         attrs["scalars"] = scalars
     return "pointwise", attrs

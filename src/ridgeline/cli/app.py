@@ -34,7 +34,10 @@ On = Annotated[
 def run(argv: Sequence[str]) -> int:
     """Run a command line; every mistake of a user becomes one line on stderr and exit code 2."""
     try:
-        _check_command(argv)
+        # An unknown command suggests the nearest, whatever the version of typer
+        known = {command.callback.__name__ for command in app.registered_commands if command.callback}
+        if argv and not argv[0].startswith("-") and argv[0] not in known:
+            raise InputError(f"no command {argv[0]!r}{nearest(argv[0], known)}")
         code = typer.main.get_command(app).main(args=list(argv), prog_name="ridgeline", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
@@ -52,13 +55,6 @@ def run(argv: Sequence[str]) -> int:
         if message is None:
             raise
         return _fail(message) if message else 0
-
-
-def _check_command(argv: Sequence[str]) -> None:
-    """An unknown command suggests the nearest, whatever the version of typer."""
-    known = {command.callback.__name__ for command in app.registered_commands if command.callback}
-    if argv and not argv[0].startswith("-") and argv[0] not in known:
-        raise InputError(f"no command {argv[0]!r}{nearest(argv[0], known)}")
 
 
 def _usage(error: Exception, command: str) -> str | None:
@@ -189,7 +185,7 @@ def validate(
         typer.Argument(
             metavar="FILE…",
             help="CSV with the columns kind, dtype, phase, library, shape, measured_s and optionally cache;"
-            " or a file of published results (collectives, training, inference, serving). Several give a line each."
+            " or a file of published results (collectives, training, inference, serving). Several give a line each.",
         ),
     ],
     on: Annotated[str, typer.Option("--on", help="Device the operators were measured on.")] = "h200",

@@ -66,26 +66,25 @@ def _show_all_devices() -> None:
         *((("year", "right"), ("calibrated", "left"), ("vendor", "left")) if wide else ()),
     )
     for name in devices():
-        made.add_row(*_device_cells(device(name), wide))
+        found = device(name)
+        hourly = f"${found.price_usd_per_hour:.2f}" if found.price_usd_per_hour else "–"
+        cells = [
+            found.name,
+            found.arch if wide else found.arch[:12],
+            show_bytes(found.dram.capacity_bytes),
+            f"{show_bytes(found.dram.bandwidth_bytes_per_s)}/s",
+            f"{show_flops(found.peak_flops_per_s('tensor', 'bf16'))}/s",
+            f"{found.tdp_w:.0f} W",
+            hourly,
+        ]
+        made.add_row(
+            *([*cells, str(found.release_year), "yes" if _calibrated(found) else "", found.vendor] if wide else cells)
+        )
     out.print(made)
     out.print(
         f"{len(devices())} devices; `ridgeline devices NAME` shows every number of one, with its basis and source",
         style=draw.DIM,
     )
-
-
-def _device_cells(found: Device, wide: bool) -> list[str]:
-    hourly = f"${found.price_usd_per_hour:.2f}" if found.price_usd_per_hour else "–"
-    cells = [
-        found.name,
-        found.arch if wide else found.arch[:12],
-        show_bytes(found.dram.capacity_bytes),
-        f"{show_bytes(found.dram.bandwidth_bytes_per_s)}/s",
-        f"{show_flops(found.peak_flops_per_s('tensor', 'bf16'))}/s",
-        f"{found.tdp_w:.0f} W",
-        hourly,
-    ]
-    return [*cells, str(found.release_year), "yes" if _calibrated(found) else "", found.vendor] if wide else cells
 
 
 def _show_device(found: Device) -> None:
@@ -139,26 +138,25 @@ def show_models(name: str | None, as_json: bool) -> None:
 
     cards = [find(name)[0]] if name else models()
     if as_json:
-        documents = [_card_document(card) for card in cards]
+        documents = [
+            {
+                "name": card.name,
+                "title": card.title,
+                "family": card.family,
+                "num_params": card.num_params,
+                "source": card.source,
+                "defaults": dict(card.defaults),
+                "options": dict(card.options),
+                "modes": list(card.modes),
+                "aliases": list(card.aliases),
+            }
+            for card in cards
+        ]
         draw.print_json(documents[0] if name else documents)
     elif name:
         _show_model(cards[0])
     else:
         _show_all_models(cards)
-
-
-def _card_document(card: ModelCard) -> dict[str, Any]:
-    return {
-        "name": card.name,
-        "title": card.title,
-        "family": card.family,
-        "num_params": card.num_params,
-        "source": card.source,
-        "defaults": dict(card.defaults),
-        "options": dict(card.options),
-        "modes": list(card.modes),
-        "aliases": list(card.aliases),
-    }
 
 
 def show_count(value: float) -> str:

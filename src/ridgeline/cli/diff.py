@@ -50,15 +50,6 @@ def show(found: Difference, top: int) -> None:
         out.print(hanging("· ", Text(note, style=DIM)))
 
 
-def _label(key: str, room: int) -> str:
-    """A row's name in the room there is: copies and kernels say most where they begin, paths where they end."""
-    match = _CALL.match(key)
-    if match:
-        key = f"{match[1] or ''}{match[2]}"
-    text = spoken(key).replace("copy: Memcpy ", "copy: ")
-    return clipped(text, room) if text.startswith(("idle: ", "copy: ", "communication: ")) else shortened(text, room)
-
-
 def changes_table(changes: list[Change], title: str) -> None:
     out = console()
     made = table(title, ("", "left"), ("A ms", "right"), ("B ms", "right"), ("change", "right"), ("why", "left"))
@@ -66,5 +57,21 @@ def changes_table(changes: list[Change], title: str) -> None:
     room = max(30, min(60, out.width - 64))
     for c in changes:
         delta = Text(f"{c.delta_ms:+,.3f}", style="red" if c.delta_ms > 0 else "green")
-        made.add_row(_label(c.key, room), f"{c.a_ms:,.3f}", f"{c.b_ms:,.3f}", delta, c.why)
+        # A row's name in the room there is: copies and kernels say most where they begin, paths where they end
+        key = c.key
+        match = _CALL.match(key)
+        if match:
+            key = f"{match[1] or ''}{match[2]}"
+        text = spoken(key).replace("copy: Memcpy ", "copy: ")
+        made.add_row(
+            (
+                clipped(text, room)
+                if text.startswith(("idle: ", "copy: ", "communication: "))
+                else shortened(text, room)
+            ),
+            f"{c.a_ms:,.3f}",
+            f"{c.b_ms:,.3f}",
+            delta,
+            c.why,
+        )
     out.print(made)

@@ -23,7 +23,6 @@ from ridgeline.findings.finding import Finding, Instead
 from ridgeline.findings.labels import idle_words
 from ridgeline.findings.replay.what_if import WhatIf, what_if
 from ridgeline.trace.memory import Holder
-from ridgeline.trace.torchlog import CompileLog
 from ridgeline.units import show_bytes
 
 BAR = 24
@@ -50,31 +49,16 @@ def explain_and_show(wish: Wish) -> None:
     """Write the files that were asked for, and print JSON or the summary; whoever reads may stop after a few lines."""
     log = compile_log_of(wish.sources)
     if log is not None:
-        _show_log(log, wish)
+        if wish.html or wish.trace or wish.what_if:
+            raise InputError(f"{wish.sources[0]} is a compile log: --html, --trace and --what-if need a trace")
+        if wish.json:
+            print_json(compile_log.document_of(log))
+        else:
+            compile_log.show(log, Path(wish.sources[0]).name, wish.top)
         return
     found = explain(list(wish.sources), on=wish.device)
     tried = what_if(found.scene, wish.what_if) if wish.what_if and found.scene else []
-    written = _written(found, wish)
-    if wish.json:
-        print_json({**found.to_dict(), **({"what_if": [one.to_dict() for one in tried]} if tried else {})})
-    else:
-        show(found, wish.top)
-        _tried(tried)
-    for line in written:
-        print(line, file=sys.stderr)
-
-
-def _show_log(log: CompileLog, wish: Wish) -> None:
-    if wish.html or wish.trace or wish.what_if:
-        raise InputError(f"{wish.sources[0]} is a compile log: --html, --trace and --what-if need a trace")
-    if wish.json:
-        print_json(compile_log.document_of(log))
-    else:
-        compile_log.show(log, Path(wish.sources[0]).name, wish.top)
-
-
-def _written(found: Explanation, wish: Wish) -> list[str]:
-    """A line for each file that was written."""
+    # A line for each file that was written
     lines = []
     if wish.html:
         from ridgeline.web.explain import write_explanation
@@ -86,7 +70,14 @@ def _written(found: Explanation, wish: Wish) -> list[str]:
 
         path = write_chrome(annotated(found), wish.trace)
         lines.append(f"trace: {path}, open it at https://ui.perfetto.dev")
-    return lines
+    written = lines
+    if wish.json:
+        print_json({**found.to_dict(), **({"what_if": [one.to_dict() for one in tried]} if tried else {})})
+    else:
+        show(found, wish.top)
+        _tried(tried)
+    for line in written:
+        print(line, file=sys.stderr)
 
 
 def show(found: Explanation, top: int) -> None:
@@ -100,8 +91,47 @@ def show(found: Explanation, top: int) -> None:
     _numbers(out, found)
     _findings(out, found, top)
     _breakdown(out, found)
-    _memory(out, found)
-    _notes(out, found)
+    # What is held where most is, by category, and by whom
+    for peak in found.memory:
+        reserved = f", {show_bytes(peak.reserved_bytes)} reserved" if peak.reserved_bytes >= 0 else ""
+        where = f" of device {peak.device}" if len(found.memory) > 1 else ""
+        title = f"Memory at its peak{where}: {show_bytes(peak.allocated_bytes)}{reserved}"
+        if not peak.categories and not peak.holders:
+            out.print(Text(title, style="bold"))
+            out.print()
+            continue
+        made = table(title, ("", "left"), ("held", "right"), ("share", "right"), ("", "left"))
+        rows = [(name, num, "cyan") for name, num in peak.categories]
+        rows += [(f"  {_holder(holder)}", holder.num_bytes, "blue") for holder in peak.holders[:HOLDERS]]
+        shares = [(name, num, num / max(1, peak.allocated_bytes), style) for name, num, style in rows]
+        add_rows(
+            made,
+            [(name, show_bytes(num), percent(frac), bar(frac, BAR, style)) for name, num, frac, style in shares],
+            out.width,
+            _ending,
+        )
+        out.print(made)
+        out.print()
+    # What the answers rest on
+    linked, whole = found.totals["linked"], found.totals["all"]
+    # What makes the answers less than certain; mere notes are in the JSON
+    issues = [issue for issue in found.quality.get("issues", ()) if issue["severity"] != "note"]
+    notes = [f"{issue['what']}; {issue['effect']}" for issue in issues if issue["code"] != "unlinked"]
+    if 0 < linked["num_gpu_events"] < whole["num_gpu_events"]:
+        lost = int(whole["num_gpu_events"] - linked["num_gpu_events"])
+        notes.append(
+            f"{lost:,} of {int(whole['num_gpu_events']):,} device events have no launch in the file; they are counted "
+            f"(without them: {linked['busy_ms']:,.2f} instead of {whole['busy_ms']:,.2f} ms busy)"
+        )
+    if found.replay.unexplained_frac > 0.02:
+        notes.append(
+            f"{percent(found.replay.unexplained_frac)} of the time the device waits for something the trace does "
+            "not show"
+        )
+    if found.replay.host_frac < 0.995:
+        notes.append(_host_note(found))
+    for note in notes:
+        out.print(hanging("· ", Text(note, style=DIM)))
 
 
 def _tried(found: Sequence[WhatIf]) -> None:
@@ -151,24 +181,25 @@ def _findings(out: Console, found: Explanation, top: int) -> None:
     if not found.findings:
         return
     for number, finding in enumerate(found.findings[:top], start=1):
-        _finding(out, number, finding)
+        gain = f"{_short(finding.low_ms)} to {_short(finding.high_ms)} ms"
+        likely = f", likely {_short(finding.expected_ms)}" if finding.expected_ms > 0.01 * finding.high_ms else ""
+        head = Text.assemble((gain, "bold yellow"), (likely, "yellow"), (f"  {finding.what}", "bold"))
+        out.print(hanging(f"{number:2d}. ", head))
+        lines = Table.grid(padding=(0, 1, 0, 0))
+        lines.add_column(style=DIM, no_wrap=True)
+        lines.add_column(overflow="fold")
+        for label, text in (
+            ("why", finding.cause),
+            ("where", str(finding.where)),
+            ("do", finding.change),
+            *_more(finding),
+        ):
+            lines.add_row(label, Text(text))
+        out.print(Padding(lines, (0, 0, 1, 4)))
     left = len(found.findings) - top
     if left > 0:
         out.print(Text(f"  {left} more with --top {len(found.findings)} or --json", style=DIM))
         out.print()
-
-
-def _finding(out: Console, number: int, finding: Finding) -> None:
-    gain = f"{_short(finding.low_ms)} to {_short(finding.high_ms)} ms"
-    likely = f", likely {_short(finding.expected_ms)}" if finding.expected_ms > 0.01 * finding.high_ms else ""
-    head = Text.assemble((gain, "bold yellow"), (likely, "yellow"), (f"  {finding.what}", "bold"))
-    out.print(hanging(f"{number:2d}. ", head))
-    lines = Table.grid(padding=(0, 1, 0, 0))
-    lines.add_column(style=DIM, no_wrap=True)
-    lines.add_column(overflow="fold")
-    for label, text in (("why", finding.cause), ("where", str(finding.where)), ("do", finding.change), *_more(finding)):
-        lines.add_row(label, Text(text))
-    out.print(Padding(lines, (0, 0, 1, 4)))
 
 
 def _short(value: float, num_digits: int = 3) -> str:
@@ -227,30 +258,6 @@ def _breakdown(out: Console, found: Explanation) -> None:
     out.print()
 
 
-def _memory(out: Console, found: Explanation) -> None:
-    """What is held where most is, by category, and by whom."""
-    for peak in found.memory:
-        reserved = f", {show_bytes(peak.reserved_bytes)} reserved" if peak.reserved_bytes >= 0 else ""
-        where = f" of device {peak.device}" if len(found.memory) > 1 else ""
-        title = f"Memory at its peak{where}: {show_bytes(peak.allocated_bytes)}{reserved}"
-        if not peak.categories and not peak.holders:
-            out.print(Text(title, style="bold"))
-            out.print()
-            continue
-        made = table(title, ("", "left"), ("held", "right"), ("share", "right"), ("", "left"))
-        rows = [(name, num, "cyan") for name, num in peak.categories]
-        rows += [(f"  {_holder(holder)}", holder.num_bytes, "blue") for holder in peak.holders[:HOLDERS]]
-        shares = [(name, num, num / max(1, peak.allocated_bytes), style) for name, num, style in rows]
-        add_rows(
-            made,
-            [(name, show_bytes(num), percent(frac), bar(frac, BAR, style)) for name, num, frac, style in shares],
-            out.width,
-            _ending,
-        )
-        out.print(made)
-        out.print()
-
-
 def _ending(text: str, width: int) -> str:
     """Of a long path the end: modules of a network begin alike, and differ where they end."""
     return f"  {shortened(text.strip(), width - 2)}" if text.startswith("  ") else clipped(text, width)
@@ -259,27 +266,6 @@ def _ending(text: str, width: int) -> str:
 def _holder(holder: Holder) -> str:
     module, source = shortened(holder.module, PATH), holder.source.rsplit("/", 1)[-1]
     return " · ".join(part for part in (module, source, holder.op) if part) or holder.phase
-
-
-def _notes(out: Console, found: Explanation) -> None:
-    """What the answers rest on."""
-    linked, whole = found.totals["linked"], found.totals["all"]
-    notes = list(_quality_notes(found))
-    if 0 < linked["num_gpu_events"] < whole["num_gpu_events"]:
-        lost = int(whole["num_gpu_events"] - linked["num_gpu_events"])
-        notes.append(
-            f"{lost:,} of {int(whole['num_gpu_events']):,} device events have no launch in the file; they are counted "
-            f"(without them: {linked['busy_ms']:,.2f} instead of {whole['busy_ms']:,.2f} ms busy)"
-        )
-    if found.replay.unexplained_frac > 0.02:
-        notes.append(
-            f"{percent(found.replay.unexplained_frac)} of the time the device waits for something the trace does "
-            "not show"
-        )
-    if found.replay.host_frac < 0.995:
-        notes.append(_host_note(found))
-    for note in notes:
-        out.print(hanging("· ", Text(note, style=DIM)))
 
 
 def _host_note(found: Explanation) -> str:
@@ -291,9 +277,3 @@ def _host_note(found: Explanation) -> str:
         f"recording slows the host, and nobody timed this program without it: {left}, as is usual; "
         "`ridgeline profile` times it"
     )
-
-
-def _quality_notes(found: Explanation) -> Sequence[str]:
-    """What makes the answers less than certain; mere notes are in the JSON."""
-    issues = [issue for issue in found.quality.get("issues", ()) if issue["severity"] != "note"]
-    return [f"{issue['what']}; {issue['effect']}" for issue in issues if issue["code"] != "unlinked"]

@@ -32,17 +32,27 @@ def run_action(action: str, names: list[str], out: Path | None, jobs: int, compi
     if action == "list":
         _list(chosen, as_json)
     elif action == "pack":
-        _pack(chosen, out, jobs)
+        from ridgeline.kernels import pack
+        from ridgeline.kernels.variants import variants_of
+
+        folder = out or pack.pack_folder()
+        began = time.perf_counter()
+        wanted = [v for name in chosen for aligned in (True, False) for v in variants_of(name, aligned=aligned)]
+        screen = draw.console()
+        with screen.status("compiling") as status:
+            told = lambda n, all: status.update(f"compiled {n} of {all}")
+            made = pack.write(folder, wanted, jobs=jobs, progress=told, direct=True)
+        size = (folder / pack.CUBINS).stat().st_size
+        took = show_seconds(time.perf_counter() - began)
+        screen.print(f"{len(made.entries)} kernels for sm_90, {show_bytes(size)}, in {took}: {folder}")
+        if folder != pack.pack_folder():
+            screen.print(f"use it with RIDGELINE_KERNEL_PACK={folder}", style=draw.DIM)
     else:
-        _need_gpu(action)
+        from ridgeline.bench.environment import environment
+
+        if "device" not in environment():
+            raise KernelError(f"`ridgeline kernels {action}` runs kernels: this machine has no CUDA device")
         {"race": _race, "check": _check, "tune": _tune}[action](chosen, out, compiled, as_json)
-
-
-def _need_gpu(action: str) -> None:
-    from ridgeline.bench.environment import environment
-
-    if "device" not in environment():
-        raise KernelError(f"`ridgeline kernels {action}` runs kernels: this machine has no CUDA device")
 
 
 def _list(names: list[str], as_json: bool) -> None:
@@ -82,24 +92,6 @@ def _here() -> Text:
     return Text(f"kernels on {found['device']}", style="green")
 
 
-def _pack(names: list[str], out: Path | None, jobs: int) -> None:
-    from ridgeline.kernels import pack
-    from ridgeline.kernels.variants import variants_of
-
-    folder = out or pack.pack_folder()
-    began = time.perf_counter()
-    wanted = [v for name in names for aligned in (True, False) for v in variants_of(name, aligned=aligned)]
-    screen = draw.console()
-    with screen.status("compiling") as status:
-        told = lambda n, all: status.update(f"compiled {n} of {all}")
-        made = pack.write(folder, wanted, jobs=jobs, progress=told, direct=True)
-    size = (folder / pack.CUBINS).stat().st_size
-    took = show_seconds(time.perf_counter() - began)
-    screen.print(f"{len(made.entries)} kernels for sm_90, {show_bytes(size)}, in {took}: {folder}")
-    if folder != pack.pack_folder():
-        screen.print(f"use it with RIDGELINE_KERNEL_PACK={folder}", style=draw.DIM)
-
-
 def _race(names: list[str], out: Path | None, compiled: bool, as_json: bool) -> None:
     from ridgeline.bench.environment import environment
     from ridgeline.bench.race import Course, Row, copy_bandwidth, race
@@ -116,10 +108,17 @@ def _race(names: list[str], out: Path | None, compiled: bool, as_json: bool) -> 
             rows += race(name, of, course, phases=phases, compiled=compiled and phases != ("call",))
         if not as_json:
             screen.print(race_table(name, [row for row in rows if row.primitive == name], ceiling))
+    # JSON has no NaN: a contender that could not run has no time
     document = {
         "environment": environment(),
         "copy_bytes_per_s": ceiling,
-        "rows": [_finite(row.to_dict()) for row in rows],
+        "rows": [
+            {
+                key: None if isinstance(value, float) and math.isnan(value) else value
+                for key, value in row.to_dict().items()
+            }
+            for row in rows
+        ],
     }
     path = out or cache_folder() / "races" / f"{time.strftime('%Y-%m-%dT%H-%M-%S')}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -134,11 +133,6 @@ def _device() -> Any:
     import importlib
 
     return importlib.import_module("torch").device("cuda")
-
-
-def _finite(row: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no NaN: a contender that could not run has no time."""
-    return {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in row.items()}
 
 
 def race_table(name: str, rows: list[Any], ceiling: float) -> Any:

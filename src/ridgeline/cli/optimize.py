@@ -47,12 +47,25 @@ def optimize_and_show(asked: Asked) -> None:
     model, args, kwargs = made_by(asked.source)
     out = draw.console()
     say = (lambda text: None) if asked.json else (lambda text: out.print(Text(f"· {text}", style=draw.DIM)))
-    _to_eval(model, asked.mode)
+    # A freshly made module is in training mode; what was asked for says which is meant
+    if asked.mode == "infer":
+        model.eval()
+    elif asked.mode == "train":
+        model.train()
     options = {name: getattr(asked, name) for name in ("mode", "budget_s", "memory_limit", "error_budget", "use_cache")}
     try:
         fast = optimize(model, args, kwargs, **options, say=say)
     except (TypeError, ValueError, RuntimeError):
-        _refuse_what_cannot_be_called(model, args, kwargs, asked.source)
+        # A model that fails by itself on its inputs is the script's mistake, and one line says so
+        try:
+            model(*args, **kwargs)
+        except Exception as error:
+            given = ", ".join((f"{len(args)} positional argument{'' if len(args) == 1 else 's'}", *kwargs))
+            said = next(iter(str(error).splitlines()), "")
+            raise InputError(
+                f"the model fails on the inputs that {asked.source} returns ({given}): {type(error).__name__}: {said}; "
+                "return (model, args, kwargs)"
+            ) from error
         raise
     receipt = state_of(fast).receipt.to_dict()
     if asked.html:
@@ -65,34 +78,23 @@ def optimize_and_show(asked: Asked) -> None:
         _show(receipt, asked.html)
 
 
-def _refuse_what_cannot_be_called(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], source: str) -> None:
-    """A model that fails by itself on its inputs is the script's mistake, and one line says so."""
-    try:
-        model(*args, **kwargs)
-    except Exception as error:
-        given = ", ".join((f"{len(args)} positional argument{'' if len(args) == 1 else 's'}", *kwargs))
-        said = next(iter(str(error).splitlines()), "")
-        raise InputError(
-            f"the model fails on the inputs that {source} returns ({given}): {type(error).__name__}: {said}; "
-            "return (model, args, kwargs)"
-        ) from error
-
-
-def _to_eval(model: Any, mode: str) -> None:
-    """A freshly made module is in training mode; what was asked for says which is meant."""
-    if mode == "infer":
-        model.eval()
-    elif mode == "train":
-        model.train()
-
-
 def _show(receipt: Mapping[str, Any], html: Path | None) -> None:
     out = draw.console()
     head = f"{receipt['model']}, {receipt['mode']} on {receipt['device']}"
     gain = f"{show_seconds(receipt['eager_s'])} → {show_seconds(receipt['final_s'])}, {receipt['speedup']:.2f}× eager"
     out.print(Text(f"{head}: {gain}", style="bold"))
     out.print(f"kept: {receipt['winner']} ({'; '.join(receipt['changes'])})")
-    out.print(_table(receipt, out.width))
+    columns = ("candidate", "time", "× eager", "memory", "error", "built in", "status", "why")
+    sides = ("left", "right", "right", "right", "right", "right", "left", "left")
+    kept = [i for i, name in enumerate(columns) if out.width >= NARROW or name not in ("memory", "error", "built in")]
+    made = draw.table("Everything that was tried", *((columns[i], sides[i]) for i in kept))
+    rows = [[cells[i] for i in kept] for cells in map(_cells, receipt["entries"])]
+    for at, column in enumerate(made.columns[:-1]):
+        column.min_width = max([len(columns[kept[at]]), *(len(row[at]) for row in rows)])
+    made.columns[-1].no_wrap, made.columns[-1].overflow = False, "fold"  # reasons wrap, numbers are never cut
+    for row in rows:
+        made.add_row(*row)
+    out.print(made)
     for line in receipt.get("legend", ()):
         out.print(Text(f"  {line}", style=draw.DIM))
     if receipt.get("parts"):
@@ -112,20 +114,6 @@ def _show(receipt: Mapping[str, Any], html: Path | None) -> None:
 
 NARROW = 110
 """Columns of a terminal below which memory, error and build times are left to the page and to JSON."""
-
-
-def _table(receipt: Mapping[str, Any], width: int) -> Table:
-    columns = ("candidate", "time", "× eager", "memory", "error", "built in", "status", "why")
-    sides = ("left", "right", "right", "right", "right", "right", "left", "left")
-    kept = [i for i, name in enumerate(columns) if width >= NARROW or name not in ("memory", "error", "built in")]
-    made = draw.table("Everything that was tried", *((columns[i], sides[i]) for i in kept))
-    rows = [[cells[i] for i in kept] for cells in map(_cells, receipt["entries"])]
-    for at, column in enumerate(made.columns[:-1]):
-        column.min_width = max([len(columns[kept[at]]), *(len(row[at]) for row in rows)])
-    made.columns[-1].no_wrap, made.columns[-1].overflow = False, "fold"  # reasons wrap, numbers are never cut
-    for row in rows:
-        made.add_row(*row)
-    return made
 
 
 def _parts(receipt: Mapping[str, Any]) -> Table:

@@ -72,14 +72,6 @@ def show_search(found: Search, wish: Wish) -> None:
     out.print(Text.assemble((f"{best.model} ", "bold"), ("on ", draw.DIM), (f"{best.cluster.name}", "bold"),
                             (f": {found.num_candidates:,} legal plans, {outcomes}", draw.DIM)))  # fmt: skip
     out.print()
-    out.print(_best_table(found))
-    out.print()
-    out.print(_why(found))
-    out.print()
-    out.print(_sensitivity_table(found))
-
-
-def _best_table(found: Search) -> Table:
     rate = "samples/s/device" if found.best[0].unit == "sample" else "tok/s/device"
     made = draw.table("Best plans", ("plan", "left"), ("step", "right"), ("MFU", "right"), (rate, "right"),
                       ("memory", "right"), ("exposed", "right"), ("bubble", "right"), ("$", "right"))  # fmt: skip
@@ -89,7 +81,11 @@ def _best_table(found: Search) -> Table:
                      draw.percent(step.exposed_s / step.step_s), draw.percent(step.bubble_frac),
                      draw.money(step.usd))  # fmt: skip
     made.columns[0].no_wrap = False
-    return made
+    out.print(made)
+    out.print()
+    out.print(_why(found))
+    out.print()
+    out.print(_sensitivity_table(found))
 
 
 def _why(found: Search) -> Text:

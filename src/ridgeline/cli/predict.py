@@ -51,7 +51,25 @@ def predict_and_show(wish: Wish) -> None:
 
         show(predictions, wish.by, wish.top)
     for prediction in predictions:
-        _write_files(prediction, wish, alone=len(predictions) == 1)
+        # Files go where they were asked for; of several devices, each has its name in the file's
+        alone = len(predictions) == 1
+        if wish.html:
+            from ridgeline.web import write_report
+
+            rate = rate_of(prediction)
+            path = write_report(
+                prediction, _named(wish.html, prediction, alone), (rate.unit, rate.per_s) if rate else None
+            )
+            print(f"report: {path}", file=sys.stderr)
+        if wish.trace:
+            from ridgeline.api import timeline
+            from ridgeline.trace import write_chrome
+
+            made = timeline(prediction)
+            path = write_chrome(made, _named(wish.trace, prediction, alone))
+            print(f"trace: {path}, open it at https://ui.perfetto.dev", file=sys.stderr)
+            for note in made.notes:
+                print(f"trace: {note}", file=sys.stderr)
 
 
 def document(prediction: Prediction) -> dict[str, Any]:
@@ -62,25 +80,6 @@ def document(prediction: Prediction) -> dict[str, Any]:
         "rate": asdict(rate) if rate else None,
         "utilization": asdict(utilization(prediction)),
     }
-
-
-def _write_files(prediction: Prediction, wish: Wish, alone: bool) -> None:
-    """Files go where they were asked for; of several devices, each has its name in the file's."""
-    if wish.html:
-        from ridgeline.web import write_report
-
-        rate = rate_of(prediction)
-        path = write_report(prediction, _named(wish.html, prediction, alone), (rate.unit, rate.per_s) if rate else None)
-        print(f"report: {path}", file=sys.stderr)
-    if wish.trace:
-        from ridgeline.api import timeline
-        from ridgeline.trace import write_chrome
-
-        made = timeline(prediction)
-        path = write_chrome(made, _named(wish.trace, prediction, alone))
-        print(f"trace: {path}, open it at https://ui.perfetto.dev", file=sys.stderr)
-        for note in made.notes:
-            print(f"trace: {note}", file=sys.stderr)
 
 
 def _named(path: Path, prediction: Prediction, alone: bool) -> Path:

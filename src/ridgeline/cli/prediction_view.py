@@ -33,7 +33,11 @@ def show(predictions: Sequence[Prediction], by: str, top: int) -> None:
         out.print(summary(prediction, out.width))
         if len(predictions) == 1:
             _print_tables(out, prediction, by, top)
-        _print_notes(out, prediction)
+        for note in prediction.notes:
+            style = "red" if note.startswith("does not fit") else draw.DIM
+            grid = Table.grid(padding=(0, 1))
+            grid.add_row(Text("•", style=style), Text(note, style=style))
+            out.print(grid)
     if len(predictions) > 1:
         out.print(comparison(predictions, out.width))
 
@@ -47,17 +51,31 @@ def _print_tables(out: Console, prediction: Prediction, by: str, top: int) -> No
     out.print(longest(prediction, top, out.width))
 
 
-def _print_notes(out: Console, prediction: Prediction) -> None:
-    for note in prediction.notes:
-        style = "red" if note.startswith("does not fit") else draw.DIM
-        grid = Table.grid(padding=(0, 1))
-        grid.add_row(Text("•", style=style), Text(note, style=style))
-        out.print(grid)
-
-
 def summary(prediction: Prediction, width: int) -> RenderableType:
     """The panel that answers the question."""
-    time, needs = draw.grid(_time_lines(prediction)), draw.grid(_need_lines(prediction))
+    low, high = (show_seconds(end_s) for end_s in prediction.interval_s)
+    lines: list[draw.Line] = [
+        (
+            "wall time",
+            Text.assemble((show_seconds(prediction.expected_s), "bold"), (f"  90 % interval {low} … {high}", draw.DIM)),
+        ),
+        (
+            "device busy",
+            _with_bar(show_seconds(prediction.busy_s), prediction.busy_s, prediction.expected_s, "of the wall time"),
+        ),
+        ("floor", _floor_text(prediction)),
+        ("host", _host_text(prediction)),
+        (
+            "work",
+            f"{show_flops(prediction.flops)}, {show_bytes(sum(row.bytes for row in prediction.rows()))} moved, "
+            f"{prediction.num_kernels:,} kernels",
+        ),
+        ("utilization", _utilization_text(prediction)),
+    ]
+    rate = rate_of(prediction)
+    if rate:
+        lines.append(("rate", Text.assemble((f"{_count(rate.per_s)} {rate.unit}/s", "bold"))))
+    time, needs = draw.grid(lines), draw.grid(_need_lines(prediction))
     body: RenderableType
     if width >= WIDE:
         body = Table.grid(padding=(0, 3), expand=True)
@@ -66,45 +84,24 @@ def summary(prediction: Prediction, width: int) -> RenderableType:
         body.add_row(time, needs)
     else:
         body = Group(time, Text(), needs)
-    return Panel(
-        body, title=_title(prediction, width), title_align="left", box=box.ROUNDED, border_style="cyan", padding=(0, 1)
-    )
-
-
-def _title(prediction: Prediction, width: int) -> Text:
     graph, device = prediction.graph, prediction.device
-    sizes = [f"{key} {graph.meta[key]}" for key in _shown_sizes(graph.mode) if graph.meta.get(key)]
+    sizes = [
+        f"{key} {graph.meta[key]}"
+        for key in (("batch", "kv") if graph.mode == "decode" else ("batch", "seq", "image"))
+        if graph.meta.get(key)
+    ]
     what = [graph.mode, *filter(None, [str(graph.meta.get("precision", ""))]), *sizes, prediction.execution]
     called = device.title if width >= WIDE and not device.is_imagined else device.name
-    return Text.assemble(
-        (f" {graph.name} ", "bold"), ("on ", draw.DIM), (called, "bold"), (f" · {' · '.join(what)} ", draw.DIM)
+    return Panel(
+        body,
+        title=Text.assemble(
+            (f" {graph.name} ", "bold"), ("on ", draw.DIM), (called, "bold"), (f" · {' · '.join(what)} ", draw.DIM)
+        ),
+        title_align="left",
+        box=box.ROUNDED,
+        border_style="cyan",
+        padding=(0, 1),
     )
-
-
-def _shown_sizes(mode: str) -> tuple[str, ...]:
-    return ("batch", "kv") if mode == "decode" else ("batch", "seq", "image")
-
-
-def _time_lines(p: Prediction) -> list[draw.Line]:
-    low, high = (show_seconds(end_s) for end_s in p.interval_s)
-    lines: list[draw.Line] = [
-        (
-            "wall time",
-            Text.assemble((show_seconds(p.expected_s), "bold"), (f"  90 % interval {low} … {high}", draw.DIM)),
-        ),
-        ("device busy", _with_bar(show_seconds(p.busy_s), p.busy_s, p.expected_s, "of the wall time")),
-        ("floor", _floor_text(p)),
-        ("host", _host_text(p)),
-        (
-            "work",
-            f"{show_flops(p.flops)}, {show_bytes(sum(row.bytes for row in p.rows()))} moved, {p.num_kernels:,} kernels",
-        ),
-        ("utilization", _utilization_text(p)),
-    ]
-    rate = rate_of(p)
-    if rate:
-        lines.append(("rate", Text.assemble((f"{_count(rate.per_s)} {rate.unit}/s", "bold"))))
-    return lines
 
 
 def _with_bar(shown: str, part: float, whole: float, of: str, style: str = "cyan") -> Text:
@@ -145,17 +142,6 @@ def _count(value: float) -> str:
 
 
 def _need_lines(p: Prediction) -> list[draw.Line]:
-    return [
-        ("peak memory", _memory_text(p)),
-        ("", Text(_kinds_text(p), style=draw.DIM)),
-        ("energy", Text.assemble((show_joules(p.energy_j), "bold"), (" a step", draw.DIM))),
-        ("power", _power_text(p)),
-        ("money", _money_text(p)),
-        ("basis", Text.assemble(draw.basis(p.basis), (f"  {_basis_meaning(p.basis)}", draw.DIM))),
-    ]
-
-
-def _memory_text(p: Prediction) -> Text:
     frac = p.peak_bytes / p.capacity_bytes
     if p.missing_bytes:
         verdict, style = f"does not fit: misses {show_bytes(p.missing_bytes)}", "bold red"
@@ -163,13 +149,23 @@ def _memory_text(p: Prediction) -> Text:
         verdict, style = "tight", "yellow"
     else:
         verdict, style = "fits", "green"
-    return Text.assemble(
-        (show_bytes(p.peak_bytes), "bold"),
-        f" of {show_bytes(p.capacity_bytes)}  ",
-        draw.bar(frac, 10, style.split()[-1]),
-        "  ",
-        (verdict, style),
-    )
+    return [
+        (
+            "peak memory",
+            Text.assemble(
+                (show_bytes(p.peak_bytes), "bold"),
+                f" of {show_bytes(p.capacity_bytes)}  ",
+                draw.bar(frac, 10, style.split()[-1]),
+                "  ",
+                (verdict, style),
+            ),
+        ),
+        ("", Text(_kinds_text(p), style=draw.DIM)),
+        ("energy", Text.assemble((show_joules(p.energy_j), "bold"), (" a step", draw.DIM))),
+        ("power", _power_text(p)),
+        ("money", _money_text(p)),
+        ("basis", Text.assemble(draw.basis(p.basis), (f"  {_basis_meaning(p.basis)}", draw.DIM))),
+    ]
 
 
 def _kinds_text(p: Prediction) -> str:
@@ -357,32 +353,29 @@ def comparison(predictions: Sequence[Prediction], width: int) -> Table:
     )
     made.columns[0].no_wrap = False
     for p in predictions:
-        made.add_row(*_compared_cells(p, predictions[0], wide))
-    return made
-
-
-def _compared_cells(p: Prediction, first: Prediction, wide: bool) -> list[Text | str]:
-    fits = (
-        Text(f"{show_bytes(p.peak_bytes)} fits", style="green")
-        if not p.missing_bytes
-        else Text(f"−{show_bytes(p.missing_bytes)}", style="red")
-    )
-    cells: list[Text | str] = [
-        Text(p.device.name),
-        Text(show_seconds(p.expected_s), style="bold"),
-        f"{first.expected_s / p.expected_s:.2f}×" if p.expected_s else "–",
-        draw.ratio(p.expected_s, p.floor_s),
-        fits,
-        show_joules(p.energy_j),
-        draw.money(p.usd),
-    ]
-    if wide:
-        low, high = (show_seconds(end_s) for end_s in p.interval_s)
-        cells += [
-            f"{low} … {high}",
-            show_seconds(p.busy_s),
-            draw.percent(utilization(p).mfu_frac),
-            f"{p.power_w:.0f} W",
-            draw.basis(p.basis),
+        first = predictions[0]
+        fits = (
+            Text(f"{show_bytes(p.peak_bytes)} fits", style="green")
+            if not p.missing_bytes
+            else Text(f"−{show_bytes(p.missing_bytes)}", style="red")
+        )
+        cells: list[Text | str] = [
+            Text(p.device.name),
+            Text(show_seconds(p.expected_s), style="bold"),
+            f"{first.expected_s / p.expected_s:.2f}×" if p.expected_s else "–",
+            draw.ratio(p.expected_s, p.floor_s),
+            fits,
+            show_joules(p.energy_j),
+            draw.money(p.usd),
         ]
-    return cells
+        if wide:
+            low, high = (show_seconds(end_s) for end_s in p.interval_s)
+            cells += [
+                f"{low} … {high}",
+                show_seconds(p.busy_s),
+                draw.percent(utilization(p).mfu_frac),
+                f"{p.power_w:.0f} W",
+                draw.basis(p.basis),
+            ]
+        made.add_row(*cells)
+    return made

@@ -17,7 +17,7 @@ from ridgeline.errors import InputError
 from ridgeline.store.validations import Change, Run, changes, runs
 from ridgeline.units import show_seconds
 from ridgeline.validation.operators import Score
-from ridgeline.validation.verdict import Judged, PublishedCheck, Unused
+from ridgeline.validation.verdict import PublishedCheck, Unused
 
 
 def published_and_show(path: Path, worst: int, as_json: bool, against: str | None, keep: bool) -> None:
@@ -32,7 +32,21 @@ def published_and_show(path: Path, worst: int, as_json: bool, against: str | Non
     out.print(_scores(check))
     if worst and check.rows:
         out.print()
-        out.print(_worst(check.worst(worst)))
+        rows = check.worst(worst)
+        made = draw.table(
+            "Worst",
+            ("line", "right"),
+            ("what", "left"),
+            ("metric", "left"),
+            ("published", "right"),
+            ("predicted", "right"),
+            ("error", "right"),
+        )
+        made.columns[1].no_wrap = False
+        for row in rows:
+            shown = (_value(row.measured, row.unit), _value(row.predicted, row.unit))
+            made.add_row(str(row.row), row.what, row.metric, *shown, f"{row.error:+.0%}")
+        out.print(made)
     _show_unused(check.unused, max(worst, 5))
     _show_changes(before, moved, check, max(worst, 10) if against else 0)
 
@@ -67,7 +81,8 @@ def _scores(check: PublishedCheck) -> Table:
     )
     made.columns[0].no_wrap, made.columns[0].overflow = False, "fold"
     for source, found in check.by().items():
-        made.add_row(_short(source), *_cells(found))
+        # The address without its host and without the hash of the commit; --json has it whole
+        made.add_row(re.sub(r"@[0-9a-f]{7,40}", "", source.removeprefix("github:")), *_cells(found))
     metrics = check.by("metric")
     if len(metrics) > 1:
         made.add_section()
@@ -79,33 +94,11 @@ def _scores(check: PublishedCheck) -> Table:
     return made
 
 
-def _short(source: str) -> str:
-    """The address without its host and without the hash of the commit; --json has it whole."""
-    return re.sub(r"@[0-9a-f]{7,40}", "", source.removeprefix("github:"))
-
-
 def _cells(found: Score) -> list[Text | str]:
     style = "green" if found.mape <= 0.10 else "yellow" if found.mape <= 0.15 else "red"
     inside = Text(f"{found.coverage:.0%}", style="green" if found.coverage >= 0.85 else "yellow")
     mean = Text(f"{found.mape:.1%}", style=style)
     return [f"{found.n:,}", mean, f"{found.median_ape:.1%}", f"{found.bias:+.1%}", inside]
-
-
-def _worst(rows: Sequence[Judged]) -> Table:
-    made = draw.table(
-        "Worst",
-        ("line", "right"),
-        ("what", "left"),
-        ("metric", "left"),
-        ("published", "right"),
-        ("predicted", "right"),
-        ("error", "right"),
-    )
-    made.columns[1].no_wrap = False
-    for row in rows:
-        shown = (_value(row.measured, row.unit), _value(row.predicted, row.unit))
-        made.add_row(str(row.row), row.what, row.metric, *shown, f"{row.error:+.0%}")
-    return made
 
 
 def _value(value: float, unit: str) -> str:

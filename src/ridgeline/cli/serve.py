@@ -14,7 +14,7 @@ from ridgeline.api import serve, serving_timeline
 from ridgeline.cli import draw
 from ridgeline.errors import InputError
 from ridgeline.sim.serving.compose import Wanted
-from ridgeline.sim.serving.metrics import Metrics, Slo, Spread, metrics
+from ridgeline.sim.serving.metrics import Metrics, Slo, metrics
 from ridgeline.sim.serving.search import Candidate, Need, Searched, search
 from ridgeline.sim.serving.simulate import Served
 from ridgeline.sim.serving.workload import Workload, closed, opened, recorded, static
@@ -76,7 +76,18 @@ def serve_and_show(model: str, on: str, load: Load, slo: Slo, wanted: Wanted, ou
         show(served, found, slo)
         if output.sweep:
             _show_points(points, "Throughput against latency")
-    _write(served, found, points, output)
+    if output.html:
+        from ridgeline.web.serving import write_served
+
+        path = write_served(title_of(served), served, found, points, output.html)
+        print(f"report: {path}", file=sys.stderr)
+    if output.trace:
+        from ridgeline.trace import write_chrome
+
+        made = serving_timeline(served)
+        print(f"trace: {write_chrome(made, output.trace)}, open it at https://ui.perfetto.dev", file=sys.stderr)
+        for note in made.notes:
+            print(f"trace: {note}", file=sys.stderr)
 
 
 def search_and_show(model: str, on: str, load: Load, slo: Slo, wanted: Wanted, output: Output) -> None:
@@ -88,7 +99,18 @@ def search_and_show(model: str, on: str, load: Load, slo: Slo, wanted: Wanted, o
     if output.json:
         draw.print_json(searched_document(found))
         return
-    _show_search(found, slo)
+    out = draw.console()
+    if found.best is not None:
+        _show_points((found.best,), "Cheapest that keeps the SLO" if slo.asks else "Cheapest")
+    else:
+        out.print("Nothing that was tried keeps the SLO: loosen it, take more devices, or quantize.", style="yellow")
+    out.print()
+    _show_points(found.frontier, "Nothing beats these in both tokens/s/user and tokens/s/device")
+    refused = [c for c in found.candidates if c.found is None]
+    for candidate in refused[:6]:
+        out.print(Text(f"left out: {candidate.title} {candidate.precision}: {candidate.why}", style=draw.DIM))
+    if len(refused) > 6:
+        out.print(Text(f"… and {len(refused) - 6} more; --json lists them", style=draw.DIM))
     if output.html:
         from ridgeline.web.serving import write_search
 
@@ -127,25 +149,14 @@ def show(served: Served, found: Metrics, slo: Slo) -> None:
     for name, spread in (
         ("first token (TTFT)", found.ttft_s), ("per output token (TPOT)", found.tpot_s), ("end to end", found.e2e_s)
     ):  # fmt: skip
-        made.add_row(name, *_cells(spread))
+        interval = f"{show_seconds(spread.low)} – {show_seconds(spread.high)}"
+        made.add_row(
+            name, *[show_seconds(spread.mean), interval, *(show_seconds(spread.percentiles[p]) for p in (50, 90, 99))]
+        )
     out.print(made)
     out.print()
     figures = draw.table("", ("", "left"), ("", "right"), ("", "left"), ("", "right"))
     figures.show_header = False
-    pairs = _figures(found, slo)
-    for left, right in zip(pairs[::2], [*pairs[1::2], *([("", "")] if len(pairs) % 2 else [])], strict=True):
-        figures.add_row(*left, *right)
-    out.print(figures)
-    basis = Text("basis: ") + draw.basis(found.basis)
-    out.print(basis + Text(f"; intervals hold 90 % of published runs of this engine (±{math.expm1(found.width):.0%})"))
-
-
-def _cells(spread: Spread) -> list[str]:
-    interval = f"{show_seconds(spread.low)} – {show_seconds(spread.high)}"
-    return [show_seconds(spread.mean), interval, *(show_seconds(spread.percentiles[p]) for p in (50, 90, 99))]
-
-
-def _figures(found: Metrics, slo: Slo) -> list[tuple[str, str]]:
     rows = [
         ("output tokens/s", f"{found.output_tokens_per_s:,.0f}"),
         ("tokens/s/device", f"{found.output_tokens_per_s_per_device:,.0f}"),
@@ -166,7 +177,12 @@ def _figures(found: Metrics, slo: Slo) -> list[tuple[str, str]]:
         rows += [("keep the SLO", draw.percent(found.good_frac)), ("goodput", f"{found.goodput_per_s:,.2f}/s")]
     if found.reused_frac:
         rows += [("prompt tokens reused", draw.percent(found.reused_frac))]
-    return rows
+    pairs = rows
+    for left, right in zip(pairs[::2], [*pairs[1::2], *([("", "")] if len(pairs) % 2 else [])], strict=True):
+        figures.add_row(*left, *right)
+    out.print(figures)
+    basis = Text("basis: ") + draw.basis(found.basis)
+    out.print(basis + Text(f"; intervals hold 90 % of published runs of this engine (±{math.expm1(found.width):.0%})"))
 
 
 def title_of(served: Served) -> str:
@@ -213,21 +229,6 @@ def _point_cells(point: Candidate) -> list[Text | str]:
     ]  # fmt: skip
 
 
-def _show_search(found: Searched, slo: Slo) -> None:
-    out = draw.console()
-    if found.best is not None:
-        _show_points((found.best,), "Cheapest that keeps the SLO" if slo.asks else "Cheapest")
-    else:
-        out.print("Nothing that was tried keeps the SLO: loosen it, take more devices, or quantize.", style="yellow")
-    out.print()
-    _show_points(found.frontier, "Nothing beats these in both tokens/s/user and tokens/s/device")
-    refused = [c for c in found.candidates if c.found is None]
-    for candidate in refused[:6]:
-        out.print(Text(f"left out: {candidate.title} {candidate.precision}: {candidate.why}", style=draw.DIM))
-    if len(refused) > 6:
-        out.print(Text(f"… and {len(refused) - 6} more; --json lists them", style=draw.DIM))
-
-
 def document(served: Served, found: Metrics, slo: Slo, points: tuple[Candidate, ...] = ()) -> dict[str, Any]:
     """What ``--json`` prints."""
     d = served.deployment
@@ -256,18 +257,3 @@ def searched_document(found: Searched) -> dict[str, Any]:
         "frontier": [candidate_document(c) for c in found.frontier],
         "candidates": [candidate_document(c) for c in found.candidates],
     }
-
-
-def _write(served: Served, found: Metrics, points: tuple[Candidate, ...], output: Output) -> None:
-    if output.html:
-        from ridgeline.web.serving import write_served
-
-        path = write_served(title_of(served), served, found, points, output.html)
-        print(f"report: {path}", file=sys.stderr)
-    if output.trace:
-        from ridgeline.trace import write_chrome
-
-        made = serving_timeline(served)
-        print(f"trace: {write_chrome(made, output.trace)}, open it at https://ui.perfetto.dev", file=sys.stderr)
-        for note in made.notes:
-            print(f"trace: {note}", file=sys.stderr)

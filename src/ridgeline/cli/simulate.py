@@ -12,8 +12,8 @@ from ridgeline.api import simulate
 from ridgeline.cli.source import graph_of
 from ridgeline.errors import InputError, UnitError
 from ridgeline.graph import Graph
-from ridgeline.sim.campaign import Campaign, campaign
-from ridgeline.sim.step import Step, Trouble
+from ridgeline.sim.campaign import campaign
+from ridgeline.sim.step import Trouble
 from ridgeline.units import parse_quantity
 
 
@@ -47,7 +47,19 @@ def simulate_and_show(wish: Wish) -> None:
         from ridgeline.cli.step_view import show_step
 
         show_step(step, run)
-    _write_files(step, run, wish)
+    if wish.html:
+        from ridgeline.web.step import write_step
+
+        print(f"report: {write_step(step, wish.html, run)}", file=sys.stderr)
+    if wish.trace:
+        from ridgeline.sim.timeline import timeline_of
+        from ridgeline.trace import write_chrome
+
+        made = timeline_of(step)
+        path = write_chrome(made, wish.trace)
+        print(f"trace: {path}, open it at https://ui.perfetto.dev", file=sys.stderr)
+        for note in made.notes:
+            print(f"trace: {note}", file=sys.stderr)
 
 
 def _model(wish: Wish) -> Graph | str:
@@ -73,19 +85,3 @@ def tokens_of(text: str) -> float:
     if found <= 0:
         raise InputError(f"{text!r} is no number of tokens")
     return found
-
-
-def _write_files(step: Step, run: Campaign | None, wish: Wish) -> None:
-    if wish.html:
-        from ridgeline.web.step import write_step
-
-        print(f"report: {write_step(step, wish.html, run)}", file=sys.stderr)
-    if wish.trace:
-        from ridgeline.sim.timeline import timeline_of
-        from ridgeline.trace import write_chrome
-
-        made = timeline_of(step)
-        path = write_chrome(made, wish.trace)
-        print(f"trace: {path}, open it at https://ui.perfetto.dev", file=sys.stderr)
-        for note in made.notes:
-            print(f"trace: {note}", file=sys.stderr)

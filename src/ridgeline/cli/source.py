@@ -19,21 +19,7 @@ CAPTURE_MODES = ("infer", "train")
 
 def graph_of(model: str, options: Mapping[str, Any], further: Sequence[str]) -> Graph:
     """The graph behind MODEL with the options that were given."""
-    asked = {**options, **_parsed(further, options)}
-    script, colon, function = model.rpartition(":")
-    if colon and script.endswith(".py"):
-        return _from_script(Path(script), function, asked)
-    if model.endswith((".json", ".json.gz")):
-        return _from_file(model, asked)
-    if model.endswith(".py"):
-        raise InputError(f"{model} is a script: say which function makes the model, as {model}:make")
-    from ridgeline.models import build
-
-    return build(model, **asked)
-
-
-def _parsed(further: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
-    """``--option key=value`` pairs; each key once."""
+    # `--option key=value` pairs; each key once
     found: dict[str, Any] = {}
     for text in further:
         key, equals, value = (part.strip() for part in text.partition("="))
@@ -42,7 +28,32 @@ def _parsed(further: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any
         if key in found or key in options:
             raise InputError(f"option {key!r} is given twice")
         found[key] = _value(value)
-    return found
+    asked = {**options, **found}
+    script, colon, function = model.rpartition(":")
+    if colon and script.endswith(".py"):
+        # Call the function; a module it returns is captured, a graph is taken as it is
+        path = Path(script)
+        make = _function(path, function)
+        taken = inspect.signature(make).parameters
+        mine = {key: value for key, value in asked.items() if key in taken}
+        rest = {key: value for key, value in asked.items() if key not in taken}
+        made = _called(path, function, make, mine)
+        if isinstance(made, Graph):
+            _refuse(rest, (), f"{path}:{function} returned a graph")
+            return made
+        _refuse(rest, ("mode", "optimizer"), f"{path}:{function}({', '.join(taken)})")
+        return _captured(path, function, made, {**mine, **rest})
+    if model.endswith((".json", ".json.gz")):
+        from ridgeline.graph import load
+
+        if asked:
+            raise InputError(f"{model} is a saved graph and has its sizes already: leave out {', '.join(asked)}")
+        return load(model)
+    if model.endswith(".py"):
+        raise InputError(f"{model} is a script: say which function makes the model, as {model}:make")
+    from ridgeline.models import build
+
+    return build(model, **asked)
 
 
 def _value(text: str) -> Any:
@@ -55,28 +66,6 @@ def _value(text: str) -> Any:
         except ValueError:
             continue
     return text
-
-
-def _from_file(path: str, asked: Mapping[str, Any]) -> Graph:
-    from ridgeline.graph import load
-
-    if asked:
-        raise InputError(f"{path} is a saved graph and has its sizes already: leave out {', '.join(asked)}")
-    return load(path)
-
-
-def _from_script(path: Path, function: str, asked: Mapping[str, Any]) -> Graph:
-    """Call the function; a module it returns is captured, a graph is taken as it is."""
-    make = _function(path, function)
-    taken = inspect.signature(make).parameters
-    mine = {key: value for key, value in asked.items() if key in taken}
-    rest = {key: value for key, value in asked.items() if key not in taken}
-    made = _called(path, function, make, mine)
-    if isinstance(made, Graph):
-        _refuse(rest, (), f"{path}:{function} returned a graph")
-        return made
-    _refuse(rest, ("mode", "optimizer"), f"{path}:{function}({', '.join(taken)})")
-    return _captured(path, function, made, {**mine, **rest})
 
 
 def made_by(source: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
@@ -118,16 +107,7 @@ def _unpacked(path: Path, function: str, made: Any) -> tuple[Any, tuple[Any, ...
 
 
 def _function(path: Path, name: str) -> Callable[..., Any]:
-    module = _loaded(path)
-    found = getattr(module, name, None)
-    if not callable(found):
-        known = [word for word, value in vars(module).items() if inspect.isfunction(value)]
-        raise InputError(f"{path} has no function {name!r}{nearest(name, known)}")
-    return found  # type: ignore[no-any-return]
-
-
-def _loaded(path: Path) -> ModuleType:
-    """The script as a module, with its folder importable as if it were run."""
+    # The script as a module, with its folder importable as if it were run
     if not path.is_file():
         raise InputError(f"cannot read {path}: no such file")
     module = ModuleType(path.stem)
@@ -141,7 +121,11 @@ def _loaded(path: Path) -> ModuleType:
         raise
     except (Exception, SystemExit) as error:
         raise _blamed(path, "the script", error) from error
-    return module
+    found = getattr(module, name, None)
+    if not callable(found):
+        known = [word for word, value in vars(module).items() if inspect.isfunction(value)]
+        raise InputError(f"{path} has no function {name!r}{nearest(name, known)}")
+    return found  # type: ignore[no-any-return]
 
 
 @contextmanager

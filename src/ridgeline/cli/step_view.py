@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -32,7 +32,11 @@ def show_step(step: Step, run: Campaign | None) -> None:
     if run is not None:
         out.print()
         out.print(whole_run(run))
-    _notes(out, step)
+    if not step.fits:
+        worst = max(step.footprints, key=lambda f: f.peak_bytes)
+        missing = worst.peak_bytes - worst.capacity_bytes
+        cure = "raise tp, pp or zero, recompute, or take a smaller micro-batch; `ridgeline plan` finds plans that fit"
+        out.print(Text(f"• stage {worst.stage} misses {show_bytes(missing)}: {cure}", style="red"))
 
 
 def summary(step: Step, width: int) -> RenderableType:
@@ -142,11 +146,3 @@ def whole_run(run: Campaign) -> RenderableType:
     title = Text(f" the whole run: {run.tokens:.4g} tokens, {run.num_steps:,} steps ", style="bold")
     shown = draw.grid(lines)
     return Panel(shown, title=title, title_align="left", box=box.ROUNDED, border_style="cyan", padding=(0, 1))
-
-
-def _notes(out: Console, step: Step) -> None:
-    if not step.fits:
-        worst = max(step.footprints, key=lambda f: f.peak_bytes)
-        missing = worst.peak_bytes - worst.capacity_bytes
-        cure = "raise tp, pp or zero, recompute, or take a smaller micro-batch; `ridgeline plan` finds plans that fit"
-        out.print(Text(f"• stage {worst.stage} misses {show_bytes(missing)}: {cure}", style="red"))

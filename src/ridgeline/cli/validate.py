@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from ridgeline.api import validate, validate_published
 from ridgeline.cli import draw
 from ridgeline.errors import InputError, RidgelineError
 from ridgeline.units import show_seconds
-from ridgeline.validation.operators import Check, CheckedRow, Score
+from ridgeline.validation.operators import CheckedRow, Score
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,25 @@ def validate_files(paths: Sequence[Path], wish: Wish) -> int:
     if wish.as_json:
         draw.print_json({"files": found, "refused": refused})
     else:
-        _show_files(found, refused)
+        out = draw.console()
+        made = draw.table(
+            "Predicted against measured",
+            ("file", "left"),
+            ("n", "right"),
+            ("mean error", "right"),
+            ("median", "right"),
+            ("bias", "right"),
+            ("inside 90 %", "right"),
+            ("not used", "right"),
+        )
+        for name, check in found.items():
+            scores = check["all"]
+            cells = _score_cells(Score(**scores)) if scores else ["0", "–", "–", "–", "–"]
+            made.add_row(Path(name).name, *cells, f"{len(check.get('unused', check.get('skipped', []))):,}")
+        out.print(made)
+        for name, why in refused.items():
+            out.print(Text(why if name in why else f"{name}: {why}", style="yellow"))
+        out.print("name one file for its sources and its worst rows", style=draw.DIM)
     return len(refused)
 
 
@@ -55,22 +73,6 @@ def _checked(path: Path, wish: Wish) -> dict[str, Any]:
     if published_kind(path) is None:
         return validate(path, wish.on).to_dict()
     return validate_published(path, keep=wish.keep)[0].to_dict()
-
-
-def _show_files(found: Mapping[str, Mapping[str, Any]], refused: Mapping[str, str]) -> None:
-    out = draw.console()
-    made = draw.table(
-        "Predicted against measured", ("file", "left"), ("n", "right"), ("mean error", "right"), ("median", "right"),
-        ("bias", "right"), ("inside 90 %", "right"), ("not used", "right"),
-    )  # fmt: skip
-    for name, check in found.items():
-        scores = check["all"]
-        cells = _score_cells(Score(**scores)) if scores else ["0", "–", "–", "–", "–"]
-        made.add_row(Path(name).name, *cells, f"{len(check.get('unused', check.get('skipped', []))):,}")
-    out.print(made)
-    for name, why in refused.items():
-        out.print(Text(why if name in why else f"{name}: {why}", style="yellow"))
-    out.print("name one file for its sources and its worst rows", style=draw.DIM)
 
 
 def validate_and_show(path: Path, on: str, worst: int, as_json: bool, against: str | None, keep: bool) -> None:
@@ -86,43 +88,41 @@ def validate_and_show(path: Path, on: str, worst: int, as_json: bool, against: s
     if as_json:
         draw.print_json(check.to_dict())
     else:
-        _show(check, worst)
-
-
-def _show(check: Check, worst: int) -> None:
-    out = draw.console()
-    made = draw.table(
-        f"Predicted against measured on {check.device}",
-        ("kind", "left"),
-        ("n", "right"),
-        ("mean error", "right"),
-        ("median", "right"),
-        ("bias", "right"),
-        ("inside 90 %", "right"),
-    )
-    for kind, found in check.by().items():
-        made.add_row(kind, *_score_cells(found))
-    made.add_section()
-    made.add_row(Text("all", style="bold"), *_score_cells(check.all))
-    out.print(made)
-    if worst:
-        out.print()
-        out.print(_worst_table(check.worst(worst)))
-    if check.skipped:
-        out.print(f"\n{len(check.skipped)} rows could not be used:", style="yellow")
-        for row in check.skipped[: max(worst, 5)]:
-            out.print(Text(f"  line {row.line}: {row.reason}"))
-        if len(check.skipped) > max(worst, 5):
-            out.print(f"  … and {len(check.skipped) - max(worst, 5)} more; --json lists them all", style=draw.DIM)
+        out = draw.console()
+        made = draw.table(
+            f"Predicted against measured on {check.device}",
+            ("kind", "left"),
+            ("n", "right"),
+            ("mean error", "right"),
+            ("median", "right"),
+            ("bias", "right"),
+            ("inside 90 %", "right"),
+        )
+        for kind, found in check.by().items():
+            made.add_row(kind, *_score_cells(found))
+        made.add_section()
+        made.add_row(Text("all", style="bold"), *_score_cells(check.all))
+        out.print(made)
+        if worst:
+            out.print()
+            out.print(_worst_table(check.worst(worst)))
+        if check.skipped:
+            out.print(f"\n{len(check.skipped)} rows could not be used:", style="yellow")
+            for row in check.skipped[: max(worst, 5)]:
+                out.print(Text(f"  line {row.line}: {row.reason}"))
+            if len(check.skipped) > max(worst, 5):
+                out.print(f"  … and {len(check.skipped) - max(worst, 5)} more; --json lists them all", style=draw.DIM)
 
 
 def _score_cells(found: Score) -> list[Text | str]:
     inside = Text(f"{found.coverage:.0%}", style="green" if 0.85 <= found.coverage <= 0.95 else "yellow")
-    return [f"{found.n:,}", _error(found.mape), f"{found.median_ape:.1%}", f"{found.bias:+.1%}", inside]
-
-
-def _error(value: float) -> Text:
-    return Text(f"{value:.1%}", style="green" if value <= 0.06 else "yellow" if value <= 0.12 else "red")
+    return [
+        f"{found.n:,}",
+        Text(f"{found.mape:.1%}", style="green" if found.mape <= 0.06 else "yellow" if found.mape <= 0.12 else "red"),
+        f"{found.median_ape:.1%}",
+        f"{found.bias:+.1%}",
+        inside,
+    ]
 
 
 def _worst_table(rows: list[CheckedRow]) -> Table:

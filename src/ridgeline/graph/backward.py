@@ -63,7 +63,17 @@ class Tape:
         self.grads: dict[int, int] = {}
         self.param_grads: dict[int, int] = {}
         self.needed = _needing_grad(graph)
-        self.forward_permuted = _permuted(graph)
+        # Forward values whose memory follows another order than their dims: transposed, or computed from such
+        found: set[int] = set()
+        for node, _ in graph.nodes():
+            first = bool(node.inputs) and node.inputs[0] in found
+            if node.op == "view":
+                first = first != (node.attrs.get("fn") == "transpose")
+            elif node.op != "pointwise":
+                first = node.op == "attention"  # written token by token, heads side by side
+            if first:
+                found.update(node.outputs)
+        self.forward_permuted = found
         self.node: Node | None = None  # the forward node whose rule is running
         self.local: frozenset[int] = frozenset()  # values of the forward block being reversed
         self.repeat = 1
@@ -265,20 +275,6 @@ def _needing_grad(graph: Graph) -> set[int]:
     return needed
 
 
-def _permuted(graph: Graph) -> set[int]:
-    """Forward values whose memory follows another order than their dims: transposed, or computed from such."""
-    found: set[int] = set()
-    for node, _ in graph.nodes():
-        first = bool(node.inputs) and node.inputs[0] in found
-        if node.op == "view":
-            first = first != (node.attrs.get("fn") == "transpose")
-        elif node.op != "pointwise":
-            first = node.op == "attention"  # written token by token, heads side by side
-        if first:
-            found.update(node.outputs)
-    return found
-
-
 def _flow(node: Node, values: Sequence[Value], needed: set[int]) -> None:
     if any(i in needed for i in node.inputs):
         needed.update(o for o in node.outputs if values[o].type.dtype.family == "float")
@@ -459,7 +455,12 @@ def _unary(t: Tape, node: Node, g: int) -> None:
     if fn in ("mul", "div", "neg"):
         return t.give(x, t.emit("pointwise", [g], _dense(t.type(x)), **{**node.attrs, "inplace": False}))
     if fn in _POWERS:
-        return t.give(x, _power(t, g, y if fn == "rsqrt" else x))
+        # g·(c·baseⁿ), which autograd spells out in three ops
+        base = y if fn == "rsqrt" else x
+        raised = t.pointwise("pow", [base], base)
+        return t.give(
+            x, t.pointwise("mul", [g, t.emit("pointwise", [raised], _dense(t.type(base)), fn="mul", scalars=1)], g)
+        )
     if fn in _FROM_OUTPUT:
         return t.give(x, t.pointwise("threshold_backward" if fn == "relu" else f"{fn}_backward", [g, y], x))
     if fn in _FROM_INPUT:
@@ -484,12 +485,6 @@ def _spelled_out(t: Tape, node: Node, g: int, x: int, y: int) -> int:
         inside = t.emit("pointwise", [x], TensorType(t.type(x).shape, dtype("bool")), fn="ge", scalars=1)
         return t.pointwise("where", [g, inside], g)
     raise _no_pointwise_rule(fn, node)
-
-
-def _power(t: Tape, g: int, base: int) -> int:
-    """g·(c·baseⁿ), which autograd spells out in three ops."""
-    raised = t.pointwise("pow", [base], base)
-    return t.pointwise("mul", [g, t.emit("pointwise", [raised], _dense(t.type(base)), fn="mul", scalars=1)], g)
 
 
 def _sum(t: Tape, node: Node, g: int) -> None:

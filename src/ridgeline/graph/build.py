@@ -32,8 +32,16 @@ class Builder:
         self._path: list[str] = []
         self._block: _OpenBlock | None = None
 
-    def value(self, type_: TensorType, kind: Kind = Kind.ACTIVATION, *, alias: int | None = None, count: int = 1,
-              name: str = "", storage_bytes: int | None = None) -> int:
+    def value(
+        self,
+        type_: TensorType,
+        kind: Kind = Kind.ACTIVATION,
+        *,
+        alias: int | None = None,
+        count: int = 1,
+        name: str = "",
+        storage_bytes: int | None = None,
+    ) -> int:
         """A new value; returns its id."""
         self.values.append(Value(len(self.values), type_, kind, alias, count, name, storage_bytes))
         return len(self.values) - 1
@@ -86,9 +94,18 @@ class Builder:
         index = next(i for i, c in enumerate(carries) if c.inner == inner)
         carries[index] = replace(carries[index], next=next_)
 
-    def node(self, op: str, inputs: Sequence[int], outputs: Sequence[TensorType | int], *, target: str = "",
-             module: str | None = None, frees: tuple[int, ...] = (), out_kind: Kind = Kind.ACTIVATION,
-             **attrs: Any) -> tuple[int, ...]:
+    def node(
+        self,
+        op: str,
+        inputs: Sequence[int],
+        outputs: Sequence[TensorType | int],
+        *,
+        target: str = "",
+        module: str | None = None,
+        frees: tuple[int, ...] = (),
+        out_kind: Kind = Kind.ACTIVATION,
+        **attrs: Any,
+    ) -> tuple[int, ...]:
         """Add a node; an output given as a type is a new value, one given as an id already exists (in-place)."""
         outs = tuple([o if isinstance(o, int) else self.value(o, out_kind) for o in outputs])
         path = ".".join(self._path) if module is None else module
@@ -129,7 +146,10 @@ def with_frees(graph: Graph) -> Graph:
     if frees is None:
         if len(_known_frees) >= MAX_STRUCTURES:
             _known_frees.clear()
-        frees = _known_frees[key] = tuple(_frees_of(item) for item in _Frees(graph).items())
+        frees = _known_frees[key] = tuple(
+            (tuple([n.frees for n in item.nodes]) if isinstance(item, Block) else (item.frees,))
+            for item in _Frees(graph).items()
+        )
     items = tuple([_item_freeing(item, found) for item, found in zip(graph.items, frees, strict=True)])
     return Graph(graph.name, graph.values, items, graph.inputs, graph.outputs, graph.mode, graph.meta)
 
@@ -152,10 +172,6 @@ def _item_structure(item: Item) -> tuple[object, ...]:
     if isinstance(item, Node):
         return item.inputs, item.outputs
     return item.repeat, item.carries, tuple([(n.inputs, n.outputs) for n in item.nodes])
-
-
-def _frees_of(item: Item) -> Freed:
-    return tuple([n.frees for n in item.nodes]) if isinstance(item, Block) else (item.frees,)
 
 
 def _item_freeing(item: Item, frees: Freed) -> Item:

@@ -107,12 +107,6 @@ class Symbol:
     __pow__ = __rpow__ = __divmod__ = __rdivmod__ = __abs__ = __floor__ = __ceil__ = _refuse
 
 
-def _known_already(value: Any) -> Any:
-    if isinstance(value, tuple | list) and any(isinstance(part, Symbol) for part in value):
-        raise SymbolError("symbols inside a constant would never be told their numbers")
-    return value
-
-
 def _is_whole(value: Any, number: int) -> bool:
     return type(value) is int and value == number
 
@@ -157,7 +151,9 @@ class Recording:
         if isinstance(value, Symbol):
             return value.index
         if not isinstance(value, int | float | str | None):
-            return self._new(_known_already(value))
+            if isinstance(value, tuple | list) and any(isinstance(part, Symbol) for part in value):
+                raise SymbolError("symbols inside a constant would never be told their numbers")
+            return self._new(value)
         key = (type(value), value)
         found = self._constants.get(key)
         if found is None:

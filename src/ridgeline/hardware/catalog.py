@@ -58,17 +58,13 @@ def _split(text: str, *, named: bool = True) -> tuple[str, dict[str, str | float
 def _canonical(name: str) -> str:
     word = re.sub(r"[\s_-]+", "-", name.strip().lower()).strip("-")
     for candidate in (word, _VENDOR_WORDS.sub("", word)):
-        if _is_file(candidate):
+        plain = re.fullmatch(r"[a-z0-9][a-z0-9.+-]{0,99}", candidate) is not None and candidate != "aliases"
+        if plain and (_folder() / f"{candidate}.toml").is_file():
             return candidate
         if candidate in _aliases():
             return _aliases()[candidate]
     meant = nearest(word, [*devices(), *_aliases()])
     raise HardwareError(f"unknown device {name!r}{meant} `ridgeline devices` lists them all")
-
-
-def _is_file(name: str) -> bool:
-    plain = re.fullmatch(r"[a-z0-9][a-z0-9.+-]{0,99}", name) is not None and name != "aliases"
-    return plain and (_folder() / f"{name}.toml").is_file()
 
 
 @cache

@@ -91,12 +91,8 @@ def _split(text: str) -> tuple[str, int, dict[str, str]]:
     name = re.sub(r"[\s_-]+", "-", head.strip().lower()).strip("-")
     if not name:
         raise HardwareError(f"cannot read {text!r}: write a device or host and how many, such as 'h100-sxm*1024'")
-    return name, _count(number, text), _pairs(rest, text)
-
-
-def _count(number: str, text: str) -> int:
     value = COUNT.read(number.replace(",", ""), f"the number of devices in {text!r}")
-    return int(value)
+    return name, int(value), _pairs(rest, text)
 
 
 def _pairs(rest: str, text: str) -> dict[str, str]:

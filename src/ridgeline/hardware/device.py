@@ -167,7 +167,23 @@ class Device:
         if not made.reasons:
             return self
         imagined = {field: Provenance(Basis.ASSUMED, reason) for field, reason in made.reasons.items()}
-        identity = replace(_identity_of(self), name=made.name, parent=self.parent or self.name)
+        # The names of `device`, to assemble a changed one under
+        identity = replace(
+            Identity(
+                name=self.name,
+                title=self.title,
+                vendor=self.vendor,
+                arch=self.arch,
+                kind=self.kind,
+                release_year=self.release_year,
+                price_date=self.price_date,
+                parent=self.parent,
+                memory_kinds={level.name: level.kind for level in (self.dram, self.l2, self.shared)},
+                link_kinds={link.name: link.kind for link in self.links.values()},
+            ),
+            name=made.name,
+            parent=self.parent or self.name,
+        )
         return assemble(identity, made.numbers, {**self.provenances, **imagined})
 
 
@@ -190,20 +206,19 @@ class Identity:
     parent: str | None = None
 
 
-def _identity_of(device: Device) -> Identity:
-    """The names of ``device``, to assemble a changed one under."""
-    return Identity(
-        name=device.name, title=device.title, vendor=device.vendor, arch=device.arch, kind=device.kind,
-        release_year=device.release_year, price_date=device.price_date, parent=device.parent,
-        memory_kinds={level.name: level.kind for level in (device.dram, device.l2, device.shared)},
-        link_kinds={link.name: link.kind for link in device.links.values()},
-    )  # fmt: skip
-
-
 def assemble(identity: Identity, numbers: Mapping[str, float], provenances: Mapping[str, Provenance]) -> Device:
     """A device from its flat numbers; the inverse of ``Device.numbers``."""
     num_cores = int(numbers["num_cores"])
-    levels = {name: _level(name, identity.memory_kinds[name], numbers, num_cores) for name in MEMORIES}
+    levels = {
+        name: MemoryLevel(
+            name=name,
+            kind=identity.memory_kinds[name],
+            num_instances=num_cores if name == "shared" else 1,
+            capacity_bytes=numbers[f"{name}.capacity_bytes"],
+            bandwidth_bytes_per_s=numbers[f"{name}.bandwidth_bytes_per_s"],
+        )
+        for name in MEMORIES
+    }
     return Device(
         name=identity.name, title=identity.title, vendor=identity.vendor, arch=identity.arch, kind=identity.kind,
         release_year=identity.release_year, price_date=identity.price_date, parent=identity.parent,
@@ -212,14 +227,6 @@ def assemble(identity: Identity, numbers: Mapping[str, float], provenances: Mapp
         dram=levels["dram"], l2=levels["l2"], shared=levels["shared"],
         peaks=_peaks(numbers), links={name: _link(name, kind, numbers) for name, kind in identity.link_kinds.items()},
         provenances=provenances,
-    )  # fmt: skip
-
-
-def _level(name: str, kind: str, numbers: Mapping[str, float], num_cores: int) -> MemoryLevel:
-    return MemoryLevel(
-        name=name, kind=kind, num_instances=num_cores if name == "shared" else 1,
-        capacity_bytes=numbers[f"{name}.capacity_bytes"],
-        bandwidth_bytes_per_s=numbers[f"{name}.bandwidth_bytes_per_s"],
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ridgeline.dtypes import dtype as dtype_named
 from ridgeline.errors import GraphError, HardwareError, nearest
-from ridgeline.hardware.quantity import BANDWIDTH, BYTES, CLOCK, COUNT, POWER, PRICE, RATE, Dimension, factor_of
+from ridgeline.hardware.quantity import BANDWIDTH, BYTES, CLOCK, COUNT, POWER, PRICE, RATE, factor_of
 
 _SYNONYMS = {
     "num_cores": "num_cores sms sm cores cus cu num_sms",
@@ -55,8 +55,20 @@ def change(name: str, numbers: Mapping[str, float], wanted: Mapping[str, str | f
     if changed == numbers:
         return Change(name, changed, {})
     new_name = f"{name}{separator} {' '.join(text for _, text in asked.values())}"
-    _check_together(new_name, changed)
-    return Change(new_name, changed, _reasons(numbers, changed, asked))
+    # Refuse combinations that no device can have
+    idle_w, tdp_w = changed["idle_w"], changed["tdp_w"]
+    if idle_w >= tdp_w:
+        raise HardwareError(
+            f"{new_name}: idle power {idle_w:g} W must be below TDP {tdp_w:g} W; raise tdp= or lower idle="
+        )
+    if changed["l2.capacity_bytes"] >= changed["dram.capacity_bytes"]:
+        raise HardwareError(f"{new_name}: the l2 would hold more than the whole memory; raise memory= or lower l2=")
+    if changed["base_hz"] > changed["boost_hz"]:
+        raise HardwareError(f"{new_name}: the base clock is above the boost clock; raise clock= or lower base_clock=")
+    reasons = {field: f"imagined: {text}" for field, (_, text) in asked.items()}
+    causes = " ".join(asked[field][1] for field in ("num_cores", "boost_hz") if field in asked)
+    scaled = (field for field in changed if field not in asked and changed[field] != numbers[field])
+    return Change(new_name, changed, (reasons | dict.fromkeys(scaled, f"imagined: scaled with {causes}")))
 
 
 def _asked(name: str, numbers: Mapping[str, float], wanted: Mapping[str, str | float]) -> dict[str, tuple[float, str]]:
@@ -91,12 +103,11 @@ def _field(key: str) -> str:
     raise HardwareError(f"unknown override {key!r}{nearest(word, [*known, 'bf16', 'tensor.bf16', 'vector.fp32'])}")
 
 
-def _dimension(field: str) -> Dimension:
-    return RATE if field.startswith(("tensor.", "vector.")) else _DIMENSIONS[field.rpartition(".")[2]]
-
-
 def _value(numbers: Mapping[str, float], field: str, value: str | float, where: str) -> float:
-    dimension, factor = _dimension(field), factor_of(value)
+    dimension, factor = (
+        (RATE if field.startswith(("tensor.", "vector.")) else _DIMENSIONS[field.rpartition(".")[2]]),
+        factor_of(value),
+    )
     if factor is None:
         if field not in numbers and dimension is not RATE:
             raise HardwareError(f"{where}: the device has no {field} to change; start from a device that has one")
@@ -118,23 +129,3 @@ def _scale(before: Mapping[str, float], after: dict[str, float], pinned: frozens
             after[field] *= cores
         if is_peak or field in _SCALES_WITH_CLOCK:
             after[field] *= clock
-
-
-def _check_together(name: str, numbers: Mapping[str, float]) -> None:
-    """Refuse combinations that no device can have."""
-    idle_w, tdp_w = numbers["idle_w"], numbers["tdp_w"]
-    if idle_w >= tdp_w:
-        raise HardwareError(f"{name}: idle power {idle_w:g} W must be below TDP {tdp_w:g} W; raise tdp= or lower idle=")
-    if numbers["l2.capacity_bytes"] >= numbers["dram.capacity_bytes"]:
-        raise HardwareError(f"{name}: the l2 would hold more than the whole memory; raise memory= or lower l2=")
-    if numbers["base_hz"] > numbers["boost_hz"]:
-        raise HardwareError(f"{name}: the base clock is above the boost clock; raise clock= or lower base_clock=")
-
-
-def _reasons(
-    before: Mapping[str, float], after: Mapping[str, float], asked: Mapping[str, tuple[float, str]]
-) -> dict[str, str]:
-    reasons = {field: f"imagined: {text}" for field, (_, text) in asked.items()}
-    causes = " ".join(asked[field][1] for field in ("num_cores", "boost_hz") if field in asked)
-    scaled = (field for field in after if field not in asked and after[field] != before[field])
-    return reasons | dict.fromkeys(scaled, f"imagined: scaled with {causes}")

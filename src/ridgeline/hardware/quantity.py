@@ -31,7 +31,9 @@ class Dimension:
             raise HardwareError(f"{where}: expected {self.noun} such as {self.example}, found {value!r}")
         if isinstance(value, str):
             return self.check(self._from_text(value, where, unit_required), where, value)
-        return self.check(self._from_number(value, where, unit_required), where, value)
+        if unit_required and self.units:
+            raise HardwareError(f"{where}: {value!r} has no unit; write {self.noun} as text such as {self.example!r}")
+        return self.check(float(value), where, value)
 
     def check(self, number: float, where: str, written: object) -> float:
         """``number`` if it is possible for this kind of quantity."""
@@ -43,11 +45,6 @@ class Dimension:
         if self.whole and number != int(number):
             raise HardwareError(f"{where}: {written!r} must be a whole number, such as {self.example}")
         return number
-
-    def _from_number(self, value: float, where: str, unit_required: bool) -> float:
-        if unit_required and self.units:
-            raise HardwareError(f"{where}: {value!r} has no unit; write {self.noun} as text such as {self.example!r}")
-        return float(value)
 
     def _from_text(self, text: str, where: str, unit_required: bool) -> float:
         clean = self._without_money_marks(text) if "USD" in self.units else text

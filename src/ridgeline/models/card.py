@@ -120,24 +120,20 @@ def check(
     filled = _sizes(card, batch, sizes, mode)
     chosen = {**card.options, **options} if options else card.options
     for option, value in options.items():
-        _check_option(card, option, value)
+        default = card.options[option]
+        if isinstance(default, bool) != isinstance(value, bool) or not isinstance(value, type(default)):
+            raise ModelError(
+                f"{card.name}: {option}={value!r} is a {type(value).__name__}, not a {type(default).__name__} "
+                f"like its default {default!r}"
+            )
+        if isinstance(default, int) and not isinstance(default, bool) and value < 1:
+            raise ModelError(f"{card.name}: {option}={value} is {1 - value} below the least legal value, 1")
     return Request(card, batch, filled["seq"], filled["kv"], filled["image"], mode, precision, chosen)
 
 
 def _one_of(card: ModelCard, what: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
         raise ModelError(f"{card.name}: no {what} {value!r}{nearest(str(value), known)} (it takes {', '.join(known)})")
-
-
-def _check_option(card: ModelCard, option: str, value: Any) -> None:
-    default = card.options[option]
-    if isinstance(default, bool) != isinstance(value, bool) or not isinstance(value, type(default)):
-        raise ModelError(
-            f"{card.name}: {option}={value!r} is a {type(value).__name__}, not a {type(default).__name__} "
-            f"like its default {default!r}"
-        )
-    if isinstance(default, int) and not isinstance(default, bool) and value < 1:
-        raise ModelError(f"{card.name}: {option}={value} is {1 - value} below the least legal value, 1")
 
 
 def _sizes(card: ModelCard, batch: int, sizes: Mapping[str, int | None], mode: str) -> dict[str, int]:

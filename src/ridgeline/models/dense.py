@@ -247,22 +247,18 @@ def _detr_feed_forward(net: Net, x: int, ffn: int) -> int:
     return net.layer_norm(net.add(x, y), "final_layer_norm")
 
 
-def _sine_positions(net: Net, b: int, h: int, w: int, hidden: int) -> int:
-    rows = net.node(
-        "scan", [net.fill("ones", b, h, w, dt=FP32)], [TensorType((b, h, w), FP32)], fn="cumsum", n=b * w, c=h
-    )[0]
-    angles = net.pointwise("div", net.reshape(rows, b, h, w, 1), net.fill("frequencies", hidden, dt=FP32))
-    waves = net.cast(net.pointwise("sin", angles), net.dt)
-    return net.reshape(waves, b, h * w, hidden)
-
-
 def _detr(r: Request) -> Graph:
     hidden, heads, ffn, queries = 256, 8, 2048, 100
     r.multiple_of("image", 32, "the backbone's last stage has stride 32")
     net = start(r)
     x = frozen_resnet(net, picture(net, r), (3, 4, 6, 3))[-1]
     b, _, h, w = net.shape(x)
-    places = _sine_positions(net, b, h, w, hidden)
+    rows = net.node(
+        "scan", [net.fill("ones", b, h, w, dt=FP32)], [TensorType((b, h, w), FP32)], fn="cumsum", n=b * w, c=h
+    )[0]
+    angles = net.pointwise("div", net.reshape(rows, b, h, w, 1), net.fill("frequencies", hidden, dt=FP32))
+    waves = net.cast(net.pointwise("sin", angles), net.dt)
+    places = net.reshape(waves, b, h * w, hidden)
     x = net.conv(x, hidden, 1, "input_projection", bias=True)
     x = net.contiguous(net.permute(net.reshape(x, b, hidden, h * w), b, h * w, hidden))
     with net.repeat(6, "encoder.layers"):
@@ -279,10 +275,6 @@ def _detr(r: Request) -> Graph:
         y = _detr_feed_forward(net, y, ffn)
         net.close_carry(inner, y)
     y = net.layer_norm(y, "decoder.layernorm")
-    return _detr_heads(net, y, b, queries)
-
-
-def _detr_heads(net: Net, y: int, b: int, queries: int) -> Graph:
     classes = net.linear(y, 92, "class_labels_classifier", bias=True)
     for i in range(2):
         y = net.pointwise("relu", net.linear(y, 256, f"bbox_predictor.layers.{i}", bias=True))

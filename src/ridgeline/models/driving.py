@@ -50,8 +50,11 @@ def _feed_forward(net: Net, x: int, ffn: int, name: str) -> int:
     return net.add(x, y)
 
 
-def _camera_features(net: Net, r: Request, cameras: int, hidden: int) -> int:
-    """ResNet-101 and a pyramid over every camera; all levels as one sequence of tokens."""
+def _bevformer(r: Request) -> Graph:
+    cameras, side, hidden, ffn = r["cameras"], r["bev"], 256, 512
+    r.multiple_of("image", 32, "the backbone's last stage has stride 32")
+    net = Net(r.card.name, r.mode, r.precision, batch=r.batch, image=r.image)
+    # ResNet-101 and a pyramid over every camera; all levels as one sequence of tokens
     height, width = r.image, r.image * 16 // 9 // 32 * 32
     pixels = net.input("images", net.type(r.batch * cameras, 3, height, width))
     maps = frozen_resnet(net, pixels, (3, 4, 23, 3))[1:]
@@ -62,14 +65,7 @@ def _camera_features(net: Net, r: Request, cameras: int, hidden: int) -> int:
         n, c, h, w = net.shape(level)
         flat.append(net.permute(net.reshape(level, n, c, h * w), n, h * w, c))
     tokens = net.cat(flat, 1)
-    return net.add(tokens, net.weight("cams_embeds", 1, 1, hidden))
-
-
-def _bevformer(r: Request) -> Graph:
-    cameras, side, hidden, ffn = r["cameras"], r["bev"], 256, 512
-    r.multiple_of("image", 32, "the backbone's last stage has stride 32")
-    net = Net(r.card.name, r.mode, r.precision, batch=r.batch, image=r.image)
-    tokens = _camera_features(net, r, cameras, hidden)
+    tokens = net.add(tokens, net.weight("cams_embeds", 1, 1, hidden))
     cells = side * side
     queries = net.weight("bev_embedding.weight", 1, cells, hidden)
     places = net.weight("positional_encoding", 1, 2 * side, hidden // 2)

@@ -63,7 +63,13 @@ def bert_layer(net: Net, x: int, c: Bert) -> int:
     return z
 
 
-def _bert_embeddings(net: Net, tokens: int, c: Bert) -> tuple[int, int]:
+def _bert(c: Bert, r: Request) -> Graph:
+    longest = c.positions - 2 if c.roberta else c.positions
+    r.at_most("seq", longest, "embeddings.position_embeddings.weight")
+    if r["head"] not in ("mlm", "none"):
+        raise ModelError(f"{r.card.name}: no head {r['head']!r}{nearest(r['head'], ('mlm', 'none'))}")
+    net = Net(r.card.name, r.mode, r.precision, batch=r.batch, seq=r.seq)
+    tokens = net.input("input_ids", TensorType((r.batch, r.seq), INT64))
     b, s = net.shape(tokens)
     net.enter("embeddings")
     words, table = net.embedding(tokens, c.vocab, c.hidden, "word_embeddings")
@@ -78,25 +84,6 @@ def _bert_embeddings(net: Net, tokens: int, c: Bert) -> tuple[int, int]:
     places, _ = net.embedding(where, c.positions, c.hidden, "position_embeddings")
     x = net.layer_norm(net.add(x, places), "LayerNorm")
     net.exit()
-    return x, table
-
-
-def _masked_head(net: Net, x: int, table: int, c: Bert) -> int:
-    net.enter("lm_head" if c.roberta else "cls.predictions")
-    x = net.layer_norm(net.pointwise("gelu", net.linear(x, c.hidden, "dense", bias=True)), "layer_norm")
-    logits = net.linear(x, c.vocab, "decoder", bias=True, weight=table)
-    net.exit()
-    return logits
-
-
-def _bert(c: Bert, r: Request) -> Graph:
-    longest = c.positions - 2 if c.roberta else c.positions
-    r.at_most("seq", longest, "embeddings.position_embeddings.weight")
-    if r["head"] not in ("mlm", "none"):
-        raise ModelError(f"{r.card.name}: no head {r['head']!r}{nearest(r['head'], ('mlm', 'none'))}")
-    net = Net(r.card.name, r.mode, r.precision, batch=r.batch, seq=r.seq)
-    tokens = net.input("input_ids", TensorType((r.batch, r.seq), INT64))
-    x, table = _bert_embeddings(net, tokens, c)
     net.enter("encoder")
     with net.repeat(c.layers, "layer"):
         inner = net.carry(x)
@@ -109,7 +96,10 @@ def _bert(c: Bert, r: Request) -> Graph:
         if not net.train:
             return net.finish([x, pooled])
         return net.finish([net.mse(pooled, net.input("target", net.type(r.batch, c.hidden)))], frees=False)
-    logits = _masked_head(net, x, table, c)
+    net.enter("lm_head" if c.roberta else "cls.predictions")
+    x = net.layer_norm(net.pointwise("gelu", net.linear(x, c.hidden, "dense", bias=True)), "layer_norm")
+    logits = net.linear(x, c.vocab, "decoder", bias=True, weight=table)
+    net.exit()
     if not net.train:
         return net.finish([logits])
     labels = net.input("labels", TensorType((r.batch, r.seq), INT64))
@@ -130,24 +120,6 @@ class T5:
     gated: bool = False
     tied: bool = True
     buckets: int = 32
-
-
-def _position_bias(net: Net, s: int, c: T5, *, causal: bool) -> int:
-    """Bucketed distances looked up once and added to the scores of every layer."""
-    net.enter("block.0.layer.0.SelfAttention.relative_attention_bias")
-    far = net.pointwise("sub", net.fill("arange", s, 1, dt=INT64), net.fill("arange", 1, s, dt=INT64))
-    near = net.pointwise("abs" if not causal else "minimum", far)
-    logs = net.pointwise("log", net.pointwise("div", net.cast(near, FP32), scalars=1))
-    large = net.pointwise(
-        "add",
-        net.node("copy", [net.pointwise("mul", logs, scalars=1)], [TensorType((s, s), INT64)], fn="to")[0],
-        scalars=1,
-    )
-    bucket = net.pointwise("where", net.pointwise("minimum", large, scalars=1), near)
-    table = net.weight("weight", c.buckets, c.heads)
-    bias = net.reshape(net.permute(net.lookup(table, bucket), c.heads, s, s), 1, c.heads, s, s)
-    net.exit()
-    return bias
 
 
 def _t5_attention(net: Net, x: int, c: T5, name: str, *, mask: int | None, kv: int | None = None) -> int:
@@ -182,7 +154,22 @@ def _t5_feed_forward(net: Net, x: int, c: T5, name: str) -> int:
 def t5_stack(net: Net, x: int, c: T5, name: str, *, memory: int | None = None) -> int:
     """One of T5's two stacks; with ``memory`` it is the decoder."""
     net.enter(name)
-    bias = _position_bias(net, net.shape(x)[1], c, causal=memory is not None)
+    # Bucketed distances looked up once and added to the scores of every layer
+    s = net.shape(x)[1]
+    causal = memory is not None
+    net.enter("block.0.layer.0.SelfAttention.relative_attention_bias")
+    far = net.pointwise("sub", net.fill("arange", s, 1, dt=INT64), net.fill("arange", 1, s, dt=INT64))
+    near = net.pointwise("abs" if not causal else "minimum", far)
+    logs = net.pointwise("log", net.pointwise("div", net.cast(near, FP32), scalars=1))
+    large = net.pointwise(
+        "add",
+        net.node("copy", [net.pointwise("mul", logs, scalars=1)], [TensorType((s, s), INT64)], fn="to")[0],
+        scalars=1,
+    )
+    bucket = net.pointwise("where", net.pointwise("minimum", large, scalars=1), near)
+    table = net.weight("weight", c.buckets, c.heads)
+    bias = net.reshape(net.permute(net.lookup(table, bucket), c.heads, s, s), 1, c.heads, s, s)
+    net.exit()
     with net.repeat(c.layers, "block"):
         inner = net.carry(x)
         x = _t5_attention(net, inner, c, "layer.0.SelfAttention", mask=bias)

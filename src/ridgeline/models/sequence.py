@@ -58,12 +58,6 @@ def _relative_attention(net: Net, x: int, memory: int, places: int, c: Xl) -> in
     return net.layer_norm(net.add(x, y), "layer_norm")
 
 
-def _xl_feed_forward(net: Net, x: int, c: Xl) -> int:
-    y = net.pointwise("relu", net.linear(x, c.ffn, "CoreNet.0", bias=True))
-    y = net.linear(y, c.hidden, "CoreNet.3", bias=True)
-    return net.layer_norm(net.add(x, y), "ff_norm")
-
-
 def _xl(c: Xl, r: Request) -> Graph:
     net = Net(r.card.name, r.mode, r.precision, batch=r.batch, seq=r.seq)
     tokens = net.input("input_ids", TensorType((r.batch, r.seq), INT64))
@@ -72,7 +66,10 @@ def _xl(c: Xl, r: Request) -> Graph:
     memories = net.input("memory", net.type(r.batch, r.seq, c.hidden))
     with net.repeat(c.layers, "layers"):
         inner = net.carry(x)
-        x = _xl_feed_forward(net, _relative_attention(net, inner, memories, places, c), c)
+        x = _relative_attention(net, inner, memories, places, c)
+        y = net.pointwise("relu", net.linear(x, c.ffn, "CoreNet.0", bias=True))
+        y = net.linear(y, c.hidden, "CoreNet.3", bias=True)
+        x = net.layer_norm(net.add(x, y), "ff_norm")
         net.close_carry(inner, x)
     return _adaptive(net, r, x, tables, c)
 
@@ -111,12 +108,11 @@ def _adaptive(net: Net, r: Request, x: int, tables: list[int], c: Xl) -> Graph:
         logits.append(net.linear(y, size, f"crit.tail.{i}", weight=tables[i], bias=True))
     if not net.train:
         return net.finish([net.softmax(each, log=True) for each in logits])
-    losses = [_loss(net, each, f"labels.{i}") for i, each in enumerate(logits)]
+    losses = [
+        net.cross_entropy(each, net.input(f"labels.{i}", TensorType((net.shape(each)[0],), INT64)))
+        for i, each in enumerate(logits)
+    ]
     return net.finish([reduce(net.add, losses)], frees=False)
-
-
-def _loss(net: Net, logits: int, name: str) -> int:
-    return net.cross_entropy(logits, net.input(name, TensorType((net.shape(logits)[0],), INT64)))
 
 
 def _add_xl(name: str, title: str, num_params: int, seq: int, config: Xl) -> None:

@@ -59,22 +59,6 @@ def _feed_forward(net: Net, x: int, hidden: int) -> int:
     return net.add(x, net.linear(y, hidden, "fc2", bias=True))
 
 
-def _encode(net: Net, c: Whisper, batch: int) -> int:
-    net.enter("model.encoder")
-    x = net.input("input_features", net.type(batch, c.mels, c.frames))
-    x = net.pointwise("gelu", net.conv(x, c.hidden, 3, "conv1", bias=True))
-    x = net.pointwise("gelu", net.conv(x, c.hidden, 3, "conv2", stride=2, bias=True))
-    length = net.shape(x)[-1]
-    x = net.add(net.permute(x, batch, length, c.hidden), net.weight("embed_positions.weight", length, c.hidden))
-    with net.repeat(c.layers, "layers"):
-        inner = net.carry(x)
-        x = _feed_forward(net, _attend(net, inner, c, "self_attn"), c.hidden)
-        net.close_carry(inner, x)
-    x = net.layer_norm(x, "layer_norm")
-    net.exit()
-    return x
-
-
 def _decode_layer(net: Net, x: int, c: Whisper, memory: int, caches: list[int]) -> int:
     kept = None if net.train else caches
     x = _attend(net, x, c, "self_attn", causal=True, caches=kept)
@@ -139,7 +123,19 @@ def _whisper(c: Whisper, r: Request) -> Graph:
         return _whisper_step(c, r)
     r.at_most("seq", c.positions, "model.decoder.embed_positions.weight")
     net = Net(r.card.name, r.mode, r.precision, batch=r.batch, seq=r.seq)
-    memory = _encode(net, c, r.batch)
+    net.enter("model.encoder")
+    x = net.input("input_features", net.type(r.batch, c.mels, c.frames))
+    x = net.pointwise("gelu", net.conv(x, c.hidden, 3, "conv1", bias=True))
+    x = net.pointwise("gelu", net.conv(x, c.hidden, 3, "conv2", stride=2, bias=True))
+    length = net.shape(x)[-1]
+    x = net.add(net.permute(x, r.batch, length, c.hidden), net.weight("embed_positions.weight", length, c.hidden))
+    with net.repeat(c.layers, "layers"):
+        inner = net.carry(x)
+        x = _feed_forward(net, _attend(net, inner, c, "self_attn"), c.hidden)
+        net.close_carry(inner, x)
+    x = net.layer_norm(x, "layer_norm")
+    net.exit()
+    memory = x
     tokens = net.input("decoder_input_ids", TensorType((r.batch, r.seq), INT64))
     logits, caches = _decoder(net, c, tokens, memory, 0)
     if not net.train:
@@ -152,18 +148,14 @@ def _whisper(c: Whisper, r: Request) -> Graph:
 def _whisper_step(c: Whisper, r: Request) -> Graph:
     """One decoder token; the encoder's weights are resident and idle."""
     net = Net(r.card.name, r.mode, r.precision, batch=r.batch, kv=r.kv)
-    whole = _encoder_params(c)
+    h = c.hidden
+    stem = c.mels * h * 3 + h + h * h * 3 + h + c.frames // 2 * h
+    layer = 4 * h * h + 3 * h + 8 * h * h + 5 * h + 4 * h
+    whole = stem + c.layers * layer + 2 * h
     net.param("model.encoder (resident, idle)", net.type(whole))
     tokens = net.input("decoder_input_ids", TensorType((r.batch, 1), INT64))
     logits, caches = _decoder(net, c, tokens, None, r.kv)
     return net.finish([logits, *caches])
-
-
-def _encoder_params(c: Whisper) -> int:
-    h = c.hidden
-    stem = c.mels * h * 3 + h + h * h * 3 + h + c.frames // 2 * h
-    layer = 4 * h * h + 3 * h + 8 * h * h + 5 * h + 4 * h
-    return stem + c.layers * layer + 2 * h
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -210,17 +210,6 @@ def _norm2d(net: Net, x: int, name: str) -> int:
     return net.permute(y, b, c, h, w)
 
 
-def _convnext_block(net: Net, x: int) -> int:
-    b, c, h, w = net.shape(x)
-    y = net.conv(x, c, 7, "conv_dw", groups=c, bias=True)
-    y = net.layer_norm(net.contiguous(net.permute(y, b, h, w, c)), "norm")
-    net.enter("mlp")
-    y = mlp(net, y, 4 * c)
-    net.exit()
-    y = net.mul(net.permute(y, b, c, h, w), net.reshape(net.weight("gamma", c), 1, c, 1, 1))
-    return net.add(y, x)
-
-
 def _convnext(r: Request) -> Graph:
     dims, depths = (128, 256, 512, 1024), (3, 3, 27, 3)
     r.multiple_of("image", 32, "a stem of 4 and three halvings")
@@ -232,7 +221,14 @@ def _convnext(r: Request) -> Graph:
             x = net.conv(_norm2d(net, x, "downsample.0"), dim, 2, "downsample.1", stride=2, padding=0, bias=True)
         with net.repeat(depth, "blocks"):
             inner = net.carry(x)
-            x = _convnext_block(net, inner)
+            b, c, h, w = net.shape(inner)
+            y = net.conv(inner, c, 7, "conv_dw", groups=c, bias=True)
+            y = net.layer_norm(net.contiguous(net.permute(y, b, h, w, c)), "norm")
+            net.enter("mlp")
+            y = mlp(net, y, 4 * c)
+            net.exit()
+            y = net.mul(net.permute(y, b, c, h, w), net.reshape(net.weight("gamma", c), 1, c, 1, 1))
+            x = net.add(y, inner)
             net.close_carry(inner, x)
         net.exit()
     x = net.layer_norm(net.reduce("mean", x, (2, 3)), "head.norm")
@@ -440,18 +436,6 @@ def clip_tower(net: Net, x: int, layers: int, heads: int, *, causal: bool) -> in
     return x
 
 
-def _clip_vision(net: Net, r: Request) -> int:
-    net.enter("vision_model")
-    x = patches(net, picture(net, r), 1024, 14, "embeddings.patch_embedding", bias=False)
-    x = with_class_token(net, x, "embeddings.class_embedding", 1024)
-    places = net.weight("embeddings.position_embedding.weight", net.shape(x)[1], 1024)
-    x = net.layer_norm(net.add(x, places), "pre_layrnorm")
-    x = clip_tower(net, x, 24, 16, causal=False)
-    x = net.layer_norm(net.slice(x, r.batch, 1024), "post_layernorm")
-    net.exit()
-    return net.linear(x, 768, "visual_projection")
-
-
 def _clip_text(net: Net, r: Request) -> int:
     net.enter("text_model")
     tokens = net.input("input_ids", TensorType((r.batch, r.seq), INT64))
@@ -473,7 +457,15 @@ def _clip(r: Request) -> Graph:
     r.multiple_of("image", 14, "vision_model.embeddings.patch_embedding takes whole patches")
     r.at_most("seq", 77, "text_model.embeddings.position_embedding.weight")
     net = Net(r.card.name, r.mode, r.precision, batch=r.batch, seq=r.seq, image=r.image)
-    pictures, texts = _unit(net, _clip_vision(net, r)), _unit(net, _clip_text(net, r))
+    net.enter("vision_model")
+    x = patches(net, picture(net, r), 1024, 14, "embeddings.patch_embedding", bias=False)
+    x = with_class_token(net, x, "embeddings.class_embedding", 1024)
+    places = net.weight("embeddings.position_embedding.weight", net.shape(x)[1], 1024)
+    x = net.layer_norm(net.add(x, places), "pre_layrnorm")
+    x = clip_tower(net, x, 24, 16, causal=False)
+    x = net.layer_norm(net.slice(x, r.batch, 1024), "post_layernorm")
+    net.exit()
+    pictures, texts = _unit(net, net.linear(x, 768, "visual_projection")), _unit(net, _clip_text(net, r))
     logits = net.node(
         "matmul", [texts, pictures], [net.type(r.batch, r.batch)], b=1, m=r.batch, n=r.batch, k=768, trans_b=True
     )[0]

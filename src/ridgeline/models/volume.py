@@ -41,11 +41,8 @@ def _unet(c: Levels, r: Request) -> Graph:
     for i in reversed(range(len(c.widths) - 1)):
         up = net.conv(x, c.widths[i], 2, f"up.{i}.transp", stride=2, padding=0, transposed=True)
         x = _pair(net, net.cat((up, skips[i]), 1), c.widths[i], f"up.{i}", c)
-    return _segment(net, c, net.conv(x, c.classes, 1, "head", bias=True))
-
-
-def _segment(net: Net, c: Levels, logits: int) -> Graph:
-    """A class for every voxel, or in training the cross-entropy (a dice term beside it costs next to nothing)."""
+    # A class for every voxel, or in training the cross-entropy (a dice term beside it costs next to nothing)
+    logits = net.conv(x, c.classes, 1, "head", bias=True)
     if not net.train:
         return net.finish([logits])
     shape, voxels = net.shape(logits), net.values[logits].type.numel // c.classes

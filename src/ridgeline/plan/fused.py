@@ -12,11 +12,7 @@ def with_attention(graph: Graph, backend: str) -> Graph:
     """The graph with a given attention library instead of the framework's own choice."""
     if not backend:
         return graph
-    return _mapped(graph, lambda n: _backed(n, backend))
-
-
-def _backed(node: Node, backend: str) -> Node:
-    return replace(node, attrs={**node.attrs, "backend": backend}) if node.op == "attention" else node
+    return _mapped(graph, lambda n: replace(n, attrs={**n.attrs, "backend": backend}) if n.op == "attention" else n)
 
 
 def with_permutes(graph: Graph) -> Graph:

@@ -39,7 +39,12 @@ def mesh_of(plan: Plan) -> Mesh:
 
 def rank_graph(graph: Graph, plan: Plan, *, fused: bool = True) -> Graph:
     """What one rank computes for one micro-batch, all layers: forward, and for training backward and optimizer."""
-    if plan.world == 1 and graph.mode == "train" and _is_plain(plan):
+    # One device, and the graph as it is
+    if (
+        plan.world == 1
+        and graph.mode == "train"
+        and (plan.recompute == "none" and plan.precision in ("bf16", "fp16", "fp32", "tf32") and not plan.attention)
+    ):
         return replace(graph, meta={**graph.meta, "networked": True})
     local = _local(graph, plan)
     if graph.mode != "train":
@@ -64,11 +69,6 @@ def _local(graph: Graph, plan: Plan) -> Graph:
         local = shard(local, mesh, ring=plan.cp_kind == "ring", imbalance=plan.expert_imbalance)
     local = replace(local, meta={**local.meta, **meta})
     return local if graph.mode != "train" else differentiate(local, optimizer=optimizer)
-
-
-def _is_plain(plan: Plan) -> bool:
-    """One device, and the graph as it is."""
-    return plan.recompute == "none" and plan.precision in ("bf16", "fp16", "fp32", "tf32") and not plan.attention
 
 
 def _rerun(local: Graph, plan: Plan) -> Graph:
@@ -124,33 +124,36 @@ def partition(graph: Graph, plan: Plan, *, fused: bool = True) -> Partition:
     if not any(isinstance(i, Block) for i in local.items):
         if plan.pp > 1:
             raise PlanError(f"{graph.name} has no repeated layers: nothing to cut into {plan.pp} pipeline stages")
-    return Partition(local, tuple(_pieces(local, plan.narrow_activations)))
-
-
-def _pieces(graph: Graph, narrow: bool) -> list[Piece]:
-    fore = recompute.forward_blocks(graph)
-    backs = dict(recompute.pairs(graph))
-    ids = _param_piece(graph, fore)
+    fore = recompute.forward_blocks(local)
+    backs = dict(recompute.pairs(local))
+    ids = _param_piece(local, fore)
     made = []
     for number, at in enumerate(fore):
-        block = graph.items[at]
+        block = local.items[at]
         assert isinstance(block, Block)
-        saved = recompute.saved_bytes(graph, at, backs[at], narrow=narrow) if at in backs else 0
-        again = max(0, int(graph.meta.get("layer_bytes", {}).get(at, saved)) - saved)
-        made.append(_piece(graph, f"{block.module or 'layer'}{number}", block.repeat, ids, number, saved,
-                           list(block.nodes), _carried_bytes(graph, block), again))  # fmt: skip
-    outside = [i for i in graph.items if isinstance(i, Node) and i.phase is Phase.FORWARD]
-    split = _before(graph, fore)
-    head = _piece(graph, HEAD, 1, ids, -1, 0, outside[:split], 0)
-    kept = _outside_saved(graph, fore)
-    tail = _piece(graph, TAIL, 1, ids, len(fore), kept, outside[split:], made[-1].carried_bytes if made else 0)
-    return [head, *made, tail]
-
-
-def _before(graph: Graph, fore: list[int]) -> int:
-    """Plain forward nodes that come before the first block."""
-    first = fore[0] if fore else len(graph.items)
-    return sum(isinstance(i, Node) and i.phase is Phase.FORWARD for i in graph.items[:first])
+        saved = recompute.saved_bytes(local, at, backs[at], narrow=plan.narrow_activations) if at in backs else 0
+        again = max(0, int(local.meta.get("layer_bytes", {}).get(at, saved)) - saved)
+        made.append(
+            _piece(
+                local,
+                f"{block.module or 'layer'}{number}",
+                block.repeat,
+                ids,
+                number,
+                saved,
+                list(block.nodes),
+                sum(local.values[c.inner].type.num_bytes for c in block.carries),
+                again,
+            )
+        )
+    outside = [i for i in local.items if isinstance(i, Node) and i.phase is Phase.FORWARD]
+    # Plain forward nodes that come before the first block
+    first = fore[0] if fore else len(local.items)
+    split = sum(isinstance(i, Node) and i.phase is Phase.FORWARD for i in local.items[:first])
+    head = _piece(local, HEAD, 1, ids, -1, 0, outside[:split], 0)
+    kept = _outside_saved(local, fore)
+    tail = _piece(local, TAIL, 1, ids, len(fore), kept, outside[split:], made[-1].carried_bytes if made else 0)
+    return Partition(local, (head, *made, tail))
 
 
 def _param_piece(graph: Graph, fore: list[int]) -> Mapping[int, int]:
@@ -194,18 +197,13 @@ def _piece(graph: Graph, name: str, repeat: int, ids: Mapping[int, int], number:
     frozen = sum(v.type.numel * v.count for v in weights)
     largest = max((graph.values[o].type.num_bytes for n in nodes for o in n.outputs), default=0)
     working = max(again, 2 * largest) if name != TAIL else largest // 2
-    layers = max(1, sum(_attends(graph, n) for n in nodes))
+    # The heart of a layer: attention, or the softmax over scores where attention is spelled out
+    layers = max(
+        1,
+        sum((n.op == "attention" or (n.op == "softmax" and len(graph.type_of(n.inputs[0]).shape) == 4)) for n in nodes),
+    )
     held = layers if number >= 0 and name != TAIL else 0
     return Piece(name, repeat, held, plain // repeat, experts // repeat, frozen // repeat, saved, working, carried)
-
-
-def _attends(graph: Graph, node: Node) -> bool:
-    """The heart of a layer: attention, or the softmax over scores where attention is spelled out."""
-    return node.op == "attention" or (node.op == "softmax" and len(graph.type_of(node.inputs[0]).shape) == 4)
-
-
-def _carried_bytes(graph: Graph, block: Block) -> int:
-    return sum(graph.values[c.inner].type.num_bytes for c in block.carries)
 
 
 def _outside_saved(graph: Graph, fore: list[int]) -> int:

@@ -156,20 +156,16 @@ def fused_pointwise(graph: Graph) -> Graph:
         kept = {root_of(values, i) for n in second.nodes if n.op not in FUSED | {"view"} for i in n.inputs}
         read = {root_of(values, i) for n in second.nodes for i in n.inputs}
         kept |= {r for r in read if r not in producers or producers[r].op not in FUSED}
-        cheap = _cheap(values, first, producers, kept)
+        # Elementwise nodes whose output nothing heavy needs and whose inputs are kept, resident or cheap themselves
+        found: set[int] = set()
+        for node in first.nodes:
+            if node.op not in FUSED or any(root_of(values, o) in kept for o in node.outputs):
+                continue
+            if all(_at_hand(values, i, producers, kept, found) for i in node.inputs):
+                found.add(id(node))
+        cheap = found
         items[back] = _rerun_block(values, first, second, lambda n, cheap=cheap: id(n) in cheap)  # type: ignore[misc]
     return _recounted(replace(graph, values=tuple(values), items=tuple(items)))
-
-
-def _cheap(values: Sequence[Value], block: Block, producers: dict[int, Node], kept: set[int]) -> set[int]:
-    """Elementwise nodes whose output nothing heavy needs and whose inputs are kept, resident or cheap themselves."""
-    found: set[int] = set()
-    for node in block.nodes:
-        if node.op not in FUSED or any(root_of(values, o) in kept for o in node.outputs):
-            continue
-        if all(_at_hand(values, i, producers, kept, found) for i in node.inputs):
-            found.add(id(node))
-    return found
 
 
 def _at_hand(values: Sequence[Value], value: int, producers: dict[int, Node], kept: set[int], found: set[int]) -> bool:

@@ -79,8 +79,16 @@ def _interleaved(pp: int, num_micro: int, vp: int) -> Schedule:
     """Each stage holds ``vp`` chunks and walks micro-batches in rounds of ``pp``, so the bubble shrinks by ``vp``."""
     if vp == 1:
         return _one_f_one_b(pp, num_micro, 1)
-    sizes = _rounds(pp, num_micro)
-    walk, largest = _walk(sizes, vp), max(sizes)
+    # Micro-batches that go through all chunks together: `pp` of them, or a few more where they do not divide
+    num = max(1, num_micro // pp)
+    each, more = divmod(num_micro, num)
+    sizes = [each + (i < more) for i in range(num)]
+    # (micro-batch, chunk) in the order of forwards: a round of micro-batches through all chunks, then the next
+    found, start = list[tuple[int, int]](), 0
+    for size in sizes:
+        found += [(m, c) for c in range(vp) for m in range(start, start + size)]
+        start += size
+    walk, largest = found, max(sizes)
     total = len(walk)
     orders = []
     for stage in range(pp):
@@ -92,22 +100,6 @@ def _interleaved(pp: int, num_micro: int, vp: int) -> Schedule:
             order += [Work(FORWARD, m, c), back[i]]
         orders.append((*order, *back[total - warm :]))
     return Schedule(tuple(orders), vp, False)
-
-
-def _rounds(pp: int, num_micro: int) -> list[int]:
-    """Micro-batches that go through all chunks together: ``pp`` of them, or a few more where they do not divide."""
-    num = max(1, num_micro // pp)
-    each, more = divmod(num_micro, num)
-    return [each + (i < more) for i in range(num)]
-
-
-def _walk(sizes: list[int], vp: int) -> list[tuple[int, int]]:
-    """(micro-batch, chunk) in the order of forwards: a round of micro-batches through all chunks, then the next."""
-    found, start = list[tuple[int, int]](), 0
-    for size in sizes:
-        found += [(m, c) for c in range(vp) for m in range(start, start + size)]
-        start += size
-    return found
 
 
 def _zero_bubble(pp: int, num_micro: int, vp: int) -> Schedule:

@@ -39,12 +39,8 @@ def sharding(*ops: str) -> Callable[[Rule], Rule]:
 
 def shard(graph: Graph, mesh: Mesh, *, ring: bool = True, imbalance: float = 1.0) -> Graph:
     """What one rank of ``mesh`` runs of a forward graph, with the collectives between."""
-    return Sharder(_ordered(graph), mesh, ring=ring, imbalance=imbalance).run()
 
-
-def _ordered(graph: Graph) -> Graph:
-    """Products with their operands as input, weight, bias; some frameworks name the bias first."""
-
+    # Products with their operands as input, weight, bias; some frameworks name the bias first
     def ordered(node: Node) -> Node:
         first = graph.values[node.inputs[0]].type.shape if node.op == "matmul" else (0, 0)
         if len(first) != 1 or len(node.inputs) != 3:
@@ -54,7 +50,7 @@ def _ordered(graph: Graph) -> Graph:
 
     items = tuple(replace(i, nodes=tuple(map(ordered, i.nodes))) if isinstance(i, Block) else ordered(i)
                   for i in graph.items)  # fmt: skip
-    return replace(graph, items=items)
+    return Sharder(replace(graph, items=items), mesh, ring=ring, imbalance=imbalance).run()
 
 
 class Sharder:
@@ -318,18 +314,15 @@ class Sharder:
                 return self._all(node, dim, unit, depth) if dim < rank - 2 else None
             return unit if dim == rank - 1 and node.inputs[0] == value else None
         if node.op in ("softmax", "norm", "reduce"):
-            return self._through_rows(node, dim, rank, unit, depth)
+            # Ops that work along rows: a split across rows passes, one within a row only on its way to a loss
+            if node.op == "reduce":
+                whole = dim not in {d % rank for d in node.attrs["dims"]} and node.attrs.get("keepdim", False)
+                return self._all(node, dim, unit, depth) if whole else None
+            if dim != rank - 1:
+                return self.column_unit(node.outputs[0], dim, unit, depth + 1)
+            ends = {n.op for o in node.outputs for n in self.consumers.get(o, [])}
+            return unit if node.op == "softmax" and ends and ends <= {"loss"} else None
         return unit if node.op in ("loss", "cross_entropy") else None
-
-    def _through_rows(self, node: Node, dim: int, rank: int, unit: int, depth: int) -> int | None:
-        """Ops that work along rows: a split across rows passes, one within a row only on its way to a loss."""
-        if node.op == "reduce":
-            whole = dim not in {d % rank for d in node.attrs["dims"]} and node.attrs.get("keepdim", False)
-            return self._all(node, dim, unit, depth) if whole else None
-        if dim != rank - 1:
-            return self.column_unit(node.outputs[0], dim, unit, depth + 1)
-        ends = {n.op for o in node.outputs for n in self.consumers.get(o, [])}
-        return unit if node.op == "softmax" and ends and ends <= {"loss"} else None
 
     def _through_view(self, node: Node, value: int, dim: int, unit: int, depth: int) -> int | None:
         shape = self.type(value).shape
@@ -795,7 +788,11 @@ def _loss(s: Sharder, node: Node) -> None:
 def _embedding(s: Sharder, node: Node) -> None:
     """A table of the vocabulary is split by rows; one of positions stays whole."""
     table, indices = node.inputs
-    local = s.settled(indices) if indices in s.env else s.resident(indices, _tokens(s, indices))
+    local = (
+        s.settled(indices)
+        if indices in s.env
+        else s.resident(indices, Layout(cp=s.rank(indices) - 1) if s.mesh.cp > 1 else WHOLE)
+    )
     have, rank = s.layout(indices), s.rank(node.outputs[0])
     vocabulary = s.mesh.tp > 1 and s.graph.values[indices].kind is Kind.INPUT
     w = s.resident(table, Layout(tp=0) if vocabulary else WHOLE)
@@ -807,7 +804,3 @@ def _embedding(s: Sharder, node: Node) -> None:
         s.env[node.outputs[0]] = s.settled(node.outputs[0])
     elif s.mesh.sequence and rank >= 3:
         s.env[node.outputs[0]] = s.moved(node.outputs[0], replace(out, tp=s._token_dim(node.outputs[0], out)))
-
-
-def _tokens(s: Sharder, indices: int) -> Layout:
-    return Layout(cp=s.rank(indices) - 1) if s.mesh.cp > 1 else WHOLE

@@ -117,8 +117,23 @@ def with_floors(trace: Trace, on: Device | str | None = None) -> tuple[Trace, Co
     columns = Columns.empty(len(trace))
     if device is not None and len(works):
         pricer = _Prices(pricer_of(device))
-        _price_ops(trace, works, priced_ops(trace, works), pricer, columns)
-        _price_copies(trace, works, pricer, columns)
+        caller = priced_ops(trace, works)
+        order = np.argsort(caller, kind="stable")
+        calls, first = np.unique(caller[order], return_index=True)
+        for op, members in zip(calls.tolist(), np.split(order, first[1:]), strict=True):
+            if op < 0:
+                continue
+            rows = works[members]
+            rows = rows[trace.of_kind(Kind.KERNEL, Kind.MEMSET)[rows]] if len(rows) < 64 else rows
+            if len(rows):
+                _share(trace, rows, pricer.op(trace, op, [trace.words[trace.name[i]] for i in rows]), columns)
+        sizes, copies = trace.optional("bytes"), trace.optional("copy")
+        for row in works[trace.of_kind(Kind.MEMCPY)[works]].tolist():
+            words = trace.words[copies[row]]
+            if sizes[row] > 0 and ("HtoD" in words or "DtoH" in words):
+                priced = pricer.site(copied(int(sizes[row]), pinned="pinned" in words.lower()))
+                if priced is not None:
+                    columns.fill(row, priced)
     return columns.beside(trace), _coverage(trace, works, columns.floor_s)
 
 
@@ -138,34 +153,12 @@ def priced_ops(trace: Trace, works: Index) -> Index:
     return np.where((found >= 0) & is_known[trace.name[np.maximum(found, 0)]], found, -1).astype(np.intp)
 
 
-def _price_ops(trace: Trace, works: Index, caller: Index, pricer: _Prices, columns: Columns) -> None:
-    order = np.argsort(caller, kind="stable")
-    calls, first = np.unique(caller[order], return_index=True)
-    for op, members in zip(calls.tolist(), np.split(order, first[1:]), strict=True):
-        if op < 0:
-            continue
-        rows = works[members]
-        rows = rows[trace.of_kind(Kind.KERNEL, Kind.MEMSET)[rows]] if len(rows) < 64 else rows
-        if len(rows):
-            _share(trace, rows, pricer.op(trace, op, [trace.words[trace.name[i]] for i in rows]), columns)
-
-
 def _share(trace: Trace, rows: Index, priced: Priced | None, columns: Columns) -> None:
     if priced is None:
         return
     weight = trace.duration_s[rows]
     weight = weight / weight.sum() if weight.sum() > 0 else np.full(len(rows), 1.0 / len(rows))
     columns.fill(rows, priced, weight)
-
-
-def _price_copies(trace: Trace, works: Index, pricer: _Prices, columns: Columns) -> None:
-    sizes, copies = trace.optional("bytes"), trace.optional("copy")
-    for row in works[trace.of_kind(Kind.MEMCPY)[works]].tolist():
-        words = trace.words[copies[row]]
-        if sizes[row] > 0 and ("HtoD" in words or "DtoH" in words):
-            priced = pricer.site(copied(int(sizes[row]), pinned="pinned" in words.lower()))
-            if priced is not None:
-                columns.fill(row, priced)
 
 
 class _Prices:

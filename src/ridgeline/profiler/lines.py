@@ -20,7 +20,7 @@ def with_lines(trace: Trace, stacked: Trace) -> Trace:
     source = np.zeros(len(trace), dtype=np.int64)
     for mine, theirs in zip(_threads(trace), _threads(stacked), strict=False):
         names = [stacked.words[i] for i in stacked.name[theirs]]
-        for part in _by_step(trace, mine):
+        for part in [mine[trace.step[mine] == step] for step in np.unique(trace.step[mine])]:
             partner = align([trace.words[i] for i in trace.name[part]], names)
             hit = partner >= 0
             source[part[hit]] = stacked.source[theirs[partner[hit]]]
@@ -58,10 +58,6 @@ def _threads(trace: Trace) -> list[Index]:
     numbers, counts = np.unique(trace.thread[ops], return_counts=True)
     order = numbers[np.argsort(-counts, kind="stable")]
     return [trace.in_order(ops & (trace.thread == number)) for number in order]
-
-
-def _by_step(trace: Trace, ops: Index) -> list[Index]:
-    return [ops[trace.step[ops] == step] for step in np.unique(trace.step[ops])]
 
 
 def _spread(trace: Trace, source: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -46,7 +46,10 @@ def paths(models: Iterable[nn.Module]) -> dict[str, nn.Module]:
             full = (path if not place else f"{top}.{path}") if path else top
             if id(module) not in seen:
                 seen.add(id(module))
-                found[_free(full, found)] = module
+                number = 1
+                while (name := full if number == 1 else f"{full}~{number}") in found:
+                    number += 1
+                found[name] = module
     return found
 
 
@@ -67,13 +70,6 @@ def _forward_line(module: nn.Module) -> str:
     file = Path(code.co_filename)
     here = Path.cwd()
     return f"{file.relative_to(here) if file.is_relative_to(here) else file.name}:{code.co_firstlineno}"
-
-
-def _free(path: str, taken: dict[str, nn.Module]) -> str:
-    number = 1
-    while (name := path if number == 1 else f"{path}~{number}") in taken:
-        number += 1
-    return name
 
 
 @contextmanager
@@ -163,7 +159,11 @@ class Masks:
         if torch.compiler.is_compiling():
             return
         for name, value in kwargs.items():
-            if _is_mask(name, value):
+            if (isinstance(value, torch.Tensor)
+        and "mask" in name
+        and not OTHER_MASKS.search(name)
+        and value.dim() == 2
+        and not value.dtype.is_floating_point):
                 self.kept[f"{type(module).__name__}.{name}"] = value
 
     def close(self) -> list[dict[str, Any]]:
@@ -178,16 +178,6 @@ class Masks:
         ]
         self.kept.clear()
         return rows
-
-
-def _is_mask(name: str, value: Any) -> bool:
-    return (
-        isinstance(value, torch.Tensor)
-        and "mask" in name
-        and not OTHER_MASKS.search(name)
-        and value.dim() == 2
-        and not value.dtype.is_floating_point
-    )
 
 
 def _is_of_texts(name: str, mask: torch.Tensor) -> bool:

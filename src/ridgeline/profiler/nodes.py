@@ -99,13 +99,16 @@ def _node_run(line: Any, turn: int, seen: dict[str, int]) -> NodeRun:
     label = f"{module or 'top'}/{name}"
     seen[label] = seen.get(label, 0) + 1
     label = label if seen[label] == 1 else f"{label}~{seen[label]}"
-    return NodeRun(label, module, canonical(_aten(name)), str(node.phase), line.floor_s, line.busy_s * line.stretch)
-
-
-def _aten(target: str) -> str:
-    """``aten.mm.default`` as ``mm``; in-place forms as the plain ones."""
-    parts = target.split(".")
-    return base_name(parts[1] if len(parts) > 1 else parts[0])
+    # `aten.mm.default` as `mm`; in-place forms as the plain ones
+    parts = name.split(".")
+    return NodeRun(
+        label,
+        module,
+        canonical(base_name(parts[1] if len(parts) > 1 else parts[0])),
+        str(node.phase),
+        line.floor_s,
+        line.busy_s * line.stretch,
+    )
 
 
 def canonical(name: str) -> str:
@@ -127,7 +130,10 @@ def with_nodes(trace: Trace, prediction: Prediction) -> tuple[Trace, Matched]:
     for ops in _steps(trace, np.unique(caller[caller >= 0])):
         partner = align([canonical(base_name(trace.words[i])) for i in trace.name[ops]], [run.key for run in runs])
         num_ops, num_matched = num_ops + len(ops), num_matched + int((partner >= 0).sum())
-        members = _members(ops, works, caller)
+        order = np.argsort(caller, kind="stable")
+        first = np.searchsorted(caller[order], ops, side="left")
+        last = np.searchsorted(caller[order], ops, side="right")
+        members = {int(op): works[order[a:b]] for op, a, b in zip(ops, first, last, strict=True)}
         for op, place in zip(ops.tolist(), partner.tolist(), strict=True):
             if place >= 0:
                 columns.set(members[op], runs[place])
@@ -166,13 +172,6 @@ def _steps(trace: Trace, ops: Index) -> Iterator[Index]:
     ordered = ops[np.argsort(trace.start_s[ops], kind="stable")]
     for step in np.unique(trace.step[ordered]):
         yield ordered[trace.step[ordered] == step]
-
-
-def _members(ops: Index, works: Index, caller: Index) -> dict[int, Index]:
-    order = np.argsort(caller, kind="stable")
-    first = np.searchsorted(caller[order], ops, side="left")
-    last = np.searchsorted(caller[order], ops, side="right")
-    return {int(op): works[order[a:b]] for op, a, b in zip(ops, first, last, strict=True)}
 
 
 class _Columns:

@@ -421,19 +421,19 @@ def _gather(seen: Seen) -> Meaning:
 # ---------------------------------------------------------------- streams
 
 
-def _broadcast(tensors: Sequence[TensorType]) -> tuple[int, ...]:
-    rank = max(len(t.shape) for t in tensors)
-    padded = [(1,) * (rank - len(t.shape)) + t.shape for t in tensors]
-    return tuple(max(sizes) if 0 not in sizes else 0 for sizes in zip(*padded, strict=True))
-
-
 def _pointwise(seen: Seen) -> Meaning:
     ins = [t for t in seen.ins if t.shape] or list(seen.ins)
     if not ins:
         raise LookupError(f"{seen.name} has no tensors")
     kinds = [t.dtype for t in ins if t.dtype.family == "float"] or [ins[0].dtype]
     kind = max(kinds, key=lambda d: d.bits)
-    out = tensor(_broadcast(ins), "bool" if seen.name in _COMPARES else kind, ins[0].layout)
+    rank = max(len(t.shape) for t in ins)
+    padded = [(1,) * (rank - len(t.shape)) + t.shape for t in ins]
+    out = tensor(
+        tuple(max(sizes) if 0 not in sizes else 0 for sizes in zip(*padded, strict=True)),
+        "bool" if seen.name in _COMPARES else kind,
+        ins[0].layout,
+    )
     fn = "dropout" if seen.name == "native_dropout" else seen.name
     return "pointwise", {"fn": fn}, (out,)
 
@@ -460,16 +460,12 @@ def _cat(seen: Seen) -> Meaning:
     return "copy", {"fn": "cat", "dim": dim % len(shape)}, (tensor(tuple(shape), parts[0].dtype),)
 
 
-def _members(seen: Seen) -> tuple[TensorType, ...]:
-    """Tensors of the first list; recordings leave long lists out."""
-    if not seen.lists or not seen.lists[0]:
-        raise LookupError(f"the tensors of {seen.name} were not recorded")
-    return seen.lists[0]
-
-
 @rule("_fused_adamw _fused_adam")
 def _adamw(seen: Seen) -> Meaning:
-    params = _members(seen)
+    # Tensors of the first list; recordings leave long lists out
+    if not seen.lists or not seen.lists[0]:
+        raise LookupError(f"the tensors of {seen.name} were not recorded")
+    params = seen.lists[0]
     attrs = {"fn": "adamw", "num_tensors": len(params), "numel": sum(one.numel for one in params)}
     return "optimizer", attrs, params
 

@@ -81,7 +81,12 @@ class Run:
         self.models = [model] if isinstance(model, nn.Module) else list(model or ())
         self.file = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="ridgeline-")) / "trace.json"
         self._lines = self.file.with_name(self.file.stem + ".lines.json")
-        self._check_file()
+        if not self.file.parent.is_dir():
+            raise InputError(f"cannot write {self.file}: there is no folder {self.file.parent}")
+        if self.file.suffix != ".json":
+            raise InputError(f"{self.file}: a recording is written as JSON, give it a name that ends in .json")
+        for old in (self.file, self._lines):
+            old.unlink(missing_ok=True)
         self.state = BLOCK
         self.facts: dict[str, Any] = {}
         self.notes: list[str] = []
@@ -89,14 +94,6 @@ class Run:
         self._session: _Session | None = None
         self._trace: Trace | None = None
         self._num_left = 0
-
-    def _check_file(self) -> None:
-        if not self.file.parent.is_dir():
-            raise InputError(f"cannot write {self.file}: there is no folder {self.file.parent}")
-        if self.file.suffix != ".json":
-            raise InputError(f"{self.file}: a recording is written as JSON, give it a name that ends in .json")
-        for old in (self.file, self._lines):
-            old.unlink(missing_ok=True)  # what an earlier run left is not this run's
 
     # ---------------------------------------------------------------- the user's side
 
@@ -127,9 +124,16 @@ class Run:
         elif self.state == RECORDING:
             self._recorded()
         elif self.state == PAUSING:
-            self._start_lines()
+            # A step later: PyTorch's stack tracer corrupts memory if it starts in the call that ended another session
+            self._open(stack=True)
+            self._require().begin([])
+            self.state = TRACING_LINES
         elif self.state == TRACING_LINES:
-            self._traced_lines()
+            session = self._require()
+            session.end()
+            session.export(self._lines, {})
+            self._session = None
+            self.state = DONE
 
     @property
     def done(self) -> bool:
@@ -196,19 +200,6 @@ class Run:
         self._close(session, self.file, self.wanted.steps)
         self.state = PAUSING if self.wanted.stack else DONE
 
-    def _start_lines(self) -> None:
-        """A step later: PyTorch's stack tracer corrupts memory if it starts in the call that ended another session."""
-        self._open(stack=True)
-        self._require().begin([])
-        self.state = TRACING_LINES
-
-    def _traced_lines(self) -> None:
-        session = self._require()
-        session.end()
-        session.export(self._lines, {})
-        self._session = None
-        self.state = DONE
-
     def _finish_early(self) -> None:
         """The program ended within the recording: what there is, is kept."""
         session = self._require()
@@ -249,7 +240,16 @@ class Run:
         wall_s = session.end()
         samples = session.samples
         if self.state == RECORDING:
-            self._note_overhead(wall_s / num_steps)
+            profiled_s = wall_s / num_steps
+            self.facts["profiled_step_s"] = profiled_s
+            base_s = self.facts.get("unprofiled_step_s")
+            if base_s:
+                self.facts["overhead_frac"] = profiled_s / base_s - 1.0
+                noise = self.facts.get("unprofiled_spread_s", 0.0)
+                seen = "" if abs(profiled_s - base_s) > 2 * noise else ", which is within the noise of the step"
+                self.notes.append(
+                    f"recorded steps take {profiled_s * 1e3:.3f} ms: {profiled_s / base_s - 1.0:+.1%} overhead{seen}"
+                )
         if session.num_modules == 0 and self.wanted.modules:
             self.notes.append("no module was found to name: pass the model with profile(model=…)")
         if samples is not None and samples.source not in ("NVML", "nvidia-smi"):
@@ -261,17 +261,6 @@ class Run:
         self.facts["module_lines"] = session.module_lines
         session.export(path, self.facts | {"counters": _columns(samples)})
         self._session = None
-
-    def _note_overhead(self, profiled_s: float) -> None:
-        self.facts["profiled_step_s"] = profiled_s
-        base_s = self.facts.get("unprofiled_step_s")
-        if base_s:
-            self.facts["overhead_frac"] = profiled_s / base_s - 1.0
-            noise = self.facts.get("unprofiled_spread_s", 0.0)
-            seen = "" if abs(profiled_s - base_s) > 2 * noise else ", which is within the noise of the step"
-            self.notes.append(
-                f"recorded steps take {profiled_s * 1e3:.3f} ms: {profiled_s / base_s - 1.0:+.1%} overhead{seen}"
-            )
 
     def _read(self) -> Trace:
         if not self.file.exists():

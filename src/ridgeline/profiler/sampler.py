@@ -76,21 +76,17 @@ def reader(index: int) -> tuple[Callable[[], Sample] | None, str]:
     try:
         board = Board(index)
         if board.power_w() == board.power_w():
-            return lambda: _from_nvml(board), "NVML"
+            return lambda: {
+                "power_w": board.power_w(),
+                "clock_hz": board.clock_hz(1),
+                "dram_hz": board.clock_hz(2),
+                "temperature_c": board.temperature_c(),
+            }, "NVML"
     except (RidgelineError, OSError, AttributeError):
         pass
     if shutil.which("nvidia-smi") and _from_smi(index):
         return lambda: _from_smi(index), "nvidia-smi"
     return None, "none: no NVIDIA driver answers, so power and clocks are not in the trace"
-
-
-def _from_nvml(board: Board) -> Sample:
-    return {
-        "power_w": board.power_w(),
-        "clock_hz": board.clock_hz(1),
-        "dram_hz": board.clock_hz(2),
-        "temperature_c": board.temperature_c(),
-    }
 
 
 def _from_smi(index: int) -> Sample:

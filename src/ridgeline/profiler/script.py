@@ -53,26 +53,18 @@ def _execute(target: str, module: bool) -> tuple[int, str]:
         else:
             runpy.run_path(target, run_name="__main__")
     except SystemExit as leave:
-        return _exit_code(leave)
+        if leave.code is None or isinstance(leave.code, int):
+            return leave.code or 0, ""
+        return 1, str(leave.code)
     except Exception:
-        return 1, _their_traceback()
+        # From the first line of the program on: how it was started is not its author's concern
+        kind, error, where = sys.exc_info()
+        while where is not None and where.tb_frame.f_code.co_filename.endswith(("profiler/script.py", "runpy.py")):
+            where = where.tb_next
+        while where is not None and where.tb_frame.f_code.co_filename == "<frozen runpy>":
+            where = where.tb_next
+        return 1, "".join(traceback.format_exception(kind, error, where))
     return 0, ""
-
-
-def _exit_code(leave: SystemExit) -> tuple[int, str]:
-    if leave.code is None or isinstance(leave.code, int):
-        return leave.code or 0, ""
-    return 1, str(leave.code)
-
-
-def _their_traceback() -> str:
-    """From the first line of the program on: how it was started is not its author's concern."""
-    kind, error, where = sys.exc_info()
-    while where is not None and where.tb_frame.f_code.co_filename.endswith(("profiler/script.py", "runpy.py")):
-        where = where.tb_next
-    while where is not None and where.tb_frame.f_code.co_filename == "<frozen runpy>":
-        where = where.tb_next
-    return "".join(traceback.format_exception(kind, error, where))
 
 
 @contextmanager

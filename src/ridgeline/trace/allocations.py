@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,15 +47,7 @@ def allocations_of(gathered: Gathered, *, exact: bool) -> Allocations:
     order = np.flatnonzero(at != BAD_TIME)
     order = order[np.argsort(at[order], kind="stable")]
     places = [(str(event[1]), str(event[2])) for event in events]
-    found = _blocks(order, at, address, size, device, places)
-    found.totals = _totals(order, at, size, device, allocated, reserved)
-    return found
-
-
-def _blocks(
-    order: NDArray[np.intp], at: Ints, address: Ints, size: Ints, device: NDArray[np.int32], places: list[Any]
-) -> Allocations:
-    """An allocation until the next event at its address, which frees it, or the recording's end."""
+    # An allocation until the next event at its address, which frees it, or the recording's end
     last = int(at[order[-1]]) if len(order) else 0
     known = order[address[order] >= 0]
     known = known[np.lexsort((np.arange(len(known)), address[known], device[known]))]  # by address, then time
@@ -67,7 +58,9 @@ def _blocks(
     rows, ends = known[made], ends[made]
     by_time = np.argsort(at[rows], kind="stable")
     rows, ends = rows[by_time], ends[by_time]
-    return Allocations(at[rows], ends, size[rows], device[rows], [places[row] for row in rows.tolist()])
+    found = Allocations(at[rows], ends, size[rows], device[rows], [places[row] for row in rows.tolist()])
+    found.totals = _totals(order, at, size, device, allocated, reserved)
+    return found
 
 
 def _totals(

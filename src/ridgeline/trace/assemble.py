@@ -39,7 +39,18 @@ def assembled(path: Path, gathered: Gathered, document: Document, rank: int | No
     _place_by_label(gathered)
     facts = document.own
     names = _without_addresses(gathered)
-    kind = _kinds(gathered, names)
+    # A kind for each different (category, name, place on a device), then for each row
+    category, device = gathered.column("category", np.int32), gathered.column("on_device", np.bool_)
+    code = (category.astype(np.int64) * 2 + device) * (len(gathered.words) + 1) + names
+    different, first, inverse = np.unique(code, return_index=True, return_inverse=True)
+    categories = gathered.categories.frozen()
+    words = gathered.words.frozen()
+    kinds = np.fromiter(
+        (kind_of(categories[category[i]], words[names[i]], on_device=bool(device[i])) for i in first),
+        dtype=np.int8,
+        count=len(different),
+    )
+    kind = np.asarray(kinds[inverse], dtype=np.int8)
     places = _Places(gathered, facts)
     held = allocations_of(gathered, exact=document.exact)
     rows = _rows(gathered, names, kind, places, held, document.exact)
@@ -75,21 +86,6 @@ def _without_addresses(gathered: Gathered) -> Ids:
     for number, word in moved.items():
         table[number] = words[word]
     return np.asarray(table[names], dtype=np.int32)
-
-
-def _kinds(gathered: Gathered, names: Ids) -> NDArray[np.int8]:
-    """A kind for each different (category, name, place on a device), then for each row."""
-    category, device = gathered.column("category", np.int32), gathered.column("on_device", np.bool_)
-    code = (category.astype(np.int64) * 2 + device) * (len(gathered.words) + 1) + names
-    different, first, inverse = np.unique(code, return_index=True, return_inverse=True)
-    categories = gathered.categories.frozen()
-    words = gathered.words.frozen()
-    kinds = np.fromiter(
-        (kind_of(categories[category[i]], words[names[i]], on_device=bool(device[i])) for i in first),
-        dtype=np.int8,
-        count=len(different),
-    )
-    return np.asarray(kinds[inverse], dtype=np.int8)
 
 
 class _Places:
@@ -140,7 +136,12 @@ def _rows(
     if gathered.flows and "correlation" not in gathered.sparse:
         correlation[:num] = _from_flows(gathered, exact=exact)
     if gathered.own:
-        device, stream, thread = _own_places(places, place)
+        # Device, stream and thread as our own writer noted them for each lane
+        lanes = [places.own.get(pair, {}) for pair in places.pairs]
+        found = [
+            np.array([_whole(lane.get(key)) for lane in lanes], np.int32) for key in ("device", "stream", "thread")
+        ]
+        device, stream, thread = found[0][place], found[1][place], found[2][place]
     ends = start + gathered.column("duration", np.int64)
     starts = np.concatenate((start, held.start))
     return Rows(
@@ -196,13 +197,6 @@ def _device_and_stream(gathered: Gathered, kind: NDArray[np.int8], places: _Plac
     )
 
 
-def _own_places(places: _Places, place: Ids) -> tuple[Ids, Ids, Ids]:
-    """Device, stream and thread as our own writer noted them for each lane."""
-    lanes = [places.own.get(pair, {}) for pair in places.pairs]
-    found = [np.array([_whole(lane.get(key)) for lane in lanes], np.int32) for key in ("device", "stream", "thread")]
-    return found[0][place], found[1][place], found[2][place]
-
-
 def _whole(value: Any) -> int:
     return value if isinstance(value, int) and -1 <= value < 2**31 else -1
 
@@ -242,7 +236,29 @@ def _table(
     origin = int(rows.start.min(initial=2**62)) if len(rows.start) else 0
     rows.end[gathered.num_rows :] = held.end
     lane, ranks = _lanes(gathered, rows, places, rank)
-    extra = _extra(gathered, rows, stacks, held)
+    # Optional columns that at least one row has
+    more = len(held.start)
+    found: dict[str, Column] = {}
+    for name in gathered.sparse:
+        if name in VOCABULARY and name not in ("grid", "block"):
+            kind = np.int32 if VOCABULARY[name] is str else VOCABULARY[name]
+            found[name] = _longer(gathered.argument(name, absent_of(name), kind), more, absent_of(name))
+    for name in ("grid", "block"):
+        if name in gathered.sparse:
+            found[name] = _longer(_sizes(gathered, name), more, -1)
+    if "occupancy" in gathered.sparse:
+        found["occupancy_frac"] = _longer(gathered.argument("occupancy", np.nan, np.float64) / 100, more, np.nan)
+    if not gathered.own:
+        found |= _copies(rows)
+        found |= _collectives(gathered, rows, stacks, more)
+    if more:
+        sizes = found.get("bytes", np.full(len(rows.start), -1, dtype=np.int64))
+        sizes[gathered.num_rows :] = held.num_bytes
+        found["bytes"] = sizes
+    for name in ("correlation", "external", "sequence"):
+        if name in found and not (found[name] >= 0).any():
+            del found[name]
+    extra = found
     base_ns = document.head.get("baseTimeNanoseconds")
     own_origin = facts.get("origin_ns")
     base_ns = base_ns if isinstance(base_ns, int) and abs(base_ns + origin) < MAX_NS else 0
@@ -294,32 +310,6 @@ def _lanes(gathered: Gathered, rows: Rows, places: _Places, rank: int) -> tuple[
     lane[streams] = np.array(names or [0], dtype=np.int32)[inverse]
     lane[rows.kind == Kind.ALLOCATION] = rows.words["memory"]
     return lane, ranks
-
-
-def _extra(gathered: Gathered, rows: Rows, stacks: Stacks, held: Allocations) -> dict[str, Column]:
-    """Optional columns that at least one row has."""
-    more = len(held.start)
-    found: dict[str, Column] = {}
-    for name in gathered.sparse:
-        if name in VOCABULARY and name not in ("grid", "block"):
-            kind = np.int32 if VOCABULARY[name] is str else VOCABULARY[name]
-            found[name] = _longer(gathered.argument(name, absent_of(name), kind), more, absent_of(name))
-    for name in ("grid", "block"):
-        if name in gathered.sparse:
-            found[name] = _longer(_sizes(gathered, name), more, -1)
-    if "occupancy" in gathered.sparse:
-        found["occupancy_frac"] = _longer(gathered.argument("occupancy", np.nan, np.float64) / 100, more, np.nan)
-    if not gathered.own:
-        found |= _copies(rows)
-        found |= _collectives(gathered, rows, stacks, more)
-    if more:
-        sizes = found.get("bytes", np.full(len(rows.start), -1, dtype=np.int64))
-        sizes[gathered.num_rows :] = held.num_bytes
-        found["bytes"] = sizes
-    for name in ("correlation", "external", "sequence"):
-        if name in found and not (found[name] >= 0).any():
-            del found[name]
-    return found
 
 
 def _longer(column: Column, more: int, absent: float) -> Column:
@@ -414,12 +404,6 @@ def _notes(gathered: Gathered, document: Document, facts: Mapping[str, Any]) -> 
 _META_TYPES: Mapping[str, type] = {"grid_ns": int, "devices": list, "distributed": dict, "ridgeline": dict}
 
 
-def _own_meta(given: Any) -> dict[str, Any]:
-    """What our writer noted; entries that are not what they are called are left out."""
-    entries = given.items() if isinstance(given, dict) else ()
-    return {key: value for key, value in entries if isinstance(value, _META_TYPES.get(key, object))}
-
-
 def _meta(
     path: Path,
     gathered: Gathered,
@@ -433,7 +417,10 @@ def _meta(
     devices = head.get("deviceProperties")
     distributed = head.get("distributedInfo")
     labels = ((pid, tid, places.label(pid, tid)) for pid, tid in places.threads)
-    meta = _own_meta(facts.get("meta"))
+    # What our writer noted; entries that are not what they are called are left out
+    given = facts.get("meta")
+    entries = given.items() if isinstance(given, dict) else ()
+    meta = {key: value for key, value in entries if isinstance(value, _META_TYPES.get(key, object))}
     meta |= {
         "format": "ridgeline" if gathered.own else "kineto" if "schemaVersion" in head or devices else "chrome",
         "source_file": path.name,

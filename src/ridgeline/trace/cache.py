@@ -52,15 +52,11 @@ def cached(path: Path, read: Callable[[], Trace], variant: str = "") -> Trace:
     with contextlib.suppress(OSError, InputError, TypeError):
         kept.parent.mkdir(parents=True, exist_ok=True)
         save(trace, kept)
-        _prune(kept.parent)
+        # The oldest go first
+        files = sorted(((f.stat().st_mtime, f.stat().st_size, f) for f in kept.parent.glob("*.trace")), reverse=True)
+        total = 0
+        for _, size, file in files:
+            total += size
+            if total > MAX_BYTES:
+                file.unlink(missing_ok=True)
     return trace
-
-
-def _prune(kept: Path) -> None:
-    """The oldest go first."""
-    files = sorted(((f.stat().st_mtime, f.stat().st_size, f) for f in kept.glob("*.trace")), reverse=True)
-    total = 0
-    for _, size, file in files:
-        total += size
-        if total > MAX_BYTES:
-            file.unlink(missing_ok=True)

@@ -48,13 +48,15 @@ def _lanes(trace: Trace) -> Lanes:
     keys = {(int(trace.rank[rows[0]]), trace.words[trace.lane[rows[0]]]): rows for rows in groups}
     found: Lanes = {}
     for rank in sorted({rank for rank, _ in keys}):
-        lanes = sorted((lane for r, lane in keys if r == rank), key=lambda lane: (lane != "host", _natural(lane)))
+        lanes = sorted(
+            (lane for r, lane in keys if r == rank),
+            key=lambda lane: (
+                lane != "host",
+                [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", lane) if part],
+            ),
+        )
         found |= {(rank, lane): (rank + 1, tid, keys[rank, lane]) for tid, lane in enumerate(lanes, start=1)}
     return found
-
-
-def _natural(text: str) -> list[tuple[int, int | str]]:
-    return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", text) if part]
 
 
 def _facts(trace: Trace) -> dict[str, Any]:
@@ -155,18 +157,14 @@ def _modules(trace: Trace, spans: Index, pid: int, tid: int) -> Iterator[Event]:
     for i in spans.tolist():
         path = trace.words[trace.module[i]].split(".") if trace.words[trace.module[i]] else []
         start_ns = _ns(float(trace.start_s[i]))
-        kept = _common(path, opened)
+        num = 0
+        while num < len(path) and num < len(opened) and path[num] == opened[num][0]:
+            num += 1
+        kept = num
         yield from _closed(opened, kept, last_ns, pid, tid)
         opened += [(part, start_ns) for part in path[kept:]]
         last_ns = max(start_ns, _ns(float(trace.start_s[i]) + float(trace.duration_s[i])))
     yield from _closed(opened, 0, last_ns, pid, tid)
-
-
-def _common(path: list[str], opened: list[tuple[str, int]]) -> int:
-    num = 0
-    while num < len(path) and num < len(opened) and path[num] == opened[num][0]:
-        num += 1
-    return num
 
 
 def _closed(opened: list[tuple[str, int]], kept: int, end_ns: int, pid: int, tid: int) -> Iterator[Event]:

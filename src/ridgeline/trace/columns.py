@@ -132,7 +132,13 @@ def _numbers(values: Sequence[Any]) -> NDArray[np.float64]:
 
 def _exact_ns(value: Any) -> int:
     """The nanoseconds a decimal text says, which a float would round."""
-    text = value if isinstance(value, str) else str(value) if isinstance(value, (int, float)) else _decoded(value)
+    text = (
+        value
+        if isinstance(value, str)
+        else str(value)
+        if isinstance(value, (int, float))
+        else ("" if isinstance(value, (list, dict)) or not is_given(value) else bytes(value).decode("utf-8", "replace"))
+    )
     whole, _, fraction = text.strip('" ').partition(".")
     try:
         micros = int(whole)
@@ -141,10 +147,6 @@ def _exact_ns(value: Any) -> int:
         number = _float(text)
         return round(number * 1000) if math.isfinite(number) and abs(number) < _MAX_US else BAD_TIME
     return (micros * 1000 + (nanos if micros >= 0 else -nanos)) if abs(micros) < _MAX_US else BAD_TIME
-
-
-def _decoded(value: Any) -> str:
-    return "" if isinstance(value, (list, dict)) or not is_given(value) else bytes(value).decode("utf-8", "replace")
 
 
 def durations_ns(values: Sequence[Any], *, in_ns: bool) -> tuple[Ints, int]:

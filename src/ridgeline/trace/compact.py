@@ -24,7 +24,19 @@ _SERIALS = ("id", *(f"args.{name}" for name in ("External id", "correlation", "S
 
 def packed(head: dict[str, Any], events: list[Event]) -> bytes:
     """A Chrome trace's head and events as columns, xz around them; times keep their nanoseconds."""
-    document = {"form": FORM, "head": head, **_columns([_flat(event) for event in events])}
+    document = {
+        "form": FORM,
+        "head": head,
+        **_columns(
+            [
+                (
+                    {k: v for k, v in event.items() if k != "args"}
+                    | {f"args.{k}": v for k, v in event.get("args", {}).items()}
+                )
+                for event in events
+            ]
+        ),
+    }
     return lzma.compress(json.dumps(document, separators=(",", ":")).encode(), preset=6)
 
 
@@ -37,7 +49,11 @@ def unpacked(data: bytes, where: str) -> dict[str, Any]:
     if not isinstance(document, dict) or document.get("form") != FORM:
         raise InputError(f"{where} is no trace stored by column: it does not say {FORM!r}")
     try:
-        return {**document["head"], "traceEvents": _events(document)}
+        words = [json.loads(word) for word in document["words"]]
+        found = []
+        for table in document["tables"]:
+            found += _nested({field: _values(field, column, words) for field, column in table.items()})
+        return {**document["head"], "traceEvents": sorted(found, key=_order)}
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
         raise InputError(f"{where} is damaged: its columns do not fit together ({error!r}); copy it again") from None
 
@@ -61,10 +77,6 @@ def read_compact(path: Path, *, rank: int | None = None) -> Trace:
         copy.write_text(json.dumps(document, separators=(",", ":")), encoding="utf-8")
         trace = read_kineto(copy, rank=rank)
     return replace(trace, title=path.name, meta={**trace.meta, "source_file": path.name})
-
-
-def _flat(event: Event) -> Event:
-    return {k: v for k, v in event.items() if k != "args"} | {f"args.{k}": v for k, v in event.get("args", {}).items()}
 
 
 def _columns(events: list[Event]) -> dict[str, Any]:
@@ -100,14 +112,6 @@ def _sums(values: list[int]) -> list[int]:
         total += value
         found.append(total)
     return found
-
-
-def _events(document: dict[str, Any]) -> list[Event]:
-    words = [json.loads(word) for word in document["words"]]
-    found = []
-    for table in document["tables"]:
-        found += _nested({field: _values(field, column, words) for field, column in table.items()})
-    return sorted(found, key=_order)
 
 
 def _values(field: str, column: list[Any], words: list[Any]) -> list[Any]:

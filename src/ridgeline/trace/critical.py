@@ -115,7 +115,13 @@ class _Walk:
         self.trace, self.low, self.high, self.arrivals = trace, low, high, arrivals
         self.start, self.end = trace.start_ns, trace.end_ns
         work = np.flatnonzero(trace.gpu & (self.end > low) & (self.start < high))
-        self.on_stream = _per_lane(trace, work, self.start)
+        # Starts and spans of each stream, in order
+        found: Lanes = {}
+        for row in work[np.argsort(self.start[work], kind="stable")].tolist():
+            starts, spans = found.setdefault(_lane(trace, row), ([], []))
+            starts.append(int(self.start[row]))
+            spans.append(row)
+        self.on_stream = found
         self.by_end: dict[int, tuple[list[int], list[int]]] = {}
         for rank in np.unique(trace.rank[work]).tolist():
             rows = work[trace.rank[work] == rank]
@@ -301,16 +307,6 @@ def _lane(trace: Trace, span: int) -> tuple[int, int, int]:
 
 Lanes = dict[tuple[int, int, int], tuple[list[int], list[int]]]
 Threads = dict[tuple[int, int], tuple[list[int], list[int]]]
-
-
-def _per_lane(trace: Trace, rows: Index, start: Nanos) -> Lanes:
-    """Starts and spans of each stream, in order."""
-    found: Lanes = {}
-    for row in rows[np.argsort(start[rows], kind="stable")].tolist():
-        starts, spans = found.setdefault(_lane(trace, row), ([], []))
-        starts.append(int(start[row]))
-        spans.append(row)
-    return found
 
 
 def _per_thread(trace: Trace, rows: Index, times: Nanos) -> Threads:

@@ -74,30 +74,23 @@ def kind_of(category: str, name: str, *, on_device: bool) -> Kind:
     if kind is None:
         kind = Kind.KERNEL if on_device else Kind.OTHER
     if kind is Kind.KERNEL:
-        return _device_kind(name, told=category.strip().lower() == "kernel")
+        # Collectives are kernels by category; copies are told apart by name only where no category does
+        told = category.strip().lower() == "kernel"
+        if _COMMUNICATION.search(name):
+            return Kind.COMMUNICATION
+        if told:
+            return Kind.KERNEL
+        if _COPY_NAME.search(name):
+            return Kind.MEMCPY
+        return Kind.MEMSET if _SET_NAME.search(name) else Kind.KERNEL
     if kind in (Kind.OP, Kind.ANNOTATION, Kind.PYTHON, Kind.OTHER) and not on_device:
-        return _host_kind(kind, name)
+        if kind is not Kind.PYTHON:
+            if STEP_NAME.match(name):
+                return Kind.STEP
+            if _LOADER.search(name):
+                return Kind.DATALOADER
+        return Kind.GC if _GC.search(name) else kind
     return kind
-
-
-def _device_kind(name: str, *, told: bool) -> Kind:
-    """Collectives are kernels by category; copies are told apart by name only where no category does."""
-    if _COMMUNICATION.search(name):
-        return Kind.COMMUNICATION
-    if told:
-        return Kind.KERNEL
-    if _COPY_NAME.search(name):
-        return Kind.MEMCPY
-    return Kind.MEMSET if _SET_NAME.search(name) else Kind.KERNEL
-
-
-def _host_kind(kind: Kind, name: str) -> Kind:
-    if kind is not Kind.PYTHON:
-        if STEP_NAME.match(name):
-            return Kind.STEP
-        if _LOADER.search(name):
-            return Kind.DATALOADER
-    return Kind.GC if _GC.search(name) else kind
 
 
 def copy_of(name: str) -> str:

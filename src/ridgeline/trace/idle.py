@@ -109,14 +109,22 @@ def pieces_of(trace: Trace) -> Pieces:
 
 def _pieces_of(trace: Trace) -> Pieces:
     parts: list[Pieces] = []
-    arrived = _arrived(trace)
+    # When the last rank came to each collective; a span's own start where no other rank is known
+    found = trace.start_ns.copy()
+    for span, last in arrivals(trace).items():
+        found[span] = found[last]
+    arrived = found
     for rank in trace.ranks():
         host = _Host(trace, rank)
         work = trace.gpu & (trace.rank == rank)
         for _, device, mask in by_device(trace, work):
             parts += _idle_pieces(trace, host, rank, device, mask)
             parts += _exposed_pieces(trace, rank, device, mask, arrived)
-    return _joined(parts)
+    names = Pieces.__slots__
+    if not parts:
+        none = np.zeros(0, np.int32)
+        return Pieces(none.astype(np.int8), none.astype(np.int64), none, none, none, none, none, none.astype(np.bool_))
+    return Pieces(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
 
 class _Host:
@@ -288,14 +296,6 @@ def _unlinked_pieces(
     return [*found, _piece("unknown", left - active, nobody, next_row, rank, device, trace)]
 
 
-def _arrived(trace: Trace) -> Nanos:
-    """When the last rank came to each collective; a span's own start where no other rank is known."""
-    found = trace.start_ns.copy()
-    for span, last in arrivals(trace).items():
-        found[span] = found[last]
-    return found
-
-
 def _exposed_pieces(trace: Trace, rank: int, device: int, mask: Mask, arrived: Nanos) -> list[Pieces]:
     """Copies and collectives that run while nothing computes, each span with its own share."""
     layers = layers_of(trace, mask)
@@ -348,14 +348,6 @@ def _piece(
         trace.step[before[kept]],
         np.full(num, idle, np.bool_),
     )
-
-
-def _joined(parts: list[Pieces]) -> Pieces:
-    names = Pieces.__slots__
-    if not parts:
-        none = np.zeros(0, np.int32)
-        return Pieces(none.astype(np.int8), none.astype(np.int64), none, none, none, none, none, none.astype(np.bool_))
-    return Pieces(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
 
 def _grouped(trace: Trace, pieces: Pieces, *, by_place: bool) -> list[Cause]:

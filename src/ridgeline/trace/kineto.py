@@ -32,34 +32,30 @@ def read_kineto(path: Path, *, fast: bool = True, rank: int | None = None) -> Tr
                 if gathered.num_rows > MAX_SPANS:
                     document.truncated = f"reading stopped after {MAX_SPANS:,} spans"
                     break
-        gathered.take(_pairs(gathered.opened, document), exact=document.exact)
+        # Begin and end events as complete ones; one without the other is counted as lost
+        stacks: dict[Any, list[Any]] = {}
+        found = []
+        for event in gathered.opened:
+            key = (
+                (str(event.pid), str(event.tid))
+                if event.ph in "BE"
+                else (str(event.cat), str(event.id), str(event.name))
+            )
+            stack = stacks.setdefault(key, [])
+            if event.ph in "Bb":
+                stack.append(event)
+            elif stack:
+                begun = stack.pop()
+                first, last = instants_ns([_text(begun.ts), _text(event.ts)], exact=True).tolist()
+                found.append(event_of(begun, ph="X", dur=(0.0 if BAD_TIME in (first, last) else (last - first) / 1e3)))
+            else:
+                document.lose()
+        document.lose(sum(map(len, stacks.values())))
+        gathered.take(found, exact=document.exact)
         return assembled(path, gathered, document, rank)
     finally:
         if collecting:
             gc.enable()
-
-
-def _pairs(opened: list[Any], document: Document) -> list[Any]:
-    """Begin and end events as complete ones; one without the other is counted as lost."""
-    stacks: dict[Any, list[Any]] = {}
-    found = []
-    for event in opened:
-        key = (str(event.pid), str(event.tid)) if event.ph in "BE" else (str(event.cat), str(event.id), str(event.name))
-        stack = stacks.setdefault(key, [])
-        if event.ph in "Bb":
-            stack.append(event)
-        elif stack:
-            begun = stack.pop()
-            found.append(event_of(begun, ph="X", dur=_elapsed_us(begun.ts, event.ts)))
-        else:
-            document.lose()
-    document.lose(sum(map(len, stacks.values())))
-    return found
-
-
-def _elapsed_us(start: Any, end: Any) -> float:
-    first, last = instants_ns([_text(start), _text(end)], exact=True).tolist()
-    return 0.0 if BAD_TIME in (first, last) else (last - first) / 1e3
 
 
 def _text(value: Any) -> str:

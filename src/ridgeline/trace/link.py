@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,12 +56,36 @@ def link(rows: Rows, *, filled: bool = False) -> Stacks:
     rows.launch = np.where(rows.launch >= 0, rows.launch, launches(rows))
     if filled:
         return stacks
-    seen = _seen(rows)
-    _ops(rows, stacks)
-    _modules(rows, stacks, seen)
+    # Numbers of the names that host spans have: words are classified once, not spans
+    seen = np.unique(rows.name[(rows.thread >= 0) & (rows.kind != Kind.RUNTIME)])
+    own = np.where((rows.kind == Kind.OP) & (rows.op == 0), rows.name, rows.op).astype(np.int32)
+    rows.op = stacks.inherit(own)
+    parts: dict[int, tuple[str, bool]] = {}
+    for number, text in zip(seen.tolist(), rows.words.texts(seen), strict=True):
+        part = module_part(text)
+        if part[0]:
+            parts[number] = part
+    if parts:
+        _join_paths(rows, stacks, parts)
+    rows.module = stacks.inherit(rows.module)
+    _backward_modules(rows, stacks)
     _sources(rows, stacks, seen)
     _phases(rows, stacks, seen)
-    _from_host(rows)
+    # A device span has the op, module, line and phase of its launch; without one, of the op with its external id
+    caller = rows.launch.copy()
+    lost = np.flatnonzero((rows.device >= 0) & (caller < 0) & (rows.external > 0))
+    ops = np.flatnonzero((rows.kind == Kind.OP) & (rows.external > 0))
+    apart = rows.external[lost] != rows.correlation[lost]  # some dialects repeat the correlation there
+    lost = lost[apart]
+    if len(lost) and len(ops):
+        ops = ops[np.argsort(rows.external[ops], kind="stable")]
+        at = np.minimum(np.searchsorted(rows.external[ops], rows.external[lost]), len(ops) - 1)
+        hit = rows.external[ops[at]] == rows.external[lost]
+        caller[lost[hit]] = ops[at[hit]]
+    has = caller >= 0
+    for column in (rows.op, rows.module, rows.source, rows.phase):
+        take = has & (column == 0)
+        column[take] = column[caller[take]]
     _steps(rows)
     return stacks
 
@@ -80,37 +104,6 @@ def launches(rows: Rows) -> Ids:
     hit = keys[at] == rows.correlation[wanted]
     found[wanted[hit]] = calls[at[hit]]
     return found
-
-
-def _seen(rows: Rows) -> NDArray[np.intp]:
-    """Numbers of the names that host spans have: words are classified once, not spans."""
-    return np.unique(rows.name[(rows.thread >= 0) & (rows.kind != Kind.RUNTIME)])
-
-
-def _by_word(rows: Rows, seen: NDArray[np.intp], answer: Callable[[str], int]) -> Ids:
-    """A number for each span from its name; 0 for names that were not asked about."""
-    texts = rows.words.texts(seen)
-    answers = {int(i): answer(text) for i, text in zip(seen, texts, strict=True)}
-    table = np.zeros(len(rows.words), dtype=np.int32)
-    table[list(answers)] = list(answers.values())
-    return np.where(rows.thread >= 0, table[rows.name], 0).astype(np.int32)
-
-
-def _ops(rows: Rows, stacks: Stacks) -> None:
-    own = np.where((rows.kind == Kind.OP) & (rows.op == 0), rows.name, rows.op).astype(np.int32)
-    rows.op = stacks.inherit(own)
-
-
-def _modules(rows: Rows, stacks: Stacks, seen: NDArray[np.intp]) -> None:
-    parts: dict[int, tuple[str, bool]] = {}
-    for number, text in zip(seen.tolist(), rows.words.texts(seen), strict=True):
-        part = module_part(text)
-        if part[0]:
-            parts[number] = part
-    if parts:
-        _join_paths(rows, stacks, parts)
-    rows.module = stacks.inherit(rows.module)
-    _backward_modules(rows, stacks)
 
 
 def _join_paths(rows: Rows, stacks: Stacks, parts: Mapping[int, tuple[str, bool]]) -> None:
@@ -174,30 +167,17 @@ def _phases(rows: Rows, stacks: Stacks, seen: NDArray[np.intp]) -> None:
             return ids["optimizer"]
         return ids["backward"] if _BACKWARD.search(name) else 0
 
-    own = _by_word(rows, seen, phase_of)
+    # A number for each span from its name; 0 for names that were not asked about
+    texts = rows.words.texts(seen)
+    answers = {int(i): phase_of(text) for i, text in zip(seen, texts, strict=True)}
+    table = np.zeros(len(rows.words), dtype=np.int32)
+    table[list(answers)] = list(answers.values())
+    own = np.where(rows.thread >= 0, table[rows.name], 0).astype(np.int32)
     own[rows.kind == Kind.DATALOADER] = ids["dataloader"]
     own[(rows.sequence >= 0) & (rows.forward_thread > 0)] = ids["backward"]
     inherited = stacks.inherit(np.where(rows.phase > 0, rows.phase, own).astype(np.int32))
     computes = (rows.op > 0) & (rows.thread >= 0) & (inherited == 0)
     rows.phase = np.where(computes, ids["forward"], inherited).astype(np.int32)
-
-
-def _from_host(rows: Rows) -> None:
-    """A device span has the op, module, line and phase of its launch; without one, of the op with its external id."""
-    caller = rows.launch.copy()
-    lost = np.flatnonzero((rows.device >= 0) & (caller < 0) & (rows.external > 0))
-    ops = np.flatnonzero((rows.kind == Kind.OP) & (rows.external > 0))
-    apart = rows.external[lost] != rows.correlation[lost]  # some dialects repeat the correlation there
-    lost = lost[apart]
-    if len(lost) and len(ops):
-        ops = ops[np.argsort(rows.external[ops], kind="stable")]
-        at = np.minimum(np.searchsorted(rows.external[ops], rows.external[lost]), len(ops) - 1)
-        hit = rows.external[ops[at]] == rows.external[lost]
-        caller[lost[hit]] = ops[at[hit]]
-    has = caller >= 0
-    for column in (rows.op, rows.module, rows.source, rows.phase):
-        take = has & (column == 0)
-        column[take] = column[caller[take]]
 
 
 def _steps(rows: Rows) -> None:

@@ -67,16 +67,28 @@ def _peak(trace: Trace, name: str, device: int, limit: int) -> Peak:
     counter = trace.counters[name]
     top = int(np.argmax(counter.value))
     at_s, most = float(counter.at_s[top]), int(counter.value[top])
-    holders = _told(trace, device) or _holders(trace, live_at(trace, device, at_s))
+    # Holders that whoever made the trace has written into it
+    told = trace.meta.get(HOLDERS)
+    rows = told.get(str(device), ()) if isinstance(told, dict) else ()
+    holders = [
+        Holder("", "", str(category), str(line), int(num), int(count)) for category, line, num, count in rows
+    ] or _holders(trace, live_at(trace, device, at_s))
     recorded = sum(holder.num_bytes for holder in holders)
-    categories = _columns(trace, name, at_s) or _phases(holders, most - recorded)
-    return Peak(device, at_s, most, _reserved(trace, device, at_s), recorded, tuple(holders[:limit]), categories)
-
-
-def _columns(trace: Trace, name: str, at_s: float) -> tuple[tuple[str, int], ...]:
-    """Categories that have counters of their own."""
+    # Categories that have counters of their own
     parts = [part for part in trace.counters if part.startswith(f"{name}: ")]
-    return _largest({part.removeprefix(f"{name}: "): _value(trace, part, at_s) for part in parts})
+    categories = _largest({part.removeprefix(f"{name}: "): _value(trace, part, at_s) for part in parts}) or _phases(
+        holders, most - recorded
+    )
+    known = [name for name in (f"reserved_bytes (GPU {device})", "reserved_bytes") if name in trace.counters]
+    return Peak(
+        device,
+        at_s,
+        most,
+        (_value(trace, known[0], at_s) if known and len(trace.counters[known[0]].value) else -1),
+        recorded,
+        tuple(holders[:limit]),
+        categories,
+    )
 
 
 def _phases(holders: list[Holder], before_bytes: int) -> tuple[tuple[str, int], ...]:
@@ -91,23 +103,11 @@ def _largest(sums: dict[str, int]) -> tuple[tuple[str, int], ...]:
     return tuple(sorted(((name, num) for name, num in sums.items() if num > 0), key=lambda row: -row[1]))
 
 
-def _told(trace: Trace, device: int) -> list[Holder]:
-    """Holders that whoever made the trace has written into it."""
-    told = trace.meta.get(HOLDERS)
-    rows = told.get(str(device), ()) if isinstance(told, dict) else ()
-    return [Holder("", "", str(category), str(line), int(num), int(count)) for category, line, num, count in rows]
-
-
 def live_at(trace: Trace, device: int, at_s: float) -> Index:
     """Allocations that a device holds at a time."""
     at = round(at_s * 1e9)
     chosen = trace.of_kind(Kind.ALLOCATION) & (trace.device == device)
     return np.flatnonzero(chosen & (trace.start_ns <= at) & (trace.end_ns > at))
-
-
-def _reserved(trace: Trace, device: int, at_s: float) -> int:
-    known = [name for name in (f"reserved_bytes (GPU {device})", "reserved_bytes") if name in trace.counters]
-    return _value(trace, known[0], at_s) if known and len(trace.counters[known[0]].value) else -1
 
 
 def _value(trace: Trace, name: str, at_s: float) -> int:

@@ -79,8 +79,21 @@ def read_memory_timeline(path: str | os.PathLike[str]) -> MemoryTimeline:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not JSON: {error}; was it cut short?") from None
-    if _is_sums(document):
-        return _from_sums(path, document)
+    if (
+        isinstance(document, list)
+        and len(document) == 2
+        and all(isinstance(part, list) for part in document)
+        and len(document[0]) == len(document[1])
+        and all(isinstance(row, list) for row in document[1])
+        and not any(isinstance(at, list) for at in document[0])
+    ):
+        # Times in µs; the first column of sizes is a zero that PyTorch draws from
+        times, sizes = document
+        rows = _table(path, sizes, len(CATEGORIES) + 1)
+        at_us = _table(path, times, 1)[:, 0]
+        origin_us = int(at_us.min()) if len(at_us) else 0
+        held = {name: rows[:, i + 1] for i, name in enumerate(CATEGORIES)}
+        return MemoryTimeline(np.asarray((at_us - origin_us) * 1e-6, dtype=np.float64), held, origin_us * 1000)
     if isinstance(document, list) and document and all(isinstance(row, list) and len(row) == 4 for row in document):
         return _from_events(path, document)
     raise InputError(
@@ -92,17 +105,6 @@ def read_memory_timeline(path: str | os.PathLike[str]) -> MemoryTimeline:
 def is_memory_timeline(head: bytes) -> bool:
     """Whether a file that begins like this may be a timeline: a list of lists."""
     return head.lstrip()[:1] == b"[" and head.lstrip()[1:].lstrip()[:1] == b"["
-
-
-def _is_sums(document: Any) -> bool:
-    return (
-        isinstance(document, list)
-        and len(document) == 2
-        and all(isinstance(part, list) for part in document)
-        and len(document[0]) == len(document[1])
-        and all(isinstance(row, list) for row in document[1])
-        and not any(isinstance(at, list) for at in document[0])
-    )
 
 
 def _table(path: str | os.PathLike[str], rows: list[Any], width: int) -> Bytes:
@@ -133,13 +135,3 @@ def _from_events(path: str | os.PathLike[str], document: list[Any]) -> MemoryTim
         name: np.cumsum(np.where(category[order] == i, change[order], 0))[ends] for i, name in enumerate(CATEGORIES)
     }
     return MemoryTimeline(np.asarray(times * 1e-9, dtype=np.float64), held, origin_ns, notes)
-
-
-def _from_sums(path: str | os.PathLike[str], document: list[Any]) -> MemoryTimeline:
-    """Times in µs; the first column of sizes is a zero that PyTorch draws from."""
-    times, sizes = document
-    rows = _table(path, sizes, len(CATEGORIES) + 1)
-    at_us = _table(path, times, 1)[:, 0]
-    origin_us = int(at_us.min()) if len(at_us) else 0
-    held = {name: rows[:, i + 1] for i, name in enumerate(CATEGORIES)}
-    return MemoryTimeline(np.asarray((at_us - origin_us) * 1e-6, dtype=np.float64), held, origin_us * 1000)

@@ -37,7 +37,12 @@ def stacks_of(start: Nanos, end: Nanos, kind: NDArray[np.int8], thread: Ids, sla
 
     Rows with a negative thread take no part and have no parent.
     """
-    order = _order(start, end, kind, thread)
+    # Host rows by thread, then time, an enclosing span before what it encloses
+    outer = np.zeros(128, dtype=np.int8)
+    outer[[int(k) for k in _OUTER]] = np.arange(len(_OUTER))
+    rows = np.flatnonzero(thread >= 0)
+    order = np.lexsort((outer[kind[rows]], -end[rows], start[rows], thread[rows]))
+    order = np.asarray(rows[order], dtype=np.intp)
     leaf = kind[order] == Kind.RUNTIME  # calls hold nothing, and are most of what there is
     inner = order[~leaf]
     parent_at, depth_at = _walk(start[inner].tolist(), end[inner].tolist(), thread[inner].tolist(), slack_ns)
@@ -76,15 +81,6 @@ def _around(
         found[rows] = parent[at]
         rows = rows[found[rows] >= 0]
     return found
-
-
-def _order(start: Nanos, end: Nanos, kind: NDArray[np.int8], thread: Ids) -> NDArray[np.intp]:
-    """Host rows by thread, then time, an enclosing span before what it encloses."""
-    outer = np.zeros(128, dtype=np.int8)
-    outer[[int(k) for k in _OUTER]] = np.arange(len(_OUTER))
-    rows = np.flatnonzero(thread >= 0)
-    order = np.lexsort((outer[kind[rows]], -end[rows], start[rows], thread[rows]))
-    return np.asarray(rows[order], dtype=np.intp)
 
 
 def _walk(start: list[int], end: list[int], thread: list[int], slack_ns: int) -> tuple[list[int], list[int]]:

@@ -89,11 +89,47 @@ def read_nsys(path: Path) -> Trace:
     """An export of ``nsys export --type sqlite`` with kernels, copies, API calls and NVTX ranges linked."""
     try:
         with closing(_open(path)) as connection:
-            export = _Export(connection, _schema(connection))
+            # Plain tables and their columns; views and virtual tables are not looked at
+            found = {}
+            tables = connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'").fetchall()
+            for name, sql in tables:
+                if '"' in name or str(sql or "").lstrip().upper().startswith("CREATE VIRTUAL"):
+                    continue
+                columns = [row[1] for row in connection.execute(f'PRAGMA table_info("{name}")')]
+                found[name.lower()] = {column.lower(): column for column in columns if '"' not in column}
+            export = _Export(connection, found)
             if not any(table.startswith(("cupti_activity", "nvtx_events", "stringids")) for table in export.columns):
                 known = ", ".join(sorted(export.columns)[:6]) or "nothing"
                 raise InputError(f"{path} is a database, but not an export of Nsight Systems; it holds {known}")
-            return _read(path, export)
+            strings = export.rows("StringIds", {"id": -1, "value": ""}) or {"id": [], "value": []}
+            export.strings = dict(zip(strings["id"], map(str, strings["value"]), strict=True))
+            gathered = _Gathered()
+            _kernels(export, gathered)
+            _copies(export, gathered)
+            _memsets(export, gathered)
+            _calls(export, gathered)
+            _ranges(export, gathered)
+            wanted = {
+                "start": 0,
+                "end": 0,
+                "deviceId": 0,
+                "streamId": 0,
+                "correlationId": -1,
+                "globalPid": -1,
+                "syncType": 0,
+                "eventId": -1,
+            }
+            rows = export.rows("CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", wanted)
+            if rows and rows["start"]:
+                names = [_SYNC_WORDS.get(kind, "Sync") for kind in rows["syncType"]]
+                gathered.add(
+                    len(names),
+                    **_placed(rows),
+                    name=gathered.words.ids(names).tolist(),
+                    kind=[int(Kind.SYNC)] * len(names),
+                    wait_event=rows["eventId"],
+                )
+            return _built(path, export, gathered)
     except (sqlite3.Error, OverflowError, MemoryError, UnicodeDecodeError) as error:
         raise InputError(
             f"{path} cannot be read as an export of Nsight Systems ({error}): export it again with "
@@ -116,31 +152,6 @@ def _quoted(path: Path) -> str:
     from urllib.parse import quote
 
     return quote(str(path.resolve()))
-
-
-def _schema(connection: sqlite3.Connection) -> dict[str, dict[str, str]]:
-    """Plain tables and their columns; views and virtual tables are not looked at."""
-    found = {}
-    tables = connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'").fetchall()
-    for name, sql in tables:
-        if '"' in name or str(sql or "").lstrip().upper().startswith("CREATE VIRTUAL"):
-            continue
-        columns = [row[1] for row in connection.execute(f'PRAGMA table_info("{name}")')]
-        found[name.lower()] = {column.lower(): column for column in columns if '"' not in column}
-    return found
-
-
-def _read(path: Path, export: _Export) -> Trace:
-    strings = export.rows("StringIds", {"id": -1, "value": ""}) or {"id": [], "value": []}
-    export.strings = dict(zip(strings["id"], map(str, strings["value"]), strict=True))
-    gathered = _Gathered()
-    _kernels(export, gathered)
-    _copies(export, gathered)
-    _memsets(export, gathered)
-    _calls(export, gathered)
-    _ranges(export, gathered)
-    _waits(export, gathered)
-    return _built(path, export, gathered)
 
 
 def _kernels(export: _Export, gathered: _Gathered) -> None:
@@ -296,23 +307,18 @@ def _shapes(text: str) -> str:
     return found.group(1) if found else ""
 
 
-def _waits(export: _Export, gathered: _Gathered) -> None:
-    wanted = {"start": 0, "end": 0, "deviceId": 0, "streamId": 0, "correlationId": -1, "globalPid": -1, "syncType": 0,
-              "eventId": -1}  # fmt: skip
-    rows = export.rows("CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", wanted)
-    if rows and rows["start"]:
-        names = [_SYNC_WORDS.get(kind, "Sync") for kind in rows["syncType"]]
-        gathered.add(
-            len(names),
-            **_placed(rows),
-            name=gathered.words.ids(names).tolist(),
-            kind=[int(Kind.SYNC)] * len(names),
-            wait_event=rows["eventId"],
-        )
-
-
 def _built(path: Path, export: _Export, gathered: _Gathered) -> Trace:
-    thread, threads = _threads(export, gathered.column("thread"))
+    # Threads numbered from 0, with their names
+    raw = gathered.column("thread")
+    names = export.rows("ThreadNames", {"globalTid": -1, "nameId": -1}) or {"globalTid": [], "nameId": []}
+    known = dict(zip(names["globalTid"], export.named(names["nameId"]), strict=True))
+    found = np.unique(raw[raw >= 0])
+    number = np.where(raw >= 0, np.searchsorted(found, raw), -1).astype(np.int32)
+    threads = [
+        {"pid": str(_pid(t)), "tid": str(t & 0xFFFFFF), "name": known.get(t) or f"thread {t & 0xFFFFFF}"}
+        for t in found.tolist()
+    ]
+    thread, threads = number, threads
     start, end = (np.clip(gathered.column(name), -MAX_NS, MAX_NS) for name in ("start", "end"))
     absent, zeros = np.full(gathered.num_rows, -1, np.int64), np.zeros(gathered.num_rows, dtype=np.int32)
     rows = Rows(
@@ -337,7 +343,13 @@ def _built(path: Path, export: _Export, gathered: _Gathered) -> Trace:
         clock_ns=1,
     )
     stacks = link(rows)
-    lane = _lanes(rows, threads)
+    lane = np.zeros(len(rows.start), dtype=np.int32)
+    labels = [f"{t['name']} ({t['tid']})" if not t["name"].endswith(t["tid"]) else t["name"] for t in threads]
+    on_host = rows.thread >= 0
+    lane[on_host] = np.array([rows.words[label] for label in labels] or [0], dtype=np.int32)[rows.thread[on_host]]
+    for device, stream in _pairs(rows):
+        chosen = (rows.device == device) & (rows.stream == stream) & ~on_host
+        lane[chosen] = rows.words[f"GPU {device} stream {stream}"]
     origin = int(start.min()) if len(start) else 0
     began = export.rows("TARGET_INFO_SESSION_START_TIME", {"utcEpochNs": 0, "systemClockNs": 0})
     offset = began["utcEpochNs"][0] - began["systemClockNs"][0] if began and began["utcEpochNs"] else 0
@@ -375,30 +387,6 @@ def _unique_correlation(gathered: _Gathered) -> Ints:
     if len(np.unique(pid[correlation >= 0])) <= 1:
         return correlation
     return np.where(correlation >= 0, correlation + (np.maximum(pid, 0) << 32), -1)
-
-
-def _threads(export: _Export, raw: Ints) -> tuple[NDArray[np.int32], list[dict[str, Any]]]:
-    """Threads numbered from 0, with their names."""
-    names = export.rows("ThreadNames", {"globalTid": -1, "nameId": -1}) or {"globalTid": [], "nameId": []}
-    known = dict(zip(names["globalTid"], export.named(names["nameId"]), strict=True))
-    found = np.unique(raw[raw >= 0])
-    number = np.where(raw >= 0, np.searchsorted(found, raw), -1).astype(np.int32)
-    threads = [
-        {"pid": str(_pid(t)), "tid": str(t & 0xFFFFFF), "name": known.get(t) or f"thread {t & 0xFFFFFF}"}
-        for t in found.tolist()
-    ]
-    return number, threads
-
-
-def _lanes(rows: Rows, threads: list[dict[str, Any]]) -> NDArray[np.int32]:
-    lane = np.zeros(len(rows.start), dtype=np.int32)
-    labels = [f"{t['name']} ({t['tid']})" if not t["name"].endswith(t["tid"]) else t["name"] for t in threads]
-    on_host = rows.thread >= 0
-    lane[on_host] = np.array([rows.words[label] for label in labels] or [0], dtype=np.int32)[rows.thread[on_host]]
-    for device, stream in _pairs(rows):
-        chosen = (rows.device == device) & (rows.stream == stream) & ~on_host
-        lane[chosen] = rows.words[f"GPU {device} stream {stream}"]
-    return lane
 
 
 def _pairs(rows: Rows) -> Iterator[tuple[int, int]]:

@@ -113,7 +113,18 @@ class Memory:
     def at_peak(self) -> list[Holder]:
         """Who holds memory when most is in use, largest first."""
         after = int(np.argmax(self.curve.allocated_bytes))
-        return _holders(_live(self, after).values(), self.stacks)
+        # Blocks in use once the first `after` events have happened: later ones are undone, newest first
+        live = {block.address: block for block in self.blocks}
+        made_by = _origins(self.events)
+        for i in range(len(self.events) - 1, after - 1, -1):
+            event = self.events[i]
+            if event.action == "alloc":
+                live.pop(event.address, None)
+            elif event.action in ("free_requested", "free"):
+                origin = made_by.get(i)
+                stack = self.events[origin].stack if origin is not None else -1
+                live[event.address] = Block(event.address, event.num_bytes, stack)
+        return _holders(live.values(), self.stacks)
 
     def at_end(self) -> list[Holder]:
         """Who holds memory when the snapshot was taken, largest first."""
@@ -130,7 +141,12 @@ class Snapshot:
         """Allocated and reserved bytes as counters of a trace, and who holds them where they are most."""
         build = TraceBuilder(title)
         several = len(self.devices) > 1
-        holders = {str(memory.device if several else 0): _rows(memory.at_peak()) for memory in self.devices}
+        holders = {
+            str(memory.device if several else 0): [
+                [one.category, one.where, one.num_bytes, one.num_blocks] for one in memory.at_peak()
+            ]
+            for memory in self.devices
+        }
         build.describe(format="memory_snapshot", memory_holders=holders)
         for memory in self.devices:
             tail = "" if len(self.devices) == 1 else f" (GPU {memory.device})"
@@ -139,10 +155,6 @@ class Snapshot:
                 for at_s, value in zip(curve.at_s.tolist(), column.tolist(), strict=True):
                     build.count(name + tail, at_s, value)
         return build.build()
-
-
-def _rows(holders: Iterable[Holder]) -> list[list[Any]]:
-    return [[one.category, one.where, one.num_bytes, one.num_blocks] for one in holders]
 
 
 def is_snapshot(head: bytes) -> bool:
@@ -246,21 +258,6 @@ class _Maker:
 
 def _steps(events: tuple[Event, ...], signs: dict[str, int]) -> NDArray[np.int64]:
     return np.array([signs.get(event.action, 0) * event.num_bytes for event in events], dtype=np.int64)
-
-
-def _live(memory: Memory, after: int) -> dict[int, Block]:
-    """Blocks in use once the first ``after`` events have happened: later ones are undone, newest first."""
-    live = {block.address: block for block in memory.blocks}
-    made_by = _origins(memory.events)
-    for i in range(len(memory.events) - 1, after - 1, -1):
-        event = memory.events[i]
-        if event.action == "alloc":
-            live.pop(event.address, None)
-        elif event.action in ("free_requested", "free"):
-            origin = made_by.get(i)
-            stack = memory.events[origin].stack if origin is not None else -1
-            live[event.address] = Block(event.address, event.num_bytes, stack)
-    return live
 
 
 def _origins(events: tuple[Event, ...]) -> dict[int, int]:

@@ -74,7 +74,11 @@ def windows_of(trace: Trace, rank: int) -> Windows:
     np.maximum.at(end, order[base & spans], trace.end_ns[base & spans])
     np.maximum.at(end, order[device], trace.end_ns[device])
     found = start < 2**62
-    return _in_line(numbers[found], start[found], end[found], _before(trace, own))
+    # The end of the device work that was launched before the first step
+    early = own & trace.gpu & (trace.step < 0) & (trace.launch >= 0)
+    first = trace.start_ns[own & (trace.step >= 0)].min()
+    launched = early & (trace.start_ns[np.maximum(trace.launch, 0)] < first)
+    return _in_line(numbers[found], start[found], end[found], int(trace.end_ns[launched].max(initial=-(2**62))))
 
 
 def _whole(trace: Trace, own: NDArray[np.bool_]) -> Windows:
@@ -85,14 +89,6 @@ def _whole(trace: Trace, own: NDArray[np.bool_]) -> Windows:
         return Windows(np.zeros(0, np.int32), np.zeros(0, np.int64), np.zeros(0, np.int64))
     low, high = int(trace.start_ns[chosen].min()), int(trace.end_ns[chosen].max())
     return Windows(np.array([-1], np.int32), np.array([low]), np.array([high]))
-
-
-def _before(trace: Trace, own: NDArray[np.bool_]) -> int:
-    """The end of the device work that was launched before the first step."""
-    early = own & trace.gpu & (trace.step < 0) & (trace.launch >= 0)
-    first = trace.start_ns[own & (trace.step >= 0)].min()
-    launched = early & (trace.start_ns[np.maximum(trace.launch, 0)] < first)
-    return int(trace.end_ns[launched].max(initial=-(2**62)))
 
 
 def _in_line(numbers: NDArray[np.int32], start: Nanos, end: Nanos, before: int) -> Windows:
@@ -141,14 +137,14 @@ def _categories(trace: Trace, own: NDArray[np.bool_], windows: Windows) -> dict[
     for name, kind in _KINDS.items():
         covered = clip(trace.busy(own & trace.of_kind(kind)), low, high)
         fresh = covered if taken is None else difference(covered, taken)
-        taken = covered if taken is None else _both(taken, fresh)
+        taken = (
+            covered
+            if taken is None
+            else union(np.concatenate((taken.start, fresh.start)), np.concatenate((taken.end, fresh.end)))
+        )
         spent[name] = covered_within(fresh, windows.start, windows.end)
     spent["other"] = windows.end - windows.start - np.sum(list(spent.values()), axis=0)
     return spent
-
-
-def _both(a: Intervals, b: Intervals) -> Intervals:
-    return union(np.concatenate((a.start, b.start)), np.concatenate((a.end, b.end)))
 
 
 def mean_categories_s(found: Iterable[Step]) -> dict[str, float]:

@@ -159,13 +159,25 @@ class _Reader:
         if isinstance(entry.get("compilation_metrics"), dict):
             self.compilations.append(self._compilation(entry["compilation_metrics"], identity))
         elif isinstance(entry.get("artifact"), dict):
-            self._artifact(str(entry["artifact"].get("name")), identity, payload)
-
-    def _artifact(self, name: str, identity: str, payload: str) -> None:
-        if name == "recompile_reasons":
-            self.reasons[identity] = _clean_reason(payload)
-        elif name == "dynamo_graph_break_reason":
-            self.breaks.append(_graph_break(identity, payload))
+            name = str(entry["artifact"].get("name"))
+            if name == "recompile_reasons":
+                self.reasons[identity] = _clean_reason(payload)
+            elif name == "dynamo_graph_break_reason":
+                at, reason, hint = _BREAK_AT.search(payload), _REASON.search(payload), _EXPLANATION.search(payload)
+                what = reason.group(1) if reason else _first_line(payload)
+                lines = [line.strip() for line in payload.splitlines() if line.strip()]
+                if what.rstrip().endswith(":"):  # newer logs put the reason itself on the line after
+                    place = next((i for i, line in enumerate(lines) if line.endswith(what.strip())), -1)
+                    what = lines[place + 1] if 0 <= place < len(lines) - 1 else what
+                self.breaks.append(
+                    GraphBreak(
+                        identity,
+                        at.group(1) if at else "",
+                        int(at.group(2)) if at else 0,
+                        what.strip()[:MAX_REASON],
+                        hint.group(1).strip()[:MAX_REASON] if hint else "",
+                    )
+                )
 
     def _compilation(self, facts: dict[str, Any], identity: str) -> Compilation:
         given = str(facts.get("compile_id") or identity)
@@ -185,22 +197,6 @@ class _Reader:
             reason=reason[:MAX_REASON],
             failure=_first_line(_text(facts.get("fail_reason")))[:MAX_REASON],
         )
-
-
-def _graph_break(identity: str, payload: str) -> GraphBreak:
-    at, reason, hint = _BREAK_AT.search(payload), _REASON.search(payload), _EXPLANATION.search(payload)
-    what = reason.group(1) if reason else _first_line(payload)
-    lines = [line.strip() for line in payload.splitlines() if line.strip()]
-    if what.rstrip().endswith(":"):  # newer logs put the reason itself on the line after
-        place = next((i for i, line in enumerate(lines) if line.endswith(what.strip())), -1)
-        what = lines[place + 1] if 0 <= place < len(lines) - 1 else what
-    return GraphBreak(
-        identity,
-        at.group(1) if at else "",
-        int(at.group(2)) if at else 0,
-        what.strip()[:MAX_REASON],
-        hint.group(1).strip()[:MAX_REASON] if hint else "",
-    )
 
 
 def _clean_reason(payload: str) -> str:

@@ -9,7 +9,7 @@ from ridgeline.basis import Basis
 from ridgeline.cost import host
 from ridgeline.cost.analyses.memory_curve import live_bytes
 from ridgeline.cost.analyses.utilization import matrix_peak_flops_per_s, roofs, utilization
-from ridgeline.cost.prediction import Prediction, Row
+from ridgeline.cost.prediction import Prediction
 from ridgeline.cost.price import pricer_of
 from ridgeline.graph import RESIDENT
 
@@ -134,7 +134,7 @@ def _whatif(p: Prediction) -> dict[str, Any]:
 def _columns(p: Prediction) -> dict[str, Any]:
     rows, ids = p.rows(), dict[str, int]()
     columns: dict[str, Any] = {key: [ids.setdefault(str(row[key]), len(ids)) for row in rows] for key in _WORDS}
-    columns |= {key: [_number(row, key) for row in rows] for key in _NUMBERS}
+    columns |= {key: [_short(float(row[key])) for row in rows] for key in _NUMBERS}
     found = roofs(p)
     columns |= {
         "compute_s": [_short(r.compute_s) for r in found],
@@ -143,10 +143,6 @@ def _columns(p: Prediction) -> dict[str, Any]:
     }
     stretch, matrix = [_short(line.stretch) for line in p.lines], [int(line.work.matrix_flops > 0) for line in p.lines]
     return {"words": list(ids), "stretch": stretch, "matrix": matrix, **columns}
-
-
-def _number(row: Row, key: str) -> float:
-    return _short(float(row[key]))
 
 
 def _short(value: float) -> float:

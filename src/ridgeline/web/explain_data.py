@@ -12,7 +12,7 @@ from ridgeline.findings.context.context import Scene
 from ridgeline.findings.context.floors import with_work
 from ridgeline.findings.explanation import Explanation, idle_document, step_document
 from ridgeline.findings.labels import IDLE_WORDS
-from ridgeline.findings.replay.critical_path import Link, critical_path
+from ridgeline.findings.replay.critical_path import critical_path
 from ridgeline.trace.kind import Kind
 
 MAX_SPANS = 6000
@@ -80,7 +80,10 @@ def _replay(found: Explanation) -> dict[str, Any]:
 
 def _timeline(scene: Scene, found: Explanation) -> dict[str, Any]:
     """One step: host threads, streams, and the critical path, with the spans of findings marked."""
-    start_ns, end_ns = _one_step(scene)
+    # The step in the middle of the window
+    marks = [scene.window.start_ns, *scene.window.marks_ns, scene.window.end_ns]
+    middle = (len(marks) - 1) // 2
+    start_ns, end_ns = marks[middle], marks[middle + 1]
     trace = scene.trace
     inside = (scene.start_ns < end_ns) & (scene.end_ns > start_ns)
     device = np.flatnonzero(inside & trace.gpu)
@@ -112,13 +115,6 @@ def _timeline(scene: Scene, found: Explanation) -> dict[str, Any]:
         "critical": _critical(scene, start_ns, end_ns),
         "left_out": int(len(device) + len(host) - len(rows)),
     }
-
-
-def _one_step(scene: Scene) -> tuple[int, int]:
-    """The step in the middle of the window."""
-    marks = [scene.window.start_ns, *scene.window.marks_ns, scene.window.end_ns]
-    middle = (len(marks) - 1) // 2
-    return marks[middle], marks[middle + 1]
 
 
 def _longest(scene: Scene, rows: NDArray[np.intp], num: int) -> NDArray[np.intp]:
@@ -157,14 +153,10 @@ def _critical(scene: Scene, start_ns: int, end_ns: int) -> list[list[Any]]:
         if made and made[-1][2] == side and start_ms - made[-1][1] < 1e-3:
             made[-1][1] = end_ms
         else:
-            made.append([start_ms, end_ms, side, _critical_name(scene, link)])
+            rows = scene.rows if link.kind in ("work", "queue", "launch") else scene.wiring.call_rows
+            row = int(rows[link.index])
+            made.append([start_ms, end_ms, side, (scene.trace.words[int(scene.trace.name[row])] if row >= 0 else "")])
     return made[: MAX_SPANS // 2]
-
-
-def _critical_name(scene: Scene, link: Link) -> str:
-    rows = scene.rows if link.kind in ("work", "queue", "launch") else scene.wiring.call_rows
-    row = int(rows[link.index])
-    return scene.trace.words[int(scene.trace.name[row])] if row >= 0 else ""
 
 
 def _modules(scene: Scene) -> list[dict[str, Any]]:
@@ -199,9 +191,19 @@ def _roofline(scene: Scene) -> dict[str, Any] | None:
     if not known.any() or scene.device is None:
         return None
     chosen = _distinct(scene, np.flatnonzero(known), flops, moved)
+    peaks = []
+    for unit, dtype, label in (
+        ("tensor", "bf16", "bf16 Tensor Cores"),
+        ("tensor", "tf32", "TF32"),
+        ("vector", "fp32", "fp32"),
+    ):
+        try:
+            peaks.append([label, scene.device.peak_flops_per_s(unit, dtype)]) if scene.device else None
+        except RidgelineError:
+            continue
     return {
         "dram_bytes_per_s": scene.device.dram.bandwidth_bytes_per_s,
-        "peaks": _peaks(scene),
+        "peaks": peaks,
         "dots": [
             {
                 "name": trace.words[int(trace.name[rows[i]])],
@@ -223,20 +225,6 @@ def _distinct(
     alike = np.stack([scene.trace.name[scene.rows[order]], flops[order], moved[order]], axis=1)
     first = np.unique(alike, axis=0, return_index=True)[1]
     return order[np.sort(first)[:MAX_DOTS]]
-
-
-def _peaks(scene: Scene) -> list[list[Any]]:
-    peaks = []
-    for unit, dtype, label in (
-        ("tensor", "bf16", "bf16 Tensor Cores"),
-        ("tensor", "tf32", "TF32"),
-        ("vector", "fp32", "fp32"),
-    ):
-        try:
-            peaks.append([label, scene.device.peak_flops_per_s(unit, dtype)]) if scene.device else None
-        except RidgelineError:
-            continue
-    return peaks
 
 
 def _memory(scene: Scene) -> list[dict[str, Any]]:
