@@ -17,7 +17,6 @@ from ridgeline.capture.shadows import outside_modes, shadow_of
 from ridgeline.errors import CaptureError
 
 aten = torch.ops.aten
-_KEYS = ("AutogradCPU", "CPU")
 _HALF = (torch.float16, torch.bfloat16)
 _MAX_FUSED_HEAD_DIM = 256
 
@@ -517,7 +516,7 @@ def cuda_eager() -> Iterator[None]:
     library = torch.library.Library("aten", "IMPL")
     try:
         for name, kernel in overrides().items():
-            for key in _KEYS:
+            for key in ("AutogradCPU", "CPU"):
                 library.impl(name, kernel, key)
         for name, kernel in _autocast_kernels().items():
             library.impl(name, kernel, "AutocastCPU")

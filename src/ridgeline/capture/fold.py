@@ -14,10 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from ridgeline.graph import RESIDENT, Block, Carry, Graph, Item, Kind, Node, TensorType, Value, expand, root_of
 
-MAX_LAYERS_PER_PERIOD = 8
 MIN_REPEAT = 2
-MAX_TRIES = 8
-MIN_HOST_REPEAT = 4
 _LIST_OPS = frozenset({"foreach", "optimizer"})
 
 
@@ -30,7 +27,7 @@ def folded(graph: Graph) -> Graph:
             made = _Folder(graph, runs).fold()
         except _Misfit as misfit:
             tries[misfit.run.prefix] += 1
-            runs = misfit.repaired(runs, give_up=tries[misfit.run.prefix] > MAX_TRIES)
+            runs = misfit.repaired(runs, give_up=tries[misfit.run.prefix] > 8)  # max tries
             continue
         odd = first_difference(made, graph)
         if odd is None:
@@ -109,7 +106,8 @@ _STARRED: dict[str, str] = {}
 
 def _layer_runs(graph: Graph, signs: Sequence[int]) -> Iterator[Run]:
     for prefix, cuts in _cuts(graph).items():
-        for layers in range(1, MAX_LAYERS_PER_PERIOD + 1):
+        # max layers per period
+        for layers in range(1, 8 + 1):
             yield from _runs_of(prefix, cuts, layers, signs)
 
 
@@ -182,7 +180,8 @@ def _host_runs(graph: Graph, signs: Sequence[int]) -> Iterator[Run]:
         node = graph.items[at]
         assert isinstance(node, Node)
         repeat = _matching(signs, at, 1) + 1 if node.op == "host" and not node.outputs else 1
-        if repeat >= MIN_HOST_REPEAT:
+        # min host repeat
+        if repeat >= 4:
             yield Run(at, 1, tuple(frozenset({i}) for i in range(repeat)), f"@{at}", False)
         at += repeat
 

@@ -29,15 +29,16 @@ def torch_dtype(name: str) -> torch.dtype:
     return found
 
 
-_WRAPPERS = ("DistributedDataParallel", "DataParallel")
-
-
 def unwrapped(model: Any) -> nn.Module:
     """The module inside ``torch.compile``'s and data parallelism's wrappers, which run the same operators."""
     if not isinstance(model, nn.Module):
         raise CaptureError(f"a {type(model).__name__} is no torch.nn.Module: wrap what it does in a module's forward")
     while True:
-        inner = getattr(model, "_orig_mod", model.module if type(model).__name__ in _WRAPPERS else None)
+        inner = getattr(
+            model,
+            "_orig_mod",
+            model.module if type(model).__name__ in ("DistributedDataParallel", "DataParallel") else None,
+        )
         if inner is None:
             return model
         model = inner

@@ -16,8 +16,6 @@ from torch.utils._python_dispatch import _disable_current_modes as outside_modes
 
 from ridgeline.capture.translate import base_name, is_mutable
 
-MAX_INT_ELEMENTS = 4_000_000
-MAX_FLOAT_ELEMENTS = 1_000_000
 MAX_FLOAT_CONSTANT_ELEMENTS = 4096
 
 _SHADOW = "_rl_shadow"
@@ -41,8 +39,8 @@ def give_shadow(t: torch.Tensor, value: torch.Tensor | None) -> None:
 def affordable(t: torch.Tensor, *, constant: bool = False) -> bool:
     """Whether a tensor like this is worth knowing: integers up to 4 M elements, floats only while small."""
     if t.dtype.is_floating_point or t.dtype.is_complex:
-        return t.numel() <= (MAX_FLOAT_CONSTANT_ELEMENTS if constant else MAX_FLOAT_ELEMENTS)
-    return t.numel() <= MAX_INT_ELEMENTS
+        return t.numel() <= (MAX_FLOAT_CONSTANT_ELEMENTS if constant else 1_000_000)  # max float elements
+    return t.numel() <= 4_000_000  # max int elements
 
 
 def with_shadows(tree: Any) -> Any:

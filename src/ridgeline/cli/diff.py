@@ -12,8 +12,6 @@ from ridgeline.findings.diff import Change, Difference
 from ridgeline.findings.labels import spoken
 
 LEAST_FRAC = 0.002
-SAME_FRAC = 0.0005
-"""Of the step: less than this is printed as no difference."""
 _CALL = re.compile(r"^((?:copy|communication): )?(?:void )?([\w:]+)\(.*\)$")
 
 
@@ -33,7 +31,7 @@ def show(found: Difference, top: int) -> None:
     out.print(Text(f"A  {found.a}", style=DIM))
     out.print(Text(f"B  {found.b}", style=DIM))
     moved = f"{found.a_step_ms:,.4g} → {found.b_step_ms:,.4g} ms a step ({found.delta_ms:+,.3g} ms)"
-    same = share < SAME_FRAC
+    same = share < 0.0005  # of the step: less than this is printed as no difference
     head = f"No difference: {moved}" if same else f"B is {percent(share)} {'slower' if slower else 'faster'}: {moved}"
     out.print(Text(head, style="bold red" if slower and share > 0.01 else "bold green"))
     out.print()

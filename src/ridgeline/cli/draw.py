@@ -26,9 +26,6 @@ BOUND_STYLE = {
 }
 BASIS_STYLE = {Basis.MEASURED: "green", Basis.FITTED: "green", Basis.DATASHEET: "yellow", Basis.ASSUMED: "red"}
 DIM = "bright_black"
-LEAST = 12
-"""Cells a name keeps, however narrow the terminal."""
-_EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 Line = tuple[str, Text | str]
@@ -51,7 +48,7 @@ def bar(frac: float, width: int, style: str = "cyan") -> Text:
     if frac > 0 and not eighths:
         eighths = 1
     full, part = divmod(eighths, 8)
-    drawn = "█" * full + (_EIGHTHS[part] if part else "")
+    drawn = "█" * full + (" ▏▎▍▌▋▊▉█"[part] if part else "")
     return Text(drawn, style=style) + Text("·" * (width - len(drawn)), style=DIM)
 
 
@@ -143,6 +140,7 @@ def add_rows(made: Table, rows: Sequence[Sequence[Text | str]], width: int, cut:
     headings = [str(column.header) for column in made.columns]
     others = [max([len(heading), *(len(row[i]) for row in rows if i < len(row))]) for i, heading in enumerate(headings)]
     gap = 1 + made.padding[1]
-    room = max(LEAST, width - sum(others[1:]) - gap * len(headings))
+    # cells a name keeps, however narrow the terminal
+    room = max(12, width - sum(others[1:]) - gap * len(headings))
     for name, *cells in rows:
         made.add_row(name if isinstance(name, Text) else cut(name, room), *cells)

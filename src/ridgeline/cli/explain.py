@@ -26,10 +26,6 @@ from ridgeline.trace.memory import Holder
 from ridgeline.units import show_bytes
 
 BAR = 24
-PATH = 36
-"""Characters of a module's path, its end: the modules of a network begin alike."""
-HOLDERS = 5
-"""Who holds the peak, at most, in the terminal; the JSON has more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +98,8 @@ def show(found: Explanation, top: int) -> None:
             continue
         made = table(title, ("", "left"), ("held", "right"), ("share", "right"), ("", "left"))
         rows = [(name, num, "cyan") for name, num in peak.categories]
-        rows += [(f"  {_holder(holder)}", holder.num_bytes, "blue") for holder in peak.holders[:HOLDERS]]
+        # who holds the peak, at most, in the terminal; the JSON has more
+        rows += [(f"  {_holder(holder)}", holder.num_bytes, "blue") for holder in peak.holders[:5]]
         shares = [(name, num, num / max(1, peak.allocated_bytes), style) for name, num, style in rows]
         add_rows(
             made,
@@ -264,7 +261,8 @@ def _ending(text: str, width: int) -> str:
 
 
 def _holder(holder: Holder) -> str:
-    module, source = shortened(holder.module, PATH), holder.source.rsplit("/", 1)[-1]
+    # characters of a module's path, its end: the modules of a network begin alike
+    module, source = shortened(holder.module, 36), holder.source.rsplit("/", 1)[-1]
     return " · ".join(part for part in (module, source, holder.op) if part) or holder.phase
 
 

@@ -14,7 +14,6 @@ from ridgeline.errors import InputError
 from ridgeline.findings.regression import Gate
 
 PASSED, REGRESSED = 0, 1
-_STYLE = {"regression": "bold red", "inconclusive": "bold yellow", "ok": "bold green", "improvement": "bold green"}
 
 
 def gate_and_show(baseline: Path, runs: Path, max_regression: str, json: bool) -> int:
@@ -45,7 +44,17 @@ def _runs(num: int) -> str:
 
 def show(found: Gate) -> None:
     out, v = console(), found.verdict
-    out.print(Text(found.message, style=_STYLE[v.verdict]))
+    out.print(
+        Text(
+            found.message,
+            style={
+                "regression": "bold red",
+                "inconclusive": "bold yellow",
+                "ok": "bold green",
+                "improvement": "bold green",
+            }[v.verdict],
+        )
+    )
     sides = f"{_runs(v.num_baseline)} of the baseline, {_runs(v.num_runs)} judged"
     chance = f"p = {v.p_slower:.2g} that runs no slower than the baseline look like this by chance"
     out.print(Text(f"{sides}; a run scatters by {percent(v.noise_frac)}; {chance}", style=DIM))

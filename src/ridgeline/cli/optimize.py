@@ -86,7 +86,8 @@ def _show(receipt: Mapping[str, Any], html: Path | None) -> None:
     out.print(f"kept: {receipt['winner']} ({'; '.join(receipt['changes'])})")
     columns = ("candidate", "time", "× eager", "memory", "error", "built in", "status", "why")
     sides = ("left", "right", "right", "right", "right", "right", "left", "left")
-    kept = [i for i, name in enumerate(columns) if out.width >= NARROW or name not in ("memory", "error", "built in")]
+    # columns of a terminal below which memory, error and build times are left to the page and to JSON
+    kept = [i for i, name in enumerate(columns) if out.width >= 110 or name not in ("memory", "error", "built in")]
     made = draw.table("Everything that was tried", *((columns[i], sides[i]) for i in kept))
     rows = [[cells[i] for i in kept] for cells in map(_cells, receipt["entries"])]
     for at, column in enumerate(made.columns[:-1]):
@@ -110,10 +111,6 @@ def _show(receipt: Mapping[str, Any], html: Path | None) -> None:
         out.print(Text(f"· {note}", style=draw.DIM))
     where = f"; page: {html}" if html else ""
     out.print(Text(f"searched {receipt['spent_s']:.1f} s of {receipt['budget_s']:.0f} s{where}", style=draw.DIM))
-
-
-NARROW = 110
-"""Columns of a terminal below which memory, error and build times are left to the page and to JSON."""
 
 
 def _parts(receipt: Mapping[str, Any]) -> Table:

@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from ridgeline.cost.prediction import Prediction
 from ridgeline.errors import ModelError
 
-_TEXT = frozenset({"llm", "moe", "state-space", "encoder"})
-_IMAGES = frozenset({"vision", "detection", "segmentation", "diffusion", "multimodal"})
-
 
 @dataclass(frozen=True, slots=True)
 class Rate:
@@ -41,6 +38,8 @@ def _family(name: str) -> str | None:
 
 
 def _yielded(family: str, batch: int, seq: int, mode: str) -> tuple[str, int]:
-    if family in _TEXT:
+    if family in {"llm", "moe", "state-space", "encoder"}:
         return "tokens", batch * (1 if mode == "decode" else seq)
-    return ("images" if family in _IMAGES else "samples"), batch
+    return (
+        "images" if family in {"vision", "detection", "segmentation", "diffusion", "multimodal"} else "samples"
+    ), batch

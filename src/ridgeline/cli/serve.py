@@ -20,8 +20,6 @@ from ridgeline.sim.serving.simulate import Served
 from ridgeline.sim.serving.workload import Workload, closed, opened, recorded, static
 from ridgeline.units import show_seconds
 
-MAX_SPANS = 200_000
-
 
 @dataclass(frozen=True, slots=True)
 class Load:
@@ -67,7 +65,7 @@ def workload_of(load: Load) -> Workload:
 def serve_and_show(model: str, on: str, load: Load, slo: Slo, wanted: Wanted, output: Output) -> None:
     """Simulate, print, and write the files that were asked for."""
     work = workload_of(load)
-    spans = MAX_SPANS if output.trace else 0
+    spans = 200_000 if output.trace else 0  # max spans
     served, found = serve(model, on, work, slo, spans=spans, **asdict(wanted))
     points = _sweep(model, on, load, slo, wanted) if output.sweep or output.html else ()
     if output.json:

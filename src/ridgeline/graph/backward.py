@@ -421,7 +421,6 @@ def _cross_entropy(t: Tape, node: Node, grads: Grads) -> None:
 
 _FROM_OUTPUT = frozenset("relu sigmoid tanh".split())  # fused kernels that read the result
 _FROM_INPUT = frozenset("silu gelu hardswish hardsigmoid hardtanh softplus elu leaky_relu mish".split())
-_POWERS = frozenset({"pow", "square", "rsqrt"})
 _FACTORS = {"sin": "cos", "cos": "sin", "abs": "sgn"}  # the derivative is another function of the input
 
 
@@ -454,7 +453,7 @@ def _unary(t: Tape, node: Node, g: int) -> None:
         return t.give(x, g)
     if fn in ("mul", "div", "neg"):
         return t.give(x, t.emit("pointwise", [g], _dense(t.type(x)), **{**node.attrs, "inplace": False}))
-    if fn in _POWERS:
+    if fn in {"pow", "square", "rsqrt"}:
         # g·(c·baseⁿ), which autograd spells out in three ops
         base = y if fn == "rsqrt" else x
         raised = t.pointwise("pow", [base], base)

@@ -144,7 +144,8 @@ def with_frees(graph: Graph) -> Graph:
     key = _structure(graph)
     frees = _known_frees.get(key)
     if frees is None:
-        if len(_known_frees) >= MAX_STRUCTURES:
+        # max structures
+        if len(_known_frees) >= 1000:
             _known_frees.clear()
         frees = _known_frees[key] = tuple(
             (tuple([n.frees for n in item.nodes]) if isinstance(item, Block) else (item.frees,))
@@ -158,7 +159,6 @@ Freed = tuple[tuple[int, ...], ...]
 """What each node of an item frees."""
 
 _known_frees: dict[tuple[object, ...], tuple[Freed, ...]] = {}
-MAX_STRUCTURES = 1000
 
 
 def _structure(graph: Graph) -> tuple[object, ...]:

@@ -21,7 +21,6 @@ VERSION = 1
 MAX_BYTES = 1 << 29
 """A 405B model in train mode takes under 1 MB; half a gigabyte is a mistake or an attack."""
 _LAYOUTS = frozenset({"contiguous", "channels_last", "strided", "transposed"})
-_MAX_INT = 2**63
 _E = TypeVar("_E", Kind, Phase)
 
 
@@ -172,11 +171,13 @@ class _Reader:
 
     def check_format(self, document: Any) -> None:
         if not isinstance(document, dict) or document.get("format") != FORMAT:
-            raise GraphError(f"{self.where} is JSON but not a saved graph: it lacks \"format\": \"{FORMAT}\"")
+            raise GraphError(f'{self.where} is JSON but not a saved graph: it lacks "format": "{FORMAT}"')
         version = document.get("version")
         if version != VERSION or isinstance(version, bool):
-            raise GraphError(f"{self.where} is version {version!r} of the graph format and this Ridgeline reads "
-                             f"{VERSION}: save it again, or install the Ridgeline that wrote it")
+            raise GraphError(
+                f"{self.where} is version {version!r} of the graph format and this Ridgeline reads "
+                f"{VERSION}: save it again, or install the Ridgeline that wrote it"
+            )
 
     def keys(self, got: dict[str, Any], known: set[str], required: set[str], path: str) -> None:
         if lacking := sorted(required - got.keys()):
@@ -193,7 +194,8 @@ class _Reader:
         return got if isinstance(got, str) else self.wrong(path, "text", got)
 
     def size(self, got: Any, path: str) -> int:
-        if not isinstance(got, int) or isinstance(got, bool) or not 0 <= got < _MAX_INT:
+        # max int
+        if not isinstance(got, int) or isinstance(got, bool) or not 0 <= got < 2**63:
             self.wrong(path, "a whole number from 0 up", got)
         return got
 

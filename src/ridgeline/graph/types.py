@@ -39,15 +39,14 @@ RESIDENT = frozenset({Kind.PARAM, Kind.BUFFER, Kind.INPUT, Kind.CONSTANT, Kind.S
 
 _numbers: dict[tuple[tuple[int, ...], str, str], int] = {}
 _next_number = itertools.count()
-MAX_NUMBERED = 500_000
-"""Distinct types a process keeps numbered; afterwards known ones may get a second number."""
 
 
 def _number(*key: Any) -> int:
     """A number for a type: memories keyed by numbers cost no hashing of types, and the collector nothing."""
     found = _numbers.get(key)
     if found is None:
-        if len(_numbers) >= MAX_NUMBERED:
+        # distinct types a process keeps numbered; afterwards known ones may get a second number
+        if len(_numbers) >= 500_000:
             _numbers.clear()
         found = _numbers[key] = next(_next_number)
     return found

@@ -151,7 +151,10 @@ class Device:
 
     def numbers(self) -> dict[str, float]:
         """Every number by its dotted name, the same names ``provenance`` answers to."""
-        found: dict[str, float] = {name: getattr(self, name) for name in SCALARS}
+        found: dict[str, float] = {
+            name: getattr(self, name)
+            for name in ("num_cores", "boost_hz", "base_hz", "tensor_hz", "tdp_w", "idle_w", "price_usd_per_hour")
+        }
         found |= {f"{unit}.{dtype}": rate for (unit, dtype), rate in self.peaks.items()}
         for level in (self.dram, self.l2, self.shared):
             found[f"{level.name}.capacity_bytes"] = level.capacity_bytes
@@ -185,9 +188,6 @@ class Device:
             parent=self.parent or self.name,
         )
         return assemble(identity, made.numbers, {**self.provenances, **imagined})
-
-
-SCALARS = ("num_cores", "boost_hz", "base_hz", "tensor_hz", "tdp_w", "idle_w", "price_usd_per_hour")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

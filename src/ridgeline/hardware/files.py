@@ -27,7 +27,6 @@ _CHIP: _Schema = {
     "idle": ("idle_w", POWER),
     "price_per_hour": ("price_usd_per_hour", PRICE),
 }
-_OPTIONAL = frozenset({"tensor_clock"})
 _MEMORY: _Schema = {"capacity": ("capacity_bytes", BYTES), "bandwidth": ("bandwidth_bytes_per_s", BANDWIDTH)}
 _LINK: _Schema = {"bandwidth": ("bandwidth_bytes_per_s", BANDWIDTH), "domain_size": ("domain_size", COUNT)}
 
@@ -90,7 +89,7 @@ class _Reader:
         for key, (field, dimension) in schema.items():
             if key in table:
                 yield self._number(table[key], dimension, f"{where}.{key}", prefix + field)
-            elif key not in _OPTIONAL:
+            elif key not in {"tensor_clock"}:
                 raise self._error(f"{where}.{key}", f'is missing; add {key} = ["{dimension.example}", "SOURCE"]')
 
     def _peaks(self, unit: str, table: Mapping[str, Any]) -> Iterator[_Number]:

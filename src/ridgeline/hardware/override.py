@@ -35,7 +35,6 @@ _DIMENSIONS = {
 }  # fmt: skip
 # Besides every peak; what one core owns grows with the clock alone.
 _SCALES_WITH_CORES = ("l2.bandwidth_bytes_per_s",)
-_SCALES_WITH_CLOCK = ("l2.bandwidth_bytes_per_s", "shared.bandwidth_bytes_per_s", "base_hz", "tensor_hz")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,5 +126,5 @@ def _scale(before: Mapping[str, float], after: dict[str, float], pinned: frozens
         is_peak = field.startswith(("tensor.", "vector."))
         if is_peak or field in _SCALES_WITH_CORES:
             after[field] *= cores
-        if is_peak or field in _SCALES_WITH_CLOCK:
+        if is_peak or field in ("l2.bandwidth_bytes_per_s", "shared.bandwidth_bytes_per_s", "base_hz", "tensor_hz"):
             after[field] *= clock

@@ -36,7 +36,6 @@ _active_transforms = torch._C._are_functorch_transforms_active
 _grad_enabled = torch.is_grad_enabled
 _Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
 _SCALARS = frozenset({float, int, bool, str, type(None)})
-MAX_KNOWN = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +191,8 @@ class Primitive:
             self.check(*args)
             if (reason := _apart(tensors)) is not None:
                 raise KernelError(f"{self.name}: {reason}")
-        if len(self.known) >= MAX_KNOWN:
+        # max known
+        if len(self.known) >= 4096:
             self.known.clear()
         self.known.add(seen)
 

@@ -36,7 +36,6 @@ from ridgeline.kernels.files import cache_folder, extension, write_atomically
 RECORD_AFTER = 1
 """Calls of a description that run in Python before one is noted: a shape seen once is not worth a plan."""
 
-MAX_SEEN = 4096
 _aten = torch.ops.aten
 _ALLOCATIONS = frozenset({
     _aten.empty_like.default, _aten.empty.memory_format, _aten.new_empty.default, _aten.empty_strided.default,
@@ -269,7 +268,8 @@ class Repeater:
         return found
 
     def _due(self, key: Any) -> bool:
-        if len(self.seen) >= MAX_SEEN:
+        # max seen
+        if len(self.seen) >= 4096:
             self.seen.clear()
         self.seen[key] = self.seen.get(key, 0) + 1
         return self.seen[key] > RECORD_AFTER

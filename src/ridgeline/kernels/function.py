@@ -16,7 +16,6 @@ from triton.experimental import gluon
 from triton.experimental.gluon._runtime import GluonJITFunction
 from triton.runtime.jit import JITFunction
 
-_TOLD = ("__doc__", "__name__", "__qualname__", "__module__", "__globals__")
 _reading = threading.RLock()
 
 
@@ -24,7 +23,12 @@ class _Unread:
     """What a function has of Triton's before anybody asks for it: itself, and its names."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
-        vars(self).update({"fn": fn, "unread": True}, **{name: getattr(fn, name) for name in _TOLD})
+        vars(self).update(
+            {"fn": fn, "unread": True},
+            **{
+                name: getattr(fn, name) for name in ("__doc__", "__name__", "__qualname__", "__module__", "__globals__")
+            },
+        )
 
     def __getattr__(self, name: str) -> Any:
         """Asked for whatever is not there yet: it is read, once, and all of it is there."""

@@ -19,9 +19,6 @@ from ridgeline.kernels.rows import cdiv, clamp, power_of_two
 
 _WRITE = Kernel(device.write_addresses)
 AT_ONCE = 32
-MAX_TABLES = 16
-FEW_PROGRAMS_PER_SM = 8
-"""Programs a multiprocessor should get at least before chunks grow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +32,8 @@ class Chunks:
 
 def chunk_length(total: int, least: int, most: int, device: int) -> int:
     """A power of two that gives every multiprocessor several chunks, within bounds."""
-    return clamp(power_of_two(total // (FEW_PROGRAMS_PER_SM * num_sms(device)) + 1), least, most)
+    # programs a multiprocessor should get at least before chunks grow
+    return clamp(power_of_two(total // (8 * num_sms(device)) + 1), least, most)
 
 
 def chunked(sizes: Sequence[int], length: int, on: torch.device) -> Chunks:
@@ -103,7 +101,8 @@ class Layout:
         """A table of addresses for each group, of a list that lies here."""
         known = self._tables.get(found)
         if known is None:
-            if len(self._tables) >= MAX_TABLES:
+            # max tables
+            if len(self._tables) >= 16:
                 self._tables.clear()
             known = tuple(written([found[i] for i in group.members], self.on) for group in self.groups)
             self._tables[found] = known

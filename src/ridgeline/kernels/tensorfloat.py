@@ -13,7 +13,6 @@ from functools import partial
 import torch
 
 _KINDS = ("matmul", "conv", "rnn")
-_UNSET = "ieee"
 _of, _set = torch._C._get_fp32_precision_getter, torch._C._set_fp32_precision_setter
 ASKED = tuple(partial(_of, *of) for of in (("cuda", "matmul"), ("cuda", "conv"), ("cuda", "rnn"), ("mkldnn", "matmul")))
 """The questions that ``settings`` answers."""
@@ -31,7 +30,7 @@ def convolutions_round() -> bool:
 
 def settings() -> tuple[str, ...]:
     """How float32 is multiplied on a GPU and, as products go, on the host; what nobody set is what "ieee" says."""
-    return tuple(_UNSET if (said := ask()) == "none" else said for ask in ASKED)
+    return tuple("ieee" if (said := ask()) == "none" else said for ask in ASKED)
 
 
 @contextmanager

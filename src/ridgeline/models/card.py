@@ -11,7 +11,6 @@ from ridgeline.graph import Graph
 
 MODES = ("infer", "prefill", "decode", "train")
 PRECISIONS = ("bf16", "fp16", "fp32", "tf32", "fp8")
-OPTIMIZERS = ("adamw", "adamw_fused", "sgd", "none")
 SIZES = ("seq", "kv", "image")
 
 
@@ -109,7 +108,7 @@ def check(
     """The request in full, or an error naming the option that cannot be."""
     _one_of(card, "mode", mode, card.modes)
     _one_of(card, "precision", precision, PRECISIONS)
-    _one_of(card, "optimizer", optimizer, OPTIMIZERS)
+    _one_of(card, "optimizer", optimizer, ("adamw", "adamw_fused", "sgd", "none"))
     if mode == "train" and precision == "fp8":
         raise ModelError(
             f"{card.name}: mode='train' has no fp8 recipe in the zoo; use precision='bf16', or capture your own model"

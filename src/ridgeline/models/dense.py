@@ -184,15 +184,14 @@ def _ssd(r: Request) -> Graph:
             x = bottleneck(net, x, 64 * 2**i, stride=2 if i == 1 and j == 0 else 1, project=j == 0)
             net.exit()
     maps = [x]
-    for i, (middle, o, stride, padding) in enumerate(_SSD_EXTRAS):
+    for i, (middle, o, stride, padding) in enumerate(
+        ((256, 512, 2, 1), (256, 512, 2, 1), (128, 256, 2, 1), (128, 256, 1, 0), (128, 256, 1, 0))
+    ):
         net.enter(f"additional_blocks.{i}")
         x = conv_bn(net, conv_bn(net, maps[-1], middle, 1, "0", "1"), o, 3, "3", "4", stride=stride, padding=padding)
         net.exit()
         maps.append(x)
     return _ssd_heads(net, r, maps)
-
-
-_SSD_EXTRAS = ((256, 512, 2, 1), (256, 512, 2, 1), (128, 256, 2, 1), (128, 256, 1, 0), (128, 256, 1, 0))
 
 
 def _ssd_heads(net: Net, r: Request, maps: list[int]) -> Graph:

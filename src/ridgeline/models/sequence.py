@@ -175,8 +175,6 @@ register(
 
 # Jasper.
 
-_JASPER = ((256, 11), (384, 13), (512, 17), (640, 21), (768, 25))
-
 
 def _sub_block(net: Net, x: int, o: int, kernel: int, name: str, *, stride: int = 1, dilation: int = 1) -> int:
     """A convolution over frames that are there: those behind a sample's end are set to zero first."""
@@ -200,7 +198,9 @@ def _jasper(r: Request) -> Graph:
     x = net.input("features", net.type(r.batch, 64, r.seq))
     x = _active(net, _sub_block(net, x, 256, 11, "prologue", stride=2))
     before = [x]
-    for i, (width, kernel) in enumerate(w for w in _JASPER for _ in range(2)):
+    for i, (width, kernel) in enumerate(
+        w for w in ((256, 11), (384, 13), (512, 17), (640, 21), (768, 25)) for _ in range(2)
+    ):
         x = before[-1]
         for j in range(4):
             x = _active(net, _sub_block(net, x, width, kernel, f"block.{i}.{j}"))

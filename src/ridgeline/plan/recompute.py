@@ -8,8 +8,6 @@ from dataclasses import replace
 from ridgeline.graph import Block, Graph, Kind, Node, Phase, Value, root_of
 
 Chosen = Callable[[Node], bool]
-CORE = frozenset({"attention", "softmax"})
-MASKING = frozenset({"mul", "masked_fill", "where", "dropout"})
 FUSED = frozenset({"pointwise", "copy"})
 AGAIN = "recompute"
 """The target of a node that repeats a forward op: work of the hardware, not of the model."""
@@ -34,11 +32,13 @@ def everything(node: Node) -> bool:
 
 def core_attention(node: Node) -> bool:
     """Selective recomputation: scores, probabilities and what follows from them inside attention."""
-    if node.op in CORE or (node.op == "matmul" and node.attrs["b"] > 1):
+    if node.op in {"attention", "softmax"} or (node.op == "matmul" and node.attrs["b"] > 1):
         return True
     if node.module.rsplit(".", 1)[-1] not in ("self_attn", "attn", "attention", "core_attention"):
         return False
-    return node.op == "random" or (node.op == "pointwise" and str(node.attrs["fn"]) in MASKING)
+    return node.op == "random" or (
+        node.op == "pointwise" and str(node.attrs["fn"]) in {"mul", "masked_fill", "where", "dropout"}
+    )
 
 
 def in_modules(words: Sequence[str]) -> Chosen:

@@ -17,8 +17,6 @@ from ridgeline.graph import Block, Graph, Kind, Node, Phase, TensorType
 from ridgeline.graph.build import Builder
 from ridgeline.plan.layout import WHOLE, Layout, Mesh, local_type, permuted, reshaped
 
-NARROW = 16
-"""Columns a rank must get for a split to be worth it: an adapter of rank 16 stays whole."""
 RESIDENTS = frozenset({Kind.PARAM, Kind.BUFFER, Kind.INPUT, Kind.CONSTANT, Kind.STATE})
 Rule = Callable[["Sharder", Node], None]
 _RULES: dict[str, Rule] = {}
@@ -552,7 +550,8 @@ def _matmul(s: Sharder, node: Node) -> None:
     if have.tp == rank - 1 and have.tp is not None:
         return _row_product(s, node, weight, k_dim, have, last)
     unit = s.column_unit(out, last) if s.mesh.tp > 1 else None
-    if unit is None or s.type(out).shape[-1] < NARROW * s.mesh.tp:
+    # columns a rank must get for a split to be worth it: an adapter of rank 16 stays whole
+    if unit is None or s.type(out).shape[-1] < 16 * s.mesh.tp:
         return _plain_product(s, node, weight, have)
     return _column_product(s, node, weight, n_dim, have, unit)
 

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_DIFFERENCES = 1_200
-_WINDOW = 64
 
 Matches = NDArray[np.int64]
 
@@ -86,7 +85,8 @@ def _greedy(left: Sequence[Hashable], right: Sequence[Hashable]) -> Matches:
     found = np.full(len(left), -1, dtype=np.int64)
     at = 0
     for i, item in enumerate(left):
-        for j in range(at, min(at + _WINDOW, len(right))):
+        # window
+        for j in range(at, min(at + 64, len(right))):
             if right[j] == item:
                 found[i], at = j, j + 1
                 break

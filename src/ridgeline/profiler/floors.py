@@ -22,13 +22,11 @@ from ridgeline.trace import Kind, Trace
 
 Index = NDArray[np.intp]
 Seconds = NDArray[np.float64]
-_DEPTH = 24
 #: Parts of kernel names that say a product of fp32 numbers was done in TF32.
 _TF32 = ("tf32", "_s1688", "s16816gemm_tf32", "nvjet_sss", "nvjet_tss", "_stss_", "tensorop_s16")
 #: A model's number in a name that has more to say (``Tesla V100-DGXS-32GB``).
 _MODEL = re.compile(r"\b(?:[PVAHBTL]\d{1,3}[GS]?|GB?[BH]?\d{3}|MI\d{3}[AX]?|RTX \d{4})\b", re.IGNORECASE)
 _OPAQUE = re.compile(r"OpaqueType<(\d+)u?>")
-_BY_WIDTH = {1: "uint8", 2: "bf16", 4: "fp32", 8: "int64"}
 _SPELLED = {"BFloat16": "bf16", "Half": "fp16", "<float": "fp32", "<double": "fp64"}
 
 
@@ -143,7 +141,8 @@ def priced_ops(trace: Trace, works: Index) -> Index:
     is_known = np.fromiter((known(word) for word in trace.words), dtype=np.bool_, count=len(trace.words))
     at = trace.launch[works].astype(np.int64)
     found = np.full(len(works), -1, dtype=np.int64)
-    for _ in range(_DEPTH):
+    # depth
+    for _ in range(24):
         walking = (at >= 0) & (found < 0)
         if not walking.any():
             break
@@ -212,7 +211,7 @@ def element_of(kernel: str) -> str:
     """The element type a kernel over a list of tensors was compiled for, from its name."""
     opaque = _OPAQUE.search(kernel)
     if opaque:
-        return _BY_WIDTH.get(int(opaque.group(1)), "")
+        return {1: "uint8", 2: "bf16", 4: "fp32", 8: "int64"}.get(int(opaque.group(1)), "")
     return next((ours for theirs, ours in _SPELLED.items() if theirs in kernel), "")
 
 

@@ -9,7 +9,6 @@ from ridgeline.profiler.align import align
 from ridgeline.trace import Kind, Trace
 
 Index = NDArray[np.intp]
-_DEPTH = 64
 
 
 def with_lines(trace: Trace, stacked: Trace) -> Trace:
@@ -63,7 +62,8 @@ def _threads(trace: Trace) -> list[Index]:
 def _spread(trace: Trace, source: NDArray[np.int64]) -> NDArray[np.int64]:
     """A span without a line has that of the op around it, a kernel that of its launch."""
     up = np.where(trace.launch >= 0, trace.launch, trace.parent).astype(np.int64)
-    for _ in range(_DEPTH):
+    # depth
+    for _ in range(64):
         lacking = (source == 0) & (up >= 0)
         if not lacking.any():
             break

@@ -17,7 +17,6 @@ from ridgeline.profiler.ops import base_name
 from ridgeline.trace import Kind, Trace
 
 Index = NDArray[np.intp]
-_DEPTH = 24
 #: Names under which eager PyTorch on CUDA, and the capture, dispatch one and the same thing.
 _SAME = {
     name: meaning
@@ -156,7 +155,8 @@ def launching_ops(trace: Trace, works: Index, keys: set[str]) -> Index:
     is_node = is_op & named[trace.name]
     at = trace.launch[works].astype(np.int64)
     innermost, outermost = np.full(len(works), -1, dtype=np.int64), np.full(len(works), -1, dtype=np.int64)
-    for _ in range(_DEPTH):
+    # depth
+    for _ in range(24):
         inside = at >= 0
         if not inside.any():
             break

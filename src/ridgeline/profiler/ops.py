@@ -62,7 +62,6 @@ class Seen:
 
 #: In a meaning's attributes: the places of the tensors that are read, where it is not all.
 READ = "_read"
-_TRITON = ("triton_poi_", "triton_red_", "triton_per_")
 #: Generated kernels that may read a part of their operands only.
 _PARTIAL = re.compile(r"embedding|index|gather|select|slice|cat|split|scatter|pool|constant_pad|roll")
 Meaning = tuple[str, dict[str, Any], Sequence[TensorType]]
@@ -106,7 +105,7 @@ def site_of(
 
 def _rule_of(op: str) -> Rule | None:
     name = base_name(op)
-    if name.startswith(_TRITON) and not _PARTIAL.search(name):
+    if name.startswith(("triton_poi_", "triton_red_", "triton_per_")) and not _PARTIAL.search(name):
         return _generated
     return _RULES.get(name) or (_pointwise if name in _POINTWISE else None)
 
@@ -377,10 +376,7 @@ def _nll(seen: Seen) -> Meaning:
     return "loss", attrs, (tensor((), x.dtype),)  # the zeros of a gradient are filled in by an op of their own
 
 
-_REDUCTIONS = "sum mean amax amin prod any all linalg_vector_norm argmax argmin var logsumexp"
-
-
-@rule(_REDUCTIONS)
+@rule("sum mean amax amin prod any all linalg_vector_norm argmax argmin var logsumexp")
 def _reduce(seen: Seen) -> Meaning:
     x = seen.tensor(0)
     place = 2 if seen.name == "linalg_vector_norm" else 1

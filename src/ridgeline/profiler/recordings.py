@@ -14,8 +14,6 @@ from ridgeline.errors import InputError, nearest
 from ridgeline.resources import data_dir
 from ridgeline.trace import Trace, read
 
-VARIANTS = ("planted", "fixed", "stack")
-
 
 @dataclass(frozen=True, slots=True)
 class Measured:
@@ -129,6 +127,6 @@ def _listing(folder: Path) -> dict[str, Any]:
 
 def _case(row: dict[str, Any], folder: Path) -> Planted:
     planted, fixed = Measured(**row["planted"]), Measured(**row["fixed"])
-    files = {variant: folder / f"{row['name']}.{variant}.json.xz" for variant in VARIANTS}
+    files = {variant: folder / f"{row['name']}.{variant}.json.xz" for variant in ("planted", "fixed", "stack")}
     present = {variant: file for variant, file in files.items() if file.exists()}
     return Planted(row["name"], row["cause"], row["change"], planted, fixed, files=present)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from ridgeline.bench.power import Board
 from ridgeline.errors import RidgelineError
 
-PERIOD_S = 0.02
 Sample = dict[str, float]
 _SMI_FIELDS = {
     "power.draw": ("power_w", 1.0),
@@ -45,7 +44,7 @@ class Samples:
 class Sampler:
     """Reads the board until stopped: NVML if the driver is there, else nvidia-smi, else nothing, and says which."""
 
-    def __init__(self, index: int = 0, period_s: float = PERIOD_S) -> None:
+    def __init__(self, index: int = 0, period_s: float = 0.02) -> None:
         self.read, source = reader(index)
         self.samples = Samples(source)
         self.period_s = period_s if source == "NVML" else max(period_s, 0.25)

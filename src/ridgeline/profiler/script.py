@@ -16,9 +16,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from ridgeline.errors import InputError
 from ridgeline.profiler.recorder import Run
 
-#: Batches fetched without an optimizer step before the loader is taken for the clock.
-PATIENCE = 8
-
 
 @dataclass(frozen=True, slots=True)
 class Ended:
@@ -107,7 +104,8 @@ class _Steps:
 
     def _fetched(self) -> None:
         self.num_batches += 1
-        if not self.source and self.num_batches <= PATIENCE:
+        # batches fetched without an optimizer step before the loader is taken for the clock
+        if not self.source and self.num_batches <= 8:
             return
         if self.source in ("", "batches of a DataLoader"):
             self.tick("batches of a DataLoader")

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 LEAST_STEPS = 5
 #: A level that differs by less is the same level; steps of one job repeat within a few percent.
 SAME_FRAC = 0.04
-_CHANGE_COST = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +53,7 @@ def _change(logs: NDArray[np.float64], same_frac: float) -> int | None:
     noise = max(float(np.median(np.abs(logs[best:] - np.median(logs[best:])))), same_frac / 2)
     apart = abs(float(np.median(logs[:best]) - np.median(logs[best:])))
     saved = _deviation(logs) - float(costs[best - 1])
-    return best if apart > max(same_frac, 3 * noise) and saved > _CHANGE_COST * noise / 2 else None
+    return best if apart > max(same_frac, 3 * noise) and saved > 3.0 * noise / 2 else None  # change cost
 
 
 def _deviation(logs: NDArray[np.float64]) -> float:

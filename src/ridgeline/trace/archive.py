@@ -17,8 +17,6 @@ from ridgeline.trace.table import COLUMNS, LINK_COLUMNS, VOCABULARY, WORD_COLUMN
 
 MAGIC = b"RIDGELINE-TRACE-1\n"
 _ALIGN = 64
-_MAX_S = 2e9
-_TYPES = {"int8", "int32", "int64", "float64"}
 
 
 def save(trace: Trace, path: str | os.PathLike[str]) -> Path:
@@ -64,7 +62,11 @@ def load(path: str | os.PathLike[str]) -> Trace:
         at = len(MAGIC) + 8 + length
         found: dict[str, Column] = {}
         for name, kind, shape in head["columns"]:
-            if kind not in _TYPES or len(shape) not in (1, 2) or any(not isinstance(n, int) or n < 0 for n in shape):
+            if (
+                kind not in {"int8", "int32", "int64", "float64"}
+                or len(shape) not in (1, 2)
+                or any(not isinstance(n, int) or n < 0 for n in shape)
+            ):
                 raise ValueError(f"column {name!r} of type {kind}")
             at += -at % _ALIGN
             size = int(np.prod(shape, dtype=np.int64)) * np.dtype(kind).itemsize
@@ -82,7 +84,8 @@ def load(path: str | os.PathLike[str]) -> Trace:
             if num and (int(numbers.min()) < -1 or int(numbers.max()) >= limit):
                 raise ValueError("a number points outside")
         times = own["start_s"], own["duration_s"]
-        if not all(np.isfinite(column).all() and (np.abs(column) < _MAX_S).all() for column in times):
+        # max s
+        if not all(np.isfinite(column).all() and (np.abs(column) < 2e9).all() for column in times):
             raise ValueError("a time that is none")
         if num and ((own["duration_s"] < 0).any() or int(own["kind"].min()) < 0 or int(own["kind"].max()) > max(Kind)):
             raise ValueError("a duration or kind that is none")

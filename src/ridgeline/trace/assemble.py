@@ -28,7 +28,6 @@ _NUMBER = re.compile(r"\d+")
 _DEVICE_PROCESS = re.compile(r"/device:(?:GPU|TPU)|^CUDA functions$")
 _NO_STREAM = re.compile(r"^(?:XLA|Framework|Steps|Source|TensorFlow)", re.IGNORECASE)
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-_FLAGS = ("record_shapes", "with_stack", "with_modules", "profile_memory", "with_flops")
 
 
 def assembled(path: Path, gathered: Gathered, document: Document, rank: int | None) -> Trace:
@@ -431,7 +430,11 @@ def _meta(
         "num_negative": gathered.num_negative,
         "unread": document.note,
         "categories": sorted(str(word) for word in gathered.categories if word),
-        "recorded": {flag: bool(head[flag]) for flag in _FLAGS if flag in head},
+        "recorded": {
+            flag: bool(head[flag])
+            for flag in ("record_shapes", "with_stack", "with_modules", "profile_memory", "with_flops")
+            if flag in head
+        },
         "windows_s": [((start - origin) / 1e9, (end - origin) / 1e9) for start, end in gathered.windows],
     }
     if document.exact and gathered.num_rows:  # how far apart JSON numbers of this size are

@@ -17,8 +17,6 @@ from ridgeline.trace.kind import Kind
 from ridgeline.trace.table import VOCABULARY, Column, Index, Trace
 
 Event = dict[str, Any]
-MODULES = "modules"
-FORMAT = 1
 
 
 def write_chrome(trace: Trace, path: str | os.PathLike[str]) -> Path:
@@ -66,8 +64,9 @@ def _facts(trace: Trace) -> dict[str, Any]:
         first = int(spans[0])
         place = {column: int(getattr(trace, column)[first]) for column in ("device", "stream", "thread")}
         lanes.append({"pid": pid, "tid": tid, "lane": lane, "rank": rank, **place})
+    # format
     return {
-        "format": FORMAT,
+        "format": 1,
         "title": trace.title,
         "notes": list(trace.notes),
         "origin_ns": trace.origin_ns,
@@ -89,7 +88,7 @@ def events(trace: Trace) -> Iterator[Event]:
     for rank in ranks:
         own = {lane: tid for (r, lane), (_, tid, _) in lanes.items() if r == rank}
         yield _meta("process_name", rank + 1, 0, trace.title if len(ranks) == 1 else f"rank {rank}")
-        for lane, tid in (*own.items(), (MODULES, len(own) + 1)):
+        for lane, tid in (*own.items(), ("modules", len(own) + 1)):
             yield _meta("thread_name", rank + 1, tid, lane)
             sort = {"sort_index": tid}
             yield {"ph": "M", "pid": rank + 1, "tid": tid, "name": "thread_sort_index", "args": sort}
@@ -120,7 +119,12 @@ def _spans(trace: Trace, lanes: Lanes) -> Iterator[Event]:
     words = trace.words
     called = np.zeros(len(trace), dtype=np.bool_)
     called[trace.launch[trace.launch >= 0]] = True
-    optional = {name: column for name, column in trace.extra.items() if name not in _LEFT_OUT and column.ndim == 1}
+    # links are written as correlations, and launch configurations are of no use to a viewer
+    optional = {
+        name: column
+        for name, column in trace.extra.items()
+        if name not in ("correlation", "external", "sequence", "grid", "block") and column.ndim == 1
+    }
     for pid, tid, spans in lanes.values():
         for i in spans.tolist():
             start_s = float(trace.start_s[i])
@@ -133,10 +137,6 @@ def _spans(trace: Trace, lanes: Lanes) -> Iterator[Event]:
                 args["correlation"] = int(trace.launch[i]) if trace.launch[i] >= 0 else i
             category = Kind(int(trace.kind[i])).name.lower()
             yield _slice(words[trace.name[i]], pid, tid, _ns(start_s), end_ns, args, category)
-
-
-#: Links are written as correlations, and launch configurations are of no use to a viewer.
-_LEFT_OUT = ("correlation", "external", "sequence", "grid", "block")
 
 
 def _cells(trace: Trace, optional: Mapping[str, Column], i: int) -> Iterator[tuple[str, Any]]:

@@ -16,7 +16,6 @@ Ints = NDArray[np.int64]
 #: Later than the year 2096 nothing has been recorded; sums and differences of times within it fit 64 bits.
 MAX_NS = 4 * 10**18
 _MAX_US = MAX_NS / 1e3
-_MAX_DURATION_NS = 10**18
 #: A clock above this many microseconds since 1970 (the year 5138) counts nanoseconds.
 _NS_CLOCK = 1e17
 BAD_TIME = np.iinfo(np.int64).min
@@ -153,7 +152,7 @@ def durations_ns(values: Sequence[Any], *, in_ns: bool) -> tuple[Ints, int]:
     """Microseconds (or nanoseconds) in whole nanoseconds; absent and negative ones are 0, and negative ones counted."""
     unit = 1.0 if in_ns else 1000.0
     said = _numbers(values)
-    lasts = np.clip(np.nan_to_num(said, nan=0.0), 0.0, _MAX_DURATION_NS / unit)
+    lasts = np.clip(np.nan_to_num(said, nan=0.0), 0.0, (10**18) / unit)  # max duration ns
     return np.rint(lasts * unit).astype(np.int64), int(np.count_nonzero(said < 0.0))
 
 

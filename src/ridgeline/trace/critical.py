@@ -20,8 +20,6 @@ _WAIT = re.compile(r"Synchronize|^(?:cuda|hip)Memcpy(?!.*Async)|Memcpy\w*Async",
 _NEAR_NS = 5_000
 #: From the start of a call until its work can start.
 _HANDED_NS = 20_000
-#: A thread that rests longer than this was woken by another.
-_REST_NS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +253,8 @@ class _Walk:
         """When a thread last began to work after a rest, and the thread that was at work then."""
         starts, rows = self.tops.get(place, ([], []))
         at = bisect_left(starts, time) - 1
-        while at > 0 and starts[at] - int(self.end[rows[at - 1]]) < _REST_NS:
+        # a thread that rests longer than this was woken by another
+        while at > 0 and starts[at] - int(self.end[rows[at - 1]]) < 20_000:
             at -= 1
         if at < 0 or starts[at] <= self.low:
             return -(2**62), None

@@ -21,7 +21,6 @@ _CLOSING = re.compile(rb"\}\s*,?\s*(?=\]\s*(?:,\s*\"|\}?\s*$))")
 _COUNTER = re.compile(rb'"ph"\s*:\s*"C"')
 _DECIMALS = re.compile(rb'"ts"\s*:\s*(\d{13,})\.\d')
 _MAX_CARRY_BYTES = 256 << 20
-_MAX_HEAD_BYTES = 64 << 20
 #: From 2^43 µs on, a float no longer holds nanoseconds: the text is read instead.
 _FLOAT_LIMIT_US = 2**43
 _LIMIT_DIGITS = len(str(_FLOAT_LIMIT_US))
@@ -88,7 +87,8 @@ def _opened(path: Path, stream: Iterator[bytes], document: Document) -> bytes:
         if found:
             document.head = _head(buffer[: found.start()] + b'"traceEvents":[]}', document)
             return buffer[found.end() :]
-        if len(buffer) > _MAX_HEAD_BYTES:
+        # max head bytes
+        if len(buffer) > 64 << 20:
             break
     raise InputError(f"{path}: no list of trace events in it{_hint(buffer)}")
 

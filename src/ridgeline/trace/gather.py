@@ -27,7 +27,6 @@ READ_DEVICE = (
     "collective", "external", "correlation", "device", "stream", "bytes", "grid", "block", "registers", "shared_bytes",
     "occupancy", "graph_node", "wait_stream", "wait_event",
 )  # fmt: skip
-READ_RUNTIME = ("correlation",)
 READ_HOST = (
     "collective", "external", "sequence", "forward_thread", "shapes", "dtypes", "strides", "concrete", "stack",
     "hierarchy", "flops",
@@ -181,7 +180,7 @@ class Gathered:
             return
         host = ~device & np.isin(kind, (Kind.OP, Kind.ANNOTATION, Kind.OTHER))
         self._read(args, np.flatnonzero(device), READ_DEVICE)
-        self._read(args, np.flatnonzero(~device & (kind == Kind.RUNTIME)), READ_RUNTIME)
+        self._read(args, np.flatnonzero(~device & (kind == Kind.RUNTIME)), ("correlation",))
         self._read(args, np.flatnonzero(host), READ_HOST)
 
     def _read(self, args: list[Any], rows: NDArray[np.intp], names: tuple[str, ...]) -> None:

@@ -22,7 +22,6 @@ from ridgeline.trace.link import Rows, link
 from ridgeline.trace.table import Column, Trace, from_columns
 
 _MAX_ROWS = 50_000_000
-_MAX_SECONDS = 300.0
 _OP = re.compile(r"^(?:aten|c10d|c10|prims|torch\w*|nvfuser|quantized|fbgemm|flash_attn|xformers|vllm)::")
 _SUFFIX = re.compile(r",\s*(?:seq|op_id|sizes|seq_ids|input_op_ids)\s*=.*$", re.DOTALL)
 _COPY_WORDS = {
@@ -31,7 +30,6 @@ _COPY_WORDS = {
 _MEMORY_WORDS = {0: "pageable", 1: "pinned"}
 #: Synchronization types of CUPTI.
 _SYNC_WORDS = {1: "Event Sync", 2: "Stream Wait Event", 3: "Stream Sync", 4: "Context Sync"}
-_RANGES = (59, 60, 70, 71)  # push-pop and start-end ranges, and those of other languages
 
 
 @dataclass(slots=True)
@@ -143,7 +141,7 @@ def _open(path: Path) -> sqlite3.Connection:
     connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
     connection.execute("PRAGMA trusted_schema=OFF")
     connection.execute("PRAGMA cell_size_check=ON")
-    deadline = time.monotonic() + _MAX_SECONDS
+    deadline = time.monotonic() + 300.0  # max seconds
     connection.set_progress_handler(lambda: int(time.monotonic() > deadline), 100_000)
     return connection
 
@@ -276,7 +274,8 @@ def _ranges(export: _Export, gathered: _Gathered) -> None:
     rows = export.rows("NVTX_EVENTS", wanted)
     if not rows:
         return
-    kept = [i for i, end in enumerate(rows["end"]) if end is not None and rows["eventType"][i] in _RANGES]
+    # push-pop and start-end ranges, and those of other languages
+    kept = [i for i, end in enumerate(rows["end"]) if end is not None and rows["eventType"][i] in (59, 60, 70, 71)]
     if not kept:
         return
     rows = {name: [values[i] for i in kept] for name, values in rows.items()}

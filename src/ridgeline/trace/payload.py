@@ -9,11 +9,8 @@ from pathlib import Path
 
 from ridgeline.errors import InputError
 
-MAX_BYTES = 4 << 30
-_CHUNK_BYTES = 1 << 20
 
-
-def read_bytes(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> bytes:
+def read_bytes(path: str | os.PathLike[str], max_bytes: int = (4 << 30)) -> bytes:
     """The file's content; a gzip is unpacked, and one cut short gives what can be read."""
     source = Path(path)
     try:
@@ -30,7 +27,8 @@ def _unpacked(source: Path, max_bytes: int) -> bytes:
     parts, total = list[bytes](), 0
     with gzip.open(source, "rb") as file:
         try:
-            while chunk := file.read(_CHUNK_BYTES):
+            # chunk bytes
+            while chunk := file.read(1 << 20):
                 total += len(chunk)
                 if total > max_bytes:
                     raise _too_large(source, max_bytes)

@@ -11,7 +11,6 @@ from ridgeline.errors import InputError
 
 MAX_OBJECTS = 60_000_000  # opcodes; at 64 bytes an empty dict, 4 GB at most
 MAX_DEPTH = 2_000
-MAX_LONG_BYTES = 64
 _KEYS = frozenset((str, int, float, bool, bytes, type(None)))
 _NAMES = {op.code.encode("latin-1"): op.name for op in pickletools.opcodes}
 Step = Callable[["_Reader"], None]
@@ -161,7 +160,8 @@ class _Reader:
         into.update(zip(keys, items[1::2], strict=True))
 
     def integer(self, num: int) -> None:
-        if num > MAX_LONG_BYTES:
+        # max long bytes
+        if num > 64:
             raise self.refuse(f"an integer of {num:,} bytes at byte {self.at:,}")
         self.stack.append(int.from_bytes(self.take(num), "little", signed=True))
 

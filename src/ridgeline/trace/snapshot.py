@@ -17,12 +17,10 @@ from ridgeline.trace.pickled import plain_data
 from ridgeline.trace.table import Trace, TraceBuilder
 
 MAX_ROWS = 20_000_000
-MAX_FRAMES = 256
 BEFORE = "allocated before the recording began"
 NO_STACK = "no Python stack (backward pass, or stacks were not recorded)"
 _SIZES = {"alloc": 1, "free_requested": -1, "free": -1}
 _SEGMENTS = {"segment_alloc": 1, "segment_free": -1, "segment_map": 1, "segment_unmap": -1}
-_LIBRARY = ("/torch/", "torch/", "<frozen", "importlib", "/transformers/", "/accelerate/", "/lightning/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +37,10 @@ class Frame:
     @property
     def ours(self) -> bool:
         """Whether it is a line of the program rather than of a library under it."""
-        return not any(part in self.file for part in _LIBRARY) and self.file not in ("", "??")
+        return not any(
+            part in self.file
+            for part in ("/torch/", "torch/", "<frozen", "importlib", "/transformers/", "/accelerate/", "/lightning/")
+        ) and self.file not in ("", "??")
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +248,8 @@ class _Maker:
         frames = row.get("frames")
         if not frames and isinstance(row.get("history"), list) and row["history"]:
             frames = self.row(row["history"][0], "history entry").get("frames")
-        found = tuple(self.frame(frame) for frame in (frames if isinstance(frames, list) else [])[:MAX_FRAMES])
+        # max frames
+        found = tuple(self.frame(frame) for frame in (frames if isinstance(frames, list) else [])[:256])
         return self.stacks.setdefault(found, len(self.stacks))
 
     def frame(self, frame: Any) -> Frame:

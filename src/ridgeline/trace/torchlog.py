@@ -17,7 +17,6 @@ _HEADER = re.compile(r"[VIWEC]\d{4} \d\d:\d\d:\d\d\.\d+ (?:\d+ )?[^\]\s]+\] (?=\
 _BREAK_AT = re.compile(r"Graph break in user code at (.+?):(\d+)")
 _REASON = re.compile(r"(?:Graph Break Reason|Reason): *(.+)")
 _EXPLANATION = re.compile(r"Explanation: *(.+)")
-_WANTED = ("compilation_metrics", "artifact", "str", "dynamo_start", "bwd_compilation_metrics")
 _ARTIFACTS = ("dynamo_graph_break_reason", "recompile_reasons")
 MAX_REASON = 2_000
 
@@ -147,7 +146,10 @@ class _Reader:
 
     def take(self, header: str, payload: str) -> None:
         found = _HEADER.match(header)
-        if not found or not any(f'"{word}"' in header[found.end() : found.end() + 40] for word in _WANTED):
+        if not found or not any(
+            f'"{word}"' in header[found.end() : found.end() + 40]
+            for word in ("compilation_metrics", "artifact", "str", "dynamo_start", "bwd_compilation_metrics")
+        ):
             self.num_bad += not found
             return
         try:

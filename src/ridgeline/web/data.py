@@ -15,8 +15,6 @@ from ridgeline.graph import RESIDENT
 
 MAX_POINTS = 1200
 """Points of the memory curve: more than a screen has columns."""
-_WORDS = ("name", "module", "op", "phase", "bound", "kernel", "source", "basis")
-_NUMBERS = ("times", "num_kernels", "flops", "bytes", "floor_s", "expected_s", "low_s", "high_s", "host_s", "energy_j")
 
 
 def report_data(prediction: Prediction, rate: tuple[str, float] | None) -> dict[str, Any]:
@@ -133,8 +131,25 @@ def _whatif(p: Prediction) -> dict[str, Any]:
 
 def _columns(p: Prediction) -> dict[str, Any]:
     rows, ids = p.rows(), dict[str, int]()
-    columns: dict[str, Any] = {key: [ids.setdefault(str(row[key]), len(ids)) for row in rows] for key in _WORDS}
-    columns |= {key: [_short(float(row[key])) for row in rows] for key in _NUMBERS}
+    columns: dict[str, Any] = {
+        key: [ids.setdefault(str(row[key]), len(ids)) for row in rows]
+        for key in ("name", "module", "op", "phase", "bound", "kernel", "source", "basis")
+    }
+    columns |= {
+        key: [_short(float(row[key])) for row in rows]
+        for key in (
+            "times",
+            "num_kernels",
+            "flops",
+            "bytes",
+            "floor_s",
+            "expected_s",
+            "low_s",
+            "high_s",
+            "host_s",
+            "energy_j",
+        )
+    }
     found = roofs(p)
     columns |= {
         "compute_s": [_short(r.compute_s) for r in found],

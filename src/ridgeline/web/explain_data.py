@@ -17,10 +17,6 @@ from ridgeline.trace.kind import Kind
 
 MAX_SPANS = 6000
 """Spans of the timeline: more than a screen can tell apart."""
-MAX_POINTS = 1500
-MAX_DOTS = 400
-MAX_CURVES = 10
-MAX_NODES = 3000
 HOST_KINDS = (Kind.OP, Kind.ANNOTATION, Kind.RUNTIME, Kind.DATALOADER, Kind.GC, Kind.PYTHON)
 
 
@@ -167,7 +163,7 @@ def _modules(scene: Scene) -> list[dict[str, Any]]:
     inverse = inverse.reshape(-1)
     seconds = np.bincount(inverse, weights=scene.work_s, minlength=len(distinct)) / scene.num_steps
     counts = np.bincount(inverse, minlength=len(distinct)) / scene.num_steps
-    heaviest = np.argsort(-seconds, kind="stable")[:MAX_NODES]
+    heaviest = np.argsort(-seconds, kind="stable")[:3000]  # max nodes
     words = trace.words
     return [
         {
@@ -224,7 +220,7 @@ def _distinct(
     order = known[np.argsort(-scene.work_s[known], kind="stable")]
     alike = np.stack([scene.trace.name[scene.rows[order]], flops[order], moved[order]], axis=1)
     first = np.unique(alike, axis=0, return_index=True)[1]
-    return order[np.sort(first)[:MAX_DOTS]]
+    return order[np.sort(first)[:400]]  # max dots
 
 
 def _memory(scene: Scene) -> list[dict[str, Any]]:
@@ -233,10 +229,10 @@ def _memory(scene: Scene) -> list[dict[str, Any]]:
     for name, counter in scene.trace.counters.items():
         if "memory" not in name.lower() and "bytes" not in name.lower():
             continue
-        step = max(1, -(-len(counter.value) // MAX_POINTS))
+        step = max(1, -(-len(counter.value) // 1500))  # max points
         points = [
             [float(counter.at_s[start : start + step][0]), float(counter.value[start : start + step].max())]
             for start in range(0, len(counter.value), step)
         ]
         made.append({"name": name, "points": points})
-    return made[:MAX_CURVES]
+    return made[:10]  # max curves

@@ -14,8 +14,6 @@ from ridgeline.sim.serving.search import Candidate, Searched
 from ridgeline.sim.serving.simulate import Served
 from ridgeline.web.report import page
 
-MAX_POINTS = 900
-
 
 def write_served(
     title: str, served: Served, found: Metrics, points: Sequence[Candidate], path: str | os.PathLike[str]
@@ -57,7 +55,7 @@ def served_data(title: str, served: Served, found: Metrics, points: Sequence[Can
 
 def thinned(samples: dict[str, list[float]]) -> dict[str, list[float]]:
     """At most ``MAX_POINTS`` of the samples, evenly."""
-    step = max(1, len(samples["at_s"]) // MAX_POINTS)
+    step = max(1, len(samples["at_s"]) // 900)  # max points
     return {name: values[::step] for name, values in samples.items()}
 
 

@@ -20,9 +20,6 @@ from ridgeline.kernels.launcher import launchable
 SMALLEST_8BIT = 4096
 """Parameters with fewer elements keep float32 moments: there is nothing to save."""
 
-KEPT = ("exp_avg", "exp_avg_sq", "master")
-"""State that must not be cast to the parameter's type when it is loaded."""
-
 
 @dataclass(slots=True)
 class _Plan:
@@ -194,7 +191,8 @@ class AdamW(torch.optim.Optimizer):
     def _load(self, p: Tensor, given: dict[str, Any]) -> None:
         """Moments as float32 on the parameter's device, not in its type as the base class leaves them."""
         own: dict[str, Any] = {"step": torch.as_tensor(given["step"], dtype=torch.float32, device=p.device).clone()}
-        for name in KEPT:
+        # state that must not be cast to the parameter's type when it is loaded
+        for name in ("exp_avg", "exp_avg_sq", "master"):
             if name in given:
                 own[name] = torch.empty_like(p, dtype=torch.float32).copy_(given[name])
         if self.state_bits == 8 and p.numel() >= SMALLEST_8BIT and p.is_contiguous():

@@ -78,16 +78,13 @@ def fits_fused(dim: int, value_dim: int, capped: bool, varlen: bool) -> bool:
     return padded(dim) == padded(value_dim) == 128 and dim == value_dim and not capped and not varlen
 
 
-LEAST_FUSED_ROWS = 1024
-
-
 def prefers_fused(band: int, rows: int) -> bool:
     """Whether five products with sums through memory are faster than seven without.
 
     Where every row sees every key: 537 TFLOP/s against 505 at 4,096 rows, 518 against 490 at 2,048, 186 against 217 at
     256; under a causal mask 457 against 475 at 4,096.
     """
-    return band == 0 and rows >= LEAST_FUSED_ROWS
+    return band == 0 and rows >= 1024  # least fused rows
 
 
 def is_wide(dim: int, value_dim: int) -> bool:

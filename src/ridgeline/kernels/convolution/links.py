@@ -36,7 +36,6 @@ LINKS: dict[str, Callable[..., Tensor]] = {
 }
 """Every link by name with what it means; its code in the kernel is its place here."""
 CODES = {name: code for code, name in enumerate(LINKS)}
-NUMBERED = ("leaky", "least", "most", "scale", "shift")
 VECTORS = ("scales", "shifts")
 _LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -71,7 +70,11 @@ def links_of(chain: str) -> tuple[Link, ...]:
     for word in chain.split():
         name, _, number = word.partition("=")
         name, _, place = name.partition("@")
-        if name not in LINKS or bool(number) != (name in NUMBERED) or bool(place) != (name in VECTORS):
+        if (
+            name not in LINKS
+            or bool(number) != (name in ("leaky", "least", "most", "scale", "shift"))
+            or bool(place) != (name in VECTORS)
+        ):
             raise ValueError(f"no link {word!r}")
         found.append((name, float(number) if number else int(place) if place else None))
     return tuple(found)

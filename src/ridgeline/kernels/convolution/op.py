@@ -29,8 +29,6 @@ _TURNED_CHANNELS, _TURNED_PIXELS = 64, 64
 """A tile of 16 kB, of which every row is 256 bytes of memory on either side."""
 MOST_OFFSET = 2**31 - 1
 _active_modes = torch._C._len_torch_dispatch_stack
-MOST_IMAGES = 65535
-"""The grid's second dimension."""
 SINGLE = ("min", "max", "logsumexp")
 """Pools that leave a number a pixel."""
 SOFTMAX, MEAN = "softmax", "mean"
@@ -222,8 +220,7 @@ class _Tiled:
         self.lay = _WEIGHTS.bind(
             (weight, laid, *self.counts),
             grid=(cdiv(weight.numel(), _BLOCK),),
-            constants={"TURNED": sizes.transposed, "HOW": weights_how}
-            | {"EXACT": self.exact, "BLOCK": _BLOCK},
+            constants={"TURNED": sizes.transposed, "HOW": weights_how} | {"EXACT": self.exact, "BLOCK": _BLOCK},
             num_warps=4,
             device=device,
         )
@@ -309,9 +306,7 @@ def link_(x: Tensor, vectors: Tensor | None, chain: str) -> Tensor:
     return x
 
 
-def turn(
-    x: Tensor, out: Tensor, vectors: Tensor | None, chain: str = "", *, back: bool, rounding: int = 0
-) -> Tensor:
+def turn(x: Tensor, out: Tensor, vectors: Tensor | None, chain: str = "", *, back: bool, rounding: int = 0) -> Tensor:
     """An image written with its channels last, or one with its channels last written densely, through a chain.
 
     Either is dense memory; ``x`` and ``out`` have the same shape [N, C, ...]. ``rounding``: to TensorFloat-32, 1 to the
@@ -344,7 +339,8 @@ def _support(
         return "images and weights are float32: PyTorch's own convolutions are right for other types"
     if x.dim() not in (3, 4, 5) or weight.dim() != x.dim():
         return "images have one to three dims besides their number and channels"
-    if math.prod(x.shape[1:]) // groups > MOST_OFFSET or x.shape[0] * groups > MOST_IMAGES:
+    # the grid's second dimension
+    if math.prod(x.shape[1:]) // groups > MOST_OFFSET or x.shape[0] * groups > 65535:
         return "an image has too many elements, or there are too many images"
     sizes = out_sizes(x.shape[2:], weight.shape[2:], stride, padding, dilation, output_padding, transposed)
     if min(sizes) <= 0 or math.prod(sizes) > MOST_OFFSET:

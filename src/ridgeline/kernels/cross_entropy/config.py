@@ -109,7 +109,6 @@ def fitting(cols: int) -> int:
 
 PACKED = ((2, 16, 8), (4, 8, 10), (8, 4, 8), (8, 3, 10))
 """Warps of a program that holds a row, programs a multiprocessor, and accesses of a lane that fit in its registers."""
-LEAVING_PACKED_BYTES = 224 << 20
 
 
 def packed(rows: int, cols: int) -> Packed | None:
@@ -127,7 +126,8 @@ def packed(rows: int, cols: int) -> Packed | None:
     most = cols if cols % LINE == 0 else cols + LINE - 8
     for num_warps, programs, pieces in PACKED:
         if cdiv(most, 256 * num_warps) <= pieces:
-            return Packed(num_warps, programs, LEAVING_BYTES[0] <= 2 * rows * cols <= LEAVING_PACKED_BYTES)
+            # leaving packed bytes
+            return Packed(num_warps, programs, LEAVING_BYTES[0] <= 2 * rows * cols <= 224 << 20)
     return None
 
 

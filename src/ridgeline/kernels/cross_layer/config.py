@@ -6,13 +6,6 @@ from dataclasses import dataclass
 
 from ridgeline.kernels.rows import cdiv, clamp, power_of_two
 
-LONGEST_FUSED = 1024
-"""Inner dims up to here are multiplied by our kernel: what its epilogue saves is more than cuBLAS's lead."""
-
-
-LEAST_TILES = 100
-"""Of 128×128, which have a multiprocessor each."""
-
 
 @dataclass(frozen=True, slots=True)
 class Product:
@@ -53,9 +46,11 @@ def product(m: int, n: int, k: int, itemsize: int) -> Product:
     ones: 128 large ones have a multiprocessor each, and were not timed. In float32 with TensorFloat-32 16384×256² 29.6
     (cuBLAS and a pass 34.7), but 16384×1024² 200 (167), and nobody compared its rounding: left to cuBLAS.
     """
-    if itemsize != 2 or k > LONGEST_FUSED or k < 16:
+    # inner dims up to here are multiplied by our kernel: what its epilogue saves is more than cuBLAS's lead
+    if itemsize != 2 or k > 1024 or k < 16:
         return Product(0, 0, 0, 0, 0)
-    if cdiv(m, 128) * cdiv(n, 128) < LEAST_TILES:
+    # of 128×128, which have a multiprocessor each
+    if cdiv(m, 128) * cdiv(n, 128) < 100:
         return Product(64, 64, 64, 4, 4)
     return Product(128, 128, 64, 8, 3)
 
@@ -63,7 +58,6 @@ def product(m: int, n: int, k: int, itemsize: int) -> Product:
 SHARED_BYTES = 232448 - 1024
 """Of a program, less its barriers."""
 
-CHUNK_BYTES = 128 * 64 * 2
 LEAST_ROWS, LONGEST_RESIDENT = 16384, 256
 """Rows stay in shared memory from so many on (1,000 rows of 512 take 22 µs, in tiles 8) and for sums up to so long
 (16384×512² takes 29 µs, in tiles 26)."""
@@ -76,7 +70,7 @@ def chunks(k: int) -> int:
 
 def fits(chosen: Resident, k: int) -> bool:
     """Whether a program has room for all that."""
-    return (chunks(k) + chosen.stages + 2 * chosen.ends) * CHUNK_BYTES <= SHARED_BYTES
+    return (chunks(k) + chosen.stages + 2 * chosen.ends) * (128 * 64 * 2) <= SHARED_BYTES  # chunk bytes
 
 
 def resident(m: int, n: int, k: int, itemsize: int) -> Resident:

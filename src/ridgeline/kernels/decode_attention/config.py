@@ -6,23 +6,8 @@ from dataclasses import dataclass
 
 from ridgeline.kernels.rows import cdiv, clamp, power_of_two
 
-PROGRAMS_PER_SM = 2
-BLOCKS_A_SHARE = 1
-"""Blocks of keys that a share has at least: one step of decoding is too short to be spent on few processors."""
-
 FEW_BLOCKS = 4
 """A share of more blocks than this gains from a third stage; a shorter one loses by it."""
-
-
-MOST_PROGRAMS = 3
-"""Programs a multiprocessor that sharing may make: three fit, by their shared memory."""
-
-MOST_JOINED = 8
-"""Shares of a key head that its last program joins itself: as fast as a kernel of their own to 8 (9.2 against 9.0 µs,
-5.9 against 6.0 in a graph), and a launch less; 16 take 0.3 µs longer, 33 five, since one program reads them all."""
-
-JOINED_ELEMENTS = 8192
-"""Of shares that are joined at once: 64 registers of a thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +25,13 @@ class Decode:
 
 def choose(batch: int, key_heads: int, longest: int, head_dim: int, num_sms: int) -> Decode:
     keys = 64 if head_dim <= 128 else 32
-    shares = even_shares(max(1, batch * key_heads), max(1, longest // (BLOCKS_A_SHARE * keys)), num_sms)
+    # blocks of keys that a share has at least: one step of decoding is too short to be spent on few processors
+    shares = even_shares(max(1, batch * key_heads), max(1, longest // (1 * keys)), num_sms)
     stages = 3 if longest > FEW_BLOCKS * keys * shares else 2
-    return Decode(keys, shares, 4, stages, inside=1 < shares <= MOST_JOINED)
+    # shares of a key head that its last program joins itself: as fast as a kernel of their own to 8 (9.2 against 9.0
+    # µs, 5.9 against 6.0 in a graph), and a launch less; 16 take 0.3 µs longer, 33 five, since one program reads them
+    # all
+    return Decode(keys, shares, 4, stages, inside=1 < shares <= 8)
 
 
 def even_shares(heads: int, most: int, num_sms: int) -> int:
@@ -54,9 +43,11 @@ def even_shares(heads: int, most: int, num_sms: int) -> int:
 
     def unevenness(shares: int) -> tuple[float, float, int]:
         a_processor = heads * shares / num_sms
-        return round(cdiv(heads * shares, num_sms) / a_processor, 1), abs(a_processor - PROGRAMS_PER_SM), shares
+        # programs per sm
+        return round(cdiv(heads * shares, num_sms) / a_processor, 1), abs(a_processor - 2), shares
 
-    fitting = [shares for shares in range(1, most + 1) if heads * shares <= MOST_PROGRAMS * num_sms]
+    # programs a multiprocessor that sharing may make: three fit, by their shared memory
+    fitting = [shares for shares in range(1, most + 1) if heads * shares <= 3 * num_sms]
     return min(fitting or [1], key=unevenness)
 
 
@@ -68,4 +59,5 @@ def joined_columns(heads: int, wide: int) -> int:
 
 def joined_at_once(ratio: int, wide: int, shares: int) -> int:
     """Shares that a program joins at once, of as many heads as share keys."""
-    return clamp(power_of_two(shares), 1, max(1, JOINED_ELEMENTS // (power_of_two(ratio) * wide)))
+    # of shares that are joined at once: 64 registers of a thread
+    return clamp(power_of_two(shares), 1, max(1, 8192 // (power_of_two(ratio) * wide)))

@@ -29,9 +29,6 @@ class Finish:
     num_warps: int = 4
 
 
-LONGEST = 1000
-"""Terms beyond which cuBLAS and a pass won every race: 1,024 terms 31 µs against 34 and 55 against 62, 1,152 12 against
-16, 2,048 27 against 35; below, 26 of 27 were ours, by 1.03 to 1.86 times (benchmarks/2026-11-15-optimize.md)."""
 NARROW, MIDDLE = Tile(128, 64, num_warps=4), Tile(128, 128)
 
 
@@ -41,7 +38,10 @@ def tiles(m: int, n: int, k: int) -> tuple[Tile, ...]:
 
     Few forms for all sizes: each is a kernel to compile.
     """
-    if k > LONGEST:
+    # terms beyond which cuBLAS and a pass won every race: 1,024 terms 31 µs against 34 and 55 against 62, 1,152 12
+    # against 16, 2,048 27 against 35; below, 26 of 27 were ours, by 1.03 to 1.86 times
+    # (benchmarks/2026-11-15-optimize.md)
+    if k > 1000:
         return ()
     if n <= 64:
         return (NARROW,)

@@ -18,7 +18,6 @@ class Tile:
         return f"{self.strip}x{self.slots}x{self.channels}"
 
 
-WIDTHS = (64, 32, 16)
 TALL = 7
 """Rows of a strip where columns of taps are long: the sides of images are multiples of it more often than not."""
 
@@ -28,7 +27,7 @@ def tiles(out_h: int, channels: int, taps: int) -> tuple[Tile, ...]:
 
     A thread has eight channels of one slot (32 or 56 sums) or of two. As few channels as possible stay empty.
     """
-    widths = sorted(WIDTHS, key=lambda width: (-channels % width, -width))
+    widths = sorted((64, 32, 16), key=lambda width: (-channels % width, -width))
     if out_h == 1:  # a sequence: no rows below to share what is read with
         return tuple(Tile(1, numbers // widths[0], widths[0]) for numbers in (1024, 2048))
     if taps > 5 and out_h % TALL == 0:

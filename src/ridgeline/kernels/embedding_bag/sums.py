@@ -26,7 +26,6 @@ _BEFORE = Kernel(order.embedding_before)
 _SCATTER = Kernel(order.embedding_scatter, loose=("key_ptr", "order_ptr", "sorted_ptr", "placed_ptr"))
 _key_plans, _update_plans, _weight_plans, _order_plans = Plans(), Plans(), Plans(), Plans()
 CLEARED_AT_ONCE = 8192
-SUMMED_AT_ONCE = 256
 
 
 def bags_of(offsets: Tensor, num_tables: int) -> tuple[int, int]:
@@ -148,10 +147,11 @@ def _plan_digits(rows: Tensor, num_rows: int, chosen: config.Order, bags: Tensor
     count = _DIGITS.bind((rows, counted, n, 0), constants=constants, **common)
     add = None
     if chosen.share:
+        # summed at once
         add = _BEFORE.bind(
             (counted, counted, counted, blocks),
             grid=(bins // chosen.share,),
-            constants={"BINS": bins, "SHARE": chosen.share, "AT_ONCE": SUMMED_AT_ONCE, "DEPENDENT": not INTERPRETING},
+            constants={"BINS": bins, "SHARE": chosen.share, "AT_ONCE": 256, "DEPENDENT": not INTERPRETING},
             num_warps=4,
             device=rows.get_device(),
         )

@@ -17,7 +17,6 @@ from ridgeline.kernels.rows import as_rows, cdiv, float_reason
 _FORWARD = Kernel(kernel.gated_forward, vectors=("cols", "gate_stride", "up_stride"))
 _BACKWARD = Kernel(kernel.gated_backward, vectors=("cols", "gate_stride", "up_stride"))
 _quick_plans, _forward_plans, _backward_plans = Plans(), Plans(), Plans()
-KINDS = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
@@ -124,8 +123,14 @@ def _backward(dy: Tensor, gate: Tensor, up: Tensor, kind: str) -> tuple[Tensor, 
 
 
 def _constants(kind: str, chosen: config.Pointwise, flat: bool, shifted: bool) -> dict[str, Any]:
-    return {"KIND": KINDS[kind], "BLOCK": chosen.block, "FLAT": flat, "SHIFTED": shifted, "READS": chosen.reads,
-            "WRITES": chosen.writes}  # fmt: skip
+    return {
+        "KIND": {"silu": 0, "gelu_tanh": 1, "gelu": 2}[kind],
+        "BLOCK": chosen.block,
+        "FLAT": flat,
+        "SHIFTED": shifted,
+        "READS": chosen.reads,
+        "WRITES": chosen.writes,
+    }
 
 
 def _like(gate: Tensor, *_: Any) -> Tensor:

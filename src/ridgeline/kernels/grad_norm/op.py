@@ -20,7 +20,6 @@ _SHARES = Kernel(kernel.norm_shares, vectors=("length",))
 _TOTAL = Kernel(kernel.norm_total)
 _SCALE = Kernel(kernel.scale_all, vectors=("length",))
 _plans = Plans()
-TOTAL_BLOCK = 4096
 
 
 def grad_norm(tensors: Iterable[Tensor]) -> Tensor:
@@ -98,10 +97,11 @@ class ClipPlan:
         self.norm = NormPlan(tensors, found)
         share = self.norm.like
         self.pair = template((2,), torch.float32, tensors[0].device)
+        # total block
         self.total = _TOTAL.bind(
             (share, self.pair, self.norm.num_shares, 1.0),
             grid=(1,),
-            constants={"BLOCK": TOTAL_BLOCK, "DEPENDENT": self.norm.early},
+            constants={"BLOCK": 4096, "DEPENDENT": self.norm.early},
             num_warps=8,
             device=self.norm.device,
         )

@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from ridgeline.kernels.rows import cdiv, clamp, power_of_two
 from ridgeline.kernels.shares import MOST_SHARES, Streamed
 
-STREAMED_BYTES = 16 << 20
-"""From here on a group is worth holding in shared memory: what is smaller is in the L2 when it is read again."""
-
 
 @dataclass(frozen=True, slots=True)
 class Groups:
@@ -104,7 +101,6 @@ LONGEST_FLAT, LONGEST_TILE = 20480, 8192
 """Elements of a group that sixteen warps hold in forty registers of a thread, and places of one in the backward pass,
 whose two inputs they hold in sixteen each: 64×320×30×30, of 14,848 places, took 97 µs, sums first and results later 80.
 """
-FEWEST_POSITIONS = 4
 
 
 LONGEST_WALKED, LEAST_WALKED = 81920, 2
@@ -115,7 +111,8 @@ and how many of them every multiprocessor has at least: several programs share f
 def flat(rows: int, length: int, positions: int, sms: int) -> Flat | Walk | None:
     """Forty elements a thread at most; longer groups are walked over. None where groups are longer still and few, or
     channels too short to be told apart."""
-    if positions < FEWEST_POSITIONS:
+    # fewest positions
+    if positions < 4:
         return None
     if length > LONGEST_FLAT:
         return Walk(16) if length <= LONGEST_WALKED and rows >= LEAST_WALKED * sms else None
@@ -179,8 +176,6 @@ which two programs share a multiprocessor: where there are many groups, one prog
 
 SHORTEST_PACKED, LONGEST_ALONE, MOST_TOGETHER = 5120, 40960, 16
 """Elements of groups that a program holds two numbers a word, and programs of a cluster, which share a longer one."""
-CLUSTERED_BYTES = 32 << 20
-"""Smaller images have not been timed in clusters."""
 
 
 def packed(rows: int, length: int, num_bytes: int, sms: int, silu: bool) -> Packed | None:
@@ -201,7 +196,8 @@ def packed(rows: int, length: int, num_bytes: int, sms: int, silu: bool) -> Pack
         return Packed(16, 2, 1, cdiv(length, 4096) - 4) if rows > 2 * sms else None
     cluster = power_of_two(cdiv(length, LONGEST_OF_MANY))
     most = MOST_TOGETHER if silu else MOST_TOGETHER // 2
-    if cluster > most or length % (8 * cluster) or num_bytes < CLUSTERED_BYTES:
+    # smaller images have not been timed in clusters
+    if cluster > most or length % (8 * cluster) or num_bytes < 32 << 20:
         return None
     return Packed(8, 4, cluster, cdiv(length // cluster, 2048) - 4)
 
@@ -234,7 +230,8 @@ def streamed(num_bytes: int, num_inputs: int, itemsize: int, length: int = 0) ->
     float16 3×320×192×192 45.5 µs on eight warps, 59.8 on four, backward 88 on sixteen (99), of float32 4×1024×96×96 92
     on sixteen (101).
     """
-    if num_bytes < STREAMED_BYTES:
+    # from here on a group is worth holding in shared memory: what is smaller is in the L2 when it is read again
+    if num_bytes < 16 << 20:
         return None
     chunks = 8 if num_inputs == 1 else 4
     share = chunks * 32 * 16 // itemsize
@@ -268,10 +265,6 @@ def packed_backward(rows: int, length: int, positions: int, sms: int) -> Packed 
     return Packed(8, 4 if length <= 12288 else 3, early=True)
 
 
-MOST_UNEVEN = 32
-"""A power of two that divides a channel, up to which pieces of another length are better."""
-
-
 def uneven_piece(positions: int, places: int) -> int:
     """Elements of a piece that fills more than three quarters of its places where powers of two hardly divide a
     channel, or five eighths where the largest that does is sixteen; 0 where there is none.
@@ -280,7 +273,8 @@ def uneven_piece(positions: int, places: int) -> int:
     64; 197×128×36×36 in eight groups 130 of 16 (a copy as large 55), of 648 not timed. Channels shorter than that are
     a piece in half as many places: 512×128×20×20 51 µs in pieces of 400 of 512, 86 of 16.
     """
-    if positions & -positions > MOST_UNEVEN:
+    # a power of two that divides a channel, up to which pieces of another length are better
+    if positions & -positions > 32:
         return 0
     least = places * 5 // 8 if positions & -positions <= 16 else places * 3 // 4
     found = next((n for n in range(places, least, -8) if positions % n == 0), 0)

@@ -17,13 +17,8 @@ class Pass:
     num_warps: int = 4
 
 
-MOST_STRETCHES = 128
-PROGRAMS = 1056
-"""Eight programs to each of an H200's multiprocessors."""
-
-
 def default(images: int, pixels: int, channels: int) -> Pass:
     """128 bytes of a pixel, eight accesses of sixteen bytes a thread on their way."""
     rows, cols = 128, 64
-    wanted = cdiv(PROGRAMS, images * cdiv(channels, cols))
-    return Pass(rows, cols, clamp(wanted, 1, min(MOST_STRETCHES, cdiv(pixels, rows))))
+    wanted = cdiv(1056, images * cdiv(channels, cols))  # eight programs to each of an H200's multiprocessors
+    return Pass(rows, cols, clamp(wanted, 1, min(128, cdiv(pixels, rows))))  # most stretches

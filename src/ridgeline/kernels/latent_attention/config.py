@@ -109,10 +109,6 @@ ROLES = "line"
 the "line", or those who take "shares" of each sequence. By the line six of eight shapes gain 6 to 73 % over what was
 before it (100 uneven ones of 128 heads to 5,603 keys 389.9 → 225.4 µs), one is level, and one is `is_short`."""
 
-SHORT_KEYS = 4096
-"""Keys of a sequence up to which 33 to 64 heads take shares: 64 of 1,800 keys 65.7 µs by shares, 76.4 by the line; 35
-uneven ones to 10,263 keys 135.9 and 104.4."""
-
 NARROW = True
 """Whether at most 32 heads go by roles: 19 of 20 shapes gain, 1.10 times in the geometric mean. 13 uneven ones of 32
 heads take 94.3 µs against 109.1, 44 of 20 heads 108.0 against 131.5, 24 of 32 heads 34.9 against 45.1, 23 of 16 heads
@@ -153,7 +149,9 @@ def by_roles(heads: int, dim: int, more: int, page: int, way: str) -> bool:
 
 def is_short(heads: int, page: int, longest: int) -> bool:
     """Whether sequences are so short that their ends, which the line meets one by one, are much of the work."""
-    return 2 * FEW_HEADS < heads <= MAX_ROWS and page % FED_KEYS == 0 and longest <= SHORT_KEYS
+    # keys of a sequence up to which 33 to 64 heads take shares: 64 of 1,800 keys 65.7 µs by shares, 76.4 by the line;
+    # 35 uneven ones to 10,263 keys 135.9 and 104.4
+    return 2 * FEW_HEADS < heads <= MAX_ROWS and page % FED_KEYS == 0 and longest <= 4096
 
 
 def takes_blocks(heads: int, dim: int, more: int, page: int) -> bool:

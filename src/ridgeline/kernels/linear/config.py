@@ -9,12 +9,6 @@ from ridgeline.kernels.rows import cdiv, clamp, power_of_two
 MAX_ROWS = 16
 """The tensor cores take 16 at once; more rows are not this kernel's business."""
 
-LONG_ROW_BYTES = 16384
-"""Rows of a weight longer than this are read several at a time by one program; shorter ones each by its own."""
-
-FEW_OUTPUTS = 4096
-"""Up to as many outputs, two rows are still faster on the ordinary units."""
-
 EARLY_WEIGHT_BYTES = 128 << 20
 """Larger weights gain nothing from an early start, and programs that wait stand in the way of those that run."""
 
@@ -38,7 +32,8 @@ def choose(
 
     A norm's weight is read beside every row of the product's: four rows share it, one alone takes 22 µs for 14.
     """
-    if itemsize == 4 or rows == 1 or (rows == 2 and n <= FEW_OUTPUTS and not gated):
+    # up to as many outputs, two rows are still faster on the ordinary units
+    if itemsize == 4 or rows == 1 or (rows == 2 and n <= 4096 and not gated):
         return _fitted(_row(rows, k, n, itemsize, gated, early or normed), k, itemsize)
     return _tile(k, n, gated, early, num_sms)
 
@@ -49,7 +44,8 @@ def _row(rows: int, k: int, n: int, itemsize: int, gated: bool, early: bool) -> 
         return Linear("row", 2 if gated else 4, 512, 4) if rows > 4 else Linear("row", 1, 1024, 4)
     if rows > 1:
         return Linear("row", 4 if n > 2048 else 1, 1024, 4)
-    if gated or early or k * itemsize > LONG_ROW_BYTES:
+    # rows of a weight longer than this are read several at a time by one program; shorter ones each by its own
+    if gated or early or k * itemsize > 16384:
         return Linear("row", 4 if n > 2048 else 1, 1024, 4)
     return Linear("row", 1, 2048, 8)
 

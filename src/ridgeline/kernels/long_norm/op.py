@@ -18,15 +18,11 @@ _CLEAR = Kernel(kernel.clear_published)
 _ROWS = Kernel(
     kernel.long_norm_rows, vectors=("cols", "length"), loose=("weight_ptr", "bias_ptr", "word_ptr"), cooperative=True
 )
-_HELD = Kernel(
-    kernel.long_norm_held, vectors=("cols",), loose=("weight_ptr", "bias_ptr", "word_ptr"), cooperative=True
-)
+_HELD = Kernel(kernel.long_norm_held, vectors=("cols",), loose=("weight_ptr", "bias_ptr", "word_ptr"), cooperative=True)
 _STREAMED = Kernel(
     streamed.long_norm_streamed, vectors=("cols", "length"), loose=("word_ptr",), cooperative=True
 )  # fmt: skip
 _plans = Plans()
-STREAMED_VECTOR = 2
-"""Elements of the shortest access that fills shared memory: eight bytes."""
 _CLEAR_BLOCK = 1024
 
 
@@ -77,7 +73,8 @@ def _streaming(x: Tensor, kind: str, cols: int, weight: Tensor | None, bias: Ten
     """A call that takes rows through shared memory; None where they cannot be copied there, or a share of a row touches
     more than two channels."""
     vector = min(4, vector_of(4, _ends(x, weight, bias), cols))
-    if INTERPRETING or vector < STREAMED_VECTOR or cols < config.LEAST_COLS:
+    # elements of the shortest access that fills shared memory: eight bytes
+    if INTERPRETING or vector < 2 or cols < config.LEAST_COLS:
         return None
     rows, of = x.numel() // cols, weight if weight is not None else bias
     likely = config.streamed(cols, num_sms(x.get_device()))

@@ -26,14 +26,10 @@ _HALVES = Kernel(
 )
 _DIGITS = Kernel(kernel.matmul_digits, loose=("x_ptr",))
 _THIN = Kernel(kernel.matmul_thin, vectors=("n", "k"), loose=("bias_ptr", "nan_ptr"))
-_MEND = Kernel(
-    kernel.matmul_mend, loose=("a_ptr", "b_ptr", "bias_ptr", "nan_ptr", "by_ptr", "more_ptr", "u_ptr")
-)
+_MEND = Kernel(kernel.matmul_mend, loose=("a_ptr", "b_ptr", "bias_ptr", "nan_ptr", "by_ptr", "more_ptr", "u_ptr"))
 _PIECES = Kernel(kernel.matmul_pieces, vectors=("m", "n", "k", "a_step", "b_step", "length"))
 _DIGITS_BLOCK = 1024
 _plans = Plans()
-MOST_TILES = 33
-"""Tiles of results with which a fourth of the processors would have all the work."""
 FILL = 8
 """Halves of a 16-byte access: sizes are filled up to as many."""
 
@@ -220,7 +216,8 @@ def pieces_fit(a: Tensor, b: Tensor) -> bool:
     if not dense:
         return False
     tiles = cdiv(a.shape[0], 128) * cdiv(b.shape[1], 128)
-    return a.shape[1] >= 2 * config.LEAST_PIECE and tiles <= MOST_TILES
+    # tiles of results with which a fourth of the processors would have all the work
+    return a.shape[1] >= 2 * config.LEAST_PIECE and tiles <= 33
 
 
 class _Split:

@@ -8,9 +8,6 @@ from torch import Tensor
 from ridgeline.kernels.linear import reference as wide
 
 GROUP = 128
-CLIPS = (1.0, 0.96, 0.92, 0.88, 0.84, 0.8, 0.75, 0.7)
-"""Shares of a group's largest weight that four bits may reach: a smaller step may save more than it cuts off."""
-LEAST_SCALE = 2.0**-14
 
 
 def narrowed(weight: Tensor, bits: int) -> tuple[Tensor, Tensor]:
@@ -30,8 +27,9 @@ def four(weight: Tensor) -> tuple[Tensor, Tensor]:
     groups = weight.detach().float().unflatten(1, (-1, GROUP))
     largest = groups.abs().amax(2, keepdim=True)
     best = scale = torch.empty(0)
-    for clip in CLIPS:
-        tried = (clip * largest / 7).clamp(min=LEAST_SCALE).half().float()
+    # shares of a group's largest weight that four bits may reach: a smaller step may save more than it cuts off
+    for clip in (1.0, 0.96, 0.92, 0.88, 0.84, 0.8, 0.75, 0.7):
+        tried = (clip * largest / 7).clamp(min=2.0**-14).half().float()  # least scale
         error = ((groups / tried).round().clamp(-8, 7) * tried - groups).square().sum(2, keepdim=True)
         scale, best = (tried, error) if clip == 1.0 else (
             torch.where(error < best, tried, scale), torch.minimum(error, best))  # fmt: skip

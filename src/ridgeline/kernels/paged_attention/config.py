@@ -6,10 +6,6 @@ from dataclasses import dataclass, replace
 
 from ridgeline.kernels.rows import cdiv, clamp, power_of_two
 
-PROGRAMS_PER_SM = 3
-"""Three of two blocks take 30, 46, 78 and 142 µs at 67, 134, 269 and 545 MB of cache, two of three blocks 32, 46, 80
-and 145; with uneven lengths (414 MB) 114 and 125."""
-
 BLOCK_BYTES = 32768
 """Of keys and values that are asked for at once; a program holds three blocks, two of them on their way."""
 
@@ -251,7 +247,9 @@ def choose(
         return found
     if itemsize == 4 or rows_of(ratio) >= 64:  # sums of more registers than four warps have
         return Paged(keys, programs, 8, 3)
-    return Paged(keys, PROGRAMS_PER_SM * num_sms if programs else 0)
+    # three of two blocks take 30, 46, 78 and 142 µs at 67, 134, 269 and 545 MB of cache, two of three blocks 32, 46, 80
+    # and 145; with uneven lengths (414 MB) 114 and 125
+    return Paged(keys, 3 * num_sms if programs else 0)
 
 
 def fed_registers(programs: int, wide: int, ratio: int, inside: bool, gathered: bool) -> int:
@@ -271,10 +269,6 @@ EVEN_QUARTERS, LONE_QUARTERS = 7, 5
 """Of the average, up to which the longest sequence is one cluster's: 6 uneven ones of at most 1.7 times as many keys
 take 50.8 µs by clusters of five and by stretches alike, 57.5 where four fifths of the programs cut the line. Where a
 multiprocessor has one program of a cluster, 65.9 against 50.9: there lengths have to be more even."""
-
-WHOLE_SHARE = 0.95
-"""Of all places for programs, from which on sequences are a program's each: 256 take 123.6 µs instead of 127.6 (525
-MB), 192 as long as by stretches."""
 
 LEAST_TOGETHER, TOGETHER_DIM, TOGETHER_SMS = 10, 128, 132
 """Blocks of a program, head dim and multiprocessors with which clusters were raced."""
@@ -300,7 +294,9 @@ def programs_together(sequences: int, head_dim: int, ratio: int, num_sms: int) -
         return lone_size(sequences) if head_dim == TOGETHER_DIM or lone_size(sequences) == 2 else 0
     if head_dim != TOGETHER_DIM:
         return 0
-    if WHOLE_SHARE * FED_PROGRAMS * num_sms <= sequences <= FED_PROGRAMS * num_sms:
+    # of all places for programs, from which on sequences are a program's each: 256 take 123.6 µs instead of 127.6 (525
+    # MB), 192 as long as by stretches
+    if 0.95 * FED_PROGRAMS * num_sms <= sequences <= FED_PROGRAMS * num_sms:
         return 1
     fits = {2: sequences >= 113, 4: ratio <= 8 and sequences >= 49, 6: sequences >= 28}
     return next((size for size, enough in fits.items() if enough and sequences <= BESIDE[size]), 0)
@@ -356,9 +352,6 @@ def by_borders(programs: int, sequences: int, heads: int) -> bool:
 MOST_JOINED, MOST_JOINED_SMALL = 3, 8
 """Parts of a sequence that its last program joins itself; more where keys are too few for all programs."""
 
-JOINED_ELEMENTS = 4096
-"""Of parts that are joined at once, in a kernel whose threads have other things to keep."""
-
 
 def by_the_last(programs: int, sequences: int, ratio: int, all_read: bool) -> bool:
     """Whether the parts of a sequence (each key head of each) are few enough for its last program to join them.
@@ -374,7 +367,8 @@ def by_the_last(programs: int, sequences: int, ratio: int, all_read: bool) -> bo
 
 def joined_at_once(ratio: int, dim: int) -> int:
     """Parts that a program joins at once, of as many heads as share keys."""
-    return clamp(JOINED_ELEMENTS // (power_of_two(ratio) * power_of_two(dim)), 1, 8)
+    # of parts that are joined at once, in a kernel whose threads have other things to keep
+    return clamp(4096 // (power_of_two(ratio) * power_of_two(dim)), 1, 8)
 
 
 WIDE_DIM = 256

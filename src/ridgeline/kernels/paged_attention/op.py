@@ -18,7 +18,6 @@ from ridgeline.kernels.rows import cdiv, float_reason, power_of_two
 
 LOG2_E = math.log2(math.e)
 MAX_HEAD_DIM, MAX_FLOAT32_HEAD_DIM = 256, 128
-JOINED_COLUMNS = 128
 BLOCK_VECTOR = 8
 """16-byte accesses of 16-bit elements, which is how far apart rows have to be for the copy engine."""
 
@@ -111,7 +110,7 @@ def _forward(
 def bind_join(part: Tensor, lse: Tensor, out: Tensor, shares: int) -> Any:
     """The launch that joins [batch, heads, shares, dim] partial results, at most 128 columns a program."""
     batch, heads, dim = out.shape
-    wide = min(JOINED_COLUMNS, max(16, power_of_two(dim)))
+    wide = min(128, max(16, power_of_two(dim)))  # joined columns
     return _SHARES.bind(
         (part, lse, out, shares, dim),
         grid=(batch * heads, cdiv(dim, wide)),

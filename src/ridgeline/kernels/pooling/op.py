@@ -22,8 +22,6 @@ _plans = Plans()
 _active_modes = torch._C._len_torch_dispatch_stack
 BLOCK, NUM_WARPS = 1024, 4
 """Pixels of a program: eight a thread, as the depthwise convolution has them."""
-MOST_IN_LINE = 32
-"""Elements of a window that is read together with its neighbors: code grows with it."""
 Ints = Sequence[int]
 
 
@@ -61,7 +59,8 @@ def _forward(x: Tensor, window: Ints, stride: Ints, padding: Ints, dilation: Int
 def _are_lines(window: Ints, stride: Ints, padding: Ints, dilation: Ints) -> bool:
     """Windows along the last dim alone, of few elements, that go on by one."""
     ahead = all(each == 1 for each in (*window[:-1], *stride, dilation[-1])) and not any(padding[:-1])
-    return ahead and 2 <= window[-1] <= MOST_IN_LINE
+    # elements of a window that is read together with its neighbors: code grows with it
+    return ahead and 2 <= window[-1] <= 32
 
 
 def _lines(x: Tensor, window: Ints, padding: Ints, mean: bool) -> Any:

@@ -32,6 +32,7 @@ class Forward:
     early: bool = False
     programs_per_sm: int = 0
 
+
 @dataclass(frozen=True, slots=True)
 class Backward:
     """A persistent program's tile, how many tiles are on their way, and how many programs share a multiprocessor."""
@@ -85,7 +86,6 @@ def share_pitch(cols: int) -> int:
 
 
 LONG_BLOCK = 8192
-SHORT_CHUNKS = 4
 
 
 def lanes(itemsize: int) -> int:
@@ -97,7 +97,8 @@ def short_tile(rows: int, cols: int, itemsize: int, num_warps: int) -> tuple[int
     """(rows, chunks, block, warps) with every row inside one warp, or None where rows are too long for that."""
     block = min(power_of_two(cols), lanes(itemsize))
     chunks = cdiv(cols, block)
-    if chunks * (16 // itemsize) > SHORT_CHUNKS * 8:
+    # short chunks
+    if chunks * (16 // itemsize) > 4 * 8:
         return None
     per_warp = lanes(itemsize) // block
     num_warps = clamp(power_of_two(cdiv(rows, 132 * per_warp)), 1, num_warps)
@@ -119,9 +120,6 @@ def narrow_tile(rows: int, cols: int, itemsize: int, num_warps: int) -> tuple[in
 
 LEAST_WALKED = 4096
 """Backward, rows that start inside accesses are walked over where there are so many."""
-LEAST_APART_BYTES = 16 << 20
-"""Rows that start inside accesses are worth copies of their weights from so many bytes on, LayerNorm's from half as
-many: these take 1 to 2 µs."""
 
 
 def apart(rows: int, whole: int, itemsize: int, centered: bool = False) -> Forward | None:
@@ -135,7 +133,9 @@ def apart(rows: int, whole: int, itemsize: int, centered: bool = False) -> Forwa
     and 32725×1035 70 on two warps (143 and 91 on eight). LayerNorm of 65536×2065, of which four warps would fill two
     thirds of their places, 142 on two (166).
     """
-    enough = rows * whole * itemsize * (1 + centered) >= LEAST_APART_BYTES
+    # rows that start inside accesses are worth copies of their weights from so many bytes on, LayerNorm's from half as
+    # many: these take 1 to 2 µs
+    enough = rows * whole * itemsize * (1 + centered) >= 16 << 20
     if not enough or not 512 <= whole <= 20480 or (itemsize == 4 and not centered):
         return None
     if itemsize == 4:
@@ -220,12 +220,6 @@ def again(cols: int, num_warps: int, slots: int, programs_per_sm: int, keep_weig
 
 SHARED_BYTES, PROGRAM_BYTES, EXCHANGE_BYTES = 228 << 10, 1216, 528
 """Shared memory of a multiprocessor for programs, and what a program takes besides its rows, and to share them."""
-WARPS = 16
-"""Warps of a multiprocessor that have 128 registers a thread."""
-
-
-SPLIT_BYTES = 128
-"""Programs that share a row have stretches of it that are made of so many bytes."""
 
 
 def ahead(
@@ -246,7 +240,7 @@ def ahead(
 
 def stretch(whole: int, itemsize: int, split: int) -> int:
     """Columns of the longest stretch of a row that ``split`` programs share."""
-    step = SPLIT_BYTES // itemsize
+    step = 128 // itemsize  # programs that share a row have stretches of it that are made of so many bytes
     return whole if split == 1 else cdiv(cdiv(whole, split), step) * step
 
 
@@ -265,7 +259,8 @@ def ahead_tile(cols: int, itemsize: int, num_sums: int) -> Backward | None:
     65536×642: 79.6 µs with twelve programs, 82.1 with sixteen, LayerNorm 65536×734 90.8 and 93.8.
     """
     for num_warps in (1, 2, 4, 8, 16):
-        found = ahead(cols, num_warps, 3, WARPS // num_warps if num_warps > 1 else 12, itemsize=itemsize)
+        # warps of a multiprocessor that have 128 registers a thread
+        found = ahead(cols, num_warps, 3, 16 // num_warps if num_warps > 1 else 12, itemsize=itemsize)
         if found.chunks <= MOST_PIECES[itemsize, num_sums]:
             return with_places(found, itemsize)
     return None
@@ -293,14 +288,11 @@ def split_tile(cols: int, itemsize: int, num_sums: int) -> Backward | None:
     return with_places(found, itemsize) if found.chunks <= MOST_PIECES[itemsize, num_sums] else None
 
 
-LEAST_TURNS = 6
-"""Rows of a program from which on the first row's sums and the last row's end are worth it: 600×3771 24.2 µs, 19.5
-held; 876×11008 of float32, 6.6 turns, 42.6 and 44.7."""
-
-
 def if_enough(found: Backward | None, rows: int) -> Backward | None:
     """A tile where its programs have turns enough."""
-    return found if found is not None and rows * found.split >= LEAST_TURNS * 132 * found.programs_per_sm else None
+    # rows of a program from which on the first row's sums and the last row's end are worth it: 600×3771 24.2 µs, 19.5
+    # held; 876×11008 of float32, 6.6 turns, 42.6 and 44.7
+    return found if found is not None and rows * found.split >= 6 * 132 * found.programs_per_sm else None
 
 
 def walked_ahead(rows: int, cols: int, itemsize: int, shifted: bool) -> Backward | None:

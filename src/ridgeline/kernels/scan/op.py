@@ -16,7 +16,6 @@ from ridgeline.kernels.scan import config, kernel, reference
 
 _ROWS = Kernel(kernel.scan_rows, vectors=("cols", "inner"))
 _plans = Plans()
-MOST_GRID = 65535
 
 
 def scan(
@@ -75,7 +74,8 @@ def _support(
     if x.dim() == 0 or (keep is not None and keep.shape != x.shape):
         return "flags have the shape of the numbers, which have a dim to go along"
     inner = math.prod(x.shape[dim % x.dim() + 1 :])
-    if cdiv(inner, 2) > MOST_GRID or x.shape[dim] * inner >= 2**31:
+    # most grid
+    if cdiv(inner, 2) > 65535 or x.shape[dim] * inner >= 2**31:
         return "a row and its neighbors have too many elements"
     return None
 

@@ -6,9 +6,6 @@ from dataclasses import dataclass
 
 from ridgeline.kernels.rows import clamp, power_of_two
 
-HELD = 1024
-"""Numbers of state that a warp holds for a chunk of steps: 32 a thread, four tensors of them at a time."""
-
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
@@ -22,5 +19,6 @@ class Chunk:
 def default(dim: int, length: int, state: int) -> Chunk:
     """One warp, so that steps are joined in registers and between lanes, never between warps."""
     steps = clamp(power_of_two(length), 1, 32)
-    room = max(1, HELD // (steps * power_of_two(state)))
+    # numbers of state that a warp holds for a chunk of steps: 32 a thread, four tensors of them at a time
+    room = max(1, 1024 // (steps * power_of_two(state)))
     return Chunk(clamp(1 << (room.bit_length() - 1), 1, max(1, min(8, power_of_two(dim)))), steps)

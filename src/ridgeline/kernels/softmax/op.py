@@ -41,7 +41,6 @@ _BACKWARD_STREAMED = Kernel(
 )
 _FORWARD_PACKED = Kernel(streamed.softmax_forward_packed, vectors=("cols", "x_stride"))
 _forward_plans, _backward_plans = Plans(), Plans()
-STREAMED_ACCESS_BYTES = 8
 
 
 def softmax(x: Tensor, dim: int = -1) -> Tensor:
@@ -78,7 +77,7 @@ def _forward_planned(x: Tensor) -> Tensor:
 
 def streamable(vector: int, itemsize: int) -> bool:
     """Whether rows can be copied to shared memory in accesses of at least eight bytes, on a device that does so."""
-    return vector * itemsize >= STREAMED_ACCESS_BYTES and not INTERPRETING
+    return vector * itemsize >= 8 and not INTERPRETING  # streamed access bytes
 
 
 def _plan_forward(x: Tensor, y: Tensor, stride: int) -> Any:
@@ -125,9 +124,7 @@ def _plan_forward(x: Tensor, y: Tensor, stride: int) -> Any:
     return lambda x, y: run(x, y, rows, cols, stride)
 
 
-def _plan_packed(
-    chosen: config.Packed, x: Tensor, y: Tensor, rows: int, cols: int, stride: int, shifted: bool
-) -> Any:
+def _plan_packed(chosen: config.Packed, x: Tensor, y: Tensor, rows: int, cols: int, stride: int, shifted: bool) -> Any:
     """A row a program, or a share of one; as many programs as these."""
     num, block = chosen.cluster, 256 * chosen.num_warps
     access = POINTER_ALIGNMENT_BYTES // x.element_size()
