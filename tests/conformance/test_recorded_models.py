@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -35,15 +32,16 @@ Compared = dict[str, tuple[dict[str, Any], Prediction, dict[str, float]]]
 
 
 @pytest.fixture(scope="module")
-def benchmarks(repo_dir: Path) -> Iterator[tuple[ModuleType, ModuleType]]:
-    sys.path.insert(0, str(repo_dir / "benchmarks"))
+def benchmarks() -> Iterator[tuple[ModuleType, ModuleType]]:
+    from lab.fit import recordings
+    from lab.validate import models
+
     dtype = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
-        yield importlib.import_module("recordings"), importlib.import_module("validate_models")
+        yield recordings, models
     finally:
         torch.set_default_dtype(dtype)
-        sys.path.remove(str(repo_dir / "benchmarks"))
 
 
 @pytest.fixture(scope="module")

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import math
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,30 +45,28 @@ GROUPS: dict[str, tuple[Callable[[dict[str, Any]], bool], float]] = {
 }  # fmt: skip
 
 
-def _judged(repo_dir: Path, pattern: str) -> list[Error]:
+def _judged(pattern: str) -> list[Error]:
     """Recorded calls priced as the benchmark that prints the table does it."""
-    sys.path.insert(0, str(repo_dir / "benchmarks"))
-    try:
-        recordings, validation = (importlib.import_module(name) for name in ("recordings", "validate_operators"))
-    finally:
-        sys.path.remove(str(repo_dir / "benchmarks"))
-    return validation.errors(recordings.load_operators("h200", pattern), pricer_of(device("h200")))
+    from lab.fit import recordings
+    from lab.validate import operators
+
+    return operators.errors(recordings.load_operators("h200", pattern), pricer_of(device("h200")))
 
 
 @pytest.fixture(scope="module")
-def judged(repo_dir: Path) -> list[Error]:
-    return _judged(repo_dir, "operators_seed[01]")
+def judged() -> list[Error]:
+    return _judged("operators_seed[01]")
 
 
 @pytest.fixture(scope="module")
-def hard(repo_dir: Path) -> list[Error]:
+def hard() -> list[Error]:
     """Shapes recorded because they were predicted badly: odd products, convolutions, scatters, transfers."""
-    return _judged(repo_dir, "operators_seed3")
+    return _judged("operators_seed3")
 
 
 @pytest.fixture(scope="module")
-def unseen(repo_dir: Path) -> list[Error]:
-    return _judged(repo_dir, "unseen_seed*")
+def unseen() -> list[Error]:
+    return _judged("unseen_seed*")
 
 
 def ape(error: Error) -> float:

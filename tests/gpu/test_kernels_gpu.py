@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import os
-import sys
-from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from lab.race.special_cases import specials
 from ridgeline.bench.check import LAYOUTS, check_case, check_mistakes, mistake_case
 from ridgeline.bench.clock import host_time
 from ridgeline.kernels import direct, layer_norm, pack, rms_norm, softmax
 from ridgeline.kernels.contract import trials
 from ridgeline.kernels.files import cache_folder
 from ridgeline.kernels.variants import variants_of
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-from kernels_special import specials
 
 CASES = [(name, of) for name, (_, trial) in trials().items() for of in trial.checks]
 

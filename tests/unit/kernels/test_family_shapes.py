@@ -1,27 +1,16 @@
 """The race of every family on shapes that nobody chose: what is drawn, what is compared of it, how it is summed up."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("triton")
-
-HOME = Path(__file__).resolve().parents[3] / "benchmarks"
 
 
 @pytest.fixture(scope="module")
 def families():
     import ridgeline.kernels  # noqa: F401
+    from lab.race import drawn_families
 
-    path = HOME / "race_families.py"
-    if not path.exists():
-        pytest.skip("benchmarks are not here")
-    spec = importlib.util.spec_from_file_location("race_families", path)
-    made = sys.modules["race_families"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    return made
+    return drawn_families
 
 
 def names():

@@ -1,24 +1,14 @@
 """The race on shapes that nobody chose, and what the race beside PyTorch's compiler keeps between its two runs."""
 
-import importlib.util
-import sys
-from pathlib import Path
+import importlib
 
 import pytest
 
 pytest.importorskip("triton")
 
-HOME = Path(__file__).resolve().parents[3] / "benchmarks"
-
 
 def script(name):
-    path = HOME / f"{name}.py"
-    if not path.exists():
-        pytest.skip("benchmarks are not here")
-    spec = importlib.util.spec_from_file_location(name, path)
-    made = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    return made
+    return importlib.import_module(f"lab.race.{name}")
 
 
 def row(contender, s, num_bytes=100 << 20, phase="fwd", cols=4099):
@@ -27,14 +17,14 @@ def row(contender, s, num_bytes=100 << 20, phase="fwd", cols=4099):
 
 
 def test_a_seed_draws_the_same_shapes_and_another_draws_others():
-    drawn = script("race_random").shapes
+    drawn = script("drawn_rows").shapes
     assert drawn("softmax", 3, 40) == drawn("softmax", 3, 40)
     assert len(set(drawn("softmax", 3, 40)) & set(drawn("softmax", 4, 40))) <= 2
 
 
 @pytest.mark.parametrize("name", ["rms_norm", "layer_norm", "softmax"])
 def test_shapes_are_of_every_kind(name):
-    cases = script("race_random").shapes(name, 1, 200)
+    cases = script("drawn_rows").shapes(name, 1, 200)
     cols = [of["cols"] for of in cases]
     assert {of.dtype for of in cases} == {"bfloat16", "float16", "float32"}
     assert sum(c % 8 == 0 for c in cols) > 80 and sum(c % 2 == 1 for c in cols) > 10
@@ -50,7 +40,7 @@ def test_a_shape_reaches_the_figure_by_the_large_copy_or_by_one_of_its_own_size(
         rivals = [row("ridgeline", ours, cols=cols), row("copy", bare, cols=cols), row("eager", 2 * ours, cols=cols)]
         found["rows"] += [*rivals, row("liger", None, cols=cols)]
     small = [row("ridgeline", 1e-6, 1 << 20, cols=4), row("eager", 5e-7, 1 << 20, cols=4)]
-    (told,) = script("race_random").shares({**found, "rows": found["rows"] + small})
+    (told,) = script("drawn_rows").shares({**found, "rows": found["rows"] + small})
     assert (told["num"], told["large"], told["reach"], told["reach_as_large"]) == (4, 3, 1, 2)
     assert told["lost"] == 1 and told["least"] == pytest.approx(0.80)
     assert told["over_best"] == pytest.approx((2 * 2 * 2 * 0.5) ** 0.25)
@@ -61,5 +51,5 @@ def test_what_was_chosen_beside_others_is_forgotten_and_what_was_compiled_stays(
     kept.parent.mkdir()
     kept.touch()
     (tmp_path / "a" / "x.best_config").touch()
-    assert script("race_compiled").forget_choices(tmp_path) == 1
+    assert script("compiled").forget_choices(tmp_path) == 1
     assert kept.exists() and not list(tmp_path.rglob("*.best_config"))

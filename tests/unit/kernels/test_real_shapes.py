@@ -1,29 +1,18 @@
 """The race on shapes that published models have: what is drawn, and how it is summed up."""
 
-import importlib.util
 import math
-import sys
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("triton")
 
-HOME = Path(__file__).resolve().parents[3] / "benchmarks"
-
 
 @pytest.fixture(scope="module")
 def real():
     import ridgeline.kernels  # noqa: F401
+    from lab.race import model_rows
 
-    for name in ("race_families", "real_rows"):
-        path = HOME / f"{name}.py"
-        if not path.exists():
-            pytest.skip("benchmarks are not here")
-        spec = importlib.util.spec_from_file_location(name, path)
-        made = sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(made)
-    return made
+    return model_rows
 
 
 def test_a_seed_draws_the_same_cases_and_another_draws_others(real):

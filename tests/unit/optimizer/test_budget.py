@@ -33,7 +33,7 @@ PREPARED_S, JUDGED_S, FIRST_PROOF_S = 7.0, 3.0, 4.0
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """Seconds as measured (H200, other jobs on its host; benchmarks/2026-11-15-optimize-train.md)."""
+    """Seconds as measured (H200, other jobs on its host; lab/notes/training-steps.md)."""
 
     eager_s: float
     num_kernels: int

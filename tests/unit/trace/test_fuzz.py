@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-
 import pytest
 
 
 @pytest.fixture(scope="module")
-def fuzzer(repo_dir):
-    spec = importlib.util.spec_from_file_location("trace_fuzz", repo_dir / "benchmarks" / "trace_fuzz.py")
-    module = importlib.util.module_from_spec(spec)
-    before = list(sys.path)
-    spec.loader.exec_module(module)
-    yield module
-    sys.path[:] = before
+def fuzzer():
+    from lab.fuzz import traces
+
+    return traces
 
 
 def test_damaged_files_are_answered_or_refused(fuzzer):

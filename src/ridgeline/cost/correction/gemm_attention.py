@@ -3,7 +3,7 @@
 The time model of a product knows tiles, waves, splits and memory; what it misses is no noise but regular in the shape
 (which tile the library's heuristic takes where several are near, how a short inner loop fills its pipeline, how a few
 tiles share a cache slice). Boosted trees of a few levels, each asking the same questions of every shape, learn the
-logarithm of that factor; ``benchmarks/fit_products.py`` grows them. A device whose calibration does not say
+logarithm of that factor; ``lab/fit/gemm_correction.py`` grows them. A device whose calibration does not say
 ``residue_frac`` has none, one that nobody measured has that of a measured sibling of its architecture, and the factor
 never leaves ``BOUND``.
 """

@@ -3,7 +3,7 @@
 The time models of these families know start-up, bytes, instructions and waves; each kind still misses by a few percent
 in ways that are regular in its shape: how long a function's own arithmetic takes before the first store, when a row
 changes from a warp to a block, how a last wave fills. Trees as in ``residue`` learn the logarithm of that factor, one
-set for each kind and pass (``benchmarks/fit_leftover.py``), from calls between events with a flushed cache. Calls are
+set for each kind and pass (``lab/fit/rows_correction.py``), from calls between events with a flushed cache. Calls are
 told apart by their shape alone, so that neither an imagined bandwidth nor a warmer cache moves the factor, and it
 applies to calls between events only: among the kernels of a model nothing was learned of it.
 """

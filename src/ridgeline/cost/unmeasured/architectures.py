@@ -2,7 +2,7 @@
 
 Four architectures were measured (Ampere, Ada, Hopper, Blackwell). A coefficient of one nobody measured is the common
 value, moved by what the generation of matrix instructions changes, times a unit that its datasheet and its library
-tell: latencies are clocks, power follows peak over budget, launches are counted. ``benchmarks/fit_strangers.py`` fits
+tell: latencies are clocks, power follows peak over budget, launches are counted. ``lab/fit/unmeasured.py`` fits
 the common values and judges them on each architecture in turn, left out of its own fit.
 """
 

@@ -57,7 +57,7 @@ TRUST: Mapping[str, Trust] = {
     "launch-bound": Trust(0.8, 1.15, "fitted: five recordings on an H200 gained up to 1.11 of the replayed best"),
     "pipeline-bubble": Trust(0.65, 1.0, "assumed: a schedule without bubbles is the best there is"),
 }
-"""``benchmarks/planted_findings.py`` prints every case behind these."""
+"""``lab/planted/score_table.py`` prints every case behind these."""
 
 
 NOISE = 1.0
@@ -78,7 +78,7 @@ noise alone, and in 45 the gain lies past the nearer end by at most 2 % of it. B
 10 % of the end where the gain is host time (30 promises), 1 % on the device (21), where 3 are kept. No slack would hold
 the other six: their rules did not see the cause. Of 197 promises by the thirteenth suite 88 of 109 gains of host time
 were inside with those 10 %, 93 with 15, and 94 with 25.
-``benchmarks/planted_calibration.py --wanted 0.86``."""
+``lab/planted/interval_slack.py --wanted 0.86``."""
 
 
 AT_BEST: Mapping[str, float] = {
@@ -89,7 +89,7 @@ AT_BEST: Mapping[str, float] = {
 """Of the upper end, where the step leaves room for it, by rule. What rules promised before they had seen a suite was
 passed above in 24 of 196 causes that count and missed below in 8: most often where casts, attention and the allocator
 went (by 1 to 58 % in 8 of 23), and by less than a sixth elsewhere. Of the other rules no gain was past its end, or by
-so much that no slack would have held it. ``benchmarks/planted_calibration.py``."""
+so much that no slack would have held it. ``lab/planted/interval_slack.py``."""
 
 
 def at_best(rule: str) -> float:

@@ -42,7 +42,7 @@ class Grouped:
 
 
 _NAMES = ("launch_s", "dram_frac", "tensor_frac", "move_frac", "fill", "blend", "expert_s", "tile")
-# Fitted by benchmarks/fit_experts.py to fused expert kernels that serving frameworks measured with balanced loads
+# Fitted by lab/fit/experts.py to fused expert kernels that serving frameworks measured with balanced loads
 # (ai-dynamo/aiconfigurator, snapshot 095f58a51c4c); held-out errors in docs/design/serving.md.
 _SETS = {
     "hopper/bf16": (6.03e-5, 0.98, 0.588, 0.526, 0.0098, 1.39, 2.37e-8, 64),

@@ -60,7 +60,7 @@ _STREAMED = (
     "launch_s", "fanout_s", "tile_s", "row_s", "dram_frac", "exposed_frac", "split_s", "split_each_s", "load_frac",
     "l2_frac",
 )  # fmt: skip
-# One set per architecture and library, fitted by benchmarks/fit_silicon.py --defaults to serving frameworks' kernels;
+# One set per architecture and library, fitted by lab.fit.published_kernels --defaults to serving frameworks' kernels;
 # generic is one set for an H200, a B200, an A100 and an L40S together. Sets with a phase are PyTorch's kernels on an
 # H200, from data/recordings/h200.
 _TILED_SETS = {

@@ -1,8 +1,8 @@
 """What cuDNN takes for a convolution: learned from a few hundred thousand answers of its own heuristic.
 
 The heuristic behaves like decision trees over the sizes of the problem and what they leave over when divided by tile
-sides; ``benchmarks/fit_selection.py`` grows trees over such features from its answers, which cuDNN also gives where
-there is no GPU (``benchmarks/ask_cudnn.py``). They are of cuDNN 9.19 on a Hopper chip with 132 SMs.
+sides; ``lab/fit/cudnn_choice.py`` grows trees over such features from its answers, which cuDNN also gives where
+there is no GPU (``lab/record/cudnn_heuristic.py``). They are of cuDNN 9.19 on a Hopper chip with 132 SMs.
 """
 
 from __future__ import annotations

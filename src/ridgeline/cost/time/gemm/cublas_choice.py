@@ -1,7 +1,7 @@
 """Which kernel cuBLAS takes for a product of odd rows or wide elements: learned from what it launches.
 
 A product captured into a graph that never runs names its kernels and their grids, thousands of shapes a second
-(``benchmarks/record_products.py``); ``benchmarks/fit_choices.py`` grows trees from them. They are of cuBLAS 13.1 on a
+(``lab/record/products.py``); ``lab/fit/cublas_choice.py`` grows trees from them. They are of cuBLAS 13.1 on a
 Hopper chip with 132 SMs. Products of aligned 16-bit rows are not told: there the library takes the best tile or one
 nearly as good, and knowing which says nothing more about the time.
 """

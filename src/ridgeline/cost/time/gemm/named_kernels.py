@@ -5,7 +5,7 @@ runs is learned (``cost/heuristic.py``), and each was timed often enough to be d
 An SM holds some blocks at a time. A block alone takes a start and so long for every step; blocks side by side share
 the SM, which needs so long for a step of each; the longer counts, against L2 and DRAM, and the result is written
 behind that. Slices of k that are added up inside the kernel wait for each other, others leave their sums to a second
-kernel. ``benchmarks/fit_blocks.py`` fits the numbers to durations of single kernels.
+kernel. ``lab/fit/cublas_kernels.py`` fits the numbers to durations of single kernels.
 """
 
 from __future__ import annotations

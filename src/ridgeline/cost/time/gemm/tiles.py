@@ -61,7 +61,7 @@ _FITTED = (
     "launch_s", "fanout_s", "gap_s", "tensor_frac", "l2_frac", "dram_frac", "kstep_s", "kstep_cold_s", "epilogue_frac",
     "splitk_s", "exposed_frac", "power_frac", "power_tau_s", "writeback_frac",
 )  # fmt: skip
-# One set per architecture and library, fitted by benchmarks/fit_silicon.py --defaults to short bursts with warm caches;
+# One set per architecture and library, fitted by lab.fit.published_kernels --defaults to short bursts with warm caches;
 # generic is one set for an H200, a B200, an A100 and an L40S together.
 _SETS = {
     "hopper/cublas": (

@@ -1,0 +1,682 @@
+"""Real networks through ``rl.optimize`` on one GPU: eager, torch.compile and the result, with receipts.
+
+Each model runs in a process of its own; a few at a time, because most of a search is compiling, and whoever
+does not compile holds a lock, so that nobody else uses the device meanwhile. Results are written after every model, and
+what a search finds as it finds it, to ``progress.jsonl``; a search that would run past the end is given less time:
+
+    python -m lab.optimize.models --out OUT --total-s 290 --budget-s 35
+
+With ``--warm`` before it, in a process of its own that may share the device, everything is made and nothing timed:
+Inductor and Triton keep what they compile on disk. With ``--rival-first`` torch.compile and its recording come first.
+``--tuned NAME …`` says which models are also timed beside max-autotune, which ``--warm`` then makes too, by processes
+of their own; ``--again`` optimizes a second time, in the same process and in a new one that finds the result on disk.
+
+After the search the result is timed again by a loop that knows nothing of it (same inputs every call, synchronized at
+both ends), beside eager, and its output is compared with eager's. With
+``--rivals`` eager, torch.compile and torch.compile(mode="max-autotune") are timed on a second model that no search has
+touched, as far as the time goes; what was found before is kept where it does not. While others tune, their kernels are
+on the device too: ``loop`` holds the lower quartile of rounds in turns, and ``median`` the median. Networks of other
+kinds than the rewrites were written for are in ``lab/optimize/zoo.py`` and ``lab/optimize/more_networks.py``, in
+other spellings in ``lab/optimize/plain_networks.py``, and are given by their names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import gzip
+import importlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+MARK = "RESULT "
+ENDING_S, LEAST_S = 15.0, 45.0
+"""Seconds that a child needs after its search, and those below which no search is begun."""
+RIVALS = ("eager", "torch.compile", "max-autotune")
+TUNE = "max-autotune of "
+DEFAULT = (
+    "bert-large-32x512", "llama8b-decode-1x2048", "resnet50-128", "vit-large-64", "llama8b-decode-static-1x2048",
+    "bert-large-train-16x512", "dlrm-8192", "convnext-base-64", "llama8b-8l-prefill-1x2048", "gpt2-medium-train-8x512",
+    "whisper-large-encoder-8", "dit-xl2-32", "t5-large-8x512", "qwen3moe-4l-prefill-2x1024", "bert-large-1x128",
+    "llama1b-train-4x1024", "dit-xl2-train-16", "resnet50-train-64-nhwc", "swin-base-32", "efficientnet-b0-64",
+    "mamba-370m-2x512", "dlrm-train-4096", "vit-base-train-64", "wav2vec2-large-4x160000",
+)  # fmt: skip
+
+
+def main() -> None:
+    asked = _arguments()
+    if asked.one:
+        _child(asked)
+    else:
+        _parent(asked)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("."))
+    parser.add_argument("--total-s", type=float, default=290.0, help="Everything ends within this.")
+    parser.add_argument("--budget-s", type=float, default=35.0, help="Of each search.")
+    parser.add_argument("--models", nargs="*", default=list(DEFAULT))
+    parser.add_argument("--jobs", type=int, default=4)
+    parser.add_argument("--again", action="store_true", help="Also time a second optimize of the same model.")
+    parser.add_argument("--rivals", action="store_true", help="Also torch.compile and max-autotune, on a fresh model.")
+    parser.add_argument("--untuned", action="store_true", help="Of the rivals not max-autotune, which takes minutes.")
+    parser.add_argument("--tuned", nargs="*", default=[], help="Models beside which max-autotune is timed: --rivals.")
+    parser.add_argument("--bare", action="store_true", help="No breakdowns of the result by kernels and parts.")
+    parser.add_argument("--rungs", nargs="*", default=[], help="Candidates to try, by name, and no others.")
+    parser.add_argument("--rival-first", action="store_true", help="torch.compile and its recording before all others.")
+    parser.add_argument("--warm", action="store_true", help="Only make candidates, for compilers to remember them.")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--one", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--alone", choices=("", "tune", "reread"), default="", help=argparse.SUPPRESS)
+    parser.add_argument("--lock", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--until", type=float, default=0.0, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+# The parent starts one process a model.
+
+
+def _parent(asked: argparse.Namespace) -> None:
+    asked.out.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    lock = os.environ.get("RIDGELINE_DEVICE_LOCK") or str(Path(tempfile.mkdtemp()) / "device.lock")
+    tuned = [TUNE + name for name in asked.tuned if asked.warm and name in asked.models]
+    waiting, running, done = [*tuned, *asked.models], {}, []
+    least_s = (10.0 if asked.warm else min(asked.budget_s, LEAST_S)) + ENDING_S
+    while waiting or running:
+        left_s = asked.total_s - (time.monotonic() - began)
+        while waiting and len(running) < asked.jobs and left_s > least_s:
+            name = waiting.pop(0)
+            running[name] = (_started(name, asked, lock, began + asked.total_s), time.monotonic())
+        if left_s < 4 or (not running and left_s <= least_s):
+            break
+        for name, (process, _) in list(running.items()):
+            if process.poll() is not None:
+                done.append(_collected(name, process))
+                del running[name]
+                _write(asked, done, began)
+        time.sleep(0.2)
+    for name, (process, _) in running.items():
+        process.kill()
+        process.wait()
+        late = _collected(name, process)
+        done.append(late if "loop" in late else {"model": name, "error": "out of time", "log": _log_of(process)})
+    done += [{"model": name, "error": "not started: out of time"} for name in waiting]
+    _write(asked, done, began)
+    _print(done)
+
+
+def _started(name: str, asked: argparse.Namespace, lock: str, until: float) -> subprocess.Popen[str]:
+    plain = name.removeprefix(TUNE)
+    command = [sys.executable, __file__, "--one", plain, "--budget-s", str(asked.budget_s), "--lock", lock,
+               "--device", asked.device, "--out", str(asked.out), "--until", str(until),
+               *(f"--{name}" for name in ("again", "bare") if getattr(asked, name)),
+               *(("--alone", "tune") if plain != name else ()),
+               *(("--rivals",) if asked.rivals or plain in asked.tuned else ()),
+               *(("--untuned",) if asked.untuned or (asked.tuned and plain not in asked.tuned) else ()),
+               *(("--rival-first",) if asked.rival_first else ()), *(("--warm",) if asked.warm else ()),
+               *(("--rungs", *asked.rungs) if asked.rungs else ())]  # fmt: skip
+    threads = max(4, (os.cpu_count() or 8) // asked.jobs)
+    settings = {"TORCHINDUCTOR_COMPILE_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2",
+                "RIDGELINE_CACHE": tempfile.mkdtemp()}  # fmt: skip
+    file = tempfile.TemporaryFile("w+")  # noqa: SIM115  (read when the process has ended)
+    process = subprocess.Popen(
+        command, stdout=file, stderr=subprocess.STDOUT, text=True, env={**os.environ, **settings}
+    )
+    process.kept = file  # type: ignore[attr-defined]
+    return process
+
+
+def _log_of(process: Any) -> str:
+    process.kept.seek(0)
+    return process.kept.read()[-3000:]
+
+
+def _collected(name: str, process: Any) -> dict[str, Any]:
+    process.kept.seek(0)
+    text = process.kept.read()
+    for line in reversed(text.splitlines()):
+        if line.startswith(MARK):
+            return json.loads(line.removeprefix(MARK))
+    return {"model": name, "error": f"ended with {process.returncode}", "log": text[-3000:]}
+
+
+def _write(asked: argparse.Namespace, done: list[dict[str, Any]], began: float) -> None:
+    document = {"spent_s": time.monotonic() - began, "budget_s": asked.budget_s, "jobs": asked.jobs, "models": done}
+    with gzip.open(asked.out / "optimize_models.json.gz", "wt", encoding="utf-8") as file:
+        json.dump(document, file)
+    print(f"{time.monotonic() - began:6.1f} s  {_line(done[-1])}" if done else "", flush=True)
+
+
+def _line(found: dict[str, Any]) -> str:
+    if "error" in found:
+        return f"{found['model']:30} {found['error']}  {found.get('log', '')[-300:]!r}"
+    loop = found["loop"]
+    shown = "  ".join(f"{who} {s * 1e3:8.3f} ms" for who, s in loop.items())
+    best = min([s for who, s in loop.items() if who != "ridgeline"])
+    return (f"{found['model']:30} {shown}  best/ours {best / loop['ridgeline']:.3f}  {found['receipt']['winner']}  "
+            f"search {found['optimize_s']:.1f} s  rms {found['rms']}{_second(found)}")  # fmt: skip
+
+
+def _second(found: dict[str, Any]) -> str:
+    """Seconds of a second search: in the same process, and in a new one with its first call."""
+    anew = found.get("anew")
+    told = f"  again {found['again_s']:.2f} s" if "again_s" in found else ""
+    if isinstance(anew, dict) and "optimize_s" in anew:
+        told += f", anew {anew['optimize_s']:.2f} s and {anew['calls_s'][0]:.2f} s for the first call"
+    return told
+
+
+def _print(done: list[dict[str, Any]]) -> None:
+    good = [found for found in done if "loop" in found]
+    for found in done:
+        print(_line(found))
+    for who, rivals in (("eager", RIVALS[:1]), ("best of eager and torch.compile", RIVALS[:2]),
+                        ("best of all three", RIVALS)):  # fmt: skip
+        full = [f for f in good if all(r in f["loop"] for r in rivals)]
+        ratios = [min(f["loop"][r] for r in rivals) / f["loop"]["ridgeline"] for f in full]
+        if ratios:
+            mean = statistics.geometric_mean(ratios)
+            print(f"against {who}: geometric mean {mean:.3f}, worst {min(ratios):.3f}, {len(ratios)} models")
+
+
+# A child builds one model, optimizes it and times the result.
+
+
+class Turn:
+    """The device is one process's at a time, except while it compiles: nobody else's kernels are in its timings."""
+
+    def __init__(self, path: str) -> None:
+        self.file = open(path, "w") if path else None  # noqa: SIM115  (held as long as the process lives)
+        self.waited_s = 0.0
+
+    def take(self) -> None:
+        began = time.perf_counter()
+        if self.file:
+            fcntl.flock(self.file, fcntl.LOCK_EX)
+        self.waited_s += time.perf_counter() - began
+
+    def give(self) -> None:
+        if self.file:
+            fcntl.flock(self.file, fcntl.LOCK_UN)
+
+    def without(self, work: Any) -> Any:
+        """``work`` of the host alone, done while others have the device.
+
+        Five children held it for six seconds each to import a compiler, price a model and look for its parts, one
+        after the other: a third of a call of 92 s.
+        """
+
+        def done(*args: Any, **kwargs: Any) -> Any:
+            self.give()
+            try:
+                return work(*args, **kwargs)
+            finally:
+                self.take()
+
+        return done
+
+    def around(self, build: Any) -> Any:
+        """``build`` of a candidate, with the device given to others while it compiles.
+
+        Kernels that race when they are first run do so meanwhile, and others' kernels may disturb them.
+        """
+
+        def built(candidate: Any, *args: Any, **kwargs: Any) -> Any:
+            alone = not candidate.compiles or kwargs.get("base") is not None
+            return (build if alone else self.without(build))(candidate, *args, **kwargs)
+
+        return built
+
+
+def _child(asked: argparse.Namespace) -> None:
+    found: dict[str, Any] = {}
+    work = {"": _measured, "tune": _tuned, "reread": _reread}[asked.alone]
+    try:
+        for found in work(asked):
+            print(MARK + json.dumps(found), flush=True)
+    except Exception as error:
+        word = "rival_error" if "loop" in found else "error"
+        trouble = {"model": asked.one, word: f"{type(error).__name__}: {error}"[:400]}
+        print(MARK + json.dumps(found | trouble | {"log": traceback.format_exc()[-2500:]}), flush=True)
+
+
+def _measured(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """What was found, again after each rival."""
+    import torch
+
+    import ridgeline as rl
+    from ridgeline.engine.example_inputs import Inputs
+    from ridgeline.optimizer.search import search as searching
+    from ridgeline.optimizer.search.timing import Track
+
+    turn = Turn("" if asked.warm else asked.lock)
+    work = built(asked.one, asked.device)
+    inputs = Inputs(work["args"], work["kwargs"])
+    searching.build = turn.around(searching.build)
+    searching.forecast = turn.without(searching.forecast)
+    searching.substitutable = turn.without(searching.substitutable)
+    left_s = searching.Search.left_s
+    for name in searching.COMPILERS:
+        importlib.import_module(name)
+    turn.take()
+    turn.waited_s = 0.0
+    until = asked.until or time.monotonic() + 10 * asked.budget_s
+
+    def left(search: Any) -> float:  # waiting for others is no searching, unless everything ends
+        return min(left_s(search) + turn.waited_s, until - ENDING_S - time.monotonic())
+
+    searching.Search.left_s = left
+    searching.Search._note = _told(asked, searching.Search._note)
+    searching.Search._crown = _crowned(asked, searching.Search._crown)
+    if asked.rival_first:
+        searching.Ladder.rungs = _rival_first(searching.Ladder.rungs)
+    if asked.rungs:
+        searching.Ladder.rungs = _only(frozenset(asked.rungs), searching.Ladder.rungs)
+    if asked.warm:
+        searching.Search._judge, searching.Search._last_race = _unjudged, _warmed
+        searching.Ladder._without_kernels = _as_if_behind(searching.Ladder._without_kernels)
+    tables: dict[str, Any] = {}
+    searching.regions_of = _with_tables(searching.regions_of, tables)
+    if asked.bare:
+        searching.Search._regions = searching.Search._parts = lambda search, *ignored: ()
+    began = time.perf_counter()
+    fast = rl.optimize(work["model"], work["args"], work["kwargs"], mode=work["mode"], budget_s=asked.budget_s)
+    optimize_s = time.perf_counter() - began - turn.waited_s
+    track = Track(work["model"], inputs, work["mode"], None, torch.device(asked.device))
+    track.settle(work["model"])
+    track.copies = [inputs]
+    loop, peaks = _loop(track, {"eager": work["model"], "ridgeline": fast})
+    rms = _distance(track, work["model"], fast, inputs) if work["mode"] == "infer" else None
+    found = {
+        "model": asked.one, "mode": work["mode"], "loop": loop, "peak_bytes": peaks, "rms": rms,
+        "optimize_s": optimize_s, "receipt": fast.receipt.to_dict(), "text": str(fast.receipt),
+        "fallbacks": type(fast).fallbacks.fget(fast) if hasattr(type(fast), "fallbacks") else {},
+    }  # fmt: skip
+    found |= {"contests": _contests(), "kernels": tables}
+    turn.give()
+    yield found
+    if asked.rivals:
+        yield from _with_rivals(asked, found, track, fast, turn)
+    if asked.again:
+        del fast
+        began = time.perf_counter()
+        rl.optimize(work["model"], work["args"], work["kwargs"], mode=work["mode"], budget_s=asked.budget_s)
+        found["again_s"] = time.perf_counter() - began
+        yield found
+        yield found | {"anew": _in_a_new_process(asked, turn)}
+
+
+def _tuned(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """max-autotune of one model, made so that the next process finds it on disk."""
+    import torch
+
+    work = built(asked.one, asked.device)
+    began = time.perf_counter()
+    call = torch.compile(work["model"], mode="max-autotune")
+    with torch.no_grad():
+        for _ in range(2):
+            call(*work["args"], **work["kwargs"])
+    yield {"model": TUNE + asked.one, "error": f"made in {time.perf_counter() - began:.1f} s"}
+
+
+def _in_a_new_process(asked: argparse.Namespace, turn: Turn) -> Any:
+    """What a process takes that finds the result on disk, alone on the device."""
+    command = [sys.executable, __file__, "--one", asked.one, "--alone", "reread", "--budget-s", str(asked.budget_s),
+               "--device", asked.device]  # fmt: skip
+    turn.take()
+    try:
+        told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout
+    finally:
+        turn.give()
+    lines = [line for line in told.splitlines() if line.startswith(MARK)]
+    return json.loads(lines[-1].removeprefix(MARK)) if lines else told[-1000:]
+
+
+def _reread(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    import torch
+
+    import ridgeline as rl
+
+    work = built(asked.one, asked.device)
+    inputs = work["args"], work["kwargs"]
+    marks = [time.perf_counter()]
+    with torch.no_grad():
+        fast = rl.optimize(work["model"], *inputs, mode=work["mode"], budget_s=asked.budget_s)
+        marks.append(time.perf_counter())
+        for _ in range(3):
+            fast(*inputs[0], **inputs[1])
+            if asked.device != "cpu":
+                torch.cuda.synchronize()
+            marks.append(time.perf_counter())
+    spent_s = [after - before for before, after in pairwise(marks)]
+    yield {"model": asked.one, "optimize_s": spent_s[0], "calls_s": spent_s[1:], "winner": fast.receipt.winner,
+           "remembered": fast.receipt.cached, "notes": list(fast.receipt.notes)}  # fmt: skip
+
+
+def _contests() -> dict[str, Any]:
+    """Milliseconds of every way that was raced when a shape was first run, by rewrite and problem."""
+    from ridgeline.optimizer.in_place import padded_linear as padding
+    from ridgeline.optimizer.rewrites.attention import short_sequences as short
+    from ridgeline.optimizer.rewrites.attention import window_bias as shifted
+    from ridgeline.optimizer.rewrites.conv import batch_norm_epilogue as pointwise
+    from ridgeline.optimizer.rewrites.conv import elementwise_epilogue as chains
+    from ridgeline.optimizer.rewrites.conv import positional_conv as positions
+    from ridgeline.optimizer.rewrites.conv import resize as resizes
+    from ridgeline.optimizer.rewrites.conv import stem as stems
+    from ridgeline.optimizer.rewrites.linear import activation_epilogue as epilogue
+    from ridgeline.optimizer.rewrites.rows import index_add as sums
+    from ridgeline.optimizer.rewrites.rows import top_k as topmost
+
+    raced = (chains, epilogue, padding, pointwise, positions, resizes, shifted, short, stems, sums, topmost)
+    return {
+        module.__name__.rpartition(".")[2]: {
+            str(key): {way: round(1e3 * seconds, 4) for way, seconds in found.items()}
+            for key, found in module.CONTEST.seconds.items()
+        }
+        for module in raced
+    }
+
+
+def _only(wanted: frozenset[str], rungs: Any) -> Any:
+    """The rungs that were asked for, and the plain recording, a second that every search has; the others are noted as
+    skipped."""
+    from ridgeline.optimizer.backend import Report
+    from ridgeline.optimizer.search.candidate import Built
+
+    def chosen(ladder: Any, search: Any) -> Iterator[Any]:
+        for rung in rungs(ladder, search):
+            if rung.candidate.name in wanted or rung.candidate.name in ("graph", "graph, guessing"):
+                yield rung
+            else:
+                search._note(Built(rung.candidate, search.problem.model, Report()), "skipped", "not asked for")
+
+    return chosen
+
+
+def _unjudged(search: Any, built: Any, rung: Any) -> None:
+    """In the place of a race: what was made is let go of."""
+    search._note(built, "slower", "made, not timed")
+    built.release()
+
+
+def _warmed(search: Any) -> Any:
+    """Nothing else is wanted of this process, nor that it says goodbye."""
+    os._exit(0)
+
+
+def _as_if_behind(without: Any) -> Any:
+    """Where nothing is timed, nothing leads: what is tried behind torch.compile is made too."""
+
+    def made(ladder: Any, search: Any, whole: Any) -> Iterator[Any]:
+        before, rungs = search.best, without(ladder, search, whole)
+        search.best = SimpleNamespace(candidate=SimpleNamespace(is_stock=True))
+        try:
+            first = next(rungs, None)
+        finally:
+            search.best = before
+        if first is not None:
+            yield first
+            yield from rungs
+
+    return made
+
+
+def _rival_first(rungs: Any) -> Any:
+    """torch.compile and its recording before whatever else is compiled: what is cut short has been compared."""
+
+    def ordered(ladder: Any, search: Any) -> Iterator[Any]:
+        for rung in rungs(ladder, search):
+            if rung.candidate.compiles and "torch.compile" not in search.entries:
+                yield from ladder._stock(search)
+            if not rung.candidate.compiler.startswith("stock") or rung.candidate.name not in search.entries:
+                yield rung
+
+    return ordered
+
+
+def _crowned(asked: argparse.Namespace, crown: Any) -> Any:
+    """Whoever comes to lead is told with the ratio, in turns, to whoever led before."""
+
+    def crowned(search: Any, built: Any, against: Any, *rest: Any) -> None:
+        found = {"model": asked.one, "name": built.candidate.name, "status": "leads", "speedup": against.speedup,
+                 "reason": f"of {search.best.candidate.name}", "low": against.low, "high": against.high}  # fmt: skip
+        with open(asked.out / "progress.jsonl", "a") as file:
+            file.write(json.dumps(found) + "\n")
+        crown(search, built, against, *rest)
+
+    return crowned
+
+
+def _told(asked: argparse.Namespace, note: Any) -> Any:
+    """Whatever is noted is also appended to a file, so that it outlives the process."""
+    began = time.perf_counter()
+
+    def noted(search: Any, built: Any, status: str, reason: str, **given: Any) -> None:
+        note(search, built, status, reason, **given)
+        entry = search.entries[built.candidate.name]
+        found = {"model": asked.one, "at_s": round(time.perf_counter() - began, 1), "name": entry.name,
+                 "status": status, "reason": reason[:200], "measured_s": entry.measured_s, "build_s": entry.build_s,
+                 "speedup": entry.speedup, "left_s": round(search.left_s(), 1)}  # fmt: skip
+        with open(asked.out / "progress.jsonl", "a") as file:
+            file.write(json.dumps(found) + "\n")
+
+    return noted
+
+
+def _with_rivals(asked: argparse.Namespace, found: dict[str, Any], track: Any, fast: Any, turn: Turn) -> Iterator[Any]:
+    """The loop again beside a model that no search has touched, after each rival is compiled; others have the device
+    meanwhile, and what max-autotune measures may suffer from them."""
+    import torch
+
+    from ridgeline.engine.example_inputs import Inputs
+    from ridgeline.optimizer.search.timing import Track
+
+    fresh = built(asked.one, asked.device)
+    other = Track(fresh["model"], Inputs(fresh["args"], fresh["kwargs"]), fresh["mode"], None, track.device)
+    contenders = {"ridgeline": (track, fast), "eager": (other, fresh["model"])}
+    tunes = fresh["mode"] == "infer" and not asked.untuned
+    modes = {"torch.compile": None} | ({"max-autotune": "max-autotune"} if tunes else {})
+    other.settle(fresh["model"])
+    other.copies = [other.inputs]
+    for who, mode in modes.items():
+        began = time.perf_counter()
+        call = torch.compile(fresh["model"], mode=mode)
+        for _ in range(3):
+            other.turn_s(call, 1)
+        contenders[who] = (other, call)
+        turn.take()
+        loop, median = _turns(contenders)
+        tables = {name: _kernels(*contenders[name]) for name in (who, "ridgeline")}
+        turn.give()
+        found = found | {"loop": loop, "median": median, f"{who} compile_s": time.perf_counter() - began}
+        found["kernels"] = found.get("kernels", {}) | tables
+        yield found
+
+
+def _with_tables(regions_of: Any, tables: dict[str, Any]) -> Any:
+    """What a search asks at its end, with tables of the kernels of torch.compile and of the result besides."""
+
+    def asked(track: Any, eager: Any, best: Any, stock: Any) -> Any:
+        for who, each in {"ridgeline": best, "torch.compile": stock}.items():
+            if each is not None:
+                with each.switched() as call:
+                    tables[who] = _kernels(track, call)
+        return regions_of(track, eager, best, stock)
+
+    return asked
+
+
+def _kernels(track: Any, call: Any, num: int = 40) -> list[tuple[str, int, float]] | str:
+    """Kernels of one call: name, how many, microseconds together; the longest first."""
+    import torch
+
+    from ridgeline.bench.clock import device_events
+
+    if track.device.type != "cuda":
+        return "no device"
+    try:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            track.turn_s(call, 1)
+        total_s: dict[str, list[float]] = {}
+        for _, name, seconds in device_events(profile):
+            total_s.setdefault(name[:140], []).append(seconds)
+    except Exception as error:  # a table that fails leaves the timings
+        return f"{type(error).__name__}: {error}"[:200]
+    ordered = sorted(total_s.items(), key=lambda item: -sum(item[1]))[:num]
+    return [(name, len(each), round(1e6 * sum(each), 2)) for name, each in ordered]
+
+
+def _turns(contenders: dict[str, tuple[Any, Any]]) -> tuple[dict[str, float], dict[str, float]]:
+    """Seconds a call of each on its own track: lower quartile and median of rounds in turns."""
+    rounds: dict[str, list[float]] = {who: [] for who in contenders}
+    for track, call in contenders.values():
+        track.turn_s(call, 1)
+    for _ in range(15):
+        for who, (track, call) in contenders.items():
+            rounds[who].append(track.turn_s(call, 1 if track.mutates else 5))
+    low = {who: statistics.quantiles(found, n=4)[0] for who, found in rounds.items()}
+    return low, {who: statistics.median(found) for who, found in rounds.items()}
+
+
+def _loop(track: Any, contenders: dict[str, Any]) -> tuple[dict[str, float], dict[str, int | None]]:
+    """Seconds a call in a plain loop, median of rounds in turns; and the most memory in use."""
+    for call in contenders.values():
+        for _ in range(2):
+            track.turn_s(call, 1)
+    rounds: dict[str, list[float]] = {who: [] for who in contenders}
+    for _ in range(9):
+        for who, call in contenders.items():
+            rounds[who].append(track.turn_s(call, 1 if track.mutates else 5))
+    peaks = {who: _peak(track, call) for who, call in contenders.items()}
+    return {who: statistics.median(found) for who, found in rounds.items()}, peaks
+
+
+def _peak(track: Any, call: Any) -> int | None:
+    import torch
+
+    if track.device.type != "cuda":
+        return None
+    torch.cuda.reset_peak_memory_stats()
+    track.turn_s(call, 1)
+    return torch.cuda.max_memory_allocated()
+
+
+def _distance(track: Any, eager: Any, fast: Any, inputs: Any) -> float:
+    """Root mean square distance of the outputs over eager's own size."""
+    import torch
+
+    from ridgeline.engine.example_inputs import leaves
+
+    track.restore()
+    ready = [inputs.reused(), inputs.reused()]
+    with torch.no_grad():
+        first = [
+            t.float().clone() for _, t in leaves(eager(*ready[0].args, **ready[0].kwargs)) if t.is_floating_point()
+        ]
+        track.restore()
+        second = [t.float() for _, t in leaves(fast(*ready[1].args, **ready[1].kwargs)) if t.is_floating_point()]
+    track.restore()
+    pairs = [float((a - b).norm() / a.norm().clamp(min=1e-30)) for a, b in zip(first, second, strict=True)]
+    return max(pairs)
+
+
+def built(name: str, device: str) -> dict[str, Any]:
+    """The model on the device, with its inputs."""
+    import optimize_more  # noqa: F401  (adds to the zoo)
+    import optimize_strangers  # noqa: F401  (too)
+    import torch
+
+    from lab import workloads
+    from lab.optimize import zoo as optimize_zoo
+
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.bfloat16)
+    with torch.device(device):
+        if name in EXTRA:
+            model, args, kwargs, mode = EXTRA[name]()
+        elif name in optimize_zoo.ZOO:
+            (model, args, kwargs), mode = optimize_zoo.ZOO[name](), "infer"
+        else:
+            work = workloads.WORKLOADS[name]
+            model, args, kwargs = work.build()
+            mode = work.mode
+    torch.set_default_dtype(torch.float32)
+    model = model.to(device)
+    return {"model": model.train() if mode == "train" else model.eval(), "args": args, "kwargs": kwargs, "mode": mode}
+
+
+def _static_decode() -> tuple[Any, tuple[Any, ...], dict[str, Any], str]:
+    import torch
+    from transformers import StaticCache
+
+    from lab import workloads
+
+    model = workloads._llama(32)
+    cache = StaticCache(config=model.config, max_cache_len=2112)
+    length = 2048
+    for layer in range(model.config.num_hidden_layers):
+        keys, values = torch.randn(2, 1, 8, length, 128).unbind(0)
+        cache.update(keys, values, layer, {"cache_position": torch.arange(length)})
+    kwargs = {
+        "input_ids": torch.randint(0, 1000, (1, 1)),
+        "position_ids": torch.full((1, 1), length, dtype=torch.int64),
+        "cache_position": torch.tensor([length]),
+        "past_key_values": cache,
+        "use_cache": True,
+    }
+    return model, (), kwargs, "infer"
+
+
+def _prefill() -> tuple[Any, tuple[Any, ...], dict[str, Any], str]:
+    """As people call it: the cache comes back with the logits."""
+    import torch
+
+    from lab import workloads
+
+    return workloads._llama(32), (), {"input_ids": torch.randint(0, 128256, (1, 2048))}, "infer"
+
+
+def _mamba() -> tuple[Any, tuple[Any, ...], dict[str, Any], str]:
+    import torch
+    from transformers import MambaConfig, MambaModel
+
+    model = MambaModel(MambaConfig(hidden_size=1024, num_hidden_layers=8, vocab_size=50280))
+    return model, (), {"input_ids": torch.randint(0, 50280, (2, 512)), "use_cache": False}, "infer"
+
+
+EXTRA = {
+    "llama8b-decode-static-1x2048": _static_decode,
+    "llama8b-prefill-1x2048": _prefill,
+    "mamba-370m-2x512": _mamba,
+}
+
+
+def _tiny(kind: str) -> Any:
+    """Networks small enough for a machine without a GPU, to test this script itself."""
+    import torch
+    from torch import nn
+
+    def make() -> tuple[Any, tuple[Any, ...], dict[str, Any], str]:
+        layers = [nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64), nn.LayerNorm(64)) for _ in range(3)]
+        return nn.Sequential(*layers), (torch.randn(8, 64),), {}, kind
+
+    return make
+
+
+EXTRA |= {"tiny": _tiny("infer"), "tiny-train": _tiny("train")}
+
+if __name__ == "__main__":
+    main()
