@@ -13,7 +13,7 @@ import time
 import traceback
 from dataclasses import replace
 
-from ridgeline.findings.context.context import Scene
+from ridgeline.findings.context.context import TraceContext
 from ridgeline.findings.explain import findings_of
 from ridgeline.profiler.floors import device_of
 from ridgeline.profiler.recordings import planted_folder
@@ -55,7 +55,7 @@ def main() -> None:
         for _ in range(EACH):
             tried += 1
             try:
-                findings_of(Scene(damaged(trace, rng), device_of(trace) if rng.random() < 0.8 else None))
+                findings_of(TraceContext(damaged(trace, rng), device_of(trace) if rng.random() < 0.8 else None))
             except Exception:
                 failed += 1
                 traceback.print_exc(limit=-3)

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ridgeline.findings.context.context import Scene
+from ridgeline.findings.context.context import TraceContext
 from ridgeline.findings.explain import findings_of
 from ridgeline.findings.finding import Finding
 from ridgeline.findings.score import GENERAL, NAMES, WEIGHTY_FRAC, Score, found_in, score
@@ -110,7 +110,7 @@ def _bare(file: Path) -> Sequence[Finding]:
     """Findings of a trace without anything that Ridgeline's own recorder wrote into it."""
     trace = read(file, cache=False)
     bare = replace(trace, meta={key: value for key, value in trace.meta.items() if key != "ridgeline"})
-    return findings_of(Scene(bare, device_of(bare)))
+    return findings_of(TraceContext(bare, device_of(bare)))
 
 
 def _weighty(folder: Path) -> list[tuple[str, str, float]]:

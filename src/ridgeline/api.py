@@ -296,12 +296,12 @@ def what_if(source: Trace | PathLike, *changes: str) -> list[WhatIf]:
 
     Each alone, then all together; what else holds the step shows, because nothing is subtracted.
     """
-    from ridgeline.findings.context.context import Scene
+    from ridgeline.findings.context.context import TraceContext
     from ridgeline.findings.replay.what_if import what_if as tried
     from ridgeline.profiler.floors import device_of
 
     trace = _one_trace(source)
-    return tried(Scene(trace, device_of(trace)), changes)
+    return tried(TraceContext(trace, device_of(trace)), changes)
 
 
 def annotated(found: Explanation) -> Trace:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ridgeline.errors import InputError
-from ridgeline.findings.context.context import Scene
+from ridgeline.findings.context.context import TraceContext
 from ridgeline.findings.explain import findings_of
 from ridgeline.findings.finding import Finding
 from ridgeline.findings.replay.calibration import DEVICE_SLACK, HOST_SLACK
@@ -257,7 +257,7 @@ STACKED = sorted(file for folder in (*map(_folder, SUITES), TRIALS) for file in 
 def test_healthy_programs_recorded_with_their_stack_are_told_nothing_that_is_not_so(file):
     """Every call of Python is recorded, which stretches what lies between launches."""
     name, trace = file.name.removesuffix(".stack.json.xz"), read(file, cache=False)
-    found = findings_of(Scene(trace, device_of(trace)))
+    found = findings_of(TraceContext(trace, device_of(trace)))
     weighty = {(name, finding.rule) for finding in found if finding.step_frac > WEIGHTY_FRAC}
     assert weighty <= _allowed(), weighty - _allowed()
 
@@ -314,7 +314,7 @@ def test_waking_the_thread_that_prepares_an_optimizer_is_no_host_code():
     """2.3 ms between the last kernel of a backward pass and the first of an update over lists, half of it inside."""
     case = next(case for case in planted_cases(planted_folder(suite="eighteenth")) if case.name.startswith("lamb_"))
     trace = case.trace("fixed")
-    assert "host-code" not in [finding.rule for finding in findings_of(Scene(trace, device_of(trace)))]
+    assert "host-code" not in [finding.rule for finding in findings_of(TraceContext(trace, device_of(trace)))]
 
 
 def test_a_cause_that_costs_nothing_is_not_found():
@@ -327,7 +327,7 @@ def test_a_training_loop_at_the_power_its_board_is_built_for_is_told_nothing():
     """Recorded by ``ridgeline profile benchmarks/planted/heavy.py``, with clocks and power beside the kernels."""
     trace = read(planted_folder(suite="seventh") / "heavy.json.gz", cache=False)
     assert {"clock_hz", "power_w"} <= trace.counters.keys()
-    assert findings_of(Scene(trace, device_of(trace))) == []
+    assert findings_of(TraceContext(trace, device_of(trace))) == []
 
 
 PLAIN = ("fp32_matmul", "nchw_conv", "hidden_2731", "zero_grad_memset")
@@ -371,7 +371,7 @@ def test_of_a_recording_nobody_timed_the_cause_is_named_and_the_fixed_program_is
 def _untimed(trace: Trace) -> list[Finding]:
     """Findings of a trace without anything that Ridgeline's own recorder wrote into it."""
     bare = replace(trace, meta={key: value for key, value in trace.meta.items() if key != "ridgeline"})
-    return findings_of(Scene(bare, device_of(bare)))
+    return findings_of(TraceContext(bare, device_of(bare)))
 
 
 PLAINLY = sorted(file for suite in SUITES for file in planted_folder(suite=suite).glob("*.plain.json.xz"))

@@ -10,6 +10,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ridgeline.findings.context.gains import recorded_schedule, recorded_step_s, unchanged
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit" / "findings"))
 
 from stage import Stage, healthy
@@ -64,7 +66,7 @@ RUNS = st.builds(_played, MOVES, st.integers(1, 3))
 def test_the_unchanged_replay_is_what_was_recorded(stage):
     scene = stage.scene()
     recorded_s = (scene.start_ns[scene.rows] - scene.window.start_ns) / 1e9
-    assert np.abs(scene.recorded.work_start_s - recorded_s).max(initial=0.0) < 2e-9
+    assert np.abs(recorded_schedule(scene).work_start_s - recorded_s).max(initial=0.0) < 2e-9
 
 
 @given(RUNS, st.floats(0.0, 1.0), st.floats(0.0, 1.0))
@@ -75,7 +77,7 @@ def test_more_speed_never_makes_a_run_longer(stage, less, more):
     slower, faster = max(less, more), min(less, more)
     ends = []
     for keep in (1.0, slower, faster):
-        edit = replace(scene.no_edit(), scale=np.where(chosen, max(keep, 1e-9), 1.0))
+        edit = replace(unchanged(scene), scale=np.where(chosen, max(keep, 1e-9), 1.0))
         ends.append(run(edited(scene.program, edit)).end_s)
     assert ends[0] >= ends[1] - 1e-12 >= ends[2] - 2e-12
 
@@ -83,7 +85,7 @@ def test_more_speed_never_makes_a_run_longer(stage, less, more):
 @given(RUNS)
 def test_dropping_waits_and_host_time_never_makes_a_run_longer(stage):
     scene = stage.scene()
-    edit = scene.no_edit()
+    edit = unchanged(scene)
     freed = replace(edit, freed=np.ones(scene.program.num_calls, dtype=bool))
     cut = replace(edit, cut_before=np.full(scene.program.num_calls, 0.5))
     base_s = scene.base.end_s
@@ -96,7 +98,7 @@ def test_dropping_waits_and_host_time_never_makes_a_run_longer(stage):
 def test_findings_sum_to_at_most_the_step_and_intervals_are_in_order(stage):
     scene = stage.scene()
     found = findings_of(scene)
-    assert sum(finding.high_ms for finding in found) <= scene.recorded_step_s * 1e3 * (1 + 1e-9)
+    assert sum(finding.high_ms for finding in found) <= recorded_step_s(scene) * 1e3 * (1 + 1e-9)
     assert all(
         0 <= finding.low_ms <= finding.expected_ms <= finding.high_ms <= finding.later_ms + 1e-9 for finding in found
     )

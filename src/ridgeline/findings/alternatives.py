@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ridgeline.findings.context.context import Candidate, Scene
+from ridgeline.findings.context.candidate import Candidate
+from ridgeline.findings.context.context import TraceContext
+from ridgeline.findings.context.gains import claimed_s, step_after_s, unrecorded_step_s
 from ridgeline.findings.finding import Finding, Instead
 from ridgeline.findings.rule import Rule
 from ridgeline.findings.scored import Weighed, finding_of, weighed_of
@@ -56,13 +58,13 @@ TELLS: Mapping[str, str] = {
 
 
 def with_instead(
-    scene: Scene,
+    scene: TraceContext,
     told: Sequence[Finding],
     weighed: Sequence[Weighed],
     asked: Sequence[tuple[Rule, Candidate | None]],
 ) -> list[Finding]:
     """Findings with what their time may be lost to instead; none is added, taken away or moved."""
-    step_ms = scene.unrecorded_step_s * 1e3
+    step_ms = unrecorded_step_s(scene) * 1e3
     doubtful = [one for one in told if one.rule in AMBIGUOUS and one.expected_ms >= WORTH_FRAC * step_ms]
     if not doubtful:
         return list(told)
@@ -75,7 +77,7 @@ def with_instead(
 
 
 def _others(
-    scene: Scene, told: set[str], asked: Sequence[tuple[Rule, Candidate | None]], least_ms: float
+    scene: TraceContext, told: set[str], asked: Sequence[tuple[Rule, Candidate | None]], least_ms: float
 ) -> list[tuple[Weighed, Finding]]:
     """Causes that are not told, each with all of the time that it would claim if it were asked first."""
     found = list[tuple[float, Rule, Candidate]]()
@@ -85,14 +87,14 @@ def _others(
         if candidate is None and rule.suspect is not None:
             candidate = rule.suspect(scene)
         if candidate is not None and not candidate.cure.is_empty:
-            found.append((scene.claimed_s(candidate.cure) * 1e3, rule, candidate))
+            found.append((claimed_s(scene, candidate.cure) * 1e3, rule, candidate))
     found = sorted((one for one in found if one[0] >= least_ms), key=lambda one: -one[0])[:MOST_WEIGHED]
     weighed = [weighed_of(scene, rule, candidate) for _, rule, candidate in found]
     return [(one, finding_of(scene, one, 0.0)) for one in weighed]
 
 
 def _instead(
-    scene: Scene, finding: Finding, own: Weighed, others: Sequence[tuple[Weighed, Finding]]
+    scene: TraceContext, finding: Finding, own: Weighed, others: Sequence[tuple[Weighed, Finding]]
 ) -> tuple[Instead, ...]:
     """Those of the others that would bring as much, and hardly anything once the finding's change is made."""
     fitting = [
@@ -106,11 +108,11 @@ def _instead(
     return tuple(_as_instead(promised) for _, promised in fitting[:MOST])
 
 
-def _is_same_time(scene: Scene, own: Weighed, other: Weighed) -> bool:
+def _is_same_time(scene: TraceContext, own: Weighed, other: Weighed) -> bool:
     """Whether a change brings less than half of what it brings alone once the other is made as well."""
-    alone_s = scene.step_s - scene.step_after_s(other.best)
-    after_s = scene.step_after_s(own.best)
-    return after_s - scene.step_after_s(own.best | other.best) < SAME * alone_s
+    alone_s = scene.step_s - step_after_s(scene, other.best)
+    after_s = step_after_s(scene, own.best)
+    return after_s - step_after_s(scene, own.best | other.best) < SAME * alone_s
 
 
 def _as_instead(promised: Finding) -> Instead:

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ridgeline.findings.context.context import Scene
+from ridgeline.findings.context.context import TraceContext
+from ridgeline.findings.context.gains import recorded_schedule
 from ridgeline.findings.finding import Finding
 from ridgeline.findings.replay.critical_path import Link, critical_path
 from ridgeline.trace.kind import Kind
@@ -17,13 +18,13 @@ PATH_LANE = "critical path"
 _WORDS = {"work": "device", "queue": "device: queued", "launch": "launch", "call": "host call", "host": "host"}
 
 
-def annotate(scene: Scene, findings: tuple[Finding, ...]) -> Trace:
+def annotate(scene: TraceContext, findings: tuple[Finding, ...]) -> Trace:
     """The spans of the replayed window with the lanes ``critical path`` and ``finding 1: …``."""
     shown = _window(scene)
     build = TraceBuilder(scene.trace.title)
     build.describe(origin_ns=scene.trace.origin_ns, **dict(scene.trace.meta))
     rank = int(scene.trace.rank[0]) if len(scene.trace) else 0
-    for link in critical_path(scene.wiring.program, scene.recorded):
+    for link in critical_path(scene.wiring.program, recorded_schedule(scene)):
         if link.duration_s > 0:
             _add_link(build, scene, link, rank)
     for number, finding in enumerate(findings, start=1):
@@ -31,7 +32,7 @@ def annotate(scene: Scene, findings: tuple[Finding, ...]) -> Trace:
     return concat([shown, build.build()], f"{scene.trace.title}, explained")
 
 
-def _window(scene: Scene) -> Trace:
+def _window(scene: TraceContext) -> Trace:
     inside = (scene.start_ns < scene.window.end_ns) & (scene.end_ns > scene.window.start_ns)
     rows = np.flatnonzero(inside)
     if len(rows) > MAX_SPANS:
@@ -40,7 +41,7 @@ def _window(scene: Scene) -> Trace:
     return scene.trace.select(rows)
 
 
-def _add_link(build: TraceBuilder, scene: Scene, link: Link, rank: int) -> None:
+def _add_link(build: TraceBuilder, scene: TraceContext, link: Link, rank: int) -> None:
     rows = scene.wiring.call_rows if link.kind in ("call", "host") else scene.rows
     row = int(rows[link.index])
     name = scene.trace.words[int(scene.trace.name[row])] if row >= 0 and link.kind in ("work", "call") else ""
@@ -50,7 +51,7 @@ def _add_link(build: TraceBuilder, scene: Scene, link: Link, rank: int) -> None:
     build.add(name or word, PATH_LANE, start_s, link.duration_s, phase=word, **place)
 
 
-def _add_finding(build: TraceBuilder, scene: Scene, finding: Finding, number: int, rank: int) -> None:
+def _add_finding(build: TraceBuilder, scene: TraceContext, finding: Finding, number: int, rank: int) -> None:
     """The finding's spans again, on a lane that says what it is."""
     lane = f"finding {number}: {finding.rule}, {finding.low_ms:.3g} to {finding.high_ms:.3g} ms a step"
     trace = scene.trace

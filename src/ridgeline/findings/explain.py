@@ -6,7 +6,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ridgeline.findings.alternatives import GENERAL, with_instead
-from ridgeline.findings.context.context import Candidate, Scene
+from ridgeline.findings.context.candidate import Candidate
+from ridgeline.findings.context.context import TraceContext
+from ridgeline.findings.context.gains import (
+    claimed_s,
+    hides_its_host,
+    longest_step_s,
+    step_after_s,
+    step_noise_s,
+    unchanged,
+    unrecorded_step_s,
+)
 from ridgeline.findings.context.loop_turns import LOOPS, STOPS, are_one_loop
 from ridgeline.findings.finding import Finding
 from ridgeline.findings.replay.calibration import HOST_RULES, at_best, slack, trust
@@ -23,7 +33,7 @@ GIVEN_WAY = 2.0 / 3.0
 MAX_FINDINGS = 12
 
 
-def findings_of(scene: Scene, chosen: Iterable[Rule] | None = None) -> list[Finding]:
+def findings_of(scene: TraceContext, chosen: Iterable[Rule] | None = None) -> list[Finding]:
     """What to change, most valuable first; together they bring at most the step, as recorded where nobody timed one."""
     if not scene.program.num_works:
         return []
@@ -38,46 +48,46 @@ def _order(rule: Rule) -> int:
     return rule.order
 
 
-def _claimed(scene: Scene, asked: Sequence[tuple[Rule, Candidate | None]]) -> list[tuple[Rule, Candidate]]:
+def _claimed(scene: TraceContext, asked: Sequence[tuple[Rule, Candidate | None]]) -> list[tuple[Rule, Candidate]]:
     """Suspicions with what is left of their claims, the most specific first."""
     ledger, kept = open_ledger(scene.program), list[tuple[Rule, Candidate]]()
     for found, candidate in asked:
         if candidate is None:
             continue
         cure = ledger.preview(candidate.cure)
-        if cure.is_empty or scene.claimed_s(cure) < candidate.least_frac * scene.step_s:
+        if cure.is_empty or claimed_s(scene, cure) < candidate.least_frac * scene.step_s:
             continue
         kept.append((found, replace(candidate, cure=ledger.claim(candidate.cure))))
     return kept
 
 
-def _summed(scene: Scene, weighed: list[Weighed]) -> list[Finding]:
+def _summed(scene: TraceContext, weighed: list[Weighed]) -> list[Finding]:
     """Gains alone, and in sequence: each after those above it, so that a second bottleneck shows."""
-    so_far, before_s = scene.no_edit(), scene.step_s
+    so_far, before_s = unchanged(scene), scene.step_s
     made = list[Finding]()
     for found in weighed:
-        after_s = scene.step_after_s(so_far | found.best)
+        after_s = step_after_s(scene, so_far | found.best)
         in_turn_s = max(0.0, before_s - after_s)
         finding = finding_of(scene, found, in_turn_s)
         later = in_turn_s >= max(LATER_FRAC * before_s, LATER_STEP_FRAC * scene.step_s)
-        step_ms = scene.unrecorded_step_s * 1e3
+        step_ms = unrecorded_step_s(scene) * 1e3
         worth = finding.expected_ms >= found.candidate.least_frac * step_ms
         sure = _surely_ms(scene, found, finding) >= found.candidate.sure_frac * step_ms
         if (worth or later) and sure and len(made) < MAX_FINDINGS:
             made.append(finding)
             so_far, before_s = so_far | found.best, min(before_s, after_s)
-    fitted = sorted(_fitted(made, scene.longest_step_s * 1e3), key=lambda finding: -finding.expected_ms)
-    return _widened(fitted, scene.longest_step_s * 1e3)
+    fitted = sorted(_fitted(made, longest_step_s(scene) * 1e3), key=lambda finding: -finding.expected_ms)
+    return _widened(fitted, longest_step_s(scene) * 1e3)
 
 
-def _surely_ms(scene: Scene, found: Weighed, finding: Finding) -> float:
+def _surely_ms(scene: TraceContext, found: Weighed, finding: Finding) -> float:
     """What a finding brings at worst: by every host, or, where the gain is on the device and the step does not tell how
     fast its host is, by the likeliest one (13.5 of 31 ms were to be had where a host as slow as it was recorded would
     have left nothing)."""
-    if found.rule.name in HOST_RULES or (scene.is_timed and not scene.hides_its_host):
+    if found.rule.name in HOST_RULES or (scene.is_timed and not hides_its_host(scene)):
         return finding.low_ms
     worst_s = trust(found.rule.name).low * found.surely_s
-    return max(0.0, (1.0 - slack(found.rule.name)) * worst_s - scene.noise_s) * 1e3
+    return max(0.0, (1.0 - slack(found.rule.name)) * worst_s - step_noise_s(scene)) * 1e3
 
 
 def _fitted(made: list[Finding], step_ms: float) -> list[Finding]:
@@ -122,11 +132,11 @@ def _widened(made: list[Finding], step_ms: float) -> list[Finding]:
     ]
 
 
-def _with_turns(scene: Scene, made: list[Finding], weighed: Sequence[Weighed]) -> list[Finding]:
+def _with_turns(scene: TraceContext, made: list[Finding], weighed: Sequence[Weighed]) -> list[Finding]:
     """Where a loop and what it stops for in each turn are told apart, the first of the two may bring what both do, as
     far as the step has room (10.4 of 15.8 ms on an H200, 5.3 and 5.2 at most apart)."""
     cures = {found.rule.name: found.candidate.cure for found in weighed}
-    room_ms = max(0.0, scene.longest_step_s * 1e3 - sum(finding.high_ms for finding in made))
+    room_ms = max(0.0, longest_step_s(scene) * 1e3 - sum(finding.high_ms for finding in made))
     loop = next((i for i, finding in enumerate(made) if finding.rule in LOOPS), None)
     stop = next((i for i, finding in enumerate(made) if finding.rule in STOPS), None)
     if loop is None or stop is None or not are_one_loop(scene, cures[made[loop].rule], cures[made[stop].rule]):

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ridgeline.findings.context.context import Scene
+from ridgeline.findings.context.context import TraceContext
 from ridgeline.findings.context.floors import Gap, gaps_of
+from ridgeline.findings.context.gains import recorded_frac, recorded_schedule, recorded_step_s, unrecorded_step_s
 from ridgeline.findings.explain import findings_of
 from ridgeline.findings.finding import Finding, together_ms
 from ridgeline.findings.replay.critical_path import path_ms
@@ -73,7 +74,7 @@ class Explanation:
     gaps: tuple[Gap, ...] = ()
     path_ms: Mapping[str, float] = field(default_factory=dict)
     memory: tuple[Peak, ...] = ()
-    scene: Scene | None = field(default=None, repr=False, compare=False)
+    scene: TraceContext | None = field(default=None, repr=False, compare=False)
 
     @property
     def step_ms(self) -> float:
@@ -215,7 +216,7 @@ def explained(
 ) -> Explanation:
     """Explain one rank in the light of all."""
     found = device or device_of(trace)
-    scene = Scene(trace, found, others)
+    scene = TraceContext(trace, found, others)
     findings = tuple(findings_of(scene))
     whole = mean_totals([summary.totals for summary in summaries])
     own = next((one for one in summaries if len(trace) and one.rank == int(trace.rank[0])), summaries[0])
@@ -234,7 +235,7 @@ def explained(
         findings=findings,
         ranks=tuple(summaries),
         gaps=gaps_of(scene),
-        path_ms=path_ms(scene.wiring.program, scene.recorded, scene.num_steps),
+        path_ms=path_ms(scene.wiring.program, recorded_schedule(scene), scene.num_steps),
         memory=tuple(peaks(trace)),
         scene=scene,
     )
@@ -247,16 +248,16 @@ def _recorded_name(trace: Trace) -> str:
     return ""
 
 
-def replay_of(scene: Scene) -> Replay:
+def replay_of(scene: TraceContext) -> Replay:
     recorded_s = scene.window.step_s
-    as_recorded_s = scene.recorded_step_s
+    as_recorded_s = recorded_step_s(scene)
     return Replay(
         recorded_s * 1e3,
         scene.step_s * 1e3,
-        scene.unrecorded_step_s * 1e3,
+        unrecorded_step_s(scene) * 1e3,
         abs(as_recorded_s - recorded_s) / recorded_s if recorded_s > 0 else 0.0,
         scene.wiring.unexplained_s / scene.window.duration_s if scene.window.duration_s > 0 else 0.0,
-        scene.recorded_frac,
+        recorded_frac(scene),
         scene.num_steps,
     )
 
@@ -278,7 +279,7 @@ def _nothing_ran(trace: Trace) -> str:
     return "No device work in this trace: it was recorded without GPU activities, or the program ran on the CPU alone."
 
 
-def verdict_of(scene: Scene, findings: Sequence[Finding], whole: Mapping[str, Mapping[str, float]]) -> str:
+def verdict_of(scene: TraceContext, findings: Sequence[Finding], whole: Mapping[str, Mapping[str, float]]) -> str:
     """One sentence a person would say."""
     total_ms, busy_ms = whole["all"]["total_ms"], whole["all"]["busy_ms"]
     if not len(scene.trace) and (held := peaks(scene.trace)):
@@ -286,10 +287,10 @@ def verdict_of(scene: Scene, findings: Sequence[Finding], whole: Mapping[str, Ma
     if not whole["all"]["num_gpu_events"]:
         return _nothing_ran(scene.trace)
     if findings:
-        least_ms = NAMED_FRAC * scene.unrecorded_step_s * 1e3
+        least_ms = NAMED_FRAC * unrecorded_step_s(scene) * 1e3
         weighty = [finding for finding in findings[:2] if finding.later_ms >= least_ms] or findings[:1]
         named = [finding.cause.split(":")[0].split(" (")[0] for finding in weighty]
-        share = min(1.0, together_ms(findings) / 1e3 / scene.unrecorded_step_s)
+        share = min(1.0, together_ms(findings) / 1e3 / unrecorded_step_s(scene))
         causes = _capitalized(", and ".join(named))
         return f"{causes}: {share:.0%} of the step can be won back."
     busy = busy_ms / total_ms if total_ms else 0.0
@@ -303,8 +304,8 @@ def verdict_of(scene: Scene, findings: Sequence[Finding], whole: Mapping[str, Ma
         return f"No known mistake. The device waits {lost:.0%} of the time and the trace does not say for what."
     if busy >= HEALTHY_FRAC:
         return f"Healthy: the device is busy {busy:.0%} of the time and no known mistake was found."
-    if not scene.is_timed and scene.recorded_frac < 1.0:
-        alone = min(1.0, busy * scene.recorded_step_s / scene.unrecorded_step_s)
+    if not scene.is_timed and recorded_frac(scene) < 1.0:
+        alone = min(1.0, busy * recorded_step_s(scene) / unrecorded_step_s(scene))
         return (
             f"No known mistake was found; the device is busy {busy:.0%} of the recording, which slows the host, and "
             f"about {alone:.0%} of the time without it."

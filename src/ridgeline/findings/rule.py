@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ridgeline.errors import FindingError
-from ridgeline.findings.context.context import Candidate, Scene
+from ridgeline.findings.context.candidate import Candidate
+from ridgeline.findings.context.context import TraceContext
 
-Detector = Callable[[Scene], Candidate | None]
+Detector = Callable[[TraceContext], Candidate | None]
 
 
 @dataclass(frozen=True, slots=True)

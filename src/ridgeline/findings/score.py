@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ridgeline.findings.alternatives import GENERAL as GENERAL
-from ridgeline.findings.context.context import Scene
+from ridgeline.findings.context.context import TraceContext
 from ridgeline.findings.explain import findings_of
 from ridgeline.findings.finding import Finding
 from ridgeline.profiler.floors import device_of
@@ -122,4 +122,4 @@ def _weighty(findings: Sequence[Finding]) -> tuple[tuple[str, float], ...]:
 
 
 def _findings(trace: Trace) -> Sequence[Finding]:
-    return findings_of(Scene(trace, device_of(trace)))
+    return findings_of(TraceContext(trace, device_of(trace)))

@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.errors import RidgelineError
-from ridgeline.findings.context.context import Scene
+from ridgeline.findings.context.context import TraceContext
 from ridgeline.findings.context.floors import with_work
+from ridgeline.findings.context.gains import recorded_schedule
 from ridgeline.findings.explanation import Explanation, idle_document, step_document
 from ridgeline.findings.labels import IDLE_WORDS
 from ridgeline.findings.replay.critical_path import critical_path
@@ -74,7 +75,7 @@ def _replay(found: Explanation) -> dict[str, Any]:
     }
 
 
-def _timeline(scene: Scene, found: Explanation) -> dict[str, Any]:
+def _timeline(scene: TraceContext, found: Explanation) -> dict[str, Any]:
     """One step: host threads, streams, and the critical path, with the spans of findings marked."""
     # The step in the middle of the window
     marks = [scene.window.start_ns, *scene.window.marks_ns, scene.window.end_ns]
@@ -113,12 +114,12 @@ def _timeline(scene: Scene, found: Explanation) -> dict[str, Any]:
     }
 
 
-def _longest(scene: Scene, rows: NDArray[np.intp], num: int) -> NDArray[np.intp]:
+def _longest(scene: TraceContext, rows: NDArray[np.intp], num: int) -> NDArray[np.intp]:
     order = np.argsort(-scene.trace.duration_s[rows], kind="stable")[:num]
     return rows[order]
 
 
-def _depths(scene: Scene, rows: NDArray[np.intp]) -> dict[int, int]:
+def _depths(scene: TraceContext, rows: NDArray[np.intp]) -> dict[int, int]:
     """How many spans lie around each host span, steps not counted, whatever order those that start together are in."""
     parent, steps = scene.trace.parent, scene.trace.of_kind(Kind.STEP)
     found: dict[int, int] = {}
@@ -130,18 +131,18 @@ def _depths(scene: Scene, rows: NDArray[np.intp]) -> dict[int, int]:
     return found
 
 
-def _lane(scene: Scene, row: int) -> str:
+def _lane(scene: TraceContext, row: int) -> str:
     trace = scene.trace
     if trace.device[row] >= 0:
         return f"GPU {int(trace.device[row])} stream {int(trace.stream[row])}"
     return f"host thread {int(trace.thread[row])}"
 
 
-def _critical(scene: Scene, start_ns: int, end_ns: int) -> list[list[Any]]:
+def _critical(scene: TraceContext, start_ns: int, end_ns: int) -> list[list[Any]]:
     """Stretches of the critical path inside the step; neighbors of a kind are drawn as one."""
     low_s, high_s = (start_ns - scene.window.start_ns) / 1e9, (end_ns - scene.window.start_ns) / 1e9
     made: list[list[Any]] = []
-    for link in critical_path(scene.wiring.program, scene.recorded):
+    for link in critical_path(scene.wiring.program, recorded_schedule(scene)):
         if link.end_s <= low_s or link.start_s >= high_s or link.duration_s <= 0:
             continue
         start_ms, end_ms = (max(link.start_s, low_s) - low_s) * 1e3, (min(link.end_s, high_s) - low_s) * 1e3
@@ -155,7 +156,7 @@ def _critical(scene: Scene, start_ns: int, end_ns: int) -> list[list[Any]]:
     return made[: MAX_SPANS // 2]
 
 
-def _modules(scene: Scene) -> list[dict[str, Any]]:
+def _modules(scene: TraceContext) -> list[dict[str, Any]]:
     """Device time a step by module, then op, then kernel; the page folds it into a flame graph."""
     trace, rows = scene.trace, scene.rows
     code = np.stack([trace.module[rows], trace.op[rows], trace.name[rows]], axis=1)
@@ -177,7 +178,7 @@ def _modules(scene: Scene) -> list[dict[str, Any]]:
     ]
 
 
-def _roofline(scene: Scene) -> dict[str, Any] | None:
+def _roofline(scene: TraceContext) -> dict[str, Any] | None:
     """Kernels with known flops and bytes against the device's roofs; None where no shapes tell them."""
     trace, rows = with_work(scene), scene.rows
     flops, read, written = (trace.optional(name)[rows] for name in ("flops", "read_bytes", "written_bytes"))
@@ -214,7 +215,7 @@ def _roofline(scene: Scene) -> dict[str, Any] | None:
 
 
 def _distinct(
-    scene: Scene, known: NDArray[np.intp], flops: NDArray[np.float64], moved: NDArray[np.float64]
+    scene: TraceContext, known: NDArray[np.intp], flops: NDArray[np.float64], moved: NDArray[np.float64]
 ) -> NDArray[np.intp]:
     """The longest of every kernel with the same work: a layer that runs eighty times is one dot."""
     order = known[np.argsort(-scene.work_s[known], kind="stable")]
@@ -223,7 +224,7 @@ def _distinct(
     return order[np.sort(first)[:400]]  # max dots
 
 
-def _memory(scene: Scene) -> list[dict[str, Any]]:
+def _memory(scene: TraceContext) -> list[dict[str, Any]]:
     """Counters of bytes over time, thinned so that no peak is lost."""
     made = []
     for name, counter in scene.trace.counters.items():

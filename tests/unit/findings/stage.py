@@ -6,7 +6,7 @@ import json
 from contextlib import contextmanager
 from typing import Any
 
-from ridgeline.findings.context.context import Scene
+from ridgeline.findings.context.context import TraceContext
 from ridgeline.findings.explain import findings_of
 from ridgeline.findings.finding import Finding
 from ridgeline.hardware import device
@@ -127,8 +127,8 @@ class Stage:
             self.build.describe(ridgeline=self.facts)
         return self.build.build()
 
-    def scene(self, others: tuple[Trace, ...] = ()) -> Scene:
-        return Scene(self.trace(), device(self.on), others)
+    def scene(self, others: tuple[Trace, ...] = ()) -> TraceContext:
+        return TraceContext(self.trace(), device(self.on), others)
 
     def findings(self, others: tuple[Trace, ...] = ()) -> list[Finding]:
         return findings_of(self.scene(others))

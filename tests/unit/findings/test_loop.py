@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 from stage import Stage, healthy
 
+from ridgeline.findings.context.gains import edit_for, gains_s, recorded_frac, recorded_step_s, step_after_s
+from ridgeline.findings.context.host_time import launching_time, loading_spans
+from ridgeline.findings.context.waits import host_waits
 from ridgeline.findings.replay.calibration import at_best
 from ridgeline.findings.replay.fix import Cure
 from ridgeline.trace import Kind
@@ -50,8 +53,8 @@ def test_the_wait_with_which_a_recording_ends_is_not_the_programs():
 def test_a_value_read_at_the_end_of_every_step_is_the_programs():
     scene = _steps(2, read=True, host_us=80.0, kernel_us=45.0).scene()
     assert len(scene.loop.last_waits) == 0
-    calls = np.array([wait.call for wait in scene.waits])
-    freed_s = scene.step_after_s(scene.edit(Cure(freed=calls), best=True))
+    calls = np.array([wait.call for wait in host_waits(scene)])
+    freed_s = step_after_s(scene, edit_for(scene, Cure(freed=calls), best=True))
     assert freed_s == pytest.approx(_steps(2, host_us=80.0, kernel_us=45.0).scene().step_s, rel=0.02)
     assert freed_s < 0.98 * scene.step_s
 
@@ -68,16 +71,16 @@ def test_every_host_that_is_kept_explains_the_measured_step():
     assert scene.step_s == pytest.approx(30 * 50e-6, rel=0.01)
     assert len(scene.hosts.others) == 1
     assert scene.loop.step_s(scene.hosts.others[0]) == pytest.approx(30 * 50e-6, rel=0.01)
-    assert 0.75 < scene.recorded_frac < 0.9
+    assert 0.75 < recorded_frac(scene) < 0.9
 
 
 def test_a_host_that_the_device_hides_may_be_faster_than_recorded():
     """The device decides the step, so the gain of faster kernels depends on a host that nobody could measure."""
     scene = _steps(3, host_us=60.0, kernel_us=100.0, facts={"unprofiled_step_s": 30 * 101e-6}).scene()
-    gains_s = scene.gains_s(scene.edit(Cure(works=np.arange(scene.program.num_works), keep_best=0.1), best=True))
-    assert scene.recorded_frac == 1.0 and len(gains_s) == 2
-    assert gains_s[0] == pytest.approx(30 * 41e-6, rel=0.05)  # down to the recorded host
-    assert gains_s[1] == pytest.approx(30 * 74e-6, rel=0.05)  # down to one that takes 0.45 of it
+    won_s = gains_s(scene, edit_for(scene, Cure(works=np.arange(scene.program.num_works), keep_best=0.1), best=True))
+    assert recorded_frac(scene) == 1.0 and len(won_s) == 2
+    assert won_s[0] == pytest.approx(30 * 41e-6, rel=0.05)  # down to the recorded host
+    assert won_s[1] == pytest.approx(30 * 74e-6, rel=0.05)  # down to one that takes 0.45 of it
 
 
 def test_what_a_step_varies_by_widens_what_is_promised():
@@ -95,11 +98,11 @@ def test_what_a_step_varies_by_widens_what_is_promised():
 
 def test_while_workers_set_the_pace_nothing_but_more_of_them_helps():
     scene = _steps(3, host_us=60.0, kernel_us=40.0, loader_us=5000.0).scene()
-    launching = scene.edit(Cure(host=scene.launching, host_best=0.1), best=True)
-    loading = scene.edit(Cure(host=scene.time_of(scene.loading), host_best=0.0), best=True)
-    assert scene.gains_s(launching) == (0.0,)
-    assert max(scene.gains_s(loading)) > 4e-3
-    assert max(scene.gains_s(loading | launching)) > max(scene.gains_s(loading))
+    launching = edit_for(scene, Cure(host=launching_time(scene), host_best=0.1), best=True)
+    loading = edit_for(scene, Cure(host=scene.time_of(loading_spans(scene)), host_best=0.0), best=True)
+    assert gains_s(scene, launching) == (0.0,)
+    assert max(gains_s(scene, loading)) > 4e-3
+    assert max(gains_s(scene, loading | launching)) > max(gains_s(scene, loading))
 
 
 def test_time_that_the_recording_took_is_waited_for_workers_without_it():
@@ -118,7 +121,7 @@ def test_an_untimed_step_has_the_host_that_recordings_leave(shapes):
             for _ in range(30):
                 stage.kernel("nvjet_tst_64x8", 5.0, op="aten::mm", host_us=60.0, shapes=shapes)
     scene = stage.scene()
-    assert scene.recorded_frac == frac and not scene.is_timed
+    assert recorded_frac(scene) == frac and not scene.is_timed
     assert scene.step_s == pytest.approx(30 * frac * 60e-6, rel=0.02)
-    assert scene.recorded_step_s == pytest.approx(30 * 60e-6, rel=0.02)
+    assert recorded_step_s(scene) == pytest.approx(30 * 60e-6, rel=0.02)
     assert len(scene.hosts.others) == 2

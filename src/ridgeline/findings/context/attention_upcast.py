@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ridgeline.findings.context.context import Scene
+from ridgeline.findings.context.context import TraceContext
 from ridgeline.findings.context.shapes import first_dtype, product_of, shaped_ops
 from ridgeline.findings.replay.replay import Index, Mask
 from ridgeline.trace.kind import Kind
@@ -12,7 +12,7 @@ from ridgeline.trace.kind import Kind
 REFERENCE = r"^aten::_scaled_dot_product_attention_math$"
 
 
-def cast_up(scene: Scene) -> Mask:
+def cast_up(scene: TraceContext) -> Mask:
     """Works that are products in fp32 of queries that came in 16 bits: inside of the reference form, and those of its
     gradient, which have the same sizes."""
     trace, found = scene.trace, np.zeros(len(scene.rows), dtype=bool)
@@ -30,7 +30,7 @@ def cast_up(scene: Scene) -> Mask:
     return found
 
 
-def _sizes(scene: Scene, works: Index) -> list[tuple[int, ...]]:
+def _sizes(scene: TraceContext, works: Index) -> list[tuple[int, ...]]:
     """How many products each op in fp32 makes, and their sides by length; nothing of others."""
     trace, found = scene.trace, list[tuple[int, ...]]()
     shapes, dtypes = trace.optional("shapes"), trace.optional("dtypes")

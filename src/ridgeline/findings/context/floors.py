@@ -8,14 +8,14 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from ridgeline.findings.context.context import Scene
+from ridgeline.findings.context.context import TraceContext
 from ridgeline.profiler.floors import with_floors
 from ridgeline.trace.table import Trace
 
 MAX_WORKS = 20_000
 """Pricing takes about 50 µs a kernel the first time its shapes are seen: longer traces keep what they brought along."""
 MAX_ROWS = 40
-_PRICED: WeakKeyDictionary[Scene, Trace | None] = WeakKeyDictionary()
+_PRICED: WeakKeyDictionary[TraceContext, Trace | None] = WeakKeyDictionary()
 """A rule asks as well as the table: pricing is done once."""
 
 
@@ -39,7 +39,7 @@ class Gap:
         return {**asdict(self), "gap_ms": self.gap_ms}
 
 
-def gaps_of(scene: Scene) -> tuple[Gap, ...]:
+def gaps_of(scene: TraceContext) -> tuple[Gap, ...]:
     """Ops with a price, the largest gap first; none where shapes or the device are not known."""
     trace = priced(scene)
     if trace is None:
@@ -63,14 +63,14 @@ def gaps_of(scene: Scene) -> tuple[Gap, ...]:
 UNITS = (1.0, 1e3, 1e3, 1e3)
 
 
-def with_work(scene: Scene) -> Trace:
+def with_work(scene: TraceContext) -> Trace:
     """The trace with the flops and bytes of its kernels, if it has them or its shapes tell them."""
     if np.isfinite(scene.trace.optional("flops")[scene.rows]).any():
         return scene.trace
     return _from_shapes(scene) or scene.trace
 
 
-def priced(scene: Scene) -> Trace | None:
+def priced(scene: TraceContext) -> Trace | None:
     """The trace with what each op is expected to take and needs at least; None where shapes or the device are not
     known."""
     if scene not in _PRICED:
@@ -79,7 +79,7 @@ def priced(scene: Scene) -> Trace | None:
     return _PRICED[scene]
 
 
-def _from_shapes(scene: Scene) -> Trace | None:
+def _from_shapes(scene: TraceContext) -> Trace | None:
     if scene.device is None or scene.program.num_works > MAX_WORKS or "shapes" not in scene.trace.extra:
         return None
     return with_floors(scene.trace, scene.device)[0]

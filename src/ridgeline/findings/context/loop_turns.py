@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ridgeline.findings.context.context import BACKWARD, Scene
+from ridgeline.findings.context.context import TraceContext
+from ridgeline.findings.context.nesting import spans_under, under
+from ridgeline.findings.context.rounds import num_rounds
+from ridgeline.findings.context.training import BACKWARD
 from ridgeline.findings.replay.fix import Cure
 from ridgeline.findings.replay.replay import Index
 from ridgeline.trace.kind import Kind
@@ -17,10 +20,10 @@ MANY, TURN, IN_TURNS = 8, 24, 0.75
 loop."""
 
 
-def are_one_loop(scene: Scene, loop: Cure, stops: Cure) -> bool:
+def are_one_loop(scene: TraceContext, loop: Cure, stops: Cure) -> bool:
     """Whether most of the stops follow each other closely, with something of the loop in between."""
     calls = np.sort(stops.freed)
-    if len(calls) < MANY * scene.num_rounds:
+    if len(calls) < MANY * num_rounds(scene):
         return False
     times_ns = np.sort(_made_ns(scene, loop.works))
     reached = np.searchsorted(times_ns, scene.clock.start_ns[calls])
@@ -28,7 +31,7 @@ def are_one_loop(scene: Scene, loop: Cure, stops: Cure) -> bool:
     return bool(turns.mean() >= IN_TURNS)
 
 
-def _made_ns(scene: Scene, works: Index) -> Index:
+def _made_ns(scene: TraceContext, works: Index) -> Index:
     """When works were launched; those of a gradient when what it is the gradient of was."""
     numbers = scene.trace.extra.get("sequence")
     times_ns = scene.launch_ns[works].copy()
@@ -36,9 +39,9 @@ def _made_ns(scene: Scene, works: Index) -> Index:
         return times_ns
     ops = scene.of_kind(Kind.OP)
     ops = ops[(numbers[ops] >= 0) & ~scene.words_like(BACKWARD)[scene.trace.name[ops]]]
-    ops = ops[~scene.spans_under(ops, BACKWARD)]
+    ops = ops[~spans_under(scene, ops, BACKWARD)]
     made = dict(zip(numbers[ops].tolist(), scene.start_ns[ops].tolist(), strict=True))
-    backward = scene.under(BACKWARD)[works]
+    backward = under(scene, BACKWARD)[works]
     for place in np.flatnonzero(backward).tolist():
         path = scene.trace.path(int(scene.trace.launch[scene.rows[works[place]]]))
         known = (made[number] for number in numbers[list(path)].tolist() if number in made)

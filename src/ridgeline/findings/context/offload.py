@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from ridgeline.findings.context.context import BACKWARD, Scene
+from ridgeline.findings.context.context import TraceContext
+from ridgeline.findings.context.evidence import memory_frac
+from ridgeline.findings.context.kernels import copies_of_memory
+from ridgeline.findings.context.nesting import under
+from ridgeline.findings.context.rounds import num_rounds
+from ridgeline.findings.context.training import BACKWARD
 from ridgeline.findings.replay.replay import Index
 
 VALUE_BYTES, LEAST_BYTES = 4096, 64e6
@@ -15,14 +20,17 @@ FREE_FRAC = 0.5
 """Of the memory, what the peak may take for activations to have room beside it."""
 
 
-def kept_for_later(scene: Scene) -> Index:
+def kept_for_later(scene: TraceContext) -> Index:
     """Copies to the host of tensors that come back, of the same sizes, inside of a backward pass, and those back: what
     would be kept on the device, where it has room."""
-    away, back = np.flatnonzero(scene.copies("dtoh")), np.flatnonzero(scene.copies("htod") & scene.under(BACKWARD))
+    away, back = (
+        np.flatnonzero(copies_of_memory(scene, "dtoh")),
+        np.flatnonzero(copies_of_memory(scene, "htod") & under(scene, BACKWARD)),
+    )
     sizes = [np.maximum(0, scene.trace.optional("bytes")[scene.rows[works]]) for works in (away, back)]
     both = np.intersect1d(sizes[0][sizes[0] >= VALUE_BYTES], sizes[1])
     moved = float(sizes[1][np.isin(sizes[1], both)].sum()) / scene.num_steps
     away, back = away[np.isin(sizes[0], both)], back[np.isin(sizes[1], both)]
-    few = len(back) < NUM * scene.num_rounds or len(away) < RETURNED_FRAC * len(back) or moved < LEAST_BYTES
-    full = (scene.memory_frac or 0.0) > FREE_FRAC
+    few = len(back) < NUM * num_rounds(scene) or len(away) < RETURNED_FRAC * len(back) or moved < LEAST_BYTES
+    full = (memory_frac(scene) or 0.0) > FREE_FRAC
     return away[:0] if few or full else np.sort(np.concatenate((away, back)))

@@ -8,8 +8,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ridgeline.findings.context.context import BACKWARD, Scene
+from ridgeline.findings.context.context import TraceContext
+from ridgeline.findings.context.host_time import main_threads
+from ridgeline.findings.context.nesting import under
+from ridgeline.findings.context.rounds import num_rounds
 from ridgeline.findings.context.shapes import is_shape, parsed
+from ridgeline.findings.context.training import BACKWARD
 from ridgeline.findings.replay.replay import Index
 from ridgeline.trace.kind import Kind
 
@@ -41,7 +45,7 @@ SHAPED = r"^aten::(unsqueeze|squeeze|(un)?flatten|permute|transpose|unfold|split
 Shape = tuple[int, ...]
 
 
-def passes_over_samples(scene: Scene) -> float:
+def passes_over_samples(scene: TraceContext) -> float:
     """How many passes of a round are over pieces of one tensor or over samples by themselves; 0 where there are none,
     or sizes were not recorded. Moments of a sequence are pieces along another dim, and one state that is changed again
     and again has no pieces."""
@@ -52,10 +56,10 @@ def passes_over_samples(scene: Scene) -> float:
         return 0.0
     given = [(scene.trace.words[int(scene.trace.name[row])], _tensors(scene, row)) for row in calls.tolist()]
     series = (*_series(scene, calls, given), *_lone(scene, calls, given), *_joined(scene, calls, given))
-    return max((_num_passes(scene, starts) for starts in series), default=0) / scene.num_rounds
+    return max((_num_passes(scene, starts) for starts in series), default=0) / num_rounds(scene)
 
 
-def passes_again(scene: Scene) -> float:
+def passes_again(scene: TraceContext) -> float:
     """How many passes of a round may be over samples by themselves: those that begin as its first one does, over a few
     samples each, or those of a network all of whose layers are called as often. Whether they follow from each other is
     asked as far as sizes tell: words that are chosen, or an input that is changed, after each."""
@@ -79,35 +83,35 @@ def passes_again(scene: Scene) -> float:
     if num_few and 2 * _num_changed(scene, calls, {given for _, given in few}) >= num_few:
         num_few = 0
     passes = max(num_few, num_rare)
-    return 0.0 if 2 * _num_chosen(scene, calls) >= passes else passes / scene.num_rounds
+    return 0.0 if 2 * _num_chosen(scene, calls) >= passes else passes / num_rounds(scene)
 
 
-def _num_changed(scene: Scene, calls: Index, inputs: set[Shape]) -> int:
+def _num_changed(scene: TraceContext, calls: Index, inputs: set[Shape]) -> int:
     """How often something of the size of what passes begin with is computed with outside of layers."""
     others = calls[~scene.words_like(f"{ENTERS}|{LAYS_OUT}|{SHAPED}")[scene.trace.name[calls]]]
     return sum(any(shape in inputs for shape in _tensors(scene, row)) for row in others.tolist())
 
 
-def _num_chosen(scene: Scene, calls: Index) -> int:
+def _num_chosen(scene: TraceContext, calls: Index) -> int:
     """How often a word is chosen out of many."""
     chooses = calls[scene.words_like(CHOOSES)[scene.trace.name[calls]]]
     return sum(bool(shapes := _tensors(scene, row)) and shapes[0][-1] >= CHOICES for row in chooses.tolist())
 
 
-def _calls(scene: Scene) -> Index:
+def _calls(scene: TraceContext) -> Index:
     """Ops that a program called itself, outside of backward passes, in their order."""
     ops = scene.of_kind(Kind.OP)
-    ops = ops[np.isin(scene.trace.thread[ops], scene.main_threads)]
+    ops = ops[np.isin(scene.trace.thread[ops], main_threads(scene))]
     inner = np.isin(scene.trace.parent[ops], ops)
     ops = ops[~inner & ~scene.words_like(r"evaluate_function|Backward\d*$|^Optimizer\.")[scene.trace.name[ops]]]
     return ops[np.argsort(scene.start_ns[ops], kind="stable")]
 
 
-def _tensors(scene: Scene, row: int) -> tuple[Shape, ...]:
+def _tensors(scene: TraceContext, row: int) -> tuple[Shape, ...]:
     return tuple(tuple(shape) for shape in parsed(scene.trace.text("shapes", row)) if is_shape(shape) and shape)
 
 
-def _series(scene: Scene, calls: Index, given: Sequence[tuple[str, tuple[Shape, ...]]]) -> Iterator[list[int]]:
+def _series(scene: TraceContext, calls: Index, given: Sequence[tuple[str, tuple[Shape, ...]]]) -> Iterator[list[int]]:
     """Times at which passes may begin: ops that are given a piece of a tensor, as often as it has pieces, and ops that
     are given a sample with a dim of its own, once after each that was made."""
     enters = scene.words_like(ENTERS)[scene.trace.name[calls]]
@@ -126,26 +130,26 @@ def _series(scene: Scene, calls: Index, given: Sequence[tuple[str, tuple[Shape, 
                 fresh.discard(shape)
     yield from samples.values()
     for (_, shape), starts in pieces.items():
-        num = len(starts) / scene.num_rounds
+        num = len(starts) / num_rounds(scene)
         if any(all_[1:] == shape[1:] and abs(all_[0] - num * shape[0]) <= 0.1 * all_[0] for all_ in whole):
             yield starts
 
 
-def _joined(scene: Scene, calls: Index, given: Sequence[tuple[str, tuple[Shape, ...]]]) -> Iterator[list[int]]:
+def _joined(scene: TraceContext, calls: Index, given: Sequence[tuple[str, tuple[Shape, ...]]]) -> Iterator[list[int]]:
     """Times at which one layer is called, once for each of many results that are joined in the end and that nothing
     else reads: states that follow from each other are read by the next pass, and words by what chooses them."""
     read = Counter(shape for _, shapes in given for shape in set(shapes))
     joins = calls[np.isin(scene.trace.name[calls], np.flatnonzero(scene.words_like(r"^aten::(cat|stack)$")))]
     lists = [entry for row in joins.tolist() for entry in parsed(scene.trace.text("shapes", row))[:1]]
     parts = [[tuple(shape) for shape in entry] for entry in lists if entry and isinstance(entry[0], list)]
-    nums = {len(found) for found in parts if len(found) >= MANY_PASSES and _are_unread(found, read, scene.num_rounds)}
+    nums = {len(found) for found in parts if len(found) >= MANY_PASSES and _are_unread(found, read, num_rounds(scene))}
     called = defaultdict[tuple[str, Shape], list[int]](list)
     enters = scene.words_like(ENTERS)[scene.trace.name[calls]]
     for row, (name, shapes) in zip(calls[enters].tolist(), (given[i] for i in np.flatnonzero(enters)), strict=True):
         called[name, shapes[1] if len(shapes) > 1 else ()].append(int(scene.start_ns[row]))
-    deep = int(enters.sum()) / scene.num_rounds
+    deep = int(enters.sum()) / num_rounds(scene)
     for starts in called.values():
-        often = len(starts) / scene.num_rounds
+        often = len(starts) / num_rounds(scene)
         if any(num <= often <= num + BESIDE for num in nums) and deep >= DEEP * often:
             yield starts
 
@@ -155,7 +159,7 @@ def _are_unread(parts: Sequence[Shape], read: Counter[Shape], rounds: int) -> bo
     return 2 * sum(read[shape] for shape in set(parts)) < rounds * len(parts)
 
 
-def _lone(scene: Scene, calls: Index, given: Sequence[tuple[str, tuple[Shape, ...]]]) -> Iterator[list[int]]:
+def _lone(scene: TraceContext, calls: Index, given: Sequence[tuple[str, tuple[Shape, ...]]]) -> Iterator[list[int]]:
     """Times at which passes over batches of one begin that came from outside: texts whose words no pass has made, and
     pictures or series that nothing but the first layer touches."""
     names = scene.trace.name[calls]
@@ -181,13 +185,13 @@ def _lone(scene: Scene, calls: Index, given: Sequence[tuple[str, tuple[Shape, ..
     yield from (starts for (_, shape), starts in lone.items() if shape not in touched)
 
 
-def _num_passes(scene: Scene, starts: Sequence[int]) -> int:
+def _num_passes(scene: TraceContext, starts: Sequence[int]) -> int:
     """How many passes begin there, if about as many kernels follow each, enough for a network, and most of what is
     launched; else 0."""
-    launches = np.sort(scene.launch_ns[~scene.under(BACKWARD) & (scene.work_kind == int(Kind.KERNEL))])
+    launches = np.sort(scene.launch_ns[~under(scene, BACKWARD) & (scene.work_kind == int(Kind.KERNEL))])
     at = np.searchsorted(launches, np.sort(starts))
     at = at[np.append(np.diff(at) >= PASS_KERNELS, True)]  # words and their places are looked up in the same pass
-    if len(starts) < 2 or len(at) < MANY_PASSES * scene.num_rounds:
+    if len(starts) < 2 or len(at) < MANY_PASSES * num_rounds(scene):
         return 0
     follow = np.diff(at)
     usual = float(np.median(follow))

@@ -11,7 +11,10 @@ from typing import Any
 import numpy as np
 
 from ridgeline.errors import FindingError, nearest
-from ridgeline.findings.context.context import Scene
+from ridgeline.findings.context.context import TraceContext
+from ridgeline.findings.context.gains import edit_for, step_after_s, touched_by_s, unchanged
+from ridgeline.findings.context.host_time import launching_time
+from ridgeline.findings.context.kernels import copies_of_memory
 from ridgeline.findings.replay.fix import Cure
 from ridgeline.findings.rule import rules
 from ridgeline.trace.kind import Kind
@@ -36,7 +39,7 @@ class WhatIf:
         return {**asdict(self), "saved_ms": self.saved_ms}
 
 
-def what_if(scene: Scene, changes: Sequence[str]) -> list[WhatIf]:
+def what_if(scene: TraceContext, changes: Sequence[str]) -> list[WhatIf]:
     """Each change alone, then all of them together.
 
     ``kernel=REGEX:2x``, ``op=REGEX:2x`` and ``module=REGEX:2x`` make work faster, ``link=2x`` communication,
@@ -51,15 +54,15 @@ def what_if(scene: Scene, changes: Sequence[str]) -> list[WhatIf]:
     return found
 
 
-def _tried(scene: Scene, change: str, cures: Sequence[Cure]) -> WhatIf:
-    edit = scene.no_edit()
+def _tried(scene: TraceContext, change: str, cures: Sequence[Cure]) -> WhatIf:
+    edit = unchanged(scene)
     for cure in cures:
-        edit = edit | scene.edit(cure, best=True)
-    touched_s = sum(scene.touched_s(cure) for cure in cures)
-    return WhatIf(change, scene.step_s * 1e3, scene.step_after_s(edit) * 1e3, touched_s * 1e3)
+        edit = edit | edit_for(scene, cure, best=True)
+    touched_s = sum(touched_by_s(scene, cure) for cure in cures)
+    return WhatIf(change, scene.step_s * 1e3, step_after_s(scene, edit) * 1e3, touched_s * 1e3)
 
 
-def _cure(scene: Scene, change: str) -> Cure:
+def _cure(scene: TraceContext, change: str) -> Cure:
     name, equals, value = change.partition("=")
     make = _CHANGES.get(name.strip())
     if make is not None and not equals:
@@ -71,8 +74,8 @@ def _cure(scene: Scene, change: str) -> Cure:
     return make(scene, value.strip())
 
 
-def _faster(column: str) -> Callable[[Scene, str], Cure]:
-    def make(scene: Scene, value: str) -> Cure:
+def _faster(column: str) -> Callable[[TraceContext, str], Cure]:
+    def make(scene: TraceContext, value: str) -> Cure:
         pattern, times = _speed(value)
         try:
             works = np.flatnonzero(scene.named(pattern or ".", column))
@@ -94,8 +97,8 @@ def _speed(value: str) -> tuple[str, float]:
     return match.group(1).rstrip(":= "), float(match.group(2))
 
 
-def _of_kind(*kinds: Kind) -> Callable[[Scene, str], Cure]:
-    def make(scene: Scene, value: str) -> Cure:
+def _of_kind(*kinds: Kind) -> Callable[[TraceContext, str], Cure]:
+    def make(scene: TraceContext, value: str) -> Cure:
         _, times = _speed(value)
         works = np.flatnonzero(np.isin(scene.work_kind, [int(kind) for kind in kinds]))
         return Cure(works=works, keep_best=1.0 / times, keep_worst=1.0 / times)
@@ -103,13 +106,13 @@ def _of_kind(*kinds: Kind) -> Callable[[Scene, str], Cure]:
     return make
 
 
-def _pcie(scene: Scene, value: str) -> Cure:
+def _pcie(scene: TraceContext, value: str) -> Cure:
     _, times = _speed(value)
-    works = np.flatnonzero(scene.copies("htod") | scene.copies("dtoh"))
+    works = np.flatnonzero(copies_of_memory(scene, "htod") | copies_of_memory(scene, "dtoh"))
     return Cure(works=works, keep_best=1.0 / times, keep_worst=1.0 / times)
 
 
-def _overlap(scene: Scene, value: str) -> Cure:
+def _overlap(scene: TraceContext, value: str) -> Cure:
     kinds = {"communication": Kind.COMMUNICATION, "copies": Kind.MEMCPY}
     if value not in kinds:
         raise FindingError(f"cannot overlap {value!r}{nearest(value, kinds)}")
@@ -120,7 +123,7 @@ def _overlap(scene: Scene, value: str) -> Cure:
     return Cure(aside=works, freed=calls)
 
 
-def _workers(scene: Scene, value: str) -> Cure:
+def _workers(scene: TraceContext, value: str) -> Cure:
     if not value.isdigit() or int(value) < 1:
         raise FindingError(f"workers={value!r} is no count: write workers=4")
     return Cure(
@@ -128,12 +131,12 @@ def _workers(scene: Scene, value: str) -> Cure:
     )
 
 
-def _host(scene: Scene, value: str) -> Cure:
+def _host(scene: TraceContext, value: str) -> Cure:
     _, times = _speed(value)
-    return Cure(host=scene.launching, host_best=1.0 / times, host_worst=1.0 / times)
+    return Cure(host=launching_time(scene), host_best=1.0 / times, host_worst=1.0 / times)
 
 
-def _remove(scene: Scene, value: str) -> Cure:
+def _remove(scene: TraceContext, value: str) -> Cure:
     known = {rule.name: rule for rule in rules()}
     if value not in known:
         raise FindingError(f"no rule {value!r}{nearest(value, known)}")
@@ -146,7 +149,7 @@ def _remove(scene: Scene, value: str) -> Cure:
 _EXAMPLES = {"overlap": "overlap=copies", "workers": "workers=4", "remove": "remove=RULE"} | {
     name: f"{name}=2x" for name in ("link", "pcie", "host")
 } | {name: f"{name}=PATTERN:2x" for name in ("kernel", "op", "module")}  # fmt: skip
-_CHANGES: Mapping[str, Callable[[Scene, str], Cure]] = {
+_CHANGES: Mapping[str, Callable[[TraceContext, str], Cure]] = {
     "kernel": _faster("name"),
     "op": _faster("op"),
     "module": _faster("module"),

@@ -7,7 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ridgeline.findings.context.context import Candidate, Scene
+from ridgeline.findings.context.candidate import Candidate
+from ridgeline.findings.context.context import TraceContext
+from ridgeline.findings.context.evidence import host_evidence, kernel_evidence, place_of
+from ridgeline.findings.context.nesting import op_time
+from ridgeline.findings.context.rounds import num_rounds
+from ridgeline.findings.context.training import trains
 from ridgeline.findings.finding import Where
 from ridgeline.findings.replay.fix import Cure
 from ridgeline.findings.replay.replay import Index, Seconds
@@ -24,7 +29,7 @@ EXPERTS = re.compile(r"all_?to_?all|sendrecv", re.IGNORECASE)
 STAGES = re.compile(r"\bsend\b|\brecv\b|SendRecv|ncclKernel_Send|_p2p|isend|irecv", re.IGNORECASE)
 
 
-def _collectives(scene: Scene) -> Index:
+def _collectives(scene: TraceContext) -> Index:
     return np.flatnonzero(scene.work_kind == int(Kind.COMMUNICATION))
 
 
@@ -37,7 +42,7 @@ class _Arrivals:
     names: tuple[str, ...]
 
 
-def _arrivals(scene: Scene) -> _Arrivals | None:
+def _arrivals(scene: TraceContext) -> _Arrivals | None:
     """Collectives matched over ranks by their order; None when ranks differ or there is one."""
     works = _collectives(scene)
     own = scene.rows[works]
@@ -65,7 +70,7 @@ def _rows(trace: Trace) -> Index:
     return trace.in_order(trace.of_kind(Kind.COMMUNICATION) & (trace.device >= 0))
 
 
-def _inside(scene: Scene, trace: Trace, rows: Index) -> Index:
+def _inside(scene: TraceContext, trace: Trace, rows: Index) -> Index:
     """Those of another rank's collectives that fall into the window, by step if steps are known."""
     works = _collectives(scene)
     if len(rows) == len(works):
@@ -78,7 +83,7 @@ def _rank(trace: Trace) -> int:
     return int(trace.rank[0]) if len(trace) else -1
 
 
-def _waiting(scene: Scene) -> tuple[_Arrivals, int, float] | None:
+def _waiting(scene: TraceContext) -> tuple[_Arrivals, int, float] | None:
     """Arrivals, the rank that comes last most often, and in which share; only where waiting matters."""
     found = _arrivals(scene)
     if found is None:
@@ -92,22 +97,24 @@ def _waiting(scene: Scene) -> tuple[_Arrivals, int, float] | None:
     return found, int(ranks[most]), float(counts[most] / len(found.last_rank))
 
 
-def _candidate(scene: Scene, found: _Arrivals, rank: int | None, what: str, cause: str, change: str) -> Candidate:
+def _candidate(
+    scene: TraceContext, found: _Arrivals, rank: int | None, what: str, cause: str, change: str
+) -> Candidate:
     works = _collectives(scene)
     return Candidate(
         what=what,
         cause=cause,
         change=change,
-        where=Where(rank=rank) if rank is not None else scene.where(works),
+        where=Where(rank=rank) if rank is not None else place_of(scene, works),
         cure=Cure(works=works, keep_best=found.keep, keep_worst=0.5 + 0.5 * found.keep),
-        evidence=scene.evidence(works),
+        evidence=kernel_evidence(scene, works),
         spans=tuple(scene.rows[works[:200]].tolist()),
         unchecked=("clocks of the ranks are taken as they are",),
     )
 
 
 @rule("straggler", order=33)
-def straggler(scene: Scene) -> Candidate | None:
+def straggler(scene: TraceContext) -> Candidate | None:
     waiting = _waiting(scene)
     if waiting is None or waiting[2] < STEADY:
         return None
@@ -122,7 +129,7 @@ def straggler(scene: Scene) -> Candidate | None:
 
 
 @rule("stage-imbalance", order=34)
-def stage_imbalance(scene: Scene) -> Candidate | None:
+def stage_imbalance(scene: TraceContext) -> Candidate | None:
     waiting = _waiting(scene)
     if waiting is None or not any(STAGES.search(name) for name in waiting[0].names):
         return None
@@ -135,7 +142,7 @@ def stage_imbalance(scene: Scene) -> Candidate | None:
 
 
 @rule("expert-imbalance", order=35)
-def expert_imbalance(scene: Scene) -> Candidate | None:
+def expert_imbalance(scene: TraceContext) -> Candidate | None:
     waiting = _waiting(scene)
     if waiting is None or not any(EXPERTS.search(name) for name in waiting[0].names):
         return None
@@ -148,7 +155,7 @@ def expert_imbalance(scene: Scene) -> Candidate | None:
 
 
 @rule("pipeline-bubble", order=38)
-def pipeline_bubble(scene: Scene) -> Candidate | None:
+def pipeline_bubble(scene: TraceContext) -> Candidate | None:
     """Planned waits of a pipeline's schedule, in runs that mark them."""
     bubbles = scene.of_kind(Kind.BUBBLE)
     waits = bubbles[scene.trace.duration_s[bubbles] > 0]
@@ -164,22 +171,22 @@ def pipeline_bubble(scene: Scene) -> Candidate | None:
         change="more micro-batches a step, an interleaved or zero-bubble schedule, or fewer stages",
         where=Where(rank=_rank(scene.trace)),
         cure=Cure(closed=works),
-        evidence=scene.host_evidence(waits),
+        evidence=host_evidence(scene, waits),
         spans=tuple(waits[:200].tolist()),
         unchecked=("whether the memory allows more micro-batches in flight",),
     )
 
 
-def _serves(scene: Scene) -> bool:
+def _serves(scene: TraceContext) -> bool:
     """Whether ops were recorded and none of them is of learning: then there are no gradients."""
-    return len(scene.of_kind(Kind.OP)) > 0 and not scene.trains
+    return len(scene.of_kind(Kind.OP)) > 0 and not trains(scene)
 
 
 @rule("small-buckets", version=2, order=36)
-def small_buckets(scene: Scene) -> Candidate | None:
+def small_buckets(scene: TraceContext) -> Candidate | None:
     works = _collectives(scene)
     reductions = works[scene.named(r"all_?reduce|reduce_?scatter|all_?gather")[works]]
-    if len(reductions) / scene.num_rounds < FEW or _serves(scene):  # layers that are split have results to exchange
+    if len(reductions) / num_rounds(scene) < FEW or _serves(scene):  # layers that are split have results to exchange
         return None
     sent = scene.trace.optional("message_bytes")[scene.rows[reductions]].astype(np.float64)
     known = sent > 0
@@ -192,23 +199,23 @@ def small_buckets(scene: Scene) -> Candidate | None:
         + (f", {np.median(sent[known]) / 1e6:.2g} MB each" if known.any() else ""),
         cause="gradient buckets too small: each collective pays its latency and none fills the link",
         change="DistributedDataParallel(…, bucket_cap_mb=25 or more); FSDP: wrap larger units",
-        where=scene.where(chosen),
+        where=place_of(scene, chosen),
         cure=Cure(
             works=chosen,
             keep_best=0.3,
             keep_worst=0.85,
             aside=chosen,
-            host=scene.op_time(chosen),
+            host=op_time(scene, chosen),
             host_best=0.3,
             host_worst=1.0,
         ),
-        evidence=scene.evidence(chosen),
+        evidence=kernel_evidence(scene, chosen),
         spans=tuple(scene.rows[chosen[:200]].tolist()),
     )
 
 
 @rule("exposed-communication", order=37)
-def exposed_communication(scene: Scene) -> Candidate | None:
+def exposed_communication(scene: TraceContext) -> Candidate | None:
     works = _collectives(scene)
     if not len(works):
         return None
@@ -224,9 +231,9 @@ def exposed_communication(scene: Scene) -> Candidate | None:
         cause="exposed communication: collectives are not overlapped with computation",
         change="overlap: DDP with gradient_as_bucket_view and static_graph, FSDP2 prefetch and "
         "reshard_after_forward, async_op=True and a later wait()",
-        where=scene.where(works),
+        where=place_of(scene, works),
         cure=Cure(aside=works, works=works, keep_best=1.0, keep_worst=0.75),
-        evidence=scene.evidence(works),
+        evidence=kernel_evidence(scene, works),
         spans=tuple(scene.rows[works[:200]].tolist()),
         unchecked=() if scene.others else ("how much of it is waiting for other ranks: only one rank is here",),
     )

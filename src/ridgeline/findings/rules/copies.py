@@ -8,8 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.errors import RidgelineError
-from ridgeline.findings.context.context import Candidate, Scene
+from ridgeline.findings.context.candidate import Candidate
+from ridgeline.findings.context.context import TraceContext, num_devices
+from ridgeline.findings.context.evidence import memory_frac, place_of
+from ridgeline.findings.context.kernels import copies_of_memory, copy_word
+from ridgeline.findings.context.nesting import op_time
 from ridgeline.findings.context.offload import kept_for_later
+from ridgeline.findings.context.rounds import num_rounds
 from ridgeline.findings.context.shapes import first_shape, is_shape, parsed, shaped_ops
 from ridgeline.findings.replay.fix import Cure, joined
 from ridgeline.findings.replay.replay import Index, Mask
@@ -39,7 +44,7 @@ LAYERS = 8
 """Large copies a step, at least: weights come layer by layer, what is computed on comes in a few pieces."""
 
 
-def _link_bytes_per_s(scene: Scene) -> float:
+def _link_bytes_per_s(scene: TraceContext) -> float:
     try:
         return LINK_FRAC * scene.device.link("pcie").bandwidth_bytes_per_s if scene.device else LINK_BYTES_PER_S
     except RidgelineError:
@@ -50,25 +55,25 @@ def _times(num: float, one: str, many: str) -> str:
     return f"{num:.3g} {one if num == 1 else many}"
 
 
-def _bytes(scene: Scene, works: Index) -> NDArray[np.float64]:
+def _bytes(scene: TraceContext, works: Index) -> NDArray[np.float64]:
     return np.maximum(0, scene.trace.optional("bytes")[scene.rows[works]]).astype(np.float64)
 
 
-def _calls_of(scene: Scene, works: Index) -> Index:
+def _calls_of(scene: TraceContext, works: Index) -> Index:
     """The calls that waited for these copies: those that made them, and those that wait for their end."""
     chosen = np.zeros(scene.program.num_works + 1, dtype=bool)
     chosen[works] = True
     return np.flatnonzero(chosen[scene.program.waits_for] & (scene.program.waits_for >= 0))
 
 
-def _exposed(scene: Scene, works: Index) -> float:
+def _exposed(scene: TraceContext, works: Index) -> float:
     """Share of the copies' time in which no kernel runs."""
     copies = scene.time_of(scene.rows[works])
     kernels = scene.time_of(scene.rows[np.isin(scene.work_kind, (int(Kind.KERNEL), int(Kind.COMMUNICATION)))])
     return difference(copies, kernels).total / max(1, copies.total)
 
 
-def _beside_the_next(scene: Scene) -> Mask:
+def _beside_the_next(scene: TraceContext) -> Mask:
     """Copies on a stream of their own after the last kernel of a recording of one step: the next one would run beside
     them."""
     kernels = scene.work_kind == int(Kind.KERNEL)
@@ -78,23 +83,23 @@ def _beside_the_next(scene: Scene) -> Mask:
     return np.asarray(apart & (start >= last) & (scene.num_steps == 1), dtype=bool)
 
 
-def _there_and_back(scene: Scene) -> Index:
+def _there_and_back(scene: TraceContext) -> Index:
     """Copies to the device whose sizes come back: tensors of many sizes that go first and return are a model that is
     moved; what is kept on the host for a backward pass, and gradients for an optimizer there, come first."""
-    away, back = np.flatnonzero(scene.copies("htod")), np.flatnonzero(scene.copies("dtoh"))
+    away, back = np.flatnonzero(copies_of_memory(scene, "htod")), np.flatnonzero(copies_of_memory(scene, "dtoh"))
     sizes = [_bytes(scene, works) for works in (away, back)]
     known, counts = np.unique(sizes[0], return_counts=True)
     same = [int(min(count, (sizes[1] == size).sum())) for size, count in zip(known, counts, strict=True)]
     both = known[(np.array(same) >= np.maximum(1, RETURNED_FRAC * counts)) & (known >= VALUE_BYTES)]
     works = np.concatenate((away[np.isin(sizes[0], both)], back[np.isin(sizes[1], both)]))
     num, moved = len(works) / 2, _bytes(scene, works).sum() / 2
-    if len(both) < 2 or num < MOVED * scene.num_rounds or moved / scene.num_steps < STREAMED_BYTES:
+    if len(both) < 2 or num < MOVED * num_rounds(scene) or moved / scene.num_steps < STREAMED_BYTES:
         return works[:0]
     first = works[np.argmin(scene.start_ns[scene.rows[works]])]
     return np.sort(works) if first in away else works[:0]
 
 
-def _moved(scene: Scene, works: Index) -> Candidate:
+def _moved(scene: TraceContext, works: Index) -> Candidate:
     moved = _bytes(scene, works).sum() / 2 / scene.num_steps
     calls = scene.wiring.call_rows[np.unique(scene.program.call[works])]
     return Candidate(
@@ -103,10 +108,10 @@ def _moved(scene: Scene, works: Index) -> Candidate:
         cause="streaming weights over PCIe: a model is moved to the device, used, and moved away again",
         change="move it once, before the loop, and leave it there; if it does not fit, keep it in pinned memory and "
         "use it for many batches at a time",
-        where=scene.where(works),
+        where=place_of(scene, works),
         cure=Cure(
             works=works, keep_best=0.0, keep_worst=0.1, freed=_calls_of(scene, works), aside=works,
-            host=joined(scene.time_of(calls), scene.op_time(works)), host_best=0.0, host_worst=0.1,
+            host=joined(scene.time_of(calls), op_time(scene, works)), host_best=0.0, host_worst=0.1,
         ),
         evidence=_copy_evidence(scene, works),
         spans=tuple(scene.rows[works[:200]].tolist()),
@@ -114,9 +119,9 @@ def _moved(scene: Scene, works: Index) -> Candidate:
     )  # fmt: skip
 
 
-def _left_there(scene: Scene, works: Index) -> Candidate:
+def _left_there(scene: TraceContext, works: Index) -> Candidate:
     moved = _bytes(scene, works).sum() / 2 / scene.num_steps
-    used = scene.memory_frac
+    used = memory_frac(scene)
     known = f"the peak is {used:.0%} of the memory" if used is not None else "the trace does not say how full memory is"
     return replace(
         _moved(scene, works),
@@ -129,7 +134,7 @@ def _left_there(scene: Scene, works: Index) -> Candidate:
     )
 
 
-def _roles(scene: Scene, works: Index) -> tuple[Mask, Mask]:
+def _roles(scene: TraceContext, works: Index) -> tuple[Mask, Mask]:
     """Which copies to the device are of tensors that layers are called with as weights and never as what they work on,
     and which are of what they work on."""
     trace, shapes = scene.trace, scene.trace.optional("shapes")
@@ -147,7 +152,7 @@ def _roles(scene: Scene, works: Index) -> tuple[Mask, Mask]:
     return called, given_to
 
 
-def _fetched_weights(scene: Scene, works: Index) -> Candidate:
+def _fetched_weights(scene: TraceContext, works: Index) -> Candidate:
     moved = _bytes(scene, works)
     calls = scene.wiring.call_rows[np.unique(scene.program.call[works])]
     return Candidate(
@@ -156,10 +161,10 @@ def _fetched_weights(scene: Scene, works: Index) -> Candidate:
         cause="streaming weights over PCIe: layers are called with tensors that were copied from the host in this step",
         change="keep the weights on the device (quantize, shard over GPUs, offload fewer layers); else prefetch "
         "the next layer from pinned memory on its own stream",
-        where=scene.where(works),
+        where=place_of(scene, works),
         cure=Cure(
             works=works, keep_best=0.0, keep_worst=1.0, freed=_calls_of(scene, works), aside=works, aside_at_worst=True,
-            host=joined(scene.time_of(calls), scene.op_time(works)), host_best=0.0, host_worst=1.0,
+            host=joined(scene.time_of(calls), op_time(scene, works)), host_best=0.0, host_worst=1.0,
         ),
         evidence=_copy_evidence(scene, works),
         spans=tuple(scene.rows[works[:200]].tolist()),
@@ -168,9 +173,9 @@ def _fetched_weights(scene: Scene, works: Index) -> Candidate:
 
 
 @rule("weight-streaming", version=4, order=30)
-def weight_streaming(scene: Scene) -> Candidate | None:
+def weight_streaming(scene: TraceContext) -> Candidate | None:
     """Most of the step is copies from the host, far more than inputs: the weights do not live on the device."""
-    works = np.flatnonzero(scene.copies("htod"))
+    works = np.flatnonzero(copies_of_memory(scene, "htod"))
     if not len(works):
         return None
     if len(both := _there_and_back(scene)):
@@ -182,29 +187,33 @@ def weight_streaming(scene: Scene) -> Candidate | None:
     large = moved > 1e6
     called, given = _roles(scene, works)
     streamed = (
-        per_step_s >= STREAMED_FRAC * scene.step_s * scene.num_devices
+        per_step_s >= STREAMED_FRAC * scene.step_s * num_devices(scene)
         and per_step_s >= 0.5 * busy_s
         and moved.sum() / scene.num_steps >= STREAMED_BYTES
     )
-    if not streamed or scene.copies("htod", "pageable")[works].mean() > 0.5 or large.sum() / scene.num_rounds < LAYERS:
+    if (
+        not streamed
+        or copies_of_memory(scene, "htod", "pageable")[works].mean() > 0.5
+        or large.sum() / num_rounds(scene) < LAYERS
+    ):
         weights = works if moved[called].sum() > 0.5 * moved.sum() else works[called]
-        enough = called.sum() / scene.num_rounds >= FETCHED and moved[called].sum() / scene.num_steps >= FETCHED_BYTES
+        enough = called.sum() / num_rounds(scene) >= FETCHED and moved[called].sum() / scene.num_steps >= FETCHED_BYTES
         return _fetched_weights(scene, weights) if enough else None
     if moved[given].sum() > 0.5 * moved.sum():  # batches of many tensors
         return None
-    rate, each = moved.sum() / max(1e-12, scene.work_s[works].sum()), scene.num_steps * scene.num_devices
+    rate, each = moved.sum() / max(1e-12, scene.work_s[works].sum()), scene.num_steps * num_devices(scene)
     return Candidate(
         what=f"Weights are streamed over the host link: {moved.sum() / each / 1e9:.3g} GB a step and device at "
         f"{rate / 1e9:.3g} GB/s, "
-        f"{scene.frac(per_step_s / scene.num_devices):.0%} of the time",
+        f"{scene.frac(per_step_s / num_devices(scene)):.0%} of the time",
         cause=f"streaming weights over PCIe: {int(large.sum())} large copies from pinned host memory, and kernels "
         "wait for them",
         change="keep the weights on the device (quantize, shard over GPUs, offload fewer layers); else prefetch "
         "the next layer on its own stream",
-        where=scene.where(works),
+        where=place_of(scene, works),
         cure=Cure(
             works=works, keep_best=0.0, keep_worst=1.0, aside=works, aside_at_worst=True,
-            host=scene.op_time(works), host_best=0.0, host_worst=1.0,
+            host=op_time(scene, works), host_best=0.0, host_worst=1.0,
         ),
         evidence=_copy_evidence(scene, works),
         spans=tuple(scene.rows[works[:200]].tolist()),
@@ -213,17 +222,17 @@ def weight_streaming(scene: Scene) -> Candidate | None:
 
 
 @suspicion("weight-streaming")
-def perhaps_weights(scene: Scene) -> Candidate | None:
+def perhaps_weights(scene: TraceContext) -> Candidate | None:
     """Many tensors of several sizes come from the host, the same ones in every round."""
-    works = np.flatnonzero(scene.copies("htod"))
+    works = np.flatnonzero(copies_of_memory(scene, "htod"))
     works = works[_bytes(scene, works) > PIECE_BYTES]
     sizes, times = np.unique(_bytes(scene, works), return_counts=True)
-    again = sizes[times >= max(2, scene.num_rounds)]
+    again = sizes[times >= max(2, num_rounds(scene))]
     works = works[np.isin(_bytes(scene, works), again)]
     moved = _bytes(scene, works).sum() / scene.num_steps
-    if len(again) < 2 or len(works) / scene.num_rounds < FETCHED or moved < PERHAPS_BYTES:
+    if len(again) < 2 or len(works) / num_rounds(scene) < FETCHED or moved < PERHAPS_BYTES:
         return None
-    back = np.flatnonzero(scene.copies("dtoh"))
+    back = np.flatnonzero(copies_of_memory(scene, "dtoh"))
     back = back[np.isin(_bytes(scene, back), again)]
     both = 2 * len(back) > len(works)
     made = _moved(scene, np.union1d(works, back)) if both else _fetched_weights(scene, works)
@@ -235,16 +244,16 @@ def perhaps_weights(scene: Scene) -> Candidate | None:
 
 
 @rule("small-copies", version=2, order=29)
-def small_copies(scene: Scene) -> Candidate | None:
+def small_copies(scene: TraceContext) -> Candidate | None:
     """Many copies that could be one: each pays a call, a staging buffer and a wait."""
-    works = np.flatnonzero(scene.copies("htod"))
+    works = np.flatnonzero(copies_of_memory(scene, "htod"))
     works = works[_bytes(scene, works) < SMALL_BYTES]
-    if len(works) / scene.num_rounds < MANY:
+    if len(works) / num_rounds(scene) < MANY:
         works = works[_bytes(scene, works) < TINY_BYTES]
-    return _packed(scene, works) if len(works) / scene.num_rounds >= MANY_TINY else None
+    return _packed(scene, works) if len(works) / num_rounds(scene) >= MANY_TINY else None
 
 
-def _packed(scene: Scene, works: Index) -> Candidate:
+def _packed(scene: TraceContext, works: Index) -> Candidate:
     moved = _bytes(scene, works)
     best = np.clip(moved / _link_bytes_per_s(scene) / np.maximum(scene.work_s[works], 1e-12), 0.0, 1.0)
     return Candidate(
@@ -252,10 +261,10 @@ def _packed(scene: Scene, works: Index) -> Candidate:
         cause="many small copies: every one is a call of its own, and from pageable memory a wait as well",
         change="pack the tensors into one pinned buffer, copy it once with non_blocking=True, and split it on the "
         "device",
-        where=scene.where(works),
+        where=place_of(scene, works),
         cure=Cure(
             works=works, keep_best=best, keep_worst=np.minimum(1.0, best + 0.2), freed=_calls_of(scene, works),
-            host=scene.op_time(works), host_best=0.0, host_worst=0.2,
+            host=op_time(scene, works), host_best=0.0, host_worst=0.2,
         ),
         evidence=_copy_evidence(scene, works),
         spans=tuple(scene.rows[works[:200]].tolist()),
@@ -263,16 +272,16 @@ def _packed(scene: Scene, works: Index) -> Candidate:
 
 
 @suspicion("small-copies")
-def perhaps_small_copies(scene: Scene) -> Candidate | None:
+def perhaps_small_copies(scene: TraceContext) -> Candidate | None:
     """Fewer than that, and still several that could be one."""
-    works = np.flatnonzero(scene.copies("htod"))
+    works = np.flatnonzero(copies_of_memory(scene, "htod"))
     works = works[_bytes(scene, works) < SMALL_BYTES]
-    return _packed(scene, works) if len(works) / scene.num_rounds >= SEVERAL else None
+    return _packed(scene, works) if len(works) / num_rounds(scene) >= SEVERAL else None
 
 
 @rule("pageable-copies", order=31)
-def pageable_copies(scene: Scene) -> Candidate | None:
-    works = np.flatnonzero(scene.copies("htod", "pageable") | scene.copies("dtoh", "pageable"))
+def pageable_copies(scene: TraceContext) -> Candidate | None:
+    works = np.flatnonzero(copies_of_memory(scene, "htod", "pageable") | copies_of_memory(scene, "dtoh", "pageable"))
     works = works[_bytes(scene, works) > 65536]
     if not len(works):
         return None
@@ -284,7 +293,7 @@ def pageable_copies(scene: Scene) -> Candidate | None:
         f"{moved.sum() / max(1e-12, seconds.sum()) / 1e9:.3g} GB/s",
         cause="pageable memory: the driver stages every copy through a buffer of its own and the host thread waits",
         change="DataLoader(pin_memory=True) or tensor.pin_memory(), then .to(device, non_blocking=True)",
-        where=scene.where(works),
+        where=place_of(scene, works),
         cure=Cure(
             works=works,
             keep_best=faster,
@@ -301,8 +310,11 @@ def pageable_copies(scene: Scene) -> Candidate | None:
 
 
 @rule("exposed-copies", version=2, order=32)
-def exposed_copies(scene: Scene) -> Candidate | None:
-    works = np.flatnonzero((scene.copies("htod") & ~scene.copies("htod", "pageable")) | scene.copies("dtoh", "pinned"))
+def exposed_copies(scene: TraceContext) -> Candidate | None:
+    works = np.flatnonzero(
+        (copies_of_memory(scene, "htod") & ~copies_of_memory(scene, "htod", "pageable"))
+        | copies_of_memory(scene, "dtoh", "pinned")
+    )
     works = works[(_bytes(scene, works) > VALUE_BYTES) & ~_beside_the_next(scene)[works]]
     if not len(works) or _exposed(scene, works) < 0.5:
         return None
@@ -313,19 +325,19 @@ def exposed_copies(scene: Scene) -> Candidate | None:
         cause="copies are on the compute stream or the host waits for them: nothing else runs meanwhile",
         change="copy the next batch with non_blocking=True on a second torch.cuda.Stream while this one computes "
         "(a prefetcher)",
-        where=scene.where(works),
+        where=place_of(scene, works),
         cure=Cure(freed=calls, aside=works, aside_at_worst=True),
         evidence=_copy_evidence(scene, works),
         spans=tuple(scene.rows[works[:200]].tolist()),
     )
 
 
-def _copy_evidence(scene: Scene, works: Index) -> tuple[dict[str, object], ...]:
+def _copy_evidence(scene: TraceContext, works: Index) -> tuple[dict[str, object], ...]:
     moved, seconds = _bytes(scene, works), scene.work_s[works]
     heaviest = np.argsort(-seconds, kind="stable")[:5]
     return tuple(
         {
-            "copy": scene.copy_word(int(works[i])),
+            "copy": copy_word(scene, int(works[i])),
             "bytes": int(moved[i]),
             "ms": round(float(seconds[i]) * 1e3, 6),
             "bytes_per_s": float(moved[i] / seconds[i]) if seconds[i] > 0 else 0.0,

@@ -9,7 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.findings.context.attention_upcast import cast_up
-from ridgeline.findings.context.context import BACKWARD, SURE_FRAC, Candidate, Scene
+from ridgeline.findings.context.candidate import Candidate
+from ridgeline.findings.context.context import SURE_FRAC, TraceContext
+from ridgeline.findings.context.evidence import kernel_evidence, place_of
+from ridgeline.findings.context.kernels import is_on_device_copy
+from ridgeline.findings.context.nesting import is_under, op_time, under
+from ridgeline.findings.context.rounds import num_rounds
 from ridgeline.findings.context.shapes import (
     dtype_named,
     first_dtype,
@@ -19,6 +24,7 @@ from ridgeline.findings.context.shapes import (
     product_of,
     shaped_ops,
 )
+from ridgeline.findings.context.training import BACKWARD, passes_a_step, trains
 from ridgeline.findings.replay.fix import Cure
 from ridgeline.findings.replay.replay import Index, Mask, Seconds
 from ridgeline.findings.rule import rule, suspicion
@@ -90,16 +96,16 @@ def _runs(mask: Mask, stream: Index) -> tuple[Index, Index]:
 
 
 @rule("unfused-attention", version=9, order=41)
-def unfused_attention(scene: Scene) -> Candidate | None:
+def unfused_attention(scene: TraceContext) -> Candidate | None:
     order = np.lexsort((scene.base.work_start_s, scene.program.stream))
     by_hand = _exponentials(scene)
     product, softmax = scene.family("gemm")[order], ((scene.family("softmax") & ~scene.named(ACROSS)) | by_hand)[order]
     batched, wide = _may_be_batched(scene)[order], _wide_heads(scene)[order]
     sizes = _sizes(scene, np.flatnonzero(product | softmax), order)
-    light = (scene.family(*LIGHT, "softmax", "index") | scene.is_on_device_copy)[order]
-    copied = (scene.family("copy") | scene.is_on_device_copy | (scene.work_kind == int(Kind.MEMSET)))[order]
+    light = (scene.family(*LIGHT, "softmax", "index") | is_on_device_copy(scene))[order]
+    copied = (scene.family("copy") | is_on_device_copy(scene) | (scene.work_kind == int(Kind.MEMSET)))[order]
     chosen, apart = np.zeros(len(order), dtype=bool), 0
-    inside = scene.under(BACKWARD)[order]
+    inside = under(scene, BACKWARD)[order]
     for at in np.flatnonzero(softmax).tolist():
         before, after = _reach(product, light, at, -1), _reach(product, light, at, +1)
         if before is None or after is None or wide[before] or not (batched[before] and batched[after]):
@@ -115,7 +121,9 @@ def unfused_attention(scene: Scene) -> Candidate | None:
     if not len(works) or not _is_batched(scene, works):
         return None
     num = int(softmax[chosen].sum())
-    forward = works[((scene.family("softmax") & ~scene.named(r"backward")) | (by_hand & ~scene.under(BACKWARD)))[works]]
+    forward = works[
+        ((scene.family("softmax") & ~scene.named(r"backward")) | (by_hand & ~under(scene, BACKWARD)))[works]
+    ]
     if not len(forward) or _are_read_by_others(scene, works, forward):
         return None
     in_parts = 2 * apart >= len(forward)
@@ -127,9 +135,9 @@ def unfused_attention(scene: Scene) -> Candidate | None:
         cause="unfused attention: the score matrix is written to memory and read back several times",
         change="torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=…) instead of matmul, softmax, "
         "matmul; FlexAttention where something is done to the scores" + REFERENCED * is_cast,
-        where=scene.where(works),
+        where=place_of(scene, works),
         cure=_fused(scene, works, IN_PARTS if in_parts else 0.06, 1.0 if fp32 or in_parts else 0.35),
-        evidence=scene.evidence(works),
+        evidence=kernel_evidence(scene, works),
         spans=tuple(scene.rows[works[:200]].tolist()),
         unchecked=("whether the mask, bias or dropout has a fused form",) + (SECOND,) * in_parts,
     )
@@ -141,7 +149,7 @@ def _has_a_second(sizes: dict[int, tuple[int, ...]], scores: int, other: int | N
     return len(one) == len(two) == 4 and (one[0], one[1], one[3]) == (two[0], two[1], two[3]) and one[3] <= WIDEST
 
 
-def _sizes(scene: Scene, places: Index, order: Index) -> dict[int, tuple[int, ...]]:
+def _sizes(scene: TraceContext, places: Index, order: Index) -> dict[int, tuple[int, ...]]:
     """For places in an order of works what the op was given: the sizes of a product, or the scores of a softmax."""
     trace, shapes = scene.trace, scene.trace.optional("shapes")
     ops, found = shaped_ops(trace, scene.rows[order[places]]), dict[int, tuple[int, ...]]()
@@ -152,10 +160,10 @@ def _sizes(scene: Scene, places: Index, order: Index) -> dict[int, tuple[int, ..
     return found
 
 
-def _exponentials(scene: Scene) -> Mask:
+def _exponentials(scene: TraceContext) -> Mask:
     """Kernels of ``exp`` over scores, and of its gradient: a softmax that somebody wrote out."""
-    forward = scene.named(r"^aten::exp_?$", "op") & ~scene.under(BACKWARD)
-    return np.asarray((forward | scene.under(r"^ExpBackward\d*$")) & scene.family("pointwise"), dtype=bool)
+    forward = scene.named(r"^aten::exp_?$", "op") & ~under(scene, BACKWARD)
+    return np.asarray((forward | under(scene, r"^ExpBackward\d*$")) & scene.family("pointwise"), dtype=bool)
 
 
 def _are_scores(softmax: tuple[int, ...], before: tuple[int, ...], after: tuple[int, ...]) -> bool:
@@ -166,7 +174,7 @@ def _are_scores(softmax: tuple[int, ...], before: tuple[int, ...], after: tuple[
     return softmax[-1] in before[1:] and softmax[-1] in after[1:]
 
 
-def _are_read_by_others(scene: Scene, works: Index, softmaxes: Index) -> bool:
+def _are_read_by_others(scene: TraceContext, works: Index, softmaxes: Index) -> bool:
     """Whether the weights of half of the attentions go elsewhere as well (into a mean over heads that somebody reads, a
     loss, a choice of tokens): a fused kernel never writes them."""
     trace, shapes = scene.trace, scene.trace.optional("shapes")
@@ -174,7 +182,7 @@ def _are_read_by_others(scene: Scene, works: Index, softmaxes: Index) -> bool:
     weights = {_as_scores(trace.words[int(shapes[op])]) for op in own[own >= 0].tolist()} - {()}
     others = np.ones(len(scene.rows), dtype=bool)
     others[works] = False
-    others &= ~scene.under(BACKWARD) & (scene.work_kind == int(Kind.KERNEL))
+    others &= ~under(scene, BACKWARD) & (scene.work_kind == int(Kind.KERNEL))
     ops = shaped_ops(trace, scene.rows[others])
     given = {op: _as_scores(trace.words[int(shapes[op])]) for op in np.unique(ops[ops >= 0]).tolist()}
     read = [op for op, scores in given.items() if scores in weights]
@@ -190,16 +198,18 @@ def _as_scores(shapes: str) -> tuple[int, ...]:
     return (int(np.prod(shape[:-2])), *shape[-2:]) if len(shape) >= 3 else ()
 
 
-def _is_fp32(scene: Scene, works: Index) -> bool:
+def _is_fp32(scene: TraceContext, works: Index) -> bool:
     trace, ops = scene.trace, shaped_ops(scene.trace, scene.rows[works])
     dtypes = trace.optional("dtypes")
     kinds = [first_dtype(trace.words[int(dtypes[op])]) for op in ops[ops >= 0].tolist()]
     return 2 * kinds.count("fp32") > len(kinds) > 0
 
 
-def _fused(scene: Scene, works: Index, best: Seconds | float, worst: Seconds | float) -> Cure:
+def _fused(scene: TraceContext, works: Index, best: Seconds | float, worst: Seconds | float) -> Cure:
     """One kernel instead of many: most of their time on the device goes, and most of what the host needs for them."""
-    return Cure(works=works, keep_best=best, keep_worst=worst, host=scene.op_time(works), host_best=0.1, host_worst=0.5)
+    return Cure(
+        works=works, keep_best=best, keep_worst=worst, host=op_time(scene, works), host_best=0.1, host_worst=0.5
+    )
 
 
 def _further(product: Mask, at: int, step: int) -> int:
@@ -231,7 +241,7 @@ def _reach(product: Mask, light: Mask, at: int, step: int) -> int | None:
     return None
 
 
-def _may_be_batched(scene: Scene) -> Mask:
+def _may_be_batched(scene: TraceContext) -> Mask:
     """Works whose op multiplies batches, or is not known: scores come from one such product and go into another. A
     router's softmax has a linear layer on one side, whatever experts have on the other."""
     words = scene.trace.words
@@ -240,13 +250,13 @@ def _may_be_batched(scene: Scene) -> Mask:
     return np.isin(scene.trace.op[scene.rows], fitting)
 
 
-def _wide_heads(scene: Scene) -> Mask:
+def _wide_heads(scene: TraceContext) -> Mask:
     """Products that make scores of rows too wide for any fused kernel: slots and memories have such, heads have not.
     Gradients are told by their own products, which have the scores' sizes."""
     trace, works = scene.trace, np.flatnonzero(scene.family("gemm"))
     ops, shapes = shaped_ops(trace, scene.rows[works]), trace.optional("shapes")
     found = {op: product_of(trace.words[int(trace.name[op])], trace.words[int(shapes[op])]) for op in set(ops.tolist())}
-    inside = scene.under(BACKWARD)
+    inside = under(scene, BACKWARD)
     wide = np.zeros(len(scene.rows), dtype=bool)
     for work, op in zip(works.tolist(), ops.tolist(), strict=True):
         product = found[op] if op >= 0 else None
@@ -256,7 +266,7 @@ def _wide_heads(scene: Scene) -> Mask:
     return wide
 
 
-def _is_batched(scene: Scene, works: Index) -> bool:
+def _is_batched(scene: TraceContext, works: Index) -> bool:
     """Attention multiplies batches; a classifier's softmax after a linear layer does not. Where ops are unknown, as in
     a replayed graph, softmaxes of a few microseconds are not over scores."""
     products = works[scene.family("gemm")[works]]
@@ -270,7 +280,7 @@ def _is_batched(scene: Scene, works: Index) -> bool:
 
 
 @rule("masked-attention", version=5, order=45)
-def masked_attention(scene: Scene) -> Candidate | None:
+def masked_attention(scene: TraceContext) -> Candidate | None:
     """Fused attention that reads a dense mask where a causal flag would do."""
     attention = np.flatnonzero(scene.family("attention"))
     shapes = scene.trace.optional("shapes")
@@ -289,9 +299,9 @@ def masked_attention(scene: Scene) -> Candidate | None:
         cause="a dense attention mask: nothing is skipped, the mask is read for every head, and faster kernels do "
         "not take it",
         change="is_causal=True instead of a triangular mask; FlexAttention or varlen for others",
-        where=scene.where(works),
+        where=place_of(scene, works),
         cure=Cure(works=works, keep_best=np.maximum(0.25, least), keep_worst=np.maximum(0.7 if shared else 1.0, least)),
-        evidence=scene.evidence(works),
+        evidence=kernel_evidence(scene, works),
         spans=tuple(scene.rows[works[:200]].tolist()),
         unchecked=(
             "whether the mask is causal: its values are not in the trace"
@@ -313,7 +323,7 @@ def _for_all_samples(shapes: str) -> bool:
     return len(given) >= 4 and given[0][0] > 1 and given[3][0] == 1
 
 
-def _read_frac(scene: Scene, works: Index, ops: Index) -> Seconds:
+def _read_frac(scene: TraceContext, works: Index, ops: Index) -> Seconds:
     """Of each kernel's time what reading queries, keys and values takes, which no other kernel saves."""
     if scene.device is None:
         return np.zeros(len(works))
@@ -338,13 +348,13 @@ def _dense_mask(shapes: str) -> bool:
 
 
 @rule("weight-casts", version=7, order=46)
-def weight_casts(scene: Scene) -> Candidate | None:
+def weight_casts(scene: TraceContext) -> Candidate | None:
     """The same tensors are converted to another dtype again and again."""
     works = _weight_casts(scene)
-    passes = scene.passes_a_step
-    if scene.trains and passes < 2:  # an optimizer wants them in fp32, and once a step they must be cast
+    passes = passes_a_step(scene)
+    if trains(scene) and passes < 2:  # an optimizer wants them in fp32, and once a step they must be cast
         return _frozen_casts(scene, works[_are_frozen(scene, works)])
-    works = works[_come_again(scene, works, passes)] if scene.trains else works
+    works = works[_come_again(scene, works, passes)] if trains(scene) else works
     if len(works) < 4 or scene.frac(scene.per_step_s(works)) < 0.02:
         return None
     change = "one autocast region around all passes of a step: within it a weight is cast once"
@@ -352,42 +362,42 @@ def weight_casts(scene: Scene) -> Candidate | None:
         what=f"{len(works) / scene.num_steps:.3g} casts of weights a step",
         cause="autocast, or a cast that somebody wrote, converts weights to the compute dtype in every pass",
         change=change
-        if scene.trains
+        if trains(scene)
         else "keep the weights in bf16 for inference (model.bfloat16()); of eight bits, products that read them as "
         "they are (torch.compile, torch._weight_int8pack_mm, torch._scaled_mm)",
-        where=scene.where(works),
-        cure=_cast_once(scene, works, 1.0 / passes) if scene.trains else _weights_kept(scene, works),
-        evidence=scene.evidence(works),
+        where=place_of(scene, works),
+        cure=_cast_once(scene, works, 1.0 / passes) if trains(scene) else _weights_kept(scene, works),
+        evidence=kernel_evidence(scene, works),
         spans=tuple(scene.rows[works[:200]].tolist()),
     )
 
 
-def _come_again(scene: Scene, casts: Index, passes: float) -> Mask:
+def _come_again(scene: TraceContext, casts: Index, passes: float) -> Mask:
     """Casts of weights of which there are as many in every pass: those of two networks, each with a pass of its own,
     are done once."""
     shapes, words = scene.trace.optional("shapes"), scene.trace.words
     ops = shaped_ops(scene.trace, scene.rows[casts])
     sizes = [first_shape(words[int(shapes[op])]) if op >= 0 else () for op in ops.tolist()]
-    num = max(2, round(passes)) * scene.num_rounds
+    num = max(2, round(passes)) * num_rounds(scene)
     counts = Counter(sizes)
     return np.array([not size or counts[size] % num == 0 for size in sizes], dtype=bool)
 
 
-def _frozen_casts(scene: Scene, works: Index) -> Candidate | None:
+def _frozen_casts(scene: TraceContext, works: Index) -> Candidate | None:
     if len(works) < 4 or scene.frac(scene.per_step_s(works)) < FROZEN_FRAC:
         return None
     return Candidate(
         what=f"{len(works) / scene.num_steps:.3g} casts of frozen weights a step",
         cause="autocast converts fp32 weights that never change to the compute dtype, again in every pass",
         change="keep the frozen weights in bf16 (module.to(torch.bfloat16)): no optimizer wants them in fp32",
-        where=scene.where(works),
+        where=place_of(scene, works),
         cure=_weights_kept(scene, works),
-        evidence=scene.evidence(works),
+        evidence=kernel_evidence(scene, works),
         spans=tuple(scene.rows[works[:200]].tolist()),
     )
 
 
-def _are_frozen(scene: Scene, casts: Index) -> Mask:
+def _are_frozen(scene: TraceContext, casts: Index) -> Mask:
     """Casts of weights that get no gradient: a cast of one that does has its own backward, of the same shape."""
     shapes, words = scene.trace.optional("shapes"), scene.trace.words
     learned = {
@@ -398,11 +408,11 @@ def _are_frozen(scene: Scene, casts: Index) -> Mask:
     return np.array(seen, dtype=bool) & bool(learned)
 
 
-def _weight_casts(scene: Scene) -> Index:
+def _weight_casts(scene: TraceContext) -> Index:
     """Kernels that convert weights."""
     casts = scene.family("copy") & scene.named(r"bfloat16_copy|float16_copy|direct_copy|copy_kernel")
-    if scene.trains:  # weights that are written over have others in fp32, which an optimizer keeps
-        casts &= scene.under(r"_to_copy|aten::to\b|aten::_to|" + CALLED)
+    if trains(scene):  # weights that are written over have others in fp32, which an optimizer keeps
+        casts &= under(scene, r"_to_copy|aten::to\b|aten::_to|" + CALLED)
     works = np.flatnonzero(casts & scene.named(r"_to_copy|aten::to\b|aten::copy_|aten::_to", "op"))
     ops = shaped_ops(scene.trace, scene.rows[works])
     shapes, dtypes = scene.trace.optional("shapes"), scene.trace.optional("dtypes")
@@ -412,12 +422,12 @@ def _weight_casts(scene: Scene) -> Index:
     return works[weights] if len(works) else works
 
 
-def _cast_once(scene: Scene, casts: Index, share: float) -> Cure:
+def _cast_once(scene: TraceContext, casts: Index, share: float) -> Cure:
     """The casts of one pass remain."""
-    return Cure(works=casts, keep_best=share, keep_worst=share, host=scene.op_time(casts), host_best=share)
+    return Cure(works=casts, keep_best=share, keep_worst=share, host=op_time(scene, casts), host_best=share)
 
 
-def _weights_kept(scene: Scene, casts: Index) -> Cure:
+def _weights_kept(scene: TraceContext, casts: Index) -> Cure:
     """No casts of weights; at best none of activations either, and what ran in fp32 between products moves half the
     bytes."""
     between = scene.family("pointwise", "norm", "copy", "embedding", "index")
@@ -429,13 +439,13 @@ def _weights_kept(scene: Scene, casts: Index) -> Cure:
         works=np.concatenate((casts, others)),
         keep_best=np.concatenate((none, np.where(moved, 0.0, 0.5))),
         keep_worst=np.concatenate((none, whole)),
-        host=scene.op_time(casts),
+        host=op_time(scene, casts),
         host_best=0.0,
         host_worst=0.3,
     )
 
 
-def _reads_fp32(scene: Scene) -> Mask:
+def _reads_fp32(scene: TraceContext) -> Mask:
     """Works whose op was given an fp32 tensor; a sum of one with another in 16 bits is in fp32 as well."""
     words, dtypes = scene.trace.words, scene.trace.optional("dtypes")
     ops = shaped_ops(scene.trace, scene.rows)
@@ -444,7 +454,7 @@ def _reads_fp32(scene: Scene) -> Mask:
 
 
 def _is_weight_cast(
-    scene: Scene, op: int, shapes: np.ndarray, dtypes: np.ndarray, called: frozenset[tuple[int, ...]]
+    scene: TraceContext, op: int, shapes: np.ndarray, dtypes: np.ndarray, called: frozenset[tuple[int, ...]]
 ) -> bool:
     """An fp32 tensor that has the shape of a weight (nothing in it is the batch) becomes another type."""
     shape = first_shape(scene.trace.words[int(shapes[op])])
@@ -453,8 +463,8 @@ def _is_weight_cast(
     if len(shape) not in (1, 2, 4) or not (converted or _is_unpacked(kinds)):
         return False
     if not converted:
-        return not scene.trains and shape in called
-    if scene.is_under(op, CALLED):
+        return not trains(scene) and shape in called
+    if is_under(scene, op, CALLED):
         return not _is_activation(scene, op, shape, shapes)
     return shape in called  # somebody wrote weight.to(x.dtype)
 
@@ -464,7 +474,7 @@ def _is_unpacked(kinds: list[str]) -> bool:
     return kinds[:1] in (["bf16"], ["fp16"]) and kinds[-1] in EIGHT_BITS
 
 
-def _weights_called_with(scene: Scene) -> frozenset[tuple[int, ...]]:
+def _weights_called_with(scene: TraceContext) -> frozenset[tuple[int, ...]]:
     """Sizes of matrices and filters that layers in 16 bits are called with as weights, and never as their input."""
     trace, shapes, dtypes = scene.trace, scene.trace.optional("shapes"), scene.trace.optional("dtypes")
     weights, worked_on = set[tuple[int, ...]](), set[tuple[int, ...]]()
@@ -477,7 +487,7 @@ def _weights_called_with(scene: Scene) -> frozenset[tuple[int, ...]]:
     return frozenset(weights - worked_on)
 
 
-def _is_activation(scene: Scene, cast: int, shape: tuple[int, ...], shapes: np.ndarray) -> bool:
+def _is_activation(scene: TraceContext, cast: int, shape: tuple[int, ...], shapes: np.ndarray) -> bool:
     """Whether the call around a cast is given a tensor of this shape as what it works on, and no weight of it."""
     calls = scene.words_like(CALLED)
     around = [at for at in scene.trace.path(cast) if calls[scene.trace.name[at]] and shapes[at] > 0]
@@ -489,7 +499,7 @@ def _is_activation(scene: Scene, cast: int, shape: tuple[int, ...], shapes: np.n
 
 
 @rule("tensor-loop", version=7, order=18)
-def tensor_loop(scene: Scene) -> Candidate | None:
+def tensor_loop(scene: TraceContext) -> Candidate | None:
     """The same small op again and again, tensor by tensor: averages of weights, norms of gradients, schedules."""
     pieces = _small_runs(scene)
     joins = scene.named(r"^aten::(cat|stack)$", "op")
@@ -498,7 +508,7 @@ def tensor_loop(scene: Scene) -> Candidate | None:
 
 
 @suspicion("tensor-loop")
-def perhaps_a_loop(scene: Scene) -> Candidate | None:
+def perhaps_a_loop(scene: TraceContext) -> Candidate | None:
     """Runs in which the same few ops come again and again: one state that moves on, or things that could be done at
     once."""
     trace = scene.trace
@@ -507,34 +517,34 @@ def perhaps_a_loop(scene: Scene) -> Candidate | None:
     return _one_for_all(scene, pieces) if pieces else None
 
 
-def _small_runs(scene: Scene) -> list[Index]:
+def _small_runs(scene: TraceContext) -> list[Index]:
     """Stretches of many small light kernels in a row, outside of an optimizer's step."""
     order = np.lexsort((scene.base.work_start_s, scene.program.stream))
-    light = scene.family("pointwise", "reduce", "copy", "fill", "index") | scene.is_on_device_copy
+    light = scene.family("pointwise", "reduce", "copy", "fill", "index") | is_on_device_copy(scene)
     small = light[order] & (scene.work_s[order] < SMALL_S)
     outside = ~scene.launched_in(scene.time_of(scene.host_spans(r"^Optimizer\.")))[order]
     starts, ends = _runs(small & outside, scene.program.stream[order])
     return [order[starts[i] : ends[i]] for i in np.flatnonzero(ends - starts >= LOOP).tolist()]
 
 
-def _one_for_all(scene: Scene, pieces: list[Index]) -> Candidate:
+def _one_for_all(scene: TraceContext, pieces: list[Index]) -> Candidate:
     works = np.concatenate(pieces)
     return Candidate(
         what=f"A loop over tensors launches {len(works) / scene.num_steps:,.0f} small kernels a step",
         cause="host-bound loop over tensors: one launch and a few microseconds for every tensor",
         change="torch._foreach_mul_, _foreach_add_, _foreach_lerp_, _foreach_copy_, _foreach_norm over the whole list; "
         "one op over the stacked batch where the loop is over samples; torch.optim.swa_utils for averages",
-        where=scene.where(works),
+        where=place_of(scene, works),
         cure=Cure(
-            works=works, keep_best=0.05, keep_worst=0.5, host=scene.op_time(works), host_best=0.02, host_worst=0.15,
+            works=works, keep_best=0.05, keep_worst=0.5, host=op_time(scene, works), host_best=0.02, host_worst=0.15,
             closed=np.concatenate([piece[1:] for piece in pieces]),
         ),
-        evidence=scene.evidence(works),
+        evidence=kernel_evidence(scene, works),
         spans=tuple(scene.rows[works[:200]].tolist()),
     )  # fmt: skip
 
 
-def _over_tensors(scene: Scene, piece: Index, joined: bool) -> bool:
+def _over_tensors(scene: TraceContext, piece: Index, joined: bool) -> bool:
     """Whether a run of small kernels goes from tensor to tensor: weights have many shapes, and what is done sample by
     sample is joined at its end. Else it is as likely one state that moves on, whose steps no list of tensors replaces;
     and where ops are unknown, as in a replayed graph, nobody can tell."""
@@ -564,7 +574,7 @@ def _comes_again(names: NDArray[np.int32]) -> bool:
     return any((names[period:] == names[:-period]).mean() >= AGAIN_FRAC for period in range(1, longest + 1))
 
 
-def _joins_many(scene: Scene, works: Index) -> bool:
+def _joins_many(scene: TraceContext, works: Index) -> bool:
     """Whether results of a loop over samples are put together: many at once, where sizes were recorded."""
     trace, shapes = scene.trace, scene.trace.optional("shapes")
     ops = shaped_ops(trace, scene.rows[works])
@@ -573,15 +583,15 @@ def _joins_many(scene: Scene, works: Index) -> bool:
     return max(lists) >= JOINED if lists else len(works) > 0
 
 
-def _compilable(scene: Scene) -> Mask:
+def _compilable(scene: TraceContext) -> Mask:
     """What compiling a module reaches: not its optimizer, not gradients added to others, weights are cast all the same,
     and for complex numbers no code is generated."""
-    outside = scene.launched_in(scene.time_of(scene.host_spans(r"^Optimizer\."))) | scene.under(r"AccumulateGrad")
+    outside = scene.launched_in(scene.time_of(scene.host_spans(r"^Optimizer\."))) | under(scene, r"AccumulateGrad")
     outside[_weight_casts(scene)] = True
     return ~(outside | _complex(scene))
 
 
-def _complex(scene: Scene) -> Mask:
+def _complex(scene: TraceContext) -> Mask:
     """Works over complex numbers, by their names or by what their ops were given."""
     named = scene.named(r"complex<")
     if not named.any():
@@ -595,7 +605,7 @@ def _num_alike(taken_s: Seconds) -> int:
     return int((taken_s > ALIKE * taken_s.max()).sum())
 
 
-def _num_kinds(scene: Scene, piece: Index) -> int:
+def _num_kinds(scene: TraceContext, piece: Index) -> int:
     """How many different kernels walk tensors of that size: the same one again and again goes over tensors that have
     nothing to do with each other (inputs that are cast, buffers that are filled), and each of them moves as much when
     one kernel does it for all."""
@@ -603,7 +613,7 @@ def _num_kinds(scene: Scene, piece: Index) -> int:
     return len(np.unique(scene.trace.name[scene.rows[piece[taken_s > ALIKE * taken_s.max()]]]))
 
 
-def _is_one_chain(scene: Scene, piece: Index) -> bool:
+def _is_one_chain(scene: TraceContext, piece: Index) -> bool:
     """Whether a long run of kernels walks the same large tensors and is no loop over small ones."""
     typical_s = float(np.median(scene.work_s[piece]))
     if typical_s > SMALL_S or typical_s < MOVES_S:
@@ -614,19 +624,19 @@ def _is_one_chain(scene: Scene, piece: Index) -> bool:
     return 2 * len(known) > len(piece) and len(found) < SHAPES
 
 
-def _are_launches(scene: Scene, works: Index) -> bool:
+def _are_launches(scene: TraceContext, works: Index) -> bool:
     """Whether what chains cost is that they are launched: kernels too short to move anything in a step that waits for
     its host, as far as somebody timed one. Fusing them is one way out, and a graph of the whole step the other."""
     busy_s = scene.per_step_s(scene.work_kind == int(Kind.KERNEL))
     return scene.is_timed and busy_s < IDLE_FRAC * scene.step_s and float(np.median(scene.work_s[works])) < MOVES_S
 
 
-def _longest_frac(scene: Scene, piece: Index) -> float:
+def _longest_frac(scene: TraceContext, piece: Index) -> float:
     """Of a chain's time what its longest kernel takes, which at worst remains: one kernel for all has its traffic."""
     return float(scene.work_s[piece].max() / max(1e-12, scene.work_s[piece].sum()))
 
 
-def _stays(scene: Scene, works: Index) -> Mask:
+def _stays(scene: TraceContext, works: Index) -> Mask:
     """Kernels that no longer chain makes shorter for sure: sums, which must be complete before what follows can be
     computed, and those that compute rather than move (a tenth of the memory's rate)."""
     stays = scene.family("reduce")[works]
@@ -646,7 +656,7 @@ def _least_bytes(shapes: str, dtypes: str) -> float:
     return max(sizes) * (2.0 if first_dtype(dtypes) in ("bf16", "fp16") else 4.0) if sizes else np.inf
 
 
-def _links(scene: Scene, run: Index, light: Mask) -> list[Index]:
+def _links(scene: TraceContext, run: Index, light: Mask) -> list[Index]:
     """Light kernels of a run in one piece, or, where that is as long as a loop or they are too short to move anything,
     cut where a scalar is set."""
     if int(light.sum()) < LOOP and float(np.median(scene.work_s[run[light]])) >= MOVES_S:
@@ -655,12 +665,12 @@ def _links(scene: Scene, run: Index, light: Mask) -> list[Index]:
 
 
 @rule("pointwise-chains", version=10, order=50)
-def pointwise_chains(scene: Scene) -> Candidate | None:
+def pointwise_chains(scene: TraceContext) -> Candidate | None:
     if len(scene.host_spans(TWICE)):
         return None
     order = np.lexsort((scene.base.work_start_s, scene.program.stream))
     light = scene.family("pointwise", "reduce", "dropout", "copy", "random") & _compilable(scene)
-    set_ = scene.family("fill") & (scene.work_s < SET_S) & scene.under(WHERE_BACKWARD) & ~light
+    set_ = scene.family("fill") & (scene.work_s < SET_S) & under(scene, WHERE_BACKWARD) & ~light
     starts, ends = _runs((light | set_)[order], scene.program.stream[order])
     runs = [order[starts[i] : ends[i]] for i in np.flatnonzero(ends - starts >= CHAIN).tolist()]
     pieces = [piece for run in runs for piece in _links(scene, run, light[run]) if len(piece) >= CHAIN]
@@ -682,7 +692,7 @@ def pointwise_chains(scene: Scene) -> Candidate | None:
         cause="unfused pointwise operations: each reads and writes the whole tensor",
         change="torch.compile the module (or just these functions); use the fused op (F.layer_norm, F.rms_norm, "
         "F.gelu) where one exists",
-        where=scene.where(works),
+        where=place_of(scene, works),
         cure=replace(
             _fused(
                 scene,
@@ -692,20 +702,20 @@ def pointwise_chains(scene: Scene) -> Candidate | None:
             ),
             closed=np.concatenate([piece[1:] for piece in pieces]),  # one kernel has no gaps inside
         ),
-        evidence=scene.evidence(works),
+        evidence=kernel_evidence(scene, works),
         spans=tuple(scene.rows[works[:200]].tolist()),
         sure_frac=SURE_FRAC,
     )
 
 
 @rule("light-kernels", order=96)
-def light_kernels(scene: Scene) -> Candidate | None:
+def light_kernels(scene: TraceContext) -> Candidate | None:
     """Most of a step is kernels that a compiler could join, in no order that a rule knows."""
     if len(scene.host_spans(TWICE)):
         return None
     light = scene.family("pointwise", "reduce", "dropout", "copy", "random") & _compilable(scene)
     works = np.flatnonzero(light)
-    if len(works) < MANY_LIGHT * scene.num_rounds or scene.frac(scene.per_step_s(works)) < MOSTLY_LIGHT:
+    if len(works) < MANY_LIGHT * num_rounds(scene) or scene.frac(scene.per_step_s(works)) < MOSTLY_LIGHT:
         return None
     if _are_launches(scene, works) or pointwise_chains(scene) is not None:
         return None
@@ -714,9 +724,9 @@ def light_kernels(scene: Scene) -> Candidate | None:
         f"{scene.frac(scene.per_step_s(works)):.0%} of its time",
         cause="light kernels: hardly anything is multiplied, tensors are read and written again and again",
         change="torch.compile the step or its functions; a library's op for the whole formula where there is one",
-        where=scene.where(works),
+        where=place_of(scene, works),
         cure=_fused(scene, works, 0.25, 1.0),
-        evidence=scene.evidence(works),
+        evidence=kernel_evidence(scene, works),
         spans=tuple(scene.rows[works[:200]].tolist()),
         unchecked=("which of these kernels work on the same tensors",),
         least_frac=0.1,

@@ -5,8 +5,29 @@ from __future__ import annotations
 
 import numpy as np
 
-from ridgeline.findings.context.context import BACKWARD, SURE_FRAC, Candidate, Scene
+from ridgeline.findings.context.candidate import Candidate
+from ridgeline.findings.context.context import SURE_FRAC, TraceContext, inside_window
+from ridgeline.findings.context.evidence import host_evidence, kernel_evidence, memory_frac, place_of, place_of_host
+from ridgeline.findings.context.gains import recorded_frac
+from ridgeline.findings.context.host_time import (
+    between_epochs,
+    elsewhere_time,
+    first_fetches,
+    host_s_a_launch,
+    launching_time,
+    loading_spans,
+    loads_itself,
+    main_threads,
+    stretched,
+    time_between,
+)
+from ridgeline.findings.context.kernels import launched_late, linked
+from ridgeline.findings.context.nesting import factored, spans_under, under
+from ridgeline.findings.context.rounds import lasts_on, num_rounds, recurs
 from ridgeline.findings.context.samples import MANY_PASSES, passes_again, passes_over_samples
+from ridgeline.findings.context.stalls import mostly_stopped_s, stalled_spans, stopped_for_s, unusual_spans
+from ridgeline.findings.context.training import BACKWARD, passes_a_step, trains, turns_a_step
+from ridgeline.findings.context.waits import host_waits
 from ridgeline.findings.finding import Where
 from ridgeline.findings.replay.fix import EMPTY, Cure, joined
 from ridgeline.findings.replay.program import ALLOCATES, NOT_ALLOCATING, runtime_named
@@ -62,55 +83,55 @@ MERGED_FRAC = 0.5
 
 
 @rule("cpu-affinity", version=2, order=9)
-def cpu_affinity(scene: Scene) -> Candidate | None:
+def cpu_affinity(scene: TraceContext) -> Candidate | None:
     """The process may use fewer cores than the machine has, and its host side is what the step waits for."""
     usable, cores = scene.number("num_usable_cores"), scene.number("num_cores")
     if usable is None or cores is None or usable > min(FEW_CORES, cores / 4):
         return None
-    spans = scene.loading
-    stalls, _ = scene.stalls(scene.of_kind(Kind.OP, Kind.RUNTIME))
-    time = joined(scene.time_of(np.union1d(spans, stalls)), scene.elsewhere)
+    spans = loading_spans(scene)
+    stalls, _ = stalled_spans(scene, scene.of_kind(Kind.OP, Kind.RUNTIME))
+    time = joined(scene.time_of(np.union1d(spans, stalls)), elsewhere_time(scene))
     if scene.frac(time.total / 1e9 / scene.num_steps) < 0.02:
         return None
     return Candidate(
         what=f"The process may run on {usable:.0f} of {cores:.0f} cores, and the step waits for its host side",
         cause="CPU affinity: loader workers, autograd and the launching thread share the cores they are bound to",
         change="drop the binding (taskset, cgroup or launcher), or bind to all cores of the GPU's NUMA node",
-        where=scene.where_host(spans),
+        where=place_of_host(scene, spans),
         cure=Cure(host=time, host_best=0.0, host_worst=0.25),
-        evidence=({"num_usable_cores": usable, "num_cores": cores}, *scene.host_evidence(spans)),
+        evidence=({"num_usable_cores": usable, "num_cores": cores}, *host_evidence(scene, spans)),
         spans=tuple(spans[:200].tolist()),
     )
 
 
 @rule("data-loader", version=4, order=10)
-def data_loader(scene: Scene) -> Candidate | None:
-    spans = scene.loading
+def data_loader(scene: TraceContext) -> Candidate | None:
+    spans = loading_spans(scene)
     if not len(spans):
         return None
-    time = joined(scene.time_of(spans), scene.between_epochs)
+    time = joined(scene.time_of(spans), between_epochs(scene))
     per_step_s = time.total / 1e9 / scene.num_steps
     cause, change = _starved(scene, time.total)
     return Candidate(
         what=f"The step waits {show_ms(per_step_s)} ({per_step_s / scene.window.step_s:.0%}) for the data loader",
         cause=f"data loader: {cause}",
         change=change,
-        where=scene.where_host(spans),
-        cure=Cure(host=scene.stretched(time), host_best=0.0, host_worst=0.1, elastic=not scene.loads_itself),
-        evidence=scene.host_evidence(spans),
+        where=place_of_host(scene, spans),
+        cure=Cure(host=stretched(scene, time), host_best=0.0, host_worst=0.1, elastic=not loads_itself(scene)),
+        evidence=host_evidence(scene, spans),
         spans=tuple(spans.tolist()),
         unchecked=("whether the host has free cores for more workers",),
     )
 
 
-def _starved(scene: Scene, waited_ns: int) -> tuple[str, str]:
+def _starved(scene: TraceContext, waited_ns: int) -> tuple[str, str]:
     """Why batches come late, and what brings them in time."""
-    if scene.loads_itself:
+    if loads_itself(scene):
         return (
             "the batch is made in the training process itself",
             "DataLoader(…, num_workers=4 or more, persistent_workers=True, pin_memory=True, prefetch_factor=4)",
         )
-    anew_ns, first_ns = scene.between_epochs.total, scene.time_of(scene.first_fetches).total
+    anew_ns, first_ns = between_epochs(scene).total, scene.time_of(first_fetches(scene)).total
     if 2 * anew_ns > waited_ns:
         return ("workers are started anew for every epoch", f"DataLoader(…, persistent_workers=True); {MORE_WORKERS}")
     if 2 * (anew_ns + first_ns) > waited_ns:
@@ -123,30 +144,30 @@ def _starved(scene: Scene, waited_ns: int) -> tuple[str, str]:
 
 
 @rule("garbage-collection", version=2, order=11)
-def garbage_collection(scene: Scene) -> Candidate | None:
+def garbage_collection(scene: TraceContext) -> Candidate | None:
     spans = np.union1d(
         scene.of_kind(Kind.GC),
         scene.host_spans(r"garbage.?collect|\bgc\.collect|gc: gen", Kind.ANNOTATION, Kind.PYTHON),
     )
     time = scene.time_of(spans)
-    if not scene.recurs(time):  # one of a whole epoch fell into the recording: collecting seldom is what is advised
+    if not recurs(scene, time):  # one of a whole epoch fell into the recording: collecting seldom is what is advised
         return None
     return Candidate(
         what=f"Python's garbage collector runs {len(spans) / scene.num_steps:.2g} times a step",
         cause="garbage collection stops the thread that launches",
         change="gc.disable() before the loop (or gc.freeze() after warm-up) and gc.collect() every few hundred steps",
-        where=scene.where_host(spans),
-        cure=Cure(host=scene.stretched(time), host_best=0.0, host_worst=0.15 if scene.is_timed else RECORDED_GC_FRAC),
-        evidence=scene.host_evidence(spans),
+        where=place_of_host(scene, spans),
+        cure=Cure(host=stretched(scene, time), host_best=0.0, host_worst=0.15 if scene.is_timed else RECORDED_GC_FRAC),
+        evidence=host_evidence(scene, spans),
         spans=tuple(spans.tolist()),
     )
 
 
 @rule("recompilation", version=2, order=12)
-def recompilation(scene: Scene) -> Candidate | None:
+def recompilation(scene: TraceContext) -> Candidate | None:
     spans = scene.host_spans(COMPILES, Kind.ANNOTATION, Kind.OP, Kind.PYTHON, Kind.OTHER)
     time = scene.time_of(spans)
-    if not scene.recurs(time):  # once, it is the first time
+    if not recurs(scene, time):  # once, it is the first time
         return None
     return Candidate(
         what="torch.compile compiles inside the measured steps",
@@ -154,54 +175,54 @@ def recompilation(scene: Scene) -> Candidate | None:
         "built again",
         change="torch.compile(model, dynamic=True) or mark_dynamic the changing dim; TORCH_LOGS=recompiles names "
         "the guard",
-        where=scene.where_host(spans),
+        where=place_of_host(scene, spans),
         cure=Cure(
-            host=scene.stretched(time),
+            host=stretched(scene, time),
             host_best=0.0,
             host_worst=0.05,
             works=np.flatnonzero(scene.launched_in(time)),
             keep_best=0.0,
             keep_worst=0.5,
         ),
-        evidence=scene.host_evidence(spans),
+        evidence=host_evidence(scene, spans),
         spans=tuple(spans.tolist()),
     )
 
 
 @rule("allocator", version=5, order=13)
-def allocator(scene: Scene) -> Candidate | None:
+def allocator(scene: TraceContext) -> Candidate | None:
     mask = runtime_named(scene.trace, ALLOCATES, NOT_ALLOCATING)
-    spans = scene.inside(np.flatnonzero(mask))
+    spans = inside_window(scene, np.flatnonzero(mask))
     spans = spans[np.isin(scene.trace.thread[spans], _launching_threads(scene))]
     calls = np.flatnonzero(np.isin(scene.wiring.call_rows, spans))
-    if not len(calls) or not scene.recurs(scene.time_of(spans)) or not _gives_back(scene, spans):
+    if not len(calls) or not recurs(scene, scene.time_of(spans)) or not _gives_back(scene, spans):
         return None
     return Candidate(
         what=f"{len(calls) / scene.num_steps:.3g} calls a step to cudaMalloc, cudaFree and the like",
         cause="the caching allocator gives memory back and asks again: cudaFree waits for the whole device",
         change="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, no torch.cuda.empty_cache() in the loop, "
         "pad varying shapes to a few sizes; pinned buffers are made once",
-        where=scene.where_host(spans),
+        where=place_of_host(scene, spans),
         cure=Cure(host=scene.time_of(spans), host_best=0.0, host_worst=0.2, freed=calls, spare=_sought(scene, calls)),
-        evidence=scene.host_evidence(spans),
+        evidence=host_evidence(scene, spans),
         spans=tuple(spans.tolist()),
         unchecked=("first steps allocate by nature: record after warm-up",),
     )
 
 
-def _gives_back(scene: Scene, spans: Index) -> bool:
+def _gives_back(scene: TraceContext, spans: Index) -> bool:
     """Whether memory is given back as well as taken."""
     given = runtime_named(scene.trace, GIVES_BACK, NOT_ALLOCATING)[spans]
     return float(given.sum()) >= GIVEN_FRAC * float((~given).sum())
 
 
-def _sought(scene: Scene, calls: Index) -> Intervals:
+def _sought(scene: TraceContext, calls: Index) -> Intervals:
     """Host time before memory is taken: the allocator has looked through all it has (43 to 72 µs in the median before
     such a call in five recordings on an H200, 23 to 31 before any)."""
     return union(scene.clock.gap_start_ns[calls], scene.clock.start_ns[calls])
 
 
-def _launching_threads(scene: Scene) -> Index:
+def _launching_threads(scene: TraceContext) -> Index:
     """Threads that launch kernels. One that only pins batches takes memory until there is some for every batch in
     flight, and then no more."""
     launches = scene.trace.launch[scene.rows[scene.work_kind == int(Kind.KERNEL)]]
@@ -209,14 +230,14 @@ def _launching_threads(scene: Scene) -> Index:
 
 
 @rule("graph-breaks", version=6, order=49)
-def graph_breaks(scene: Scene) -> Candidate | None:
+def graph_breaks(scene: TraceContext) -> Candidate | None:
     """What Python goes on with after a break is compiled for itself and called from inside of what was broken. Regions
     beside each other are functions that somebody compiled one by one."""
     regions = scene.host_spans(REGION)
-    regions = regions[np.isin(scene.trace.thread[regions], scene.main_threads)]
-    resumed = scene.spans_under(regions, REGION)
+    regions = regions[np.isin(scene.trace.thread[regions], main_threads(scene))]
+    resumed = spans_under(scene, regions, REGION)
     top = regions[~resumed & (covered_within(scene.time_of(regions[resumed]), *_bounds(scene, regions)) > 0)]
-    if int(resumed.sum()) / scene.num_rounds < 1:
+    if int(resumed.sum()) / num_rounds(scene) < 1:
         return None
     inside = scene.time_of(scene.host_spans(r"CompiledFxGraph"))
     between = difference(scene.time_of(top), inside)
@@ -226,7 +247,7 @@ def graph_breaks(scene: Scene) -> Candidate | None:
     reads = np.array(
         [
             wait.call
-            for wait in scene.waits
+            for wait in host_waits(scene)
             if covered_within(between, scene.start_ns[[wait.row]], scene.end_ns[[wait.row]])[0]
         ],
         dtype=np.int64,
@@ -238,32 +259,32 @@ def graph_breaks(scene: Scene) -> Candidate | None:
         cause="graph breaks: every break returns to Python, checks guards and launches eagerly in between",
         change="TORCH_LOGS=graph_breaks names them; remove .item(), prints and data-dependent branches, then "
         "fullgraph=True",
-        where=scene.where_host(top),
+        where=place_of_host(scene, top),
         cure=Cure(
             host=scene.time_of(top),
             host_best=0.1,
-            host_worst=0.7 if int(resumed.sum()) >= 2 * scene.num_rounds else 1.0,  # one break costs what it costs
+            host_worst=0.7 if int(resumed.sum()) >= 2 * num_rounds(scene) else 1.0,  # one break costs what it costs
             works=np.concatenate((works, made)),
             keep_best=np.concatenate((np.zeros(len(works)), np.full(len(made), once))),
             keep_worst=np.concatenate((_kept_of_breaks(scene, works, len(top)), np.ones(len(made)))),
             freed=reads,
         ),
-        evidence=scene.host_evidence(top),
+        evidence=host_evidence(scene, top),
         spans=tuple(top.tolist()),
     )
 
 
 @suspicion("graph-breaks")
-def perhaps_graph_breaks(scene: Scene) -> Candidate | None:
+def perhaps_graph_breaks(scene: TraceContext) -> Candidate | None:
     """Compiled graphs with eager kernels among them: compiled one by one, or one that broke."""
     regions = scene.host_spans(REGION)
-    regions = regions[np.isin(scene.trace.thread[regions], scene.main_threads)]
-    if len(regions) < 2 * scene.num_rounds:
+    regions = regions[np.isin(scene.trace.thread[regions], main_threads(scene))]
+    if len(regions) < 2 * num_rounds(scene):
         return None
     graphs = scene.time_of(scene.host_spans(r"CompiledFxGraph"))
     inside = graphs if len(graphs.start) else scene.time_of(regions)
-    between = difference(joined(scene.time_of(regions), scene.between(regions)), inside)
-    works = np.flatnonzero(scene.launched_in(between) & ~scene.under(BACKWARD))
+    between = difference(joined(scene.time_of(regions), time_between(scene, regions)), inside)
+    works = np.flatnonzero(scene.launched_in(between) & ~under(scene, BACKWARD))
     works = works[~scene.launched_in(scene.time_of(scene.host_spans(r"^Optimizer\.")))[works]]
     if not len(works):
         return None
@@ -272,14 +293,14 @@ def perhaps_graph_breaks(scene: Scene) -> Candidate | None:
         f"{len(works) / scene.num_steps:,.0f} eager kernels",
         cause="graph breaks: what is between two graphs runs eagerly",
         change="torch.compile what is around all of them, with fullgraph=True, which names what breaks it",
-        where=scene.where(works),
+        where=place_of(scene, works),
         cure=Cure(works=works, keep_best=0.1, keep_worst=0.9, host=between, host_best=0.1, host_worst=0.9),
-        evidence=scene.host_evidence(regions),
+        evidence=host_evidence(scene, regions),
         spans=tuple(regions[:200].tolist()),
     )
 
 
-def _kept_of_breaks(scene: Scene, works: Index, num: int) -> Seconds:
+def _kept_of_breaks(scene: TraceContext, works: Index, num: int) -> Seconds:
     """Of what runs eagerly in a break, what is left at worst: of several light kernels in a row, which are compiled
     into one, half; of others nearly all."""
     light = scene.family("pointwise", "reduce", "dropout", "copy")[works]
@@ -287,22 +308,22 @@ def _kept_of_breaks(scene: Scene, works: Index, num: int) -> Seconds:
     return np.where(chained, 0.5, 0.9)
 
 
-def _bounds(scene: Scene, spans: Index) -> tuple[Index, Index]:
+def _bounds(scene: TraceContext, spans: Index) -> tuple[Index, Index]:
     return scene.start_ns[spans], scene.end_ns[spans]
 
 
 @rule("launch-bound", version=5, order=90)
-def launch_bound(scene: Scene) -> Candidate | None:
+def launch_bound(scene: TraceContext) -> Candidate | None:
     kernels = np.flatnonzero(scene.work_kind == int(Kind.KERNEL))
-    if len(kernels) < 8 or not scene.linked.any():
+    if len(kernels) < 8 or not linked(scene).any():
         return None
     per_step = len(kernels) / scene.num_steps
     typical_s = float(np.median(scene.work_s[kernels]))
-    host_s = scene.host_s_a_launch()
+    host_s = host_s_a_launch(scene)
     if host_s <= 0:
         return None
     tiny = float((scene.work_s[kernels] < TINY_S).mean())
-    cold, late = _cold_calls(scene), scene.launched_late
+    cold, late = _cold_calls(scene), launched_late(scene)
     return Candidate(
         what=f"The host launches {per_step:,.0f} kernels a step, {host_s * 1e6:.3g} µs each; half take under "
         f"{typical_s * 1e6:.3g} µs",
@@ -310,14 +331,14 @@ def launch_bound(scene: Scene) -> Candidate | None:
         "under 10 µs)" + ("; the batch is small: products fill less than half of the SMs" if _is_small(scene) else ""),
         change="CUDA graphs (torch.compile(mode='reduce-overhead') or torch.cuda.graph), torch.compile to fuse, or "
         "a larger batch",
-        where=scene.where(kernels),
+        where=place_of(scene, kernels),
         cure=Cure(
-            host=difference(scene.launching, scene.time_of(cold)),
-            host_best=GRAPH_HOST_FRAC if scene.is_timed or scene.recorded_frac < 1.0 else RECORDED_FRAC,
+            host=difference(launching_time(scene), scene.time_of(cold)),
+            host_best=GRAPH_HOST_FRAC if scene.is_timed or recorded_frac(scene) < 1.0 else RECORDED_FRAC,
             host_worst=0.5,
             closed=late[~np.isin(scene.trace.launch[scene.rows[late]], cold)],  # in a graph they follow at once
         ),
-        evidence=scene.evidence(kernels),
+        evidence=kernel_evidence(scene, kernels),
         spans=tuple(scene.rows[kernels[:200]].tolist()),
         unchecked=() if scene.is_timed or not len(scene.of_kind(Kind.RUNTIME)) else RECORDED,
         least_frac=GENERAL_FRAC,
@@ -325,7 +346,7 @@ def launch_bound(scene: Scene) -> Candidate | None:
     )
 
 
-def _cold_calls(scene: Scene) -> Index:
+def _cold_calls(scene: TraceContext) -> Index:
     """Calls of a tenth of a second during which the device does nothing: it is opened, or code is loaded, which no
     graph spares. In a recording of a first forward pass they were 12.9 of 16 s."""
     calls = scene.of_kind(Kind.RUNTIME)
@@ -334,7 +355,7 @@ def _cold_calls(scene: Scene) -> Index:
     return calls[covered_within(scene.time_of(scene.rows), start, end) < COLD_FRAC * (end - start)]
 
 
-def _is_small(scene: Scene) -> bool:
+def _is_small(scene: TraceContext) -> bool:
     """Whether most of the products' time is spent in kernels of fewer blocks than half of the SMs."""
     grid, products = scene.trace.extra.get("grid"), np.flatnonzero(scene.family("gemm", "conv"))
     if grid is None or scene.device is None or not len(products):
@@ -345,11 +366,11 @@ def _is_small(scene: Scene) -> bool:
 
 
 @rule("host-code", version=5, order=80)
-def host_code(scene: Scene) -> Candidate | None:
+def host_code(scene: TraceContext) -> Candidate | None:
     """Long stretches in which the host neither launches nor waits, and no other rule knows why. An op that now and then
     takes many times as long as it does is the machine's, not the program's."""
-    time = _without(scene.elsewhere, scene.time_of(scene.unusual(_of_launching(scene))))
-    if not scene.recurs(time):
+    time = _without(elsewhere_time(scene), scene.time_of(unusual_spans(scene, _of_launching(scene))))
+    if not recurs(scene, time):
         return None
     per_step_s = time.total / 1e9 / scene.num_steps
     spans = scene.of_kind(Kind.OP, Kind.ANNOTATION, Kind.PYTHON)
@@ -361,9 +382,9 @@ def host_code(scene: Scene) -> Candidate | None:
         what=f"The host spends {show_ms(per_step_s)} a step on code that launches nothing",
         cause="host code between launches (preprocessing, Python loops, I/O) while the device runs dry",
         change="move it to a worker process or a thread ahead of the step, to the GPU, or out of the loop",
-        where=scene.where_host(held),
+        where=place_of_host(scene, held),
         cure=Cure(host=time, host_best=0.0, host_worst=0.5),
-        evidence=scene.host_evidence(held),
+        evidence=host_evidence(scene, held),
         spans=tuple(held[:200].tolist()),
         unchecked=() if len(held) else ("what the host did: the trace has no span there; record with stacks",),
         least_frac=GENERAL_FRAC,
@@ -371,22 +392,22 @@ def host_code(scene: Scene) -> Candidate | None:
     )
 
 
-def _has_stack(scene: Scene) -> bool:
+def _has_stack(scene: TraceContext) -> bool:
     """Whether every call of Python was recorded, which takes as long as many of them: stretches without an op were 9 ms
     of a step that had none (an encoder of a hub, 107 ms recorded and 50 unrecorded)."""
     return bool((scene.trace.kind == int(Kind.PYTHON)).any())
 
 
 @rule("micro-batches", version=6, order=17)
-def micro_batches(scene: Scene) -> Candidate | None:
+def micro_batches(scene: TraceContext) -> Candidate | None:
     """Gradients accumulated over batches too small for the device, or samples one by one: the same few kernels, many
     times a step."""
-    passes = scene.passes_a_step or scene.turns_a_step  # a loss may be written out
+    passes = passes_a_step(scene) or turns_a_step(scene)  # a loss may be written out
     kernels = np.flatnonzero(scene.work_kind == int(Kind.KERNEL))
     busy_s = scene.per_step_s(kernels)
     if not len(kernels) or busy_s > 0.7 * scene.step_s:
         return None
-    if (scene.memory_frac or 0.0) > MERGED_FRAC:  # a larger batch does not fit
+    if (memory_frac(scene) or 0.0) > MERGED_FRAC:  # a larger batch does not fit
         return None
     adds_up = passes >= MANY_PASSES and _adds_up(scene, passes)
     if not adds_up:
@@ -395,15 +416,15 @@ def micro_batches(scene: Scene) -> Candidate | None:
 
 
 @suspicion("micro-batches")
-def perhaps_micro_batches(scene: Scene) -> Candidate | None:
+def perhaps_micro_batches(scene: TraceContext) -> Candidate | None:
     """Passes by what gradients are added to, two at least, or passes over a few samples that may follow from each
     other."""
     kernels = np.flatnonzero(scene.work_kind == int(Kind.KERNEL))
     if not len(kernels) or scene.per_step_s(kernels) > 0.7 * scene.step_s:
         return None
-    if (scene.memory_frac or 0.0) > MERGED_FRAC:
+    if (memory_frac(scene) or 0.0) > MERGED_FRAC:
         return None
-    added = scene.under(r"AccumulateGrad") & (scene.work_kind == int(Kind.KERNEL))
+    added = under(scene, r"AccumulateGrad") & (scene.work_kind == int(Kind.KERNEL))
     leaves = len(scene.host_spans(r"^torch::autograd::AccumulateGrad$", Kind.OP))
     written = leaves - int(added.sum())
     passes = leaves / written if written > 0 else 0.0
@@ -413,7 +434,7 @@ def perhaps_micro_batches(scene: Scene) -> Candidate | None:
     return _in_one_pass(scene, kernels, passes, False) if passes >= MANY_PASSES else None
 
 
-def _in_one_pass(scene: Scene, kernels: Index, passes: float, adds_up: bool) -> Candidate:
+def _in_one_pass(scene: TraceContext, kernels: Index, passes: float, adds_up: bool) -> Candidate:
     once, busy_s = 1.0 / passes, scene.per_step_s(kernels)
     return Candidate(
         what=f"{passes:.3g} small batches a step, and the device is busy {scene.frac(busy_s):.0%} of it",
@@ -423,38 +444,38 @@ def _in_one_pass(scene: Scene, kernels: Index, passes: float, adds_up: bool) -> 
         change="one larger batch instead of accumulating (memory permitting), or fewer and larger micro-batches"
         if adds_up
         else "one pass over all of them together (pad what differs in length, or sort by it)",
-        where=scene.where(kernels),
+        where=place_of(scene, kernels),
         cure=Cure(
             works=kernels,
             keep_best=max(0.2, once),
             keep_worst=0.9,
-            host=scene.launching,
+            host=launching_time(scene),
             host_best=once,
             host_worst=0.5,
         ),
-        evidence=scene.evidence(kernels),
+        evidence=kernel_evidence(scene, kernels),
         spans=tuple(scene.rows[kernels[:200]].tolist()),
         unchecked=("whether the larger batch fits into memory",),
         least_frac=GENERAL_FRAC,
     )
 
 
-def _adds_up(scene: Scene, passes: float) -> bool:
+def _adds_up(scene: TraceContext, passes: float) -> bool:
     """Whether gradients of one pass are added to those of the one before: passes that follow from each other (inner
     steps, a picture that is changed, a search) cannot be one."""
-    added = scene.under(r"AccumulateGrad") & (scene.work_kind == int(Kind.KERNEL))
-    return float(added.sum()) / scene.num_rounds >= passes - 1.0
+    added = under(scene, r"AccumulateGrad") & (scene.work_kind == int(Kind.KERNEL))
+    return float(added.sum()) / num_rounds(scene) >= passes - 1.0
 
 
 @rule("small-batch", version=3, order=85)
-def small_batch(scene: Scene) -> Candidate | None:
+def small_batch(scene: TraceContext) -> Candidate | None:
     """Products that fill a fraction of the device, while the device is what is waited for."""
     grid = scene.trace.extra.get("grid")
-    if grid is None or scene.device is None or not scene.trains:
+    if grid is None or scene.device is None or not trains(scene):
         return None
     blocks = np.prod(np.maximum(grid[scene.rows], 1).astype(np.float64), axis=1)
     known = (grid[scene.rows].reshape(len(scene.rows), -1)[:, 0] > 0) & (scene.work_kind == int(Kind.KERNEL))
-    kernels = np.flatnonzero(known & ~scene.factored)
+    kernels = np.flatnonzero(known & ~factored(scene))
     if len(kernels) < 8:
         return None
     filled = np.minimum(1.0, blocks[kernels] / scene.device.num_cores)
@@ -470,63 +491,63 @@ def small_batch(scene: Scene) -> Candidate | None:
         cause=f"small batch: kernels of a few blocks on {scene.device.num_cores} SMs",
         change="a larger batch (gradient accumulation steps merged, requests batched); time a sample falls until "
         "the SMs are full",
-        where=scene.where(small),
+        where=place_of(scene, small),
         cure=Cure(works=small, keep_best=keep, keep_worst=np.minimum(1.0, 2 * keep + 0.2)),
-        evidence=scene.evidence(small),
+        evidence=kernel_evidence(scene, small),
         spans=tuple(scene.rows[small[:200]].tolist()),
         unchecked=("whether the job may use a larger batch; the gain is per sample",),
     )
 
 
 @rule("host-contention", version=5, order=70)
-def host_contention(scene: Scene) -> Candidate | None:
+def host_contention(scene: TraceContext) -> Candidate | None:
     """The same op now and then takes many times its usual host time: the thread was not running. Between ops it was not
     running either: long gaps go along."""
-    stalls, excess_s = scene.stalls(_of_launching(scene))
-    few = scene.frac(excess_s / scene.num_steps) < 0.05 or not scene.lasts(stalls)
-    if few and scene.frac(scene.stopped_s / scene.num_steps) < STOPPED_FRAC:
+    stalls, excess_s = stalled_spans(scene, _of_launching(scene))
+    few = scene.frac(excess_s / scene.num_steps) < 0.05 or not lasts_on(scene, stalls)
+    if few and scene.frac(mostly_stopped_s(scene) / scene.num_steps) < STOPPED_FRAC:
         return None
     what = (
         f"{len(stalls) / scene.num_steps:.3g} host calls a step take over ten times their usual time"
         if not few
-        else f"{show_ms(scene.stopped_s / scene.num_steps)} a step pass between ops that usually follow at once"
+        else f"{show_ms(mostly_stopped_s(scene) / scene.num_steps)} a step pass between ops that usually follow at once"
     )
     return _descheduled(scene, stalls, excess_s, what)
 
 
 @suspicion("host-contention")
-def perhaps_host_contention(scene: Scene) -> Candidate | None:
+def perhaps_host_contention(scene: TraceContext) -> Candidate | None:
     """Fewer stalls than that, or long gaps some of which are between ops that usually follow at once."""
-    stalls, excess_s = scene.stalls(_of_launching(scene))
-    stopped_s = scene.stopped_for_s(PERHAPS_STOPPED)
+    stalls, excess_s = stalled_spans(scene, _of_launching(scene))
+    stopped_s = stopped_for_s(scene, PERHAPS_STOPPED)
     if max(scene.frac(excess_s / scene.num_steps), scene.frac(stopped_s / scene.num_steps)) < PERHAPS_STALLED_FRAC:
         return None
     what = f"{show_ms((excess_s + stopped_s) / scene.num_steps)} a step pass in and between calls that are mostly short"
     return _descheduled(scene, stalls, excess_s, what)
 
 
-def _descheduled(scene: Scene, stalls: Index, excess_s: float, what: str) -> Candidate:
-    time = joined(scene.time_of(stalls), scene.elsewhere)
-    kept = 1.0 - min(0.95, (excess_s + scene.elsewhere.total / 1e9) / max(1e-12, time.total / 1e9))
+def _descheduled(scene: TraceContext, stalls: Index, excess_s: float, what: str) -> Candidate:
+    time = joined(scene.time_of(stalls), elsewhere_time(scene))
+    kept = 1.0 - min(0.95, (excess_s + elsewhere_time(scene).total / 1e9) / max(1e-12, time.total / 1e9))
     return Candidate(
         what=what,
         cause="CPU contention: the launching thread is descheduled (too few cores, oversubscribed threads, wrong "
         "NUMA node, or another thread of the process that holds Python's lock)",
         change="taskset/numactl the process to the cores of the GPU's NUMA node; OMP_NUM_THREADS and loader "
         "workers within them; Python that works beside the loop in a process of its own",
-        where=Where(op=scene.where_host(stalls).op),
+        where=Where(op=place_of_host(scene, stalls).op),
         cure=Cure(host=time, host_best=kept, host_worst=min(1.0, kept + 0.5)),
-        evidence=scene.host_evidence(stalls),
+        evidence=host_evidence(scene, stalls),
         spans=tuple(stalls[:200].tolist()),
         unchecked=("which process took the cores: a trace holds one process",),
         sure_frac=SURE_FRAC,
     )
 
 
-def _of_launching(scene: Scene) -> Index:
+def _of_launching(scene: TraceContext) -> Index:
     """Ops and calls of the threads that launch."""
     ops = scene.of_kind(Kind.OP, Kind.RUNTIME)
-    return ops[np.isin(scene.trace.thread[ops], scene.main_threads)]
+    return ops[np.isin(scene.trace.thread[ops], main_threads(scene))]
 
 
 def _without(time: Intervals, stalled: Intervals) -> Intervals:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ridgeline.findings.context.context import Candidate, Scene
+from ridgeline.findings.context.candidate import Candidate
+from ridgeline.findings.context.context import TraceContext
+from ridgeline.findings.context.evidence import kernel_evidence, place_of
 from ridgeline.findings.context.floors import priced
 from ridgeline.findings.context.shapes import product_of, shaped_ops
 from ridgeline.findings.replay.fix import Cure
@@ -27,7 +29,7 @@ LEAST_FRAC = 0.1
 
 
 @rule("slow-products", order=95)
-def slow_products(scene: Scene) -> Candidate | None:
+def slow_products(scene: TraceContext) -> Candidate | None:
     """Products that take several times what their flops and bytes need."""
     trace = priced(scene)
     if trace is None:
@@ -45,16 +47,16 @@ def slow_products(scene: Scene) -> Candidate | None:
         "these do not",
         change="look at the sizes and strides below: multiples of 64, contiguous operands, one large product instead "
         "of many thin ones, 16 bits or TF32; a kernel of another library for sizes that this one has none for",
-        where=scene.where(works),
+        where=place_of(scene, works),
         cure=Cure(works=works, keep_best=floor_s[works] / (USUAL * scene.work_s[works]), keep_worst=1.0),
-        evidence=scene.evidence(works),
+        evidence=kernel_evidence(scene, works),
         spans=tuple(scene.rows[works[:200]].tolist()),
         unchecked=("whether there are faster kernels for these sizes at all",),
         least_frac=LEAST_FRAC,
     )
 
 
-def _fills_tiles(scene: Scene) -> Mask:
+def _fills_tiles(scene: TraceContext) -> Mask:
     """Works of products whose sides are all long enough."""
     trace, shapes = scene.trace, scene.trace.optional("shapes")
     ops = shaped_ops(trace, scene.rows)

@@ -6,7 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from ridgeline.findings.context.context import BACKWARD, Candidate, Scene
+from ridgeline.findings.context.candidate import Candidate
+from ridgeline.findings.context.context import TraceContext
+from ridgeline.findings.context.evidence import kernel_evidence, memory_frac, place_of
+from ridgeline.findings.context.nesting import op_time, spans_under, under
+from ridgeline.findings.context.rounds import num_rounds
 from ridgeline.findings.context.shapes import (
     dtype_named,
     first_dtype,
@@ -16,6 +20,7 @@ from ridgeline.findings.context.shapes import (
     product_of,
     shaped_ops,
 )
+from ridgeline.findings.context.training import BACKWARD, recomputed, recomputing_time, trains
 from ridgeline.findings.replay.fix import Cure, joined
 from ridgeline.findings.rule import rule
 from ridgeline.trace.kind import Kind
@@ -53,7 +58,7 @@ products, convolutions and attention compute (3.5 % for a bf16 product over 4,09
 
 
 @rule("logits", version=5, order=47)
-def logits(scene: Scene) -> Candidate | None:
+def logits(scene: TraceContext) -> Candidate | None:
     """The loss reads and writes tensors of tokens by vocabulary several times."""
     light = np.flatnonzero(scene.family("loss", "softmax", "copy", "pointwise", "reduce", "fill", "index"))
     ops = shaped_ops(scene.trace, scene.rows[light])
@@ -77,19 +82,19 @@ def logits(scene: Scene) -> Candidate | None:
         + (" in fp32: a copy of every logit and its gradient" if fp32 else " and walked by every part of the loss"),
         change="leave the logits in bf16 for F.cross_entropy (it accumulates in fp32), or a fused or chunked "
         "linear-cross-entropy",
-        where=scene.where(works),
+        where=place_of(scene, works),
         cure=Cure(works=works, keep_best=0.2, keep_worst=0.75),
-        evidence=scene.evidence(works),
+        evidence=kernel_evidence(scene, works),
         spans=tuple(scene.rows[works[:200]].tolist()),
     )
 
 
-def _are_laid_out(scene: Scene, sizes: set[int]) -> bool:
+def _are_laid_out(scene: TraceContext, sizes: set[int]) -> bool:
     """Whether targets are as wide as the logits: zeros with some ones among them, that log-probabilities are then
     multiplied with. What a network gives as a target is multiplied with as well, but nobody fills it."""
     trace, shapes = scene.trace, scene.trace.optional("shapes")
     filled, products = scene.host_spans(FILLED, Kind.OP), scene.host_spans(r"^aten::mul_?$", Kind.OP)
-    filled, products = (spans[~scene.spans_under(spans, BACKWARD)] for spans in (filled, products))
+    filled, products = (spans[~spans_under(scene, spans, BACKWARD)] for spans in (filled, products))
     if not any(_is_logits(trace.words[word], sizes) for word in np.unique(shapes[filled]).tolist()):
         return False
     given = [parsed(trace.words[word])[:2] for word in np.unique(shapes[products]).tolist()]
@@ -97,7 +102,7 @@ def _are_laid_out(scene: Scene, sizes: set[int]) -> bool:
     return any(len(shape) >= 2 and shape[-1] in sizes for shape in alike)
 
 
-def _are_compared(scene: Scene, sizes: set[int]) -> bool:
+def _are_compared(scene: TraceContext, sizes: set[int]) -> bool:
     """Whether the loss is a distance between two distributions that networks give: in 16 bits nothing better is at hand
     (compiled, a step of 9.68 ms took 10.53). Targets that somebody lays out are no network's."""
     trace, shapes = scene.trace, scene.trace.optional("shapes")
@@ -107,7 +112,7 @@ def _are_compared(scene: Scene, sizes: set[int]) -> bool:
     return distances > 0 and wide >= 2 * distances
 
 
-def _changes_type(scene: Scene, copies: np.ndarray) -> np.ndarray:
+def _changes_type(scene: TraceContext, copies: np.ndarray) -> np.ndarray:
     """Which copies are of another type than what they read; one that lays half of the logits out anew is not."""
     trace, dtypes = scene.trace, scene.trace.optional("dtypes")
     ops = shaped_ops(trace, scene.rows[copies])
@@ -115,7 +120,7 @@ def _changes_type(scene: Scene, copies: np.ndarray) -> np.ndarray:
     return np.array([op < 0 or len(kinds) < 2 or kinds[0] != kinds[1] for op, kinds in zip(ops, given)], dtype=bool)
 
 
-def _class_counts(scene: Scene) -> set[int]:
+def _class_counts(scene: TraceContext) -> set[int]:
     """Widths of what losses read: so many classes there are. Hidden layers can be as wide, and are no logits."""
     shapes = scene.trace.optional("shapes")
     ops = shaped_ops(scene.trace, scene.rows[scene.family("loss")])
@@ -123,13 +128,13 @@ def _class_counts(scene: Scene) -> set[int]:
     return {shape[-1] for shape in found if len(shape) >= 2 and shape[-1] >= LARGE_VOCAB} | _summed_up(scene)
 
 
-def _summed_up(scene: Scene) -> set[int]:
+def _summed_up(scene: TraceContext) -> set[int]:
     """The same of losses that are written out as a logarithm of sums: of what a layer gives, and once or twice of each.
     Plans of transport sum up the same matrix again and again."""
     trace, shapes = scene.trace, scene.trace.optional("shapes")
     sums = [first_shape(trace.words[int(shapes[span])]) for span in scene.host_spans(SUMMED_UP, Kind.OP).tolist()]
     calls = scene.host_spans(r"^aten::(linear|mm|addmm)$", Kind.OP)
-    calls = calls[~scene.spans_under(calls, r"^aten::linear$|" + BACKWARD)]
+    calls = calls[~spans_under(scene, calls, r"^aten::linear$|" + BACKWARD)]
     made = [product_of(trace.words[int(trace.name[at])], trace.words[int(shapes[at])]) for at in calls.tolist()]
     widths = [product.n for product in made if product is not None]
     summed = [shape[-1] for shape in sums if len(shape) >= 2 and shape[-1] >= LARGE_VOCAB]
@@ -142,17 +147,17 @@ def _is_logits(shapes: str, sizes: set[int]) -> bool:
 
 
 @rule("index-backward", version=7, order=48)
-def index_backward(scene: Scene) -> Candidate | None:
+def index_backward(scene: TraceContext) -> Candidate | None:
     """Gradients of ``table[index]`` sort the indices and add row by row. A lookup's own backward sorts as well, and a
     sparse gradient is sorted by its optimizer: of those nothing is told."""
     works = np.flatnonzero(
         scene.named(r"indexing_backward|index_put|compute_grad_weight|krn_partial|sum_and_scatter|embedding.*backward")
         | (
             scene.family("sort", "index", "reduce", "embedding")
-            & scene.under(r"IndexBackward|index_put|embedding_dense_backward|EmbeddingBackward")
+            & under(scene, r"IndexBackward|index_put|embedding_dense_backward|EmbeddingBackward")
         )
     )
-    works = works[scene.under(BACKWARD)[works]]  # elsewhere values are put into a cache, or counted
+    works = works[under(scene, BACKWARD)[works]]  # elsewhere values are put into a cache, or counted
     if not len(works) or not scene.named(r"indexing_backward|index_put")[works].any():
         return None
     least = _least_frac(scene, works)
@@ -162,21 +167,21 @@ def index_backward(scene: Scene) -> Candidate | None:
         what=f"The gradient of a lookup takes {scene.per_step_s(works) * 1e3:.3g} ms a step",
         cause="index backward: indices are sorted and rows are added one after another",
         change="F.embedding(index, table) instead of table[index]: its backward does not sort element by element",
-        where=scene.where(works),
+        where=place_of(scene, works),
         cure=Cure(
             works=works,
             keep_best=max(0.1, least),
             keep_worst=max(0.6, least),
-            host=scene.op_time(works),
+            host=op_time(scene, works),
             host_best=0.4,
             host_worst=1.0,
         ),
-        evidence=scene.evidence(works),
+        evidence=kernel_evidence(scene, works),
         spans=tuple(scene.rows[works[:200]].tolist()),
     )
 
 
-def _one_after_another(scene: Scene, works: np.ndarray) -> bool:
+def _one_after_another(scene: TraceContext, works: np.ndarray) -> bool:
     """Whether rows are looked up so often that adding to them in turn is what takes the time: by the sizes of most of
     it, or where they are unknown by what sorting takes. A lookup's own backward sorts as well: at two lookups a row it
     took 6.9 ms in place of 2.1, and at fifteen 5.4 in place of 1.9 (H200)."""
@@ -198,7 +203,7 @@ def _times_a_row(shapes: str) -> float:
     return float(np.prod(given[-1])) / max(1.0, float(np.prod(given[0])))
 
 
-def _least_frac(scene: Scene, works: np.ndarray) -> float:
+def _least_frac(scene: TraceContext, works: np.ndarray) -> float:
     """What reading the gradients once and adding them to their rows takes, as a share of what it took."""
     if scene.device is None:
         return 0.0
@@ -216,19 +221,19 @@ def _least_frac(scene: Scene, works: np.ndarray) -> float:
 
 
 @rule("dense-embedding-gradient", version=7, order=8)
-def dense_embedding_gradient(scene: Scene) -> Candidate | None:
+def dense_embedding_gradient(scene: TraceContext) -> Candidate | None:
     """A table far larger than the rows a step touches gets a dense gradient that is filled, added and applied in
     full."""
     works = np.flatnonzero(
         scene.family("pointwise", "fill", "foreach", "optimizer", "copy", "embedding") | (scene.work_kind == 4)
     )
     largest = _table_elements(scene)
-    if not largest or not scene.trains or len(scene.host_spans(r"embedding(_bag)?_sparse_backward$")):
+    if not largest or not trains(scene) or len(scene.host_spans(r"embedding(_bag)?_sparse_backward$")):
         return None
     updated = scene.launched_in(scene.time_of(scene.host_spans(r"^Optimizer\.")))
-    tables = scene.under(r"embedding|EmbeddingBag") | updated
+    tables = under(scene, r"embedding|EmbeddingBag") | updated
     if _taken_out_of(scene):
-        tables |= scene.under(ROWS_BACKWARD)
+        tables |= under(scene, ROWS_BACKWARD)
     heavy = works[tables[works] & ~scene.named(r"updateOutput|forward")[works]]
     if not len(heavy):
         return None
@@ -240,14 +245,14 @@ def dense_embedding_gradient(scene: Scene) -> Candidate | None:
         cause="dense embedding gradient: all rows are zeroed, written and updated for the few that were looked up",
         change="nn.Embedding(…, sparse=True) with SGD, Adagrad or SparseAdam; or an embedding library that updates "
         "rows in place (fbgemm)",
-        where=scene.where(heavy),
+        where=place_of(scene, heavy),
         cure=Cure(works=heavy, keep_best=1.0 - 0.9 * at_best, keep_worst=1.0 - 0.6 * at_worst),
-        evidence=scene.evidence(heavy),
+        evidence=kernel_evidence(scene, heavy),
         spans=tuple(scene.rows[heavy[:200]].tolist()),
     )
 
 
-def _table_elements(scene: Scene) -> float:
+def _table_elements(scene: TraceContext) -> float:
     """Values of the largest table whose dense gradient matters; 0 if there is none."""
     shapes, learned, multiplied = scene.trace.optional("shapes"), _learned_tables(scene), _multiplied(scene)
     spans = scene.host_spans(r"aten::(embedding|_embedding_bag|embedding_bag)$").tolist()[:50]
@@ -257,20 +262,20 @@ def _table_elements(scene: Scene) -> float:
     return max((float(np.prod(shape)) for shape in matter), default=0.0)
 
 
-def _matters(scene: Scene, shape: tuple[int, ...]) -> bool:
+def _matters(scene: TraceContext, shape: tuple[int, ...]) -> bool:
     """Whether a table is so large that what its dense gradient takes is worth a word."""
     values = float(np.prod(shape)) if len(shape) == 2 else 0.0
     large = values >= TABLE or (values >= ENTITY_TABLE and shape[0] >= ENTITIES) or _holds_up(scene, shape)
     return large and _num_lookups(scene, shape) < shape[0]
 
 
-def _num_lookups(scene: Scene, table: tuple[int, ...]) -> float:
+def _num_lookups(scene: TraceContext, table: tuple[int, ...]) -> float:
     """Rows that a step takes out of tables of this size: as many as there are, and most are touched."""
     trace, shapes = scene.trace, scene.trace.optional("shapes")
     spans = scene.host_spans(r"^aten::(embedding|embedding_bag|index|index_select)$", Kind.OP)
-    spans = spans[~scene.spans_under(spans, BACKWARD)]
+    spans = spans[~spans_under(scene, spans, BACKWARD)]
     given = [parsed(trace.words[int(shapes[span])]) for span in spans.tolist()]
-    return sum(_num_ids(each) for each in given if each[:1] == ([*table],)) / scene.num_rounds
+    return sum(_num_ids(each) for each in given if each[:1] == ([*table],)) / num_rounds(scene)
 
 
 def _num_ids(given: tuple[Any, ...]) -> float:
@@ -280,7 +285,7 @@ def _num_ids(given: tuple[Any, ...]) -> float:
     return float(np.prod(next(found, [0])))
 
 
-def _taken_out_of(scene: Scene) -> set[tuple[int, ...]]:
+def _taken_out_of(scene: TraceContext) -> set[tuple[int, ...]]:
     """Sizes of leaves that rows are taken out of by ``table[ids]`` or ``index_select``, and whose gradients are zeroed
     for it. What layers have computed is indexed as well (messages along edges), and is no leaf."""
     if not len(scene.host_spans(ROWS_BACKWARD)):
@@ -291,14 +296,14 @@ def _taken_out_of(scene: Scene) -> set[tuple[int, ...]]:
     return {shape for shape in _zeroed(scene, ROWS_BACKWARD) if len(shape) == 2 and shape in learned}
 
 
-def _holds_up(scene: Scene, shape: tuple[int, ...]) -> bool:
+def _holds_up(scene: TraceContext, shape: tuple[int, ...]) -> bool:
     """Whether zeroing and updating a table of many rows is much of a step, at the memory's rate."""
     if scene.device is None or len(shape) != 2 or shape[0] < MANY_ROWS:
         return False
     return scene.frac(float(np.prod(shape)) * FUSED_BYTES / scene.device.dram.bandwidth_bytes_per_s) >= HELD_UP_FRAC
 
 
-def _learned_tables(scene: Scene) -> set[tuple[int, ...]] | None:
+def _learned_tables(scene: TraceContext) -> set[tuple[int, ...]] | None:
     """Sizes of tables that get a dense gradient, by what is zeroed for it: a frozen table gets none. None where sizes
     of such were not recorded, and none at all where no lookup has a backward pass."""
     if not len(scene.host_spans(LOOKUP_BACKWARD)):
@@ -306,21 +311,21 @@ def _learned_tables(scene: Scene) -> set[tuple[int, ...]] | None:
     return set(_zeroed(scene)) or None
 
 
-def _zeroed(scene: Scene, nodes: str = LOOKUP_BACKWARD) -> list[tuple[int, ...]]:
+def _zeroed(scene: TraceContext, nodes: str = LOOKUP_BACKWARD) -> list[tuple[int, ...]]:
     """Sizes of what is zeroed for the gradients of lookups, once for each."""
     shapes = scene.trace.optional("shapes")
     spans = scene.host_spans(r"^aten::(zero_|fill_)$", Kind.OP)
-    spans = spans[scene.spans_under(spans, nodes)]
+    spans = spans[spans_under(scene, spans, nodes)]
     found = (first_shape(scene.trace.words[int(shapes[span])]) for span in spans.tolist())
     return [shape for shape in found if shape]
 
 
-def _zeroed_values(scene: Scene) -> float:
+def _zeroed_values(scene: TraceContext) -> float:
     """Values of all tables that get a dense gradient in a step; 0 where sizes were not recorded."""
-    return sum(float(np.prod(shape)) for shape in _zeroed(scene)) / scene.num_rounds
+    return sum(float(np.prod(shape)) for shape in _zeroed(scene)) / num_rounds(scene)
 
 
-def _multiplied(scene: Scene) -> set[int]:
+def _multiplied(scene: TraceContext) -> set[int]:
     """Sizes of products: a table of a language model is multiplied with as well, in the layer that says the next word,
     and where that is the same one, its gradient has every row."""
     shapes, words = scene.trace.optional("shapes"), scene.trace.words
@@ -329,23 +334,23 @@ def _multiplied(scene: Scene) -> set[int]:
     return {size for word in given for shape in parsed(words[word]) if is_shape(shape) for size in shape}
 
 
-def _updated_frac(scene: Scene, works: np.ndarray, values: float) -> float:
+def _updated_frac(scene: TraceContext, works: np.ndarray, values: float) -> float:
     """Of what an optimizer updates, the table: by what all passes move for it, at the memory's rate."""
-    taken_s = float(scene.work_s[works].sum()) / scene.num_rounds
+    taken_s = float(scene.work_s[works].sum()) / num_rounds(scene)
     if scene.device is None or taken_s <= 0:
         return 1.0
-    passes = len(scene.host_spans(r"^aten::_foreach_", Kind.OP)) / scene.num_rounds
+    passes = len(scene.host_spans(r"^aten::_foreach_", Kind.OP)) / num_rounds(scene)
     moved_bytes = values * (PASS_BYTES * passes if passes else FUSED_BYTES)
     return min(1.0, moved_bytes / (taken_s * scene.device.dram.bandwidth_bytes_per_s))
 
 
 @rule("recompute", version=4, order=55)
-def recompute(scene: Scene) -> Candidate | None:
+def recompute(scene: TraceContext) -> Candidate | None:
     """Forward work inside the backward pass: activation checkpointing, while memory is free."""
-    works = np.flatnonzero(scene.recomputed)
+    works = np.flatnonzero(recomputed(scene))
     if not len(works) or scene.frac(scene.per_step_s(works)) < 0.02:
         return None
-    used = scene.memory_frac
+    used = memory_frac(scene)
     if (used is not None and used > FREE_FRAC) or _would_not_fit(scene, works, used):
         return None
     known = (
@@ -355,22 +360,22 @@ def recompute(scene: Scene) -> Candidate | None:
         what=f"{scene.per_step_s(works) * 1e3:.3g} ms of forward work is computed again in the backward pass",
         cause=f"recompute that memory does not need: {known}",
         change="drop torch.utils.checkpoint, or keep it for the largest activations only (selective checkpointing)",
-        where=scene.where(works),
+        where=place_of(scene, works),
         cure=Cure(
             works=works,
             keep_best=0.0,
             keep_worst=0.1 if used is not None else 1.0,
-            host=joined(scene.recomputing, scene.op_time(works)),
+            host=joined(recomputing_time(scene), op_time(scene, works)),
             host_best=0.0,
             host_worst=0.4 if used is not None else 1.0,
         ),
-        evidence=scene.evidence(works),
+        evidence=kernel_evidence(scene, works),
         spans=tuple(scene.rows[works[:200]].tolist()),
         unchecked=() if used is not None else ("whether the activations fit: record with memory",),
     )
 
 
-def _would_not_fit(scene: Scene, works: np.ndarray, used: float | None) -> bool:
+def _would_not_fit(scene: TraceContext, works: np.ndarray, used: float | None) -> bool:
     """Whether what is computed again is more than the free memory: at most what its kernels can write in their time.
     Where nobody said how much is taken, what the optimizer goes over in its time is."""
     if scene.device is None:
@@ -379,15 +384,15 @@ def _would_not_fit(scene: Scene, works: np.ndarray, used: float | None) -> bool:
     products = scene.family("gemm", "conv", "attention")[works]
     share = np.where(products, WRITTEN_BY_PRODUCTS_FRAC, WRITTEN_FRAC)
     dram = scene.device.dram
-    kept_bytes = float((share * scene.work_s[works]).sum()) / scene.num_rounds * dram.bandwidth_bytes_per_s
+    kept_bytes = float((share * scene.work_s[works]).sum()) / num_rounds(scene) * dram.bandwidth_bytes_per_s
     return kept_bytes > (1.0 - held) * dram.capacity_bytes
 
 
-def _held_frac(scene: Scene) -> float:
+def _held_frac(scene: TraceContext) -> float:
     """Of the memory, weights, gradients and what the optimizer keeps of them: it reads all and writes three quarters in
     every step, at no more than the memory's rate."""
     if scene.device is None:
         return 0.0
     works = scene.launched_in(scene.time_of(scene.host_spans(r"^Optimizer\.step"))) & scene.family("optimizer")
-    moved_bytes = float(scene.work_s[works].sum()) / scene.num_rounds * scene.device.dram.bandwidth_bytes_per_s
+    moved_bytes = float(scene.work_s[works].sum()) / num_rounds(scene) * scene.device.dram.bandwidth_bytes_per_s
     return HELD * moved_bytes / scene.device.dram.capacity_bytes

@@ -6,8 +6,15 @@ from collections import Counter
 
 import numpy as np
 
-from ridgeline.findings.context.context import BACKWARD, Candidate, Scene
+from ridgeline.findings.context.candidate import Candidate
+from ridgeline.findings.context.context import TraceContext
+from ridgeline.findings.context.evidence import kernel_evidence, place_of, place_of_host
+from ridgeline.findings.context.host_time import main_threads
+from ridgeline.findings.context.kernels import linked
+from ridgeline.findings.context.nesting import op_time, spans_under, under
+from ridgeline.findings.context.rounds import num_rounds
 from ridgeline.findings.context.shapes import Product, first_shape, is_shape, parsed, product_of, shaped_ops
+from ridgeline.findings.context.training import BACKWARD, passes_a_step, turns_a_step
 from ridgeline.findings.replay.fix import Cure, joined
 from ridgeline.findings.replay.replay import Index, Mask, Seconds
 from ridgeline.findings.rule import rule, suspicion
@@ -40,14 +47,14 @@ COMPILED = "torch._foreach_… over lists of weights, or torch.compile(optimizer
 
 
 @rule("unfused-optimizer", version=8, order=15)
-def unfused_optimizer(scene: Scene) -> Candidate | None:
+def unfused_optimizer(scene: TraceContext) -> Candidate | None:
     """Updates tensor by tensor, or pass by pass over all of them."""
     spans = scene.host_spans(r"^Optimizer\.step", Kind.ANNOTATION, Kind.OP)
     by_hand = not len(spans)
     spans = _updated_by_hand(scene) if by_hand else spans[~_has_no_fused_form(scene, spans)]
     time = _in_a_row(scene, spans) if by_hand else scene.time_of(spans)
     works = np.flatnonzero(scene.launched_in(time) & ~scene.family("optimizer", "communication", "fused"))
-    if not len(works) or len(works) / scene.num_rounds < MANY:
+    if not len(works) or len(works) / num_rounds(scene) < MANY:
         return None
     foreach = scene.per_step_s(works[scene.family("foreach")[works]]) > 0.5 * scene.per_step_s(works)
     if foreach and _num_passes(scene, spans) < FEW_PASSES:  # a fused one reads and writes as much
@@ -62,7 +69,7 @@ def unfused_optimizer(scene: Scene) -> Candidate | None:
         f"{scene.per_step_s(works) * 1e3:.3g} ms",
         cause=f"unfused optimizer: {how}",
         change=FUSED if fusible else COMPILED,
-        where=scene.where_host(spans),
+        where=place_of_host(scene, spans),
         cure=Cure(
             works=works,
             keep_best=keep[0],
@@ -71,13 +78,13 @@ def unfused_optimizer(scene: Scene) -> Candidate | None:
             host_best=0.05 if not foreach else 0.3,
             host_worst=0.25 if not foreach else 0.8,
         ),
-        evidence=scene.evidence(works),
+        evidence=kernel_evidence(scene, works),
         spans=tuple(spans[:200].tolist()),
     )
 
 
 @suspicion("unfused-optimizer")
-def perhaps_updates(scene: Scene) -> Candidate | None:
+def perhaps_updates(scene: TraceContext) -> Candidate | None:
     """Ops over tensors of the weights' sizes between a backward pass and the next forward one, without an optimizer of
     PyTorch's: they may write new weights instead of writing over the old."""
     if len(scene.host_spans(r"^Optimizer\.step", Kind.ANNOTATION, Kind.OP)):
@@ -85,26 +92,26 @@ def perhaps_updates(scene: Scene) -> Candidate | None:
     ops, _ = _after_gradients(scene, _sizes_learned(scene) | _sizes_called_with(scene))
     time = _in_a_row(scene, ops)
     works = np.flatnonzero(scene.launched_in(time) & scene.family(*LIBRARY))
-    if len(works) / scene.num_rounds < MANY:
+    if len(works) / num_rounds(scene) < MANY:
         return None
     return Candidate(
         what=f"{len(works) / scene.num_steps:,.0f} kernels a step over what has the weights' sizes, after gradients",
         cause="unfused optimizer: weights are updated one tensor after another",
         change=FUSED,
-        where=scene.where(works),
+        where=place_of(scene, works),
         cure=Cure(works=works, keep_best=0.2, keep_worst=0.6, host=time, host_best=0.05, host_worst=0.4),
-        evidence=scene.evidence(works),
+        evidence=kernel_evidence(scene, works),
         spans=tuple(scene.rows[works[:200]].tolist()),
     )
 
 
-def _sizes_learned(scene: Scene) -> set[str]:
+def _sizes_learned(scene: TraceContext) -> set[str]:
     """Of leaves that get gradients."""
     learned = scene.host_spans(r"^torch::autograd::AccumulateGrad$", Kind.OP)
     return {_first_size(scene, row) for row in learned.tolist()} - {""}
 
 
-def _sizes_called_with(scene: Scene) -> set[str]:
+def _sizes_called_with(scene: TraceContext) -> set[str]:
     """Of matrices and filters that layers are called with, and turned ones, as products are given them."""
     calls = scene.host_spans(r"^aten::(linear|conv\dd|embedding)$", Kind.OP)
     words = {scene.trace.text("shapes", row) for row in calls.tolist()}
@@ -113,7 +120,7 @@ def _sizes_called_with(scene: Scene) -> set[str]:
     return {", ".join(map(str, each)) for weight in weights for each in (weight, weight[::-1])}
 
 
-def _kept_one_by_one(scene: Scene, works: Index) -> tuple[Seconds, Seconds]:
+def _kept_one_by_one(scene: TraceContext, works: Index) -> tuple[Seconds, Seconds]:
     """Of the device's time, what is left at best and at worst of updates one tensor after another: of a few kernels for
     each that is about all there is to do, of a kernel that somebody wrote for the whole update all of it, and of one
     kernel a tensor what lies within its beginning and its end."""
@@ -124,7 +131,7 @@ def _kept_one_by_one(scene: Scene, works: Index) -> tuple[Seconds, Seconds]:
     return best, np.where(alone, 1.0, 1.0 if few else 0.5)
 
 
-def _updated_by_hand(scene: Scene) -> Index:
+def _updated_by_hand(scene: TraceContext) -> Index:
     """Ops over tensors of the gradients' sizes after a backward pass, where the program has no optimizer of PyTorch's:
     most of them have been written over once the last one is done. Averages of weights have an optimizer beside them."""
     sizes = _sizes_learned(scene)
@@ -135,16 +142,16 @@ def _updated_by_hand(scene: Scene) -> Index:
     return np.asarray(ops if many and len(covered) >= COVERED_FRAC * len(sizes) else ops[:0], dtype=np.int64)
 
 
-def _after_gradients(scene: Scene, sizes: set[str]) -> tuple[Index, int]:
+def _after_gradients(scene: TraceContext, sizes: set[str]) -> tuple[Index, int]:
     """Ops over tensors of these sizes after a backward pass and before the next forward one, and how many such passes
     there are."""
     trace, ops = scene.trace, scene.host_spans(UPDATES, Kind.OP)
-    ops = ops[~np.isin(trace.parent[ops], scene.of_kind(Kind.OP)) & np.isin(trace.thread[ops], scene.main_threads)]
+    ops = ops[~np.isin(trace.parent[ops], scene.of_kind(Kind.OP)) & np.isin(trace.thread[ops], main_threads(scene))]
     passes = scene.host_spans(r"^autograd::engine::evaluate_function", Kind.OP)
     if not len(ops) or not sizes or not len(passes):
         return ops[:0], 0
     launches = scene.host_spans(FORWARD, Kind.OP)
-    launches = np.sort(scene.start_ns[launches[~scene.spans_under(launches, BACKWARD)]])
+    launches = np.sort(scene.start_ns[launches[~spans_under(scene, launches, BACKWARD)]])
     ended = np.sort(scene.end_ns[passes])
     last = np.searchsorted(ended, scene.start_ns[ops]) - 1
     since = np.where(last >= 0, ended[np.maximum(last, 0)], np.iinfo(np.int64).max)
@@ -154,7 +161,7 @@ def _after_gradients(scene: Scene, sizes: set[str]) -> tuple[Index, int]:
     return np.asarray(ops[chosen], dtype=np.int64), len(np.unique(last[chosen]))
 
 
-def _in_a_row(scene: Scene, ops: Index) -> Intervals:
+def _in_a_row(scene: TraceContext, ops: Index) -> Intervals:
     """The time of ops that follow each other, with the Python between them."""
     ops = ops[np.argsort(scene.start_ns[ops], kind="stable")]
     start, end = scene.start_ns[ops], scene.end_ns[ops]
@@ -162,32 +169,32 @@ def _in_a_row(scene: Scene, ops: Index) -> Intervals:
     return union(start, np.where(following - end < BETWEEN_NS, np.maximum(end, following), end))
 
 
-def _has_no_fused_form(scene: Scene, spans: Index) -> Mask:
+def _has_no_fused_form(scene: TraceContext, spans: Index) -> Mask:
     """Which steps have products of their own, as Muon and Shampoo have, gradients of rows alone, or a whole backward
     pass, as those have that call for the loss themselves."""
     backward = scene.start_ns[scene.host_spans(r"evaluate_function", Kind.OP)]
-    products = scene.launch_ns[scene.family("gemm") & scene.linked]
+    products = scene.launch_ns[scene.family("gemm") & linked(scene)]
     sparse = scene.start_ns[scene.host_spans(SPARSE, Kind.OP)]
     inside = np.sort(np.concatenate((products, sparse, backward)))
     starts, ends = scene.start_ns[spans], scene.end_ns[spans]
     return np.asarray(np.searchsorted(inside, ends) > np.searchsorted(inside, starts), dtype=bool)
 
 
-def _num_passes(scene: Scene, spans: Index) -> float:
+def _num_passes(scene: TraceContext, spans: Index) -> float:
     """How often an optimizer step goes over its lists of tensors."""
     calls = np.sort(scene.start_ns[scene.host_spans(r"^aten::_foreach_", Kind.OP)])
     inside = np.searchsorted(calls, scene.end_ns[spans]) - np.searchsorted(calls, scene.start_ns[spans])
     return float(inside.mean()) if len(spans) else 0.0
 
 
-def _num_kernels_a_tensor(scene: Scene, works: Index) -> float:
+def _num_kernels_a_tensor(scene: TraceContext, works: Index) -> float:
     """Kernels of an update over tensors that got a gradient; many where nobody knows how many those are."""
     tensors = len(scene.host_spans(r"^autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", Kind.OP))
-    passes = scene.passes_a_step or scene.turns_a_step  # a loss may be written out
+    passes = passes_a_step(scene) or turns_a_step(scene)  # a loss may be written out
     return len(works) * passes / tensors if tensors and passes >= 1 else float(MANY)
 
 
-def _zeroed_by_hand(scene: Scene) -> Index:
+def _zeroed_by_hand(scene: TraceContext) -> Index:
     """Zeros written into what a backward pass then adds to: as many, and of the same sizes."""
     trace, zeros = scene.trace, scene.host_spans(r"^aten::(zero_|fill_|zeros_like)$", Kind.OP)
     if "shapes" not in trace.extra:
@@ -202,10 +209,10 @@ def _zeroed_by_hand(scene: Scene) -> Index:
     return found if 0.9 * len(added) <= len(found) <= 1.1 * len(added) else found[:0]
 
 
-def _lists_zeroed(scene: Scene) -> Index:
+def _lists_zeroed(scene: TraceContext) -> Index:
     """``torch._foreach_zero_`` over as many tensors as gradients are added to."""
     lists = scene.host_spans(r"^aten::_foreach_zero_$", Kind.OP)
-    lists = lists[~scene.spans_under(lists, r"^Optimizer\.")]
+    lists = lists[~spans_under(scene, lists, r"^Optimizer\.")]
     given = [parsed(scene.trace.text("shapes", row)) for row in lists.tolist()]
     zeroed = sum(len(found[0]) for found in given if found and isinstance(found[0], list))
     added = scene.host_spans(r"^aten::add_$", Kind.OP)
@@ -213,12 +220,12 @@ def _lists_zeroed(scene: Scene) -> Index:
     return lists if num and 0.9 * num <= zeroed <= 1.1 * num else lists[:0]
 
 
-def _first_size(scene: Scene, row: int) -> str:
+def _first_size(scene: TraceContext, row: int) -> str:
     return scene.trace.text("shapes", row).split("]")[0].lstrip("[")
 
 
 @rule("needless-gradients", version=1, order=14)
-def needless_gradients(scene: Scene) -> Candidate | None:
+def needless_gradients(scene: TraceContext) -> Candidate | None:
     """A backward pass goes on into weights that no optimizer has."""
     leaves = scene.host_spans(r"^torch::autograd::AccumulateGrad$", Kind.OP)
     steps = scene.host_spans(r"^Optimizer\.step", Kind.ANNOTATION, Kind.OP)
@@ -232,32 +239,32 @@ def needless_gradients(scene: Scene) -> Candidate | None:
     time, num = _beyond(scene, leaves, wanted, np.sort(scene.start_ns[steps]))
     if not updated or not wanted.any():
         return None
-    if num < UNWANTED * scene.num_rounds:
+    if num < UNWANTED * num_rounds(scene):
         if not wanted[-1] or not any(len(size) > 1 for size in set(sizes) & updated):
             return None  # lists of vectors alone may be of something else than weights
         return _learned_in_passing(scene, Counter(size for size in sizes if size and size not in updated))
-    works = np.flatnonzero(scene.launched_in(time) & scene.under(BACKWARD))
+    works = np.flatnonzero(scene.launched_in(time) & under(scene, BACKWARD))
     if not len(works):
         return None
     return Candidate(
         what=f"{num / scene.num_steps:.3g} gradients a step are of weights that the optimizer does not have",
         cause="needless gradients: the backward pass goes through layers that are never updated",
         change="requires_grad_(False) on the layers that stay, or torch.no_grad() around them",
-        where=scene.where(works),
+        where=place_of(scene, works),
         cure=Cure(
-            works=works, keep_best=0.0, keep_worst=0.1, host=scene.op_time(works), host_best=0.0, host_worst=0.25
+            works=works, keep_best=0.0, keep_worst=0.1, host=op_time(scene, works), host_best=0.0, host_worst=0.25
         ),
-        evidence=scene.evidence(works),
+        evidence=kernel_evidence(scene, works),
         spans=tuple(scene.rows[works[:200]].tolist()),
         unchecked=("whether anybody reads these gradients, or updates these weights in other steps",),
     )
 
 
-def _learned_in_passing(scene: Scene, unwanted: Counter[tuple[int, ...]]) -> Candidate | None:
+def _learned_in_passing(scene: TraceContext, unwanted: Counter[tuple[int, ...]]) -> Candidate | None:
     """A backward pass must go through layers to something that is learned before them (a prompt, adapters), and makes
     gradients of their weights on its way: products whose result has such a weight's size, as many as there are. Where
     there are more, what layers work on has the same size."""
-    inside, num = scene.under(BACKWARD), unwanted.total()
+    inside, num = under(scene, BACKWARD), unwanted.total()
     products = np.flatnonzero(scene.family("gemm") & inside)
     trace, ops = scene.trace, shaped_ops(scene.trace, scene.rows[products])
     shapes = trace.optional("shapes")
@@ -267,23 +274,23 @@ def _learned_in_passing(scene: Scene, unwanted: Counter[tuple[int, ...]]) -> Can
     many = {size for size, count in Counter(results.values()).items() if count > unwanted[size]}
     weights = {op for op, size in results.items() if size and size not in many}
     works = products[[op in weights for op in ops.tolist()]]
-    if num < UNWANTED * scene.num_rounds or len(works) < UNWANTED * scene.num_rounds:
+    if num < UNWANTED * num_rounds(scene) or len(works) < UNWANTED * num_rounds(scene):
         return None
     beside = np.flatnonzero(inside & (scene.named(r"GammaBeta") | (scene.named(r"^aten::sum$", "op"))))
     return Candidate(
         what=f"{num / scene.num_steps:.3g} gradients a step are of weights that the optimizer does not have",
         cause="needless gradients: of layers that the backward pass goes through and that are never updated",
         change="requires_grad_(False) on the weights that stay: what is learned before them still gets its gradients",
-        where=scene.where(works),
+        where=place_of(scene, works),
         cure=Cure(
             works=np.concatenate((works, beside)),
             keep_best=0.0,
             keep_worst=np.concatenate((np.full(len(works), 0.1), np.ones(len(beside)))),
-            host=scene.op_time(works),
+            host=op_time(scene, works),
             host_best=0.0,
             host_worst=0.5,
         ),
-        evidence=scene.evidence(works),
+        evidence=kernel_evidence(scene, works),
         spans=tuple(scene.rows[works[:200]].tolist()),
         unchecked=("whether anybody reads these gradients, or updates these weights in other steps",),
     )
@@ -294,7 +301,7 @@ def _weight_of(product: Product, sizes: Counter[tuple[int, ...]]) -> tuple[int, 
     return next((size for size in ((product.m, product.n), (product.n, product.m)) if size in sizes), ())
 
 
-def _sizes_updated(scene: Scene, time: Intervals) -> set[tuple[int, ...]]:
+def _sizes_updated(scene: TraceContext, time: Intervals) -> set[tuple[int, ...]]:
     """Of what ops inside of updates were given, in lists or not; none where an update tells nothing of its tensors."""
     trace, shapes = scene.trace, scene.trace.optional("shapes")
     ops = scene.of_kind(Kind.OP)
@@ -305,7 +312,7 @@ def _sizes_updated(scene: Scene, time: Intervals) -> set[tuple[int, ...]]:
     return {tuple(size) for entry in lists for size in entry if is_shape(size) and size}
 
 
-def _beyond(scene: Scene, leaves: Index, wanted: Mask, steps_ns: Index) -> tuple[Intervals, int]:
+def _beyond(scene: TraceContext, leaves: Index, wanted: Mask, steps_ns: Index) -> tuple[Intervals, int]:
     """From the last gradient that is wanted before an update to the last that is not, and how many those are."""
     first, last, num = list[int](), list[int](), 0
     turn = np.searchsorted(steps_ns, scene.start_ns[leaves])
@@ -321,17 +328,17 @@ def _beyond(scene: Scene, leaves: Index, wanted: Mask, steps_ns: Index) -> tuple
 
 
 @rule("zero-grad", version=4, order=16)
-def zero_grad(scene: Scene) -> Candidate | None:
+def zero_grad(scene: TraceContext) -> Candidate | None:
     spans = scene.host_spans(r"^Optimizer\.zero_grad|zero_grad", Kind.ANNOTATION, Kind.OP)
-    adds = scene.under(r"AccumulateGrad") & scene.family("pointwise")
+    adds = under(scene, r"AccumulateGrad") & scene.family("pointwise")
     spans = spans if len(spans) else _zeroed_by_hand(scene)
     time = scene.time_of(spans)
     fills = scene.launched_in(time)
     if not fills.any():
         return None
     works = np.flatnonzero(fills | adds)
-    time = joined(time, scene.op_time(np.flatnonzero(adds)))
-    meant = 1.0 - 1.0 / max(1.0, scene.passes_a_step)  # of the additions: gradients of later batches are added anyway
+    time = joined(time, op_time(scene, np.flatnonzero(adds)))
+    meant = 1.0 - 1.0 / max(1.0, passes_a_step(scene))  # of the additions: gradients of later batches are added anyway
     meant = min(meant, max(0.0, 1.0 - float(fills.sum()) / max(1, adds.sum())))  # unless zeroed before each
     kept = np.where(adds[works] & ~fills[works], meant, 0.0)
     return Candidate(
@@ -339,12 +346,12 @@ def zero_grad(scene: Scene) -> Candidate | None:
         + (f", and {adds.sum() / scene.num_steps:.3g} additions to them in the backward pass" if adds.any() else ""),
         cause="gradient memsets: gradients are zeroed and added to instead of dropped and written",
         change="optimizer.zero_grad(set_to_none=True) (the default): drop the argument, or model.zero_grad() likewise",
-        where=scene.where_host(spans),
+        where=place_of_host(scene, spans),
         cure=Cure(
             works=works, keep_best=kept, keep_worst=np.maximum(0.1, kept), host=time,
             host_best=max(0.1, meant), host_worst=max(0.5, meant),
         ),
-        evidence=scene.evidence(works),
+        evidence=kernel_evidence(scene, works),
         spans=tuple(spans[:200].tolist()),
         unchecked=("whether the gradients are accumulated over several backward passes on purpose",),
     )  # fmt: skip

@@ -6,7 +6,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ridgeline.findings.context.context import BACKWARD, Candidate, Scene
+from ridgeline.findings.context.candidate import Candidate
+from ridgeline.findings.context.context import TraceContext
+from ridgeline.findings.context.evidence import kernel_evidence, place_of
+from ridgeline.findings.context.host_time import main_threads
+from ridgeline.findings.context.nesting import spans_under
+from ridgeline.findings.context.rounds import num_rounds
+from ridgeline.findings.context.training import BACKWARD
 from ridgeline.findings.replay.fix import Cure
 from ridgeline.findings.replay.replay import Index, Mask
 from ridgeline.findings.rule import rule
@@ -21,11 +27,11 @@ DEEP = 6
 
 
 @rule("redundant-pass", order=16)
-def redundant_pass(scene: Scene) -> Candidate | None:
+def redundant_pass(scene: TraceContext) -> Candidate | None:
     """A network is asked twice about a batch of the same size, both times for its gradients, and goes back through one
     of the two. A teacher or a target is asked without gradients, and of that nobody can tell whose weights it has."""
     spans = list(_never_gone_back_through(scene))
-    if len(spans) < scene.num_rounds:
+    if len(spans) < num_rounds(scene):
         return None
     time = union(scene.start_ns[[first for first, _ in spans]], scene.end_ns[[last for _, last in spans]])
     works = np.flatnonzero(scene.launched_in(time))
@@ -36,21 +42,21 @@ def redundant_pass(scene: Scene) -> Candidate | None:
         cause="a pass that is not needed: the network is asked again what it has said already, for a metric say",
         change="use what the first pass gave (out.detach()); where the batch or the weights are others, "
         "torch.no_grad() around the second",
-        where=scene.where(works),
+        where=place_of(scene, works),
         cure=Cure(works=works, keep_best=0.0, keep_worst=1.0, host=time, host_best=0.0, host_worst=1.0),
-        evidence=scene.evidence(works),
+        evidence=kernel_evidence(scene, works),
         spans=tuple(layers[:200].tolist()),
         unchecked=("whether both passes are over the same batch with the same weights",),
     )
 
 
-def _never_gone_back_through(scene: Scene) -> Iterator[tuple[int, int]]:
+def _never_gone_back_through(scene: TraceContext) -> Iterator[tuple[int, int]]:
     """Of each round the first and the last layer of such a pass."""
     nodes = _nodes(scene)
     if not len(nodes):
         return
     layers = scene.host_spans(LAYERS, Kind.OP)
-    layers = layers[np.isin(scene.trace.thread[layers], scene.main_threads) & ~scene.spans_under(layers, BACKWARD)]
+    layers = layers[np.isin(scene.trace.thread[layers], main_threads(scene)) & ~spans_under(scene, layers, BACKWARD)]
     layers = layers[np.argsort(scene.start_ns[layers], kind="stable")]
     if not len(layers):  # functions of somebody's own, or products by themselves
         return
@@ -65,7 +71,7 @@ def _never_gone_back_through(scene: Scene) -> Iterator[tuple[int, int]]:
             yield int(again[0]), int(again[-1])
 
 
-def _nodes(scene: Scene) -> Index:
+def _nodes(scene: TraceContext) -> Index:
     """Numbers of the nodes that backward passes went through."""
     gone = scene.host_spans(r"^autograd::engine::evaluate_function", Kind.OP)
     inner = scene.host_spans(r"Backward\d*$", Kind.OP)
@@ -74,7 +80,7 @@ def _nodes(scene: Scene) -> Index:
     return np.unique(found[found >= 0]).astype(np.int64)
 
 
-def _made(scene: Scene, layers: Index) -> Index:
+def _made(scene: TraceContext, layers: Index) -> Index:
     """The number of the node that each layer has made; none where it was asked without gradients."""
     trace, numbers = scene.trace, scene.trace.extra["sequence"]
     found = np.full(len(layers), -1, dtype=np.int64)
@@ -87,7 +93,7 @@ def _made(scene: Scene, layers: Index) -> Index:
     return found
 
 
-def _is_the_same_again(scene: Scene, layers: Index, made: Index, left: Mask) -> bool:
+def _is_the_same_again(scene: TraceContext, layers: Index, made: Index, left: Mask) -> bool:
     """Whether the layers that are left make up a whole pass, in one piece, with nodes of their own, and are given what
     those of the other are."""
     names, shapes = scene.trace.name[layers], scene.trace.optional("shapes")[layers]

@@ -6,7 +6,9 @@ import re
 
 import numpy as np
 
-from ridgeline.findings.context.context import Candidate, Scene
+from ridgeline.findings.context.candidate import Candidate
+from ridgeline.findings.context.context import TraceContext
+from ridgeline.findings.context.evidence import place_of
 from ridgeline.findings.replay.fix import Cure
 from ridgeline.findings.rule import rule
 
@@ -22,7 +24,7 @@ AT_POWER_FRAC = 0.55
 
 
 @rule("throttling", version=3, order=56)
-def throttling(scene: Scene) -> Candidate | None:
+def throttling(scene: TraceContext) -> Candidate | None:
     """The clock under load is far below what the device's boost clock allows, and not because the device draws the
     power it is built for: no setting raises that."""
     clock_hz = _under_load(scene, CLOCK)
@@ -50,14 +52,14 @@ def throttling(scene: Scene) -> Candidate | None:
         cause=cause + (f" at {power_w:.0f} W" if power_w is not None else ""),
         change="raise the power limit (nvidia-smi -pl) or reset locked clocks (nvidia-smi -rgc); cooling; or fewer "
         "joules: lower precision, fusion",
-        where=scene.where(works),
+        where=place_of(scene, works),
         cure=Cure(works=works, keep_best=share, keep_worst=min(1.0, share + 0.6 * (1 - share))),
         evidence=({"clock_mhz": round(clock_hz / 1e6), "power_w": power_w, "temperature_c": heat_c},),
         unchecked=("whether the limit is set on purpose",),
     )
 
 
-def _under_load(scene: Scene, pattern: re.Pattern[str]) -> float | None:
+def _under_load(scene: TraceContext, pattern: re.Pattern[str]) -> float | None:
     """The median of a counter in the window; None if it was not sampled."""
     for name, counter in scene.trace.counters.items():
         if not pattern.search(name):

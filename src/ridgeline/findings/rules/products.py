@@ -8,9 +8,14 @@ import numpy as np
 
 from ridgeline.errors import RidgelineError
 from ridgeline.findings.context.attention_upcast import cast_up
-from ridgeline.findings.context.context import BACKWARD, SURE_FRAC, Candidate, Scene
+from ridgeline.findings.context.candidate import Candidate
+from ridgeline.findings.context.context import SURE_FRAC, TraceContext
+from ridgeline.findings.context.evidence import kernel_evidence, place_of
 from ridgeline.findings.context.fact import positive
+from ridgeline.findings.context.kernels import in_precision, stream_order
+from ridgeline.findings.context.nesting import factored, under
 from ridgeline.findings.context.shapes import Product, first_dtype, is_shape, parsed, product_of, shaped_ops
+from ridgeline.findings.context.training import BACKWARD
 from ridgeline.findings.replay.fix import Cure
 from ridgeline.findings.replay.pricing import alignment_ratio, product_ratio
 from ridgeline.findings.replay.replay import Index, Mask, Seconds
@@ -63,14 +68,14 @@ nothing when they are odd (rows of a transposed operand)."""
 RECENT = r"volta|turing|ampere|hopper|sm7[05]|sm8[069]|sm90|sm100|cutlass_[789]0"
 
 
-def _has_tensor_cores(scene: Scene) -> bool:
+def _has_tensor_cores(scene: TraceContext) -> bool:
     """By the device if it is known, else by what its kernels are called."""
     if scene.device is not None:
         return any(unit == "tensor" for unit, _ in scene.device.peaks) and scene.device.arch not in NO_TENSOR_CORES
     return bool(scene.named(RECENT).any())
 
 
-def _speedup(scene: Scene, dtype: str, otherwise: float) -> float:
+def _speedup(scene: TraceContext, dtype: str, otherwise: float) -> float:
     """Tensor-Core peak over vector fp32 peak."""
     if scene.device is None:
         return otherwise
@@ -80,7 +85,7 @@ def _speedup(scene: Scene, dtype: str, otherwise: float) -> float:
         return otherwise
 
 
-def _products(scene: Scene, works: Index) -> list[Product | None]:
+def _products(scene: TraceContext, works: Index) -> list[Product | None]:
     """The matrix product behind each piece of work, where shapes were recorded."""
     trace, ops = scene.trace, shaped_ops(scene.trace, scene.rows[works])
     shapes = trace.optional("shapes")
@@ -98,17 +103,17 @@ def _ratios(
 
 
 @rule("tensor-cores-unused", version=10, order=40)
-def tensor_cores_unused(scene: Scene) -> Candidate | None:
+def tensor_cores_unused(scene: TraceContext) -> Candidate | None:
     """fp32 products on hardware that has Tensor Cores."""
     return _in_single(scene) or _in_double(scene)
 
 
-def _in_double(scene: Scene) -> Candidate | None:
+def _in_double(scene: TraceContext) -> Candidate | None:
     """Products of doubles in layers, which most networks have because numpy makes them. What solves equations or
     searches along lines wants them, and a program without layers is likely to."""
-    if scene.factored.any() or len(scene.host_spans(SEARCHES)) or not _layers_of_doubles(scene):
+    if factored(scene).any() or len(scene.host_spans(SEARCHES)) or not _layers_of_doubles(scene):
         return None
-    mask = scene.family("gemm", "conv") & ~scene.named(NO_PRODUCT) & ~scene.factored
+    mask = scene.family("gemm", "conv") & ~scene.named(NO_PRODUCT) & ~factored(scene)
     works = np.flatnonzero(mask)
     works = works[np.array([dtype == "fp64" for dtype in _dtypes(scene, works)], dtype=bool)] if len(works) else works
     share = scene.per_step_s(works) / max(1e-12, scene.per_step_s(scene.work_kind == 1))
@@ -123,25 +128,25 @@ def _in_double(scene: Scene) -> Candidate | None:
         cause="fp64 matrix products: twice the bytes everywhere, and a small part of the Tensor Cores' rate",
         change="x.float() where the data comes in (numpy makes doubles), and "
         "torch.set_float32_matmul_precision(\"high\") (TF32) or torch.autocast('cuda', dtype=torch.bfloat16)",
-        where=scene.where(works),
+        where=place_of(scene, works),
         cure=Cure(
             works=np.concatenate((works, others)),
             keep_best=np.concatenate((best, np.full(len(others), 0.5))),
             keep_worst=np.concatenate((worst, np.full(len(others), 0.75))),
         ),
-        evidence=scene.evidence(works),
+        evidence=kernel_evidence(scene, works),
         spans=tuple(scene.rows[works[:200]].tolist()),
         unchecked=("whether the program needs double precision",),
     )
 
 
-def _layers_of_doubles(scene: Scene) -> bool:
+def _layers_of_doubles(scene: TraceContext) -> bool:
     trace, dtypes = scene.trace, scene.trace.optional("dtypes")
     layers = scene.host_spans(r"^aten::(linear|conv\dd|convolution)$", Kind.OP)
     return any(first_dtype(trace.words[word]) == "fp64" for word in np.unique(dtypes[layers]).tolist())
 
 
-def _reads_doubles(scene: Scene) -> Mask:
+def _reads_doubles(scene: TraceContext) -> Mask:
     """Light works whose op was given doubles."""
     words, dtypes = scene.trace.words, scene.trace.optional("dtypes")
     ops = shaped_ops(scene.trace, scene.rows)
@@ -150,8 +155,10 @@ def _reads_doubles(scene: Scene) -> Mask:
     return np.asarray(light & np.array([known.get(op, False) for op in ops.tolist()], dtype=bool), dtype=bool)
 
 
-def _in_single(scene: Scene) -> Candidate | None:
-    mask = scene.family("gemm", "conv") & scene.precision("fp32") & ~scene.named(NO_PRODUCT) & ~_beyond_settings(scene)
+def _in_single(scene: TraceContext) -> Candidate | None:
+    mask = (
+        scene.family("gemm", "conv") & in_precision(scene, "fp32") & ~scene.named(NO_PRODUCT) & ~_beyond_settings(scene)
+    )
     mask &= ~(scene.named(SMALL_TILES) & (scene.work_s > SMALL_TILES_S))
     mask[mask] = [dtype not in ("bf16", "fp16") for dtype in _dtypes(scene, np.flatnonzero(mask))]
     share = scene.per_step_s(mask) / max(1e-12, scene.per_step_s(scene.work_kind == 1))
@@ -176,9 +183,9 @@ def _in_single(scene: Scene) -> Candidate | None:
         what=f"Tensor Cores unused: {share:.0%} of kernel time is fp32 products without them",
         cause="TF32/BF16 off: fp32 matrix products and convolutions run on the vector units",
         change=f"{high}torch.autocast('cuda', dtype={'torch.bfloat16' if has_tf32 else 'torch.float16'})",
-        where=scene.where(works),
+        where=place_of(scene, works),
         cure=Cure(works=works, keep_best=best, keep_worst=worst),
-        evidence=scene.evidence(works),
+        evidence=kernel_evidence(scene, works),
         spans=tuple(scene.rows[works[:200]].tolist()),
         unchecked=("whether the model tolerates the lower precision",)
         + (() if any(products) else ("shapes were not recorded: the gain is from peak rates",)),
@@ -186,11 +193,11 @@ def _in_single(scene: Scene) -> Candidate | None:
     )
 
 
-def _beyond_settings(scene: Scene) -> Mask:
+def _beyond_settings(scene: TraceContext) -> Mask:
     """Products that nothing a user can set sends to the Tensor Cores: those inside of factorizations, and those that
     stay in fp32 (complex, or of sizes that have no such kernel) where others are in TF32 already: it is set for
     all, for products and for convolutions each. Attention in its reference form is asked for something else."""
-    beyond, tf32 = np.asarray(scene.factored | cast_up(scene), dtype=bool), scene.precision("tf32")
+    beyond, tf32 = np.asarray(factored(scene) | cast_up(scene), dtype=bool), in_precision(scene, "tf32")
     products = scene.family("gemm") & (scene.named(PRODUCT_OPS, "op") | (scene.trace.op[scene.rows] == 0))
     for alike in (products, scene.family("conv")):
         if (alike & tf32).any():
@@ -198,7 +205,7 @@ def _beyond_settings(scene: Scene) -> Mask:
     return beyond
 
 
-def _whole_convolutions(scene: Scene, mask: Mask) -> Mask:
+def _whole_convolutions(scene: TraceContext, mask: Mask) -> Mask:
     """With its fp32 product goes all that a convolution does around it: transforms of its operands, FFTs, sums."""
     convolution = scene.named(r"conv", "op")
     launch = scene.trace.launch[scene.rows]
@@ -207,12 +214,12 @@ def _whole_convolutions(scene: Scene, mask: Mask) -> Mask:
 
 
 @rule("misaligned-sizes", version=7, order=42)
-def misaligned_sizes(scene: Scene) -> Candidate | None:
+def misaligned_sizes(scene: TraceContext) -> Candidate | None:
     """Products on Tensor Cores whose sizes are not multiples of 8, by name (align1, align2) or by shape; kernels that
     load whole tiles (nvjet) only take rows that are aligned, a number of rows is no stride, and of convolutions nobody
     knows what padding brings."""
-    works = np.flatnonzero(scene.family("gemm", "conv") & scene.precision("half", "tf32", "fp8", ""))
-    works = works[(scene.work_s[works] > 2e-6) & ~scene.under(OWN_SIZES)[works]]
+    works = np.flatnonzero(scene.family("gemm", "conv") & in_precision(scene, "half", "tf32", "fp8", ""))
+    works = works[(scene.work_s[works] > 2e-6) & ~under(scene, OWN_SIZES)[works]]
     if not len(works):
         return None
     products, dtypes = _products(scene, works), _dtypes(scene, works)
@@ -244,18 +251,18 @@ def misaligned_sizes(scene: Scene) -> Candidate | None:
         cause="rows that are not 16-byte aligned force slow loads and older kernels on the Tensor Cores",
         change="pad the size to a multiple of 64 (vocabulary 50257 → 50304, hidden 2731 → 2752), or the sequence "
         "to a multiple of 8",
-        where=scene.where(works),
+        where=place_of(scene, works),
         cure=Cure(works=works, keep_best=best, keep_worst=worst),
-        evidence=scene.evidence(works),
+        evidence=kernel_evidence(scene, works),
         spans=tuple(scene.rows[works[:200]].tolist()),
         sure_frac=SURE_FRAC,
     )
 
 
-def _row_counts(scene: Scene, works: Index, products: list[Product | None]) -> frozenset[int]:
+def _row_counts(scene: TraceContext, works: Index, products: list[Product | None]) -> frozenset[int]:
     """How many rows (tokens, samples) forward products have: in the gradient of a weight they are summed over, and
     where rows lie one behind the other their number is nobody's stride."""
-    forward = ~scene.under(BACKWARD)[works]
+    forward = ~under(scene, BACKWARD)[works]
     found = zip(products, forward.tolist(), strict=True)
     return frozenset(product.m for product, is_forward in found if product is not None and is_forward)
 
@@ -267,20 +274,20 @@ def _strides(product: Product, rows: frozenset[int]) -> tuple[int, ...]:
     return (product.n,) if product.k in rows else (product.n, product.k)
 
 
-def _is_slow(scene: Scene, product: Product | None, dtype: str, measured_s: float) -> bool:
+def _is_slow(scene: TraceContext, product: Product | None, dtype: str, measured_s: float) -> bool:
     """Whether padded sizes would take at most two thirds of the time: not every odd size hurts."""
     ratio = alignment_ratio(scene.device, product, dtype or "bf16", measured_s)
     return ratio is not None and ratio < 0.67
 
 
-def _dtypes(scene: Scene, works: Index) -> list[str]:
+def _dtypes(scene: TraceContext, works: Index) -> list[str]:
     trace, ops = scene.trace, shaped_ops(scene.trace, scene.rows[works])
     words = trace.optional("dtypes")
     return [first_dtype(trace.words[int(words[op])]) if op >= 0 else "" for op in ops.tolist()]
 
 
 @rule("channels-first", version=9, order=42)
-def channels_first(scene: Scene) -> Candidate | None:
+def channels_first(scene: TraceContext) -> Candidate | None:
     """Convolutions in NCHW: transforms around them, and norms and pools that walk planes."""
     convs, walks = scene.family("conv"), _walks_planes(scene)
     transforms = scene.family("layout") | walks
@@ -315,31 +322,31 @@ def channels_first(scene: Scene) -> Candidate | None:
         + (beside if walks.any() else ""),
         cause="NCHW convolutions: Tensor-Core kernels want NHWC, so every convolution transposes its operands",
         change=change,
-        where=scene.where(moved),
+        where=place_of(scene, moved),
         cure=_as_products(scene, moved, others)
         if thin
         else _in_channels_last(scene, moved, others, sure=shaped and not flat and not deep),
-        evidence=scene.evidence(moved),
+        evidence=kernel_evidence(scene, moved),
         spans=tuple(scene.rows[moved[:200]].tolist()),
     )
 
 
-def _walks_planes(scene: Scene) -> Mask:
+def _walks_planes(scene: TraceContext) -> Mask:
     """Convolutions of single channels by the kernels for NCHW."""
     return scene.named(WALKS_DEPTHWISE)
 
 
-def _turned_beside(scene: Scene, moved: Index) -> Index:
+def _turned_beside(scene: TraceContext, moved: Index) -> Index:
     """Copies right beside convolutions of single channels along one axis: rows of channels are turned into rows of time
     and back (4.5 of 42 ms in a network for speech on an H200, 1.2 as flat pictures in channels_last)."""
     flat = moved[_walks_planes(scene)[moved] & _along_one_axis(scene, moved)]
-    order, place = scene.stream_order
+    order, place = stream_order(scene)
     near = (place[flat][:, None] + np.arange(-BESIDE, BESIDE + 1)).ravel()
     near = np.unique(order[near[(near >= 0) & (near < len(order))]])
     return np.asarray(near[(scene.family("copy") & scene.named(STRIDES))[near]], dtype=np.int64)
 
 
-def _around_one_channel(scene: Scene, transforms: Mask) -> Mask:
+def _around_one_channel(scene: TraceContext, transforms: Mask) -> Mask:
     """Transforms around convolutions over a single channel, and around those that read what such a one gives: a tensor
     of one channel has no layout to tell, so its convolution works in NCHW, and what it gives is transposed by somebody
     (two convolutions over spectrograms on an H200 gained 0.08 of 26 ms)."""
@@ -361,7 +368,7 @@ def _conv_channels(shapes: str) -> tuple[int, int]:
     return (read[1], weight[0]) if read[1] == weight[1] else (0, 0)
 
 
-def _in_channels_last(scene: Scene, moved: Index, others: Index, *, sure: bool) -> Cure:
+def _in_channels_last(scene: TraceContext, moved: Index, others: Index, *, sure: bool) -> Cure:
     """No transforms, and faster norms and convolutions.
 
     Convolutions along one axis have no such layout of their own: somebody else may have to transform, and of those
@@ -385,10 +392,10 @@ def _in_channels_last(scene: Scene, moved: Index, others: Index, *, sure: bool) 
     )
 
 
-def _as_products(scene: Scene, moved: Index, others: Index) -> Cure:
+def _as_products(scene: TraceContext, moved: Index, others: Index) -> Cure:
     """Neither transforms nor, right beside the convolutions, copies and sums that walk strides."""
-    order, place = scene.stream_order
-    convs = np.flatnonzero(scene.under(CONVOLVES))
+    order, place = stream_order(scene)
+    convs = np.flatnonzero(under(scene, CONVOLVES))
     near = (place[convs][:, None] + np.arange(-BESIDE, BESIDE + 1)).ravel()
     near = np.unique(order[near[(near >= 0) & (near < len(order))]])
     strided = near[(scene.family("copy", "pointwise") & scene.named(STRIDES))[near]]
@@ -400,7 +407,7 @@ def _as_products(scene: Scene, moved: Index, others: Index) -> Cure:
     )
 
 
-def _of_width_one(scene: Scene, works: Index) -> Mask:
+def _of_width_one(scene: TraceContext, works: Index) -> Mask:
     """Whether each is of a convolution along one axis whose weight has one value for each pair of channels."""
     trace, ops = scene.trace, shaped_ops(scene.trace, scene.rows[works])
     shapes = trace.optional("shapes")
@@ -414,11 +421,11 @@ def _is_thin(shapes: str) -> bool:
     return along and min(given[-1][:2]) > 1 and set(given[-1][2:]) == {1}
 
 
-def _bias_sums(scene: Scene) -> Mask:
-    return scene.family("reduce") & scene.under(r"^ConvolutionBackward\d*$")
+def _bias_sums(scene: TraceContext) -> Mask:
+    return scene.family("reduce") & under(scene, r"^ConvolutionBackward\d*$")
 
 
-def _strided_after_patches(scene: Scene) -> Index:
+def _strided_after_patches(scene: TraceContext) -> Index:
     """Copies and sums that walk strides, in a network that only begins with a convolution: its pictures in NCHW become
     rows of tokens through a transposed view, and what follows keeps that view's strides."""
     if not _only_begins_with_convs(scene):
@@ -427,11 +434,11 @@ def _strided_after_patches(scene: Scene) -> Index:
     return np.flatnonzero(walks & scene.family("copy", "pointwise"))
 
 
-def _only_begins_with_convs(scene: Scene) -> bool:
+def _only_begins_with_convs(scene: TraceContext) -> bool:
     return scene.per_step_s(scene.family("conv")) <= 0.2 * scene.per_step_s(scene.family("gemm"))
 
 
-def _along_one_axis(scene: Scene, works: Index) -> Mask:
+def _along_one_axis(scene: TraceContext, works: Index) -> Mask:
     """Whether each is of a convolution, or of its gradient, whose weight has one dim of space: recorded as three dims,
     or as four with a height of one."""
     trace, ops = scene.trace, shaped_ops(scene.trace, scene.rows[works])
@@ -443,7 +450,7 @@ def _along_one_axis(scene: Scene, works: Index) -> Mask:
     return np.array([flat.get(op, False) for op in ops.tolist()], dtype=bool)
 
 
-def _over_volumes(scene: Scene, works: Index) -> Mask:
+def _over_volumes(scene: TraceContext, works: Index) -> Mask:
     """Whether each is of a convolution over three dims of space or time."""
     trace, ops = scene.trace, shaped_ops(scene.trace, scene.rows[works])
     shapes = trace.optional("shapes")
@@ -455,7 +462,7 @@ def _num_dims(shapes: str) -> int:
     return max((len(shape) for shape in parsed(shapes) if is_shape(shape)), default=0)
 
 
-def _is_channels_last(scene: Scene) -> bool:
+def _is_channels_last(scene: TraceContext) -> bool:
     """Whether norms and pools walk channels, which they do only where somebody chose that layout: transforms that are
     left are of a few convolutions whose kernels want another one."""
     around = scene.family("norm", "pool") & scene.named(r"batch_?norm|bn_|pool")
@@ -469,40 +476,40 @@ def _is_flat(shapes: str) -> bool:
     return len(weight) == 3 or (len(weight) == 4 and weight[2] == 1 and weight[3] > 1)
 
 
-def _between_group_norms(scene: Scene) -> bool:
+def _between_group_norms(scene: TraceContext) -> bool:
     """At least one group norm for every two convolutions of a forward pass, by the kernel that only they have."""
     norms = int(scene.named(r"ComputeFusedParamsCUDAKernel|group_?norm").sum())
     return norms > 0 and 2 * norms >= _num_forward(scene)
 
 
-def _between_planes(scene: Scene) -> bool:
+def _between_planes(scene: TraceContext) -> bool:
     """At least one op for every two convolutions of a forward pass that walks planes whatever layout it is given:
     somebody transposes before and after it all the same."""
     walks = len(scene.host_spans(WALKS_PLANES, Kind.OP))
     return walks > 0 and 2 * walks >= _num_forward(scene)
 
 
-def _num_forward(scene: Scene) -> int:
+def _num_forward(scene: TraceContext) -> int:
     return int((scene.family("conv") & scene.named(r"fprop|cutlass|convolve|conv.*fwd")).sum())
 
 
-def _between_waves(scene: Scene) -> bool:
+def _between_waves(scene: TraceContext) -> bool:
     """At least one Fourier transform for every two convolutions: transforms over space walk planes, so between them and
     convolutions in channels_last somebody transposes all the same."""
     return 2 * int(scene.named(r"^aten::_fft_(r2c|c2r|c2c)$", "op").sum()) >= int(scene.family("conv").sum())
 
 
-def _around_convs(scene: Scene) -> Mask:
+def _around_convs(scene: TraceContext) -> Mask:
     """Norms and pools of images, and convolutions done as products."""
     return (
         scene.family("pool")
         | (scene.family("norm") & scene.named(r"batch_?norm|bn_|Batch", "name"))
-        | (scene.family("gemm") & scene.under(r"conv"))
+        | (scene.family("gemm") & under(scene, r"conv"))
     )
 
 
 @rule("padding", version=3, order=43)
-def padding(scene: Scene) -> Candidate | None:
+def padding(scene: TraceContext) -> Candidate | None:
     """Tokens that are padding: from sequences joined by pad_sequence, or from what the recorder noted of masks."""
     real = _real_frac(scene)
     if real is None or real > REAL_FRAC:
@@ -514,14 +521,14 @@ def padding(scene: Scene) -> Candidate | None:
         cause="padding: every sequence is padded to the longest of the batch and computed in full",
         change="sort the data by length, so that a whole batch is of similar ones and padded to its own longest "
         "(pieces of one batch leave the device idle), or pack sequences (FlashAttention varlen, nested tensors)",
-        where=scene.where(works),
+        where=place_of(scene, works),
         cure=Cure(works=works, keep_best=real, keep_worst=min(1.0, real + 0.75 * (1 - real))),
         evidence=({"real_tokens_frac": round(real, 4)},),
         unchecked=("how much of the time is not proportional to tokens",),
     )
 
 
-def _real_frac(scene: Scene) -> float | None:
+def _real_frac(scene: TraceContext) -> float | None:
     noted = scene.facts.get("padding")
     given = [_noted_frac(fact) for fact in noted if isinstance(fact, dict)] if isinstance(noted, list) else []
     fractions = [frac for frac in given if frac is not None]

@@ -7,9 +7,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from ridgeline.findings.context.context import FACTORED, Candidate, Scene, Wait
+from ridgeline.findings.context.candidate import Candidate
+from ridgeline.findings.context.context import TraceContext
+from ridgeline.findings.context.evidence import host_evidence, place_of_host
+from ridgeline.findings.context.host_time import main_threads
+from ridgeline.findings.context.kernels import copies_of_memory, looks_like, stream_order
+from ridgeline.findings.context.nesting import FACTORED, op_time, outermost
 from ridgeline.findings.context.offload import kept_for_later
+from ridgeline.findings.context.rounds import comes_again, num_rounds
 from ridgeline.findings.context.shapes import first_dtype
+from ridgeline.findings.context.waits import Wait, copies_of, host_waits, launches_between, next_launch
 from ridgeline.findings.finding import Where
 from ridgeline.findings.replay.fix import NOWHERE, Cure, joined
 from ridgeline.findings.replay.replay import Index
@@ -89,13 +96,13 @@ def _is_upload(wait: Wait) -> bool:
     return "htod" in wait.copy
 
 
-def _regular(scene: Scene, waits: list[Wait]) -> list[Wait]:
+def _regular(scene: TraceContext, waits: list[Wait]) -> list[Wait]:
     """Those of the waits that come in every round, told apart by what is around them: a step is not what a program does
     every hundredth time."""
     alike = dict[tuple[str, ...], list[Wait]]()
     for wait in waits:
         alike.setdefault(_kind(wait), []).append(wait)
-    kept = {kind for kind, found in alike.items() if scene.comes_again(_rows(found))}
+    kept = {kind for kind, found in alike.items() if comes_again(scene, _rows(found))}
     return [wait for wait in waits if _kind(wait) in kept]
 
 
@@ -105,11 +112,11 @@ def _kind(wait: Wait) -> tuple[str, ...]:
 
 
 @rule("logging", version=6, order=14)
-def logging(scene: Scene) -> Candidate | None:
+def logging(scene: TraceContext) -> Candidate | None:
     """Values read back, formatted and written in every step."""
     scalars = [
         wait
-        for wait in scene.waits
+        for wait in host_waits(scene)
         if _is_read(wait) and wait.num_bytes < TENSOR_BYTES and not (_is_upload(wait) or QUESTION in wait.names)
     ]
     scalars = [wait for wait in scalars if not _reads_by_itself(scene, _outermost(scene, wait))]
@@ -119,12 +126,12 @@ def logging(scene: Scene) -> Candidate | None:
     )
     scalars = [wait for wait in scalars if not _answered(scene, wait)]
     used, handled = _followed(scene, _regular(scene, scalars), WRITTEN_S, launching)
-    waits = _regular(scene, [wait for wait in scene.waits if _is_log(wait) and not _is_upload(wait)])
+    waits = _regular(scene, [wait for wait in host_waits(scene) if _is_log(wait) and not _is_upload(wait)])
     shown, formatted = _followed(scene, _regular(scene, _shown(scene)), BUSY_S, launching)
     waits += [wait for wait in (*used, *shown) if wait not in waits]
     spans = scene.host_spans(LOG_SPANS, Kind.ANNOTATION, Kind.PYTHON)
-    spans = spans[np.isin(scene.trace.thread[spans], scene.main_threads)]
-    spans = spans if scene.comes_again(spans) else spans[:0]
+    spans = spans[np.isin(scene.trace.thread[spans], main_threads(scene))]
+    spans = spans if comes_again(scene, spans) else spans[:0]
     if not waits and not len(spans):
         return None
     return Candidate(
@@ -132,17 +139,17 @@ def logging(scene: Scene) -> Candidate | None:
         cause="synchronous logging: the value is waited for, and the thread that launches formats and writes it",
         change="log every N steps, keep values on the device (loss.detach() into a list) and read them together, "
         "or log from a thread",
-        where=_place(waits) if waits else scene.where_host(spans),
+        where=_place(waits) if waits else place_of_host(scene, spans),
         cure=_unread(scene, waits, joined(scene.time_of(spans), handled, formatted)),
-        evidence=scene.host_evidence(np.concatenate((spans, _rows(waits)))),
+        evidence=host_evidence(scene, np.concatenate((spans, _rows(waits)))),
         spans=tuple(spans[:200].tolist()),
     )
 
 
 @suspicion("logging")
-def perhaps_logging(scene: Scene) -> Candidate | None:
+def perhaps_logging(scene: TraceContext) -> Candidate | None:
     """Whatever is read or fetched in every round, and then worked on while nothing of it comes back at once."""
-    reads = [wait for wait in scene.waits if (_is_read(wait) or _is_copy_back(wait)) and not _is_upload(wait)]
+    reads = [wait for wait in host_waits(scene) if (_is_read(wait) or _is_copy_back(wait)) and not _is_upload(wait)]
     reads = [wait for wait in reads if not _answered(scene, wait) and not _are_whole(scene, wait)]
     waits, busy = _followed(scene, _regular(scene, reads), AFTER_S)
     if not waits:
@@ -153,15 +160,15 @@ def perhaps_logging(scene: Scene) -> Candidate | None:
         change="log every N steps, keep values on the device and read them together, or log from a thread",
         where=_place(waits),
         cure=_unread(scene, waits, busy),
-        evidence=scene.host_evidence(_rows(waits)),
+        evidence=host_evidence(scene, _rows(waits)),
         spans=tuple(_rows(waits)[:200].tolist()),
     )
 
 
 @suspicion("host-round-trip")
-def perhaps_round_trip(scene: Scene) -> Candidate | None:
+def perhaps_round_trip(scene: TraceContext) -> Candidate | None:
     """The same reads, whether something comes back or not."""
-    reads = [wait for wait in scene.waits if (_is_read(wait) or _is_copy_back(wait)) and not _is_upload(wait)]
+    reads = [wait for wait in host_waits(scene) if (_is_read(wait) or _is_copy_back(wait)) and not _is_upload(wait)]
     waits, busy = _followed(scene, _regular(scene, reads), BUSY_S)
     if not waits:
         return None
@@ -171,17 +178,17 @@ def perhaps_round_trip(scene: Scene) -> Candidate | None:
         change="compute it on the device with CUDA tensors, and move only what leaves the program",
         where=_place(waits),
         cure=_unread(scene, waits, busy),
-        evidence=scene.host_evidence(_rows(waits)),
+        evidence=host_evidence(scene, _rows(waits)),
         spans=tuple(_rows(waits)[:200].tolist()),
     )
 
 
 @rule("host-round-trip", version=6, order=19)
-def host_round_trip(scene: Scene) -> Candidate | None:
+def host_round_trip(scene: TraceContext) -> Candidate | None:
     """A tensor goes to the host, is computed on there, and comes back."""
     shown = _shown(scene)
     fetched = [wait for wait in _fetched(scene) if wait not in shown]
-    values = [wait for wait in scene.waits if 0 < wait.num_bytes < TENSOR_BYTES and _is_copy_back(wait)]
+    values = [wait for wait in host_waits(scene) if 0 < wait.num_bytes < TENSOR_BYTES and _is_copy_back(wait)]
     fetched += [wait for wait in values if _answered(scene, wait)]
     fetched = _regular(scene, sorted(fetched, key=lambda wait: wait.call))
     waits, time = _followed(scene, fetched, BUSY_S)
@@ -192,7 +199,7 @@ def host_round_trip(scene: Scene) -> Candidate | None:
     if not waits or float(scene.work_s[copies].sum()) > FETCHED * time.total / 1e9:
         return None
     change = "keep it on the device: sample, mask and sort with CUDA tensors; move only what leaves the program"
-    if not scene.copies("htod").any():
+    if not copies_of_memory(scene, "htod").any():
         change = (
             "nothing of it comes back: compute it on the device, and fetch, print or write it every N steps, or in "
             "another thread"
@@ -212,12 +219,12 @@ def host_round_trip(scene: Scene) -> Candidate | None:
             keep_best=0.0,
             keep_worst=0.15,
         ),
-        evidence=scene.host_evidence(_rows(waits)),
+        evidence=host_evidence(scene, _rows(waits)),
         spans=tuple(_rows(waits)[:200].tolist()),
     )
 
 
-def _are_whole(scene: Scene, wait: Wait) -> bool:
+def _are_whole(scene: TraceContext, wait: Wait) -> bool:
     """Whether whole numbers are read, by what their op was given, else by their bytes."""
     dtypes, words = scene.trace.optional("dtypes"), scene.trace.words
     given = (first_dtype(words[int(dtypes[row])]) for row in scene.trace.path(wait.row))
@@ -225,41 +232,41 @@ def _are_whole(scene: Scene, wait: Wait) -> bool:
     return kind in WHOLE if kind else wait.num_bytes > 0 and wait.num_bytes % WHOLE_BYTES == 0
 
 
-def _after_the_end(scene: Scene, waits: list[Wait]) -> Intervals:
+def _after_the_end(scene: TraceContext, waits: list[Wait]) -> Intervals:
     """Host time after the end of a round whose last call is such a fetch: somebody waits there for the device first."""
-    ends = [call for wait in waits if (call := scene.next_launch(wait.call)) is not None]
-    calls = [call for end in ends if (call := scene.next_launch(end)) is not None]
+    ends = [call for wait in waits if (call := next_launch(scene, wait.call)) is not None]
+    calls = [call for end in ends if (call := next_launch(scene, end)) is not None]
     calls = [call for call in calls if float(scene.wiring.program.gap_s[call]) > BUSY_S]
     return union(scene.clock.gap_start_ns[calls], scene.clock.start_ns[calls])
 
 
-def _answered(scene: Scene, wait: Wait) -> bool:
+def _answered(scene: TraceContext, wait: Wait) -> bool:
     """Whether the next that is launched after a read, in the same round and after a while, is a copy to the device:
     what was read is worked on at the host, and what comes of it goes back."""
-    call = scene.next_launch(wait.call)
+    call = next_launch(scene, wait.call)
     if call is None or float(scene.wiring.program.gap_s[call]) <= BUSY_S:
         return False
     starts = np.asarray(scene.window.marks_ns, dtype=np.int64)
     ends, begins = scene.end_ns[wait.row], scene.clock.start_ns[call]
     same = np.searchsorted(starts, ends, side="right") == np.searchsorted(starts, begins, side="right")
     first, last = np.searchsorted(scene.program.call, (call, call + 2)).tolist()
-    return bool(same and scene.copies("htod")[first:last].any())
+    return bool(same and copies_of_memory(scene, "htod")[first:last].any())
 
 
-def _fetched(scene: Scene) -> list[Wait]:
-    return [wait for wait in scene.waits if _is_copy_back(wait) and wait.num_bytes >= TENSOR_BYTES]
+def _fetched(scene: TraceContext) -> list[Wait]:
+    return [wait for wait in host_waits(scene) if _is_copy_back(wait) and wait.num_bytes >= TENSOR_BYTES]
 
 
-def _is_written(scene: Scene, wait: Wait) -> bool:
+def _is_written(scene: TraceContext, wait: Wait) -> bool:
     """Whether what follows a fetch takes as long as making text of it does."""
-    call = scene.next_launch(wait.call)
+    call = next_launch(scene, wait.call)
     return call is not None and float(scene.wiring.program.gap_s[call]) >= TEXT_S_PER_BYTE * wait.num_bytes
 
 
-def _shown(scene: Scene) -> list[Wait]:
+def _shown(scene: TraceContext) -> list[Wait]:
     """Fetches of tables that are made text of: small, and nothing goes back to the device in the same round. Of 11
     tensors that were worked on at the host ten came back, and the other one was 8 MB (H200)."""
-    returns = np.sort(scene.launch_ns[scene.copies("htod")])
+    returns = np.sort(scene.launch_ns[copies_of_memory(scene, "htod")])
     ends = np.append(np.asarray(scene.window.marks_ns, dtype=np.int64), scene.window.end_ns)
     found = [wait for wait in _fetched(scene) if wait.num_bytes < FETCHED_BYTES and _is_written(scene, wait)]
     after = np.array([scene.end_ns[wait.row] for wait in found], dtype=np.int64)
@@ -270,7 +277,7 @@ def _shown(scene: Scene) -> list[Wait]:
 
 
 def _followed(
-    scene: Scene, waits: list[Wait], least_s: float, beside: Intervals = NOWHERE
+    scene: TraceContext, waits: list[Wait], least_s: float, beside: Intervals = NOWHERE
 ) -> tuple[list[Wait], Intervals]:
     """Those of the waits after which the host is busy for a while before it launches again, with the waits right before
     them, and that time; ``beside`` is host time that does not count."""
@@ -279,10 +286,10 @@ def _followed(
     busy_s = scene.wiring.program.gap_s - covered_within(beside, clock.gap_start_ns, clock.start_ns) / 1e9
     series = list[Wait]()
     for wait in waits:
-        if series and scene.launches_between(series[-1].call, wait.call, but=made.get(wait.call, ())):
+        if series and launches_between(scene, series[-1].call, wait.call, but=made.get(wait.call, ())):
             series = []
         series.append(wait)
-        call = scene.next_launch(wait.call)
+        call = next_launch(scene, wait.call)
         if call is not None and float(busy_s[call]) > least_s:
             kept += series
             calls.append(call)
@@ -295,11 +302,11 @@ def _is_copy_back(wait: Wait) -> bool:
 
 
 @rule("value-read", version=8, order=20)
-def value_read(scene: Scene) -> Candidate | None:
+def value_read(scene: TraceContext) -> Candidate | None:
     held = _ops_that_upload(scene)
-    reads = [wait for wait in scene.waits if _is_read(wait) and not _is_upload(wait)]
+    reads = [wait for wait in host_waits(scene) if _is_read(wait) and not _is_upload(wait)]
     kept = set(kept_for_later(scene).tolist())  # nobody reads those
-    waits = [wait for wait in reads if not _is_fetch(wait) and not kept.intersection(scene.copies_of(wait))]
+    waits = [wait for wait in reads if not _is_fetch(wait) and not kept.intersection(copies_of(scene, wait))]
     waits = [wait for wait in waits if (op := _outermost(scene, wait)) not in held and not _reads_by_itself(scene, op)]
     waits = _regular(scene, waits)
     if not waits:
@@ -313,23 +320,23 @@ def value_read(scene: Scene) -> Candidate | None:
         "or copy it with non_blocking=True and look at it a step later",
         where=_place(waits),
         cure=_with_turns(scene, _unread(scene, waits, NOWHERE), waits),
-        evidence=scene.host_evidence(_rows(waits)),
+        evidence=host_evidence(scene, _rows(waits)),
         spans=tuple(_rows(waits)[:200].tolist()),
         sure_frac=_least_sure(scene, waits),
     )
 
 
-def _least_sure(scene: Scene, waits: list[Wait]) -> float:
+def _least_sure(scene: TraceContext, waits: list[Wait]) -> float:
     if not _are_few(scene, waits):
         return 0.0
     return ASKED_FRAC if all(QUESTION in wait.names for wait in waits) else ONCE_FRAC
 
 
-def _are_few(scene: Scene, waits: list[Wait]) -> bool:
+def _are_few(scene: TraceContext, waits: list[Wait]) -> bool:
     """Whether a value is read once in a step: then what it costs must be sure, since libraries ask such questions
     themselves (whether a mask is needed), and a copy and its wait are two calls of one read."""
     ops = [(_outermost(scene, wait), wait.call) for wait in waits]
-    return len({op if op != NO_OP else -2 - call for op, call in ops}) <= scene.num_rounds
+    return len({op if op != NO_OP else -2 - call for op, call in ops}) <= num_rounds(scene)
 
 
 def _is_fetch(wait: Wait) -> bool:
@@ -337,31 +344,31 @@ def _is_fetch(wait: Wait) -> bool:
     return wait.num_bytes >= FETCHED_BYTES and "pageable" in wait.copy
 
 
-def _outermost(scene: Scene, wait: Wait) -> int:
+def _outermost(scene: TraceContext, wait: Wait) -> int:
     """The op that a program called and that made this wait."""
     path = [at for at in scene.trace.path(wait.row) if scene.trace.kind[at] == int(Kind.OP)]
     return int(path[-1]) if path else NO_OP
 
 
-def _reads_by_itself(scene: Scene, op: int) -> bool:
+def _reads_by_itself(scene: TraceContext, op: int) -> bool:
     """Whether an op looks at a value in order to do what it does: solvers at their errors, suppression of boxes at its
     mask. Nothing that the program keeps elsewhere spares it that."""
     return op != NO_OP and bool(scene.words_like(OWN_READS)[scene.trace.name[op]])
 
 
-def _ops_that_upload(scene: Scene) -> set[int]:
+def _ops_that_upload(scene: TraceContext) -> set[int]:
     """Ops that read a tensor back and wait for uploads as well, as a CTC loss does with its lengths: without the read
     they wait all the same, and what they read is theirs, not the program's."""
-    return {_outermost(scene, wait) for wait in scene.waits if _is_upload(wait)} - {NO_OP}
+    return {_outermost(scene, wait) for wait in host_waits(scene) if _is_upload(wait)} - {NO_OP}
 
 
 @rule("synchronize", version=3, order=21)
-def synchronize(scene: Scene) -> Candidate | None:
+def synchronize(scene: TraceContext) -> Candidate | None:
     waits = [
         wait
-        for wait in scene.waits
+        for wait in host_waits(scene)
         if "Synchronize" in wait.names[0]
-        and scene.next_launch(wait.call) is not None
+        and next_launch(scene, wait.call) is not None
         and not (_is_read(wait) or _is_copy_back(wait) or _is_upload(wait) or _is_log(wait))
         and _outermost(scene, wait) == NO_OP  # an op that waits by itself is no line that somebody could remove
     ]
@@ -380,21 +387,21 @@ def synchronize(scene: Scene) -> Candidate | None:
             host_best=0.0,
             host_worst=0.0,
         ),
-        evidence=scene.host_evidence(_rows(waits)),
+        evidence=host_evidence(scene, _rows(waits)),
         spans=tuple(_rows(waits)[:200].tolist()),
         unchecked=("whether the program needs the order that the synchronization gives",),
     )
 
 
-def _unread(scene: Scene, waits: list[Wait], host: Intervals) -> Cure:
+def _unread(scene: TraceContext, waits: list[Wait], host: Intervals) -> Cure:
     """Nobody waits, nothing is copied back; at best what was only computed to be looked at is not computed either."""
     copies, made = _read_back(scene, waits), _made_for(scene, waits)
     return Cure(
         freed=np.array([wait.call for wait in waits], dtype=np.int64),
-        host=joined(host, scene.time_of(scene.outermost(_rows(waits), READ_SPANS))),
+        host=joined(host, scene.time_of(outermost(scene, _rows(waits), READ_SPANS))),
         host_best=0.0,
         host_worst=0.3,
-        spare=scene.op_time(made),
+        spare=op_time(scene, made),
         works=np.concatenate((copies, made)),
         keep_best=0.0,
         keep_worst=np.concatenate((np.full(len(copies), 0.3), np.ones(len(made)))),
@@ -402,7 +409,7 @@ def _unread(scene: Scene, waits: list[Wait], host: Intervals) -> Cure:
     )
 
 
-def _with_turns(scene: Scene, cure: Cure, waits: list[Wait]) -> Cure:
+def _with_turns(scene: TraceContext, cure: Cure, waits: list[Wait]) -> Cure:
     """A loop in each of whose turns a few small kernels run and a value is read: at best all turns are one op over all
     (9.1 of 16.8 ms on an H200, where reads alone were 7.0 at most)."""
     calls = np.sort(np.array([wait.call for wait in waits], dtype=np.int64))
@@ -416,12 +423,12 @@ def _with_turns(scene: Scene, cure: Cure, waits: list[Wait]) -> Cure:
         and small[low:high].all()
         and gap_s[calls[i] + 1 : calls[i + 1] + 1].max() < WRITTEN_S  # else the host does more than launch
     ]
-    if len(turns) < MANY_TURNS * scene.num_rounds:
+    if len(turns) < MANY_TURNS * num_rounds(scene):
         return cure
     works = np.setdiff1d(np.concatenate([inside for _, inside in turns]), cure.works)
     ends, starts = scene.wiring.call_end_ns[calls[[i for i, _ in turns]]], scene.clock.start_ns[calls[1:]]
     between = union(ends, starts[[i for i, _ in turns]])
-    once = scene.num_rounds / len(turns)
+    once = num_rounds(scene) / len(turns)
     best = np.broadcast_to(cure.keep_best, cure.works.shape)
     worst = np.broadcast_to(cure.keep_worst, cure.works.shape)
     return replace(
@@ -433,19 +440,19 @@ def _with_turns(scene: Scene, cure: Cure, waits: list[Wait]) -> Cure:
     )
 
 
-def _made_for(scene: Scene, waits: list[Wait]) -> Index:
+def _made_for(scene: TraceContext, waits: list[Wait]) -> Index:
     """Kernels that reduce a tensor to what these waits are for."""
     return np.array(sorted({work for chain in _makers(scene, waits).values() for work in chain}), dtype=np.int64)
 
 
-def _makers(scene: Scene, waits: list[Wait]) -> dict[int, list[int]]:
+def _makers(scene: TraceContext, waits: list[Wait]) -> dict[int, list[int]]:
     """For each waiting call the kernels right before its copy that make what it reads: a value from a tensor, or the
     tensor in another type."""
-    order, place = scene.stream_order
-    looks, reduces, back = scene.looks_like(WATCHES), scene.family("reduce"), scene.copies("dtoh")
+    order, place = stream_order(scene)
+    looks, reduces, back = looks_like(scene, WATCHES), scene.family("reduce"), copies_of_memory(scene, "dtoh")
     found = dict[int, list[int]]()
     for wait in waits:
-        for copy in (work for work in scene.copies_of(wait) if back[work]):
+        for copy in (work for work in copies_of(scene, wait) if back[work]):
             chain, at = list[int](), int(place[copy]) - 1
             while at >= 0 and len(chain) < MADE and looks[order[at]]:
                 chain.append(int(order[at]))
@@ -455,10 +462,10 @@ def _makers(scene: Scene, waits: list[Wait]) -> dict[int, list[int]]:
     return found
 
 
-def _read_back(scene: Scene, waits: list[Wait]) -> Index:
+def _read_back(scene: TraceContext, waits: list[Wait]) -> Index:
     """The copies of a value or two that these waits are for."""
-    works = np.array(sorted({work for wait in waits for work in scene.copies_of(wait)}), dtype=np.int64)
-    return works[scene.copies("dtoh")[works]] if len(works) else works
+    works = np.array(sorted({work for wait in waits for work in copies_of(scene, wait)}), dtype=np.int64)
+    return works[copies_of_memory(scene, "dtoh")[works]] if len(works) else works
 
 
 def _rows(waits: list[Wait]) -> np.ndarray:

@@ -1,0 +1,25 @@
+"""What a rule suspects, before it is scored against the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ridgeline.findings.finding import Where
+from ridgeline.findings.replay.fix import Cure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """What a rule suspects, before it is weighed against the others."""
+
+    what: str
+    cause: str
+    change: str
+    where: Where
+    cure: Cure
+    evidence: tuple[dict[str, Any], ...] = ()
+    spans: tuple[int, ...] = ()
+    unchecked: tuple[str, ...] = ()
+    least_frac: float = 0.02  # of the step, from which on it is worth a sentence
+    sure_frac: float = 0.0  # of the step, what it must bring at worst: for what every eager program has some of
