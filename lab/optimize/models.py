@@ -378,9 +378,9 @@ def _contests() -> dict[str, Any]:
     from ridgeline.optimizer.rewrites.conv import stem as stems
     from ridgeline.optimizer.rewrites.linear import activation_epilogue as epilogue
     from ridgeline.optimizer.rewrites.rows import index_add as sums
-    from ridgeline.optimizer.rewrites.rows import top_k as topmost
+    from ridgeline.optimizer.rewrites.rows import top_k
 
-    raced = (chains, epilogue, padding, pointwise, positions, resizes, shifted, short, stems, sums, topmost)
+    raced = (chains, epilogue, padding, pointwise, positions, resizes, shifted, short, stems, sums, top_k)
     return {
         module.__name__.rpartition(".")[2]: {
             str(key): {way: round(1e3 * seconds, 4) for way, seconds in found.items()}

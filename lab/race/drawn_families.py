@@ -573,13 +573,13 @@ def direct_calls() -> bool:
     from contextlib import suppress
 
     from ridgeline.errors import KernelError
-    from ridgeline.kernels import direct
+    from ridgeline.kernels import call_cache
     from ridgeline.kernels.files import cache_folder
 
-    if direct.module() is None:
+    if call_cache.module() is None:
         with suppress(KernelError):
-            direct.build(cache_folder())
-    return direct.module() is not None
+            call_cache.build(cache_folder())
+    return call_cache.module() is not None
 
 
 def measure(asked: argparse.Namespace, names: tuple[str, ...]) -> None:

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from ridgeline.kernels.grouped.config import bundled, tiles
+from ridgeline.kernels.grouped_conv.config import bundled, tiles
 
 FILE = Path(__file__).resolve().parents[2] / "data" / "recordings" / "h200" / "grouped_convolutions.json.gz"
 ROWS: list[dict[str, Any]] = json.loads(gzip.decompress(FILE.read_bytes()))["rows"]

@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 from lab.race.special_cases import specials
 from ridgeline.bench.check import LAYOUTS, check_case, check_mistakes, mistake_case
 from ridgeline.bench.clock import host_time
-from ridgeline.kernels import direct, layer_norm, pack, rms_norm, softmax
+from ridgeline.kernels import call_cache, layer_norm, pack, rms_norm, softmax
 from ridgeline.kernels.contract import trials
 from ridgeline.kernels.files import cache_folder
 from ridgeline.kernels.variants import variants_of
@@ -31,11 +31,11 @@ def packed(tmp_path_factory):
     A pack of this very source that ``RIDGELINE_KERNEL_PACK`` points at is used as it is.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(direct, "RECORD_AFTER", 0)  # so that the repeated call is one without Python
+        patch.setattr(call_cache, "RECORD_AFTER", 0)  # so that the repeated call is one without Python
         if pack.opened(pack.pack_folder()) is None:
             patch.setenv("RIDGELINE_KERNEL_PACK", str(tmp_path_factory.mktemp("pack")))
             pack.write(pack.pack_folder(), wanted_variants(), jobs=max(1, (os.cpu_count() or 2) - 2))
-        direct.build(cache_folder())
+        call_cache.build(cache_folder())
         yield
 
 

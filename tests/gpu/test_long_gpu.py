@@ -14,7 +14,7 @@ from ridgeline.kernels.convolution.config import Tile
 from ridgeline.kernels.convolution.op import planned as planned_convolution
 from ridgeline.kernels.convolution.reference import forward as convolved
 from ridgeline.kernels.long_norm.op import in_registers, long_norm
-from ridgeline.kernels.matmul.op import planned
+from ridgeline.kernels.split_gemm.op import planned
 from ridgeline.optimizer.rewrites.rows.long_rows import _library
 
 pytestmark = pytest.mark.usefixtures("packed")

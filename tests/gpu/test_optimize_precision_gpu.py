@@ -12,14 +12,14 @@ from torch import Tensor, nn
 import ridgeline as rl
 from ridgeline.bench.check import check_case
 from ridgeline.engine.example_inputs import Inputs
-from ridgeline.kernels import narrow, narrow_linear, tuning
+from ridgeline.kernels import quantize_weight, quantized_linear, tuning
 from ridgeline.kernels.contract import trials
 from ridgeline.kernels.linear.config import Linear
-from ridgeline.kernels.narrow_linear import reference
+from ridgeline.kernels.quantized_linear import reference
 from ridgeline.optimizer.precision.formats import FORMATS
 from ridgeline.optimizer.search.candidate import Candidate, build
 
-NAMES = ("narrow_linear", "narrow_linear_gated")
+NAMES = ("quantized_linear", "quantized_linear_gated")
 if torch.cuda.is_available():
     torch.backends.cuda.matmul.allow_tf32 = False
 
@@ -39,10 +39,10 @@ def test_narrow_kernels_agree_with_their_references(name, of):
 )
 def test_every_way_to_cut_a_narrow_product_gives_the_same_answer(bits, rows, chosen):
     x = torch.randn(rows, 1024, device="cuda", dtype=torch.bfloat16)
-    weight, scale = narrow(torch.randn(600, 1024, device="cuda") / 32, bits)
+    weight, scale = quantize_weight(torch.randn(600, 1024, device="cuda") / 32, bits)
     meant = x.double() @ reference.restored(weight, scale, torch.float64).t()
-    with tuning.forced("narrow_linear", chosen):
-        found = narrow_linear(x, weight, scale)
+    with tuning.forced("quantized_linear", chosen):
+        found = quantized_linear(x, weight, scale)
     assert (found.double() - meant).norm() / meant.norm() < 4e-3
 
 

@@ -116,7 +116,7 @@ def test_every_network_is_within_its_bounds_somewhere(at: int) -> None:
         check_bounds(predict(card.name, mode=mode, on=on, execution=EXECUTIONS[(at + turn) % 3]))
 
 
-EXTREMES = [
+AMAX_SMALL = [
     ("llama3-8b", {"mode": "decode", "batch": 1, "kv": 0}),
     ("llama3-8b", {"mode": "prefill", "batch": 512, "seq": 131_072}),
     ("resnet50", {"batch": 100_000}),
@@ -126,7 +126,7 @@ EXTREMES = [
 
 @pytest.mark.parametrize("on", devices())
 def test_extreme_sizes_stay_finite_on_every_device(on: str) -> None:
-    for name, options in EXTREMES:
+    for name, options in AMAX_SMALL:
         check_bounds(predict(name, on=on, **options))
 
 

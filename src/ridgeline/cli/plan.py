@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -57,8 +57,7 @@ def _progress(wanted: bool) -> Iterator[Callable[[int, int], None] | None]:
     if not wanted or not sys.stderr.isatty():
         yield None
         return
-    columns = (TextColumn("searching plans"), BarColumn(), TextColumn("{task.completed:,.0f} of {task.total:,.0f}"),
-               TimeElapsedColumn())  # fmt: skip
+    columns = (TextColumn("searching plans"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("search", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -105,6 +105,8 @@ def estimate(graph: Graph, device: Device, execution: str = "eager") -> Predicti
         for line in segment.lines if segment.repeat > 1 else ():
             line.block = number
     lines = [line for segment in segments for line in segment.lines]
+    for dtype in {line.work.dtype for line in lines if line.work.matrix_flops} - pricer.chip.tensor_flops_per_s.keys():
+        device.peak("tensor", dtype)  # raises: the device has neither such units nor any that stand in for them
     return _summed(graph, device, execution, pricer, coef, segments, lines)
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from ridgeline.basis import Basis, worst
 from ridgeline.cost.memory import Fused, Memory, memory_of
-from ridgeline.errors import HardwareError
 from ridgeline.graph import Graph
 from ridgeline.hardware import Device
 from ridgeline.units import show_bytes
@@ -123,19 +122,12 @@ class Prediction:
     def _stand_ins(self) -> list[str]:
         """Element types the device's matrix units do not take, and what computes them instead."""
         wanted = {line.work.dtype for line in self.lines if line.work.matrix_flops}
-        used = {name: self._unit_for(name) for name in sorted(wanted - {"fp32"})}
+        used = {name: self.device.peak("tensor", name) for name in sorted(wanted - {"fp32"})}
         return [
-            f"{self.device.name} has no {name} matrix units: priced at its {instead} rate"
-            for name, instead in used.items()
-            if instead != f"{name} tensor"
+            f"{self.device.name} has no {name} matrix units: priced at its {peak.dtype} {peak.unit} rate"
+            for name, peak in used.items()
+            if (peak.unit, peak.dtype) != ("tensor", name)
         ]
-
-    def _unit_for(self, name: str) -> str:
-        try:
-            peak = self.device.peak("tensor", name)
-        except HardwareError:
-            return "fp32 vector"  # what the time models fall back to
-        return f"{peak.dtype} {peak.unit}"
 
     def _cure(self) -> str:
         ranks = -(-self.peak_bytes // int(self.capacity_bytes * 0.92))

@@ -93,7 +93,7 @@ def source_hash() -> str:
     names = ("kernel", "gradient", "streamed", "links", "tickets", "order", "roles", "tall", "narrow")
     for path in sorted(
         [*(path for name in names for path in here.glob(f"*/{name}.py")),
-         *(here / name for name in ("arrivals.py", "compiler.py", "device.py", "stream.py"))]
+         *(here / name for name in ("arrival_counter.py", "compiler.py", "device.py", "row_stream.py"))]
     ):
         digest.update(path.read_bytes())
     return digest.hexdigest()

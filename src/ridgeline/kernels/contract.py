@@ -22,8 +22,8 @@ from torch.compiler import is_dynamo_compiling
 
 from ridgeline.errors import KernelError, nearest
 from ridgeline.graph.declared import CostFn, cost_of
+from ridgeline.kernels.call_cache import attach, noting
 from ridgeline.kernels.compiler import POINTER_ALIGNMENT_BYTES
-from ridgeline.kernels.direct import attach, noting
 from ridgeline.kernels.launcher import launchable
 
 NAMESPACE = "ridgeline_kernels"

@@ -5,7 +5,7 @@
    eight-byte slot: the driver reads as many bytes of it as the kernel declares, which on a little-endian host is right
    for pointers, 64-bit and 32-bit integers; floats are stored as 32-bit. A tensor that a kernel reads in blocks through
    the copy engine becomes a tensor map: encoded when its address is first seen, then found again in a small cache.
-   direct.cpp starts plans through ridgeline_start, without Python and from any thread. */
+   call_cache.cpp starts plans through ridgeline_start, without Python and from any thread. */
 #define Py_LIMITED_API 0x030B0000
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -356,7 +356,7 @@ static Result begin(Plan *made, uint64_t *slots, Py_ssize_t given, void *stream,
   return code;
 }
 
-/* What direct.cpp calls: the driver's error, 0 for none. */
+/* What call_cache.cpp calls: the driver's error, 0 for none. */
 static int ridgeline_start(void *made, const uint64_t *values, int num, void *stream) {
   uint64_t slots[MAX_ARGS + 2];
   const char *what;

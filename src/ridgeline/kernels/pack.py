@@ -91,7 +91,7 @@ def write(
 
     ``direct`` adds the extension for direct calls, where there is a C++ compiler.
     """
-    from ridgeline.kernels.direct import build as build_direct
+    from ridgeline.kernels.call_cache import build as build_direct
     from ridgeline.kernels.launcher import build_native
 
     folder.mkdir(parents=True, exist_ok=True)

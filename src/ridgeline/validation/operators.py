@@ -39,6 +39,12 @@ _REQUIRED = {
     "sort": "n",
     "cumsum": "n",
 }
+_OPTIONAL = {
+    "gemm": "b layout",
+    "bmm": "layout",
+    "attention": "mask window dv",
+    "conv2d": "nhwc padding transposed tf32 dgrad wgrad",
+}
 _KIND_WORDS = {
     "matmul": "gemm",
     "mm": "gemm",
@@ -139,8 +145,11 @@ def _looped(call: Call, pricer: Pricer) -> Mapping[str, Any] | None:
 def call_of(kind: str, dtype: str, phase: str, library: str, shape: Mapping[str, Any]) -> Call:
     """The call that people's spellings mean; what cannot be read is an InputError."""
     name = _kind(kind)
+    _check_keys(name, shape)
     dims = {key: _dim(name, key, value) for key, value in shape.items()}
-    _check_dims(name, dims)
+    empty = [key for key in _REQUIRED.get(name, "").split() if key != "causal" and dims[key] < 1]
+    if empty:
+        raise InputError(f"{name}: {empty[0]}={dims[empty[0]]} must be at least 1")
     if name == "gemm" and dims.get("b", 1) != 1:
         name = "bmm"
     return Call(
@@ -194,16 +203,17 @@ def _dim(kind: str, key: str, value: Any) -> Any:
     return int(number)
 
 
-def _check_dims(kind: str, dims: Mapping[str, Any]) -> None:
+def _check_keys(kind: str, dims: Mapping[str, Any]) -> None:
     required = _REQUIRED.get(kind, "").split()
+    known = [*required, *_OPTIONAL.get(kind, "").split()]
+    unknown = [key for key in dims if required and key not in known]
+    if unknown:
+        raise InputError(f"{kind} has no {unknown[0]!r} in its shape{nearest(unknown[0], known)}")
     missing = [key for key in required if key not in dims]
     if missing:
         raise InputError(
             f"{kind} needs {', '.join(missing)} in its shape: write {';'.join(f'{key}=…' for key in required)}"
         )
-    empty = [key for key in required if key != "causal" and dims[key] < 1]
-    if empty:
-        raise InputError(f"{kind}: {empty[0]}={dims[empty[0]]} must be at least 1")
 
 
 def _warm_frac(call: Call, pricer: Pricer, cache: str | None, looped: Mapping[str, Any] | None) -> float:

@@ -230,3 +230,10 @@ def test_flash_attention_2_on_an_h100_is_not_priced_as_what_serving_frameworks_r
     old, new = (predict_call("h100-sxm", "attention", "fp16", "fwd", library, shape) for library in ("fa2", "fa3"))
     assert work / old.expected_s == pytest.approx(368e12, rel=0.08)  # FlashAttention's own figure
     assert new.expected_s < 0.75 * old.expected_s
+
+
+def test_a_dimension_that_a_kind_does_not_have_is_an_error_with_the_ones_it_has():
+    conv = {"n": 1, "c": 8, "h": 8, "w": 8, "o": 8, "k": 3, "stride": 1, "groups": 1}
+    with pytest.raises(InputError, match=r"conv2d has no 'layout' in its shape; known: .*nhwc"):
+        call_of("conv2d", "bf16", "fwd", "cudnn", {**conv, "layout": "nhwc"})
+    assert call_of("conv2d", "bf16", "fwd", "cudnn", {**conv, "nhwc": 1}).dims()["nhwc"] == 1

@@ -17,32 +17,33 @@ from ridgeline.bench import verdict
 from ridgeline.bench.check import check_case
 from ridgeline.kernels import launcher, tuning
 from ridgeline.kernels.adamw import config as adamw
+from ridgeline.kernels.amax import config as extremum
+from ridgeline.kernels.amax.op import SMALL as AMAX_SMALL
 from ridgeline.kernels.contract import case, trials
 from ridgeline.kernels.convolution import config as convolution
 from ridgeline.kernels.convolution.op import SMALL as CONVOLUTIONS
 from ridgeline.kernels.cross_entropy import config as cross_entropy
 from ridgeline.kernels.cross_layer import config as cross_layer
 from ridgeline.kernels.decode_attention import config as decode
-from ridgeline.kernels.dense import config as dense
-from ridgeline.kernels.depthwise import config as depthwise
-from ridgeline.kernels.depthwise.op import SMALL as DEPTHWISE
+from ridgeline.kernels.depthwise_conv import config as depthwise
+from ridgeline.kernels.depthwise_conv.op import SMALL as DEPTHWISE
 from ridgeline.kernels.dropout_add import config as dropout
 from ridgeline.kernels.embedding_bag import config as embedding
-from ridgeline.kernels.extremum import config as extremum
-from ridgeline.kernels.extremum.op import SMALL as EXTREMES
 from ridgeline.kernels.gated import config as gated
 from ridgeline.kernels.grad_norm import config as grad_norm
 from ridgeline.kernels.group_norm import config as groups
-from ridgeline.kernels.group_norm_last import config as last
-from ridgeline.kernels.group_norm_last.op import SMALL as LAST
-from ridgeline.kernels.grouped import config as grouped
-from ridgeline.kernels.grouped.op import SMALL as GROUPED
+from ridgeline.kernels.group_norm_channels_last import config as last
+from ridgeline.kernels.group_norm_channels_last.op import SMALL as LAST
+from ridgeline.kernels.grouped_conv import config as grouped
+from ridgeline.kernels.grouped_conv.op import SMALL as GROUPED
+from ridgeline.kernels.grouped_conv1d import config as sequence
+from ridgeline.kernels.grouped_conv1d.op import SMALL as SEQUENCES
 from ridgeline.kernels.latent_attention import config as latent
 from ridgeline.kernels.linear import config as product
 from ridgeline.kernels.linear_cross_entropy import config as linear
+from ridgeline.kernels.linear_epilogue import config as dense
 from ridgeline.kernels.long_norm import config as long_norm
 from ridgeline.kernels.long_norm.op import SMALL as LONG
-from ridgeline.kernels.matmul import config as matmul
 from ridgeline.kernels.paged_attention import config as paged
 from ridgeline.kernels.pooling import op as pooling
 from ridgeline.kernels.qk_norm_rope import config as heads
@@ -54,13 +55,12 @@ from ridgeline.kernels.scan import config as scan
 from ridgeline.kernels.scan.op import SMALL as SCANS
 from ridgeline.kernels.selective_scan import config as selective
 from ridgeline.kernels.selective_scan import reference as scans
-from ridgeline.kernels.sequence import config as sequence
-from ridgeline.kernels.sequence.op import SMALL as SEQUENCES
 from ridgeline.kernels.short_attention import config as short
 from ridgeline.kernels.short_attention.op import SMALL as SHORT
 from ridgeline.kernels.softmax import config as softmax
-from ridgeline.kernels.topmost import config as topmost
-from ridgeline.kernels.topmost.op import SMALL as TOPMOST
+from ridgeline.kernels.split_gemm import config as matmul
+from ridgeline.kernels.top_k import config as top_k
+from ridgeline.kernels.top_k.op import SMALL as TOP_K
 
 warnings.simplefilter("ignore")  # numpy's, on the padding of blocks
 assert launcher.INTERPRETING
@@ -256,7 +256,7 @@ CASES["resize"] = [
     case("float32", b=1, c=3, y=6, x=6, h=4, w=7, last=False, corners=True),
     case("float32", b=1, c=300, y=3, x=3, h=5, w=4, last=True, corners=True),
 ]
-CASES["tighten"] = [
+CASES["drop_padding"] = [
     case("float16", rows=3, cols=4097, step=4160),
     case("float32", rows=5, cols=13, step=32),
     case("bfloat16", rows=2, cols=8190, step=8192),
@@ -305,10 +305,10 @@ CASES["scan"] = list(SCANS)
 FORCED["scan"] = [{"scan": scan.Scan(16, 4, 1, 1)}]
 CASES["pool"] = list(pooling.SMALL)
 pooling.BLOCK = 32
-CASES["extreme"] = list(EXTREMES)
-FORCED["extreme"] = [{"extremum": extremum.Tile(8, 16, 1)}, {"extremum": extremum.Tile(8, 16, 1, ahead=True)}]
-CASES["topmost"] = list(TOPMOST)
-FORCED["topmost"] = [{"topmost": topmost.Row(1)}]
+CASES["amax"] = list(AMAX_SMALL)
+FORCED["amax"] = [{"extremum": extremum.Tile(8, 16, 1)}, {"extremum": extremum.Tile(8, 16, 1, ahead=True)}]
+CASES["top_k"] = list(TOP_K)
+FORCED["top_k"] = [{"top_k": top_k.Row(1)}]
 CASES["long_norm"] = list(LONG)
 FORCED["long_norm"] = [
     {"long_norm.held": long_norm.Held(16, 1, 8, 0)},
@@ -323,13 +323,13 @@ FORCED["linear"] = [
     {"linear": product.Linear("tile", 16, 32, 1)},
     {"linear": product.Linear("tile", 16, 16, 1, 1, 3)},
 ]
-CASES["narrow_linear"] = [
+CASES["quantized_linear"] = [
     case("float16", rows=3, k=256, n=20, parts="bnr", gated=False, bits=8),
     case("float16", rows=5, k=256, n=33, parts="n", gated=False, bits=4),
 ]
-FORCED["narrow_linear"] = [
-    {"narrow_linear": product.Linear("tile", 16, 128, 1)},
-    {"narrow_linear": product.Linear("tile", 16, 128, 1, 1, 2)},
+FORCED["quantized_linear"] = [
+    {"quantized_linear": product.Linear("tile", 16, 128, 1)},
+    {"quantized_linear": product.Linear("tile", 16, 128, 1, 1, 2)},
 ]
 CASES["paged_latent_attention"] = [
     case("float32", b=2, h=20, s=77, d=24, e=8, page=16, uneven=True),
@@ -546,8 +546,8 @@ if asked("convolution"):
         assert torch.equal(found == float("inf"), meant == float("inf")), f"{rounding}, {last}: infinities"
     print("no number stays none, all right")
 
-if asked("extreme"):
-    from ridgeline.kernels.extremum.op import extreme
+if asked("amax"):
+    from ridgeline.kernels.amax.op import amax
 
     drawn = torch.randint(-3, 4, (2, 37, 40)).float()  # full of ties
     drawn[0, :, 0], drawn[0, :, 1], drawn[0, :, 2] = float("-inf"), float("inf"), 0.0
@@ -556,14 +556,14 @@ if asked("extreme"):
     with tuning.forced("extremum", extremum.Tile(8, 16, 1)):
         for largest, x in itertools.product((True, False), (drawn, drawn.bfloat16(), drawn.half())):
             meant = drawn.argmax(1) if largest else drawn.argmin(1)
-            assert torch.equal(extreme(x, 1, largest, True), meant), "the first of equals, and of what is no number"
+            assert torch.equal(amax(x, 1, largest, True), meant), "the first of equals, and of what is no number"
             values = x.amax(1) if largest else x.amin(1)
-            torch.testing.assert_close(extreme(x, 1, largest), values, rtol=0, atol=0, equal_nan=True)
+            torch.testing.assert_close(amax(x, 1, largest), values, rtol=0, atol=0, equal_nan=True)
     print("places, all right")
 
-if asked("topmost"):
-    from ridgeline.kernels.topmost.op import topmost as places
-    from ridgeline.kernels.topmost.reference import forward as meant_places
+if asked("top_k"):
+    from ridgeline.kernels.top_k.op import top_k as places
+    from ridgeline.kernels.top_k.reference import forward as meant_places
 
     drawn = torch.randint(-3, 4, (9, 40)).float()  # full of ties
     drawn[0, [3, 30]], drawn[1, [9, 17]], drawn[1, 2] = float("nan"), -float("nan"), float("inf")
@@ -575,7 +575,7 @@ if asked("topmost"):
 
 if asked("endless"):
     from ridgeline.kernels import matmul as product_of
-    from ridgeline.kernels.matmul.op import ended
+    from ridgeline.kernels.split_gemm.op import ended
 
     torch.manual_seed(3)
     ones = torch.tensor([-1, 0x7FFFFFFF], dtype=torch.int32).view(torch.float32)  # the NaN that a GPU makes, and −NaN
@@ -606,7 +606,7 @@ if asked("endless"):
     print("infinities, all right")
 
 if asked("attend"):
-    from ridgeline.kernels.matmul.attend import attend
+    from ridgeline.kernels.split_gemm.attend import attend
 
     for length, keys, width, causal, turned in (
         (37, 50, 24, False, False), (40, 40, 20, True, True), (16, 33, 32, False, True),

@@ -111,7 +111,7 @@ SAMPLES = {
     ),
     "unshuffle": lambda: (drawn(2, 3, 5, 8), 4, 6, 1, 2),
     "resize": lambda: (drawn(2, 3, 4, 5), 8, 7, False, 0.5, 5 / 7),
-    "tighten": lambda: (drawn(3, 8)[:, :5],),
+    "drop_padding": lambda: (drawn(3, 8)[:, :5],),
     "dense": lambda: (
         drawn(8, 16).bfloat16(),
         drawn(24, 16).bfloat16(),
@@ -184,11 +184,11 @@ SAMPLES = {
     ),
     "scan": lambda: (drawn(3, 5), drawn(3, 5) > 0, 1, False, True, False),
     "pool": lambda: (drawn(2, 3, 8, 7), [3, 2], [2, 1], [1, 0], [1, 2], False),
-    "extreme": lambda: (drawn(2, 5, 40), 1, True, False),
-    "topmost": lambda: (drawn(2, 5, 40), 3, True),
+    "amax": lambda: (drawn(2, 5, 40), 1, True, False),
+    "top_k": lambda: (drawn(2, 5, 40), 3, True),
     "long_norm": lambda: (drawn(4, 12), "norm", 12, drawn(4), drawn(4), 2, 1e-5),
     "linear": lambda: (drawn(*X), drawn(12, 16), drawn(12), drawn(*W), drawn(4, 6), 1e-6, 0.0, "silu", True),
-    "narrow_linear": lambda: (
+    "quantized_linear": lambda: (
         drawn(4, 16).bfloat16(),
         torch.ones(12, 16, dtype=torch.int8),
         torch.ones(12),

@@ -140,10 +140,10 @@ def test_windows_that_go_on_by_one_are_read_together():
 
 
 def test_places_of_extremes_fit_into_few_registers():
-    from ridgeline.kernels.extremum.op import extreme
+    from ridgeline.kernels.amax.op import amax
 
     for x in (meta(128, 4096, 4095), meta(128, 4096, 4095).bfloat16()):
-        facts = made(extreme, x, 1, False, True)["extreme_places"]
+        facts = made(amax, x, 1, False, True)["extreme_places"]
         assert facts.num_spills == 0 and facts.num_registers <= 128, "four programs on a multiprocessor"
 
 

@@ -354,7 +354,7 @@ def test_float32_attention_goes_to_the_tensor_cores(
 
 
 def test_float32_attention_of_other_shapes_is_the_librarys() -> None:
-    from ridgeline.kernels.matmul.attend import fits
+    from ridgeline.kernels.split_gemm.attend import fits
 
     q, k, wide = torch.empty(2, 4, 8, 32), torch.empty(2, 4, 9, 32), torch.empty(2, 4, 8, 256)
     assert fits(q, k, k, False) and not fits(q, k, k, True) and not fits(wide, wide, wide, False)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import ridgeline as rl
 from ridgeline.engine.example_inputs import Inputs, State
 from ridgeline.errors import OptimizeError
-from ridgeline.kernels.narrow_linear import reference
+from ridgeline.kernels.quantized_linear import reference
 from ridgeline.optimizer.backend import Report, Traced
 from ridgeline.optimizer.precision import choice as narrowing
 from ridgeline.optimizer.precision import sensitivity

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from ridgeline.errors import KernelError
-from ridgeline.kernels import lists, tuning
+from ridgeline.kernels import tensor_lists, tuning
 from ridgeline.kernels.adamw import config, kernel, reference
 from ridgeline.kernels.adamw.reference import Rule
 from ridgeline.kernels.contract import DTYPES, Case, Laps, Trial, case, declare
@@ -63,9 +63,10 @@ class UpdatePlan:
         kinds = [_kind(p, g, state) for p, g, state in zip(params, grads, states, strict=True)]
         bits = min(state.bits for state in states)
         self.chosen = tuning.choose("adamw", {"total": total, "bits": bits}, config.update(bits))
-        length = lists.chunk_length(total, max(self.chosen.block, reference.GROUP), self.chosen.longest, self.device)
-        self.layout = lists.Layout(kinds, [p.numel() for p in params], length, on)
-        self.rows = [lists.numbers(_table(group, params, states), on) for group in self.layout.groups]
+        block = max(self.chosen.block, reference.GROUP)
+        length = tensor_lists.chunk_length(total, block, self.chosen.longest, self.device)
+        self.layout = tensor_lists.Layout(kinds, [p.numel() for p in params], length, on)
+        self.rows = [tensor_lists.numbers(_table(group, params, states), on) for group in self.layout.groups]
         self.factors = [
             torch.empty(3 * len(group.members), dtype=torch.float32, device=on) for group in self.layout.groups
         ]
@@ -163,7 +164,7 @@ def _kind(p: Tensor, g: Tensor, state: State) -> tuple[Any, ...]:
     return p.dtype, g.dtype, state.master is not None, state.bits, is_aligned
 
 
-def _table(group: lists.Group, params: Sequence[Tensor], states: Sequence[State]) -> list[int]:
+def _table(group: tensor_lists.Group, params: Sequence[Tensor], states: Sequence[State]) -> list[int]:
     found: list[int] = []
     for i in group.members:
         s = states[i]
@@ -269,7 +270,7 @@ class Steps:
 
     def tables(self, grads: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Where these gradients lie, on the device: of the types and alignment of the first ones."""
-        return self._plan.layout.tables(lists.addresses(grads))
+        return self._plan.layout.tables(tensor_lists.addresses(grads))
 
     def __call__(self, tables: Sequence[Tensor], rule: Rule, lr: Tensor | None = None) -> None:
         self._plan.run(self._kinds[0], self._kinds[1], tables, None, rule, -1.0, lr)
@@ -281,12 +282,12 @@ def stepped(params: list[Tensor], grads: list[Tensor], states: list[State], rule
         return torch.zeros(())
     if not launchable(params[0]):
         return on_host(params, grads, states, rule, max_norm)
-    found = lists.addresses(grads)
+    found = tensor_lists.addresses(grads)
     key = (
-        lists.addresses(params), lists.addresses([s.master for s in states if s.master is not None]),
+        tensor_lists.addresses(params), tensor_lists.addresses([s.master for s in states if s.master is not None]),
         tuple(address & 15 for address in found), params[0].get_device(),
         tuple((p.dtype, g.dtype, p.numel()) for p, g in zip(params, grads, strict=True)),
-        *(lists.addresses([getattr(s, name) for s in states]) for name in ("exp_avg", "exp_avg_sq", "step")),
+        *(tensor_lists.addresses([getattr(s, name) for s in states]) for name in ("exp_avg", "exp_avg_sq", "step")),
     )  # fmt: skip
     known = _plans.get(key)
     if known is None:

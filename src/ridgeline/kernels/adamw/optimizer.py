@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.errors import KernelError
-from ridgeline.kernels import lists
+from ridgeline.kernels import tensor_lists
 from ridgeline.kernels.adamw import reference
 from ridgeline.kernels.adamw.op import Rule, Scaling, State, UpdatePlan, on_host, state_reason
 from ridgeline.kernels.grad_norm import reference as norm_reference
@@ -135,7 +135,7 @@ class AdamW(torch.optim.Optimizer):
                 if reason is not None:
                     raise KernelError(f"AdamW: {reason}")
                 updates.append((group, at, UpdatePlan(own, own_grads, states)))
-        return _Plan(updates, NormPlan(laid, lists.addresses(laid)), plan_copies)
+        return _Plan(updates, NormPlan(laid, tensor_lists.addresses(laid)), plan_copies)
 
     def _state(self, p: Tensor) -> State:
         """A parameter's state in its own terms, made anew where there is none."""

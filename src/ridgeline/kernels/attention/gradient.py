@@ -37,7 +37,7 @@ from ridgeline.kernels.attention.kernel import (
     _turn,
 )
 from ridgeline.kernels.function import gluon_jit, jit
-from ridgeline.kernels.stream import let_next_start
+from ridgeline.kernels.row_stream import let_next_start
 
 
 @builtin

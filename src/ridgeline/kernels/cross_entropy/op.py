@@ -26,7 +26,7 @@ from ridgeline.kernels.launcher import (
     vector_of,
 )
 from ridgeline.kernels.rows import as_rows, cdiv, clamp, float_reason, power_of_two, template
-from ridgeline.kernels.shares import registers_of
+from ridgeline.kernels.split_rows import registers_of
 
 _LOOSE = ("target_ptr", "loss_ptr", "count_ptr", "lse_ptr", "part_ptr")
 _STRETCHES = Kernel(kernel.cross_entropy_stretches, vectors=("cols", "x_stride", "length"), loose=_LOOSE)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from triton.experimental.gluon import language as gl
 
 from ridgeline.kernels.function import gluon_jit
-from ridgeline.kernels.stream import halves, higher_bf16, higher_fp16, let_next_start
+from ridgeline.kernels.row_stream import halves, higher_bf16, higher_fp16, let_next_start
 
 LOWEST = gl.constexpr(-2.0e38)  # still a number when multiplied by LOG2_E
 LOG2_E = gl.constexpr(1.4426950408889634)

@@ -10,15 +10,15 @@ from torch import Tensor
 
 from ridgeline.kernels import tuning
 from ridgeline.kernels.autocast import narrowed
+from ridgeline.kernels.call_cache import Unrepeatable, noting
 from ridgeline.kernels.contract import DTYPES, Case, Primitive, Trial, case, declare, elementwise_cost
 from ridgeline.kernels.cross_layer import config, kernel, reference, streamed
-from ridgeline.kernels.direct import Unrepeatable, noting
 from ridgeline.kernels.launcher import INTERPRETING, Blocks, Kernel, Plans, launchable, num_sms, vector_of
-from ridgeline.kernels.matmul.op import MATMUL, ended, ends_fit, tall_fits
 from ridgeline.kernels.rms_norm.config import ColumnSums
 from ridgeline.kernels.rms_norm.op import plan_reduce
 from ridgeline.kernels.rows import cdiv, clamp, float_reason, power_of_two, template
-from ridgeline.kernels.shares import registers_of
+from ridgeline.kernels.split_gemm.op import MATMUL, ended, ends_fit, tall_fits
+from ridgeline.kernels.split_rows import registers_of
 from ridgeline.kernels.tensorfloat import products_round
 
 _PRODUCT = Kernel(kernel.cross_product, vectors=("n", "k"))

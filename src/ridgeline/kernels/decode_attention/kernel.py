@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ridgeline.kernels import arrivals
+from ridgeline.kernels import arrival_counter
 from ridgeline.kernels.function import jit
 
 
@@ -109,8 +109,8 @@ def decode_share(
         tl.store(lse_ptr + place, tl.where(nothing, float("-inf"), m + tl.log2(total)), mask=row < R)
     tl.store(out_ptr + place[:, None] * d + col[None, :], acc.to(out_ptr.dtype.element_ty), mask=inside)
     if JOINS:
-        arrivals.begin(count, known)
-        if arrivals.comes_last(count, shares):
+        arrival_counter.begin(count, known)
+        if arrival_counter.comes_last(count, shares):
             _join_all(out_ptr, lse_ptr, whole_ptr, (b * key_heads + kh) * R, shares, d, R, D, JOINS)
             tl.store(count, 0)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from ridgeline.errors import KernelError
-from ridgeline.kernels import lists, tuning
+from ridgeline.kernels import tensor_lists, tuning
 from ridgeline.kernels.contract import DTYPES, Case, Laps, Trial, case, declare
 from ridgeline.kernels.grad_norm import config, kernel, reference
 from ridgeline.kernels.launcher import Kernel, Plans, launchable, overlaps
@@ -60,15 +60,15 @@ class NormPlan:
         total = sum(t.numel() for t in tensors)
         widest = max(t.element_size() for t in tensors)
         chosen = tuning.choose("grad_norm", {"total": total, "itemsize": widest}, config.norm(widest))
-        length = lists.chunk_length(total, chosen.block, chosen.longest, self.device)
+        length = tensor_lists.chunk_length(total, chosen.block, chosen.longest, self.device)
         kinds = [(t.dtype, address % 16 == 0) for t, address in zip(tensors, found, strict=True)]
-        self.layout = lists.Layout(kinds, [t.numel() for t in tensors], length, tensors[0].device)
+        self.layout = tensor_lists.Layout(kinds, [t.numel() for t in tensors], length, tensors[0].device)
         self.num_shares = self.layout.num_chunks
         self.like = template((max(1, self.num_shares),), torch.float32, tensors[0].device)
         self.early = overlaps(sum(t.nbytes for t in tensors))
         self.runs = [self._bind(group, tensors, chosen) for group in self.layout.groups]
 
-    def _bind(self, group: lists.Group, tensors: Sequence[Tensor], chosen: config.Pass) -> Any:
+    def _bind(self, group: tensor_lists.Group, tensors: Sequence[Tensor], chosen: config.Pass) -> Any:
         like, sizes, chunks = tensors[group.members[0]], group.sizes, group.chunks
         return _SHARES.bind(
             (sizes, sizes, chunks.table, self.like, like, chunks.length),
@@ -107,7 +107,7 @@ class ClipPlan:
         )
         self.scales = [self._bind(group, tensors) for group in self.norm.layout.groups]
 
-    def _bind(self, group: lists.Group, tensors: Sequence[Tensor]) -> Any:
+    def _bind(self, group: tensor_lists.Group, tensors: Sequence[Tensor]) -> Any:
         like, sizes, chunks = tensors[group.members[0]], group.sizes, group.chunks
         chosen = tuning.choose("grad_scale", {"itemsize": like.element_size()}, config.scale(like.element_size()))
         return _SCALE.bind(
@@ -169,7 +169,7 @@ def _norm(tensors: Sequence[Tensor]) -> Tensor:
     if not launchable(tensors[0]):
         return reference.norm(tensors).to(torch.float32)
     tensors = [t if dense(t) else t.contiguous() for t in tensors]
-    found = lists.addresses(tensors)
+    found = tensor_lists.addresses(tensors)
     return plan_of(tensors, found).run(tensors, found, 1.0, False)
 
 
@@ -182,7 +182,7 @@ def _clip(tensors: Sequence[Tensor], max_norm: float) -> Tensor:
         for t, value in zip(tensors, scaled, strict=True):
             t.copy_(value)
         return total.to(torch.float32)
-    found = lists.addresses(tensors)
+    found = tensor_lists.addresses(tensors)
     return plan_of(tensors, found).run(tensors, found, max_norm, True)
 
 

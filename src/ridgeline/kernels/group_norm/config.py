@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ridgeline.kernels.rows import cdiv, clamp, power_of_two
-from ridgeline.kernels.shares import MOST_SHARES, Streamed
+from ridgeline.kernels.split_rows import MOST_SHARES, Streamed
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ridgeline.kernels import shares, tuning
+from ridgeline.kernels import split_rows, tuning
 from ridgeline.kernels.compiler import POINTER_ALIGNMENT_BYTES
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, declare, elementwise_cost
 from ridgeline.kernels.group_norm import config, kernel, reference, streamed
@@ -164,7 +164,7 @@ def _plan_flat(
                    "STRADDLE": positions % vector != 0, "ACCESSES": accesses, "VECTOR": vector, **own},
         num_warps=chosen.num_warps,
         num_stages=1 if held else WALK_STAGES,
-        max_registers=shares.registers_of(chosen.num_warps, chosen.programs_per_sm) if held else 0,
+        max_registers=split_rows.registers_of(chosen.num_warps, chosen.programs_per_sm) if held else 0,
         device=x.get_device(),
         vector=vector_of(x.element_size(), x.data_ptr(), length),
     )  # fmt: skip
@@ -173,7 +173,7 @@ def _plan_flat(
 
 def _streaming(
     kernel: str, tensors: tuple[Tensor, ...], rows: int, length: int, positions: int, silu: bool
-) -> tuple[Any, shares.Cut | None]:
+) -> tuple[Any, split_rows.Cut | None]:
     """How large images pass through shared memory, and how their groups are cut; or None."""
     wide = max(tensor.element_size() for tensor in tensors)
     pointers = 0
@@ -201,11 +201,11 @@ def _streaming(
         return chosen, None
     on, vector = tensors[0].get_device(), POINTER_ALIGNMENT_BYTES // wide
     if chosen.step:
-        return chosen, shares.cut(chosen, rows, length, on, vector=vector, piece=chosen.step)
+        return chosen, split_rows.cut(chosen, rows, length, on, vector=vector, piece=chosen.step)
     accesses = power_of_two(min(chosen.accesses, chosen.chunks))
     while True:  # pieces as long as leave every warp one
         piece = config.piece(positions, vector, accesses)
-        found = shares.cut(chosen, rows, length, on, vector=vector, piece=piece)
+        found = split_rows.cut(chosen, rows, length, on, vector=vector, piece=piece)
         if accesses == 1 or found is None or cdiv(found.length, piece) >= chosen.num_warps:
             return chosen, found
         accesses //= 2
@@ -226,7 +226,7 @@ def _plan_streamed(
     stats = template((x.shape[0], groups), torch.float32, x.device)
     w, b = x if weight is None else weight, x if bias is None else bias
     numbers = (groups, x.shape[1] // groups, positions)
-    run = shares.bind(
+    run = split_rows.bind(
         _STREAMED, chosen, found, (x, w, b, x, stats, stats), rows, length, (*numbers, 0.0),
         {"HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None, "SILU": silu,
          "PAIRED": silu and chosen.paired},
@@ -263,7 +263,7 @@ def _plan_whole(
         constants={"HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None, "SILU": silu,
                    "CHUNKS": cdiv(length, block), "BLOCK": block, "SLOTS": chosen.slots},
         num_warps=chosen.num_warps,
-        max_registers=shares.registers_of(chosen.num_warps, chosen.programs_per_sm),
+        max_registers=split_rows.registers_of(chosen.num_warps, chosen.programs_per_sm),
         device=x.get_device(),
         vector=POINTER_ALIGNMENT_BYTES // x.element_size(),
     )  # fmt: skip
@@ -287,7 +287,7 @@ def _plan_packed(
                    "PAIRED": silu and chosen.paired, "SHARES": cluster, "CHUNKS": cdiv(share, block),
                    "SHARED": min(chosen.shared, full), "BLOCK": block, "FULL": full, "READS": chosen.reads},
         num_warps=chosen.num_warps,
-        max_registers=shares.registers_of(chosen.num_warps, chosen.programs_per_sm),
+        max_registers=split_rows.registers_of(chosen.num_warps, chosen.programs_per_sm),
         device=x.get_device(),
         vector=POINTER_ALIGNMENT_BYTES // x.element_size(),
         cluster=cluster,
@@ -312,7 +312,7 @@ def _plan_backward_streamed(
     sums = template((2, samples * pieces, channels), torch.float32, x.device)
     column = template((channels,), w.dtype, x.device)
     numbers = (groups, channels // groups, positions)
-    run = shares.bind(
+    run = split_rows.bind(
         _BACKWARD_STREAMED, chosen, found, (dy, x, w, b, stats, stats, x, sums), samples * groups, length, numbers,
         {"HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None, "SILU": silu,
          "PAIRED": silu and chosen.paired, "KEPT": silu and chosen.kept, "EARLY": chosen.early,
@@ -359,7 +359,7 @@ def _plan_backward_packed(
                    "PAIRED": silu and chosen.paired, "CHUNKS": chunks, "PER": per,
                    "EVEN": length == chunks * 256 * chosen.num_warps, "EARLY": chosen.early},
         num_warps=chosen.num_warps,
-        max_registers=shares.registers_of(chosen.num_warps, chosen.programs_per_sm),
+        max_registers=split_rows.registers_of(chosen.num_warps, chosen.programs_per_sm),
         device=on,
         vector=POINTER_ALIGNMENT_BYTES // x.element_size(),
     )  # fmt: skip
@@ -392,7 +392,7 @@ def _plan_backward_tile(
         constants={"HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None, "SILU": silu,
                    "WIDTH": chosen.width, **own},
         num_warps=chosen.num_warps,
-        max_registers=0 if held else shares.registers_of(chosen.num_warps, WALKING),
+        max_registers=0 if held else split_rows.registers_of(chosen.num_warps, WALKING),
         device=on,
         vector=vector_of(min(x.element_size(), dy.element_size()), x.data_ptr() | dy.data_ptr(), positions),
     )  # fmt: skip

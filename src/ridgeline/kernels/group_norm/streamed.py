@@ -13,7 +13,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from ridgeline.kernels.function import gluon_jit
-from ridgeline.kernels.stream import (
+from ridgeline.kernels.row_stream import (
     PLAIN,
     by_piece,
     columns,
@@ -616,7 +616,7 @@ def group_norm_backward_streamed(
     b = channel_numbers(bias_ptr, channel, HAS_BIAS, 0.0)
     mean = gl.load(mean_ptr + start)
     rstd = gl.load(rstd_ptr + start)
-    w_done = w + 0.0  # not the same values: see stream.py
+    w_done = w + 0.0  # not the same values: see row_stream.py
     b_done = b + 0.0
     mean_done = mean + 0.0
     rstd_done = rstd + 0.0

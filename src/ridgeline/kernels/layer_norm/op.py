@@ -25,7 +25,7 @@ from ridgeline.kernels.rms_norm.op import (
     words_access,
 )
 from ridgeline.kernels.rows import as_rows, cdiv, float_reason, template
-from ridgeline.kernels.shares import most_registers, registers_of
+from ridgeline.kernels.split_rows import most_registers, registers_of
 
 _FORWARD = Kernel(kernel.layer_norm_forward, vectors=("cols", "x_stride"))
 _FORWARD_LONG = Kernel(kernel.layer_norm_forward_long, vectors=("cols", "x_stride"))

@@ -13,7 +13,7 @@ from ridgeline.kernels.contract import DTYPES, Case, Trial, case, declare, eleme
 from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms
 from ridgeline.kernels.layer_norm_quant import config, kernel, reference
 from ridgeline.kernels.rows import as_rows, cdiv, float_reason, template
-from ridgeline.kernels.shares import registers_of
+from ridgeline.kernels.split_rows import registers_of
 
 _QUANTIZED = Kernel(kernel.layer_norm_quantized, vectors=("cols", "x_stride"))
 _plans = Plans()

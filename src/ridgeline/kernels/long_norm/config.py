@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ridgeline.kernels.shares import Streamed
+from ridgeline.kernels.split_rows import Streamed
 
 LEAST_COLS = 49152
 """From here on a row is better shared: one processor's rows, read twice, are together more than the L2 keeps."""

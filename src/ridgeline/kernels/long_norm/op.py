@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ridgeline.kernels import shares, tuning
+from ridgeline.kernels import split_rows, tuning
 from ridgeline.kernels.contract import Case, Trial, case, declare, elementwise_cost
 from ridgeline.kernels.launcher import INTERPRETING, Kernel, Plans, launchable, num_sms, vector_of
 from ridgeline.kernels.long_norm import config, kernel, reference, streamed
@@ -81,14 +81,14 @@ def _streaming(x: Tensor, kind: str, cols: int, weight: Tensor | None, bias: Ten
     if likely is None:
         return None
     chosen = tuning.choose("long_norm.streamed", {"cols": cols}, likely)
-    found = shares.cut(chosen, rows, cols, x.get_device(), vector=vector)
+    found = split_rows.cut(chosen, rows, cols, x.get_device(), vector=vector)
     positions, period = cols // max(1, channels), of.numel() // channels if channels and of is not None else 1
     if found is None or found.shares < 2 or (channels and positions < found.length):
         return None
     numbers = (positions, channels, period)
     flags = {"KIND": KINDS.index(kind), "WEIGHT": weight is not None, "BIAS": bias is not None,
              "CHANNELS": channels > 0}  # fmt: skip
-    run = shares.bind(
+    run = split_rows.bind(
         _STREAMED, chosen, found, (x, *_there(x, weight, bias), x), rows, cols, (*numbers, 1e-5), flags,
         {"device": x.get_device(), "vector": vector},
     )  # fmt: skip

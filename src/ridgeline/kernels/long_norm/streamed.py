@@ -11,7 +11,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from ridgeline.kernels.function import gluon_jit
-from ridgeline.kernels.stream import PLAIN, columns, spread, sum_of, word_of, words_when_there
+from ridgeline.kernels.row_stream import PLAIN, columns, spread, sum_of, word_of, words_when_there
 
 NORM, MEAN_SIZE, LENGTH, SOFTMAX, LOG_SOFTMAX = (gl.constexpr(kind) for kind in range(5))
 LOWEST = gl.constexpr(-3.4028234663852886e38)

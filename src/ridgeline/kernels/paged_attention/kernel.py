@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ridgeline.kernels import arrivals
+from ridgeline.kernels import arrival_counter
 from ridgeline.kernels.attention.kernel import _barriers, _without_the_rest
 from ridgeline.kernels.function import gluon_jit, jit
 from ridgeline.kernels.paged_attention.links import (
@@ -792,8 +792,8 @@ def _columns(
                 gl.store(seen_ptr + saw + step + head, total, mask=head < R)
                 if JOINS:
                     begins, ends = _span(_anew(at_block) - first, blocks, each, longer)  # not kept all the way
-                    arrivals.begin_group(count_ptr + begins, known)
-                    if arrivals.group_comes_last(count_ptr + begins, ends - begins + 1):
+                    arrival_counter.begin_group(count_ptr + begins, known)
+                    if arrival_counter.group_comes_last(count_ptr + begins, ends - begins + 1):
                         head0 = (b.to(gl.int64) * key_heads + kh) * R
                         _join_parts(part_ptr, seen_ptr, out_ptr, head0, begins, ends, d, R, HEADS, D, JOINS, PADDED)
                         gl.store(count_ptr + begins, 0)

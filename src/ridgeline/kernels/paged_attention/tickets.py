@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from triton.experimental.gluon import language as gl
 
-from ridgeline.kernels.arrivals import MARK
+from ridgeline.kernels.arrival_counter import MARK
 from ridgeline.kernels.function import gluon_jit
 
 

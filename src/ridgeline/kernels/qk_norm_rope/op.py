@@ -15,7 +15,7 @@ from ridgeline.kernels.rms_norm.op import plan_reduce
 from ridgeline.kernels.rope.op import ROPE
 from ridgeline.kernels.rope.tables import rope_tables
 from ridgeline.kernels.rows import cdiv, float_reason, template
-from ridgeline.kernels.shares import registers_of
+from ridgeline.kernels.split_rows import registers_of
 
 _STRIDES = tuple("q_batch q_seq q_head k_batch k_seq k_head cos_batch cos_seq".split())
 _GRADIENTS = tuple("dq_batch dq_seq dq_head dk_batch dk_seq dk_head".split())

@@ -14,7 +14,7 @@ from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms, overl
 from ridgeline.kernels.quantize import config, kernel, reference
 from ridgeline.kernels.quantize.reference import LARGEST, scale_shape
 from ridgeline.kernels.rows import FLOATS, as_rows, cdiv, float_reason, power_of_two, template
-from ridgeline.kernels.shares import most_registers
+from ridgeline.kernels.split_rows import most_registers
 
 _ROWS = Kernel(kernel.quantize_rows, vectors=("cols", "x_stride"))
 _LONG_ROWS = Kernel(kernel.quantize_long_rows, vectors=("cols", "x_stride"))

@@ -11,7 +11,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from ridgeline.kernels.function import gluon_jit
-from ridgeline.kernels.stream import (
+from ridgeline.kernels.row_stream import (
     FLAT,
     halves,
     halves_here,

@@ -33,7 +33,7 @@ from ridgeline.kernels.rms_norm.gradient import (
     weight_words,
     words_from,
 )
-from ridgeline.kernels.stream import FLAT, let_next_start, share_pitch
+from ridgeline.kernels.row_stream import FLAT, let_next_start, share_pitch
 
 
 @gluon_jit

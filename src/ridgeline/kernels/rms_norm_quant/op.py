@@ -14,7 +14,7 @@ from ridgeline.kernels.launcher import Kernel, Plans, launchable, num_sms
 from ridgeline.kernels.rms_norm.op import EPS
 from ridgeline.kernels.rms_norm_quant import config, kernel, reference
 from ridgeline.kernels.rows import as_rows, cdiv, float_reason, template
-from ridgeline.kernels.shares import registers_of
+from ridgeline.kernels.split_rows import registers_of
 
 _QUANTIZED = Kernel(kernel.rms_norm_quantized, vectors=("cols", "x_stride"))
 _plans = Plans()

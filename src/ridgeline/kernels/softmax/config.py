@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from ridgeline.kernels.rms_norm.config import KEPT_BYTES, lanes, narrow_tile, short_tile
 from ridgeline.kernels.rows import cdiv, power_of_two
-from ridgeline.kernels.shares import MOST_SHARES, Streamed
+from ridgeline.kernels.split_rows import MOST_SHARES, Streamed
 
 
 @dataclass(frozen=True, slots=True)

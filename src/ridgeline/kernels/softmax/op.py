@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ridgeline.kernels import shares, tuning
+from ridgeline.kernels import split_rows, tuning
 from ridgeline.kernels.compiler import POINTER_ALIGNMENT_BYTES
 from ridgeline.kernels.contract import DTYPES, Case, Trial, case, declare, elementwise_cost
 from ridgeline.kernels.launcher import (
@@ -21,8 +21,8 @@ from ridgeline.kernels.launcher import (
     vector_of,
 )
 from ridgeline.kernels.rows import as_rows, cdiv, float_reason
-from ridgeline.kernels.shares import Streamed
 from ridgeline.kernels.softmax import config, kernel, reference, streamed
+from ridgeline.kernels.split_rows import Streamed
 
 _FORWARD = Kernel(kernel.softmax_forward, vectors=("cols", "x_stride"))
 _FORWARD_LONG = Kernel(kernel.softmax_forward_long, vectors=("cols", "x_stride"))
@@ -100,10 +100,10 @@ def _plan_forward(x: Tensor, y: Tensor, stride: int) -> Any:
     if isinstance(chosen, config.Packed):
         return _plan_packed(chosen, x, y, rows, cols, stride, shifted)
     if isinstance(chosen, Streamed):
-        found = shares.cut(chosen, rows, cols, x.get_device(), vector=vector, shifted=shifted)
+        found = split_rows.cut(chosen, rows, cols, x.get_device(), vector=vector, shifted=shifted)
         if found is not None:
             flags = {"SHIFTED": shifted, "KEPT": _kept(chosen, found, size)}
-            run = shares.bind(_FORWARD_STREAMED, chosen, found, (x, y), rows, cols, (stride,), flags, common)
+            run = split_rows.bind(_FORWARD_STREAMED, chosen, found, (x, y), rows, cols, (stride,), flags, common)
             return lambda x, y: run(x, y, stride)
         chosen = _held(config.forward, rows, cols, size, vector, shifted)
     if chosen.ends and shifted:
@@ -138,7 +138,7 @@ def _plan_packed(chosen: config.Packed, x: Tensor, y: Tensor, rows: int, cols: i
                    "SHARED": min(chosen.shared, chunks), "BLOCK": block, "SHIFTED": shifted, "READS": chosen.reads,
                    "WRITES": chosen.writes},
         num_warps=chosen.num_warps,
-        max_registers=shares.registers_of(chosen.num_warps, chosen.programs_per_sm),
+        max_registers=split_rows.registers_of(chosen.num_warps, chosen.programs_per_sm),
         device=x.get_device(),
         vector=access,
         cluster=num,
@@ -146,7 +146,7 @@ def _plan_packed(chosen: config.Packed, x: Tensor, y: Tensor, rows: int, cols: i
     return lambda x, y: run(x, y, cols, stride, length)
 
 
-def _kept(chosen: Any, found: shares.Cut, itemsize: int) -> bool:
+def _kept(chosen: Any, found: split_rows.Cut, itemsize: int) -> bool:
     """Whether powers wait in registers: of 16-bit rows that several programs share."""
     return bool(getattr(chosen, "kept", False)) and itemsize == 2 and found.shares > 1 and chosen.lag == 1
 
@@ -229,12 +229,12 @@ def _plan_backward(dy: Tensor, y: Tensor, dx: Tensor) -> Any:
         streaming or _held(config.backward, rows, cols, size, vector, shifted),
     )
     if isinstance(chosen, Streamed):
-        found = shares.cut(
+        found = split_rows.cut(
             chosen, rows, cols, y.get_device(), vector=min(vector, POINTER_ALIGNMENT_BYTES // wide), shifted=shifted
         )
         if found is not None:
             flags = {"SHIFTED": shifted}
-            return shares.bind(_BACKWARD_STREAMED, chosen, found, (dy, y, dx), rows, cols, (), flags, common)
+            return split_rows.bind(_BACKWARD_STREAMED, chosen, found, (dy, y, dx), rows, cols, (), flags, common)
         chosen = _held(config.backward, rows, cols, size, vector, shifted)
     if chosen.ends and shifted:
         return _plan_ends(_BACKWARD_ENDS, chosen, (dy, y, dx), rows, (cols,), vector)

@@ -15,7 +15,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from ridgeline.kernels.function import gluon_jit
-from ridgeline.kernels.stream import (
+from ridgeline.kernels.row_stream import (
     FLAT,
     PLAIN,
     columns,
@@ -153,7 +153,7 @@ def softmax_forward_streamed(
         async_copy.commit_group()
     if SHIFTED:
         edge_now = gl.load(x_edge, mask=own, other=float("-inf")).to(gl.float32)
-        edge_before = edge_now + 0.0  # not the same value: see stream.py
+        edge_before = edge_now + 0.0  # not the same value: see row_stream.py
     if KEPT:
         e_before = gl.zeros([CHUNKS, BLOCK], gl.float32, L)
         mine_before = (share * 0).to(gl.float32)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ridgeline.engine.autocast import computed_in
 from ridgeline.engine.autotune import Contest
-from ridgeline.kernels import tighten
+from ridgeline.kernels import drop_padding
 
 ALIGNED = 8
 """Elements of 16 bits in 16 bytes, the widest piece a thread moves."""
@@ -100,7 +100,7 @@ def product_of(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if not weight.shape[1] % ALIGNED and weight.shape[0] > WHOLE:
         ways["parts, copied"] = partial(_parts, x, weight, bias, Tensor.contiguous)
         if x.is_cuda and x.dtype in NARROW:
-            ways["parts, tightened"] = partial(_parts, x, weight, bias, tighten)
+            ways["parts, without_padding"] = partial(_parts, x, weight, bias, drop_padding)
     if torch.compiler.is_compiling():
         return ways["padded"]()
     if _active_modes() or type(x) not in (Tensor, nn.Parameter):  # one op to whoever watches; inside, the way that won
@@ -123,7 +123,7 @@ def _padded(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return F.linear(_rows(x), _wide(weight), shift)[:, :outputs].contiguous()
 
 
-def _parts(x: Tensor, weight: Tensor, bias: Tensor | None, tightened: Callable[[Tensor], Tensor]) -> Tensor:
+def _parts(x: Tensor, weight: Tensor, bias: Tensor | None, without_padding: Callable[[Tensor], Tensor]) -> Tensor:
     """Whole tiles of columns and the few that are left, two products into rows that are apart by whole tiles; no weight
     is padded.
 
@@ -139,7 +139,7 @@ def _parts(x: Tensor, weight: Tensor, bias: Tensor | None, tightened: Callable[[
             torch.mm(x, weight[some].t(), out=room[:, some])
         else:
             torch.addmm(bias[some], x, weight[some].t(), out=room[:, some])
-    return tightened(room[:, :outputs])
+    return without_padding(room[:, :outputs])
 
 
 def _lack(size: int) -> int:

@@ -18,9 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ridgeline.kernels import narrow, narrow_linear, quantize
-from ridgeline.kernels.narrow_linear.config import GROUP, MAX_ROWS
+from ridgeline.kernels import quantize, quantize_weight, quantized_linear
 from ridgeline.kernels.quantize import reference
+from ridgeline.kernels.quantized_linear.config import GROUP, MAX_ROWS
 from ridgeline.kernels.tensorfloat import products_in, products_round
 
 LEAST_WEIGHT = 1 << 16
@@ -147,8 +147,10 @@ FORMATS = {
         Format("bf16", "bfloat16", _takes_bf16, lambda w: (w.detach().to(torch.bfloat16),), bf16_linear),
         Format("fp8", "float8, a scale a row and an output", _takes_fp8, lambda w: quantize(w.detach(), FP8),
                fp8_linear),
-        Format("int8", "weight of 8 bits, a scale an output", _takes_int8, lambda w: narrow(w, 8), narrow_linear),
-        Format("int4", "weight of 4 bits, a scale for every 128", _takes_int4, lambda w: narrow(w, 4), narrow_linear),
+        Format("int8", "weight of 8 bits, a scale an output", _takes_int8, lambda w: quantize_weight(w, 8),
+               quantized_linear),
+        Format("int4", "weight of 4 bits, a scale for every 128", _takes_int4, lambda w: quantize_weight(w, 4),
+               quantized_linear),
     )
 }  # fmt: skip
 WEIGHT_ONLY = ("int8", "int4")

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from ridgeline.bench.verdict import error_of
 from ridgeline.engine.example_inputs import Inputs
 from ridgeline.kernels import linear
-from ridgeline.kernels.narrow_linear.config import MAX_ROWS
+from ridgeline.kernels.quantized_linear.config import MAX_ROWS
 from ridgeline.optimizer.precision.formats import FORMATS, HALVES, Shape, options
 from ridgeline.optimizer.search.judge import Leaf, Subject
 

@@ -44,7 +44,7 @@ from ridgeline.optimizer.rewrites.linear import activation_epilogue as epilogue 
 from ridgeline.optimizer.rewrites.conv import relu_epilogue as convolution  # noqa: F401
 from ridgeline.optimizer.rewrites.linear import odd_columns as odd  # noqa: F401
 from ridgeline.optimizer.rewrites.rows import index_add as sums  # noqa: F401
-from ridgeline.optimizer.rewrites.rows import top_k as topmost  # noqa: F401
+from ridgeline.optimizer.rewrites.rows import top_k  # noqa: F401
 from ridgeline.optimizer.rewrites import common_subexpressions as once  # noqa: F401
 from ridgeline.optimizer.rewrites.registry import (
     Match,

@@ -17,15 +17,15 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from ridgeline.engine.autotune import Contest, prepared
-from ridgeline.kernels.dense import config
-from ridgeline.kernels.dense.op import DENSE, NARROW, VECTOR, finished, planned, tiled
-from ridgeline.kernels.dense.reference import finish
-from ridgeline.kernels.depthwise import config as strips
-from ridgeline.kernels.depthwise import op as apart
-from ridgeline.kernels.depthwise.op import DEPTHWISE
-from ridgeline.kernels.grouped import config as bundles
-from ridgeline.kernels.grouped import op as together
-from ridgeline.kernels.grouped.op import GROUPED_CONVOLUTION
+from ridgeline.kernels.depthwise_conv import config as strips
+from ridgeline.kernels.depthwise_conv import op as apart
+from ridgeline.kernels.depthwise_conv.op import DEPTHWISE
+from ridgeline.kernels.grouped_conv import config as bundles
+from ridgeline.kernels.grouped_conv import op as together
+from ridgeline.kernels.grouped_conv.op import GROUPED_CONVOLUTION
+from ridgeline.kernels.linear_epilogue import config
+from ridgeline.kernels.linear_epilogue.op import DENSE, NARROW, VECTOR, finished, planned, tiled
+from ridgeline.kernels.linear_epilogue.reference import finish
 from ridgeline.optimizer.rewrites.context import Scene
 from ridgeline.optimizer.rewrites.conv.read import Ints, settings_of
 from ridgeline.optimizer.rewrites.conv.stem import MOST_CHANNELS, is_stem, stem, stems

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from ridgeline.engine.autotune import Contest
-from ridgeline.kernels.depthwise.op import DEPTHWISE, MOST_ALONG, MOST_STRIDE, depthwise
-from ridgeline.kernels.sequence.op import NARROW, SEQUENCE_CONVOLUTION, sequence_convolution
+from ridgeline.kernels.depthwise_conv.op import DEPTHWISE, MOST_ALONG, MOST_STRIDE, depthwise
+from ridgeline.kernels.grouped_conv1d.op import NARROW, SEQUENCE_CONVOLUTION, sequence_convolution
 from ridgeline.optimizer.rewrites.context import SMALL, Scene
 from ridgeline.optimizer.rewrites.conv.read import settings_of
 from ridgeline.optimizer.rewrites.op_names import Call, call

@@ -17,10 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ridgeline.engine.autotune import Contest
-from ridgeline.kernels.dense.op import VECTOR
-from ridgeline.kernels.grouped.config import MOST_WIDTH
-from ridgeline.kernels.grouped.op import grouped_convolution
-from ridgeline.kernels.unshuffle.op import CHANNELS, MOST_CHANNELS, unshuffle
+from ridgeline.kernels.grouped_conv.config import MOST_WIDTH
+from ridgeline.kernels.grouped_conv.op import grouped_convolution
+from ridgeline.kernels.linear_epilogue.op import VECTOR
+from ridgeline.kernels.pixel_unshuffle.op import CHANNELS, MOST_CHANNELS, unshuffle
 from ridgeline.optimizer.rewrites.context import Scene
 from ridgeline.optimizer.rewrites.conv.read import Ints, Settings, settings_of
 from ridgeline.optimizer.rewrites.op_names import Call, call

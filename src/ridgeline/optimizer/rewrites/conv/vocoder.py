@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from ridgeline.kernels.sequence.op import NARROW
+from ridgeline.kernels.grouped_conv1d.op import NARROW
 from ridgeline.optimizer.rewrites.context import SMALL, Scene
 from ridgeline.optimizer.rewrites.conv.positional_conv import CONTEST, _laid, along
 from ridgeline.optimizer.rewrites.conv.read import settings_of

@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from ridgeline.engine.autotune import Contest
-from ridgeline.kernels.dense import config
-from ridgeline.kernels.dense.op import DENSE, NARROW, tiled
 from ridgeline.kernels.gelu.op import GELU, gelu
+from ridgeline.kernels.linear_epilogue import config
+from ridgeline.kernels.linear_epilogue.op import DENSE, NARROW, tiled
 from ridgeline.optimizer.rewrites.context import SMALL, Scene
 from ridgeline.optimizer.rewrites.op_names import Call, call
 from ridgeline.optimizer.rewrites.registry import INFERENCE, TRAINING, Match, Worth, rewrite

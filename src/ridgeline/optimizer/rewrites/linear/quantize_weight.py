@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, fx
 
-from ridgeline.kernels import add_rms_norm, narrow_linear
-from ridgeline.kernels.narrow_linear.op import NARROW_LINEAR
+from ridgeline.kernels import add_rms_norm, quantized_linear
+from ridgeline.kernels.quantized_linear.op import QUANTIZED_LINEAR
 from ridgeline.optimizer.precision.formats import WEIGHT_ONLY, bf16_linear, fp8_linear, tf32_linear
 from ridgeline.optimizer.precision.weight_bank import Bank, Packed
 from ridgeline.optimizer.rewrites.context import Extra, Scene, is_written
@@ -34,7 +34,7 @@ def narrow_product(
     activation: str,
     gated: bool,
 ) -> Tensor:
-    return narrow_linear(
+    return quantized_linear(
         x, weight, scale, bias, norm_weight=norm_weight, residual=residual, eps=eps, offset=offset,
         activation=activation, gated=gated,
     )  # fmt: skip
@@ -199,7 +199,7 @@ def _arguments(found: Found, scale: Any) -> tuple[Any, ...]:
 def _runs(scene: Scene, found: Found, scale: Any) -> bool:
     """Whether the kernel takes these, and they are what they were where each was read."""
     given = _arguments(found, scale)
-    if NARROW_LINEAR.support(*(scene.value(each) for each in given)) is not None:
+    if QUANTIZED_LINEAR.support(*(scene.value(each) for each in given)) is not None:
         return False
     leaves = [each for each in given if isinstance(each, fx.Node)]
     before = all(scene.position(leaf) < scene.position(found.out) for leaf in leaves)

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from ridgeline.engine.autotune import Contest, may_time, prepared
-from ridgeline.kernels.matmul.attend import attend, fits
-from ridgeline.kernels.matmul.op import MATMUL, is_thin, pieces_fit, planned, tall_fits, thin_fits
+from ridgeline.kernels.split_gemm.attend import attend, fits
+from ridgeline.kernels.split_gemm.op import MATMUL, is_thin, pieces_fit, planned, tall_fits, thin_fits
 from ridgeline.kernels.tensorfloat import products_round
 from ridgeline.optimizer.rewrites.context import Scene
 from ridgeline.optimizer.rewrites.op_names import Call, call

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, fx
 
 from ridgeline.engine.autotune import Contest
-from ridgeline.kernels.extremum.op import EXTREME, extreme
+from ridgeline.kernels.amax.op import AMAX, amax
 from ridgeline.optimizer.rewrites.context import Scene
 from ridgeline.optimizer.rewrites.op_names import Call, call
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
@@ -23,7 +23,7 @@ _KINDS = {
 
 
 def raced_extreme(x: Tensor, dim: int, largest: bool, place: bool, keepdim: bool) -> Tensor:
-    """An extreme by the library or by our kernel; one opaque op to tracers."""
+    """An amax by the library or by our kernel; one opaque op to tracers."""
     if type(x) is Tensor and not _active_modes():
         return _raced(x, dim, largest, place, keepdim)
     return torch.ops.ridgeline_optimizer.raced_extreme(x, dim, largest, place, keepdim)
@@ -31,7 +31,7 @@ def raced_extreme(x: Tensor, dim: int, largest: bool, place: bool, keepdim: bool
 
 def _raced(x: Tensor, dim: int, largest: bool, place: bool, keepdim: bool) -> Tensor:
     args = (x, dim, largest, place)
-    ways = {"library": partial(_library, *args), "ours": partial(extreme, *args)}
+    ways = {"library": partial(_library, *args), "ours": partial(amax, *args)}
     if not place:
         ways["without places"] = partial(torch.amax if largest else torch.amin, x, dim)
     found = CONTEST.run((x.shape, x.dtype, dim, largest, place, x.device), ways, x.device)
@@ -49,7 +49,7 @@ _op = torch.library.custom_op("ridgeline_optimizer::raced_extreme", _raced, muta
 
 @_op.register_fake
 def _(x: Tensor, dim: int, largest: bool, place: bool, keepdim: bool) -> Tensor:
-    found: Tensor = EXTREME.fake(x, dim, largest, place)
+    found: Tensor = AMAX.fake(x, dim, largest, place)
     return found.unsqueeze(dim) if keepdim else found
 
 
@@ -78,7 +78,7 @@ def _put(scene: Scene, node: fx.Node) -> Match | None:
         return None
     largest, place = _KINDS[read.op]
     dim %= x.dim()
-    if EXTREME.support(x, dim, largest, place) is not None:
+    if AMAX.support(x, dim, largest, place) is not None:
         return None
     if not scene.unchanged((read["input"],), (node, out), out):
         return None

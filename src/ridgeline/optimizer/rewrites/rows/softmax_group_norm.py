@@ -9,7 +9,7 @@ from torch import fx
 
 from ridgeline.kernels import group_norm, softmax
 from ridgeline.kernels.group_norm.op import GROUP_NORM
-from ridgeline.kernels.group_norm_last.op import GROUP_NORM_LAST, group_norm_last
+from ridgeline.kernels.group_norm_channels_last.op import GROUP_NORM_LAST, group_norm_last
 from ridgeline.kernels.softmax.op import SOFTMAX
 from ridgeline.optimizer.rewrites.context import Scene
 from ridgeline.optimizer.rewrites.op_names import call

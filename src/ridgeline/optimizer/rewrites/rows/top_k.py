@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from ridgeline.engine.autotune import Contest
-from ridgeline.kernels.topmost.op import TOPMOST, topmost
+from ridgeline.kernels.top_k.op import TOP_K, top_k
 from ridgeline.optimizer.rewrites.context import Scene
 from ridgeline.optimizer.rewrites.op_names import call
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
@@ -27,15 +27,15 @@ _COPIES = ("add", "mul", "sub", "clone", "contiguous", "softmax", "exp", "neg", 
 _active_modes = torch._C._len_torch_dispatch_stack
 
 
-def raced_topmost(x: Tensor, k: int, largest: bool, sorts: bool) -> Tensor:
+def raced_top_k(x: Tensor, k: int, largest: bool, sorts: bool) -> Tensor:
     """Places by the library or by our kernel; one opaque op to tracers."""
     if type(x) is Tensor and not _active_modes():
         return _raced(x, k, largest, sorts)
-    return torch.ops.ridgeline_optimizer.raced_topmost(x, k, largest, sorts)
+    return torch.ops.ridgeline_optimizer.raced_top_k(x, k, largest, sorts)
 
 
 def _raced(x: Tensor, k: int, largest: bool, sorts: bool) -> Tensor:
-    ways = {"library": partial(_sorted if sorts else _chosen, x, k, largest), "ours": partial(topmost, x, k, largest)}
+    ways = {"library": partial(_sorted if sorts else _chosen, x, k, largest), "ours": partial(top_k, x, k, largest)}
     return CONTEST.run((x.shape, x.dtype, k, largest, sorts, x.device), ways, x.device)
 
 
@@ -47,12 +47,12 @@ def _sorted(x: Tensor, k: int, largest: bool) -> Tensor:
     return torch.sort(x, dim=-1, descending=largest, stable=True).indices[..., :k].contiguous()
 
 
-_op = torch.library.custom_op("ridgeline_optimizer::raced_topmost", _raced, mutates_args=())
+_op = torch.library.custom_op("ridgeline_optimizer::raced_top_k", _raced, mutates_args=())
 
 
 @_op.register_fake
 def _(x: Tensor, k: int, largest: bool, sorts: bool) -> Tensor:
-    found: Tensor = TOPMOST.fake(x, k, largest)
+    found: Tensor = TOP_K.fake(x, k, largest)
     return found
 
 
@@ -70,7 +70,7 @@ class Top:
 
 
 @rewrite(
-    "topmost",
+    "top_k",
     summary="the few largest or smallest elements of many rows are found by our kernel, where that is faster",
     modes=(INFERENCE,),
     worth=Worth(eager=1.2, compiled=1.2, basis="rows read once; raced with the library's when a shape is first run"),
@@ -96,7 +96,7 @@ def _read(scene: Scene, node: fx.Node) -> Top | None:
     else:
         k, parts = _first_few(scene, node, read.op, x.dim())
         largest = bool(read.get("descending", False))
-    if parts is None or type(k) is not int or not x.is_contiguous() or TOPMOST.support(x, k, largest) is not None:
+    if parts is None or type(k) is not int or not x.is_contiguous() or TOP_K.support(x, k, largest) is not None:
         return None
     return Top(node, read["input"], k, largest, read.op != "topk", *parts)
 
@@ -163,7 +163,7 @@ def _put(scene: Scene, read: Top) -> Match | None:
     first = min(ends, key=scene.position, default=None)
     if first is None or not scene.unchanged((read.x,), (read.node, *ends), first):
         return None
-    places = scene.emit(first, raced_topmost, read.x, read.k, read.largest, read.sorts)
+    places = scene.emit(first, raced_top_k, read.x, read.k, read.largest, read.sorts)
     values = scene.emit(first, torch.gather, read.x, -1, places) if read.values else None
     made = [(node, values) for node in read.values] + [(node, places) for node in read.places]
     if any(new is None or not (scene.alike_sizes(node, new) or _taken_dense(scene, node, new)) for node, new in made):

@@ -1,0 +1,1 @@
+"""Copy the rows of a padded matrix into a contiguous one."""
