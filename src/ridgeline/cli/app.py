@@ -25,6 +25,19 @@ app = typer.Typer(
 )
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON in SI units and nothing else.")]
+
+
+def _choose_store(url: str | None) -> str | None:
+    from ridgeline.cli.keep import choose
+
+    return choose(url)
+
+
+StoreTo = Annotated[
+    str | None,
+    typer.Option("--store", envvar="RIDGELINE_STORE", callback=_choose_store, show_envvar=False, metavar="URL",
+                 help="Keep the result: a file, postgresql://…, or 'default' [RIDGELINE_STORE]."),
+]  # fmt: skip
 On = Annotated[
     list[str],
     typer.Option("--on", help="Device, with changes if you like: 'h200 hbm_bandwidth=2x'. Repeat to compare."),
@@ -120,6 +133,7 @@ def predict(
     json: Json = False,
     html: Annotated[Path | None, typer.Option(help="Write a self-contained report to this file.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Write a timeline for Perfetto to this file.")] = None,
+    store: StoreTo = None,
 ) -> None:
     """Predict time, memory, energy and money of one step of a model."""
     from ridgeline.cli.predict import Wish, predict_and_show
@@ -171,6 +185,7 @@ def calibrate(
     budget_s: Annotated[float, typer.Option("--budget-s", min=10, help="Seconds to spend on operators.")] = 330.0,
     seed: Annotated[int, typer.Option(help="Which sample of shapes to measure.")] = 0,
     name: Annotated[str | None, typer.Option(help="Device that is measured; else the driver's name.")] = None,
+    store: StoreTo = None,
 ) -> None:
     """Measure this machine's GPU (operators, host costs, power) and fit a calibration of its own."""
     from ridgeline.cli.calibrate import record_all
@@ -199,8 +214,10 @@ def validate(
     ] = True,
 ) -> None:
     """Compare predictions with measurements of yours, or with published results."""
+    from ridgeline.cli.keep import choose
     from ridgeline.cli.validate import Wish, validate_files
 
+    choose(os.environ.get("RIDGELINE_STORE"))
     if validate_files(files, Wish(on, worst, json, against, keep)):
         raise typer.Exit(1)
 
@@ -223,6 +240,7 @@ def explain(
         list[str] | None,
         typer.Option("--what-if", help="Try a change: kernel=gemm:2x, overlap=communication, workers=4, remove=RULE…"),
     ] = None,
+    store: StoreTo = None,
 ) -> None:
     """Explain a recorded run: where the time went, why, what to change and how much that brings."""
     from ridgeline.cli.explain import Wish, explain_and_show
@@ -236,6 +254,7 @@ def diff(
     b: Annotated[str, typer.Argument(help="Trace of the second run.")],
     top: Annotated[int, typer.Option(min=0, help="Changes to print.")] = 15,
     json: Json = False,
+    store: StoreTo = None,
 ) -> None:
     """Compare two runs by module and op: what got slower, by how much, and why."""
     from ridgeline.cli.diff import diff_and_show
@@ -245,10 +264,11 @@ def diff(
 
 @app.command()
 def gate(
-    baseline: Annotated[Path, typer.Option(help="Folder with a trace a run, or a JSON file of step times.")],
+    baseline: Annotated[Path, typer.Option(help="Folder with a trace a run, a JSON file of step times, or store:TAG.")],
     runs: Annotated[Path, typer.Option(help="The same of the runs to judge.")],
     max_regression: Annotated[str, typer.Option("--max-regression", help="Slowdown allowed, as 3%.")] = "3%",
     json: Json = False,
+    store: StoreTo = None,
 ) -> None:
     """Fail (exit code 1) when runs are slower than the baseline by more than allowed, and say why."""
     from ridgeline.cli.gate import gate_and_show
@@ -272,6 +292,7 @@ def profile(
     memory: Annotated[bool, typer.Option(help="Record every allocation.")] = False,
     top: Annotated[int, typer.Option(min=0, help="Rows in the table.")] = 12,
     json: Json = False,
+    store: StoreTo = None,
 ) -> None:
     """Run a script and record its steady steps: shapes, modules, lines, power, with the recording's own cost."""
     from ridgeline.cli.profile import Asked, profile_and_show
@@ -293,6 +314,7 @@ def kernels(
     jobs: Annotated[int, typer.Option(min=1, help="Processes that compile a pack.")] = 1,
     compiled: Annotated[bool, typer.Option(help="Race against torch.compile too: seconds a case.")] = True,
     json: Json = False,
+    store: StoreTo = None,
 ) -> None:
     """List the kernels; race or check them on this GPU; compile them ahead of time; tune their launches."""
     from ridgeline.cli.kernels import run_action
@@ -341,6 +363,7 @@ def simulate(
     json: Json = False,
     html: Annotated[Path | None, typer.Option(help="Write a self-contained report to this file.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Write a timeline for Perfetto to this file.")] = None,
+    store: StoreTo = None,
 ) -> None:
     """Simulate a training step on a cluster: time, MFU, memory, communication, bubble, energy and money."""
     from ridgeline.cli.simulate import Wish, simulate_and_show
@@ -376,6 +399,7 @@ def plan(
     top: Annotated[int, typer.Option(min=1, help="Plans to show.")] = 5,
     json: Json = False,
     html: Annotated[Path | None, typer.Option(help="Write a self-contained report to this file.")] = None,
+    store: StoreTo = None,
 ) -> None:
     """Search the legal parallel plans of a model on a cluster: the best few, why they win, what matters."""
     from ridgeline.cli.plan import Wish, plan_and_show
@@ -438,6 +462,7 @@ def serve(
     json: Json = False,
     html: Annotated[Path | None, typer.Option(help="Write a self-contained report to this file.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Write a timeline for Perfetto to this file.")] = None,
+    store: StoreTo = None,
 ) -> None:
     """Simulate a serving deployment: latencies, throughput, cache, energy and money under load."""
     from ridgeline.cli.serve import Load, Output, search_and_show, serve_and_show
@@ -471,6 +496,7 @@ def optimize(
     cache: Annotated[bool, typer.Option("--cache/--no-cache", help="Use and keep searches on disk.")] = True,
     json: Json = False,
     html: Annotated[Path | None, typer.Option(help="Write the receipt as a self-contained page to this file.")] = None,
+    store: StoreTo = None,
 ) -> None:
     """Make a model faster with proof: search, verify, measure, explain; never slower, never silently wrong."""
     from ridgeline.cli.optimize import Asked, draw_receipt, optimize_and_show
@@ -479,3 +505,55 @@ def optimize(
         draw_receipt(Path(source), html)
     else:
         optimize_and_show(Asked(source, mode, budget_s, memory_limit, error_budget, cache, json, html))
+
+
+@app.command()
+def store(
+    action: Annotated[str, typer.Argument(help="show, init, migrate, check, import, export, gc or tag.")] = "show",
+    words: Annotated[list[str] | None, typer.Argument(help="Files to import; or a run and its tag.")] = None,
+    url: Annotated[str | None, typer.Option("--store", help="File or postgresql://…; else RIDGELINE_STORE.")] = None,
+    lines: Annotated[Path | None, typer.Option(help="Export everything as JSON lines that import reads.")] = None,
+    parquet: Annotated[Path | None, typer.Option(help="Export tables as Parquet to this folder.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Export tables as CSV to this folder.")] = None,
+    json: Json = False,
+) -> None:
+    """Look after the store of predictions, measurements and studies."""
+    from ridgeline.cli.store import Asked, run_action
+
+    code = run_action(Asked(action=action, words=tuple(words or ()), url=url, parquet=parquet, csv=csv, lines=lines,
+                            json=json))  # fmt: skip
+    if code:
+        raise typer.Exit(code)
+
+
+@app.command()
+def history(
+    subject: Annotated[str | None, typer.Argument(help="Model, script or trace; all of them without.")] = None,
+    metric: Annotated[str, typer.Option(help="Which number; time of a step unless told.")] = "",
+    on: Annotated[str, typer.Option("--on", help="Only this device.")] = "",
+    kind: Annotated[str, typer.Option(help="Only predict, simulate, serve, profile, optimize, …")] = "",
+    max_regression: Annotated[str, typer.Option("--max-regression", help="Change for the worse allowed.")] = "3%",
+    top: Annotated[int, typer.Option(min=1, help="Rows to show.")] = 20,
+    url: Annotated[str | None, typer.Option("--store", help="File or postgresql://…")] = None,
+    json: Json = False,
+) -> None:
+    """List what is kept, or one number over time with its changes; exit code 1 when the newest is a regression."""
+    from ridgeline.cli.history import Asked, show_history
+
+    code = show_history(Asked(subject=subject, metric=metric, device=on, kind=kind, max_regression=max_regression,
+                              top=top, url=url, json=json))  # fmt: skip
+    if code:
+        raise typer.Exit(code)
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[str], typer.Argument(help="Ids, tags, or subjects (their newest run).")],
+    metric: Annotated[list[str] | None, typer.Option(help="Only these numbers; repeat for several.")] = None,
+    url: Annotated[str | None, typer.Option("--store", help="File or postgresql://…")] = None,
+    json: Json = False,
+) -> None:
+    """Put stored runs side by side, with ratios to the first."""
+    from ridgeline.cli.compare import compare_and_show
+
+    compare_and_show(runs, metric or [], url, json)

@@ -6,6 +6,7 @@ import json
 import time
 from pathlib import Path
 
+from ridgeline.cli.keep import keep
 from ridgeline.cost.calibration import FOLDER
 from ridgeline.errors import CalibrationError, InputError, MissingExtra
 from ridgeline.hardware import device
@@ -41,6 +42,7 @@ def fit(folder: Path, device_name: str, began: float) -> None:
     made = calibrate(device(device_name), folder, lambda text: _say(text, began))
     path = folder / f"{made['device']}.json"
     path.write_text(json.dumps(made, indent=1, sort_keys=True) + "\n")
+    keep("calibrate", made["device"], lambda: made, device=made["device"], measured=True, files=[("calibration", path)])
     _say(f"calibration written to {path}; to use it: export {FOLDER}={folder}", began)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from rich.text import Text
 
 from ridgeline.api import diff
 from ridgeline.cli.draw import DIM, clipped, console, hanging, percent, print_json, shortened, table
+from ridgeline.cli.keep import keep
 from ridgeline.findings.diff import Change, Difference
 from ridgeline.findings.labels import spoken
 
@@ -17,6 +19,8 @@ _CALL = re.compile(r"^((?:copy|communication): )?(?:void )?([\w:]+)\(.*\)$")
 
 def diff_and_show(a: str, b: str, top: int, json: bool) -> None:
     found = diff(a, b)
+    keep("diff", f"{Path(a).name} against {Path(b).name}", found.to_dict, measured=True,
+         files=[("trace", Path(a)), ("trace", Path(b))])  # fmt: skip
     if json:
         print_json(found.to_dict())
     else:

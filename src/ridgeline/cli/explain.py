@@ -17,6 +17,7 @@ from ridgeline.api import explain
 from ridgeline.cli import compile_log
 from ridgeline.cli.compile_log import compile_log_of
 from ridgeline.cli.draw import DIM, add_rows, bar, clipped, console, hanging, percent, print_json, shortened, table
+from ridgeline.cli.keep import keep
 from ridgeline.errors import InputError
 from ridgeline.findings.explanation import Explanation
 from ridgeline.findings.finding import Finding, Instead
@@ -66,6 +67,8 @@ def explain_and_show(wish: Wish) -> None:
 
         path = write_chrome(annotated(found), wish.trace)
         lines.append(f"trace: {path}, open it at https://ui.perfetto.dev")
+    keep("explain", " ".join(Path(source).name for source in wish.sources), found.to_dict, measured=True,
+         device=wish.device or "", files=[("trace", Path(source)) for source in wish.sources])  # fmt: skip
     written = lines
     if wish.json:
         print_json({**found.to_dict(), **({"what_if": [one.to_dict() for one in tried]} if tried else {})})

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from json import dumps
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from rich.text import Text
 
 from ridgeline.api import gate
 from ridgeline.cli.diff import changes_table
 from ridgeline.cli.draw import DIM, console, hanging, percent, print_json
+from ridgeline.cli.keep import chosen, keep
 from ridgeline.errors import InputError
 from ridgeline.findings.regression import Gate
 
@@ -18,12 +21,42 @@ PASSED, REGRESSED = 0, 1
 
 def gate_and_show(baseline: Path, runs: Path, max_regression: str, json: bool) -> int:
     """The exit code: 0 passed, 1 regressed."""
-    found = gate(baseline, runs, fraction(max_regression))
+    with TemporaryDirectory() as folder:
+        found = gate(_baseline(baseline, Path(folder)), runs, fraction(max_regression))
     if json:
         print_json(found.to_dict())
     else:
         show(found)
+    keep("gate", runs.name, lambda: {**found.to_dict(), "step_times_s": _step_times(runs)}, measured=True,
+         quiet=json)  # fmt: skip
     return REGRESSED if found.failed else PASSED
+
+
+def _baseline(baseline: Path, folder: Path) -> Path:
+    """The path itself, or for ``store:NAME`` the step times of that run (or of the five newest of that subject)."""
+    if not str(baseline).startswith("store:"):
+        return baseline
+    from ridgeline.store.store import Store
+
+    name = str(baseline).removeprefix("store:")
+    with Store(chosen()) as store:
+        records = store.runs(subject=name, measured=True, limit=5) or [store.run(name)]
+        times: dict[str, list[float]] = {}
+        for record in records:
+            document = store.document(record.id)
+            steps = [step["total_s"] for step in document.get("steps", ()) if isinstance(step, dict)]
+            times |= document.get("step_times_s") or ({record.id: steps} if steps else {})
+    if not times:
+        raise InputError(f"{name!r} in the store has no step times: keep a profile or a gate with --store")
+    (folder / "baseline.json").write_text(dumps(times))
+    return folder / "baseline.json"
+
+
+def _step_times(runs: Path) -> dict[str, list[float]]:
+    """What was judged, so that it can be the baseline of later runs."""
+    from ridgeline.findings.regression import runs_of
+
+    return {run.name: list(run.steps_s) for run in runs_of(runs)}
 
 
 def fraction(text: str) -> float:

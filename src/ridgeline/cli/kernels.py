@@ -11,6 +11,7 @@ from typing import Any
 from rich.text import Text
 
 from ridgeline.cli import draw
+from ridgeline.cli.keep import keep
 from ridgeline.errors import InputError, KernelError, nearest
 from ridgeline.units import show_bytes, show_seconds
 
@@ -123,6 +124,8 @@ def _race(names: list[str], out: Path | None, compiled: bool, as_json: bool) -> 
     path = out or cache_folder() / "races" / f"{time.strftime('%Y-%m-%dT%H-%M-%S')}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=1))
+    keep("race", " ".join(names), lambda: document, measured=True, device=str(environment().get("device", "")),
+         files=[("race", path)])  # fmt: skip
     if as_json:
         return draw.print_json(document)
     screen.print(standings_table(rows))

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from ridgeline.api import optimize
 from ridgeline.cli import draw
+from ridgeline.cli.keep import keep
 from ridgeline.cli.source import made_by
 from ridgeline.errors import InputError, MissingExtra
 from ridgeline.units import show_bytes, show_seconds
@@ -68,6 +69,8 @@ def optimize_and_show(asked: Asked) -> None:
             ) from error
         raise
     receipt = state_of(fast).receipt.to_dict()
+    keep("optimize", asked.source, lambda: receipt, measured=True, settings={"mode": asked.mode},
+         device=str(receipt.get("device", "")))  # fmt: skip
     if asked.html:
         from ridgeline.web.optimize import write_receipt
 

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from ridgeline.api import plans
 from ridgeline.cli import draw
+from ridgeline.cli.keep import keep
 from ridgeline.sim.search import Search, Space
 from ridgeline.units import show_bytes, show_seconds
 
@@ -46,6 +47,8 @@ def plan_and_show(wish: Wish) -> None:
         draw.print_json(found.to_dict())
     else:
         show_search(found, wish)
+    keep("plan", wish.model, found.to_dict, device=wish.on, quiet=wish.json,
+         settings={"global_batch": wish.global_batch, "seq": wish.seq, "precision": wish.precision})  # fmt: skip
     if wish.html:
         from ridgeline.web.step import write_search
 

@@ -6,10 +6,12 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ridgeline.api import predict
+from ridgeline.cli.keep import chosen, graph_settings, keep
 from ridgeline.cli.rates import rate_of
 from ridgeline.cli.source import graph_of
 from ridgeline.cost.analyses.utilization import utilization
@@ -50,6 +52,10 @@ def predict_and_show(wish: Wish) -> None:
         from ridgeline.cli.prediction_view import show
 
         show(predictions, wish.by, wish.top)
+    for prediction in predictions if chosen() else ():
+        keep("predict", wish.model, partial(document, prediction), device=prediction.device.name,
+             settings=graph_settings(graph, wish.options, wish.execution), subject_hash=graph.content_hash,
+             quiet=wish.json)  # fmt: skip
     for prediction in predictions:
         # Files go where they were asked for; of several devices, each has its name in the file's
         alone = len(predictions) == 1

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from ridgeline.api import profile
 from ridgeline.cli import draw
+from ridgeline.cli.keep import keep
 from ridgeline.errors import MissingExtra
 from ridgeline.trace import Kind, Trace, steps
 from ridgeline.units import show_seconds
@@ -67,6 +68,11 @@ def profile_and_show(asked: Asked) -> int:
         draw.print_json(_document(trace, rows, asked, ended.counted))
     else:
         _show(trace, rows[: asked.top], asked, ended.counted)
+    made = _document(trace, rows, asked, ended.counted)
+    times = [step["total_s"] for step in made["steps"] if step["number"] >= 0]
+    step_s = {"step_s": float(np.median(times)), "interval_s": [min(times), max(times)]} if times else {}
+    keep("profile", asked.target, lambda: {**made, **step_s}, measured=True, settings={"args": " ".join(asked.args)},
+         device=str(made["facts"].get("device", "")), files=[("trace", asked.out)])  # fmt: skip
     return ended.code
 
 

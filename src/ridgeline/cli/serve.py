@@ -12,6 +12,7 @@ from rich.text import Text
 
 from ridgeline.api import serve, serving_timeline
 from ridgeline.cli import draw
+from ridgeline.cli.keep import keep
 from ridgeline.errors import InputError
 from ridgeline.sim.serving.compose import Wanted
 from ridgeline.sim.serving.metrics import Metrics, Slo, metrics
@@ -74,6 +75,8 @@ def serve_and_show(model: str, on: str, load: Load, slo: Slo, wanted: Wanted, ou
         show(served, found, slo)
         if output.sweep:
             _show_points(points, "Throughput against latency")
+    keep("serve", model, lambda: document(served, found, slo, points), device=on, quiet=output.json,
+         settings={"workload": work.title, **{k: v for k, v in asdict(wanted).items() if v}})  # fmt: skip
     if output.html:
         from ridgeline.web.serving import write_served
 
@@ -94,6 +97,8 @@ def search_and_show(model: str, on: str, load: Load, slo: Slo, wanted: Wanted, o
     found = search(model, on, need, wanted, None if output.json else _progress())
     if not output.json and sys.stderr.isatty():
         print(file=sys.stderr)
+    keep("serve search", model, lambda: searched_document(found), device=on, quiet=output.json,
+         settings={k: v for k, v in asdict(need).items() if v})  # fmt: skip
     if output.json:
         draw.print_json(searched_document(found))
         return

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from ridgeline.api import simulate
+from ridgeline.cli.keep import keep
 from ridgeline.cli.source import graph_of
 from ridgeline.errors import InputError, UnitError
 from ridgeline.graph import Graph
@@ -47,6 +48,9 @@ def simulate_and_show(wish: Wish) -> None:
         from ridgeline.cli.step_view import show_step
 
         show_step(step, run)
+    how = {**asdict(step.plan), "seq": wish.seq, "stack": step.stack.name}
+    keep("simulate", wish.model, lambda: {**step.to_dict(), "run": run.to_dict() if run else None}, settings=how,
+         device=step.cluster.name, quiet=wish.json)  # fmt: skip
     if wish.html:
         from ridgeline.web.step import write_step
 

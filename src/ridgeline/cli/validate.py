@@ -85,6 +85,7 @@ def validate_and_show(path: Path, on: str, worst: int, as_json: bool, against: s
         published_and_show(path, worst, as_json, against, keep)
         return
     check = validate(path, on)
+    keep_run("validate", path.name, check.to_dict, device=check.device, measured=True, files=[("measurements", path)])
     if as_json:
         draw.print_json(check.to_dict())
     else:
