@@ -12,6 +12,7 @@ from rich.text import Text
 
 from ridgeline.api import validate, validate_published
 from ridgeline.cli import draw
+from ridgeline.cli.keep import keep as keep_run
 from ridgeline.errors import InputError, RidgelineError
 from ridgeline.units import show_seconds
 from ridgeline.validation.operators import CheckedRow, Score
