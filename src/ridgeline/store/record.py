@@ -46,9 +46,8 @@ def now() -> str:
 
 
 def installed() -> str:
-    from ridgeline import __version__
-
-    return __version__
+    """The version of ridgeline: of the package as loaded, which no layer imports."""
+    return str(sys.modules["ridgeline"].__version__)  # type: ignore[attr-defined]
 
 
 @cache

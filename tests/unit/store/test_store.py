@@ -80,6 +80,7 @@ def test_chunks_are_kept_once_and_read_in_order(url):
 
 def test_an_exception_inside_a_transaction_takes_everything_back(url):
     with Store(url) as store:
+
         def fail_after_adding() -> None:
             with store.database.transaction():
                 store.add(record())
