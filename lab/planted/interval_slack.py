@@ -20,7 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ridgeline.findings.replay.calibration import HOST_RULES, NOISE, at_best
+from ridgeline.findings.replay.calibration import NOISE
+from ridgeline.findings.rule import rule_named
 from ridgeline.findings.score import NAMES
 from ridgeline.profiler.recordings import Planted, planted_cases, planted_folder, second_fixes
 
@@ -56,7 +57,7 @@ class Promise:
 
     @property
     def of_host(self) -> bool:
-        return bool(set(NAMES[self.case.cause]) & set(HOST_RULES))
+        return any(rule_named(name).saves == "host" for name in NAMES[self.case.cause])
 
     @property
     def score(self) -> float:
@@ -91,7 +92,7 @@ def main() -> None:
 
 def print_upper_ends(found: Sequence[Promise]) -> None:
     """As promised, with what is added now, and with what the other suites would have added."""
-    now = [at_best(NAMES[promise.case.cause][0]) for promise in found]
+    now = [rule_named(NAMES[promise.case.cause][0]).more_at_best for promise in found]
     others = [_added([promise for promise in found if promise.suite != one.suite], one) for one in found]
     for word, more in (("as promised", [0.0] * len(found)), ("as now", now), ("left out by suite", others)):
         ends = [min(max(p.high_ms, p.case.planted.median_s * 1e3), (1 + m) * p.high_ms) for p, m in zip(found, more)]

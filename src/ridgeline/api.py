@@ -308,9 +308,9 @@ def annotated(found: Explanation) -> Trace:
     """The explained trace with the critical path and the findings as lanes of their own, for a timeline viewer."""
     from ridgeline.findings.annotate import annotate
 
-    if found.scene is None:
+    if found.context is None:
         raise InputError("this explanation was read from JSON and has no trace any more: explain the trace again")
-    return annotate(found.scene, found.findings)
+    return annotate(found.context, found.findings)
 
 
 def _paths(source: PathLike | Sequence[PathLike]) -> list[PathLike]:

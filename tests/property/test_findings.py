@@ -64,41 +64,41 @@ RUNS = st.builds(_played, MOVES, st.integers(1, 3))
 
 @given(RUNS)
 def test_the_unchanged_replay_is_what_was_recorded(stage):
-    scene = stage.scene()
-    recorded_s = (scene.start_ns[scene.rows] - scene.window.start_ns) / 1e9
-    assert np.abs(recorded_schedule(scene).work_start_s - recorded_s).max(initial=0.0) < 2e-9
+    context = stage.context()
+    recorded_s = (context.start_ns[context.rows] - context.window.start_ns) / 1e9
+    assert np.abs(recorded_schedule(context).work_start_s - recorded_s).max(initial=0.0) < 2e-9
 
 
 @given(RUNS, st.floats(0.0, 1.0), st.floats(0.0, 1.0))
 def test_more_speed_never_makes_a_run_longer(stage, less, more):
-    scene = stage.scene()
+    context = stage.context()
     rng = np.random.default_rng(0)
-    chosen = rng.random(scene.program.num_works) < 0.5
+    chosen = rng.random(context.program.num_works) < 0.5
     slower, faster = max(less, more), min(less, more)
     ends = []
     for keep in (1.0, slower, faster):
-        edit = replace(unchanged(scene), scale=np.where(chosen, max(keep, 1e-9), 1.0))
-        ends.append(run(edited(scene.program, edit)).end_s)
+        edit = replace(unchanged(context), scale=np.where(chosen, max(keep, 1e-9), 1.0))
+        ends.append(run(edited(context.program, edit)).end_s)
     assert ends[0] >= ends[1] - 1e-12 >= ends[2] - 2e-12
 
 
 @given(RUNS)
 def test_dropping_waits_and_host_time_never_makes_a_run_longer(stage):
-    scene = stage.scene()
-    edit = unchanged(scene)
-    freed = replace(edit, freed=np.ones(scene.program.num_calls, dtype=bool))
-    cut = replace(edit, cut_before=np.full(scene.program.num_calls, 0.5))
-    base_s = scene.base.end_s
-    assert run(edited(scene.program, freed)).end_s <= base_s + 1e-12
-    assert run(edited(scene.program, cut)).end_s <= base_s + 1e-12
-    assert run(edited(scene.program, freed | cut)).end_s <= run(edited(scene.program, freed)).end_s + 1e-12
+    context = stage.context()
+    edit = unchanged(context)
+    freed = replace(edit, freed=np.ones(context.program.num_calls, dtype=bool))
+    cut = replace(edit, cut_before=np.full(context.program.num_calls, 0.5))
+    base_s = context.base.end_s
+    assert run(edited(context.program, freed)).end_s <= base_s + 1e-12
+    assert run(edited(context.program, cut)).end_s <= base_s + 1e-12
+    assert run(edited(context.program, freed | cut)).end_s <= run(edited(context.program, freed)).end_s + 1e-12
 
 
 @given(RUNS)
 def test_findings_sum_to_at_most_the_step_and_intervals_are_in_order(stage):
-    scene = stage.scene()
-    found = findings_of(scene)
-    assert sum(finding.high_ms for finding in found) <= recorded_step_s(scene) * 1e3 * (1 + 1e-9)
+    context = stage.context()
+    found = findings_of(context)
+    assert sum(finding.high_ms for finding in found) <= recorded_step_s(context) * 1e3 * (1 + 1e-9)
     assert all(
         0 <= finding.low_ms <= finding.expected_ms <= finding.high_ms <= finding.later_ms + 1e-9 for finding in found
     )
@@ -106,9 +106,9 @@ def test_findings_sum_to_at_most_the_step_and_intervals_are_in_order(stage):
 
 @given(RUNS)
 def test_the_critical_path_has_no_gaps_and_ends_with_the_run(stage):
-    scene = stage.scene()
-    path = critical_path(scene.program, scene.base)
-    assert abs(sum(link.duration_s for link in path) - scene.base.end_s) < 1e-9
+    context = stage.context()
+    path = critical_path(context.program, context.base)
+    assert abs(sum(link.duration_s for link in path) - context.base.end_s) < 1e-9
 
 
 @given(st.lists(st.lists(st.floats(1e-3, 1.0), min_size=1, max_size=8), min_size=1, max_size=5), st.floats(0.001, 0.5))

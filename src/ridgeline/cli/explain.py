@@ -20,7 +20,7 @@ from ridgeline.cli.draw import DIM, add_rows, bar, clipped, console, hanging, pe
 from ridgeline.cli.keep import keep
 from ridgeline.errors import InputError
 from ridgeline.findings.explanation import Explanation
-from ridgeline.findings.finding import Finding, Instead
+from ridgeline.findings.finding import Alternative, Finding
 from ridgeline.findings.labels import idle_words
 from ridgeline.findings.replay.what_if import WhatIf, what_if
 from ridgeline.trace.memory import Holder
@@ -54,7 +54,7 @@ def explain_and_show(wish: Wish) -> None:
             compile_log.show(log, Path(wish.sources[0]).name, wish.top)
         return
     found = explain(list(wish.sources), on=wish.device)
-    tried = what_if(found.scene, wish.what_if) if wish.what_if and found.scene else []
+    tried = what_if(found.context, wish.what_if) if wish.what_if and found.context else []
     # A line for each file that was written
     lines = []
     if wish.html:
@@ -213,10 +213,10 @@ def _more(finding: Finding) -> list[tuple[str, str]]:
         more.append(("later", f"up to {_short(finding.later_ms)} ms once the findings above are fixed"))
     if finding.unchecked:
         more.append(("unchecked", "; ".join(finding.unchecked)))
-    return more + [("or", _other(other)) for other in finding.instead]
+    return more + [("or", _other(other)) for other in finding.alternatives]
 
 
-def _other(other: Instead) -> str:
+def _other(other: Alternative) -> str:
     """What the same time may be lost to instead, what to do then, and what tells."""
     gain = f"{_short(other.low_ms)} to {_short(other.high_ms)} ms"
     tell = f". What tells: {other.tell}" if other.tell else ""
@@ -272,7 +272,7 @@ def _holder(holder: Holder) -> str:
 def _host_note(found: Explanation) -> str:
     """What was done about the host, which a recorder slows."""
     left = f"calls of the host are taken at {percent(found.replay.host_frac)} of their recorded time"
-    if found.scene is not None and found.scene.is_timed:
+    if found.context is not None and found.context.is_timed:
         return f"the step and the gains are those measured without the recording: {left}"
     return (
         f"recording slows the host, and nobody timed this program without it: {left}, as is usual; "

@@ -18,43 +18,43 @@ PATH_LANE = "critical path"
 _WORDS = {"work": "device", "queue": "device: queued", "launch": "launch", "call": "host call", "host": "host"}
 
 
-def annotate(scene: TraceContext, findings: tuple[Finding, ...]) -> Trace:
+def annotate(context: TraceContext, findings: tuple[Finding, ...]) -> Trace:
     """The spans of the replayed window with the lanes ``critical path`` and ``finding 1: …``."""
-    shown = _window(scene)
-    build = TraceBuilder(scene.trace.title)
-    build.describe(origin_ns=scene.trace.origin_ns, **dict(scene.trace.meta))
-    rank = int(scene.trace.rank[0]) if len(scene.trace) else 0
-    for link in critical_path(scene.wiring.program, recorded_schedule(scene)):
+    shown = _window(context)
+    build = TraceBuilder(context.trace.title)
+    build.describe(origin_ns=context.trace.origin_ns, **dict(context.trace.meta))
+    rank = int(context.trace.rank[0]) if len(context.trace) else 0
+    for link in critical_path(context.wiring.program, recorded_schedule(context)):
         if link.duration_s > 0:
-            _add_link(build, scene, link, rank)
+            _add_link(build, context, link, rank)
     for number, finding in enumerate(findings, start=1):
-        _add_finding(build, scene, finding, number, rank)
-    return concat([shown, build.build()], f"{scene.trace.title}, explained")
+        _add_finding(build, context, finding, number, rank)
+    return concat([shown, build.build()], f"{context.trace.title}, explained")
 
 
-def _window(scene: TraceContext) -> Trace:
-    inside = (scene.start_ns < scene.window.end_ns) & (scene.end_ns > scene.window.start_ns)
+def _window(context: TraceContext) -> Trace:
+    inside = (context.start_ns < context.window.end_ns) & (context.end_ns > context.window.start_ns)
     rows = np.flatnonzero(inside)
     if len(rows) > MAX_SPANS:
-        longest = np.argsort(-scene.trace.duration_s[rows], kind="stable")[:MAX_SPANS]
+        longest = np.argsort(-context.trace.duration_s[rows], kind="stable")[:MAX_SPANS]
         rows = np.sort(rows[longest])
-    return scene.trace.select(rows)
+    return context.trace.select(rows)
 
 
-def _add_link(build: TraceBuilder, scene: TraceContext, link: Link, rank: int) -> None:
-    rows = scene.wiring.call_rows if link.kind in ("call", "host") else scene.rows
+def _add_link(build: TraceBuilder, context: TraceContext, link: Link, rank: int) -> None:
+    rows = context.wiring.call_rows if link.kind in ("call", "host") else context.rows
     row = int(rows[link.index])
-    name = scene.trace.words[int(scene.trace.name[row])] if row >= 0 and link.kind in ("work", "call") else ""
-    start_s = scene.window.start_ns / 1e9 + link.start_s
+    name = context.trace.words[int(context.trace.name[row])] if row >= 0 and link.kind in ("work", "call") else ""
+    start_s = context.window.start_ns / 1e9 + link.start_s
     word = _WORDS[link.kind]
     place: dict[str, Any] = {"kind": Kind.ANNOTATION, "device": -1, "stream": -1, "thread": 0, "rank": rank}
     build.add(name or word, PATH_LANE, start_s, link.duration_s, phase=word, **place)
 
 
-def _add_finding(build: TraceBuilder, scene: TraceContext, finding: Finding, number: int, rank: int) -> None:
+def _add_finding(build: TraceBuilder, context: TraceContext, finding: Finding, number: int, rank: int) -> None:
     """The finding's spans again, on a lane that says what it is."""
     lane = f"finding {number}: {finding.rule}, {finding.low_ms:.3g} to {finding.high_ms:.3g} ms a step"
-    trace = scene.trace
+    trace = context.trace
     place: dict[str, Any] = {"kind": Kind.ANNOTATION, "device": -1, "stream": -1, "thread": number, "rank": rank}
     for row in finding.rows:
         start_s, duration_s = float(trace.start_s[row]), float(trace.duration_s[row])

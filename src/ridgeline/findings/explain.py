@@ -1,15 +1,15 @@
-"""From a scene to findings: every rule asked, time claimed once, gains replayed alone and in sequence."""
+"""From a context to findings: every rule asked, time claimed once, gains replayed alone and in sequence."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from ridgeline.findings.alternatives import GENERAL, with_instead
+from ridgeline.findings.alternatives import with_alternatives
 from ridgeline.findings.context.candidate import Candidate
 from ridgeline.findings.context.context import TraceContext
 from ridgeline.findings.context.gains import (
-    claimed_s,
+    budget_s,
     hides_its_host,
     longest_step_s,
     step_after_s,
@@ -19,10 +19,9 @@ from ridgeline.findings.context.gains import (
 )
 from ridgeline.findings.context.loop_turns import LOOPS, STOPS, are_one_loop
 from ridgeline.findings.finding import Finding
-from ridgeline.findings.replay.calibration import HOST_RULES, at_best, slack, trust
-from ridgeline.findings.replay.fix import open_ledger
-from ridgeline.findings.rule import Rule, rules
-from ridgeline.findings.scored import Weighed, finding_of, weighed_of
+from ridgeline.findings.replay.fix import time_budget
+from ridgeline.findings.rule import Rule, is_general, rule_named, rules
+from ridgeline.findings.scored import Scored, finding_of, scored_of
 
 LATER_FRAC, LATER_STEP_FRAC = 0.1, 0.03
 """A gain that only shows once the findings above are fixed is worth one from this share of what is then left on, and
@@ -33,61 +32,61 @@ GIVEN_WAY = 2.0 / 3.0
 MAX_FINDINGS = 12
 
 
-def findings_of(scene: TraceContext, chosen: Iterable[Rule] | None = None) -> list[Finding]:
+def findings_of(context: TraceContext, chosen: Iterable[Rule] | None = None) -> list[Finding]:
     """What to change, most valuable first; together they bring at most the step, as recorded where nobody timed one."""
-    if not scene.program.num_works:
+    if not context.program.num_works:
         return []
-    asked = [(rule, rule.detect(scene)) for rule in (rules() if chosen is None else sorted(chosen, key=_order))]
-    weighed = [weighed_of(scene, rule, candidate) for rule, candidate in _claimed(scene, asked)]
-    weighed.sort(key=lambda found: -found.expected_s)
-    told = _with_turns(scene, _summed(scene, weighed), weighed)
-    return with_instead(scene, told, weighed, asked)
+    asked = [(rule, rule.detect(context)) for rule in (rules() if chosen is None else sorted(chosen, key=_order))]
+    scored = [scored_of(context, rule, candidate) for rule, candidate in _budgeted(context, asked)]
+    scored.sort(key=lambda found: -found.expected_s)
+    told = _with_turns(context, _summed(context, scored), scored)
+    return with_alternatives(context, told, scored, asked)
 
 
 def _order(rule: Rule) -> int:
     return rule.order
 
 
-def _claimed(scene: TraceContext, asked: Sequence[tuple[Rule, Candidate | None]]) -> list[tuple[Rule, Candidate]]:
+def _budgeted(context: TraceContext, asked: Sequence[tuple[Rule, Candidate | None]]) -> list[tuple[Rule, Candidate]]:
     """Suspicions with what is left of their claims, the most specific first."""
-    ledger, kept = open_ledger(scene.program), list[tuple[Rule, Candidate]]()
+    budget, kept = time_budget(context.program), list[tuple[Rule, Candidate]]()
     for found, candidate in asked:
         if candidate is None:
             continue
-        cure = ledger.preview(candidate.cure)
-        if cure.is_empty or claimed_s(scene, cure) < candidate.least_frac * scene.step_s:
+        fix = budget.left_for(candidate.fix)
+        if fix.is_empty or budget_s(context, fix) < candidate.least_frac * context.step_s:
             continue
-        kept.append((found, replace(candidate, cure=ledger.claim(candidate.cure))))
+        kept.append((found, replace(candidate, fix=budget.spend(candidate.fix))))
     return kept
 
 
-def _summed(scene: TraceContext, weighed: list[Weighed]) -> list[Finding]:
+def _summed(context: TraceContext, scored: list[Scored]) -> list[Finding]:
     """Gains alone, and in sequence: each after those above it, so that a second bottleneck shows."""
-    so_far, before_s = unchanged(scene), scene.step_s
+    so_far, before_s = unchanged(context), context.step_s
     made = list[Finding]()
-    for found in weighed:
-        after_s = step_after_s(scene, so_far | found.best)
+    for found in scored:
+        after_s = step_after_s(context, so_far | found.best)
         in_turn_s = max(0.0, before_s - after_s)
-        finding = finding_of(scene, found, in_turn_s)
-        later = in_turn_s >= max(LATER_FRAC * before_s, LATER_STEP_FRAC * scene.step_s)
-        step_ms = unrecorded_step_s(scene) * 1e3
+        finding = finding_of(context, found, in_turn_s)
+        later = in_turn_s >= max(LATER_FRAC * before_s, LATER_STEP_FRAC * context.step_s)
+        step_ms = unrecorded_step_s(context) * 1e3
         worth = finding.expected_ms >= found.candidate.least_frac * step_ms
-        sure = _surely_ms(scene, found, finding) >= found.candidate.sure_frac * step_ms
+        sure = _surely_ms(context, found, finding) >= found.candidate.sure_frac * step_ms
         if (worth or later) and sure and len(made) < MAX_FINDINGS:
             made.append(finding)
             so_far, before_s = so_far | found.best, min(before_s, after_s)
-    fitted = sorted(_fitted(made, longest_step_s(scene) * 1e3), key=lambda finding: -finding.expected_ms)
-    return _widened(fitted, longest_step_s(scene) * 1e3)
+    fitted = sorted(_fitted(made, longest_step_s(context) * 1e3), key=lambda finding: -finding.expected_ms)
+    return _widened(fitted, longest_step_s(context) * 1e3)
 
 
-def _surely_ms(scene: TraceContext, found: Weighed, finding: Finding) -> float:
+def _surely_ms(context: TraceContext, found: Scored, finding: Finding) -> float:
     """What a finding brings at worst: by every host, or, where the gain is on the device and the step does not tell how
     fast its host is, by the likeliest one (13.5 of 31 ms were to be had where a host as slow as it was recorded would
     have left nothing)."""
-    if found.rule.name in HOST_RULES or (scene.is_timed and not hides_its_host(scene)):
+    if found.rule.saves == "host" or (context.is_timed and not hides_its_host(context)):
         return finding.low_ms
-    worst_s = trust(found.rule.name).low * found.surely_s
-    return max(0.0, (1.0 - slack(found.rule.name)) * worst_s - step_noise_s(scene)) * 1e3
+    worst_s = found.rule.trust.low * found.surely_s
+    return max(0.0, (1.0 - found.rule.slack) * worst_s - step_noise_s(context)) * 1e3
 
 
 def _fitted(made: list[Finding], step_ms: float) -> list[Finding]:
@@ -112,7 +111,7 @@ def _rest_capped(made: list[Finding], step_ms: float) -> list[Finding]:
     kept = list[Finding]()
     for finding in made:
         least_ms = max(finding.expected_ms, LEAST_SHARE * finding.high_ms)
-        cut_ms = min(over_ms, max(0.0, finding.high_ms - least_ms)) if finding.rule in GENERAL else 0.0
+        cut_ms = min(over_ms, max(0.0, finding.high_ms - least_ms)) if is_general(finding.rule) else 0.0
         kept.append(_capped(finding, 1.0 - cut_ms / finding.high_ms) if cut_ms else finding)
         over_ms -= cut_ms
     return kept
@@ -122,8 +121,8 @@ def _widened(made: list[Finding], step_ms: float) -> list[Finding]:
     """Upper ends moved by what gains were seen past them, as far as the step has room left: of what has a cause of its
     own before what says that the host is slow, and the first finding first."""
     room_ms, more_ms = max(0.0, step_ms - sum(finding.high_ms for finding in made)), dict[int, float]()
-    for i in sorted(range(len(made)), key=lambda i: (made[i].rule in GENERAL, i)):
-        more_ms[i] = min(room_ms, at_best(made[i].rule) * made[i].high_ms)
+    for i in sorted(range(len(made)), key=lambda i: (is_general(made[i].rule), i)):
+        more_ms[i] = min(room_ms, rule_named(made[i].rule).more_at_best * made[i].high_ms)
         room_ms -= more_ms[i]
     ends_ms = [finding.high_ms + more_ms[i] for i, finding in enumerate(made)]
     return [
@@ -132,14 +131,14 @@ def _widened(made: list[Finding], step_ms: float) -> list[Finding]:
     ]
 
 
-def _with_turns(scene: TraceContext, made: list[Finding], weighed: Sequence[Weighed]) -> list[Finding]:
+def _with_turns(context: TraceContext, made: list[Finding], scored: Sequence[Scored]) -> list[Finding]:
     """Where a loop and what it stops for in each turn are told apart, the first of the two may bring what both do, as
     far as the step has room (10.4 of 15.8 ms on an H200, 5.3 and 5.2 at most apart)."""
-    cures = {found.rule.name: found.candidate.cure for found in weighed}
-    room_ms = max(0.0, longest_step_s(scene) * 1e3 - sum(finding.high_ms for finding in made))
+    fixes = {found.rule.name: found.candidate.fix for found in scored}
+    room_ms = max(0.0, longest_step_s(context) * 1e3 - sum(finding.high_ms for finding in made))
     loop = next((i for i, finding in enumerate(made) if finding.rule in LOOPS), None)
     stop = next((i for i, finding in enumerate(made) if finding.rule in STOPS), None)
-    if loop is None or stop is None or not are_one_loop(scene, cures[made[loop].rule], cures[made[stop].rule]):
+    if loop is None or stop is None or not are_one_loop(context, fixes[made[loop].rule], fixes[made[stop].rule]):
         return made
     first, other = sorted((loop, stop))
     high_ms = made[first].high_ms + min(room_ms, made[other].high_ms)

@@ -74,7 +74,7 @@ class Explanation:
     gaps: tuple[Gap, ...] = ()
     path_ms: Mapping[str, float] = field(default_factory=dict)
     memory: tuple[Peak, ...] = ()
-    scene: TraceContext | None = field(default=None, repr=False, compare=False)
+    context: TraceContext | None = field(default=None, repr=False, compare=False)
 
     @property
     def step_ms(self) -> float:
@@ -216,8 +216,8 @@ def explained(
 ) -> Explanation:
     """Explain one rank in the light of all."""
     found = device or device_of(trace)
-    scene = TraceContext(trace, found, others)
-    findings = tuple(findings_of(scene))
+    context = TraceContext(trace, found, others)
+    findings = tuple(findings_of(context))
     whole = mean_totals([summary.totals for summary in summaries])
     own = next((one for one in summaries if len(trace) and one.rank == int(trace.rank[0])), summaries[0])
     checked = quality(trace)
@@ -225,19 +225,19 @@ def explained(
     return Explanation(
         title=trace.title,
         device=found.name if found else _recorded_name(trace),
-        verdict=FIRST_USE if cold else verdict_of(scene, findings, whole),
+        verdict=FIRST_USE if cold else verdict_of(context, findings, whole),
         quality=checked.to_dict(),
-        replay=replay_of(scene),
+        replay=replay_of(context),
         totals=whole,
         steps=own.steps if len(summaries) == 1 else tuple(step for one in summaries for step in one.steps),
         idle=mean_causes([summary.idle for summary in summaries]),
         places=tuple(idle_places(trace)),
         findings=findings,
         ranks=tuple(summaries),
-        gaps=gaps_of(scene),
-        path_ms=path_ms(scene.wiring.program, recorded_schedule(scene), scene.num_steps),
+        gaps=gaps_of(context),
+        path_ms=path_ms(context.wiring.program, recorded_schedule(context), context.num_steps),
         memory=tuple(peaks(trace)),
-        scene=scene,
+        context=context,
     )
 
 
@@ -248,17 +248,17 @@ def _recorded_name(trace: Trace) -> str:
     return ""
 
 
-def replay_of(scene: TraceContext) -> Replay:
-    recorded_s = scene.window.step_s
-    as_recorded_s = recorded_step_s(scene)
+def replay_of(context: TraceContext) -> Replay:
+    recorded_s = context.window.step_s
+    as_recorded_s = recorded_step_s(context)
     return Replay(
         recorded_s * 1e3,
-        scene.step_s * 1e3,
-        unrecorded_step_s(scene) * 1e3,
+        context.step_s * 1e3,
+        unrecorded_step_s(context) * 1e3,
         abs(as_recorded_s - recorded_s) / recorded_s if recorded_s > 0 else 0.0,
-        scene.wiring.unexplained_s / scene.window.duration_s if scene.window.duration_s > 0 else 0.0,
-        recorded_frac(scene),
-        scene.num_steps,
+        context.wiring.unexplained_s / context.window.duration_s if context.window.duration_s > 0 else 0.0,
+        recorded_frac(context),
+        context.num_steps,
     )
 
 
@@ -279,33 +279,33 @@ def _nothing_ran(trace: Trace) -> str:
     return "No device work in this trace: it was recorded without GPU activities, or the program ran on the CPU alone."
 
 
-def verdict_of(scene: TraceContext, findings: Sequence[Finding], whole: Mapping[str, Mapping[str, float]]) -> str:
+def verdict_of(context: TraceContext, findings: Sequence[Finding], whole: Mapping[str, Mapping[str, float]]) -> str:
     """One sentence a person would say."""
     total_ms, busy_ms = whole["all"]["total_ms"], whole["all"]["busy_ms"]
-    if not len(scene.trace) and (held := peaks(scene.trace)):
+    if not len(context.trace) and (held := peaks(context.trace)):
         return _held(max(held, key=lambda peak: peak.allocated_bytes))
     if not whole["all"]["num_gpu_events"]:
-        return _nothing_ran(scene.trace)
+        return _nothing_ran(context.trace)
     if findings:
-        least_ms = NAMED_FRAC * unrecorded_step_s(scene) * 1e3
+        least_ms = NAMED_FRAC * unrecorded_step_s(context) * 1e3
         weighty = [finding for finding in findings[:2] if finding.later_ms >= least_ms] or findings[:1]
         named = [finding.cause.split(":")[0].split(" (")[0] for finding in weighty]
-        share = min(1.0, together_ms(findings) / 1e3 / unrecorded_step_s(scene))
+        share = min(1.0, together_ms(findings) / 1e3 / unrecorded_step_s(context))
         causes = _capitalized(", and ".join(named))
         return f"{causes}: {share:.0%} of the step can be won back."
     busy = busy_ms / total_ms if total_ms else 0.0
-    if quality(scene.trace).has("no_calls") and busy < HEALTHY_FRAC:
+    if quality(context.trace).has("no_calls") and busy < HEALTHY_FRAC:
         return (
             f"No known mistake was found; the device is busy {busy:.0%} of the time, and without launch calls in the "
             "file nobody can say what it waits for."
         )
-    lost = scene.wiring.unexplained_s / scene.window.duration_s
+    lost = context.wiring.unexplained_s / context.window.duration_s
     if lost > 0.1:
         return f"No known mistake. The device waits {lost:.0%} of the time and the trace does not say for what."
     if busy >= HEALTHY_FRAC:
         return f"Healthy: the device is busy {busy:.0%} of the time and no known mistake was found."
-    if not scene.is_timed and recorded_frac(scene) < 1.0:
-        alone = min(1.0, busy * recorded_step_s(scene) / unrecorded_step_s(scene))
+    if not context.is_timed and recorded_frac(context) < 1.0:
+        alone = min(1.0, busy * recorded_step_s(context) / unrecorded_step_s(context))
         return (
             f"No known mistake was found; the device is busy {busy:.0%} of the recording, which slows the host, and "
             f"about {alone:.0%} of the time without it."

@@ -23,7 +23,7 @@ class Where:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Instead:
+class Alternative:
     """Another cause that a finding's time may have: what speaks for it, what to change then, what that brings, and what
     tells the two apart. It is no further finding, and its milliseconds are not added to any."""
 
@@ -59,7 +59,7 @@ class Finding:
     evidence: tuple[Mapping[str, Any], ...] = ()
     rows: tuple[int, ...] = ()  # spans of the trace that the evidence stands for
     unchecked: tuple[str, ...] = ()
-    instead: tuple[Instead, ...] = ()  # for the same time
+    alternatives: tuple[Alternative, ...] = ()  # for the same time
     basis: str = "assumed"
 
     def to_dict(self) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ridgeline.findings.alternatives import GENERAL as GENERAL
 from ridgeline.findings.context.context import TraceContext
 from ridgeline.findings.explain import findings_of
 from ridgeline.findings.finding import Finding
@@ -54,6 +53,8 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "a pass that is not needed": ("redundant-pass",),
 }
 """The rules that name a planted cause."""
+GENERAL = ("launch-bound", "host-code")
+"""Rules that say that the host is slow, where no other knows why."""
 WEIGHTY_FRAC = 0.02
 
 

@@ -1,4 +1,4 @@
-"""A suspicion weighed: what its change brings alone, by replay, and the finding that this makes."""
+"""A suspicion scored: what its change brings alone, by replay, and the finding that this makes."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ridgeline.findings.context.gains import (
 )
 from ridgeline.findings.context.host_time import is_fed_late
 from ridgeline.findings.finding import Finding
-from ridgeline.findings.replay.calibration import UNMEASURED_FRAC, slack, trust
+from ridgeline.findings.replay.calibration import UNMEASURED_FRAC
 from ridgeline.findings.replay.replay import Edit
 from ridgeline.findings.rule import Rule
 
 
 @dataclass(frozen=True, slots=True)
-class Weighed:
+class Scored:
     """A suspicion with its edits and what they bring alone, in seconds a step."""
 
     rule: Rule
@@ -39,40 +39,40 @@ class Weighed:
     @property
     def expected_s(self) -> float:
         """The middle of what the likeliest host gives."""
-        trusted = trust(self.rule.name)
+        trusted = self.rule.trust
         return (trusted.low * self.likely_s[0] + trusted.high * self.likely_s[1]) / 2
 
 
-def weighed_of(scene: TraceContext, rule: Rule, candidate: Candidate) -> Weighed:
+def scored_of(context: TraceContext, rule: Rule, candidate: Candidate) -> Scored:
     """A suspicion with what it brings at best and at worst, by every host that is thought possible."""
-    best, worst = edit_for(scene, candidate.cure, best=True), edit_for(scene, candidate.cure, best=False)
-    best_gains_s, worst_gains_s = gains_s(scene, best), gains_s(scene, worst)
-    most_s = usual_gain_s(scene, best) if _is_paced(scene, candidate) else 0.0
+    best, worst = edit_for(context, candidate.fix, best=True), edit_for(context, candidate.fix, best=False)
+    best_gains_s, worst_gains_s = gains_s(context, best), gains_s(context, worst)
+    most_s = usual_gain_s(context, best) if _is_paced(context, candidate) else 0.0
     best_s, worst_s = max(*best_gains_s, *worst_gains_s, most_s), min(*best_gains_s, *worst_gains_s)
-    likely_s = (worst_s, best_s) if scene.is_timed else (worst_gains_s[0], max(best_gains_s[0], most_s))
-    surely_s = worst_gains_s[-1] if scene.is_timed else worst_gains_s[0]
-    return Weighed(rule, candidate, best, worst, best_s, worst_s, likely_s, surely_s)
+    likely_s = (worst_s, best_s) if context.is_timed else (worst_gains_s[0], max(best_gains_s[0], most_s))
+    surely_s = worst_gains_s[-1] if context.is_timed else worst_gains_s[0]
+    return Scored(rule, candidate, best, worst, best_s, worst_s, likely_s, surely_s)
 
 
-def _is_paced(scene: TraceContext, candidate: Candidate) -> bool:
+def _is_paced(context: TraceContext, candidate: Candidate) -> bool:
     """Whether workers set the pace that the change would free."""
-    return candidate.cure.elastic and (scene.is_timed or is_fed_late(scene))
+    return candidate.fix.elastic and (context.is_timed or is_fed_late(context))
 
 
-def finding_of(scene: TraceContext, found: Weighed, in_turn_s: float) -> Finding:
+def finding_of(context: TraceContext, found: Scored, in_turn_s: float) -> Finding:
     """What a change promises on its own, with what it adds to those above it."""
-    trusted = trust(found.rule.name)
-    step_s = unrecorded_step_s(scene)
-    had_s = most_gain_s(scene, found.candidate.cure)
-    best_s = min(trusted.high * found.best_s * pace_of(scene), had_s, longest_step_s(scene))
-    beyond = min(1.0, had_s / max(1e-12, found.best_s * pace_of(scene)))  # a replay may promise more than there is
-    worst_s = min(best_s, beyond * trusted.low * found.worst_s * pace_of(scene))
-    noise_s = min(step_noise_s(scene), max(best_s, UNMEASURED_FRAC * step_s))
-    more = slack(found.rule.name)
-    high_s = min(longest_step_s(scene), (1.0 + more) * best_s + noise_s)
+    trusted = found.rule.trust
+    step_s = unrecorded_step_s(context)
+    had_s = most_gain_s(context, found.candidate.fix)
+    best_s = min(trusted.high * found.best_s * pace_of(context), had_s, longest_step_s(context))
+    beyond = min(1.0, had_s / max(1e-12, found.best_s * pace_of(context)))  # a replay may promise more than there is
+    worst_s = min(best_s, beyond * trusted.low * found.worst_s * pace_of(context))
+    noise_s = min(step_noise_s(context), max(best_s, UNMEASURED_FRAC * step_s))
+    more = found.rule.slack
+    high_s = min(longest_step_s(context), (1.0 + more) * best_s + noise_s)
     low_s = max(0.0, (1.0 - more) * worst_s - noise_s)
     candidate = found.candidate
-    likely_s = tuple(min(best_s, factor * gain_s * pace_of(scene))
+    likely_s = tuple(min(best_s, factor * gain_s * pace_of(context))
                      for factor, gain_s in zip((trusted.low, trusted.high), found.likely_s, strict=True))  # fmt: skip
     return Finding(
         rule=found.rule.name,
@@ -84,8 +84,8 @@ def finding_of(scene: TraceContext, found: Weighed, in_turn_s: float) -> Finding
         low_ms=low_s * 1e3,
         high_ms=high_s * 1e3,
         expected_ms=min(high_s, sum(likely_s) / 2) * 1e3,
-        later_ms=max(high_s, in_turn_s * pace_of(scene)) * 1e3,
-        in_turn_ms=in_turn_s * pace_of(scene) * 1e3,
+        later_ms=max(high_s, in_turn_s * pace_of(context)) * 1e3,
+        in_turn_ms=in_turn_s * pace_of(context) * 1e3,
         step_frac=min(1.0, best_s / step_s) if step_s > 0 else 0.0,
         evidence=candidate.evidence,
         rows=candidate.spans,

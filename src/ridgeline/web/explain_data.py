@@ -25,7 +25,7 @@ def explanation_data(found: Explanation) -> dict[str, Any]:
     """Everything the page shows."""
     from ridgeline import __version__
 
-    scene = found.scene
+    scene = found.context
     return {
         "version": __version__,
         "title": found.title,

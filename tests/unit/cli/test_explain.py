@@ -16,7 +16,7 @@ from ridgeline.cli.diff import changes_table
 from ridgeline.cli.draw import console, table
 from ridgeline.cli.explain import show
 from ridgeline.findings.diff import Change
-from ridgeline.findings.finding import Instead
+from ridgeline.findings.finding import Alternative
 from ridgeline.trace import Kind, TraceBuilder, write_chrome
 from ridgeline.trace.memory import Peak
 
@@ -295,11 +295,11 @@ def test_a_file_that_is_no_trace_is_refused(tmp_path, capsys):
 
 def test_what_the_same_time_may_be_lost_to_is_a_line_under_its_finding(tmp_path, capsys):
     found = explain(write_chrome(_trace(), tmp_path / "run.json"))
-    other = Instead(
+    other = Alternative(
         rule="graph-breaks", what="2 graphs", cause="graph breaks: in between", change="fullgraph=True; more",
         tell="TORCH_LOGS", low_ms=0.5, high_ms=2.25,
     )  # fmt: skip
-    first = replace(found.findings[0], instead=(other,))
+    first = replace(found.findings[0], alternatives=(other,))
     show(replace(found, findings=(first, *found.findings[1:])), 5)
     said = " ".join(capsys.readouterr().out.split())
     assert "or for the same time (0.5 to 2.25 ms), graph breaks: fullgraph=True. What tells: TORCH_LOGS" in said

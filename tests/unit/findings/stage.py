@@ -127,11 +127,11 @@ class Stage:
             self.build.describe(ridgeline=self.facts)
         return self.build.build()
 
-    def scene(self, others: tuple[Trace, ...] = ()) -> TraceContext:
+    def context(self, others: tuple[Trace, ...] = ()) -> TraceContext:
         return TraceContext(self.trace(), device(self.on), others)
 
     def findings(self, others: tuple[Trace, ...] = ()) -> list[Finding]:
-        return findings_of(self.scene(others))
+        return findings_of(self.context(others))
 
 
 def healthy(stage: Stage, num_kernels: int = 20, us: float = 200.0) -> None:

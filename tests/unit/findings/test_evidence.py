@@ -9,7 +9,7 @@ from stage import Stage, healthy, rules_of
 
 from ridgeline.findings.explanation import explained, summary_of
 from ridgeline.findings.finding import Finding
-from ridgeline.findings.replay.calibration import at_best
+from ridgeline.findings.rule import rule_named
 from ridgeline.trace import Kind
 
 HALF = ["c10::BFloat16"] * 2
@@ -119,7 +119,7 @@ def test_gradients_of_several_batches_are_added_anyway(passes):
                 stage.kernel("FillFunctor<float>", 50.0, op="aten::zero_")
 
     found = _found(play, "zero-grad")
-    most_ms = 2.2 * (1.0 + at_best("zero-grad"))
+    most_ms = 2.2 * (1.0 + rule_named("zero-grad").more_at_best)
     assert found is not None and 1.2 < found.high_ms < most_ms  # 0.5 ms of zeros, 1 ms of additions to them
 
 
@@ -159,7 +159,7 @@ def test_of_an_update_of_all_weights_a_table_has_its_share(others_ms):
             stage.kernel("multi_tensor_apply_kernel<FusedAdam>", 6000.0 + 1e3 * others_ms, op="aten::_fused_adamw_")
 
     found = _found(play, "dense-embedding-gradient")
-    most_ms = 11.0 * (1.0 + at_best("dense-embedding-gradient"))
+    most_ms = 11.0 * (1.0 + rule_named("dense-embedding-gradient").more_at_best)
     assert found is not None and 3.0 < found.low_ms < found.high_ms < most_ms
 
 
@@ -564,8 +564,8 @@ def test_a_step_is_no_shorter_than_its_kernels_whatever_streams_a_library_has():
         with stage.step():
             for at in range(40):
                 stage.kernel("GRU_elementWise_fp", 60.0, op="aten::_cudnn_rnn", stream=7 + at % 4, host_us=60.0)
-    scene = stage.scene()
-    assert scene.step_s > 39 * 60e-6 and "launch-bound" not in [finding.rule for finding in stage.findings()]
+    context = stage.context()
+    assert context.step_s > 39 * 60e-6 and "launch-bound" not in [finding.rule for finding in stage.findings()]
 
 
 @pytest.mark.parametrize(("op", "named"), [("aten::clamp_", True), ("aten::_coalesce", False)])

@@ -123,21 +123,21 @@ def test_the_recorded_overhead_is_taken_out():
         with stage.step():
             for _ in range(60):
                 stage.kernel("nvjet_tst_64x8", 4.0, op="aten::mm", host_us=20.0)
-    scene = stage.scene()
-    assert scene.window.step_s > 1.1e-3
-    assert scene.step_s == pytest.approx(0.7e-3, rel=0.01)
-    assert 0.4 < recorded_frac(scene) < 0.8
+    context = stage.context()
+    assert context.window.step_s > 1.1e-3
+    assert context.step_s == pytest.approx(0.7e-3, rel=0.01)
+    assert 0.4 < recorded_frac(context) < 0.8
 
 
 def test_the_critical_path_is_as_long_as_the_run(troubled):
-    scene = troubled.scene
-    path = critical_path(scene.program, scene.base)
-    assert sum(link.duration_s for link in path) == pytest.approx(scene.base.end_s, abs=1e-9)
+    context = troubled.context
+    path = critical_path(context.program, context.base)
+    assert sum(link.duration_s for link in path) == pytest.approx(context.base.end_s, abs=1e-9)
     assert all(abs(a.end_s - b.start_s) < 1e-9 for a, b in pairwise(path))
 
 
 def test_the_path_by_what_it_is_adds_up_to_the_step(troubled):
-    assert sum(troubled.path_ms.values()) == pytest.approx(recorded_step_s(troubled.scene) * 1e3)
+    assert sum(troubled.path_ms.values()) == pytest.approx(recorded_step_s(troubled.context) * 1e3)
 
 
 def test_ops_stand_beside_what_is_expected_of_them(troubled):
@@ -147,7 +147,7 @@ def test_ops_stand_beside_what_is_expected_of_them(troubled):
 
 
 def test_what_if_says_what_is_left(troubled):
-    alone, both, together = what_if(troubled.scene, ["workers=4", "kernel=sgemm:4x"])
+    alone, both, together = what_if(troubled.context, ["workers=4", "kernel=sgemm:4x"])
     assert alone.after_ms < alone.before_ms and together.after_ms < min(alone.after_ms, both.after_ms)
     assert both.saved_ms < both.touched_ms
 
@@ -157,7 +157,7 @@ def test_what_if_says_what_is_left(troubled):
 )
 def test_a_change_that_cannot_be_read_says_so(troubled, change):
     with pytest.raises(FindingError):
-        what_if(troubled.scene, [change])
+        what_if(troubled.context, [change])
 
 
 def test_the_annotated_trace_has_the_path_and_the_findings(troubled, tmp_path):
@@ -286,18 +286,20 @@ def test_facts_that_are_not_what_they_are_called_are_passed_over(value):
     stage.facts = {**dict.fromkeys(names, value), "padding": [{"real_frac": value}, value]}
     with stage.step():
         healthy(stage)
-    scene = stage.scene()
+    context = stage.context()
     assert (
-        step_noise_s(scene) == pytest.approx(0.012 * scene.step_s) and not scene.is_timed and memory_frac(scene) is None
+        step_noise_s(context) == pytest.approx(0.012 * context.step_s)
+        and not context.is_timed
+        and memory_frac(context) is None
     )
-    assert findings_of(scene) == []
+    assert findings_of(context) == []
 
 
 def test_a_change_without_an_amount_says_how_to_write_it():
     stage = Stage()
     healthy(stage)
     with pytest.raises(FindingError, match="workers=4"):
-        what_if(stage.scene(), ["workers"])
+        what_if(stage.context(), ["workers"])
 
 
 def _promise(rule: str, low_ms: float, high_ms: float, step_frac: float) -> Finding:
@@ -364,8 +366,8 @@ def test_two_findings_that_free_the_same_time_are_not_won_back_twice():
 
 def test_shares_of_recorded_time_are_of_the_recorded_step():
     """69 ms of a step of 178 were called 56 % of it: of what the step might take without its recording."""
-    found = findings_of(_troubled().scene())
+    found = findings_of(_troubled().context())
     (said,) = [finding.what for finding in found if finding.rule == "data-loader"]
     ms, share = re.search(r"waits ([\d.,]+) ms \((\d+)%\)", said).groups()
-    step_ms = _troubled().scene().window.step_s * 1e3
+    step_ms = _troubled().context().window.step_s * 1e3
     assert int(share) == round(100 * float(ms) / step_ms)

@@ -28,38 +28,38 @@ def _mixed(*, loader: bool = True, waits: bool = True, kernel_us: float = 100.0)
 
 
 def test_the_unchanged_replay_is_the_recorded_run():
-    scene = _mixed().scene()
-    recorded_s = (scene.start_ns[scene.rows] - scene.window.start_ns) / 1e9
-    assert np.abs(recorded_schedule(scene).work_start_s - recorded_s).max() < 1e-9
-    assert recorded_schedule(scene).end_s == pytest.approx(scene.window.duration_s, abs=1e-9)
+    context = _mixed().context()
+    recorded_s = (context.start_ns[context.rows] - context.window.start_ns) / 1e9
+    assert np.abs(recorded_schedule(context).work_start_s - recorded_s).max() < 1e-9
+    assert recorded_schedule(context).end_s == pytest.approx(context.window.duration_s, abs=1e-9)
 
 
 def test_removing_the_loader_replays_to_the_run_without_it():
-    scene = _mixed().scene()
-    loader = scene.of_kind(Kind.DATALOADER)
-    from ridgeline.findings.replay.fix import Cure
+    context = _mixed().context()
+    loader = context.of_kind(Kind.DATALOADER)
+    from ridgeline.findings.replay.fix import Fix
 
-    after_s = step_after_s(scene, edit_for(scene, Cure(host=scene.time_of(loader), host_best=0.0), best=True))
-    assert after_s == pytest.approx(_mixed(loader=False).scene().step_s, rel=0.01)
+    after_s = step_after_s(context, edit_for(context, Fix(host=context.time_of(loader), host_best=0.0), best=True))
+    assert after_s == pytest.approx(_mixed(loader=False).context().step_s, rel=0.01)
 
 
 def test_dropping_waits_replays_to_the_run_without_them():
-    scene = _mixed().scene()
-    from ridgeline.findings.replay.fix import Cure
+    context = _mixed().context()
+    from ridgeline.findings.replay.fix import Fix
 
-    calls = np.array([wait.call for wait in host_waits(scene)])
-    after_s = step_after_s(scene, edit_for(scene, Cure(freed=calls), best=True))
-    assert after_s == pytest.approx(_mixed(waits=False).scene().step_s, rel=0.02)
-    assert after_s < 0.99 * scene.step_s
+    calls = np.array([wait.call for wait in host_waits(context)])
+    after_s = step_after_s(context, edit_for(context, Fix(freed=calls), best=True))
+    assert after_s == pytest.approx(_mixed(waits=False).context().step_s, rel=0.02)
+    assert after_s < 0.99 * context.step_s
 
 
 def test_faster_kernels_replay_to_the_run_with_faster_kernels():
-    scene = _mixed().scene()
-    from ridgeline.findings.replay.fix import Cure
+    context = _mixed().context()
+    from ridgeline.findings.replay.fix import Fix
 
-    slow = np.flatnonzero(scene.work_s > 50e-6)
-    after_s = step_after_s(scene, edit_for(scene, Cure(works=slow, keep_best=0.1), best=True))
-    assert after_s == pytest.approx(_mixed(kernel_us=10.0).scene().step_s, rel=0.02)
+    slow = np.flatnonzero(context.work_s > 50e-6)
+    after_s = step_after_s(context, edit_for(context, Fix(works=slow, keep_best=0.1), best=True))
+    assert after_s == pytest.approx(_mixed(kernel_us=10.0).context().step_s, rel=0.02)
 
 
 def test_work_moved_aside_no_longer_holds_its_stream_but_its_own_kind():
@@ -68,13 +68,13 @@ def test_work_moved_aside_no_longer_holds_its_stream_but_its_own_kind():
         for _ in range(4):
             stage.copy("HtoD pinned", 10_000_000, 1000.0)
         healthy(stage, 4, 500.0)
-    scene = stage.scene()
-    copies = np.flatnonzero(copies_of_memory(scene, "htod"))
-    from ridgeline.findings.replay.fix import Cure
+    context = stage.context()
+    copies = np.flatnonzero(copies_of_memory(context, "htod"))
+    from ridgeline.findings.replay.fix import Fix
 
-    moved = run(edited(scene.program, edit_for(scene, Cure(aside=copies), best=True)))
+    moved = run(edited(context.program, edit_for(context, Fix(aside=copies), best=True)))
     assert moved.end_s == pytest.approx(4e-3, rel=0.05)  # the copies still follow one another
-    assert scene.base.end_s == pytest.approx(6e-3, rel=0.05)
+    assert context.base.end_s == pytest.approx(6e-3, rel=0.05)
 
 
 def test_a_delay_nothing_explains_is_counted_and_kept():
@@ -83,9 +83,9 @@ def test_a_delay_nothing_explains_is_counted_and_kept():
         healthy(stage, 3, 100.0)
         stage.free_s[7] += 5e-3  # something outside of the trace held the stream
         healthy(stage, 3, 100.0)
-    scene = stage.scene()
-    assert scene.wiring.unexplained_s == pytest.approx(5e-3, rel=0.05)
-    assert recorded_schedule(scene).end_s == pytest.approx(scene.window.duration_s, abs=1e-9)
+    context = stage.context()
+    assert context.wiring.unexplained_s == pytest.approx(5e-3, rel=0.05)
+    assert recorded_schedule(context).end_s == pytest.approx(context.window.duration_s, abs=1e-9)
 
 
 def test_work_of_another_stream_that_was_waited_for_is_found():
@@ -94,6 +94,6 @@ def test_work_of_another_stream_that_was_waited_for_is_found():
         stage.collective(3000.0)
         stage.free_s[7] = stage.free_s[20] + 2e-6  # the compute stream waits for an event of the other
         healthy(stage, 3, 100.0)
-    scene = stage.scene()
-    assert (scene.program.depends_on >= 0).sum() == 1
-    assert scene.wiring.unexplained_s == 0.0
+    context = stage.context()
+    assert (context.program.depends_on >= 0).sum() == 1
+    assert context.wiring.unexplained_s == 0.0

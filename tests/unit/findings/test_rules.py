@@ -452,7 +452,7 @@ def test_the_promised_gain_holds_what_the_fix_brings(rule):
         pytest.skip("the stage fixes this by playing other kernels")
     wrong, right = played(rule, wrong=True), played(rule, wrong=False)
     finding = next(found for found in wrong.findings() if found.rule == rule)
-    gain_ms = (wrong.scene().step_s - right.scene().step_s) * 1e3
+    gain_ms = (wrong.context().step_s - right.context().step_s) * 1e3
     assert finding.low_ms * 0.95 <= gain_ms <= finding.high_ms * 1.3 + 0.05
 
 
@@ -555,7 +555,7 @@ def test_where_launching_does_not_explain_the_step_all_the_host_was_slowed():
 
     stage = _twice(play)
     found = stage.findings()[0]
-    assert stage.scene().step_s == pytest.approx(6e-3, rel=0.02)
+    assert stage.context().step_s == pytest.approx(6e-3, rel=0.02)
     assert found.rule == "garbage-collection" and found.high_ms <= 6.0
 
 
@@ -693,4 +693,4 @@ def test_sizes_that_no_tensor_has_are_no_shapes():
             shapes = [[8, 10**400], [10**400, 8]]
             stage.kernel("nvjet_tst_64x8", 80.0, op="aten::mm", shapes=shapes, dtypes=["c10::BFloat16"] * 2)
 
-    assert _twice(play).scene().num_steps == 2 and isinstance(_twice(play).findings(), list)
+    assert _twice(play).context().num_steps == 2 and isinstance(_twice(play).findings(), list)

@@ -8,7 +8,7 @@ import pytest
 from stage import Stage, healthy, rules_of
 
 from ridgeline.findings.context.kernel_name import kernel_name
-from ridgeline.findings.replay.calibration import at_best
+from ridgeline.findings.rule import rule_named
 from ridgeline.trace import Kind
 
 PRODUCT = "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_TNT"
@@ -97,7 +97,7 @@ def test_in_training_weights_are_cast_once_a_step_by_nature():
     assert "weight-casts" not in rules_of(once)
     found = next(finding for finding in four if finding.rule == "weight-casts")
     assert "one autocast region" in found.change
-    most_ms = 4 * 6 * 0.060 * 1.35 * (1.0 + at_best("weight-casts"))
+    most_ms = 4 * 6 * 0.060 * 1.35 * (1.0 + rule_named("weight-casts").more_at_best)
     assert found.low_ms <= 3 * 6 * 0.060 <= found.high_ms < most_ms
 
 
@@ -374,8 +374,8 @@ def test_a_first_step_that_is_a_beginning_is_not_replayed():
     def first(us: float, num: int) -> Stage:
         return _rounds(lambda stage, i: (stage.work(us if i == 0 else 0.0), healthy(stage, 10)), num, marked=True)
 
-    assert [first(us, 4).scene().num_steps for us in (0.0, 40.0, 9000.0)] == [4, 4, 3]
-    assert first(9000.0, 2).scene().num_steps == 2
+    assert [first(us, 4).context().num_steps for us in (0.0, 40.0, 9000.0)] == [4, 4, 3]
+    assert first(9000.0, 2).context().num_steps == 2
 
 
 def _recomputing(stage: Stage, us: float, kernel: str) -> None:

@@ -710,7 +710,7 @@ def test_a_copy_on_its_own_stream_at_the_end_of_a_recording_runs_beside_the_next
         healthy(stage, num_kernels=20)
         stage.wait()
         stage.copy("DtoH pinned", 2**24, 600.0, stream=stream)
-    suspect = next(rule for rule in rules() if rule.name == "exposed-copies").detect(stage.scene())
+    suspect = next(rule for rule in rules() if rule.name == "exposed-copies").detect(stage.context())
     assert (suspect is not None) == named
 
 

@@ -129,7 +129,7 @@ def test_hostile_names_cannot_leave_their_place():
 
 
 def test_the_file_is_written(tmp_path):
-    found = replace(_explanation(), scene=None)
+    found = replace(_explanation(), context=None)
     assert write_explanation(found, tmp_path / "r.html").read_text().startswith("<!doctype html>")
 
 

@@ -6,18 +6,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from ridgeline.findings.finding import Where
-from ridgeline.findings.replay.fix import Cure
+from ridgeline.findings.replay.fix import Fix
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """What a rule suspects, before it is weighed against the others."""
+    """What a rule suspects, before it is scored against the others."""
 
     what: str
     cause: str
     change: str
     where: Where
-    cure: Cure
+    fix: Fix
     evidence: tuple[dict[str, Any], ...] = ()
     spans: tuple[int, ...] = ()
     unchecked: tuple[str, ...] = ()

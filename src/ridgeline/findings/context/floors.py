@@ -39,19 +39,19 @@ class Gap:
         return {**asdict(self), "gap_ms": self.gap_ms}
 
 
-def gaps_of(scene: TraceContext) -> tuple[Gap, ...]:
+def gaps_of(context: TraceContext) -> tuple[Gap, ...]:
     """Ops with a price, the largest gap first; none where shapes or the device are not known."""
-    trace = priced(scene)
+    trace = priced(context)
     if trace is None:
         return ()
-    floor, expected = trace.optional("floor_s")[scene.rows], trace.optional("expected_s")[scene.rows]
+    floor, expected = trace.optional("floor_s")[context.rows], trace.optional("expected_s")[context.rows]
     known = np.flatnonzero(np.isfinite(floor) & np.isfinite(expected))
-    rows = scene.rows[known]
+    rows = context.rows[known]
     code = np.stack([trace.op[rows], trace.module[rows]], axis=1)
     distinct, inverse = np.unique(code, axis=0, return_inverse=True)
     sums = [
-        np.bincount(inverse.reshape(-1), weights=column, minlength=len(distinct)) / scene.num_steps
-        for column in (np.ones(len(known)), scene.work_s[known], expected[known], floor[known])
+        np.bincount(inverse.reshape(-1), weights=column, minlength=len(distinct)) / context.num_steps
+        for column in (np.ones(len(known)), context.work_s[known], expected[known], floor[known])
     ]
     found = [
         Gap(trace.words[int(op)], trace.words[int(module)], *(float(part[i]) * unit for part, unit in zip(sums, UNITS)))
@@ -63,23 +63,23 @@ def gaps_of(scene: TraceContext) -> tuple[Gap, ...]:
 UNITS = (1.0, 1e3, 1e3, 1e3)
 
 
-def with_work(scene: TraceContext) -> Trace:
+def with_work(context: TraceContext) -> Trace:
     """The trace with the flops and bytes of its kernels, if it has them or its shapes tell them."""
-    if np.isfinite(scene.trace.optional("flops")[scene.rows]).any():
-        return scene.trace
-    return _from_shapes(scene) or scene.trace
+    if np.isfinite(context.trace.optional("flops")[context.rows]).any():
+        return context.trace
+    return _from_shapes(context) or context.trace
 
 
-def priced(scene: TraceContext) -> Trace | None:
+def priced(context: TraceContext) -> Trace | None:
     """The trace with what each op is expected to take and needs at least; None where shapes or the device are not
     known."""
-    if scene not in _PRICED:
-        known = "floor_s" in scene.trace.extra and np.isfinite(scene.trace.extra["floor_s"]).any()
-        _PRICED[scene] = scene.trace if known else _from_shapes(scene)
-    return _PRICED[scene]
+    if context not in _PRICED:
+        known = "floor_s" in context.trace.extra and np.isfinite(context.trace.extra["floor_s"]).any()
+        _PRICED[context] = context.trace if known else _from_shapes(context)
+    return _PRICED[context]
 
 
-def _from_shapes(scene: TraceContext) -> Trace | None:
-    if scene.device is None or scene.program.num_works > MAX_WORKS or "shapes" not in scene.trace.extra:
+def _from_shapes(context: TraceContext) -> Trace | None:
+    if context.device is None or context.program.num_works > MAX_WORKS or "shapes" not in context.trace.extra:
         return None
-    return with_floors(scene.trace, scene.device)[0]
+    return with_floors(context.trace, context.device)[0]

@@ -14,7 +14,7 @@ from ridgeline.findings.context.context import (
 )
 from ridgeline.findings.context.host_time import is_fed_late, loading_spans
 from ridgeline.findings.replay.calibration import NOISE, UNMEASURED_FRAC
-from ridgeline.findings.replay.fix import Cure, edit_of
+from ridgeline.findings.replay.fix import Fix, edit_of
 from ridgeline.findings.replay.overhead import usual
 from ridgeline.findings.replay.replay import Edit, Schedule, edited, no_edit, run
 
@@ -46,16 +46,16 @@ def step_noise_s(context: TraceContext) -> float:
     return UNMEASURED_FRAC * unrecorded_step_s(context) if spread_s is None else NOISE * spread_s
 
 
-def edit_for(context: TraceContext, cure: Cure, *, best: bool) -> Edit:
-    return edit_of(cure, context.program, context.clock, best=best)
+def edit_for(context: TraceContext, fix: Fix, *, best: bool) -> Edit:
+    return edit_of(fix, context.program, context.clock, best=best)
 
 
-def most_gain_s(context: TraceContext, cure: Cure) -> float:
-    """What no cure of this kind can exceed: the step less the work that it does not touch, of the busiest stream or
+def most_gain_s(context: TraceContext, fix: Fix) -> float:
+    """What no fix of this kind can exceed: the step less the work that it does not touch, of the busiest stream or
     of all kernels, since those of several streams share one device."""
     left = np.ones(len(context.work_s), dtype=bool)
-    left[cure.works] = False
-    left[cure.aside] = False
+    left[fix.works] = False
+    left[fix.aside] = False
     streams = np.bincount(context.program.stream, weights=context.work_s * left) if len(left) else np.zeros(1)
     busy_s = max(float(streams.max()), kernels_s(context, left)) / context.num_steps
     return max(0.0, longest_step_s(context) - busy_s)
@@ -71,15 +71,15 @@ def longest_step_s(context: TraceContext) -> float:
     return max(unrecorded_step_s(context), paced_s, *(step_s for _, step_s in context.other_hosts))
 
 
-def touched_by_s(context: TraceContext, cure: Cure) -> float:
-    """Device and host time a step that a cure is applied to."""
-    works = np.union1d(cure.works, cure.aside)
-    return float(context.work_s[works].sum() + cure.host.total / 1e9) / context.num_steps
+def touched_by_s(context: TraceContext, fix: Fix) -> float:
+    """Device and host time a step that a fix is applied to."""
+    works = np.union1d(fix.works, fix.aside)
+    return float(context.work_s[works].sum() + fix.host.total / 1e9) / context.num_steps
 
 
-def claimed_s(context: TraceContext, cure: Cure) -> float:
-    """The most a cure could bring if nothing else held the step: the time it claims, a step."""
-    saved = edit_for(context, cure, best=True)
+def budget_s(context: TraceContext, fix: Fix) -> float:
+    """The most a fix could bring if nothing else held the step: the time it claims, a step."""
+    saved = edit_for(context, fix, best=True)
     works_s = context.work_s * (1.0 - saved.scale)
     works_s[saved.aside] = context.work_s[saved.aside]
     waited_s = context.base.call_end_s - context.base.call_start_s

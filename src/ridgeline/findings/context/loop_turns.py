@@ -9,7 +9,7 @@ from ridgeline.findings.context.context import TraceContext
 from ridgeline.findings.context.nesting import spans_under, under
 from ridgeline.findings.context.rounds import num_rounds
 from ridgeline.findings.context.training import BACKWARD
-from ridgeline.findings.replay.fix import Cure
+from ridgeline.findings.replay.fix import Fix
 from ridgeline.findings.replay.replay import Index
 from ridgeline.trace.kind import Kind
 
@@ -20,30 +20,30 @@ MANY, TURN, IN_TURNS = 8, 24, 0.75
 loop."""
 
 
-def are_one_loop(scene: TraceContext, loop: Cure, stops: Cure) -> bool:
+def are_one_loop(context: TraceContext, loop: Fix, stops: Fix) -> bool:
     """Whether most of the stops follow each other closely, with something of the loop in between."""
     calls = np.sort(stops.freed)
-    if len(calls) < MANY * num_rounds(scene):
+    if len(calls) < MANY * num_rounds(context):
         return False
-    times_ns = np.sort(_made_ns(scene, loop.works))
-    reached = np.searchsorted(times_ns, scene.clock.start_ns[calls])
+    times_ns = np.sort(_made_ns(context, loop.works))
+    reached = np.searchsorted(times_ns, context.clock.start_ns[calls])
     turns = (np.diff(reached) > 0) & (np.diff(calls) <= TURN)
     return bool(turns.mean() >= IN_TURNS)
 
 
-def _made_ns(scene: TraceContext, works: Index) -> Index:
+def _made_ns(context: TraceContext, works: Index) -> Index:
     """When works were launched; those of a gradient when what it is the gradient of was."""
-    numbers = scene.trace.extra.get("sequence")
-    times_ns = scene.launch_ns[works].copy()
+    numbers = context.trace.extra.get("sequence")
+    times_ns = context.launch_ns[works].copy()
     if numbers is None:
         return times_ns
-    ops = scene.of_kind(Kind.OP)
-    ops = ops[(numbers[ops] >= 0) & ~scene.words_like(BACKWARD)[scene.trace.name[ops]]]
-    ops = ops[~spans_under(scene, ops, BACKWARD)]
-    made = dict(zip(numbers[ops].tolist(), scene.start_ns[ops].tolist(), strict=True))
-    backward = under(scene, BACKWARD)[works]
+    ops = context.of_kind(Kind.OP)
+    ops = ops[(numbers[ops] >= 0) & ~context.words_like(BACKWARD)[context.trace.name[ops]]]
+    ops = ops[~spans_under(context, ops, BACKWARD)]
+    made = dict(zip(numbers[ops].tolist(), context.start_ns[ops].tolist(), strict=True))
+    backward = under(context, BACKWARD)[works]
     for place in np.flatnonzero(backward).tolist():
-        path = scene.trace.path(int(scene.trace.launch[scene.rows[works[place]]]))
+        path = context.trace.path(int(context.trace.launch[context.rows[works[place]]]))
         known = (made[number] for number in numbers[list(path)].tolist() if number in made)
         times_ns[place] = next(known, times_ns[place])
     return times_ns

@@ -20,17 +20,17 @@ FREE_FRAC = 0.5
 """Of the memory, what the peak may take for activations to have room beside it."""
 
 
-def kept_for_later(scene: TraceContext) -> Index:
+def kept_for_later(context: TraceContext) -> Index:
     """Copies to the host of tensors that come back, of the same sizes, inside of a backward pass, and those back: what
     would be kept on the device, where it has room."""
     away, back = (
-        np.flatnonzero(copies_of_memory(scene, "dtoh")),
-        np.flatnonzero(copies_of_memory(scene, "htod") & under(scene, BACKWARD)),
+        np.flatnonzero(copies_of_memory(context, "dtoh")),
+        np.flatnonzero(copies_of_memory(context, "htod") & under(context, BACKWARD)),
     )
-    sizes = [np.maximum(0, scene.trace.optional("bytes")[scene.rows[works]]) for works in (away, back)]
+    sizes = [np.maximum(0, context.trace.optional("bytes")[context.rows[works]]) for works in (away, back)]
     both = np.intersect1d(sizes[0][sizes[0] >= VALUE_BYTES], sizes[1])
-    moved = float(sizes[1][np.isin(sizes[1], both)].sum()) / scene.num_steps
+    moved = float(sizes[1][np.isin(sizes[1], both)].sum()) / context.num_steps
     away, back = away[np.isin(sizes[0], both)], back[np.isin(sizes[1], both)]
-    few = len(back) < NUM * num_rounds(scene) or len(away) < RETURNED_FRAC * len(back) or moved < LEAST_BYTES
-    full = (memory_frac(scene) or 0.0) > FREE_FRAC
+    few = len(back) < NUM * num_rounds(context) or len(away) < RETURNED_FRAC * len(back) or moved < LEAST_BYTES
+    full = (memory_frac(context) or 0.0) > FREE_FRAC
     return away[:0] if few or full else np.sort(np.concatenate((away, back)))

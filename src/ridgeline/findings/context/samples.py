@@ -45,76 +45,76 @@ SHAPED = r"^aten::(unsqueeze|squeeze|(un)?flatten|permute|transpose|unfold|split
 Shape = tuple[int, ...]
 
 
-def passes_over_samples(scene: TraceContext) -> float:
+def passes_over_samples(context: TraceContext) -> float:
     """How many passes of a round are over pieces of one tensor or over samples by themselves; 0 where there are none,
     or sizes were not recorded. Moments of a sequence are pieces along another dim, and one state that is changed again
     and again has no pieces."""
-    if "shapes" not in scene.trace.extra:
+    if "shapes" not in context.trace.extra:
         return 0.0
-    calls = _calls(scene)
+    calls = _calls(context)
     if len(calls) > MANY_CALLS:
         return 0.0
-    given = [(scene.trace.words[int(scene.trace.name[row])], _tensors(scene, row)) for row in calls.tolist()]
-    series = (*_series(scene, calls, given), *_lone(scene, calls, given), *_joined(scene, calls, given))
-    return max((_num_passes(scene, starts) for starts in series), default=0) / num_rounds(scene)
+    given = [(context.trace.words[int(context.trace.name[row])], _tensors(context, row)) for row in calls.tolist()]
+    series = (*_series(context, calls, given), *_lone(context, calls, given), *_joined(context, calls, given))
+    return max((_num_passes(context, starts) for starts in series), default=0) / num_rounds(context)
 
 
-def passes_again(scene: TraceContext) -> float:
+def passes_again(context: TraceContext) -> float:
     """How many passes of a round may be over samples by themselves: those that begin as its first one does, over a few
     samples each, or those of a network all of whose layers are called as often. Whether they follow from each other is
     asked as far as sizes tell: words that are chosen, or an input that is changed, after each."""
-    if "shapes" not in scene.trace.extra:
+    if "shapes" not in context.trace.extra:
         return 0.0
-    calls = _calls(scene)
+    calls = _calls(context)
     if len(calls) > MANY_CALLS:
         return 0.0
-    entering = calls[scene.words_like(ENTERS)[scene.trace.name[calls]]]
+    entering = calls[context.words_like(ENTERS)[context.trace.name[calls]]]
     called = defaultdict[tuple[str, Shape], list[tuple[int, Shape]]](list)
     for row in entering.tolist():
-        name, shapes = scene.trace.words[int(scene.trace.name[row])], _tensors(scene, row)
+        name, shapes = context.trace.words[int(context.trace.name[row])], _tensors(context, row)
         if len(shapes) > 1:
             table, given = (shapes[0], shapes[1]) if name in LOOKUPS else (shapes[1], shapes[0])
-            called[name, table].append((int(scene.start_ns[row]), given))
+            called[name, table].append((int(context.start_ns[row]), given))
     first = min(called.values(), key=lambda each: each[0], default=[])
     few = [one for one in first if one[1][0] <= FEW_SAMPLES or len(one[1]) == 1]
     rare = min(called.values(), key=len, default=[])
     rare = rare if len(entering) >= DEEP * len(rare) else []
-    num_few, num_rare = (_num_passes(scene, [start for start, _ in each]) if each else 0 for each in (few, rare))
-    if num_few and 2 * _num_changed(scene, calls, {given for _, given in few}) >= num_few:
+    num_few, num_rare = (_num_passes(context, [start for start, _ in each]) if each else 0 for each in (few, rare))
+    if num_few and 2 * _num_changed(context, calls, {given for _, given in few}) >= num_few:
         num_few = 0
     passes = max(num_few, num_rare)
-    return 0.0 if 2 * _num_chosen(scene, calls) >= passes else passes / num_rounds(scene)
+    return 0.0 if 2 * _num_chosen(context, calls) >= passes else passes / num_rounds(context)
 
 
-def _num_changed(scene: TraceContext, calls: Index, inputs: set[Shape]) -> int:
+def _num_changed(context: TraceContext, calls: Index, inputs: set[Shape]) -> int:
     """How often something of the size of what passes begin with is computed with outside of layers."""
-    others = calls[~scene.words_like(f"{ENTERS}|{LAYS_OUT}|{SHAPED}")[scene.trace.name[calls]]]
-    return sum(any(shape in inputs for shape in _tensors(scene, row)) for row in others.tolist())
+    others = calls[~context.words_like(f"{ENTERS}|{LAYS_OUT}|{SHAPED}")[context.trace.name[calls]]]
+    return sum(any(shape in inputs for shape in _tensors(context, row)) for row in others.tolist())
 
 
-def _num_chosen(scene: TraceContext, calls: Index) -> int:
+def _num_chosen(context: TraceContext, calls: Index) -> int:
     """How often a word is chosen out of many."""
-    chooses = calls[scene.words_like(CHOOSES)[scene.trace.name[calls]]]
-    return sum(bool(shapes := _tensors(scene, row)) and shapes[0][-1] >= CHOICES for row in chooses.tolist())
+    chooses = calls[context.words_like(CHOOSES)[context.trace.name[calls]]]
+    return sum(bool(shapes := _tensors(context, row)) and shapes[0][-1] >= CHOICES for row in chooses.tolist())
 
 
-def _calls(scene: TraceContext) -> Index:
+def _calls(context: TraceContext) -> Index:
     """Ops that a program called itself, outside of backward passes, in their order."""
-    ops = scene.of_kind(Kind.OP)
-    ops = ops[np.isin(scene.trace.thread[ops], main_threads(scene))]
-    inner = np.isin(scene.trace.parent[ops], ops)
-    ops = ops[~inner & ~scene.words_like(r"evaluate_function|Backward\d*$|^Optimizer\.")[scene.trace.name[ops]]]
-    return ops[np.argsort(scene.start_ns[ops], kind="stable")]
+    ops = context.of_kind(Kind.OP)
+    ops = ops[np.isin(context.trace.thread[ops], main_threads(context))]
+    inner = np.isin(context.trace.parent[ops], ops)
+    ops = ops[~inner & ~context.words_like(r"evaluate_function|Backward\d*$|^Optimizer\.")[context.trace.name[ops]]]
+    return ops[np.argsort(context.start_ns[ops], kind="stable")]
 
 
-def _tensors(scene: TraceContext, row: int) -> tuple[Shape, ...]:
-    return tuple(tuple(shape) for shape in parsed(scene.trace.text("shapes", row)) if is_shape(shape) and shape)
+def _tensors(context: TraceContext, row: int) -> tuple[Shape, ...]:
+    return tuple(tuple(shape) for shape in parsed(context.trace.text("shapes", row)) if is_shape(shape) and shape)
 
 
-def _series(scene: TraceContext, calls: Index, given: Sequence[tuple[str, tuple[Shape, ...]]]) -> Iterator[list[int]]:
+def _series(context: TraceContext, calls: Index, given: Sequence[tuple[str, tuple[Shape, ...]]]) -> Iterator[list[int]]:
     """Times at which passes may begin: ops that are given a piece of a tensor, as often as it has pieces, and ops that
     are given a sample with a dim of its own, once after each that was made."""
-    enters = scene.words_like(ENTERS)[scene.trace.name[calls]]
+    enters = context.words_like(ENTERS)[context.trace.name[calls]]
     whole = {shapes[0] for name, shapes in given if name in CUTS and shapes and shapes[0][0] >= MANY_PASSES}
     samples, fresh = defaultdict[int, list[int]](list), set[Shape]()
     pieces = defaultdict[tuple[str, Shape], list[int]](list)
@@ -124,32 +124,34 @@ def _series(scene: TraceContext, calls: Index, given: Sequence[tuple[str, tuple[
         if not enter:
             continue
         for shape in dict.fromkeys(shapes):
-            pieces[name, shape].append(int(scene.start_ns[row]))
+            pieces[name, shape].append(int(context.start_ns[row]))
             if shape in fresh:
-                samples[len(shape)].append(int(scene.start_ns[row]))
+                samples[len(shape)].append(int(context.start_ns[row]))
                 fresh.discard(shape)
     yield from samples.values()
     for (_, shape), starts in pieces.items():
-        num = len(starts) / num_rounds(scene)
+        num = len(starts) / num_rounds(context)
         if any(all_[1:] == shape[1:] and abs(all_[0] - num * shape[0]) <= 0.1 * all_[0] for all_ in whole):
             yield starts
 
 
-def _joined(scene: TraceContext, calls: Index, given: Sequence[tuple[str, tuple[Shape, ...]]]) -> Iterator[list[int]]:
+def _joined(context: TraceContext, calls: Index, given: Sequence[tuple[str, tuple[Shape, ...]]]) -> Iterator[list[int]]:
     """Times at which one layer is called, once for each of many results that are joined in the end and that nothing
     else reads: states that follow from each other are read by the next pass, and words by what chooses them."""
     read = Counter(shape for _, shapes in given for shape in set(shapes))
-    joins = calls[np.isin(scene.trace.name[calls], np.flatnonzero(scene.words_like(r"^aten::(cat|stack)$")))]
-    lists = [entry for row in joins.tolist() for entry in parsed(scene.trace.text("shapes", row))[:1]]
+    joins = calls[np.isin(context.trace.name[calls], np.flatnonzero(context.words_like(r"^aten::(cat|stack)$")))]
+    lists = [entry for row in joins.tolist() for entry in parsed(context.trace.text("shapes", row))[:1]]
     parts = [[tuple(shape) for shape in entry] for entry in lists if entry and isinstance(entry[0], list)]
-    nums = {len(found) for found in parts if len(found) >= MANY_PASSES and _are_unread(found, read, num_rounds(scene))}
+    nums = {
+        len(found) for found in parts if len(found) >= MANY_PASSES and _are_unread(found, read, num_rounds(context))
+    }
     called = defaultdict[tuple[str, Shape], list[int]](list)
-    enters = scene.words_like(ENTERS)[scene.trace.name[calls]]
+    enters = context.words_like(ENTERS)[context.trace.name[calls]]
     for row, (name, shapes) in zip(calls[enters].tolist(), (given[i] for i in np.flatnonzero(enters)), strict=True):
-        called[name, shapes[1] if len(shapes) > 1 else ()].append(int(scene.start_ns[row]))
-    deep = int(enters.sum()) / num_rounds(scene)
+        called[name, shapes[1] if len(shapes) > 1 else ()].append(int(context.start_ns[row]))
+    deep = int(enters.sum()) / num_rounds(context)
     for starts in called.values():
-        often = len(starts) / num_rounds(scene)
+        often = len(starts) / num_rounds(context)
         if any(num <= often <= num + BESIDE for num in nums) and deep >= DEEP * often:
             yield starts
 
@@ -159,22 +161,22 @@ def _are_unread(parts: Sequence[Shape], read: Counter[Shape], rounds: int) -> bo
     return 2 * sum(read[shape] for shape in set(parts)) < rounds * len(parts)
 
 
-def _lone(scene: TraceContext, calls: Index, given: Sequence[tuple[str, tuple[Shape, ...]]]) -> Iterator[list[int]]:
+def _lone(context: TraceContext, calls: Index, given: Sequence[tuple[str, tuple[Shape, ...]]]) -> Iterator[list[int]]:
     """Times at which passes over batches of one begin that came from outside: texts whose words no pass has made, and
     pictures or series that nothing but the first layer touches."""
-    names = scene.trace.name[calls]
-    enters, lays_out = scene.words_like(ENTERS)[names], scene.words_like(LAYS_OUT)[names]
+    names = context.trace.name[calls]
+    enters, lays_out = context.words_like(ENTERS)[names], context.words_like(LAYS_OUT)[names]
     texts, lone, touched = list[tuple[int, int]](), defaultdict[tuple[str, Shape], list[int]](list), set[Shape]()
     for row, (name, shapes), enter, moved in zip(
         calls.tolist(), given, enters.tolist(), lays_out.tolist(), strict=True
     ):
         if enter and name in LOOKUPS and len(shapes) > 1 and len(shapes[1]) == 2 and shapes[1][0] == 1 < shapes[1][1]:
-            texts.append((int(scene.start_ns[row]), shapes[1][1]))
+            texts.append((int(context.start_ns[row]), shapes[1][1]))
         elif enter and name not in LOOKUPS and shapes and shapes[0][0] == 1 and len(shapes[0]) >= 3:
-            lone[name, shapes[0]].append(int(scene.start_ns[row]))
+            lone[name, shapes[0]].append(int(context.start_ns[row]))
         elif not moved:
             touched.update(shapes)
-    chooses, changes = scene.words_like(CHOOSES)[names].tolist(), scene.words_like(CHANGES)[names].tolist()
+    chooses, changes = context.words_like(CHOOSES)[names].tolist(), context.words_like(CHANGES)[names].tolist()
     makes_words = sum(
         bool(shapes) and ((choose and shapes[0][-1] >= CHOICES) or (change and len(shapes[0]) <= 2))
         for (_, shapes), choose, change in zip(given, chooses, changes, strict=True)
@@ -185,13 +187,13 @@ def _lone(scene: TraceContext, calls: Index, given: Sequence[tuple[str, tuple[Sh
     yield from (starts for (_, shape), starts in lone.items() if shape not in touched)
 
 
-def _num_passes(scene: TraceContext, starts: Sequence[int]) -> int:
+def _num_passes(context: TraceContext, starts: Sequence[int]) -> int:
     """How many passes begin there, if about as many kernels follow each, enough for a network, and most of what is
     launched; else 0."""
-    launches = np.sort(scene.launch_ns[~under(scene, BACKWARD) & (scene.work_kind == int(Kind.KERNEL))])
+    launches = np.sort(context.launch_ns[~under(context, BACKWARD) & (context.work_kind == int(Kind.KERNEL))])
     at = np.searchsorted(launches, np.sort(starts))
     at = at[np.append(np.diff(at) >= PASS_KERNELS, True)]  # words and their places are looked up in the same pass
-    if len(starts) < 2 or len(at) < MANY_PASSES * num_rounds(scene):
+    if len(starts) < 2 or len(at) < MANY_PASSES * num_rounds(context):
         return 0
     follow = np.diff(at)
     usual = float(np.median(follow))

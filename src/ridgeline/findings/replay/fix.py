@@ -16,7 +16,7 @@ NOWHERE = Intervals(NO_TIME, NO_TIME)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cure:
+class Fix:
     """What remains after the change: a share of some work and of some host time, without some waits.
 
     ``keep_best`` and ``keep_worst`` are the shares of the works' duration that remain, one number or one for each;
@@ -43,30 +43,30 @@ class Cure:
 
 
 @dataclass(slots=True)
-class Ledger:
+class TimeBudget:
     """Who has claimed which work, wait and host time: nothing is promised twice."""
 
     works: Mask
     calls: Mask
     host: Intervals = NOWHERE
 
-    def preview(self, cure: Cure) -> Cure:
-        """What is left of the cure after earlier claims."""
-        free = ~self.works[cure.works]
+    def left_for(self, fix: Fix) -> Fix:
+        """What is left of the fix after earlier claims."""
+        free = ~self.works[fix.works]
         return replace(
-            cure,
-            works=cure.works[free],
-            keep_best=_chosen(cure.keep_best, free),
-            keep_worst=_chosen(cure.keep_worst, free),
-            host=difference(cure.host, self.host),
-            spare=difference(difference(cure.spare, cure.host), self.host),
-            freed=cure.freed[~self.calls[cure.freed]],
-            aside=cure.aside[~self.works[cure.aside]],
+            fix,
+            works=fix.works[free],
+            keep_best=_chosen(fix.keep_best, free),
+            keep_worst=_chosen(fix.keep_worst, free),
+            host=difference(fix.host, self.host),
+            spare=difference(difference(fix.spare, fix.host), self.host),
+            freed=fix.freed[~self.calls[fix.freed]],
+            aside=fix.aside[~self.works[fix.aside]],
         )
 
-    def claim(self, cure: Cure) -> Cure:
-        """What is left of the cure; it is claimed now."""
-        left = self.preview(cure)
+    def spend(self, fix: Fix) -> Fix:
+        """What is left of the fix; it is claimed now."""
+        left = self.left_for(fix)
         self.works[left.works] = True
         self.works[left.aside] = True
         self.calls[left.freed] = True
@@ -83,8 +83,8 @@ def _chosen(keep: Seconds | float, mask: Mask) -> Seconds | float:
     return keep[mask] if isinstance(keep, np.ndarray) else keep
 
 
-def open_ledger(program: Program) -> Ledger:
-    return Ledger(np.zeros(program.num_works, dtype=bool), np.zeros(program.num_calls, dtype=bool))
+def time_budget(program: Program) -> TimeBudget:
+    return TimeBudget(np.zeros(program.num_works, dtype=bool), np.zeros(program.num_calls, dtype=bool))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,17 +104,17 @@ class HostClock:
         return np.asarray(before * (1.0 - keep)), np.asarray(inside * (1.0 - keep))
 
 
-def edit_of(cure: Cure, program: Program, clock: HostClock, *, best: bool) -> Edit:
+def edit_of(fix: Fix, program: Program, clock: HostClock, *, best: bool) -> Edit:
     """The change to the replay, at its best or at its worst."""
     edit = no_edit(program)
     scale, aside, freed = edit.scale, edit.aside, edit.freed
-    edit.closed[cure.closed if best else EMPTY] = True
-    scale[cure.works] = cure.keep_best if best else cure.keep_worst
-    if best or cure.aside_at_worst:
-        aside[cure.aside] = True
-    freed[cure.freed] = True
-    before, inside = clock.cut(cure.host, cure.host_best if best else cure.host_worst)
-    if best and len(cure.spare.start):
-        more_before, more_inside = clock.cut(cure.spare, cure.host_best)
+    edit.closed[fix.closed if best else EMPTY] = True
+    scale[fix.works] = fix.keep_best if best else fix.keep_worst
+    if best or fix.aside_at_worst:
+        aside[fix.aside] = True
+    freed[fix.freed] = True
+    before, inside = clock.cut(fix.host, fix.host_best if best else fix.host_worst)
+    if best and len(fix.spare.start):
+        more_before, more_inside = clock.cut(fix.spare, fix.host_best)
         before, inside = before + more_before, inside + more_inside
     return replace(edit, cut_before=before, cut_inside=inside)

@@ -93,7 +93,7 @@ def usual(program: Program, long_s: Seconds | float) -> Program:
 
 
 def _hidden(program: Program, loop: Loop, long_s: Seconds | float, frac: float = USUAL_FRAC) -> tuple[Program, ...]:
-    """A faster host, if that hardly changes the step: a cure that shortens the device's part would run into it."""
+    """A faster host, if that hardly changes the step: a fix that shortens the device's part would run into it."""
     faster = _stretched(program, frac, long_s)
     return (faster,) if loop.step_s(faster) >= HIDDEN * loop.step_s(program) else ()
 

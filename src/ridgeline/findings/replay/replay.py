@@ -120,7 +120,7 @@ class Edit:
     closed: Mask  # work that follows what is before it on its stream at once
 
     def __or__(self, other: Edit) -> Edit:
-        """Both changes; the time they cut must be different time, which the ledger sees to."""
+        """Both changes; the time they cut must be different time, which the budget sees to."""
         return Edit(
             cut_before=self.cut_before + other.cut_before,
             cut_inside=self.cut_inside + other.cut_inside,

@@ -14,7 +14,8 @@ from ridgeline.findings.context.nesting import op_time
 from ridgeline.findings.context.rounds import num_rounds
 from ridgeline.findings.context.training import trains
 from ridgeline.findings.finding import Where
-from ridgeline.findings.replay.fix import Cure
+from ridgeline.findings.replay.calibration import Trust
+from ridgeline.findings.replay.fix import Fix
 from ridgeline.findings.replay.replay import Index, Seconds
 from ridgeline.findings.rule import rule
 from ridgeline.trace.intervals import difference
@@ -29,8 +30,8 @@ EXPERTS = re.compile(r"all_?to_?all|sendrecv", re.IGNORECASE)
 STAGES = re.compile(r"\bsend\b|\brecv\b|SendRecv|ncclKernel_Send|_p2p|isend|irecv", re.IGNORECASE)
 
 
-def _collectives(scene: TraceContext) -> Index:
-    return np.flatnonzero(scene.work_kind == int(Kind.COMMUNICATION))
+def _collectives(context: TraceContext) -> Index:
+    return np.flatnonzero(context.work_kind == int(Kind.COMMUNICATION))
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,27 +43,27 @@ class _Arrivals:
     names: tuple[str, ...]
 
 
-def _arrivals(scene: TraceContext) -> _Arrivals | None:
+def _arrivals(context: TraceContext) -> _Arrivals | None:
     """Collectives matched over ranks by their order; None when ranks differ or there is one."""
-    works = _collectives(scene)
-    own = scene.rows[works]
-    if not scene.others or not len(works):
+    works = _collectives(context)
+    own = context.rows[works]
+    if not context.others or not len(works):
         return None
-    tables = [_rows(trace) for trace in scene.others]
-    inside = [_inside(scene, trace, rows) for trace, rows in zip(scene.others, tables, strict=True)]
+    tables = [_rows(trace) for trace in context.others]
+    inside = [_inside(context, trace, rows) for trace, rows in zip(context.others, tables, strict=True)]
     if any(len(rows) != len(works) for rows in inside):
         return None
-    order = np.argsort(scene.start_ns[own], kind="stable")
-    starts = [trace.start_s[rows] + trace.origin_ns / 1e9 for trace, rows in zip(scene.others, inside, strict=True)]
-    lasts = [trace.duration_s[rows] for trace, rows in zip(scene.others, inside, strict=True)]
-    starts.append(scene.trace.start_s[own][order] + scene.trace.origin_ns / 1e9)
-    lasts.append(scene.trace.duration_s[own][order])
-    ranks = np.array([_rank(trace) for trace in scene.others] + [_rank(scene.trace)])
+    order = np.argsort(context.start_ns[own], kind="stable")
+    starts = [trace.start_s[rows] + trace.origin_ns / 1e9 for trace, rows in zip(context.others, inside, strict=True)]
+    lasts = [trace.duration_s[rows] for trace, rows in zip(context.others, inside, strict=True)]
+    starts.append(context.trace.start_s[own][order] + context.trace.origin_ns / 1e9)
+    lasts.append(context.trace.duration_s[own][order])
+    ranks = np.array([_rank(trace) for trace in context.others] + [_rank(context.trace)])
     least = np.min(np.stack(lasts), axis=0)
     last = ranks[np.argmax(np.stack(starts), axis=0)]
     keep = np.ones(len(works))
     keep[order] = np.clip(least / np.maximum(lasts[-1], 1e-12), 0.0, 1.0)
-    names = tuple(scene.trace.words[int(word)] for word in scene.trace.name[own])
+    names = tuple(context.trace.words[int(word)] for word in context.trace.name[own])
     return _Arrivals(keep, last, names)
 
 
@@ -70,12 +71,12 @@ def _rows(trace: Trace) -> Index:
     return trace.in_order(trace.of_kind(Kind.COMMUNICATION) & (trace.device >= 0))
 
 
-def _inside(scene: TraceContext, trace: Trace, rows: Index) -> Index:
+def _inside(context: TraceContext, trace: Trace, rows: Index) -> Index:
     """Those of another rank's collectives that fall into the window, by step if steps are known."""
-    works = _collectives(scene)
+    works = _collectives(context)
     if len(rows) == len(works):
         return rows
-    steps = np.unique(scene.trace.step[scene.rows[works]])
+    steps = np.unique(context.trace.step[context.rows[works]])
     return rows[np.isin(trace.step[rows], steps)]
 
 
@@ -83,14 +84,14 @@ def _rank(trace: Trace) -> int:
     return int(trace.rank[0]) if len(trace) else -1
 
 
-def _waiting(scene: TraceContext) -> tuple[_Arrivals, int, float] | None:
+def _waiting(context: TraceContext) -> tuple[_Arrivals, int, float] | None:
     """Arrivals, the rank that comes last most often, and in which share; only where waiting matters."""
-    found = _arrivals(scene)
+    found = _arrivals(context)
     if found is None:
         return None
-    works = _collectives(scene)
-    waited_s = float((scene.work_s[works] * (1 - found.keep)).sum()) / scene.num_steps
-    if scene.frac(waited_s) < 0.02:
+    works = _collectives(context)
+    waited_s = float((context.work_s[works] * (1 - found.keep)).sum()) / context.num_steps
+    if context.frac(waited_s) < 0.02:
         return None
     ranks, counts = np.unique(found.last_rank, return_counts=True)
     most = int(np.argmax(counts))
@@ -98,29 +99,29 @@ def _waiting(scene: TraceContext) -> tuple[_Arrivals, int, float] | None:
 
 
 def _candidate(
-    scene: TraceContext, found: _Arrivals, rank: int | None, what: str, cause: str, change: str
+    context: TraceContext, found: _Arrivals, rank: int | None, what: str, cause: str, change: str
 ) -> Candidate:
-    works = _collectives(scene)
+    works = _collectives(context)
     return Candidate(
         what=what,
         cause=cause,
         change=change,
-        where=Where(rank=rank) if rank is not None else place_of(scene, works),
-        cure=Cure(works=works, keep_best=found.keep, keep_worst=0.5 + 0.5 * found.keep),
-        evidence=kernel_evidence(scene, works),
-        spans=tuple(scene.rows[works[:200]].tolist()),
+        where=Where(rank=rank) if rank is not None else place_of(context, works),
+        fix=Fix(works=works, keep_best=found.keep, keep_worst=0.5 + 0.5 * found.keep),
+        evidence=kernel_evidence(context, works),
+        spans=tuple(context.rows[works[:200]].tolist()),
         unchecked=("clocks of the ranks are taken as they are",),
     )
 
 
 @rule("straggler", order=33)
-def straggler(scene: TraceContext) -> Candidate | None:
-    waiting = _waiting(scene)
+def straggler(context: TraceContext) -> Candidate | None:
+    waiting = _waiting(context)
     if waiting is None or waiting[2] < STEADY:
         return None
     found, rank, share = waiting
     return _candidate(
-        scene, found, rank,
+        context, found, rank,
         f"Rank {rank} comes last in {share:.0%} of the collectives; the others wait inside them",
         "waiting for a straggler: the time is in the collectives, the cause is on the rank that comes last",
         f"look at rank {rank}: its input, host and clocks (ridgeline diff of its trace and another's); give it "
@@ -129,12 +130,12 @@ def straggler(scene: TraceContext) -> Candidate | None:
 
 
 @rule("stage-imbalance", order=34)
-def stage_imbalance(scene: TraceContext) -> Candidate | None:
-    waiting = _waiting(scene)
+def stage_imbalance(context: TraceContext) -> Candidate | None:
+    waiting = _waiting(context)
     if waiting is None or not any(STAGES.search(name) for name in waiting[0].names):
         return None
     return _candidate(
-        scene, waiting[0], None,
+        context, waiting[0], None,
         "Pipeline stages wait for each other",
         "imbalance of stages: a send or receive waits for the slower neighbor",
         "move layers from the slowest stage, more micro-batches, or an interleaved schedule",
@@ -142,88 +143,90 @@ def stage_imbalance(scene: TraceContext) -> Candidate | None:
 
 
 @rule("expert-imbalance", order=35)
-def expert_imbalance(scene: TraceContext) -> Candidate | None:
-    waiting = _waiting(scene)
+def expert_imbalance(context: TraceContext) -> Candidate | None:
+    waiting = _waiting(context)
     if waiting is None or not any(EXPERTS.search(name) for name in waiting[0].names):
         return None
     return _candidate(
-        scene, waiting[0], None,
+        context, waiting[0], None,
         "Ranks reach the exchange of tokens at different times",
         "imbalance of experts: ranks with popular experts compute longer, the others wait in all-to-all",
         "raise the load-balancing loss or its bias update, cap capacity, or place popular experts on several ranks",
     )  # fmt: skip
 
 
-@rule("pipeline-bubble", order=38)
-def pipeline_bubble(scene: TraceContext) -> Candidate | None:
+@rule("pipeline-bubble", order=38, trust=Trust(0.65, 1.0, "assumed: a schedule without bubbles is the best there is"))
+def pipeline_bubble(context: TraceContext) -> Candidate | None:
     """Planned waits of a pipeline's schedule, in runs that mark them."""
-    bubbles = scene.of_kind(Kind.BUBBLE)
-    waits = bubbles[scene.trace.duration_s[bubbles] > 0]
+    bubbles = context.of_kind(Kind.BUBBLE)
+    waits = bubbles[context.trace.duration_s[bubbles] > 0]
     if not len(waits):
         return None
-    per_step_s = float(scene.trace.duration_s[waits].sum()) / scene.num_steps
-    starts = scene.start_ns[scene.rows]
-    ends = np.unique(scene.end_ns[waits])
+    per_step_s = float(context.trace.duration_s[waits].sum()) / context.num_steps
+    starts = context.start_ns[context.rows]
+    ends = np.unique(context.end_ns[waits])
     works = np.flatnonzero(np.isin(starts, np.concatenate((ends - 1, ends, ends + 1))))
     return Candidate(
-        what=f"{per_step_s * 1e3:.3g} ms of bubbles a step ({scene.frac(per_step_s):.0%})",
+        what=f"{per_step_s * 1e3:.3g} ms of bubbles a step ({context.frac(per_step_s):.0%})",
         cause="pipeline bubble: the stage waits for others to fill and drain the pipeline",
         change="more micro-batches a step, an interleaved or zero-bubble schedule, or fewer stages",
-        where=Where(rank=_rank(scene.trace)),
-        cure=Cure(closed=works),
-        evidence=host_evidence(scene, waits),
+        where=Where(rank=_rank(context.trace)),
+        fix=Fix(closed=works),
+        evidence=host_evidence(context, waits),
         spans=tuple(waits[:200].tolist()),
         unchecked=("whether the memory allows more micro-batches in flight",),
     )
 
 
-def _serves(scene: TraceContext) -> bool:
+def _serves(context: TraceContext) -> bool:
     """Whether ops were recorded and none of them is of learning: then there are no gradients."""
-    return len(scene.of_kind(Kind.OP)) > 0 and not trains(scene)
+    return len(context.of_kind(Kind.OP)) > 0 and not trains(context)
 
 
 @rule("small-buckets", version=2, order=36)
-def small_buckets(scene: TraceContext) -> Candidate | None:
-    works = _collectives(scene)
-    reductions = works[scene.named(r"all_?reduce|reduce_?scatter|all_?gather")[works]]
-    if len(reductions) / num_rounds(scene) < FEW or _serves(scene):  # layers that are split have results to exchange
+def small_buckets(context: TraceContext) -> Candidate | None:
+    works = _collectives(context)
+    reductions = works[context.named(r"all_?reduce|reduce_?scatter|all_?gather")[works]]
+    if len(reductions) / num_rounds(context) < FEW or _serves(
+        context
+    ):  # layers that are split have results to exchange
         return None
-    sent = scene.trace.optional("message_bytes")[scene.rows[reductions]].astype(np.float64)
+    sent = context.trace.optional("message_bytes")[context.rows[reductions]].astype(np.float64)
     known = sent > 0
-    small = (known & (sent < SMALL_BYTES)) | (~known & (scene.work_s[reductions] < 150e-6))
+    small = (known & (sent < SMALL_BYTES)) | (~known & (context.work_s[reductions] < 150e-6))
     if small.mean() < 0.6:
         return None
     chosen = reductions[small]
     return Candidate(
-        what=f"{len(reductions) / scene.num_steps:.3g} small collectives a step"
+        what=f"{len(reductions) / context.num_steps:.3g} small collectives a step"
         + (f", {np.median(sent[known]) / 1e6:.2g} MB each" if known.any() else ""),
         cause="gradient buckets too small: each collective pays its latency and none fills the link",
         change="DistributedDataParallel(…, bucket_cap_mb=25 or more); FSDP: wrap larger units",
-        where=place_of(scene, chosen),
-        cure=Cure(
+        where=place_of(context, chosen),
+        fix=Fix(
             works=chosen,
             keep_best=0.3,
             keep_worst=0.85,
             aside=chosen,
-            host=op_time(scene, chosen),
+            host=op_time(context, chosen),
             host_best=0.3,
             host_worst=1.0,
         ),
-        evidence=kernel_evidence(scene, chosen),
-        spans=tuple(scene.rows[chosen[:200]].tolist()),
+        evidence=kernel_evidence(context, chosen),
+        spans=tuple(context.rows[chosen[:200]].tolist()),
     )
 
 
 @rule("exposed-communication", order=37)
-def exposed_communication(scene: TraceContext) -> Candidate | None:
-    works = _collectives(scene)
+def exposed_communication(context: TraceContext) -> Candidate | None:
+    works = _collectives(context)
     if not len(works):
         return None
-    busy = scene.time_of(scene.rows[works])
-    kernels = scene.time_of(scene.rows[scene.work_kind == int(Kind.KERNEL)])
+    busy = context.time_of(context.rows[works])
+    kernels = context.time_of(context.rows[context.work_kind == int(Kind.KERNEL)])
     exposed = difference(busy, kernels)
-    per_step_s = exposed.total / 1e9 / scene.num_steps
-    if scene.frac(per_step_s) < 0.02:
+    per_step_s = exposed.total / 1e9 / context.num_steps
+    if context.frac(per_step_s) < 0.02:
         return None
     return Candidate(
         what=f"{per_step_s * 1e3:.3g} ms of communication a step with no computation beside it "
@@ -231,9 +234,9 @@ def exposed_communication(scene: TraceContext) -> Candidate | None:
         cause="exposed communication: collectives are not overlapped with computation",
         change="overlap: DDP with gradient_as_bucket_view and static_graph, FSDP2 prefetch and "
         "reshard_after_forward, async_op=True and a later wait()",
-        where=place_of(scene, works),
-        cure=Cure(aside=works, works=works, keep_best=1.0, keep_worst=0.75),
-        evidence=kernel_evidence(scene, works),
-        spans=tuple(scene.rows[works[:200]].tolist()),
-        unchecked=() if scene.others else ("how much of it is waiting for other ranks: only one rank is here",),
+        where=place_of(context, works),
+        fix=Fix(aside=works, works=works, keep_best=1.0, keep_worst=0.75),
+        evidence=kernel_evidence(context, works),
+        spans=tuple(context.rows[works[:200]].tolist()),
+        unchecked=() if context.others else ("how much of it is waiting for other ranks: only one rank is here",),
     )

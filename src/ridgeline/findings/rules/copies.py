@@ -16,9 +16,10 @@ from ridgeline.findings.context.nesting import op_time
 from ridgeline.findings.context.offload import kept_for_later
 from ridgeline.findings.context.rounds import num_rounds
 from ridgeline.findings.context.shapes import first_shape, is_shape, parsed, shaped_ops
-from ridgeline.findings.replay.fix import Cure, joined
+from ridgeline.findings.replay.calibration import Trust
+from ridgeline.findings.replay.fix import Fix, joined
 from ridgeline.findings.replay.replay import Index, Mask
-from ridgeline.findings.rule import rule, suspicion
+from ridgeline.findings.rule import rule
 from ridgeline.trace.intervals import difference
 from ridgeline.trace.kind import Kind
 
@@ -44,9 +45,9 @@ LAYERS = 8
 """Large copies a step, at least: weights come layer by layer, what is computed on comes in a few pieces."""
 
 
-def _link_bytes_per_s(scene: TraceContext) -> float:
+def _link_bytes_per_s(context: TraceContext) -> float:
     try:
-        return LINK_FRAC * scene.device.link("pcie").bandwidth_bytes_per_s if scene.device else LINK_BYTES_PER_S
+        return LINK_FRAC * context.device.link("pcie").bandwidth_bytes_per_s if context.device else LINK_BYTES_PER_S
     except RidgelineError:
         return LINK_BYTES_PER_S
 
@@ -55,78 +56,78 @@ def _times(num: float, one: str, many: str) -> str:
     return f"{num:.3g} {one if num == 1 else many}"
 
 
-def _bytes(scene: TraceContext, works: Index) -> NDArray[np.float64]:
-    return np.maximum(0, scene.trace.optional("bytes")[scene.rows[works]]).astype(np.float64)
+def _bytes(context: TraceContext, works: Index) -> NDArray[np.float64]:
+    return np.maximum(0, context.trace.optional("bytes")[context.rows[works]]).astype(np.float64)
 
 
-def _calls_of(scene: TraceContext, works: Index) -> Index:
+def _calls_of(context: TraceContext, works: Index) -> Index:
     """The calls that waited for these copies: those that made them, and those that wait for their end."""
-    chosen = np.zeros(scene.program.num_works + 1, dtype=bool)
+    chosen = np.zeros(context.program.num_works + 1, dtype=bool)
     chosen[works] = True
-    return np.flatnonzero(chosen[scene.program.waits_for] & (scene.program.waits_for >= 0))
+    return np.flatnonzero(chosen[context.program.waits_for] & (context.program.waits_for >= 0))
 
 
-def _exposed(scene: TraceContext, works: Index) -> float:
+def _exposed(context: TraceContext, works: Index) -> float:
     """Share of the copies' time in which no kernel runs."""
-    copies = scene.time_of(scene.rows[works])
-    kernels = scene.time_of(scene.rows[np.isin(scene.work_kind, (int(Kind.KERNEL), int(Kind.COMMUNICATION)))])
+    copies = context.time_of(context.rows[works])
+    kernels = context.time_of(context.rows[np.isin(context.work_kind, (int(Kind.KERNEL), int(Kind.COMMUNICATION)))])
     return difference(copies, kernels).total / max(1, copies.total)
 
 
-def _beside_the_next(scene: TraceContext) -> Mask:
+def _beside_the_next(context: TraceContext) -> Mask:
     """Copies on a stream of their own after the last kernel of a recording of one step: the next one would run beside
     them."""
-    kernels = scene.work_kind == int(Kind.KERNEL)
-    start, end = scene.start_ns[scene.rows], scene.end_ns[scene.rows]
+    kernels = context.work_kind == int(Kind.KERNEL)
+    start, end = context.start_ns[context.rows], context.end_ns[context.rows]
     last = int(end[kernels].max()) if kernels.any() else 0
-    apart = ~np.isin(scene.program.stream, scene.program.stream[kernels])
-    return np.asarray(apart & (start >= last) & (scene.num_steps == 1), dtype=bool)
+    apart = ~np.isin(context.program.stream, context.program.stream[kernels])
+    return np.asarray(apart & (start >= last) & (context.num_steps == 1), dtype=bool)
 
 
-def _there_and_back(scene: TraceContext) -> Index:
+def _there_and_back(context: TraceContext) -> Index:
     """Copies to the device whose sizes come back: tensors of many sizes that go first and return are a model that is
     moved; what is kept on the host for a backward pass, and gradients for an optimizer there, come first."""
-    away, back = np.flatnonzero(copies_of_memory(scene, "htod")), np.flatnonzero(copies_of_memory(scene, "dtoh"))
-    sizes = [_bytes(scene, works) for works in (away, back)]
+    away, back = np.flatnonzero(copies_of_memory(context, "htod")), np.flatnonzero(copies_of_memory(context, "dtoh"))
+    sizes = [_bytes(context, works) for works in (away, back)]
     known, counts = np.unique(sizes[0], return_counts=True)
     same = [int(min(count, (sizes[1] == size).sum())) for size, count in zip(known, counts, strict=True)]
     both = known[(np.array(same) >= np.maximum(1, RETURNED_FRAC * counts)) & (known >= VALUE_BYTES)]
     works = np.concatenate((away[np.isin(sizes[0], both)], back[np.isin(sizes[1], both)]))
-    num, moved = len(works) / 2, _bytes(scene, works).sum() / 2
-    if len(both) < 2 or num < MOVED * num_rounds(scene) or moved / scene.num_steps < STREAMED_BYTES:
+    num, moved = len(works) / 2, _bytes(context, works).sum() / 2
+    if len(both) < 2 or num < MOVED * num_rounds(context) or moved / context.num_steps < STREAMED_BYTES:
         return works[:0]
-    first = works[np.argmin(scene.start_ns[scene.rows[works]])]
+    first = works[np.argmin(context.start_ns[context.rows[works]])]
     return np.sort(works) if first in away else works[:0]
 
 
-def _moved(scene: TraceContext, works: Index) -> Candidate:
-    moved = _bytes(scene, works).sum() / 2 / scene.num_steps
-    calls = scene.wiring.call_rows[np.unique(scene.program.call[works])]
+def _moved(context: TraceContext, works: Index) -> Candidate:
+    moved = _bytes(context, works).sum() / 2 / context.num_steps
+    calls = context.wiring.call_rows[np.unique(context.program.call[works])]
     return Candidate(
-        what=f"Weights go to the device and back: {len(works) / 2 / scene.num_steps:.3g} tensors, {moved / 1e9:.3g} GB "
-        f"each way in a step, {scene.frac(scene.per_step_s(works)):.0%} of the time",
+        what=f"Weights go to the device and back: {len(works) / 2 / context.num_steps:.3g} tensors, "
+        f"{moved / 1e9:.3g} GB each way in a step, {context.frac(context.per_step_s(works)):.0%} of the time",
         cause="streaming weights over PCIe: a model is moved to the device, used, and moved away again",
         change="move it once, before the loop, and leave it there; if it does not fit, keep it in pinned memory and "
         "use it for many batches at a time",
-        where=place_of(scene, works),
-        cure=Cure(
-            works=works, keep_best=0.0, keep_worst=0.1, freed=_calls_of(scene, works), aside=works,
-            host=joined(scene.time_of(calls), op_time(scene, works)), host_best=0.0, host_worst=0.1,
+        where=place_of(context, works),
+        fix=Fix(
+            works=works, keep_best=0.0, keep_worst=0.1, freed=_calls_of(context, works), aside=works,
+            host=joined(context.time_of(calls), op_time(context, works)), host_best=0.0, host_worst=0.1,
         ),
-        evidence=_copy_evidence(scene, works),
-        spans=tuple(scene.rows[works[:200]].tolist()),
+        evidence=_copy_evidence(context, works),
+        spans=tuple(context.rows[works[:200]].tolist()),
         unchecked=("whether the model fits into device memory",),
     )  # fmt: skip
 
 
-def _left_there(scene: TraceContext, works: Index) -> Candidate:
-    moved = _bytes(scene, works).sum() / 2 / scene.num_steps
-    used = memory_frac(scene)
+def _left_there(context: TraceContext, works: Index) -> Candidate:
+    moved = _bytes(context, works).sum() / 2 / context.num_steps
+    used = memory_frac(context)
     known = f"the peak is {used:.0%} of the memory" if used is not None else "the trace does not say how full memory is"
     return replace(
-        _moved(scene, works),
-        what=f"What the backward pass needs goes to the host and back: {len(works) / 2 / scene.num_steps:.3g} tensors, "
-        f"{moved / 1e9:.3g} GB each way in a step",
+        _moved(context, works),
+        what="What the backward pass needs goes to the host and back: "
+        f"{len(works) / 2 / context.num_steps:.3g} tensors, {moved / 1e9:.3g} GB each way in a step",
         cause=f"activations are kept on the host, over PCIe: {known}",
         change="no save_on_cpu or offloading while memory is free; else for the largest layers only, from pinned "
         "memory and on a stream of its own",
@@ -134,210 +135,247 @@ def _left_there(scene: TraceContext, works: Index) -> Candidate:
     )
 
 
-def _roles(scene: TraceContext, works: Index) -> tuple[Mask, Mask]:
+def _roles(context: TraceContext, works: Index) -> tuple[Mask, Mask]:
     """Which copies to the device are of tensors that layers are called with as weights and never as what they work on,
     and which are of what they work on."""
-    trace, shapes = scene.trace, scene.trace.optional("shapes")
+    trace, shapes = context.trace, context.trace.optional("shapes")
     weights, worked_on = set[tuple[int, ...]](), set[tuple[int, ...]]()
-    spans = scene.host_spans(r"^aten::(linear|matmul|conv\dd)$", Kind.OP)
+    spans = context.host_spans(r"^aten::(linear|matmul|conv\dd)$", Kind.OP)
     for name, word in set(zip(trace.name[spans].tolist(), shapes[spans].tolist(), strict=True)):
         given = [tuple(shape) for shape in parsed(trace.words[word])[:2] if is_shape(shape) and shape]
         mixes = trace.words[name] == "aten::matmul" and [len(shape) for shape in given] != [3, 2]
         worked_on.update(given[:1])
         weights.update(shape for shape in given[1:] if len(shape) >= 2 and not mixes)
     weights -= worked_on
-    ops = shaped_ops(trace, scene.rows[works])
+    ops = shaped_ops(trace, context.rows[works])
     sizes = [first_shape(trace.words[int(shapes[op])]) if op >= 0 else () for op in ops.tolist()]
     called, given_to = (np.array([size in chosen for size in sizes], dtype=bool) for chosen in (weights, worked_on))
     return called, given_to
 
 
-def _fetched_weights(scene: TraceContext, works: Index) -> Candidate:
-    moved = _bytes(scene, works)
-    calls = scene.wiring.call_rows[np.unique(scene.program.call[works])]
+def _fetched_weights(context: TraceContext, works: Index) -> Candidate:
+    moved = _bytes(context, works)
+    calls = context.wiring.call_rows[np.unique(context.program.call[works])]
     return Candidate(
-        what=f"Weights come from the host: {len(works) / scene.num_steps:.3g} tensors that layers are called with, "
-        f"{moved.sum() / scene.num_steps / 1e9:.3g} GB a step, {scene.frac(scene.per_step_s(works)):.0%} of the time",
+        what=f"Weights come from the host: {len(works) / context.num_steps:.3g} tensors that layers are called with, "
+        f"{moved.sum() / context.num_steps / 1e9:.3g} GB a step, "
+        f"{context.frac(context.per_step_s(works)):.0%} of the time",
         cause="streaming weights over PCIe: layers are called with tensors that were copied from the host in this step",
         change="keep the weights on the device (quantize, shard over GPUs, offload fewer layers); else prefetch "
         "the next layer from pinned memory on its own stream",
-        where=place_of(scene, works),
-        cure=Cure(
-            works=works, keep_best=0.0, keep_worst=1.0, freed=_calls_of(scene, works), aside=works, aside_at_worst=True,
-            host=joined(scene.time_of(calls), op_time(scene, works)), host_best=0.0, host_worst=1.0,
+        where=place_of(context, works),
+        fix=Fix(
+            works=works, keep_best=0.0, keep_worst=1.0, freed=_calls_of(context, works), aside=works,
+            aside_at_worst=True,
+            host=joined(context.time_of(calls), op_time(context, works)), host_best=0.0, host_worst=1.0,
         ),
-        evidence=_copy_evidence(scene, works),
-        spans=tuple(scene.rows[works[:200]].tolist()),
+        evidence=_copy_evidence(context, works),
+        spans=tuple(context.rows[works[:200]].tolist()),
         unchecked=("whether the model fits into device memory",),
     )  # fmt: skip
 
 
-@rule("weight-streaming", version=4, order=30)
-def weight_streaming(scene: TraceContext) -> Candidate | None:
-    """Most of the step is copies from the host, far more than inputs: the weights do not live on the device."""
-    works = np.flatnonzero(copies_of_memory(scene, "htod"))
-    if not len(works):
-        return None
-    if len(both := _there_and_back(scene)):
-        return _moved(scene, both)
-    if len(kept := kept_for_later(scene)):
-        return _left_there(scene, kept)
-    moved = _bytes(scene, works)
-    per_step_s, busy_s = scene.per_step_s(works), scene.per_step_s(np.arange(scene.program.num_works))
-    large = moved > 1e6
-    called, given = _roles(scene, works)
-    streamed = (
-        per_step_s >= STREAMED_FRAC * scene.step_s * num_devices(scene)
-        and per_step_s >= 0.5 * busy_s
-        and moved.sum() / scene.num_steps >= STREAMED_BYTES
-    )
-    if (
-        not streamed
-        or copies_of_memory(scene, "htod", "pageable")[works].mean() > 0.5
-        or large.sum() / num_rounds(scene) < LAYERS
-    ):
-        weights = works if moved[called].sum() > 0.5 * moved.sum() else works[called]
-        enough = called.sum() / num_rounds(scene) >= FETCHED and moved[called].sum() / scene.num_steps >= FETCHED_BYTES
-        return _fetched_weights(scene, weights) if enough else None
-    if moved[given].sum() > 0.5 * moved.sum():  # batches of many tensors
-        return None
-    rate, each = moved.sum() / max(1e-12, scene.work_s[works].sum()), scene.num_steps * num_devices(scene)
-    return Candidate(
-        what=f"Weights are streamed over the host link: {moved.sum() / each / 1e9:.3g} GB a step and device at "
-        f"{rate / 1e9:.3g} GB/s, "
-        f"{scene.frac(per_step_s / num_devices(scene)):.0%} of the time",
-        cause=f"streaming weights over PCIe: {int(large.sum())} large copies from pinned host memory, and kernels "
-        "wait for them",
-        change="keep the weights on the device (quantize, shard over GPUs, offload fewer layers); else prefetch "
-        "the next layer on its own stream",
-        where=place_of(scene, works),
-        cure=Cure(
-            works=works, keep_best=0.0, keep_worst=1.0, aside=works, aside_at_worst=True,
-            host=op_time(scene, works), host_best=0.0, host_worst=1.0,
-        ),
-        evidence=_copy_evidence(scene, works),
-        spans=tuple(scene.rows[works[:200]].tolist()),
-        unchecked=("whether the model fits into device memory",),
-    )  # fmt: skip
-
-
-@suspicion("weight-streaming")
-def perhaps_weights(scene: TraceContext) -> Candidate | None:
+def perhaps_weights(context: TraceContext) -> Candidate | None:
     """Many tensors of several sizes come from the host, the same ones in every round."""
-    works = np.flatnonzero(copies_of_memory(scene, "htod"))
-    works = works[_bytes(scene, works) > PIECE_BYTES]
-    sizes, times = np.unique(_bytes(scene, works), return_counts=True)
-    again = sizes[times >= max(2, num_rounds(scene))]
-    works = works[np.isin(_bytes(scene, works), again)]
-    moved = _bytes(scene, works).sum() / scene.num_steps
-    if len(again) < 2 or len(works) / num_rounds(scene) < FETCHED or moved < PERHAPS_BYTES:
+    works = np.flatnonzero(copies_of_memory(context, "htod"))
+    works = works[_bytes(context, works) > PIECE_BYTES]
+    sizes, times = np.unique(_bytes(context, works), return_counts=True)
+    again = sizes[times >= max(2, num_rounds(context))]
+    works = works[np.isin(_bytes(context, works), again)]
+    moved = _bytes(context, works).sum() / context.num_steps
+    if len(again) < 2 or len(works) / num_rounds(context) < FETCHED or moved < PERHAPS_BYTES:
         return None
-    back = np.flatnonzero(copies_of_memory(scene, "dtoh"))
-    back = back[np.isin(_bytes(scene, back), again)]
+    back = np.flatnonzero(copies_of_memory(context, "dtoh"))
+    back = back[np.isin(_bytes(context, back), again)]
     both = 2 * len(back) > len(works)
-    made = _moved(scene, np.union1d(works, back)) if both else _fetched_weights(scene, works)
+    made = _moved(context, np.union1d(works, back)) if both else _fetched_weights(context, works)
     return replace(
         made,
-        what=f"{len(works) / scene.num_steps:.3g} tensors of the same sizes come from the host in every step"
+        what=f"{len(works) / context.num_steps:.3g} tensors of the same sizes come from the host in every step"
         + (", and go back" if both else ""),
     )
 
 
-@rule("small-copies", version=2, order=29)
-def small_copies(scene: TraceContext) -> Candidate | None:
-    """Many copies that could be one: each pays a call, a staging buffer and a wait."""
-    works = np.flatnonzero(copies_of_memory(scene, "htod"))
-    works = works[_bytes(scene, works) < SMALL_BYTES]
-    if len(works) / num_rounds(scene) < MANY:
-        works = works[_bytes(scene, works) < TINY_BYTES]
-    return _packed(scene, works) if len(works) / num_rounds(scene) >= MANY_TINY else None
-
-
-def _packed(scene: TraceContext, works: Index) -> Candidate:
-    moved = _bytes(scene, works)
-    best = np.clip(moved / _link_bytes_per_s(scene) / np.maximum(scene.work_s[works], 1e-12), 0.0, 1.0)
+@rule(
+    "weight-streaming",
+    version=4,
+    order=30,
+    more_at_best=0.1,
+    suspect=perhaps_weights,
+    is_ambiguous=True,
+    tell="whether it is weights that are copied: the same values in every step",
+)
+def weight_streaming(context: TraceContext) -> Candidate | None:
+    """Most of the step is copies from the host, far more than inputs: the weights do not live on the device."""
+    works = np.flatnonzero(copies_of_memory(context, "htod"))
+    if not len(works):
+        return None
+    if len(both := _there_and_back(context)):
+        return _moved(context, both)
+    if len(kept := kept_for_later(context)):
+        return _left_there(context, kept)
+    moved = _bytes(context, works)
+    per_step_s, busy_s = context.per_step_s(works), context.per_step_s(np.arange(context.program.num_works))
+    large = moved > 1e6
+    called, given = _roles(context, works)
+    streamed = (
+        per_step_s >= STREAMED_FRAC * context.step_s * num_devices(context)
+        and per_step_s >= 0.5 * busy_s
+        and moved.sum() / context.num_steps >= STREAMED_BYTES
+    )
+    if (
+        not streamed
+        or copies_of_memory(context, "htod", "pageable")[works].mean() > 0.5
+        or large.sum() / num_rounds(context) < LAYERS
+    ):
+        weights = works if moved[called].sum() > 0.5 * moved.sum() else works[called]
+        enough = (
+            called.sum() / num_rounds(context) >= FETCHED and moved[called].sum() / context.num_steps >= FETCHED_BYTES
+        )
+        return _fetched_weights(context, weights) if enough else None
+    if moved[given].sum() > 0.5 * moved.sum():  # batches of many tensors
+        return None
+    rate, each = moved.sum() / max(1e-12, context.work_s[works].sum()), context.num_steps * num_devices(context)
     return Candidate(
-        what=f"{len(works) / scene.num_steps:,.0f} copies a step to the device, {np.median(moved) / 1e3:.3g} kB each",
-        cause="many small copies: every one is a call of its own, and from pageable memory a wait as well",
-        change="pack the tensors into one pinned buffer, copy it once with non_blocking=True, and split it on the "
-        "device",
-        where=place_of(scene, works),
-        cure=Cure(
-            works=works, keep_best=best, keep_worst=np.minimum(1.0, best + 0.2), freed=_calls_of(scene, works),
-            host=op_time(scene, works), host_best=0.0, host_worst=0.2,
+        what=f"Weights are streamed over the host link: {moved.sum() / each / 1e9:.3g} GB a step and device at "
+        f"{rate / 1e9:.3g} GB/s, "
+        f"{context.frac(per_step_s / num_devices(context)):.0%} of the time",
+        cause=f"streaming weights over PCIe: {int(large.sum())} large copies from pinned host memory, and kernels "
+        "wait for them",
+        change="keep the weights on the device (quantize, shard over GPUs, offload fewer layers); else prefetch "
+        "the next layer on its own stream",
+        where=place_of(context, works),
+        fix=Fix(
+            works=works, keep_best=0.0, keep_worst=1.0, aside=works, aside_at_worst=True,
+            host=op_time(context, works), host_best=0.0, host_worst=1.0,
         ),
-        evidence=_copy_evidence(scene, works),
-        spans=tuple(scene.rows[works[:200]].tolist()),
+        evidence=_copy_evidence(context, works),
+        spans=tuple(context.rows[works[:200]].tolist()),
+        unchecked=("whether the model fits into device memory",),
     )  # fmt: skip
 
 
-@suspicion("small-copies")
-def perhaps_small_copies(scene: TraceContext) -> Candidate | None:
+def perhaps_small_copies(context: TraceContext) -> Candidate | None:
     """Fewer than that, and still several that could be one."""
-    works = np.flatnonzero(copies_of_memory(scene, "htod"))
-    works = works[_bytes(scene, works) < SMALL_BYTES]
-    return _packed(scene, works) if len(works) / num_rounds(scene) >= SEVERAL else None
+    works = np.flatnonzero(copies_of_memory(context, "htod"))
+    works = works[_bytes(context, works) < SMALL_BYTES]
+    return _packed(context, works) if len(works) / num_rounds(context) >= SEVERAL else None
 
 
-@rule("pageable-copies", order=31)
-def pageable_copies(scene: TraceContext) -> Candidate | None:
-    works = np.flatnonzero(copies_of_memory(scene, "htod", "pageable") | copies_of_memory(scene, "dtoh", "pageable"))
-    works = works[_bytes(scene, works) > 65536]
+@rule(
+    "small-copies",
+    version=2,
+    order=29,
+    saves="host",
+    suspect=perhaps_small_copies,
+    is_ambiguous=True,
+    tell="a step whose batch is on the device already, timed",
+)
+def small_copies(context: TraceContext) -> Candidate | None:
+    """Many copies that could be one: each pays a call, a staging buffer and a wait."""
+    works = np.flatnonzero(copies_of_memory(context, "htod"))
+    works = works[_bytes(context, works) < SMALL_BYTES]
+    if len(works) / num_rounds(context) < MANY:
+        works = works[_bytes(context, works) < TINY_BYTES]
+    return _packed(context, works) if len(works) / num_rounds(context) >= MANY_TINY else None
+
+
+def _packed(context: TraceContext, works: Index) -> Candidate:
+    moved = _bytes(context, works)
+    best = np.clip(moved / _link_bytes_per_s(context) / np.maximum(context.work_s[works], 1e-12), 0.0, 1.0)
+    return Candidate(
+        what=f"{len(works) / context.num_steps:,.0f} copies a step to the device, {np.median(moved) / 1e3:.3g} kB each",
+        cause="many small copies: every one is a call of its own, and from pageable memory a wait as well",
+        change="pack the tensors into one pinned buffer, copy it once with non_blocking=True, and split it on the "
+        "device",
+        where=place_of(context, works),
+        fix=Fix(
+            works=works, keep_best=best, keep_worst=np.minimum(1.0, best + 0.2), freed=_calls_of(context, works),
+            host=op_time(context, works), host_best=0.0, host_worst=0.2,
+        ),
+        evidence=_copy_evidence(context, works),
+        spans=tuple(context.rows[works[:200]].tolist()),
+    )  # fmt: skip
+
+
+@rule(
+    "pageable-copies",
+    order=31,
+    saves="host",
+    is_ambiguous=True,
+    tell="is_pinned() of what is copied",
+)
+def pageable_copies(context: TraceContext) -> Candidate | None:
+    works = np.flatnonzero(
+        copies_of_memory(context, "htod", "pageable") | copies_of_memory(context, "dtoh", "pageable")
+    )
+    works = works[_bytes(context, works) > 65536]
     if not len(works):
         return None
-    moved, seconds = _bytes(scene, works), scene.work_s[works]
-    faster = np.clip(moved / _link_bytes_per_s(scene) / np.maximum(seconds, 1e-12), 0.0, 1.0)
-    calls = _calls_of(scene, works)
+    moved, seconds = _bytes(context, works), context.work_s[works]
+    faster = np.clip(moved / _link_bytes_per_s(context) / np.maximum(seconds, 1e-12), 0.0, 1.0)
+    calls = _calls_of(context, works)
     return Candidate(
-        what=f"{_times(len(works) / scene.num_steps, 'copy', 'copies')} a step from pageable memory, "
+        what=f"{_times(len(works) / context.num_steps, 'copy', 'copies')} a step from pageable memory, "
         f"{moved.sum() / max(1e-12, seconds.sum()) / 1e9:.3g} GB/s",
         cause="pageable memory: the driver stages every copy through a buffer of its own and the host thread waits",
         change="DataLoader(pin_memory=True) or tensor.pin_memory(), then .to(device, non_blocking=True)",
-        where=place_of(scene, works),
-        cure=Cure(
+        where=place_of(context, works),
+        fix=Fix(
             works=works,
             keep_best=faster,
             keep_worst=np.minimum(1.0, faster + 0.15),
             freed=calls,
             aside=works,
-            host=scene.time_of(scene.wiring.call_rows[np.unique(scene.program.call[works])]),
+            host=context.time_of(context.wiring.call_rows[np.unique(context.program.call[works])]),
             host_best=0.0,
             host_worst=0.1,
         ),
-        evidence=_copy_evidence(scene, works),
-        spans=tuple(scene.rows[works[:200]].tolist()),
+        evidence=_copy_evidence(context, works),
+        spans=tuple(context.rows[works[:200]].tolist()),
     )
 
 
-@rule("exposed-copies", version=2, order=32)
-def exposed_copies(scene: TraceContext) -> Candidate | None:
+@rule(
+    "exposed-copies",
+    version=2,
+    order=32,
+    trust=Trust(
+        0.5,
+        1.1,
+        "fitted: one recording on an H200 gained 0.68 of the replay: copies take bandwidth from kernels beside them",
+    ),
+    is_ambiguous=True,
+    tell="a step whose batch is on the device already, timed",
+)
+def exposed_copies(context: TraceContext) -> Candidate | None:
     works = np.flatnonzero(
-        (copies_of_memory(scene, "htod") & ~copies_of_memory(scene, "htod", "pageable"))
-        | copies_of_memory(scene, "dtoh", "pinned")
+        (copies_of_memory(context, "htod") & ~copies_of_memory(context, "htod", "pageable"))
+        | copies_of_memory(context, "dtoh", "pinned")
     )
-    works = works[(_bytes(scene, works) > VALUE_BYTES) & ~_beside_the_next(scene)[works]]
-    if not len(works) or _exposed(scene, works) < 0.5:
+    works = works[(_bytes(context, works) > VALUE_BYTES) & ~_beside_the_next(context)[works]]
+    if not len(works) or _exposed(context, works) < 0.5:
         return None
-    calls = _calls_of(scene, works)
+    calls = _calls_of(context, works)
     return Candidate(
-        what=f"{scene.per_step_s(works) * 1e3:.3g} ms of copies a step, {_exposed(scene, works):.0%} of it with no "
+        what=f"{context.per_step_s(works) * 1e3:.3g} ms of copies a step, {_exposed(context, works):.0%} of it with no "
         "kernel running",
         cause="copies are on the compute stream or the host waits for them: nothing else runs meanwhile",
         change="copy the next batch with non_blocking=True on a second torch.cuda.Stream while this one computes "
         "(a prefetcher)",
-        where=place_of(scene, works),
-        cure=Cure(freed=calls, aside=works, aside_at_worst=True),
-        evidence=_copy_evidence(scene, works),
-        spans=tuple(scene.rows[works[:200]].tolist()),
+        where=place_of(context, works),
+        fix=Fix(freed=calls, aside=works, aside_at_worst=True),
+        evidence=_copy_evidence(context, works),
+        spans=tuple(context.rows[works[:200]].tolist()),
     )
 
 
-def _copy_evidence(scene: TraceContext, works: Index) -> tuple[dict[str, object], ...]:
-    moved, seconds = _bytes(scene, works), scene.work_s[works]
+def _copy_evidence(context: TraceContext, works: Index) -> tuple[dict[str, object], ...]:
+    moved, seconds = _bytes(context, works), context.work_s[works]
     heaviest = np.argsort(-seconds, kind="stable")[:5]
     return tuple(
         {
-            "copy": copy_word(scene, int(works[i])),
+            "copy": copy_word(context, int(works[i])),
             "bytes": int(moved[i]),
             "ms": round(float(seconds[i]) * 1e3, 6),
             "bytes_per_s": float(moved[i] / seconds[i]) if seconds[i] > 0 else 0.0,

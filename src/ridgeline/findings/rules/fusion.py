@@ -25,9 +25,9 @@ from ridgeline.findings.context.shapes import (
     shaped_ops,
 )
 from ridgeline.findings.context.training import BACKWARD, passes_a_step, trains
-from ridgeline.findings.replay.fix import Cure
+from ridgeline.findings.replay.fix import Fix
 from ridgeline.findings.replay.replay import Index, Mask, Seconds
-from ridgeline.findings.rule import rule, suspicion
+from ridgeline.findings.rule import rule
 from ridgeline.trace.kind import Kind
 
 EXPONENTIAL = ("aten::exp", "aten::exp_", "aten::mul")
@@ -95,17 +95,20 @@ def _runs(mask: Mask, stream: Index) -> tuple[Index, Index]:
     return starts, ends
 
 
-@rule("unfused-attention", version=9, order=41)
-def unfused_attention(scene: TraceContext) -> Candidate | None:
-    order = np.lexsort((scene.base.work_start_s, scene.program.stream))
-    by_hand = _exponentials(scene)
-    product, softmax = scene.family("gemm")[order], ((scene.family("softmax") & ~scene.named(ACROSS)) | by_hand)[order]
-    batched, wide = _may_be_batched(scene)[order], _wide_heads(scene)[order]
-    sizes = _sizes(scene, np.flatnonzero(product | softmax), order)
-    light = (scene.family(*LIGHT, "softmax", "index") | is_on_device_copy(scene))[order]
-    copied = (scene.family("copy") | is_on_device_copy(scene) | (scene.work_kind == int(Kind.MEMSET)))[order]
+@rule("unfused-attention", version=9, order=41, more_at_best=0.3)
+def unfused_attention(context: TraceContext) -> Candidate | None:
+    order = np.lexsort((context.base.work_start_s, context.program.stream))
+    by_hand = _exponentials(context)
+    product, softmax = (
+        context.family("gemm")[order],
+        ((context.family("softmax") & ~context.named(ACROSS)) | by_hand)[order],
+    )
+    batched, wide = _may_be_batched(context)[order], _wide_heads(context)[order]
+    sizes = _sizes(context, np.flatnonzero(product | softmax), order)
+    light = (context.family(*LIGHT, "softmax", "index") | is_on_device_copy(context))[order]
+    copied = (context.family("copy") | is_on_device_copy(context) | (context.work_kind == int(Kind.MEMSET)))[order]
     chosen, apart = np.zeros(len(order), dtype=bool), 0
-    inside = under(scene, BACKWARD)[order]
+    inside = under(context, BACKWARD)[order]
     for at in np.flatnonzero(softmax).tolist():
         before, after = _reach(product, light, at, -1), _reach(product, light, at, +1)
         if before is None or after is None or wide[before] or not (batched[before] and batched[after]):
@@ -117,28 +120,28 @@ def unfused_attention(scene: TraceContext) -> Candidate | None:
             chosen[_along(copied, first, -1) : _along(copied, last, +1) + 1] = True
             apart += not inside[at] and _has_a_second(sizes, before, _reach(product, light, before, -1))
     works = np.sort(order[chosen])
-    works = works[~scene.family("loss", "attention")[works]]
-    if not len(works) or not _is_batched(scene, works):
+    works = works[~context.family("loss", "attention")[works]]
+    if not len(works) or not _is_batched(context, works):
         return None
     num = int(softmax[chosen].sum())
     forward = works[
-        ((scene.family("softmax") & ~scene.named(r"backward")) | (by_hand & ~under(scene, BACKWARD)))[works]
+        ((context.family("softmax") & ~context.named(r"backward")) | (by_hand & ~under(context, BACKWARD)))[works]
     ]
-    if not len(forward) or _are_read_by_others(scene, works, forward):
+    if not len(forward) or _are_read_by_others(context, works, forward):
         return None
     in_parts = 2 * apart >= len(forward)
-    products = works[scene.family("gemm")[works]]
-    is_cast = bool(cast_up(scene)[products].mean() > 0.5)
-    fp32 = _is_fp32(scene, products) and not is_cast  # its fused kernels are slow ones
+    products = works[context.family("gemm")[works]]
+    is_cast = bool(cast_up(context)[products].mean() > 0.5)
+    fp32 = _is_fp32(context, products) and not is_cast  # its fused kernels are slow ones
     return Candidate(
-        what=f"Attention is spelled out {num / scene.num_steps:.3g} times a step: product, softmax, product",
+        what=f"Attention is spelled out {num / context.num_steps:.3g} times a step: product, softmax, product",
         cause="unfused attention: the score matrix is written to memory and read back several times",
         change="torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=…) instead of matmul, softmax, "
         "matmul; FlexAttention where something is done to the scores" + REFERENCED * is_cast,
-        where=place_of(scene, works),
-        cure=_fused(scene, works, IN_PARTS if in_parts else 0.06, 1.0 if fp32 or in_parts else 0.35),
-        evidence=kernel_evidence(scene, works),
-        spans=tuple(scene.rows[works[:200]].tolist()),
+        where=place_of(context, works),
+        fix=_fused(context, works, IN_PARTS if in_parts else 0.06, 1.0 if fp32 or in_parts else 0.35),
+        evidence=kernel_evidence(context, works),
+        spans=tuple(context.rows[works[:200]].tolist()),
         unchecked=("whether the mask, bias or dropout has a fused form",) + (SECOND,) * in_parts,
     )
 
@@ -149,10 +152,10 @@ def _has_a_second(sizes: dict[int, tuple[int, ...]], scores: int, other: int | N
     return len(one) == len(two) == 4 and (one[0], one[1], one[3]) == (two[0], two[1], two[3]) and one[3] <= WIDEST
 
 
-def _sizes(scene: TraceContext, places: Index, order: Index) -> dict[int, tuple[int, ...]]:
+def _sizes(context: TraceContext, places: Index, order: Index) -> dict[int, tuple[int, ...]]:
     """For places in an order of works what the op was given: the sizes of a product, or the scores of a softmax."""
-    trace, shapes = scene.trace, scene.trace.optional("shapes")
-    ops, found = shaped_ops(trace, scene.rows[order[places]]), dict[int, tuple[int, ...]]()
+    trace, shapes = context.trace, context.trace.optional("shapes")
+    ops, found = shaped_ops(trace, context.rows[order[places]]), dict[int, tuple[int, ...]]()
     for place, op in zip(places.tolist(), ops.tolist(), strict=True):
         name, word = (trace.words[int(trace.name[op])], trace.words[int(shapes[op])]) if op >= 0 else ("", "")
         scores = "softmax" in name or name in EXPONENTIAL
@@ -160,10 +163,10 @@ def _sizes(scene: TraceContext, places: Index, order: Index) -> dict[int, tuple[
     return found
 
 
-def _exponentials(scene: TraceContext) -> Mask:
+def _exponentials(context: TraceContext) -> Mask:
     """Kernels of ``exp`` over scores, and of its gradient: a softmax that somebody wrote out."""
-    forward = scene.named(r"^aten::exp_?$", "op") & ~under(scene, BACKWARD)
-    return np.asarray((forward | under(scene, r"^ExpBackward\d*$")) & scene.family("pointwise"), dtype=bool)
+    forward = context.named(r"^aten::exp_?$", "op") & ~under(context, BACKWARD)
+    return np.asarray((forward | under(context, r"^ExpBackward\d*$")) & context.family("pointwise"), dtype=bool)
 
 
 def _are_scores(softmax: tuple[int, ...], before: tuple[int, ...], after: tuple[int, ...]) -> bool:
@@ -174,16 +177,16 @@ def _are_scores(softmax: tuple[int, ...], before: tuple[int, ...], after: tuple[
     return softmax[-1] in before[1:] and softmax[-1] in after[1:]
 
 
-def _are_read_by_others(scene: TraceContext, works: Index, softmaxes: Index) -> bool:
+def _are_read_by_others(context: TraceContext, works: Index, softmaxes: Index) -> bool:
     """Whether the weights of half of the attentions go elsewhere as well (into a mean over heads that somebody reads, a
     loss, a choice of tokens): a fused kernel never writes them."""
-    trace, shapes = scene.trace, scene.trace.optional("shapes")
-    own = shaped_ops(trace, scene.rows[softmaxes])
+    trace, shapes = context.trace, context.trace.optional("shapes")
+    own = shaped_ops(trace, context.rows[softmaxes])
     weights = {_as_scores(trace.words[int(shapes[op])]) for op in own[own >= 0].tolist()} - {()}
-    others = np.ones(len(scene.rows), dtype=bool)
+    others = np.ones(len(context.rows), dtype=bool)
     others[works] = False
-    others &= ~under(scene, BACKWARD) & (scene.work_kind == int(Kind.KERNEL))
-    ops = shaped_ops(trace, scene.rows[others])
+    others &= ~under(context, BACKWARD) & (context.work_kind == int(Kind.KERNEL))
+    ops = shaped_ops(trace, context.rows[others])
     given = {op: _as_scores(trace.words[int(shapes[op])]) for op in np.unique(ops[ops >= 0]).tolist()}
     read = [op for op, scores in given.items() if scores in weights]
     means = [op for op in read if trace.words[int(trace.name[op])] in ("aten::mean", "aten::sum")]
@@ -198,17 +201,17 @@ def _as_scores(shapes: str) -> tuple[int, ...]:
     return (int(np.prod(shape[:-2])), *shape[-2:]) if len(shape) >= 3 else ()
 
 
-def _is_fp32(scene: TraceContext, works: Index) -> bool:
-    trace, ops = scene.trace, shaped_ops(scene.trace, scene.rows[works])
+def _is_fp32(context: TraceContext, works: Index) -> bool:
+    trace, ops = context.trace, shaped_ops(context.trace, context.rows[works])
     dtypes = trace.optional("dtypes")
     kinds = [first_dtype(trace.words[int(dtypes[op])]) for op in ops[ops >= 0].tolist()]
     return 2 * kinds.count("fp32") > len(kinds) > 0
 
 
-def _fused(scene: TraceContext, works: Index, best: Seconds | float, worst: Seconds | float) -> Cure:
+def _fused(context: TraceContext, works: Index, best: Seconds | float, worst: Seconds | float) -> Fix:
     """One kernel instead of many: most of their time on the device goes, and most of what the host needs for them."""
-    return Cure(
-        works=works, keep_best=best, keep_worst=worst, host=op_time(scene, works), host_best=0.1, host_worst=0.5
+    return Fix(
+        works=works, keep_best=best, keep_worst=worst, host=op_time(context, works), host_best=0.1, host_worst=0.5
     )
 
 
@@ -241,23 +244,23 @@ def _reach(product: Mask, light: Mask, at: int, step: int) -> int | None:
     return None
 
 
-def _may_be_batched(scene: TraceContext) -> Mask:
+def _may_be_batched(context: TraceContext) -> Mask:
     """Works whose op multiplies batches, or is not known: scores come from one such product and go into another. A
     router's softmax has a linear layer on one side, whatever experts have on the other."""
-    words = scene.trace.words
-    known = {int(word): words[int(word)] for word in np.unique(scene.trace.op[scene.rows])}
+    words = context.trace.words
+    known = {int(word): words[int(word)] for word in np.unique(context.trace.op[context.rows])}
     fitting = [word for word, name in known.items() if not name or name in BATCHED]
-    return np.isin(scene.trace.op[scene.rows], fitting)
+    return np.isin(context.trace.op[context.rows], fitting)
 
 
-def _wide_heads(scene: TraceContext) -> Mask:
+def _wide_heads(context: TraceContext) -> Mask:
     """Products that make scores of rows too wide for any fused kernel: slots and memories have such, heads have not.
     Gradients are told by their own products, which have the scores' sizes."""
-    trace, works = scene.trace, np.flatnonzero(scene.family("gemm"))
-    ops, shapes = shaped_ops(trace, scene.rows[works]), trace.optional("shapes")
+    trace, works = context.trace, np.flatnonzero(context.family("gemm"))
+    ops, shapes = shaped_ops(trace, context.rows[works]), trace.optional("shapes")
     found = {op: product_of(trace.words[int(trace.name[op])], trace.words[int(shapes[op])]) for op in set(ops.tolist())}
-    inside = under(scene, BACKWARD)
-    wide = np.zeros(len(scene.rows), dtype=bool)
+    inside = under(context, BACKWARD)
+    wide = np.zeros(len(context.rows), dtype=bool)
     for work, op in zip(works.tolist(), ops.tolist(), strict=True):
         product = found[op] if op >= 0 else None
         if product is not None:
@@ -266,43 +269,43 @@ def _wide_heads(scene: TraceContext) -> Mask:
     return wide
 
 
-def _is_batched(scene: TraceContext, works: Index) -> bool:
+def _is_batched(context: TraceContext, works: Index) -> bool:
     """Attention multiplies batches; a classifier's softmax after a linear layer does not. Where ops are unknown, as in
     a replayed graph, softmaxes of a few microseconds are not over scores."""
-    products = works[scene.family("gemm")[works]]
-    ops = shaped_ops(scene.trace, scene.rows[products])
-    names = {scene.trace.words[int(scene.trace.name[op])] for op in ops.tolist() if op >= 0}
-    names |= {scene.trace.words[int(word)] for word in np.unique(scene.trace.op[scene.rows[products]])}
+    products = works[context.family("gemm")[works]]
+    ops = shaped_ops(context.trace, context.rows[products])
+    names = {context.trace.words[int(context.trace.name[op])] for op in ops.tolist() if op >= 0}
+    names |= {context.trace.words[int(word)] for word in np.unique(context.trace.op[context.rows[products]])}
     names -= {""}
     if not names:
-        return float(np.median(scene.work_s[works[scene.family("softmax")[works]]])) > SCORES_S
+        return float(np.median(context.work_s[works[context.family("softmax")[works]]])) > SCORES_S
     return bool(names & BATCHED)
 
 
-@rule("masked-attention", version=5, order=45)
-def masked_attention(scene: TraceContext) -> Candidate | None:
+@rule("masked-attention", version=5, order=45, more_at_best=0.3)
+def masked_attention(context: TraceContext) -> Candidate | None:
     """Fused attention that reads a dense mask where a causal flag would do."""
-    attention = np.flatnonzero(scene.family("attention"))
-    shapes = scene.trace.optional("shapes")
-    ops = shaped_ops(scene.trace, scene.rows[attention])
-    dtypes, words = scene.trace.optional("dtypes"), scene.trace.words
+    attention = np.flatnonzero(context.family("attention"))
+    shapes = context.trace.optional("shapes")
+    ops = shaped_ops(context.trace, context.rows[attention])
+    dtypes, words = context.trace.optional("dtypes"), context.trace.words
     masked = np.array(
         [op >= 0 and _replaceable(words[int(shapes[op])], words[int(dtypes[op])]) for op in ops.tolist()], dtype=bool
     )
     works = attention[masked] if len(attention) else attention
     if not len(works):
         return None
-    shared = any(_for_all_samples(scene.trace.words[int(shapes[op])]) for op in np.unique(ops[masked]).tolist())
-    least = _read_frac(scene, works, ops[masked])
+    shared = any(_for_all_samples(context.trace.words[int(shapes[op])]) for op in np.unique(ops[masked]).tolist())
+    least = _read_frac(context, works, ops[masked])
     return Candidate(
         what="Fused attention reads a dense mask",
         cause="a dense attention mask: nothing is skipped, the mask is read for every head, and faster kernels do "
         "not take it",
         change="is_causal=True instead of a triangular mask; FlexAttention or varlen for others",
-        where=place_of(scene, works),
-        cure=Cure(works=works, keep_best=np.maximum(0.25, least), keep_worst=np.maximum(0.7 if shared else 1.0, least)),
-        evidence=kernel_evidence(scene, works),
-        spans=tuple(scene.rows[works[:200]].tolist()),
+        where=place_of(context, works),
+        fix=Fix(works=works, keep_best=np.maximum(0.25, least), keep_worst=np.maximum(0.7 if shared else 1.0, least)),
+        evidence=kernel_evidence(context, works),
+        spans=tuple(context.rows[works[:200]].tolist()),
         unchecked=(
             "whether the mask is causal: its values are not in the trace"
             if shared
@@ -323,15 +326,15 @@ def _for_all_samples(shapes: str) -> bool:
     return len(given) >= 4 and given[0][0] > 1 and given[3][0] == 1
 
 
-def _read_frac(scene: TraceContext, works: Index, ops: Index) -> Seconds:
+def _read_frac(context: TraceContext, works: Index, ops: Index) -> Seconds:
     """Of each kernel's time what reading queries, keys and values takes, which no other kernel saves."""
-    if scene.device is None:
+    if context.device is None:
         return np.zeros(len(works))
-    shapes, words = scene.trace.optional("shapes"), scene.trace.words
+    shapes, words = context.trace.optional("shapes"), context.trace.words
     given = [[shape for shape in parsed(words[int(shapes[op])]) if is_shape(shape)][:3] for op in ops.tolist()]
     moved = np.array([2.0 * sum(float(np.prod(shape)) for shape in found) for found in given])
-    read_s = moved / scene.device.dram.bandwidth_bytes_per_s
-    return np.asarray(np.minimum(1.0, read_s / np.maximum(scene.work_s[works], 1e-12)), dtype=np.float64)
+    read_s = moved / context.device.dram.bandwidth_bytes_per_s
+    return np.asarray(np.minimum(1.0, read_s / np.maximum(context.work_s[works], 1e-12)), dtype=np.float64)
 
 
 def _dense_mask(shapes: str) -> bool:
@@ -347,125 +350,131 @@ def _dense_mask(shapes: str) -> bool:
     )
 
 
-@rule("weight-casts", version=7, order=46)
-def weight_casts(scene: TraceContext) -> Candidate | None:
+@rule(
+    "weight-casts",
+    version=7,
+    order=46,
+    saves="host",
+    more_at_best=0.2,
+)
+def weight_casts(context: TraceContext) -> Candidate | None:
     """The same tensors are converted to another dtype again and again."""
-    works = _weight_casts(scene)
-    passes = passes_a_step(scene)
-    if trains(scene) and passes < 2:  # an optimizer wants them in fp32, and once a step they must be cast
-        return _frozen_casts(scene, works[_are_frozen(scene, works)])
-    works = works[_come_again(scene, works, passes)] if trains(scene) else works
-    if len(works) < 4 or scene.frac(scene.per_step_s(works)) < 0.02:
+    works = _weight_casts(context)
+    passes = passes_a_step(context)
+    if trains(context) and passes < 2:  # an optimizer wants them in fp32, and once a step they must be cast
+        return _frozen_casts(context, works[_are_frozen(context, works)])
+    works = works[_come_again(context, works, passes)] if trains(context) else works
+    if len(works) < 4 or context.frac(context.per_step_s(works)) < 0.02:
         return None
     change = "one autocast region around all passes of a step: within it a weight is cast once"
     return Candidate(
-        what=f"{len(works) / scene.num_steps:.3g} casts of weights a step",
+        what=f"{len(works) / context.num_steps:.3g} casts of weights a step",
         cause="autocast, or a cast that somebody wrote, converts weights to the compute dtype in every pass",
         change=change
-        if trains(scene)
+        if trains(context)
         else "keep the weights in bf16 for inference (model.bfloat16()); of eight bits, products that read them as "
         "they are (torch.compile, torch._weight_int8pack_mm, torch._scaled_mm)",
-        where=place_of(scene, works),
-        cure=_cast_once(scene, works, 1.0 / passes) if trains(scene) else _weights_kept(scene, works),
-        evidence=kernel_evidence(scene, works),
-        spans=tuple(scene.rows[works[:200]].tolist()),
+        where=place_of(context, works),
+        fix=_cast_once(context, works, 1.0 / passes) if trains(context) else _weights_kept(context, works),
+        evidence=kernel_evidence(context, works),
+        spans=tuple(context.rows[works[:200]].tolist()),
     )
 
 
-def _come_again(scene: TraceContext, casts: Index, passes: float) -> Mask:
+def _come_again(context: TraceContext, casts: Index, passes: float) -> Mask:
     """Casts of weights of which there are as many in every pass: those of two networks, each with a pass of its own,
     are done once."""
-    shapes, words = scene.trace.optional("shapes"), scene.trace.words
-    ops = shaped_ops(scene.trace, scene.rows[casts])
+    shapes, words = context.trace.optional("shapes"), context.trace.words
+    ops = shaped_ops(context.trace, context.rows[casts])
     sizes = [first_shape(words[int(shapes[op])]) if op >= 0 else () for op in ops.tolist()]
-    num = max(2, round(passes)) * num_rounds(scene)
+    num = max(2, round(passes)) * num_rounds(context)
     counts = Counter(sizes)
     return np.array([not size or counts[size] % num == 0 for size in sizes], dtype=bool)
 
 
-def _frozen_casts(scene: TraceContext, works: Index) -> Candidate | None:
-    if len(works) < 4 or scene.frac(scene.per_step_s(works)) < FROZEN_FRAC:
+def _frozen_casts(context: TraceContext, works: Index) -> Candidate | None:
+    if len(works) < 4 or context.frac(context.per_step_s(works)) < FROZEN_FRAC:
         return None
     return Candidate(
-        what=f"{len(works) / scene.num_steps:.3g} casts of frozen weights a step",
+        what=f"{len(works) / context.num_steps:.3g} casts of frozen weights a step",
         cause="autocast converts fp32 weights that never change to the compute dtype, again in every pass",
         change="keep the frozen weights in bf16 (module.to(torch.bfloat16)): no optimizer wants them in fp32",
-        where=place_of(scene, works),
-        cure=_weights_kept(scene, works),
-        evidence=kernel_evidence(scene, works),
-        spans=tuple(scene.rows[works[:200]].tolist()),
+        where=place_of(context, works),
+        fix=_weights_kept(context, works),
+        evidence=kernel_evidence(context, works),
+        spans=tuple(context.rows[works[:200]].tolist()),
     )
 
 
-def _are_frozen(scene: TraceContext, casts: Index) -> Mask:
+def _are_frozen(context: TraceContext, casts: Index) -> Mask:
     """Casts of weights that get no gradient: a cast of one that does has its own backward, of the same shape."""
-    shapes, words = scene.trace.optional("shapes"), scene.trace.words
+    shapes, words = context.trace.optional("shapes"), context.trace.words
     learned = {
-        tuple(first_shape(words[int(shapes[span])])) for span in scene.host_spans(r"^ToCopyBackward\d*$").tolist()
+        tuple(first_shape(words[int(shapes[span])])) for span in context.host_spans(r"^ToCopyBackward\d*$").tolist()
     }
-    ops = shaped_ops(scene.trace, scene.rows[casts])
+    ops = shaped_ops(context.trace, context.rows[casts])
     seen = [op >= 0 and tuple(first_shape(words[int(shapes[op])])) not in learned for op in ops.tolist()]
     return np.array(seen, dtype=bool) & bool(learned)
 
 
-def _weight_casts(scene: TraceContext) -> Index:
+def _weight_casts(context: TraceContext) -> Index:
     """Kernels that convert weights."""
-    casts = scene.family("copy") & scene.named(r"bfloat16_copy|float16_copy|direct_copy|copy_kernel")
-    if trains(scene):  # weights that are written over have others in fp32, which an optimizer keeps
-        casts &= under(scene, r"_to_copy|aten::to\b|aten::_to|" + CALLED)
-    works = np.flatnonzero(casts & scene.named(r"_to_copy|aten::to\b|aten::copy_|aten::_to", "op"))
-    ops = shaped_ops(scene.trace, scene.rows[works])
-    shapes, dtypes = scene.trace.optional("shapes"), scene.trace.optional("dtypes")
-    called = _weights_called_with(scene)
-    found = {op: _is_weight_cast(scene, op, shapes, dtypes, called) for op in set(ops[ops >= 0].tolist())}
+    casts = context.family("copy") & context.named(r"bfloat16_copy|float16_copy|direct_copy|copy_kernel")
+    if trains(context):  # weights that are written over have others in fp32, which an optimizer keeps
+        casts &= under(context, r"_to_copy|aten::to\b|aten::_to|" + CALLED)
+    works = np.flatnonzero(casts & context.named(r"_to_copy|aten::to\b|aten::copy_|aten::_to", "op"))
+    ops = shaped_ops(context.trace, context.rows[works])
+    shapes, dtypes = context.trace.optional("shapes"), context.trace.optional("dtypes")
+    called = _weights_called_with(context)
+    found = {op: _is_weight_cast(context, op, shapes, dtypes, called) for op in set(ops[ops >= 0].tolist())}
     weights = np.array([found.get(op, False) for op in ops.tolist()], dtype=bool)
     return works[weights] if len(works) else works
 
 
-def _cast_once(scene: TraceContext, casts: Index, share: float) -> Cure:
+def _cast_once(context: TraceContext, casts: Index, share: float) -> Fix:
     """The casts of one pass remain."""
-    return Cure(works=casts, keep_best=share, keep_worst=share, host=op_time(scene, casts), host_best=share)
+    return Fix(works=casts, keep_best=share, keep_worst=share, host=op_time(context, casts), host_best=share)
 
 
-def _weights_kept(scene: TraceContext, casts: Index) -> Cure:
+def _weights_kept(context: TraceContext, casts: Index) -> Fix:
     """No casts of weights; at best none of activations either, and what ran in fp32 between products moves half the
     bytes."""
-    between = scene.family("pointwise", "norm", "copy", "embedding", "index")
+    between = context.family("pointwise", "norm", "copy", "embedding", "index")
     between[casts] = False
-    others = np.flatnonzero(between & _reads_fp32(scene))
-    moved = scene.family("copy")[others]
+    others = np.flatnonzero(between & _reads_fp32(context))
+    moved = context.family("copy")[others]
     none, whole = np.zeros(len(casts)), np.ones(len(others))
-    return Cure(
+    return Fix(
         works=np.concatenate((casts, others)),
         keep_best=np.concatenate((none, np.where(moved, 0.0, 0.5))),
         keep_worst=np.concatenate((none, whole)),
-        host=op_time(scene, casts),
+        host=op_time(context, casts),
         host_best=0.0,
         host_worst=0.3,
     )
 
 
-def _reads_fp32(scene: TraceContext) -> Mask:
+def _reads_fp32(context: TraceContext) -> Mask:
     """Works whose op was given an fp32 tensor; a sum of one with another in 16 bits is in fp32 as well."""
-    words, dtypes = scene.trace.words, scene.trace.optional("dtypes")
-    ops = shaped_ops(scene.trace, scene.rows)
+    words, dtypes = context.trace.words, context.trace.optional("dtypes")
+    ops = shaped_ops(context.trace, context.rows)
     known = {op: "fp32" in map(dtype_named, parsed(words[int(dtypes[op])])) for op in set(ops.tolist()) if op >= 0}
     return np.array([known.get(op, False) for op in ops.tolist()], dtype=bool)
 
 
 def _is_weight_cast(
-    scene: TraceContext, op: int, shapes: np.ndarray, dtypes: np.ndarray, called: frozenset[tuple[int, ...]]
+    context: TraceContext, op: int, shapes: np.ndarray, dtypes: np.ndarray, called: frozenset[tuple[int, ...]]
 ) -> bool:
     """An fp32 tensor that has the shape of a weight (nothing in it is the batch) becomes another type."""
-    shape = first_shape(scene.trace.words[int(shapes[op])])
-    kinds = [word for word in map(dtype_named, parsed(scene.trace.words[int(dtypes[op])])) if word]
+    shape = first_shape(context.trace.words[int(shapes[op])])
+    kinds = [word for word in map(dtype_named, parsed(context.trace.words[int(dtypes[op])])) if word]
     converted = kinds[-1:] == ["fp32"] and (len(kinds) < 2 or kinds[0] != "fp32")  # copy_(into, from)
     if len(shape) not in (1, 2, 4) or not (converted or _is_unpacked(kinds)):
         return False
     if not converted:
-        return not trains(scene) and shape in called
-    if is_under(scene, op, CALLED):
-        return not _is_activation(scene, op, shape, shapes)
+        return not trains(context) and shape in called
+    if is_under(context, op, CALLED):
+        return not _is_activation(context, op, shape, shapes)
     return shape in called  # somebody wrote weight.to(x.dtype)
 
 
@@ -474,11 +483,11 @@ def _is_unpacked(kinds: list[str]) -> bool:
     return kinds[:1] in (["bf16"], ["fp16"]) and kinds[-1] in EIGHT_BITS
 
 
-def _weights_called_with(scene: TraceContext) -> frozenset[tuple[int, ...]]:
+def _weights_called_with(context: TraceContext) -> frozenset[tuple[int, ...]]:
     """Sizes of matrices and filters that layers in 16 bits are called with as weights, and never as their input."""
-    trace, shapes, dtypes = scene.trace, scene.trace.optional("shapes"), scene.trace.optional("dtypes")
+    trace, shapes, dtypes = context.trace, context.trace.optional("shapes"), context.trace.optional("dtypes")
     weights, worked_on = set[tuple[int, ...]](), set[tuple[int, ...]]()
-    spans = scene.host_spans(r"^aten::(linear|conv\dd)$", Kind.OP)
+    spans = context.host_spans(r"^aten::(linear|conv\dd)$", Kind.OP)
     for word, kinds in set(zip(shapes[spans].tolist(), dtypes[spans].tolist(), strict=True)):
         given = [tuple(shape) for shape in parsed(trace.words[word])[:2] if is_shape(shape) and shape]
         worked_on.update(given[:1])
@@ -487,68 +496,78 @@ def _weights_called_with(scene: TraceContext) -> frozenset[tuple[int, ...]]:
     return frozenset(weights - worked_on)
 
 
-def _is_activation(scene: TraceContext, cast: int, shape: tuple[int, ...], shapes: np.ndarray) -> bool:
+def _is_activation(context: TraceContext, cast: int, shape: tuple[int, ...], shapes: np.ndarray) -> bool:
     """Whether the call around a cast is given a tensor of this shape as what it works on, and no weight of it."""
-    calls = scene.words_like(CALLED)
-    around = [at for at in scene.trace.path(cast) if calls[scene.trace.name[at]] and shapes[at] > 0]
+    calls = context.words_like(CALLED)
+    around = [at for at in context.trace.path(cast) if calls[context.trace.name[at]] and shapes[at] > 0]
     if not around:
         return False
-    given = [tuple(found) for found in parsed(scene.trace.words[int(shapes[around[-1]])]) if is_shape(found) and found]
-    first = 1 if scene.trace.words[int(scene.trace.name[around[-1]])] == "aten::addmm" else 0
+    given = [
+        tuple(found) for found in parsed(context.trace.words[int(shapes[around[-1]])]) if is_shape(found) and found
+    ]
+    first = 1 if context.trace.words[int(context.trace.name[around[-1]])] == "aten::addmm" else 0
     return shape in given[first : first + 1] and shape not in given[first + 1 :]
 
 
-@rule("tensor-loop", version=7, order=18)
-def tensor_loop(scene: TraceContext) -> Candidate | None:
-    """The same small op again and again, tensor by tensor: averages of weights, norms of gradients, schedules."""
-    pieces = _small_runs(scene)
-    joins = scene.named(r"^aten::(cat|stack)$", "op")
-    pieces = [piece for piece in pieces if _over_tensors(scene, piece, _joins_many(scene, piece[joins[piece]]))]
-    return _one_for_all(scene, pieces) if pieces else None
-
-
-@suspicion("tensor-loop")
-def perhaps_a_loop(scene: TraceContext) -> Candidate | None:
+def perhaps_a_loop(context: TraceContext) -> Candidate | None:
     """Runs in which the same few ops come again and again: one state that moves on, or things that could be done at
     once."""
-    trace = scene.trace
-    pieces = [piece for piece in _small_runs(scene) if (trace.op[scene.rows[piece]] > 0).any()]
-    pieces = [piece for piece in pieces if _comes_again(trace.op[scene.rows[piece]])]
-    return _one_for_all(scene, pieces) if pieces else None
+    trace = context.trace
+    pieces = [piece for piece in _small_runs(context) if (trace.op[context.rows[piece]] > 0).any()]
+    pieces = [piece for piece in pieces if _comes_again(trace.op[context.rows[piece]])]
+    return _one_for_all(context, pieces) if pieces else None
 
 
-def _small_runs(scene: TraceContext) -> list[Index]:
+@rule(
+    "tensor-loop",
+    version=7,
+    order=18,
+    saves="host",
+    more_at_best=0.1,
+    suspect=perhaps_a_loop,
+    is_ambiguous=True,
+    tell="whether a turn of the loop needs what the one before gave; if not, all of them can be one op",
+)
+def tensor_loop(context: TraceContext) -> Candidate | None:
+    """The same small op again and again, tensor by tensor: averages of weights, norms of gradients, schedules."""
+    pieces = _small_runs(context)
+    joins = context.named(r"^aten::(cat|stack)$", "op")
+    pieces = [piece for piece in pieces if _over_tensors(context, piece, _joins_many(context, piece[joins[piece]]))]
+    return _one_for_all(context, pieces) if pieces else None
+
+
+def _small_runs(context: TraceContext) -> list[Index]:
     """Stretches of many small light kernels in a row, outside of an optimizer's step."""
-    order = np.lexsort((scene.base.work_start_s, scene.program.stream))
-    light = scene.family("pointwise", "reduce", "copy", "fill", "index") | is_on_device_copy(scene)
-    small = light[order] & (scene.work_s[order] < SMALL_S)
-    outside = ~scene.launched_in(scene.time_of(scene.host_spans(r"^Optimizer\.")))[order]
-    starts, ends = _runs(small & outside, scene.program.stream[order])
+    order = np.lexsort((context.base.work_start_s, context.program.stream))
+    light = context.family("pointwise", "reduce", "copy", "fill", "index") | is_on_device_copy(context)
+    small = light[order] & (context.work_s[order] < SMALL_S)
+    outside = ~context.launched_in(context.time_of(context.host_spans(r"^Optimizer\.")))[order]
+    starts, ends = _runs(small & outside, context.program.stream[order])
     return [order[starts[i] : ends[i]] for i in np.flatnonzero(ends - starts >= LOOP).tolist()]
 
 
-def _one_for_all(scene: TraceContext, pieces: list[Index]) -> Candidate:
+def _one_for_all(context: TraceContext, pieces: list[Index]) -> Candidate:
     works = np.concatenate(pieces)
     return Candidate(
-        what=f"A loop over tensors launches {len(works) / scene.num_steps:,.0f} small kernels a step",
+        what=f"A loop over tensors launches {len(works) / context.num_steps:,.0f} small kernels a step",
         cause="host-bound loop over tensors: one launch and a few microseconds for every tensor",
         change="torch._foreach_mul_, _foreach_add_, _foreach_lerp_, _foreach_copy_, _foreach_norm over the whole list; "
         "one op over the stacked batch where the loop is over samples; torch.optim.swa_utils for averages",
-        where=place_of(scene, works),
-        cure=Cure(
-            works=works, keep_best=0.05, keep_worst=0.5, host=op_time(scene, works), host_best=0.02, host_worst=0.15,
+        where=place_of(context, works),
+        fix=Fix(
+            works=works, keep_best=0.05, keep_worst=0.5, host=op_time(context, works), host_best=0.02, host_worst=0.15,
             closed=np.concatenate([piece[1:] for piece in pieces]),
         ),
-        evidence=kernel_evidence(scene, works),
-        spans=tuple(scene.rows[works[:200]].tolist()),
+        evidence=kernel_evidence(context, works),
+        spans=tuple(context.rows[works[:200]].tolist()),
     )  # fmt: skip
 
 
-def _over_tensors(scene: TraceContext, piece: Index, joined: bool) -> bool:
+def _over_tensors(context: TraceContext, piece: Index, joined: bool) -> bool:
     """Whether a run of small kernels goes from tensor to tensor: weights have many shapes, and what is done sample by
     sample is joined at its end. Else it is as likely one state that moves on, whose steps no list of tensors replaces;
     and where ops are unknown, as in a replayed graph, nobody can tell."""
-    trace, rows = scene.trace, scene.rows[piece]
+    trace, rows = context.trace, context.rows[piece]
     if joined or not (trace.op[rows] > 0).any():
         return joined
     shapes, ops = trace.optional("shapes"), shaped_ops(trace, rows)
@@ -574,30 +593,32 @@ def _comes_again(names: NDArray[np.int32]) -> bool:
     return any((names[period:] == names[:-period]).mean() >= AGAIN_FRAC for period in range(1, longest + 1))
 
 
-def _joins_many(scene: TraceContext, works: Index) -> bool:
+def _joins_many(context: TraceContext, works: Index) -> bool:
     """Whether results of a loop over samples are put together: many at once, where sizes were recorded."""
-    trace, shapes = scene.trace, scene.trace.optional("shapes")
-    ops = shaped_ops(trace, scene.rows[works])
+    trace, shapes = context.trace, context.trace.optional("shapes")
+    ops = shaped_ops(trace, context.rows[works])
     given = [parsed(trace.words[int(shapes[op])]) for op in np.unique(ops[ops >= 0]).tolist()]
     lists = [len(part) for found in given for part in found if isinstance(part, list) and part and is_shape(part[0])]
     return max(lists) >= JOINED if lists else len(works) > 0
 
 
-def _compilable(scene: TraceContext) -> Mask:
+def _compilable(context: TraceContext) -> Mask:
     """What compiling a module reaches: not its optimizer, not gradients added to others, weights are cast all the same,
     and for complex numbers no code is generated."""
-    outside = scene.launched_in(scene.time_of(scene.host_spans(r"^Optimizer\."))) | under(scene, r"AccumulateGrad")
-    outside[_weight_casts(scene)] = True
-    return ~(outside | _complex(scene))
+    outside = context.launched_in(context.time_of(context.host_spans(r"^Optimizer\."))) | under(
+        context, r"AccumulateGrad"
+    )
+    outside[_weight_casts(context)] = True
+    return ~(outside | _complex(context))
 
 
-def _complex(scene: TraceContext) -> Mask:
+def _complex(context: TraceContext) -> Mask:
     """Works over complex numbers, by their names or by what their ops were given."""
-    named = scene.named(r"complex<")
+    named = context.named(r"complex<")
     if not named.any():
         return named
-    given, ops = scene.trace.optional("dtypes"), shaped_ops(scene.trace, scene.rows)
-    return np.asarray(named | ((ops >= 0) & scene.words_like("complex")[given[np.maximum(ops, 0)]]), dtype=bool)
+    given, ops = context.trace.optional("dtypes"), shaped_ops(context.trace, context.rows)
+    return np.asarray(named | ((ops >= 0) & context.words_like("complex")[given[np.maximum(ops, 0)]]), dtype=bool)
 
 
 def _num_alike(taken_s: Seconds) -> int:
@@ -605,48 +626,50 @@ def _num_alike(taken_s: Seconds) -> int:
     return int((taken_s > ALIKE * taken_s.max()).sum())
 
 
-def _num_kinds(scene: TraceContext, piece: Index) -> int:
+def _num_kinds(context: TraceContext, piece: Index) -> int:
     """How many different kernels walk tensors of that size: the same one again and again goes over tensors that have
     nothing to do with each other (inputs that are cast, buffers that are filled), and each of them moves as much when
     one kernel does it for all."""
-    taken_s = scene.work_s[piece]
-    return len(np.unique(scene.trace.name[scene.rows[piece[taken_s > ALIKE * taken_s.max()]]]))
+    taken_s = context.work_s[piece]
+    return len(np.unique(context.trace.name[context.rows[piece[taken_s > ALIKE * taken_s.max()]]]))
 
 
-def _is_one_chain(scene: TraceContext, piece: Index) -> bool:
+def _is_one_chain(context: TraceContext, piece: Index) -> bool:
     """Whether a long run of kernels walks the same large tensors and is no loop over small ones."""
-    typical_s = float(np.median(scene.work_s[piece]))
+    typical_s = float(np.median(context.work_s[piece]))
     if typical_s > SMALL_S or typical_s < MOVES_S:
         return typical_s > SMALL_S
-    trace, ops = scene.trace, shaped_ops(scene.trace, scene.rows[piece])
+    trace, ops = context.trace, shaped_ops(context.trace, context.rows[piece])
     shapes, known = trace.optional("shapes"), ops[ops >= 0]
     found = {first_shape(trace.words[int(shapes[op])]) for op in np.unique(known).tolist()}
     return 2 * len(known) > len(piece) and len(found) < SHAPES
 
 
-def _are_launches(scene: TraceContext, works: Index) -> bool:
+def _are_launches(context: TraceContext, works: Index) -> bool:
     """Whether what chains cost is that they are launched: kernels too short to move anything in a step that waits for
     its host, as far as somebody timed one. Fusing them is one way out, and a graph of the whole step the other."""
-    busy_s = scene.per_step_s(scene.work_kind == int(Kind.KERNEL))
-    return scene.is_timed and busy_s < IDLE_FRAC * scene.step_s and float(np.median(scene.work_s[works])) < MOVES_S
+    busy_s = context.per_step_s(context.work_kind == int(Kind.KERNEL))
+    return (
+        context.is_timed and busy_s < IDLE_FRAC * context.step_s and float(np.median(context.work_s[works])) < MOVES_S
+    )
 
 
-def _longest_frac(scene: TraceContext, piece: Index) -> float:
+def _longest_frac(context: TraceContext, piece: Index) -> float:
     """Of a chain's time what its longest kernel takes, which at worst remains: one kernel for all has its traffic."""
-    return float(scene.work_s[piece].max() / max(1e-12, scene.work_s[piece].sum()))
+    return float(context.work_s[piece].max() / max(1e-12, context.work_s[piece].sum()))
 
 
-def _stays(scene: TraceContext, works: Index) -> Mask:
+def _stays(context: TraceContext, works: Index) -> Mask:
     """Kernels that no longer chain makes shorter for sure: sums, which must be complete before what follows can be
     computed, and those that compute rather than move (a tenth of the memory's rate)."""
-    stays = scene.family("reduce")[works]
-    if scene.device is None:
+    stays = context.family("reduce")[works]
+    if context.device is None:
         return stays
-    trace, ops = scene.trace, shaped_ops(scene.trace, scene.rows[works])
+    trace, ops = context.trace, shaped_ops(context.trace, context.rows[works])
     shapes, dtypes = trace.optional("shapes"), trace.optional("dtypes")
     moved = {op: _least_bytes(trace.words[int(shapes[op])], trace.words[int(dtypes[op])]) for op in set(ops.tolist())}
     least = np.array([moved[op] if op >= 0 else np.inf for op in ops.tolist()])
-    taken_s, least_s = scene.work_s[works], least / scene.device.dram.bandwidth_bytes_per_s
+    taken_s, least_s = context.work_s[works], least / context.device.dram.bandwidth_bytes_per_s
     return np.asarray(stays | ((taken_s > COMPUTES_S) & (least_s < COMPUTES * taken_s)), dtype=bool)
 
 
@@ -656,78 +679,85 @@ def _least_bytes(shapes: str, dtypes: str) -> float:
     return max(sizes) * (2.0 if first_dtype(dtypes) in ("bf16", "fp16") else 4.0) if sizes else np.inf
 
 
-def _links(scene: TraceContext, run: Index, light: Mask) -> list[Index]:
+def _links(context: TraceContext, run: Index, light: Mask) -> list[Index]:
     """Light kernels of a run in one piece, or, where that is as long as a loop or they are too short to move anything,
     cut where a scalar is set."""
-    if int(light.sum()) < LOOP and float(np.median(scene.work_s[run[light]])) >= MOVES_S:
+    if int(light.sum()) < LOOP and float(np.median(context.work_s[run[light]])) >= MOVES_S:
         return [run[light]]
     return [piece[chosen] for piece, chosen in zip(*(np.split(of, np.flatnonzero(~light)) for of in (run, light)))]
 
 
-@rule("pointwise-chains", version=10, order=50)
-def pointwise_chains(scene: TraceContext) -> Candidate | None:
-    if len(scene.host_spans(TWICE)):
+@rule(
+    "pointwise-chains",
+    version=10,
+    order=50,
+    more_at_best=0.1,
+    is_ambiguous=True,
+    tell="the functions around these kernels compiled, and a step timed",
+)
+def pointwise_chains(context: TraceContext) -> Candidate | None:
+    if len(context.host_spans(TWICE)):
         return None
-    order = np.lexsort((scene.base.work_start_s, scene.program.stream))
-    light = scene.family("pointwise", "reduce", "dropout", "copy", "random") & _compilable(scene)
-    set_ = scene.family("fill") & (scene.work_s < SET_S) & under(scene, WHERE_BACKWARD) & ~light
-    starts, ends = _runs((light | set_)[order], scene.program.stream[order])
+    order = np.lexsort((context.base.work_start_s, context.program.stream))
+    light = context.family("pointwise", "reduce", "dropout", "copy", "random") & _compilable(context)
+    set_ = context.family("fill") & (context.work_s < SET_S) & under(context, WHERE_BACKWARD) & ~light
+    starts, ends = _runs((light | set_)[order], context.program.stream[order])
     runs = [order[starts[i] : ends[i]] for i in np.flatnonzero(ends - starts >= CHAIN).tolist()]
-    pieces = [piece for run in runs for piece in _links(scene, run, light[run]) if len(piece) >= CHAIN]
-    sums = (scene.trace.op[scene.rows] == 0) & (scene.family("reduce") | scene.named(r"CUDAFunctor_add"))
+    pieces = [piece for run in runs for piece in _links(context, run, light[run]) if len(piece) >= CHAIN]
+    sums = (context.trace.op[context.rows] == 0) & (context.family("reduce") | context.named(r"CUDAFunctor_add"))
     pieces = [piece for piece in pieces if len(piece) >= CHAIN_UNKNOWN or sums[piece].sum() < len(piece) - 1]
-    pieces = [piece for piece in pieces if len(piece) < LOOP or _is_one_chain(scene, piece)]
-    drawn_s = np.where(scene.family("random"), 0.0, scene.work_s)  # draws have no input that another kernel writes
-    pieces = [piece for piece in pieces if _num_alike(drawn_s[piece]) >= CHAIN and _num_kinds(scene, piece) >= KINDS]
+    pieces = [piece for piece in pieces if len(piece) < LOOP or _is_one_chain(context, piece)]
+    drawn_s = np.where(context.family("random"), 0.0, context.work_s)  # draws have no input that another kernel writes
+    pieces = [piece for piece in pieces if _num_alike(drawn_s[piece]) >= CHAIN and _num_kinds(context, piece) >= KINDS]
     if not pieces:
         return None
     works = np.concatenate(pieces)
     lengths = np.concatenate([np.full(len(piece), len(piece)) for piece in pieces])
-    longest = np.concatenate([np.full(len(piece), _longest_frac(scene, piece)) for piece in pieces])
-    if scene.frac(scene.per_step_s(works)) < 0.1 or _are_launches(scene, works):
+    longest = np.concatenate([np.full(len(piece), _longest_frac(context, piece)) for piece in pieces])
+    if context.frac(context.per_step_s(works)) < 0.1 or _are_launches(context, works):
         return None
     return Candidate(
-        what=f"{len(pieces) / scene.num_steps:.3g} chains of {np.median(lengths):.0f} or so pointwise kernels a step, "
-        f"{scene.frac(scene.per_step_s(works)):.0%} of its time",
+        what=f"{len(pieces) / context.num_steps:.3g} chains of {np.median(lengths):.0f} or so pointwise kernels a "
+        f"step, {context.frac(context.per_step_s(works)):.0%} of its time",
         cause="unfused pointwise operations: each reads and writes the whole tensor",
         change="torch.compile the module (or just these functions); use the fused op (F.layer_norm, F.rms_norm, "
         "F.gelu) where one exists",
-        where=place_of(scene, works),
-        cure=replace(
+        where=place_of(context, works),
+        fix=replace(
             _fused(
-                scene,
+                context,
                 works,
                 np.maximum(0.06, 1.2 / lengths),
-                np.where(_stays(scene, works), 1.0, np.maximum(longest, np.maximum(0.35, 2.5 / lengths))),
+                np.where(_stays(context, works), 1.0, np.maximum(longest, np.maximum(0.35, 2.5 / lengths))),
             ),
             closed=np.concatenate([piece[1:] for piece in pieces]),  # one kernel has no gaps inside
         ),
-        evidence=kernel_evidence(scene, works),
-        spans=tuple(scene.rows[works[:200]].tolist()),
+        evidence=kernel_evidence(context, works),
+        spans=tuple(context.rows[works[:200]].tolist()),
         sure_frac=SURE_FRAC,
     )
 
 
 @rule("light-kernels", order=96)
-def light_kernels(scene: TraceContext) -> Candidate | None:
+def light_kernels(context: TraceContext) -> Candidate | None:
     """Most of a step is kernels that a compiler could join, in no order that a rule knows."""
-    if len(scene.host_spans(TWICE)):
+    if len(context.host_spans(TWICE)):
         return None
-    light = scene.family("pointwise", "reduce", "dropout", "copy", "random") & _compilable(scene)
+    light = context.family("pointwise", "reduce", "dropout", "copy", "random") & _compilable(context)
     works = np.flatnonzero(light)
-    if len(works) < MANY_LIGHT * num_rounds(scene) or scene.frac(scene.per_step_s(works)) < MOSTLY_LIGHT:
+    if len(works) < MANY_LIGHT * num_rounds(context) or context.frac(context.per_step_s(works)) < MOSTLY_LIGHT:
         return None
-    if _are_launches(scene, works) or pointwise_chains(scene) is not None:
+    if _are_launches(context, works) or pointwise_chains(context) is not None:
         return None
     return Candidate(
-        what=f"{len(works) / scene.num_steps:,.0f} pointwise kernels, copies and sums a step, "
-        f"{scene.frac(scene.per_step_s(works)):.0%} of its time",
+        what=f"{len(works) / context.num_steps:,.0f} pointwise kernels, copies and sums a step, "
+        f"{context.frac(context.per_step_s(works)):.0%} of its time",
         cause="light kernels: hardly anything is multiplied, tensors are read and written again and again",
         change="torch.compile the step or its functions; a library's op for the whole formula where there is one",
-        where=place_of(scene, works),
-        cure=_fused(scene, works, 0.25, 1.0),
-        evidence=kernel_evidence(scene, works),
-        spans=tuple(scene.rows[works[:200]].tolist()),
+        where=place_of(context, works),
+        fix=_fused(context, works, 0.25, 1.0),
+        evidence=kernel_evidence(context, works),
+        spans=tuple(context.rows[works[:200]].tolist()),
         unchecked=("which of these kernels work on the same tensors",),
         least_frac=0.1,
     )

@@ -9,7 +9,7 @@ from ridgeline.findings.context.context import TraceContext
 from ridgeline.findings.context.evidence import kernel_evidence, place_of
 from ridgeline.findings.context.floors import priced
 from ridgeline.findings.context.shapes import product_of, shaped_ops
-from ridgeline.findings.replay.fix import Cure
+from ridgeline.findings.replay.fix import Fix
 from ridgeline.findings.replay.replay import Mask
 from ridgeline.findings.rule import rule
 
@@ -29,37 +29,37 @@ LEAST_FRAC = 0.1
 
 
 @rule("slow-products", order=95)
-def slow_products(scene: TraceContext) -> Candidate | None:
+def slow_products(context: TraceContext) -> Candidate | None:
     """Products that take several times what their flops and bytes need."""
-    trace = priced(scene)
+    trace = priced(context)
     if trace is None:
         return None
-    floor_s = np.maximum(trace.optional("floor_s")[scene.rows], BEGINS_S)
-    counted = scene.family("gemm") & np.isfinite(floor_s) & _fills_tiles(scene)
-    taken_s, least_s = scene.per_step_s(counted), float(floor_s[counted].sum()) / scene.num_steps
-    if taken_s < DECIDES * scene.step_s or least_s > FAR * taken_s:
+    floor_s = np.maximum(trace.optional("floor_s")[context.rows], BEGINS_S)
+    counted = context.family("gemm") & np.isfinite(floor_s) & _fills_tiles(context)
+    taken_s, least_s = context.per_step_s(counted), float(floor_s[counted].sum()) / context.num_steps
+    if taken_s < DECIDES * context.step_s or least_s > FAR * taken_s:
         return None
-    works = np.flatnonzero(counted & (floor_s < USUAL * scene.work_s))
+    works = np.flatnonzero(counted & (floor_s < USUAL * context.work_s))
     return Candidate(
         what=f"Products take {taken_s / least_s:.1f} times what their flops and bytes need at this device's limits, "
-        f"{scene.frac(taken_s):.0%} of the step",
+        f"{context.frac(taken_s):.0%} of the step",
         cause="slow products: in programs that are well they take one and a half times that, and no rule knows why "
         "these do not",
         change="look at the sizes and strides below: multiples of 64, contiguous operands, one large product instead "
         "of many thin ones, 16 bits or TF32; a kernel of another library for sizes that this one has none for",
-        where=place_of(scene, works),
-        cure=Cure(works=works, keep_best=floor_s[works] / (USUAL * scene.work_s[works]), keep_worst=1.0),
-        evidence=kernel_evidence(scene, works),
-        spans=tuple(scene.rows[works[:200]].tolist()),
+        where=place_of(context, works),
+        fix=Fix(works=works, keep_best=floor_s[works] / (USUAL * context.work_s[works]), keep_worst=1.0),
+        evidence=kernel_evidence(context, works),
+        spans=tuple(context.rows[works[:200]].tolist()),
         unchecked=("whether there are faster kernels for these sizes at all",),
         least_frac=LEAST_FRAC,
     )
 
 
-def _fills_tiles(scene: TraceContext) -> Mask:
+def _fills_tiles(context: TraceContext) -> Mask:
     """Works of products whose sides are all long enough."""
-    trace, shapes = scene.trace, scene.trace.optional("shapes")
-    ops = shaped_ops(trace, scene.rows)
+    trace, shapes = context.trace, context.trace.optional("shapes")
+    ops = shaped_ops(trace, context.rows)
     known = np.unique(ops[ops >= 0]).tolist()
     found = {op: product_of(trace.words[int(trace.name[op])], trace.words[int(shapes[op])]) for op in known}
     thick = {op for op, product in found.items() if product is not None and min(product[1:]) >= THIN}

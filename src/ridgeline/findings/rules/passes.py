@@ -13,7 +13,7 @@ from ridgeline.findings.context.host_time import main_threads
 from ridgeline.findings.context.nesting import spans_under
 from ridgeline.findings.context.rounds import num_rounds
 from ridgeline.findings.context.training import BACKWARD
-from ridgeline.findings.replay.fix import Cure
+from ridgeline.findings.replay.fix import Fix
 from ridgeline.findings.replay.replay import Index, Mask
 from ridgeline.findings.rule import rule
 from ridgeline.trace.intervals import union
@@ -27,76 +27,80 @@ DEEP = 6
 
 
 @rule("redundant-pass", order=16)
-def redundant_pass(scene: TraceContext) -> Candidate | None:
+def redundant_pass(context: TraceContext) -> Candidate | None:
     """A network is asked twice about a batch of the same size, both times for its gradients, and goes back through one
     of the two. A teacher or a target is asked without gradients, and of that nobody can tell whose weights it has."""
-    spans = list(_never_gone_back_through(scene))
-    if len(spans) < num_rounds(scene):
+    spans = list(_never_gone_back_through(context))
+    if len(spans) < num_rounds(context):
         return None
-    time = union(scene.start_ns[[first for first, _ in spans]], scene.end_ns[[last for _, last in spans]])
-    works = np.flatnonzero(scene.launched_in(time))
+    time = union(context.start_ns[[first for first, _ in spans]], context.end_ns[[last for _, last in spans]])
+    works = np.flatnonzero(context.launched_in(time))
     layers = np.array([row for span in spans for row in span], dtype=np.int64)
     return Candidate(
-        what=f"{scene.per_step_s(works) * 1e3:.3g} ms of a forward pass like the one before it, and no gradient goes "
+        what=f"{context.per_step_s(works) * 1e3:.3g} ms of a forward pass like the one before it, and no gradient goes "
         "back through it",
         cause="a pass that is not needed: the network is asked again what it has said already, for a metric say",
         change="use what the first pass gave (out.detach()); where the batch or the weights are others, "
         "torch.no_grad() around the second",
-        where=place_of(scene, works),
-        cure=Cure(works=works, keep_best=0.0, keep_worst=1.0, host=time, host_best=0.0, host_worst=1.0),
-        evidence=kernel_evidence(scene, works),
+        where=place_of(context, works),
+        fix=Fix(works=works, keep_best=0.0, keep_worst=1.0, host=time, host_best=0.0, host_worst=1.0),
+        evidence=kernel_evidence(context, works),
         spans=tuple(layers[:200].tolist()),
         unchecked=("whether both passes are over the same batch with the same weights",),
     )
 
 
-def _never_gone_back_through(scene: TraceContext) -> Iterator[tuple[int, int]]:
+def _never_gone_back_through(context: TraceContext) -> Iterator[tuple[int, int]]:
     """Of each round the first and the last layer of such a pass."""
-    nodes = _nodes(scene)
+    nodes = _nodes(context)
     if not len(nodes):
         return
-    layers = scene.host_spans(LAYERS, Kind.OP)
-    layers = layers[np.isin(scene.trace.thread[layers], main_threads(scene)) & ~spans_under(scene, layers, BACKWARD)]
-    layers = layers[np.argsort(scene.start_ns[layers], kind="stable")]
+    layers = context.host_spans(LAYERS, Kind.OP)
+    layers = layers[
+        np.isin(context.trace.thread[layers], main_threads(context)) & ~spans_under(context, layers, BACKWARD)
+    ]
+    layers = layers[np.argsort(context.start_ns[layers], kind="stable")]
     if not len(layers):  # functions of somebody's own, or products by themselves
         return
-    made = _made(scene, layers)
+    made = _made(context, layers)
     layers, made = layers[made >= 0], made[made >= 0]
     left = ~np.isin(made, nodes)
-    rounds = np.searchsorted(np.asarray(scene.window.marks_ns, dtype=np.int64), scene.start_ns[layers], side="right")
+    rounds = np.searchsorted(
+        np.asarray(context.window.marks_ns, dtype=np.int64), context.start_ns[layers], side="right"
+    )
     for each in np.unique(rounds).tolist():
         own = rounds == each
-        if _is_the_same_again(scene, layers[own], made[own], left[own]):
+        if _is_the_same_again(context, layers[own], made[own], left[own]):
             again = layers[own & left]
             yield int(again[0]), int(again[-1])
 
 
-def _nodes(scene: TraceContext) -> Index:
+def _nodes(context: TraceContext) -> Index:
     """Numbers of the nodes that backward passes went through."""
-    gone = scene.host_spans(r"^autograd::engine::evaluate_function", Kind.OP)
-    inner = scene.host_spans(r"Backward\d*$", Kind.OP)
-    numbers = scene.trace.extra.get("sequence")
+    gone = context.host_spans(r"^autograd::engine::evaluate_function", Kind.OP)
+    inner = context.host_spans(r"Backward\d*$", Kind.OP)
+    numbers = context.trace.extra.get("sequence")
     found = numbers[np.union1d(gone, inner)] if numbers is not None else np.zeros(0, dtype=np.int64)
     return np.unique(found[found >= 0]).astype(np.int64)
 
 
-def _made(scene: TraceContext, layers: Index) -> Index:
+def _made(context: TraceContext, layers: Index) -> Index:
     """The number of the node that each layer has made; none where it was asked without gradients."""
-    trace, numbers = scene.trace, scene.trace.extra["sequence"]
+    trace, numbers = context.trace, context.trace.extra["sequence"]
     found = np.full(len(layers), -1, dtype=np.int64)
-    ops = scene.host_spans(MAKES_NODES, Kind.OP)
+    ops = context.host_spans(MAKES_NODES, Kind.OP)
     ops = ops[numbers[ops] >= 0]
-    at = np.searchsorted(scene.start_ns[layers], scene.start_ns[ops], side="right") - 1
-    same = (at >= 0) & (scene.end_ns[ops] <= scene.end_ns[layers[np.maximum(at, 0)]])
+    at = np.searchsorted(context.start_ns[layers], context.start_ns[ops], side="right") - 1
+    same = (at >= 0) & (context.end_ns[ops] <= context.end_ns[layers[np.maximum(at, 0)]])
     same &= trace.thread[ops] == trace.thread[layers[np.maximum(at, 0)]]
     found[at[same]] = numbers[ops[same]]
     return found
 
 
-def _is_the_same_again(scene: TraceContext, layers: Index, made: Index, left: Mask) -> bool:
+def _is_the_same_again(context: TraceContext, layers: Index, made: Index, left: Mask) -> bool:
     """Whether the layers that are left make up a whole pass, in one piece, with nodes of their own, and are given what
     those of the other are."""
-    names, shapes = scene.trace.name[layers], scene.trace.optional("shapes")[layers]
+    names, shapes = context.trace.name[layers], context.trace.optional("shapes")[layers]
     numbers, places = made[left], np.flatnonzero(left)
     if len(numbers) < DEEP or len(np.unique(numbers)) < len(numbers) or places[-1] - places[0] >= len(places):
         return False

@@ -70,7 +70,7 @@ function drawFinding(f, i) {
   const rows = [["why", f.cause], ["where", f.where], ["do", f.change]];
   if (f.later_ms > 1.5 * f.high_ms) rows.push(["later", `up to ${ms(f.later_ms)} once the findings above are fixed`]);
   if (f.unchecked.length) rows.push(["unchecked", f.unchecked.join("; ")]);
-  for (const o of f.instead) rows.push(["or", `for the same time (${ms(o.low_ms)} to ${ms(o.high_ms)}): ${o.cause}. Then: ${o.change}${o.tell ? `. What tells: ${o.tell}` : ""}`]);
+  for (const o of f.alternatives) rows.push(["or", `for the same time (${ms(o.low_ms)} to ${ms(o.high_ms)}): ${o.cause}. Then: ${o.change}${o.tell ? `. What tells: ${o.tell}` : ""}`]);
   const list = el("dl", {}, ...rows.flatMap(([k, v]) => [el("dt", { text: k }), el("dd", { text: v, class: k === "do" ? "do" : "" })]));
   const box = el("div", { class: "finding", "data-rule": f.rule },
     el("h3", {}, el("span", { text: `${i + 1}. ${f.what}` }), el("span", { class: "gain", text: `${ms(f.low_ms)} to ${ms(f.high_ms)}${f.expected_ms > 0.01 * f.high_ms ? `, likely ${ms(f.expected_ms)}` : ""}` })), track, list);

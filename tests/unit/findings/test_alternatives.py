@@ -8,8 +8,7 @@ import pytest
 from stage import Stage, healthy
 
 from ridgeline.errors import FindingError
-from ridgeline.findings.alternatives import AMBIGUOUS, TELLS
-from ridgeline.findings.rule import rules, suspicion
+from ridgeline.findings.rule import rule, rule_named
 from ridgeline.trace import Kind
 
 HALF, SINGLE = ["c10::BFloat16"] * 2, ["float"] * 2
@@ -46,8 +45,8 @@ def test_passes_that_may_follow_from_each_other_are_launches_or_a_small_batch(ro
     """Words that are chosen follow for sure, and layers of one pass are no passes."""
     first = _told(lambda stage: _passes(stage, rows, chosen, num))[0]
     assert first.rule == "launch-bound"
-    assert ("micro-batches" in [other.rule for other in first.instead]) == named
-    assert all(other.tell == TELLS[other.rule] and other.high_ms > 0 for other in first.instead)
+    assert ("micro-batches" in [other.rule for other in first.alternatives]) == named
+    assert all(other.tell == rule_named(other.rule).tell != "" and other.high_ms > 0 for other in first.alternatives)
 
 
 def _copies(stage: Stage, sizes: list[int]) -> None:
@@ -61,7 +60,7 @@ def _copies(stage: Stage, sizes: list[int]) -> None:
 def test_many_tensors_that_come_in_every_round_may_be_weights(sizes, named):
     first = _told(lambda stage: _copies(stage, sizes))[0]
     assert first.rule == "pageable-copies"
-    assert [other.rule for other in first.instead] == ["weight-streaming"] * named
+    assert [other.rule for other in first.alternatives] == ["weight-streaming"] * named
 
 
 def test_an_alternative_changes_nothing_else_and_is_in_the_document(monkeypatch):
@@ -69,9 +68,9 @@ def test_an_alternative_changes_nothing_else_and_is_in_the_document(monkeypatch)
         _copies(stage, [2**22, 2**20] * 6)
 
     found = _told(play)
-    monkeypatch.setattr("ridgeline.findings.alternatives.AMBIGUOUS", frozenset())
-    assert _told(play) == [replace(one, instead=()) for one in found] != found
-    assert found[0].to_dict()["instead"][0]["rule"] == "weight-streaming"
+    monkeypatch.setattr("ridgeline.findings.explain.with_alternatives", lambda context, told, *more: told)
+    assert _told(play) == [replace(one, alternatives=()) for one in found] != found
+    assert found[0].to_dict()["alternatives"][0]["rule"] == "weight-streaming"
 
 
 def _in_fp32(stage: Stage) -> None:
@@ -87,14 +86,13 @@ def _collected(stage: Stage) -> None:
 @pytest.mark.parametrize("play", [_in_fp32, _collected])
 def test_evidence_that_nothing_else_leaves_has_no_alternative(play):
     found = _told(play)
-    assert found and found[0].rule not in AMBIGUOUS and not any(one.instead for one in found)
+    assert found and not rule_named(found[0].rule).is_ambiguous and not any(one.alternatives for one in found)
 
 
 def test_a_healthy_program_has_none():
     assert _told(healthy) == []
 
 
-def test_a_rule_has_one_suspicion():
-    known = next(one for one in rules() if one.suspect is not None)
-    with pytest.raises(FindingError, match="two suspicions"):
-        suspicion(known.name)(known.detect)
+def test_a_rule_has_a_name_of_its_own():
+    with pytest.raises(FindingError, match="two rules"):
+        rule("padding", order=1)(rule_named("padding").detect)
