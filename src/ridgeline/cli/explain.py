@@ -18,10 +18,10 @@ from ridgeline.cli import compile_log
 from ridgeline.cli.compile_log import compile_log_of
 from ridgeline.cli.draw import DIM, add_rows, bar, clipped, console, hanging, percent, print_json, shortened, table
 from ridgeline.cli.keep import keep
+from ridgeline.cli.waterfall_view import show_largest, show_waterfall
 from ridgeline.errors import InputError
 from ridgeline.findings.explanation import Explanation
 from ridgeline.findings.finding import Alternative, Finding
-from ridgeline.findings.labels import idle_words
 from ridgeline.findings.replay.what_if import WhatIf, what_if
 from ridgeline.trace.memory import Holder
 from ridgeline.units import show_bytes
@@ -88,8 +88,11 @@ def show(found: Explanation, top: int) -> None:
     out.print(Text(found.verdict, style="bold yellow" if found.findings else "bold green"))
     out.print()
     _numbers(out, found)
+    if found.waterfall is not None:
+        show_waterfall(out, found.waterfall)
     _findings(out, found, top)
-    _breakdown(out, found)
+    if found.waterfall is not None and not found.findings:
+        show_largest(out, found.waterfall)
     # What is held where most is, by category, and by whom
     for peak in found.memory:
         reserved = f", {show_bytes(peak.reserved_bytes)} reserved" if peak.reserved_bytes >= 0 else ""
@@ -221,41 +224,6 @@ def _other(other: Alternative) -> str:
     gain = f"{_short(other.low_ms)} to {_short(other.high_ms)} ms"
     tell = f". What tells: {other.tell}" if other.tell else ""
     return f"for the same time ({gain}), {other.cause.split(':')[0]}: {other.change.split(';')[0]}{tell}"
-
-
-def _breakdown(out: Console, found: Explanation) -> None:
-    """Where the time went: what ran, and by cause what did not."""
-    whole = found.totals["all"]
-    total_ms = whole["total_ms"]
-    if not total_ms:
-        return
-    steps = f" ({found.replay.num_steps} steps)" if found.replay.num_steps > 1 else ""
-    made = table(f"Where the time went{steps}", ("", "left"), ("ms", "right"), ("share", "right"), ("", "left"))
-    rows = [
-        (label, whole[key], style)
-        for label, key, style in (
-            ("compute", "compute_ms", "green"),
-            ("exposed communication", "exposed_comm_ms", "magenta"),
-            ("exposed copies", "exposed_memcpy_ms", "cyan"),
-            ("idle", "idle_ms", "red"),
-        )
-        if whole[key] > 0
-    ]
-    idle_ms = sum(cause.idle_s for cause in found.idle) * 1e3
-    scale = whole["idle_ms"] / idle_ms if idle_ms else 0.0
-    rows += [(f"  {idle_words(c.cause)}", c.idle_s * 1e3 * scale, "red") for c in found.idle if c.idle_s > 0]
-    add_rows(
-        made,
-        [
-            (Text(label), f"{ms:,.2f}", percent(ms / total_ms), bar(ms / total_ms, BAR, style))
-            for label, ms, style in rows
-            if ms / total_ms > 0.0005
-        ],
-        out.width,
-        clipped,
-    )
-    out.print(made)
-    out.print()
 
 
 def _ending(text: str, width: int) -> str:

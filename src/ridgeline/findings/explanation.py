@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from ridgeline.findings.accounting.account import account
+from ridgeline.findings.accounting.waterfall import Waterfall
 from ridgeline.findings.context.context import TraceContext
 from ridgeline.findings.context.floors import Gap, gaps_of
 from ridgeline.findings.context.gains import recorded_frac, recorded_schedule, recorded_step_s, unrecorded_step_s
@@ -74,6 +76,7 @@ class Explanation:
     gaps: tuple[Gap, ...] = ()
     path_ms: Mapping[str, float] = field(default_factory=dict)
     memory: tuple[Peak, ...] = ()
+    waterfall: Waterfall | None = None
     context: TraceContext | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -102,6 +105,7 @@ class Explanation:
             "totals": {name: dict(part) for name, part in self.totals.items()},
             "step_ms": self.step_ms,
             "recoverable_ms": self.recoverable_ms,
+            "waterfall": self.waterfall.to_dict() if self.waterfall else None,
             "steps": [step_document(step) for step in self.steps],
             "idle_causes": idle_document(self.idle, self.places),
             "findings": [finding.to_dict() for finding in self.findings],
@@ -237,6 +241,7 @@ def explained(
         gaps=gaps_of(context),
         path_ms=path_ms(context.wiring.program, recorded_schedule(context), context.num_steps),
         memory=tuple(peaks(trace)),
+        waterfall=account(trace, found, others),
         context=context,
     )
 

@@ -103,36 +103,59 @@ def device_called(name: str) -> Device | None:
     return None
 
 
-def with_floors(trace: Trace, on: Device | str | None = None) -> tuple[Trace, Coverage]:
+def with_floors(trace: Trace, on: Device | str | None = None, rows: Index | None = None) -> tuple[Trace, Coverage]:
     """The trace with ``floor_s``, ``expected_s`` and the work (``flops``, ``read_bytes``, ``written_bytes``) of every
-    kernel whose op was recorded with its shapes.
+    kernel whose op was recorded with its shapes; of the device spans ``rows`` alone, where they are given.
 
     An op that launched several kernels is priced as one; its floor, expectation and work are shared among them by
     their measured time. The floor assumes that everything that can be in the L2 is there.
     """
     device = device_named(on) if isinstance(on, str) else on or device_of(trace)
-    works = np.flatnonzero(trace.gpu)
+    works = np.flatnonzero(trace.gpu) if rows is None else rows[trace.gpu[rows]]
     columns = Columns.empty(len(trace))
     if device is not None and len(works):
-        pricer = _Prices(pricer_of(device))
-        caller = priced_ops(trace, works)
-        order = np.argsort(caller, kind="stable")
-        calls, first = np.unique(caller[order], return_index=True)
-        for op, members in zip(calls.tolist(), np.split(order, first[1:]), strict=True):
-            if op < 0:
-                continue
-            rows = works[members]
-            rows = rows[trace.of_kind(Kind.KERNEL, Kind.MEMSET)[rows]] if len(rows) < 64 else rows
-            if len(rows):
-                _share(trace, rows, pricer.op(trace, op, [trace.words[trace.name[i]] for i in rows]), columns)
+        prices = _Prices(pricer_of(device))
+        _price_ops(trace, works, prices, columns)
         sizes, copies = trace.optional("bytes"), trace.optional("copy")
         for row in works[trace.of_kind(Kind.MEMCPY)[works]].tolist():
             words = trace.words[copies[row]]
             if sizes[row] > 0 and ("HtoD" in words or "DtoH" in words):
-                priced = pricer.site(copied(int(sizes[row]), pinned="pinned" in words.lower()))
+                priced = prices.copy(int(sizes[row]), pinned="pinned" in words.lower())
                 if priced is not None:
                     columns.fill(row, priced)
     return columns.beside(trace), _coverage(trace, works, columns.floor_s)
+
+
+def _price_ops(trace: Trace, works: Index, prices: _Prices, columns: Columns) -> None:
+    """Kernels of each op: one price for all calls that agree in name, shapes, arguments and kernels."""
+    caller = priced_ops(trace, works)
+    kept = (caller >= 0) & trace.of_kind(Kind.KERNEL, Kind.MEMSET)[works]
+    rows, caller = works[kept], caller[kept]
+    if not len(rows):
+        return
+    order = np.lexsort((trace.name[rows], caller))
+    rows, caller = rows[order], caller[order]
+    calls, first, call = np.unique(caller, return_index=True, return_inverse=True)
+    # The kernels of a call as one number: two calls with the same kernels have the same
+    mixed = (trace.name[rows].astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    kernels = np.add.reduceat(mixed ^ (mixed >> np.uint64(29)), first).astype(np.int64)
+    said = [trace.optional(name)[calls].astype(np.int64) for name in ("shapes", "dtypes", "strides", "concrete")]
+    code = np.stack([trace.name[calls].astype(np.int64), *said, kernels], axis=1)
+    _, example, kind = np.unique(code, axis=0, return_index=True, return_inverse=True)
+    edges = np.append(first, len(rows))
+    found = [
+        prices.op(trace, int(calls[i]), [trace.words[trace.name[row]] for row in rows[edges[i] : edges[i + 1]]])
+        for i in example.tolist()
+    ]
+    spent = trace.duration_s[rows]
+    whole, num = np.bincount(call, spent), np.bincount(call)
+    weight = np.where(whole[call] > 0, spent / np.where(whole[call] > 0, whole[call], 1.0), 1.0 / num[call])
+    which = kind.reshape(-1)[call]
+    has = np.array([one is not None for one in found], dtype=np.bool_)[which]
+    for name in Priced.__slots__:
+        each = np.array([0.0 if one is None else getattr(one, name) for one in found])[which] * weight
+        column = getattr(columns, name)
+        column[rows[has]] = each[has] if column.dtype.kind == "f" else np.rint(each[has])
 
 
 def priced_ops(trace: Trace, works: Index) -> Index:
@@ -152,19 +175,12 @@ def priced_ops(trace: Trace, works: Index) -> Index:
     return np.where((found >= 0) & is_known[trace.name[np.maximum(found, 0)]], found, -1).astype(np.intp)
 
 
-def _share(trace: Trace, rows: Index, priced: Priced | None, columns: Columns) -> None:
-    if priced is None:
-        return
-    weight = trace.duration_s[rows]
-    weight = weight / weight.sum() if weight.sum() > 0 else np.full(len(rows), 1.0 / len(rows))
-    columns.fill(rows, priced, weight)
-
-
 class _Prices:
     """Prices of recorded ops on one device, each different one once."""
 
     def __init__(self, pricer: Pricer) -> None:
         self.pricer = pricer
+        self.copies: dict[tuple[int, bool], Priced | None] = {}
         self.kept: dict[tuple[Any, ...], Priced | None] = {}
 
     def op(self, trace: Trace, row: int, kernels: Iterable[str]) -> Priced | None:
@@ -177,6 +193,12 @@ class _Prices:
             site = site_of(key[0], *columns, in_lists)
             self.kept[key] = None if site is None else self.site(site, in_tf32=in_tf32)
         return self.kept[key]
+
+    def copy(self, num_bytes: int, *, pinned: bool) -> Priced | None:
+        """A copy over the host link."""
+        if (num_bytes, pinned) not in self.copies:
+            self.copies[num_bytes, pinned] = self.site(copied(num_bytes, pinned=pinned))
+        return self.copies[num_bytes, pinned]
 
     def site(self, site: Site, *, in_tf32: bool = False) -> Priced | None:
         try:
@@ -218,9 +240,8 @@ def element_of(kernel: str) -> str:
 def _coverage(trace: Trace, works: Index, floor: Seconds) -> Coverage:
     priced = ~np.isnan(floor[works])
     spent = trace.duration_s[works]
-    lacking: dict[str, float] = {}
-    for row, seconds in zip(works[~priced].tolist(), spent[~priced].tolist(), strict=True):
-        name = trace.words[trace.op[row]] or trace.words[trace.name[row]]
-        lacking[name] = lacking.get(name, 0.0) + seconds
-    worst = sorted(lacking.items(), key=lambda pair: -pair[1])
+    lost = works[~priced]
+    words, inverse = np.unique(np.where(trace.op[lost] > 0, trace.op[lost], trace.name[lost]), return_inverse=True)
+    sums = np.bincount(inverse, spent[~priced], len(words))
+    worst = [(trace.words[words[i]], float(sums[i])) for i in np.argsort(-sums, kind="stable")]
     return Coverage(len(works), int(priced.sum()), float(spent.sum()), float(spent[priced].sum()), tuple(worst))

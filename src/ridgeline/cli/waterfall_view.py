@@ -1,0 +1,83 @@
+"""The waterfall in a terminal: stages with their largest bars, and what generally helps against the largest."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.text import Text
+
+from ridgeline.cli.draw import DIM, add_rows, bar, clipped, hanging, percent, shortened, table
+from ridgeline.findings.accounting.labels import STAGES
+from ridgeline.findings.accounting.waterfall import Bar, Waterfall
+
+STYLES = {"floor": "green", "kernels": "yellow", "unpriced": "blue", "avoidable": "magenta", "copies": "cyan",
+          "communication": "bright_magenta", "idle": "red", "unrecorded": "blue", "host": "red"}  # fmt: skip
+LEAST_FRAC = 0.005
+WIDTH = 24
+
+
+def show_waterfall(out: Console, found: Waterfall) -> None:
+    """Stages in order, each with its bars of half a percent of the step or more; the last line is the sum."""
+    if not found.bars:
+        return
+    steps = f", mean of {found.num_steps} steps" if found.num_steps > 1 else ""
+    devices = f" and {found.num_devices} devices" if found.num_devices > 1 else ""
+    made = table(
+        f"From the floor to the step as recorded{steps}{devices}",
+        *(("", "left"), ("ms", "right"), ("share", "right"), ("", "left"), ("mostly", "left")),
+    )
+    rows: list[tuple[Text | str, ...]] = []
+    for stage, label in STAGES.items():
+        own = [one for one in found.bars if one.stage == stage]
+        if not own:
+            continue
+        ms, frac = sum(one.ms for one in own), sum(one.frac for one in own)
+        alone = len(own) == 1
+        names_itself = stage in ("floor", "communication", "unrecorded")
+        head = own[0].label if alone and names_itself else f"{label}: {own[0].label}" if alone else label
+        rows.append((Text(head, style="bold"), *_cells(ms, frac, STYLES[stage]), _mostly(own[0]) if alone else ""))
+        shown = [] if alone else [one for one in own if one.frac >= LEAST_FRAC][:8]
+        rows += [(f"  {one.label}", *_cells(one.ms, one.frac, STYLES[stage]), _mostly(one)) for one in shown]
+        rest = [one for one in own if one not in shown]
+        if shown and rest:
+            total = sum(one.ms for one in rest), sum(one.frac for one in rest)
+            rows.append((f"  {len(rest)} more", *_cells(*total, STYLES[stage]), ""))
+    rows.append((Text("step as recorded", style="bold"), *_cells(found.step_ms, 1.0, "white"), ""))
+    room = max(10, out.width - 46 - WIDTH - 20)
+    add_rows(made, [(*row[:4], clipped(str(row[4]), room)) for row in rows], out.width, clipped)
+    out.print(made)
+    notes = [*found.notes]
+    if found.named_idle_frac < 0.995:
+        notes.append(f"{percent(1 - found.named_idle_frac)} of the idle time has no host activity in the trace")
+    for note in notes:
+        out.print(hanging("· ", Text(note, style=DIM)))
+    out.print()
+
+
+def show_largest(out: Console, found: Waterfall, num: int = 3) -> None:
+    """Where no finding says what to do: the largest bars, and what generally helps against their kind."""
+    shown = [one for one in found.largest(num) if one.frac >= 0.02]
+    if not shown:
+        return
+    out.print(Text("The largest bars, and what generally helps", style="bold"))
+    for number, one in enumerate(shown, start=1):
+        head = Text.assemble((f"{one.ms:,.3g} ms ({percent(one.frac)})", "bold yellow"), (f"  {one.label}", "bold"))
+        out.print(hanging(f"{number:2d}. ", head))
+        for part in one.parts[:2]:
+            out.print(hanging("      ", Text(f"{place_of(part)}: {part.ms:,.3g} ms", style=DIM)))
+        out.print(hanging("      ", Text(one.remedy)))
+    out.print()
+
+
+def place_of(part: object) -> str:
+    """Module, line, op and name of a part, as far as they are known and differ."""
+    words = [getattr(part, name) for name in ("module", "source", "op", "name")]
+    words[1] = words[1].rsplit("/", 1)[-1]
+    return " · ".join(shortened(word, 48) for word in dict.fromkeys(words) if word) or "no place recorded"
+
+
+def _cells(ms: float, frac: float, style: str) -> tuple[str, str, Text]:
+    return f"{ms:,.3f}", percent(frac), bar(frac, WIDTH, style)
+
+
+def _mostly(one: Bar) -> str:
+    return place_of(one.parts[0]) if one.parts else ""

@@ -1,0 +1,336 @@
+"""A step from the floor of its work to its measured length, as bars that add up to the nanosecond."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.findings.accounting.avoidable import SORTS, avoidable_of
+from ridgeline.findings.accounting.host_activity import Host
+from ridgeline.findings.accounting.idle import REASONS, idle_of
+from ridgeline.findings.accounting.labels import STAGES, label_of, remedy_of, stage_of
+from ridgeline.findings.accounting.partition import owned_of
+from ridgeline.findings.context.kernel_name import kernel_name
+from ridgeline.trace.breakdown import by_device
+from ridgeline.trace.collectives import Calls, calls_of, matched
+from ridgeline.trace.intervals import Intervals, Nanos
+from ridgeline.trace.kind import Kind
+from ridgeline.trace.table import Ids, Index, Trace
+
+UNNAMED = ("idle:unrecorded", "idle:no_host", "idle:device_wait")
+"""Bars of idle time for which the trace shows no host activity."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The share of a bar that one place in the program has."""
+
+    module: str
+    source: str
+    op: str
+    name: str
+    ms: float  # a step
+    count: float  # a step
+    longest_ms: float
+    rows: tuple[int, ...] = ()  # spans of the trace, the longest first
+
+    def to_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__ if name != "rows"} | {"rows": list(self.rows)}
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One step of the waterfall; ``ns`` is the sum over the window's steps and devices, an integer."""
+
+    key: str
+    stage: str
+    label: str
+    ns: int
+    ms: float  # of one step
+    frac: float  # of the step
+    count: float  # pieces a step
+    remedy: str
+    is_named: bool = True
+    parts: tuple[Part, ...] = ()
+    findings: tuple[str, ...] = ()  # rules of the findings that are about this bar
+
+    def to_dict(self) -> dict[str, Any]:
+        found = {name: getattr(self, name) for name in self.__slots__}
+        return found | {"parts": [part.to_dict() for part in self.parts], "findings": list(self.findings)}
+
+
+@dataclass(frozen=True, slots=True)
+class Waterfall:
+    """Bars that sum exactly to the step as recorded."""
+
+    step_ms: float
+    total_ns: int  # of the window, over its steps and devices
+    num_steps: int
+    num_devices: int
+    start_s: float
+    end_s: float
+    bars: tuple[Bar, ...]
+    floor_frac: float  # of kernel time, how much has a known floor
+    named_idle_frac: float  # of idle time, how much has a named activity; 1 without idle time
+    notes: tuple[str, ...] = ()
+
+    def stage_ms(self, stage: str) -> float:
+        return sum(bar.ms for bar in self.bars if bar.stage == stage)
+
+    def largest(self, num: int = 3) -> list[Bar]:
+        """The largest bars that something can be done about: all but the floor."""
+        return sorted((bar for bar in self.bars if bar.stage != "floor"), key=lambda bar: -bar.ns)[:num]
+
+    def bar(self, key: str) -> Bar | None:
+        return next((bar for bar in self.bars if bar.key == key), None)
+
+    def with_findings(self, rules: Mapping[str, Sequence[str]]) -> Waterfall:
+        """The same with the rules of findings beside the bars they are about."""
+        bars = tuple(replace(bar, findings=tuple(rules.get(bar.key, ()))) for bar in self.bars)
+        return replace(self, bars=bars)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "step_ms": self.step_ms,
+            "total_ns": self.total_ns,
+            "num_steps": self.num_steps,
+            "num_devices": self.num_devices,
+            "start_s": self.start_s,
+            "end_s": self.end_s,
+            "floor_frac": self.floor_frac,
+            "named_idle_frac": self.named_idle_frac,
+            "stages": [{"stage": stage, "label": STAGES[stage], "ms": self.stage_ms(stage)} for stage in STAGES],
+            "bars": [bar.to_dict() for bar in self.bars],
+            "notes": list(self.notes),
+        }
+
+
+@dataclass(slots=True)
+class _Ledger:
+    """Pieces of time: which bar, how long, the span that is shown for it, and the span whose place it has."""
+
+    keys: dict[str, int]
+    bar: list[Ids]
+    ns: list[Nanos]
+    span: list[Ids]
+    place: list[Ids]
+
+    def add(self, bars: Sequence[str] | Ids, ns: Nanos, span: Ids, place: Ids | None = None) -> None:
+        if not len(ns):
+            return
+        codes = bars if isinstance(bars, np.ndarray) else np.array([self.code(bar) for bar in bars], np.int32)
+        self.bar.append(codes.astype(np.int32))
+        self.ns.append(ns.astype(np.int64))
+        self.span.append(span.astype(np.int32))
+        self.place.append((span if place is None else place).astype(np.int32))
+
+    def code(self, bar: str) -> int:
+        return self.keys.setdefault(bar, len(self.keys))
+
+
+def waterfall_of(
+    trace: Trace,
+    start_ns: int,
+    end_ns: int,
+    num_steps: int = 1,
+    *,
+    others: Sequence[Trace] = (),
+    extra_s: NDArray[np.float64] | None = None,
+    max_parts: int = 12,
+) -> Waterfall:
+    """The accounting of a window. Floors are taken from the trace's column ``floor_s``; ``others`` are further ranks,
+    whose collectives tell waiting from transfer; ``extra_s`` has for each span the seconds that a model does not need.
+    """
+    end_ns = max(end_ns, start_ns) if len(trace) else start_ns
+    book = _Ledger({}, [], [], [], [])
+    arrived = arrivals_of(trace, others)
+    inside = trace.gpu & (trace.start_ns < end_ns) & (trace.end_ns > start_ns)
+    num_devices, priced_ns, kernel_ns = 0, 0, 0
+    for rank, device, mask in by_device(trace, trace.gpu if trace.gpu.any() else inside):
+        chosen = mask & inside
+        works = trace.in_order(chosen)
+        num_devices += 1
+        owned = owned_of(trace, works, start_ns, end_ns, arrived[works])
+        known, whole = _kernels(trace, book, works, owned.ns, extra_s)
+        priced_ns, kernel_ns = priced_ns + known, kernel_ns + whole
+        _copies_and_collectives(trace, book, works, owned.ns, owned.waited_ns, bool(others))
+        _idle(trace, book, Host(trace, rank), rank, device, trace.in_order(mask), owned.gaps)
+    if not num_devices:  # the host alone
+        for rank in trace.ranks() or [0]:
+            num_devices += 1
+            everything = Intervals(np.array([start_ns]), np.array([end_ns]))
+            gap = everything if end_ns > start_ns else Intervals(*(np.zeros(0, np.int64),) * 2)
+            _idle(trace, book, Host(trace, rank), rank, -1, np.zeros(0, np.intp), gap)
+    per_step = max(1, num_steps) * num_devices
+    bars = _bars(trace, book, per_step, (end_ns - start_ns) * num_devices, max_parts)
+    idle = [bar for bar in bars if bar.stage == "idle"]
+    idle_ns = sum(bar.ns for bar in idle)
+    named_ns = sum(bar.ns for bar in idle if bar.is_named)
+    return Waterfall(
+        step_ms=(end_ns - start_ns) / 1e6 / max(1, num_steps),
+        total_ns=(end_ns - start_ns) * num_devices,
+        num_steps=max(1, num_steps),
+        num_devices=num_devices,
+        start_s=start_ns / 1e9,
+        end_s=end_ns / 1e9,
+        bars=bars,
+        floor_frac=priced_ns / kernel_ns if kernel_ns else 0.0,
+        named_idle_frac=named_ns / idle_ns if idle_ns else 1.0,
+        notes=_notes(trace, priced_ns, kernel_ns, bars),
+    )
+
+
+def arrivals_of(trace: Trace, others: Sequence[Trace] = ()) -> Nanos:
+    """From when on each collective transfers: when the last rank came; of a rank alone, the time that the fastest of
+    three or more equal calls took, counted back from the end; else the span's own start."""
+    found = trace.start_ns.copy()
+    rows = np.flatnonzero(trace.gpu & trace.of_kind(Kind.COMMUNICATION))
+    if not len(rows):
+        return found
+    own = calls_of(trace)
+    known: list[Calls] = [*own, *(calls for other in others for calls in calls_of(other))]
+    if len(known) > 1:
+        for operation in matched(known):
+            last = max(int(known[at].start[i]) for at, i in operation) - trace.origin_ns
+            for at, i in operation:
+                if at < len(own) and len(operation) > 1:
+                    found[known[at].span[i]] = last
+        return found
+    code = np.stack([trace.name[rows], trace.optional("collective")[rows], trace.optional("group")[rows],
+                     trace.optional("message_bytes")[rows]], axis=1)  # fmt: skip
+    _, inverse, counts = np.unique(code, axis=0, return_inverse=True, return_counts=True)
+    inverse = inverse.reshape(-1)
+    took = trace.end_ns[rows] - trace.start_ns[rows]
+    least = np.full(len(counts), 2**62)
+    np.minimum.at(least, inverse, took)
+    fits = (counts >= 3)[inverse] & (trace.optional("message_bytes")[rows] > 0)
+    found[rows[fits]] = (trace.end_ns[rows] - least[inverse])[fits]
+    return found
+
+
+def _kernels(
+    trace: Trace, book: _Ledger, works: Index, owned: Nanos, extra_s: NDArray[np.float64] | None
+) -> tuple[int, int]:
+    """Kernels and memsets: what is avoidable, the floor of the rest, and what they take above it by family. Returns
+    the nanoseconds that have a floor, and all of them."""
+    at = np.flatnonzero(trace.of_kind(Kind.KERNEL, Kind.MEMSET)[works] & (owned > 0))
+    rows, ns = works[at].astype(np.int32), owned[at]
+    if not len(rows):
+        return 0, 0
+    took_ns = np.maximum(trace.end_ns[rows] - trace.start_ns[rows], 1)
+    extra = None if extra_s is None else np.clip(extra_s[rows] * 1e9 / took_ns, 0.0, 1.0)
+    sort, frac = avoidable_of(trace, rows.astype(np.intp), extra)
+    lost = np.minimum(np.rint(ns * frac).astype(np.int64), ns)
+    for code, name in enumerate(SORTS):
+        own = (sort == code) & (lost > 0)
+        book.add(np.full(int(own.sum()), book.code(f"avoidable:{name}")), lost[own], rows[own])
+    rest = ns - lost
+    floor_s = trace.optional("floor_s")[rows]
+    known = np.isfinite(floor_s)
+    share = rest / took_ns  # of the kernel, what it owns of the window and is not avoidable
+    floor = np.where(known, np.minimum(rest, np.rint(np.nan_to_num(floor_s) * 1e9 * share)), 0).astype(np.int64)
+    floor = np.maximum(floor, 0)
+    kept = floor > 0
+    book.add(np.full(int(kept.sum()), book.code("floor")), floor[kept], rows[kept])
+    distinct, inverse = np.unique(trace.name[rows], return_inverse=True)
+    families = [kernel_name(trace.words[word]).family for word in distinct.tolist()]
+    for prefix, which, column in (("kernels", known, rest - floor), ("unpriced", ~known, rest)):
+        codes = np.array([book.code(f"{prefix}:{family}") for family in families], np.int32)[inverse]
+        chosen = which & (column > 0)
+        book.add(codes[chosen], column[chosen], rows[chosen])
+    priced = int((lost + np.where(known, rest, 0)).sum())
+    return priced, int(ns.sum())
+
+
+def _copies_and_collectives(
+    trace: Trace, book: _Ledger, works: Index, owned: Nanos, waited: Nanos, has_others: bool
+) -> None:
+    at = np.flatnonzero(trace.of_kind(Kind.MEMCPY)[works] & (owned > 0))
+    rows = works[at].astype(np.int32)
+    words = [trace.words[word] for word in trace.optional("copy")[rows].tolist()]
+    book.add([f"copy:{word or 'unknown'}" for word in words], owned[at], rows)
+    at = np.flatnonzero(trace.of_kind(Kind.COMMUNICATION)[works] & (owned > 0))
+    rows = works[at].astype(np.int32)
+    book.add(np.full(len(rows), book.code("comm:transfer")), owned[at] - waited[at], rows)
+    book.add(np.full(len(rows), book.code("comm:wait" if has_others else "comm:wait_alone")), waited[at], rows)
+
+
+def _idle(trace: Trace, book: _Ledger, host: Host, rank: int, device: int, works: Index, gaps: Intervals) -> None:
+    found = idle_of(trace, host, rank, device, works, gaps)
+    prefix = "idle" if trace.gpu.any() else "host"
+    codes = np.array([book.code(f"{prefix}:{reason}") for reason in REASONS], np.int32)
+    launch = np.where(found.ended_by >= 0, trace.launch[np.maximum(found.ended_by, 0)], -1)
+    # The place is that of the host span where it has one, else that of what the gap led to
+    place = found.span.copy()
+    blind = (place < 0) | ((trace.module[np.maximum(place, 0)] == 0) & (trace.source[np.maximum(place, 0)] == 0))
+    toward = np.where(launch >= 0, launch, found.ended_by)
+    place = np.where(blind & (toward >= 0), toward, place)
+    book.add(codes[found.reason], found.ns, found.span, place)
+
+
+def _bars(trace: Trace, book: _Ledger, per_step: int, total_ns: int, max_parts: int) -> tuple[Bar, ...]:
+    """Bars in the order of the stages, the largest of a stage first."""
+    if not book.bar:
+        return ()
+    bar, ns = np.concatenate(book.bar), np.concatenate(book.ns)
+    span, place = np.concatenate(book.span), np.concatenate(book.place)
+    sums = np.zeros(len(book.keys), np.int64)
+    np.add.at(sums, bar, ns)
+    made = []
+    for key, code in book.keys.items():
+        if not sums[code]:
+            continue
+        own = np.flatnonzero((bar == code) & (ns > 0))
+        made.append(
+            Bar(
+                key=key,
+                stage=stage_of(key),
+                label=label_of(key),
+                ns=int(sums[code]),
+                ms=int(sums[code]) / 1e6 / per_step,
+                frac=int(sums[code]) / total_ns if total_ns else 0.0,
+                count=len(own) / per_step,
+                remedy=remedy_of(key),
+                is_named=key not in UNNAMED,
+                parts=_parts(trace, ns[own], span[own], place[own], per_step, max_parts),
+            )
+        )
+    order = list(STAGES)
+    return tuple(sorted(made, key=lambda one: (order.index(one.stage), -one.ns)))
+
+
+def _parts(trace: Trace, ns: Nanos, span: Ids, place: Ids, per_step: int, limit: int) -> tuple[Part, ...]:
+    """A bar by module, source line, op and name, the largest first."""
+    at, shown = np.maximum(place, 0), np.maximum(span, 0)
+    empty = (place < 0, span < 0)
+    columns = [np.where(empty[0], 0, column[at]) for column in (trace.module, trace.source, trace.op)]
+    code = np.stack([*columns, np.where(empty[1], 0, trace.name[shown])], axis=1)
+    distinct, inverse = np.unique(code, axis=0, return_inverse=True)
+    inverse = inverse.reshape(-1)
+    sums, counts = np.zeros(len(distinct), np.int64), np.bincount(inverse, minlength=len(distinct))
+    np.add.at(sums, inverse, ns)
+    made = []
+    for i in np.argsort(-sums, kind="stable")[:limit].tolist():
+        own = np.flatnonzero(inverse == i)
+        own = own[np.argsort(-ns[own], kind="stable")]
+        words = [trace.words[int(word)] for word in distinct[i]]
+        rows = tuple(dict.fromkeys(int(row) for row in span[own[:8]] if row >= 0))[:5]
+        made.append(Part(*words, int(sums[i]) / 1e6 / per_step, int(counts[i]) / per_step, int(ns[own[0]]) / 1e6, rows))
+    return tuple(made)
+
+
+def _notes(trace: Trace, priced_ns: int, kernel_ns: int, bars: Sequence[Bar]) -> tuple[str, ...]:
+    notes = []
+    if kernel_ns and priced_ns < 0.995 * kernel_ns:
+        why = "" if "shapes" in trace.extra else ": record shapes (record_shapes=True) to know it"
+        notes.append(f"the floor is known for {priced_ns / kernel_ns:.0%} of kernel time{why}")
+    keys = {bar.key for bar in bars}
+    if "comm:wait_alone" in keys:
+        notes.append("one rank was recorded: collectives wait for as long as they exceed the fastest of equal calls")
+    if "idle:no_host" in keys:
+        notes.append("no host events in this file: record CPU activities to see what the device waits for")
+    return tuple(notes)

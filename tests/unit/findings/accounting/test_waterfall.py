@@ -1,0 +1,239 @@
+"""The waterfall: each instant in one bar, idle time by what the host did, kernels against their floor."""
+
+from __future__ import annotations
+
+import pytest
+
+from ridgeline.findings.accounting.account import account
+from ridgeline.findings.accounting.waterfall import Waterfall, waterfall_of
+from ridgeline.trace import Kind, TraceBuilder
+from ridgeline.trace.table import Trace
+
+MS = 1e-3
+
+
+class Run:
+    """A trace made by hand; times in milliseconds."""
+
+    def __init__(self) -> None:
+        self.build = TraceBuilder("by hand")
+
+    def host(self, name: str, start: float, length: float, kind: Kind = Kind.OP, thread: int = 1, **more) -> int:
+        return self.build.add(name, f"host {thread}", start * MS, length * MS, kind=kind, thread=thread, **more)
+
+    def kernel(self, start: float, length: float, launch: int = -1, name: str = "gemm", **more) -> int:
+        kind = more.pop("kind", Kind.KERNEL)
+        return self.build.add(name, "GPU 0", start * MS, length * MS, kind=kind, device=more.pop("device", 0),
+                              stream=more.pop("stream", 7), launch=launch, **more)  # fmt: skip
+
+    def launched(self, called: float, start: float, length: float, thread: int = 1, **more) -> int:
+        call = self.host("cudaLaunchKernel", called, 0.005, Kind.RUNTIME, thread)
+        return self.kernel(start, length, call, **more)
+
+    def bars(self, start: float, end: float, num_steps: int = 1, **more) -> Waterfall:
+        found = waterfall_of(self.build.build(), int(start * 1e6), int(end * 1e6), num_steps, **more)
+        assert sum(bar.ns for bar in found.bars) == found.total_ns
+        return found
+
+
+def ms(found: Waterfall, key: str) -> float:
+    bar = found.bar(key)
+    return bar.ms if bar else 0.0
+
+
+def test_a_kernel_is_split_at_its_floor():
+    run = Run()
+    run.kernel(0, 4, extra={"floor_s": 1 * MS})
+    found = run.bars(0, 4)
+    assert (ms(found, "floor"), ms(found, "kernels:gemm")) == (1.0, 3.0)
+    assert found.floor_frac == 1.0
+
+
+def test_a_kernel_without_a_floor_is_said_to_have_none():
+    run = Run()
+    run.kernel(0, 4)
+    found = run.bars(0, 4)
+    assert ms(found, "unpriced:gemm") == 4.0
+    assert "floor is known for 0%" in found.notes[0]
+
+
+def test_a_floor_above_the_measured_time_makes_no_negative_bar():
+    run = Run()
+    run.kernel(0, 4, extra={"floor_s": 9 * MS})
+    assert ms(run.bars(0, 4), "floor") == 4.0
+
+
+def test_of_overlapping_kernels_and_copies_each_instant_counts_once():
+    run = Run()
+    run.kernel(0, 4)
+    run.kernel(2, 4, stream=8, name="softmax")
+    run.kernel(5, 3, stream=9, name="Memcpy HtoD (Pinned -> Device)", kind=Kind.MEMCPY, extra={"copy": "HtoD pinned"})
+    found = run.bars(0, 8)
+    assert [ms(found, key) for key in ("unpriced:gemm", "unpriced:softmax", "copy:HtoD pinned")] == [4.0, 2.0, 2.0]
+
+
+def test_idle_time_is_what_the_launching_thread_did():
+    run = Run()
+    run.kernel(0, 1)
+    run.host("enumerate(DataLoader)#next", 0.5, 3.5, Kind.DATALOADER)
+    run.host("gc", 4, 1, Kind.GC)
+    run.host("aten::mm", 5, 2)
+    run.launched(6, 7.03, 1)
+    found = run.bars(0, 8.03)
+    assert ms(found, "idle:loader") == pytest.approx(3.0)
+    assert ms(found, "idle:collector") == pytest.approx(1.0)
+    assert ms(found, "idle:op") == pytest.approx(1.0)
+    assert ms(found, "idle:launch_call") == pytest.approx(0.005)
+    assert found.named_idle_frac < 1.0  # the last millisecond before the kernel has no explanation
+
+
+def test_a_collection_inside_the_loader_is_the_collectors():
+    run = Run()
+    run.kernel(0, 1)
+    outer = run.host("enumerate(DataLoader)#next", 1, 4, Kind.DATALOADER)
+    run.host("gc", 2, 1, Kind.GC, parent=outer)
+    run.launched(5, 5.01, 1)
+    found = run.bars(0, 6)
+    assert ms(found, "idle:collector") == pytest.approx(1.0)
+    assert ms(found, "idle:loader") == pytest.approx(3.0)
+
+
+def test_while_a_thread_waits_in_a_frame_the_thread_it_handed_over_to_counts():
+    run = Run()
+    run.launched(0, 0.01, 1)
+    run.host("train.py(9): backward", 0.5, 4.5, Kind.PYTHON)
+    run.host("aten::mul", 1.2, 2, thread=2)
+    run.launched(3.15, 3.2, 0.1, thread=2)
+    run.launched(5, 5.01, 1)
+    found = run.bars(0.01, 6.01)
+    assert ms(found, "idle:op") == pytest.approx(1.95)
+    assert ms(found, "idle:python") > 1.0
+
+
+def test_a_slow_op_on_a_new_shape_is_first_use_work():
+    run = Run()
+    run.launched(0, 0.1, 0.1)
+    at = 0.3
+    for length in range(6):
+        took = 2.0 if length in (0, 3) else 0.02
+        shapes = "[[1, 4]]" if length < 3 else "[[1, 5]]"
+        run.host("aten::_cudnn_attention_forward", at, took, extra={"shapes": shapes})
+        run.launched(at + took - 0.008, at + took + 0.01, 0.01)
+        at += took + 0.05
+    found = run.bars(0.1, at)
+    assert ms(found, "idle:first_use") == pytest.approx(4.0, abs=0.1)
+
+
+def test_a_module_loaded_in_a_gap_is_first_use_work():
+    run = Run()
+    run.kernel(0, 1)
+    run.host("cuModuleLoadData", 1, 2, Kind.RUNTIME)
+    run.launched(3, 3.01, 1)
+    assert ms(run.bars(0, 4), "idle:first_use") == pytest.approx(2.0)
+
+
+def test_kernels_of_a_graph_that_were_not_recorded_are_not_idle_time():
+    run = Run()
+    graph = run.host("cudaGraphLaunch", 0, 0.1, Kind.RUNTIME)
+    run.kernel(0.2, 1, graph)
+    run.kernel(9, 1, graph)
+    found = run.bars(0.2, 10)
+    assert found.bar("idle:graph").stage == "unrecorded"
+    assert ms(found, "idle:graph") > 7.0
+
+
+def test_a_file_without_host_events_says_so():
+    run = Run()
+    run.kernel(0, 1)
+    run.kernel(5, 1)
+    found = run.bars(0, 6)
+    assert ms(found, "idle:no_host") == pytest.approx(4.0)
+    assert found.named_idle_frac == 0.0 and any("no host events" in note for note in found.notes)
+
+
+def test_a_silent_host_is_said_to_be_unrecorded():
+    run = Run()
+    run.launched(0, 0.01, 1)
+    run.launched(50, 50.01, 1)
+    assert ms(run.bars(0.01, 51.01), "idle:unrecorded") == pytest.approx(48.99)
+
+
+def test_bubbles_of_a_simulated_schedule_are_a_bar():
+    run = Run()
+    run.kernel(0, 1)
+    run.build.add("bubble", "GPU 0", 1 * MS, 2 * MS, kind=Kind.BUBBLE, device=0, stream=7)
+    run.kernel(3, 1)
+    assert ms(run.bars(0, 4), "idle:bubble") == pytest.approx(2.0)
+
+
+def test_waiting_for_a_late_rank_is_apart_from_the_transfer():
+    def rank(number: int, start: float) -> Trace:
+        run = Run()
+        extra = {"collective": "all_reduce", "message_bytes": 1000}
+        run.kernel(start, 10 - start, kind=Kind.COMMUNICATION, name="ncclDevKernel_AllReduce", rank=number, extra=extra)
+        return run.build.build()
+
+    found = waterfall_of(rank(0, 1), 1_000_000, 10_000_000, others=[rank(1, 7)])
+    assert (ms(found, "comm:wait"), ms(found, "comm:transfer")) == (6.0, 3.0)
+
+
+def test_of_one_rank_what_exceeds_the_fastest_equal_call_is_named():
+    run = Run()
+    for start, length in ((0, 1), (2, 1), (4, 3)):
+        run.kernel(start, length, kind=Kind.COMMUNICATION, name="ncclAllReduce",
+                   extra={"collective": "all_reduce", "message_bytes": 1000})  # fmt: skip
+    found = run.bars(0, 7)
+    assert (ms(found, "comm:wait_alone"), ms(found, "comm:transfer")) == (2.0, 3.0)
+
+
+def test_recompute_and_casts_are_avoidable():
+    run = Run()
+    run.kernel(0, 1, phase="recompute")
+    copy = run.host("aten::copy_", 0, 0.1, extra={"dtypes": '["c10::BFloat16", "float", ""]'})
+    call = run.host("cudaLaunchKernel", 0.05, 0.01, Kind.RUNTIME, parent=copy)
+    run.kernel(1, 1, call, name="unrolled_elementwise_kernel", op="aten::copy_")
+    found = run.bars(0, 2)
+    assert (ms(found, "avoidable:recompute"), ms(found, "avoidable:casts")) == (1.0, 1.0)
+
+
+def test_a_chain_of_light_kernels_is_charged_for_the_bytes_it_moves_again():
+    run = Run()
+    for i in range(3):
+        run.kernel(i, 1, name="vectorized_elementwise_kernel",
+                   extra={"read_bytes": 2**20, "written_bytes": 2**20, "floor_s": 0.5 * MS})  # fmt: skip
+    found = run.bars(0, 3)
+    assert ms(found, "avoidable:passes") == pytest.approx(0.5 + 0.9 + 0.5, abs=1e-3)
+
+
+def test_a_step_is_the_mean_over_steps_and_devices():
+    run = Run()
+    for device in (0, 1):
+        for start in (0, 10):
+            run.kernel(start, 4, device=device)
+    found = run.bars(0, 20, num_steps=2)
+    assert found.step_ms == 10.0 and found.num_devices == 2
+    assert ms(found, "unpriced:gemm") == 4.0
+
+
+def test_a_program_on_the_host_alone_is_accounted_for():
+    run = Run()
+    run.host("aten::mm", 0, 3)
+    run.host("aten::add", 4, 1)
+    found = account(run.build.build())
+    assert sum(bar.ns for bar in found.bars) == found.total_ns
+    assert found.bars[0].stage == "host" and ms(found, "host:op") == pytest.approx(4.0)
+
+
+def test_an_empty_trace_has_no_bars():
+    assert account(TraceBuilder("empty").build()).bars == ()
+
+
+def test_every_bar_says_what_generally_helps_and_where_it_is():
+    run = Run()
+    run.kernel(0, 1, module="layers.0", op="aten::mm")
+    run.host("aten::mm", 1, 2, module="layers.1", source="train.py:7")
+    run.launched(2, 3.01, 1)
+    for bar in run.bars(0, 4.01).bars:
+        assert bar.remedy and bar.parts and bar.label
+    place = run.bars(0, 4.01).bar("idle:op").parts[0]
+    assert (place.module, place.source, place.name) == ("layers.1", "train.py:7", "aten::mm")
