@@ -29,10 +29,9 @@ def traces(draw: st.DrawFn) -> Trace:
         build.add(name, "host", draw(times) * US, draw(lengths) * US, kind=kind, thread=draw(st.integers(1, 3)),
                   module=draw(st.sampled_from(("", "layers.0"))))  # fmt: skip
     for _ in range(draw(st.integers(0, 12))):
-        calls.append(
-            build.add(draw(st.sampled_from(CALLS)), "host", draw(times) * US, draw(lengths) * US, kind=Kind.RUNTIME,
-                      thread=draw(st.integers(1, 3)))  # fmt: skip
-        )
+        name, thread = draw(st.sampled_from(CALLS)), draw(st.integers(1, 3))
+        row = build.add(name, "host", draw(times) * US, draw(lengths) * US, kind=Kind.RUNTIME, thread=thread)
+        calls.append(row)
     for _ in range(draw(st.integers(0, 20))):
         name = draw(st.sampled_from(KERNELS))
         kind = Kind.COMMUNICATION if "nccl" in name else Kind.MEMCPY if "Memcpy" in name else Kind.KERNEL

@@ -101,7 +101,6 @@ class Host:
     def activities(self, windows: Intervals, thread: Ids) -> Pieces:
         """Every window cut by what the host did in it; ``thread`` is that whose launch ended each."""
         found: list[Pieces] = []
-        left: list[_Stretch] = []
         for number in np.unique(thread).tolist():
             own = np.flatnonzero(thread == number)
             stretch = _Stretch(own, windows.start[own], windows.end[own])
@@ -110,7 +109,6 @@ class Host:
             handed, soft_left = self._handed_over(soft, number)
             found += [*handed, *self._enclosed(soft_left, number)]
             found += self._silent(silent, number)
-        del left
         return Pieces(*(np.concatenate([getattr(part, name) for part in found]) for name in Pieces._fields))
 
     def _classes(self) -> tuple[NDArray[np.int8], NDArray[np.int8]]:
@@ -160,11 +158,11 @@ class Host:
             same = order[low:high]
             if same[0] != i:
                 continue
-            later = float(np.median(spent[same[1:]])) if len(same) > 1 else -1.0
-            if later >= 0.0 and spent[i] >= 3.0 * later:
-                chosen.append(i)
-            elif later < 0.0 and shapes[rows[i]] > 0 and _PLANS.search(trace.words[int(trace.name[rows[i]])]):
-                chosen.append(i)
+            if len(same) > 1:
+                is_first = bool(spent[i] >= 3.0 * float(np.median(spent[same[1:]])))
+            else:
+                is_first = shapes[rows[i]] > 0 and bool(_PLANS.search(trace.words[int(trace.name[rows[i]])]))
+            chosen += [i] if is_first else []
         return rows[np.array(chosen, dtype=np.intp)]
 
     def _first_launches(self, calls: Mask) -> Mask:
@@ -181,12 +179,7 @@ class Host:
         took = trace.duration_s[trace.launch[works]]
         slow = trace.duration_s[trace.launch[first]] >= max(500e-6, 20.0 * float(np.median(took)))
         found[trace.launch[first[slow]]] = True
-        return found & (self.own_launch())
-
-    def own_launch(self) -> Mask:
-        """Calls that launch a kernel or a graph."""
-        calls = self.trace.of_kind(Kind.RUNTIME)
-        return named(self.trace, _LAUNCH, calls)
+        return found & named(trace, _LAUNCH, calls)
 
     def _of_thread(self, thread: int, windows: _Stretch) -> Index:
         """Host spans of a thread that overlap the windows, enclosing ones first."""
@@ -195,7 +188,7 @@ class Host:
         wanted = union(windows.start, windows.end)
         hit = covered_within(wanted, trace.start_ns[rows], trace.end_ns[rows]) > 0
         rows = rows[hit]
-        return rows[np.lexsort((-trace.end_ns[rows], trace.start_ns[rows]))]
+        return np.asarray(rows[np.lexsort((-trace.end_ns[rows], trace.start_ns[rows]))], dtype=np.intp)
 
     def _innermost(self, windows: _Stretch, thread: int) -> tuple[_Stretch, Ids]:
         """The windows cut wherever a span of the thread begins or ends, and the innermost span of each cut."""
@@ -299,7 +292,8 @@ class Host:
         return np.asarray(high - low, dtype=np.int64)
 
     def _silent(self, silent: _Stretch, thread: int) -> list[Pieces]:
-        """Where the thread shows nothing: what any other thread did, then code between two spans, then nothing."""
+        """Where the thread shows nothing: what any other thread did; else the code between its spans before and after;
+        before its first span and after its last one nothing is known."""
         made: list[Pieces] = []
         for other in self.threads[:8]:
             if other == thread or not len(silent.window):
@@ -310,8 +304,9 @@ class Host:
             silent = _chosen(parts, ~works)
         if len(silent.window):
             nobody = np.full(len(silent.window), -1, np.int32)
-            short = self._silence(silent, thread, nobody) < NEAR_NS
-            activity = np.where(short, _CODE["between_ops"], _CODE["unrecorded"]).astype(np.int8)
+            lasts = self._silence(silent, thread, nobody)
+            between = np.where(lasts < NEAR_NS, _CODE["between_ops"], _CODE["host_code"])
+            activity = np.where(lasts < 2**60, between, _CODE["unrecorded"]).astype(np.int8)
             made.append(Pieces(silent.window, silent.end - silent.start, activity, nobody))
         return made
 

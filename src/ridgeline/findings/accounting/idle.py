@@ -22,7 +22,7 @@ _GRAPH = re.compile(r"GraphLaunch", re.IGNORECASE)
 
 
 class Idle(NamedTuple):
-    """Idle time as columns: why, how long, the host span that shows it, and the device span that ended it (-1: none)."""
+    """Idle time as columns: why, how long, the host span that shows it, the device span that ended it (-1: none)."""
 
     reason: Ids
     ns: Nanos
@@ -83,7 +83,7 @@ def _host_part(trace: Trace, host: Host, windows: Intervals, launch: Ids, after:
 
 def _idle(reason: object, ns: object, span: object, ended_by: object) -> Idle:
     codes = [_CODE[one] if isinstance(one, str) else int(one) for one in np.asarray(reason).tolist()]
-    columns = (np.asarray(codes, np.int32), np.asarray(ns, np.int64), np.asarray(span, np.int32),
-               np.asarray(ended_by, np.int32))  # fmt: skip
-    kept = columns[1] > 0
-    return Idle(*(column[kept] for column in columns))
+    found = Idle(np.asarray(codes, np.int32), np.asarray(ns, np.int64), np.asarray(span, np.int32),
+                 np.asarray(ended_by, np.int32))  # fmt: skip
+    kept = found.ns > 0
+    return Idle(found.reason[kept], found.ns[kept], found.span[kept], found.ended_by[kept])

@@ -86,8 +86,8 @@ _BARS = {
         "Fewer and larger ops: CUDA graphs, torch.compile, or less Python in the loop.",
     ),
     "host_code": (
-        "host code outside of ops",
-        "Record the Python stack (ridgeline profile --stack) to see which line it is.",
+        "host outside of any recorded op or call",
+        "Other code of the program, or a thread at rest: record the Python stack (ridgeline profile --stack).",
     ),
     "asleep": ("host asleep or waiting", "Find what the host waits for: another thread, a lock, input or a timer."),
     "unrecorded": (

@@ -317,9 +317,10 @@ def _parts(trace: Trace, ns: Nanos, span: Ids, place: Ids, per_step: int, limit:
     for i in np.argsort(-sums, kind="stable")[:limit].tolist():
         own = np.flatnonzero(inverse == i)
         own = own[np.argsort(-ns[own], kind="stable")]
-        words = [trace.words[int(word)] for word in distinct[i]]
+        module, source, op, name = (trace.words[int(word)] for word in distinct[i])
         rows = tuple(dict.fromkeys(int(row) for row in span[own[:8]] if row >= 0))[:5]
-        made.append(Part(*words, int(sums[i]) / 1e6 / per_step, int(counts[i]) / per_step, int(ns[own[0]]) / 1e6, rows))
+        ms, longest_ms = int(sums[i]) / 1e6 / per_step, int(ns[own[0]]) / 1e6
+        made.append(Part(module, source, op, name, ms, int(counts[i]) / per_step, longest_ms, rows))
     return tuple(made)
 
 

@@ -151,11 +151,14 @@ def test_a_file_without_host_events_says_so():
     assert found.named_idle_frac == 0.0 and any("no host events" in note for note in found.notes)
 
 
-def test_a_silent_host_is_said_to_be_unrecorded():
+def test_a_host_without_spans_is_outside_of_ops_between_two_and_unrecorded_after_the_last():
     run = Run()
     run.launched(0, 0.01, 1)
     run.launched(50, 50.01, 1)
-    assert ms(run.bars(0.01, 51.01), "idle:unrecorded") == pytest.approx(48.99)
+    found = run.bars(0.01, 80)
+    assert ms(found, "idle:host_code") == pytest.approx(48.99)
+    assert ms(found, "idle:unrecorded") == pytest.approx(28.99)
+    assert found.named_idle_frac == pytest.approx(0.63, abs=0.01)
 
 
 def test_bubbles_of_a_simulated_schedule_are_a_bar():
