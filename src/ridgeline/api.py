@@ -162,8 +162,10 @@ def _plan_of(cluster: Cluster, choices: Mapping[str, Any]) -> Plan:
         given["zero"] = 1
     if choices.get("vp", 1) > 1 and "schedule" not in choices:
         given["schedule"] = "interleaved"
-    if cluster.num_devices == 1 and "execution" not in choices:
-        given["execution"] = "eager"
+    if cluster.num_devices == 1:  # as ``predict`` has it: PyTorch's own optimizer, no master weights
+        given.setdefault("execution", "eager")
+        if choices.get("precision", "bf16") in ("bf16", "fp16") and "optimizer" not in choices:
+            given |= {"optimizer": "adamw-no-master", "reduce_dtype": choices.get("precision", "bf16")}
     if choices.get("tp", 1) > 1 and "overlap_tp" not in choices:
         given["overlap_tp"] = True
     return Plan(**given)
@@ -420,11 +422,13 @@ def serve(
 ) -> tuple[Served, Metrics]:
     """What users of a deployment would see: every request of ``workload`` simulated, and the figures made of it.
 
+    Latencies of a closed loop are those of its steady state: the requests that start it all at once are left out.
+
     ``model`` is a name of the zoo, a hub path or a ``config.json``; ``on`` a cluster; ``wanted`` the fields of
     ``ridgeline.sim.serving.compose.Wanted`` (tp, pp, ep, attention_dp, precision, kv, engine, disaggregated, …).
     """
     from ridgeline.sim.serving.compose import Wanted, deployment_of
-    from ridgeline.sim.serving.metrics import metrics
+    from ridgeline.sim.serving.metrics import metrics, steady
     from ridgeline.sim.serving.simulate import simulate
     from ridgeline.sim.serving.workload import closed
 
@@ -434,7 +438,7 @@ def serve(
             raise InputError(f"serve has no option {name!r}{nearest(name, known)}")
     deployment = deployment_of(model, on, Wanted(**wanted))
     served = simulate(deployment, workload or closed(32, 1024, 1024), max_spans=spans)
-    return served, metrics(served, slo)
+    return served, metrics(served, slo, skip=steady(served))
 
 
 def serving_timeline(served: Served) -> Trace:

@@ -349,7 +349,10 @@ def simulate(
     overlap_params: Annotated[bool, typer.Option("--overlap-params/--no-overlap-params")] = True,
     overlap_tp: Annotated[bool | None, typer.Option("--overlap-tp/--no-overlap-tp")] = None,
     overlap_ep: Annotated[bool, typer.Option("--overlap-ep/--no-overlap-ep")] = False,
-    optimizer: Annotated[str, typer.Option(help="adamw, sgd or adamw-8bit.")] = "adamw",
+    optimizer: Annotated[
+        str | None,
+        typer.Option(help="adamw, sgd, adamw-8bit or adamw-no-master; adamw with fp32 masters, on one device without."),
+    ] = None,
     attention: Annotated[str, typer.Option(help="Attention library: cudnn, fa2 or fa3.")] = "",
     execution: Annotated[str | None, typer.Option(help="eager, compiled (fused kernels) or cudagraph.")] = None,
     dispatch: Annotated[str | None, typer.Option(help="Tokens to experts: all-to-all, drop, deep, hybrid.")] = None,

@@ -15,7 +15,7 @@ from ridgeline.cli import draw
 from ridgeline.cli.keep import keep
 from ridgeline.errors import InputError
 from ridgeline.sim.serving.compose import Wanted
-from ridgeline.sim.serving.metrics import Metrics, Slo, metrics
+from ridgeline.sim.serving.metrics import Metrics, Slo
 from ridgeline.sim.serving.search import Candidate, Need, Searched, search
 from ridgeline.sim.serving.simulate import Served
 from ridgeline.sim.serving.workload import Workload, closed, opened, recorded, static
@@ -68,7 +68,7 @@ def serve_and_show(model: str, on: str, load: Load, slo: Slo, wanted: Wanted, ou
     work = workload_of(load)
     spans = 200_000 if output.trace else 0  # max spans
     served, found = serve(model, on, work, slo, spans=spans, **asdict(wanted))
-    points = _sweep(model, on, load, slo, wanted) if output.sweep or output.html else ()
+    points = _sweep(model, on, load, slo, wanted, (served, found)) if output.sweep or output.html else ()
     if output.json:
         draw.print_json(document(served, found, slo, points))
     else:
@@ -128,15 +128,18 @@ def _progress() -> Any:
     return tell
 
 
-def _sweep(model: str, on: str, load: Load, slo: Slo, wanted: Wanted) -> tuple[Candidate, ...]:
-    """The same deployment at other loads: closed loops of growing concurrency."""
+def _sweep(
+    model: str, on: str, load: Load, slo: Slo, wanted: Wanted, asked: tuple[Served, Metrics]
+) -> tuple[Candidate, ...]:
+    """The same deployment at other loads: closed loops of growing concurrency, and the one that was asked for."""
     from ridgeline.sim.serving.search import CONCURRENCIES, KEPT_FRAC, ROUNDS
 
     points: list[Candidate] = []
-    for concurrency in CONCURRENCIES[:9]:
-        work = closed(concurrency, load.isl, load.osl, num=max(8, ROUNDS * concurrency), ratio=load.ratio)
-        served, _ = serve(model, on, work, slo, **asdict(wanted))
-        found = metrics(served, slo, skip=concurrency)
+    for concurrency in sorted({*CONCURRENCIES[:9], asked[0].workload.concurrency} - {0}):
+        num = max(8, ROUNDS * concurrency)
+        work = closed(concurrency, load.isl, load.osl, num=num, ratio=load.ratio, seed=load.seed)
+        is_asked = concurrency == asked[0].workload.concurrency
+        served, found = asked if is_asked else serve(model, on, work, slo, **asdict(wanted))
         name, devices = served.deployment.precision.name, served.deployment.num_devices
         points.append(Candidate("this", name, devices, concurrency, found, found.good_frac >= KEPT_FRAC))
     return tuple(points)
@@ -184,6 +187,12 @@ def show(served: Served, found: Metrics, slo: Slo) -> None:
     for left, right in zip(pairs[::2], [*pairs[1::2], *([("", "")] if len(pairs) % 2 else [])], strict=True):
         figures.add_row(*left, *right)
     out.print(figures)
+    if found.num_skipped:
+        out.print(Text(f"latencies without the first {found.num_skipped} requests, which start all at once", draw.DIM))
+    if found.waiting_at_end:
+        share = f"{found.waiting_at_end:,} of {found.num_requests:,} requests"
+        out.print(Text(f"overloaded: {share} wait when the last arrives, and the wait grows with the run: "
+                       "lower the rate, or add devices", style="red"))  # fmt: skip
     basis = Text("basis: ") + draw.basis(found.basis)
     out.print(basis + Text(f"; intervals hold 90 % of published runs of this engine (±{math.expm1(found.width):.0%})"))
 

@@ -61,6 +61,17 @@ class Line:
     held: Mapping[Flat, int] = NOTHING  # storages a fused kernel reads, and until which flat node
     made: Mapping[Flat, int] = NOTHING  # storages it writes, and at which flat node
 
+    @property
+    def limit(self) -> str:
+        """What limits the kernel, as a reader is told: ``issue`` where no roof explains most of a long kernel's time."""
+        reached = self.floor_s / self.busy_s if self.busy_s else 1.0
+        is_issue = (
+            (self.bound == "compute" and not self.work.flops)
+            or (self.bound == "latency" and self.busy_s > 1e-4)
+            or (self.bound == "memory" and self.busy_s > 5e-6 and reached < 0.3)
+        )
+        return "issue" if is_issue else self.bound
+
     def row(self) -> Row:
         node, times = self.node, self.times
         total_s = self.busy_s * self.stretch * times
@@ -77,7 +88,7 @@ class Line:
             node.module,
             op,
             str(node.phase),
-            self.bound,
+            self.limit,
             times,
             self.num_kernels * times,
             self.work.flops * times,

@@ -221,7 +221,10 @@ class Primitive:
     def supports(self, *args: Any) -> Support:
         """Whether kernels run these arguments."""
         tensors = [value for value in args if isinstance(value, torch.Tensor)]
-        reason = self.support(*args) or _where(tensors)
+        try:
+            reason = self.support(*args) or _where(tensors)
+        except (TypeError, AttributeError, IndexError) as error:
+            reason = f"these are not the arguments of {self.name}{self.schema.partition(' ->')[0]}: {error}"
         return Support(reason is None, reason or "")
 
     def check(self, *args: Any) -> None:

@@ -8,7 +8,9 @@ from typing import Any
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero-bubble", "dualpipe")
 CP_KINDS = ("ring", "all-gather")
-OPTIMIZERS = ("adamw", "sgd", "adamw-8bit")
+OPTIMIZERS = ("adamw", "sgd", "adamw-8bit", "adamw-no-master")
+"""AdamW and SGD with fp32 master weights; AdamW with moments of 8 bits; AdamW in the precision of the parameters alone,
+as ``torch.optim.AdamW`` steps a bf16 model."""
 DISPATCHES = ("all-to-all", "drop", "deep", "hybrid")
 """Plain exchange whose sizes the host must learn; fixed capacity; one copy a host, sizes learned; one copy, no wait."""
 OFFLOADS = ("none", "optimizer", "activations")

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ridgeline.cost.memory import memory_of
 from ridgeline.dtypes import dtype
+from ridgeline.graph import Graph
 from ridgeline.plan import Plan
 from ridgeline.plan.precision import recipe
 from ridgeline.plan.schedule import BACKWARD, FORWARD, WEIGHT, Schedule
@@ -20,8 +22,8 @@ OFFLOADED_FRAC = 0.9
 """Share of the saved activations that offloading keeps on the host; the rest is the layer that computes (assumed)."""
 LATE_FRAC = 0.5
 """Share of a layer's kept activations that weight gradients run apart still need: the inputs of its products."""
-STATE_BYTES = {"adamw": 12.0, "sgd": 8.0, "adamw-8bit": 6.0}
-"""Master copy and moments of a parameter: 4 + 4 + 4; 4 + 4; 4 + 1 + 1."""
+STATE_BYTES = {"adamw": 12.0, "sgd": 8.0, "adamw-8bit": 6.0, "adamw-no-master": 4.0}
+"""Master copy and moments of a parameter: 4 + 4 + 4; 4 + 4; 4 + 1 + 1; 2 + 2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +84,28 @@ def footprint(stage: int, held: Sequence[Held], order: Schedule, plan: Plan, cap
     return Footprint(stage, kinds, tuple((n, fixed + b) for n, b in curve), capacity_bytes)
 
 
+def footprint_of_graph(graph: Graph, capacity_bytes: float) -> Footprint:
+    """The peak of one rank that runs the whole graph once, by the liveness of its values, as ``predict`` has it."""
+    live = memory_of(graph)
+    kinds = {"parameters": 0.0, "gradients": 0.0, "optimizer": 0.0, "activations": 0.0}
+    named = {"param": "parameters", "buffer": "parameters", "grad": "gradients", "state": "optimizer"}
+    for kind, num_bytes in live.by_kind.items():
+        kinds[named.get(kind, "activations")] += num_bytes
+    kinds["fragments"] = FRAGMENTED_FRAC * sum(kinds.values())
+    kinds["context"] = CONTEXT_BYTES
+    fixed = kinds["fragments"] + CONTEXT_BYTES
+    return Footprint(0, kinds, tuple((n, num_bytes + fixed) for n, num_bytes in live.timeline), capacity_bytes)
+
+
 def static_bytes(held: Sequence[Held], plan: Plan) -> dict[str, float]:
     """Parameters, gradients and optimizer states, shared out as the plan says."""
     plain, expert = sum(h.numel for h in held), sum(h.expert_numel for h in held)
     frozen = sum(h.frozen_numel for h in held)
     kept = recipe(plan.precision).kept_bytes(plan.narrow_params)
     grad = dtype(plan.reduce_dtype).itemsize
-    state = STATE_BYTES[plan.optimizer] - (4.0 if plan.precision in ("fp32", "tf32") else 0.0)
+    state = STATE_BYTES[plan.optimizer]
+    if plan.precision in ("fp32", "tf32"):  # the parameters are their own master copy
+        state += 4.0 if plan.optimizer == "adamw-no-master" else -4.0
     ranks, expert_ranks = float(plan.sharders), float(plan.expert_dp)
     split = {stage: (ranks if plan.zero >= stage else 1.0, expert_ranks if plan.zero >= stage else 1.0)
              for stage in (1, 2, 3)}  # fmt: skip

@@ -59,7 +59,7 @@ class Search:
 
     best: tuple[Step, ...]
     num_candidates: int
-    outcomes: Mapping[str, int]  # simulated, out of memory, pruned by bound
+    outcomes: Mapping[str, int]  # simulated, out of memory, pruned by bound: adds up to num_candidates
     sensitivity: tuple[Sensitivity, ...]
     frontier: tuple[tuple[float, float, str], ...]  # (step_s, peak_bytes, plan): nothing is better in both
     points: tuple[tuple[float, float], ...]
@@ -171,10 +171,9 @@ class _Search:
                 self.outcomes["pruned by bound"] += len(bounded) - number
                 break
             step = simulate_step(self.graph(plan.micro_batch), plan, self.cluster, self.stack, prices=self.prices)
-            self.outcomes["simulated"] += 1
             self.points.append((step.step_s, step.peak_bytes, plan.words()))
+            self.outcomes["simulated" if step.fits else "out of memory"] += 1
             if not step.fits:
-                self.outcomes["out of memory"] += 1
                 continue
             best = sorted([*best, step], key=lambda s: s.step_s)[: self.top]
             if progress and number % 8 == 0:

@@ -20,14 +20,14 @@ from ridgeline.plan import Plan, partition
 from ridgeline.plan.schedule import Schedule, schedule
 from ridgeline.plan.shard import sequence_of
 from ridgeline.sim.compose import Position, Setting, positions_of
-from ridgeline.sim.footprint import OFFLOADED_FRAC, Footprint, Held, footprint
+from ridgeline.sim.footprint import OFFLOADED_FRAC, Footprint, Held, footprint, footprint_of_graph
 from ridgeline.sim.generation import Stack
 from ridgeline.sim.pieces import OPTIMIZER, Priced, blended, groups_of, price, wall_factor
 from ridgeline.sim.pipeline import Pass, Timeline, run_steady
 
 BUCKET_NUMEL = 40e6
 """Parameters whose gradients travel together (what Megatron and DDP-like trainers use, order of magnitude)."""
-OPTIMIZER_BYTES = {"adamw": 30.0, "sgd": 18.0, "adamw-8bit": 18.0}
+OPTIMIZER_BYTES = {"adamw": 30.0, "sgd": 18.0, "adamw-8bit": 18.0, "adamw-no-master": 14.0}
 """Bytes moved per parameter stepped over: gradient, master copy and moments read and written, narrow copy written."""
 STREAM_FRAC = 0.8
 """Share of the DRAM bandwidth that optimizer kernels reach (the multi-tensor fits reach 0.75 to 0.87)."""
@@ -373,7 +373,10 @@ class StepRun:
         return parts
 
     def footprints(self) -> tuple[Footprint, ...]:
-        capacity = self.cluster.device.dram.capacity_bytes
+        plan, capacity = self.plan, self.cluster.device.dram.capacity_bytes
+        alike = (plan.num_micro_batches, plan.recompute, plan.offload, plan.optimizer, plan.execution)
+        if plan.world == 1 and alike == (1, "none", "none", "adamw-no-master", "eager"):
+            return (footprint_of_graph(self.graph, capacity),)  # the step is the graph's own
         return tuple(
             footprint(stage, self.held(stage), self.order, self.plan, capacity) for stage in range(self.plan.pp)
         )

@@ -44,7 +44,7 @@ def served_data(title: str, served: Served, found: Metrics, points: Sequence[Can
     """What the page draws."""
     from ridgeline import __version__
 
-    ttft, tpot, e2e = latencies(served)
+    ttft, tpot, e2e = (values[found.num_skipped :] for values in latencies(served))
     return {
         "title": title, "kind": "serve", "subtitle": f"{served.workload.title}; {served.deployment.engine.title}",
         "version": __version__, "metrics": found.to_dict(), "capacity_tokens": served.capacity_tokens,

@@ -225,7 +225,7 @@ def test_the_largest_llm_is_predicted_within_a_second_of_a_cold_start():
     """On a machine that imports NumPy in a ninth of a second or less; slower ones are given as much more."""
     taken_s, numpy_s = (
         min(_cold_start_s(*argv) for _ in range(4))
-        for argv in (("-m", "ridgeline.cli", "predict", "llama3-405b", "--on", "h200"), ("-c", "import numpy"))
+        for argv in (("-m", "ridgeline", "predict", "llama3-405b", "--on", "h200"), ("-c", "import numpy"))
     )
     assert taken_s < max(1.0, 9 * numpy_s)
 
@@ -240,7 +240,7 @@ def test_predicting_a_name_of_the_zoo_imports_no_framework():
 
 
 def test_a_reader_that_stops_early_gets_no_traceback():
-    command = f"{sys.executable} -m ridgeline.cli predict llama3-8b --json | head -1"
+    command = f"{sys.executable} -m ridgeline predict llama3-8b --json | head -1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert done.stdout == "{\n"
     assert "Traceback" not in done.stderr

@@ -370,3 +370,25 @@ def test_every_tile_is_taken_once_and_heads_that_share_go_together():
         found = [kernel._tile.fn(i, num, heads, group, True) for i in range(num * heads)]
         assert sorted(found) == [(m, h) for m in range(num) for h in range(heads)]
         assert {h for _, h in found[: num * group]} == set(range(group))
+
+
+@pytest.mark.parametrize(("dim", "width"), [(59, 59), (111, 111), (64, 33), (300, 300)])
+def test_head_dims_that_no_kernel_takes_are_padded_or_composed(dim, width):
+    q = torch.randn(2, 4, 8, dim, dtype=torch.bfloat16, requires_grad=True)
+    k, v = (torch.randn(2, 2, 8, d, dtype=torch.bfloat16) for d in (dim, width))
+    found = kernels.attention(q, k, v, True)
+    meant = torch.nn.functional.scaled_dot_product_attention(
+        q.double(), k.double(), v.double(), is_causal=True, enable_gqa=True
+    )
+    assert found.shape == meant.shape and found.dtype == torch.bfloat16
+    assert (found - meant).norm() < 0.003 * meant.norm()
+    (grad,) = torch.autograd.grad(found.float().square().sum(), q)
+    (right,) = torch.autograd.grad(meant.square().sum(), q)
+    assert (grad - right).norm() < 0.01 * right.norm()
+
+
+def test_supports_answers_for_any_arguments_of_any_primitive():
+    x = torch.randn(2, 4, 8, 64)
+    for name in kernels.primitives():
+        for args in ((), (None,), (None,) * 6, (x, (1, 2)), (x, x, x, True, None, False, None, (128, 0))):
+            assert isinstance(kernels.supports(name, *args), kernels.Support)

@@ -59,9 +59,12 @@ def _attention(
     shift = key.shape[-2] - query.shape[-2] if lower_right else 0
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     left, right = window or (-1, -1)
-    return ATTENTION(
-        query, key, value, is_causal, scale, shift, key_mask, sinks, left, right, softcap, deterministic
-    )  # fmt: skip
+    rest = (is_causal, scale, shift, key_mask, sinks, left, right, softcap, deterministic)
+    width = value.shape[-1]
+    if max(query.shape[-1], width) > MAX_HEAD_DIM:  # no kernel holds such rows: PyTorch's own ops
+        return ATTENTION.composed(query, key, value, *rest)  # type: ignore[no-any-return]
+    found: Tensor = ATTENTION(*(_padded(x) for x in (query, key, value)), *rest)
+    return found[..., :width] if width % 8 else found
 
 
 def varlen_attention(
@@ -87,10 +90,16 @@ def varlen_attention(
     query, key, value = narrowed(query, key, value)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     left, right = window or (-1, -1)
-    return VARLEN_ATTENTION(
-        query, key, value, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, is_causal, scale, sinks, left, right,
-        softcap, deterministic,
-    )  # fmt: skip
+    rest = (max_seqlen_q, max_seqlen_k, is_causal, scale, sinks, left, right, softcap, deterministic)
+    width = value.shape[-1]
+    padded = (_padded(x) for x in (query, key, value))
+    found: Tensor = VARLEN_ATTENTION(*padded, cu_seqlens_q, cu_seqlens_k, *rest)
+    return found[..., :width] if width % 8 else found
+
+
+def _padded(x: Tensor) -> Tensor:
+    """Zeros up to the next multiple of eight columns, which is what the kernels load; they change no score."""
+    return torch.nn.functional.pad(x, (0, -x.shape[-1] % 8)) if x.shape[-1] % 8 else x
 
 
 def _forward(
@@ -204,7 +213,7 @@ def _common_reason(q: Tensor, k: Tensor, v: Tensor, scale: float, sinks: Tensor 
         return f"query, key and value are {q.dtype}, {k.dtype}, {v.dtype}; kernels take bfloat16 or float16, all alike"
     if sinks is not None and (sinks.shape != (q.shape[1],) or not sinks.is_floating_point()):
         return f"sinks are {sinks.dtype} {tuple(sinks.shape)}; kernels take one floating-point logit a query head"
-    if not scale > 0 or softcap < 0 or not math.isfinite(softcap):
+    if not (scale is None or scale > 0) or softcap < 0 or not math.isfinite(softcap):
         return f"scale is {scale} and softcap {softcap}; scale is positive, softcap positive or 0 for none"
     if q.is_cuda and torch.cuda.get_device_capability(q.device) != (9, 0):
         return "these kernels are made of Hopper's instructions: compute capability 9.0"

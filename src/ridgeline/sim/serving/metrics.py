@@ -82,6 +82,8 @@ class Metrics:
     preemptions: int
     width: float
     basis: Basis
+    num_skipped: int  # requests at the start that the latencies leave out
+    waiting_at_end: int  # requests not begun when the last one arrived, where that number grew all along; else 0
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON: SI units, the basis as a word."""
@@ -108,9 +110,24 @@ def latencies(served: Served) -> tuple[Floats, Floats, Floats]:
     return ttft, tpot, e2e
 
 
+def steady(served: Served) -> int:
+    """Requests that a closed loop starts all at once, if others follow: a steady state begins after them."""
+    at_once = served.workload.concurrency
+    return at_once if len(served.workload) >= 2 * at_once else 0
+
+
+def _waiting_at_end(served: Served) -> int:
+    """Requests of an open workload not begun when the last arrives, if the wait grew: a queue without bound."""
+    arrival, first = served.arrival_s, served.first_s
+    if served.workload.concurrency or len(arrival) < 40 or arrival[-1] <= arrival[0]:
+        return 0
+    waited = np.array([part.mean() for part in np.array_split(first - arrival, 4)])
+    waiting = int((first > arrival.max()).sum())
+    return waiting if waiting > 0.05 * len(arrival) and waited[3] > 1.5 * waited[1] else 0
+
+
 def metrics(served: Served, slo: Slo | None = None, *, skip: int = 0) -> Metrics:
-    """All figures; goodput counts the requests that keep the SLO. Latencies leave out the first ``skip`` requests,
-    which a closed loop starts all at once."""
+    """All figures; goodput counts the requests that keep the SLO. Latencies leave out the first ``skip`` requests."""
     ttft, tpot, e2e = (values[min(skip, len(values) - 1) :] for values in latencies(served))
     deployment, work = served.deployment, served.workload
     apart = APART_WIDER if deployment.prefill else 1.0
@@ -128,7 +145,7 @@ def metrics(served: Served, slo: Slo | None = None, *, skip: int = 0) -> Metrics
         float(good.mean()) * len(work) / wall_s, float(good.mean()), peak, mean, running,
         sum(served.requests.reused) / max(read, 1), served.energy_j, served.energy_j / made, usd,
         usd / made * 1e6, usd / (made + read) * 1e6, deployment.num_devices, len(work), served.iterations,
-        served.preemptions, width, served.basis,
+        served.preemptions, width, served.basis, skip, _waiting_at_end(served),
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from ridgeline.errors import RidgelineError
 from ridgeline.hardware import cluster
 from ridgeline.sim.serving.anatomy import Anatomy
 from ridgeline.sim.serving.compose import Wanted, deployment_of, model_named
-from ridgeline.sim.serving.metrics import Metrics, Slo, metrics
+from ridgeline.sim.serving.metrics import Metrics, Slo, metrics, steady
 from ridgeline.sim.serving.simulate import Deployment, Pool, simulate
 from ridgeline.sim.serving.workload import Workload, closed, opened
 
@@ -142,7 +142,8 @@ def _by_concurrency(made: Anatomy, on: str, need: Need, wanted: Wanted) -> list[
 
 
 def _tried(deployment: Deployment, work: Workload, need: Need, wanted: Wanted, concurrency: int) -> Candidate:
-    found = metrics(simulate(deployment, work), need.slo, skip=concurrency)
+    served = simulate(deployment, work)
+    found = metrics(served, need.slo, skip=steady(served))
     title = _title(wanted, deployment.pool.replicas)
     keeps = found.good_frac >= KEPT_FRAC
     return Candidate(title, wanted.precision, deployment.num_devices, concurrency, found, keeps)

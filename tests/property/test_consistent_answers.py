@@ -1,0 +1,67 @@
+"""One question asked in two ways has one answer."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import ridgeline as rl
+from ridgeline.cli.app import run
+from ridgeline.errors import HardwareError
+from ridgeline.sim.serving.metrics import latencies
+from ridgeline.sim.serving.workload import closed, opened
+from ridgeline.web.serving import served_data
+
+NETWORKS = ("llama3-8b", "bert-large", "gpt2-xl", "mixtral-8x7b")
+
+
+@pytest.mark.parametrize("model", NETWORKS)
+def test_simulating_one_device_agrees_with_predicting_it(model):
+    graph = rl.build(model, batch=1, mode="train", seq=512)
+    predicted, step = rl.predict(graph, on="h200"), rl.simulate(graph, "h200*1")
+    assert step.step_s == pytest.approx(predicted.expected_s, rel=0.02)
+    allocated = max(stage.allocated_bytes for stage in step.footprints)
+    assert allocated == pytest.approx(predicted.peak_bytes, rel=0.01)
+
+
+def test_the_outcomes_of_a_plan_search_add_up():
+    found = rl.plans("llama3-8b", "h100-sxm*8", global_batch=16, seq=2048)
+    assert sum(found.outcomes.values()) == found.num_candidates
+
+
+def test_a_row_of_a_sweep_is_what_the_table_above_it_says(capsys):
+    argv = ["serve", "llama3-8b", "--on", "h200*1", "--concurrency", "16", "--isl", "256", "--osl", "64", "--sweep"]
+    assert run([*argv, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    row = next(point for point in found["sweep"] if point["concurrency"] == 16)["found"]
+    assert row["ttft_s"] == found["ttft_s"] and row["output_tokens_per_s"] == found["output_tokens_per_s"]
+
+
+def test_the_curve_of_latencies_ends_where_the_percentiles_do():
+    served, found = rl.serve("llama3-8b", "h200*1", closed(8, 256, 64))
+    curve = served_data("t", served, found, ())["cdf"]["ttft"]
+    values, shares = zip(*curve, strict=True)
+    assert np.interp(0.99, shares, values) == pytest.approx(found.ttft_s.percentiles[99], rel=1e-3)
+    assert found.num_skipped == 8 and len(latencies(served)[0]) == 80
+
+
+@pytest.mark.parametrize(("rate", "is_overloaded"), [(2.0, False), (2000.0, True)])
+def test_a_deployment_that_cannot_keep_up_says_so(rate, is_overloaded):
+    _, found = rl.serve("llama3-8b", "h200*1", opened(rate, 256, 64, num=400))
+    assert bool(found.waiting_at_end) is is_overloaded
+
+
+@pytest.mark.parametrize("device", ["h200", "a100-sxm-80gb", "mi300x"])
+@pytest.mark.parametrize("model", ["resnet50", "bert-large", "unet3d", "dlrm"])
+def test_no_row_names_a_bound_that_its_work_contradicts(model, device):
+    for row in rl.predict(model, on=device).rows():
+        assert not (row.bound == "compute" and row.flops == 0), row
+        assert not (row.bound == "latency" and row.expected_s / row.times > 2e-4), row
+
+
+def test_a_dtype_that_a_device_cannot_compute_is_refused_with_those_it_can():
+    with pytest.raises(HardwareError, match="a100-sxm-80gb cannot compute fp8 .* it has tensor"):
+        rl.predict("llama3-8b", on="a100-sxm-80gb", precision="fp8", batch=1, seq=128)
+    assert rl.predict("llama3-8b", on="a100-sxm-80gb tensor.fp8=600TFLOP/s", precision="fp8", batch=1, seq=128)
