@@ -63,7 +63,7 @@ class Line:
 
     @property
     def limit(self) -> str:
-        """What limits the kernel, as a reader is told: ``issue`` where no roof explains most of a long kernel's time."""
+        """What limits the kernel, for readers: ``issue`` where no roof explains most of a long kernel's time."""
         reached = self.floor_s / self.busy_s if self.busy_s else 1.0
         is_issue = (
             (self.bound == "compute" and not self.work.flops)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 pytest.importorskip("triton")
 
 from ridgeline.errors import KernelError
-from ridgeline.kernels import attention, launcher, supports, varlen_attention
+from ridgeline.kernels import Support, attention, launcher, primitives, supports, varlen_attention
 from ridgeline.kernels.attention import config, gradient, kernel, launch, op
 from ridgeline.kernels.compiler import facts_of, triton_kernel
 from ridgeline.kernels.contract import case
@@ -376,7 +376,7 @@ def test_every_tile_is_taken_once_and_heads_that_share_go_together():
 def test_head_dims_that_no_kernel_takes_are_padded_or_composed(dim, width):
     q = torch.randn(2, 4, 8, dim, dtype=torch.bfloat16, requires_grad=True)
     k, v = (torch.randn(2, 2, 8, d, dtype=torch.bfloat16) for d in (dim, width))
-    found = kernels.attention(q, k, v, True)
+    found = attention(q, k, v, True)
     meant = torch.nn.functional.scaled_dot_product_attention(
         q.double(), k.double(), v.double(), is_causal=True, enable_gqa=True
     )
@@ -389,6 +389,6 @@ def test_head_dims_that_no_kernel_takes_are_padded_or_composed(dim, width):
 
 def test_supports_answers_for_any_arguments_of_any_primitive():
     x = torch.randn(2, 4, 8, 64)
-    for name in kernels.primitives():
+    for name in primitives():
         for args in ((), (None,), (None,) * 6, (x, (1, 2)), (x, x, x, True, None, False, None, (128, 0))):
-            assert isinstance(kernels.supports(name, *args), kernels.Support)
+            assert isinstance(supports(name, *args), Support)
