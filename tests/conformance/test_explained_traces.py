@@ -63,7 +63,7 @@ def test_a_healthy_trace_is_left_alone(shared_traces):
 
 def test_the_rank_that_comes_last_is_named(shared_traces):
     found = explain(shared_traces / "dlrm_8ranks")
-    late = next(finding for finding in found.findings if finding.rule == "straggler")
+    late = next(finding for finding in found.findings if finding.rule == "rank-imbalance")
     assert len(found.ranks) == 8 and late.where.rank == 7
 
 
@@ -76,7 +76,7 @@ def test_host_bound_inference_is_launch_bound(shared_traces):
 def test_attention_spelled_out_on_odd_lengths_is_seen(shared_traces):
     """Its odd products go with it: a fused kernel has none."""
     rules = _rules(explain(shared_traces / "h100" / "owlv2_large.json.gz"))
-    assert "unfused-attention" in rules and "misaligned-sizes" not in rules
+    assert "attention" in rules and "misaligned-sizes" not in rules
 
 
 @pytest.mark.parametrize("name", ["cpu_only", "rank_non_gpu"])

@@ -61,7 +61,7 @@ TRUE = {
     ("spectrograms_pageable", "channels-first"),  # brought 1.26 of 17.8 ms
     ("clips_pageable", "exposed-copies"),  # brought 0.51 of 2.97 ms
     ("diffusion_in_fp32", "unfused-optimizer"),  # brought 1.10 of 22.96 ms
-    ("experts_located", "value-read"),  # brought 0.37 of 7.96 ms
+    ("experts_located", "synchronization"),  # brought 0.37 of 7.96 ms
     ("policy_updated_in_small_steps", "tensor-cores-unused"),  # brought 0.15 of 1.55 ms
     ("policy_updated_in_small_steps", "pointwise-chains"),  # brought 0.49 of 1.54 ms
     ("workers_started_each_epoch", "data-loader"),  # an endless epoch brought 13.35 of 43.0 ms
@@ -77,7 +77,7 @@ TRUE = {
     ("gains_computed_on_host", "misaligned-sizes"),  # a value of one column; brought 0.12 of 3.06 ms
     ("columns_pageable", "exposed-copies"),  # brought 2.36 of 5.88 ms
     ("healthy_raw_sound", "channels-first"),  # flat pictures in place of five convolutions along time: 4.57 of 57.1 ms
-    ("healthy_hub_padded", "masked-attention"),  # texts one behind the other brought 2.39 of 16.7 ms
+    ("healthy_hub_padded", "attention"),  # texts one behind the other brought 2.39 of 16.7 ms
     ("healthy_vocoder", "channels-first"),  # brought 0.35 of 2.50 ms
     ("healthy_fake_quantized", "pointwise-chains"),  # brought 0.63 of 13.8 ms
     ("healthy_far_and_near", "pointwise-chains"),  # roots, signs and exponents of distances: 3.24 of 7.41 ms
@@ -96,7 +96,7 @@ TRUE = {
     ("healthy_crossed_clicks", "pointwise-chains"),  # compiled: 1.40 of 11.5 ms
     ("healthy_drawn_words", "pointwise-chains"),  # rotary positions and gates inside of a graph: 5.01 of 24.9 ms
     ("healthy_inner_steps", "launch-bound"),  # 4.64 of 17.5 ms
-    ("healthy_prefixed", "masked-attention"),  # FlexAttention with a mask of blocks: 0.94 of 17.0 ms
+    ("healthy_prefixed", "attention"),  # FlexAttention with a mask of blocks: 0.94 of 17.0 ms
     ("healthy_questions_answered", "launch-bound"),  # PyTorch's own layers on a slow host: 12.6 of 26.5 ms
     ("healthy_tuned_experts", "logits"),  # the hub's loss makes logits fp32: 0.96 of 31.9 ms
     ("partition_squared_in_fp32", "logits"),  # a loss that is compiled: 3.35 of 11.5 ms
@@ -109,11 +109,11 @@ TRUE = {
 """What is found in programs without a planted cause and is so: `benchmarks/2026-11-15-findings.md` says how we know."""
 UNTRIED = {
     ("healthy_tuned_adapters", "logits"),  # the hub's loss in fp32: 1.05 ± 2.47 of 51.7 ms, 0.56 to 3.37 promised
-    ("healthy_tuned_summaries", "unfused-attention"),  # 9.6 ± 13.9 of 71.8 ms, up to 13.6 promised
+    ("healthy_tuned_summaries", "attention"),  # 9.6 ± 13.9 of 71.8 ms, up to 13.6 promised
     ("healthy_tuned_experts", "pointwise-chains"),  # 1.10 ± 3.19 of 28.3 ms, 2.74 to 9.08 promised
     ("particles_drawn_again_on_host", "pointwise-chains"),  # −0.12 ± 0.34 of 0.60 ms, 0.04 to 0.14 promised
     ("healthy_tuned_summaries", "tensor-cores-unused"),  # its products
-    ("healthy_tuned_texts", "masked-attention"),  # padded texts, a sixth of them padding
+    ("healthy_tuned_texts", "attention"),  # padded texts, a sixth of them padding
     ("scans_unpacked_on_one_core", "host-contention"),  # eight threads unpack in the process that launches
     ("sampler_compares_its_timestep", "pointwise-chains"),  # 0.63 ± 0.14 of 12.8 ms, 0.75 to 3.00 promised
     ("chains_moved_eagerly", "pointwise-chains"),  # 0.13 to 0.82 of 5.8 ms, inside of a graph

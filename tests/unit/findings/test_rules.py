@@ -116,14 +116,6 @@ def _launches(stage: Stage, wrong: bool) -> None:
         stage.kernel("nvjet_tst_64x8", 4.0 if wrong else 60.0, op="aten::mm", host_us=40.0)
 
 
-@plays("small-batch")
-def _small_batch(stage: Stage, wrong: bool) -> None:
-    stage.host("autograd::engine::evaluate_function: MmBackward0", 2)
-    for _ in range(40):
-        stage.kernel("nvjet_tst_64x8", 30.0, op="aten::mm", blocks=16 if wrong else 2000, dtypes=["c10::BFloat16"] * 2,
-                     shapes=[[64 if wrong else 8192, 1024], [1024, 1024]])  # fmt: skip
-
-
 @plays("cpu-affinity")
 def _affinity(stage: Stage, wrong: bool) -> None:
     stage.facts = {"num_cores": 16, "num_usable_cores": 1 if wrong else 16}
@@ -359,43 +351,6 @@ def _learns_for_nothing(stage: Stage, wrong: bool) -> None:
         stage.kernel("multi_tensor_apply_kernel<FusedAdam>", 20.0, op="aten::_fused_adamw_", shapes=[[[10, 4096]]])
 
 
-@plays("slow-products")
-def _far_from_the_limits(stage: Stage, wrong: bool) -> None:
-    for _ in range(20):
-        stage.kernel("nvjet_tst_128x256", 900.0 if wrong else 220.0, op="aten::mm", dtypes=["c10::BFloat16"] * 2,
-                     shapes=[[4096, 4096], [4096, 4096]])  # fmt: skip
-
-
-@plays("light-kernels")
-def _only_traffic(stage: Stage, wrong: bool) -> None:
-    healthy(stage, num_kernels=5)
-    for i in range(60 if wrong else 0):
-        name = ("add", "mul", "sub")[i % 3]
-        stage.kernel(f"vectorized_elementwise_kernel<{name}_functor>", 60.0, op=f"aten::{name}",
-                     shapes=[[4096, 4096]] * 2)  # fmt: skip
-        if i % 3 == 2:
-            stage.kernel("indexSelectLargeIndex", 5.0, op="aten::index_select", shapes=[[4096, 4096]])
-
-
-@plays("redundant-pass")
-def _asked_twice(stage: Stage, wrong: bool) -> None:
-    given = {"shapes": json.dumps([[8192, 1024], [1024, 1024]])}
-    first = 100 * stage.step_number
-    for number in range(first, first + (20 if wrong else 10)):
-        with stage.span("aten::linear", extra=given), stage.span("aten::addmm", extra=given | {"sequence": number}):
-            healthy(stage, num_kernels=1, us=150.0)
-    for number in range(first, first + 10):
-        with stage.span("autograd::engine::evaluate_function: AddmmBackward0", extra={"sequence": number}):
-            healthy(stage, num_kernels=1, us=300.0)
-
-
-@plays("throttling")
-def _throttle(stage: Stage, wrong: bool) -> None:
-    stage.build.count("sm_clock_hz", stage.now_s, 1.1e9 if wrong else 1.95e9)
-    stage.build.count("power_w", stage.now_s, 450.0)
-    healthy(stage)
-
-
 @plays("micro-batches")
 def _accumulation(stage: Stage, wrong: bool) -> None:
     for _ in range(8 if wrong else 1):
@@ -422,13 +377,24 @@ def _chain(stage: Stage, wrong: bool) -> None:
             stage.kernel(f"vectorized_elementwise_kernel<{'Mul Add Exp'.split()[i % 3]}>", 80.0, op="aten::mul")
 
 
-ACROSS = ("straggler", "stage-imbalance", "expert-imbalance", "pipeline-bubble")
+RULES = {
+    "pageable-copies": "slow-copies",
+    "small-copies": "slow-copies",
+    "value-read": "synchronization",
+    "synchronize": "synchronization",
+    "unfused-attention": "attention",
+    "masked-attention": "attention",
+    "index-backward": "lookup-gradient",
+    "dense-embedding-gradient": "lookup-gradient",
+    "small-buckets": "exposed-communication",
+}
+"""Mistakes that share a rule with others."""
 
 
 @pytest.mark.parametrize("rule", sorted(PLAYS))
 def test_a_rule_fires_on_its_mistake(rule):
     found = played(rule, wrong=True).findings()
-    assert rule in rules_of(found)[:2], rules_of(found)
+    assert RULES.get(rule, rule) in rules_of(found)[:2], rules_of(found)
 
 
 @pytest.mark.parametrize("rule", sorted(PLAYS))
@@ -441,9 +407,7 @@ def test_the_promised_gain_holds_what_the_fix_brings(rule):
     """The stage is its own judge where the mistake is time that vanishes; kernels that change shape have their own
     tests."""
     if rule in {
-        "small-batch",
         "padding",
-        "throttling",
         "masked-attention",
         "unfused-attention",
         "logits",
@@ -451,17 +415,13 @@ def test_the_promised_gain_holds_what_the_fix_brings(rule):
     }:
         pytest.skip("the stage fixes this by playing other kernels")
     wrong, right = played(rule, wrong=True), played(rule, wrong=False)
-    finding = next(found for found in wrong.findings() if found.rule == rule)
+    finding = next(found for found in wrong.findings() if found.rule == RULES.get(rule, rule))
     gain_ms = (wrong.context().step_s - right.context().step_s) * 1e3
     assert finding.low_ms * 0.95 <= gain_ms <= finding.high_ms * 1.3 + 0.05
 
 
 def test_every_rule_is_played():
-    assert {rule.name for rule in rules()} == {*PLAYS, *ACROSS}
-
-
-def test_there_are_more_than_twenty_rules():
-    assert len(rules()) >= 20
+    assert {rule.name for rule in rules()} == {*(RULES.get(name, name) for name in PLAYS), "rank-imbalance"}
 
 
 def _twice(play) -> Stage:
@@ -541,7 +501,7 @@ def test_values_that_are_read_are_no_exposed_copies():
                 stage.wait()
 
     found = rules_of(_twice(play).findings())
-    assert "exposed-copies" not in found and set(found) & {"value-read", "logging"}
+    assert "exposed-copies" not in found and set(found) & {"synchronization", "logging"}
 
 
 def test_where_launching_does_not_explain_the_step_all_the_host_was_slowed():
@@ -575,7 +535,7 @@ def _looked_at(stage: Stage, num: int, kernel_us: float, op: str) -> None:
 def test_at_best_what_is_only_computed_to_be_read_goes_with_the_read(op, goes):
     short = _twice(lambda stage: _looked_at(stage, 10, 10.0, op)).findings()[0]
     long = _twice(lambda stage: _looked_at(stage, 10, 60.0, op)).findings()[0]
-    assert short.rule == long.rule == "value-read"
+    assert short.rule == long.rule == "synchronization"
     assert (long.high_ms - short.high_ms > 10 * 0.045) is goes
     assert long.low_ms - short.low_ms < 10 * 0.045
 
@@ -608,7 +568,7 @@ def test_preparing_many_tensors_for_one_launch_is_no_log():
         stage.kernel("multi_tensor_apply_kernel<Mul>", 40.0, op="aten::_foreach_mul_", host_us=600.0)
 
     found = rules_of(_twice(play).findings())
-    assert "value-read" in found and "logging" not in found
+    assert "synchronization" in found and "logging" not in found
 
 
 @pytest.mark.parametrize(
@@ -684,7 +644,7 @@ def test_in_a_graph_without_ops_short_softmaxes_are_no_attention(softmax_us, nam
                 stage._launch(name, us, 7, Kind.KERNEL, "", 100, "", None, "cudaGraphLaunch")
                 stage.work(3)
 
-    assert ("unfused-attention" in rules_of(_twice(play).findings())) is named
+    assert ("attention" in rules_of(_twice(play).findings())) is named
 
 
 def test_sizes_that_no_tensor_has_are_no_shapes():

@@ -51,19 +51,6 @@ def test_what_a_compiler_made_is_not_told_to_be_compiled():
     ]
 
 
-@pytest.mark.parametrize(
-    ("power_w", "clock_hz", "named"),
-    [(742.0, 1.29e9, False), (642.0, 1.455e9, False), (500.0, 1.29e9, True), (690.0, 0.9e9, True)],
-)
-def test_a_device_that_draws_the_power_it_is_built_for_is_not_throttled(power_w, clock_hz, named):
-    def play(stage: Stage) -> None:
-        stage.build.count("sm_clock_hz", stage.now_s, clock_hz)
-        stage.build.count("power_w", stage.now_s, power_w)
-        healthy(stage)
-
-    assert ("throttling" in rules_of(_twice(play).findings())) is named
-
-
 def test_an_optimizer_with_products_of_its_own_has_no_fused_form():
     def play(stage: Stage, name: str, product: bool) -> None:
         healthy(stage, 10)
@@ -109,7 +96,7 @@ def test_a_bias_for_every_head_is_no_causal_mask(heads, named):
             healthy(stage, 1)
             stage.kernel("fmha_fprop", 900.0, op="aten::_cudnn_attention_forward", shapes=[qkv, qkv, qkv, mask])
 
-    assert ("masked-attention" in rules_of(_twice(play).findings())) is named
+    assert ("attention" in rules_of(_twice(play).findings())) is named
 
 
 def test_the_first_batch_of_an_epoch_is_late_although_workers_are_kept():
@@ -249,7 +236,7 @@ def test_a_softmax_between_a_linear_layer_and_batched_experts_is_no_attention(be
             stage.kernel("softmax_warp_forward", 60.0, op="aten::_softmax")
             stage.kernel("nvjet_tst_256x128", 200.0, op="aten::bmm")
 
-    assert ("unfused-attention" in rules_of(_twice(play).findings())) is named
+    assert ("attention" in rules_of(_twice(play).findings())) is named
 
 
 def _adapted(stage: Stage, learned: bool) -> None:
@@ -282,7 +269,7 @@ def test_a_table_of_entities_is_no_vocabulary(rows, named):
         with stage.span("Optimizer.step#SGD.step", Kind.ANNOTATION):
             stage.kernel("multi_tensor_apply_kernel", 300.0, op="aten::_foreach_add_")
 
-    assert ("dense-embedding-gradient" in rules_of(_twice(play).findings())) is named
+    assert ("lookup-gradient" in rules_of(_twice(play).findings())) is named
 
 
 def test_launches_that_only_the_recording_makes_slow_are_not_told():
@@ -412,7 +399,8 @@ def test_copies_are_counted_by_optimizer_step_where_nobody_marked_steps(num, nam
             stage.copy("HtoD pageable", 100_000, 60.0, waits=True)
         healthy(stage, 5)
 
-    assert ("small-copies" in rules_of(_rounds(play, 4, marked=False).findings())) is named
+    found = _rounds(play, 4, marked=False).findings()
+    assert any(finding.cause.startswith("many small copies") for finding in found) is named
 
 
 def test_what_an_op_reads_for_itself_is_no_read_of_the_program():
@@ -427,7 +415,7 @@ def test_what_an_op_reads_for_itself_is_no_read_of_the_program():
                     stage.copy("HtoD pageable", 384, 2.0, waits=True)
 
     own, program = (rules_of(_twice(lambda stage, i=i: play(stage, i)).findings()) for i in (True, False))
-    assert "value-read" in program and "value-read" not in own
+    assert "synchronization" in program and "synchronization" not in own
 
 
 def test_products_with_a_vector_are_not_sent_to_the_tensor_cores():
@@ -480,15 +468,6 @@ def test_products_inside_of_a_factorization_have_no_setting(op, around, named):
             stage.kernel("ampere_sgemm_128x64_nt", 200.0, op=op, around=around)
 
     assert ("tensor-cores-unused" in rules_of(_twice(play).findings())) is named
-
-
-@pytest.mark.parametrize(("op", "named"), [("aten::mm", True), ("aten::_cholesky_solve_helper", False)])
-def test_a_factorization_has_no_batch_to_make_larger(op, named):
-    def play(stage: Stage) -> None:
-        for _ in range(20):
-            stage.kernel("nvjet_sm90_sss_64x32", 200.0, op=op, blocks=8, around="MmBackward0")
-
-    assert ("small-batch" in rules_of(_twice(play).findings())) is named
 
 
 @pytest.mark.parametrize(("other", "named"), [("nvjet_sm90_tst_128x256", True), ("nvjet_sm90_sss_128x256", False)])
@@ -562,10 +541,10 @@ def test_a_lookup_of_its_own_sorts_as_any_other_gradient_of_rows_does(kernel, na
         for _ in range(4):
             stage.kernel(kernel, 300.0, op="aten::embedding_dense_backward", around="EmbeddingBackward0")
 
-    assert ("index-backward" in rules_of(_twice(play).findings())) is named
+    assert ("lookup-gradient" in rules_of(_twice(play).findings())) is named
 
 
-@pytest.mark.parametrize(("worked_us", "rule"), [(600.0, "pageable-copies"), (9000.0, "host-round-trip")])
+@pytest.mark.parametrize(("worked_us", "rule"), [(600.0, "slow-copies"), (9000.0, "host-round-trip")])
 def test_a_tensor_that_is_fetched_and_looked_at_is_no_round_trip(worked_us, rule):
     """Fifty megabytes take the host 9 ms to fetch."""
 
@@ -639,7 +618,7 @@ def test_losses_of_every_layer_are_of_one_pass(forward, named):
     assert ("micro-batches" in rules_of(_twice(play).findings())) is named
 
 
-@pytest.mark.parametrize(("around", "rule"), [("", "synchronize"), ("aten::linalg_eigh", None)])
+@pytest.mark.parametrize(("around", "rule"), [("", "synchronization"), ("aten::linalg_eigh", None)])
 def test_an_op_that_waits_by_itself_is_no_line_to_remove(around, rule):
     def play(stage: Stage) -> None:
         for _ in range(10):
@@ -652,8 +631,7 @@ def test_an_op_that_waits_by_itself_is_no_line_to_remove(around, rule):
             stage.work(40)
 
     found = rules_of(_twice(play).findings())
-    assert ("synchronize" in found) is (rule == "synchronize")
-    assert "value-read" not in found
+    assert ("synchronization" in found) is (rule == "synchronization")
 
 
 @pytest.mark.parametrize(
@@ -672,7 +650,7 @@ def test_searches_and_solvers_read_what_they_must(around, kind, named):
                 stage.wait()
             stage.work(40)
 
-    assert ("value-read" in rules_of(_twice(play).findings())) is named
+    assert ("synchronization" in rules_of(_twice(play).findings())) is named
 
 
 @pytest.mark.parametrize(("passes", "named"), [(10, True), (1, False)])
@@ -719,7 +697,7 @@ def test_values_put_into_a_cache_are_no_gradients_of_a_lookup(around, named):
         with stage.span(around), stage.span("aten::index_put_"):
             stage.kernel("indexing_backward_kernel_stride_1<float>", 2500.0, op="aten::index_put_")
 
-    assert ("index-backward" in rules_of(_twice(play).findings())) is named
+    assert ("lookup-gradient" in rules_of(_twice(play).findings())) is named
 
 
 @pytest.mark.parametrize(("node", "named"), [("MulBackward0", True), ("_ReversedBackward", False)])
@@ -783,7 +761,7 @@ def test_softmaxes_between_products_are_not_always_attention(softmax, deep, name
             stage.kernel(softmax, 250.0, op="aten::_softmax")
             stage.kernel("nvjet_tst_128x128", 200.0, **values)
 
-    assert ("unfused-attention" in rules_of(_twice(play).findings())) is named
+    assert ("attention" in rules_of(_twice(play).findings())) is named
 
 
 @pytest.mark.parametrize(("num", "named"), [(16, True), (2, False)])
@@ -805,16 +783,6 @@ def test_one_state_that_moves_on_is_no_loop_over_tensors(shapes, named):
                          shapes=[[64 * (1 + i % shapes), 64]], dtypes=["float"])  # fmt: skip
 
     assert ("tensor-loop" in rules_of(_twice(play).findings())) is named
-
-
-@pytest.mark.parametrize(("kernel", "named"), [("nvjet_tst_64x8", True), ("gru_cell_forward", False)])
-def test_cells_of_a_recurrence_have_as_many_blocks_with_any_batch(kernel, named):
-    def play(stage: Stage) -> None:
-        stage.host("autograd::engine::evaluate_function: MmBackward0", 2)
-        for _ in range(40):
-            stage.kernel(kernel, 30.0, op="aten::op", blocks=16)
-
-    assert ("small-batch" in rules_of(_twice(play).findings())) is named
 
 
 @pytest.mark.parametrize(("dtypes", "named"), [(["float", "c10::BFloat16"], True), (["c10::BFloat16"] * 2, False)])
@@ -850,7 +818,7 @@ def test_a_tree_of_drafts_is_no_causal_mask(queries, named):
             stage.kernel("fmha_cutlassF_bf16_aligned_64x64_rf_sm80", 900.0, op="aten::_efficient_attention_forward",
                          shapes=[q, kv, kv, mask])  # fmt: skip
 
-    assert ("masked-attention" in rules_of(_twice(play).findings())) is named
+    assert ("attention" in rules_of(_twice(play).findings())) is named
 
 
 @pytest.mark.parametrize(("reads", "named"), [(10, True), (1, False)])
@@ -863,7 +831,7 @@ def test_one_read_a_step_that_costs_little_is_not_told(reads, named):
                     stage.wait()
                 stage.work(20)
 
-    assert ("value-read" in rules_of(_twice(play).findings())) is named
+    assert ("synchronization" in rules_of(_twice(play).findings())) is named
 
 
 @pytest.mark.parametrize(("update_us", "named"), [(3_000.0, True), (50_000.0, False)])
@@ -933,7 +901,7 @@ def test_of_attention_whose_scores_are_a_sum_of_two_products_nothing_is_promised
                 stage.kernel(POINTWISE, 110.0, op="aten::add", shapes=[[64, 1024, 1024]] * 2, dtypes=half)
                 stage.kernel("softmax_warp_forward", 90.0, op="aten::_softmax", shapes=[[64, 1024, 1024]], dtypes=half)
                 stage.kernel(PRODUCT, 60.0, op="aten::bmm", shapes=[[64, 1024, 1024], [64, 1024, 64]], dtypes=half)
-    found = next(finding for finding in stage.findings() if finding.rule == "unfused-attention")
+    found = next(finding for finding in stage.findings() if finding.rule == "attention")
     assert (found.low_ms > 0.5) is sure and found.high_ms > 0.8
 
 

@@ -203,7 +203,7 @@ def test_a_table_of_many_rows_matters_where_its_update_is_much_of_the_step(us, n
         with stage.span("Optimizer.step#Adam.step", Kind.ANNOTATION):
             stage.kernel("multi_tensor_apply_kernel<FusedAdamMathFunctor>", 400.0, op="aten::_fused_adam_")
 
-    assert ("dense-embedding-gradient" in _rules(play)) is named
+    assert ("lookup-gradient" in _rules(play)) is named
 
 
 @pytest.mark.parametrize(("size", "rule"), [([512, 1024], "exposed-copies"), ([8_000_000], "weight-streaming")])
@@ -244,7 +244,7 @@ def test_a_softmax_written_out_is_attention_where_it_is_over_scores(scores, name
             stage.kernel(POINTWISE, 200.0, op="aten::div", shapes=[scores, [64, 2048, 1]], dtypes=HALF)
             stage.kernel(PRODUCT, 200.0, op="aten::bmm", shapes=[[64, 2048, 2048], [64, 2048, 64]], dtypes=HALF)
 
-    assert (_rules(play)[0] == "unfused-attention") is named
+    assert (_rules(play)[0] == "attention") is named
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,7 @@ def test_what_a_gradient_reads_by_itself_nobody_can_leave_where_it_is(around, na
                 stage.copy("DtoH (Device -> Pageable)", 1, 2.0, waits=True)
             stage.work(100.0)
 
-    assert ("value-read" in _rules(play)) is named
+    assert ("synchronization" in _rules(play)) is named
 
 
 def test_what_has_a_cause_of_its_own_is_not_cut_for_a_slow_host():
@@ -387,7 +387,7 @@ def test_a_table_whose_rows_are_taken_by_index_gets_a_dense_gradient_if_it_is_le
         with stage.span("Optimizer.step#Adam.step", Kind.ANNOTATION):
             stage.kernel("multi_tensor_apply_kernel<FusedAdamMathFunctor>", 1900.0, op="aten::_fused_adam_")
 
-    assert ("dense-embedding-gradient" in _rules(play)) is named
+    assert ("lookup-gradient" in _rules(play)) is named
 
 
 @pytest.mark.parametrize(("size", "named"), [([4096, 4096], True), ([64, 4096], False)])
@@ -477,7 +477,12 @@ def test_light_kernels_that_run_eagerly_in_a_break_are_the_breaks(num, named):
                 ):
                     stage.kernel("triton_poi_fused_add_1", 20.0, op="triton_poi_fused_add_1")
 
-    assert (_rules(play)[:1] == ["graph-breaks"]) is named
+    stage = Stage()
+    for _ in range(2):
+        with stage.step():
+            play(stage)
+    found = stage.findings()[0]
+    assert found.rule == "graph-breaks" and (found.low_ms > 0) is named
 
 
 @pytest.mark.parametrize(("distances", "num", "named"), [(0, 2, True), (1, 2, False), (1, 1, True)])
@@ -520,39 +525,6 @@ def test_convolutions_of_width_one_are_products(width, change):
                     stage.kernel("sm90_xmma_fprop_gemm_bf16", 200.0, op="aten::cudnn_convolution", shapes=given)
     found = next(finding for finding in stage.findings() if finding.rule == "channels-first")
     assert change in found.change and (found.low_ms > 0) is (width == 1)
-
-
-@pytest.mark.parametrize(
-    ("sides", "us", "named"), [((4096, 4096), 900.0, True), ((4096, 4096), 200.0, False), ((16, 16), 900.0, False)]
-)
-def test_products_far_from_the_limits_are_told_and_nothing_is_promised_of_them_for_sure(sides, us, named):
-    """Aligned, in 16 bits, and several times as long as their flops and bytes need; thin ones are so by nature."""
-    stage, rows = Stage(), 4096
-    for _ in range(2):
-        with stage.step():
-            for _ in range(20):
-                stage.kernel(PRODUCT, us, op="aten::mm", shapes=[[rows, sides[0]], [*sides]], dtypes=HALF)
-    found = stage.findings()
-    assert ("slow-products" in rules_of(found)) == named
-    assert not named or (found[0].low_ms == 0.0 and found[0].high_ms > 0.5 * 20 * us / 1e3)
-
-
-@pytest.mark.parametrize(("products", "named"), [(0, True), (40, False)])
-def test_a_step_of_light_kernels_in_any_order_is_told_and_one_with_products_between_is_not(products, named):
-    """A lookup after every third of them: no chain, and still nothing but traffic."""
-    stage, kinds = Stage(), ("add", "mul", "sub")
-    for _ in range(2):
-        with stage.step():
-            for i in range(60):
-                word = POINTWISE.replace("CUDAFunctor_add", f"{kinds[i % 3]}_functor")
-                stage.kernel(word, 60.0, op=f"aten::{kinds[i % 3]}", shapes=[[4096, 4096]] * 2, dtypes=HALF)
-                if i % 3 == 2:
-                    stage.kernel("indexSelectLargeIndex", 10.0, op="aten::index_select", shapes=[[4096, 4096]])
-            for _ in range(products):
-                stage.kernel(PRODUCT, 200.0, op="aten::mm", shapes=[[4096, 4096]] * 2, dtypes=HALF)
-    found = stage.findings()
-    assert ("light-kernels" in rules_of(found)) == named
-    assert not named or (found[0].low_ms == 0.0 and found[0].high_ms > 1.0)
 
 
 @pytest.mark.parametrize(("filled", "named"), [("aten::zero_", True), ("aten::add_", False)])
@@ -699,7 +671,7 @@ def test_a_loop_that_reads_a_value_in_each_turn_may_be_one_op_over_all(kernels, 
                     stage.kernel(name, 5.0, op="aten::mul", shapes=[[64, 256]] * 2, dtypes=HALF, host_us=40.0)
                 with stage.span("aten::item"), stage.span("aten::_local_scalar_dense"):
                     stage.copy("DtoH pageable", 4, 2.0, waits=True)
-    found = next(one for one in stage.findings() if one.rule == "value-read")
+    found = next(one for one in stage.findings() if one.rule == "synchronization")
     assert (found.high_ms > 8.0) == gone
 
 
@@ -761,7 +733,7 @@ def test_an_op_that_takes_long_wherever_it_launches_nothing_computes_on_the_host
     assert rules_of(stage.findings())[0] == rule
 
 
-@pytest.mark.parametrize(("given", "first"), [("c10::BFloat16", "unfused-attention"), ("float", "tensor-cores-unused")])
+@pytest.mark.parametrize(("given", "first"), [("c10::BFloat16", "attention"), ("float", "tensor-cores-unused")])
 def test_attention_in_its_reference_form_casts_up_what_a_fused_kernel_takes_as_it_comes(given, first):
     """Its products are in fp32 and those of its gradient too; where queries are, only Tensor Cores are asked for."""
     stage, gemm = Stage(), "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x8_stage3_ffma"
@@ -786,42 +758,7 @@ def test_attention_in_its_reference_form_casts_up_what_a_fused_kernel_takes_as_i
                     spelled_out(("Backward", "aten::_softmax_backward_data"))
                 stage.kernel(PRODUCT, 100.0, op="aten::mm", shapes=[[4096, 4096]] * 2, dtypes=HALF)
     found = stage.findings()
-    assert found[0].rule == first and (found[0].low_ms > 0.5 * 8 * 1.8) == (first == "unfused-attention")
-
-
-def _asked_for_gradients(stage: Stage, numbers: range, rows: int = 8192) -> None:
-    given = [[rows, 1024], [1024, 1024]]
-    for number in numbers:
-        with (
-            stage.span("aten::linear", extra=_shapes(*given)),
-            stage.span("aten::addmm", extra=_shapes(*given) | {"sequence": number}),
-        ):
-            stage.kernel(PRODUCT, 150.0, op="aten::addmm", shapes=given, dtypes=HALF)
-
-
-@pytest.mark.parametrize(
-    ("again", "rows", "back", "named"),
-    [(10, 8192, 10, True), (10, 4096, 10, False), (10, 8192, 20, False), (0, 8192, 10, False)],
-)
-def test_a_pass_like_the_one_before_that_no_gradient_goes_back_through_is_not_needed(again, rows, back, named):
-    """One of another size is another batch, one that is gone back through is learned from, one without gradients may
-    be a teacher's."""
-    stage = Stage()
-    for turn in range(2):
-        first = 100 * turn
-        with stage.step():
-            _asked_for_gradients(stage, range(first, first + 10))
-            if again:
-                _asked_for_gradients(stage, range(first + 10, first + 20), rows)
-            else:
-                for _ in range(10):
-                    stage.kernel(PRODUCT, 150.0, op="aten::linear", shapes=[[rows, 1024], [1024, 1024]], dtypes=HALF)
-            for number in reversed(range(first, first + back)):
-                name = "autograd::engine::evaluate_function: AddmmBackward0"
-                with stage.span(name, extra={"sequence": number}):
-                    stage.kernel(PRODUCT, 300.0, op="aten::mm", shapes=[[1024, 8192], [8192, 1024]], dtypes=HALF)
-    found = next((one for one in stage.findings() if one.rule == "redundant-pass"), None)
-    assert (found is not None) == named and (found is None or found.low_ms == 0.0 < 1.2 < found.high_ms)
+    assert found[0].rule == first and (found[0].low_ms > 0.5 * 8 * 1.8) == (first == "attention")
 
 
 def test_products_by_themselves_are_no_pass():
@@ -860,5 +797,5 @@ def _read_in_turns(of_reads: bool) -> dict[str, float]:
 def test_a_loop_and_what_it_reads_in_each_turn_may_go_with_one_change():
     joined, apart = _read_in_turns(of_reads=True), _read_in_turns(of_reads=False)
     first, other = list(apart)[:2]
-    assert {first, other} == {"tensor-loop", "value-read"} and list(joined)[:2] == [first, other]
+    assert {first, other} == {"tensor-loop", "synchronization"} and list(joined)[:2] == [first, other]
     assert joined[first] == pytest.approx(apart[first] + apart[other]) and joined[other] == apart[other]

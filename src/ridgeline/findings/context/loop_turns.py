@@ -13,7 +13,7 @@ from ridgeline.findings.replay.fix import Fix
 from ridgeline.findings.replay.replay import Index
 from ridgeline.trace.kind import Kind
 
-LOOPS, STOPS = frozenset({"tensor-loop"}), frozenset({"value-read", "synchronize"})
+LOOPS, STOPS = frozenset({"tensor-loop"}), frozenset({"synchronization"})
 """Findings about a loop, and about what it may do in each of its turns: one op over all of it has neither."""
 MANY, TURN, IN_TURNS = 8, 24, 0.75
 """Stops of a round and calls between two of them for turns of a loop, and of the turns those with kernels of the

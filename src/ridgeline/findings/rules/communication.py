@@ -14,7 +14,6 @@ from ridgeline.findings.context.nesting import op_time
 from ridgeline.findings.context.rounds import num_rounds
 from ridgeline.findings.context.training import trains
 from ridgeline.findings.finding import Where
-from ridgeline.findings.replay.calibration import Trust
 from ridgeline.findings.replay.fix import Fix
 from ridgeline.findings.replay.replay import Index, Seconds
 from ridgeline.findings.rule import rule
@@ -114,8 +113,7 @@ def _candidate(
     )
 
 
-@rule("straggler", order=33)
-def straggler(context: TraceContext) -> Candidate | None:
+def _straggler(context: TraceContext) -> Candidate | None:
     waiting = _waiting(context)
     if waiting is None or waiting[2] < STEADY:
         return None
@@ -129,8 +127,7 @@ def straggler(context: TraceContext) -> Candidate | None:
     )  # fmt: skip
 
 
-@rule("stage-imbalance", order=34)
-def stage_imbalance(context: TraceContext) -> Candidate | None:
+def _stage_imbalance(context: TraceContext) -> Candidate | None:
     waiting = _waiting(context)
     if waiting is None or not any(STAGES.search(name) for name in waiting[0].names):
         return None
@@ -142,8 +139,7 @@ def stage_imbalance(context: TraceContext) -> Candidate | None:
     )  # fmt: skip
 
 
-@rule("expert-imbalance", order=35)
-def expert_imbalance(context: TraceContext) -> Candidate | None:
+def _expert_imbalance(context: TraceContext) -> Candidate | None:
     waiting = _waiting(context)
     if waiting is None or not any(EXPERTS.search(name) for name in waiting[0].names):
         return None
@@ -155,8 +151,7 @@ def expert_imbalance(context: TraceContext) -> Candidate | None:
     )  # fmt: skip
 
 
-@rule("pipeline-bubble", order=38, trust=Trust(0.65, 1.0, "assumed: a schedule without bubbles is the best there is"))
-def pipeline_bubble(context: TraceContext) -> Candidate | None:
+def _pipeline_bubble(context: TraceContext) -> Candidate | None:
     """Planned waits of a pipeline's schedule, in runs that mark them."""
     bubbles = context.of_kind(Kind.BUBBLE)
     waits = bubbles[context.trace.duration_s[bubbles] > 0]
@@ -183,8 +178,7 @@ def _serves(context: TraceContext) -> bool:
     return len(context.of_kind(Kind.OP)) > 0 and not trains(context)
 
 
-@rule("small-buckets", version=2, order=36)
-def small_buckets(context: TraceContext) -> Candidate | None:
+def _small_buckets(context: TraceContext) -> Candidate | None:
     works = _collectives(context)
     reductions = works[context.named(r"all_?reduce|reduce_?scatter|all_?gather")[works]]
     if len(reductions) / num_rounds(context) < FEW or _serves(
@@ -219,6 +213,18 @@ def small_buckets(context: TraceContext) -> Candidate | None:
 
 @rule("exposed-communication", order=37)
 def exposed_communication(context: TraceContext) -> Candidate | None:
+    """Collectives that nothing computes beside, or so small that each pays its latency."""
+    return _small_buckets(context) or _exposed(context)
+
+
+@rule("rank-imbalance", version=2, order=33)
+def rank_imbalance(context: TraceContext) -> Candidate | None:
+    """The rank waits for others: for one that is late, for a stage or experts with more work, or by its schedule."""
+    late = _straggler(context) or _stage_imbalance(context) or _expert_imbalance(context)
+    return late or _pipeline_bubble(context)
+
+
+def _exposed(context: TraceContext) -> Candidate | None:
     works = _collectives(context)
     if not len(works):
         return None

@@ -262,16 +262,7 @@ def perhaps_small_copies(context: TraceContext) -> Candidate | None:
     return _packed(context, works) if len(works) / num_rounds(context) >= SEVERAL else None
 
 
-@rule(
-    "small-copies",
-    version=2,
-    order=29,
-    saves="host",
-    suspect=perhaps_small_copies,
-    is_ambiguous=True,
-    tell="a step whose batch is on the device already, timed",
-)
-def small_copies(context: TraceContext) -> Candidate | None:
+def _small_copies(context: TraceContext) -> Candidate | None:
     """Many copies that could be one: each pays a call, a staging buffer and a wait."""
     works = np.flatnonzero(copies_of_memory(context, "htod"))
     works = works[_bytes(context, works) < SMALL_BYTES]
@@ -299,13 +290,20 @@ def _packed(context: TraceContext, works: Index) -> Candidate:
 
 
 @rule(
-    "pageable-copies",
+    "slow-copies",
+    version=2,
     order=31,
     saves="host",
+    suspect=perhaps_small_copies,
     is_ambiguous=True,
-    tell="is_pinned() of what is copied",
+    tell="is_pinned() of what is copied, and a step whose batch is on the device already, timed",
 )
-def pageable_copies(context: TraceContext) -> Candidate | None:
+def slow_copies(context: TraceContext) -> Candidate | None:
+    """Copies far below the link's rate: many small ones, or copies of pageable memory."""
+    return _small_copies(context) or _pageable_copies(context)
+
+
+def _pageable_copies(context: TraceContext) -> Candidate | None:
     works = np.flatnonzero(
         copies_of_memory(context, "htod", "pageable") | copies_of_memory(context, "dtoh", "pageable")
     )

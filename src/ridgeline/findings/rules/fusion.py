@@ -95,8 +95,13 @@ def _runs(mask: Mask, stream: Index) -> tuple[Index, Index]:
     return starts, ends
 
 
-@rule("unfused-attention", version=9, order=41, more_at_best=0.3)
-def unfused_attention(context: TraceContext) -> Candidate | None:
+@rule("attention", version=9, order=41, more_at_best=0.3)
+def attention(context: TraceContext) -> Candidate | None:
+    """Attention spelled out op by op, or fused attention that a dense mask keeps from its fast kernels."""
+    return _spelled_out(context) or _masked(context)
+
+
+def _spelled_out(context: TraceContext) -> Candidate | None:
     order = np.lexsort((context.base.work_start_s, context.program.stream))
     by_hand = _exponentials(context)
     product, softmax = (
@@ -282,8 +287,7 @@ def _is_batched(context: TraceContext, works: Index) -> bool:
     return bool(names & BATCHED)
 
 
-@rule("masked-attention", version=5, order=45, more_at_best=0.3)
-def masked_attention(context: TraceContext) -> Candidate | None:
+def _masked(context: TraceContext) -> Candidate | None:
     """Fused attention that reads a dense mask where a causal flag would do."""
     attention = np.flatnonzero(context.family("attention"))
     shapes = context.trace.optional("shapes")
@@ -735,29 +739,4 @@ def pointwise_chains(context: TraceContext) -> Candidate | None:
         evidence=kernel_evidence(context, works),
         spans=tuple(context.rows[works[:200]].tolist()),
         sure_frac=SURE_FRAC,
-    )
-
-
-@rule("light-kernels", order=96)
-def light_kernels(context: TraceContext) -> Candidate | None:
-    """Most of a step is kernels that a compiler could join, in no order that a rule knows."""
-    if len(context.host_spans(TWICE)):
-        return None
-    light = context.family("pointwise", "reduce", "dropout", "copy", "random") & _compilable(context)
-    works = np.flatnonzero(light)
-    if len(works) < MANY_LIGHT * num_rounds(context) or context.frac(context.per_step_s(works)) < MOSTLY_LIGHT:
-        return None
-    if _are_launches(context, works) or pointwise_chains(context) is not None:
-        return None
-    return Candidate(
-        what=f"{len(works) / context.num_steps:,.0f} pointwise kernels, copies and sums a step, "
-        f"{context.frac(context.per_step_s(works)):.0%} of its time",
-        cause="light kernels: hardly anything is multiplied, tensors are read and written again and again",
-        change="torch.compile the step or its functions; a library's op for the whole formula where there is one",
-        where=place_of(context, works),
-        fix=_fused(context, works, 0.25, 1.0),
-        evidence=kernel_evidence(context, works),
-        spans=tuple(context.rows[works[:200]].tolist()),
-        unchecked=("which of these kernels work on the same tensors",),
-        least_frac=0.1,
     )

@@ -22,11 +22,11 @@ from ridgeline.findings.context.host_time import (
     time_between,
 )
 from ridgeline.findings.context.kernels import launched_late, linked
-from ridgeline.findings.context.nesting import factored, spans_under, under
+from ridgeline.findings.context.nesting import spans_under, under
 from ridgeline.findings.context.rounds import lasts_on, num_rounds, recurs
 from ridgeline.findings.context.samples import MANY_PASSES, passes_again, passes_over_samples
 from ridgeline.findings.context.stalls import mostly_stopped_s, stalled_spans, stopped_for_s, unusual_spans
-from ridgeline.findings.context.training import BACKWARD, passes_a_step, trains, turns_a_step
+from ridgeline.findings.context.training import BACKWARD, passes_a_step, turns_a_step
 from ridgeline.findings.context.waits import host_waits
 from ridgeline.findings.finding import Where
 from ridgeline.findings.replay.calibration import Trust
@@ -355,7 +355,6 @@ def _bounds(context: TraceContext, spans: Index) -> tuple[Index, Index]:
         "graph-breaks",
         "micro-batches",
         "pointwise-chains",
-        "small-batch",
         "tensor-loop",
         "unfused-optimizer",
     ),
@@ -533,44 +532,6 @@ def _adds_up(context: TraceContext, passes: float) -> bool:
     steps, a picture that is changed, a search) cannot be one."""
     added = under(context, r"AccumulateGrad") & (context.work_kind == int(Kind.KERNEL))
     return float(added.sum()) / num_rounds(context) >= passes - 1.0
-
-
-@rule(
-    "small-batch",
-    version=3,
-    order=85,
-    is_ambiguous=True,
-    tell="a step with twice the batch, timed",
-)
-def small_batch(context: TraceContext) -> Candidate | None:
-    """Products that fill a fraction of the device, while the device is what is waited for."""
-    grid = context.trace.extra.get("grid")
-    if grid is None or context.device is None or not trains(context):
-        return None
-    blocks = np.prod(np.maximum(grid[context.rows], 1).astype(np.float64), axis=1)
-    known = (grid[context.rows].reshape(len(context.rows), -1)[:, 0] > 0) & (context.work_kind == int(Kind.KERNEL))
-    kernels = np.flatnonzero(known & ~factored(context))
-    if len(kernels) < 8:
-        return None
-    filled = np.minimum(1.0, blocks[kernels] / context.device.num_cores)
-    small = kernels[(filled < 0.5) & (context.work_s[kernels] > 2e-6)]
-    if context.per_step_s(small) < 0.5 * context.per_step_s(kernels):
-        return None
-    if context.per_step_s(small[context.family("gemm", "conv", "attention")[small]]) < 0.5 * context.per_step_s(small):
-        return None  # cells of a recurrence, updates and sums have as many blocks with any batch
-    keep = np.maximum(0.25, np.minimum(1.0, blocks[small] / context.device.num_cores))
-    return Candidate(
-        what=f"{context.per_step_s(small) / context.per_step_s(kernels):.0%} of kernel time fills less than half of "
-        "the SMs",
-        cause=f"small batch: kernels of a few blocks on {context.device.num_cores} SMs",
-        change="a larger batch (gradient accumulation steps merged, requests batched); time a sample falls until "
-        "the SMs are full",
-        where=place_of(context, small),
-        fix=Fix(works=small, keep_best=keep, keep_worst=np.minimum(1.0, 2 * keep + 0.2)),
-        evidence=kernel_evidence(context, small),
-        spans=tuple(context.rows[small[:200]].tolist()),
-        unchecked=("whether the job may use a larger batch; the gain is per sample",),
-    )
 
 
 def perhaps_host_contention(context: TraceContext) -> Candidate | None:

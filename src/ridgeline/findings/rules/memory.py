@@ -147,8 +147,7 @@ def _is_logits(shapes: str, sizes: set[int]) -> bool:
     return len(shape) >= 2 and shape[-1] in sizes and int(np.prod(shape[:-1])) >= 256
 
 
-@rule("index-backward", version=7, order=48)
-def index_backward(context: TraceContext) -> Candidate | None:
+def _index_backward(context: TraceContext) -> Candidate | None:
     """Gradients of ``table[index]`` sort the indices and add row by row. A lookup's own backward sorts as well, and a
     sparse gradient is sorted by its optimizer: of those nothing is told."""
     works = np.flatnonzero(
@@ -223,8 +222,13 @@ def _least_frac(context: TraceContext, works: np.ndarray) -> float:
     return moved_bytes / context.device.dram.bandwidth_bytes_per_s / taken_s if taken_s > 0 else 0.0
 
 
-@rule("dense-embedding-gradient", version=7, order=8)
-def dense_embedding_gradient(context: TraceContext) -> Candidate | None:
+@rule("lookup-gradient", version=8, order=8)
+def lookup_gradient(context: TraceContext) -> Candidate | None:
+    """The gradient of a lookup is as large as its table, or rows are added to it one after another."""
+    return _dense_gradient(context) or _index_backward(context)
+
+
+def _dense_gradient(context: TraceContext) -> Candidate | None:
     """A table far larger than the rows a step touches gets a dense gradient that is filled, added and applied in
     full."""
     works = np.flatnonzero(

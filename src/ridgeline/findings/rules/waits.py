@@ -18,7 +18,6 @@ from ridgeline.findings.context.rounds import comes_again, num_rounds
 from ridgeline.findings.context.shapes import first_dtype
 from ridgeline.findings.context.waits import Wait, copies_of, host_waits, launches_between, next_launch
 from ridgeline.findings.finding import Where
-from ridgeline.findings.replay.calibration import Trust
 from ridgeline.findings.replay.fix import NOWHERE, Fix, joined
 from ridgeline.findings.replay.replay import Index
 from ridgeline.findings.rule import rule
@@ -318,14 +317,19 @@ def _is_copy_back(wait: Wait) -> bool:
 
 
 @rule(
-    "value-read",
+    "synchronization",
     version=8,
     order=20,
     saves="host",
     is_ambiguous=True,
     tell="a step without these reads, timed",
 )
-def value_read(context: TraceContext) -> Candidate | None:
+def synchronization(context: TraceContext) -> Candidate | None:
+    """The host waits for a value, or explicitly for the device."""
+    return _value_read(context) or _synchronize(context)
+
+
+def _value_read(context: TraceContext) -> Candidate | None:
     held = _ops_that_upload(context)
     reads = [wait for wait in host_waits(context) if _is_read(wait) and not _is_upload(wait)]
     kept = set(kept_for_later(context).tolist())  # nobody reads those
@@ -387,19 +391,7 @@ def _ops_that_upload(context: TraceContext) -> set[int]:
     return {_outermost(context, wait) for wait in host_waits(context) if _is_upload(wait)} - {NO_OP}
 
 
-@rule(
-    "synchronize",
-    version=3,
-    order=21,
-    saves="host",
-    trust=Trust(
-        0.75,
-        1.25,
-        "fitted: recordings on an H200 gained 0.81 of the replayed worst to 1.2 times the best: graphs "
-        "that follow each other at once still begin one after another",
-    ),
-)
-def synchronize(context: TraceContext) -> Candidate | None:
+def _synchronize(context: TraceContext) -> Candidate | None:
     waits = [
         wait
         for wait in host_waits(context)
