@@ -100,7 +100,7 @@ SIBLINGS = {
 
 def calibration_of(device: Device) -> Calibration:
     """The device's own calibration, its parent's for an imagined device, a sibling's, or what architectures share."""
-    own = _load(device.name)
+    own = None if device.is_imagined else _load(device.name)
     if own is not None:
         return own
     parent = _load(device.parent) if device.parent else None

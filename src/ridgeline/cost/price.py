@@ -96,14 +96,14 @@ class Pricer:
             calls = [call for call, _ in keys]
             if len(calls) < 2 or self.device.kind != "gpu":
                 continue
-            coef, basis = self._coef(family_of("gemm"), calls[0], flushed=False, alone=False)
+            coef, basis = self.coef(family_of("gemm"), calls[0], flushed=False, alone=False)
             warm_fracs = [step / WARM_STEPS for _, step in keys]
             times = matmul.many(calls, list(keys.values()), self.chip, coef, warm_fracs)
             for (call, step), time in zip(keys, times, strict=True):
-                width = self._width(call, "gemm", None, basis, time.busy_s)
+                width = self.width(call, "gemm", None, basis, time.busy_s)
                 self._prices[3 * step][call] = Price(time, basis, "gemm", width)
 
-    def _coef(self, family: Family, call: Call, *, flushed: bool, alone: bool) -> tuple[Coef, Basis]:
+    def coef(self, family: Family, call: Call, *, flushed: bool, alone: bool) -> tuple[Coef, Basis]:
         key = (family.name, call.dtype, flushed, alone)
         found = self._coefs.get(key)
         if found is None:
@@ -122,13 +122,13 @@ class Pricer:
             model = serving.attention if call.kind == "attention" else serving.gemm
             time, basis = model(call, self.chip, entry, warm_frac), self.calibration.basis
         else:
-            coef, basis = self._coef(family, call, flushed=flushed, alone=alone)
+            coef, basis = self.coef(family, call, flushed=flushed, alone=alone)
             time = family.model(call, self.chip, coef, warm_frac)
             if alone and coef.get("leftover_frac"):
                 time = _left_over(time, coef["leftover_frac"] * leftover.log_of(call, self.chip))
         if self.device.kind != "gpu":
             time = unlike_a_gpu(time)
-        return Price(time, basis, family.name, self._width(call, family.name, entry, basis, time.busy_s))
+        return Price(time, basis, family.name, self.width(call, family.name, entry, basis, time.busy_s))
 
     def serving_entry(self, call: Call) -> Mapping[str, Any] | None:
         """How serving frameworks' kernels were fitted here, if that is what the call is or all that is known."""
@@ -143,7 +143,7 @@ class Pricer:
             return None
         return serving.entry_of(entries, call)
 
-    def _width(self, call: Call, family: str, entry: Mapping[str, Any] | None, basis: Basis, busy_s: float) -> float:
+    def width(self, call: Call, family: str, entry: Mapping[str, Any] | None, basis: Basis, busy_s: float) -> float:
         if not self.calibration.intervals:
             found = entry or self.calibration.entry(family, call.dtype)
             if (unseen := self.calibration.unseen_width(found, family, call.dtype)) is not None:

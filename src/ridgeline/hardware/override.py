@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ridgeline.dtypes import dtype as dtype_named
 from ridgeline.errors import GraphError, HardwareError, nearest
-from ridgeline.hardware.quantity import BANDWIDTH, BYTES, CLOCK, COUNT, POWER, PRICE, RATE, factor_of
+from ridgeline.hardware.quantity import BANDWIDTH, BYTES, CLOCK, COUNT, POWER, PRICE, RATE, Dimension, factor_of
 
 _SYNONYMS = {
     "num_cores": "num_cores sms sm cores cus cu num_sms",
@@ -34,7 +34,7 @@ _DIMENSIONS = {
     "price_usd_per_hour": PRICE, "capacity_bytes": BYTES, "bandwidth_bytes_per_s": BANDWIDTH,
 }  # fmt: skip
 # Besides every peak; what one core owns grows with the clock alone.
-_SCALES_WITH_CORES = ("l2.bandwidth_bytes_per_s",)
+SCALES_WITH_CORES = ("l2.bandwidth_bytes_per_s",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +74,12 @@ def _asked(name: str, numbers: Mapping[str, float], wanted: Mapping[str, str | f
     """The changed fields: new value, and the change as it will show in the name."""
     asked = dict[str, tuple[float, str]]()
     for key, value in wanted.items():
-        field = _field(key)
+        field = field_of(key)
         where = f"{name} with {key}={value}"
         if field in asked:
             raise HardwareError(f"{where}: {asked[field][1]!r} already changes {field}; give it once")
         shown = value.replace(" ", "") if isinstance(value, str) else repr(value)
-        asked[field] = _value(numbers, field, value, where), f"{_word(key)}={shown}"
+        asked[field] = read_value(numbers, field, value, where), f"{_word(key)}={shown}"
     return asked
 
 
@@ -87,7 +87,7 @@ def _word(key: str) -> str:
     return key.strip().lower().replace("-", "_")
 
 
-def _field(key: str) -> str:
+def field_of(key: str) -> str:
     """The number that ``key`` names; ``bf16`` alone is the tensor peak."""
     word = _word(key)
     if word in FIELD_OF:
@@ -102,11 +102,13 @@ def _field(key: str) -> str:
     raise HardwareError(f"unknown override {key!r}{nearest(word, [*known, 'bf16', 'tensor.bf16', 'vector.fp32'])}")
 
 
-def _value(numbers: Mapping[str, float], field: str, value: str | float, where: str) -> float:
-    dimension, factor = (
-        (RATE if field.startswith(("tensor.", "vector.")) else _DIMENSIONS[field.rpartition(".")[2]]),
-        factor_of(value),
-    )
+def dimension_of(field: str) -> Dimension:
+    """What kind of quantity a number is."""
+    return RATE if field.startswith(("tensor.", "vector.")) else _DIMENSIONS[field.rpartition(".")[2]]
+
+
+def read_value(numbers: Mapping[str, float], field: str, value: str | float, where: str) -> float:
+    dimension, factor = dimension_of(field), factor_of(value)
     if factor is None:
         if field not in numbers and dimension is not RATE:
             raise HardwareError(f"{where}: the device has no {field} to change; start from a device that has one")
@@ -124,7 +126,7 @@ def _scale(before: Mapping[str, float], after: dict[str, float], pinned: frozens
     cores, clock = after["num_cores"] / before["num_cores"], after["boost_hz"] / before["boost_hz"]
     for field in before.keys() - pinned:
         is_peak = field.startswith(("tensor.", "vector."))
-        if is_peak or field in _SCALES_WITH_CORES:
+        if is_peak or field in SCALES_WITH_CORES:
             after[field] *= cores
         if is_peak or field in ("l2.bandwidth_bytes_per_s", "shared.bandwidth_bytes_per_s", "base_hz", "tensor_hz"):
             after[field] *= clock

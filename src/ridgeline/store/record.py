@@ -47,7 +47,7 @@ def now() -> str:
 
 def installed() -> str:
     """The version of ridgeline: of the package as loaded, which no layer imports."""
-    return str(sys.modules["ridgeline"].__version__)  # type: ignore[attr-defined]
+    return str(sys.modules["ridgeline"].__version__)
 
 
 @cache

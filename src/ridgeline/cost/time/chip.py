@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ridgeline.cost.time.lanes import Lanes
 from ridgeline.errors import CostError, HardwareError
 from ridgeline.hardware import Device
 
@@ -44,6 +46,19 @@ class Chip:
     tdp_w: float
     idle_w: float
     origin: str = ""  # the device itself, or the one that an imagined device was made from
+
+    def each(self, change: Callable[[Any], Any]) -> Chip:
+        """The chip with ``change`` made to every number that may be one of many devices."""
+        names = ("clock_hz", "dram_bytes_per_s", "l2_bytes", "l2_bytes_per_s", "smem_bytes", "vector_flops_per_s",
+                 "tdp_w", "idle_w")  # fmt: skip
+        peaks = {name: change(peak) for name, peak in self.tensor_flops_per_s.items()}
+        return replace(self, tensor_flops_per_s=peaks, **{name: change(getattr(self, name)) for name in names})
+
+    def along(self, dims: int) -> Chip:
+        """The same numbers as arrays of so many dimensions, devices along the first; a single device as it is."""
+        return self.each(
+            lambda value: value.view(np.ndarray).reshape(-1, *[1] * (dims - 1)) if isinstance(value, Lanes) else value
+        )
 
     def peak_flops_per_s(self, dtype: str) -> float:
         """The dense matrix peak for operands of ``dtype``; fp32 means full precision on the vector units."""
@@ -81,9 +96,18 @@ def timing(
 
     ``second`` says where another kernel follows the first, to add up what it left.
     """
+    if len({len(part) for part in (expected_s, floor_s, compute_s, memory_s, latency_s)}) > 1:  # many chips
+        expected_s, floor_s, compute_s, memory_s, latency_s = np.broadcast_arrays(
+            expected_s, floor_s, compute_s, memory_s, latency_s
+        )
     bound = np.array((compute_s, memory_s, latency_s)).argmax(axis=0)
     num = np.ones(len(expected_s), dtype=np.intp) if second is None else 1 + second.astype(np.intp)
     return Timing(np.maximum(expected_s, floor_s), floor_s, compute_s, memory_s, latency_s, bound, num)
+
+
+def bound_of(timing: Timing) -> Any:
+    """What limits the one problem that was timed: its name, or a number for each of many devices."""
+    return BOUND_NAMES[int(timing.bound[0])] if len(timing.bound) == 1 else timing.bound
 
 
 def columns(*values: ArrayLike) -> tuple[Floats, ...]:

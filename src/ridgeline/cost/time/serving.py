@@ -15,8 +15,9 @@ import numpy as np
 from ridgeline.cost.call import ITEMSIZE, Call, Time
 from ridgeline.cost.correction import gemm_attention as residue
 from ridgeline.cost.time.attention.tiles import attention_timing
-from ridgeline.cost.time.chip import BOUND_NAMES, Chip
+from ridgeline.cost.time.chip import Chip, bound_of
 from ridgeline.cost.time.gemm.tiles import gemm_timing, held_frac, itemsize, out_dtype_of, overlapped
+from ridgeline.cost.time.lanes import only
 
 Entry = Mapping[str, Any]
 
@@ -52,12 +53,12 @@ def gemm(call: Call, chip: Chip, entry: Entry, warm_frac: float) -> Time:
         turns = -(-dims["k"] // 2048)
         row_s = protocol["quantize_row_s"] + protocol["quantize_block_s"] * (turns - 1)
         quantize_s = protocol["quantize_launch_s"] + dims["m"] * row_s
-    floor_s, expected_s = float(timing.floor_s[0]), float(timing.expected_s[0]) + quantize_s
+    floor_s, expected_s = only(timing.floor_s, chip.clock_hz), only(timing.expected_s, chip.clock_hz) + quantize_s
     if share := entry["coef"].get("residue_frac", 0.0):
         problem = dims.get("b", 1), dims["m"], dims["n"], dims["k"], "nt"
         rows = [residue.features(problem, call.dtype, 8, chip.num_sms)]
         expected_s *= math.exp(share * residue.logs(residue.trees_of(chip, residue.pool_of(call.dtype, 8)), rows)[0])
-    return Time(max(floor_s, expected_s), floor_s, BOUND_NAMES[int(timing.bound[0])])
+    return Time(max(floor_s, expected_s), floor_s, bound_of(timing))
 
 
 def attention(call: Call, chip: Chip, entry: Entry, warm_frac: float) -> Time:
@@ -71,10 +72,10 @@ def attention(call: Call, chip: Chip, entry: Entry, warm_frac: float) -> Time:
         library=entry["library"], dtype=dtype, warm_frac=warm_frac,
     )  # fmt: skip
     extra_s = _decode_extra_s(dims, chip, coef) if decoding else _cache_write_s(dims, chip, coef, warm_frac, call.dtype)
-    floor_s, expected_s = float(timing.floor_s[0]), float(timing.expected_s[0]) + extra_s
+    floor_s, expected_s = only(timing.floor_s, chip.clock_hz), only(timing.expected_s, chip.clock_hz) + extra_s
     if share := coef.get("residue_frac", 0.0):
         expected_s *= math.exp(share * residue.attention_log(_entry_name(dims), dims, chip))
-    return Time(max(floor_s, expected_s), floor_s, BOUND_NAMES[int(timing.bound[0])], 2)
+    return Time(max(floor_s, expected_s), floor_s, bound_of(timing), 2)
 
 
 def _cache_write_s(dims: Mapping[str, Any], chip: Chip, coef: Entry, warm_frac: float, dtype: str) -> float:
@@ -85,7 +86,8 @@ def _cache_write_s(dims: Mapping[str, Any], chip: Chip, coef: Entry, warm_frac: 
     blocks_s = tokens * coef["cache_token_s"] * (min(width, 512) / 512) ** 1.3
     moved = tokens * width * 4.0 * ITEMSIZE.get(dtype, 2.0) * (1 - warm_frac)
     bytes_s = moved / (coef["cache_frac"] * chip.dram_bytes_per_s)
-    return CACHE_LAUNCH_S + float(overlapped(np.array([blocks_s]), np.array([max(bytes_s, 1e-12)]), 0.5)[0])
+    both_s: float = only(overlapped(np.atleast_1d(blocks_s), np.atleast_1d(max(bytes_s, 1e-12)), 0.5), bytes_s)
+    return CACHE_LAUNCH_S + both_s
 
 
 def _decode_extra_s(dims: Mapping[str, Any], chip: Chip, coef: Entry) -> float:

@@ -16,7 +16,8 @@ from typing import Any
 
 from ridgeline.cost.call import ITEMSIZE, Call, Coef, Time, family, selection
 from ridgeline.cost.time.attention.tiles import attention_timing
-from ridgeline.cost.time.chip import BOUND_NAMES, Chip
+from ridgeline.cost.time.chip import Chip, bound_of
+from ridgeline.cost.time.lanes import only
 
 DECODE_ROWS = 16
 """Queries of a sequence up to which cuDNN streams keys past them instead of cutting query tiles."""
@@ -426,7 +427,7 @@ def _main_s(chip: Chip, coef: Coef, plan: Plan, peak: float, warm_frac: float) -
         busy_s *= 1 + coef["padded_frac"]
     dram_s = (plan.read_bytes * (1 - warm_frac) + plan.written_bytes) / (coef["dram_frac"] * chip.dram_bytes_per_s)
     long_s, short_s = max(busy_s, dram_s), min(busy_s, dram_s)
-    both_s = float(long_s * (1 + (short_s / long_s) ** BLEND) ** (1 / BLEND))
+    both_s = long_s * (1 + (short_s / long_s) ** BLEND) ** (1 / BLEND)
     first_s = coef["exposed_frac"] * plan.first_bytes * (1 - 0.75 * warm_frac) / chip.dram_bytes_per_s
     return coef["launch_cycles"] / chip.clock_hz + both_s + first_s, busy_s, dram_s
 
@@ -521,7 +522,7 @@ def _served(call: Call, chip: Chip, warm_frac: float) -> Time:
         dv=dims.get("dv", dims["d"]), causal=dims.get("causal", 0), window=dims.get("window", 0), phase=call.phase,
         library=library, dtype=matrix_dtype(call, chip), warm_frac=warm_frac,
     )  # fmt: skip
-    return Time(float(found.expected_s[0]), float(found.floor_s[0]), BOUND_NAMES[int(found.bound[0])], 1)
+    return Time(only(found.expected_s, chip.clock_hz), only(found.floor_s, chip.clock_hz), bound_of(found), 1)
 
 
 def _floor_s(call: Call, chip: Chip, warm_frac: float, peak: float) -> float:

@@ -292,6 +292,7 @@ def attention_timing(
     coef = {**defaults(chip.arch, library, phase), **coef}
     problem = _problem(b, h, hkv, s, skv, d, d if dv is None else dv, window, causal, warm_frac)
     query_bytes, kv_bytes = _bytes(problem, dtype, kv_dtype or dtype, phase)
+    chip = chip.along(1)
     peak = chip.peak_flops_per_s(dtype)
     products = BACKWARD_PRODUCTS if phase == "bwd" else 1.0
     cold_s = (query_bytes + kv_bytes) * (1 - problem.warm) / (coef["dram_frac"] * chip.dram_bytes_per_s)

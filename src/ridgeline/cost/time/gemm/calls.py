@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import cast
 
 import numpy as np
 
@@ -26,6 +27,7 @@ from ridgeline.cost.time.gemm.cublas_choice import POOLS, taken, told
 from ridgeline.cost.time.gemm.named_kernels import blocks_s
 from ridgeline.cost.time.gemm.simt import classic_timing, vector_timing
 from ridgeline.cost.time.gemm.tiles import gemm_timing
+from ridgeline.cost.time.lanes import Lanes
 from ridgeline.cost.unmeasured.related_device import wanted_power_frac
 from ridgeline.hardware import device
 
@@ -174,7 +176,7 @@ def _computed(dtype: str, chip: Chip) -> str:
 def _product(problem: Problem, call: Call, chip: Chip, coef: Coef, warm_frac: float) -> Time:
     dtype = _computed(call.dtype, chip)
     timing = _structure(problem, dtype, chip, coef, warm_frac)
-    cold = timing if warm_frac == 0.0 and chip.name == chip.origin else None
+    cold = timing if chip.name == chip.origin and warm_frac == 0.0 else None
     return _times(timing, [problem], dtype, chip, coef, call.phase, cold)[0]
 
 
@@ -264,7 +266,12 @@ def _times(
         measured = chip if chip.name == chip.origin else _origin(chip.origin)
         rows = [described(problem, dtype, measured, coef, paced, cold) for problem in problems]
         left = logs(trees, [row for row, _ in rows], VECTOR_BOUND if trees is trees_of(chip, VECTORS) else BOUND)
-        nums = [num or old for (_, num), old in zip(rows, nums, strict=True)]
+        nums = [num or old for num, old in zip([num for _, num in rows] * (len(nums) // len(rows)), nums, strict=True)]
+    if len(timing.expected_s) > len(problems):  # one problem on many devices, to all of which the same factor applies
+        busy_s = np.maximum(timing.floor_s, timing.expected_s * math.exp(share * left[0]))
+        num = nums[0] if len(set(nums)) == 1 else np.array(nums).view(Lanes)
+        return [Time(cast(float, busy_s.view(Lanes)), cast(float, timing.floor_s.view(Lanes)),
+                     cast(str, timing.bound), cast(int, num))]  # fmt: skip
     return [
         Time(max(floor, busy_s * math.exp(share * log)), floor, BOUND_NAMES[bound], int(num))
         for log, busy_s, floor, bound, num in zip(left, expected, floors, timing.bound.tolist(), nums, strict=True)

@@ -184,7 +184,8 @@ def blocks_s(kernel: Kernel, problem: Problem, dtype: str, aligned: int, chip: C
     )
     if sums_apart(kernel):
         time_s += sum_s(kernel, problem, itemsize, fitted.sums[adder_of(kernel)])
-    return float(time_s + CLEAR_S * (kernel.cleared and kernel.family not in WHOLE))
+    total_s: float = time_s + CLEAR_S * (kernel.cleared and kernel.family not in WHOLE)
+    return total_s
 
 
 def _paced(rates: Rates, slower: float) -> Rates:

@@ -87,6 +87,7 @@ def classic_timing(
 ) -> Timing:
     """Times of ``b`` products of m x k by k x n each; ``warm_frac`` is the share of input bytes already in L2."""
     b, m, n, k, warm = (column[:, None] for column in columns(b, m, n, k, warm_frac))
+    one, chip = chip.along(1), chip.along(2)
     size, out_size, peak = itemsize(dtype), itemsize(out_dtype_of(dtype)), chip.peak_flops_per_s(dtype)
     operands, output = b * (m + n) * k * size, b * m * n * out_size
     dram_s = _dram_s(chip, coef, operands, output, warm)
@@ -101,9 +102,10 @@ def classic_timing(
     at = np.arange(len(best)), best
     flops = (2 * b * m * n * k)[:, 0]
     capped = {"power_frac": coef["power_frac"], "power_tau_s": POWER_TAU_S}
+    peak = one.peak_flops_per_s(dtype)
     expected_s = throttled(capped, busy_s[at] + coef["launch_s"], flops, peak)
     cold_bytes = (operands * (1 - warm) + np.maximum(output - chip.l2_bytes, 0))[:, 0]
-    floor_s = np.maximum(flops / peak, cold_bytes / chip.dram_bytes_per_s)
+    floor_s = np.maximum(flops / peak, cold_bytes / one.dram_bytes_per_s)
     latency_s, split = np.broadcast_to(coef["launch_s"], flops.shape), _SPLITS[0][best] > 1
     return timing(expected_s, floor_s, loop_s[at], dram_s[:, 0], latency_s, split)
 
@@ -113,6 +115,7 @@ def vector_timing(
 ) -> Timing:
     """Times of a vector by a k x n matrix: the matrix streams by, and each thread walks its share of k."""
     n, k, warm = columns(n, k, warm_frac)
+    chip = chip.along(1)
     size, peak = itemsize(dtype), chip.peak_flops_per_s(dtype)
     moved = (n * k + k) * size * (1 - warm) + n * itemsize(out_dtype_of(dtype))
     stream_s = moved / (coef["dram_frac"] * chip.dram_bytes_per_s)

@@ -190,28 +190,22 @@ def _loop_s(chip: Chip, coef: Mapping[str, float], menu: Menu, tiling: _Tiling, 
     tm, tn, kc = tiling.rows, tiling.cols, tiling.k_per_cta
     chain = kc * ((coef["kstep_s"] + coef["kstep_cold_s"] * (1 - warm)) / K_STEP)
     area = tm * tn
-    own = area * kc
-    own *= 2 * chip.num_sms / peak
-    np.maximum(own, chain, out=own)
+    own = np.maximum(area * kc * (2 * chip.num_sms / peak), chain)
     shared = (np.maximum(tm, tn) / menu.multicast + np.minimum(tm, tn)) * kc
-    shared *= tiling.in_bytes / (coef["l2_frac"] * chip.l2_bytes_per_s)
+    shared = shared * (tiling.in_bytes / (coef["l2_frac"] * chip.l2_bytes_per_s))
     turns = tiling.ctas / chip.num_sms
     full = np.floor(turns)
     waves = np.ceil(turns)
     tail = np.maximum(own, shared * (tiling.ctas - full * chip.num_sms))
     tail *= waves - full  # one where a last wave is not full
-    shared *= chip.num_sms
-    loop = np.maximum(own, shared, out=shared)
+    loop = np.maximum(own, shared * chip.num_sms)
     loop *= full
     loop += tail
     store = area * (tiling.out_bytes / (coef["epilogue_frac"] * 64 * chip.clock_hz))
     spread = np.minimum(tiling.ctas, chip.num_sms)
     spread *= coef["fanout_s"] / chip.num_sms
-    waves *= store + coef["gap_s"]
-    loop += waves
     spread -= coef["gap_s"]
-    loop += spread
-    return np.asarray(loop)
+    return np.asarray(loop + waves * (store + coef["gap_s"]) + spread)
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,11 +298,12 @@ def gemm_timing(
 ) -> Timing:
     """Times of ``b`` products of m x k by k x n each; ``warm_frac`` is the share of input bytes already in L2."""
     coef = {**defaults(chip.arch, library), **coef}
-    b, m, n, k, warm = columns(b, m, n, k, warm_frac)
+    (b, m, n, k), (warm,) = columns(b, m, n, k), columns(warm_frac)
     in_bytes, out_bytes = itemsize(dtype), itemsize(out_dtype or out_dtype_of(dtype))
-    peak = chip.peak_flops_per_s(dtype)
-    picked = _picked(chip, coef, menu(chip.arch, library), (b, m, n, k, warm), (in_bytes, out_bytes), peak)
+    picked = _picked(chip.along(3), coef, menu(chip.arch, library), (b, m, n, k, warm), (in_bytes, out_bytes), dtype)
     loop_s, dram_s, busy_s, reduce_s = picked
+    chip = chip.along(1)
+    peak = chip.peak_flops_per_s(dtype)
     flops = 2 * b * m * n * k
     slow: Floats | float = 0.0
     if coef["unaligned_frac"] != 1.0:
@@ -325,13 +320,13 @@ def _picked(
     menu: Menu,
     problem: tuple[Floats, ...],
     widths: tuple[float, float],
-    peak: float,
+    dtype: str,
 ) -> tuple[Floats, Floats, Floats, Floats]:
     """SM time, DRAM time, sum and reduction time of the menu entry that takes the least time."""
     b, m, n, k, warm = (column[:, None, None] for column in problem)
     in_bytes, out_bytes = widths
     tiling = _tile(b, m, n, k, menu, in_bytes, out_bytes)
-    loop_s = _loop_s(chip, coef, menu, tiling, peak * coef["tensor_frac"], warm)
+    loop_s = _loop_s(chip, coef, menu, tiling, chip.peak_flops_per_s(dtype) * coef["tensor_frac"], warm)
     operands, output = b * (m + n) * k * in_bytes, b * m * n * out_bytes
     written = output * (1 - held_frac(operands + output, coef["writeback_frac"] * chip.l2_bytes))
     moved = operands * (1 - warm) + written + _reread_bytes(chip, tiling, b, m, n, k)

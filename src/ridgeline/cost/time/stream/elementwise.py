@@ -153,7 +153,8 @@ def blend(power: float, a_s: float, b_s: float) -> float:
     high, low = (a_s, b_s) if a_s > b_s else (b_s, a_s)
     if high <= 0.0:
         return 0.0
-    return float(high * (1.0 + (low / high) ** power) ** (1.0 / power))
+    blended: float = high * (1.0 + (low / high) ** power) ** (1.0 / power)
+    return blended
 
 
 _SPLIT_PIPES = frozenset(("volta", "turing", "ampere"))
