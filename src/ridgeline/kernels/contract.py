@@ -223,7 +223,7 @@ class Primitive:
         tensors = [value for value in args if isinstance(value, torch.Tensor)]
         try:
             reason = self.support(*args) or _where(tensors)
-        except (TypeError, AttributeError, IndexError) as error:
+        except (TypeError, AttributeError, IndexError, RuntimeError, ValueError) as error:
             reason = f"these are not the arguments of {self.name}{self.schema.partition(' ->')[0]}: {error}"
         return Support(reason is None, reason or "")
 
