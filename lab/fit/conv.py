@@ -23,7 +23,7 @@ from lab import ROOT
 from ridgeline.bench.fitting import FEW_KERNELS, elapsed_s
 from ridgeline.cost.call import Call, call
 from ridgeline.cost.time.chip import Chip
-from ridgeline.cost.time.conv import conv
+from ridgeline.cost.time.conv import conv, problem
 
 H200 = Chip(
     name="h200", arch="hopper", num_sms=132, clock_hz=1.98e9, dram_bytes_per_s=4.8e12, l2_bytes=60 * 2.0**20,
@@ -175,7 +175,7 @@ def _fit(coef: dict[str, float], names: list[str], train: list[Point], rounds: i
 
 
 def fit(given: list[Point], only: str, rounds: int) -> dict[str, float]:
-    coef = dict(conv.DEFAULTS)
+    coef = dict(problem.DEFAULTS)
     for title, names, belongs in STAGES:
         if only and title not in only.split(","):
             continue
@@ -218,7 +218,7 @@ def main() -> None:
     args = parser.parse_args()
     everything = points()
     given = [p for p in everything if p.train or args.all]
-    coef = fit(given, args.only, args.rounds) if args.fit else dict(conv.DEFAULTS)
+    coef = fit(given, args.only, args.rounds) if args.fit else dict(problem.DEFAULTS)
     report([p for p in everything if not p.train], coef, args.worst)
     if args.out:
         args.out.write_text(json.dumps(coef, indent=1) + "\n")

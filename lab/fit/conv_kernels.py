@@ -25,7 +25,7 @@ from lab.fit.implicit_gemm_conv import _seconds, rows
 from lab.fit.recordings import DATA, load_operators
 from ridgeline.cost.correction import gemm_attention as residue
 from ridgeline.cost.time.chip import chip_of
-from ridgeline.cost.time.conv import conv
+from ridgeline.cost.time.conv import depthwise, kernel_choice, pointwise, problem
 from ridgeline.cost.time.conv.implicit_gemm import VECTOR, Choice, implicit_s
 from ridgeline.hardware import device
 
@@ -43,32 +43,32 @@ def chosen() -> Iterator[tuple[dict[str, Any], str, Choice, bool]]:
         if "kernels" in row and row["shape"].get("groups", 1) == 1:
             shape, (engine, knobs, _) = shape_of(*answer[:8]), answer[8]
             yield row, shape.op, choice_of(shape.op, engine, knobs, shape.c if shape.op == "fwd" else shape.o), True
-    site = conv.Site(H200, conv.DEFAULTS, 0.0)
+    site = problem.Site(H200, problem.DEFAULTS, 0.0)
     for row in load_operators("h200"):
         if row["seed"] in UNASKED and row["kind"] == "conv2d" and row["shape"]["groups"] == 1:
             for op in ("fwd",) if row["phase"] == "fwd" else ("dgrad", "wgrad"):
-                for choice in conv._chosen(site, conv_of(row), op)[:1]:
+                for choice in kernel_choice.chosen_kernel(site, conv_of(row), op)[:1]:
                     yield row, op, choice, False
 
 
 def kernels() -> dict[str, Measured]:
     """Features, structural and measured time of every recorded kernel whose choice is known, by way and pass."""
     found: dict[str, list[tuple[list[float], float, float]]] = defaultdict(list)
-    site = conv.Site(H200, conv.DEFAULTS, 0.0)
+    site = problem.Site(H200, problem.DEFAULTS, 0.0)
     for row, op, choice, told in chosen():
         given = conv_of(row)
         if given.pointwise and given.dtype != "fp32":
             continue  # a product of cuBLAS, most often
-        coef, seconds = conv._pass(conv.DEFAULTS, f"{choice.way}.{op}"), _seconds(row, op, choice)
+        coef, seconds = problem.pass_choice(problem.DEFAULTS, f"{choice.way}.{op}"), _seconds(row, op, choice)
         if seconds <= 0.0 or not coef or choice.way in ("direct", "fourier", "winograd"):
             continue
         if choice.way in VECTOR:
-            choice, problem = conv._vector_choice(site, given, choice, op)
+            choice, problem = kernel_choice.vector_choice(site, given, choice, op)
         else:
-            problem = conv._problem(site, given, choice, op)
+            problem = kernel_choice.problem_of(site, given, choice, op)
         told_s = implicit_s(H200, coef, problem, choice, row["dtype"])
         if told or 1.0 / DOUBT < told_s / seconds < DOUBT:
-            found[f"{choice.way}.{op}"].append((conv.kernel_features(given, choice, problem), told_s, seconds))
+            found[f"{choice.way}.{op}"].append((kernel_choice.kernel_features(given, choice, problem), told_s, seconds))
     return {name: _measured(some) for name, some in found.items() if len(some) >= FEWEST}
 
 
@@ -94,15 +94,15 @@ def _own(row: dict[str, Any]) -> list[tuple[str, float]]:
 def products() -> dict[str, Measured]:
     """The same for products of pointwise passes."""
     found: dict[str, list[tuple[list[float], float, float]]] = defaultdict(list)
-    site = conv.Site(chip_of(device("h200")), conv.DEFAULTS, 0.0)
+    site = problem.Site(chip_of(device("h200")), problem.DEFAULTS, 0.0)
     for row in load_operators("h200"):
         shape = row["shape"]
         if row["kind"] != "conv2d" or row["dtype"] == "fp32" or shape["k"] * shape["stride"] * shape["groups"] > 1:
             continue
         given = conv_of(row)
         for op, seconds in _own(row):
-            features = conv.product_features(given, conv.product_of(given, op)[1])
-            found[f"product.{op}"].append((features, conv.library_product(site, given, op)[0], seconds))
+            features = pointwise.product_features(given, pointwise.product_of(given, op)[1])
+            found[f"product.{op}"].append((features, pointwise.library_product(site, given, op)[0], seconds))
     return {name: _measured(some) for name, some in found.items()}
 
 
@@ -114,7 +114,7 @@ def _measured(some: list[tuple[list[float], float, float]]) -> Measured:
 def stencils() -> dict[str, Measured]:
     """The same for depthwise passes; gradients whose kernels' names tell which of the two they are."""
     found: dict[str, list[tuple[list[float], float, float]]] = defaultdict(list)
-    site = conv.Site(chip_of(device("h200")), conv.DEFAULTS, 0.0)
+    site = problem.Site(chip_of(device("h200")), problem.DEFAULTS, 0.0)
     for row in load_operators("h200"):
         shape = row["shape"]
         if row["kind"] != "conv2d" or shape["groups"] == 1 or shape["groups"] != shape["c"]:
@@ -128,7 +128,9 @@ def stencils() -> dict[str, Measured]:
         else:
             continue
         for op, seconds in passes:
-            found[f"stencil.{op}"].append((conv.stencil_features(given), conv.stencil(site, given, op)[0], seconds))
+            found[f"stencil.{op}"].append(
+                (depthwise.stencil_features(given), depthwise.stencil(site, given, op)[0], seconds)
+            )
     return {name: _measured(some) for name, some in found.items()}
 
 

@@ -22,7 +22,7 @@ from lab.validate.operators import errors
 from ridgeline.cost.call import Call
 from ridgeline.cost.price import Pricer
 from ridgeline.cost.time.chip import chip_of
-from ridgeline.cost.time.conv import conv
+from ridgeline.cost.time.conv import groups, problem, vector_units
 from ridgeline.hardware import device
 
 KERNELS = {"fwd": "conv2d_grouped_direct", "dgrad": "dgrad2d_grouped_direct", "wgrad": "wgrad2d_grouped_direct"}
@@ -40,8 +40,10 @@ CAP = 1.5  # relative error beyond which a call no longer pulls
 FEW, MANY = 3, 150  # kernels that cannot be a loop over groups, and that the host is no longer ahead of
 
 
-def conv_of(row: dict[str, Any]) -> conv.Conv:
-    return conv._conv(Call(row["kind"], row["dtype"], "fwd", "cudnn", tuple(row["shape"].items())), row["shape"])
+def conv_of(row: dict[str, Any]) -> problem.Conv:
+    return problem.conv_of_call(
+        Call(row["kind"], row["dtype"], "fwd", "cudnn", tuple(row["shape"].items())), row["shape"]
+    )
 
 
 def nonnegative(terms: np.ndarray, seconds: np.ndarray) -> np.ndarray:
@@ -73,15 +75,19 @@ def fit_direct(rows: list[dict[str, Any]]) -> dict[str, float]:
     found: dict[str, float] = {}
     for op, kernel in KERNELS.items():
         for last in (False, True):
-            given = [(conv.direct_terms(made, op), s) for made, s in alone(rows, kernel) if made.channels_last == last]
+            given = [
+                (groups.direct_terms(made, op), s) for made, s in alone(rows, kernel) if made.channels_last == last
+            ]
             found |= fitted(f"direct.{op}.{'last' if last else 'first'}", given)
-    found |= fitted("shared.wgrad", [(conv.shared_terms(made), s) for made, s in alone(rows, SHARED)])
+    found |= fitted("shared.wgrad", [(groups.shared_terms(made), s) for made, s in alone(rows, SHARED)])
     for op in ("fwd", "dgrad"):
-        found |= fitted(f"fourier.{op}", [(conv.fourier_terms(made, op), s) for made, s in transformed(rows, op)])
-    return found | fitted("winograd.wgrad", [(conv.winograd_terms(made), s) for made, s in tiled(rows)])
+        found |= fitted(
+            f"fourier.{op}", [(vector_units.fourier_terms(made, op), s) for made, s in transformed(rows, op)]
+        )
+    return found | fitted("winograd.wgrad", [(vector_units.winograd_terms(made), s) for made, s in tiled(rows)])
 
 
-def tiled(rows: list[dict[str, Any]]) -> list[tuple[conv.Conv, float]]:
+def tiled(rows: list[dict[str, Any]]) -> list[tuple[problem.Conv, float]]:
     """Weight gradients of transformed 3 x 3 tiles, and the seconds of their kernels: the last transform and before."""
     found = []
     for row in rows:
@@ -91,7 +97,7 @@ def tiled(rows: list[dict[str, Any]]) -> list[tuple[conv.Conv, float]]:
     return found
 
 
-def transformed(rows: list[dict[str, Any]], op: str) -> list[tuple[conv.Conv, float]]:
+def transformed(rows: list[dict[str, Any]], op: str) -> list[tuple[problem.Conv, float]]:
     """Dense passes that ran through Fourier transforms, and the seconds of their kernels but for changes of layout."""
     found = []
     for row in rows:
@@ -109,7 +115,7 @@ def transformed(rows: list[dict[str, Any]], op: str) -> list[tuple[conv.Conv, fl
     return found
 
 
-def alone(rows: list[dict[str, Any]], kernel: str) -> list[tuple[conv.Conv, float]]:
+def alone(rows: list[dict[str, Any]], kernel: str) -> list[tuple[problem.Conv, float]]:
     """Convolutions in which a kernel of this name ran once, and its seconds."""
     found = []
     for row in rows:
@@ -137,7 +143,7 @@ def priced(coef: dict[str, float]) -> Pricer:
 
 
 def fit_streams(rows: list[dict[str, Any]], rounds: int) -> dict[str, float]:
-    coef = dict(conv.DEFAULTS)
+    coef = dict(problem.DEFAULTS)
     least = float(np.minimum(missed(rows, priced(coef)), CAP).mean())
     for number in range(rounds):
         for name in STREAMS:

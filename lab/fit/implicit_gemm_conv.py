@@ -24,7 +24,7 @@ from lab import ROOT
 from lab.fit.conv import H200
 from lab.fit.cudnn_choice import choice_of, shape_of
 from ridgeline.cost.call import Call
-from ridgeline.cost.time.conv import conv
+from ridgeline.cost.time.conv import kernel_choice, problem
 from ridgeline.cost.time.conv.implicit_gemm import VECTOR, Choice, Problem, implicit_s
 
 RECORDINGS = ROOT / "data" / "recordings" / "h200"
@@ -66,7 +66,7 @@ def _seconds(row: dict[str, Any], op: str, choice: Choice) -> float:
 
 def kernels() -> dict[str, list[Kernel]]:
     found: dict[str, list[Kernel]] = {}
-    site = conv.Site(H200, conv.DEFAULTS, 0.0)
+    site = problem.Site(H200, problem.DEFAULTS, 0.0)
     for row, answer in rows():
         if "kernels" not in row or row["shape"].get("groups", 1) > 1:
             continue
@@ -74,14 +74,16 @@ def kernels() -> dict[str, list[Kernel]]:
         if shape.taps == 1 and shape.stride == 1 and shape.dtype != "fp32":
             continue  # a product of cuBLAS, most often
         choice = choice_of(shape.op, engine, knobs, shape.c if shape.op == "fwd" else shape.o)
-        given = conv._conv(Call(row["kind"], row["dtype"], "fwd", "cudnn", tuple(row["shape"].items())), row["shape"])
+        given = problem.conv_of_call(
+            Call(row["kind"], row["dtype"], "fwd", "cudnn", tuple(row["shape"].items())), row["shape"]
+        )
         seconds = _seconds(row, shape.op, choice)
         if seconds <= 0.0 or choice.way == "direct":
             continue
         if choice.way in VECTOR:
-            taken, problem = conv._vector_choice(site, given, choice, shape.op)
+            taken, problem = kernel_choice.vector_choice(site, given, choice, shape.op)
         else:
-            taken, problem = choice, conv._problem(site, given, choice, shape.op)
+            taken, problem = choice, kernel_choice.problem_of(site, given, choice, shape.op)
         found.setdefault(f"{choice.way}.{shape.op}", []).append(Kernel(problem, taken, row["dtype"], seconds))
     return found
 
@@ -89,7 +91,7 @@ def kernels() -> dict[str, list[Kernel]]:
 def fit(group: str, given: list[Kernel]) -> dict[str, float]:
     from scipy.optimize import least_squares
 
-    start = conv._pass(conv.DEFAULTS, group)
+    start = problem.pass_choice(problem.DEFAULTS, group)
     names = [name for name, value in start.items() if 1e-6 < value < 9e4]
     at, seconds = np.log([start[name] for name in names]), np.array([k.seconds for k in given])
 

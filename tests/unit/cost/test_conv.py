@@ -14,22 +14,14 @@ from hypothesis import strategies as st
 
 from ridgeline.cost.call import Call, Time, call, family_of
 from ridgeline.cost.time.chip import Chip
-from ridgeline.cost.time.conv.conv import (
-    DEFAULTS,
-    Site,
-    Step,
-    _chosen,
-    _conv,
-    _direct_groups,
-    _likely,
-    _side_by_side,
-    _spectrum,
-    _tiled,
-    fourier_terms,
-    model,
-    num_fourier_tiles,
-    product_of,
-)
+from ridgeline.cost.time.conv.conv import model
+from ridgeline.cost.time.conv.depthwise import _tiled
+from ridgeline.cost.time.conv.group_choice import Step, _side_by_side
+from ridgeline.cost.time.conv.groups import direct_groups
+from ridgeline.cost.time.conv.kernel_choice import chosen_kernel, likely_cost
+from ridgeline.cost.time.conv.pointwise import product_of
+from ridgeline.cost.time.conv.problem import DEFAULTS, Site, conv_of_call
+from ridgeline.cost.time.conv.vector_units import _spectrum, fourier_terms, num_fourier_tiles
 from ridgeline.errors import CostError
 
 H200 = Chip(
@@ -64,7 +56,7 @@ def test_padding_is_found_again_where_only_pixels_are_known(size, k, stride, pad
     out = (size + 2 * pad - k) // stride + 1
     flat = call("conv", "bf16", "fwd", "cudnn", n=8, c=64, o=64, groups=1, in_px=size**2, out_px=out**2,
                 kernel_elems=k * k, stride_max=stride, nhwc=1, spatial_rank=2, width=size)  # fmt: skip
-    assert _conv(flat, flat.dims()).pad == pad
+    assert conv_of_call(flat, flat.dims()).pad == pad
 
 
 def test_every_kind_is_priced_by_this_family():
@@ -95,7 +87,9 @@ def test_weight_gradients_of_small_channels_first_images_are_transposed_too():
 def test_strides_of_two_and_three_take_the_same_large_tile_over_few_pixels():
     few = {"n": 46, "c": 384, "o": 384, "h": 14, "w": 14, "k": 3}
     calls = [made(**few, stride=stride) for stride in (2, 3)]
-    (two,), (three,) = (_chosen(Site(H200, DEFAULTS, 0.0), _conv(found, found.dims()), "fwd") for found in calls)
+    (two,), (three,) = (
+        chosen_kernel(Site(H200, DEFAULTS, 0.0), conv_of_call(found, found.dims()), "fwd") for found in calls
+    )
     assert two == three
     assert (two.way, two.rows, two.columns) == ("tma", 256, 128)  # as the library's heuristic answers
 
@@ -184,8 +178,8 @@ def test_cutting_odd_groups_out_takes_more_kernels_than_whole_eights():
 
 def test_weight_gradients_of_resnext_come_from_shared_memory():
     shape = made("bwd", n=17, c=128, o=128, h=32, w=32, groups=32, nhwc=0)  # 30 us, as recorded
-    found = _conv(shape, shape.dims())
-    assert _chosen(Site(H200, DEFAULTS, 0.0), found, "wgrad")[0].way == "shared"
+    found = conv_of_call(shape, shape.dims())
+    assert chosen_kernel(Site(H200, DEFAULTS, 0.0), found, "wgrad")[0].way == "shared"
 
 
 @pytest.mark.parametrize("op", ["fwd", "dgrad", "wgrad"])
@@ -193,19 +187,19 @@ def test_weight_gradients_of_resnext_come_from_shared_memory():
 def test_the_direct_kernel_of_groups_never_takes_less_for_more_taps(op, nhwc):
     site = Site(H200, DEFAULTS, 0.0)
     shapes = [made(c=64, o=64, groups=32, k=k, nhwc=nhwc) for k in (1, 3, 5, 7)]
-    times = [_direct_groups(site, _conv(shape, shape.dims()), op)[0] for shape in shapes]
+    times = [direct_groups(site, conv_of_call(shape, shape.dims()), op)[0] for shape in shapes]
     assert times == sorted(times) and times[0] > 2e-6
 
 
 @pytest.mark.parametrize(("size", "tiles"), [(16, 1), (56, 4), (64, 9), (112, 16)])
 def test_input_gradients_through_fourier_transforms_go_tile_by_tile(size, tiles):
     shape = made(dtype="fp32", h=size, w=size, nhwc=0)
-    assert num_fourier_tiles(_conv(shape, shape.dims())) == tiles  # as the recorded kernels' numbers say
+    assert num_fourier_tiles(conv_of_call(shape, shape.dims())) == tiles  # as the recorded kernels' numbers say
 
 
 def test_products_of_spectra_come_in_whole_tiles():
     terms = [
-        fourier_terms(_conv(found, found.dims()), "fwd")["product"]
+        fourier_terms(conv_of_call(found, found.dims()), "fwd")["product"]
         for found in (made(dtype="fp32", n=n, c=64, o=64, h=14, w=14, k=5) for n in (1, 32, 33))
     ]
     assert terms[0] == terms[1] == terms[2] / 2
@@ -224,7 +218,7 @@ def test_products_of_spectra_come_in_whole_tiles():
 )
 def test_where_trees_disagree_the_time_missed_least_is_told(times, told):
     """Each time weighs its inverse: told four times what passes, a call is off by three times what passes."""
-    found = _likely([None if seconds is None else (seconds, 1) for seconds in times])
+    found = likely_cost([None if seconds is None else (seconds, 1) for seconds in times])
     assert found == (told, 1)
     known = [(seconds, say) for seconds, say in zip(times, (3, 1, 1, 1), strict=False) if seconds is not None]
 
@@ -235,17 +229,17 @@ def test_where_trees_disagree_the_time_missed_least_is_told(times, told):
 
 
 def test_nothing_is_told_where_no_tree_knows():
-    assert _likely([]) is None and _likely([None]) is None
+    assert likely_cost([]) is None and likely_cost([None]) is None
 
 
 @pytest.mark.parametrize(("size", "side"), [(14, 16), (16, 32), (30, 32), (31, 64)])
 def test_forward_spectra_hold_image_and_filter(size, side):
     shape = made(dtype="fp32", h=size, w=size, nhwc=0)
-    assert _spectrum(_conv(shape, shape.dims())) == side
+    assert _spectrum(conv_of_call(shape, shape.dims())) == side
 
 
 def test_aligned_images_are_one_product_and_odd_ones_a_product_each():
-    odd, even = (_conv(s, s.dims()) for s in (made(k=1, nhwc=0, h=size, w=size) for size in (14, 8)))
+    odd, even = (conv_of_call(s, s.dims()) for s in (made(k=1, nhwc=0, h=size, w=size) for size in (14, 8)))
     assert product_of(odd, "fwd")[0] == "bmm" and product_of(even, "fwd")[0] == "gemm"
     assert product_of(even, "fwd")[1] == {"m": 128, "n": 16 * 64, "k": 128, "layout": "nn"}
 
@@ -274,7 +268,7 @@ def test_pointwise_rows_off_16_bytes_cost_what_odd_products_cost():
 )  # fmt: skip
 def test_half_precision_depthwise_filters_go_to_the_library_by_the_frameworks_rule(shape, tiled):
     full = {"n": 16, "c": 256, "h": 56, "w": 56} | shape
-    conv = _conv(made(dtype="fp16", o=full["c"], groups=full["c"], nhwc=0, **full), {**full, "o": full["c"],
+    conv = conv_of_call(made(dtype="fp16", o=full["c"], groups=full["c"], nhwc=0, **full), {**full, "o": full["c"],
                  "groups": full["c"]})  # fmt: skip
     assert _tiled(conv) is tiled
 
@@ -351,7 +345,7 @@ def test_warm_inputs_never_cost_more(shape, dtype, phase):
 def test_sixteen_times_the_batch_takes_longer_in_the_same_kernel(shape, dtype):
     """In another one it may take less: cuDNN's heuristic leaves some small batches to slow kernels."""
     small, large = (call("conv2d", dtype, "fwd", "cudnn", **shape | {"n": n}) for n in (shape["n"], 16 * shape["n"]))
-    kernels = [_chosen(Site(H200, DEFAULTS, 0.0), _conv(c, c.dims()), "fwd") for c in (small, large)]
+    kernels = [chosen_kernel(Site(H200, DEFAULTS, 0.0), conv_of_call(c, c.dims()), "fwd") for c in (small, large)]
     assume(kernels[0] == kernels[1])
     slack = 0.9  # two launches that do little more than start differ by what was learned of each
     assert time(large).busy_s > time(small).busy_s * slack

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from ridgeline.cost.time.conv.conv import DEFAULTS, _pass
 from ridgeline.cost.time.conv.implicit_gemm import Choice, Problem, clusters_at_once, implicit_s, is_shared, waves_of
+from ridgeline.cost.time.conv.problem import DEFAULTS, pass_choice
 
 from .test_conv import H200
 
@@ -16,7 +16,7 @@ TILE = Choice("tma", 128, 128, 64)
 
 
 def seconds(problem: Problem, choice: Choice, op: str = "fwd") -> float:
-    return implicit_s(H200, _pass(DEFAULTS, f"{choice.way}.{op}"), problem, choice, "bf16")
+    return implicit_s(H200, pass_choice(DEFAULTS, f"{choice.way}.{op}"), problem, choice, "bf16")
 
 
 def test_fewer_large_clusters_fit_than_their_blocks_would_say():

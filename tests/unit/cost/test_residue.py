@@ -13,7 +13,7 @@ from ridgeline.cost.call import Call
 from ridgeline.cost.correction import gemm_attention as residue
 from ridgeline.cost.price import pricer_of
 from ridgeline.cost.time.chip import Chip, chip_of
-from ridgeline.cost.time.conv import conv
+from ridgeline.cost.time.conv import conv, depthwise, kernel_choice, pointwise, problem
 from ridgeline.cost.time.conv.implicit_gemm import Choice, Problem
 from ridgeline.cost.time.gemm import calls as matmul
 from ridgeline.hardware import device
@@ -69,10 +69,12 @@ def test_trees_ask_of_nothing_but_the_features(h200: Chip) -> None:
 
 def test_trees_of_convolution_kernels_ask_of_nothing_but_their_features() -> None:
     shape = {"n": 8, "c": 64, "h": 28, "w": 28, "o": 64, "k": 3, "stride": 1, "groups": 1}
-    given = conv._conv(Call("conv2d", "bf16", "fwd", "cudnn", tuple(shape.items())), shape)
-    width = len(conv.kernel_features(given, Choice("tma", 128, 128, 64), Problem(6272, 64, 64, 9.0, 1e6, 1e6, 2.0)))
-    widths = {"stencil": len(conv.stencil_features(given)),
-              "product": len(conv.product_features(given, {"m": 1, "n": 1, "k": 1}))}  # fmt: skip
+    given = problem.conv_of_call(Call("conv2d", "bf16", "fwd", "cudnn", tuple(shape.items())), shape)
+    width = len(
+        kernel_choice.kernel_features(given, Choice("tma", 128, 128, 64), Problem(6272, 64, 64, 9.0, 1e6, 1e6, 2.0))
+    )
+    widths = {"stencil": len(depthwise.stencil_features(given)),
+              "product": len(pointwise.product_features(given, {"m": 1, "n": 1, "k": 1}))}  # fmt: skip
     pools = residue.trees_in(residue.KERNEL_FILE)
     assert len(pools) > 20
     for name, trees in pools.items():
@@ -84,7 +86,7 @@ def test_trees_of_convolution_kernels_ask_of_nothing_but_their_features() -> Non
 def test_stencils_and_pointwise_products_have_a_bounded_factor(shape: dict[str, int], h200: Chip) -> None:
     full = {"n": 8, "c": 64, "h": 28, "w": 28, "o": 64, "k": 3, "stride": 1, "nhwc": 1, **shape}
     asked = Call("conv2d", "bf16", "fwd", "cudnn", tuple(full.items()))
-    coefs = [{**conv.DEFAULTS, "residue_frac": share} for share in (0.0, 1.0)]
+    coefs = [{**problem.DEFAULTS, "residue_frac": share} for share in (0.0, 1.0)]
     plain, told = (conv.model(asked, h200, coef, 0.0).busy_s for coef in coefs)
     assert plain != told and abs(math.log(told / plain)) <= residue.BOUND + 1e-9
 
@@ -93,8 +95,8 @@ def test_stencils_and_pointwise_products_have_a_bounded_factor(shape: dict[str, 
 def test_the_factor_of_a_convolution_kernel_can_be_left_out(share: float, h200: Chip) -> None:
     shape = (("n", 64), ("c", 512), ("h", 14), ("w", 14), ("o", 512), ("k", 3), ("stride", 1), ("nhwc", 1))
     asked = Call("conv2d", "bf16", "fwd", "cudnn", shape)
-    told = conv.model(asked, h200, {**conv.DEFAULTS, "residue_frac": share}, 0.0).busy_s
-    bare = conv.model(asked, h200, {**conv.DEFAULTS, "residue_frac": 0.0}, 0.0).busy_s
+    told = conv.model(asked, h200, {**problem.DEFAULTS, "residue_frac": share}, 0.0).busy_s
+    bare = conv.model(asked, h200, {**problem.DEFAULTS, "residue_frac": 0.0}, 0.0).busy_s
     assert (told == bare) is (share == 0.0)
 
 
