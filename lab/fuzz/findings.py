@@ -13,16 +13,12 @@ import time
 import traceback
 from dataclasses import replace
 
+from lab.planted.recordings import suite_folder, suites
 from ridgeline.findings.context.context import TraceContext
 from ridgeline.findings.explain import findings_of
 from ridgeline.profiler.floors import device_of
-from ridgeline.profiler.recordings import planted_folder
 from ridgeline.trace import Trace, read
 
-SUITES = (
-    *("eleventh", "twelfth", "thirteenth", "fourteenth", "fifteenth", "sixteenth", "seventeenth", "eighteenth"),
-    "nineteenth",
-)
 SMALL_BYTES = 30_000
 EACH = 4
 ODD = (
@@ -48,7 +44,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=7)
     args = parser.parse_args()
     rng, end_s, tried, failed = random.Random(args.seed), time.time() + args.seconds, 0, 0
-    files = [file for suite in SUITES for file in sorted(planted_folder(suite=suite).glob("*.json.xz"))]
+    files = [file for suite in suites() for file in sorted(suite_folder(suite).glob("*.json.xz"))]
     files = [file for file in files if file.stat().st_size < SMALL_BYTES]
     while time.time() < end_s:
         trace = read(rng.choice(files), cache=False)

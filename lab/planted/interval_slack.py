@@ -20,16 +20,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lab.planted.recordings import InjectedCase, injected_cases, second_fixes, suite_folder, suites
+from lab.planted.score import NAMES
 from ridgeline.findings.replay.calibration import NOISE
 from ridgeline.findings.rule import rule_named
-from ridgeline.findings.score import NAMES
-from ridgeline.profiler.recordings import Planted, planted_cases, planted_folder, second_fixes
 
-SUITES = (
-    *("fresh", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh", "twelfth"),
-    *("thirteenth", "fifteenth", "seventeenth", "eighteenth", "nineteenth", "twentieth"),
-    *("twenty-second", "twenty-fifth"),
-)
 ALLOWED = {"f3bd770": 0.5, "447759c": 0.5}
 """Of the spread, already in what those rules promised; later ones have all of it and their slack."""
 FEW = 8
@@ -39,7 +34,7 @@ PRIOR = 20
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    case: Planted
+    case: InjectedCase
     low_ms: float
     high_ms: float
     allowed: float
@@ -48,7 +43,7 @@ class Promise:
     @property
     def counts(self) -> bool:
         """Whether the fix brought 5 % of the step, and three times what both vary by."""
-        return self.case.gain_s >= max(0.05 * self.case.planted.median_s, 3 * self.case.uncertainty_s)
+        return self.case.gain_s >= max(0.05 * self.case.injected.median_s, 3 * self.case.uncertainty_s)
 
     @property
     def above(self) -> float:
@@ -62,7 +57,7 @@ class Promise:
     @property
     def score(self) -> float:
         """Past the nearer end, as a share of it; negative inside."""
-        spread_ms, gain_ms = self.case.planted.spread_s * 1e3, self.case.gain_s * 1e3
+        spread_ms, gain_ms = self.case.injected.spread_s * 1e3, self.case.gain_s * 1e3
         noise_ms = max(0.0, NOISE - self.allowed) * spread_ms
         above = (gain_ms - self.high_ms - noise_ms) / self.high_ms if self.high_ms > 0 else math.inf
         if self.low_ms > 0:
@@ -74,7 +69,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--wanted", type=float, default=0.86)
     wanted = parser.parse_args().wanted
-    found = [promise for suite in SUITES for promise in promises(planted_folder(suite=suite))]
+    found = [promise for suite in suites() for promise in promises(suite_folder(suite))]
     common = quantile([promise.score for promise in found], wanted)
     print(f"{len(found)} blind promises; {_held(found, 0.0)} hold with the noise alone, "
           f"{_held(found, common)} with a slack of {common:.3f} of the end")  # fmt: skip
@@ -95,7 +90,7 @@ def print_upper_ends(found: Sequence[Promise]) -> None:
     now = [rule_named(NAMES[promise.case.cause][0]).more_at_best for promise in found]
     others = [_added([promise for promise in found if promise.suite != one.suite], one) for one in found]
     for word, more in (("as promised", [0.0] * len(found)), ("as now", now), ("left out by suite", others)):
-        ends = [min(max(p.high_ms, p.case.planted.median_s * 1e3), (1 + m) * p.high_ms) for p, m in zip(found, more)]
+        ends = [min(max(p.high_ms, p.case.injected.median_s * 1e3), (1 + m) * p.high_ms) for p, m in zip(found, more)]
         gains = [promise.case.gain_s * 1e3 for promise in found]
         inside = sum(p.low_ms <= gain <= end for p, gain, end in zip(found, gains, ends))
         width = statistics.median((end - p.low_ms) / gain for p, gain, end in zip(found, gains, ends))
@@ -127,8 +122,7 @@ def promises(folder: Path) -> list[Promise]:
     if not file.exists():
         return []
     document = json.loads(file.read_text(encoding="utf-8"))
-    others = [planted_folder(suite=name) for name in ("planted", *SUITES)]
-    cases = {case.name: case for case in (*planted_cases(folder), *second_fixes(folder, *others))}
+    cases = {case.name: case for case in (*injected_cases(folder), *second_fixes(folder))}
     made = [document, *([document["later"]] if "later" in document else [])]
     return [
         Promise(cases[name], low, high, ALLOWED.get(part["rules"], NOISE), folder.name)

@@ -1,14 +1,10 @@
-"""Findings against planted causes: every case, where its cause stands, the promised gain and the realized one.
+"""Findings against injected causes: every case, where its cause stands, the promised gain and the realized one.
 
-    python -m lab.planted.score_table [--folder FOLDER]
-    python -m lab.planted.score_table --trials
-    python -m lab.planted.score_table --untimed --folder FOLDER
+    python -m lab.planted score_table [--suite twenty-fifth]
+    python -m lab.planted score_table --untimed --suite eleventh
 
-Reads data/recordings/h200/planted, or another folder of the same form; what it has of healthy programs and of second
-fixes is judged as well. With ``--trials`` everything that is found over 2 % of the step in fixed and healthy programs
-of all suites, and whether it turned out to be true when its advice was taken. With ``--untimed`` the same folder as
-others would hand it over: without what our recorder noted of unrecorded steps, and recorded plainly (no shapes, no
-marks, three steps in a row).
+With ``--untimed`` the suite is judged as others would hand it over: without what our recorder noted of unrecorded
+steps, and recorded plainly (no shapes, no marks, three steps in a row).
 """
 
 from __future__ import annotations
@@ -19,21 +15,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from lab.planted.recordings import InjectedCase, control_programs, injected_cases, suite_folder, suites
+from lab.planted.score import GENERAL, NAMES, WEIGHTY_FRAC, Score, found_in, score
 from ridgeline.findings.context.context import TraceContext
 from ridgeline.findings.explain import findings_of
 from ridgeline.findings.finding import Finding
-from ridgeline.findings.score import GENERAL, NAMES, WEIGHTY_FRAC, Score, found_in, score
 from ridgeline.profiler.floors import device_of
-from ridgeline.profiler.recordings import Planted, healthy_programs, planted_cases, planted_folder, second_fixes
 from ridgeline.trace import read
 
-SUITES = (
-    *("planted", "fresh", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh"),
-    *("twelfth", "thirteenth", "fourteenth", "fifteenth", "sixteenth", "seventeenth", "eighteenth", "nineteenth"),
-    *("twentieth", "twenty-first", "twenty-second", "twenty-third", "twenty-fourth", "twenty-fifth"),
-)
-TRIALS = "trials"
-"""A folder of second fixes alone, and of programs of other suites that were recorded with them."""
 ROUNDS = 3
 """Of a program in a plain recording, which has no marks: all of them are one step."""
 WAYS = (("untimed", "planted", "fixed", 1), ("plain", "planted-plain", "plain", ROUNDS))
@@ -42,39 +31,22 @@ WAYS = (("untimed", "planted", "fixed", 1), ("plain", "planted-plain", "plain", 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=None)
-    parser.add_argument("--trials", action="store_true")
+    parser.add_argument("--suite", default="twenty-fifth", choices=suites())
     parser.add_argument("--untimed", action="store_true")
     args = parser.parse_args()
-    folder = args.folder or planted_folder()
-    if args.trials or args.untimed:
-        trials() if args.trials else untimed(folder)
+    folder = suite_folder(args.suite)
+    if args.untimed:
+        untimed(folder)
         return
-    scores = [score(case) for case in planted_cases(folder)]
+    scores = [score(case) for case in injected_cases(folder) if "planted" in case.files]
     _table(scores)
     specific = [(found.case, rule) for found in scores for rule, _ in found.others if rule not in GENERAL]
     print(f"Findings of fixed runs over 2 % of the step: {sum(len(found.others) for found in scores)}, of which")
     listed = ", ".join(f"{rule} in {case}" for case, rule in specific) or "none"
     print(f"{len(specific)} name more than a slow host: {listed}.")
-    for program in healthy_programs(folder):
+    for program in control_programs(folder):
         found = ", ".join(f"{rule} {share:.0%}" for rule, share in found_in(program)) or "nothing over 2 %"
         print(f"{program.name} ({program.measured.median_s * 1e3:.2f} ms): {found}")
-    again = second_fixes(folder, *map(_folder, SUITES))
-    if again:
-        print("\nWhat is found in fixed and healthy programs, done:\n")
-        _table([score(case) for case in again])
-
-
-def trials() -> None:
-    """Findings of fixed and healthy programs, each with what came of its advice."""
-    suites = [*SUITES, TRIALS] if (_folder(TRIALS) / "cases.json").exists() else [*SUITES]
-    tried = [(fix.of, score(fix)) for suite in suites for fix in second_fixes(_folder(suite), *map(_folder, SUITES))]
-    rows = [(*place, _tried(tried, *place[:2])) for suite in suites for place in _weighty(_folder(suite))]
-    print("| program | finding | of the step | tried |\n|---|---|---|---|")
-    for program, rule, share, word in rows:
-        print(f"| {program} | {rule} | {share:.0%} | {word} |")
-    words = [word.split(":")[0] for *_, word in rows]
-    print(f"\n{len(rows)} findings: " + ", ".join(f"{words.count(word)} {word}" for word in sorted(set(words))))
 
 
 def untimed(folder: Path) -> None:
@@ -92,12 +64,12 @@ def untimed(folder: Path) -> None:
                 print(f"{word} {file.name.split('.')[0]} is told {x.rule} {x.low_ms:.2f} to {x.high_ms:.2f} ms")
 
 
-def _cases(folder: Path) -> list[Planted]:
-    return [case for case in planted_cases(folder) if (folder / f"{case.name}.planted-plain.json.xz").exists()]
+def _cases(folder: Path) -> list[InjectedCase]:
+    return [case for case in injected_cases(folder) if (folder / f"{case.name}.planted-plain.json.xz").exists()]
 
 
-def _promised(file: Path, case: Planted, rounds: int) -> tuple[int | None, str, bool]:
-    """The place of the planted cause among the findings, what is promised, and whether the gain is inside."""
+def _promised(file: Path, case: InjectedCase, rounds: int) -> tuple[int | None, str, bool]:
+    """The place of the cause among the findings, what is promised, and whether the gain is inside."""
     found = _bare(file)
     place = next((i for i, x in enumerate(found) if x.rule in NAMES[case.cause]), None)
     if place is None:
@@ -111,26 +83,6 @@ def _bare(file: Path) -> Sequence[Finding]:
     trace = read(file, cache=False)
     bare = replace(trace, meta={key: value for key, value in trace.meta.items() if key != "ridgeline"})
     return findings_of(TraceContext(bare, device_of(bare)))
-
-
-def _weighty(folder: Path) -> list[tuple[str, str, float]]:
-    fixed = [(found.case, *other) for found in map(score, planted_cases(folder)) for other in found.others]
-    return fixed + [(program.name, *other) for program in healthy_programs(folder) for other in found_in(program)]
-
-
-def _tried(tried: Sequence[tuple[str, Score]], program: str, rule: str) -> str:
-    """``true``, ``false`` or ``untried``, with what was promised and realized."""
-    trial = next((made for of, made in reversed(tried) if of == program and rule in NAMES[made.cause]), None)
-    if trial is None:
-        return "untried"
-    if trial.finding is None:
-        return f"not found again: {trial.gain_ms:.2f} ± {trial.noise_ms:.2f} ms"
-    promised = f"{trial.finding.low_ms:.2f} to {trial.finding.high_ms:.2f} ms"
-    return f"{'true' if trial.confirmed else 'false'}: {trial.gain_ms:.2f} ± {trial.noise_ms:.2f}, promised {promised}"
-
-
-def _folder(suite: str) -> Path:
-    return planted_folder(suite=suite)
 
 
 def _table(scores: Sequence[Score]) -> None:

@@ -29,7 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from lab import ROOT
-from ridgeline.bench import sampling, surveys
+from lab.record import surveys
+from ridgeline.bench import sampling
 from ridgeline.bench.sampling import Point
 
 PARTS = ("blind", "compiled", "convs", "products")

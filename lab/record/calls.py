@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from lab import ROOT
+from lab.record.surveys import general_points
 from ridgeline.bench.sampling import Point
-from ridgeline.bench.surveys import general_points
 from ridgeline.cost.correction.rows import KINDS
 
 CHUNK = 60

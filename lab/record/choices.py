@@ -30,7 +30,7 @@ SLOW_S = 0.05
 
 
 def record_choices(path: Path, seed: int, budget_s: float, device: str = "cuda") -> None:
-    from ridgeline.bench.surveys import choice_points
+    from lab.record.surveys import choice_points
 
     todo = list(choice_points(seed))
     random.Random(seed + 1).shuffle(todo)
@@ -124,8 +124,8 @@ def _once_s(run: Callable[[], Any]) -> float:
 
 
 def record_blind(path: Path, seed: int, budget_s: float, scale: float) -> None:
+    from lab.record.surveys import general_points
     from ridgeline.bench.record import record_operators
-    from ridgeline.bench.surveys import general_points
 
     record_operators(path, seed, budget_s, 1.0, functools.partial(print, flush=True), general_points(seed, scale))
 

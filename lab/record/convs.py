@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ridgeline.bench import surveys
+from lab.record import surveys
 
 SPIN_CYCLES = 2_500_000
 REPEATS = 4

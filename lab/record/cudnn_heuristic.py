@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from lab import ROOT
-from ridgeline.bench import sampling, surveys
+from lab.record import surveys
+from ridgeline.bench import sampling
 
 H200 = {
     "cudaDeviceId": 0, "deviceVer": 900, "driverVer": 13000, "maxGridSize": [2147483647, 65535, 65535],

@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 
 from lab import ROOT
-from ridgeline.bench import surveys
+from lab.record import surveys
 from ridgeline.bench.sampling import Point, between
 from ridgeline.cost.time.gemm.calls import alignment
 

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from lab.fit.recordings import event_to_busy_s, load_operators, update_calibration
+from lab.record.surveys import general_points
 from ridgeline.bench.fitting import intervals, sample
-from ridgeline.bench.surveys import general_points
 from ridgeline.cost import host
 from ridgeline.cost.call import Call
 from ridgeline.cost.price import Pricer, pricer_of

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from lab.planted.recordings import InjectedCase, control_programs, injected_cases, suite_folder, second_fixes
+from lab.planted.score import GENERAL, NAMES, WEIGHTY_FRAC, Score, found_in, score
 from ridgeline.errors import InputError
 from ridgeline.findings.context.context import TraceContext
 from ridgeline.findings.explain import findings_of
 from ridgeline.findings.finding import Finding
 from ridgeline.findings.replay.calibration import DEVICE_SLACK, HOST_SLACK
-from ridgeline.findings.score import GENERAL, NAMES, WEIGHTY_FRAC, Score, found_in, score
 from ridgeline.profiler.floors import device_of
-from ridgeline.profiler.recordings import Planted, healthy_programs, planted_cases, planted_folder, second_fixes
 from ridgeline.trace import Trace, read
 
 EVERY = (
@@ -29,14 +29,14 @@ EVERY = (
 )
 SUITES = EVERY if os.environ.get("RIDGELINE_EVERY_SUITE") else EVERY[-3:]
 """The others take six minutes more, and are replayed where asked for."""
-TRIALS = planted_folder(suite="trials")
+TRIALS = suite_folder(suite="trials")
 """What programs of all suites were told, done (`benchmarks/planted/trials.py`)."""
 NO_CAUSE = {
     *("messages_indexed", "losses_asked_if_finite", "worlds_asked_if_over", "hashes_indexed"),
     *("distances_indexed", "scalars_written_every_step", "lengths_tried_until_one_helps"),
     "film_graded_under_a_stopwatch",
 }
-"""Planted, but the fix made it no faster (few indices are the same; the device hides the question, or the host is so
+"""InjectedCase, but the fix made it no faster (few indices are the same; the device hides the question, or the host is so
 late that the answer is there, 0.49 ± 2.30 of 13.6 ms; choosing on the device costs more than asking, −0.64 ± 0.74 of
 3.3 ms; a compiled whole is slower than its pieces, −2.77 ± 0.01 of 13.6 ms): rules must stay silent, or promise from
 nothing on."""
@@ -137,20 +137,20 @@ def _is_refuted(one: Score) -> bool:
     return one.finding is not None and one.gain_ms + one.noise_ms < one.finding.low_ms
 
 
-def _second_fixes(*folders: Path) -> list[Planted]:
+def _second_fixes(*folders: Path) -> list[InjectedCase]:
     recorded = [folder for folder in folders if (folder / "cases.json").exists()]
     return [case for folder in recorded for case in second_fixes(folder, *map(_folder, EVERY))]
 
 
 def _folder(suite: str) -> Path:
-    return planted_folder(suite=suite)
+    return suite_folder(suite=suite)
 
 
-def _told(case: Planted) -> set[tuple[str, str]]:
+def _told(case: InjectedCase) -> set[tuple[str, str]]:
     return {(case.of, rule) for rule in NAMES[case.cause]}
 
 
-def _planted_alone(case: Planted) -> Planted:
+def _planted_alone(case: InjectedCase) -> InjectedCase:
     """What is found after a second fix is not asked here."""
     return replace(case, files={"planted": case.files["planted"]})
 
@@ -196,7 +196,7 @@ MISSED = {
 @pytest.fixture(scope="module", params=SUITES)
 def scores(request) -> list[Score]:
     try:
-        cases = planted_cases(planted_folder(suite=request.param))
+        cases = injected_cases(suite_folder(suite=request.param))
     except InputError as error:
         pytest.skip(str(error))
     if not cases:
@@ -240,7 +240,7 @@ HEALTHY = [
     program
     for folder in (*map(_folder, SUITES), TRIALS)
     if folder != _folder(EVERY[0]) and folder.exists()  # it has none
-    for program in healthy_programs(folder)
+    for program in control_programs(folder)
 ]
 
 
@@ -292,7 +292,7 @@ def test_what_was_tried_of_fixed_and_healthy_programs_was_true(tried):
 def test_intervals_would_have_held_nine_of_ten_of_what_was_promised_blind():
     """What rules promised before they had seen a suite, with the noise and the slack that intervals have now."""
     calibration = _calibration()
-    folders = [planted_folder(suite=suite) for suite in ("fresh", "third")]
+    folders = [suite_folder(suite=suite) for suite in ("fresh", "third")]
     promises = [promise for folder in folders for promise in calibration.promises(folder)]
     assert sum(promise.score <= 0 for promise in promises) == 41  # the noise alone
     slack = {True: HOST_SLACK, False: DEVICE_SLACK}
@@ -312,20 +312,20 @@ def _calibration():
 
 def test_waking_the_thread_that_prepares_an_optimizer_is_no_host_code():
     """2.3 ms between the last kernel of a backward pass and the first of an update over lists, half of it inside."""
-    case = next(case for case in planted_cases(planted_folder(suite="eighteenth")) if case.name.startswith("lamb_"))
+    case = next(case for case in injected_cases(suite_folder(suite="eighteenth")) if case.name.startswith("lamb_"))
     trace = case.trace("fixed")
     assert "host-code" not in [finding.rule for finding in findings_of(TraceContext(trace, device_of(trace)))]
 
 
 def test_a_cause_that_costs_nothing_is_not_found():
-    cases = [case for suite in ("fresh", "eighth", "thirteenth") for case in planted_cases(planted_folder(suite=suite))]
+    cases = [case for suite in ("fresh", "eighth", "thirteenth") for case in injected_cases(suite_folder(suite=suite))]
     for case in (case for case in cases if case.name in NO_CAUSE):
         assert case.gain_s < 0 and score(case).place is None
 
 
 def test_a_training_loop_at_the_power_its_board_is_built_for_is_told_nothing():
     """Recorded by ``ridgeline profile benchmarks/planted/heavy.py``, with clocks and power beside the kernels."""
-    trace = read(planted_folder(suite="seventh") / "heavy.json.gz", cache=False)
+    trace = read(suite_folder(suite="seventh") / "heavy.json.gz", cache=False)
     assert {"clock_hz", "power_w"} <= trace.counters.keys()
     assert findings_of(TraceContext(trace, device_of(trace))) == []
 
@@ -344,8 +344,8 @@ MISSED_PLAINLY = {
 @pytest.mark.parametrize("suite", ["ninth", "eleventh"])
 def test_of_plain_recordings_nine_in_ten_causes_are_named_and_most_gains_are_inside(suite):
     """No shapes, no marks of steps, and nobody timed them."""
-    folder = planted_folder(suite=suite)
-    cases = {case.name: case for case in planted_cases(folder) if case.name not in NO_CAUSE}
+    folder = suite_folder(suite=suite)
+    cases = {case.name: case for case in injected_cases(folder) if case.name not in NO_CAUSE}
     named, held = set(), set()
     for file in sorted(folder.glob("*.planted-plain.json.xz")):
         case = cases.get(file.name.split(".")[0])
@@ -362,7 +362,7 @@ def test_of_plain_recordings_nine_in_ten_causes_are_named_and_most_gains_are_ins
 @pytest.mark.parametrize("name", PLAIN)
 def test_of_a_recording_nobody_timed_the_cause_is_named_and_the_fixed_program_is_told_nothing(name):
     """The device decides these fixed steps; under the profiler their hosts were slower than it."""
-    case = next(case for case in planted_cases(planted_folder(suite="planted")) if case.name == name)
+    case = next(case for case in injected_cases(suite_folder(suite="planted")) if case.name == name)
     planted, fixed = (_untimed(case.trace(variant)) for variant in ("planted", "fixed"))
     assert any(finding.rule in NAMES[case.cause] for finding in planted[:2])
     assert [finding.rule for finding in fixed if finding.step_frac > WEIGHTY_FRAC] == []
@@ -374,7 +374,7 @@ def _untimed(trace: Trace) -> list[Finding]:
     return findings_of(TraceContext(bare, device_of(bare)))
 
 
-PLAINLY = sorted(file for suite in SUITES for file in planted_folder(suite=suite).glob("*.plain.json.xz"))
+PLAINLY = sorted(file for suite in SUITES for file in suite_folder(suite=suite).glob("*.plain.json.xz"))
 SLOW_HOST = {  # as recorded: the device is busy a third of 0.9 ms, 45 of 14 and 12 of 29 ms
     ("buyers_and_goods_dense", "launch-bound"), ("worlds_asked_if_over", "launch-bound"),
     ("nadam_tensor_by_tensor", "launch-bound"), ("answers_picked", "launch-bound"),

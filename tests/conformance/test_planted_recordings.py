@@ -1,4 +1,4 @@
-"""Planted causes as recorded on an H200: they cost time, their traces replay, and no kernel beats its floor."""
+"""InjectedCase causes as recorded on an H200: they cost time, their traces replay, and no kernel beats its floor."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lab.planted.recordings import injected_cases, suite_folder
 from ridgeline.profiler.floors import with_floors
-from ridgeline.profiler.recordings import planted_cases, planted_folder
 from ridgeline.trace import Trace, steps
 from ridgeline.trace.snapshot import read_snapshot
 
-CASES = {case.name: case for case in planted_cases()}
+CASES = {case.name: case for case in injected_cases()}
 REPLAYED = ("item_each_layer", "nchw_conv", "fp32_matmul", "attention_spelled_out", "streamed_weights", "padded_batch")
 
 
@@ -103,7 +103,7 @@ def _nets():
 
 
 def test_the_recorded_memory_snapshot_names_the_fp32_logits_at_its_peak():
-    memory = read_snapshot(planted_folder() / "memory_snapshot.pickle.gz").devices[0]
+    memory = read_snapshot(suite_folder() / "memory_snapshot.pickle.gz").devices[0]
     known = CASES["fp32_logits"].trace("planted").meta["ridgeline"]["peak_allocated_bytes"]
     assert memory.curve.allocated_bytes.max() == pytest.approx(known, rel=0.02)
     forward = [holder for holder in memory.at_peak() if holder.category == "activation"]
