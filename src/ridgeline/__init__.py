@@ -9,6 +9,7 @@ from ridgeline.entry import announce
 if TYPE_CHECKING:
     from ridgeline.api import (
         apply,
+        build,
         diff,
         explain,
         gate,
@@ -24,12 +25,13 @@ if TYPE_CHECKING:
     )
     from ridgeline.capture import capture, cost_of, decode_kwargs, spec
     from ridgeline.cost.prediction import Prediction, Row
+    from ridgeline.engine.file.engine import Engine
     from ridgeline.findings.diff import Difference
     from ridgeline.findings.explanation import Explanation
     from ridgeline.findings.finding import Finding
     from ridgeline.graph import Graph, load, save
     from ridgeline.hardware import Device, device, devices
-    from ridgeline.models import build, models
+    from ridgeline.models import models
     from ridgeline.plan import Plan
 
 __version__ = "0.1.0"
@@ -45,15 +47,17 @@ _ROOMS = {
     "ridgeline.findings.finding": ("Finding",),
     "ridgeline.plan": ("Plan",),
     "ridgeline.api": (
-        "apply", "diff", "explain", "gate", "link", "optimize",
+        "apply", "build", "diff", "explain", "gate", "link", "optimize",
         "plans", "predict", "profile", "revert", "serve", "simulate", "what_if",
     ),
-    "ridgeline.models": ("build", "models"),
+    "ridgeline.models": ("models",),
+    "ridgeline.engine.file.engine": ("Engine",),
 }
 _HOME = {name: room for room, names in _ROOMS.items() for name in names}
 __all__ = [
     "Device",
     "Difference",
+    "Engine",
     "Explanation",
     "Finding",
     "Graph",

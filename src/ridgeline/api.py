@@ -18,7 +18,7 @@ from ridgeline.errors import InputError, nearest
 from ridgeline.graph import Graph
 from ridgeline.hardware import Device
 from ridgeline.hardware import device as device_named
-from ridgeline.models import build
+from ridgeline.models import build as build_network
 
 if TYPE_CHECKING:
     import os
@@ -68,7 +68,7 @@ def predict(model: Graph | str, on: str | Device = "h200", execution: str = "eag
 def _uncollected(model: Graph | str, device: Device, execution: str, options: dict[str, Any]) -> Prediction:
     """A prediction makes thousands of small objects and no cycles: looking for some would take a tenth of its time."""
     with _collecting_later():
-        graph = build(model, **options) if isinstance(model, str) else model
+        graph = build_network(model, **options) if isinstance(model, str) else model
         return estimate(graph, device, execution)
 
 
@@ -82,6 +82,18 @@ def _collecting_later() -> Iterator[None]:
     finally:
         if collects:
             gc.enable()
+
+
+def build(model: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any) -> Any:
+    """An engine of a model: ``build(module, (x,), shapes={"batch": (1, 8, 64)}, error_budget=None, budget_s=60)``.
+
+    A name of the zoo gives that network's graph instead: ``build("llama-3-8b", batch=1)``.
+    """
+    if isinstance(model, str):
+        return build_network(model, **options)
+    from ridgeline.optimizer.build_engine import build_engine
+
+    return build_engine(model, args, kwargs, **options)
 
 
 def validate(path: str | os.PathLike[str], on: str | Device = "h200") -> Check:
@@ -177,7 +189,7 @@ def _training_graph(model: Graph | str, micro_batch: int, seq: int | None, preci
             raise InputError(f"simulate takes a training graph, and {model.name} was captured for {model.mode}")
         return model
     wide = precision if precision in ("fp16", "fp32", "tf32") else "bf16"
-    return build(model, batch=micro_batch, mode="train", precision=wide, seq=seq)
+    return build_network(model, batch=micro_batch, mode="train", precision=wide, seq=seq)
 
 
 def plans(

@@ -58,6 +58,10 @@ class OptimizeError(RidgelineError):
     """A model that cannot be optimized as asked, or an unknown rewrite, compiler or candidate."""
 
 
+class EngineError(RidgelineError):
+    """An engine that cannot be built, read, trusted, refitted or called as asked."""
+
+
 class NotGraphable(OptimizeError):
     """A call that cannot be recorded as a CUDA graph and replayed with the same results; says why."""
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ridgeline.cli.engine_options import engine
 from ridgeline.errors import InputError, RidgelineError, nearest
 
 FAILED, INTERRUPTED, PIPE_CLOSED = 2, 130, 141
@@ -320,6 +321,9 @@ def kernels(
     from ridgeline.cli.kernels import run_action
 
     run_action(action, names or [], out, jobs, compiled, json)
+
+
+app.command(name="engine")(engine)
 
 
 @app.command()

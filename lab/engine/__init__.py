@@ -1,0 +1,1 @@
+"""Drivers for engine files."""
