@@ -1,7 +1,7 @@
 """Mutated engine files: each must be refused with one of our errors, or run.
 
-``python -m lab.engine.mutate m.ridge --count 10000`` runs them in child processes with an address-space limit, and prints
-how many ran, were refused, raised something else, hung or crashed.
+``python -m lab.engine.mutate m.ridge --count 10000`` runs them in child processes with an address-space limit, and
+prints how many ran, were refused, raised something else, hung or crashed.
 """
 
 from __future__ import annotations
@@ -23,11 +23,15 @@ from pathlib import Path
 from typing import Any
 
 ODD: list[Any] = [
-    None, True, False, 0, 1, -1, 2, 7, 1 << 31, 1 << 40, (1 << 62) + 1, -(1 << 62), 1 << 80, 0.5, 1e308, "", "x", "aten::add.Tensor",
-    "aten::full.default", "aten::arange.default", "aten::matmul.default", "aten::cat.default", "aten::expand.default", "size::mul",
-    "size::floordiv", "engine::int8_linear", "aten::repeat.default", "aten::as_strided.default", "aten::empty.memory_format", [],
+    None, True, False, 0, 1, -1, 2, 7, 1 << 31, 1 << 40, (1 << 62) + 1, -(1 << 62), 1 << 80, 0.5, 1e308, "", "x",
+    "aten::add.Tensor",
+    "aten::full.default", "aten::arange.default", "aten::matmul.default", "aten::cat.default", "aten::expand.default",
+    "size::mul",
+    "size::floordiv", "engine::int8_linear", "aten::repeat.default", "aten::as_strided.default",
+    "aten::empty.memory_format", [],
     [[]], [1, 2], [1 << 20, 1 << 20], {}, {"v": 0}, {"v": 1}, {"v": 1 << 23}, {"w": "0.weight"}, {"dtype": "float64"},
-    {"dtype": "bool"}, {"dtype": "int8"}, {"float": "nan"}, {"device": "engine"}, {"tuple": [{"v": 0}]}, "float64", "int64", "F64", "BOOL",
+    {"dtype": "bool"}, {"dtype": "int8"}, {"float": "nan"}, {"device": "engine"}, {"tuple": [{"v": 0}]},
+    "float64", "int64", "F64", "BOOL",
 ]  # fmt: skip
 
 
@@ -93,7 +97,11 @@ def _json(document: Any, rng: random.Random) -> Any:
         del owner[key]
     elif kind < 0.9:
         other, name = rng.choice(places)
-        owner[key] = json.loads(json.dumps(other[name])) if name in (other if isinstance(other, dict) else range(len(other))) else 1
+        owner[key] = (
+            json.loads(json.dumps(other[name]))
+            if name in (other if isinstance(other, dict) else range(len(other)))
+            else 1
+        )
     elif isinstance(owner, list):
         owner.insert(key, json.loads(json.dumps(owner[key])))
     return document
@@ -170,7 +178,16 @@ def main() -> None:
         return
     total, slowest, peak = Counter[str](), 0.0, 0
     for seed in range(0, asked.count, asked.each):
-        command = [sys.executable, "-m", "lab.engine.mutate", str(asked.source), "--each", str(asked.each), "--child", str(seed)]
+        command = [
+            sys.executable,
+            "-m",
+            "lab.engine.mutate",
+            str(asked.source),
+            "--each",
+            str(asked.each),
+            "--child",
+            str(seed),
+        ]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
         if done.returncode:
             total["crashed"] += 1

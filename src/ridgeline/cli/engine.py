@@ -96,7 +96,8 @@ def _build(asked: Asked) -> None:
         budget = max(BUDGETS[name] for name in asked.precisions)
         say(f"--{' --'.join(asked.precisions)}: layers may have fewer bits as long as results stay within "
             f"--error-budget {budget:g} of float64; state one to choose it")  # fmt: skip
-    engine = build_engine(model, args, kwargs, shapes=_shapes(asked.shapes), error_budget=budget, budget_s=asked.budget_s,
+    engine = build_engine(model, args, kwargs, shapes=_shapes(asked.shapes), error_budget=budget,
+                          budget_s=asked.budget_s,
                           level=asked.level, timings=timings, error_on_miss=asked.error_on_miss, say=say,
                           name=Path(source.partition(":")[0]).stem)  # fmt: skip
     path = engine.save(asked.out or Path(source.partition(":")[0]).with_suffix(".ridge").name)

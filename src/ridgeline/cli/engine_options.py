@@ -18,9 +18,7 @@ def engine(
     onnx: Annotated[str | None, typer.Option("--onnx", help="Model in ONNX, as the first argument.")] = None,
     load: Annotated[str | None, typer.Option("--loadEngine", help="Engine, as the first argument.")] = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", "--saveEngine", help="File to write.")] = None,
-    shapes: Annotated[
-        str | None, typer.Option("--shapes", help="batch=1,8,64, or x:8x3x224x224,y:8x7.")
-    ] = None,
+    shapes: Annotated[str | None, typer.Option("--shapes", help="batch=1,8,64, or x:8x3x224x224,y:8x7.")] = None,
     min_shapes: Annotated[str | None, typer.Option("--minShapes", help="Smallest shapes: x:1x3x224x224.")] = None,
     opt_shapes: Annotated[str | None, typer.Option("--optShapes", help="Shapes to be fastest at.")] = None,
     max_shapes: Annotated[str | None, typer.Option("--maxShapes", help="Largest shapes.")] = None,
@@ -63,11 +61,12 @@ def engine(
     from ridgeline.cli.engine import Asked, run_action
 
     first = [source for source in (onnx, load) if source]
+    flags = {"fp16": fp16, "bf16": bf16, "fp8": fp8, "int8": int8, "best": best}
     asked = Asked(
         action=action, sources=(*first, *(sources or ())), out=out, error_budget=error_budget, budget_s=budget_s,
         shapes={"shapes": shapes or "", "min": min_shapes or "", "opt": opt_shapes or "", "max": max_shapes or ""},
-        precisions=[name for name, on_ in (("fp16", fp16), ("bf16", bf16), ("fp8", fp8), ("int8", int8), ("best", best)) if on_],
-        level=level, timings=timings, error_on_miss=error_on_miss, device=device, trust=trust, memory_limit=memory_limit,
+        precisions=[name for name, wanted in flags.items() if wanted], level=level, timings=timings,
+        error_on_miss=error_on_miss, device=device, trust=trust, memory_limit=memory_limit,
         weight_budget=weight_budget, inputs=inputs, outputs=outputs, iterations=iterations, duration_s=duration,
         warmup_ms=warmup, times=times, on=on, ir=ir, kernel=kernel, html=html, json=json, to=to,
     )  # fmt: skip

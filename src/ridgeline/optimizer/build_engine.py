@@ -77,10 +77,10 @@ def build_engine(
 ) -> Engine:
     """Build an engine of a model's inference.
 
-    ``shapes`` says which sizes are served: ``{"batch": (1, 8, 64)}`` for the first dim of the inputs, or shapes by input,
-    ``{"x": ["1x3x224x224", "8..128x3x224x224"]}``. Each size that is named is a profile, and everything between the
-    smallest and the largest runs, too. ``level`` 0 exports and proves; 1 also times alternatives; 2 also searches as
-    ``optimize`` does (the default on a GPU). ``timings`` are those of an earlier build: with all of them, the build
+    ``shapes`` says which sizes are served: ``{"batch": (1, 8, 64)}`` for the first dim of the inputs, or shapes by
+    input, ``{"x": ["1x3x224x224", "8..128x3x224x224"]}``. Each size that is named is a profile, and everything between
+    the smallest and the largest runs, too. ``level`` 0 exports and proves; 1 also times alternatives; 2 also searches
+    as ``optimize`` does (the default on a GPU). ``timings`` are those of an earlier build: with all of them, the build
     measures nothing and its bytes are the same; ``error_on_miss`` makes sure of that.
     """
     question = _question(model, args, kwargs, shapes, error_budget, budget_s, level, timings, name, say)
@@ -105,19 +105,25 @@ def _question(
     name: str | None, say: Any,
 ) -> Question:  # fmt: skip
     if not isinstance(model, nn.Module):
-        raise EngineError(f"build takes a torch.nn.Module, not {type(model).__name__}: load a file with ridgeline.load, or "
-                          "wrap what it does in a module")  # fmt: skip
+        raise EngineError(f"build takes a module, not {type(model).__name__}: load a file with ridgeline.load, "
+                          "or wrap what it does in a module")  # fmt: skip
     if not isinstance(args, (tuple, list)):
         raise EngineError(f"args is a tuple of positional arguments, not {type(args).__name__}: write args=(x,)")
     if error_budget is not None and not (isinstance(error_budget, (int, float)) and 0 < error_budget < 1):
-        raise EngineError(f"error_budget is {error_budget!r}: it is the relative error that results may have; 0.01 is 1 %")
+        raise EngineError(
+            f"error_budget is {error_budget!r}: it is the relative error that results may have; 0.01 is 1 %"
+        )
     if not isinstance(budget_s, (int, float)) or not budget_s > 0:
         raise EngineError(f"budget_s is {budget_s!r}: give the build some seconds")
-    held = [*model.parameters(), *model.buffers(), *(x for x in pytree.tree_leaves([args, kwargs]) if isinstance(x, Tensor))]
+    held = [
+        *model.parameters(),
+        *model.buffers(),
+        *(x for x in pytree.tree_leaves([args, kwargs]) if isinstance(x, Tensor)),
+    ]
     devices = {tensor.device for tensor in held}
     if any(device.type == "meta" for device in devices):
         raise EngineError("the model or its inputs are on the meta device and hold no values: load them first")
-    if len({device for device in devices}) > 1:
+    if len(devices) > 1:
         raise EngineError(f"the model and its inputs are on several devices ({', '.join(sorted(map(str, devices)))})")
     default = 2 if any(device.type == "cuda" for device in devices) else 1
     if level is not None and level not in LEVELS:
@@ -126,7 +132,8 @@ def _question(
     dims, profiles = read_shapes(shapes or {}, inputs)
     return Question(model=model, args=tuple(args), kwargs=dict(kwargs or {}), dims=dims, profiles=profiles,
                     error_budget=error_budget, budget_s=float(budget_s), level=default if level is None else level,
-                    timings=dict(timings or {}), name=name or type(model).__name__, say=say or (lambda text: None))  # fmt: skip
+                    timings=dict(timings or {}), name=name or type(model).__name__,
+                    say=say or (lambda text: None))  # fmt: skip
 
 
 def read_shapes(
@@ -139,7 +146,9 @@ def read_shapes(
         if key in inputs:
             for axis, found in _varying(key, value, inputs[key]).items():
                 # Dims of different inputs that vary alike are one dim
-                name = next((n for n, known in sizes.items() if known == found and axis in _axes(dims, n)), f"{key}_{axis}")
+                name = next(
+                    (n for n, known in sizes.items() if known == found and axis in _axes(dims, n)), f"{key}_{axis}"
+                )
                 sizes[name] = found
                 dims.setdefault(key, {})[axis] = name
             continue
@@ -173,7 +182,9 @@ def _varying(name: str, value: Any, example: Tensor) -> dict[int, list[int]]:
         try:
             rows.append([[int(n) for n in str(part).split("..")] for part in parts])
         except ValueError:
-            raise EngineError(f"shapes[{name!r}]: cannot read {shape!r}: write 8x3x224x224, or 1..64x3x224x224") from None
+            raise EngineError(
+                f"shapes[{name!r}]: cannot read {shape!r}: write 8x3x224x224, or 1..64x3x224x224"
+            ) from None
         if len(rows[-1]) != example.dim():
             raise EngineError(f"shapes[{name!r}]: {shape!r} has {len(rows[-1])} dims, and the input {example.dim()}")
     found = {axis: sorted({n for row in rows for n in row[axis]}) for axis in range(example.dim())}
@@ -192,7 +203,6 @@ class _Build:
         self.notes: list[str] = []
 
     def run(self) -> Engine:
-        question = self.question
         programs, exported = self._programs()
         contents = self._contents(programs, exported)
         engine = Engine(contents, device=self._device())
@@ -211,7 +221,9 @@ class _Build:
             found = export(question.model, args, kwargs)
             return [found.program], found
         varying = {name for name, (low, high) in question.bounds.items() if low < high}
-        dims = {path: {axis: name for axis, name in axes.items() if name in varying} for path, axes in question.dims.items()}
+        dims = {
+            path: {axis: name for axis, name in axes.items() if name in varying} for path, axes in question.dims.items()
+        }
         bounds = {name: question.bounds[name] for name in varying}
         try:
             sizes = {**middle, **{name: max(2, middle[name]) for name in varying}}
@@ -229,7 +241,11 @@ class _Build:
         state = self.question.model.state_dict()
         checkpoint = {n: (str(t.dtype).removeprefix("torch."), tuple(t.shape)) for n, t in state.items()}
         device = self._device()
-        target: dict[str, Any] = {"device": device.type, "ridgeline": __version__, "torch": torch.__version__.split("+")[0]}
+        target: dict[str, Any] = {
+            "device": device.type,
+            "ridgeline": __version__,
+            "torch": torch.__version__.split("+")[0],
+        }
         if device.type == "cuda":
             properties = torch.cuda.get_device_properties(device)
             target |= {"gpu": properties.name, "capability": f"{properties.major}.{properties.minor}"}

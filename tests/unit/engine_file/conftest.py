@@ -23,7 +23,7 @@ class Attention(nn.Module):
         self.up, self.gate, self.down = nn.Linear(dim, 64), nn.Linear(dim, 64), nn.Linear(64, dim)
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
-        batch, length, dim = x.shape
+        batch, length, _ = x.shape
         q, k, v = self.qkv(self.norm(x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         x = x + self.out(nn.functional.scaled_dot_product_attention(q, k, v, mask).transpose(1, 2).reshape(x.shape))
         return {"hidden": x + self.down(nn.functional.silu(self.gate(x)) * self.up(x)), "pooled": x.mean(1)}
@@ -37,7 +37,8 @@ def perceptron(seed: int = 0) -> nn.Module:
 def convolutional(seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 16, 3),
-                          nn.BatchNorm2d(16), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10))  # fmt: skip
+                          nn.BatchNorm2d(16), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+                          nn.Linear(16, 10))  # fmt: skip
     with torch.no_grad():
         for module in model:
             if isinstance(module, nn.BatchNorm2d):

@@ -16,7 +16,9 @@ from ridgeline.errors import EngineError
 from .conftest import attention, convolutional, perceptron
 
 
-@pytest.mark.parametrize(("make", "shape"), [(perceptron, (4, 16)), (convolutional, (4, 3, 20, 20)), (attention, (4, 6, 32))])
+@pytest.mark.parametrize(
+    ("make", "shape"), [(perceptron, (4, 16)), (convolutional, (4, 3, 20, 20)), (attention, (4, 6, 32))]
+)
 def test_an_engine_returns_the_bits_of_its_model_at_every_batch(make, shape, tmp_path: Path) -> None:
     model = make()
     engine = rl.build(model, (torch.randn(shape),), shapes={"batch": (1, 4, 9)}, level=0)
@@ -193,4 +195,4 @@ def test_shapes_by_input_name_their_dims(tmp_path: Path) -> None:
 
 
 def test_the_zoo_still_answers_to_its_names() -> None:
-    assert rl.build("resnet-50", batch=2).name
+    assert rl.build("resnet50", batch=2).name

@@ -12,7 +12,7 @@ from ridgeline.errors import EngineError, nearest
 
 
 class Binding:
-    """Finds the inputs of a program among positional and named arguments, and refuses what the engine was not built for."""
+    """Finds the inputs of a program among positional and named arguments, and refuses what is not built."""
 
     def __init__(self, signature: Mapping[str, Any], inputs: tuple[Any, ...]) -> None:
         self.names: list[str] = signature["names"]
@@ -48,7 +48,7 @@ class Binding:
             made[inner] = tensor_of(value, path)
         elif kind == "constant":
             if type(value) is not type(inner) or value != inner:
-                raise EngineError(f"input {path!r} is {value!r}, and the engine was built for {inner!r}: build it again, "
+                raise EngineError(f"input {path!r} is {value!r}, and the engine was built for {inner!r}: build again, "
                                   "with that value")  # fmt: skip
         elif kind == "list":
             if not isinstance(value, (list, tuple)) or len(value) != len(inner):
@@ -73,4 +73,6 @@ def tensor_of(value: Any, name: str) -> Tensor:
             return torch.from_dlpack(value)
     except (TypeError, ValueError, RuntimeError, BufferError) as error:
         raise EngineError(f"input {name!r} cannot be read as a tensor: {error}") from error
-    raise EngineError(f"input {name!r} is a {type(value).__name__}: hand over a tensor, an array or anything with dlpack")
+    raise EngineError(
+        f"input {name!r} is a {type(value).__name__}: hand over a tensor, an array or anything with dlpack"
+    )

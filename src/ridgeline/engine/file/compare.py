@@ -1,4 +1,4 @@
-"""Two engines, or an engine and a function: how far their results are apart, and what differs in how they come about."""
+"""Two engines, or an engine and a function: how far their results are apart, and what differs in their steps."""
 
 from __future__ import annotations
 
@@ -50,7 +50,11 @@ class Comparison:
     def __str__(self) -> str:
         said = [f"{self.a} and {self.b}: " + ("the same bits" if self.same_bits else "results differ")]
         for row in self.rows:
-            also = f", top-1 {row.agreement:.1%}, KL {row.kl:.1e}" if row.agreement is not None and row.kl is not None else ""
+            also = (
+                f", top-1 {row.agreement:.1%}, KL {row.kl:.1e}"
+                if row.agreement is not None and row.kl is not None
+                else ""
+            )
             said.append(f"case {row.case} {row.output}: " + ("equal" if row.equal else f"rms {row.rms:.1e}, largest "
                         f"{row.largest:.1e}{also}"))  # fmt: skip
         return "\n".join([*said, *self.structure])
@@ -86,7 +90,7 @@ def _plain(found: Any) -> Any:
 
 
 def class_agreement(a: torch.Tensor, b: torch.Tensor) -> tuple[float | None, float | None]:
-    """Share of rows with the same largest element, and the KL divergence of rows as logits; None for what is no rows."""
+    """Share of rows with the same largest element, and the KL divergence of rows as logits; None for no rows."""
     if a.dim() < 2 or a.shape[-1] < 2 or not a.is_floating_point() or not a.numel():
         return None, None
     rows_a, rows_b = a.reshape(-1, a.shape[-1]).double(), b.reshape(-1, b.shape[-1]).double()
@@ -106,7 +110,9 @@ def _structure(a: Engine, b: Engine) -> tuple[str, ...]:
     if a.weight_bytes != b.weight_bytes:
         said.append(f"weights: {show_bytes(a.weight_bytes)} | {show_bytes(b.weight_bytes)}")
     both = set(a.contents.weights) & set(b.contents.weights)
-    other = [n for n in sorted(both) if not torch.equal(a.contents.weights[n].view(-1), b.contents.weights[n].reshape(-1))]
+    other = [
+        n for n in sorted(both) if not torch.equal(a.contents.weights[n].view(-1), b.contents.weights[n].reshape(-1))
+    ]
     if other:
         said.append(f"{len(other)} of {len(both)} weights differ: {', '.join(other[:4])}")
     if a.contents.target != b.contents.target:

@@ -15,6 +15,7 @@ import struct
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +145,14 @@ def _places(file: Any, size: int, where: str) -> dict[str, tuple[int, int]]:
     try:
         with zipfile.ZipFile(file) as archive:
             infos = archive.infolist()
-    except (zipfile.BadZipFile, ValueError, OverflowError, struct.error, UnicodeDecodeError, NotImplementedError) as error:
+    except (
+        zipfile.BadZipFile,
+        ValueError,
+        OverflowError,
+        struct.error,
+        UnicodeDecodeError,
+        NotImplementedError,
+    ) as error:
         raise EngineError(f"{where} is not an engine: {ascii(str(error))[1:-1]}") from None
     if len(infos) > MAX_MEMBERS:
         raise EngineError(f"{where} has {len(infos):,} members; {MAX_MEMBERS} are the most")
@@ -169,7 +177,7 @@ def _places(file: Any, size: int, where: str) -> dict[str, tuple[int, int]]:
         found[name] = (start, info.file_size)
         taken.append((info.header_offset, start + info.file_size, name))
     taken.sort()
-    for (_, end, _), (begin, _, name) in zip(taken, taken[1:], strict=False):
+    for (_, end, _), (begin, _, name) in pairwise(taken):
         if begin < end:
             raise EngineError(f"{where}: member {ascii(name)[:60]} overlaps the one before it")
     if MANIFEST not in found:

@@ -54,11 +54,13 @@ class Contents:
     def members(self) -> dict[str, Any]:
         """Buffers by member, the manifest among them."""
         made: dict[str, Any] = {
-            PROGRAM: to_json({
-                "programs": [program.to_json() for program in self.programs],
-                "base": self.base.to_json() if self.base else None,
-                "recipe": self.recipe.to_json() if self.recipe else None,
-            }),
+            PROGRAM: to_json(
+                {
+                    "programs": [program.to_json() for program in self.programs],
+                    "base": self.base.to_json() if self.base else None,
+                    "recipe": self.recipe.to_json() if self.recipe else None,
+                }
+            ),
             WEIGHTS: tensors.pack(self.weights),
             RECEIPT: to_json(self.receipt),
             PROOF: to_json(self.proof),
@@ -118,8 +120,8 @@ def read(path: str | os.PathLike[str], check: bool = True) -> Contents:
     for name, entry in manifest["members"].items():
         member = container.member(name)
         if len(member) != entry["bytes"] or (check and hashlib.sha256(member).hexdigest() != entry["sha256"]):
-            raise EngineError(f"{where}: {name} is not what the manifest says (size or SHA-256): the file is damaged or "
-                              "was changed; build it again, or copy it again")  # fmt: skip
+            raise EngineError(f"{where}: {name} is not what the manifest says (size or SHA-256): the file is damaged "
+                              "or was changed; build it again, or copy it again")  # fmt: skip
     if extra := set(container.places) - set(manifest["members"]) - {MANIFEST}:
         raise EngineError(f"{where} has members that its manifest does not name: {', '.join(sorted(extra)[:3])}")
     weights = tensors.unpack(container.member(WEIGHTS), f"{where}: {WEIGHTS}")
@@ -138,6 +140,7 @@ def read(path: str | os.PathLike[str], check: bool = True) -> Contents:
     for name, value in optional.items():
         if not isinstance(value, dict):
             raise EngineError(f"{where}: {name} is no object")
+    _check_reports(optional, where)
     values = tensors.unpack(container.member(PROOF_VALUES), PROOF_VALUES) if PROOF_VALUES in container else {}
     return Contents(
         name=manifest["name"], signature=manifest["signature"], programs=programs, weights=weights,
@@ -166,7 +169,11 @@ def _check_manifest(found: Any, where: str) -> None:
         if not isinstance(found.get(key), kind):
             raise EngineError(f"{where}: {MANIFEST} has no {key}")
     for name, entry in found["members"].items():
-        if not isinstance(entry, dict) or type(entry.get("bytes")) is not int or not isinstance(entry.get("sha256"), str):
+        if (
+            not isinstance(entry, dict)
+            or type(entry.get("bytes")) is not int
+            or not isinstance(entry.get("sha256"), str)
+        ):
             raise EngineError(f"{where}: {MANIFEST} says no size and SHA-256 of {shown(name)}")
     for name, entry in found["checkpoint"].items():
         pair = isinstance(entry, list) and len(entry) == 2 and entry[0] in DTYPES and isinstance(entry[1], list)
@@ -174,6 +181,45 @@ def _check_manifest(found: Any, where: str) -> None:
             raise EngineError(f"{where}: {MANIFEST} has no dtype and shape of {shown(name)}")
     if not all(isinstance(name, str) for name in (*found["aliases"].values(), *found["constants"])):
         raise EngineError(f"{where}: {MANIFEST} has an alias or a constant without a name")
+
+
+def _check_reports(found: dict[str, Any], where: str) -> None:
+    """Receipt, proof and kernels have the types they are read as."""
+
+    def fail(what: str) -> EngineError:
+        return EngineError(f"{where}: {what} is not readable")
+
+    notes = found[RECEIPT].get("notes", [])
+    if not isinstance(notes, list) or not all(isinstance(note, str) for note in notes):
+        raise fail(RECEIPT)
+    proof = found[PROOF]
+    cases = proof.get("cases", [])
+    if not isinstance(cases, list) or not isinstance(proof.get("reference", ""), str):
+        raise fail(PROOF)
+    number = lambda value: isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not (proof.get("error_budget") is None or number(proof["error_budget"])):
+        raise fail(PROOF)
+    for case in cases:
+        parts = (
+            isinstance(case, dict) and isinstance(case.get("inputs"), list) and isinstance(case.get("outputs"), list)
+        )
+        if not parts or not all(isinstance(entry, dict) for entry in (*case["inputs"], *case["outputs"])):
+            raise fail(PROOF)
+        for entry in case["inputs"]:
+            shape, seed = entry.get("shape"), entry.get("seed")
+            sizes = isinstance(shape, list) and all(type(n) is int and 0 <= n < 1 << 40 for n in shape)
+            wants = {"normal": ("mean", "std"), "integers": ("low", "high"), "stored": ()}.get(str(entry.get("kind")))
+            if not sizes or entry.get("dtype") not in DTYPES or type(seed) is not int or wants is None:
+                raise fail(PROOF)
+            if not all(number(entry.get(name)) for name in wants):
+                raise fail(PROOF)
+        for entry in case["outputs"]:
+            names = isinstance(entry.get("name"), str) and isinstance(entry.get("values"), str)
+            if not names or not number(entry.get("rms")) or not number(entry.get("allowed_rms")):
+                raise fail(PROOF)
+    kernels = found[KERNELS].get("kernels", [])
+    if not isinstance(kernels, list) or not all(isinstance(entry, dict) for entry in kernels):
+        raise fail(KERNELS)
 
 
 def _check_signature(found: dict[str, Any], programs: tuple[Program, ...], where: str) -> None:

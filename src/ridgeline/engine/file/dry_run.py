@@ -76,5 +76,5 @@ def peak_bytes(
             step = program.steps[min(at[0], len(program.steps) - 1)] if program.steps else None
             first = str(error).strip().splitlines()
             raise EngineError(f"{what}: step {at[0]} ({step.op if step else 'outputs'}) cannot run: "
-                              f"{ascii(first[0][:200])[1:-1] if first else type(error).__name__}") from None  # fmt: skip
+                              f"{ascii(first[0][:200])[1:-1] if first else error!r}") from None  # fmt: skip
     return largest

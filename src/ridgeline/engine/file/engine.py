@@ -130,7 +130,7 @@ class Engine:
         if run is None:
             run = self._resolve(inputs)
         try:
-            if torch.is_grad_enabled() and any([x.requires_grad for x in inputs]):
+            if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
                 with torch.no_grad():
                     return run(*inputs)
             return run(*inputs)
@@ -166,7 +166,9 @@ class Engine:
 
         ``out`` has tensors that outputs are copied into. Arrays in give arrays out.
         """
-        as_arrays = any(not isinstance(value, Tensor) and hasattr(value, "__array_interface__") for value in inputs.values())
+        as_arrays = any(
+            not isinstance(value, Tensor) and hasattr(value, "__array_interface__") for value in inputs.values()
+        )
         found = named_outputs(self(**inputs))
         for name, buffer in (out or {}).items():
             if name not in found:
@@ -194,15 +196,11 @@ class Engine:
         fitting = [i for i, program in enumerate(programs) if sizes_of(program, shapes) is not None]
         exact = [i for i in fitting if not programs[i].dims]
         run: Call | None = self._call(exact[0], shapes) if exact else None
-        if run is None and self.contents.padding:
-            from ridgeline.engine.file.padding import padded
-
-            run = padded(self, shapes)
         if run is None and fitting:
             run = self._call(fitting[0], shapes)
             if any(not program.dims for program in programs):
-                self.note(f"{_shown(shapes)} is no profile of {self.name}: it runs as the general program, without what "
-                          "was tuned for a profile")  # fmt: skip
+                self.note(f"{_shown(shapes)} is no profile of {self.name}: it runs as the general program, not as "
+                          "one that was tuned for it")  # fmt: skip
         if run is None:
             raise EngineError(f"{self.name} has no profile for {_shown(shapes)}; it is built for "
                               f"{'; '.join(self.profiles[:8])}: build it with shapes= that include this")  # fmt: skip
@@ -258,14 +256,14 @@ class Engine:
         return inspect(self, times=times, on=on)
 
     def compare(self, other: Any, num_inputs: int = 3) -> Comparison:
-        """How far another engine's, a module's or a function's results are from this one's, and what differs in them."""
+        """How far the results of another engine, module or function are from this one's, and what differs."""
         from ridgeline.engine.file.compare import compare
 
         return compare(self, other, num_inputs)
 
     def __repr__(self) -> str:
-        return (f"<Engine {self.name}: {len(self.contents.programs)} profiles, {show_bytes(self.weight_bytes)} of weights, "
-                f"on {self.device}>")  # fmt: skip
+        size = show_bytes(self.weight_bytes)
+        return f"<Engine {self.name}: {len(self.contents.programs)} profiles, {size} of weights, on {self.device}>"
 
 
 def sizes_of(program: Program, shapes: Sequence[Sequence[int]]) -> dict[str, int] | None:
@@ -321,7 +319,11 @@ def _free_bytes(device: torch.device) -> int:
 def _device(device: str | torch.device | None, contents: Contents) -> torch.device:
     if device is None:
         wants_cuda = str(contents.target.get("device", "cpu")).startswith("cuda")
-        return torch.device("cuda", torch.cuda.current_device()) if wants_cuda and torch.cuda.is_available() else torch.device("cpu")
+        return (
+            torch.device("cuda", torch.cuda.current_device())
+            if wants_cuda and torch.cuda.is_available()
+            else torch.device("cpu")
+        )
     try:
         found = torch.device(device)
     except RuntimeError as error:

@@ -1,7 +1,7 @@
 """Runs a program on tensors: each op is looked up once, and the steps become one straight Python function.
 
-The text of that function is made of numbers that this module counts (``v3 = f2(v1, c0)``). Nothing that stands in a file
-gets into it: ops, constants and names of arguments are looked up, checked and handed over as objects.
+The text of that function is made of numbers that this module counts (``v3 = f2(v1, c0)``). Nothing that stands in a
+file gets into it: ops, constants and names of arguments are looked up, checked and handed over as objects.
 """
 
 from __future__ import annotations
@@ -15,7 +15,16 @@ import torch
 from torch import Tensor
 
 from ridgeline.engine.file import ops
-from ridgeline.engine.file.program import SIZE_FUNCTIONS, SPECIAL_FLOATS, Program, Step, check_op, kind_of, leaves, shown
+from ridgeline.engine.file.program import (
+    SIZE_FUNCTIONS,
+    SPECIAL_FLOATS,
+    Program,
+    Step,
+    check_op,
+    kind_of,
+    leaves,
+    shown,
+)
 from ridgeline.errors import EngineError
 
 Call = Callable[..., Any]
@@ -46,6 +55,8 @@ def overload_of(name: str) -> Any:
     try:
         found = getattr(getattr(getattr(torch.ops, space), base), overload or "default")
     except (AttributeError, RuntimeError):
+        found = None
+    if not isinstance(found, torch._ops.OpOverload):
         raise EngineError(f"this PyTorch ({torch.__version__}) has no {name}: install the version the engine was built "
                           "with (`ridgeline engine inspect` says which)") from None  # fmt: skip
     if found._schema.is_mutable:
@@ -76,7 +87,11 @@ def is_constant(value: Any) -> bool:
 
 
 def check_arguments(step: Step) -> None:
-    """Names of arguments are those of the op."""
+    """Names of arguments are those of the op, and it makes several values if the step says so."""
+    if step.op.startswith(("aten::", "ridgeline::")):
+        returns = overload_of(step.op)._schema.returns
+        if step.several != (len(returns) > 1 or returns[0].type.kind() == "ListType"):
+            raise EngineError(f"{step.op} makes {len(returns)} values, and the program says otherwise")
     if step.kwargs and not step.op.startswith("size::"):
         if step.op.startswith("engine::"):
             known = ops.names_of(step.op.partition("::")[2])
@@ -224,7 +239,9 @@ def interpret(
         result = function_of(step.op)(*map(read, step.args), **{n: read(v) for n, v in step.kwargs.items()})
         results = list(result) if step.several else [result]
         if len(results) < len(step.out):
-            raise EngineError(f"step {index} ({step.op}) made {len(results)} values, and the program reads {len(step.out)}")
+            raise EngineError(
+                f"step {index} ({step.op}) made {len(results)} values, and the program reads {len(step.out)}"
+            )
         if each is not None:
             results = each(index, step, results) or results
         values.update(zip(step.out, results, strict=False))

@@ -64,8 +64,8 @@ def export(
     written = {**signature.buffers_to_mutate, **getattr(signature, "user_inputs_to_mutate", {})}
     if written:
         names = ", ".join(sorted(map(str, written.values()))[:5])
-        raise EngineError(f"{type(model).__name__} writes to {names} in every call, and an engine keeps no state: put the "
-                          "model in eval mode, or return what it writes")  # fmt: skip
+        raise EngineError(f"{type(model).__name__} writes to {names} in every call, and an engine keeps no state: put "
+                          "the model in eval mode, or return what it writes")  # fmt: skip
     return _Translation(made, model, dims or {}, bounds or {}).run()
 
 
@@ -123,7 +123,9 @@ def named_inputs(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any
 class _Translation:
     """From the exporter's graph to steps."""
 
-    def __init__(self, made: Any, model: nn.Module, dims: Mapping[str, Any], bounds: Mapping[str, tuple[int, int]]) -> None:
+    def __init__(
+        self, made: Any, model: nn.Module, dims: Mapping[str, Any], bounds: Mapping[str, tuple[int, int]]
+    ) -> None:
         self.made, self.model, self.dims, self.bounds = made, model, dims, bounds
         self.steps: list[Step] = []
         self.refs: dict[Any, Any] = {}  # node → argument, or a list of them
@@ -145,7 +147,9 @@ class _Translation:
                 users.append((node, spec))
             elif spec.kind in (kinds.PARAMETER, kinds.BUFFER, kinds.CONSTANT_TENSOR):
                 tensor = state[spec.target].detach()
-                key = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype) if tensor.numel() else node
+                key = (
+                    (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype) if tensor.numel() else node
+                )
                 if key in seen:
                     self.aliases[spec.target] = seen[key]
                 else:
@@ -155,8 +159,8 @@ class _Translation:
                     self.constants.add(spec.target)
                 self.refs[node] = {"w": seen[key]}
             else:
-                raise EngineError(f"{type(self.model).__name__} takes {spec.kind.name.lower()} {node.name}, which engines "
-                                  "cannot hold")  # fmt: skip
+                raise EngineError(f"{type(self.model).__name__} takes {spec.kind.name.lower()} {node.name}, which "
+                                  "engines cannot hold")  # fmt: skip
         inputs, signature = self._inputs(users)
         self.count = len(inputs)
         for node in made.graph.nodes:
@@ -166,7 +170,8 @@ class _Translation:
         program = pruned(Program(tuple(inputs), tuple(self.steps), outputs, self._dims(inputs)))
         used = program.weight_names()
         return Exported(program, {n: t for n, t in self.weights.items() if n in used}, signature,
-                        {a: n for a, n in self.aliases.items() if n in used}, frozenset(self.constants & used))  # fmt: skip
+                        {a: n for a, n in self.aliases.items() if n in used},
+                        frozenset(self.constants & used))  # fmt: skip
 
     def _inputs(self, users: list[tuple[Any, Any]]) -> tuple[list[Input], dict[str, Any]]:
         """The tensors that calls hand over, and the structure in which they do."""
@@ -245,8 +250,8 @@ class _Translation:
     def _inline(self, node: Any, owner: Any) -> None:
         """A part of the graph under another mode: its steps stand where it was called."""
         if node.target.__name__ == "wrap_with_autocast" and node.args[2]:
-            raise EngineError(f"{type(self.model).__name__} turns autocast on for a part of itself, which engines cannot "
-                              "hold: convert the model's weights instead")  # fmt: skip
+            raise EngineError(f"{type(self.model).__name__} turns autocast on for a part of itself, which engines "
+                              "cannot hold: convert the model's weights instead")  # fmt: skip
         place = next(i for i, arg in enumerate(node.args) if getattr(arg, "op", "") == "get_attr")
         inner = getattr(owner, node.args[place].target)
         holders = [each for each in inner.graph.nodes if each.op == "placeholder"]

@@ -1,7 +1,8 @@
 """A program: the calls that a model issues, as data. Every op is of a closed, versioned set.
 
-An argument is a plain JSON value or one of these one-key objects: ``{"v": 3}`` a value of the program, ``{"w": "fc.weight"}``
-a weight, ``{"dtype": …}``, ``{"device": "engine"}``, ``{"layout": …}``, ``{"memory_format": …}``, ``{"float": "inf"}``.
+An argument is a plain JSON value or one of these one-key objects: ``{"v": 3}`` a value of the program,
+``{"w": "fc.weight"}`` a weight, ``{"dtype": …}``, ``{"device": "engine"}``, ``{"layout": …}``,
+``{"memory_format": …}``, ``{"float": "inf"}``.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from ridgeline.errors import EngineError, nearest
 
 OPSET = 1
 MAX_DEPTH = 16
-DTYPES = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int64", "int32", "int16", "int8",
-          "uint8", "bool", "complex64", "complex128")  # fmt: skip
+DTYPES = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int64", "int32", "int16",
+          "int8", "uint8", "bool", "complex64", "complex128")  # fmt: skip
 MEMORY_FORMATS = ("contiguous_format", "preserve_format", "channels_last", "channels_last_3d")
 SPECIAL_FLOATS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 SIZE_FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -84,8 +85,8 @@ class Program:
     """The steps of one call, for the sizes that ``dims`` allow; without ``dims``, for exactly the inputs' shapes.
 
     ``outputs`` is the structure of what is returned: an argument as above, or ``{"tuple": […]}``, ``{"list": […]}``,
-    ``{"dict": [[name, …], …]}``, or ``record`` likewise for an object with named fields. ``issued`` says that the steps are what a candidate of the search
-    issued, kernels included, on the engine's target.
+    ``{"dict": [[name, …], …]}``, or ``record`` likewise for an object with named fields. ``issued`` says
+    that the steps are what a candidate of the search issued, kernels included, on the engine's target.
     """
 
     inputs: tuple[Input, ...]

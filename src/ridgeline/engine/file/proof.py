@@ -6,7 +6,7 @@ It lies in the file, so that a machine without the model can tell whether the en
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,7 +32,11 @@ def draw(values: Sequence[Tensor], seed: int) -> tuple[list[dict[str, Any]], dic
     """How to draw inputs like these, and those that have to be kept: flags, masks, what is in order, other types."""
     made, kept = list[dict[str, Any]](), dict[str, Tensor]()
     for i, x in enumerate(values):
-        entry: dict[str, Any] = {"dtype": str(x.dtype).removeprefix("torch."), "shape": list(x.shape), "seed": seed * 1000 + i}
+        entry: dict[str, Any] = {
+            "dtype": str(x.dtype).removeprefix("torch."),
+            "shape": list(x.shape),
+            "seed": seed * 1000 + i,
+        }
         if x.is_floating_point() and x.numel() and bool((x.float() > MASKED).all()):
             wide = x.double()
             entry |= {"kind": "normal", "mean": float(wide.mean()), "std": float(wide.std(unbiased=False)) or 1.0}
@@ -182,14 +186,16 @@ def prove(
             eager = flat(interpret(base, inputs, weights.__getitem__, engine.device))
         meant, against = reference(base, weights, inputs)
         kept |= own
-        outputs = []
+        outputs = list[dict[str, Any]]()
         for name, ours, theirs, wide in zip(names, flat(engine.on_inputs(inputs)), eager, meant, strict=True):
             entry, value, ok = _judged(ours, theirs, wide, error_budget)
             where = f"case{number}.{len(outputs)}"
             outputs.append({"name": name, **entry, "values": where})
             kept[where] = value
             if not ok:
-                wrong.append(f"output {name} is {entry['rms']:.1e} from {against}, and {entry['allowed_rms']:.1e} is allowed")
+                wrong.append(
+                    f"output {name} is {entry['rms']:.1e} from {against}, and {entry['allowed_rms']:.1e} is allowed"
+                )
         made.append({"inputs": entries, "outputs": outputs})
     return {"reference": against, "error_budget": error_budget, "cases": made}, kept, wrong
 
@@ -197,7 +203,7 @@ def prove(
 def _stored(example: Sequence[Tensor], seed: int) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
     kept = {f"case{seed}.input{i}": x.detach().cpu().contiguous().clone() for i, x in enumerate(example)}
     if sum(x.nbytes for x in kept.values()) > MAX_STORED_BYTES:
-        raise EngineError("the model takes no drawn inputs, and those that were given are too large to keep as a proof: "
+        raise EngineError("the model takes no drawn inputs, and those that were given are too large to keep: "
                           "build with smaller examples")  # fmt: skip
     return [{"dtype": str(x.dtype).removeprefix("torch."), "shape": list(x.shape), "seed": seed, "kind": "stored",
              "name": name} for name, x in kept.items()], kept  # fmt: skip
@@ -251,16 +257,19 @@ class Verification:
 
     def to_dict(self) -> dict[str, Any]:
         return {"name": self.name, "device": self.device, "ok": bool(self), "reference": self.reference,
-                "notes": list(self.notes), "rows": [{n: getattr(r, n) for n in Checked.__slots__} for r in self.rows]}  # fmt: skip
+                "notes": list(self.notes), "rows": [asdict(row) for row in self.rows]}  # fmt: skip
 
     def __str__(self) -> str:
-        worst = max(self.rows, key=lambda row: row.rms / row.allowed_rms if row.allowed_rms else float(not row.ok), default=None)
+        worst = max(
+            self.rows, key=lambda row: row.rms / row.allowed_rms if row.allowed_rms else float(not row.ok), default=None
+        )
         if worst is None:
             return f"{self.name}: the file has no proof"
+        why = f"; {worst.why}" if worst.why else ""
         word = "verified" if self else "WRONG"
         said = f"{word} on {self.device}: {sum(r.ok for r in self.rows)} of {len(self.rows)} outputs"
         return (f"{said}; the worst, {worst.output} of case {worst.case}, is {worst.rms:.1e} from {self.reference} "
-                f"({worst.allowed_rms:.1e} allowed, {worst.at_build:.1e} when built){'; ' + worst.why if worst.why else ''}")  # fmt: skip
+                f"({worst.allowed_rms:.1e} allowed, {worst.at_build:.1e} when built){why}")  # fmt: skip
 
 
 def verify(engine: Engine) -> Verification:
@@ -275,7 +284,9 @@ def verify(engine: Engine) -> Verification:
                 raise EngineError(f"the proof has {len(case['outputs'])} outputs, and the engine {len(found)}")
             for entry, ours in zip(case["outputs"], found, strict=True):
                 rows.append(_row(number, entry, ours, contents.proof_values[entry["values"]]))
-        return Verification(engine.name, str(engine.device), str(proof.get("reference", "")), tuple(rows), tuple(engine.notes))
+        return Verification(
+            engine.name, str(engine.device), str(proof.get("reference", "")), tuple(rows), tuple(engine.notes)
+        )
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
         raise EngineError(f"{engine.name}: the proof in the file is not readable: {ascii(str(error))[1:80]}") from None
 
@@ -307,4 +318,6 @@ def _row(number: int, entry: Mapping[str, Any], ours: Tensor, kept: Tensor) -> C
     found = error_of(mine.double(), kept.double())
     why = "has NaN or infinity where the reference has none" if found.num_misplaced else ""
     why = why or ("has an element too far off" if found.largest > entry["allowed_largest"] else "")
-    return Checked(number, name, shape, found.rms_frac, allowed, float(entry["rms"]), not why and found.rms_frac <= allowed, why)
+    return Checked(
+        number, name, shape, found.rms_frac, allowed, float(entry["rms"]), not why and found.rms_frac <= allowed, why
+    )

@@ -46,7 +46,9 @@ def refitted(engine: Engine, checkpoint: Any) -> Engine:
             problems.append(f"{shown(name)} is {found.dtype} {tuple(found.shape)} instead of torch.{dtype} {shape}")
     for alias, name in contents.aliases.items():
         if alias in given and name in given and not torch.equal(given[alias], given[name]):
-            problems.append(f"{shown(alias)} and {shown(name)} are one weight of the model and differ in the checkpoint")
+            problems.append(
+                f"{shown(alias)} and {shown(name)} are one weight of the model and differ in the checkpoint"
+            )
     if problems:
         raise EngineError(f"the checkpoint does not fit {contents.name}, which stays as it is: it is "
                           + "; ".join(problems[:5]))  # fmt: skip
@@ -57,7 +59,9 @@ def refitted(engine: Engine, checkpoint: Any) -> Engine:
         held = {**{n: contents.weights[n] for n in contents.constants if n in contents.weights}, **given}
         made |= derived(contents.recipe, held)
     if lacking := set(contents.weights) - set(made):
-        raise EngineError(f"{contents.name} has weights without a recipe ({', '.join(sorted(lacking)[:3])}): build it again")
+        raise EngineError(
+            f"{contents.name} has weights without a recipe ({', '.join(sorted(lacking)[:3])}): build it again"
+        )
     # The order and the layout of the build, in memory of the engine's own
     fresh = {name: made[name].detach().clone(memory_format=_format(old)) for name, old in contents.weights.items()}
     made_engine = engine.with_contents(replace(contents, weights=fresh, digest=""))
@@ -70,15 +74,17 @@ def refitted(engine: Engine, checkpoint: Any) -> Engine:
     budget = contents.proof.get("error_budget")
     proof, values, wrong = prove(made_engine, base, held, cases, budget)
     if wrong:
-        raise EngineError(f"{contents.name} with this checkpoint is not as accurate as the model with it, and stays as it "
-                          f"is: {'; '.join(wrong[:2])}")  # fmt: skip
+        raise EngineError(f"{contents.name} with this checkpoint is not as accurate as the model with it, and stays as "
+                          f"it is: {'; '.join(wrong[:2])}")  # fmt: skip
     return made_engine.with_contents(replace(made_engine.contents, proof=proof, proof_values=values))
 
 
 def derived(recipe: Program, sources: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What a recipe makes of a checkpoint."""
     with torch.no_grad():
-        made = interpret(recipe, [sources[i.name].cpu() for i in recipe.inputs], lambda name: sources[name], torch.device("cpu"))
+        made = interpret(
+            recipe, [sources[i.name].cpu() for i in recipe.inputs], lambda name: sources[name], torch.device("cpu")
+        )
     return dict(made)
 
 

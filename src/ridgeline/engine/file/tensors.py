@@ -24,8 +24,10 @@ MAX_HEADER_BYTES = 100 << 20
 
 
 def pack(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> list[Any]:
-    """Buffers of a safetensors file that begin at multiples of 64 bytes; widest elements first, then by name."""
-    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    """Buffers of a safetensors file. Tensors of multiples of 64 bytes come first, so that all of those are aligned."""
+    order = sorted(
+        tensors, key=lambda name: (tensors[name].nbytes % ALIGNMENT > 0, -tensors[name].element_size(), name)
+    )
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     end, parts = 0, list[Any]()
     for name in order:
@@ -43,7 +45,7 @@ def pack(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = Non
 
 
 def unpack(data: memoryview, what: str) -> dict[str, Tensor]:
-    """Tensors over the member's own memory."""
+    """Tensors over the member's own memory, or copies where they lie unaligned: products may round otherwise there."""
     return {name: _tensor(data, entry) for name, entry in layout(data, what).items()}
 
 
@@ -52,9 +54,11 @@ def _tensor(data: memoryview, entry: tuple[torch.dtype, tuple[int, ...], int, in
     if start == end:
         return torch.empty(shape, dtype=dtype)
     count = (end - start) // dtype.itemsize
-    if (end - start) % dtype.itemsize == 0 and start % dtype.itemsize == 0:
+    if start % ALIGNMENT == 0:
         return torch.frombuffer(data, dtype=dtype, count=count, offset=start).reshape(shape)
-    return torch.frombuffer(bytearray(data[start:end]), dtype=dtype, count=count).reshape(shape)
+    made = torch.empty(shape, dtype=dtype)
+    made.view(-1).view(torch.uint8).copy_(torch.frombuffer(data, dtype=torch.uint8, count=end - start, offset=start))
+    return made
 
 
 def layout(data: memoryview, what: str) -> dict[str, tuple[torch.dtype, tuple[int, ...], int, int]]:
