@@ -126,20 +126,16 @@ def _model(source: str, asked: Asked) -> tuple[Any, tuple[Any, ...], dict[str, A
 
 def _examples(model: Any, asked: Asked) -> list[Any]:
     """Inputs for an imported model: of the shapes that were given, else of its own, with 1 for what it leaves open."""
-    import torch
+    from ridgeline.engine.file.example_calls import drawn_for
 
-    wanted = _shapes(asked.shapes) or {}
-    made = []
+    wanted, shapes, dtypes = _shapes(asked.shapes) or {}, [], []
     for entry in model.inputs.values() if isinstance(model.inputs, Mapping) else model.inputs:
-        name = entry.name
-        shape = [int(n.split("..")[0]) for n in wanted[name][-1].split("x")] if name in wanted else [
-            size if isinstance(size, int) else 1 for size in entry.shape
-        ]  # fmt: skip
-        dtype = getattr(torch, str(entry.dtype).removeprefix("torch."))
-        generator = torch.Generator().manual_seed(len(made))
-        made.append(torch.randn(shape, generator=generator).to(dtype) if dtype.is_floating_point
-                    else torch.zeros(shape, dtype=dtype))  # fmt: skip
-    return made
+        own = [size if isinstance(size, int) else 1 for size in entry.shape]
+        shapes.append(
+            [int(n.split("..")[0]) for n in wanted[entry.name][-1].split("x")] if entry.name in wanted else own
+        )
+        dtypes.append(str(entry.dtype))
+    return drawn_for(shapes, dtypes)
 
 
 def _shapes(given: Mapping[str, str]) -> dict[str, Any] | None:
@@ -168,57 +164,40 @@ def _shapes(given: Mapping[str, str]) -> dict[str, Any] | None:
 
 def _inputs(asked: Asked, engine: Any) -> list[Any]:
     """Inputs from files (``x:x.npy,y:y.npy``), else those of the proof, else of the shapes that were given."""
-    import numpy as np
-    import torch
-
+    from ridgeline.engine.file.example_calls import drawn_for, read_arrays
     from ridgeline.engine.file.inspect import example_of
 
     program = engine.contents.programs[-1]
+    names = [want.name for want in program.inputs]
     if asked.inputs:
-        given = dict(part.split(":", 1) for part in asked.inputs.split(",") if ":" in part)
-        made = []
-        for want in program.inputs:
-            if want.name not in given:
-                raise InputError(f"--inputs has no {want.name!r}: write {want.name}:file.npy")
-            try:
-                made.append(torch.from_numpy(np.load(given[want.name], allow_pickle=False)).to(engine.device))
-            except (OSError, ValueError) as error:
-                raise InputError(f"cannot read {given[want.name]}: {error}") from None
-        return made
-    shapes = _shapes(asked.shapes)
-    if shapes:
-        made = []
-        for place, want in enumerate(program.inputs):
-            if want.name not in shapes:
-                raise InputError(f"--shapes has no {want.name!r}: it takes {', '.join(engine.inputs)}")
-            shape = [int(n) for n in shapes[want.name][-1].split("x")]
-            dtype, generator = getattr(torch, want.dtype), torch.Generator().manual_seed(place)
-            made.append(torch.randn(shape, generator=generator).to(dtype) if dtype.is_floating_point
-                        else torch.zeros(shape, dtype=dtype))  # fmt: skip
-        return [x.to(engine.device) for x in made]
-    return example_of(engine, program)
+        found = read_arrays(dict(part.split(":", 1) for part in asked.inputs.split(",") if ":" in part), names)
+    elif shapes := _shapes(asked.shapes):
+        for name in names:
+            if name not in shapes:
+                raise InputError(f"--shapes has no {name!r}: it takes {', '.join(names)}")
+        sizes = [[int(n) for n in shapes[name][-1].split("x")] for name in names]
+        found = drawn_for(sizes, [want.dtype for want in program.inputs])
+    else:
+        return example_of(engine, program)
+    return [x.to(engine.device) for x in found]
 
 
 def _run(asked: Asked) -> None:
     import numpy as np
 
     from ridgeline.engine.file.engine import named_outputs
+    from ridgeline.engine.file.example_calls import as_array
 
     engine = _load(asked)
     found = named_outputs(engine.on_inputs(_inputs(asked, engine)))
     if asked.outputs:
-        arrays: dict[str, Any] = {name: _array(x) for name, x in found.items()}
+        arrays: dict[str, Any] = {name: as_array(x) for name, x in found.items()}
         with asked.outputs.open("wb") as file:
             np.savez(file, **arrays)
     told = {name: {"dtype": str(x.dtype).removeprefix("torch."), "shape": list(x.shape), "mean": _mean(x)}
             for name, x in found.items()}  # fmt: skip
     lines = [f"{name}: {t['dtype']}[{', '.join(map(str, t['shape']))}], mean {t['mean']}" for name, t in told.items()]
     _say(asked, {"outputs": told, "notes": engine.notes}, "\n".join([*lines, *engine.notes]))
-
-
-def _array(x: Any) -> Any:
-    x = x.detach().cpu()
-    return (x.float() if str(x.dtype) in ("torch.bfloat16", "torch.float8_e4m3fn", "torch.float8_e5m2") else x).numpy()
 
 
 def _mean(x: Any) -> float | None:

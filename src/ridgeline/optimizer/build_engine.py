@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -236,14 +237,12 @@ class _Build:
         return [one.program for one in each], each[-1]
 
     def _contents(self, programs: list[Program], exported: Exported) -> Contents:
-        from ridgeline import __version__
-
         state = self.question.model.state_dict()
         checkpoint = {n: (str(t.dtype).removeprefix("torch."), tuple(t.shape)) for n, t in state.items()}
         device = self._device()
         target: dict[str, Any] = {
             "device": device.type,
-            "ridgeline": __version__,
+            "ridgeline": sys.modules["ridgeline"].__version__,
             "torch": torch.__version__.split("+")[0],
         }
         if device.type == "cuda":

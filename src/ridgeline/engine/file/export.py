@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import operator
+import re
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -244,7 +245,7 @@ class _Translation:
         out = tuple(range(self.count, self.count + len(results)))
         self.count += len(results)
         self.refs[node] = [{"v": number} for number in out] if several else {"v": out[0]}
-        types = tuple(map(_type_of, results))
+        types = tuple(_type_of(result, self.symbols) for result in results)
         self.steps.append(Step(op, tuple(args), kwargs, out, several, path, types))
 
     def _inline(self, node: Any, owner: Any) -> None:
@@ -295,10 +296,12 @@ def _plain(value: Any) -> Any:
     raise EngineError(f"engines cannot hold an argument of type {type(value).__name__}")
 
 
-def _type_of(value: Any) -> str:
+def _type_of(value: Any, symbols: Mapping[str, str]) -> str:
+    """A tensor's type and shape, dims that vary by their names."""
     if not isinstance(value, Tensor):
         return type(value).__name__.removeprefix("Sym").lower()
-    return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(map(str, value.shape))}]"
+    sizes = [re.sub(r"[A-Za-z_]\w*", lambda found: symbols.get(found[0], found[0]), str(size)) for size in value.shape]
+    return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(sizes)}]"
 
 
 def _described(value: Any) -> Any:
