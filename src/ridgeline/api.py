@@ -268,16 +268,32 @@ def _add_span(trace: TraceBuilder, span: Span, launch: int) -> int:
     )
 
 
-def explain(source: Trace | PathLike | Sequence[PathLike], on: str | Device | None = None) -> Explanation:
+def explain(
+    source: Trace | PathLike | Sequence[PathLike],
+    on: str | Device | None = None,
+    *,
+    model: Graph | str | None = None,
+    rank: int | None = None,
+    step: int | None = None,
+    between: str | tuple[float, float] | None = None,
+    annotation: str = "",
+    progress: Callable[[int, int], None] | None = None,
+) -> Explanation:
     """Where the time of a run went, why, what to change and how much that brings.
 
     ``source`` is a trace, a file, a folder with a file for each rank, or several of these. ``on`` names the device when
-    the trace does not.
+    the trace does not. ``rank``, ``step``, ``between`` (``"1.2s..1.5s"``) and ``annotation`` choose a part of it;
+    ``model`` is what was run, a graph or a name of the zoo, whose work the recorded work is compared with.
+    ``progress`` is called with the number of ranks that were read and of all files.
     """
     from ridgeline.findings.explanation import communication_of, explained, summary_of
     from ridgeline.trace import Trace, read_ranks
+    from ridgeline.trace.analyses.select import selected
+    from ridgeline.trace.read import trace_files
 
     device = device_named(on) if on is not None else None
+    num_files = 1 if isinstance(source, Trace) else sum(len(trace_files(path)) for path in _paths(source))
+    needed = build(model, mode="train") if isinstance(model, str) else model
     aside: list[str] = []
     worlds: list[int | None] = []
 
@@ -288,7 +304,9 @@ def explain(source: Trace | PathLike | Sequence[PathLike], on: str | Device | No
         for trace in [source] if isinstance(source, Trace) else read_ranks(_paths(source), aside=aside):
             own = trace.ranks()
             worlds.append(trace.meta.get("distributed", {}).get("world_size"))
-            yield from (trace.of_rank(rank) for rank in own) if len(own) > 1 else (trace,)
+            chosen = step is not None or between is not None or bool(annotation)
+            for one in (trace.of_rank(number) for number in own) if len(own) > 1 else (trace,):
+                yield selected(one, step=step, between=between, annotation=annotation) if chosen else one
 
     summaries: list[Summary] = []
     collectives: list[Trace] = []
@@ -296,12 +314,15 @@ def explain(source: Trace | PathLike | Sequence[PathLike], on: str | Device | No
     for alone in ranks():
         summaries.append(summary_of(alone))
         collectives.append(communication_of(alone))
+        if progress is not None:
+            progress(len(summaries), num_files)
     beside = {"set_aside": tuple(aside), "num_ranks": len(summaries), "worlds": tuple(worlds)}
     if len(summaries) == 1 and alone is not None:
-        return explained(_beside(alone, beside), summaries, device=device)
-    chosen = _typical(summaries)
+        return explained(_beside(alone, beside), summaries, device=device, needed=needed)
+    chosen = _typical(summaries) if rank is None else _place_of(rank, summaries)
     trace = _beside(next(islice(ranks(), chosen, None)), beside)
-    found = explained(trace, summaries, [c for i, c in enumerate(collectives) if i != chosen], device=device)
+    others = [c for i, c in enumerate(collectives) if i != chosen]
+    found = explained(trace, summaries, others, device=device, needed=needed)
     return replace(found, title=_job_title(source, trace, summaries[chosen].rank))
 
 
@@ -342,6 +363,14 @@ def _job_title(source: Trace | PathLike | Sequence[PathLike], trace: Trace, rank
     folder = Path(given[0]) if len(given) == 1 and isinstance(given[0], (str, PathLikeType)) else None
     name = (folder.resolve().name if folder and folder.is_dir() else "") or trace.title
     return f"{name}, rank {rank} in detail"
+
+
+def _place_of(rank: int, summaries: Sequence[Summary]) -> int:
+    """Where in the order of reading a rank stands."""
+    known = [one.rank for one in summaries]
+    if rank not in known:
+        raise InputError(f"no rank {rank} in this run: it has {', '.join(map(str, sorted(known)[:20]))}")
+    return known.index(rank)
 
 
 def _typical(summaries: Sequence[Summary]) -> int:

@@ -233,7 +233,7 @@ def explain(
         ),
     ],
     on: Annotated[str | None, typer.Option("--on", help="Device, when the trace does not name it.")] = None,
-    top: Annotated[int, typer.Option(min=0, help="Findings to print.")] = 5,
+    top: Annotated[int | None, typer.Option(min=0, help="Findings (5) or rows of a table (30) to print.")] = None,
     json: Json = False,
     html: Annotated[Path | None, typer.Option(help="Write a self-contained report to this file.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Write an annotated timeline for Perfetto to this file.")] = None,
@@ -241,12 +241,33 @@ def explain(
         list[str] | None,
         typer.Option("--what-if", help="Try a change: kernel=gemm:2x, overlap=communication, workers=4, remove=RULE…"),
     ] = None,
+    table: Annotated[
+        str,
+        typer.Option(help="kernels, ops, modules, collectives, ranks, copies, streams, steps or waterfall, in rows."),
+    ] = "",
+    by: Annotated[
+        list[str] | None, typer.Option(help="Group the table by this too: module, op, shapes, rank, step, stream…")
+    ] = None,
+    csv: Annotated[Path | None, typer.Option(help="Write the table to this CSV file.")] = None,
+    rank: Annotated[int | None, typer.Option(help="The rank to look into.")] = None,
+    step: Annotated[int | None, typer.Option(help="This step alone.")] = None,
+    between: Annotated[str | None, typer.Option("--range", help="A stretch of time alone: 1.2s..1.5s.")] = None,
+    annotation: Annotated[str, typer.Option(help="The ranges of this name alone, each as a step.")] = "",
+    model: Annotated[
+        str, typer.Option(help="What was run (zoo name, saved graph, script.py:function): is more done than it needs?")
+    ] = "",
+    option: Annotated[list[str] | None, typer.Option(help="An option of the model, such as mode=infer.")] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="TRACE is a folder: explain files as they arrive.")] = False,
     store: StoreTo = None,
 ) -> None:
     """Explain a recorded run: where the time went, why, what to change and how much that brings."""
-    from ridgeline.cli.explain import Wish, explain_and_show
+    from ridgeline.cli.explain import Wish, explain_and_show, watch_and_show
 
-    explain_and_show(Wish(tuple(trace_files), on, top, json, html, trace, tuple(what_if or ())))
+    wish = Wish(
+        tuple(trace_files), on, top, json, html, trace, tuple(what_if or ()), table, tuple(by or ()), csv, rank, step,
+        between, annotation, model, tuple(option or ()),
+    )  # fmt: skip
+    watch_and_show(wish) if watch else explain_and_show(wish)
 
 
 @app.command()

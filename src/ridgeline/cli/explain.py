@@ -4,8 +4,9 @@ trace."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -18,12 +19,14 @@ from ridgeline.cli import compile_log
 from ridgeline.cli.compile_log import compile_log_of
 from ridgeline.cli.draw import DIM, add_rows, bar, clipped, console, hanging, percent, print_json, shortened, table
 from ridgeline.cli.keep import keep
-from ridgeline.cli.waterfall_view import show_largest, show_waterfall
-from ridgeline.errors import InputError
+from ridgeline.cli.table_view import show_table
+from ridgeline.cli.waterfall_view import show_against, show_largest, show_waterfall
+from ridgeline.errors import InputError, RidgelineError
 from ridgeline.findings.explanation import Explanation
 from ridgeline.findings.finding import Alternative, Finding
 from ridgeline.findings.replay.what_if import WhatIf, what_if
 from ridgeline.trace.memory import Holder
+from ridgeline.trace.read import is_trace_file
 from ridgeline.units import show_bytes
 
 BAR = 24
@@ -35,25 +38,45 @@ class Wish:
 
     sources: tuple[str, ...]
     device: str | None
-    top: int
+    top: int | None
     json: bool
     html: Path | None
     trace: Path | None
     what_if: tuple[str, ...] = ()
+    table: str = ""
+    by: tuple[str, ...] = ()
+    csv: Path | None = None
+    rank: int | None = None
+    step: int | None = None
+    between: str | None = None
+    annotation: str = ""
+    model: str = ""
+    model_options: tuple[str, ...] = ()
+
+    @property
+    def num_findings(self) -> int:
+        return 5 if self.top is None else self.top
 
 
 def explain_and_show(wish: Wish) -> None:
     """Write the files that were asked for, and print JSON or the summary; whoever reads may stop after a few lines."""
     log = compile_log_of(wish.sources)
     if log is not None:
+        if wish.table or wish.model:
+            raise InputError(f"{wish.sources[0]} is a compile log: --table and --model need a trace")
         if wish.html or wish.trace or wish.what_if:
             raise InputError(f"{wish.sources[0]} is a compile log: --html, --trace and --what-if need a trace")
         if wish.json:
             print_json(compile_log.document_of(log))
         else:
-            compile_log.show(log, Path(wish.sources[0]).name, wish.top)
+            compile_log.show(log, Path(wish.sources[0]).name, wish.num_findings)
         return
-    found = explain(list(wish.sources), on=wish.device)
+    if (wish.csv or wish.by) and not wish.table:
+        raise InputError("--csv and --by need a --table, such as --table kernels")
+    found = explained(wish)
+    if wish.table:
+        show_table(found.table(wish.table, wish.by), wish.top, wish.json, wish.csv)
+        return
     tried = what_if(found.context, wish.what_if) if wish.what_if and found.context else []
     # A line for each file that was written
     lines = []
@@ -73,10 +96,35 @@ def explain_and_show(wish: Wish) -> None:
     if wish.json:
         print_json({**found.to_dict(), **({"what_if": [one.to_dict() for one in tried]} if tried else {})})
     else:
-        show(found, wish.top)
+        show(found, wish.num_findings)
         _tried(tried)
     for line in written:
         print(line, file=sys.stderr)
+
+
+def explained(wish: Wish) -> Explanation:
+    """The part of the run that was asked for, with its progress on a terminal where there are many ranks."""
+    model = None
+    if wish.model:
+        from ridgeline.cli.source import graph_of
+
+        model = graph_of(wish.model, {"mode": "train"} if _is_zoo(wish) else {}, wish.model_options)
+
+    def progress(done: int, total: int) -> None:
+        if total > 4 and sys.stderr.isatty():
+            print(f"\rread {done:,} of {total:,} files", end="\n" if done == total else "", file=sys.stderr, flush=True)
+
+    return explain(
+        list(wish.sources), on=wish.device, model=model, rank=wish.rank, step=wish.step, between=wish.between,
+        annotation=wish.annotation, progress=progress,
+    )  # fmt: skip
+
+
+def _is_zoo(wish: Wish) -> bool:
+    """A name of the zoo is trained unless an option says otherwise; a file knows its mode."""
+    return not wish.model.endswith((".json", ".json.gz")) and ".py:" not in wish.model and not any(
+        option.replace(" ", "").startswith("mode=") for option in wish.model_options
+    )  # fmt: skip
 
 
 def show(found: Explanation, top: int) -> None:
@@ -90,6 +138,8 @@ def show(found: Explanation, top: int) -> None:
     _numbers(out, found)
     if found.waterfall is not None:
         show_waterfall(out, found.waterfall)
+    if found.against_model is not None:
+        show_against(out, found.against_model)
     _findings(out, found, top)
     if found.waterfall is not None and not found.findings:
         show_largest(out, found.waterfall)
@@ -246,3 +296,39 @@ def _host_note(found: Explanation) -> str:
         f"recording slows the host, and nobody timed this program without it: {left}, as is usual; "
         "`ridgeline profile` times it"
     )
+
+
+def watch_and_show(wish: Wish, wait: Callable[[], bool] | None = None) -> None:
+    """Explain each profiler file of a folder once it has arrived whole; ends when interrupted, or when ``wait`` says so.
+
+    A file counts as whole when its size has not changed between two looks.
+    """
+    folders = [Path(source) for source in wish.sources]
+    for folder in folders:
+        if not folder.is_dir():
+            raise InputError(f"--watch needs a folder, and {folder} is none")
+    if wish.html or wish.trace or wish.csv:
+        raise InputError("--watch prints each file as it arrives: --html, --trace and --csv would overwrite each other")
+    rest = wait or _rest
+    sizes: dict[Path, int] = {}
+    done: set[Path] = set()
+    print(f"waiting for traces in {', '.join(map(str, folders))}; Ctrl-C ends", file=sys.stderr)
+    while True:
+        for file in sorted(file for folder in folders for file in folder.rglob("*") if is_trace_file(file)):
+            size = file.stat().st_size
+            if file in done or sizes.get(file) != size or not size:
+                sizes[file] = size
+                continue
+            done.add(file)
+            print(f"{file}:", file=sys.stderr)
+            try:
+                explain_and_show(replace(wish, sources=(str(file),)))
+            except RidgelineError as error:  # a file of another kind: the job goes on
+                print(f"ridgeline: {error}", file=sys.stderr)
+        if not rest():
+            return
+
+
+def _rest() -> bool:
+    time.sleep(2.0)
+    return True

@@ -5,8 +5,9 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
-from ridgeline.cli.draw import DIM, add_rows, bar, clipped, hanging, percent, shortened, table
+from ridgeline.cli.draw import DIM, bar, clipped, hanging, percent, shortened, table
 from ridgeline.findings.accounting.labels import STAGES
+from ridgeline.findings.accounting.needed import Comparison
 from ridgeline.findings.accounting.waterfall import Bar, Waterfall
 
 STYLES = {"floor": "green", "kernels": "yellow", "unpriced": "blue", "avoidable": "magenta", "copies": "cyan",
@@ -42,8 +43,12 @@ def show_waterfall(out: Console, found: Waterfall) -> None:
             total = sum(one.ms for one in rest), sum(one.frac for one in rest)
             rows.append((f"  {len(rest)} more", *_cells(*total, STYLES[stage]), ""))
     rows.append((Text("step as recorded", style="bold"), *_cells(found.step_ms, 1.0, "white"), ""))
-    room = max(10, out.width - 46 - WIDTH - 20)
-    add_rows(made, [(*row[:4], clipped(str(row[4]), room)) for row in rows], out.width, clipped)
+    numbers = 10 + 6 + WIDTH + 8  # the columns between the name and the place, with the gaps beside them
+    room = min(48, max(24, out.width - numbers - 30))
+    place = max(0, out.width - numbers - room - 2)
+    for name, *cells, where in rows:
+        cut = clipped(str(name), room)
+        made.add_row(Text(cut, style="bold") if isinstance(name, Text) else cut, *cells, clipped(str(where), place))
     out.print(made)
     notes = [*found.notes]
     if found.named_idle_frac < 0.995:
@@ -65,6 +70,26 @@ def show_largest(out: Console, found: Waterfall, num: int = 3) -> None:
         for part in one.parts[:2]:
             out.print(hanging("      ", Text(f"{place_of(part)}: {part.ms:,.3g} ms", style=DIM)))
         out.print(hanging("      ", Text(one.remedy)))
+    out.print()
+
+
+def show_against(out: Console, found: Comparison) -> None:
+    """What a step ran more often than its model needs."""
+    batches = f", {found.num_batches} micro-batches a step" if found.num_batches > 1 else ""
+    extra = [need for need in found.needs if need.extra_ms > 0]
+    if not extra and not found.notes:
+        text = f"Every product runs as often as {found.model} needs it{batches}."
+        out.print(hanging("· ", Text(text, style=DIM)))
+    for note in found.notes:
+        out.print(hanging("· ", Text(f"against {found.model}{batches}: {note}", style="yellow")))
+    if extra:
+        made = table(f"More often than {found.model} needs{batches}", ("", "left"), ("sizes", "left"),
+                     ("run", "right"), ("needed", "right"), ("extra ms", "right"))  # fmt: skip
+        for need in extra[:8]:
+            sizes = "×".join(map(str, need.sizes))
+            numbers = (f"{need.num_recorded:g}", f"{need.num_needed:g}", f"{need.extra_ms:,.3g}")
+            made.add_row(f"{need.sort}, {need.phase}", sizes, *numbers)
+        out.print(made)
     out.print()
 
 

@@ -8,16 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from ridgeline.findings.accounting.account import account
-from ridgeline.findings.accounting.waterfall import Waterfall
+from ridgeline.errors import FindingError
+from ridgeline.findings.accounting.account import account, with_prices
+from ridgeline.findings.accounting.needed import Comparison, compared
+from ridgeline.findings.accounting.waterfall import Waterfall, waterfall_table
 from ridgeline.findings.context.context import TraceContext
 from ridgeline.findings.context.floors import Gap, gaps_of
 from ridgeline.findings.context.gains import recorded_frac, recorded_schedule, recorded_step_s, unrecorded_step_s
 from ridgeline.findings.explain import findings_of
 from ridgeline.findings.finding import Finding, together_ms
 from ridgeline.findings.replay.critical_path import path_ms
+from ridgeline.graph import Graph
 from ridgeline.hardware import Device
 from ridgeline.profiler.floors import device_of
+from ridgeline.trace.analyses.table import Table
+from ridgeline.trace.analyses.tables import table_of
 from ridgeline.trace.breakdown import totals
 from ridgeline.trace.idle import Cause, idle_causes, idle_places
 from ridgeline.trace.kind import Kind
@@ -77,7 +82,23 @@ class Explanation:
     path_ms: Mapping[str, float] = field(default_factory=dict)
     memory: tuple[Peak, ...] = ()
     waterfall: Waterfall | None = None
+    against_model: Comparison | None = field(default=None, compare=False)
     context: TraceContext | None = field(default=None, repr=False, compare=False)
+
+    def table(self, name: str, by: Sequence[str] | str = ()) -> Table:
+        """Kernels, ops, modules, collectives, ranks, copies, streams, steps or idle time as a table; ``by`` adds columns
+        to what its rows are grouped by. ``table("kernels").to_dataframe()`` needs pandas."""
+        if self.context is None:
+            raise FindingError("this explanation has no trace any more: explain the trace again")
+        keys = (by,) if isinstance(by, str) else tuple(by)
+        if name == "waterfall":
+            return waterfall_table(self.waterfall)
+        trace = self.context.trace
+        if name in ("kernels", "modules"):
+            trace = with_prices(trace, -(2**62), 2**62, self.context.device)
+        if name == "ranks" and len(self.ranks) > 1:
+            return ranks_table(self.ranks)
+        return table_of(trace, name, keys, self.context.others)
 
     @property
     def step_ms(self) -> float:
@@ -106,6 +127,7 @@ class Explanation:
             "step_ms": self.step_ms,
             "recoverable_ms": self.recoverable_ms,
             "waterfall": self.waterfall.to_dict() if self.waterfall else None,
+            "against_model": self.against_model.to_dict() if self.against_model else None,
             "steps": [step_document(step) for step in self.steps],
             "idle_causes": idle_document(self.idle, self.places),
             "findings": [finding.to_dict() for finding in self.findings],
@@ -171,6 +193,18 @@ def summary_of(trace: Trace) -> Summary:
     )
 
 
+def ranks_table(ranks: Sequence[Summary]) -> Table:
+    """One row a rank of a job."""
+    columns = ("rank", "total_ms", "busy_ms", "compute_ms", "exposed_comm_ms", "exposed_memcpy_ms", "idle_ms",
+               "num_gpu_events", "num_steps", "mean_step_ms")  # fmt: skip
+    rows = []
+    for one in ranks:
+        whole, marked = one.totals["all"], [step.total_s * 1e3 for step in one.steps if step.number >= 0]
+        numbers = (float(whole[name]) for name in columns[1:7])
+        rows.append((one.rank, *numbers, int(whole["num_gpu_events"]), len(marked), float(np.mean(marked)) if marked else None))
+    return Table("ranks", columns, tuple(sorted(rows)))
+
+
 def communication_of(trace: Trace) -> Trace:
     """A rank's collectives alone."""
     return trace.select(trace.of_kind(Kind.COMMUNICATION) & (trace.device >= 0))
@@ -217,14 +251,16 @@ def explained(
     summaries: Sequence[Summary],
     others: Sequence[Trace] = (),
     device: Device | None = None,
+    needed: Graph | None = None,
 ) -> Explanation:
-    """Explain one rank in the light of all."""
+    """Explain one rank in the light of all, and of the work that a model needs."""
     found = device or device_of(trace)
     context = TraceContext(trace, found, others)
     findings = tuple(findings_of(context))
     whole = mean_totals([summary.totals for summary in summaries])
     own = next((one for one in summaries if len(trace) and one.rank == int(trace.rank[0])), summaries[0])
     checked = quality(trace)
+    against = compared(trace, needed) if needed is not None else None
     cold = checked.verdict == "poor" and checked.has("cold") and not findings
     return Explanation(
         title=trace.title,
@@ -241,7 +277,8 @@ def explained(
         gaps=gaps_of(context),
         path_ms=path_ms(context.wiring.program, recorded_schedule(context), context.num_steps),
         memory=tuple(peaks(trace)),
-        waterfall=account(trace, found, others),
+        waterfall=account(trace, found, others, against.extra_s if against else None),
+        against_model=against,
         context=context,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ Seconds = NDArray[np.float64]
 _TF32 = ("tf32", "_s1688", "s16816gemm_tf32", "nvjet_sss", "nvjet_tss", "_stss_", "tensorop_s16")
 #: A model's number in a name that has more to say (``Tesla V100-DGXS-32GB``).
 _MODEL = re.compile(r"\b(?:[PVAHBTL]\d{1,3}[GS]?|GB?[BH]?\d{3}|MI\d{3}[AX]?|RTX \d{4})\b", re.IGNORECASE)
+BOUNDS = ("", "compute", "memory", "cache", "latency", "issue", "free")
 _OPAQUE = re.compile(r"OpaqueType<(\d+)u?>")
 _SPELLED = {"BFloat16": "bf16", "Half": "fp16", "<float": "fp32", "<double": "fp64"}
 
@@ -39,6 +40,7 @@ class Priced:
     flops: float = 0.0
     read_bytes: float = 0.0
     written_bytes: float = 0.0
+    bound: str = ""  # of the part with the highest floor
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +52,13 @@ class Columns:
     flops: Seconds
     read_bytes: NDArray[np.int64]
     written_bytes: NDArray[np.int64]
+    bound: NDArray[np.int32]  # in BOUNDS
 
     @classmethod
     def empty(cls, num: int) -> Columns:
         floor_s, expected_s, flops = (np.full(num, np.nan) for _ in range(3))
         read_bytes, written_bytes = (np.full(num, -1, dtype=np.int64) for _ in range(2))
-        return cls(floor_s, expected_s, flops, read_bytes, written_bytes)
+        return cls(floor_s, expected_s, flops, read_bytes, written_bytes, np.zeros(num, dtype=np.int32))
 
     def fill(self, rows: Any, priced: Priced, weight: Any = 1.0) -> None:
         """Share what was priced among rows by weight."""
@@ -63,9 +66,13 @@ class Columns:
         self.flops[rows] = priced.flops * weight
         self.read_bytes[rows] = np.rint(priced.read_bytes * weight)
         self.written_bytes[rows] = np.rint(priced.written_bytes * weight)
+        self.bound[rows] = BOUNDS.index(priced.bound)
 
     def beside(self, trace: Trace) -> Trace:
-        return trace.with_columns(**{name: getattr(self, name) for name in self.__slots__})
+        words = (*trace.words, *(name for name in BOUNDS if name not in trace.words))
+        numbers = np.array([words.index(name) for name in BOUNDS], dtype=np.int32)
+        columns = {name: getattr(self, name) for name in self.__slots__ if name != "bound"}
+        return replace(trace, words=words).with_columns(**columns, bound=numbers[self.bound])
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +159,9 @@ def _price_ops(trace: Trace, works: Index, prices: _Prices, columns: Columns) ->
     weight = np.where(whole[call] > 0, spent / np.where(whole[call] > 0, whole[call], 1.0), 1.0 / num[call])
     which = kind.reshape(-1)[call]
     has = np.array([one is not None for one in found], dtype=np.bool_)[which]
-    for name in Priced.__slots__:
+    bounds = np.array([0 if one is None else BOUNDS.index(one.bound) for one in found], dtype=np.int32)[which]
+    columns.bound[rows[has]] = bounds[has]
+    for name in ("floor_s", "expected_s", "flops", "read_bytes", "written_bytes"):
         each = np.array([0.0 if one is None else getattr(one, name) for one in found])[which] * weight
         column = getattr(columns, name)
         column[rows[has]] = each[has] if column.dtype.kind == "f" else np.rint(each[has])
@@ -208,16 +217,20 @@ class _Prices:
         read = max(site.read_bytes, 1.0)
         could = min(1.0, self.pricer.chip.l2_bytes / read)
         likely = min(1.0, L2_KEPT_FRAC * self.pricer.chip.l2_bytes / read)
-        floor_s = expected_s = 0.0
+        floor_s = expected_s = most_s = 0.0
+        bound = ""
         for one in calls:
             if in_tf32 and one.kind in ("gemm", "bmm") and one.dtype == "fp32":
                 one = type(one)(one.kind, "tf32", one.phase, one.library, one.shape)
             try:
-                floor_s += self.pricer.price(one, could, flushed=False).time.floor_s
+                time = self.pricer.price(one, could, flushed=False).time
+                floor_s += time.floor_s
+                if time.floor_s >= most_s and time.bound in BOUNDS:
+                    most_s, bound = time.floor_s, time.bound
                 expected_s += self.pricer.price(one, likely, flushed=False).time.busy_s
             except (RidgelineError, KeyError, ValueError, ZeroDivisionError):
                 return None
-        return Priced(floor_s, expected_s, *_work(site)) if calls else None
+        return Priced(floor_s, expected_s, *_work(site), bound) if calls else None
 
 
 def _work(site: Site) -> tuple[float, float, float]:

@@ -65,10 +65,15 @@ def trace_files(path: str | os.PathLike[str]) -> list[Path]:
     given = Path(path)
     if not given.is_dir():
         return [given]
-    found = [file for file in given.iterdir() if file.is_file() and file.name.endswith(_SUFFIXES)]
+    found = [file for file in given.iterdir() if is_trace_file(file)]
     if not found:
         raise InputError(f"no trace in {given}: looked for {', '.join(_SUFFIXES[:6])}")
     return sorted(found, key=_natural)
+
+
+def is_trace_file(path: Path) -> bool:
+    """Whether a file may be a trace, by its name."""
+    return path.is_file() and path.name.endswith(_SUFFIXES)
 
 
 def _natural(path: Path) -> list[tuple[int, int | str]]:

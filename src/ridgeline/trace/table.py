@@ -72,6 +72,7 @@ VOCABULARY: Mapping[str, type] = {
     "group": str,  # process group
     "node": str,  # of the captured graph
     "link": str,  # of a simulated network
+    "bound": str,  # what the floor is limited by: compute, memory, latency
 }
 
 

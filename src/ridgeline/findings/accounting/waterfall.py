@@ -15,6 +15,7 @@ from ridgeline.findings.accounting.idle import REASONS, idle_of
 from ridgeline.findings.accounting.labels import STAGES, label_of, remedy_of, stage_of
 from ridgeline.findings.accounting.partition import owned_of
 from ridgeline.findings.context.kernel_name import kernel_name
+from ridgeline.trace.analyses.table import Table
 from ridgeline.trace.breakdown import by_device
 from ridgeline.trace.collectives import Calls, calls_of, matched
 from ridgeline.trace.intervals import Intervals, Nanos
@@ -107,6 +108,17 @@ class Waterfall:
             "bars": [bar.to_dict() for bar in self.bars],
             "notes": list(self.notes),
         }
+
+
+def waterfall_table(found: Waterfall | None) -> Table:
+    """Every part of every bar as a row."""
+    columns = ("stage", "bar", "key", "module", "source", "op", "name", "ms", "share_frac", "count", "longest_ms")
+    rows = [
+        (bar.stage, bar.label, bar.key, part.module, part.source, part.op, part.name, part.ms,
+         part.ms / found.step_ms if found.step_ms else 0.0, part.count, part.longest_ms)
+        for bar in found.bars for part in bar.parts
+    ] if found else []  # fmt: skip
+    return Table("waterfall", columns, tuple(rows))
 
 
 @dataclass(slots=True)
