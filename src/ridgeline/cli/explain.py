@@ -299,7 +299,7 @@ def _host_note(found: Explanation) -> str:
 
 
 def watch_and_show(wish: Wish, wait: Callable[[], bool] | None = None) -> None:
-    """Explain each profiler file of a folder once it has arrived whole; ends when interrupted, or when ``wait`` says so.
+    """Explain each profiler file of a folder once it has arrived whole; ends when interrupted or ``wait`` is false.
 
     A file counts as whole when its size has not changed between two looks.
     """

@@ -86,8 +86,8 @@ class Explanation:
     context: TraceContext | None = field(default=None, repr=False, compare=False)
 
     def table(self, name: str, by: Sequence[str] | str = ()) -> Table:
-        """Kernels, ops, modules, collectives, ranks, copies, streams, steps or idle time as a table; ``by`` adds columns
-        to what its rows are grouped by. ``table("kernels").to_dataframe()`` needs pandas."""
+        """Kernels, ops, modules, collectives, ranks, copies, streams, steps or the waterfall as a table; ``by`` adds
+        columns to what its rows are grouped by. ``table("kernels").to_dataframe()`` needs pandas."""
         if self.context is None:
             raise FindingError("this explanation has no trace any more: explain the trace again")
         keys = (by,) if isinstance(by, str) else tuple(by)
@@ -201,7 +201,8 @@ def ranks_table(ranks: Sequence[Summary]) -> Table:
     for one in ranks:
         whole, marked = one.totals["all"], [step.total_s * 1e3 for step in one.steps if step.number >= 0]
         numbers = (float(whole[name]) for name in columns[1:7])
-        rows.append((one.rank, *numbers, int(whole["num_gpu_events"]), len(marked), float(np.mean(marked)) if marked else None))
+        mean = float(np.mean(marked)) if marked else None
+        rows.append((one.rank, *numbers, int(whole["num_gpu_events"]), len(marked), mean))
     return Table("ranks", columns, tuple(sorted(rows)))
 
 

@@ -22,8 +22,8 @@ def run(rank: int = 0, late: float = 0.0) -> Trace:
     for step in range(2):
         at = 10 * MS * step
         mark = build.add(f"ProfilerStep#{step}", "host", at, 10 * MS, kind=Kind.STEP, thread=1, step=step, rank=rank)
-        op = build.add("aten::mm", "host", at + 1 * MS, 3 * MS, kind=Kind.OP, thread=1, parent=mark, step=step, rank=rank,
-                       module="layers.0", extra={"shapes": "[[4, 8], [8, 2]]"})  # fmt: skip
+        op = build.add("aten::mm", "host", at + 1 * MS, 3 * MS, kind=Kind.OP, thread=1, parent=mark, step=step,
+                       rank=rank, module="layers.0", extra={"shapes": "[[4, 8], [8, 2]]"})  # fmt: skip
         for i in range(3):
             call = build.add("cudaLaunchKernel", "host", at + (1 + i) * MS, 0.1 * MS, kind=Kind.RUNTIME, thread=1,
                              parent=op, step=step, rank=rank)  # fmt: skip
@@ -32,8 +32,9 @@ def run(rank: int = 0, late: float = 0.0) -> Trace:
                       extra={"floor_s": 0.1 * MS, "expected_s": 0.2 * MS})  # fmt: skip
         build.add("Memcpy HtoD", "GPU", at + 6 * MS, 1 * MS, kind=Kind.MEMCPY, device=0, stream=8, rank=rank, step=step,
                   extra={"copy": "HtoD pinned", "bytes": 10_000_000})  # fmt: skip
-        build.add("ncclAllReduce", "GPU", at + 8 * MS + late, 1.5 * MS - late, kind=Kind.COMMUNICATION, device=0, rank=rank,
-                  stream=9, step=step, extra={"collective": "all_reduce", "message_bytes": 1_000_000})  # fmt: skip
+        build.add("ncclAllReduce", "GPU", at + 8 * MS + late, 1.5 * MS - late, kind=Kind.COMMUNICATION, device=0,
+                  rank=rank, stream=9, step=step,
+                  extra={"collective": "all_reduce", "message_bytes": 1_000_000})  # fmt: skip
     return build.build()
 
 

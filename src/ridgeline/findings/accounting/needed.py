@@ -1,4 +1,4 @@
-"""Work done against work needed: products, convolutions and attention of a recording counted beside those of a model."""
+"""Work done against work needed: products, convolutions and attention of a run counted beside those of a model."""
 
 from __future__ import annotations
 

@@ -32,12 +32,12 @@ def selected(
 def range_of(text: str) -> tuple[float, float]:
     """``1.2s..1.5s`` or ``300ms..350ms``, from the first span of the trace, in seconds."""
     found = re.fullmatch(r"\s*([\d.]+?)\s*([a-zµ]*)\s*\.\.+\s*([\d.]+)\s*([a-zµ]+)\s*", text)
-    units = (found[2] or found[4], found[4]) if found else ()
-    if not found or any(unit not in _UNITS_S for unit in units):
-        raise InputError(f"--range {text!r} is no stretch of time: write 1.2s..1.5s or 300..350ms")
     try:
-        low, high = float(found[1]) * _UNITS_S[units[0]], float(found[3]) * _UNITS_S[units[1]]
-    except ValueError:
+        if found is None:
+            raise ValueError
+        low = float(found[1]) * _UNITS_S[found[2] or found[4]]
+        high = float(found[3]) * _UNITS_S[found[4]]
+    except (ValueError, KeyError):
         raise InputError(f"--range {text!r} is no stretch of time: write 1.2s..1.5s or 300..350ms") from None
     if high <= low:
         raise InputError(f"--range {text!r} ends before it begins")

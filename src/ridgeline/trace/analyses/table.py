@@ -18,8 +18,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows under named columns; a number's unit is the end of its column's name (``_ms``, ``_us``, ``_bytes``, ``_frac``).
-    """
+    """Rows under named columns; a column's name ends with the unit of its numbers (``_ms``, ``_bytes``, ``_frac``)."""
 
     name: str
     columns: tuple[str, ...]

@@ -206,7 +206,8 @@ def _exposed_s(trace: Trace, rows: Index) -> NDArray[np.float64]:
 def _collectives(trace: Trace, by: tuple[str, ...], others: tuple[Trace, ...]) -> Table:
     """Every collective over the ranks at hand: bytes, bandwidths, skew, and in which order the ranks came."""
     columns = ("index", "sort", "group", "group_size", "num_ranks", "bytes", "start_ms", "duration_ms", "transfer_ms",
-               "exposed_ms", "skew_ms", "algorithm_bytes_per_s", "bus_bytes_per_s", "last_rank", "arrival_order")  # fmt: skip
+               "exposed_ms", "skew_ms", "algorithm_bytes_per_s", "bus_bytes_per_s", "last_rank",
+               "arrival_order")  # fmt: skip
     known: list[Calls] = [calls for one in (trace, *others) for calls in calls_of(one)]
     operations = matched(known)
     origin = min((int(calls.start.min()) for calls in known if len(calls)), default=0)
@@ -222,12 +223,13 @@ def _collectives(trace: Trace, by: tuple[str, ...], others: tuple[Trace, ...]) -
         transfer_s = max(int(ends.max() - starts.max()), 0) / 1e9
         rate = num_bytes / transfer_s if num_bytes >= 0 and transfer_s > 0 else float("nan")
         exposed_s = float(np.mean([known[a].exposed[b] for a, b in operation])) / 1e9
-        made.append(
-            (index, calls.sort[i], calls.group[i], size, len(operation), num_bytes if num_bytes >= 0 else None,
-             (int(starts.min()) - origin) / 1e6, int(ends.max() - starts.min()) / 1e6, transfer_s * 1e3,
-             exposed_s * 1e3, int(starts.max() - starts.min()) / 1e6, rate, rate * bus_factor(calls.sort[i], size),
-             order[-1], " ".join(map(str, order)))  # fmt: skip
-        )
+        row = (
+            index, calls.sort[i], calls.group[i], size, len(operation), num_bytes if num_bytes >= 0 else None,
+            (int(starts.min()) - origin) / 1e6, int(ends.max() - starts.min()) / 1e6, transfer_s * 1e3,
+            exposed_s * 1e3, int(starts.max() - starts.min()) / 1e6, rate, rate * bus_factor(calls.sort[i], size),
+            order[-1], " ".join(map(str, order)),
+        )  # fmt: skip
+        made.append(row)
     note = "" if len(known) > 1 else "one rank: skew and arrival order need the traces of the others"
     return Table("collectives", columns, tuple(made), note)
 

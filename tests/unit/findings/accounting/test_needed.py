@@ -20,15 +20,15 @@ def trained(forward: int = 1, backward: int = 1, twice: int = -1) -> Trace:
     """A step that runs every convolution and product of the model so often; ``twice`` is one that runs once more."""
     made = TraceBuilder("resnet50")
     made.add("ProfilerStep#0", "host", 0.0, 1000 * MS, kind=Kind.STEP, thread=1, step=0)
-    at, number = 0.0, 0
-    for (sort, phase, sizes), num in needed_of(GRAPH).items():
+    at = 0.0
+    for number, ((sort, phase, sizes), num) in enumerate(needed_of(GRAPH).items()):
         for _ in range(int(num) * (forward if phase == "forward" else backward) + (number == twice)):
             op = made.add(*_op(sort, phase, sizes, at), kind=Kind.OP, thread=1, phase=phase, step=0,
                           extra=_arguments(sort, phase, sizes))  # fmt: skip
             call = made.add("cudaLaunchKernel", "host", at, 0.01 * MS, kind=Kind.RUNTIME, thread=1, parent=op, step=0)
-            made.add("kernel", "GPU", at, 1 * MS, kind=Kind.KERNEL, device=0, stream=7, launch=call, phase=phase, step=0)
+            made.add("kernel", "GPU", at, 1 * MS, kind=Kind.KERNEL, device=0, stream=7, launch=call, phase=phase,
+                     step=0)  # fmt: skip
             at += 1 * MS
-        number += 1
     return made.build()
 
 
