@@ -24,12 +24,13 @@ if TYPE_CHECKING:
         what_if,
     )
     from ridgeline.capture import capture, cost_of, decode_kwargs, spec
+    from ridgeline.capture.importers import load
     from ridgeline.cost.prediction import Prediction, Row
     from ridgeline.engine.file.engine import Engine
     from ridgeline.findings.diff import Difference
     from ridgeline.findings.explanation import Explanation
     from ridgeline.findings.finding import Finding
-    from ridgeline.graph import Graph, load, save
+    from ridgeline.graph import Graph, save
     from ridgeline.hardware import Device, device, devices
     from ridgeline.models import models
     from ridgeline.plan import Plan
@@ -39,8 +40,9 @@ announce()
 
 _ROOMS = {
     "ridgeline.capture": ("capture", "cost_of", "decode_kwargs", "spec"),
+    "ridgeline.capture.importers": ("load",),
     "ridgeline.cost.prediction": ("Prediction", "Row"),
-    "ridgeline.graph": ("Graph", "load", "save"),
+    "ridgeline.graph": ("Graph", "save"),
     "ridgeline.hardware": ("Device", "device", "devices"),
     "ridgeline.findings.diff": ("Difference",),
     "ridgeline.findings.explanation": ("Explanation",),

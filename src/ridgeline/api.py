@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterable
 
+    from ridgeline.capture.importers.program import Imported
     from ridgeline.cost.prediction import Span
     from ridgeline.engine.drop_in import Optimized
     from ridgeline.findings.diff import Difference
@@ -47,12 +48,19 @@ if TYPE_CHECKING:
     PathLike = str | os.PathLike[str]
 
 
-def predict(model: Graph | str, on: str | Device = "h200", execution: str = "eager", **options: Any) -> Prediction:
+def predict(
+    model: Graph | Imported | str, on: str | Device = "h200", execution: str = "eager", **options: Any
+) -> Prediction:
     """How long one step takes, what bounds it, and what it needs in memory, energy and money.
 
-    ``model`` is a captured graph or a name of the zoo; for a name, ``options`` are the zoo's (batch, seq, mode,
-    precision, …). ``on`` is a device's name, with overrides if you like: ``"h200 hbm_bandwidth=2x"``.
+    ``model`` is a captured graph, a name of the zoo or a model that ``load`` read. For a name, ``options`` are the
+    zoo's (batch, seq, mode, precision, …), for a loaded model its dims (``batch=8``, or ``dims={…}``). ``on`` is a
+    device's name, with overrides if you like: ``"h200 hbm_bandwidth=2x"``.
     """
+    if hasattr(model, "input_specs"):
+        from ridgeline.capture.importers import captured
+
+        model, options = captured(model, options), {}
     if isinstance(model, Graph) and options:
         raise InputError(
             f"{', '.join(options)}: a captured graph has its sizes already; options are for names of the zoo"
@@ -193,7 +201,7 @@ def _training_graph(model: Graph | str, micro_batch: int, seq: int | None, preci
 
 
 def plans(
-    model: str,
+    model: str | Callable[[int], Graph],
     on: str | Cluster,
     *,
     global_batch: int,
@@ -208,7 +216,8 @@ def plans(
     """The best parallel plans of a model on a cluster, why they win, and how much each choice matters.
 
     Every legal plan of ``space`` is a candidate; those that cannot fit or cannot win are not simulated. ``choices`` fix
-    what is not to be searched (``overlap_grads=False``, ``optimizer="sgd"``).
+    what is not to be searched (``overlap_grads=False``, ``optimizer="sgd"``). ``model`` is a name of the zoo, or a
+    function that makes the training graph of a micro-batch.
     """
     from ridgeline.hardware import cluster as cluster_named
     from ridgeline.plan import Plan
@@ -218,7 +227,8 @@ def plans(
     cluster = cluster_named(on) if isinstance(on, str) else on
     found = stack_of(stack or default_stack(cluster.device, cluster.num_devices, precision), cluster.device)
     base = Plan(**{**found.choices, "global_batch": global_batch, "precision": precision, **choices})
-    return search(lambda batch: _training_graph(model, batch, seq, precision), cluster, found, base, space, top=top,
+    made = model if callable(model) else lambda batch: _training_graph(model, batch, seq, precision)
+    return search(made, cluster, found, base, space, top=top,
                   progress=progress)  # fmt: skip
 
 

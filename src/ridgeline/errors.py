@@ -46,6 +46,10 @@ class InputError(RidgelineError):
     """A file or option a person handed over that cannot be used."""
 
 
+class ModelFileError(InputError):
+    """A model file that cannot be imported: damaged, of an unknown format, or with what no importer supports."""
+
+
 class FindingError(RidgelineError):
     """A trace that cannot be explained, compared or gated as asked."""
 

@@ -39,6 +39,8 @@ def capture(
     """
     from ridgeline.capture.step import capture_step
 
+    if not args and not kwargs:
+        args = getattr(model, "input_specs", ())  # an imported model says what it takes
     return capture_step(
         model, tuple(args), dict(kwargs or {}), mode, optimizer, loss, name, dict(bindings or {}), autocast, fold
     )

@@ -124,7 +124,7 @@ def module_paths(model: nn.Module, rec: Recorder) -> Iterator[None]:
     original: Callable[..., Any] = nn.Module.__call__
 
     def tracked(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        path = paths.get(id(module))
+        path = paths.get(id(module)) or getattr(module, "import_path", None)
         if path is None:
             outer = rec.module_stack[-1] if rec.module_stack else ""
             path = f"{outer}.{type(module).__name__}" if outer else type(module).__name__

@@ -6,6 +6,7 @@ import inspect
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,6 +40,10 @@ StoreTo = Annotated[
     typer.Option("--store", envvar="RIDGELINE_STORE", callback=_choose_store, show_envvar=False, metavar="URL",
                  help="Keep the result: a file, postgresql://…, or 'default' [RIDGELINE_STORE]."),
 ]  # fmt: skip
+Dims = Annotated[
+    list[str] | None,
+    typer.Option("--dim", help="Size of a named dim of a model file, such as batch=8. Repeat for more."),
+]
 On = Annotated[
     list[str],
     typer.Option("--on", help="Device, with changes if you like: 'h200 hbm_bandwidth=2x'. Repeat to compare."),
@@ -49,7 +54,7 @@ def run(argv: Sequence[str]) -> int:
     """Run a command line; every mistake of a user becomes one line on stderr and exit code 2."""
     try:
         # An unknown command suggests the nearest, whatever the version of typer
-        known = {command.callback.__name__ for command in app.registered_commands if command.callback}
+        known = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
         if argv and not argv[0].startswith("-") and argv[0] not in known:
             raise InputError(f"no command {argv[0]!r}{nearest(argv[0], known)}")
         code = typer.main.get_command(app).main(args=list(argv), prog_name="ridgeline", standalone_mode=False)
@@ -115,7 +120,8 @@ def _given(**options: Any) -> dict[str, Any]:
 @app.command()
 def predict(
     model: Annotated[
-        str, typer.Argument(help="Name of the zoo, saved graph (.json, .json.gz), or script.py:function.")
+        str,
+        typer.Argument(help="Name of the zoo, model file (.onnx, .pt2, …), saved graph, or script.py:function."),
     ],
     on: On = ["h200"],  # noqa: B006  (typer reads it once)
     batch: Annotated[int | None, typer.Option(help="Samples or sequences a step.")] = None,
@@ -129,6 +135,7 @@ def predict(
     option: Annotated[
         list[str] | None, typer.Option("--option", help="Further option of the network, as key=value.")
     ] = None,
+    dim: Dims = None,
     by: Annotated[str, typer.Option(help="Break down by op, module, phase, bound, kernel or basis.")] = "op",
     top: Annotated[int, typer.Option(min=0, help="Rows in each table.")] = 12,
     json: Json = False,
@@ -138,9 +145,27 @@ def predict(
 ) -> None:
     """Predict time, memory, energy and money of one step of a model."""
     from ridgeline.cli.predict import Wish, predict_and_show
+    from ridgeline.cli.source import dims_of
 
     options = _given(batch=batch, seq=seq, kv=kv, image=image, mode=mode, precision=precision, optimizer=optimizer)
+    options |= {"dims": dims_of(dim)} if dim else {}
     predict_and_show(Wish(model, tuple(on), options, tuple(option or ()), execution, by, top, json, html, trace))
+
+
+@app.command("import")
+def import_model(
+    file: Annotated[Path, typer.Argument(help="Model file: ONNX, .pt2, StableHLO, Caffe, GGUF, safetensors.")],
+    check: Annotated[bool, typer.Option("--check", help="List ops and compare results with ONNX Runtime.")] = False,
+    dim: Dims = None,
+    save: Annotated[Path | None, typer.Option(help="Write the captured graph (.json.gz) to this file.")] = None,
+    json: Json = False,
+) -> None:
+    """Say what an importer makes of a model file: ops, parameters, inputs with their dims, and what is missing."""
+    from ridgeline.cli.importing import import_and_show
+    from ridgeline.cli.source import dims_of
+
+    if not import_and_show(file, check, dims_of(dim or ()), save, json):
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -349,7 +374,9 @@ app.command(name="engine")(engine)
 
 @app.command()
 def simulate(
-    model: Annotated[str, typer.Argument(help="Name of the zoo, saved training graph, or script.py:function.")],
+    model: Annotated[
+        str, typer.Argument(help="Name of the zoo, model file, saved training graph, or script.py:function.")
+    ],
     on: Annotated[str, typer.Option("--on", help="Cluster: 'h100-sxm*16384', 'gb200*72 scaleout=800Gb'.")],
     tp: Annotated[int, typer.Option(help="Tensor parallel ranks.")] = 1,
     pp: Annotated[int, typer.Option(help="Pipeline stages.")] = 1,
@@ -364,6 +391,7 @@ def simulate(
     cp_kind: Annotated[str, typer.Option("--cp-kind", help="ring or all-gather.")] = "ring",
     sequence_parallel: Annotated[bool, typer.Option("--sp/--no-sp", help="Norms and residuals split too.")] = True,
     micro_batch: Annotated[int, typer.Option("--micro-batch", help="Sequences a micro-batch.")] = 1,
+    dim: Dims = None,
     global_batch: Annotated[int | None, typer.Option("--global-batch", help="Sequences a step.")] = None,
     seq: Annotated[int | None, typer.Option(help="Tokens a sequence.")] = None,
     recompute: Annotated[str, typer.Option(help="none, selective, full, or selective:mlp+layernorm.")] = "none",
@@ -404,13 +432,15 @@ def simulate(
         optimizer=optimizer, attention=attention, expert_imbalance=imbalance, schedule=schedule, dispatch=dispatch,
         global_batch=global_batch, overlap_tp=overlap_tp, execution=execution, replayed=replayed,
     )  # fmt: skip
-    simulate_and_show(Wish(model, on, choices, seq, stack, tokens, straggler, slow_link, at_stage, json, html, trace))
+    wish = Wish(model, on, choices, seq, stack, tokens, straggler, slow_link, at_stage, json, html, trace)
+    simulate_and_show(replace(wish, dims=tuple(dim or ())))
 
 
 @app.command()
 def plan(
-    model: Annotated[str, typer.Argument(help="Name of the zoo.")],
+    model: Annotated[str, typer.Argument(help="Name of the zoo, or a model file.")],
     on: Annotated[str, typer.Option("--on", help="Cluster: 'h100-sxm*1024'.")],
+    dim: Dims = None,
     global_batch: Annotated[int, typer.Option("--global-batch", help="Sequences a step.")] = 1024,
     seq: Annotated[int | None, typer.Option(help="Tokens a sequence.")] = None,
     precision: Annotated[str, typer.Option(help="bf16, fp16, fp32, fp8, mxfp8 or nvfp4.")] = "bf16",
@@ -444,7 +474,7 @@ def plan(
         "schedule": schedule,
     }
     chosen = {name: tuple(values or ()) for name, values in space.items()}
-    plan_and_show(Wish(model, on, global_batch, seq, precision, stack, chosen, top, json, html))
+    plan_and_show(Wish(model, on, global_batch, seq, precision, stack, chosen, top, json, html, tuple(dim or ())))
 
 
 @app.command()
@@ -510,8 +540,12 @@ def serve(
 @app.command()
 def optimize(
     source: Annotated[
-        str, typer.Argument(help="script.py:function that returns (model, args, kwargs); or a receipt (.json) to draw.")
+        str,
+        typer.Argument(
+            help="Model file, script.py:function that returns (model, args, kwargs), or a receipt (.json) to draw."
+        ),
     ],
+    dim: Dims = None,
     mode: Annotated[str, typer.Option(help="infer or train.")] = "infer",
     budget_s: Annotated[float, typer.Option("--budget-s", help="Seconds to search.")] = 120.0,
     error_budget: Annotated[
@@ -532,7 +566,8 @@ def optimize(
     if source.endswith(".json"):
         draw_receipt(Path(source), html)
     else:
-        optimize_and_show(Asked(source, mode, budget_s, memory_limit, error_budget, cache, json, html))
+        dims = tuple(dim or ())
+        optimize_and_show(Asked(source, mode, budget_s, memory_limit, error_budget, cache, json, html, dims))
 
 
 @app.command()

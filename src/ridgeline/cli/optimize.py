@@ -15,7 +15,7 @@ from rich.text import Text
 from ridgeline.api import optimize
 from ridgeline.cli import draw
 from ridgeline.cli.keep import keep
-from ridgeline.cli.source import made_by
+from ridgeline.cli.source import dims_of, made_by
 from ridgeline.errors import InputError, MissingExtra
 from ridgeline.units import show_bytes, show_seconds
 
@@ -35,6 +35,7 @@ class Asked:
     use_cache: bool
     json: bool
     html: Path | None
+    dims: tuple[str, ...] = ()
 
 
 def optimize_and_show(asked: Asked) -> None:
@@ -45,7 +46,7 @@ def optimize_and_show(asked: Asked) -> None:
 
     if asked.html is not None and not asked.html.resolve().parent.is_dir():
         raise InputError(f"there is no folder {asked.html.resolve().parent} to write the receipt to: make it first")
-    model, args, kwargs = made_by(asked.source)
+    model, args, kwargs = made_by(asked.source, dims_of(asked.dims))
     out = draw.console()
     say = (lambda text: None) if asked.json else (lambda text: out.print(Text(f"· {text}", style=draw.DIM)))
     # A freshly made module is in training mode; what was asked for says which is meant

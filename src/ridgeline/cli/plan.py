@@ -17,6 +17,7 @@ from rich.text import Text
 from ridgeline.api import plans
 from ridgeline.cli import draw
 from ridgeline.cli.keep import keep
+from ridgeline.cli.source import dims_of, is_model_file
 from ridgeline.sim.search import Search, Space
 from ridgeline.units import show_bytes, show_seconds
 
@@ -35,12 +36,19 @@ class Wish:
     top: int
     json: bool
     html: Path | None
+    dims: tuple[str, ...] = ()
 
 
 def plan_and_show(wish: Wish) -> None:
     """Search with progress on stderr, then print JSON or tables."""
+    model: Any = wish.model
+    if is_model_file(wish.model):
+        from ridgeline.capture.importers import captured, load
+
+        loaded, dims = load(wish.model), dims_of(wish.dims)
+        model = lambda batch: captured(loaded, {"mode": "train", "batch": batch, "dims": dims})
     with _progress(not wish.json) as progress:
-        found = plans(wish.model, wish.on, global_batch=wish.global_batch, seq=wish.seq, precision=wish.precision,
+        found = plans(model, wish.on, global_batch=wish.global_batch, seq=wish.seq, precision=wish.precision,
                       stack=wish.stack, space=Space(**{k: v for k, v in wish.space.items() if v}), top=wish.top,
                       progress=progress)  # fmt: skip
     if wish.json:

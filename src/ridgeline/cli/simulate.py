@@ -10,7 +10,7 @@ from typing import Any
 
 from ridgeline.api import simulate
 from ridgeline.cli.keep import keep
-from ridgeline.cli.source import graph_of
+from ridgeline.cli.source import dims_of, graph_of, is_model_file
 from ridgeline.errors import InputError, UnitError
 from ridgeline.graph import Graph
 from ridgeline.sim.campaign import campaign
@@ -34,6 +34,7 @@ class Wish:
     json: bool
     html: Path | None
     trace: Path | None
+    dims: tuple[str, ...] = ()
 
 
 def simulate_and_show(wish: Wish) -> None:
@@ -68,6 +69,9 @@ def simulate_and_show(wish: Wish) -> None:
 
 def _model(wish: Wish) -> Graph | str:
     """A name of the zoo as it is; files and scripts are read and captured for training."""
+    if is_model_file(wish.model):
+        sizes = {"dims": dims_of(wish.dims), "batch": wish.choices.get("micro_batch", 1)}
+        return graph_of(wish.model, {"mode": "train", **sizes}, ())
     if ":" in wish.model or wish.model.endswith((".json", ".json.gz")):
         return graph_of(wish.model, {"mode": "train"} if ":" in wish.model else {}, ())
     return wish.model

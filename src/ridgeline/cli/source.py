@@ -43,17 +43,43 @@ def graph_of(model: str, options: Mapping[str, Any], further: Sequence[str]) -> 
             return made
         _refuse(rest, ("mode", "optimizer"), f"{path}:{function}({', '.join(taken)})")
         return _captured(path, function, made, {**mine, **rest})
-    if model.endswith((".json", ".json.gz")):
-        from ridgeline.graph import load
+    if is_model_file(model):
+        from ridgeline.capture.importers import captured, load
 
+        return captured(load(model), asked)
+    if "dims" in asked:
+        raise InputError(f"--dim is for model files, and {model!r} is none: use the options of the network")
+    if model.endswith((".json", ".json.gz")):
         if asked:
             raise InputError(f"{model} is a saved graph and has its sizes already: leave out {', '.join(asked)}")
-        return load(model)
+        return Graph.load(model)
     if model.endswith(".py"):
         raise InputError(f"{model} is a script: say which function makes the model, as {model}:make")
     from ridgeline.models import build
 
     return build(model, **asked)
+
+
+def is_model_file(model: str) -> bool:
+    """Whether MODEL is a file or folder that an importer reads."""
+    from ridgeline.capture.importers import SUFFIXES
+
+    path = Path(model)
+    if path.is_dir():
+        return any((path / name).exists() for name in ("config.json", "saved_model.pb"))
+    is_other = model.endswith((".json.gz", ".py")) or (path.suffix == ".json" and path.name != "config.json")
+    return model.lower().endswith(SUFFIXES) or (path.is_file() and not is_other)
+
+
+def dims_of(texts: Sequence[str]) -> dict[str, int]:
+    """Sizes of named dims, as ``batch=8``."""
+    found: dict[str, int] = {}
+    for text in texts:
+        name, equals, size = (part.strip() for part in text.rpartition("="))
+        if not name or not equals or not size.isdigit() or name in found:
+            raise InputError(f"cannot read --dim {text!r}: write name=size, each name once, such as batch=8")
+        found[name] = int(size)
+    return found
 
 
 def _value(text: str) -> Any:
@@ -68,8 +94,17 @@ def _value(text: str) -> Any:
     return text
 
 
-def made_by(source: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """Model, args and kwargs that ``script.py:function`` returns: the model alone, or a tuple of two or three."""
+def made_by(source: str, dims: Mapping[str, int] | None = None) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Model, args and kwargs that ``script.py:function`` returns: the model alone, or a tuple of two or three.
+
+    A model file is loaded, and its args are made up: what is optimized are its shapes.
+    """
+    if is_model_file(source):
+        from ridgeline.capture.importers import runnable
+
+        return runnable(source, dims or {})
+    if dims:
+        raise InputError(f"--dim is for model files, and {source!r} is none")
     script, colon, function = source.rpartition(":")
     if not colon or not script.endswith(".py"):
         raise InputError(f"cannot read {source!r}: write script.py:function; it returns (model, args, kwargs)")

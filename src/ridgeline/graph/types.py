@@ -14,6 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from ridgeline.dtypes import DType, dtype
 
+if TYPE_CHECKING:
+    import os
+    from pathlib import Path
+
 
 class Phase(StrEnum):
     FORWARD = "forward"
@@ -184,6 +188,19 @@ class Graph:
             made, _, numbers = template
             values = self.__dict__["values"] = made.values(numbers)
             return values
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Graph:
+        """Read a graph that ``save`` wrote; anything else is a GraphError that says what is wrong and where."""
+        from ridgeline.graph.serial import load
+
+        return load(path)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the graph as JSON, compressed when the name ends in ``.gz``."""
+        from ridgeline.graph.serial import save
+
+        return save(self, path)
 
     def __getstate__(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in fields(self)}
