@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import islice
 from os import PathLike as PathLikeType
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ridgeline.cost.estimate import estimate
 from ridgeline.cost.prediction import Prediction
@@ -60,7 +60,7 @@ def predict(
     if hasattr(model, "input_specs"):
         from ridgeline.capture.importers import captured
 
-        model, options = captured(model, options), {}
+        model, options = captured(cast("Imported", model), options), {}
     if isinstance(model, Graph) and options:
         raise InputError(
             f"{', '.join(options)}: a captured graph has its sizes already; options are for names of the zoo"

@@ -51,7 +51,7 @@ def compared(model: Imported, path: Path, bindings: Mapping[str, int]) -> dict[s
         return {"with": None, "why": "ONNX Runtime is not installed: pip install onnxruntime"}
     if sum(ref.num_bytes for ref in model.refs.values()) > MAX_COMPARED_BYTES:
         return {"with": None, "why": f"the weights take more than {MAX_COMPARED_BYTES / 1e9:.0f} GB"}
-    import onnxruntime
+    import onnxruntime  # type: ignore[import-untyped]
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
@@ -68,7 +68,7 @@ def compared(model: Imported, path: Path, bindings: Mapping[str, int]) -> dict[s
             ours = model(*given)
         except RidgelineError as error:
             return {"with": None, "why": str(error)}
-    outputs = {}
+    outputs: dict[str, Any] = {}
     for name, mine, other in zip(model.outputs, [ours] if len(model.outputs) == 1 else ours, theirs):
         a, b = mine.double(), torch.as_tensor(other).double()
         if a.shape != b.shape:

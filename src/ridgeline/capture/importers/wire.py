@@ -36,6 +36,7 @@ def fields(view: memoryview, where: str, wanted: Collection[int] | None = None) 
     at, end, num = 0, len(view), 0
     while at < end:
         tag, at = read_varint(view, at, where)
+        value: Any
         number, kind = tag >> 3, tag & 7
         if kind == 0:
             value, at = read_varint(view, at, where)

@@ -60,7 +60,7 @@ def _loop(n: Call, env: Any, trips: Any = None, condition: Any = None, *carried:
 
 @op("Scan", raw=True)
 def _scan(n: Call, env: Any, *values: Any) -> Any:
-    body, num_scanned = n.get("body"), n.int("num_scan_inputs")
+    body, num_scanned = n.get("body"), n.integer("num_scan_inputs")
     if n.opset < 9:
         lengths, *rest = values
         if lengths is not None:
@@ -163,13 +163,13 @@ def _sequence_erase(n: Call, env: Any, values: Any, at: Any = None) -> Any:
 
 @op("ConcatFromSequence")
 def _concat_from_sequence(n: Call, values: Any) -> Any:
-    return torch.stack(values, n.int("axis")) if n.int("new_axis") else torch.cat(values, n.int("axis"))
+    return torch.stack(values, n.integer("axis")) if n.integer("new_axis") else torch.cat(values, n.integer("axis"))
 
 
 @op("SplitToSequence", raw=True)
 def _split_to_sequence(n: Call, env: Any, x: Any, sizes: Any = None) -> Any:
     t = x.t if isinstance(x, Host) else x
-    axis, keep = n.int("axis"), bool(n.int("keepdims", 1))
+    axis, keep = n.integer("axis"), bool(n.integer("keepdims", 1))
     if sizes is None:
         parts = [torch.narrow(t, axis, i, 1) if keep else torch.select(t, axis, i) for i in range(t.shape[axis])]
     else:

@@ -84,7 +84,7 @@ def _pow(n: Call, a: Any, b: Any) -> Any:
 
 @op("Mod")
 def _mod(n: Call, a: Any, b: Any) -> Any:
-    return widened(torch.fmod if n.int("fmod") else torch.remainder, a, b)
+    return widened(torch.fmod if n.integer("fmod") else torch.remainder, a, b)
 
 
 @op("BitShift")
@@ -135,31 +135,31 @@ def _abs(n: Call, x: Any) -> Any:
 @op("IsInf")
 def _is_inf(n: Call, x: Any) -> Any:
     x = x.float() if x.dtype.itemsize == 1 else x
-    if n.int("detect_positive", 1) and n.int("detect_negative", 1):
+    if n.integer("detect_positive", 1) and n.integer("detect_negative", 1):
         return torch.isinf(x)
-    if n.int("detect_positive", 1):
+    if n.integer("detect_positive", 1):
         return torch.isposinf(x)
-    return torch.isneginf(x) if n.int("detect_negative", 1) else torch.zeros_like(x, dtype=torch.bool)
+    return torch.isneginf(x) if n.integer("detect_negative", 1) else torch.zeros_like(x, dtype=torch.bool)
 
 
 @op("LeakyRelu")
 def _leaky_relu(n: Call, x: Any) -> Any:
-    return F.leaky_relu(x, n.float("alpha", 0.01))
+    return F.leaky_relu(x, n.number("alpha", 0.01))
 
 
 @op("Elu")
 def _elu(n: Call, x: Any) -> Any:
-    return F.elu(x, n.float("alpha", 1.0))
+    return F.elu(x, n.number("alpha", 1.0))
 
 
 @op("Celu")
 def _celu(n: Call, x: Any) -> Any:
-    return F.celu(x, n.float("alpha", 1.0))
+    return F.celu(x, n.number("alpha", 1.0))
 
 
 @op("Selu")
 def _selu(n: Call, x: Any) -> Any:
-    alpha, gamma = n.float("alpha", 1.67326319217681884765625), n.float("gamma", 1.05070102214813232421875)
+    alpha, gamma = n.number("alpha", 1.67326319217681884765625), n.number("gamma", 1.05070102214813232421875)
     if abs(alpha - 1.6732632) < 1e-6 and abs(gamma - 1.0507010) < 1e-6:
         return F.selu(x)
     return gamma * torch.where(x > 0, x, alpha * torch.expm1(x))
@@ -172,7 +172,7 @@ def _gelu(n: Call, x: Any) -> Any:
 
 @op("HardSigmoid")
 def _hard_sigmoid(n: Call, x: Any) -> Any:
-    alpha, beta = n.float("alpha", 0.2), n.float("beta", 0.5)
+    alpha, beta = n.number("alpha", 0.2), n.number("beta", 0.5)
     if abs(alpha - 1 / 6) < 1e-6 and beta == 0.5:
         return F.hardsigmoid(x)
     return torch.clamp(x * alpha + beta, 0, 1)
@@ -180,7 +180,7 @@ def _hard_sigmoid(n: Call, x: Any) -> Any:
 
 @op("Swish")
 def _swish(n: Call, x: Any) -> Any:
-    alpha = n.float("alpha", 1.0)
+    alpha = n.number("alpha", 1.0)
     return F.silu(x) if alpha == 1.0 else x * torch.sigmoid(x * alpha)
 
 
@@ -198,12 +198,12 @@ def _prelu(n: Call, x: Any, slope: Any) -> Any:
 
 @op("ThresholdedRelu")
 def _thresholded(n: Call, x: Any) -> Any:
-    return F.threshold(x, n.float("alpha", 1.0), 0.0)
+    return F.threshold(x, n.number("alpha", 1.0), 0.0)
 
 
 @op("Shrink")
 def _shrink(n: Call, x: Any) -> Any:
-    lambd, bias = n.float("lambd", 0.5), n.float("bias", 0.0)
+    lambd, bias = n.number("lambd", 0.5), n.number("bias", 0.0)
     wide = x if x.dtype.is_floating_point else x.float()
     out = torch.where(wide < -lambd, wide + bias, torch.where(wide > lambd, wide - bias, torch.zeros_like(wide)))
     return out.to(x.dtype)
@@ -333,7 +333,7 @@ def _to_text(x: Any) -> Any:
 
 @op("Cast")
 def _cast(n: Call, x: Any) -> Any:
-    return converted(x, n.int("to"), bool(n.int("saturate", 1)), n.where, n.text("round_mode", "up"))
+    return converted(x, n.integer("to"), bool(n.integer("saturate", 1)), n.where, n.text("round_mode", "up"))
 
 
 _ELEMENT_OF = {torch_type(e, ""): e for e in (1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 24)}
@@ -342,7 +342,7 @@ _ELEMENT_OF = {torch_type(e, ""): e for e in (1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12
 @op("CastLike")
 def _cast_like(n: Call, x: Any, like: Any) -> Any:
     element = STRING if isinstance(like, np.ndarray) else _ELEMENT_OF[like.dtype]
-    return converted(x, element, bool(n.int("saturate", 1)), n.where, n.text("round_mode", "up"))
+    return converted(x, element, bool(n.integer("saturate", 1)), n.where, n.text("round_mode", "up"))
 
 
 @op("Identity", raw=True)

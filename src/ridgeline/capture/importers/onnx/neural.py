@@ -25,11 +25,12 @@ def _matmul(n: Call, a: Any, b: Any) -> Any:
 
 @op("Gemm")
 def _gemm(n: Call, a: Any, b: Any, c: Any = None) -> Any:
-    alpha, beta = n.float("alpha", 1.0), n.float("beta", 1.0)
-    a = a.t() if n.int("transA") else a
-    if alpha == 1.0 and beta == 1.0 and n.int("transB") and (c is None or c.dim() == 1) and a.dtype.is_floating_point:
+    alpha, beta = n.number("alpha", 1.0), n.number("beta", 1.0)
+    a = a.t() if n.integer("transA") else a
+    plain = alpha == 1.0 and beta == 1.0 and (c is None or c.dim() == 1) and a.dtype.is_floating_point
+    if plain and n.integer("transB"):
         return F.linear(a, b, c)
-    b = b.t() if n.int("transB") else b
+    b = b.t() if n.integer("transB") else b
     if c is None or beta == 0:
         out = torch.mm(a, b)
         return out if alpha == 1.0 else out * alpha
@@ -94,7 +95,7 @@ def convolved(n: Call, x: Any, w: Any, bias: Any = None, value: float = 0.0) -> 
     stride, dilation, before, after = windows(n, list(x.shape[2:]), kernel)
     if before != after or value:
         x, before = padded(x, before, after, value), [0] * num
-    return _CONV[num](x, w, bias, tuple(stride), tuple(before), tuple(dilation), n.int("group", 1))
+    return _CONV[num](x, w, bias, tuple(stride), tuple(before), tuple(dilation), n.integer("group", 1))
 
 
 @op("Conv")
@@ -124,7 +125,7 @@ def _conv_transpose(n: Call, x: Any, w: Any, bias: Any = None) -> Any:
     elif auto == "VALID":
         before = after = [0] * num
     fn = _CONV_TRANSPOSE[num]
-    group = n.int("group", 1)
+    group = n.integer("group", 1)
     if (
         before == after
         and all(p >= 0 for p in before)
@@ -142,7 +143,7 @@ def _pool_sizes(n: Call, size: list[int], kernel: list[int], stride: list[int], 
     for i, s in enumerate(size):
         free = s + before[i] + after[i] - dilation[i] * (kernel[i] - 1) - 1
         num = free // stride[i] + 1
-        if n.int("ceil_mode"):
+        if n.integer("ceil_mode"):
             num = -(-free // stride[i]) + 1
             if (num - 1) * stride[i] >= s + before[i]:
                 num -= 1
@@ -170,7 +171,7 @@ def _max_pool(n: Call, x: Any) -> Any:
     indices = n.wants(1)
     simple = before == after and all(2 * p <= k for p, k in zip(before, kernel))
     if simple and not indices:
-        out = _MAX[num](work, tuple(kernel), tuple(stride), tuple(before), tuple(dilation), bool(n.int("ceil_mode")))
+        out = _MAX[num](work, tuple(kernel), tuple(stride), tuple(before), tuple(dilation), n.get("ceil_mode", 0) == 1)
         if list(out.shape[2:]) == counts:
             return out if narrow is None else out.to(narrow)
     reach = [(c - 1) * s + d * (k - 1) + 1 for c, s, d, k in zip(counts, stride, dilation, kernel)]
@@ -187,7 +188,7 @@ def _max_pool(n: Call, x: Any) -> Any:
         rest = torch.div(rest, reach[d], rounding_mode="floor")
     parts = parts[::-1]
     flat = torch.zeros_like(at)
-    for d in range(num) if not n.int("storage_order") else reversed(range(num)):
+    for d in range(num) if not n.integer("storage_order") else reversed(range(num)):
         flat = flat * size[d] + parts[d]
     lead = torch.arange(x.shape[0] * x.shape[1], device=x.device).reshape(x.shape[0], x.shape[1], *[1] * num)
     return (values if narrow is None else values.to(narrow)), flat + lead * math.prod(size)
@@ -209,12 +210,12 @@ def _window_sums(x: Any, kernel: list[int], stride: list[int], dilation: list[in
 def _average_pool(n: Call, x: Any) -> Any:
     num = x.dim() - 2
     kernel = n.ints("kernel_shape")
-    size, include = list(x.shape[2:]), bool(n.int("count_include_pad"))
+    size, include = list(x.shape[2:]), bool(n.integer("count_include_pad"))
     stride, dilation, before, after = windows(n, size, kernel)
     counts = _pool_sizes(n, size, kernel, stride, dilation, before, after)
     simple = before == after and all(d == 1 for d in dilation) and all(2 * p <= k for p, k in zip(before, kernel))
-    if simple and num in _AVG and not (n.int("ceil_mode") and include):
-        out = _AVG[num](x, tuple(kernel), tuple(stride), tuple(before), bool(n.int("ceil_mode")), include)
+    if simple and num in _AVG and not (n.integer("ceil_mode") and include):
+        out = _AVG[num](x, tuple(kernel), tuple(stride), tuple(before), bool(n.integer("ceil_mode")), include)
         if list(out.shape[2:]) == counts:
             return out
     reach = [(c - 1) * s + d * (k - 1) + 1 for c, s, d, k in zip(counts, stride, dilation, kernel)]
@@ -231,7 +232,7 @@ def _average_pool(n: Call, x: Any) -> Any:
 
 @op("LpPool")
 def _lp_pool(n: Call, x: Any) -> Any:
-    p, kernel, size = n.int("p", 2), n.ints("kernel_shape"), list(x.shape[2:])
+    p, kernel, size = n.integer("p", 2), n.ints("kernel_shape"), list(x.shape[2:])
     stride, dilation, before, after = windows(n, size, kernel)
     counts = _pool_sizes(n, size, kernel, stride, dilation, before, after)
     reach = [(c - 1) * s + d * (k - 1) + 1 for c, s, d, k in zip(counts, stride, dilation, kernel)]
@@ -254,7 +255,7 @@ def _global_max(n: Call, x: Any) -> Any:
 
 @op("GlobalLpPool")
 def _global_lp(n: Call, x: Any) -> Any:
-    return torch.linalg.vector_norm(x, n.int("p", 2), list(range(2, x.dim())), keepdim=True)
+    return torch.linalg.vector_norm(x, n.integer("p", 2), list(range(2, x.dim())), keepdim=True)
 
 
 @op("MaxUnpool", host=(2,))
@@ -279,7 +280,7 @@ def _deform_conv(n: Call, x: Any, w: Any, offset: Any, bias: Any = None, mask: A
         raise n.wrong("deformable convolutions are supported on images only")
     kernel = list(w.shape[2:])
     stride, dilation, before, _after = windows(n, list(x.shape[2:]), kernel)
-    groups, parts = n.int("group", 1), n.int("offset_group", 1)
+    groups, parts = n.integer("group", 1), n.integer("offset_group", 1)
     batch, channels, height, width = x.shape
     rows, cols = offset.shape[2:]
     taps = kernel[0] * kernel[1]
@@ -308,14 +309,14 @@ def _deform_conv(n: Call, x: Any, w: Any, offset: Any, bias: Any = None, mask: A
 
 @op("BatchNormalization")
 def _batch_norm(n: Call, x: Any, scale: Any, bias: Any, mean: Any, var: Any) -> Any:
-    eps = n.float("epsilon", 1e-5)
-    if not n.int("training_mode"):
+    eps = n.number("epsilon", 1e-5)
+    if not n.integer("training_mode"):
         if any(t.dtype != x.dtype for t in (scale, bias, mean, var)):
             shape = [1, -1] + [1] * (x.dim() - 2)
             wide = (x.to(torch.float32) - mean.reshape(shape)) / torch.sqrt(var.reshape(shape) + eps)
             return (wide * scale.reshape(shape) + bias.reshape(shape)).to(x.dtype)
         return F.batch_norm(x, mean, var, scale, bias, False, 0.0, eps)
-    momentum = n.float("momentum", 0.9)
+    momentum = n.number("momentum", 0.9)
     axes = [0, *range(2, x.dim())]
     now = torch.mean(x, axes)
     spread = torch.var(x, axes, correction=0)
@@ -325,17 +326,17 @@ def _batch_norm(n: Call, x: Any, scale: Any, bias: Any, mean: Any, var: Any) -> 
 
 @op("InstanceNormalization")
 def _instance_norm(n: Call, x: Any, scale: Any, bias: Any) -> Any:
-    return F.instance_norm(x, None, None, scale, bias, True, 0.0, n.float("epsilon", 1e-5))
+    return F.instance_norm(x, None, None, scale, bias, True, 0.0, n.number("epsilon", 1e-5))
 
 
 def _stash(n: Call, x: Any) -> Any:
     """The type that statistics are kept in."""
-    return x.to(torch.float32) if n.int("stash_type", 1) == 1 and x.dtype is not torch.float32 else x
+    return x.to(torch.float32) if n.integer("stash_type", 1) == 1 and x.dtype is not torch.float32 else x
 
 
 @op("LayerNormalization")
 def _layer_norm(n: Call, x: Any, scale: Any, bias: Any = None) -> Any:
-    axis, eps = _axis(n, n.int("axis", -1), x.dim()), n.float("epsilon", 1e-5)
+    axis, eps = _axis(n, n.integer("axis", -1), x.dim()), n.number("epsilon", 1e-5)
     shape = tuple(x.shape[axis:])
     if tuple(scale.shape) == shape and (bias is None or tuple(bias.shape) == shape) and scale.dtype == x.dtype:
         out = F.layer_norm(x, shape, scale, bias, eps)
@@ -353,7 +354,7 @@ def _layer_norm(n: Call, x: Any, scale: Any, bias: Any = None) -> Any:
 
 @op("RMSNormalization SimplifiedLayerNormalization")
 def _rms_norm(n: Call, x: Any, scale: Any) -> Any:
-    axis, eps = _axis(n, n.int("axis", -1), x.dim()), n.float("epsilon", 1e-5)
+    axis, eps = _axis(n, n.integer("axis", -1), x.dim()), n.number("epsilon", 1e-5)
     shape = tuple(x.shape[axis:])
     if tuple(scale.shape) == shape and scale.dtype == x.dtype:
         return F.rms_norm(x, shape, scale, eps)
@@ -362,7 +363,7 @@ def _rms_norm(n: Call, x: Any, scale: Any) -> Any:
 
 @op("GroupNormalization")
 def _group_norm(n: Call, x: Any, scale: Any, bias: Any) -> Any:
-    groups, eps = n.int("num_groups", 1), n.float("epsilon", 1e-5)
+    groups, eps = n.integer("num_groups", 1), n.number("epsilon", 1e-5)
     if n.opset < 21:  # one scale and bias a group
         each = x.shape[1] // groups
         scale, bias = scale.repeat_interleave(each), bias.repeat_interleave(each)
@@ -371,15 +372,15 @@ def _group_norm(n: Call, x: Any, scale: Any, bias: Any) -> Any:
 
 @op("LRN")
 def _lrn(n: Call, x: Any) -> Any:
-    size, alpha, beta = n.int("size"), n.float("alpha", 1e-4), n.float("beta", 0.75)
+    size, alpha, beta = n.integer("size"), n.number("alpha", 1e-4), n.number("beta", 0.75)
     if size < 1 or size > 1 << 16:
         raise n.wrong(f"a size of {size} cannot be")
-    return F.local_response_norm(x, size, alpha, beta, n.float("bias", 1.0))
+    return F.local_response_norm(x, size, alpha, beta, n.number("bias", 1.0))
 
 
 @op("LpNormalization")
 def _lp_norm(n: Call, x: Any) -> Any:
-    size = torch.linalg.vector_norm(x, n.int("p", 2), _axis(n, n.int("axis", -1), x.dim()), keepdim=True)
+    size = torch.linalg.vector_norm(x, n.integer("p", 2), _axis(n, n.integer("axis", -1), x.dim()), keepdim=True)
     return torch.where(size == 0, torch.zeros_like(x), x / size)
 
 
@@ -393,8 +394,8 @@ def _mvn(n: Call, x: Any) -> Any:
 def _rows(n: Call, x: Any, fn: Any) -> Any:
     """Softmax and its like: along an axis, or before op set 13 over all dims from one on."""
     if n.opset >= 13:
-        return fn(x, _axis(n, n.int("axis", -1), x.dim()))
-    axis = _axis(n, n.int("axis", 1), x.dim())
+        return fn(x, _axis(n, n.integer("axis", -1), x.dim()))
+    axis = _axis(n, n.integer("axis", 1), x.dim())
     if axis == x.dim() - 1:
         return fn(x, -1)
     return fn(x.reshape(math.prod(x.shape[:axis]), -1), -1).reshape(x.shape)
@@ -429,18 +430,18 @@ def _dropout(n: Call, x: Any, ratio: Any = None, training: Any = None) -> Any:
 
 @op("RotaryEmbedding")
 def _rotary(n: Call, x: Any, cos: Any, sin: Any, positions: Any = None) -> Any:
-    heads = n.int("num_heads")
+    heads = n.integer("num_heads")
     flat = x.dim() == 3
     if flat:
         x = x.reshape(x.shape[0], x.shape[1], heads, -1)
     else:
         x = x.transpose(1, 2)
-    width = n.int("rotary_embedding_dim") or x.shape[-1]
+    width = n.integer("rotary_embedding_dim") or x.shape[-1]
     turned, rest = x[..., :width], x[..., width:]
     if positions is not None:
         cos, sin = F.embedding(positions, cos), F.embedding(positions, sin)
     cos, sin = (t[..., : width // 2].unsqueeze(2) for t in (cos, sin))
-    if n.int("interleaved"):
+    if n.integer("interleaved"):
         a, b = turned[..., 0::2], turned[..., 1::2]
         out = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
     else:
@@ -456,12 +457,12 @@ def _attention(n: Call, q: Any, k: Any, v: Any, mask: Any = None, past_k: Any = 
     if flat:
         q, k, v = (
             t.reshape(t.shape[0], t.shape[1], h, -1).transpose(1, 2)
-            for t, h in ((q, n.int("q_num_heads")), (k, n.int("kv_num_heads")), (v, n.int("kv_num_heads")))
+            for t, h in ((q, n.integer("q_num_heads")), (k, n.integer("kv_num_heads")), (v, n.integer("kv_num_heads")))
         )
     if past_k is not None:
         k, v = torch.cat([past_k, k], 2), torch.cat([past_v, v], 2)
     present_k, present_v = k, v
-    causal, cap = bool(n.int("is_causal")), n.float("softcap", 0.0)
+    causal, cap = bool(n.integer("is_causal")), n.number("softcap", 0.0)
     scale = n.get("scale")
     scale = 1 / math.sqrt(q.shape[-1]) if not scale else float(scale)
     if mask is not None and mask.shape[-1] < k.shape[2]:
@@ -472,7 +473,7 @@ def _attention(n: Call, q: Any, k: Any, v: Any, mask: Any = None, past_k: Any = 
     if (
         not cap
         and not n.wants(3)
-        and not n.int("softmax_precision")
+        and not n.integer("softmax_precision")
         and not (causal and (mask is not None or past or q.shape[2] != k.shape[2]))
     ):
         out = F.scaled_dot_product_attention(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=groups)
@@ -493,12 +494,12 @@ def _attention(n: Call, q: Any, k: Any, v: Any, mask: Any = None, past_k: Any = 
     masked = capped + bias
     wide = masked
     if n.get("softmax_precision"):
-        wide = converted(wide, n.int("softmax_precision"), True, n.where)
+        wide = converted(wide, n.integer("softmax_precision"), True, n.where)
     weights = F.softmax(wide, -1)
     # A row that may look nowhere is zero
     weights = torch.where(torch.isneginf(torch.amax(bias, -1, keepdim=True)), 0.0, weights).to(q.dtype)
     out = torch.matmul(weights, v)
-    shown = (raw, capped, masked, weights)[n.int("qk_matmul_output_mode") % 4]
+    shown = (raw, capped, masked, weights)[n.integer("qk_matmul_output_mode") % 4]
     return (out.transpose(1, 2).flatten(2) if flat else out), present_k, present_v, shown
 
 

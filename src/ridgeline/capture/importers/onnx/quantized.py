@@ -19,7 +19,7 @@ def _spread(n: Call, scale: Any, x: Any) -> Any:
     """A scale or zero point along its axis, or one for each block of it, in the shape of ``x``."""
     if scale is None or scale.dim() == 0 or scale.numel() == 1:
         return scale if scale is None or scale.dim() == 0 else scale.reshape(())
-    axis, block = _axis(n, n.int("axis", 1), x.dim()), n.int("block_size")
+    axis, block = _axis(n, n.integer("axis", 1), x.dim()), n.integer("block_size")
     if scale.dim() == 1 and not block:
         shape = [1] * x.dim()
         shape[axis] = scale.shape[0]
@@ -31,8 +31,8 @@ def _spread(n: Call, scale: Any, x: Any) -> Any:
 
 def _element(n: Call, zero: Any, index: int) -> int:
     """The ONNX type quantized to: 4-bit types are told apart by what is declared, their carrier is wider."""
-    if n.int("output_dtype"):
-        return n.int("output_dtype")
+    if n.integer("output_dtype"):
+        return n.integer("output_dtype")
     if zero is None:
         return 2
     name = n.node.inputs[index] if len(n.node.inputs) > index else ""
@@ -53,7 +53,7 @@ def _quantize(n: Call, x: Any, scale: Any, zero: Any = None) -> Any:
             out = out + _spread(n, zero, x).to(torch.float32)
         out = torch.clamp(out, low, high)
         return converted(out.to(torch.int32), element, True, n.where)
-    return converted(scaled, element, bool(n.int("saturate", 1)), n.where)
+    return converted(scaled, element, bool(n.integer("saturate", 1)), n.where)
 
 
 @op("DequantizeLinear")

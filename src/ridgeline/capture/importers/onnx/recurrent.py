@@ -41,7 +41,7 @@ def _rolled(n: Call, gates: int, x: Any, w: Any, r: Any, b: Any, lengths: Any, h
     if n.text("direction", "forward") not in ("forward", "reverse", "bidirectional"):
         raise n.wrong(f"direction {n.text('direction')!r} is not known")
     kind, hidden = n.node.op, r.shape[-1]
-    if n.int("layout"):
+    if n.integer("layout"):
         x = x.transpose(0, 1)
         h0, c0 = (None if t is None else t.transpose(0, 1) for t in (h0, c0))
     steps, batch = x.shape[0], x.shape[1]
@@ -65,7 +65,7 @@ def _rolled(n: Call, gates: int, x: Any, w: Any, r: Any, b: Any, lengths: Any, h
             lasts.append(made[1])
             cells.append(made[2])
         y, h, c = torch.stack(outs, 1), torch.stack(lasts), torch.stack(cells)
-    if n.int("layout"):
+    if n.integer("layout"):
         y, h, c = y.permute(2, 0, 1, 3), h.transpose(0, 1), c.transpose(0, 1)
     return (y, h, c) if kind == "LSTM" else (y, h)
 
@@ -90,7 +90,7 @@ def _direction(n: Call, kind: str, x: Any, w: Any, r: Any, b: Any, p: Any, lengt
             i, o, f, g = torch.split(now + F.linear(h, r, rb), hidden, -1)
             pi, po, pf = (None, None, None) if p is None else torch.split(p, hidden, -1)
             i = acts[0](clipped(i if pi is None else i + pi * c))
-            f = acts[0](clipped(f if pf is None else f + pf * c)) if not n.int("input_forget") else 1 - i
+            f = acts[0](clipped(f if pf is None else f + pf * c)) if not n.integer("input_forget") else 1 - i
             c = f * c + i * acts[1](clipped(g))
             h = acts[0](clipped(o if po is None else o + po * c)) * acts[2](c)
         else:
@@ -99,7 +99,7 @@ def _direction(n: Call, kind: str, x: Any, w: Any, r: Any, b: Any, p: Any, lengt
             bz, bq, bg = (None, None, None) if rb is None else torch.split(rb, hidden, 0)
             z = acts[0](clipped(z + F.linear(h, rz, bz)))
             q = acts[0](clipped(q + F.linear(h, rq, bq)))
-            if n.int("linear_before_reset"):
+            if n.integer("linear_before_reset"):
                 g = acts[1](clipped(g + q * F.linear(h, rg, bg)))
             else:
                 g = acts[1](clipped(g + F.linear(q * h, rg, bg)))
@@ -133,7 +133,7 @@ def _native(n: Call, x: Any, w: Any, r: Any, b: Any, lengths: Any, h0: Any, c0: 
         or n.get("clip")
         or not full
         or not x.dtype.is_floating_point
-        or (n.int("input_forget") or (kind == "GRU" and not n.int("linear_before_reset")))
+        or (n.integer("input_forget") or (kind == "GRU" and not n.integer("linear_before_reset")))
     ):
         return None
     back = n.text("direction", "forward") == "reverse"

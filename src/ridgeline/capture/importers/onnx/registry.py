@@ -60,7 +60,7 @@ class Call:
             raise self.wrong(f"attribute {name!r} refers to {value.name!r} outside of a function")
         return value
 
-    def int(self, name: str, default: int = 0) -> int:
+    def integer(self, name: str, default: int = 0) -> int:
         value = self.get(name, default)
         if not isinstance(value, int):
             raise self.wrong(f"attribute {name!r} is no integer")
@@ -72,7 +72,7 @@ class Call:
             raise self.wrong(f"attribute {name!r} is no list of integers")
         return value
 
-    def float(self, name: str, default: float = 0.0) -> float:
+    def number(self, name: str, default: float = 0.0) -> float:
         value = self.get(name, default)
         if not isinstance(value, (int, float)):
             raise self.wrong(f"attribute {name!r} is no number")

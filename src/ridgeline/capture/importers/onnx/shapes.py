@@ -36,7 +36,7 @@ def _constant(n: Call, env: Any) -> Any:
 def _shape(n: Call, env: Any, x: Any) -> Any:
     shape = list(x.t.shape if isinstance(x, Host) else x.shape)
     end = n.get("end")
-    return (Host(torch.tensor(shape[n.int("start") : end if end is not None else len(shape)], dtype=torch.int64)),)
+    return (Host(torch.tensor(shape[n.integer("start") : end if end is not None else len(shape)], dtype=torch.int64)),)
 
 
 @op("Size", raw=True)
@@ -47,7 +47,7 @@ def _size(n: Call, env: Any, x: Any) -> Any:
 @op("Reshape", host=(1,))
 def _reshape(n: Call, x: Any, shape: Any = None) -> Any:
     wanted = [int(d) for d in items(shape)]
-    if not n.int("allowzero"):
+    if not n.integer("allowzero"):
         wanted = [x.shape[i] if d == 0 and i < len(x.shape) else d for i, d in enumerate(wanted)]
     if isinstance(x, np.ndarray):
         return x.reshape(wanted)
@@ -59,7 +59,7 @@ def _reshape(n: Call, x: Any, shape: Any = None) -> Any:
 
 @op("Flatten")
 def _flatten(n: Call, x: Any) -> Any:
-    axis = n.int("axis", 1)
+    axis = n.integer("axis", 1)
     axis = axis + x.dim() if axis < 0 else axis
     wanted = (math.prod(x.shape[:axis]), math.prod(x.shape[axis:]))
     return x if tuple(x.shape) == wanted else x.reshape(wanted)
@@ -112,17 +112,17 @@ def _unsqueeze(n: Call, x: Any, axes: Any = None) -> Any:
 @op("Concat")
 def _concat(n: Call, *xs: Any) -> Any:
     if isinstance(xs[0], np.ndarray):
-        return np.concatenate(xs, n.int("axis", 1))
-    axis = _axis(n, n.int("axis", 1), xs[0].dim())
+        return np.concatenate(xs, n.integer("axis", 1))
+    axis = _axis(n, n.integer("axis", 1), xs[0].dim())
     return torch.cat(xs, axis) if len(xs) > 1 else xs[0]
 
 
 @op("Split", host=(1,))
 def _split(n: Call, x: Any, sizes: Any = None) -> Any:
-    axis = _axis(n, n.int("axis"), x.dim())
+    axis = _axis(n, n.integer("axis"), x.dim())
     given = n.ints("split") if sizes is None else [int(s) for s in items(sizes)]
     if given is None:
-        num = n.int("num_outputs", n.num_outputs)
+        num = n.integer("num_outputs", n.num_outputs)
         each = -(-x.shape[axis] // num)
         given = [each] * (x.shape[axis] // each) + ([x.shape[axis] % each] if x.shape[axis] % each else [])
         given += [0] * (num - len(given))
@@ -157,7 +157,7 @@ def _slice(n: Call, x: Any, starts: Any = None, ends: Any = None, axes: Any = No
 
 @op("Gather")
 def _gather(n: Call, x: Any, index: Any) -> Any:
-    axis = _axis(n, n.int("axis"), len(x.shape))
+    axis = _axis(n, n.integer("axis"), len(x.shape))
     if isinstance(x, np.ndarray):
         return np.take(x, index.numpy(), axis=axis)
     size = x.shape[axis]
@@ -184,13 +184,13 @@ def _wrapped(index: Any, size: int) -> Any:
 
 @op("GatherElements")
 def _gather_elements(n: Call, x: Any, index: Any) -> Any:
-    axis = _axis(n, n.int("axis"), x.dim())
+    axis = _axis(n, n.integer("axis"), x.dim())
     return torch.gather(x, axis, _wrapped(index.to(torch.int64), x.shape[axis]))
 
 
 @op("GatherND")
 def _gather_nd(n: Call, x: Any, index: Any) -> Any:
-    batch, depth = n.int("batch_dims"), index.shape[-1]
+    batch, depth = n.integer("batch_dims"), index.shape[-1]
     index = index.to(torch.int64)
     parts = [_wrapped(index[..., i], x.shape[batch + i]) for i in range(depth)]
     lead = []
@@ -206,7 +206,7 @@ _REDUCED = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
 
 @op("ScatterElements Scatter")
 def _scatter_elements(n: Call, x: Any, index: Any, updates: Any) -> Any:
-    axis = _axis(n, n.int("axis"), x.dim())
+    axis = _axis(n, n.integer("axis"), x.dim())
     index = _wrapped(index.to(torch.int64), x.shape[axis])
     how = n.text("reduction", "none")
     if how == "none":
@@ -272,16 +272,16 @@ def _range(n: Call, start: Any, limit: Any, delta: Any) -> Any:
 
 @op("EyeLike")
 def _eye_like(n: Call, x: Any) -> Any:
-    dtype = torch_type(n.int("dtype"), n.where) if "dtype" in n.node.attrs else x.dtype
+    dtype = torch_type(n.integer("dtype"), n.where) if "dtype" in n.node.attrs else x.dtype
     rows = torch.arange(x.shape[0], device=x.device).unsqueeze(1)
     cols = torch.arange(x.shape[1], device=x.device).unsqueeze(0)
-    return (cols - rows == n.int("k")).to(dtype)
+    return (cols - rows == n.integer("k")).to(dtype)
 
 
 @op("OneHot", host=(1, 2), grows=True)
 def _one_hot(n: Call, index: Any, depth: Any, values: Any) -> Any:
     num = int(depth.reshape(-1)[0])
-    axis = _axis(n, n.int("axis", -1), index.dim() + 1)
+    axis = _axis(n, n.integer("axis", -1), index.dim() + 1)
     off, on = items(values)
     wrapped = torch.remainder(index.to(torch.int64), num).unsqueeze(axis)
     shape = [1] * (index.dim() + 1)
@@ -309,7 +309,7 @@ def _compress(n: Call, x: Any, condition: Any) -> Any:
     where = torch.nonzero(condition.reshape(-1)).reshape(-1)
     if "axis" not in n.node.attrs:
         return torch.index_select(x.reshape(-1), 0, where)
-    return torch.index_select(x, _axis(n, n.int("axis"), x.dim()), where)
+    return torch.index_select(x, _axis(n, n.integer("axis"), x.dim()), where)
 
 
 @op("Unique")
@@ -323,7 +323,7 @@ def _unique(n: Call, x: Any) -> Any:
     positions = torch.arange(inverse.numel(), device=x.device)
     first = torch.full((num,), inverse.numel(), dtype=torch.int64, device=x.device)
     first = first.scatter_reduce(0, inverse, positions, "amin")
-    if not n.int("sorted", 1):
+    if not n.integer("sorted", 1):
         order = torch.argsort(first)
         back = torch.empty_like(order).scatter_(0, order, torch.arange(num, device=x.device))
         values, counts, first, inverse = values.index_select(dim, order), counts[order], first[order], back[inverse]
@@ -332,9 +332,9 @@ def _unique(n: Call, x: Any) -> Any:
 
 @op("TopK", host=(1,))
 def _top_k(n: Call, x: Any, k: Any = None) -> Any:
-    num = n.int("k") if k is None else int(k.reshape(-1)[0])
-    dim = _axis(n, n.int("axis", -1), x.dim())
-    largest = bool(n.int("largest", 1))
+    num = n.integer("k") if k is None else int(k.reshape(-1)[0])
+    dim = _axis(n, n.integer("axis", -1), x.dim())
+    largest = bool(n.integer("largest", 1))
     if x.dtype in WIDE:
         values, index = torch.topk(x.to(WIDE[x.dtype]), num, dim, largest, True)
         return values.to(x.dtype), index
@@ -346,8 +346,8 @@ def _top_k(n: Call, x: Any, k: Any = None) -> Any:
 
 
 def _arg(n: Call, x: Any, fn: Any) -> Any:
-    axis, keep = _axis(n, n.int("axis"), x.dim()), bool(n.int("keepdims", 1))
-    if n.int("select_last_index"):
+    axis, keep = _axis(n, n.integer("axis"), x.dim()), bool(n.integer("keepdims", 1))
+    if n.integer("select_last_index"):
         at = fn(torch.flip(x, [axis]), axis, keepdim=keep)
         return x.shape[axis] - 1 - at
     return fn(x, axis, keepdim=keep)
@@ -366,13 +366,13 @@ def _arg_min(n: Call, x: Any) -> Any:
 @op("Trilu", host=(1,))
 def _trilu(n: Call, x: Any, k: Any = None) -> Any:
     diagonal = 0 if k is None else max(min(int(k), 1 << 31), -(1 << 31))
-    return (torch.triu if n.int("upper", 1) else torch.tril)(x, diagonal)
+    return (torch.triu if n.integer("upper", 1) else torch.tril)(x, diagonal)
 
 
 @op("DepthToSpace")
 def _depth_to_space(n: Call, x: Any) -> Any:
     b, c, h, w = x.shape
-    size = n.int("blocksize")
+    size = n.integer("blocksize")
     if n.text("mode", "DCR") == "CRD":
         return F.pixel_shuffle(x, size)
     out = x.reshape(b, size, size, c // size**2, h, w).permute(0, 3, 4, 1, 5, 2)
@@ -382,14 +382,14 @@ def _depth_to_space(n: Call, x: Any) -> Any:
 @op("SpaceToDepth")
 def _space_to_depth(n: Call, x: Any) -> Any:
     b, c, h, w = x.shape
-    size = n.int("blocksize")
+    size = n.integer("blocksize")
     out = x.reshape(b, c, h // size, size, w // size, size).permute(0, 3, 5, 1, 2, 4)
     return out.reshape(b, c * size**2, h // size, w // size)
 
 
 @op("ReverseSequence", host=(1,))
 def _reverse_sequence(n: Call, x: Any, lengths: Any) -> Any:
-    time, batch = n.int("time_axis"), n.int("batch_axis", 1)
+    time, batch = n.integer("time_axis"), n.integer("batch_axis", 1)
     index = torch.arange(x.shape[time]).repeat(x.shape[batch], 1)
     for row, length in enumerate(items(lengths)):
         index[row, :length] = index[row, :length].flip(0)
@@ -403,18 +403,18 @@ def _reverse_sequence(n: Call, x: Any, lengths: Any) -> Any:
 @op("CumSum", host=(1,))
 def _cum_sum(n: Call, x: Any, axis: Any) -> Any:
     dim = _axis(n, int(axis.reshape(-1)[0]), x.dim())
-    if n.int("reverse"):
+    if n.integer("reverse"):
         x = torch.flip(x, [dim])
     out = torch.cumsum(x, dim, dtype=x.dtype)
-    if n.int("exclusive"):
+    if n.integer("exclusive"):
         out = out - x
-    return torch.flip(out, [dim]) if n.int("reverse") else out
+    return torch.flip(out, [dim]) if n.integer("reverse") else out
 
 
 @op("Pad", host=(1, 2, 3), grows=True)
 def _pad(n: Call, x: Any, pads: Any = None, value: Any = None, axes: Any = None) -> Any:
     amounts = n.ints("pads") if pads is None else [int(p) for p in items(pads)]
-    fill = n.float("value", 0.0) if value is None or value.numel() == 0 else value.reshape(()).item()
+    fill = n.number("value", 0.0) if value is None or value.numel() == 0 else value.reshape(()).item()
     where = list(range(x.dim())) if axes is None else [_axis(n, int(a), x.dim()) for a in items(axes)]
     half = len(amounts) // 2
     before, after = [0] * x.dim(), [0] * x.dim()
@@ -523,10 +523,10 @@ _REDUCTIONS = {
 
 
 def _reduction(n: Call, fn: Any, x: Any, axes: Any = None) -> Any:
-    keep = bool(n.int("keepdims", 1))
+    keep = bool(n.integer("keepdims", 1))
     chosen = _axes(n, axes, x.dim())
     if not chosen:
-        if n.int("noop_with_empty_axes"):
+        if n.integer("noop_with_empty_axes"):
             chosen = []
             if n.node.op in ("ReduceL1",):
                 return torch.abs(x)
@@ -593,7 +593,7 @@ def _regex(n: Call, x: Any) -> Any:
 
 @op("StringNormalizer")
 def _string_normalizer(n: Call, x: Any) -> Any:
-    change, sensitive = n.text("case_change_action", "NONE"), bool(n.int("is_case_sensitive"))
+    change, sensitive = n.text("case_change_action", "NONE"), bool(n.integer("is_case_sensitive"))
     stop = n.texts("stopwords") or []
     stop = set(stop if sensitive else [word.lower() for word in stop])
     rows = [[w for w in row if (w if sensitive else w.lower()) not in stop] for row in np.atleast_2d(x)]
@@ -607,7 +607,7 @@ def _string_normalizer(n: Call, x: Any) -> Any:
 def _tf_idf(n: Call, x: Any) -> Any:
     counts, indexes = n.ints("ngram_counts"), n.ints("ngram_indexes")
     pool = n.ints("pool_int64s") or n.texts("pool_strings")
-    low, high, skips = n.int("min_gram_length"), n.int("max_gram_length"), n.int("max_skip_count")
+    low, high, skips = n.integer("min_gram_length"), n.integer("max_gram_length"), n.integer("max_skip_count")
     weights = n.get("weights") or [1.0] * len(indexes)
     known_grams, at = {}, 0
     num = 0

@@ -60,15 +60,15 @@ def _weights(n: Call, x: np.ndarray[Any, Any], size: int, scale: float) -> np.nd
         at = np.clip(_nearest(x, n.text("nearest_mode", "round_prefer_floor")), 0, size - 1).astype(np.int64)
         out[rows, at] = 1
         return out
-    shrink = min(scale, 1.0) if n.int("antialias") else 1.0
+    shrink = min(scale, 1.0) if n.integer("antialias") else 1.0
     reach = math.ceil((1 if mode == "linear" else 2) / shrink)
     first = np.floor(x)
     total = np.zeros(num)
-    exclude = bool(n.int("exclude_outside"))
+    exclude = bool(n.integer("exclude_outside"))
     for offset in range(-reach, reach + 2):
         at = first + offset
         t = (at - x) * shrink
-        w = np.maximum(1 - np.abs(t), 0) if mode == "linear" else _cubic(t, n.float("cubic_coeff_a", -0.75))
+        w = np.maximum(1 - np.abs(t), 0) if mode == "linear" else _cubic(t, n.number("cubic_coeff_a", -0.75))
         if exclude:
             w = np.where((at < 0) | (at >= size), 0.0, w)
         np.add.at(out, (rows, np.clip(at, 0, size - 1).astype(np.int64)), w)
@@ -137,7 +137,7 @@ def _resize(n: Call, x: Any, *rest: Any) -> Any:
             outside = beyond if outside is None else outside | beyond
     if outside is not None and bool(outside.any()):
         mask = n.ctx.constant(outside) if x.is_meta else outside.to(x.device)
-        out = torch.where(mask, n.float("extrapolation_value", 0.0), out)
+        out = torch.where(mask, n.number("extrapolation_value", 0.0), out)
     if not dtype.is_floating_point:
         out = torch.round(out)
     return out.to(dtype)
@@ -149,7 +149,7 @@ def _interpolated(n: Call, x: Any, size: list[int], factor: list[float], where: 
     mode = n.text("mode", "nearest")
     if not 1 <= num <= 3 or size[:2] != list(x.shape[:2]) or not x.dtype.is_floating_point:
         return None
-    if any(abs(s / d - f) > 1e-6 for s, d, f in zip(size, x.shape, factor)) or n.int("exclude_outside"):
+    if any(abs(s / d - f) > 1e-6 for s, d, f in zip(size, x.shape, factor)) or n.integer("exclude_outside"):
         return None
     if mode == "nearest":
         if where == "asymmetric" and n.text("nearest_mode", "round_prefer_floor") == "floor":
@@ -157,7 +157,7 @@ def _interpolated(n: Call, x: Any, size: list[int], factor: list[float], where: 
         return None
     name = {("linear", 1): "linear", ("linear", 2): "bilinear", ("linear", 3): "trilinear", ("cubic", 2): "bicubic"}
     chosen = name.get((mode, num))
-    if chosen is None or n.int("antialias") or (mode == "cubic" and n.float("cubic_coeff_a", -0.75) != -0.75):
+    if chosen is None or n.integer("antialias") or (mode == "cubic" and n.number("cubic_coeff_a", -0.75) != -0.75):
         return None
     if where not in ("half_pixel", "pytorch_half_pixel", "align_corners") or (
         where != "half_pixel" and any(s == 1 for s in size[2:])
@@ -175,12 +175,12 @@ def _grid_sample(n: Call, x: Any, grid: Any) -> Any:
     if mode == "nearest" and x.dim() in (4, 5):
         # PyTorch rounds in the type of the grid, halves to even: as ONNX does
         pass
-    return F.grid_sample(x, grid.to(x.dtype), mode, n.text("padding_mode", "zeros"), bool(n.int("align_corners")))
+    return F.grid_sample(x, grid.to(x.dtype), mode, n.text("padding_mode", "zeros"), bool(n.integer("align_corners")))
 
 
 @op("AffineGrid", host=(1,))
 def _affine_grid(n: Call, theta: Any, size: Any) -> Any:
-    return F.affine_grid(theta, tuple(items(size)), bool(n.int("align_corners")))
+    return F.affine_grid(theta, items(size), bool(n.integer("align_corners")))
 
 
 # --- regions and boxes ----------------------------------------------------------------------------------------------
@@ -204,8 +204,8 @@ def _bilinear(planes: Any, y: Any, x: Any) -> Any:
 
 @op("RoiAlign", host=(2,))
 def _roi_align(n: Call, x: Any, rois: Any, batch: Any) -> Any:
-    rows, cols = n.int("output_height", 1), n.int("output_width", 1)
-    ratio, scale = n.int("sampling_ratio"), n.float("spatial_scale", 1.0)
+    rows, cols = n.integer("output_height", 1), n.integer("output_width", 1)
+    ratio, scale = n.integer("sampling_ratio"), n.number("spatial_scale", 1.0)
     half = (
         n.text("coordinate_transformation_mode", "half_pixel" if n.opset >= 16 else "output_half_pixel") == "half_pixel"
     )
@@ -238,7 +238,7 @@ def _roi_align(n: Call, x: Any, rois: Any, batch: Any) -> Any:
 @op("MaxRoiPool", host=(1,))
 def _max_roi_pool(n: Call, x: Any, rois: Any) -> Any:
     rows, cols = n.ints("pooled_shape")
-    scale = n.float("spatial_scale", 1.0)
+    scale = n.number("spatial_scale", 1.0)
     outs = []
     for b, *box in rois.tolist():
         x1, y1, x2, y2 = (math.floor(v * scale + 0.5) for v in box)
@@ -258,17 +258,17 @@ def _max_roi_pool(n: Call, x: Any, rois: Any) -> Any:
 
 @op("NonMaxSuppression", raw=True)
 def _nms(n: Call, env: Any, boxes: Any, scores: Any, most: Any = None, overlap: Any = None, least: Any = None) -> Any:
-    shown = [
+    shown: list[Any] = [
         None if v is None else n.ctx.host(v, f"the boxes of {n.where}") for v in (boxes, scores, most, overlap, least)
     ]
-    all_boxes, all_scores = shown[0].double(), shown[1]  # type: ignore[union-attr]
+    all_boxes, all_scores = shown[0].double(), shown[1]
     limit = 0 if shown[2] is None or not shown[2].numel() else int(shown[2].reshape(-1)[0])
     threshold = 0.0 if shown[3] is None or not shown[3].numel() else float(shown[3].reshape(-1)[0])
     lowest = None if shown[4] is None or not shown[4].numel() else float(shown[4].reshape(-1)[0])
     picked = []
     for b in range(all_scores.shape[0]):
         box = all_boxes[b]
-        if n.int("center_point_box"):
+        if n.integer("center_point_box"):
             box = torch.cat([box[:, :2] - box[:, 2:] / 2, box[:, :2] + box[:, 2:] / 2], 1)
         first, last = torch.minimum(box[:, :2], box[:, 2:]), torch.maximum(box[:, :2], box[:, 2:])
         area = (last - first).prod(1)
@@ -297,10 +297,10 @@ def _nms(n: Call, env: Any, boxes: Any, scores: Any, most: Any = None, overlap: 
 
 @op("DFT", host=(1, 2))
 def _dft(n: Call, x: Any, length: Any = None, axis: Any = None) -> Any:
-    dim = n.int("axis", 1) if n.opset < 20 else (-2 if axis is None else int(axis))
+    dim = n.integer("axis", 1) if n.opset < 20 else (-2 if axis is None else int(axis))
     dim = _axis(n, dim, x.dim())
     size = None if length is None else int(length)
-    inverse, one_sided = bool(n.int("inverse")), bool(n.int("onesided"))
+    inverse, one_sided = bool(n.integer("inverse")), bool(n.integer("onesided"))
     wide = x.to(torch.float64) if x.dtype is torch.float64 else x.to(torch.float32)
     if inverse and one_sided:
         full = torch.complex(wide[..., 0], wide[..., 1])
@@ -330,7 +330,7 @@ def _stft(n: Call, x: Any, step: Any, window: Any = None, length: Any = None) ->
     frames = signal.unfold(1, size, hop)
     if window is not None:
         frames = frames * window
-    one_sided = bool(n.int("onesided", 1)) and not frames.dtype.is_complex
+    one_sided = bool(n.integer("onesided", 1)) and not frames.dtype.is_complex
     out = torch.fft.rfft(frames) if one_sided else torch.fft.fft(frames)
     return torch.view_as_real(out).to(x.dtype)
 
@@ -348,10 +348,10 @@ def _window(n: Call, size: Any) -> Any:
     if num > 1 << 30:
         raise n.wrong(f"a window of {num} is too long")
     a, b, c = _WINDOWS[n.node.op]
-    period = num if n.int("periodic", 1) else num - 1
+    period = num if n.integer("periodic", 1) else num - 1
     at = torch.arange(num, dtype=torch.float64, device=n.device) * (2 * math.pi / period)
     out = a - b * torch.cos(at) + c * torch.cos(2 * at)
-    return out.to(torch_type(n.int("output_datatype", 1), n.where))
+    return out.to(torch_type(n.integer("output_datatype", 1), n.where))
 
 
 @op("MelWeightMatrix", host=(0, 1, 2, 3, 4))
@@ -374,7 +374,7 @@ def _mel(n: Call, bins: Any, length: Any, rate: Any, low: Any, high: Any) -> Any
                 out[j, i] = (j - left) / (middle - left)
         for j in range(middle, right):
             out[j, i] = (right - j) / (right - middle)
-    return torch.from_numpy(out).to(torch_type(n.int("output_datatype", 1), n.where))
+    return torch.from_numpy(out).to(torch_type(n.integer("output_datatype", 1), n.where))
 
 
 # --- random ---------------------------------------------------------------------------------------------------------
@@ -382,30 +382,30 @@ def _mel(n: Call, bins: Any, length: Any, rate: Any, low: Any, high: Any) -> Any
 
 def _random_type(n: Call, like: Any = None) -> Any:
     if "dtype" in n.node.attrs:
-        return torch_type(n.int("dtype"), n.where)
+        return torch_type(n.integer("dtype"), n.where)
     return like.dtype if like is not None else torch.float32
 
 
 @op("RandomNormalLike", eager=True)
 def _normal_like(n: Call, x: Any) -> Any:
-    return torch.randn_like(x, dtype=_random_type(n, x)) * n.float("scale", 1.0) + n.float("mean", 0.0)
+    return torch.randn_like(x, dtype=_random_type(n, x)) * n.number("scale", 1.0) + n.number("mean", 0.0)
 
 
 @op("RandomUniformLike", eager=True)
 def _uniform_like(n: Call, x: Any) -> Any:
-    low, high = n.float("low", 0.0), n.float("high", 1.0)
+    low, high = n.number("low", 0.0), n.number("high", 1.0)
     return torch.rand_like(x, dtype=_random_type(n, x)) * (high - low) + low
 
 
 @op("RandomNormal", eager=True)
 def _normal(n: Call) -> Any:
     shape = n.ints("shape")
-    return torch.randn(shape, dtype=_random_type(n), device=n.device) * n.float("scale", 1.0) + n.float("mean", 0.0)
+    return torch.randn(shape, dtype=_random_type(n), device=n.device) * n.number("scale", 1.0) + n.number("mean", 0.0)
 
 
 @op("RandomUniform", eager=True)
 def _uniform(n: Call) -> Any:
-    low, high = n.float("low", 0.0), n.float("high", 1.0)
+    low, high = n.number("low", 0.0), n.number("high", 1.0)
     return torch.rand(n.ints("shape"), dtype=_random_type(n), device=n.device) * (high - low) + low
 
 
@@ -416,8 +416,8 @@ def _bernoulli(n: Call, x: Any) -> Any:
 
 @op("Multinomial", eager=True)
 def _multinomial(n: Call, x: Any) -> Any:
-    out = torch.multinomial(torch.softmax(x, -1), n.int("sample_size", 1), replacement=True)
-    return out.to(torch_type(n.int("dtype", 6), n.where))
+    out = torch.multinomial(torch.softmax(x, -1), n.integer("sample_size", 1), replacement=True)
+    return out.to(torch_type(n.integer("dtype", 6), n.where))
 
 
 @op("ImageDecoder", host=(0,))
