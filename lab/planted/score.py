@@ -29,7 +29,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "allocator": ("allocator",),
     "garbage collection": ("garbage-collection",),
     "graph break": ("graph-breaks",),
-    "recompilation": ("recompilation",),
+    "recompilation": ("first-use",),
     "unfused pointwise chain": ("pointwise-chains",),
     "fp32 matmul": ("tensor-cores-unused",),
     "NCHW convolution": ("channels-first",),

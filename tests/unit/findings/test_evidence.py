@@ -617,7 +617,7 @@ def test_files_of_a_compiler_around_a_call_are_no_compilation(frame, named):
             for _ in range(20):
                 stage.kernel("triton_poi_fused_add_0", 30.0, op="aten::op", host_us=60.0)
 
-    assert (_found(play, "recompilation") is not None) is named
+    assert (_found(play, "first-use") is not None) is named
 
 
 @pytest.mark.parametrize(("every", "named"), [(1, True), (3, False)])
@@ -629,7 +629,7 @@ def test_code_that_is_made_once_is_made_for_the_first_time(every, named):
             if every == 1 or i == 1:
                 stage.host("_compile.compile_inner (dynamo_timed)", 20_000.0, Kind.ANNOTATION)
             healthy(stage, 10)
-    assert ("recompilation" in [finding.rule for finding in stage.findings()]) is named
+    assert ("first-use" in [finding.rule for finding in stage.findings()]) is named
 
 
 @pytest.mark.parametrize(("num_bytes", "named"), [(4, True), (2, True), (8, False), (64, False)])

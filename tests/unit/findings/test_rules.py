@@ -378,6 +378,7 @@ def _chain(stage: Stage, wrong: bool) -> None:
 
 
 RULES = {
+    "recompilation": "first-use",
     "pageable-copies": "slow-copies",
     "small-copies": "slow-copies",
     "value-read": "synchronization",

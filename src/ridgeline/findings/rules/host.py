@@ -8,6 +8,7 @@ import numpy as np
 from ridgeline.findings.context.candidate import Candidate
 from ridgeline.findings.context.context import SURE_FRAC, TraceContext, inside_window
 from ridgeline.findings.context.evidence import host_evidence, kernel_evidence, memory_frac, place_of, place_of_host
+from ridgeline.findings.context.first_use import not_first_use
 from ridgeline.findings.context.gains import recorded_frac
 from ridgeline.findings.context.host_time import (
     between_epochs,
@@ -41,14 +42,6 @@ from ridgeline.units import show_ms
 
 TINY_S = 10e-6
 REGION = r"Torch-Compiled Region"
-COMPILES = (
-    r"_compile\.compile_inner|^(?!.*\.py\(\d+\)).*(compile_fx|dynamo_timed|entire_frame_compile|backend_compile)"
-    r"|^TorchDynamo\b.*compil|\bconvert_frame\.py\(\d+\): (_compile|compile_inner|_compile_inner)$"
-    r"|compile_fx\.py\(\d+\): \w*(compile_fx|fx_codegen_and_compile)\w*$"
-    r"|\btriton\W.*\.py\(\d+\): (compile|_do_compile|make_cubin)$|^triton\w*compile"
-)
-"""What runs while code is made. With a stack recorded, files of the compiler are around every call of what was compiled
-before (`eval_frame.py: compile_wrapper`, Triton's `launch_metadata`, `compile_fx.py: run`)."""
 RECORDED = ("how fast the host is unrecorded: taken from what such recordings usually cost; time a step without one",)
 MORE_WORKERS = (
     "raise num_workers and prefetch_factor, move decoding or augmentation to the GPU, or cache decoded samples"
@@ -90,7 +83,7 @@ def cpu_affinity(context: TraceContext) -> Candidate | None:
     if usable is None or cores is None or usable > min(FEW_CORES, cores / 4):
         return None
     spans = loading_spans(context)
-    stalls, _ = stalled_spans(context, context.of_kind(Kind.OP, Kind.RUNTIME))
+    stalls, _ = stalled_spans(context, not_first_use(context, context.of_kind(Kind.OP, Kind.RUNTIME)))
     time = joined(context.time_of(np.union1d(spans, stalls)), elsewhere_time(context))
     if context.frac(time.total / 1e9 / context.num_steps) < 0.02:
         return None
@@ -174,32 +167,6 @@ def garbage_collection(context: TraceContext) -> Candidate | None:
         where=place_of_host(context, spans),
         fix=Fix(
             host=stretched(context, time), host_best=0.0, host_worst=0.15 if context.is_timed else RECORDED_GC_FRAC
-        ),
-        evidence=host_evidence(context, spans),
-        spans=tuple(spans.tolist()),
-    )
-
-
-@rule("recompilation", version=2, order=12, saves="host")
-def recompilation(context: TraceContext) -> Candidate | None:
-    spans = context.host_spans(COMPILES, Kind.ANNOTATION, Kind.OP, Kind.PYTHON, Kind.OTHER)
-    time = context.time_of(spans)
-    if not recurs(context, time):  # once, it is the first time
-        return None
-    return Candidate(
-        what="torch.compile compiles inside the measured steps",
-        cause="recompilation: a guard failed (changing shapes, Python scalars or attributes) and the graph is "
-        "built again",
-        change="torch.compile(model, dynamic=True) or mark_dynamic the changing dim; TORCH_LOGS=recompiles names "
-        "the guard",
-        where=place_of_host(context, spans),
-        fix=Fix(
-            host=stretched(context, time),
-            host_best=0.0,
-            host_worst=0.05,
-            works=np.flatnonzero(context.launched_in(time)),
-            keep_best=0.0,
-            keep_worst=0.5,
         ),
         evidence=host_evidence(context, spans),
         spans=tuple(spans.tolist()),
@@ -536,7 +503,7 @@ def _adds_up(context: TraceContext, passes: float) -> bool:
 
 def perhaps_host_contention(context: TraceContext) -> Candidate | None:
     """Fewer stalls than that, or long gaps some of which are between ops that usually follow at once."""
-    stalls, excess_s = stalled_spans(context, _of_launching(context))
+    stalls, excess_s = stalled_spans(context, not_first_use(context, _of_launching(context)))
     stopped_s = stopped_for_s(context, PERHAPS_STOPPED)
     if (
         max(context.frac(excess_s / context.num_steps), context.frac(stopped_s / context.num_steps))
@@ -561,7 +528,7 @@ def perhaps_host_contention(context: TraceContext) -> Candidate | None:
 def host_contention(context: TraceContext) -> Candidate | None:
     """The same op now and then takes many times its usual host time: the thread was not running. Between ops it was not
     running either: long gaps go along."""
-    stalls, excess_s = stalled_spans(context, _of_launching(context))
+    stalls, excess_s = stalled_spans(context, not_first_use(context, _of_launching(context)))
     few = context.frac(excess_s / context.num_steps) < 0.05 or not lasts_on(context, stalls)
     if few and context.frac(mostly_stopped_s(context) / context.num_steps) < STOPPED_FRAC:
         return None
