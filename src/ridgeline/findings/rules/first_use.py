@@ -70,8 +70,8 @@ def _builds_plans(context: TraceContext) -> Candidate | None:
         "run every shape once before the loop, or CUDA_MODULE_LOADING=EAGER"
         if loads
         else "pad or bucket what grows (lengths, batches) to a few sizes and run each once before the loop; or a "
-        "backend without plans: sdpa_kernel(SDPBackend.FLASH_ATTENTION) for attention, torch.backends.cudnn.benchmark = False "
-        "for convolutions of changing sizes"
+        "backend without plans: sdpa_kernel(SDPBackend.FLASH_ATTENTION) for attention, "
+        "torch.backends.cudnn.benchmark = False for convolutions of changing sizes"
     )
     return Candidate(
         what=f"{len(spans) / context.num_steps:.3g} ops and calls a step take "
