@@ -1,0 +1,1 @@
+"""Training data: token files, text shards, and batches of packed documents."""
