@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ridgeline.entry import announce
 
 if TYPE_CHECKING:
+    from ridgeline import llm
     from ridgeline.api import (
         apply,
         build,
@@ -78,6 +79,7 @@ __all__ = [
     "explain",
     "gate",
     "link",
+    "llm",
     "load",
     "models",
     "optimize",
@@ -97,6 +99,8 @@ def __getattr__(name: str) -> Any:
     """Names are loaded when first used, so that ``import ridgeline`` costs next to nothing."""
     from importlib import import_module
 
+    if name == "llm":
+        return import_module("ridgeline.llm")
     if name not in _HOME:
         raise AttributeError(f"module 'ridgeline' has no attribute {name!r}")
     value = getattr(import_module(_HOME[name]), name)

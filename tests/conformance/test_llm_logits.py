@@ -9,9 +9,9 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from ridgeline.llm.model.config import ModelConfig  # noqa: E402
-from ridgeline.llm.model.decoder import packed_inputs  # noqa: E402
-from ridgeline.llm.model.weights import load_model, save_model  # noqa: E402
+from ridgeline.llm.model.config import ModelConfig
+from ridgeline.llm.model.decoder import packed_inputs
+from ridgeline.llm.model.weights import load_model, save_model
 
 DENSE: dict[str, Any] = {
     "vocab_size": 96, "hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": 4, "num_attention_heads": 4,
@@ -103,7 +103,7 @@ def test_logits_agree_with_transformers(family: str, tmp_path: Any) -> None:
             exact = _logits(precise, tokens)
         own, error = ((x.double() - exact).norm() / exact.norm() for x in (expected, found))
         assert error <= 2 * own, f"{dtype}: {error:.3g} against {own:.3g} of transformers"
-        assert own < (1e-4 if dtype == torch.float32 else 0.1)
+        assert own < (1e-4 if dtype == torch.float32 else 0.25)
 
 
 def test_a_window_and_packed_documents_are_seen_by_none_of_their_neighbors(tmp_path: Any) -> None:

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ridgeline.cli import llm
 from ridgeline.cli.engine_options import engine
 from ridgeline.errors import InputError, RidgelineError, nearest
 
@@ -25,6 +26,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="How fast can your model run, how fast does it run, and why is there a gap.",
 )
+app.add_typer(llm.app, name="llm")
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON in SI units and nothing else.")]
 
@@ -55,6 +57,7 @@ def run(argv: Sequence[str]) -> int:
     try:
         # An unknown command suggests the nearest, whatever the version of typer
         known = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
+        known |= {group.name for group in app.registered_groups if group.name}
         if argv and not argv[0].startswith("-") and argv[0] not in known:
             raise InputError(f"no command {argv[0]!r}{nearest(argv[0], known)}")
         code = typer.main.get_command(app).main(args=list(argv), prog_name="ridgeline", standalone_mode=False)

@@ -147,5 +147,3 @@ class Embedding(nn.Embedding):
         x = super().forward(tokens)
         # The factor is rounded to the model's type first, as the weights were trained
         return x if self.scale == 1.0 else x * torch.tensor(self.scale, dtype=x.dtype, device=x.device)
-
-

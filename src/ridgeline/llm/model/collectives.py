@@ -30,6 +30,9 @@ class Groups:
     expert: Group = None
 
 
+ALONE = Groups()
+
+
 class _Copy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:

@@ -156,7 +156,9 @@ def _common(given: Mapping[str, Any], family: str) -> dict[str, Any]:
 def _rope(given: Mapping[str, Any], dim: int, default_theta: float, **more: Any) -> Rope:
     """Both spellings: ``rope_parameters`` of today, ``rope_theta`` with ``rope_scaling`` of before."""
     scaling = dict(given.get("rope_parameters") or given.get("rope_scaling") or {})
-    return _rope_of(scaling, dim, given.get("rope_theta") or default_theta, given.get("max_position_embeddings"), **more)
+    return _rope_of(
+        scaling, dim, given.get("rope_theta") or default_theta, given.get("max_position_embeddings"), **more
+    )
 
 
 def _rope_of(scaling: dict[str, Any], dim: int, theta: float, positions: int | None, **more: Any) -> Rope:

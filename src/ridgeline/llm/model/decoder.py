@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ridgeline.llm.model.blocks import Attention, Embedding, LatentAttention, Mlp, RMSNorm
-from ridgeline.llm.model.collectives import Groups, local, size
+from ridgeline.llm.model.collectives import ALONE, Groups, local, size
 from ridgeline.llm.model.config import ModelConfig
 from ridgeline.llm.model.context import Context, Packed
 from ridgeline.llm.model.loss import cross_entropy_sum
@@ -59,7 +59,7 @@ class Decoder(nn.Module):
         layers: Iterable[int] | None = None,
         first: bool = True,
         last: bool = True,
-        groups: Groups = Groups(),
+        groups: Groups = ALONE,
         device: torch.device | str = "meta",
         dtype: torch.dtype = torch.float32,
     ) -> None:

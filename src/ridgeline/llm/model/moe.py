@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ridgeline.llm.model.blocks import Mlp, gated
 from ridgeline.llm.model.collectives import Group, Groups, copy_to, exchange_rows, rank, size, sum_over
-from ridgeline.llm.model.config import Moe, ModelConfig
+from ridgeline.llm.model.config import ModelConfig, Moe
 
 
 class Router(nn.Module):
@@ -114,7 +114,9 @@ class Experts(nn.Module):
             def product(x: Tensor, weight: Tensor) -> Tensor:
                 return F.grouped_mm(x, weight.transpose(1, 2), offs=ends)
 
-            return product(self._gated(product(rows_NM, self.gate_proj), product(rows_NM, self.up_proj)), self.down_proj)
+            return product(
+                self._gated(product(rows_NM, self.gate_proj), product(rows_NM, self.up_proj)), self.down_proj
+            )
         parts, start = [], 0
         tensor = self.groups.tensor
         for e, count in enumerate(counts_E.tolist()):

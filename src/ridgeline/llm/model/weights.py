@@ -100,7 +100,7 @@ def seeded(config: ModelConfig, seed: int) -> Source:
     return source
 
 
-# --- the Hugging Face layout -------------------------------------------------------------------------------------------
+# --- the Hugging Face layout ------------------------------------------------------------------------------------------
 
 _EXPERT = re.compile(r"(layers\.\d+)\.mlp\.experts\.(gate|up|down)_(proj|bias)$")
 _MIXTRAL = {"gate": "w1", "up": "w3", "down": "w2"}
@@ -140,7 +140,9 @@ class HfFiles:
             file = TensorFile(self.folder / "model.safetensors")
             self._where = dict.fromkeys(file.keys(), file)
         else:
-            raise InputError(f"no weights in {self.folder}: model.safetensors or model.safetensors.index.json is missing")
+            raise InputError(
+                f"no weights in {self.folder}: model.safetensors or model.safetensors.index.json is missing"
+            )
 
     def tensor(self, name: str) -> Tensor:
         for spelled in (name, name.replace("model.", "model.language_model.", 1), f"language_model.{name}"):
@@ -232,7 +234,7 @@ def save_hf(
     if len(shards) == 1:
         shards[0][0].replace(folder / "model.safetensors")
     else:
-        weight_map = {}
+        weight_map: dict[str, str] = {}
         for i, (path, keys) in enumerate(shards):
             name = f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors"
             path.replace(folder / name)

@@ -1,0 +1,1 @@
+"""Training: settings, parallelism, the step, checkpoints, and the loop around them."""

@@ -1,0 +1,124 @@
+"""What a step should cost: floating-point operations a token, the device's peak, our prediction of the same step."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ridgeline.errors import RidgelineError
+from ridgeline.hardware import Device
+from ridgeline.llm.model.config import ModelConfig
+from ridgeline.llm.model.decoder import Decoder, packed_inputs
+
+
+def flops_per_token(config: ModelConfig, length: int) -> float:
+    """Of forward and backward: six a weight that a token meets, and the products of causal attention, counted half."""
+    hidden, heads = config.hidden, config.num_heads
+    weights, attention = float(config.vocab_size * hidden), 0.0
+    for layer in range(config.num_layers):
+        if (of := config.latent) is not None:
+            query = hidden * of.q_rank + of.q_rank * heads * config.head_dim if of.q_rank else (
+                hidden * heads * config.head_dim)  # fmt: skip
+            weights += query + hidden * (of.kv_rank + of.rope_dim) + heads * of.value_dim * hidden
+            weights += of.kv_rank * heads * (of.nope_dim + of.value_dim)
+        else:
+            weights += 2 * hidden * (heads + config.num_kv_heads) * config.head_dim
+        moe = config.moe
+        if moe is not None and config.is_moe(layer):
+            weights += hidden * moe.num_experts + 3 * hidden * (moe.top_k * moe.intermediate + moe.shared_intermediate)
+        else:
+            weights += 3 * hidden * config.intermediate
+        seen = length / 2
+        if window := config.window(layer):
+            seen = min(seen, window * (1 - window / (2 * length))) if window < length else seen
+        attention += 2 * heads * (config.head_dim + config.value_dim) * seen
+    return 6 * weights + 3 * attention
+
+
+def device_model(device: torch.device) -> Device | None:
+    """The device's data, where we have any of it."""
+    if device.type != "cuda":
+        return None
+    from ridgeline.hardware import device as device_named
+
+    name = torch.cuda.get_device_name(device).lower()
+    for known in ("h200", "h100", "b200", "a100"):
+        if known in name:
+            return device_named({"h100": "h100-sxm"}.get(known, known))
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """A step as predicted: time of all its micro-batches and its update, and the most memory it needs."""
+
+    step_s: float
+    peak_bytes: float
+    recompute: str
+    device: str
+
+
+def forecast(
+    config: ModelConfig,
+    length: int,
+    micro: int,
+    num_micro: int,
+    device: Device,
+    dtype: torch.dtype,
+    recompute: str = "none",
+    optimizer: str = "adamw",
+    execution: str = "cudagraph",
+    apply_recompute: Callable[[Decoder, str], None] | None = None,
+) -> Forecast:
+    """Predict one step of the whole model on one device.
+
+    A model of one and one of two of its layers are captured and priced; the rest of the depth is their difference.
+    """
+    from ridgeline.capture import capture
+    from ridgeline.cost.estimate import estimate
+
+    def price(layers: int, train_step: bool) -> tuple[float, float]:
+        kinds = config.moe_layers[-layers:] if config.moe_layers else ()
+        short = replace(config, num_layers=layers, moe_layers=kinds, windows=config.windows[:layers])
+        model = Decoder(short, device="meta", dtype=dtype)
+        if apply_recompute is not None:
+            apply_recompute(model, recompute)
+        inputs: dict[str, Any] = packed_inputs([length] * micro)
+        inputs["targets"] = torch.zeros(length * micro, dtype=torch.int64)
+        graph = capture(
+            model, (torch.zeros(length * micro, dtype=torch.int64),), inputs, mode="train",
+            optimizer=_update(optimizer) if train_step else None, loss=lambda loss: loss.sum(),
+        )  # fmt: skip
+        found = estimate(graph, device, execution)
+        return found.expected_s, found.peak_bytes
+
+    depth = config.num_layers
+    whole = [price(n, True) for n in (1, 2)]
+    step_s = whole[0][0] + (whole[1][0] - whole[0][0]) * (depth - 1)
+    if num_micro > 1:
+        bare = [price(n, False)[0] for n in (1, 2)]
+        step_s += (num_micro - 1) * (bare[0] + (bare[1] - bare[0]) * (depth - 1))
+    peak = whole[0][1] + (whole[1][1] - whole[0][1]) * (depth - 1)
+    return Forecast(step_s, peak, recompute, device.name)
+
+
+def _update(optimizer: str) -> Callable[[Any], Any]:
+    def make(params: Any) -> Any:
+        from ridgeline.kernels import AdamW
+
+        narrow = any(p.dtype != torch.float32 for p in params)
+        return AdamW(params, state_bits=8 if optimizer == "adamw-8bit" else 32, master_weights=narrow)
+
+    return make
+
+
+def try_forecast(*args: Any, **options: Any) -> tuple[Forecast | None, str]:
+    """A forecast, or None and why there is none: training goes on without."""
+    try:
+        return forecast(*copy.copy(args), **options), ""
+    except (RidgelineError, RuntimeError, NotImplementedError) as error:
+        return None, str(error).splitlines()[0]
