@@ -65,7 +65,7 @@ def set_up(plan: Plan, device: str) -> Layout:
         cure = f"; dp={rest} uses all" if rest and not left else ""
         raise PlanError(
             f"the plan {sizes} is for {plan.world} processes and {world} run{cure}: "
-            f"torchrun --nproc-per-node {plan.world} -m ridgeline.cli llm train …"
+            f"torchrun --nproc-per-node {plan.world} -m ridgeline llm train …"
         )
     if world == 1:
         return Layout(plan, torch.device(kind))
