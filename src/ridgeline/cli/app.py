@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import io
 import os
 import sys
-from collections.abc import Sequence
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,10 +25,12 @@ FAILED, INTERRUPTED, PIPE_CLOSED = 2, 130, 141
 app = typer.Typer(
     name="ridgeline",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="How fast can your model run, how fast does it run, and why is there a gap.",
+    epilog="Environment: RIDGELINE_STORE (where results are kept), RIDGELINE_HOME (caches and the default store), "
+    "RIDGELINE_CACHE (searches of optimize), RIDGELINE_KERNEL_CACHE, RIDGELINE_KERNEL_PACK and RIDGELINE_KERNEL_TUNING "
+    "(compiled kernels and their launches), NO_COLOR (no colors).",
 )
 app.add_typer(llm.app, name="llm")
 
@@ -54,16 +60,26 @@ On = Annotated[
 
 def run(argv: Sequence[str]) -> int:
     """Run a command line; every mistake of a user becomes one line on stderr and exit code 2."""
+    flags = {"-q": "quiet", "--quiet": "quiet", "-v": "verbose", "--verbose": "verbose"}
+    said = {flags[word] for word in _leading(argv) if word in flags}
+    rest = argv[len(_leading(argv)) :]
+    command = rest[0] if rest else ""
     try:
         # An unknown command suggests the nearest, whatever the version of typer
         known = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
         known |= {group.name for group in app.registered_groups if group.name}
-        if argv and not argv[0].startswith("-") and argv[0] not in known:
-            raise InputError(f"no command {argv[0]!r}{nearest(argv[0], known)}")
-        code = typer.main.get_command(app).main(args=list(argv), prog_name="ridgeline", standalone_mode=False)
+        if command and command not in known:
+            raise InputError(f"no command {command!r}{nearest(command, known)}")
+        from ridgeline.cli import draw
+
+        draw.schema_name = command
+        with redirect_stderr(io.StringIO()) if "quiet" in said else nullcontext(), _timed("verbose" in said):
+            code = typer.main.get_command(app).main(args=list(argv), prog_name="ridgeline", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except RidgelineError as error:
+        if "verbose" in said:
+            traceback.print_exception(error)
         return _fail(str(error))
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the interpreter's last flush is quiet
@@ -73,10 +89,23 @@ def run(argv: Sequence[str]) -> int:
     except typer.Exit as error:
         return error.exit_code
     except Exception as error:
-        message = _usage(error, argv[0] if argv and not argv[0].startswith("-") else "")
+        message = _usage(error, command)
         if message is None:
             raise
         return _fail(message) if message else 0
+
+
+def _leading(argv: Sequence[str]) -> Sequence[str]:
+    """The options before the command."""
+    return argv[: next((i for i, word in enumerate(argv) if not word.startswith("-")), len(argv))]
+
+
+@contextmanager
+def _timed(wanted: bool) -> Iterator[None]:
+    began_s = time.perf_counter()
+    yield
+    if wanted:
+        print(f"took {time.perf_counter() - began_s:.2f} s", file=sys.stderr)
 
 
 def _usage(error: Exception, command: str) -> str | None:
@@ -93,7 +122,9 @@ def _usage(error: Exception, command: str) -> str | None:
 
 
 def _fail(message: str) -> int:
-    colored = sys.stderr.isatty() and "NO_COLOR" not in os.environ
+    from ridgeline.cli.draw import printable
+
+    message, colored = printable(message), sys.stderr.isatty() and "NO_COLOR" not in os.environ
     print(f"\x1b[1;31merror:\x1b[0m {message}" if colored else f"error: {message}", file=sys.stderr)
     return FAILED
 
@@ -111,6 +142,10 @@ def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and leave.")
     ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="No progress, no notes: results and errors only.")
+    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Time taken; for errors, where they arose.")] = False,
 ) -> None:
     pass
 

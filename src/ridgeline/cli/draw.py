@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -31,14 +32,37 @@ DIM = "bright_black"
 Line = tuple[str, Text | str]
 
 
+schema_name = ""
+"""The command that runs; its name and version stand in every JSON document."""
+
+
+def printable(text: str) -> str:
+    """Control characters, which could drive a terminal, as their escapes; line breaks and tabs stay."""
+    return "".join(char if char in "\n\t" or char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+class _Console(Console):
+    """A console on which text cannot drive the terminal: control characters of names are replaced."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            is_safe = segment.control or all(char == "\n" or char.isprintable() for char in segment.text)
+            safe = (
+                segment.text if is_safe else "".join(c if c == "\n" or c.isprintable() else "�" for c in segment.text)
+            )
+            yield segment if is_safe else Segment(safe, segment.style)
+
+
 def console() -> Console:
-    """Where tables go; nothing in a name is ever read as markup."""
-    return Console(highlight=False, markup=False, emoji=False, soft_wrap=False)
+    """Where tables go; nothing in a name is ever read as markup or as a command to the terminal."""
+    return _Console(highlight=False, markup=False, emoji=False, soft_wrap=False)
 
 
 def print_json(document: Any) -> None:
-    """Only JSON on stdout; infinities and NaN would not be."""
-    json.dump(document, sys.stdout, allow_nan=False, indent=1)
+    """Only JSON on stdout, with the name and version of its schema first; infinities and NaN would not be JSON."""
+    tagged = {"schema": f"ridgeline.{schema_name}/1"} if schema_name else {}
+    named = document if isinstance(document, dict) else {schema_name or "items": document}
+    json.dump({**tagged, **named}, sys.stdout, allow_nan=False, indent=1)
     sys.stdout.write("\n")
 
 

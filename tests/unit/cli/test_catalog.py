@@ -40,14 +40,14 @@ def test_a_device_shows_basis_and_source_of_every_number(ridgeline):
 
 
 def test_catalogs_as_json(ridgeline):
-    assert {d["name"] for d in json.loads(ridgeline("devices", "--json").out)} == set(rl.devices())
+    assert {d["name"] for d in json.loads(ridgeline("devices", "--json").out)["devices"]} == set(rl.devices())
     one = json.loads(ridgeline("devices", "h200 sms=160", "--json").out)
     assert one["parent"] == "h200" and one["numbers"]["num_cores"] == {
         "value": 160,
         "basis": "assumed",
         "source": "imagined: sms=160",
     }
-    assert {m["name"] for m in json.loads(ridgeline("models", "--json").out)} == {card.name for card in models()}
+    assert {m["name"] for m in json.loads(ridgeline("models", "--json").out)["models"]} == {card.name for card in models()}
     assert json.loads(ridgeline("models", "llama3-8b", "--json").out)["num_params"] == 8_030_261_248
 
 
