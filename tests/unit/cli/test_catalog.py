@@ -47,7 +47,9 @@ def test_catalogs_as_json(ridgeline):
         "basis": "assumed",
         "source": "imagined: sms=160",
     }
-    assert {m["name"] for m in json.loads(ridgeline("models", "--json").out)["models"]} == {card.name for card in models()}
+    assert {m["name"] for m in json.loads(ridgeline("models", "--json").out)["models"]} == {
+        card.name for card in models()
+    }
     assert json.loads(ridgeline("models", "llama3-8b", "--json").out)["num_params"] == 8_030_261_248
 
 
