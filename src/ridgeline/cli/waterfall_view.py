@@ -23,11 +23,14 @@ def show_waterfall(out: Console, found: Waterfall) -> None:
     steps = f", mean of {found.num_steps} steps" if found.num_steps > 1 else ""
     devices = f" and {found.num_devices} devices" if found.num_devices > 1 else ""
     made = table(
-        f"From the floor to the step as recorded{steps}{devices}",
+        f"From the floor to the step{steps}{devices}",
         *(("", "left"), ("ms", "right"), ("share", "right"), ("", "left"), ("mostly", "left")),
     )
     rows: list[tuple[Text | str, ...]] = []
+    recording = found.bar("recording")
     for stage, label in STAGES.items():
+        if stage == "recording":
+            continue
         own = [one for one in found.bars if one.stage == stage]
         if not own:
             continue
@@ -42,7 +45,12 @@ def show_waterfall(out: Console, found: Waterfall) -> None:
         if shown and rest:
             total = sum(one.ms for one in rest), sum(one.frac for one in rest)
             rows.append((f"  {len(rest)} more", *_cells(*total, STYLES[stage]), ""))
-    rows.append((Text("step as recorded", style="bold"), *_cells(found.step_ms, 1.0, "white"), ""))
+    name = "step without the recording" if recording else "step"
+    rows.append((Text(name, style="bold"), *_cells(found.unrecorded_ms, 1.0, "white"), ""))
+    if recording:
+        rows.append((f"  {recording.label}", *_cells(recording.ms, recording.frac, "bright_black"), ""))
+        rows.append(("  step as recorded", f"{found.step_ms:,.3f}", percent(found.step_ms / found.unrecorded_ms),
+                     Text(), ""))  # fmt: skip
     numbers = 10 + 6 + WIDTH + 8  # the columns between the name and the place, with the gaps beside them
     room = min(48, max(24, out.width - numbers - 30))
     place = max(0, out.width - numbers - room - 2)

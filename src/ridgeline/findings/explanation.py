@@ -278,7 +278,9 @@ def explained(
         gaps=gaps_of(context),
         path_ms=path_ms(context.wiring.program, recorded_schedule(context), context.num_steps),
         memory=tuple(peaks(trace)),
-        waterfall=account(trace, found, others, against.extra_s if against else None),
+        waterfall=account(trace, found, others, against.extra_s if against else None).without_recording(
+            unrecorded_step_s(context) * 1e3
+        ),
         against_model=against,
         context=context,
     )

@@ -12,9 +12,10 @@ STAGES = {
     "idle": "device idle",
     "unrecorded": "device work that was not recorded",
     "host": "host (no device in this trace)",
+    "recording": "cost of the recording",
 }
 _PREFIX = {"kernels": "kernels", "unpriced": "unpriced", "avoidable": "avoidable", "copy": "copies",
-           "comm": "communication", "idle": "idle", "host": "host", "floor": "floor"}  # fmt: skip
+           "comm": "communication", "idle": "idle", "host": "host", "floor": "floor", "recording": "recording"}  # fmt: skip
 _FAMILIES = {
     "gemm": "matrix products", "conv": "convolutions", "attention": "attention", "pointwise": "pointwise kernels",
     "norm": "normalization", "softmax": "softmax", "loss": "loss", "reduce": "reductions", "copy": "copies and casts",
@@ -105,6 +106,7 @@ _BARS = {
         "unknown: queued work that did not start",
         "Record all devices and streams: it may wait for an event, another device, or the host.",
     ),
+    "recording": ("cost of the recording", "None: a run that is not recorded does not have it."),
     "no_host": ("not recorded: the file has no host events", "Record CPU activities too."),
 }
 

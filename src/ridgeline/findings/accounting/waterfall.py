@@ -64,11 +64,16 @@ class Bar:
         return found | {"parts": [part.to_dict() for part in self.parts], "findings": list(self.findings)}
 
 
+STRETCHED = ("op", "between_ops", "launch_call", "runtime", "python", "copy_call", "recorder", "allocator", "latency")
+"""Host activities that a recording makes longer; what it costs is taken from these first."""
+
+
 @dataclass(frozen=True, slots=True)
 class Waterfall:
-    """Bars that sum exactly to the step as recorded."""
+    """Bars that sum exactly to the step as recorded; without the bar ``recording``, to the step when nothing records.
+    """
 
-    step_ms: float
+    step_ms: float  # as recorded
     total_ns: int  # of the window, over its steps and devices
     num_steps: int
     num_devices: int
@@ -79,12 +84,42 @@ class Waterfall:
     named_idle_frac: float  # of idle time, how much has a named activity; 1 without idle time
     notes: tuple[str, ...] = ()
 
+    @property
+    def unrecorded_ms(self) -> float:
+        """The step without the cost of recording it; all shares are of this."""
+        recording = self.bar("recording")
+        return self.step_ms - (recording.ms if recording else 0.0)
+
+    def without_recording(self, step_ms: float) -> Waterfall:
+        """The same with what the recording itself cost as a bar of its own, so that the others sum to ``step_ms``: it
+        is taken from host activities that a recording stretches, then from the rest of the idle time."""
+        per_step = self.num_steps * self.num_devices
+        left = self.total_ns - round(step_ms * 1e6 * per_step)
+        bars = {bar.key: bar for bar in self.bars if bar.stage in ("idle", "host")}
+        first = {key: bar.ns for key, bar in bars.items() if key.split(":")[1] in STRETCHED}
+        rest = {key: bar.ns for key, bar in bars.items() if key not in first}
+        taken: dict[str, int] = {}
+        for group in (first, rest):
+            whole = sum(group.values())
+            part = min(whole, max(0, left - sum(taken.values())))
+            for key, ns in group.items():
+                taken[key] = min(ns, ns * part // whole if whole else 0)
+        cost = sum(taken.values())
+        base = self.total_ns - cost
+        if cost <= 0 or base <= 0:
+            return self
+        shorter = [_shortened(bar, taken.get(bar.key, 0), base) for bar in self.bars]
+        ms = cost / 1e6 / per_step
+        recording = Bar("recording", "recording", label_of("recording"), cost, ms, cost / base, 0.0,
+                        remedy_of("recording"))  # fmt: skip
+        return replace(self, bars=(*(bar for bar in shorter if bar.ns), recording))
+
     def stage_ms(self, stage: str) -> float:
         return sum(bar.ms for bar in self.bars if bar.stage == stage)
 
     def largest(self, num: int = 3) -> list[Bar]:
         """The largest bars that something can be done about: all but the floor."""
-        return sorted((bar for bar in self.bars if bar.stage != "floor"), key=lambda bar: -bar.ns)[:num]
+        return sorted((bar for bar in self.bars if bar.stage not in ("floor", "recording")), key=lambda bar: -bar.ns)[:num]
 
     def bar(self, key: str) -> Bar | None:
         return next((bar for bar in self.bars if bar.key == key), None)
@@ -97,6 +132,7 @@ class Waterfall:
     def to_dict(self) -> dict[str, Any]:
         return {
             "step_ms": self.step_ms,
+            "unrecorded_ms": self.unrecorded_ms,
             "total_ns": self.total_ns,
             "num_steps": self.num_steps,
             "num_devices": self.num_devices,
@@ -108,6 +144,13 @@ class Waterfall:
             "bars": [bar.to_dict() for bar in self.bars],
             "notes": list(self.notes),
         }
+
+
+def _shortened(bar: Bar, ns: int, base_ns: int) -> Bar:
+    """A bar with some of its time taken away, its parts in proportion; shares are of another whole."""
+    share = (bar.ns - ns) / bar.ns
+    parts = tuple(replace(part, ms=part.ms * share) for part in bar.parts) if ns else bar.parts
+    return replace(bar, ns=bar.ns - ns, ms=bar.ms * share, frac=(bar.ns - ns) / base_ns, parts=parts)
 
 
 def waterfall_table(found: Waterfall | None) -> Table:

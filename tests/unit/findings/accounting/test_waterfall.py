@@ -240,3 +240,31 @@ def test_every_bar_says_what_generally_helps_and_where_it_is():
         assert bar.remedy and bar.parts and bar.label
     place = run.bars(0, 4.01).bar("idle:op").parts[0]
     assert (place.module, place.source, place.name) == ("layers.1", "train.py:7", "aten::mm")
+
+
+def test_the_cost_of_the_recording_is_a_bar_of_its_own_and_the_rest_sums_to_the_step_without_it():
+    run = Run()
+    run.kernel(0, 4)
+    run.host("enumerate(DataLoader)#next", 4, 2, Kind.DATALOADER)
+    run.host("aten::mm", 6, 3)
+    run.launched(8.995, 9, 1)
+    found = run.bars(0, 10).without_recording(8.5)
+    assert sum(bar.ns for bar in found.bars) == found.total_ns == 10_000_000
+    assert ms(found, "recording") == pytest.approx(1.5) and found.unrecorded_ms == pytest.approx(8.5)
+    assert ms(found, "idle:op") == pytest.approx(1.5, abs=0.01) and ms(found, "idle:loader") == pytest.approx(2.0)
+    assert sum(bar.frac for bar in found.bars if bar.key != "recording") == pytest.approx(1.0)
+
+
+def test_a_step_that_is_longer_without_the_recording_has_no_such_bar():
+    run = Run()
+    run.kernel(0, 4)
+    assert run.bars(0, 4).without_recording(5.0).bar("recording") is None
+
+
+def test_a_recording_cannot_cost_more_than_the_device_is_idle():
+    run = Run()
+    run.kernel(0, 4)
+    run.host("aten::mm", 4, 1)
+    run.launched(5, 5, 1)
+    found = run.bars(0, 6).without_recording(1.0)
+    assert sum(bar.ns for bar in found.bars) == found.total_ns and ms(found, "unpriced:gemm") == 5.0
