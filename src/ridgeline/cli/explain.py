@@ -211,7 +211,7 @@ def _numbers(out: Console, found: Explanation) -> None:
     won = found.recoverable_ms / found.step_ms if found.step_ms else 0.0
     numbers = (
         (f"{_short(found.step_ms, 4)} ms", f"a step{_step_basis(found)}"),
-        (percent(found.busy_frac), "device busy"),
+        (percent(found.step_busy_frac), "device busy"),
         (f"{_short(found.recoverable_ms)} ms", f"to win back ({percent(won)})"),
     )
     parts = [Text.assemble((value, "bold"), (f" {label}", DIM)) for value, label in numbers]

@@ -13,7 +13,7 @@ from ridgeline.findings.accounting.account import account, with_prices
 from ridgeline.findings.accounting.needed import Comparison, compared
 from ridgeline.findings.accounting.waterfall import Waterfall, waterfall_table
 from ridgeline.findings.context.context import TraceContext
-from ridgeline.findings.context.floors import Gap, gaps_of
+from ridgeline.findings.context.floors import Gap, gaps_of, priced
 from ridgeline.findings.context.gains import recorded_frac, recorded_schedule, recorded_step_s, unrecorded_step_s
 from ridgeline.findings.explain import findings_of
 from ridgeline.findings.finding import Finding, together_ms
@@ -115,6 +115,14 @@ class Explanation:
         """Share of the time in which the device does anything."""
         whole = self.totals["all"]
         return whole["busy_ms"] / whole["total_ms"] if whole["total_ms"] else 0.0
+
+    @property
+    def step_busy_frac(self) -> float:
+        """Share of the step without the recording in which the device does anything."""
+        step = self.waterfall
+        if step is None or not step.bars:
+            return self.busy_frac
+        return 1.0 - sum(bar.frac for bar in step.bars if bar.stage in ("idle", "host"))
 
     def to_dict(self) -> dict[str, Any]:
         """What ``--json`` prints."""
@@ -262,6 +270,9 @@ def explained(
     own = next((one for one in summaries if len(trace) and one.rank == int(trace.rank[0])), summaries[0])
     checked = quality(trace)
     against = compared(trace, needed) if needed is not None else None
+    extra_s = against.extra_s if against else None
+    recorded = account(priced(context) or trace, found, others, extra_s)
+    waterfall = recorded.without_recording(unrecorded_step_s(context) * 1e3)
     cold = checked.verdict == "poor" and checked.has("cold") and not findings
     return Explanation(
         title=trace.title,
@@ -278,9 +289,7 @@ def explained(
         gaps=gaps_of(context),
         path_ms=path_ms(context.wiring.program, recorded_schedule(context), context.num_steps),
         memory=tuple(peaks(trace)),
-        waterfall=account(trace, found, others, against.extra_s if against else None).without_recording(
-            unrecorded_step_s(context) * 1e3
-        ),
+        waterfall=waterfall,
         against_model=against,
         context=context,
     )

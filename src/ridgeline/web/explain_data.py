@@ -14,10 +14,15 @@ from ridgeline.findings.context.gains import recorded_schedule
 from ridgeline.findings.explanation import Explanation, idle_document, step_document
 from ridgeline.findings.labels import IDLE_WORDS
 from ridgeline.findings.replay.critical_path import critical_path
+from ridgeline.trace.analyses.tables import TABLES
 from ridgeline.trace.kind import Kind
 
 MAX_SPANS = 6000
 """Spans of the timeline: more than a screen can tell apart."""
+MAX_TABLE_ROWS = 400
+BAR_STYLES = {"floor": "--good", "kernels": "--latency", "unpriced": "--other", "avoidable": "--issue",
+              "copies": "--memory", "communication": "--compute", "idle": "--bad", "host": "--bad",
+              "unrecorded": "--other", "recording": "--line"}  # fmt: skip
 HOST_KINDS = (Kind.OP, Kind.ANNOTATION, Kind.RUNTIME, Kind.DATALOADER, Kind.GC, Kind.PYTHON)
 
 
@@ -33,7 +38,7 @@ def explanation_data(found: Explanation) -> dict[str, Any]:
         "verdict": found.verdict,
         "step_ms": found.step_ms,
         "recoverable_ms": found.recoverable_ms,
-        "busy_frac": found.busy_frac,
+        "busy_frac": found.step_busy_frac,
         "totals": {name: dict(part) for name, part in found.totals.items()},
         "quality": _plain(found.quality),
         "replay": _replay(found),
@@ -42,6 +47,8 @@ def explanation_data(found: Explanation) -> dict[str, Any]:
         "idle_words": IDLE_WORDS,
         "is_timed": scene is not None and scene.is_timed,
         "findings": [finding.to_dict() for finding in found.findings],
+        "waterfall": _waterfall(found),
+        "tables": _tables(found),
         "num_ranks": len(found.ranks),
         "gaps": [gap.to_dict() for gap in found.gaps],
         "timeline": _timeline(scene, found) if scene is not None else None,
@@ -50,6 +57,31 @@ def explanation_data(found: Explanation) -> dict[str, Any]:
         "memory": _memory(scene) if scene is not None else [],
         "held": [peak.to_dict() for peak in found.memory],
     }
+
+
+def _waterfall(found: Explanation) -> dict[str, Any] | None:
+    """Bars with their parts, and the spans that each part leads to."""
+    if found.waterfall is None or found.context is None or not found.waterfall.bars:
+        return None
+    trace = found.context.trace
+    document = found.waterfall.to_dict()
+    for bar in document["bars"]:
+        bar["style"] = BAR_STYLES[bar["stage"]]
+        for part in bar["parts"]:
+            part["spans"] = [
+                [trace.words[int(trace.name[row])], round(float(trace.start_s[row]) * 1e3, 6),
+                 round(float(trace.duration_s[row]) * 1e3, 6)]
+                for row in part.pop("rows")
+            ]  # fmt: skip
+    return dict(_plain(document))
+
+
+def _tables(found: Explanation) -> list[dict[str, Any]]:
+    """Every table that has rows, the first of them."""
+    if found.context is None:
+        return []
+    made = [found.table(name) for name in TABLES]
+    return [{**_plain(table.top(MAX_TABLE_ROWS).to_dict()), "num_rows": len(table)} for table in made if len(table)]
 
 
 def _plain(value: Any) -> Any:
@@ -198,7 +230,9 @@ def _roofline(scene: TraceContext) -> dict[str, Any] | None:
             peaks.append([label, scene.device.peak_flops_per_s(unit, dtype)]) if scene.device else None
         except RidgelineError:
             continue
+    kernel_s = scene.work_s[trace.of_kind(Kind.KERNEL, Kind.MEMSET)[rows]].sum()
     return {
+        "coverage_frac": float(scene.work_s[known].sum() / kernel_s) if kernel_s > 0 else 0.0,
         "dram_bytes_per_s": scene.device.dram.bandwidth_bytes_per_s,
         "peaks": peaks,
         "dots": [

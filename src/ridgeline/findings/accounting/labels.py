@@ -14,8 +14,7 @@ STAGES = {
     "host": "host (no device in this trace)",
     "recording": "cost of the recording",
 }
-_PREFIX = {"kernels": "kernels", "unpriced": "unpriced", "avoidable": "avoidable", "copy": "copies",
-           "comm": "communication", "idle": "idle", "host": "host", "floor": "floor", "recording": "recording"}  # fmt: skip
+_STAGE_OF = {"copy": "copies", "comm": "communication"}
 _FAMILIES = {
     "gemm": "matrix products", "conv": "convolutions", "attention": "attention", "pointwise": "pointwise kernels",
     "norm": "normalization", "softmax": "softmax", "loss": "loss", "reduce": "reductions", "copy": "copies and casts",
@@ -115,7 +114,8 @@ def stage_of(key: str) -> str:
     """A graph whose kernels were not recorded keeps the device busy: that time is not idle."""
     if key == "idle:graph":
         return "unrecorded"
-    return _PREFIX[key.split(":", 1)[0]]
+    prefix = key.split(":", 1)[0]
+    return _STAGE_OF.get(prefix, prefix)
 
 
 def label_of(key: str) -> str:

@@ -119,7 +119,8 @@ class Waterfall:
 
     def largest(self, num: int = 3) -> list[Bar]:
         """The largest bars that something can be done about: all but the floor."""
-        return sorted((bar for bar in self.bars if bar.stage not in ("floor", "recording")), key=lambda bar: -bar.ns)[:num]
+        told = (bar for bar in self.bars if bar.stage not in ("floor", "recording"))
+        return sorted(told, key=lambda bar: -bar.ns)[:num]
 
     def bar(self, key: str) -> Bar | None:
         return next((bar for bar in self.bars if bar.key == key), None)

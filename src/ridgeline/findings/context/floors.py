@@ -12,8 +12,6 @@ from ridgeline.findings.context.context import TraceContext
 from ridgeline.profiler.floors import with_floors
 from ridgeline.trace.table import Trace
 
-MAX_WORKS = 20_000
-"""Pricing takes about 50 µs a kernel the first time its shapes are seen: longer traces keep what they brought along."""
 MAX_ROWS = 40
 _PRICED: WeakKeyDictionary[TraceContext, Trace | None] = WeakKeyDictionary()
 """A rule asks as well as the table: pricing is done once."""
@@ -80,6 +78,6 @@ def priced(context: TraceContext) -> Trace | None:
 
 
 def _from_shapes(context: TraceContext) -> Trace | None:
-    if context.device is None or context.program.num_works > MAX_WORKS or "shapes" not in context.trace.extra:
+    if context.device is None or "shapes" not in context.trace.extra:
         return None
-    return with_floors(context.trace, context.device)[0]
+    return with_floors(context.trace, context.device, context.rows)[0]

@@ -44,10 +44,10 @@ function drawHead() {
   $("title").textContent = D.title;
   $("subtitle").textContent = [D.device, D.num_ranks > 1 ? `${D.num_ranks} ranks` : "", D.totals.all.num_gpu_events ? `${D.replay.num_steps} step${D.replay.num_steps > 1 ? "s" : ""}` : ""].filter(Boolean).join(" · ");
   $("verdict").textContent = D.verdict;
-  const won = D.step_ms ? D.recoverable_ms / D.step_ms : 0, all = D.totals.all;
+  const won = WHOLE ? D.recoverable_ms / WHOLE : 0, all = D.totals.all;
   const cards = [
     ["a step", ms(D.step_ms), (D.replay.num_steps > 1 ? `mean of ${D.replay.num_steps} steps` : "one step") + (D.replay.recorded_ms > 1.02 * D.step_ms ? `, ${ms(D.replay.recorded_ms)} as recorded; without the recording ${D.is_timed ? "as measured" : "by estimate"}` : ""), ""],
-    ["device busy", percent(D.busy_frac), `${digits(all.busy_ms)} of ${digits(all.total_ms)} ms, ${all.num_gpu_events.toLocaleString("en-US")} device events`, D.busy_frac < 0.5 ? "bad" : D.busy_frac < 0.8 ? "warn" : ""],
+    ["device busy", percent(D.busy_frac), `of the step; ${all.num_gpu_events.toLocaleString("en-US")} device events in all`, D.busy_frac < 0.5 ? "bad" : D.busy_frac < 0.8 ? "warn" : ""],
     ["to win back", ms(D.recoverable_ms), `${percent(won)} of the step by ${D.findings.length} finding${D.findings.length === 1 ? "" : "s"}`, won > 0.3 ? "bad" : won > 0.1 ? "warn" : ""],
   ];
   $("cards").replaceChildren(...cards.map(([label, value, sub, tone]) => el("div", { class: `card ${tone}` },
@@ -85,25 +85,87 @@ function evidence(rows) {
     el("tbody", {}, ...rows.map((row) => el("tr", {}, ...keys.map((k) => el("td", { text: cell(row[k]) }))))));
 }
 
-// ---- where the time went ----------------------------------------------------------------------------------------
-const SHARES = [["compute", "compute_ms", "var(--compute)"], ["exposed communication", "exposed_comm_ms", "var(--issue)"], ["exposed copies", "exposed_memcpy_ms", "var(--memory)"], ["idle", "idle_ms", "var(--bad)"]];
-function drawShares() {
-  const all = D.totals.all, shown = SHARES.filter(([, key]) => all[key] > 0);
-  $("shares").replaceChildren(...shown.map(([name, key, fill]) => {
-    const part = el("span", { style: `width:${100 * all[key] / all.total_ms}%;background:${fill}` });
-    hover(part, name, () => [["time", ms(all[key])], ["share", percent(all[key] / all.total_ms)]]);
-    return part;
-  }));
-  $("shares-legend").replaceChildren(...shown.map(([name, key, fill]) => el("span", {}, el("i", { style: `background:${fill}` }), `${name} ${ms(all[key])} (${percent(all[key] / all.total_ms)})`)));
-  const causes = Object.entries(D.idle).map(([name, c]) => [name, c.idle_ms + c.exposed_ms, c]).sort((a, b) => b[1] - a[1]).filter(([, v]) => v > 0.001 * all.total_ms);
-  const most = Math.max(...causes.map(([, v]) => v), 1e-9);
-  $("idle").replaceChildren(...causes.map(([name, value, c]) => {
-    const first = c.places[0] || {}, where = [first.module, first.source, first.op || first.name].filter(Boolean).join(" · ");
-    return el("div", { class: "bar" }, el("div", { class: "name", text: D.idle_words[name] || name, title: name }),
-      el("div", { class: "track" }, el("i", { style: `width:${100 * value / most}%;background:var(--bad);opacity:.75` })),
-      el("div", { class: "facts", title: where }, el("b", { text: ms(value) }), ` ${ending(place([first.module, first.source, first.op || first.name]), 34)}`));
-  }));
+// ---- from the floor to the step ---------------------------------------------------------------------------------
+const WHOLE = D.waterfall ? D.waterfall.unrecorded_ms : D.step_ms;  // what every share on the page is of
+function drawWaterfall() {
+  const W = D.waterfall;
+  if (!W) { $("waterfall-panel").hidden = true; return; }
+  $("waterfall-note").textContent = [W.num_steps > 1 ? `mean of ${W.num_steps} steps` : "one step", W.num_devices > 1 ? `and ${W.num_devices} devices` : ""].filter(Boolean).join(" ");
+  const longest = Math.max(W.step_ms, W.unrecorded_ms), rows = [];
+  let at = 0;
+  for (const stage of W.stages) {
+    const bars = W.bars.filter((bar) => bar.stage === stage.stage);
+    if (!bars.length) continue;
+    if (stage.stage === "recording") rows.push(line("step without the recording", 0, WHOLE, longest, "--ink", true));
+    else if (bars.length > 1) rows.push(line(stage.label, at, stage.ms, longest, bars[0].style, true));
+    for (const bar of bars) {
+      const label = bars.length > 1 || ["floor", "unrecorded", "communication", "recording"].includes(stage.stage) ? bar.label : `${stage.label}: ${bar.label}`;
+      const box = el("details", { class: `wf${bars.length > 1 ? " inner" : ""}`, "data-bar": bar.key }, el("summary", {}, line(label, at, bar.ms, longest, bar.style, bars.length === 1)));
+      box.addEventListener("toggle", () => { if (box.open && box.children.length === 1) box.append(drill(bar)); });
+      rows.push(box);
+      at += bar.ms;
+    }
+  }
+  rows.push(line(W.step_ms > 1.0005 * WHOLE ? "step as recorded" : "step", 0, W.step_ms, longest, "--ink", true));
+  $("waterfall").replaceChildren(...rows);
+  const notes = [...W.notes];
+  if (W.named_idle_frac < 0.995) notes.push(`${percent(1 - W.named_idle_frac)} of the idle time has no host activity in the trace`);
+  $("waterfall-notes").replaceChildren(...notes.map((n) => el("li", { text: n })));
 }
+function line(label, at, value, longest, hue, strong) {
+  return el("div", { class: `bar wf-row${strong ? " strong" : ""}` }, el("div", { class: "name", text: label, title: label }),
+    el("div", { class: "track" }, el("i", { style: `margin-left:${100 * at / longest}%;width:max(1px, ${100 * value / longest}%);background:var(${hue});flex:none` })),
+    el("div", { class: "facts" }, el("b", { text: ms(value) }), ` ${percent(value / WHOLE)}`));
+}
+function drill(bar) {
+  const names = bar.findings.map((rule) => D.findings.findIndex((f) => f.rule === rule)).filter((i) => i >= 0);
+  const brief = (name) => clip(name.replace(/^void /, "").replaceAll("(anonymous namespace)::", "").replace(/(?<=.)[<(].*$/s, ""), 70);
+  const where = (p) => place([ending(p.module, 60), p.source, p.op, brief(p.name)].filter((v, i, all) => all.indexOf(v) === i)) || "no place recorded";
+  const body = el("tbody", {});
+  for (const part of bar.parts) {
+    const row = el("tr", { class: part.spans.length ? "opens" : "", tabindex: part.spans.length ? "0" : "-1" }, el("td", { text: where(part), title: [part.module, part.source, part.op, part.name].filter(Boolean).join("\n") }), el("td", { class: "num", text: ms(part.ms) }), el("td", { class: "num", text: digits(part.count) }), el("td", { class: "num", text: ms(part.longest_ms) }));
+    const spans = el("tr", { class: "spans" }, el("td", { colspan: "4" }, ...part.spans.map(([name, start, lasts]) => el("div", { text: `${clip(name, 160)}: at ${start.toLocaleString("en-US")} ms for ${ms(lasts)}` }))));
+    spans.hidden = true;
+    const toggle = () => { spans.hidden = !spans.hidden; };
+    if (part.spans.length) { row.addEventListener("click", toggle); row.addEventListener("keydown", (e) => { if (e.key === "Enter" || e.key === " ") { e.preventDefault(); toggle(); } }); }
+    body.append(row, spans);
+  }
+  return el("div", { class: "drill" }, el("p", {}, el("b", { text: "Generally: " }), bar.remedy),
+    ...(names.length ? [el("p", {}, el("b", { text: "Findings: " }), names.map((i) => `${i + 1}. ${D.findings[i].what}`).join("; "))] : []),
+    el("div", { class: "scroll" }, el("table", { class: "parts" }, el("thead", {}, el("tr", {}, ...["where", "a step", "times", "longest"].map((h, i) => el("th", { class: i ? "num" : "", text: h })))), body)));
+}
+
+// ---- tables -----------------------------------------------------------------------------------------------------
+const shownTable = { at: 0, by: -1, down: true };
+const UNITS = [["_bytes_per_s", (v) => `${bytes(v)}/s`], ["_per_s", (v) => `${digits(v)}/s`], ["bytes", bytes], ["_ms", ms], ["_us", (v) => ms(v / 1000)], ["_frac", percent]];
+const shownCell = (column, v) => v === null || v === undefined ? "" : typeof v !== "number" ? String(v) : (UNITS.find(([end]) => column.endsWith(end)) || [0, (n) => Number.isInteger(n) ? n.toLocaleString("en-US") : digits(n)])[1](v);
+function drawTables() {
+  if (!D.tables.length) { $("tables-panel").hidden = true; return; }
+  $("tables-tabs").replaceChildren(...D.tables.map((t, i) => {
+    const tab = el("button", { type: "button", role: "tab", class: i === shownTable.at ? "on" : "", "aria-selected": String(i === shownTable.at), text: t.table });
+    tab.addEventListener("click", () => { Object.assign(shownTable, { at: i, by: -1, down: true }); drawTables(); });
+    return tab;
+  }));
+  const T = D.tables[shownTable.at], wanted = $("tables-search").value.toLowerCase();
+  const kept = T.columns.map((name, i) => i).filter((i) => T.rows.some((row) => row[i] !== null && row[i] !== ""));
+  let rows = wanted ? T.rows.filter((row) => row.some((v) => typeof v === "string" && v.toLowerCase().includes(wanted))) : [...T.rows];
+  if (shownTable.by >= 0) rows.sort((a, b) => order(a[shownTable.by], b[shownTable.by]) * (shownTable.down ? -1 : 1));
+  const heads = kept.map((i) => {
+    const on = shownTable.by === i, number = T.rows.some((row) => typeof row[i] === "number");
+    const head = el("th", { class: `${number ? "num" : ""}${on ? " sorted" : ""}`, "aria-sort": on ? (shownTable.down ? "descending" : "ascending") : "none" });
+    const press = el("button", { type: "button", text: T.columns[i].replace(/_(ms|us|frac|bytes_per_s)$/, "").replaceAll("_", " ") + (on ? (shownTable.down ? " ↓" : " ↑") : "") });
+    press.addEventListener("click", () => { shownTable.down = on ? !shownTable.down : number; shownTable.by = i; drawTables(); });
+    head.append(press);
+    return head;
+  });
+  $("table").replaceChildren(el("thead", {}, el("tr", {}, ...heads)), el("tbody", {}, ...rows.slice(0, 100).map((row) => el("tr", {}, ...kept.map((i) => {
+    const text = shownCell(T.columns[i], row[i]);
+    return el("td", { class: typeof row[i] === "number" ? "num" : "", title: text.length > 30 ? text : "", text: ["module", "source"].includes(T.columns[i]) ? ending(text, 44) : clip(text, 60) });
+  })))));
+  $("tables-note").textContent = [rows.length > 100 ? `the first 100 of ${rows.length.toLocaleString("en-US")} rows` : "", T.num_rows > T.rows.length ? `${T.num_rows.toLocaleString("en-US")} rows in all: ridgeline explain TRACE --table ${T.table} --csv out.csv` : "", T.note].filter(Boolean).join(" · ");
+}
+function order(a, b) { return a === b ? 0 : a === null ? -1 : b === null ? 1 : a < b ? -1 : 1; }
+$("tables-search").addEventListener("input", drawTables);
 
 // ---- timeline ---------------------------------------------------------------------------------------------------
 const FILL = { kernel: "--compute", communication: "--issue", memcpy: "--memory", memset: "--cache", runtime: "--latency", op: "--cache", annotation: "--other", dataloader: "--bad", gc: "--bad", python: "--other" };
@@ -257,7 +319,7 @@ function drawFlame(node) {
   const chart = svg("svg", { viewBox: `0 0 ${width} ${(deepest + 1) * row}`, role: "img" });
   for (const [n, x, w, depth] of cells) {
     const cell = svg("rect", { class: "cell", x, y: depth * row, width: w, height: row - 1, fill: depth ? `var(${hue(n.name)})` : "var(--other)", "fill-opacity": 0.8 });
-    hover(cell, clip(n.name, 260), () => [["time", ms(n.ms)], ["share of device time", percent(n.ms / flame.ms)], ["kernels a step", digits(n.num)]]);
+    hover(cell, clip(n.name, 260), () => [["time", ms(n.ms)], ["share of the step", percent(n.ms / WHOLE)], ["kernels a step", digits(n.num)]]);
     cell.addEventListener("click", () => drawFlame(depth === 0 && n.parent ? n.parent : n));
     chart.append(cell);
     if (w > 40) chart.append(svg("text", { class: "on-cell", x: x + 4, y: depth * row + 15 }, clip(n.name, Math.floor(w / 6.6))));
@@ -273,26 +335,30 @@ const flame = tree();
 function drawRoofline() {
   const R = D.roofline;
   if (!R) { $("roofline-panel").hidden = true; return; }
-  const width = wide("roofline"), height = 360, left = 100, bottom = 30;
+  const width = wide("roofline"), height = 360, left = 52, bottom = 34;
+  $("roofline-note").textContent = `Kernels with ${percent(R.coverage_frac)} of the kernel time have known work.`;
   const xs = R.dots.map((d) => Math.log10(d.flops / d.bytes)), ys = R.dots.map((d) => Math.log10(d.flops / d.s)), top = Math.log10(Math.max(...R.peaks.map((p) => p[1])));
   const x0 = Math.min(...xs, 0) - 0.3, x1 = Math.max(...xs, 3) + 0.3, y0 = Math.min(...ys, top - 3) - 0.3, y1 = top + 0.3;
   const x = (v) => left + (v - x0) / (x1 - x0) * (width - left - 10), y = (v) => height - bottom - (v - y0) / (y1 - y0) * (height - bottom - 10);
   const chart = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img" });
   for (let e = Math.ceil(x0); e <= x1; e++) chart.append(svg("line", { class: "grid", x1: x(e), x2: x(e), y1: 8, y2: height - bottom }), svg("text", { x: x(e), y: height - 10, "text-anchor": "middle" }, `${digits(10 ** e)}`));
-  for (let e = Math.ceil(y0); e <= y1; e++) chart.append(svg("line", { class: "grid", x1: left, x2: width - 10, y1: y(e), y2: y(e) }), svg("text", { x: left - 8, y: y(e) + 4, "text-anchor": "end" }, `${digits(10 ** (e - 12))} TFLOP/s`));
+  for (let e = Math.ceil(y0); e <= y1; e++) chart.append(svg("line", { class: "grid", x1: left, x2: width - 10, y1: y(e), y2: y(e) }), svg("text", { x: left - 8, y: y(e) + 4, "text-anchor": "end" }, digits(10 ** (e - 12))));
   const slope = Math.log10(R.dram_bytes_per_s);
-  let above = -100;
+  const labels = [];
   for (const [name, peak] of R.peaks) {
-    const p = Math.log10(peak), knee = p - slope, crowded = y(p) - above < 14;  // two roofs close together: the lower name below its line
-    above = y(p);
-    chart.append(svg("path", { class: "ceiling", d: `M${x(Math.max(x0, y0 - slope))},${y(Math.max(y0, x0 + slope))} L${x(knee)},${y(p)} L${x(x1)},${y(p)}` }), svg("text", { class: "ink", x: width - 14, y: crowded ? y(p) + 12 : y(p) - 5, "text-anchor": "end" }, name));
+    const p = Math.log10(peak), knee = p - slope;
+    chart.append(svg("path", { class: "ceiling", d: `M${x(Math.max(x0, y0 - slope))},${y(Math.max(y0, x0 + slope))} L${x(knee)},${y(p)} L${x(x1)},${y(p)}` }));
+    labels.push([name, y(p) - 5]);
   }
+  labels.sort((a, b) => a[1] - b[1]);
+  labels.forEach((label, i) => { label[1] = Math.max(label[1], 12, i ? labels[i - 1][1] + 14 : 0); });  // no two on top of each other
   R.dots.forEach((d, i) => {
     const dot = svg("circle", { class: "dot", cx: x(xs[i]), cy: y(ys[i]), r: Math.max(3, Math.min(16, Math.sqrt(d.s * 1e6) / 2)), fill: "var(--compute)" });
     hover(dot, clip(d.name, 200), () => [["time", ms(d.s * 1e3)], ["floor", d.floor_s ? ms(d.floor_s * 1e3) : ""], ["reached", `${digits(d.flops / d.s / 1e12)} TFLOP/s`], ["flops a byte", digits(d.flops / d.bytes)]]);
     chart.append(dot);
   });
-  chart.append(svg("text", { x: width - 14, y: height - bottom - 8, "text-anchor": "end" }, "flops a byte →"));
+  for (const [name, at] of labels) chart.append(svg("text", { class: "ink over", x: width - 14, y: at, "text-anchor": "end" }, name));
+  chart.append(svg("text", { class: "over", x: width - 14, y: height - bottom - 8, "text-anchor": "end" }, "flops a byte →"), svg("text", { class: "over", x: left + 6, y: 18 }, "TFLOP/s"));
   $("roofline").replaceChildren(chart);
 }
 
@@ -361,11 +427,11 @@ $("theme").addEventListener("click", () => {
 });
 // A file of memory or of the host alone: panels of device time would show zeros as if they were results.
 if (!D.totals.all.num_gpu_events) {
-  const bare = ["findings", "shares", "flame", ...(D.timeline && D.timeline.lanes.length ? [] : ["timeline"])];
+  const bare = ["findings", "flame", ...(D.timeline && D.timeline.lanes.length ? [] : ["timeline"])];
   for (const id of bare) $(id).closest("section").hidden = true;
   $("cards").hidden = true;
 }
-drawHead(); drawFindings(); drawShares(); drawSteps(); drawFlame(flame); drawGaps(); drawRoofline(); drawMemory(); drawHeld(); drawQuality();
+drawHead(); drawWaterfall(); drawTables(); drawFindings(); drawSteps(); drawFlame(flame); drawGaps(); drawRoofline(); drawMemory(); drawHeld(); drawQuality();
 if (D.timeline) timelineEvents();
 document.documentElement.dataset.drawn = "yes";
 })();
