@@ -14,21 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ridgeline.capture.vision_ops import allow_unmatched_torchvision
 
-def _tolerate_torchvision() -> None:
-    """A torchvision built for CUDA beside a CPU torch breaks imports of transformers and timm; two op names cure it."""
-    try:
-        import torchvision  # noqa: F401
-    except RuntimeError:
-        global _library
-        _library = torch.library.Library("torchvision", "DEF")
-        for name in ("nms", "qnms"):
-            _library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    except ImportError:
-        pass
-
-
-_tolerate_torchvision()
+allow_unmatched_torchvision()
 Built = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
 
 

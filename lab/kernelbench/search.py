@@ -565,7 +565,7 @@ class Worker:
         self.log, self.seen, self.doing, self.since = place / f"{num}.log", 0, "", 0.0
         self.ready = False
         with self.log.open("w") as file:
-            self.process = subprocess.Popen([sys.executable, __file__, *passed], stdin=subprocess.PIPE, stdout=file,
+            self.process = subprocess.Popen([sys.executable, "-m", __spec__.name, *passed], stdin=subprocess.PIPE, stdout=file,
                                             stderr=subprocess.STDOUT, env={**os.environ, **settings})  # fmt: skip
 
     def tell(self, name: str) -> None:
@@ -662,7 +662,7 @@ class Warmers:
 
     def __init__(self, asked: argparse.Namespace) -> None:
         self.waiting = asked.warm.split(";") if asked.warm and asked.go else []
-        self.command = [sys.executable, __file__, "--scale", str(asked.scale), "--out", str(asked.out)]
+        self.command = [sys.executable, "-m", __spec__.name, "--scale", str(asked.scale), "--out", str(asked.out)]
         self.command += ["--folder", str(asked.folder)] if asked.folder else []
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self.done: list[str] = []

@@ -120,7 +120,7 @@ def _parent(asked: argparse.Namespace) -> None:
 
 def _started(name: str, asked: argparse.Namespace, lock: str, until: float) -> subprocess.Popen[str]:
     plain = name.removeprefix(TUNE)
-    command = [sys.executable, __file__, "--one", plain, "--budget-s", str(asked.budget_s), "--lock", lock,
+    command = [sys.executable, "-m", __spec__.name, "--one", plain, "--budget-s", str(asked.budget_s), "--lock", lock,
                "--device", asked.device, "--out", str(asked.out), "--until", str(until),
                *(f"--{name}" for name in ("again", "bare") if getattr(asked, name)),
                *(("--alone", "tune") if plain != name else ()),
@@ -334,7 +334,7 @@ def _tuned(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def _in_a_new_process(asked: argparse.Namespace, turn: Turn) -> Any:
     """What a process takes that finds the result on disk, alone on the device."""
-    command = [sys.executable, __file__, "--one", asked.one, "--alone", "reread", "--budget-s", str(asked.budget_s),
+    command = [sys.executable, "-m", __spec__.name, "--one", asked.one, "--alone", "reread", "--budget-s", str(asked.budget_s),
                "--device", asked.device]  # fmt: skip
     turn.take()
     try:
@@ -595,11 +595,10 @@ def _distance(track: Any, eager: Any, fast: Any, inputs: Any) -> float:
 
 def built(name: str, device: str) -> dict[str, Any]:
     """The model on the device, with its inputs."""
-    import optimize_more  # noqa: F401  (adds to the zoo)
-    import optimize_strangers  # noqa: F401  (too)
     import torch
 
     from lab import workloads
+    from lab.optimize import more_networks, plain_networks  # noqa: F401  (they add to the zoo)
     from lab.optimize import zoo as optimize_zoo
 
     torch.manual_seed(0)

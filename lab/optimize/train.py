@@ -234,7 +234,7 @@ def _started(name: str, asked: argparse.Namespace, logs: Path, until: float, ran
     said = [f"--{word}" for word in ("kinds", "warm", "recorded") if getattr(asked, word)]
     said += [f"--{word}" for word in ("brief", "thrifty", "few") if getattr(asked, word) and not full]
     said += ["--cache", str(asked.cache)] if asked.cache else []
-    command = [sys.executable, "-u", __file__, "--one", name, "--budget-s", str(budget_s), "--rounds",
+    command = [sys.executable, "-u", "-m", __spec__.name, "--one", name, "--budget-s", str(budget_s), "--rounds",
                str(asked.rounds), "--device", asked.device, "--lock", lock, "--marks", str(logs), "--until",
                str(until), "--rank", str(rank), *said]  # fmt: skip
     threads = max(2, ((os.cpu_count() or 8) - TIMING_CORES) // (asked.ahead or asked.jobs))
@@ -1345,9 +1345,9 @@ def _distances(trails: dict[str, list[float]]) -> dict[str, float]:
 
 def _trail(kind: str, device: str, small: bool) -> list[float]:
     import torch
-    import workloads  # noqa: F401  (lets transformers be imported beside a torchvision of another build)
     from transformers import GPT2Config, GPT2LMHeadModel
 
+    import lab.workloads  # noqa: F401  (lets transformers be imported beside a torchvision of another build)
     from ridgeline.engine.drop_in import Optimized, Plan, plain_step
     from ridgeline.engine.replay.inference import graph_training
     from ridgeline.engine.replay.step import GraphedUpdate

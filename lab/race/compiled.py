@@ -283,7 +283,7 @@ def main() -> None:
     if asked.child:
         return child(work, Entry(asked.child, asked.index), go, asked.until_s, asked.warm, asked.real)
     until_s = time.time() + asked.budget_s
-    command = [sys.executable, __file__, "--out", str(asked.out), "--work", str(work), "--go", str(go)]
+    command = [sys.executable, "-m", __spec__.name, "--out", str(asked.out), "--work", str(work), "--go", str(go)]
     command += [f"--path={folder}" for folder in asked.path] + ["--until-s", str(until_s)]
     command += [*(["--warm"] if asked.warm else []), "--real", str(asked.real)]
     listed = entries(asked.names.split(","), asked.most)

@@ -192,7 +192,7 @@ def record(part: str, out: Path, seed: int, seconds: float, scale: float) -> Non
 
 def everything(out: Path, parts: list[str], seed: int, seconds: float, scale: float) -> None:
     """A process for each part, so that an error of the device loses no other part; then one file of it all."""
-    me = [sys.executable, str(Path(__file__).resolve()), "--out", str(out), "--seed", str(seed)]
+    me = [sys.executable, "-m", __spec__.name, "--out", str(out), "--seed", str(seed)]
     for part in parts:
         began = time.monotonic()
         command = [*me, "--part", part, "--seconds", str(seconds), "--scale", str(scale)]

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ridgeline.capture.vision_ops import allow_unmatched_torchvision
 from ridgeline.errors import InputError, RidgelineError, nearest
 from ridgeline.graph import Graph
 
@@ -149,6 +150,7 @@ def _function(path: Path, name: str) -> Callable[..., Any]:
     module.__file__ = str(path)
     sys.path.insert(0, str(path.resolve().parent))
     sys.modules[path.stem] = module
+    allow_unmatched_torchvision()
     try:
         with _alone(path):
             exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), module.__dict__)
