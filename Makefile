@@ -15,13 +15,16 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 export OMP_NUM_THREADS := 1
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help demo test lint pytest clean
+.PHONY: help demo test lint pytest notes wheel house clean
 
 help:
 	@echo "make demo   install the core and predict Llama-3-8B on an H200"
 	@echo "make test   install everything for tests, lint, type-check and test"
 	@echo "make lint   ruff, mypy and import-linter only"
 	@echo "make pytest the tests only (ARGS='tests/unit -x' to choose)"
+	@echo "make notes  are the tables of lab/notes those of the recordings?"
+	@echo "make wheel  build the wheel, check its size, run it in an empty environment"
+	@echo "make house  print how the code is cut"
 	@echo "make clean  remove the environment and the caches"
 
 demo: $(VENV)/.core
@@ -38,6 +41,15 @@ ARGS ?= -m "not gpu"
 JOBS ?= 2
 pytest: $(VENV)/.test
 	$(BIN)/python -m pytest -q -n $(JOBS) $(ARGS)
+
+notes: $(VENV)/.test
+	$(BIN)/python -m lab.notes --check
+
+wheel: $(VENV)/.core
+	$(BIN)/python -m lab.wheel
+
+house: $(VENV)/.core
+	$(BIN)/python -m lab.house
 
 $(VENV)/.made:
 	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 to 3.13 with venv found: install one, or say PYTHON=/path/to/python" >&2; exit 1; }

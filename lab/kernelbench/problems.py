@@ -1376,7 +1376,8 @@ def _started(
     passed += ["--folder", str(asked.folder)] if asked.folder else []
     passed += ["--graphs"] if asked.graphs else []
     passed += ["--without-compile"] if asked.without_compile else []
-    command = [sys.executable, "-m", __spec__.name, "--names", json.dumps(names), "--lock", lock, "--until", str(until), *passed]
+    command = [sys.executable, "-m", __spec__.name, "--names", json.dumps(names), "--lock", lock,
+               "--until", str(until), *passed]  # fmt: skip
     settings = {"TORCHINDUCTOR_COMPILE_THREADS": "2", "OMP_NUM_THREADS": "2"}
     with log.open("w") as file:
         return subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env={**os.environ, **settings})

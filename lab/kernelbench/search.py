@@ -565,8 +565,9 @@ class Worker:
         self.log, self.seen, self.doing, self.since = place / f"{num}.log", 0, "", 0.0
         self.ready = False
         with self.log.open("w") as file:
-            self.process = subprocess.Popen([sys.executable, "-m", __spec__.name, *passed], stdin=subprocess.PIPE, stdout=file,
-                                            stderr=subprocess.STDOUT, env={**os.environ, **settings})  # fmt: skip
+            self.process = subprocess.Popen([sys.executable, "-m", __spec__.name, *passed],
+                                            stdin=subprocess.PIPE, stdout=file, stderr=subprocess.STDOUT,
+                                            env={**os.environ, **settings})  # fmt: skip
 
     def tell(self, name: str) -> None:
         assert self.process.stdin is not None

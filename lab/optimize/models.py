@@ -334,8 +334,8 @@ def _tuned(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def _in_a_new_process(asked: argparse.Namespace, turn: Turn) -> Any:
     """What a process takes that finds the result on disk, alone on the device."""
-    command = [sys.executable, "-m", __spec__.name, "--one", asked.one, "--alone", "reread", "--budget-s", str(asked.budget_s),
-               "--device", asked.device]  # fmt: skip
+    command = [sys.executable, "-m", __spec__.name, "--one", asked.one, "--alone", "reread",
+               "--budget-s", str(asked.budget_s), "--device", asked.device]  # fmt: skip
     turn.take()
     try:
         told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout
