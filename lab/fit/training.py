@@ -339,7 +339,7 @@ def write(data: Data, joint: Joint, x: Floats, stack: str, found: Floats) -> Non
     members = {g.device: [at for at, other in enumerate(data.groups) if other == g] for g in own if g.device}
     at = {group: x[number] for number, group in enumerate(joint.groups)}
     made = {"title": title, "year": year, "basis": "fitted", "plan": plan, "default": stack not in SPECIAL,
-            "source": "fitted by lab/fit/training.py to published runs; see benchmarks/2026-11-15-training.md",
+            "source": "fitted by lab/fit/training.py to published runs; see lab/notes/published-training.md",
             "rows": {d: _precisions(data, members[d]) for d in sorted(members)},
             "devices": {g.device: {**_told(at[g]), "spread": _spread(found[members[g.device]])}
                         for g in sorted(own, key=lambda g: g.device) if g.device},

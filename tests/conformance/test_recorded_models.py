@@ -32,7 +32,7 @@ Compared = dict[str, tuple[dict[str, Any], Prediction, dict[str, float]]]
 
 
 @pytest.fixture(scope="module")
-def benchmarks() -> Iterator[tuple[ModuleType, ModuleType]]:
+def judges() -> Iterator[tuple[ModuleType, ModuleType]]:
     from lab.fit import recordings
     from lab.validate import models
 
@@ -45,9 +45,9 @@ def benchmarks() -> Iterator[tuple[ModuleType, ModuleType]]:
 
 
 @pytest.fixture(scope="module")
-def recorded(benchmarks: tuple[ModuleType, ModuleType]) -> dict[str, Compared]:
+def recorded(judges: tuple[ModuleType, ModuleType]) -> dict[str, Compared]:
     """Predicted over measured, by execution and workload."""
-    recordings, validation = benchmarks
+    recordings, validation = judges
     found: dict[str, Compared] = {"eager": {}, "compiled": {}}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""Launch configurations of attention by shape; figures are from one H200 (benchmarks/2026-11-15-attention.md)."""
+"""Launch configurations of attention by shape; figures are from one H200 (lab/notes/attention.md)."""
 
 from __future__ import annotations
 

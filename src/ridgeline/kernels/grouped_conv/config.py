@@ -26,7 +26,7 @@ def tiles(outputs: int) -> tuple[Tile, ...]:
     """Tiles worth trying, two, since each is a kernel to compile.
 
     Eight warps were the faster for groups of 24 and of 112 channels (53 and 58 µs, 134 and 145), four for bundles of 32
-    (26 and 32); 64 pixels lost everywhere, 256 gained 4 % at best (H200, benchmarks/grouped_convolutions.py).
+    (26 and 32); 64 pixels lost everywhere, 256 gained 4 % at best (H200, lab/notes/grouped-convolutions.md).
     """
     wide, narrow = Tile(128, 8), Tile(128, 4)
     return (narrow, wide) if outputs == GOOD_WIDTH else (wide, narrow)

@@ -28,7 +28,7 @@ class Linear:
 def choose(
     rows: int, k: int, n: int, itemsize: int, gated: bool, early: bool, num_sms: int, normed: bool = False
 ) -> Linear:
-    """The row kernel for one row and for float32; the tensor cores for the rest (benchmarks/2026-11-15-decode.md).
+    """The row kernel for one row and for float32; the tensor cores for the rest (lab/notes/attention.md).
 
     A norm's weight is read beside every row of the product's: four rows share it, one alone takes 22 µs for 14.
     """

@@ -40,7 +40,7 @@ def tiles(m: int, n: int, k: int) -> tuple[Tile, ...]:
     """
     # terms beyond which cuBLAS and a pass won every race: 1,024 terms 31 µs against 34 and 55 against 62, 1,152 12
     # against 16, 2,048 27 against 35; below, 26 of 27 were ours, by 1.03 to 1.86 times
-    # (benchmarks/2026-11-15-optimize.md)
+    # (lab/notes/optimized-models.md)
     if k > 1000:
         return ()
     if n <= 64:

@@ -1,4 +1,4 @@
-"""Launch configurations of softmax by shape; the measurements: benchmarks/2026-11-15-kernels.md."""
+"""Launch configurations of softmax by shape; the measurements: lab/notes/rows.md."""
 
 from __future__ import annotations
 

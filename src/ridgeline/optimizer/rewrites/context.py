@@ -29,7 +29,7 @@ _IN_PLACE = (
 LOWERED_BY = "lowered_by"
 """The option that says which compiler will lower the graph: one that fuses is left what it does as well."""
 SMALL = 1 << 18
-"""Below so many elements softmax and cross-entropy lose to PyTorch: 0.84-0.91x, benchmarks/2026-11-15-kernels.md."""
+"""Below so many elements softmax and cross-entropy lose to PyTorch: 0.84-0.91x, lab/notes/rows.md."""
 
 
 @dataclass(slots=True)

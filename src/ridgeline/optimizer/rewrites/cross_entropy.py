@@ -15,7 +15,7 @@ from ridgeline.optimizer.rewrites.context import Scene
 from ridgeline.optimizer.rewrites.op_names import Call, call, cast_target
 from ridgeline.optimizer.rewrites.registry import INFERENCE, TRAINING, Match, Worth, rewrite
 
-_RACED = "benchmarks/2026-11-15-kernels.md: cross-entropy forward 2.5x, backward 2.7x of the best contender"
+_RACED = "lab/notes/rows.md: cross-entropy forward 2.5x, backward 2.7x of the best contender"
 
 
 @dataclass(frozen=True, slots=True)

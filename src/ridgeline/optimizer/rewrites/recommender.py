@@ -17,7 +17,7 @@ from ridgeline.optimizer.rewrites.linear.horizontal_fusion import Pack, _is_plai
 from ridgeline.optimizer.rewrites.op_names import Call, call
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
 
-_NOTE = "benchmarks/2026-11-15-recommender.md"
+_NOTE = "lab/notes/families.md"
 FREE_FRAC = 0.4
 """Of the free memory, what tables may need while they are laid side by side."""
 

@@ -37,7 +37,7 @@ EAGERS_DICE = (("fallback_random", True),)
 FLOOR_REACHED = 1.05
 """This close to the floor there is nothing left to search for."""
 KERNELS_A_LEAF = 2.5
-"""Kernels a leaf module launches in eager mode, where nothing was priced: what the workloads of benchmarks/ show."""
+"""Kernels a leaf module launches in eager mode, where nothing was priced: what the networks of lab/workloads.py show."""
 HOST_A_KERNEL_S = 1.5e-5
 """What the host takes to start one in eager mode, at most: a model written as one function has a single leaf, and may
 be long all the same."""
@@ -66,7 +66,7 @@ MOST_ABLATIONS = 3
 MOST_SHORT_KERNELS = 24
 """Up to so many kernels a model is one op and what surrounds it: compiling it takes seconds, and all is tried."""
 COPY_BYTES_PER_S = 4.0e12
-"""What an H200 copies: 4.24e12 measured, benchmarks/2026-11-15-kernels.md."""
+"""What an H200 copies: 4.24e12 measured, lab/notes/rows.md."""
 MOST_COPIED_FRAC = 0.02
 HOST_S = 3e-4
 """Calls much longer than what the host needs for a few launches gain nothing from being recorded."""

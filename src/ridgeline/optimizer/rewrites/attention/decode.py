@@ -63,7 +63,7 @@ def num_seen(last: Tensor, more: int, keys: int) -> Tensor:
     "decode-attention",
     summary="attention of one query position over many keys becomes our kernel, key heads shared",
     modes=(INFERENCE,),
-    worth=Worth(eager=1.3, compiled=1.2, basis="benchmarks/2026-11-15-decode.md"),
+    worth=Worth(eager=1.3, compiled=1.2, basis="lab/notes/attention.md"),
     exact="reordered",
     needs_kernels=True,
 )

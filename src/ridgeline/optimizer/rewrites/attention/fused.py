@@ -29,7 +29,7 @@ from ridgeline.optimizer.rewrites.context import Scene
 from ridgeline.optimizer.rewrites.op_names import Call, call, cast_target
 from ridgeline.optimizer.rewrites.registry import Match, Worth, rewrite
 
-_RACED = "benchmarks/2026-11-15-optimize-rewrite.md: taken only where the race was won"
+_RACED = "lab/notes/optimized-models.md: taken only where the race was won"
 LEAST_ROWS = 64
 """Our kernel gives blocks of rows to multiprocessors and does not split keys: decoding would use a fraction of them."""
 LEAST_CAUSAL_ROWS = 2048

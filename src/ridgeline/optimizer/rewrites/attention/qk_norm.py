@@ -25,7 +25,7 @@ from ridgeline.optimizer.rewrites.rows.norm import Normed, called, spelled
     "head-norms",
     summary="RMSNorm of query and key heads and their rotary embedding become one kernel",
     modes=(INFERENCE,),
-    worth=Worth(eager=2.0, compiled=1.2, basis="1.28 times Inductor's, benchmarks/2026-11-16-rows.md"),
+    worth=Worth(eager=2.0, compiled=1.2, basis="1.28 times Inductor's, lab/notes/rows.md"),
     needs_kernels=True,
     before="norm",
 )

@@ -138,7 +138,7 @@ def _likely(sizes: Sizes) -> list[str]:
     """What may become of factors, the likely first; each that is tried is a kernel to compile.
 
     Of seven transposed convolutions cuDNN rounds both factors of all to the even one of two, of two plain ones to the
-    one farther from zero (H200, benchmarks/convolution_rounding.py); some transposed ones it rounds as plain ones.
+    one farther from zero (measured on an H200); some transposed ones it rounds as plain ones.
     """
     if sizes.transposed:
         first = ["even", "nearest"]

@@ -73,7 +73,7 @@ class Found:
     "products",
     summary=f"linear layers of at most {MAX_ROWS} rows become our kernels, with norm, gate and sum inside",
     modes=(INFERENCE,),
-    worth=Worth(eager=1.3, compiled=1.2, basis="benchmarks/2026-11-15-decode.md"),
+    worth=Worth(eager=1.3, compiled=1.2, basis="lab/notes/attention.md"),
     exact="reordered",
     needs_kernels=True,
 )

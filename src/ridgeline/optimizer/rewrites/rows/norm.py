@@ -17,7 +17,7 @@ from ridgeline.optimizer.rewrites.context import LOWERED_BY, Scene
 from ridgeline.optimizer.rewrites.op_names import Call, call, cast_target
 from ridgeline.optimizer.rewrites.registry import INFERENCE, TRAINING, Match, Worth, rewrite
 
-_RACED = "benchmarks/2026-11-15-kernels.md: forward 1.1-1.2x of the best contender, backward 1.66-1.77x"
+_RACED = "lab/notes/rows.md: forward 1.1-1.2x of the best contender, backward 1.66-1.77x"
 _NORM_WORTH = {
     INFERENCE: Worth(eager=1.2, compiled=0.95, basis=_RACED + "; inside a compiled graph the norm ends its fusions"),
     TRAINING: Worth(eager=1.6, compiled=1.2, basis=_RACED),

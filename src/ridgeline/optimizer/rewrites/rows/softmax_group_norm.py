@@ -20,7 +20,7 @@ LEAST_POSITIONS = 64
 
 Of [1024, 8192] in 16 groups it took 5 ms, PyTorch's 0.1; of 123039 positions 5 ms, PyTorch's 2.
 """
-_SOFTMAX = "benchmarks/2026-11-15-kernels.md: 1.2-3x of eager forward, 1.5-2.3x backward; compilers' own is as fast"
+_SOFTMAX = "lab/notes/rows.md: 1.2-3x of eager forward, 1.5-2.3x backward; compilers' own is as fast"
 
 
 @rewrite(

@@ -1,0 +1,1 @@
+"""One current note a subject; its tables are generated from recordings."""
