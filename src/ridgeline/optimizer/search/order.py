@@ -37,7 +37,7 @@ EAGERS_DICE = (("fallback_random", True),)
 FLOOR_REACHED = 1.05
 """This close to the floor there is nothing left to search for."""
 KERNELS_A_LEAF = 2.5
-"""Kernels a leaf module launches in eager mode, where nothing was priced: what the networks of lab/workloads.py show."""
+"""Kernels a leaf module launches in eager mode, where nothing was priced: as in lab/workloads.py."""
 HOST_A_KERNEL_S = 1.5e-5
 """What the host takes to start one in eager mode, at most: a model written as one function has a single leaf, and may
 be long all the same."""
