@@ -539,6 +539,9 @@ def serve(
     ] = None,
     concurrency: Annotated[int | None, typer.Option(help="Requests kept in flight.")] = None,
     rate: Annotated[float | None, typer.Option(help="Poisson arrivals a second.")] = None,
+    users: Annotated[
+        int | None, typer.Option(min=1, help="With --search: the fewest devices for so many requests in flight.")
+    ] = None,
     batch: Annotated[int | None, typer.Option(help="One static batch of this size.")] = None,
     trace_file: Annotated[Path | None, typer.Option("--trace-file", help="Recorded requests, CSV or JSONL.")] = None,
     isl: Annotated[int, typer.Option(min=1, help="Input tokens.")] = 1024,
@@ -566,7 +569,7 @@ def serve(
     from ridgeline.sim.serving.compose import Wanted
     from ridgeline.sim.serving.metrics import Slo
 
-    load = Load(concurrency, rate, batch, trace_file, isl, osl, requests, burst, ratio, seed)
+    load = Load(concurrency, rate, batch, trace_file, isl, osl, requests, burst, ratio, seed, users)
     wanted = Wanted(
         tp=tp, pp=pp, ep=ep, attention_dp=attention_dp, precision=precision, kv=kv, engine=engine,
         settings=settings_of(setting or []), disaggregated=disagg, draft=draft, accept_frac=accept,

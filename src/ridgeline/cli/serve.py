@@ -36,6 +36,7 @@ class Load:
     burst: float
     ratio: float
     seed: int
+    users: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,9 @@ def serve_and_show(model: str, on: str, load: Load, slo: Slo, wanted: Wanted, ou
 
 def search_and_show(model: str, on: str, load: Load, slo: Slo, wanted: Wanted, output: Output) -> None:
     """The cheapest deployment that keeps the SLO, and the frontier."""
-    need = Need(load.isl, load.osl, slo, load.rate or 0.0, load.burst, load.ratio)
+    if load.rate and load.users:
+        raise InputError("--rate and --users: give one kind of load")
+    need = Need(load.isl, load.osl, slo, load.rate or 0.0, load.burst, load.ratio, load.users or 0)
     found = search(model, on, need, wanted, None if output.json else _progress())
     if not output.json and sys.stderr.isatty():
         print(file=sys.stderr)
@@ -105,6 +108,10 @@ def search_and_show(model: str, on: str, load: Load, slo: Slo, wanted: Wanted, o
     out = draw.console()
     if found.best is not None:
         _show_points((found.best,), "Cheapest that keeps the SLO" if slo.asks else "Cheapest")
+        if need.users:
+            out.print(f"{need.users:,} users need {found.best.num_devices} of the devices of {on}")
+        if found.best.command:
+            out.print(Text("one replica: ", style=draw.DIM) + Text(found.best.command), soft_wrap=True)
     else:
         out.print("Nothing that was tried keeps the SLO: loosen it, take more devices, or quantize.", style="yellow")
     out.print()
@@ -260,7 +267,8 @@ def document(served: Served, found: Metrics, slo: Slo, points: tuple[Candidate, 
 def candidate_document(point: Candidate) -> dict[str, Any]:
     found = point.found.to_dict() if point.found else None
     return {"title": point.title, "precision": point.precision, "num_devices": point.num_devices,
-            "concurrency": point.concurrency, "keeps_slo": point.keeps, "why": point.why, "found": found}  # fmt: skip
+            "concurrency": point.concurrency, "keeps_slo": point.keeps, "why": point.why, "command": point.command,
+            "found": found}  # fmt: skip
 
 
 def searched_document(found: Searched) -> dict[str, Any]:
