@@ -16,8 +16,8 @@ both ends), beside eager, and its output is compared with eager's. With
 ``--rivals`` eager, torch.compile and torch.compile(mode="max-autotune") are timed on a second model that no search has
 touched, as far as the time goes; what was found before is kept where it does not. While others tune, their kernels are
 on the device too: ``loop`` holds the lower quartile of rounds in turns, and ``median`` the median. Networks of other
-kinds than the rewrites were written for are in ``lab/optimize/zoo.py`` and ``lab/optimize/more_networks.py``, in
-other spellings in ``lab/optimize/plain_networks.py``, and are given by their names.
+kinds than the rewrites were written for are in ``lab/optimize/zoo.py`` and ``lab/optimize/more_networks.py``, and
+are given by their names.
 """
 
 from __future__ import annotations
@@ -598,7 +598,7 @@ def built(name: str, device: str) -> dict[str, Any]:
     import torch
 
     from lab import workloads
-    from lab.optimize import more_networks, plain_networks  # noqa: F401  (they add to the zoo)
+    from lab.optimize import more_networks  # noqa: F401  (adds to the zoo)
     from lab.optimize import zoo as optimize_zoo
 
     torch.manual_seed(0)
