@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from ridgeline.findings.context.context import TraceContext
+from ridgeline.findings.context.context import TraceContext, derived
 from ridgeline.findings.context.gains import recorded_schedule
+from ridgeline.findings.context.host_time import main_threads
 from ridgeline.findings.finding import Finding
 from ridgeline.findings.replay.critical_path import Link, critical_path
+from ridgeline.findings.replay.replay import Index
 from ridgeline.trace.kind import Kind
 from ridgeline.trace.table import Trace, TraceBuilder, concat
 
@@ -41,10 +43,32 @@ def _window(context: TraceContext) -> Trace:
     return context.trace.select(rows)
 
 
+def link_name(context: TraceContext, link: Link) -> str:
+    """What a stretch of the critical path is: its kernel or call, or, of host time before a call, the innermost host
+    span that covers half of it (the data loader, a line of Python); empty where there is none."""
+    trace = context.trace
+    if link.kind != "host":
+        row = int((context.wiring.call_rows if link.kind == "call" else context.rows)[link.index])
+        return trace.words[int(trace.name[row])] if row >= 0 and link.kind in ("work", "call") else ""
+    if link.duration_s < 50e-6:  # between two calls of an op
+        return ""
+    start_ns, end_ns = int(context.clock.gap_start_ns[link.index]), int(context.clock.start_ns[link.index])
+    spans = _named_host_spans(context)
+    overlap = np.minimum(context.end_ns[spans], end_ns) - np.maximum(context.start_ns[spans], start_ns)
+    around = spans[overlap > 0.5 * (end_ns - start_ns)]
+    return trace.words[int(trace.name[around[np.argmin(trace.duration_s[around])]])] if len(around) else ""
+
+
+@derived
+def _named_host_spans(context: TraceContext) -> Index:
+    """Host spans that say what a thread which launches does, the collector's on any thread."""
+    spans = context.of_kind(Kind.OP, Kind.ANNOTATION, Kind.PYTHON, Kind.DATALOADER, Kind.GC)
+    collects = context.trace.kind[spans] == int(Kind.GC)
+    return np.asarray(spans[np.isin(context.trace.thread[spans], main_threads(context)) | collects], dtype=np.int64)
+
+
 def _add_link(build: TraceBuilder, context: TraceContext, link: Link, rank: int) -> None:
-    rows = context.wiring.call_rows if link.kind in ("call", "host") else context.rows
-    row = int(rows[link.index])
-    name = context.trace.words[int(context.trace.name[row])] if row >= 0 and link.kind in ("work", "call") else ""
+    name = link_name(context, link)
     start_s = context.window.start_ns / 1e9 + link.start_s
     word = _WORDS[link.kind]
     place: dict[str, Any] = {"kind": Kind.ANNOTATION, "device": -1, "stream": -1, "thread": 0, "rank": rank}

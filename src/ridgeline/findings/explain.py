@@ -8,6 +8,7 @@ from dataclasses import replace
 from ridgeline.findings.alternatives import with_alternatives
 from ridgeline.findings.context.candidate import Candidate
 from ridgeline.findings.context.context import TraceContext
+from ridgeline.findings.context.first_use import is_warm_up
 from ridgeline.findings.context.gains import (
     budget_s,
     hides_its_host,
@@ -18,7 +19,7 @@ from ridgeline.findings.context.gains import (
     unrecorded_step_s,
 )
 from ridgeline.findings.context.loop_turns import LOOPS, STOPS, are_one_loop
-from ridgeline.findings.finding import Finding
+from ridgeline.findings.finding import Finding, clipped
 from ridgeline.findings.replay.fix import time_budget
 from ridgeline.findings.rule import Rule, is_general, rule_named, rules
 from ridgeline.findings.scored import Scored, finding_of, scored_of
@@ -34,13 +35,14 @@ MAX_FINDINGS = 12
 
 def findings_of(context: TraceContext, chosen: Iterable[Rule] | None = None) -> list[Finding]:
     """What to change, most valuable first; together they bring at most the step, as recorded where nobody timed one."""
-    if not context.program.num_works:
+    if not context.program.num_works or is_warm_up(context):
         return []
     asked = [(rule, rule.detect(context)) for rule in (rules() if chosen is None else sorted(chosen, key=_order))]
     scored = [scored_of(context, rule, candidate) for rule, candidate in _budgeted(context, asked)]
     scored.sort(key=lambda found: -found.expected_s)
     told = _with_turns(context, _summed(context, scored), scored)
-    return with_alternatives(context, told, scored, asked)
+    step_ms = unrecorded_step_s(context) * 1e3
+    return [clipped(finding, step_ms) for finding in with_alternatives(context, told, scored, asked)]
 
 
 def _order(rule: Rule) -> int:
@@ -85,7 +87,7 @@ def _surely_ms(context: TraceContext, found: Scored, finding: Finding) -> float:
     have left nothing)."""
     if found.rule.saves == "host" or (context.is_timed and not hides_its_host(context)):
         return finding.low_ms
-    worst_s = found.rule.trust.low * found.surely_s
+    worst_s = found.trust.low * found.surely_s
     return max(0.0, (1.0 - found.rule.slack) * worst_s - step_noise_s(context)) * 1e3
 
 

@@ -13,10 +13,18 @@ from ridgeline.findings.accounting.account import account, with_prices
 from ridgeline.findings.accounting.needed import Comparison, compared
 from ridgeline.findings.accounting.waterfall import Waterfall, waterfall_table
 from ridgeline.findings.context.context import TraceContext
+from ridgeline.findings.context.first_use import is_warm_up
 from ridgeline.findings.context.floors import Gap, gaps_of, priced
-from ridgeline.findings.context.gains import recorded_frac, recorded_schedule, recorded_step_s, unrecorded_step_s
+from ridgeline.findings.context.gains import (
+    recorded_frac,
+    recorded_schedule,
+    recorded_step_s,
+    unrecorded_step_s,
+    unsteady_s,
+)
 from ridgeline.findings.explain import findings_of
 from ridgeline.findings.finding import Finding, together_ms
+from ridgeline.findings.recording import what_is_missing
 from ridgeline.findings.replay.critical_path import path_ms
 from ridgeline.graph import Graph
 from ridgeline.hardware import Device
@@ -34,7 +42,10 @@ from ridgeline.units import show_bytes
 
 MAX_PLACES = 5
 HEALTHY_FRAC = 0.9
-FIRST_USE = "A first use: most of the time the device is opened or code is loaded. Record after a few steps."
+FIRST_USE = (
+    "A first use: most of the time the device is opened, code is loaded or compiled, or plans are built. Record "
+    "after a few steps."
+)
 NAMED_FRAC = 0.02
 """Of the step: findings that bring less, now and once those above them are done, are not in the verdict."""
 
@@ -273,7 +284,7 @@ def explained(
     extra_s = against.extra_s if against else None
     recorded = account(priced(context) or trace, found, others, extra_s)
     waterfall = recorded.without_recording(unrecorded_step_s(context) * 1e3)
-    cold = checked.verdict == "poor" and checked.has("cold") and not findings
+    cold = is_warm_up(context) or (checked.verdict == "poor" and checked.has("cold") and not findings)
     return Explanation(
         title=trace.title,
         device=found.name if found else _recorded_name(trace),
@@ -340,20 +351,23 @@ def verdict_of(context: TraceContext, findings: Sequence[Finding], whole: Mappin
         return _held(max(held, key=lambda peak: peak.allocated_bytes))
     if not whole["all"]["num_gpu_events"]:
         return _nothing_ran(context.trace)
+    busy = busy_ms / total_ms if total_ms else 0.0
     if findings:
         least_ms = NAMED_FRAC * unrecorded_step_s(context) * 1e3
         weighty = [finding for finding in findings[:2] if finding.later_ms >= least_ms] or findings[:1]
         named = [finding.cause.split(":")[0].split(" (")[0] for finding in weighty]
         share = min(1.0, together_ms(findings) / 1e3 / unrecorded_step_s(context))
         causes = _capitalized(", and ".join(named))
-        return f"{causes}: {share:.0%} of the step can be won back."
-    busy = busy_ms / total_ms if total_ms else 0.0
+        missing = what_is_missing(context) if busy < 0.5 else ""
+        return f"{causes}: {share:.0%} of the step can be won back.{_unsteady(context)}{' ' * bool(missing)}{missing}"
+    lost = context.wiring.unexplained_s / context.window.duration_s
+    if (lost > 0.1 or busy < 0.5) and (missing := what_is_missing(context)):
+        return f"The device is busy {busy:.0%} of the time, and the trace does not say what it waits for. {missing}"
     if quality(context.trace).has("no_calls") and busy < HEALTHY_FRAC:
         return (
             f"No known mistake was found; the device is busy {busy:.0%} of the time, and without launch calls in the "
             "file nobody can say what it waits for."
         )
-    lost = context.wiring.unexplained_s / context.window.duration_s
     if lost > 0.1:
         return f"No known mistake. The device waits {lost:.0%} of the time and the trace does not say for what."
     if busy >= HEALTHY_FRAC:
@@ -365,6 +379,17 @@ def verdict_of(context: TraceContext, findings: Sequence[Finding], whole: Mappin
             f"about {alone:.0%} of the time without it."
         )
     return f"No known mistake was found; the device is busy {busy:.0%} of the time."
+
+
+def _unsteady(context: TraceContext) -> str:
+    over_s = unsteady_s(context)
+    if not over_s:
+        return ""
+    timed_s = unrecorded_step_s(context)
+    return (
+        f" The baseline is unsteady: a step took {timed_s * 1e3:.3g} ms without the profiler and "
+        f"{(timed_s - over_s) * 1e3:.3g} ms with it, which every interval below is wider by; time it again."
+    )
 
 
 def _capitalized(text: str) -> str:

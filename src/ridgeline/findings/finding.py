@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 
@@ -69,6 +69,25 @@ class Finding:
         document["place"] = asdict(self.where)
         del document["rows"]
         return document
+
+
+def clipped(finding: Finding, most_ms: float) -> Finding:
+    """The finding with no promise above this, such as its step or the bar of time that it explains."""
+    low_ms, high_ms = min(finding.low_ms, most_ms), min(finding.high_ms, most_ms)
+    return replace(
+        finding,
+        low_ms=low_ms,
+        high_ms=high_ms,
+        expected_ms=min(finding.expected_ms, most_ms),
+        later_ms=min(finding.later_ms, most_ms),
+        in_turn_ms=min(finding.in_turn_ms, most_ms),
+    )
+
+
+def clip_to_bars(findings: Sequence[Finding], bar_ms: Mapping[str, float]) -> tuple[Finding, ...]:
+    """Findings that promise at most the milliseconds a step which the accounting gives to the bars of their rule; a
+    rule without an entry keeps its promise."""
+    return tuple(clipped(finding, bar_ms[finding.rule]) if finding.rule in bar_ms else finding for finding in findings)
 
 
 def together_ms(findings: Sequence[Finding]) -> float:

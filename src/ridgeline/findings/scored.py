@@ -18,7 +18,7 @@ from ridgeline.findings.context.gains import (
 )
 from ridgeline.findings.context.host_time import is_fed_late
 from ridgeline.findings.finding import Finding
-from ridgeline.findings.replay.calibration import UNMEASURED_FRAC
+from ridgeline.findings.replay.calibration import UNMEASURED_FRAC, Trust
 from ridgeline.findings.replay.replay import Edit
 from ridgeline.findings.rule import Rule
 
@@ -37,9 +37,13 @@ class Scored:
     surely_s: float  # worst by the likeliest host where the step does not tell how fast its host is
 
     @property
+    def trust(self) -> Trust:
+        return self.candidate.trust or self.rule.trust
+
+    @property
     def expected_s(self) -> float:
         """The middle of what the likeliest host gives."""
-        trusted = self.rule.trust
+        trusted = self.trust
         return (trusted.low * self.likely_s[0] + trusted.high * self.likely_s[1]) / 2
 
 
@@ -61,7 +65,7 @@ def _is_paced(context: TraceContext, candidate: Candidate) -> bool:
 
 def finding_of(context: TraceContext, found: Scored, in_turn_s: float) -> Finding:
     """What a change promises on its own, with what it adds to those above it."""
-    trusted = found.rule.trust
+    trusted = found.trust
     step_s = unrecorded_step_s(context)
     had_s = most_gain_s(context, found.candidate.fix)
     best_s = min(trusted.high * found.best_s * pace_of(context), had_s, longest_step_s(context))

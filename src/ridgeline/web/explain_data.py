@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.errors import RidgelineError
+from ridgeline.findings.annotate import link_name
 from ridgeline.findings.context.context import TraceContext
 from ridgeline.findings.context.floors import with_work
 from ridgeline.findings.context.gains import recorded_schedule
@@ -174,17 +175,19 @@ def _critical(scene: TraceContext, start_ns: int, end_ns: int) -> list[list[Any]
     """Stretches of the critical path inside the step; neighbors of a kind are drawn as one."""
     low_s, high_s = (start_ns - scene.window.start_ns) / 1e9, (end_ns - scene.window.start_ns) / 1e9
     made: list[list[Any]] = []
+    longest_ms = 0.0
     for link in critical_path(scene.wiring.program, recorded_schedule(scene)):
         if link.end_s <= low_s or link.start_s >= high_s or link.duration_s <= 0:
             continue
         start_ms, end_ms = (max(link.start_s, low_s) - low_s) * 1e3, (min(link.end_s, high_s) - low_s) * 1e3
-        side = "device" if link.kind in ("work", "queue") else "host"
+        side, name = "device" if link.kind in ("work", "queue") else "host", link_name(scene, link)
         if made and made[-1][2] == side and start_ms - made[-1][1] < 1e-3:
             made[-1][1] = end_ms
+            if name and end_ms - start_ms > longest_ms:  # a stretch is called what most of it is
+                longest_ms, made[-1][3] = end_ms - start_ms, name
         else:
-            rows = scene.rows if link.kind in ("work", "queue", "launch") else scene.wiring.call_rows
-            row = int(rows[link.index])
-            made.append([start_ms, end_ms, side, (scene.trace.words[int(scene.trace.name[row])] if row >= 0 else "")])
+            longest_ms = end_ms - start_ms if name else 0.0
+            made.append([start_ms, end_ms, side, name])
     return made[: MAX_SPANS // 2]
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ridgeline.findings.finding import Where
+from ridgeline.findings.replay.calibration import Trust
 from ridgeline.findings.replay.fix import Fix
 
 
@@ -21,5 +22,6 @@ class Candidate:
     evidence: tuple[dict[str, Any], ...] = ()
     spans: tuple[int, ...] = ()
     unchecked: tuple[str, ...] = ()
+    trust: Trust | None = None  # where this form of a cause is known better than its rule
     least_frac: float = 0.02  # of the step, from which on it is worth a sentence
     sure_frac: float = 0.0  # of the step, what it must bring at worst: for what every eager program has some of

@@ -41,9 +41,21 @@ def hides_its_host(context: TraceContext) -> bool:
 
 
 def step_noise_s(context: TraceContext) -> float:
-    """What the step may differ by when it is measured again: as unrecorded steps vary, else as others did."""
+    """What the step may differ by when it is measured again: as unrecorded steps vary, else as others did; and what an
+    unsteady program differed by between its two measurements."""
     spread_s = context.number("unprofiled_spread_s")
-    return UNMEASURED_FRAC * unrecorded_step_s(context) if spread_s is None else NOISE * spread_s
+    varies_s = UNMEASURED_FRAC * unrecorded_step_s(context) if spread_s is None else NOISE * spread_s
+    return varies_s + unsteady_s(context)
+
+
+def unsteady_s(context: TraceContext) -> float:
+    """Seconds by which a step took longer unrecorded than recorded, if that is a tenth and more than steps vary by:
+    recording only slows a program, so it ran differently in the two."""
+    timed_s = unprofiled_step_s(context)
+    if timed_s is None:
+        return 0.0
+    over_s = timed_s - context.window.step_s
+    return over_s if over_s > max(0.1 * timed_s, 3.0 * (context.number("unprofiled_spread_s") or 0.0)) else 0.0
 
 
 def edit_for(context: TraceContext, fix: Fix, *, best: bool) -> Edit:

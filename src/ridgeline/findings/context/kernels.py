@@ -35,6 +35,12 @@ def launched_late(context: TraceContext) -> Index:
     return np.flatnonzero(dry & alone & linked(context))
 
 
+def half_type(context: TraceContext) -> str:
+    """The type of 16 bits that this device multiplies fastest, as PyTorch calls it."""
+    has_bf16 = context.device is None or ("tensor", "bf16") in context.device.peaks
+    return "bfloat16" if has_bf16 else "float16"
+
+
 @derived
 def stream_order(context: TraceContext) -> tuple[Index, Index]:
     """Works in the order in which they ran, stream by stream, and the place of each in it."""

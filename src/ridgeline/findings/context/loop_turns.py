@@ -25,13 +25,13 @@ def are_one_loop(context: TraceContext, loop: Fix, stops: Fix) -> bool:
     calls = np.sort(stops.freed)
     if len(calls) < MANY * num_rounds(context):
         return False
-    times_ns = np.sort(_made_ns(context, loop.works))
+    times_ns = np.sort(made_ns(context, loop.works))
     reached = np.searchsorted(times_ns, context.clock.start_ns[calls])
     turns = (np.diff(reached) > 0) & (np.diff(calls) <= TURN)
     return bool(turns.mean() >= IN_TURNS)
 
 
-def _made_ns(context: TraceContext, works: Index) -> Index:
+def made_ns(context: TraceContext, works: Index) -> Index:
     """When works were launched; those of a gradient when what it is the gradient of was."""
     numbers = context.trace.extra.get("sequence")
     times_ns = context.launch_ns[works].copy()

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.findings.context.context import TraceContext, derived
+from ridgeline.findings.context.first_use import is_first_use
 from ridgeline.findings.context.host_time import _away, elsewhere_time
 from ridgeline.findings.context.nesting import launching_spans
 from ridgeline.findings.context.rounds import num_rounds
@@ -17,7 +18,8 @@ STOPS = 4
 
 def stalled_spans(context: TraceContext, spans: Index) -> tuple[Index, float]:
     """Spans that took over ten times (and 50 µs more than) what their name usually takes by itself, without what
-    is inside of it: a thread that is not running stops in the middle of an op as well as of a call."""
+    is inside of it: a thread that is not running stops in the middle of an op as well as of a call. What builds a
+    plan for a new shape was running."""
     waiting = context.wiring.call_rows[context.program.waits_for >= 0]
     own = spans[~np.isin(spans, waiting)]
     if not len(own):
@@ -26,6 +28,7 @@ def stalled_spans(context: TraceContext, spans: Index) -> tuple[Index, float]:
     seconds = np.maximum(0.0, context.trace.duration_s[own] - inside[own])
     usual = _usual_s(context.trace.name[own], seconds)
     long = _is_unusual(seconds, usual) & ~_works_on(context, own, seconds, usual)
+    long &= ~is_first_use(context, own)
     return own[long], float((seconds - usual)[long].sum())
 
 

@@ -14,6 +14,7 @@ from ridgeline.findings.context.nesting import op_time
 from ridgeline.findings.context.rounds import num_rounds
 from ridgeline.findings.context.training import trains
 from ridgeline.findings.finding import Where
+from ridgeline.findings.replay.calibration import Trust
 from ridgeline.findings.replay.fix import Fix
 from ridgeline.findings.replay.replay import Index, Seconds
 from ridgeline.findings.rule import rule
@@ -170,6 +171,7 @@ def _pipeline_bubble(context: TraceContext) -> Candidate | None:
         evidence=host_evidence(context, waits),
         spans=tuple(waits[:200].tolist()),
         unchecked=("whether the memory allows more micro-batches in flight",),
+        trust=Trust(0.65, 1.0, "assumed: a schedule without bubbles is the best there is"),
     )
 
 

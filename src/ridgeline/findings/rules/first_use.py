@@ -5,24 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from ridgeline.findings.context.candidate import Candidate
-from ridgeline.findings.context.context import TraceContext
+from ridgeline.findings.context.context import SURE_FRAC, TraceContext
 from ridgeline.findings.context.evidence import host_evidence, place_of_host
-from ridgeline.findings.context.first_use import first_use_spans
+from ridgeline.findings.context.first_use import compiling_spans, first_use_spans
 from ridgeline.findings.context.host_time import stretched
 from ridgeline.findings.context.rounds import recurs
 from ridgeline.findings.replay.fix import Fix
 from ridgeline.findings.rule import rule
 from ridgeline.trace.kind import Kind
 from ridgeline.units import show_ms
-
-COMPILES = (
-    r"_compile\.compile_inner|^(?!.*\.py\(\d+\)).*(compile_fx|dynamo_timed|entire_frame_compile|backend_compile)"
-    r"|^TorchDynamo\b.*compil|\bconvert_frame\.py\(\d+\): (_compile|compile_inner|_compile_inner)$"
-    r"|compile_fx\.py\(\d+\): \w*(compile_fx|fx_codegen_and_compile)\w*$"
-    r"|\btriton\W.*\.py\(\d+\): (compile|_do_compile|make_cubin)$|^triton\w*compile"
-)
-"""What runs while code is made. With a stack recorded, files of the compiler are around every call of what was compiled
-before (`eval_frame.py: compile_wrapper`, Triton's `launch_metadata`, `compile_fx.py: run`)."""
 
 
 @rule("first-use", version=3, order=12, saves="host")
@@ -32,7 +23,7 @@ def first_use(context: TraceContext) -> Candidate | None:
 
 
 def _recompiles(context: TraceContext) -> Candidate | None:
-    spans = context.host_spans(COMPILES, Kind.ANNOTATION, Kind.OP, Kind.PYTHON, Kind.OTHER)
+    spans = compiling_spans(context)
     time = context.time_of(spans)
     if not recurs(context, time):  # once, it is the first time
         return None
@@ -83,4 +74,5 @@ def _builds_plans(context: TraceContext) -> Candidate | None:
         evidence=host_evidence(context, spans),
         spans=tuple(spans[:200].tolist()),
         unchecked=("whether shapes can be bucketed",),
+        sure_frac=SURE_FRAC,
     )

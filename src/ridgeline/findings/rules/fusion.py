@@ -12,7 +12,7 @@ from ridgeline.findings.context.attention_upcast import cast_up
 from ridgeline.findings.context.candidate import Candidate
 from ridgeline.findings.context.context import SURE_FRAC, TraceContext
 from ridgeline.findings.context.evidence import kernel_evidence, place_of
-from ridgeline.findings.context.kernels import is_on_device_copy
+from ridgeline.findings.context.kernels import half_type, is_on_device_copy
 from ridgeline.findings.context.nesting import is_under, op_time, under
 from ridgeline.findings.context.rounds import num_rounds
 from ridgeline.findings.context.shapes import (
@@ -28,6 +28,7 @@ from ridgeline.findings.context.training import BACKWARD, passes_a_step, trains
 from ridgeline.findings.replay.fix import Fix
 from ridgeline.findings.replay.replay import Index, Mask, Seconds
 from ridgeline.findings.rule import rule
+from ridgeline.findings.rules.experts import over_experts
 from ridgeline.trace.kind import Kind
 
 EXPONENTIAL = ("aten::exp", "aten::exp_", "aten::mul")
@@ -376,8 +377,8 @@ def weight_casts(context: TraceContext) -> Candidate | None:
         cause="autocast, or a cast that somebody wrote, converts weights to the compute dtype in every pass",
         change=change
         if trains(context)
-        else "keep the weights in bf16 for inference (model.bfloat16()); of eight bits, products that read them as "
-        "they are (torch.compile, torch._weight_int8pack_mm, torch._scaled_mm)",
+        else f"keep the weights in 16 bits for inference (model.to(torch.{half_type(context)})); of eight bits, "
+        "products that read them as they are (torch.compile, torch._weight_int8pack_mm, torch._scaled_mm)",
         where=place_of(context, works),
         fix=_cast_once(context, works, 1.0 / passes) if trains(context) else _weights_kept(context, works),
         evidence=kernel_evidence(context, works),
@@ -402,7 +403,8 @@ def _frozen_casts(context: TraceContext, works: Index) -> Candidate | None:
     return Candidate(
         what=f"{len(works) / context.num_steps:.3g} casts of frozen weights a step",
         cause="autocast converts fp32 weights that never change to the compute dtype, again in every pass",
-        change="keep the frozen weights in bf16 (module.to(torch.bfloat16)): no optimizer wants them in fp32",
+        change=f"keep the frozen weights in 16 bits (module.to(torch.{half_type(context)})): no optimizer wants them "
+        "in fp32",
         where=place_of(context, works),
         fix=_weights_kept(context, works),
         evidence=kernel_evidence(context, works),
@@ -533,7 +535,10 @@ def perhaps_a_loop(context: TraceContext) -> Candidate | None:
     tell="whether a turn of the loop needs what the one before gave; if not, all of them can be one op",
 )
 def tensor_loop(context: TraceContext) -> Candidate | None:
-    """The same small op again and again, tensor by tensor: averages of weights, norms of gradients, schedules."""
+    """The same small op again and again, tensor by tensor: averages of weights, norms of gradients, schedules; or
+    experts one by one."""
+    if (experts := over_experts(context)) is not None:
+        return experts
     pieces = _small_runs(context)
     joins = context.named(r"^aten::(cat|stack)$", "op")
     pieces = [piece for piece in pieces if _over_tensors(context, piece, _joins_many(context, piece[joins[piece]]))]

@@ -8,7 +8,6 @@ import numpy as np
 from ridgeline.findings.context.candidate import Candidate
 from ridgeline.findings.context.context import SURE_FRAC, TraceContext, inside_window
 from ridgeline.findings.context.evidence import host_evidence, kernel_evidence, memory_frac, place_of, place_of_host
-from ridgeline.findings.context.first_use import not_first_use
 from ridgeline.findings.context.gains import recorded_frac
 from ridgeline.findings.context.host_time import (
     between_epochs,
@@ -83,7 +82,7 @@ def cpu_affinity(context: TraceContext) -> Candidate | None:
     if usable is None or cores is None or usable > min(FEW_CORES, cores / 4):
         return None
     spans = loading_spans(context)
-    stalls, _ = stalled_spans(context, not_first_use(context, context.of_kind(Kind.OP, Kind.RUNTIME)))
+    stalls, _ = stalled_spans(context, context.of_kind(Kind.OP, Kind.RUNTIME))
     time = joined(context.time_of(np.union1d(spans, stalls)), elsewhere_time(context))
     if context.frac(time.total / 1e9 / context.num_steps) < 0.02:
         return None
@@ -503,7 +502,7 @@ def _adds_up(context: TraceContext, passes: float) -> bool:
 
 def perhaps_host_contention(context: TraceContext) -> Candidate | None:
     """Fewer stalls than that, or long gaps some of which are between ops that usually follow at once."""
-    stalls, excess_s = stalled_spans(context, not_first_use(context, _of_launching(context)))
+    stalls, excess_s = stalled_spans(context, _of_launching(context))
     stopped_s = stopped_for_s(context, PERHAPS_STOPPED)
     if (
         max(context.frac(excess_s / context.num_steps), context.frac(stopped_s / context.num_steps))
@@ -528,7 +527,7 @@ def perhaps_host_contention(context: TraceContext) -> Candidate | None:
 def host_contention(context: TraceContext) -> Candidate | None:
     """The same op now and then takes many times its usual host time: the thread was not running. Between ops it was not
     running either: long gaps go along."""
-    stalls, excess_s = stalled_spans(context, not_first_use(context, _of_launching(context)))
+    stalls, excess_s = stalled_spans(context, _of_launching(context))
     few = context.frac(excess_s / context.num_steps) < 0.05 or not lasts_on(context, stalls)
     if few and context.frac(mostly_stopped_s(context) / context.num_steps) < STOPPED_FRAC:
         return None

@@ -9,6 +9,7 @@ import numpy as np
 from ridgeline.findings.context.candidate import Candidate
 from ridgeline.findings.context.context import TraceContext
 from ridgeline.findings.context.evidence import kernel_evidence, memory_frac, place_of
+from ridgeline.findings.context.kernels import half_type
 from ridgeline.findings.context.nesting import op_time, spans_under, under
 from ridgeline.findings.context.rounds import num_rounds
 from ridgeline.findings.context.shapes import (
@@ -81,8 +82,8 @@ def logits(context: TraceContext) -> Candidate | None:
         "the vocabulary's width",
         cause="logits materialized"
         + (" in fp32: a copy of every logit and its gradient" if fp32 else " and walked by every part of the loss"),
-        change="leave the logits in bf16 for F.cross_entropy (it accumulates in fp32), or a fused or chunked "
-        "linear-cross-entropy",
+        change=f"leave the logits in {half_type(context)} for F.cross_entropy (it accumulates in fp32), or a fused or "
+        "chunked linear-cross-entropy",
         where=place_of(context, works),
         fix=Fix(works=works, keep_best=0.2, keep_worst=0.75),
         evidence=kernel_evidence(context, works),

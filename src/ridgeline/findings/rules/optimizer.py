@@ -41,7 +41,6 @@ UNWANTED = 4
 """Gradients a round of weights that nobody updates, at least: one or two are of inputs that somebody changes."""
 COVERED_FRAC = 0.8
 """Of the sizes that gradients have, those that an update by hand writes over."""
-FUSED = "torch.optim.AdamW(…, fused=True) (SGD and Adam have it too); foreach=True where fused is missing"
 SPARSE = r"^aten::(_?coalesce|sparse_mask|_nnz|sparse_dim)$"
 COMPILED = "torch._foreach_… over lists of weights, or torch.compile(optimizer.step): this optimizer has no fused form"
 
@@ -59,7 +58,7 @@ def perhaps_updates(context: TraceContext) -> Candidate | None:
     return Candidate(
         what=f"{len(works) / context.num_steps:,.0f} kernels a step over what has the weights' sizes, after gradients",
         cause="unfused optimizer: weights are updated one tensor after another",
-        change=FUSED,
+        change=_fused_form(context, ops[:0]),
         where=place_of(context, works),
         fix=Fix(works=works, keep_best=0.2, keep_worst=0.6, host=time, host_best=0.05, host_worst=0.4),
         evidence=kernel_evidence(context, works),
@@ -97,7 +96,7 @@ def unfused_optimizer(context: TraceContext) -> Candidate | None:
         what=f"The optimizer runs {len(works) / context.num_steps:,.0f} kernels a step, "
         f"{context.per_step_s(works) * 1e3:.3g} ms",
         cause=f"unfused optimizer: {how}",
-        change=FUSED if fusible else COMPILED,
+        change=_fused_form(context, spans) if fusible else COMPILED,
         where=place_of_host(context, spans),
         fix=Fix(
             works=works,
@@ -110,6 +109,14 @@ def unfused_optimizer(context: TraceContext) -> Candidate | None:
         evidence=kernel_evidence(context, works),
         spans=tuple(spans[:200].tolist()),
     )
+
+
+def _fused_form(context: TraceContext, steps: Index) -> str:
+    """How to get the fused form of the optimizer that runs in these steps; of none by name where nothing names it."""
+    names = {context.trace.words[int(word)] for word in np.unique(context.trace.name[steps])}
+    named = sorted({name.split("#")[1].split(".")[0] for name in names if "#" in name})
+    which = f"torch.optim.{named[0]}(…, fused=True)" if len(named) == 1 else "fused=True in the optimizer's arguments"
+    return f"{which}; foreach=True where a parameter or the device has no fused form"
 
 
 def _sizes_learned(context: TraceContext) -> set[str]:

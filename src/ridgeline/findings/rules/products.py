@@ -12,7 +12,7 @@ from ridgeline.findings.context.candidate import Candidate
 from ridgeline.findings.context.context import SURE_FRAC, TraceContext
 from ridgeline.findings.context.evidence import kernel_evidence, place_of
 from ridgeline.findings.context.fact import positive
-from ridgeline.findings.context.kernels import in_precision, stream_order
+from ridgeline.findings.context.kernels import half_type, in_precision, stream_order
 from ridgeline.findings.context.nesting import factored, under
 from ridgeline.findings.context.shapes import Product, first_dtype, is_shape, parsed, product_of, shaped_ops
 from ridgeline.findings.context.training import BACKWARD
@@ -128,7 +128,8 @@ def _in_double(context: TraceContext) -> Candidate | None:
         what=f"Products in double precision: {share:.0%} of kernel time",
         cause="fp64 matrix products: twice the bytes everywhere, and a small part of the Tensor Cores' rate",
         change="x.float() where the data comes in (numpy makes doubles), and "
-        "torch.set_float32_matmul_precision(\"high\") (TF32) or torch.autocast('cuda', dtype=torch.bfloat16)",
+        'torch.set_float32_matmul_precision("high") (TF32) or '
+        f"torch.autocast('cuda', dtype=torch.{half_type(context)})",
         where=place_of(context, works),
         fix=Fix(
             works=np.concatenate((works, others)),
@@ -186,7 +187,7 @@ def _in_single(context: TraceContext) -> Candidate | None:
     return Candidate(
         what=f"Tensor Cores unused: {share:.0%} of kernel time is fp32 products without them",
         cause="TF32/BF16 off: fp32 matrix products and convolutions run on the vector units",
-        change=f"{high}torch.autocast('cuda', dtype={'torch.bfloat16' if has_tf32 else 'torch.float16'})",
+        change=f"{high}torch.autocast('cuda', dtype=torch.{half_type(context)})",
         where=place_of(context, works),
         fix=Fix(works=works, keep_best=best, keep_worst=worst),
         evidence=kernel_evidence(context, works),

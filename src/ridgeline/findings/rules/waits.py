@@ -18,6 +18,7 @@ from ridgeline.findings.context.rounds import comes_again, num_rounds
 from ridgeline.findings.context.shapes import first_dtype
 from ridgeline.findings.context.waits import Wait, copies_of, host_waits, launches_between, next_launch
 from ridgeline.findings.finding import Where
+from ridgeline.findings.replay.calibration import Trust
 from ridgeline.findings.replay.fix import NOWHERE, Fix, joined
 from ridgeline.findings.replay.replay import Index
 from ridgeline.findings.rule import rule
@@ -418,6 +419,12 @@ def _synchronize(context: TraceContext) -> Candidate | None:
         evidence=host_evidence(context, _rows(waits)),
         spans=tuple(_rows(waits)[:200].tolist()),
         unchecked=("whether the program needs the order that the synchronization gives",),
+        trust=Trust(
+            0.75,
+            1.25,
+            "fitted: recordings on an H200 gained 0.81 of the replayed worst to 1.2 times the best: graphs "
+            "that follow each other at once still begin one after another",
+        ),
     )
 
 
