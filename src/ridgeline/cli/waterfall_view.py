@@ -54,9 +54,10 @@ def show_waterfall(out: Console, found: Waterfall) -> None:
     numbers = 10 + 6 + WIDTH + 8  # the columns between the name and the place, with the gaps beside them
     room = min(48, max(24, out.width - numbers - 30))
     place = max(0, out.width - numbers - room - 2)
-    for name, *cells, where in rows:
-        cut = clipped(str(name), room)
-        made.add_row(Text(cut, style="bold") if isinstance(name, Text) else cut, *cells, clipped(str(where), place))
+    for row in rows:
+        cut = clipped(str(row[0]), room)
+        head = Text(cut, style="bold") if isinstance(row[0], Text) else cut
+        made.add_row(head, *row[1:4], clipped(str(row[4]), place))
     out.print(made)
     notes = [*found.notes]
     if found.named_idle_frac < 0.995:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -284,6 +284,8 @@ def explained(
     extra_s = against.extra_s if against else None
     recorded = account(priced(context) or trace, found, others, extra_s)
     waterfall = recorded.without_recording(unrecorded_step_s(context) * 1e3)
+    findings, rules = _within_bars(findings, recorded, trace)
+    waterfall = waterfall.with_findings(rules)
     cold = is_warm_up(context) or (checked.verdict == "poor" and checked.has("cold") and not findings)
     return Explanation(
         title=trace.title,
@@ -304,6 +306,29 @@ def explained(
         against_model=against,
         context=context,
     )
+
+
+def _within_bars(
+    findings: Sequence[Finding], recorded: Waterfall, trace: Trace
+) -> tuple[tuple[Finding, ...], dict[str, list[str]]]:
+    """Findings that promise at most what the bars that they are about have, and the rules about each bar.
+
+    A wait of the host costs what follows it: where the bars of its own spans hold less than is expected, it is about
+    all of the idle time.
+    """
+    idle = [bar for bar in recorded.bars if bar.stage == "idle"]
+    kept, rules = [], dict[str, list[str]]()
+    for finding in findings:
+        bars = recorded.bars_of(trace, finding.rows)
+        if sum(bar.recorded_ms for bar in bars) < finding.expected_ms and idle:
+            bars = [*bars, *(bar for bar in idle if bar not in bars)]
+        for bar in bars:
+            rules.setdefault(bar.key, []).append(finding.rule)
+        most_ms = sum(bar.recorded_ms for bar in bars) if bars else finding.high_ms
+        high_ms = min(finding.high_ms, most_ms)
+        low_ms, expected_ms = min(finding.low_ms, high_ms), min(finding.expected_ms, high_ms)
+        kept.append(replace(finding, low_ms=low_ms, high_ms=high_ms, expected_ms=expected_ms))
+    return tuple(sorted(kept, key=lambda finding: -finding.expected_ms)), rules
 
 
 def _recorded_name(trace: Trace) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -58,6 +58,7 @@ class Bar:
     is_named: bool = True
     parts: tuple[Part, ...] = ()
     findings: tuple[str, ...] = ()  # rules of the findings that are about this bar
+    recorded_ms: float = 0.0  # with the cost of the recording still in it
 
     def to_dict(self) -> dict[str, Any]:
         found = {name: getattr(self, name) for name in self.__slots__}
@@ -83,6 +84,29 @@ class Waterfall:
     floor_frac: float  # of kernel time, how much has a known floor
     named_idle_frac: float  # of idle time, how much has a named activity; 1 without idle time
     notes: tuple[str, ...] = ()
+    pieces: Pieces | None = field(default=None, repr=False, compare=False)
+
+    def bars_of(self, trace: Trace, rows: Sequence[int]) -> list[Bar]:
+        """The bars that spans of the trace are in, by how much: as what is shown for them, around it, or as the device
+        span that an idle stretch ended with. Bars with less than a tenth of what the spans have are left out."""
+        if self.pieces is None or not len(rows):
+            return []
+        wanted = np.zeros(len(trace) + 1, np.bool_)
+        wanted[np.asarray(rows, dtype=np.intp)] = True
+        hit = wanted[self.pieces.ended_by]  # the last place, for -1, is never wanted
+        at = self.pieces.span.astype(np.int64)
+        hit |= wanted[at]
+        launch = np.where(at >= 0, trace.launch[np.maximum(at, 0)], -1)
+        at = np.where(launch >= 0, launch, at)
+        for _ in range(256):
+            hit |= wanted[at]
+            at = np.where(at >= 0, trace.parent[np.maximum(at, 0)], -1)
+            if not (at >= 0).any():
+                break
+        score = np.bincount(self.pieces.bar[hit], self.pieces.ns[hit], len(self.pieces.keys))
+        least = 0.1 * float(score.sum())
+        kept = {key: float(score[i]) for i, key in enumerate(self.pieces.keys) if score[i] > least}
+        return sorted((bar for bar in self.bars if bar.key in kept), key=lambda bar: -kept[bar.key])
 
     @property
     def unrecorded_ms(self) -> float:
@@ -165,6 +189,17 @@ def waterfall_table(found: Waterfall | None) -> Table:
     return Table("waterfall", columns, tuple(rows))
 
 
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """The waterfall as columns: the bar of each stretch of time, the span shown for it, the device span after it."""
+
+    keys: tuple[str, ...]
+    bar: Ids
+    ns: Nanos
+    span: Ids
+    ended_by: Ids
+
+
 @dataclass(slots=True)
 class _Ledger:
     """Pieces of time: which bar, how long, the span that is shown for it, and the span whose place it has."""
@@ -174,8 +209,11 @@ class _Ledger:
     ns: list[Nanos]
     span: list[Ids]
     place: list[Ids]
+    ended_by: list[Ids]
 
-    def add(self, bars: Sequence[str] | Ids, ns: Nanos, span: Ids, place: Ids | None = None) -> None:
+    def add(
+        self, bars: Sequence[str] | Ids, ns: Nanos, span: Ids, place: Ids | None = None, ended_by: Ids | None = None
+    ) -> None:
         if not len(ns):
             return
         codes = bars if isinstance(bars, np.ndarray) else np.array([self.code(bar) for bar in bars], np.int32)
@@ -183,6 +221,11 @@ class _Ledger:
         self.ns.append(ns.astype(np.int64))
         self.span.append(span.astype(np.int32))
         self.place.append((span if place is None else place).astype(np.int32))
+        self.ended_by.append(np.full(len(ns), -1, np.int32) if ended_by is None else ended_by.astype(np.int32))
+
+    def pieces(self) -> Pieces | None:
+        columns = (self.bar, self.ns, self.span, self.ended_by)
+        return Pieces(tuple(self.keys), *(np.concatenate(column) for column in columns)) if self.bar else None
 
     def code(self, bar: str) -> int:
         return self.keys.setdefault(bar, len(self.keys))
@@ -202,7 +245,7 @@ def waterfall_of(
     whose collectives tell waiting from transfer; ``extra_s`` has for each span the seconds that a model does not need.
     """
     end_ns = max(end_ns, start_ns) if len(trace) else start_ns
-    book = _Ledger({}, [], [], [], [])
+    book = _Ledger({}, [], [], [], [], [])
     arrived = arrivals_of(trace, others)
     inside = trace.gpu & (trace.start_ns < end_ns) & (trace.end_ns > start_ns)
     num_devices, priced_ns, kernel_ns = 0, 0, 0
@@ -237,6 +280,7 @@ def waterfall_of(
         floor_frac=priced_ns / kernel_ns if kernel_ns else 0.0,
         named_idle_frac=named_ns / idle_ns if idle_ns else 1.0,
         notes=_notes(trace, priced_ns, kernel_ns, bars),
+        pieces=book.pieces(),
     )
 
 
@@ -325,7 +369,7 @@ def _idle(trace: Trace, book: _Ledger, host: Host, rank: int, device: int, works
     blind = (place < 0) | ((trace.module[np.maximum(place, 0)] == 0) & (trace.source[np.maximum(place, 0)] == 0))
     toward = np.where(launch >= 0, launch, found.ended_by)
     place = np.where(blind & (toward >= 0), toward, place)
-    book.add(codes[found.reason], found.ns, found.span, place)
+    book.add(codes[found.reason], found.ns, found.span, place, found.ended_by)
 
 
 def _bars(trace: Trace, book: _Ledger, per_step: int, total_ns: int, max_parts: int) -> tuple[Bar, ...]:
@@ -352,6 +396,7 @@ def _bars(trace: Trace, book: _Ledger, per_step: int, total_ns: int, max_parts: 
                 count=len(own) / per_step,
                 remedy=remedy_of(key),
                 is_named=key not in UNNAMED,
+                recorded_ms=int(sums[code]) / 1e6 / per_step,
                 parts=_parts(trace, ns[own], span[own], place[own], per_step, max_parts),
             )
         )

@@ -268,3 +268,15 @@ def test_a_recording_cannot_cost_more_than_the_device_is_idle():
     run.launched(5, 5, 1)
     found = run.bars(0, 6).without_recording(1.0)
     assert sum(bar.ns for bar in found.bars) == found.total_ns and ms(found, "unpriced:gemm") == 5.0
+
+
+def test_a_finding_is_about_the_bars_that_its_spans_are_in():
+    run = Run()
+    run.kernel(0, 1)
+    loader = run.host("enumerate(DataLoader)#next", 1, 4, Kind.DATALOADER)
+    slow = run.launched(5, 5.01, 3, name="softmax")
+    found, trace = run.bars(0, 8.01), run.build.build()
+    assert [bar.key for bar in found.bars_of(trace, [loader])] == ["idle:loader"]
+    assert [bar.key for bar in found.bars_of(trace, [slow])] == ["idle:loader", "unpriced:softmax"]
+    assert found.bars_of(trace, []) == []
+    assert found.with_findings({"idle:loader": ["data-loader"]}).bar("idle:loader").findings == ("data-loader",)
