@@ -238,7 +238,7 @@ def timeline(prediction: Prediction, max_spans: int = 300_000) -> Trace:
     from ridgeline.trace import TraceBuilder
 
     trace = TraceBuilder(name=f"{prediction.graph.name} on {prediction.device.name}, {prediction.execution}, predicted")
-    trace.describe(devices=[{"name": prediction.device.name}])
+    trace.describe(devices=[{"name": prediction.device.name}], origin="predicted")
     called_s, end_s = list[float](), 0.0
     spans = prediction.spans()
     for call, kernels in _launched(islice(spans, max_spans)):
@@ -273,9 +273,11 @@ def _launched(spans: Iterable[Span]) -> Iterator[tuple[Span | None, list[Span]]]
 
 def _add_span(trace: TraceBuilder, span: Span, launch: int) -> int:
     start_s, duration_s = span.start_s, span.duration_s
+    extra = {"floor_s": span.floor_s} if span.floor_s > 0 else None
     return trace.add(
-        span.name, span.lane, start_s, duration_s, module=span.module, op=span.op, phase=span.phase, launch=launch
-    )
+        span.name, span.lane, start_s, duration_s, module=span.module, op=span.op, phase=span.phase, launch=launch,
+        extra=extra,
+    )  # fmt: skip
 
 
 def explain(
@@ -391,22 +393,39 @@ def _typical(summaries: Sequence[Summary]) -> int:
 
 def diff(a: Trace | PathLike, b: Trace | PathLike) -> Difference:
     """What differs between two runs, measured, simulated or predicted: aligned by module and op, largest change
-    first. Of a folder of ranks the first is compared, and a note says so."""
+    first. Of folders every rank of one is compared with the same rank of the other, and numbers are means over them."""
+    from itertools import zip_longest
+
     from ridgeline.findings.diff import diff as compared
-    from ridgeline.findings.diff import idle_by_cause
+    from ridgeline.findings.diff import idle_by_cause, over_ranks
 
-    found = compared(_one_trace(a), _one_trace(b), idle_by_cause)
-    return replace(found, notes=(*found.notes, *_left_out(a, "A"), *_left_out(b, "B")))
+    found: list[Difference] = []
+    alone = {"A": 0, "B": 0}
+    for one, other in zip_longest(_rank_traces(a), _rank_traces(b)):
+        if one is None or other is None:
+            alone["B" if one is None else "A"] += 1
+        else:
+            found.append(compared(one, other, idle_by_cause, found[0].aligned_by if found else ""))
+    made = over_ranks(found)
+    if made.num_ranks > 1:
+        made = replace(made, a=_run_title(a, made.a), b=_run_title(b, made.b))
+    left = [f"{num} more rank{'s' if num > 1 else ''} of {side} not compared" for side, num in alone.items() if num]
+    return replace(made, notes=(*made.notes, *left))
 
 
-def _left_out(source: Trace | PathLike, side: str) -> list[str]:
-    """A note of a folder that holds more than the trace that was compared."""
-    from ridgeline.trace.read import trace_files
+def _run_title(source: Trace | PathLike, title: str) -> str:
+    """What a run of several ranks is called: its folder."""
+    return Path(source).name if isinstance(source, (str, PathLikeType)) else title
 
-    if not isinstance(source, (str, PathLikeType)) or len(files := trace_files(source)) < 2:
-        return []
-    rest = f"{len(files)} traces, of which {files[0].name} is compared: name two files to compare others"
-    return [f"{side} is a folder of {rest}"]
+
+def _rank_traces(source: Trace | PathLike) -> Iterator[Trace]:
+    """The ranks of a run, one after another."""
+    from ridgeline.trace import Trace, read_ranks
+
+    aside: list[str] = []
+    for trace in [source] if isinstance(source, Trace) else read_ranks(_paths(source), aside=aside):
+        own = trace.ranks()
+        yield from (trace.of_rank(rank) for rank in own) if len(own) > 1 else (trace,)
 
 
 def _one_trace(source: Trace | PathLike) -> Trace:

@@ -1,4 +1,4 @@
-"""The waterfall of recordings and of traces that others ship: it sums to the step, and idle time has a named activity."""
+"""Waterfalls of recordings and of traces that others ship: they sum to the step, and idle time has a named activity."""
 
 from __future__ import annotations
 

@@ -335,16 +335,18 @@ def explain(
 
 @app.command()
 def diff(
-    a: Annotated[str, typer.Argument(help="Trace of the first run, measured, simulated or predicted.")],
-    b: Annotated[str, typer.Argument(help="Trace of the second run.")],
+    a: Annotated[str, typer.Argument(help="First run: a trace (measured, simulated, predicted) or a folder of ranks.")],
+    b: Annotated[str, typer.Argument(help="Second run.")],
     top: Annotated[int, typer.Option(min=0, help="Changes to print.")] = 15,
     json: Json = False,
+    html: Annotated[Path | None, typer.Option(help="Write a self-contained report to this file.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Write Markdown, for a pull request, to this file.")] = None,
     store: StoreTo = None,
 ) -> None:
     """Compare two runs by module and op: what got slower, by how much, and why."""
     from ridgeline.cli.diff import diff_and_show
 
-    diff_and_show(a, b, top, json)
+    diff_and_show(a, b, top, json, html, markdown)
 
 
 @app.command()
@@ -353,12 +355,14 @@ def gate(
     runs: Annotated[Path, typer.Option(help="The same of the runs to judge.")],
     max_regression: Annotated[str, typer.Option("--max-regression", help="Slowdown allowed, as 3%.")] = "3%",
     json: Json = False,
+    html: Annotated[Path | None, typer.Option(help="Write a self-contained report to this file.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Write Markdown, for a pull request, to this file.")] = None,
     store: StoreTo = None,
 ) -> None:
     """Fail (exit code 1) when runs are slower than the baseline by more than allowed, and say why."""
     from ridgeline.cli.gate import gate_and_show
 
-    raise typer.Exit(gate_and_show(baseline, runs, max_regression, json))
+    raise typer.Exit(gate_and_show(baseline, runs, max_regression, json, html, markdown))
 
 
 @app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})

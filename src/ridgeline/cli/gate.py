@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from json import dumps
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,14 +16,20 @@ from ridgeline.cli.draw import DIM, console, hanging, percent, print_json
 from ridgeline.cli.keep import chosen, keep
 from ridgeline.errors import InputError
 from ridgeline.findings.regression import Gate
+from ridgeline.web import compare
 
 PASSED, REGRESSED = 0, 1
 
 
-def gate_and_show(baseline: Path, runs: Path, max_regression: str, json: bool) -> int:
+def gate_and_show(
+    baseline: Path, runs: Path, max_regression: str, json: bool, html: Path | None = None, markdown: Path | None = None
+) -> int:
     """The exit code: 0 passed, 1 regressed."""
     with TemporaryDirectory() as folder:
         found = gate(_baseline(baseline, Path(folder)), runs, fraction(max_regression))
+    for path, write in ((html, compare.gate_page), (markdown, compare.gate_markdown)):
+        if path is not None:
+            print(f"report: {compare.write_text(write(found), path)}", file=sys.stderr)
     if json:
         print_json(found.to_dict())
     else:

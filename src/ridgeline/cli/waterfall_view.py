@@ -37,8 +37,8 @@ def show_waterfall(out: Console, found: Waterfall) -> None:
         ms, frac = sum(one.ms for one in own), sum(one.frac for one in own)
         alone = len(own) == 1
         names_itself = stage in ("floor", "communication", "unrecorded")
-        head = own[0].label if alone and names_itself else f"{label}: {own[0].label}" if alone else label
-        rows.append((Text(head, style="bold"), *_cells(ms, frac, STYLES[stage]), _mostly(own[0]) if alone else ""))
+        text = own[0].label if alone and names_itself else f"{label}: {own[0].label}" if alone else label
+        rows.append((Text(text, style="bold"), *_cells(ms, frac, STYLES[stage]), _mostly(own[0]) if alone else ""))
         shown = [] if alone else [one for one in own if one.frac >= LEAST_FRAC][:8]
         rows += [(f"  {one.label}", *_cells(one.ms, one.frac, STYLES[stage]), _mostly(one)) for one in shown]
         rest = [one for one in own if one not in shown]
@@ -55,9 +55,8 @@ def show_waterfall(out: Console, found: Waterfall) -> None:
     room = min(48, max(24, out.width - numbers - 30))
     place = max(0, out.width - numbers - room - 2)
     for row in rows:
-        cut = clipped(str(row[0]), room)
-        head = Text(cut, style="bold") if isinstance(row[0], Text) else cut
-        made.add_row(head, *row[1:4], clipped(str(row[4]), place))
+        name = Text(clipped(str(row[0]), room), style="bold" if isinstance(row[0], Text) else "")
+        made.add_row(name, *row[1:4], clipped(str(row[4]), place))
     out.print(made)
     notes = [*found.notes]
     if found.named_idle_frac < 0.995:

@@ -61,6 +61,7 @@ class Span:
     start_s: float
     duration_s: float
     lane: str  # device or host
+    floor_s: float = 0.0  # of what runs on the device
 
 
 @dataclass(frozen=True)

@@ -123,6 +123,7 @@ def _spans_of_line(line: Line, iteration: int, clock: _Clock, coef: Coef, span: 
     module = node.module.replace("*", str(iteration), 1)
     if line.num_kernels:
         name = line.calls[0].kind if line.calls else node.op
-        yield span(name, module, node.op, str(node.phase), start, line.busy_s * line.stretch, "device")
+        yield span(name, module, node.op, str(node.phase), start, line.busy_s * line.stretch, "device",
+                   line.floor_s)  # fmt: skip
     if line.host_s:
         yield span(node.target or node.op, module, node.op, str(node.phase), began, line.host_s, "host")

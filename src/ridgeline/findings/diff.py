@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -96,6 +96,8 @@ class Difference:
     matched_frac: float
     changes: tuple[Change, ...]
     notes: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()  # what differs before any kernel does: devices, software, ranks, how it was made
+    num_ranks: int = 1
 
     @property
     def delta_ms(self) -> float:
@@ -116,6 +118,8 @@ class Difference:
             "matched_frac": self.matched_frac,
             "changes": [change.to_dict() for change in self.changes],
             "notes": list(self.notes),
+            "settings": list(self.settings),
+            "num_ranks": self.num_ranks,
         }
 
 
@@ -138,13 +142,15 @@ class Side:
         return 1.0 / (self.window.num_steps * max(1, self.num_devices))
 
 
-def diff(a: Trace, b: Trace, idle: Idle) -> Difference:
-    """Align two runs and attribute the difference of their steps; ``idle`` gives seconds a step by cause."""
+def diff(a: Trace, b: Trace, idle: Idle, level: str = "") -> Difference:
+    """Align two runs and attribute the difference of their steps; ``idle`` gives seconds a step by cause. ``level`` is
+    what to align by, the finest that fits unless given."""
     empty = [trace.title for trace in (a, b) if not trace.gpu.any() and not trace.of_kind(Kind.STEP).any()]
     if empty:
         raise FindingError(f"no steps and no device work in {' and '.join(empty)}: nothing to compare")
     before, after = _side(a, idle), _side(b, idle)
-    level, matched = _level(before, after)
+    found, matched = _level(before, after)
+    level = level or found
     key = LEVELS[level]
     parts_a, parts_b = _parts(before, key), _parts(after, key)
     changes = [_change(name, parts_a.get(name, Part()), parts_b.get(name, Part())) for name in {**parts_a, **parts_b}]
@@ -152,8 +158,62 @@ def diff(a: Trace, b: Trace, idle: Idle) -> Difference:
     changes.sort(key=lambda change: -abs(change.delta_ms))
     notes = _notes(before, after, level, matched)
     return Difference(
-        a.title, b.title, before.window.step_s * 1e3, after.window.step_s * 1e3, level, matched, tuple(changes), notes
+        a.title, b.title, before.window.step_s * 1e3, after.window.step_s * 1e3, level, matched, tuple(changes), notes,
+        settings_of(a, b),
     )
+
+
+def over_ranks(found: Sequence[Difference]) -> Difference:
+    """Several ranks of two runs as one difference: every number is the mean over the ranks."""
+    num = len(found)
+    if num == 1:
+        return found[0]
+    rows: dict[tuple[str, str], list[Change]] = {}
+    for one in found:
+        for change in one.changes:
+            rows.setdefault((change.key, change.kind), []).append(change)
+    changes = []
+    for (key, kind), own in rows.items():
+        a_ms, b_ms, a_num, b_num = (sum(getattr(one, name) for one in own) / num
+                                    for name in ("a_ms", "b_ms", "a_num", "b_num"))  # fmt: skip
+        most = max(own, key=lambda one: abs(one.delta_ms))
+        why = most.why if len({one.why for one in own}) == 1 else f"{most.why} (on the rank it is most)"
+        changes.append(Change(key, kind, a_ms, b_ms, b_ms - a_ms, a_num, b_num, why))
+    changes.sort(key=lambda change: -abs(change.delta_ms))
+    first = found[0]
+    return Difference(
+        first.a, first.b, sum(one.a_step_ms for one in found) / num, sum(one.b_step_ms for one in found) / num,
+        first.aligned_by, min(one.matched_frac for one in found), tuple(changes),
+        tuple(dict.fromkeys(note for one in found for note in one.notes)), first.settings, num,
+    )  # fmt: skip
+
+
+def settings_of(a: Trace, b: Trace) -> tuple[str, ...]:
+    """Devices, software and ranks of two runs where they differ, and how each was made where that does."""
+    facts = [_facts(trace) for trace in (a, b)]
+    return tuple(
+        f"{name}: {facts[0].get(name, 'not recorded')} → {facts[1].get(name, 'not recorded')}"
+        for name in dict.fromkeys([*facts[0], *facts[1]])
+        if facts[0].get(name) != facts[1].get(name)
+    )
+
+
+def _facts(trace: Trace) -> dict[str, str]:
+    found = {"run": str(trace.meta.get("origin") or "measured")}
+    for properties in trace.meta.get("devices") or ():
+        name = properties.get("name") if isinstance(properties, dict) else properties
+        if name:
+            found["device"] = str(name)
+            break
+    if devices := len(trace.devices()):
+        found["devices in the trace"] = str(devices)
+    versions = trace.meta.get("versions")
+    recorded = trace.meta.get("ridgeline")
+    for facts in (versions, recorded.get("versions") if isinstance(recorded, dict) else None):
+        if isinstance(facts, dict):
+            found |= {name.replace("_", " "): str(value) for name, value in facts.items()}
+    world = (trace.meta.get("distributed") or {}).get("world_size")
+    return found | ({"ranks of the job": str(world)} if world else {})
 
 
 def _notes(a: Side, b: Side, level: str, matched: float) -> tuple[str, ...]:

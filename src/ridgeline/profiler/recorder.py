@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Mapping
@@ -80,11 +82,11 @@ class Run:
         self.wanted = wanted or Wanted()
         self.models = [model] if isinstance(model, nn.Module) else list(model or ())
         self.file = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="ridgeline-")) / "trace.json"
-        self._lines = self.file.with_name(self.file.stem + ".lines.json")
+        self._lines = self.file.with_name(self.file.name.split(".json")[0] + ".lines.json")
         if not self.file.parent.is_dir():
             raise InputError(f"cannot write {self.file}: there is no folder {self.file.parent}")
-        if self.file.suffix != ".json":
-            raise InputError(f"{self.file}: a recording is written as JSON, give it a name that ends in .json")
+        if not self.file.name.endswith((".json", ".json.gz")):
+            raise InputError(f"{self.file}: a recording is JSON, give it a name that ends in .json or .json.gz")
         for old in (self.file, self._lines):
             old.unlink(missing_ok=True)
         self.state = BLOCK
@@ -418,13 +420,18 @@ class _Session:
         return found
 
     def export(self, path: Path, facts: dict[str, Any]) -> None:
-        """The Kineto file, with the facts in its head."""
+        """The Kineto file with the facts in it; compressed if its name ends in .gz."""
+        plain = path.with_suffix("") if path.suffix == ".gz" else path
         try:
-            self.profiler.export_chrome_trace(str(path))
+            self.profiler.export_chrome_trace(str(plain))
+            if facts:
+                _append(plain, facts)
+            if plain != path:
+                with plain.open("rb") as made, gzip.open(path, "wb", compresslevel=4) as packed:
+                    shutil.copyfileobj(made, packed, 1 << 20)
+                plain.unlink()
         except (OSError, RuntimeError) as error:
             raise InputError(f"cannot write {path}: {error}") from error
-        if facts:
-            _append(path, facts)
 
 
 def _append(path: Path, facts: dict[str, Any]) -> None:

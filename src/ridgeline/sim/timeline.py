@@ -23,6 +23,7 @@ def timeline_of(step: Step) -> Trace:
     walked = _full(step)
     title = f"{step.model} on {step.cluster.name}, {step.plan.words()}, simulated"
     made = TraceBuilder(name=title)
+    made.describe(devices=[{"name": step.cluster.device.name}], origin="simulated")
     if walked.skipped_s:
         made.note(f"a steady stretch of {walked.skipped_s:.4g} s, every round like the one shown, is left out")
     made.note(f"{step.plan.world:,} ranks; each stage is shown by its first rank, the others are equal to it")

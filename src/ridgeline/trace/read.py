@@ -14,6 +14,7 @@ from ridgeline.trace import compact
 from ridgeline.trace.archive import MAGIC, load
 from ridgeline.trace.blocks import wrapping
 from ridgeline.trace.cache import cached
+from ridgeline.trace.foreign import refuse_foreign
 from ridgeline.trace.kineto import read_kineto
 from ridgeline.trace.memory_timeline import is_memory_timeline, read_memory_timeline
 from ridgeline.trace.nsys import read_nsys
@@ -21,10 +22,11 @@ from ridgeline.trace.payload import head_of
 from ridgeline.trace.snapshot import is_snapshot, read_snapshot
 from ridgeline.trace.table import Trace, concat
 from ridgeline.trace.torchlog import is_compile_log
+from ridgeline.trace.xplane import read_xplane
 
 _SUFFIXES = (
     *(".json", ".json.gz", ".json.xz", ".json.zip", ".zip", ".sqlite"),
-    *(".trace", ".pt.trace.json", ".pt.trace.json.gz"),
+    *(".trace", ".pt.trace.json", ".pt.trace.json.gz", ".xplane.pb"),
 )
 
 
@@ -36,7 +38,11 @@ def read(path: str | os.PathLike[str], *, cache: bool = True, rank: int | None =
     if not file.exists():
         raise InputError(f"{file} does not exist")
 
+    refuse_foreign(file)
+
     def fresh() -> Trace:
+        if file.name.endswith(".xplane.pb"):
+            return read_xplane(file)
         if wrapping(file) == "sqlite":
             return read_nsys(file)
         with file.open("rb") as opened:

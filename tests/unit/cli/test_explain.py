@@ -138,7 +138,7 @@ def test_a_folder_of_ranks_is_called_by_its_name_and_counts_them_all(tmp_path, c
     idle_ms = sum(cause["idle_ms"] for cause in document["idle_causes"].values())
     assert idle_ms == pytest.approx(document["totals"]["all"]["idle_ms"], rel=1e-6)
     assert run(["diff", str(job), str(job / "rank2.json")]) == 0
-    assert "A is a folder of 3 traces, of which rank0.json is compared" in " ".join(capsys.readouterr().out.split())
+    assert "2 more ranks of A not compared" in " ".join(capsys.readouterr().out.split())
 
 
 def test_files_that_name_no_rank_are_not_taken_for_a_job_in_silence(slow, fast, capsys):
@@ -309,3 +309,29 @@ def test_what_the_same_time_may_be_lost_to_is_a_line_under_its_finding(tmp_path,
 def _said(found, capsys) -> str:
     show(found, 5)
     return " ".join(capsys.readouterr().out.split())
+
+
+def test_watching_a_folder_explains_each_file_once_it_is_whole(tmp_path, capsys):
+    import json
+
+    from ridgeline.cli.explain import Wish, watch_and_show
+
+    events = [{"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 0, "dur": 5,
+               "args": {"device": 0, "stream": 7}}]  # fmt: skip
+    folder = tmp_path / "run"
+    folder.mkdir()
+    file = folder / "step.pt.trace.json"
+    looks = []
+
+    def wait() -> bool:
+        looks.append(len(looks))
+        if len(looks) == 1:
+            file.write_text(json.dumps({"traceEvents": events})[:20])
+        if len(looks) == 2:
+            file.write_text(json.dumps({"traceEvents": events}))
+        return len(looks) < 6
+
+    watch_and_show(Wish((str(folder),), None, 0, True, None, None), wait)
+    shown = capsys.readouterr()
+    assert shown.err.count("step.pt.trace.json:") == 1
+    assert json.loads(shown.out)["totals"]["all"]["num_gpu_events"] == 1

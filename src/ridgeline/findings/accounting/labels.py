@@ -124,6 +124,8 @@ def label_of(key: str) -> str:
         return _FAMILIES.get(name, name)
     if prefix == "copy":
         return f"copies {name}"
+    if key == "host:op":
+        return "inside ops"
     return _BARS[key if key in _BARS else name][0]
 
 

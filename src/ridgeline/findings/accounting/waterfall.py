@@ -224,8 +224,10 @@ class _Ledger:
         self.ended_by.append(np.full(len(ns), -1, np.int32) if ended_by is None else ended_by.astype(np.int32))
 
     def pieces(self) -> Pieces | None:
-        columns = (self.bar, self.ns, self.span, self.ended_by)
-        return Pieces(tuple(self.keys), *(np.concatenate(column) for column in columns)) if self.bar else None
+        if not self.bar:
+            return None
+        bar, ns = np.concatenate(self.bar), np.concatenate(self.ns)
+        return Pieces(tuple(self.keys), bar, ns, np.concatenate(self.span), np.concatenate(self.ended_by))
 
     def code(self, bar: str) -> int:
         return self.keys.setdefault(bar, len(self.keys))
@@ -428,7 +430,8 @@ def _parts(trace: Trace, ns: Nanos, span: Ids, place: Ids, per_step: int, limit:
 def _notes(trace: Trace, priced_ns: int, kernel_ns: int, bars: Sequence[Bar]) -> tuple[str, ...]:
     notes = []
     if kernel_ns and priced_ns < 0.995 * kernel_ns:
-        why = "" if "shapes" in trace.extra else ": record shapes (record_shapes=True) to know it"
+        bare = "shapes" not in trace.extra and not trace.meta.get("origin")  # a simulated schedule has none to record
+        why = ": record shapes (record_shapes=True) to know it" if bare else ""
         notes.append(f"the floor is known for {priced_ns / kernel_ns:.0%} of kernel time{why}")
     keys = {bar.key for bar in bars}
     if "comm:wait_alone" in keys:
