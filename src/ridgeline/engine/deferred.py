@@ -18,8 +18,8 @@ class Later:
     Whoever calls while it is being made waits for it.
     """
 
-    def __init__(self, make: Callable[[], Call], model: Any) -> None:
-        self._make, self._model, self._lock = make, model, threading.Lock()
+    def __init__(self, make: Callable[[], Call], model: Any, watch: Callable[[Any], Watch]) -> None:
+        self._make, self._model, self._watch, self._lock = make, model, watch, threading.Lock()
         self.made: Call | None = None
         self.plan: Plan | None = None
 
@@ -32,5 +32,5 @@ class Later:
             if self.made is None:
                 self.made = self._make()
                 if self.plan is not None:
-                    self.plan.call, self.plan.watch = self.made, Watch(self._model, hooks_only=True)
+                    self.plan.call, self.plan.watch = self.made, self._watch(self._model)
         return self.made

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -19,16 +20,17 @@ from ridgeline.engine.compat.transformers import Sliding, Stood, full_windows, s
 from ridgeline.engine.deferred import Later
 from ridgeline.engine.drop_in import Optimized, RunsEagerly, slide, state_of, with_receipt
 from ridgeline.engine.example_inputs import Inputs, State
+from ridgeline.engine.guards.check import Watch
 from ridgeline.engine.replay.training import GraphedTraining
 from ridgeline.engine.state import left_alone
 from ridgeline.errors import NotGraphable, OptimizeError, nearest
 from ridgeline.optimizer import memo as cache
 from ridgeline.optimizer.backend import Report
 from ridgeline.optimizer.receipt import Receipt
-from ridgeline.optimizer.search.candidate import Built, Candidate, Layout, build, forget_compiled
+from ridgeline.optimizer.search.candidate import Built, Candidate, build
 from ridgeline.optimizer.search.judge import Subject
 from ridgeline.optimizer.search.order import DEFAULT_BUDGET_S
-from ridgeline.optimizer.search.search import Outcome, Problem, given_up, plans_of, search, why_failed
+from ridgeline.optimizer.search.search import Outcome, Problem, clone_watch, given_up, plans_of, search, why_failed
 from ridgeline.optimizer.search.timing import Track, compare, reserved_bytes
 from ridgeline.optimizer.training import optimizer_update as update
 from ridgeline.units import parse_quantity
@@ -306,7 +308,8 @@ def _deferred(problem: Problem, key: str, candidate: Candidate, receipt: Receipt
     entry = next((each for each in receipt.entries if each.name == candidate.name), None)
     about = "" if entry is None or not entry.build_s else f"; the first time that took {entry.build_s:.0f} s"
     noted = receipt.noted(f"remembered: built and looked over when it is first called{about}")
-    built = Built(candidate, Later(make, problem.model), Report())
+    watch = clone_watch if candidate.needs_clone else partial(Watch, hooks_only=True)
+    built = Built(candidate, Later(make, problem.model, watch), Report())
     return Outcome(built, noted.from_cache(time.perf_counter() - began))
 
 
@@ -325,18 +328,12 @@ def _checked(problem: Problem, candidate: Candidate, receipt: Receipt, track: Tr
     track.settle(model)
     if candidate.name == "eager":
         return Outcome(eager, receipt)
-    layout = Layout(model) if candidate.layout != "keep" else None
-    built = build(candidate, model, inputs, problem.mode, layout=layout, loss=problem.loss)
+    built = build(candidate, model, inputs, problem.mode, loss=problem.loss)
     track.restore()
     timed = track.race({"eager": eager, candidate.name: built}, 0.3, [("eager", candidate.name)])
     if compare(timed["eager"], timed[candidate.name]).slower or not _agrees(problem, track, built, receipt):
         built.undo()
         return None
-    if layout is not None:
-        if layout.settle(True):
-            forget_compiled(model)
-    elif built.switches:
-        built.on()
     return Outcome(built, receipt)
 
 

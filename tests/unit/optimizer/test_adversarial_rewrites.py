@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ridgeline.optimizer.backend import Report, compiled
+from ridgeline.optimizer.in_place.channels_last import channels_last_layers
 from ridgeline.optimizer.rewrites import rewrites
-from ridgeline.optimizer.search.candidate import Layout
 
 ALL = tuple(rewrites())
 
@@ -300,10 +300,7 @@ def test_weights_that_are_tied_after_they_were_laid_side_by_side_stay_tied() -> 
         torch.testing.assert_close(fast(x), models[1](x))
 
 
-def test_images_last_leaves_a_weight_alone_whose_memory_others_hold() -> None:
+def test_a_weight_whose_memory_others_hold_is_not_laid_channels_last() -> None:
     model = nn.Sequential(nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 3))
-    alias, weight = model[0].weight.detach(), model[1].weight
-    layout = Layout(model)
-    assert [parameter for parameter, *_ in layout.pairs] == [weight]
-    layout.settle(True)
-    assert alias.data_ptr() == model[0].weight.data_ptr() and weight.stride() != alias.stride()
+    alias = model[0].weight.detach()
+    assert [path for path, _ in channels_last_layers(model)] == ["1"] and alias.data_ptr() == model[0].weight.data_ptr()

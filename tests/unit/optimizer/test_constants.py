@@ -18,9 +18,10 @@ from ridgeline.engine.capture.capture import Studio
 from ridgeline.engine.capture.host_constants import Constants, compiled_as_ever
 from ridgeline.engine.guards.check import Watch
 from ridgeline.engine.replay.inference import graph_inference, graph_training
+from ridgeline.engine.shallow_clone import shallow_clone
 from ridgeline.errors import NotGraphable
-from ridgeline.optimizer.search.blocks import Group, groups
-from ridgeline.optimizer.search.candidate import Blocks
+from ridgeline.optimizer.search.blocks import Group
+from ridgeline.optimizer.search.candidate import _in_python, compile_blocks
 
 
 def _brings(scale: float = 1.0, num: int = 1) -> Callable[[], list[torch.Tensor]]:
@@ -146,9 +147,7 @@ def test_blocks_are_called_as_compiled_while_the_model_around_them_is_looked_at(
 
         return run
 
-    blocks = Blocks(model, groups(model), compiler)
-    blocks.on()
+    blocks = _in_python(compile_blocks(shallow_clone(model), compiler))
     constants = _collected(lambda: blocks(torch.ones(2, 4)))
-    blocks.off()
     assert seen == [None] * 3 and len(constants.held) == 1
     assert Studio(blocks, model, Watch(model), TapeExecutor())._in_python

@@ -15,9 +15,11 @@ import torch.nn.functional as F
 from bottlenecks import Bottleneck, settled
 from torch import nn
 
+from ridgeline.engine.shallow_clone import shallow_clone
 from ridgeline.optimizer.backend import Report, compiled
 from ridgeline.optimizer.in_place import attention_registry as hooks
 from ridgeline.optimizer.in_place import patch_embedding as patches
+from ridgeline.optimizer.in_place.channels_last import lay_channels_last
 from ridgeline.optimizer.in_place.substitution import apply, revert
 from ridgeline.optimizer.rewrites import recommended
 from ridgeline.optimizer.rewrites.conv import batch_norm_epilogue as pointwise
@@ -281,40 +283,13 @@ def test_a_stem_that_does_not_halve_or_has_many_channels_is_left_alone(monkeypat
 
 
 def test_weights_of_clips_are_laid_channels_last_too() -> None:
-    from ridgeline.optimizer.search.candidate import Layout
-
     model = nn.Sequential(nn.Conv3d(4, 8, 3), nn.Conv2d(4, 8, 3), nn.Conv1d(4, 8, 3))
-    layout = Layout(model)
-    assert len(layout.pairs) == 2
-    layout.on()
-    assert model[0].weight.is_contiguous(memory_format=torch.channels_last_3d)
-    assert model[1].weight.is_contiguous(memory_format=torch.channels_last)
+    clone = shallow_clone(model)
+    laid = lay_channels_last(clone, model, differentiable=False)
+    assert laid is not None and len(laid.pairs) == 2
+    assert clone[0].weight.is_contiguous(memory_format=torch.channels_last_3d)
+    assert clone[1].weight.is_contiguous(memory_format=torch.channels_last)
     x = torch.randn(2, 4, 5, 6, 7)
-    assert model[0](x).is_contiguous(memory_format=torch.channels_last_3d)
-    layout.off()
+    assert clone[0](x).is_contiguous(memory_format=torch.channels_last_3d)
     assert model[0].weight.is_contiguous()
 
-
-def test_code_compiled_for_the_old_layout_is_forgotten() -> None:
-    from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
-
-    from ridgeline.optimizer.search.candidate import Layout, forget_compiled
-
-    class Small(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = nn.Conv2d(4, 8, 3)
-
-        def forward(self, x: Any) -> Any:
-            return torch.relu(self.conv(x))
-
-    model, x = Small().eval(), torch.randn(2, 4, 8, 8)
-    code = Small.forward.__code__
-    with torch.no_grad():
-        own = torch.compile(model, backend="eager")  # what a person may have made before
-        own(x)
-        assert len(_debug_get_cache_entry_list(code)) == 1
-        assert not Layout(model).settle(False) and Layout(model).settle(True)
-        forget_compiled(model)
-        assert len(_debug_get_cache_entry_list(code)) == 0
-        torch.testing.assert_close(own(x), model(x))

@@ -16,12 +16,14 @@ from torch import nn
 
 from ridgeline.engine.capture.capture import uncached_casts
 from ridgeline.engine.example_inputs import Inputs
+from ridgeline.engine.shallow_clone import shallow_clone
 from ridgeline.errors import NotGraphable, OptimizeError
 from ridgeline.optimizer.backend import Report
+from ridgeline.optimizer.in_place.channels_last import lay_channels_last
 from ridgeline.optimizer.receipt import Receipt
 from ridgeline.optimizer.search import search as searching
 from ridgeline.optimizer.search.blocks import Group, grouped_frac, groups, has_head, kind_of
-from ridgeline.optimizer.search.candidate import Blocks, Built, Candidate, Layout, _trying_convolutions, build
+from ridgeline.optimizer.search.candidate import Built, Candidate, build, compile_blocks, timed_convolutions
 from ridgeline.optimizer.search.forecast import Forecast
 from ridgeline.optimizer.search.judge import Verdict
 from ridgeline.optimizer.search.loss_curve import Tracked
@@ -189,7 +191,7 @@ class Block(nn.Module):
         return x + self.layer(self.norm(x))
 
 
-def test_repeated_blocks_are_found_and_run_through_the_fork_only_when_asked() -> None:
+def test_repeated_blocks_are_found_and_compiled_on_a_clone_only() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Sequential(*[Block() for _ in range(4)]))
     (group,) = groups(model)
     assert group.paths == ("1.0", "1.1", "1.2", "1.3") and group.kind is Block
@@ -198,24 +200,14 @@ def test_repeated_blocks_are_found_and_run_through_the_fork_only_when_asked() ->
     def compiler(group: Group) -> Callable[..., Any]:
         return lambda block, *args: (seen.append(block), group.kind.forward(block, *args))[1]
 
-    blocks = Blocks(model, [group], compiler)
+    blocks = compile_blocks(shallow_clone(model), compiler)
     x = torch.randn(2, 8)
     expected = model(x)
-    blocks.on()
-    assert torch.equal(model(x), expected) and not seen, "the model itself runs as it is"
-    assert torch.equal(blocks(x), expected) and seen == list(group.blocks)
-    other_seen: list[nn.Module] = []
-    kind = group.kind
-    other = Blocks(
-        model, groups(model), lambda _: lambda block, *a: (other_seen.append(block), kind.forward(block, *a))[1]
-    )
-    other.on()
+    assert not seen and all("forward" not in vars(block) for block in group.blocks), "the model runs as it is"
+    assert torch.equal(blocks(x), expected) and seen == list(blocks[1])
     seen.clear()
-    assert torch.equal(other(x), expected) and len(other_seen) == 4 and not seen
-    assert torch.equal(blocks(x), expected) and len(other_seen) == len(seen) == 4, "plans for two inputs live together"
-    other.off()
-    blocks.off()
-    assert all("forward" not in vars(block) for block in group.blocks)
+    other = compile_blocks(shallow_clone(model), compiler)
+    assert torch.equal(other(x), expected) and seen == list(other[1]), "plans for two inputs live together"
 
 
 def test_blocks_that_are_computed_again_in_the_backward_are_not_compiled_alone() -> None:
@@ -236,17 +228,31 @@ def test_tables_do_not_keep_blocks_from_being_found() -> None:
     )
 
 
-def test_channels_last_is_switched_without_moving_either_copy() -> None:
+def test_channels_last_weights_are_a_clones_own_and_follow_the_models() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).eval()
-    layout = Layout(model)
     x, place = torch.randn(1, 3, 8, 8), model[0].weight.data_ptr()
-    expected = model(x)
-    layout.on()
-    assert model[0].weight.stride() == (27, 1, 9, 3) and torch.allclose(model(x), expected, atol=1e-5)
-    layout.off()
-    assert model[0].weight.data_ptr() == place
-    layout.settle(True)
-    assert model[0].weight.stride() == (27, 1, 9, 3) and not layout.pairs
+    expected, clone = model(x), shallow_clone(model)
+    laid = lay_channels_last(clone, model, differentiable=False)
+    assert laid is not None and clone[0].weight.stride() == (27, 1, 9, 3)
+    torch.testing.assert_close(clone(x), expected)
+    assert model[0].weight.data_ptr() == place and model[0].weight.is_contiguous()
+    with torch.no_grad():
+        model[0].weight.mul_(2)
+    laid.refresh()
+    torch.testing.assert_close(clone(x), model(x))
+
+
+def test_gradients_of_channels_last_weights_reach_the_model() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ConvTranspose2d(8, 4, 3), nn.Conv2d(4, 4, 1))
+    clone, x = shallow_clone(model), torch.randn(2, 3, 8, 8)
+    assert lay_channels_last(clone, model, differentiable=True) is None
+    assert not clone[0].weight.is_contiguous() and clone[2].weight.is_contiguous()
+    model(x).square().sum().backward()
+    meant = [p.grad for p in model.parameters()]
+    model.zero_grad()
+    clone(x).square().sum().backward()
+    torch.testing.assert_close([p.grad for p in model.parameters()], meant)
+    assert all(a is b for a, b in zip(model.parameters(), clone.parameters(), strict=True))
 
 
 def test_where_the_last_race_cannot_tell_a_rival_that_is_ahead_wins(monkeypatch: Any) -> None:
@@ -684,10 +690,8 @@ def test_few_algorithms_are_tried_where_many_passes_are_recorded(monkeypatch: An
     monkeypatch.setattr(torch.backends.cudnn, "benchmark_limit", 10)
     before = torch.backends.cudnn.benchmark
     for most, inside in ((3, 3), (None, 10)):
-        switch = _trying_convolutions(most)
-        switch.on()
-        assert torch.backends.cudnn.benchmark and torch.backends.cudnn.benchmark_limit == inside
-        switch.off()
+        with timed_convolutions(most):
+            assert torch.backends.cudnn.benchmark and torch.backends.cudnn.benchmark_limit == inside
         assert torch.backends.cudnn.benchmark == before and torch.backends.cudnn.benchmark_limit == 10
 
 

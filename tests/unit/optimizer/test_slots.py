@@ -16,10 +16,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from recorder import TapeExecutor
 
 from ridgeline.engine.replay.inference import graph_inference
+from ridgeline.engine.shallow_clone import shallow_clone
 from ridgeline.optimizer.backend import Report, compiled
 from ridgeline.optimizer.compile.cache_slots import Place, is_cache
-from ridgeline.optimizer.search.blocks import groups
-from ridgeline.optimizer.search.candidate import Blocks, _block_runner
+from ridgeline.optimizer.search.candidate import _block_runner, compile_blocks
 
 
 class Layer:
@@ -78,14 +78,14 @@ class Model(nn.Module):
         return x
 
 
-def _blocks(model: nn.Module) -> tuple[Blocks, Report]:
+def _blocks(model: nn.Module) -> tuple[nn.Module, Report]:
     report = Report()
     torch._dynamo.reset()
 
     def runner(group: Any) -> Any:
         return compiled(_block_runner(group.kind), rewrites=(), report=report)
 
-    return Blocks(model, groups(model), runner, report), report
+    return compile_blocks(shallow_clone(model), runner, report), report
 
 
 @torch.no_grad()
@@ -93,10 +93,8 @@ def test_all_blocks_share_one_graph_a_form_of_the_cache_and_fill_it_like_the_mod
     model, x = Model(), torch.randn(2, 3, 8)
     blocks, report = _blocks(model)
     ours, theirs = Cache(), Cache()
-    blocks.on()
     for _ in range(2):  # an empty layer, then one that has grown
         torch.testing.assert_close(blocks(x, ours), model(x, theirs))
-    blocks.off()
     assert report.graphs == 2
     for mine, meant in zip(ours.layers, theirs.layers, strict=True):
         torch.testing.assert_close(mine.keys, meant.keys)
@@ -108,11 +106,9 @@ def test_all_blocks_share_one_graph_a_form_of_the_cache_and_fill_it_like_the_mod
 def test_what_is_written_in_place_is_written_to_the_caches_own_tensors() -> None:
     model, cache = Model(), Cache()
     blocks, _ = _blocks(model)
-    blocks.on()
     blocks(torch.randn(1, 1, 8), cache)
     counters = [layer.seen for layer in cache.layers]
     blocks(torch.randn(1, 1, 8), cache)
-    blocks.off()
     assert all(layer.seen is counter for layer, counter in zip(cache.layers, counters, strict=True))
     assert [int(counter) for counter in counters] == [2] * 4
 
@@ -144,9 +140,7 @@ def test_gradients_go_through_what_a_cache_holds() -> None:
     for i, keys in enumerate(prefix):
         cache.update(keys, i)
     blocks, _ = _blocks(model)
-    blocks.on()
     blocks(torch.randn(1, 3, 8), cache).square().sum().backward()
-    blocks.off()
     assert all(keys.grad is not None and keys.grad.abs().sum() > 0 for keys in prefix)
 
 
@@ -176,14 +170,10 @@ def test_chances_that_are_not_taken_in_evaluation_make_no_graphs_of_their_own() 
     model = nn.Sequential(*(Skipped(0.02 * i) for i in range(5))).eval()
     report, x = Report(), torch.randn(2, 8)
     runner = compiled(_block_runner(Skipped), rewrites=(), report=report)
-    blocks = Blocks(model, groups(model), lambda group: runner, report)
+    blocks = compile_blocks(shallow_clone(model), lambda group: runner, report)
 
     def run(x: torch.Tensor) -> torch.Tensor:
-        blocks.on()
-        try:
-            return blocks(x)
-        finally:
-            blocks.off()
+        return blocks(x)
 
     with torch.no_grad():
         assert torch.equal(run(x), model(x))

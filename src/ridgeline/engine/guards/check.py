@@ -218,14 +218,16 @@ class Watch:
     """The state of a model besides its inputs, and whether it is still the same.
 
     ``hooks_only`` watches what a compiler does not guard by itself: hooks that come later, modules that are replaced.
+    ``shared_weights`` leaves out where weights lie, and adds methods of the model's classes: for a call that reads the
+    same weights and copies of all other attributes.
     ``given`` are functions and modules among the arguments, which are told from others but not looked into;
     ``without`` are modules that somebody else watches, ``noted`` names in dictionaries (by their ``id``) that every
     call binds anew.
     """
 
-    def __init__(self, model: Any, given: Sequence[Any] = (), *, hooks_only: bool = False,
+    def __init__(self, model: Any, given: Sequence[Any] = (), *, hooks_only: bool = False, shared_weights: bool = False,
                  without: Iterable[nn.Module] = (), noted: Mapping[int, set[Any]] | None = None) -> None:  # fmt: skip
-        self._hooks_only, self._noted = hooks_only, noted or {}
+        self._hooks_only, self._noted, self._shared_weights = hooks_only, noted or {}, shared_weights
         self._words: frozenset[str] | None = None
         self._frontier: list[tuple[str, Any, int]] = []
         self._namespaces: dict[int, tuple[str, types.ModuleType | type]] = {}
@@ -285,6 +287,8 @@ class Watch:
                 self._dict(f"{path}.{name}", held.get(name, {}))
             self._written(type(module))
             return
+        if self._shared_weights:
+            self._written(type(module))
         if type(module) is nn.Linear and not _derived(held) and _is_bare(held):  # whose forward reads parameters alone
             self._counted.append(held)
             self._linear.append((path, held))
@@ -789,7 +793,8 @@ class Watch:
         self._count = sum(map(len, self._counted))
         self._contents = [value for *_, value in self._cells]
         self._just_cells = [cell for _, cell, _ in self._cells]
-        self._tensors = [tensor for _, tensor in self.tensors.values() if _addressable(tensor)]
+        placed = () if self._shared_weights else self.tensors.values()
+        self._tensors = [tensor for _, tensor in placed if _addressable(tensor)]
         self._addresses, self._forms = list(map(address, self._tensors)), list(map(form, self._tensors))
         self._glances()
 

@@ -159,6 +159,7 @@ class Graphed:
         self.matcher = Matcher.of(signature)
         self.watch = studio.watch
         self.misses: dict[str, int] = {}
+        self.before: Callable[[], Any] | None = None  # called before every replay
         self.replays = 0
         self._studio = studio
         self._variants = studio.variants
@@ -237,6 +238,8 @@ class Graphed:
     def _played(self, variant: Variant, flat: Flat, *, compared: bool = True) -> Any:
         """What a recording makes of a call; ``compared`` if all was looked at before it."""
         self._studio.executor.arrive()
+        if self.before is not None:
+            self.before()
         recorded = torch.is_grad_enabled()
         torch._C._set_grad_enabled(False)
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -83,10 +83,16 @@ class Bank:
         return sum(tensor.nbytes for packed in self._packed.values() for tensor in packed.tensors)
 
 
-class Narrowed:
-    """A call that looks first whether weights have changed since they were made narrow."""
+class Refreshable(Protocol):
+    """Weights made of others, which have to be made anew when those change."""
 
-    def __init__(self, call: Callable[..., Any], bank: Bank) -> None:
+    def refresh(self) -> Any: ...
+
+
+class Narrowed:
+    """A call that checks first whether weights have changed since others were made of them."""
+
+    def __init__(self, call: Callable[..., Any], bank: Refreshable) -> None:
         self.call, self.bank = call, bank
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

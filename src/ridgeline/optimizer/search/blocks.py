@@ -116,10 +116,9 @@ def _shape(block: nn.Module) -> tuple[Any, ...]:
 
 
 def _eligible(block: nn.Module) -> bool:
-    """Compound modules whose forward is their class's own, or a fork of ours before it."""
-    own = vars(block).get("forward")
+    """Compound modules whose forward is their class's own."""
     callable_ = not isinstance(block, (nn.ModuleList, nn.ModuleDict))
-    return _num_leaves(block) > 1 and callable_ and (own is None or getattr(own, "is_fork", False))
+    return _num_leaves(block) > 1 and callable_ and "forward" not in vars(block)
 
 
 PRODUCTS, ATTENTION, CONVOLUTIONS = "products", "attention", "convolutions"

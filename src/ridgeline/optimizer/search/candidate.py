@@ -11,7 +11,7 @@ import types
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -25,14 +25,15 @@ from ridgeline.engine.capture.host_constants import compiled_as_ever
 from ridgeline.engine.example_inputs import Inputs, leaves
 from ridgeline.engine.replay.compiled import shortcut
 from ridgeline.engine.replay.inference import Graphed, graph_inference
-from ridgeline.engine.replay.static_inputs import is_alone
 from ridgeline.engine.replay.training import graph_training
+from ridgeline.engine.shallow_clone import shallow_clone
 from ridgeline.errors import NotGraphable, OptimizeError
 from ridgeline.optimizer.backend import Report, Traced
 from ridgeline.optimizer.compile.cache_slots import Place
 from ridgeline.optimizer.compile.module_labels import in_block
+from ridgeline.optimizer.in_place.channels_last import LaidWeights, lay_channels_last
 from ridgeline.optimizer.in_place.dense_residual import entry_of
-from ridgeline.optimizer.in_place.substitution import apply, revert
+from ridgeline.optimizer.in_place.substitution import apply
 from ridgeline.optimizer.precision.weight_bank import Bank, Narrowed
 from ridgeline.optimizer.search.blocks import Group, groups
 from ridgeline.optimizer.search.redundant_arguments import simplified
@@ -74,6 +75,11 @@ class Candidate:
     @property
     def compiles(self) -> bool:
         return self.compiler != "none" or bool(self.rewrites)
+
+    @property
+    def needs_clone(self) -> bool:
+        """Whether forwards or weights of single modules are replaced, which happens on a clone of the model."""
+        return bool(self.substituted) or self.layout != "keep" or (self.compiles and self.scope == "blocks")
 
     @property
     def holds_places(self) -> bool:
@@ -139,53 +145,29 @@ class Candidate:
         return found + ([f"the whole call as one CUDA graph{guessed}"] if self.graphed else []) or ["nothing"]
 
 
-@dataclass(frozen=True, slots=True)
-class Switch:
-    """Something done to the model itself; a captured graph may no longer need it (kernels) or still does (places)."""
-
-    on: Callable[[], Any]
-    off: Callable[[], Any]
-    outlives_capture: bool
-    while_recording: bool = False  # about the process, not the model: on for the backward too while both are recorded
-
-
 @dataclass(slots=True)
 class Built:
-    """A candidate ready to be called; ``on`` and ``off`` switch what it changes about the model itself."""
+    """A candidate ready to be called. Nothing of it is on the model itself, but for rewrites' packed weights."""
 
     candidate: Candidate
     call: Call
     report: Report
     build_s: float = 0.0
-    switches: list[Switch] = field(default_factory=list)
     kept_bytes: int = 0
     reserved_bytes: int = 0  # of a graph: what its pool and everything else needs, gaps included
     inner: Call | None = None  # what is called or was captured, without what stands before it
-    makings: tuple[Switch, ...] = ()  # what was on while it was captured
     places: tuple[int, ...] = ()  # where the weights were when it was captured
     bank: Bank | None = None  # weights in fewer bits
-
-    def on(self) -> None:
-        for switch in self.switches:
-            switch.on()
-
-    def off(self) -> None:
-        for switch in reversed(self.switches):
-            switch.off()
+    laid: LaidWeights | None = None  # convolution weights channels last, of a clone's own
 
     @contextlib.contextmanager
     def switched(self) -> Iterator[Call]:
-        """The call while everything it needs is on."""
-        self.on()
-        try:
-            yield self.call
-        finally:
-            self.off()
+        """The call, for whoever times contenders."""
+        yield self.call
 
     def moved(self, model: nn.Module) -> bool:
         """Whether weights are elsewhere than when the graph was captured."""
-        with self.switched():
-            return self.places != places_of(model)
+        return self.places != places_of(model)
 
     def release(self) -> None:
         """Let go of the captured graph and its memory; what was compiled stays."""
@@ -218,7 +200,6 @@ def build(
     inputs: Inputs,
     mode: str,
     *,
-    layout: Layout | None = None,
     base: Built | None = None,
     loss: Call | None = None,
     traces: Traces | None = None,
@@ -230,21 +211,19 @@ def build(
     """
     began = time.perf_counter()
     built = Built(candidate, model, base.report if base else Report())
-    if candidate.layout != "keep":
-        chosen = layout or Layout(model)
-        built.switches.append(Switch(chosen.on, chosen.off, outlives_capture=True))
-    if candidate.substituted:
-        parts = candidate.substituted
-        built.switches.append(Switch(lambda: apply(model, parts), lambda: revert(model), outlives_capture=False))
-    if candidate.tries_convolutions:
-        built.switches.append(_trying_convolutions(MOST_TRIED if mode == "train" else None))
     if candidate.narrow:
         built.bank = base.bank if base else Bank(model, dict(candidate.narrow))
     unmasked = Unmasked(model, inputs) if candidate.unmasked else None
     given = unmasked.inputs if unmasked else inputs
     try:
         with _quiet():
-            _make(built, model, given, mode, base, traces or Traces())
+            if base is not None:
+                built.call = built.inner = base.call if base.inner is None else base.inner
+                built.laid = base.laid
+            else:
+                built.call = built.inner = _compiled(built, _callee(built, model, mode), traces or Traces())
+                if candidate.compiles:
+                    _run_first(built, given, mode)
             if candidate.graphed:
                 with growing(candidate.grows):
                     _capture(built, model, given, mode, loss)
@@ -254,6 +233,10 @@ def build(
         if base is None:
             built.undo()
         raise
+    if built.laid is not None and isinstance(built.call, Graphed):
+        built.call.before = built.laid.refresh
+    elif built.laid is not None:
+        built.call = Narrowed(built.call, built.laid)
     if built.bank is not None:
         built.call = Narrowed(built.call, built.bank)
     if unmasked:
@@ -292,57 +275,52 @@ class Unmasked:
         return self.call(*kept, **{name: value for name, value in kwargs.items() if name not in self.names})
 
 
-def _trying_convolutions(most: int | None) -> Switch:
+def _callee(built: Built, model: nn.Module, mode: str) -> nn.Module:
+    """The model, or a clone of it with the candidate's kernels and layouts in place."""
+    candidate = built.candidate
+    if not candidate.needs_clone:
+        return model
+    clone = shallow_clone(model)
+    if candidate.layout != "keep":
+        built.laid = lay_channels_last(clone, model, differentiable=mode != "infer")
+    if candidate.substituted:
+        apply(clone, candidate.substituted)
+    return clone
+
+
+@contextlib.contextmanager
+def timed_convolutions(most: int | None) -> Iterator[None]:
     """cuDNN times its algorithms, or the first so many of those that it proposes."""
-    kept: list[tuple[bool, int | None]] = []
-
-    def on() -> None:
-        kept.append((torch.backends.cudnn.benchmark, torch.backends.cudnn.benchmark_limit))
-        torch.backends.cudnn.benchmark = True
-        if most is not None and kept[-1][1] is not None:  # none without cuDNN
-            torch.backends.cudnn.benchmark_limit = most
-
-    def off() -> None:
-        torch.backends.cudnn.benchmark, limit = kept.pop()
+    library = torch.backends.cudnn
+    kept, limit = library.benchmark, library.benchmark_limit
+    library.benchmark = True
+    if most is not None and limit is not None:  # none without cuDNN
+        library.benchmark_limit = most
+    try:
+        yield
+    finally:
+        library.benchmark = kept
         if limit is not None:
-            torch.backends.cudnn.benchmark_limit = limit
-
-    return Switch(on, off, outlives_capture=False, while_recording=True)
-
-
-def _make(built: Built, model: nn.Module, inputs: Inputs, mode: str, base: Built | None, traces: Traces) -> None:
-    """What is called, compiled if the candidate compiles; of a base, what it compiled."""
-    if base is not None:
-        built.call = built.inner = base.call if base.inner is None else base.inner
-        own = [switch for switch in built.switches if switch.while_recording]
-        built.switches = [*(s for s in base.makings or base.switches if not s.while_recording), *own]
-        return
-    built.call = built.inner = _compiled(built, model, traces)
-    if built.candidate.compiles:
-        with built.switched():
-            _run_first(built, inputs, mode)
+            library.benchmark_limit = limit
 
 
 def capture_again(built: Built, model: nn.Module, inputs: Inputs, mode: str, loss: Call | None) -> None:
     """The same graph over weights that are elsewhere now; what lays weights its own way does so before."""
     unmasked = Unmasked(model, inputs) if built.candidate.unmasked else None
-    inner = model if built.inner is None else built.inner
-    before = Built(built.candidate, inner, built.report, switches=list(built.makings))
-    with _quiet(), before.switched() as call:
-        run_once(call, unmasked.inputs if unmasked else inputs, mode)
+    with _quiet():
+        run_once(model if built.inner is None else built.inner, unmasked.inputs if unmasked else inputs, mode)
     again = build(built.candidate, model, inputs, mode, base=built, loss=loss)
     built.call, built.places = again.call, again.places
 
 
 def _capture(built: Built, model: nn.Module, inputs: Inputs, mode: str, loss: Call | None) -> None:
-    """Record the call with everything on; afterwards the graph needs only the weights where they were."""
-    built.makings = tuple(built.switches)
-    around = [switch for switch in built.switches if switch.while_recording]
-    passing = [switch for switch in built.switches if not switch.outlives_capture and not switch.while_recording]
-    built.switches = [switch for switch in built.switches if switch.outlives_capture]
-    ready = inputs.reused()
-    with built.switched(), switched_on(around), torch.set_grad_enabled(mode != "infer"):
-        call = _around(built.call, passing, model)
+    """Record the call; afterwards the graph needs only the weights where they were."""
+    ready, call = inputs.reused(), built.call
+    if isinstance(call, nn.Module) and call is not model:
+        call = _in_python(call)
+    limit = MOST_TRIED if mode == "train" else None
+    timed = timed_convolutions(limit) if built.candidate.tries_convolutions else contextlib.nullcontext()
+    with timed, torch.set_grad_enabled(mode != "infer"):
         if mode == "infer":
             built.call = graph_inference(call, ready.args, dict(ready.kwargs), model, guesses=built.candidate.guesses)
         else:
@@ -350,36 +328,22 @@ def _capture(built: Built, model: nn.Module, inputs: Inputs, mode: str, loss: Ca
         built.places = places_of(model)
 
 
-@contextlib.contextmanager
-def switched_on(switches: list[Switch]) -> Iterator[None]:
-    for switch in switches:
-        switch.on()
-    try:
-        yield
-    finally:
-        for switch in reversed(switches):
-            switch.off()
+def _in_python(clone: nn.Module) -> Call:
+    """A clone as a call whose Python may be looked at while it is recorded."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return clone(*args, **kwargs)
+
+    run.in_python = True  # type: ignore[attr-defined]
+    return run
 
 
 def _straighten(built: Built, model: nn.Module, inputs: Inputs) -> None:
     """Past the guards where the call is one graph; where it is not, as it is."""
     ready = inputs.reused()
-    with built.switched(), contextlib.suppress(NotGraphable):
+    with contextlib.suppress(NotGraphable):
         built.call = shortcut(built.call, ready.args, dict(ready.kwargs), model)
     built.places = places_of(model)
-
-
-def _around(call: Call, switches: list[Switch], model: nn.Module) -> Call:
-    """The call with switches on during it, so that whoever watches the model sees it as it is."""
-    if not switches:
-        return call
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with switched_on(switches):
-            return call(*args, **kwargs)
-
-    run.in_python = call is model or getattr(call, "in_python", False)  # type: ignore[attr-defined]
-    return run
 
 
 def _run_first(built: Built, inputs: Inputs, mode: str) -> None:
@@ -449,17 +413,17 @@ class Traces:
         return self._found[what]
 
 
-def _compiled(built: Built, model: nn.Module, traces: Traces) -> Call:
+def _compiled(built: Built, callee: nn.Module, traces: Traces) -> Call:
     candidate, report = built.candidate, built.report
     if not candidate.compiles:
-        return model
+        return callee
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILE_LIMIT)
     if candidate.compiler.startswith("stock"):
         _forget_sizes()
     if candidate.compiler == "stock":
-        return torch.compile(model)
+        return torch.compile(callee)
     if candidate.compiler in _RECORDING:
-        return _owned(torch.compile(model, mode=_RECORDING[candidate.compiler]))
+        return _owned(torch.compile(callee, mode=_RECORDING[candidate.compiler]))
     chosen: dict[str, Any] = {"rewrites": candidate.rewrites, "compiler": candidate.compiler, "report": report}
     options = {key: value for key, value in candidate.options if key != ACTIVATION_BUDGET}
     options |= {"narrow": built.bank} if built.bank is not None else {}
@@ -469,10 +433,9 @@ def _compiled(built: Built, model: nn.Module, traces: Traces) -> Call:
             traced = traces.of(group.paths, partial(_block_runner, group.kind))
             return traced.lowered(options=options, **chosen)
 
-        blocks = Blocks(model, groups(model), runner, report)
-        built.switches.append(Switch(blocks.on, blocks.off, outlives_capture=False))
-        return blocks
-    return traces.of("model", lambda: model).lowered(options=options, **chosen)
+        return compile_blocks(callee, runner, report)
+    same = ("model", candidate.layout, candidate.substituted)  # equal clones share what was traced of the first
+    return traces.of(same, lambda: callee).lowered(options=options, **chosen)
 
 
 _RECORDING = {"stock-pieces": "reduce-overhead", "stock-autotune": "max-autotune"}
@@ -505,66 +468,32 @@ def _forget_sizes() -> None:
         forget()
 
 
-class Blocks:
-    """A model whose repeated blocks run compiled when it is called through this, and as they are otherwise.
+def compile_blocks(
+    clone: nn.Module, compiler: Callable[[Group], Call], report: Report | None = None
+) -> nn.Module:
+    """Puts what ``compiler`` makes of each kind of block in place of the forwards of a clone's repeated blocks."""
+    found = groups(clone)
+    for group in found:
+        run = compiler(group)
+        path = f"{group.paths[0].rpartition('.')[0]}.*".lstrip(".")
+        for block in group.blocks:
+            vars(block)["forward"] = _block_forward(run, block, path, MOST_VARIANTS * len(found), report)
+    return clone
 
-    ``on`` puts a fork in front of each block, which costs next to nothing when the model itself is called.
-    """
 
-    in_python = True  # what is around blocks is not compiled: it may be looked at while it is recorded
+def _block_forward(run: Call, block: nn.Module, path: str, most_graphs: int, report: Report | None) -> Call:
+    place, laid = Place(block), entry_of(block)
 
-    def __init__(
-        self, model: nn.Module, found: list[Group], compiler: Callable[[Group], Call], report: Report | None = None
-    ) -> None:
-        self.model, self.report = model, report
-        self.most_graphs = MOST_VARIANTS * len(found)
-        self.here = threading.local()
-        self.patches: list[tuple[dict[str, Any], Call, Call | None]] = []
-        for group in found:
-            run = compiler(group)
-            path = f"{group.paths[0].rpartition('.')[0]}.*".lstrip(".")
-            for block in group.blocks:
-                before = vars(block).get("forward")  # the fork of a plan for other inputs
-                self.patches.append((vars(block), self._fork(run, block, before, path), before))
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self.here.inside = True
-        try:
-            return self.model(*args, **kwargs)
-        finally:
-            self.here.inside = False
-
-    def on(self) -> None:
-        for attributes, forward, _ in self.patches:
-            attributes["forward"] = forward
-
-    def off(self) -> None:
-        for attributes, _, before in self.patches:
-            if before is None:
-                attributes.pop("forward", None)
-            else:
-                attributes["forward"] = before
-
-    def _check_variants(self) -> None:
-        """Blocks that look alike and are not (they ask for their number, say) would be compiled one by one."""
-        if self.report is not None and self.report.graphs > self.most_graphs:
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        # Blocks that look alike and are not (they ask for their number, say) would be compiled one by one.
+        if report is not None and report.graphs > most_graphs:
             raise OptimizeError(f"blocks of one kind are compiled to more than {MOST_VARIANTS} graphs")
+        with in_block(path):
+            given, named = tuple(map(laid, args)), {name: laid(value) for name, value in kwargs.items()}
+            with compiled_as_ever():
+                return place.call(run, block, given, named)
 
-    def _fork(self, run: Call, block: nn.Module, before: Call | None, path: str) -> Call:
-        here, own, place = self.here, before or partial(type(block).forward, block), Place(block)
-        laid = entry_of(block)
-
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            if getattr(here, "inside", False):
-                self._check_variants()
-                with in_block(path):
-                    given, named = tuple(map(laid, args)), {name: laid(value) for name, value in kwargs.items()}
-                    with compiled_as_ever():
-                        return place.call(run, block, given, named)
-            return own(*args, **kwargs)
-
-        forward.is_fork = True  # type: ignore[attr-defined]
-        return forward
+    return forward
 
 
 def _block_runner(kind: type[nn.Module]) -> Call:
@@ -596,56 +525,6 @@ def _is_opaque(kind: type[nn.Module]) -> bool:
 
     asked = getattr(trace_rules, "is_callable_allowed", None)
     return asked is not None and bool(asked(kind))
-
-
-_IMAGED = (nn.Conv2d, nn.ConvTranspose2d, nn.Conv3d, nn.ConvTranspose3d)
-_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-
-
-class Layout:
-    """Convolution weights in two places, contiguous and channels last: parameters are pointed at one or the other."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.pairs: list[tuple[nn.Parameter, torch.Tensor, torch.Tensor]] = []
-        for module in model.modules():
-            weight = getattr(module, "weight", None)
-            if isinstance(module, _IMAGED) and isinstance(weight, nn.Parameter):
-                if not is_alone(weight):  # a weight of two layers is met twice, and others' memory is not moved
-                    continue
-                last = weight.data.contiguous(memory_format=_LAST[weight.dim()])
-                if last.stride() != weight.stride():
-                    self.pairs.append((weight, weight.data, last))
-
-    def on(self) -> None:
-        for parameter, _, last in self.pairs:
-            parameter.data = last
-
-    def off(self) -> None:
-        for parameter, kept, _ in self.pairs:
-            parameter.data = kept
-
-    def settle(self, last: bool) -> bool:
-        """Point at one place for good and let go of the other; whether weights lie elsewhere than they did."""
-        moved = last and bool(self.pairs)
-        (self.on if last else self.off)()
-        self.pairs.clear()
-        return moved
-
-
-def forget_compiled(model: nn.Module) -> None:
-    """Have the tracer forget what it compiled of this model's code, a person's own ``torch.compile`` included.
-
-    Parameters are guarded as objects. Compiled code that meets one of them with other strides fails an assertion.
-    """
-    tracer: Any = sys.modules.get("torch._dynamo.eval_frame")
-    if tracer is None:
-        return
-    for kind in {type(module) for module in model.modules()}:
-        for part in kind.__mro__:
-            function = vars(part).get("forward")
-            while isinstance(function, types.FunctionType):
-                tracer.reset_code(function.__code__)
-                function = getattr(function, "__wrapped__", None)
 
 
 @contextlib.contextmanager

@@ -22,13 +22,16 @@ from ridgeline.engine.capture.capture import uncached_casts
 from ridgeline.engine.capture.probe import asking
 from ridgeline.engine.drop_in import Optimized, Plan
 from ridgeline.engine.example_inputs import Inputs, RandomState, leaves
+from ridgeline.engine.guards.check import Watch
 from ridgeline.engine.replay.compiled import Shortcut
 from ridgeline.engine.replay.training import mark_accumulators, renew_accumulators
+from ridgeline.engine.shallow_clone import shallow_clone
 from ridgeline.engine.signature import Signature
 from ridgeline.errors import OptimizeError
 from ridgeline.kernels.tensorfloat import convolutions_round
 from ridgeline.optimizer.backend import Report
 from ridgeline.optimizer.compile.deadline import OutOfTime, within
+from ridgeline.optimizer.in_place.channels_last import channels_last_layers
 from ridgeline.optimizer.precision.choice import FIRST_FRAC, MOST_TRIES, Study, study
 from ridgeline.optimizer.precision.sensitivity import Choice
 from ridgeline.optimizer.receipt import (
@@ -57,7 +60,7 @@ from ridgeline.optimizer.search.blocks import (
     regions_of,
     unlike_frac,
 )
-from ridgeline.optimizer.search.candidate import Built, Candidate, Layout, Traces, build, capture_again, forget_compiled
+from ridgeline.optimizer.search.candidate import Built, Candidate, Traces, build, capture_again
 from ridgeline.optimizer.search.dropout_off import stilled
 from ridgeline.optimizer.search.explanation import explanations, remaining
 from ridgeline.optimizer.search.forecast import Forecast, forecast, known_device
@@ -204,7 +207,6 @@ class Search:
         self.steps: list[Step] = []
         self.families: dict[Any, Built] = {}
         self.notes: list[str] = []
-        self.layout: Layout | None = None
         self.traces = Traces()
         self._prover: Prover | None = None
         self.forecast: Forecast | None = None
@@ -339,7 +341,7 @@ class Search:
             groups=() if self.track.state.rebinds or is_checkpointed(model) else tuple(groups(model)),
             unlike_frac=unlike_frac(groups(model)),
             num_leaves=sum(1 for m in model.modules() if not any(True for _ in m.children())),
-            has_conv=bool(Layout(model).pairs) and self.problem.device.type == "cuda",
+            has_conv=bool(channels_last_layers(model)) and self.problem.device.type == "cuda",
             substitutable=parts,
             has_cache=self.problem.inputs.has_cache,
             unmasked=simplified(model, self.problem.inputs.args, self.problem.inputs.kwargs) is not None,
@@ -529,8 +531,6 @@ class Search:
     def _built(self, candidate: Candidate) -> Built:
         """Made on top of what was compiled before, if only the graph differs; what is compiled is kept for that."""
         family = _family(candidate)
-        if candidate.layout != "keep" and self.layout is None:
-            self.layout = Layout(self.problem.model)
         if candidate.compiles and family not in self.families:
             self.families[family] = self._made(replace(candidate, graphed=False, tries_convolutions=False), None)
             if not candidate.graphed and not candidate.tries_convolutions:
@@ -543,8 +543,8 @@ class Search:
         """A candidate made, and what it keeps of the device's memory."""
         problem = self.problem
         before = _kept(problem.device)
-        built = build(candidate, problem.model, problem.inputs, problem.mode, layout=self.layout, base=base,
-                      loss=problem.loss, traces=self.traces)  # fmt: skip
+        built = build(candidate, problem.model, problem.inputs, problem.mode, base=base, loss=problem.loss,
+                      traces=self.traces)  # fmt: skip
         self.track.restore()
         after = _kept(problem.device)
         kept, grown = (now - was for now, was in zip(after, before, strict=True))
@@ -1044,7 +1044,8 @@ class Search:
         if not self.random or built is self.eager:
             return
         needed_s, left_s = 1.2 * built.build_s + self._race_s(), self.left_s() - self._reserve_s()
-        if built.report.undos or built.switches or built.candidate.layout != "keep":
+        placed = built.candidate.needs_clone and not built.candidate.graphed
+        if built.report.undos or placed or built.candidate.layout != "keep":
             self.notes.append("not compared without dropout: the winner lays weights or kernels its own way")
         elif needed_s > left_s:
             self.notes.append(
@@ -1192,13 +1193,8 @@ class Search:
             for built in self.families.values():
                 if built.report is not self.best.report:
                     built.undo()
-        moved = self.layout is not None and self.layout.settle(self.best.candidate.layout != "keep")
         self._recapture()
         self.best.forget_trials()
-        if moved:
-            forget_compiled(self.problem.model)
-        if any(not switch.outlives_capture for switch in self.best.switches):
-            self.best.on()
         self._renew_histories()
         self.track.restore()
 
@@ -1325,7 +1321,13 @@ def plans_of(problem: Problem, built: Built) -> list[Plan]:
     signature = Signature.of(
         problem.inputs.args, dict(problem.inputs.kwargs), problem.model, grad=problem.mode != "infer"
     )
-    return [Plan(signature, built.call, built.candidate.name)]
+    watch = clone_watch(problem.model) if built.candidate.needs_clone else None
+    return [Plan(signature, built.call, built.candidate.name, watch=watch)]
+
+
+def clone_watch(model: nn.Module) -> Watch:
+    """What must not change for a clone of a model to compute what the model does; weights may, which they share."""
+    return Watch(model, shared_weights=True)
 
 
 def handed(problem: Problem, built: Built, asked: tuple[str, ...] = ()) -> Built:
@@ -1333,8 +1335,7 @@ def handed(problem: Problem, built: Built, asked: tuple[str, ...] = ()) -> Built
     if built.candidate.name == "eager":
         return built
     mode = "inference" if problem.mode == "infer" else "train"
-    with built.switched():  # what a plan watches is the model as it is then
-        return replace(built, call=Optimized(problem.model, plans_of(problem, built), mode=mode, asked=asked))
+    return replace(built, call=Optimized(problem.model, plans_of(problem, built), mode=mode, asked=asked))
 
 
 def given_up(problem: Problem, reason: str) -> Outcome:
@@ -1357,17 +1358,13 @@ def substitutable(model: nn.Module, device: torch.device) -> tuple[str, ...]:
     """The parts of this model that kernels can be put in place of."""
     if device.type != "cuda":
         return ()
-    from ridgeline.optimizer.in_place.substitution import PARTS, apply, revert
+    from ridgeline.optimizer.in_place.substitution import PARTS, apply
 
     found = []
     for part in PARTS:
-        try:
-            if apply(model, (part,)).replaced:
+        with contextlib.suppress(Exception):  # a part that cannot be recognized stays as it is
+            if apply(shallow_clone(model), (part,)).replaced:
                 found.append(part)
-        except Exception:  # a part that cannot be recognized stays as it is
-            continue
-        finally:
-            revert(model)
     return tuple(found)
 
 

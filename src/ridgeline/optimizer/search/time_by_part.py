@@ -120,20 +120,15 @@ def recorded(track: Track, built: Built) -> Spent:
 
     compiles = built.candidate.compiles
     call = _uncaptured(built, track.model)
-    switches = built.makings or tuple(built.switches)
     folder = Path(tempfile.mkdtemp(prefix="ridgeline-parts-"))
     wanted = Wanted(steps=1, shapes=False, power=False, modules=not compiles)
-    for switch in switches:
-        switch.on()
     try:
         with labeled() if compiles else nullcontext(), _around_blocks(built, track.model):
             track.turn_s(call, 1)  # the first of its kind may set things up
-            run = Run(folder / "trace.json", track.model, wanted)
+            run = Run(folder / "trace.json", track.model, wanted)  # hooks are shared with clones
             track.once(call, run)
             return _spent(run.trace)
     finally:
-        for switch in reversed(switches):
-            switch.off()
         shutil.rmtree(folder, ignore_errors=True)
 
 

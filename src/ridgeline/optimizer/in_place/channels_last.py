@@ -1,0 +1,79 @@
+"""Convolution weights of a clone channels last; the weights of the model itself stay as they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ridgeline.engine.replay.static_inputs import is_alone
+
+_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def channels_last_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Convolutions whose weights would lie elsewhere channels last; weights that others hold stay as they are."""
+    found = []
+    for path, module in model.named_modules():
+        weight = getattr(module, "weight", None)
+        if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d, nn.Conv3d, nn.ConvTranspose3d)) and (
+            isinstance(weight, nn.Parameter) and "weight" in module._parameters and is_alone(weight)
+        ):  # fmt: skip
+            last = torch.empty_like(weight, device="meta", memory_format=_LAST[weight.dim()])
+            if last.stride() != weight.stride():
+                found.append((path, module))
+    return found
+
+
+class LaidWeights:
+    """Copies of weights in another layout, copied again, in place, after the weights were written to."""
+
+    def __init__(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+        self.pairs = pairs
+        self._marks = self._read()
+
+    def _read(self) -> list[tuple[int, int]]:
+        return [(weight._version, weight.data_ptr()) for weight, _ in self.pairs]
+
+    def refresh(self) -> None:
+        """Copy the weights again if one was written to or given other memory."""
+        marks = self._read()
+        if marks != self._marks:
+            with torch.no_grad():
+                for weight, laid in self.pairs:
+                    laid.copy_(weight)
+            self._marks = marks
+
+
+def lay_channels_last(clone: nn.Module, model: nn.Module, *, differentiable: bool) -> LaidWeights | None:
+    """Gives convolutions of a clone weights that lie channels last.
+
+    For inference they are copies, which the result refreshes. In training every forward lays them anew, so that
+    gradients reach the weights of the model: one copy of the weights a step.
+    """
+    layers = dict(clone.named_modules())
+    pairs = []
+    for path, original in channels_last_layers(model):
+        layer, weight = layers[path], original.weight
+        assert isinstance(weight, nn.Parameter)
+        if differentiable:
+            layer.__class__ = _laying(type(layer))
+            continue
+        laid = nn.Parameter(weight.detach().contiguous(memory_format=_LAST[weight.dim()]), weight.requires_grad)
+        layer._parameters = {**layer._parameters, "weight": laid}
+        pairs.append((weight, laid))
+    return LaidWeights(pairs) if pairs else None
+
+
+@cache
+def _laying(kind: type[nn.Module]) -> type[nn.Module]:
+    """A class of convolutions whose weight is read channels last."""
+
+    def weight(self: Any) -> Tensor:
+        found = self._parameters["weight"]
+        return found.contiguous(memory_format=_LAST[found.dim()])
+
+    return type(kind)(kind.__name__, (kind,), {"weight": property(weight), "__module__": kind.__module__})
