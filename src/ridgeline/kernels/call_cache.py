@@ -31,7 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ridgeline.errors import KernelError
 from ridgeline.kernels import launcher, pack
-from ridgeline.kernels.files import cache_folder, extension, write_atomically
+from ridgeline.kernels.files import cache_folder, extension, install_library, is_installed, private_folder
 
 RECORD_AFTER = 1
 """Calls of a description that run in Python before one is noted: a shape seen once is not worth a plan."""
@@ -355,17 +355,20 @@ def file_name() -> str:
 def build(folder: Path) -> Path:
     """Compile call_cache.cpp into ``folder`` unless it is there already; needs a C++ compiler and PyTorch's headers."""
     target = folder / file_name()
-    if target.exists():
+    if is_installed(target):
         return target
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++") or shutil.which("c++")
     if compiler is None:
         raise KernelError("direct calls need a C++ compiler once: install g++; without it calls take the Python path")
     made = target.with_suffix(f".{os.getpid()}.tmp")
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        private_folder(folder)
+    except OSError as error:
+        raise KernelError(f"direct calls cannot be kept: {error}") from None
     done = subprocess.run(_command(compiler, made), capture_output=True, text=True, check=False)
     if done.returncode:
         raise KernelError(f"direct calls could not be built with {compiler}: {done.stderr.strip()[-800:]}")
-    write_atomically(target, made)
+    install_library(target, made)
     module.cache_clear()
     return target
 

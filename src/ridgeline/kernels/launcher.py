@@ -24,7 +24,7 @@ import torch
 from ridgeline.errors import KernelError
 from ridgeline.kernels import pack
 from ridgeline.kernels.compiler import POINTER_ALIGNMENT_BYTES, SM_90, Compiled, Variant, compile_variant
-from ridgeline.kernels.files import cache_folder, extension, write_atomically
+from ridgeline.kernels.files import cache_folder, extension, install_library, is_installed, private_folder
 from ridgeline.kernels.function import names_of
 
 INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
@@ -455,7 +455,7 @@ def build_native(folder: Path) -> Path:
     source = Path(__file__).with_name("launcher.c")
     digest = hashlib.sha256(source.read_bytes()).hexdigest()[:12]
     target = folder / f"ridgeline_launcher-{digest}.abi3.so"
-    if target.exists():
+    if is_installed(target):
         return target
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang") or shutil.which("cc")
     if compiler is None:
@@ -465,10 +465,13 @@ def build_native(folder: Path) -> Path:
         )
     include = sysconfig.get_paths(scheme="posix_prefix")["include"]
     made = target.with_suffix(f".{os.getpid()}.tmp")
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        private_folder(folder)
+    except OSError as error:
+        raise KernelError(f"the kernel launcher cannot be kept: {error}") from None
     command = [compiler, "-O2", "-shared", "-fPIC", f"-I{include}", "-o", str(made), str(source), "-ldl"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise KernelError(f"the kernel launcher could not be built with {compiler}: {done.stderr.strip()[-500:]}")
-    write_atomically(target, made)
+    install_library(target, made)
     return target

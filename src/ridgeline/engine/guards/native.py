@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sysconfig
+import warnings
 import weakref
 from array import array
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from ridgeline.kernels.files import cache_folder, extension, write_atomically
+from ridgeline.kernels.files import cache_folder, extension, install_library, is_installed, private_folder
 
 Named = tuple[Any, Any, Any]
 """A mapping or a list, a key or a number, and what is to be found there; or an object, ``type`` and its class,
@@ -164,6 +165,9 @@ def native() -> Any:
     """The look in C, or None where it cannot be built or this PyTorch's tensors are made in another way."""
     try:
         made = extension("ridgeline_glance", build(cache_folder()))
+    except PermissionError as error:
+        warnings.warn(f"guards are checked in Python: {error}", stacklevel=2)
+        return None
     except (OSError, ImportError, subprocess.SubprocessError):
         return None
     at = _where()
@@ -187,15 +191,15 @@ def build(folder: Path) -> Path:
     """Compiles guards.c into a folder unless it is there already."""
     source = Path(__file__).with_name("guards.c")
     target = folder / f"ridgeline_glance-{hashlib.sha256(source.read_bytes()).hexdigest()[:12]}.abi3.so"
-    if target.exists():
+    if is_installed(target):
         return target
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang") or shutil.which("cc")
     if compiler is None:
         raise OSError("no C compiler")
     include = sysconfig.get_paths(scheme="posix_prefix")["include"]
     made = target.with_suffix(f".{os.getpid()}.tmp")
-    folder.mkdir(parents=True, exist_ok=True)
+    private_folder(folder)
     command = [compiler, "-O2", "-shared", "-fPIC", "-w", f"-I{include}", "-o", str(made), str(source), "-ldl"]
     subprocess.run(command, capture_output=True, check=True, timeout=60)
-    write_atomically(target, made)
+    install_library(target, made)
     return target

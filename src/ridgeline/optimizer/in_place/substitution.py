@@ -316,7 +316,8 @@ def _rotary(original: Callable[..., Any], interleaved: bool) -> Callable[..., An
     def apply_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any) -> Any:
         heads_dim = kwargs.get("unsqueeze_dim", 1)
         plain = q.device.type in hooks.RUNS_ON and not args and set(kwargs) <= {"unsqueeze_dim"} and heads_dim in (1, 2)
-        if not plain or q.dtype != cos.dtype:
+        whole = cos.shape[-1] == q.shape[-1]  # a function that turns a part of each head knows how it splits it
+        if not plain or not whole or q.dtype != cos.dtype:
             return original(q, k, cos, sin, *args, **kwargs)
         if interleaved:
             cos, sin = cos[..., ::2], sin[..., ::2]
