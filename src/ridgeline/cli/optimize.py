@@ -16,7 +16,7 @@ from ridgeline.api import optimize
 from ridgeline.cli import draw
 from ridgeline.cli.keep import keep
 from ridgeline.cli.source import dims_of, made_by
-from ridgeline.errors import InputError, MissingExtra
+from ridgeline.errors import InputError, MissingExtra, OptimizeError
 from ridgeline.units import show_bytes, show_seconds
 
 STYLES = {"winner": "bold green", "beaten": "cyan", "wrong": "bold red", "failed": "red", "too large": "magenta",
@@ -57,18 +57,8 @@ def optimize_and_show(asked: Asked) -> None:
     options = {name: getattr(asked, name) for name in ("mode", "budget_s", "memory_limit", "error_budget", "use_cache")}
     try:
         fast = optimize(model, args, kwargs, **options, say=say)
-    except (TypeError, ValueError, RuntimeError):
-        # A model that fails by itself on its inputs is the script's mistake, and one line says so
-        try:
-            model(*args, **kwargs)
-        except Exception as error:
-            given = ", ".join((f"{len(args)} positional argument{'' if len(args) == 1 else 's'}", *kwargs))
-            said = next(iter(str(error).splitlines()), "")
-            raise InputError(
-                f"the model fails on the inputs that {asked.source} returns ({given}): {type(error).__name__}: {said}; "
-                "return (model, args, kwargs)"
-            ) from error
-        raise
+    except OptimizeError as error:
+        raise InputError(f"{asked.source}: {error}; the function returns (model, args, kwargs)") from error
     receipt = state_of(fast).receipt.to_dict()
     keep("optimize", asked.source, lambda: receipt, measured=True, settings={"mode": asked.mode},
          device=str(receipt.get("device", "")))  # fmt: skip
@@ -114,6 +104,10 @@ def _show(receipt: Mapping[str, Any], html: Path | None) -> None:
     for note in receipt["notes"]:
         out.print(Text(f"· {note}", style=draw.DIM))
     where = f"; page: {html}" if html else ""
+    if receipt.get("cached"):
+        at = receipt.get("searched_at") or "an unknown date"
+        out.print(Text(f"from the cache: searched on {at}; --no-cache searches again{where}", style="bold yellow"))
+        return
     out.print(Text(f"searched {receipt['spent_s']:.1f} s of {receipt['budget_s']:.0f} s{where}", style=draw.DIM))
 
 

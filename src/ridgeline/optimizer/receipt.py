@@ -35,6 +35,7 @@ class Entry:
     status: str
     reason: str = ""
     predicted_s: float | None = None
+    price_s: float | None = None  # seconds that it was expected to take to make, where it was skipped
     build_s: float | None = None
     measured_s: float | None = None
     low_s: float | None = None
@@ -140,6 +141,16 @@ class Receipt:
     notes: tuple[str, ...] = ()
     asked: tuple[str, ...] = ()  # what the model's code asks besides values: calls answered otherwise run as the model
     cached: bool = False
+    searched_at: str = ""  # when the search was made, UTC
+
+    @property
+    def ran_out_of_time(self) -> bool:
+        """Whether candidates were skipped that fit into the budget by themselves: another search may find more.
+
+        What takes longer than the whole budget is skipped by every search of this budget.
+        """
+        return any(entry.status == SKIPPED and (entry.price_s is None or entry.price_s <= self.budget_s)
+                   for entry in self.entries)  # fmt: skip
 
     @property
     def lacks_rival(self) -> bool:
@@ -190,7 +201,7 @@ class Receipt:
         return cls(**made)
 
     def from_cache(self, spent_s: float) -> Receipt:
-        """The same receipt, said to be remembered."""
+        """The same receipt, said to be of a search before."""
         return replace(self, cached=True, spent_s=spent_s)
 
     def noted(self, note: str) -> Receipt:
@@ -230,7 +241,7 @@ def text_of(receipt: Receipt) -> list[str]:
 
 
 def _head(r: Receipt) -> list[str]:
-    remembered = ", remembered" if r.cached else ""
+    cached = f", cached: searched on {r.searched_at or 'an unknown date'}, not now" if r.cached else ""
     lines = [
         f"{r.model}, {r.mode} on {r.device}: {show_seconds(r.eager_s)} → {show_seconds(r.final_s)}, "
         f"{r.speedup:.2f}× eager ({r.speedup_low:.2f}–{r.speedup_high:.2f}, 95 %)",
@@ -247,7 +258,7 @@ def _head(r: Receipt) -> list[str]:
     lines.append(f"  proof: {_verdict_line(r.verdict)}")
     lines.append(f"  guarantee: {r.guarantee}")
     over = "" if r.cached else next((f" ({note})" for note in r.notes if note.startswith(OVERRAN)), "")
-    return [*lines, f"  searched {r.spent_s:.1f} s of {r.budget_s:.0f} s{remembered}{over}; inputs {r.inputs}"]
+    return [*lines, f"  searched {r.spent_s:.1f} s of {r.budget_s:.0f} s{cached}{over}; inputs {r.inputs}"]
 
 
 def _verdict_line(verdict: Mapping[str, Any] | None) -> str:

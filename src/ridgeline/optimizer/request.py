@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -30,13 +31,15 @@ from ridgeline.optimizer.receipt import Receipt
 from ridgeline.optimizer.search.candidate import Built, Candidate, build
 from ridgeline.optimizer.search.judge import Subject
 from ridgeline.optimizer.search.order import DEFAULT_BUDGET_S
-from ridgeline.optimizer.search.search import Outcome, Problem, clone_watch, given_up, plans_of, search, why_failed
+from ridgeline.optimizer.search.search import Outcome, Problem, clone_watch, given_up, plans_of, raised_in, search, why_failed
 from ridgeline.optimizer.search.timing import Track, compare, reserved_bytes
 from ridgeline.optimizer.training import optimizer_update as update
-from ridgeline.units import parse_quantity
+from ridgeline.units import parse_quantity, show_seconds
 
 OPTIMIZER_FRAC = 0.15
 """Share of the budget that an optimizer's proof may take where the search left less."""
+MOST_EAGER_RATIO = 2.0
+"""A cached search holds while eager takes at most this many times what it took then, and no less than its inverse."""
 PARALLEL = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel")
 OPTIMIZED_MODES = {"infer": "inference", "train": "train"}
 _alive: WeakValueDictionary[tuple[int, str], Optimized] = WeakValueDictionary()
@@ -84,13 +87,17 @@ def _optimized(problem: Problem, optimizer: torch.optim.Optimizer | None, use_ca
     given = {"mode": OPTIMIZED_MODES[mode], "optimizer": optimizer, "loss": loss}
     before = _alive.get((id(problem.model), key)) if key else None
     kept = None if before is None else state_of(before)
-    if kept is not None and kept.model is problem.model and _is_enough(kept.receipt, budget_s):
+    known = kept is not None and kept.model is problem.model and not kept.receipt.ran_out_of_time
+    if kept is not None and known and _is_enough(kept.receipt, budget_s):
         receipt = kept.receipt.from_cache(time.perf_counter() - began)
         again = Optimized(problem.model, list(kept.plans.values()), receipt=receipt, **given)
         return _stepping(problem, again, optimizer)
     outcome = _remembered(problem, key, began) if key else None
-    known = outcome is not None
-    outcome = outcome or _searched(problem)
+    known = isinstance(outcome, Outcome)
+    if not isinstance(outcome, Outcome):
+        dropped, outcome = outcome, _searched(problem)
+        if dropped:
+            outcome = replace(outcome, receipt=outcome.receipt.noted(dropped))
     made = Optimized(problem.model, plans_of(problem, outcome.built), receipt=outcome.receipt, **given)
     made = _stepping(problem, made, optimizer)
     for plan in state_of(made).plans.values():
@@ -103,7 +110,7 @@ def _optimized(problem: Problem, optimizer: torch.optim.Optimizer | None, use_ca
         reserved_bytes(problem.device)  # what a search and its proofs held is the caller's again
     if key:
         _alive[id(problem.model), key] = made
-        if not known and outcome.receipt.entries:
+        if not known and outcome.receipt.entries and not outcome.receipt.ran_out_of_time:
             cache.save(key, outcome.built.candidate, state_of(made).receipt)
     return made
 
@@ -136,15 +143,23 @@ def _searched(problem: Problem) -> Outcome:
 
 
 def _called_once(problem: Problem) -> None:
-    """A call as the caller makes it, whose own mistakes are the caller's; nothing of it stays."""
+    """A call as the caller makes it, whose own mistakes are named in one line; nothing of it stays."""
     state, given = None, problem.inputs
     with suppress(Exception):  # what kept the search from looking at it keeps us, too
         state, given = State(problem.model), problem.inputs.copied()
     try:
         with left_alone(problem.model, problem.loss), torch.set_grad_enabled(problem.mode != "infer"):
+            what, remedy = "the model itself", "give inputs that it takes: optimize(model, args=(…,), kwargs={…})"
             output = problem.model(*given.args, **given.kwargs)
             if problem.loss is not None:
+                what, remedy = "the loss", "it is called with what the model returns"
                 problem.loss(output)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        why, at = why_failed(error), raised_in(error)
+        said = why if why.endswith(at) else f"{why}{at}"
+        raise OptimizeError(f"{what} fails on these inputs: {said}; {remedy}") from error
     finally:
         if state is not None:
             state.restore()
@@ -183,9 +198,25 @@ def _problem(
     if mode == "train":
         _check_alone(given)
     own = unwrapped(given)
+    _check_arguments(own, inputs)
     return Problem(model=own, inputs=inputs, mode=mode, device=_device(own, inputs), loss=loss,
                    budget_s=float(budget_s), memory_limit_bytes=limit, error_budget=error_budget,
                    say=say or (lambda text: None))  # fmt: skip
+
+
+def _check_arguments(model: nn.Module, inputs: Inputs) -> None:
+    """Whether the forward can be called with these arguments, as far as its signature says."""
+    try:
+        signature = inspect.signature(model.forward)
+    except (TypeError, ValueError):  # scripted, or written in C
+        return
+    try:
+        signature.bind(*inputs.args, **inputs.kwargs)
+    except TypeError as error:
+        taken = ", ".join(signature.parameters)
+        given = "no inputs" if not inputs.args and not inputs.kwargs else "these inputs"
+        raise OptimizeError(f"{type(model).__name__}.forward({taken}) cannot be called with {given}: {error}; give all "
+                            "that it takes: optimize(model, args=(x,), kwargs={…})") from None  # fmt: skip
 
 
 def _check_alone(model: nn.Module) -> None:
@@ -257,15 +288,24 @@ def _settings(problem: Problem, optimizer: torch.optim.Optimizer | None) -> dict
     }
 
 
-def _remembered(problem: Problem, key: str, began: float) -> Outcome | None:
-    """The winner of an earlier search built again, if it still agrees with eager and is still no slower."""
+def _remembered(problem: Problem, key: str, began: float) -> Outcome | str | None:
+    """The winner of an earlier search built again, if it still agrees with eager and is still no slower.
+
+    Where eager takes another time than it did then, the search says little about this machine as it is now: it is
+    dropped, and the reason returned.
+    """
     found = cache.load(key)
     if found is None or not _is_enough(found[1], problem.budget_s):
         return None
     candidate, receipt = found
-    if candidate.compiles and problem.mode == "infer":
-        return _deferred(problem, key, candidate, receipt, began)
     try:
+        eager_s = _eager_s(problem)
+        if not receipt.eager_s / MOST_EAGER_RATIO <= eager_s <= receipt.eager_s * MOST_EAGER_RATIO:
+            cache.forget(key)
+            return (f"a cached search of {receipt.searched_at or 'an unknown date'} was dropped: eager takes "
+                    f"{show_seconds(eager_s)} now and took {show_seconds(receipt.eager_s)} then")  # fmt: skip
+        if candidate.compiles and problem.mode == "infer":
+            return _deferred(problem, key, candidate, receipt, began)
         outcome = _rebuilt(problem, candidate, receipt)
     except Exception:  # whatever keeps it from being built now, a search finds out and says
         outcome = None
@@ -273,6 +313,17 @@ def _remembered(problem: Problem, key: str, began: float) -> Outcome | None:
         cache.forget(key)
         return None
     return Outcome(outcome.built, outcome.receipt.from_cache(time.perf_counter() - began))
+
+
+def _eager_s(problem: Problem) -> float:
+    """Seconds that a call of the model takes now, in a race against nobody."""
+    track = Track(problem.model, problem.inputs, problem.mode, problem.loss, problem.device)
+    try:
+        track.settle(problem.model)
+        eager = Built(Candidate(name="eager"), problem.model, Report())
+        return track.race({"eager": eager}, 0.3)["eager"].median_s
+    finally:
+        track.hand_back()
 
 
 def _is_enough(receipt: Receipt, budget_s: float) -> bool:

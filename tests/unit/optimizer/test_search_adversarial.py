@@ -19,6 +19,7 @@ from recorder import TapeExecutor
 
 import ridgeline as rl
 from ridgeline.engine.replay import inference as graphed
+from ridgeline.errors import OptimizeError
 from ridgeline.optimizer.search import timing as measure
 from ridgeline.optimizer.search.candidate import Candidate
 from ridgeline.optimizer.search.order import Ladder, Rung, recommended
@@ -88,8 +89,9 @@ def test_a_model_that_cannot_run_says_so_itself(monkeypatch: Any) -> None:
     args, kwargs = compare.inputs(case, CPU, 1)
     with pytest.raises(case.raises):
         model(*args, **kwargs)
-    with pytest.raises(case.raises):
+    with pytest.raises(OptimizeError, match="the model itself fails on these inputs: ValueError") as raised:
         rl.optimize(model, args, kwargs, budget_s=5, use_cache=False)
+    assert isinstance(raised.value.__cause__, case.raises) and "\n" not in str(raised.value)
 
 
 REMAKES = {

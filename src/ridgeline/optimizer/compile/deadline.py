@@ -7,6 +7,7 @@ not fit, the time that is left is better spent on trying than not at all.
 from __future__ import annotations
 
 import importlib
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,10 +38,11 @@ class OutOfTime(OptimizeError):
 
 
 @contextmanager
-def within(seconds: float | None) -> Iterator[None]:
+def within(seconds: float | None, *, importing: bool = True) -> Iterator[None]:
     """Compilers raise OutOfTime at their first step after so many seconds, in whatever thread; None is no limit.
 
-    Tracers wrap what is raised inside of them, so it is raised anew where it comes out.
+    Tracers wrap what is raised inside of them, so it is raised anew where it comes out. What does not compile need not
+    import compilers for it (``importing``).
     """
     if seconds is None:
         yield
@@ -59,7 +61,7 @@ def within(seconds: float | None) -> Iterator[None]:
 
         return looked
 
-    kept = [(kind, name, vars(kind)[name]) for kind, name in _steps()]
+    kept = [(kind, name, vars(kind)[name]) for kind, name in _steps(importing)]
     try:
         for kind, name, step in kept:
             setattr(kind, name, timed(step))
@@ -73,9 +75,9 @@ def within(seconds: float | None) -> Iterator[None]:
             setattr(kind, name, step)
 
 
-def _steps() -> Iterator[tuple[type, str]]:
-    """Those that this release of PyTorch has, where it has them."""
+def _steps(importing: bool = True) -> Iterator[tuple[type, str]]:
+    """Those that this release of PyTorch has, where it has them; ``importing`` also those not imported yet."""
     for module, owner, name in STEPS:
-        kind = getattr(importlib.import_module(module), owner, None)
+        kind = getattr(importlib.import_module(module) if importing else sys.modules.get(module), owner, None)
         if kind is not None and callable(vars(kind).get(name)):
             yield kind, name

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from ridgeline.engine.capture.capture import uncached_casts
 from ridgeline.engine.capture.probe import asking
 from ridgeline.engine.drop_in import Optimized, Plan
 from ridgeline.engine.example_inputs import Inputs, RandomState, leaves
-from ridgeline.engine.guards.check import Watch
+from ridgeline.engine.guards.check import Watch, installed, library
 from ridgeline.engine.replay.compiled import Shortcut
 from ridgeline.engine.replay.training import mark_accumulators, renew_accumulators
 from ridgeline.engine.shallow_clone import shallow_clone
@@ -114,6 +115,8 @@ STOCK_FRAC = 1e-5
 same difference, and the guarantee is never to be slower than that."""
 STANDS_OUT = "as right as eager, and elements are 1e-4 from eager's, where those of torch.compile or eager are not"
 LENIENCY, SHORT_TIMES = 1.2, 2.0
+QUICK_FRAC = 0.25
+"""What takes at most this share of the time left is made without regard to what is kept for torch.compile."""
 OVERRUN_FRAC, PRICE_TIMES = 0.4, 1.5
 """By how much of the budget torch.compile may overrun it in training, and how many times too high its price may be."""
 HOPE_TIMES = 2.0
@@ -426,20 +429,24 @@ class Search:
             spare_s = max(spare_s, HOPE_TIMES * limit_s if as_stock(self.best) else 0.0)
         if limit_s is None:
             limit_s = self._host_limit_s(rung, ladder)
-        if rung.cost_s > spare_s and not self._records_made(rung):
+        deadline_s = self._deadline_s()
+        limit_s = deadline_s if limit_s is None else min(limit_s, deadline_s)
+        if not deadline_s or (rung.cost_s > spare_s and not self._records_made(rung)):
             left_s = max(0.0, min(spare_s, self.left_s()))
             why = f"needs about {rung.cost_s:.0f} s, {left_s:.0f} s are left of the budget"
-            self._note(Built(rung.candidate, self.problem.model, Report()), SKIPPED, why, predicted=rung.predicted_s)
+            self._note(Built(rung.candidate, self.problem.model, Report()), SKIPPED, why, predicted=rung.predicted_s,
+                       price=rung.cost_s)  # fmt: skip
             return
         self.problem.say(f"trying {rung.candidate.name}")
         try:
-            with self._lap(f"making {rung.candidate.name}", rung.cost_s), within(limit_s):
+            with self._lap(f"making {rung.candidate.name}", rung.cost_s), within(
+                    limit_s, importing=rung.candidate.compiler != "none"):
                 built = self._built(rung.candidate)
         except Exception as error:  # a candidate that cannot be built is one that lost; the model still works
             self.track.restore()
             late = isinstance(error, OutOfTime)
             status, why = (SKIPPED, str(error)) if late else (FAILED, why_failed(error))
-            self._note(Built(rung.candidate, self.problem.model, Report()), status, why)
+            self._note(Built(rung.candidate, self.problem.model, Report()), status, why, price=rung.cost_s)
             self._recapture()
             return
         ladder.took(rung, built.build_s)
@@ -462,7 +469,9 @@ class Search:
         spent, except where estimates are rough or the guarantee rests on it."""
         left_s, budget_s = self.left_s(), self.problem.budget_s
         reserve_s = min(self._reserve_s(), RESERVE_FRAC * budget_s)
-        spare_s = left_s - reserve_s - (ladder.owed_s(rung, self) if rung.cost_s > 2 * CAPTURE_S else 0.0)
+        # Without a compiler seconds gain what compilers take minutes for: torch.compile's share does not hold them up.
+        quick = rung.candidate.compiler == "none" and rung.cost_s <= max(2 * CAPTURE_S, QUICK_FRAC * left_s)
+        spare_s = left_s - reserve_s - (ladder.owed_s(rung, self) if rung.cost_s > 2 * CAPTURE_S and not quick else 0.0)
         compiled = any(built.candidate.compiler != "none" for built in self.families.values())
         first = rung.candidate.compiler != "none" and not compiled  # estimates are rough: the first gets its chance
         first = first or (rung.candidate.name in (PLAIN, AS_IT_IS) and left_s > 0)  # less of the host, a second
@@ -476,6 +485,13 @@ class Search:
             return max(spare_s, left_s + (SHORT_TIMES - 1) * budget_s)
         times = LENIENCY if budget_s >= COMPILING_S else 1.0  # a short budget is kept
         return max(spare_s, times * left_s - self._least_s())
+
+    def _deadline_s(self) -> float:
+        """Seconds after which whatever is made is given up, so that the whole search, on a busy machine, too, takes
+        at most a quarter more than its budget, or three seconds: importing PyTorch's compiler takes four."""
+        budget_s, steps = self.problem.budget_s, LEAST_STEPS if self.problem.mode == "train" else 0
+        closing_s = 2 * LAST_RACE_FRAC * budget_s + 2 * self._race_s() + (20 + TRACK_TIMES * steps) * self.eager_s
+        return max(0.0, self.left_s() + max(0.25 * budget_s, 3.0) - closing_s)
 
     def _stock_limit_s(self, rung: Rung) -> float | None:
         """Seconds after which a training step's torch.compile is given up; none for others, or in short budgets.
@@ -816,12 +832,13 @@ class Search:
         peak: int | None = None,
         verdict: Verdict | None = None,
         predicted: float | None = None,
+        price: float | None = None,
     ) -> None:
         candidate, report = built.candidate, built.report
         self.entries[candidate.name] = Entry(
             name=candidate.name, changes=tuple(candidate.changes(report.counts() if built.build_s else None)),
             status=status, reason=reason,
-            predicted_s=predicted, build_s=built.build_s or None,
+            predicted_s=predicted, price_s=price, build_s=built.build_s or None,
             measured_s=timed.median_s if timed else None, low_s=timed.low_s if timed else None,
             high_s=timed.high_s if timed else None, speedup=comparison.speedup if comparison else None,
             speedup_low=comparison.low if comparison else None, speedup_high=comparison.high if comparison else None,
@@ -1099,7 +1116,8 @@ class Search:
         """In training, a run of steps beside eager's, if the time allows; whoever strays is not returned."""
         if self.problem.mode != "train" or self.best is self.eager:
             return
-        left_s = max(self.left_s(), TRACK_FRAC * self.problem.budget_s)  # a proof may take its share late
+        least_s = TRACK_TIMES * LEAST_STEPS * self.eager_s  # a proof of few steps is made late, too
+        left_s = max(self.left_s(), min(least_s, TRACK_FRAC * self.problem.budget_s))
         steps = min(STEPS, int(left_s / (TRACK_TIMES * self.eager_s)))
         if steps < LEAST_STEPS:
             needed_s = TRACK_TIMES * LEAST_STEPS * self.eager_s
@@ -1226,6 +1244,7 @@ class Search:
             steps=(Step("eager", eager.median_s), *between, *last),
             forecast=self.forecast.to_dict() if self.forecast else None, asked=self.asked,
             error_budget=problem.error_budget, narrowed=self._narrow_rows(),
+            searched_at=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
             notes=(*self.notes, *(self._prover.notes if self._prover else ())),
         )  # fmt: skip
 
@@ -1382,15 +1401,18 @@ def why_failed(error: BaseException) -> str:
         return lines[1][:240]
     found = f"{type(error).__name__}: {lines[0][:240]}" if lines else type(error).__name__
     unclear = isinstance(error, (TypeError, AttributeError, AssertionError, LookupError))
-    return found + _raised_in(error) if unclear else found
+    return found + raised_in(error) if unclear else found
 
 
-def _raised_in(error: BaseException) -> str:
-    """The line that raised an error whose text says nothing to whoever does not see the code."""
-    at = error.__traceback__
-    while at is not None and at.tb_next is not None:
+def raised_in(error: BaseException) -> str:
+    """The last line of the model's own code that an error passed through; of any code where none is."""
+    frames, at = [], error.__traceback__
+    while at is not None:
+        frames.append((at.tb_frame.f_code.co_filename, at.tb_lineno))
         at = at.tb_next
-    return "" if at is None else f" ({'/'.join(Path(at.tb_frame.f_code.co_filename).parts[-3:])}:{at.tb_lineno})"
+    own = [each for each in frames if not library(each[0]) and not installed(each[0])]
+    file, line = (own or frames or [("", 0)])[-1]
+    return f" ({'/'.join(Path(file).parts[-3:])}:{line})" if file else ""
 
 
 def search(problem: Problem) -> Outcome:
