@@ -24,10 +24,12 @@ from ridgeline.engine.replay.step import GraphedUpdate
 from ridgeline.engine.replay.training import TrainingStudio, graph_training
 from ridgeline.optimizer.in_place.padded_linear import padded_linear
 from ridgeline.optimizer.rewrites import recommended
+from ridgeline.optimizer.search import prepare
 from ridgeline.optimizer.search.candidate import Candidate, build
 from ridgeline.optimizer.search.judge import Prover, Subject
 from ridgeline.optimizer.search.loss import Loss
-from ridgeline.optimizer.search.search import WORKSPACE_BYTES, Problem, Search
+from ridgeline.optimizer.search.problem import Problem
+from ridgeline.optimizer.search.search import WORKSPACE_BYTES, Search
 
 DEVICE = "cuda"
 
@@ -335,13 +337,13 @@ def test_what_is_compiled_of_a_random_model_with_batch_norm_is_right() -> None:
     model = Dropped().to(DEVICE).train()
     inputs = Inputs((torch.randn(32, 3, 24, 24, device=DEVICE),))
     search = Search(Problem(model=model, inputs=inputs, mode="train", device=torch.device(DEVICE), budget_s=60.0))
-    search._prepare()
+    prepare.prepare(search)
     assert search.random
     built = build(Candidate(name="torch.compile", compiler="stock"), model, inputs, "train")
-    assert search._proved(built), search._proved(built).reason
+    assert search.prove(built), search.prove(built).reason
     assert "gradient of paths.0.0.bias" in search.prover._rounded()
     built.call = lambda x: 2.0 * model(x)
-    assert not search._proved(built)
+    assert not search.prove(built)
     search.track.hand_back()
 
 

@@ -29,9 +29,11 @@ from ridgeline.optimizer import memo as cache
 from ridgeline.optimizer.backend import Report
 from ridgeline.optimizer.receipt import Receipt
 from ridgeline.optimizer.search.candidate import Built, Candidate, build
+from ridgeline.optimizer.search.facts import DEFAULT_BUDGET_S
+from ridgeline.optimizer.search.handover import clone_watch, plans_of
 from ridgeline.optimizer.search.judge import Subject
-from ridgeline.optimizer.search.order import DEFAULT_BUDGET_S
-from ridgeline.optimizer.search.search import Outcome, Problem, clone_watch, given_up, plans_of, raised_in, search, why_failed
+from ridgeline.optimizer.search.problem import Outcome, Problem, given_up, raised_in, why_failed
+from ridgeline.optimizer.search.search import search
 from ridgeline.optimizer.search.timing import Track, compare, reserved_bytes
 from ridgeline.optimizer.training import optimizer_update as update
 from ridgeline.units import parse_quantity, show_seconds

@@ -1,4 +1,4 @@
-"""Searches run on a clock that counts what candidates are expected to take: no outcome depends on the machine's speed."""
+"""Searches run on a clock that counts what candidates are expected to take, so that no outcome depends on speed."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ def _expected_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
 
     from ridgeline.optimizer.receipt import SKIPPED
     from ridgeline.optimizer.search import search as searching
+    from ridgeline.optimizer.search.budget import Budget
     from ridgeline.optimizer.search.search import Search
 
     spent: dict[int, float] = {}
-    climb = Search._climb
+    evaluate = Search._evaluate
 
-    def climbed(self: Search, rung: Any, ladder: Any) -> None:
-        climb(self, rung, ladder)
-        entry = self.entries.get(rung.candidate.name)
+    def evaluated(self: Search, proposal: Any, stages: Any) -> None:
+        evaluate(self, proposal, stages)
+        entry = self.entries.get(proposal.candidate.name)
         if entry is not None and entry.status != SKIPPED:
-            spent[id(self)] = spent.get(id(self), 0.0) + rung.cost_s + 0.5
+            spent[id(self)] = spent.get(id(self), 0.0) + proposal.cost_s + 0.5
 
-    monkeypatch.setattr(Search, "_climb", climbed)
-    monkeypatch.setattr(Search, "left_s", lambda self: self.problem.budget_s - spent.get(id(self), 0.2))
+    monkeypatch.setattr(Search, "_evaluate", evaluated)
+    monkeypatch.setattr(Budget, "left_s", lambda self: (
+        self.search.problem.budget_s - spent.get(id(self.search), 0.2)))
     monkeypatch.setattr(searching, "within", lambda seconds, importing=True: nullcontext())

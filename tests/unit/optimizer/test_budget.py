@@ -22,10 +22,14 @@ from ridgeline.optimizer.compile.deadline import OutOfTime
 from ridgeline.optimizer.receipt import SKIPPED, SLOWER
 from ridgeline.optimizer.search import search as searching
 from ridgeline.optimizer.search.blocks import groups
+from ridgeline.optimizer.search.budget import Budget
+from ridgeline.optimizer.search.builds import Builds, family_of
 from ridgeline.optimizer.search.candidate import Built, Candidate
+from ridgeline.optimizer.search.facts import STOCK, Facts, Proposal
 from ridgeline.optimizer.search.forecast import Forecast
-from ridgeline.optimizer.search.order import STOCK, Facts, Ladder, Rung
-from ridgeline.optimizer.search.search import Problem, Search
+from ridgeline.optimizer.search.order import Stages
+from ridgeline.optimizer.search.problem import Problem
+from ridgeline.optimizer.search.search import Search
 
 PREPARED_S, JUDGED_S, FIRST_PROOF_S = 7.0, 3.0, 4.0
 """Before the first candidate; memory, race and proof of one; the reference."""
@@ -74,9 +78,9 @@ class Run:
     ) -> None:  # fmt: skip
         self.network, self.now_s, self.order = network, PREPARED_S, list[str]()
         self.leader, self.tuned_s = leader, tuned_s
-        monkeypatch.setattr(Search, "left_s", lambda search: budget_s - self.now_s)
-        monkeypatch.setattr(Search, "_built", self.built)
-        monkeypatch.setattr(Search, "_judge", self.judged)
+        monkeypatch.setattr(Budget, "left_s", lambda budget: budget_s - self.now_s)
+        monkeypatch.setattr(Builds, "built", self.built)
+        monkeypatch.setattr(Search, "judge", self.judged)
         monkeypatch.setattr(searching, "within", self.within)
         model = nn.Sequential(*[Block() for _ in range(network.num_blocks)])
         self.search = Search(Problem(model=model, inputs=Inputs((torch.zeros(1, 4),)), mode=mode,
@@ -88,9 +92,9 @@ class Run:
         facts = Facts(mode=mode, cuda=True, eager_s=network.eager_s, groups=found, num_leaves=100,
                       unlike_frac=unlike, has_conv=False, substitutable=("norm",), unmasked=False, has_cache=False,
                       forecast=forecast, budget_s=budget_s)  # fmt: skip
-        ladder = Ladder(facts)
-        for rung in ladder.rungs(self.search):
-            self.search._climb(rung, ladder)
+        stages = Stages(facts)
+        for proposal in stages.proposals(self.search):
+            self.search._evaluate(proposal, stages)
 
     def seconds(self, candidate: Candidate) -> float:
         network = self.network
@@ -105,7 +109,7 @@ class Run:
         return network.blocks_s + (0.0 if candidate.scope == "blocks" else 9.0)  # a trace, equal blocks once
 
     @contextlib.contextmanager
-    def within(self, seconds: float | None) -> Iterator[None]:
+    def within(self, seconds: float | None, *, importing: bool = True) -> Iterator[None]:
         self.limit_s = seconds
         yield
 
@@ -117,14 +121,14 @@ class Run:
         self.now_s += spent_s
         built = Built(candidate, self.search.problem.model, Report(), build_s=spent_s)
         if candidate.compiles:
-            self.search.families[searching._family(candidate)] = built
+            self.search.builds.families[family_of(candidate)] = built
         return built
 
-    def judged(self, built: Built, rung: Any) -> None:
+    def judged(self, built: Built, proposal: Any) -> None:
         self.now_s += JUDGED_S + (FIRST_PROOF_S if not self.order else 0.0)
         self.search._prover = object()  # type: ignore[assignment]
         self.order.append(built.candidate.name)
-        self.search._note(built, SLOWER, "")
+        self.search.record(built, SLOWER, "")
         if built.candidate.name == self.leader:
             self.search.best = built
 
@@ -157,16 +161,21 @@ def _slowed(network: Network, times: float) -> Network:
                    stock_s=times * network.stock_s)  # fmt: skip
 
 
-@pytest.mark.parametrize("times", [0.5, 1.0, 2.0])
+CLOSING_FRAC = 0.15
+"""Of the budget, what the last race and the winner's last proofs take."""
+
+
+@pytest.mark.parametrize("times", [0.5, 1.0, 2.0, 4.0])
 @pytest.mark.parametrize("name", [*NETWORKS, *LARGE])
-def test_torch_compile_never_takes_more_than_its_share_beyond_the_budget(
+def test_a_budget_is_kept_within_a_quarter_however_slow_compilers_are(
     monkeypatch: Any, name: str, times: float
 ) -> None:
-    """On a host that is twice as slow, EfficientNet's would have ended after 240 s."""
-    for budget_s in (60.0, 120.0):
-        run = Run(monkeypatch, _slowed((NETWORKS | LARGE)[name], times), budget_s)
-        assert run.now_s <= (1 + searching.OVERRUN_FRAC) * budget_s + JUDGED_S, (budget_s, run.order)
-        assert run.search.entries[STOCK].status in (SLOWER, SKIPPED)
+    """On a host that is twice as slow, EfficientNet's torch.compile would have ended after 240 s of 120."""
+    for mode in ("train", "infer"):
+        for budget_s in (45.0, 60.0, 120.0):
+            run = Run(monkeypatch, _slowed((NETWORKS | LARGE)[name], times), budget_s, mode)
+            assert run.now_s + CLOSING_FRAC * budget_s <= 1.25 * budget_s + JUDGED_S, (mode, budget_s, run.order)
+            assert run.search.entries[STOCK].status in (SLOWER, SKIPPED)
 
 
 @pytest.mark.parametrize("name", [name for name, network in (NETWORKS | LARGE).items() if not network.num_blocks])
@@ -181,13 +190,12 @@ def test_where_nothing_else_is_left_to_try_torch_compile_is_begun_whatever_its_p
     assert entry.status == SKIPPED and entry.reason == "not made within"
 
 
-@pytest.mark.parametrize("times", [1.0, 4.0])
-@pytest.mark.parametrize("name", [*NETWORKS, *LARGE])
-def test_in_inference_torch_compile_is_measured_and_recorded_however_long_it_takes(
-    monkeypatch: Any, name: str, times: float
+@pytest.mark.parametrize("name", NETWORKS)
+def test_in_inference_torch_compile_is_measured_and_captured_within_the_default_budget(
+    monkeypatch: Any, name: str
 ) -> None:
     """Nobody is told that a result is as fast as the better of two without the other having run."""
-    run = Run(monkeypatch, _slowed((NETWORKS | LARGE)[name], times), 120.0, "infer")
+    run = Run(monkeypatch, NETWORKS[name], 120.0, "infer")
     assert run.search.entries[STOCK].status == SLOWER and STOCK + " + graph" in run.order, run.order
 
 
@@ -213,11 +221,11 @@ def test_within_a_short_budget_a_cpp_compiler_is_given_up_half_of_it_late(
     monkeypatch: Any, budget_s: float, cuda: bool, compiler: str, limit_s: float | None
 ) -> None:
     """A search of 10 s took 27 on two cores that others used: the first compilation of a machine."""
-    monkeypatch.setattr(Search, "left_s", lambda search: budget_s - 3.0)
+    monkeypatch.setattr(Budget, "left_s", lambda budget: budget_s - 3.0)
     search = Search(Problem(model=nn.Linear(4, 4), inputs=Inputs((torch.zeros(1, 4),)), mode="infer",
                             device=torch.device("cpu"), budget_s=budget_s))  # fmt: skip
-    ladder = Ladder(replace(_plain_facts(budget_s), cuda=cuda))
-    assert search._host_limit_s(Rung(Candidate(name="compiled", compiler=compiler), 7.0), ladder) == limit_s
+    stages = Stages(replace(_plain_facts(budget_s), cuda=cuda))
+    assert search.budget.host_limit_s(Proposal(Candidate(name="compiled", compiler=compiler), 7.0), stages) == limit_s
 
 
 def _plain_facts(budget_s: float) -> Facts:

@@ -11,10 +11,12 @@ torch = pytest.importorskip("torch")
 from torch import nn
 
 from ridgeline.engine.example_inputs import Inputs, State
+from ridgeline.optimizer.search import prepare
 from ridgeline.optimizer.search.dropout_off import stilled
 from ridgeline.optimizer.search.judge import Prover, Subject
 from ridgeline.optimizer.search.loss import Loss
-from ridgeline.optimizer.search.search import Problem, Search
+from ridgeline.optimizer.search.problem import Problem
+from ridgeline.optimizer.search.search import Search
 from ridgeline.optimizer.search.statistical_test import Runs, beyond_chance
 
 
@@ -120,7 +122,7 @@ def test_a_gradient_that_is_rounding_may_be_other_rounding_and_nothing_else_may(
 
 def _is_random(model: nn.Module, x: torch.Tensor) -> bool:
     search = Search(Problem(model=model, inputs=Inputs((x,)), mode="train", device=torch.device("cpu"), budget_s=5.0))
-    search._prepare()
+    prepare.prepare(search)
     search.track.hand_back()
     return search.random
 

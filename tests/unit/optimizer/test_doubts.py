@@ -27,7 +27,8 @@ from ridgeline.engine.replay.inference import graph_inference
 from ridgeline.engine.replay.training import graph_training
 from ridgeline.errors import NotGraphable
 from ridgeline.optimizer.search.candidate import Candidate
-from ridgeline.optimizer.search.order import Ladder, Rung, recommended
+from ridgeline.optimizer.search.facts import Proposal
+from ridgeline.optimizer.search.order import Stages, recommended
 
 CPU = torch.device("cpu")
 X = torch.randn(4, 8)
@@ -69,7 +70,7 @@ AROUND: tuple[tuple[str, Callable[..., Any], Callable[[], Any]], ...] = (
 def test_what_code_asks_of_the_state_around_it_holds_for_every_kind_of_plan(
     name: str, forward: Any, around: Any, candidate: Candidate, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(Ladder, "rungs", lambda self, search: iter([Rung(candidate, 0.1)]))
+    monkeypatch.setattr(Stages, "proposals", lambda self, search: iter([Proposal(candidate, 0.1)]))
     model = Lambda(forward)
     fast = rl.optimize(model, (X,), budget_s=30, use_cache=False)
     assert fast.receipt.winner == candidate.name and fast.receipt.asked
@@ -84,7 +85,7 @@ def test_what_code_asks_of_the_state_around_it_holds_for_every_kind_of_plan(
 @pytest.mark.parametrize("candidate", KINDS[1:], ids=lambda candidate: candidate.name)
 def test_a_name_that_comes_later_is_noticed_behind_guards_that_do_not(candidate: Candidate, monkeypatch: Any) -> None:
     """PyTorch's own guards hold what a module has, and not what it has not."""
-    monkeypatch.setattr(Ladder, "rungs", lambda self, search: iter([Rung(candidate, 0.1)]))
+    monkeypatch.setattr(Stages, "proposals", lambda self, search: iter([Proposal(candidate, 0.1)]))
     model = Lambda(lambda m, x: m.inner(x) * (2.0 if hasattr(doubts.SETTINGS, "late") else 3.0))
     with torch.no_grad():
         fast = rl.optimize(model, (X,), budget_s=30, use_cache=False)

@@ -15,10 +15,12 @@ from ridgeline.engine.capture import cuda_graph as executor
 from ridgeline.engine.example_inputs import Inputs
 from ridgeline.errors import NotGraphable
 from ridgeline.optimizer.backend import Report
+from ridgeline.optimizer.search import builds, memory
 from ridgeline.optimizer.search import search as searching
 from ridgeline.optimizer.search.candidate import Built, Candidate
-from ridgeline.optimizer.search.order import Rung
-from ridgeline.optimizer.search.search import Problem, Search
+from ridgeline.optimizer.search.facts import Proposal
+from ridgeline.optimizer.search.problem import Problem
+from ridgeline.optimizer.search.search import Search
 
 
 @pytest.fixture
@@ -50,13 +52,14 @@ class Device:
 
     def __init__(self, monkeypatch: Any, eager_reserved: int, *, mode: str = "train", able: bool = True) -> None:
         self.reserved, self.able, self.asked, self.bases = 100, able, list[bool](), list[Any]()
-        monkeypatch.setattr(searching, "build", self.build)
-        monkeypatch.setattr(searching, "reserved_bytes", lambda device: self.reserved)
+        monkeypatch.setattr(builds, "build", self.build)
+        for module in (searching, builds):
+            monkeypatch.setattr(module, "reserved_bytes", lambda device: self.reserved)
         monkeypatch.setattr(Built, "release", lambda built: self.released(built))
         problem = Problem(model=nn.Linear(2, 2), inputs=Inputs((torch.zeros(1, 2),)), mode=mode,
                           device=torch.device("cpu"))  # fmt: skip
         self.search = Search(problem)
-        self.search.base_reserved, self.search.eager_reserved = 100, eager_reserved
+        self.search.memory.base_reserved, self.search.memory.eager_reserved = 100, eager_reserved
 
     def build(self, candidate: Candidate, model: Any, *args: Any, **kwargs: Any) -> Built:
         self.asked.append(candidate.grows)
@@ -71,10 +74,10 @@ class Device:
         candidate = Candidate(name="graph", graphed=True, **more)
         if candidate.compiles:
             bare = replace(candidate, name="", graphed=False)
-            self.search.families[bare] = Built(bare, self.search.problem.model, Report())
-        self.reserved, self.search.best = 100, self.search._made(candidate, None)
-        self.search._note(self.search.best, "winner", "")
-        self.search._slim()
+            self.search.builds.families[bare] = Built(bare, self.search.problem.model, Report())
+        self.reserved, self.search.best = 100, self.search.builds.made(candidate, None)
+        self.search.record(self.search.best, "winner", "")
+        self.search.slim()
         return self.search.best
 
     def released(self, built: Built) -> None:
@@ -108,12 +111,13 @@ def test_what_was_compiled_is_recorded_again_and_not_compiled_again(monkeypatch:
 
 def test_one_too_large_in_segments_gets_its_chance_before_it_is_turned_down(monkeypatch: Any) -> None:
     device = Device(monkeypatch, 130)
-    monkeypatch.setattr(searching, "WORKSPACE_BYTES", 10)
+    monkeypatch.setattr(memory, "WORKSPACE_BYTES", 10)
     monkeypatch.setattr(Search, "_peak_bytes", lambda self, built: built.reserved_bytes)
-    monkeypatch.setattr(Search, "_raced", _stopped)
+    monkeypatch.setattr(Search, "race", _stopped)
     search = device.search
-    search.limit_bytes, device.reserved = 120, 100
-    search._judge(search._made(Candidate(name="graph", graphed=True), None), Rung(Candidate(name="graph"), 1.0))
+    search.memory.limit_bytes, device.reserved = 120, 100
+    built = search.builds.made(Candidate(name="graph", graphed=True), None)
+    search.judge(built, Proposal(Candidate(name="graph"), 1.0))
     assert device.asked == [False, True] and "raced" in search.entries["graph"].reason
 
 

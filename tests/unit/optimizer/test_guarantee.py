@@ -22,11 +22,15 @@ from torch import nn
 from ridgeline.engine.example_inputs import Inputs
 from ridgeline.optimizer.backend import Report
 from ridgeline.optimizer.rewrites.registry import Match
+from ridgeline.optimizer.search import builds, final_proofs, handover, last_race, prepare, summary
 from ridgeline.optimizer.search import search as searching
 from ridgeline.optimizer.search import timing as measure
 from ridgeline.optimizer.search.candidate import Built, Candidate
-from ridgeline.optimizer.search.order import Ladder, Rung
-from ridgeline.optimizer.search.search import Outcome, Problem, Search
+from ridgeline.optimizer.search.facts import Proposal
+from ridgeline.optimizer.search.last_race import LastRace
+from ridgeline.optimizer.search.order import Stages
+from ridgeline.optimizer.search.problem import Outcome, Problem
+from ridgeline.optimizer.search.search import Search
 from ridgeline.optimizer.search.timing import LAST_ROUNDS, MAX_ROUNDS, Comparison, Timed, compare
 
 Noise = Iterator[float]
@@ -133,16 +137,16 @@ def _outcome(
     called_s = {f"{name}, handed": seconds for name, seconds in (handed_s or {}).items()}
     names = [name for name in true_s if name != "eager"]
     costs_s = {**(built_s or {}), **(priced_s or {})}
-    rungs = [Rung(Candidate(name=name, options=(("n", i),)), costs_s.get(name, 0.1))
+    rungs = [Proposal(Candidate(name=name, options=(("n", i),)), costs_s.get(name, 0.1))
              for i, name in enumerate(names)]  # fmt: skip
     monkeypatch.setattr(measure.Track, "turn_s", turn_s)
     monkeypatch.setattr(measure.time, "perf_counter", lambda: clock[0])
-    monkeypatch.setattr(searching, "build", built)
-    monkeypatch.setattr(searching, "environment", dict)
+    monkeypatch.setattr(builds, "build", built)
+    monkeypatch.setattr(summary, "environment", dict)
     monkeypatch.setattr(searching, "_undisturbed", lambda budget_s: contextlib.nullcontext())
-    monkeypatch.setattr(searching, "handed", handed)
-    monkeypatch.setattr(Ladder, "rungs", lambda self, search: iter(rungs))
-    monkeypatch.setattr(Search, "_parts", lambda self, eager, best: ())
+    monkeypatch.setattr(last_race, "handed", handed)
+    monkeypatch.setattr(Stages, "proposals", lambda self, search: iter(rungs))
+    monkeypatch.setattr(searching, "parts", lambda self, eager, best: ())
     problem = Problem(model=model, inputs=Inputs((torch.randn(2, 4),)), mode=mode, device=torch.device("cpu"),
                       budget_s=budget_s)  # fmt: skip
     return Search(problem).run()
@@ -191,7 +195,7 @@ def test_with_any_budget_what_is_returned_is_as_good_as_every_rival_measured_and
 
 @pytest.mark.parametrize("noise", NOISES)
 def test_a_training_step_that_seems_ahead_of_eager_is_judged_by_the_last_race(monkeypatch: Any, noise: str) -> None:
-    monkeypatch.setattr(Search, "_tracked", lambda search: None)
+    monkeypatch.setattr(searching, "prove_in_training", lambda search: None)
     for case in ({"eager": 0.1, "ours": 0.088}, {"eager": 0.1, "ours": 0.102}):
         with monkeypatch.context() as patched:
             found = _outcome(patched, NOISES[noise](random.Random(4)), case, 30.0, mode="train")
@@ -202,7 +206,7 @@ def test_a_training_step_that_seems_ahead_of_eager_is_judged_by_the_last_race(mo
 @pytest.mark.parametrize("order", [("ours", "torch.compile"), ("torch.compile", "ours")])
 def test_whole_steps_decide_in_training(monkeypatch: Any, noise: str, order: tuple[str, str]) -> None:
     """An update that hides behind the device's work in one loop holds up the host in another."""
-    monkeypatch.setattr(Search, "_tracked", lambda search: None)
+    monkeypatch.setattr(searching, "prove_in_training", lambda search: None)
     passes = {"eager": 12e-3, **{name: {"ours": 8e-3, "torch.compile": 9e-3}[name] for name in order}}
     for looped in ({"eager": 12.5e-3, "ours": 11e-3, "torch.compile": 10e-3}, {"eager": 9e-3, "ours": 10e-3,
                    "torch.compile": 11e-3}, {"eager": 14e-3, "ours": 8.5e-3, "torch.compile": 11e-3}):  # fmt: skip
@@ -215,8 +219,8 @@ def test_whole_steps_decide_in_training(monkeypatch: Any, noise: str, order: tup
 
 def test_where_no_update_can_be_taken_passes_alone_decide(monkeypatch: Any) -> None:
     """No memory for its state, say; and the search goes on."""
-    monkeypatch.setattr(Search, "_tracked", lambda search: None)
-    monkeypatch.setattr(searching, "updating", _out_of_memory)
+    monkeypatch.setattr(searching, "prove_in_training", lambda search: None)
+    monkeypatch.setattr(last_race, "updating", _out_of_memory)
     case = {"eager": 12e-3, "ours": 8e-3, "torch.compile": 9e-3}
     found = _outcome(monkeypatch, _quiet(random.Random(6)), case, 60.0, mode="train")
     assert found.built.candidate.name == "ours"
@@ -245,9 +249,9 @@ def test_a_rival_takes_the_place_of_a_winner_that_strays(monkeypatch: Any) -> No
 
     def strays(search: Search) -> None:
         assert search.best.candidate.name == "ours"
-        search._strike("strays in training")
+        search.reject("strays in training")
 
-    monkeypatch.setattr(Search, "_tracked", strays)
+    monkeypatch.setattr(searching, "prove_in_training", strays)
     found = _outcome(monkeypatch, _quiet(random.Random(2)), case, 120.0)
     assert found.built.candidate.name == "torch.compile"
     assert next(entry for entry in found.receipt.entries if entry.name == "ours").status == "wrong"
@@ -259,7 +263,7 @@ def test_a_winner_that_is_broken_by_what_comes_after_it_is_not_what_others_are_j
     monkeypatch: Any, mode: str, plain: bool
 ) -> None:
     """Its error was written down for whoever raced against it, and eager was returned."""
-    monkeypatch.setattr(Search, "_tracked", lambda search: None)
+    monkeypatch.setattr(searching, "prove_in_training", lambda search: None)
     ours = {"graph": 6e-3, "ours": 4e-3} if plain else {"ours": 4e-3}
     case = {"eager": 8e-3, **ours, "torch.compile": 7e-3, "late": 7.5e-3}
     found = _outcome(monkeypatch, _quiet(random.Random(1)), case, 60.0, mode=mode, breaks={"ours": "torch.compile"})
@@ -271,14 +275,14 @@ def test_a_winner_that_is_broken_by_what_comes_after_it_is_not_what_others_are_j
 
 def test_of_contestants_in_the_last_race_the_one_that_fails_is_out(monkeypatch: Any) -> None:
     """A rival that fails there had the winner thrown out for it."""
-    settle = Search._stilled
+    settle = searching.prove_without_dropout
 
     def failing(self: Search) -> None:
         settle(self)
         broken["torch.compile"] = "eager"
 
     broken: dict[str, str] = {}
-    monkeypatch.setattr(Search, "_stilled", failing)
+    monkeypatch.setattr(searching, "prove_without_dropout", failing)
     case = {"eager": 8e-3, "ours": 4e-3, "torch.compile": 7e-3}
     found = _outcome(monkeypatch, _quiet(random.Random(1)), case, 60.0, breaks=broken)
     assert found.built.candidate.name == "ours"
@@ -289,7 +293,7 @@ def test_a_winner_that_fails_in_a_run_of_steps_is_not_returned(monkeypatch: Any)
     def fails(*given: Any) -> Any:
         raise RuntimeError("a second step")
 
-    monkeypatch.setattr(searching, "track", fails)
+    monkeypatch.setattr(final_proofs, "track", fails)
     case = {"eager": 8e-3, "ours": 4e-3, "torch.compile": 7e-3}
     found = _outcome(monkeypatch, _quiet(random.Random(1)), case, 60.0, mode="train")
     assert found.built.candidate.name == "torch.compile"
@@ -321,8 +325,8 @@ def test_what_was_ahead_of_eager_is_not_thrown_away_by_a_few_lucky_rounds_of_the
 @pytest.mark.parametrize("mode", ["infer", "train"])
 def test_a_receipt_shows_those_of_the_last_race_as_they_were_in_it(monkeypatch: Any, mode: str) -> None:
     """Something took 107 µs when it was tried, and was beaten by eager's 146: as it is handed over it takes more."""
-    monkeypatch.setattr(Search, "_tracked", lambda search: None)
-    monkeypatch.setattr(Search, "_whole_steps", lambda search, budget_s: {})
+    monkeypatch.setattr(searching, "prove_in_training", lambda search: None)
+    monkeypatch.setattr(LastRace, "whole_steps", lambda search, budget_s: {})
     case = {"eager": 146e-6, "ours": 107e-6, "behind": 190e-6}
     found = _outcome(monkeypatch, itertools.repeat(1.0), case, 10.0, mode=mode, handed_s={"ours": 151e-6})
     entries = {entry.name: entry for entry in found.receipt.entries}
@@ -363,10 +367,10 @@ def test_of_two_that_are_as_fast_the_one_past_the_guards_is_handed_over(
 
 def test_what_no_rewrite_changed_is_what_torch_compile_makes() -> None:
     model, plain = nn.Linear(4, 4), Candidate(name="compiled", compiler="inductor", rewrites=("identity",))
-    assert searching.as_stock(Built(plain, model, Report()))
-    assert not searching.as_stock(Built(plain, model, Report(matches=[Match("identity", "", "")])))
+    assert handover.as_stock(Built(plain, model, Report()))
+    assert not handover.as_stock(Built(plain, model, Report(matches=[Match("identity", "", "")])))
     for other in ({"compiler": "none"}, {"options": (("a", 1),)}, {"layout": "channels_last"}, {"scope": "blocks"}):
-        assert not searching.as_stock(Built(replace(plain, **other), model, Report()))
+        assert not handover.as_stock(Built(replace(plain, **other), model, Report()))
 
 
 def test_the_same_kernels_past_the_guards_are_handed_over_though_a_race_has_them_behind(monkeypatch: Any) -> None:
@@ -424,8 +428,8 @@ def _judged(error: float, error_budget: float | None) -> tuple[bool, str]:
     search = Search(problem)
     search.random, search.eager_s = False, 1e-3
     stock = Built(Candidate(name="torch.compile", compiler="stock"), lambda x: model(x) * (1 + error), Report())
-    search._note(stock, "equal", "")
-    return bool(search._proved(stock)), search._barred(stock)
+    search.record(stock, "equal", "")
+    return bool(search.prove(stock)), search.barred(stock)
 
 
 def test_torch_compile_may_round_more_than_eager_only_within_a_stated_budget() -> None:
@@ -461,13 +465,15 @@ def test_a_workspace_that_eager_has_too_is_not_what_a_candidate_keeps(monkeypatc
         memory.workspace, memory.used = memory.WORKSPACE, memory.used + kept
         return Built(candidate, model, Report())
 
-    monkeypatch.setattr(searching, "build", build)
-    monkeypatch.setattr(searching, "held_bytes", memory.held)
+    monkeypatch.setattr(builds, "build", build)
+    for module in (prepare, builds):
+        monkeypatch.setattr(module, "held_bytes", memory.held)
+        monkeypatch.setattr(module, "reserved_bytes", memory.reserved)
     monkeypatch.setattr(searching, "reserved_bytes", memory.reserved)
     given = {"model": model, "inputs": Inputs((torch.randn(2, 4),)), "device": torch.device("cpu")}
     search = Search(Problem(mode="train", **given))
     for _ in range(2):  # after a candidate before it has given the workspace back, too
-        assert search._made(Candidate(name="torch.compile", compiler="stock"), None).kept_bytes == kept
+        assert search.builds.made(Candidate(name="torch.compile", compiler="stock"), None).kept_bytes == kept
 
 
 @pytest.mark.parametrize(("status", "renewed"), [("failed", True), ("beaten", False)])
@@ -478,11 +484,11 @@ def test_histories_that_failed_recordings_leave_behind_are_renewed(status: str, 
     own.register_hook(lambda *_: called.append(1))
     given = {"model": model, "inputs": Inputs((torch.randn(2, 4),)), "device": torch.device("cpu")}
     search = Search(Problem(mode="train", **given))
-    search._note(Built(Candidate(name="blocks + graph", graphed=True), model, Report()), status, "")
+    search.record(Built(Candidate(name="blocks + graph", graphed=True), model, Report()), status, "")
     held = model(torch.randn(2, 4))  # whatever a failed recording leaves
     left = torch.autograd.graph.get_gradient_edge(model.bias).node
     before = [p.detach().clone() for p in model.parameters()]
-    search._renew_histories()
+    search.renew_histories()
     assert (torch.autograd.graph.get_gradient_edge(model.bias).node is not left) is renewed
     assert torch.autograd.graph.get_gradient_edge(model.weight).node is own
     model(torch.randn(2, 4)).sum().backward()

@@ -19,7 +19,8 @@ from ridgeline.engine.replay.inference import GUESSED, Graphed, graph_inference
 from ridgeline.errors import NotGraphable
 from ridgeline.optimizer.backend import Report
 from ridgeline.optimizer.search.candidate import Built, Candidate
-from ridgeline.optimizer.search.order import WAITS, Facts, Ladder
+from ridgeline.optimizer.search.facts import Facts
+from ridgeline.optimizer.search.order import WAITS, Stages
 
 
 class Of(nn.Module):
@@ -187,14 +188,14 @@ def test_a_search_guesses_in_all_recordings_once_one_has_failed_for_a_value() ->
 
         climber = Climber()
         climber.entries = {}
-        for rung in Ladder(facts).rungs(climber):
-            failed = rung.candidate.name == "graph"
+        for proposal in Stages(facts).proposals(climber):
+            failed = proposal.candidate.name == "graph"
 
             class Entry:
                 status, measured_s, rewrites = "failed" if failed else "slower", 1.0, {}
                 reason = ""
 
             Entry.reason = reason if failed else ""
-            climbed[rung.candidate.name], climber.entries[rung.candidate.name] = rung.candidate, Entry()
+            climbed[proposal.candidate.name], climber.entries[proposal.candidate.name] = proposal.candidate, Entry()
         assert ("graph, guessing" in climbed) is guesses
         assert climbed["torch.compile + graph"].guesses is guesses and not climbed["torch.compile"].guesses

@@ -12,7 +12,8 @@ from torch import nn
 
 from ridgeline.engine.example_inputs import Inputs
 from ridgeline.optimizer.search.candidate import Candidate, build
-from ridgeline.optimizer.search.search import Problem, handed
+from ridgeline.optimizer.search.handover import handed
+from ridgeline.optimizer.search.problem import Problem
 
 
 class Block(nn.Module):

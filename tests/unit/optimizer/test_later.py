@@ -23,7 +23,8 @@ from ridgeline.optimizer import request
 from ridgeline.optimizer.receipt import SKIPPED, Entry
 from ridgeline.optimizer.search import search as searching
 from ridgeline.optimizer.search.candidate import Candidate
-from ridgeline.optimizer.search.order import Ladder, Rung
+from ridgeline.optimizer.search.facts import Proposal
+from ridgeline.optimizer.search.order import Stages
 from ridgeline.optimizer.search.timing import Timed
 
 
@@ -43,8 +44,8 @@ def eager_takes(tmp_path: Path, monkeypatch: Any) -> Callable[[float], None]:
     torch.manual_seed(0)
     torch._dynamo.reset()
     eager = [4e-3]
-    rung = Rung(Candidate(name="rewrites", rewrites=("identity", "views")), 0.1)
-    monkeypatch.setattr(Ladder, "rungs", lambda self, search: iter([rung]))
+    proposal = Proposal(Candidate(name="rewrites", rewrites=("identity", "views")), 0.1)
+    monkeypatch.setattr(Stages, "proposals", lambda self, search: iter([proposal]))
     monkeypatch.setattr(searching.Track, "race", lambda self, runners, *given, **limits: {
         name: Timed((eager[0] if name == "eager" else 1e-3,) * 12) for name in runners})
 
@@ -131,7 +132,7 @@ def test_a_search_that_ran_out_of_time_is_not_cached(price_s: float | None, kept
 
     monkeypatch.setattr(request, "search", hurried)
     x = torch.randn(4, 8)
-    first, model = _optimized(x)
+    _, model = _optimized(x)
     assert bool(list(cache.folder().glob("*.json"))) is kept
     assert rl.optimize(model, (x,), budget_s=60).receipt.cached is kept
 

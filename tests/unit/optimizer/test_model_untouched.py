@@ -23,7 +23,8 @@ from ridgeline.optimizer.in_place import attention_registry as hooks
 from ridgeline.optimizer.in_place.substitution import PARTS
 from ridgeline.optimizer.search import search as searching
 from ridgeline.optimizer.search.candidate import Candidate
-from ridgeline.optimizer.search.order import Ladder, Rung
+from ridgeline.optimizer.search.facts import Proposal
+from ridgeline.optimizer.search.order import Stages
 from ridgeline.optimizer.search.timing import Timed
 
 SIZES: dict[str, Any] = {
@@ -174,8 +175,8 @@ def _on_the_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
 
 
 def _optimized(monkeypatch: Any, model: nn.Module, given: dict[str, Any], mode: str, kind: str) -> Any:
-    rung = Rung(CANDIDATES[kind], 0.1)
-    monkeypatch.setattr(Ladder, "rungs", lambda self, search: iter([rung]))
+    proposal = Proposal(CANDIDATES[kind], 0.1)
+    monkeypatch.setattr(Stages, "proposals", lambda self, search: iter([proposal]))
     loss = {"loss": _loss} if mode == "train" else {}
     return rl.optimize(model, (), given, mode=mode, budget_s=30, use_cache=False, **loss)
 

@@ -24,8 +24,9 @@ from ridgeline.engine.replay import training
 from ridgeline.errors import NotGraphable
 from ridgeline.optimizer.search import timing as measure
 from ridgeline.optimizer.search.candidate import Candidate
-from ridgeline.optimizer.search.order import Ladder, Rung
-from ridgeline.optimizer.search.search import Search
+from ridgeline.optimizer.search.facts import Proposal
+from ridgeline.optimizer.search.last_race import LastRace
+from ridgeline.optimizer.search.order import Stages
 
 
 class Marking(TapeExecutor):
@@ -94,9 +95,9 @@ def test_a_search_records_a_model_that_notes_something_and_leaves_it_as_it_was(m
     monkeypatch.setattr(measure.Comparison, "faster", property(lambda self: True))
     monkeypatch.setattr(measure.Comparison, "slower", property(lambda self: False))
     monkeypatch.setattr(measure.Comparison, "ahead", property(lambda self: False))
-    monkeypatch.setattr(Search, "_hardly_gains", lambda self, timed: False)
-    rungs = [Rung(Candidate(name="graph", graphed=True), 0.1)]
-    monkeypatch.setattr(Ladder, "rungs", lambda self, search: iter(rungs))
+    monkeypatch.setattr(LastRace, "hardly_gains", lambda self, timed: False)
+    rungs = [Proposal(Candidate(name="graph", graphed=True), 0.1)]
+    monkeypatch.setattr(Stages, "proposals", lambda self, search: iter(rungs))
     model, x = Noting(), torch.randn(6, 8)
     fast = rl.optimize(model, (x,), mode="train", loss=lambda y: y.square().mean(), budget_s=3, use_cache=False)
     assert model.map is None
@@ -228,9 +229,9 @@ def test_a_search_records_inference_that_leaves_notes(monkeypatch: Any) -> None:
     monkeypatch.setattr(measure.Comparison, "faster", property(lambda self: True))
     monkeypatch.setattr(measure.Comparison, "slower", property(lambda self: False))
     monkeypatch.setattr(measure.Comparison, "ahead", property(lambda self: False))
-    monkeypatch.setattr(Search, "_hardly_gains", lambda self, timed: False)
-    rungs = [Rung(Candidate(name="graph", graphed=True), 0.1)]
-    monkeypatch.setattr(Ladder, "rungs", lambda self, search: iter(rungs))
+    monkeypatch.setattr(LastRace, "hardly_gains", lambda self, timed: False)
+    rungs = [Proposal(Candidate(name="graph", graphed=True), 0.1)]
+    monkeypatch.setattr(Stages, "proposals", lambda self, search: iter(rungs))
     model, x = Leaving().eval(), torch.randn(6, 8)
     fast = rl.optimize(model, (x,), budget_s=3, use_cache=False)
     assert fast.receipt.winner == "graph", fast.receipt.entries

@@ -23,7 +23,8 @@ from ridgeline.optimizer import memo as cache
 from ridgeline.optimizer import request
 from ridgeline.optimizer.receipt import Receipt
 from ridgeline.optimizer.search.candidate import Candidate
-from ridgeline.optimizer.search.order import Ladder, Rung
+from ridgeline.optimizer.search.facts import Proposal
+from ridgeline.optimizer.search.order import Stages
 from ridgeline.web.optimize import render_receipt, write_receipt
 
 
@@ -41,8 +42,8 @@ class Net(nn.Module):
 def _short_ladder(monkeypatch: Any, tmp_path: Path) -> None:
     """One candidate without a compiler of C++, which would take its time here."""
     monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path))
-    rung = Rung(Candidate(name="rewrites", rewrites=("identity", "views")), 0.1)
-    monkeypatch.setattr(Ladder, "rungs", lambda self, search: iter([rung]))
+    proposal = Proposal(Candidate(name="rewrites", rewrites=("identity", "views")), 0.1)
+    monkeypatch.setattr(Stages, "proposals", lambda self, search: iter([proposal]))
     request._alive.clear()
 
 

@@ -32,7 +32,8 @@ from ridgeline.engine.replay import inference as graphed
 from ridgeline.engine.replay.inference import Graphed, graph_inference
 from ridgeline.errors import NotGraphable
 from ridgeline.optimizer.search.candidate import Candidate
-from ridgeline.optimizer.search.order import Ladder, Rung, recommended
+from ridgeline.optimizer.search.facts import Proposal
+from ridgeline.optimizer.search.order import Stages, recommended
 
 STRAIGHT = Candidate(name="straight", rewrites=recommended("inference", "none", "cpu"), straight=True)
 TRACED = (
@@ -114,7 +115,7 @@ def test_a_recording_is_not_caught_out(ruse: Ruse) -> None:
     "ruse", [each for each in (*GUISES, *FEINTS, *SHIFTS) if each.name in TRACED], ids=lambda ruse: ruse.name
 )
 def test_compiled_code_without_its_guards_is_not_caught_out(ruse: Ruse, monkeypatch: Any) -> None:
-    monkeypatch.setattr(Ladder, "rungs", lambda self, search: iter([Rung(STRAIGHT, 0.1)]))
+    monkeypatch.setattr(Stages, "proposals", lambda self, search: iter([Proposal(STRAIGHT, 0.1)]))
     wanted = _played(ruse, _model(ruse))
     model, (args, kwargs) = _model(ruse), ruse.inputs()
     with warnings.catch_warnings(), torch.no_grad():

@@ -21,14 +21,22 @@ from ridgeline.errors import NotGraphable, OptimizeError
 from ridgeline.optimizer.backend import Report
 from ridgeline.optimizer.in_place.channels_last import lay_channels_last
 from ridgeline.optimizer.receipt import Receipt
+from ridgeline.optimizer.search import budget as budgets
+from ridgeline.optimizer.search import builds, final_proofs, handover, last_race, prepare, summary
 from ridgeline.optimizer.search import search as searching
 from ridgeline.optimizer.search.blocks import Group, grouped_frac, groups, has_head, kind_of
+from ridgeline.optimizer.search.budget import Budget
 from ridgeline.optimizer.search.candidate import Built, Candidate, build, compile_blocks, timed_convolutions
+from ridgeline.optimizer.search.facts import Facts, Proposal
 from ridgeline.optimizer.search.forecast import Forecast
 from ridgeline.optimizer.search.judge import Verdict
+from ridgeline.optimizer.search.last_race import LastRace
 from ridgeline.optimizer.search.loss_curve import Tracked
-from ridgeline.optimizer.search.order import CAPTURE_S, Facts, Ladder, Rung
-from ridgeline.optimizer.search.search import Problem, Search
+from ridgeline.optimizer.search.memory import Memory
+from ridgeline.optimizer.search.order import Stages
+from ridgeline.optimizer.search.prices import CAPTURE_S
+from ridgeline.optimizer.search.problem import Problem
+from ridgeline.optimizer.search.search import Search
 from ridgeline.optimizer.search.timing import Timed, compare
 
 
@@ -55,11 +63,12 @@ def _searched(monkeypatch: Any, calls: dict[str, Callable[..., Any]], **given: A
             raise call
         return Built(candidate, call(model), Report(), build_s=0.01)
 
-    monkeypatch.setattr(searching, "build", built)
+    monkeypatch.setattr(builds, "build", built)
     costs, compilers = given.pop("costs", {}), given.pop("compilers", {})
-    rungs = [Rung(Candidate(name=name, compiler=compilers.get(name, "none"), options=(("n", i),)), costs.get(name, 0.1))
-             for i, name in enumerate(calls)]  # fmt: skip
-    monkeypatch.setattr(Ladder, "rungs", lambda self, search: iter(rungs))
+    made = [Candidate(name=name, compiler=compilers.get(name, "none"), options=(("n", i),))
+            for i, name in enumerate(calls)]  # fmt: skip
+    proposals = [Proposal(candidate, costs.get(candidate.name, 0.1)) for candidate in made]
+    monkeypatch.setattr(Stages, "proposals", lambda self, search: iter(proposals))
     problem = Problem(model=model, inputs=Inputs((torch.randn(4, 8),)), mode=given.pop("mode", "infer"),
                       device=torch.device("cpu"), **{"budget_s": 20.0, **given})  # fmt: skip
     outcome = Search(problem).run()
@@ -215,9 +224,9 @@ def test_blocks_that_are_computed_again_in_the_backward_are_not_compiled_alone()
     search = Search(Problem(model=model, inputs=Inputs((torch.randn(2, 8),)), mode="train",
                             device=torch.device("cpu")))  # fmt: skip
     search.random = False
-    assert search._facts().groups
+    assert prepare.facts_of(search).groups
     model[1].gradient_checkpointing = True
-    assert not search._facts().groups
+    assert not prepare.facts_of(search).groups
 
 
 def test_tables_do_not_keep_blocks_from_being_found() -> None:
@@ -265,7 +274,7 @@ def test_where_the_last_race_cannot_tell_a_rival_that_is_ahead_wins(monkeypatch:
         return race(self, runners, *given, **limits)
 
     monkeypatch.setattr(searching.Track, "race", raced)
-    monkeypatch.setattr(Search, "_raced", lambda self, built: race(
+    monkeypatch.setattr(Search, "race", lambda self, built: race(
         self.track, {self.best.candidate.name: self.best, built.candidate.name: built}, 0.2))  # fmt: skip
     layer = lambda model: model.layer
     twice = lambda model: lambda x: (time.sleep(1e-3), model.layer(x))[1]
@@ -277,14 +286,14 @@ def test_where_the_last_race_cannot_tell_a_rival_that_is_ahead_wins(monkeypatch:
 
 
 def test_a_winner_that_cannot_be_handed_over_leaves_what_else_was_found(monkeypatch: Any) -> None:
-    handed = searching.handed
+    handed = handover.handed
 
     def broken(problem: Any, built: Any, asked: tuple[str, ...]) -> Any:
         if built.candidate.name == "ours":
             raise TypeError("this is no glance")
         return handed(problem, built, asked)
 
-    monkeypatch.setattr(searching, "handed", broken)
+    monkeypatch.setattr(last_race, "handed", broken)
     twice = lambda model: lambda x: (time.sleep(1e-3), model.layer(x))[1]
     receipt, built = _searched(monkeypatch, {"torch.compile": twice, "ours": lambda model: model.layer})
     assert receipt.winner == built.candidate.name == "torch.compile"
@@ -293,7 +302,7 @@ def test_a_winner_that_cannot_be_handed_over_leaves_what_else_was_found(monkeypa
 
 
 class Asked(dict[str, Any]):
-    """Candidates by name, and one that no ladder knows of."""
+    """Candidates by name, and one that no stages knows of."""
 
     def __missing__(self, name: str) -> Any:
         assert name == "compiled as it is"
@@ -315,8 +324,8 @@ def test_torch_compile_that_leads_late_is_tried_past_its_guards(
 
     monkeypatch.setattr(searching.Track, "race", raced)
     monkeypatch.setattr(searching, "Shortcut", type(lambda: None))
-    monkeypatch.setattr(Search, "_feels_guards", lambda self, timed: True)
-    monkeypatch.setattr(Search, "_raced", lambda self, built: race(
+    monkeypatch.setattr(LastRace, "feels_guards", lambda self, timed: True)
+    monkeypatch.setattr(Search, "race", lambda self, built: race(
         self.track, {self.best.candidate.name: self.best, built.candidate.name: built}, 0.2))  # fmt: skip
     twice = lambda model: lambda x: (time.sleep(1e-3), model.layer(x))[1]
     calls = {"torch.compile": twice, "ours": lambda model: model.layer}
@@ -340,8 +349,8 @@ def test_a_function_returns_what_eager_does_to_whoever_compares_unless_torch_com
         ok, like = not (rival and stock == "wrong"), rival and stock != "another"
         return Verdict(ok, "output", 1, 1e-4, 1e-4, 2e-4, 1e-3, 1e-3, 2e-3, "float64", "", like_eagers=like)
 
-    monkeypatch.setattr(Search, "_proved", proved)
-    monkeypatch.setattr(Ladder, "is_short", short)
+    monkeypatch.setattr(Search, "prove", proved)
+    monkeypatch.setattr(Stages, "is_short", short)
     twice = lambda model: lambda x: (time.sleep(3e-3 if stock == "slower" else 1e-3), model.layer(x))[1]
     receipt, _ = _searched(monkeypatch, {"torch.compile": twice, "ours": lambda model: model.layer},
                            compilers={"torch.compile": "stock"})  # fmt: skip
@@ -360,7 +369,7 @@ def test_a_rival_that_is_ahead_in_the_last_race_and_wrong_is_not_returned_and_th
         return race(self, runners, *given, **limits)
 
     monkeypatch.setattr(searching.Track, "race", raced)
-    monkeypatch.setattr(Search, "_raced", lambda self, built: race(
+    monkeypatch.setattr(Search, "race", lambda self, built: race(
         self.track, {self.best.candidate.name: self.best, built.candidate.name: built}, 0.2))  # fmt: skip
     wrong = lambda model: lambda x: (time.sleep(1e-3), model.layer(x) + 1)[1]
     receipt, built = _searched(monkeypatch, {"ours": lambda model: model.layer, "torch.compile": wrong})
@@ -393,13 +402,13 @@ class Climbing:
 
 def _names(facts: Facts) -> list[str]:
     climber, found = Climbing(), []
-    for rung in Ladder(facts).rungs(climber):
-        found.append(rung.candidate.name)
-        climber.entries[rung.candidate.name] = replace_status(rung)
+    for proposal in Stages(facts).proposals(climber):
+        found.append(proposal.candidate.name)
+        climber.entries[proposal.candidate.name] = replace_status(proposal)
     return found
 
 
-def replace_status(rung: Rung) -> Any:
+def replace_status(proposal: Proposal) -> Any:
     class Entry:
         status, measured_s, reason, rewrites = "slower", 1.0, "", {"halves": 1}
 
@@ -424,9 +433,9 @@ def test_experts_are_tried_inside_of_what_is_compiled_too() -> None:
 def test_encoders_that_pack_rows_are_put_in_place_of_before_a_whole_is_traced() -> None:
     def parts(**given: Any) -> dict[str, tuple[str, ...]]:
         climber, found = Climbing(), {}
-        for rung in Ladder(_facts(substitutable=("encoders",), **given)).rungs(climber):
-            found[rung.candidate.name] = rung.candidate.substituted
-            climber.entries[rung.candidate.name] = replace_status(rung)
+        for proposal in Stages(_facts(substitutable=("encoders",), **given)).proposals(climber):
+            found[proposal.candidate.name] = proposal.candidate.substituted
+            climber.entries[proposal.candidate.name] = replace_status(proposal)
         return found
 
     found = parts()
@@ -454,8 +463,9 @@ def test_a_decoding_step_of_32_layers_fits_into_a_short_search() -> None:
     """1,690 kernels were traced and rewritten in 8 s; an estimate of 22 s kept every search of 36 s from trying it."""
     (group,) = groups(nn.Sequential(nn.Linear(8, 8), nn.Sequential(*[Block() for _ in range(4)])))
     seen = Forecast("H200", 3.4e-3, {}, 8.5e-3, 3e-2, 1690, 0.5, (), 0.0)
-    (cost_s,) = [rung.cost_s for rung in _rungs(_facts(groups=(group,), has_cache=True, forecast=seen, budget_s=36.0))
-                 if rung.candidate.name == "rewrites + graph"]  # fmt: skip
+    facts = _facts(groups=(group,), has_cache=True, forecast=seen, budget_s=36.0)
+    (cost_s,) = [proposal.cost_s for proposal in _rungs(facts)
+                 if proposal.candidate.name == "rewrites + graph"]  # fmt: skip
     assert 6 < cost_s < 10
 
 
@@ -489,11 +499,11 @@ def test_where_torch_compile_leads_its_code_is_tried_past_its_guards() -> None:
 
     def climbed(leader: str, matched: dict[str, int]) -> list[Candidate]:
         climber, found = Climbing(), []
-        for rung in Ladder(_facts(num_leaves=2)).rungs(climber):
-            found.append(rung.candidate)
+        for proposal in Stages(_facts(num_leaves=2)).proposals(climber):
+            found.append(proposal.candidate)
             climber.best = Built(Candidate(name=leader), lambda: None, Report())
-            climber.entries[rung.candidate.name] = replace_status(rung)
-            climber.entries[rung.candidate.name].rewrites = matched
+            climber.entries[proposal.candidate.name] = replace_status(proposal)
+            climber.entries[proposal.candidate.name].rewrites = matched
         return found
 
     (same,) = [c for c in climbed("torch.compile", {"long-rows": 1}) if c.name == "compiled as it is"]
@@ -527,17 +537,17 @@ def test_blocks_that_cannot_be_compiled_alone_lead_to_the_whole_at_once() -> Non
 def test_recurrent_layers_cost_a_compiler_nothing_since_it_does_not_look_into_them() -> None:
     seen = Forecast("H200", 1e-3, {}, 1e-3, 1e-3, 6000, 0.5, (), 0.0)
     cost_s = [
-        {rung.candidate.name: rung.cost_s for rung in _rungs(_facts(num_leaves=2, forecast=seen, recurrent=each))}
-        for each in (True, False)
+        {each.candidate.name: each.cost_s for each in _rungs(_facts(num_leaves=2, forecast=seen, recurrent=recurrent))}
+        for recurrent in (True, False)
     ]
     assert cost_s[0]["torch.compile"] < 10 < 100 < cost_s[1]["torch.compile"]
 
 
-def _rungs(facts: Facts) -> list[Rung]:
+def _rungs(facts: Facts) -> list[Proposal]:
     climber, found = Climbing(), []
-    for rung in Ladder(facts).rungs(climber):
-        found.append(rung)
-        climber.entries[rung.candidate.name] = replace_status(rung)
+    for proposal in Stages(facts).proposals(climber):
+        found.append(proposal)
+        climber.entries[proposal.candidate.name] = replace_status(proposal)
     return found
 
 
@@ -566,9 +576,9 @@ def test_where_torch_compile_leads_what_it_made_is_what_is_tuned() -> None:
     leader = Candidate(name="torch.compile + graph", compiler="stock", graphed=True)
     climber.best = Built(leader, lambda: None, Report())
     found = {}
-    for rung in Ladder(_facts()).rungs(climber):
-        found[rung.candidate.name] = rung.candidate
-        climber.entries[rung.candidate.name] = replace_status(rung)
+    for proposal in Stages(_facts()).proposals(climber):
+        found[proposal.candidate.name] = proposal.candidate
+        climber.entries[proposal.candidate.name] = replace_status(proposal)
     tuned = found["tuned + graph"]
     assert tuned.rewrites == () and tuned.scope == "model" and tuned.tunes and found["compiled + graph"].rewrites
 
@@ -585,14 +595,14 @@ def test_where_torch_compile_leads_the_whole_is_tried_without_kernels_of_ours(
     rewritten = {} if leader == "stock" else {"rewrites": ("attention",)}
     climber.best = Built(Candidate(name="best", compiler=leader, graphed=True, **rewritten), lambda: None, Report())
     found = {}
-    for rung in Ladder(_facts()).rungs(climber):
-        found[rung.candidate.name] = rung.candidate
+    for proposal in Stages(_facts()).proposals(climber):
+        found[proposal.candidate.name] = proposal.candidate
 
         class Entry:
             status, measured_s, reason = "slower", 1.0, ""
-            rewrites = matched if rung.candidate.name == "compiled + graph" else {}
+            rewrites = matched if proposal.candidate.name == "compiled + graph" else {}
 
-        climber.entries[rung.candidate.name] = Entry()
+        climber.entries[proposal.candidate.name] = Entry()
     plainer = found.get("compiled, no kernels of ours + graph")
     assert (plainer is not None) is tried
     if plainer is not None:
@@ -635,13 +645,13 @@ def test_random_inference_keeps_eagers_dice_under_inductor() -> None:
 
 def _climbed(facts: Facts, status_of: Callable[[Candidate], str]) -> list[Candidate]:
     climber, found = Climbing(), []
-    for rung in Ladder(facts).rungs(climber):
-        found.append(rung.candidate)
+    for proposal in Stages(facts).proposals(climber):
+        found.append(proposal.candidate)
 
         class Entry:
-            status, measured_s, reason, rewrites = status_of(rung.candidate), 1.0, "", {"halves": 1}
+            status, measured_s, reason, rewrites = status_of(proposal.candidate), 1.0, "", {"halves": 1}
 
-        climber.entries[rung.candidate.name] = Entry()
+        climber.entries[proposal.candidate.name] = Entry()
     return found
 
 
@@ -677,11 +687,11 @@ def test_where_a_vocabulary_is_outside_of_blocks_the_whole_is_compiled_in_their_
 def test_trying_convolutions_in_training_costs_what_it_took() -> None:
     def cost_s(**given: Any) -> float:
         facts = _facts(has_conv=True, convolves=True, num_convs=81, **given)
-        rungs = Ladder(facts).rungs(Climbing())
+        rungs = Stages(facts).proposals(Climbing())
         next(rungs)
-        rung = next(rungs)
-        assert rung.candidate.name == "channels last + graph"
-        return rung.cost_s
+        proposal = next(rungs)
+        assert proposal.candidate.name == "channels last + graph"
+        return proposal.cost_s
 
     assert 30 < cost_s(mode="train") < 36 and cost_s(mode="infer") == 1.0
 
@@ -708,10 +718,10 @@ def test_what_won_out_of_time_is_still_recorded(monkeypatch: Any) -> None:
                             device=torch.device("cpu")))  # fmt: skip
     stock = Candidate(name="torch.compile", compiler="stock")
     recorded = replace(stock, name="torch.compile + graph", graphed=True, tries_convolutions=True)
-    assert not search._records_best(recorded)
+    assert not search.builds.records_best(recorded)
     search.best = Built(stock, search.problem.model, Report())
-    assert search._records_best(recorded) and not search._records_best(stock)
-    assert not search._records_best(replace(recorded, compiler="inductor"))
+    assert search.builds.records_best(recorded) and not search.builds.records_best(stock)
+    assert not search.builds.records_best(replace(recorded, compiler="inductor"))
 
 
 @pytest.mark.parametrize("mode", ["infer", "train"])
@@ -719,12 +729,12 @@ def test_what_took_a_compiler_its_time_is_still_recorded_in_inference(mode: str)
     search = Search(Problem(model=Slow(), inputs=Inputs((torch.randn(4, 8),)), mode=mode,
                             device=torch.device("cpu")))  # fmt: skip
     stock = Candidate(name="torch.compile", compiler="stock")
-    recorded = Rung(replace(stock, name="torch.compile + graph", graphed=True, tries_convolutions=True), CAPTURE_S)
-    assert not search._records_made(recorded)  # nothing is compiled yet
-    search.families[replace(stock, name="")] = Built(stock, search.problem.model, Report())
-    assert search._records_made(recorded) is (mode == "infer")
-    assert not search._records_made(replace(recorded, cost_s=3 * CAPTURE_S))
-    assert not search._records_made(Rung(stock, CAPTURE_S))
+    recorded = Proposal(replace(stock, name="torch.compile + graph", graphed=True, tries_convolutions=True), CAPTURE_S)
+    assert not search.builds.records_made(recorded)  # nothing is compiled yet
+    search.builds.families[replace(stock, name="")] = Built(stock, search.problem.model, Report())
+    assert search.builds.records_made(recorded) is (mode == "infer")
+    assert not search.builds.records_made(replace(recorded, cost_s=3 * CAPTURE_S))
+    assert not search.builds.records_made(Proposal(stock, CAPTURE_S))
 
 
 def test_under_autocast_nothing_is_compiled_once_more_to_be_recorded(monkeypatch: Any) -> None:
@@ -746,13 +756,13 @@ def test_memory_above_eager_is_refused_but_for_the_gaps_of_a_graph_and_never_abo
     model = nn.Linear(4, 4)
     given = {"model": model, "inputs": Inputs((torch.randn(2, 4),), {}), "mode": "train", "device": torch.device("cpu")}
     search = Search(Problem(**given))
-    search.limit_bytes, search.eager_reserved = 10_000_000_000, 11_000_000_000
+    search.memory.limit_bytes, search.memory.eager_reserved = 10_000_000_000, 11_000_000_000
     plain = Built(Candidate(name="compiled"), model, Report())
     graphed = Built(Candidate(name="graph", graphed=True), model, Report(), reserved_bytes=11_020_000_000)
-    assert search._fits(plain, 10_000_000_000) and not search._fits(plain, 10_200_000_000)
-    assert search._fits(graphed, 10_900_000_000)  # its pool is what eager's allocator holds, and the inputs' copies
+    assert search.memory.fits(plain, 10_000_000_000) and not search.memory.fits(plain, 10_200_000_000)
+    assert search.memory.fits(graphed, 10_900_000_000)  # what eager's allocator holds, and the inputs' copies
     graphed.reserved_bytes = 11_040_000_000
-    assert not search._fits(graphed, 10_900_000_000) and search._fits(graphed, 9_900_000_000)
+    assert not search.memory.fits(graphed, 10_900_000_000) and search.memory.fits(graphed, 9_900_000_000)
     limited = Search(Problem(**given, memory_limit_bytes=10_000_000_000))
     limited.eager_reserved, graphed.reserved_bytes = 20_000_000_000, 10_900_000_000
     assert not limited._fits(graphed, 10_900_000_000)
@@ -814,19 +824,20 @@ def test_recorded_blocks_that_need_too_much_are_tried_keeping_half_whatever_they
 
 
 def test_time_for_torch_compile_is_kept_unless_the_budget_is_short() -> None:
-    climber, other = Climbing(), Rung(Candidate(name="blocks", compiler="inductor"), 5.0)
-    long, short = Ladder(_facts(budget_s=120.0)), Ladder(_facts(budget_s=20.0))
-    assert long.owed_s(other, climber) == long._compile_s("model") > 0 and short.owed_s(other, climber) == 0
-    assert long.owed_s(Rung(Candidate(name="torch.compile", compiler="stock"), 5.0), climber) == 0
+    climber, other = Climbing(), Proposal(Candidate(name="blocks", compiler="inductor"), 5.0)
+    long, short = Stages(_facts(budget_s=120.0)), Stages(_facts(budget_s=20.0))
+    assert long.make.owed_s(other, climber) == long.make.prices.compile_s("model") > 0
+    assert short.make.owed_s(other, climber) == 0
+    assert long.make.owed_s(Proposal(Candidate(name="torch.compile", compiler="stock"), 5.0), climber) == 0
     climber.entries["torch.compile"] = object()
-    assert long.owed_s(other, climber) == 0
+    assert long.make.owed_s(other, climber) == 0
 
 
 def test_the_first_compile_tells_how_long_the_next_will_take() -> None:
-    ladder = Ladder(_facts())
-    before = ladder._compile_s("model")
-    ladder.took(Rung(Candidate(name="compiled", compiler="inductor"), before), 2 * before)
-    assert ladder._compile_s("model") == pytest.approx(2 * before)
+    stages = Stages(_facts())
+    before = stages.make.prices.compile_s("model")
+    stages.make.prices.took(Proposal(Candidate(name="compiled", compiler="inductor"), before), 2 * before)
+    assert stages.make.prices.compile_s("model") == pytest.approx(2 * before)
 
 
 def test_torch_compile_is_built_as_in_a_new_process_whatever_sizes_were_compiled_before(monkeypatch: Any) -> None:
@@ -904,9 +915,9 @@ def test_a_mask_that_hides_nothing_is_left_out_until_it_hides_something() -> Non
     with pytest.raises(OptimizeError, match="hides"):
         build(Candidate(name="a", unmasked=True), model, Inputs((x,), {"attention_mask": some}), "infer")
     climber = Climbing()
-    for rung in Ladder(_facts(unmasked=True)).rungs(climber):
-        assert rung.candidate.unmasked != rung.candidate.compiler.startswith("stock")
-        climber.entries[rung.candidate.name] = replace_status(rung)
+    for proposal in Stages(_facts(unmasked=True)).proposals(climber):
+        assert proposal.candidate.unmasked != proposal.candidate.compiler.startswith("stock")
+        climber.entries[proposal.candidate.name] = replace_status(proposal)
 
 
 class Numbered(Block):
@@ -928,33 +939,33 @@ def test_blocks_that_only_look_alike_are_not_compiled_one_by_one() -> None:
 
 def test_a_search_ends_at_the_floor_and_not_below_it_where_the_floor_is_of_other_work() -> None:
     forecast = Forecast("h200", 10e-3, {}, 20e-3, 1e-3, 300, 0.5, (), 0.0)
-    ladder, climber = Ladder(_facts(forecast=forecast)), Climbing()
+    stages, climber = Stages(_facts(forecast=forecast)), Climbing()
 
     class Entry:
         status, measured_s = "winner", 10.2e-3
 
     climber.entries["eager"] = Entry()
-    assert ladder._at_the_floor(climber)
+    assert stages.make.is_at_the_floor(climber)
     for measured_s in (12e-3, 7e-3):
         Entry.measured_s = measured_s
-        assert not ladder._at_the_floor(climber)
+        assert not stages.make.is_at_the_floor(climber)
 
 
 def test_torch_compile_is_measured_even_where_the_floor_is_reached() -> None:
     found: list[str] = []
     climber = Climbing()
-    ladder = Ladder(_facts(forecast=Forecast("h200", 10e-3, {}, 20e-3, 1e-3, 300, 0.5, (), 0.0)))
+    stages = Stages(_facts(forecast=Forecast("h200", 10e-3, {}, 20e-3, 1e-3, 300, 0.5, (), 0.0)))
     climber.entries["eager"] = type("Entry", (), {"status": "winner", "measured_s": 10.2e-3})()
-    for rung in ladder.rungs(climber):
-        found.append(rung.candidate.name)
-        climber.entries[rung.candidate.name] = replace_status(rung)
+    for proposal in stages.proposals(climber):
+        found.append(proposal.candidate.name)
+        climber.entries[proposal.candidate.name] = replace_status(proposal)
     assert "torch.compile" in found and "compiled + graph" not in found
 
 
 def test_a_rival_that_needs_too_much_memory_is_timed_and_never_returned(monkeypatch: Any) -> None:
-    fits = Search._fits
+    fits = Memory.fits
     small = lambda self, built, peak: built.candidate.name != "torch.compile" and fits(self, built, peak)
-    monkeypatch.setattr(Search, "_fits", small)
+    monkeypatch.setattr(Memory, "fits", small)
     receipt, built = _searched(monkeypatch, {"torch.compile": lambda model: model.layer})
     (entry,) = [each for each in receipt.entries if each.name == "torch.compile"]
     assert entry.status == "too large" and entry.measured_s and receipt.stock_s is None
@@ -963,15 +974,15 @@ def test_a_rival_that_needs_too_much_memory_is_timed_and_never_returned(monkeypa
 
 
 def test_torch_compile_may_take_all_but_the_last_race(monkeypatch: Any) -> None:
-    for name, seconds in (("left_s", 20.0), ("_reserve_s", 10.0), ("_least_s", 2.0)):
-        monkeypatch.setattr(Search, name, lambda self, seconds=seconds: seconds)
+    for name, seconds in (("left_s", 20.0), ("reserve_s", 10.0), ("least_s", 2.0)):
+        monkeypatch.setattr(Budget, name, lambda self, seconds=seconds: seconds)
     costs = {"ours": 0.1, "others": 12.0, "torch.compile": 12.0}
     layer = lambda model: model.layer
     receipt, _ = _searched(monkeypatch, dict.fromkeys(costs, layer), costs=costs, mode="train")
     assert _status(receipt)["others"] == "skipped" and receipt.stock_s is not None
     for cost_s, short_s, measured in ((19.0, 45.0, False), (23.0, 15.0, True), (500.0, 15.0, False)):
         costs["torch.compile"] = cost_s
-        monkeypatch.setattr(searching, "COMPILING_S", short_s)
+        monkeypatch.setattr(budgets, "COMPILING_S", short_s)
         receipt, _ = _searched(monkeypatch, dict.fromkeys(costs, layer), costs=costs, mode="train")
         assert (receipt.stock_s is not None) == measured == ("was not measured" not in receipt.guarantee)
 
@@ -985,7 +996,7 @@ def test_where_a_winner_strays_eager_recorded_is_better_than_eager(monkeypatch: 
             time.sleep(20e-3)
             return self.layer(x)
 
-    monkeypatch.setattr(searching, "track", strays)
+    monkeypatch.setattr(final_proofs, "track", strays)
     calls = {"graph": lambda m: lambda x: (time.sleep(5e-3), m.layer(x))[1], "ours": lambda m: m.layer}
     receipt, built = _searched(monkeypatch, calls, mode="train", model=Slower().eval())
     assert receipt.winner == built.candidate.name == "graph" and built.call is not None
@@ -998,7 +1009,7 @@ def test_a_run_of_steps_is_made_even_where_candidates_took_all_the_time(monkeypa
     finish = Search._finish
 
     def late(self: Search) -> Any:
-        monkeypatch.setattr(Search, "left_s", lambda search: -5.0)
+        monkeypatch.setattr(Budget, "left_s", lambda budget: -5.0)
         return finish(self)
 
     monkeypatch.setattr(Search, "_finish", late)
@@ -1010,8 +1021,8 @@ def test_no_floor_is_told_where_the_result_does_less_work() -> None:
     problem = Problem(model=Slow(), inputs=Inputs((torch.randn(4, 8),)), mode="infer", device=torch.device("cpu"))
     search = Search(problem)
     search.forecast = Forecast("h200", 10e-3, {}, 20e-3, 1e-3, 300, 0.5, (), 0.0)
-    assert search._floor_s(11e-3) == 10e-3 and not search.notes
-    assert search._floor_s(7e-3) is None and "10 ms" in search.notes[0]
+    assert summary.floor_s(search, 11e-3) == 10e-3 and not search.notes
+    assert summary.floor_s(search, 7e-3) is None and "10 ms" in search.notes[0]
 
 
 def test_what_cannot_be_recorded_whole_is_tried_in_the_pieces_of_torch_compile() -> None:

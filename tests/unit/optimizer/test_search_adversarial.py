@@ -22,7 +22,9 @@ from ridgeline.engine.replay import inference as graphed
 from ridgeline.errors import OptimizeError
 from ridgeline.optimizer.search import timing as measure
 from ridgeline.optimizer.search.candidate import Candidate
-from ridgeline.optimizer.search.order import Ladder, Rung, recommended
+from ridgeline.optimizer.search.facts import Proposal
+from ridgeline.optimizer.search.last_race import LastRace
+from ridgeline.optimizer.search.order import Stages, recommended
 from ridgeline.optimizer.search.search import Search
 
 CPU = torch.device("cpu")
@@ -44,18 +46,18 @@ def _kept_if_right(monkeypatch: Any) -> None:
     monkeypatch.setattr(measure.Comparison, "slower", property(lambda self: False))
     monkeypatch.setattr(measure, "MAX_ROUNDS", 1)
     monkeypatch.setattr(Search, "_is_eager", lambda self, built: False)
-    monkeypatch.setattr(Search, "_hardly_gains", lambda self, timed: False)
-    last_race = Search._last_race
+    monkeypatch.setattr(LastRace, "hardly_gains", lambda self, timed: False)
+    last_race = LastRace.last_race
 
-    def undecided(self: Search) -> Any:
+    def undecided(self: LastRace) -> Any:
         monkeypatch.setattr(measure.Comparison, "ahead", property(lambda self: False))
         return last_race(self)
 
-    monkeypatch.setattr(Search, "_last_race", undecided)
+    monkeypatch.setattr(LastRace, "last_race", undecided)
 
 
 def _check(case: Case, candidate: Candidate, monkeypatch: Any) -> str:
-    monkeypatch.setattr(Ladder, "rungs", lambda self, search: iter([Rung(candidate, 0.1)]))
+    monkeypatch.setattr(Stages, "proposals", lambda self, search: iter([Proposal(candidate, 0.1)]))
     eager, model = compare.build(case, CPU), compare.build(case, CPU)
     before = compare.snapshot(model)
     args, kwargs = compare.inputs(case, CPU, 0)

@@ -24,7 +24,8 @@ from torch.autograd import forward_ad
 import ridgeline as rl
 from ridgeline.engine.drop_in import RunsEagerly
 from ridgeline.optimizer.search.candidate import Candidate
-from ridgeline.optimizer.search.order import Ladder, Rung, recommended
+from ridgeline.optimizer.search.facts import Proposal
+from ridgeline.optimizer.search.order import Stages, recommended
 
 CPU = torch.device("cpu")
 REWRITES = Candidate(name="rewrites", rewrites=recommended("inference", "none", "cpu"))
@@ -60,7 +61,7 @@ def test_a_recording_gives_what_eager_gives_or_there_is_none(case: Case) -> None
 def test_rewritten_it_gives_what_eager_gives(case: Case, monkeypatch: Any) -> None:
     if case.name == "counts in a default of its forward":
         model = compare.build(case, CPU)
-        monkeypatch.setattr(Ladder, "rungs", lambda self, search: iter([Rung(REWRITES, 0.1)]))
+        monkeypatch.setattr(Stages, "proposals", lambda self, search: iter([Proposal(REWRITES, 0.1)]))
         x = torch.randn(4, 8)
         with torch.no_grad():
             rl.optimize(model, (x,), budget_s=30, use_cache=False)
@@ -72,7 +73,7 @@ def test_rewritten_it_gives_what_eager_gives(case: Case, monkeypatch: Any) -> No
 def _optimized(model: nn.Module, x: Any, candidate: Candidate, monkeypatch: Any) -> Any:
     compile_ = torch.compile
     monkeypatch.setattr(torch, "compile", lambda model, **how: compile_(model, **{"backend": "aot_eager", **how}))
-    monkeypatch.setattr(Ladder, "rungs", lambda self, search: iter([Rung(candidate, 0.1)]))
+    monkeypatch.setattr(Stages, "proposals", lambda self, search: iter([Proposal(candidate, 0.1)]))
     warnings.simplefilter("ignore", RunsEagerly)
     with torch.no_grad():
         return rl.optimize(model, (x,), budget_s=30, use_cache=False)
@@ -161,7 +162,8 @@ def test_pytorchs_own_compiler_may_be_a_hundred_thousandth_off_and_ours_may_not(
     from ridgeline.engine.example_inputs import Inputs
     from ridgeline.optimizer.backend import Report
     from ridgeline.optimizer.search.candidate import Built
-    from ridgeline.optimizer.search.search import Problem, Search
+    from ridgeline.optimizer.search.problem import Problem
+    from ridgeline.optimizer.search.search import Search
 
     model = _net()
     search = Search(Problem(model=model, inputs=Inputs((torch.randn(64, 8),), {}), mode="infer", device=CPU))
@@ -171,5 +173,5 @@ def test_pytorchs_own_compiler_may_be_a_hundred_thousandth_off_and_ours_may_not(
         return model(x) * (1 + off)
 
     stock = Built(Candidate(name="torch.compile", compiler="stock"), nearly, Report())
-    assert bool(search._proved(stock)) is (off < 1e-5)
-    assert not search._proved(Built(Candidate(name="rewrites"), nearly, Report()))
+    assert bool(search.prove(stock)) is (off < 1e-5)
+    assert not search.prove(Built(Candidate(name="rewrites"), nearly, Report()))

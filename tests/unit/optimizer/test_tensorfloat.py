@@ -13,7 +13,8 @@ from ridgeline.optimizer.backend import Report
 from ridgeline.optimizer.rewrites.registry import Match
 from ridgeline.optimizer.search.candidate import Built, Candidate
 from ridgeline.optimizer.search.judge import Prover, Subject
-from ridgeline.optimizer.search.search import Problem, Search
+from ridgeline.optimizer.search.problem import Problem
+from ridgeline.optimizer.search.search import Search
 
 
 @pytest.fixture(autouse=True)

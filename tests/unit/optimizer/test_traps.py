@@ -26,7 +26,8 @@ import ridgeline as rl
 from ridgeline.engine.drop_in import RunsEagerly
 from ridgeline.errors import OptimizeError
 from ridgeline.optimizer.search.candidate import Candidate
-from ridgeline.optimizer.search.order import Ladder, Rung, recommended
+from ridgeline.optimizer.search.facts import Proposal
+from ridgeline.optimizer.search.order import Stages, recommended
 
 CPU = torch.device("cpu")
 REWRITTEN = (
@@ -62,7 +63,7 @@ def pair(request: Any, monkeypatch: Any) -> tuple[Any, nn.Module, Any]:
     """A network optimized, the same network as it is, and an input."""
     compile_ = torch.compile
     monkeypatch.setattr(torch, "compile", lambda model, **how: compile_(model, **{"backend": "aot_eager", **how}))
-    monkeypatch.setattr(Ladder, "rungs", lambda self, search: iter([Rung(request.param, 0.1)]))
+    monkeypatch.setattr(Stages, "proposals", lambda self, search: iter([Proposal(request.param, 0.1)]))
     x = torch.randn(4, 8)
     fast = rl.optimize(_net(), (x,), budget_s=30, use_cache=False)
     assert fast.receipt.winner == request.param.name

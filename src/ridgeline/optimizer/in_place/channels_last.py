@@ -69,11 +69,12 @@ def lay_channels_last(clone: nn.Module, model: nn.Module, *, differentiable: boo
 
 
 @cache
-def _laying(kind: type[nn.Module]) -> type[nn.Module]:
+def _laying(kind: Any) -> Any:
     """A class of convolutions whose weight is read channels last."""
 
     def weight(self: Any) -> Tensor:
         found = self._parameters["weight"]
         return found.contiguous(memory_format=_LAST[found.dim()])
 
-    return type(kind)(kind.__name__, (kind,), {"weight": property(weight), "__module__": kind.__module__})
+    maker: Any = type(kind)
+    return maker(kind.__name__, (kind,), {"weight": property(weight), "__module__": kind.__module__})
