@@ -28,8 +28,9 @@ from ridgeline.optimizer.search import prepare
 from ridgeline.optimizer.search.candidate import Candidate, build
 from ridgeline.optimizer.search.judge import Prover, Subject
 from ridgeline.optimizer.search.loss import Loss
+from ridgeline.optimizer.search.memory import WORKSPACE_BYTES
 from ridgeline.optimizer.search.problem import Problem
-from ridgeline.optimizer.search.search import WORKSPACE_BYTES, Search
+from ridgeline.optimizer.search.search import Search
 
 DEVICE = "cuda"
 

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.engine.example_inputs import WEIGHTS_BYTES, same, writable
-from ridgeline.engine.guards.check import Watch, functions_of, library
+from ridgeline.engine.guards.check import Watch
+from ridgeline.engine.guards.code_reads import functions_of, library
 from ridgeline.errors import NotGraphable
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.engine.example_inputs import Inputs, leaves
-from ridgeline.engine.guards.check import library
+from ridgeline.engine.guards.code_reads import library
 from ridgeline.kernels.files import write_atomically
 from ridgeline.kernels.tensorfloat import settings
 from ridgeline.optimizer.receipt import Receipt

@@ -26,9 +26,10 @@ from ridgeline.engine.replay.compiled import shortcut
 from ridgeline.engine.replay.inference import graph_inference
 from ridgeline.engine.replay.training import graph_training
 from ridgeline.errors import NotGraphable
+from ridgeline.optimizer.rewrites import recommended
 from ridgeline.optimizer.search.candidate import Candidate
 from ridgeline.optimizer.search.facts import Proposal
-from ridgeline.optimizer.search.order import Stages, recommended
+from ridgeline.optimizer.search.order import Stages
 
 CPU = torch.device("cpu")
 X = torch.randn(4, 8)

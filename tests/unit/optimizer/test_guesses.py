@@ -20,7 +20,8 @@ from ridgeline.errors import NotGraphable
 from ridgeline.optimizer.backend import Report
 from ridgeline.optimizer.search.candidate import Built, Candidate
 from ridgeline.optimizer.search.facts import Facts
-from ridgeline.optimizer.search.order import WAITS, Stages
+from ridgeline.optimizer.search.order import Stages
+from ridgeline.optimizer.search.stages import WAITS
 
 
 class Of(nn.Module):

@@ -31,9 +31,10 @@ from ridgeline.engine.drop_in import Optimized, Plan
 from ridgeline.engine.replay import inference as graphed
 from ridgeline.engine.replay.inference import Graphed, graph_inference
 from ridgeline.errors import NotGraphable
+from ridgeline.optimizer.rewrites import recommended
 from ridgeline.optimizer.search.candidate import Candidate
 from ridgeline.optimizer.search.facts import Proposal
-from ridgeline.optimizer.search.order import Stages, recommended
+from ridgeline.optimizer.search.order import Stages
 
 STRAIGHT = Candidate(name="straight", rewrites=recommended("inference", "none", "cpu"), straight=True)
 TRACED = (

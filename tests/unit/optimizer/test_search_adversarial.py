@@ -20,11 +20,12 @@ from recorder import TapeExecutor
 import ridgeline as rl
 from ridgeline.engine.replay import inference as graphed
 from ridgeline.errors import OptimizeError
+from ridgeline.optimizer.rewrites import recommended
 from ridgeline.optimizer.search import timing as measure
 from ridgeline.optimizer.search.candidate import Candidate
 from ridgeline.optimizer.search.facts import Proposal
 from ridgeline.optimizer.search.last_race import LastRace
-from ridgeline.optimizer.search.order import Stages, recommended
+from ridgeline.optimizer.search.order import Stages
 from ridgeline.optimizer.search.search import Search
 
 CPU = torch.device("cpu")

@@ -23,9 +23,10 @@ from torch.autograd import forward_ad
 
 import ridgeline as rl
 from ridgeline.engine.drop_in import RunsEagerly
+from ridgeline.optimizer.rewrites import recommended
 from ridgeline.optimizer.search.candidate import Candidate
 from ridgeline.optimizer.search.facts import Proposal
-from ridgeline.optimizer.search.order import Stages, recommended
+from ridgeline.optimizer.search.order import Stages
 
 CPU = torch.device("cpu")
 REWRITES = Candidate(name="rewrites", rewrites=recommended("inference", "none", "cpu"))

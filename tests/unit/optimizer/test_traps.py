@@ -25,9 +25,10 @@ from traps import TRAPS
 import ridgeline as rl
 from ridgeline.engine.drop_in import RunsEagerly
 from ridgeline.errors import OptimizeError
+from ridgeline.optimizer.rewrites import recommended
 from ridgeline.optimizer.search.candidate import Candidate
 from ridgeline.optimizer.search.facts import Proposal
-from ridgeline.optimizer.search.order import Stages, recommended
+from ridgeline.optimizer.search.order import Stages
 
 CPU = torch.device("cpu")
 REWRITTEN = (

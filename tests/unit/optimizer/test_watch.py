@@ -19,7 +19,8 @@ from recorder import TapeExecutor
 from torch import nn
 
 from ridgeline.engine.guards import native as glancing
-from ridgeline.engine.guards.check import Watch, library
+from ridgeline.engine.guards.check import Watch
+from ridgeline.engine.guards.code_reads import library
 from ridgeline.engine.replay.inference import graph_inference
 from ridgeline.errors import NotGraphable
 

@@ -22,7 +22,8 @@ from torch.utils._pytree import tree_leaves
 
 from ridgeline.engine.capture.rnn_dropout import dropping
 from ridgeline.engine.guards import tensor_queries as questioning
-from ridgeline.engine.guards.check import Free, Watch, installed, library, standard
+from ridgeline.engine.guards.check import Watch
+from ridgeline.engine.guards.code_reads import Free, installed, library, standard
 from ridgeline.engine.guards.tensor_queries import Asking, asked_by_names, missing, state_asked
 from ridgeline.engine.replay.static_inputs import extent
 

@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ridgeline.engine.guards.check import Watch, library
+from ridgeline.engine.guards.check import Watch
+from ridgeline.engine.guards.code_reads import library
 
 _NOTHING = object()
 _OURS = 3

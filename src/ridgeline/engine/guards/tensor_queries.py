@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ridgeline.engine.guards.check import Lookups, installed, library, of_library
+from ridgeline.engine.guards.code_reads import Lookups, installed, library, of_library
 
 GRADIENTS, INPUTS, LEAVES = "gradients", "inputs", "leaves"
 VIEWS, INFERENCE, CLASSES, OWN = "views", "inference", "classes", "own"

@@ -12,7 +12,7 @@ from torch import nn
 
 from ridgeline.bench.environment import environment
 from ridgeline.engine.example_inputs import Inputs
-from ridgeline.engine.guards.check import installed, library
+from ridgeline.engine.guards.code_reads import installed, library
 from ridgeline.optimizer.backend import Report
 from ridgeline.optimizer.receipt import (
     Receipt,
