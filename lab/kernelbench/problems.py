@@ -1324,20 +1324,22 @@ MARK = "RESULT "
 def _share_the_device(turn: Turn) -> None:
     """Whoever times or proves has the device; all others may compile, trace and record meanwhile."""
     from ridgeline.engine import autotune as contest
+    from ridgeline.optimizer.search import budget, last_race
     from ridgeline.optimizer.search import judge as proof
     from ridgeline.optimizer.search import search as searching
 
     for name in searching.COMPILERS:  # once a process, before any budget
         importlib.import_module(name)
-    left_s = searching.Search.left_s
+    left_s = budget.Budget.left_s
 
     def left(self: Any) -> float:
         return left_s(self) + turn.waited_s - self.__dict__.setdefault("waited_before_s", turn.waited_s)
 
-    searching.Search.left_s = left
-    searching.Search._regions = lambda self, stock: ()  # breakdowns are for people to read, and are not timed here
-    searching.Search._parts = lambda self, eager, best: ()
-    searching.LEAST_RACE_S, searching.RACE_FRAC, searching.LAST_RACE_FRAC = 0.12, 0.01, 0.03
+    budget.Budget.left_s = left
+    searching.regions = lambda search, stock: ()  # breakdowns are for people to read, and are not timed here
+    searching.parts = lambda search, eager, best: ()
+    budget.LEAST_RACE_S, budget.RACE_FRAC, budget.LAST_RACE_FRAC = 0.12, 0.01, 0.03
+    last_race.LEAST_RACE_S, last_race.LAST_RACE_FRAC = 0.12, 0.03
     searching.Track.race = turn.here(searching.Track.race)
     proof.Subject.observe = turn.here(proof.Subject.observe)
     contest.raced = turn.here(contest.raced)

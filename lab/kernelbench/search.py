@@ -173,11 +173,12 @@ def signal_all(pids: Path, sent: signal.Signals, but: int = 0) -> None:
 def share_the_device(turn: Still) -> None:
     """Last races are alone, building is beside others, and a search's clock stands while others have the device."""
     from ridgeline.engine import autotune as contest
-    from ridgeline.optimizer.search import search
+    from ridgeline.optimizer.search import budget, builds, prepare, search
+    from ridgeline.optimizer.search import last_race as ending
 
     for name in search.COMPILERS:
         importlib.import_module(name)
-    left_s, race, last_race = search.Search.left_s, search.Track.race, search.Search._last_race
+    left_s, race, last_race = budget.Budget.left_s, search.Track.race, ending.LastRace.last_race
 
     def outside_s() -> float:
         return turn.waited_s + turn.stopped_s
@@ -186,7 +187,7 @@ def share_the_device(turn: Still) -> None:
         return left_s(self) + outside_s() - self.__dict__.setdefault("outside_before_s", outside_s())
 
     def last(self: Any) -> Any:
-        self.track.is_last = True
+        self.search.track.is_last = True
         return last_race(self)
 
     def raced(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -195,25 +196,25 @@ def share_the_device(turn: Still) -> None:
                 return race(self, *args, **kwargs)
         return race(self, *args, **kwargs)
 
-    search.Search.left_s, search.Search._last_race, search.Track.race = left, last, raced
-    search.Search._regions = lambda self, stock: ()  # breakdowns are for people to read
-    search.Search._parts = lambda self, eager, best: ()
-    search.LEAST_RACE_S, search.RACE_FRAC, search.LAST_RACE_FRAC = 0.06, 0.008, 0.02
+    budget.Budget.left_s, ending.LastRace.last_race, search.Track.race = left, last, raced
+    search.regions = lambda search, stock: ()  # breakdowns are for people to read
+    search.parts = lambda search, eager, best: ()
+    budget.LEAST_RACE_S, budget.RACE_FRAC, budget.LAST_RACE_FRAC = 0.06, 0.008, 0.02
+    ending.LEAST_RACE_S, ending.LAST_RACE_FRAC = 0.06, 0.02
     contest.raced = turn.here(turn.doing_so("races of ops", contest.raced))
-    search.build, search.substitutable = turn.beside(search.build), turn.beside(search.substitutable)
-    search.Search._price, search.Search._receipt = (turn.beside(search.Search._price),
-                                                    turn.beside(search.Search._receipt))  # fmt: skip
+    builds.build, prepare.substitutable = turn.beside(builds.build), turn.beside(prepare.substitutable)
+    prepare.price, search.receipt_of = turn.beside(prepare.price), turn.beside(search.receipt_of)
     note_the_lock(turn)
 
 
 def note_the_lock(turn: Still) -> None:
     """What the lock is held for, by kind."""
-    from ridgeline.optimizer.search import search
+    from ridgeline.optimizer.search import builds, search
 
     kinds = {"races": (search.Track, "race"), "first calls": (search.Track, "settle"),
-             "eager": (search.Search, "_prepare"), "memory": (search.Search, "_peak_bytes"),
-             "references": (search.Prover, "__init__"), "proofs": (search.Search, "_proved"),
-             "recordings": (search.Search, "_recapture"), "making": (search.Search, "_made")}  # fmt: skip
+             "eager": (search, "prepare"), "memory": (search.Search, "_peak_bytes"),
+             "references": (search.Prover, "__init__"), "proofs": (search.Search, "prove"),
+             "recordings": (search.Search, "recapture"), "making": (builds.Builds, "made")}  # fmt: skip
     for what, (owner, name) in kinds.items():
         setattr(owner, name, turn.doing_so(what, getattr(owner, name)))
 

@@ -259,39 +259,42 @@ def _measured(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
     import ridgeline as rl
     from ridgeline.engine.example_inputs import Inputs
+    from ridgeline.optimizer.search import builds, order, prepare, stages, summary
     from ridgeline.optimizer.search import search as searching
+    from ridgeline.optimizer.search.budget import Budget
+    from ridgeline.optimizer.search.last_race import LastRace
     from ridgeline.optimizer.search.timing import Track
 
     turn = Turn("" if asked.warm else asked.lock)
     work = built(asked.one, asked.device)
     inputs = Inputs(work["args"], work["kwargs"])
-    searching.build = turn.around(searching.build)
-    searching.forecast = turn.without(searching.forecast)
-    searching.substitutable = turn.without(searching.substitutable)
-    left_s = searching.Search.left_s
+    builds.build = turn.around(builds.build)
+    prepare.forecast = turn.without(prepare.forecast)
+    prepare.substitutable = turn.without(prepare.substitutable)
+    left_s = Budget.left_s
     for name in searching.COMPILERS:
         importlib.import_module(name)
     turn.take()
     turn.waited_s = 0.0
     until = asked.until or time.monotonic() + 10 * asked.budget_s
 
-    def left(search: Any) -> float:  # waiting for others is no searching, unless everything ends
-        return min(left_s(search) + turn.waited_s, until - ENDING_S - time.monotonic())
+    def left(budget: Any) -> float:  # waiting for others is no searching, unless everything ends
+        return min(left_s(budget) + turn.waited_s, until - ENDING_S - time.monotonic())
 
-    searching.Search.left_s = left
-    searching.Search._note = _told(asked, searching.Search._note)
-    searching.Search._crown = _crowned(asked, searching.Search._crown)
+    Budget.left_s = left
+    searching.Search.record = _told(asked, searching.Search.record)
+    searching.Search.accept = _crowned(asked, searching.Search.accept)
     if asked.rival_first:
-        searching.Ladder.rungs = _rival_first(searching.Ladder.rungs)
+        order.Stages.proposals = _rival_first(order.Stages.proposals)
     if asked.rungs:
-        searching.Ladder.rungs = _only(frozenset(asked.rungs), searching.Ladder.rungs)
+        order.Stages.proposals = _only(frozenset(asked.rungs), order.Stages.proposals)
     if asked.warm:
-        searching.Search._judge, searching.Search._last_race = _unjudged, _warmed
-        searching.Ladder._without_kernels = _as_if_behind(searching.Ladder._without_kernels)
+        searching.Search.judge, LastRace.last_race = _unjudged, _warmed
+        _replace_stage(stages.without_kernels, _as_if_behind(stages.without_kernels))
     tables: dict[str, Any] = {}
-    searching.regions_of = _with_tables(searching.regions_of, tables)
+    summary.regions_of = _with_tables(summary.regions_of, tables)
     if asked.bare:
-        searching.Search._regions = searching.Search._parts = lambda search, *ignored: ()
+        searching.regions = searching.parts = lambda search, *ignored: ()
     began = time.perf_counter()
     fast = rl.optimize(work["model"], work["args"], work["kwargs"], mode=work["mode"], budget_s=asked.budget_s)
     optimize_s = time.perf_counter() - began - turn.waited_s
@@ -396,19 +399,19 @@ def _only(wanted: frozenset[str], rungs: Any) -> Any:
     from ridgeline.optimizer.backend import Report
     from ridgeline.optimizer.search.candidate import Built
 
-    def chosen(ladder: Any, search: Any) -> Iterator[Any]:
-        for rung in rungs(ladder, search):
+    def chosen(stages: Any, search: Any) -> Iterator[Any]:
+        for rung in rungs(stages, search):
             if rung.candidate.name in wanted or rung.candidate.name in ("graph", "graph, guessing"):
                 yield rung
             else:
-                search._note(Built(rung.candidate, search.problem.model, Report()), "skipped", "not asked for")
+                search.record(Built(rung.candidate, search.problem.model, Report()), "skipped", "not asked for")
 
     return chosen
 
 
 def _unjudged(search: Any, built: Any, rung: Any) -> None:
     """In the place of a race: what was made is let go of."""
-    search._note(built, "slower", "made, not timed")
+    search.record(built, "slower", "made, not timed")
     built.release()
 
 
@@ -416,12 +419,22 @@ def _warmed(search: Any) -> Any:
     """Nothing else is wanted of this process, nor that it says goodbye."""
     os._exit(0)
 
+def _replace_stage(old: Any, new: Any) -> None:
+    """All searches of this process propose something else in a stage."""
+    from dataclasses import replace
+
+    from ridgeline.optimizer.search import order
+
+    for name in ("INFERENCE", "TRAINING"):
+        kept = (replace(stage, propose=new) if stage.propose is old else stage for stage in getattr(order, name))
+        setattr(order, name, tuple(kept))
+
 
 def _as_if_behind(without: Any) -> Any:
     """Where nothing is timed, nothing leads: what is tried behind torch.compile is made too."""
 
-    def made(ladder: Any, search: Any, whole: Any) -> Iterator[Any]:
-        before, rungs = search.best, without(ladder, search, whole)
+    def made(make: Any, search: Any) -> Iterator[Any]:
+        before, rungs = search.best, without(make, search)
         search.best = SimpleNamespace(candidate=SimpleNamespace(is_stock=True))
         try:
             first = next(rungs, None)
@@ -436,11 +449,12 @@ def _as_if_behind(without: Any) -> Any:
 
 def _rival_first(rungs: Any) -> Any:
     """torch.compile and its recording before whatever else is compiled: what is cut short has been compared."""
+    from ridgeline.optimizer.search.stages import torch_compile
 
-    def ordered(ladder: Any, search: Any) -> Iterator[Any]:
-        for rung in rungs(ladder, search):
+    def ordered(stages: Any, search: Any) -> Iterator[Any]:
+        for rung in rungs(stages, search):
             if rung.candidate.compiles and "torch.compile" not in search.entries:
-                yield from ladder._stock(search)
+                yield from torch_compile(stages.make, search)
             if not rung.candidate.compiler.startswith("stock") or rung.candidate.name not in search.entries:
                 yield rung
 
@@ -469,7 +483,7 @@ def _told(asked: argparse.Namespace, note: Any) -> Any:
         entry = search.entries[built.candidate.name]
         found = {"model": asked.one, "at_s": round(time.perf_counter() - began, 1), "name": entry.name,
                  "status": status, "reason": reason[:200], "measured_s": entry.measured_s, "build_s": entry.build_s,
-                 "speedup": entry.speedup, "left_s": round(search.left_s(), 1)}  # fmt: skip
+                 "speedup": entry.speedup, "left_s": round(search.budget.left_s(), 1)}  # fmt: skip
         with open(asked.out / "progress.jsonl", "a") as file:
             file.write(json.dumps(found) + "\n")
 

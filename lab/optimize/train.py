@@ -74,8 +74,8 @@ RECORDED = "torch.compile recorded"
 HERE_TOO = ", same process"
 LEAST_CORES, TIMING_CORES = 12, 4
 """Of so many processors or more, those that only whoever holds the device runs on."""
-PHASES = ("_prepare", "_made", "_peak_bytes", "_raced", "_proved", "_recapture", "_stilled", "_tracked", "_last_race",
-          "_regions", "_parts", "_settle_winner", "_price", "_facts")  # fmt: skip
+PHASES = ("prepare", "made", "_peak_bytes", "race", "prove", "recapture", "prove_without_dropout", "prove_in_training",
+          "last_race", "regions", "parts", "_settle_winner", "facts_of")  # fmt: skip
 ODD = ((4096, 1024, 50257), (8192, 1024, 30522), (4096, 1280, 51866), (8192, 479, 1024))
 """Rows, inputs and outputs of linear layers of odd sizes: GPT-2's, BERT's and Whisper's heads, a DLRM's layer."""
 ROUNDS = 5
@@ -453,19 +453,20 @@ def _steps_apart(params: list[Any]) -> float:
 
 def _searched(asked: argparse.Namespace) -> None:
     import ridgeline as rl
-    from ridgeline.optimizer.search import order as ladder
+    from ridgeline.optimizer.search import builds, order, prepare, proposals, stages
     from ridgeline.optimizer.search import search as searching
+    from ridgeline.optimizer.search.budget import Budget
     from ridgeline.optimizer.training import optimizer_update as update
 
     turn, rivals = Turn(asked.lock, asked.rank), Rivals(asked)
     work = _built(asked.one, asked.device)
     until = asked.until or time.monotonic() + 10 * asked.budget_s
-    left_s = searching.Search.left_s
+    left_s = Budget.left_s
 
-    def left(search: Any) -> float:  # waiting for others is no searching, unless everything ends
-        return min(left_s(search) + turn.waited_s, until - asked.rivals_s - time.monotonic())
+    def left(budget: Any) -> float:  # waiting for others is no searching, unless everything ends
+        return min(left_s(budget) + turn.waited_s, until - asked.rivals_s - time.monotonic())
 
-    searching.Search.left_s = left
+    Budget.left_s = left
     settle = update.settle
 
     def settled(*args: Any) -> Any:
@@ -475,19 +476,20 @@ def _searched(asked: argparse.Namespace) -> None:
 
     update.settle = settled
     if asked.brief:
-        ladder.Ladder._stock = _offered(ladder.Ladder._stock, rivals if asked.thrifty else None)
-        ladder.Ladder.owed_s = lambda self, rung, search: 0.0
-        ladder.Ladder._tuned = lambda self, search, layout: iter(())
-        searching.Search._parts = lambda self, *given: ()
+        offered = _offered(stages.torch_compile, rivals if asked.thrifty else None)
+        _replace_stage(stages.torch_compile, offered)
+        proposals.Proposals.owed_s = lambda self, proposal, search: 0.0
+        _replace_stage(stages.tuned, lambda make, search: iter(()))
+        searching.parts = lambda search, *given: ()
         if not asked.kinds:
-            searching.Search._regions = lambda self, *given: ()
-        searching.Search._tracked = lambda self: None  # the optimizer that is passed is tracked after the search
+            searching.regions = lambda search, *given: ()
+        searching.prove_in_training = lambda search: None  # the optimizer that is passed is tracked after the search
     if asked.few:
-        ladder.Ladder.rungs = _fewer(ladder.Ladder.rungs)
-        searching.Search._price = lambda self: None
-    searching.build = turn.around(searching.build)
-    for name in ("_price", "_facts"):  # seconds of the host's alone
-        setattr(searching.Search, name, turn.given(getattr(searching.Search, name)))
+        order.Stages.proposals = _fewer(order.Stages.proposals)
+        prepare.price = lambda search: None
+    builds.build = turn.around(builds.build)
+    prepare.price = turn.given(prepare.price)  # seconds of the host's alone
+    searching.facts_of = turn.given(searching.facts_of)
     spent_s = _clocked(searching.Search)
     _overheard(searching.Search)
     for name in searching.COMPILERS:  # seconds in which nobody else could have the device
@@ -507,6 +509,16 @@ def _searched(asked: argparse.Namespace) -> None:
     _beside(work, fast, optimizer, eager_bytes, asked, turn, rivals)
     _tell({"fallbacks": type(fast).fallbacks.fget(fast), "updates": _updates(fast)})
 
+def _replace_stage(old: Any, new: Any) -> None:
+    """All searches of this process propose something else in a stage."""
+    from dataclasses import replace
+
+    from ridgeline.optimizer.search import order
+
+    for name in ("INFERENCE", "TRAINING"):
+        kept = (replace(stage, propose=new) if stage.propose is old else stage for stage in getattr(order, name))
+        setattr(order, name, tuple(kept))
+
 
 def _offered(stock: Any, rivals: Rivals | None) -> Any:
     """``torch.compile`` as a brief search tries it: not where blocks repeat, where it takes most of the seconds.
@@ -516,11 +528,11 @@ def _offered(stock: Any, rivals: Rivals | None) -> Any:
     """
     from dataclasses import replace
 
-    def offered(self: Any, search: Any) -> Any:
+    def offered(make: Any, search: Any) -> Any:
         loaded_s = rivals.loaded_s() if rivals else None
         if loaded_s is None:
-            return iter(()) if self.facts.groups and not self._unrecordable(search) else stock(self, search)
-        return (replace(rung, cost_s=min(rung.cost_s, loaded_s)) for rung in stock(self, search))
+            return iter(()) if make.facts.groups and not make.is_unrecordable(search) else stock(make, search)
+        return (replace(rung, cost_s=min(rung.cost_s, loaded_s)) for rung in stock(make, search))
 
     return offered
 
@@ -529,8 +541,8 @@ def _fewer(rungs: Any) -> Any:
     """The rungs that rows rest on; the others are noted as skipped, so that those that follow find them."""
     from ridgeline.optimizer.backend import Report
     from ridgeline.optimizer.search.candidate import Built
-    from ridgeline.optimizer.search.order import GRAPHED, PLAIN
-    from ridgeline.optimizer.search.order import STOCK as COMPILED
+    from ridgeline.optimizer.search.facts import GRAPHED, PLAIN
+    from ridgeline.optimizer.search.facts import STOCK as COMPILED
 
     def chosen(self: Any, search: Any) -> Any:
         for rung in rungs(self, search):
@@ -539,7 +551,7 @@ def _fewer(rungs: Any) -> Any:
             if name in (PLAIN, COMPILED, COMPILED + GRAPHED) or whole:
                 yield rung
             else:
-                search._note(Built(rung.candidate, search.problem.model, Report()), "skipped", "not asked for")
+                search.record(Built(rung.candidate, search.problem.model, Report()), "skipped", "not asked for")
 
     return chosen
 
@@ -569,24 +581,31 @@ def _clocked(kind: Any) -> dict[str, float]:
 
         return timed
 
+    from ridgeline.optimizer.search import search
+    from ridgeline.optimizer.search.builds import Builds
+    from ridgeline.optimizer.search.last_race import LastRace
+
+    homes = {"made": Builds, "last_race": LastRace}
     for name in PHASES:
-        setattr(kind, name, around(name, getattr(kind, name)))
+        home = homes.get(name) or (kind if hasattr(kind, name) else search)
+        setattr(home, name, around(name, getattr(home, name)))
     return spent_s
 
 
 def _overheard(kind: Any) -> None:
     """Every verdict of a search is printed when it falls."""
-    note, began = kind._note, time.perf_counter()
+    note, began = kind.record, time.perf_counter()
 
     def noted(self: Any, built: Any, status: str, reason: str, **shown: Any) -> None:
         note(self, built, status, reason, **shown)
         entry = self.entries[built.candidate.name]
         ms = f"{entry.measured_s * 1e3:.2f} ms" if entry.measured_s else ""
         gigabytes = f"{entry.peak_bytes / 1e9:.2f} GB" if entry.peak_bytes else ""
+        left = f"({self.budget.left_s():.0f} s left)"
         print(f"{time.perf_counter() - began:6.1f} s  {entry.name}: {status} {ms} {gigabytes} "
-              f"built in {entry.build_s or 0:.1f} s  {reason}  ({self.left_s():.0f} s left)", flush=True)  # fmt: skip
+              f"built in {entry.build_s or 0:.1f} s  {reason}  {left}", flush=True)  # fmt: skip
 
-    kind._note = noted
+    kind.record = noted
 
 
 def _eager_bytes(work: dict[str, Any]) -> tuple[int, int] | None:

@@ -141,6 +141,7 @@ class Receipt:
     notes: tuple[str, ...] = ()
     asked: tuple[str, ...] = ()  # what the model's code asks besides values: calls answered otherwise run as the model
     cached: bool = False
+    stages_left_out: tuple[tuple[str, str], ...] = ()  # of the search, and why
     searched_at: str = ""  # when the search was made, UTC
 
     @property
@@ -198,6 +199,7 @@ class Receipt:
         for name in ("changes", "explanations", "remaining", "notes"):
             made[name] = tuple(found[name])
         made["asked"] = tuple(found.get("asked", ()))
+        made["stages_left_out"] = tuple((name, why) for name, why in found.get("stages_left_out", ()))
         return cls(**made)
 
     def from_cache(self, spent_s: float) -> Receipt:

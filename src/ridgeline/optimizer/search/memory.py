@@ -54,5 +54,7 @@ class Memory:
         peak = search.entries[search.best.candidate.name].peak_bytes
         if search.best.candidate.graphed and peak is not None and self.problem.mode == "train":
             held, eager = search.best.reserved_bytes / 1e9, self.eager_reserved / 1e9
-            search.notes.append(f"memory: {held:.2f} GB reserved with its graphs, gaps included, {eager:.2f} GB by "
-                                "eager; peak memory is what is allocated, and of graphs all that they reserve")  # fmt: skip
+            search.notes.append(
+                f"memory: {held:.2f} GB reserved with its graphs, gaps included, {eager:.2f} GB by eager; peak memory "
+                "is what is allocated, and of graphs all that they reserve"
+            )
