@@ -25,6 +25,7 @@ from ridgeline.optimizer.rewrites.registry import Match
 from ridgeline.optimizer.search import builds, final_proofs, handover, last_race, prepare, summary
 from ridgeline.optimizer.search import search as searching
 from ridgeline.optimizer.search import timing as measure
+from ridgeline.optimizer.search.budget import Budget
 from ridgeline.optimizer.search.candidate import Built, Candidate
 from ridgeline.optimizer.search.facts import Proposal
 from ridgeline.optimizer.search.last_race import LastRace
@@ -35,6 +36,8 @@ from ridgeline.optimizer.search.timing import LAST_ROUNDS, MAX_ROUNDS, Compariso
 
 Noise = Iterator[float]
 BEYOND_NOISE = 1.02
+
+LEFT_S = Budget.left_s
 
 
 def _quiet(dice: random.Random) -> Noise:
@@ -141,6 +144,7 @@ def _outcome(
              for i, name in enumerate(names)]  # fmt: skip
     monkeypatch.setattr(measure.Track, "turn_s", turn_s)
     monkeypatch.setattr(measure.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(Budget, "left_s", LEFT_S)
     monkeypatch.setattr(builds, "build", built)
     monkeypatch.setattr(summary, "environment", dict)
     monkeypatch.setattr(searching, "_undisturbed", lambda budget_s: contextlib.nullcontext())
@@ -360,7 +364,8 @@ def test_a_receipt_says_by_what_a_budget_was_exceeded(monkeypatch: Any) -> None:
 def test_of_two_that_are_as_fast_the_one_past_the_guards_is_handed_over(
     monkeypatch: Any, lean_s: float, winner: str
 ) -> None:
-    monkeypatch.setattr(searching, "Shortcut", Past)
+    for module in (searching, last_race):
+        monkeypatch.setattr(module, "Shortcut", Past)
     case = {"eager": 8e-3, "torch.compile": 5e-3, "lean": lean_s}
     assert _chosen(monkeypatch, itertools.repeat(1.0), case, 60.0) == winner
 
@@ -375,10 +380,12 @@ def test_what_no_rewrite_changed_is_what_torch_compile_makes() -> None:
 
 def test_the_same_kernels_past_the_guards_are_handed_over_though_a_race_has_them_behind(monkeypatch: Any) -> None:
     """One in a hundred is noise between two calls of the same code, of which one looks twice."""
-    monkeypatch.setattr(searching, "Shortcut", Past)
+    for module in (searching, last_race):
+        monkeypatch.setattr(module, "Shortcut", Past)
     case = {"eager": 8e-3, "torch.compile": 5e-3, "lean": 5.05e-3}
     assert _chosen(monkeypatch, itertools.repeat(1.0), case, 60.0) == "torch.compile"  # they may be other kernels
-    monkeypatch.setattr(searching, "as_stock", lambda built: built.candidate.name == "lean")
+    for module in (searching, last_race):
+        monkeypatch.setattr(module, "as_stock", lambda built: built.candidate.name == "lean")
     assert _chosen(monkeypatch, itertools.repeat(1.0), case, 60.0) == "lean"
 
 

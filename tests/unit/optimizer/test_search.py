@@ -323,7 +323,8 @@ def test_torch_compile_that_leads_late_is_tried_past_its_guards(
         return race(self, runners, *given, **limits)
 
     monkeypatch.setattr(searching.Track, "race", raced)
-    monkeypatch.setattr(searching, "Shortcut", type(lambda: None))
+    for module in (searching, last_race):
+        monkeypatch.setattr(module, "Shortcut", type(lambda: None))
     monkeypatch.setattr(LastRace, "feels_guards", lambda self, timed: True)
     monkeypatch.setattr(Search, "race", lambda self, built: race(
         self.track, {self.best.candidate.name: self.best, built.candidate.name: built}, 0.2))  # fmt: skip
@@ -764,8 +765,8 @@ def test_memory_above_eager_is_refused_but_for_the_gaps_of_a_graph_and_never_abo
     graphed.reserved_bytes = 11_040_000_000
     assert not search.memory.fits(graphed, 10_900_000_000) and search.memory.fits(graphed, 9_900_000_000)
     limited = Search(Problem(**given, memory_limit_bytes=10_000_000_000))
-    limited.eager_reserved, graphed.reserved_bytes = 20_000_000_000, 10_900_000_000
-    assert not limited._fits(graphed, 10_900_000_000)
+    limited.memory.eager_reserved, graphed.reserved_bytes = 20_000_000_000, 10_900_000_000
+    assert not limited.memory.fits(graphed, 10_900_000_000)
 
 
 def test_training_without_blocks_is_torch_compile_first_and_compiled_only_where_something_matches() -> None:
