@@ -155,6 +155,10 @@ class Collection:
         self._switches = [] if hooks_only else [*map(TrainingFlag, self._counted), *self._flags()]
         self._remember()
 
+    def _remember(self) -> None:
+        """Prepare the comparison of what was collected; whoever compares says how."""
+        raise NotImplementedError
+
     def _look(self, model: Any) -> None:
         if isinstance(model, nn.Module):
             self._seen |= set(map(id, model.modules()))

@@ -60,7 +60,8 @@ def lay_channels_last(clone: nn.Module, model: nn.Module, *, differentiable: boo
         layer, weight = layers[path], original.weight
         assert isinstance(weight, nn.Parameter)
         if differentiable:
-            layer.__class__ = _laying(type(layer))
+            kind: Any = type(layer)
+            layer.__class__ = _laying(kind)
             continue
         laid = nn.Parameter(weight.detach().contiguous(memory_format=_LAST[weight.dim()]), weight.requires_grad)
         layer._parameters = {**layer._parameters, "weight": laid}
