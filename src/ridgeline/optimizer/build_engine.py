@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from ridgeline.engine.file.export import Exported, export, named_inputs, paramet
 from ridgeline.engine.file.program import Program
 from ridgeline.engine.file.proof import cases_like, prove
 from ridgeline.errors import EngineError
+from ridgeline.optimizer.tune_engine import tuned
 
 Sizes = Mapping[str, Any]
 LEVELS = (0, 1, 2)
@@ -40,6 +40,10 @@ class Question:
     name: str
     say: Callable[[str], None]
     error_on_miss: bool = False
+    calibration: tuple[tuple[Any, ...], ...] = ()  # positional arguments of further calls
+    objective: str = "time"
+    metric: Callable[[Callable[..., Any]], float] | None = None
+    max_drop: float = 0.0
 
     @property
     def bounds(self) -> dict[str, tuple[int, int]]:
@@ -48,7 +52,11 @@ class Question:
 
     def call_at(self, sizes: Mapping[str, int]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments at other sizes: rows of the given ones, over and over."""
-        names = parameter_names(self.model, len(self.args))
+        return self.sized(self.args, sizes)
+
+    def sized(self, args: tuple[Any, ...], sizes: Mapping[str, int]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The same of other positional arguments."""
+        names = parameter_names(self.model, len(args))
 
         def sized(path: Any, value: Any) -> Any:
             if not isinstance(value, Tensor):
@@ -58,7 +66,7 @@ class Question:
                     value = value.index_select(axis, torch.arange(sizes[name], device=value.device) % value.shape[axis])
             return value
 
-        made = pytree.tree_map_with_path(sized, {**dict(zip(names, self.args, strict=True)), **self.kwargs})
+        made = pytree.tree_map_with_path(sized, {**dict(zip(names, args, strict=True)), **self.kwargs})
         return tuple(made[name] for name in names), {name: made[name] for name in self.kwargs}
 
 
@@ -73,6 +81,10 @@ def build_engine(
     level: int | None = None,
     timings: Mapping[str, Any] | None = None,
     error_on_miss: bool = False,
+    calibration: Sequence[Sequence[Any]] = (),
+    objective: str = "time",
+    metric: Callable[[Callable[..., Any]], float] | None = None,
+    max_drop: float = 0.0,
     name: str | None = None,
     say: Callable[[str], None] | None = None,
 ) -> Engine:
@@ -83,9 +95,18 @@ def build_engine(
     the smallest and the largest runs, too. ``level`` 0 exports and proves; 1 also times alternatives; 2 also searches
     as ``optimize`` does (the default on a GPU). ``timings`` are those of an earlier build: with all of them, the build
     measures nothing and its bytes are the same; ``error_on_miss`` makes sure of that.
+
+    Layers get fewer bits only within ``error_budget``, the relative error that outputs may have against float64, chosen
+    by measured gain in ``objective`` (time or size) on ``calibration``, a list of positional arguments (drawn like
+    ``args`` without). ``metric`` takes the model as a function and returns a number that may fall by ``max_drop``.
     """
     question = _question(model, args, kwargs, shapes, error_budget, budget_s, level, timings, name, say)
-    question = replace(question, error_on_miss=error_on_miss)
+    if objective not in ("time", "size"):
+        raise EngineError(f"objective is {objective!r}: time or size")
+    if metric is not None and error_budget is None:
+        question = replace(question, error_budget=0.5)  # the metric decides
+    question = replace(question, error_on_miss=error_on_miss, calibration=tuple(map(tuple, calibration)),
+                       objective=objective, metric=metric, max_drop=max_drop)  # fmt: skip
     with _evaluating(question.model), torch.no_grad():
         return _Build(question).run()
 
@@ -200,13 +221,14 @@ class _Build:
 
     def __init__(self, question: Question) -> None:
         self.question = question
-        self.began = time.perf_counter()
         self.notes: list[str] = []
 
     def run(self) -> Engine:
         programs, exported = self._programs()
         contents = self._contents(programs, exported)
         engine = Engine(contents, device=self._device())
+        if self.question.level >= 1:
+            engine = tuned(engine, exported, self.question, self.notes)
         return self._proved(engine, programs[-1], exported)
 
     def _device(self) -> torch.device:

@@ -3,19 +3,31 @@ allocated. For files that somebody else made: ten lines of JSON can ask for tera
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ridgeline.engine.file.execute import interpret
+from ridgeline.engine.file.execute import interpret, last_uses
 from ridgeline.engine.file.program import Program, Step
 from ridgeline.errors import EngineError
 from ridgeline.units import show_bytes
 
-MAX_ELEMENTS = 1 << 48
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """PyTorch logs what it cannot run with a traceback; our error says it in a line."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before = logger.disabled
+    logger.disabled = True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 def peak_bytes(
@@ -25,7 +37,7 @@ def peak_bytes(
 
     Counted from the storages that live between steps: what a kernel needs inside of it is not known here.
     """
-    with FakeTensorMode(allow_non_fake_inputs=False) as mode:
+    with _quiet(), FakeTensorMode(allow_non_fake_inputs=False) as mode:
         fakes = dict[str, Any]()
 
         def weight(name: str) -> Any:
@@ -59,8 +71,6 @@ def peak_bytes(
                 gone = alive.pop(number, None)
                 if gone is not None and gone not in alive.values():
                     live.pop(gone, None)
-
-        from ridgeline.engine.file.execute import last_uses
 
         dead, at = last_uses(program), [0]
 

@@ -219,10 +219,12 @@ def interpret(
     weights: Callable[[str], Any],
     device: torch.device,
     each: Callable[[int, Step, list[Any]], Any] | None = None,
+    before: Callable[[int, Step, list[Any]], Any] | None = None,
 ) -> Any:
     """The same, step by step: slower, for whoever wants to look at every step or to change what it makes.
 
     ``each`` is called with a step and its results after it has run; what it returns, if anything, replaces them.
+    ``before`` is called with a step and its positional arguments.
     """
     resolver, values = Resolver(device), dict[int, Any](enumerate(inputs))
 
@@ -236,7 +238,10 @@ def interpret(
     last = last_uses(program)
     for index, step in enumerate(program.steps):
         check_arguments(step)
-        result = function_of(step.op)(*map(read, step.args), **{n: read(v) for n, v in step.kwargs.items()})
+        args = [read(value) for value in step.args]
+        if before is not None:
+            before(index, step, args)
+        result = function_of(step.op)(*args, **{n: read(v) for n, v in step.kwargs.items()})
         results = list(result) if step.several else [result]
         if len(results) < len(step.out):
             raise EngineError(

@@ -144,19 +144,20 @@ Case = tuple[list[dict[str, Any]], dict[str, Tensor]]
 
 
 def cases_like(
-    examples: Sequence[Sequence[Tensor]], base: Program, weights: Mapping[str, Tensor], num_draws: int = 2
-) -> list[Case]:
+    examples: Sequence[Sequence[Tensor]], base: Program, weights: Mapping[str, Tensor], num_draws: int = 2,
+    seed: int = 0,
+) -> list[Case]:  # fmt: skip
     """Cases like each example, which the model takes; where it takes nothing that is drawn, the example itself."""
     made = list[Case]()
     for example in examples:
         for _ in range(num_draws):
             try:
-                entries, kept = draw(example, len(made))
+                entries, kept = draw(example, seed + len(made))
                 inputs = drawn(entries, kept, example[0].device if example else torch.device("cpu"))
                 with torch.no_grad():
                     interpret(base, inputs, weights.__getitem__, inputs[0].device if inputs else torch.device("cpu"))
             except (EngineError, RuntimeError, IndexError):  # integers that mean something
-                entries, kept = _stored(example, len(made))
+                entries, kept = _stored(example, seed + len(made))
             made.append((entries, kept))
     return made
 
