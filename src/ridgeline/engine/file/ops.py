@@ -44,8 +44,8 @@ def bf16_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 @op
 def int8_linear(x: Tensor, weight: Tensor, scale: Tensor, inverse: Tensor, bias: Tensor | None = None) -> Tensor:
     """A product of signed bytes: the input times ``inverse`` (one number, or one a channel) is rounded to bytes, and
-    the integer sums are scaled, one scale an output. A row that does not fit into bytes with these scales is made smaller
-    as a whole, and its sums larger: no value is clipped."""
+    the integer sums are scaled, one scale an output. A row that does not fit into bytes with these scales is made
+    smaller as a whole, and its sums larger: no value is clipped."""
     rows = x.reshape(-1, x.shape[-1]) * inverse
     over = (torch.linalg.vector_norm(rows, torch.inf, 1, keepdim=True) / 127).clamp_min_(1.0)
     q = (rows / over).round_().to(torch.int8)
