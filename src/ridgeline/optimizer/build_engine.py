@@ -229,6 +229,10 @@ class _Build:
         engine = Engine(contents, device=self._device())
         if self.question.level >= 1:
             engine = tuned(engine, exported, self.question, self.notes)
+        if self.question.level >= 2:
+            from ridgeline.optimizer.record_engine import with_winner
+
+            engine = with_winner(engine, self.question, exported.weights, self.notes)
         return self._proved(engine, programs[-1], exported)
 
     def _device(self) -> torch.device:

@@ -194,6 +194,7 @@ class Engine:
                                   f"[{', '.join(map(str, want.shape))}]")  # fmt: skip
         shapes = [tuple(given.shape) for given in inputs]
         fitting = [i for i, program in enumerate(programs) if sizes_of(program, shapes) is not None]
+        fitting = [i for i in fitting if not programs[i].issued or self._runs_issued()]
         exact = [i for i in fitting if not programs[i].dims]
         run: Call | None = self._call(exact[0], shapes) if exact else None
         if run is None and fitting:
@@ -212,12 +213,47 @@ class Engine:
     def _call(self, index: int, shapes: Sequence[tuple[int, ...]]) -> Call:
         """A program as a function. Before a stranger's runs, it is run without values."""
         program = self.contents.programs[index]
+        if program.issued and self.device.type == "cuda":
+            return self._replayed(program, shapes)
         if not self.trusted:
             what = f"{self.name}, program {index}"
             peak_bytes(program, shapes, self.contents.weights, self.limit_bytes, what)
         if index not in self._calls:
             self._calls[index] = compiled(program, self._weights, self.device)
         return self._calls[index]
+
+    def _runs_issued(self) -> bool:
+        """Whether programs that were recorded on a GPU run here; if not, says once what is lost."""
+        target = self.contents.target
+        why = ""
+        if self.device.type != str(target.get("device")):
+            why = f"it was recorded on {target.get('device')}"
+        elif not self.trusted and self.contents.kernels:
+            why = "its device code was made on another machine (load with trust=True to run it)"
+        elif self.device.type == "cuda":
+            mine = ".".join(map(str, torch.cuda.get_device_capability(self.device)))
+            why = (
+                ""
+                if mine == target.get("capability")
+                else f"it was recorded for compute capability {target.get('capability')}"
+            )
+        if why:
+            self.note(f"{self.name} runs as ATen, without the search's {self.contents.receipt.get('winner')}: {why}")
+        return not why
+
+    def _replayed(self, program: Program, shapes: Sequence[tuple[int, ...]]) -> Call:
+        """A recorded program as a CUDA graph, or the general program where it cannot be made here."""
+        from ridgeline.engine.file.cuda_kernels import Kernels, graphed
+
+        try:
+            kernels = Kernels(self.contents.kernels, self.contents.cubins)
+            call = compiled(program, self._weights, self.device, kernels)
+            example = [torch.zeros(shape, dtype=getattr(torch, want.dtype), device=self.device)
+                       for shape, want in zip(shapes, program.inputs, strict=True)]  # fmt: skip
+            return graphed(call, example)
+        except (EngineError, RuntimeError) as error:
+            self.note(f"{self.name} runs as ATen, not as recorded: {str(error)[:200]}")
+            return compiled(self.contents.programs[-1], self._weights, self.device)
 
     def note(self, text: str) -> None:
         """Say something once."""

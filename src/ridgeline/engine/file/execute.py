@@ -92,7 +92,7 @@ def check_arguments(step: Step) -> None:
         returns = overload_of(step.op)._schema.returns
         if step.several != (len(returns) > 1 or returns[0].type.kind() == "ListType"):
             raise EngineError(f"{step.op} makes {len(returns)} values, and the program says otherwise")
-    if step.kwargs and not step.op.startswith("size::"):
+    if step.kwargs and not step.op.startswith(("size::", "kernel::")):
         if step.op.startswith("engine::"):
             known = ops.names_of(step.op.partition("::")[2])
         else:
@@ -102,10 +102,11 @@ def check_arguments(step: Step) -> None:
                 raise EngineError(f"{step.op} has no argument {shown(name)}")
 
 
-def compiled(program: Program, weights: Mapping[str, Any], device: torch.device) -> Call:
+def compiled(program: Program, weights: Mapping[str, Any], device: torch.device, kernels: Any = None) -> Call:
     """A function from the program's inputs to its outputs, in the structure that the model returned.
 
-    A weight is a tensor, or a function that fetches it when a step needs it.
+    A weight is a tensor, or a function that fetches it when a step needs it. ``kernels`` launch what ``kernel::`` steps
+    name.
     """
     resolver, held, text = Resolver(device), list[Any](), list[str]()
     last = last_uses(program)
@@ -135,6 +136,14 @@ def compiled(program: Program, weights: Mapping[str, Any], device: torch.device)
             same[step.out[0]] = written(step.args[0])
             continue
         args = [written(value) for value in step.args]
+        if step.op.startswith("kernel::"):
+            if kernels is None:
+                raise EngineError(f"{step.op} is device code, which does not run here")
+            launch = keep(kernels.launcher(step.op.partition("::")[2], step.kwargs.get("grid"), device))
+            text.append(f"{launch}({', '.join(args)})")
+            dead = [number for number in last.get(index, ()) if number not in same]
+            text += [" = ".join(f"v{number}" for number in dead) + " = None"] if dead else []
+            continue
         args += [f"{name}={written(value)}" for name, value in step.kwargs.items()]
         function = keep(function_of(step.op))
         if step.several:
@@ -241,6 +250,8 @@ def interpret(
         args = [read(value) for value in step.args]
         if before is not None:
             before(index, step, args)
+        if step.op.startswith("kernel::"):
+            raise EngineError(f"{step.op} is device code, which does not run step by step")
         result = function_of(step.op)(*args, **{n: read(v) for n, v in step.kwargs.items()})
         results = list(result) if step.several else [result]
         if len(results) < len(step.out):

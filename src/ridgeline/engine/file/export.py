@@ -185,7 +185,7 @@ class _Translation:
         for place, (node, _) in enumerate(users):
             value = node.meta.get("val")
             if not isinstance(value, Tensor):
-                leaves.append({"constant": _plain(value)})
+                leaves.append({"constant": plain(value)})
                 continue
             named = self.dims.get(paths[place], {})
             shape = tuple(self._size(size, named.get(axis)) for axis, size in enumerate(value.shape))
@@ -270,16 +270,16 @@ class _Translation:
             return self.refs[value]
         if isinstance(value, (list, tuple)):
             return [self._argument(each) for each in value]
-        return _plain(value)
+        return plain(value)
 
     def _outputs(self) -> Any:
         output = next(node for node in self.made.graph.nodes if node.op == "output")
         leaves = [self._argument(value) for value in output.args[0]]
         tree = pytree.tree_unflatten(leaves, self.made.call_spec.out_spec) if leaves else ()
-        return _described_output(tree)
+        return described_output(tree)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """A constant as an argument of a program."""
     if isinstance(value, torch.dtype):
         return {"dtype": str(value).removeprefix("torch.")}
@@ -317,21 +317,21 @@ def _described(value: Any) -> Any:
     raise EngineError(f"engines cannot take an argument of type {type(value).__name__}: hand over its tensors")
 
 
-def _described_output(value: Any) -> Any:
+def described_output(value: Any) -> Any:
     """The structure of what is returned, with arguments at its leaves."""
     if isinstance(value, dict) and len(value) == 1 and next(iter(value)) in ("v", "w", "float", "dtype"):
         return value
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return {"record": [[name, _described_output(getattr(value, name))] for name in value._fields]}
+        return {"record": [[name, described_output(getattr(value, name))] for name in value._fields]}
     if is_dataclass(value) and not isinstance(value, dict):
         value = vars(value)
-        return {"record": [[name, _described_output(each)] for name, each in value.items() if each is not None]}
+        return {"record": [[name, described_output(each)] for name, each in value.items() if each is not None]}
     if isinstance(value, dict):
         kind = "dict" if type(value) in (dict, OrderedDict) else "record"
-        return {kind: [[str(name), _described_output(each)] for name, each in value.items()]}
+        return {kind: [[str(name), described_output(each)] for name, each in value.items()]}
     if isinstance(value, (list, tuple)):
-        return {"tuple" if isinstance(value, tuple) else "list": [_described_output(each) for each in value]}
-    return _plain(value)
+        return {"tuple" if isinstance(value, tuple) else "list": [described_output(each) for each in value]}
+    return plain(value)
 
 
 def pruned(program: Program) -> Program:
@@ -339,7 +339,7 @@ def pruned(program: Program) -> Program:
     needed = {x["v"] for x in leaves(program.outputs) if isinstance(x, dict) and "v" in x}
     kept: list[Step] = []
     for step in reversed(program.steps):
-        if needed & set(step.out):
+        if needed & set(step.out) or not step.out:  # a kernel writes to what it is given
             needed |= set(step.values())
             kept.append(step)
     kept.reverse()

@@ -261,7 +261,9 @@ def check_op(name: str, where: str) -> str:
         raise EngineError(f"{where} calls {shown(name)}, which is not in op set {OPSET}{nearest(base, aten_names())}")
     if space == "size" and rest not in SIZE_FUNCTIONS:
         raise EngineError(f"{where} calls {shown(name)}{nearest(rest, SIZE_FUNCTIONS)}")
-    if space not in ("aten", "size", "engine", "ridgeline") or not all(p.isidentifier() for p in rest.split(".")):
+    if space not in ("aten", "size", "engine", "ridgeline", "kernel") or not all(
+        p.isidentifier() for p in rest.split(".")
+    ):
         raise EngineError(f"{where} calls {shown(name)}, which is not in op set {OPSET}")
     return name
 
