@@ -396,7 +396,7 @@ class Imported(nn.Module):
         results = tuple(trace.nodes[id(t)] for t in outs)
         trace.graph.output(results)
         _placeholders_first(trace.graph)
-        raised(trace.graph)
+        raised(trace.graph, trace.constants)
         return _program(trace, torch.device("cpu") if self._captured else device)
 
     @property

@@ -229,6 +229,8 @@ class Evaluator:
                 given.append(
                     ctx.host(arg, f"input {i + 1} of {call.where}") if not isinstance(arg, np.ndarray) else arg
                 )
+            elif i in op.known and isinstance(arg, Host):
+                given.append(arg.t)
             elif scalar and isinstance(arg, Host) and (number := _number(arg.t, args[1 - i])) is not None:
                 given.append(number)
             else:

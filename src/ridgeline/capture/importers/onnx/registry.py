@@ -17,7 +17,7 @@ FIRST_OPSET, LAST_OPSET = 7, 23
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """``host`` arguments are given as data; ``raw`` functions take values unconverted; ``eager`` never fold."""
+    """``host`` arguments are given as data, ``known`` ones where the host has it; ``raw`` functions take values unconverted; ``eager`` never fold."""
 
     name: str
     fn: Callable[..., Any]
@@ -27,19 +27,21 @@ class Op:
     eager: bool
     grows: bool
     scalars: bool
+    known: frozenset[int]
 
 
 OPS: dict[tuple[str, str], Op] = {}
 
 
 def op(names: str, *, host: tuple[int, ...] = (), since: int = 1, raw: bool = False, eager: bool = False,
-       grows: bool = False, scalars: bool = False, domain: str = "") -> Callable[[Any], Any]:  # fmt: skip
+       grows: bool = False, scalars: bool = False, known: tuple[int, ...] = (),
+       domain: str = "") -> Callable[[Any], Any]:  # fmt: skip
     """Register a function for ops of these names."""
 
     def register(fn: Callable[..., Any]) -> Callable[..., Any]:
         for name in names.split():
             assert (domain, name) not in OPS, name
-            OPS[domain, name] = Op(name, fn, since, frozenset(host), raw, eager, grows, scalars)
+            OPS[domain, name] = Op(name, fn, since, frozenset(host), raw, eager, grows, scalars, frozenset(known))
         return fn
 
     return register
@@ -95,6 +97,10 @@ class Call:
     def wants(self, index: Any) -> Any:
         """Whether output ``index`` is used."""
         return len(self.node.outputs) > index and bool(self.node.outputs[index])
+
+    def put(self, t: Any) -> Any:
+        """A tensor of the host where the op runs."""
+        return t if self.device.type == "cpu" or t.is_meta else self.ctx.constant(t)
 
     def wrong(self, why: str) -> ModelFileError:
         return ModelFileError(f"{self.where}: {why}")

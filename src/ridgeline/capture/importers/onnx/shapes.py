@@ -155,21 +155,26 @@ def _slice(n: Call, x: Any, starts: Any = None, ends: Any = None, axes: Any = No
     return torch.flip(out, flipped) if flipped else out
 
 
-@op("Gather")
+@op("Gather", known=(1,))
 def _gather(n: Call, x: Any, index: Any) -> Any:
     axis = _axis(n, n.integer("axis"), len(x.shape))
     if isinstance(x, np.ndarray):
         return np.take(x, index.numpy(), axis=axis)
     size = x.shape[axis]
-    if not index.is_meta and index.numel() <= 4096 and type(index) is torch.Tensor:
+    if not index.is_meta and index.numel() <= 4096 and type(index) is torch.Tensor and index.device.type == "cpu":
         if index.numel() and (int(index.min()) < -size or int(index.max()) >= size):
             raise n.wrong(f"index {int(index.max())} of a dim of {size}")
         if index.numel() == 1 and index.dim() == 0:
             return torch.select(x, axis, int(index))
-        index = torch.where(index < 0, index + size, index)
+        index = n.put(torch.where(index < 0, index + size, index))
+        return _picked(n, x, axis, index)
     is_weight = isinstance(x, torch.nn.Parameter) or n.ctx.origins.get(id(x), ("", False))[1]
     if not is_weight and (index.is_meta or type(index) is not torch.Tensor or index.numel() > 4096):
         index = torch.where(index < 0, index + size, index)  # an embedding's ids count from the start
+    return _picked(n, x, axis, index)
+
+
+def _picked(n: Call, x: Any, axis: int, index: Any) -> Any:
     if axis == 0 and x.dim() == 2 and x.dtype.is_floating_point and index.dtype in (torch.int64, torch.int32):
         return F.embedding(index, x)
     if index.dim() == 1:
@@ -178,21 +183,22 @@ def _gather(n: Call, x: Any, index: Any) -> Any:
     return out.reshape(*x.shape[:axis], *index.shape, *x.shape[axis + 1 :])
 
 
-def _wrapped(index: Any, size: int) -> Any:
-    return torch.where(index < 0, index + size, index)
+def _wrapped(n: Call, index: Any, size: int) -> Any:
+    """Indices counted from the start."""
+    return n.put(torch.where(index < 0, index + size, index))
 
 
-@op("GatherElements")
+@op("GatherElements", known=(1,))
 def _gather_elements(n: Call, x: Any, index: Any) -> Any:
     axis = _axis(n, n.integer("axis"), x.dim())
-    return torch.gather(x, axis, _wrapped(index.to(torch.int64), x.shape[axis]))
+    return torch.gather(x, axis, _wrapped(n, index.to(torch.int64), x.shape[axis]))
 
 
-@op("GatherND")
+@op("GatherND", known=(1,))
 def _gather_nd(n: Call, x: Any, index: Any) -> Any:
     batch, depth = n.integer("batch_dims"), index.shape[-1]
     index = index.to(torch.int64)
-    parts = [_wrapped(index[..., i], x.shape[batch + i]) for i in range(depth)]
+    parts = [_wrapped(n, index[..., i], x.shape[batch + i]) for i in range(depth)]
     lead = []
     for b in range(batch):
         shape = [1] * (index.dim() - 1)
@@ -204,22 +210,22 @@ def _gather_nd(n: Call, x: Any, index: Any) -> Any:
 _REDUCED = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
 
 
-@op("ScatterElements Scatter")
+@op("ScatterElements Scatter", known=(1,))
 def _scatter_elements(n: Call, x: Any, index: Any, updates: Any) -> Any:
     axis = _axis(n, n.integer("axis"), x.dim())
-    index = _wrapped(index.to(torch.int64), x.shape[axis])
+    index = _wrapped(n, index.to(torch.int64), x.shape[axis])
     how = n.text("reduction", "none")
     if how == "none":
         return torch.scatter(x, axis, index, updates)
     return torch.scatter_reduce(x, axis, index, updates, _REDUCED[how])
 
 
-@op("ScatterND")
+@op("ScatterND", known=(1,))
 def _scatter_nd(n: Call, x: Any, index: Any, updates: Any) -> Any:
     depth = index.shape[-1]
     index = index.to(torch.int64)
     how = n.text("reduction", "none")
-    parts = tuple(_wrapped(index[..., i], x.shape[i]) for i in range(depth))
+    parts = tuple(_wrapped(n, index[..., i], x.shape[i]) for i in range(depth))
     if how == "none":
         return torch.index_put(x, parts, updates)
     if how == "add":

@@ -1,0 +1,205 @@
+"""Networks of transformers and timm, exported by torch.onnx, imported again, and priced against a direct capture.
+
+    python lab/importers/real_exports.py [--only NAME] [--out FILE.jsonl] [--slow]
+
+Each network has random weights. Columns: largest error against PyTorch relative to its largest value, the same of
+ONNX Runtime, predicted busy and wall time of the import over those of the direct capture.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+if not torch.cuda.is_available():  # what torchvision expects of its binary, which a CPU build of torch cannot load
+    vision_ops = torch.library.Library("torchvision", "FRAGMENT")
+    for schema in ("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+                   "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"):  # fmt: skip
+        vision_ops.define(schema)
+
+ids = lambda *shape: torch.arange(torch.Size(shape).numel()).reshape(shape) % 90 + 3
+Made = tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]
+
+
+class Logits(torch.nn.Module):
+    """A Hugging Face model whose one output is the first of its results."""
+
+    def __init__(self, model: torch.nn.Module, names: tuple[str, ...]) -> None:
+        super().__init__()
+        self.model, self.names = model, names
+
+    def forward(self, *args: Any) -> Any:
+        return self.model(**dict(zip(self.names, args, strict=True)), return_dict=False)[0]
+
+
+def hugging(config_class: str, model_class: str, names: tuple[str, ...], inputs: tuple[Any, ...],
+            **config: Any) -> Callable[[], Made]:  # fmt: skip
+    def make() -> Made:
+        import transformers
+
+        made = getattr(transformers, config_class)(**config)
+        if hasattr(made, "use_cache"):
+            made.use_cache = False
+        model = getattr(transformers, model_class)(made).eval()
+        return Logits(model, names), inputs, {}
+
+    return make
+
+
+def vision(name: str, size: int = 64, batch: int = 2, **options: Any) -> Callable[[], Made]:
+    def make() -> Made:
+        import timm
+
+        return timm.create_model(name, pretrained=False, **options).eval(), (torch.randn(batch, 3, size, size),), {}
+
+    return make
+
+
+TEXT = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 256,
+        "vocab_size": 200}  # fmt: skip
+LM = {**TEXT, "num_key_value_heads": 2, "max_position_embeddings": 128}
+PIXELS = {**{k: v for k, v in TEXT.items() if k != "vocab_size"}, "image_size": 64}
+I, M = ("input_ids",), ("input_ids", "attention_mask")
+PAIR = (ids(2, 16), torch.ones(2, 16, dtype=torch.int64))
+MODELS: dict[str, Callable[[], Made]] = {
+    "bert": hugging("BertConfig", "BertModel", M, PAIR, **TEXT),
+    "roberta": hugging("RobertaConfig", "RobertaModel", M, PAIR, **TEXT),
+    "distilbert": hugging("DistilBertConfig", "DistilBertModel", M, PAIR, dim=128, n_layers=2, n_heads=4,
+                          hidden_dim=256, vocab_size=200),  # fmt: skip
+    "albert": hugging("AlbertConfig", "AlbertModel", M, PAIR, embedding_size=64, **TEXT),
+    "electra": hugging("ElectraConfig", "ElectraModel", M, PAIR, **TEXT),
+    "mpnet": hugging("MPNetConfig", "MPNetModel", M, PAIR, **TEXT),
+    "deberta-v2": hugging("DebertaV2Config", "DebertaV2Model", M, PAIR, **TEXT),
+    "gpt2": hugging("GPT2Config", "GPT2LMHeadModel", I, PAIR[:1], n_embd=128, n_layer=2, n_head=4, vocab_size=200),
+    "gpt-neox": hugging("GPTNeoXConfig", "GPTNeoXForCausalLM", I, PAIR[:1], **TEXT),
+    "opt": hugging("OPTConfig", "OPTForCausalLM", I, PAIR[:1], ffn_dim=256, word_embed_proj_dim=128, **TEXT),
+    "llama": hugging("LlamaConfig", "LlamaForCausalLM", I, PAIR[:1], **LM),
+    "mistral": hugging("MistralConfig", "MistralForCausalLM", I, PAIR[:1], **LM),
+    "qwen2": hugging("Qwen2Config", "Qwen2ForCausalLM", I, PAIR[:1], **LM),
+    "qwen3": hugging("Qwen3Config", "Qwen3ForCausalLM", I, PAIR[:1], head_dim=32, **LM),
+    "gemma": hugging("GemmaConfig", "GemmaForCausalLM", I, PAIR[:1], head_dim=32, **LM),
+    "phi": hugging("PhiConfig", "PhiForCausalLM", I, PAIR[:1], **LM),
+    "olmo": hugging("OlmoConfig", "OlmoForCausalLM", I, PAIR[:1], **LM),
+    "stablelm": hugging("StableLmConfig", "StableLmForCausalLM", I, PAIR[:1], **LM),
+    "bloom": hugging("BloomConfig", "BloomForCausalLM", I, PAIR[:1], hidden_size=128, n_layer=2, n_head=4,
+                     vocab_size=200),  # fmt: skip
+    "t5-encoder": hugging("T5Config", "T5EncoderModel", I, PAIR[:1], d_model=128, d_kv=32, d_ff=256, num_layers=2,
+                          num_heads=4, vocab_size=200),  # fmt: skip
+    "vit": hugging("ViTConfig", "ViTModel", ("pixel_values",), (torch.randn(2, 3, 64, 64),), **PIXELS),
+    "deit": hugging("DeiTConfig", "DeiTModel", ("pixel_values",), (torch.randn(2, 3, 64, 64),), **PIXELS),
+    "dinov2": hugging("Dinov2Config", "Dinov2Model", ("pixel_values",), (torch.randn(2, 3, 56, 56),),
+                      **{**PIXELS, "image_size": 56}),  # fmt: skip
+    "clip-text": hugging("CLIPTextConfig", "CLIPTextModel", I, PAIR[:1], **TEXT),
+    "clip-vision": hugging("CLIPVisionConfig", "CLIPVisionModel", ("pixel_values",), (torch.randn(2, 3, 64, 64),),
+                           patch_size=16, **PIXELS),  # fmt: skip
+    "wav2vec2": hugging("Wav2Vec2Config", "Wav2Vec2Model", ("input_values",), (torch.randn(1, 4000),),
+                        mask_time_prob=0.0, **TEXT),  # fmt: skip
+    "resnet18": vision("resnet18"),
+    "resnet50": vision("resnet50"),
+    "mobilenetv3": vision("mobilenetv3_small_100"),
+    "efficientnet-b0": vision("efficientnet_b0"),
+    "convnext": vision("convnext_atto"),
+    "densenet121": vision("densenet121"),
+    "regnety": vision("regnety_002"),
+    "vgg11": vision("vgg11"),
+    "inception-v3": vision("inception_v3", 96),
+    "mixer": vision("mixer_s32_224", 224),
+    "vit-timm": vision("vit_tiny_patch16_224", 224),
+    "swin": vision("swin_tiny_patch4_window7_224", 224),
+    "mobilevit": vision("mobilevit_xxs", 128),
+    "cait": vision("cait_xxs24_224", 224),
+}
+
+
+def folded(model: torch.nn.Module) -> torch.nn.Module:
+    """The network as the exporter sees it in the end: batch norms folded into convolutions."""
+    from torch.fx.experimental.optimization import fuse
+
+    try:
+        return fuse(model)
+    except Exception:
+        return model
+
+
+def judged(name: str, make: Callable[[], Made], on: str) -> dict[str, Any]:
+    import ridgeline as rl
+
+    torch.manual_seed(0)
+    model, args, _ = make()
+    for p in model.parameters():  # no zeros and ones that an exporter folds away
+        p.data.add_(0.02 * torch.randn_like(p))
+    row: dict[str, Any] = {"name": name}
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        want = first(model(*args))
+        with tempfile.TemporaryDirectory() as folder:
+            path = str(Path(folder) / "model.onnx")
+            began = time.perf_counter()
+            torch.onnx.export(model, args, path, dynamo=True, opset_version=18, external_data=False, verbose=False)
+            row["export_s"] = round(time.perf_counter() - began, 1)
+            imported = rl.load(path)
+            got = first(imported(*args))
+            row["dynamic"] = imported.why_dynamic
+            size = float(want.abs().max())
+            row["error"] = float((got - want).abs().max()) / size
+            import onnxruntime as ort
+
+            options = ort.SessionOptions()
+            options.log_severity_level = 4
+            options.intra_op_num_threads = 1
+            session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+            feed = {spec.name: value.numpy() for spec, value in zip(session.get_inputs(), args, strict=True)}
+            row["ort_error"] = float((torch.from_numpy(session.run(None, feed)[0]) - want).abs().max()) / size
+            graph = rl.capture(imported, args)
+        direct = rl.capture(model, args)
+        ours, theirs = rl.predict(graph, on=on), rl.predict(direct, on=on)
+        plain = rl.predict(rl.capture(folded(model), args), on=on) if any(
+            isinstance(m, torch.nn.BatchNorm2d) for m in model.modules()) else theirs
+        row.update(busy=ours.busy_s / plain.busy_s, wall=ours.expected_s / plain.expected_s,
+                   kernels=f"{kernels(ours)}/{kernels(plain)}", unfolded_busy=ours.busy_s / theirs.busy_s,
+                   compiled=rl.predict(graph, on=on, execution="cudagraph").expected_s
+                   / rl.predict(direct if plain is theirs else rl.capture(folded(model), args), on=on,
+                                execution="cudagraph").expected_s)  # fmt: skip
+    return row
+
+
+def kernels(prediction: Any) -> int:
+    return prediction.num_kernels
+
+
+def first(out: Any) -> Any:
+    return out[0] if isinstance(out, (tuple, list)) else out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--on", default="h200")
+    asked = parser.parse_args()
+    for name, make in MODELS.items():
+        if asked.only and name not in asked.only.split(","):
+            continue
+        try:
+            row = judged(name, make, asked.on)
+        except Exception as error:
+            row = {"name": name, "failed": f"{type(error).__name__}: {str(error)[:300]}"}
+        print(json.dumps(row), flush=True)
+        if asked.out:
+            with asked.out.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+        gc.collect()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
