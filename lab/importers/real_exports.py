@@ -65,45 +65,60 @@ def vision(name: str, size: int = 64, batch: int = 2, **options: Any) -> Callabl
     return make
 
 
-TEXT = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 256,
+TEXT = {"hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8, "intermediate_size": 2048,
         "vocab_size": 200}  # fmt: skip
-LM = {**TEXT, "num_key_value_heads": 2, "max_position_embeddings": 128}
+LM = {**TEXT, "num_key_value_heads": 4, "max_position_embeddings": 256}
 PIXELS = {**{k: v for k, v in TEXT.items() if k != "vocab_size"}, "image_size": 64}
 I, M = ("input_ids",), ("input_ids", "attention_mask")
-PAIR = (ids(2, 16), torch.ones(2, 16, dtype=torch.int64))
+PAIR = (ids(4, 128), (torch.arange(128) < torch.tensor([[128], [100], [90], [128]])).long())
 MODELS: dict[str, Callable[[], Made]] = {
     "bert": hugging("BertConfig", "BertModel", M, PAIR, **TEXT),
     "roberta": hugging("RobertaConfig", "RobertaModel", M, PAIR, **TEXT),
-    "distilbert": hugging("DistilBertConfig", "DistilBertModel", M, PAIR, dim=128, n_layers=2, n_heads=4,
-                          hidden_dim=256, vocab_size=200),  # fmt: skip
-    "albert": hugging("AlbertConfig", "AlbertModel", M, PAIR, embedding_size=64, **TEXT),
+    "distilbert": hugging(
+        "DistilBertConfig", "DistilBertModel", M, PAIR, dim=512, n_layers=4, n_heads=8, hidden_dim=2048, vocab_size=200
+    ),  # fmt: skip
+    "albert": hugging("AlbertConfig", "AlbertModel", M, PAIR, embedding_size=128, **TEXT),
     "electra": hugging("ElectraConfig", "ElectraModel", M, PAIR, **TEXT),
     "mpnet": hugging("MPNetConfig", "MPNetModel", M, PAIR, **TEXT),
     "deberta-v2": hugging("DebertaV2Config", "DebertaV2Model", M, PAIR, **TEXT),
-    "gpt2": hugging("GPT2Config", "GPT2LMHeadModel", I, PAIR[:1], n_embd=128, n_layer=2, n_head=4, vocab_size=200),
+    "gpt2": hugging("GPT2Config", "GPT2LMHeadModel", I, PAIR[:1], n_embd=512, n_layer=4, n_head=8, vocab_size=200),
     "gpt-neox": hugging("GPTNeoXConfig", "GPTNeoXForCausalLM", I, PAIR[:1], **TEXT),
-    "opt": hugging("OPTConfig", "OPTForCausalLM", I, PAIR[:1], ffn_dim=256, word_embed_proj_dim=128, **TEXT),
+    "opt": hugging("OPTConfig", "OPTForCausalLM", I, PAIR[:1], ffn_dim=2048, word_embed_proj_dim=512, **TEXT),
     "llama": hugging("LlamaConfig", "LlamaForCausalLM", I, PAIR[:1], **LM),
     "mistral": hugging("MistralConfig", "MistralForCausalLM", I, PAIR[:1], **LM),
     "qwen2": hugging("Qwen2Config", "Qwen2ForCausalLM", I, PAIR[:1], **LM),
-    "qwen3": hugging("Qwen3Config", "Qwen3ForCausalLM", I, PAIR[:1], head_dim=32, **LM),
-    "gemma": hugging("GemmaConfig", "GemmaForCausalLM", I, PAIR[:1], head_dim=32, **LM),
+    "qwen3": hugging("Qwen3Config", "Qwen3ForCausalLM", I, PAIR[:1], head_dim=64, **LM),
+    "gemma": hugging("GemmaConfig", "GemmaForCausalLM", I, PAIR[:1], head_dim=64, **LM),
     "phi": hugging("PhiConfig", "PhiForCausalLM", I, PAIR[:1], **LM),
     "olmo": hugging("OlmoConfig", "OlmoForCausalLM", I, PAIR[:1], **LM),
     "stablelm": hugging("StableLmConfig", "StableLmForCausalLM", I, PAIR[:1], **LM),
-    "bloom": hugging("BloomConfig", "BloomForCausalLM", I, PAIR[:1], hidden_size=128, n_layer=2, n_head=4,
-                     vocab_size=200),  # fmt: skip
-    "t5-encoder": hugging("T5Config", "T5EncoderModel", I, PAIR[:1], d_model=128, d_kv=32, d_ff=256, num_layers=2,
-                          num_heads=4, vocab_size=200),  # fmt: skip
+    "bloom": hugging(
+        "BloomConfig", "BloomForCausalLM", I, PAIR[:1], hidden_size=512, n_layer=4, n_head=8, vocab_size=200
+    ),  # fmt: skip
+    "t5-encoder": hugging(
+        "T5Config",
+        "T5EncoderModel",
+        I,
+        PAIR[:1],
+        d_model=512,
+        d_kv=64,
+        d_ff=2048,
+        num_layers=4,
+        num_heads=8,
+        vocab_size=200,
+    ),  # fmt: skip
     "vit": hugging("ViTConfig", "ViTModel", ("pixel_values",), (torch.randn(2, 3, 64, 64),), **PIXELS),
     "deit": hugging("DeiTConfig", "DeiTModel", ("pixel_values",), (torch.randn(2, 3, 64, 64),), **PIXELS),
-    "dinov2": hugging("Dinov2Config", "Dinov2Model", ("pixel_values",), (torch.randn(2, 3, 56, 56),),
-                      **{**PIXELS, "image_size": 56}),  # fmt: skip
+    "dinov2": hugging(
+        "Dinov2Config", "Dinov2Model", ("pixel_values",), (torch.randn(2, 3, 56, 56),), **{**PIXELS, "image_size": 56}
+    ),  # fmt: skip
     "clip-text": hugging("CLIPTextConfig", "CLIPTextModel", I, PAIR[:1], **TEXT),
-    "clip-vision": hugging("CLIPVisionConfig", "CLIPVisionModel", ("pixel_values",), (torch.randn(2, 3, 64, 64),),
-                           patch_size=16, **PIXELS),  # fmt: skip
-    "wav2vec2": hugging("Wav2Vec2Config", "Wav2Vec2Model", ("input_values",), (torch.randn(1, 4000),),
-                        mask_time_prob=0.0, **TEXT),  # fmt: skip
+    "clip-vision": hugging(
+        "CLIPVisionConfig", "CLIPVisionModel", ("pixel_values",), (torch.randn(2, 3, 64, 64),), patch_size=16, **PIXELS
+    ),  # fmt: skip
+    "wav2vec2": hugging(
+        "Wav2Vec2Config", "Wav2Vec2Model", ("input_values",), (torch.randn(1, 4000),), mask_time_prob=0.0, **TEXT
+    ),  # fmt: skip
     "resnet18": vision("resnet18"),
     "resnet50": vision("resnet50"),
     "mobilenetv3": vision("mobilenetv3_small_100"),
@@ -163,8 +178,11 @@ def judged(name: str, make: Callable[[], Made], on: str) -> dict[str, Any]:
             graph = rl.capture(imported, args)
         direct = rl.capture(model, args)
         ours, theirs = rl.predict(graph, on=on), rl.predict(direct, on=on)
-        plain = rl.predict(rl.capture(folded(model), args), on=on) if any(
-            isinstance(m, torch.nn.BatchNorm2d) for m in model.modules()) else theirs
+        plain = (
+            rl.predict(rl.capture(folded(model), args), on=on)
+            if any(isinstance(m, torch.nn.BatchNorm2d) for m in model.modules())
+            else theirs
+        )
         row.update(busy=ours.busy_s / plain.busy_s, wall=ours.expected_s / plain.expected_s,
                    kernels=f"{kernels(ours)}/{kernels(plain)}", unfolded_busy=ours.busy_s / theirs.busy_s,
                    compiled=rl.predict(graph, on=on, execution="cudagraph").expected_s

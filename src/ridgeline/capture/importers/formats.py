@@ -13,8 +13,31 @@ Reader = Callable[..., Any]
 
 def reader_of(path: Path) -> Reader:
     """The importer of a file or folder."""
-    from ridgeline.capture.importers.onnx import load_onnx
-
     if path.is_dir():
         raise ModelFileError(f"{path} is a folder without a model that is known here")
+    try:
+        with path.open("rb") as file:
+            head = file.read(4096)
+    except OSError as error:
+        raise ModelFileError(f"cannot read {path}: {error.strerror}") from error
+    if head[:4] == b"PK\x03\x04":
+        return _zip_reader(path)
+    if head[:2] in (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"):
+        raise ModelFileError(f"{path.name} is a pickle, which runs code when it is opened: make the module in Python and "
+                             "save it with torch.export.save, or its weights as safetensors")  # fmt: skip
+    from ridgeline.capture.importers.onnx import load_onnx
+
     return load_onnx
+
+
+def _zip_reader(path: Path) -> Reader:
+    from ridgeline.capture.importers.pt2 import Archive, load_pt2
+
+    members = Archive(path).members
+    if "constants.pkl" in members or any(name.startswith("code/") for name in members):
+        raise ModelFileError(f"{path.name} is TorchScript, a pickle of code that PyTorch no longer develops: export the "
+                             "module itself with torch.export.export and torch.export.save")  # fmt: skip
+    if "data.pkl" in members:
+        raise ModelFileError(f"{path.name} is a pickle, which runs code when it is opened: make the module in Python and "
+                             "save it with torch.export.save, or its weights as safetensors")  # fmt: skip
+    return load_pt2

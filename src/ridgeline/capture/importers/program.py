@@ -268,6 +268,7 @@ class Imported(nn.Module):
         for path, ref in self.refs.items():
             self._place(path, ref.read(), path in buffers)
         self.survey: list[OpRow] = []
+        self.raises = True
         self.host_inputs: tuple[str, ...] = ()
         self.dynamic = False
         self.why_dynamic = ""
@@ -396,7 +397,9 @@ class Imported(nn.Module):
         results = tuple(trace.nodes[id(t)] for t in outs)
         trace.graph.output(results)
         _placeholders_first(trace.graph)
-        raised(trace.graph, trace.constants)
+        if self.raises:
+            with plain():
+                raised(trace.graph, trace.constants)
         return _program(trace, torch.device("cpu") if self._captured else device)
 
     @property
@@ -464,6 +467,12 @@ def _output(value: Any, context: Context) -> Any:
     return value
 
 
+def has_effects(node: fx.Node) -> bool:
+    """Whether a node must stay though nothing reads it."""
+    schema = getattr(node.target, "_schema", None)
+    return node.op in ("placeholder", "output") or (schema is not None and bool(schema.is_mutable))
+
+
 def _placeholders_first(graph: fx.Graph) -> None:
     """Inputs, then weights, in front of everything else."""
     holders = [node for node in graph.nodes if node.op == "placeholder"]
@@ -478,7 +487,7 @@ def _placeholders_first(graph: fx.Graph) -> None:
 
 def _program(trace: Trace, device: torch.device) -> Program:
     graph = trace.graph
-    graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
+    graph.eliminate_dead_code(is_impure_node=has_effects)
     # Weights that nothing reads after raising are not asked for
     for node in list(graph.nodes):
         if node.op == "placeholder" and "weight" in node.meta and not node.users:

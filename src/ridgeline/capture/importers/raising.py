@@ -110,8 +110,11 @@ def raised(graph: fx.Graph, constants: Constants) -> None:
 
 
 def rsqrt(r: Rewriter, node: fx.Node) -> None:
-    root = node.args[0] if is_call(node, "reciprocal") else (
-        node.args[1] if is_call(node, "div") and close(node.args[0], 1.0) else None)
+    root = (
+        node.args[0]
+        if is_call(node, "reciprocal")
+        else (node.args[1] if is_call(node, "div") and close(node.args[0], 1.0) else None)
+    )
     if is_call(root, "sqrt"):
         r.replace(node, torch.rsqrt, (root.args[0],))
     elif is_call(node, "pow") and close(node.args[1], -0.5, 0):
@@ -202,8 +205,11 @@ def layer_norm(r: Rewriter, node: fx.Node) -> None:
     if mean.args[0] is not x or eps is None or not is_call(var, "mean"):
         return
     square = var.args[0]
-    squared = square.args[0] if is_call(square, "pow") and close(square.args[1], 2) else (
-        square.args[0] if is_call(square, "mul") and square.args[0] is square.args[1] else None)
+    squared = (
+        square.args[0]
+        if is_call(square, "pow") and close(square.args[1], 2)
+        else (square.args[0] if is_call(square, "mul") and square.args[0] is square.args[1] else None)
+    )
     rank = len(shape_of(x))
     dims = _last_dims(mean, rank)
     same = squared is centered or (is_call(squared, "sub") and squared.args == centered.args)
@@ -267,7 +273,7 @@ def linear(r: Rewriter, node: fx.Node) -> None:
     x, w = product.args
     if not alone(product) or len(shape_of(w)) != 2 or len(shape_of(x)) < 2 or shape_of(bias) != shape_of(w)[1:]:
         return
-    if not isinstance(w, fx.Node) or w.op not in ("placeholder", "get_attr") and not is_call(w, "transpose", "t"):
+    if not isinstance(w, fx.Node) or (w.op not in ("placeholder", "get_attr") and not is_call(w, "transpose", "t")):
         return
     flipped = w.args[0] if is_call(w, "transpose", "t") else r.call(node, torch.t, (w,), shape=shape_of(w)[::-1])
     r.replace(node, F.linear, (x, flipped, bias))
@@ -324,7 +330,8 @@ def attention(r: Rewriter, node: fx.Node) -> None:
     if not is_call(node, "matmul"):
         return
     weights, v = node.args
-    if is_call(weights, "where"):  # rows without anything to look at
+    guarded = is_call(weights, "where")
+    if guarded:  # rows without anything to look at
         test, zero, rest = weights.args
         if not is_call(test, "isnan") or test.args[0] is not rest:
             return
@@ -348,7 +355,10 @@ def attention(r: Rewriter, node: fx.Node) -> None:
     q, scale_q = _scaled(scores.args[0])
     keys, scale_k = _scaled(scores.args[1])
     k = _transposed(keys)
-    if k is None or not close(scale_q, scale_k, 1e-6) or scale_q == 1.0:
+    if not close(scale_q, scale_k, 1e-6) and guarded:  # the network scales queries itself
+        q, scale_q, scale_k = scores.args[0], 1.0, 1.0
+        k = _transposed(scores.args[1])
+    if k is None or not close(scale_q, scale_k, 1e-6) or (scale_q == 1.0 and not guarded):
         return
     k_4d = k
     heads = shape_of(q)[1]
@@ -363,28 +373,33 @@ def attention(r: Rewriter, node: fx.Node) -> None:
         options["scale"] = scale
     num_q, num_k = shape_of(q)[2], shape_of(k_4d)[2]
     if isinstance(mask, fx.Node):
-        known = r.constant(mask)
-        if known is not None and num_q > 1 and num_q == num_k and _is_causal(known, num_q):
-            options["is_causal"], mask = True, None
-        elif known is not None and not bool(known.any()):
-            mask = None
-        elif is_call(mask, "where"):
+        if is_call(mask, "where"):
             kept, zero, low = mask.args
             values = [value if isinstance(value, (int, float)) else r.constant(value) for value in (zero, low)]
             if all(v is not None for v in values):
                 zeros, lows = (torch.as_tensor(v) for v in values)
                 if not bool(zeros.any()) and bool((lows <= -1e4).all()) and len(shape_of(kept)) >= 2:
                     mask = kept
+        known = r.constant(mask)
+        if known is not None:
+            allowed = known if known.dtype is torch.bool else known == 0
+            if num_q > 1 and num_q == num_k and _is_causal(known, num_q):
+                options["is_causal"], mask = True, None
+            elif bool(allowed.all()):
+                mask = None
     r.replace(node, F.scaled_dot_product_attention, (q, k_4d, v, mask), options)
 
 
 def _is_causal(mask: torch.Tensor, size: int) -> bool:
-    """Whether an additive mask lets every position look at itself and before."""
-    if tuple(mask.shape[-2:]) != (size, size) or mask.numel() != size * size or not mask.dtype.is_floating_point:
+    """Whether a mask lets every position look at itself and before."""
+    if tuple(mask.shape[-2:]) != (size, size):
         return False
     allowed = torch.ones(size, size, dtype=torch.bool).tril()
-    flat = mask.reshape(size, size)
-    return bool((flat[allowed] == 0).all()) and bool((flat[~allowed] <= -1e4).all())
+    flat = mask.reshape(-1, size, size)
+    if mask.dtype is torch.bool:
+        return bool((flat == allowed).all())
+    below, above = flat[:, allowed], flat[:, ~allowed]
+    return mask.dtype.is_floating_point and bool((below == 0).all()) and bool((above <= -1e4).all())
 
 
 # --- what is nothing ------------------------------------------------------------------------------------------------

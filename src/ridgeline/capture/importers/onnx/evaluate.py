@@ -14,9 +14,6 @@ from ridgeline.capture.importers.program import MAX_HOST_BYTES, Context, Host, N
 from ridgeline.capture.importers.weights import TensorRef
 from ridgeline.errors import ModelFileError, RidgelineError, nearest
 
-SMALL = 64
-"""Elements up to which a constant is known on the host rather than held as a weight."""
-
 
 class Evaluator:
     """The body of an imported ONNX model."""
@@ -242,8 +239,9 @@ class Evaluator:
 
 def is_host(ref: TensorRef) -> bool:
     """Whether a constant is small enough to be known on the host: it may decide a shape or a branch."""
-    limit = 1024 if not ref.dtype.is_floating_point and ref.dtype.itemsize >= 4 else SMALL
-    return ref.numel <= limit and (len(ref.shape) == 0 or ref.numel <= 4 or not ref.dtype.is_floating_point)
+    if ref.dtype in (torch.int64, torch.int32, torch.bool):
+        return ref.numel <= 1 << 20  # positions, sizes and masks
+    return ref.numel <= (4 if ref.dtype.is_floating_point else 64)
 
 
 def unknown(node: Node, opsets: Mapping[str, int], where: str) -> ModelFileError:
