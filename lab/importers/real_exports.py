@@ -76,7 +76,7 @@ MODELS: dict[str, Callable[[], Made]] = {
     "roberta": hugging("RobertaConfig", "RobertaModel", M, PAIR, **TEXT),
     "distilbert": hugging(
         "DistilBertConfig", "DistilBertModel", M, PAIR, dim=512, n_layers=4, n_heads=8, hidden_dim=2048, vocab_size=200
-    ),  # fmt: skip
+    ),
     "albert": hugging("AlbertConfig", "AlbertModel", M, PAIR, embedding_size=128, **TEXT),
     "electra": hugging("ElectraConfig", "ElectraModel", M, PAIR, **TEXT),
     "mpnet": hugging("MPNetConfig", "MPNetModel", M, PAIR, **TEXT),
@@ -94,7 +94,7 @@ MODELS: dict[str, Callable[[], Made]] = {
     "stablelm": hugging("StableLmConfig", "StableLmForCausalLM", I, PAIR[:1], **LM),
     "bloom": hugging(
         "BloomConfig", "BloomForCausalLM", I, PAIR[:1], hidden_size=512, n_layer=4, n_head=8, vocab_size=200
-    ),  # fmt: skip
+    ),
     "t5-encoder": hugging(
         "T5Config",
         "T5EncoderModel",
@@ -106,19 +106,19 @@ MODELS: dict[str, Callable[[], Made]] = {
         num_layers=4,
         num_heads=8,
         vocab_size=200,
-    ),  # fmt: skip
+    ),
     "vit": hugging("ViTConfig", "ViTModel", ("pixel_values",), (torch.randn(2, 3, 64, 64),), **PIXELS),
     "deit": hugging("DeiTConfig", "DeiTModel", ("pixel_values",), (torch.randn(2, 3, 64, 64),), **PIXELS),
     "dinov2": hugging(
         "Dinov2Config", "Dinov2Model", ("pixel_values",), (torch.randn(2, 3, 56, 56),), **{**PIXELS, "image_size": 56}
-    ),  # fmt: skip
+    ),
     "clip-text": hugging("CLIPTextConfig", "CLIPTextModel", I, PAIR[:1], **TEXT),
     "clip-vision": hugging(
         "CLIPVisionConfig", "CLIPVisionModel", ("pixel_values",), (torch.randn(2, 3, 64, 64),), patch_size=16, **PIXELS
-    ),  # fmt: skip
+    ),
     "wav2vec2": hugging(
         "Wav2Vec2Config", "Wav2Vec2Model", ("input_values",), (torch.randn(1, 4000),), mask_time_prob=0.0, **TEXT
-    ),  # fmt: skip
+    ),
     "resnet18": vision("resnet18"),
     "resnet50": vision("resnet50"),
     "mobilenetv3": vision("mobilenetv3_small_100"),

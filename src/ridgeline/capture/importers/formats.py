@@ -23,7 +23,7 @@ def reader_of(path: Path) -> Reader:
     if head[:4] == b"PK\x03\x04":
         return _zip_reader(path)
     if head[:2] in (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"):
-        raise ModelFileError(f"{path.name} is a pickle, which runs code when it is opened: make the module in Python and "
+        raise ModelFileError(f"{path.name} is a pickle, which runs code when opened: make the module in Python and "
                              "save it with torch.export.save, or its weights as safetensors")  # fmt: skip
     from ridgeline.capture.importers.onnx import load_onnx
 
@@ -35,9 +35,9 @@ def _zip_reader(path: Path) -> Reader:
 
     members = Archive(path).members
     if "constants.pkl" in members or any(name.startswith("code/") for name in members):
-        raise ModelFileError(f"{path.name} is TorchScript, a pickle of code that PyTorch no longer develops: export the "
+        raise ModelFileError(f"{path.name} is TorchScript, a pickle of code that is no longer developed: export the "
                              "module itself with torch.export.export and torch.export.save")  # fmt: skip
     if "data.pkl" in members:
-        raise ModelFileError(f"{path.name} is a pickle, which runs code when it is opened: make the module in Python and "
+        raise ModelFileError(f"{path.name} is a pickle, which runs code when opened: make the module in Python and "
                              "save it with torch.export.save, or its weights as safetensors")  # fmt: skip
     return load_pt2

@@ -32,8 +32,8 @@ FORMATS = {1: torch.contiguous_format, 2: torch.channels_last, 3: torch.channels
 
 _HOST_CALLS: dict[str, Callable[..., Any]] = {
     **{f"_operator.{name}": getattr(operator, name) for name in
-       ("add", "sub", "mul", "floordiv", "truediv", "mod", "neg", "pos", "eq", "ne", "lt", "le", "gt", "ge", "and_", "or_",
-        "getitem")},
+       ("add", "sub", "mul", "floordiv", "truediv", "mod", "neg", "pos", "eq", "ne", "lt", "le", "gt", "ge", "and_",
+        "or_", "getitem")},
     "math.trunc": math.trunc, "math.ceil": math.ceil, "math.floor": math.floor, "torch.sym_max": max,
     "torch.sym_min": min, "torch.sym_int": int, "torch.sym_float": float, "torch.sym_not": operator.not_,
     "torch.sym_sum": sum, "torch.sym_ite": lambda test, a, b: a if test else b,
@@ -297,7 +297,7 @@ class _Body:
             return outs[0] if len(outs) == 1 and graph.get("is_single_tensor_return") else outs
         func = overload(target)
         if func is None:
-            raise ModelFileError(f"{where} is not supported: only PyTorch's own operators are called; decompose it with "
+            raise ModelFileError(f"{where} is not supported: only PyTorch's own operators are; decompose it with "
                                  "run_decompositions() before saving")  # fmt: skip
         if func._schema.name.split("::")[1].startswith(_CHECKS):
             return None

@@ -56,7 +56,7 @@ def offset(node: Any, value: float) -> Any:
     return a if close(b, value) else b if close(a, value) else None
 
 
-def pair(node: Any, name: str, test: Callable[[Any], bool]) -> tuple[Any, Any] | None:
+def pair(node: Any, name: str, test: Callable[[Any], bool]) -> Any:
     """(the operand that passes, the other one) of a commutative call."""
     if not is_call(node, name) or len(node.args) != 2:
         return None
@@ -110,7 +110,7 @@ def raised(graph: fx.Graph, constants: Constants) -> None:
 
 
 def rsqrt(r: Rewriter, node: fx.Node) -> None:
-    root = (
+    root: Any = (
         node.args[0]
         if is_call(node, "reciprocal")
         else (node.args[1] if is_call(node, "div") and close(node.args[0], 1.0) else None)

@@ -17,7 +17,11 @@ FIRST_OPSET, LAST_OPSET = 7, 23
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """``host`` arguments are given as data, ``known`` ones where the host has it; ``raw`` functions take values unconverted; ``eager`` never fold."""
+    """``host`` arguments are given as data, ``known`` ones where the host has it.
+
+    ``raw`` functions take values unconverted; ``eager`` ones are never folded; those that ``grow`` are tried on meta
+    tensors first; ``scalars`` take constants of one element as Python numbers.
+    """
 
     name: str
     fn: Callable[..., Any]
