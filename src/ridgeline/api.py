@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -150,54 +149,9 @@ def simulate(
     ``"h100-sxm*16384"``. The plan is given whole, or by its choices (``tp=8, pp=16, global_batch=2048``); what is left
     of the devices is data parallel. ``stack`` is a software generation, the newest fitted on the device unless told.
     """
-    from ridgeline.hardware import cluster as cluster_named
-    from ridgeline.plan.legality import check, facts_of
-    from ridgeline.sim.generation import default_stack, stack_of
-    from ridgeline.sim.step import simulate_step
+    from ridgeline.sim.request import simulated
 
-    cluster = cluster_named(on) if isinstance(on, str) else on
-    precision = plan.precision if plan else choices.get("precision", "bf16")
-    found = stack_of(stack or default_stack(cluster.device, cluster.num_devices, precision), cluster.device)
-    chosen = plan or _plan_of(cluster, {**found.choices, **choices})
-    graph = _training_graph(model, chosen.micro_batch, seq, precision)
-    check(chosen, facts_of(graph), cluster)
-    return simulate_step(graph, chosen, cluster, found, trouble=trouble)
-
-
-def _plan_of(cluster: Cluster, choices: Mapping[str, Any]) -> Plan:
-    """A plan from the choices a person made; data parallelism takes the devices that are left."""
-    from dataclasses import fields
-
-    from ridgeline.errors import PlanError, nearest
-    from ridgeline.plan import Plan
-
-    known = [f.name for f in fields(Plan)]
-    for name in choices:
-        if name not in known:
-            raise PlanError(f"a plan has no choice {name!r}{nearest(name, known)}")
-    inner = math.prod(max(1, choices.get(axis, 1)) for axis in ("tp", "pp", "cp"))
-    dp = max(1, choices.get("dp") or cluster.num_devices // inner)
-    given = {"dp": dp, "global_batch": dp * choices.get("micro_batch", 1), **choices}
-    if dp * max(1, choices.get("cp", 1)) > 1 and "zero" not in choices:
-        given["zero"] = 1
-    if choices.get("vp", 1) > 1 and "schedule" not in choices:
-        given["schedule"] = "interleaved"
-    if cluster.num_devices == 1:  # as ``predict`` has it: PyTorch's own optimizer, no master weights
-        given.setdefault("execution", "eager")
-        if choices.get("precision", "bf16") in ("bf16", "fp16") and "optimizer" not in choices:
-            given |= {"optimizer": "adamw-no-master", "reduce_dtype": choices.get("precision", "bf16")}
-    if choices.get("tp", 1) > 1 and "overlap_tp" not in choices:
-        given["overlap_tp"] = True
-    return Plan(**given)
-
-
-def _training_graph(model: Graph | str, micro_batch: int, seq: int | None, precision: str) -> Graph:
-    if isinstance(model, Graph):
-        if model.mode != "train":
-            raise InputError(f"simulate takes a training graph, and {model.name} was captured for {model.mode}")
-        return model
-    wide = precision if precision in ("fp16", "fp32", "tf32") else "bf16"
-    return build_network(model, batch=micro_batch, mode="train", precision=wide, seq=seq)
+    return simulated(model, on, plan, stack=stack, trouble=trouble, seq=seq, choices=choices)
 
 
 def plans(
@@ -222,12 +176,13 @@ def plans(
     from ridgeline.hardware import cluster as cluster_named
     from ridgeline.plan import Plan
     from ridgeline.sim.generation import default_stack, stack_of
+    from ridgeline.sim.request import training_graph
     from ridgeline.sim.search import search
 
     cluster = cluster_named(on) if isinstance(on, str) else on
     found = stack_of(stack or default_stack(cluster.device, cluster.num_devices, precision), cluster.device)
     base = Plan(**{**found.choices, "global_batch": global_batch, "precision": precision, **choices})
-    made = model if callable(model) else lambda batch: _training_graph(model, batch, seq, precision)
+    made = model if callable(model) else lambda batch: training_graph(model, batch, seq, precision)
     return search(made, cluster, found, base, space, top=top,
                   progress=progress)  # fmt: skip
 

@@ -665,3 +665,64 @@ def compare(
     from ridgeline.cli.compare import compare_and_show
 
     compare_and_show(runs, metric or [], url, json)
+
+
+@app.command()
+def study(
+    words: Annotated[
+        list[str],
+        typer.Argument(metavar="MODEL|SPEC|ACTION…", help="Zoo name, spec.toml, or list, show, why, export, rm."),
+    ],
+    on: Annotated[str, typer.Option("--on", help="Device or cluster the study begins from.")] = "h200",
+    vary: Annotated[list[str] | None, typer.Option(help="Axis: sms=100..240/4, l2=1x..4x, batch=1,2,4,…,512.")] = None,
+    minimize: Annotated[list[str] | None, typer.Option(help="Objective, such as usd_per_mtoken.")] = None,
+    maximize: Annotated[list[str] | None, typer.Option(help="Objective to make large.")] = None,
+    subject_to: Annotated[
+        list[str] | None, typer.Option("--subject-to", help="Condition, such as 'fits and tpot<40ms'.")
+    ] = None,
+    option: Annotated[list[str] | None, typer.Option("--option", help="What is fixed: mode=decode, tp=8.")] = None,
+    keep: Annotated[list[str] | None, typer.Option("--keep", help="Further measures to keep of every point.")] = None,
+    evaluator: Annotated[str, typer.Option(help="predict, simulate or serve.")] = "predict",
+    execution: Annotated[str, typer.Option(help="eager, compiled or cudagraph.")] = "eager",
+    budget: Annotated[float, typer.Option(help="Points at most.")] = 10_000,
+    sampler: Annotated[str, typer.Option(help="auto, grid, random, sobol, nsga2 or optuna.")] = "auto",
+    seed: Annotated[int, typer.Option(help="Of the samplers.")] = 0,
+    workers: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
+    ray: Annotated[str, typer.Option(help="Ray cluster: local, auto or host:port.")] = "",
+    url: Annotated[str | None, typer.Option("--store", help="File or postgresql://…; else RIDGELINE_STORE.")] = None,
+    name: Annotated[str, typer.Option(help="What to keep it as.")] = "",
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with what was interrupted.")] = False,
+    sure: Annotated[bool, typer.Option("--sure", help="Also points beaten only within their intervals.")] = False,
+    top: Annotated[int, typer.Option(min=1, help="Rows to show.")] = 15,
+    csv: Annotated[Path | None, typer.Option(help="Write all points to this CSV file.")] = None,
+    parquet: Annotated[Path | None, typer.Option(help="Write all points to this Parquet file.")] = None,
+    json: Json = False,
+) -> None:
+    """Explore designs: sweep chips, models, plans and prices; frontier, sensitivities, reasons."""
+    from ridgeline.cli.study import Asked, options_of, run_study
+
+    code = run_study(Asked(
+        words=tuple(words), on=on, evaluator=evaluator, execution=execution, options=options_of(option or []),
+        vary=tuple(vary or ()), minimize=tuple(minimize or ()), maximize=tuple(maximize or ()),
+        subject_to=tuple(subject_to or ()), keep=tuple(keep or ()), budget=int(budget), sampler=sampler, seed=seed,
+        workers=workers, ray=ray, url=url, name=name, resume=resume, sure=sure, top=top, csv=csv, parquet=parquet,
+        json=json,
+    ))  # fmt: skip
+    if code:
+        raise typer.Exit(code)
+
+
+@app.command()
+def price(
+    device: Annotated[str, typer.Argument(help="Device, with changes if you like: 'h200 sms=160 hbm_bandwidth=2x'.")],
+    assume: Annotated[list[str] | None, typer.Option("--assume", help="An assumption: margin=0.5.")] = None,
+    as_: Annotated[str, typer.Option("--as", help="vendor-price, cost-plus or internal.")] = "vendor-price",
+    top: Annotated[int, typer.Option(min=0, help="Assumptions to list.")] = 8,
+    json: Json = False,
+    store: StoreTo = None,
+) -> None:
+    """Price a chip, real or imagined: area, yield, bill of materials, dollars an hour, carbon, with intervals."""
+    from ridgeline.cli.price import price_and_show
+    from ridgeline.cli.settings import settings_of
+
+    price_and_show(device, settings_of(assume or []), as_, top, json)

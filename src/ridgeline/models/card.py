@@ -95,6 +95,20 @@ def find(name: str) -> tuple[ModelCard, Build]:
     return _CATALOG[key]
 
 
+def yielded(name: str, meta: Mapping[str, Any], mode: str) -> tuple[str, int] | None:
+    """What one step of a network of the zoo yields: tokens, images or samples, and how many; None of others."""
+    try:
+        family = find(name)[0].family
+    except ModelError:
+        return None
+    if "batch" not in meta:
+        return None
+    if family in {"llm", "moe", "state-space", "encoder"}:
+        return "tokens", meta["batch"] * (1 if mode == "decode" else meta.get("seq", 1))
+    images = family in {"vision", "detection", "segmentation", "diffusion", "multimodal"}
+    return ("images" if images else "samples"), meta["batch"]
+
+
 def check(
     card: ModelCard,
     *,

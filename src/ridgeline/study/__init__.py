@@ -1,0 +1,1 @@
+"""Design-space exploration: spaces, samplers, evaluation in batches, frontiers, and what a chip costs."""
