@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         optimize,
         plans,
         predict,
+        price,
         profile,
         revert,
         serve,
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from ridgeline.hardware import Device, device, devices
     from ridgeline.models import models
     from ridgeline.plan import Plan
+    from ridgeline.study import study
+    from ridgeline.study.space import Space
 
 __version__ = "0.1.0"
 announce()
@@ -51,10 +54,11 @@ _ROOMS = {
     "ridgeline.plan": ("Plan",),
     "ridgeline.api": (
         "apply", "build", "diff", "explain", "gate", "link", "optimize",
-        "plans", "predict", "profile", "revert", "serve", "simulate", "what_if",
+        "plans", "predict", "price", "profile", "revert", "serve", "simulate", "what_if",
     ),
     "ridgeline.models": ("models",),
     "ridgeline.engine.file.engine": ("Engine",),
+    "ridgeline.study": ("Space", "study"),
 }
 _HOME = {name: room for room, names in _ROOMS.items() for name in names}
 __all__ = [
@@ -67,6 +71,7 @@ __all__ = [
     "Plan",
     "Prediction",
     "Row",
+    "Space",
     "__version__",
     "apply",
     "build",
@@ -85,12 +90,14 @@ __all__ = [
     "optimize",
     "plans",
     "predict",
+    "price",
     "profile",
     "revert",
     "save",
     "serve",
     "simulate",
     "spec",
+    "study",
     "what_if",
 ]
 

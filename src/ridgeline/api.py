@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from ridgeline.sim.serving.workload import Workload
     from ridgeline.sim.step import Step, Trouble
     from ridgeline.store.validations import Run as Validation
+    from ridgeline.study.price import Figure
     from ridgeline.trace import Trace, TraceBuilder
     from ridgeline.validation.operators import Check
     from ridgeline.validation.verdict import PublishedCheck
@@ -464,6 +465,17 @@ def serve(
     deployment = deployment_of(model, on, Wanted(**wanted))
     served = simulate(deployment, workload or closed(32, 1024, 1024), max_spans=spans)
     return served, metrics(served, slo, skip=steady(served))
+
+
+def price(device: str | Device, as_: str = "vendor-price", **assume: float) -> Mapping[str, Figure]:
+    """What a chip costs, with 90 % intervals: silicon, yield, bill of materials, price, an hour of use, carbon.
+
+    ``assume`` sets assumptions (``margin=0.5``, ``utilization=0.9``); ``as_`` is vendor-price, cost-plus or internal.
+    """
+    from ridgeline.study.price import Bill, drawn, figures
+
+    found = device_named(device)
+    return figures(Bill(found, None, assume, as_).totals(), drawn(found, assume, as_).totals())
 
 
 def serving_timeline(served: Served) -> Trace:

@@ -17,8 +17,8 @@ from ridgeline.cli.settings import settings_of
 from ridgeline.errors import InputError, nearest
 from ridgeline.store import transfer
 from ridgeline.store.store import Store
+from ridgeline.study.run import Spec, Study, infeasible, opened, run
 from ridgeline.study.space import Space
-from ridgeline.study.study import Spec, Study, infeasible, opened, run
 from ridgeline.units import show_seconds
 
 ACTIONS = ("list", "show", "frontier", "why", "export", "rm")

@@ -1,13 +1,14 @@
 """One graph on many imagined devices at once: what ``estimate`` says of each, in arrays.
 
-Devices of one number of SMs share everything that is counted in whole blocks and waves, so they are priced together:
-the same time models run on arrays (``cost/time/lanes.py``). What a model cannot do on arrays is done device by device.
+The same time models run on arrays (``cost/time/lanes.py``). Those that count whole blocks by the number of SMs are run
+for the devices of each number of SMs, and what a model cannot do on arrays at all is done device by device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,8 @@ from ridgeline.hardware import Device
 from ridgeline.hardware.fleet import Fleet
 
 Floats = NDArray[np.float64]
+FEW = 8
+"""Devices from which arrays are worth their while."""
 MENU_PIECE = 128
 """Devices for which tiles are chosen at once: their menu of some 300 entries then stays in the CPU's cache."""
 
@@ -62,23 +65,25 @@ def estimate_fleet(graph: Graph, fleet: Fleet, execution: str = "eager") -> Pred
     found = Predictions(np.zeros(len(fleet), dtype=np.int8), *(np.full(len(fleet), np.nan) for _ in range(11)))
     shared = _Shared(graph, execution, fleet.parent)
     for index in _groups(fleet):
+        if len(index) < FEW:
+            for number in index:
+                one = _alone(graph, device_at(fleet, int(number)), execution)
+                for name, values in one.columns().items():
+                    getattr(found, name)[number] = values[0]
+            continue
         part = fleet.part(index)
-        device = device_at(part, 0)
-        if len(index) == 1:
-            made = _alone(graph, device, execution)
-        else:
-            made = _Group(shared, part, device).predictions()
+        made = _Group(shared, part, device_at(part, 0)).predictions()
         for name, values in made.columns().items():
             getattr(found, name)[index] = values
     return found
 
 
 def _groups(fleet: Fleet) -> list[Index]:
-    """Devices that differ only in numbers that models take as arrays: as many SMs, one set of coefficients."""
-    keys = [fleet.numbers["num_cores"], fleet.changed]
+    """Devices that differ only in numbers that models take as arrays: one set of coefficients."""
+    keys: list[NDArray[Any]] = [fleet.changed]
     if Pricer(fleet.parent).calibration.device != fleet.parent.name:  # borrowed coefficients follow these numbers
-        keys += [fleet.numbers[name] for name in ("boost_hz", "tdp_w", "dram.bandwidth_bytes_per_s", "tensor.fp16")
-                 if name in fleet.numbers]  # fmt: skip
+        names = ("num_cores", "boost_hz", "tdp_w", "dram.bandwidth_bytes_per_s", "tensor.fp16")
+        keys += [fleet.numbers[name] for name in names if name in fleet.numbers]
     order = np.lexsort(keys)
     changes = np.zeros(len(order), dtype=bool)
     for key in keys:
@@ -107,7 +112,7 @@ class _Shared:
     def __init__(self, graph: Graph, execution: str, parent: Device) -> None:
         self.graph, self.execution, self.parent = graph, execution, parent
         self.peak_bytes = float(estimate(graph, parent, execution).peak_bytes)
-        self.lowered_by_arch: dict[str, Any] = {}
+        self.levels: dict[str, int] = {}  # how kinds of calls are priced: together, by number of SMs, one by one
 
 
 @dataclass(slots=True)
@@ -131,7 +136,7 @@ class _Line:
 
 
 class _Group:
-    """Devices of one number of SMs and one calibration."""
+    """Devices of one calibration."""
 
     def __init__(self, shared: _Shared, fleet: Fleet, device: Device) -> None:
         self.shared, self.fleet, self.device, self.num = shared, fleet, device, len(fleet)
@@ -140,6 +145,9 @@ class _Group:
         self.pricer.chip = self.chip
         self.coef: Coef = {**host.DEFAULTS, **self.pricer.calibration.host}
         self.prices: dict[tuple[Call, bytes], Price] = {}
+        sms = fleet.numbers["num_cores"]
+        order = np.argsort(sms, kind="stable")
+        self.by_sms = np.split(order, np.flatnonzero(np.diff(sms[order])) + 1)
 
     def predictions(self) -> Predictions:
         graph, execution = self.shared.graph, self.shared.execution
@@ -246,20 +254,32 @@ class _Group:
                 time = family.model(call, chip, coef, part)
             return time if self.device.kind == "gpu" else unlike_a_gpu(time)
 
-        time = _merged(self._by_path(run, MENU_PIECE if call.kind in SERVED else 0), self.num)
+        time = _merged(self._by_path(run, call.kind, MENU_PIECE if call.kind in SERVED else 0), self.num)
         widths = self._by_path(
-            lambda index: self.pricer.width(call, family.name, entry, basis, at(time.busy_s, index))
+            lambda index: self.pricer.width(call, family.name, entry, basis, at(time.busy_s, index)), "width"
         )
         width = widths[0][1] if len(widths) == 1 else lanes(_filled(widths, self.num))
         return Price(time, basis, family.name, width)
 
-    def _by_path(self, run: Any, piece: int = 0) -> list[tuple[Index, Any]]:
-        try:
-            return by_path(run, self.num, piece)
-        except (TooManyPaths, TypeError, ValueError, AttributeError):  # a model that does not take arrays
-            return [(np.array([number]), run(np.array([number]))) for number in range(self.num)]
+    def _by_path(self, run: Callable[[Index], Any], kind: str, piece: int = 0) -> list[tuple[Index, Any]]:
+        """Run for all devices together, else for those of each number of SMs, else one by one."""
+        level = self.shared.levels.get(kind, 0)
+        while level < 2:
+            groups = self.by_sms if level else [np.arange(self.num)]
+            try:
+                found = []
+                for group in groups:
+                    parts = by_path(partial(_run_part, run, group), len(group), piece)
+                    found += [(group[index], value) for index, value in parts]
+                return found
+            except (TooManyPaths, TypeError, ValueError, AttributeError):  # a model that does not take these arrays
+                level = self.shared.levels[kind] = level + 1
+        return [(np.array([number]), run(np.array([number]))) for number in range(self.num)]
 
     # Sums
+
+    def _matrix_rate(self, dtype: str, power: Coef, index: Index) -> Any:
+        return energy.matrix_rate_flops_per_s(_part(self.chip, index), dtype, power)
 
     def _summed(self, segments: list[tuple[list[_Line], int]], lines: list[_Line], execution: str) -> Predictions:
         power = {**energy.DEFAULTS, **self.pricer.calibration.power}
@@ -271,9 +291,8 @@ class _Group:
             if np.any(line.busy_s):
                 work = line.work
                 if work.dtype not in rates:
-                    parts = self._by_path(
-                        lambda index, dtype=work.dtype: energy.matrix_rate_flops_per_s(_part(chip, index), dtype, power)
-                    )
+                    rate = partial(self._matrix_rate, work.dtype, power)
+                    parts = self._by_path(rate, "rate")
                     rates[work.dtype] = parts[0][1] if len(parts) == 1 else lanes(_filled(parts, self.num))
                 spent = work.matrix_flops / rates[work.dtype]
                 moved = (work.read_bytes + work.written_bytes) * line.cold_frac / chip.dram_bytes_per_s
@@ -324,8 +343,10 @@ def _chip(device: Device, fleet: Fleet) -> Chip:
         peaks[name] = lanes(values * (rate / values[0]))
     vector = device.peak("vector", "fp32")
     values = numbers[f"{vector.unit}.{vector.dtype}"]
+    sms = lanes(numbers["num_cores"])
     return replace(
-        first, tensor_flops_per_s=peaks, vector_flops_per_s=lanes(values * (vector.flops_per_s / values[0])),
+        first, num_sms=int(sms) if isinstance(sms, float) else sms, tensor_flops_per_s=peaks,
+        vector_flops_per_s=lanes(values * (vector.flops_per_s / values[0])),
         clock_hz=lanes(numbers["boost_hz"]), dram_bytes_per_s=lanes(numbers["dram.bandwidth_bytes_per_s"]),
         l2_bytes=lanes(numbers["l2.capacity_bytes"]), l2_bytes_per_s=lanes(numbers["l2.bandwidth_bytes_per_s"]),
         smem_bytes=lanes(numbers["shared.capacity_bytes"]), tdp_w=lanes(numbers["tdp_w"]),
@@ -339,6 +360,10 @@ def _part(chip: Chip, index: Index) -> Chip:
 
 def _is_compute(bound: Any) -> Any:
     return bound == "compute" if isinstance(bound, str) else np.asarray(bound) == COMPUTE_BOUND
+
+
+def _run_part(run: Callable[[Index], Any], group: Index, index: Index) -> Any:
+    return run(group[index])
 
 
 def _filled(parts: list[tuple[Index, Any]], num: int) -> Floats:

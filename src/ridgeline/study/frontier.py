@@ -25,7 +25,8 @@ def frontier(costs: Floats) -> NDArray[np.intp]:
         for at in np.flatnonzero(tied):  # a row equal to the one before shares its fate
             keep[at] = keep[at - 1]
         return np.sort(finite[order[keep]])
-    ranks = np.argsort(np.argsort(rows, axis=0), axis=0).sum(axis=1)
+    # Equal values have equal ranks: then a row that beats another has the smaller sum.
+    ranks = sum(np.unique(column, return_inverse=True)[1].reshape(-1) for column in rows.T) + np.zeros(len(rows))
     rows, finite = rows[np.argsort(ranks, kind="stable")], finite[np.argsort(ranks, kind="stable")]
     kept = list[int]()
     while len(rows):  # the row best by its ranks has no other that beats it
@@ -45,7 +46,7 @@ def not_surely_beaten(lows: Floats, highs: Floats) -> NDArray[np.intp]:
     for rival in rivals[np.argsort(rivals.sum(axis=1))]:
         alive = np.flatnonzero(~beaten)
         beaten[alive] = (rival <= low[alive]).all(axis=1) & (rival < low[alive]).any(axis=1)
-    return finite[~beaten]
+    return np.asarray(finite[~beaten])
 
 
 def hypervolume(costs: Floats, reference: Floats) -> float:

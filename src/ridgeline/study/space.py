@@ -185,7 +185,7 @@ _NUMBER = re.compile(r"^[-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?$")
 def _levels(name: str, text: str, kind: str) -> tuple[tuple[Any, ...], bool, tuple[float, float] | None]:
     """Levels of an axis as written, whether they are factors, and the bounds of a range without a step."""
     text = text.strip().strip("[]")
-    if match := re.fullmatch(r"(.+?)\.\.(.+?)(?:([/:])(.+))?", text):
+    if match := re.fullmatch(r"([^,]+?)\.\.([^,.][^,]*?)(?:([/:])([^,]+))?", text):
         low, high, mark, step_text = match.groups()
         (a, factor), (b, other) = _number(name, low), _number(name, high)
         if factor != other:

@@ -52,7 +52,9 @@ class Chip:
         names = ("clock_hz", "dram_bytes_per_s", "l2_bytes", "l2_bytes_per_s", "smem_bytes", "vector_flops_per_s",
                  "tdp_w", "idle_w")  # fmt: skip
         peaks = {name: change(peak) for name, peak in self.tensor_flops_per_s.items()}
-        return replace(self, tensor_flops_per_s=peaks, **{name: change(getattr(self, name)) for name in names})
+        sms = change(self.num_sms)
+        return replace(self, tensor_flops_per_s=peaks, num_sms=int(sms) if isinstance(sms, float) else sms,
+                       **{name: change(getattr(self, name)) for name in names})  # fmt: skip
 
     def along(self, dims: int) -> Chip:
         """The same numbers as arrays of so many dimensions, devices along the first; a single device as it is."""

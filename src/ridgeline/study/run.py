@@ -262,7 +262,8 @@ class Study:
                 sums = np.bincount(groups, weights=values)
                 means = sums[counts > 0] / counts[counts > 0]
                 between = float((counts[counts > 0] * (means - values.mean()) ** 2).sum() / len(values))
-                chance = total * (np.count_nonzero(counts) - 1) / max(len(values) - 1, 1)  # of groups that say nothing
+                num = int(np.count_nonzero(counts))  # groups that say nothing still differ as values within them do
+                chance = (num - 1) * max(0.0, total - between) / max(len(values) - num, 1)
                 found[text][axis.name] = float(max(0.0, between - chance) / total) if total > 0 else 0.0
         return found
 
@@ -407,7 +408,7 @@ def infeasible(study: Study) -> str:
         near = ""
         if reason.startswith("not "):
             try:
-                expression = parse(reason.removeprefix("not "))
+                expression = study.spec.parsed(reason.removeprefix("not "))
                 names = [name for name in expression.names() if study.columns[name].dtype.kind == "f"]
                 if names and np.isfinite(study.columns[names[0]]).any():
                     low, high = np.nanmin(study.columns[names[0]]), np.nanmax(study.columns[names[0]])
