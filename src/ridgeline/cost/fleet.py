@@ -63,7 +63,9 @@ def estimate_fleet(graph: Graph, fleet: Fleet, execution: str = "eager") -> Pred
     if execution not in EXECUTIONS:
         raise CostError(f"unknown execution mode {execution!r}{nearest(execution, EXECUTIONS)}")
     found = Predictions(np.zeros(len(fleet), dtype=np.int8), *(np.full(len(fleet), np.nan) for _ in range(11)))
-    shared = _Shared(graph, execution, fleet.parent)
+    if not len(fleet):
+        return found
+    shared = _Shared(graph, execution, device_at(fleet, 0))
     for index in _groups(fleet):
         if len(index) < FEW:
             for number in index:
