@@ -25,6 +25,7 @@ help:
 	@echo "make notes  are the tables of lab/notes those of the recordings?"
 	@echo "make wheel  build the wheel, check its size, run it in an empty environment"
 	@echo "make house  print how the code is cut"
+	@echo "make docs   the documentation as a site that needs no network: site/index.html"
 	@echo "make clean  remove the environment and the caches"
 
 demo: $(VENV)/.core
@@ -67,6 +68,10 @@ $(VENV)/.test: $(VENV)/.core requirements/torch.txt requirements/test.txt
 	$(PIP) -r requirements/torch.txt
 	$(PIP) --no-deps -r requirements/test.txt
 	@touch $@
+
+docs: $(VENV)/.test
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "site/index.html"
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guide").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    *(page for room in ("guide", "tutorials", "reference") for page in sorted((ROOT / "docs" / room).rglob("*.md"))),
+]
 _FENCE = re.compile(r"^```python(?P<words>[^\n]*)\n(?P<code>.*?)^```\s*$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[[^\]]*\]\((?!https?://|#|mailto:)(?P<to>[^)#\s]+)")
 
