@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -91,7 +91,7 @@ def site_of(
     if found is None:
         return None
     try:
-        seen = _seen(base_name(op), shapes, dtypes, strides, concrete, in_lists)
+        seen = _without_out(_seen(base_name(op), shapes, dtypes, strides, concrete, in_lists))
         kind, attrs, outs = found(seen)
         read = attrs.pop(READ, range(len(seen.tensors)))
         places = [place for place in read if seen.tensors[place] is not None]
@@ -139,6 +139,28 @@ def _seen(name: str, shapes: str, dtypes: str, strides: str, concrete: str, in_l
             made_of = [_listed(one, in_lists, its) for one, its in zip(size, steps_of, strict=True)]
             lists.append(tuple(made_of))
     return Seen(name, tuple(tensors), tuple(lists), tuple(touched), tuple(_value(value) for value in values))
+
+
+_NUM_ARGUMENTS = {
+    name: num
+    for num, names in {
+        1: "abs neg exp log sqrt rsqrt reciprocal sin cos tanh sigmoid erf floor round sign bitwise_not",
+        2: "mul pow maximum minimum mm bmm bitwise_and bitwise_or bitwise_xor fmod tril triu cat",
+        3: "add sub rsub clamp index_select",
+        4: "addcmul addcdiv gather sum mean",
+        5: "addmm baddbmm",
+    }.items()
+    for name in names.split()
+}
+"""Arguments of ops that may be given ``out=`` as one more, by their schemas."""
+
+
+def _without_out(seen: Seen) -> Seen:
+    """The op without ``out=``, which recordings list behind its arguments: it is written, not read."""
+    num = _NUM_ARGUMENTS.get(seen.name, len(seen.tensors))
+    if len(seen.tensors) <= num or seen.tensors[-1] is None:
+        return seen
+    return replace(seen, tensors=seen.tensors[:num], touched=seen.touched[:num], arguments=seen.arguments[:num])
 
 
 def _list(text: str) -> list[Any]:
@@ -302,6 +324,14 @@ _ATTENTION = {
 def _attention(seen: Seen) -> Meaning:
     at, heads_first, backend, causal = _ATTENTION[seen.name]
     q, k, v = (seen.tensor(at + i) for i in range(3))
+    if len(q.shape) == 3:  # sequences one behind the other: of equal lengths they are the least work
+        num = seen.tensor(6 if at else 3).numel - 1
+        attrs = {
+            "b": num, "h": q.shape[1], "hkv": k.shape[1], "s": q.shape[0] // num, "skv": k.shape[0] // num,
+            "d": q.shape[2], "dv": v.shape[2], "causal": bool(seen.argument(causal)), "mask": False, "dropout": 0.0,
+            "backend": backend,
+        }  # fmt: skip
+        return "attention", attrs | ({"which": "bwd"} if at else {}), (q, k, v) if at else (q,)
     h, s = (1, 2) if heads_first else (2, 1)
     bias_at = 3 if at == 0 else (8 if backend == "cudnn" else 4)
     attrs = {
@@ -398,6 +428,7 @@ def _embedding(seen: Seen) -> Meaning:
 @rule("embedding_dense_backward")
 def _embedding_backward(seen: Seen) -> Meaning:
     grad, index, rows = seen.tensor(0), seen.tensor(1), int(seen.argument(2))
+    rows = min(rows, index.numel)  # an op of its own zeroes the table, and has a price of its own
     attrs = {"rows": rows, "cols": grad.shape[-1], "num": index.numel, "which": "bwd"}
     return "embedding", attrs, (tensor((rows, grad.shape[-1]), grad.dtype),)
 
