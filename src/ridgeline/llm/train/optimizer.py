@@ -52,7 +52,16 @@ def hand_over_gradients(held: Iterable[Held], sums: Mapping[str, Tensor]) -> Non
     """Give each part its gradient: the sum over micro-batches where one was kept, else the parameter's own."""
     for one in held:
         grad = sums.get(one.block.name, one.param.grad)
-        one.part.grad = grad.to_local() if hasattr(grad, "to_local") else grad
+        one.part.grad = None if grad is None else local_gradient(one.param, grad)
+
+
+def local_gradient(param: Tensor, grad: Tensor) -> Tensor:
+    """This rank's part of a gradient. One that DTensor left as a sum to be made, or whole, is laid out first."""
+    if not hasattr(grad, "to_local"):
+        return grad
+    if grad.placements != param.placements:
+        grad = grad.redistribute(placements=param.placements)
+    return grad.to_local()
 
 
 def gradient_norm(held: Iterable[Held], world: int, device: torch.device) -> Tensor:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ridgeline.llm.model.decoder import Decoder
-from ridgeline.llm.train.optimizer import Held, gradient_norm, hand_over_gradients, scale_gradients
+from ridgeline.llm.train.optimizer import Held, gradient_norm, hand_over_gradients, local_gradient, scale_gradients
 from ridgeline.llm.train.parallel import Layout
 
 
@@ -134,8 +134,8 @@ class TrainStep:
             total = self.sums[one.block.name] = torch.zeros_like(grad, dtype=torch.float32)
 
             def add(param: Tensor, total: Tensor = total) -> None:
-                grad = param.grad
-                total.add_(grad.to_local() if hasattr(grad, "to_local") else grad)
+                assert param.grad is not None
+                total.add_(local_gradient(param, param.grad))
                 param.grad = None
 
             one.param.register_post_accumulate_grad_hook(add)
@@ -161,10 +161,10 @@ class TrainStep:
         dtype = torch.bfloat16 if any(o.param.dtype == torch.bfloat16 for o in self.held) else torch.float32
         stages = []
         for chunk, part in enumerate(self.parts):
-            hidden = torch.empty(tokens, config.hidden, dtype=dtype, device="meta")
+            hidden = torch.empty(tokens, config.hidden, dtype=dtype, device="meta", requires_grad=True)
             index, num = self.layout.stage + chunk * plan.pp, plan.pp * plan.vp
             given = torch.empty(tokens, dtype=torch.int64, device="meta") if index == 0 else hidden
-            made = torch.empty(1, device="meta") if index == num - 1 else hidden
+            made = torch.empty(1, device="meta", requires_grad=True) if index == num - 1 else hidden
             stages.append(pipelining.PipelineStage(
                 part, index, num, self.layout.device, input_args=(given,), output_args=(made,),
                 group=self.layout.pipeline,
