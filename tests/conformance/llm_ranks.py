@@ -34,7 +34,7 @@ MODELS: dict[str, dict[str, Any]] = {
                  "num_experts_per_tok": 2, "moe_intermediate_size": 16, "first_k_dense_replace": 1,
                  "aux_loss_alpha": 0.1},
 }  # fmt: skip
-STEPS = 3
+STEPS = 2
 
 
 def make_files(folder: Path) -> None:
@@ -51,7 +51,7 @@ def settings_of(folder: Path, case: dict[str, Any]) -> Settings:
     # Adam divides small gradients by small roots, which would enlarge rounding: its eps is not tiny here
     return Settings.of({
         "model": str(folder / f"{case['model']}.json"), "out": str(folder / case.get("out", "out")), "steps": 8,
-        "data": {"tokens": str(folder / "data.bin")}, "batch": {"length": 32, "sequences": 8, "micro": 1},
+        "data": {"tokens": str(folder / "data.bin")}, "batch": {"length": 32, "sequences": 4, "micro": 1},
         "optimizer": {**optimizer, "eps": 1e-3}, "precision": {"compute": "float32"}, "device": "cpu",
         "recompute": case.get("recompute", "none"), "plan": case.get("plan", {}),
         "checkpoint": {"resume": bool(case.get("resume"))},

@@ -296,7 +296,8 @@ def _dense_flops(
     q, k, v = tensors
     pairs = _pairs(q.shape[2], k.shape[2], bool(kwargs.get("is_causal", False)), int(kwargs.get("left", -1)))
     width = products[0] * q.shape[3] + products[1] * v.shape[3]
-    return {"flops": 2.0 * q.shape[0] * q.shape[1] * pairs * width}
+    flops = 2.0 * q.shape[0] * q.shape[1] * pairs * width
+    return {"flops": flops, "matrix_flops": flops}
 
 
 def _varlen_flops(
@@ -307,7 +308,8 @@ def _varlen_flops(
     longest_q, longest_k = kwargs.get("longest_q", q.shape[0]), kwargs.get("longest_k", k.shape[0])
     pairs = _pairs(longest_q, longest_k, bool(kwargs.get("is_causal", False)), int(kwargs.get("left", -1)))
     width = products[0] * q.shape[2] + products[1] * v.shape[2]
-    return {"flops": 2.0 * q.shape[0] / max(1, longest_q) * q.shape[1] * pairs * width}
+    flops = 2.0 * q.shape[0] / max(1, longest_q) * q.shape[1] * pairs * width
+    return {"flops": flops, "matrix_flops": flops}
 
 
 FORWARD_PRODUCTS = (1.0, 1.0)

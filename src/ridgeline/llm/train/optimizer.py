@@ -44,6 +44,7 @@ def held_parameters(parts: Iterable[nn.Module], ranks: int) -> list[Held]:
             if param.requires_grad:
                 block, mine = local[name]
                 part = nn.Parameter(mine)  # the same memory: FSDP reads what the optimizer writes
+                part.grad_dtype = None  # float32 sums are gradients of bfloat16 weights too
                 found.append(Held(block, param, part, ranks // block.num_parts))
     return found
 
