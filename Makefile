@@ -15,7 +15,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 export OMP_NUM_THREADS := 1
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help demo test lint pytest notes wheel house clean
+.PHONY: help demo test lint pytest services notes docs wheel house clean
 
 help:
 	@echo "make demo   install the core and predict Llama-3-8B on an H200"
@@ -40,8 +40,14 @@ lint: $(VENV)/.test
 
 ARGS ?= -m "not gpu"
 JOBS ?= 2
-pytest: $(VENV)/.test
+pytest: $(VENV)/.test services
 	$(BIN)/python -m pytest -q -n $(JOBS) $(ARGS)
+
+# A browser and a database for the tests that draw pages and keep results; without root those tests are skipped.
+services:
+	@{ command -v chromium && ls -d /usr/lib/postgresql/*/bin; } >/dev/null 2>&1 || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
+	&& apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium postgresql >/dev/null; } \
+	|| echo "make: no chromium or PostgreSQL here: their tests are skipped" >&2
 
 notes: $(VENV)/.test
 	$(BIN)/python -m lab.notes --check
