@@ -158,7 +158,14 @@ def diff(a: Trace, b: Trace, idle: Idle, level: str = "") -> Difference:
     changes.sort(key=lambda change: -abs(change.delta_ms))
     notes = _notes(before, after, level, matched)
     return Difference(
-        a.title, b.title, before.window.step_s * 1e3, after.window.step_s * 1e3, level, matched, tuple(changes), notes,
+        a.title,
+        b.title,
+        before.window.step_s * 1e3,
+        after.window.step_s * 1e3,
+        level,
+        matched,
+        tuple(changes),
+        notes,
         settings_of(a, b),
     )
 

@@ -36,6 +36,7 @@ def over_experts(context: TraceContext) -> Candidate | None:
     works = np.flatnonzero(covered_within(time, made, made + 1) > 0)
     if not len(works):
         return None
+    long = context.work_s[works] > 20e-6  # has rows enough to fill the device: grouped, it takes about as long
     host = joined(time, op_time(context, works))
     waits = np.flatnonzero(context.program.waits_for >= 0)
     waits = waits[covered_within(time, context.clock.start_ns[waits], context.clock.start_ns[waits] + 1) > 0]
@@ -52,8 +53,8 @@ def over_experts(context: TraceContext) -> Candidate | None:
         where=place_of(context, works),
         fix=Fix(
             works=works,
-            keep_best=once,
-            keep_worst=0.6,
+            keep_best=np.where(long, 0.9, once),
+            keep_worst=np.where(long, 1.0, 0.6),
             host=host,
             host_best=once,
             host_worst=0.25,
