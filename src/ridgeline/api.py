@@ -322,7 +322,7 @@ def _paths(source: PathLike | Sequence[PathLike]) -> list[PathLike]:
 
 def _beside(trace: Trace, beside: Mapping[str, Any]) -> Trace:
     """The trace, with a note of what lies beside it: further ranks, and files that are no traces."""
-    return replace(trace, meta={**trace.meta, **beside})
+    return trace.with_meta(**beside)
 
 
 def _job_title(source: Trace | PathLike | Sequence[PathLike], trace: Trace, rank: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -72,7 +72,7 @@ class Columns:
         words = (*trace.words, *(name for name in BOUNDS if name not in trace.words))
         numbers = np.array([words.index(name) for name in BOUNDS], dtype=np.int32)
         columns = {name: getattr(self, name) for name in self.__slots__ if name != "bound"}
-        return replace(trace, words=words).with_columns(**columns, bound=numbers[self.bound])
+        return trace.with_columns(**columns).with_more_words(words).with_columns(bound=numbers[self.bound])
 
 
 @dataclass(frozen=True, slots=True)

@@ -261,7 +261,22 @@ class Trace:
         extra = {name: column for name, column in columns.items() if name not in COLUMNS}
         for name, column in columns.items():
             _check(name, column, len(self))
-        return replace(self, **own, extra={**self.extra, **extra})
+        made = replace(self, **own, extra={**self.extra, **extra})
+        return made._keeping(self) if set(columns) <= _PRICES else made
+
+    def with_more_words(self, words: tuple[str, ...]) -> Trace:
+        """The same spans with words added after those there are."""
+        assert words[: len(self.words)] == self.words
+        return replace(self, words=words)._keeping(self)
+
+    def with_meta(self, **meta: Any) -> Trace:
+        """The same spans with more known of the run as a whole."""
+        return replace(self, meta={**self.meta, **meta})._keeping(self)
+
+    def _keeping(self, other: Trace) -> Trace:
+        """This trace with what was derived from another that has the same spans."""
+        self._kept.update(other._kept)
+        return self
 
     def with_words(self, **columns: list[str]) -> Trace:
         """The same spans with word columns given as text, one word a span."""
@@ -281,6 +296,8 @@ COLUMNS = tuple(
     for f in fields(Trace)
     if f.name not in ("title", "words", "extra", "counters", "notes", "meta", "origin_ns", "_kept")
 )
+#: Columns from which nothing that a trace keeps is derived.
+_PRICES = frozenset(("floor_s", "expected_s", "flops", "read_bytes", "written_bytes", "bound", "energy_j"))
 _TYPES: Mapping[str, type] = {"start_s": np.float64, "duration_s": np.float64, "kind": np.int8}
 
 

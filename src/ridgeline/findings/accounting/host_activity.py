@@ -151,12 +151,16 @@ class Host:
         usual = float(np.median(spent))
         shapes = trace.optional("shapes")
         code = trace.name[rows].astype(np.int64) * (len(trace.words) + 1) + shapes[rows]
-        order = np.lexsort((trace.start_ns[rows], code))
+        slow = slow[spent[slow] >= 10.0 * usual]
+        alike = np.flatnonzero(np.isin(code, np.unique(code[slow])))
+        alike = alike[np.lexsort((trace.start_ns[rows[alike]], code[alike]))]
+        begins = np.flatnonzero(np.diff(code[alike], prepend=-1))
+        is_slow = np.zeros(len(rows), np.bool_)
+        is_slow[slow] = True
         chosen = []
-        for i in slow[spent[slow] >= 10.0 * usual].tolist():
-            low, high = np.searchsorted(code[order], (code[i], code[i] + 1))
-            same = order[low:high]
-            if same[0] != i:
+        for same in np.split(alike, begins[1:]):
+            i = int(same[0]) if len(same) else -1
+            if i < 0 or not is_slow[i]:
                 continue
             if len(same) > 1:
                 is_first = bool(spent[i] >= 3.0 * float(np.median(spent[same[1:]])))
@@ -309,6 +313,12 @@ class Host:
             activity = np.where(lasts < 2**60, between, _CODE["unrecorded"]).astype(np.int8)
             made.append(Pieces(silent.window, silent.end - silent.start, activity, nobody))
         return made
+
+
+def host_of(trace: Trace, rank: int) -> Host:
+    """The host of a rank, looked at once for a trace."""
+    found: Host = trace.keep(f"host of rank {rank}", lambda: Host(trace, rank))
+    return found
 
 
 def _chosen(stretch: _Stretch, mask: Mask) -> _Stretch:

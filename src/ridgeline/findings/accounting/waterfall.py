@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.findings.accounting.avoidable import SORTS, avoidable_of
-from ridgeline.findings.accounting.host_activity import Host
+from ridgeline.findings.accounting.host_activity import host_of
 from ridgeline.findings.accounting.idle import REASONS, idle_of
 from ridgeline.findings.accounting.labels import STAGES, label_of, remedy_of, stage_of
 from ridgeline.findings.accounting.partition import owned_of
@@ -259,13 +259,13 @@ def waterfall_of(
         known, whole = _kernels(trace, book, works, owned.ns, extra_s)
         priced_ns, kernel_ns = priced_ns + known, kernel_ns + whole
         _copies_and_collectives(trace, book, works, owned.ns, owned.waited_ns, bool(others))
-        _idle(trace, book, Host(trace, rank), rank, device, trace.in_order(mask), owned.gaps)
+        _idle(trace, book, host_of(trace, rank), rank, device, trace.in_order(mask), owned.gaps)
     if not num_devices:  # the host alone
         for rank in trace.ranks() or [0]:
             num_devices += 1
             everything = Intervals(np.array([start_ns]), np.array([end_ns]))
             gap = everything if end_ns > start_ns else Intervals(*(np.zeros(0, np.int64),) * 2)
-            _idle(trace, book, Host(trace, rank), rank, -1, np.zeros(0, np.intp), gap)
+            _idle(trace, book, host_of(trace, rank), rank, -1, np.zeros(0, np.intp), gap)
     per_step = max(1, num_steps) * num_devices
     bars = _bars(trace, book, per_step, (end_ns - start_ns) * num_devices, max_parts)
     idle = [bar for bar in bars if bar.stage == "idle"]

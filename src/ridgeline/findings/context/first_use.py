@@ -32,7 +32,7 @@ def compiling_spans(context: TraceContext) -> Index:
 def first_use_spans(context: TraceContext) -> Index:
     """Ops and calls of the launching threads that build plans or load code, as the accounting tells them."""
     trace = context.trace
-    host = Host(trace, int(trace.rank[0]) if len(trace) else 0)
+    host = host_of(trace, int(trace.rank[0]) if len(trace) else 0)
     told, ops = host.overrides == ACTIVITIES.index("first_use"), trace.of_kind(Kind.OP)
     # an op that is never seen without it may always take as long: a recurrent layer launches all of its steps
     others = np.unique(trace.name[ops & ~told])

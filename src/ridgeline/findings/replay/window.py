@@ -12,6 +12,9 @@ from ridgeline.trace.table import Trace
 MAX_WORKS = 60_000
 """Pieces of device work in a replay: a tenth of a second each time."""
 
+MAX_STEP_WORKS = 20_000
+"""Pieces of device work in whole steps from the middle of a long trace: more of them say nothing new."""
+
 WARM_TIMES = 1.5
 """A first step that takes this many times as long as those after it is not one of them."""
 
@@ -87,10 +90,10 @@ def _whole(trace: Trace) -> Window:
 def _middle(trace: Trace, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
     """Indices of consecutive steps whose device work fits into a replay."""
     num = len(starts)
-    if int(trace.gpu.sum()) <= MAX_WORKS:
+    if int(trace.gpu.sum()) <= MAX_STEP_WORKS:
         return np.arange(num)
     works = np.sort(trace.start_ns[trace.gpu])
     each = np.maximum(1, np.searchsorted(works, ends) - np.searchsorted(works, starts))
-    count = int(np.clip(MAX_WORKS // max(1, int(np.median(each))), 1, num))
+    count = int(np.clip(MAX_STEP_WORKS // max(1, int(np.median(each))), 1, num))
     first = (num - count) // 2
     return np.arange(first, first + count)
