@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.findings.accounting.avoidable import SORTS, avoidable_of
-from ridgeline.findings.accounting.host_activity import host_of
+from ridgeline.findings.accounting.host_activity import Host, host_of
 from ridgeline.findings.accounting.idle import REASONS, idle_of
 from ridgeline.findings.accounting.labels import STAGES, label_of, remedy_of, stage_of
 from ridgeline.findings.accounting.partition import owned_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ridgeline.findings.accounting.host_activity import ACTIVITIES, Host
+from ridgeline.findings.accounting.host_activity import ACTIVITIES, host_of
 from ridgeline.findings.context.context import TraceContext, derived, inside_window
 from ridgeline.findings.context.host_time import main_threads
 from ridgeline.findings.context.rounds import num_rounds, recurs
