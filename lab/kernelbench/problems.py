@@ -1249,17 +1249,16 @@ def contests() -> dict[str, Any]:
     from ridgeline.optimizer.rewrites.conv import elementwise_epilogue as chains
     from ridgeline.optimizer.rewrites.linear import gemv as vectors
     from ridgeline.optimizer.rewrites.linear import split_gemm as halves
-    from ridgeline.optimizer.rewrites.rows import amax as extremes
     from ridgeline.optimizer.rewrites.rows import long_rows as lengths
     from ridgeline.optimizer.rewrites.rows import pool_cumsum as windows
 
     found = {
         str(key): seconds
-        for each in (chains, extremes, halves, lengths, vectors, windows)
+        for each in (chains, halves, lengths, vectors, windows)
         for key, seconds in each.CONTEST.seconds.items()
     }
     rounded = {str(key): found.rounding for key, found in chains._accuracy.items()}
-    for each in (chains, extremes, halves, lengths, vectors, windows):
+    for each in (chains, halves, lengths, vectors, windows):
         each.CONTEST.seconds.clear()
     apart = {str(key): found.apart for key, found in chains._accuracy.items()}
     return {"seconds": found, "rounding": rounded, "apart": apart}

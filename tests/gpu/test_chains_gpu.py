@@ -6,7 +6,6 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton")
 
-from ridgeline.optimizer.rewrites.conv import average_pool as averages
 from ridgeline.optimizer.rewrites.conv import elementwise_epilogue as chains
 from ridgeline.optimizer.rewrites.linear import gemv as vectors
 from ridgeline.optimizer.rewrites.linear import split_gemm as halves
@@ -38,22 +37,6 @@ def test_every_way_to_convolve_is_as_accurate_as_the_library(transposed, inputs,
     assert own < 2e-3 and len(ways) >= 2
     for name, way in ways.items():
         assert error(way(*args[:4]), meant) <= 2 * own + 1e-6, name
-
-
-@pytest.mark.parametrize(
-    ("inputs", "outputs", "window", "step"), [(8, 64, 4, 4), (32, 48, 2, 2), (3, 20, 3, 2)]
-)
-def test_a_convolution_averaged_at_once_is_as_accurate_as_the_two_apart(inputs, outputs, window, step):
-    torch.manual_seed(0)
-    x, weight = torch.rand(3, inputs, 66, 61, device="cuda"), torch.randn(outputs, inputs, 3, 3, device="cuda")
-    bias, rest = torch.randn(outputs, device="cuda"), ([1, 0], [window] * 2, [step] * 2)
-    meant = F.avg_pool2d(F.conv2d(x.double(), weight.double(), bias.double(), 1, (1, 0)), window, step)
-    own = error(F.avg_pool2d(F.conv2d(x, weight, bias, 1, (1, 0)), window, step), meant)
-    tiles = averages._tiles(x, weight, bias, *rest)
-    assert tiles and own < 2e-3
-    for tile in tiles:
-        assert error(averages._ours(tile, x, weight, bias, *rest), meant) <= 2 * own + 5e-7, tile
-    assert error(averages.averaged_convolution(x, weight, bias, *rest), meant) <= 2 * own + 5e-7
 
 
 @pytest.mark.parametrize(

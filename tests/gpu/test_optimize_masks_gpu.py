@@ -10,7 +10,8 @@ if not torch.cuda.is_available():
 
 from ridgeline.optimizer import backend
 from ridgeline.optimizer.rewrites import recommended
-from ridgeline.optimizer.rewrites.attention.fused import attention_call, masks
+from ridgeline.optimizer.rewrites.attention import masks
+from ridgeline.optimizer.rewrites.attention.backends import attention_call
 
 DEVICE = torch.device("cuda")
 SMALL = {"vocab_size": 512, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2,

@@ -1337,26 +1337,6 @@ def a_weight_used_twice() -> Any:
     return Tied(), (_x(),)
 
 
-@spelled("diagonal")
-def a_diagonal_matrix_times_a_matrix() -> Any:
-    return Of(lambda self, a, b: torch.diag(a) @ b), (_x(9), _x(9, 5))
-
-
-@spelled("diagonal")
-def a_matrix_times_a_diagonal_matrix() -> Any:
-    return Of(lambda self, a, b: torch.matmul(b, torch.diag(a))), (_x(5), _x(9, 5))
-
-
-@missed("diagonal")
-def an_off_diagonal() -> Any:
-    return Of(lambda self, a, b: torch.diag(a, 1) @ b), (_x(9), _x(10, 5))
-
-
-@spelled("sum-of-linear")
-def the_sum_of_a_layers_outputs() -> Any:
-    return nn.Sequential(nn.Linear(WIDTH, 32), Summed(True)), (_x(9, WIDTH),)
-
-
 class Summed(nn.Module):
     def __init__(self, keepdim: bool) -> None:
         super().__init__()
@@ -1364,55 +1344,6 @@ class Summed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x.sum(dim=-1, keepdim=self.keepdim)
-
-
-@spelled("sum-of-linear")
-def the_mean_of_a_layers_outputs() -> Any:
-    class Mean(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(WIDTH, 32, bias=False)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.layer(x).mean(-1)
-
-    return Mean(), (_x(),)
-
-
-@missed("sum-of-linear")
-def the_sum_over_rows() -> Any:
-    return Of(lambda self, x: F.linear(x, self.w).sum(0), w=torch.randn(8, WIDTH)), (_x(9, WIDTH),)
-
-
-@spelled("mean-of-convolution")
-def the_mean_of_a_convolution_over_its_pixels() -> Any:
-    return Of(lambda self, x: (F.conv2d(x, self.w, padding=1) * 2.0).mean((2, 3)), w=torch.randn(4, 3, 3, 3)), (
-        _x(2, 3, 9, 8),
-    )
-
-
-@spelled("mean-of-convolution")
-def a_convolution_pooled_to_one_pixel() -> Any:
-    return Of(lambda self, x: F.adaptive_avg_pool2d(F.conv2d(x, self.w), 1), w=torch.randn(4, 3, 3, 3)), (
-        _x(2, 3, 9, 8),
-    )
-
-
-@missed("mean-of-convolution")
-def a_convolution_pooled_to_two_pixels() -> Any:
-    return Of(lambda self, x: F.adaptive_avg_pool2d(F.conv2d(x, self.w), (1, 2)), w=torch.randn(4, 3, 3, 3)), (
-        _x(2, 3, 9, 8),
-    )
-
-
-@missed("mean-of-convolution")
-def the_mean_of_a_convolution_over_its_rows() -> Any:
-    return Of(lambda self, x: F.conv2d(x, self.w).mean((2,)), w=torch.randn(4, 3, 3, 3)), (_x(2, 3, 9, 8),)
-
-
-@spelled("one-element", matches=2)
-def reductions_of_single_elements() -> Any:
-    return Of(lambda self, x: torch.logsumexp(x.sum(1, keepdim=True).mean(1, keepdim=True), 1)), (_x(9, WIDTH),)
 
 
 @spelled("numbers", matches=2)
@@ -1519,11 +1450,6 @@ def a_product_used_before_its_activation() -> Any:
     return Of(forward, weight=torch.randn(20, WIDTH), bias=torch.randn(20)), (_x(),)
 
 
-@spelled("conv-activation", training=False)
-def a_convolution_and_relu() -> Any:
-    return nn.Sequential(nn.Conv2d(3, 6, 3, padding=1, stride=2), nn.ReLU()), (_x(2, 3, 8, 8),)
-
-
 class Residual(nn.Module):
     def __init__(self, bias: bool = True) -> None:
         super().__init__()
@@ -1531,16 +1457,6 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(self.conv(x) + x)
-
-
-@spelled("conv-activation", training=False)
-def a_convolution_a_sum_and_relu() -> Any:
-    return Residual(), (_x(2, 6, 8, 8),)
-
-
-@missed("conv-activation")
-def a_convolution_without_bias() -> Any:
-    return Residual(False), (_x(2, 6, 8, 8),)
 
 
 @spelled("in-place", matches=2, training=False)

@@ -263,7 +263,7 @@ def test_under_autocast_kernels_find_its_casts_written_out(compiler: str) -> Non
 def test_our_attention_is_chosen_where_it_was_measured_faster() -> None:
     from torch._subclasses import FakeTensorMode
 
-    from ridgeline.optimizer.rewrites.attention.fused import wins
+    from ridgeline.optimizer.rewrites.attention.backends import wins
 
     with FakeTensorMode():
         wide, narrow, one = (

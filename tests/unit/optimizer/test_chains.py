@@ -10,26 +10,9 @@ from torch import nn
 
 pytest.importorskip("triton")
 
-from ridgeline.kernels.convolution.reference import convolved
 from ridgeline.optimizer.backend import Report, compiled
-from ridgeline.optimizer.rewrites.conv import average_pool as averages
 from ridgeline.optimizer.rewrites.conv import elementwise_epilogue as chains
 from ridgeline.optimizer.rewrites.linear import split_gemm as halves
-from ridgeline.optimizer.rewrites.linear.algebra import mean_convolved
-from ridgeline.optimizer.rewrites.rows import amax as extremes
-from ridgeline.optimizer.rewrites.rows import long_rows as lengths
-from ridgeline.optimizer.rewrites.rows import pool_cumsum as windows
-
-
-@pytest.fixture(autouse=True)
-def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)  # what PyTorch begins with
-    monkeypatch.setattr(torch.backends.cudnn, "enabled", True)
-    for module in (averages, chains, extremes, lengths, windows):
-        monkeypatch.setattr(module, "LEAST_ELEMENTS", 1)
-    monkeypatch.setattr(lengths, "LEAST_COLS", 1)
 
 
 class Behind(nn.Module):
@@ -41,6 +24,17 @@ class Behind(nn.Module):
 
     def forward(self, x: Any) -> Any:
         return self.function(self.layer(x), self.by)
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)  # what PyTorch begins with
+    monkeypatch.setattr(torch.backends.cudnn, "enabled", True)
+    for module in (chains, lengths, windows):
+        monkeypatch.setattr(module, "LEAST_ELEMENTS", 1)
+    monkeypatch.setattr(lengths, "LEAST_COLS", 1)
 
 
 def ran(model: Any, inputs: tuple[Any, ...], *rewrites: str) -> tuple[Any, Any, list[str]]:
@@ -137,30 +131,6 @@ def test_scans_and_pools_are_found_as_people_write_them(function: Any, inputs: A
     assert whats == [what]
 
 
-@pytest.mark.parametrize(
-    ("function", "num"),
-    [
-        (lambda x: torch.max(x, dim=1)[0], 1),
-        (lambda x: x.min(1, keepdim=True).values * 2, 1),
-        (lambda x: x.amax(dim=(1,), keepdim=True), 1),
-        (lambda x: torch.argmin(x, 0), 1),
-        (lambda x: x.argmax(dim=-2, keepdim=True), 1),
-        (lambda x: torch.max(x, 1), 0),
-        (lambda x: torch.max(x, 1)[1], 0),
-        (lambda x: x.amax((0, 1)), 0),
-        (lambda x: x.argmax(-1), 0),
-        (lambda x: x.argmax(), 0),
-        (lambda x: torch.max(x, torch.ones_like(x)), 0),
-    ],
-)
-def test_extremes_are_found_where_their_places_or_elements_alone_are_asked_for(function: Any, num: int) -> None:
-    x = torch.randn(3, 7, 40).round()  # many are equal
-    found, meant, whats = ran(function, (x,), "extremes")
-    assert len(whats) == num and type(found) is type(meant)
-    for a, b in zip(*((each if isinstance(each, tuple) else (each,)) for each in (found, meant)), strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=0)
-
-
 @pytest.mark.parametrize("pool", [nn.MaxPool2d(3, 2, ceil_mode=True), nn.AvgPool2d(3, 2, 1, count_include_pad=False)])
 def test_pools_that_count_otherwise_stay(pool: nn.Module) -> None:
     assert not ran(pool, (torch.randn(1, 2, 8, 8),), "pool")[2]
@@ -201,30 +171,6 @@ def test_long_rows_are_found_as_people_write_them(function: Any, shape: Any, wha
 )
 def test_rows_of_another_kind_stay(function: Any, shape: Any) -> None:
     assert not ran(function, (torch.randn(*shape),), "long-rows")[2]
-
-
-def test_sums_and_means_go_before_products() -> None:
-    layer = Behind(nn.Linear(8, 6), lambda y, by: ((y - by) / 2 + 1).mean(1, keepdim=True) * 3, (6,))
-    found, meant, whats = ran(layer, (torch.randn(5, 8),), "sum-of-linear")
-    torch.testing.assert_close(found, meant)
-    assert whats == ["mean of 6 outputs"]
-    model = Behind(nn.ConvTranspose2d(3, 6, 3, 2, 1, 1), lambda y, by: (y * 0.5).mean([2, 3], keepdim=True))
-    found, meant, whats = ran(model, (torch.randn(2, 3, 6, 7),), "mean-of-convolution")
-    torch.testing.assert_close(found, meant, rtol=1e-4, atol=1e-6)
-    assert whats == ["mean of conv_transpose2d over its pixels"]
-
-
-@pytest.mark.parametrize("transposed", [False, True])
-def test_means_of_convolutions_count_every_tap_that_lies_inside(transposed: bool) -> None:
-    for s, p, d, k, extra in itertools.product((1, 2, 3), (0, 1, 2), (1, 2), (1, 3, 4), (0, 1)):
-        if extra and (not transposed or extra >= max(s, d)):
-            continue
-        x, bias = torch.randn(2, 3, 11, 9, dtype=torch.float64), torch.randn(4, dtype=torch.float64)
-        weight = torch.randn(*((3, 4) if transposed else (4, 3)), k, k, dtype=torch.float64)
-        sizes = [[each] * 2 for each in (s, p, d, extra)]
-        y = convolved(x, weight, bias, *sizes, 1, transposed)
-        found = mean_convolved(x, weight, bias, *sizes[:3], transposed, list(y.shape[2:]), 0.5, True, False)
-        torch.testing.assert_close(found, (y * 0.5).mean((2, 3)))
 
 
 @pytest.mark.parametrize(("width", "causal", "num"), [(512, False, 1), (512, True, 0), (64, False, 0)])
@@ -287,51 +233,6 @@ def test_the_likely_rounding_of_a_convolution_is_compiled_first(
     expected = chains._expected(sizes, [chains.config.Tile(128, 32), chains.config.Tile(256, 32)])
     last = "exact" if "exact" in first else first[0]
     assert [tile.rounding for tile in expected] == [*first, last]
-
-
-@pytest.mark.parametrize(
-    ("layer", "pool", "shape", "num"),
-    [
-        (nn.Conv2d(3, 6, 3), nn.AvgPool2d(4), (2, 3, 19, 18), 1),
-        (nn.Conv2d(3, 6, (3, 2), padding=(2, 1)), nn.AvgPool2d((2, 3), (1, 2)), (2, 3, 11, 12), 1),
-        (nn.Conv1d(3, 6, 5, bias=False), nn.AvgPool1d(3, 2), (2, 3, 20), 1),
-        (nn.Conv3d(3, 6, 2), nn.AvgPool3d(2), (1, 3, 6, 7, 8), 1),
-        (nn.Conv2d(3, 6, 3, stride=2), nn.AvgPool2d(2), (2, 3, 19, 18), 0),
-        (nn.Conv2d(3, 6, 3, dilation=2), nn.AvgPool2d(2), (2, 3, 19, 18), 0),
-        (nn.Conv2d(3, 6, 3, groups=3), nn.AvgPool2d(2), (2, 3, 19, 18), 0),
-        (nn.Conv2d(3, 6, 3), nn.AvgPool2d(3, padding=1), (2, 3, 19, 18), 0),
-        (nn.Conv2d(3, 6, 3), nn.AvgPool2d(4, ceil_mode=True), (2, 3, 19, 18), 0),
-        (nn.Conv2d(3, 6, 3), nn.AvgPool2d(2, divisor_override=3), (2, 3, 19, 18), 0),
-        (nn.Conv2d(3, 6, 3), nn.MaxPool2d(4), (2, 3, 19, 18), 0),
-        (nn.ConvTranspose2d(3, 6, 3), nn.AvgPool2d(2), (2, 3, 9, 8), 0),
-    ],
-)
-def test_means_over_windows_of_a_convolution_are_one_convolution(layer: Any, pool: Any, shape: Any, num: int) -> None:
-    model = nn.Sequential(layer, pool, nn.Sigmoid())
-    found, meant, whats = ran(model, (torch.randn(shape),), "averaged-convolution")
-    torch.testing.assert_close(found, meant, rtol=1e-5, atol=1e-5)
-    assert len(whats) == num
-
-
-def test_a_decided_race_of_averaged_convolutions_lays_no_ways_out_again(monkeypatch) -> None:
-    x, weight, laid = torch.randn(2, 3, 12, 12), torch.randn(4, 3, 3, 3), []
-    given = (x, weight, None, [0, 0], [2, 2], [2, 2])
-    monkeypatch.setattr(averages, "_tiles", lambda *given: laid.append(given) or [])
-    monkeypatch.setattr(averages, "_apart", averages.at_once)
-    monkeypatch.setattr(averages, "_decided", {})
-    key = (x.shape, weight.shape, True, (0, 0), (2, 2), (2, 2), x.device)
-    first = averages._raced(*given)
-    averages._raced(*given)
-    assert len(laid) == 2, "nothing is decided where nothing may be timed"
-    monkeypatch.setitem(averages.CONTEST.won, key, "apart")
-    for _ in range(3):
-        assert torch.equal(averages._raced(*given), first)
-    assert len(laid) == 3
-
-
-def test_a_convolution_that_is_read_twice_is_not_averaged_away() -> None:
-    model = Behind(CONV(), lambda y, by: F.avg_pool2d(y, 2).sum() + y.sum())
-    assert not ran(model, (torch.randn(2, 3, 12, 12),), "averaged-convolution")[2]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ridgeline.kernels import attention as ridgeline_attention
-from ridgeline.optimizer.rewrites.attention.fused import kernel_arguments, kernel_refusal, wins
+from ridgeline.optimizer.rewrites.attention.backends import kernel_arguments, kernel_refusal, wins
 
 NAME = "ridgeline"
 RUNS_ON = frozenset({"cuda"})

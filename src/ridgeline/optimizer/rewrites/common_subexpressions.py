@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from ridgeline.optimizer.rewrites.attention.fused import added_up, hiding, hiding_of, key_mask, lifted, unfolded
+from ridgeline.optimizer.rewrites.attention.backends import key_mask
+from ridgeline.optimizer.rewrites.attention.fused import added_up, hiding, hiding_of, lifted, unfolded
 from ridgeline.optimizer.rewrites.attention.score_bias import along
 from ridgeline.optimizer.rewrites.context import Scene, clash, is_written
 from ridgeline.optimizer.rewrites.op_names import call, cast_target

@@ -69,12 +69,10 @@ def rewrite(
     modes: Sequence[str] = MODES,
     exact: str = "rounding",
     needs_kernels: bool = False,
-    before: str = "",
 ) -> Callable[[Callable[[Scene], list[Match]]], Callable[[Scene], list[Match]]]:
     """Register a function from a scene to its matches under a name; a second registration of a name is an error.
 
-    ``worth`` is one figure, or one per mode. Rewrites run in the order of their registration, which is the order of
-    the imports in ``rewrites/__init__.py``; or ``before`` one whose reading they build on.
+    ``worth`` is one figure, or one per mode. Rewrites run in the order of ``rewrites/order.py``.
     """
     if name in _rewrites:
         raise OptimizeError(f"rewrite {name!r} is registered twice")
@@ -84,12 +82,18 @@ def rewrite(
 
     def register(change: Callable[[Scene], list[Match]]) -> Callable[[Scene], list[Match]]:
         _rewrites[name] = Rewrite(name, summary, tuple(modes), exact, table, needs_kernels, change)
-        names = list(_rewrites)
-        for later in names[names.index(before) : -1] if before else ():
-            _rewrites[later] = _rewrites.pop(later)
         return change
 
     return register
+
+
+def arrange(names: Sequence[str]) -> None:
+    """Put all registered rewrites in this order, which names each once."""
+    if sorted(names) != sorted(_rewrites):
+        apart = sorted(set(names) ^ _rewrites.keys())
+        raise OptimizeError(f"rewrites/order.py and what is registered differ: {', '.join(apart) or 'a name twice'}")
+    for name in names:
+        _rewrites[name] = _rewrites.pop(name)
 
 
 def rewrites() -> Mapping[str, Rewrite]:

@@ -27,7 +27,7 @@ ROWS_HELD = (("triton.multi_kernel", 1),)
 """Inductor makes a second form of its reductions, which holds a row in registers, and takes the faster when first run.
 By itself it does so up to 1,024 elements; DiT's norms (1,152) and Whisper's (1,280) read their rows twice: 1.8 of 15
 ms, and 3.9 ms where our kernels take 1.9 (H200)."""
-OWN_CONVOLUTIONS = ("convolution-chain", "conv-activation")
+OWN_CONVOLUTIONS = ("convolution-chain",)
 """Rewrites that take convolutions away from Inductor, which lays out what surrounds cuDNN's as they want it."""
 TRIED_S = 0.4
 """Seconds to try three of cuDNN's algorithms for each pass of a convolution in training, laid channels last: ResNet-18

@@ -12,7 +12,7 @@ from ridgeline.kernels import attention as ridgeline_attention
 from ridgeline.kernels import decode_attention
 from ridgeline.kernels.decode_attention.op import DECODE_ATTENTION
 from ridgeline.kernels.launcher import overlapped, recording
-from ridgeline.optimizer.rewrites.attention.fused import _repeated, attention_call, cudnn_first, key_mask
+from ridgeline.optimizer.rewrites.attention.backends import attention_call, cudnn_first, key_mask, repeated
 from ridgeline.optimizer.rewrites.attention.masks import Constants, conjuncts
 from ridgeline.optimizer.rewrites.context import Scene
 from ridgeline.optimizer.rewrites.op_names import call
@@ -83,7 +83,7 @@ def _read(scene: Scene, node: fx.Node) -> Found | None:
     keys = None if found is None else scene.shape(found.key)
     if found is None or shape is None or keys is None or len(shape) != 4 or shape[2] != 1 or len(keys) != 4:
         return None
-    key, value = _repeated(scene, found.key), _repeated(scene, found.value)
+    key, value = repeated(scene, found.key), repeated(scene, found.value)
     if key is not None and value is not None and scene.unchanged((key, value), (found.key, found.value), node):
         found = replace(found, key=key, value=value)
     lengths = None if found.mask is None else _lengths(scene, found, shape[0], keys[2])

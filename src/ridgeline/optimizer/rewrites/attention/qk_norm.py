@@ -27,7 +27,6 @@ from ridgeline.optimizer.rewrites.rows.norm import Normed, called, spelled
     modes=(INFERENCE,),
     worth=Worth(eager=2.0, compiled=1.2, basis="1.28 times Inductor's, lab/notes/rows.md"),
     needs_kernels=True,
-    before="norm",
 )
 def head_norms(scene: Scene) -> list[Match]:
     if scene.training or scene.autocast:

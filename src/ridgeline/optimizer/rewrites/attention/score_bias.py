@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, fx
 
-from ridgeline.optimizer.rewrites.attention.fused import Attention, attention_call
+from ridgeline.optimizer.rewrites.attention.backends import Attention, attention_call
 from ridgeline.optimizer.rewrites.context import Scene, is_written
 from ridgeline.optimizer.rewrites.registry import Match, Worth, rewrite
 

@@ -16,7 +16,7 @@ from torch import Tensor, fx
 
 from ridgeline.engine.autotune import Contest
 from ridgeline.kernels.short_attention.op import MOST_DIM, MOST_KEYS, NARROW, SHORT_ATTENTION, VECTOR, short_attention
-from ridgeline.optimizer.rewrites.attention.fused import Attention, attention_call
+from ridgeline.optimizer.rewrites.attention.backends import Attention, attention_call
 from ridgeline.optimizer.rewrites.context import Scene
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
 

@@ -18,16 +18,9 @@ from torch import Tensor, fx
 from ridgeline.engine.autotune import Contest
 from ridgeline.kernels.short_attention.op import MOST_DIM, MOST_KEYS, NARROW, SHORT_ATTENTION, short_attention
 from ridgeline.kernels.short_attention.reference import library
-from ridgeline.optimizer.rewrites.attention.fused import (
-    Attention,
-    _leads_to_product,
-    _product,
-    _scaled,
-    _untransposed,
-    _weights,
-    attention_call,
-)
+from ridgeline.optimizer.rewrites.attention.backends import Attention, attention_call
 from ridgeline.optimizer.rewrites.attention.fused import _factor as factor_of
+from ridgeline.optimizer.rewrites.attention.fused import _leads_to_product, _product, _scaled, _untransposed, _weights
 from ridgeline.optimizer.rewrites.context import Scene
 from ridgeline.optimizer.rewrites.op_names import Call, call, cast_target
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite

@@ -32,7 +32,6 @@ from ridgeline.optimizer.rewrites.conv.read import (
     num_kinds,
     settings_of,
 )
-from ridgeline.optimizer.rewrites.linear.algebra import pooled_to_one
 from ridgeline.optimizer.rewrites.op_names import Call, call
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
 
@@ -598,3 +597,10 @@ def _number(value: Any) -> float | None:
 def contests() -> Mapping[Any, str]:
     """Which way won for every convolution that was raced."""
     return CONTEST.won
+
+
+def pooled_to_one(read: Call) -> bool:
+    """Whether it is the mean over all pixels, as a layer says it."""
+    size = read.given.get("output_size")
+    ones = all(each == 1 for each in size) if isinstance(size, (tuple, list)) else size == 1
+    return read.op == "adaptive_avg_pool" and ones

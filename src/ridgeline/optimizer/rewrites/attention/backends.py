@@ -1,0 +1,367 @@
+"""Who computes a call of attention: masks as flags, shared keys, our kernel or cuDNN's."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from ridgeline.kernels import attention as ridgeline_attention
+from ridgeline.kernels.contract import primitive
+from ridgeline.optimizer.rewrites.attention.masks import (
+    Mask,
+    Pattern,
+    taken_apart,
+    watch,
+)
+from ridgeline.optimizer.rewrites.context import Scene
+from ridgeline.optimizer.rewrites.op_names import call
+from ridgeline.optimizer.rewrites.registry import Match, Worth, rewrite
+
+_RACED = "lab/notes/optimized-models.md: taken only where the race was won"
+LEAST_ROWS = 64
+"""Our kernel gives blocks of rows to multiprocessors and does not split keys: decoding would use a fraction of them."""
+LEAST_CAUSAL_ROWS = 2048
+"""From here on our causal kernel of head dim 128 beats cuDNN's forward (1.02 to 1.14x); below and at other head dims it
+loses (0.78x at 512 rows of 64), and so does its backward pass."""
+
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """A call of scaled dot-product attention."""
+
+    query: fx.Node
+    key: fx.Node
+    value: fx.Node
+    mask: fx.Node | None
+    dropout_p: float
+    is_causal: bool
+    scale: float | None
+    enable_gqa: bool
+    node: fx.Node
+
+
+def attention_call(node: fx.Node) -> Attention | None:
+    read = call(node)
+    if read is None or read.op != "attention":
+        return None
+    names = ("query", "key", "value")
+    if not all(isinstance(read.given.get(name), fx.Node) for name in names):
+        return None
+    p, causal, scale = read.get("dropout_p", 0.0), read.get("is_causal", False), read.given.get("scale")
+    if not isinstance(p, (int, float)) or not isinstance(causal, bool) or isinstance(scale, fx.Node):
+        return None
+    mask, gqa = read.given.get("attn_mask"), bool(read.get("enable_gqa", False))
+    q, k, v = (read[name] for name in names)
+    return Attention(q, k, v, mask, float(p), causal, scale, gqa, node)
+
+
+def _recalled(
+    scene: Scene, old: Attention, target: Any = F.scaled_dot_product_attention, **changes: Any
+) -> fx.Node | None:
+    """The call with some arguments changed, put in its place; None where that would change more than its layout."""
+    fields = {name: changes.get(name, getattr(old, name)) for name in Attention.__slots__}
+    new = scene.emit(
+        old.node, target, fields["query"], fields["key"], fields["value"], attn_mask=fields["mask"],
+        dropout_p=fields["dropout_p"], is_causal=fields["is_causal"], scale=fields["scale"],
+        enable_gqa=fields["enable_gqa"],
+    )  # fmt: skip
+    if not scene.alike_sizes(old.node, new):
+        scene.discard(new)
+        return None
+    scene.relaid(old.node, new)
+    scene.retire(old.node)
+    return new
+
+
+@rewrite(
+    "mask",
+    summary="a mask that is causal, or hides nothing, becomes a flag",
+    worth=Worth(
+        eager=1.3, compiled=1.4, basis="with a mask in memory PyTorch loses its flash kernels: BERT-large 27 -> 40 ms"
+    ),
+)
+def mask(scene: Scene) -> list[Match]:
+    found = []
+    for node in scene.nodes:
+        read = attention_call(node)
+        if read is None or read.mask is None or read.is_causal:
+            continue
+        rows, keys = _sizes(scene, read)
+        parts = taken_apart(scene, read.mask, rows, keys)
+        if parts is None or parts.keys or parts.pattern.shift or parts.pattern.window is not None:
+            continue
+        new = _recalled(scene, read, mask=None, is_causal=parts.pattern.causal)
+        if new is not None:
+            watch(scene, parts.buffers)
+            found.append(scene.match(new, "causal mask" if parts.pattern.causal else "mask that hides nothing"))
+    return found
+
+
+def _sizes(scene: Scene, read: Attention) -> tuple[int, int]:
+    q, k = scene.shape(read.query), scene.shape(read.key)
+    return (q[-2], k[-2]) if q is not None and k is not None else (-1, -1)
+
+
+@rewrite(
+    "grouped-keys",
+    summary="keys and values repeated for every query head are shared instead",
+    worth=Worth(eager=1.1, compiled=1.1, basis="a copy of keys and values less per layer"),
+)
+def grouped_keys(scene: Scene) -> list[Match]:
+    found = []
+    for node in scene.nodes:
+        read = attention_call(node)
+        if read is None or read.mask is not None or read.enable_gqa or not _fused_type(scene, read.query):
+            continue
+        key, value = repeated(scene, read.key), repeated(scene, read.value)
+        if key is None or value is None or scene.shape(key) != scene.shape(value):
+            continue
+        if not scene.unchanged((key, value), (read.key, read.value), node):
+            continue
+        new = _recalled(scene, read, key=key, value=value, enable_gqa=True)
+        if new is not None:
+            found.append(scene.match(new, f"{(scene.shape(key) or (0, 0))[1]} key heads shared"))
+    return found
+
+
+def _fused_type(scene: Scene, node: fx.Node) -> bool:
+    """Types whose fused kernels share key heads: those for float32 do not, and would put scores in memory."""
+    value = scene.tensor(node)
+    if value is None or value.shape[-1] > 256:
+        return False
+    return value.dtype in (torch.bfloat16, torch.float16) or value.device.type == "cpu"
+
+
+def repeated(scene: Scene, node: fx.Node) -> fx.Node | None:
+    """The keys of which a node repeats every head in a row; heads may have been behind positions then."""
+    read = call(node)
+    if read is None or len(scene.shape(node) or ()) != 4:
+        return None
+    if read.op == "contiguous":
+        return repeated(scene, read["input"])
+    swapped = read.op == "transpose" and {read["dim0"] % 4, read["dim1"] % 4} == {1, 2}
+    if swapped or (read.op == "permute" and tuple(each % 4 for each in read["dims"]) == (0, 2, 1, 3)):
+        narrow = _repeated_along(scene, read["input"], 2)
+        return None if narrow is None else scene.emit(node, torch.transpose, narrow, 1, 2)
+    return _repeated_along(scene, node, 1)
+
+
+def _repeated_along(scene: Scene, node: Any, dim: int) -> fx.Node | None:
+    """What a node repeats every element of along a dim."""
+    read, shape = call(node), scene.shape(node)
+    if read is None or shape is None or len(shape) != 4:
+        return None
+    if read.op == "contiguous":
+        return _repeated_along(scene, read["input"], dim)
+    if read.op == "repeat_interleave" and read.given.get("dim") in (dim, dim - 4) and isinstance(read["repeats"], int):
+        return read["input"] if isinstance(read["input"], fx.Node) else None
+    wide = call(read["input"]) if read.op in ("reshape", "view", "flatten") else None
+    wide_shape = None if wide is None else scene.shape(wide.node)
+    if wide is None or wide.op != "expand" or wide_shape is None or len(wide_shape) != 5:
+        return None
+    inner = call(wide["input"])
+    narrow = None if inner is None else inner.given.get("input")
+    before, behind = wide_shape[: dim + 1], wide_shape[dim + 2 :]
+    if inner is None or not isinstance(narrow, fx.Node) or scene.shape(wide["input"]) != (*before, 1, *behind):
+        return None
+    new_dim = inner.op == "unsqueeze" and inner["dim"] % 5 == dim + 1
+    new_dim = new_dim or (inner.op == "getitem" and _puts_in(inner["index"], dim + 1))
+    matches = shape == (*before[:-1], before[-1] * wide_shape[dim + 1], *behind)
+    return narrow if new_dim and matches and scene.shape(narrow) == (*before, *behind) else None
+
+
+def _puts_in(index: Any, dim: int) -> bool:
+    """Whether an index puts one new dim in this place and takes all of the others."""
+    places = index if isinstance(index, tuple) else (index,)
+    known = all(each is None or each is Ellipsis or each == slice(None) for each in places)
+    if not known or places.count(None) != 1:
+        return False
+    at = places.index(None)
+    return at == dim if Ellipsis not in places[:at] else len(places) - at == 5 - dim
+
+
+# who computes it ------------------------------------------------------------------------------------------------
+
+
+def cudnn_first(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
+    """PyTorch's function with cuDNN's kernels before the others."""
+    order = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    with sdpa_kernel(order, set_priority=True):
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale,
+            enable_gqa=enable_gqa,
+        )  # fmt: skip
+
+
+@rewrite(
+    "attention-kernel",
+    summary="scaled dot-product attention becomes our kernel, key masks included",
+    worth=Worth(eager=1.1, compiled=1.1, basis=_RACED),
+    needs_kernels=True,
+)
+def attention_kernel(scene: Scene) -> list[Match]:
+    found = []
+    for node in scene.nodes:
+        read = attention_call(node)
+        match = None if read is None or scene.autocast else _kernel(scene, read)
+        if match is not None:
+            found.append(match)
+    return found
+
+
+def _kernel(scene: Scene, read: Attention) -> Match | None:
+    if read.dropout_p:
+        scene.refuse(read.node, "attention drops weights at random")
+        return None
+    parts = Mask(Pattern(causal=read.is_causal), (), ())
+    if read.mask is not None:
+        found = None if read.is_causal else taken_apart(scene, read.mask, *_sizes(scene, read))
+        if found is None:
+            scene.refuse(read.node, "the mask is neither causal nor one of keys")
+            return None
+        parts = found
+    if not _is_wanted(scene, read, parts):
+        return None
+    read = _with_shared_keys(scene, read)
+    options = _kernel_options(scene, read, parts)
+    if isinstance(options, str):
+        scene.refuse(read.node, options)
+        return None
+    new = scene.emit(read.node, ridgeline_attention, read.query, read.key, read.value, **options)
+    if not scene.alike_sizes(read.node, new):
+        scene.discard(new)
+        scene.refuse(read.node, "the result's layout matters to what follows")
+        return None
+    watch(scene, parts.buffers)
+    scene.relaid(read.node, new)
+    scene.discard(read.node)
+    kind = " causal" if parts.pattern.causal else ""
+    return scene.match(
+        new, f"attention {tuple(scene.shape(read.query) or ())}{kind}{' key mask' if parts.keys else ''}"
+    )
+
+
+def _with_shared_keys(scene: Scene, read: Attention) -> Attention:
+    """The call over keys and values as they were before they were repeated for every query head."""
+    key, value = repeated(scene, read.key), repeated(scene, read.value)
+    if key is None or value is None or (scene.shape(key) or ())[:3] != (scene.shape(value) or ())[:3]:
+        return read
+    shared = scene.unchanged((key, value), (read.key, read.value), read.node)
+    return replace(read, key=key, value=value) if shared else read
+
+
+def _is_wanted(scene: Scene, read: Attention, parts: Mask) -> bool:
+    """Whether our kernel is to compute a call: always where asked for by ``options={"attention": "always"}``."""
+    query = scene.tensor(read.query)
+    if query is None or scene.options.get("attention") == "always":
+        return query is not None
+    masked = bool(parts.keys) or parts.pattern.window is not None
+    return wins(query, parts.pattern.causal, masked, scene.training)
+
+
+def wins(query: Tensor, causal: bool, masked: bool, training: bool) -> bool:
+    """Whether our kernel is the fastest for a call, going by the race; on a host there is none to lose."""
+    if query.device.type != "cuda":
+        return True
+    if query.shape[2] < LEAST_ROWS:
+        return False
+    if masked:
+        return True
+    return causal and not training and 96 < query.shape[3] <= 128 and query.shape[2] >= LEAST_CAUSAL_ROWS
+
+
+def _kernel_options(scene: Scene, read: Attention, parts: Mask) -> dict[str, Any] | str:
+    """The keyword arguments of our attention for a mask, or why it does not take it."""
+    rows, keys = _sizes(scene, read)
+    taken = kernel_arguments()
+    options: dict[str, Any] = {"is_causal": parts.pattern.causal, "scale": read.scale}
+    if parts.pattern.shift not in (0, keys - rows):
+        return "the mask is shifted"
+    if parts.pattern.causal and parts.pattern.shift and rows != keys:
+        options["lower_right"] = True
+    if parts.pattern.window is not None:
+        if "window" not in taken:
+            return "our kernel has no windows"
+        options["window"] = parts.pattern.sides
+    if parts.keys:
+        if "key_mask" not in taken:
+            return "our kernel takes no key masks"
+        options["key_mask"] = _shared_key_mask(scene, scene.shape(read.query)[0], parts.keys)  # type: ignore[index]
+    given = (scene.value(x) for x in (read.query, read.key, read.value))
+    reason = kernel_refusal(*given, **option_values(scene, options))
+    return options if reason is None else reason
+
+
+def _shared_key_mask(scene: Scene, batch: int, factors: tuple[fx.Node, ...]) -> fx.Node:
+    """The mask of keys, made once behind its last factor for all layers that use it."""
+    key = ("key mask", batch, factors)
+    if key not in scene.notes or scene.notes[key]._erased:
+        after = max(factors, key=scene.position).next
+        while after.op == "placeholder":
+            after = after.next
+        scene.notes[key] = scene.emit(after, key_mask, batch, *factors)
+    return scene.notes[key]
+
+
+def option_values(scene: Scene, options: dict[str, Any]) -> dict[str, Any]:
+    return {name: scene.value(value) for name, value in options.items()}
+
+
+@cache
+def kernel_arguments() -> frozenset[str]:
+    """The names our attention takes: what it can do grows."""
+    return frozenset(inspect.signature(ridgeline_attention).parameters)
+
+
+def kernel_refusal(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> str | None:
+    """Why our attention does not run these, device aside; None where it does."""
+    support = primitive("attention").support
+    key_mask, sinks, softcap = (options.get(name) for name in ("key_mask", "sinks", "softcap"))
+    if not {"key_mask", "sinks", "softcap"} <= kernel_arguments():
+        return support(query, key, value)
+    scale = query.shape[-1] ** -0.5 if options.get("scale") is None else options["scale"]
+    causal = bool(options.get("is_causal", False))
+    return support(query, key, value, causal, scale, 0, key_mask, sinks, -1, -1, softcap or 0.0)
+
+
+def key_mask(batch: int, *factors: Tensor) -> Tensor:
+    """One boolean per batch element and key from factors that broadcast over heads and rows."""
+    total = factors[0]
+    for factor in factors[1:]:
+        total = total & factor
+    keys = total.shape[-1]
+    return (
+        total.expand(batch, 1, 1, keys).reshape(batch, keys)
+        if total.dim() == 4
+        else total.reshape(-1, keys).expand(batch, keys)
+    )
+
+
+@rewrite(
+    "attention-cudnn",
+    summary="scaled dot-product attention asks cuDNN before FlashAttention-2",
+    worth=Worth(eager=1.0, compiled=1.0, basis="PyTorch 2.11 asks cuDNN first on Hopper anyway; for others"),
+    needs_kernels=True,
+)
+def attention_cudnn(scene: Scene) -> list[Match]:
+    found = []
+    for node in scene.nodes:
+        read = attention_call(node)
+        value = None if read is None else scene.tensor(read.query)
+        if read is None or value is None or value.dtype not in (torch.bfloat16, torch.float16):
+            continue
+        new = _recalled(scene, read, target=cudnn_first)
+        if new is not None:
+            found.append(scene.match(new, f"attention {tuple(value.shape)}"))
+    return found

@@ -1,0 +1,87 @@
+"""Every rewrite, in the order in which they run: each reads what those before it left.
+
+A module registers the rewrites of its lines; ``rewrites/__init__.py`` imports the modules and puts all in this order.
+"""
+
+ORDER = (
+    # what does nothing, or hides what is computed
+    ("in-place", "cleanup"),
+    ("identity", "cleanup"),
+    ("views", "cleanup"),
+    # arithmetic that becomes less
+    ("numbers", "linear.scalar_factors"),
+    # convolutions that are products, and the layouts of what follows
+    ("patches", "conv.patch_embedding"),
+    ("sequence-convolution", "conv.positional_conv"),
+    ("sequence-last", "conv.positional_conv"),
+    ("sequence-apart", "conv.positional_conv"),
+    ("weight-norm", "conv.positional_conv"),
+    ("sequence-chain", "conv.vocoder"),
+    ("dense-rows", "rows.dense_residual"),
+    ("fold-norm", "conv.fold_batch_norm"),
+    ("long-rows", "rows.long_rows"),
+    # attention: its spellings, then who computes it
+    ("attention-layout", "attention.head_layout"),
+    ("multi-head", "attention.multihead_module"),
+    ("encoder-layer", "attention.multihead_module"),
+    ("einsum", "linear.einsum"),
+    ("attention", "attention.fused"),
+    ("attention-special", "attention.fused"),
+    ("mask", "attention.backends"),
+    ("grouped-keys", "attention.backends"),
+    ("attention-kernel", "attention.backends"),
+    ("attention-cudnn", "attention.backends"),
+    ("window-attention", "attention.window_bias"),
+    ("attention-bias", "attention.score_bias"),
+    ("short-attention", "attention.short_sequences"),
+    # rows: gates, norms, rotary embeddings, losses
+    ("activation", "rows.gated_activation"),
+    ("gate", "rows.gated_activation"),
+    ("norm-casts", "rows.norm"),
+    ("head-norms", "attention.qk_norm"),
+    ("norm", "rows.norm"),
+    ("norm-call", "rows.norm"),
+    ("norm-residual", "rows.norm"),
+    ("rotary", "attention.rotary"),
+    ("complex-rotary", "attention.complex_rotary"),
+    ("linear-cross-entropy", "cross_entropy"),
+    ("cross-entropy", "cross_entropy"),
+    ("softmax", "rows.softmax_group_norm"),
+    ("group-norm-last", "rows.softmax_group_norm"),
+    ("group-norm", "rows.softmax_group_norm"),
+    # weights: fewer bits, laid side by side, tables
+    ("narrow", "linear.quantize_weight"),
+    ("horizontal", "linear.horizontal_fusion"),
+    ("side-by-side", "linear.horizontal_fusion"),
+    ("bags", "recommender"),
+    ("bag", "recommender"),
+    ("interaction", "recommender"),
+    ("cross", "recommender"),
+    ("dropout-add", "rows.dropout_add"),
+    # decoding steps
+    ("decode-attention", "attention.decode"),
+    ("products", "linear.few_rows"),
+    ("cache-append", "attention.kv_cache"),
+    # products and convolutions by our kernels, where they win their races
+    ("vectors", "linear.gemv"),
+    ("halves", "linear.split_gemm"),
+    ("wide-attention", "linear.split_gemm"),
+    ("float32-attention", "linear.split_gemm"),
+    ("enlarged-products", "conv.upsample"),
+    ("convolution-chain", "conv.elementwise_epilogue"),
+    ("pool", "rows.pool_cumsum"),
+    ("scan", "rows.pool_cumsum"),
+    ("pointwise", "conv.batch_norm_epilogue"),
+    ("depthwise", "conv.batch_norm_epilogue"),
+    ("grouped", "conv.batch_norm_epilogue"),
+    ("convolution-end", "conv.batch_norm_epilogue"),
+    ("stem", "conv.stem"),
+    ("resizes", "conv.resize"),
+    # epilogues of what is left, and what was computed twice
+    ("linear-activation", "linear.activation_epilogue"),
+    ("gelu", "linear.activation_epilogue"),
+    ("odd-products", "linear.odd_columns"),
+    ("index-sums", "rows.index_add"),
+    ("top_k", "rows.top_k"),
+    ("once", "common_subexpressions"),
+)
