@@ -13,6 +13,8 @@ pytest.importorskip("triton")
 from ridgeline.optimizer.backend import Report, compiled
 from ridgeline.optimizer.rewrites.conv import elementwise_epilogue as chains
 from ridgeline.optimizer.rewrites.linear import split_gemm as halves
+from ridgeline.optimizer.rewrites.rows import long_rows as lengths
+from ridgeline.optimizer.rewrites.rows import pool_cumsum as windows
 
 
 class Behind(nn.Module):
