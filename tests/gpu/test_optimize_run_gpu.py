@@ -15,10 +15,10 @@ import pytest
 torch = pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "unit" / "optimizer"))
 
+import adversarial_python_state
 import compare
-import loops
-import snares
 import training_checks
+import training_loops
 from adversarial import CASES, Case
 from compare import check
 from torch import nn
@@ -49,14 +49,14 @@ def test_an_adversarial_model_gives_what_it_gives_eagerly_or_is_refused(case: Ca
     _healthy()
 
 
-HELD = [case for case in snares.SNARES if "host" not in case.marks]
+HELD = [case for case in adversarial_python_state.PYTHON_STATE if "host" not in case.marks]
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("case", HELD, ids=[case.name for case in HELD])
 def test_a_snare_gives_what_it_gives_eagerly(case: Case, monkeypatch: Any) -> None:
     """Recorded or not; what may be recorded here is another matter than on the host."""
-    monkeypatch.setenv(snares.VARIABLE, "1")
+    monkeypatch.setenv(adversarial_python_state.VARIABLE, "1")
     device = torch.device("cuda", 0)
     eager, model = compare.build(case, device), compare.build(case, device)
     before = compare.snapshot(model)
@@ -66,7 +66,7 @@ def test_a_snare_gives_what_it_gives_eagerly(case: Case, monkeypatch: Any) -> No
         with torch.no_grad():
             kept = [compare._call(case, eager, fast, device, call) for call in range(1, compare.NUM_CALLS + 1)]
     finally:
-        snares._global_hook(None, 0)
+        adversarial_python_state._global_hook(None, 0)
     assert all(compare.alike(ours, theirs, exact=exact) for ours, theirs, exact in kept)
     _healthy()
 
@@ -78,9 +78,9 @@ def test_recorded_training(one: Callable[[Any], None]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::ridgeline.engine.drop_in.RunsEagerly")
-@pytest.mark.parametrize("loop", loops.LOOPS, ids=[loop.__name__ for loop in loops.LOOPS])
+@pytest.mark.parametrize("loop", training_loops.LOOPS, ids=[loop.__name__ for loop in training_loops.LOOPS])
 def test_a_loop_leaves_what_it_leaves_without_recorded_training(loop: Callable[..., None]) -> None:
-    loops.compared(loop, SimpleNamespace(device=torch.device("cuda", 0), executor=_executor, exact=False))
+    training_loops.compared(loop, SimpleNamespace(device=torch.device("cuda", 0), executor=_executor, exact=False))
     _healthy()
 
 

@@ -26,7 +26,7 @@ Step = Callable[[Any, Any, Tensor, int], Any]
 
 
 @dataclass(frozen=True)
-class Peril:
+class Trial:
     name: str
     model: Callable[[], nn.Module]
     step: Step
@@ -397,49 +397,49 @@ def _complex_layer() -> nn.Module:
     return Waves()
 
 
-PERILS: tuple[Peril, ...] = (
-    Peril("a backward that reads a global", _of(lambda m, x: Reversed.apply(m.inner(x))), _next_lambda,
+PERILS: tuple[Trial, ...] = (
+    Trial("a backward that reads a global", _of(lambda m, x: Reversed.apply(m.inner(x))), _next_lambda,
           missed="LAMBDA"),
-    Peril("a backward that counts", _of(lambda m, x: Counting.apply(m.inner(x))), plain, refused="SEEN"),
-    Peril("a backward that prints", _of(lambda m, x: Speaking.apply(m.inner(x))), plain, refused="prints"),
-    Peril("a backward that asks what is wanted", _of(lambda m, x: Asking.apply(x, m.inner(x), 2.0)), plain),
-    Peril("a gradient kept by a hook inside", lambda: Remembers("attribute"), _looked_at, refused="gradient"),
-    Peril("gradients collected by a hook inside", lambda: Remembers("list"), _looked_at, refused="kept"),
-    Peril("gradients scaled by a hook inside", lambda: Remembers("scale"), _looked_at, missed="scale"),
-    Peril("a result inside that keeps its gradient", lambda: Remembers("retained"), _looked_at, refused="gradient"),
-    Peril("anomalies are looked for", _of(lambda m, x: m.inner(x).sub(m.inner(x)).sqrt()), _anomalous, missed="anomal",
+    Trial("a backward that counts", _of(lambda m, x: Counting.apply(m.inner(x))), plain, refused="SEEN"),
+    Trial("a backward that prints", _of(lambda m, x: Speaking.apply(m.inner(x))), plain, refused="prints"),
+    Trial("a backward that asks what is wanted", _of(lambda m, x: Asking.apply(x, m.inner(x), 2.0)), plain),
+    Trial("a gradient kept by a hook inside", lambda: Remembers("attribute"), _looked_at, refused="gradient"),
+    Trial("gradients collected by a hook inside", lambda: Remembers("list"), _looked_at, refused="kept"),
+    Trial("gradients scaled by a hook inside", lambda: Remembers("scale"), _looked_at, missed="scale"),
+    Trial("a result inside that keeps its gradient", lambda: Remembers("retained"), _looked_at, refused="gradient"),
+    Trial("anomalies are looked for", _of(lambda m, x: m.inner(x).sub(m.inner(x)).sqrt()), _anomalous, missed="anomal",
           raises="nan"),
-    Peril("what is saved is packed", _of(lambda m, x: m.inner(x).tanh()), _packed, missed="saved|hooks"),
-    Peril("one tensor as two inputs", _of(lambda m, x, y: m.inner(x) * y), _twice_given,
+    Trial("what is saved is packed", _of(lambda m, x: m.inner(x).tanh()), _packed, missed="saved|hooks"),
+    Trial("one tensor as two inputs", _of(lambda m, x, y: m.inner(x) * y), _twice_given,
           given=lambda model, x: (x.requires_grad_(), x.clone().requires_grad_()), missed="args"),
-    Peril("its own weight as its input", _of(lambda m, x: m.inner(x)), _own_weight_given,
+    Trial("its own weight as its input", _of(lambda m, x: m.inner(x)), _own_weight_given,
           given=lambda model, x: (torch.randn_like(model.inner.weight).requires_grad_(),), missed="args|lies"),
-    Peril("a result that keeps its gradient", _of(lambda m, x: m.inner(x).tanh()), _grad_of_result,
+    Trial("a result that keeps its gradient", _of(lambda m, x: m.inner(x).tanh()), _grad_of_result,
           given=lambda model, x: (x.requires_grad_(),), missed="args"),
-    Peril("L-BFGS", _of(lambda m, x: m.inner(x).tanh()), _lbfgs),
-    Peril("a backward in another thread", _of(lambda m, x: m.inner(x).tanh()), _in_two_threads),
-    Peril("several losses", _of(lambda m, x: (m.inner(x).tanh(), m.inner(x).exp())), _several_losses,
+    Trial("L-BFGS", _of(lambda m, x: m.inner(x).tanh()), _lbfgs),
+    Trial("a backward in another thread", _of(lambda m, x: m.inner(x).tanh()), _in_two_threads),
+    Trial("several losses", _of(lambda m, x: (m.inner(x).tanh(), m.inner(x).exp())), _several_losses,
           missed="more than once"),
-    Peril("a bias frozen on the way", _of(lambda m, x: m.inner(x).tanh()), _frozen_on_the_way, missed="require"),
-    Peril("optimizers swapped", _of(lambda m, x: m.inner(x).tanh()), _swapped),
-    Peril("a backward hook on a layer later", _of(lambda m, x: m.inner(x).tanh()), _hooked_module, missed="hook",
+    Trial("a bias frozen on the way", _of(lambda m, x: m.inner(x).tanh()), _frozen_on_the_way, missed="require"),
+    Trial("optimizers swapped", _of(lambda m, x: m.inner(x).tanh()), _swapped),
+    Trial("a backward hook on a layer later", _of(lambda m, x: m.inner(x).tanh()), _hooked_module, missed="hook",
           given=lambda model, x: (x.requires_grad_(),)),
-    Peril("a call on the result of another", _of(lambda m, x: m.inner(x).tanh()), _graph_between, missed="args|waits"),
-    Peril("autocast now and then", _of(lambda m, x: m.inner(x).tanh()), _cast_outside, missed="autocast"),
-    Peril("without gradients in between", _of(lambda m, x: m.inner(x).tanh()), _without_gradients, missed="gradients"),
-    Peril("a layer that no list finds", Hiding, _hidden_gradient),
-    Peril("a model that differentiates itself", Physics, plain),
-    Peril("a parametrized weight, cached", _parametrized, _cached, missed="cach|waits|global"),
-    Peril("writes to its input", _of(_write), _written_input, refused="modified", raises="modified"),
-    Peril("results of all kinds", _of(_aliased_results), _many_results),
-    Peril("a gradient of another layout", _of(lambda m, x: m.inner(x).tanh()), _next_to),
-    Peril("gradients of gradients", _of(lambda m, x: m.inner(x).tanh()), _double,
+    Trial("a call on the result of another", _of(lambda m, x: m.inner(x).tanh()), _graph_between, missed="args|waits"),
+    Trial("autocast now and then", _of(lambda m, x: m.inner(x).tanh()), _cast_outside, missed="autocast"),
+    Trial("without gradients in between", _of(lambda m, x: m.inner(x).tanh()), _without_gradients, missed="gradients"),
+    Trial("a layer that no list finds", Hiding, _hidden_gradient),
+    Trial("a model that differentiates itself", Physics, plain),
+    Trial("a parametrized weight, cached", _parametrized, _cached, missed="cach|waits|global"),
+    Trial("writes to its input", _of(_write), _written_input, refused="modified", raises="modified"),
+    Trial("results of all kinds", _of(_aliased_results), _many_results),
+    Trial("a gradient of another layout", _of(lambda m, x: m.inner(x).tanh()), _next_to),
+    Trial("gradients of gradients", _of(lambda m, x: m.inner(x).tanh()), _double,
           given=lambda model, x: (x.requires_grad_(),), missed="differentiated", exact=False),
-    Peril("complex weights", _complex_layer, plain),
+    Trial("complex weights", _complex_layer, plain),
 )  # fmt: skip
 
 
-def outcome(peril: Peril, at: Any) -> tuple[str, str]:
+def outcome(peril: Trial, at: Any) -> tuple[str, str]:
     """Takes the steps with a model and with its recording; what was done and said, or AssertionError."""
     seed(3)
     eager = peril.model().to(at.device).train()
@@ -460,7 +460,7 @@ def outcome(peril: Peril, at: Any) -> tuple[str, str]:
     return ("missed", missed) if missed else ("replayed", str(graphed.replays))
 
 
-def _taken(peril: Peril, call: Any, model: Any, at: Any, number: int) -> Any:
+def _taken(peril: Trial, call: Any, model: Any, at: Any, number: int) -> Any:
     seed(900 + number)
     x = _input(at, number)
     try:
@@ -477,7 +477,7 @@ def _input(at: Any, number: int) -> Tensor:
     return torch.randn(6, 8, generator=generator).to(at.device)
 
 
-def check(peril: Peril, at: Any) -> None:
+def check(peril: Trial, at: Any) -> None:
     """The outcome is the expected one."""
     what, said = outcome(peril, at)
     wanted = "refused" if peril.refused else "missed" if peril.missed else "replayed"

@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent))
 
-import loops
+import training_loops
 from recorder import TapeExecutor
 
 from ridgeline.engine.drop_in import Optimized, Plan
@@ -23,9 +23,9 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.filterwarnings("ignore::ridgeline.engine.drop_in.RunsEagerly")
-@pytest.mark.parametrize("loop", loops.LOOPS, ids=[loop.__name__ for loop in loops.LOOPS])
+@pytest.mark.parametrize("loop", training_loops.LOOPS, ids=[loop.__name__ for loop in training_loops.LOOPS])
 def test_a_loop_leaves_what_it_leaves_without_recordings(loop: Callable[..., None]) -> None:
-    graphed = loops.compared(loop, SimpleNamespace(device=CPU, executor=TapeExecutor, exact=True))
+    graphed = training_loops.compared(loop, SimpleNamespace(device=CPU, executor=TapeExecutor, exact=True))
     assert graphed.replays > 0
 
 

@@ -16,9 +16,9 @@ import pytest
 torch = pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent))
 
+import adversarial_backward
+import adversarial_distant_state
 import compare
-import hazards
-import perils
 from adversarial import Case, Lambda
 from recorder import TapeExecutor
 from torch import nn
@@ -49,22 +49,22 @@ def _few_objects() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(hazards, "FILE", tmp_path / "scale")
+    monkeypatch.setattr(adversarial_distant_state, "FILE", tmp_path / "scale")
     logging.getLogger("hazard").addHandler(logging.NullHandler())
-    hazards.reset()
-    perils.reset()
+    adversarial_distant_state.reset()
+    adversarial_backward.reset()
     yield
-    hazards.reset()
+    adversarial_distant_state.reset()
 
 
-@pytest.mark.parametrize("case", hazards.CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", adversarial_distant_state.CASES, ids=lambda case: case.name)
 def test_a_hazard_gives_what_it_gives_eagerly_or_is_refused(case: Case) -> None:
     compare.check(case, CPU, TapeExecutor)
 
 
-@pytest.mark.parametrize("peril", perils.PERILS, ids=lambda peril: peril.name)
-def test_a_peril_leaves_what_it_leaves_eagerly_or_is_refused(peril: perils.Peril) -> None:
-    perils.check(peril, AT)
+@pytest.mark.parametrize("peril", adversarial_backward.PERILS, ids=lambda peril: peril.name)
+def test_a_peril_leaves_what_it_leaves_eagerly_or_is_refused(peril: adversarial_backward.Trial) -> None:
+    adversarial_backward.check(peril, AT)
 
 
 # --- a result beside its model --------------------------------------------------------------------------------------
@@ -228,11 +228,11 @@ def test_settings_of_classes_functions_and_layers_are_noticed(monkeypatch: pytes
 
 
 def test_methods_replaced_behind_a_compiled_plan_are_noticed() -> None:
-    model = hazards.Methodical()
+    model = adversarial_distant_state.Methodical()
     with torch.no_grad():
         fast = Optimized(model, [Plan(Signature.of((X,), {}, model, grad=False), compiled(model, compiler="none"))])
         for call in range(1, 4):
-            hazards._patch_method(model, call)
+            adversarial_distant_state._patch_method(model, call)
             torch.testing.assert_close(fast(X), model(X))
     assert list(fast.fallbacks) == ["Methodical.shape was replaced"]
 

@@ -11,8 +11,8 @@ import pytest
 torch = pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "optimizer"))
 
-import glances
-from glances import CHANGES, Block, Scene
+import fast_path_changes
+from fast_path_changes import CHANGES, Block, Scene
 
 from ridgeline.engine.guards import native as glance
 from ridgeline.engine.guards.dict_version import stillness
@@ -25,7 +25,7 @@ def test_a_step_is_told_at_a_glance_until_something_changes(change: Any, monkeyp
     if glance.native() is None or not stillness.counts:
         pytest.skip("no C compiler here, or a Python that does not count changes of dictionaries")
     monkeypatch.setattr(Block, "gain", 2.0)
-    monkeypatch.setattr(glances, "SCALE", 1.0)
+    monkeypatch.setattr(fast_path_changes, "SCALE", 1.0)
     scene = Scene("cuda")
     try:
         assert scene.glances() == 1
@@ -37,4 +37,4 @@ def test_a_step_is_told_at_a_glance_until_something_changes(change: Any, monkeyp
         scene.token = scene.token.clone()
         scene.agree()
     finally:
-        glances.WORDS.discard("b")
+        fast_path_changes.WORDS.discard("b")

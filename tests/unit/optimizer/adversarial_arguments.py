@@ -12,14 +12,14 @@ from collections import defaultdict, deque
 
 import numpy as np
 import torch
-from ruses import Ruse, calls, of, x
+from adversarial_callers import CallerCase, calls, of, x
 from torch import nn
 
-FEINTS: list[Ruse] = []
+ARGUMENTS: list[CallerCase] = []
 
 
 def add(name, model, script, **kw):
-    FEINTS.append(Ruse(name, model, script, **kw))
+    ARGUMENTS.append(CallerCase(name, model, script, **kw))
 
 
 def given(name, function, *values, first=None, **kw):

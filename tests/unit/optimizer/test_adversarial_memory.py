@@ -13,10 +13,10 @@ torch = pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent))
 
 import compare
+from adversarial_callers import CallerCase
+from adversarial_memory import MEMORY, STEPS, summed
 from recorder import TapeExecutor
-from ruses import Ruse
-from test_ruses import _compare, _model, _played, _recorded
-from wiles import STEPS, WILES, summed
+from test_adversarial_callers import _compare, _model, _played, _recorded
 
 from ridgeline.engine.drop_in import Optimized, Plan
 from ridgeline.engine.replay import inference as graphed
@@ -34,8 +34,8 @@ def _without_collections(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "gc", SimpleNamespace(collect=lambda: 0))
 
 
-@pytest.mark.parametrize("ruse", WILES, ids=lambda ruse: ruse.name)
-def test_recorded_calls_are_eagers(ruse: Ruse) -> None:
+@pytest.mark.parametrize("ruse", MEMORY, ids=lambda ruse: ruse.name)
+def test_recorded_calls_are_eagers(ruse: CallerCase) -> None:
     wanted = _played(ruse, _model(ruse))
     model = _model(ruse)
     before = compare.snapshot(model)
@@ -46,7 +46,7 @@ def test_recorded_calls_are_eagers(ruse: Ruse) -> None:
 
 
 @pytest.mark.parametrize("ruse", STEPS, ids=lambda ruse: ruse.name)
-def test_recorded_steps_are_eagers(ruse: Ruse) -> None:
+def test_recorded_steps_are_eagers(ruse: CallerCase) -> None:
     wanted = _played(ruse, _model(ruse))
     model, (args, kwargs) = _model(ruse), ruse.inputs()
     before = compare.snapshot(model)
@@ -61,6 +61,6 @@ def test_recorded_steps_are_eagers(ruse: Ruse) -> None:
 
 
 def test_most_of_them_are_recorded_and_none_is_there_twice() -> None:
-    for ruses in (WILES, STEPS):
+    for ruses in (MEMORY, STEPS):
         names = [ruse.name for ruse in ruses]
         assert len(set(names)) == len(names) >= 80

@@ -12,15 +12,15 @@ import threading
 import torch
 import torch.nn.functional as F
 from adversarial import Lambda
-from ruses import Ruse, calls, of, x
+from adversarial_callers import CallerCase, calls, of, x
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
-SHIFTS: list[Ruse] = []
+CHANGES_BETWEEN_CALLS: list[CallerCase] = []
 
 
 def add(name, model, script, **kw):
-    SHIFTS.append(Ruse(name, model, script, **kw))
+    CHANGES_BETWEEN_CALLS.append(CallerCase(name, model, script, **kw))
 
 
 def lin():

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from adversarial import Case, Inputs, Lambda, _of, _x
-from snares import pick
+from adversarial_python_state import pick
 from torch import Tensor, nn
 
 # --- settings that code reads in other ways than by a name of its own -----------------------------------------------

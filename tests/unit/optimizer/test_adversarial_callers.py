@@ -18,11 +18,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import compare
 import numpy as np
-from feints import FEINTS
-from guises import GUISES
+from adversarial_arguments import ARGUMENTS
+from adversarial_callers import CallerCase
+from adversarial_changes import CHANGES_BETWEEN_CALLS
+from adversarial_hidden_state import HIDDEN_STATE
 from recorder import TapeExecutor
-from ruses import Ruse
-from shifts import SHIFTS
 from test_search_adversarial import _kept_if_right  # noqa: F401  (a fixture: whatever is right is kept)
 from torch import nn
 
@@ -51,18 +51,18 @@ def _seed(value: int) -> None:
     np.random.seed(value)
 
 
-def _model(ruse: Ruse) -> Any:
+def _model(ruse: CallerCase) -> Any:
     ruse.reset()
     ruse.inputs()
     _seed(7)
     return ruse.model().train(ruse.train)
 
 
-def _around(ruse: Ruse) -> Any:
+def _around(ruse: CallerCase) -> Any:
     return contextlib.nullcontext() if ruse.grad else torch.no_grad()
 
 
-def _played(ruse: Ruse, call: Any) -> list[Any]:
+def _played(ruse: CallerCase, call: Any) -> list[Any]:
     """What a script sees, errors and random numbers after it included."""
     _seed(11)
     seen: list[Any] = []
@@ -75,7 +75,7 @@ def _played(ruse: Ruse, call: Any) -> list[Any]:
     return [*seen, random.random(), torch.rand(2), np.random.rand()]
 
 
-def _recorded(ruse: Ruse, model: Any) -> tuple[Any, Graphed | None, str]:
+def _recorded(ruse: CallerCase, model: Any) -> tuple[Any, Graphed | None, str]:
     args, kwargs = ruse.inputs()
     try:
         with _around(ruse), ruse.around():
@@ -97,12 +97,12 @@ def _as_before(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No garbage is collected before every recording, which no tape minds: that is four fifths of the time."""
     monkeypatch.setattr(graphed, "gc", SimpleNamespace(collect=lambda: 0))
     yield
-    for ruse in [held for held in request.node.callspec.params.values() if isinstance(held, Ruse)]:
+    for ruse in [held for held in request.node.callspec.params.values() if isinstance(held, CallerCase)]:
         ruse.reset()
 
 
-@pytest.mark.parametrize("ruse", [*GUISES, *FEINTS, *SHIFTS], ids=lambda ruse: ruse.name)
-def test_a_recording_is_not_caught_out(ruse: Ruse) -> None:
+@pytest.mark.parametrize("ruse", [*HIDDEN_STATE, *ARGUMENTS, *CHANGES_BETWEEN_CALLS], ids=lambda ruse: ruse.name)
+def test_a_recording_is_not_caught_out(ruse: CallerCase) -> None:
     wanted = _played(ruse, _model(ruse))
     model = _model(ruse)
     before = compare.snapshot(model) if ruse.snap else {}
@@ -112,10 +112,11 @@ def test_a_recording_is_not_caught_out(ruse: Ruse) -> None:
     assert recording.replays or fast.fallbacks if recording is not None else reason
 
 
-@pytest.mark.parametrize(
-    "ruse", [each for each in (*GUISES, *FEINTS, *SHIFTS) if each.name in TRACED], ids=lambda ruse: ruse.name
-)
-def test_compiled_code_without_its_guards_is_not_caught_out(ruse: Ruse, monkeypatch: Any) -> None:
+TRACED_CASES = [each for each in (*HIDDEN_STATE, *ARGUMENTS, *CHANGES_BETWEEN_CALLS) if each.name in TRACED]
+
+
+@pytest.mark.parametrize("ruse", TRACED_CASES, ids=lambda ruse: ruse.name)
+def test_compiled_code_without_its_guards_is_not_caught_out(ruse: CallerCase, monkeypatch: Any) -> None:
     monkeypatch.setattr(Stages, "proposals", lambda self, search: iter([Proposal(STRAIGHT, 0.1)]))
     wanted = _played(ruse, _model(ruse))
     model, (args, kwargs) = _model(ruse), ruse.inputs()
@@ -126,8 +127,8 @@ def test_compiled_code_without_its_guards_is_not_caught_out(ruse: Ruse, monkeypa
     _compare(_played(ruse, fast), wanted, exact=False)
 
 
-@pytest.mark.parametrize("ruse", [GUISES[0]], ids=["all"])
-def test_every_ruse_has_a_name_of_its_own(ruse: Ruse) -> None:
-    names = [ruse.name for ruse in (*GUISES, *FEINTS, *SHIFTS)]
+@pytest.mark.parametrize("ruse", [HIDDEN_STATE[0]], ids=["all"])
+def test_every_ruse_has_a_name_of_its_own(ruse: CallerCase) -> None:
+    names = [ruse.name for ruse in (*HIDDEN_STATE, *ARGUMENTS, *CHANGES_BETWEEN_CALLS)]
     assert len(set(names)) == len(names) >= 200
     assert isinstance(ruse.model(), nn.Module)

@@ -13,8 +13,8 @@ import pytest
 torch = pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent))
 
+import adversarial_queries
 import compare
-import doubts
 from adversarial import Case, Lambda
 from recorder import TapeExecutor
 from test_search_adversarial import _kept_if_right  # noqa: F401  (a fixture: whatever is right is kept)
@@ -44,13 +44,13 @@ pytestmark = pytest.mark.filterwarnings("ignore::ridgeline.engine.drop_in.RunsEa
 
 @pytest.fixture(autouse=True)
 def _as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(doubts, "FLAG", tmp_path / "flag")
-    doubts.reset()
+    monkeypatch.setattr(adversarial_queries, "FLAG", tmp_path / "flag")
+    adversarial_queries.reset()
     yield
-    doubts.reset()
+    adversarial_queries.reset()
 
 
-@pytest.mark.parametrize("case", doubts.DOUBTS, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", adversarial_queries.DOUBTS, ids=lambda case: case.name)
 def test_a_doubt_is_answered_as_it_is_eagerly_or_refused(case: Case) -> None:
     compare.check(case, CPU, TapeExecutor)
 
@@ -87,12 +87,12 @@ def test_what_code_asks_of_the_state_around_it_holds_for_every_kind_of_plan(
 def test_a_name_that_comes_later_is_noticed_behind_guards_that_do_not(candidate: Candidate, monkeypatch: Any) -> None:
     """PyTorch's own guards hold what a module has, and not what it has not."""
     monkeypatch.setattr(Stages, "proposals", lambda self, search: iter([Proposal(candidate, 0.1)]))
-    model = Lambda(lambda m, x: m.inner(x) * (2.0 if hasattr(doubts.SETTINGS, "late") else 3.0))
+    model = Lambda(lambda m, x: m.inner(x) * (2.0 if hasattr(adversarial_queries.SETTINGS, "late") else 3.0))
     with torch.no_grad():
         fast = rl.optimize(model, (X,), budget_s=30, use_cache=False)
         assert fast.receipt.winner == candidate.name
         torch.testing.assert_close(fast(X), model(X))
-        doubts.SETTINGS.late = 1.0
+        adversarial_queries.SETTINGS.late = 1.0
         torch.testing.assert_close(fast(X), model(X))
     assert any("late" in reason for reason in state_of(fast).fallbacks)
 
@@ -135,7 +135,7 @@ def test_training_that_asks_what_an_input_came_from_is_refused() -> None:
 
 
 def test_a_proxy_that_a_model_holds_is_left_alone_by_a_search() -> None:
-    model = doubts.Weakly(doubts.weakref.proxy)
+    model = adversarial_queries.Weakly(adversarial_queries.weakref.proxy)
     held = model.thing
     with contextlib.suppress(ReferenceError):
         rl.optimize(model, (X,), budget_s=1, use_cache=False)

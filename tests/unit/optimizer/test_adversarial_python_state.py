@@ -12,11 +12,11 @@ import pytest
 torch = pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent))
 
+import adversarial_python_state
 import compare
-import snares
 from adversarial import Case
+from adversarial_python_state import PYTHON_STATE
 from recorder import TapeExecutor
-from snares import SNARES
 from test_search_adversarial import _check, _kept_if_right  # noqa: F401  (a fixture: whatever is right is kept)
 from torch import nn
 from torch.autograd import forward_ad
@@ -40,16 +40,16 @@ REWRITTEN = (
 
 @pytest.fixture(autouse=True)
 def _as_before(monkeypatch: Any) -> Any:
-    monkeypatch.setenv(snares.VARIABLE, "1")
-    snares.SCALE.set(1.0)
-    snares.LOCAL.scale = 1.0
-    snares._logged.__defaults__[0].clear()
+    monkeypatch.setenv(adversarial_python_state.VARIABLE, "1")
+    adversarial_python_state.SCALE.set(1.0)
+    adversarial_python_state.LOCAL.scale = 1.0
+    adversarial_python_state._logged.__defaults__[0].clear()
     warnings.simplefilter("ignore", UserWarning)
     yield
-    snares._global_hook(None, 0)
+    adversarial_python_state._global_hook(None, 0)
 
 
-@pytest.mark.parametrize("case", SNARES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", PYTHON_STATE, ids=lambda case: case.name)
 def test_a_recording_gives_what_eager_gives_or_there_is_none(case: Case) -> None:
     if "default of" in case.name:  # eager's own calls would count too: it is enough that it is not recorded
         _, reason, recorded = compare.optimize(case, compare.build(case, CPU), CPU, TapeExecutor())
@@ -58,7 +58,7 @@ def test_a_recording_gives_what_eager_gives_or_there_is_none(case: Case) -> None
         compare.check(case, CPU, TapeExecutor)
 
 
-@pytest.mark.parametrize("case", [c for c in SNARES if c.name in REWRITTEN], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [c for c in PYTHON_STATE if c.name in REWRITTEN], ids=lambda case: case.name)
 def test_rewritten_it_gives_what_eager_gives(case: Case, monkeypatch: Any) -> None:
     if case.name == "counts in a default of its forward":
         model = compare.build(case, CPU)

@@ -14,8 +14,8 @@ import pytest
 torch = pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent))
 
-import glances
-from glances import CHANGES, Block, Cache, Scene
+import fast_path_changes
+from fast_path_changes import CHANGES, Block, Cache, Scene
 
 from ridgeline.engine import pytree as tree
 from ridgeline.engine.guards import native as glance
@@ -84,7 +84,7 @@ def test_a_model_that_holds_complex_numbers_is_looked_at_in_full(counted: None) 
             return torch.view_as_real(torch.view_as_complex(x) * self.table)
 
     model, x = Turned().eval(), torch.randn(3, 4, 2)
-    recording = graph_inference(model, (x,), {}, model, executor=glances.TapeExecutor())
+    recording = graph_inference(model, (x,), {}, model, executor=fast_path_changes.TapeExecutor())
     fast = Optimized(model, [Plan(recording.signature, recording)])
     with torch.no_grad():
         for _ in range(5):
@@ -106,7 +106,7 @@ def test_what_is_changed_behind_its_back_is_noticed(change: Any, plain: bool, co
     elif glance.native() is None:
         pytest.skip("no C compiler here")
     monkeypatch.setattr(Block, "gain", 2.0)
-    monkeypatch.setattr(glances, "SCALE", 1.0)
+    monkeypatch.setattr(fast_path_changes, "SCALE", 1.0)
     scene = Scene()
     try:
         assert plain or scene.glances() == 1
@@ -114,7 +114,7 @@ def test_what_is_changed_behind_its_back_is_noticed(change: Any, plain: bool, co
         scene.agree()
         scene.agree()
     finally:
-        glances.WORDS.discard("b")
+        fast_path_changes.WORDS.discard("b")
 
 
 def test_weights_written_in_place_are_read_anew(scene: Scene) -> None:

@@ -14,15 +14,16 @@ if not torch.cuda.is_available():
     pytest.skip("no CUDA device", allow_module_level=True)
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "optimizer"))
 
+import adversarial_backward
+import adversarial_distant_state
+import adversarial_queries
 import compare
-import doubts
-import hazards
-import perils
 from adversarial import Case
 
 from ridgeline.engine.capture.cuda_graph import CudaExecutor
 
-HELD = [case for case in (*hazards.CASES, *doubts.DOUBTS) if "host" not in case.marks and case.state]
+CASES = (*adversarial_distant_state.CASES, *adversarial_queries.DOUBTS)
+HELD = [case for case in CASES if "host" not in case.marks and case.state]
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::ridgeline.engine.drop_in.RunsEagerly")]
 
 
@@ -32,14 +33,14 @@ def _executor() -> CudaExecutor:
 
 @pytest.fixture(autouse=True)
 def _as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(hazards, "FILE", tmp_path / "scale")
-    monkeypatch.setattr(doubts, "FLAG", tmp_path / "flag")
-    hazards.reset()
-    doubts.reset()
-    perils.reset()
+    monkeypatch.setattr(adversarial_distant_state, "FILE", tmp_path / "scale")
+    monkeypatch.setattr(adversarial_queries, "FLAG", tmp_path / "flag")
+    adversarial_distant_state.reset()
+    adversarial_queries.reset()
+    adversarial_backward.reset()
     yield
-    hazards.reset()
-    doubts.reset()
+    adversarial_distant_state.reset()
+    adversarial_queries.reset()
     torch.cuda.synchronize()
 
 
@@ -57,7 +58,8 @@ def test_a_hazard_gives_what_it_gives_eagerly(case: Case) -> None:
     assert graphed is None or not case.refused, "was recorded, though it must not be"
 
 
-@pytest.mark.parametrize("peril", perils.PERILS, ids=[peril.name for peril in perils.PERILS])
-def test_a_peril_leaves_what_it_leaves_eagerly(peril: perils.Peril) -> None:
-    what, said = perils.outcome(peril, SimpleNamespace(device=torch.device("cuda", 0), executor=_executor, exact=False))
+@pytest.mark.parametrize("peril", adversarial_backward.PERILS, ids=lambda peril: peril.name)
+def test_a_peril_leaves_what_it_leaves_eagerly(peril: adversarial_backward.Trial) -> None:
+    where = SimpleNamespace(device=torch.device("cuda", 0), executor=_executor, exact=False)
+    what, said = adversarial_backward.outcome(peril, where)
     assert what == "refused" or not peril.refused, f"{what}: {said}"

@@ -23,14 +23,14 @@ from contextvars import ContextVar
 import numpy as np
 import torch
 import torch.nn.functional as F
-from ruses import Ruse, calls, of, x
+from adversarial_callers import CallerCase, calls, of, x
 from torch import Tensor, nn
 
-GUISES: list[Ruse] = []
+HIDDEN_STATE: list[CallerCase] = []
 
 
 def add(name, model, script, **kw):
-    GUISES.append(Ruse(name, model, script, **kw))
+    HIDDEN_STATE.append(CallerCase(name, model, script, **kw))
 
 
 def setter(path, value):

@@ -23,7 +23,7 @@ def x(number: int = 0, *shape: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Ruse:
+class CallerCase:
     """A model, the call it is optimized for, and a script of calls whose results must be eager's."""
 
     name: str

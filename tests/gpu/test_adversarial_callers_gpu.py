@@ -14,11 +14,11 @@ if not torch.cuda.is_available():
     pytest.skip("no CUDA device", allow_module_level=True)
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "optimizer"))
 
-import ruses
+import adversarial_callers
 import test_ruses
-from feints import FEINTS
-from guises import GUISES
-from ruses import Ruse, of, x
+from adversarial_arguments import ARGUMENTS
+from adversarial_callers import CallerCase, of, x
+from adversarial_hidden_state import HIDDEN_STATE
 
 from ridgeline.engine.capture.cuda_graph import CudaExecutor
 from ridgeline.engine.drop_in import Optimized, Plan
@@ -45,7 +45,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::ridgeline.eng
 
 @pytest.fixture(autouse=True)
 def _on_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(ruses, "DEVICE", DEVICE)
+    monkeypatch.setattr(adversarial_callers, "DEVICE", DEVICE)
     yield
     torch.cuda.synchronize()
 
@@ -59,8 +59,11 @@ def _recorded(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return Optimized(model, [Plan(recording.signature, recording)])
 
 
-@pytest.mark.parametrize("ruse", [r for r in (*GUISES, *FEINTS) if r.name in CHOSEN], ids=lambda ruse: ruse.name)
-def test_a_recording_is_not_caught_out(ruse: Ruse) -> None:
+CHOSEN_CASES = [case for case in (*HIDDEN_STATE, *ARGUMENTS) if case.name in CHOSEN]
+
+
+@pytest.mark.parametrize("ruse", CHOSEN_CASES, ids=lambda ruse: ruse.name)
+def test_a_recording_is_not_caught_out(ruse: CallerCase) -> None:
     try:
         wanted = test_ruses._played(ruse, test_ruses._model(ruse).to(DEVICE))
         model = test_ruses._model(ruse).to(DEVICE)

@@ -382,7 +382,7 @@ def _jacobian(m: Any, x: Tensor) -> Tensor:
 
 
 # "tape" marks what the tape that stands in for CUDA graphs in tests cannot play again.
-TRAPS: tuple[Case, ...] = (
+MODULES: tuple[Case, ...] = (
     Case("a ring of rows in a buffer, written through views", Ring, _x()),
     Case("copies a result into its input", _of(_into_itself), _x()),
     Case("resizes and fills what it is given", _of(_resized), _x(), marks=("tape",)),

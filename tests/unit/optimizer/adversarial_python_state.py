@@ -248,7 +248,7 @@ def _rolled(m: Any, x: Tensor) -> Any:
 
 
 # "host" marks what shows itself to one model at a time, or holds tensors that are not moved with it.
-SNARES: tuple[Case, ...] = (
+PYTHON_STATE: tuple[Case, ...] = (
     Case("a context variable", _of(lambda m, x: m.inner(x) * SCALE.get()), _x(), missed="SCALE",
          between=lambda m, call: SCALE.set(float(call))),
     Case("a value of the thread's", _of(lambda m, x: m.inner(x) * LOCAL.scale), _x(), missed="LOCAL",

@@ -17,10 +17,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import compare
 from adversarial import Case
+from adversarial_modules import MODULES
 from recorder import TapeExecutor
 from test_search_adversarial import _check, _kept_if_right  # noqa: F401  (a fixture: whatever is right is kept)
 from torch import nn
-from traps import TRAPS
 
 import ridgeline as rl
 from ridgeline.engine.drop_in import RunsEagerly
@@ -39,18 +39,18 @@ REWRITES = Candidate(name="rewrites", rewrites=recommended("inference", "none", 
 STOCK = Candidate(name="torch.compile", compiler="stock")
 
 
-@pytest.mark.parametrize("case", [c for c in TRAPS if "tape" not in c.marks], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [c for c in MODULES if "tape" not in c.marks], ids=lambda case: case.name)
 def test_a_recording_gives_what_eager_gives_or_there_is_none(case: Case) -> None:
     compare.check(case, CPU, TapeExecutor)
 
 
-@pytest.mark.parametrize("case", [c for c in TRAPS if c.name in REWRITTEN], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [c for c in MODULES if c.name in REWRITTEN], ids=lambda case: case.name)
 def test_rewritten_it_gives_what_eager_gives(case: Case, monkeypatch: Any) -> None:
     assert _check(case, REWRITES, monkeypatch) == "rewrites"
 
 
 def test_draws_from_dice_that_are_given_cannot_be_proved_and_stay_as_they_are(monkeypatch: Any) -> None:
-    (case,) = (c for c in TRAPS if c.name == "dice given")
+    (case,) = (c for c in MODULES if c.name == "dice given")
     assert _check(case, REWRITES, monkeypatch) == "eager"
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from adversarial import Lambda
-from ruses import Ruse, x
+from adversarial_callers import CallerCase, x
 from torch import Tensor, nn
 
 Given = Callable[[int], tuple[Any, ...]]
@@ -109,8 +109,8 @@ def at(number: int, change: Callable[[Any], Any]) -> Change:
     return lambda m, now: change(m) if now == number else None
 
 
-WILES: list[Ruse] = []
-STEPS: list[Ruse] = []
+MEMORY: list[CallerCase] = []
+STEPS: list[CallerCase] = []
 
 
 def _both(name: str, function: Callable[..., Any] | None = None, given: Given = one, *, model: Any = None,
@@ -119,9 +119,9 @@ def _both(name: str, function: Callable[..., Any] | None = None, given: Given = 
     """A model in inference and in training."""
     make = model or (lambda: Held(function, **{key: value.clone() for key, value in buffers.items()}))
     if calls:
-        WILES.append(Ruse(name, make, called(given, change), lambda: (given(0), {}), train=train))
+        MEMORY.append(CallerCase(name, make, called(given, change), lambda: (given(0), {}), train=train))
     if learns:
-        STEPS.append(Ruse(name, make, learned(given, change), lambda: (given(0), {}), train=True, grad=True))
+        STEPS.append(CallerCase(name, make, learned(given, change), lambda: (given(0), {}), train=True, grad=True))
 
 
 # --- memory ---------------------------------------------------------------------------------------------------------
@@ -447,8 +447,8 @@ for _name, _around in {
     "inference mode": torch.inference_mode, "no gradients": torch.no_grad, "gradients": torch.enable_grad,
     "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
 }.items():  # fmt: skip
-    WILES.append(Ruse(f"a call under {_name}", lambda: Lambda(lambda m, a: m.inner(a).relu()), _under(_around)))
-    WILES.append(Ruse(f"a call outside of {_name}", lambda: Lambda(lambda m, a: m.inner(a).relu()),
+    MEMORY.append(CallerCase(f"a call under {_name}", lambda: Lambda(lambda m, a: m.inner(a).relu()), _under(_around)))
+    MEMORY.append(CallerCase(f"a call outside of {_name}", lambda: Lambda(lambda m, a: m.inner(a).relu()),
                       _under(_around, (0, 2)), around=_around))  # fmt: skip
 _both("an input that asks for gradients", lambda m, a: (m.inner(a), a * 2), _asking)
 _both("an input that asks for gradients now and then", lambda m, a: m.inner(a),
