@@ -15,7 +15,7 @@ if not torch.cuda.is_available():
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "optimizer"))
 
 import adversarial_callers
-import test_ruses
+import test_adversarial_callers
 from adversarial_arguments import ARGUMENTS
 from adversarial_callers import CallerCase, of, x
 from adversarial_hidden_state import HIDDEN_STATE
@@ -65,11 +65,11 @@ CHOSEN_CASES = [case for case in (*HIDDEN_STATE, *ARGUMENTS) if case.name in CHO
 @pytest.mark.parametrize("ruse", CHOSEN_CASES, ids=lambda ruse: ruse.name)
 def test_a_recording_is_not_caught_out(ruse: CallerCase) -> None:
     try:
-        wanted = test_ruses._played(ruse, test_ruses._model(ruse).to(DEVICE))
-        model = test_ruses._model(ruse).to(DEVICE)
+        wanted = test_adversarial_callers._played(ruse, test_adversarial_callers._model(ruse).to(DEVICE))
+        model = test_adversarial_callers._model(ruse).to(DEVICE)
         args, kwargs = ruse.inputs()
-        found = test_ruses._played(ruse, _recorded(model, args, kwargs))
-        test_ruses._compare(found, wanted, exact=False)
+        found = test_adversarial_callers._played(ruse, _recorded(model, args, kwargs))
+        test_adversarial_callers._compare(found, wanted, exact=False)
     finally:
         ruse.reset()
 

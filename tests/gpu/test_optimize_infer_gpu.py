@@ -83,12 +83,12 @@ def test_convolutions_in_groups_are_as_right_as_eager(compiler: str, channels: i
 @pytest.mark.parametrize("compiler", ["none", "inductor"])
 @pytest.mark.parametrize("kind", ["plain", "shifted", "called"])
 def test_windows_with_biases_are_as_right_as_eager(compiler: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    import test_shifted
+    import test_window_bias
 
     for name, size in (("BATCH", 96), ("WINDOWS", 16), ("ROWS", 49), ("DIM", 32)):
         monkeypatch.setattr(test_shifted, name, size)
     torch.manual_seed(0)
-    model, report = test_shifted.Windows(kind).cuda().bfloat16(), Report()
+    model, report = test_window_bias.Windows(kind).cuda().bfloat16(), Report()
     x = torch.randn(96, 49, 4 * 32, device="cuda").bfloat16()
     with torch.no_grad():
         found = compiled(model, rewrites=("window-attention",), compiler=compiler, report=report)(x)
@@ -99,7 +99,7 @@ def test_windows_with_biases_are_as_right_as_eager(compiler: str, kind: str, mon
 
 @pytest.mark.parametrize("compiler", ["none", "inductor"])
 def test_group_norms_between_convolutions_are_as_right_as_eager_and_leave_channels_last(compiler: str) -> None:
-    from test_patches import Residual
+    from test_patch_embedding import Residual
 
     torch.manual_seed(0)
     model, report = Residual(320).cuda().bfloat16().eval().to(memory_format=torch.channels_last), Report()
@@ -114,7 +114,7 @@ def test_group_norms_between_convolutions_are_as_right_as_eager_and_leave_channe
 
 @pytest.mark.parametrize("compiler", ["none", "inductor"])
 def test_positions_along_sequences_are_as_right_as_eager(compiler: str) -> None:
-    from test_positions import Positions
+    from test_positional_conv import Positions
 
     torch.manual_seed(0)
     model, report = Positions(1024, 128, 16).cuda().bfloat16().eval(), Report()
@@ -130,7 +130,7 @@ def test_positions_along_sequences_are_as_right_as_eager(compiler: str) -> None:
 
 @pytest.mark.parametrize("compiler", ["none", "inductor"])
 def test_convolutions_of_one_tap_are_as_right_as_eager(compiler: str) -> None:
-    from test_positions import Points
+    from test_positional_conv import Points
 
     torch.manual_seed(0)
     model, report = Points().cuda().bfloat16().eval(), Report()
@@ -146,7 +146,7 @@ def test_convolutions_of_one_tap_are_as_right_as_eager(compiler: str) -> None:
 @pytest.mark.parametrize("compiler", ["none", "inductor"])
 @pytest.mark.parametrize("norms", [False, True])
 def test_convolutions_along_sequences_are_as_right_as_eager(compiler: str, norms: bool) -> None:
-    from test_positions import Front
+    from test_positional_conv import Front
 
     torch.manual_seed(0)
     model, report = Front(norms=norms, viewed=False).cuda().bfloat16().eval(), Report()
@@ -386,7 +386,7 @@ def test_experts_of_ours_inside_of_compiled_blocks_are_as_right_as_eager() -> No
 @pytest.mark.parametrize("compiler", ["none", "inductor"])
 def test_a_vocoders_chain_with_channels_last_is_as_right_as_eager(compiler: str) -> None:
     """Dilated convolutions that are added to what they were made of, behind a transposed one, all of them raced."""
-    from test_sounds import Vocoder
+    from test_vocoder import Vocoder
 
     from ridgeline.optimizer.rewrites.conv import positional_conv as positions
 
