@@ -86,7 +86,7 @@ def test_windows_with_biases_are_as_right_as_eager(compiler: str, kind: str, mon
     import test_window_bias
 
     for name, size in (("BATCH", 96), ("WINDOWS", 16), ("ROWS", 49), ("DIM", 32)):
-        monkeypatch.setattr(test_shifted, name, size)
+        monkeypatch.setattr(test_window_bias, name, size)
     torch.manual_seed(0)
     model, report = test_window_bias.Windows(kind).cuda().bfloat16(), Report()
     x = torch.randn(96, 49, 4 * 32, device="cuda").bfloat16()
