@@ -68,10 +68,9 @@ def predict_and_show(wish: Wish) -> None:
             )
             print(f"report: {path}", file=sys.stderr)
         if wish.trace:
-            from ridgeline.api import timeline
             from ridgeline.trace import write_chrome
 
-            made = timeline(prediction)
+            made = prediction.trace()
             path = write_chrome(made, _named(wish.trace, prediction, alone))
             print(f"trace: {path}, open it at https://ui.perfetto.dev", file=sys.stderr)
             for note in made.notes:

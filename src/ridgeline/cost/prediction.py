@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ridgeline.basis import Basis, worst
 from ridgeline.cost.memory import Fused, Memory, memory_of
 from ridgeline.graph import Graph
 from ridgeline.hardware import Device
-from ridgeline.units import show_bytes
+from ridgeline.result import Result
+from ridgeline.units import show_bytes, show_seconds
+
+if TYPE_CHECKING:
+    from ridgeline.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +68,8 @@ class Span:
     floor_s: float = 0.0  # of what runs on the device
 
 
-@dataclass(frozen=True)
-class Prediction:
+@dataclass(frozen=True, repr=False)
+class Prediction(Result):
     """One step of a graph on a device: ``expected_s`` is wall time, ``busy_s`` the sum of kernel durations.
 
     ``interval_s`` contains the measured wall time in 90 % of the cases, ``busy_interval_s`` the measured busy time.
@@ -88,6 +92,16 @@ class Prediction:
     throttle: float  # how much the power limit stretches the kernels; 1 is not at all
     calibrated_on: str = ""  # the device whose calibration was used; empty when none was
     lines: tuple[Any, ...] = field(repr=False, default=())
+
+    def summary(self) -> str:
+        low, high = (show_seconds(s) for s in self.interval_s)
+        return (f"{self.graph.name} on {self.device.name}, {self.execution}: {show_seconds(self.expected_s)} "
+                f"({low} to {high}), {show_bytes(self.peak_bytes)}")  # fmt: skip
+
+    def records(self) -> Sequence[Mapping[str, Any]]:
+        """One row a node, the longest first."""
+        rows, names = sorted(self.rows(), key=lambda row: -row.expected_s), Row.keys()
+        return [{name: str(row[name]) if name == "basis" else row[name] for name in names} for row in rows]
 
     @cached_property
     def memory(self) -> Memory:
@@ -206,6 +220,12 @@ class Prediction:
         from ridgeline.cost.schedule import spans_of
 
         return spans_of(self)
+
+    def trace(self, max_spans: int = 300_000) -> Trace:
+        """The step as a timeline: host calls, kernels and live memory, repeats unrolled."""
+        from ridgeline.cost.analyses.timeline import timeline
+
+        return timeline(self, max_spans)
 
     def to_dict(self) -> Mapping[str, Any]:
         """Everything a machine wants to read, in SI units."""

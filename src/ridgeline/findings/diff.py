@@ -14,6 +14,7 @@ from ridgeline.errors import FindingError
 from ridgeline.findings.context.fact import positive
 from ridgeline.findings.context.kernel_name import kernel_name
 from ridgeline.findings.replay.window import Window, window_of
+from ridgeline.result import Result
 from ridgeline.trace.idle import CAUSES, pieces_of
 from ridgeline.trace.intervals import Intervals, covered_within, union
 from ridgeline.trace.kind import Kind
@@ -84,8 +85,8 @@ class Change:
         return asdict(self)
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
+@dataclass(frozen=True, slots=True, repr=False)
+class Difference(Result):
     """Two runs side by side; ``changes`` has the largest first."""
 
     a: str
@@ -98,6 +99,13 @@ class Difference:
     notes: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()  # what differs before any kernel does: devices, software, ranks, how it was made
     num_ranks: int = 1
+
+    def summary(self) -> str:
+        return f"{self.a} → {self.b}: step {self.a_step_ms:.4g} → {self.b_step_ms:.4g} ms ({self.delta_ms:+.3g} ms)"
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row a change, the largest first."""
+        return [change.to_dict() for change in self.changes]
 
     @property
     def delta_ms(self) -> float:

@@ -29,6 +29,7 @@ from ridgeline.findings.replay.critical_path import path_ms
 from ridgeline.graph import Graph
 from ridgeline.hardware import Device
 from ridgeline.profiler.floors import device_of
+from ridgeline.result import Result
 from ridgeline.trace.analyses.table import Table
 from ridgeline.trace.analyses.tables import table_of
 from ridgeline.trace.breakdown import totals
@@ -74,8 +75,8 @@ class Summary:
     comm_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Explanation(Result):
     """Findings with what they rest on; times in milliseconds where the name says so."""
 
     title: str
@@ -110,6 +111,22 @@ class Explanation:
         if name == "ranks" and len(self.ranks) > 1:
             return ranks_table(self.ranks)
         return table_of(trace, name, keys, self.context.others)
+
+    def summary(self) -> str:
+        return f"{self.title}: {self.verdict}"
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row a finding, the largest first."""
+        return [
+            {
+                "finding": f.what,
+                "low_ms": f.low_ms,
+                "likely_ms": f.expected_ms,
+                "high_ms": f.high_ms,
+                "change": f.change,
+            }
+            for f in self.findings
+        ]
 
     @property
     def step_ms(self) -> float:

@@ -14,6 +14,7 @@ from ridgeline.errors import FindingError
 from ridgeline.findings.diff import Change, Difference, diff, idle_by_cause
 from ridgeline.findings.gate import Verdict, gate
 from ridgeline.findings.labels import spoken
+from ridgeline.result import Result
 from ridgeline.trace.read import read, trace_files
 from ridgeline.trace.steps import steps
 from ridgeline.trace.table import Trace
@@ -23,8 +24,8 @@ WARM_UP = 1
 MOST = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Gate:
+@dataclass(frozen=True, slots=True, repr=False)
+class Gate(Result):
     """The verdict with its reasons; ``difference`` is missing where only step times were given."""
 
     verdict: Verdict
@@ -50,6 +51,13 @@ class Gate:
         head = f"{v.verdict}: step {v.baseline_s * 1e3:.4g} → {v.runs_s * 1e3:.4g} ms, {moved}"
         because = "; ".join(f"{spoken(c.key)} {c.delta_ms:+.3g} ms, {c.why}" for c in self.causes)
         return f"{head}; {because}" if because and v.verdict in ("regression", "improvement", "inconclusive") else head
+
+    def summary(self) -> str:
+        return self.message
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row a cause."""
+        return [cause.to_dict() for cause in self.causes]
 
     def to_dict(self) -> dict[str, Any]:
         return {

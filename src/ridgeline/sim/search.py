@@ -16,6 +16,7 @@ from ridgeline.plan import Plan
 from ridgeline.plan.legality import Facts, facts_of, problems
 from ridgeline.plan.precision import recipe
 from ridgeline.plan.schedule import schedule
+from ridgeline.result import Result
 from ridgeline.sim.compose import Setting, positions_of
 from ridgeline.sim.footprint import STATE_BYTES, footprint
 from ridgeline.sim.generation import Stack
@@ -53,8 +54,8 @@ class Sensitivity:
     why: str
 
 
-@dataclass(frozen=True)
-class Search:
+@dataclass(frozen=True, repr=False)
+class Search(Result):
     """The best few plans, what became of the others, and how much each choice matters."""
 
     best: tuple[Step, ...]
@@ -63,6 +64,16 @@ class Search:
     sensitivity: tuple[Sensitivity, ...]
     frontier: tuple[tuple[float, float, str], ...]  # (step_s, peak_bytes, plan): nothing is better in both
     points: tuple[tuple[float, float], ...]
+
+    def summary(self) -> str:
+        outcomes = ", ".join(f"{num:,} {what}" for what, num in self.outcomes.items())
+        return f"{self.best[0].summary()}; best of {self.num_candidates:,} plans ({outcomes})"
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row a plan, the best first."""
+        return [{"plan": step.plan.words(), "step_s": step.step_s, "mfu_frac": step.mfu_frac,
+                 "peak_bytes": step.peak_bytes, "exposed_s": step.exposed_s, "usd": step.usd}
+                for step in self.best]  # fmt: skip
 
     def to_dict(self) -> dict[str, Any]:
         return {

@@ -19,11 +19,13 @@ from ridgeline.hardware import Cluster
 from ridgeline.plan import Plan, partition
 from ridgeline.plan.schedule import Schedule, schedule
 from ridgeline.plan.shard import sequence_of
+from ridgeline.result import Result
 from ridgeline.sim.compose import Position, Setting, positions_of
 from ridgeline.sim.footprint import OFFLOADED_FRAC, Footprint, Held, footprint, footprint_of_graph
 from ridgeline.sim.generation import Stack
 from ridgeline.sim.pieces import OPTIMIZER, Priced, blended, groups_of, price, wall_factor
 from ridgeline.sim.pipeline import Pass, Timeline, run_steady
+from ridgeline.units import show_bytes, show_seconds
 
 BUCKET_NUMEL = 40e6
 """Parameters whose gradients travel together (what Megatron and DDP-like trainers use, order of magnitude)."""
@@ -47,8 +49,8 @@ class Trouble:
         return self.slow_compute == 1.0 and self.slow_link == 1.0
 
 
-@dataclass(frozen=True)
-class Step:
+@dataclass(frozen=True, repr=False)
+class Step(Result):
     """A simulated step; seconds of ``parts`` are of the stage that ends last and sum to ``step_s``."""
 
     model: str
@@ -101,6 +103,18 @@ class Step:
     @property
     def flops_per_s_per_device(self) -> float:
         return self.model_flops / self.step_s / self.plan.world
+
+    def summary(self) -> str:
+        low, high = (show_seconds(s) for s in self.interval_s)
+        return (
+            f"{self.model} on {self.cluster.name}, {self.plan.words()}: {show_seconds(self.step_s)} ({low} to {high}), "
+            f"MFU {self.mfu_frac:.0%}, {show_bytes(self.peak_bytes)}"
+        )
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row a stage: where its time goes, and its memory at the peak."""
+        return [{"stage": f.stage, **{f"{name}_s": s for name, s in parts.items()}, "peak_bytes": f.peak_bytes}
+                for f, parts in zip(self.footprints, self.stages, strict=True)]  # fmt: skip
 
     @property
     def mfu_frac(self) -> float:

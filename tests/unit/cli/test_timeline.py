@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import ridgeline as rl
-from ridgeline.api import timeline
+from ridgeline.cost.analyses.timeline import timeline
 
 
 @pytest.mark.parametrize("options", [{}, {"mode": "decode"}, {"mode": "train"}])

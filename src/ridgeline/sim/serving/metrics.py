@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 
 from ridgeline.basis import Basis
 from ridgeline.errors import InputError
+from ridgeline.result import Result
 from ridgeline.sim.serving.simulate import Served
+from ridgeline.units import show_seconds
 
 Floats = NDArray[np.float64]
 PERCENTILES = (50, 90, 95, 99)
@@ -52,8 +54,8 @@ class Slo:
         return min(self.ttft_s, self.tpot_s, self.e2e_s) < math.inf
 
 
-@dataclass(frozen=True, slots=True)
-class Metrics:
+@dataclass(frozen=True, slots=True, repr=False)
+class Metrics(Result):
     """The figures of one simulation."""
 
     ttft_s: Spread
@@ -84,6 +86,15 @@ class Metrics:
     basis: Basis
     num_skipped: int  # requests at the start that the latencies leave out
     waiting_at_end: int  # requests not begun when the last one arrived, where that number grew all along; else 0
+
+    def summary(self) -> str:
+        return (f"{self.num_requests:,} requests on {self.num_devices} devices: TTFT {show_seconds(self.ttft_s.mean)}, "
+                f"TPOT {show_seconds(self.tpot_s.mean)}, {self.output_tokens_per_s:,.0f} tokens/s")  # fmt: skip
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row a latency."""
+        return [{"latency": name, **spread.to_dict()}
+                for name, spread in (("ttft_s", self.ttft_s), ("tpot_s", self.tpot_s), ("e2e_s", self.e2e_s))]
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON: SI units, the basis as a word."""

