@@ -112,7 +112,7 @@ MODELS: dict[str, Callable[[], Made]] = {
     "dinov2": hugging(
         "Dinov2Config", "Dinov2Model", ("pixel_values",), (torch.randn(2, 3, 56, 56),), **{**PIXELS, "image_size": 56}
     ),
-    "clip-text": hugging("CLIPTextConfig", "CLIPTextModel", I, PAIR[:1], **TEXT),
+    "clip-text": hugging("CLIPTextConfig", "CLIPTextModel", I, PAIR[:1], max_position_embeddings=128, **TEXT),
     "clip-vision": hugging(
         "CLIPVisionConfig", "CLIPVisionModel", ("pixel_values",), (torch.randn(2, 3, 64, 64),), patch_size=16, **PIXELS
     ),

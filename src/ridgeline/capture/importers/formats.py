@@ -14,7 +14,13 @@ Reader = Callable[..., Any]
 def reader_of(path: Path) -> Reader:
     """The importer of a file or folder."""
     if path.is_dir():
-        raise ModelFileError(f"{path} is a folder without a model that is known here")
+        if (path / "saved_model.pb").exists():
+            from ridgeline.capture.importers.saved_model import load_saved_model
+
+            return load_saved_model
+        from ridgeline.capture.importers.headers import load_folder
+
+        return load_folder
     try:
         with path.open("rb") as file:
             head = file.read(4096)
@@ -25,6 +31,20 @@ def reader_of(path: Path) -> Reader:
     if head[:2] in (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"):
         raise ModelFileError(f"{path.name} is a pickle, which runs code when opened: make the module in Python and "
                              "save it with torch.export.save, or its weights as safetensors")  # fmt: skip
+    if head[:4] == b"GGUF" or path.suffix == ".safetensors" or path.name == "config.json":
+        from ridgeline.capture.importers import headers
+
+        if head[:4] == b"GGUF":
+            return headers.load_gguf
+        return headers.load_safetensors if path.suffix == ".safetensors" else headers.load_config
+    if head[:4] == b"ML\xefR" or path.suffix in (".mlir", ".mlirbc", ".stablehlo"):
+        from ridgeline.capture.importers.stablehlo import load_stablehlo
+
+        return load_stablehlo
+    if path.suffix in (".prototxt", ".pbtxt", ".caffemodel"):
+        from ridgeline.capture.importers.caffe import load_caffemodel, load_prototxt
+
+        return load_caffemodel if path.suffix == ".caffemodel" else load_prototxt
     from ridgeline.capture.importers.onnx import load_onnx
 
     return load_onnx
