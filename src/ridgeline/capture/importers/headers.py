@@ -188,8 +188,8 @@ class _Gguf:
             counts[GGUF_BLOCKS[ref.element][0]] = counts.get(GGUF_BLOCKS[ref.element][0], 0) + 1
         made.survey = [OpRow(f"tensors of {label}", num) for label, num in sorted(counts.items())]
         if total > len(self.view):
-            raise ModelFileError(f"{self.where}: its tensors take {total:,} bytes of a file of {len(self.view):,}: it is "
-                                 "cut short")  # fmt: skip
+            raise ModelFileError(f"{self.where}: its tensors take {total:,} bytes of a file of {len(self.view):,}: "
+                                 "it is cut short")  # fmt: skip
         return made
 
 
@@ -213,7 +213,8 @@ def load_config(path: Path, **_: Any) -> Any:
         raise ModelFileError(f"{path} is no configuration of a Hugging Face model") from error
     if kind not in transformers.CONFIG_MAPPING or (names and not hasattr(transformers, str(names[0]))):
         raise ModelFileError(f"{path}: model type {kind!r} ({', '.join(map(str, names))}) is not one that "
-                             f"transformers {transformers.__version__} builds; code that comes with weights is never run")  # fmt: skip
+                             f"transformers {transformers.__version__} builds; code that comes with weights is "
+                             "never run")  # fmt: skip
     made = transformers.AutoConfig.for_model(**config)
     cls = getattr(transformers, str(names[0])) if names else transformers.AutoModel
     try:

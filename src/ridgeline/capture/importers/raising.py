@@ -204,7 +204,7 @@ def layer_norm(r: Rewriter, node: fx.Node) -> None:
     var = next((a for a in root.args if isinstance(a, fx.Node)), None)
     if mean.args[0] is not x or eps is None or not is_call(var, "mean"):
         return
-    square: Any = var.args[0]
+    square: Any = var.args[0] if var is not None else None
     squared = (
         square.args[0]
         if is_call(square, "pow") and close(square.args[1], 2)

@@ -225,7 +225,7 @@ class _Net:
         shape = self.given_shapes.get(name, shape)
         try:
             dims = [int(d) for d in shape]
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise ModelFileError(f"{self.where}: the shape of input {name!r} is no list of numbers") from error
         if not dims:
             wanted = any(name in layer.message.get("bottom", []) for layer in self.layers)
