@@ -244,7 +244,7 @@ def ranks_table(ranks: Sequence[Summary]) -> Table:
 
 def communication_of(trace: Trace) -> Trace:
     """A rank's collectives alone."""
-    return trace.select(trace.of_kind(Kind.COMMUNICATION) & (trace.device >= 0))
+    return trace.select(trace.of_kind(Kind.COMMUNICATION) & (trace.device >= 0)).with_used_words()
 
 
 def mean_totals(found: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, dict[str, float]]:

@@ -251,6 +251,16 @@ class Trace:
             columns[link] = moved[columns[link]]
         return replace(self, **columns, extra={name: column[index] for name, column in self.extra.items()})
 
+    def with_used_words(self) -> Trace:
+        """The same spans with no words but their own: what is kept of many traces stays small."""
+        columns = {name: getattr(self, name) for name in WORD_COLUMNS}
+        columns |= {name: column for name, column in self.extra.items() if VOCABULARY[name] is str}
+        used = np.unique(np.concatenate([np.zeros(1, np.int32), *columns.values()]))
+        moved = {name: np.searchsorted(used, column).astype(np.int32) for name, column in columns.items()}
+        own = {name: column for name, column in moved.items() if name in WORD_COLUMNS}
+        extra = {name: moved.get(name, column) for name, column in self.extra.items()}
+        return replace(self, words=tuple(self.words[word] for word in used.tolist()), **own, extra=extra, counters={})
+
     def of_rank(self, rank: int) -> Trace:
         """The spans of one rank."""
         return self.select(self.rank == rank)

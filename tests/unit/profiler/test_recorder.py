@@ -181,3 +181,17 @@ def test_masks_of_other_things_than_padding_are_not_counted(argument, mask, note
     masks = Masks([model])
     model(torch.zeros(1), **{argument: mask})
     assert [row["real_frac"] for row in masks.close()] == ([pytest.approx(noted)] if noted else [])
+
+
+def test_a_recording_is_compressed_if_its_name_says_so(tmp_path):
+    import gzip
+
+    file = tmp_path / "run.json.gz"
+    with rl.profile(steps=1, warmup=0, out=file) as run:
+        for _ in range(20):
+            torch.ones(4) + 1
+            run.step()
+            if run.done:
+                break
+    assert gzip.decompress(file.read_bytes()).rstrip().endswith(b"}") and len(run.trace)
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json.gz"]

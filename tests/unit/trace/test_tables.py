@@ -128,3 +128,12 @@ def test_a_range_that_is_none_is_refused(text):
 def test_ranges_in_several_units():
     assert range_of("1.2s..1.5s") == (1.2, 1.5)
     assert range_of("300..350ms") == pytest.approx((0.3, 0.35))
+
+
+def test_a_trace_with_its_own_words_alone_says_the_same():
+    trace = run()
+    part = trace.select(trace.of_kind(Kind.COMMUNICATION))
+    small = part.with_used_words()
+    assert len(small.words) < len(trace.words)
+    assert small.text("name", 0) == "ncclAllReduce" and small.text("collective", 0) == "all_reduce"
+    assert table_of(small, "collectives") == table_of(part, "collectives")
