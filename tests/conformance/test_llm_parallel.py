@@ -13,6 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+sys.path.insert(0, str(Path(__file__).parent))
 import llm_ranks
 
 CASES: dict[str, dict[str, Any]] = {

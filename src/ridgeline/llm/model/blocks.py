@@ -145,5 +145,5 @@ class Embedding(nn.Embedding):
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = super().forward(tokens)
-        # The factor is rounded to the model's type first, as the weights were trained
-        return x if self.scale == 1.0 else x * torch.tensor(self.scale, dtype=x.dtype, device=x.device)
+        # The factor is rounded to the model's type first, as the weights were trained; on the host, as a graph needs
+        return x if self.scale == 1.0 else x * float(torch.tensor(self.scale, dtype=x.dtype, device="cpu"))

@@ -76,6 +76,7 @@ def cross_entropy_sum(x: Tensor, weight: Tensor, target: Tensor, softcap: float 
     if x.is_cuda and not softcap and size(group) == 1:
         from ridgeline.kernels import linear_cross_entropy
 
-        with torch.autocast("cuda", enabled=False):
+        # Under autocast, of which it takes nothing else, its loss is float32: a sum over tokens needs that
+        with torch.autocast("cuda", x.dtype, enabled=x.dtype != torch.float32):
             return linear_cross_entropy(x, weight, target, ignore_index=IGNORED, reduction="sum").float()[None]
     return _LinearCrossEntropy.apply(copy_to(x, group), weight, target, softcap, group)

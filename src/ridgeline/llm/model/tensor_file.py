@@ -7,7 +7,7 @@ import json
 import math
 import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +48,8 @@ class TensorFile:
         except (ValueError, KeyError, TypeError, OSError) as error:
             raise InputError(f"{self.path} is no whole safetensors file: {error}") from None
 
-    def keys(self) -> list[str]:
-        return list(self._entries)
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._entries[name]["shape"])

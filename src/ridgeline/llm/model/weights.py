@@ -138,7 +138,7 @@ class HfFiles:
             self._where = {key: files[name] for key, name in shards.items()}
         elif (self.folder / "model.safetensors").exists():
             file = TensorFile(self.folder / "model.safetensors")
-            self._where = dict.fromkeys(file.keys(), file)
+            self._where = dict.fromkeys(file, file)
         else:
             raise InputError(
                 f"no weights in {self.folder}: model.safetensors or model.safetensors.index.json is missing"

@@ -44,13 +44,9 @@ def device_model(device: torch.device) -> Device | None:
     """The device's data, where we have any of it."""
     if device.type != "cuda":
         return None
-    from ridgeline.hardware import device as device_named
+    from ridgeline.profiler.floors import device_called
 
-    name = torch.cuda.get_device_name(device).lower()
-    for known in ("h200", "h100", "b200", "a100"):
-        if known in name:
-            return device_named({"h100": "h100-sxm"}.get(known, known))
-    return None
+    return device_called(torch.cuda.get_device_name(device))
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,7 +127,8 @@ class Trainer:
         )
         moe = self.config.moe
         coef = settings.balance if settings.balance is not None else moe.aux_coef if moe else 0.0
-        graph = settings.graph and self.device.type == "cuda" and self.world == 1
+        # Experts with biases are products one by one, whose sizes the host has to know
+        graph = settings.graph and self.device.type == "cuda" and self.world == 1 and not (moe and moe.bias)
         self.train_step = TrainStep(
             self.parts, self.layout, self.held, self.optimizers, settings.optimizer.clip, coef, graph
         )

@@ -1,0 +1,1 @@
+"""Training measured on a GPU against other trainers."""
