@@ -55,7 +55,7 @@ def attention(seed: int = 0) -> nn.Module:
 @pytest.fixture(autouse=True)
 def _own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which files this machine made is remembered in the test's own folder."""
-    monkeypatch.setenv("RIDGELINE_KERNEL_CACHE", str(tmp_path / "cache" / "kernels"))
+    monkeypatch.setenv("RIDGELINE_ENGINES", str(tmp_path / "engines"))
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ def test_a_file_with_a_flipped_bit_is_refused(saved: Path) -> None:
 
 def test_a_file_of_another_machine_is_not_trusted(saved: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert Engine.load(saved).trusted
-    monkeypatch.setenv("RIDGELINE_KERNEL_CACHE", str(tmp_path / "other" / "kernels"))
+    monkeypatch.setenv("RIDGELINE_ENGINES", str(tmp_path / "other"))
     assert not Engine.load(saved).trusted
     assert Engine.load(saved, trust=True).trusted
 
@@ -163,7 +163,7 @@ def test_mutated_files_raise_only_our_errors(saved: Path, monkeypatch: pytest.Mo
     """A sample of ``lab/engine/mutate.py``, which does ten thousand."""
     from lab.engine.mutate import mutations, tried
 
-    monkeypatch.setenv("RIDGELINE_KERNEL_CACHE", str(tmp_path / "other" / "kernels"))
+    monkeypatch.setenv("RIDGELINE_ENGINES", str(tmp_path / "other"))
     rng = random.Random(0)
     outcomes = [tried(path) for path in mutations(saved, rng, 150, tmp_path / "mutated.ridge")]
     assert all(outcome in ("ran", "refused") for outcome in outcomes)

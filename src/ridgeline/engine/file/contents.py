@@ -15,7 +15,6 @@ from ridgeline.engine.file import tensors
 from ridgeline.engine.file.container import MANIFEST, Container, to_json, write
 from ridgeline.engine.file.program import DTYPES, OPSET, Program, shown
 from ridgeline.errors import EngineError
-from ridgeline.kernels.files import cache_folder
 
 FORMAT = 1
 PROGRAM, WEIGHTS, RECEIPT, PROOF, PROOF_VALUES, TIMINGS, KERNELS, CUBINS = (
@@ -97,7 +96,9 @@ class Contents:
 
 
 def _store() -> Path:
-    return cache_folder().parent / "engines"
+    """Where this machine keeps the digests of the engines it made: ``RIDGELINE_ENGINES``, or the user's cache folder."""
+    own, base = os.environ.get("RIDGELINE_ENGINES"), os.environ.get("XDG_CACHE_HOME")
+    return Path(own) if own else (Path(base) if base else Path.home() / ".cache") / "ridgeline" / "engines"
 
 
 def _size(data: Any) -> int:

@@ -14,7 +14,6 @@ from torch import Tensor
 from ridgeline.engine.file import contents as files
 from ridgeline.engine.file.binding import Binding, tensor_of
 from ridgeline.engine.file.contents import Contents
-from ridgeline.engine.file.dry_run import peak_bytes
 from ridgeline.engine.file.execute import compiled, interpret
 from ridgeline.engine.file.program import Program
 from ridgeline.errors import EngineError
@@ -216,6 +215,8 @@ class Engine:
         if program.issued and self.device.type == "cuda":
             return self._replayed(program, shapes)
         if not self.trusted:
+            from ridgeline.engine.file.dry_run import peak_bytes
+
             what = f"{self.name}, program {index}"
             peak_bytes(program, shapes, self.contents.weights, self.limit_bytes, what)
         if index not in self._calls:
