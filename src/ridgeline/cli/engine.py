@@ -124,18 +124,17 @@ def _model(source: str, asked: Asked) -> tuple[Any, tuple[Any, ...], dict[str, A
     return made, tuple(_examples(made, asked)), {}
 
 
-def _examples(model: Any, asked: Asked) -> list[Any]:
-    """Inputs for an imported model: of the shapes that were given, else of its own, with 1 for what it leaves open."""
-    from ridgeline.engine.file.example_calls import drawn_for
-
-    wanted, shapes, dtypes = _shapes(asked.shapes) or {}, [], []
-    for entry in model.inputs.values() if isinstance(model.inputs, Mapping) else model.inputs:
-        own = [size if isinstance(size, int) else 1 for size in entry.shape]
-        shapes.append(
-            [int(n.split("..")[0]) for n in wanted[entry.name][-1].split("x")] if entry.name in wanted else own
-        )
-        dtypes.append(str(entry.dtype))
-    return drawn_for(shapes, dtypes)
+def _examples(model: Any, asked: Asked) -> Sequence[Any]:
+    """Inputs for an imported model: of the shapes that were given, with 1 for what they and the file leave open."""
+    wanted, bindings = _shapes(asked.shapes) or {}, dict[str, int]()
+    for name, spec in model.inputs.items():
+        shape = str(wanted[name][-1]).split("x") if name in wanted else ()
+        for axis, dim in enumerate(spec.shape):
+            if not isinstance(dim, int):
+                told = shape[axis].split("..")[0] if axis < len(shape) else wanted.get(dim.name, (1,))[-1]
+                bindings[dim.name] = int(told)
+    made: Sequence[Any] = model.example(bindings)
+    return made
 
 
 def _shapes(given: Mapping[str, str]) -> dict[str, Any] | None:
@@ -256,8 +255,17 @@ def _compare(asked: Asked) -> int:
 
 
 def _convert(asked: Asked) -> None:
-    raise InputError("convert: nothing to convert to yet")
+    from ridgeline.engine.file.convert import to_compressed_tensors, to_qdq_onnx
+
+    engine, source = _load(asked), Path(_source(asked))
+    if asked.to == "onnx":
+        made = [to_qdq_onnx(engine, asked.out or source.with_suffix(".onnx").name)]
+    elif asked.to == "compressed-tensors":
+        made = to_compressed_tensors(engine, asked.out or source.stem)
+    else:
+        raise InputError(f"no format {asked.to!r}{nearest(asked.to, ('onnx', 'compressed-tensors'))}")
+    _say(asked, {"files": list(map(str, made))}, "\n".join(map(str, made)))
 
 
 def _export_c(asked: Asked) -> None:
-    raise InputError("export-c: nothing to export yet")
+    raise InputError("export-c is not there yet: engines run with `ridgeline engine run`, on the CPU too")

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from ridgeline.engine.file.contents import Contents
 from ridgeline.engine.file.engine import Engine
 from ridgeline.engine.file.export import Exported, export, named_inputs, parameter_names, path_name
+from ridgeline.engine.file.padding import rows_are_independent
 from ridgeline.engine.file.program import Program
 from ridgeline.engine.file.proof import cases_like, prove
 from ridgeline.errors import EngineError
@@ -227,6 +228,8 @@ class _Build:
         programs, exported = self._programs()
         contents = self._contents(programs, exported)
         engine = Engine(contents, device=self._device())
+        if len(programs) > 1:
+            engine = self._padded(engine)
         if self.question.level >= 1:
             engine = tuned(engine, exported, self.question, self.notes)
         if self.question.level >= 2:
@@ -261,6 +264,20 @@ class _Build:
             self.notes.append(f"no program for every size: {error}; one is built for each profile")
         each = [export(question.model, *question.call_at(profile)) for profile in question.profiles]
         return [one.program for one in each], each[-1]
+
+    def _padded(self, engine: Engine) -> Engine:
+        """Whether calls between profiles may be padded: where only first dims vary, and rows do not see each other."""
+        question = self.question
+        axes = {axis for found in question.dims.values() for axis in found}
+        names = {name for found in question.dims.values() for name in found.values()}
+        inputs = named_inputs(question.model, *question.call_at(question.profiles[-1]))
+        batched = [i for i, path in enumerate(inputs) if path in question.dims]
+        if axes != {0} or len(names) != 1:
+            return engine
+        if not rows_are_independent(engine, engine.contents.programs[-1], list(inputs.values()), batched):
+            self.notes.append("rows depend on each other: calls between profiles are not padded")
+            return engine
+        return engine.with_contents(replace(engine.contents, padding={"inputs": batched}))
 
     def _contents(self, programs: list[Program], exported: Exported) -> Contents:
         state = self.question.model.state_dict()

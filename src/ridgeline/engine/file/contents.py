@@ -96,7 +96,7 @@ class Contents:
 
 
 def _store() -> Path:
-    """Where this machine keeps the digests of the engines it made: ``RIDGELINE_ENGINES``, or the user's cache folder."""
+    """Where this machine keeps the digests of engines it made: ``RIDGELINE_ENGINES``, or the user's cache folder."""
     own, base = os.environ.get("RIDGELINE_ENGINES"), os.environ.get("XDG_CACHE_HOME")
     return Path(own) if own else (Path(base) if base else Path.home() / ".cache") / "ridgeline" / "engines"
 

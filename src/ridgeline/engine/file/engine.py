@@ -195,9 +195,13 @@ class Engine:
         fitting = [i for i, program in enumerate(programs) if sizes_of(program, shapes) is not None]
         fitting = [i for i in fitting if not programs[i].issued or self._runs_issued()]
         exact = [i for i in fitting if not programs[i].dims]
-        run: Call | None = self._call(exact[0], shapes) if exact else None
+        run: Call | None = self.compiled_for(exact[0], shapes) if exact else None
+        if run is None and not fitting and self.contents.padding:
+            from ridgeline.engine.file.padding import padded
+
+            run = padded(self, shapes)
         if run is None and fitting:
-            run = self._call(fitting[0], shapes)
+            run = self.compiled_for(fitting[0], shapes)
             if any(not program.dims for program in programs):
                 self.note(f"{_shown(shapes)} is no profile of {self.name}: it runs as the general program, not as "
                           "one that was tuned for it")  # fmt: skip
@@ -209,7 +213,7 @@ class Engine:
         self._runs[tuple((x.shape, x.dtype, x.device) for x in inputs)] = run
         return run
 
-    def _call(self, index: int, shapes: Sequence[tuple[int, ...]]) -> Call:
+    def compiled_for(self, index: int, shapes: Sequence[tuple[int, ...]]) -> Call:
         """A program as a function. Before a stranger's runs, it is run without values."""
         program = self.contents.programs[index]
         if program.issued and self.device.type == "cuda":

@@ -103,7 +103,9 @@ def parameter_names(model: nn.Module, num: int) -> list[str]:
     found: list[str] = []
     for parameter in inspect.signature(model.forward).parameters.values():
         if parameter.kind is parameter.VAR_POSITIONAL:
-            found += [f"{parameter.name}_{i}" for i in range(max(0, num - len(found)))]
+            # An imported model says what its inputs are called
+            own = list(model.inputs) if isinstance(getattr(model, "inputs", None), Mapping) else []
+            found += own or [f"{parameter.name}_{i}" for i in range(max(0, num - len(found)))]
         elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
             found.append(parameter.name)
     return found[:num]

@@ -1,0 +1,86 @@
+"""Engines in other formats, and calls between static profiles."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import ridgeline as rl
+from ridgeline.engine.file import tensors
+from ridgeline.engine.file.convert import to_compressed_tensors, to_qdq_onnx
+from ridgeline.engine.file.engine import BetweenProfiles
+from ridgeline.errors import EngineError
+
+from .test_precision import Block, build, times  # noqa: F401  (a fixture)
+
+
+@pytest.mark.usefixtures("times")
+def test_qdq_nodes_say_what_the_engine_computes(tmp_path) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    engine = build(Block().eval(), 0.05)
+    assert any(step.op == "engine::int8_linear" for step in engine.contents.programs[0].steps)
+    path = to_qdq_onnx(engine, tmp_path / "m.onnx")
+    session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    torch.manual_seed(3)
+    x = torch.randn(16, 64)
+    found = session.run(None, {"x": x.numpy()})[0]
+    ours = engine(x).numpy()
+    assert np.linalg.norm(found - ours) < 0.02 * np.linalg.norm(ours)
+
+
+def test_four_bits_are_written_as_compressed_tensors(tmp_path) -> None:
+    from ridgeline.optimizer.quantize import rounding
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rounding, "rounded", lambda weight, inputs, held_out: rounding.nearest(weight))
+        engine = build(Block().eval(), 0.3, objective="size")
+    made, config = to_compressed_tensors(engine, tmp_path / "m")
+    found = tensors.unpack(memoryview(bytearray(made.read_bytes())), "m")
+    told = json.loads(config.read_text())["quantization_config"]
+    assert told["format"] == "pack-quantized" and told["config_groups"]["group_0"]["weights"]["num_bits"] == 4
+    words, scale, shape = (found[f"a.weight_{part}"] for part in ("packed", "scale", "shape"))
+    q = torch.stack([(words >> (4 * i)) & 15 for i in range(8)], -1).reshape(shape.tolist()).float() - 8
+    wide = (q.reshape(*scale.shape, -1) * scale.unsqueeze(-1)).reshape(shape.tolist())
+    meant = Block().a.weight.detach()
+    assert float((wide - meant).norm() / meant.norm()) < 0.2
+
+
+def test_an_op_that_is_not_written_is_named(tmp_path) -> None:
+    engine = rl.build(nn.Conv2d(3, 4, 3), (torch.randn(1, 3, 8, 8),), level=0)
+    with pytest.raises(EngineError, match=r"aten::conv2d.*not written"):
+        to_qdq_onnx(engine, tmp_path / "m.onnx")
+
+
+class Specialized(nn.Module):
+    """A model whose batch the exporter cannot leave open."""
+
+    def __init__(self, mixes: bool) -> None:
+        super().__init__()
+        self.mixes, self.layer = mixes, nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+        return torch.cat([row.reshape(1, -1) for row in y.unbind(0)]) - (y.mean(0) if self.mixes else 0)
+
+
+def test_calls_between_static_profiles_are_padded_and_said_once() -> None:
+    model = Specialized(False).eval()
+    engine = rl.build(model, (torch.randn(2, 8),), shapes={"batch": (2, 6)}, level=0)
+    assert len(engine.profiles) == 2
+    x = torch.randn(4, 8)
+    with pytest.warns(BetweenProfiles, match="4 rows .* run as 6"):
+        found = engine(x)
+    assert torch.allclose(found, model(x), atol=1e-6) and len(engine.notes) == 1
+    with pytest.raises(EngineError, match="no profile"):
+        engine(torch.randn(7, 8))
+
+
+def test_rows_that_see_each_other_are_not_padded() -> None:
+    engine = rl.build(Specialized(True).eval(), (torch.randn(2, 8),), shapes={"batch": (2, 6)}, level=0)
+    assert any("depend on each other" in note for note in engine.receipt["notes"])
+    with pytest.raises(EngineError, match="no profile"):
+        engine(torch.randn(4, 8))
