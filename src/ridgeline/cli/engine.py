@@ -268,4 +268,8 @@ def _convert(asked: Asked) -> None:
 
 
 def _export_c(asked: Asked) -> None:
-    raise InputError("export-c is not there yet: engines run with `ridgeline engine run`, on the CPU too")
+    from ridgeline.engine.file.export_c import export_c
+
+    engine = _load(asked)
+    made = export_c(engine, asked.out or f"{Path(_source(asked)).stem}_c", _inputs(asked, engine))
+    _say(asked, {"files": list(map(str, made))}, "\n".join(map(str, made)))
