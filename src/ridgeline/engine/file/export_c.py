@@ -101,7 +101,7 @@ def export_c(engine: Engine, folder: str | os.PathLike[str], example: Sequence[T
     """Write ``engine.c`` and ``weights.bin`` for inputs of these shapes.
 
     ``int ridgeline_load(const char *weights)`` reads the weights and
-    ``void ridgeline_run(const float *const *inputs, float **outputs)`` runs; with ``-DRIDGELINE_MAIN`` the program reads
+    ``void ridgeline_run(const float *const *inputs, float **outputs)`` runs; with ``-DRIDGELINE_MAIN`` it reads
     inputs as raw float32 from stdin and writes outputs.
     """
     program = engine.contents.programs[-1]
