@@ -196,3 +196,12 @@ def test_shapes_by_input_name_their_dims(tmp_path: Path) -> None:
 
 def test_the_zoo_still_answers_to_its_names() -> None:
     assert rl.build("resnet50", batch=2).name
+
+
+def test_operators_of_masks_are_in_the_op_set() -> None:
+    class Masked(nn.Module):
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return (a & b) | (a ^ b)
+
+    a, b = torch.tensor([True, False]), torch.tensor([True, True])
+    assert torch.equal(rl.build(Masked(), (a, b), level=0)(a, b), Masked()(a, b))
