@@ -39,7 +39,7 @@ TRACK_FRAC = 0.15
 RESERVE_FRAC = 0.5
 """Of a short budget for a slow model, proofs and races would take everything: half is for candidates."""
 LENIENCY, SHORT_TIMES = 1.2, 2.0
-QUICK_FRAC = 0.25
+QUICK_FRAC = 0.5
 """What takes at most this share of the time left is made without regard to what is kept for torch.compile."""
 OVERRUN_FRAC, PRICE_TIMES = 0.4, 1.5
 """By how much of the budget torch.compile may overrun it in training, and how many times too high its price may be."""
