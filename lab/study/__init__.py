@@ -1,0 +1,1 @@
+"""Measures studies: a million points, searches against exhaustive frontiers, kills and resumes."""
