@@ -49,8 +49,8 @@ def test_history_finds_a_regression_and_fails(url, capsys):
         for day in range(1, 21):
             step_s = (0.01 if day < 15 else 0.011) * (1 + 0.002 * (day % 3))
             metrics = (Metric(name="step_s", value=step_s), Metric(name="tokens_per_s", value=1 / step_s))
-            store.add(Record(kind="profile", subject="train.py", measured=True, at=f"2026-01-{day:02}T00:00:00", metrics=metrics,
-                             git="a", environment={}))  # fmt: skip
+            store.add(Record(kind="profile", subject="train.py", measured=True, at=f"2026-01-{day:02}T00:00:00",
+                             metrics=metrics, git="a", environment={}))  # fmt: skip
     assert run(["history"]) == 0
     assert "train.py" in capsys.readouterr().out
     assert run(["history", "train.py"]) == 1
