@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ridgeline.cost import fleet as fleets
 from ridgeline.cost.estimate import estimate
 from ridgeline.cost.fleet import FleetCache, device_at, estimate_fleet
 from ridgeline.cost.time.lanes import Lanes, Mixed, by_path, lanes
@@ -12,6 +13,7 @@ from ridgeline.hardware import device
 from ridgeline.hardware.fleet import fleet
 from ridgeline.models import build
 
+SHARED = fleets._Shared
 NETWORKS = [
     ("llama3-8b", {"mode": "decode", "batch": 8}, "h200", "eager"),
     ("llama3-8b", {"mode": "decode", "batch": 64, "precision": "fp8"}, "h200", "cudagraph"),
@@ -103,3 +105,18 @@ def test_caches_of_many_sizes_hold_what_each_alone_holds():
         shares = many.walk((reads, writes), read, written)
         expected = [cache.walk((reads, writes), read, written) for cache in alone]
         np.testing.assert_allclose(np.broadcast_to(shares, 4), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("axis", ["hbm_bandwidth", "l2", "tdp", "clock", "sms", "l2_bandwidth"])
+def test_no_model_of_a_decoding_step_is_run_device_by_device(axis, monkeypatch):
+    """Equal numbers collapse: a model that takes all arrays must take one alone too."""
+    made = fleet(device("h200"), {axis: (np.linspace(1.0, 2.0, 40), True)}, 40)
+    levels = {}
+    monkeypatch.setattr("ridgeline.cost.fleet._Shared", lambda *given: _kept(levels, *given))
+    estimate_fleet(build("llama3-8b", mode="decode", batch=8), made, "cudagraph")
+    assert {kind for kind, level in levels["made"].levels.items() if level == 2} == set()
+
+
+def _kept(levels, *given):
+    levels["made"] = SHARED(*given)
+    return levels["made"]

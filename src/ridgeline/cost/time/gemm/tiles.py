@@ -196,15 +196,10 @@ def _loop_s(chip: Chip, coef: Mapping[str, float], menu: Menu, tiling: _Tiling, 
     turns = tiling.ctas / chip.num_sms
     full = np.floor(turns)
     waves = np.ceil(turns)
-    tail = np.maximum(own, shared * (tiling.ctas - full * chip.num_sms))
-    tail *= waves - full  # one where a last wave is not full
-    loop = np.maximum(own, shared * chip.num_sms)
-    loop *= full
-    loop += tail
+    tail = np.maximum(own, shared * (tiling.ctas - full * chip.num_sms)) * (waves - full)  # one where it is not full
+    loop = np.maximum(own, shared * chip.num_sms) * full + tail
     store = area * (tiling.out_bytes / (coef["epilogue_frac"] * 64 * chip.clock_hz))
-    spread = np.minimum(tiling.ctas, chip.num_sms)
-    spread *= coef["fanout_s"] / chip.num_sms
-    spread -= coef["gap_s"]
+    spread = np.minimum(tiling.ctas, chip.num_sms) * (coef["fanout_s"] / chip.num_sms) - coef["gap_s"]
     return np.asarray(loop + waves * (store + coef["gap_s"]) + spread)
 
 
@@ -350,7 +345,7 @@ def _taken(part: Floats, split: NDArray[np.intp], tile: NDArray[np.intp]) -> Flo
     problems, splits, tiles = part.shape
     at = np.arange(problems) * (splits * tiles)
     if splits > 1:
-        at += split * tiles
+        at = at + split * tiles
     if tiles > 1:
-        at += tile
+        at = at + tile
     return np.asarray(part.ravel().take(at))
