@@ -76,6 +76,15 @@ def test_every_document_of_the_shards_is_read_in_an_epoch(tmp_path: Path) -> Non
     assert set(texts) <= seen
 
 
+def test_a_lane_streams_for_as_many_steps_as_there_are(tmp_path: Path) -> None:
+    _shards(tmp_path)
+    loader = _loader(tmp_path, length=4)
+    for step in range(1500):
+        loader.rows(step, [0])
+    epoch, *_ = loader.state()["lanes"]["0"]
+    assert epoch > 1
+
+
 def test_text_without_enough_pieces_or_without_the_column_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"body": "x"}\n')
     with pytest.raises(InputError, match=r"set data\.unit_bytes"):

@@ -55,7 +55,9 @@ def micro_batch(
                   "targets": targets.reshape(-1)}  # fmt: skip
         return MicroBatch(arrays, length, length, int((targets != IGNORED).sum()))
     chunk = length // (2 * context_size)
-    mine = np.concatenate([np.arange(c * chunk, (c + 1) * chunk) for c in (context_rank, 2 * context_size - 1 - context_rank)])
+    mine = np.concatenate(
+        [np.arange(c * chunk, (c + 1) * chunk) for c in (context_rank, 2 * context_size - 1 - context_rank)]
+    )
     # Where each token of the sequences lies once the ranks' tokens are gathered one rank after the other
     which = at // chunk
     owner = np.minimum(which, 2 * context_size - 1 - which)

@@ -96,39 +96,44 @@ class TextLoader:
                 "the text with `ridgeline llm tokenize`"
             )
         self._positions = [[0, 0, 0, 0] for _ in range(self.lanes)]
-        self._open: dict[int, Iterator[tuple[list[int], Sequence[int]]]] = {}
+        # What is left of each lane's document, with the place of its first token, and the documents behind it
+        self._open: dict[int, tuple[tuple[list[int], Sequence[int]] | None, Iterator[Any]]] = {}
 
     def rows(self, step: int, slots: Sequence[int]) -> Rows:
         """The next sequence of each lane: steps have to be asked for in turn."""
         return np.stack([self._next(lane) for lane in slots])
 
     def _next(self, lane: int) -> Rows:
+        left, documents = self._open.get(lane) or (None, self._documents(lane, self._positions[lane]))
         wanted, got = self.length + 1, []  # one token more than the lane moves on by: the last target
-        documents = self._open.get(lane) or self._documents(lane, self._positions[lane])
         while wanted:
-            place, ids = next(documents)
+            (epoch, unit, document, start), ids = left or next(documents)
+            left = None
             got.append(np.asarray(ids[:wanted], dtype=np.int64))
             wanted -= len(got[-1])
         # The last token given is the first of the next sequence
-        epoch, unit, document, start = place
-        self._positions[lane] = [epoch, unit, document, start + len(got[-1]) - 1]
-        rest = ids[len(got[-1]) - 1 :]
-        self._open[lane] = _chain(self._positions[lane], rest, documents)
+        used = len(got[-1]) - 1
+        self._positions[lane] = [epoch, unit, document, start + used]
+        self._open[lane] = (self._positions[lane], ids[used:]), documents
         return np.concatenate(got)
 
     def _documents(self, lane: int, position: Sequence[int]) -> Iterator[tuple[list[int], Sequence[int]]]:
         """Documents of a lane from a position on, with the place of their first token."""
         epoch, ordinal, skipped, token = position
         while True:
+            found = ordinal > 0
             order = Permutation(len(self.units), f"{self._seed}:{epoch}")
             while lane + ordinal * self.lanes < len(self.units):
                 unit = self.units[order[lane + ordinal * self.lanes]]
                 for number, text in enumerate(_texts(unit, self._column)):
+                    found = True
                     if number >= skipped:
                         ids = [*self._encode(text), self.eos]
                         yield [epoch, ordinal, number, token], ids[token:]
                         token = 0
                 ordinal, skipped = ordinal + 1, 0
+            if not found:
+                raise InputError(f"the pieces of text of lane {lane} hold no document: raise data.unit_bytes")
             epoch, ordinal = epoch + 1, 0
 
     def state(self) -> dict[str, Any]:
@@ -141,11 +146,6 @@ class TextLoader:
                              "keep batch.sequences as it was")  # fmt: skip
         self._positions = [list(lanes.get(str(lane), (0, 0, 0, 0))) for lane in range(self.lanes)]
         self._open.clear()
-
-
-def _chain(place: list[int], ids: Sequence[int], rest: Iterator[Any]) -> Iterator[tuple[list[int], Sequence[int]]]:
-    yield list(place), ids
-    yield from rest
 
 
 Unit = tuple[str, int, int]
