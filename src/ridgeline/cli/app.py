@@ -192,7 +192,7 @@ def predict(
 
 @app.command("import")
 def import_model(
-    file: Annotated[Path, typer.Argument(help="Model file: ONNX, .pt2, StableHLO, Caffe, GGUF, safetensors.")],
+    file: Annotated[Path, typer.Argument(help="Model file: ONNX, .pt2, Caffe, GGUF, safetensors.")],
     check: Annotated[bool, typer.Option("--check", help="List ops and compare results with ONNX Runtime.")] = False,
     dim: Dims = None,
     save: Annotated[Path | None, typer.Option(help="Write the captured graph (.json.gz) to this file.")] = None,

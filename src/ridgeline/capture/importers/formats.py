@@ -38,9 +38,8 @@ def reader_of(path: Path) -> Reader:
             return headers.load_gguf
         return headers.load_safetensors if path.suffix == ".safetensors" else headers.load_config
     if head[:4] == b"ML\xefR" or path.suffix in (".mlir", ".mlirbc", ".stablehlo"):
-        from ridgeline.capture.importers.stablehlo import load_stablehlo
-
-        return load_stablehlo
+        raise ModelFileError(f"{path.name} is StableHLO, which no importer reads: convert the function to ONNX, as "
+                             "with jax2tf and tf2onnx")  # fmt: skip
     if path.suffix in (".prototxt", ".pbtxt", ".caffemodel"):
         from ridgeline.capture.importers.caffe import load_caffemodel, load_prototxt
 

@@ -74,8 +74,8 @@ def alone(*nodes: fx.Node) -> bool:
 class Rewriter:
     """Replaces a node by a call; what nothing reads any more goes in the end."""
 
-    def __init__(self, graph: fx.Graph, constants: Constants) -> None:
-        self.graph, self.constants = graph, constants
+    def __init__(self, graph: fx.Graph, constants: Constants, weight: Callable[[str], torch.Tensor]) -> None:
+        self.graph, self.constants, self.weight = graph, constants, weight
 
     def call(self, at: fx.Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None,
              shape: tuple[int, ...] | None = None) -> fx.Node:  # fmt: skip
@@ -93,12 +93,14 @@ class Rewriter:
         """The value of a constant the program holds."""
         if isinstance(node, fx.Node) and node.op == "get_attr":
             return self.constants.get(str(node.target))
+        if isinstance(node, fx.Node) and "weight" in node.meta and math.prod(shape_of(node)) <= 1 << 22:
+            return self.weight(node.meta["weight"])
         return None
 
 
-def raised(graph: fx.Graph, constants: Constants) -> None:
-    """Rewrite in place, pattern by pattern."""
-    rewriter = Rewriter(graph, constants)
+def raised(graph: fx.Graph, constants: Constants, weight: Callable[[str], torch.Tensor]) -> None:
+    """Rewrite in place, pattern by pattern; ``weight`` reads a weight, for masks that are stored as one."""
+    rewriter = Rewriter(graph, constants, weight)
     for pattern in PATTERNS:
         for node in list(graph.nodes):
             if node.op in ("call_function", "call_method") and (node.users or pattern is PATTERNS[0]):
@@ -205,7 +207,7 @@ def layer_norm(r: Rewriter, node: fx.Node) -> None:
     if mean.args[0] is not x or eps is None or not is_call(var, "mean"):
         return
     square: Any = var.args[0] if var is not None else None
-    squared = (
+    squared: Any = (
         square.args[0]
         if is_call(square, "pow") and close(square.args[1], 2)
         else (square.args[0] if is_call(square, "mul") and square.args[0] is square.args[1] else None)

@@ -35,10 +35,7 @@ Shapes = Mapping[str, Sequence[int]]
 def load_prototxt(path: Path, weights: Path | None = None, shapes: Shapes | None = None) -> Imported:
     """The network of a definition; ``shapes`` are those of inputs that the file leaves to a database."""
     view = mapped(path)
-    try:
-        message = parsed(bytes(view).decode("utf-8"), path.name)
-    except UnicodeDecodeError as error:
-        raise ModelFileError(f"{path.name} is no text: a prototxt is; weights alone are a caffemodel") from error
+    message = parsed(bytes(view).decode("utf-8", "replace"), path.name)  # comments may be in any encoding
     beside = path.with_suffix(".caffemodel")
     blobs = read_blobs(weights or beside) if weights is not None or beside.exists() else None
     net = _Net(path.name, message, blobs, dict(shapes or {}))
