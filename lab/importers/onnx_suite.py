@@ -117,7 +117,7 @@ def run_ort(case: Any, inputs: list[Any], outputs: list[Any]) -> None:
     options.intra_op_num_threads = 1
     session = ort.InferenceSession(case.model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     names = [value.name for value in session.get_inputs()]
-    feed = dict(zip(list(names), list(inputs), strict=False))
+    feed = dict(zip(names, [v if isinstance(v, list) or v is None else np.asarray(v) for v in inputs], strict=False))
     results = session.run(None, feed)
     same(list(results), list(outputs), case.rtol, case.atol)
 

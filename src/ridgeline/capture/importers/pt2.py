@@ -254,11 +254,15 @@ class _Body:
         for name, value in list(env.items()):
             if isinstance(value, Host):
                 env[name] = ctx.constant(value.t)
-        self.run(ctx, self.nodes, env)
         flat: list[Any] = []
-        for value in self.results:
-            made = self.value(env, value)
-            flat += made if isinstance(made, (list, tuple)) else [made]
+        try:
+            self.run(ctx, self.nodes, env)
+            for value in self.results:
+                made = self.value(env, value)
+                flat += made if isinstance(made, (list, tuple)) else [made]
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, StopIteration, RecursionError) as error:
+            raise ModelFileError(f"{self.where}: the program is not as torch.export writes it ({type(error).__name__}: "
+                                 f"{str(error)[:120]}): save it again") from error  # fmt: skip
         return [ctx.constant(torch.tensor(v)) if isinstance(v, (int, float, bool)) else v for v in flat]
 
     def run(self, ctx: Context, nodes: Sequence[Mapping[str, Any]], env: dict[str, Any]) -> None:
